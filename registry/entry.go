@@ -1,0 +1,85 @@
+package registry
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+)
+
+// Entry is one APIService as the table sees it. An unchanged Entry is the same pointer from table to table, so a consumer may key what it
+// derives by the pointer.
+type Entry struct {
+	// Name is the object's name, version.group; "v1." for the core group.
+	Name string
+	// GroupVersion is what the entry claims.
+	GroupVersion schema.GroupVersion
+	// Object is the APIService as it was read. Read-only.
+	Object *apiregistrationv1.APIService
+	// Backend is where requests go. Nil: Local, the local apiserver serves this group-version.
+	Backend *Backend
+	// Endpoints are the addresses that may be dialled, ready ones before terminating ones, then by address. With endpoint routing off: the one
+	// ClusterIP. Empty: Local, or the Verdict says why there is none.
+	Endpoints []Endpoint
+	// Policy is what the object's annotations ask for, defaults filled in.
+	Policy Policy
+	// Problems are the faults of the object that did not keep it out of the table: bad annotations, a shadowed CRD, a protected group.
+	Problems []string
+	// Verdict is whether requests may be sent.
+	Verdict Verdict
+}
+
+// Local reports whether the local apiserver serves this group-version.
+func (e *Entry) Local() bool { return e.Backend == nil }
+
+// Backend is the remote side of an Entry: what it is called and whom to trust there. It is the same pointer from table to table while none of
+// its fields has changed, whatever becomes of its endpoints, so trust and connection pools may be keyed by it.
+type Backend struct {
+	// Namespace and Service name the Service, Port is the APIService's (443 when unset).
+	Namespace, Service string
+	Port               int32
+	// ServerName is the TLS name to verify and to send: <service>.<namespace>.svc unless the annotation overrides it.
+	ServerName string
+	// CABundle is the inline PEM bundle. Empty: see CAFrom; both empty: the system's roots.
+	CABundle []byte
+	// CAFrom is "<configmap>/<key>" in Namespace, from the annotation. Empty: CABundle.
+	CAFrom string
+	// Insecure turns verification off (insecureSkipTLSVerify).
+	Insecure bool
+	// HTTP1 says that the backend must be spoken to in HTTP/1.1 (annotation fairlead.dev/http1).
+	HTTP1 bool
+}
+
+// Endpoint is one address of an Entry's Backend.
+type Endpoint struct {
+	// Address is host:port, as it is dialled.
+	Address string
+	// Terminating endpoints are used only when no other is left.
+	Terminating bool
+	// Health is what probing found.
+	Health Health
+	// Slow endpoints get a trickle (1 %) of requests: their latency is far above their peers' median.
+	Slow bool
+	// Message is the cause when Unhealthy, for the operator.
+	Message string
+	// Since is when Health last changed. Zero: never.
+	Since time.Time
+}
+
+// Policy is what an APIService's fairlead.dev/ annotations ask for, with the defaults of the flags filled in (Defaults in Config).
+type Policy struct {
+	// RequestTimeout bounds a request that is not long-running. Annotation request-timeout.
+	RequestTimeout time.Duration
+	// MaxInFlight bounds requests in flight, MaxLongRunning watches and upgraded sessions. Annotations max-inflight, max-longrunning.
+	MaxInFlight, MaxLongRunning int
+	// LongRunningSubresources are treated like exec and log. Annotation long-running-subresources, comma separated.
+	LongRunningSubresources []string
+	// CAOverlap is for how long a replaced CA stays trusted. Zero: not at all. Annotation ca-rotation-overlap.
+	CAOverlap time.Duration
+	// ProbeInterval is the time between probes of a healthy endpoint. Annotation probe-interval.
+	ProbeInterval time.Duration
+	// PingTimeout is how long a silent HTTP/2 connection may stay unanswered before it is dead. Annotation ping-timeout.
+	PingTimeout time.Duration
+	// Maintenance is a message that is answered with 503 to all requests. Empty: not in maintenance. Annotation maintenance.
+	Maintenance string
+}

@@ -1,0 +1,48 @@
+package registry
+
+import (
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Table is one immutable state of the set of APIServices. Its methods may be called by any goroutine at any time.
+type Table struct {
+	generation uint64
+	complete   bool
+	entries    []*Entry
+	groups     []Group
+	byGV       map[schema.GroupVersion]*Entry
+	byGroup    map[string]*Group
+	superseded chan struct{}
+}
+
+// Group is a group of the table with its versions in order of preference.
+type Group struct {
+	// Name is the API group; empty for core.
+	Name string
+	// Priority is the highest groupPriorityMinimum of its versions.
+	Priority int32
+	// Entries are its versions: versionPriority descending, then Kubernetes' version order.
+	Entries []*Entry
+}
+
+// Generation counts the tables of this process, from 1. It only ever grows.
+func (t *Table) Generation() uint64 { return t.generation }
+
+// Complete reports whether every source had been read once when this table was built. Until then a path that matches nothing is unknown
+// rather than absent, and must be answered with 503: garbage collection and namespace deletion read a 404 as "gone".
+func (t *Table) Complete() bool { return t.complete }
+
+// Superseded is closed once a newer table is in place.
+func (t *Table) Superseded() <-chan struct{} { return t.superseded }
+
+// Entries returns all entries in legacy order: groupPriorityMinimum descending, then name. The caller must not change the slice.
+func (t *Table) Entries() []*Entry { return t.entries }
+
+// Groups returns the groups in the order of aggregated discovery: priority descending, then name. The caller must not change the slice.
+func (t *Table) Groups() []Group { return t.groups }
+
+// Entry returns the entry of a group-version, nil when there is none.
+func (t *Table) Entry(gv schema.GroupVersion) *Entry { return t.byGV[gv] }
+
+// Group returns a group by name, nil when there is none.
+func (t *Table) Group(name string) *Group { return t.byGroup[name] }
