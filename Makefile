@@ -1,0 +1,84 @@
+# Every task of the project. `make help` lists them; CI calls nothing else.
+
+SHELL       := /usr/bin/env bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# The version that every binary prints and sends in its User-Agent.
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+# Static and reproducible: no cgo, no build paths, no symbol tables.
+GOBUILD := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)'
+
+# The real parts (etcd, kube-apiserver, kubectl, …) and the linters are built once, from Go modules, into this folder.
+export FAIRLEAD_TOOLS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/tools
+TOOLS := go run ./tests/tools/build
+
+# What CI spends on each fuzz target.
+FUZZTIME ?= 30s
+# Benchmarks whose names match, and for how long each.
+BENCH     ?= .
+BENCHTIME ?= 1s
+IMAGE     ?= fairlead:$(VERSION)
+
+.PHONY: help
+help: ## List the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## Build bin/fairlead and bin/fairlead-dev (static)
+	@mkdir -p bin
+	$(GOBUILD) -o bin/ ./cmd/...
+
+.PHONY: run
+run: build ## Bring up a whole cluster on loopback behind Fairlead; Ctrl-C ends it
+	@bin/fairlead-dev
+
+.PHONY: test
+test: unit race e2e ## Unit tests, race tests and e2e on real parts
+
+.PHONY: unit
+unit: ## Unit tests without the race detector (allocation and timing budgets hold only there)
+	go test ./...
+
+.PHONY: race
+race: ## Unit tests under the race detector
+	go test -race -timeout 20m ./...
+
+.PHONY: e2e
+e2e: ## End-to-end tests on real parts; fails when fewer cases ran than tests/e2e/COUNT says
+	$(TOOLS)
+	go test -tags e2e -count=1 -timeout 45m -json ./tests/e2e/... | go run ./tests/count -want tests/e2e/COUNT
+
+.PHONY: lint
+lint: ## golangci-lint, with a reason for every linter in .golangci.yml
+	$(TOOLS) golangci-lint
+	$(FAIRLEAD_TOOLS)/golangci-lint run ./...
+
+.PHONY: verify
+verify: tidy-diff lint ## Everything that needs no test run: tidy modules, gofmt, vet, lint, style and dependency rules
+	@out=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$out" || { echo "gofmt: $$out"; exit 1; }
+	go vet ./...
+	go vet -tags e2e ./tests/...
+	go test -count=1 ./tests
+
+.PHONY: tidy-diff
+tidy-diff:
+	go mod tidy -diff
+	go mod verify
+
+.PHONY: fuzz
+fuzz: ## Run every fuzz target for FUZZTIME
+	@go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | while read -r pkg; do \
+	  { go test -list '^Fuzz' "$$pkg" | grep '^Fuzz' || true; } | while read -r target; do \
+	    echo "== $$pkg $$target"; \
+	    go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) "$$pkg" </dev/null; \
+	  done; \
+	done
+
+.PHONY: bench
+bench: ## Go benchmarks with allocations (BENCH=regexp, BENCHTIME=1s)
+	go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -benchmem ./...
+
+.PHONY: image
+image: ## Build the container image
+	docker build --build-arg VERSION=$(VERSION) -t $(IMAGE) .

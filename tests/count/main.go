@@ -1,0 +1,149 @@
+// Command count reads `go test -json` on its standard input, prints a line per finished case and the whole output of those
+// that fail, says how many cases ran, and exits 1 when one failed, one was skipped, or fewer ran than expected.
+//
+// A case is a test without subtests, or a subtest without subtests: what a reader would call one.
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+)
+
+func main() {
+	want := flag.String("want", "", "`file` that holds the least number of cases; empty: any number will do")
+	flag.Parse()
+	if err := run(os.Stdin, os.Stdout, *want); err != nil {
+		fmt.Fprintln(os.Stdout, "FAIL:", err)
+		os.Exit(1)
+	}
+}
+
+// run counts what in reports and compares it with the number in the file want.
+func run(in io.Reader, out io.Writer, want string) error {
+	least, err := readCount(want)
+	if err != nil {
+		return err
+	}
+	c := newCounter(out)
+	if err := c.read(in); err != nil {
+		return err
+	}
+	ran := len(c.cases) - c.parents()
+	fmt.Fprintf(out, "%d cases ran, at least %d expected, %d failed, %d skipped\n", ran, least, len(c.failed), len(c.skipped))
+	switch {
+	case len(c.failed) > 0:
+		return fmt.Errorf("failed: %s", strings.Join(c.failed, ", "))
+	case len(c.skipped) > 0:
+		return fmt.Errorf("skipped: %s", strings.Join(c.skipped, ", "))
+	case ran < least:
+		return fmt.Errorf("%d cases ran, %d expected", ran, least)
+	}
+	return nil
+}
+
+func readCount(file string) (int, error) {
+	if file == "" {
+		return 0, nil
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return 0, fmt.Errorf("reading count: %w", err)
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		return 0, fmt.Errorf("reading count: %w", err)
+	}
+	return n, nil
+}
+
+// event is one line of `go test -json`.
+type event struct {
+	Action      string
+	Package     string
+	ImportPath  string
+	Test        string
+	Output      string
+	Elapsed     float64
+	FailedBuild string
+}
+
+// counter keeps the output of the cases that still run, and forgets it when they pass.
+type counter struct {
+	out     io.Writer
+	output  map[string][]string // :: case → its lines; "" for the package itself
+	cases   map[string]bool     // :: package and test → finished
+	failed  []string
+	skipped []string
+}
+
+func newCounter(out io.Writer) *counter {
+	return &counter{out: out, output: map[string][]string{}, cases: map[string]bool{}}
+}
+
+func (c *counter) read(in io.Reader) error {
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, 4<<20) // go test splits output into lines; one line of a body dump can be long
+	for lines.Scan() {
+		var e event
+		if json.Unmarshal(lines.Bytes(), &e) != nil {
+			// Not an event: a build error of an older toolchain, or a program that wrote to standard output.
+			fmt.Fprintln(c.out, lines.Text())
+			continue
+		}
+		c.add(e)
+	}
+	if err := lines.Err(); err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("reading test events: %w", err)
+	}
+	return nil
+}
+
+func (c *counter) add(e event) {
+	key := e.Package + " " + e.Test
+	switch e.Action {
+	case "output", "build-output":
+		c.output[key] = append(c.output[key], e.Output)
+		if e.Action == "build-output" {
+			fmt.Fprint(c.out, e.Output)
+		}
+	case "pass", "skip":
+		if e.Test != "" {
+			c.cases[key] = true
+			fmt.Fprintf(c.out, "%-4s %s (%.1fs)\n", e.Action, e.Test, e.Elapsed)
+		}
+		if e.Action == "skip" && e.Test != "" {
+			c.skipped = append(c.skipped, e.Test)
+		}
+		delete(c.output, key)
+	case "fail":
+		name := e.Test
+		if name == "" {
+			name = e.Package
+		} else {
+			c.cases[key] = true
+		}
+		c.failed = append(c.failed, name)
+		fmt.Fprintf(c.out, "fail %s (%.1fs)\n%s", name, e.Elapsed, strings.Join(c.output[key], ""))
+		delete(c.output, key)
+	}
+}
+
+// parents is how many of the finished tests have subtests: they are not cases themselves.
+func (c *counter) parents() int {
+	parents := map[string]bool{}
+	for key := range c.cases {
+		for i := strings.LastIndexByte(key, '/'); i >= 0; i = strings.LastIndexByte(key[:i], '/') {
+			if c.cases[key[:i]] {
+				parents[key[:i]] = true
+			}
+		}
+	}
+	return len(parents)
+}

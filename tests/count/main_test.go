@@ -1,0 +1,59 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestRun(t *testing.T) {
+	const (
+		twoSubtests = `{"Action":"run","Package":"p/e2e","Test":"TestA"}
+{"Action":"output","Package":"p/e2e","Test":"TestA/x","Output":"noise\n"}
+{"Action":"pass","Package":"p/e2e","Test":"TestA/x","Elapsed":0.1}
+{"Action":"pass","Package":"p/e2e","Test":"TestA/y/deep","Elapsed":0.1}
+{"Action":"pass","Package":"p/e2e","Test":"TestA/y","Elapsed":0.1}
+{"Action":"pass","Package":"p/e2e","Test":"TestA","Elapsed":0.2}
+{"Action":"pass","Package":"p/e2e","Elapsed":0.3}
+`
+		oneFails = `{"Action":"output","Package":"p","Test":"TestB","Output":"because\n"}
+{"Action":"fail","Package":"p","Test":"TestB","Elapsed":1}
+{"Action":"fail","Package":"p","Elapsed":1}
+`
+		oneSkips    = `{"Action":"skip","Package":"p","Test":"TestC"}` + "\n"
+		brokenBuild = `{"ImportPath":"p","Action":"build-output","Output":"x.go:1: oops\n"}
+{"ImportPath":"p","Action":"build-fail"}
+{"Action":"fail","Package":"p","Elapsed":0,"FailedBuild":"p"}
+`
+	)
+	tests := []struct {
+		name, in, least string
+		wantOut         string
+		wantErr         string // empty: none
+	}{
+		{"parents are not cases", twoSubtests, "2", "2 cases ran, at least 2 expected, 0 failed, 0 skipped\n", ""},
+		{"too few", twoSubtests, "3", "2 cases ran", "2 cases ran, 3 expected"},
+		{"a failure shows its output", oneFails, "0", "fail TestB (1.0s)\nbecause\n", "failed: TestB, p"},
+		{"a skip is a failure", oneSkips, "0", "1 skipped", "skipped: TestC"},
+		{"a broken build is a failure", brokenBuild, "0", "x.go:1: oops\n", "failed: p"},
+		{"nothing ran", "", "1", "0 cases ran", "0 cases ran, 1 expected"},
+		{"an unreadable count", "", "many", "", "reading count"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "COUNT")
+			if err := os.WriteFile(file, []byte(tt.least+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			var out strings.Builder
+			err := run(strings.NewReader(tt.in), &out, file)
+			if !strings.Contains(out.String(), tt.wantOut) {
+				t.Errorf("output %q lacks %q", out.String(), tt.wantOut)
+			}
+			if (err != nil) != (tt.wantErr != "") || err != nil && !strings.Contains(err.Error(), tt.wantErr) {
+				t.Errorf("error %v, want %q", err, tt.wantErr)
+			}
+		})
+	}
+}

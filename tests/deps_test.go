@@ -1,0 +1,182 @@
+package tests
+
+import (
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// The star: anything may import registry, a parent may import its own child, cmd may import every component and wires them.
+// Siblings never import each other, so each component can be read, tested and replaced alone.
+func TestStarOfImports(t *testing.T) {
+	_, all := sources(t)
+	for _, s := range all {
+		for _, imp := range imports(s) {
+			to, ours := strings.CutPrefix(imp, module+"/")
+			if !ours {
+				continue
+			}
+			if why := forbiddenEdge(s, to); why != "" {
+				t.Errorf("%s imports %s: %s", s.name, to, why)
+			}
+		}
+	}
+}
+
+// forbiddenEdge says why s may not import the package to; empty: it may.
+func forbiddenEdge(s source, to string) string {
+	inTests := strings.HasPrefix(to, "tests/")
+	switch {
+	case s.under("tests"):
+		return "" // tests see everything
+	case inTests && s.isTest():
+		return "" // real servers come from tests/
+	case inTests && s.under("cmd/fairlead-dev"):
+		return "" // brings up the same cluster as the tests
+	case inTests:
+		return "what users run contains no test code"
+	case strings.HasPrefix(to, "cmd/") && !s.under("cmd"):
+		return "cmd is where everything is wired; nothing hangs on it"
+	case to == "registry" || path.Dir(to) == s.dir || to == s.dir || s.under("cmd"):
+		return ""
+	}
+	return "siblings never import each other: take a func field in Config and let cmd wire it"
+}
+
+func TestForbiddenEdge(t *testing.T) {
+	tests := []struct {
+		name, from, to string
+		want           bool
+	}{
+		{"anything may import registry", "health/probe.go", "registry", true},
+		{"a child may import registry", "proxy/authn/token.go", "registry", true},
+		{"a parent may import its child", "proxy/proxy.go", "proxy/authn", true},
+		{"registry may import its child", "registry/kubernetes.go", "registry/discovery", true},
+		{"cmd wires", "cmd/fairlead/serve.go", "proxy/backend", true},
+		{"tests see everything", "tests/e2e/x_test.go", "health", true},
+		{"a test may use real servers", "proxy/proxy_test.go", "tests/extension", true},
+		{"an external test imports what it tests", "proxy/example_test.go", "proxy", true},
+		{"the development command brings up a cluster", "cmd/fairlead-dev/main.go", "tests/cluster", true},
+		{"siblings", "health/probe.go", "certs", false},
+		{"siblings in tests", "health/probe_test.go", "certs", false},
+		{"children of one parent", "proxy/backend/pool.go", "proxy/authn", false},
+		{"a stranger's child", "health/probe.go", "proxy/backend", false},
+		{"a child and its parent", "proxy/backend/pool.go", "proxy", false},
+		{"nothing hangs on cmd", "proxy/proxy.go", "cmd/fairlead", false},
+		{"no test code in the product", "proxy/proxy.go", "tests/pki", false},
+		{"nor in its command", "cmd/fairlead/serve.go", "tests/pki", false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			why := forbiddenEdge(source{name: tt.from, dir: path.Dir(tt.from)}, tt.to)
+			if (why == "") != tt.want {
+				t.Errorf("%s → %s: %q, want allowed %v", tt.from, tt.to, why, tt.want)
+			}
+		})
+	}
+}
+
+// rule forbids an import (and what is below it), with its reason.
+type rule struct {
+	prefix string
+	why    string
+	except []string // files or folders where it is allowed, because that is the one place for it
+	tests  bool     // also forbidden in tests
+}
+
+func rules() []rule {
+	const oneStore = "the watch's store is the only copy of what the cluster says: read registry.Table"
+	return []rule{
+		{prefix: "k8s.io/client-go/informers", why: oneStore, except: []string{"registry/watch.go"}},
+		{prefix: "k8s.io/client-go/tools/cache", why: oneStore, except: []string{"registry/watch.go"}},
+		{prefix: "k8s.io/client-go/metadata/metadatainformer", why: oneStore, except: []string{"registry/watch.go"}},
+		{prefix: "k8s.io/client-go/dynamic/dynamicinformer", why: oneStore, except: []string{"registry/watch.go"}},
+		{prefix: "k8s.io/kube-aggregator/pkg/client/informers", why: oneStore, except: []string{"registry/watch.go"}},
+		{prefix: "k8s.io/kube-aggregator/pkg/apiserver", why: "the program we replace"},
+		{prefix: "k8s.io/kube-aggregator/pkg/controllers", why: "the program we replace"},
+		{prefix: "k8s.io/kubernetes", why: "not a library: it has no stable API and pulls in everything", tests: true},
+		{prefix: "k8s.io/component-base/metrics/legacyregistry", why: "a registry shared by the whole process: use Config.Metrics", except: []string{"cmd"}},
+		{prefix: "github.com/stretchr/testify", why: "if and t.Errorf say it, go-cmp shows the difference", tests: true},
+		{prefix: "github.com/onsi/ginkgo", why: "the testing package has tables and subtests", tests: true},
+		{prefix: "github.com/onsi/gomega", why: "if and t.Errorf say it, go-cmp shows the difference", tests: true},
+		{prefix: "github.com/golang/mock", why: "test with the real thing, or a func field", tests: true},
+		{prefix: "go.uber.org/mock", why: "test with the real thing, or a func field", tests: true},
+		{prefix: "github.com/pkg/errors", why: "the standard library wraps errors", tests: true},
+		{prefix: "github.com/sirupsen/logrus", why: "log/slog", tests: true},
+		{prefix: "go.uber.org/zap", why: "log/slog", tests: true},
+		{prefix: "github.com/gorilla/mux", why: "the table is the router", tests: true},
+		{prefix: "io/ioutil", why: "os and io have the same functions", tests: true},
+		{prefix: "math/rand", why: "math/rand/v2 needs no seed", tests: true},
+		{prefix: "log", why: "log/slog from Config, so that a nil Logger is silent", except: []string{"cmd"}},
+		{prefix: "net/http/httptest", why: "a test server in the product", except: []string{"tests"}},
+		{prefix: "testing", why: "a test flag in the product", except: []string{"tests"}},
+		{prefix: "unsafe", why: "nothing here is worth it", tests: true},
+	}
+}
+
+// allowed are imports that stand below a forbidden one but are something else.
+func allowed() []string { return []string{"math/rand/v2", "log/slog"} }
+
+func TestForbiddenImports(t *testing.T) {
+	_, all := sources(t)
+	for _, s := range all {
+		for _, imp := range imports(s) {
+			for _, r := range rules() {
+				if r.forbids(s, imp) {
+					t.Errorf("%s imports %s: %s", s.name, imp, r.why)
+				}
+			}
+		}
+	}
+}
+
+func (r rule) forbids(s source, imp string) bool {
+	if imp != r.prefix && !strings.HasPrefix(imp, r.prefix+"/") || slices.Contains(allowed(), imp) {
+		return false
+	}
+	if (s.isTest() || s.under("tests")) && !r.tests {
+		return false
+	}
+	return !slices.ContainsFunc(r.except, func(place string) bool { return s.name == place || s.under(place) })
+}
+
+func imports(s source) []string {
+	var out []string
+	for _, i := range s.tree.Imports {
+		if p, err := strconv.Unquote(i.Path.Value); err == nil {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// A direct module is justified in docs/decisions, or it is not taken; and the Kubernetes libraries move together.
+func TestDirectModules(t *testing.T) {
+	mod, err := os.ReadFile("../go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	reasons, err := os.ReadFile("../docs/decisions/0001-direct-dependencies.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	staging := map[string][]string{} // :: version → modules
+	for line := range strings.Lines(string(mod)) {
+		f := strings.Fields(strings.TrimPrefix(line, "require "))
+		if len(f) < 2 || !strings.HasPrefix(f[1], "v") {
+			continue
+		}
+		if !strings.HasSuffix(strings.TrimSpace(line), "// indirect") && !strings.Contains(string(reasons), "| `"+f[0]+"` |") {
+			t.Errorf("go.mod requires %s directly: say why in docs/decisions/0001-direct-dependencies.md", f[0])
+		}
+		if strings.HasPrefix(f[0], "k8s.io/") && strings.HasPrefix(f[1], "v0.") && strings.Count(f[1], "-") == 0 {
+			staging[f[1]] = append(staging[f[1]], f[0])
+		}
+	}
+	if len(staging) > 1 {
+		t.Errorf("Kubernetes libraries of several versions: %v", staging)
+	}
+}

@@ -1,0 +1,100 @@
+package tests
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/fairlead-proxy/fairlead"
+
+// source is one parsed Go file of this module.
+type source struct {
+	name  string // slash-separated, relative to the root of the repository
+	dir   string // its folder: the package's import path below the module; "." is the root
+	lines int
+	tree  *ast.File
+}
+
+func (s source) isTest() bool { return strings.HasSuffix(s.name, "_test.go") }
+
+// under reports whether the file is in folder or below it.
+func (s source) under(folder string) bool {
+	return s.dir == folder || strings.HasPrefix(s.dir, folder+"/")
+}
+
+// sources parses every Go file of the module. Modules of their own, testdata, hidden folders and generated files are left out.
+func sources(t *testing.T) (*token.FileSet, []source) {
+	t.Helper()
+	fset := token.NewFileSet()
+	var all []source
+	walk(t, func(name string, text []byte) {
+		if !strings.HasSuffix(name, ".go") {
+			return
+		}
+		tree, err := parser.ParseFile(fset, name, text, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ast.IsGenerated(tree) {
+			return
+		}
+		all = append(all, source{name: name, dir: path.Dir(name), lines: strings.Count(string(text), "\n"), tree: tree})
+	})
+	if len(all) < 3 {
+		t.Fatalf("%d Go files found: the walk is broken", len(all))
+	}
+	return fset, all
+}
+
+// walk calls f with every file that belongs to the module, and with the documents beside them.
+func walk(t *testing.T, f func(name string, text []byte)) {
+	t.Helper()
+	root, err := os.OpenRoot("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	err = fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if !d.IsDir() {
+			if !isText(name) {
+				return nil
+			}
+			text, err := fs.ReadFile(root.FS(), name)
+			if err == nil {
+				f(name, text)
+			}
+			return err
+		}
+		if name == "." {
+			return nil
+		}
+		if base := path.Base(name); strings.HasPrefix(base, ".") || base == "testdata" || base == "bin" {
+			return fs.SkipDir
+		}
+		if _, err := root.Stat(filepath.Join(name, "go.mod")); err == nil {
+			return fs.SkipDir
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func isText(name string) bool {
+	switch path.Ext(name) {
+	case ".go", ".md", ".yaml", ".yml", ".json", ".sh", ".txtar":
+		return true
+	}
+	return path.Base(name) == "Makefile" || path.Base(name) == "Dockerfile"
+}

@@ -1,0 +1,386 @@
+package tests
+
+import (
+	"fmt"
+	"go/ast"
+	"go/token"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// The budgets. They bound the largest, because that is where code becomes hard to read; CONTRIBUTING.md says what to aim for.
+const (
+	maxFileLines     = 500
+	maxFuncLines     = 80
+	maxTestFuncLines = 150 // a table of cases is data, and belongs to the function that runs it
+	maxImports       = 20
+	maxExported      = 15
+	maxNewParams     = 2
+)
+
+func TestFileBudget(t *testing.T) {
+	_, all := sources(t)
+	for _, s := range all {
+		if s.lines > maxFileLines {
+			t.Errorf("%s: %d lines, at most %d: split it by concept", s.name, s.lines, maxFileLines)
+		}
+		if n := len(s.tree.Imports); n > maxImports {
+			t.Errorf("%s: %d imports, at most %d: it does too many things", s.name, n, maxImports)
+		}
+	}
+}
+
+func TestFuncBudget(t *testing.T) {
+	fset, all := sources(t)
+	for _, s := range all {
+		budget := maxFuncLines
+		if s.isTest() {
+			budget = maxTestFuncLines
+		}
+		for _, f := range funcs(s) {
+			if n := lines(fset, f); n > budget {
+				t.Errorf("%s: func %s has %d lines, at most %d", s.name, f.Name.Name, n, budget)
+			}
+			if !s.isTest() && f.Recv == nil && strings.HasPrefix(f.Name.Name, "New") {
+				if n := f.Type.Params.NumFields(); n > maxNewParams {
+					t.Errorf("%s: %s takes %d parameters, at most %d: ctx and a Config", s.name, f.Name.Name, n, maxNewParams)
+				}
+			}
+			if f.Name.Name == "init" && f.Recv == nil && !s.under("cmd") {
+				t.Errorf("%s: init outside cmd: what runs before main cannot be configured or tested", s.name)
+			}
+		}
+	}
+}
+
+func TestExportedBudget(t *testing.T) {
+	_, all := sources(t)
+	exported := map[string][]string{}
+	for _, s := range all {
+		if !s.isTest() {
+			exported[s.dir] = append(exported[s.dir], exportedNames(s)...)
+		}
+	}
+	for dir, names := range exported {
+		if len(names) > maxExported {
+			t.Errorf("%s exports %d names, at most %d: %s", dir, len(names), maxExported, strings.Join(names, ", "))
+		}
+	}
+}
+
+func TestPackageDoc(t *testing.T) {
+	_, all := sources(t)
+	docs := map[string][]string{}
+	for _, s := range all {
+		if s.isTest() {
+			continue
+		}
+		if docs[s.dir] == nil {
+			docs[s.dir] = []string{}
+		}
+		if s.tree.Doc == nil || strings.TrimSpace(s.tree.Doc.Text()) == "" {
+			continue
+		}
+		docs[s.dir] = append(docs[s.dir], s.name)
+		want := "Package " + s.tree.Name.Name
+		if s.tree.Name.Name == "main" {
+			want = "Command " + path.Base(s.dir)
+		}
+		if !strings.HasPrefix(s.tree.Doc.Text(), want) {
+			t.Errorf("%s: package documentation begins %q, want %q", s.name, firstWords(s.tree.Doc.Text()), want)
+		}
+	}
+	for dir, names := range docs {
+		if len(names) != 1 {
+			t.Errorf("%s: %d files hold package documentation %v, want one", dir, len(names), names)
+		}
+	}
+}
+
+// Every exported name begins its comment with itself; a const block of one type may be documented as a whole.
+func TestExportedDoc(t *testing.T) {
+	_, all := sources(t)
+	for _, s := range all {
+		if s.isTest() {
+			continue
+		}
+		for _, f := range funcs(s) {
+			if f.Name.IsExported() && exportedReceiver(f) && f.Doc == nil {
+				t.Errorf("%s: func %s has no comment", s.name, f.Name.Name)
+			}
+		}
+		for _, spec := range typeSpecs(s) {
+			if spec.name.IsExported() && !spec.documented {
+				t.Errorf("%s: type %s has no comment", s.name, spec.name.Name)
+			}
+			for _, field := range spec.fields {
+				for _, name := range field.Names {
+					if spec.name.IsExported() && name.IsExported() && field.Doc == nil && field.Comment == nil {
+						t.Errorf("%s: field %s.%s has no comment", s.name, spec.name.Name, name.Name)
+					}
+				}
+			}
+		}
+	}
+}
+
+// A package-level variable is state that nobody passes around and every test shares. What never changes after the program
+// was linked is allowed: error sentinels, embedded files, fixed arrays, interface assertions, and the version in cmd.
+func TestNoPackageVariables(t *testing.T) {
+	fset, all := sources(t)
+	for _, s := range all {
+		if s.isTest() {
+			continue
+		}
+		for _, d := range s.tree.Decls {
+			gen, ok := d.(*ast.GenDecl)
+			if !ok || gen.Tok != token.VAR {
+				continue
+			}
+			for _, spec := range gen.Specs {
+				v := spec.(*ast.ValueSpec)
+				if !constantVar(s, gen, v) {
+					t.Errorf("%s: package-level variable %s: pass it, or make it a constant or a function", fset.Position(v.Pos()), v.Names[0].Name)
+				}
+			}
+		}
+	}
+}
+
+func constantVar(s source, gen *ast.GenDecl, v *ast.ValueSpec) bool {
+	if embedded(gen.Doc) || embedded(v.Doc) {
+		return true
+	}
+	for i, name := range v.Names {
+		if name.Name == "_" {
+			continue
+		}
+		if i >= len(v.Values) {
+			if a, ok := v.Type.(*ast.ArrayType); ok && a.Len != nil && len(v.Values) == 0 {
+				continue
+			}
+			return false
+		}
+		switch x := v.Values[i].(type) {
+		case *ast.CallExpr:
+			if f := called(x); f != "errors.New" && f != "fmt.Errorf" {
+				return false
+			}
+		case *ast.CompositeLit:
+			if a, ok := x.Type.(*ast.ArrayType); !ok || a.Len == nil {
+				return false
+			}
+		case *ast.BasicLit:
+			if !s.under("cmd") || name.Name != "version" { // set by the linker
+				return false
+			}
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// Words that claim instead of say, and traces of one developer's machine.
+func TestProse(t *testing.T) {
+	rules := []struct {
+		re  *regexp.Regexp
+		why string
+	}{
+		{regexp.MustCompile(`(?i)\b(blazing(ly)?|seamless(ly)?|effortless(ly)?|leverag(e|es|ing)|utili[sz](e|es|ing)|cutting[- ]edge|state[- ]of[- ]the[- ]art|world[- ]class|battle[- ]tested|production[- ]ready|enterprise[- ]grade)\b`), "claims; give the number instead"},
+		{regexp.MustCompile(`(//|#|<!--) *(TODO|FIXME|XXX|HACK)\b(\(#\d+\))?`), "only TODO(#n) is tracked"},
+		{regexp.MustCompile(`/(home|Users|root)/\w`), "a path of one machine"},
+	}
+	walk(t, func(name string, text []byte) {
+		if name == "tests/style_test.go" || name == "CONTRIBUTING.md" {
+			return
+		}
+		for _, r := range rules {
+			for _, hit := range r.re.FindAllIndex(text, -1) {
+				word := string(text[hit[0]:hit[1]])
+				if !strings.Contains(word, "TODO(#") {
+					t.Errorf("%s:%d: %q: %s", name, 1+strings.Count(string(text[:hit[0]]), "\n"), word, r.why)
+				}
+			}
+		}
+	})
+}
+
+// Error texts say what was being done: "reading key pair: …".
+func TestErrorTexts(t *testing.T) {
+	fset, all := sources(t)
+	bad := regexp.MustCompile("^[\"`](?i:failed to|unable to|could not|cannot|error|can't)\\b")
+	for _, s := range all {
+		ast.Inspect(s.tree, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok || len(call.Args) == 0 || s.isTest() {
+				return true
+			}
+			lit, ok := call.Args[0].(*ast.BasicLit)
+			if f := called(call); ok && (f == "errors.New" || f == "fmt.Errorf") && bad.MatchString(lit.Value) {
+				t.Errorf("%s: error text %s: say what was being done, as a gerund", fset.Position(call.Pos()), lit.Value)
+			}
+			return true
+		})
+	}
+}
+
+func TestNoSkippedTests(t *testing.T) {
+	fset, all := sources(t)
+	for _, s := range all {
+		ast.Inspect(s.tree, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			sel, ok := call.Fun.(*ast.SelectorExpr)
+			if ok && s.isTest() && slices.Contains([]string{"Skip", "Skipf", "SkipNow"}, sel.Sel.Name) {
+				// A fuzz target may skip an input that its property does not speak of.
+				if x, ok := sel.X.(*ast.Ident); ok && (x.Name == "t" || x.Name == "b" || x.Name == "tb") && !inFuzz(s, call) {
+					t.Errorf("%s: skipped test: a test runs or is not there", fset.Position(call.Pos()))
+				}
+			}
+			return true
+		})
+	}
+}
+
+func inFuzz(s source, n ast.Node) bool {
+	return slices.ContainsFunc(funcs(s), func(f *ast.FuncDecl) bool {
+		return strings.HasPrefix(f.Name.Name, "Fuzz") && f.Pos() <= n.Pos() && n.End() <= f.End()
+	})
+}
+
+// exportedNames lists the package-level names that other packages see. A const block whose names share one type is one name:
+// the reader learns the type.
+func exportedNames(s source) []string {
+	var names []string
+	for _, d := range s.tree.Decls {
+		switch d := d.(type) {
+		case *ast.FuncDecl:
+			if d.Recv == nil && d.Name.IsExported() {
+				names = append(names, d.Name.Name)
+			}
+		case *ast.GenDecl:
+			names = append(names, exportedIn(d)...)
+		}
+	}
+	return names
+}
+
+func exportedIn(d *ast.GenDecl) []string {
+	var names, enum []string
+	typ := ""
+	for _, spec := range d.Specs {
+		switch spec := spec.(type) {
+		case *ast.TypeSpec:
+			if spec.Name.IsExported() {
+				names = append(names, spec.Name.Name)
+			}
+		case *ast.ValueSpec:
+			if spec.Type != nil {
+				typ = fmt.Sprint(spec.Type)
+			} else if len(spec.Values) > 0 {
+				typ = ""
+			}
+			for _, name := range spec.Names {
+				switch {
+				case !name.IsExported():
+				case d.Tok == token.CONST && typ != "":
+					enum = append(enum, typ)
+				default:
+					names = append(names, name.Name)
+				}
+			}
+		}
+	}
+	slices.Sort(enum)
+	for _, typ := range slices.Compact(enum) {
+		names = append(names, "constants of "+typ)
+	}
+	return names
+}
+
+type typeSpec struct {
+	name       *ast.Ident
+	documented bool
+	fields     []*ast.Field
+}
+
+func typeSpecs(s source) []typeSpec {
+	var specs []typeSpec
+	for _, d := range s.tree.Decls {
+		gen, ok := d.(*ast.GenDecl)
+		if !ok || gen.Tok != token.TYPE {
+			continue
+		}
+		for _, spec := range gen.Specs {
+			ts := spec.(*ast.TypeSpec)
+			out := typeSpec{name: ts.Name, documented: ts.Doc != nil || ts.Comment != nil || gen.Doc != nil}
+			if st, ok := ts.Type.(*ast.StructType); ok {
+				out.fields = groupDocs(st.Fields.List)
+			}
+			specs = append(specs, out)
+		}
+	}
+	return specs
+}
+
+// groupDocs lets one comment speak for the fields that stand directly under it on following lines.
+func groupDocs(fields []*ast.Field) []*ast.Field {
+	out := make([]*ast.Field, 0, len(fields))
+	for i, f := range fields {
+		g := *f
+		if i > 0 && g.Doc == nil && g.Comment == nil && f.Pos() == fields[i-1].End()+2 {
+			g.Doc = out[i-1].Doc
+		}
+		out = append(out, &g)
+	}
+	return out
+}
+
+func funcs(s source) []*ast.FuncDecl {
+	var out []*ast.FuncDecl
+	for _, d := range s.tree.Decls {
+		if f, ok := d.(*ast.FuncDecl); ok {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+func exportedReceiver(f *ast.FuncDecl) bool {
+	if f.Recv == nil {
+		return true
+	}
+	x := f.Recv.List[0].Type
+	if p, ok := x.(*ast.StarExpr); ok {
+		x = p.X
+	}
+	id, ok := x.(*ast.Ident)
+	return ok && id.IsExported()
+}
+
+func called(x *ast.CallExpr) string {
+	if sel, ok := x.Fun.(*ast.SelectorExpr); ok {
+		if pkg, ok := sel.X.(*ast.Ident); ok {
+			return pkg.Name + "." + sel.Sel.Name
+		}
+	}
+	return ""
+}
+
+func embedded(doc *ast.CommentGroup) bool {
+	return doc != nil && slices.ContainsFunc(doc.List, func(c *ast.Comment) bool { return strings.HasPrefix(c.Text, "//go:embed ") })
+}
+
+func lines(fset *token.FileSet, n ast.Node) int {
+	return fset.Position(n.End()).Line - fset.Position(n.Pos()).Line + 1
+}
+
+func firstWords(s string) string {
+	return strings.Join(strings.Fields(s)[:min(3, len(strings.Fields(s)))], " ")
+}
