@@ -1,0 +1,110 @@
+package tools
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+)
+
+// part is one program and where it comes from.
+type part struct {
+	name    string // of the file it becomes
+	module  string // folder under tests/tools whose go.mod pins it
+	from    string // module that holds it, for its version
+	pkg     string // package to build
+	test    bool   // pkg is a test binary (go test -c)
+	stamped bool   // Kubernetes' version must be linked in: clients and its own e2e suite refuse a program that cannot name it
+	cold    string // how long a cold build takes on two cores, for the progress line
+
+	// byDefault parts are those the tests of this repository need.
+	byDefault bool
+}
+
+func parts() []part {
+	const k8s = "k8s.io/kubernetes"
+	return []part{
+		{name: "etcd", module: "etcd", from: "go.etcd.io/etcd/server/v3", pkg: "go.etcd.io/etcd/server/v3", cold: "40s", byDefault: true},
+		{name: "kube-apiserver", module: "kubernetes", from: k8s, pkg: k8s + "/cmd/kube-apiserver", stamped: true, cold: "5m", byDefault: true},
+		{name: "kubectl", module: "kubernetes", from: k8s, pkg: k8s + "/cmd/kubectl", stamped: true, cold: "30s", byDefault: true},
+		{name: "sample-apiserver", module: "kubernetes", from: "k8s.io/sample-apiserver", pkg: "k8s.io/sample-apiserver", cold: "15s", byDefault: true},
+		{name: "kube-controller-manager", module: "kubernetes", from: k8s, pkg: k8s + "/cmd/kube-controller-manager", stamped: true, cold: "1m", byDefault: true},
+		{name: "metrics-server", module: "metrics", from: "sigs.k8s.io/metrics-server", pkg: "sigs.k8s.io/metrics-server/cmd/metrics-server", cold: "2m", byDefault: true},
+		{name: "golangci-lint", module: "lint", from: "github.com/golangci/golangci-lint/v2", pkg: "github.com/golangci/golangci-lint/v2/cmd/golangci-lint", cold: "4m"},
+		{name: "govulncheck", module: "lint", from: "golang.org/x/vuln", pkg: "golang.org/x/vuln/cmd/govulncheck", cold: "15s"},
+		{name: "h2spec", module: "lint", from: "github.com/summerwind/h2spec", pkg: "github.com/summerwind/h2spec/cmd/h2spec", cold: "10s"},
+		{name: "e2e.test", module: "kubernetes", from: k8s, pkg: k8s + "/test/e2e", test: true, stamped: true, cold: "3m"},
+	}
+}
+
+// arguments are those of the go command that writes p to out.
+func (p part) arguments(pins pins, out string) []string {
+	verb := []string{"build"}
+	if p.test {
+		verb = []string{"test", "-c"}
+	}
+	return append(verb, "-trimpath", "-ldflags", p.ldflags(pins), "-o", out, p.pkg)
+}
+
+func (p part) ldflags(pins pins) string {
+	flags := []string{"-s", "-w"} // without symbols a kube-apiserver is a third smaller, and nobody debugs it here
+	if !p.stamped {
+		return strings.Join(flags, " ")
+	}
+	version := pins.version(p.from)
+	major, minor, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
+	minor, _, _ = strings.Cut(minor, ".")
+	for _, pkg := range []string{"k8s.io/component-base/version", "k8s.io/client-go/pkg/version"} {
+		for _, v := range [][2]string{
+			{"gitVersion", version}, {"gitMajor", major}, {"gitMinor", minor}, {"gitCommit", version}, {"gitTreeState", "clean"},
+		} {
+			flags = append(flags, fmt.Sprintf("-X %s.%s=%s", pkg, v[0], v[1]))
+		}
+	}
+	return strings.Join(flags, " ")
+}
+
+// pins are the go.mod and go.sum of one module of parts.
+type pins struct {
+	dir string
+	mod []byte
+	sum []byte
+}
+
+func readPins(dir string) (pins, error) {
+	mod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+	if err != nil {
+		return pins{}, fmt.Errorf("reading pins: %w", err)
+	}
+	sum, err := os.ReadFile(filepath.Join(dir, "go.sum"))
+	if err != nil {
+		return pins{}, fmt.Errorf("reading pins: %w", err)
+	}
+	return pins{dir: dir, mod: mod, sum: sum}, nil
+}
+
+// version returns the version at which module is required, or "" when it is not.
+func (p pins) version(module string) string {
+	re := regexp.MustCompile(`(?m)^\s*(?:require )?` + regexp.QuoteMeta(module) + ` (v\S+)`)
+	m := re.FindSubmatch(p.mod)
+	if m == nil {
+		return ""
+	}
+	return string(m[1])
+}
+
+// key names the folder of all parts that would come out the same: it covers whatever decides the bytes of one. Eight bytes of a
+// hash are enough to tell the few sets of pins of one machine apart.
+func (p pins) key(of part) string {
+	h := sha256.New()
+	fmt.Fprintf(h, "%s %s/%s\n", runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	fmt.Fprintf(h, "%d %d\n", len(p.mod), len(p.sum))
+	h.Write(p.mod)
+	h.Write(p.sum)
+	fmt.Fprintf(h, "%s", of.ldflags(p))
+	return of.module + "-" + hex.EncodeToString(h.Sum(nil)[:8])
+}

@@ -1,0 +1,139 @@
+package tools
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+)
+
+func TestEveryPartIsPinned(t *testing.T) {
+	for _, p := range parts() {
+		t.Run(p.name, func(t *testing.T) {
+			pins, err := readPins(p.module)
+			if err != nil {
+				t.Fatal(err)
+			}
+			version := pins.version(p.from)
+			if version == "" {
+				t.Fatalf("%s/go.mod does not require %s", p.module, p.from)
+			}
+			if !bytes.Contains(pins.sum, []byte(p.from+" "+version+" h1:")) {
+				t.Errorf("%s/go.sum does not hold %s %s", p.module, p.from, version)
+			}
+			if flags := p.ldflags(pins); p.stamped && !strings.Contains(flags, "k8s.io/component-base/version.gitVersion="+version) {
+				t.Errorf("version not stamped: %s", flags)
+			}
+		})
+	}
+}
+
+// A client rejects a server whose staging repositories are of another release than the server itself.
+func TestStagingFollowsKubernetes(t *testing.T) {
+	pins, err := readPins("kubernetes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "v0." + strings.TrimPrefix(pins.version("k8s.io/kubernetes"), "v1.")
+	for line := range strings.Lines(string(pins.mod)) {
+		if module, to, ok := strings.Cut(strings.TrimSpace(line), " => "); ok && to != module+" "+want {
+			t.Errorf("%s, want %s", strings.TrimSpace(line), want)
+		}
+	}
+}
+
+func TestKeyFollowsPins(t *testing.T) {
+	etcd, api := parts()[0], parts()[1]
+	a := pins{mod: []byte("a"), sum: []byte("b")}
+	if a.key(etcd) != a.key(etcd) {
+		t.Error("key is not stable")
+	}
+	for name, other := range map[string]string{
+		"another go.mod":      pins{mod: []byte("c"), sum: []byte("b")}.key(etcd),
+		"another go.sum":      pins{mod: []byte("a"), sum: []byte("c")}.key(etcd),
+		"bytes moved between": pins{mod: []byte("ab")}.key(etcd),
+		"other flags":         a.key(api),
+	} {
+		if other == a.key(etcd) {
+			t.Errorf("%s: same key", name)
+		}
+	}
+}
+
+func TestUnknownPart(t *testing.T) {
+	if _, err := Path(t.Context(), Config{}, "etcdd"); err == nil || !strings.Contains(err.Error(), "etcdd") {
+		t.Errorf("got %v, want an error that names the part", err)
+	}
+}
+
+// fakeRoot is a repository whose etcd is a few bytes of Go, so that a test can build it without a network.
+func fakeRoot(t *testing.T, source string) string {
+	t.Helper()
+	root := t.TempDir()
+	for name, text := range map[string]string{
+		"kubernetes/go.mod":   "module k\n",
+		"etcd/go.mod":         "module e\n\ngo 1.26.0\n\nrequire go.etcd.io/etcd/server/v3 v3.0.0\n\nreplace go.etcd.io/etcd/server/v3 => ./server\n",
+		"etcd/go.sum":         "",
+		"etcd/server/go.mod":  "module go.etcd.io/etcd/server/v3\n\ngo 1.26.0\n",
+		"etcd/server/main.go": source,
+	} {
+		file := filepath.Join(root, "tests", "tools", name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+func TestBuildsOnce(t *testing.T) {
+	var (
+		mu       sync.Mutex // guards progress
+		progress bytes.Buffer
+		wg       sync.WaitGroup
+	)
+	cfg := Config{
+		Root:  fakeRoot(t, "package main\n\nfunc main() { print(`ran`) }\n"),
+		Cache: t.TempDir(),
+		Progress: writerFunc(func(b []byte) (int, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			return progress.Write(b)
+		}),
+	}
+	for range 4 {
+		wg.Go(func() {
+			file, err := Path(t.Context(), cfg, "etcd")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if out, err := exec.CommandContext(t.Context(), file).CombinedOutput(); err != nil || string(out) != "ran" {
+				t.Errorf("running it: %q, %v", out, err)
+			}
+		})
+	}
+	wg.Wait()
+	if n := strings.Count(progress.String(), "tools: built etcd"); n != 1 {
+		t.Errorf("built %d times, want once:\n%s", n, progress.String())
+	}
+}
+
+func TestBrokenBuildLeavesNothing(t *testing.T) {
+	cfg := Config{Root: fakeRoot(t, "package main\n\nfunc main() { nonsense }\n"), Cache: t.TempDir()}
+	for range 2 { // twice: the first failure must not pass for a result
+		_, err := Path(t.Context(), cfg, "etcd")
+		if err == nil || !strings.Contains(err.Error(), "nonsense") {
+			t.Fatalf("got %v, want the compiler's own words", err)
+		}
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
