@@ -1,0 +1,160 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// staticTokens is kube-apiserver's token file: a user of each kind that tests need. Neither alice nor bob may do anything until a
+// test binds a role to them.
+const staticTokens = `admin-token,admin,uid-admin,system:masters
+alice-token,alice,uid-alice,"dev,ops"
+bob-token,bob,uid-bob
+`
+
+// StaticToken returns the bearer token of one of the users admin (of system:masters), alice (of dev and ops) and bob (of no group).
+func (c *Cluster) StaticToken(user string) Credentials { return Credentials{Token: user + "-token"} }
+
+func (c *Cluster) startEtcd(ctx context.Context) error {
+	path, err := c.cfg.Tool(ctx, "etcd")
+	if err != nil {
+		return err
+	}
+	ports, err := freePorts(2)
+	if err != nil {
+		return err
+	}
+	c.etcdURL = loopback("http", ports[0])
+	peer := loopback("http", ports[1])
+	c.Etcd, err = c.Run(ctx, Command{
+		Name: "etcd",
+		Path: path,
+		Args: []string{
+			"--data-dir=" + filepath.Join(c.dir, "etcd"),
+			"--listen-client-urls=" + c.etcdURL, "--advertise-client-urls=" + c.etcdURL,
+			"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer, "--initial-cluster=default=" + peer,
+			"--unsafe-no-fsync", // nothing here must survive a power cut
+			"--log-level=warn",
+		},
+		Ready: get(c.etcdURL+"/readyz", Endpoint{}, Credentials{}),
+	})
+	return err
+}
+
+func (c *Cluster) startAPIServer(ctx context.Context, i int) error {
+	path, err := c.cfg.Tool(ctx, "kube-apiserver")
+	if err != nil {
+		return err
+	}
+	ports, err := freePorts(1)
+	if err != nil {
+		return err
+	}
+	name := "kube-apiserver"
+	if i > 0 {
+		name += "-" + strconv.Itoa(i)
+	}
+	serving, err := c.PKI.Serving.Issue(name, Leaf{User: name, Names: []string{
+		"127.0.0.1", "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "10.96.0.1",
+	}})
+	if err != nil {
+		return err
+	}
+	args, err := c.apiServerArgs(ports[0], serving)
+	if err != nil {
+		return err
+	}
+	c.urls = append(c.urls, loopback("https", ports[0]))
+	part, err := c.Run(ctx, Command{
+		Name: name, Path: path, Args: args,
+		Ready: get(c.urls[i]+"/readyz", c.EndpointOf(i), c.Admin()),
+	})
+	c.APIServers = append(c.APIServers, part)
+	return err
+}
+
+func (c *Cluster) apiServerArgs(port int, serving Pair) ([]string, error) {
+	tokens := filepath.Join(c.PKI.Dir, "tokens.csv")
+	if err := writeFile(tokens, []byte(staticTokens)); err != nil {
+		return nil, err
+	}
+	kubelet, err := c.PKI.Client.Issue("kube-apiserver-kubelet-client", Leaf{User: "kube-apiserver-kubelet-client", Groups: []string{"system:masters"}})
+	if err != nil {
+		return nil, err
+	}
+	args := []string{
+		"--etcd-servers=" + c.etcdURL,
+		"--bind-address=127.0.0.1",
+		fmt.Sprintf("--secure-port=%d", port),
+		// Kubernetes refuses loopback addresses in the endpoints of its own Service, and nobody here asks for that Service.
+		"--endpoint-reconciler-type=none",
+		"--service-cluster-ip-range=10.96.0.0/16",
+		"--tls-cert-file=" + serving.CertFile,
+		"--tls-private-key-file=" + serving.KeyFile,
+		"--client-ca-file=" + c.PKI.Client.CertFile,
+		"--token-auth-file=" + tokens,
+		"--authorization-mode=Node,RBAC",
+		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+		"--service-account-key-file=" + c.PKI.ServiceAccounts.CertFile,
+		"--service-account-signing-key-file=" + c.PKI.ServiceAccounts.KeyFile,
+		"--requestheader-client-ca-file=" + c.PKI.FrontProxy.CertFile,
+		"--requestheader-allowed-names=front-proxy-client",
+		"--requestheader-username-headers=X-Remote-User",
+		"--requestheader-group-headers=X-Remote-Group",
+		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
+		"--proxy-client-cert-file=" + c.PKI.FrontProxyPair.CertFile,
+		"--proxy-client-key-file=" + c.PKI.FrontProxyPair.KeyFile,
+		"--kubelet-certificate-authority=" + c.PKI.Serving.CertFile,
+		"--kubelet-client-certificate=" + kubelet.CertFile,
+		"--kubelet-client-key=" + kubelet.KeyFile,
+		"--kubelet-preferred-address-types=InternalIP",
+		fmt.Sprintf("--enable-aggregator-routing=%t", c.cfg.EndpointRouting),
+	}
+	if c.cfg.UIDHeaders {
+		args = append(args, "--requestheader-uid-headers=X-Remote-Uid")
+	}
+	return append(args, c.cfg.APIServerArgs...), nil
+}
+
+// StartControllerManager starts kube-controller-manager as a client of through, with the controllers that make a cluster without
+// nodes behave: namespaces end, owned objects are collected, ServiceAccounts and their CA bundles exist.
+func (c *Cluster) StartControllerManager(ctx context.Context, through Endpoint) (*Part, error) {
+	path, err := c.cfg.Tool(ctx, "kube-controller-manager")
+	if err != nil {
+		return nil, err
+	}
+	pair, err := c.PKI.Client.Issue("kube-controller-manager", Leaf{User: "system:kube-controller-manager"})
+	if err != nil {
+		return nil, err
+	}
+	kubeconfig := filepath.Join(c.dir, "kube-controller-manager.kubeconfig")
+	if err := through.WriteKubeconfig(kubeconfig, Credentials{Pair: pair}); err != nil {
+		return nil, err
+	}
+	ports, err := freePorts(1)
+	if err != nil {
+		return nil, err
+	}
+	var controllers []string
+	for _, name := range []string{
+		"namespace", "garbage-collector", "serviceaccount", "serviceaccount-token", "root-ca-certificate-publisher",
+		"resourcequota", "clusterrole-aggregation", "deployment", "replicaset",
+	} {
+		controllers = append(controllers, name+"-controller")
+	}
+	return c.Run(ctx, Command{
+		Name: "kube-controller-manager", Path: path,
+		Args: []string{
+			"--kubeconfig=" + kubeconfig, "--authentication-kubeconfig=" + kubeconfig, "--authorization-kubeconfig=" + kubeconfig,
+			"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", ports[0]),
+			"--leader-elect=false",
+			"--use-service-account-credentials", // as kubeadm: each controller is a ServiceAccount with a token, so tokens are exercised too
+			"--service-account-private-key-file=" + c.PKI.ServiceAccounts.KeyFile,
+			"--root-ca-file=" + c.PKI.Serving.CertFile,
+			"--controllers=" + strings.Join(controllers, ","),
+		},
+	})
+}

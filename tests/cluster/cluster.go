@@ -1,0 +1,183 @@
+// Package cluster runs a real, throw-away Kubernetes control plane on loopback: etcd, one or more kube-apiservers with a PKI made for
+// the occasion, and on request kube-controller-manager, the sample extension server and any other program. fairlead-dev and the e2e
+// tests use it alike.
+//
+// Every part is a child process in a folder of its own making. Each is owned by one goroutine, and none outlives this process, even
+// if that is killed. The methods of a Cluster may be called from several goroutines; the clusters of several processes do not meet.
+//
+// It runs no nodes: what needs a kubelet needs package kubelet beside this one.
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/tools"
+)
+
+// Config describes a cluster. The zero value is one etcd and one kube-apiserver in a temporary folder.
+type Config struct {
+	// Dir holds keys, data and logs, and is kept. Empty: a temporary folder that Close removes.
+	Dir string
+
+	// APIServers is how many kube-apiservers share the etcd. Zero: one.
+	APIServers int
+
+	// UIDHeaders lets the kube-apiservers believe X-Remote-Uid. False: they drop it, as they do when set up by kubeadm.
+	UIDHeaders bool
+
+	// EndpointRouting has the kube-apiservers' own aggregators dial endpoints (--enable-aggregator-routing). False: cluster addresses
+	// and external names, without which they cannot reach a backend on loopback.
+	EndpointRouting bool
+
+	// APIServerArgs are added to the arguments of each kube-apiserver, later ones winning. Nil: none.
+	APIServerArgs []string
+
+	// Tool returns the file of a part. Nil: package tools builds it.
+	Tool func(ctx context.Context, name string) (string, error)
+
+	// Progress receives a line per part that must be built first. Nil: standard error, since a build takes minutes.
+	Progress io.Writer
+}
+
+// Cluster is a running control plane. Close ends it.
+type Cluster struct {
+	PKI        *PKI    // all its keys
+	APIServers []*Part // the kube-apiservers, in the order of Config.APIServers
+	Etcd       *Part   // the store of all of them, and of the sample extension server
+
+	cfg       Config
+	dir       string
+	temporary bool       // dir is ours to remove
+	etcdURL   string     // of Etcd
+	urls      []string   // of APIServers
+	deaths    chan error // ends that nobody asked for; never closed
+
+	mu     sync.Mutex // guards parts and closed
+	parts  []*Part    // in the order they were started
+	closed bool
+}
+
+// Start starts a cluster and waits until it is ready. ctx covers the start only.
+func Start(ctx context.Context, cfg Config) (*Cluster, error) {
+	c := &Cluster{cfg: cfg.complete(), deaths: make(chan error, 8)} // 8: one would do, see Part.supervise
+	if err := c.makeDir(); err != nil {
+		return nil, fmt.Errorf("making the cluster's folder: %w", err)
+	}
+	if err := c.boot(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("starting cluster: %w", err), c.Close())
+	}
+	return c, nil
+}
+
+func (c Config) complete() Config {
+	if c.Progress == nil {
+		c.Progress = os.Stderr
+	}
+	if c.APIServers == 0 {
+		c.APIServers = 1
+	}
+	if c.Tool == nil {
+		c.Tool = func(ctx context.Context, name string) (string, error) {
+			return tools.Path(ctx, tools.Config{Progress: c.Progress}, name)
+		}
+	}
+	return c
+}
+
+func (c *Cluster) makeDir() (err error) {
+	c.dir = c.cfg.Dir
+	if c.dir == "" {
+		c.dir, err = os.MkdirTemp("", "fairlead-cluster-")
+		c.temporary = true
+		return err
+	}
+	if c.dir, err = filepath.Abs(c.dir); err != nil {
+		return err
+	}
+	return os.MkdirAll(c.dir, 0o700)
+}
+
+func (c *Cluster) boot(ctx context.Context) error {
+	// Both first: a build of minutes must not eat the time that a part is given to become ready.
+	for _, tool := range []string{"etcd", "kube-apiserver"} {
+		if _, err := c.cfg.Tool(ctx, tool); err != nil {
+			return err
+		}
+	}
+	// 1 min: ready in about 4 s on an idle machine with two cores, and no test machine is fifteen times as slow.
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	var err error
+	if c.PKI, err = newPKI(filepath.Join(c.dir, "pki")); err != nil {
+		return fmt.Errorf("making keys: %w", err)
+	}
+	if err := c.startEtcd(ctx); err != nil {
+		return err
+	}
+	for i := range c.cfg.APIServers {
+		if err := c.startAPIServer(ctx, i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Run starts a program as a part of the cluster and waits until it is ready.
+func (c *Cluster) Run(ctx context.Context, cmd Command) (*Part, error) {
+	p := &Part{cmd: cmd, log: filepath.Join(c.dir, cmd.Name+".log"), deaths: c.deaths}
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return nil, fmt.Errorf("starting %s: the cluster is closed", cmd.Name)
+	}
+	c.parts = append(c.parts, p) // before it lives: Close must find it
+	c.mu.Unlock()
+	return p, p.start(ctx)
+}
+
+// Wait blocks until a part ends that nobody here ended, and returns why with the tail of its log, or until ctx ends.
+func (c *Cluster) Wait(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case err := <-c.deaths:
+		return err
+	}
+}
+
+// Close kills every part, the latest first, and removes a temporary folder. It may be repeated.
+func (c *Cluster) Close() error {
+	c.mu.Lock()
+	c.closed = true
+	parts := c.parts
+	c.mu.Unlock()
+	for i := len(parts) - 1; i >= 0; i-- {
+		// At once: everything a part could still write is about to be thrown away.
+		parts[i].Kill()
+	}
+	if c.temporary {
+		return os.RemoveAll(c.dir)
+	}
+	return nil
+}
+
+// Dir is the folder of the cluster's files. Parts that Run starts may keep theirs there too.
+func (c *Cluster) Dir() string { return c.dir }
+
+// Endpoint is the first kube-apiserver.
+func (c *Cluster) Endpoint() Endpoint { return c.EndpointOf(0) }
+
+// EndpointOf is the kube-apiserver APIServers[i].
+func (c *Cluster) EndpointOf(i int) Endpoint {
+	return Endpoint{URL: c.urls[i], CAFile: c.PKI.Serving.CertFile}
+}
+
+// Admin is a member of system:masters.
+func (c *Cluster) Admin() Credentials { return Credentials{Pair: c.PKI.Admin} }

@@ -1,0 +1,176 @@
+//go:build e2e
+
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/kubernetes"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func start(t *testing.T, cfg Config) *Cluster {
+	t.Helper()
+	begun := time.Now()
+	c, err := Start(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("started in %s", time.Since(begun).Round(time.Millisecond))
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+func kubectl(t *testing.T, e Endpoint, cr Credentials, args ...string) string {
+	t.Helper()
+	path, err := Config{}.complete().Tool(t.Context(), "kubectl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := e.WriteKubeconfig(kubeconfig, cr); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), path, append([]string{"--kubeconfig", kubeconfig, "--cache-dir", t.TempDir()}, args...)...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+func TestUsersAreWhoTheySay(t *testing.T) {
+	c := start(t, Config{})
+	dave, err := c.PKI.Client.Issue("dave", Leaf{User: "dave", Groups: []string{"dev"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		as   Credentials
+		user string
+		uid  string
+		in   []string
+	}{
+		"certificate":         {as: Credentials{Pair: dave}, user: "dave", in: []string{"dev", "system:authenticated"}},
+		"admin":               {as: c.Admin(), user: "admin", in: []string{"system:masters", "system:authenticated"}},
+		"token":               {as: c.StaticToken("alice"), user: "alice", uid: "uid-alice", in: []string{"dev", "ops", "system:authenticated"}},
+		"token without group": {as: c.StaticToken("bob"), user: "bob", uid: "uid-bob", in: []string{"system:authenticated"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var review struct {
+				Status struct {
+					UserInfo struct {
+						Username string
+						UID      string
+						Groups   []string
+					}
+				}
+			}
+			out := kubectl(t, c.Endpoint(), tc.as, "auth", "whoami", "-o", "json")
+			if err := json.Unmarshal([]byte(out), &review); err != nil {
+				t.Fatal(err)
+			}
+			got := review.Status.UserInfo
+			if got.Username != tc.user || (tc.uid != "" && got.UID != tc.uid) || !sets.New(got.Groups...).Equal(sets.New(tc.in...)) {
+				t.Errorf("got %+v, want %+v", got, tc)
+			}
+		})
+	}
+}
+
+func TestSampleAPIServer(t *testing.T) {
+	c := start(t, Config{})
+	if _, err := c.StartSampleAPIServer(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := c.WaitAvailable(ctx, c.Endpoint(), "wardle.example.com/v1beta1", "wardle.example.com/v1alpha1"); err != nil {
+		t.Fatal(err)
+	}
+	if out := kubectl(t, c.Endpoint(), c.Admin(), "get", "--raw", "/apis/wardle.example.com"); !strings.Contains(out, `"preferredVersion":{"groupVersion":"wardle.example.com/v1beta1"`) {
+		t.Errorf("group document: %s", out)
+	}
+}
+
+func TestReplicasShareState(t *testing.T) {
+	c := start(t, Config{APIServers: 2})
+	kubectl(t, c.EndpointOf(0), c.Admin(), "create", "namespace", "shared")
+	kubectl(t, c.EndpointOf(1), c.Admin(), "get", "namespace", "shared")
+
+	c.APIServers[0].Kill()
+	kubectl(t, c.EndpointOf(1), c.Admin(), "get", "namespace", "shared")
+	if err := c.APIServers[0].Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	kubectl(t, c.EndpointOf(0), c.Admin(), "get", "namespace", "shared")
+}
+
+func TestStopAndContinue(t *testing.T) {
+	c := start(t, Config{})
+	client, err := kubernetes.NewForConfig(c.Endpoint().RESTConfig(c.Admin()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	get := func(timeout time.Duration) error {
+		ctx, cancel := context.WithTimeout(t.Context(), timeout)
+		defer cancel()
+		_, err := client.CoreV1().Namespaces().Get(ctx, "default", metav1.GetOptions{})
+		return err
+	}
+	if err := get(10 * time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.APIServers[0].Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if err := get(time.Second); err == nil {
+		t.Error("a stopped server answered")
+	}
+	if err := c.APIServers[0].Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if err := get(10 * time.Second); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestControllerManager(t *testing.T) {
+	c := start(t, Config{})
+	if _, err := c.StartControllerManager(t.Context(), c.Endpoint()); err != nil {
+		t.Fatal(err)
+	}
+	kubectl(t, c.Endpoint(), c.Admin(), "create", "namespace", "short-lived")
+	kubectl(t, c.Endpoint(), c.Admin(), "wait", "--for=create", "--timeout=30s", "serviceaccount/default", "-n", "short-lived")
+	kubectl(t, c.Endpoint(), c.Admin(), "delete", "namespace", "short-lived", "--timeout=60s") // returns when it is gone
+}
+
+// A failed start must say what the part said, and leave nothing.
+func TestStartFails(t *testing.T) {
+	dir := t.TempDir()
+	c, err := Start(t.Context(), Config{Dir: dir, APIServerArgs: []string{"--no-such-flag"}})
+	if err == nil {
+		t.Error(c.Close())
+		t.Fatal("started with a flag that does not exist")
+	}
+	if !strings.Contains(err.Error(), "unknown flag: --no-such-flag") {
+		t.Errorf("the error does not hold the end of the log: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "kube-apiserver.log")); err != nil {
+		t.Errorf("a folder that was given is kept: %v", err)
+	}
+}

@@ -1,0 +1,52 @@
+package cluster
+
+import (
+	"fmt"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// Endpoint is a server that clients are pointed at: a kube-apiserver, or Fairlead in front of it. A test that takes one can be run
+// against both with nothing else changed.
+type Endpoint struct {
+	URL    string // https://address:port
+	CAFile string // whom to trust for it
+}
+
+// Credentials is how a client shows who it is. The zero value is a client that does not.
+type Credentials struct {
+	Pair  Pair   // client certificate. Zero: none.
+	Token string // bearer token. Empty: none.
+}
+
+// RESTConfig returns the configuration of a client-go client of e. It has no client-side rate limit, which would only hide how fast
+// the server is.
+func (e Endpoint) RESTConfig(c Credentials) *rest.Config {
+	return &rest.Config{
+		Host:        e.URL,
+		BearerToken: c.Token,
+		TLSClientConfig: rest.TLSClientConfig{
+			CAFile: e.CAFile, CertFile: c.Pair.CertFile, KeyFile: c.Pair.KeyFile,
+		},
+		QPS: -1,
+	}
+}
+
+// WriteKubeconfig writes a kubeconfig for e to file.
+func (e Endpoint) WriteKubeconfig(file string, c Credentials) error {
+	const name = "fairlead"
+	cfg := clientcmdapi.NewConfig()
+	cfg.Clusters[name] = &clientcmdapi.Cluster{Server: e.URL, CertificateAuthority: e.CAFile}
+	cfg.AuthInfos[name] = &clientcmdapi.AuthInfo{
+		ClientCertificate: c.Pair.CertFile, ClientKey: c.Pair.KeyFile, Token: c.Token,
+	}
+	cfg.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name}
+	cfg.CurrentContext = name
+	data, err := clientcmd.Write(*cfg)
+	if err != nil {
+		return fmt.Errorf("writing kubeconfig: %w", err)
+	}
+	return writeFile(file, data)
+}

@@ -1,0 +1,165 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
+)
+
+// Backend is an extension server that listens on loopback, and the group-versions it serves.
+type Backend struct {
+	Namespace string // of its Service, made when missing
+	Service   string // name of its Service; its certificate must be for <Service>.<Namespace>.svc
+	Port      int    // where it listens, on 127.0.0.1
+	CAFile    string // who signed its serving certificate
+
+	// GroupVersions are as in metrics.k8s.io/v1beta1, the preferred one first.
+	GroupVersions []string
+}
+
+// Register makes the APIServices of b and its Service. Kubernetes refuses loopback addresses in EndpointSlices, so the Service is an
+// external name, localhost, and its port is the backend's own: kube-apiserver's aggregator follows it unless Config.EndpointRouting,
+// and Fairlead with --allow-loopback-backends.
+func (c *Cluster) Register(ctx context.Context, b Backend) error {
+	ca, err := os.ReadFile(b.CAFile)
+	if err != nil {
+		return err
+	}
+	rc := c.Endpoint().RESTConfig(c.Admin())
+	core, err := kubernetes.NewForConfig(rc)
+	if err != nil {
+		return err
+	}
+	services, err := aggregator.NewForConfig(rc)
+	if err != nil {
+		return err
+	}
+	_, err = core.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: b.Namespace}}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("registering %s: %w", b.Service, err)
+	}
+	if _, err := core.CoreV1().Services(b.Namespace).Create(ctx, b.service(), metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("registering %s: %w", b.Service, err)
+	}
+	for i := range b.GroupVersions {
+		if _, err := services.ApiregistrationV1().APIServices().Create(ctx, b.apiService(i, ca), metav1.CreateOptions{}); err != nil {
+			return fmt.Errorf("registering %s: %w", b.GroupVersions[i], err)
+		}
+	}
+	return nil
+}
+
+func (b Backend) service() *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: b.Service, Namespace: b.Namespace},
+		Spec: corev1.ServiceSpec{
+			Type:         corev1.ServiceTypeExternalName,
+			ExternalName: "localhost",
+			Ports:        []corev1.ServicePort{{Port: int32(b.Port)}},
+		},
+	}
+}
+
+func (b Backend) apiService(i int, ca []byte) *apiregistrationv1.APIService {
+	group, version, _ := strings.Cut(b.GroupVersions[i], "/")
+	port := int32(b.Port)
+	return &apiregistrationv1.APIService{
+		ObjectMeta: metav1.ObjectMeta{Name: version + "." + group},
+		Spec: apiregistrationv1.APIServiceSpec{
+			Service:              &apiregistrationv1.ServiceReference{Namespace: b.Namespace, Name: b.Service, Port: &port},
+			Group:                group,
+			Version:              version,
+			CABundle:             ca,
+			GroupPriorityMinimum: 1000, // below every built-in group
+			VersionPriority:      int32(100 - i),
+		},
+	}
+}
+
+// StartSampleAPIServer starts Kubernetes' sample extension server, registers it as wardle.example.com/v1beta1 and v1alpha1 and waits
+// until it serves.
+func (c *Cluster) StartSampleAPIServer(ctx context.Context) (*Part, error) {
+	path, err := c.cfg.Tool(ctx, "sample-apiserver")
+	if err != nil {
+		return nil, err
+	}
+	backend := Backend{
+		Namespace: "wardle", Service: "api", CAFile: c.PKI.Serving.CertFile,
+		GroupVersions: []string{"wardle.example.com/v1beta1", "wardle.example.com/v1alpha1"},
+	}
+	e, args, err := c.ExtensionArgs(&backend)
+	if err != nil {
+		return nil, err
+	}
+	part, err := c.Run(ctx, Command{
+		Name:  "sample-apiserver",
+		Path:  path,
+		Args:  append(args, "--etcd-servers="+c.etcdURL, "--etcd-prefix=/registry/wardle.example.com"),
+		Ready: get(e.URL+"/readyz", e, c.Admin()),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return part, c.Register(ctx, backend)
+}
+
+// ExtensionArgs issues what an extension server on loopback needs, chooses b.Port, and returns where it will serve and the arguments
+// that every program built on k8s.io/apiserver takes for it.
+func (c *Cluster) ExtensionArgs(b *Backend) (Endpoint, []string, error) {
+	serving, err := c.PKI.Serving.Issue(b.Service+"."+b.Namespace, Leaf{User: b.Service, Names: []string{
+		b.Service + "." + b.Namespace + ".svc", "localhost", "127.0.0.1",
+	}})
+	if err != nil {
+		return Endpoint{}, nil, err
+	}
+	// Its own identity asks kube-apiserver about others (TokenReview, SubjectAccessReview, the request-header ConfigMap).
+	client, err := c.PKI.Client.Issue(b.Service+"."+b.Namespace+"-client", Leaf{User: b.Service, Groups: []string{"system:masters"}})
+	if err != nil {
+		return Endpoint{}, nil, err
+	}
+	kubeconfig := filepath.Join(c.dir, b.Service+"."+b.Namespace+".kubeconfig")
+	if err := c.Endpoint().WriteKubeconfig(kubeconfig, Credentials{Pair: client}); err != nil {
+		return Endpoint{}, nil, err
+	}
+	ports, err := freePorts(1)
+	if err != nil {
+		return Endpoint{}, nil, err
+	}
+	b.Port = ports[0]
+	return Endpoint{URL: loopback("https", b.Port), CAFile: c.PKI.Serving.CertFile}, []string{
+		"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", b.Port),
+		"--tls-cert-file=" + serving.CertFile, "--tls-private-key-file=" + serving.KeyFile,
+		"--kubeconfig=" + kubeconfig, "--authentication-kubeconfig=" + kubeconfig, "--authorization-kubeconfig=" + kubeconfig,
+	}, nil
+}
+
+// WaitAvailable waits until e, a kube-apiserver or what stands before it, answers for every given group-version.
+func (c *Cluster) WaitAvailable(ctx context.Context, e Endpoint, groupVersions ...string) error {
+	tick := time.NewTicker(50 * time.Millisecond) // an answer costs the backend well under a millisecond
+	defer tick.Stop()
+	for _, gv := range groupVersions {
+		ready := get(e.URL+"/apis/"+gv, e, c.Admin())
+		for {
+			err := ready(ctx)
+			if err == nil {
+				break
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("waiting for %s: %w (%w)", gv, ctx.Err(), err)
+			case <-tick.C:
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,89 @@
+package cluster
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// freePorts returns n loopback ports that nobody listens on. They lie below the range that the kernel hands to outgoing connections
+// (32768 and up), so that none of those can take one before its part listens.
+func freePorts(n int) ([]int, error) {
+	const low, high = 11000, 32000
+	var ports []int
+	for range 100 * n { // most tries succeed: a machine listens on few of 21,000 ports
+		port := low + rand.IntN(high-low)
+		l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port)) //nolint:noctx // binding a loopback port does not block
+		if err != nil {
+			continue
+		}
+		defer func() { _ = l.Close() }() // on return, so that no port comes twice
+		if ports = append(ports, port); len(ports) == n {
+			return ports, nil
+		}
+	}
+	return nil, fmt.Errorf("finding %d free loopback ports: none between %d and %d", n, low, high)
+}
+
+func loopback(scheme string, port int) string { return fmt.Sprintf("%s://127.0.0.1:%d", scheme, port) }
+
+// get returns a question whether url answers 200 to c, for Command.Ready. Only the CA of e is used.
+func get(url string, e Endpoint, c Credentials) func(context.Context) error {
+	var client *http.Client // made at the first question, when the files are surely there
+	return func(ctx context.Context) error {
+		if client == nil {
+			var err error
+			if client, err = httpClient(e, c); err != nil {
+				return err
+			}
+		}
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // a hung answer is no answer
+		defer cancel()
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		if err != nil {
+			return err
+		}
+		if c.Token != "" {
+			req.Header.Set("Authorization", "Bearer "+c.Token)
+		}
+		res, err := client.Do(req)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = res.Body.Close() }()
+		body, _ := io.ReadAll(io.LimitReader(res.Body, 4<<10))
+		if res.StatusCode != http.StatusOK {
+			return fmt.Errorf("%s: %s: %s", url, res.Status, strings.TrimSpace(string(body)))
+		}
+		return nil
+	}
+}
+
+func httpClient(e Endpoint, c Credentials) (*http.Client, error) {
+	cfg := &tls.Config{MinVersion: tls.VersionTLS12}
+	if e.CAFile != "" {
+		pem, err := os.ReadFile(e.CAFile)
+		if err != nil {
+			return nil, err
+		}
+		cfg.RootCAs = x509.NewCertPool()
+		cfg.RootCAs.AppendCertsFromPEM(pem)
+	}
+	if c.Pair.CertFile != "" {
+		pair, err := tls.LoadX509KeyPair(c.Pair.CertFile, c.Pair.KeyFile)
+		if err != nil {
+			return nil, err
+		}
+		cfg.Certificates = []tls.Certificate{pair}
+	}
+	return &http.Client{Transport: &http.Transport{TLSClientConfig: cfg, ForceAttemptHTTP2: true}}, nil
+}

@@ -1,0 +1,207 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Command describes a program to run beside the cluster.
+type Command struct {
+	// Name is what errors and its log file call it. It must be unique in its cluster.
+	Name string
+
+	// Path is the executable.
+	Path string
+
+	// Args are its arguments.
+	Args []string
+
+	// Env is added to this process's environment.
+	Env []string
+
+	// Ready is asked until it returns nil. Nil: a running process is ready.
+	Ready func(context.Context) error
+}
+
+// Part is a program that the cluster runs. It dies with this process, however this process dies, and at Cluster.Close.
+type Part struct {
+	cmd    Command
+	log    string
+	deaths chan<- error // told of every end that nobody here asked for
+
+	mu  sync.Mutex // guards run
+	run *run
+}
+
+// run is one life of a part.
+type run struct {
+	process *os.Process
+	done    chan struct{} // closed by supervise once the process is reaped and err is set
+	err     error         // why it ended; readable once done is closed
+
+	mu    sync.Mutex // guards asked
+	asked bool       // its end was asked for
+}
+
+// start launches the program and waits until it is ready.
+func (p *Part) start(ctx context.Context) error {
+	cmd := exec.Command(p.cmd.Path, p.cmd.Args...) //nolint:noctx // ctx covers the start only: Kill and Close end a part
+	cmd.Env = append(os.Environ(), p.cmd.Env...)
+	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = log.Close() }() // the child keeps its own
+	cmd.Stdout, cmd.Stderr = log, log
+	// A group of its own: an interrupt at the terminal reaches us alone, and we end the parts in order.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	dieWithParent(cmd.SysProcAttr)
+
+	r := &run{done: make(chan struct{})}
+	started := make(chan error, 1)
+	go p.supervise(r, cmd, started)
+	if err := <-started; err != nil {
+		return fmt.Errorf("starting %s: %w", p.cmd.Name, err)
+	}
+	p.mu.Lock()
+	p.run = r
+	p.mu.Unlock()
+	if err := p.waitReady(ctx, r); err != nil {
+		p.Kill()
+		return err
+	}
+	return nil
+}
+
+// supervise owns the process from start to end. The kernel kills the child when the *thread* that forked it exits, so the goroutine
+// stays on its thread for as long as the child lives. It ends with the process.
+func (p *Part) supervise(r *run, cmd *exec.Cmd, started chan<- error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	err := cmd.Start()
+	r.process = cmd.Process
+	started <- err
+	if err != nil {
+		return
+	}
+	err = cmd.Wait()
+	if err == nil {
+		err = errors.New("exit status 0")
+	}
+	r.err = fmt.Errorf("%s ended: %w\n%s", p.cmd.Name, err, p.Tail())
+	close(r.done)
+	r.mu.Lock()
+	asked := r.asked
+	r.mu.Unlock()
+	if asked {
+		return
+	}
+	select {
+	case p.deaths <- r.err:
+	default: // nobody looks, and one death is enough to tell
+	}
+}
+
+func (p *Part) waitReady(ctx context.Context, r *run) error {
+	if p.cmd.Ready == nil {
+		return nil
+	}
+	// 20 ms: kube-apiserver is ready in seconds, and asking costs it microseconds.
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	last := errors.New("not asked yet")
+	for {
+		select {
+		case <-r.done:
+			return r.err
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for %s: %w (%w)\n%s", p.cmd.Name, ctx.Err(), last, p.Tail())
+		case <-tick.C:
+		}
+		if last = p.cmd.Ready(ctx); last == nil {
+			return nil
+		}
+	}
+}
+
+func (p *Part) current() *run {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.run
+}
+
+// Name returns the name of p's command.
+func (p *Part) Name() string { return p.cmd.Name }
+
+// PID returns the process id of p's present or latest life.
+func (p *Part) PID() int { return p.current().process.Pid }
+
+// Done is closed when p's present life has ended.
+func (p *Part) Done() <-chan struct{} { return p.current().done }
+
+// Err says why p's latest life ended, with the tail of its log. It may be called only when Done is closed.
+func (p *Part) Err() error { return p.current().err }
+
+// Signal sends sig. With SIGTERM or SIGINT the end of p counts as asked for; SIGSTOP and SIGCONT hang and revive it.
+func (p *Part) Signal(sig syscall.Signal) error {
+	r := p.current()
+	if sig == syscall.SIGTERM || sig == syscall.SIGINT {
+		r.ask()
+	}
+	return r.process.Signal(sig)
+}
+
+// Kill ends p and all it has forked at once (SIGKILL) and waits for its end. It may be repeated.
+func (p *Part) Kill() {
+	r := p.current()
+	if r == nil {
+		return
+	}
+	r.ask()
+	// The group, while its leader is surely not reaped and its number not another's.
+	select {
+	case <-r.done:
+	default:
+		_ = syscall.Kill(-r.process.Pid, syscall.SIGKILL)
+	}
+	<-r.done
+}
+
+// Restart kills p if it lives, starts it again with the same arguments and waits until it is ready.
+func (p *Part) Restart(ctx context.Context) error {
+	p.Kill()
+	return p.start(ctx)
+}
+
+func (r *run) ask() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.asked = true
+}
+
+// LogFile returns the file that holds what p printed, over all its lives.
+func (p *Part) LogFile() string { return p.log }
+
+// Tail returns the end of p's log.
+func (p *Part) Tail() string {
+	const most = 4 << 10 // some thirty lines: enough for a panic's cause, short enough to read in a test's output
+	f, err := os.Open(p.log)
+	if err != nil {
+		return err.Error()
+	}
+	defer func() { _ = f.Close() }()
+	if fi, err := f.Stat(); err == nil && fi.Size() > most {
+		_, _ = f.Seek(-most, io.SeekEnd)
+	}
+	tail, _ := io.ReadAll(io.LimitReader(f, most))
+	return fmt.Sprintf("--- end of %s\n%s", filepath.Base(p.log), tail)
+}

@@ -1,0 +1,188 @@
+package cluster
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// bare is a cluster without a control plane.
+func bare(t *testing.T, dir string) *Cluster {
+	t.Helper()
+	c := &Cluster{dir: dir, deaths: make(chan error, 8)}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+func shell(name, script string) Command {
+	return Command{Name: name, Path: "/bin/sh", Args: []string{"-c", script}}
+}
+
+func alive(pid int) bool { return !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) }
+
+func TestUnexpectedDeathIsTold(t *testing.T) {
+	c := bare(t, t.TempDir())
+	ready := filepath.Join(c.dir, "ready")
+	cmd := shell("fragile", "echo last words; touch "+ready+"; exec sleep 600")
+	cmd.Ready = func(context.Context) error { _, err := os.Stat(ready); return err }
+	p, err := c.Run(t.Context(), cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(p.PID(), syscall.SIGKILL); err != nil { // not by Part.Kill
+		t.Fatal(err)
+	}
+	err = c.Wait(t.Context())
+	for _, want := range []string{"fragile ended", "last words"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q in it", err, want)
+		}
+	}
+	<-p.Done()
+}
+
+func TestAskedDeathIsNotTold(t *testing.T) {
+	c := bare(t, t.TempDir())
+	p, err := c.Run(t.Context(), shell("sleeper", "exec sleep 600"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := p.PID()
+	if err := p.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if alive(first) || !alive(p.PID()) || first == p.PID() {
+		t.Errorf("after a restart: %d alive %t, %d alive %t", first, alive(first), p.PID(), alive(p.PID()))
+	}
+	p.Kill()
+	p.Kill()
+	select {
+	case err := <-c.deaths:
+		t.Errorf("told of a death that was asked for: %v", err)
+	default:
+	}
+}
+
+func TestNotReadyInTime(t *testing.T) {
+	c := bare(t, t.TempDir())
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	cmd := shell("shy", "echo thinking; exec sleep 600")
+	cmd.Ready = func(context.Context) error { return errors.New("not yet") }
+	p, err := c.Run(ctx, cmd)
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "not yet") || !strings.Contains(err.Error(), "thinking") {
+		t.Errorf("got %v, want the deadline, the last answer and the log", err)
+	}
+	if alive(p.PID()) {
+		t.Error("a part that was not ready in time still lives")
+	}
+}
+
+func TestCloseKillsChildrenOfParts(t *testing.T) {
+	c := bare(t, t.TempDir())
+	file := filepath.Join(c.dir, "pid")
+	cmd := shell("forker", "sleep 600 & echo $! >"+file+".tmp; mv "+file+".tmp "+file+"; wait")
+	cmd.Ready = func(context.Context) error { _, err := os.Stat(file); return err }
+	if _, err := c.Run(t.Context(), cmd); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	waitDead(t, pid)
+	if _, err := c.Run(t.Context(), shell("late", "true")); err == nil {
+		t.Error("a closed cluster ran a program")
+	}
+}
+
+// waitDead waits until pid is gone. A killed process that nobody reaps (init's business once its parent is dead) counts as gone.
+func waitDead(t *testing.T, pid int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for alive(pid) && !zombie(pid) {
+		select {
+		case <-ctx.Done():
+			t.Fatalf("process %d outlived its parent", pid)
+		case <-tick.C:
+		}
+	}
+}
+
+func zombie(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && strings.Contains(string(stat), ") Z ")
+}
+
+// TestParentDeath runs this test again as a parent of parts and kills it in a way it cannot notice.
+func TestParentDeath(t *testing.T) {
+	const role = "FAIRLEAD_TEST_PARENT"
+	if dir := os.Getenv(role); dir != "" {
+		parent(t, dir)
+		return
+	}
+	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
+		t.Run(sig.String(), func(t *testing.T) {
+			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestParentDeath$")
+			cmd.Env = append(os.Environ(), role+"="+t.TempDir())
+			out, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			var pids []int
+			for lines := bufio.NewScanner(out); len(pids) < 3 && lines.Scan(); {
+				if pid, err := strconv.Atoi(lines.Text()); err == nil {
+					pids = append(pids, pid)
+				}
+			}
+			if len(pids) != 3 {
+				t.Fatalf("the parent started %v, want 3 parts", pids)
+			}
+			if err := cmd.Process.Signal(sig); err != nil {
+				t.Fatal(err)
+			}
+			_ = cmd.Wait() // it was killed: its status says only that
+			for _, pid := range pids {
+				waitDead(t, pid)
+			}
+		})
+	}
+}
+
+func parent(t *testing.T, dir string) {
+	c := &Cluster{dir: dir, deaths: make(chan error, 8)}
+	for i := range 3 {
+		p, err := c.Run(t.Context(), shell(fmt.Sprintf("part-%d", i), "exec sleep 600"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Println(p.PID())
+	}
+	<-c.deaths // never: the parent is killed
+}

@@ -1,0 +1,60 @@
+package cluster
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"os"
+	"testing"
+	"time"
+)
+
+func TestAuthoritiesVouchForTheirOwn(t *testing.T) {
+	p, err := newPKI(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := p.Serving.Issue("server", Leaf{User: "server", Names: []string{"api.wardle.svc", "127.0.0.1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended, err := p.Client.Issue("ended", Leaf{User: "late", NotAfter: time.Now().Add(-time.Minute)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, anyone := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, []x509.ExtKeyUsage{x509.ExtKeyUsageAny}
+	for name, tc := range map[string]struct {
+		pair  Pair
+		by    *Authority
+		usage []x509.ExtKeyUsage
+		host  string
+		bad   bool
+	}{
+		"admin by the client CA":       {pair: p.Admin, by: p.Client, usage: client},
+		"admin by the front-proxy CA":  {pair: p.Admin, by: p.FrontProxy, usage: client, bad: true},
+		"front proxy by its CA":        {pair: p.FrontProxyPair, by: p.FrontProxy, usage: client},
+		"front proxy by the client CA": {pair: p.FrontProxyPair, by: p.Client, usage: client, bad: true},
+		"server by its service name":   {pair: server, by: p.Serving, host: "api.wardle.svc"},
+		"server by its address":        {pair: server, by: p.Serving, host: "127.0.0.1"},
+		"server by another name":       {pair: server, by: p.Serving, host: "other.wardle.svc", bad: true},
+		"server as a client":           {pair: server, by: p.Serving, usage: client, bad: true},
+		"admin as a server":            {pair: p.Admin, by: p.Client, bad: true},
+		"a certificate that has ended": {pair: ended, by: p.Client, usage: anyone, bad: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pair, err := tls.LoadX509KeyPair(tc.pair.CertFile, tc.pair.KeyFile)
+			if err != nil {
+				t.Fatal(err)
+			}
+			pem, err := os.ReadFile(tc.by.CertFile)
+			if err != nil {
+				t.Fatal(err)
+			}
+			roots := x509.NewCertPool()
+			roots.AppendCertsFromPEM(pem)
+			_, err = pair.Leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: tc.usage, DNSName: tc.host})
+			if (err != nil) != tc.bad {
+				t.Errorf("got %v, want an error: %t", err, tc.bad)
+			}
+		})
+	}
+}
