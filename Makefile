@@ -51,8 +51,7 @@ e2e: ## End-to-end tests on real parts; fails when fewer cases ran than tests/e2
 
 .PHONY: lint
 lint: ## golangci-lint, with a reason for every linter in .golangci.yml
-	$(TOOLS) golangci-lint
-	$(FAIRLEAD_TOOLS)/golangci-lint run ./...
+	"$$($(TOOLS) golangci-lint)" run ./...
 
 .PHONY: verify
 verify: tidy-diff lint ## Everything that needs no test run: tidy modules, gofmt, vet, lint, style and dependency rules

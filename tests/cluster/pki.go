@@ -31,8 +31,8 @@ type PKI struct {
 
 // Pair is a certificate and its key, in PEM files.
 type Pair struct {
-	CertFile string
-	KeyFile  string
+	CertFile string // the certificate; empty: none
+	KeyFile  string // its key; empty: none
 }
 
 // Authority issues certificates.

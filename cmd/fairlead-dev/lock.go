@@ -1,0 +1,20 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"syscall"
+)
+
+// lock keeps two fairlead-devs from sharing a folder: the second would empty the first one's store. The kernel drops it with us.
+func lock(file string) (unlock func(), err error) {
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("locking %s (another fairlead-dev uses this folder; choose one with -dir): %w", file, err)
+	}
+	return func() { _ = f.Close() }, nil
+}

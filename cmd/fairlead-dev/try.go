@@ -1,0 +1,86 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/tools"
+)
+
+// createFlunders makes two objects of the sample extension server through Fairlead, so that the first command anyone tries shows some.
+func createFlunders(ctx context.Context, rc *rest.Config) error {
+	client, err := dynamic.NewForConfig(rc)
+	if err != nil {
+		return err
+	}
+	flunders := client.Resource(schema.GroupVersionResource{Group: "wardle.example.com", Version: "v1beta1", Resource: "flunders"})
+	for _, name := range []string{"bowline", "clove-hitch"} {
+		_, err := flunders.Namespace(metav1.NamespaceDefault).Create(ctx, &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "wardle.example.com/v1beta1",
+			"kind":       "Flunder",
+			"metadata":   map[string]any{"name": name},
+			"spec":       map[string]any{"referenceType": "Flunder", "flunderReference": "bowline"},
+		}}, metav1.CreateOptions{})
+		if err != nil {
+			return fmt.Errorf("creating flunder %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// describe writes the kubeconfig, puts kubectl beside it, and prints what to try.
+func describe(ctx context.Context, w io.Writer, c *cluster.Cluster, front *cluster.Front, o options) error {
+	kubeconfig := filepath.Join(o.dir, "kubeconfig")
+	if err := front.Endpoint.WriteKubeconfig(kubeconfig, c.Admin()); err != nil {
+		return err
+	}
+	direct := filepath.Join(o.dir, "kubeconfig-direct")
+	if err := c.Endpoint().WriteKubeconfig(direct, c.Admin()); err != nil {
+		return err
+	}
+	path, err := tools.Path(ctx, tools.Config{}, "kubectl")
+	if err != nil {
+		return err
+	}
+	kubectl := filepath.Join(o.dir, "kubectl")
+	if err := os.Remove(kubectl); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Symlink(path, kubectl); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(w, `
+Fairlead stands before a real kube-apiserver.
+
+  front door   %s
+  admin port   %s   (health, metrics)
+  kubeconfig   %s   (%s: the same, past Fairlead)
+  logs         %s
+
+Try:
+
+  export KUBECONFIG=%s
+  %[7]s get flunders -A                     # served by the extension server
+  %[7]s get apiservices
+  %[7]s auth whoami
+  %[7]s explain flunders.spec
+  %[7]s create namespace demo && %[7]s delete namespace demo
+  curl -k %[2]s/readyz?verbose
+
+Ctrl-C ends everything.
+`, front.Endpoint.URL, front.Admin.URL, kubeconfig, direct, filepath.Join(c.Dir(), "*.log"), kubeconfig, kubectl)
+	return err
+}

@@ -1,0 +1,98 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+)
+
+// Fairlead describes a Fairlead to run before the cluster's first kube-apiserver.
+type Fairlead struct {
+	// Path is its executable.
+	Path string
+
+	// Name is what errors and its log file call it. Empty: fairlead.
+	Name string
+
+	// Port is the front door's. Zero: a free one.
+	Port int
+
+	// AdminPort is that of health and metrics. Zero: a free one.
+	AdminPort int
+
+	// Args are added to the arguments of fairlead serve, later ones winning. Nil: none.
+	Args []string
+}
+
+// Front is a running Fairlead.
+type Front struct {
+	Part     *Part    // its process
+	Endpoint Endpoint // the front door
+	Admin    Endpoint // health, metrics, status
+}
+
+// StartFairlead starts f with everything it needs of the PKI and waits until it is ready.
+func (c *Cluster) StartFairlead(ctx context.Context, f Fairlead) (*Front, error) {
+	if f.Name == "" {
+		f.Name = "fairlead"
+	}
+	free, err := freePorts(2)
+	if err != nil {
+		return nil, err
+	}
+	if f.Port == 0 {
+		f.Port = free[0]
+	}
+	if f.AdminPort == 0 {
+		f.AdminPort = free[1]
+	}
+	args, err := c.fairleadArgs(f)
+	if err != nil {
+		return nil, err
+	}
+	ca := c.PKI.Serving.CertFile
+	front := &Front{
+		Endpoint: Endpoint{URL: loopback("https", f.Port), CAFile: ca},
+		Admin:    Endpoint{URL: loopback("https", f.AdminPort), CAFile: ca},
+	}
+	front.Part, err = c.Run(ctx, Command{
+		Name: f.Name, Path: f.Path, Args: args,
+		Ready: get(front.Admin.URL+"/readyz", front.Admin, Credentials{}),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return front, nil
+}
+
+func (c *Cluster) fairleadArgs(f Fairlead) ([]string, error) {
+	serving, err := c.PKI.Serving.Issue(f.Name, Leaf{User: f.Name, Names: []string{
+		"127.0.0.1", "localhost", "kubernetes.default.svc", "10.96.0.1",
+	}})
+	if err != nil {
+		return nil, err
+	}
+	client, err := c.PKI.Client.Issue(f.Name+"-client", Leaf{User: "fairlead", Groups: []string{"system:masters"}})
+	if err != nil {
+		return nil, err
+	}
+	kubeconfig := filepath.Join(c.dir, f.Name+".kubeconfig")
+	if err := c.Endpoint().WriteKubeconfig(kubeconfig, Credentials{Pair: client}); err != nil {
+		return nil, err
+	}
+	return append([]string{
+		"serve",
+		"--kubeconfig=" + kubeconfig,
+		"--bind-address=127.0.0.1",
+		fmt.Sprintf("--secure-port=%d", f.Port),
+		fmt.Sprintf("--admin-secure-port=%d", f.AdminPort),
+		"--tls-cert-file=" + serving.CertFile,
+		"--tls-private-key-file=" + serving.KeyFile,
+		"--client-ca-file=" + c.PKI.Client.CertFile,
+		"--requestheader-client-ca-file=" + c.PKI.FrontProxy.CertFile,
+		"--requestheader-allowed-names=front-proxy-client",
+		"--proxy-client-cert-file=" + c.PKI.FrontProxyPair.CertFile,
+		"--proxy-client-key-file=" + c.PKI.FrontProxyPair.KeyFile,
+		"--allow-loopback-backends", // all of ours are
+	}, f.Args...), nil
+}
