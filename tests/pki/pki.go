@@ -1,0 +1,198 @@
+// Package pki makes throw-away certificate authorities and key pairs for tests: good ones, and ones that are wrong in a
+// chosen way. Everything is in memory and safe for concurrent use after it was made.
+//
+// Validity begins an hour before time.Now(), so pairs made inside a testing/synctest bubble are valid inside that bubble.
+//
+// It is not a certificate authority for anything real: keys have no protection and serial numbers are only random. What cannot
+// fail without a programmer's error panics, because a test has nothing better to do.
+package pki
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// A CA signs certificates.
+type CA struct {
+	// Certificate is the CA's own, self-signed or signed by its parent.
+	Certificate *x509.Certificate
+
+	key   *ecdsa.PrivateKey
+	chain [][]byte // from this CA up to, but without, the root: what a leaf sends along
+}
+
+// NewCA makes a root with this common name. Two calls give different keys, also for the same name.
+func NewCA(commonName string) *CA {
+	key := newKey()
+	template := caTemplate(commonName)
+	return &CA{Certificate: sign(template, template, key, key), key: key}
+}
+
+// Intermediate makes a CA that ca signed. Its leaves carry the chain up to the root.
+func (ca *CA) Intermediate(commonName string) *CA {
+	key := newKey()
+	cert := sign(caTemplate(commonName), ca.Certificate, key, ca.key)
+	return &CA{Certificate: cert, key: key, chain: append([][]byte{cert.Raw}, ca.chain...)}
+}
+
+// PEM is the CA's certificate as found in a bundle.
+func (ca *CA) PEM() []byte { return encode("CERTIFICATE", ca.Certificate.Raw) }
+
+// Pool trusts this CA and no other.
+func (ca *CA) Pool() *x509.CertPool {
+	pool := x509.NewCertPool()
+	pool.AddCert(ca.Certificate)
+	return pool
+}
+
+// Leaf says what a certificate contains. The zero value is a nameless client and server certificate, valid for a day.
+type Leaf struct {
+	// CommonName is the subject's name: the user of a client certificate. Empty: none.
+	CommonName string
+	// Organizations are the groups of a client certificate. Nil: none.
+	Organizations []string
+	// Names are the DNS names and IP addresses that it is valid for. Nil: none, not even CommonName.
+	Names []string
+	// NotBefore and NotAfter bound its validity. Zero: an hour ago, in a day.
+	NotBefore, NotAfter time.Time
+	// Usage is what the key may do. Nil: both sides of TLS.
+	Usage []x509.ExtKeyUsage
+	// SHA1 signs with SHA-1, which no verifier has accepted for years.
+	SHA1 bool
+}
+
+// Issue makes a key pair as leaf says.
+func (ca *CA) Issue(leaf Leaf) *Pair {
+	now := time.Now()
+	template := &x509.Certificate{
+		SerialNumber: serial(),
+		Subject:      pkix.Name{CommonName: leaf.CommonName, Organization: leaf.Organizations},
+		NotBefore:    leaf.NotBefore,
+		NotAfter:     leaf.NotAfter,
+		KeyUsage:     x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:  leaf.Usage,
+	}
+	if template.NotBefore.IsZero() {
+		template.NotBefore = now.Add(-time.Hour)
+	}
+	if template.NotAfter.IsZero() {
+		template.NotAfter = now.Add(24 * time.Hour)
+	}
+	if template.ExtKeyUsage == nil {
+		template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}
+	}
+	if leaf.SHA1 {
+		template.SignatureAlgorithm = x509.ECDSAWithSHA1
+	}
+	for _, name := range leaf.Names {
+		if ip := net.ParseIP(name); ip != nil {
+			template.IPAddresses = append(template.IPAddresses, ip)
+		} else {
+			template.DNSNames = append(template.DNSNames, name)
+		}
+	}
+	key := newKey()
+	return &Pair{Certificate: sign(template, ca.Certificate, key, ca.key), key: key, chain: ca.chain}
+}
+
+// A Pair is a certificate with its key.
+type Pair struct {
+	// Certificate is the leaf.
+	Certificate *x509.Certificate
+
+	key   *ecdsa.PrivateKey
+	chain [][]byte
+}
+
+// TLS is the pair as crypto/tls wants it, with its intermediates.
+func (p *Pair) TLS() tls.Certificate {
+	return tls.Certificate{
+		Certificate: append([][]byte{p.Certificate.Raw}, p.chain...),
+		PrivateKey:  p.key,
+		Leaf:        p.Certificate,
+	}
+}
+
+// CertPEM is the certificate followed by its intermediates.
+func (p *Pair) CertPEM() []byte {
+	out := encode("CERTIFICATE", p.Certificate.Raw)
+	for _, c := range p.chain {
+		out = append(out, encode("CERTIFICATE", c)...)
+	}
+	return out
+}
+
+// KeyPEM is the private key in PKCS #8.
+func (p *Pair) KeyPEM() []byte {
+	der, err := x509.MarshalPKCS8PrivateKey(p.key)
+	must(err)
+	return encode("PRIVATE KEY", der)
+}
+
+// WriteFiles writes dir/name.crt and dir/name.key and returns their paths.
+func (p *Pair) WriteFiles(dir, name string) (certFile, keyFile string, err error) {
+	certFile, keyFile = filepath.Join(dir, name+".crt"), filepath.Join(dir, name+".key")
+	if err := os.WriteFile(certFile, p.CertPEM(), 0o600); err != nil {
+		return "", "", fmt.Errorf("writing certificate: %w", err)
+	}
+	if err := os.WriteFile(keyFile, p.KeyPEM(), 0o600); err != nil {
+		return "", "", fmt.Errorf("writing key: %w", err)
+	}
+	return certFile, keyFile, nil
+}
+
+func caTemplate(commonName string) *x509.Certificate {
+	now := time.Now()
+	return &x509.Certificate{
+		SerialNumber:          serial(),
+		Subject:               pkix.Name{CommonName: commonName},
+		NotBefore:             now.Add(-time.Hour),
+		NotAfter:              now.Add(10 * 24 * time.Hour), // longer than any leaf
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+	}
+}
+
+func newKey() *ecdsa.PrivateKey {
+	// P-256 because it is what kubeadm's successors use, and because a test should not wait for RSA.
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(err)
+	return key
+}
+
+func sign(template, parent *x509.Certificate, key, parentKey *ecdsa.PrivateKey) *x509.Certificate {
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, parentKey)
+	must(err)
+	cert, err := x509.ParseCertificate(der)
+	must(err)
+	return cert
+}
+
+func serial() *big.Int {
+	// 64 random bits: unique enough for a test, and positive as RFC 5280 wants.
+	n, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 64))
+	must(err)
+	return n.Add(n, big.NewInt(1))
+}
+
+func encode(kind string, der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+}
+
+func must(err error) {
+	if err != nil {
+		panic(fmt.Sprintf("pki: %v", err))
+	}
+}

@@ -1,0 +1,76 @@
+package pki_test
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+func TestIssue(t *testing.T) {
+	ca := pki.NewCA("ca")
+	tests := []struct {
+		name string
+		pair *pki.Pair
+		want bool
+	}{
+		{"good", ca.Issue(pki.Leaf{Names: []string{"x.test"}}), true},
+		{"through an intermediate", ca.Intermediate("between").Issue(pki.Leaf{Names: []string{"x.test"}}), true},
+		{"another CA of the same name", pki.NewCA("ca").Issue(pki.Leaf{Names: []string{"x.test"}}), false},
+		{"another name", ca.Issue(pki.Leaf{Names: []string{"y.test"}}), false},
+		{"common name only", ca.Issue(pki.Leaf{CommonName: "x.test"}), false},
+		{"expired", ca.Issue(pki.Leaf{Names: []string{"x.test"}, NotAfter: time.Now().Add(-time.Minute)}), false},
+		{"not valid yet", ca.Issue(pki.Leaf{Names: []string{"x.test"}, NotBefore: time.Now().Add(time.Minute)}), false},
+		{"client only", ca.Issue(pki.Leaf{Names: []string{"x.test"}, Usage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}), false},
+		{"SHA-1", ca.Issue(pki.Leaf{Names: []string{"x.test"}, SHA1: true}), false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if err := verify(ca, tt.pair); (err == nil) != tt.want {
+				t.Errorf("verifying: %v, want success %v", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestSynctest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ca := pki.NewCA("ca")
+		pair := ca.Issue(pki.Leaf{Names: []string{"x.test"}})
+		if err := verify(ca, pair); err != nil {
+			t.Errorf("inside the bubble: %v", err)
+		}
+		time.Sleep(25 * time.Hour)
+		if err := verify(ca, pair); err == nil {
+			t.Error("a day later: still valid")
+		}
+	})
+}
+
+func TestWriteFiles(t *testing.T) {
+	pair := pki.NewCA("root").Intermediate("between").Issue(pki.Leaf{CommonName: "someone", Organizations: []string{"a", "b"}})
+	cert, key, err := pair.WriteFiles(t.TempDir(), "client")
+	if err != nil {
+		t.Fatal(err)
+	}
+	loaded, err := tls.LoadX509KeyPair(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(loaded.Certificate) != 2 || loaded.Leaf.Subject.String() != "CN=someone,O=a+O=b" {
+		t.Errorf("%d certificates for %s", len(loaded.Certificate), loaded.Leaf.Subject)
+	}
+}
+
+// verify does what a TLS client does with the chain that the server sends.
+func verify(ca *pki.CA, pair *pki.Pair) error {
+	between := x509.NewCertPool()
+	between.AppendCertsFromPEM(pair.CertPEM())
+	_, err := pair.TLS().Leaf.Verify(x509.VerifyOptions{
+		DNSName: "x.test", Roots: ca.Pool(), Intermediates: between, CurrentTime: time.Now(),
+	})
+	return err
+}
