@@ -1,0 +1,104 @@
+package authn
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/singleflight"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/user"
+)
+
+// ErrUnauthenticated is the cause of every refusal that is the caller's own fault. It is answered with 401.
+var ErrUnauthenticated = errors.New("unauthenticated")
+
+// Config is what an Authenticator needs. The zero Config knows nobody: all but anonymous requests are refused.
+type Config struct {
+	// VerifyClient verifies a peer's certificates (leaf first) against the client CA and returns the verified chains. No chain and no error means that
+	// there is no client CA at present: no opinion. Nil: client certificates are not looked at.
+	VerifyClient func(peer []*x509.Certificate) ([][]*x509.Certificate, error)
+	// VerifyFrontProxy does the same against the request-header CA, and checks the leaf's name against the allowed ones. Nil: no front proxy is trusted.
+	VerifyFrontProxy func(peer []*x509.Certificate) ([][]*x509.Certificate, error)
+	// Generation changes whenever either verification might answer differently: another CA, other allowed names. Nil: they never change.
+	Generation func() uint64
+	// Review authenticates a token; see TokenReview. Nil: no token is known, so wherever Fairlead itself must know the caller a token is refused.
+	Review func(ctx context.Context, token string) (*authenticator.Response, bool, error)
+	// RequestHeaders are the header fields that a verified front proxy asserts its user in. Zero: X-Remote-User, X-Remote-Group and X-Remote-Extra-, but no
+	// field for the UID, as kube-apiserver's flags have it: a front proxy that does not know of the field would let its own clients set it.
+	RequestHeaders HeaderNames
+	// Target returns the names that the receiving side trusts (the cluster's ConfigMap). The value must not be changed once returned; another pointer means
+	// that the names changed. Nil, or a nil result: X-Remote-User, X-Remote-Uid, X-Remote-Group and X-Remote-Extra-, what kube-aggregator sends.
+	Target func() *HeaderNames
+	// Anonymous lets a request that presents nothing pass as system:anonymous. False: it is refused wherever Fairlead must know the caller.
+	Anonymous bool
+	// AnonymousPaths narrows Anonymous to these exact paths (--authentication-config). Empty: every path.
+	AnonymousPaths []string
+	// TokenTTL is how long a TokenReview's answer is kept, yes or no. Zero: 10 s, as k8s.io/apiserver's delegating options. Negative: not at all.
+	TokenTTL time.Duration
+	// ProvenTTL is how long a token counts as proven after the local apiserver last accepted it. Zero: 1 min, so that a client that asks every few
+	// seconds stays proven, and a stolen list of dead tokens is worth at most one refusal each.
+	ProvenTTL time.Duration
+	// ReviewTimeout bounds one TokenReview with its retries. Zero: 10 s, as upstream.
+	ReviewTimeout time.Duration
+	// Metrics registers the counters. Nil: they are not registered.
+	Metrics prometheus.Registerer
+}
+
+// Authenticator says who is asking. Make one with New.
+type Authenticator struct {
+	cfg     Config
+	read    readNames
+	names   atomic.Pointer[nameSet]
+	paths   map[string]bool
+	nobody  *identity
+	known   *cache[*identity]
+	refused *cache[struct{}]
+	proven  *cache[struct{}]
+	flight  singleflight.Group
+	waiting atomic.Int64
+	slots   chan struct{}
+	metrics metrics
+}
+
+// New checks a Config and returns an Authenticator for it.
+func New(cfg Config) (*Authenticator, error) {
+	cfg.TokenTTL = orDefault(cfg.TokenTTL, 10*time.Second)
+	cfg.ProvenTTL = orDefault(cfg.ProvenTTL, time.Minute)
+	cfg.ReviewTimeout = orDefault(cfg.ReviewTimeout, 10*time.Second)
+	read, err := newReadNames(cfg.RequestHeaders)
+	if err != nil {
+		return nil, fmt.Errorf("reading request header names: %w", err)
+	}
+	a := &Authenticator{
+		cfg:    cfg,
+		read:   read,
+		paths:  map[string]bool{},
+		nobody: &identity{DefaultInfo: user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}},
+		// Kubernetes is supported up to 5,000 nodes and 10,000 namespaces; 16,384 tokens of a service account's usual 1.2 KB are 20 MB when all are in use.
+		known:  newCache[*identity](1024, 2<<20),
+		proven: newCache[struct{}](1024, 2<<20),
+		// Bad tokens are kept apart, or a flood of them would push the good ones out.
+		refused: newCache[struct{}](256, 512<<10),
+		slots:   make(chan struct{}, maxReviews),
+		metrics: newMetrics(cfg.Metrics),
+	}
+	for _, p := range cfg.AnonymousPaths {
+		a.paths[p] = true
+	}
+	if err := a.nameSet().err; err != nil {
+		return nil, fmt.Errorf("reading the names that the target trusts: %w", err)
+	}
+	return a, nil
+}
+
+func orDefault(d, def time.Duration) time.Duration {
+	if d == 0 {
+		return def
+	}
+	return d
+}

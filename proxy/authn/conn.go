@@ -1,0 +1,136 @@
+package authn
+
+import (
+	"crypto/x509"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/group"
+	x509request "k8s.io/apiserver/pkg/authentication/request/x509"
+	"k8s.io/apiserver/pkg/authentication/user"
+)
+
+// Conn is a client connection's slot: its certificates, and what verifying them found out. Verifying costs some 100 µs, so it is done once per
+// connection and CA generation; the result dies with the earliest NotAfter of the chains. A nil Conn has no certificate. It belongs to one
+// Authenticator and must not be copied.
+type Conn struct {
+	// Peer is what the peer presented, leaf first. Empty: nothing. Set it before the first Read and leave it alone.
+	Peer []*x509.Certificate
+
+	verdict atomic.Pointer[verdict]
+	mu      sync.Mutex // held while verifying, so that a connection's first hundred streams verify once
+}
+
+// retryVerify is for how long a failed verification is believed: time alone can make a certificate valid (NotBefore, and clocks that disagree).
+const retryVerify = 10 * time.Second
+
+// verdict is what verifying found out. Immutable.
+type verdict struct {
+	generation uint64
+	until      time.Time
+	// front says that the peer is a trusted front proxy.
+	front    bool
+	frontErr error
+	// client is the certificate's own user, nil when it has none.
+	client    *identity
+	clientErr error
+}
+
+// err is why the certificate failed, nil when no verification failed.
+func (v *verdict) err() error {
+	if v.clientErr != nil {
+		return v.clientErr
+	}
+	return v.frontErr
+}
+
+func (a *Authenticator) generation() uint64 {
+	if a.cfg.Generation == nil {
+		return 0
+	}
+	return a.cfg.Generation()
+}
+
+func (v *verdict) alive(generation uint64, now time.Time) bool {
+	return v != nil && v.generation == generation && !now.After(v.until)
+}
+
+// verdict returns what is known of a connection's certificates, nil when it has none.
+func (a *Authenticator) verdict(c *Conn) *verdict {
+	if c == nil || len(c.Peer) == 0 || a.cfg.VerifyClient == nil && a.cfg.VerifyFrontProxy == nil {
+		return nil
+	}
+	if v := c.verdict.Load(); v.alive(a.generation(), time.Now()) {
+		return v
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	// The generation is read before verifying: if the CA changes meanwhile, the verdict is already dead.
+	generation := a.generation()
+	if v := c.verdict.Load(); v.alive(generation, now) {
+		return v
+	}
+	v := a.verify(c.Peer, now)
+	v.generation = generation
+	c.verdict.Store(v)
+	return v
+}
+
+func (a *Authenticator) verify(peer []*x509.Certificate, now time.Time) *verdict {
+	v := &verdict{until: peer[0].NotAfter}
+	if a.cfg.VerifyFrontProxy != nil {
+		chains, err := a.cfg.VerifyFrontProxy(peer)
+		v.front, v.frontErr = err == nil && len(chains) > 0, err
+		v.shorten(chains)
+	}
+	if a.cfg.VerifyClient != nil {
+		chains, err := a.cfg.VerifyClient(peer)
+		if err == nil && len(chains) > 0 {
+			v.client, err = certificateUser(chains[0])
+		}
+		v.clientErr = err
+		v.shorten(chains)
+	}
+	// A certificate that is good for one of the two is expected to fail the other.
+	if !v.front && v.client == nil {
+		v.until = now.Add(retryVerify)
+	}
+	return v
+}
+
+func (v *verdict) shorten(chains [][]*x509.Certificate) {
+	for _, chain := range chains {
+		for _, cert := range chain {
+			if cert.NotAfter.Before(v.until) {
+				v.until = cert.NotAfter
+			}
+		}
+	}
+}
+
+// certificateUser is the user that upstream's own conversion makes of a chain; nil without an error when its leaf has no common name. All chains of a
+// certificate have the same leaf, and nothing else is looked at.
+func certificateUser(chain []*x509.Certificate) (*identity, error) {
+	resp, ok, err := x509request.CommonNameUserConversion(chain)
+	if err != nil || !ok {
+		return nil, err
+	}
+	return authenticated(resp)
+}
+
+// authenticated makes an identity of a response, with system:authenticated added as upstream's own adder does.
+func authenticated(resp *authenticator.Response) (*identity, error) {
+	adder := group.NewAuthenticatedGroupAdder(authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
+		return resp, true, nil
+	}))
+	resp, _, err := adder.AuthenticateRequest(nil)
+	if err != nil {
+		return nil, err
+	}
+	u := resp.User
+	return &identity{DefaultInfo: user.DefaultInfo{Name: u.GetName(), UID: u.GetUID(), Groups: u.GetGroups(), Extra: u.GetExtra()}}, nil
+}

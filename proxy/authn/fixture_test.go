@@ -1,0 +1,161 @@
+package authn
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"errors"
+	"fmt"
+	"math/big"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2/hpack"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/user"
+)
+
+// authority is a CA that issues client certificates.
+type authority struct {
+	t    testing.TB
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func newAuthority(t testing.TB, name string) *authority {
+	t.Helper()
+	a := &authority{t: t}
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour), KeyUsage: x509.KeyUsageCertSign,
+	}
+	a.cert, a.key = sign(t, tmpl, nil)
+	return a
+}
+
+func sign(t testing.TB, tmpl *x509.Certificate, by *authority) (*x509.Certificate, *ecdsa.PrivateKey) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	parent, signer := tmpl, key
+	if by != nil {
+		parent, signer = by.cert, by.key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, parent, key.Public(), signer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert, key
+}
+
+// issue makes a client certificate that ends in that time (negative: it has ended).
+func (a *authority) issue(subject pkix.Name, ends time.Duration) []*x509.Certificate {
+	a.t.Helper()
+	cert, _ := sign(a.t, &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: subject, NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(ends),
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}, a)
+	return []*x509.Certificate{cert}
+}
+
+func (a *authority) options() x509.VerifyOptions {
+	pool := x509.NewCertPool()
+	pool.AddCert(a.cert)
+	return x509.VerifyOptions{Roots: pool, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+}
+
+// verify is what package certs does: verify, and check the names when there are any.
+func (a *authority) verify(names ...string) func([]*x509.Certificate) ([][]*x509.Certificate, error) {
+	opts := a.options()
+	return func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
+		o := opts
+		o.CurrentTime = time.Now()
+		chains, err := peer[0].Verify(o)
+		if err == nil && len(names) > 0 && !slices.Contains(names, peer[0].Subject.CommonName) {
+			return nil, errors.New("the name is not allowed")
+		}
+		return chains, err
+	}
+}
+
+func withUID(n pkix.Name, uids ...string) pkix.Name {
+	for _, u := range uids {
+		n.ExtraNames = append(n.ExtraNames, pkix.AttributeTypeAndValue{Type: asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 57683, 2}, Value: u})
+	}
+	return n
+}
+
+// tokens is an apiserver that knows tokens that begin with "good", and counts how often it is asked.
+type tokens struct {
+	n     atomic.Int64
+	now   atomic.Int64
+	peak  atomic.Int64
+	delay time.Duration
+	fail  atomic.Bool
+}
+
+func (s *tokens) review(ctx context.Context, token string) (*authenticator.Response, bool, error) {
+	s.n.Add(1)
+	s.peak.Store(max(s.peak.Load(), s.now.Add(1)))
+	defer s.now.Add(-1)
+	if s.delay > 0 {
+		select {
+		case <-time.After(s.delay):
+		case <-ctx.Done():
+			return nil, false, ctx.Err()
+		}
+	}
+	switch {
+	case s.fail.Load() || token == "fails":
+		return nil, false, errors.New("connection refused")
+	case token == "panic":
+		panic("boom")
+	case token == "nobody":
+		return &authenticator.Response{User: &user.DefaultInfo{}}, true, nil
+	case len(token) >= 4 && token[:4] == "good":
+		return &authenticator.Response{User: &user.DefaultInfo{
+			Name: "owner of " + token, UID: "uid", Groups: []string{"tokens"}, Extra: map[string][]string{"authentication.kubernetes.io/credential-id": {"JTI=1"}},
+		}}, true, nil
+	}
+	return nil, false, nil
+}
+
+func newAuthenticator(t testing.TB, cfg Config) *Authenticator {
+	t.Helper()
+	a, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// head makes a Head of name, value, name, value.
+func head(nv ...string) Head {
+	var h Head
+	for i := 0; i < len(nv); i += 2 {
+		h = append(h, hpack.HeaderField{Name: nv[i], Value: nv[i+1]})
+	}
+	return h
+}
+
+func bearer(token string) Head { return head("authorization", "Bearer "+token) }
+
+// describe writes a user down for comparing.
+func describe(u user.Info) string {
+	if u == nil {
+		return "nobody"
+	}
+	return fmt.Sprintf("%s/%s%q%v", u.GetName(), u.GetUID(), u.GetGroups(), u.GetExtra())
+}

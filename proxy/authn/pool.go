@@ -1,0 +1,57 @@
+package authn
+
+import (
+	"net/http"
+	"time"
+)
+
+// Pool says over which pool credentials go to the local apiserver. KindInvalid goes nowhere: it is answered with 401.
+func (a *Authenticator) Pool(c *Credentials) Pool {
+	switch c.Kind {
+	case KindFrontProxy, KindCertificate:
+		return PoolCertificate
+	case KindToken:
+		// With two tokens nobody can tell which of them was accepted.
+		if c.second.n == 0 && a.Proven(c.Token) {
+			return PoolProven
+		}
+	}
+	return PoolUnproven
+}
+
+// Proven reports whether the local apiserver lately accepted a token.
+func (a *Authenticator) Proven(t Token) bool {
+	_, _, ok := a.proven.get(t.Secret())
+	return ok
+}
+
+// Seen notes how the local apiserver answered a request that came with these credentials. A token is proven by an answer that only an authenticated
+// request gets, and is forgotten, as is who it belongs to, with a 401.
+func (a *Authenticator) Seen(c *Credentials, status int) {
+	if c.Kind != KindToken || c.second.n > 0 {
+		return
+	}
+	token := c.Token.Secret()
+	switch {
+	case status == http.StatusUnauthorized:
+		a.proven.drop(token)
+		a.known.drop(token)
+	case proves(status):
+		now := time.Now()
+		// A token in use is rewritten once in half its time, not with every answer.
+		if _, until, ok := a.proven.get(token); !ok || until.Sub(now) < a.cfg.ProvenTTL/2 {
+			a.proven.put(token, struct{}{}, now.Add(a.cfg.ProvenTTL))
+		}
+	}
+}
+
+// proves reports whether a status can only follow authentication. A server that is overloaded, shutting down or unable to read the request says so
+// before it looks at a token (kube-apiserver: 429 and 503 from filters that wrap the authentication filter, 400 and 431 from net/http).
+func proves(status int) bool {
+	switch status {
+	case http.StatusBadRequest, http.StatusRequestTimeout, http.StatusRequestEntityTooLarge, http.StatusExpectationFailed,
+		http.StatusTooManyRequests, http.StatusRequestHeaderFieldsTooLarge:
+		return false
+	}
+	return status == http.StatusSwitchingProtocols || 200 <= status && status < 500
+}

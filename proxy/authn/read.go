@@ -1,0 +1,150 @@
+package authn
+
+import (
+	"net/http"
+	"strings"
+
+	"golang.org/x/net/http2/hpack"
+	"k8s.io/apiserver/pkg/authentication/user"
+)
+
+// Head is a request head's fields with lower-case names, in order. Pseudo-header fields may be among them and are ignored.
+type Head []hpack.HeaderField
+
+// HeadOf makes a Head of a net/http header. Fields of one name keep their order.
+func HeadOf(h http.Header) Head {
+	out := make(Head, 0, len(h)+4)
+	for name, values := range h {
+		name = strings.ToLower(name)
+		for _, v := range values {
+			out = append(out, hpack.HeaderField{Name: name, Value: v})
+		}
+	}
+	return out
+}
+
+const (
+	fieldProtocol = "sec-websocket-protocol"
+	upgrade       = "upgrade"
+)
+
+// Kind is what kind of credentials decide a request.
+type Kind uint8
+
+// The kinds. KindNone is the zero value: nothing was presented that kube-apiserver would look at.
+const (
+	KindNone Kind = iota
+	// KindFrontProxy is a user asserted by a verified front proxy.
+	KindFrontProxy
+	// KindCertificate is the user of a verified client certificate.
+	KindCertificate
+	// KindToken is a bearer token, not yet looked at. It decides even when a certificate came with it and failed.
+	KindToken
+	// KindInvalid is something that failed with nothing beside it that could succeed: 401, whatever the side. Passed on without its failed certificate
+	// it would be anonymous.
+	KindInvalid
+)
+
+// Credentials are what a request presented.
+type Credentials struct {
+	Kind Kind
+	// User is set for KindFrontProxy and KindCertificate. Read-only.
+	User user.Info
+	// Token is set for KindToken.
+	Token Token
+	// Impersonates says that there is a field whose name begins with Impersonate-.
+	Impersonates bool
+	// Err is why something failed, for the log: always set for KindInvalid, and for KindToken when a certificate failed. It holds no token.
+	Err error
+
+	// second is the WebSocket token when there is a bearer token too: it is tried if the first fails.
+	second Token
+}
+
+// presented is what one pass over the fields found.
+type presented struct {
+	authorization              string
+	upgrade                    string
+	authorized, upgrades       bool
+	connection, protocol, imps bool
+}
+
+// Read says who is asking, as far as can be known without I/O.
+func (a *Authenticator) Read(c *Conn, h Head) Credentials {
+	p := scan(h)
+	out := Credentials{Impersonates: p.imps}
+	if v := a.verdict(c); v != nil {
+		if v.front {
+			if u := a.read.user(h); u != nil {
+				out.Kind, out.User = KindFrontProxy, u
+				return out
+			}
+		}
+		if v.client != nil {
+			out.Kind, out.User = KindCertificate, v.client
+			return out
+		}
+		out.Err = v.err()
+	}
+	bearer := bearerToken(p.authorization)
+	socket, err := "", error(nil)
+	if p.protocol && p.connection && strings.EqualFold(p.upgrade, "websocket") {
+		socket, err = protocolToken(h)
+	}
+	switch {
+	case bearer != "":
+		out.Kind, out.Token, out.second = KindToken, newToken(bearer), newToken(socket)
+	case socket != "":
+		out.Kind, out.Token = KindToken, newToken(socket)
+	case err != nil:
+		out.Kind, out.Err = KindInvalid, err
+	case out.Err != nil:
+		out.Kind = KindInvalid
+	}
+	return out
+}
+
+func scan(h Head) presented {
+	var p presented
+	for i := range h {
+		f := &h[i]
+		switch f.Name {
+		case "authorization": // the first counts, empty or not, as http.Header.Get has it
+			if !p.authorized {
+				p.authorized, p.authorization = true, f.Value
+			}
+		case upgrade:
+			if !p.upgrades {
+				p.upgrades, p.upgrade = true, f.Value
+			}
+		case "connection":
+			p.connection = p.connection || containsFold(f.Value, upgrade)
+		case fieldProtocol:
+			p.protocol = true
+		default:
+			p.imps = p.imps || strings.HasPrefix(f.Name, "impersonate-")
+		}
+	}
+	return p
+}
+
+// bearerToken cuts the token out of an Authorization value. Whatever is not "Bearer <token>" is nothing, as upstream has it: any other scheme, no
+// token, or a second space before it.
+func bearerToken(authorization string) string {
+	scheme, rest, ok := strings.Cut(strings.TrimSpace(authorization), " ")
+	if !ok || !strings.EqualFold(scheme, "bearer") {
+		return ""
+	}
+	token, _, _ := strings.Cut(rest, " ")
+	return token
+}
+
+// containsFold reports whether s contains sub, which is lower-case, in any case.
+func containsFold(s, sub string) bool {
+	for i := 0; i+len(sub) <= len(s); i++ {
+		if hasPrefix(s[i:], sub) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,191 @@
+package authn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/plugin/pkg/authenticator/token/webhook"
+	authenticationv1 "k8s.io/client-go/kubernetes/typed/authentication/v1"
+)
+
+const (
+	// maxReviews is how many TokenReviews are under way at once. One takes a millisecond or two, so this is tens of thousands a second, and a flood of
+	// bad tokens takes no more of the local apiserver than a busy controller does.
+	maxReviews = 64
+	// maxWaiting is how many may be under way or wait for it. More are refused at once: every one of them is a stranger's.
+	maxWaiting = 1024
+)
+
+var (
+	errNoReview = fmt.Errorf("%w: no token is known here", ErrUnauthenticated)
+	errBadToken = fmt.Errorf("%w: invalid bearer token", ErrUnauthenticated)
+	errNothing  = fmt.Errorf("%w: nothing was presented", ErrUnauthenticated)
+	errBusy     = errors.New("reviewing token: too many are under way")
+	errPanicked = errors.New("reviewing token: it panicked")
+)
+
+// TokenReview makes a Config.Review that asks the local apiserver, by k8s.io/apiserver's own client, with its retries (five, from 500 ms on).
+func TokenReview(client authenticationv1.AuthenticationV1Interface) (func(context.Context, string) (*authenticator.Response, bool, error), error) {
+	w, err := webhook.NewFromInterface(client, nil, *webhook.DefaultRetryBackoff(), 0, webhook.AuthenticatorMetrics{
+		RecordRequestTotal:   func(context.Context, string) {},
+		RecordRequestLatency: func(context.Context, string, float64) {},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("making a token reviewer: %w", err)
+	}
+	return w.AuthenticateToken, nil
+}
+
+// Cached says without I/O who credentials belong to, for a side where Fairlead itself must know. Known without a user means refused: 401. Not known
+// means that Review must be asked. The path is the request's decoded one; it matters only for AnonymousPaths.
+func (a *Authenticator) Cached(c *Credentials, path string) (u user.Info, known bool) {
+	switch c.Kind {
+	case KindFrontProxy, KindCertificate:
+		return c.User, true
+	case KindNone:
+		if a.cfg.Anonymous && (len(a.paths) == 0 || a.paths[path]) {
+			return a.nobody, true
+		}
+		return nil, true
+	case KindToken:
+		return a.cachedTokens(c)
+	}
+	return nil, true
+}
+
+func (a *Authenticator) cachedTokens(c *Credentials) (user.Info, bool) {
+	if a.cfg.Review == nil {
+		return nil, true
+	}
+	for _, t := range [...]Token{c.Token, c.second} {
+		if t.n == 0 {
+			continue
+		}
+		if id, _, ok := a.known.get(t.Secret()); ok {
+			a.metrics.hits.Inc()
+			return id, true
+		}
+		if _, _, ok := a.refused.get(t.Secret()); !ok {
+			return nil, false
+		}
+	}
+	a.metrics.hits.Inc()
+	return nil, true
+}
+
+// Review says who credentials belong to, asking the local apiserver if it must. An error that is ErrUnauthenticated is the caller's own fault; any other
+// means that nobody could be asked, and the request must be refused all the same.
+func (a *Authenticator) Review(ctx context.Context, c *Credentials, path string) (user.Info, error) {
+	if c.Kind != KindToken {
+		if u, _ := a.Cached(c, path); u != nil {
+			return u, nil
+		}
+		if c.Err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrUnauthenticated, c.Err)
+		}
+		return nil, errNothing
+	}
+	if a.cfg.Review == nil {
+		return nil, errNoReview
+	}
+	id, err := a.shared(ctx, c.Token.Secret())
+	if err != nil && c.second.n > 0 {
+		var again error
+		if id, again = a.shared(ctx, c.second.Secret()); again == nil {
+			return id, nil
+		}
+		err = errors.Join(err, again)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return id, nil
+}
+
+// shared reviews a token once for all who ask at the same time. The review outlives a caller that gives up, for the others; its timeout ends it.
+func (a *Authenticator) shared(ctx context.Context, token string) (*identity, error) {
+	if id, err, ok := a.remembered(token); ok {
+		return id, err
+	}
+	token = strings.Clone(token) // the review may outlive the request and its buffers
+	ch := a.flight.DoChan(token, func() (any, error) { return a.review(token) })
+	select {
+	case r := <-ch:
+		id, _ := r.Val.(*identity)
+		return id, r.Err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("reviewing token: %w", ctx.Err())
+	}
+}
+
+func (a *Authenticator) remembered(token string) (id *identity, err error, ok bool) { //nolint:revive // the flag is about the error too
+	if id, _, ok := a.known.get(token); ok {
+		return id, nil, true
+	}
+	if _, _, ok := a.refused.get(token); ok {
+		return nil, errBadToken, true
+	}
+	return nil, nil, false
+}
+
+func (a *Authenticator) review(token string) (id *identity, err error) {
+	// It runs in a goroutine of singleflight's, where a panic would end the process.
+	defer func() {
+		if recover() != nil {
+			id, err = nil, errPanicked
+		}
+	}()
+	// The one before may have ended between our look-up and here.
+	if id, err, ok := a.remembered(token); ok {
+		return id, err
+	}
+	if a.waiting.Add(1) > maxWaiting {
+		a.waiting.Add(-1)
+		a.metrics.reviewed("busy")
+		return nil, errBusy
+	}
+	defer a.waiting.Add(-1)
+	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.ReviewTimeout)
+	defer cancel()
+	select {
+	case a.slots <- struct{}{}:
+		defer func() { <-a.slots }()
+	case <-ctx.Done():
+	}
+	if ctx.Err() != nil {
+		a.metrics.reviewed("busy")
+		return nil, errBusy
+	}
+	return a.ask(ctx, token)
+}
+
+func (a *Authenticator) ask(ctx context.Context, token string) (*identity, error) {
+	// Counted from before the question: the answer was true then at the earliest.
+	until := time.Now().Add(a.cfg.TokenTTL)
+	resp, ok, err := a.cfg.Review(ctx, token)
+	if err == nil && ok && (resp == nil || resp.User == nil || resp.User.GetName() == "") {
+		err = errors.New("it was answered without a user")
+	}
+	if err != nil {
+		a.metrics.reviewed("error")
+		return nil, fmt.Errorf("reviewing token: %w", err)
+	}
+	if !ok {
+		a.metrics.reviewed("refused")
+		a.refused.put(token, struct{}{}, until)
+		return nil, errBadToken
+	}
+	id, err := authenticated(resp)
+	if err != nil {
+		a.metrics.reviewed("error")
+		return nil, fmt.Errorf("reviewing token: %w", err)
+	}
+	a.metrics.reviewed("authenticated")
+	a.known.put(token, id, until)
+	return id, nil
+}

@@ -1,0 +1,216 @@
+package authn
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/group"
+	"k8s.io/apiserver/pkg/authentication/request/anonymous"
+	"k8s.io/apiserver/pkg/authentication/request/bearertoken"
+	"k8s.io/apiserver/pkg/authentication/request/headerrequest"
+	"k8s.io/apiserver/pkg/authentication/request/union"
+	"k8s.io/apiserver/pkg/authentication/request/websocket"
+	x509request "k8s.io/apiserver/pkg/authentication/request/x509"
+)
+
+// setup is one way of being configured.
+type setup struct {
+	name           string
+	client, front  *authority
+	names          []string
+	headers        HeaderNames
+	anonymous      bool
+	anonymousPaths []string
+}
+
+// upstream builds the union as kube-apiserver does (pkg/kubeapiserver/authenticator.Config.New): the same parts in the same order.
+func (s *setup) upstream(token authenticator.Token) authenticator.Request {
+	var all []authenticator.Request
+	if s.front != nil {
+		h := s.headers
+		if h.empty() {
+			h = HeaderNames{Username: []string{"X-Remote-User"}, Group: []string{"X-Remote-Group"}, ExtraPrefix: []string{"X-Remote-Extra-"}}
+		}
+		all = append(all, headerrequest.NewDynamicVerifyOptionsSecure(x509request.StaticVerifierFn(s.front.options()), headerrequest.StaticStringSlice(s.names),
+			headerrequest.StaticStringSlice(h.Username), headerrequest.StaticStringSlice(h.UID),
+			headerrequest.StaticStringSlice(h.Group), headerrequest.StaticStringSlice(h.ExtraPrefix)))
+	}
+	if s.client != nil {
+		all = append(all, x509request.NewDynamic(x509request.StaticVerifierFn(s.client.options()), x509request.CommonNameUserConversion))
+	}
+	all = append(all, bearertoken.New(token), websocket.NewProtocolAuthenticator(token))
+	out := group.NewAuthenticatedGroupAdder(union.New(all...))
+	if s.anonymous {
+		out = union.NewFailOnError(out, anonymous.NewAuthenticator(nil))
+	}
+	return out
+}
+
+func (s *setup) ours(t *testing.T, review *tokens) *Authenticator {
+	cfg := Config{Review: review.review, RequestHeaders: s.headers, Anonymous: s.anonymous}
+	if s.client != nil {
+		cfg.VerifyClient = s.client.verify()
+	}
+	if s.front != nil {
+		cfg.VerifyFrontProxy = s.front.verify(s.names...)
+	}
+	return newAuthenticator(t, cfg)
+}
+
+type tokenFunc func(context.Context, string) (*authenticator.Response, bool, error)
+
+func (f tokenFunc) AuthenticateToken(ctx context.Context, token string) (*authenticator.Response, bool, error) {
+	return f(ctx, token)
+}
+
+func protocolOf(token string) string {
+	return bearerProtocol + base64.RawURLEncoding.EncodeToString([]byte(token))
+}
+
+// TestUnion compares every combination of what can be presented with k8s.io/apiserver's own authenticators.
+func TestUnion(t *testing.T) {
+	t.Parallel()
+	client, front, foreign := newAuthority(t, "client-ca"), newAuthority(t, "front-ca"), newAuthority(t, "foreign-ca")
+	alice := pkix.Name{CommonName: "alice", Organization: []string{"dev", "ops"}}
+	certificates := map[string][]*x509.Certificate{
+		"none":             nil,
+		"client":           client.issue(alice, time.Hour),
+		"client uid":       client.issue(withUID(alice, "u-1"), time.Hour),
+		"client two uids":  client.issue(withUID(alice, "u-1", "u-2"), time.Hour),
+		"client no name":   client.issue(pkix.Name{Organization: []string{"dev"}}, time.Hour),
+		"client anonymous": client.issue(pkix.Name{CommonName: "system:anonymous"}, time.Hour),
+		"client unauth":    client.issue(pkix.Name{CommonName: "x", Organization: []string{"system:unauthenticated"}}, time.Hour),
+		"expired":          client.issue(alice, -time.Hour),
+		"foreign":          foreign.issue(alice, time.Hour),
+		"front":            front.issue(pkix.Name{CommonName: "front-proxy-client"}, time.Hour),
+		"front other":      front.issue(pkix.Name{CommonName: "somebody"}, time.Hour),
+		"front expired":    front.issue(pkix.Name{CommonName: "front-proxy-client"}, -time.Hour),
+	}
+	headers := map[string]http.Header{
+		"none":       {},
+		"user":       {"X-Remote-User": {"bob"}},
+		"all":        {"X-Remote-User": {"bob", "carol"}, "X-Remote-Uid": {"7"}, "X-Remote-Group": {"g1", "", "g2"}, "X-Remote-Extra-Scopes%2fall": {"a", "", "b"}, "X-Remote-Extra-Bad%zz": {"c"}, "X-Remote-Extra-": {"d"}},
+		"no user":    {"X-Remote-Group": {"system:masters"}, "X-Remote-Extra-A": {"b"}},
+		"empty user": {"X-Remote-User": {"", "bob"}, "X-Remote-Group": {"system:masters"}},
+		"other name": {"X-Other-User": {"dave"}, "X-Other-Group": {"h"}, "X-Remote-User": {""}, "X-Remote-Group": {"g"}},
+		"underscore": {"X_remote_user": {"bob"}, "X_Remote_Group": {"system:masters"}},
+		"anonymous":  {"X-Remote-User": {"system:anonymous"}},
+		"unauth":     {"X-Remote-User": {"bob"}, "X-Remote-Group": {"system:unauthenticated"}},
+		"has auth":   {"X-Remote-User": {"bob"}, "X-Remote-Group": {"system:authenticated"}},
+	}
+	authorizations := map[string][]string{
+		"none": nil, "good": {"Bearer good"}, "bad": {"Bearer bad"}, "basic": {"Basic Z29vZA=="}, "empty": {""}, "word": {"Bearer"},
+		"space": {"Bearer "}, "two spaces": {"Bearer  good"}, "more": {"Bearer good more"}, "case": {"bEaReR good"}, "padded": {"  Bearer good\t"},
+		"first counts": {"Basic x", "Bearer good"}, "first is good": {"Bearer good", "Bearer bad"}, "first is empty": {"", "Bearer good"},
+		"tab": {"Bearer\tgood"}, "token": {"good"}, "error": {"Bearer fails"},
+	}
+	protocols := map[string][]string{
+		"none": nil, "good": {protocolOf("good-ws") + ", v4.channel.k8s.io"}, "good second line": {"a,b", protocolOf("good-ws")},
+		"bad": {protocolOf("bad") + ",x"}, "alone": {protocolOf("good-ws")}, "two": {protocolOf("good-ws"), protocolOf("good-ws") + ",x"},
+		"malformed": {bearerProtocol + "%%%,x"}, "padding": {bearerProtocol + "Z29vZA==,x"}, "no text": {bearerProtocol + "_w,x"}, "empty": {bearerProtocol + ",x"},
+		"empty alone": {bearerProtocol}, "case": {"BASE64URL.bearer.authorization.k8s.io.Z29vZA,x"},
+	}
+	upgrades := map[string]http.Header{
+		"socket": {"Connection": {"keep-alive", "Upgrade"}, "Upgrade": {"WebSocket"}},
+		"spdy":   {"Connection": {"Upgrade"}, "Upgrade": {"SPDY/3.1"}},
+	}
+	other := HeaderNames{Username: []string{"x-remote-user", "X-Other-User"}, UID: []string{"X-Remote-Uid"}, Group: []string{"X-Other-Group", "X-Remote-Group"}, ExtraPrefix: []string{"X-Remote-Extra-", "x-remote-"}}
+	setups := []setup{
+		{name: "usual", client: client, front: front, names: []string{"front-proxy-client"}},
+		{name: "usual anonymous", client: client, front: front, names: []string{"front-proxy-client"}, anonymous: true},
+		{name: "any name", client: client, front: front, headers: other},
+		{name: "no front proxy", client: client, anonymous: true},
+		{name: "no client", front: front, names: []string{"front-proxy-client"}, anonymous: true},
+		{name: "neither", anonymous: true},
+		{name: "one CA", client: client, front: client, names: []string{"alice"}},
+	}
+	for _, s := range setups {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			review := &tokens{}
+			a, want := s.ours(t, review), s.upstream(tokenFunc(review.review))
+			n := 0
+			for cn, peer := range certificates {
+				conn := &Conn{Peer: peer}
+				for hn, h := range headers {
+					for an, auth := range authorizations {
+						for pn, proto := range protocols {
+							for un, up := range upgrades {
+								if un == "spdy" && pn != "good" && pn != "malformed" || !worthwhile(cn, hn, an, pn) {
+									continue
+								}
+								r := request(peer, h, up, auth, proto)
+								compare(t, a, want, conn, r, cn+" | "+hn+" | "+an+" | "+pn+" | "+un)
+								n++
+							}
+						}
+					}
+				}
+			}
+			t.Logf("%d combinations", n)
+		})
+	}
+}
+
+// worthwhile leaves out what only repeats: all certificates meet all headers, and all Authorizations all protocols, but the rare ones of both meet the
+// usual ones only.
+func worthwhile(cert, header, auth, protocol string) bool {
+	usual := map[string]bool{"none": true, "client": true, "foreign": true, "front": true, "user": true, "all": true, "good": true, "bad": true, "malformed": true}
+	return usual[cert] && usual[header] || usual[auth] && usual[protocol]
+}
+
+func request(peer []*x509.Certificate, h, up http.Header, auth, proto []string) *http.Request {
+	r := httptest.NewRequest(http.MethodGet, "/apis/wardle.example.com/v1alpha1", nil)
+	r.Header = h.Clone()
+	for k, v := range up {
+		r.Header[k] = v
+	}
+	if auth != nil {
+		r.Header["Authorization"] = auth
+	}
+	if proto != nil {
+		r.Header["Sec-Websocket-Protocol"] = proto
+	}
+	r.TLS = &tls.ConnectionState{PeerCertificates: peer}
+	return r
+}
+
+// compare holds our answer for a side where Fairlead must know the caller to upstream's.
+func compare(t *testing.T, a *Authenticator, upstream authenticator.Request, conn *Conn, r *http.Request, name string) {
+	t.Helper()
+	c := a.Read(conn, HeadOf(r.Header))
+	u, err := a.Review(t.Context(), &c, r.URL.Path)
+	if cached, known := a.Cached(&c, r.URL.Path); known && describe(cached) != describe(u) {
+		t.Errorf("%s: Cached says %s, Review %s", name, describe(cached), describe(u))
+	}
+	want := "nobody"
+	resp, ok, wantErr := upstream.AuthenticateRequest(r)
+	if ok && wantErr == nil {
+		want = describe(resp.User)
+	}
+	if got := describe(u); got != want {
+		t.Errorf("%s: got %s (%v), upstream %s (%v)", name, got, err, want, wantErr)
+	}
+	if (u == nil) == (err == nil) {
+		t.Errorf("%s: user %v and error %v", name, u, err)
+	}
+	// Toward the local apiserver nothing that failed may become anonymous: what has no token and no user must have been refused by upstream too.
+	if c.Kind == KindInvalid && wantErr == nil {
+		t.Errorf("%s: refused (%v), upstream sees %s", name, c.Err, want)
+	}
+	if c.Kind == KindNone && wantErr != nil {
+		t.Errorf("%s: passed as nothing, upstream refuses: %v", name, wantErr)
+	}
+	if c.Kind == KindNone && errors.Is(err, errBadToken) {
+		t.Errorf("%s: nothing presented and a bad token", name)
+	}
+}

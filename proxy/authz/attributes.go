@@ -1,0 +1,148 @@
+package authz
+
+import (
+	"encoding/binary"
+	"hash/maphash"
+	"maps"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+)
+
+// words are what of the attributes, the user aside, is sent in a review: a path's for a path, a resource's for a resource. What is not sent must not
+// make two cache entries of one question.
+func (a *Attributes) words() [9]string {
+	if !a.ResourceRequest {
+		return [9]string{a.Verb, a.Path}
+	}
+	return [9]string{a.Verb, a.Group, a.Version, a.Resource, a.Subresource, a.Namespace, a.Name, a.FieldSelector, a.LabelSelector}
+}
+
+// size is how much of a question its caller chose.
+func (a *Attributes) size() int {
+	n := 0
+	for _, w := range a.words() {
+		n += len(w)
+	}
+	return n
+}
+
+// hash depends on everything that equal compares. Fields need no separators: equal has the last word.
+func (a *Attributes) hash(seed maphash.Seed) uint64 {
+	var h maphash.Hash
+	h.SetSeed(seed)
+	for _, w := range a.words() {
+		h.WriteString(w)
+		h.WriteByte(0)
+	}
+	h.WriteString(a.User.GetName())
+	h.WriteByte(0)
+	h.WriteString(a.User.GetUID())
+	for _, g := range a.User.GetGroups() {
+		h.WriteByte(0)
+		h.WriteString(g)
+	}
+	sum := h.Sum64()
+	// A map has no order, so its parts are added up.
+	for k, values := range a.User.GetExtra() {
+		part := maphash.String(seed, k)
+		for _, v := range values {
+			part = part*31 + maphash.String(seed, v)
+		}
+		sum += part
+	}
+	return sum
+}
+
+// equal reports whether two questions are the same in every field that is sent.
+func (a *Attributes) equal(b *Attributes) bool {
+	return a.ResourceRequest == b.ResourceRequest && a.words() == b.words() && sameUser(a.User, b.User)
+}
+
+func sameUser(a, b user.Info) bool {
+	return a.GetName() == b.GetName() && a.GetUID() == b.GetUID() && slices.Equal(a.GetGroups(), b.GetGroups()) &&
+		maps.EqualFunc(a.GetExtra(), b.GetExtra(), slices.Equal[[]string])
+}
+
+// clone copies everything, strings included: they may be parts of a request's buffers.
+func (a *Attributes) clone() *Attributes {
+	c := *a
+	for _, s := range []*string{
+		&c.Verb, &c.Group, &c.Version, &c.Resource, &c.Subresource, &c.Namespace, &c.Name, &c.Path, &c.FieldSelector, &c.LabelSelector,
+	} {
+		*s = strings.Clone(*s)
+	}
+	u := &user.DefaultInfo{Name: strings.Clone(a.User.GetName()), UID: strings.Clone(a.User.GetUID()), Groups: cloneAll(a.User.GetGroups())}
+	if extra := a.User.GetExtra(); extra != nil {
+		u.Extra = make(map[string][]string, len(extra))
+		for k, v := range extra {
+			u.Extra[strings.Clone(k)] = cloneAll(v)
+		}
+	}
+	c.User = u
+	return &c
+}
+
+func cloneAll(in []string) []string {
+	out := slices.Clone(in)
+	for i, s := range out {
+		out[i] = strings.Clone(s)
+	}
+	return out
+}
+
+// key writes a question down so that no two have the same text: every part is preceded by its length.
+func (a *Attributes) key() string {
+	var b []byte
+	add := func(parts ...string) {
+		b = binary.AppendUvarint(b, uint64(len(parts)))
+		for _, p := range parts {
+			b = binary.AppendUvarint(b, uint64(len(p)))
+			b = append(b, p...)
+		}
+	}
+	if a.ResourceRequest {
+		add("resource")
+	}
+	w := a.words()
+	add(w[:]...)
+	add(a.User.GetName(), a.User.GetUID())
+	add(a.User.GetGroups()...)
+	extra := a.User.GetExtra()
+	for _, k := range slices.Sorted(maps.Keys(extra)) {
+		add(k)
+		add(extra[k]...)
+	}
+	return string(b)
+}
+
+// record is what a review is asked with: the same that upstream's authorization filter makes of a request (GetAuthorizerAttributes in
+// k8s.io/apiserver/pkg/endpoints/filters), selectors parsed, and left out when they cannot be, which asks for more.
+func (a *Attributes) record() authorizer.AttributesRecord {
+	r := authorizer.AttributesRecord{
+		User: a.User, Verb: a.Verb, ResourceRequest: a.ResourceRequest, Path: a.Path,
+	}
+	if !a.ResourceRequest {
+		return r
+	}
+	r.APIGroup, r.APIVersion, r.Resource, r.Subresource, r.Namespace, r.Name = a.Group, a.Version, a.Resource, a.Subresource, a.Namespace, a.Name
+	if a.FieldSelector != "" {
+		if s, err := fields.ParseSelector(a.FieldSelector); err != nil {
+			r.FieldSelectorParsingErr = err
+		} else if req := s.Requirements(); len(req) > 0 {
+			r.FieldSelectorRequirements = req
+		}
+	}
+	if a.LabelSelector != "" {
+		if s, err := labels.Parse(a.LabelSelector); err != nil {
+			r.LabelSelectorParsingErr = err
+		} else if req, _ := s.Requirements(); len(req) > 0 {
+			r.LabelSelectorRequirements = req
+		}
+	}
+	return r
+}
