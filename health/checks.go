@@ -1,0 +1,203 @@
+package health
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+)
+
+// ownCheck is the name under which this process's readiness shows, on the admin port and in the answers that it gives for the cluster.
+const ownCheck = "fairlead"
+
+var errDraining = errors.New("shutting down")
+
+// Draining is the switch that ends readiness before anything else of a shutdown. The zero value is off; it is never turned off again. All
+// methods may be called by any goroutine; on a nil *Draining it is off.
+type Draining struct{ on atomic.Bool }
+
+// Start turns it on.
+func (d *Draining) Start() { d.on.Store(true) }
+
+// Active reports whether it is on.
+func (d *Draining) Active() bool { return d != nil && d.on.Load() }
+
+// Check is one named question about this process. It must not wait for anything.
+type Check struct {
+	// Name is shown, selects the check by sub-path and excludes it. It must not be empty.
+	Name string
+	// Func returns nil when all is well.
+	Func func(*http.Request) error
+}
+
+// Checks answers a health path as kube-apiserver does: /readyz with ?verbose and ?exclude=, and /readyz/<check> for one of them. Two checks come
+// before those listed: ping, which always passes, and fairlead, which fails while draining.
+type Checks struct {
+	// Name is the path without its slash: livez, readyz.
+	Name string
+	// Draining makes the check fairlead fail. Nil: there is no such check (a process that drains is alive).
+	Draining *Draining
+	// List holds the checks, in the order in which they are shown. Empty: none besides those above.
+	List []Check
+	// Detailed says whether a caller may read why a check fails, which its sub-path then tells. Nil: nobody; the path is open to strangers.
+	Detailed func(*http.Request) bool
+	// Logger gets the reasons whenever what fails changes. Nil discards.
+	Logger *slog.Logger
+
+	failing atomic.Pointer[string] // names that were logged last
+}
+
+// ServeHTTP answers the path and those below it.
+func (c *Checks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	name := strings.Trim(strings.TrimPrefix(r.URL.Path, "/"+c.Name), "/")
+	if name == "" {
+		c.serveAll(w, r)
+		return
+	}
+	checks := c.all()
+	i := slices.IndexFunc(checks, func(k Check) bool { return k.Name == name })
+	if i < 0 {
+		http.NotFound(w, r)
+		return
+	}
+	c.serveOne(w, r, checks[i])
+}
+
+// Err returns why this process is not ready, nil when it is.
+func (c *Checks) Err(r *http.Request) error {
+	for _, k := range c.all() {
+		if err := k.Func(r); err != nil {
+			return fmt.Errorf("%s: %w", k.Name, err)
+		}
+	}
+	return nil
+}
+
+func (c *Checks) all() []Check {
+	checks := []Check{{"ping", func(*http.Request) error { return nil }}}
+	if c.Draining != nil {
+		checks = append(checks, Check{ownCheck, func(*http.Request) error {
+			if c.Draining.Active() {
+				return errDraining
+			}
+			return nil
+		}})
+	}
+	return append(checks, c.List...)
+}
+
+func (c *Checks) serveOne(w http.ResponseWriter, r *http.Request, k Check) {
+	err := k.Func(r)
+	switch {
+	case err == nil:
+		writeOK(w, "ok")
+	case c.Detailed != nil && c.Detailed(r):
+		http.Error(w, fmt.Sprintf("internal server error: %v", err), http.StatusInternalServerError)
+	default:
+		http.Error(w, "internal server error: reason withheld", http.StatusInternalServerError)
+	}
+}
+
+func (c *Checks) serveAll(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	excluded := map[string]bool{} // :: name → whether there is such a check
+	for _, name := range query["exclude"] {
+		excluded[name] = false
+	}
+	var text strings.Builder
+	var failed []string
+	var causes []any
+	for _, k := range c.all() {
+		if _, ok := excluded[k.Name]; ok {
+			excluded[k.Name] = true
+			fmt.Fprintf(&text, "[+]%s excluded: ok\n", k.Name)
+			continue
+		}
+		err := k.Func(r)
+		if err == nil {
+			fmt.Fprintf(&text, "[+]%s ok\n", k.Name)
+			continue
+		}
+		fmt.Fprintf(&text, "[-]%s failed: reason withheld\n", k.Name)
+		failed = append(failed, k.Name)
+		causes = append(causes, slog.Any(k.Name, err))
+	}
+	warnUnmatched(&text, excluded)
+	c.logChange(failed, causes)
+	if len(failed) > 0 {
+		http.Error(w, fmt.Sprintf("%s%s check failed", text.String(), c.Name), http.StatusInternalServerError)
+		return
+	}
+	if !query.Has("verbose") {
+		writeOK(w, "ok")
+		return
+	}
+	fmt.Fprintf(&text, "%s check passed\n", c.Name)
+	writeOK(w, text.String())
+}
+
+func warnUnmatched(text *strings.Builder, excluded map[string]bool) {
+	var unmatched []string
+	for name, matched := range excluded {
+		if !matched {
+			unmatched = append(unmatched, strconv.Quote(name))
+		}
+	}
+	if len(unmatched) > 0 {
+		slices.Sort(unmatched)
+		fmt.Fprintf(text, "warn: some health checks cannot be excluded: no matches for %s\n", strings.Join(unmatched, ","))
+	}
+}
+
+// logChange keeps a load balancer that asks every second from filling the log.
+func (c *Checks) logChange(failed []string, causes []any) {
+	now := strings.Join(failed, ",")
+	before := ""
+	if p := c.failing.Swap(&now); p != nil {
+		before = *p
+	}
+	if c.Logger == nil || now == before {
+		return
+	}
+	if now == "" {
+		c.Logger.Info("health checks pass again", "path", c.Name)
+		return
+	}
+	c.Logger.Warn("health checks fail", append(causes, "path", c.Name)...)
+}
+
+func writeOK(w http.ResponseWriter, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	_, _ = w.Write([]byte(text)) // a caller that has gone needs no answer
+}
+
+// Relay answers /readyz and /healthz of the main port, where load balancers ask: 500 with the check name fairlead while this process drains or
+// is not ready, else what the local apiserver says, sub-checks and query included. ?exclude=fairlead asks the local apiserver alone.
+type Relay struct {
+	// Ready is this process's own readiness.
+	Ready *Checks
+	// Local forwards to the local apiserver.
+	Local http.Handler
+}
+
+// ServeHTTP answers a path below /readyz or /healthz.
+func (l *Relay) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	name, below, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	if slices.Contains(r.URL.Query()["exclude"], ownCheck) && below != ownCheck {
+		l.Local.ServeHTTP(w, r)
+		return
+	}
+	switch err := l.Ready.Err(r); {
+	case err != nil:
+		http.Error(w, fmt.Sprintf("[-]%s failed: reason withheld\n%s check failed", ownCheck, name), http.StatusInternalServerError)
+	case below == ownCheck:
+		writeOK(w, "ok")
+	default:
+		l.Local.ServeHTTP(w, r)
+	}
+}

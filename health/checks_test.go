@@ -1,0 +1,152 @@
+package health
+
+import (
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apiserver/pkg/server/healthz"
+)
+
+// fetch asks a real server, over HTTP/1.1 and HTTP/2.
+func fetch(t *testing.T, h http.Handler, path string) (code int, body string, header http.Header) {
+	t.Helper()
+	for _, h2 := range []bool{false, true} {
+		s := httptest.NewUnstartedServer(h)
+		s.EnableHTTP2 = h2
+		s.StartTLS()
+		resp, err := s.Client().Get(s.URL + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		s.Client().CloseIdleConnections()
+		s.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h2 && (code != resp.StatusCode || body != string(b)) {
+			t.Errorf("HTTP/1.1 said %d %q, HTTP/2 %d %q", code, body, resp.StatusCode, b)
+		}
+		code, body, header = resp.StatusCode, string(b), resp.Header
+	}
+	return code, body, header
+}
+
+func failing(*http.Request) error { return errors.New("token at 10.1.2.3") }
+func passing(*http.Request) error { return nil }
+
+// What callers see is compared with Kubernetes' own handler.
+func TestChecksAnswerAsKubernetesDoes(t *testing.T) {
+	for _, broken := range []bool{false, true} {
+		f := passing
+		if broken {
+			f = failing
+		}
+		ours := &Checks{Name: "readyz", List: []Check{{"table", f}, {"local", passing}}}
+		theirs := http.NewServeMux()
+		healthz.InstallReadyzHandler(theirs, healthz.PingHealthz, healthz.NamedCheck("table", f), healthz.NamedCheck("local", passing))
+		for _, path := range []string{
+			"/readyz", "/readyz?verbose", "/readyz?verbose=false", "/readyz?exclude=table", "/readyz?exclude=table&exclude=local&verbose",
+			"/readyz?exclude=nothing&verbose", "/readyz?exclude=nothing&exclude=a%22b&verbose", "/readyz/ping", "/readyz/local", "/readyz/nothing",
+		} {
+			code, body, header := fetch(t, ours, path)
+			wantCode, wantBody, wantHeader := fetch(t, theirs, path)
+			if code != wantCode || body != wantBody {
+				t.Errorf("%s (broken: %v): got %d, want %d; body %s", path, broken, code, wantCode, cmp.Diff(wantBody, body))
+			}
+			for _, name := range []string{"Content-Type", "X-Content-Type-Options"} {
+				if header.Get(name) != wantHeader.Get(name) && code != http.StatusOK {
+					t.Errorf("%s: %s is %q, want %q", path, name, header.Get(name), wantHeader.Get(name))
+				}
+			}
+		}
+	}
+}
+
+func TestReasonsAreWithheldFromStrangers(t *testing.T) {
+	c := &Checks{Name: "readyz", List: []Check{{"table", failing}}}
+	for _, path := range []string{"/readyz", "/readyz?verbose", "/readyz/table"} {
+		if code, body, _ := fetch(t, c, path); code != 500 || strings.Contains(body, "10.1.2.3") || !strings.Contains(body, "withheld") {
+			t.Errorf("%s: %d %q", path, code, body)
+		}
+	}
+	c.Detailed = func(r *http.Request) bool { return r.URL.Query().Has("friend") }
+	if _, body, _ := fetch(t, c, "/readyz/table?friend"); body != "internal server error: token at 10.1.2.3\n" {
+		t.Errorf("a friend reads %q", body)
+	}
+	if _, body, _ := fetch(t, c, "/readyz/table"); strings.Contains(body, "10.1.2.3") {
+		t.Errorf("a stranger reads %q", body)
+	}
+}
+
+func TestDrainingEndsReadinessAndNotLife(t *testing.T) {
+	drain := &Draining{}
+	var log strings.Builder
+	ready := &Checks{Name: "readyz", Draining: drain, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	alive := &Checks{Name: "livez"}
+	if code, body, _ := fetch(t, ready, "/readyz?verbose"); code != 200 || body != "[+]ping ok\n[+]fairlead ok\nreadyz check passed\n" {
+		t.Errorf("before: %d %q", code, body)
+	}
+	drain.Start()
+	if code, body, _ := fetch(t, ready, "/readyz"); code != 500 || body != "[+]ping ok\n[-]fairlead failed: reason withheld\nreadyz check failed\n" {
+		t.Errorf("draining: %d %q", code, body)
+	}
+	if code, _, _ := fetch(t, ready, "/readyz?exclude=fairlead"); code != 200 {
+		t.Errorf("excluded: %d", code)
+	}
+	if code, _, _ := fetch(t, alive, "/livez"); code != 200 {
+		t.Errorf("not alive while draining: %d", code)
+	}
+	if n := strings.Count(log.String(), "health checks fail"); n != 1 || !strings.Contains(log.String(), "shutting down") {
+		t.Errorf("logged %d times: %s", n, log.String())
+	}
+}
+
+func TestRelayAnswersForFairleadFirst(t *testing.T) {
+	local := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, "local "+r.URL.RequestURI())
+	})
+	const own = "[-]fairlead failed: reason withheld\n"
+	tests := []struct {
+		path        string
+		unready     string // answer while not ready
+		readyIsHere bool   // answered without the local apiserver when ready
+	}{
+		{path: "/readyz", unready: own + "readyz check failed\n"},
+		{path: "/readyz?verbose", unready: own + "readyz check failed\n"},
+		{path: "/healthz", unready: own + "healthz check failed\n"},
+		{path: "/healthz/etcd?verbose=1", unready: own + "healthz check failed\n"},
+		{path: "/readyz/fairlead", unready: own + "readyz check failed\n", readyIsHere: true},
+		{path: "/readyz?exclude=fairlead", unready: "local /readyz?exclude=fairlead"},
+		{path: "/readyz/fairlead?exclude=fairlead", unready: own + "readyz check failed\n", readyIsHere: true},
+	}
+	for _, tt := range tests {
+		drain := &Draining{}
+		broken := &Relay{Ready: &Checks{Name: "readyz", List: []Check{{"table", failing}}}, Local: local}
+		draining := &Relay{Ready: &Checks{Name: "readyz", Draining: drain}, Local: local}
+		want := "local " + tt.path
+		if tt.readyIsHere {
+			want = "ok"
+		}
+		if code, body, _ := fetch(t, draining, tt.path); code != 200 || body != want {
+			t.Errorf("%s when ready: %d %q, want %q", tt.path, code, body, want)
+		}
+		drain.Start()
+		for name, relay := range map[string]*Relay{"broken": broken, "draining": draining} {
+			wantCode := 500
+			if strings.HasPrefix(tt.unready, "local") {
+				wantCode = 200
+			}
+			if code, body, _ := fetch(t, relay, tt.path); code != wantCode || body != tt.unready {
+				t.Errorf("%s when %s: %d %q, want %d %q", tt.path, name, code, body, wantCode, tt.unready)
+			}
+		}
+	}
+}

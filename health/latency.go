@@ -1,0 +1,155 @@
+package health
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// judgeEvery is how often latencies are compared.
+	judgeEvery = time.Second
+	// slowFactor and slowFor make an endpoint slow, or no longer: its latency is that many times its peers' median, for so long. Ten times is
+	// far outside what nodes and zones differ by.
+	slowFactor = 10
+	slowFor    = 10 * time.Second
+	// slowFloor is what nobody calls slow, whatever its peers do: below it ten times the median is noise.
+	slowFloor = 20 * time.Millisecond
+	// slowWitnesses is how many comparisons must agree: one stuck request is none of the endpoint's.
+	slowWitnesses = 3
+)
+
+// latency is what is known of how fast an endpoint answers. Anyone may add to it; opinion belongs to the goroutine that judges.
+type latency struct {
+	sum, count atomic.Int64 // of live traffic, in nanoseconds, since it was last judged
+	probe      atomic.Int64 // of the last probe, until it is judged
+
+	opinion opinion
+}
+
+// opinion is what the comparisons of one endpoint have shown.
+type opinion struct {
+	recent    time.Duration // latest probe's
+	slow      bool          // what the target was last told
+	since     time.Time     // comparisons have said otherwise since; zero: the last one agreed
+	witnesses int           // how many
+}
+
+func (l *latency) observe(d time.Duration) {
+	l.sum.Add(int64(d))
+	l.count.Add(1)
+}
+
+func (l *latency) probed(d time.Duration) { l.probe.Store(max(int64(d), 1)) }
+
+// sample is one endpoint's latency since the last comparison.
+type sample struct {
+	target     *target
+	live       time.Duration // zero: no traffic
+	probe      time.Duration // the latest; zero: never
+	freshProbe bool
+}
+
+// judgeLatencies compares the endpoints of each backend until ctx ends.
+func (p *Prober) judgeLatencies(ctx context.Context) {
+	tick := time.NewTicker(judgeEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			for _, targets := range p.index.Load().peers {
+				if len(targets) > 1 {
+					judge(now, targets)
+				}
+			}
+		}
+	}
+}
+
+func judge(now time.Time, targets []*target) {
+	samples := make([]sample, 0, len(targets))
+	for _, t := range targets {
+		s := t.latency.take()
+		s.target = t
+		if t.healthy.Load() {
+			samples = append(samples, s)
+		}
+	}
+	for i, s := range samples {
+		value, typical := compare(samples, i)
+		if typical == 0 {
+			continue
+		}
+		slow := value > slowFactor*typical && value > slowFloor
+		if s.target.latency.opinion.hear(now, slow, value) {
+			s.target.slow.Store(s.target.latency.opinion.slow)
+			s.target.poke()
+		}
+	}
+}
+
+func (l *latency) take() sample {
+	s := sample{}
+	if n := l.count.Swap(0); n > 0 {
+		s.live = time.Duration(l.sum.Swap(0) / n)
+	}
+	if d := l.probe.Swap(0); d > 0 {
+		l.opinion.recent = time.Duration(d)
+		s.freshProbe = true
+	}
+	s.probe = l.opinion.recent
+	return s
+}
+
+// compare returns the latency of samples[i] and the median of its peers', like with like: live traffic if there was any on both sides, else
+// probes if this one was probed since. Typical is zero when there is nothing to compare.
+func compare(samples []sample, i int) (value, typical time.Duration) {
+	s := samples[i]
+	if s.live > 0 {
+		typical = medianOfOthers(samples, i, func(o sample) time.Duration { return o.live })
+		if typical > 0 {
+			return s.live, typical
+		}
+	}
+	if s.freshProbe {
+		return s.probe, medianOfOthers(samples, i, func(o sample) time.Duration { return o.probe })
+	}
+	return 0, 0
+}
+
+// medianOfOthers is zero when none has a value. Of an even number it is the lower middle one.
+func medianOfOthers(samples []sample, i int, of func(sample) time.Duration) time.Duration {
+	values := make([]time.Duration, 0, len(samples))
+	for j, o := range samples {
+		if d := of(o); j != i && d > 0 {
+			values = append(values, d)
+		}
+	}
+	if len(values) == 0 {
+		return 0
+	}
+	slices.Sort(values)
+	return values[(len(values)-1)/2]
+}
+
+// hear takes one comparison and reports whether it changed the opinion. What agrees with the opinion ends all doubt.
+func (o *opinion) hear(now time.Time, slow bool, value time.Duration) (changed bool) {
+	if slow == o.slow {
+		o.since, o.witnesses = time.Time{}, 0
+		return false
+	}
+	if o.witnesses++; o.witnesses == 1 {
+		o.since = now
+		if slow {
+			o.since = now.Add(-min(value, slowFor/2)) // a response that took so long has been slow since it was asked for
+		}
+	}
+	if o.witnesses < slowWitnesses || now.Sub(o.since) < slowFor {
+		return false
+	}
+	*o = opinion{recent: o.recent, slow: slow}
+	return true
+}

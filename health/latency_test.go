@@ -1,0 +1,134 @@
+package health
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// trio runs three healthy endpoints of one backend.
+func trio(t *testing.T) (*bench, []string, []*backend) {
+	t.Helper()
+	ca := newAuthority(t, serverName, farFuture())
+	addresses := []string{"10.0.0.1:443", "10.0.0.2:443", "10.0.0.3:443"}
+	b := startBench(t, ca, []*registry.Entry{entry(addresses...)}, nil)
+	servers := make([]*backend, len(addresses))
+	for i, a := range addresses {
+		servers[i] = newBackend()
+		b.cable.host(a).serve(t, ca, servers[i].ServeHTTP)
+	}
+	b.run(t)
+	synctest.Wait()
+	return b, addresses, servers
+}
+
+// traffic observes ten requests a second at each address for a while; took says how long each took.
+func (b *bench) traffic(addresses []string, d time.Duration, took func(i int) time.Duration) {
+	backend := b.feed.entries[0].Backend
+	for range int(d / (100 * time.Millisecond)) {
+		for i, a := range addresses {
+			if l := took(i); l > 0 {
+				b.Observe(backend, a, l)
+			}
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	synctest.Wait()
+}
+
+func TestSlowEndpointIsReportedAndRecovers(t *testing.T) {
+	tests := []struct {
+		name   string
+		others time.Duration
+		first  time.Duration
+		want   bool
+	}{
+		{"a hundred times slower", 10 * time.Millisecond, time.Second, true},
+		{"a hundred times slower and very slow", 60 * time.Millisecond, 6 * time.Second, true},
+		{"nine times slower", 10 * time.Millisecond, 90 * time.Millisecond, false},
+		{"far slower, but fast", 100 * time.Microsecond, 19 * time.Millisecond, false},
+		{"all slow", 5 * time.Second, 5 * time.Second, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b, addresses, _ := trio(t)
+				took := func(i int) time.Duration {
+					if i == 0 {
+						return tt.first
+					}
+					return tt.others
+				}
+				b.traffic(addresses, 5*time.Second, took)
+				if b.notes.last(addresses[0]).Slow {
+					t.Errorf("slow after 5 s, want 10 s")
+				}
+				b.traffic(addresses, 7*time.Second, took)
+				if got := b.notes.last(addresses[0]).Slow; got != tt.want {
+					t.Errorf("slow after 12 s: %v, want %v", got, tt.want)
+				}
+				even := func(int) time.Duration { return tt.others }
+				b.traffic(addresses, 8*time.Second, even)
+				if got := b.notes.last(addresses[0]).Slow; got != tt.want {
+					t.Errorf("slow after 8 s like its peers: %v, want %v still", got, tt.want)
+				}
+				b.traffic(addresses, 4*time.Second, even)
+				for _, a := range addresses {
+					if r := b.notes.last(a); r.Slow || r.Health != registry.Healthy {
+						t.Errorf("after 12 s like its peers: %+v", r)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestOneStuckRequestMakesNoEndpointSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, addresses, _ := trio(t)
+		for range 10 {
+			b.traffic(addresses, 3*time.Second, func(int) time.Duration { return 5 * time.Millisecond })
+			b.Observe(b.feed.entries[0].Backend, addresses[0], time.Minute)
+		}
+		if b.notes.last(addresses[0]).Slow {
+			t.Error("slow because of single requests")
+		}
+	})
+}
+
+func TestIdleEndpointIsJudgedByItsProbes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, addresses, servers := trio(t)
+		for _, s := range servers {
+			s.delay.Store(int64(5 * time.Millisecond))
+		}
+		time.Sleep(time.Minute)
+		servers[2].delay.Store(int64(500 * time.Millisecond))
+		time.Sleep(25 * time.Second)
+		synctest.Wait()
+		if r := b.notes.last(addresses[2]); !r.Slow || r.Health != registry.Healthy {
+			t.Errorf("after 25 s: %+v, want slow and healthy", r)
+		}
+		servers[2].delay.Store(int64(5 * time.Millisecond))
+		time.Sleep(25 * time.Second)
+		synctest.Wait()
+		if r := b.notes.last(addresses[2]); r.Slow {
+			t.Error("still slow 25 s after it stopped being so")
+		}
+	})
+}
+
+func TestObserveDoesNotAllocate(t *testing.T) {
+	b := &registry.Backend{}
+	p := &Prober{}
+	tgt := &target{}
+	p.index.Store(&index{places: map[place][]*target{{b, at}: {tgt}}})
+	if n := testing.AllocsPerRun(100, func() { p.Observe(b, at, time.Millisecond) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	if tgt.latency.count.Load() == 0 {
+		t.Error("nothing observed")
+	}
+}

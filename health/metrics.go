@@ -1,0 +1,84 @@
+package health
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// metrics are the prober's. Series come and go with the objects of the table, whose names are their only labels.
+type metrics struct {
+	duration prometheus.Histogram
+	probes   *prometheus.CounterVec // :: name, result
+	healthy  *prometheus.GaugeVec   // :: name, endpoint
+}
+
+func newMetrics(r prometheus.Registerer) (*metrics, error) {
+	m := &metrics{
+		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "fairlead_probe_duration_seconds",
+			Help: "Duration of probes of backend endpoints, dial and handshake included.",
+			// From a handshake on loopback to the timeout.
+			Buckets: []float64{0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5},
+		}),
+		probes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "fairlead_probe_total",
+			Help: "Probes of backend endpoints, by APIService and result (passed, failed).",
+		}, []string{"name", "result"}),
+		healthy: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "fairlead_endpoint_healthy",
+			Help: "1 if the endpoint is healthy, 0 if it is not or has not been found out yet.",
+		}, []string{"name", "endpoint"}),
+	}
+	if r == nil {
+		return m, nil
+	}
+	for _, c := range []prometheus.Collector{m.duration, m.probes, m.healthy} {
+		if err := r.Register(c); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+// endpointSeries are the series of one target, looked up once. A target that has been forgotten keeps counting into series that nobody
+// exports: it cannot bring them back.
+type endpointSeries struct {
+	duration       prometheus.Observer
+	passed, failed prometheus.Counter
+	healthy        prometheus.Gauge
+}
+
+func (m *metrics) endpoint(k key) endpointSeries {
+	return endpointSeries{
+		duration: m.duration,
+		passed:   m.probes.WithLabelValues(k.name, "passed"),
+		failed:   m.probes.WithLabelValues(k.name, "failed"),
+		healthy:  m.healthy.WithLabelValues(k.name, k.address),
+	}
+}
+
+func (m *metrics) forgetEndpoint(k key) { m.healthy.DeleteLabelValues(k.name, k.address) }
+
+func (m *metrics) forgetName(name string) {
+	m.probes.DeletePartialMatch(prometheus.Labels{"name": name})
+}
+
+func (s endpointSeries) probed(err error, d time.Duration) {
+	s.duration.Observe(d.Seconds())
+	if err == nil {
+		s.passed.Inc()
+	} else {
+		s.failed.Inc()
+	}
+}
+
+func (s endpointSeries) set(r registry.Report) {
+	if r.Health == registry.Healthy {
+		s.healthy.Set(1)
+	} else {
+		s.healthy.Set(0)
+	}
+}

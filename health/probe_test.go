@@ -1,0 +1,318 @@
+package health
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// typedError is an error as the certificates' keeper returns it.
+type typedError struct{}
+
+func (typedError) Error() string  { return "no certificate in the bundle" }
+func (typedError) Reason() string { return registry.ReasonInvalidCABundle }
+
+// probeOnce asks a real address once.
+func probeOnce(tb testing.TB, b *registry.Backend, address string, trust func() (*tls.Config, error)) (outcome, *target) {
+	tb.Helper()
+	p, err := New(Config{
+		Table:  func() *registry.Table { return nil },
+		Report: func(registry.Report) {},
+		TLS:    func(*registry.Backend) (*tls.Config, error) { return trust() },
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	e := entry(address)
+	e.Backend = b
+	tgt := newTarget(p, key{e.Name, place{b, address}}, e, func() {})
+	o := tgt.ask(tb.Context())
+	tb.Cleanup(func() { closeConn(o.conn) })
+	return o, tgt
+}
+
+func TestProbeAsksAsKubeAggregatorDoes(t *testing.T) {
+	for _, http1 := range []bool{false, true} {
+		var got *http.Request
+		var names []string
+		ca := newAuthority(t, serverName, farFuture())
+		s := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got = r }))
+		s.TLS = &tls.Config{
+			Certificates: []tls.Certificate{ca.pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: ca.roots,
+			GetConfigForClient: func(h *tls.ClientHelloInfo) (*tls.Config, error) {
+				names = append(names, h.ServerName)
+				return nil, nil
+			},
+		}
+		s.EnableHTTP2 = true
+		s.StartTLS()
+		address := s.Listener.Addr().String()
+		// The pair of this test has no client usage: any usage will do for a server that does not ask for one.
+		o, _ := probeOnce(t, &registry.Backend{ServerName: serverName, HTTP1: http1}, address, func() (*tls.Config, error) {
+			return &tls.Config{RootCAs: ca.roots, Certificates: []tls.Certificate{ca.pair}}, nil
+		})
+		closeConn(o.conn)
+		s.Close()
+		if o.err != nil || got == nil {
+			t.Fatalf("HTTP/1.1 only %v: %v", http1, o.err)
+		}
+		if want := map[bool]int{true: 1, false: 2}[http1]; got.ProtoMajor != want {
+			t.Errorf("spoke %s, want HTTP/%d", got.Proto, want)
+		}
+		if got.Method != "GET" || got.RequestURI != "/apis/metrics.k8s.io/v1beta1" || got.Host != address {
+			t.Errorf("asked %s %s of %s", got.Method, got.RequestURI, got.Host)
+		}
+		if u, g := got.Header.Get("X-Remote-User"), got.Header.Get("X-Remote-Group"); u != "system:kube-aggregator" || g != "system:masters" {
+			t.Errorf("as %q in %q", u, g)
+		}
+		if len(got.TLS.PeerCertificates) != 1 || len(names) != 1 || names[0] != serverName {
+			t.Errorf("%d certificates, names %q", len(got.TLS.PeerCertificates), names)
+		}
+	}
+}
+
+func TestProbeURL(t *testing.T) {
+	e := entry()
+	if got := probeURL(e, "[fd00::1]:443"); got != "https://[fd00::1]:443/apis/metrics.k8s.io/v1beta1" {
+		t.Error(got)
+	}
+	e.Name, e.GroupVersion = "v1.", schema.GroupVersion{Version: "v1"}
+	if got := probeURL(e, "10.0.0.1:443"); got != "https://10.0.0.1:443/api/v1" {
+		t.Error(got)
+	}
+}
+
+func TestWhyAProbeFails(t *testing.T) {
+	good, other := newAuthority(t, serverName, farFuture()), newAuthority(t, serverName, farFuture())
+	wrongName := newAuthority(t, "other.svc", farFuture())
+	expired := newAuthority(t, serverName, time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC))
+	answer := func(code int) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Location", "/elsewhere")
+			w.WriteHeader(code)
+		}
+	}
+	hangUp := func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
+	trust := func(a authority) func() (*tls.Config, error) {
+		return func() (*tls.Config, error) { return &tls.Config{RootCAs: a.roots}, nil }
+	}
+	tests := []struct {
+		name    string
+		server  authority
+		handler http.HandlerFunc
+		trust   func() (*tls.Config, error)
+		reason  string
+		message string // $U is the URL; empty: the probe passes
+	}{
+		{"200", good, answer(200), trust(good), "", ""},
+		{"299", good, answer(299), trust(good), "", ""},
+		{"302", good, answer(302), trust(good), "FailedDiscoveryCheck", "failing or missing response from $U: bad status from $U: 302"},
+		{"403", good, answer(403), trust(good), "FailedDiscoveryCheck", "failing or missing response from $U: bad status from $U: 403"},
+		{"503", good, answer(503), trust(good), "FailedDiscoveryCheck", "failing or missing response from $U: bad status from $U: 503"},
+		{"hangs up", good, hangUp, trust(good), "FailedDiscoveryCheck", `failing or missing response from $U: Get "$U": EOF`},
+		{"other authority", other, answer(200), trust(good), "FailedDiscoveryCheck",
+			`failing or missing response from $U: Get "$U": tls: failed to verify certificate: x509: certificate signed by unknown authority`},
+		{"wrong name", wrongName, answer(200), trust(wrongName), "FailedDiscoveryCheck",
+			`failing or missing response from $U: Get "$U": tls: failed to verify certificate: x509: certificate is valid for other.svc, not ` + serverName},
+		{"expired", expired, answer(200), trust(expired), "FailedDiscoveryCheck",
+			`failing or missing response from $U: Get "$U": tls: failed to verify certificate: x509: certificate has expired or is not yet valid: ` +
+				`current time is after 2020-01-01T00:00:00Z`},
+		{"no bundle", good, answer(200), func() (*tls.Config, error) { return nil, fmt.Errorf("looking: %w", typedError{}) },
+			"InvalidCABundle", "no certificate in the bundle"},
+		{"bundle found wanting in the handshake", good, answer(200), func() (*tls.Config, error) {
+			return &tls.Config{InsecureSkipVerify: true, VerifyConnection: func(tls.ConnectionState) error { return typedError{} }}, nil
+		}, "InvalidCABundle", "no certificate in the bundle"},
+		{"untyped trust error", good, answer(200), func() (*tls.Config, error) { return nil, errors.New("no key pair") },
+			"FailedDiscoveryCheck", "failing or missing response from $U: no key pair"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s := httptest.NewUnstartedServer(tt.handler)
+			s.Config.ErrorLog = log.New(io.Discard, "", 0)
+			s.TLS = &tls.Config{Certificates: []tls.Certificate{tt.server.pair}}
+			s.StartTLS()
+			defer s.Close()
+			o, tgt := probeOnce(t, &registry.Backend{ServerName: serverName}, s.Listener.Addr().String(), tt.trust)
+			defer closeConn(o.conn)
+			if tt.message == "" {
+				if o.err != nil || o.conn == nil {
+					t.Fatalf("failed: %v", o.err)
+				}
+				return
+			}
+			if o.err == nil || o.conn != nil {
+				t.Fatal("passed")
+			}
+			reason, message := explain(o.err, tgt.url)
+			if want := strings.ReplaceAll(tt.message, "$U", tgt.url); reason != tt.reason || message != want {
+				t.Errorf("got  %s: %s\nwant %s: %s", reason, message, tt.reason, want)
+			}
+		})
+	}
+}
+
+// A reset names our own port, another one each time; the message does not.
+func TestMessagesAreSteady(t *testing.T) {
+	e, _ := newPipe()
+	e.reset()
+	_, err := e.Read(make([]byte, 1))
+	_, got := explain(fmt.Errorf("Get: %w", err), "U")
+	if want := "failing or missing response from U: Get: read tcp host: connection reset by peer"; strings.ReplaceAll(got, "->", "") != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	if _, got := explain(errors.New(strings.Repeat("ü", 5000)), "U"); len(got) > maxMessage+10 || !utf8.ValidString(got) {
+		t.Errorf("a message of %d bytes", len(got))
+	}
+}
+
+// process is a real server that can be killed: its listener and every connection are closed at once.
+type process struct {
+	*http.Server
+	listener net.Listener
+	done     chan struct{}
+}
+
+func startProcess(t *testing.T, address string, ca authority, h2 bool) *process {
+	t.Helper()
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(h2)
+	p := &process{listener: l, done: make(chan struct{}), Server: &http.Server{
+		Handler:   http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("{}")) }),
+		ErrorLog:  log.New(io.Discard, "", 0),
+		TLSConfig: &tls.Config{Certificates: []tls.Certificate{ca.pair}},
+		Protocols: protocols,
+	}}
+	go func() {
+		defer close(p.done)
+		_ = p.ServeTLS(l, "", "")
+	}()
+	return p
+}
+
+func (p *process) kill() {
+	_ = p.Close()
+	<-p.done
+}
+
+// Over real sockets and both protocols: an idle process's death and return show within a second, which is under the two that are promised.
+func TestDeathAndReturnOfARealProcess(t *testing.T) {
+	for _, h2 := range []bool{false, true} {
+		t.Run(fmt.Sprintf("h2=%v", h2), func(t *testing.T) {
+			ca := newAuthority(t, serverName, farFuture())
+			s := startProcess(t, "127.0.0.1:0", ca, h2)
+			address := s.listener.Addr().String()
+			reports := make(chan registry.Report, 10)
+			f := newFeed(entry(address))
+			p, err := New(Config{
+				Table:  func() *registry.Table { return nil },
+				Report: func(r registry.Report) { reports <- r },
+				TLS:    func(*registry.Backend) (*tls.Config, error) { return &tls.Config{RootCAs: ca.roots}, nil },
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.source = f.source
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan struct{})
+			go func() { defer close(done); _ = p.Run(ctx) }()
+			defer func() { cancel(); <-done }()
+			expect := func(want registry.Health, limit time.Duration) {
+				t.Helper()
+				from := time.Now()
+				select {
+				case r := <-reports:
+					if r.Health != want {
+						t.Fatalf("reported %+v, want health %d", r, want)
+					}
+					t.Logf("%d after %v", want, time.Since(from))
+				case <-time.After(limit):
+					t.Fatalf("health %d not reported within %v", want, limit)
+				}
+			}
+			expect(registry.Healthy, 3*time.Second)
+			for range 2 {
+				s.kill()
+				expect(registry.Unhealthy, time.Second)
+				s = startProcess(t, address, ca, h2)
+				expect(registry.Healthy, time.Second)
+			}
+			s.kill()
+		})
+	}
+}
+
+// A backend may answer anything at all: a probe ends, its message is bounded text and nothing is left.
+func FuzzProbeAnswer(f *testing.F) {
+	for _, seed := range []string{
+		"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+		"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabc",
+		"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\nabc",
+		"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 503 \xff\xfe\r\n\r\n",
+		"HTTP/1.1 302 Found\r\nLocation: https://127.0.0.1/\r\n\r\n",
+		"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n",
+		"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "", "\x00\x00\x00\x04\x00",
+		"HTTP/1.1 200 OK\r\nX: " + strings.Repeat("a", 2*maxHead) + "\r\n\r\n",
+	} {
+		f.Add([]byte(seed))
+	}
+	ca := newAuthority(f, serverName, farFuture())
+	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{ca.pair}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	answers := make(chan []byte, 1)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Read(make([]byte, 4096))
+			_, _ = c.Write(<-answers)
+			_ = c.Close()
+		}
+	}()
+	f.Cleanup(func() { _ = l.Close() })
+	before := runtime.NumGoroutine()
+	f.Fuzz(func(t *testing.T, answer []byte) {
+		answers <- answer
+		o, tgt := probeOnce(t, &registry.Backend{ServerName: serverName, HTTP1: true}, l.Addr().String(), func() (*tls.Config, error) {
+			return &tls.Config{RootCAs: ca.roots}, nil
+		})
+		closeConn(o.conn)
+		if o.err != nil {
+			if _, m := explain(o.err, tgt.url); len(m) > maxMessage+10 || !utf8.ValidString(m) {
+				t.Errorf("message of %d bytes: %q", len(m), m)
+			}
+		} else if !bytes.Contains(answer, []byte(" 2")) {
+			t.Errorf("passed on %q", answer)
+		}
+		for i := 0; runtime.NumGoroutine() > before+20; i++ {
+			if i > 1000 {
+				t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), before)
+			}
+			runtime.Gosched()
+		}
+	})
+}

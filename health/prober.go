@@ -1,0 +1,141 @@
+package health
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// Config is what a Prober needs. Table, Report and TLS must be set.
+type Config struct {
+	// Table returns the current table.
+	Table func() *registry.Table
+	// Report takes what was found out about an endpoint. It is called only when something changed, by many goroutines.
+	Report func(registry.Report)
+	// TLS returns how to trust a backend, the proxy client certificate included. An error (or an error of the verification it sets up) that has
+	// a method Reason() string gives the report its reason and its whole message. The result is cloned, never changed.
+	TLS func(*registry.Backend) (*tls.Config, error)
+	// Dial opens the connections of probes, through the same path as live traffic. Nil: net.Dialer.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Header is sent with every probe. Nil: the identity that kube-aggregator sends, user system:kube-aggregator in group system:masters.
+	Header http.Header
+	// MaxWatched bounds the connections that are kept open to see a process die at once. Zero: 1024 (some 30 KiB each). Negative: none.
+	MaxWatched int
+	// Logger gets one line for each change of an endpoint's health. Nil discards.
+	Logger *slog.Logger
+	// Metrics takes the prober's metrics. Nil: unregistered.
+	Metrics prometheus.Registerer
+}
+
+// Prober probes every endpoint of the table. Signal and Observe may be called before Run; they do nothing until it has seen a table.
+type Prober struct {
+	config  Config
+	log     *slog.Logger
+	metrics *metrics
+	gate    gate
+	watched atomic.Int64 // connections kept open, at most config.MaxWatched
+	index   atomic.Pointer[index]
+	// source is config.Table taken apart.
+	source func() (entries []*registry.Entry, superseded <-chan struct{})
+}
+
+// place is where a request goes: what live traffic knows of an endpoint.
+type place struct {
+	backend *registry.Backend
+	address string
+}
+
+// key names one running probe.
+type key struct {
+	name string
+	place
+}
+
+// index is how the running probes are found. It is immutable: apply stores a new one when the set changes.
+type index struct {
+	places map[place][]*target             // nearly always one: a Backend belongs to one entry
+	peers  map[*registry.Backend][]*target // the endpoints of one Backend
+}
+
+// maxWatched is the default of Config.MaxWatched: 1024 idle TLS connections are some 30 MiB and 1024 descriptors, half the endpoints of the
+// largest cluster we size for (1,000 APIServices of two endpoints). Those above it lose only the immediate notice of a death.
+const maxWatched = 1024
+
+// New makes a Prober. It does nothing until Run.
+func New(c Config) (*Prober, error) {
+	if c.Table == nil || c.Report == nil || c.TLS == nil {
+		return nil, errors.New("configuring prober: Table, Report and TLS must be set")
+	}
+	if c.Dial == nil {
+		c.Dial = new(net.Dialer).DialContext
+	}
+	if c.Header == nil {
+		c.Header = http.Header{"X-Remote-User": {"system:kube-aggregator"}, "X-Remote-Group": {"system:masters"}}
+	}
+	if c.MaxWatched == 0 {
+		c.MaxWatched = maxWatched
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	m, err := newMetrics(c.Metrics)
+	if err != nil {
+		return nil, err
+	}
+	p := &Prober{config: c, log: c.Logger, metrics: m, gate: newGate()}
+	p.source = func() ([]*registry.Entry, <-chan struct{}) {
+		t := c.Table()
+		return t.Entries(), t.Superseded()
+	}
+	p.index.Store(&index{})
+	return p, nil
+}
+
+// Run follows the table until ctx ends. When it returns no goroutine and no connection of it is left.
+func (p *Prober) Run(ctx context.Context) error {
+	var owners sync.WaitGroup
+	defer owners.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s := &set{prober: p, running: map[key]*target{}, owners: &owners}
+	owners.Go(func() { p.judgeLatencies(ctx) })
+	for {
+		entries, superseded := p.source()
+		s.apply(ctx, entries)
+		select {
+		case <-superseded:
+		case <-ctx.Done():
+			s.apply(ctx, nil) // forget their metrics
+			return ctx.Err()
+		}
+	}
+}
+
+// Signal says that live traffic could not reach an endpoint: a failed dial, handshake or ping. The endpoint is probed at once, or as soon as
+// the bound on such probes allows. It never waits and alone never ejects. A nil err is ignored.
+func (p *Prober) Signal(b *registry.Backend, address string, err error) {
+	if err == nil {
+		return
+	}
+	for _, t := range p.index.Load().places[place{b, address}] {
+		t.alarm()
+	}
+}
+
+// Observe says how long an endpoint took to send the first byte of its response to a request that is not long-running. It never waits and
+// does not allocate.
+func (p *Prober) Observe(b *registry.Backend, address string, d time.Duration) {
+	for _, t := range p.index.Load().places[place{b, address}] {
+		t.latency.observe(d)
+	}
+}

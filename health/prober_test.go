@@ -1,0 +1,318 @@
+package health
+
+import (
+	"errors"
+	"net/http"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+const at = "10.0.0.1:443"
+
+// backend is a handler whose answer a test switches, and which notes when it was asked.
+type backend struct {
+	status atomic.Int64
+	hung   atomic.Bool
+	delay  atomic.Int64
+	asked  chan time.Time
+}
+
+func newBackend() *backend { return &backend{asked: make(chan time.Time, 100_000)} }
+
+func (b *backend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	b.asked <- time.Now()
+	if d := time.Duration(b.delay.Load()); d > 0 {
+		select {
+		case <-time.After(d):
+		case <-r.Context().Done():
+		}
+	}
+	if b.hung.Load() {
+		<-r.Context().Done()
+		return
+	}
+	if s := b.status.Load(); s != 0 {
+		w.WriteHeader(int(s))
+	}
+	_, _ = w.Write([]byte(`{"kind":"APIResourceList"}`))
+}
+
+// single runs one endpoint at `at`, healthy.
+func single(t *testing.T) (*bench, *host, *backend) {
+	t.Helper()
+	ca := newAuthority(t, serverName, farFuture())
+	b := startBench(t, ca, []*registry.Entry{entry(at)}, nil)
+	h, s := b.cable.host(at), newBackend()
+	h.serve(t, ca, s.ServeHTTP)
+	b.run(t)
+	synctest.Wait()
+	if got := b.notes.all(); len(got) != 1 || got[0].Health != registry.Healthy {
+		t.Fatalf("a new endpoint that answers is not healthy at once: %+v", got)
+	}
+	return b, h, s
+}
+
+// until returns how long after now the newest report about an address says want, giving up after limit.
+func (b *bench) until(t *testing.T, address string, want registry.Health, limit time.Duration) time.Duration {
+	t.Helper()
+	from := time.Now()
+	for time.Since(from) <= limit {
+		synctest.Wait()
+		if last := b.notes.last(address); last.Health == want {
+			return last.at.Sub(from)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("endpoint %s was not reported %d within %v: %+v", address, want, limit, b.notes.all())
+	return 0
+}
+
+func TestHealthyEndpointIsProbedEveryTenSecondsGiveOrTake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, h, _ := single(t)
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		dials := b.cable.dialled(at)
+		shortest, longest := time.Hour, time.Duration(0)
+		for i := range len(dials) - 1 {
+			d := dials[i+1].Sub(dials[i])
+			shortest, longest = min(shortest, d), max(longest, d)
+		}
+		if shortest < 8*time.Second || longest > 12*time.Second || longest-shortest < time.Second {
+			t.Errorf("probes %v to %v apart, want 8 s to 12 s, spread", shortest, longest)
+		}
+		if n := h.open(); n != 1 {
+			t.Errorf("%d connections open, want the watched one", n)
+		}
+		if n := len(b.notes.all()); n != 1 {
+			t.Errorf("%d reports of an endpoint that did not change, want 1", n)
+		}
+	})
+}
+
+func TestProcessDeathShowsWithinASecondIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, h, _ := single(t)
+		for _, into := range []time.Duration{0, 100 * time.Millisecond, 5 * time.Second} {
+			time.Sleep(into)
+			before := len(b.cable.dialled(at))
+			h.set(refusing)
+			took := b.until(t, at, registry.Unhealthy, time.Second)
+			if took < firstRetry {
+				t.Errorf("unhealthy after %v: before a second probe", took)
+			}
+			if n := len(b.cable.dialled(at)) - before; n != fall {
+				t.Errorf("%d probes before the verdict, want %d", n, fall)
+			}
+			want := "failing or missing response from https://10.0.0.1:443/apis/metrics.k8s.io/v1beta1: " +
+				`Get "https://10.0.0.1:443/apis/metrics.k8s.io/v1beta1": dial tcp 10.0.0.1:443: connect: connection refused`
+			if got := b.notes.last(at); got.Reason != registry.ReasonFailedDiscoveryCheck || got.Message != want {
+				t.Errorf("reason %q, message %s", got.Reason, cmp.Diff(want, got.Message))
+			}
+			time.Sleep(time.Minute)
+			h.set(listening)
+			if took := b.until(t, at, registry.Healthy, time.Second); took > 600*time.Millisecond {
+				t.Errorf("back after %v", took)
+			}
+		}
+	})
+}
+
+func TestOneLostProbeChangesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, _, s := single(t)
+		for range 5 {
+			before := len(b.cable.dialled(at))
+			s.status.Store(http.StatusInternalServerError)
+			for len(b.cable.dialled(at)) == before {
+				time.Sleep(time.Millisecond)
+				synctest.Wait()
+			}
+			s.status.Store(0)
+			time.Sleep(30 * time.Second)
+		}
+		if got := b.notes.all(); len(got) != 1 {
+			t.Errorf("reported %+v", got)
+		}
+	})
+}
+
+func TestPacesWhileFailing(t *testing.T) {
+	ms := func(n ...int) (d []time.Duration) {
+		for _, n := range n {
+			d = append(d, time.Duration(n)*time.Millisecond)
+		}
+		return d
+	}
+	tests := []struct {
+		name string
+		fail func(*host, *backend)
+		want []time.Duration
+	}{
+		{"bad status", func(_ *host, s *backend) { s.status.Store(403) }, ms(250, 500, 1000, 2000, 4000, 5000, 5000)},
+		{"refused", func(h *host, _ *backend) { h.set(refusing) }, ms(250, 500, 500, 500, 500)},
+		{"vanished", func(h *host, _ *backend) { h.set(vanished) }, ms(250, 2250, 2250, 2250)},
+		{"hung", func(_ *host, s *backend) { s.hung.Store(true) }, ms(250, 5250, 5250, 5250)},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b, h, s := single(t)
+				time.Sleep(time.Second)
+				tt.fail(h, s)
+				before := len(b.cable.dialled(at))
+				b.Signal(b.feed.entries[0].Backend, at, errors.New("no answer"))
+				time.Sleep(30 * time.Second)
+				synctest.Wait()
+				var got []time.Duration
+				dials := b.cable.dialled(at)[before:]
+				for i := range tt.want {
+					got = append(got, dials[i+1].Sub(dials[i]))
+				}
+				if diff := cmp.Diff(tt.want, got); diff != "" {
+					t.Errorf("pauses (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+func TestHungProcessIsOutWithinTwelveSecondsIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, _, s := single(t)
+		worst := time.Duration(0)
+		for i := range 60 {
+			time.Sleep(time.Duration(i) * 371 * time.Millisecond)
+			s.hung.Store(true)
+			worst = max(worst, b.until(t, at, registry.Unhealthy, 12*time.Second))
+			s.hung.Store(false)
+			b.until(t, at, registry.Healthy, 6*time.Second)
+		}
+		if worst > 11*time.Second {
+			t.Errorf("took %v, leaving no margin below 12 s", worst)
+		}
+		t.Logf("worst of 60: %v", worst)
+	})
+}
+
+func TestVanishedHostIsOutAfterOneDialTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, h, _ := single(t)
+		time.Sleep(3 * time.Second)
+		h.mu.Lock()
+		near := h.ends[0]
+		h.mu.Unlock()
+		if k := near.keepAlive; !k.Enable || k.Idle+time.Duration(k.Count)*k.Interval > 2*time.Second {
+			t.Errorf("keep-alive %+v would not show a vanished host within 2 s", k)
+		}
+		h.set(vanished)
+		near.reset() // what the kernel does then
+		if took := b.until(t, at, registry.Unhealthy, 5*time.Second); took > 2500*time.Millisecond {
+			t.Errorf("took %v after the connection was lost, want at most 2.25 s", took)
+		}
+		time.Sleep(time.Minute)
+		h.set(listening)
+		b.until(t, at, registry.Healthy, 2300*time.Millisecond)
+	})
+}
+
+func TestSignalsAloneNeverEjectAndAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, _, _ := single(t)
+		backend := b.feed.entries[0].Backend
+		time.Sleep(time.Second)
+		before := len(b.cable.dialled(at))
+		b.Signal(backend, at, nil)
+		b.Signal(&registry.Backend{}, at, errors.New("of another backend"))
+		synctest.Wait()
+		if n := len(b.cable.dialled(at)) - before; n != 0 {
+			t.Errorf("%d probes without a reason", n)
+		}
+		b.Signal(backend, at, errors.New("dial failed"))
+		synctest.Wait()
+		if n := len(b.cable.dialled(at)) - before; n != 1 {
+			t.Errorf("%d probes at once, want 1", n)
+		}
+		for range 60 * 100 {
+			b.Signal(backend, at, errors.New("dial failed"))
+			time.Sleep(10 * time.Millisecond)
+		}
+		// 0.25 + 0.5 + … + 8 s, then one each 10 s.
+		if n := len(b.cable.dialled(at)) - before; n > 14 {
+			t.Errorf("%d probes in a minute of signals", n)
+		}
+		if got := b.notes.all(); len(got) != 1 {
+			t.Errorf("ejected by signals alone: %+v", got)
+		}
+	})
+}
+
+func TestServerThatClosesIdleConnectionsIsNotHammered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ca := newAuthority(t, serverName, farFuture())
+		b := startBench(t, ca, []*registry.Entry{entry(at)}, nil)
+		b.cable.host(at).serve(t, ca, func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Connection", "close") })
+		b.run(t)
+		time.Sleep(5 * time.Minute)
+		if n := len(b.cable.dialled(at)); n > 5*6*2+10 {
+			t.Errorf("%d probes in 5 minutes", n)
+		}
+		if got := b.notes.all(); len(got) != 1 {
+			t.Errorf("reported %+v", got)
+		}
+	})
+}
+
+func TestWatchedConnectionsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ca := newAuthority(t, serverName, farFuture())
+		addresses := []string{"10.0.0.1:443", "10.0.0.2:443", "10.0.0.3:443"}
+		b := startBench(t, ca, []*registry.Entry{entry(addresses...)}, func(c *Config) { c.MaxWatched = 2 })
+		for _, a := range addresses {
+			b.cable.host(a).serve(t, ca, newBackend().ServeHTTP)
+		}
+		b.run(t)
+		for range 20 {
+			time.Sleep(7 * time.Second)
+			synctest.Wait()
+			open := 0
+			for _, a := range addresses {
+				open += b.cable.hosts[a].open()
+			}
+			if open != 2 {
+				t.Fatalf("%d connections open, want 2", open)
+			}
+		}
+	})
+}
+
+func TestStartIsSpread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ca := newAuthority(t, serverName, farFuture())
+		var entries []*registry.Entry
+		for range 1000 {
+			e := entry(at)
+			e.Name += strconv.Itoa(len(entries))
+			entries = append(entries, e)
+		}
+		b := startBench(t, ca, entries, nil)
+		b.cable.host(at).set(vanished)
+		b.run(t)
+		synctest.Wait()
+		if n := len(b.cable.dialled(at)); n != gateSlots {
+			t.Errorf("%d probes at the same time, want %d", n, gateSlots)
+		}
+		time.Sleep(1600 * time.Millisecond)
+		synctest.Wait()
+		if n := len(b.cable.dialled(at)); n < 1000 {
+			t.Errorf("%d probes after 1.6 s: backends that do not answer hold up others", n)
+		}
+	})
+}

@@ -1,0 +1,184 @@
+package health
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+func TestFollowsTheTable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, h, _ := single(t)
+		first := b.feed.entries[0]
+
+		time.Sleep(time.Second)
+		b.feed.set()
+		synctest.Wait()
+		if n := h.open(); n != 0 {
+			t.Errorf("%d connections open to an endpoint that is gone", n)
+		}
+		before := len(b.cable.dialled(at))
+		time.Sleep(time.Minute)
+		if n := len(b.cable.dialled(at)) - before; n != 0 {
+			t.Errorf("%d probes of an endpoint that is gone", n)
+		}
+
+		// The same entry again, then one that differs in its backend (a new CA): each is asked at once.
+		for range 2 {
+			next := *first
+			again := *first.Backend
+			next.Backend = &again
+			b.feed.set(&next)
+			synctest.Wait()
+			if last := b.notes.last(at); last.at != time.Now() || last.Backend != &again {
+				t.Errorf("new backend not reported at once: %+v", last)
+			}
+		}
+	})
+}
+
+func TestWhatIsNotProbed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		local := entry(at)
+		local.Backend = nil
+		protected := entry(at)
+		protected.Verdict.Reason = registry.ReasonProtectedGroup
+		b := startBench(t, newAuthority(t, serverName, farFuture()), []*registry.Entry{local, protected}, nil)
+		b.run(t)
+		time.Sleep(time.Minute)
+		if n := len(b.cable.dialled(at)); n != 0 {
+			t.Errorf("%d probes", n)
+		}
+	})
+}
+
+func TestNewIntervalAppliesAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, _, _ := single(t)
+		slower, faster := *b.feed.entries[0], *b.feed.entries[0]
+		slower.Policy.ProbeInterval = time.Hour
+		faster.Policy.ProbeInterval = time.Second
+		b.feed.set(&slower)
+		time.Sleep(time.Minute)
+		before := len(b.cable.dialled(at))
+		b.feed.set(&faster)
+		time.Sleep(time.Minute)
+		if n := len(b.cable.dialled(at)) - before; n < 50 || n > 76 {
+			t.Errorf("%d probes in a minute of one a second", n)
+		}
+	})
+}
+
+// A table that has forgotten what was reported (the endpoint came and went between two tables that were seen) is told again.
+func TestTellsAForgetfulTableAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, _, _ := single(t)
+		remembering := *b.feed.entries[0]
+		remembering.Endpoints = []registry.Endpoint{{Address: at, Health: registry.Healthy}}
+		time.Sleep(5 * time.Second)
+		b.feed.set(&remembering)
+		time.Sleep(time.Minute)
+		before := len(b.notes.all())
+		forgetting := *b.feed.entries[0]
+		forgetting.Endpoints = []registry.Endpoint{{Address: at}}
+		b.feed.set(&forgetting)
+		synctest.Wait()
+		if n := len(b.notes.all()) - before; n != 1 {
+			t.Errorf("%d reports, want 1", n)
+		}
+		before = len(b.notes.all())
+		time.Sleep(time.Minute)
+		if n := len(b.notes.all()) - before; n != 0 {
+			t.Errorf("%d reports more", n)
+		}
+	})
+}
+
+func TestSeriesComeAndGoWithTheObjects(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ca := newAuthority(t, serverName, farFuture())
+		r := prometheus.NewPedanticRegistry()
+		b := startBench(t, ca, []*registry.Entry{entry(at, "10.0.0.2:443")}, func(c *Config) { c.Metrics = r })
+		b.cable.host(at).serve(t, ca, newBackend().ServeHTTP)
+		b.run(t)
+		time.Sleep(300 * time.Millisecond)
+		want := `
+			# HELP fairlead_endpoint_healthy 1 if the endpoint is healthy, 0 if it is not or has not been found out yet.
+			# TYPE fairlead_endpoint_healthy gauge
+			fairlead_endpoint_healthy{endpoint="10.0.0.1:443",name="v1beta1.metrics.k8s.io"} 1
+			fairlead_endpoint_healthy{endpoint="10.0.0.2:443",name="v1beta1.metrics.k8s.io"} 0
+			# HELP fairlead_probe_total Probes of backend endpoints, by APIService and result (passed, failed).
+			# TYPE fairlead_probe_total counter
+			fairlead_probe_total{name="v1beta1.metrics.k8s.io",result="failed"} 2
+			fairlead_probe_total{name="v1beta1.metrics.k8s.io",result="passed"} 1
+		`
+		if err := testutil.GatherAndCompare(r, strings.NewReader(want), "fairlead_endpoint_healthy", "fairlead_probe_total"); err != nil {
+			t.Error(err)
+		}
+		alone := *b.feed.entries[0]
+		alone.Endpoints = nil
+		for _, step := range []struct {
+			entries []*registry.Entry
+			want    int
+		}{{[]*registry.Entry{&alone}, 2}, {nil, 0}} {
+			b.feed.set(step.entries...)
+			time.Sleep(time.Second)
+			n, err := testutil.GatherAndCount(r, "fairlead_endpoint_healthy", "fairlead_probe_total")
+			if err != nil || n != step.want {
+				t.Errorf("%d series, want %d (%v)", n, step.want, err)
+			}
+		}
+	})
+}
+
+// The bubble fails the test if a goroutine is left when it ends; the connections are counted.
+func TestNothingIsLeftAfterAThousandChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ca := newAuthority(t, serverName, farFuture())
+		b := startBench(t, ca, nil, nil)
+		hosts := make([]*host, 4)
+		addresses := make([]string, 4)
+		for i := range hosts {
+			addresses[i] = "10.0.0." + strconv.Itoa(i+1) + ":443"
+			hosts[i] = b.cable.host(addresses[i])
+			hosts[i].serve(t, ca, newBackend().ServeHTTP)
+		}
+		b.run(t)
+		for i := range 1000 {
+			var entries []*registry.Entry
+			for j := range i % 3 {
+				e := entry(addresses[i%4], addresses[(i+j+1)%4])
+				e.Name += strconv.Itoa(j)
+				entries = append(entries, e)
+			}
+			b.feed.set(entries...)
+			time.Sleep(time.Duration(i%7) * 100 * time.Millisecond)
+			if i%50 == 0 {
+				hosts[i%4].set(refusing)
+			}
+			if i%50 == 10 {
+				hosts[(i-10)%4].set(listening)
+			}
+		}
+		b.feed.set()
+		synctest.Wait()
+		for _, h := range hosts {
+			if n := h.open(); n != 0 {
+				t.Errorf("%d connections left", n)
+			}
+		}
+		if n := b.watched.Load(); n != 0 {
+			t.Errorf("%d connections counted as watched", n)
+		}
+		if x := b.index.Load(); len(x.places) != 0 || len(x.peers) != 0 {
+			t.Errorf("%d places and %d backends left", len(x.places), len(x.peers))
+		}
+	})
+}

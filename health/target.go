@@ -1,0 +1,250 @@
+package health
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+const (
+	// defaultInterval is the time between probes of a healthy endpoint whose Policy names none. kube-aggregator resyncs every 30 s with five
+	// requests at once; this is as many a minute, spread.
+	defaultInterval = 10 * time.Second
+	// jitter keeps the probes of endpoints that came together from staying together.
+	jitter = 0.2
+	// lightChecks is how many light checks the time between two probes holds room for, the probe included: at most 4 s pass (12 s / 3)
+	// before something asks, so that an endpoint that hangs is out within 4 + 1 + 5.25 s, under the promised 12.
+	lightChecks = 3
+	// fall is how many probes in a row must fail before an endpoint is unhealthy: one lost probe changes nothing. One that passes makes it
+	// healthy.
+	fall = 2
+	// firstRetry is the pause after a probe that failed, doubled for each that follows up to lastRetry.
+	firstRetry = 250 * time.Millisecond
+	lastRetry  = 5 * time.Second
+	// lastRedial bounds the pause instead while not even the dial succeeds: such an attempt costs one SYN, and a process that comes back must
+	// be seen within 1 s.
+	lastRedial = 500 * time.Millisecond
+	// alarmGap is the least time between probes that alarms ask for. It doubles up to the interval each time an alarm proves false: live
+	// traffic that fails for reasons of its own must not make us hammer an endpoint that answers.
+	alarmGap = 250 * time.Millisecond
+)
+
+// target is one endpoint of one APIService. The fields below state belong to its goroutine.
+type target struct {
+	prober *Prober
+	key    key
+	url    string
+	cancel context.CancelFunc
+	series endpointSeries
+	log    *slog.Logger
+
+	// Notes from others, each followed by a poke.
+	interval atomic.Int64
+	alarmed  atomic.Bool
+	slow     atomic.Bool
+	restate  atomic.Bool
+	healthy  atomic.Bool   // a note to others: the last report said Healthy
+	wake     chan struct{} // one slot, never closed: full means that a poke is already waiting
+	latency  latency
+
+	// state
+	report   registry.Report // what is known now; Unprobed: nothing yet
+	told     registry.Report // last one sent
+	failures int             // probes failed in a row
+	started  time.Time       // of the last probe; zero: never probed
+	due      time.Time       // of the next probe
+	light    time.Time       // of the next light check; zero: none
+	rest     time.Duration   // between light checks
+	gap      time.Duration   // least time from a probe to one that an alarm asks for
+	// watch is the connection of the last probe, left open. Nil: none.
+	watch *http.ClientConn
+}
+
+func newTarget(p *Prober, k key, e *registry.Entry, cancel context.CancelFunc) *target {
+	t := &target{
+		prober: p, key: k, url: probeURL(e, k.address), cancel: cancel, series: p.metrics.endpoint(k),
+		log:  p.log.With("apiservice", k.name, "endpoint", k.address),
+		wake: make(chan struct{}, 1), gap: alarmGap,
+		report: registry.Report{Name: k.name, Backend: k.backend, Address: k.address},
+	}
+	t.interval.Store(int64(interval(e)))
+	return t
+}
+
+func interval(e *registry.Entry) time.Duration {
+	if e.Policy.ProbeInterval > 0 {
+		return e.Policy.ProbeInterval
+	}
+	return defaultInterval
+}
+
+// follow takes over what a newer table says of the endpoint.
+func (t *target) follow(e *registry.Entry, ep *registry.Endpoint) {
+	if d := int64(interval(e)); t.interval.Swap(d) != d {
+		t.poke()
+	}
+	// The table has lost what was reported: the endpoint was gone for a table that we did not see.
+	if ep.Health == registry.Unprobed && !t.restate.Swap(true) {
+		t.poke()
+	}
+}
+
+// alarm asks for a probe soon.
+func (t *target) alarm() {
+	if !t.alarmed.Swap(true) {
+		t.poke()
+	}
+}
+
+func (t *target) poke() {
+	select {
+	case t.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (t *target) run(ctx context.Context) {
+	defer t.unwatch()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-t.wake:
+		case <-ctx.Done():
+			return
+		}
+		t.step(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		t.tell()
+		timer.Reset(time.Until(t.next()))
+	}
+}
+
+// step does the one thing that is due, if any.
+func (t *target) step(ctx context.Context) {
+	if latest := t.started.Add(t.pause(1 + jitter)); t.failures == 0 && t.due.After(latest) {
+		t.due = latest // a shorter interval applies to the wait that has begun
+	}
+	now := time.Now()
+	switch {
+	case !now.Before(t.due):
+		t.probe(ctx, t.heeds())
+	case t.heeds() && !now.Before(t.started.Add(t.gap)):
+		t.probe(ctx, true)
+	case !t.light.IsZero() && !now.Before(t.light):
+		t.check(ctx)
+	}
+}
+
+// next is when something is due.
+func (t *target) next() time.Time {
+	at := t.due
+	if a := t.started.Add(t.gap); t.heeds() && a.Before(at) {
+		at = a
+	}
+	if !t.light.IsZero() && t.light.Before(at) {
+		at = t.light
+	}
+	return at
+}
+
+// heeds reports whether an alarm is to be followed up. An endpoint that fails is being asked again anyway, and traffic that fails there says
+// nothing new; the alarm is cleared by the next probe.
+func (t *target) heeds() bool { return t.failures == 0 && t.alarmed.Load() }
+
+// probe asks the endpoint on fresh connections and draws the conclusions.
+func (t *target) probe(ctx context.Context, suspicious bool) {
+	// Cleared before it starts: an alarm that comes while it runs may be about something newer than what it sees.
+	suspected := t.alarmed.Swap(false)
+	t.started = time.Now()
+	o := t.round(ctx, suspicious)
+	if ctx.Err() != nil {
+		closeConn(o.conn)
+		return
+	}
+	if o.err == nil {
+		t.passed(o, suspected)
+		return
+	}
+	t.failed(o)
+}
+
+func (t *target) passed(o outcome, suspected bool) {
+	t.failures = 0
+	t.report.Health, t.report.Reason, t.report.Message = registry.Healthy, "", ""
+	if suspected {
+		t.gap = min(2*t.gap, time.Duration(t.interval.Load())) // a false alarm
+	} else {
+		t.gap = alarmGap
+	}
+	pause := t.pause(1 - jitter + 2*jitter*rand.Float64())
+	t.due = t.started.Add(pause)
+	t.rest = pause / lightChecks
+	t.latency.probed(o.latency)
+	t.keep(o.conn)
+}
+
+// pause is the time from one probe that passes to the next.
+func (t *target) pause(factor float64) time.Duration {
+	return time.Duration(factor * float64(t.interval.Load()))
+}
+
+func (t *target) failed(o outcome) {
+	t.unwatch()
+	t.failures += o.failures
+	t.gap = alarmGap
+	if t.failures >= fall {
+		t.report.Health = registry.Unhealthy
+		t.report.Reason, t.report.Message = explain(o.err, t.url)
+	}
+	t.due = t.started.Add(retry(t.failures, o.undialled))
+	// A probe that took long has already waited; still pause, so that two never run back to back.
+	if soonest := time.Now().Add(firstRetry); t.due.Before(soonest) {
+		t.due = soonest
+	}
+}
+
+// retry is the time from the start of a probe that failed, the last of so many, to the next.
+func retry(failures int, undialled bool) time.Duration {
+	limit := lastRetry
+	if undialled {
+		limit = lastRedial
+	}
+	const doublings = 5 // 250 ms × 2⁵ is already past the longest pause
+	return min(firstRetry<<min(failures-1, doublings), limit)
+}
+
+// tell reports what is known, if it is not what was reported last.
+func (t *target) tell() {
+	t.report.Slow = t.slow.Load() && t.report.Health == registry.Healthy
+	lost := t.restate.Swap(false)
+	if t.report.Health == registry.Unprobed || (t.report == t.told && !lost) {
+		return
+	}
+	if was := t.told; was.Health != t.report.Health || was.Slow != t.report.Slow {
+		t.logChange()
+	}
+	t.told = t.report
+	t.healthy.Store(t.report.Health == registry.Healthy)
+	t.series.set(t.report)
+	t.prober.config.Report(t.report)
+}
+
+func (t *target) logChange() {
+	switch {
+	case t.report.Health == registry.Unhealthy:
+		t.log.Warn("endpoint is unhealthy", "reason", t.report.Reason, "err", t.report.Message)
+	case t.report.Slow:
+		t.log.Warn("endpoint is slow beside its peers")
+	default:
+		t.log.Info("endpoint is healthy")
+	}
+}

@@ -1,0 +1,77 @@
+package health
+
+import (
+	"context"
+	"net/http"
+	"time"
+)
+
+// lightPatience is how long a light check may stay unanswered before the endpoint is probed. It decides nothing, so it may be short.
+const lightPatience = time.Second
+
+// keep takes over the connection of a probe that passed. Blocked in a read, it sees the process die at once; being replaced by that of the next
+// probe it never grows older than the time between two, which is less than servers' idle timeouts, so it needs no pings to live.
+func (t *target) keep(conn *http.ClientConn) {
+	t.unwatch()
+	if conn == nil {
+		return
+	}
+	if t.prober.watched.Add(1) > int64(t.prober.config.MaxWatched) {
+		t.prober.watched.Add(-1)
+		closeConn(conn)
+		return
+	}
+	t.watch = conn
+	t.light = t.started.Add(t.rest)
+	conn.SetStateHook(func(c *http.ClientConn) {
+		if c.Err() != nil {
+			t.alarm()
+		}
+	})
+}
+
+func (t *target) unwatch() {
+	if t.watch == nil {
+		return
+	}
+	t.watch.SetStateHook(nil) // before it is closed: our own end of it is no alarm
+	closeConn(t.watch)
+	t.watch, t.light = nil, time.Time{}
+	t.prober.watched.Add(-1)
+}
+
+// check asks on the watched connection, which costs no dial and no handshake. It only ever leads to a probe: a pooled connection can hide an
+// endpoint that takes no new ones, and a process that hangs keeps its connections open.
+func (t *target) check(ctx context.Context) {
+	err := t.checkOnce(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		t.unwatch()
+		t.alarmed.Store(true)
+		return
+	}
+	t.light = t.light.Add(t.rest)
+	if !t.light.Before(t.due) {
+		t.light = time.Time{}
+	}
+}
+
+func (t *target) checkOnce(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, lightPatience)
+	defer cancel()
+	start := time.Now()
+	var latency time.Duration
+	send := func(r *http.Request) (*http.Response, error) {
+		resp, err := t.watch.RoundTrip(r)
+		latency = time.Since(start)
+		return resp, err
+	}
+	err := get(ctx, send, t.url, t.prober.config.Header)
+	if err != nil {
+		return err
+	}
+	t.latency.probed(latency)
+	return t.watch.Err()
+}
