@@ -1,0 +1,213 @@
+package backend
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"syscall"
+
+	"golang.org/x/net/http2"
+)
+
+// What a failed request may tell its caller. Every error of this package matches exactly one of them with errors.Is, or is the request's own context's.
+var (
+	// ErrBusy: as many requests as allowed are in flight or waiting. Nothing was sent. Answer 429 with Retry-After.
+	ErrBusy = errors.New("backend is busy")
+	// ErrUnreachable: no endpoint could be reached, or each refused the request unprocessed. Nothing was executed. Answer 503 with Retry-After.
+	ErrUnreachable = errors.New("backend is unreachable")
+	// ErrUnanswered: the request was sent, and the connection ended before a response head. It may have been executed, so do not invite the caller to repeat it:
+	// answer 502 or 503 without Retry-After (client-go repeats writes, too, when it sees one).
+	ErrUnanswered = errors.New("backend did not answer")
+	// ErrBadResponse: what came back is not HTTP. Answer 502.
+	ErrBadResponse = errors.New("backend sent a bad response")
+)
+
+// kind is how a try failed: it decides about another try, and labels metrics.
+type kind uint8
+
+const (
+	// failDial: no connection came about (resolving, connecting, TLS, waiting for a free connection). Nothing was sent.
+	failDial kind = iota
+	// failBusy: too many requests wait for a connection.
+	failBusy
+	// failUnsent: a connection was there, but closed before the request head was written.
+	failUnsent
+	// failRefused: the backend says that it has not processed the request: REFUSED_STREAM (RFC 9113 §8.7).
+	failRefused
+	// failGoaway: the same by a GOAWAY below the request's stream (RFC 9113 §6.8).
+	failGoaway
+	// failLost: the connection ended or was reset, or its ping stayed unanswered, after the request was sent and before a response head.
+	failLost
+	// failEjected: the endpoint's verdict became Unhealthy while the response was awaited.
+	failEjected
+	// failBad: a response came that is not HTTP.
+	failBad
+	// failBody: the request's own body could not be read.
+	failBody
+	// failContext: the caller's context ended.
+	failContext
+)
+
+func (k kind) String() string {
+	return [...]string{"dial", "busy", "unsent", "refused", "goaway", "lost", "ejected", "bad", "body", "context"}[k]
+}
+
+// unprocessed reports whether the backend certainly has not executed the request.
+func (k kind) unprocessed() bool {
+	return k == failDial || k == failUnsent || k == failRefused || k == failGoaway
+}
+
+// failure is the error of one try.
+type failure struct {
+	kind    kind
+	address string // empty: no endpoint was chosen
+	err     error
+}
+
+func (f *failure) Error() string {
+	if f.address == "" {
+		return f.err.Error()
+	}
+	return fmt.Sprintf("forwarding to %s: %v", f.address, f.err)
+}
+
+func (f *failure) Unwrap() error { return f.err }
+
+// Is makes a failure match the one sentinel that tells its caller what to answer.
+func (f *failure) Is(target error) bool {
+	switch f.kind {
+	case failBusy:
+		return target == ErrBusy
+	case failLost, failEjected:
+		return target == ErrUnanswered
+	case failBad:
+		return target == ErrBadResponse
+	case failBody, failContext:
+		return false
+	default:
+		return target == ErrUnreachable
+	}
+}
+
+var (
+	errNoEndpoint = errors.New("there is no endpoint")
+	errGone       = errors.New("the endpoint is gone")
+	errQueue      = errors.New("too many requests wait for a connection")
+	errPatience   = errors.New("waiting for a connection took too long")
+	errEjected    = errors.New("the endpoint is unhealthy")
+	errTrustEnded = errors.New("the connection's trust has ended")
+	errLost       = errors.New("the connection was lost")
+	errNoPool     = errors.New("there is no such pool")
+	errFull       = errors.New("the unproven pool is full")
+)
+
+// Texts of net/http's HTTP/2 errors that have no exported value. A test provokes each against a real server.
+const (
+	textGoaway   = "http2: Transport received Server's graceful shutdown GOAWAY"
+	textUnusable = "http2: client conn not usable"
+	textLostPing = "http2: client connection lost"
+)
+
+// classify says how a round trip failed. wrote tells whether the request head had been written.
+func classify(ctx context.Context, err error, wrote bool) kind {
+	if cause := context.Cause(ctx); cause != nil {
+		switch {
+		case errors.Is(cause, errEjected):
+			return failEjected
+		case errors.Is(cause, errTrustEnded):
+			return failLost
+		}
+		return failContext
+	}
+	var body *bodyError
+	if errors.As(err, &body) {
+		return failBody
+	}
+	if !wrote || err.Error() == textUnusable {
+		return failUnsent
+	}
+	if err.Error() == textGoaway {
+		return failGoaway
+	}
+	var stream http2.StreamError
+	if errors.As(err, &stream) {
+		if stream.Code == http2.ErrCodeRefusedStream {
+			return failRefused
+		}
+		return failLost
+	}
+	if err.Error() == textLostPing || isConnectionError(err) {
+		return failLost
+	}
+	return failBad
+}
+
+// isConnectionError tells a connection that ended from a response that makes no sense.
+func isConnectionError(err error) bool {
+	for _, target := range []error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE, os.ErrDeadlineExceeded} {
+		if errors.Is(err, target) {
+			return true
+		}
+	}
+	var network net.Error
+	if errors.As(err, &network) {
+		return true
+	}
+	switch err.Error() {
+	case "http: server closed idle connection", "http2: client connection force closed via ClientConn.Close", "ClientConn closed":
+		return true
+	}
+	return isClosedAfterGoaway(err)
+}
+
+// isClosedAfterGoaway recognises a connection that ended after a GOAWAY that had promised to process the request. net/http does not export the type.
+func isClosedAfterGoaway(err error) bool {
+	const prefix = "http2: server sent GOAWAY and closed the connection"
+	text := err.Error()
+	return len(text) >= len(prefix) && text[:len(prefix)] == prefix
+}
+
+// dialError says in which phase no connection came about.
+type dialError struct {
+	phase string // resolve, connect, tls, trust or refused
+	err   error
+}
+
+func (e *dialError) Error() string { return e.phase + ": " + e.err.Error() }
+func (e *dialError) Unwrap() error { return e.err }
+
+// handshakeClass sorts TLS errors into a few classes for metrics and logs.
+func handshakeClass(err error) string {
+	var (
+		authority x509.UnknownAuthorityError
+		hostname  x509.HostnameError
+		invalid   x509.CertificateInvalidError
+		alert     tls.AlertError
+		record    tls.RecordHeaderError
+	)
+	switch {
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
+		return "timeout"
+	case errors.As(err, &authority):
+		return "unknown_authority"
+	case errors.As(err, &hostname):
+		return "hostname"
+	case errors.As(err, &invalid):
+		if invalid.Reason == x509.Expired {
+			return "expired"
+		}
+		return "invalid"
+	case errors.As(err, &alert):
+		return "alert"
+	case errors.As(err, &record):
+		return "not_tls"
+	case isConnectionError(err):
+		return "closed"
+	}
+	return "other"
+}

@@ -1,0 +1,205 @@
+package backend
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"go.uber.org/goleak"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// server is a real extension server on loopback that counts what it executes.
+type server struct {
+	*httptest.Server
+	address string
+	hits    atomic.Int64
+	conns   atomic.Int64
+	open    atomic.Int64
+}
+
+const (
+	h1 = "http/1.1"
+	h2 = "h2"
+)
+
+// bothProtocols runs f for a backend of each protocol.
+func bothProtocols(t *testing.T, f func(t *testing.T, proto string)) {
+	for _, proto := range []string{h1, h2} {
+		t.Run(strings.ReplaceAll(proto, "/", ""), func(t *testing.T) { f(t, proto) })
+	}
+}
+
+func newServer(t *testing.T, proto string, handler http.HandlerFunc) *server {
+	t.Helper()
+	s := &server{}
+	s.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.hits.Add(1)
+		if handler != nil {
+			handler(w, r)
+		}
+	}))
+	s.EnableHTTP2 = proto == h2
+	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		switch state {
+		case http.StateNew:
+			s.conns.Add(1)
+			s.open.Add(1)
+		case http.StateClosed, http.StateHijacked:
+			s.open.Add(-1)
+		}
+	}
+	s.Config.ErrorLog = nil
+	s.StartTLS()
+	s.address = s.Listener.Addr().String()
+	t.Cleanup(s.Close)
+	return s
+}
+
+// kill ends the server as a killed process would: listener and connections go at once.
+func (s *server) kill() {
+	_ = s.Listener.Close()
+	s.CloseClientConnections()
+}
+
+// trusting is a client configuration that trusts the test servers' common certificate.
+func trusting(t testing.TB) func() (*tls.Config, error) {
+	t.Helper()
+	s := httptest.NewUnstartedServer(nil)
+	s.StartTLS()
+	defer s.Close()
+	pool := x509.NewCertPool()
+	pool.AddCert(s.Certificate())
+	return func() (*tls.Config, error) { return &tls.Config{RootCAs: pool, ServerName: "example.com"}, nil }
+}
+
+// fixture is a Pools with its tables in hand.
+type fixture struct {
+	*Pools
+	t          testing.TB
+	generation uint64
+	backend    *registry.Backend
+	policy     registry.Policy
+	signals    signals
+}
+
+type signals struct {
+	mu   sync.Mutex
+	list []string
+}
+
+func (s *signals) add(address string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.list = append(s.list, address)
+}
+
+func (s *signals) count(address string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := 0
+	for _, a := range s.list {
+		if a == address {
+			n++
+		}
+	}
+	return n
+}
+
+// newFixture makes Pools whose Run runs until the test ends.
+func newFixture(t testing.TB, change func(*Config)) *fixture {
+	t.Helper()
+	f := &fixture{t: t, backend: &registry.Backend{Namespace: "ns", Service: "svc", Port: 443}}
+	trust := trusting(t)
+	cfg := Config{
+		Table:         func() *registry.Table { return &registry.Table{} },
+		TLS:           func(*registry.Backend) (*tls.Config, error) { return trust() },
+		AllowLoopback: true,
+		Signal:        func(_ *registry.Backend, address string, _ error) { f.signals.add(address) },
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	p, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Pools = p
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = p.Run(ctx) // context.Canceled
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	return f
+}
+
+// set applies a table with one entry.
+func (f *fixture) set(endpoints ...registry.Endpoint) *registry.Entry {
+	f.t.Helper()
+	e := f.entry(endpoints...)
+	f.generation++
+	f.apply(f.generation, []*registry.Entry{e})
+	return e
+}
+
+func (f *fixture) entry(endpoints ...registry.Endpoint) *registry.Entry {
+	return &registry.Entry{
+		Name:         "v1.example.com",
+		GroupVersion: schema.GroupVersion{Group: "example.com", Version: "v1"},
+		Backend:      f.backend,
+		Endpoints:    endpoints,
+		Policy:       f.policy,
+	}
+}
+
+func healthy(address string) registry.Endpoint {
+	return registry.Endpoint{Address: address, Health: registry.Healthy}
+}
+
+// do sends a request and reads its response.
+func (f *fixture) do(e *registry.Entry, method, body string) (int, string, error) {
+	f.t.Helper()
+	req := newRequest(f.t, method, body)
+	res, err := f.RoundTrip(e, req, false)
+	if err != nil {
+		return 0, "", err
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	return res.StatusCode, string(b), err
+}
+
+func newRequest(t testing.TB, method, body string) *http.Request {
+	t.Helper()
+	ctx := context.Background()
+	if tt, ok := t.(*testing.T); ok {
+		ctx = tt.Context()
+	}
+	var r io.Reader
+	if body != "" {
+		r = strings.NewReader(body)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "https://placeholder/apis/example.com/v1", r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.GetBody = nil // nobody who forwards has it
+	return req
+}

@@ -1,0 +1,279 @@
+package backend
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// Pool is one of the local apiserver's pools. The zero Pool is none, and nothing is sent over it.
+type Pool uint8
+
+// The pools.
+const (
+	// PoolCertificate carries the proxy client certificate: whoever writes on it can be anyone by X-Remote-*. HTTP/2 only.
+	PoolCertificate Pool = iota + 1
+	// PoolProven has no client certificate, for tokens that were lately accepted. HTTP/2 only.
+	PoolProven
+	// PoolUnproven has no client certificate, for anonymous requests and tokens not lately accepted. kube-apiserver answers an unauthenticated HTTP/2 request with a
+	// GOAWAY, but leaves an HTTP/1.1 connection open: so this pool speaks HTTP/1.1, where a connection carries one request at a time, and bad tokens cost neither new
+	// connections nor anybody else's. It is bounded.
+	PoolUnproven
+
+	pools = int(PoolUnproven)
+)
+
+const (
+	// maxUnproven bounds the unproven pool's requests in flight, and its long-running ones apart from them: a token is unproven for one request, and a refused one is
+	// answered within a millisecond.
+	maxUnproven = 128
+	// defaultWait is how long a request waits for any local apiserver to come back: a reconnect through a load balancer or a quick restart. Longer waits would heap up
+	// requests; after it clients get 503 and a Retry-After, which client-go obeys ten times.
+	defaultWait = 2 * time.Second
+)
+
+// LocalConfig is what a Local needs. Servers and TLS must be set.
+type LocalConfig struct {
+	// Servers are the URLs of the local apiservers: https, host and port (443 when missing), nothing else.
+	Servers []string
+	// TLS makes the configuration of one connection, with the proxy client certificate if certificate is set, without any if not. An empty ServerName becomes the
+	// server's host. It is changed by the caller.
+	TLS func(certificate bool) (*tls.Config, error)
+	// Guard is as in Config. Nil: connections are trusted for as long as they last.
+	Guard func(chain []*x509.Certificate) (lost <-chan struct{}, release func())
+	// IdentityChanged is as in Config, for the certificate pool. Nil: the certificate never changes.
+	IdentityChanged func() <-chan struct{}
+	// Dial connects to an address. Nil: a net.Dialer.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Self reports whether an address is Fairlead's own. Nil: none is.
+	Self func(netip.AddrPort) bool
+	// ProbeHeader is sent with GET /readyz over the certificate pool. Nil: X-Remote-User system:kube-aggregator, X-Remote-Group system:masters.
+	ProbeHeader http.Header
+	// Wait is how long a request waits when no server can be reached. Zero: 2 s. Negative: not at all.
+	Wait time.Duration
+	// Logger gets changes of a server's health. Nil discards.
+	Logger *slog.Logger
+	// Metrics registers fairlead_backend_*; give it the Pools' too, the names of the pools are distinct. Nil: unregistered.
+	Metrics prometheus.Registerer
+}
+
+// Local carries requests to the local apiserver. It works from NewLocal on; Run probes its servers.
+type Local struct {
+	cfg   LocalConfig
+	owner *owner
+	pools [pools]*Upstream
+
+	// mu guards health and orders its publication. It is never held over I/O.
+	mu     sync.Mutex
+	health []registry.Endpoint
+
+	probers []*prober
+	ready   atomic.Bool
+}
+
+// NewLocal makes a Local and registers its metrics.
+func NewLocal(cfg LocalConfig) (*Local, error) {
+	if len(cfg.Servers) == 0 || cfg.TLS == nil {
+		return nil, errors.New("making the local apiserver's pools: Servers and TLS are required")
+	}
+	l := &Local{cfg: cfg, owner: newOwner(cfg.Logger)}
+	for _, s := range cfg.Servers {
+		address, err := serverAddress(s)
+		if err != nil {
+			return nil, err
+		}
+		l.health = append(l.health, registry.Endpoint{Address: address})
+		l.probers = append(l.probers, newProber(l, address))
+	}
+	l.pools = [pools]*Upstream{
+		l.newPool("local-certificate", true, 1024, "h2"),
+		l.newPool("local-proven", false, 1024, "h2"),
+		l.newPool("local-unproven", false, 2*maxUnproven, "http/1.1"),
+	}
+	l.publish()
+	if cfg.Metrics != nil {
+		if err := cfg.Metrics.Register(newCollector(func() []*Upstream { return l.pools[:] })); err != nil {
+			return nil, fmt.Errorf("registering local apiserver metrics: %w", err)
+		}
+	}
+	return l, nil
+}
+
+// serverAddress is the host:port of a server's URL.
+func serverAddress(server string) (string, error) {
+	u, err := url.Parse(server)
+	if err != nil {
+		return "", fmt.Errorf("parsing local apiserver %q: %w", server, err)
+	}
+	if u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || (u.Path != "" && u.Path != "/") {
+		return "", fmt.Errorf("parsing local apiserver %q: want https://host:port", server)
+	}
+	port := u.Port()
+	if port == "" {
+		port = "443"
+	}
+	return net.JoinHostPort(u.Hostname(), port), nil
+}
+
+func (l *Local) newPool(name string, certificate bool, maxConns int, protocol string) *Upstream {
+	guard := l.cfg.Guard
+	if guard == nil {
+		guard = noGuard
+	}
+	wait := l.cfg.Wait
+	if wait == 0 {
+		wait = defaultWait
+	}
+	return newUpstream(name, l.owner, target{
+		tls:       func() (*tls.Config, error) { return l.cfg.TLS(certificate) },
+		guard:     guard,
+		dial:      dialer(l.cfg.Dial, l.refuse),
+		signal:    l.signal,
+		protocols: func() []string { return []string{protocol} },
+		maxConns:  maxConns,
+		wait:      wait,
+	})
+}
+
+func (l *Local) refuse(a netip.AddrPort) error {
+	if l.cfg.Self != nil && l.cfg.Self(a) {
+		return fmt.Errorf("the address %s is our own", a)
+	}
+	return nil
+}
+
+// Upstream returns a pool. Nil: there is no such pool.
+func (l *Local) Upstream(p Pool) *Upstream {
+	if p == 0 || int(p) > pools {
+		return nil
+	}
+	return l.pools[p-1]
+}
+
+// RoundTrip is Upstream.RoundTrip for a pool.
+func (l *Local) RoundTrip(req *http.Request, p Pool, longRunning bool) (*http.Response, error) {
+	u := l.Upstream(p)
+	if u == nil {
+		closeBody(req)
+		return nil, &failure{kind: failDial, err: errNoPool}
+	}
+	release, ok := u.Acquire(longRunning)
+	if !ok {
+		closeBody(req)
+		return nil, &failure{kind: failBusy, err: errFull}
+	}
+	res, err := u.RoundTrip(req, longRunning)
+	if err != nil {
+		release()
+		return nil, err
+	}
+	res.Body = &responseBody{ReadCloser: res.Body, done: release}
+	return res, nil
+}
+
+// DialUpgrade is Upstream.DialUpgrade for a pool: with the proxy client certificate for PoolCertificate, without any for the others.
+func (l *Local) DialUpgrade(ctx context.Context, p Pool) (net.Conn, error) {
+	u := l.Upstream(p)
+	if u == nil {
+		return nil, &failure{kind: failDial, err: errNoPool}
+	}
+	return u.DialUpgrade(ctx)
+}
+
+// Ready says why no local apiserver can be used. Nil: one can.
+func (l *Local) Ready() error {
+	if l.ready.Load() {
+		return nil
+	}
+	return errors.New("no local apiserver is healthy")
+}
+
+// Run probes the servers until ctx ends, and then closes every connection.
+func (l *Local) Run(ctx context.Context) error {
+	defer l.owner.stop()
+	var probing sync.WaitGroup
+	defer probing.Wait()
+	for _, p := range l.probers {
+		probing.Go(func() { p.run(ctx) })
+	}
+	reap := time.NewTicker(idleTimeout / 6)
+	defer reap.Stop()
+	identity := l.identity()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-identity:
+			identity = l.identity()
+			l.pools[PoolCertificate-1].drain()
+		case now := <-reap.C:
+			for _, u := range l.pools {
+				u.reap(now)
+			}
+		}
+	}
+}
+
+func (l *Local) identity() <-chan struct{} {
+	if l.cfg.IdentityChanged == nil {
+		return nil
+	}
+	return l.cfg.IdentityChanged()
+}
+
+// report takes a server's health.
+func (l *Local) report(address string, health registry.Health, message string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range l.health {
+		if e := &l.health[i]; e.Address == address && e.Health != health {
+			e.Health, e.Message, e.Since = health, message, time.Now()
+			l.owner.log.Info("local apiserver changed", "endpoint", address, "healthy", health == registry.Healthy, "message", message)
+		}
+	}
+	l.publishLocked()
+}
+
+func (l *Local) publish() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.publishLocked()
+}
+
+func (l *Local) publishLocked() {
+	ready := false
+	for _, e := range l.health {
+		ready = ready || e.Health == registry.Healthy
+	}
+	l.ready.Store(ready)
+	for i, u := range l.pools {
+		v := &view{pingTimeout: defaultPing}
+		if Pool(i+1) == PoolUnproven { //nolint:gosec // three pools
+			v.maxInFlight, v.maxLongRunning = maxUnproven, maxUnproven
+		}
+		u.update(v, l.health)
+	}
+}
+
+// signal makes the prober look at once.
+func (l *Local) signal(address string, _ error) {
+	for _, p := range l.probers {
+		if p.address == address {
+			p.poke()
+		}
+	}
+}

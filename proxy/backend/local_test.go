@@ -1,0 +1,264 @@
+package backend
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// apiserver answers as kube-apiserver does as far as pools can tell: 401 with Connection: close to HTTP/2 requests without a name or a good token.
+func apiserver(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path == "/readyz" {
+		if r.Header.Get("X-Remote-User") != "system:kube-aggregator" {
+			w.WriteHeader(http.StatusForbidden)
+		}
+		return
+	}
+	if r.Header.Get("X-Remote-User") == "" && r.Header.Get("Authorization") != "Bearer good" {
+		if r.ProtoMajor == 2 {
+			w.Header().Set("Connection", "close")
+		}
+		w.WriteHeader(http.StatusUnauthorized)
+		return
+	}
+	_, _ = io.WriteString(w, r.Proto)
+}
+
+func newLocal(t *testing.T, change func(*LocalConfig), servers ...string) *Local {
+	t.Helper()
+	trust := trusting(t)
+	cfg := LocalConfig{TLS: func(bool) (*tls.Config, error) { return trust() }}
+	for _, s := range servers {
+		cfg.Servers = append(cfg.Servers, "https://"+s)
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	l, err := NewLocal(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = l.Run(ctx) // context.Canceled
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	return l
+}
+
+func (l *Local) get(t *testing.T, p Pool, token string) (int, string, error) {
+	t.Helper()
+	req := newRequest(t, http.MethodGet, "")
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	if p == PoolCertificate {
+		req.Header.Set("X-Remote-User", "jane")
+	}
+	res, err := l.RoundTrip(req, p, false)
+	if err != nil {
+		return 0, "", err
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	return res.StatusCode, string(b), err
+}
+
+func TestLocalPools(t *testing.T) {
+	s := newServer(t, h2, apiserver)
+	certificates := make(chan bool, 100)
+	l := newLocal(t, func(cfg *LocalConfig) {
+		inner := cfg.TLS
+		cfg.TLS = func(certificate bool) (*tls.Config, error) {
+			certificates <- certificate
+			return inner(certificate)
+		}
+	}, s.address)
+	for _, tt := range []struct {
+		pool  Pool
+		token string
+		want  string
+	}{
+		{PoolCertificate, "", "HTTP/2.0"},
+		{PoolProven, "good", "HTTP/2.0"},
+		{PoolUnproven, "good", "HTTP/1.1"},
+	} {
+		status, text, err := l.get(t, tt.pool, tt.token)
+		if err != nil || status != http.StatusOK || text != tt.want {
+			t.Errorf("pool %d: got %d %q %v, want 200 %q", tt.pool, status, text, err, tt.want)
+		}
+	}
+	if _, _, err := l.get(t, 0, ""); !errors.Is(err, ErrUnreachable) {
+		t.Errorf("the zero pool: got %v, want ErrUnreachable", err)
+	}
+	close(certificates)
+	with, without := 0, 0
+	for c := range certificates {
+		if c {
+			with++
+		} else {
+			without++
+		}
+	}
+	if with < 2 || without != 2 { // the pool and at least one probe; proven and unproven
+		t.Errorf("%d connections with a certificate, %d without; want at least 2 and exactly 2", with, without)
+	}
+}
+
+// A thousand bad tokens must cost nobody a connection (design §3): the unproven pool keeps its own, the proven pool does not notice.
+func TestBadTokensCostNoConnection(t *testing.T) {
+	s := newServer(t, h2, apiserver)
+	l := newLocal(t, nil, s.address)
+	if status, _, err := l.get(t, PoolProven, "good"); err != nil || status != http.StatusOK {
+		t.Fatalf("got %d, %v", status, err)
+	}
+	if status, _, err := l.get(t, PoolUnproven, "bad"); err != nil || status != http.StatusUnauthorized {
+		t.Fatalf("got %d, %v", status, err)
+	}
+	before := l.Upstream(PoolProven).meter.connections.Load() + l.Upstream(PoolUnproven).meter.connections.Load()
+	dials := s.conns.Load()
+	for range 1000 {
+		if status, _, err := l.get(t, PoolUnproven, "bad"); err != nil || status != http.StatusUnauthorized {
+			t.Fatalf("got %d, %v", status, err)
+		}
+	}
+	if n := s.conns.Load() - dials; n > 1 { // a probe of the server may fall into the time
+		t.Errorf("1,000 bad tokens made %d connections", n)
+	}
+	if after := l.Upstream(PoolProven).meter.connections.Load() + l.Upstream(PoolUnproven).meter.connections.Load(); after != before {
+		t.Errorf("pooled connections went from %d to %d", before, after)
+	}
+}
+
+func TestServerAddress(t *testing.T) {
+	for _, tt := range []struct{ server, want string }{
+		{"https://10.0.0.1:6443", "10.0.0.1:6443"},
+		{"https://kubernetes.default.svc", "kubernetes.default.svc:443"},
+		{"https://[fd00::1]:6443/", "[fd00::1]:6443"},
+		{"http://10.0.0.1:6443", ""},
+		{"https://user@10.0.0.1", ""},
+		{"https://10.0.0.1/prefix", ""},
+		{"10.0.0.1:6443", ""},
+		{"https://", ""},
+	} {
+		got, err := serverAddress(tt.server)
+		if got != tt.want || (err == nil) != (tt.want != "") {
+			t.Errorf("%q: got %q, %v, want %q", tt.server, got, err, tt.want)
+		}
+	}
+}
+
+// One of two apiservers is killed: reads that are under way or come later fail nowhere.
+func TestLocalFailover(t *testing.T) {
+	a, b := newServer(t, h2, apiserver), newServer(t, h2, apiserver)
+	l := newLocal(t, nil, a.address, b.address)
+	for i := range 400 {
+		if i == 100 {
+			a.kill()
+		}
+		if status, _, err := l.get(t, PoolCertificate, ""); err != nil || status != http.StatusOK {
+			t.Fatalf("request %d: got %d, %v", i, status, err)
+		}
+	}
+	if a.hits.Load() == 0 || b.hits.Load() < 300 {
+		t.Errorf("got %d and %d requests", a.hits.Load(), b.hits.Load())
+	}
+	if err := l.Ready(); err != nil {
+		t.Errorf("one apiserver is up, but Ready says %v", err)
+	}
+}
+
+// The only apiserver restarts within the wait: nothing fails, neither reads nor writes that were not sent.
+func TestLocalRestart(t *testing.T) {
+	for _, method := range []string{http.MethodGet, http.MethodPost} {
+		t.Run(method, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := newMemoryNet(t)
+				s := n.serve("10.0.0.1:6443", h2, apiserver)
+				l := newLocal(t, func(cfg *LocalConfig) { cfg.Dial = n.dial }, "10.0.0.1:6443")
+				if status, _, err := l.get(t, PoolCertificate, ""); err != nil || status != http.StatusOK {
+					t.Fatalf("got %d, %v", status, err)
+				}
+				s.stop()
+				synctest.Wait()
+				time.AfterFunc(1500*time.Millisecond, func() { n.serve("10.0.0.1:6443", h2, apiserver) })
+				start := time.Now()
+				req := newRequest(t, method, "")
+				req.Header.Set("X-Remote-User", "jane")
+				res, err := l.RoundTrip(req, PoolCertificate, false)
+				if err != nil {
+					t.Fatal(err)
+				}
+				_ = res.Body.Close()
+				if took := time.Since(start); took < 1500*time.Millisecond || took > 1800*time.Millisecond {
+					t.Errorf("took %v", took)
+				}
+				n.stopAll()
+			})
+		})
+	}
+}
+
+// With nobody there a request waits two seconds, no longer.
+func TestLocalGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newMemoryNet(t)
+		l := newLocal(t, func(cfg *LocalConfig) { cfg.Dial = n.dial }, "10.0.0.1:6443")
+		start := time.Now()
+		_, _, err := l.get(t, PoolCertificate, "")
+		if !errors.Is(err, ErrUnreachable) {
+			t.Errorf("got %v, want ErrUnreachable", err)
+		}
+		if took := time.Since(start); took < defaultWait || took > defaultWait+2*waitPause {
+			t.Errorf("gave up after %v, want %v", took, defaultWait)
+		}
+		if l.Ready() == nil {
+			t.Error("Ready although nobody is there")
+		}
+	})
+}
+
+// A server that says it is not ready gets no request while another is.
+func TestLocalReadyz(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newMemoryNet(t)
+		draining := false
+		n.serve("10.0.0.1:6443", h2, func(w http.ResponseWriter, r *http.Request) {
+			if draining && r.URL.Path == "/readyz" {
+				http.Error(w, "[-]shutdown failed", http.StatusInternalServerError)
+				return
+			}
+			apiserver(w, r)
+		})
+		n.serve("10.0.0.2:6443", h2, apiserver)
+		l := newLocal(t, func(cfg *LocalConfig) { cfg.Dial = n.dial }, "10.0.0.1:6443", "10.0.0.2:6443")
+		synctest.Wait()
+		if got := len(l.Upstream(PoolProven).view.Load().preferred); got != 2 {
+			t.Fatalf("%d servers preferred, want 2", got)
+		}
+		draining = true
+		time.Sleep(13 * time.Second) // the next probe within 12 s, the second 250 ms after it
+		v := l.Upstream(PoolProven).view.Load()
+		if len(v.preferred) != 1 || v.preferred[0].address != "10.0.0.2:6443" {
+			t.Errorf("preferred: %v", v.preferred)
+		}
+		l.mu.Lock()
+		if h := l.health[0]; h.Health != registry.Unhealthy || h.Message == "" {
+			t.Errorf("health: %+v", h)
+		}
+		l.mu.Unlock()
+		n.stopAll()
+	})
+}

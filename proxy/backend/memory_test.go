@@ -1,0 +1,117 @@
+package backend
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"syscall"
+	"testing"
+)
+
+// memoryNet is a network inside the process, for synctest: real TLS and HTTP servers behind pipes.
+type memoryNet struct {
+	t       *testing.T
+	cert    tls.Certificate
+	mu      sync.Mutex
+	servers map[string]*memoryServer
+	// silent addresses are blackholes: a dial to them never ends.
+	silent map[string]bool
+}
+
+type memoryServer struct {
+	net     *memoryNet
+	address string
+	http    *http.Server
+	accept  chan net.Conn
+	done    chan struct{}
+	once    sync.Once
+}
+
+func newMemoryNet(t *testing.T) *memoryNet {
+	t.Helper()
+	s := httptest.NewUnstartedServer(nil)
+	s.StartTLS()
+	defer s.Close()
+	return &memoryNet{t: t, cert: s.TLS.Certificates[0], servers: make(map[string]*memoryServer), silent: make(map[string]bool)}
+}
+
+func (n *memoryNet) dial(ctx context.Context, _, address string) (net.Conn, error) {
+	n.mu.Lock()
+	s, silent := n.servers[address], n.silent[address]
+	n.mu.Unlock()
+	if silent {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	if s == nil {
+		return nil, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}
+	}
+	client, server := net.Pipe()
+	select {
+	case s.accept <- server:
+		return client, nil
+	case <-s.done:
+		return nil, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// serve answers at address until stop. A server that was stopped may be replaced.
+func (n *memoryNet) serve(address, proto string, handler http.HandlerFunc) *memoryServer {
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(proto == h2)
+	s := &memoryServer{
+		net: n, address: address, accept: make(chan net.Conn), done: make(chan struct{}),
+		http: &http.Server{Handler: handler, Protocols: &protocols, TLSConfig: &tls.Config{Certificates: []tls.Certificate{n.cert}}, ErrorLog: log.New(io.Discard, "", 0)},
+	}
+	n.mu.Lock()
+	n.servers[address] = s
+	n.mu.Unlock()
+	go func() { _ = s.http.ServeTLS(s, "", "") }() // http.ErrServerClosed
+	return s
+}
+
+// stop ends the server and its connections.
+func (s *memoryServer) stop() {
+	s.net.mu.Lock()
+	if s.net.servers[s.address] == s {
+		delete(s.net.servers, s.address)
+	}
+	s.net.mu.Unlock()
+	_ = s.http.Close()
+	_ = s.Close()
+}
+
+func (n *memoryNet) stopAll() {
+	n.mu.Lock()
+	list := n.servers
+	n.servers = make(map[string]*memoryServer)
+	n.mu.Unlock()
+	for _, s := range list {
+		s.stop()
+	}
+}
+
+func (s *memoryServer) Accept() (net.Conn, error) {
+	select {
+	case c := <-s.accept:
+		return c, nil
+	case <-s.done:
+		return nil, errors.New("closed")
+	}
+}
+
+func (s *memoryServer) Close() error {
+	s.once.Do(func() { close(s.done) })
+	return nil
+}
+
+func (s *memoryServer) Addr() net.Addr { return &net.TCPAddr{} }

@@ -1,0 +1,271 @@
+package backend
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// Config is what Pools need. Table and TLS must be set.
+type Config struct {
+	// Table is the registry's current table.
+	Table func() *registry.Table
+	// TLS makes the configuration of one connection to a backend: its trust and our client certificate. It is changed by the caller.
+	TLS func(*registry.Backend) (*tls.Config, error)
+	// Guard watches over a connection whose server presented chain: lost is closed when it is no longer trusted. release is called when the connection has ended. Nil:
+	// connections drain when the registry.Backend changes.
+	Guard func(b *registry.Backend, chain []*x509.Certificate) (lost <-chan struct{}, release func())
+	// IdentityChanged returns a channel that is closed when the proxy client certificate is replaced; called again, it returns the next one. All connections then
+	// drain. Nil: it never is.
+	IdentityChanged func() <-chan struct{}
+	// Dial connects to an address. Nil: a net.Dialer.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// AllowLoopback permits endpoints that are loopback, link-local, unspecified or multicast (dir: registry, --allow-loopback-backends).
+	AllowLoopback bool
+	// Self reports whether an address is Fairlead's own. Nil: none is.
+	Self func(netip.AddrPort) bool
+	// Signal tells health that live traffic found an endpoint failing: a dial, a handshake, an unanswered ping, a connection that ended. It must not block. Nil: nobody
+	// is told.
+	Signal func(b *registry.Backend, address string, err error)
+	// MaxInFlight bounds every backend's requests in flight besides its own policy: with a limit of the whole server, half of it. Zero: only the policy counts.
+	MaxInFlight int
+	// Logger gets failed dials (debug). Nil discards.
+	Logger *slog.Logger
+	// Metrics registers fairlead_backend_*. Nil: unregistered.
+	Metrics prometheus.Registerer
+}
+
+// Pools carry requests to the extension servers of the table. They work from New on, but follow the table only while Run runs.
+type Pools struct {
+	cfg   Config
+	owner *owner
+	// bySpec finds the Upstream of an entry: *registry.Backend → *Upstream.
+	bySpec  sync.Map
+	applied atomic.Uint64 // generation of the last applied table
+
+	// mu guards remotes and orders apply. It is never held over I/O.
+	mu      sync.Mutex
+	remotes map[string]*remote // by APIService
+}
+
+// remote is an APIService's Upstream, which outlives changes of its trust.
+type remote struct {
+	*Upstream
+	spec atomic.Pointer[registry.Backend]
+}
+
+// New makes Pools and registers their metrics.
+func New(cfg Config) (*Pools, error) {
+	if cfg.Table == nil || cfg.TLS == nil {
+		return nil, errors.New("making backend pools: Table and TLS are required")
+	}
+	p := &Pools{cfg: cfg, owner: newOwner(cfg.Logger), remotes: make(map[string]*remote)}
+	if cfg.Metrics != nil {
+		if err := cfg.Metrics.Register(newCollector(p.upstreams)); err != nil {
+			return nil, fmt.Errorf("registering backend metrics: %w", err)
+		}
+	}
+	return p, nil
+}
+
+// Run follows the table until ctx ends, and then closes every connection.
+func (p *Pools) Run(ctx context.Context) error {
+	defer p.owner.stop()
+	reap := time.NewTicker(idleTimeout / 6)
+	defer reap.Stop()
+	identity := p.identity()
+	for {
+		t := p.cfg.Table()
+		p.apply(t.Generation(), t.Entries())
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-t.Superseded():
+		case <-identity:
+			identity = p.identity()
+			for _, u := range p.upstreams() {
+				u.drain()
+			}
+		case now := <-reap.C:
+			for _, u := range p.upstreams() {
+				u.reap(now)
+			}
+		}
+	}
+}
+
+func (p *Pools) identity() <-chan struct{} {
+	if p.cfg.IdentityChanged == nil {
+		return nil
+	}
+	return p.cfg.IdentityChanged()
+}
+
+// Upstream returns what carries the requests of a remote entry. Nil: the APIService is gone.
+func (p *Pools) Upstream(e *registry.Entry) *Upstream {
+	if u, ok := p.bySpec.Load(e.Backend); ok {
+		u := u.(*Upstream) //nolint:forcetypeassert // nothing else is stored
+		if u.view.Load().entry == e {
+			return u
+		}
+	}
+	// The request has seen a newer table than Run has, or an older one: then what is now known by its name counts.
+	if t := p.cfg.Table(); t.Generation() > p.applied.Load() {
+		p.apply(t.Generation(), t.Entries())
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if r := p.remotes[e.Name]; r != nil {
+		return r.Upstream
+	}
+	return nil
+}
+
+// RoundTrip is Upstream.RoundTrip for a remote entry.
+func (p *Pools) RoundTrip(e *registry.Entry, req *http.Request, longRunning bool) (*http.Response, error) {
+	u := p.Upstream(e)
+	if u == nil {
+		closeBody(req)
+		return nil, &failure{kind: failDial, err: errGone}
+	}
+	return u.RoundTrip(req, longRunning)
+}
+
+// Acquire is Upstream.Acquire for a remote entry.
+func (p *Pools) Acquire(e *registry.Entry, longRunning bool) (release func(), ok bool) {
+	u := p.Upstream(e)
+	if u == nil {
+		return func() {}, true // RoundTrip says what is wrong
+	}
+	return u.Acquire(longRunning)
+}
+
+// DialUpgrade is Upstream.DialUpgrade for a remote entry.
+func (p *Pools) DialUpgrade(ctx context.Context, e *registry.Entry) (net.Conn, error) {
+	u := p.Upstream(e)
+	if u == nil {
+		return nil, &failure{kind: failDial, err: errGone}
+	}
+	return u.DialUpgrade(ctx)
+}
+
+// apply takes the remote entries of a table, unless a newer one has been taken.
+func (p *Pools) apply(generation uint64, entries []*registry.Entry) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if generation <= p.applied.Load() {
+		return
+	}
+	seen := make(map[string]bool, len(entries))
+	for _, e := range entries {
+		if e.Backend == nil {
+			continue
+		}
+		seen[e.Name] = true
+		r := p.remotes[e.Name]
+		if r == nil {
+			r = p.newRemote(e)
+			p.remotes[e.Name] = r
+		}
+		p.follow(r, e)
+	}
+	for name, r := range p.remotes {
+		if !seen[name] {
+			delete(p.remotes, name)
+			p.bySpec.Delete(r.spec.Load())
+			r.close()
+		}
+	}
+	// After the maps: who finds the generation applied must find what is in it.
+	p.applied.Store(generation)
+}
+
+// follow brings one upstream to the state of its entry.
+func (p *Pools) follow(r *remote, e *registry.Entry) {
+	old := r.spec.Load()
+	if old == e.Backend && r.view.Load().entry == e {
+		return
+	}
+	r.spec.Store(e.Backend)
+	if old != e.Backend {
+		p.bySpec.Delete(old)
+		p.bySpec.Store(e.Backend, r.Upstream)
+	}
+	limit := e.Policy.MaxInFlight
+	if p.cfg.MaxInFlight > 0 && (limit == 0 || limit > p.cfg.MaxInFlight) {
+		limit = p.cfg.MaxInFlight
+	}
+	r.update(&view{entry: e, maxInFlight: int64(limit), maxLongRunning: int64(e.Policy.MaxLongRunning), pingTimeout: e.Policy.PingTimeout}, e.Endpoints)
+	if old != e.Backend && (p.cfg.Guard == nil || !sameService(old, e.Backend)) {
+		r.drain()
+	}
+}
+
+// sameService reports whether only the trust differs. Trust is Guard's matter: a connection that verifies under the new one goes on.
+func sameService(a, b *registry.Backend) bool {
+	return a.Namespace == b.Namespace && a.Service == b.Service && a.Port == b.Port && a.HTTP1 == b.HTTP1
+}
+
+func (p *Pools) newRemote(e *registry.Entry) *remote {
+	r := &remote{}
+	r.spec.Store(e.Backend)
+	r.Upstream = newUpstream(e.Name, p.owner, target{
+		tls: func() (*tls.Config, error) { return p.cfg.TLS(r.spec.Load()) },
+		guard: func(chain []*x509.Certificate) (<-chan struct{}, func()) {
+			if p.cfg.Guard == nil {
+				return noGuard(chain)
+			}
+			return p.cfg.Guard(r.spec.Load(), chain)
+		},
+		dial: dialer(p.cfg.Dial, p.refuse),
+		signal: func(address string, err error) {
+			if p.cfg.Signal != nil {
+				p.cfg.Signal(r.spec.Load(), address, err)
+			}
+		},
+		protocols: func() []string {
+			if r.spec.Load().HTTP1 {
+				return []string{"http/1.1"}
+			}
+			return []string{"h2", "http/1.1"}
+		},
+		// An HTTP/1.1 backend needs a connection per request; the APIService's limits are the bound.
+		maxConns: 16 << 10,
+	})
+	p.bySpec.Store(e.Backend, r.Upstream)
+	return r
+}
+
+// refuse says why an address may not be dialled.
+func (p *Pools) refuse(a netip.AddrPort) error {
+	if p.cfg.Self != nil && p.cfg.Self(a) {
+		return fmt.Errorf("the address %s is our own", a)
+	}
+	if p.cfg.AllowLoopback {
+		return nil
+	}
+	return refuseNode(a)
+}
+
+func (p *Pools) upstreams() []*Upstream {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	list := make([]*Upstream, 0, len(p.remotes))
+	for _, r := range p.remotes {
+		list = append(list, r.Upstream)
+	}
+	return list
+}

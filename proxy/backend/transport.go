@@ -1,0 +1,226 @@
+package backend
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"net/url"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// maxRetries is how many more tries a request gets: a third failure in a row is not one endpoint's accident.
+	maxRetries = 2
+	// waitPause is the time between tries while a request waits for any endpoint to come back.
+	waitPause = dialPause
+	// againPause is the time before the same endpoint gets a request again that it has refused.
+	againPause = 25 * time.Millisecond
+)
+
+// RoundTrip sends req to an endpoint and returns its response. It follows no redirect, decompresses nothing and adds no header field. Of req's URL the path and the
+// query count; an empty Host becomes the endpoint's address. The response's Request is the one that was sent: its URL's Host tells the endpoint.
+//
+// What failed is tried again, on another endpoint if there is one, when the backend certainly has not executed it, or when it is a GET or HEAD, not longRunning, and no
+// response head has come; at most twice more, within req's context and the retry budget. A body takes part in that if it is not longer than 256 KiB and its length is
+// known. Any other request is sent once.
+//
+// As in net/http, the body of req is closed, also on errors, and the response's must be.
+func (u *Upstream) RoundTrip(req *http.Request, longRunning bool) (*http.Response, error) {
+	u.budget.deposit()
+	b, err := u.owner.hold(req)
+	if err != nil {
+		return nil, &failure{kind: failBody, err: err}
+	}
+	c := &call{u: u, req: req, long: longRunning, body: b, safe: !longRunning && (req.Method == http.MethodGet || req.Method == http.MethodHead || req.Method == "")}
+	if u.target.wait > 0 {
+		c.until = time.Now().Add(u.target.wait)
+	}
+	res, f := c.run()
+	if f != nil {
+		b.end()
+		return nil, f
+	}
+	return res, nil
+}
+
+// call is one request on its way through its tries.
+type call struct {
+	u    *Upstream
+	req  *http.Request
+	long bool
+	safe bool // executing it twice does no harm
+	body *body
+
+	tried   []Lease // released ones: only to be avoided
+	retries int
+	until   time.Time // for so long any endpoint may come back
+}
+
+func (c *call) run() (*http.Response, *failure) {
+	for {
+		lease, ok := c.u.Pick(c.tried...)
+		if !ok {
+			f := &failure{kind: failDial, err: errNoEndpoint}
+			if !c.again(c.req.Context(), Lease{}, f) {
+				return nil, f
+			}
+			continue
+		}
+		res, f := c.try(lease)
+		if f == nil {
+			return res, nil
+		}
+		lease.Release()
+		if !c.again(c.req.Context(), lease, f) {
+			return nil, f
+		}
+	}
+}
+
+// again reports whether to try once more, after a pause if need be.
+func (c *call) again(ctx context.Context, l Lease, f *failure) bool {
+	if ctx.Err() != nil || !f.kind.unprocessed() && (!c.safe || f.kind != failLost && f.kind != failEjected) || !c.body.rewind() {
+		return false
+	}
+	if l.e != nil {
+		c.tried = append(c.tried, l)
+	}
+	another := c.u.view.Load().other(c.tried) != nil
+	switch {
+	case f.kind == failDial && another && c.retries < maxRetries:
+		// Trying elsewhere costs the backend nothing, so it does not count against the budget.
+	case f.kind == failDial && time.Now().Before(c.until):
+		c.tried = c.tried[:0]
+		return pause(ctx, waitPause)
+	case f.kind == failDial, c.retries >= maxRetries:
+		return false
+	case !c.u.budget.withdraw():
+		c.u.meter.exhausted.Add(1)
+		return false
+	}
+	c.retries++
+	c.u.meter.retry(f.kind)
+	return another || pause(ctx, againPause)
+}
+
+// pause reports whether the caller still waits.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// try sends the request to one endpoint.
+func (c *call) try(l Lease) (*http.Response, *failure) {
+	e := l.e
+	patience := dialTimeout
+	if c.retries < maxRetries && c.u.view.Load().other(append(c.tried, l)) != nil {
+		patience = impatience
+	}
+	cn, err := e.get(c.req.Context(), !c.safe, patience)
+	if err != nil {
+		return nil, &failure{kind: getKind(c.req.Context(), err), address: e.address, err: err}
+	}
+	ctx, cancel := context.WithCancelCause(c.req.Context())
+	var wrote atomic.Bool
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteHeaders: func() { wrote.Store(true) }})
+	forget := func() {}
+	switch {
+	case c.long:
+		forget = cn.watches.add(cancel)
+	case c.safe:
+		forget = e.waiting.add(cancel)
+	}
+	start := time.Now()
+	res, err := cn.cc.RoundTrip(c.outgoing(ctx, e.address))
+	if err == nil && res.StatusCode == http.StatusSwitchingProtocols {
+		_ = res.Body.Close() // it is the connection
+		err = fmt.Errorf("unexpected status %s", res.Status)
+	}
+	if !c.long {
+		forget()
+	}
+	if err != nil {
+		k := classify(ctx, err, wrote.Load())
+		forget()
+		cancel(nil)
+		e.release(cn, cn.http1)
+		return nil, &failure{kind: k, address: e.address, err: err}
+	}
+	if !c.long {
+		c.u.meter.phase(phaseFirstByte, time.Since(start))
+	}
+	res.Body = &responseBody{ReadCloser: res.Body, done: func() {
+		forget()
+		cancel(nil)
+		e.release(cn, false)
+		l.Release()
+		c.body.end()
+	}}
+	return res, nil
+}
+
+func getKind(ctx context.Context, err error) kind {
+	switch {
+	case ctx.Err() != nil:
+		return failContext
+	case err == errQueue: //nolint:errorlint // it is never wrapped
+		return failBusy
+	}
+	return failDial
+}
+
+// outgoing is the request as it is sent. Header is shared with the caller's: RoundTrip does not change it, but for a User-Agent that net/http would invent.
+func (c *call) outgoing(ctx context.Context, address string) *http.Request {
+	out := c.req.WithContext(ctx)
+	target := *c.req.URL
+	target.Scheme, target.Host, target.User = "https", address, (*url.Userinfo)(nil)
+	out.URL = &target
+	out.Body = c.body.reader()
+	out.GetBody = nil
+	out.Close = false
+	out.RequestURI = ""
+	if out.Header == nil {
+		out.Header = make(http.Header)
+	}
+	if _, ok := out.Header["User-Agent"]; !ok {
+		out.Header = out.Header.Clone()
+		out.Header["User-Agent"] = []string{""}
+	}
+	return out
+}
+
+// responseBody gives everything back when the response has been read, or closed.
+type responseBody struct {
+	io.ReadCloser
+	done func()
+	over atomic.Bool
+}
+
+func (b *responseBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil {
+		b.end()
+	}
+	return n, err //nolint:wrapcheck // io.EOF must stay what it is
+}
+
+func (b *responseBody) Close() error {
+	err := b.ReadCloser.Close()
+	b.end()
+	return err //nolint:wrapcheck // of another's body
+}
+
+func (b *responseBody) end() {
+	if b.over.CompareAndSwap(false, true) {
+		b.done()
+	}
+}

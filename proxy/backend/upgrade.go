@@ -1,0 +1,141 @@
+package backend
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"sync"
+	"time"
+)
+
+// Conn is a connection that its caller owns: it must be closed, by Close.
+type Conn struct {
+	*tls.Conn
+	// Drain is closed when the connection must take no new stream: the endpoint is gone, the trust has ended, or we go by another certificate.
+	Drain <-chan struct{}
+	// Cut is closed when watches must end, too: 5 s after the end of the trust.
+	Cut <-chan struct{}
+
+	lease  Lease // held by upgraded connections
+	closed chan struct{}
+	once   sync.Once
+}
+
+// Close closes the connection and ends what watched over it.
+func (c *Conn) Close() error {
+	c.once.Do(func() {
+		close(c.closed)
+		c.lease.Release()
+	})
+	return c.Conn.Close() //nolint:wrapcheck // nothing to add
+}
+
+// DialUpgrade returns a new HTTP/1.1 connection for one request that asks for an upgrade; the caller closes it when its session has ended. It is a *Conn that closes
+// itself on Cut; RemoteAddr tells the endpoint. An endpoint that cannot be reached is followed by another: nothing has been sent.
+func (u *Upstream) DialUpgrade(ctx context.Context) (net.Conn, error) {
+	c := &call{u: u, long: true, body: &body{}}
+	if u.target.wait > 0 {
+		c.until = time.Now().Add(u.target.wait)
+	}
+	for {
+		l, ok := u.Pick(c.tried...)
+		if !ok {
+			l = Lease{}
+		}
+		conn, f := u.tryUpgrade(ctx, l)
+		if f == nil {
+			return conn, nil
+		}
+		l.Release()
+		if !c.again(ctx, l, f) {
+			return nil, f
+		}
+	}
+}
+
+func (u *Upstream) tryUpgrade(ctx context.Context, l Lease) (*Conn, *failure) {
+	if l.e == nil {
+		return nil, &failure{kind: failDial, err: errNoEndpoint}
+	}
+	conn, err := u.dialOwned(ctx, l.e, "http/1.1")
+	if err != nil {
+		return nil, &failure{kind: getKind(ctx, err), address: l.e.address, err: err}
+	}
+	conn.lease = l
+	u.owner.spawn(func() {
+		select {
+		case <-conn.Cut:
+			_ = conn.Close() // its session is over
+		case <-conn.closed:
+		}
+	})
+	return conn, nil
+}
+
+// DialH2 returns a new HTTP/2 connection to one endpoint, on which nothing has been sent.
+func (u *Upstream) DialH2(ctx context.Context, address string) (*Conn, error) {
+	u.mu.Lock()
+	e := u.endpoints[address]
+	u.mu.Unlock()
+	if e == nil {
+		return nil, &failure{kind: failDial, address: address, err: errGone}
+	}
+	conn, err := u.dialOwned(ctx, e, "h2")
+	if err != nil {
+		return nil, &failure{kind: getKind(ctx, err), address: address, err: err}
+	}
+	return conn, nil
+}
+
+// dialOwned dials and watches over a connection until it is closed.
+func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, protocol string) (*Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	e.mu.Lock()
+	changed, removed := e.changed, e.removed
+	e.mu.Unlock()
+	if removed {
+		return nil, errGone
+	}
+	tc, err := u.dialTLS(ctx, e.address, []string{protocol})
+	if err != nil {
+		return nil, err
+	}
+	lost, release := u.target.guard(tc.ConnectionState().PeerCertificates)
+	drain, cut := make(chan struct{}), make(chan struct{})
+	c := &Conn{Conn: tc, Drain: drain, Cut: cut, closed: make(chan struct{})}
+	u.owner.spawn(func() {
+		defer release()
+		u.owner.follow(c.closed, changed, lost, drain, cut)
+	})
+	return c, nil
+}
+
+// follow closes drain and cut when their time has come, and ends when the connection is closed.
+func (o *owner) follow(closed, changed, lost <-chan struct{}, drain, cut chan<- struct{}) {
+	select {
+	case <-closed:
+		return
+	case <-changed:
+		close(drain)
+		select {
+		case <-closed:
+			return
+		case <-lost:
+		case <-o.ctx.Done():
+		}
+	case <-lost:
+		close(drain)
+	case <-o.ctx.Done():
+		close(drain)
+	}
+	grace := time.NewTimer(watchGrace)
+	defer grace.Stop()
+	select {
+	case <-closed:
+	case <-grace.C:
+		close(cut)
+	case <-o.ctx.Done():
+		close(cut)
+	}
+}

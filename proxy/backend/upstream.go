@@ -1,0 +1,217 @@
+package backend
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// Upstream is one set of endpoints under one trust. Its methods may be called by any goroutine; they work until the Run of what it came from ends.
+type Upstream struct {
+	name   string // the APIService's, or the local pool's; labels metrics
+	target target
+	owner  *owner
+	meter  *meter
+
+	view  atomic.Pointer[view]
+	picks atomic.Uint64
+
+	inFlight, longRunning atomic.Int64
+	// releaseInFlight and releaseLongRunning are made once, so that Acquire allocates nothing.
+	releaseInFlight, releaseLongRunning func()
+	budget                              budget
+
+	// mu guards endpoints and unhealthy, and orders the changes of view. It is never held over I/O.
+	mu        sync.Mutex
+	endpoints map[string]*endpoint
+	unhealthy map[string]bool
+	closed    bool
+}
+
+// target is how an Upstream's endpoints are reached.
+type target struct {
+	// tls makes the configuration of one connection, for the caller to change.
+	tls func() (*tls.Config, error)
+	// guard watches over the trust of one connection. Never nil.
+	guard func(chain []*x509.Certificate) (lost <-chan struct{}, release func())
+	dial  func(ctx context.Context, network, address string) (net.Conn, error)
+	// signal tells health what live traffic has seen. Never nil.
+	signal func(address string, err error)
+	// protocols are offered by ALPN. A server that agrees to none of them speaks HTTP/1.1, if that is among them.
+	protocols func() []string
+	// maxConns bounds an endpoint's connections.
+	maxConns int
+	// wait is for how long a request waits for any endpoint to come back. Zero: not at all.
+	wait time.Duration
+}
+
+// owner is what the upstreams of one Pools or Local share.
+type owner struct {
+	ctx      context.Context // ends with Run: no dial or connection outlives it
+	cancel   context.CancelFunc
+	log      *slog.Logger
+	buffered atomic.Int64 // bytes of request bodies held for retries
+
+	// mu guards stopped, so that nothing joins running once it is waited for.
+	mu      sync.Mutex
+	stopped bool
+	running sync.WaitGroup // dials, watched connections, closing ones
+}
+
+// spawn runs f in a goroutine that stop waits for.
+func (o *owner) spawn(f func()) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.stopped {
+		go f() // what comes this late only closes something
+		return
+	}
+	o.running.Go(f)
+}
+
+// stop ends all that was spawned.
+func (o *owner) stop() {
+	o.cancel()
+	o.mu.Lock()
+	o.stopped = true
+	o.mu.Unlock()
+	o.running.Wait()
+}
+
+func newOwner(log *slog.Logger) *owner {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	// The context is not the caller's: it must last from New, when requests may come already, until Run has ended them.
+	ctx, cancel := context.WithCancel(context.Background())
+	return &owner{ctx: ctx, cancel: cancel, log: log}
+}
+
+func newUpstream(name string, o *owner, t target) *Upstream {
+	u := &Upstream{name: name, target: t, owner: o, meter: newMeter(name), endpoints: make(map[string]*endpoint), unhealthy: make(map[string]bool)}
+	u.releaseInFlight = func() { u.inFlight.Add(-1) }
+	u.releaseLongRunning = func() { u.longRunning.Add(-1) }
+	u.budget.init()
+	u.view.Store(&view{})
+	return u
+}
+
+// Pick chooses an endpoint: the less loaded of two random healthy ones, none of avoid if that can be helped. It reports false when there is no endpoint at all.
+// The caller releases the Lease when its request has ended.
+func (u *Upstream) Pick(avoid ...Lease) (Lease, bool) {
+	v := u.view.Load()
+	var e *endpoint
+	if len(avoid) > 0 {
+		e = v.other(avoid)
+	}
+	if e == nil {
+		e = v.choose(u.picks.Add(1))
+	}
+	if e == nil {
+		return Lease{}, false
+	}
+	e.inFlight.Add(1)
+	return Lease{e}, true
+}
+
+// Acquire takes a place among the requests in flight, or among the long-running ones. It reports false when they are as many as the APIService's policy allows;
+// otherwise the caller calls release once, when the request has ended.
+func (u *Upstream) Acquire(longRunning bool) (release func(), ok bool) {
+	v := u.view.Load()
+	count, limit, release := &u.inFlight, v.maxInFlight, u.releaseInFlight
+	if longRunning {
+		count, limit, release = &u.longRunning, v.maxLongRunning, u.releaseLongRunning
+	}
+	if n := count.Add(1); limit > 0 && n > limit {
+		count.Add(-1)
+		u.meter.reject(longRunning)
+		return nil, false
+	}
+	return release, true
+}
+
+// update follows the table: new endpoints come, those that are gone finish their requests and close.
+func (u *Upstream) update(v *view, list []registry.Endpoint) {
+	u.mu.Lock()
+	if u.closed {
+		u.mu.Unlock()
+		return
+	}
+	seen := make(map[string]bool, len(list))
+	var ejected, removed []*endpoint
+	for i := range list {
+		address := list[i].Address
+		seen[address] = true
+		e := u.endpoints[address]
+		if e == nil {
+			e = newEndpoint(u, address)
+			u.endpoints[address] = e
+		}
+		bad := list[i].Health == registry.Unhealthy
+		if bad && !u.unhealthy[address] {
+			ejected = append(ejected, e)
+		}
+		u.unhealthy[address] = bad
+	}
+	v.arrange(list, u.endpoints)
+	// Swap before anything is drained: whoever chooses again must not choose what is going.
+	u.view.Store(v)
+	for address, e := range u.endpoints {
+		if !seen[address] {
+			delete(u.endpoints, address)
+			delete(u.unhealthy, address)
+			removed = append(removed, e)
+		}
+	}
+	u.mu.Unlock()
+	for _, e := range removed {
+		e.remove()
+	}
+	for _, e := range ejected {
+		if v.usable {
+			e.waiting.cancel(errEjected)
+		}
+	}
+}
+
+// drain lets every connection finish its requests and take no new one: another identity, or another protocol, is to be used from now on.
+func (u *Upstream) drain() {
+	for _, e := range u.snapshot() {
+		e.drain()
+	}
+}
+
+// reap closes connections that were idle for too long.
+func (u *Upstream) reap(now time.Time) {
+	for _, e := range u.snapshot() {
+		e.reap(now)
+	}
+}
+
+// close ends an Upstream that the table no longer names. Requests finish.
+func (u *Upstream) close() {
+	u.mu.Lock()
+	u.closed = true
+	u.view.Store(&view{})
+	u.mu.Unlock()
+	for _, e := range u.snapshot() {
+		e.remove()
+	}
+}
+
+func (u *Upstream) snapshot() []*endpoint {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	list := make([]*endpoint, 0, len(u.endpoints))
+	for _, e := range u.endpoints {
+		list = append(list, e)
+	}
+	return list
+}
