@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -234,9 +235,9 @@ func TestLocalGivesUp(t *testing.T) {
 func TestLocalReadyz(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newMemoryNet(t)
-		draining := false
+		var draining atomic.Bool
 		n.serve("10.0.0.1:6443", h2, func(w http.ResponseWriter, r *http.Request) {
-			if draining && r.URL.Path == "/readyz" {
+			if draining.Load() && r.URL.Path == "/readyz" {
 				http.Error(w, "[-]shutdown failed", http.StatusInternalServerError)
 				return
 			}
@@ -248,7 +249,7 @@ func TestLocalReadyz(t *testing.T) {
 		if got := len(l.Upstream(PoolProven).view.Load().preferred); got != 2 {
 			t.Fatalf("%d servers preferred, want 2", got)
 		}
-		draining = true
+		draining.Store(true)
 		time.Sleep(13 * time.Second) // the next probe within 12 s, the second 250 ms after it
 		v := l.Upstream(PoolProven).view.Load()
 		if len(v.preferred) != 1 || v.preferred[0].address != "10.0.0.2:6443" {
