@@ -1,0 +1,280 @@
+package trust
+
+import (
+	"crypto/sha256"
+	"crypto/x509"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+const (
+	// maxLeaves bounds the leaves remembered of one backend: one per endpoint, and the status page shows no more.
+	maxLeaves = 16
+	// leafMemory is how long a leaf that is no longer presented is remembered. Every endpoint is dialled anew by its prober within seconds, so five minutes
+	// without it mean that it is gone.
+	leafMemory = 5 * time.Minute
+	// maxAliases bounds the superseded *registry.Backend of one APIService that are still answered: a request that began on an older table may dial late.
+	maxAliases = 4
+)
+
+// backend is the trust of one APIService's backend. It outlives the *registry.Backend values, which change with every caBundle.
+type backend struct {
+	name    string // the APIService's
+	hooks   *hooks
+	current atomic.Pointer[view]
+
+	// mu guards what follows and orders the changes of current. Verification runs under it (some 100 µs for a chain), I/O never.
+	mu      sync.Mutex
+	spec    *registry.Backend
+	overlap time.Duration
+	source  string // "inline", "system", "none" or "configmap <name>/<key>"
+	inForce bool   // a live chain needed replaced roots
+	ended   bool   // the APIService is gone
+	aliases []*registry.Backend
+	guards  map[*guard]struct{}
+	leaves  map[[sha256.Size]byte]leaf
+}
+
+// leaf is a certificate that an endpoint presented.
+type leaf struct {
+	cert *x509.Certificate
+	root identity
+	seen time.Time
+}
+
+// guard is an open connection whose chain is to keep verifying.
+type guard struct {
+	chain []*x509.Certificate
+	// until is when the chain is to be looked at again. Zero: only when the view changes.
+	until time.Time
+	lost  chan struct{} // closed once, by recheckLocked
+}
+
+func newBackend(name string, h *hooks) *backend {
+	b := &backend{name: name, hooks: h, guards: make(map[*guard]struct{}), leaves: make(map[[sha256.Size]byte]leaf)}
+	b.current.Store(&view{fault: refuse(reasonInvalidBundle, nil, "the CA bundle has not been read yet")})
+	return b
+}
+
+// apply takes what the table says of the backend. It leaves a referenced bundle to bundle.
+func (b *backend) apply(spec *registry.Backend, overlap time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.overlap = overlap
+	if b.spec == spec {
+		return
+	}
+	b.aliases = append(b.aliases, spec)
+	if len(b.aliases) > maxAliases {
+		b.aliases = slices.Delete(b.aliases, 0, len(b.aliases)-maxAliases)
+	}
+	b.spec = spec
+	now := time.Now()
+	if v := b.current.Load(); v.name != spec.ServerName {
+		b.current.Store(v.named(spec.ServerName))
+	}
+	switch v := b.current.Load(); {
+	case spec.Insecure:
+		b.source = "none"
+		if !v.insecure {
+			b.setLocked(v.skipping(now))
+		}
+	case spec.CAFrom != "":
+		b.source = "configmap " + spec.Namespace + "/" + spec.CAFrom
+		if v.insecure {
+			// Nothing was verified so far, so there is nothing to fall back on until the ConfigMap has been read.
+			b.setLocked(v.with(nil, b.unread(), 0, now))
+		}
+	case len(spec.CABundle) == 0:
+		b.source = "system"
+		b.bundleLocked(nil, nil, now)
+	default:
+		b.source = "inline"
+		b.bundleLocked(spec.CABundle, nil, now)
+	}
+	b.recheckLocked(now)
+}
+
+func (b *backend) unread() *Error {
+	return refuse(reasonInvalidBundle, nil, "%s has not been read yet", b.source)
+}
+
+// referenced takes the bundle that spec's ConfigMap holds, or the fact that it holds none (err). It is dropped when the reference has changed meanwhile.
+func (b *backend) referenced(spec *registry.Backend, data []byte, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.spec != spec || spec.Insecure {
+		return
+	}
+	now := time.Now()
+	b.bundleLocked(data, err, now)
+	b.recheckLocked(now)
+}
+
+// bundleLocked makes the bundle the backend's roots. Empty data without err means the system's roots.
+func (b *backend) bundleLocked(data []byte, err error, now time.Time) {
+	v := b.current.Load()
+	var next *roots
+	var fault *Error
+	switch {
+	case err != nil:
+		fault = refuse(reasonInvalidBundle, err, "reading the CA bundle from %s: %v", b.source, err)
+	case len(data) == 0:
+		next = systemRoots()
+	default:
+		certs, perr := ParseBundle(data)
+		if len(certs) == 0 {
+			fault = refuse(reasonInvalidBundle, perr, "the CA bundle (%s) holds no readable certificate: %v", b.source, perr)
+			break
+		}
+		next = newRoots(certs)
+		if perr != nil {
+			next.warning = perr.Error()
+		}
+	}
+	switch {
+	case fault != nil && v.fault != nil && fault.Message == v.fault.Message:
+		return
+	case next != nil && !v.insecure && v.current != nil && v.current.same(next):
+		return
+	}
+	b.setLocked(v.with(next, fault, b.overlap, now))
+	b.hooks.reloaded(b.name, b.source, fault, next)
+}
+
+func (b *backend) setLocked(v *view) {
+	b.inForce = false
+	b.current.Store(v)
+}
+
+// handshake verifies what an endpoint has just presented. It is called by crypto/tls for every new connection.
+func (b *backend) handshake(chain []*x509.Certificate) error {
+	now := time.Now()
+	v := b.current.Load()
+	got, old, err := v.verify(chain, now)
+	b.hooks.count(chain, err)
+	if err != nil {
+		b.hooks.refused(b.name, err)
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.rememberLocked(chain[:min(len(chain), 1)], got.root, now)
+	if b.current.Load() != v {
+		// The trust changed while the chain was verified: what counts is the trust of now.
+		if got, old, err = b.current.Load().verify(chain, now); err != nil {
+			return err
+		}
+	}
+	switch v := b.current.Load(); {
+	case old && !b.inForce:
+		b.inForce = true
+		b.hooks.overlapping(b.name, got.until)
+	case !old && !v.insecure && len(v.previous) > 0:
+		b.current.Store(v.settled(now, true))
+		b.inForce = false
+		b.hooks.settled(b.name)
+		b.recheckLocked(now)
+	}
+	return nil
+}
+
+// rememberLocked keeps the leaf for status and metrics, the least recently seen one giving way.
+func (b *backend) rememberLocked(chain []*x509.Certificate, root *x509.Certificate, now time.Time) {
+	for _, c := range chain {
+		l := leaf{cert: c, seen: now}
+		if root != nil {
+			l.root = identify(root)
+		}
+		b.leaves[sha256.Sum256(c.Raw)] = l
+	}
+	for len(b.leaves) > maxLeaves {
+		var oldest [sha256.Size]byte
+		at := now.Add(1)
+		for k, l := range b.leaves {
+			if l.seen.Before(at) {
+				oldest, at = k, l.seen
+			}
+		}
+		delete(b.leaves, oldest)
+	}
+}
+
+// guard adds an open connection. Its channel is closed at once when the chain does not verify now.
+func (b *backend) guard(chain []*x509.Certificate) *guard {
+	g := &guard{chain: chain, lost: make(chan struct{})}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ended {
+		close(g.lost)
+		return g
+	}
+	b.guards[g] = struct{}{}
+	b.checkLocked(g, b.current.Load(), time.Now())
+	return g
+}
+
+func (b *backend) release(g *guard) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.guards, g)
+}
+
+// recheckLocked ends the guards whose chain the present view does not verify.
+func (b *backend) recheckLocked(now time.Time) {
+	v := b.current.Load()
+	for g := range b.guards {
+		b.checkLocked(g, v, now)
+	}
+}
+
+func (b *backend) checkLocked(g *guard, v *view, now time.Time) {
+	got, _, err := v.verify(g.chain, now)
+	if err != nil {
+		delete(b.guards, g)
+		close(g.lost)
+		return
+	}
+	g.until = got.until
+}
+
+// end closes every guard: the APIService is gone, and its trust with it.
+func (b *backend) end() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.ended = true
+	for g := range b.guards {
+		delete(b.guards, g)
+		close(g.lost)
+	}
+}
+
+// tick ends what time has ended: replaced roots, guarded chains, leaves long unseen.
+func (b *backend) tick(now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	v := b.current.Load()
+	if kept := live(v.previous, now); len(kept) < len(v.previous) {
+		b.current.Store(v.settled(now, false))
+		if len(kept) == 0 {
+			b.inForce = false
+			b.hooks.settled(b.name)
+		}
+		b.recheckLocked(now)
+	}
+	v = b.current.Load()
+	for g := range b.guards {
+		if !g.until.IsZero() && !now.Before(g.until) {
+			b.checkLocked(g, v, now)
+		}
+	}
+	for k, l := range b.leaves {
+		if now.Sub(l.seen) > leafMemory {
+			delete(b.leaves, k)
+		}
+	}
+}

@@ -1,0 +1,94 @@
+package trust
+
+import (
+	"crypto/x509"
+	"fmt"
+	"strings"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// The reasons of an Error. They stand in verdicts, so each is a name that an operator can search for.
+const (
+	reasonInvalidBundle      = registry.ReasonInvalidCABundle
+	reasonExpiredCA          = "ExpiredCA"
+	reasonExpiredCertificate = "ExpiredCertificate"
+	reasonNotYetValid        = "NotYetValidCertificate"
+	reasonMissingSAN         = "MissingSAN"
+	reasonInsecureSHA1       = "InsecureSHA1"
+	reasonWrongName          = "WrongServerName"
+	reasonUnknownAuthority   = "UnknownAuthority"
+	reasonInvalidCertificate = "InvalidCertificate"
+)
+
+// maxMessage bounds a message: names in it come from a certificate that nobody has vouched for. A condition's message may have 32 KiB; half a KiB is what one reads.
+const maxMessage = 512
+
+// Error says why a backend's certificate, or the bundle that it should verify against, was refused. Handshakes return it as it is, so errors.As finds it.
+type Error struct {
+	// Reason is InvalidCABundle, ExpiredCA, ExpiredCertificate, NotYetValidCertificate, MissingSAN, InsecureSHA1, WrongServerName, UnknownAuthority or
+	// InvalidCertificate. Never empty.
+	Reason string
+	// Message is one line for the operator: what is wrong and where. It holds names from certificates but no address that was dialled.
+	Message string
+	// Err is the cause. Nil: there is none beyond the message.
+	Err error
+}
+
+// Error is the message.
+func (e *Error) Error() string { return e.Message }
+
+// Unwrap is the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// VerdictReason is Reason, for packages that may not import this one: they ask for the method.
+func (e *Error) VerdictReason() string { return e.Reason }
+
+// refuse makes an Error of one line.
+func refuse(reason string, cause error, format string, args ...any) *Error {
+	msg := strings.ToValidUTF8(fmt.Sprintf(format, args...), "�")
+	msg = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, msg)
+	if len(msg) > maxMessage {
+		msg = strings.ToValidUTF8(msg[:maxMessage-3], "") + "..."
+	}
+	return &Error{Reason: reason, Message: msg, Err: cause}
+}
+
+// subject names a certificate for an operator.
+func subject(c *x509.Certificate) string {
+	if cn := c.Subject.CommonName; cn != "" {
+		return clip(cn, 80)
+	}
+	if s := c.Subject.String(); s != "" {
+		return clip(s, 80)
+	}
+	return "serial " + clip(c.SerialNumber.String(), 80)
+}
+
+// clip bounds a foreign name and makes it valid UTF-8, which a metric label must be.
+func clip(s string, n int) string {
+	s = strings.ToValidUTF8(s, "�")
+	if len(s) <= n {
+		return s
+	}
+	return strings.ToValidUTF8(s[:n], "") + "..."
+}
+
+// list shows the first few of many names.
+func list(names []string) string {
+	const shown = 5 // as many as fit a line of a terminal beside the sentence around them
+	quoted := make([]string, 0, shown)
+	for _, n := range names[:min(len(names), shown)] {
+		quoted = append(quoted, fmt.Sprintf("%q", clip(n, 80)))
+	}
+	s := strings.Join(quoted, ", ")
+	if len(names) > shown {
+		s += fmt.Sprintf(" and %d more", len(names)-shown)
+	}
+	return s
+}

@@ -1,0 +1,121 @@
+package trust
+
+import (
+	"bytes"
+	"crypto/x509"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+func seeds(f *testing.F) [][]byte {
+	f.Helper()
+	ca := pki.NewCA("ca")
+	pair := ca.Intermediate("middle").Issue(pki.Leaf{CommonName: "leaf", Names: []string{serverName, "127.0.0.1"}})
+	whole := append(pair.CertPEM(), ca.PEM()...)
+	return [][]byte{
+		nil,
+		ca.PEM(),
+		whole,
+		whole[:len(whole)-40],
+		append([]byte("# a comment\n"), whole...),
+		append(pair.KeyPEM(), whole...),
+		[]byte("-----BEGIN CERTIFICATE-----\naGVsbG8=\n-----END CERTIFICATE-----\n"),
+		[]byte("-----BEGIN CERTIFICATE-----\nProc-Type: 4\n\naGVsbG8=\n-----END CERTIFICATE-----\n"),
+		bytes.ReplaceAll(whole, []byte("\n"), []byte("\r\n")),
+	}
+}
+
+// A bundle gives certificates or an error, never neither; and what it gives makes usable roots.
+func FuzzParseBundle(f *testing.F) {
+	for _, s := range seeds(f) {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		certs, err := ParseBundle(data)
+		if len(certs) == 0 && err == nil {
+			t.Fatal("neither certificates nor an error")
+		}
+		for i, c := range certs {
+			if c == nil {
+				t.Fatalf("certificate %d is nil", i)
+			}
+		}
+		r := newRoots(certs)
+		if len(certs) > 0 && (!r.same(newRoots(certs)) || !r.shares(r) || r.without(r.ids) != nil) {
+			t.Fatal("the roots are not themselves")
+		}
+	})
+}
+
+// Whatever a server presents and whatever the bundle holds: one line of an explanation, bounded, or success.
+func FuzzVerify(f *testing.F) {
+	s := seeds(f)
+	for _, chain := range s {
+		f.Add(chain, s[1])
+		f.Add(chain, s[2])
+	}
+	f.Fuzz(func(t *testing.T, presented, bundle []byte) {
+		chain, _ := ParseBundle(presented)
+		anchors, _ := ParseBundle(bundle)
+		for _, now := range []time.Time{time.Now(), time.Now().AddDate(50, 0, 0)} {
+			got, err := verifyChain(chain, newRoots(anchors), serverName, now)
+			if err == nil {
+				if got.root == nil || got.until.Before(now) {
+					t.Fatalf("verified by %v until %v", got.root, got.until)
+				}
+				continue
+			}
+			if err.Reason == "" || len(err.Message) > maxMessage || !utf8.ValidString(err.Message) || strings.ContainsAny(err.Message, "\n\r\x00") {
+				t.Fatalf("reason %q message %q", err.Reason, err.Message)
+			}
+			for _, c := range chain {
+				if d := Describe(c); !utf8.ValidString(d.Subject) {
+					t.Fatalf("subject %q", d.Subject)
+				}
+			}
+		}
+	})
+}
+
+// A half-written bundle is never taken for a whole one, except where it happens to end between two certificates.
+func TestCutShort(t *testing.T) {
+	ca := pki.NewCA("ca")
+	whole := bundleOf(ca, pki.NewCA("second"))
+	end := bytes.Index(whole, []byte("-----END CERTIFICATE-----")) + len("-----END CERTIFICATE-----")
+	for n := range whole {
+		certs, err := ParseBundle(whole[:n])
+		switch begun := bytes.Count(whole[:n], []byte("-----BEGIN CERTIFICATE-----")); {
+		case begun > len(certs) && err == nil:
+			t.Fatalf("cut at %d of %d: %d certificates and no error", n, len(whole), len(certs))
+		case n >= end+1 && len(certs) == 0:
+			t.Fatalf("cut at %d of %d: the first certificate is lost", n, len(whole))
+		}
+	}
+	if certs, err := ParseBundle(whole); len(certs) != 2 || err != nil {
+		t.Fatalf("whole: %d certificates, %v", len(certs), err)
+	}
+	if _, err := ParseBundle(make([]byte, maxBundle+1)); err == nil {
+		t.Error("a bundle without bound")
+	}
+}
+
+func TestIdentity(t *testing.T) {
+	ca := pki.NewCA("ca")
+	again := pki.NewCA("ca")
+	if identify(ca.Certificate) == identify(again.Certificate) {
+		t.Error("another key is another CA")
+	}
+	renewed := *ca.Certificate
+	renewed.Raw = []byte("renewed")
+	renewed.NotAfter = time.Now().AddDate(10, 0, 0)
+	if identify(ca.Certificate) != identify(&renewed) {
+		t.Error("a renewed CA is the same CA")
+	}
+	if !newRoots([]*x509.Certificate{ca.Certificate}).shares(newRoots([]*x509.Certificate{&renewed, again.Certificate})) {
+		t.Error("a bundle with a renewed CA keeps it")
+	}
+}

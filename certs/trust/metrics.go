@@ -1,0 +1,159 @@
+package trust
+
+import (
+	"crypto/x509"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// maxSeries bounds the expiry series of one bundle, the CAs that expire first being shown: a bundle of every public CA would make 150 for each APIService.
+const maxSeries = 16
+
+// hooks are what a backend tells the world: log, metrics, event.
+type hooks struct {
+	logger     *slog.Logger
+	event      func(apiService, reason, message string)
+	missingSAN prometheus.Counter
+	sha1       prometheus.Counter
+	refusals   *prometheus.CounterVec
+	reloads    *prometheus.CounterVec
+}
+
+func newHooks(cfg Config) *hooks {
+	h := &hooks{
+		logger: cfg.Logger,
+		event:  cfg.Event,
+		missingSAN: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "apiserver_kube_aggregator_x509_missing_san_total",
+			Help: "Handshakes with backends whose certificate has no subject alternative name.",
+		}),
+		sha1: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "apiserver_kube_aggregator_x509_insecure_sha1_total",
+			Help: "Handshakes with backends whose chain has a SHA-1 signature.",
+		}),
+		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "fairlead_certificate_backend_refused_total",
+			Help: "Handshakes in which a backend's certificate was refused, by reason.",
+		}, []string{"apiservice", "reason"}),
+		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "fairlead_certificate_backend_bundle_reloads_total",
+			Help: "Changes of a backend's CA bundle, by outcome (success, failure).",
+		}, []string{"apiservice", "outcome"}),
+	}
+	if h.event == nil {
+		h.event = func(string, string, string) {}
+	}
+	return h
+}
+
+// count keeps upstream's two counters. Upstream counts a request, this counts a handshake: a certificate is shown once per connection.
+func (h *hooks) count(chain []*x509.Certificate, err *Error) {
+	if len(chain) == 0 {
+		return
+	}
+	if !hasSAN(chain[0]) {
+		h.missingSAN.Inc()
+	}
+	if (err != nil && err.Reason == reasonInsecureSHA1) || usesSHA1(chain[:min(len(chain), maxChain)]) {
+		h.sha1.Inc()
+	}
+}
+
+func (h *hooks) refused(apiService string, err *Error) {
+	h.refusals.WithLabelValues(apiService, err.Reason).Inc()
+	// The prober logs the verdict that comes of it; here it would be said for every dial.
+	h.logger.Debug("backend certificate refused", "apiservice", apiService, "reason", err.Reason, "err", err)
+}
+
+func (h *hooks) reloaded(apiService, source string, fault *Error, r *roots) {
+	if fault != nil {
+		h.reloads.WithLabelValues(apiService, "failure").Inc()
+		h.logger.Warn("bundle not usable, keeping the last good one for the overlap", "apiservice", apiService, "source", source, "err", fault)
+		h.event(apiService, fault.Reason, fault.Message)
+		return
+	}
+	h.reloads.WithLabelValues(apiService, "success").Inc()
+	h.logger.Info("bundle loaded", "apiservice", apiService, "source", source, "certificates", len(r.certs), "warning", r.warning)
+}
+
+func (h *hooks) overlapping(apiService string, until time.Time) {
+	h.logger.Warn("backend still needs the replaced bundle", "apiservice", apiService, "until", until)
+	h.event(apiService, "CARotationOverlap", "the backend still presents a certificate of the replaced CA bundle, which is trusted until "+stamp(until))
+}
+
+func (h *hooks) settled(apiService string) {
+	h.logger.Info("replaced bundle no longer trusted", "apiservice", apiService)
+}
+
+// forget removes the series of an APIService that is gone.
+func (h *hooks) forget(apiService string) {
+	of := prometheus.Labels{"apiservice": apiService}
+	h.refusals.DeletePartialMatch(of)
+	h.reloads.DeletePartialMatch(of)
+}
+
+func (t *Trust) register(r prometheus.Registerer) error {
+	for _, c := range []prometheus.Collector{t.hooks.missingSAN, t.hooks.sha1, t.hooks.refusals, t.hooks.reloads, newCollector(t)} {
+		if err := r.Register(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// collector makes gauges of the status at the moment of a scrape, so that they live and die with their objects.
+type collector struct {
+	t                              *Trust
+	expiry, overlap, valid, change *prometheus.Desc
+}
+
+func newCollector(t *Trust) *collector {
+	return &collector{
+		t: t,
+		expiry: prometheus.NewDesc("fairlead_certificate_backend_expiration_timestamp_seconds",
+			"When a certificate of a backend expires: a CA of its bundle (kind ca) or what an endpoint presented (kind leaf).",
+			[]string{"apiservice", "kind", "subject", "fingerprint"}, nil),
+		overlap: prometheus.NewDesc("fairlead_certificate_backend_overlap",
+			"1 while replaced roots are trusted beside the bundle and an endpoint still needs them, 0 otherwise.", []string{"apiservice"}, nil),
+		valid: prometheus.NewDesc("fairlead_certificate_backend_bundle_valid",
+			"1 while the newest bundle is in use, 0 while it is unreadable.", []string{"apiservice"}, nil),
+		change: prometheus.NewDesc("fairlead_certificate_backend_bundle_change_timestamp_seconds",
+			"When the bundle was last replaced or became unreadable.", []string{"apiservice"}, nil),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	ch <- c.expiry
+	ch <- c.overlap
+	ch <- c.valid
+	ch <- c.change
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	for _, s := range c.t.Status() {
+		for kind, certs := range map[string][]Certificate{"ca": s.CAs, "leaf": s.Leaves} {
+			for _, cert := range certs[:min(len(certs), maxSeries)] {
+				gauge(c.expiry, float64(cert.NotAfter.Unix()), s.APIService, kind, cert.Subject, cert.Fingerprint)
+			}
+		}
+		gauge(c.overlap, number(s.OverlapInForce), s.APIService)
+		gauge(c.valid, number(s.Fault == ""), s.APIService)
+		if !s.Changed.IsZero() {
+			gauge(c.change, float64(s.Changed.Unix()), s.APIService)
+		}
+	}
+}
+
+func number(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,264 @@
+package trust
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// rotation is one story: two authorities, their servers and an open connection to each.
+type rotation struct {
+	*bench
+	old, next, third *pki.CA
+	guards           map[*pki.CA]<-chan struct{}
+}
+
+func (r *rotation) open(cas ...*pki.CA) {
+	for _, ca := range cas {
+		ch, release := r.Guard(r.spec, chainOf(r.t, good(ca)))
+		r.guards[ca] = ch
+		r.t.Cleanup(release)
+	}
+}
+
+// expect dials servers of each CA and looks at the open connections.
+func (r *rotation) expect(when string, trusted map[*pki.CA]bool) {
+	r.t.Helper()
+	// Untrusted ones first: a trusted one may settle the rotation.
+	for _, want := range []bool{false, true} {
+		for ca, ok := range trusted {
+			if ok != want {
+				continue
+			}
+			if got := reason(r.t, r.dial(good(ca))); (got == "") != ok {
+				r.t.Errorf("%s: dialling a server of %s: %q, want trusted %v", when, ca.Certificate.Subject.CommonName, got, ok)
+			}
+			if g := r.guards[ca]; g != nil && lost(g) == ok {
+				r.t.Errorf("%s: open connection to a server of %s: lost %v, want %v", when, ca.Certificate.Subject.CommonName, lost(g), !ok)
+			}
+		}
+	}
+}
+
+// pass lets time go by, with the ticks of Run.
+func (r *rotation) pass(d time.Duration) {
+	for range int(d / time.Second) {
+		time.Sleep(time.Second)
+		for _, b := range r.all() {
+			b.tick(time.Now())
+		}
+	}
+}
+
+func TestRotation(t *testing.T) {
+	type m = map[*pki.CA]bool
+	tests := []struct {
+		name string
+		run  func(r *rotation)
+	}{
+		{"old, both, new", func(r *rotation) {
+			r.open(r.old)
+			r.expect("before", m{r.old: true, r.next: false})
+			r.bundle(r.old, r.next)
+			r.expect("both", m{r.old: true, r.next: true})
+			r.open(r.next)
+			r.bundle(r.next)
+			r.expect("new only: a CA that was dropped from a bundle goes at once", m{r.old: false, r.next: true})
+		}},
+		{"bundle first, backend later", func(r *rotation) {
+			r.open(r.old)
+			r.bundle(r.next)
+			r.expect("the old one works on", m{r.old: true})
+			r.pass(30 * time.Second)
+			r.expect("still", m{r.old: true})
+			r.expect("the backend switches", m{r.next: true})
+			r.expect("and the old one is over", m{r.old: false, r.next: true})
+		}},
+		{"bundle first, backend never", func(r *rotation) {
+			r.open(r.old)
+			r.bundle(r.next)
+			r.pass(59 * time.Second)
+			r.expect("within the overlap", m{r.old: true})
+			r.pass(2 * time.Second)
+			r.expect("after it", m{r.old: false, r.next: true})
+		}},
+		{"backend first, bundle later", func(r *rotation) {
+			r.expect("before", m{r.next: false})
+			r.bundle(r.next)
+			r.expect("healed by the very next handshake", m{r.next: true})
+			r.expect("which ended the old one", m{r.old: false})
+		}},
+		{"no overlap", func(r *rotation) {
+			r.overlap = 0
+			r.open(r.old)
+			r.bundle(r.next)
+			r.expect("at once", m{r.old: false, r.next: true})
+		}},
+		{"a fault keeps the last good one for the overlap", func(r *rotation) {
+			r.open(r.old)
+			r.set(func(s *registry.Backend) { s.CABundle = []byte("garbage") })
+			r.pass(59 * time.Second)
+			r.expect("within", m{r.old: true, r.next: false})
+			r.pass(2 * time.Second)
+			r.expect("after", m{r.old: false})
+			if _, err := r.TLS(r.spec); reason(r.t, err) != "InvalidCABundle" {
+				r.t.Errorf("TLS: %v, want InvalidCABundle", err)
+			}
+			r.bundle(r.old)
+			r.open(r.old)
+			r.expect("repaired", m{r.old: true})
+		}},
+		{"a fault without overlap", func(r *rotation) {
+			r.overlap = 0
+			r.open(r.old)
+			r.set(func(s *registry.Backend) { s.CABundle = []byte("garbage") })
+			if !lost(r.guards[r.old]) {
+				r.t.Error("an open connection outlived its bundle")
+			}
+		}},
+		{"a repaired fault that drops a CA drops it at once", func(r *rotation) {
+			r.bundle(r.old, r.next)
+			r.open(r.old)
+			r.set(func(s *registry.Backend) { s.CABundle = []byte("garbage") })
+			r.expect("fault", m{r.old: true, r.next: true})
+			r.bundle(r.next)
+			r.expect("repaired", m{r.old: false, r.next: true})
+		}},
+		{"replaced twice", func(r *rotation) {
+			r.open(r.old)
+			r.bundle(r.next)
+			r.pass(10 * time.Second)
+			r.bundle(r.third)
+			r.pass(20 * time.Second)
+			r.expect("all three work", m{r.old: true})
+			r.pass(31 * time.Second)
+			r.expect("the first is over", m{r.old: false})
+			r.expect("the last ends the second", m{r.third: true})
+			r.expect("so", m{r.next: false})
+		}},
+		{"there and back", func(r *rotation) {
+			r.open(r.old)
+			r.bundle(r.next)
+			r.bundle(r.old)
+			r.expect("nothing happened", m{r.old: true})
+			r.expect("but the other one is over", m{r.next: false})
+		}},
+		{"an edit during an overlap reaches the replaced roots", func(r *rotation) {
+			r.bundle(r.old, r.third)
+			r.open(r.third)
+			r.bundle(r.next)          // replaces both
+			r.bundle(r.next, r.third) // third is taken back
+			r.expect("all", m{r.old: true})
+			r.bundle(r.next) // and dropped
+			r.expect("third was dropped on purpose", m{r.third: false})
+			r.expect("old was replaced", m{r.old: true})
+		}},
+		{"leaving insecure does not overlap", func(r *rotation) {
+			r.set(func(s *registry.Backend) { s.Insecure, s.CABundle = true, nil })
+			r.open(r.old)
+			r.expect("anything goes", m{r.old: true, r.third: true})
+			r.set(func(s *registry.Backend) { s.Insecure, s.CABundle = false, r.next.PEM() })
+			r.expect("at once", m{r.old: false, r.next: true})
+		}},
+		{"another name", func(r *rotation) {
+			r.open(r.old)
+			r.set(func(s *registry.Backend) { s.ServerName = "other.svc" })
+			r.expect("the name is verified on open connections too", m{r.old: false})
+		}},
+		{"from the system's roots to a bundle and back", func(r *rotation) {
+			r.set(func(s *registry.Backend) { s.CABundle = nil })
+			r.expect("overlap", m{r.old: true})
+			r.bundle(r.next)
+			r.expect("new", m{r.next: true})
+			r.expect("settled", m{r.old: false})
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := &rotation{bench: newBench(t, Config{}), old: pki.NewCA("old"), next: pki.NewCA("new"), third: pki.NewCA("third"), guards: make(map[*pki.CA]<-chan struct{})}
+				r.bundle(r.old)
+				tt.run(r)
+			})
+		})
+	}
+}
+
+// The chain of an open connection ends with its earliest NotAfter.
+func TestChainExpires(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &rotation{bench: newBench(t, Config{}), old: pki.NewCA("old"), guards: make(map[*pki.CA]<-chan struct{})}
+		r.bundle(r.old)
+		open, release := r.Guard(r.spec, chainOf(t, r.old.Issue(pki.Leaf{Names: []string{serverName}, NotAfter: time.Now().Add(time.Minute)})))
+		r.pass(59 * time.Second)
+		if lost(open) {
+			t.Error("lost before it expired")
+		}
+		r.pass(2 * time.Second)
+		if !lost(open) {
+			t.Error("still trusted a second after it expired")
+		}
+		release()
+		release()
+	})
+}
+
+func TestRotationIsSeen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		metrics := prometheus.NewRegistry()
+		var events []string
+		b := newBench(t, Config{Metrics: metrics, Event: func(name, reason, _ string) { events = append(events, name+" "+reason) }})
+		r := &rotation{bench: b, old: pki.NewCA("old"), next: pki.NewCA("new")}
+		r.bundle(r.old)
+		r.dial(good(r.old))
+		if s := r.Status()[0]; !s.CAs[0].Live || len(s.Leaves) != 1 || s.Source != "inline" || s.OverlapInForce {
+			t.Errorf("before: %+v", s)
+		}
+		r.bundle(r.next)
+		if s := r.Status()[0]; s.CAs[0].Live || s.OverlapInForce || s.OverlapUntil != time.Now().Add(time.Minute) {
+			t.Errorf("replaced: %+v", s)
+		}
+		r.dial(good(r.old))
+		r.dial(good(pki.NewCA("stranger")))
+		if s := r.Status()[0]; !s.OverlapInForce {
+			t.Errorf("in force: %+v", s)
+		}
+		got := gather(t, metrics)
+		for name, want := range map[string]float64{
+			"fairlead_certificate_backend_overlap v1beta1.metrics.k8s.io":                                   1,
+			"fairlead_certificate_backend_bundle_valid v1beta1.metrics.k8s.io":                              1,
+			"fairlead_certificate_backend_expiration_timestamp_seconds v1beta1.metrics.k8s.io ca new":       float64(r.next.Certificate.NotAfter.Unix()),
+			"fairlead_certificate_backend_expiration_timestamp_seconds v1beta1.metrics.k8s.io leaf metrics": float64(time.Now().Add(24 * time.Hour).Unix()),
+			"fairlead_certificate_backend_refused_total v1beta1.metrics.k8s.io UnknownAuthority":            1,
+			"fairlead_certificate_backend_bundle_reloads_total v1beta1.metrics.k8s.io success":              2,
+			"fairlead_certificate_backend_bundle_change_timestamp_seconds v1beta1.metrics.k8s.io":           float64(time.Now().Unix()),
+			"apiserver_kube_aggregator_x509_missing_san_total":                                              0,
+			"apiserver_kube_aggregator_x509_insecure_sha1_total":                                            0,
+		} {
+			if v, ok := got[name]; !ok || v != want {
+				t.Errorf("%s = %v (%v), want %v", name, v, ok, want)
+			}
+		}
+		r.dial(r.next.Issue(pki.Leaf{CommonName: serverName}))
+		r.dial(r.next.Issue(pki.Leaf{Names: []string{serverName}, SHA1: true}))
+		r.set(func(s *registry.Backend) { s.CABundle = []byte("garbage") })
+		got = gather(t, metrics)
+		if got["apiserver_kube_aggregator_x509_missing_san_total"] != 1 || got["apiserver_kube_aggregator_x509_insecure_sha1_total"] != 1 {
+			t.Errorf("upstream's counters: %v", got)
+		}
+		if want := []string{"v1beta1.metrics.k8s.io CARotationOverlap", "v1beta1.metrics.k8s.io InvalidCABundle"}; len(events) != 2 || events[0] != want[0] || events[1] != want[1] {
+			t.Errorf("events %q, want %q", events, want)
+		}
+		r.apply(r.generation+1, nil)
+		for name := range gather(t, metrics) {
+			if name != "apiserver_kube_aggregator_x509_missing_san_total" && name != "apiserver_kube_aggregator_x509_insecure_sha1_total" {
+				t.Errorf("series %q outlived its APIService", name)
+			}
+		}
+	})
+}

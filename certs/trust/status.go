@@ -1,0 +1,95 @@
+package trust
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"slices"
+	"time"
+)
+
+// Status is what one APIService's backend is trusted by, for the status page and for metrics.
+type Status struct {
+	// APIService is its name.
+	APIService string `json:"apiService"`
+	// Source is where the roots come from: "inline", "system", "none" (verification is off) or "configmap <namespace>/<name>/<key>".
+	Source string `json:"source"`
+	// Changed is when the bundle was last replaced or became unreadable.
+	Changed time.Time `json:"changed"`
+	// Fault is why the newest bundle is not used. Empty: it is.
+	Fault string `json:"fault,omitempty"`
+	// Warning says which part of the bundle was passed over. Empty: none.
+	Warning string `json:"warning,omitempty"`
+	// OverlapUntil is when the last replaced roots stop being trusted. Zero: there are none.
+	OverlapUntil time.Time `json:"overlapUntil,omitzero"`
+	// OverlapInForce tells that an endpoint still presents a chain that only the replaced roots verify.
+	OverlapInForce bool `json:"overlapInForce,omitempty"`
+	// CAs are the certificates of the bundle. Empty for the system's roots and without verification.
+	CAs []Certificate `json:"cas,omitempty"`
+	// Leaves are what the endpoints presented in the last minutes.
+	Leaves []Certificate `json:"leaves,omitempty"`
+}
+
+// Certificate is one certificate held or seen.
+type Certificate struct {
+	// Subject is its common name, or whatever it has instead.
+	Subject string `json:"subject"`
+	// Fingerprint is the first half of its SHA-256, in hexadecimal.
+	Fingerprint string `json:"fingerprint"`
+	// NotAfter is when it expires.
+	NotAfter time.Time `json:"notAfter"`
+	// Live tells, of a CA, that a chain presented in the last minutes ends in it.
+	Live bool `json:"live,omitempty"`
+}
+
+// Describe makes a Certificate of c.
+func Describe(c *x509.Certificate) Certificate {
+	sum := sha256.Sum256(c.Raw)
+	return Certificate{Subject: subject(c), Fingerprint: hex.EncodeToString(sum[:16]), NotAfter: c.NotAfter}
+}
+
+// Status describes every backend, in order of their APIServices' names.
+func (t *Trust) Status() []Status {
+	all := t.all()
+	out := make([]Status, 0, len(all))
+	for _, b := range all {
+		out = append(out, b.status(time.Now()))
+	}
+	return out
+}
+
+func (b *backend) status(now time.Time) Status {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	v := b.current.Load()
+	s := Status{APIService: b.name, Source: b.source, Changed: v.changed, OverlapInForce: b.inForce}
+	if v.fault != nil {
+		s.Fault = v.fault.Message
+	}
+	for _, p := range live(v.previous, now) {
+		if p.until.After(s.OverlapUntil) {
+			s.OverlapUntil = p.until
+		}
+	}
+	liveRoots := make(map[identity]bool)
+	for _, l := range b.leaves {
+		s.Leaves = append(s.Leaves, Describe(l.cert))
+		liveRoots[l.root] = true
+	}
+	if v.current != nil {
+		s.Warning = v.current.warning
+		for _, c := range v.current.certs {
+			d := Describe(c)
+			d.Live = liveRoots[identify(c)]
+			s.CAs = append(s.CAs, d)
+		}
+	}
+	byExpiry := func(a, b Certificate) int {
+		return cmp.Or(a.NotAfter.Compare(b.NotAfter), cmp.Compare(a.Fingerprint, b.Fingerprint))
+	}
+	slices.SortFunc(s.CAs, byExpiry)
+	s.CAs = slices.CompactFunc(s.CAs, func(a, b Certificate) bool { return a.Fingerprint == b.Fingerprint })
+	slices.SortFunc(s.Leaves, byExpiry)
+	return s
+}

@@ -1,0 +1,216 @@
+package trust
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// Ref names one ConfigMap or Secret.
+type Ref struct {
+	// Kind is ConfigMap or Secret. Empty: ConfigMap.
+	Kind string
+	// Namespace and Name name the object. Never empty.
+	Namespace, Name string
+}
+
+// Config is what a Trust needs. Only Table must be set.
+type Config struct {
+	// Table is the registry's current table.
+	Table func() *registry.Table
+	// Watch follows one object until ctx ends: it calls changed with the object's data, once at the start and after every change. An error that wraps fs.ErrNotExist
+	// means that there is no such object (now); any other means that it could not be read and that what was known still counts. Calls do not overlap. A Watch that
+	// returns early is started again. Nil: backends with the annotation ca-from are refused.
+	Watch func(ctx context.Context, ref Ref, changed func(data map[string][]byte, err error)) error
+	// ClientCertificate is what backends are shown. Nil: nothing.
+	ClientCertificate func(*tls.CertificateRequestInfo) (*tls.Certificate, error)
+	// Event tells of the beginning of an overlap and of a bad bundle, for an Event on the APIService. It must not block. Nil: nobody is told.
+	Event func(apiService, reason, message string)
+	// Logger gets reloads, overlaps and refused certificates. Nil discards.
+	Logger *slog.Logger
+	// Metrics registers the metrics. Nil: unregistered.
+	Metrics prometheus.Registerer
+}
+
+// Trust holds whom to trust as each APIService's backend. It needs Run to follow the table and time; TLS works before, for what is in the table.
+type Trust struct {
+	cfg   Config
+	hooks *hooks
+
+	// mu guards the maps and applied. It is never held over I/O.
+	mu       sync.RWMutex
+	applied  uint64 // generation of the table that was applied last
+	backends map[string]*backend
+	bySpec   map[*registry.Backend]*backend
+
+	// rewatch asks Run to look at the references anew; one waiting request says all there is to say.
+	rewatch chan struct{}
+}
+
+// New makes a Trust and registers its metrics.
+func New(cfg Config) (*Trust, error) {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	t := &Trust{
+		cfg:      cfg,
+		hooks:    newHooks(cfg),
+		backends: make(map[string]*backend),
+		bySpec:   make(map[*registry.Backend]*backend),
+		rewatch:  make(chan struct{}, 1),
+	}
+	// The system's roots are read from disk on first use: do it here, not under a lock. Without any the empty pool refuses everybody.
+	if _, err := x509.SystemCertPool(); err != nil {
+		cfg.Logger.Warn("reading system roots", "err", err)
+	}
+	if cfg.Metrics != nil {
+		if err := t.register(cfg.Metrics); err != nil {
+			return nil, fmt.Errorf("registering trust metrics: %w", err)
+		}
+	}
+	return t, nil
+}
+
+// Run follows the table, the referenced ConfigMaps and time, until ctx ends.
+func (t *Trust) Run(ctx context.Context) error {
+	w := newWatches(t)
+	defer w.stop()
+	// Replaced roots and expired chains are looked for once a second: a watch must end within 5 s of its trust, and its pool needs most of that.
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		table := t.cfg.Table()
+		t.apply(table.Generation(), table.Entries())
+		w.sync(ctx)
+	wait:
+		for {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-table.Superseded():
+				break wait
+			case <-t.rewatch:
+				w.sync(ctx)
+			case now := <-tick.C:
+				for _, b := range t.all() {
+					b.tick(now)
+				}
+			}
+		}
+	}
+}
+
+// TLS returns a client configuration for dialling b: it sends b's server name, shows the client certificate and verifies the server against what b's APIService trusts
+// at the moment of the handshake. The caller owns it and adds its NextProtos. An error, always an *Error, means that no handshake could succeed now.
+func (t *Trust) TLS(b *registry.Backend) (*tls.Config, error) {
+	s, err := t.lookup(b)
+	if err != nil {
+		return nil, err
+	}
+	v := s.current.Load()
+	if v.fault != nil && len(live(v.previous, time.Now())) == 0 {
+		return nil, v.fault
+	}
+	return &tls.Config{
+		ServerName:           v.name,
+		MinVersion:           tls.VersionTLS12,
+		GetClientCertificate: t.cfg.ClientCertificate,
+		// VerifyConnection does all that is skipped here, against roots that may change after this configuration was made; and it gives a reason.
+		InsecureSkipVerify: true,
+		VerifyConnection:   func(cs tls.ConnectionState) error { return s.handshake(cs.PeerCertificates) },
+		// No ClientSessionCache: see the package's concurrency rule.
+	}, nil
+}
+
+// Guard watches an open connection to b whose server presented chain, leaf first. lost is closed when the chain no longer verifies: from then on the connection must take
+// no new stream, and its watches must end within 5 s. It is closed at once when it does not verify now, so call Guard after the handshake. release ends the guard; it may
+// be called more than once and must be called when the connection closes. lost is closed, too, when the APIService is deleted.
+func (t *Trust) Guard(b *registry.Backend, chain []*x509.Certificate) (lost <-chan struct{}, release func()) {
+	s, err := t.lookup(b)
+	if err != nil {
+		gone := make(chan struct{})
+		close(gone)
+		return gone, func() {}
+	}
+	g := s.guard(chain)
+	return g.lost, func() { s.release(g) }
+}
+
+// lookup finds the backend's state, applying a table that Run has not come to yet.
+func (t *Trust) lookup(b *registry.Backend) (*backend, error) {
+	t.mu.RLock()
+	s := t.bySpec[b]
+	t.mu.RUnlock()
+	if s != nil {
+		return s, nil
+	}
+	table := t.cfg.Table()
+	t.apply(table.Generation(), table.Entries())
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if s := t.bySpec[b]; s != nil {
+		return s, nil
+	}
+	return nil, refuse(reasonInvalidBundle, nil, "the backend %s/%s is no longer that of an APIService", b.Namespace, b.Service)
+}
+
+// apply takes the remote entries of a table, unless a newer one has been taken.
+func (t *Trust) apply(generation uint64, entries []*registry.Entry) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if generation <= t.applied {
+		return
+	}
+	t.applied = generation
+	seen := make(map[string]bool, len(entries))
+	for _, e := range entries {
+		if e.Backend == nil {
+			continue
+		}
+		seen[e.Name] = true
+		s := t.backends[e.Name]
+		if s == nil {
+			s = newBackend(e.Name, t.hooks)
+			t.backends[e.Name] = s
+		}
+		s.apply(e.Backend, e.Policy.CAOverlap)
+	}
+	clear(t.bySpec)
+	for name, s := range t.backends {
+		if !seen[name] {
+			delete(t.backends, name)
+			s.end()
+			t.hooks.forget(name)
+			continue
+		}
+		for _, spec := range s.aliases {
+			t.bySpec[spec] = s
+		}
+	}
+	select {
+	case t.rewatch <- struct{}{}:
+	default:
+	}
+}
+
+// all returns the backends in order of their APIServices' names.
+func (t *Trust) all() []*backend {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	out := make([]*backend, 0, len(t.backends))
+	for _, s := range t.backends {
+		out = append(out, s)
+	}
+	slices.SortFunc(out, func(a, b *backend) int { return cmp.Compare(a.name, b.name) })
+	return out
+}

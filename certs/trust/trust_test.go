@@ -1,0 +1,386 @@
+package trust
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+const serverName = "metrics-server.kube-system.svc"
+
+// bench is a Trust with one APIService, driven without a registry.
+type bench struct {
+	*Trust
+	t          *testing.T
+	generation uint64
+	spec       *registry.Backend
+	overlap    time.Duration
+}
+
+func newBench(t *testing.T, cfg Config) *bench {
+	t.Helper()
+	tr, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &bench{Trust: tr, t: t, overlap: time.Minute}
+}
+
+// set makes the table name this backend, as a new value like the registry does.
+func (b *bench) set(edit func(*registry.Backend)) {
+	next := registry.Backend{Namespace: "kube-system", Service: "metrics-server", Port: 443, ServerName: serverName}
+	if b.spec != nil {
+		next = *b.spec
+	}
+	edit(&next)
+	b.spec = &next
+	b.generation++
+	b.apply(b.generation, []*registry.Entry{{Name: "v1beta1.metrics.k8s.io", Backend: b.spec, Policy: registry.Policy{CAOverlap: b.overlap}}})
+}
+
+// bundle replaces the inline bundle.
+func (b *bench) bundle(cas ...*pki.CA) {
+	b.set(func(s *registry.Backend) { s.CABundle = bundleOf(cas...) })
+}
+
+func bundleOf(cas ...*pki.CA) []byte {
+	var out []byte
+	for _, ca := range cas {
+		out = append(out, ca.PEM()...)
+	}
+	return out
+}
+
+// dial does a real handshake in memory with a server that holds the pair.
+func (b *bench) dial(pair *pki.Pair) error {
+	b.t.Helper()
+	cfg, err := b.TLS(b.spec)
+	if err != nil {
+		return err
+	}
+	return shake(b.t, cfg, &tls.Config{Certificates: []tls.Certificate{pair.TLS()}})
+}
+
+// buffered is an end of a net.Pipe whose writes do not wait for the other side: when a client refuses a certificate both sides write at once.
+type buffered struct {
+	net.Conn
+	writes chan []byte
+}
+
+func newBuffered(c net.Conn) *buffered {
+	b := &buffered{Conn: c, writes: make(chan []byte, 64)}
+	go func() {
+		for p := range b.writes {
+			c.Write(p)
+		}
+		c.Close()
+	}()
+	return b
+}
+
+func (b *buffered) Write(p []byte) (int, error) {
+	b.writes <- bytes.Clone(p)
+	return len(p), nil
+}
+
+// Close ends the connection once everything has been written or the other side is gone.
+func (b *buffered) Close() error {
+	close(b.writes)
+	return nil
+}
+
+// shake runs one handshake in memory and returns what the client makes of it.
+func shake(t *testing.T, client, server *tls.Config) error {
+	t.Helper()
+	near, far := net.Pipe()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		b := newBuffered(far)
+		defer b.Close()
+		s := tls.Server(b, server)
+		if s.Handshake() == nil {
+			io.Copy(io.Discard, s) // until the client closes
+		}
+	}()
+	conn := newBuffered(near)
+	err := tls.Client(conn, client).HandshakeContext(t.Context())
+	conn.Close()
+	<-done
+	return err
+}
+
+// reason is what a handshake was refused for; empty: it was not.
+func reason(t *testing.T, err error) string {
+	t.Helper()
+	if err == nil {
+		return ""
+	}
+	e, ok := errors.AsType[*Error](err)
+	if !ok {
+		t.Fatalf("error without reason: %v", err)
+	}
+	return e.Reason
+}
+
+func chainOf(t *testing.T, pair *pki.Pair) []*x509.Certificate {
+	t.Helper()
+	var chain []*x509.Certificate
+	for _, der := range pair.TLS().Certificate {
+		c, err := x509.ParseCertificate(der)
+		if err != nil {
+			t.Fatal(err)
+		}
+		chain = append(chain, c)
+	}
+	return chain
+}
+
+func lost(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
+}
+
+func good(ca *pki.CA) *pki.Pair {
+	return ca.Issue(pki.Leaf{CommonName: "metrics", Names: []string{serverName}})
+}
+
+func TestRefusals(t *testing.T) {
+	day := 24 * time.Hour
+	tests := []struct {
+		name    string
+		issue   func(ca *pki.CA) *pki.Pair
+		edit    func(*registry.Backend)
+		later   time.Duration
+		want    string
+		message string
+	}{
+		{name: "good", issue: good},
+		{name: "good through an intermediate", issue: func(ca *pki.CA) *pki.Pair { return good(ca.Intermediate("middle")) }},
+		{
+			name:  "expired leaf",
+			issue: func(ca *pki.CA) *pki.Pair { return good(ca) }, later: 2 * day,
+			want: "ExpiredCertificate", message: `the backend's certificate "metrics" expired at 2000-01-02T00:00:00Z`,
+		},
+		{
+			name: "leaf of tomorrow",
+			issue: func(ca *pki.CA) *pki.Pair {
+				return ca.Issue(pki.Leaf{Names: []string{serverName}, NotBefore: time.Now().Add(time.Hour)})
+			},
+			want: "NotYetValidCertificate", message: "is not valid before 2000-01-01T01:00:00Z",
+		},
+		{
+			name: "expired CA",
+			issue: func(ca *pki.CA) *pki.Pair {
+				return ca.Issue(pki.Leaf{CommonName: "metrics", Names: []string{serverName}, NotAfter: time.Now().Add(90 * day)})
+			},
+			later: 30 * day,
+			want:  "ExpiredCA", message: `the CA "backend CA" that signed the backend's certificate expired at`,
+		},
+		{
+			name: "expired intermediate CA",
+			issue: func(ca *pki.CA) *pki.Pair {
+				return ca.Intermediate("middle").Issue(pki.Leaf{Names: []string{serverName}, NotAfter: time.Now().Add(90 * day)})
+			},
+			later: 30 * day,
+			want:  "ExpiredCA", message: `the CA "middle" that signed`,
+		},
+		{
+			name:  "no subject alternative name",
+			issue: func(ca *pki.CA) *pki.Pair { return ca.Issue(pki.Leaf{CommonName: serverName}) },
+			want:  "MissingSAN", message: `has no subject alternative name; it must carry "metrics-server.kube-system.svc"`,
+		},
+		{
+			name: "wrong name",
+			issue: func(ca *pki.CA) *pki.Pair {
+				return ca.Issue(pki.Leaf{CommonName: "other", Names: []string{"other.kube-system.svc", "10.0.0.1"}})
+			},
+			want: "WrongServerName", message: `is not valid for "metrics-server.kube-system.svc", only for "other.kube-system.svc", "10.0.0.1"`,
+		},
+		{
+			name: "SHA-1",
+			issue: func(ca *pki.CA) *pki.Pair {
+				return ca.Issue(pki.Leaf{CommonName: "metrics", Names: []string{serverName}, SHA1: true})
+			},
+			want: "InsecureSHA1", message: `the backend's certificate "metrics" is signed with SHA-1`,
+		},
+		{
+			name:  "another CA",
+			issue: func(*pki.CA) *pki.Pair { return good(pki.NewCA("stranger")) },
+			want:  "UnknownAuthority", message: `"metrics" is signed by "stranger", which the bundle ("backend CA") does not hold`,
+		},
+		{
+			name:  "another CA of the same name",
+			issue: func(*pki.CA) *pki.Pair { return good(pki.NewCA("backend CA")) },
+			want:  "UnknownAuthority", message: `signed by "backend CA", which`,
+		},
+		{
+			name:  "system roots",
+			issue: good, edit: func(b *registry.Backend) { b.CABundle = nil },
+			want: "UnknownAuthority", message: "which the system's root store does not hold",
+		},
+		{
+			name: "client usage only",
+			issue: func(ca *pki.CA) *pki.Pair {
+				return ca.Issue(pki.Leaf{Names: []string{serverName}, Usage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+			},
+			want: "InvalidCertificate", message: "incompatible key usage",
+		},
+		{name: "no PEM", issue: good, edit: func(b *registry.Backend) { b.CABundle = []byte("hello") }, want: "InvalidCABundle", message: "the CA bundle (inline) holds no readable certificate"},
+		{
+			name: "PEM of nonsense", issue: good,
+			edit: func(b *registry.Backend) {
+				b.CABundle = []byte("-----BEGIN CERTIFICATE-----\naGVsbG8=\n-----END CERTIFICATE-----\n")
+			},
+			want: "InvalidCABundle", message: "parsing certificate 1",
+		},
+		{name: "no verification", issue: func(*pki.CA) *pki.Pair { return pki.NewCA("stranger").Issue(pki.Leaf{}) }, edit: func(b *registry.Backend) { b.CABundle, b.Insecure = nil, true }},
+		{name: "no name", issue: good, edit: func(b *registry.Backend) { b.ServerName = "" }, want: "WrongServerName", message: "no server name"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, Config{})
+				ca := pki.NewCA("backend CA")
+				b.set(func(s *registry.Backend) {
+					s.CABundle = ca.PEM()
+					if tt.edit != nil {
+						tt.edit(s)
+					}
+				})
+				pair := tt.issue(ca)
+				time.Sleep(tt.later)
+				err := b.dial(pair)
+				if got := reason(t, err); got != tt.want {
+					t.Fatalf("reason %q, want %q: %v", got, tt.want, err)
+				}
+				if err != nil && !strings.Contains(err.Error(), tt.message) {
+					t.Errorf("message %q, want %q in it", err, tt.message)
+				}
+			})
+		})
+	}
+}
+
+// A table without the APIService ends its trust.
+func TestGone(t *testing.T) {
+	ca := pki.NewCA("ca")
+	b := newBench(t, Config{Table: func() *registry.Table { return new(registry.Table) }})
+	b.bundle(ca)
+	open, release := b.Guard(b.spec, chainOf(t, good(ca)))
+	defer release()
+	b.apply(b.generation+1, nil)
+	if !lost(open) {
+		t.Error("an open connection to a deleted APIService's backend is still trusted")
+	}
+	if _, err := b.TLS(b.spec); reason(t, err) == "" {
+		t.Error("a deleted APIService's backend is still trusted")
+	}
+	again, _ := b.Guard(b.spec, chainOf(t, good(ca)))
+	if !lost(again) {
+		t.Error("a new connection to a deleted APIService's backend is still trusted")
+	}
+}
+
+// The backend of an older table is answered with the trust of now.
+func TestOldTable(t *testing.T) {
+	b := newBench(t, Config{})
+	b.overlap = 0
+	old, next := pki.NewCA("old"), pki.NewCA("new")
+	b.bundle(old)
+	before := b.spec
+	b.bundle(next)
+	b.spec = before
+	if got := reason(t, b.dial(good(old))); got != "UnknownAuthority" {
+		t.Errorf("dialling with a superseded backend, old CA: %q, want UnknownAuthority", got)
+	}
+	if got := reason(t, b.dial(good(next))); got != "" {
+		t.Errorf("dialling with a superseded backend, new CA: %q, want success", got)
+	}
+}
+
+// Two handshakes with one configuration are two full ones: the second sees the certificate that the server holds by then.
+func TestNoResumption(t *testing.T) {
+	b := newBench(t, Config{})
+	ca := pki.NewCA("ca")
+	b.bundle(ca)
+	client, err := b.TLS(b.spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if client.ClientSessionCache != nil {
+		t.Fatal("sessions are cached")
+	}
+	server := &tls.Config{Certificates: []tls.Certificate{good(ca).TLS()}}
+	if err := shake(t, client, server); err != nil {
+		t.Fatal(err)
+	}
+	server.Certificates = []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"other.svc"}}).TLS()}
+	if got := reason(t, shake(t, client, server)); got != "WrongServerName" {
+		t.Errorf("second handshake: %q, want WrongServerName", got)
+	}
+}
+
+func TestClientCertificate(t *testing.T) {
+	proxy := pki.NewCA("front-proxy-ca").Issue(pki.Leaf{CommonName: "front-proxy-client"}).TLS()
+	b := newBench(t, Config{ClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &proxy, nil }})
+	ca := pki.NewCA("ca")
+	b.bundle(ca)
+	cfg, err := b.TLS(b.spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got string
+	server := &tls.Config{
+		Certificates: []tls.Certificate{good(ca).TLS()},
+		ClientAuth:   tls.RequestClientCert,
+		MaxVersion:   tls.VersionTLS12, // so that the server has seen the certificate when the client's handshake ends
+		VerifyConnection: func(cs tls.ConnectionState) error {
+			got = cs.PeerCertificates[0].Subject.CommonName
+			return nil
+		},
+	}
+	if err := shake(t, cfg, server); err != nil {
+		t.Fatal(err)
+	}
+	if got != "front-proxy-client" {
+		t.Errorf("the backend saw %q, want front-proxy-client", got)
+	}
+}
+
+func gather(t *testing.T, r *prometheus.Registry) map[string]float64 {
+	t.Helper()
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.Metric {
+			key := f.GetName()
+			for _, l := range m.Label {
+				if l.GetName() != "fingerprint" {
+					key += " " + l.GetValue()
+				}
+			}
+			out[key] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+		}
+	}
+	return out
+}

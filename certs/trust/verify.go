@@ -1,0 +1,185 @@
+package trust
+
+import (
+	"crypto/x509"
+	"encoding/asn1"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// maxChain bounds the certificates that a server may present. Real chains have two to four; path building tries their combinations.
+const maxChain = 16
+
+// verified is what a chain was found to be.
+type verified struct {
+	// root is the anchor that the best path ends in.
+	root *x509.Certificate
+	// until is the earliest NotAfter of that path; the best path is the one that lasts longest. Zero: nothing was verified (insecure).
+	until time.Time
+}
+
+// verifyChain checks what a server presented, leaf first, against r and the name. A nil error means that all of it holds at now.
+func verifyChain(chain []*x509.Certificate, r *roots, name string, now time.Time) (verified, *Error) {
+	switch {
+	case len(chain) == 0:
+		return verified{}, refuse(reasonInvalidCertificate, nil, "the backend presented no certificate")
+	case len(chain) > maxChain:
+		return verified{}, refuse(reasonInvalidCertificate, nil, "the backend presented %d certificates, more than %d", len(chain), maxChain)
+	case name == "":
+		// x509.Verify takes an empty name for "any name".
+		return verified{}, refuse(reasonWrongName, nil, "there is no server name to verify")
+	}
+	opts := x509.VerifyOptions{DNSName: name, Roots: r.pool, Intermediates: x509.NewCertPool(), CurrentTime: now}
+	for _, c := range chain[1:] {
+		opts.Intermediates.AddCert(c)
+	}
+	paths, err := chain[0].Verify(opts)
+	if err != nil {
+		return verified{}, classify(err, chain, r, name, now)
+	}
+	var best verified
+	for _, path := range paths {
+		until := path[0].NotAfter
+		for _, c := range path[1:] {
+			if c.NotAfter.Before(until) {
+				until = c.NotAfter
+			}
+		}
+		if until.After(best.until) || best.root == nil {
+			best = verified{root: path[len(path)-1], until: until}
+		}
+	}
+	return best, nil
+}
+
+// classify turns what crypto/x509 says into one of our reasons.
+func classify(err error, chain []*x509.Certificate, r *roots, name string, now time.Time) *Error {
+	leaf := chain[0]
+	if invalid, ok := errors.AsType[x509.CertificateInvalidError](err); ok && invalid.Reason == x509.Expired {
+		return outOfDate(err, leaf, invalid.Cert, now)
+	}
+	if _, ok := errors.AsType[x509.HostnameError](err); ok {
+		return wrongName(err, leaf, name)
+	}
+	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
+		return unknownAuthority(err, chain, r, now)
+	}
+	return refuse(reasonInvalidCertificate, err, "the backend's certificate %q is not usable: %v", subject(leaf), err)
+}
+
+// outOfDate is the fault of a certificate outside its validity: the leaf or a CA above it.
+func outOfDate(err error, leaf, c *x509.Certificate, now time.Time) *Error {
+	what, reason := fmt.Sprintf("the backend's certificate %q", subject(leaf)), reasonExpiredCertificate
+	if c != nil && !c.Equal(leaf) {
+		what, reason = fmt.Sprintf("the CA %q that signed the backend's certificate", subject(c)), reasonExpiredCA
+	} else {
+		c = leaf
+	}
+	if now.Before(c.NotBefore) {
+		return refuse(reasonNotYetValid, err, "%s is not valid before %s", what, stamp(c.NotBefore))
+	}
+	return refuse(reason, err, "%s expired at %s", what, stamp(c.NotAfter))
+}
+
+// wrongName tells a certificate for somebody else from one without any subject alternative name, which Go no longer reads the common name of.
+func wrongName(err error, leaf *x509.Certificate, name string) *Error {
+	if !hasSAN(leaf) {
+		return refuse(reasonMissingSAN, err, "the backend's certificate %q has no subject alternative name; it must carry %q (the common name is not read)", subject(leaf), name)
+	}
+	names := append([]string{}, leaf.DNSNames...)
+	for _, ip := range leaf.IPAddresses {
+		names = append(names, ip.String())
+	}
+	return refuse(reasonWrongName, err, "the backend's certificate %q is not valid for %q, only for %s", subject(leaf), name, list(names))
+}
+
+// unknownAuthority finds out why no path from the leaf to a root was accepted: crypto/x509 keeps what it tried to itself.
+func unknownAuthority(err error, chain []*x509.Certificate, r *roots, now time.Time) *Error {
+	candidates := append(append([]*x509.Certificate{}, r.certs...), chain[1:]...)
+	child := chain[0]
+	for range maxChain {
+		parent, reason := issuer(child, candidates)
+		switch {
+		case reason == reasonInsecureSHA1:
+			return refuse(reasonInsecureSHA1, err, "the backend's certificate %q is signed with SHA-1, which is not secure", subject(child))
+		case parent == nil || parent.Equal(child):
+			return refuse(reasonUnknownAuthority, err, "the backend's certificate %q is signed by %q, which %s does not hold", subject(chain[0]), issuerName(child), r)
+		case now.After(parent.NotAfter) || now.Before(parent.NotBefore):
+			return outOfDate(err, chain[0], parent, now)
+		}
+		child = parent
+	}
+	return refuse(reasonUnknownAuthority, err, "the backend's certificate %q is not signed by a CA of %s", subject(chain[0]), r)
+}
+
+// issuer finds the certificate that signed child. It prefers a candidate in date, so that an expired CA is blamed only when nothing better is there.
+func issuer(child *x509.Certificate, candidates []*x509.Certificate) (parent *x509.Certificate, reason string) {
+	for _, c := range candidates {
+		if string(c.RawSubject) != string(child.RawIssuer) {
+			continue
+		}
+		err := child.CheckSignatureFrom(c)
+		if err == nil {
+			if parent == nil || c.NotAfter.After(parent.NotAfter) {
+				parent = c
+			}
+			continue
+		}
+		if algo, ok := errors.AsType[x509.InsecureAlgorithmError](err); ok {
+			if isSHA1(x509.SignatureAlgorithm(algo)) {
+				reason = reasonInsecureSHA1
+			}
+		}
+	}
+	if parent != nil {
+		return parent, ""
+	}
+	return nil, reason
+}
+
+func issuerName(c *x509.Certificate) string {
+	if c.Issuer.CommonName != "" {
+		return clip(c.Issuer.CommonName, 80)
+	}
+	return clip(c.Issuer.String(), 80)
+}
+
+// String names the roots in a message.
+func (r *roots) String() string {
+	if r.system() {
+		return "the system's root store"
+	}
+	names := make([]string, 0, len(r.certs))
+	for _, c := range r.certs {
+		names = append(names, subject(c))
+	}
+	return "the bundle (" + list(names) + ")"
+}
+
+// oidSAN is the subject alternative name extension, RFC 5280 section 4.2.1.6. A function, because a package holds no variable.
+func oidSAN() asn1.ObjectIdentifier { return asn1.ObjectIdentifier{2, 5, 29, 17} }
+
+// hasSAN looks for the extension rather than for names in it, as upstream's counter does.
+func hasSAN(c *x509.Certificate) bool {
+	for _, e := range c.Extensions {
+		if e.Id.Equal(oidSAN()) {
+			return true
+		}
+	}
+	return false
+}
+
+// usesSHA1 reports whether a certificate that somebody else signed bears a SHA-1 signature. A self-signed root's own signature proves nothing and is not looked at.
+func usesSHA1(chain []*x509.Certificate) bool {
+	for _, c := range chain {
+		if isSHA1(c.SignatureAlgorithm) && string(c.RawIssuer) != string(c.RawSubject) {
+			return true
+		}
+	}
+	return false
+}
+
+func isSHA1(a x509.SignatureAlgorithm) bool { return a == x509.SHA1WithRSA || a == x509.ECDSAWithSHA1 }
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }

@@ -1,0 +1,149 @@
+package trust
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// rewatchAfter is the pause before an ended watch is started again, ±half: as long as kube-apiserver takes to get over a hiccup, and one object's watch costs little.
+const rewatchAfter = 2 * time.Second
+
+// watches are the ConfigMaps that some backend's bundle comes from: one watch per object, however many refer to it. Only Run's goroutine calls sync and stop.
+type watches struct {
+	t       *Trust
+	running map[Ref]context.CancelFunc
+	done    sync.WaitGroup
+
+	// mu guards seen, the last word on each object, for the backends that come to refer to it later; and it keeps an older word from being delivered after a newer.
+	mu   sync.Mutex
+	seen map[Ref]object
+}
+
+// object is the last word on one ConfigMap.
+type object struct {
+	data map[string][]byte
+	err  error
+}
+
+// use is one backend's reference.
+type use struct {
+	backend *backend
+	spec    *registry.Backend
+	key     string
+}
+
+func newWatches(t *Trust) *watches {
+	return &watches{t: t, running: make(map[Ref]context.CancelFunc), seen: make(map[Ref]object)}
+}
+
+// sync starts and ends watches so that they are those that the backends ask for. Their number is bounded by the table.
+func (w *watches) sync(ctx context.Context) {
+	wanted := w.t.references()
+	for ref, cancel := range w.running {
+		if _, ok := wanted[ref]; !ok {
+			cancel()
+			delete(w.running, ref)
+			w.mu.Lock()
+			delete(w.seen, ref)
+			w.mu.Unlock()
+		}
+	}
+	for ref, uses := range wanted {
+		if w.t.cfg.Watch == nil {
+			deliver(uses, object{err: errors.New("references to ConfigMaps are not followed in this configuration")})
+			continue
+		}
+		if _, ok := w.running[ref]; ok {
+			w.mu.Lock()
+			if o, known := w.seen[ref]; known {
+				deliver(uses, o)
+			}
+			w.mu.Unlock()
+			continue
+		}
+		wctx, cancel := context.WithCancel(ctx)
+		w.running[ref] = cancel
+		w.done.Go(func() { w.follow(wctx, ref) })
+	}
+}
+
+func (w *watches) stop() {
+	for _, cancel := range w.running {
+		cancel()
+	}
+	w.done.Wait()
+}
+
+// follow keeps one watch going. It ends with ctx.
+func (w *watches) follow(ctx context.Context, ref Ref) {
+	for {
+		err := w.t.cfg.Watch(ctx, ref, func(data map[string][]byte, err error) { w.changed(ctx, ref, object{data, err}) })
+		if ctx.Err() != nil {
+			return
+		}
+		w.t.cfg.Logger.Warn("watching bundle ended", "configmap", ref.Namespace+"/"+ref.Name, "err", err)
+		pause := time.NewTimer(rewatchAfter/2 + rand.N(rewatchAfter))
+		select {
+		case <-ctx.Done():
+			pause.Stop()
+			return
+		case <-pause.C:
+		}
+	}
+}
+
+// changed takes the news of one object. An object that cannot be read now says nothing against what it said before.
+func (w *watches) changed(ctx context.Context, ref Ref, o object) {
+	if o.err != nil && !errors.Is(o.err, fs.ErrNotExist) {
+		w.t.cfg.Logger.Warn("reading bundle", "configmap", ref.Namespace+"/"+ref.Name, "err", o.err)
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if ctx.Err() != nil {
+		return
+	}
+	w.seen[ref] = o
+	deliver(w.t.references()[ref], o)
+}
+
+// deliver gives each backend its key of the object.
+func deliver(uses []use, o object) {
+	for _, u := range uses {
+		data, err := o.data[u.key], o.err
+		if err == nil && len(data) == 0 {
+			// An empty bundle would mean the system's roots; whoever refers to one means one.
+			err = fmt.Errorf("key %q is empty or not there", u.key)
+		}
+		u.backend.referenced(u.spec, data, err)
+	}
+}
+
+// references collects which backends get their bundle from which object.
+func (t *Trust) references() map[Ref][]use {
+	refs := make(map[Ref][]use)
+	for _, b := range t.all() {
+		b.mu.Lock()
+		spec := b.spec
+		b.mu.Unlock()
+		if spec.CAFrom == "" || spec.Insecure {
+			continue
+		}
+		name, key, ok := strings.Cut(spec.CAFrom, "/")
+		if !ok || name == "" || key == "" {
+			b.referenced(spec, nil, fmt.Errorf("the reference %q is not <configmap>/<key>", spec.CAFrom))
+			continue
+		}
+		ref := Ref{Kind: "ConfigMap", Namespace: spec.Namespace, Name: name}
+		refs[ref] = append(refs[ref], use{b, spec, key})
+	}
+	return refs
+}

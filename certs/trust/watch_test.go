@@ -1,0 +1,162 @@
+package trust
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// cluster is a set of ConfigMaps that can be watched and whose watches can be broken.
+type cluster struct {
+	changes map[Ref]chan object
+	broken  map[Ref]chan error
+	started map[Ref]int
+}
+
+func newCluster(refs ...Ref) *cluster {
+	c := &cluster{changes: map[Ref]chan object{}, broken: map[Ref]chan error{}, started: map[Ref]int{}}
+	for _, r := range refs {
+		c.changes[r], c.broken[r] = make(chan object, 8), make(chan error)
+	}
+	return c
+}
+
+func (c *cluster) watch(ctx context.Context, ref Ref, changed func(map[string][]byte, error)) error {
+	c.started[ref]++
+	for {
+		select {
+		case o := <-c.changes[ref]:
+			changed(o.data, o.err)
+		case err := <-c.broken[ref]:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func TestReferencedBundle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := Ref{Kind: "ConfigMap", Namespace: "kube-system", Name: "bundle"}
+		other := Ref{Kind: "ConfigMap", Namespace: "kube-system", Name: "other"}
+		c := newCluster(a, other)
+		table := new(registry.Table)
+		b := newBench(t, Config{Table: func() *registry.Table { return table }, Watch: c.watch})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- b.Run(ctx) }()
+		synctest.Wait()
+
+		first, second := pki.NewCA("first"), pki.NewCA("second")
+		say := func(ref Ref, o object) {
+			c.changes[ref] <- o
+			synctest.Wait()
+		}
+		expect := func(when string, ca *pki.CA, want string) {
+			t.Helper()
+			if got := reason(t, b.dial(good(ca))); got != want {
+				t.Errorf("%s: %q, want %q", when, got, want)
+			}
+		}
+
+		b.set(func(s *registry.Backend) { s.CAFrom = "bundle/ca.crt" })
+		expect("before the ConfigMap was read", first, "InvalidCABundle")
+		synctest.Wait()
+		say(a, object{err: fmt.Errorf("getting it: %w", fs.ErrNotExist)})
+		expect("no such ConfigMap", first, "InvalidCABundle")
+		say(a, object{data: map[string][]byte{"ca.crt": first.PEM(), "other.crt": second.PEM()}})
+		expect("there it is", first, "")
+		say(a, object{err: errors.New("the apiserver is away")})
+		expect("a read that failed changes nothing", first, "")
+		say(a, object{data: map[string][]byte{"ca.crt": second.PEM()}})
+		expect("replaced, with overlap", first, "")
+		expect("the backend follows", second, "")
+		expect("and ends the overlap", first, "UnknownAuthority")
+		say(a, object{data: map[string][]byte{"tls.crt": second.PEM()}})
+		expect("key gone, last good kept", second, "")
+		time.Sleep(61 * time.Second)
+		expect("for the overlap", second, "InvalidCABundle")
+		say(a, object{data: map[string][]byte{"ca.crt": second.PEM()}})
+		expect("back", second, "")
+		say(a, object{err: fs.ErrNotExist})
+		time.Sleep(61 * time.Second)
+		expect("deletion ends trust", second, "InvalidCABundle")
+
+		c.broken[a] <- errors.New("too old resource version")
+		time.Sleep(2 * rewatchAfter)
+		say(a, object{data: map[string][]byte{"ca.crt": first.PEM()}})
+		expect("a broken watch is started again", first, "")
+
+		b.set(func(s *registry.Backend) { s.CAFrom = "other/ca.crt" })
+		synctest.Wait()
+		expect("until the other has been read the first counts", first, "")
+		say(other, object{data: map[string][]byte{"ca.crt": second.PEM()}})
+		expect("read", second, "")
+		if c.started[a] != 2 || c.started[other] != 1 {
+			t.Errorf("watches started: %v", c.started)
+		}
+		b.set(func(s *registry.Backend) { s.CAFrom = "nonsense" })
+		time.Sleep(61 * time.Second)
+		expect("a reference that is none", second, "InvalidCABundle")
+
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+// Two APIServices share one watch, each with its key; the later one is told what the object says already.
+func TestSharedReference(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ref := Ref{Kind: "ConfigMap", Namespace: "ns", Name: "bundle"}
+		c := newCluster(ref)
+		table := new(registry.Table)
+		b := newBench(t, Config{Table: func() *registry.Table { return table }, Watch: c.watch})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer func() { cancel(); synctest.Wait() }()
+		go b.Run(ctx)
+		synctest.Wait()
+		spec := func(key string) *registry.Entry {
+			return &registry.Entry{Name: key, Backend: &registry.Backend{Namespace: "ns", ServerName: serverName, CAFrom: "bundle/" + key}}
+		}
+		one, two := spec("one"), spec("two")
+		b.apply(1, []*registry.Entry{one})
+		first, second := pki.NewCA("first"), pki.NewCA("second")
+		c.changes[ref] <- object{data: map[string][]byte{"one": first.PEM(), "two": second.PEM()}}
+		synctest.Wait()
+		b.apply(2, []*registry.Entry{one, two})
+		synctest.Wait()
+		for spec, ca := range map[*registry.Backend]*pki.CA{one.Backend: first, two.Backend: second} {
+			b.spec = spec
+			if got := reason(t, b.dial(good(ca))); got != "" {
+				t.Errorf("%s: %s", spec.CAFrom, got)
+			}
+		}
+		if c.started[ref] != 1 {
+			t.Errorf("%d watches, want 1", c.started[ref])
+		}
+	})
+}
+
+func TestReferenceWithoutWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table := new(registry.Table)
+		b := newBench(t, Config{Table: func() *registry.Table { return table }})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer func() { cancel(); synctest.Wait() }()
+		go b.Run(ctx)
+		b.set(func(s *registry.Backend) { s.CAFrom = "bundle/ca.crt" })
+		synctest.Wait()
+		if got := reason(t, b.dial(good(pki.NewCA("ca")))); got != "InvalidCABundle" {
+			t.Errorf("%q, want InvalidCABundle", got)
+		}
+	})
+}
