@@ -16,22 +16,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// Ref names one ConfigMap or Secret.
-type Ref struct {
-	// Kind is ConfigMap or Secret. Empty: ConfigMap.
-	Kind string
-	// Namespace and Name name the object. Never empty.
-	Namespace, Name string
-}
-
 // Config is what a Trust needs. Only Table must be set.
 type Config struct {
 	// Table is the registry's current table.
 	Table func() *registry.Table
-	// Watch follows one object until ctx ends: it calls changed with the object's data, once at the start and after every change. An error that wraps fs.ErrNotExist
-	// means that there is no such object (now); any other means that it could not be read and that what was known still counts. Calls do not overlap. A Watch that
-	// returns early is started again. Nil: backends with the annotation ca-from are refused.
-	Watch func(ctx context.Context, ref Ref, changed func(data map[string][]byte, err error)) error
+	// Watch follows ConfigMaps. Nil: backends with the annotation ca-from are refused.
+	Watch Watch
 	// ClientCertificate is what backends are shown. Nil: nothing.
 	ClientCertificate func(*tls.CertificateRequestInfo) (*tls.Certificate, error)
 	// Event tells of the beginning of an overlap and of a bad bundle, for an Event on the APIService. It must not block. Nil: nobody is told.

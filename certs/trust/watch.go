@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -15,6 +16,36 @@ import (
 
 // rewatchAfter is the pause before an ended watch is started again, ±half: as long as kube-apiserver takes to get over a hiccup, and one object's watch costs little.
 const rewatchAfter = 2 * time.Second
+
+// Ref names one ConfigMap or Secret.
+type Ref struct {
+	// Kind is ConfigMap or Secret. Empty: ConfigMap.
+	Kind string
+	// Namespace and Name name the object. Never empty.
+	Namespace, Name string
+}
+
+// Watch follows one object until ctx ends: it calls changed with the object's data, once at the start and after every change. An error that wraps fs.ErrNotExist means that
+// there is no such object (now); any other means that it could not be read and that what was known still counts. Calls of changed do not overlap.
+type Watch func(ctx context.Context, ref Ref, changed func(data map[string][]byte, err error)) error
+
+// Keep runs the watch until ctx ends and starts it again, after a pause, when it ends before.
+func (w Watch) Keep(ctx context.Context, ref Ref, logger *slog.Logger, changed func(data map[string][]byte, err error)) {
+	for {
+		err := w(ctx, ref, changed)
+		if ctx.Err() != nil {
+			return
+		}
+		logger.Warn("watching object ended", "kind", ref.Kind, "object", ref.Namespace+"/"+ref.Name, "err", err)
+		pause := time.NewTimer(rewatchAfter/2 + rand.N(rewatchAfter))
+		select {
+		case <-ctx.Done():
+			pause.Stop()
+			return
+		case <-pause.C:
+		}
+	}
+}
 
 // watches are the ConfigMaps that some backend's bundle comes from: one watch per object, however many refer to it. Only Run's goroutine calls sync and stop.
 type watches struct {
@@ -71,7 +102,9 @@ func (w *watches) sync(ctx context.Context) {
 		}
 		wctx, cancel := context.WithCancel(ctx)
 		w.running[ref] = cancel
-		w.done.Go(func() { w.follow(wctx, ref) })
+		w.done.Go(func() {
+			w.t.cfg.Watch.Keep(wctx, ref, w.t.cfg.Logger, func(data map[string][]byte, err error) { w.changed(wctx, ref, object{data, err}) })
+		})
 	}
 }
 
@@ -80,24 +113,6 @@ func (w *watches) stop() {
 		cancel()
 	}
 	w.done.Wait()
-}
-
-// follow keeps one watch going. It ends with ctx.
-func (w *watches) follow(ctx context.Context, ref Ref) {
-	for {
-		err := w.t.cfg.Watch(ctx, ref, func(data map[string][]byte, err error) { w.changed(ctx, ref, object{data, err}) })
-		if ctx.Err() != nil {
-			return
-		}
-		w.t.cfg.Logger.Warn("watching bundle ended", "configmap", ref.Namespace+"/"+ref.Name, "err", err)
-		pause := time.NewTimer(rewatchAfter/2 + rand.N(rewatchAfter))
-		select {
-		case <-ctx.Done():
-			pause.Stop()
-			return
-		case <-pause.C:
-		}
-	}
 }
 
 // changed takes the news of one object. An object that cannot be read now says nothing against what it said before.

@@ -1,0 +1,102 @@
+package certs
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/fairlead-proxy/fairlead/certs/trust"
+)
+
+// RequestHeaders are the header names that the cluster's authentication ConfigMap tells extension servers to trust.
+type RequestHeaders struct {
+	// Username, UID and Group are header names in order of preference. Nil: the ConfigMap names none.
+	Username, UID, Group []string
+	// ExtraPrefix are prefixes of header names.
+	ExtraPrefix []string
+	// AllowedNames are the common names that may assert them. Empty: any that the CA signed.
+	AllowedNames []string
+}
+
+// takeClient and takeProxy take a CA file.
+func (c *Clients) takeClient(data [][]byte) error {
+	certs, err := trust.ParseBundle(data[0])
+	if err != nil {
+		return err
+	}
+	return c.update(func(t *clientTrust) { t.client = certs })
+}
+
+func (c *Clients) takeProxy(data [][]byte) error {
+	certs, err := trust.ParseBundle(data[0])
+	if err != nil {
+		return err
+	}
+	return c.update(func(t *clientTrust) { t.proxy = certs })
+}
+
+// takeConfigMap takes the cluster's authentication ConfigMap: its header names always, its CAs where no file gives one and trusted says so. A ConfigMap that is
+// deleted, or a CA that is taken out of it, ends that trust (kubernetes/kubernetes#140130 is about a server that went on).
+func (c *Clients) takeConfigMap(trusted bool) func(map[string][]byte, error) error {
+	return func(data map[string][]byte, err error) error {
+		gone := errors.Is(err, fs.ErrNotExist)
+		if err != nil && !gone {
+			return err
+		}
+		var h RequestHeaders
+		if !gone {
+			if h, err = parseHeaders(data); err != nil {
+				return err
+			}
+			c.headers.Store(&h)
+		}
+		if !trusted {
+			return nil
+		}
+		client, err := optionalBundle(data["client-ca-file"])
+		if err != nil {
+			return fmt.Errorf("parsing client-ca-file: %w", err)
+		}
+		proxy, err := optionalBundle(data["requestheader-client-ca-file"])
+		if err != nil {
+			return fmt.Errorf("parsing requestheader-client-ca-file: %w", err)
+		}
+		return c.update(func(t *clientTrust) {
+			if !c.files.client {
+				t.client = client
+			}
+			if !c.files.proxy {
+				t.proxy, t.allowed = proxy, h.AllowedNames
+			}
+		})
+	}
+}
+
+func optionalBundle(data []byte) ([]*x509.Certificate, error) {
+	if len(bytes.TrimSpace(data)) == 0 {
+		return nil, nil
+	}
+	return trust.ParseBundle(data)
+}
+
+func parseHeaders(data map[string][]byte) (RequestHeaders, error) {
+	var h RequestHeaders
+	for key, to := range map[string]*[]string{
+		"requestheader-username-headers":     &h.Username,
+		"requestheader-uid-headers":          &h.UID,
+		"requestheader-group-headers":        &h.Group,
+		"requestheader-extra-headers-prefix": &h.ExtraPrefix,
+		"requestheader-allowed-names":        &h.AllowedNames,
+	} {
+		if len(data[key]) == 0 {
+			continue
+		}
+		if err := json.Unmarshal(data[key], to); err != nil {
+			return RequestHeaders{}, fmt.Errorf("parsing %s: %w", key, err)
+		}
+	}
+	return h, nil
+}

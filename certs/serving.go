@@ -1,0 +1,151 @@
+package certs
+
+import (
+	"crypto/tls"
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// servingNames says which pair answers to which name. It is immutable.
+type servingNames struct {
+	fallback *tls.Certificate
+	// explicit names come from the flags, implied ones from a certificate without explicit names. The first pair that has a name keeps it.
+	explicit, implied map[string]*tls.Certificate
+}
+
+// sniPair is an SNI pair with its explicit names.
+type sniPair struct {
+	cert  *tls.Certificate
+	names []string
+}
+
+// newServingNames orders the pairs as kube-apiserver does: a name without wildcard goes before a wildcard, an explicit one before one from a certificate, an
+// earlier flag before a later one.
+func newServingNames(fallback *tls.Certificate, sni []sniPair) *servingNames {
+	n := &servingNames{fallback: fallback, explicit: make(map[string]*tls.Certificate), implied: make(map[string]*tls.Certificate)}
+	for _, p := range sni {
+		if p.cert == nil {
+			continue
+		}
+		if n.fallback == nil {
+			n.fallback = p.cert
+		}
+		into, names := n.explicit, p.names
+		if len(names) == 0 {
+			into, names = n.implied, certificateNames(p.cert)
+		}
+		for _, name := range names {
+			name = strings.ToLower(name)
+			if into[name] == nil {
+				into[name] = p.cert
+			}
+		}
+	}
+	return n
+}
+
+// certificateNames are the names that a certificate is for. The common name counts here, as upstream: it only selects, the client verifies.
+func certificateNames(c *tls.Certificate) []string {
+	var names []string
+	cn := c.Leaf.Subject.CommonName
+	if _, err := netip.ParseAddr(cn); err != nil && (cn == "*" || len(validation.IsDNS1123Subdomain(strings.TrimPrefix(cn, "*."))) == 0) {
+		names = append(names, cn)
+	}
+	return append(names, c.Leaf.DNSNames...)
+}
+
+// errNoServing is what a handshake ends with while a pair from an object has not been read.
+var errNoServing = errors.New("there is no serving certificate yet")
+
+// certificate chooses by the name that the client asks for, and without one by the address that it dialled: a client that dials an IP address sends no name.
+func (n *servingNames) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+	name := strings.ToLower(strings.TrimSuffix(hello.ServerName, "."))
+	if name == "" && hello.Conn != nil {
+		if host, _, err := net.SplitHostPort(hello.Conn.LocalAddr().String()); err == nil {
+			name = host
+		}
+	}
+	if c := n.lookup(name); c != nil {
+		return c, nil
+	}
+	if n.fallback == nil {
+		return nil, errNoServing
+	}
+	return n.fallback, nil
+}
+
+func (n *servingNames) lookup(name string) *tls.Certificate {
+	if name == "" {
+		return nil
+	}
+	if c := n.either(name); c != nil {
+		return c
+	}
+	// A wildcard stands for whole labels, from the left: crypto/tls and kube-apiserver try them in this order.
+	labels := strings.Split(name, ".")
+	for i := range min(len(labels), maxWildcards) {
+		labels[i] = "*"
+		if c := n.either(strings.Join(labels, ".")); c != nil {
+			return c
+		}
+	}
+	// "*.example.com" for a.example.com was tried above; a lone "*" answers to all.
+	return n.either("*")
+}
+
+// maxWildcards bounds the labels tried as wildcards: the name comes from a stranger and may have 127.
+const maxWildcards = 8
+
+func (n *servingNames) either(name string) *tls.Certificate {
+	if c := n.explicit[name]; c != nil {
+		return c
+	}
+	return n.implied[name]
+}
+
+// TLS is the configuration of the listeners. It follows the pairs and CAs: each handshake uses those of its moment, open connections are left alone. A client
+// certificate is asked for but not verified; Clients.Verify does that, so that a bad one is answered with 401 and not with a broken connection.
+func (s *Store) TLS() *tls.Config {
+	return &tls.Config{
+		MinVersion:         s.cfg.minVersion(),
+		NextProtos:         nextProtos(),
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return s.serving.Load(), nil },
+		// A ticket would bring back the client certificate of an earlier handshake without proof that the client still has its key, and outlive the rotation of the
+		// serving pair. Nothing that talks to an apiserver keeps tickets across processes, so the price is nothing.
+		SessionTicketsDisabled: true,
+	}
+}
+
+// nextProtos is the offer of protocols: h2 first, as every Kubernetes client prefers it.
+func nextProtos() []string { return []string{"h2", "http/1.1"} }
+
+func (c Config) minVersion() uint16 {
+	if c.MinVersion == 0 {
+		return tls.VersionTLS12 // RFC 8996 retired what is older
+	}
+	return c.MinVersion
+}
+
+// rebuild makes the configuration for the next handshakes of what is in force.
+func (s *Store) rebuild() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sni := make([]sniPair, 0, len(s.sni))
+	for i, p := range s.sni {
+		sni = append(sni, sniPair{p.Certificate(), s.cfg.SNI[i].Names})
+	}
+	names := newServingNames(s.pair.Certificate(), sni)
+	s.serving.Store(&tls.Config{
+		MinVersion:             s.cfg.minVersion(),
+		CipherSuites:           s.cfg.CipherSuites,
+		NextProtos:             nextProtos(),
+		GetCertificate:         names.certificate,
+		ClientAuth:             tls.RequestClientCert,
+		ClientCAs:              s.clients.current.Load().union,
+		SessionTicketsDisabled: true,
+	})
+}

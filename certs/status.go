@@ -1,0 +1,180 @@
+package certs
+
+import (
+	"crypto/x509"
+	"errors"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-proxy/fairlead/certs/trust"
+)
+
+// maxSeries bounds the expiry series of one bundle.
+const maxSeries = 16
+
+// Status is one value that is followed: what is in force and how the last reading ended.
+type Status struct {
+	// Use is what it is for: serving, sni, proxy-client, client-ca, requestheader-ca, authentication-configmap, or a File's.
+	Use string `json:"use"`
+	// Source is where it comes from.
+	Source string `json:"source"`
+	// Read is when it was last read. Zero: never.
+	Read time.Time `json:"read,omitzero"`
+	// Changed is when it was last put in force. Zero: never.
+	Changed time.Time `json:"changed,omitzero"`
+	// Err is why what was read last is not in force. Empty: it is.
+	Err string `json:"err,omitempty"`
+	// Certificates are those in force, the leaf first in a pair.
+	Certificates []trust.Certificate `json:"certificates,omitempty"`
+}
+
+// Status describes every followed value, in a fixed order.
+func (s *Store) Status() []Status {
+	held := s.held()
+	refusal := s.clients.refused()
+	out := make([]Status, 0, len(s.followed))
+	for _, f := range s.followed {
+		f.mu.Lock()
+		st := Status{Use: f.use, Source: f.name(), Read: f.read, Changed: f.changed}
+		err := f.err
+		f.mu.Unlock()
+		if errors.Is(err, errShared) {
+			// The other bundle may have mended it since.
+			err = nil
+		}
+		if err == nil && isClientTrust(f.use) {
+			err = refusal
+		}
+		if err != nil {
+			st.Err = err.Error()
+		}
+		for _, c := range held[f] {
+			st.Certificates = append(st.Certificates, trust.Describe(c))
+		}
+		out = append(out, st)
+	}
+	return out
+}
+
+func isClientTrust(use string) bool {
+	return use == "client-ca" || use == "requestheader-ca" || use == "authentication-configmap"
+}
+
+func (c *Clients) refused() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.refusal
+}
+
+// held are the certificates in force of each value.
+func (s *Store) held() map[*followed][]*x509.Certificate {
+	out := make(map[*followed][]*x509.Certificate)
+	sni := s.sni
+	t := s.clients.current.Load()
+	for _, f := range s.followed {
+		switch f.use {
+		case "serving":
+			out[f] = leafOf(s.pair)
+		case "sni":
+			out[f], sni = leafOf(sni[0]), sni[1:]
+		case "proxy-client":
+			out[f] = leafOf(s.proxy)
+		case "client-ca":
+			out[f] = t.client
+		case "requestheader-ca":
+			out[f] = t.proxy
+		case "authentication-configmap":
+			if s.cfg.TrustConfigMap && !s.clients.files.client {
+				out[f] = append(out[f], t.client...)
+			}
+			if s.cfg.TrustConfigMap && !s.clients.files.proxy {
+				out[f] = append(out[f], t.proxy...)
+			}
+		}
+	}
+	return out
+}
+
+func leafOf(p *Pair) []*x509.Certificate {
+	if c := p.Certificate(); c != nil {
+		return []*x509.Certificate{c.Leaf}
+	}
+	return nil
+}
+
+func newReloads() *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "fairlead_certificate_reloads_total",
+		Help: "Changes of a followed key pair, bundle or file, by outcome (success, failure).",
+	}, []string{"use", "source", "outcome"})
+}
+
+func (s *Store) register(r prometheus.Registerer) error {
+	for _, f := range s.followed {
+		for _, outcome := range []string{"success", "failure"} {
+			// At 0 from the start, so that the first failure is an increase.
+			s.reloads.WithLabelValues(f.use, f.name(), outcome)
+		}
+	}
+	if err := r.Register(s.reloads); err != nil {
+		return err
+	}
+	return r.Register(newCollector(s))
+}
+
+// collector makes gauges of the status at the moment of a scrape.
+type collector struct {
+	s                     *Store
+	expiry, valid, change *prometheus.Desc
+}
+
+func newCollector(s *Store) *collector {
+	labels := []string{"use", "source"}
+	return &collector{
+		s: s,
+		expiry: prometheus.NewDesc("fairlead_certificate_expiration_timestamp_seconds",
+			"When a certificate in force expires: the leaf of a pair, each CA of a bundle.", append(labels, "subject", "fingerprint"), nil),
+		valid: prometheus.NewDesc("fairlead_certificate_reload_valid",
+			"1 while what was read last is in force, 0 while a last good value stands in for it.", labels, nil),
+		change: prometheus.NewDesc("fairlead_certificate_change_timestamp_seconds", "When the value was last put in force.", labels, nil),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	ch <- c.expiry
+	ch <- c.valid
+	ch <- c.change
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	type series struct{ use, source, fingerprint string }
+	seen := make(map[series]bool)
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	for _, st := range c.s.Status() {
+		// One source may be given twice, and one certificate may be twice in a bundle: a series twice would spoil the whole scrape.
+		if key := (series{st.Use, st.Source, ""}); !seen[key] {
+			seen[key] = true
+			valid := 1.0
+			if st.Err != "" {
+				valid = 0
+			}
+			gauge(c.valid, valid, st.Use, st.Source)
+			if !st.Changed.IsZero() {
+				gauge(c.change, float64(st.Changed.Unix()), st.Use, st.Source)
+			}
+		}
+		for _, cert := range st.Certificates[:min(len(st.Certificates), maxSeries)] {
+			key := series{st.Use, st.Source, cert.Fingerprint}
+			if seen[key] {
+				continue
+			}
+			seen[key] = true
+			gauge(c.expiry, float64(cert.NotAfter.Unix()), st.Use, st.Source, cert.Subject, cert.Fingerprint)
+		}
+	}
+}

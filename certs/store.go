@@ -1,0 +1,216 @@
+package certs
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-proxy/fairlead/certs/trust"
+)
+
+// Config says where everything comes from. The zero Config serves a self-signed pair and trusts no client certificate.
+type Config struct {
+	// Serving is the pair for clients that ask for no name of SNI. Zero: the first of SNI, or a self-signed pair when there is none either.
+	Serving PairSource
+	// SNI are pairs for the names that clients ask for. Nil: Serving answers to all.
+	SNI []PairSource
+	// MinVersion of TLS and CipherSuites for TLS 1.2. Zero: TLS 1.2 and Go's choice.
+	MinVersion uint16
+	// CipherSuites are for TLS 1.2. Nil: Go's choice.
+	CipherSuites []uint16
+
+	// ClientCA vouches for users. Zero: no certificate makes a user, unless the ConfigMap is trusted.
+	ClientCA Source
+	// RequestHeaderCA vouches for front proxies. Zero: there are none, unless the ConfigMap is trusted.
+	RequestHeaderCA Source
+	// AllowedNames are the common names that may be front proxies. Empty: all that RequestHeaderCA signed, or what a trusted ConfigMap says.
+	AllowedNames []string
+	// ConfigMap is the cluster's authentication ConfigMap, read for its header names. Zero: it is not read.
+	ConfigMap trust.Ref
+	// TrustConfigMap takes its CAs too, where ClientCA or RequestHeaderCA is zero. False: only files give CAs, because kube-apiserver never takes a CA out of it.
+	TrustConfigMap bool
+
+	// ProxyClient is the pair that this process presents to the local apiserver and to backends. Zero: none.
+	ProxyClient PairSource
+	// Files are further files to follow, such as a kubeconfig. Nil: none.
+	Files []File
+
+	// Watch follows objects. Nil: no source may be an object.
+	Watch trust.Watch
+	// Logger gets reloads. Nil discards.
+	Logger *slog.Logger
+	// Metrics registers the metrics. Nil: unregistered.
+	Metrics prometheus.Registerer
+}
+
+// File is a file of somebody else's that is followed with the same care.
+type File struct {
+	// Use names it in status and metrics: "kubeconfig".
+	Use string
+	// Path is the file.
+	Path string
+	// Take parses the content and puts it in force. After an error the former content counts. New calls it first, later one goroutine of Run.
+	Take func(data []byte) error
+}
+
+// Store holds the certificates of this process. Everything works from New on; it needs Run to follow its sources.
+type Store struct {
+	cfg      Config
+	logger   *slog.Logger
+	followed []*followed
+	reloads  *prometheus.CounterVec
+
+	pair    *Pair
+	sni     []*Pair
+	proxy   *Pair
+	clients *Clients
+	serving atomic.Pointer[tls.Config]
+
+	// mu orders the changes of serving.
+	mu sync.Mutex
+}
+
+// New reads every file once; one that cannot be read or parsed is an error, because at the start there is no last good value. Objects are read by Run.
+func New(cfg Config) (*Store, error) {
+	s := &Store{cfg: cfg, logger: cfg.Logger, pair: newPair(), proxy: newPair(), reloads: newReloads()}
+	if s.logger == nil {
+		s.logger = slog.New(slog.DiscardHandler)
+	}
+	s.clients = newClients(cfg, s.rebuild)
+	if err := s.sources(); err != nil {
+		return nil, err
+	}
+	s.rebuild()
+	for _, f := range s.followed {
+		if err := f.check(); err != nil {
+			return nil, err
+		}
+		if _, ok := f.object(); ok {
+			if cfg.Watch == nil {
+				return nil, fmt.Errorf("reading %s: objects are not followed in this configuration", f.use)
+			}
+			continue
+		}
+		if _, err := f.load(); err != nil {
+			return nil, err
+		}
+	}
+	if cfg.TrustConfigMap {
+		s.logger.Warn("the authentication ConfigMap is trusted: kube-apiserver never takes a CA out of it, so a CA that was removed from its flags stays trusted here",
+			"configmap", cfg.ConfigMap.Namespace+"/"+cfg.ConfigMap.Name)
+	}
+	if cfg.Metrics != nil {
+		if err := s.register(cfg.Metrics); err != nil {
+			return nil, fmt.Errorf("registering certificate metrics: %w", err)
+		}
+	}
+	return s, nil
+}
+
+func newClients(cfg Config, changed func()) *Clients {
+	c := &Clients{allowed: cfg.AllowedNames, changed: changed}
+	c.files.client, c.files.proxy = !cfg.ClientCA.zero(), !cfg.RequestHeaderCA.zero()
+	c.current.Store(&clientTrust{})
+	return c
+}
+
+// sources lists what is to be followed.
+func (s *Store) sources() error {
+	c := s.cfg
+	if c.Serving.Cert.zero() && len(c.SNI) == 0 {
+		cert, key, err := selfSigned()
+		if err != nil {
+			return fmt.Errorf("making self-signed pair: %w", err)
+		}
+		c.Serving = PairSource{Cert: Source{Inline: cert}, Key: Source{Inline: key}}
+		s.logger.Warn("serving a self-signed certificate, because none was given")
+	}
+	s.follow("serving", c.Serving, s.pair, s.rebuild)
+	for _, src := range c.SNI {
+		p := newPair()
+		s.sni = append(s.sni, p)
+		s.follow("sni", src, p, s.rebuild)
+	}
+	s.follow("proxy-client", c.ProxyClient, s.proxy, func() {})
+	if !c.ClientCA.zero() {
+		s.followed = append(s.followed, &followed{use: "client-ca", sources: []Source{c.ClientCA}, take: s.clients.takeClient})
+	}
+	if !c.RequestHeaderCA.zero() {
+		s.followed = append(s.followed, &followed{use: "requestheader-ca", sources: []Source{c.RequestHeaderCA}, take: s.clients.takeProxy})
+	}
+	for _, f := range c.Files {
+		s.followed = append(s.followed, &followed{use: f.Use, sources: []Source{{File: f.Path}}, take: func(data [][]byte) error { return f.Take(data[0]) }})
+	}
+	switch zero := c.ConfigMap == (trust.Ref{}); {
+	case zero && c.TrustConfigMap:
+		return errors.New("trusting the authentication ConfigMap: none is named")
+	case !zero:
+		s.followed = append(s.followed, &followed{
+			use: "authentication-configmap", sources: []Source{{Object: c.ConfigMap}}, whole: s.clients.takeConfigMap(c.TrustConfigMap),
+		})
+	}
+	return nil
+}
+
+func (s *Store) follow(use string, src PairSource, p *Pair, then func()) {
+	if src.Cert.zero() && src.Key.zero() {
+		return
+	}
+	s.followed = append(s.followed, &followed{use: use, sources: []Source{src.Cert, src.Key}, take: func(data [][]byte) error {
+		if err := p.take(data); err != nil {
+			return err
+		}
+		then()
+		return nil
+	}})
+}
+
+// Clients verifies what clients present.
+func (s *Store) Clients() *Clients { return s.clients }
+
+// ProxyClient is the pair that this process presents to the local apiserver and to backends; without one configured it is empty.
+func (s *Store) ProxyClient() *Pair { return s.proxy }
+
+// Run follows every source until ctx ends.
+func (s *Store) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	objects := make(map[trust.Ref][]*followed)
+	for _, f := range s.followed {
+		if ref, ok := f.object(); ok {
+			objects[ref] = append(objects[ref], f)
+		}
+	}
+	for ref, uses := range objects {
+		wg.Go(func() {
+			s.cfg.Watch.Keep(ctx, ref, s.logger, func(data map[string][]byte, err error) {
+				for _, f := range uses {
+					s.report(f)(f.deliver(data, err))
+				}
+			})
+		})
+	}
+	wg.Go(func() { s.runFiles(ctx) })
+	wg.Wait()
+	return ctx.Err()
+}
+
+// report logs and counts how a reading ended, once for each change.
+func (s *Store) report(f *followed) func(changed bool, err error) {
+	return func(changed bool, err error) {
+		switch {
+		case !changed:
+		case err != nil:
+			s.reloads.WithLabelValues(f.use, f.name(), "failure").Inc()
+			s.logger.Warn("reload refused, keeping the last good one", "use", f.use, "source", f.name(), "err", err)
+		default:
+			s.reloads.WithLabelValues(f.use, f.name(), "success").Inc()
+			s.logger.Info("reloaded", "use", f.use, "source", f.name())
+		}
+	}
+}
