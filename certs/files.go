@@ -30,6 +30,9 @@ func (s *Store) runFiles(ctx context.Context) {
 			files = append(files, f)
 		}
 	}
+	if len(files) == 0 {
+		return
+	}
 	var events chan fsnotify.Event
 	var errs chan error
 	w, err := fsnotify.NewWatcher()

@@ -1,0 +1,78 @@
+package certs
+
+import (
+	"crypto/tls"
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// Whatever two files hold: a pair that can serve, or an error and the former pair.
+func FuzzPair(f *testing.F) {
+	ca := pki.NewCA("ca")
+	pair := ca.Intermediate("middle").Issue(pki.Leaf{CommonName: "leaf", Names: []string{"localhost"}})
+	cert, key := pair.CertPEM(), pair.KeyPEM()
+	f.Add(cert, key)
+	f.Add(cert[:len(cert)-30], key)
+	f.Add(cert, key[:len(key)-30])
+	f.Add(key, cert)
+	f.Add(ca.PEM(), key)
+	f.Add(append(append([]byte{}, key...), cert...), key)
+	f.Add([]byte{}, []byte("-----BEGIN PRIVATE KEY-----\n-----END PRIVATE KEY-----\n"))
+	f.Fuzz(func(t *testing.T, cert, key []byte) {
+		p := newPair()
+		before := p.Changed()
+		if err := p.take([][]byte{cert, key}); err != nil {
+			if p.Certificate() != nil || p.Generation() != 0 || p.Changed() != before {
+				t.Fatal("a refused pair is in force")
+			}
+			return
+		}
+		c := p.Certificate()
+		if c.Leaf == nil || c.PrivateKey == nil || p.Generation() != 1 {
+			t.Fatalf("half a pair: %+v", c)
+		}
+		select {
+		case <-before:
+		default:
+			t.Fatal("nobody was told")
+		}
+		names := newServingNames(nil, []sniPair{{cert: c}})
+		for _, name := range append(certificateNames(c), "", "nobody.test") {
+			if got, err := names.certificate(&tls.ClientHelloInfo{ServerName: name}); err != nil || got != c {
+				t.Fatalf("%q: %v, %v", name, got, err)
+			}
+		}
+	})
+}
+
+// Whatever the files and the ConfigMap hold: nobody is trusted whom no bundle in force names, and a bundle shared without allowed names never is in force.
+func FuzzClientTrust(f *testing.F) {
+	one, two := pki.NewCA("one"), pki.NewCA("two")
+	names, _ := json.Marshal([]string{"front"})
+	f.Add(one.PEM(), two.PEM(), []byte{})
+	f.Add(one.PEM(), one.PEM(), []byte{})
+	f.Add(one.PEM(), one.PEM(), names)
+	f.Add(bundleOf(one, two), two.PEM(), []byte("[1]"))
+	f.Add(one.PEM()[:100], two.PEM(), []byte("{"))
+	f.Add(one.Intermediate("m").PEM(), one.PEM(), []byte("null"))
+	jane := one.Issue(pki.Leaf{CommonName: "jane"}).Certificate
+	f.Fuzz(func(t *testing.T, client, proxy, allowed []byte) {
+		c := newClients(Config{}, func() {})
+		data := map[string][]byte{"client-ca-file": client, "requestheader-client-ca-file": proxy, "requestheader-allowed-names": allowed}
+		err := c.takeConfigMap(true)(data, nil)
+		in := c.current.Load()
+		if err != nil && in.generation != 0 {
+			t.Fatalf("refused (%v) and in force", err)
+		}
+		if err := in.check(); err != nil {
+			t.Fatalf("in force: %v", err)
+		}
+		v := in.verify(chainOfOne(jane), time.Now())
+		if (v.User != nil || v.FrontProxy) && len(in.client)+len(in.proxy) == 0 {
+			t.Fatal("trusted by nobody")
+		}
+	})
+}

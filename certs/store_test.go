@@ -1,0 +1,334 @@
+package certs
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// write puts files into a directory and returns their paths.
+func write(t *testing.T, dir, name string, data []byte) string {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func inlinePair(p *pki.Pair) PairSource {
+	return PairSource{Cert: Source{Inline: p.CertPEM()}, Key: Source{Inline: p.KeyPEM()}}
+}
+
+func bundleOf(cas ...*pki.CA) []byte {
+	var out []byte
+	for _, ca := range cas {
+		out = append(out, ca.PEM()...)
+	}
+	return out
+}
+
+func store(t *testing.T, cfg Config) *Store {
+	t.Helper()
+	s, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// run starts the store and ends it with the test.
+func run(t *testing.T, s *Store) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+// shake runs one handshake over a pipe and returns what each side saw.
+func shake(t *testing.T, client, server *tls.Config) (near, far tls.ConnectionState, err error) {
+	t.Helper()
+	a, b := net.Pipe()
+	type result struct {
+		cs  tls.ConnectionState
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		defer b.Close()
+		s := tls.Server(b, server)
+		err := s.HandshakeContext(t.Context())
+		done <- result{s.ConnectionState(), err}
+		if err == nil {
+			io.Copy(io.Discard, s)
+		}
+	}()
+	c := tls.Client(a, client)
+	cerr := c.HandshakeContext(t.Context())
+	r := <-done
+	a.Close()
+	return c.ConnectionState(), r.cs, errors.Join(cerr, r.err)
+}
+
+func TestServing(t *testing.T) {
+	ca := pki.NewCA("serving CA")
+	issue := func(cn string, names ...string) *pki.Pair { return ca.Issue(pki.Leaf{CommonName: cn, Names: names}) }
+	sni := func(p *pki.Pair, names ...string) PairSource {
+		src := inlinePair(p)
+		src.Names = names
+		return src
+	}
+	clientCA, proxyCA := pki.NewCA("client CA"), pki.NewCA("front-proxy-ca")
+	s := store(t, Config{
+		Serving: inlinePair(issue("default")),
+		SNI: []PairSource{
+			sni(issue("first", "a.example.com", "*.example.com")),
+			sni(issue("second", "a.example.com", "b.example.com")),
+			sni(issue("explicit"), "B.example.com", "*.wild.test", "10.0.0.9"),
+			sni(issue("cn.test")),
+		},
+		ClientCA:        Source{Inline: clientCA.PEM()},
+		RequestHeaderCA: Source{Inline: proxyCA.PEM()},
+	})
+	for name, want := range map[string]string{
+		"":                                 "default",
+		"nobody.test":                      "default",
+		"a.example.com":                    "first",
+		"A.Example.COM":                    "first",
+		"c.example.com":                    "first",
+		"c.d.example.com":                  "default",
+		"b.example.com":                    "explicit",
+		"x.wild.test":                      "explicit",
+		"cn.test":                          "cn.test",
+		"second":                           "second",
+		strings.Repeat("a.", 100) + "test": "default",
+	} {
+		near, far, err := shake(t, &tls.Config{ServerName: name, InsecureSkipVerify: true, NextProtos: []string{"http/1.1", "h2"}}, s.TLS())
+		if err != nil {
+			t.Errorf("%q: %v", name, err)
+			continue
+		}
+		if got := near.PeerCertificates[0].Subject.CommonName; got != want {
+			t.Errorf("%q: served %q, want %q", name, got, want)
+		}
+		if far.NegotiatedProtocol != "h2" {
+			t.Errorf("%q: negotiated %q, want h2", name, far.NegotiatedProtocol)
+		}
+	}
+	if c, err := newServingNames(nil, nil).certificate(&tls.ClientHelloInfo{}); err == nil {
+		t.Errorf("no pair: served %v", c)
+	}
+	hello := &tls.ClientHelloInfo{Conn: addressed{}}
+	names := newServingNames(s.pair.Certificate(), []sniPair{{s.sni[2].Certificate(), []string{"10.0.0.9"}}})
+	if c, _ := names.certificate(hello); c.Leaf.Subject.CommonName != "explicit" {
+		t.Errorf("by address: served %q, want explicit", c.Leaf.Subject.CommonName)
+	}
+	_, _, err := shake(t, &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10}, s.TLS())
+	if err == nil {
+		t.Error("TLS 1.1 was accepted")
+	}
+}
+
+// addressed is a connection to 10.0.0.9.
+type addressed struct{ net.Conn }
+
+func (addressed) LocalAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(10, 0, 0, 9), Port: 6443} }
+
+// The server asks for certificates of both CAs, takes any, and gives no tickets.
+func TestClientCertificateRequest(t *testing.T) {
+	clientCA, proxyCA := pki.NewCA("client CA"), pki.NewCA("front-proxy-ca")
+	s := store(t, Config{ClientCA: Source{Inline: clientCA.PEM()}, RequestHeaderCA: Source{Inline: proxyCA.PEM()}})
+	stranger := pki.NewCA("stranger").Issue(pki.Leaf{CommonName: "eve"}).TLS()
+	cache := tls.NewLRUClientSessionCache(1)
+	var asked [][]byte
+	client := &tls.Config{
+		InsecureSkipVerify: true, ServerName: "localhost", ClientSessionCache: cache,
+		GetClientCertificate: func(info *tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			asked = info.AcceptableCAs
+			return &stranger, nil
+		},
+	}
+	_, far, err := shake(t, client, s.TLS())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(asked) != 2 || !bytes.Equal(asked[0], clientCA.Certificate.RawSubject) && !bytes.Equal(asked[1], clientCA.Certificate.RawSubject) {
+		t.Errorf("asked for %d CAs, want both", len(asked))
+	}
+	if len(far.PeerCertificates) != 1 || far.PeerCertificates[0].Subject.CommonName != "eve" {
+		t.Errorf("the stranger's certificate did not arrive: %v", far.PeerCertificates)
+	}
+	if near, _, err := shake(t, client, s.TLS()); err != nil || near.DidResume {
+		t.Errorf("second handshake: resumed %v, %v", near.DidResume, err)
+	}
+}
+
+func TestSelfSigned(t *testing.T) {
+	s := store(t, Config{})
+	leaf := s.pair.Certificate().Leaf
+	roots := x509.NewCertPool()
+	roots.AddCert(leaf)
+	for _, name := range []string{"localhost", "127.0.0.1"} {
+		if _, _, err := shake(t, &tls.Config{ServerName: name, RootCAs: roots}, s.TLS()); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if v := s.Clients().Verify(nil, []*x509.Certificate{leaf}); v.User != nil || v.FrontProxy {
+		t.Errorf("without CAs somebody is trusted: %+v", v)
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	dir := t.TempDir()
+	ca := pki.NewCA("ca")
+	pair := ca.Issue(pki.Leaf{})
+	certFile, keyFile, err := pair.WriteFiles(dir, "tls")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := write(t, dir, "other.key", ca.Issue(pki.Leaf{}).KeyPEM())
+	empty := write(t, dir, "empty.crt", nil)
+	middle := ca.Intermediate("middle")
+	file := func(p string) Source { return Source{File: p} }
+	tests := []struct {
+		name string
+		cfg  Config
+		want string
+	}{
+		{"no such file", Config{Serving: PairSource{Cert: file(filepath.Join(dir, "none.crt")), Key: file(keyFile)}}, "reading serving: stat"},
+		{"a directory", Config{Serving: PairSource{Cert: file(dir), Key: file(keyFile)}}, "not a regular file"},
+		{"another key", Config{Serving: PairSource{Cert: file(certFile), Key: file(other)}}, "reading serving: parsing key pair"},
+		{"no key", Config{ProxyClient: PairSource{Cert: file(certFile)}}, "reading proxy-client: want a file, an object or inline data"},
+		{"empty", Config{ClientCA: file(empty)}, "reading client-ca: reading " + empty},
+		{"a key for a bundle", Config{RequestHeaderCA: file(keyFile)}, "no PEM certificate"},
+		{"two kinds", Config{Serving: PairSource{Cert: file(certFile), Key: Source{Inline: pair.KeyPEM()}}}, "from files or from one object"},
+		{"two at once", Config{ClientCA: Source{File: certFile, Inline: ca.PEM()}}, "only one"},
+		{"an object without watch", Config{ClientCA: Source{Object: trust.Ref{Kind: "ConfigMap", Namespace: "a", Name: "b"}, Key: "c"}}, "objects are not followed"},
+		{"a shared CA", Config{ClientCA: Source{Inline: ca.PEM()}, RequestHeaderCA: Source{Inline: bundleOf(pki.NewCA("x"), ca)}}, "share a certificate"},
+		{"a client CA issued by the request-header CA", Config{ClientCA: Source{Inline: middle.PEM()}, RequestHeaderCA: Source{Inline: ca.PEM()}}, "issue each other"},
+		{"no ConfigMap to trust", Config{TrustConfigMap: true}, "none is named"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if _, err := New(tt.cfg); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("%v, want %q", err, tt.want)
+			}
+		})
+	}
+	store(t, Config{ClientCA: Source{Inline: ca.PEM()}, RequestHeaderCA: Source{Inline: ca.PEM()}, AllowedNames: []string{"front-proxy-client"}})
+}
+
+// waitFor polls until ok, which a file watch brings about in its own time.
+func waitFor(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(10 * time.Second)
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("waiting for %s", what)
+		}
+	}
+}
+
+// The life of a Kubernetes volume and of files written by hand, with the kubelet's and everybody else's manners.
+func TestFilesFollowed(t *testing.T) {
+	ca := pki.NewCA("ca")
+	issue := func(cn string) *pki.Pair { return ca.Issue(pki.Leaf{CommonName: cn}) }
+	dir := t.TempDir()
+	volume := func(name string, p *pki.Pair) {
+		t.Helper()
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := p.WriteFiles(filepath.Join(dir, name), "tls"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link := func(to, at string) {
+		t.Helper()
+		tmp := filepath.Join(dir, at+"_tmp")
+		if err := errors.Join(os.Symlink(to, tmp), os.Rename(tmp, filepath.Join(dir, at))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	volume("..1", issue("one"))
+	link("..1", "..data")
+	link("..data/tls.crt", "tls.crt")
+	link("..data/tls.key", "tls.key")
+	var kubeconfig atomic.Value
+	kubeconfigPath := write(t, dir, "kubeconfig", []byte("first"))
+	s := store(t, Config{
+		Serving: PairSource{Cert: Source{File: filepath.Join(dir, "tls.crt")}, Key: Source{File: filepath.Join(dir, "tls.key")}},
+		Files:   []File{{Use: "kubeconfig", Path: kubeconfigPath, Take: func(b []byte) error { kubeconfig.Store(string(b)); return nil }}},
+	})
+	run(t, s)
+	serves := func(cn string) func() bool {
+		return func() bool { return s.pair.Certificate().Leaf.Subject.CommonName == cn && s.Status()[0].Err == "" }
+	}
+	fault := func(part string) func() bool {
+		return func() bool { return strings.Contains(s.Status()[0].Err, part) }
+	}
+	waitFor(t, "the first", serves("one"))
+
+	volume("..2", issue("two"))
+	link("..2", "..data")
+	if err := os.RemoveAll(filepath.Join(dir, "..1")); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the swapped symlink", serves("two"))
+
+	third := issue("three")
+	write(t, dir, "..2/tls.key", third.KeyPEM())
+	waitFor(t, "the fault of a key before its certificate", fault("parsing key pair"))
+	if !strings.Contains(s.pair.Certificate().Leaf.Subject.CommonName, "two") {
+		t.Error("the last good pair is gone")
+	}
+	whole := third.CertPEM()
+	write(t, dir, "..2/tls.crt", whole[:len(whole)/2])
+	write(t, dir, "..2/tls.crt", whole)
+	waitFor(t, "the certificate", serves("three"))
+
+	generation := s.pair.Generation()
+	if err := os.Remove(filepath.Join(dir, "tls.crt")); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the fault of a deleted file", fault("no such file"))
+	link("..data/tls.crt", "tls.crt")
+	waitFor(t, "the recreated file", serves("three"))
+	if s.pair.Generation() != generation {
+		t.Error("the same pair again counts as another")
+	}
+	link("..3", "..data")
+	waitFor(t, "the fault of a dangling link", fault("no such file"))
+	volume("..3", issue("four"))
+	// Nothing in a watched directory tells that the link leads somewhere again: touching it does.
+	link("..3", "..data")
+	waitFor(t, "the link that leads somewhere", serves("four"))
+
+	write(t, dir, "..3/tls.crt", nil)
+	waitFor(t, "the fault of an empty file", fault("empty"))
+	write(t, dir, "kubeconfig", []byte("second"))
+	waitFor(t, "the kubeconfig", func() bool { return kubeconfig.Load() == "second" })
+}
