@@ -14,7 +14,8 @@ type Entry struct {
 	Name string
 	// GroupVersion is what the entry claims.
 	GroupVersion schema.GroupVersion
-	// Object is the APIService as it was read. Read-only.
+	// Object is the APIService as it was read, without managed fields; in kubernetes mode without status (see Verdict). Read-only. A change of
+	// nothing but metadata that no one here looks at (resourceVersion, status) makes no new Entry, so they may be older than the object's.
 	Object *apiregistrationv1.APIService
 	// Backend is where requests go. Nil: Local, the local apiserver serves this group-version.
 	Backend *Backend
@@ -60,6 +61,8 @@ type Endpoint struct {
 	Health Health
 	// Slow endpoints get a trickle (1 %) of requests: their latency is far above their peers' median.
 	Slow bool
+	// Reason is why it is Unhealthy: ReasonFailedDiscoveryCheck or ReasonInvalidCABundle. Else empty.
+	Reason string
 	// Message is the cause when Unhealthy, for the operator.
 	Message string
 	// Since is when Health last changed. Zero: never.

@@ -1,6 +1,8 @@
 package registry
 
 import (
+	"strings"
+
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
@@ -9,9 +11,11 @@ type Table struct {
 	generation uint64
 	complete   bool
 	entries    []*Entry
+	origins    []origin // :: what entries[i] was made from; for Build
 	groups     []Group
-	byGV       map[schema.GroupVersion]*Entry
-	byGroup    map[string]*Group
+	layout     layout
+	problems   []string
+	options    *Options
 	superseded chan struct{}
 }
 
@@ -42,7 +46,30 @@ func (t *Table) Entries() []*Entry { return t.entries }
 func (t *Table) Groups() []Group { return t.groups }
 
 // Entry returns the entry of a group-version, nil when there is none.
-func (t *Table) Entry(gv schema.GroupVersion) *Entry { return t.byGV[gv] }
+func (t *Table) Entry(gv schema.GroupVersion) *Entry {
+	if i, ok := t.layout.byGV[gv]; ok {
+		return t.entries[i]
+	}
+	return nil
+}
 
 // Group returns a group by name, nil when there is none.
-func (t *Table) Group(name string) *Group { return t.byGroup[name] }
+func (t *Table) Group(name string) *Group {
+	if i, ok := t.layout.byGroup[name]; ok {
+		return &t.groups[i]
+	}
+	return nil
+}
+
+// Problems are the faults that belong to no entry, such as a manifest of the directory that could not be read; the last good objects of that
+// file are still in the table. The caller must not change the slice.
+func (t *Table) Problems() []string { return t.problems }
+
+// named returns the entry of an APIService by its name, version.group, nil when there is none.
+func (t *Table) named(name string) *Entry {
+	version, group, _ := strings.Cut(name, ".")
+	if e := t.Entry(schema.GroupVersion{Group: group, Version: version}); e != nil && e.Name == name {
+		return e
+	}
+	return nil
+}

@@ -1,0 +1,135 @@
+package registry
+
+import (
+	"fmt"
+	"maps"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+)
+
+// manyRemotes is n APIServices, each with a Service of its own and one slice of three endpoints, in n/2 groups.
+func manyRemotes(n int) Input {
+	in := Input{
+		APIServices: make(map[string]*apiregistrationv1.APIService, n),
+		Services:    make(map[types.NamespacedName]*corev1.Service, n),
+		Slices:      make(map[types.NamespacedName][]*discoveryv1.EndpointSlice, n),
+		Options:     &Options{},
+		Complete:    true,
+		Now:         time.Unix(1_700_000_000, 0),
+	}
+	for i := range n {
+		group, version := fmt.Sprintf("group%d.example.com", i/2), fmt.Sprintf("v%d", 1+i%2)
+		service := types.NamespacedName{Namespace: "extensions", Name: fmt.Sprintf("server-%d", i)}
+		a := remoteService(group, version, service.Name)
+		a.Spec.GroupPriorityMinimum = int32(100 + i%7)
+		in.APIServices[a.Name] = a
+		in.Services[service] = clusterIP(service)
+		in.Slices[service] = []*discoveryv1.EndpointSlice{slice(service, fmt.Sprintf("10.%d.%d.1", i/250, i%250), "10.255.0.2", "10.255.0.3")}
+	}
+	return in
+}
+
+func remoteService(group, version, service string) *apiregistrationv1.APIService {
+	return &apiregistrationv1.APIService{
+		ObjectMeta: metav1.ObjectMeta{Name: version + "." + group},
+		Spec: apiregistrationv1.APIServiceSpec{
+			Group: group, Version: version, GroupPriorityMinimum: 100, VersionPriority: 10,
+			Service:               &apiregistrationv1.ServiceReference{Namespace: "extensions", Name: service},
+			InsecureSkipTLSVerify: true,
+		},
+	}
+}
+
+func clusterIP(name types.NamespacedName) *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name},
+		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Name: "https", Port: 443}}},
+	}
+}
+
+func slice(service types.NamespacedName, addresses ...string) *discoveryv1.EndpointSlice {
+	name, port := "https", int32(8443)
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: service.Namespace, Name: service.Name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: service.Name},
+		},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &port}},
+	}
+	for _, a := range addresses {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}})
+	}
+	return s
+}
+
+func BenchmarkBuild(b *testing.B) {
+	for _, n := range []int{10, 1_000, 10_000} {
+		b.Run(fmt.Sprintf("nothing/%d", n), func(b *testing.B) {
+			in := manyRemotes(n)
+			b.ReportAllocs()
+			for b.Loop() {
+				Build(in, nil)
+			}
+		})
+		b.Run(fmt.Sprintf("endpoint/%d", n), func(b *testing.B) {
+			in := manyRemotes(n)
+			t := Build(in, nil)
+			service := types.NamespacedName{Namespace: "extensions", Name: "server-5"}
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				in.Slices[service] = []*discoveryv1.EndpointSlice{slice(service, fmt.Sprintf("10.200.0.%d", i%200))}
+				t = Build(in, t)
+			}
+		})
+		b.Run(fmt.Sprintf("report/%d", n), func(b *testing.B) {
+			in := manyRemotes(n)
+			t := Build(in, nil)
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				e := t.Entries()[n/2]
+				in.Reports = []Report{{Name: e.Name, Backend: e.Backend, Address: e.Endpoints[0].Address, Health: Healthy + Health(i%2)}}
+				t = Build(in, t)
+			}
+		})
+		b.Run(fmt.Sprintf("apiservice/%d", n), func(b *testing.B) {
+			in := manyRemotes(n)
+			t := Build(in, nil)
+			extra := remoteService("extra.example.com", "v1", "server-5")
+			with := maps.Clone(in.APIServices)
+			with[extra.Name] = extra
+			without := in.APIServices
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				in.APIServices = with
+				if i%2 == 1 {
+					in.APIServices = without
+				}
+				t = Build(in, t)
+			}
+		})
+	}
+}
+
+func BenchmarkMatch(b *testing.B) {
+	t := Build(manyRemotes(1_000), nil)
+	for name, path := range map[string]string{
+		"remote":   "/apis/group7.example.com/v1/namespaces/default/flunders/one",
+		"escaped":  "/apis/group7.example.com/v1/namespaces/default/flunders/one%2Ftwo",
+		"local":    "/api/v1/namespaces/default/pods",
+		"unknown":  "/apis/apps/v1/namespaces/default/deployments",
+		"document": "/apis/group7.example.com",
+	} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				t.Match(path)
+			}
+		})
+	}
+}

@@ -1,0 +1,332 @@
+package registry
+
+import (
+	"bytes"
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+)
+
+// apiregistration is the group of the APIServices themselves. No APIService can redirect it: in kube-apiserver its own handlers come before
+// the aggregator's, and in the dir: registry this process serves it.
+const apiregistration = "apiregistration.k8s.io"
+
+// defaultPort is what spec.service.port is when unset (v1 defaulting).
+const defaultPort = 443
+
+// origin is what an entry was made from. While it is the same, so is the entry.
+type origin struct {
+	object  *apiregistrationv1.APIService
+	service *corev1.Service
+	// slices is where the list of slices begins, and count its length: lists are replaced, never changed, so this is the list's identity.
+	slices **discoveryv1.EndpointSlice
+	count  int
+	// ca is what the object's caBundle holds, nil without one.
+	ca *bundle
+}
+
+// equal reports whether both are made from the same objects.
+func (s *origin) equal(o *origin) bool {
+	return s.object == o.object && s.service == o.service && s.slices == o.slices && s.count == o.count
+}
+
+// Build makes the table that follows prev. It is pure: the same input and prev make the same table. When nothing has changed that a reader of
+// the table could see it returns prev itself. Entries and Backends that have not changed keep their pointers. Nil prev: start from nothing.
+func Build(in Input, prev *Table) *Table {
+	b := builder{in: &in, prev: prev, options: in.Options, now: in.Now}
+	if prev == nil {
+		b.prev = &Table{}
+	}
+	if b.options == nil {
+		b.options = cmp.Or(b.prev.options, &Options{})
+	}
+	b.groupReports()
+	b.keep()
+	b.add()
+	return b.table(prev)
+}
+
+// builder is the state of one Build.
+type builder struct {
+	in      *Input
+	prev    *Table
+	options *Options
+	now     time.Time
+
+	policy  *Policy             // the defaults, once made
+	reports map[string][]Report // :: APIService → its reports
+	bundles map[string]*bundle  // :: PEM → what it holds; many APIServices share one CA
+
+	entries []*Entry
+	origins []origin
+	fresh   []place // entries that are new or have moved, not yet in order
+	matched int     // how many of in.APIServices were in prev
+	changed bool    // an entry is not the one of prev
+	moved   bool    // an entry came, went or changed its place
+}
+
+// place is an entry that has no place yet.
+type place struct {
+	entry *Entry
+	from  origin
+}
+
+func (b *builder) groupReports() {
+	if len(b.in.Reports) == 0 {
+		return
+	}
+	b.reports = make(map[string][]Report, len(b.in.Reports))
+	for _, r := range b.in.Reports {
+		b.reports[r.Name] = append(b.reports[r.Name], r)
+	}
+}
+
+// keep goes through the entries of prev, in their order, and takes over what is still there.
+func (b *builder) keep() {
+	// One more than before is the most common change of size.
+	b.entries = make([]*Entry, 0, len(b.prev.entries)+1)
+	b.origins = make([]origin, 0, len(b.prev.entries)+1)
+	for i, old := range b.prev.entries {
+		object, ok := b.in.APIServices[old.Name]
+		if !ok {
+			b.changed, b.moved = true, true
+			continue
+		}
+		b.matched++
+		was := &b.prev.origins[i]
+		now := b.origin(object)
+		if now.equal(was) && b.same(old) {
+			b.entries, b.origins = append(b.entries, old), append(b.origins, *was)
+			continue
+		}
+		entry := b.entry(object, &now, old, was)
+		if entry != old {
+			b.changed = true
+		}
+		if compareLegacy(entry, old) != 0 || entry.GroupVersion != old.GroupVersion ||
+			entry.Object.Spec.VersionPriority != old.Object.Spec.VersionPriority {
+			b.moved = true
+			b.fresh = append(b.fresh, place{entry, now})
+			continue
+		}
+		b.entries, b.origins = append(b.entries, entry), append(b.origins, now)
+	}
+}
+
+// same reports whether nothing but its objects could have changed an entry.
+func (b *builder) same(old *Entry) bool {
+	return b.options == b.prev.options && len(b.reports[old.Name]) == 0
+}
+
+// add makes the entries that prev did not have and brings everything in order.
+func (b *builder) add() {
+	if b.matched < len(b.in.APIServices) {
+		known := make(map[string]bool, len(b.prev.entries))
+		for _, e := range b.prev.entries {
+			known[e.Name] = true
+		}
+		for name, object := range b.in.APIServices {
+			if known[name] {
+				continue
+			}
+			src := b.origin(object)
+			entry := b.entry(object, &src, nil, nil)
+			b.fresh = append(b.fresh, place{entry, src})
+			b.changed, b.moved = true, true
+		}
+	}
+	if len(b.fresh) > 0 {
+		b.merge()
+	}
+}
+
+// merge puts the fresh entries between the kept ones, which are in order already: one new APIService among thousands costs one pass.
+func (b *builder) merge() {
+	slices.SortFunc(b.fresh, func(x, y place) int { return compareLegacy(x.entry, y.entry) })
+	entries := make([]*Entry, 0, len(b.entries)+len(b.fresh))
+	origins := make([]origin, 0, cap(entries))
+	i := 0
+	for _, f := range b.fresh {
+		for i < len(b.entries) && compareLegacy(b.entries[i], f.entry) < 0 {
+			entries, origins = append(entries, b.entries[i]), append(origins, b.origins[i])
+			i++
+		}
+		entries, origins = append(entries, f.entry), append(origins, f.from)
+	}
+	b.entries, b.origins = append(entries, b.entries[i:]...), append(origins, b.origins[i:]...)
+}
+
+// table is the end of Build.
+func (b *builder) table(prev *Table) *Table {
+	if prev != nil && !b.changed && prev.complete == b.in.Complete && slices.Equal(prev.problems, b.in.Problems) {
+		// Entries are the same although some sources may not be: a Service got a label. Those entries are made and compared again next
+		// time, which is cheaper than waking every reader.
+		return prev
+	}
+	t := &Table{
+		generation: b.prev.generation + 1,
+		complete:   b.in.Complete,
+		entries:    b.entries,
+		origins:    b.origins,
+		layout:     b.prev.layout,
+		problems:   slices.Clone(b.in.Problems),
+		options:    b.options,
+		superseded: make(chan struct{}),
+	}
+	if b.moved || prev == nil {
+		t.layout = newLayout(t.entries)
+	}
+	t.groups = t.layout.fill(t.entries)
+	return t
+}
+
+// origin looks up what belongs to an APIService.
+func (b *builder) origin(object *apiregistrationv1.APIService) origin {
+	ref := object.Spec.Service
+	if ref == nil {
+		return origin{object: object}
+	}
+	name := types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}
+	s := origin{object: object, service: b.in.Services[name]}
+	if list := b.in.Slices[name]; len(list) > 0 {
+		s.slices, s.count = &list[0], len(list)
+	}
+	return s
+}
+
+// entry makes an entry, or returns old when that is what it would make.
+func (b *builder) entry(object *apiregistrationv1.APIService, src *origin, old *Entry, was *origin) *Entry {
+	e := &Entry{
+		Name:         object.Name,
+		GroupVersion: schema.GroupVersion{Group: object.Spec.Group, Version: object.Spec.Version},
+		Object:       object,
+	}
+	if was != nil {
+		src.ca = was.ca
+	}
+	if b.policy == nil {
+		p := b.options.defaults()
+		b.policy = &p
+	}
+	s := readAnnotations(object.Annotations, *b.policy)
+	e.Policy, e.Problems = s.policy, s.problems
+	switch {
+	case isLocal(object):
+		b.local(e)
+	case e.GroupVersion.Group == apiregistration:
+		b.local(e)
+		e.Problems = append(e.Problems, "group "+apiregistration+" is always served here: the service is ignored")
+	case b.options.protects(e.GroupVersion.Group):
+		b.protected(e, &s, old)
+	default:
+		b.remote(e, &s, src, old)
+	}
+	e.Verdict.Since = since(e.Verdict, old, b.now)
+	if old != nil && unchanged(old, e) {
+		return old
+	}
+	return e
+}
+
+// isLocal reports whether the local apiserver serves the APIService: it names no Service, or the apiserver's own. Upstream has the same
+// special case (loopback resolver, pkg/apiserver/resolvers.go); without it the front door would call itself through the cluster's Service.
+func isLocal(object *apiregistrationv1.APIService) bool {
+	ref := object.Spec.Service
+	return ref == nil || ref.Namespace == "default" && ref.Name == "kubernetes" && servicePort(ref) == defaultPort
+}
+
+func servicePort(ref *apiregistrationv1.ServiceReference) int32 {
+	if ref.Port == nil {
+		return defaultPort
+	}
+	return *ref.Port
+}
+
+// local fills an entry that the local apiserver serves.
+func (b *builder) local(e *Entry) {
+	e.Verdict = Verdict{Status: corev1.ConditionTrue, Reason: ReasonLocal, Message: "Local APIServices are always available"}
+	if m := e.Policy.Maintenance; m != "" {
+		// The local apiserver's requests get no verdict of ours; a Local entry cannot be in maintenance.
+		e.Policy.Maintenance = ""
+		e.Problems = append(e.Problems, "annotation "+prefix+"maintenance: it has no effect on a Local APIService")
+	}
+}
+
+// protected fills an entry whose remote claims a group that no remote may claim. In kubernetes mode it keeps its Backend, so that nobody takes
+// it for Local (the local apiserver's own aggregator would obey the claim), but gets no endpoints, so that nobody dials it.
+func (b *builder) protected(e *Entry, s *settings, old *Entry) {
+	name := cmp.Or(e.GroupVersion.Group, "core")
+	ref := e.Object.Spec.Service
+	message := "group " + name + " is protected: service/" + ref.Name + " in \"" + ref.Namespace + "\" may not serve it"
+	e.Verdict = Verdict{Status: corev1.ConditionFalse, Reason: ReasonProtectedGroup, Message: message}
+	e.Problems = append(e.Problems, message)
+	if !b.options.Directory {
+		e.Backend = backend(e.Object, s, old)
+	}
+}
+
+// backend makes the Backend of a remote entry, or returns the old one when it has not changed.
+func backend(object *apiregistrationv1.APIService, s *settings, old *Entry) *Backend {
+	ref := object.Spec.Service
+	fresh := &Backend{
+		Namespace:  ref.Namespace,
+		Service:    ref.Name,
+		Port:       servicePort(ref),
+		ServerName: cmp.Or(s.serverName, ref.Name+"."+ref.Namespace+".svc"),
+		CABundle:   object.Spec.CABundle,
+		CAFrom:     s.caFrom,
+		Insecure:   object.Spec.InsecureSkipTLSVerify,
+		HTTP1:      s.http1,
+	}
+	if old != nil && old.Backend != nil && sameBackend(old.Backend, fresh) {
+		return old.Backend
+	}
+	return fresh
+}
+
+func sameBackend(a, b *Backend) bool {
+	return sameService(a, b) && a.ServerName == b.ServerName && bytes.Equal(a.CABundle, b.CABundle) &&
+		a.CAFrom == b.CAFrom && a.Insecure == b.Insecure && a.HTTP1 == b.HTTP1
+}
+
+func sameService(a, b *Backend) bool {
+	return a.Namespace == b.Namespace && a.Service == b.Service && a.Port == b.Port
+}
+
+// unchanged reports whether a reader of the table could tell the two entries apart.
+func unchanged(a, b *Entry) bool {
+	return a.Name == b.Name && a.GroupVersion == b.GroupVersion && a.Backend == b.Backend && a.Verdict == b.Verdict &&
+		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.Problems, b.Problems) && samePolicy(&a.Policy, &b.Policy) &&
+		(a.Object == b.Object || sameObject(a.Object, b.Object))
+}
+
+func samePolicy(a, b *Policy) bool {
+	return a.RequestTimeout == b.RequestTimeout && a.MaxInFlight == b.MaxInFlight && a.MaxLongRunning == b.MaxLongRunning &&
+		slices.Equal(a.LongRunningSubresources, b.LongRunningSubresources) && a.CAOverlap == b.CAOverlap &&
+		a.ProbeInterval == b.ProbeInterval && a.PingTimeout == b.PingTimeout && a.Maintenance == b.Maintenance
+}
+
+// sameObject ignores what changes without meaning anything here: resourceVersion, managed fields and the status, which kube-apiserver's own
+// availability controllers write whenever they disagree.
+func sameObject(a, b *apiregistrationv1.APIService) bool {
+	x, y := &a.Spec, &b.Spec
+	return a.UID == b.UID && x.Group == y.Group && x.Version == y.Version &&
+		x.GroupPriorityMinimum == y.GroupPriorityMinimum && x.VersionPriority == y.VersionPriority &&
+		x.InsecureSkipTLSVerify == y.InsecureSkipTLSVerify && bytes.Equal(x.CABundle, y.CABundle) &&
+		sameRef(x.Service, y.Service) && a.DeletionTimestamp.Equal(b.DeletionTimestamp) &&
+		maps.Equal(a.Labels, b.Labels) && maps.Equal(a.Annotations, b.Annotations)
+}
+
+func sameRef(a, b *apiregistrationv1.ServiceReference) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.Namespace == b.Namespace && a.Name == b.Name && servicePort(a) == servicePort(b)
+}

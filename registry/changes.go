@@ -1,0 +1,253 @@
+package registry
+
+import (
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+)
+
+// kind is one of the kinds of objects that the table is made from.
+type kind uint8
+
+const (
+	kindAPIService kind = iota
+	kindService
+	kindSlice
+	kinds
+)
+
+// key names an object.
+type key struct {
+	kind kind
+	name types.NamespacedName
+}
+
+// reportKey names an endpoint of an APIService.
+type reportKey struct{ name, address string }
+
+// changes is where sources and prober leave what is new until the writer takes it. Only the last state of each object is kept, so it is bounded
+// by the number of objects and endpoints however fast they change.
+type changes struct {
+	// signal holds a token while there is something to take.
+	signal chan struct{}
+
+	mu sync.Mutex // guards what follows
+	batch
+}
+
+// batch is what the writer takes at once.
+type batch struct {
+	// objects are the changed objects, nil when deleted.
+	objects map[key]runtime.Object
+	// replaced kinds have been read anew: what is not in objects is gone.
+	replaced [kinds]bool
+	reports  map[reportKey]Report
+	problems []string
+	told     bool // problems has been set
+}
+
+func newChanges() *changes {
+	return &changes{signal: make(chan struct{}, 1)}
+}
+
+// set notes the new state of an object, nil when it was deleted.
+func (c *changes) set(k key, object runtime.Object) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.setLocked(k, object)
+	c.wake()
+}
+
+func (c *changes) setLocked(k key, object runtime.Object) {
+	if c.objects == nil {
+		c.objects = make(map[key]runtime.Object)
+	}
+	c.objects[k] = object
+}
+
+// replace notes the complete set of objects of a kind.
+func (c *changes) replace(what kind, objects map[types.NamespacedName]runtime.Object) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for k := range c.objects {
+		if k.kind == what {
+			delete(c.objects, k)
+		}
+	}
+	for name, object := range objects {
+		c.setLocked(key{what, name}, object)
+	}
+	c.replaced[what] = true
+	c.wake()
+}
+
+// tell notes the faults of the source.
+func (c *changes) tell(problems []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.problems, c.told = problems, true
+	c.wake()
+}
+
+// report notes a verdict.
+func (c *changes) report(r Report) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.reports == nil {
+		c.reports = make(map[reportKey]Report)
+	}
+	c.reports[reportKey{r.Name, r.Address}] = r
+	c.wake()
+}
+
+// reported reports whether a verdict about the endpoint waits to be taken.
+func (c *changes) reported(r Report) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, ok := c.reports[reportKey{r.Name, r.Address}]
+	return ok
+}
+
+// wake leaves a token for the writer, unless one is there.
+func (c *changes) wake() {
+	select {
+	case c.signal <- struct{}{}:
+	default:
+	}
+}
+
+// take empties the changes.
+func (c *changes) take() batch {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	b := c.batch
+	c.batch = batch{}
+	return b
+}
+
+// objects are the writer's own: the watch's store, and the only one.
+type objects struct {
+	apiServices map[string]*apiregistrationv1.APIService
+	services    map[types.NamespacedName]*corev1.Service
+	slices      map[types.NamespacedName]*discoveryv1.EndpointSlice
+	// grouped are the slices by Service. A list is replaced, never changed: Build compares lists by identity.
+	grouped  map[types.NamespacedName][]*discoveryv1.EndpointSlice
+	read     [kinds]bool
+	problems []string
+}
+
+func newObjects() *objects {
+	return &objects{
+		apiServices: make(map[string]*apiregistrationv1.APIService),
+		services:    make(map[types.NamespacedName]*corev1.Service),
+		slices:      make(map[types.NamespacedName]*discoveryv1.EndpointSlice),
+		grouped:     make(map[types.NamespacedName][]*discoveryv1.EndpointSlice),
+	}
+}
+
+// complete reports whether every kind has been read once.
+func (o *objects) complete() bool {
+	return o.read[kindAPIService] && o.read[kindService] && o.read[kindSlice]
+}
+
+// apply brings a batch in.
+func (o *objects) apply(b *batch) {
+	if b.replaced[kindAPIService] {
+		retain(o.apiServices, func(name string) bool { return b.has(kindAPIService, types.NamespacedName{Name: name}) })
+	}
+	if b.replaced[kindService] {
+		retain(o.services, func(name types.NamespacedName) bool { return b.has(kindService, name) })
+	}
+	if b.replaced[kindSlice] {
+		for name := range o.slices {
+			if !b.has(kindSlice, name) {
+				o.setSlice(name, nil)
+			}
+		}
+	}
+	for k, object := range b.objects {
+		switch k.kind {
+		case kindAPIService:
+			put(o.apiServices, k.name.Name, object)
+		case kindService:
+			put(o.services, k.name, object)
+		case kindSlice:
+			s, _ := object.(*discoveryv1.EndpointSlice)
+			o.setSlice(k.name, s)
+		}
+	}
+	for i, r := range b.replaced {
+		o.read[i] = o.read[i] || r
+	}
+	if b.told {
+		o.problems = b.problems
+	}
+}
+
+func (b *batch) has(what kind, name types.NamespacedName) bool {
+	object, ok := b.objects[key{what, name}]
+	return ok && object != nil
+}
+
+// setSlice replaces a slice, nil to delete it, in the list of its Service.
+func (o *objects) setSlice(name types.NamespacedName, s *discoveryv1.EndpointSlice) {
+	if old := o.slices[name]; old != nil {
+		o.regroup(owner(old), old.Name, nil)
+	}
+	if s == nil {
+		delete(o.slices, name)
+		return
+	}
+	o.slices[name] = s
+	o.regroup(owner(s), s.Name, s)
+}
+
+// regroup makes the list of one Service anew, without the named slice and with s. It is kept in the order of names, so that the table does not
+// depend on the order of events.
+func (o *objects) regroup(service types.NamespacedName, name string, s *discoveryv1.EndpointSlice) {
+	old := o.grouped[service]
+	list := make([]*discoveryv1.EndpointSlice, 0, len(old)+1)
+	for _, other := range old {
+		if other.Name != name {
+			list = append(list, other)
+		}
+	}
+	if s != nil {
+		at, _ := slices.BinarySearchFunc(list, name, func(e *discoveryv1.EndpointSlice, name string) int {
+			return strings.Compare(e.Name, name)
+		})
+		list = slices.Insert(list, at, s)
+	}
+	if len(list) == 0 {
+		delete(o.grouped, service)
+		return
+	}
+	o.grouped[service] = list
+}
+
+// owner is the Service that a slice belongs to.
+func owner(s *discoveryv1.EndpointSlice) types.NamespacedName {
+	return types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}
+}
+
+func put[K comparable, T runtime.Object](m map[K]T, k K, object runtime.Object) {
+	if typed, ok := object.(T); ok {
+		m[k] = typed
+		return
+	}
+	delete(m, k)
+}
+
+func retain[K comparable, T any](m map[K]T, keep func(K) bool) {
+	for k := range m {
+		if !keep(k) {
+			delete(m, k)
+		}
+	}
+}

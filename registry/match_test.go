@@ -1,0 +1,281 @@
+package registry
+
+import (
+	"net/url"
+	"path"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+)
+
+// matchTable holds a remote, a Local group, a CRD's group with a remote version beside it, and a protected group that a remote claims.
+func matchTable(t testing.TB, o Options, extra ...*apiregistrationv1.APIService) *Table {
+	t.Helper()
+	in := manyRemotes(0)
+	in.Options = &o
+	local := func(group, version string) *apiregistrationv1.APIService {
+		return &apiregistrationv1.APIService{
+			ObjectMeta: metav1.ObjectMeta{Name: version + "." + group},
+			Spec:       apiregistrationv1.APIServiceSpec{Group: group, Version: version, GroupPriorityMinimum: 1000, VersionPriority: 100},
+		}
+	}
+	for _, a := range append([]*apiregistrationv1.APIService{
+		remoteService("metrics.k8s.io", "v1beta1", "metrics"),
+		remoteService("mixed.example.com", "v1", "mixed"),
+		local("mixed.example.com", "v1alpha1"),
+		local("apps", "v1"),
+		local("", "v1"),
+		remoteService("batch", "v2", "evil"),
+		remoteService(apiregistration, "v1", "evil"),
+	}, extra...) {
+		in.APIServices[a.Name] = a
+	}
+	return Build(in, nil)
+}
+
+func TestMatch(t *testing.T) {
+	const remote, local, document, own, invalid, refused = RouteRemote, RouteLocal, RouteDocument, RouteOwn, RouteInvalid, RouteRefused
+	for _, tc := range []struct {
+		path  string
+		route Route
+		entry string
+		group string
+	}{
+		{path: "/apis/metrics.k8s.io/v1beta1", route: remote, entry: "v1beta1.metrics.k8s.io"},
+		{path: "/apis/metrics.k8s.io/v1beta1/", route: remote, entry: "v1beta1.metrics.k8s.io"},
+		{path: "/apis/metrics.k8s.io/v1beta1/nodes", route: remote, entry: "v1beta1.metrics.k8s.io"},
+		{path: "/apis/metrics.k8s.io/v1beta1/nodes/a%2Fb", route: remote, entry: "v1beta1.metrics.k8s.io"},
+		{path: "/apis/metrics.k8s.io/v1beta1//nodes", route: remote, entry: "v1beta1.metrics.k8s.io"},
+		{path: "/apis/metrics.k8s.io/v1beta1/nodes/a..b", route: remote, entry: "v1beta1.metrics.k8s.io"},
+		{path: "/apis/metrics.k8s.io/v1beta1/nodes/...", route: remote, entry: "v1beta1.metrics.k8s.io"},
+		{path: "/apis/metrics.k8s.io/v1beta1/nodes/a%252e%252e", route: remote, entry: "v1beta1.metrics.k8s.io"},
+		{path: "/apis/metrics.k8s.io/v1beta2/nodes", route: local},
+		{path: "/apis/metrics.k8s.io/v1beta1x", route: local},
+		{path: "/apis/metrics.k8s.io", route: document, group: "metrics.k8s.io"},
+		{path: "/apis/metrics.k8s.io/", route: document, group: "metrics.k8s.io"},
+		{path: "/apis/mixed.example.com/v1alpha1/things", route: local, entry: "v1alpha1.mixed.example.com"},
+		{path: "/apis/mixed.example.com/v1/things", route: remote, entry: "v1.mixed.example.com"},
+		{path: "/apis/unknown.example.com", route: local},
+		{path: "/apis/unknown.example.com/v1/things", route: local},
+		{path: "/apis/apps/v1/deployments", route: local, entry: "v1.apps"},
+		{path: "/apis/batch/v2/jobs", route: refused, entry: "v2.batch"},
+		{path: "/apis/batch/v1/jobs", route: local},
+		{path: "/apis/" + apiregistration + "/v1/apiservices", route: local, entry: "v1." + apiregistration},
+		{path: "/apis", route: document},
+		{path: "/apis/", route: document},
+		{path: "/api", route: document},
+		{path: "/api/", route: document},
+		{path: "/api/v1/pods", route: local, entry: "v1."},
+		{path: "/api/v1/namespaces/default/services/a:b/proxy/../..", route: local, entry: "v1."},
+		{path: "/apix", route: local},
+		{path: "/apisx/metrics.k8s.io/v1beta1", route: local},
+		{path: "/openapi/v2", route: document},
+		{path: "/openapi/v2/", route: local},
+		{path: "/openapi/v3", route: document},
+		{path: "/openapi/v3/apis/metrics.k8s.io/v1beta1", route: document},
+		{path: "/openapi/v4", route: local},
+		{path: "/fairlead", route: own},
+		{path: "/fairlead/status", route: own},
+		{path: "/fairleadx", route: local},
+		{path: "/", route: local},
+		{path: "/healthz", route: local},
+		{path: "/apis//v1/x", route: local},
+
+		{path: "", route: invalid},
+		{path: "*", route: invalid},
+		{path: "apis/metrics.k8s.io/v1beta1", route: invalid},
+		{path: "//apis/metrics.k8s.io/v1beta1/nodes", route: invalid},
+		{path: "/apis//metrics.k8s.io/v1beta1/nodes", route: invalid},
+		{path: "/apis/metrics.k8s.io//v1beta1/nodes", route: invalid},
+		{path: "/./apis/metrics.k8s.io/v1beta1/nodes", route: invalid},
+		{path: "/api/v1/../../apis/metrics.k8s.io/v1beta1/nodes", route: invalid},
+		{path: "/api/v1/%2e%2e/%2E./apis/metrics.k8s.io/v1beta1/nodes", route: invalid},
+		{path: "/apis/metrics.k8s.io/v1beta1/../../apps/v1/deployments", route: invalid},
+		{path: "/apis/metrics.k8s.io/v1beta1/namespaces/a/../b/pods", route: invalid},
+		{path: "/apis/metrics.k8s.io/v1beta1/nodes/x%2F..%2Fy", route: invalid},
+		{path: "/apis/metrics.k8s.io/v1beta1/nodes/..", route: invalid},
+		{path: "/apis/metrics%2Ek8s.io/v1beta1/nodes", route: invalid},
+		{path: "/apis%2Fmetrics.k8s.io/v1beta1/nodes", route: invalid},
+		{path: "/%61pis/metrics.k8s.io/v1beta1/nodes", route: invalid},
+		{path: `/apis\metrics.k8s.io\v1beta1/nodes`, route: invalid},
+		{path: `/apis/metrics.k8s.io/v1beta1/x\..\y`, route: invalid},
+		{path: "/apis/metrics.k8s.io/v1beta1#/nodes", route: invalid},
+		{path: "/fairlead/../api/v1/secrets", route: invalid},
+		{path: "/apis/batch/v1/../v2/jobs", route: invalid},
+		{path: "/x\r\n/y", route: invalid},
+		{path: "/apis/metrics.k8s.io/v1beta1/a b", route: invalid},
+		{path: "/apis/metrics.k8s.io/v1beta1/a\x00", route: invalid},
+		{path: "/%61pi/v1/pods", route: local, entry: ""},
+	} {
+		m := matchTable(t, Options{}).Match(tc.path)
+		name := ""
+		if m.Entry != nil {
+			name = m.Entry.Name
+		}
+		if m.Route != tc.route || name != tc.entry || m.Group != tc.group {
+			t.Errorf("Match(%q) = %v %q %q, want %v %q %q", tc.path, m.Route, name, m.Group, tc.route, tc.entry, tc.group)
+		}
+	}
+}
+
+func TestMatchCoreRemote(t *testing.T) {
+	core := remoteService("", "v1", "core")
+	table := matchTable(t, Options{ProtectedGroups: []string{}}, core)
+	for _, p := range []string{"/api", "/api/", "/api/v1/pods", "/api/v2/pods"} {
+		if m := table.Match(p); m.Route != RouteRemote || m.Entry.Name != "v1." {
+			t.Errorf("Match(%q) = %+v, want remote v1.", p, m)
+		}
+	}
+	// Protected, nobody may have it: the local apiserver's own aggregator would send it to the remote.
+	table = matchTable(t, Options{}, core)
+	for _, p := range []string{"/api", "/api/v1/secrets"} {
+		if m := table.Match(p); m.Route != RouteRefused {
+			t.Errorf("Match(%q) = %+v, want refused", p, m)
+		}
+	}
+}
+
+func TestMatchDirectory(t *testing.T) {
+	table := matchTable(t, Options{Directory: true}, remoteService("", "v1", "core"))
+	for p, want := range map[string]Route{
+		"/apis/apiregistration.k8s.io":                RouteOwn,
+		"/apis/apiregistration.k8s.io/v1":             RouteOwn,
+		"/apis/apiregistration.k8s.io/v1/apiservices": RouteOwn,
+		"/apis/apiregistration.k8s.iox/v1":            RouteLocal,
+		"/apis/apiregistration.k8s.io/../apps/v1":     RouteInvalid,
+		"/apis/batch/v2/jobs":                         RouteLocal,
+		"/api/v1/secrets":                             RouteLocal,
+		"/api":                                        RouteDocument,
+	} {
+		if m := table.Match(p); m.Route != want {
+			t.Errorf("Match(%q) = %v, want %v", p, m.Route, want)
+		}
+	}
+}
+
+func TestMatchAllocatesNothing(t *testing.T) {
+	table := matchTable(t, Options{})
+	for _, p := range []string{
+		"/apis/metrics.k8s.io/v1beta1/nodes", "/apis/metrics.k8s.io/v1beta1/nodes/a%2Fb", "/api/v1/pods", "/apis", "/apis/apps", "/version",
+	} {
+		if n := testing.AllocsPerRun(100, func() { table.Match(p) }); n != 0 {
+			t.Errorf("Match(%q) allocates %v times", p, n)
+		}
+	}
+}
+
+// servers are ways in which a path is read out there, written without a look at the code under test.
+var servers = map[string]func(string) string{
+	"as written":     func(p string) string { return p },
+	"Go":             decoded,
+	"Go, cleaned":    func(p string) string { return cleaned(decoded(p)) },
+	"cleaned":        cleaned,
+	"IIS":            func(p string) string { return cleaned(strings.ReplaceAll(decoded(p), `\`, "/")) },
+	"merging only":   func(p string) string { return mergedSlashes(decoded(p)) },
+	"RFC 3986":       func(p string) string { return resolved(decoded(p)) },
+	"RFC, undecoded": resolved,
+	"fragment cut":   func(p string) string { before, _, _ := strings.Cut(p, "#"); return decoded(before) },
+}
+
+func decoded(p string) string {
+	u, err := url.PathUnescape(p)
+	if err != nil {
+		return p // Go answers 400
+	}
+	return u
+}
+
+func cleaned(p string) string {
+	c := path.Clean("/" + p)
+	if strings.HasSuffix(p, "/") && c != "/" {
+		c += "/"
+	}
+	return c
+}
+
+func mergedSlashes(p string) string {
+	for strings.Contains(p, "//") {
+		p = strings.ReplaceAll(p, "//", "/")
+	}
+	return p
+}
+
+func resolved(p string) string {
+	u, err := url.Parse("http://host/")
+	if err != nil {
+		return p
+	}
+	u.Path = p
+	return u.JoinPath().Path
+}
+
+// reached says what a server serves for a path that it reads as p.
+func reached(t *Table, p string) (Route, string) {
+	segments := strings.Split(p, "/")
+	if len(segments) < 2 || segments[0] != "" {
+		return RouteLocal, ""
+	}
+	switch segments = segments[1:]; segments[0] {
+	case "fairlead":
+		return RouteOwn, ""
+	case "openapi":
+		if p == "/openapi/v2" || len(segments) > 1 && segments[1] == "v3" {
+			return RouteDocument, ""
+		}
+	case "api":
+		if p == "/api" || p == "/api/" {
+			return RouteDocument, ""
+		}
+	case "apis":
+		if p == "/apis" || p == "/apis/" {
+			return RouteDocument, ""
+		}
+		if len(segments) == 2 || len(segments) == 3 && segments[2] == "" {
+			if t.Group(segments[1]) != nil && segments[1] != "" {
+				return RouteDocument, segments[1]
+			}
+			return RouteLocal, ""
+		}
+		e := t.Entry(schema.GroupVersion{Group: segments[1], Version: segments[2]})
+		if segments[1] != "" && e != nil && !e.Local() {
+			return RouteRemote, e.Name
+		}
+	}
+	return RouteLocal, ""
+}
+
+func FuzzMatch(f *testing.F) {
+	for _, seed := range []string{
+		"/apis/metrics.k8s.io/v1beta1/nodes", "/apis/metrics.k8s.io/v1beta1/../../../api/v1/secrets", "/%61pis/metrics.k8s.io/v1beta1",
+		`/api\..\apis/metrics.k8s.io/v1beta1`, "/apis/g//../metrics.k8s.io/v1beta1/x", "//apis", "/apis//", "/apis/mixed.example.com/v1/..",
+		"/openapi/v3/%2e%2e/%2e%2e/fairlead", "/x#/../apis", "/apis/batch/v2/x%2F..%2f..%5C..", "/%2561pis/metrics.k8s.io/v1beta1", "/a/%zz/..",
+		"/apis/metrics.k8s.io/v1beta1/a%00b", "/..", "/.", "", "/apis/.", "/apis/..", "/x//../../apis/metrics.k8s.io/v1beta1/z",
+	} {
+		f.Add(seed)
+	}
+	table := matchTable(f, Options{})
+	f.Fuzz(func(t *testing.T, p string) {
+		m := table.Match(p)
+		if m.Route == RouteInvalid {
+			return
+		}
+		said, name := m.Route, m.Group
+		if said == RouteRefused {
+			said = RouteRemote
+		}
+		if m.Entry != nil && said == RouteRemote {
+			name = m.Entry.Name
+		}
+		if m.Entry != nil && said == RouteLocal {
+			name = ""
+		}
+		for server, read := range servers {
+			if route, entry := reached(table, read(p)); route != said || entry != name {
+				t.Errorf("%q matches %v %q, but a server (%s) reads %q: %v %q", p, said, name, server, read(p), route, entry)
+			}
+		}
+	})
+}

@@ -1,0 +1,37 @@
+package registry
+
+import (
+	"cmp"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/version"
+)
+
+// The two orders of Kubernetes differ in how a tie between groups is broken: the legacy APIGroupList by the name of the APIService
+// (version first: v1.zebra before v1beta1.ape), aggregated discovery by the name of the group. Each has one comparison here, and nobody else
+// compares: kube-aggregator had three sorts, one of which compares an element with itself since 2017 (openapi/aggregator/priority.go:49).
+
+// compareLegacy orders APIServices: groupPriorityMinimum descending, then name.
+func compareLegacy(a, b *Entry) int {
+	return cmp.Or(
+		cmp.Compare(b.Object.Spec.GroupPriorityMinimum, a.Object.Spec.GroupPriorityMinimum),
+		strings.Compare(a.Name, b.Name),
+	)
+}
+
+// compareGroups orders groups for aggregated discovery: highest priority first, then name.
+func compareGroups(a, b extent) int {
+	return cmp.Or(cmp.Compare(b.priority, a.priority), strings.Compare(a.name, b.name))
+}
+
+// compareVersions orders the versions of one group: versionPriority descending, then as Kubernetes compares versions (v10 before v2 before
+// v1beta1 before anything that is no Kubernetes version). Versions that it takes for equal are told apart by name, so that the order is total.
+func compareVersions(a, b *Entry) int {
+	if c := cmp.Compare(b.Object.Spec.VersionPriority, a.Object.Spec.VersionPriority); c != 0 {
+		return c
+	}
+	if c := version.CompareKubeAwareVersionStrings(b.GroupVersion.Version, a.GroupVersion.Version); c != 0 {
+		return c
+	}
+	return strings.Compare(a.Name, b.Name)
+}

@@ -1,0 +1,188 @@
+package registry
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// prefix of the annotations that are ours. An unknown name below it is reported: it is a typing error, or meant for a newer release.
+const prefix = "fairlead.dev/"
+
+// settings is what an APIService's annotations say.
+type settings struct {
+	policy     Policy
+	serverName string
+	caFrom     string
+	http1      bool
+	problems   []string
+}
+
+// defaults returns the policy of an APIService without annotations.
+func (o *Options) defaults() Policy {
+	p := o.Defaults
+	p.RequestTimeout = cmp.Or(p.RequestTimeout, time.Minute)  // kube-apiserver's --request-timeout
+	p.MaxInFlight = cmp.Or(p.MaxInFlight, 400)                // kube-apiserver's --max-requests-inflight, for one backend
+	p.MaxLongRunning = cmp.Or(p.MaxLongRunning, 10_000)       // about 100 MB of stream state at worst
+	p.CAOverlap = max(cmp.Or(p.CAOverlap, time.Minute), 0)    // as long as a kubelet takes to refresh a mounted Secret
+	p.ProbeInterval = cmp.Or(p.ProbeInterval, 10*time.Second) // a third of kube-aggregator's resync
+	p.PingTimeout = cmp.Or(p.PingTimeout, 5*time.Second)      // upstream's health check of h2 connections takes 45 s
+	p.LongRunningSubresources = slices.Clone(p.LongRunningSubresources)
+	return p
+}
+
+// readAnnotations reads the settings from an APIService's annotations. What is wrong is reported and otherwise ignored: a typing error in an
+// annotation must not take an API away.
+func readAnnotations(annotations map[string]string, defaults Policy) settings {
+	s := settings{policy: defaults}
+	for _, key := range slices.Sorted(maps.Keys(annotations)) {
+		name, ours := strings.CutPrefix(key, prefix)
+		if !ours {
+			continue
+		}
+		if err := s.set(name, annotations[key]); err != nil {
+			s.problems = append(s.problems, fmt.Sprintf("annotation %s: %v; it is ignored", key, err))
+		}
+	}
+	return s
+}
+
+// set applies one annotation. Bounds keep one APIService from harming the others: a limit of zero or a probe every millisecond.
+func (s *settings) set(name, value string) error {
+	p := &s.policy
+	switch name {
+	case "request-timeout":
+		// An hour: beyond it a request is long-running and has its own list.
+		return setDuration(&p.RequestTimeout, value, time.Second, time.Hour)
+	case "max-inflight":
+		return setInt(&p.MaxInFlight, value, 1, 100_000)
+	case "max-longrunning":
+		return setInt(&p.MaxLongRunning, value, 1, 1_000_000)
+	case "long-running-subresources":
+		return setNames(&p.LongRunningSubresources, value)
+	case "tls-server-name":
+		return setServerName(&s.serverName, value)
+	case "ca-from":
+		return setCAFrom(&s.caFrom, value)
+	case "ca-rotation-overlap":
+		// A day: a CA that is distrusted for a reason must not outlive the working day.
+		return setDuration(&p.CAOverlap, value, 0, 24*time.Hour)
+	case "probe-interval":
+		return setDuration(&p.ProbeInterval, value, time.Second, 10*time.Minute)
+	case "ping-timeout":
+		return setDuration(&p.PingTimeout, value, 500*time.Millisecond, 5*time.Minute)
+	case "http1":
+		return setBool(&s.http1, value)
+	case "maintenance":
+		return setMessage(&p.Maintenance, value)
+	}
+	return fmt.Errorf("unknown name")
+}
+
+func setDuration(to *time.Duration, value string, low, high time.Duration) error {
+	d, err := time.ParseDuration(value)
+	if err != nil {
+		return fmt.Errorf("%q is not a duration such as 30s", bounded(value))
+	}
+	if d < low || d > high {
+		return fmt.Errorf("%s is outside %s to %s", d, low, high)
+	}
+	*to = d
+	return nil
+}
+
+func setInt(to *int, value string, low, high int) error {
+	n, err := strconv.Atoi(value)
+	if err != nil {
+		return fmt.Errorf("%q is not a whole number", bounded(value))
+	}
+	if n < low || n > high {
+		return fmt.Errorf("%d is outside %d to %d", n, low, high)
+	}
+	*to = n
+	return nil
+}
+
+func setBool(to *bool, value string) error {
+	switch value {
+	case "true":
+		*to = true
+	case "false":
+		*to = false
+	default:
+		return fmt.Errorf("%q is neither true nor false", bounded(value))
+	}
+	return nil
+}
+
+// maxSubresources is far above what any API has; the list is searched for every request.
+const maxSubresources = 32
+
+func setNames(to *[]string, value string) error {
+	var names []string
+	for name := range strings.SplitSeq(value, ",") {
+		name = strings.TrimSpace(name)
+		if errs := validation.IsDNS1123Label(name); len(errs) > 0 {
+			return fmt.Errorf("%q is not the name of a subresource", bounded(name))
+		}
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+		if len(names) > maxSubresources {
+			return fmt.Errorf("more than %d names", maxSubresources)
+		}
+	}
+	*to = names
+	return nil
+}
+
+func setServerName(to *string, value string) error {
+	if _, err := netip.ParseAddr(value); err != nil && len(validation.IsDNS1123Subdomain(value)) > 0 {
+		return fmt.Errorf("%q is neither a DNS name nor an IP address", bounded(value))
+	}
+	*to = value
+	return nil
+}
+
+func setCAFrom(to *string, value string) error {
+	name, key, ok := strings.Cut(value, "/")
+	if !ok || len(validation.IsDNS1123Subdomain(name)) > 0 || len(validation.IsConfigMapKey(key)) > 0 {
+		return fmt.Errorf("%q is not <configmap name>/<key>", bounded(value))
+	}
+	*to = value
+	return nil
+}
+
+// maxMessage is about two lines of a terminal; the message goes into every refused request.
+const maxMessage = 256
+
+func setMessage(to *string, value string) error {
+	value = strings.TrimSpace(value)
+	switch {
+	case value == "":
+		return fmt.Errorf("the message is empty")
+	case len(value) > maxMessage:
+		return fmt.Errorf("the message is longer than %d bytes", maxMessage)
+	case !utf8.ValidString(value) || strings.ContainsFunc(value, func(r rune) bool { return !unicode.IsPrint(r) }):
+		return fmt.Errorf("the message holds characters that cannot be printed")
+	}
+	*to = value
+	return nil
+}
+
+// bounded shortens a foreign string for a message.
+func bounded(s string) string {
+	if len(s) > 64 {
+		return strings.ToValidUTF8(s[:64], "") + "…"
+	}
+	return s
+}

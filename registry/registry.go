@@ -1,0 +1,234 @@
+package registry
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+)
+
+// Config is what New needs: exactly one of Client and Directory.
+type Config struct {
+	// Client reaches the local apiserver, whose APIServices, Services and EndpointSlices are watched. Nil: see Directory.
+	Client *rest.Config
+	// Options are the settings of the table. Zero: the documented defaults.
+	Options Options
+	// Logger receives what goes wrong with the source and how verdicts change. Nil discards.
+	Logger *slog.Logger
+	// Metrics receives the metrics of the table. Nil: unregistered.
+	Metrics prometheus.Registerer
+}
+
+// Registry holds the current table. Table, Report and Watch work from the start, but the table stays empty and incomplete until Run has read
+// every source once.
+type Registry struct {
+	source  source
+	options *Options
+	log     *slog.Logger
+	table   atomic.Pointer[Table]
+	changes *changes
+	metrics *metrics
+}
+
+// source feeds a registry with objects.
+type source interface {
+	// run blocks until ctx ends or the source turns out to be unusable. A source that is merely out of reach keeps trying.
+	run(ctx context.Context, to *changes) error
+	// watch follows one ConfigMap until ctx ends. The function is called from one goroutine, with nil when there is none.
+	watch(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap)) error
+}
+
+// New makes a registry. It reads nothing yet: see Run.
+func New(c Config) (*Registry, error) {
+	if c.Client == nil {
+		return nil, errors.New("making registry: no source of APIServices given")
+	}
+	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
+	from, err := newCluster(c.Client, c.Logger)
+	if err != nil {
+		return nil, err
+	}
+	return newRegistry(c, from)
+}
+
+// newRegistry makes a registry over any source.
+func newRegistry(c Config, from source) (*Registry, error) {
+	o := c.Options
+	o.Self = unmapped(o.Self)
+	r := &Registry{
+		source:  from,
+		options: &o,
+		log:     cmp.Or(c.Logger, slog.New(slog.DiscardHandler)),
+		changes: newChanges(),
+	}
+	r.table.Store(Build(Input{Options: r.options}, nil))
+	var err error
+	if r.metrics, err = newMetrics(r.Table, c.Metrics); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// unmapped writes IPv4 addresses in one form.
+func unmapped(addresses []netip.AddrPort) []netip.AddrPort {
+	out := make([]netip.AddrPort, len(addresses))
+	for i, a := range addresses {
+		out[i] = netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
+	}
+	return out
+}
+
+// Table returns the current table. It is never nil.
+func (r *Registry) Table() *Table { return r.table.Load() }
+
+// Watch follows the ConfigMap of that name until ctx ends, and returns ctx's error. F is called from one goroutine with every state, the first
+// one included, and with nil when there is no such ConfigMap. It must not change what it is given.
+func (r *Registry) Watch(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap)) error {
+	return r.source.watch(ctx, namespace, name, f)
+}
+
+// Report takes what the prober has found out about an endpoint. It never blocks. What the table says already, and what is about a Backend or
+// an address that the table no longer has, is dropped here.
+func (r *Registry) Report(report Report) {
+	e := r.Table().named(report.Name)
+	if e == nil || e.Backend != report.Backend {
+		return
+	}
+	at := slices.IndexFunc(e.Endpoints, func(o Endpoint) bool { return o.Address == report.Address })
+	if at < 0 || saysAlready(&e.Endpoints[at], &report) && !r.changes.reported(report) {
+		return
+	}
+	r.changes.report(report)
+}
+
+// saysAlready reports whether a report would change nothing. Most do not: a probe that succeeds as the last one did must not cost a table.
+func saysAlready(e *Endpoint, r *Report) bool {
+	if e.Health != r.Health || e.Slow != r.Slow {
+		return false
+	}
+	return r.Health == Healthy || e.Message == steady(r.Message) && e.Reason == failure(r.Reason)
+}
+
+// Run reads the source and keeps the table up to date until ctx ends or the source turns out to be unusable.
+func (r *Registry) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return r.source.run(ctx, r.changes) })
+	g.Go(func() error { return r.write(ctx) })
+	g.Go(func() error { return r.narrate(ctx) })
+	return g.Wait()
+}
+
+const (
+	// leastPause lets the events of one change come together: a rollout writes slices and a Service within a millisecond or two.
+	leastPause = 2 * time.Millisecond
+	// mostPause bounds how old the table may be, far below the 0.1 s within which a new APIService must be routable.
+	mostPause = 40 * time.Millisecond
+	// restFactor is how much longer than building the writer rests, so that a storm of events costs at most a fifth of a core.
+	restFactor = 4
+)
+
+// write is the one writer.
+func (r *Registry) write(ctx context.Context) error {
+	o := newObjects()
+	pause := leastPause
+	for {
+		select {
+		case <-r.changes.signal:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		start := time.Now()
+		r.step(o)
+		pause = min(max(leastPause, restFactor*time.Since(start)), mostPause)
+	}
+}
+
+// step brings what has changed into the table.
+func (r *Registry) step(o *objects) {
+	b := r.changes.take()
+	o.apply(&b)
+	if !o.complete() {
+		return
+	}
+	start := time.Now()
+	prev := r.Table()
+	next := Build(Input{
+		APIServices: o.apiServices,
+		Services:    o.services,
+		Slices:      o.grouped,
+		Reports:     slices.Collect(maps.Values(b.reports)),
+		Options:     r.options,
+		Problems:    o.problems,
+		Complete:    true,
+		Now:         start,
+	}, prev)
+	r.metrics.built(prev, next, time.Since(start))
+	if next == prev {
+		return
+	}
+	// Store before close: whoever wakes up must find the new table.
+	r.table.Store(next)
+	close(prev.superseded)
+}
+
+// narrate logs what becomes of the APIServices. It is a reader like any other, because logging is I/O and the writer must do none; it may miss
+// a table that is replaced at once.
+func (r *Registry) narrate(ctx context.Context) error {
+	last := r.Table()
+	for {
+		t := r.Table()
+		if t != last {
+			r.compare(last, t)
+			last = t
+		}
+		select {
+		case <-t.Superseded():
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// compare logs the differences between two tables.
+func (r *Registry) compare(last, t *Table) {
+	if !last.complete && t.complete {
+		r.log.Info("registry is complete", "apiservices", len(t.entries))
+	}
+	for _, e := range t.entries {
+		old := last.named(e.Name)
+		if e == old {
+			continue
+		}
+		if old == nil {
+			old = &Entry{}
+		}
+		if v := e.Verdict; v.Reason != old.Verdict.Reason && v.Reason != ReasonLocal {
+			r.log.Info("availability changed", "apiservice", e.Name, "status", string(v.Status), "reason", v.Reason, "message", v.Message)
+		}
+		for _, p := range e.Problems {
+			if !slices.Contains(old.Problems, p) {
+				r.log.Warn("problem with APIService", "apiservice", e.Name, "problem", p)
+			}
+		}
+	}
+	for _, p := range t.problems {
+		if !slices.Contains(last.problems, p) {
+			r.log.Error("problem with the source of APIServices", "problem", p)
+		}
+	}
+}

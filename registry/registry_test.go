@@ -1,0 +1,374 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// start runs a registry over a source until the test ends.
+func start(t *testing.T, r *Registry) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+// until waits for a table that satisfies ok, as every consumer does.
+func until(t *testing.T, r *Registry, what string, ok func(*Table) bool) *Table {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	for {
+		table := r.Table()
+		if ok(table) {
+			return table
+		}
+		select {
+		case <-table.Superseded():
+		case <-ctx.Done():
+			t.Fatalf("no table with %s:\n%s", what, show(table))
+		}
+	}
+}
+
+func TestClusterFollows(t *testing.T) {
+	server := newAPIServer(t, pathAPIServices, pathServices, pathSlices, pathConfigMaps)
+	name := types.NamespacedName{Namespace: "extensions", Name: "metrics"}
+	managed := remoteService("metrics.k8s.io", "v1beta1", "metrics")
+	managed.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubectl"}}
+	server.put(managed, clusterIP(name), slice(name, "10.0.0.1"))
+	r, err := New(Config{Client: server.config(), Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Table().Complete() || r.Table().Generation() != 1 {
+		t.Error("a table that was never read is complete")
+	}
+	start(t, r)
+	table := until(t, r, "everything", (*Table).Complete)
+	e := table.named(managed.Name)
+	if len(table.Entries()) != 1 || len(e.Endpoints) != 1 || e.Endpoints[0].Address != "10.0.0.1:8443" {
+		t.Fatalf("first complete table:\n%s", show(table))
+	}
+	if e.Object.ManagedFields != nil {
+		t.Error("managed fields are kept")
+	}
+
+	// A new APIService is routable at once.
+	begun := time.Now()
+	server.put(remoteService("new.example.com", "v1", "metrics"))
+	until(t, r, "the new APIService", func(t *Table) bool {
+		return t.Match("/apis/new.example.com/v1/things").Route == RouteRemote
+	})
+	if took := time.Since(begun); took > time.Second {
+		t.Errorf("routable after %s", took) // the goal is 0.1 s; the bound leaves room for a busy machine
+	}
+
+	r.Report(Report{Name: e.Name, Backend: e.Backend, Address: "10.0.0.1:8443", Health: Healthy})
+	until(t, r, "a verdict", func(t *Table) bool { return t.named(e.Name).Verdict.Available() })
+
+	server.drop(pathSlices, "extensions/metrics-1")
+	until(t, r, "no slice", func(t *Table) bool { return t.named(e.Name).Verdict.Reason == ReasonEndpointsNotFound })
+	server.drop(pathAPIServices, "/v1.new.example.com")
+	until(t, r, "one APIService", func(t *Table) bool { return len(t.Entries()) == 1 })
+}
+
+func TestClusterSurvivesRestart(t *testing.T) {
+	server := newAPIServer(t, pathAPIServices, pathServices, pathSlices)
+	server.put(remoteService("metrics.k8s.io", "v1beta1", "metrics"))
+	r, err := New(Config{Client: server.config()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, r)
+	before := until(t, r, "everything", (*Table).Complete)
+	server.fault(true, false)
+	server.fault(false, true) // it comes back, and says 404 until it is ready
+	server.put(remoteService("while.away.com", "v1", "metrics"))
+	if r.Table() != before {
+		t.Errorf("table changed while the apiserver was away:\n%s", show(r.Table()))
+	}
+	server.fault(false, false)
+	until(t, r, "what happened meanwhile", func(t *Table) bool { return len(t.Entries()) == 2 })
+}
+
+func TestClusterWithoutAggregation(t *testing.T) {
+	server := newAPIServer(t, pathServices, pathSlices)
+	r, err := New(Config{Client: server.config()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = r.Run(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "dir:") {
+		t.Errorf("Run: %v, want an error that names dir:", err)
+	}
+}
+
+func TestClusterNotYetThere(t *testing.T) {
+	server := newAPIServer(t, pathAPIServices, pathServices, pathSlices)
+	server.fault(true, false)
+	r, err := New(Config{Client: server.config()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, r)
+	if r.Table().Complete() {
+		t.Error("complete although nothing could be read")
+	}
+	server.fault(false, false)
+	until(t, r, "everything", (*Table).Complete)
+}
+
+func TestWatchConfigMap(t *testing.T) {
+	server := newAPIServer(t, pathConfigMaps)
+	r, err := New(Config{Client: server.config()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	seen, done := make(chan string, 10), make(chan error, 1)
+	go func() {
+		done <- r.Watch(ctx, "kube-system", "trust", func(m *corev1.ConfigMap) {
+			if m == nil {
+				seen <- "none"
+				return
+			}
+			seen <- m.Data["ca"]
+		})
+	}()
+	expect := func(want string) {
+		t.Helper()
+		if got := <-seen; got != want {
+			t.Errorf("saw %q, want %q", got, want)
+		}
+	}
+	data := func(name, ca string) *corev1.ConfigMap {
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: name}, Data: map[string]string{"ca": ca}}
+	}
+	expect("none")
+	server.put(data("other", "wrong"), data("trust", "one"))
+	expect("one")
+	server.put(data("trust", "two"))
+	expect("two")
+	server.drop(pathConfigMaps, "kube-system/trust")
+	expect("none")
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("Watch: %v", err)
+	}
+}
+
+// script is a source that a test writes to.
+type script struct{ to chan *changes }
+
+func (s script) run(ctx context.Context, to *changes) error {
+	s.to <- to
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (s script) watch(ctx context.Context, _, _ string, _ func(*corev1.ConfigMap)) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// scripted runs a registry over a source that the test writes to.
+func scripted(t *testing.T, to prometheus.Registerer) (*Registry, *changes) {
+	t.Helper()
+	s := script{to: make(chan *changes, 1)}
+	r, err := newRegistry(Config{Metrics: to}, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, r)
+	c := <-s.to
+	for k := range kinds {
+		c.replace(k, nil)
+	}
+	until(t, r, "nothing", (*Table).Complete)
+	return r, c
+}
+
+func TestStormIsCoalesced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, c := scripted(t, nil)
+		for i := range 10_000 {
+			a := remoteService(fmt.Sprintf("g%d.example.com", i%100), "v1", "server")
+			a.Spec.VersionPriority = int32(i)
+			c.set(key{kindAPIService, types.NamespacedName{Name: a.Name}}, a)
+		}
+		time.Sleep(mostPause) //nolint:forbidigo // virtual time: the moment by which the table must be there
+		synctest.Wait()
+		table := r.Table()
+		if len(table.Entries()) != 100 || table.named("v1.g7.example.com").Object.Spec.VersionPriority != 9907 {
+			t.Errorf("table after the storm has %d entries", len(table.Entries()))
+		}
+		if g := table.Generation(); g > 20 {
+			t.Errorf("%d tables for one storm", g)
+		}
+	})
+}
+
+func TestSupersededComesAfterTheTable(t *testing.T) {
+	r, c := scripted(t, nil)
+	for i := range 50 {
+		old := r.Table()
+		a := remoteService("metrics.k8s.io", fmt.Sprintf("v%d", i+1), "server")
+		c.set(key{kindAPIService, types.NamespacedName{Name: a.Name}}, a)
+		<-old.Superseded()
+		if now := r.Table(); now == old || now.Generation() <= old.Generation() {
+			t.Fatalf("woken by generation %d, found %d", old.Generation(), now.Generation())
+		}
+	}
+}
+
+func TestReport(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, c := scripted(t, nil)
+		service := types.NamespacedName{Namespace: "extensions", Name: "server"}
+		c.set(key{kindAPIService, types.NamespacedName{Name: "v1.a.io"}}, remoteService("a.io", "v1", "server"))
+		c.set(key{kindService, service}, clusterIP(service))
+		c.set(key{kindSlice, service}, slice(service, "10.0.0.1", "10.0.0.2"))
+		settle := func() *Table {
+			time.Sleep(time.Second) //nolint:forbidigo // virtual time
+			synctest.Wait()
+			return r.Table()
+		}
+		e := settle().named("v1.a.io")
+		good := Report{Name: e.Name, Backend: e.Backend, Address: "10.0.0.1:8443", Health: Healthy}
+		for what, bad := range map[string]Report{
+			"another name":    {Name: "v1.b.io", Backend: e.Backend, Address: good.Address, Health: Healthy},
+			"another backend": {Name: e.Name, Backend: &Backend{}, Address: good.Address, Health: Healthy},
+			"another address": {Name: e.Name, Backend: e.Backend, Address: "10.0.0.9:8443", Health: Healthy},
+		} {
+			before := r.Table()
+			r.Report(bad)
+			if settle() != before {
+				t.Errorf("report about %s made a table", what)
+			}
+		}
+		r.Report(good)
+		table := settle()
+		if v := table.named(e.Name).Verdict; !v.Available() || v.Since.IsZero() {
+			t.Errorf("verdict %+v", v)
+		}
+		r.Report(good)
+		if settle() != table {
+			t.Error("the same report again made a table")
+		}
+		// Of two verdicts that come together the later one counts, even if the table says it already.
+		bad := good
+		bad.Health, bad.Message = Unhealthy, "refused"
+		r.Report(bad)
+		r.Report(good)
+		if settle() != table {
+			t.Errorf("two reports that end where they began made a table:\n%s", show(r.Table()))
+		}
+	})
+}
+
+func TestMetrics(t *testing.T) {
+	reg := prometheus.NewPedanticRegistry()
+	r, c := scripted(t, reg)
+	service := types.NamespacedName{Namespace: "extensions", Name: "server"}
+	local := remoteService("b.io", "v1", "")
+	local.Spec.Service = nil
+	c.set(key{kindAPIService, types.NamespacedName{Name: "v1.b.io"}}, local)
+	c.set(key{kindAPIService, types.NamespacedName{Name: "v1.a.io"}}, remoteService("a.io", "v1", "server"))
+	c.set(key{kindService, service}, clusterIP(service))
+	c.set(key{kindSlice, service}, slice(service, "10.0.0.1"))
+	table := until(t, r, "an endpoint", func(t *Table) bool { e := t.named("v1.a.io"); return e != nil && len(e.Endpoints) == 1 })
+	e := table.named("v1.a.io")
+	value := func(reason string) float64 {
+		t.Helper()
+		families, err := reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			for _, m := range f.GetMetric() {
+				if f.GetName() == "aggregator_unavailable_apiservice_total" && m.GetLabel()[1].GetValue() == reason {
+					return m.GetCounter().GetValue()
+				}
+			}
+		}
+		return -1
+	}
+	for _, reason := range unavailableReasons {
+		if v := value(reason); v != 0 {
+			t.Errorf("series of %s is %v at the start", reason, v)
+		}
+	}
+	report := Report{Name: e.Name, Backend: e.Backend, Address: "10.0.0.1:8443", Health: Healthy}
+	for range 2 {
+		report.Health = Healthy
+		r.Report(report)
+		until(t, r, "True", func(t *Table) bool { return t.named(e.Name).Verdict.Available() })
+		report.Health, report.Message = Unhealthy, "refused"
+		r.Report(report)
+		until(t, r, "False", func(t *Table) bool { return !t.named(e.Name).Verdict.Available() })
+	}
+	// From unavailable to unavailable for another reason is no new outage.
+	c.set(key{kindService, service}, nil)
+	until(t, r, "no service", func(t *Table) bool { return t.named(e.Name).Verdict.Reason == ReasonServiceNotFound })
+	if got := []float64{value(ReasonFailedDiscoveryCheck), value(ReasonServiceNotFound)}; !cmp.Equal(got, []float64{2, 0}) {
+		t.Errorf("counters are %v", got)
+	}
+	if err := testutil.GatherAndCompare(reg, strings.NewReader(`
+# HELP aggregator_unavailable_apiservice Gauge of APIServices which are marked as unavailable broken down by APIService name.
+# TYPE aggregator_unavailable_apiservice gauge
+aggregator_unavailable_apiservice{name="v1.a.io"} 1
+aggregator_unavailable_apiservice{name="v1.b.io"} 0
+# HELP fairlead_registry_entries APIServices in the table by kind: local, remote, or refused because a remote claims a protected group.
+# TYPE fairlead_registry_entries gauge
+fairlead_registry_entries{kind="local"} 1
+fairlead_registry_entries{kind="refused"} 0
+fairlead_registry_entries{kind="remote"} 1
+`), "aggregator_unavailable_apiservice", "fairlead_registry_entries"); err != nil {
+		t.Error(err)
+	}
+	c.set(key{kindAPIService, types.NamespacedName{Name: "v1.a.io"}}, nil)
+	until(t, r, "one entry", func(t *Table) bool { return len(t.Entries()) == 1 })
+	if v := value(ReasonFailedDiscoveryCheck); v != -1 {
+		t.Errorf("series outlives its object: %v", v)
+	}
+	if _, err := newMetrics(r.Table, reg); err == nil {
+		t.Error("registered twice without an error")
+	}
+}
+
+func TestReplaceForgetsWhatIsGone(t *testing.T) {
+	r, c := scripted(t, nil)
+	a, b := remoteService("a.io", "v1", "server"), remoteService("b.io", "v1", "server")
+	c.replace(kindAPIService, map[types.NamespacedName]runtime.Object{{Name: a.Name}: a, {Name: b.Name}: b})
+	until(t, r, "two", func(t *Table) bool { return len(t.Entries()) == 2 })
+	service := types.NamespacedName{Namespace: "extensions", Name: "server"}
+	c.set(key{kindSlice, service}, slice(service, "10.0.0.1"))
+	c.set(key{kindService, service}, clusterIP(service))
+	until(t, r, "an endpoint", func(t *Table) bool { return len(t.named(a.Name).Endpoints) == 1 })
+	c.replace(kindAPIService, map[types.NamespacedName]runtime.Object{{Name: b.Name}: b})
+	c.replace(kindSlice, nil)
+	until(t, r, "one without endpoints", func(t *Table) bool {
+		return len(t.Entries()) == 1 && t.named(b.Name).Verdict.Reason == ReasonEndpointsNotFound
+	})
+}

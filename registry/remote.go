@@ -1,0 +1,180 @@
+package registry
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// remote fills an entry that has a backend: whom to trust, which endpoints, what their health says.
+func (b *builder) remote(e *Entry, s *settings, src *origin, old *Entry) {
+	e.Backend = backend(e.Object, s, old)
+	src.ca = b.bundle(e.Object, src.ca)
+	ref := e.Object.Spec.Service
+	r := resolver{
+		options: b.options,
+		ref:     ref,
+		port:    e.Backend.Port,
+		service: src.service,
+		slices:  b.in.Slices[types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}],
+	}
+	found := r.resolve()
+	e.Endpoints = found.endpoints
+	for _, why := range found.refused {
+		e.Problems = append(e.Problems, "endpoint refused: "+why)
+	}
+	if src.ca != nil && src.ca.err == nil && src.ca.skipped > 0 {
+		e.Problems = append(e.Problems, fmt.Sprintf("caBundle: %d PEM blocks are no readable certificates; they are ignored", src.ca.skipped))
+	}
+	b.carry(e, old)
+	b.apply(e)
+	e.Verdict = b.verdict(e, found.fault, src.ca, old)
+}
+
+// carry takes over what was known about the endpoints that are still there. It survives a new Backend as long as that is the same Service:
+// a CA that is being rotated is no reason to answer 503 until the next probe has ended.
+func (b *builder) carry(e, old *Entry) {
+	if old == nil || old.Backend == nil || !sameService(old.Backend, e.Backend) {
+		return
+	}
+	for i := range e.Endpoints {
+		to := &e.Endpoints[i]
+		at := slices.IndexFunc(old.Endpoints, func(o Endpoint) bool { return o.Address == to.Address })
+		if at < 0 {
+			continue
+		}
+		terminating := to.Terminating
+		*to = old.Endpoints[at]
+		to.Terminating = terminating
+	}
+}
+
+// apply brings in the new reports, in the order in which they came.
+func (b *builder) apply(e *Entry) {
+	for _, r := range b.reports[e.Name] {
+		at := slices.IndexFunc(e.Endpoints, func(o Endpoint) bool { return o.Address == r.Address })
+		if at < 0 || r.Backend != e.Backend || r.Health == Unprobed {
+			continue
+		}
+		to := &e.Endpoints[at]
+		if to.Health != r.Health {
+			to.Health, to.Since = r.Health, b.now
+		}
+		to.Slow, to.Reason, to.Message = r.Slow, "", ""
+		if r.Health == Unhealthy {
+			to.Reason, to.Message = failure(r.Reason), steady(r.Message)
+		}
+	}
+}
+
+// failure is the reason of an unhealthy endpoint: a prober may give two, and the metrics have a series for each.
+func failure(reason string) string {
+	if reason == ReasonInvalidCABundle {
+		return reason
+	}
+	return ReasonFailedDiscoveryCheck
+}
+
+// verdict combines everything into the words of the Available condition, the operator's own word first.
+func (b *builder) verdict(e *Entry, static Verdict, ca *bundle, old *Entry) Verdict {
+	no := func(reason, message string) Verdict {
+		return Verdict{Status: corev1.ConditionFalse, Reason: reason, Message: message}
+	}
+	switch {
+	case e.Policy.Maintenance != "":
+		return no(ReasonMaintenance, e.Policy.Maintenance)
+	case ca != nil && ca.err != nil:
+		return no(ReasonInvalidCABundle, "caBundle: "+ca.err.Error())
+	case e.Backend.CAFrom != "" && (ca != nil || e.Backend.Insecure):
+		message := "annotation " + prefix + "ca-from and spec.caBundle exclude each other"
+		if e.Backend.Insecure {
+			message = "annotation " + prefix + "ca-from and spec.insecureSkipTLSVerify exclude each other"
+		}
+		e.Problems = append(e.Problems, message)
+		return no(ReasonInvalidCABundle, message)
+	case static.Reason != "":
+		return static
+	}
+	return probed(e, old)
+}
+
+// probed is the verdict of the probes: available while one endpoint is healthy, unavailable when all are not. In between, when endpoints are
+// new (a rollout replaces all of them at once), what the probes said last still stands: it falls neither without a failed probe nor rises
+// without a successful one.
+func probed(e, old *Entry) Verdict {
+	unprobed := false
+	for i := range e.Endpoints {
+		switch e.Endpoints[i].Health {
+		case Healthy:
+			return Verdict{Status: corev1.ConditionTrue, Reason: ReasonPassed, Message: "all checks passed"}
+		case Unprobed:
+			unprobed = true
+		case Unhealthy:
+		}
+	}
+	if !unprobed && len(e.Endpoints) > 0 {
+		return failed(e)
+	}
+	if old != nil && old.Backend != nil && sameService(old.Backend, e.Backend) {
+		switch old.Verdict.Reason {
+		case ReasonPassed, ReasonFailedDiscoveryCheck:
+			return old.Verdict
+		}
+	}
+	return Verdict{}
+}
+
+// failed is the verdict when every endpoint is unhealthy: the first one's cause, in the form of upstream
+// (remote_available_controller.go: "failing or missing response from <url>: <cause>").
+func failed(e *Entry) Verdict {
+	at := slices.IndexFunc(e.Endpoints, func(o Endpoint) bool { return o.Reason == ReasonFailedDiscoveryCheck })
+	if at < 0 {
+		return Verdict{Status: corev1.ConditionFalse, Reason: ReasonInvalidCABundle, Message: e.Endpoints[0].Message}
+	}
+	first := &e.Endpoints[at]
+	message := first.Message
+	if !strings.HasPrefix(message, "failing or missing response from ") && !strings.HasPrefix(message, "timed out waiting for ") {
+		path := "/apis/" + e.GroupVersion.Group
+		if e.Name == "v1." {
+			path = "/api"
+		}
+		message = "failing or missing response from https://" + first.Address + path + "/" + e.GroupVersion.Version + ": " + message
+	}
+	return Verdict{Status: corev1.ConditionFalse, Reason: ReasonFailedDiscoveryCheck, Message: message}
+}
+
+// maxCause is room for the longest of Go's own TLS errors with a few names in it.
+const maxCause = 1024
+
+// steady takes out of an error what differs from probe to probe, the local address of "read tcp 10.0.0.1:34567->10.0.0.2:443": a backend that
+// keeps failing in the same way must not make a new table every time. It also bounds the text, some of which the backend chose.
+func steady(message string) string {
+	if len(message) > maxCause {
+		message = strings.ToValidUTF8(message[:maxCause], "") + "…"
+	}
+	if !strings.Contains(message, "->") {
+		return message
+	}
+	words := strings.Split(message, " ")
+	for i, w := range words {
+		if _, remote, ok := strings.Cut(w, "->"); ok {
+			words[i] = remote
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// since is when the status last changed.
+func since(v Verdict, old *Entry, now time.Time) time.Time {
+	switch {
+	case v.Status == "":
+		return time.Time{}
+	case old != nil && old.Verdict.Status == v.Status:
+		return old.Verdict.Since
+	}
+	return now
+}

@@ -1,0 +1,203 @@
+package registry
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+)
+
+// resolution is what a Service says about where its backend is.
+type resolution struct {
+	endpoints []Endpoint
+	// fault is why there is no endpoint, in kube-aggregator's words. Zero: none.
+	fault Verdict
+	// refused says which addresses may not be dialled and why.
+	refused []string
+}
+
+// resolver finds the endpoints of one APIService's Service. The order of its checks, their reasons and their messages are those of
+// kube-aggregator's availability controller (pkg/controllers/status/remote) and of its resolvers (k8s.io/apiserver/pkg/util/proxy).
+type resolver struct {
+	options *Options
+	ref     *apiregistrationv1.ServiceReference
+	port    int32
+	service *corev1.Service
+	slices  []*discoveryv1.EndpointSlice
+}
+
+func (r *resolver) resolve() resolution {
+	if r.service == nil {
+		return fault(ReasonServiceNotFound, "service/%s in %q is not present", r.ref.Name, r.ref.Namespace)
+	}
+	port, found := r.servicePort()
+	kind := cmp.Or(r.service.Spec.Type, corev1.ServiceTypeClusterIP)
+	if kind == corev1.ServiceTypeClusterIP {
+		if v := r.checkClusterIP(port, found); v.Reason != "" {
+			return resolution{fault: v}
+		}
+	}
+	switch {
+	case kind == corev1.ServiceTypeExternalName:
+		return r.one(r.service.Spec.ExternalName, "external name")
+	case kind != corev1.ServiceTypeClusterIP && kind != corev1.ServiceTypeNodePort && kind != corev1.ServiceTypeLoadBalancer:
+		return fault(ReasonFailedDiscoveryCheck, "unsupported service type %q", kind)
+	case r.options.ClusterIPRouting && r.service.Spec.ClusterIP == corev1.ClusterIPNone:
+		return fault(ReasonFailedDiscoveryCheck, "cannot route to service with ClusterIP \"None\"")
+	case !found:
+		return fault(ReasonFailedDiscoveryCheck, "no service port %d found for service %q", r.port, r.ref.Name)
+	case r.options.ClusterIPRouting:
+		return r.one(r.service.Spec.ClusterIP, "cluster IP")
+	}
+	return r.fromSlices(port)
+}
+
+// fault makes a resolution without endpoints.
+func fault(reason, format string, args ...any) resolution {
+	return resolution{fault: Verdict{Status: corev1.ConditionFalse, Reason: reason, Message: fmt.Sprintf(format, args...)}}
+}
+
+// servicePort finds the name of the Service's port by its number: slices know ports only by name.
+func (r *resolver) servicePort() (string, bool) {
+	for i := range r.service.Spec.Ports {
+		if p := &r.service.Spec.Ports[i]; p.Port == r.port {
+			return p.Name, true
+		}
+	}
+	return "", false
+}
+
+// checkClusterIP makes the checks that kube-aggregator makes of Services of type ClusterIP only, headless ones included.
+func (r *resolver) checkClusterIP(port string, found bool) Verdict {
+	switch {
+	case !found:
+		return fault(ReasonServicePortError, "service/%s in %q is not listening on port %d", r.ref.Name, r.ref.Namespace, r.port).fault
+	case len(r.slices) == 0:
+		return fault(ReasonEndpointsNotFound, "cannot find endpointslices for service/%s in %q", r.ref.Name, r.ref.Namespace).fault
+	case !slices.ContainsFunc(r.slices, func(s *discoveryv1.EndpointSlice) bool {
+		return slicePort(s, port) != 0 && slices.ContainsFunc(s.Endpoints, usable)
+	}):
+		return fault(ReasonMissingEndpoints, "endpointslices for service/%s in %q have no addresses with port name %q",
+			r.ref.Name, r.ref.Namespace, port).fault
+	}
+	return Verdict{}
+}
+
+// one is the resolution of a Service that is one address.
+func (r *resolver) one(host, what string) resolution {
+	if host == "" {
+		return fault(ReasonFailedDiscoveryCheck, "service/%s in %q has no %s", r.ref.Name, r.ref.Namespace, what)
+	}
+	if why := r.options.refusal(host, r.port); why != "" {
+		return fault(ReasonFailedDiscoveryCheck, "the %s of service/%s in %q is refused: %s", what, r.ref.Name, r.ref.Namespace, why)
+	}
+	return resolution{endpoints: []Endpoint{{Address: net.JoinHostPort(host, strconv.Itoa(int(r.port)))}}}
+}
+
+// fromSlices collects the endpoints of the slices that have the port: those of the Service's primary IP family if there are any (the other
+// family's are the same pods again), ready ones first. Terminating ones that still serve come last: kube-proxy uses them when nothing else is
+// left (KEP-1669), upstream's resolver does not.
+func (r *resolver) fromSlices(port string) resolution {
+	var preferred, others []Endpoint
+	var res resolution
+	family := discoveryv1.AddressType("")
+	if families := r.service.Spec.IPFamilies; len(families) > 0 {
+		family = discoveryv1.AddressType(families[0])
+	}
+	for _, s := range r.slices {
+		number := slicePort(s, port)
+		if number == 0 {
+			continue
+		}
+		to := &others
+		if family == "" || s.AddressType == family {
+			to = &preferred
+		}
+		for i := range s.Endpoints {
+			r.add(to, &res, &s.Endpoints[i], number)
+		}
+	}
+	if len(preferred) == 0 {
+		preferred = others
+	}
+	if res.endpoints = ordered(preferred); len(res.endpoints) > 0 {
+		return res
+	}
+	if len(res.refused) > 0 {
+		res.fault = fault(ReasonMissingEndpoints, "endpointslices for service/%s in %q have only addresses that are refused: %s",
+			r.ref.Name, r.ref.Namespace, strings.Join(res.refused, ", ")).fault
+		return res
+	}
+	return fault(ReasonFailedDiscoveryCheck, "no endpoints available for service %q", r.ref.Name)
+}
+
+// maxRefused bounds how many refused addresses a message names.
+const maxRefused = 5
+
+func (r *resolver) add(to *[]Endpoint, res *resolution, e *discoveryv1.Endpoint, port int32) {
+	if !usable(*e) || len(e.Addresses) == 0 {
+		return
+	}
+	// Only the first address counts: the API says that all are the same endpoint, and upstream and kube-proxy ignore the rest.
+	if why := r.options.refusal(e.Addresses[0], port); why != "" {
+		if len(res.refused) < maxRefused && !slices.Contains(res.refused, why) {
+			res.refused = append(res.refused, why)
+		}
+		return
+	}
+	*to = append(*to, Endpoint{
+		Address:     net.JoinHostPort(e.Addresses[0], strconv.Itoa(int(port))),
+		Terminating: e.Conditions.Terminating != nil && *e.Conditions.Terminating,
+	})
+}
+
+// usable reports whether an endpoint takes requests: it is ready (unset counts as ready, as the API says), or it is on its way out and still
+// serves.
+func usable(e discoveryv1.Endpoint) bool {
+	c := &e.Conditions
+	if c.Ready == nil || *c.Ready {
+		return true
+	}
+	return c.Terminating != nil && *c.Terminating && c.Serving != nil && *c.Serving
+}
+
+// slicePort returns the number of the named port of a slice, 0 when it has none.
+func slicePort(s *discoveryv1.EndpointSlice, name string) int32 {
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		if p.Port == nil || *p.Port < 1 || *p.Port > 65535 {
+			continue
+		}
+		if p.Name == nil && name == "" || p.Name != nil && *p.Name == name {
+			return *p.Port
+		}
+	}
+	return 0
+}
+
+// ordered sorts endpoints and drops duplicates: while a pod moves from slice to slice it may be in both, and the ready one of the two counts.
+func ordered(endpoints []Endpoint) []Endpoint {
+	slices.SortFunc(endpoints, func(a, b Endpoint) int {
+		return cmp.Or(strings.Compare(a.Address, b.Address), compareBool(a.Terminating, b.Terminating))
+	})
+	endpoints = slices.CompactFunc(endpoints, func(a, b Endpoint) bool { return a.Address == b.Address })
+	slices.SortStableFunc(endpoints, func(a, b Endpoint) int { return compareBool(a.Terminating, b.Terminating) })
+	return endpoints
+}
+
+// compareBool orders false before true.
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
+}

@@ -1,0 +1,300 @@
+package registry
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/tools/txtar"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"sigs.k8s.io/yaml"
+)
+
+var update = flag.Bool("update", false, "rewrite the expectations of the stories")
+
+// A story is a script of steps, one a line, over the files of its archive:
+//
+//	options <word>…            clusterip, loopback, directory, unprotected; before the first apply
+//	apply <file>…              objects that are new or changed
+//	delete <kind> <ns>/<name>
+//	report <apiservice> <address> healthy|slow|unhealthy|badca [cause]
+//	advance <duration>
+//	same                       the last step made no new table
+//	backend <apiservice> same|new    since the last time this was asked
+//	expect <file>              the table, as text
+func TestStories(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txtar")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no stories: %v", err)
+	}
+	for _, f := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(f), ".txtar"), func(t *testing.T) { tell(t, f) })
+	}
+}
+
+type story struct {
+	*testing.T
+	archive  *txtar.Archive
+	objects  *objects
+	options  Options
+	now      time.Time
+	table    *Table
+	last     *Table
+	backends map[string]*Backend
+}
+
+func tell(t *testing.T, file string) {
+	archive, err := txtar.ParseFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &story{T: t, archive: archive, objects: newObjects(), now: time.Unix(0, 0).UTC(), backends: make(map[string]*Backend)}
+	s.table = Build(Input{Options: &s.options}, nil)
+	s.last = s.table
+	for i, line := range strings.Split(string(archive.Comment), "\n") {
+		words := strings.Fields(line)
+		if len(words) == 0 || strings.HasPrefix(words[0], "#") {
+			continue
+		}
+		s.step(fmt.Sprintf("%s:%d", file, i+1), words)
+	}
+	if *update {
+		if err := os.WriteFile(file, txtar.Format(archive), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func (s *story) step(at string, words []string) {
+	var b batch
+	b.objects = make(map[key]runtime.Object)
+	b.replaced = [kinds]bool{}
+	switch words[0] {
+	case "options":
+		s.setOptions(words[1:])
+		return
+	case "apply":
+		for _, f := range words[1:] {
+			s.read(f, &b)
+		}
+	case "delete":
+		ns, name, _ := strings.Cut(words[2], "/")
+		kind := map[string]kind{"APIService": kindAPIService, "Service": kindService, "EndpointSlice": kindSlice}[words[1]]
+		b.objects[key{kind, types.NamespacedName{Namespace: ns, Name: name}}] = nil
+	case "report":
+		s.report(words[1:], &b)
+	case "advance":
+		d, err := time.ParseDuration(words[1])
+		if err != nil {
+			s.Fatalf("%s: %v", at, err)
+		}
+		s.now = s.now.Add(d)
+		return
+	case "same":
+		if s.table != s.last {
+			s.Errorf("%s: a new table, generation %d:\n%s", at, s.table.Generation(), show(s.table))
+		}
+		return
+	case "backend":
+		now := s.table.named(words[1]).Backend
+		if same := now == s.backends[words[1]]; same != (words[2] == "same") {
+			s.Errorf("%s: same backend: %v", at, same)
+		}
+		s.backends[words[1]] = now
+		return
+	case "expect":
+		s.expect(at, words[1])
+		return
+	default:
+		s.Fatalf("%s: unknown step %s", at, words[0])
+	}
+	s.objects.apply(&b)
+	s.last = s.table
+	s.table = s.build(b.reports, s.table)
+	fresh := s.build(nil, nil)
+	if got, want := layoutOf(s.table), layoutOf(fresh); got != want {
+		s.Errorf("%s: the table that grew differs from one made from nothing:\n%s", at, cmp.Diff(want, got))
+	}
+}
+
+func (s *story) build(reports map[reportKey]Report, prev *Table) *Table {
+	in := Input{
+		APIServices: s.objects.apiServices, Services: s.objects.services, Slices: s.objects.grouped,
+		Options: &s.options, Complete: true, Now: s.now,
+	}
+	for _, r := range reports {
+		in.Reports = append(in.Reports, r)
+	}
+	return Build(in, prev)
+}
+
+// layoutOf is what must not depend on how the table came to be: everything but what probes said.
+func layoutOf(t *Table) string {
+	var b strings.Builder
+	for _, e := range t.Entries() {
+		fmt.Fprintf(&b, "%s %v %v\n", e.Name, e.Local(), e.Problems)
+		for _, p := range e.Endpoints {
+			fmt.Fprintf(&b, "  %s %v\n", p.Address, p.Terminating)
+		}
+	}
+	for _, g := range t.Groups() {
+		fmt.Fprintf(&b, "%s %d", g.Name, g.Priority)
+		for _, e := range g.Entries {
+			fmt.Fprintf(&b, " %s", e.GroupVersion.Version)
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
+}
+
+func (s *story) setOptions(words []string) {
+	for _, w := range words {
+		switch w {
+		case "clusterip":
+			s.options.ClusterIPRouting = true
+		case "loopback":
+			s.options.AllowLoopback = true
+		case "directory":
+			s.options.Directory = true
+		case "unprotected":
+			s.options.ProtectedGroups = []string{}
+		default:
+			s.Fatalf("unknown option %s", w)
+		}
+	}
+}
+
+func (s *story) report(words []string, b *batch) {
+	e := s.table.named(words[0])
+	if e == nil {
+		s.Fatalf("report about %s, which is not in the table", words[0])
+	}
+	r := Report{Name: words[0], Backend: e.Backend, Address: words[1], Message: strings.Join(words[3:], " ")}
+	switch words[2] {
+	case "healthy":
+		r.Health = Healthy
+	case "slow":
+		r.Health, r.Slow = Healthy, true
+	case "unhealthy":
+		r.Health, r.Reason = Unhealthy, ReasonFailedDiscoveryCheck
+	case "badca":
+		r.Health, r.Reason = Unhealthy, ReasonInvalidCABundle
+	default:
+		s.Fatalf("unknown health %s", words[2])
+	}
+	b.reports = map[reportKey]Report{{r.Name, r.Address}: r}
+}
+
+// read takes the objects of a file, separated by ---.
+func (s *story) read(file string, b *batch) {
+	for doc := range strings.SplitSeq(string(s.file(file).Data), "---\n") {
+		var m struct {
+			Kind string `json:"kind"`
+		}
+		if err := yaml.Unmarshal([]byte(doc), &m); err != nil {
+			s.Fatalf("%s: %v", file, err)
+		}
+		switch m.Kind {
+		case "APIService":
+			o := &apiregistrationv1.APIService{}
+			s.decode(file, doc, o)
+			b.objects[key{kindAPIService, types.NamespacedName{Name: o.Name}}] = o
+		case "Service":
+			o := &corev1.Service{}
+			s.decode(file, doc, o)
+			b.objects[key{kindService, types.NamespacedName{Namespace: o.Namespace, Name: o.Name}}] = o
+		case "EndpointSlice":
+			o := &discoveryv1.EndpointSlice{}
+			s.decode(file, doc, o)
+			b.objects[key{kindSlice, types.NamespacedName{Namespace: o.Namespace, Name: o.Name}}] = o
+		default:
+			s.Fatalf("%s: unknown kind %q", file, m.Kind)
+		}
+	}
+}
+
+func (s *story) decode(file, doc string, into any) {
+	if err := yaml.UnmarshalStrict([]byte(doc), into); err != nil {
+		s.Fatalf("%s: %v", file, err)
+	}
+}
+
+func (s *story) file(name string) *txtar.File {
+	for i := range s.archive.Files {
+		if s.archive.Files[i].Name == name {
+			return &s.archive.Files[i]
+		}
+	}
+	if *update {
+		s.archive.Files = append(s.archive.Files, txtar.File{Name: name})
+		return &s.archive.Files[len(s.archive.Files)-1]
+	}
+	s.Fatalf("no file %s", name)
+	return nil
+}
+
+func (s *story) expect(at, file string) {
+	f, got := s.file(file), show(s.table)
+	if *update {
+		f.Data = []byte(got)
+		return
+	}
+	if d := cmp.Diff(string(f.Data), got); d != "" {
+		s.Errorf("%s: table differs from %s (-want +got):\n%s", at, file, d)
+	}
+}
+
+// show writes a table as text.
+func show(t *Table) string {
+	var b strings.Builder
+	for _, e := range t.Entries() {
+		v := e.Verdict
+		fmt.Fprintf(&b, "%s %s", e.Name, strings.TrimSpace(fmt.Sprintf("%s %s", v.Status, v.Reason)))
+		if v.Message != "" {
+			fmt.Fprintf(&b, " %q", v.Message)
+		}
+		if !v.Since.IsZero() {
+			fmt.Fprintf(&b, " at %s", v.Since.Sub(time.Unix(0, 0)))
+		}
+		b.WriteByte('\n')
+		for _, p := range e.Endpoints {
+			fmt.Fprintf(&b, "  %s %s", p.Address, [...]string{"unprobed", "healthy", "unhealthy"}[p.Health])
+			if p.Terminating {
+				b.WriteString(" terminating")
+			}
+			if p.Slow {
+				b.WriteString(" slow")
+			}
+			if !p.Since.IsZero() {
+				fmt.Fprintf(&b, " at %s", p.Since.Sub(time.Unix(0, 0)))
+			}
+			b.WriteByte('\n')
+		}
+		for _, p := range e.Problems {
+			fmt.Fprintf(&b, "  problem: %s\n", p)
+		}
+	}
+	b.WriteString("groups:")
+	for _, g := range t.Groups() {
+		name := g.Name
+		if name == "" {
+			name = "core"
+		}
+		var versions []string
+		for _, e := range g.Entries {
+			versions = append(versions, e.GroupVersion.Version)
+		}
+		fmt.Fprintf(&b, " %s(%s)", name, strings.Join(versions, ","))
+	}
+	b.WriteByte('\n')
+	return b.String()
+}

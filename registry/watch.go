@@ -1,0 +1,307 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	discoveryv1client "k8s.io/client-go/kubernetes/typed/discovery/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	apiregistrationv1client "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
+)
+
+// cluster is the source that watches a kube-apiserver. Reflectors write straight into the changes: there is no informer store, so the writer's
+// objects are the only copy.
+type cluster struct {
+	apiServices apiregistrationv1client.APIServicesGetter
+	core        corev1client.CoreV1Interface
+	discovery   discoveryv1client.DiscoveryV1Interface
+	log         *slog.Logger
+}
+
+func newCluster(given *rest.Config, log *slog.Logger) (*cluster, error) {
+	c := rest.CopyConfig(given)
+	c.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON // a quarter of JSON's cost to decode
+	c.ContentType = runtime.ContentTypeProtobuf
+	c.Timeout = 0 // it would cut watches
+	client, err := rest.HTTPClientFor(c)
+	if err != nil {
+		return nil, fmt.Errorf("making client of the local apiserver: %w", err)
+	}
+	aggregation, err := apiregistrationv1client.NewForConfigAndClient(c, client)
+	if err != nil {
+		return nil, fmt.Errorf("making client of the local apiserver: %w", err)
+	}
+	core, err := corev1client.NewForConfigAndClient(c, client)
+	if err != nil {
+		return nil, fmt.Errorf("making client of the local apiserver: %w", err)
+	}
+	discovery, err := discoveryv1client.NewForConfigAndClient(c, client)
+	if err != nil {
+		return nil, fmt.Errorf("making client of the local apiserver: %w", err)
+	}
+	return &cluster{apiServices: aggregation, core: core, discovery: discovery, log: log}, nil
+}
+
+// errNoAPIServices is what a local apiserver without the aggregation API earns: it will never have one, so waiting would hide a wrong setting.
+var errNoAPIServices = errors.New("the local apiserver does not serve apiregistration.k8s.io/v1: " +
+	"run kube-apiserver with its aggregator, or register APIServices from files with --registry=dir:PATH")
+
+func (c *cluster) run(ctx context.Context, to *changes) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	services := c.apiServices.APIServices()
+	lists := []*lister{
+		{
+			kind: kindAPIService, example: &apiregistrationv1.APIService{},
+			list:   func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return services.List(ctx, o) },
+			watch:  services.Watch,
+			absent: func() { cancel(errNoAPIServices) },
+		},
+		{
+			kind: kindService, example: &corev1.Service{},
+			list: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+				return c.core.Services(metav1.NamespaceAll).List(ctx, o)
+			},
+			watch: c.core.Services(metav1.NamespaceAll).Watch,
+		},
+		{
+			kind: kindSlice, example: &discoveryv1.EndpointSlice{},
+			list: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+				return c.discovery.EndpointSlices(metav1.NamespaceAll).List(ctx, o)
+			},
+			watch: c.discovery.EndpointSlices(metav1.NamespaceAll).Watch,
+		},
+	}
+	var wg sync.WaitGroup
+	for _, l := range lists {
+		l.log = c.log
+		wg.Go(func() { l.reflect(ctx, &store{kind: l.kind, to: to, synced: l.succeeded}) })
+	}
+	wg.Wait() // every reflector ends with ctx
+	return context.Cause(ctx)
+}
+
+// watch implements source.
+func (c *cluster) watch(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap)) error {
+	byName := fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+	l := &lister{
+		example: &corev1.ConfigMap{},
+		list: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = byName
+			return c.core.ConfigMaps(namespace).List(ctx, o)
+		},
+		watch: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = byName
+			return c.core.ConfigMaps(namespace).Watch(ctx, o)
+		},
+		log: c.log,
+	}
+	l.reflect(ctx, &single{name: types.NamespacedName{Namespace: namespace, Name: name}, f: f})
+	return ctx.Err()
+}
+
+// lister is how one kind is read.
+type lister struct {
+	kind    kind
+	example runtime.Object
+	list    cache.ListWithContextFunc
+	watch   cache.WatchFuncWithContext
+	log     *slog.Logger
+	// absent is called when the kind is not served and has never been. Nil: that is a fault like any other.
+	absent func()
+
+	mu     sync.Mutex // guards what follows
+	served bool
+	last   string // the error that was logged last, so that one outage is one line
+}
+
+// again is how long a reflector waits after a fault: less than client-go's 30 s at most, because while it waits the table is old.
+func again() *wait.Backoff {
+	return &wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 8, Cap: 3 * time.Second}
+}
+
+// reflect keeps a store up to date until ctx ends. When the apiserver goes away the store keeps what it has.
+func (l *lister) reflect(ctx context.Context, to cache.ReflectorStore) {
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			list, err := l.list(ctx, o)
+			l.note(ctx, err)
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			w, err := l.watch(ctx, o)
+			l.note(ctx, err)
+			return w, err
+		},
+	}
+	r := cache.NewReflectorWithOptions(lw, l.example, to, cache.ReflectorOptions{Name: "registry", Backoff: again()})
+	r.RunWithContext(ctx)
+}
+
+// note looks at how a request to the apiserver ended.
+func (l *lister) note(ctx context.Context, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	l.mu.Lock()
+	text, known := "", l.served
+	if err != nil {
+		text = err.Error()
+	}
+	news := text != l.last
+	l.last = text
+	l.mu.Unlock()
+	switch {
+	case apierrors.IsNotFound(err) && !known && l.absent != nil:
+		l.absent()
+	case err != nil && news:
+		l.log.Warn("reading from the local apiserver, the last state is kept", "kind", fmt.Sprintf("%T", l.example), "err", err)
+	}
+}
+
+// succeeded notes that the kind is served: from now on a 404 is an apiserver that is just starting.
+func (l *lister) succeeded() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.served = true
+}
+
+// store turns what a reflector sees into changes. It implements cache.ReflectorStore and cache.TransformingStore.
+type store struct {
+	kind   kind
+	to     *changes
+	synced func()
+}
+
+func (s *store) Add(o any) error    { return s.set(o) }
+func (s *store) Update(o any) error { return s.set(o) }
+func (s *store) Resync() error      { return nil }
+
+func (s *store) set(o any) error {
+	object, name, err := named(o)
+	if err != nil {
+		return err
+	}
+	s.to.set(key{s.kind, name}, object)
+	return nil
+}
+
+func (s *store) Delete(o any) error {
+	_, name, err := named(o)
+	if err != nil {
+		return err
+	}
+	s.to.set(key{s.kind, name}, nil)
+	return nil
+}
+
+func (s *store) Replace(list []any, _ string) error {
+	all := make(map[types.NamespacedName]runtime.Object, len(list))
+	for _, o := range list {
+		object, name, err := named(o)
+		if err != nil {
+			return err
+		}
+		all[name] = object
+	}
+	s.synced()
+	s.to.replace(s.kind, all)
+	return nil
+}
+
+// Transformer spares the reflector from holding a list with all its managed fields.
+func (s *store) Transformer() cache.TransformFunc {
+	return func(o any) (any, error) {
+		object, _, err := named(o)
+		return object, err
+	}
+}
+
+// named strips an object and tells its name.
+func named(o any) (runtime.Object, types.NamespacedName, error) {
+	object, ok := o.(runtime.Object)
+	if !ok {
+		return nil, types.NamespacedName{}, fmt.Errorf("reading from the local apiserver: unexpected %T", o)
+	}
+	m, err := meta.Accessor(o)
+	if err != nil {
+		return nil, types.NamespacedName{}, fmt.Errorf("reading from the local apiserver: %w", err)
+	}
+	strip(object)
+	return object, types.NamespacedName{Namespace: m.GetNamespace(), Name: m.GetName()}, nil
+}
+
+// strip drops what nobody here reads, so that ten thousand Services fit into a few megabytes. The reflector hands over objects that nobody else
+// has yet, so they may be changed.
+func strip(o runtime.Object) {
+	switch o := o.(type) {
+	case *apiregistrationv1.APIService:
+		// The verdict here is this replica's own: kube-aggregator's must not be taken for it.
+		o.ManagedFields, o.Status = nil, apiregistrationv1.APIServiceStatus{}
+	case *corev1.Service:
+		o.ObjectMeta = metav1.ObjectMeta{Namespace: o.Namespace, Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}
+		o.Spec.Selector, o.Status = nil, corev1.ServiceStatus{}
+	case *discoveryv1.EndpointSlice:
+		o.ObjectMeta = metav1.ObjectMeta{
+			Namespace: o.Namespace, Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion,
+			Labels: map[string]string{discoveryv1.LabelServiceName: o.Labels[discoveryv1.LabelServiceName]},
+		}
+		for i := range o.Endpoints {
+			e := &o.Endpoints[i]
+			*e = discoveryv1.Endpoint{Addresses: e.Addresses, Conditions: e.Conditions}
+		}
+	}
+}
+
+// single tells a function about one ConfigMap. It implements cache.ReflectorStore; its one reflector is its only caller.
+type single struct {
+	name types.NamespacedName
+	f    func(*corev1.ConfigMap)
+}
+
+func (s *single) Add(o any) error    { return s.tell(o) }
+func (s *single) Update(o any) error { return s.tell(o) }
+func (s *single) Resync() error      { return nil }
+
+func (s *single) tell(o any) error {
+	// The field selector is the server's to honour; what comes from elsewhere is not trusted to have done so.
+	if m, ok := o.(*corev1.ConfigMap); ok && m.Namespace == s.name.Namespace && m.Name == s.name.Name {
+		s.f(m)
+	}
+	return nil
+}
+
+func (s *single) Delete(o any) error {
+	if m, ok := o.(*corev1.ConfigMap); ok && m.Namespace == s.name.Namespace && m.Name == s.name.Name {
+		s.f(nil)
+	}
+	return nil
+}
+
+func (s *single) Replace(list []any, _ string) error {
+	for _, o := range list {
+		if m, ok := o.(*corev1.ConfigMap); ok && m.Namespace == s.name.Namespace && m.Name == s.name.Name {
+			s.f(m)
+			return nil
+		}
+	}
+	s.f(nil)
+	return nil
+}
