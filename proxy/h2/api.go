@@ -1,0 +1,130 @@
+package h2
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"golang.org/x/net/http2/hpack"
+)
+
+// Head is one decoded request head. Its strings stay valid after the call it is passed to; Fields only lives during it.
+type Head struct {
+	Method    string // :method
+	Scheme    string // :scheme
+	Authority string // :authority, or else the host field
+	Path      string // :path as received, up to the first '?'
+	RawQuery  string // :path as received, after the first '?'
+	// Fields are the other fields in the order received: valid lower-case names (RFC 9113 §8.2), without host.
+	Fields        []hpack.HeaderField
+	ContentLength int64 // -1: not declared
+	EndStream     bool  // no body follows
+
+	target string // :path as received
+}
+
+func (h *Head) setTarget(path string) {
+	h.target = path
+	h.Path, h.RawQuery, _ = strings.Cut(path, "?")
+}
+
+// ConnInfo is what Decide may know of the client's connection.
+type ConnInfo struct {
+	Remote net.Addr            // the client's address
+	Local  net.Addr            // ours
+	TLS    tls.ConnectionState // after the handshake
+	// Value is free for Decide, which is never called twice at once for one connection: caches per connection live here.
+	Value any
+
+	ctx context.Context // what requests that are served here derive theirs from
+}
+
+// Plan says what becomes of a stream.
+type Plan struct {
+	Forward *Upstream    // the backend to forward to; nil: Serve answers
+	Serve   http.Handler // answers the request on its own goroutine; nil with Forward nil: 500
+
+	Remove      func(name string) bool // client's fields and trailers that are not forwarded; nil: none beyond the connection-specific
+	Set         []hpack.HeaderField    // fields that are set, replacing the client's; must not change afterwards
+	SetResponse []hpack.HeaderField    // fields set on the final response head, replacing the backend's; must not change afterwards
+	Path        string                 // :path as forwarded, with the query; "": as received
+	Authority   string                 // :authority as forwarded; "": as received
+
+	Deadline    time.Duration // the whole request must end within it; 0: no bound
+	LongRunning bool          // a watch, log or the like: no retry once sent, and drain grants it the grace
+	GoAway      bool          // tell the client to open a new connection after this request (--goaway-chance)
+
+	Retries int         // further tries that are allowed, at most 2 are used; 0: none
+	Again   bool        // the request may be sent again although a backend may have seen it (GET and HEAD, not watch)
+	Budget  func() bool // asked before each retry; nil: always
+
+	// Accept is asked for every final response head before it is forwarded: nil forwards it, a handler answers in its place
+	// (a redirect that must not reach the client). nil: all are forwarded.
+	Accept func(status int) http.Handler
+	// Fail returns what answers a request that could not be forwarded, told by Outcome.Reason; nil: an empty 502, 503 or 504.
+	// The handler sees the request's head as it was to be forwarded.
+	Fail func(o Outcome) http.Handler
+	// Done is called exactly once, when the stream has ended. It must not block. nil: nobody asks.
+	Done func(o Outcome)
+}
+
+// Reason says why a stream ended other than by a complete response.
+type Reason string
+
+// The reasons. The first five and the last end in an answer by Plan.Fail, unless the response had begun.
+const (
+	ReasonNone        Reason = ""             // complete
+	ReasonNoEndpoint  Reason = "no-endpoint"  // Upstream.Pick returned nil
+	ReasonDial        Reason = "dial"         // no connection to an endpoint
+	ReasonLost        Reason = "lost"         // the backend's connection broke or fell silent
+	ReasonReset       Reason = "reset"        // the backend reset or refused the stream
+	ReasonBadResponse Reason = "bad-response" // the backend broke the protocol
+	ReasonTooLarge    Reason = "too-large"    // the head is larger than the backend accepts
+	ReasonRejected    Reason = "rejected"     // Plan.Accept answered instead
+	ReasonDeadline    Reason = "deadline"     // Plan.Deadline passed
+	ReasonClientReset Reason = "client-reset" // the client reset the stream or broke the protocol on it
+	ReasonClientLost  Reason = "client-lost"  // the client's connection is gone
+	ReasonDrain       Reason = "drain"        // this process is going away
+	ReasonAbort       Reason = "abort"        // the handler panicked
+	ReasonRetired     Reason = "retired"      // the endpoint was retired and its grace is over
+)
+
+// Outcome is how a stream ended.
+type Outcome struct {
+	Status   int           // of the final response head sent to the client; 0: none was
+	Reason   Reason        // ReasonNone: the response is complete
+	Err      error         // what Reason names in more detail; may be nil
+	Endpoint *Endpoint     // the last one tried; nil: none was
+	Retries  int           // tries beyond the first
+	Received int64         // body bytes from the client
+	Sent     int64         // body bytes to the client
+	Duration time.Duration // from the head's arrival to the end
+	Wait     time.Duration // from the head's arrival to the final response head; 0: there was none
+}
+
+// Upstream is a backend as the engine sees it: a choice of endpoints. It is shared by all requests to the backend.
+type Upstream struct {
+	// Pick chooses an endpoint for one request, other than those it tried before if there is a choice, and counts the request
+	// as in flight there; nil: there is none. It must not block.
+	Pick func(tried []*Endpoint) *Endpoint
+}
+
+// Endpoint is one address of a backend. Connections are pooled by its identity: who hands it out keeps returning the same pointer
+// while address and trust are the same, and calls Server.Retire when they end.
+type Endpoint struct {
+	Name string // for Outcome and logs
+
+	// Dial connects and finishes the TLS handshake with ALPN h2. It runs on its own goroutine and must obey ctx. The TCP
+	// connection should be passed through wrap before it is handed to tls.Client: writes then never block the lane.
+	Dial func(ctx context.Context, wrap func(net.Conn) net.Conn) (*tls.Conn, error)
+	// Release takes back what Pick counted, once per Pick. It must not block. nil: nobody counts.
+	Release func()
+	// Failed hears of a failed dial, handshake or ping, or a broken connection: a hint, not a verdict. It must not block. nil: nobody listens.
+	Failed func(err error)
+
+	MaxConns    int           // connections per shard; 0: 1024, which at 250 streams each is far beyond the limits in front of it
+	PingTimeout time.Duration // silence after which a connection is closed, a PING being sent half way; 0: 5 s
+}

@@ -1,0 +1,257 @@
+package h2
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// maxInterims bounds the 1xx heads of one response. A backend is not trusted to stop.
+const maxInterims = 16
+
+// responseBlock handles a field block from a backend. The fields are in e.fields.
+func (e *engine) responseBlock(c *conn, id uint32) *connError {
+	s := c.streams[id]
+	if s == nil {
+		if c.idle(id) {
+			return &connError{http2.ErrCodeProtocol, "HEADERS on a stream we did not open"}
+		}
+		return nil
+	}
+	if s.waited != 0 {
+		return e.responseTrailers(c, s)
+	}
+	if e.fieldsOver {
+		return e.violation(s, down, http2.ErrCodeEnhanceYourCalm, "response head too large")
+	}
+	r, err := e.parseResponse()
+	if err != nil {
+		return e.violation(s, down, http2.ErrCodeProtocol, err.Error())
+	}
+	if r.status < 200 {
+		return e.interim(c, s, r)
+	}
+	return e.response(c, s, r)
+}
+
+// interim forwards a 1xx head (RFC 9110 §15.2).
+func (e *engine) interim(c *conn, s *stream, r responseHead) *connError {
+	s.interims++
+	if c.blockES || r.status == http.StatusSwitchingProtocols || s.interims > maxInterims { // §8.1, §8.6
+		return e.violation(s, down, http2.ErrCodeProtocol, "interim response that must not be")
+	}
+	s.leg[up].writeHeaders(s.id[up], false, e.fields[:1], r.fields)
+	return nil
+}
+
+// response forwards the final head.
+func (e *engine) response(c *conn, s *stream, r responseHead) *connError {
+	d := &s.half[down]
+	s.noBody = s.method == methodHead || r.status == http.StatusNoContent || r.status == http.StatusNotModified
+	if c.blockES && r.length > 0 && !s.noBody {
+		return e.violation(s, down, http2.ErrCodeProtocol, "content-length does not match")
+	}
+	if s.plan.Accept != nil {
+		if h := s.plan.Accept(r.status); h != nil {
+			s.blame(ReasonRejected, fmt.Errorf("response %d rejected", r.status))
+			e.reset(s, down, http2.ErrCodeCancel)
+			e.serveInstead(s, h)
+			return nil
+		}
+	}
+	s.waited = e.now
+	s.status = int16(r.status)
+	d.declared, d.end, d.head, d.sentEnd = r.length, c.blockES, true, c.blockES
+	e.freeReq(s) // no retry from here
+	s.half[up].q.forget(e)
+	if set := s.plan.SetResponse; len(set) > 0 {
+		r.fields = slices.DeleteFunc(r.fields, func(f hpack.HeaderField) bool { return isSet(set, f.Name) })
+	}
+	s.leg[up].writeHeaders(s.id[up], c.blockES, e.fields[:1], r.fields, s.plan.SetResponse)
+	if c.blockES {
+		e.review(s)
+	}
+	return nil
+}
+
+func (e *engine) responseTrailers(c *conn, s *stream) *connError {
+	d := &s.half[down]
+	switch {
+	case d.end:
+		return e.violation(s, down, http2.ErrCodeStreamClosed, "HEADERS after END_STREAM")
+	case !c.blockES:
+		return e.violation(s, down, http2.ErrCodeProtocol, "second HEADERS without END_STREAM")
+	case e.fieldsOver:
+		return e.violation(s, down, http2.ErrCodeEnhanceYourCalm, "trailers too large")
+	case d.declared >= 0 && d.got != d.declared && !s.noBody:
+		return e.violation(s, down, http2.ErrCodeProtocol, "content-length does not match")
+	}
+	trailers, err := e.parseTrailers(nil)
+	if err != nil {
+		return e.violation(s, down, http2.ErrCodeProtocol, err.Error())
+	}
+	d.trailers = trailers
+	e.push(s, down, nil, true)
+	return nil
+}
+
+// backendReset handles RST_STREAM from a backend.
+func (e *engine) backendReset(s *stream, code http2.ErrCode) {
+	e.unlinkLeg(s, down)
+	err := fmt.Errorf("backend reset the stream: %v", code)
+	switch {
+	case s.half[down].end: // the response is complete: it only does not want the rest of the upload (§8.1)
+		if !s.half[up].sentEnd {
+			e.discardUpload(s)
+		}
+		e.review(s)
+	case code == http2.ErrCodeRefusedStream: // §8.7: not processed
+		e.failed(s, failure{reason: ReasonReset, err: err, unprocessed: true})
+	default:
+		e.failed(s, failure{reason: ReasonReset, err: err, code: code})
+	}
+}
+
+// backendGone ends a stream whose connection broke.
+func (e *engine) backendGone(s *stream, err error) {
+	if s.half[down].end {
+		if !s.half[up].sentEnd {
+			e.discardUpload(s)
+		}
+		e.review(s)
+		return
+	}
+	if err == nil {
+		err = errors.New("connection closed")
+	}
+	e.failed(s, failure{reason: ReasonLost, err: err})
+}
+
+// goAwayFrame handles GOAWAY (§6.8).
+func (e *engine) goAwayFrame(c *conn, h frameHeader, p []byte) *connError {
+	switch {
+	case h.id != 0:
+		return &connError{http2.ErrCodeProtocol, "GOAWAY on a stream"}
+	case len(p) < 8:
+		return &connError{http2.ErrCodeFrameSize, "GOAWAY cut short"}
+	}
+	if c.side == up {
+		// The client opens no more streams. What runs is finished.
+		if c.goAway != goAwayFinal {
+			c.goAway, c.lastAccepted = goAwayFinal, c.maxID
+		}
+		e.closeIfDone(c)
+		return c.spend(costControl)
+	}
+	last := binary.BigEndian.Uint32(p) & topStreamID
+	err := fmt.Errorf("backend sent GOAWAY: %v", http2.ErrCode(binary.BigEndian.Uint32(p[4:])))
+	c.drained = true
+	for _, id := range slices.Sorted(maps.Keys(c.streams)) {
+		if s := c.streams[id]; s != nil && id > last {
+			e.unlinkLeg(s, down)
+			e.failed(s, failure{reason: ReasonReset, err: err, unprocessed: true})
+		}
+	}
+	e.closeIfDone(c)
+	e.serveWaiting(c.pool)
+	return c.spend(costControl)
+}
+
+// failure is why one try to forward a stream has come to nothing.
+type failure struct {
+	reason      Reason
+	err         error
+	code        http2.ErrCode // the backend's, if it sent one
+	unprocessed bool          // no backend has done anything for the request
+	final       bool          // another try would not help
+}
+
+// failed tries another connection, or tells the client. The backend's leg is gone already.
+func (e *engine) failed(s *stream, f failure) {
+	if s.half[down].head {
+		code := http2.ErrCodeInternal // as a broken body of ReverseProxy ends
+		if f.code == http2.ErrCodeCancel || f.code == http2.ErrCodeEnhanceYourCalm {
+			code = f.code // says nothing wrong about the client
+		}
+		e.abort(s, f.reason, f.err, code)
+		return
+	}
+	if e.mayRetry(s, f) {
+		e.retry(s)
+		return
+	}
+	s.blame(f.reason, f.err)
+	e.answerFailure(s)
+}
+
+// mayRetry follows design §4: what no backend has processed may be sent again whatever the method, other requests only if the plan
+// says so; and in any case only if the whole body is still here.
+func (e *engine) mayRetry(s *stream, f failure) bool {
+	const maxRetries = 2
+	p := &s.plan
+	if f.final || s.req == nil || s.half[up].q.lost || int(s.tries) >= min(p.Retries, maxRetries) {
+		return false
+	}
+	return (f.unprocessed || p.Again) && (p.Budget == nil || p.Budget())
+}
+
+// retry sends the request again from its beginning.
+func (e *engine) retry(s *stream) {
+	s.tries++
+	s.tried = append(s.tried, s.pool.ep)
+	u := &s.half[up]
+	s.leg[up].queued += u.q.kept
+	u.q.rewind()
+	u.head, u.sentEnd, u.sent = false, false, 0
+	e.place(s)
+}
+
+// answerFailure answers a request that could not be forwarded.
+func (e *engine) answerFailure(s *stream) {
+	e.leaveWait(s)
+	if s.plan.Fail != nil {
+		if h := s.plan.Fail(e.outcome(s)); h != nil {
+			e.serveInstead(s, h)
+			return
+		}
+	}
+	e.discardUpload(s)
+	switch s.reason {
+	case ReasonDeadline:
+		e.answer(s, http.StatusGatewayTimeout)
+	case ReasonTooLarge:
+		e.answer(s, http.StatusRequestHeaderFieldsTooLarge)
+	case ReasonReset, ReasonBadResponse:
+		e.answer(s, http.StatusBadGateway)
+	default:
+		e.answer(s, http.StatusServiceUnavailable)
+	}
+}
+
+// serveInstead lets a handler answer in place of the backend. The request's body is of no use to it.
+func (e *engine) serveInstead(s *stream, h http.Handler) {
+	head := Head{ContentLength: 0, EndStream: true}
+	for _, f := range s.req {
+		switch f.Name {
+		case ":method":
+			head.Method = f.Value
+		case ":authority":
+			head.Authority = f.Value
+		case ":path":
+			head.setTarget(f.Value)
+		case ":scheme":
+			head.Scheme = f.Value
+		default:
+			head.Fields = append(head.Fields, f)
+		}
+	}
+	e.freeReq(s)
+	e.discardUpload(s)
+	e.serveLocal(s, &head, h)
+}

@@ -1,0 +1,233 @@
+package h2
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// requestBlock handles a field block from a client: a new request, or trailers. The fields are in e.fields.
+func (e *engine) requestBlock(c *conn, id uint32, selfish bool) *connError {
+	if s := c.streams[id]; s != nil {
+		return e.requestTrailers(c, s)
+	}
+	if id <= c.maxID {
+		if c.wasReset(id) || c.ignores(id) {
+			return nil // trailers that were under way when we reset the stream
+		}
+		return &connError{http2.ErrCodeStreamClosed, "HEADERS on a closed stream"}
+	}
+	c.maxID = id
+	if c.ignores(id) {
+		return nil
+	}
+	if id >= e.lim.maxStreamID {
+		e.drainConn(c) // ids run out (§5.1.1)
+	}
+	switch {
+	case len(c.streams) >= int(e.lim.maxStreams):
+		return e.refuse(c, id, http2.ErrCodeRefusedStream)
+	case selfish:
+		return e.refuse(c, id, http2.ErrCodeProtocol)
+	case e.fieldsOver:
+		s := e.newStream(c, id)
+		s.half[up].end = c.blockES
+		s.blame(ReasonTooLarge, nil)
+		e.answer(s, 431)
+		return c.spend(costReset)
+	}
+	var head Head
+	if err := e.parseRequest(&head); err != nil {
+		return e.refuse(c, id, http2.ErrCodeProtocol)
+	}
+	head.EndStream = c.blockES
+	if head.EndStream && head.ContentLength > 0 { // §8.1.1
+		return e.refuse(c, id, http2.ErrCodeProtocol)
+	}
+	s := e.newStream(c, id)
+	s.half[up].end = head.EndStream
+	s.half[up].declared = head.ContentLength
+	if head.Method == "CONNECT" { // tunnels are not what an API front door offers
+		e.answer(s, 405)
+		return nil
+	}
+	if head.Method == "HEAD" {
+		s.method = methodHead
+	}
+	e.ask(c, s, &head)
+	return nil
+}
+
+// refuse resets a stream before anything was done for it.
+func (e *engine) refuse(c *conn, id uint32, code http2.ErrCode) *connError {
+	c.writeReset(id, code)
+	c.rememberReset(id)
+	return c.spend(costReset)
+}
+
+// ask has the stream decided, or parks it until its plan comes.
+func (e *engine) ask(c *conn, s *stream, h *Head) {
+	t := s.ticket
+	if t == nil {
+		t = &ticket{}
+		t.resume = func(p Plan) { e.resume(t, p) }
+		s.ticket = t
+	}
+	plan, ok := e.decide(c.info, h, t.resume)
+	if ok {
+		e.apply(s, h, plan)
+		return
+	}
+	s.parked = true
+	t.s, t.head = s, *h
+	t.head.Fields = slices.Clone(h.Fields)
+}
+
+// resumed applies the plan of a parked stream. A stream that has ended meanwhile only has its Done called.
+func (e *engine) resumed(t *ticket, p Plan) {
+	s := t.s
+	if s == nil {
+		if p.Done != nil {
+			e.calls = append(e.calls, call{done: p.Done, outcome: Outcome{Reason: ReasonClientReset}})
+		}
+		return
+	}
+	t.s, s.ticket, s.parked = nil, nil, false // never used for another stream: resume may be called twice
+	if u := &s.half[up]; u.trailers != nil && p.Forward != nil && p.Remove != nil {
+		u.trailers = slices.DeleteFunc(u.trailers, func(f hpack.HeaderField) bool { return p.Remove(f.Name) })
+		if len(u.trailers) == 0 {
+			u.trailers = nil
+		}
+	}
+	e.apply(s, &t.head, p)
+}
+
+// apply does what the plan says.
+func (e *engine) apply(s *stream, h *Head, p Plan) {
+	s.plan, s.decided = p, true
+	if p.GoAway {
+		e.drainConn(s.leg[up])
+	}
+	if p.Deadline > 0 {
+		e.arm(s, s.started+p.Deadline)
+	}
+	if p.Forward == nil {
+		e.serveLocal(s, h, p.Serve)
+		return
+	}
+	e.buildRequest(s, h, &p)
+	s.plan.Set, s.plan.Path, s.plan.Authority, s.plan.Serve = nil, "", "", nil
+	s.half[up].q.keep = p.Retries > 0 && !h.EndStream
+	e.place(s)
+}
+
+// buildRequest makes the head as forwarded.
+func (e *engine) buildRequest(s *stream, h *Head, p *Plan) {
+	var req []hpack.HeaderField
+	if n := len(e.reqs); n > 0 {
+		req, e.reqs = e.reqs[n-1], e.reqs[:n-1]
+	}
+	path, authority := p.Path, p.Authority
+	if path == "" {
+		path = h.target
+	}
+	if authority == "" {
+		authority = h.Authority
+	}
+	req = append(req,
+		hpack.HeaderField{Name: ":method", Value: h.Method},
+		hpack.HeaderField{Name: ":scheme", Value: "https"}, // every backend is spoken to over TLS
+		hpack.HeaderField{Name: ":authority", Value: authority},
+		hpack.HeaderField{Name: ":path", Value: path})
+	for _, f := range h.Fields {
+		if p.Remove != nil && p.Remove(f.Name) || isSet(p.Set, f.Name) {
+			continue
+		}
+		f.Sensitive = f.Sensitive || credential(f.Name)
+		req = append(req, f)
+	}
+	s.req = append(req, p.Set...)
+}
+
+func isSet(set []hpack.HeaderField, name string) bool {
+	for i := range set {
+		if set[i].Name == name {
+			return true
+		}
+	}
+	return false
+}
+
+// credential names the fields that are never indexed upstream: a table that requests of many users share must not let one find out
+// another's by the size of its requests (RFC 7541 §7.1.3).
+func credential(name string) bool {
+	switch name {
+	case "authorization", "proxy-authorization", "cookie":
+		return true
+	}
+	return strings.HasPrefix(name, "impersonate-") || strings.HasPrefix(name, "x-remote-")
+}
+
+// requestTrailers ends a request with trailers.
+func (e *engine) requestTrailers(c *conn, s *stream) *connError {
+	u := &s.half[up]
+	switch {
+	case u.end:
+		return e.violation(s, up, http2.ErrCodeStreamClosed, "HEADERS after END_STREAM")
+	case !c.blockES: // §8.1
+		return e.violation(s, up, http2.ErrCodeProtocol, "second HEADERS without END_STREAM")
+	case e.fieldsOver:
+		return e.violation(s, up, http2.ErrCodeEnhanceYourCalm, "trailers too large")
+	case u.declared >= 0 && u.got != u.declared:
+		return e.violation(s, up, http2.ErrCodeProtocol, "content-length does not match")
+	}
+	var remove func(string) bool
+	if s.decided && s.plan.Forward != nil {
+		remove = s.plan.Remove
+	}
+	trailers, err := e.parseTrailers(remove)
+	if err != nil {
+		return e.violation(s, up, http2.ErrCodeProtocol, err.Error())
+	}
+	if !u.discard {
+		u.trailers = trailers
+	}
+	e.push(s, up, nil, true)
+	return nil
+}
+
+// violation ends a stream whose peer on one side broke the protocol on it.
+func (e *engine) violation(s *stream, side dir, code http2.ErrCode, why string) *connError {
+	c := s.leg[side]
+	if side == up {
+		e.abort(s, ReasonClientReset, fmt.Errorf("client broke the protocol: %s", why), code)
+	} else {
+		e.reset(s, down, code)
+		e.failed(s, failure{reason: ReasonBadResponse, err: errors.New(why), final: true})
+	}
+	return c.spend(costReset)
+}
+
+// badMessage is violation for a malformed message (§8.1.1) found while its content is read.
+func (e *engine) badMessage(s *stream, side dir, why string) {
+	c := s.leg[side]
+	if err := e.violation(s, side, http2.ErrCodeProtocol, why); err != nil {
+		e.fail(c, err)
+	}
+}
+
+// answer ends a stream with an empty response of ours.
+func (e *engine) answer(s *stream, status int) {
+	s.status = int16(status)
+	s.waited = e.now
+	d := &s.half[down]
+	d.head, d.end, d.sentEnd = true, true, true
+	s.leg[up].writeHeaders(s.id[up], true, []hpack.HeaderField{
+		{Name: ":status", Value: fmt.Sprint(status)}, {Name: "content-length", Value: "0"},
+	})
+	e.review(s)
+}

@@ -1,0 +1,282 @@
+package h2
+
+import (
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// conn is one HTTP/2 connection as the engine sees it: of a client (side up) or of a backend (side down).
+type conn struct {
+	e    *engine
+	side dir
+	info *ConnInfo // of a client
+	pool *pool     // of a backend
+	link *link     // the driver's; nil in engine tests
+
+	// Reading.
+	in      []byte // an incomplete frame, never bytes of DATA
+	preface int    // bytes of the client preface still to come
+	started bool   // the peer's first SETTINGS have come (§3.4)
+	data    dataFrame
+	block   []byte // the field block being received
+	blockID uint32 // its stream; 0: none is being received
+	blockES bool   // it ends the stream
+	blockAt time.Duration
+	frames  int // CONTINUATION frames of it
+	dec     *hpack.Decoder
+
+	// Writing.
+	out      []byte // to be written
+	inflight int    // bytes the driver has taken and not yet written
+	tail     int    // where in out the last DATA frame begins, if it is the last frame
+	tailID   uint32 // its stream; 0: the last frame is no DATA frame that may grow
+	enc      *hpack.Encoder
+	ready    list // streams that have something to send here and are only held up by the connection
+	dirty    bool // on the engine's list of connections with output
+	flushing bool // the driver is writing, and looks again afterwards
+	flushAt  time.Duration
+
+	// The peer's settings and windows.
+	peerWindow   int32 // SETTINGS_INITIAL_WINDOW_SIZE
+	peerFrame    int   // SETTINGS_MAX_FRAME_SIZE
+	peerStreams  uint32
+	peerHeaders  uint32 // SETTINGS_MAX_HEADER_LIST_SIZE
+	window       int32  // what the peer lets us send on the connection
+	recv         int32  // what the peer may still send on the connection
+	credit       int32  // bytes received whose window was not given back yet
+	queued       int    // bytes of uploads that wait for a backend or handler
+	budget       int    // see spend
+	budgetAt     time.Duration
+	streams      map[uint32]*stream
+	maxID        uint32   // the highest stream id seen from a client, or used towards a backend
+	resets       []uint32 // the last streams we reset: what still comes for them is ignored
+	resetAt      int
+	lastRead     time.Duration
+	idleSince    time.Duration
+	pingAt       time.Duration // when the unanswered PING was sent; 0: none
+	goAway       goAwayState
+	goAwayAt     time.Duration
+	lastAccepted uint32 // after the final GOAWAY to a client: streams above it are ignored
+	closing      bool   // close when the output is written; input is dropped
+	closingAt    time.Duration
+	gone         bool          // closed and forgotten
+	cut          bool          // close at once, without writing
+	drained      bool          // towards a backend: takes no new stream
+	cutAt        time.Duration // when long-running streams of a retired endpoint are ended; 0: never
+	at           int           // in engine.conns
+}
+
+// dataFrame is the DATA frame whose bytes are coming in.
+type dataFrame struct {
+	id   uint32
+	left int // bytes of content still to come
+	pad  int // bytes of padding after them
+	end  bool
+	on   bool
+}
+
+type goAwayState uint8
+
+const (
+	goAwayNone  goAwayState = iota
+	goAwaySoon              // the first one was sent: no new stream please (§6.8)
+	goAwayFinal             // streams above lastAccepted are not handled
+)
+
+func (e *engine) newConn(side dir) *conn {
+	c := &conn{
+		e: e, side: side, streams: map[uint32]*stream{},
+		peerWindow: defaultWindow, peerFrame: minMaxFrame, peerStreams: assumedStreams, peerHeaders: topStreamID,
+		window: defaultWindow, recv: defaultWindow, budget: guardBurst,
+		lastRead: e.now, idleSince: e.now, budgetAt: e.now, blockAt: e.now,
+	}
+	c.dec = hpack.NewDecoder(headerTable, e.collect)
+	c.enc = hpack.NewEncoder(sink{c})
+	if side == up {
+		c.preface = len(http2.ClientPreface)
+	}
+	e.addConn(c)
+	return c
+}
+
+// assumedStreams is how many streams are opened before the peer's SETTINGS say how many it takes: what net/http assumes.
+const assumedStreams = 100
+
+// headerTable is the default of SETTINGS_HEADER_TABLE_SIZE, and what we keep on both sides: 4 KiB per connection and direction.
+const headerTable = 4096
+
+// sink lets the hpack encoder append to a connection's output.
+type sink struct{ c *conn }
+
+func (s sink) Write(p []byte) (int, error) {
+	s.c.out = append(s.c.out, p...)
+	return len(p), nil
+}
+
+// touch makes sure the driver writes the connection's output.
+func (c *conn) touch() {
+	if !c.dirty {
+		c.dirty = true
+		c.e.dirty = append(c.e.dirty, c)
+	}
+	if c.out == nil {
+		c.out = c.e.buffer()
+	}
+}
+
+// take hands the output to the driver.
+func (c *conn) take() []byte {
+	b := c.out
+	c.out, c.tailID = nil, 0
+	c.inflight = len(b)
+	c.flushAt = c.e.now
+	return b
+}
+
+// flushed is told that what was taken has been written, and fills the output again.
+func (c *conn) flushed() {
+	c.inflight = 0
+	c.e.pump(c)
+}
+
+// room is how many bytes of DATA may be appended to the output now.
+func (c *conn) room() int { return c.e.lim.writeLimit - len(c.out) - c.inflight }
+
+func (c *conn) frame(length int, kind http2.FrameType, flags http2.Flags, id uint32) {
+	c.touch()
+	c.tailID = 0
+	c.out = appendFrameHeader(c.out, length, kind, flags, id)
+}
+
+// writeData appends DATA, growing the last frame when it belongs to the same stream: fewer frames cost everybody less.
+func (c *conn) writeData(id uint32, p []byte, end bool) {
+	c.touch()
+	for {
+		if c.tailID != id {
+			c.tail = len(c.out)
+			c.frame(0, http2.FrameData, 0, id)
+			c.tailID = id
+		}
+		have := len(c.out) - c.tail - frameHeaderLen
+		n := min(len(p), c.peerFrame-have)
+		c.out = append(c.out, p[:n]...)
+		p = p[n:]
+		putFrameLength(c.out[c.tail:], have+n)
+		if len(p) == 0 {
+			break
+		}
+		c.tailID = 0
+	}
+	if end {
+		c.out[c.tail+4] |= byte(http2.FlagDataEndStream)
+		c.tailID = 0
+	}
+}
+
+func (c *conn) writeReset(id uint32, code http2.ErrCode) {
+	c.frame(4, http2.FrameRSTStream, 0, id)
+	c.u32(uint32(code))
+}
+
+func (c *conn) writeWindow(id uint32, n int32) {
+	c.frame(4, http2.FrameWindowUpdate, 0, id)
+	c.u32(uint32(n))
+}
+
+func (c *conn) writePing(flags http2.Flags, p []byte) {
+	c.frame(8, http2.FramePing, flags, 0)
+	c.out = append(c.out, p...)
+}
+
+func (c *conn) writeGoAway(last uint32, code http2.ErrCode, why string) {
+	c.frame(8+len(why), http2.FrameGoAway, 0, 0)
+	c.u32(last)
+	c.u32(uint32(code))
+	c.out = append(c.out, why...)
+}
+
+func (c *conn) u32(v uint32) {
+	c.out = append(c.out, byte(v>>24), byte(v>>16), byte(v>>8), byte(v))
+}
+
+// writeHeaders encodes a field block. Blocks larger than one frame are split into CONTINUATION frames (§6.10).
+func (c *conn) writeHeaders(id uint32, end bool, lists ...[]hpack.HeaderField) {
+	flags := http2.FlagHeadersEndHeaders
+	if end {
+		flags |= http2.FlagHeadersEndStream
+	}
+	c.touch()
+	start := len(c.out)
+	c.frame(0, http2.FrameHeaders, flags, id)
+	for _, fields := range lists {
+		for i := range fields {
+			_ = c.enc.WriteField(fields[i]) // a sink does not fail
+		}
+	}
+	n := len(c.out) - start - frameHeaderLen
+	if n <= c.peerFrame {
+		putFrameLength(c.out[start:], n)
+		return
+	}
+	block := append([]byte(nil), c.out[start+frameHeaderLen:]...)
+	c.out = c.out[:start]
+	c.frame(c.peerFrame, http2.FrameHeaders, flags&^http2.FlagHeadersEndHeaders, id)
+	c.out = append(c.out, block[:c.peerFrame]...)
+	for block = block[c.peerFrame:]; len(block) > 0; {
+		n, flags := min(len(block), c.peerFrame), http2.Flags(0)
+		if n == len(block) {
+			flags = http2.FlagContinuationEndHeaders
+		}
+		c.frame(n, http2.FrameContinuation, flags, id)
+		c.out = append(c.out, block[:n]...)
+		block = block[n:]
+	}
+}
+
+// writeSettings opens the connection: our settings, and the rest of the connection's window.
+func (c *conn) writeSettings() {
+	set := [4]http2.Setting{
+		{ID: http2.SettingInitialWindowSize, Val: uint32(c.e.lim.streamWindow)},
+		{ID: http2.SettingMaxHeaderListSize, Val: uint32(c.e.lim.maxHeader)},
+		{ID: http2.SettingMaxFrameSize, Val: uint32(c.e.lim.maxFrame[c.side])},
+		{ID: http2.SettingMaxConcurrentStreams, Val: c.e.lim.maxStreams},
+	}
+	window := c.e.lim.clientWindow
+	if c.side == down {
+		set[3] = http2.Setting{ID: http2.SettingEnablePush, Val: 0}
+		window = c.e.lim.backendWindow
+		c.touch()
+		c.out = append(c.out, http2.ClientPreface...)
+	}
+	c.frame(6*len(set), http2.FrameSettings, 0, 0)
+	for _, s := range set {
+		c.out = append(c.out, byte(s.ID>>8), byte(s.ID))
+		c.u32(s.Val)
+	}
+	if n := window - c.recv; n > 0 {
+		c.writeWindow(0, n)
+		c.recv += n
+	}
+}
+
+// rememberReset keeps the id of a stream we reset: frames that were under way are then no error (§5.1, closed).
+func (c *conn) rememberReset(id uint32) {
+	const keep = 256 // as many streams as a connection has by default
+	if len(c.resets) < keep {
+		c.resets = append(c.resets, id)
+		return
+	}
+	c.resets[c.resetAt%keep] = id
+	c.resetAt++
+}
+
+func (c *conn) wasReset(id uint32) bool {
+	for _, r := range c.resets {
+		if r == id {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,233 @@
+package h2
+
+import (
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+// Frames that make us work without moving a request forward are paid for from a budget per connection, which refills with time and with
+// completed streams. It bounds floods of every kind: PING, SETTINGS and empty DATA (CVE-2019-9512, -9515, -9518), rapid reset
+// (CVE-2023-44487) and streams that the peer makes us reset (CVE-2025-8671).
+const (
+	guardBurst    = 5000 // 500 resets at once: a client may cancel all its watches
+	guardRate     = 1000 // and 100 resets a second for ever, far above what controllers do
+	costControl   = 1
+	costReset     = 10
+	costOversize  = 100
+	gainCompleted = 10 // one completed stream pays for one reset
+)
+
+// spend takes the cost of a frame from the budget.
+func (c *conn) spend(n int) *connError {
+	if c.budget < n {
+		c.budget = min(guardBurst, c.budget+int((c.e.now-c.budgetAt)*guardRate/time.Second))
+		c.budgetAt = c.e.now
+	}
+	c.budget -= n
+	if c.budget < 0 {
+		return &connError{http2.ErrCodeEnhanceYourCalm, "too much work for nothing"}
+	}
+	return nil
+}
+
+func (c *conn) settingsFrameValid(h frameHeader, p []byte) *connError {
+	switch {
+	case h.id != 0:
+		return &connError{http2.ErrCodeProtocol, "SETTINGS on a stream"}
+	case h.has(http2.FlagSettingsAck) && len(p) > 0:
+		return &connError{http2.ErrCodeFrameSize, "SETTINGS acknowledgement with content"}
+	case len(p)%6 != 0:
+		return &connError{http2.ErrCodeFrameSize, "SETTINGS cut short"}
+	}
+	return c.spend(costControl + len(p)/6)
+}
+
+func (e *engine) settingsFrame(c *conn, h frameHeader, p []byte) *connError {
+	if err := c.settingsFrameValid(h, p); err != nil || h.has(http2.FlagSettingsAck) {
+		return err
+	}
+	for ; len(p) > 0; p = p[6:] {
+		if err := e.setting(c, http2.SettingID(binary.BigEndian.Uint16(p)), binary.BigEndian.Uint32(p[2:])); err != nil {
+			return err
+		}
+	}
+	c.frame(0, http2.FrameSettings, http2.FlagSettingsAck, 0)
+	e.pump(c)
+	if c.pool != nil {
+		e.serveWaiting(c.pool) // the backend may take more streams than we assumed
+	}
+	return nil
+}
+
+// setting applies one of the peer's settings (§6.5.2).
+func (e *engine) setting(c *conn, id http2.SettingID, v uint32) *connError {
+	switch id {
+	case http2.SettingHeaderTableSize:
+		c.enc.SetMaxDynamicTableSizeLimit(min(v, headerTable))
+		c.enc.SetMaxDynamicTableSize(min(v, headerTable))
+	case http2.SettingEnablePush:
+		if v > 1 || v == 1 && c.side == down {
+			return &connError{http2.ErrCodeProtocol, "bad SETTINGS_ENABLE_PUSH"}
+		}
+	case http2.SettingMaxConcurrentStreams:
+		c.peerStreams = v
+	case http2.SettingInitialWindowSize:
+		if v > maxWindow {
+			return &connError{http2.ErrCodeFlowControl, "SETTINGS_INITIAL_WINDOW_SIZE too large"}
+		}
+		return e.newInitialWindow(c, int32(v))
+	case http2.SettingMaxFrameSize:
+		if v < minMaxFrame || v > maxMaxFrame {
+			return &connError{http2.ErrCodeProtocol, "bad SETTINGS_MAX_FRAME_SIZE"}
+		}
+		c.peerFrame = min(int(v), e.lim.writeFrame)
+		c.tailID = 0 // the last frame must not grow beyond the new size
+	case http2.SettingMaxHeaderListSize:
+		c.peerHeaders = v
+	}
+	return nil
+}
+
+// newInitialWindow changes the windows of all streams by the difference, even below zero (§6.9.2).
+func (e *engine) newInitialWindow(c *conn, v int32) *connError {
+	diff := int64(v) - int64(c.peerWindow)
+	c.peerWindow = v
+	if diff == 0 {
+		return nil
+	}
+	if err := c.spend(len(c.streams) / 16); err != nil { // walking all streams is work
+		return err
+	}
+	for _, s := range c.streams {
+		h := &s.half[1-c.side]
+		w := int64(h.window) + diff
+		if w > maxWindow {
+			return &connError{http2.ErrCodeFlowControl, "stream window above 2^31-1"}
+		}
+		h.window = int32(w)
+	}
+	if diff > 0 {
+		e.readyAll(c)
+	}
+	return nil
+}
+
+func (e *engine) pingFrame(c *conn, h frameHeader, p []byte) *connError {
+	switch {
+	case h.id != 0:
+		return &connError{http2.ErrCodeProtocol, "PING on a stream"}
+	case len(p) != 8:
+		return &connError{http2.ErrCodeFrameSize, "PING of a wrong size"}
+	case h.has(http2.FlagPingAck):
+		if c.goAway == goAwaySoon && c.side == up && string(p) == drainPing {
+			e.finalGoAway(c)
+		}
+		return nil
+	}
+	c.writePing(http2.FlagPingAck, p)
+	return c.spend(costControl)
+}
+
+func (e *engine) priorityFrame(c *conn, h frameHeader, p []byte) *connError {
+	switch {
+	case h.id == 0:
+		return &connError{http2.ErrCodeProtocol, "PRIORITY on stream 0"}
+	case len(p) != 5:
+		if s := c.streams[h.id]; s != nil { // §6.3: a stream error
+			return e.violation(s, c.side, http2.ErrCodeFrameSize, "PRIORITY of a wrong size")
+		}
+		c.writeReset(h.id, http2.ErrCodeFrameSize)
+	case binary.BigEndian.Uint32(p)&topStreamID == h.id:
+		if s := c.streams[h.id]; s != nil {
+			return e.violation(s, c.side, http2.ErrCodeProtocol, "stream that depends on itself")
+		}
+		c.writeReset(h.id, http2.ErrCodeProtocol)
+	}
+	return c.spend(costControl)
+}
+
+func (e *engine) windowFrame(c *conn, h frameHeader, p []byte) *connError {
+	if len(p) != 4 {
+		return &connError{http2.ErrCodeFrameSize, "WINDOW_UPDATE of a wrong size"}
+	}
+	n := int32(binary.BigEndian.Uint32(p) & maxWindow)
+	if h.id == 0 {
+		if n == 0 {
+			return &connError{http2.ErrCodeProtocol, "WINDOW_UPDATE of 0"}
+		}
+		if int64(c.window)+int64(n) > maxWindow {
+			return &connError{http2.ErrCodeFlowControl, "connection window above 2^31-1"}
+		}
+		c.window += n
+		e.pump(c)
+		return nil
+	}
+	s := c.streams[h.id]
+	if s == nil {
+		if c.idle(h.id) {
+			return &connError{http2.ErrCodeProtocol, "WINDOW_UPDATE on an idle stream"}
+		}
+		return nil // §5.1: may come after the stream was closed
+	}
+	d := 1 - c.side
+	f := &s.half[d]
+	switch {
+	case n == 0:
+		return e.violation(s, c.side, http2.ErrCodeProtocol, "WINDOW_UPDATE of 0")
+	case int64(f.window)+int64(n) > maxWindow:
+		return e.violation(s, c.side, http2.ErrCodeFlowControl, "stream window above 2^31-1")
+	}
+	f.window += n
+	e.advance(s, d)
+	return nil
+}
+
+func (e *engine) resetFrame(c *conn, h frameHeader, p []byte) *connError {
+	switch {
+	case h.id == 0:
+		return &connError{http2.ErrCodeProtocol, "RST_STREAM on stream 0"}
+	case len(p) != 4:
+		return &connError{http2.ErrCodeFrameSize, "RST_STREAM of a wrong size"}
+	case c.idle(h.id):
+		return &connError{http2.ErrCodeProtocol, "RST_STREAM on an idle stream"}
+	}
+	s := c.streams[h.id]
+	if s == nil {
+		return c.spend(costControl)
+	}
+	code := http2.ErrCode(binary.BigEndian.Uint32(p))
+	if c.side == down {
+		e.backendReset(s, code)
+		return nil
+	}
+	// A stream that is given up is work for us and for the backend (CVE-2023-44487).
+	err := c.spend(costReset)
+	e.unlinkLeg(s, up)
+	e.abort(s, ReasonClientReset, fmt.Errorf("client reset the stream: %v", code), http2.ErrCodeCancel)
+	return err
+}
+
+// fail closes a connection for a connection error (§5.4.1): GOAWAY, and the connection is closed once that is written.
+func (e *engine) fail(c *conn, err *connError) {
+	if c.closing {
+		return
+	}
+	c.writeGoAway(c.lastHandled(), err.code, err.why)
+	e.close(c, err)
+}
+
+func (c *conn) lastHandled() uint32 {
+	if c.side == down {
+		return 0 // of the backend's streams, that is pushes
+	}
+	return c.maxID
+}
+
+// idle reports whether a stream was never opened (§5.1).
+func (c *conn) idle(id uint32) bool { return id%2 == 0 || id > c.maxID }
+
+// ignores reports whether the client was told that the stream is not handled (§6.8).
+func (c *conn) ignores(id uint32) bool { return c.goAway == goAwayFinal && id > c.lastAccepted }

@@ -1,0 +1,220 @@
+package h2
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"strings"
+	"sync"
+	"testing"
+)
+
+func (s *stand) do(method, path string, body io.Reader, header ...string) *http.Response {
+	s.t.Helper()
+	req, err := http.NewRequestWithContext(s.t.Context(), method, s.url+path, body)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Add(header[i], header[i+1])
+	}
+	res, err := s.client.Do(req)
+	if err != nil {
+		s.t.Fatalf("%s %s: %v", method, path, err)
+	}
+	s.t.Cleanup(func() { _ = res.Body.Close() })
+	return res
+}
+
+func (s *stand) read(res *http.Response) string {
+	s.t.Helper()
+	b, err := io.ReadAll(res.Body)
+	if err != nil {
+		s.t.Fatalf("reading the body: %v", err)
+	}
+	return string(b)
+}
+
+func TestForwardGet(t *testing.T) {
+	s := newStand(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ProtoMajor != 2 {
+			t.Errorf("backend was asked over %s", r.Proto)
+		}
+		w.Header().Set("X-Path", r.RequestURI)
+		w.Header().Set("X-Got", fmt.Sprint(r.Header["X-A"], r.Header["X-Strip"], r.Header["X-Remote-User"]))
+		_, _ = io.WriteString(w, strings.Repeat("x", 1024))
+	}), func(_ *Head, p *Plan) {
+		p.Remove = func(name string) bool { return name == "x-strip" }
+		p.Set = append(p.Set, field("x-remote-user", "alice"))
+		p.SetResponse = append(p.SetResponse, field("audit-id", "1"))
+	})
+	for range 3 {
+		res := s.do("GET", "/apis/a.b/v1?q=%2F&x", nil, "X-A", "1", "X-A", "2", "X-Strip", "no", "X-Remote-User", "mallory")
+		if res.ProtoMajor != 2 || res.StatusCode != 200 || len(s.read(res)) != 1024 {
+			t.Errorf("got %s %d", res.Proto, res.StatusCode)
+		}
+		if got := res.Header.Get("X-Path"); got != "/apis/a.b/v1?q=%2F&x" {
+			t.Errorf("backend saw path %q", got)
+		}
+		if got := res.Header.Get("X-Got"); got != "[1 2] [] [alice]" {
+			t.Errorf("backend saw fields %q", got)
+		}
+		if got := res.Header.Get("Audit-Id"); got != "1" {
+			t.Errorf("Audit-Id is %q", got)
+		}
+		o := <-s.ended
+		if o.Status != 200 || o.Sent != 1024 || o.Reason != ReasonNone || o.Endpoint != s.ep || o.Duration <= 0 || o.Wait <= 0 {
+			t.Errorf("outcome %+v", o)
+		}
+	}
+}
+
+func TestForwardEcho(t *testing.T) {
+	s := newStand(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).EnableFullDuplex()
+		w.WriteHeader(http.StatusOK)
+		w.(http.Flusher).Flush()
+		_, _ = io.Copy(w, r.Body)
+	}), nil)
+	for _, size := range []int{0, 1, 1000, 16384, 100_000, 5_000_000} {
+		body := bytes.Repeat([]byte("0123456789abcde\n"), size/16+1)[:size]
+		res := s.do("POST", "/", bytes.NewReader(body))
+		if got := s.read(res); got != string(body) {
+			t.Errorf("size %d: %d bytes came back, digests %x %x", size, len(got), sha256.Sum256([]byte(got)), sha256.Sum256(body))
+		}
+	}
+}
+
+func TestForwardManyAtOnce(t *testing.T) {
+	s := newStand(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		w.Header().Set("Trailer", "X-T")
+		_, _ = w.Write(b)
+		w.Header().Set("X-T", r.URL.Path+r.Trailer.Get("X-Up"))
+	}), nil)
+	var wg sync.WaitGroup
+	for i := range 300 {
+		wg.Go(func() {
+			path := fmt.Sprintf("/%d", i)
+			body := strings.Repeat(path, i*37)
+			req, _ := http.NewRequestWithContext(t.Context(), "PUT", s.url+path, io.NopCloser(strings.NewReader(body)))
+			req.Trailer = http.Header{"X-Up": {"up"}}
+			res, err := s.client.Do(req)
+			if err != nil {
+				t.Errorf("%s: %v", path, err)
+				return
+			}
+			defer res.Body.Close()
+			b, err := io.ReadAll(res.Body)
+			if err != nil || string(b) != body || res.Trailer.Get("X-T") != path+"up" {
+				t.Errorf("%s: %v, %d of %d bytes, trailer %q", path, err, len(b), len(body), res.Trailer.Get("X-T"))
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestForwardInterims(t *testing.T) {
+	s := newStand(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Link", "a")
+		w.WriteHeader(http.StatusEarlyHints)
+		b, _ := io.ReadAll(r.Body)
+		_, _ = w.Write(b)
+	}), nil)
+	var got []string
+	trace := &httptrace.ClientTrace{
+		Got100Continue: func() { got = append(got, "100") },
+		Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
+			got = append(got, fmt.Sprint(code, h["Link"]))
+			return nil
+		},
+	}
+	req, _ := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), "POST", s.url, strings.NewReader("hello"))
+	req.Header.Set("Expect", "100-continue")
+	res, err := s.client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b := s.read(res); b != "hello" {
+		t.Errorf("body %q", b)
+	}
+	if fmt.Sprint(got) == "[]" || !strings.Contains(fmt.Sprint(got), "103 [a]") {
+		t.Errorf("interim responses %v", got)
+	}
+}
+
+func TestForwardHeadAndNoContent(t *testing.T) {
+	s := newStand(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/204" {
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		w.Header().Set("Content-Length", "1234")
+	}), nil)
+	if res := s.do("HEAD", "/", nil); res.ContentLength != 1234 || s.read(res) != "" {
+		t.Errorf("HEAD: length %d", res.ContentLength)
+	}
+	if res := s.do("DELETE", "/204", nil); res.StatusCode != 204 || s.read(res) != "" {
+		t.Errorf("204: got %d", res.StatusCode)
+	}
+}
+
+func TestServeLocal(t *testing.T) {
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/small":
+			_, _ = io.WriteString(w, `{"a":1}`)
+		case "/large":
+			for range 100 {
+				_, _ = w.Write(bytes.Repeat([]byte("y"), 10_000))
+			}
+		case "/echo":
+			w.Header().Set("Trailer", "X-T")
+			_, _ = io.Copy(w, r.Body)
+			w.Header().Set("X-T", "end"+r.Trailer.Get("X-Up"))
+		case "/panic":
+			_, _ = io.WriteString(w, "part")
+			w.(http.Flusher).Flush()
+			panic(http.ErrAbortHandler)
+		case "/short":
+			w.Header().Set("Content-Length", "10")
+			_, _ = io.WriteString(w, "abc")
+		}
+	})
+	s := newStand(t, http.NotFoundHandler(), func(_ *Head, p *Plan) { p.Forward, p.Serve = nil, handler })
+	res := s.do("GET", "/small", nil)
+	if got := s.read(res); got != `{"a":1}` || res.ContentLength != 7 || res.Header.Get("Date") == "" ||
+		res.Header.Get("Content-Type") != "text/plain; charset=utf-8" {
+		t.Errorf("small: %q %v", got, res.Header)
+	}
+	if res = s.do("HEAD", "/small", nil); res.ContentLength != 7 || s.read(res) != "" {
+		t.Errorf("HEAD: %v", res.Header)
+	}
+	if got := s.read(s.do("GET", "/large", nil)); got != strings.Repeat("y", 1_000_000) {
+		t.Errorf("large: %d bytes", len(got))
+	}
+	body := strings.Repeat("0123456789", 200_000)
+	req, _ := http.NewRequestWithContext(t.Context(), "PUT", s.url+"/echo", io.NopCloser(strings.NewReader(body)))
+	req.Trailer = http.Header{"X-Up": {"up"}}
+	res, err := s.client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := s.read(res); got != body || res.Trailer.Get("X-T") != "endup" {
+		t.Errorf("echo: %d bytes, trailer %q", len(got), res.Trailer)
+	}
+	for _, path := range []string{"/panic", "/short"} {
+		req, _ := http.NewRequestWithContext(t.Context(), "GET", s.url+path, nil)
+		res, err := s.client.Do(req)
+		if err == nil {
+			_, err = io.ReadAll(res.Body)
+		}
+		if err == nil {
+			t.Errorf("%s: the client took a broken response for complete", path)
+		}
+	}
+}

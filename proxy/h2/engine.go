@@ -1,0 +1,245 @@
+package h2
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// limits are the bounds of an engine. Tests lower them.
+type limits struct {
+	maxStreams    uint32 // per client's connection
+	maxHeader     int    // bytes of a field list, as SETTINGS_MAX_HEADER_LIST_SIZE counts, and of an encoded block
+	maxFrame      [2]int // what we accept from clients and from backends
+	writeFrame    int    // what we send at most, whatever the peer accepts
+	streamWindow  int32  // what one direction of a stream may hold here
+	clientWindow  int32  // connection windows
+	backendWindow int32
+	writeLimit    int    // output of a connection beyond which DATA waits in its stream
+	backlogLimit  int    // output beyond which nothing more is asked of a connection
+	replay        int    // body bytes kept for a retry
+	maxStreamID   uint32 // beyond it a connection is replaced (§5.1.1)
+
+	head        time.Duration // a client's preface, first SETTINGS or field block must be complete
+	idle        time.Duration // a client's connection without streams is closed
+	ping        time.Duration // silence of a client with streams after which it is asked whether it is there
+	pong        time.Duration // and has to answer
+	backendIdle time.Duration // a backend's connection without streams is closed
+	drain       time.Duration // how long an upload that nobody wants is read
+	stall       time.Duration // how long a peer may take nothing of what we write
+	linger      time.Duration // how long a closed connection may still send before it is cut
+}
+
+func defaultLimits() limits {
+	return limits{
+		maxStreams:    250,                           // kube-apiserver's --http2-max-streams-per-connection
+		maxHeader:     256 << 10,                     // tokens and impersonated groups stay well below; a connection can make us hold one of them
+		maxFrame:      [2]int{minMaxFrame, 64 << 10}, // DATA is passed on as it comes, larger frames only save headers
+		writeFrame:    64 << 10,
+		streamWindow:  256 << 10, // kube-apiserver's; 1 MiB measured no faster, 64 KiB 15 % slower on 100 KiB lists
+		clientWindow:  1 << 20,
+		backendWindow: 16 << 20, // credit is given on receipt, so this only has to cover the round trip
+		writeLimit:    128 << 10,
+		backlogLimit:  1 << 20,
+		replay:        256 << 10,
+		maxStreamID:   topStreamID,
+		head:          10 * time.Second,
+		idle:          3 * time.Minute,
+		ping:          30 * time.Second, // as kube-apiserver and client-go
+		pong:          15 * time.Second,
+		backendIdle:   90 * time.Second, // http.DefaultTransport's
+		drain:         10 * time.Second,
+		stall:         30 * time.Second,
+		linger:        time.Second,
+	}
+}
+
+// engine is the state of one shard: connections of clients, and connections to backends that its streams are forwarded on.
+type engine struct {
+	lim    limits
+	decide func(c *ConnInfo, h *Head, resume func(Plan)) (Plan, bool)
+	resume func(t *ticket, p Plan) // the driver's way in for a parked stream's plan
+	serve  func(l *local) func()   // what the driver runs for a stream that is answered here
+	dial   func(p *pool) func()    // what the driver runs to connect to p's endpoint
+	now    time.Duration           // never 0, which means "not yet" in a stream
+	conns  []*conn
+	pools  map[*Endpoint]*pool
+	going  bool          // draining: GOAWAY for everybody
+	cutAt  time.Duration // when long-running streams are ended while draining; 0: never
+	wheel  wheel
+
+	// What the driver has to do once the mutex is free.
+	dirty []*conn // have output, or want to be closed
+	calls []call
+
+	// The field list decoded last.
+	fields     []hpack.HeaderField
+	fieldsSize int
+	fieldsOver bool
+
+	// Free lists.
+	streams     *stream
+	freeStreams int
+	chunks      *chunk
+	freeChunks  int
+	reqs        [][]hpack.HeaderField
+	buffers     [][]byte
+}
+
+// call is something that must run without the mutex.
+type call struct {
+	do      func()
+	done    func(Outcome)
+	outcome Outcome
+}
+
+func newEngine(lim limits) *engine {
+	return &engine{lim: lim, now: 1, pools: map[*Endpoint]*pool{}}
+}
+
+func (e *engine) after(f func()) { e.calls = append(e.calls, call{do: f}) }
+
+const (
+	maxFreeBuffers = 64
+	maxBufferKept  = 256 << 10 // two write limits: larger ones were needed for huge heads
+)
+
+func (e *engine) buffer() []byte {
+	if n := len(e.buffers); n > 0 {
+		b := e.buffers[n-1]
+		e.buffers = e.buffers[:n-1]
+		return b
+	}
+	return make([]byte, 0, 4096)
+}
+
+func (e *engine) freeBuffer(b []byte) {
+	if cap(b) > 0 && cap(b) <= maxBufferKept && len(e.buffers) < maxFreeBuffers {
+		e.buffers = append(e.buffers, b[:0])
+	}
+}
+
+func (e *engine) addConn(c *conn) {
+	c.at = len(e.conns)
+	e.conns = append(e.conns, c)
+}
+
+// remove forgets a connection that the driver has closed.
+func (e *engine) remove(c *conn) {
+	if c.gone {
+		return
+	}
+	c.gone = true
+	last := e.conns[len(e.conns)-1]
+	e.conns[c.at], last.at = last, c.at
+	e.conns[len(e.conns)-1] = nil
+	e.conns = e.conns[:len(e.conns)-1]
+	e.freeBuffer(c.out)
+	c.out = nil
+}
+
+// acceptClient takes a client's new connection over. Its first bytes are ours: the server's SETTINGS need not wait (§3.4).
+func (e *engine) acceptClient(info *ConnInfo) *conn {
+	c := e.newConn(up)
+	c.info = info
+	c.writeSettings()
+	if e.going {
+		e.drainConn(c)
+	}
+	return c
+}
+
+// close ends all streams of a connection. The driver closes it when its output is written.
+func (e *engine) close(c *conn, err error) {
+	if c.closing {
+		return
+	}
+	c.closing, c.closingAt = true, e.now
+	c.in, c.block, c.data = nil, nil, dataFrame{}
+	if c.pool != nil {
+		c.pool.drop(c) // before its streams look for another connection
+	}
+	for _, id := range slices.Sorted(maps.Keys(c.streams)) {
+		s := c.streams[id]
+		if s == nil {
+			continue
+		}
+		e.unlinkLeg(s, c.side)
+		if c.side == up {
+			e.abort(s, ReasonClientLost, err, http2.ErrCodeCancel)
+		} else {
+			e.backendGone(s, err)
+		}
+	}
+	c.touch()
+}
+
+// lose is told by the driver that the connection broke.
+func (e *engine) lose(c *conn, err error) {
+	if c.pool != nil && !c.closing && !(c.drained && len(c.streams) == 0) {
+		e.failedEndpoint(c.pool.ep, err)
+	}
+	e.close(c, err)
+	e.freeBuffer(c.out)
+	c.out, c.tailID = nil, 0
+}
+
+func (e *engine) failedEndpoint(ep *Endpoint, err error) {
+	if ep.Failed != nil {
+		e.after(func() { ep.Failed(err) })
+	}
+}
+
+// drainConn asks a client not to open further streams; those under way are still taken until it has answered the PING that follows,
+// so that none is lost (RFC 9113 §6.8).
+func (e *engine) drainConn(c *conn) {
+	if c.side != up || c.goAway != goAwayNone || c.closing {
+		return
+	}
+	c.goAway = goAwaySoon
+	c.goAwayAt = e.now
+	c.writeGoAway(topStreamID, http2.ErrCodeNo, "")
+	c.writePing(0, []byte(drainPing))
+}
+
+// drainPing is the content of the PING that follows the first GOAWAY.
+const drainPing = "farewell"
+
+// finalGoAway says which streams are handled; the connection is closed when they have ended.
+func (e *engine) finalGoAway(c *conn) {
+	c.goAway = goAwayFinal
+	c.lastAccepted = c.maxID
+	c.writeGoAway(c.maxID, http2.ErrCodeNo, "")
+	e.closeIfDone(c)
+}
+
+// closeIfDone closes a connection that takes no new stream and has none.
+func (e *engine) closeIfDone(c *conn) {
+	if len(c.streams) > 0 || c.closing {
+		return
+	}
+	if c.goAway == goAwayFinal || c.drained {
+		e.close(c, nil)
+	}
+}
+
+// drain begins the end: every client is asked to go, and streams that run long are ended after grace.
+func (e *engine) drain(grace time.Duration) {
+	e.going = true
+	e.cutAt = e.now + max(grace, 1)
+	for _, c := range slices.Clone(e.conns) {
+		e.drainConn(c)
+	}
+}
+
+// clientStreamGone is told that a stream was taken off a client's connection.
+func (e *engine) clientStreamGone(c *conn, s *stream) {
+	if n := s.half[up].q.size; n > 0 {
+		c.queued -= n
+		c.giveCredit()
+	}
+	e.closeIfDone(c)
+}

@@ -1,0 +1,205 @@
+package h2
+
+import (
+	"crypto/tls"
+	"errors"
+	"sync"
+	"time"
+)
+
+// link moves the bytes of one connection. Its reader goroutine (serve) ends when the connection does; a second goroutine exists only
+// while the socket is full.
+type link struct {
+	sh   *shard
+	c    *conn
+	tls  *tls.Conn
+	raw  *rawConn  // nil: the connection was not wrapped, so writing blocks
+	room sync.Cond // on the shard's mutex: some output was written
+}
+
+// plainBuffer is how much is decrypted before the engine is asked: one turn under the mutex for four full records.
+const plainBuffer = 64 << 10
+
+// pauseLimit is the output of a client's connection beyond which nothing more is read from it: whoever does not take answers cannot
+// ask questions. DATA stays below it by itself; heads and resets are what could grow.
+const pauseLimit = 256 << 10
+
+func (sh *shard) link(c *conn, tc *tls.Conn) *link {
+	l := &link{sh: sh, c: c, tls: tc}
+	l.room.L = &sh.mu
+	if raw, ok := tc.NetConn().(*rawConn); ok {
+		raw.takeOver()
+		l.raw = raw
+	}
+	c.link = l
+	return l
+}
+
+// serve reads until the connection ends.
+func (l *link) serve() {
+	err := l.read()
+	_ = l.tls.NetConn().Close()
+	l.sh.lock()
+	l.c.cut = true
+	l.sh.e.lose(l.c, err)
+	l.sh.e.remove(l.c)
+	l.room.Broadcast()
+	l.sh.settle()
+}
+
+func (l *link) read() error {
+	if l.raw == nil {
+		return l.readBlocking()
+	}
+	buf := l.sh.pool.getPlain()
+	for {
+		n, err := l.gather(buf)
+		if n > 0 {
+			l.take(buf[:n])
+		}
+		if err == nil {
+			continue
+		}
+		if !errors.As(err, new(errNoInput)) {
+			l.sh.pool.putPlain(buf)
+			return err
+		}
+		l.sh.pool.putPlain(buf) // waiting connections hold no buffers
+		if err := l.raw.fill(l.sh.pool); err != nil {
+			return err
+		}
+		buf = l.sh.pool.getPlain()
+	}
+}
+
+// gather decrypts what has come in.
+func (l *link) gather(buf []byte) (int, error) {
+	n := 0
+	for n < len(buf) {
+		k, err := l.tls.Read(buf[n:])
+		n += k
+		if err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+func (l *link) readBlocking() error {
+	buf := make([]byte, minMaxFrame)
+	for {
+		n, err := l.tls.Read(buf)
+		if n > 0 {
+			l.take(buf[:n])
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// take has the engine handle input, unless the client owes us reading first.
+func (l *link) take(p []byte) {
+	l.sh.lock()
+	l.sh.e.feed(l.c, p)
+	c := l.c
+	paused := func() bool {
+		return c.side == up && len(c.out)+c.inflight > pauseLimit && !c.closing
+	}
+	if !paused() {
+		l.sh.settle()
+		return
+	}
+	l.sh.settle()
+	l.sh.lock()
+	for paused() {
+		l.room.Wait()
+	}
+	l.sh.settle()
+}
+
+// write encrypts and writes output without waiting; true: some is left, and a goroutine of its own goes on with it.
+func (l *link) write(p []byte) (bool, error) {
+	if l.raw == nil {
+		l.sh.links.Go(func() { l.writeOn(p, false) })
+		return true, nil
+	}
+	if _, err := l.tls.Write(p); err != nil {
+		return false, err
+	}
+	if done, err := l.raw.flush(false); done || err != nil {
+		return false, err
+	}
+	l.sh.links.Go(func() { l.writeOn(p, true) })
+	return true, nil
+}
+
+// writeOn writes, waiting for the socket, until there is no output left. It ends then, or when the connection is closed.
+func (l *link) writeOn(p []byte, encrypted bool) {
+	c := l.c
+	for {
+		var err error
+		if !encrypted {
+			_, err = l.tls.Write(p)
+		}
+		for done := l.raw == nil; !done && err == nil; {
+			done, err = l.raw.flush(true)
+		}
+		encrypted = false
+		l.sh.lock()
+		c.finishWrite(p, err)
+		if len(c.out) == 0 || c.cut || c.gone {
+			l.sh.settle()
+			return
+		}
+		c.flushing = true
+		p = c.take()
+		l.sh.settle()
+	}
+}
+
+// shut closes the connection: at once if it is broken, else so that the peer still reads what we wrote. Closing a socket that has
+// unread input makes the kernel send a reset, which can destroy our GOAWAY on its way; so the reader goes on for a moment.
+func (l *link) shut() {
+	l.sh.mu.Lock()
+	cut := l.c.cut
+	l.sh.mu.Unlock()
+	tcp := l.tls.NetConn()
+	if raw, ok := tcp.(*rawConn); ok {
+		tcp = raw.Conn
+	}
+	if cut {
+		_ = tcp.Close()
+		return
+	}
+	_ = tcp.SetReadDeadline(time.Now().Add(l.sh.e.lim.linger))
+	_ = l.tls.CloseWrite()
+	if l.raw != nil {
+		_, _ = l.raw.flush(false)
+	}
+	if half, ok := tcp.(interface{ CloseWrite() error }); ok {
+		_ = half.CloseWrite()
+	}
+}
+
+// buffers are the read buffers that all links share.
+type buffers struct {
+	raw, plain sync.Pool
+}
+
+func (b *buffers) getRaw() []byte    { return get(&b.raw, rawBuffer) }
+func (b *buffers) putRaw(p []byte)   { put(&b.raw, p) }
+func (b *buffers) getPlain() []byte  { return get(&b.plain, plainBuffer) }
+func (b *buffers) putPlain(p []byte) { put(&b.plain, p) }
+
+func get(pool *sync.Pool, n int) []byte {
+	if p, ok := pool.Get().(*[]byte); ok {
+		return *p
+	}
+	return make([]byte, n)
+}
+
+func put(pool *sync.Pool, p []byte) {
+	p = p[:cap(p)]
+	pool.Put(&p)
+}

@@ -1,0 +1,126 @@
+package h2
+
+// chunkSize is a page less the chunk's own fields: small enough for one stuck watch event, large enough to copy in one go.
+const chunkSize = 4096 - 16
+
+// maxFreeChunks bounds what a shard keeps for reuse: 4 MiB.
+const maxFreeChunks = 1024
+
+type chunk struct {
+	next *chunk
+	n    int
+	b    [chunkSize]byte
+}
+
+// queue holds body bytes of one direction of a stream that could not be sent yet. With keep set, bytes stay after they were read, so
+// that rewind can send the body again on another connection.
+type queue struct {
+	head, cur, tail *chunk // head: first kept; cur: first with unread bytes, nil when all is read
+	off             int    // bytes of cur that were read
+	size            int    // unread bytes
+	kept            int    // bytes read and kept
+	keep            bool
+	lost            bool // bytes were read and not kept: the body cannot be sent again
+}
+
+func (q *queue) push(e *engine, p []byte) {
+	q.size += len(p)
+	for len(p) > 0 {
+		if q.tail == nil || q.tail.n == chunkSize {
+			c := e.chunk()
+			if q.tail == nil {
+				q.head = c
+			} else {
+				q.tail.next = c
+			}
+			q.tail = c
+		}
+		if q.cur == nil {
+			q.cur, q.off = q.tail, q.tail.n
+		}
+		n := copy(q.tail.b[q.tail.n:], p)
+		q.tail.n += n
+		p = p[n:]
+	}
+}
+
+// peek returns the next unread bytes, those of one chunk.
+func (q *queue) peek() []byte {
+	if q.cur == nil {
+		return nil
+	}
+	return q.cur.b[q.off:q.cur.n]
+}
+
+// read marks n bytes of what peek returned as read.
+func (q *queue) read(e *engine, n int) {
+	q.size -= n
+	q.off += n
+	if q.keep {
+		q.kept += n
+	} else {
+		q.lost = true
+	}
+	if q.off < q.cur.n {
+		return
+	}
+	q.cur, q.off = q.cur.next, 0
+	if !q.keep {
+		q.release(e)
+	}
+}
+
+// release frees the chunks whose bytes were all read.
+func (q *queue) release(e *engine) {
+	for q.head != nil && q.head != q.cur {
+		c := q.head
+		q.head = c.next
+		e.freeChunk(c)
+	}
+	if q.head == nil {
+		q.tail = nil
+	}
+}
+
+// forget gives up the kept bytes: from now on the body cannot be sent again if any of it was sent.
+func (q *queue) forget(e *engine) {
+	if !q.keep {
+		return
+	}
+	q.keep = false
+	q.lost = q.lost || q.kept > 0
+	q.kept = 0
+	q.release(e)
+}
+
+// rewind makes every kept byte unread again.
+func (q *queue) rewind() {
+	q.cur, q.off = q.head, 0
+	q.size += q.kept
+	q.kept = 0
+}
+
+func (q *queue) clear(e *engine) {
+	q.cur, q.off, q.size, q.kept = nil, 0, 0, 0
+	q.release(e)
+}
+
+func (e *engine) chunk() *chunk {
+	c := e.chunks
+	if c == nil {
+		return &chunk{}
+	}
+	e.chunks = c.next
+	e.freeChunks--
+	c.next, c.n = nil, 0
+	return c
+}
+
+func (e *engine) freeChunk(c *chunk) {
+	if e.freeChunks >= maxFreeChunks {
+		return
+	}
+	c.next = e.chunks
+	e.chunks = c
+	e.freeChunks++
+}

@@ -1,0 +1,306 @@
+package h2
+
+import (
+	"encoding/binary"
+
+	"golang.org/x/net/http2"
+)
+
+// feed handles bytes that came in on c. It may be called with any split of the stream of bytes.
+func (e *engine) feed(c *conn, p []byte) {
+	c.lastRead = e.now
+	c.pingAt = 0
+	if c.preface > 0 {
+		p = e.feedPreface(c, p)
+	}
+	for len(p) > 0 && !c.closing {
+		if c.data.on {
+			p = e.feedData(c, p)
+			continue
+		}
+		n, err := e.feedFrame(c, p)
+		if err != nil {
+			e.fail(c, err)
+			return
+		}
+		p = p[n:]
+	}
+}
+
+// feedFrame handles the frame that p begins or goes on with, and says how much of p it took. What is incomplete is carried over in c.in.
+func (e *engine) feedFrame(c *conn, p []byte) (int, *connError) {
+	if len(c.in) == 0 {
+		need, err := needed(p, e.lim.maxFrame[c.side])
+		if err != nil {
+			return 0, err
+		}
+		if len(p) >= need {
+			e.handle(c, parseFrameHeader(p), p[frameHeaderLen:need])
+			return need, nil
+		}
+	}
+	taken := 0
+	for { // twice, because only the header tells the length
+		need, err := needed(c.in, e.lim.maxFrame[c.side])
+		if err != nil {
+			return 0, err
+		}
+		if len(c.in) == need {
+			break
+		}
+		n := min(need-len(c.in), len(p)-taken)
+		if n == 0 {
+			return taken, nil
+		}
+		c.in = append(c.in, p[taken:taken+n]...)
+		taken += n
+	}
+	b := c.in
+	c.in = nil // an idle connection holds no buffer
+	e.handle(c, parseFrameHeader(b), b[frameHeaderLen:])
+	if cap(b) <= smallFrame && !c.closing {
+		c.in = b[:0]
+	}
+	return taken, nil
+}
+
+// smallFrame is what is kept for the next frame that comes in two parts: most control frames and heads fit.
+const smallFrame = 1 << 10
+
+func (e *engine) feedPreface(c *conn, p []byte) []byte {
+	want := http2.ClientPreface[len(http2.ClientPreface)-c.preface:]
+	n := min(len(want), len(p))
+	if string(p[:n]) != want[:n] {
+		e.fail(c, &connError{http2.ErrCodeProtocol, "bad client preface"})
+		return nil
+	}
+	c.preface -= n
+	return p[n:]
+}
+
+// handle handles a whole frame, or the beginning of a DATA frame.
+func (e *engine) handle(c *conn, h frameHeader, p []byte) {
+	if !c.started {
+		if h.kind != http2.FrameSettings || h.has(http2.FlagSettingsAck) { // §3.4
+			e.fail(c, &connError{http2.ErrCodeProtocol, "first frame is not SETTINGS"})
+			return
+		}
+		c.started = true
+	}
+	if c.blockID != 0 && (h.kind != http2.FrameContinuation || h.id != c.blockID) { // §6.10
+		e.fail(c, &connError{http2.ErrCodeProtocol, "field block interrupted"})
+		return
+	}
+	var err *connError
+	switch h.kind {
+	case http2.FrameData:
+		err = e.dataBegin(c, h, p)
+	case http2.FrameHeaders:
+		err = e.headersFrame(c, h, p)
+	case http2.FrameContinuation:
+		err = e.continuationFrame(c, h, p)
+	case http2.FrameRSTStream:
+		err = e.resetFrame(c, h, p)
+	case http2.FrameSettings:
+		err = e.settingsFrame(c, h, p)
+	case http2.FramePing:
+		err = e.pingFrame(c, h, p)
+	case http2.FrameGoAway:
+		err = e.goAwayFrame(c, h, p)
+	case http2.FrameWindowUpdate:
+		err = e.windowFrame(c, h, p)
+	case http2.FramePriority:
+		err = e.priorityFrame(c, h, p)
+	case http2.FramePushPromise: // a client must not, and we told backends not to (§8.4)
+		err = &connError{http2.ErrCodeProtocol, "PUSH_PROMISE"}
+	default: // §4.1: unknown types are ignored
+		err = c.spend(costControl)
+	}
+	if err != nil {
+		e.fail(c, err)
+	}
+}
+
+// dataBegin accounts a DATA frame; p is the pad length if the frame is padded, else empty. The content follows through feedData.
+func (e *engine) dataBegin(c *conn, h frameHeader, p []byte) *connError {
+	if h.id == 0 {
+		return &connError{http2.ErrCodeProtocol, "DATA on stream 0"}
+	}
+	content, pad := h.length, 0
+	if h.has(http2.FlagDataPadded) {
+		if len(p) == 0 {
+			return &connError{http2.ErrCodeFrameSize, "padded frame without a pad length"}
+		}
+		pad = int(p[0])
+		content -= 1 + pad
+		if content < 0 {
+			return &connError{http2.ErrCodeProtocol, "padding as long as the frame"} // §6.1
+		}
+	}
+	if int64(h.length) > int64(c.recv) {
+		return &connError{http2.ErrCodeFlowControl, "connection window exceeded"}
+	}
+	c.recv -= int32(h.length)
+	// The connection's credit is given back on receipt: one stuck stream must not stop the others (RFC 9113 §5.2.2). What waits is
+	// bounded by the streams' windows. This also credits DATA of streams that are gone.
+	c.credit += int32(h.length)
+	c.giveCredit()
+	end := h.has(http2.FlagDataEndStream)
+	c.data = dataFrame{id: h.id, left: content, pad: pad, end: end, on: true}
+	s := c.streams[h.id]
+	if s == nil {
+		if err := e.dataOnNothing(c, h); err != nil {
+			return err
+		}
+	} else if err := e.dataOnStream(c, s, h, h.length-content); err != nil {
+		return err
+	}
+	if content == 0 && !end {
+		if err := c.spend(costControl); err != nil { // CVE-2019-9518: empty frames cost work and no window
+			return err
+		}
+	}
+	if content+pad == 0 {
+		e.feedData(c, nil)
+	}
+	return nil
+}
+
+// dataOnNothing judges DATA on a stream that we do not have.
+func (e *engine) dataOnNothing(c *conn, h frameHeader) *connError {
+	if c.idle(h.id) {
+		return &connError{http2.ErrCodeProtocol, "DATA on an idle stream"} // §5.1
+	}
+	if c.side == down || c.wasReset(h.id) || c.ignores(h.id) {
+		return nil
+	}
+	c.writeReset(h.id, http2.ErrCodeStreamClosed) // §5.1, closed
+	return c.spend(costReset)
+}
+
+// dataOnStream checks a DATA frame against its stream; extra bytes of it are padding.
+func (e *engine) dataOnStream(c *conn, s *stream, h frameHeader, extra int) *connError {
+	d := c.side
+	f := &s.half[d]
+	switch {
+	case f.end:
+		return e.violation(s, d, http2.ErrCodeStreamClosed, "DATA after END_STREAM")
+	case int64(h.length) > int64(f.recv):
+		return e.violation(s, d, http2.ErrCodeFlowControl, "stream window exceeded")
+	case d == down && s.waited == 0:
+		return e.violation(s, d, http2.ErrCodeProtocol, "DATA before HEADERS")
+	}
+	f.recv -= int32(h.length)
+	if extra > 0 {
+		e.giveStreamCredit(s, d, extra)
+	}
+	return nil
+}
+
+// feedData passes on content of the DATA frame being received and skips its padding.
+func (e *engine) feedData(c *conn, p []byte) []byte {
+	n := min(c.data.left, len(p))
+	body := p[:n]
+	p = p[n:]
+	c.data.left -= n
+	end := false
+	if c.data.left == 0 {
+		// END_STREAM counts from here: what still comes of the frame is padding.
+		end, c.data.end = c.data.end, false
+		k := min(c.data.pad, len(p))
+		c.data.pad -= k
+		p = p[k:]
+		c.data.on = c.data.pad > 0
+	}
+	if s := c.streams[c.data.id]; s != nil && (n > 0 || end) {
+		e.body(c, s, body, end)
+	}
+	return p
+}
+
+// body takes content of a message in, checking it against content-length (§8.1.1).
+func (e *engine) body(c *conn, s *stream, p []byte, end bool) {
+	d := c.side
+	f := &s.half[d]
+	f.got += int64(len(p))
+	switch {
+	case d == down && s.noBody && f.got > 0:
+		e.badMessage(s, d, "content in a response that has none")
+		return
+	case f.declared >= 0 && (f.got > f.declared || end && f.got != f.declared) && !(d == down && s.noBody):
+		e.badMessage(s, d, "content-length does not match")
+		return
+	}
+	e.push(s, d, p, end)
+}
+
+// headersFrame begins a field block.
+func (e *engine) headersFrame(c *conn, h frameHeader, p []byte) *connError {
+	if h.id == 0 || h.id%2 == 0 { // §5.1.1: clients use odd ids, and nobody pushes
+		return &connError{http2.ErrCodeProtocol, "HEADERS on a stream no client opens"}
+	}
+	p, err := unpad(h, p)
+	if err != nil {
+		return err
+	}
+	selfish := false
+	if h.has(http2.FlagHeadersPriority) {
+		if len(p) < 5 {
+			return &connError{http2.ErrCodeFrameSize, "priority cut short"}
+		}
+		selfish = binary.BigEndian.Uint32(p)&topStreamID == h.id
+		p = p[5:]
+	}
+	c.blockES = h.has(http2.FlagHeadersEndStream)
+	c.frames = 0
+	c.blockID = h.id
+	if h.has(http2.FlagHeadersEndHeaders) {
+		return e.fieldBlock(c, p, selfish)
+	}
+	c.blockAt = e.now
+	c.block = append(c.block[:0], p...)
+	return nil
+}
+
+// continuationFrame adds to a field block. Size and number of frames are bounded (CVE-2024-27316 and its kin: a block without end).
+func (e *engine) continuationFrame(c *conn, h frameHeader, p []byte) *connError {
+	const maxFrames = 256 // 1 KiB each for the largest block; no known sender uses small frames
+	if c.blockID == 0 {
+		return &connError{http2.ErrCodeProtocol, "CONTINUATION without HEADERS"}
+	}
+	c.frames++
+	if c.frames > maxFrames || len(c.block)+len(p) > e.lim.maxHeader {
+		return &connError{http2.ErrCodeEnhanceYourCalm, "field block too large"}
+	}
+	c.block = append(c.block, p...)
+	if !h.has(http2.FlagContinuationEndHeaders) {
+		return nil
+	}
+	block := c.block
+	c.block = nil
+	return e.fieldBlock(c, block, false)
+}
+
+// fieldBlock decodes a complete field block: always, because it changes the state of the table that later blocks refer to (RFC 7541
+// §2.2), and only then asks whether anybody wants it.
+func (e *engine) fieldBlock(c *conn, block []byte, selfish bool) *connError {
+	id := c.blockID
+	c.blockID = 0
+	e.fields, e.fieldsSize, e.fieldsOver = e.fields[:0], 0, false
+	if _, err := c.dec.Write(block); err != nil {
+		return &connError{http2.ErrCodeCompression, err.Error()}
+	}
+	if err := c.dec.Close(); err != nil {
+		return &connError{http2.ErrCodeCompression, err.Error()}
+	}
+	if e.fieldsOver {
+		// A small block may stand for a list of many megabytes. We do not keep it, but decoding it is work.
+		if err := c.spend(costOversize + e.fieldsSize/(16<<10)); err != nil {
+			return err
+		}
+	}
+	if c.side == up {
+		return e.requestBlock(c, id, selfish)
+	}
+	return e.responseBlock(c, id)
+}

@@ -1,0 +1,178 @@
+package h2
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Config is what a Server needs.
+type Config struct {
+	// Decide says what becomes of a request. It is called under the lock of a shard, so it must not block, nor call resume itself. If it
+	// cannot decide without waiting it returns false and arranges that resume is called once, from another goroutine: the stream is
+	// parked, other streams go on. The Plan's Done is called in any case.
+	Decide func(c *ConnInfo, h *Head, resume func(Plan)) (Plan, bool)
+
+	MaxStreams     uint32        // streams per client's connection (--http2-max-streams-per-connection); 0: 250
+	MaxHeaderBytes int           // of a field list, requests and responses; beyond it requests get 431; 0: 256 KiB
+	IdleTimeout    time.Duration // a client's connection without streams is closed; 0: 3 min
+	Shards         int           // engines, each with its own backend connections; 0: one per two processors
+	Logger         *slog.Logger  // nil discards
+}
+
+func (c *Config) logger() *slog.Logger {
+	if c.Logger == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return c.Logger
+}
+
+func (c *Config) limits() limits {
+	l := defaultLimits()
+	if c.MaxStreams > 0 {
+		l.maxStreams = c.MaxStreams
+	}
+	if c.MaxHeaderBytes > 0 {
+		l.maxHeader = c.MaxHeaderBytes
+	}
+	if c.IdleTimeout > 0 {
+		l.idle = c.IdleTimeout
+	}
+	return l
+}
+
+// Server is the frame lane. Run must be running while it serves; before that, connections are accepted but no timer fires.
+type Server struct {
+	shards []*shard
+	next   atomic.Uint32
+	links  sync.WaitGroup
+	cancel context.CancelFunc
+	ended  atomic.Bool
+}
+
+// New returns a Server. Its Serve goes into http.Server.TLSNextProto["h2"], and its Listener around the server's.
+func New(cfg Config) *Server {
+	ctx, cancel := context.WithCancel(context.Background()) // ends with Run's
+	s := &Server{cancel: cancel}
+	pool := &buffers{}
+	for range max(1, cfg.Shards) {
+		s.shards = append(s.shards, newShard(ctx, &cfg, &s.links, pool))
+	}
+	return s
+}
+
+// Run lets the timers run until ctx ends, then closes every connection at once and waits for what it started.
+func (s *Server) Run(ctx context.Context) error {
+	ticker := time.NewTicker(tickEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			s.ended.Store(true)
+			s.cancel()
+			for _, sh := range s.shards {
+				sh.cutAll(errServerEnded)
+			}
+			s.links.Wait()
+			return nil
+		case <-ticker.C:
+			for _, sh := range s.shards {
+				sh.tick()
+			}
+		}
+	}
+}
+
+var errServerEnded = errors.New("server ended")
+
+// Listener wraps the TCP listener below TLS, so that writing to its connections never blocks the lane. Without it everything works,
+// with one more goroutine per connection that has something to write.
+func (s *Server) Listener(l net.Listener) net.Listener { return listener{l} }
+
+type listener struct{ net.Listener }
+
+func (l listener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return wrapConn(c), nil
+}
+
+// Serve takes a client's connection over and returns when it has ended. It fits http.Server.TLSNextProto; the handler is only asked
+// for its base context, requests go where Config.Decide says.
+func (s *Server) Serve(hs *http.Server, conn *tls.Conn, h http.Handler) {
+	ctx := context.Background()
+	if b, ok := h.(interface{ BaseContext() context.Context }); ok {
+		ctx = b.BaseContext() // what net/http made of Server.BaseContext and ConnContext
+	}
+	if hs != nil {
+		ctx = context.WithValue(ctx, http.ServerContextKey, hs)
+	}
+	info := &ConnInfo{Remote: conn.RemoteAddr(), Local: conn.LocalAddr(), TLS: conn.ConnectionState()}
+	info.ctx = context.WithValue(ctx, http.LocalAddrContextKey, info.Local)
+	sh := s.shards[int(s.next.Add(1))%len(s.shards)]
+	s.links.Add(1)
+	defer s.links.Done()
+	if s.ended.Load() {
+		_ = conn.Close()
+		return
+	}
+	sh.lock()
+	l := sh.link(sh.e.acceptClient(info), conn)
+	sh.settle()
+	l.serve()
+}
+
+func (c *ConnInfo) context() context.Context {
+	if c.ctx == nil {
+		return context.Background()
+	}
+	return c.ctx
+}
+
+// Retire takes an endpoint out of service: it gets no further request, those it has are finished, long-running ones are ended after
+// grace.
+func (s *Server) Retire(ep *Endpoint, grace time.Duration) {
+	for _, sh := range s.shards {
+		sh.lock()
+		sh.e.retire(ep, grace)
+		sh.settle()
+	}
+}
+
+// Shutdown asks all clients to go (GOAWAY), lets their requests finish and ends long-running ones after grace. It returns when no client
+// is left, or with ctx's error when ctx ends; what is left then is closed.
+func (s *Server) Shutdown(ctx context.Context, grace time.Duration) error {
+	for _, sh := range s.shards {
+		sh.lock()
+		sh.e.drain(grace)
+		sh.settle()
+	}
+	const every = 20 * time.Millisecond // short against any grace, long against the work of looking
+	ticker := time.NewTicker(every)
+	defer ticker.Stop()
+	for {
+		n := 0
+		for _, sh := range s.shards {
+			n += sh.clients()
+		}
+		if n == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			for _, sh := range s.shards {
+				sh.cutAll(ctx.Err())
+			}
+			return ctx.Err()
+		case <-ticker.C:
+		}
+	}
+}

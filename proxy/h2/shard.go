@@ -1,0 +1,218 @@
+package h2
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// shard is one engine with the mutex that guards it. Clients' connections are spread over the shards; each shard has its own
+// connections to the backends, so that a request never crosses shards.
+type shard struct {
+	mu  sync.Mutex // guards e and everything reachable from it, and the links' fields that say so
+	e   *engine
+	log *slog.Logger
+
+	ctx     context.Context // ends when the server ends: for dials
+	started time.Time       // the engine's clock counts from here
+	pool    *buffers
+	batches sync.Pool
+	links   *sync.WaitGroup // counts links and what they started
+}
+
+// dialTimeout bounds a dial and its handshake when Endpoint.Dial does not: a request should not wait longer for a connection.
+const dialTimeout = 10 * time.Second
+
+func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buffers) *shard {
+	sh := &shard{log: cfg.logger(), ctx: ctx, started: time.Now(), pool: bufs, links: links, e: newEngine(cfg.limits())}
+	sh.batches.New = func() any { return &batch{} }
+	sh.e.decide = cfg.Decide
+	sh.e.resume = func(t *ticket, p Plan) {
+		sh.lock()
+		sh.e.resumed(t, p)
+		sh.settle()
+	}
+	sh.e.serve = func(l *local) func() {
+		l.sh, l.cond.L = sh, &sh.mu
+		return func() {
+			l.prepare()
+			sh.links.Go(l.run)
+		}
+	}
+	sh.e.dial = func(p *pool) func() {
+		return func() { sh.links.Go(func() { sh.connect(p) }) }
+	}
+	return sh
+}
+
+// lock takes the mutex and advances the engine's clock: once per batch of frames, not per frame.
+func (sh *shard) lock() {
+	now := time.Since(sh.started)
+	sh.mu.Lock()
+	sh.e.now = max(sh.e.now, now)
+}
+
+// batch is what one turn of an engine wants done. It is filled under the mutex and worked off without it.
+type batch struct {
+	writes []write
+	closes []*link
+	calls  []call
+}
+
+type write struct {
+	c    *conn
+	buf  []byte
+	err  error
+	left bool // the socket is full: a goroutine of the link's own goes on
+}
+
+// settle does what the engine wants done, and releases the mutex. Output is written first: what waits for the network should not wait
+// for a log line.
+func (sh *shard) settle() {
+	e := sh.e
+	if len(e.dirty) == 0 && len(e.calls) == 0 {
+		sh.mu.Unlock()
+		return
+	}
+	b := sh.batches.Get().(*batch)
+	for b.collect(e) {
+		sh.mu.Unlock()
+		for i := range b.writes {
+			w := &b.writes[i]
+			w.left, w.err = w.c.link.write(w.buf)
+		}
+		b.run()
+		sh.mu.Lock()
+		b.written(e)
+	}
+	sh.mu.Unlock()
+	sh.batches.Put(b)
+}
+
+// collect takes what there is to do; false: nothing.
+func (b *batch) collect(e *engine) bool {
+	for i, c := range e.dirty {
+		e.dirty[i] = nil
+		c.dirty = false
+		switch {
+		case c.gone || c.link == nil:
+		case c.cut:
+			b.closes = append(b.closes, c.link)
+		case c.flushing: // whoever is writing looks again
+		case len(c.out) > 0:
+			c.flushing = true
+			b.writes = append(b.writes, write{c: c, buf: c.take()})
+		case c.closing:
+			b.closes = append(b.closes, c.link)
+		}
+	}
+	e.dirty = e.dirty[:0]
+	b.calls, e.calls = e.calls, b.calls[:0]
+	return len(b.writes) > 0 || len(b.closes) > 0 || len(b.calls) > 0
+}
+
+func (b *batch) run() {
+	for i, l := range b.closes {
+		l.shut()
+		b.closes[i] = nil
+	}
+	b.closes = b.closes[:0]
+	for i := range b.calls {
+		c := &b.calls[i]
+		if c.do != nil {
+			c.do()
+		} else {
+			c.done(c.outcome)
+		}
+		*c = call{}
+	}
+}
+
+// written tells the engine what became of the output.
+func (b *batch) written(e *engine) {
+	for i := range b.writes {
+		w := &b.writes[i]
+		if !w.left {
+			w.c.finishWrite(w.buf, w.err)
+		}
+		*w = write{}
+	}
+	b.writes = b.writes[:0]
+}
+
+// finishWrite ends a write: the output may have grown meanwhile, and streams that waited for room go on.
+func (c *conn) finishWrite(buf []byte, err error) {
+	c.flushing = false
+	c.e.freeBuffer(buf)
+	if err != nil {
+		c.inflight = 0
+		c.cut = true
+		c.e.lose(c, err)
+		c.touch()
+	} else {
+		c.flushed()
+		if len(c.out) > 0 || c.closing {
+			c.touch()
+		}
+	}
+	c.link.room.Broadcast()
+}
+
+// tick lets the engine's timers run.
+func (sh *shard) tick() {
+	now := time.Since(sh.started)
+	sh.mu.Lock()
+	sh.e.tick(now)
+	sh.settle()
+}
+
+// connect dials for a pool and serves the connection until it ends.
+func (sh *shard) connect(p *pool) {
+	ctx, cancel := context.WithTimeout(sh.ctx, dialTimeout)
+	tc, err := p.ep.Dial(ctx, wrapConn)
+	cancel()
+	if err == nil && tc.ConnectionState().NegotiatedProtocol != "h2" {
+		_ = tc.Close()
+		err = errors.New("backend does not speak HTTP/2")
+	}
+	if err == nil && sh.ctx.Err() != nil {
+		_ = tc.Close()
+		err = sh.ctx.Err()
+	}
+	if err != nil {
+		sh.lock()
+		sh.e.dialFailed(p, err)
+		sh.settle()
+		return
+	}
+	sh.lock()
+	l := sh.link(sh.e.connected(p), tc)
+	sh.settle()
+	l.serve()
+}
+
+// cutAll closes all connections at once.
+func (sh *shard) cutAll(err error) {
+	sh.lock()
+	for _, c := range append([]*conn(nil), sh.e.conns...) {
+		c.cut = true
+		sh.e.lose(c, err)
+		c.touch()
+	}
+	sh.settle()
+}
+
+// clients counts the clients' connections.
+func (sh *shard) clients() int {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	n := 0
+	for _, c := range sh.e.conns {
+		if c.side == up {
+			n++
+		}
+	}
+	return n
+}

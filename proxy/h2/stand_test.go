@@ -1,0 +1,115 @@
+package h2
+
+import (
+	"context"
+	"crypto/tls"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2/hpack"
+)
+
+// stand is a client, a Server and a backend over real TLS on loopback.
+type stand struct {
+	t       *testing.T
+	server  *Server
+	url     string
+	addr    string
+	client  *http.Client
+	backend *httptest.Server
+	ep      *Endpoint
+
+	mu       sync.Mutex
+	outcomes []Outcome
+	ended    chan Outcome
+}
+
+// newBackend starts an HTTP/2 server.
+func newBackend(t testing.TB, h http.Handler) *httptest.Server {
+	b := httptest.NewUnstartedServer(h)
+	b.EnableHTTP2 = true
+	b.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	b.StartTLS()
+	t.Cleanup(b.Close)
+	return b
+}
+
+// endpoint dials addr with ALPN h2.
+func endpoint(addr string) *Endpoint {
+	return &Endpoint{Name: addr, Dial: func(ctx context.Context, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
+		var d net.Dialer
+		raw, err := d.DialContext(ctx, "tcp", addr)
+		if err != nil {
+			return nil, err
+		}
+		tc := tls.Client(wrap(raw), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}) //nolint:gosec // a test server of ours
+		if err := tc.HandshakeContext(ctx); err != nil {
+			_ = raw.Close()
+			return nil, err
+		}
+		return tc, nil
+	}}
+}
+
+// forward is a Plan that forwards everything to ep.
+func forward(ep *Endpoint) Plan {
+	return Plan{Forward: &Upstream{Pick: func([]*Endpoint) *Endpoint { return ep }}}
+}
+
+// newStand starts everything. change, if not nil, may change the plan of each request.
+func newStand(t *testing.T, h http.Handler, change func(h *Head, p *Plan)) *stand {
+	s := &stand{t: t, backend: newBackend(t, h), ended: make(chan Outcome, 10000)}
+	s.ep = endpoint(s.backend.Listener.Addr().String())
+	plan := forward(s.ep)
+	s.start(Config{Decide: func(_ *ConnInfo, h *Head, _ func(Plan)) (Plan, bool) {
+		p := plan
+		p.Done = s.done
+		if change != nil {
+			change(h, &p)
+		}
+		return p, true
+	}})
+	return s
+}
+
+func (s *stand) done(o Outcome) {
+	s.mu.Lock()
+	s.outcomes = append(s.outcomes, o)
+	s.mu.Unlock()
+	s.ended <- o
+}
+
+func (s *stand) start(cfg Config) {
+	t := s.t
+	s.server = New(cfg)
+	ctx, cancel := context.WithCancel(context.Background())
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); _ = s.server.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		select {
+		case <-stopped:
+		case <-time.After(10 * time.Second):
+			t.Error("the server did not stop")
+		}
+	})
+	front := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
+	front.Listener = s.server.Listener(front.Listener)
+	front.Config.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": s.server.Serve}
+	front.TLS = &tls.Config{NextProtos: []string{"h2", "http/1.1"}}
+	front.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	front.StartTLS()
+	t.Cleanup(func() { front.CloseClientConnections(); _ = front.Config.Close() })
+	s.addr = front.Listener.Addr().String()
+	s.url = "https://" + s.addr
+	tr := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, ForceAttemptHTTP2: true, DisableCompression: true} //nolint:gosec // a test server of ours
+	t.Cleanup(tr.CloseIdleConnections)
+	s.client = &http.Client{Transport: tr, Timeout: 30 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
+
+func field(name, value string) hpack.HeaderField { return hpack.HeaderField{Name: name, Value: value} }

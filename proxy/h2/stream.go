@@ -1,0 +1,236 @@
+package h2
+
+import (
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// dir is a direction of a stream. It is also the index of the leg the bytes come from: they arrive on leg[d] and leave on leg[1-d].
+type dir uint8
+
+const (
+	up   dir = 0 // from the client (leg 0) to the backend or handler (leg 1)
+	down dir = 1 // back
+)
+
+// half is one direction of a stream.
+type half struct {
+	q        queue
+	trailers []hpack.HeaderField // to be sent when q is empty
+	window   int32               // what the receiving peer still allows us to send on the stream; may be negative (§6.9.2)
+	recv     int32               // what the sending peer may still send on the stream
+	credit   int32               // bytes passed on, whose window was not given back yet
+	declared int64               // content-length; -1: none
+	got      int64               // body bytes received
+	sent     int64               // body bytes sent
+	end      bool                // END_STREAM was received
+	sentEnd  bool                // END_STREAM was sent
+	discard  bool                // bytes are dropped: nobody wants them any more
+	head     bool                // the final head of this direction was sent
+	ready    node                // on the receiving connection's ready list
+}
+
+// stream is one request: a stream of a client's connection, and while it is forwarded one of a backend's connection.
+type stream struct {
+	leg  [2]*conn // client's and backend's connection; nil: that side's stream does not exist or is closed
+	id   [2]uint32
+	half [2]half
+
+	started time.Duration // on the engine's clock
+	waited  time.Duration // when the final response head came
+	timer   node          // on a wheel slot
+	expires time.Duration // when the timer fires; what for is told by draining
+	wait    node          // on a pool's list of streams without a connection
+
+	plan     Plan // what of it is still needed; Set, Path and the like are dropped once the head was sent
+	pool     *pool
+	tried    []*Endpoint
+	req      []hpack.HeaderField // the head as forwarded, pseudo-fields first, kept until the response's head
+	ticket   *ticket
+	local    *local
+	free     *stream // the next on the engine's free list
+	tries    int8
+	interims uint8 // 1xx heads forwarded
+	method   methodKind
+	picked   bool // the endpoint counts this request: Release is owed
+	decided  bool // plan is valid: Done is owed
+	parked   bool // Decide will call resume
+	draining bool // the response is complete, the upload is read and dropped until expires
+	noBody   bool // the response must not have a body: HEAD, 204, 304
+	status   int16
+	reason   Reason
+	err      error
+}
+
+// methodKind is what the lane must know of a method.
+type methodKind uint8
+
+const (
+	methodOther methodKind = iota
+	methodHead
+)
+
+// ticket is what a Plan for a parked stream is returned with. It outlives the stream, whose memory is used again.
+type ticket struct {
+	s      *stream // nil: the stream has ended, or was resumed
+	head   Head    // of a parked stream
+	resume func(Plan)
+}
+
+func (e *engine) newStream(c *conn, id uint32) *stream {
+	s := e.streams
+	if s == nil {
+		s = &stream{}
+	} else {
+		e.streams, s.free = s.free, nil
+		e.freeStreams--
+	}
+	s.leg[up], s.id[up] = c, id
+	s.started = e.now
+	for d := range s.half {
+		s.half[d].ready = node{s: s, d: dir(d)}
+		s.half[d].declared = -1
+	}
+	s.timer, s.wait = node{s: s}, node{s: s}
+	s.half[down].window = c.peerWindow
+	s.half[up].recv = e.lim.streamWindow
+	c.streams[id] = s
+	return s
+}
+
+// maxFreeStreams bounds what a shard keeps for reuse, about 0.5 MiB.
+const maxFreeStreams = 1024
+
+// settle ends the stream if nothing of it is left. It must be called after a leg, a handler or a wait has gone; s is not to be used
+// afterwards.
+func (e *engine) settle(s *stream) {
+	if s.leg[0] != nil || s.leg[1] != nil || s.local != nil || s.wait.in != nil {
+		return
+	}
+	e.release(s)
+	if s.decided && s.plan.Done != nil {
+		e.calls = append(e.calls, call{done: s.plan.Done, outcome: e.outcome(s)})
+	}
+	if s.parked {
+		s.ticket.s = nil // a plan that still comes only gets its Done
+		s.ticket = nil
+	}
+	e.arm(s, 0)
+	for d := range s.half {
+		e.unqueue(s, dir(d))
+		s.half[d].ready.unlink()
+	}
+	e.freeReq(s)
+	if e.freeStreams >= maxFreeStreams {
+		return
+	}
+	*s = stream{ticket: s.ticket, free: e.streams}
+	e.streams = s
+	e.freeStreams++
+}
+
+func (e *engine) outcome(s *stream) Outcome {
+	o := Outcome{
+		Status: int(s.status), Reason: s.reason, Err: s.err, Retries: int(s.tries),
+		Received: s.half[up].got, Sent: s.half[down].sent, Duration: e.now - s.started,
+	}
+	if s.pool != nil {
+		o.Endpoint = s.pool.ep
+	}
+	if s.waited > 0 {
+		o.Wait = s.waited - s.started
+	}
+	return o
+}
+
+// blame records why the stream ends; the first reason wins, because the later ones follow from it.
+func (s *stream) blame(r Reason, err error) {
+	if s.reason == ReasonNone {
+		s.reason, s.err = r, err
+	}
+}
+
+// release tells the endpoint that the request is no longer in flight there.
+func (e *engine) release(s *stream) {
+	if !s.picked {
+		return
+	}
+	s.picked = false
+	if f := s.pool.ep.Release; f != nil {
+		f()
+	}
+}
+
+// unlinkLeg takes the stream off one side's connection.
+func (e *engine) unlinkLeg(s *stream, side dir) {
+	c := s.leg[side]
+	if c == nil {
+		return
+	}
+	s.half[1-side].ready.unlink() // what was to be sent there
+	delete(c.streams, s.id[side])
+	s.leg[side] = nil
+	c.idleSince = e.now
+	if side == up {
+		e.clientStreamGone(c, s)
+	} else {
+		e.release(s)
+		e.slotFree(c)
+	}
+}
+
+// reset sends RST_STREAM on one side and takes the stream off it.
+func (e *engine) reset(s *stream, side dir, code http2.ErrCode) {
+	c := s.leg[side]
+	if c == nil {
+		return
+	}
+	c.writeReset(s.id[side], code)
+	c.rememberReset(s.id[side])
+	e.unlinkLeg(s, side)
+}
+
+// abort ends the stream on both sides: the client is told code, the backend that nobody waits any more.
+func (e *engine) abort(s *stream, r Reason, err error, code http2.ErrCode) {
+	s.blame(r, err)
+	e.reset(s, up, code)
+	e.reset(s, down, http2.ErrCodeCancel)
+	e.leaveWait(s)
+	e.stopLocal(s)
+	e.settle(s)
+}
+
+// unqueue drops what waits to be sent in direction d.
+func (e *engine) unqueue(s *stream, d dir) {
+	h := &s.half[d]
+	if n := h.q.size; n > 0 && d == up {
+		e.unqueued(s, n)
+	}
+	h.q.keep = false
+	h.q.clear(e)
+	h.trailers = nil
+}
+
+// unqueued is told that n bytes of an upload no longer wait.
+func (e *engine) unqueued(s *stream, n int) {
+	if c := s.leg[up]; c != nil {
+		c.queued -= n
+		c.giveCredit()
+	}
+}
+
+func (e *engine) freeReq(s *stream) {
+	if s.req == nil {
+		return
+	}
+	clear(s.req)
+	if len(e.reqs) < maxFreeReqs {
+		e.reqs = append(e.reqs, s.req[:0])
+	}
+	s.req = nil
+}
+
+// maxFreeReqs bounds the field lists kept for reuse; a list has some 20 fields of 40 bytes.
+const maxFreeReqs = 256

@@ -1,0 +1,161 @@
+package h2
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+const (
+	// tickEvery is the resolution of all timers: deadlines are seconds, and 4 turns a second cost nothing.
+	tickEvery = 250 * time.Millisecond
+	// wheelSlots times tickEvery is 64 s, above the usual deadline of 60 s, so that most timers are looked at once.
+	wheelSlots = 256
+)
+
+// wheel holds the streams' timers in slots by the tick they expire at. Setting and clearing cost the same for any number of them.
+type wheel struct {
+	slots [wheelSlots]list
+	done  int64 // the last tick handled
+}
+
+// arm sets the stream's timer; 0 clears it.
+func (e *engine) arm(s *stream, at time.Duration) {
+	s.timer.unlink()
+	s.expires = at
+	if at == 0 {
+		return
+	}
+	t := max(int64((at+tickEvery-1)/tickEvery), e.wheel.done+1)
+	e.wheel.slots[t%wheelSlots].push(&s.timer)
+}
+
+// tick advances time: timers fire, connections are looked after.
+func (e *engine) tick(now time.Duration) {
+	e.now = max(now, e.now)
+	to := int64(e.now / tickEvery)
+	for t := max(e.wheel.done+1, to-wheelSlots+1); t <= to; t++ {
+		e.wheel.done = t
+		slot := &e.wheel.slots[t%wheelSlots]
+		for n := slot.n; n > 0; n-- {
+			s := slot.pop()
+			if s == nil {
+				break
+			}
+			if s.expires <= e.now {
+				e.expired(s)
+			} else {
+				e.arm(s, s.expires) // a later round
+			}
+		}
+	}
+	for _, c := range slices.Clone(e.conns) {
+		if !c.closing {
+			e.check(c)
+		}
+	}
+}
+
+// expired ends a stream whose time is over.
+func (e *engine) expired(s *stream) {
+	switch {
+	case s.draining:
+		// The response is complete, only the upload goes on.
+		e.reset(s, up, http2.ErrCodeNo)
+		e.reset(s, down, http2.ErrCodeCancel)
+		e.settle(s)
+	case s.half[down].head || s.reason != ReasonNone:
+		e.abort(s, ReasonDeadline, errDeadline, http2.ErrCodeInternal)
+	default:
+		s.blame(ReasonDeadline, errDeadline)
+		e.reset(s, down, http2.ErrCodeCancel)
+		e.stopLocal(s)
+		e.answerFailure(s)
+	}
+}
+
+var errDeadline = errors.New("deadline exceeded")
+
+// check looks after one connection.
+func (e *engine) check(c *conn) {
+	var err error
+	switch {
+	case c.inflight > 0 && e.now-c.flushAt > e.lim.stall:
+		err = fmt.Errorf("peer took nothing for %v", e.lim.stall)
+	case c.side == up:
+		err = e.checkClient(c)
+	default:
+		err = e.checkBackend(c)
+	}
+	if err != nil {
+		c.cut = true
+		e.lose(c, err)
+		c.touch()
+	}
+}
+
+func (e *engine) checkClient(c *conn) error {
+	silent := e.now - c.lastRead
+	switch {
+	case (c.preface > 0 || !c.started || c.blockID != 0) && e.now-c.blockAt > e.lim.head:
+		return fmt.Errorf("head not complete after %v", e.lim.head)
+	case c.goAway == goAwaySoon && e.now-c.goAwayAt > e.lim.linger:
+		e.finalGoAway(c) // the client does not answer PING
+	case e.going && e.now >= e.cutAt:
+		e.cutLongRunning(c, ReasonDrain)
+	case len(c.streams) == 0:
+		if e.now-c.idleSince > e.lim.idle && c.goAway == goAwayNone {
+			e.drainConn(c)
+		}
+	case c.pingAt > 0 && e.now-c.pingAt > e.lim.pong:
+		return fmt.Errorf("client silent for %v", silent)
+	case c.pingAt == 0 && silent > e.lim.ping:
+		c.ask()
+	}
+	return nil
+}
+
+func (e *engine) checkBackend(c *conn) error {
+	limit := c.pool.ep.PingTimeout
+	if limit <= 0 {
+		limit = defaultPing
+	}
+	silent := e.now - c.lastRead
+	switch {
+	case c.cutAt > 0 && e.now >= c.cutAt:
+		e.cutLongRunning(c, ReasonRetired)
+	case len(c.streams) == 0 && e.now-c.idleSince > e.lim.backendIdle:
+		c.drained = true
+		e.closeIfDone(c)
+	case silent >= limit && c.pingAt > 0:
+		return fmt.Errorf("backend silent for %v", silent)
+	case silent >= limit/2 && c.pingAt == 0:
+		c.ask()
+	}
+	return nil
+}
+
+// ask sends a PING. Whatever the peer sends then counts as an answer.
+func (c *conn) ask() {
+	c.pingAt = c.e.now
+	c.writePing(0, []byte("fairlead"))
+}
+
+// cutLongRunning ends what runs long. Its response is not complete, and nothing says that it is.
+func (e *engine) cutLongRunning(c *conn, r Reason) {
+	ids := make([]uint32, 0, len(c.streams))
+	for id, s := range c.streams {
+		if s.plan.LongRunning {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	for _, id := range ids {
+		if s := c.streams[id]; s != nil {
+			e.abort(s, r, nil, http2.ErrCodeCancel)
+		}
+	}
+}

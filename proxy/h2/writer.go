@@ -1,0 +1,241 @@
+package h2
+
+import (
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/net/http2/hpack"
+)
+
+// writerBuffer is what a response is collected in: most own documents then leave as one HEADERS and one DATA frame, with a length.
+const writerBuffer = 4 << 10
+
+// writer is the http.ResponseWriter of a local stream. As usual it is for one goroutine.
+type writer struct {
+	l        *local
+	header   http.Header
+	status   int // 0: WriteHeader was not called
+	declared int64
+	written  int64
+	buf      []byte
+	trailers []string // announced by the Trailer field
+	fields   []hpack.HeaderField
+	sent     bool // the head was sent
+	head     bool // the request is HEAD: no content is sent
+	done     bool
+}
+
+func (w *writer) Header() http.Header { return w.header }
+
+func (w *writer) WriteHeader(status int) {
+	if w.status != 0 || w.done {
+		return
+	}
+	if status >= 100 && status < 200 {
+		if status != http.StatusSwitchingProtocols { // RFC 9113 §8.6
+			w.interim(status)
+		}
+		return
+	}
+	if status < 100 || status > 999 {
+		panic("invalid WriteHeader code " + strconv.Itoa(status))
+	}
+	w.status = status
+	w.declared = -1
+	if v := w.header.Get("Content-Length"); v != "" {
+		if n, err := contentLength(v); err == nil {
+			w.declared = n
+		} else {
+			w.header.Del("Content-Length")
+		}
+	}
+	// The head is a snapshot: what the handler does to the header from now on only concerns trailers.
+	for _, v := range w.header["Trailer"] {
+		for name := range strings.SplitSeq(v, ",") {
+			if name = http.CanonicalHeaderKey(strings.TrimSpace(name)); name != "" && !framing(strings.ToLower(name)) {
+				w.trailers = append(w.trailers, name)
+			}
+		}
+	}
+	w.fields = w.encode(status)
+}
+
+func (w *writer) interim(status int) {
+	w.l.sh.lock()
+	if w.l.s != nil {
+		w.l.sh.e.localHead(w.l.s, status, w.encode(status))
+	}
+	w.l.sh.settle()
+}
+
+// encode makes a field list of the header.
+func (w *writer) encode(status int) []hpack.HeaderField {
+	fields := append(make([]hpack.HeaderField, 0, len(w.header)+4), hpack.HeaderField{Name: ":status", Value: strconv.Itoa(status)})
+	for key, values := range w.header {
+		if strings.HasPrefix(key, http.TrailerPrefix) || slices.Contains(w.trailers, key) {
+			continue
+		}
+		fields = appendValues(fields, key, values)
+	}
+	return fields
+}
+
+func appendValues(fields []hpack.HeaderField, key string, values []string) []hpack.HeaderField {
+	name := strings.ToLower(key)
+	if !validName(name) || connectionSpecific(name) {
+		return fields
+	}
+	for _, v := range values {
+		if v = trim(v); validValue(v) {
+			fields = append(fields, hpack.HeaderField{Name: name, Value: v})
+		}
+	}
+	return fields
+}
+
+func (w *writer) Write(p []byte) (int, error) {
+	if w.status == 0 {
+		w.WriteHeader(http.StatusOK)
+	}
+	if w.status == http.StatusNoContent || w.status == http.StatusNotModified {
+		return 0, http.ErrBodyNotAllowed
+	}
+	w.written += int64(len(p))
+	if w.declared >= 0 && w.written > w.declared {
+		return 0, http.ErrContentLength
+	}
+	n := len(p)
+	if len(w.buf)+len(p) > writerBuffer && !w.head {
+		if err := w.flush(p); err != nil {
+			return 0, err
+		}
+		return n, nil
+	}
+	if !w.head || len(w.buf) == 0 { // of a HEAD response only the first bytes count, for the content type
+		w.buf = append(w.buf, p[:min(len(p), writerBuffer)]...)
+	}
+	return n, nil
+}
+
+// Flush sends what was written so far.
+func (w *writer) Flush() { _ = w.FlushError() }
+
+// FlushError is Flush for http.ResponseController.
+func (w *writer) FlushError() error {
+	if w.status == 0 {
+		w.WriteHeader(http.StatusOK)
+	}
+	return w.flush(nil)
+}
+
+// EnableFullDuplex is for http.ResponseController: HTTP/2 always is.
+func (w *writer) EnableFullDuplex() error { return nil }
+
+// common adds the fields that every response of ours has.
+func (w *writer) common() {
+	has := func(name string) bool {
+		return slices.ContainsFunc(w.fields, func(f hpack.HeaderField) bool { return f.Name == name })
+	}
+	if !has("content-type") && len(w.buf) > 0 && !has("content-encoding") {
+		w.fields = append(w.fields, hpack.HeaderField{Name: "content-type", Value: http.DetectContentType(w.buf)})
+	}
+	if !has("date") {
+		w.fields = append(w.fields, hpack.HeaderField{Name: "date", Value: time.Now().UTC().Format(http.TimeFormat)})
+	}
+}
+
+// flush sends the head, the buffer and p.
+func (w *writer) flush(p []byte) error {
+	if !w.sent {
+		if len(w.buf) < 512 { // what DetectContentType looks at
+			w.buf = append(w.buf, p[:min(len(p), 512)]...)
+			p = p[min(len(p), 512):]
+		}
+		w.common()
+		w.sent = true
+		w.l.sh.lock()
+		if w.l.s != nil {
+			w.l.sh.e.localHead(w.l.s, w.status, w.fields)
+		}
+		w.l.sh.settle()
+	}
+	if w.head {
+		w.buf = w.buf[:0]
+		return w.l.send(nil)
+	}
+	if err := w.l.send(w.buf); err != nil {
+		return err
+	}
+	w.buf = w.buf[:0]
+	return w.l.send(p)
+}
+
+// send passes p on, as fast as the client takes it.
+func (l *local) send(p []byte) error {
+	for {
+		l.sh.lock()
+		for l.s != nil && l.s.half[down].q.size >= localBuffer {
+			l.cond.Wait()
+		}
+		if l.s == nil {
+			l.sh.settle()
+			return errStreamGone
+		}
+		n := min(len(p), localBuffer)
+		if n > 0 {
+			l.sh.e.push(l.s, down, p[:n], false)
+		}
+		l.sh.settle()
+		if p = p[n:]; len(p) == 0 {
+			return nil
+		}
+	}
+}
+
+// finish ends the response when the handler has returned.
+func (w *writer) finish() {
+	if w.status == 0 {
+		w.WriteHeader(http.StatusOK)
+	}
+	w.done = true
+	bodyless := w.status == http.StatusNoContent || w.status == http.StatusNotModified
+	if !w.sent && w.declared < 0 && !bodyless {
+		w.fields = append(w.fields, hpack.HeaderField{Name: "content-length", Value: strconv.FormatInt(w.written, 10)})
+		w.declared = w.written
+	}
+	if !w.head && !bodyless && w.declared >= 0 && w.written != w.declared {
+		w.l.abort() // shorter than promised: the client must not take it for complete
+		return
+	}
+	trailers := w.trailerFields()
+	if !w.sent && (len(w.buf) > 0 && !w.head || len(trailers) > 0) {
+		if w.flush(nil) != nil {
+			return
+		}
+	} else if !w.sent {
+		w.common()
+	} else if len(w.buf) > 0 && w.flush(nil) != nil {
+		return
+	}
+	w.l.sh.lock()
+	if w.l.s != nil {
+		w.l.sh.e.localEnd(w.l, w.status, w.fields, trailers)
+	}
+	w.l.sh.settle()
+}
+
+func (w *writer) trailerFields() []hpack.HeaderField {
+	var fields []hpack.HeaderField
+	for _, key := range w.trailers {
+		fields = appendValues(fields, key, w.header[key])
+	}
+	for key, values := range w.header {
+		if name, ok := strings.CutPrefix(key, http.TrailerPrefix); ok && !framing(strings.ToLower(name)) {
+			fields = appendValues(fields, name, values)
+		}
+	}
+	return fields
+}
