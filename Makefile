@@ -47,7 +47,7 @@ race: ## Unit tests under the race detector
 .PHONY: e2e
 e2e: ## End-to-end tests on real parts; fails when fewer cases ran than tests/e2e/COUNT says
 	$(TOOLS)
-	go test -tags e2e -count=1 -timeout 45m -json ./tests/e2e/... | go run ./tests/count -want tests/e2e/COUNT
+	go test -tags e2e -count=1 -parallel 8 -timeout 45m -json ./tests/e2e/... ./tests/cluster ./cmd/fairlead-dev | go run ./tests/count -want tests/e2e/COUNT
 
 .PHONY: lint
 lint: ## golangci-lint, with a reason for every linter in .golangci.yml

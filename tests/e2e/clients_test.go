@@ -1,0 +1,339 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func longAgo() time.Time { return time.Now().Add(-30 * time.Minute) }
+
+// testClients does what programs do: long watches, big bodies, lists in chunks, other encodings.
+func testClients(t *testing.T, w *world) {
+	for _, k := range kinds() {
+		t.Run(k.name, func(t *testing.T) {
+			t.Parallel()
+			for _, c := range []struct {
+				name string
+				run  func(t *testing.T, w *world, k kind)
+			}{
+				{"a watch lives longer than any request may", longWatch},
+				{"a watch ends when it asked to", shortWatch},
+				{"lists come in chunks", chunks},
+				{"an old resourceVersion is gone", gone},
+				{"a body of 3 MB goes in and comes back", bigBody},
+				{"a body over the limit is refused", tooBig},
+				{"gzip", compressed},
+				{"tables", tables},
+				{"metadata only", metadataOnly},
+				{"a DELETE of a collection", deleteCollection},
+			} {
+				t.Run(c.name, func(t *testing.T) {
+					t.Parallel()
+					c.run(t, w, k)
+				})
+			}
+		})
+	}
+	t.Run("protobuf", func(t *testing.T) { protobuf(t, w) })
+}
+
+// request sends a raw request as the administrator and returns the answer and its body as they came.
+func (w *world) request(t *testing.T, method, path string, header http.Header, body []byte) (*http.Response, []byte) {
+	t.Helper()
+	transport, err := rest.TransportFor(w.server.RESTConfig(w.Admin()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req, err := http.NewRequestWithContext(t.Context(), method, w.server.URL+path, bytes.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, values := range header {
+		req.Header[name] = values
+	}
+	res, err := transport.RoundTrip(req)
+	if err != nil {
+		t.Fatalf("%s %s: %v", method, path, err)
+	}
+	defer res.Body.Close()
+	data, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatalf("reading the answer to %s %s: %v", method, path, err)
+	}
+	return res, data
+}
+
+// url is the path of the collection in a namespace.
+func (k kind) url(ns string) string {
+	root := "/api/" + k.gvr.Version
+	if k.gvr.Group != "" {
+		root = "/apis/" + k.gvr.Group + "/" + k.gvr.Version
+	}
+	return root + "/namespaces/" + ns + "/" + k.gvr.Resource
+}
+
+func (w *world) create(t *testing.T, k kind, ns, name, value string) {
+	t.Helper()
+	if _, err := w.dynamic.Resource(k.gvr).Namespace(ns).Create(t.Context(), k.object(name, value), metav1.CreateOptions{}); err != nil {
+		t.Fatalf("creating %s: %v", name, err)
+	}
+}
+
+// longWatch: 60 s is the limit of an ordinary request, in kube-apiserver as in Fairlead.
+func longWatch(t *testing.T, w *world, k kind) {
+	const idle = 65 * time.Second
+	ns := w.namespace(t)
+	ctx, cancel := context.WithTimeout(t.Context(), idle+30*time.Second)
+	defer cancel()
+	events, err := w.dynamic.Resource(k.gvr).Namespace(ns).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=late"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer events.Stop()
+	select {
+	case e, open := <-events.ResultChan():
+		t.Fatalf("%v after less than %s, want silence (open: %t)", e, idle, open)
+	case <-time.After(idle):
+	}
+	w.create(t, k, ns, "late", "worth waiting for")
+	e, open := <-events.ResultChan()
+	if !open || e.Type != watch.Added {
+		t.Errorf("got %v (open: %t), want the new object", e, open)
+	}
+}
+
+func shortWatch(t *testing.T, w *world, k kind) {
+	ns, seconds := w.namespace(t), int64(2)
+	begun := time.Now()
+	events, err := w.dynamic.Resource(k.gvr).Namespace(ns).Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=none", TimeoutSeconds: &seconds})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for e := range events.ResultChan() {
+		t.Errorf("got %v, want nothing", e)
+	}
+	if took := time.Since(begun); took < time.Second || took > 20*time.Second {
+		t.Errorf("ended after %s, want 2 s", took)
+	}
+}
+
+func chunks(t *testing.T, w *world, k kind) {
+	const total, limit = 23, 5
+	ns := w.namespace(t)
+	for i := range total {
+		w.create(t, k, ns, fmt.Sprintf("item-%02d", i), "x")
+	}
+	seen, pages := map[string]bool{}, 0
+	for next := ""; pages == 0 || next != ""; pages++ {
+		list, err := w.dynamic.Resource(k.gvr).Namespace(ns).List(t.Context(), metav1.ListOptions{Limit: limit, Continue: next})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(list.Items) > limit {
+			t.Errorf("a page of %d, asked for %d", len(list.Items), limit)
+		}
+		for _, o := range list.Items {
+			seen[o.GetName()] = true
+		}
+		next = list.GetContinue()
+	}
+	delete(seen, "kube-root-ca.crt")
+	if len(seen) != total || pages < total/limit {
+		t.Errorf("%d objects on %d pages, want %d on at least %d", len(seen), pages, total, total/limit)
+	}
+}
+
+// gone lists at a revision until it is forgotten. An informer lives by this answer: it makes it list again.
+func gone(t *testing.T, w *world, k kind) {
+	ns := w.namespace(t)
+	o, err := w.dynamic.Resource(k.gvr).Namespace(ns).Create(t.Context(), k.object("old", "x"), metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := metav1.ListOptions{ResourceVersion: o.GetResourceVersion(), ResourceVersionMatch: metav1.ResourceVersionMatchExact}
+	eventually(t, "the revision is forgotten", func() (bool, string) {
+		_, err = w.dynamic.Resource(k.gvr).Namespace(ns).List(t.Context(), at)
+		return err != nil, "it is still known"
+	})
+	if status := apierrors.APIStatus(nil); !errors.As(err, &status) || status.Status().Code != http.StatusGone || !apierrors.IsResourceExpired(err) {
+		t.Errorf("list: %v, want 410 with reason Expired", err)
+	}
+}
+
+// limit is what kube-apiserver and all built like it accept as a body: 3 MiB.
+const limit = 3 << 20
+
+// bigBody does not store it (etcd would not take it): a dry run reads, decodes, admits and answers all of it.
+func bigBody(t *testing.T, w *world, k kind) {
+	ns := w.namespace(t)
+	value := strings.Repeat("0123456789abcdef", 1000) // of 16 kB: a ConfigMap holds less than 1 MiB in all
+	padding := strings.Repeat(" ", 3_000_000-len(value)-1000)
+	if k.gvr.Group != "" {
+		value, padding = strings.Repeat("0123456789abcdef", 3_000_000/16-100), ""
+	}
+	body := k.manifest("big", value) + padding
+	res, answer := w.request(t, http.MethodPost, k.url(ns)+"?dryRun=All", http.Header{"Content-Type": {"application/json"}}, []byte(body))
+	if res.StatusCode != http.StatusCreated {
+		t.Fatalf("%s: %.500s", res.Status, answer)
+	}
+	o := k.object("", "")
+	if err := o.UnmarshalJSON(answer); err != nil {
+		t.Fatal(err)
+	}
+	if k.value(o) != value {
+		t.Errorf("%d bytes came back, %d went in", len(k.value(o)), len(value))
+	}
+}
+
+func tooBig(t *testing.T, w *world, k kind) {
+	body := k.manifest("huge", strings.Repeat("x", limit+1000))
+	res, answer := w.request(t, http.MethodPost, k.url(w.namespace(t)), http.Header{"Content-Type": {"application/json"}}, []byte(body))
+	var status metav1.Status
+	if err := json.Unmarshal(answer, &status); err != nil {
+		t.Fatalf("not a Status: %v: %.500s", err, answer)
+	}
+	if res.StatusCode != http.StatusRequestEntityTooLarge || status.Reason != metav1.StatusReasonRequestEntityTooLarge {
+		t.Errorf("%s, reason %s, want 413 and RequestEntityTooLarge", res.Status, status.Reason)
+	}
+}
+
+// compressed: kube-apiserver compresses answers of 128 KiB and more for those who accept it, and a proxy must not undo that.
+func compressed(t *testing.T, w *world, k kind) {
+	ns := w.namespace(t)
+	for i := range 3 {
+		w.create(t, k, ns, fmt.Sprintf("heavy-%d", i), strings.Repeat("lead ", 20_000))
+	}
+	res, body := w.request(t, http.MethodGet, k.url(ns), http.Header{"Accept-Encoding": {"gzip"}}, nil)
+	if res.Header.Get("Content-Encoding") != "gzip" {
+		t.Fatalf("Content-Encoding %q, want gzip", res.Header.Get("Content-Encoding"))
+	}
+	z, err := gzip.NewReader(bytes.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var unpacked, plain map[string]any
+	if err := json.NewDecoder(z).Decode(&unpacked); err != nil {
+		t.Fatal(err)
+	}
+	res, body = w.request(t, http.MethodGet, k.url(ns), http.Header{"Accept-Encoding": {"identity"}}, nil)
+	if enc := res.Header.Get("Content-Encoding"); enc != "" {
+		t.Errorf("Content-Encoding %q for one who accepts none", enc)
+	}
+	if err := json.Unmarshal(body, &plain); err != nil {
+		t.Fatal(err)
+	}
+	for _, doc := range []map[string]any{unpacked, plain} {
+		if items, _ := doc["items"].([]any); len(items) < 3 {
+			t.Errorf("%d items, want 3", len(items))
+		}
+	}
+}
+
+func tables(t *testing.T, w *world, k kind) {
+	ns := w.namespace(t)
+	w.create(t, k, ns, "row", "x")
+	_, body := w.request(t, http.MethodGet, k.url(ns)+"/row", http.Header{"Accept": {"application/json;as=Table;v=v1;g=meta.k8s.io"}}, nil)
+	var table metav1.Table
+	if err := json.Unmarshal(body, &table); err != nil {
+		t.Fatal(err)
+	}
+	if table.Kind != "Table" || len(table.ColumnDefinitions) < 2 || len(table.Rows) != 1 || table.Rows[0].Cells[0] != "row" {
+		t.Errorf("got %.500s, want a table of one row", body)
+	}
+}
+
+func metadataOnly(t *testing.T, w *world, k kind) {
+	ns := w.namespace(t)
+	w.create(t, k, ns, "known", "secret")
+	_, body := w.request(t, http.MethodGet, k.url(ns)+"/known", http.Header{"Accept": {"application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io"}}, nil)
+	var o metav1.PartialObjectMetadata
+	if err := json.Unmarshal(body, &o); err != nil {
+		t.Fatal(err)
+	}
+	if o.Kind != "PartialObjectMetadata" || o.Name != "known" || bytes.Contains(body, []byte("secret")) {
+		t.Errorf("got %.500s, want the metadata alone", body)
+	}
+}
+
+func deleteCollection(t *testing.T, w *world, k kind) {
+	ns := w.namespace(t)
+	for _, name := range []string{"keep", "drop-1", "drop-2"} {
+		o := k.object(name, "x")
+		o.SetLabels(map[string]string{"drop": fmt.Sprint(name != "keep")})
+		if _, err := w.dynamic.Resource(k.gvr).Namespace(ns).Create(t.Context(), o, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.dynamic.Resource(k.gvr).Namespace(ns).DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "drop=true"}); err != nil {
+		t.Fatal(err)
+	}
+	list, err := w.dynamic.Resource(k.gvr).Namespace(ns).List(t.Context(), metav1.ListOptions{LabelSelector: "drop"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(list.Items) != 1 || list.Items[0].GetName() != "keep" {
+		t.Errorf("%d left, want keep alone", len(list.Items))
+	}
+}
+
+// protobuf: controllers speak it.
+func protobuf(t *testing.T, w *world) {
+	ns := w.namespace(t)
+	rc := w.server.RESTConfig(w.Admin())
+	rc.ContentType = "application/vnd.kubernetes.protobuf"
+	rc.AcceptContentTypes = rc.ContentType
+	client, err := kubernetes.NewForConfig(rc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"k": "v"}
+	if _, err := client.CoreV1().ConfigMaps(ns).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "binary"}, Data: want}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	got, err := client.CoreV1().ConfigMaps(ns).Get(t.Context(), "binary", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fmt.Sprint(got.Data) != fmt.Sprint(want) {
+		t.Errorf("got %v, want %v", got.Data, want)
+	}
+	events, err := client.CoreV1().ConfigMaps(ns).Watch(t.Context(), metav1.ListOptions{ResourceVersion: got.ResourceVersion})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer events.Stop()
+	if err := client.CoreV1().ConfigMaps(ns).Delete(t.Context(), "binary", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for e := range events.ResultChan() {
+		if o, ok := e.Object.(*corev1.ConfigMap); ok && o.Name == "binary" && e.Type == watch.Deleted {
+			break
+		}
+	}
+	for _, k := range kinds() {
+		w.create(t, k, ns, "encoded", "x")
+		res, body := w.request(t, http.MethodGet, k.url(ns)+"/encoded", http.Header{"Accept": {"application/vnd.kubernetes.protobuf,application/json"}}, nil)
+		if res.Header.Get("Content-Type") != "application/vnd.kubernetes.protobuf" || !bytes.HasPrefix(body, []byte("k8s\x00")) {
+			t.Errorf("%s: %s %s: %.200q", k.name, res.Status, res.Header.Get("Content-Type"), body)
+		}
+	}
+}

@@ -1,0 +1,95 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// testControllers watches kube-controller-manager do its work as a client of the server under test. It needs all of discovery, watches
+// of every resource, tokens and deletions of objects on both sides.
+func testControllers(t *testing.T, w *world) {
+	t.Run("a namespace gets its ServiceAccount and CA bundle", func(t *testing.T) {
+		ns, kc := w.namespace(t), w.admin(t)
+		kc.run(t, "wait", "--for=create", "--timeout=60s", "-n", ns, "serviceaccount/default")
+		kc.run(t, "wait", "--for=create", "--timeout=60s", "-n", ns, "configmap/kube-root-ca.crt")
+	})
+	t.Run("a namespace is deleted with all in it", func(t *testing.T) {
+		ns, kc := w.namespace(t), w.admin(t)
+		for _, k := range kinds() {
+			w.create(t, k, ns, "inside", "x")
+		}
+		kc.run(t, "delete", "namespace", ns, "--timeout=90s") // returns when it is gone
+		for _, k := range kinds() {
+			list, err := w.dynamic.Resource(k.gvr).Namespace(ns).List(t.Context(), metav1.ListOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(list.Items) > 0 {
+				t.Errorf("%d %s outlived their namespace", len(list.Items), k.name)
+			}
+		}
+	})
+	t.Run("a Deployment makes a ReplicaSet", func(t *testing.T) {
+		ns, kc := w.namespace(t), w.admin(t)
+		kc.run(t, "create", "deployment", "idle", "--image=none", "--replicas=0", "-n", ns)
+		eventually(t, "there is one", func() (bool, string) {
+			out := kc.run(t, "get", "replicasets", "-n", ns, "-o", "name")
+			return strings.Contains(out, "replicaset.apps/idle-"), out
+		})
+		kc.run(t, "delete", "deployment", "idle", "-n", ns, "--cascade=foreground", "--timeout=60s")
+		if out := kc.run(t, "get", "replicasets", "-n", ns, "-o", "name"); out != "" {
+			t.Errorf("outlived its Deployment: %s", out)
+		}
+	})
+	for _, owner := range kinds() {
+		for _, owned := range kinds() {
+			for _, policy := range []metav1.DeletionPropagation{metav1.DeletePropagationBackground, metav1.DeletePropagationForeground, metav1.DeletePropagationOrphan} {
+				t.Run(fmt.Sprintf("%s of %s %s", owned.name, owner.name, policy), func(t *testing.T) {
+					t.Parallel()
+					collect(t, w, owner, owned, policy)
+				})
+			}
+		}
+	}
+}
+
+// collect deletes an owner and looks what becomes of the object it owns.
+func collect(t *testing.T, w *world, owner, owned kind, policy metav1.DeletionPropagation) {
+	ns := w.namespace(t)
+	owners, owneds := w.dynamic.Resource(owner.gvr).Namespace(ns), w.dynamic.Resource(owned.gvr).Namespace(ns)
+	parent, err := owners.Create(t.Context(), owner.object("parent", "x"), metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	block := true
+	child := owned.object("child", "x")
+	child.SetOwnerReferences([]metav1.OwnerReference{{
+		APIVersion: parent.GetAPIVersion(), Kind: parent.GetKind(), Name: parent.GetName(), UID: parent.GetUID(), BlockOwnerDeletion: &block,
+	}})
+	if _, err := owneds.Create(t.Context(), child, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := owners.Delete(t.Context(), "parent", metav1.DeleteOptions{PropagationPolicy: &policy}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the owner is gone", func() (bool, string) {
+		_, err := owners.Get(t.Context(), "parent", metav1.GetOptions{})
+		return apierrors.IsNotFound(err), fmt.Sprint(err)
+	})
+	var left *unstructured.Unstructured
+	eventually(t, "the owned object is settled", func() (bool, string) {
+		left, err = owneds.Get(t.Context(), "child", metav1.GetOptions{})
+		if policy == metav1.DeletePropagationOrphan {
+			return err == nil && len(left.GetOwnerReferences()) == 0, fmt.Sprint(left, err)
+		}
+		return apierrors.IsNotFound(err), fmt.Sprint(err)
+	})
+}

@@ -1,0 +1,98 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"strings"
+	"testing"
+)
+
+const knots = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata:
+  name: knots.rigging.example.org
+spec:
+  group: rigging.example.org
+  scope: Namespaced
+  names: {plural: knots, singular: knot, kind: Knot, shortNames: [kn]}
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    subresources: {status: {}, scale: {specReplicasPath: .spec.turns, statusReplicasPath: .status.turns}}
+    additionalPrinterColumns:
+    - {name: Turns, type: integer, jsonPath: .spec.turns}
+    schema:
+      openAPIV3Schema:
+        type: object
+        properties:
+          spec:
+            type: object
+            properties:
+              turns: {type: integer, minimum: 1, description: How often the line goes round.}
+          status:
+            type: object
+            properties:
+              turns: {type: integer}
+`
+
+const bowline = `{"apiVersion":"rigging.example.org/v1","kind":"Knot","metadata":{"name":"bowline"},"spec":{"turns":1}}`
+
+// testCustomResources defines a resource and uses it at once, as every Helm chart with a CRD does.
+func testCustomResources(t *testing.T, w *world) {
+	ns, kc := w.namespace(t), w.admin(t)
+	kc.cache = t.TempDir()
+	kc.feed(t, knots, "apply", "-f", "-")
+	kc.run(t, "wait", "--for=condition=Established", "--timeout=60s", "crd/knots.rigging.example.org")
+	kc.feed(t, bowline, "create", "-n", ns, "-f", "-")
+
+	for _, c := range []struct {
+		name string
+		run  func(t *testing.T)
+	}{
+		{"get by short name", func(t *testing.T) {
+			if out := kc.run(t, "get", "kn", "bowline", "-n", ns); !strings.Contains(out, "TURNS") {
+				t.Errorf("no column of its own:\n%s", out)
+			}
+		}},
+		{"validation", func(t *testing.T) {
+			kc.fail(t, "should be greater than or equal to 1", strings.Replace(bowline, `"turns":1`, `"turns":0`, 1), "apply", "-n", ns, "-f", "-")
+		}},
+		{"scale", func(t *testing.T) {
+			kc.run(t, "scale", "knot/bowline", "--replicas=3", "-n", ns)
+			if got := kc.run(t, "get", "knot", "bowline", "-n", ns, "-o", "jsonpath={.spec.turns}"); got != "3" {
+				t.Errorf("turns %s, want 3", got)
+			}
+		}},
+		{"status", func(t *testing.T) {
+			kc.run(t, "patch", "knot", "bowline", "-n", ns, "--subresource=status", "--type=merge", "-p", `{"status":{"turns":2}}`)
+			if got := kc.run(t, "get", "knot", "bowline", "-n", ns, "--subresource=status", "-o", "jsonpath={.status.turns}"); got != "2" {
+				t.Errorf("status %s, want 2", got)
+			}
+		}},
+		{"api-resources", func(t *testing.T) {
+			eventually(t, "it is listed", func() (bool, string) {
+				kc.cache = t.TempDir()
+				out := kc.run(t, "api-resources", "--api-group=rigging.example.org", "-o", "name")
+				return out == "knots.rigging.example.org\n", out
+			})
+		}},
+		{"explain", func(t *testing.T) {
+			eventually(t, "it is explained", func() (bool, string) { // its OpenAPI is published in the background
+				a := kc.try(t, "", "explain", "knot.spec.turns")
+				return strings.Contains(a.out, "How often the line goes round."), a.out + a.errs
+			})
+		}},
+		{"removal", func(t *testing.T) {
+			kc.run(t, "delete", "crd", "knots.rigging.example.org", "--timeout=60s")
+			eventually(t, "it is no longer listed", func() (bool, string) {
+				kc.cache = t.TempDir()
+				out := kc.run(t, "api-resources", "--api-group=rigging.example.org", "-o", "name")
+				return out == "", out
+			})
+		}},
+	} {
+		t.Run(c.name, c.run)
+	}
+}

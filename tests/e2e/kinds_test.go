@@ -1,0 +1,73 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// kind is a kind of object with one string in it that the cases write and read back. The same cases run over one that kube-apiserver
+// keeps and one that the extension server keeps: a client must not feel a difference.
+type kind struct {
+	name    string // on kubectl's command line
+	gvr     schema.GroupVersionResource
+	kind    string
+	path    [2]string // field that holds the string
+	columns []string  // of kubectl get
+	fixed   map[string]any
+	invalid [2]string // name and value that its server refuses
+}
+
+func kinds() []kind {
+	return []kind{
+		{
+			name: "configmaps", kind: "ConfigMap", path: [2]string{"data", "value"}, columns: []string{"NAME", "DATA", "AGE"}, invalid: [2]string{"Not_A_Name", "x"},
+			gvr: schema.GroupVersionResource{Version: "v1", Resource: "configmaps"},
+		},
+		{
+			name: "flunders", kind: "Flunder", path: [2]string{"spec", "flunderReference"}, columns: []string{"NAME", "CREATED AT"}, invalid: [2]string{"empty", ""},
+			gvr:   schema.GroupVersionResource{Group: "wardle.example.com", Version: "v1beta1", Resource: "flunders"},
+			fixed: map[string]any{"referenceType": "Flunder"},
+		},
+	}
+}
+
+// object returns an object that holds value.
+func (k kind) object(name, value string) *unstructured.Unstructured {
+	field := map[string]any{k.path[1]: value}
+	for key, v := range k.fixed {
+		field[key] = v
+	}
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": k.gvr.GroupVersion().String(),
+		"kind":       k.kind,
+		"metadata":   map[string]any{"name": name},
+		k.path[0]:    field,
+	}}
+}
+
+// manifest is object as kubectl reads it.
+func (k kind) manifest(name, value string) string {
+	data, err := k.object(name, value).MarshalJSON()
+	if err != nil {
+		panic(err) // maps of strings always marshal
+	}
+	return string(data)
+}
+
+// jsonpath selects the value.
+func (k kind) jsonpath() string { return fmt.Sprintf("jsonpath={.%s.%s}", k.path[0], k.path[1]) }
+
+// value reads it from an object.
+func (k kind) value(o *unstructured.Unstructured) string {
+	v, _, _ := unstructured.NestedString(o.Object, k.path[:]...)
+	return v
+}
+
+// patch is a merge patch that sets it.
+func (k kind) patch(value string) string {
+	return fmt.Sprintf(`{%q:{%q:%q}}`, k.path[0], k.path[1], value)
+}
