@@ -8,17 +8,12 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 )
 
-const (
-	// maxChain bounds what a client may present: path building tries the combinations, and real chains have two to four.
-	maxChain = 16
-	// retryAfter is how long a refusal is believed. Only time can heal one while the CAs stay: a certificate that was not yet valid.
-	retryAfter = time.Minute
-)
+// maxChain bounds what a client may present: path building tries the combinations, and real chains have two to four.
+const maxChain = 16
 
 // Clients verifies the certificates that clients present. All methods may be called at any time by any goroutine.
 type Clients struct {
@@ -46,119 +41,51 @@ type clientTrust struct {
 	clientPool, proxyPool, union *x509.CertPool
 }
 
-// Verdict is what a chain of certificates was found to be. It is immutable.
-type Verdict struct {
-	// User is the leaf, when the client CA vouches for it. Nil: it does not.
-	User *x509.Certificate
-	// UserErr is why not. Nil: it does, or no certificate was presented.
-	UserErr error
-	// FrontProxy tells that the request-header CA vouches for the leaf and that its common name is allowed: the peer may assert X-Remote-*.
-	FrontProxy bool
-	// FrontProxyErr is why not. Nil: it may, or no certificate was presented.
-	FrontProxyErr error
-	// Until is when the verdict ends: the earliest NotAfter of the chains that were verified. Zero: it holds as long as the generation.
-	Until time.Time
-	// Generation is that of the CAs that it was made with.
-	Generation uint64
-
-	leaf *x509.Certificate
-}
-
 // Generation counts what clients were trusted by. Whatever was concluded under another one must be concluded anew.
 func (c *Clients) Generation() uint64 { return c.current.Load().generation }
 
 // Headers are the names in the cluster's authentication ConfigMap, nil while it has not been read.
 func (c *Clients) Headers() *RequestHeaders { return c.headers.Load() }
 
-// Verify says what the chain that a connection's peer presented, leaf first, is worth now. slot belongs to the connection and keeps the verdict, so that the cryptography is
-// done once for a connection and generation of CAs; nil keeps nothing. It never returns nil.
-func (c *Clients) Verify(slot *atomic.Pointer[Verdict], chain []*x509.Certificate) *Verdict {
-	t := c.current.Load()
-	now := time.Now()
-	var leaf *x509.Certificate
-	if len(chain) > 0 {
-		leaf = chain[0]
+// VerifyClient verifies what a peer presented, leaf first, against the client CA and returns the chains found. No chain and no error: there is no client CA now.
+//
+// The result holds until the earliest NotAfter in the chains and for this Generation; whoever keeps it reads the Generation before the call.
+func (c *Clients) VerifyClient(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
+	chains, err := verify(peer, c.current.Load().clientPool)
+	if err != nil {
+		return nil, fmt.Errorf("verifying client certificate: %w", err)
 	}
-	if slot != nil {
-		// The leaf is compared as well: a slot that was handed from one connection to another must not hand on an identity.
-		if v := slot.Load(); v != nil && v.Generation == t.generation && v.leaf == leaf && (v.Until.IsZero() || now.Before(v.Until)) {
-			return v
-		}
-	}
-	v := t.verify(chain, now)
-	v.leaf = leaf
-	if slot != nil {
-		slot.Store(v)
-	}
-	return v
+	return chains, nil
 }
 
-func (t *clientTrust) verify(chain []*x509.Certificate, now time.Time) *Verdict {
-	v := &Verdict{Generation: t.generation}
-	if len(chain) == 0 {
-		return v
-	}
-	v.Until = now.Add(retryAfter)
-	userUntil, err := verifyClient(chain, t.clientPool, now)
-	if err != nil {
-		v.UserErr = fmt.Errorf("verifying client certificate: %w", err)
-	} else {
-		v.User = chain[0]
-	}
-	proxyUntil, err := verifyClient(chain, t.proxyPool, now)
-	if err == nil && len(t.allowed) > 0 && !slices.Contains(t.allowed, chain[0].Subject.CommonName) {
+// VerifyFrontProxy does the same against the request-header CA and checks that the leaf's common name is among the allowed ones: such a peer may assert X-Remote-*.
+func (c *Clients) VerifyFrontProxy(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
+	t := c.current.Load()
+	chains, err := verify(peer, t.proxyPool)
+	if err == nil && len(chains) > 0 && len(t.allowed) > 0 && !slices.Contains(t.allowed, peer[0].Subject.CommonName) {
 		err = errors.New("its common name is not among the allowed names")
 	}
 	if err != nil {
-		v.FrontProxyErr = fmt.Errorf("verifying front proxy certificate: %w", err)
-	} else {
-		v.FrontProxy = true
+		return nil, fmt.Errorf("verifying front proxy certificate: %w", err)
 	}
-	switch {
-	case v.User != nil && v.FrontProxy:
-		v.Until = earlier(userUntil, proxyUntil)
-	case v.User != nil:
-		v.Until = earlier(userUntil, v.Until)
-	case v.FrontProxy:
-		v.Until = earlier(proxyUntil, v.Until)
-	}
-	return v
+	return chains, nil
 }
 
-// verifyClient checks a chain and says until when it holds: the earliest NotAfter of the path that lasts longest.
-func verifyClient(chain []*x509.Certificate, pool *x509.CertPool, now time.Time) (until time.Time, err error) {
+func verify(peer []*x509.Certificate, pool *x509.CertPool) ([][]*x509.Certificate, error) {
 	switch {
 	case pool == nil:
-		// A nil pool would mean the system's roots.
-		return until, errors.New("no CA is configured")
-	case len(chain) > maxChain:
-		return until, fmt.Errorf("%d certificates, more than %d", len(chain), maxChain)
+		// To crypto/x509 a nil pool would mean the system's roots.
+		return nil, nil
+	case len(peer) == 0:
+		return nil, errors.New("none was presented")
+	case len(peer) > maxChain:
+		return nil, fmt.Errorf("%d certificates, more than %d", len(peer), maxChain)
 	}
-	opts := x509.VerifyOptions{Roots: pool, Intermediates: x509.NewCertPool(), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
-	for _, c := range chain[1:] {
+	opts := x509.VerifyOptions{Roots: pool, Intermediates: x509.NewCertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+	for _, c := range peer[1:] {
 		opts.Intermediates.AddCert(c)
 	}
-	paths, err := chain[0].Verify(opts)
-	if err != nil {
-		return until, err
-	}
-	for _, path := range paths {
-		end := path[0].NotAfter
-		for _, c := range path[1:] {
-			end = earlier(end, c.NotAfter)
-		}
-		if end.After(until) {
-			until = end
-		}
-	}
-	return until, nil
-}
-
-func earlier(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return a
-	}
-	return b
+	return peer[0].Verify(opts)
 }
 
 // update edits the candidate and puts it in force if it passes. Otherwise what was in force stays, and so does the candidate: another change may mend it.

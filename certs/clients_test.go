@@ -5,8 +5,8 @@ import (
 	"crypto/x509"
 	"errors"
 	"io/fs"
+	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -31,6 +31,13 @@ func chainOf(t *testing.T, pair *pki.Pair) []*x509.Certificate {
 	return chain
 }
 
+// worth is what a chain is worth now.
+func worth(c *Clients, chain []*x509.Certificate) (user, proxy bool) {
+	users, _ := c.VerifyClient(chain)
+	proxies, _ := c.VerifyFrontProxy(chain)
+	return len(users) > 0, len(proxies) > 0
+}
+
 func TestVerify(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		clientCA, proxyCA, stranger := pki.NewCA("client CA"), pki.NewCA("front-proxy-ca"), pki.NewCA("stranger")
@@ -39,112 +46,64 @@ func TestVerify(t *testing.T) {
 			RequestHeaderCA: Source{Inline: proxyCA.PEM()},
 			AllowedNames:    []string{"front-proxy-client", "other"},
 		})
-		day := 24 * time.Hour
+		hour := time.Hour
+		const unknown, expired = "unknown authority", "expired"
 		tests := []struct {
-			name      string
-			chain     []*x509.Certificate
-			user      bool
-			proxy     bool
-			userErr   string
-			proxyErr  string
-			wantUntil time.Duration
+			name              string
+			chain             []*x509.Certificate
+			userErr, proxyErr string
 		}{
-			{name: "none"},
-			{name: "user", chain: chainOf(t, clientCA.Issue(pki.Leaf{CommonName: "jane"})), user: true, proxyErr: "unknown authority", wantUntil: retryAfter},
-			{
-				name:  "user for half a minute",
-				chain: chainOf(t, clientCA.Issue(pki.Leaf{NotAfter: time.Now().Add(30 * time.Second)})),
-				user:  true, proxyErr: "unknown authority", wantUntil: 30 * time.Second,
-			},
-			{name: "user by an intermediate", chain: chainOf(t, clientCA.Intermediate("middle").Issue(pki.Leaf{})), user: true, proxyErr: "unknown authority", wantUntil: retryAfter},
-			{name: "front proxy", chain: chainOf(t, proxyCA.Issue(pki.Leaf{CommonName: "front-proxy-client"})), userErr: "unknown authority", proxy: true, wantUntil: retryAfter},
-			{name: "front proxy of another name", chain: chainOf(t, proxyCA.Issue(pki.Leaf{CommonName: "jane"})), userErr: "unknown authority", proxyErr: "not among the allowed names", wantUntil: retryAfter},
-			{name: "allowed name of the wrong CA", chain: chainOf(t, clientCA.Issue(pki.Leaf{CommonName: "front-proxy-client"})), user: true, proxyErr: "unknown authority", wantUntil: retryAfter},
-			{name: "stranger", chain: chainOf(t, stranger.Issue(pki.Leaf{CommonName: "front-proxy-client"})), userErr: "unknown authority", proxyErr: "unknown authority", wantUntil: retryAfter},
-			{name: "expired", chain: chainOf(t, clientCA.Issue(pki.Leaf{NotBefore: time.Now().Add(-day), NotAfter: time.Now().Add(-time.Second)})), userErr: "expired", proxyErr: "expired", wantUntil: retryAfter},
-			{name: "server usage", chain: chainOf(t, clientCA.Issue(pki.Leaf{Usage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})), userErr: "incompatible key usage", proxyErr: "unknown authority", wantUntil: retryAfter},
-			{name: "too long", chain: slicesRepeat(clientCA.Issue(pki.Leaf{}).Certificate, maxChain+1), userErr: "certificates, more than", proxyErr: "certificates, more than", wantUntil: retryAfter},
+			{"none", nil, "none was presented", "none was presented"},
+			{"user", chainOf(t, clientCA.Issue(pki.Leaf{CommonName: "jane"})), "", unknown},
+			{"user by an intermediate", chainOf(t, clientCA.Intermediate("middle").Issue(pki.Leaf{})), "", unknown},
+			{"front proxy", chainOf(t, proxyCA.Issue(pki.Leaf{CommonName: "front-proxy-client"})), unknown, ""},
+			{"front proxy of another name", chainOf(t, proxyCA.Issue(pki.Leaf{CommonName: "jane"})), unknown, "not among the allowed names"},
+			{"allowed name of the wrong CA", chainOf(t, clientCA.Issue(pki.Leaf{CommonName: "front-proxy-client"})), "", unknown},
+			{"stranger", chainOf(t, stranger.Issue(pki.Leaf{CommonName: "front-proxy-client"})), unknown, unknown},
+			{"expired", chainOf(t, clientCA.Issue(pki.Leaf{NotBefore: time.Now().Add(-hour), NotAfter: time.Now().Add(-time.Second)})), expired, expired},
+			{"of tomorrow", chainOf(t, clientCA.Issue(pki.Leaf{NotBefore: time.Now().Add(hour)})), "not yet valid", "not yet valid"},
+			{"server usage", chainOf(t, clientCA.Issue(pki.Leaf{Usage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})), "incompatible key usage", unknown},
+			{"too long", slices.Repeat([]*x509.Certificate{clientCA.Issue(pki.Leaf{}).Certificate}, maxChain+1), "certificates, more than", "certificates, more than"},
 		}
 		for _, tt := range tests {
-			v := s.Clients().Verify(nil, tt.chain)
-			if (v.User != nil) != tt.user || v.FrontProxy != tt.proxy {
-				t.Errorf("%s: user %v, front proxy %v, want %v, %v", tt.name, v.User != nil, v.FrontProxy, tt.user, tt.proxy)
-			}
-			for _, e := range []struct {
-				got  error
+			for what, verify := range map[string]struct {
+				by   func([]*x509.Certificate) ([][]*x509.Certificate, error)
 				want string
-			}{{v.UserErr, tt.userErr}, {v.FrontProxyErr, tt.proxyErr}} {
-				if (e.got == nil) != (e.want == "") || e.got != nil && !strings.Contains(e.got.Error(), e.want) {
-					t.Errorf("%s: error %v, want %q", tt.name, e.got, e.want)
+			}{"user": {s.Clients().VerifyClient, tt.userErr}, "front proxy": {s.Clients().VerifyFrontProxy, tt.proxyErr}} {
+				chains, err := verify.by(tt.chain)
+				if (len(chains) > 0) != (verify.want == "") || (err == nil) != (verify.want == "") {
+					t.Errorf("%s as %s: %d chains, %v, want error %q", tt.name, what, len(chains), err, verify.want)
+				}
+				if err != nil && !strings.Contains(err.Error(), verify.want) {
+					t.Errorf("%s as %s: %v, want %q", tt.name, what, err, verify.want)
 				}
 			}
-			var until time.Duration
-			if !v.Until.IsZero() {
-				until = time.Until(v.Until)
-			}
-			if until != tt.wantUntil {
-				t.Errorf("%s: holds for %v, want %v", tt.name, until, tt.wantUntil)
-			}
 		}
 	})
 }
 
-func slicesRepeat(c *x509.Certificate, n int) []*x509.Certificate {
-	out := make([]*x509.Certificate, n)
-	for i := range out {
-		out[i] = c
+// Every change of the CAs is another generation, and counts at once.
+func TestGeneration(t *testing.T) {
+	ca, next := pki.NewCA("ca"), pki.NewCA("next")
+	c := store(t, Config{ClientCA: Source{Inline: ca.PEM()}}).Clients()
+	jane := chainOf(t, ca.Issue(pki.Leaf{CommonName: "jane"}))
+	if user, proxy := worth(c, jane); !user || proxy {
+		t.Errorf("user %v, front proxy %v", user, proxy)
 	}
-	return out
-}
-
-// One verdict serves a connection until its chain expires, the CAs change, or another leaf appears.
-func TestVerdictIsKept(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ca := pki.NewCA("ca")
-		s := store(t, Config{ClientCA: Source{Inline: ca.PEM()}})
-		c := s.Clients()
-		chain := chainOf(t, ca.Issue(pki.Leaf{CommonName: "jane", NotAfter: time.Now().Add(90 * time.Second)}))
-		var slot atomic.Pointer[Verdict]
-		first := c.Verify(&slot, chain)
-		if c.Verify(&slot, chain) != first {
-			t.Error("verified twice")
-		}
-		if other := c.Verify(&slot, chainOf(t, pki.NewCA("stranger").Issue(pki.Leaf{}))); other.User != nil {
-			t.Error("the slot gave its identity to another chain")
-		}
-		if none := c.Verify(&slot, nil); none.User != nil {
-			t.Error("the slot gave its identity to nobody")
-		}
-		time.Sleep(89 * time.Second)
-		if c.Verify(&slot, chain).User == nil {
-			t.Error("ended early")
-		}
-		time.Sleep(2 * time.Second)
-		if v := c.Verify(&slot, chain); v.User != nil || v.UserErr == nil {
-			t.Error("an expired certificate is a user on an open connection")
-		}
-		fresh := chainOf(t, ca.Issue(pki.Leaf{CommonName: "jane"}))
-		if c.Verify(&slot, fresh).User == nil {
-			t.Error("a good certificate is no user")
-		}
-		if err := c.takeClient([][]byte{pki.NewCA("next").PEM()}); err != nil {
-			t.Fatal(err)
-		}
-		if c.Verify(&slot, fresh).User != nil {
-			t.Error("a certificate of a removed CA is a user on an open connection")
-		}
-		tomorrow := chainOf(t, ca.Issue(pki.Leaf{NotBefore: time.Now().Add(30 * time.Second)}))
-		if err := c.takeClient([][]byte{ca.PEM()}); err != nil {
-			t.Fatal(err)
-		}
-		if c.Verify(&slot, tomorrow).User != nil {
-			t.Error("a certificate of tomorrow is a user")
-		}
-		time.Sleep(retryAfter)
-		if c.Verify(&slot, tomorrow).User == nil {
-			t.Error("tomorrow has come and it still is none")
-		}
-	})
+	before := c.Generation()
+	if err := c.takeClient([][]byte{next.PEM()}); err != nil {
+		t.Fatal(err)
+	}
+	if user, _ := worth(c, jane); user || c.Generation() == before {
+		t.Error("a certificate of a removed CA is a user")
+	}
+	before = c.Generation()
+	if err := c.takeClient([][]byte{ca.PEM()[:100]}); err == nil || c.Generation() != before {
+		t.Errorf("half a bundle: %v", err)
+	}
+	if chains, err := c.VerifyFrontProxy(jane); chains != nil || err != nil {
+		t.Errorf("without a request-header CA there is an opinion: %v, %v", chains, err)
+	}
 }
 
 // A reload that would make users front proxies is refused and said; a change of the other bundle mends it.
@@ -168,14 +127,14 @@ func TestSharedCARefusedAtReload(t *testing.T) {
 	write(t, dir, "proxy.crt", bundleOf(proxyCA, clientCA))
 	waitFor(t, "the refusal", func() bool { return strings.Contains(status("requestheader-ca").Err, "share a certificate") })
 	jane := chainOf(t, clientCA.Issue(pki.Leaf{CommonName: "jane"}))
-	if v := s.Clients().Verify(nil, jane); v.User == nil || v.FrontProxy || s.Clients().Generation() != generation {
-		t.Errorf("the refused bundle is in force: %+v", v)
+	if user, proxy := worth(s.Clients(), jane); !user || proxy || s.Clients().Generation() != generation {
+		t.Error("the refused bundle is in force")
 	}
 	next := pki.NewCA("next client CA")
 	write(t, dir, "client.crt", next.PEM())
 	waitFor(t, "both", func() bool { return status("requestheader-ca").Err == "" && status("client-ca").Err == "" })
-	if v := s.Clients().Verify(nil, jane); v.User != nil || !v.FrontProxy {
-		t.Errorf("the mended bundles are not in force: %+v", v)
+	if user, proxy := worth(s.Clients(), jane); user || !proxy {
+		t.Error("the mended bundles are not in force")
 	}
 }
 
@@ -211,10 +170,10 @@ func TestConfigMap(t *testing.T) {
 		front := chainOf(t, proxyCA.Issue(pki.Leaf{CommonName: "front-proxy-client"}))
 		expect := func(when string, user, proxy bool) {
 			t.Helper()
-			if got := s.Clients().Verify(nil, jane).User != nil; got != user {
+			if got, _ := worth(s.Clients(), jane); got != user {
 				t.Errorf("%s: jane is a user: %v", when, got)
 			}
-			if got := s.Clients().Verify(nil, front).FrontProxy; got != proxy {
+			if _, got := worth(s.Clients(), front); got != proxy {
 				t.Errorf("%s: the front proxy is one: %v", when, got)
 			}
 		}
@@ -281,19 +240,17 @@ func TestConfigMapAndFiles(t *testing.T) {
 		waitFor(t, "the ConfigMap", func() bool {
 			return s.Clients().Headers() != nil && s.Status()[len(s.Status())-1].Err == "" && !s.Status()[len(s.Status())-1].Changed.IsZero()
 		})
-		if v := s.Clients().Verify(nil, chainOf(t, clientCA.Issue(pki.Leaf{}))); v.User == nil {
+		if user, _ := worth(s.Clients(), chainOf(t, clientCA.Issue(pki.Leaf{}))); !user {
 			t.Error("the file's CA does not count")
 		}
-		if v := s.Clients().Verify(nil, chainOf(t, other.Issue(pki.Leaf{}))); v.User != nil {
+		if user, _ := worth(s.Clients(), chainOf(t, other.Issue(pki.Leaf{}))); user {
 			t.Error("the ConfigMap's client CA counts beside a file")
 		}
-		if v := s.Clients().Verify(nil, chainOf(t, proxyCA.Issue(pki.Leaf{}))); v.FrontProxy != trusted {
-			t.Errorf("trusted %v: the ConfigMap's request-header CA counts: %v", trusted, v.FrontProxy)
+		if _, proxy := worth(s.Clients(), chainOf(t, proxyCA.Issue(pki.Leaf{}))); proxy != trusted {
+			t.Errorf("trusted %v: the ConfigMap's request-header CA counts: %v", trusted, proxy)
 		}
 		if got := s.Clients().Headers().UID; len(got) != 1 {
 			t.Errorf("UID headers %v", got)
 		}
 	}
 }
-
-func chainOfOne(c *x509.Certificate) []*x509.Certificate { return []*x509.Certificate{c} }

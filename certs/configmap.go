@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"reflect"
 
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 )
@@ -51,7 +52,10 @@ func (c *Clients) takeConfigMap(trusted bool) func(map[string][]byte, error) err
 			if h, err = parseHeaders(data); err != nil {
 				return err
 			}
-			c.headers.Store(&h)
+			// The pointer changes only with the names: who keeps identities keys them by it.
+			if old := c.headers.Load(); old == nil || !reflect.DeepEqual(*old, h) {
+				c.headers.Store(&h)
+			}
 		}
 		if !trusted {
 			return nil

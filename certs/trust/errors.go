@@ -26,13 +26,12 @@ const maxMessage = 512
 
 // Error says why a backend's certificate, or the bundle that it should verify against, was refused. Handshakes return it as it is, so errors.As finds it.
 type Error struct {
-	// Reason is InvalidCABundle, ExpiredCA, ExpiredCertificate, NotYetValidCertificate, MissingSAN, InsecureSHA1, WrongServerName, UnknownAuthority or
-	// InvalidCertificate. Never empty.
-	Reason string
 	// Message is one line for the operator: what is wrong and where. It holds names from certificates but no address that was dialled.
 	Message string
 	// Err is the cause. Nil: there is none beyond the message.
 	Err error
+
+	reason string
 }
 
 // Error is the message.
@@ -41,8 +40,9 @@ func (e *Error) Error() string { return e.Message }
 // Unwrap is the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// VerdictReason is Reason, for packages that may not import this one: they ask for the method.
-func (e *Error) VerdictReason() string { return e.Reason }
+// Reason is that of the verdict: InvalidCABundle, ExpiredCA, ExpiredCertificate, NotYetValidCertificate, MissingSAN, InsecureSHA1, WrongServerName, UnknownAuthority or
+// InvalidCertificate. A method, because those who may not import this package ask for it.
+func (e *Error) Reason() string { return e.reason }
 
 // refuse makes an Error of one line.
 func refuse(reason string, cause error, format string, args ...any) *Error {
@@ -56,7 +56,7 @@ func refuse(reason string, cause error, format string, args ...any) *Error {
 	if len(msg) > maxMessage {
 		msg = strings.ToValidUTF8(msg[:maxMessage-3], "") + "..."
 	}
-	return &Error{Reason: reason, Message: msg, Err: cause}
+	return &Error{reason: reason, Message: msg, Err: cause}
 }
 
 // subject names a certificate for an operator.

@@ -69,8 +69,8 @@ func FuzzVerify(f *testing.F) {
 				}
 				continue
 			}
-			if err.Reason == "" || len(err.Message) > maxMessage || !utf8.ValidString(err.Message) || strings.ContainsAny(err.Message, "\n\r\x00") {
-				t.Fatalf("reason %q message %q", err.Reason, err.Message)
+			if err.Reason() == "" || len(err.Message) > maxMessage || !utf8.ValidString(err.Message) || strings.ContainsAny(err.Message, "\n\r\x00") {
+				t.Fatalf("reason %q message %q", err.Reason(), err.Message)
 			}
 			for _, c := range chain {
 				if d := Describe(c); !utf8.ValidString(d.Subject) {

@@ -56,22 +56,22 @@ func (h *hooks) count(chain []*x509.Certificate, err *Error) {
 	if !hasSAN(chain[0]) {
 		h.missingSAN.Inc()
 	}
-	if (err != nil && err.Reason == reasonInsecureSHA1) || usesSHA1(chain[:min(len(chain), maxChain)]) {
+	if (err != nil && err.Reason() == reasonInsecureSHA1) || usesSHA1(chain[:min(len(chain), maxChain)]) {
 		h.sha1.Inc()
 	}
 }
 
 func (h *hooks) refused(apiService string, err *Error) {
-	h.refusals.WithLabelValues(apiService, err.Reason).Inc()
+	h.refusals.WithLabelValues(apiService, err.Reason()).Inc()
 	// The prober logs the verdict that comes of it; here it would be said for every dial.
-	h.logger.Debug("backend certificate refused", "apiservice", apiService, "reason", err.Reason, "err", err)
+	h.logger.Debug("backend certificate refused", "apiservice", apiService, "reason", err.Reason(), "err", err)
 }
 
 func (h *hooks) reloaded(apiService, source string, fault *Error, r *roots) {
 	if fault != nil {
 		h.reloads.WithLabelValues(apiService, "failure").Inc()
 		h.logger.Warn("bundle not usable, keeping the last good one for the overlap", "apiservice", apiService, "source", source, "err", fault)
-		h.event(apiService, fault.Reason, fault.Message)
+		h.event(apiService, fault.Reason(), fault.Message)
 		return
 	}
 	h.reloads.WithLabelValues(apiService, "success").Inc()

@@ -11,9 +11,9 @@ import (
 
 // Status is what one APIService's backend is trusted by, for the status page and for metrics.
 type Status struct {
-	// APIService is its name.
+	// APIService is its name, "local-apiserver" for the local apiserver.
 	APIService string `json:"apiService"`
-	// Source is where the roots come from: "inline", "system", "none" (verification is off) or "configmap <namespace>/<name>/<key>".
+	// Source is where the roots come from: "inline", "system", "none" (verification is off), "configmap <namespace>/<name>/<key>" or "kubeconfig".
 	Source string `json:"source"`
 	// Changed is when the bundle was last replaced or became unreadable.
 	Changed time.Time `json:"changed"`
@@ -49,9 +49,9 @@ func Describe(c *x509.Certificate) Certificate {
 	return Certificate{Subject: subject(c), Fingerprint: hex.EncodeToString(sum[:16]), NotAfter: c.NotAfter}
 }
 
-// Status describes every backend, in order of their APIServices' names.
+// Status describes the local apiserver's trust and then every backend's, in order of their APIServices' names.
 func (t *Trust) Status() []Status {
-	all := t.all()
+	all := append([]*backend{t.local}, t.all()...)
 	out := make([]Status, 0, len(all))
 	for _, b := range all {
 		out = append(out, b.status(time.Now()))

@@ -36,6 +36,7 @@ type Config struct {
 type Trust struct {
 	cfg   Config
 	hooks *hooks
+	local *backend
 
 	// mu guards the maps and applied. It is never held over I/O.
 	mu       sync.RWMutex
@@ -54,11 +55,12 @@ func New(cfg Config) (*Trust, error) {
 	}
 	t := &Trust{
 		cfg:      cfg,
-		hooks:    newHooks(cfg),
 		backends: make(map[string]*backend),
 		bySpec:   make(map[*registry.Backend]*backend),
 		rewatch:  make(chan struct{}, 1),
 	}
+	t.hooks = newHooks(cfg)
+	t.local = newLocal(t.hooks)
 	// The system's roots are read from disk on first use: do it here, not under a lock. Without any the empty pool refuses everybody.
 	if _, err := x509.SystemCertPool(); err != nil {
 		cfg.Logger.Warn("reading system roots", "err", err)
@@ -92,6 +94,7 @@ func (t *Trust) Run(ctx context.Context) error {
 			case <-t.rewatch:
 				w.sync(ctx)
 			case now := <-tick.C:
+				t.local.tick(now)
 				for _, b := range t.all() {
 					b.tick(now)
 				}

@@ -132,7 +132,7 @@ func reason(t *testing.T, err error) string {
 	if !ok {
 		t.Fatalf("error without reason: %v", err)
 	}
-	return e.Reason
+	return e.Reason()
 }
 
 func chainOf(t *testing.T, pair *pki.Pair) []*x509.Certificate {

@@ -21,14 +21,24 @@ type verified struct {
 
 // verifyChain checks what a server presented, leaf first, against r and the name. A nil error means that all of it holds at now.
 func verifyChain(chain []*x509.Certificate, r *roots, name string, now time.Time) (verified, *Error) {
+	if name == "" {
+		// To crypto/x509 an empty name would mean any.
+		return verified{}, refuse(reasonWrongName, nil, "there is no server name to verify")
+	}
+	return verifyPath(chain, r, name, now)
+}
+
+// verifyAnyName checks all but the name, which somebody else has checked.
+func verifyAnyName(chain []*x509.Certificate, r *roots, now time.Time) (verified, *Error) {
+	return verifyPath(chain, r, "", now)
+}
+
+func verifyPath(chain []*x509.Certificate, r *roots, name string, now time.Time) (verified, *Error) {
 	switch {
 	case len(chain) == 0:
-		return verified{}, refuse(reasonInvalidCertificate, nil, "the backend presented no certificate")
+		return verified{}, refuse(reasonInvalidCertificate, nil, "the server presented no certificate")
 	case len(chain) > maxChain:
-		return verified{}, refuse(reasonInvalidCertificate, nil, "the backend presented %d certificates, more than %d", len(chain), maxChain)
-	case name == "":
-		// x509.Verify takes an empty name for "any name".
-		return verified{}, refuse(reasonWrongName, nil, "there is no server name to verify")
+		return verified{}, refuse(reasonInvalidCertificate, nil, "the server presented %d certificates, more than %d", len(chain), maxChain)
 	}
 	opts := x509.VerifyOptions{DNSName: name, Roots: r.pool, Intermediates: x509.NewCertPool(), CurrentTime: now}
 	for _, c := range chain[1:] {

@@ -14,6 +14,8 @@ type view struct {
 	generation uint64
 	// name is verified against the leaf.
 	name string
+	// anyName leaves the name to crypto/tls: the local apiserver, whose every address may have another.
+	anyName bool
 	// insecure accepts anything.
 	insecure bool
 	// current are the roots to verify with. Nil: there are none, and fault says why.
@@ -38,7 +40,7 @@ func (v *view) verify(chain []*x509.Certificate, now time.Time) (got verified, o
 		return verified{}, false, nil
 	}
 	if v.current != nil {
-		if got, err = verifyChain(chain, v.current, v.name, now); err == nil {
+		if got, err = v.against(v.current, chain, now); err == nil {
 			return got, false, nil
 		}
 	} else {
@@ -49,7 +51,7 @@ func (v *view) verify(chain []*x509.Certificate, now time.Time) (got verified, o
 		if !now.Before(p.until) {
 			continue
 		}
-		if got, olderr := verifyChain(chain, p.roots, v.name, now); olderr == nil {
+		if got, olderr := v.against(p.roots, chain, now); olderr == nil {
 			if p.until.Before(got.until) {
 				got.until = p.until
 			}
@@ -57,6 +59,13 @@ func (v *view) verify(chain []*x509.Certificate, now time.Time) (got verified, o
 		}
 	}
 	return verified{}, false, err
+}
+
+func (v *view) against(r *roots, chain []*x509.Certificate, now time.Time) (verified, *Error) {
+	if v.anyName {
+		return verifyAnyName(chain, r, now)
+	}
+	return verifyChain(chain, r, v.name, now)
 }
 
 // with returns the view after the bundle became next, or became unreadable (next nil, fault set). The overlap begins at now.

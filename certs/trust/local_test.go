@@ -1,0 +1,81 @@
+package trust
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+func TestLocal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		metrics := prometheus.NewRegistry()
+		client := pki.NewCA("front-proxy-ca").Issue(pki.Leaf{CommonName: "front-proxy-client"}).TLS()
+		b := newBench(t, Config{Metrics: metrics, ClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &client, nil }})
+		old, next := pki.NewCA("old"), pki.NewCA("next")
+		pair := func(ca *pki.CA) *pki.Pair {
+			return ca.Issue(pki.Leaf{CommonName: "apiserver", Names: []string{"127.0.0.1"}})
+		}
+		dial := func(ca *pki.CA, name string, certificate bool) (peers int, err error) {
+			t.Helper()
+			cfg, err := b.LocalTLS(certificate)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cfg.ServerName = name
+			return peers, shake(t, cfg, &tls.Config{
+				Certificates: []tls.Certificate{pair(ca).TLS()}, ClientAuth: tls.RequestClientCert, MaxVersion: tls.VersionTLS12,
+				VerifyConnection: func(cs tls.ConnectionState) error {
+					peers = len(cs.PeerCertificates)
+					return nil
+				},
+			})
+		}
+		if _, err := dial(old, "127.0.0.1", false); err == nil {
+			t.Error("the system's roots trust a test's CA")
+		}
+		if err := b.LocalBundle(bundleOf(old)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := dial(old, "127.0.0.1", false); err != nil {
+			t.Error(err)
+		}
+		if _, err := dial(old, "10.0.0.1", false); err == nil {
+			t.Error("the name was not verified")
+		}
+		if _, err := dial(next, "127.0.0.1", false); err == nil {
+			t.Error("another CA was accepted")
+		}
+		for _, certificate := range []bool{false, true} {
+			if peers, err := dial(old, "127.0.0.1", certificate); err != nil || (peers > 0) != certificate {
+				t.Errorf("certificate %v: shown %d, %v", certificate, peers, err)
+			}
+		}
+		open, release := b.LocalGuard([]*x509.Certificate{pair(old).Certificate})
+		defer release()
+		if err := b.LocalBundle(bundleOf(old, next)[:len(bundleOf(old))+50]); err == nil {
+			t.Error("half a file was taken")
+		}
+		if err := b.LocalBundle(bundleOf(old, next)); err != nil || lost(open) {
+			t.Errorf("a CA more: %v, lost %v", err, lost(open))
+		}
+		if s := b.Status()[0]; s.APIService != localName || s.Source != "kubeconfig" || len(s.CAs) != 2 || len(s.Leaves) == 0 {
+			t.Errorf("status %+v", s)
+		}
+		if err := b.LocalBundle(bundleOf(next)); err != nil || !lost(open) {
+			t.Errorf("the CA is gone: %v, lost %v", err, lost(open))
+		}
+		if _, err := dial(old, "127.0.0.1", false); err == nil {
+			t.Error("a CA that is gone was accepted")
+		}
+		name := "fairlead_certificate_backend_expiration_timestamp_seconds local-apiserver ca next"
+		if got := gather(t, metrics)[name]; got != float64(next.Certificate.NotAfter.Unix()) || time.Unix(int64(got), 0).Before(time.Now()) {
+			t.Errorf("%s = %v", name, got)
+		}
+	})
+}
