@@ -1,0 +1,158 @@
+package registry
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+func TestAnnotations(t *testing.T) {
+	defaults := (&Options{}).defaults()
+	with := func(change func(*settings)) settings {
+		s := settings{policy: defaults}
+		change(&s)
+		return s
+	}
+	for _, tc := range []struct {
+		name, value string
+		want        settings
+		bad         string
+	}{
+		{name: "request-timeout", value: "90s", want: with(func(s *settings) { s.policy.RequestTimeout = 90 * time.Second })},
+		{name: "request-timeout", value: "10ms", bad: "10ms is outside 1s to 1h0m0s"},
+		{name: "request-timeout", value: "90", bad: `"90" is not a duration such as 30s`},
+		{name: "max-inflight", value: "7", want: with(func(s *settings) { s.policy.MaxInFlight = 7 })},
+		{name: "max-inflight", value: "0", bad: "outside"},
+		{name: "max-inflight", value: "1e3", bad: "not a whole number"},
+		{name: "max-longrunning", value: "9", want: with(func(s *settings) { s.policy.MaxLongRunning = 9 })},
+		{name: "long-running-subresources", value: "console, vnc,console", want: with(func(s *settings) {
+			s.policy.LongRunningSubresources = []string{"console", "vnc"}
+		})},
+		{name: "long-running-subresources", value: "a/b", bad: "not the name of a subresource"},
+		{name: "long-running-subresources", value: "", bad: "not the name of a subresource"},
+		{name: "tls-server-name", value: "api.example.com", want: with(func(s *settings) { s.serverName = "api.example.com" })},
+		{name: "tls-server-name", value: "10.0.0.1", want: with(func(s *settings) { s.serverName = "10.0.0.1" })},
+		{name: "tls-server-name", value: "a b", bad: "neither"},
+		{name: "ca-from", value: "bundle/ca.crt", want: with(func(s *settings) { s.caFrom = "bundle/ca.crt" })},
+		{name: "ca-from", value: "bundle", bad: "not <configmap name>/<key>"},
+		{name: "ca-from", value: "../kube-system/x", bad: "not <configmap name>/<key>"},
+		{name: "ca-rotation-overlap", value: "0", want: with(func(s *settings) { s.policy.CAOverlap = 0 })},
+		{name: "ca-rotation-overlap", value: "-1s", bad: "outside"},
+		{name: "probe-interval", value: "2s", want: with(func(s *settings) { s.policy.ProbeInterval = 2 * time.Second })},
+		{name: "probe-interval", value: "1ms", bad: "outside"},
+		{name: "ping-timeout", value: "1s", want: with(func(s *settings) { s.policy.PingTimeout = time.Second })},
+		{name: "http1", value: "true", want: with(func(s *settings) { s.http1 = true })},
+		{name: "http1", value: "yes", bad: "neither true nor false"},
+		{name: "maintenance", value: " back at noon ", want: with(func(s *settings) { s.policy.Maintenance = "back at noon" })},
+		{name: "maintenance", value: " ", bad: "empty"},
+		{name: "maintenance", value: strings.Repeat("x", 257), bad: "longer"},
+		{name: "maintenance", value: "a\nb", bad: "cannot be printed"},
+		{name: "reqest-timeout", value: "90s", bad: "unknown name"},
+	} {
+		got := readAnnotations(map[string]string{prefix + tc.name: tc.value, "example.com/other": "x"}, defaults)
+		if tc.bad == "" {
+			if d := cmp.Diff(tc.want, got, cmp.AllowUnexported(settings{}), cmpopts.EquateEmpty()); d != "" {
+				t.Errorf("%s=%q (-want +got):\n%s", tc.name, tc.value, d)
+			}
+			continue
+		}
+		if len(got.problems) != 1 || !strings.Contains(got.problems[0], tc.bad) || !strings.Contains(got.problems[0], prefix+tc.name) {
+			t.Errorf("%s=%q: problems %q, want one with %q", tc.name, tc.value, got.problems, tc.bad)
+		}
+		got.problems = nil
+		if d := cmp.Diff(settings{policy: defaults}, got, cmp.AllowUnexported(settings{}), cmpopts.EquateEmpty()); d != "" {
+			t.Errorf("%s=%q is bad but changes (-want +got):\n%s", tc.name, tc.value, d)
+		}
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	got := (&Options{Defaults: Policy{CAOverlap: -1, MaxInFlight: 3}}).defaults()
+	want := Policy{
+		RequestTimeout: time.Minute, MaxInFlight: 3, MaxLongRunning: 10_000, ProbeInterval: 10 * time.Second, PingTimeout: 5 * time.Second,
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("defaults (-want +got):\n%s", d)
+	}
+}
+
+// FuzzAnnotations holds that no value, however odd, leaves a setting outside its bounds or without a word about being ignored.
+func FuzzAnnotations(f *testing.F) {
+	names := []string{
+		"request-timeout", "max-inflight", "max-longrunning", "long-running-subresources", "tls-server-name", "ca-from",
+		"ca-rotation-overlap", "probe-interval", "ping-timeout", "http1", "maintenance", "other",
+	}
+	for i := range names {
+		f.Add(i, "1s")
+		f.Add(i, "true")
+		f.Add(i, "a,b")
+		f.Add(i, "a/b")
+		f.Add(i, "99999999999999999999")
+	}
+	defaults := (&Options{}).defaults()
+	f.Fuzz(func(t *testing.T, i int, value string) {
+		name := names[uint(i)%uint(len(names))]
+		s := readAnnotations(map[string]string{prefix + name: value}, defaults)
+		p := s.policy
+		switch {
+		case p.RequestTimeout < time.Second || p.RequestTimeout > time.Hour,
+			p.MaxInFlight < 1 || p.MaxInFlight > 100_000,
+			p.MaxLongRunning < 1 || p.MaxLongRunning > 1_000_000,
+			len(p.LongRunningSubresources) > maxSubresources,
+			p.CAOverlap < 0 || p.CAOverlap > 24*time.Hour,
+			p.ProbeInterval < time.Second || p.ProbeInterval > 10*time.Minute,
+			p.PingTimeout < 500*time.Millisecond || p.PingTimeout > 5*time.Minute,
+			len(p.Maintenance) > maxMessage || strings.ContainsAny(p.Maintenance, "\r\n\x00"),
+			strings.Count(s.caFrom, "/") > 1, strings.ContainsAny(s.serverName, " /\x00"):
+			t.Errorf("%s=%q gives %+v", name, value, s)
+		}
+		if len(s.problems) > 1 || len(s.problems) == 1 && len(s.problems[0]) > 400 {
+			t.Errorf("%s=%q: problems %q", name, value, s.problems)
+		}
+	})
+}
+
+func TestRefusal(t *testing.T) {
+	o := &Options{Self: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.5:6443")}}
+	loopback := &Options{AllowLoopback: true}
+	for _, tc := range []struct {
+		host          string
+		port          int32
+		want, allowed string // with loopback allowed
+	}{
+		{host: "10.0.0.1", port: 443},
+		{host: "2001:db8::1", port: 443},
+		{host: "api.example.com", port: 443},
+		{host: "10.example", port: 443},
+		{host: "10.0.0.5", port: 443},
+		{host: "10.0.0.5", port: 6443, want: "10.0.0.5:6443 is this server itself", allowed: ""},
+		{host: "::ffff:10.0.0.5", port: 6443, want: "10.0.0.5:6443 is this server itself"},
+		{host: "127.0.0.1", want: "127.0.0.1 is a loopback address"},
+		{host: "127.8.8.8", want: "127.8.8.8 is a loopback address"},
+		{host: "::1", want: "::1 is a loopback address"},
+		{host: "::ffff:127.0.0.1", want: "127.0.0.1 is a loopback address"},
+		{host: "169.254.169.254", want: "169.254.169.254 is a link-local address", allowed: "169.254.169.254 is a link-local address"},
+		{host: "fe80::1%eth0", want: "fe80::1 is a link-local address", allowed: "fe80::1 is a link-local address"},
+		{host: "0.0.0.0", want: "0.0.0.0 is the unspecified address", allowed: "0.0.0.0 is the unspecified address"},
+		{host: "::", want: ":: is the unspecified address", allowed: ":: is the unspecified address"},
+		{host: "ff02::1", want: "ff02::1 is a multicast address", allowed: "ff02::1 is a multicast address"},
+		{host: "localhost", want: "localhost is a loopback name"},
+		{host: "LocalHost.", want: "LocalHost. is a loopback name"},
+		{host: "a.localhost", want: "a.localhost is a loopback name"},
+		{host: "127.1", want: "127.1 is a number, not a DNS name", allowed: "127.1 is a number, not a DNS name"},
+		{host: "0x7f000001", want: "0x7f000001 is a number, not a DNS name", allowed: "0x7f000001 is a number, not a DNS name"},
+		{host: "2130706433", want: "2130706433 is a number, not a DNS name", allowed: "2130706433 is a number, not a DNS name"},
+		{host: "", want: "the name is empty", allowed: "the name is empty"},
+	} {
+		if got := o.refusal(tc.host, tc.port); got != tc.want {
+			t.Errorf("refusal(%q, %d) = %q, want %q", tc.host, tc.port, got, tc.want)
+		}
+		if got := loopback.refusal(tc.host, tc.port); got != tc.allowed {
+			t.Errorf("with loopback allowed refusal(%q, %d) = %q, want %q", tc.host, tc.port, got, tc.allowed)
+		}
+	}
+}
