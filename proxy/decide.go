@@ -1,0 +1,263 @@
+package proxy
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"golang.org/x/net/http2/hpack"
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/authz"
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// Action is what becomes of a request.
+type Action uint8
+
+// The actions. Refuse is the zero value: a Decision that nobody filled in lets nobody through.
+const (
+	// Refuse answers with Decision.Err.
+	Refuse Action = iota
+	// ToLocal forwards to the local apiserver over Decision.Pool.
+	ToLocal
+	// ToRemote forwards to Decision.Entry's backend.
+	ToRemote
+	// ToDocument answers with a merged document of our own.
+	ToDocument
+	// ToPage answers with a page of our own below /fairlead/.
+	ToPage
+	// ToHealth answers /readyz or /healthz: our own readiness first, then the local apiserver's.
+	ToHealth
+	// Impersonate hands the request to the impersonation filter, which decides again as whom the caller asked to be.
+	Impersonate
+)
+
+// Decision says where a request goes, as whom, with which header fields and within which limits. Both lanes carry out the same Decision.
+type Decision struct {
+	// Action is what becomes of the request.
+	Action Action
+	// Err is what Refuse answers with: an error that carries a metav1.Status.
+	Err error
+	// Entry is the table's entry of the path. Nil: the table names none.
+	Entry *registry.Entry
+	// Request is what is asked for, in Kubernetes' terms.
+	Request Request
+	// User is as whom the request is served. Nil: the local apiserver finds out by itself.
+	User user.Info
+	// Impersonator is who asked to be User. Nil: nobody did.
+	Impersonator user.Info
+	// Pool is the local apiserver's pool that fits the credentials.
+	Pool authn.Pool
+	// Credentials are what the caller presented. The local apiserver's answer to a token tells whether it is proven.
+	Credentials authn.Credentials
+	// Set are the fields that Fairlead adds; they replace fields of the same name.
+	Set []hpack.HeaderField
+	// Strip tells which of the client's fields and trailers are not forwarded.
+	Strip Strip
+	// LongRunning requests have no deadline and count against their own limit.
+	LongRunning bool
+	// Timeout bounds the request. Zero: no bound of ours.
+	Timeout time.Duration
+}
+
+const (
+	// discoveryTimeout bounds GET /apis/<group>/<version> of a remote: kubectl waits on it (kubernetes/kubernetes#82172).
+	discoveryTimeout = 5 * time.Second
+	// loopHeader carries the names of the Fairleads that a request has passed.
+	loopHeader = "fairlead-via"
+)
+
+// Decide says where a request goes. With wait false it does no I/O and reports false when it would need some (a token or an authorization that is not
+// cached): the caller then asks again, with wait, where waiting hurts nobody. It keeps nothing of h but strings.
+func (p *Proxy) Decide(ctx context.Context, h *Head, c *authn.Conn, wait bool) (Decision, bool) {
+	t := p.cfg.Table()
+	m := t.Match(h.Path)
+	d := Decision{Entry: m.Entry, Request: parseRequest(h.Method, h.Path, h.RawQuery)}
+	if p.isLoop(h) {
+		return d.refuse(errLoop()), true
+	}
+	d.Credentials = p.cfg.Authn.Read(c, h.Fields)
+	switch m.Route {
+	case registry.RouteInvalid:
+		return d.refuse(errInvalidPath()), true
+	case registry.RouteRefused:
+		return d.refuse(errProtected(m.Entry)), true
+	case registry.RouteRemote:
+		d.Action = ToRemote
+	case registry.RouteOwn:
+		d.Action = ToPage
+	case registry.RouteDocument:
+		d.Action = ToDocument
+		if p.cfg.Documents == nil {
+			d.Action = ToLocal
+		}
+	default:
+		d.Action = ToLocal
+		if ownHealth(h.Path) {
+			d.Action = ToHealth
+			return d, true
+		}
+	}
+	if !t.Complete() && d.Action != ToPage && kubernetesPath(h.Path) {
+		return d.refuse(errNotReady()), true
+	}
+	if d.Action == ToLocal {
+		return p.decideLocal(d, h), true
+	}
+	return p.decideOwn(ctx, d, h, wait)
+}
+
+func (d Decision) refuse(err error) Decision {
+	d.Action, d.Err = Refuse, err
+	return d
+}
+
+// decideLocal passes on what the caller presented: the local apiserver authenticates tokens and authorizes everything.
+func (p *Proxy) decideLocal(d Decision, h *Head) Decision {
+	switch d.Credentials.Kind {
+	case authn.KindInvalid:
+		// Passed on without its bad certificate, the request would be anonymous; kube-apiserver would have refused it.
+		return d.refuse(errUnauthorized())
+	case authn.KindCertificate, authn.KindFrontProxy:
+		d.User = d.Credentials.User
+	}
+	if p.cfg.Local == nil {
+		return d.refuse(errNotFound())
+	}
+	d.LongRunning = h.Upgrade != "" || d.Request.longRunning(nil)
+	d.Pool = p.cfg.Authn.Pool(&d.Credentials)
+	d.Strip = Strip{authn: p.cfg.Authn, pool: d.Pool, connection: connectionListed(h)}
+	return p.finish(d, h)
+}
+
+// decideOwn is for what Fairlead authenticates and authorizes itself: remotes, documents and pages.
+func (p *Proxy) decideOwn(ctx context.Context, d Decision, h *Head, wait bool) (Decision, bool) {
+	if known, err := p.authenticate(ctx, &d, wait); !known {
+		return d, false
+	} else if err != nil {
+		return d.refuse(err), true
+	}
+	if d.Credentials.Impersonates {
+		d.Action = Impersonate
+		return d, true
+	}
+	return p.admit(ctx, d, h, wait)
+}
+
+// admit decides for a user who is known: authorization first, so that a stranger does not even learn whether a backend is well.
+func (p *Proxy) admit(ctx context.Context, d Decision, h *Head, wait bool) (Decision, bool) {
+	if known, err := p.authorize(ctx, &d, wait); !known {
+		return d, false
+	} else if err != nil {
+		return d.refuse(err), true
+	}
+	if d.Action != ToRemote {
+		d.LongRunning = longPage(h)
+		return d, true
+	}
+	e := d.Entry
+	if e.Policy.Maintenance != "" || !e.Verdict.Available() {
+		return d.refuse(errUnavailable(e, time.Now())), true
+	}
+	d.LongRunning = h.Upgrade != "" || d.Request.longRunning(e.Policy.LongRunningSubresources)
+	if !d.LongRunning {
+		var err error
+		if d.Timeout, err = requestTimeout(h, &d.Request, e.Policy.RequestTimeout); err != nil {
+			return d.refuse(err), true
+		}
+	}
+	d.Strip = Strip{authn: p.cfg.Authn, pool: authn.PoolRemote, connection: connectionListed(h)}
+	return p.finish(d, h), true
+}
+
+// authenticate finds out who the caller is. It reports false when only a TokenReview could tell.
+func (p *Proxy) authenticate(ctx context.Context, d *Decision, wait bool) (known bool, err error) {
+	d.User, known = p.cfg.Authn.Cached(&d.Credentials, d.Request.Path)
+	if !known && wait {
+		if d.User, err = p.cfg.Authn.Review(ctx, &d.Credentials, d.Request.Path); err != nil {
+			p.log.Debug("authenticating", "err", err)
+			return true, errUnauthorized()
+		}
+		return true, nil
+	}
+	if known && d.User == nil {
+		return true, errUnauthorized()
+	}
+	return known, nil
+}
+
+// authorize finds out whether the caller may. It reports false when only a SubjectAccessReview could tell.
+func (p *Proxy) authorize(ctx context.Context, d *Decision, wait bool) (known bool, err error) {
+	r := &d.Request
+	a := authz.Attributes{
+		User: d.User, Verb: r.Verb, ResourceRequest: r.IsResource, Group: r.Group, Version: r.Version, Namespace: r.Namespace, Resource: r.Resource,
+		Subresource: r.Subresource, Name: r.Name, FieldSelector: r.FieldSelector, LabelSelector: r.LabelSelector, Path: r.Path, Remote: d.Action == ToRemote,
+	}
+	verdict, known := p.cfg.Authz.Cached(&a)
+	if !known {
+		if !wait {
+			return false, nil
+		}
+		if verdict, err = p.cfg.Authz.Authorize(ctx, &a); err != nil {
+			p.log.Warn("authorizing", "user", d.User.GetName(), "err", err)
+			return true, errAuthorizing()
+		}
+	}
+	if !verdict.Allowed {
+		return true, errForbidden(&a, verdict.Reason)
+	}
+	return true, nil
+}
+
+// finish adds the fields that every forwarded request gets.
+func (p *Proxy) finish(d Decision, h *Head) Decision {
+	if d.User != nil {
+		set, err := p.cfg.Authn.Headers(d.Set, d.User)
+		if err != nil {
+			p.log.Warn("asserting an identity", "err", err)
+			return d.refuse(errUnauthorized())
+		}
+		d.Set = set
+	}
+	d.Set = p.forwarded(d.Set, h, d.Credentials.Kind == authn.KindFrontProxy)
+	return d
+}
+
+// ownHealth are the health paths of the main port that answer for this process first; load balancers probe them.
+func ownHealth(path string) bool {
+	return path == "/readyz" || path == "/healthz" || strings.HasPrefix(path, "/readyz/") || strings.HasPrefix(path, "/healthz/")
+}
+
+// kubernetesPath reports whether a 404 for this path would be read as "the API is gone".
+func kubernetesPath(path string) bool {
+	return strings.HasPrefix(path, "/api") || strings.HasPrefix(path, "/openapi")
+}
+
+// longPage are pages of our own that stream.
+func longPage(h *Head) bool { return h.Path == "/fairlead/events" }
+
+func (p *Proxy) isLoop(h *Head) bool {
+	for i := range h.Fields {
+		if h.Fields[i].Name == loopHeader && strings.Contains(h.Fields[i].Value, p.instance) {
+			return true
+		}
+	}
+	return false
+}
+
+// requestTimeout is the policy's bound, or the smaller one of ?timeout=, or the fixed one of a remote's discovery document.
+func requestTimeout(h *Head, r *Request, limit time.Duration) (time.Duration, error) {
+	if !r.IsResource && strings.Count(strings.TrimSuffix(h.Path, "/"), "/") <= 3 {
+		limit = min(limit, discoveryTimeout)
+	}
+	asked, err := timeoutParam(h.RawQuery)
+	if err != nil {
+		return 0, err
+	}
+	if asked > 0 {
+		limit = min(limit, asked)
+	}
+	return limit, nil
+}

@@ -1,0 +1,38 @@
+package proxy
+
+import (
+	"context"
+	"io"
+	"net/http"
+)
+
+// EndLongRunning ends every watch and log stream cleanly: its client sees the end of the body, as when kube-apiserver's own watch timeout has passed, and
+// starts a new one elsewhere. Requests that are not long-running go on. It is the step of a drain after the watches' grace.
+func (p *Proxy) EndLongRunning() { p.end() }
+
+// endable makes a long-running request one that EndLongRunning ends.
+func (p *Proxy) endable(r *http.Request) (*http.Request, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(r.Context())
+	stop := context.AfterFunc(p.ending, cancel)
+	return r.WithContext(ctx), func() { stop(); cancel() }
+}
+
+// endingBody turns the error that ending causes in a response body into a clean end.
+type endingBody struct {
+	io.ReadCloser
+	ending context.Context
+}
+
+func (b *endingBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && b.ending.Err() != nil {
+		err = io.EOF
+	}
+	return n, err
+}
+
+func (p *Proxy) endCleanly(res *http.Response, d *Decision) {
+	if d.LongRunning && res.Body != nil && res.Body != http.NoBody {
+		res.Body = &endingBody{ReadCloser: res.Body, ending: p.ending}
+	}
+}

@@ -1,0 +1,136 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+
+	"github.com/fairlead-proxy/fairlead/proxy/authz"
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// This is the only file that turns an error into what a client sees. A client learns the group-version and a short cause, never an address.
+
+// errorCodecs encodes metav1.Status in whatever form the client accepts.
+func errorCodecs() runtime.NegotiatedSerializer {
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	scheme.AddUnversionedTypes(schema.GroupVersion{Version: "v1"}, &metav1.Status{})
+	return serializer.NewCodecFactory(scheme)
+}
+
+// retrySoon is the Retry-After of everything that is expected to pass within seconds. client-go retries such answers up to ten times, so it is only said
+// where a retry helps: a client of a backend that has been dead for an hour should learn so at once.
+const retrySoon = 1
+
+// recent is how long an unavailable backend is taken to be restarting rather than gone: the usual time of a rolling update's step.
+const recent = 10 * time.Second
+
+func statusError(code int, reason metav1.StatusReason, message string, retryAfter int32) *apierrors.StatusError {
+	s := metav1.Status{Status: metav1.StatusFailure, Code: int32(code), Reason: reason, Message: message}
+	if retryAfter > 0 {
+		s.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfter}
+	}
+	return &apierrors.StatusError{ErrStatus: s}
+}
+
+func errUnauthorized() error { return apierrors.NewUnauthorized("Unauthorized") }
+
+func errForbidden(a *authz.Attributes, reason string) error {
+	return responsewriters.ForbiddenStatusError(&authorizer.AttributesRecord{
+		User: a.User, Verb: a.Verb, ResourceRequest: a.ResourceRequest, APIGroup: a.Group, APIVersion: a.Version, Namespace: a.Namespace, Resource: a.Resource,
+		Subresource: a.Subresource, Name: a.Name, Path: a.Path,
+	}, reason)
+}
+
+// errAuthorizing fails closed, with the code that kube-apiserver has for an authorizer that cannot answer.
+func errAuthorizing() error {
+	return apierrors.NewInternalError(errors.New("the request could not be authorized"))
+}
+
+func errInvalidPath() error {
+	return apierrors.NewBadRequest("the path is ambiguous: written plainly, it would select something else")
+}
+
+func errNotReady() error {
+	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "the table of APIServices is not complete yet, please try again", retrySoon)
+}
+
+func errLoop() error {
+	return statusError(http.StatusLoopDetected, metav1.StatusReasonInternalError, "the request has come back to the Fairlead that sent it", 0)
+}
+
+func errNotFound() error {
+	return statusError(http.StatusNotFound, metav1.StatusReasonNotFound, "the server could not find the requested resource", 0)
+}
+
+func errTooLong() error {
+	return statusError(http.StatusRequestEntityTooLarge, metav1.StatusReasonRequestEntityTooLarge, "an upgrade request cannot have a body", 0)
+}
+
+func errProtected(e *registry.Entry) error {
+	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, e.Name+" is unavailable: "+registry.ReasonProtectedGroup, 0)
+}
+
+// errUnavailable says why an entry may not be used, by the verdict's reason alone: its message may hold addresses.
+func errUnavailable(e *registry.Entry, now time.Time) error {
+	v := e.Verdict
+	if e.Policy.Maintenance != "" {
+		return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, e.Name+" is in maintenance: "+e.Policy.Maintenance, 0)
+	}
+	reason, retry := v.Reason, int32(0)
+	if reason == "" {
+		reason = "not checked yet"
+	}
+	if v.Since.IsZero() || now.Sub(v.Since) < recent {
+		retry = retrySoon
+	}
+	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, e.Name+" is unavailable: "+reason, retry)
+}
+
+func errRedirect(name string) error {
+	return statusError(http.StatusBadGateway, metav1.StatusReasonInternalError, name+": the backend attempted to redirect this request, which is not permitted", 0)
+}
+
+func errBusy(name string) error {
+	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, name+" has as many requests as it may have, please try again later", retrySoon)
+}
+
+// forwardError is what a client sees when forwarding to name has failed with err before a response head had come.
+func forwardError(name string, err error) error {
+	switch {
+	case errors.As(err, new(*apierrors.StatusError)):
+		return err
+	case errors.Is(err, context.DeadlineExceeded):
+		return statusError(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, name+" did not answer within the allotted time", 0)
+	case errors.Is(err, backend.ErrBusy):
+		return errBusy(name)
+	case errors.Is(err, backend.ErrUnanswered):
+		// The backend may have acted on it. client-go repeats even a write when it is told to retry.
+		return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, name+" ended the connection before it had answered", 0)
+	case errors.Is(err, backend.ErrBadResponse):
+		return statusError(http.StatusBadGateway, metav1.StatusReasonInternalError, name+": the backend sent a response that cannot be understood", 0)
+	}
+	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, name+" could not be reached", retrySoon)
+}
+
+// writeError answers with err, in the form that the client accepts. HTTP/2 connections stay open: unlike kube-apiserver's, a refused request of ours says
+// nothing about the others on its connection.
+func (p *Proxy) writeError(w http.ResponseWriter, r *http.Request, err error) {
+	h := w.Header()
+	for _, name := range []string{"Content-Length", "Etag", "Last-Modified"} {
+		h.Del(name)
+	}
+	h.Set("Cache-Control", "no-cache, private")
+	responsewriters.ErrorNegotiated(err, p.codecs, schema.GroupVersion{Version: "v1"}, w, r)
+}

@@ -1,0 +1,46 @@
+package proxy
+
+import (
+	"context"
+	"net/http"
+
+	"k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/fairlead-proxy/fairlead/proxy/authz"
+)
+
+// Guard lets a request through to one of Fairlead's own pages when the cluster says that its caller may have it: authenticated as on the front door,
+// authorized as a non-resource URL, impersonation included. It serves the admin port.
+func (p *Proxy) Guard(next http.Handler) http.Handler {
+	impersonated := p.impersonation(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		x := exchangeOf(r.Context())
+		x.decision.Impersonator = authz.Impersonator(r.Context())
+		x.decision.User, _ = request.UserFrom(r.Context())
+		p.servePermitted(w, r, next)
+	}))
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		x := &exchange{head: headOf(r), conn: p.connOf(r)}
+		x.decision = Decision{
+			Action: ToPage, Request: parseRequest(x.head.Method, x.head.Path, x.head.RawQuery), Credentials: p.cfg.Authn.Read(x.conn, x.head.Fields),
+		}
+		if _, err := p.authenticate(r.Context(), &x.decision, true); err != nil {
+			p.writeError(w, r, err)
+			return
+		}
+		r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
+		if x.decision.Credentials.Impersonates {
+			impersonated.ServeHTTP(w, p.asUser(r, x))
+			return
+		}
+		p.servePermitted(w, r, next)
+	})
+}
+
+func (p *Proxy) servePermitted(w http.ResponseWriter, r *http.Request, next http.Handler) {
+	x := exchangeOf(r.Context())
+	if _, err := p.authorize(r.Context(), &x.decision, true); err != nil {
+		p.writeError(w, r, err)
+		return
+	}
+	next.ServeHTTP(w, p.asUser(r, x))
+}

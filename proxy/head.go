@@ -1,0 +1,105 @@
+package proxy
+
+import (
+	"net/http"
+	"strings"
+
+	"golang.org/x/net/http/httpguts"
+	"golang.org/x/net/http2/hpack"
+)
+
+// Head is a request head as a lane has read it: all that Decide may look at.
+type Head struct {
+	// Method is as the client sent it.
+	Method string
+	// Authority is the Host or :authority.
+	Authority string
+	// Path is the escaped path, byte for byte as on the wire, without the query.
+	Path string
+	// RawQuery is what followed the first '?', byte for byte; HasQuery tells "/x?" from "/x".
+	RawQuery string
+	HasQuery bool
+	// Fields are the header fields in order, names in lower case, without pseudo fields. They are read-only and valid only during the decision.
+	Fields []hpack.HeaderField
+	// Upgrade is the protocol that an HTTP/1.1 client asks to switch to, in its own spelling. Empty: none, or none that is offered.
+	Upgrade string
+	// RemoteIP is the address of the connection's other end, without port.
+	RemoteIP string
+}
+
+// target is the request target, as it is forwarded.
+func (h *Head) target() string {
+	if !h.HasQuery {
+		return h.Path
+	}
+	return h.Path + "?" + h.RawQuery
+}
+
+// get returns the first value of a lower-case name.
+func (h *Head) get(name string) string {
+	for i := range h.Fields {
+		if h.Fields[i].Name == name {
+			return h.Fields[i].Value
+		}
+	}
+	return ""
+}
+
+// has reports whether a lower-case name is present, whatever its value.
+func (h *Head) has(name string) bool {
+	for i := range h.Fields {
+		if h.Fields[i].Name == name {
+			return true
+		}
+	}
+	return false
+}
+
+// headOf reads the head of a net/http request. The path comes from the request line, not from the parsed URL: matching and forwarding must see the same
+// bytes.
+func headOf(r *http.Request) *Head {
+	h := &Head{Method: r.Method, Authority: r.Host, RemoteIP: hostOnly(r.RemoteAddr)}
+	h.Path, h.RawQuery, h.HasQuery = splitTarget(r.RequestURI)
+	h.Fields = make([]hpack.HeaderField, 0, len(r.Header))
+	for name, values := range r.Header {
+		lower := strings.ToLower(name)
+		for _, v := range values {
+			h.Fields = append(h.Fields, hpack.HeaderField{Name: lower, Value: v})
+		}
+	}
+	if r.ProtoMajor == 1 && httpguts.HeaderValuesContainsToken(r.Header["Connection"], "upgrade") {
+		h.Upgrade = offered(r.Header.Get("Upgrade"))
+	}
+	return h
+}
+
+// offered returns the protocol if it is one that Kubernetes upgrades to. Any other is ignored, as RFC 9110 §7.8 allows: a tunnel of, say, h2c to a backend
+// would carry our client certificate, and behind it the client could write any X-Remote-User it likes.
+func offered(protocol string) string {
+	if strings.EqualFold(protocol, "websocket") || strings.EqualFold(protocol, "SPDY/3.1") {
+		return protocol
+	}
+	return ""
+}
+
+// splitTarget takes a request target apart. An absolute form (RFC 9112 §3.2.2) loses its scheme and authority.
+func splitTarget(uri string) (path, query string, hasQuery bool) {
+	path, query, hasQuery = strings.Cut(uri, "?")
+	if !strings.HasPrefix(path, "/") {
+		if _, rest, ok := strings.Cut(path, "://"); ok {
+			path = "/"
+			if i := strings.IndexByte(rest, '/'); i >= 0 {
+				path = rest[i:]
+			}
+		}
+	}
+	return path, query, hasQuery
+}
+
+func hostOnly(addr string) string {
+	i := strings.LastIndexByte(addr, ':')
+	if i < 0 {
+		return addr
+	}
+	return strings.Trim(addr[:i], "[]")
+}

@@ -1,0 +1,111 @@
+package proxy
+
+import (
+	"math/rand/v2"
+	"strings"
+
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+)
+
+// Strip tells which of a client's fields and trailers are not forwarded. Its zero value strips hop-by-hop fields only and must not be used toward a
+// backend; Decide fills it in.
+type Strip struct {
+	authn *authn.Authenticator
+	// pool is where the request leaves: it decides about credentials.
+	pool authn.Pool
+	// connection are the lower-case names that an HTTP/1.1 Connection field lists (RFC 9110 §7.6.1).
+	connection []string
+}
+
+// Removes reports whether the field or trailer of a lower-case name stays behind.
+func (s *Strip) Removes(name string) bool {
+	switch name {
+	case "connection", "proxy-connection", "keep-alive", "proxy-authenticate", "te", "trailer", "transfer-encoding", "upgrade", "http2-settings",
+		"forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-uri", loopHeader:
+		return true
+	}
+	for _, listed := range s.connection {
+		if listed == name {
+			return true
+		}
+	}
+	return s.authn == nil || s.authn.Strip(name, s.pool)
+}
+
+// cutsProtocol reports whether tokens must be cut out of Sec-WebSocket-Protocol.
+func (s *Strip) cutsProtocol() bool {
+	return s.pool == authn.PoolRemote || s.pool == authn.PoolCertificate
+}
+
+// connectionListed returns what the Connection fields list, less the tokens that have a meaning of their own. What a client lists is dropped even when it
+// is one of our own names: we set those after stripping.
+func connectionListed(h *Head) []string {
+	var names []string
+	for i := range h.Fields {
+		if h.Fields[i].Name != "connection" {
+			continue
+		}
+		for token := range strings.SplitSeq(h.Fields[i].Value, ",") {
+			token = strings.ToLower(strings.TrimSpace(token))
+			if token != "" && token != "close" && token != "keep-alive" && token != "upgrade" {
+				names = append(names, token)
+			}
+		}
+	}
+	return names
+}
+
+// forwarded adds what tells the next hop about this one. X-Forwarded-For is appended to only when the client is a front proxy that we trust; anybody
+// else's is a claim, and is dropped.
+func (p *Proxy) forwarded(set []hpack.HeaderField, h *Head, trusted bool) []hpack.HeaderField {
+	via, client := p.instance, h.RemoteIP
+	if seen := h.get(loopHeader); seen != "" && len(seen) < maxVia {
+		via = seen + ", " + via
+	}
+	host := h.Authority
+	if trusted {
+		if f := h.get("x-forwarded-for"); f != "" {
+			client = f + ", " + client
+		}
+		if f := h.get("x-forwarded-host"); f != "" {
+			host = f
+		}
+	}
+	set = append(set,
+		hpack.HeaderField{Name: "x-forwarded-for", Value: client},
+		hpack.HeaderField{Name: "x-forwarded-host", Value: host},
+		hpack.HeaderField{Name: "x-forwarded-proto", Value: "https"},
+		hpack.HeaderField{Name: loopHeader, Value: via},
+	)
+	if !h.has("audit-id") {
+		set = append(set, hpack.HeaderField{Name: "audit-id", Value: newAuditID()})
+	}
+	return set
+}
+
+// maxVia bounds the loop header: some sixty hops, after which it starts anew. A chain of that length is a loop that does not come through here.
+const maxVia = 1024
+
+// newAuditID is a version 4 UUID. It correlates logs and keeps no secret, so the runtime's own generator (ChaCha8) does.
+func newAuditID() string {
+	const digits = "0123456789abcdef"
+	var b [36]byte
+	hi, lo := rand.Uint64(), rand.Uint64()
+	hi = hi&^0xf000 | 0x4000
+	lo = lo&^(3<<62) | 1<<63
+	for i, n := 0, 0; i < len(b); i++ {
+		if i == 8 || i == 13 || i == 18 || i == 23 {
+			b[i] = '-'
+			continue
+		}
+		word := hi
+		if n >= 16 {
+			word = lo
+		}
+		b[i] = digits[word>>(60-4*(n%16))&0xf]
+		n++
+	}
+	return string(b[:])
+}

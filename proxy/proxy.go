@@ -1,0 +1,220 @@
+package proxy
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/authz"
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// Config is all that a Proxy is made of.
+type Config struct {
+	// Table returns the table in force. Required.
+	Table func() *registry.Table
+	// Authn says who is asking. Required.
+	Authn *authn.Authenticator
+	// Authz says whether they may, wherever the local apiserver does not. Required.
+	Authz *authz.Authorizer
+	// Backends carries requests to extension servers. Required.
+	Backends *backend.Pools
+	// Local carries requests to the local apiserver. Nil: there is none, and what no APIService claims is answered with 404.
+	Local *backend.Local
+	// Documents answers /api, /apis, /apis/<group> and /openapi. Nil: they are the local apiserver's.
+	Documents http.Handler
+	// Pages answers /fairlead/. Nil: 404.
+	Pages http.Handler
+	// Health wraps the local apiserver's /readyz and /healthz with the own readiness of this process. Nil: they are relayed as they are.
+	Health func(local http.Handler) http.Handler
+	// AccessLog gets one line per request. Nil: no access log.
+	AccessLog *slog.Logger
+	// Logger is for what goes wrong. Nil discards.
+	Logger *slog.Logger
+	// Metrics is where fairlead_request_* are registered. Nil: unregistered.
+	Metrics prometheus.Registerer
+}
+
+// Proxy is the front door. It is an http.Handler, safe for concurrent use.
+type Proxy struct {
+	cfg      Config
+	log      *slog.Logger
+	codecs   runtime.NegotiatedSerializer
+	reverse  *httputil.ReverseProxy
+	admitted http.Handler // behind the impersonation filter
+	health   http.Handler
+	metrics  *metrics
+	sessions sessions
+	// ending ends when long-running requests must; end is what ends it.
+	ending context.Context
+	end    context.CancelFunc
+	// instance is this process's name in the loop header.
+	instance string
+}
+
+// New returns a Proxy that is ready to serve.
+func New(cfg Config) (*Proxy, error) {
+	if cfg.Table == nil || cfg.Authn == nil || cfg.Authz == nil || cfg.Backends == nil {
+		return nil, errors.New("making a proxy: Table, Authn, Authz and Backends are required")
+	}
+	p := &Proxy{cfg: cfg, log: cfg.Logger, codecs: errorCodecs(), instance: newInstance()}
+	if p.log == nil {
+		p.log = slog.New(slog.DiscardHandler)
+	}
+	var err error
+	if p.metrics, err = newMetrics(cfg.Metrics, cfg.Table); err != nil {
+		return nil, err
+	}
+	p.ending, p.end = context.WithCancel(context.Background())
+	p.reverse = p.newReverse()
+	p.admitted = p.impersonation(http.HandlerFunc(p.serveImpersonated))
+	p.health = http.HandlerFunc(p.serveLocal)
+	if cfg.Health != nil {
+		p.health = cfg.Health(p.health)
+	}
+	return p, nil
+}
+
+// impersonation is k8s.io/apiserver's filter: what is behind it runs as whom the caller asked to be, if the caller may.
+func (p *Proxy) impersonation(next http.Handler) http.Handler {
+	return p.cfg.Authz.Impersonate(next, p.codecs)
+}
+
+// Run removes the series of group-versions that have left the table. It returns when ctx ends.
+func (p *Proxy) Run(ctx context.Context) error { return p.metrics.follow(ctx) }
+
+// newInstance is 64 random bits: no two Fairleads of a chain share it.
+func newInstance() string {
+	var b [8]byte
+	rand.Read(b[:])
+	return hex.EncodeToString(b[:])
+}
+
+// slot is what is known of a connection beside its requests.
+type slot struct {
+	once sync.Once
+	conn authn.Conn
+}
+
+type slotKey struct{}
+
+// ConnContext gives a connection its slot; it fits http.Server.ConnContext.
+func (p *Proxy) ConnContext(ctx context.Context, _ net.Conn) context.Context {
+	return context.WithValue(ctx, slotKey{}, new(slot))
+}
+
+// connOf returns the request's connection. Nil: nobody is known by certificate.
+func (p *Proxy) connOf(r *http.Request) *authn.Conn {
+	s, _ := r.Context().Value(slotKey{}).(*slot)
+	if s == nil || r.TLS == nil {
+		return nil
+	}
+	s.once.Do(func() { s.conn.Peer = r.TLS.PeerCertificates })
+	return &s.conn
+}
+
+// exchange is one request on its way through the net/http lane.
+type exchange struct {
+	head     *Head
+	conn     *authn.Conn
+	decision Decision
+}
+
+type exchangeKey struct{}
+
+func exchangeOf(ctx context.Context) *exchange {
+	x, _ := ctx.Value(exchangeKey{}).(*exchange)
+	return x
+}
+
+// ServeHTTP is the net/http lane.
+func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	x := &exchange{head: headOf(r), conn: p.connOf(r)}
+	rec := p.record(w, r, x)
+	defer rec.done()
+	r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
+	x.decision, _ = p.Decide(r.Context(), x.head, x.conn, true)
+	p.carryOut(rec.writer(), r, x)
+}
+
+func (p *Proxy) carryOut(w http.ResponseWriter, r *http.Request, x *exchange) {
+	switch x.decision.Action {
+	case ToLocal, ToRemote:
+		p.forward(w, r, x)
+	case ToDocument:
+		p.cfg.Documents.ServeHTTP(w, p.asUser(r, x))
+	case ToPage:
+		p.servePage(w, p.asUser(r, x))
+	case ToHealth:
+		p.health.ServeHTTP(w, r)
+	case Impersonate:
+		p.admitted.ServeHTTP(w, p.asUser(r, x))
+	default:
+		p.writeError(w, r, x.decision.Err)
+	}
+}
+
+// asUser puts the caller and the request's attributes where k8s.io/apiserver's filters look for them.
+func (p *Proxy) asUser(r *http.Request, x *exchange) *http.Request {
+	ctx := request.WithUser(r.Context(), x.decision.User)
+	info, err := requestInfo().NewRequestInfo(r)
+	if err == nil {
+		ctx = request.WithRequestInfo(ctx, info)
+	}
+	return r.WithContext(ctx)
+}
+
+// serveImpersonated is behind the impersonation filter: the context's user is whom the caller asked to be, and may.
+func (p *Proxy) serveImpersonated(w http.ResponseWriter, r *http.Request) {
+	x := exchangeOf(r.Context())
+	as, ok := request.UserFrom(r.Context())
+	if !ok {
+		p.writeError(w, r, errUnauthorized())
+		return
+	}
+	d := x.decision
+	d.Impersonator, d.User, d.Action = authz.Impersonator(r.Context()), as, actionOf(p.cfg.Table().Match(x.head.Path).Route)
+	x.decision, _ = p.admit(r.Context(), d, x.head, true)
+	p.carryOut(w, r, x)
+}
+
+func actionOf(route registry.Route) Action {
+	switch route {
+	case registry.RouteRemote:
+		return ToRemote
+	case registry.RouteDocument:
+		return ToDocument
+	case registry.RouteOwn:
+		return ToPage
+	}
+	return Refuse
+}
+
+func (p *Proxy) servePage(w http.ResponseWriter, r *http.Request) {
+	if p.cfg.Pages == nil {
+		p.writeError(w, r, errNotFound())
+		return
+	}
+	p.cfg.Pages.ServeHTTP(w, r)
+}
+
+// serveLocal relays a request of the health relay to the local apiserver, with what its caller presented.
+func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request) {
+	x := exchangeOf(r.Context())
+	d := x.decision
+	d.Action = ToLocal
+	x.decision = p.decideLocal(d, x.head)
+	p.carryOut(w, r, x)
+}

@@ -1,0 +1,85 @@
+package proxy
+
+import (
+	"net/http"
+	"net/url"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// upstreamRequest is what k8s.io/apiserver makes of a head.
+func upstreamRequest(t *testing.T, method, path, rawQuery string) Request {
+	t.Helper()
+	u := &url.URL{Path: path, RawQuery: rawQuery}
+	if p, err := url.PathUnescape(path); err == nil {
+		u.Path = p
+	}
+	info, err := requestInfo().NewRequestInfo(&http.Request{Method: method, URL: u})
+	if err != nil {
+		return parseSlow(method, path, rawQuery)
+	}
+	want := Request{Path: info.Path, IsResource: info.IsResourceRequest, Verb: info.Verb, Namespace: info.Namespace, Resource: info.Resource,
+		Subresource: info.Subresource, Name: info.Name, FieldSelector: info.FieldSelector, LabelSelector: info.LabelSelector}
+	if want.IsResource {
+		want.Group, want.Version = info.APIGroup, info.APIVersion
+	}
+	return want
+}
+
+func FuzzParseRequest(f *testing.F) {
+	for _, path := range []string{
+		"/", "/api", "/api/v1", "/api/v1/pods", "/api/v1/namespaces", "/api/v1/namespaces/a", "/api/v1/namespaces/a/status", "/api/v1/namespaces/a/finalize",
+		"/api/v1/namespaces/a/pods", "/api/v1/namespaces/a/pods/b", "/api/v1/namespaces/a/pods/b/exec", "/api/v1/namespaces/a/pods/b/proxy/x/y",
+		"/api/v1/watch/pods", "/api/v1/watch", "/api/v1/proxy", "/api/v1/proxy/namespaces/a/pods/b/c", "/api/v1/watch/namespaces/a/pods/b",
+		"/apis", "/apis/apps", "/apis/apps/v1", "/apis/apps/v1/", "/apis/apps/v1/deployments", "/apis/apps/v1/namespaces/a/deployments/b/scale",
+		"/apis/a//b", "/apis/apps/v1//x", "/healthz", "/debug/pprof/profile", "/apis/g/v/r/n%2Fm", "/api/v1/namespaces/", "/api/v1/namespaces//pods",
+	} {
+		for _, q := range []string{"", "watch=true", "watch=0", "watch=False", "watch", "limit=5&watch=1", "limit=x&watch=1", "watch=%31", "fieldSelector=metadata.name%3Dx", "labelSelector=a"} {
+			f.Add("GET", path, q)
+		}
+		f.Add("DELETE", path, "")
+		f.Add("POST", path, "")
+		f.Add("BREW", path, "")
+	}
+	f.Fuzz(func(t *testing.T, method, path, rawQuery string) {
+		got := parseRequest(method, path, rawQuery)
+		if diff := cmp.Diff(upstreamRequest(t, method, path, rawQuery), got); diff != "" {
+			t.Errorf("%s %s?%s (-upstream +ours):\n%s", method, path, rawQuery, diff)
+		}
+	})
+}
+
+func TestParseRequestAllocates(t *testing.T) {
+	allocs := testing.AllocsPerRun(100, func() {
+		r := parseRequest("GET", "/apis/apps/v1/namespaces/a/deployments", "allowWatchBookmarks=true&watch=true")
+		if r.Verb != "watch" {
+			t.Fatal(r.Verb)
+		}
+	})
+	if allocs != 0 {
+		t.Errorf("%v allocations, want none", allocs)
+	}
+}
+
+func TestLongRunning(t *testing.T) {
+	for _, tc := range []struct {
+		method, path, query string
+		declared            []string
+		want                bool
+	}{
+		{"GET", "/api/v1/pods", "watch=true", nil, true},
+		{"GET", "/api/v1/pods", "", nil, false},
+		{"GET", "/api/v1/namespaces/a/pods/b/log", "follow=true", nil, true},
+		{"POST", "/api/v1/namespaces/a/pods/b/exec", "", nil, true},
+		{"POST", "/api/v1/namespaces/a/pods/b/eviction", "", nil, false},
+		{"GET", "/apis/g/v/namespaces/a/vms/b/console", "", nil, false},
+		{"GET", "/apis/g/v/namespaces/a/vms/b/console", "", []string{"vnc", "console"}, true},
+		{"GET", "/debug/pprof/profile", "", nil, true},
+	} {
+		r := parseRequest(tc.method, tc.path, tc.query)
+		if got := r.longRunning(tc.declared); got != tc.want {
+			t.Errorf("%s %s: long-running %v, want %v", tc.method, tc.path, got, tc.want)
+		}
+	}
+}

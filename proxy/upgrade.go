@@ -1,0 +1,170 @@
+package proxy
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
+)
+
+const (
+	// maxUpgradeHead bounds the response head of an upgrade: net/http's own default for servers.
+	maxUpgradeHead = 1 << 20
+	// maxRefusal and refusalTimeout bound what is relayed of a backend's answer that is no 101: enough for any Status.
+	maxRefusal     = 1 << 20
+	refusalTimeout = 10 * time.Second
+	// maxInterim is how many 1xx answers may come before the real one.
+	maxInterim = 5
+)
+
+var errNoUpgrade = fmt.Errorf("switching protocols: %w", backend.ErrBadResponse)
+
+// upgrade carries SPDY and WebSocket over an HTTP/1.1 connection of its own. Nothing that the client sends after its head reaches the backend before the
+// backend has agreed with a 101 that names the same protocol; any other answer ends both connections (CVE-2018-1002105).
+func (p *Proxy) upgrade(w http.ResponseWriter, r *http.Request, x *exchange) {
+	if r.ContentLength != 0 {
+		w.Header().Set("Connection", "close")
+		p.writeError(w, r, errTooLong())
+		return
+	}
+	conn, err := p.dialUpgrade(r.Context(), x)
+	if err != nil {
+		p.forwardFailed(w, r, err)
+		return
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(r.Context(), func() { conn.Close() })
+	res, br, err := switchProtocols(conn, upgradeRequest(r, x))
+	if !stop() && err == nil {
+		err = r.Context().Err()
+	}
+	if err != nil {
+		p.forwardFailed(w, r, err)
+		return
+	}
+	if res.StatusCode != http.StatusSwitchingProtocols {
+		p.relayRefusal(w, conn, res)
+		return
+	}
+	if !sameUpgrade(x.head, res) {
+		p.forwardFailed(w, r, errNoUpgrade)
+		return
+	}
+	p.tunnel(w, res, conn, br, x)
+}
+
+func (p *Proxy) dialUpgrade(ctx context.Context, x *exchange) (net.Conn, error) {
+	if x.decision.Action == ToRemote {
+		return p.cfg.Backends.DialUpgrade(ctx, x.decision.Entry)
+	}
+	return p.cfg.Local.DialUpgrade(ctx, localPool(x.decision.Pool))
+}
+
+// upgradeRequest is the request as the backend gets it: one head, no body.
+func upgradeRequest(r *http.Request, x *exchange) *http.Request {
+	out := &http.Request{Method: r.Method, URL: targetURL(x.head), Host: r.Host, Header: r.Header.Clone(), Body: http.NoBody, ProtoMajor: 1, ProtoMinor: 1}
+	applyFields(out.Header, &x.decision)
+	out.Header.Set("Connection", "Upgrade")
+	out.Header.Set("Upgrade", x.head.Upgrade)
+	return out
+}
+
+// switchProtocols sends the head and reads the answer, skipping interim ones. The reader holds what the backend has sent after its head.
+func switchProtocols(conn net.Conn, out *http.Request) (*http.Response, *bufio.Reader, error) {
+	if err := out.Write(conn); err != nil {
+		return nil, nil, fmt.Errorf("sending upgrade request: %w", err)
+	}
+	limit := &io.LimitedReader{R: conn, N: maxUpgradeHead}
+	br := bufio.NewReader(limit)
+	for range maxInterim {
+		res, err := http.ReadResponse(br, out)
+		if err != nil {
+			return nil, nil, fmt.Errorf("reading upgrade response: %w", err)
+		}
+		if res.StatusCode >= 200 || res.StatusCode == http.StatusSwitchingProtocols {
+			limit.N = 1<<63 - 1
+			return res, br, nil
+		}
+	}
+	return nil, nil, errNoUpgrade
+}
+
+func sameUpgrade(h *Head, res *http.Response) bool {
+	return strings.EqualFold(res.Header.Get("Upgrade"), h.Upgrade) && httpguts.HeaderValuesContainsToken(res.Header["Connection"], "upgrade")
+}
+
+// relayRefusal passes on an answer that is no 101, within bounds, and ends the client's connection: what the client may have sent after its head was meant
+// for a tunnel, and must be read by nobody.
+func (p *Proxy) relayRefusal(w http.ResponseWriter, conn net.Conn, res *http.Response) {
+	// A deadline on a connection that is to be closed cannot fail in a way that matters.
+	_ = conn.SetDeadline(time.Now().Add(refusalTimeout))
+	defer res.Body.Close()
+	header := w.Header()
+	for name, values := range res.Header {
+		if !hopByHop(name) {
+			header[name] = values
+		}
+	}
+	header.Set("Connection", "close")
+	w.WriteHeader(res.StatusCode)
+	if _, err := io.CopyN(w, res.Body, maxRefusal); err != nil && !errors.Is(err, io.EOF) {
+		p.log.Debug("relaying a refused upgrade", "err", err)
+	}
+}
+
+func hopByHop(name string) bool {
+	switch http.CanonicalHeaderKey(name) {
+	case "Connection", "Proxy-Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "Content-Length":
+		return true
+	}
+	return false
+}
+
+// tunnel hands the bytes over in both directions until both have ended, or one has failed.
+func (p *Proxy) tunnel(w http.ResponseWriter, res *http.Response, conn net.Conn, br *bufio.Reader, x *exchange) {
+	client, rw, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		p.log.Error("taking over a client's connection", "err", err)
+		panic(http.ErrAbortHandler)
+	}
+	defer client.Close()
+	end := p.sessions.add(client)
+	defer end()
+	// Deadlines of the server's would cut the session.
+	if err := client.SetDeadline(time.Time{}); err != nil {
+		return
+	}
+	res.Body = nil // the tunnel's bytes are no body
+	if err := res.Write(rw); err != nil {
+		return
+	}
+	if err := rw.Flush(); err != nil {
+		return
+	}
+	ended := make(chan error, 2)
+	go func() { ended <- pump(conn, rw) }() // ends when either connection is closed, at the latest by the deferred calls here
+	go func() { ended <- pump(client, br) }()
+	if err := <-ended; err == nil {
+		<-ended
+	}
+}
+
+// pump copies until the source ends, and then says so to the destination while the other direction goes on.
+func pump(dst net.Conn, src io.Reader) error {
+	if _, err := io.Copy(dst, src); err != nil {
+		return err
+	}
+	if half, ok := dst.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return dst.Close()
+}
