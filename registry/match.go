@@ -29,6 +29,7 @@ const (
 
 // Match is where a path leads.
 type Match struct {
+	// Route is the kind of place.
 	Route Route
 	// Entry is set for RouteRemote and RouteRefused, and for RouteLocal when an APIService names the group-version. Else nil.
 	Entry *Entry

@@ -1,0 +1,46 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"time"
+)
+
+// drainer ends serving so that no client sees an error: unready first, so that load balancers look elsewhere; then GOAWAY; then everything that is under way
+// ends in its own time.
+type drainer struct {
+	// delay is how long to go on serving, unready.
+	delay time.Duration
+	// requests is how long requests get to finish, watches how long watches get before they are ended cleanly.
+	requests, watches time.Duration
+	// unready makes the readiness checks fail.
+	unready func()
+	// endWatches and endSessions end what would last for ever; sessions counts the latter.
+	endWatches, endSessions func()
+	sessions                func() int
+	log                     *slog.Logger
+}
+
+// drain blocks until everything has ended or the time for it is over. It is called once, after the signal.
+func (d *drainer) drain(front, admin *http.Server) {
+	d.unready()
+	d.log.Info("draining: unready", "delay", d.delay)
+	time.Sleep(d.delay) //nolint:forbidigo // nothing is to be waited for but time: load balancers need it to notice
+	watches := time.AfterFunc(d.watches, d.endWatches)
+	defer watches.Stop()
+	ctx, cancel := context.WithTimeout(context.Background(), max(d.requests, d.watches+time.Second))
+	defer cancel()
+	d.log.Info("draining: no new connections", "sessions", d.sessions())
+	if err := front.Shutdown(ctx); err != nil {
+		d.log.Warn("draining: requests were cut", "err", err)
+		_ = front.Close() // it was not clean already
+	}
+	if n := d.sessions(); n > 0 {
+		d.log.Info("draining: ending upgraded sessions", "sessions", n)
+		d.endSessions()
+	}
+	// The admin port goes last: it shows the drain.
+	_ = admin.Close()
+	d.log.Info("drained")
+}

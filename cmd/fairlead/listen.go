@@ -1,0 +1,82 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"time"
+)
+
+const (
+	// readHeaderTimeout and idleTimeout are those of kube-apiserver's own server (k8s.io/apiserver/pkg/server/secure_serving.go): a slow head is an attack, and
+	// an idle connection lives a little longer than the 90 s for which clients keep theirs.
+	readHeaderTimeout = 32 * time.Second
+	idleTimeout       = 2 * time.Minute
+	// maxHeaderBytes is net/http's default, and kube-apiserver's.
+	maxHeaderBytes = 1 << 20
+	// pingAfter and pingTimeout find clients that went away without a word, whose watches would hold resources for ever.
+	pingAfter   = 30 * time.Second
+	pingTimeout = 15 * time.Second
+)
+
+// listen opens a TCP listener. It is done for every port before anything is served, so that a port in use is a clear error.
+func listen(ctx context.Context, address string, port int) (net.Listener, error) {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort(address, strconv.Itoa(port)))
+	if err != nil {
+		return nil, fmt.Errorf("listening: %w", err)
+	}
+	return l, nil
+}
+
+// newServer is an HTTP/1.1 and HTTP/2 server with sane limits.
+func newServer(h http.Handler, tc *tls.Config, streams int, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler:           h,
+		TLSConfig:         tc,
+		ReadHeaderTimeout: readHeaderTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeaderBytes,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams: streams,
+			SendPingTimeout:      pingAfter,
+			PingTimeout:          pingTimeout,
+		},
+	}
+}
+
+// serve runs a server until ctx ends; whoever ends ctx sees to the draining.
+func serve(srv *http.Server, l net.Listener) error {
+	if err := srv.ServeTLS(l, "", ""); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serving %s: %w", l.Addr(), err)
+	}
+	return nil
+}
+
+// ownAddresses are the addresses at which a listener can be reached: a backend that resolves to one of them would be ourselves.
+func ownAddresses(l net.Listener) ([]netip.AddrPort, error) {
+	bound, err := netip.ParseAddrPort(l.Addr().String())
+	if err != nil {
+		return nil, fmt.Errorf("reading the listener's address: %w", err)
+	}
+	if !bound.Addr().IsUnspecified() {
+		return []netip.AddrPort{bound}, nil
+	}
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("listing this machine's addresses: %w", err)
+	}
+	var own []netip.AddrPort
+	for _, a := range all {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+			own = append(own, netip.AddrPortFrom(prefix.Addr().Unmap(), bound.Port()))
+		}
+	}
+	return own, nil
+}

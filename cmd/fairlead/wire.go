@@ -1,0 +1,275 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	authenticationv1 "k8s.io/client-go/kubernetes/typed/authentication/v1"
+	authorizationv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
+
+	"github.com/fairlead-proxy/fairlead/certs"
+	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/health"
+	"github.com/fairlead-proxy/fairlead/proxy"
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/authz"
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// Each step makes one component from the flags and from what is already there. Siblings meet only here, as func fields.
+
+func (d *door) findAPIServer(context.Context) (err error) {
+	if d.o.registry != "kubernetes" {
+		return usageError{fmt.Errorf("--registry %q is not offered by this build", d.o.registry)}
+	}
+	d.client, d.servers, err = clientConfig(d.o.kubeconfig, d.o.localAPIServer)
+	return err
+}
+
+// refuseSelf finds a local apiserver that is this very process: every request would go round until the sockets are used up.
+func (d *door) refuseSelf(ctx context.Context) error {
+	for _, s := range d.servers {
+		u, err := url.Parse(s)
+		if err != nil {
+			return usageError{fmt.Errorf("local apiserver %q: %w", s, err)}
+		}
+		ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", u.Hostname())
+		if err != nil {
+			continue // it may come up later; what it resolves to is checked again with each dial
+		}
+		port, err := net.DefaultResolver.LookupPort(ctx, "tcp", portOf(u))
+		if err != nil {
+			return usageError{fmt.Errorf("local apiserver %q: %w", s, err)}
+		}
+		for _, ip := range ips {
+			if d.isSelf(netip.AddrPortFrom(ip, uint16(port))) { //nolint:gosec // LookupPort returns at most 65535
+				return usageError{fmt.Errorf("local apiserver %q is this Fairlead itself: name kube-apiserver's own address with --local-apiserver", s)}
+			}
+		}
+	}
+	return nil
+}
+
+func portOf(u *url.URL) string {
+	if p := u.Port(); p != "" {
+		return p
+	}
+	return "443"
+}
+
+func (d *door) makeTable(context.Context) (err error) {
+	options := registry.Options{
+		ClusterIPRouting: !d.o.endpointRouting, AllowLoopback: d.o.allowLoopback, ProtectedGroups: protectedGroups(d.o.protectedGroups), Self: d.self,
+		Defaults: registry.Policy{RequestTimeout: d.o.requestTimeout, CAOverlap: d.o.caOverlap},
+	}
+	if d.o.caOverlap == 0 {
+		options.Defaults.CAOverlap = -1 // zero is the default there, none here
+	}
+	d.registry, err = registry.New(registry.Config{Client: d.client, Options: options, Logger: d.log, Metrics: d.metrics})
+	return err
+}
+
+// protectedGroups reads the flag: nothing means the default, a dash means none.
+func protectedGroups(flag []string) []string {
+	if len(flag) == 1 && flag[0] == "-" {
+		return []string{}
+	}
+	return flag
+}
+
+// authConfigMap is where a cluster publishes whom its extension servers trust.
+func authConfigMap() trust.Ref {
+	return trust.Ref{Namespace: "kube-system", Name: "extension-apiserver-authentication"}
+}
+
+func (d *door) makeTrust(context.Context) (err error) {
+	d.certs, err = certs.New(certs.Config{
+		Serving: filePair(d.o.tlsCert, d.o.tlsKey), SNI: sniPairs(d.o.sniPairs), MinVersion: tlsVersion(d.o.minTLSVersion), CipherSuites: cipherSuites(d.o.cipherSuites),
+		ClientCA: certs.Source{File: d.o.clientCA}, RequestHeaderCA: certs.Source{File: d.o.requestHeaderCA}, AllowedNames: d.o.allowedNames,
+		ConfigMap: authConfigMap(), TrustConfigMap: d.o.authConfigMap,
+		ProxyClient: filePair(d.o.proxyCert, d.o.proxyKey), Watch: d.watchConfigMap, Logger: d.log, Metrics: d.metrics,
+	})
+	if err != nil {
+		return usageError{err}
+	}
+	d.trust, err = trust.New(trust.Config{
+		Table: d.registry.Table, Watch: d.watchConfigMap, ClientCertificate: d.certs.ProxyClient().GetClientCertificate, Logger: d.log, Metrics: d.metrics,
+	})
+	return err
+}
+
+// watchConfigMap is the registry's watch in the words of certs.
+func (d *door) watchConfigMap(ctx context.Context, ref trust.Ref, changed func(map[string][]byte, error)) error {
+	return d.registry.Watch(ctx, ref.Namespace, ref.Name, func(cm *corev1.ConfigMap) {
+		if cm == nil {
+			changed(nil, nil)
+			return
+		}
+		data := make(map[string][]byte, len(cm.Data)+len(cm.BinaryData))
+		for k, v := range cm.Data {
+			data[k] = []byte(v)
+		}
+		for k, v := range cm.BinaryData {
+			data[k] = v
+		}
+		changed(data, nil)
+	})
+}
+
+func (d *door) makeBackends(context.Context) (err error) {
+	d.prober, err = health.New(health.Config{Table: d.registry.Table, Report: d.registry.Report, TLS: d.trust.TLS, Logger: d.log, Metrics: d.metrics})
+	if err != nil {
+		return err
+	}
+	identity := d.certs.ProxyClient().Changed
+	d.backends, err = backend.New(backend.Config{
+		Table: d.registry.Table, TLS: d.trust.TLS, Guard: d.trust.Guard, IdentityChanged: identity, AllowLoopback: d.o.allowLoopback, Self: d.isSelf,
+		Signal: d.prober.Signal, MaxInFlight: (d.o.maxInFlight + d.o.maxMutating) / 2, Logger: d.log, Metrics: d.metrics,
+	})
+	if err != nil {
+		return err
+	}
+	tlsConfig, err := localTLS(d.client, d.certs.ProxyClient().GetClientCertificate)
+	if err != nil {
+		return err
+	}
+	d.local, err = backend.NewLocal(backend.LocalConfig{
+		Servers: d.servers, TLS: tlsConfig, IdentityChanged: identity, Self: d.isSelf, Logger: d.log, Metrics: d.metrics,
+	})
+	return err
+}
+
+func (d *door) makeProxy(context.Context) error {
+	reviews, err := authenticationv1.NewForConfig(d.client)
+	if err != nil {
+		return fmt.Errorf("making client of the local apiserver: %w", err)
+	}
+	review, err := authn.TokenReview(reviews)
+	if err != nil {
+		return err
+	}
+	who, err := authn.New(authn.Config{
+		VerifyClient: d.certs.Clients().VerifyUser, VerifyFrontProxy: d.certs.Clients().VerifyFrontProxy, Generation: d.certs.Clients().Generation,
+		Review: review, RequestHeaders: headerNames(d.o), Target: d.targetNames, Anonymous: d.o.anonymous, TokenTTL: d.o.tokenTTL, Metrics: d.metrics,
+	})
+	if err != nil {
+		return usageError{err}
+	}
+	access, err := authorizationv1.NewForConfig(d.client)
+	if err != nil {
+		return fmt.Errorf("making client of the local apiserver: %w", err)
+	}
+	ask, err := authz.SubjectAccessReview(access)
+	if err != nil {
+		return err
+	}
+	may, err := authz.New(authz.Config{
+		Review: ask, LeaveRemotes: d.o.authzMode == "backend", AllowPaths: d.o.alwaysAllow, AllowTTL: d.o.authorizedTTL, DenyTTL: d.o.unauthorizedTTL, Metrics: d.metrics,
+	})
+	if err != nil {
+		return usageError{err}
+	}
+	d.ready = &health.Checks{Name: "readyz", Draining: &d.draining, List: []health.Check{{Name: "table", Func: d.tableReady}, {Name: "local-apiserver", Func: d.localReady}}, Logger: d.log}
+	log, closer, err := newAccessLog(d.o.accessLog)
+	if err != nil {
+		return err
+	}
+	d.access = closer
+	d.proxy, err = proxy.New(proxy.Config{
+		Table: d.registry.Table, Authn: who, Authz: may, Backends: d.backends, Local: d.local, AccessLog: log, Logger: d.log, Metrics: d.metrics,
+		Health: func(local http.Handler) http.Handler { return &health.Relay{Ready: d.ready, Local: local} },
+	})
+	return err
+}
+
+// targetNames are the header names that the cluster's servers trust, as its ConfigMap has them. The same names are the same pointer.
+func (d *door) targetNames() *authn.HeaderNames {
+	h := d.certs.Clients().Headers()
+	if h == nil {
+		return nil
+	}
+	if known := d.target.Load(); known != nil && known.of == h {
+		return &known.names
+	}
+	fresh := &target{of: h, names: authn.HeaderNames{Username: h.Username, UID: h.UID, Group: h.Group, ExtraPrefix: h.ExtraPrefix}}
+	d.target.Store(fresh)
+	return &fresh.names
+}
+
+// target are the names of one reading of the ConfigMap.
+type target struct {
+	of    *certs.RequestHeaders
+	names authn.HeaderNames
+}
+
+func headerNames(o *options) authn.HeaderNames {
+	return authn.HeaderNames{Username: o.usernameHeaders, UID: o.uidHeaders, Group: o.groupHeaders, ExtraPrefix: o.extraHeaderPrefixes}
+}
+
+var errNoTable = errors.New("the table of APIServices is not complete")
+
+func (d *door) tableReady(*http.Request) error {
+	if !d.registry.Table().Complete() {
+		return errNoTable
+	}
+	return nil
+}
+
+func (d *door) localReady(*http.Request) error { return d.local.Ready() }
+
+func (d *door) makeServers(context.Context) error {
+	d.front = newServer(d.proxy, d.certs.TLS(), d.o.streamsPerConn, d.log)
+	d.front.ConnContext = d.proxy.ConnContext
+	live := &health.Checks{Name: "livez", Logger: d.log}
+	d.admin = newServer(adminPages(live, d.ready, d.metrics, d.proxy.Guard), d.certs.TLS(), d.o.streamsPerConn, d.log)
+	d.admin.ConnContext = d.proxy.ConnContext
+	return nil
+}
+
+func filePair(cert, key string) certs.PairSource {
+	return certs.PairSource{Cert: certs.Source{File: cert}, Key: certs.Source{File: key}}
+}
+
+// sniPairs reads certfile,keyfile[:name,…], as kube-apiserver does. validate has seen to their form.
+func sniPairs(flags []string) []certs.PairSource {
+	var pairs []certs.PairSource
+	for _, f := range flags {
+		files, names, _ := strings.Cut(f, ":")
+		cert, key, _ := strings.Cut(files, ",")
+		p := filePair(cert, key)
+		if names != "" {
+			p.Names = strings.Split(names, ",")
+		}
+		pairs = append(pairs, p)
+	}
+	return pairs
+}
+
+func tlsVersion(name string) uint16 {
+	if name == "VersionTLS13" {
+		return tls.VersionTLS13
+	}
+	return tls.VersionTLS12
+}
+
+// cipherSuites are the IDs of the names; validate has seen to it that there are such.
+func cipherSuites(names []string) []uint16 {
+	var ids []uint16
+	for _, s := range tls.CipherSuites() {
+		for _, name := range names {
+			if s.Name == name {
+				ids = append(ids, s.ID)
+			}
+		}
+	}
+	return ids
+}
