@@ -1,0 +1,214 @@
+package status
+
+import (
+	"context"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	apply "k8s.io/kube-aggregator/pkg/client/applyconfiguration/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+const (
+	// conditionType is the one condition that is ours.
+	conditionType = "fairlead.dev/Available"
+	// fieldManager owns it: an apply without it takes it away again.
+	fieldManager = "fairlead"
+	// relist is how often the conditions are read again. Only this process writes them, so this only mends what somebody else has done.
+	relist = 10 * time.Minute
+	// spacing is the least time between two writes of one APIService: one that flaps costs the apiserver one write a second.
+	spacing = time.Second
+	// lastRetry bounds the pause after a write or a list that failed, which begins at spacing and doubles.
+	lastRetry = 30 * time.Second
+	// callTimeout bounds one call to the apiserver, so that one that hangs holds up the others no longer than this.
+	callTimeout = 10 * time.Second
+)
+
+// condition is the part of our condition that is compared.
+type condition struct {
+	status          apiregistrationv1.ConditionStatus
+	reason, message string
+}
+
+// written is what the apiserver has for one APIService. The zero value: no condition of ours.
+type written struct {
+	condition
+	uid       types.UID // of the object that has it
+	since     metav1.Time
+	notBefore time.Time     // of the next write
+	pause     time.Duration // after the last write, if that failed
+}
+
+// term is the time for which this replica leads.
+type term struct {
+	writer  *Writer
+	entries map[string]*written // :: APIService → what the apiserver has
+	listed  time.Time           // zero: not yet
+	due     time.Time           // of the next list
+	pause   time.Duration       // after the last list, if that failed
+}
+
+// run writes what differs until ctx ends.
+func (t *term) run(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		if !time.Now().Before(t.due) {
+			t.list(ctx)
+		}
+		entries, superseded := t.writer.source()
+		next := t.due
+		if !t.listed.IsZero() { // until then everything would seem to differ
+			if at := t.write(ctx, entries); at.Before(next) {
+				next = at
+			}
+		}
+		timer.Reset(time.Until(next))
+		select {
+		case <-superseded:
+		case <-timer.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// list reads what the apiserver has. The table will not do: an Entry's Object is not renewed when only a status has changed.
+func (t *term) list(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	list, err := t.writer.config.APIServices.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.pause = retry(t.pause)
+		t.due = time.Now().Add(t.pause)
+		t.writer.log.Error("cannot read statuses", "err", err)
+		return
+	}
+	entries := make(map[string]*written, len(list.Items))
+	for i := range list.Items {
+		o := &list.Items[i]
+		have := t.of(o.Name)
+		have.uid, have.condition, have.since = o.UID, condition{}, metav1.Time{}
+		for _, c := range o.Status.Conditions {
+			if c.Type == conditionType {
+				have.condition, have.since = condition{c.Status, c.Reason, c.Message}, c.LastTransitionTime
+			}
+		}
+		entries[o.Name] = have
+	}
+	t.entries, t.listed, t.pause = entries, time.Now(), 0
+	t.due = t.listed.Add(relist)
+}
+
+func (t *term) of(name string) *written {
+	have := t.entries[name]
+	if have == nil {
+		have = &written{}
+		t.entries[name] = have
+	}
+	return have
+}
+
+// write applies every condition that differs and may be written now. It returns when the next one may.
+func (t *term) write(ctx context.Context, entries []*registry.Entry) (next time.Time) {
+	next = t.due
+	for _, e := range entries {
+		have := t.of(e.Name)
+		if have.uid != e.Object.UID {
+			*have = written{uid: e.Object.UID} // deleted and made again: the new one has no condition
+		}
+		want, known := wanted(e)
+		if !known || want == have.condition {
+			continue
+		}
+		if time.Now().Before(have.notBefore) {
+			next = earlier(next, have.notBefore)
+			continue
+		}
+		t.replace(ctx, e, have, want)
+		if ctx.Err() != nil {
+			return next
+		}
+		next = earlier(next, have.notBefore)
+	}
+	t.forget(entries)
+	return next
+}
+
+// replace applies one condition and notes what came of it.
+func (t *term) replace(ctx context.Context, e *registry.Entry, have *written, want condition) {
+	since := metav1.NewTime(e.Verdict.Since)
+	if want.status == have.status {
+		since = have.since // status unchanged: as Kubernetes' conditions have it, so is the time
+	}
+	err := t.apply(ctx, e.Name, want, since)
+	if apierrors.IsNotFound(err) {
+		// Deleted, and the table will say so; should it be there again with the same UID, a cache was behind.
+		have.pause = retry(have.pause)
+		have.notBefore = time.Now().Add(have.pause)
+		return
+	}
+	t.writer.metrics.wrote(err)
+	if err != nil {
+		have.pause = retry(have.pause)
+		have.notBefore = time.Now().Add(have.pause)
+		t.writer.log.Error("cannot write status", "apiservice", e.Name, "err", err)
+		return
+	}
+	have.condition, have.since = want, since
+	have.pause, have.notBefore = 0, time.Now().Add(spacing)
+}
+
+// wanted is the condition that an entry should have, the zero value for none. Not known: leave what is there, a verdict is still to come.
+func wanted(e *registry.Entry) (want condition, known bool) {
+	if e.Local() {
+		return condition{}, true
+	}
+	v := e.Verdict
+	if v.Status == "" {
+		return condition{}, false
+	}
+	return condition{apiregistrationv1.ConditionStatus(v.Status), v.Reason, v.Message}, true
+}
+
+// forget drops what is no longer in the table, lest names pile up between two lists.
+func (t *term) forget(entries []*registry.Entry) {
+	if len(t.entries) <= 2*len(entries)+100 {
+		return
+	}
+	kept := make(map[string]*written, len(entries))
+	for _, e := range entries {
+		kept[e.Name] = t.of(e.Name)
+	}
+	t.entries = kept
+}
+
+// apply makes our condition what it should be, the zero value none. Nobody else's is touched.
+func (t *term) apply(ctx context.Context, name string, want condition, since metav1.Time) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	status := apply.APIServiceStatus()
+	if want != (condition{}) {
+		status.WithConditions(apply.APIServiceCondition().WithType(conditionType).WithStatus(want.status).
+			WithReason(want.reason).WithMessage(want.message).WithLastTransitionTime(since))
+	}
+	// Force: whoever else has applied a condition of this name was not to.
+	_, err := t.writer.config.APIServices.ApplyStatus(ctx, apply.APIService(name).WithStatus(status),
+		metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
+	return err
+}
+
+func retry(pause time.Duration) time.Duration {
+	return min(max(2*pause, spacing), lastRetry)
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}

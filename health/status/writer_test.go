@@ -1,0 +1,392 @@
+package status
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/json"
+	coordinationfake "k8s.io/client-go/kubernetes/typed/coordination/v1/fake"
+	clienttesting "k8s.io/client-go/testing"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	apiregistrationfake "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1/fake"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// apiserver keeps Leases and APIServices in memory and knows server-side apply of our condition, which client-go's tracker does not.
+type apiserver struct {
+	fake    clienttesting.Fake
+	tracker clienttesting.ObjectTracker
+	// down makes every call fail, denied those for one APIService.
+	down   atomic.Bool
+	denied atomic.Pointer[string]
+
+	mu      sync.Mutex // guards patches
+	patches []patch
+}
+
+// patch is one write of a status.
+type patch struct {
+	name string
+	body string
+	at   time.Time
+}
+
+func newAPIServer(t *testing.T, objects ...*apiregistrationv1.APIService) *apiserver {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{coordinationv1.AddToScheme, apiregistrationv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := &apiserver{tracker: clienttesting.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder())}
+	for _, o := range objects {
+		if err := s.tracker.Add(o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.fake.AddReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return s.down.Load(), nil, errors.New("no route to host")
+	})
+	s.fake.AddReactor("patch", "apiservices", s.applyStatus)
+	s.fake.AddReactor("update", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		lease := a.(clienttesting.UpdateAction).GetObject().(*coordinationv1.Lease).DeepCopy()
+		return true, lease, s.updateLease(lease)
+	})
+	s.fake.AddReactor("*", "*", clienttesting.ObjectReaction(s.tracker))
+	return s
+}
+
+// updateLease refuses what is based on an older state, as an apiserver does and client-go's tracker does not.
+func (s *apiserver) updateLease(lease *coordinationv1.Lease) error {
+	resource := coordinationv1.SchemeGroupVersion.WithResource("leases")
+	o, err := s.tracker.Get(resource, lease.Namespace, lease.Name)
+	if err != nil {
+		return err
+	}
+	if o.(*coordinationv1.Lease).ResourceVersion != lease.ResourceVersion {
+		return apierrors.NewConflict(resource.GroupResource(), lease.Name, errors.New("changed meanwhile"))
+	}
+	lease.ResourceVersion += "+"
+	return s.tracker.Update(resource, lease, lease.Namespace)
+}
+
+func (s *apiserver) applyStatus(a clienttesting.Action) (bool, runtime.Object, error) {
+	p := a.(clienttesting.PatchActionImpl)
+	if d := s.denied.Load(); d != nil && *d == p.Name {
+		return true, nil, apierrors.NewForbidden(p.Resource.GroupResource(), p.Name, errors.New("denied"))
+	}
+	if o := p.PatchOptions; p.PatchType != types.ApplyPatchType || p.Subresource != "status" || o.FieldManager != "fairlead" || o.Force == nil || !*o.Force {
+		return true, nil, errors.New("not a forced apply of the status by fairlead")
+	}
+	s.mu.Lock()
+	s.patches = append(s.patches, patch{p.Name, string(p.Patch), time.Now()})
+	s.mu.Unlock()
+	o, err := s.tracker.Get(p.Resource, "", p.Name)
+	if err != nil {
+		return true, nil, err
+	}
+	var applied apiregistrationv1.APIService
+	if err := json.Unmarshal(p.Patch, &applied); err != nil {
+		return true, nil, err
+	}
+	next := o.(*apiregistrationv1.APIService).DeepCopy()
+	next.Status.Conditions = slices.DeleteFunc(next.Status.Conditions, func(c apiregistrationv1.APIServiceCondition) bool {
+		return c.Type == conditionType
+	})
+	next.Status.Conditions = append(next.Status.Conditions, applied.Status.Conditions...)
+	return true, next, s.tracker.Update(p.Resource, next, "")
+}
+
+// since returns the names of the APIServices that were written since a time.
+func (s *apiserver) since(from time.Time) (names []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.patches {
+		if !p.at.Before(from) {
+			names = append(names, p.name)
+		}
+	}
+	return names
+}
+
+func (s *apiserver) conditions(t *testing.T, name string) (found []string) {
+	t.Helper()
+	o, err := s.tracker.Get(apiregistrationv1.SchemeGroupVersion.WithResource("apiservices"), "", name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range o.(*apiregistrationv1.APIService).Status.Conditions {
+		found = append(found, string(c.Type)+"="+string(c.Status)+" "+c.Reason)
+	}
+	return found
+}
+
+// lease returns the Lease.
+func (s *apiserver) lease(t *testing.T) *coordinationv1.Lease {
+	t.Helper()
+	o, err := s.tracker.Get(coordinationv1.SchemeGroupVersion.WithResource("leases"), "kube-system", "fairlead-status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o.(*coordinationv1.Lease).DeepCopy()
+}
+
+// feed is a table that a test changes by hand.
+type feed struct {
+	mu         sync.Mutex // guards what follows
+	entries    []*registry.Entry
+	superseded chan struct{}
+}
+
+func (f *feed) source() ([]*registry.Entry, <-chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.entries, f.superseded
+}
+
+func (f *feed) set(entries ...*registry.Entry) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.entries = entries
+	close(f.superseded)
+	f.superseded = make(chan struct{})
+}
+
+// start runs a writer until the test ends, or stop is called.
+func start(t *testing.T, s *apiserver, identity string, entries ...*registry.Entry) (f *feed, stop func()) {
+	t.Helper()
+	f = &feed{entries: entries, superseded: make(chan struct{})}
+	w, err := New(Config{
+		Table:       func() *registry.Table { return nil },
+		APIServices: (&apiregistrationfake.FakeApiregistrationV1{Fake: &s.fake}).APIServices(),
+		Leases:      &coordinationfake.FakeCoordinationV1{Fake: &s.fake},
+		Identity:    identity,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.source = f.source
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Run returned %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	return f, stop
+}
+
+func object(name string, conditions ...apiregistrationv1.APIServiceCondition) *apiregistrationv1.APIService {
+	return &apiregistrationv1.APIService{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid of " + name)},
+		Status:     apiregistrationv1.APIServiceStatus{Conditions: conditions},
+	}
+}
+
+func remote(o *apiregistrationv1.APIService, status corev1.ConditionStatus, reason string) *registry.Entry {
+	return &registry.Entry{
+		Name: o.Name, Object: o, GroupVersion: schema.GroupVersion{Group: o.Name}, Backend: &registry.Backend{},
+		Verdict: registry.Verdict{Status: status, Reason: reason, Message: "m", Since: time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)},
+	}
+}
+
+func ours(status apiregistrationv1.ConditionStatus, reason string) apiregistrationv1.APIServiceCondition {
+	return apiregistrationv1.APIServiceCondition{Type: conditionType, Status: status, Reason: reason, Message: "m"}
+}
+
+func theirs() apiregistrationv1.APIServiceCondition {
+	return apiregistrationv1.APIServiceCondition{Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionTrue, Reason: "Passed"}
+}
+
+func TestWritesOnlyWhatDiffersAndOnlyItsOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fresh, same, changed, unknown, local := object("fresh", theirs()), object("same", theirs(), ours("True", "Passed")),
+			object("changed", ours("True", "Passed")), object("unknown"), object("local", theirs(), ours("True", "Passed"))
+		s := newAPIServer(t, fresh, same, changed, unknown, local)
+		nowLocal := remote(local, "True", "Local")
+		nowLocal.Backend = nil
+		f, _ := start(t, s, "one", remote(fresh, "True", "Passed"), remote(same, "True", "Passed"),
+			remote(changed, "False", "MissingEndpoints"), remote(unknown, "", ""), nowLocal)
+		time.Sleep(time.Second)
+		if diff := cmp.Diff([]string{"fresh", "changed", "local"}, s.since(time.Time{})); diff != "" {
+			t.Fatalf("written (-want +got):\n%s", diff)
+		}
+		want := `{"kind":"APIService","apiVersion":"apiregistration.k8s.io/v1","metadata":{"name":"fresh"},"status":{"conditions":` +
+			`[{"type":"fairlead.dev/Available","status":"True","lastTransitionTime":"2000-01-01T00:00:00Z","reason":"Passed","message":"m"}]}}`
+		if got := s.patches[0].body; got != want {
+			t.Errorf("applied\n%s\nwant\n%s", got, want)
+		}
+		for name, want := range map[string][]string{
+			"fresh":   {"Available=True Passed", "fairlead.dev/Available=True Passed"},
+			"changed": {"fairlead.dev/Available=False MissingEndpoints"},
+			"unknown": nil,
+			"local":   {"Available=True Passed"},
+		} {
+			if diff := cmp.Diff(want, s.conditions(t, name)); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", name, diff)
+			}
+		}
+		from := time.Now()
+		for range 100 {
+			f.set(f.entries...)
+			time.Sleep(time.Minute)
+		}
+		if got := s.since(from); len(got) != 0 {
+			t.Errorf("wrote %v though nothing changed", got)
+		}
+	})
+}
+
+func TestOneOfTwoWritesAndTheOtherTakesOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := object("a")
+		s := newAPIServer(t, o)
+		f1, stop := start(t, s, "one", remote(o, "True", "Passed"))
+		time.Sleep(time.Second)
+		f2, _ := start(t, s, "two", remote(o, "False", "MissingEndpoints"))
+		time.Sleep(time.Minute)
+		f2.set(remote(o, "False", "ServiceNotFound"))
+		time.Sleep(time.Minute)
+		if got := s.since(time.Time{}); len(got) != 1 {
+			t.Fatalf("%d writes, want the leader's one", len(got))
+		}
+		stop() // gives the Lease up
+		time.Sleep(5 * time.Second)
+		if diff := cmp.Diff([]string{"fairlead.dev/Available=False ServiceNotFound"}, s.conditions(t, "a")); diff != "" {
+			t.Errorf("5 s after the leader left (-want +got):\n%s", diff)
+		}
+		f1.set(remote(o, "True", "Passed"))
+		time.Sleep(time.Minute)
+		if got := s.since(time.Time{}); len(got) != 2 {
+			t.Errorf("%d writes, want 2", len(got))
+		}
+	})
+}
+
+func TestSurvivesTheLossOfTheLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := object("a")
+		s := newAPIServer(t, o)
+		f, _ := start(t, s, "one", remote(o, "True", "Passed"))
+		time.Sleep(time.Second)
+		// Somebody takes the Lease by force and writes something else; its watch of this replica's table does not show it.
+		stolen, thief := s.lease(t), "thief"
+		stolen.Spec.HolderIdentity = &thief
+		now := metav1.NewMicroTime(time.Now())
+		stolen.Spec.RenewTime = &now
+		if err := s.updateLease(stolen); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.tracker.Update(apiregistrationv1.SchemeGroupVersion.WithResource("apiservices"), object("a", ours("False", "Other")), ""); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(12 * time.Second) // the renew deadline is past, the thief's Lease is not
+		from := time.Now()
+		f.set(remote(o, "False", "MissingEndpoints"))
+		time.Sleep(time.Second)
+		if got := s.since(from); len(got) != 0 {
+			t.Errorf("wrote %v without the Lease", got)
+		}
+		time.Sleep(30 * time.Second)
+		if diff := cmp.Diff([]string{"fairlead.dev/Available=False MissingEndpoints"}, s.conditions(t, "a")); diff != "" {
+			t.Errorf("after the thief's Lease ran out (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestApiserverThatFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := object("a"), object("b")
+		s := newAPIServer(t, a, b)
+		s.down.Store(true)
+		f, _ := start(t, s, "one", remote(a, "True", "Passed"), remote(b, "True", "Passed"))
+		time.Sleep(time.Minute)
+		s.down.Store(false)
+		denied := "a"
+		s.denied.Store(&denied)
+		time.Sleep(5 * time.Second)
+		if diff := cmp.Diff([]string{"b"}, s.since(time.Time{})); diff != "" {
+			t.Fatalf("back, but a is denied (-want +got):\n%s", diff)
+		}
+		f.set(remote(a, "True", "Passed"), remote(b, "False", "MissingEndpoints"))
+		time.Sleep(time.Second)
+		if diff := cmp.Diff([]string{"b", "b"}, s.since(time.Time{})); diff != "" {
+			t.Errorf("one that is denied holds up the other (-want +got):\n%s", diff)
+		}
+		s.denied.Store(nil)
+		time.Sleep(lastRetry)
+		if diff := cmp.Diff([]string{"fairlead.dev/Available=True Passed"}, s.conditions(t, "a")); diff != "" {
+			t.Errorf("after the last pause (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestFlappingCostsOneWriteASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := object("a")
+		s := newAPIServer(t, o)
+		f, _ := start(t, s, "one", remote(o, "True", "Passed"))
+		time.Sleep(time.Second)
+		for i := range 1000 {
+			f.set(remote(o, "False", strconv.Itoa(i)))
+			time.Sleep(10 * time.Millisecond)
+		}
+		time.Sleep(2 * time.Second)
+		if n := len(s.since(time.Time{})); n > 13 {
+			t.Errorf("%d writes in 10 s", n)
+		}
+		if diff := cmp.Diff([]string{"fairlead.dev/Available=False 999"}, s.conditions(t, "a")); diff != "" {
+			t.Errorf("at rest (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestObjectMadeAnewIsWrittenAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		resource := apiregistrationv1.SchemeGroupVersion.WithResource("apiservices")
+		o := object("a")
+		s := newAPIServer(t, o)
+		f, _ := start(t, s, "one", remote(o, "True", "Passed"))
+		time.Sleep(time.Second)
+		if err := s.tracker.Delete(resource, "", "a"); err != nil {
+			t.Fatal(err)
+		}
+		// The watch is behind: the table still has it, with another verdict.
+		f.set(remote(o, "False", "ServiceNotFound"))
+		time.Sleep(time.Minute)
+		anew := object("a")
+		anew.UID = "another"
+		if err := s.tracker.Add(anew); err != nil {
+			t.Fatal(err)
+		}
+		f.set(remote(anew, "True", "Passed"))
+		time.Sleep(time.Second)
+		if diff := cmp.Diff([]string{"fairlead.dev/Available=True Passed"}, s.conditions(t, "a")); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}
