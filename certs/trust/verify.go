@@ -193,3 +193,21 @@ func usesSHA1(chain []*x509.Certificate) bool {
 func isSHA1(a x509.SignatureAlgorithm) bool { return a == x509.SHA1WithRSA || a == x509.ECDSAWithSHA1 }
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// VerifyChain verifies what a server presented, leaf first, as a handshake now would: against the bundle (empty: the system's roots) and the name. It returns the certificate
+// of the bundle that the chain ends in; an error is an *Error.
+func VerifyChain(bundle []byte, serverName string, chain []*x509.Certificate) (root *x509.Certificate, err error) {
+	r := systemRoots()
+	if len(bundle) > 0 {
+		certs, perr := ParseBundle(bundle)
+		if len(certs) == 0 {
+			return nil, refuse(reasonInvalidBundle, perr, "the CA bundle holds no readable certificate: %v", perr)
+		}
+		r = newRoots(certs)
+	}
+	got, refusal := verifyChain(chain, r, serverName, time.Now())
+	if refusal != nil {
+		return nil, refusal
+	}
+	return got.root, nil
+}

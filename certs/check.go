@@ -1,0 +1,259 @@
+package certs
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// Finding is one thing that is wrong, or soon will be, with what to do about it.
+type Finding struct {
+	// Warning tells that everything works for now. False: something does not.
+	Warning bool
+	// Object is what it is about: "proxy client certificate", "serving certificate", an APIService.
+	Object string
+	// Message says what is wrong, Do what to do about it. Neither is ever empty.
+	Message string
+	// Do is an instruction.
+	Do string
+}
+
+// String is the finding on one line.
+func (f Finding) String() string {
+	level := "error"
+	if f.Warning {
+		level = "warning"
+	}
+	return strings.Join(strings.Fields(fmt.Sprintf("%s: %s: %s; %s", level, f.Object, f.Message, f.Do)), " ")
+}
+
+// report collects findings about one object.
+type report struct {
+	object string
+	found  []Finding
+}
+
+func (r *report) error(do, format string, args ...any) { r.add(false, do, format, args...) }
+func (r *report) warn(do, format string, args ...any)  { r.add(true, do, format, args...) }
+func (r *report) add(warning bool, do, format string, args ...any) {
+	r.found = append(r.found, Finding{Warning: warning, Object: r.object, Message: fmt.Sprintf(format, args...), Do: do})
+}
+
+// soon is when a certificate's end is worth a warning: thirty days are what people need, but a certificate of a day is renewed within the day.
+const soon = 30 * 24 * time.Hour
+
+// expiry looks at the dates of a certificate.
+func (r *report) expiry(c *x509.Certificate, what, do string) {
+	now := time.Now()
+	left := c.NotAfter.Sub(now)
+	name := trust.Describe(c).Subject
+	switch {
+	case now.Before(c.NotBefore):
+		r.error("wait, or set the clock", "%s %q is not valid before %s", what, name, c.NotBefore.UTC().Format(time.RFC3339))
+	case left <= 0:
+		r.error(do, "%s %q expired at %s", what, name, c.NotAfter.UTC().Format(time.RFC3339))
+	case left < min(soon, c.NotAfter.Sub(c.NotBefore)/4):
+		r.warn(do, "%s %q expires in %s", what, name, days(left))
+	}
+}
+
+func days(d time.Duration) string {
+	if d < 48*time.Hour {
+		return fmt.Sprintf("%d hours", int(d/time.Hour))
+	}
+	return fmt.Sprintf("%d days", int(d/(24*time.Hour)))
+}
+
+// CheckProxyClient says whether the certificate that Fairlead presents, leaf first, makes it a front proxy to those who follow the cluster's authentication ConfigMap, and
+// whether the names in it are those that Fairlead sends. authentication is the ConfigMap's data; nil when it could not be read.
+func CheckProxyClient(chain []*x509.Certificate, authentication map[string][]byte) []Finding {
+	r := &report{object: "proxy client certificate"}
+	if len(chain) == 0 {
+		r.error("set --proxy-client-cert-file and --proxy-client-key-file (kubeadm keeps them in /etc/kubernetes/pki/front-proxy-client.{crt,key})", "there is none, so no extension server will believe who a user is")
+		return r.found
+	}
+	r.expiry(chain[0], "certificate", "renew it; a new pair in the same files is taken up without a restart")
+	if authentication == nil {
+		r.warn("allow reading ConfigMap kube-system/extension-apiserver-authentication (Role extension-apiserver-authentication-reader)", "it could not be compared with the cluster's request-header CA")
+		return r.found
+	}
+	r.frontProxy(chain, authentication)
+	r.headers(authentication)
+	return r.found
+}
+
+// frontProxy checks the chain as an extension server does.
+func (r *report) frontProxy(chain []*x509.Certificate, authentication map[string][]byte) {
+	cas, err := trust.ParseBundle(authentication["requestheader-client-ca-file"])
+	if err != nil {
+		r.error("start kube-apiserver with --requestheader-client-ca-file", "the cluster has no usable request-header CA: %v", err)
+		return
+	}
+	if _, err := verify(chain, pool(cas)); err != nil {
+		r.error("have it signed by that CA (kubeadm: front-proxy-ca), with extended key usage clientAuth",
+			"the cluster's request-header CA %s does not vouch for %q: %v", subjects(cas), trust.Describe(chain[0]).Subject, err)
+	}
+	headers, err := parseHeaders(authentication)
+	if err != nil {
+		r.error("correct kube-system/extension-apiserver-authentication", "the authentication ConfigMap is broken: %v", err)
+		return
+	}
+	cn := chain[0].Subject.CommonName
+	if len(headers.AllowedNames) > 0 && !slices.Contains(headers.AllowedNames, cn) {
+		r.error(fmt.Sprintf("add %q to kube-apiserver's --requestheader-allowed-names, or use a certificate with one of these names", cn),
+			"its common name %q is not among the cluster's allowed names %q", cn, headers.AllowedNames)
+	}
+	clients, err := optionalBundle(authentication["client-ca-file"])
+	if err != nil {
+		r.error("correct kube-apiserver's --client-ca-file", "the cluster's client CA is broken: %v", err)
+	}
+	shared := clientTrust{client: clients, proxy: cas, allowed: headers.AllowedNames}
+	switch err := shared.check(); {
+	case err != nil:
+		r.error("use separate CAs, or set kube-apiserver's --requestheader-allowed-names", "in this cluster every user can be anyone: %v", err)
+	case len(headers.AllowedNames) == 0:
+		r.warn("set kube-apiserver's --requestheader-allowed-names", "every certificate of the cluster's request-header CA is a front proxy, because no name is asked for")
+	}
+}
+
+// headers compares the names that the cluster trusts with those that Fairlead sends.
+func (r *report) headers(authentication map[string][]byte) {
+	h, err := parseHeaders(authentication)
+	if err != nil {
+		return // frontProxy has said so
+	}
+	for _, want := range []struct {
+		name, flag string
+		trusted    []string
+		warning    bool
+	}{
+		{"X-Remote-User", "--requestheader-username-headers", h.Username, false},
+		{"X-Remote-Group", "--requestheader-group-headers", h.Group, false},
+		{"X-Remote-Extra-", "--requestheader-extra-headers-prefix", h.ExtraPrefix, true},
+		{"X-Remote-Uid", "--requestheader-uid-headers", h.UID, true},
+	} {
+		if !slices.ContainsFunc(want.trusted, func(s string) bool { return strings.EqualFold(s, want.name) }) {
+			r.add(want.warning, fmt.Sprintf("start kube-apiserver with %s=%s", want.flag, want.name), "the cluster does not trust %s, so what it says of a user is dropped", want.name)
+		}
+	}
+}
+
+// CheckServing says whether the certificate that Fairlead serves, leaf first, suits the names and addresses that clients use.
+func CheckServing(chain []*x509.Certificate, names []string) []Finding {
+	r := &report{object: "serving certificate"}
+	if len(chain) == 0 {
+		r.error("set --tls-cert-file and --tls-private-key-file", "there is none")
+		return r.found
+	}
+	leaf := chain[0]
+	r.expiry(leaf, "certificate", "renew it; a new pair in the same files is taken up without a restart")
+	for _, name := range names {
+		if err := leaf.VerifyHostname(name); err != nil {
+			r.error(fmt.Sprintf("have it issued with %q among its subject alternative names", name), "clients that use %q will refuse it: %v", name, err)
+		}
+	}
+	if !usable(leaf, x509.ExtKeyUsageServerAuth) {
+		r.error("have it issued with extended key usage serverAuth", "it is not for servers")
+	}
+	return r.found
+}
+
+func usable(c *x509.Certificate, usage x509.ExtKeyUsage) bool {
+	return len(c.ExtKeyUsage)+len(c.UnknownExtKeyUsage) == 0 || slices.Contains(c.ExtKeyUsage, usage) || slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageAny)
+}
+
+// CheckBackend says whether an APIService's bundle is sound, and whether it verifies what the endpoints present. bundle is the inline one or that of the ConfigMap; live are
+// chains, leaf first, by the endpoint that presented them, none when they were not asked.
+func CheckBackend(apiService string, b *registry.Backend, bundle []byte, live map[string][]*x509.Certificate) []Finding {
+	r := &report{object: "APIService " + apiService}
+	if b.Insecure {
+		r.warn("set caBundle (or let cert-manager inject it) and remove insecureSkipTLSVerify", "its backend is not verified: whoever gets between sees every request and can be every user to it")
+		return r.found
+	}
+	cas := r.bundle(bundle)
+	used := make(map[string]bool)
+	endpoints := make([]string, 0, len(live))
+	for endpoint := range live {
+		endpoints = append(endpoints, endpoint)
+	}
+	slices.Sort(endpoints)
+	sound := true
+	for _, endpoint := range endpoints {
+		root, err := trust.VerifyChain(bundle, b.ServerName, live[endpoint])
+		if err != nil {
+			sound = false
+			r.error(remedy(err, b.ServerName), "endpoint %s: %v", endpoint, err)
+			continue
+		}
+		used[trust.Describe(root).Fingerprint] = true
+		r.expiry(live[endpoint][0], "endpoint "+endpoint+": certificate", "renew it at the backend")
+	}
+	for _, c := range cas {
+		if sound && len(live) > 0 && !used[trust.Describe(c).Fingerprint] && len(cas) > 1 {
+			r.warn("remove it once the rotation is over", "CA %q of its bundle verifies no endpoint", trust.Describe(c).Subject)
+		}
+	}
+	return r.found
+}
+
+// bundle checks an APIService's bundle by itself.
+func (r *report) bundle(bundle []byte) []*x509.Certificate {
+	if len(bundle) == 0 {
+		return nil // the system's roots
+	}
+	cas, err := trust.ParseBundle(bundle)
+	switch {
+	case len(cas) == 0:
+		r.error("set caBundle to the PEM of the CA that signed the backend's certificate", "its CA bundle is not usable: %v", err)
+	case err != nil:
+		r.warn("remove or repair that part", "a part of its CA bundle is passed over: %v", err)
+	}
+	for _, c := range cas {
+		do := "put its successor beside it in the bundle before the backend gets a certificate of the new CA"
+		if time.Now().After(c.NotAfter) {
+			do = "remove it, and add its successor"
+		}
+		r.expiry(c, "CA", do)
+	}
+	return cas
+}
+
+// remedy is what to do about a chain that does not verify.
+func remedy(err error, name string) string {
+	var typed *trust.Error
+	if !errors.As(err, &typed) {
+		return "look at the backend's certificate"
+	}
+	switch typed.Reason() {
+	case "InvalidCABundle":
+		return "repair the bundle"
+	case "ExpiredCA":
+		return "renew the CA, put it into the bundle and have the backend's certificate issued anew"
+	case "ExpiredCertificate":
+		return "renew the backend's certificate"
+	case "NotYetValidCertificate":
+		return "compare the clocks of the nodes"
+	case "MissingSAN", "WrongServerName":
+		return fmt.Sprintf("have the backend's certificate issued for %q, or name the one that it has in the annotation fairlead.dev/tls-server-name", name)
+	case "InsecureSHA1":
+		return "have the backend's certificate signed with SHA-256"
+	case "UnknownAuthority":
+		return "put the CA that signed the backend's certificate into caBundle, or name its ConfigMap in the annotation fairlead.dev/ca-from"
+	}
+	return "have the backend's certificate issued anew, with extended key usage serverAuth"
+}
+
+func subjects(cas []*x509.Certificate) string {
+	const shown = 3 // a line has no room for more
+	var names []string
+	for _, c := range cas[:min(len(cas), shown)] {
+		names = append(names, fmt.Sprintf("%q", trust.Describe(c).Subject))
+	}
+	return strings.Join(names, ", ")
+}
