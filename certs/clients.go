@@ -47,10 +47,11 @@ func (c *Clients) Generation() uint64 { return c.current.Load().generation }
 // Headers are the names in the cluster's authentication ConfigMap, nil while it has not been read.
 func (c *Clients) Headers() *RequestHeaders { return c.headers.Load() }
 
-// VerifyClient verifies what a peer presented, leaf first, against the client CA and returns the chains found. No chain and no error: there is no client CA now.
+// VerifyUser verifies what a peer presented, leaf first, against the client CA and returns the chains found. No chain and no error: there is no client CA
+// now, or nothing was presented.
 //
 // The result holds until the earliest NotAfter in the chains and for this Generation; whoever keeps it reads the Generation before the call.
-func (c *Clients) VerifyClient(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
+func (c *Clients) VerifyUser(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
 	chains, err := verify(peer, c.current.Load().clientPool)
 	if err != nil {
 		return nil, fmt.Errorf("verifying client certificate: %w", err)
@@ -73,11 +74,9 @@ func (c *Clients) VerifyFrontProxy(peer []*x509.Certificate) ([][]*x509.Certific
 
 func verify(peer []*x509.Certificate, pool *x509.CertPool) ([][]*x509.Certificate, error) {
 	switch {
-	case pool == nil:
+	case pool == nil || len(peer) == 0:
 		// To crypto/x509 a nil pool would mean the system's roots.
 		return nil, nil
-	case len(peer) == 0:
-		return nil, errors.New("none was presented")
 	case len(peer) > maxChain:
 		return nil, fmt.Errorf("%d certificates, more than %d", len(peer), maxChain)
 	}
@@ -149,38 +148,4 @@ func pool(certs []*x509.Certificate) *x509.CertPool {
 		p.AddCert(c)
 	}
 	return p
-}
-
-// VerifyUser returns the chains from peer, leaf first, to the client CA. No chain and no error: there is no client CA, so no opinion.
-func (c *Clients) VerifyUser(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
-	return chains(peer, c.current.Load().clientPool)
-}
-
-// VerifyFrontProxy returns the chains from peer, leaf first, to the request-header CA, if the leaf's common name is allowed. No chain and no error: there
-// is no such CA.
-func (c *Clients) VerifyFrontProxy(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
-	t := c.current.Load()
-	paths, err := chains(peer, t.proxyPool)
-	if len(paths) > 0 && len(t.allowed) > 0 && !slices.Contains(t.allowed, peer[0].Subject.CommonName) {
-		return nil, errors.New("verifying front proxy certificate: its common name is not among the allowed names")
-	}
-	return paths, err
-}
-
-func chains(peer []*x509.Certificate, pool *x509.CertPool) ([][]*x509.Certificate, error) {
-	switch {
-	case pool == nil || len(peer) == 0:
-		return nil, nil
-	case len(peer) > maxChain:
-		return nil, fmt.Errorf("verifying client certificate: %d certificates, more than %d", len(peer), maxChain)
-	}
-	opts := x509.VerifyOptions{Roots: pool, Intermediates: x509.NewCertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
-	for _, c := range peer[1:] {
-		opts.Intermediates.AddCert(c)
-	}
-	paths, err := peer[0].Verify(opts)
-	if err != nil {
-		return nil, fmt.Errorf("verifying client certificate: %w", err)
-	}
-	return paths, nil
 }

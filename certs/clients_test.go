@@ -33,7 +33,7 @@ func chainOf(t *testing.T, pair *pki.Pair) []*x509.Certificate {
 
 // worth is what a chain is worth now.
 func worth(c *Clients, chain []*x509.Certificate) (user, proxy bool) {
-	users, _ := c.VerifyClient(chain)
+	users, _ := c.VerifyUser(chain)
 	proxies, _ := c.VerifyFrontProxy(chain)
 	return len(users) > 0, len(proxies) > 0
 }
@@ -53,7 +53,6 @@ func TestVerify(t *testing.T) {
 			chain             []*x509.Certificate
 			userErr, proxyErr string
 		}{
-			{"none", nil, "none was presented", "none was presented"},
 			{"user", chainOf(t, clientCA.Issue(pki.Leaf{CommonName: "jane"})), "", unknown},
 			{"user by an intermediate", chainOf(t, clientCA.Intermediate("middle").Issue(pki.Leaf{})), "", unknown},
 			{"front proxy", chainOf(t, proxyCA.Issue(pki.Leaf{CommonName: "front-proxy-client"})), unknown, ""},
@@ -65,11 +64,14 @@ func TestVerify(t *testing.T) {
 			{"server usage", chainOf(t, clientCA.Issue(pki.Leaf{Usage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})), "incompatible key usage", unknown},
 			{"too long", slices.Repeat([]*x509.Certificate{clientCA.Issue(pki.Leaf{}).Certificate}, maxChain+1), "certificates, more than", "certificates, more than"},
 		}
+		if user, proxy := worth(s.Clients(), nil); user || proxy {
+			t.Error("who presents nothing is somebody")
+		}
 		for _, tt := range tests {
 			for what, verify := range map[string]struct {
 				by   func([]*x509.Certificate) ([][]*x509.Certificate, error)
 				want string
-			}{"user": {s.Clients().VerifyClient, tt.userErr}, "front proxy": {s.Clients().VerifyFrontProxy, tt.proxyErr}} {
+			}{"user": {s.Clients().VerifyUser, tt.userErr}, "front proxy": {s.Clients().VerifyFrontProxy, tt.proxyErr}} {
 				chains, err := verify.by(tt.chain)
 				if (len(chains) > 0) != (verify.want == "") || (err == nil) != (verify.want == "") {
 					t.Errorf("%s as %s: %d chains, %v, want error %q", tt.name, what, len(chains), err, verify.want)

@@ -108,7 +108,7 @@ func (n *servingNames) either(name string) *tls.Certificate {
 }
 
 // TLS is the configuration of the listeners. It follows the pairs and CAs: each handshake uses those of its moment, open connections are left alone. A client
-// certificate is asked for but not verified; VerifyClient does that, so that a bad one is answered with 401 and not with a broken connection.
+// certificate is asked for but not verified; VerifyUser does that, so that a bad one is answered with 401 and not with a broken connection.
 func (s *Store) TLS() *tls.Config {
 	return &tls.Config{
 		MinVersion:         s.cfg.minVersion(),
