@@ -38,7 +38,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags.IntVar(&o.adminPort, "admin-secure-port", 6444, "Fairlead's admin port; the same holds")
 	flags.BoolVar(&o.controllerManager, "controller-manager", true, "run kube-controller-manager, through Fairlead")
 	flags.Usage = func() {
-		fmt.Fprintln(stderr, "usage: fairlead-dev [flags] [-- flags of fairlead serve]")
+		_, _ = fmt.Fprintln(stderr, "usage: fairlead-dev [flags] [-- flags of fairlead serve]")
 		flags.PrintDefaults()
 	}
 	if err := flags.Parse(args); err != nil {
@@ -103,20 +103,20 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 		return orInterrupted(ctx, err)
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
-	fmt.Fprintln(stderr, "fairlead-dev: etcd and kube-apiserver are ready")
+	tell(stderr, "etcd and kube-apiserver are ready")
 
 	front, err := raise(ctx, c, o, stderr)
 	if err != nil {
 		return orInterrupted(ctx, err)
 	}
-	fmt.Fprintf(stderr, "fairlead-dev: all ready in %s\n", time.Since(begun).Round(100*time.Millisecond))
+	tell(stderr, "all ready in "+time.Since(begun).Round(100*time.Millisecond).String())
 	if err := describe(ctx, stdout, c, front, o); err != nil {
 		return err
 	}
 	if err := c.Wait(ctx); ctx.Err() == nil {
 		return err
 	}
-	fmt.Fprintln(stderr, "fairlead-dev: interrupted, ending all parts")
+	tell(stderr, "interrupted, ending all parts")
 	return nil
 }
 
@@ -128,12 +128,12 @@ func raise(ctx context.Context, c *cluster.Cluster, o options, stderr io.Writer)
 	if _, err := c.StartSampleAPIServer(ctx); err != nil {
 		return nil, err
 	}
-	fmt.Fprintln(stderr, "fairlead-dev: the sample extension server is ready and registered")
+	tell(stderr, "the sample extension server is ready and registered")
 	front, err := c.StartFairlead(ctx, cluster.Fairlead{Path: o.fairlead, Port: o.port, AdminPort: o.adminPort, Args: o.args})
 	if err != nil {
 		return nil, err
 	}
-	fmt.Fprintln(stderr, "fairlead-dev: fairlead is ready")
+	tell(stderr, "fairlead is ready")
 	if o.controllerManager {
 		if _, err := c.StartControllerManager(ctx, front.Endpoint); err != nil {
 			return nil, err
@@ -144,6 +144,9 @@ func raise(ctx context.Context, c *cluster.Cluster, o options, stderr io.Writer)
 	}
 	return front, createFlunders(ctx, front.Endpoint.RESTConfig(c.Admin()))
 }
+
+// tell reports progress. A terminal that has gone away is no reason to end a cluster.
+func tell(w io.Writer, what string) { _, _ = fmt.Fprintln(w, "fairlead-dev:", what) }
 
 // orInterrupted hides what an interrupt during the start makes fail.
 func orInterrupted(ctx context.Context, err error) error {

@@ -15,6 +15,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -158,9 +159,8 @@ func (c *Cluster) Close() error {
 	c.closed = true
 	parts := c.parts
 	c.mu.Unlock()
-	for i := len(parts) - 1; i >= 0; i-- {
-		// At once: everything a part could still write is about to be thrown away.
-		parts[i].Kill()
+	for _, p := range slices.Backward(parts) {
+		p.Kill() // at once: everything a part could still write is about to be thrown away
 	}
 	if c.temporary {
 		return os.RemoveAll(c.dir)

@@ -22,7 +22,7 @@ func freePorts(n int) ([]int, error) {
 	var ports []int
 	for range 100 * n { // most tries succeed: a machine listens on few of 21,000 ports
 		port := low + rand.IntN(high-low)
-		l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port)) //nolint:noctx // binding a loopback port does not block
+		l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port))
 		if err != nil {
 			continue
 		}

@@ -54,7 +54,7 @@ type run struct {
 
 // start launches the program and waits until it is ready.
 func (p *Part) start(ctx context.Context) error {
-	cmd := exec.Command(p.cmd.Path, p.cmd.Args...) //nolint:noctx // ctx covers the start only: Kill and Close end a part
+	cmd := exec.Command(p.cmd.Path, p.cmd.Args...) // no ctx: that covers the start only, Kill and Close end a part
 	cmd.Env = append(os.Environ(), p.cmd.Env...)
 	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {

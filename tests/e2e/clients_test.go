@@ -10,18 +10,18 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
-
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 )
 
 func longAgo() time.Time { return time.Now().Add(-30 * time.Minute) }
@@ -56,8 +56,15 @@ func testClients(t *testing.T, w *world) {
 	t.Run("protobuf", func(t *testing.T) { protobuf(t, w) })
 }
 
-// request sends a raw request as the administrator and returns the answer and its body as they came.
-func (w *world) request(t *testing.T, method, path string, header http.Header, body []byte) (*http.Response, []byte) {
+// reply is an answer as it came.
+type reply struct {
+	status int
+	header http.Header
+	body   []byte
+}
+
+// request sends a raw request as the administrator and returns the answer.
+func (w *world) request(t *testing.T, method, path string, header http.Header, body []byte) reply {
 	t.Helper()
 	transport, err := rest.TransportFor(w.server.RESTConfig(w.Admin()))
 	if err != nil {
@@ -67,9 +74,7 @@ func (w *world) request(t *testing.T, method, path string, header http.Header, b
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, values := range header {
-		req.Header[name] = values
-	}
+	maps.Copy(req.Header, header)
 	res, err := transport.RoundTrip(req)
 	if err != nil {
 		t.Fatalf("%s %s: %v", method, path, err)
@@ -79,7 +84,7 @@ func (w *world) request(t *testing.T, method, path string, header http.Header, b
 	if err != nil {
 		t.Fatalf("reading the answer to %s %s: %v", method, path, err)
 	}
-	return res, data
+	return reply{status: res.StatusCode, header: res.Header, body: data}
 }
 
 // url is the path of the collection in a namespace.
@@ -191,12 +196,12 @@ func bigBody(t *testing.T, w *world, k kind) {
 		value, padding = strings.Repeat("0123456789abcdef", 3_000_000/16-100), ""
 	}
 	body := k.manifest("big", value) + padding
-	res, answer := w.request(t, http.MethodPost, k.url(ns)+"?dryRun=All", http.Header{"Content-Type": {"application/json"}}, []byte(body))
-	if res.StatusCode != http.StatusCreated {
-		t.Fatalf("%s: %.500s", res.Status, answer)
+	r := w.request(t, http.MethodPost, k.url(ns)+"?dryRun=All", http.Header{"Content-Type": {"application/json"}}, []byte(body))
+	if r.status != http.StatusCreated {
+		t.Fatalf("%d: %.500s", r.status, r.body)
 	}
 	o := k.object("", "")
-	if err := o.UnmarshalJSON(answer); err != nil {
+	if err := o.UnmarshalJSON(r.body); err != nil {
 		t.Fatal(err)
 	}
 	if k.value(o) != value {
@@ -206,13 +211,13 @@ func bigBody(t *testing.T, w *world, k kind) {
 
 func tooBig(t *testing.T, w *world, k kind) {
 	body := k.manifest("huge", strings.Repeat("x", limit+1000))
-	res, answer := w.request(t, http.MethodPost, k.url(w.namespace(t)), http.Header{"Content-Type": {"application/json"}}, []byte(body))
+	r := w.request(t, http.MethodPost, k.url(w.namespace(t)), http.Header{"Content-Type": {"application/json"}}, []byte(body))
 	var status metav1.Status
-	if err := json.Unmarshal(answer, &status); err != nil {
-		t.Fatalf("not a Status: %v: %.500s", err, answer)
+	if err := json.Unmarshal(r.body, &status); err != nil {
+		t.Fatalf("not a Status: %v: %.500s", err, r.body)
 	}
-	if res.StatusCode != http.StatusRequestEntityTooLarge || status.Reason != metav1.StatusReasonRequestEntityTooLarge {
-		t.Errorf("%s, reason %s, want 413 and RequestEntityTooLarge", res.Status, status.Reason)
+	if r.status != http.StatusRequestEntityTooLarge || status.Reason != metav1.StatusReasonRequestEntityTooLarge {
+		t.Errorf("%d, reason %s, want 413 and RequestEntityTooLarge", r.status, status.Reason)
 	}
 }
 
@@ -222,11 +227,11 @@ func compressed(t *testing.T, w *world, k kind) {
 	for i := range 3 {
 		w.create(t, k, ns, fmt.Sprintf("heavy-%d", i), strings.Repeat("lead ", 20_000))
 	}
-	res, body := w.request(t, http.MethodGet, k.url(ns), http.Header{"Accept-Encoding": {"gzip"}}, nil)
-	if res.Header.Get("Content-Encoding") != "gzip" {
-		t.Fatalf("Content-Encoding %q, want gzip", res.Header.Get("Content-Encoding"))
+	r := w.request(t, http.MethodGet, k.url(ns), http.Header{"Accept-Encoding": {"gzip"}}, nil)
+	if r.header.Get("Content-Encoding") != "gzip" {
+		t.Fatalf("Content-Encoding %q, want gzip", r.header.Get("Content-Encoding"))
 	}
-	z, err := gzip.NewReader(bytes.NewReader(body))
+	z, err := gzip.NewReader(bytes.NewReader(r.body))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,11 +239,11 @@ func compressed(t *testing.T, w *world, k kind) {
 	if err := json.NewDecoder(z).Decode(&unpacked); err != nil {
 		t.Fatal(err)
 	}
-	res, body = w.request(t, http.MethodGet, k.url(ns), http.Header{"Accept-Encoding": {"identity"}}, nil)
-	if enc := res.Header.Get("Content-Encoding"); enc != "" {
+	r = w.request(t, http.MethodGet, k.url(ns), http.Header{"Accept-Encoding": {"identity"}}, nil)
+	if enc := r.header.Get("Content-Encoding"); enc != "" {
 		t.Errorf("Content-Encoding %q for one who accepts none", enc)
 	}
-	if err := json.Unmarshal(body, &plain); err != nil {
+	if err := json.Unmarshal(r.body, &plain); err != nil {
 		t.Fatal(err)
 	}
 	for _, doc := range []map[string]any{unpacked, plain} {
@@ -251,26 +256,26 @@ func compressed(t *testing.T, w *world, k kind) {
 func tables(t *testing.T, w *world, k kind) {
 	ns := w.namespace(t)
 	w.create(t, k, ns, "row", "x")
-	_, body := w.request(t, http.MethodGet, k.url(ns)+"/row", http.Header{"Accept": {"application/json;as=Table;v=v1;g=meta.k8s.io"}}, nil)
+	r := w.request(t, http.MethodGet, k.url(ns)+"/row", http.Header{"Accept": {"application/json;as=Table;v=v1;g=meta.k8s.io"}}, nil)
 	var table metav1.Table
-	if err := json.Unmarshal(body, &table); err != nil {
+	if err := json.Unmarshal(r.body, &table); err != nil {
 		t.Fatal(err)
 	}
 	if table.Kind != "Table" || len(table.ColumnDefinitions) < 2 || len(table.Rows) != 1 || table.Rows[0].Cells[0] != "row" {
-		t.Errorf("got %.500s, want a table of one row", body)
+		t.Errorf("got %.500s, want a table of one row", r.body)
 	}
 }
 
 func metadataOnly(t *testing.T, w *world, k kind) {
 	ns := w.namespace(t)
 	w.create(t, k, ns, "known", "secret")
-	_, body := w.request(t, http.MethodGet, k.url(ns)+"/known", http.Header{"Accept": {"application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io"}}, nil)
+	r := w.request(t, http.MethodGet, k.url(ns)+"/known", http.Header{"Accept": {"application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io"}}, nil)
 	var o metav1.PartialObjectMetadata
-	if err := json.Unmarshal(body, &o); err != nil {
+	if err := json.Unmarshal(r.body, &o); err != nil {
 		t.Fatal(err)
 	}
-	if o.Kind != "PartialObjectMetadata" || o.Name != "known" || bytes.Contains(body, []byte("secret")) {
-		t.Errorf("got %.500s, want the metadata alone", body)
+	if o.Kind != "PartialObjectMetadata" || o.Name != "known" || bytes.Contains(r.body, []byte("secret")) {
+		t.Errorf("got %.500s, want the metadata alone", r.body)
 	}
 }
 
@@ -331,9 +336,9 @@ func protobuf(t *testing.T, w *world) {
 	}
 	for _, k := range kinds() {
 		w.create(t, k, ns, "encoded", "x")
-		res, body := w.request(t, http.MethodGet, k.url(ns)+"/encoded", http.Header{"Accept": {"application/vnd.kubernetes.protobuf,application/json"}}, nil)
-		if res.Header.Get("Content-Type") != "application/vnd.kubernetes.protobuf" || !bytes.HasPrefix(body, []byte("k8s\x00")) {
-			t.Errorf("%s: %s %s: %.200q", k.name, res.Status, res.Header.Get("Content-Type"), body)
+		r := w.request(t, http.MethodGet, k.url(ns)+"/encoded", http.Header{"Accept": {"application/vnd.kubernetes.protobuf,application/json"}}, nil)
+		if r.header.Get("Content-Type") != "application/vnd.kubernetes.protobuf" || !bytes.HasPrefix(r.body, []byte("k8s\x00")) {
+			t.Errorf("%s: %d %s: %.200q", k.name, r.status, r.header.Get("Content-Type"), r.body)
 		}
 	}
 }

@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"fmt"
+	"maps"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -38,9 +39,7 @@ func kinds() []kind {
 // object returns an object that holds value.
 func (k kind) object(name, value string) *unstructured.Unstructured {
 	field := map[string]any{k.path[1]: value}
-	for key, v := range k.fixed {
-		field[key] = v
-	}
+	maps.Copy(field, k.fixed)
 	return &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": k.gvr.GroupVersion().String(),
 		"kind":       k.kind,

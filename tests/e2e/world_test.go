@@ -13,11 +13,10 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
-
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/tools"
@@ -43,7 +42,7 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute) // the parts may have to be built first
 	defer cancel()
-	dir, err := os.MkdirTemp("", "fairlead-e2e-") // not t.TempDir: its logs are what one needs when a case fails
+	dir, err := os.MkdirTemp("", "fairlead-e2e-") //nolint:usetesting // the logs are what one needs when a case fails
 	if err != nil {
 		t.Fatal(err)
 	}
