@@ -72,9 +72,14 @@ const (
 // Decide says where a request goes. With wait false it does no I/O and reports false when it would need some (a token or an authorization that is not
 // cached): the caller then asks again, with wait, where waiting hurts nobody. It keeps nothing of h but strings.
 func (p *Proxy) Decide(ctx context.Context, h *Head, c *authn.Conn, wait bool) (Decision, bool) {
+	return p.decideWith(ctx, h, c, nil, wait)
+}
+
+// decideWith is Decide with room for the fields of Decision.Set.
+func (p *Proxy) decideWith(ctx context.Context, h *Head, c *authn.Conn, set []hpack.HeaderField, wait bool) (Decision, bool) {
 	t := p.cfg.Table()
 	m := t.Match(h.Path)
-	d := Decision{Entry: m.Entry, Request: parseRequest(h.Method, h.Path, h.RawQuery)}
+	d := Decision{Set: set, Entry: m.Entry, Request: parseRequest(h.Method, h.Path, h.RawQuery)}
 	if p.isLoop(h) {
 		return d.refuse(errLoop()), true
 	}
@@ -260,4 +265,12 @@ func requestTimeout(h *Head, r *Request, limit time.Duration) (time.Duration, er
 		limit = min(limit, asked)
 	}
 	return limit, nil
+}
+
+// name is what errors call the place that a decision leads to.
+func (d *Decision) name() string {
+	if d.Action == ToRemote {
+		return d.Entry.Name
+	}
+	return "the local apiserver"
 }

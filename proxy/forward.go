@@ -173,7 +173,7 @@ func (p *Proxy) checkResponse(res *http.Response) error {
 	for _, name := range corsFields() {
 		delete(res.Header, textproto.CanonicalMIMEHeaderKey(name))
 	}
-	if res.StatusCode >= 300 && res.StatusCode < 400 && res.Header.Get("Location") != "" {
+	if redirects(res.StatusCode) {
 		return errRedirect(d.Entry.Name)
 	}
 	return nil
@@ -185,10 +185,7 @@ func (p *Proxy) forwardFailed(w http.ResponseWriter, r *http.Request, err error)
 		// The client has gone; nobody reads an answer. The recorder counts it as 499.
 		panic(http.ErrAbortHandler)
 	}
-	name := "the local apiserver"
-	if x.decision.Action == ToRemote {
-		name = x.decision.Entry.Name
-	}
+	name := x.decision.name()
 	p.log.Debug("forwarding", "apiservice", name, "err", err)
 	p.writeError(w, r, forwardError(name, err))
 }
@@ -202,3 +199,12 @@ func newBuffers() *buffers {
 
 func (b *buffers) Get() []byte  { return *b.pool.Get().(*[]byte) }
 func (b *buffers) Put(p []byte) { b.pool.Put(&p) }
+
+// redirects reports whether a status sends the client elsewhere.
+func redirects(status int) bool {
+	switch status {
+	case http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther, http.StatusUseProxy, http.StatusTemporaryRedirect, http.StatusPermanentRedirect, http.StatusMultipleChoices:
+		return true
+	}
+	return false
+}

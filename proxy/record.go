@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bufio"
+	"context"
 	"log/slog"
 	"net"
 	"net/http"
@@ -69,21 +70,17 @@ func (rec *recorder) done() {
 	}
 	took := time.Since(rec.began)
 	rec.proxy.metrics.observe(&rec.exchange.decision, rec.status, took)
-	rec.log(took)
+	if p := rec.proxy; p.cfg.AccessLog != nil {
+		p.logAccess(rec.exchange.head, &rec.exchange.decision, rec.request.Proto, rec.status, rec.bytes, took)
+	}
 }
 
-// log writes the access log's line. The query is left out: it can hold secrets.
-func (rec *recorder) log(took time.Duration) {
-	l := rec.proxy.cfg.AccessLog
-	if l == nil {
-		return
-	}
-	d := &rec.exchange.decision
+// logAccess writes the access log's line. The query is left out: it can hold secrets.
+func (p *Proxy) logAccess(h *Head, d *Decision, proto string, status int, bytes int64, took time.Duration) {
 	attrs := make([]slog.Attr, 0, 12)
 	attrs = append(attrs,
-		slog.String("method", rec.request.Method), slog.String("path", rec.exchange.head.Path), slog.String("verb", d.Request.Verb),
-		slog.Int("status", rec.status), slog.Int64("bytes", rec.bytes), slog.Duration("took", took), slog.String("proto", rec.request.Proto),
-		slog.String("from", rec.exchange.head.RemoteIP),
+		slog.String("method", h.Method), slog.String("path", h.Path), slog.String("verb", d.Request.Verb), slog.Int("status", status),
+		slog.Int64("bytes", bytes), slog.Duration("took", took), slog.String("proto", proto), slog.String("from", h.RemoteIP),
 	)
 	if d.User != nil {
 		attrs = append(attrs, slog.String("user", d.User.GetName()))
@@ -94,5 +91,5 @@ func (rec *recorder) log(took time.Duration) {
 	if d.Entry != nil {
 		attrs = append(attrs, slog.String("apiservice", d.Entry.Name))
 	}
-	l.LogAttrs(rec.request.Context(), slog.LevelInfo, "request", attrs...)
+	p.cfg.AccessLog.LogAttrs(context.Background(), slog.LevelInfo, "request", attrs...)
 }
