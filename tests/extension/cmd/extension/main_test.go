@@ -1,0 +1,80 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+func TestRun(t *testing.T) {
+	front := pki.NewCA("front")
+	file := filepath.Join(t.TempDir(), "front.crt")
+	if err := os.WriteFile(file, front.PEM(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	parent, hangUp := io.Pipe()
+	out, stdout := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- run(t.Context(), []string{
+			"-parent", "-group-versions=a.test/v1,a.test/v2", "-names=svc.ns.svc", "-requestheader-client-ca-file=" + file,
+			"-requestheader-allowed-names=proxy",
+		}, parent, stdout)
+	}()
+	line, err := bufio.NewReader(out).ReadBytes('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r ready
+	if err := json.Unmarshal(line, &r); err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM([]byte(r.CA))
+	for name, want := range map[string]int{"proxy": 200, "other": 401} {
+		pair := front.Issue(pki.Leaf{CommonName: name}).TLS()
+		transport := &http.Transport{ForceAttemptHTTP2: true, TLSClientConfig: &tls.Config{
+			RootCAs: pool, ServerName: "svc.ns.svc", Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12,
+		}}
+		res, err := (&http.Client{Transport: transport}).Get("https://" + r.Address + "/apis/a.test/v2")
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		transport.CloseIdleConnections()
+		if res.StatusCode != want {
+			t.Errorf("as %s: %d, want %d", name, res.StatusCode, want)
+		}
+	}
+	if got, err := (&extension.Client{URL: r.Control}).Requests(t.Context(), 0); err != nil || len(got) != 2 {
+		t.Errorf("%d requests: %v", len(got), err)
+	}
+	hangUp.Close()
+	if err := <-ended; err != nil {
+		t.Errorf("ended with %v", err)
+	}
+}
+
+func TestBadFlags(t *testing.T) {
+	for _, args := range [][]string{
+		{"-requestheader-client-ca-file=/does/not/exist"},
+		{"-requestheader-client-ca-file=main.go"},
+		{"-no-http1", "-no-http2"},
+		{"-group-versions=v1"},
+		{"-control=nowhere"},
+	} {
+		if err := run(context.Background(), args, nil, io.Discard); err == nil {
+			t.Errorf("%v: no error", args)
+		}
+	}
+}

@@ -1,0 +1,114 @@
+package extension
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+)
+
+// maxHeaderBytes is what a request's head may have: net/http's default.
+const maxHeaderBytes = 1 << 20
+
+// handover is the net.Listener through which connections that chose HTTP/1.1 reach net/http.
+type handover struct {
+	conns chan net.Conn
+	done  chan struct{} // closed by Close
+	once  sync.Once
+}
+
+func newHandover() *handover {
+	return &handover{conns: make(chan net.Conn), done: make(chan struct{})}
+}
+
+func (h *handover) give(c net.Conn) {
+	select {
+	case h.conns <- c:
+	case <-h.done:
+		c.Close()
+	}
+}
+
+func (h *handover) Accept() (net.Conn, error) {
+	select {
+	case c := <-h.conns:
+		return c, nil
+	case <-h.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (h *handover) Close() error {
+	h.once.Do(func() { close(h.done) })
+	return nil
+}
+
+func (h *handover) Addr() net.Addr { return &net.TCPAddr{} }
+
+// tap keeps a copy of what was read, so that a request's head can be reported as it was on the wire: net/http changes the case of
+// names and loses their order.
+type tap struct {
+	net.Conn
+	c *connection
+
+	mu  sync.Mutex // guards buf; net/http reads while the handler runs
+	buf []byte
+}
+
+// maxTap is how much of a head is kept: more than any honest one has.
+const maxTap = 64 << 10
+
+func (t *tap) Read(p []byte) (int, error) {
+	n, err := t.Conn.Read(p)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.buf)+n > 2*maxTap { // keep the newest half
+		t.buf = t.buf[:copy(t.buf, t.buf[max(len(t.buf)-maxTap, 0):])]
+	}
+	t.buf = append(t.buf, p[max(n-maxTap, 0):n]...)
+	return n, err
+}
+
+// head takes the head that begins with line out of what was read; it is empty when the head was too long. What stands before it is
+// the rest of an earlier body, what stands behind it may be the next request already.
+func (t *tap) head(line string) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i := bytes.Index(t.buf, []byte(line))
+	if i < 0 {
+		return ""
+	}
+	head, rest, ok := bytes.Cut(t.buf[i:], []byte("\r\n\r\n"))
+	if !ok {
+		return ""
+	}
+	out := string(head)
+	t.buf = t.buf[:copy(t.buf, rest)]
+	return out
+}
+
+type tapKey struct{}
+
+func tapContext(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, tapKey{}, c)
+}
+
+func (s *Server) serveH1(w http.ResponseWriter, r *http.Request) {
+	t := r.Context().Value(tapKey{}).(*tap)
+	r.TLS = &t.c.state
+	fields := headFields(t.head(r.Method + " " + r.RequestURI + " HTTP/1."))
+	s.serve(w, r, &exchange{conn: t.c, fields: fields})
+}
+
+func headFields(head string) []Field {
+	var out []Field
+	_, lines, _ := strings.Cut(head, "\r\n") // after the request line
+	for line := range strings.SplitSeq(lines, "\r\n") {
+		if name, value, ok := strings.Cut(line, ":"); ok {
+			out = append(out, Field{Name: name, Value: strings.Trim(value, " \t")})
+		}
+	}
+	return out
+}

@@ -1,0 +1,237 @@
+package extension_test
+
+import (
+	"bytes"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// frames is a client that writes and reads single frames.
+type frames struct {
+	*http2.Framer
+	t    *testing.T
+	conn *tls.Conn
+}
+
+func dialH2(t *testing.T, s *extension.Server) *frames {
+	t.Helper()
+	conn, err := (&tls.Dialer{Config: s.TLS()}).DialContext(t.Context(), "tcp", s.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+	f := &frames{Framer: http2.NewFramer(conn, conn), t: t, conn: conn.(*tls.Conn)}
+	f.AllowIllegalWrites = true
+	f.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	_, _ = io.WriteString(conn, http2.ClientPreface)
+	_ = f.WriteSettings()
+	return f
+}
+
+func (f *frames) open(id uint32, end bool, method, path string, more ...hpack.HeaderField) {
+	f.t.Helper()
+	var b bytes.Buffer
+	enc := hpack.NewEncoder(&b)
+	for _, h := range append([]hpack.HeaderField{
+		{Name: ":method", Value: method}, {Name: ":scheme", Value: "https"}, {Name: ":authority", Value: "x"}, {Name: ":path", Value: path},
+	}, more...) {
+		_ = enc.WriteField(h)
+	}
+	if err := f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: b.Bytes(), EndHeaders: true, EndStream: end}); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// next returns the next frame that is neither SETTINGS nor WINDOW_UPDATE; nil when the connection ended.
+func (f *frames) next() http2.Frame {
+	f.t.Helper()
+	for {
+		fr, err := f.ReadFrame()
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return nil
+		}
+		if err != nil {
+			f.t.Fatalf("reading frame: %v", err)
+		}
+		switch fr.(type) {
+		case *http2.SettingsFrame, *http2.WindowUpdateFrame:
+		default:
+			return fr
+		}
+	}
+}
+
+func TestSensitiveFieldsAreSeen(t *testing.T) {
+	s := extension.Start(t, extension.Config{})
+	f := dialH2(t, s)
+	f.open(1, true, "GET", "/healthz", hpack.HeaderField{Name: "x-remote-user", Value: "jane", Sensitive: true}, hpack.HeaderField{Name: "a", Value: "b"})
+	if h, ok := f.next().(*http2.MetaHeadersFrame); !ok || h.PseudoValue("status") != "200" {
+		t.Fatalf("got %v", h)
+	}
+	rec := last(t, s)
+	if len(rec.Fields) != 2 || !rec.Fields[0].Sensitive || rec.Fields[1].Sensitive || rec.Stream != 1 {
+		t.Errorf("recorded %+v", rec.Fields)
+	}
+}
+
+func TestPing(t *testing.T) {
+	f := dialH2(t, extension.Start(t, extension.Config{}))
+	_ = f.WritePing(false, [8]byte{1, 2, 3})
+	if p, ok := f.next().(*http2.PingFrame); !ok || !p.IsAck() || p.Data != [8]byte{1, 2, 3} {
+		t.Errorf("got %v, want the ping back", p)
+	}
+}
+
+func TestGoAway(t *testing.T) {
+	s := extension.Start(t, extension.Config{})
+	if err := s.Set(extension.Fault{Kind: extension.GoAway, Every: 2}); err != nil {
+		t.Fatal(err)
+	}
+	f := dialH2(t, s)
+	f.open(1, true, "GET", "/healthz")
+	f.next() // HEADERS
+	f.next() // DATA
+	f.open(3, true, "GET", "/healthz")
+	if g, ok := f.next().(*http2.GoAwayFrame); !ok || g.LastStreamID != 3 || g.ErrCode != http2.ErrCodeNo {
+		t.Fatalf("got %v, want GOAWAY of stream 3", g)
+	}
+	if h, ok := f.next().(*http2.MetaHeadersFrame); !ok || h.StreamID != 3 {
+		t.Errorf("got %v, want the answer", h)
+	}
+	f.next() // DATA
+	if rest := f.next(); rest != nil {
+		t.Errorf("got %v, want the end", rest)
+	}
+}
+
+func TestGoAwayUnprocessed(t *testing.T) {
+	s := extension.Start(t, extension.Config{})
+	if err := s.Set(extension.Fault{Kind: extension.GoAwayUnprocessed, Times: 1}); err != nil {
+		t.Fatal(err)
+	}
+	f := dialH2(t, s)
+	f.open(1, true, "GET", "/healthz")
+	if g, ok := f.next().(*http2.GoAwayFrame); !ok || g.LastStreamID != 0 {
+		t.Fatalf("got %v, want GOAWAY before stream 1", g)
+	}
+	if rest := f.next(); rest != nil {
+		t.Errorf("got %v, want the end", rest)
+	}
+	// Go's client retries such a request on another connection.
+	if err := s.Set(extension.Fault{Kind: extension.GoAwayUnprocessed, Times: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if res, _ := must(t, client(t, s, "HTTP/2.0", nil), "GET", s.URL()+"/healthz", nil); res.StatusCode != 200 {
+		t.Errorf("status %d", res.StatusCode)
+	}
+}
+
+func TestBodyAfterReset(t *testing.T) {
+	s := extension.Start(t, extension.Config{})
+	if err := s.Set(extension.Fault{Kind: extension.BodyAfterReset}); err != nil {
+		t.Fatal(err)
+	}
+	f := dialH2(t, s)
+	f.open(1, true, "GET", "/healthz")
+	f.next() // HEADERS
+	if r, ok := f.next().(*http2.RSTStreamFrame); !ok || r.StreamID != 1 {
+		t.Fatalf("got %v, want RST_STREAM", r)
+	}
+	if d, ok := f.next().(*http2.DataFrame); !ok || d.StreamID != 1 || len(d.Data()) != 100 {
+		t.Errorf("got %v, want DATA", d)
+	}
+}
+
+func TestRefusedStreams(t *testing.T) {
+	s := extension.Start(t, extension.Config{MaxStreams: 1})
+	if err := s.Set(extension.Fault{Kind: extension.Hang}); err != nil {
+		t.Fatal(err)
+	}
+	f := dialH2(t, s)
+	f.open(1, true, "GET", "/healthz")
+	f.open(3, true, "GET", "/healthz")
+	if r, ok := f.next().(*http2.RSTStreamFrame); !ok || r.StreamID != 3 || r.ErrCode != http2.ErrCodeRefusedStream {
+		t.Errorf("got %v, want stream 3 refused", r)
+	}
+}
+
+// A client that does not read its answers is not answered for ever, and one that sends more than its window ends its connection.
+func TestFloods(t *testing.T) {
+	t.Run("window", func(t *testing.T) {
+		s := extension.Start(t, extension.Config{})
+		if err := s.Set(extension.Fault{Kind: extension.Hang}); err != nil {
+			t.Fatal(err)
+		}
+		f := dialH2(t, s)
+		f.open(1, false, "POST", "/healthz")
+		chunk := make([]byte, 16<<10)
+		for range 5 {
+			_ = f.WriteData(1, false, chunk)
+		}
+		if g, ok := f.next().(*http2.GoAwayFrame); !ok || g.ErrCode != http2.ErrCodeFlowControl {
+			t.Errorf("got %v, want GOAWAY for flow control", g)
+		}
+	})
+	t.Run("head", func(t *testing.T) {
+		s := extension.Start(t, extension.Config{})
+		f := dialH2(t, s)
+		var b bytes.Buffer
+		enc := hpack.NewEncoder(&b)
+		for _, p := range []string{":method=GET", ":scheme=https", ":path=/", ":authority=x"} {
+			name, value, _ := strings.Cut(p, "=")
+			_ = enc.WriteField(hpack.HeaderField{Name: name, Value: value})
+		}
+		_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: b.Bytes(), EndStream: true})
+		for i := 0; ; i++ {
+			b.Reset()
+			_ = enc.WriteField(hpack.HeaderField{Name: "x", Value: strings.Repeat("y", 8<<10), Sensitive: true})
+			if err := f.WriteContinuation(1, i > 1000, b.Bytes()); err != nil || i > 1000 {
+				break // 8 MiB at most are taken: it ends by an error, or is answered below
+			}
+		}
+		for _, r := range s.Requests(0) {
+			t.Errorf("a request with an endless head was served: %s", r.Target)
+		}
+	})
+}
+
+// Many streams with bodies both ways at once, and with clients that give up.
+func TestConcurrentStreams(t *testing.T) {
+	s := extension.Start(t, extension.Config{Record: -1})
+	c := client(t, s, "HTTP/2.0", nil)
+	body := bytes.Repeat([]byte("z"), 200<<10)
+	var wg sync.WaitGroup
+	for i := range 100 {
+		wg.Go(func() {
+			if i%4 == 0 { // give up in the middle
+				r, _ := http.NewRequestWithContext(t.Context(), "POST", s.URL()+widgets+"/w/echo", bytes.NewReader(body))
+				if res, err := c.Do(r); err == nil {
+					_, _ = io.ReadFull(res.Body, make([]byte, 1000))
+					res.Body.Close()
+				}
+				return
+			}
+			res, err := c.Post(s.URL()+widgets+"/w/echo", "", bytes.NewReader(body))
+			if err != nil {
+				t.Errorf("echo: %v", err)
+				return
+			}
+			defer res.Body.Close()
+			if back, err := io.ReadAll(res.Body); err != nil || !bytes.Equal(back, body) {
+				t.Errorf("%d bytes came back: %v", len(back), err)
+			}
+		})
+	}
+	wg.Wait()
+}

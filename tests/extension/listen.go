@@ -1,0 +1,198 @@
+package extension
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// listener is a TCP listener that can be closed and opened again on the same port.
+//
+// The port is held by a second socket that is bound to it and never listens: while the listener is closed, connecting is refused as
+// it would be after the process died, and no other process can be given the port.
+type listener struct {
+	addr   string
+	accept func(net.Conn)
+	hold   int // file descriptor
+
+	op sync.Mutex     // held by open and refuse from beginning to end: one at a time
+	wg sync.WaitGroup // the accepting goroutine
+
+	mu    sync.Mutex // guards what follows
+	ln    net.Listener
+	conns map[*connection]struct{}
+	done  bool
+}
+
+// newListener holds address; open makes it accept.
+func newListener(address string, accept func(net.Conn)) (*listener, error) {
+	if address == "" {
+		address = "127.0.0.1:0"
+	}
+	hold, port, err := holdPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("holding port of %s: %w", address, err)
+	}
+	host, _, _ := net.SplitHostPort(address)
+	return &listener{
+		addr: net.JoinHostPort(host, strconv.Itoa(port)), accept: accept, hold: hold, conns: map[*connection]struct{}{},
+	}, nil
+}
+
+// holdPort binds a socket to an IPv4 address without listening.
+func holdPort(address string) (fd, port int, err error) {
+	tcp, err := net.ResolveTCPAddr("tcp4", address)
+	if err != nil {
+		return 0, 0, err
+	}
+	fd, err = syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, 0, err
+	}
+	sa := &syscall.SockaddrInet4{Port: tcp.Port}
+	copy(sa.Addr[:], tcp.IP.To4())
+	if err = syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1); err == nil {
+		err = syscall.Bind(fd, sa)
+	}
+	var bound syscall.Sockaddr
+	if err == nil {
+		bound, err = syscall.Getsockname(fd)
+	}
+	if err != nil {
+		_ = syscall.Close(fd)
+		return 0, 0, err
+	}
+	return fd, bound.(*syscall.SockaddrInet4).Port, nil
+}
+
+// open begins to accept; it does nothing when it does already.
+func (l *listener) open() error {
+	l.op.Lock()
+	defer l.op.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ln != nil || l.done {
+		return nil
+	}
+	ln, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp4", l.addr)
+	if err != nil {
+		return fmt.Errorf("listening: %w", err)
+	}
+	l.ln = ln
+	l.wg.Go(func() {
+		for {
+			c, err := ln.Accept() // ends when ln is closed
+			if err != nil {
+				return
+			}
+			l.accept(c)
+		}
+	})
+	return nil
+}
+
+// refuse closes the port; with cut, open connections are reset too, as when a process dies.
+func (l *listener) refuse(cut bool) {
+	l.op.Lock()
+	defer l.op.Unlock()
+	l.mu.Lock()
+	if l.ln != nil {
+		l.ln.Close()
+		l.ln = nil
+	}
+	l.mu.Unlock()
+	l.wg.Wait() // so that nothing accepted before is missed below
+	if cut {
+		for _, c := range l.snapshot() {
+			c.rst()
+		}
+	}
+}
+
+func (l *listener) close() {
+	l.mu.Lock()
+	first := !l.done
+	l.done = true
+	l.mu.Unlock()
+	l.refuse(true)
+	if first {
+		_ = syscall.Close(l.hold)
+	}
+}
+
+// add remembers c; false: the server is closed.
+func (l *listener) add(c *connection) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	// 20,000 connections: more than any test opens, fewer than would eat the machine.
+	if l.done || len(l.conns) >= 20_000 {
+		return false
+	}
+	l.conns[c] = struct{}{}
+	return true
+}
+
+func (l *listener) remove(c *connection) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.conns, c)
+}
+
+func (l *listener) snapshot() []*connection {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := make([]*connection, 0, len(l.conns))
+	for c := range l.conns {
+		all = append(all, c)
+	}
+	return all
+}
+
+// accept runs one connection from its first byte to its protocol.
+func (s *Server) accept(tcp net.Conn) {
+	id := s.stats.accepted.Add(1)
+	c := &connection{Conn: tcp, id: uint64(id), faults: &s.faults, closed: make(chan struct{})}
+	c.onClose = func() { s.listen.remove(c); s.stats.open.Add(-1) }
+	s.stats.open.Add(1)
+	if !s.listen.add(c) {
+		c.rst()
+		return
+	}
+	s.wg.Go(func() { s.handshake(c) })
+}
+
+func (s *Server) handshake(c *connection) {
+	if s.faults.connects(HangConnect) {
+		select { // whatever the client says, the answer is silence
+		case <-s.faults.changed():
+		case <-c.closed:
+		case <-s.ctx.Done():
+		}
+		c.rst()
+		return
+	}
+	conn := tls.Server(c, s.tlsConfig())
+	// Ten seconds: longer than any client's own limit, so that it is the client who gives up.
+	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Second)
+	err := conn.HandshakeContext(ctx)
+	cancel()
+	if err != nil {
+		s.stats.handshakeErrors.Add(1)
+		s.cfg.Logger.Debug("handshake ended", "conn", c.id, "err", err)
+		c.Close()
+		return
+	}
+	s.stats.handshakes.Add(1)
+	c.state = conn.ConnectionState()
+	c.verified = s.verify(&c.state)
+	if c.state.NegotiatedProtocol == "h2" {
+		s.serveH2(c, conn)
+		return
+	}
+	s.h1conns.give(&tap{Conn: conn, c: c})
+}

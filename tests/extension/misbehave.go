@@ -1,0 +1,190 @@
+package extension
+
+import (
+	"bufio"
+	"cmp"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// misbehave does what the fault says; true: the request is to be answered nevertheless.
+func (s *Server) misbehave(w *answer, r *http.Request, x *exchange, f Fault) bool {
+	switch f.Kind {
+	case Slow:
+		delay := f.Delay
+		if f.Factor > 1 {
+			delay += s.pace.times(f.Factor - 1)
+		}
+		return wait(r, delay)
+	case NoAggregated:
+		writeStatus(w, cmp.Or(f.Code, http.StatusNotFound), "no aggregated discovery here")
+	case Status:
+		writeStatus(w, cmp.Or(f.Code, http.StatusInternalServerError), cmp.Or(f.Text, "told to fail"))
+	case Redirect:
+		w.Header().Set("Location", cmp.Or(f.Text, "https://127.0.0.1:1/elsewhere"))
+		w.WriteHeader(cmp.Or(f.Code, http.StatusTemporaryRedirect))
+	case Garbage:
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte("\x00\xff{]not what it says\n"))
+	case Hang:
+		<-r.Context().Done()
+		panic(http.ErrAbortHandler)
+	case HangBody:
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusOK)
+		w.Flush()
+		<-r.Context().Done()
+		panic(http.ErrAbortHandler)
+	case HugeBody:
+		huge(w, cmp.Or(f.Size, 1<<30))
+	case SlowBody:
+		slowBody(w, r, f.Delay, cmp.Or(f.Size, 1000))
+	case InformationalFlood:
+		return s.flood(w, r, cmp.Or(f.Size, 10_000))
+	case ResetConn:
+		x.conn.rst()
+		panic(http.ErrAbortHandler)
+	case GoAway:
+		if x.stream != nil {
+			x.stream.h.goAway(x.stream.id, 0)
+		} else {
+			w.Header().Set("Connection", "close")
+		}
+		return true
+	default:
+		if x.stream != nil {
+			s.misbehaveH2(w, r, x.stream, f)
+		} else {
+			s.misbehaveH1(w, r, x, f)
+		}
+	}
+	return false
+}
+
+// wait reports whether d has passed before the client gave up.
+func wait(r *http.Request, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-r.Context().Done():
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// huge sends a JSON string of n bytes from one small buffer.
+func huge(w http.ResponseWriter, n int64) {
+	w.Header().Set("Content-Type", "application/json")
+	_, err := io.WriteString(w, `"`)
+	chunk := filler(32 << 10)
+	for sent := int64(0); err == nil && sent < n; sent += int64(len(chunk)) {
+		_, err = w.Write(chunk[:min(int64(len(chunk)), n-sent)])
+	}
+	_, _ = io.WriteString(w, `"`)
+}
+
+func slowBody(w *answer, r *http.Request, pause time.Duration, size int64) {
+	w.Header().Set("Content-Type", "text/plain")
+	w.Header().Set("Content-Length", strconv.FormatInt(size/10*10, 10))
+	for range 10 {
+		if _, err := w.Write(filler(size / 10)); err != nil {
+			return
+		}
+		w.Flush()
+		wait(r, pause)
+	}
+}
+
+func (s *Server) flood(w *answer, r *http.Request, n int64) bool {
+	w.Header().Set("Link", "</style.css>; rel=preload")
+	for range n {
+		if r.Context().Err() != nil {
+			panic(http.ErrAbortHandler)
+		}
+		w.WriteHeader(http.StatusEarlyHints)
+	}
+	w.Header().Del("Link")
+	return true
+}
+
+// filler is n bytes that need no escaping in JSON; at most 1 MiB.
+func filler(n int64) []byte {
+	b := make([]byte, min(n, 1<<20))
+	for i := range b {
+		b[i] = 'x'
+	}
+	return b
+}
+
+// misbehaveH1 commits the faults that net/http would not let happen, on the connection itself.
+func (s *Server) misbehaveH1(w *answer, r *http.Request, x *exchange, f Fault) {
+	if f.Kind == Reset || f.Kind == GoAwayUnprocessed {
+		x.conn.rst()
+		panic(http.ErrAbortHandler)
+	}
+	size := min(cmp.Or(f.Size, 1000), 1<<20)
+	conn, rw, err := w.Hijack()
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	defer conn.Close()
+	out := rw.Writer
+	switch f.Kind {
+	case ResetBody:
+		w.status = http.StatusOK
+		_, _ = fmt.Fprintf(out, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", 2*size, filler(size))
+		_ = out.Flush()
+		x.conn.rst()
+	case ShortBody:
+		w.status = http.StatusOK
+		_, _ = fmt.Fprintf(out, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", size, filler(size/2))
+	case LongBody:
+		w.status = http.StatusOK
+		_, _ = fmt.Fprintf(out, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", size/2, filler(size))
+	case EndlessHeaders:
+		w.status = http.StatusOK
+		endlessLines(out, cmp.Or(f.Size, 64<<20))
+	case BodyAfterReset:
+		w.status = http.StatusOK
+		_, _ = io.WriteString(out, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged")
+		_ = out.Flush()
+		linger(conn)
+	case Unasked101:
+		w.status = http.StatusSwitchingProtocols
+		_, _ = fmt.Fprintf(out, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", cmp.Or(f.Text, "surprise"))
+		_ = out.Flush()
+		s.linger101(r, x, rw, conn)
+	}
+	_ = out.Flush()
+}
+
+func endlessLines(out *bufio.Writer, size int64) {
+	_, err := io.WriteString(out, "HTTP/1.1 200 OK\r\n")
+	for n := int64(0); err == nil && n < size; {
+		var k int
+		k, err = fmt.Fprintf(out, "X-Endless-%d: %s\r\n", n, filler(1000))
+		n += int64(k)
+	}
+}
+
+// linger keeps a connection open until the client closes it or a second has passed, so that it is the client who reacts.
+func linger(conn net.Conn) {
+	_ = conn.SetReadDeadline(time.Now().Add(time.Second))
+	_, _ = io.Copy(io.Discard, conn)
+}
+
+// linger101 reports what a client sends after a 101 that it should not have believed, as a request of its own: its target is
+// the first line.
+func (s *Server) linger101(r *http.Request, x *exchange, rw *bufio.ReadWriter, conn net.Conn) {
+	_ = conn.SetReadDeadline(time.Now().Add(time.Second))
+	line, _ := rw.ReadSlice('\n')
+	if len(line) == 0 {
+		return
+	}
+	smuggled := &http.Request{Method: "AFTER-101", RequestURI: string(line), RemoteAddr: r.RemoteAddr, Proto: r.Proto}
+	rec := s.ring.add(smuggled, x, Unasked101)
+	s.ring.finish(rec, smuggled, &bodyCount{}, 0)
+}

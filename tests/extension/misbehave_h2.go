@@ -1,0 +1,80 @@
+package extension
+
+import (
+	"bytes"
+	"cmp"
+	"net/http"
+	"strconv"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// misbehaveH2 commits the faults that need frames no correct server writes. Each ends the stream itself.
+func (s *Server) misbehaveH2(w *answer, r *http.Request, st *h2stream, f Fault) {
+	size := min(cmp.Or(f.Size, 1000), 1<<20)
+	code := http2.ErrCode(cmp.Or(f.Code, int(http2.ErrCodeInternal)))
+	switch f.Kind {
+	case Reset:
+		st.reset(code)
+	case ResetBody:
+		w.Header().Set("Content-Length", strconv.FormatInt(2*size, 10))
+		_, _ = w.Write(filler(size))
+		w.Flush()
+		st.reset(code)
+	case ShortBody:
+		w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
+		_, _ = w.Write(filler(size / 2))
+		return // run ends the stream in order
+	case LongBody:
+		w.Header().Set("Content-Length", strconv.FormatInt(size/2, 10))
+		_, _ = w.Write(filler(size))
+		return
+	case GoAwayUnprocessed:
+		st.h.goAway(max(st.id, 2)-2, http2.ErrCodeNo)
+		st.h.drop(st.id, errH2Gone)
+	case EndlessHeaders:
+		w.status = http.StatusOK
+		_ = st.endlessBlock(cmp.Or(f.Size, 64<<20))
+		st.h.conn.Close()
+	case BodyAfterReset:
+		w.status = http.StatusOK
+		_ = st.writeHead(http.StatusOK, false)
+		_ = st.h.write(func() error {
+			_ = st.h.fr.WriteRSTStream(st.id, code)
+			return st.h.fr.WriteData(st.id, true, filler(100)) // within any window
+		})
+		st.h.drop(st.id, errH2Gone)
+	case Unasked101:
+		// RFC 9113, 8.6: HTTP/2 has no 101.
+		w.status = http.StatusSwitchingProtocols
+		_ = st.writeHead(http.StatusSwitchingProtocols, false)
+		select { // the client has half a second to end it
+		case <-time.After(time.Second / 2):
+		case <-r.Context().Done():
+		}
+		st.reset(code)
+	}
+	panic(http.ErrAbortHandler)
+}
+
+// endlessBlock sends one header block without end. Nothing else may be written within a block, so the connection is busy meanwhile.
+// Every field is a never-indexed literal: the tables of both sides stay as they are.
+func (st *h2stream) endlessBlock(size int64) error {
+	var block bytes.Buffer
+	enc := hpack.NewEncoder(&block)
+	field := func(name, value string) {
+		_ = enc.WriteField(hpack.HeaderField{Name: name, Value: value, Sensitive: true})
+	}
+	field(":status", "200")
+	return st.h.write(func() error {
+		err := st.h.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: st.id, BlockFragment: block.Bytes()})
+		for n := int64(0); err == nil && n < size; n += int64(block.Len()) {
+			block.Reset()
+			field("x-endless-"+strconv.FormatInt(n, 10), string(filler(8<<10)))
+			err = st.h.fr.WriteContinuation(st.id, false, block.Bytes())
+		}
+		return err
+	})
+}

@@ -1,0 +1,120 @@
+package extension
+
+import (
+	"crypto/sha512"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+)
+
+// object is a piece of a JSON document.
+type object = map[string]any
+
+// openAPIV2 answers with a Swagger document of the widgets.
+func (s *Server) openAPIV2(w http.ResponseWriter, r *http.Request) {
+	paths, definitions := object{}, object{}
+	for _, gv := range s.versions {
+		ref := object{"schema": object{"$ref": "#/definitions/" + modelName(gv)}, "description": "OK"}
+		paths[widgetPath(gv)] = object{"get": object{
+			"operationId": operationID(gv), "description": "read the specified Widget", "produces": []string{"application/json"},
+			"schemes": []string{"https"}, "responses": object{"200": ref}, "tags": []string{tag(gv)},
+			"x-kubernetes-action": "get", "x-kubernetes-group-version-kind": gvk(gv),
+		}, "parameters": []object{
+			{"name": "name", "in": "path", "required": true, "type": "string", "uniqueItems": true},
+			{"name": "namespace", "in": "path", "required": true, "type": "string", "uniqueItems": true},
+		}}
+		definitions[modelName(gv)] = schema(gv)
+	}
+	s.writeDocument(w, r, "application/json", object{
+		"swagger": "2.0", "info": object{"title": "extension", "version": "v0"}, "paths": paths, "definitions": definitions,
+	})
+}
+
+// openAPIV3Index lists the documents with their hashes.
+func (s *Server) openAPIV3Index(w http.ResponseWriter, r *http.Request) {
+	paths := object{}
+	for _, gv := range s.versions {
+		paths["apis/"+gv.String()] = object{"serverRelativeURL": "/openapi/v3/apis/" + gv.String() + "?hash=" + hashOf(v3Document(gv))}
+	}
+	s.writeDocument(w, r, "application/json", object{"paths": paths})
+}
+
+// openAPIV3 answers with one group-version's document; one that is asked for by its hash never changes.
+func (s *Server) openAPIV3(w http.ResponseWriter, r *http.Request) {
+	name := strings.TrimPrefix(r.URL.EscapedPath(), "/openapi/v3/apis/")
+	for _, gv := range s.versions {
+		if gv.String() == name {
+			if r.URL.Query().Get("hash") != "" {
+				w.Header().Set("Cache-Control", "public, immutable")
+			}
+			s.writeDocument(w, r, "application/json", v3Document(gv))
+			return
+		}
+	}
+	writeStatus(w, http.StatusNotFound, "no such document")
+}
+
+func v3Document(gv groupVersion) object {
+	content := object{"application/json": object{"schema": object{"$ref": "#/components/schemas/" + modelName(gv)}}}
+	return object{
+		"openapi": "3.0.0", "info": object{"title": "extension", "version": "v0"},
+		"paths": object{widgetPath(gv): object{"get": object{
+			"operationId": operationID(gv), "description": "read the specified Widget", "tags": []string{tag(gv)},
+			"responses":           object{"200": object{"description": "OK", "content": content}},
+			"x-kubernetes-action": "get", "x-kubernetes-group-version-kind": gvk(gv),
+		}, "parameters": []object{
+			{"name": "name", "in": "path", "required": true, "schema": object{"type": "string"}},
+			{"name": "namespace", "in": "path", "required": true, "schema": object{"type": "string"}},
+		}}},
+		"components": object{"schemas": object{modelName(gv): schema(gv)}},
+	}
+}
+
+func schema(gv groupVersion) object {
+	text := func(description string) object { return object{"type": "string", "description": description} }
+	return object{
+		"type": "object", "description": "Widget is what the extension server of the tests stores.",
+		"properties": object{
+			"apiVersion": text("APIVersion names the version of the schema."),
+			"kind":       text("Kind names the type."),
+			"metadata":   object{"type": "object"},
+			"spec": object{"type": "object", "description": "Spec is what the widget should be.", "properties": object{
+				"payload": text("Payload fills the object."),
+			}},
+		},
+		"x-kubernetes-group-version-kind": []object{gvk(gv)},
+	}
+}
+
+func widgetPath(gv groupVersion) string {
+	return "/apis/" + gv.String() + "/namespaces/{namespace}/widgets/{name}"
+}
+
+func gvk(gv groupVersion) object {
+	return object{"group": gv.group, "version": gv.version, "kind": "Widget"}
+}
+
+// modelName is the group reversed, as Kubernetes names its models: com.example.widgets.v1.Widget.
+func modelName(gv groupVersion) string {
+	parts := strings.Split(gv.group, ".")
+	slices.Reverse(parts)
+	return strings.Join(parts, ".") + "." + gv.version + ".Widget"
+}
+
+func operationID(gv groupVersion) string {
+	return "read" + strings.NewReplacer(".", "", "-", "", "/", "").Replace(gv.String()) + "NamespacedWidget"
+}
+
+func tag(gv groupVersion) string {
+	return strings.NewReplacer(".", "", "/", "_").Replace(gv.String())
+}
+
+func hashOf(doc object) string {
+	b, err := json.Marshal(doc)
+	if err != nil {
+		panic(err) // made of strings: cannot happen
+	}
+	return fmt.Sprintf("%X", sha512.Sum512(b))
+}

@@ -1,0 +1,187 @@
+package extension
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"hash"
+	"io"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Request is what arrived, as it arrived. A request is reported as soon as its head was read; Body, Trailer and Status come when it
+// has been answered.
+type Request struct {
+	// Seq counts requests, from 1.
+	Seq int64 `json:"seq"`
+	// Time is when the head had been read.
+	Time time.Time `json:"time"`
+	// Conn counts connections, from 1, and Stream is the HTTP/2 stream; 0 on HTTP/1.1.
+	Conn   uint64 `json:"conn"`
+	Stream uint32 `json:"stream,omitempty"`
+	// Remote is the peer's address.
+	Remote string `json:"remote"`
+	// Proto is HTTP/1.1 or HTTP/2.0; ALPN what was negotiated, empty if nothing; ServerName the SNI, empty if none.
+	Proto      string `json:"proto"`
+	ALPN       string `json:"alpn,omitempty"`
+	ServerName string `json:"serverName,omitempty"`
+	// PeerName is the common name of the client's certificate, PeerSerial its serial number. Empty: it sent none.
+	PeerName   string `json:"peerName,omitempty"`
+	PeerSerial string `json:"peerSerial,omitempty"`
+	// Verified says that RequestHeaderCA vouches for the peer, or that there is none.
+	Verified bool `json:"verified"`
+	// Method, Target (:path) and Host (:authority) are as on the wire.
+	Method string `json:"method"`
+	Target string `json:"target"`
+	Host   string `json:"host"`
+	// Header is what net/http makes of Fields. Trailer is nil when there was none.
+	Header  http.Header `json:"header"`
+	Trailer http.Header `json:"trailer,omitempty"`
+	// Fields are the header lines in their order, spelled as on the wire, without pseudo-headers. Nil on HTTP/1.1 when the head was
+	// longer than 64 KiB.
+	Fields []Field `json:"fields"`
+	// Body is the number of bytes read of the body, BodySHA256 their hash in hexadecimal.
+	Body       int64  `json:"body"`
+	BodySHA256 string `json:"bodySHA256,omitempty"`
+	// Status is the answer. 0: none yet, or none at all.
+	Status int `json:"status"`
+	// Fault is what was done to it. Empty: nothing.
+	Fault Kind `json:"fault,omitempty"`
+	// Done says that nothing more will happen to it.
+	Done bool `json:"done"`
+}
+
+// Field is one header line.
+type Field struct {
+	// Name is spelled as on the wire.
+	Name string `json:"name"`
+	// Value is without surrounding blanks.
+	Value string `json:"value"`
+	// Sensitive says that HPACK carried it as a never-indexed literal. Always false on HTTP/1.1.
+	Sensitive bool `json:"sensitive,omitempty"`
+}
+
+// exchange is one request with what a fault needs to get at the wire.
+type exchange struct {
+	conn   *connection
+	stream *h2stream // nil on HTTP/1.1
+	fields []Field
+}
+
+// Requests returns the remembered requests with a Seq above since, oldest first.
+func (s *Server) Requests(since int64) []Request { return s.ring.after(since) }
+
+// Forget forgets all requests; their numbers go on.
+func (s *Server) Forget() { s.ring.forget() }
+
+// ring remembers the last requests.
+type ring struct {
+	size int
+
+	mu   sync.Mutex // guards what follows
+	seq  int64
+	kept []*Request // at most size; oldest first
+}
+
+func newRing(size int) *ring {
+	if size == 0 {
+		size = 1024 // some seconds of a test's requests, at 64 KiB of header each at most
+	}
+	return &ring{size: max(size, 0)}
+}
+
+// add remembers a request and returns its record, which only finish may change.
+func (r *ring) add(req *http.Request, x *exchange, fault Kind) *Request {
+	if r.size == 0 {
+		return nil
+	}
+	rec := &Request{
+		Time: time.Now(), Conn: x.conn.id, Remote: req.RemoteAddr, Proto: req.Proto,
+		ALPN: x.conn.state.NegotiatedProtocol, ServerName: x.conn.state.ServerName, Verified: x.conn.verified,
+		Method: req.Method, Target: clip(req.RequestURI), Host: req.Host, Header: req.Header.Clone(), Fields: x.fields, Fault: fault,
+	}
+	if x.stream != nil {
+		rec.Stream = x.stream.id
+	}
+	if peers := x.conn.state.PeerCertificates; len(peers) > 0 {
+		rec.PeerName, rec.PeerSerial = peers[0].Subject.CommonName, peers[0].SerialNumber.Text(16)
+	}
+	if headerBytes(req.Header) > maxTap {
+		rec.Header, rec.Fields = nil, nil // too much to keep; that it came is told by their absence
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.seq++
+	rec.Seq = r.seq
+	if len(r.kept) == r.size {
+		r.kept = slices.Delete(r.kept, 0, 1)
+	}
+	r.kept = append(r.kept, rec)
+	return rec
+}
+
+func (r *ring) finish(rec *Request, req *http.Request, body *bodyCount, status int) {
+	if rec == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rec.Body, rec.Status, rec.Done = body.n, status, true
+	if body.n > 0 {
+		rec.BodySHA256 = hex.EncodeToString(body.hash.Sum(nil))
+	}
+	if len(req.Trailer) > 0 && headerBytes(req.Trailer) <= maxTap {
+		rec.Trailer = req.Trailer.Clone()
+	}
+}
+
+func (r *ring) after(since int64) []Request {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := []Request{}
+	for _, rec := range r.kept {
+		if rec.Seq > since {
+			out = append(out, *rec)
+		}
+	}
+	return out
+}
+
+func (r *ring) forget() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.kept = nil
+}
+
+func headerBytes(h http.Header) int {
+	n := 0
+	for name, values := range h {
+		for _, v := range values {
+			n += len(name) + len(v)
+		}
+	}
+	return n
+}
+
+func clip(s string) string { return s[:min(len(s), maxTap)] }
+
+// bodyCount counts and hashes what is read. It belongs to the handler's goroutine.
+type bodyCount struct {
+	io.ReadCloser
+	n    int64
+	hash hash.Hash // nil until the first byte
+}
+
+func (b *bodyCount) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if n > 0 {
+		if b.hash == nil {
+			b.hash = sha256.New()
+		}
+		b.hash.Write(p[:n])
+		b.n += int64(n)
+	}
+	return n, err
+}

@@ -1,0 +1,220 @@
+package extension
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+const (
+	// Objects and bytes a store keeps: more than any test creates, and little beside the machine.
+	maxObjects    = 10_000
+	maxStoreBytes = 64 << 20
+	// Watches a store serves: ten times what the benchmarks hold open.
+	maxWatchers = 20_000
+	// Events that wait for a watcher which does not read. After that its watch ends, as kube-apiserver's do.
+	maxPending = 128
+)
+
+var (
+	errExists  = errors.New("exists")
+	errMissing = errors.New("missing")
+	errFull    = errors.New("store full")
+)
+
+// store keeps the widgets of one group, and tells watchers.
+type store struct {
+	mu       sync.Mutex // guards what follows
+	objects  map[string]*widget
+	sorted   []*widget // objects by namespace and name; nil after a change; never changed in place
+	bytes    int
+	version  int64
+	watchers map[*watcher]struct{}
+}
+
+// widget is immutable.
+type widget struct {
+	namespace, name string
+	// The object without its apiVersion, which depends on who asks: {"apiVersion":"<here>"<rest>.
+	rest []byte
+}
+
+func (o *widget) in(gv groupVersion) []byte {
+	b := make([]byte, 0, len(o.rest)+64)
+	b = append(b, `{"apiVersion":"`...)
+	b = append(b, gv.group...)
+	b = append(b, '/')
+	b = append(b, gv.version...)
+	b = append(b, '"')
+	return append(b, o.rest...)
+}
+
+func newStore(gv groupVersion, seeds int) *store {
+	st := &store{objects: map[string]*widget{}, watchers: map[*watcher]struct{}{}}
+	for i := range min(cmp.Or(seeds, 100), maxObjects) {
+		c := call{gv: gv, namespace: "default", name: fmt.Sprintf("widget-%03d", i)}
+		// 760 bytes of payload and what Kubernetes adds make an object of about 1 KB.
+		doc := map[string]any{"spec": map[string]any{"payload": string(filler(760))}}
+		if _, err := st.put(c, doc, map[string]any{}, true); err != nil {
+			panic(err) // within the bounds: cannot happen
+		}
+	}
+	return st
+}
+
+func (st *store) get(namespace, name string) *widget {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return st.objects[namespace+"/"+name]
+}
+
+// list returns the widgets of a namespace; empty: of all.
+func (st *store) list(namespace string) ([]*widget, int64) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return st.listLocked(namespace), st.version
+}
+
+func (st *store) listLocked(namespace string) []*widget {
+	if st.sorted == nil {
+		st.sorted = slices.SortedFunc(maps.Values(st.objects), func(a, b *widget) int {
+			return cmp.Or(strings.Compare(a.namespace, b.namespace), strings.Compare(a.name, b.name))
+		})
+	}
+	if namespace == "" {
+		return st.sorted
+	}
+	from, _ := slices.BinarySearchFunc(st.sorted, namespace, func(o *widget, ns string) int { return strings.Compare(o.namespace, ns) })
+	to := from
+	for to < len(st.sorted) && st.sorted[to].namespace == namespace {
+		to++
+	}
+	return st.sorted[from:to]
+}
+
+// put stores doc under c's name: a new object when fresh, else in place of one.
+func (st *store) put(c call, doc, meta map[string]any, fresh bool) (*widget, error) {
+	if c.name == "" || c.namespace == "" {
+		return nil, errors.New("an object needs a name and a namespace")
+	}
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	key := c.namespace + "/" + c.name
+	old := st.objects[key]
+	switch {
+	case fresh && old != nil:
+		return nil, errExists
+	case !fresh && old == nil:
+		return nil, errMissing
+	case fresh && len(st.objects) >= maxObjects || st.bytes >= maxStoreBytes:
+		return nil, errFull
+	}
+	meta["name"], meta["namespace"], meta["resourceVersion"] = c.name, c.namespace, strconv.FormatInt(st.version+1, 10)
+	if meta["uid"] == nil {
+		meta["uid"] = fmt.Sprintf("00000000-0000-4000-8000-%012x", st.version+1)
+		meta["creationTimestamp"] = "2026-01-01T00:00:00Z"
+	}
+	doc["metadata"], doc["kind"] = meta, "Widget"
+	delete(doc, "apiVersion")
+	b, err := json.Marshal(doc)
+	if err != nil {
+		return nil, fmt.Errorf("encoding object: %w", err)
+	}
+	b[0] = ',' // behind the apiVersion; doc has at least a kind
+	o := &widget{namespace: c.namespace, name: c.name, rest: b}
+	event := "ADDED"
+	if old != nil {
+		st.bytes -= len(old.rest)
+		event = "MODIFIED"
+	}
+	st.objects[key] = o
+	st.bytes += len(o.rest)
+	st.changedLocked(event, o)
+	return o, nil
+}
+
+// delete removes one widget, or with an empty name all of the namespace, and says how many.
+func (st *store) delete(namespace, name string) int {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	n := 0
+	for key, o := range st.objects {
+		if (name == "" || o.name == name) && (namespace == "" && name == "" || o.namespace == namespace) {
+			delete(st.objects, key)
+			st.bytes -= len(o.rest)
+			st.changedLocked("DELETED", o)
+			n++
+		}
+	}
+	return n
+}
+
+func (st *store) suffix() string {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return fmt.Sprintf("%05x", st.version+1)
+}
+
+func (st *store) changedLocked(event string, o *widget) {
+	st.version++
+	st.sorted = nil
+	st.tellLocked(change{event, o.namespace, o, nil})
+}
+
+// change is an event of a watch: a widget, or ready-made JSON.
+type change struct {
+	event     string
+	namespace string // empty: told to all
+	widget    *widget
+	raw       json.RawMessage
+}
+
+// watcher is one watch; the store closes events when it does not keep up.
+type watcher struct {
+	namespace string
+	events    chan change
+}
+
+// watch begins a watch and returns what existed then; nil: there are too many watches.
+func (st *store) watch(namespace string) (*watcher, []*widget) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if len(st.watchers) >= maxWatchers {
+		return nil, nil
+	}
+	w := &watcher{namespace: namespace, events: make(chan change, maxPending)}
+	st.watchers[w] = struct{}{}
+	return w, st.listLocked(namespace)
+}
+
+func (st *store) unwatch(w *watcher) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	delete(st.watchers, w)
+}
+
+func (st *store) tell(c change) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.tellLocked(c)
+}
+
+func (st *store) tellLocked(c change) {
+	for w := range st.watchers {
+		if w.namespace != "" && c.namespace != "" && w.namespace != c.namespace {
+			continue
+		}
+		select {
+		case w.events <- c:
+		default:
+			delete(st.watchers, w)
+			close(w.events)
+		}
+	}
+}

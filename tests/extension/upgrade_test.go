@@ -1,0 +1,116 @@
+package extension_test
+
+import (
+	"bufio"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/gorilla/websocket"
+	"github.com/moby/spdystream"
+)
+
+func TestWebSocketEcho(t *testing.T) {
+	s := extension.Start(t, extension.Config{})
+	dialer := websocket.Dialer{TLSClientConfig: s.TLS(), Subprotocols: []string{"base64url.bearer.authorization.k8s.io.dG9rZW4", "v5.channel.k8s.io"}}
+	dialer.TLSClientConfig.NextProtos = nil
+	ws, res, err := dialer.DialContext(t.Context(), "wss://"+s.Addr()+widgets+"/w/vnc", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ws.Close()
+	if got := res.Header.Get("Sec-WebSocket-Protocol"); got != "v5.channel.k8s.io" {
+		t.Errorf("subprotocol %q", got)
+	}
+	for _, want := range []string{"one", strings.Repeat("two", 10_000)} {
+		if err := ws.WriteMessage(websocket.BinaryMessage, []byte(want)); err != nil {
+			t.Fatal(err)
+		}
+		kind, got, err := ws.ReadMessage()
+		if err != nil || kind != websocket.BinaryMessage || string(got) != want {
+			t.Fatalf("message %d %.20q: %v", kind, got, err)
+		}
+	}
+	if n := s.Stats().Upgraded; n != 1 {
+		t.Errorf("%d upgraded connections", n)
+	}
+	s.Close() // ends it
+	if _, _, err := ws.ReadMessage(); err == nil {
+		t.Error("the connection outlived the server")
+	}
+}
+
+func TestSPDYEcho(t *testing.T) {
+	s := extension.Start(t, extension.Config{})
+	conn := dialH1(t, s)
+	_, _ = io.WriteString(conn, "POST "+widgets+"/w/exec HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n"+
+		"X-Stream-Protocol-Version: v4.channel.k8s.io\r\n\r\n")
+	r := bufio.NewReader(conn)
+	res, err := http.ReadResponse(r, nil)
+	if err != nil || res.StatusCode != 101 || res.Header.Get("X-Stream-Protocol-Version") != "v4.channel.k8s.io" {
+		t.Fatalf("upgrading: %v, %v", res, err)
+	}
+	if r.Buffered() > 0 {
+		t.Fatal("bytes behind the 101")
+	}
+	spdy, err := spdystream.NewConnection(conn, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go spdy.Serve(spdystream.NoOpStreamHandler) // ends with conn
+	for range 3 {
+		stream, err := spdy.CreateStream(http.Header{"Streamtype": {"stdin"}}, nil, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.WriteString(stream, "hello")
+		_ = stream.Close()
+		if got, err := io.ReadAll(stream); err != nil || string(got) != "hello" {
+			t.Errorf("%q came back: %v", got, err)
+		}
+	}
+}
+
+func TestRawEcho(t *testing.T) {
+	s := extension.Start(t, extension.Config{})
+	conn := dialH1(t, s)
+	// The first bytes of the new protocol come together with the head.
+	_, _ = io.WriteString(conn, "GET "+widgets+"/w/console HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: anything\r\n\r\nfirst")
+	r := bufio.NewReader(conn)
+	res, err := http.ReadResponse(r, nil)
+	if err != nil || res.StatusCode != 101 || res.Header.Get("Upgrade") != "anything" {
+		t.Fatalf("upgrading: %v, %v", res, err)
+	}
+	_, _ = io.WriteString(conn, " second")
+	got := make([]byte, len("first second"))
+	if _, err := io.ReadFull(r, got); err != nil || string(got) != "first second" {
+		t.Errorf("%q came back: %v", got, err)
+	}
+	if rec := s.Requests(0); len(rec) != 1 || rec[0].Target != widgets+"/w/console" {
+		t.Errorf("recorded %+v", rec)
+	}
+}
+
+// Bytes behind a 101 that nobody asked for are reported.
+func TestBytesAfterUnasked101(t *testing.T) {
+	s := extension.Start(t, extension.Config{})
+	if err := s.Set(extension.Fault{Kind: extension.Unasked101, Text: "something-else"}); err != nil {
+		t.Fatal(err)
+	}
+	conn := dialH1(t, s)
+	_, _ = io.WriteString(conn, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil || res.StatusCode != 101 || res.Header.Get("Upgrade") != "something-else" {
+		t.Fatalf("got %v, %v", res, err)
+	}
+	_, _ = io.WriteString(conn, "smuggled\r\n")
+	_, _ = io.ReadAll(conn)
+	if rec := s.Requests(0); len(rec) != 2 || rec[1].Method != "AFTER-101" || rec[1].Target != "smuggled\r\n" {
+		t.Errorf("recorded %+v", rec)
+	}
+}
