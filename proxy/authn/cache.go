@@ -2,15 +2,14 @@ package authn
 
 import (
 	"hash/maphash"
-	"strings"
 	"sync"
 	"time"
 )
 
 // cache remembers something of a token until a given time. It is bounded twice, in entries and in bytes of tokens, and drops what was used longest ago.
-// A look-up hashes with a secret seed, so that nobody can aim at one slot, compares the whole token, and allocates nothing.
+// A look-up allocates nothing; tokens are canonical, so it can mistake none for another.
 type cache[V any] struct {
-	hash   func(string) uint64
+	seed   maphash.Seed
 	shards [cacheShards]shard[V]
 }
 
@@ -19,7 +18,7 @@ const cacheShards = 16
 
 type shard[V any] struct {
 	mu      sync.Mutex // guards everything below
-	entries map[uint64]*entry[V]
+	entries map[Token]*entry[V]
 	// ring is the sentinel of the list of entries: ring.next was used last, ring.prev longest ago.
 	ring                 entry[V]
 	bytes                int
@@ -27,8 +26,7 @@ type shard[V any] struct {
 }
 
 type entry[V any] struct {
-	hash       uint64
-	token      string
+	token      Token
 	value      V
 	until      time.Time
 	next, prev *entry[V]
@@ -36,30 +34,28 @@ type entry[V any] struct {
 
 // newCache makes a cache whose every shard holds at most so many entries and bytes of tokens.
 func newCache[V any](maxEntries, maxBytes int) *cache[V] {
-	seed := maphash.MakeSeed()
-	c := &cache[V]{hash: func(s string) uint64 { return maphash.String(seed, s) }}
+	c := &cache[V]{seed: maphash.MakeSeed()}
 	for i := range c.shards {
 		s := &c.shards[i]
-		s.entries = map[uint64]*entry[V]{}
+		s.entries = map[Token]*entry[V]{}
 		s.ring.next, s.ring.prev = &s.ring, &s.ring
 		s.maxEntries, s.maxBytes = maxEntries, maxBytes
 	}
 	return c
 }
 
-func (c *cache[V]) shard(token string) (*shard[V], uint64) {
-	h := c.hash(token)
-	return &c.shards[h%cacheShards], h
+func (c *cache[V]) shard(t Token) *shard[V] {
+	return &c.shards[maphash.Comparable(c.seed, t)%cacheShards]
 }
 
 // get returns what is remembered of a token and until when.
-func (c *cache[V]) get(token string) (v V, until time.Time, ok bool) {
-	s, h := c.shard(token)
+func (c *cache[V]) get(t Token) (v V, until time.Time, ok bool) {
+	s := c.shard(t)
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.entries[h]
-	if e == nil || e.token != token {
+	e := s.entries[t]
+	if e == nil {
 		return v, until, false
 	}
 	if !now.Before(e.until) {
@@ -72,21 +68,19 @@ func (c *cache[V]) get(token string) (v V, until time.Time, ok bool) {
 }
 
 // put remembers v of a token. A token larger than a quarter of a shard is not worth it.
-func (c *cache[V]) put(token string, v V, until time.Time) {
-	s, h := c.shard(token)
-	if len(token) > s.maxBytes/4 {
+func (c *cache[V]) put(t Token, v V, until time.Time) {
+	s, size := c.shard(t), len(t.Secret())
+	if size > s.maxBytes/4 {
 		return
 	}
-	// Cloned, because the token may be a part of a much larger string: a header, a read buffer.
-	e := &entry[V]{hash: h, token: strings.Clone(token), value: v, until: until}
+	e := &entry[V]{token: t, value: v, until: until}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// Two tokens of one hash take turns: a collision costs a miss, never a mistake.
-	if old := s.entries[h]; old != nil {
+	if old := s.entries[t]; old != nil {
 		s.removeLocked(old)
 	}
-	s.entries[h] = e
-	s.bytes += len(token)
+	s.entries[t] = e
+	s.bytes += size
 	s.pushLocked(e)
 	for len(s.entries) > s.maxEntries || s.bytes > s.maxBytes {
 		s.removeLocked(s.ring.prev)
@@ -94,19 +88,19 @@ func (c *cache[V]) put(token string, v V, until time.Time) {
 }
 
 // drop forgets a token.
-func (c *cache[V]) drop(token string) {
-	s, h := c.shard(token)
+func (c *cache[V]) drop(t Token) {
+	s := c.shard(t)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e := s.entries[h]; e != nil && e.token == token {
+	if e := s.entries[t]; e != nil {
 		s.removeLocked(e)
 	}
 }
 
 func (s *shard[V]) removeLocked(e *entry[V]) {
 	e.unlink()
-	delete(s.entries, e.hash)
-	s.bytes -= len(e.token)
+	delete(s.entries, e.token)
+	s.bytes -= len(e.token.Secret())
 }
 
 func (s *shard[V]) pushLocked(e *entry[V]) {

@@ -12,7 +12,7 @@ func (a *Authenticator) Pool(c *Credentials) Pool {
 		return PoolCertificate
 	case KindToken:
 		// With two tokens nobody can tell which of them was accepted.
-		if c.second.n == 0 && a.Proven(c.Token) {
+		if c.second.none() && a.Proven(c.Token) {
 			return PoolProven
 		}
 	}
@@ -21,26 +21,25 @@ func (a *Authenticator) Pool(c *Credentials) Pool {
 
 // Proven reports whether the local apiserver lately accepted a token.
 func (a *Authenticator) Proven(t Token) bool {
-	_, _, ok := a.proven.get(t.Secret())
+	_, _, ok := a.proven.get(t)
 	return ok
 }
 
 // Seen notes how the local apiserver answered a request that came with these credentials. A token is proven by an answer that only an authenticated
 // request gets, and is forgotten, as is who it belongs to, with a 401.
 func (a *Authenticator) Seen(c *Credentials, status int) {
-	if c.Kind != KindToken || c.second.n > 0 {
+	if c.Kind != KindToken || !c.second.none() {
 		return
 	}
-	token := c.Token.Secret()
 	switch {
 	case status == http.StatusUnauthorized:
-		a.proven.drop(token)
-		a.known.drop(token)
+		a.proven.drop(c.Token)
+		a.known.drop(c.Token)
 	case proves(status):
 		now := time.Now()
 		// A token in use is rewritten once in half its time, not with every answer.
-		if _, until, ok := a.proven.get(token); !ok || until.Sub(now) < a.cfg.ProvenTTL/2 {
-			a.proven.put(token, struct{}{}, now.Add(a.cfg.ProvenTTL))
+		if _, until, ok := a.proven.get(c.Token); !ok || until.Sub(now) < a.cfg.ProvenTTL/2 {
+			a.proven.put(c.Token, struct{}{}, now.Add(a.cfg.ProvenTTL))
 		}
 	}
 }

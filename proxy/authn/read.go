@@ -11,16 +11,15 @@ import (
 // Head is a request head's fields with lower-case names, in order. Pseudo-header fields may be among them and are ignored.
 type Head []hpack.HeaderField
 
-// HeadOf makes a Head of a net/http header. Fields of one name keep their order.
-func HeadOf(h http.Header) Head {
-	out := make(Head, 0, len(h)+4)
-	for name, values := range h {
+// Append adds the fields of a net/http header. Fields of one name keep their order.
+func (h Head) Append(from http.Header) Head {
+	for name, values := range from {
 		name = strings.ToLower(name)
 		for _, v := range values {
-			out = append(out, hpack.HeaderField{Name: name, Value: v})
+			h = append(h, hpack.HeaderField{Name: name, Value: v})
 		}
 	}
-	return out
+	return h
 }
 
 const (
@@ -47,6 +46,7 @@ const (
 
 // Credentials are what a request presented.
 type Credentials struct {
+	// Kind says which of them decide.
 	Kind Kind
 	// User is set for KindFrontProxy and KindCertificate. Read-only.
 	User user.Info

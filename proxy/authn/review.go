@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"k8s.io/apiserver/pkg/authentication/authenticator"
@@ -63,14 +62,14 @@ func (a *Authenticator) cachedTokens(c *Credentials) (user.Info, bool) {
 		return nil, true
 	}
 	for _, t := range [...]Token{c.Token, c.second} {
-		if t.n == 0 {
+		if t.none() {
 			continue
 		}
-		if id, _, ok := a.known.get(t.Secret()); ok {
+		if id, _, ok := a.known.get(t); ok {
 			a.metrics.hits.Inc()
 			return id, true
 		}
-		if _, _, ok := a.refused.get(t.Secret()); !ok {
+		if _, _, ok := a.refused.get(t); !ok {
 			return nil, false
 		}
 	}
@@ -93,10 +92,10 @@ func (a *Authenticator) Review(ctx context.Context, c *Credentials, path string)
 	if a.cfg.Review == nil {
 		return nil, errNoReview
 	}
-	id, err := a.shared(ctx, c.Token.Secret())
-	if err != nil && c.second.n > 0 {
+	id, err := a.shared(ctx, c.Token)
+	if err != nil && !c.second.none() {
 		var again error
-		if id, again = a.shared(ctx, c.second.Secret()); again == nil {
+		if id, again = a.shared(ctx, c.second); again == nil {
 			return id, nil
 		}
 		err = errors.Join(err, again)
@@ -108,12 +107,11 @@ func (a *Authenticator) Review(ctx context.Context, c *Credentials, path string)
 }
 
 // shared reviews a token once for all who ask at the same time. The review outlives a caller that gives up, for the others; its timeout ends it.
-func (a *Authenticator) shared(ctx context.Context, token string) (*identity, error) {
+func (a *Authenticator) shared(ctx context.Context, token Token) (*identity, error) {
 	if id, err, ok := a.remembered(token); ok {
 		return id, err
 	}
-	token = strings.Clone(token) // the review may outlive the request and its buffers
-	ch := a.flight.DoChan(token, func() (any, error) { return a.review(token) })
+	ch := a.flight.DoChan(token.Secret(), func() (any, error) { return a.review(token) })
 	select {
 	case r := <-ch:
 		id, _ := r.Val.(*identity)
@@ -123,7 +121,7 @@ func (a *Authenticator) shared(ctx context.Context, token string) (*identity, er
 	}
 }
 
-func (a *Authenticator) remembered(token string) (id *identity, err error, ok bool) { //nolint:revive // the flag is about the error too
+func (a *Authenticator) remembered(token Token) (id *identity, err error, ok bool) { //nolint:revive // the flag is about the error too
 	if id, _, ok := a.known.get(token); ok {
 		return id, nil, true
 	}
@@ -133,7 +131,7 @@ func (a *Authenticator) remembered(token string) (id *identity, err error, ok bo
 	return nil, nil, false
 }
 
-func (a *Authenticator) review(token string) (id *identity, err error) {
+func (a *Authenticator) review(token Token) (id *identity, err error) {
 	// It runs in a goroutine of singleflight's, where a panic would end the process.
 	defer func() {
 		if recover() != nil {
@@ -164,10 +162,10 @@ func (a *Authenticator) review(token string) (id *identity, err error) {
 	return a.ask(ctx, token)
 }
 
-func (a *Authenticator) ask(ctx context.Context, token string) (*identity, error) {
+func (a *Authenticator) ask(ctx context.Context, token Token) (*identity, error) {
 	// Counted from before the question: the answer was true then at the earliest.
 	until := time.Now().Add(a.cfg.TokenTTL)
-	resp, ok, err := a.cfg.Review(ctx, token)
+	resp, ok, err := a.cfg.Review(ctx, token.Secret())
 	if err == nil && ok && (resp == nil || resp.User == nil || resp.User.GetName() == "") {
 		err = errors.New("it was answered without a user")
 	}

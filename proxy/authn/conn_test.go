@@ -1,0 +1,157 @@
+package authn
+
+import (
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// counted counts verifications.
+func counted(n *atomic.Int64, verify func([]*x509.Certificate) ([][]*x509.Certificate, error)) func([]*x509.Certificate) ([][]*x509.Certificate, error) {
+	return func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
+		n.Add(1)
+		return verify(peer)
+	}
+}
+
+func TestConnVerifiesOnce(t *testing.T) {
+	t.Parallel()
+	client, front := newAuthority(t, "client-ca"), newAuthority(t, "front-ca")
+	var clients, fronts atomic.Int64
+	a := newAuthenticator(t, Config{VerifyClient: counted(&clients, client.verify()), VerifyFrontProxy: counted(&fronts, front.verify())})
+	c := &Conn{Peer: client.issue(pkix.Name{CommonName: "alice"}, time.Hour)}
+	var wg sync.WaitGroup
+	for range 100 {
+		wg.Go(func() {
+			if got := a.Read(c, nil); got.Kind != KindCertificate || got.User.GetName() != "alice" {
+				t.Errorf("%+v", got)
+			}
+		})
+	}
+	wg.Wait()
+	if clients.Load() != 1 || fronts.Load() != 1 {
+		t.Errorf("verified %d and %d times", clients.Load(), fronts.Load())
+	}
+}
+
+func TestConnFollowsGeneration(t *testing.T) {
+	t.Parallel()
+	oldCA, newCA := newAuthority(t, "client-ca"), newAuthority(t, "client-ca")
+	var generation atomic.Uint64
+	verify := oldCA.verify()
+	a := newAuthenticator(t, Config{
+		VerifyClient: func(peer []*x509.Certificate) ([][]*x509.Certificate, error) { return verify(peer) },
+		Generation:   generation.Load,
+	})
+	was := &Conn{Peer: oldCA.issue(pkix.Name{CommonName: "was"}, time.Hour)}
+	will := &Conn{Peer: newCA.issue(pkix.Name{CommonName: "will"}, time.Hour)}
+	check := func(c *Conn, want Kind) {
+		t.Helper()
+		if got := a.Read(c, nil); got.Kind != want {
+			t.Errorf("kind %d, want %d (%v)", got.Kind, want, got.Err)
+		}
+	}
+	check(was, KindCertificate)
+	check(will, KindInvalid)
+	verify = newCA.verify()
+	check(was, KindCertificate) // nobody said so yet
+	generation.Add(1)
+	check(was, KindInvalid)
+	check(will, KindCertificate)
+}
+
+// TestConnGenerationRace: a CA that changes while a certificate is verified must not leave the old verdict behind.
+func TestConnGenerationRace(t *testing.T) {
+	t.Parallel()
+	ca := newAuthority(t, "client-ca")
+	var generation atomic.Uint64
+	verify := ca.verify()
+	a := newAuthenticator(t, Config{Generation: generation.Load, VerifyClient: func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
+		if generation.Add(1) == 1 {
+			return verify(peer)
+		}
+		generation.Add(^uint64(0))
+		return nil, errors.New("no longer trusted")
+	}})
+	c := &Conn{Peer: ca.issue(pkix.Name{CommonName: "alice"}, time.Hour)}
+	a.Read(c, nil)
+	if got := a.Read(c, nil); got.Kind != KindInvalid {
+		t.Errorf("kind %d: the verdict outlived its CA", got.Kind)
+	}
+}
+
+func TestConnDiesAtNotAfter(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for _, tt := range []struct {
+			name       string
+			leaf, when time.Duration
+		}{
+			{"leaf", time.Minute, time.Minute},
+			{"authority", 48 * time.Hour, 24 * time.Hour},
+		} {
+			ca := newAuthority(t, "client-ca") // valid for a day
+			a := newAuthenticator(t, Config{VerifyClient: ca.verify()})
+			c := &Conn{Peer: ca.issue(pkix.Name{CommonName: "alice"}, tt.leaf)}
+			a.Read(c, nil)
+			time.Sleep(tt.when - 2*time.Second)
+			if got := a.Read(c, nil); got.Kind != KindCertificate {
+				t.Errorf("%s: ended early: %v", tt.name, got.Err)
+			}
+			time.Sleep(3 * time.Second)
+			if got := a.Read(c, nil); got.Kind != KindInvalid {
+				t.Errorf("%s: kind %d after it expired", tt.name, got.Kind)
+			}
+		}
+	})
+}
+
+// TestConnRetriesFailure: a certificate that is not valid yet becomes valid without a new connection.
+func TestConnRetriesFailure(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ca := newAuthority(t, "client-ca")
+		ready := time.Now().Add(5 * time.Second)
+		verify := ca.verify()
+		var n atomic.Int64
+		a := newAuthenticator(t, Config{VerifyClient: counted(&n, func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
+			if time.Now().Before(ready) {
+				return nil, errors.New("not yet valid")
+			}
+			return verify(peer)
+		})})
+		c := &Conn{Peer: ca.issue(pkix.Name{CommonName: "alice"}, time.Hour)}
+		for range 10 {
+			if got := a.Read(c, nil); got.Kind != KindInvalid {
+				t.Fatalf("kind %d", got.Kind)
+			}
+		}
+		if n.Load() != 1 {
+			t.Errorf("a failing certificate was verified %d times at once", n.Load())
+		}
+		time.Sleep(retryVerify + time.Second)
+		if got := a.Read(c, nil); got.Kind != KindCertificate {
+			t.Errorf("kind %d (%v)", got.Kind, got.Err)
+		}
+	})
+}
+
+// TestNoOpinion: a CA that is not there yet is no reason to refuse, as upstream.
+func TestNoOpinion(t *testing.T) {
+	t.Parallel()
+	ca := newAuthority(t, "ca")
+	none := func([]*x509.Certificate) ([][]*x509.Certificate, error) { return nil, nil }
+	a := newAuthenticator(t, Config{VerifyClient: none, VerifyFrontProxy: none})
+	c := &Conn{Peer: ca.issue(pkix.Name{CommonName: "alice"}, time.Hour)}
+	if got := a.Read(c, head("x-remote-user", "root")); got.Kind != KindNone {
+		t.Errorf("%+v", got)
+	}
+	if got := a.Read(nil, nil); got.Kind != KindNone {
+		t.Errorf("%+v", got)
+	}
+}

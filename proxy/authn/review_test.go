@@ -1,0 +1,374 @@
+package authn
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	"k8s.io/apiserver/pkg/authentication/user"
+	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
+	"k8s.io/client-go/rest"
+)
+
+func credentials(a *Authenticator, token string) *Credentials {
+	c := a.Read(nil, bearer(token))
+	return &c
+}
+
+func TestReviewCaches(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		token string
+		ttl   time.Duration
+		fresh time.Duration // still known then; zero: never known
+		ok    bool
+	}{
+		{"good", 0, 9 * time.Second, true},
+		{"bad", 0, 9 * time.Second, false},
+		{"good", time.Minute, 59 * time.Second, true},
+		{"good", -1, 0, true},
+		{"bad", -1, 0, false},
+		{"fails", 0, 0, false},
+		{"nobody", 0, 0, false},
+		{"panic", 0, 0, false},
+		{"good" + strings.Repeat("x", 1<<20), 0, 0, true},
+	} {
+		t.Run(fmt.Sprintf("%.8s %v", tt.token, tt.ttl), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				api := &tokens{}
+				a := newAuthenticator(t, Config{Review: api.review, TokenTTL: tt.ttl})
+				c := credentials(a, tt.token)
+				if _, known := a.Cached(c, ""); known {
+					t.Fatal("known before anybody was asked")
+				}
+				if u, err := a.Review(t.Context(), c, ""); (u != nil) != tt.ok || (err == nil) != tt.ok {
+					t.Fatalf("%v, %v", u, err)
+				}
+				time.Sleep(tt.fresh)
+				u, known := a.Cached(c, "")
+				if known != (tt.fresh > 0) || (u != nil) != (known && tt.ok) {
+					t.Fatalf("after %v: %v, known %v", tt.fresh, u, known)
+				}
+				time.Sleep(time.Second)
+				if _, known := a.Cached(c, ""); known {
+					t.Error("still known a second later")
+				}
+				_, _ = a.Review(t.Context(), c, "")
+				if api.n.Load() != 2 {
+					t.Errorf("asked %d times, want 2", api.n.Load())
+				}
+			})
+		})
+	}
+}
+
+func TestReviewErrors(t *testing.T) {
+	t.Parallel()
+	a := newAuthenticator(t, Config{Review: (&tokens{}).review})
+	for token, own := range map[string]bool{"bad": true, "fails": false, "panic": false, "nobody": false} {
+		_, err := a.Review(t.Context(), credentials(a, token), "")
+		if err == nil || errors.Is(err, ErrUnauthenticated) != own {
+			t.Errorf("%s: %v", token, err)
+		}
+		if err != nil && token != "panic" && token != "bad" && strings.Contains(err.Error(), token) {
+			t.Errorf("the error shows the token: %v", err)
+		}
+	}
+	if _, err := a.Review(t.Context(), &Credentials{}, ""); !errors.Is(err, ErrUnauthenticated) {
+		t.Errorf("nothing: %v", err)
+	}
+	if _, err := a.Review(t.Context(), &Credentials{Kind: KindInvalid, Err: errEncoding}, ""); !errors.Is(err, errEncoding) {
+		t.Errorf("invalid: %v", err)
+	}
+	none := newAuthenticator(t, Config{Anonymous: true})
+	c := credentials(none, "good")
+	if u, known := none.Cached(c, ""); u != nil || !known {
+		t.Errorf("%v, %v without a reviewer", u, known)
+	}
+	if u, err := none.Review(t.Context(), c, ""); u != nil || !errors.Is(err, ErrUnauthenticated) {
+		t.Errorf("%v, %v without a reviewer", u, err)
+	}
+}
+
+func TestAnonymous(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name string
+		cfg  Config
+		path string
+		want bool
+	}{
+		{"off", Config{}, "/apis", false},
+		{"off with paths", Config{AnonymousPaths: []string{"/apis"}}, "/apis", false},
+		{"on", Config{Anonymous: true}, "/apis", true},
+		{"on for a path", Config{Anonymous: true, AnonymousPaths: []string{"/livez", "/readyz"}}, "/readyz", true},
+		{"on for other paths", Config{Anonymous: true, AnonymousPaths: []string{"/livez", "/readyz"}}, "/readyz/", false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			a := newAuthenticator(t, tt.cfg)
+			u, known := a.Cached(&Credentials{}, tt.path)
+			if !known || (u != nil) != tt.want {
+				t.Fatalf("%v, %v", u, known)
+			}
+			if u != nil && describe(u) != describe(&user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}) {
+				t.Error(describe(u))
+			}
+		})
+	}
+}
+
+func TestReviewCoalesces(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api := &tokens{delay: time.Second}
+		a := newAuthenticator(t, Config{Review: api.review})
+		// The first to ask gives up; the others still get the answer.
+		impatient, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		var gaveUp error
+		var ok atomic.Int64
+		var wg sync.WaitGroup
+		wg.Go(func() { _, gaveUp = a.Review(impatient, credentials(a, "good"), "") })
+		synctest.Wait()
+		for range 50 {
+			wg.Go(func() {
+				if u, err := a.Review(t.Context(), credentials(a, "good"), ""); err == nil && u.GetName() == "owner of good" {
+					ok.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		if !errors.Is(gaveUp, context.DeadlineExceeded) || errors.Is(gaveUp, ErrUnauthenticated) {
+			t.Errorf("the impatient one got %v", gaveUp)
+		}
+		if ok.Load() != 50 || api.n.Load() != 1 {
+			t.Errorf("%d succeeded, asked %d times", ok.Load(), api.n.Load())
+		}
+	})
+}
+
+func TestReviewIsBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api := &tokens{delay: time.Hour}
+		a := newAuthenticator(t, Config{Review: api.review})
+		var failed atomic.Int64
+		var wg sync.WaitGroup
+		start := time.Now()
+		for i := range maxWaiting + 100 {
+			wg.Go(func() {
+				if _, err := a.Review(t.Context(), credentials(a, fmt.Sprint("good", i)), ""); err != nil && !errors.Is(err, ErrUnauthenticated) {
+					failed.Add(1)
+				}
+			})
+		}
+		synctest.Wait()
+		if got := failed.Load(); got != 100 {
+			t.Errorf("%d were refused at once, want 100", got)
+		}
+		wg.Wait()
+		if failed.Load() != maxWaiting+100 || api.peak.Load() != maxReviews {
+			t.Errorf("%d failed, %d reviews at once", failed.Load(), api.peak.Load())
+		}
+		if took := time.Since(start); took != 10*time.Second {
+			t.Errorf("took %v", took)
+		}
+	})
+}
+
+// TestBadTokensPushNobodyOut: a flood of bad tokens neither makes good ones forgotten nor grows without bound.
+func TestBadTokensPushNobodyOut(t *testing.T) {
+	t.Parallel()
+	a := newAuthenticator(t, Config{Review: (&tokens{}).review})
+	good := credentials(a, "good")
+	if _, err := a.Review(t.Context(), good, ""); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 6000 {
+		_, _ = a.Review(t.Context(), credentials(a, fmt.Sprint("bad", i)), "")
+	}
+	if u, known := a.Cached(good, ""); u == nil || !known {
+		t.Error("the good token was forgotten")
+	}
+	n := 0
+	for i := range a.refused.shards {
+		n += len(a.refused.shards[i].entries)
+	}
+	if n > 256*cacheShards {
+		t.Errorf("%d bad tokens are kept", n)
+	}
+}
+
+func TestCacheBytesAreBounded(t *testing.T) {
+	t.Parallel()
+	c := newCache[int](1000, 4000)
+	for i := range 1000 {
+		c.put(newToken(fmt.Sprintf("%0900d", i)), i, time.Now().Add(time.Hour))
+	}
+	kept := 0
+	for i := range 1000 {
+		v, _, ok := c.get(newToken(fmt.Sprintf("%0900d", i)))
+		if ok && v != i {
+			t.Fatalf("token %d has the value of %d", i, v)
+		}
+		if ok {
+			kept++
+		}
+	}
+	if kept == 0 || kept > 4*cacheShards {
+		t.Errorf("%d tokens of 900 bytes are kept in %d shards of 4000", kept, cacheShards)
+	}
+	c.put(newToken(strings.Repeat("x", 1001)), 1, time.Now().Add(time.Hour))
+	if _, _, ok := c.get(newToken(strings.Repeat("x", 1001))); ok {
+		t.Error("a huge token is kept")
+	}
+	for i := range c.shards {
+		s := &c.shards[i]
+		for s.ring.prev != &s.ring {
+			c.drop(s.ring.prev.token)
+		}
+		if s.bytes != 0 || len(s.entries) != 0 {
+			t.Errorf("an empty shard holds %d bytes, %d entries", s.bytes, len(s.entries))
+		}
+	}
+}
+
+func TestProven(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api := &tokens{}
+		a := newAuthenticator(t, Config{Review: api.review})
+		c := credentials(a, "good")
+		pool := func(want Pool) {
+			t.Helper()
+			if got := a.Pool(c); got != want {
+				t.Errorf("pool %d, want %d", got, want)
+			}
+		}
+		pool(PoolUnproven)
+		for _, status := range []int{100, 103, 400, 401, 408, 413, 417, 429, 431, 500, 502, 503, 504} {
+			a.Seen(c, status)
+			if a.Proven(c.Token) {
+				t.Errorf("proven by a %d", status)
+			}
+		}
+		for _, status := range []int{101, 200, 201, 204, 206, 301, 304, 403, 404, 405, 409, 410, 415, 422} {
+			a.Seen(c, status)
+			pool(PoolProven)
+			a.Seen(c, http.StatusUnauthorized)
+			pool(PoolUnproven)
+		}
+		// In use it stays proven.
+		for range 5 {
+			a.Seen(c, 200)
+			time.Sleep(50 * time.Second)
+			pool(PoolProven)
+		}
+		time.Sleep(11 * time.Second)
+		pool(PoolUnproven)
+		// A 401 makes forgotten who it belongs to.
+		if _, err := a.Review(t.Context(), c, ""); err != nil {
+			t.Fatal(err)
+		}
+		a.Seen(c, 401)
+		if _, known := a.Cached(c, ""); known {
+			t.Error("a refused token's owner is still known")
+		}
+		// With two tokens nobody knows which was accepted.
+		two := a.Read(nil, append(bearer("bad"), head("connection", "upgrade", "upgrade", "websocket", "sec-websocket-protocol", "x,"+protocolOf("good"))...))
+		a.Seen(&two, 200)
+		if a.Proven(two.Token) || a.Pool(&two) != PoolUnproven {
+			t.Error("a bad token was proven by the good one beside it")
+		}
+		// Nothing is proven by having presented nothing.
+		a.Seen(&Credentials{}, 200)
+		if a.Proven(Token{}) {
+			t.Error("no token is proven")
+		}
+	})
+}
+
+// TestTokensAreNotPrinted: not by any verb, at any depth, nor by any logger.
+func TestTokensAreNotPrinted(t *testing.T) {
+	t.Parallel()
+	a := newAuthenticator(t, Config{})
+	c := a.Read(nil, append(bearer("hunter2"), head("connection", "upgrade", "upgrade", "websocket", "sec-websocket-protocol", "x,"+protocolOf("hunter2-too"))...))
+	type request struct {
+		creds  Credentials
+		Public *Credentials
+	}
+	var out strings.Builder
+	for _, v := range []any{c, &c, c.Token, &c.Token, request{c, &c}, []Credentials{c}, map[Token]Token{c.Token: c.Token}} {
+		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d"} {
+			fmt.Fprintf(&out, verb+"\n", v)
+		}
+		for _, h := range []slog.Handler{slog.NewTextHandler(&out, nil), slog.NewJSONHandler(&out, nil)} {
+			slog.New(h).Info("seen", "creds", v)
+		}
+		if j, err := json.Marshal(v); err == nil {
+			out.Write(j)
+		}
+	}
+	for _, secret := range []string{"hunter2", fmt.Sprintf("%x", "hunter2"), fmt.Sprint([]byte("hunter2"))} {
+		if strings.Contains(out.String(), secret) {
+			t.Errorf("%q is printed:\n%s", secret, out.String())
+		}
+	}
+	if !strings.Contains(out.String(), "<masked>") || (Token{}).String() != "<none>" || (Token{}).Secret() != "" || c.Token.Secret() != "hunter2" {
+		t.Error("it cannot be told that there is a token")
+	}
+}
+
+// TestTokenReview asks a real server in Kubernetes' own words.
+func TestTokenReview(t *testing.T) {
+	t.Parallel()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var review authenticationv1.TokenReview
+		if err := json.NewDecoder(r.Body).Decode(&review); err != nil || r.URL.Path != "/apis/authentication.k8s.io/v1/tokenreviews" {
+			http.Error(w, "bad request", http.StatusBadRequest)
+			return
+		}
+		if review.Spec.Token == "good" {
+			review.Status = authenticationv1.TokenReviewStatus{Authenticated: true, User: authenticationv1.UserInfo{
+				Username: "alice", UID: "7", Groups: []string{"dev"}, Extra: map[string]authenticationv1.ExtraValue{"k": {"v"}},
+			}}
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusCreated)
+		_ = json.NewEncoder(w).Encode(review)
+	}))
+	defer s.Close()
+	client, err := authenticationclient.NewForConfig(&rest.Config{Host: s.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	review, err := TokenReview(client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := newAuthenticator(t, Config{Review: review})
+	u, err := a.Review(t.Context(), credentials(a, "good"), "")
+	if err != nil || describe(u) != describe(&user.DefaultInfo{Name: "alice", UID: "7", Groups: []string{"dev", "system:authenticated"}, Extra: map[string][]string{"k": {"v"}}}) {
+		t.Errorf("%s, %v", describe(u), err)
+	}
+	if _, err := a.Review(t.Context(), credentials(a, "bad"), ""); !errors.Is(err, ErrUnauthenticated) {
+		t.Error(err)
+	}
+	s.Close()
+	if _, err := a.Review(t.Context(), credentials(a, "another"), ""); err == nil || errors.Is(err, ErrUnauthenticated) || strings.Contains(err.Error(), "another") {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,272 @@
+package authn
+
+import (
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/net/http2/hpack"
+)
+
+// forward is the least that a lane must do with what this package says: drop what is hop-by-hop or stripped, cut tokens out of subprotocols, then set.
+func forward(t *testing.T, a *Authenticator, h Head, c *Credentials, p Pool) []string {
+	t.Helper()
+	var listed []string
+	for _, f := range h {
+		if f.Name == "connection" {
+			for name := range strings.SplitSeq(f.Value, ",") {
+				listed = append(listed, strings.ToLower(strings.TrimSpace(name)))
+			}
+		}
+	}
+	var out []hpack.HeaderField
+	for _, f := range h {
+		if f.Name == "connection" || f.Name == "upgrade" || slices.Contains(listed, f.Name) || a.Strip(f.Name, p) {
+			continue
+		}
+		if f.Name == fieldProtocol && p != PoolProven && p != PoolUnproven {
+			if f.Value = CutProtocol(f.Value); f.Value == "" {
+				continue
+			}
+		}
+		out = append(out, f)
+	}
+	if p == PoolRemote || p == PoolCertificate {
+		u, err := a.Review(t.Context(), c, "/apis")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out, err = a.Headers(out, u); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var text []string
+	for _, f := range out {
+		text = append(text, f.Name+": "+f.Value)
+		if strings.HasPrefix(f.Name, "x-remote-") && !f.Sensitive {
+			t.Errorf("%s may be indexed", f.Name)
+		}
+	}
+	return text
+}
+
+// forgeries are every way we know of to assert somebody else: none of it may reach anybody.
+func forgeries() Head {
+	return head(
+		"x-remote-user", "root", "x-remote-uid", "0", "x-remote-group", "system:masters", "x-remote-extra-scopes", "all", "x-remote-anything", "x",
+		"X-Remote-User", "root", "x_remote_user", "root", "X_Remote-Group", "system:masters", "x-remote_extra-a", "b", "x-remote-user", "root2",
+		"x-flag-user", "root", "x_flag_user", "root", "x-flag-more-k", "v", "x-cluster-user", "root", "x-cluster_extra-k", "v",
+		"impersonate_user", "root", "proxy-authorization", "Basic x", "connection", "x-remote-user, x-remote-group, X-Remote-Extra-Authentication.kubernetes.io%2Fcredential-Id",
+	)
+}
+
+// TestDesignTable is the table of design section 3: who came with what, and exactly what each side receives.
+func TestDesignTable(t *testing.T) {
+	t.Parallel()
+	clientCA, frontCA, foreignCA := newAuthority(t, "client-ca"), newAuthority(t, "front-ca"), newAuthority(t, "foreign-ca")
+	client := clientCA.issue(withUID(pkix.Name{CommonName: "alice", Organization: []string{"dev"}}, "u-1"), time.Hour)
+	front := frontCA.issue(pkix.Name{CommonName: "front-proxy-client"}, time.Hour)
+	foreign := foreignCA.issue(pkix.Name{CommonName: "root", Organization: []string{"system:masters"}}, time.Hour)
+	credential := "x-remote-extra-authentication.kubernetes.io%2fcredential-id: "
+	x, err := certificateUser(client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	alice := []string{
+		"x-remote-user: alice", "x-remote-uid: u-1", "x-remote-group: dev", "x-remote-group: system:authenticated",
+		credential + x.Extra["authentication.kubernetes.io/credential-id"][0],
+	}
+	owner := func(token string) []string {
+		return []string{"x-remote-user: owner of " + token, "x-remote-uid: uid", "x-remote-group: tokens", "x-remote-group: system:authenticated", credential + "JTI=1"}
+	}
+	socket := head("connection", "Upgrade", "upgrade", "websocket")
+	spoken := func(token string) []string {
+		return []string{"sec-websocket-protocol: a, " + protocolOf(token) + ", b"}
+	}
+	// Impersonation is passed through to local and never reaches a remote, where the impersonated user is who is asserted.
+	as := "impersonate-user: carol"
+	tests := []struct {
+		name   string
+		peer   []*x509.Certificate
+		head   Head
+		kind   Kind
+		pool   Pool
+		local  []string // nil: 401
+		remote []string // nil: 401
+	}{
+		{name: "nothing", kind: KindNone, pool: PoolUnproven, local: []string{}},
+		{name: "basic", head: head("authorization", "Basic eDp5"), kind: KindNone, pool: PoolUnproven, local: []string{"authorization: Basic eDp5"}},
+		{name: "certificate", peer: client, kind: KindCertificate, pool: PoolCertificate, local: alice, remote: alice},
+		{name: "certificate and token", peer: client, head: bearer("bad"), kind: KindCertificate, pool: PoolCertificate, local: alice, remote: alice},
+		{
+			name: "certificate and socket token", peer: client, head: slices.Concat(socket, head("sec-websocket-protocol", "a, "+protocolOf("good")+", b")),
+			kind: KindCertificate, pool: PoolCertificate,
+			local: slices.Concat([]string{"sec-websocket-protocol: a,b"}, alice), remote: slices.Concat([]string{"sec-websocket-protocol: a,b"}, alice),
+		},
+		{name: "token", head: bearer("good"), kind: KindToken, pool: PoolUnproven, local: []string{"authorization: Bearer good"}, remote: owner("good")},
+		{name: "bad token", head: bearer("bad"), kind: KindToken, pool: PoolUnproven, local: []string{"authorization: Bearer bad"}},
+		{
+			name: "two tokens", head: slices.Concat(bearer("good"), bearer("other")), kind: KindToken, pool: PoolUnproven,
+			local: []string{"authorization: Bearer good", "authorization: Bearer other"}, remote: owner("good"),
+		},
+		{name: "foreign certificate", peer: foreign, kind: KindInvalid},
+		{name: "foreign certificate and token", peer: foreign, head: bearer("good"), kind: KindToken, pool: PoolUnproven, local: []string{"authorization: Bearer good"}, remote: owner("good")},
+		{name: "foreign certificate and bad token", peer: foreign, head: bearer("bad"), kind: KindToken, pool: PoolUnproven, local: []string{"authorization: Bearer bad"}},
+		{name: "front proxy without user", peer: front, kind: KindInvalid},
+		{name: "front proxy without user, with token", peer: front, head: bearer("good"), kind: KindToken, pool: PoolUnproven, local: []string{"authorization: Bearer good"}, remote: owner("good")},
+		{
+			name: "socket token", head: slices.Concat(socket, head("sec-websocket-protocol", "a, "+protocolOf("good")+", b")), kind: KindToken, pool: PoolUnproven,
+			local: spoken("good"), remote: slices.Concat([]string{"sec-websocket-protocol: a,b"}, owner("good")),
+		},
+		{
+			name: "socket token on a line of its own", head: slices.Concat(socket, head("sec-websocket-protocol", protocolOf("good"), "sec-websocket-protocol", "b")),
+			kind: KindToken, pool: PoolUnproven, local: []string{"sec-websocket-protocol: " + protocolOf("good"), "sec-websocket-protocol: b"},
+			remote: slices.Concat([]string{"sec-websocket-protocol: b"}, owner("good")),
+		},
+		{name: "malformed socket token", head: slices.Concat(socket, head("sec-websocket-protocol", "a, "+bearerProtocol+"=, b")), kind: KindInvalid},
+		{
+			name: "a socket token without a socket", head: slices.Concat(bearer("good"), head("sec-websocket-protocol", "a,"+protocolOf("good-2"))), kind: KindToken, pool: PoolUnproven,
+			local:  []string{"authorization: Bearer good", "sec-websocket-protocol: a," + protocolOf("good-2")},
+			remote: slices.Concat([]string{"sec-websocket-protocol: a"}, owner("good")),
+		},
+		{
+			name: "impersonation", peer: client, head: head("impersonate-user", "carol"), kind: KindCertificate, pool: PoolCertificate,
+			local: slices.Concat([]string{as}, alice), remote: alice,
+		},
+		{
+			name: "token and impersonation", head: slices.Concat(bearer("good"), head("impersonate-user", "carol")), kind: KindToken, pool: PoolUnproven,
+			local: []string{"authorization: Bearer good", as}, remote: owner("good"),
+		},
+	}
+	target := &HeaderNames{
+		Username: []string{"X-Cluster-User", "X-Remote-User"}, UID: []string{"X-Remote-Uid"}, Group: []string{"X-Remote-Group"},
+		ExtraPrefix: []string{"X-Remote-Extra-", "X-Cluster-Extra-"},
+	}
+	for _, tt := range tests {
+		for _, forged := range []bool{false, true} {
+			name := tt.name
+			if forged {
+				name += ", forged headers"
+			}
+			if forged && tt.peer != nil && &tt.peer[0] == &front[0] {
+				continue // from the front proxy these are not forged: TestFrontProxy
+			}
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				a := newAuthenticator(t, Config{
+					VerifyClient: clientCA.verify(), VerifyFrontProxy: frontCA.verify("front-proxy-client"), Review: (&tokens{}).review,
+					RequestHeaders: HeaderNames{Username: []string{"X-Flag-User", "X-Remote-User"}, ExtraPrefix: []string{"X-Flag-More-"}},
+					Target:         func() *HeaderNames { return target },
+				})
+				h := tt.head
+				if forged {
+					h = slices.Concat(forgeries(), h, forgeries())
+				}
+				c := a.Read(&Conn{Peer: tt.peer}, h)
+				if c.Kind != tt.kind {
+					t.Fatalf("kind %d, want %d (%v)", c.Kind, tt.kind, c.Err)
+				}
+				local := tt.local
+				if forged && local != nil && tt.kind != KindInvalid && (tt.pool == PoolUnproven || tt.pool == PoolCertificate) {
+					// What only a remote must not see.
+					local = slices.Concat([]string{"impersonate_user: root"}, tt.local)
+				}
+				if c.Kind == KindInvalid {
+					if c.Err == nil {
+						t.Error("refused without a reason")
+					}
+				} else {
+					if p := a.Pool(&c); p != tt.pool {
+						t.Errorf("pool %d, want %d", p, tt.pool)
+					}
+					got := forward(t, a, h, &c, a.Pool(&c))
+					slices.Sort(got)
+					local = slices.Compact(slices.Sorted(slices.Values(local)))
+					got = slices.Compact(got)
+					if diff := cmp.Diff(local, got, cmpEmpty()); diff != "" {
+						t.Errorf("local: %s", diff)
+					}
+				}
+				u, err := a.Review(t.Context(), &c, "/apis")
+				if tt.remote == nil {
+					if u != nil || err == nil {
+						t.Errorf("a remote would see %v (%v)", u, err)
+					}
+					return
+				}
+				if diff := cmp.Diff(tt.remote, forward(t, a, h, &c, PoolRemote), cmpEmpty()); diff != "" {
+					t.Errorf("remote: %s", diff)
+				}
+			})
+		}
+	}
+}
+
+func cmpEmpty() cmp.Option {
+	return cmp.Transformer("nil", func(s []string) []string { return append([]string{}, s...) })
+}
+
+// TestFrontProxy: what a verified front proxy asserts is read, stripped and asserted anew.
+func TestFrontProxy(t *testing.T) {
+	t.Parallel()
+	frontCA := newAuthority(t, "front-ca")
+	front := frontCA.issue(pkix.Name{CommonName: "front-proxy-client"}, time.Hour)
+	a := newAuthenticator(t, Config{VerifyFrontProxy: frontCA.verify("front-proxy-client"), RequestHeaders: HeaderNames{
+		Username: []string{"X-Flag-User", "X-Remote-User"}, UID: []string{"X-Remote-Uid"}, Group: []string{"X-Remote-Group"}, ExtraPrefix: []string{"X-Remote-Extra-", "X-Flag-More-"},
+	}})
+	h := slices.Concat(forgeries(), bearer("bad"), head("accept", "*/*"))
+	c := a.Read(&Conn{Peer: front}, h)
+	if c.Kind != KindFrontProxy || a.Pool(&c) != PoolCertificate {
+		t.Fatalf("kind %d, pool %d", c.Kind, a.Pool(&c))
+	}
+	want := []string{
+		"accept: */*", "x-remote-user: root", "x-remote-uid: 0", "x-remote-group: system:masters", "x-remote-group: system:authenticated",
+		"x-remote-extra-k: v", "x-remote-extra-scopes: all",
+	}
+	if diff := cmp.Diff(want, slices.DeleteFunc(forward(t, a, h, &c, PoolRemote), func(s string) bool { return strings.HasPrefix(s, "x-cluster") })); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestStrip(t *testing.T) {
+	t.Parallel()
+	a := newAuthenticator(t, Config{RequestHeaders: HeaderNames{Username: []string{"My_User"}, ExtraPrefix: []string{"Zz-"}}})
+	always := []string{"x-remote-user", "X-REMOTE-USER", "x_remote_user", "X-Remote_Group", "x-remote-", "x-remote-extra-", "x_remote_extra_a", "my-user", "MY_USER", "zz-", "zz_key", "Zz-Key", "proxy-authorization", "proxy_authorization"}
+	secret := []string{"authorization", "Authorization", "AUTHORIZATION"}
+	remote := []string{"impersonate-user", "Impersonate-Extra-A", "impersonate_group", "impersonate-", "sec_websocket_protocol", "sec-websocket_protocol"}
+	never := []string{"", "x", "x-remote", "xx-remote-user", "x-remoteuser", "my-users", "my", "z", "zz", "accept", "sec-websocket-protocol", "authorization-x", "impersonate", "cookie", "x-forwarded-for", ":path", "\xff"}
+	for p := PoolRemote; p <= PoolUnproven; p++ {
+		check := func(names []string, want bool) {
+			for _, n := range names {
+				if got := a.Strip(n, p); got != want {
+					t.Errorf("pool %d: Strip(%q) = %v", p, n, got)
+				}
+			}
+		}
+		check(always, true)
+		check(secret, p == PoolRemote || p == PoolCertificate)
+		check(remote, p == PoolRemote)
+		check(never, false)
+	}
+}
+
+// TestStripOverHTTP: Go's own canonical spelling of whatever a client can send is stripped too.
+func TestStripOverHTTP(t *testing.T) {
+	t.Parallel()
+	a := newAuthenticator(t, Config{})
+	for _, f := range forgeries() {
+		h := http.Header{}
+		h.Set(f.Name, f.Value)
+		for _, got := range Head(nil).Append(h) {
+			own := strings.Contains(f.Name, "flag") || strings.Contains(f.Name, "cluster") || f.Name == "connection"
+			if !own && !a.Strip(got.Name, PoolRemote) {
+				t.Errorf("%q passes", got.Name)
+			}
+		}
+	}
+}

@@ -1,0 +1,188 @@
+package authz
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	authorizationclient "k8s.io/client-go/kubernetes/typed/authorization/v1"
+	"k8s.io/client-go/rest"
+)
+
+// sarServer is an apiserver that answers SubjectAccessReviews and remembers them.
+func sarServer(t *testing.T, answer func(authorizationv1.SubjectAccessReviewSpec) authorizationv1.SubjectAccessReviewStatus) (*httptest.Server, func() []authorizationv1.SubjectAccessReviewSpec) {
+	t.Helper()
+	var mu sync.Mutex
+	var seen []authorizationv1.SubjectAccessReviewSpec
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var sar authorizationv1.SubjectAccessReview
+		if err := json.NewDecoder(r.Body).Decode(&sar); err != nil || r.URL.Path != "/apis/authorization.k8s.io/v1/subjectaccessreviews" {
+			http.Error(w, "bad request", http.StatusBadRequest)
+			return
+		}
+		mu.Lock()
+		seen = append(seen, sar.Spec)
+		mu.Unlock()
+		sar.Status = answer(sar.Spec)
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusCreated)
+		_ = json.NewEncoder(w).Encode(sar)
+	}))
+	t.Cleanup(s.Close)
+	return s, func() []authorizationv1.SubjectAccessReviewSpec {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Clone(seen)
+	}
+}
+
+func overHTTP(t *testing.T, s *httptest.Server) *Authorizer {
+	t.Helper()
+	client, err := authorizationclient.NewForConfig(&rest.Config{Host: s.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	review, err := SubjectAccessReview(client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newAuthorizer(t, Config{Review: review})
+}
+
+// TestSubjectAccessReview asks a real server in Kubernetes' own words.
+func TestSubjectAccessReview(t *testing.T) {
+	t.Parallel()
+	s, seen := sarServer(t, func(spec authorizationv1.SubjectAccessReviewSpec) authorizationv1.SubjectAccessReviewStatus {
+		return authorizationv1.SubjectAccessReviewStatus{Allowed: spec.User == "alice", Denied: spec.User == "mallory", Reason: "because"}
+	})
+	z := overHTTP(t, s)
+	alice := &user.DefaultInfo{Name: "alice", UID: "7", Groups: []string{"dev"}, Extra: map[string][]string{"k": {"v"}}}
+	resource := &Attributes{
+		User: alice, Verb: "list", ResourceRequest: true, Group: "wardle.example.com", Version: "v1", Resource: "flunders", Subresource: "status",
+		Namespace: "ns", Name: "n", Path: "/ignored", FieldSelector: "metadata.name=n", LabelSelector: "app in (a,b)",
+	}
+	path := &Attributes{User: alice, Verb: "get", Path: "/openapi/v2", Group: "ignored"}
+	for _, a := range []*Attributes{resource, resource, path, path} { // the second from memory
+		if d, err := z.Authorize(t.Context(), a); err != nil || d != (Decision{Allowed: true, Reason: "because"}) {
+			t.Errorf("%v, %v", d, err)
+		}
+	}
+	for _, name := range []string{"bob", "mallory"} {
+		if d, err := z.Authorize(t.Context(), get(name)); err != nil || d != (Decision{Reason: "because"}) {
+			t.Errorf("%s: %v, %v", name, d, err)
+		}
+	}
+	who := authorizationv1.SubjectAccessReviewSpec{User: "alice", UID: "7", Groups: []string{"dev"}, Extra: map[string]authorizationv1.ExtraValue{"k": {"v"}}}
+	wantResource, wantPath := who, who
+	wantResource.ResourceAttributes = &authorizationv1.ResourceAttributes{
+		Verb: "list", Group: "wardle.example.com", Version: "v1", Resource: "flunders", Subresource: "status", Namespace: "ns", Name: "n",
+		FieldSelector: &authorizationv1.FieldSelectorAttributes{Requirements: []metav1.FieldSelectorRequirement{{Key: "metadata.name", Operator: "In", Values: []string{"n"}}}},
+		LabelSelector: &authorizationv1.LabelSelectorAttributes{Requirements: []metav1.LabelSelectorRequirement{{Key: "app", Operator: "In", Values: []string{"a", "b"}}}},
+	}
+	wantPath.NonResourceAttributes = &authorizationv1.NonResourceAttributes{Verb: "get", Path: "/openapi/v2"}
+	if diff := cmp.Diff([]authorizationv1.SubjectAccessReviewSpec{wantResource, wantPath}, seen()[:2]); diff != "" {
+		t.Error(diff)
+	}
+	if n := len(seen()); n != 4 {
+		t.Errorf("asked %d times, want 4", n)
+	}
+	s.Close()
+	if d, err := z.Authorize(t.Context(), get("somebody")); d.Allowed || err == nil {
+		t.Errorf("%v, %v without a server", d, err)
+	}
+}
+
+func TestUpstream(t *testing.T) {
+	t.Parallel()
+	r := &asked{}
+	z := newAuthorizer(t, Config{Review: r.review})
+	up := z.Upstream()
+	ask := func(name string, change func(*authorizer.AttributesRecord)) (authorizer.Decision, error) {
+		rec := get(name).record()
+		change(&rec)
+		d, _, err := up.Authorize(t.Context(), rec)
+		return d, err
+	}
+	same := func(*authorizer.AttributesRecord) {}
+	for name, want := range map[string]authorizer.Decision{
+		"alice": authorizer.DecisionAllow, "partial": authorizer.DecisionAllow, "bob": authorizer.DecisionNoOpinion, "denied": authorizer.DecisionNoOpinion,
+		"broken": authorizer.DecisionNoOpinion, "panic": authorizer.DecisionNoOpinion,
+	} {
+		if d, err := ask(name, same); d != want || (err != nil) != (name == "broken" || name == "panic") {
+			t.Errorf("%s: %v, %v", name, d, err)
+		}
+	}
+	// It shares the cache with the rest.
+	r.n.Store(0)
+	if d, ok := z.Cached(get("alice")); !ok || !d.Allowed {
+		t.Error("what was allowed is not cached")
+	}
+	if d, err := ask("alice", same); d != authorizer.DecisionAllow || err != nil || r.n.Load() != 0 {
+		t.Errorf("%v, %v, asked %d times", d, err, r.n.Load())
+	}
+	// Parsed selectors bypass the cache, and are not mistaken for no selector.
+	selective := func(a *authorizer.AttributesRecord) {
+		a.FieldSelectorRequirements = fields.Requirements{{Field: "metadata.name", Operator: "=", Value: "x"}}
+	}
+	for range 2 {
+		if d, err := ask("alice", selective); d != authorizer.DecisionAllow || err != nil {
+			t.Errorf("%v, %v", d, err)
+		}
+	}
+	if r.n.Load() != 2 || len(r.last.Load().FieldSelectorRequirements) != 1 {
+		t.Errorf("asked %d times, last with %v", r.n.Load(), r.last.Load().FieldSelectorRequirements)
+	}
+	if d, err := ask("x", func(a *authorizer.AttributesRecord) {
+		selective(a)
+		a.User = &user.DefaultInfo{Groups: []string{user.SystemPrivilegedGroup}}
+	}); d != authorizer.DecisionAllow || err != nil {
+		t.Errorf("%v, %v", d, err)
+	}
+	if d, err := ask("x", func(a *authorizer.AttributesRecord) { a.User = nil; selective(a) }); d == authorizer.DecisionAllow || err == nil {
+		t.Errorf("%v, %v without a user", d, err)
+	}
+	if d, _, err := newAuthorizer(t, Config{}).Upstream().Authorize(t.Context(), authorizer.AttributesRecord{
+		User: &user.DefaultInfo{Name: "alice"}, ResourceRequest: true, LabelSelectorParsingErr: errors.New("broken"),
+	}); d == authorizer.DecisionAllow || err != nil {
+		t.Errorf("%v, %v without a reviewer", d, err)
+	}
+}
+
+// TestCancelled: a cancelled caller gets its own error, not a verdict.
+func TestCancelled(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	block := make(chan struct{})
+	defer close(block)
+	z := newAuthorizer(t, Config{Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+		<-block
+		return authorizer.DecisionAllow, "", nil
+	}})
+	if d, err := z.Authorize(ctx, get("alice")); d.Allowed || !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, %v", d, err)
+	}
+}
+
+func body(t *testing.T, r *http.Response) string {
+	t.Helper()
+	defer func() { _ = r.Body.Close() }()
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(b))
+}
