@@ -30,6 +30,9 @@ func (b *builder) remote(e *Entry, s *settings, src *origin, old *Entry) {
 	if src.ca != nil && src.ca.err == nil && src.ca.skipped > 0 {
 		e.Problems = append(e.Problems, fmt.Sprintf("caBundle: %d PEM blocks are no readable certificates; they are ignored", src.ca.skipped))
 	}
+	if src.ca != nil && src.ca.err != nil {
+		e.Problems = append(e.Problems, "caBundle: "+src.ca.err.Error())
+	}
 	b.carry(e, old)
 	b.apply(e)
 	e.Verdict = b.verdict(e, found.fault, src.ca, old)
@@ -87,7 +90,7 @@ func (b *builder) verdict(e *Entry, static Verdict, ca *bundle, old *Entry) Verd
 	switch {
 	case e.Policy.Maintenance != "":
 		return no(ReasonMaintenance, e.Policy.Maintenance)
-	case ca != nil && ca.err != nil:
+	case ca != nil && ca.err != nil && !serving(e, old):
 		return no(ReasonInvalidCABundle, "caBundle: "+ca.err.Error())
 	case e.Backend.CAFrom != "" && (ca != nil || e.Backend.Insecure):
 		message := "annotation " + prefix + "ca-from and spec.caBundle exclude each other"
@@ -100,6 +103,12 @@ func (b *builder) verdict(e *Entry, static Verdict, ca *bundle, old *Entry) Verd
 		return static
 	}
 	return probed(e, old)
+}
+
+// serving reports whether e has been available until now. A bundle that has just become unreadable is then left to the probes: the last good one is trusted for the
+// time of a rotation's overlap, and what they say when that is over is InvalidCABundle, too.
+func serving(e, old *Entry) bool {
+	return old != nil && old.Backend != nil && sameService(old.Backend, e.Backend) && old.Verdict.Available()
 }
 
 // probed is the verdict of the probes: available while one endpoint is healthy, unavailable when all are not. In between, when endpoints are

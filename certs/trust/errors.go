@@ -26,7 +26,7 @@ const maxMessage = 512
 
 // Error says why a backend's certificate, or the bundle that it should verify against, was refused. Handshakes return it as it is, so errors.As finds it.
 type Error struct {
-	// Message is one line for the operator: what is wrong and where. It holds names from certificates but no address that was dialled.
+	// Message is one line for the operator: what is wrong and where, without the reason. It holds names from certificates but no address that was dialled.
 	Message string
 	// Err is the cause. Nil: there is none beyond the message.
 	Err error
@@ -34,8 +34,13 @@ type Error struct {
 	reason string
 }
 
-// Error is the message.
-func (e *Error) Error() string { return e.Message }
+// Error is the reason and the message: but for InvalidCABundle a condition has only kube-aggregator's own reasons, so the text must carry ours.
+func (e *Error) Error() string {
+	if e.reason == reasonInvalidBundle {
+		return e.Message
+	}
+	return e.reason + ": " + e.Message
+}
 
 // Unwrap is the cause.
 func (e *Error) Unwrap() error { return e.Err }
