@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -75,24 +74,4 @@ func dialAny(addresses []string) func(ctx context.Context, network, address stri
 		}
 		return nil, errors.Join(faults...)
 	}
-}
-
-// localTLS makes the TLS configuration of the local apiserver's pools: the kubeconfig's trust without its credentials, and our proxy client certificate
-// where X-Remote-* are asserted.
-func localTLS(c *rest.Config, certificate func(*tls.CertificateRequestInfo) (*tls.Certificate, error)) (func(bool) (*tls.Config, error), error) {
-	trust := rest.AnonymousClientConfig(c)
-	base, err := rest.TLSConfigFor(trust)
-	if err != nil {
-		return nil, fmt.Errorf("reading the local apiserver's trust: %w", err)
-	}
-	if base == nil {
-		base = &tls.Config{MinVersion: tls.VersionTLS12}
-	}
-	return func(withCertificate bool) (*tls.Config, error) {
-		tc := base.Clone()
-		if withCertificate {
-			tc.GetClientCertificate = certificate
-		}
-		return tc, nil
-	}, nil
 }

@@ -11,12 +11,10 @@ import (
 	"net/url"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	authenticationv1 "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	authorizationv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
 
 	"github.com/fairlead-proxy/fairlead/certs"
-	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/health"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
@@ -86,45 +84,6 @@ func protectedGroups(flag []string) []string {
 	return flag
 }
 
-// authConfigMap is where a cluster publishes whom its extension servers trust.
-func authConfigMap() trust.Ref {
-	return trust.Ref{Namespace: "kube-system", Name: "extension-apiserver-authentication"}
-}
-
-func (d *door) makeTrust(context.Context) (err error) {
-	d.certs, err = certs.New(certs.Config{
-		Serving: filePair(d.o.tlsCert, d.o.tlsKey), SNI: sniPairs(d.o.sniPairs), MinVersion: tlsVersion(d.o.minTLSVersion), CipherSuites: cipherSuites(d.o.cipherSuites),
-		ClientCA: certs.Source{File: d.o.clientCA}, RequestHeaderCA: certs.Source{File: d.o.requestHeaderCA}, AllowedNames: d.o.allowedNames,
-		ConfigMap: authConfigMap(), TrustConfigMap: d.o.authConfigMap,
-		ProxyClient: filePair(d.o.proxyCert, d.o.proxyKey), Watch: d.watchConfigMap, Logger: d.log, Metrics: d.metrics,
-	})
-	if err != nil {
-		return usageError{err}
-	}
-	d.trust, err = trust.New(trust.Config{
-		Table: d.registry.Table, Watch: d.watchConfigMap, ClientCertificate: d.certs.ProxyClient().GetClientCertificate, Logger: d.log, Metrics: d.metrics,
-	})
-	return err
-}
-
-// watchConfigMap is the registry's watch in the words of certs.
-func (d *door) watchConfigMap(ctx context.Context, ref trust.Ref, changed func(map[string][]byte, error)) error {
-	return d.registry.Watch(ctx, ref.Namespace, ref.Name, func(cm *corev1.ConfigMap) {
-		if cm == nil {
-			changed(nil, nil)
-			return
-		}
-		data := make(map[string][]byte, len(cm.Data)+len(cm.BinaryData))
-		for k, v := range cm.Data {
-			data[k] = []byte(v)
-		}
-		for k, v := range cm.BinaryData {
-			data[k] = v
-		}
-		changed(data, nil)
-	})
-}
-
 func (d *door) makeBackends(context.Context) (err error) {
 	d.prober, err = health.New(health.Config{Table: d.registry.Table, Report: d.registry.Report, TLS: d.trust.TLS, Logger: d.log, Metrics: d.metrics})
 	if err != nil {
@@ -138,12 +97,8 @@ func (d *door) makeBackends(context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	tlsConfig, err := localTLS(d.client, d.certs.ProxyClient().GetClientCertificate)
-	if err != nil {
-		return err
-	}
 	d.local, err = backend.NewLocal(backend.LocalConfig{
-		Servers: d.servers, TLS: tlsConfig, IdentityChanged: identity, Self: d.isSelf, Logger: d.log, Metrics: d.metrics,
+		Servers: d.servers, TLS: d.localTLS, Guard: d.localGuard(), IdentityChanged: identity, Self: d.isSelf, Logger: d.log, Metrics: d.metrics,
 	})
 	return err
 }

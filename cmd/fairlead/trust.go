@@ -1,0 +1,100 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io/fs"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/fairlead-proxy/fairlead/certs"
+	"github.com/fairlead-proxy/fairlead/certs/trust"
+)
+
+// authConfigMap is where a cluster publishes whom its extension servers trust.
+func authConfigMap() trust.Ref {
+	return trust.Ref{Namespace: "kube-system", Name: "extension-apiserver-authentication"}
+}
+
+func (d *door) makeTrust(context.Context) (err error) {
+	d.trust, err = trust.New(trust.Config{
+		Table: d.registry.Table, Watch: d.watchConfigMap, Logger: d.log, Metrics: d.metrics,
+		ClientCertificate: func(r *tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			return d.certs.ProxyClient().GetClientCertificate(r)
+		},
+	})
+	if err != nil {
+		return err
+	}
+	d.certs, err = certs.New(certs.Config{
+		Serving: filePair(d.o.tlsCert, d.o.tlsKey), SNI: sniPairs(d.o.sniPairs), MinVersion: tlsVersion(d.o.minTLSVersion), CipherSuites: cipherSuites(d.o.cipherSuites),
+		ClientCA: certs.Source{File: d.o.clientCA}, RequestHeaderCA: certs.Source{File: d.o.requestHeaderCA}, AllowedNames: d.o.allowedNames,
+		ConfigMap: authConfigMap(), TrustConfigMap: d.o.authConfigMap,
+		ProxyClient: filePair(d.o.proxyCert, d.o.proxyKey), Files: d.localCA(), Watch: d.watchConfigMap, Logger: d.log, Metrics: d.metrics,
+	})
+	if err != nil {
+		return usageError{err}
+	}
+	return nil
+}
+
+// watchConfigMap is the registry's watch in the words of certs.
+func (d *door) watchConfigMap(ctx context.Context, ref trust.Ref, changed func(map[string][]byte, error)) error {
+	return d.registry.Watch(ctx, ref.Namespace, ref.Name, func(cm *corev1.ConfigMap) {
+		if cm == nil {
+			changed(nil, fmt.Errorf("getting ConfigMap %s/%s: %w", ref.Namespace, ref.Name, fs.ErrNotExist))
+			return
+		}
+		data := make(map[string][]byte, len(cm.Data)+len(cm.BinaryData))
+		for k, v := range cm.Data {
+			data[k] = []byte(v)
+		}
+		for k, v := range cm.BinaryData {
+			data[k] = v
+		}
+		changed(data, nil)
+	})
+}
+
+// localTLS makes the TLS configuration of the local apiserver's pools: the kubeconfig's trust without its credentials, and our proxy client certificate
+// where X-Remote-* are asserted.
+func (d *door) localTLS(withCertificate bool) (*tls.Config, error) {
+	tc, err := d.trust.LocalTLS(withCertificate)
+	if err != nil {
+		return nil, err
+	}
+	tc.ServerName = d.client.ServerName
+	// The kubeconfig's insecure-skip-tls-verify, which nobody should set; it is obeyed as kubectl obeys it.
+	if d.client.Insecure {
+		tc.InsecureSkipVerify, tc.VerifyConnection = true, nil
+	}
+	return tc, nil
+}
+
+// localGuard ends connections whose CA has left the bundle. Without verification there is nothing to guard.
+func (d *door) localGuard() func([]*x509.Certificate) (<-chan struct{}, func()) {
+	if d.client.Insecure {
+		return nil
+	}
+	return d.trust.LocalGuard
+}
+
+// localCA is the file that the local apiserver's CA comes from, to be followed: that which the kubeconfig names, or the kubeconfig itself.
+func (d *door) localCA() []certs.File {
+	if c := d.client; len(c.CAData) == 0 && c.CAFile != "" {
+		return []certs.File{{Use: "local-apiserver-ca", Path: c.CAFile, Take: d.trust.LocalBundle}}
+	}
+	if d.o.kubeconfig == "" {
+		return nil
+	}
+	return []certs.File{{Use: "kubeconfig", Path: d.o.kubeconfig, Take: func(data []byte) error {
+		c, err := clientcmd.RESTConfigFromKubeConfig(data)
+		if err != nil {
+			return fmt.Errorf("reading kubeconfig: %w", err)
+		}
+		return d.trust.LocalBundle(c.CAData)
+	}}}
+}
