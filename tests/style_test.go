@@ -254,6 +254,22 @@ func TestNoSkippedTests(t *testing.T) {
 	}
 }
 
+// A test waits for a condition, or for the clock of a synctest bubble; never for a busy machine.
+func TestNoSleeps(t *testing.T) {
+	fset, all := sources(t)
+	for _, s := range all {
+		if !s.isTest() || slices.Contains(imports(s), "testing/synctest") {
+			continue
+		}
+		ast.Inspect(s.tree, func(n ast.Node) bool {
+			if call, ok := n.(*ast.CallExpr); ok && called(call) == "time.Sleep" {
+				t.Errorf("%s: time.Sleep outside a synctest bubble", fset.Position(call.Pos()))
+			}
+			return true
+		})
+	}
+}
+
 func inFuzz(s source, n ast.Node) bool {
 	return slices.ContainsFunc(funcs(s), func(f *ast.FuncDecl) bool {
 		return strings.HasPrefix(f.Name.Name, "Fuzz") && f.Pos() <= n.Pos() && n.End() <= f.End()

@@ -8,8 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-proxy/fairlead/tests/extension"
 )
 
 func TestControl(t *testing.T) {

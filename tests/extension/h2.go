@@ -105,8 +105,7 @@ func (h *h2conn) run(r *bufio.Reader) error {
 			h.drop(se.StreamID, se)
 		}
 	}
-	var ce http2.ConnectionError
-	if errors.As(err, &ce) {
+	if ce, ok := errors.AsType[http2.ConnectionError](err); ok {
 		_ = h.write(func() error { return h.fr.WriteGoAway(h.last, http2.ErrCode(ce), nil) })
 	}
 	return err

@@ -60,8 +60,10 @@ func (st *h2stream) run(r *http.Request, x *exchange, tooLong bool) {
 	aborted := true
 	defer func() {
 		if aborted {
-			if p := recover(); p != nil && p != http.ErrAbortHandler {
-				panic(p)
+			if p := recover(); p != nil {
+				if err, ok := p.(error); !ok || !errors.Is(err, http.ErrAbortHandler) {
+					panic(p)
+				}
 			}
 			st.reset(http2.ErrCodeInternal)
 			return

@@ -7,9 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/gorilla/websocket"
 	"github.com/moby/spdystream"
+
+	"github.com/fairlead-proxy/fairlead/tests/extension"
 )
 
 func TestWebSocketEcho(t *testing.T) {
