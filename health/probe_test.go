@@ -215,7 +215,10 @@ func (p *process) kill() {
 	<-p.done
 }
 
-// Over real sockets and both protocols: an idle process's death and return show within a second, which is under the two that are promised.
+// busy is what a real process's death and return may take on a busy machine: half a second on one that is not. The bubbles' tests hold us to
+// what is promised to the millisecond.
+const busy = 2 * time.Second
+
 func TestDeathAndReturnOfARealProcess(t *testing.T) {
 	for _, h2 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("h2=%v", h2), func(t *testing.T) {
@@ -253,9 +256,9 @@ func TestDeathAndReturnOfARealProcess(t *testing.T) {
 			expect(registry.Healthy, 3*time.Second)
 			for range 2 {
 				s.kill()
-				expect(registry.Unhealthy, time.Second)
+				expect(registry.Unhealthy, busy)
 				s = startProcess(t, address, ca, h2)
-				expect(registry.Healthy, time.Second)
+				expect(registry.Healthy, busy)
 			}
 			s.kill()
 		})
@@ -308,11 +311,20 @@ func FuzzProbeAnswer(f *testing.F) {
 		} else if !bytes.Contains(answer, []byte(" 2")) {
 			t.Errorf("passed on %q", answer)
 		}
-		for i := 0; runtime.NumGoroutine() > before+20; i++ {
-			if i > 1000 {
-				t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), before)
-			}
-			runtime.Gosched()
-		}
+		settled(t, before+20)
 	})
+}
+
+// settled fails the test if there are still more goroutines than that after a while.
+func settled(t *testing.T, most int) {
+	t.Helper()
+	tick, limit := time.NewTicker(time.Millisecond), time.After(10*time.Second)
+	defer tick.Stop()
+	for runtime.NumGoroutine() > most {
+		select {
+		case <-tick.C:
+		case <-limit:
+			t.Fatalf("%d goroutines, at most %d wanted", runtime.NumGoroutine(), most)
+		}
+	}
 }
