@@ -132,3 +132,30 @@ func TestObserveDoesNotAllocate(t *testing.T) {
 		t.Error("nothing observed")
 	}
 }
+
+func TestOpinionNeedsTimeAndWitnesses(t *testing.T) {
+	start := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+	type step struct {
+		after time.Duration
+		slow  bool
+		want  bool // the opinion then
+	}
+	const s = time.Second
+	for name, steps := range map[string][]step{
+		"two witnesses, far apart": {{0, true, false}, {20 * s, true, false}, {21 * s, true, true}},
+		"many, but too soon":       {{0, true, false}, {1 * s, true, false}, {2 * s, true, false}, {9 * s, true, false}, {10 * s, true, true}},
+		"one that disagrees":       {{0, true, false}, {5 * s, true, false}, {9 * s, false, false}, {11 * s, true, false}, {12 * s, true, false}, {20 * s, true, false}},
+		"and back": {
+			{0, true, false}, {5 * s, true, false}, {10 * s, true, true}, {11 * s, false, true}, {12 * s, true, true},
+			{13 * s, false, true}, {18 * s, false, true}, {23 * s, false, false},
+		},
+	} {
+		var o opinion
+		for i, step := range steps {
+			was := o.slow
+			if changed := o.hear(start.Add(step.after), step.slow, 0); changed != (o.slow != was) || o.slow != step.want {
+				t.Errorf("%s, step %d: slow %v, changed %v, want slow %v", name, i, o.slow, changed, step.want)
+			}
+		}
+	}
+}

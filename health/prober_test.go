@@ -316,3 +316,27 @@ func TestStartIsSpread(t *testing.T) {
 		}
 	})
 }
+
+// When both probes of a round pass at the same moment one connection is kept and the other closed.
+func TestHedgedProbesLeaveOneConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ca := newAuthority(t, serverName, farFuture())
+		b := startBench(t, ca, []*registry.Entry{entry(at)}, nil)
+		h := b.cable.host(at)
+		h.serve(t, ca, func(w http.ResponseWriter, _ *http.Request) {
+			// All that is asked within three seconds is answered at once at their end.
+			time.Sleep(time.Until(time.Now().Truncate(3 * time.Second).Add(3 * time.Second)))
+		})
+		b.run(t)
+		for range 100 {
+			time.Sleep(3*time.Second + time.Millisecond)
+			synctest.Wait()
+			if n := h.open(); n > 2 {
+				t.Fatalf("%d connections open, want the watched one and at most a probe's", n)
+			}
+		}
+		if n := len(b.cable.dialled(at)); n < 60 {
+			t.Errorf("%d probes, too few to have been hedged", n)
+		}
+	})
+}
