@@ -40,8 +40,9 @@ func (e *engine) requestBlock(c *conn, id uint32, selfish bool) *connError {
 		e.answer(s, 431)
 		return c.spend(costReset)
 	}
-	var head Head
-	if err := e.parseRequest(&head); err != nil {
+	head := &e.head // in the engine, because what Decide is shown would be allocated otherwise
+	*head = Head{}
+	if err := e.parseRequest(head); err != nil {
 		return e.refuse(c, id, http2.ErrCodeProtocol)
 	}
 	head.EndStream = c.blockES
@@ -58,7 +59,7 @@ func (e *engine) requestBlock(c *conn, id uint32, selfish bool) *connError {
 	if head.Method == "HEAD" {
 		s.method = methodHead
 	}
-	e.ask(c, s, &head)
+	e.ask(c, s, head)
 	return nil
 }
 

@@ -79,6 +79,7 @@ type engine struct {
 	fields     []hpack.HeaderField
 	fieldsSize int
 	fieldsOver bool
+	head       Head // the request being decided
 
 	// Free lists.
 	streams     *stream
