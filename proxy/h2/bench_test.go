@@ -106,4 +106,6 @@ func engineGet() func() {
 	}
 }
 
-func putID(p []byte, id uint32) { p[5], p[6], p[7], p[8] = byte(id>>24), byte(id>>16), byte(id>>8), byte(id) }
+func putID(p []byte, id uint32) {
+	p[5], p[6], p[7], p[8] = byte(id>>24), byte(id>>16), byte(id>>8), byte(id)
+}
