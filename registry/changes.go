@@ -9,6 +9,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/fairlead-proxy/fairlead/registry/manifest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
@@ -48,7 +50,7 @@ type batch struct {
 	// replaced kinds have been read anew: what is not in objects is gone.
 	replaced [kinds]bool
 	reports  map[reportKey]Report
-	problems []string
+	problems []manifest.Fault
 	told     bool // problems has been set
 }
 
@@ -87,10 +89,20 @@ func (c *changes) replace(what kind, objects map[types.NamespacedName]runtime.Ob
 	c.wake()
 }
 
-// tell notes the faults of the source.
-func (c *changes) tell(problems []string) {
+// sets are all objects of each kind.
+type sets [kinds]map[types.NamespacedName]runtime.Object
+
+// replaceAll notes the complete set of every kind at once, so that no table sees a new APIService without its new Service.
+func (c *changes) replaceAll(all sets, problems []manifest.Fault) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.objects = make(map[key]runtime.Object)
+	for what, objects := range all {
+		for name, object := range objects {
+			c.objects[key{kind(what), name}] = object
+		}
+		c.replaced[what] = true
+	}
 	c.problems, c.told = problems, true
 	c.wake()
 }
@@ -139,7 +151,7 @@ type objects struct {
 	// grouped are the slices by Service. A list is replaced, never changed: Build compares lists by identity.
 	grouped  map[types.NamespacedName][]*discoveryv1.EndpointSlice
 	read     [kinds]bool
-	problems []string
+	problems []manifest.Fault
 }
 
 func newObjects() *objects {
@@ -197,7 +209,11 @@ func (b *batch) has(what kind, name types.NamespacedName) bool {
 
 // setSlice replaces a slice, nil to delete it, in the list of its Service.
 func (o *objects) setSlice(name types.NamespacedName, s *discoveryv1.EndpointSlice) {
-	if old := o.slices[name]; old != nil {
+	old := o.slices[name]
+	if old == s {
+		return // its list is still the same, and so is every entry that was made from it
+	}
+	if old != nil {
 		o.regroup(owner(old), old.Name, nil)
 	}
 	if s == nil {

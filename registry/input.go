@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/registry/manifest"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -23,8 +24,8 @@ type Input struct {
 	Reports []Report
 	// Options are the settings. Nil: all defaults. The same pointer from build to build, else every entry is made anew.
 	Options *Options
-	// Problems are the faults of the source that belong to no entry, such as a manifest that could not be read. See Table.Problems.
-	Problems []string
+	// Problems are the faults of the source that belong to no entry. See Table.Problems.
+	Problems []manifest.Fault
 	// Complete says that every source has been read once.
 	Complete bool
 	// Now is the time for Since.

@@ -21,7 +21,7 @@ type metrics struct {
 	table func() *Table
 	build prometheus.Histogram
 
-	unavailable, total, entries, generation, problems *prometheus.Desc
+	unavailable, total, entries, generation, problems, files *prometheus.Desc
 
 	mu sync.Mutex // guards edges
 	// edges counts, :: APIService → for each of unavailableReasons, how often it became unavailable.
@@ -47,6 +47,8 @@ func newMetrics(table func() *Table, to prometheus.Registerer) (*metrics, error)
 		generation: prometheus.NewDesc("fairlead_registry_generation", "Number of the current table, from 1.", nil, nil),
 		problems: prometheus.NewDesc("fairlead_registry_problems",
 			"Faults of APIServices and of their source that are worked around and should be mended.", nil, nil),
+		files: prometheus.NewDesc("fairlead_registry_file_problems",
+			"Faults of each file of the directory that is not valid and of which the last good objects are used.", []string{"file"}, nil),
 		edges: make(map[string]*[len(unavailableReasons)]uint64),
 	}
 	if to == nil {
@@ -88,7 +90,7 @@ func (m *metrics) built(prev, next *Table, took time.Duration) {
 
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{m.unavailable, m.total, m.entries, m.generation, m.problems} {
+	for _, d := range []*prometheus.Desc{m.unavailable, m.total, m.entries, m.generation, m.problems, m.files} {
 		to <- d
 	}
 }
@@ -109,6 +111,13 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 		if !e.Local() {
 			m.collectTotal(to, e.Name)
 		}
+	}
+	faulty := make(map[string]int)
+	for _, p := range t.problems {
+		faulty[p.File]++
+	}
+	for file, n := range faulty {
+		to <- prometheus.MustNewConstMetric(m.files, prometheus.GaugeValue, float64(n), file)
 	}
 	for kind, n := range counts {
 		to <- prometheus.MustNewConstMetric(m.entries, prometheus.GaugeValue, float64(n), kind)

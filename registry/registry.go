@@ -21,6 +21,9 @@ import (
 type Config struct {
 	// Client reaches the local apiserver, whose APIServices, Services and EndpointSlices are watched. Nil: see Directory.
 	Client *rest.Config
+	// Directory holds manifests instead (--registry=dir:PATH): every .yaml, .yml and .json file in it and in the directories below it. Names that
+	// begin with a dot are passed over. Empty: see Client.
+	Directory string
 	// Options are the settings of the table. Zero: the documented defaults.
 	Options Options
 	// Logger receives what goes wrong with the source and how verdicts change. Nil discards.
@@ -50,10 +53,21 @@ type source interface {
 
 // New makes a registry. It reads nothing yet: see Run.
 func New(c Config) (*Registry, error) {
-	if c.Client == nil {
-		return nil, errors.New("making registry: no source of APIServices given")
-	}
 	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
+	switch {
+	case c.Client == nil && c.Directory == "":
+		return nil, errors.New("making registry: neither a local apiserver nor a directory to take APIServices from")
+	case c.Client != nil && c.Directory != "":
+		return nil, errors.New("making registry: both a local apiserver and a directory to take APIServices from")
+	case c.Directory != "":
+		// What is in the directory was put there by whoever runs this process, on a machine that need not have a network.
+		c.Options.Directory, c.Options.AllowLoopback = true, true
+		from, err := newDirectory(c.Directory)
+		if err != nil {
+			return nil, err
+		}
+		return newRegistry(c, from)
+	}
 	from, err := newCluster(c.Client, c.Logger)
 	if err != nil {
 		return nil, err
@@ -228,7 +242,7 @@ func (r *Registry) compare(last, t *Table) {
 	}
 	for _, p := range t.problems {
 		if !slices.Contains(last.problems, p) {
-			r.log.Error("problem with the source of APIServices", "problem", p)
+			r.log.Error("manifest is not valid, what it said before stays", "file", p.File, "line", p.Line, "field", p.Field, "problem", p.Message)
 		}
 	}
 }

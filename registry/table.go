@@ -3,6 +3,7 @@ package registry
 import (
 	"strings"
 
+	"github.com/fairlead-proxy/fairlead/registry/manifest"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
@@ -14,7 +15,7 @@ type Table struct {
 	origins    []origin // :: what entries[i] was made from; for Build
 	groups     []Group
 	layout     layout
-	problems   []string
+	problems   []manifest.Fault
 	options    *Options
 	superseded chan struct{}
 }
@@ -61,9 +62,9 @@ func (t *Table) Group(name string) *Group {
 	return nil
 }
 
-// Problems are the faults that belong to no entry, such as a manifest of the directory that could not be read; the last good objects of that
-// file are still in the table. The caller must not change the slice.
-func (t *Table) Problems() []string { return t.problems }
+// Problems are the faults of the directory's files, ordered by file and line. The last good objects of a file with faults are still in the
+// table. The caller must not change the slice.
+func (t *Table) Problems() []manifest.Fault { return t.problems }
 
 // named returns the entry of an APIService by its name, version.group, nil when there is none.
 func (t *Table) named(name string) *Entry {

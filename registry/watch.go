@@ -18,46 +18,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
-	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
-	discoveryv1client "k8s.io/client-go/kubernetes/typed/discovery/v1"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
-	apiregistrationv1client "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 )
-
-// cluster is the source that watches a kube-apiserver. Reflectors write straight into the changes: there is no informer store, so the writer's
-// objects are the only copy.
-type cluster struct {
-	apiServices apiregistrationv1client.APIServicesGetter
-	core        corev1client.CoreV1Interface
-	discovery   discoveryv1client.DiscoveryV1Interface
-	log         *slog.Logger
-}
-
-func newCluster(given *rest.Config, log *slog.Logger) (*cluster, error) {
-	c := rest.CopyConfig(given)
-	c.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON // a quarter of JSON's cost to decode
-	c.ContentType = runtime.ContentTypeProtobuf
-	c.Timeout = 0 // it would cut watches
-	client, err := rest.HTTPClientFor(c)
-	if err != nil {
-		return nil, fmt.Errorf("making client of the local apiserver: %w", err)
-	}
-	aggregation, err := apiregistrationv1client.NewForConfigAndClient(c, client)
-	if err != nil {
-		return nil, fmt.Errorf("making client of the local apiserver: %w", err)
-	}
-	core, err := corev1client.NewForConfigAndClient(c, client)
-	if err != nil {
-		return nil, fmt.Errorf("making client of the local apiserver: %w", err)
-	}
-	discovery, err := discoveryv1client.NewForConfigAndClient(c, client)
-	if err != nil {
-		return nil, fmt.Errorf("making client of the local apiserver: %w", err)
-	}
-	return &cluster{apiServices: aggregation, core: core, discovery: discovery, log: log}, nil
-}
 
 // errNoAPIServices is what a local apiserver without the aggregation API earns: it will never have one, so waiting would hide a wrong setting.
 var errNoAPIServices = errors.New("the local apiserver does not serve apiregistration.k8s.io/v1: " +

@@ -1,0 +1,239 @@
+package registry
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry/manifest"
+	"github.com/fsnotify/fsnotify"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+)
+
+// directory is the source that reads manifests. It has one writer, run; ConfigMaps are read from maps by anyone.
+type directory struct {
+	path    string
+	parent  string // real name of the directory that path is in
+	base    string // last element of path
+	decoder *manifest.Decoder
+	files   map[string]*file // :: path → what was read; run's own
+	maps    atomic.Pointer[configMaps]
+}
+
+// configMaps is one immutable state of the directory's ConfigMaps.
+type configMaps struct {
+	byName map[types.NamespacedName]*corev1.ConfigMap
+	// read says that the directory has been read: until then nobody knows what is in it.
+	read bool
+	// superseded is closed once a newer state is in place.
+	superseded chan struct{}
+}
+
+func newDirectory(path string) (*directory, error) {
+	decoder, err := manifest.NewDecoder()
+	if err != nil {
+		return nil, err
+	}
+	if info, err := os.Stat(path); err != nil {
+		return nil, fmt.Errorf("following directory: %w", err)
+	} else if !info.IsDir() {
+		return nil, fmt.Errorf("following directory: %s is no directory", path)
+	}
+	absolute, err := filepath.Abs(path)
+	if err != nil {
+		return nil, fmt.Errorf("following directory %s: %w", path, err)
+	}
+	d := &directory{path: path, base: filepath.Base(absolute), decoder: decoder, files: make(map[string]*file)}
+	if d.parent, err = filepath.EvalSymlinks(filepath.Dir(absolute)); err != nil {
+		return nil, fmt.Errorf("following directory %s: %w", path, err)
+	}
+	d.maps.Store(&configMaps{superseded: make(chan struct{})})
+	return d, nil
+}
+
+const (
+	// pollInterval is the safety net for file systems that tell of no changes (NFS, some container mounts).
+	pollInterval = time.Minute
+	// gather is how long to wait for the rest of a change: an editor's rename is two or three events, a ConfigMap's swap six. A tenth of the
+	// 0.1 s within which a renamed file must be routed.
+	gather = 10 * time.Millisecond
+	// settle is how old a file must be before its faults are believed. A file that is written rather than renamed into place is seen half
+	// done, and one that is still being written has the time of now.
+	settle = 100 * time.Millisecond
+)
+
+// run implements source.
+func (d *directory) run(ctx context.Context, to *changes) error {
+	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("following directory %s: %w", d.path, err)
+	}
+	defer w.Close()
+	watched := make(map[string]bool)
+	poll := time.NewTicker(pollInterval)
+	defer poll.Stop()
+	for first := true; ; {
+		// Watch before reading: a change in between is seen twice, never missed.
+		found := d.list()
+		rewatch(w, watched, found.directories)
+		again := true
+		// Nothing at all could be read: that is no empty registry, whose every path would be answered with 404.
+		if lost := first && found.broken && len(found.files) == 0; !lost {
+			again = d.read(found, first)
+			d.publish(to, found.faults)
+			first = false
+		}
+		if err := d.wait(ctx, w, poll.C, again); err != nil {
+			return err
+		}
+	}
+}
+
+// wait returns when it is time to look again. Again asks for that soon.
+func (d *directory) wait(ctx context.Context, w *fsnotify.Watcher, poll <-chan time.Time, again bool) error {
+	var soon <-chan time.Time
+	if again {
+		soon = time.After(settle)
+	}
+	for waiting := true; waiting; {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case e := <-w.Events:
+			waiting = filepath.Dir(e.Name) == d.parent && filepath.Base(e.Name) != d.base // a neighbour
+		case <-w.Errors: // an overflow of the kernel's queue as a rule: something has changed
+			waiting = false
+		case <-poll:
+			return nil
+		case <-soon:
+			return nil
+		}
+	}
+	rest := time.After(gather)
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-w.Events:
+		case <-w.Errors:
+		case <-rest:
+			return nil
+		}
+	}
+}
+
+// rewatch watches what is there now. Errors are left to the poll: a directory that is gone again by now, or more of them than the system
+// allows to watch.
+func rewatch(w *fsnotify.Watcher, watched map[string]bool, directories []string) {
+	for path := range watched {
+		if !slices.Contains(directories, path) {
+			_ = w.Remove(path)
+			delete(watched, path)
+		}
+	}
+	for _, path := range directories {
+		if !watched[path] && w.Add(path) == nil {
+			watched[path] = true
+		}
+	}
+}
+
+// publish hands the last good objects of all files to the table and to those who follow ConfigMaps. Of two files that claim the same object the
+// one whose name comes first has it, on every replica alike; both are named.
+func (d *directory) publish(to *changes, faults []manifest.Fault) {
+	var all sets
+	for i := range all {
+		all[i] = make(map[types.NamespacedName]runtime.Object)
+	}
+	maps := make(map[types.NamespacedName]*corev1.ConfigMap)
+	owners := make(map[string]string) // :: object → "file:line"
+	for _, path := range sortedKeys(d.files) {
+		f := d.files[path]
+		faults = append(faults, f.faults...)
+		for _, o := range f.objects {
+			name := o.Name()
+			if owner, taken := owners[name]; taken {
+				faults = append(faults, manifest.Fault{
+					File: path, Line: o.Line, Field: "metadata.name",
+					Message: fmt.Sprintf("metadata.name: %s is already at %s; this one is ignored", name, owner),
+				})
+				continue
+			}
+			owners[name] = fmt.Sprintf("%s:%d", path, o.Line)
+			sortIn(o, &all, maps)
+		}
+	}
+	slices.SortStableFunc(faults, func(a, b manifest.Fault) int { return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line)) })
+	to.replaceAll(all, faults)
+	old := d.maps.Swap(&configMaps{byName: maps, read: true, superseded: make(chan struct{})})
+	close(old.superseded) // after the swap: whoever wakes up must find the new state
+}
+
+// sortIn puts an object where it belongs.
+func sortIn(o manifest.Object, all *sets, maps map[types.NamespacedName]*corev1.ConfigMap) {
+	m, err := meta.Accessor(o.Value)
+	if err != nil {
+		return // every kind of manifest has metadata
+	}
+	name := types.NamespacedName{Namespace: m.GetNamespace(), Name: m.GetName()}
+	switch v := o.Value.(type) {
+	case *apiregistrationv1.APIService:
+		all[kindAPIService][name] = v
+	case *corev1.Service:
+		all[kindService][name] = v
+	case *discoveryv1.EndpointSlice:
+		all[kindSlice][name] = v
+	case *corev1.ConfigMap:
+		maps[name] = v
+	}
+}
+
+// watch implements source.
+func (d *directory) watch(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap)) error {
+	var last *corev1.ConfigMap
+	told := false
+	for {
+		state := d.maps.Load()
+		now := state.byName[types.NamespacedName{Namespace: namespace, Name: name}]
+		if state.read && (!told || now != last) {
+			f(now)
+			last, told = now, true
+		}
+		select {
+		case <-state.superseded:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// identify gives an object what an API server would: an identity that is the same on every replica, and the file's time for its age. What an
+// export brought along of another server's bookkeeping is dropped.
+func identify(o manifest.Object, modified time.Time) {
+	m, err := meta.Accessor(o.Value)
+	if err != nil {
+		return
+	}
+	h := sha256.Sum256([]byte(o.Name()))
+	m.SetUID(types.UID(fmt.Sprintf("%x-%x-8%x-a%x-%x", h[0:4], h[4:6], h[6:8], h[8:10], h[10:16])[:36]))
+	m.SetCreationTimestamp(metav1.NewTime(modified.Truncate(time.Second)))
+	m.SetManagedFields(nil)
+	m.SetResourceVersion("")
+	m.SetSelfLink("")
+	m.SetDeletionTimestamp(nil)
+	if a, ok := o.Value.(*apiregistrationv1.APIService); ok {
+		a.Status = apiregistrationv1.APIServiceStatus{}
+	}
+}

@@ -1,0 +1,350 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// manifests of one remote API group on loopback.
+func manifestsOf(group, address string) string {
+	return fmt.Sprintf(`apiVersion: apiregistration.k8s.io/v1
+kind: APIService
+metadata:
+  name: v1.%[1]s
+spec: {group: %[1]s, version: v1, groupPriorityMinimum: 100, versionPriority: 100, insecureSkipTLSVerify: true, service: {namespace: x, name: %[2]s}}
+---
+apiVersion: v1
+kind: Service
+metadata: {namespace: x, name: %[2]s}
+spec: {ports: [{port: 443}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {namespace: x, name: %[2]s, labels: {kubernetes.io/service-name: %[2]s}}
+addressType: IPv4
+ports: [{port: 8443}]
+endpoints: [{addresses: [%[3]s]}]
+`, group, strings.ReplaceAll(group, ".", "-"), address)
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// rename writes a file as editors and deployers do, whole or not at all.
+func rename(t *testing.T, path, text string) {
+	t.Helper()
+	temporary := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".tmp")
+	write(t, temporary, text)
+	if err := os.Rename(temporary, path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func startDirectory(t *testing.T, path string, c Config) *Registry {
+	t.Helper()
+	c.Directory = path
+	r, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, r)
+	until(t, r, "everything", (*Table).Complete)
+	return r
+}
+
+func address(t *Table, name string) string {
+	if e := t.named(name); e != nil && len(e.Endpoints) == 1 {
+		return e.Endpoints[0].Address
+	}
+	return ""
+}
+
+func TestDirectoryFollows(t *testing.T) {
+	dir := t.TempDir()
+	a := filepath.Join(dir, "a.yaml")
+	write(t, a, manifestsOf("a.io", "127.0.0.1"))
+	write(t, filepath.Join(dir, "README.md"), "not a manifest")
+	write(t, filepath.Join(dir, ".hidden.yaml"), "neither: is this")
+	r := startDirectory(t, dir, Config{})
+	table := r.Table()
+	if len(table.Entries()) != 1 || address(table, "v1.a.io") != "127.0.0.1:8443" || len(table.Problems()) != 0 {
+		t.Fatalf("table %s, problems %v", show(table), table.Problems())
+	}
+	if o := table.Entries()[0].Object; o.UID == "" || o.CreationTimestamp.IsZero() {
+		t.Errorf("object without identity: %+v", o.ObjectMeta)
+	}
+
+	begun := time.Now()
+	rename(t, a, manifestsOf("a.io", "127.0.0.2"))
+	until(t, r, "the new address", func(t *Table) bool { return address(t, "v1.a.io") == "127.0.0.2:8443" })
+	if took := time.Since(begun); took > time.Second {
+		t.Errorf("routed after %s", took) // the goal is 0.1 s; the bound leaves room for a busy machine
+	}
+
+	sub := filepath.Join(dir, "more")
+	if err := os.Mkdir(sub, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(sub, "b.yml"), manifestsOf("b.io", "127.0.0.1"))
+	until(t, r, "a file in a new directory", func(t *Table) bool { return address(t, "v1.b.io") != "" })
+	rename(t, filepath.Join(sub, "b.yml"), manifestsOf("b.io", "127.0.0.9"))
+	until(t, r, "a change in the new directory", func(t *Table) bool { return address(t, "v1.b.io") == "127.0.0.9:8443" })
+	if err := os.RemoveAll(sub); err != nil {
+		t.Fatal(err)
+	}
+	until(t, r, "one file", func(t *Table) bool { return len(t.Entries()) == 1 })
+}
+
+func TestDirectoryKeepsTheLastGood(t *testing.T) {
+	dir := t.TempDir()
+	a, b := filepath.Join(dir, "a.yaml"), filepath.Join(dir, "b.yaml")
+	write(t, a, manifestsOf("a.io", "127.0.0.1"))
+	write(t, b, manifestsOf("b.io", "127.0.0.1"))
+	var logged safeBuffer
+	reg := prometheus.NewPedanticRegistry()
+	r := startDirectory(t, dir, Config{Logger: slog.New(slog.NewTextHandler(&logged, nil)), Metrics: reg})
+	before := r.Table().named("v1.a.io")
+
+	rename(t, a, strings.Replace(manifestsOf("a.io", "127.0.0.2"), "kind: Service", "kind: Srvice", 1))
+	rename(t, b, manifestsOf("b.io", "127.0.0.2"))
+	table := until(t, r, "a problem and the good change", func(t *Table) bool {
+		return len(t.Problems()) == 1 && address(t, "v1.b.io") == "127.0.0.2:8443"
+	})
+	if table.named("v1.a.io") != before {
+		t.Error("the entry of the bad file changed")
+	}
+	p := table.Problems()[0]
+	if p.File != a || p.Line != 8 || p.Field != "kind" {
+		t.Errorf("problem %+v", p)
+	}
+	if err := testutil.GatherAndCompare(reg, strings.NewReader(`
+# HELP fairlead_registry_file_problems Faults of each file of the directory that is not valid and of which the last good objects are used.
+# TYPE fairlead_registry_file_problems gauge
+fairlead_registry_file_problems{file="`+a+`"} 1
+`), "fairlead_registry_file_problems"); err != nil {
+		t.Error(err)
+	}
+	rename(t, a, manifestsOf("a.io", "127.0.0.3"))
+	until(t, r, "no problem", func(t *Table) bool { return len(t.Problems()) == 0 && address(t, "v1.a.io") == "127.0.0.3:8443" })
+	if s := logged.String(); !strings.Contains(s, "line=8") || !strings.Contains(s, "field=kind") {
+		t.Errorf("log: %s", s)
+	}
+}
+
+func TestDirectoryDuplicates(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "b.yaml"), manifestsOf("a.io", "127.0.0.2"))
+	write(t, filepath.Join(dir, "a.yaml"), manifestsOf("a.io", "127.0.0.1"))
+	table := startDirectory(t, dir, Config{}).Table()
+	if address(table, "v1.a.io") != "127.0.0.1:8443" {
+		t.Errorf("table %s", show(table))
+	}
+	p := table.Problems()
+	if len(p) != 3 || p[0].File != filepath.Join(dir, "b.yaml") || !strings.Contains(p[0].Message, filepath.Join(dir, "a.yaml")+":1") {
+		t.Errorf("problems %v", p)
+	}
+}
+
+// TestDirectoryConfigMapMount swaps files as the kubelet does: they are links through ..data, which is renamed.
+func TestDirectoryConfigMapMount(t *testing.T) {
+	dir := t.TempDir()
+	version := func(name, text string) {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(dir, name, "a.yaml"), text)
+	}
+	link := func(to, name string) {
+		if err := os.Symlink(to, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	version("..1", manifestsOf("a.io", "127.0.0.1"))
+	link("..1", "..data")
+	link("..data/a.yaml", "a.yaml")
+	r := startDirectory(t, dir, Config{})
+	if address(r.Table(), "v1.a.io") != "127.0.0.1:8443" {
+		t.Fatalf("table %s", show(r.Table()))
+	}
+	version("..2", manifestsOf("a.io", "127.0.0.2"))
+	link("..2", "..data_tmp")
+	if err := os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")); err != nil {
+		t.Fatal(err)
+	}
+	until(t, r, "the new version", func(t *Table) bool { return address(t, "v1.a.io") == "127.0.0.2:8443" })
+}
+
+func TestDirectoryIsSwapped(t *testing.T) {
+	parent := t.TempDir()
+	for i, d := range []string{"one", "two"} {
+		if err := os.Mkdir(filepath.Join(parent, d), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(parent, d, "a.yaml"), manifestsOf("a.io", fmt.Sprintf("127.0.0.%d", i+1)))
+	}
+	current := filepath.Join(parent, "current")
+	if err := os.Symlink("one", current); err != nil {
+		t.Fatal(err)
+	}
+	r := startDirectory(t, current, Config{})
+	if err := os.Symlink("two", current+".new"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(current+".new", current); err != nil {
+		t.Fatal(err)
+	}
+	until(t, r, "the other directory", func(t *Table) bool { return address(t, "v1.a.io") == "127.0.0.2:8443" })
+	// Without a directory what was read stays.
+	if err := os.Remove(current); err != nil {
+		t.Fatal(err)
+	}
+	table := until(t, r, "a problem", func(t *Table) bool { return len(t.Problems()) == 1 })
+	if len(table.Entries()) != 1 {
+		t.Errorf("table %s", show(table))
+	}
+}
+
+func TestDirectoryOddFiles(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "empty.yaml"), "")
+	write(t, filepath.Join(dir, "large.yaml"), strings.Repeat("# large\n", maxFileSize/8+1))
+	if err := os.Mkdir(filepath.Join(dir, "dir.yaml"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("nowhere", filepath.Join(dir, "dangling.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(dir, filepath.Join(dir, "loop.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	table := startDirectory(t, dir, Config{}).Table()
+	var got []string
+	for _, p := range table.Problems() {
+		got = append(got, strings.TrimPrefix(p.String(), dir+"/"))
+	}
+	want := []string{
+		"dangling.yaml: reading file: no such file or directory", "large.yaml: reading file: larger than 4194304 bytes",
+		"loop.yaml: reading file: not a regular file",
+	}
+	if strings.Join(got, "\n") != strings.Join(want, "\n") {
+		t.Errorf("problems %q, want %q", got, want)
+	}
+	if _, err := New(Config{Directory: filepath.Join(dir, "nowhere")}); err == nil {
+		t.Error("a directory that is not there is no error")
+	}
+	if _, err := New(Config{Directory: filepath.Join(dir, "empty.yaml")}); err == nil {
+		t.Error("a file is a directory")
+	}
+	if _, err := New(Config{}); err == nil {
+		t.Error("no source is no error")
+	}
+}
+
+func TestDirectoryConfigMap(t *testing.T) {
+	dir := t.TempDir()
+	const text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: x, name: ca}\ndata: {ca.crt: %s}\n"
+	r, err := New(Config{Directory: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	seen := make(chan string, 10)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		_ = r.Watch(ctx, "x", "ca", func(m *corev1.ConfigMap) {
+			if m == nil {
+				seen <- "none"
+				return
+			}
+			seen <- m.Data["ca.crt"]
+		})
+	})
+	defer wg.Wait()
+	defer cancel()
+	start(t, r)
+	expect := func(want string) {
+		t.Helper()
+		if got := <-seen; got != want {
+			t.Errorf("saw %q, want %q", got, want)
+		}
+	}
+	expect("none")
+	rename(t, filepath.Join(dir, "ca.yaml"), fmt.Sprintf(text, "one"))
+	expect("one")
+	rename(t, filepath.Join(dir, "ca.yaml"), fmt.Sprintf(text, "two"))
+	expect("two")
+	if err := os.Remove(filepath.Join(dir, "ca.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	expect("none")
+}
+
+// safeBuffer is a buffer for logs of several goroutines.
+type safeBuffer struct {
+	mu sync.Mutex // guards b
+	b  bytes.Buffer
+}
+
+func (s *safeBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *safeBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+// BenchmarkDirectory measures reading 1,000 manifests from nothing, and one changed file among them.
+func BenchmarkDirectory(b *testing.B) {
+	dir := b.TempDir()
+	for i := range 1_000 {
+		text := manifestsOf(fmt.Sprintf("g%d.io", i), "127.0.0.1")
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.yaml", i)), []byte(text), 0o600); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.Run("nothing", func(b *testing.B) {
+		for b.Loop() {
+			d, err := newDirectory(dir)
+			if err != nil {
+				b.Fatal(err)
+			}
+			d.read(d.list(), true)
+			d.publish(newChanges(), nil)
+		}
+	})
+	b.Run("change", func(b *testing.B) {
+		d, err := newDirectory(dir)
+		if err != nil {
+			b.Fatal(err)
+		}
+		d.read(d.list(), true)
+		for i := 0; b.Loop(); i++ {
+			text := manifestsOf("g7.io", fmt.Sprintf("127.0.0.%d", i%200+1))
+			if err := os.WriteFile(filepath.Join(dir, "7.yaml"), []byte(text), 0o600); err != nil {
+				b.Fatal(err)
+			}
+			d.read(d.list(), true)
+			d.publish(newChanges(), nil)
+		}
+	})
+}

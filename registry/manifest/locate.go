@@ -1,0 +1,191 @@
+package manifest
+
+import (
+	"bytes"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// document is one YAML document of a file.
+type document struct {
+	text []byte
+	// line is the file's line on which text begins, from 1.
+	line int
+	// root is the document parsed, once lineOf needed it.
+	root *yaml.Node
+}
+
+// split cuts a file at its document markers. They stand at the beginning of a line, where no block of text can have them.
+func split(data []byte) []*document {
+	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
+	var docs []*document
+	begin, line, first := 0, 1, 1
+	for at := 0; at < len(data); line++ {
+		end := bytes.IndexByte(data[at:], '\n')
+		if end < 0 {
+			end = len(data)
+		} else {
+			end += at + 1
+		}
+		text := bytes.TrimRight(data[at:end], "\r\n")
+		if bytes.Equal(text, []byte("---")) || bytes.HasPrefix(text, []byte("--- ")) || bytes.Equal(text, []byte("...")) {
+			docs = append(docs, &document{text: data[begin:at], line: first})
+			// What follows the marker on its line, a comment as a rule, belongs to the next document; the marker itself is cut out.
+			begin, first = at+3, line
+		}
+		at = end
+	}
+	docs = append(docs, &document{text: data[begin:], line: first})
+	kept := docs[:0]
+	for _, d := range docs {
+		if trimmed := bytes.TrimLeft(d.text, " \t\r\n"); len(trimmed) > 0 {
+			d.line += bytes.Count(d.text[:len(d.text)-len(trimmed)], []byte("\n"))
+			// Indentation of the first line is kept: it counts in YAML.
+			start := len(d.text) - len(trimmed)
+			for start > 0 && d.text[start-1] != '\n' {
+				start--
+			}
+			d.text = d.text[start:]
+			kept = append(kept, d)
+		}
+	}
+	return kept
+}
+
+// fault makes a fault at a field.
+func (d *document) fault(path, message string) Fault {
+	if path != "" {
+		message = path + ": " + message
+	}
+	return Fault{Line: d.lineOf(path), Field: path, Message: message}
+}
+
+// fieldFault makes a fault from one of validation.
+func (d *document) fieldFault(e *field.Error, at string) Fault {
+	return d.fault(at+e.Field, e.ErrorBody())
+}
+
+// find returns what the group of an expression matches, or "". It is compiled on the spot: faults are rare.
+func find(expression, text string) string {
+	if m := regexp.MustCompile(expression).FindStringSubmatch(text); m != nil {
+		return m[1]
+	}
+	return ""
+}
+
+// syntaxFault makes a fault from an error of the YAML parser, which counts lines from the beginning of the document.
+func (d *document) syntaxFault(err error) Fault {
+	message := strings.ReplaceAll(strings.TrimPrefix(err.Error(), "yaml: "), "\n", " ")
+	message = strings.TrimSpace(strings.TrimPrefix(message, "unmarshal errors: "))
+	line := d.line
+	if n, err := strconv.Atoi(find(`line (\d+)`, message)); err == nil {
+		line += max(n-1, 0)
+		message = regexp.MustCompile(`line \d+: ?`).ReplaceAllString(message, "")
+	}
+	return Fault{Line: line, Message: "reading YAML: " + message}
+}
+
+// decodeFaults makes faults from an error of the strict decoder.
+func (d *document) decodeFaults(err error, at string) []Fault {
+	strict, ok := runtime.AsStrictDecodingError(err)
+	if !ok {
+		switch {
+		case runtime.IsMissingKind(err):
+			return []Fault{d.fault(at+"kind", "Required value")}
+		case runtime.IsMissingVersion(err):
+			return []Fault{d.fault(at+"apiVersion", "Required value")}
+		case runtime.IsNotRegisteredError(err):
+			return []Fault{d.fault(at+"kind", "unknown kind or version: "+strings.SplitN(cause(err).Error(), " in scheme", 2)[0])}
+		}
+		text := cause(err).Error()
+		if strings.HasPrefix(text, "couldn't get version/kind") {
+			text = "not a Kubernetes object"
+		}
+		if path := find(`Go struct field [^.]+\.(\S+) of type`, text); path != "" {
+			return []Fault{d.fault(at+path, fmt.Sprintf("cannot read a %s as %s", find(`unmarshal (\S+)`, text), find(`of type (\S+)`, text)))}
+		}
+		return []Fault{d.fault(strings.TrimSuffix(at, "."), text)}
+	}
+	var faults []Fault
+	for _, e := range strict.Errors() {
+		path := find(`"([^"]+)"`, e.Error()) // unknown field "spec.foo"
+		faults = append(faults, d.fault(at+path, strings.TrimSpace(strings.ReplaceAll(e.Error(), `"`+path+`"`, ""))))
+	}
+	return faults
+}
+
+// lineOf finds the line of a field in the file, or of the nearest field around it. It parses the document once more, which only happens when
+// something is wrong with it or it is a list.
+func (d *document) lineOf(path string) int {
+	if path == "" {
+		return d.line
+	}
+	if d.root == nil {
+		d.root = &yaml.Node{}
+		if err := yaml.Unmarshal(d.text, d.root); err != nil {
+			d.root = &yaml.Node{} // sigs.k8s.io/yaml could read it: it is only the line that is not known
+		}
+	}
+	if len(d.root.Content) == 0 {
+		return d.line
+	}
+	node, line := d.root.Content[0], d.root.Content[0].Line
+	for _, step := range steps(path) {
+		next, at := child(node, step)
+		if next == nil {
+			break
+		}
+		node, line = next, at
+	}
+	return d.line + line - 1
+}
+
+// child finds a member of a mapping or sequence and the line that it begins on.
+func child(n *yaml.Node, step string) (*yaml.Node, int) {
+	for n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	switch n.Kind {
+	case yaml.MappingNode:
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			if n.Content[i].Value == step {
+				return n.Content[i+1], n.Content[i].Line
+			}
+		}
+	case yaml.SequenceNode:
+		if i, err := strconv.Atoi(step); err == nil && i >= 0 && i < len(n.Content) {
+			return n.Content[i], n.Content[i].Line
+		}
+	}
+	return nil, 0
+}
+
+// steps cuts a path such as spec.ports[0].name or metadata.annotations[a.b/c] into its steps.
+func steps(path string) []string {
+	var out []string
+	for path != "" {
+		end := strings.IndexAny(path, ".[")
+		if end != 0 {
+			if end < 0 {
+				return append(out, path)
+			}
+			out = append(out, path[:end])
+			path = path[end:]
+			continue
+		}
+		if path[0] == '.' {
+			path = path[1:]
+			continue
+		}
+		inner, rest, _ := strings.Cut(path[1:], "]")
+		out = append(out, inner)
+		path = rest
+	}
+	return out
+}

@@ -1,0 +1,212 @@
+// Package manifest reads Kubernetes objects from files: YAML or JSON, several to a file, strictly decoded, defaulted and validated by
+// Kubernetes' own rules. Every fault is told with file, line and field, because whoever reads it has an editor open and no API server to ask.
+//
+// A Decoder is safe for concurrent use. This package reads no files and follows nothing: registry does.
+package manifest
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// Object is one object of a file.
+type Object struct {
+	// Value is a *v1.APIService, *v1.Service, *v1.EndpointSlice, *v1.ConfigMap or *v1.Secret, defaulted and valid.
+	Value runtime.Object
+	// Line is where its document begins, from 1.
+	Line int
+}
+
+// Fault is one thing that is wrong with a file.
+type Fault struct {
+	// File is the name that Decode was given.
+	File string
+	// Line is where it is wrong, from 1; 0 when the whole file is.
+	Line int
+	// Field is the path of the field, such as spec.service.port. Empty: the document as a whole.
+	Field string
+	// Message is what is wrong, beginning with the field if there is one.
+	Message string
+}
+
+// String writes a fault as compilers do.
+func (f Fault) String() string {
+	if f.Line == 0 {
+		return f.File + ": " + f.Message
+	}
+	return fmt.Sprintf("%s:%d: %s", f.File, f.Line, f.Message)
+}
+
+// Decoder reads objects.
+type Decoder struct {
+	scheme *runtime.Scheme
+	strict runtime.Decoder
+}
+
+// NewDecoder makes a decoder.
+func NewDecoder() (*Decoder, error) {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{
+		apiregistration.AddToScheme, apiregistrationv1.AddToScheme, corev1.AddToScheme, discoveryv1.AddToScheme,
+	} {
+		if err := add(scheme); err != nil {
+			return nil, fmt.Errorf("making decoder of manifests: %w", err)
+		}
+	}
+	codecs := serializer.NewCodecFactory(scheme, serializer.EnableStrict)
+	return &Decoder{scheme: scheme, strict: codecs.UniversalDeserializer()}, nil
+}
+
+// maxFaults is how many faults of one file are told: a reader mends the first ones and looks again.
+const maxFaults = 20
+
+// Decode reads all objects of a file. When anything is wrong with it, it returns the faults and no object.
+func (d *Decoder) Decode(file string, data []byte) ([]Object, []Fault) {
+	var objects []Object
+	var faults []Fault
+	for _, doc := range split(data) {
+		found, wrong := d.document(doc)
+		objects = append(objects, found...)
+		for _, f := range wrong {
+			f.File = file
+			faults = append(faults, f)
+		}
+	}
+	faults = append(faults, duplicates(file, objects)...)
+	if len(faults) > 0 {
+		return nil, faults[:min(len(faults), maxFaults)]
+	}
+	return objects, nil
+}
+
+// document reads one document, which may be a List.
+func (d *Decoder) document(doc *document) ([]Object, []Fault) {
+	raw, err := yaml.YAMLToJSONStrict(doc.text)
+	if err != nil {
+		return nil, []Fault{doc.syntaxFault(err)}
+	}
+	if string(raw) == "null" {
+		return nil, nil // nothing but comments
+	}
+	return d.value(raw, doc, "")
+}
+
+// value reads one object from its JSON. At is where it is in its document, empty for the whole.
+func (d *Decoder) value(raw []byte, doc *document, at string) ([]Object, []Fault) {
+	value, kind, err := d.strict.Decode(raw, nil, nil)
+	if err != nil {
+		return nil, doc.decodeFaults(err, at)
+	}
+	switch o := value.(type) {
+	case *corev1.List:
+		return d.list(o, doc, at)
+	case *apiregistrationv1.APIService, *corev1.Service, *discoveryv1.EndpointSlice, *corev1.ConfigMap, *corev1.Secret:
+	default:
+		return nil, []Fault{doc.fault(at+"kind", fmt.Sprintf("%s is not read from a directory: only APIService, Service, "+
+			"EndpointSlice, ConfigMap, Secret and List are", kind.Kind))}
+	}
+	d.scheme.Default(value)
+	setDefaults(value)
+	var faults []Fault
+	for _, e := range d.validate(value) {
+		faults = append(faults, doc.fieldFault(e, at))
+	}
+	return []Object{{Value: value, Line: doc.lineOf(strings.TrimSuffix(at, "."))}}, faults
+}
+
+// list reads the items of a List, as kubectl get -o yaml writes them.
+func (d *Decoder) list(l *corev1.List, doc *document, at string) ([]Object, []Fault) {
+	if at != "" {
+		return nil, []Fault{doc.fault(at+"kind", "a List in a List is not read")}
+	}
+	var objects []Object
+	var faults []Fault
+	for i := range l.Items {
+		found, wrong := d.value(l.Items[i].Raw, doc, fmt.Sprintf("items[%d].", i))
+		objects, faults = append(objects, found...), append(faults, wrong...)
+	}
+	return objects, faults
+}
+
+// Name returns the kind, namespace and name of an object in one string, such as "Service kube-system/metrics".
+func (o Object) Name() string {
+	kind := ""
+	switch o.Value.(type) {
+	case *apiregistrationv1.APIService:
+		kind = "APIService"
+	case *corev1.Service:
+		kind = "Service"
+	case *discoveryv1.EndpointSlice:
+		kind = "EndpointSlice"
+	case *corev1.ConfigMap:
+		kind = "ConfigMap"
+	case *corev1.Secret:
+		kind = "Secret"
+	}
+	m, err := meta.Accessor(o.Value)
+	if err != nil {
+		return kind
+	}
+	if m.GetNamespace() == metav1.NamespaceNone {
+		return kind + " " + m.GetName()
+	}
+	return kind + " " + m.GetNamespace() + "/" + m.GetName()
+}
+
+// duplicates finds objects that are in a file twice.
+func duplicates(file string, objects []Object) []Fault {
+	var faults []Fault
+	lines := make(map[string]int, len(objects)) // :: name → line
+	for _, o := range objects {
+		name := o.Name()
+		if line, taken := lines[name]; taken {
+			faults = append(faults, Fault{
+				File: file, Line: o.Line, Field: "metadata.name",
+				Message: fmt.Sprintf("metadata.name: %s is already at line %d", name, line),
+			})
+			continue
+		}
+		lines[name] = o.Line
+	}
+	return faults
+}
+
+// validate applies the rules of an object's kind.
+func (d *Decoder) validate(value runtime.Object) field.ErrorList {
+	switch o := value.(type) {
+	case *apiregistrationv1.APIService:
+		return validateAPIService(o)
+	case *corev1.Service:
+		return validateService(o)
+	case *discoveryv1.EndpointSlice:
+		return validateSlice(o)
+	case *corev1.ConfigMap:
+		return validateConfigMap(o)
+	case *corev1.Secret:
+		return validateSecret(o)
+	}
+	return nil
+}
+
+// cause is the innermost error, which says what is wrong without how it was found.
+func cause(err error) error {
+	for {
+		inner := errors.Unwrap(err)
+		if inner == nil {
+			return err
+		}
+		err = inner
+	}
+}

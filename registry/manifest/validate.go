@@ -1,0 +1,255 @@
+package manifest
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/sets"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	aggregatorvalidation "k8s.io/kube-aggregator/pkg/apis/apiregistration/validation"
+	"k8s.io/utils/ptr"
+)
+
+// setDefaults sets what kube-apiserver sets for the kinds whose defaults are not in a library (pkg/apis/core/v1/defaults.go,
+// pkg/apis/discovery/v1/defaults.go), as far as anyone here looks.
+func setDefaults(value runtime.Object) {
+	switch o := value.(type) {
+	case *corev1.Service:
+		o.Spec.Type = cmp.Or(o.Spec.Type, corev1.ServiceTypeClusterIP)
+		for i := range o.Spec.Ports {
+			p := &o.Spec.Ports[i]
+			p.Protocol = cmp.Or(p.Protocol, corev1.ProtocolTCP)
+			if p.TargetPort == (intstr.IntOrString{}) {
+				p.TargetPort = intstr.FromInt32(p.Port)
+			}
+		}
+	case *discoveryv1.EndpointSlice:
+		for i := range o.Ports {
+			p := &o.Ports[i]
+			p.Name = cmp.Or(p.Name, ptr.To(""))
+			p.Protocol = cmp.Or(p.Protocol, ptr.To(corev1.ProtocolTCP))
+		}
+	}
+}
+
+// validateAPIService applies kube-aggregator's own rules.
+func validateAPIService(o *apiregistrationv1.APIService) field.ErrorList {
+	var internal apiregistration.APIService
+	if err := apiregistrationv1.Convert_v1_APIService_To_apiregistration_APIService(o, &internal, nil); err != nil {
+		return field.ErrorList{field.InternalError(nil, err)}
+	}
+	return aggregatorvalidation.ValidateAPIService(context.Background(), &internal)
+}
+
+func metadata() *field.Path { return field.NewPath("metadata") }
+
+// validateService applies the rules of pkg/apis/core/validation that matter to whoever routes to the Service.
+func validateService(o *corev1.Service) field.ErrorList {
+	errs := apivalidation.ValidateObjectMeta(&o.ObjectMeta, true, apivalidation.NameIsDNS1035Label, metadata())
+	spec := field.NewPath("spec")
+	external := o.Spec.Type == corev1.ServiceTypeExternalName
+	headless := o.Spec.ClusterIP == corev1.ClusterIPNone
+	switch o.Spec.Type {
+	case corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer:
+	case corev1.ServiceTypeExternalName:
+		for _, msg := range utilvalidation.IsDNS1123Subdomain(o.Spec.ExternalName) {
+			errs = append(errs, field.Invalid(spec.Child("externalName"), o.Spec.ExternalName, msg))
+		}
+	default:
+		errs = append(errs, field.NotSupported(spec.Child("type"), o.Spec.Type, []corev1.ServiceType{
+			corev1.ServiceTypeClusterIP, corev1.ServiceTypeExternalName, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort,
+		}))
+	}
+	if ip := o.Spec.ClusterIP; ip != "" && !headless {
+		if external {
+			errs = append(errs, field.Forbidden(spec.Child("clusterIP"), "may not be set for ExternalName services"))
+		} else if _, err := netip.ParseAddr(ip); err != nil {
+			errs = append(errs, field.Invalid(spec.Child("clusterIP"), ip, "must be empty, \"None\", or a valid IP address"))
+		}
+	}
+	if len(o.Spec.Ports) == 0 && !external && !headless {
+		errs = append(errs, field.Required(spec.Child("ports"), ""))
+	}
+	names, numbers := sets.New[string](), sets.New[string]()
+	for i := range o.Spec.Ports {
+		errs = append(errs, validateServicePort(&o.Spec.Ports[i], spec.Child("ports").Index(i), len(o.Spec.Ports) > 1, names, numbers)...)
+	}
+	return errs
+}
+
+func validateServicePort(p *corev1.ServicePort, path *field.Path, named bool, names, numbers sets.Set[string]) field.ErrorList {
+	errs := validatePortName(p.Name, path.Child("name"), names)
+	if named && p.Name == "" {
+		errs = append(errs, field.Required(path.Child("name"), ""))
+	}
+	for _, msg := range utilvalidation.IsValidPortNum(int(p.Port)) {
+		errs = append(errs, field.Invalid(path.Child("port"), p.Port, msg))
+	}
+	number := fmt.Sprintf("%s/%d", p.Protocol, p.Port)
+	if numbers.Has(number) {
+		errs = append(errs, field.Duplicate(path, number))
+	}
+	numbers.Insert(number)
+	return append(errs, validateProtocol(p.Protocol, path.Child("protocol"))...)
+}
+
+func validatePortName(name string, path *field.Path, names sets.Set[string]) field.ErrorList {
+	var errs field.ErrorList
+	if name != "" {
+		for _, msg := range utilvalidation.IsDNS1123Label(name) {
+			errs = append(errs, field.Invalid(path, name, msg))
+		}
+		if names.Has(name) {
+			errs = append(errs, field.Duplicate(path, name))
+		}
+	}
+	names.Insert(name)
+	return errs
+}
+
+func validateProtocol(p corev1.Protocol, path *field.Path) field.ErrorList {
+	switch p {
+	case corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP:
+		return nil
+	}
+	return field.ErrorList{field.NotSupported(path, p, []corev1.Protocol{corev1.ProtocolSCTP, corev1.ProtocolTCP, corev1.ProtocolUDP})}
+}
+
+const (
+	maxEndpoints = 1000 // of one slice; pkg/apis/discovery/validation
+	maxAddresses = 100  // of one endpoint
+	maxPorts     = 20_000
+)
+
+// validateSlice applies the rules of pkg/apis/discovery/validation that matter to whoever dials the endpoints.
+func validateSlice(o *discoveryv1.EndpointSlice) field.ErrorList {
+	errs := apivalidation.ValidateObjectMeta(&o.ObjectMeta, true, apivalidation.NameIsDNSSubdomain, metadata())
+	if o.Labels[discoveryv1.LabelServiceName] == "" {
+		errs = append(errs, field.Required(metadata().Child("labels").Key(discoveryv1.LabelServiceName), "it says which Service the endpoints belong to"))
+	}
+	switch o.AddressType {
+	case discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6, discoveryv1.AddressTypeFQDN:
+	case "":
+		errs = append(errs, field.Required(field.NewPath("addressType"), ""))
+	default:
+		errs = append(errs, field.NotSupported(field.NewPath("addressType"), o.AddressType, []discoveryv1.AddressType{
+			discoveryv1.AddressTypeFQDN, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6,
+		}))
+	}
+	endpoints := field.NewPath("endpoints")
+	if len(o.Endpoints) > maxEndpoints {
+		return append(errs, field.TooMany(endpoints, len(o.Endpoints), maxEndpoints))
+	}
+	for i := range o.Endpoints {
+		errs = append(errs, validateAddresses(o.Endpoints[i].Addresses, o.AddressType, endpoints.Index(i).Child("addresses"))...)
+	}
+	ports := field.NewPath("ports")
+	if len(o.Ports) > maxPorts {
+		return append(errs, field.TooMany(ports, len(o.Ports), maxPorts))
+	}
+	names := sets.New[string]()
+	for i := range o.Ports {
+		p, path := &o.Ports[i], ports.Index(i)
+		if names.Has(*p.Name) {
+			errs = append(errs, field.Duplicate(path.Child("name"), *p.Name))
+		}
+		errs = append(errs, validatePortName(*p.Name, path.Child("name"), sets.New[string]())...)
+		names.Insert(*p.Name)
+		errs = append(errs, validateProtocol(*p.Protocol, path.Child("protocol"))...)
+		if p.Port == nil {
+			errs = append(errs, field.Required(path.Child("port"), ""))
+			continue
+		}
+		for _, msg := range utilvalidation.IsValidPortNum(int(*p.Port)) {
+			errs = append(errs, field.Invalid(path.Child("port"), *p.Port, msg))
+		}
+	}
+	return errs
+}
+
+func validateAddresses(addresses []string, kind discoveryv1.AddressType, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	switch {
+	case len(addresses) == 0:
+		return append(errs, field.Required(path, "must contain at least 1 address"))
+	case len(addresses) > maxAddresses:
+		return append(errs, field.TooMany(path, len(addresses), maxAddresses))
+	}
+	for i, a := range addresses {
+		at := path.Index(i)
+		if kind == discoveryv1.AddressTypeFQDN {
+			for _, msg := range utilvalidation.IsDNS1123Subdomain(a) {
+				errs = append(errs, field.Invalid(at, a, msg))
+			}
+			continue
+		}
+		addr, err := netip.ParseAddr(a)
+		switch {
+		case err != nil || addr.Zone() != "":
+			errs = append(errs, field.Invalid(at, a, "must be a valid IP address"))
+		case kind == discoveryv1.AddressTypeIPv4 && !addr.Is4():
+			errs = append(errs, field.Invalid(at, a, "must be an IPv4 address"))
+		case kind == discoveryv1.AddressTypeIPv6 && !addr.Is6():
+			errs = append(errs, field.Invalid(at, a, "must be an IPv6 address"))
+		}
+	}
+	return errs
+}
+
+// maxData is the size limit of ConfigMaps and Secrets (core/v1 MaxSecretSize).
+const maxData = corev1.MaxSecretSize
+
+func validateConfigMap(o *corev1.ConfigMap) field.ErrorList {
+	errs := apivalidation.ValidateObjectMeta(&o.ObjectMeta, true, apivalidation.NameIsDNSSubdomain, metadata())
+	total := 0
+	for k, v := range o.Data {
+		errs = append(errs, validateKey(k, field.NewPath("data"))...)
+		if _, both := o.BinaryData[k]; both {
+			errs = append(errs, field.Invalid(field.NewPath("data").Key(k), k, "duplicate of key present in binaryData"))
+		}
+		total += len(v)
+	}
+	for k, v := range o.BinaryData {
+		errs = append(errs, validateKey(k, field.NewPath("binaryData"))...)
+		total += len(v)
+	}
+	if total > maxData {
+		errs = append(errs, field.TooLong(field.NewPath("data"), "", maxData))
+	}
+	return errs
+}
+
+func validateSecret(o *corev1.Secret) field.ErrorList {
+	errs := apivalidation.ValidateObjectMeta(&o.ObjectMeta, true, apivalidation.NameIsDNSSubdomain, metadata())
+	total := 0
+	for k, v := range o.Data {
+		errs = append(errs, validateKey(k, field.NewPath("data"))...)
+		total += len(v)
+	}
+	for k, v := range o.StringData {
+		errs = append(errs, validateKey(k, field.NewPath("stringData"))...)
+		total += len(v)
+	}
+	if total > maxData {
+		errs = append(errs, field.TooLong(field.NewPath("data"), "", maxData))
+	}
+	return errs
+}
+
+func validateKey(k string, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for _, msg := range utilvalidation.IsConfigMapKey(k) {
+		errs = append(errs, field.Invalid(path.Key(k), k, msg))
+	}
+	return errs
+}
