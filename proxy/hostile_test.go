@@ -1,0 +1,170 @@
+package proxy
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+func TestForgedHeadersDoNothing(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	forged := http.Header{
+		"X-Remote-User": {"system:admin"}, "x-remote-group": {"system:masters"}, "X_Remote_User": {"system:admin"}, "X-Remote_Group": {"system:masters"},
+		"X-Remote-Extra-Scopes": {"all"}, "X-REMOTE-UID": {"0"}, "X-Remote-Anything": {"x"}, "Proxy-Authorization": {"Basic eA=="},
+		"Sec-Websocket-Protocol": {"base64url.bearer.authorization.k8s.io.dG9rZW4tb2YtYm9i, v4.channel.k8s.io"}, "X-Forwarded-For": {"1.2.3.4"},
+		"X-Forwarded-Host": {"evil"}, "Forwarded": {"for=1.2.3.4"},
+	}
+	want := map[string][]string{
+		"x-remote-user": {"bob"}, "x-remote-uid": {"uid-bob"}, "x-remote-group": {"people", "system:authenticated"}, "x-remote-extra-scope": {"all"},
+	}
+	bothProtocols(t, func(t *testing.T, proto string) {
+		r := w.request(t, "GET", remoteGV+"/widgets", nil)
+		r.Header = forged.Clone()
+		r.Header.Set("Authorization", "Bearer token-of-bob")
+		if proto == "http/1.1" {
+			r.Header.Set("Connection", "X-Remote-User, X-Remote-Group, Audit-Id")
+		}
+		if got := w.do(t, w.httpClient(t, proto, nil), r); got.status != 200 {
+			t.Fatalf("status %d: %s", got.status, got.body)
+		}
+		in := w.remote.last(t)
+		if diff := cmp.Diff(want, identityFields(in.header)); diff != "" {
+			t.Errorf("identity (-want +got):\n%s", diff)
+		}
+		if got := in.header.Get("X-Forwarded-For"); got != "127.0.0.1" {
+			t.Errorf("X-Forwarded-For %q: a stranger's word was passed on", got)
+		}
+		for name, values := range in.header {
+			if strings.Contains(strings.Join(values, ","), "bearer.authorization") {
+				t.Errorf("%s carries the token", name)
+			}
+		}
+	})
+}
+
+func TestForgedTrailersDoNothing(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	bothProtocols(t, func(t *testing.T, proto string) {
+		r := w.request(t, "POST", remoteGV+"/widgets", io.NopCloser(strings.NewReader("body")))
+		r.ContentLength = -1
+		r.Header.Set("Authorization", "Bearer token-of-bob")
+		r.Trailer = http.Header{"X-Remote-User": {"system:admin"}, "X-Checksum": {"abc"}, "X_remote-Group": {"system:masters"}}
+		if got := w.do(t, w.httpClient(t, proto, nil), r); got.status != 200 {
+			t.Fatalf("status %d: %s", got.status, got.body)
+		}
+		in := w.remote.last(t)
+		if diff := cmp.Diff(http.Header{"X-Checksum": {"abc"}}, in.trailer); diff != "" {
+			t.Errorf("trailers (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestTargetIsForwardedAsItStands(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	for _, target := range []string{
+		remoteGV + "/widgets/a%2Fb", remoteGV + "/widgets/%C3%A9?b=2&a=1&&c", remoteGV + "/widgets?x=%zz;y", remoteGV + "/widgets/?", remoteGV + "/widgets/a'b(c)|d",
+	} {
+		bothProtocols(t, func(t *testing.T, proto string) {
+			r := w.request(t, "GET", target, nil)
+			r.Header.Set("Authorization", "Bearer token-of-bob")
+			got := w.do(t, w.httpClient(t, proto, nil), r)
+			if got.status != 200 {
+				t.Fatalf("%s: status %d: %s", target, got.status, got.body)
+			}
+			if in := w.remote.last(t); in.target != target {
+				t.Errorf("arrived as %q, want %q", in.target, target)
+			}
+		})
+	}
+}
+
+func TestAmbiguousPathsReachNobody(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	for _, target := range []string{
+		"/apis/remote.example.com%2Fv1/widgets", "/apis//remote.example.com/v1/widgets", "/api/v1/../../apis/remote.example.com/v1/widgets",
+		"/apis/apps/v1/%2e%2e/%2e%2e/remote.example.com/v1/widgets", "/apis/remote.example.com/v1/../../../api/v1/secrets",
+	} {
+		remote, local := w.remote.count(), w.local.count()
+		conn := w.dialFront(t)
+		fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-bob\r\nConnection: close\r\n\r\n", target)
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		check(t, err)
+		res.Body.Close()
+		if res.StatusCode != 400 {
+			t.Errorf("%s: status %d, want 400", target, res.StatusCode)
+		}
+		if w.remote.count() != remote || w.local.count() != local {
+			t.Errorf("%s reached a backend", target)
+		}
+	}
+}
+
+// A front proxy's word about addresses counts, a stranger's does not.
+func TestForwardedForOfATrustedProxy(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	r := w.request(t, "GET", "/api/v1/pods", nil)
+	r.Header = http.Header{"X-Remote-User": {"carol"}, "X-Forwarded-For": {"203.0.113.7"}}
+	w.do(t, w.httpClient(t, "h2", w.authorities.front.Issue(pki.Leaf{CommonName: "outer"})), r)
+	if got := w.local.last(t).header.Get("X-Forwarded-For"); got != "203.0.113.7, 127.0.0.1" {
+		t.Errorf("X-Forwarded-For %q", got)
+	}
+}
+
+// CVE-2018-1002105: after an upgrade that the backend refused, kube-apiserver left the connection to the backend open for whatever the client sent next,
+// with the proxy's own identity.
+func TestCVE20181002105(t *testing.T) {
+	refuse := func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no upgrade here", http.StatusForbidden) }
+	for _, side := range []struct{ name, path string }{{"remote", remoteGV + "/namespaces/a/pods/b/exec"}, {"local", "/api/v1/namespaces/a/pods/b/exec"}} {
+		t.Run(side.name, func(t *testing.T) {
+			w := newWorld(t, worldConfig{remote: refuse, local: refuse})
+			conn := w.dialFront(t)
+			smuggled := "GET /apis/remote.example.com/v1/secrets HTTP/1.1\r\nHost: x\r\nX-Remote-User: system:admin\r\nX-Remote-Group: system:masters\r\n\r\n"
+			// All at once, so that the second request is there before the answer to the first.
+			fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-bob\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nContent-Length: 0\r\n\r\n%s", side.path, smuggled)
+			check(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+			br := bufio.NewReader(conn)
+			res, err := http.ReadResponse(br, nil)
+			check(t, err)
+			body, _ := io.ReadAll(res.Body)
+			if res.StatusCode != 403 || !strings.Contains(string(body), "no upgrade here") {
+				t.Fatalf("status %d: %s", res.StatusCode, body)
+			}
+			// The connection ends; nothing answers the second request.
+			if rest, err := io.ReadAll(br); err == nil && len(rest) > 0 {
+				t.Errorf("after the refusal came %q", rest)
+			}
+			for _, f := range []*far{w.remote, w.local} {
+				f.mu.Lock()
+				for _, in := range f.got {
+					if strings.Contains(in.target, "secrets") {
+						t.Errorf("the second request arrived, as %v", identityFields(in.header))
+					}
+				}
+				f.mu.Unlock()
+			}
+		})
+	}
+}
+
+func TestUnofferedUpgradesAreIgnored(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	for _, protocol := range []string{"h2c", "TLS/1.0", "HTTP/2.0", "websocket, h2c"} {
+		conn := w.dialFront(t)
+		fmt.Fprintf(conn, "GET %s/widgets HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-bob\r\nConnection: Upgrade, HTTP2-Settings, close\r\nUpgrade: %s\r\nHTTP2-Settings: AAMAAABk\r\n\r\n", remoteGV, protocol)
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		check(t, err)
+		res.Body.Close()
+		in := w.remote.last(t)
+		if res.StatusCode != 200 || in.header.Get("Upgrade") != "" || in.header.Get("Http2-Settings") != "" {
+			t.Errorf("Upgrade: %s: status %d, arrived with %v", protocol, res.StatusCode, in.header)
+		}
+	}
+}

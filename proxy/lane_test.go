@@ -1,0 +1,172 @@
+package proxy
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+)
+
+// get asks for a target as bob.
+func (w *world) get(t *testing.T, proto, target string) answer {
+	t.Helper()
+	r := w.request(t, "GET", target, nil)
+	r.Header.Set("Authorization", "Bearer token-of-bob")
+	return w.do(t, w.httpClient(t, proto, nil), r)
+}
+
+func statusOf(t *testing.T, a answer) metav1.Status {
+	t.Helper()
+	var s metav1.Status
+	if err := json.Unmarshal([]byte(a.body), &s); err != nil || s.Kind != "Status" {
+		t.Fatalf("not a Status: %v: %q", err, a.body)
+	}
+	return s
+}
+
+func annotate(key, value string) func(*apiregistrationv1.APIService) {
+	return func(a *apiregistrationv1.APIService) { a.Annotations = map[string]string{"fairlead.dev/" + key: value} }
+}
+
+func TestErrors(t *testing.T) {
+	redirect := func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }
+	hang := func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+	cut := func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
+	for _, tc := range []struct {
+		name       string
+		world      worldConfig
+		target     string
+		code       int
+		message    string
+		retryAfter string
+	}{
+		{"unavailable", worldConfig{unhealthy: true}, remoteGV + "/widgets", 503, "v1.remote.example.com is unavailable: FailedDiscoveryCheck", "1"},
+		{"maintenance", worldConfig{change: annotate("maintenance", "back at noon")}, remoteGV + "/widgets", 503, "v1.remote.example.com is in maintenance: back at noon", ""},
+		{"incomplete", worldConfig{incomplete: true}, "/apis/unknown.example.com/v1", 503, "not complete", "1"},
+		{"redirect", worldConfig{remote: redirect}, remoteGV + "/widgets", 502, "attempted to redirect", ""},
+		{"timeout", worldConfig{remote: hang}, remoteGV + "/widgets?timeout=50ms", 504, "did not answer within", ""},
+		{"bad timeout", worldConfig{}, remoteGV + "/widgets?timeout=soon", 400, "invalid timeout", ""},
+		{"policy timeout", worldConfig{remote: hang, change: annotate("request-timeout", "1s")}, remoteGV + "/widgets", 504, "did not answer within", ""},
+		{"cut", worldConfig{remote: cut}, remoteGV + "/widgets", 503, "ended the connection before it had answered", ""},
+		{"own page without pages", worldConfig{}, "/fairlead/none", 404, "could not find", ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := newWorld(t, tc.world)
+			bothProtocols(t, func(t *testing.T, proto string) {
+				got := w.get(t, proto, tc.target)
+				s := statusOf(t, got)
+				if got.status != tc.code || int(s.Code) != tc.code || !strings.Contains(s.Message, tc.message) || got.header.Get("Retry-After") != tc.retryAfter {
+					t.Errorf("%d %+v, Retry-After %q", got.status, s, got.header.Get("Retry-After"))
+				}
+				if strings.Contains(got.body, "10.1.2.3") || strings.Contains(got.body, "127.0.0.1") {
+					t.Errorf("the answer tells an address: %s", got.body)
+				}
+			})
+		})
+	}
+}
+
+func TestLoop(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	r := w.request(t, "GET", "/api/v1/pods", nil)
+	r.Header.Set(loopHeader, "other, "+w.proxy.instance)
+	if got := w.do(t, w.httpClient(t, "h2", nil), r); got.status != http.StatusLoopDetected {
+		t.Errorf("status %d", got.status)
+	}
+	r = w.request(t, "GET", "/api/v1/pods", nil)
+	r.Header.Set(loopHeader, "other")
+	w.do(t, w.httpClient(t, "h2", nil), r)
+	if got := w.local.last(t).header.Get(loopHeader); got != "other, "+w.proxy.instance {
+		t.Errorf("passed on as %q", got)
+	}
+}
+
+func TestBusy(t *testing.T) {
+	began, end := make(chan struct{}), make(chan struct{})
+	w := newWorld(t, worldConfig{change: annotate("max-inflight", "1"), remote: func(http.ResponseWriter, *http.Request) { began <- struct{}{}; <-end }})
+	first := make(chan answer)
+	go func() { first <- w.get(t, "h2", remoteGV+"/widgets") }()
+	<-began
+	got := w.get(t, "h2", remoteGV+"/widgets")
+	if s := statusOf(t, got); got.status != 429 || got.header.Get("Retry-After") != "1" || s.Reason != metav1.StatusReasonTooManyRequests {
+		t.Errorf("%d %+v", got.status, s)
+	}
+	close(end)
+	if got := <-first; got.status != 200 {
+		t.Errorf("the first: %d", got.status)
+	}
+}
+
+// A watch's events come when they are sent, and a drain ends it as if its time had come.
+func TestWatch(t *testing.T) {
+	next := make(chan string)
+	watch := func(w http.ResponseWriter, r *http.Request) {
+		w.(http.Flusher).Flush()
+		for {
+			select {
+			case e := <-next:
+				fmt.Fprintln(w, e)
+				w.(http.Flusher).Flush()
+			case <-r.Context().Done():
+				return
+			}
+		}
+	}
+	for _, http1 := range []bool{false, true} {
+		bothProtocols(t, func(t *testing.T, proto string) {
+			w := newWorld(t, worldConfig{remote: watch, remoteHTTP1: http1})
+			r := w.request(t, "GET", remoteGV+"/widgets?watch=true", nil)
+			r.Header.Set("Authorization", "Bearer token-of-bob")
+			res, err := w.httpClient(t, proto, nil).Do(r)
+			check(t, err)
+			defer res.Body.Close()
+			for _, event := range []string{"one", "two"} {
+				next <- event
+				got := make([]byte, 4)
+				if _, err := io.ReadFull(res.Body, got); err != nil || string(got) != event+"\n" {
+					t.Fatalf("%q, %v", got, err)
+				}
+			}
+			w.proxy.EndLongRunning()
+			if rest, err := io.ReadAll(res.Body); err != nil || len(rest) != 0 {
+				t.Errorf("ended with %q, %v", rest, err)
+			}
+		})
+	}
+}
+
+func TestImpersonation(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	for _, tc := range []struct {
+		token  string
+		status int
+	}{{"token-of-boss", 200}, {"token-of-bob", 403}} {
+		bothProtocols(t, func(t *testing.T, proto string) {
+			r := w.request(t, "GET", remoteGV+"/widgets", nil)
+			r.Header = http.Header{"Authorization": {"Bearer " + tc.token}, "Impersonate-User": {"jane"}, "Impersonate-Group": {"dev"}}
+			got := w.do(t, w.httpClient(t, proto, nil), r)
+			if got.status != tc.status {
+				t.Fatalf("status %d: %s", got.status, got.body)
+			}
+			if tc.status != 200 {
+				return
+			}
+			in := identityFields(w.remote.last(t).header)
+			if got := in["x-remote-user"]; len(in) == 0 || len(got) != 1 || got[0] != "jane" || in["impersonate-user"] != nil {
+				t.Errorf("arrived as %v", in)
+			}
+		})
+	}
+	// The local apiserver impersonates by itself.
+	r := w.request(t, "GET", "/api/v1/pods", nil)
+	r.Header = http.Header{"Authorization": {"Bearer token-of-bob"}, "Impersonate-User": {"jane"}}
+	w.do(t, w.httpClient(t, "h2", nil), r)
+	if got := w.local.last(t).header.Get("Impersonate-User"); got != "jane" {
+		t.Errorf("local got Impersonate-User %q", got)
+	}
+}
