@@ -99,11 +99,11 @@ func TestConnDiesAtNotAfter(t *testing.T) {
 			a := newAuthenticator(t, Config{VerifyClient: ca.verify()})
 			c := &Conn{Peer: ca.issue(pkix.Name{CommonName: "alice"}, tt.leaf)}
 			a.Read(c, nil)
-			time.Sleep(tt.when - 2*time.Second)
+			pass(tt.when - 2*time.Second)
 			if got := a.Read(c, nil); got.Kind != KindCertificate {
 				t.Errorf("%s: ended early: %v", tt.name, got.Err)
 			}
-			time.Sleep(3 * time.Second)
+			pass(3 * time.Second)
 			if got := a.Read(c, nil); got.Kind != KindInvalid {
 				t.Errorf("%s: kind %d after it expired", tt.name, got.Kind)
 			}
@@ -134,7 +134,7 @@ func TestConnRetriesFailure(t *testing.T) {
 		if n.Load() != 1 {
 			t.Errorf("a failing certificate was verified %d times at once", n.Load())
 		}
-		time.Sleep(retryVerify + time.Second)
+		pass(retryVerify + time.Second)
 		if got := a.Read(c, nil); got.Kind != KindCertificate {
 			t.Errorf("kind %d (%v)", got.Kind, got.Err)
 		}

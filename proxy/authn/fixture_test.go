@@ -159,3 +159,6 @@ func describe(u user.Info) string {
 	}
 	return fmt.Sprintf("%s/%s%q%v", u.GetName(), u.GetUID(), u.GetGroups(), u.GetExtra())
 }
+
+// pass lets so much of a bubble's time go by.
+func pass(d time.Duration) { <-time.After(d) }

@@ -108,9 +108,10 @@ func (a *Authenticator) Review(ctx context.Context, c *Credentials, path string)
 
 // shared reviews a token once for all who ask at the same time. The review outlives a caller that gives up, for the others; its timeout ends it.
 func (a *Authenticator) shared(ctx context.Context, token Token) (*identity, error) {
-	if id, err, ok := a.remembered(token); ok {
+	if id, ok, err := a.remembered(token); ok {
 		return id, err
 	}
+	//nolint:contextcheck // many callers share it: it must not end, nor speak through a recorder or a span, with the first of them
 	ch := a.flight.DoChan(token.Secret(), func() (any, error) { return a.review(token) })
 	select {
 	case r := <-ch:
@@ -121,14 +122,15 @@ func (a *Authenticator) shared(ctx context.Context, token Token) (*identity, err
 	}
 }
 
-func (a *Authenticator) remembered(token Token) (id *identity, err error, ok bool) { //nolint:revive // the flag is about the error too
+// remembered is what is known of a token; with ok, id and err are what was answered.
+func (a *Authenticator) remembered(token Token) (id *identity, ok bool, err error) {
 	if id, _, ok := a.known.get(token); ok {
-		return id, nil, true
+		return id, true, nil
 	}
 	if _, _, ok := a.refused.get(token); ok {
-		return nil, errBadToken, true
+		return nil, true, errBadToken
 	}
-	return nil, nil, false
+	return nil, false, nil
 }
 
 func (a *Authenticator) review(token Token) (id *identity, err error) {
@@ -139,7 +141,7 @@ func (a *Authenticator) review(token Token) (id *identity, err error) {
 		}
 	}()
 	// The one before may have ended between our look-up and here.
-	if id, err, ok := a.remembered(token); ok {
+	if id, ok, err := a.remembered(token); ok {
 		return id, err
 	}
 	if a.waiting.Add(1) > maxWaiting {
@@ -148,6 +150,7 @@ func (a *Authenticator) review(token Token) (id *identity, err error) {
 		return nil, errBusy
 	}
 	defer a.waiting.Add(-1)
+	// Nobody's context: those who ask share the answer, and the first of them may leave.
 	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.ReviewTimeout)
 	defer cancel()
 	select {

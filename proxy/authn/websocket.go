@@ -8,7 +8,7 @@ import (
 )
 
 // bearerProtocol begins the WebSocket subprotocol by which a browser, which cannot set Authorization, presents a token.
-const bearerProtocol = "base64url.bearer.authorization.k8s.io."
+const bearerProtocol = "base64url.bearer.authorization.k8s.io." //nolint:gosec // a prefix that everybody knows
 
 // The ways in which such a subprotocol can be wrong, as k8s.io/apiserver/pkg/authentication/request/websocket tells them apart.
 var (

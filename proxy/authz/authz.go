@@ -172,6 +172,7 @@ func (z *Authorizer) Authorize(ctx context.Context, a *Attributes) (Decision, er
 		return d, nil
 	}
 	own := a.clone() // the review may outlive the request and its buffers
+	//nolint:contextcheck // many callers share it: it must not end, nor speak through a recorder or a span, with the first of them
 	ch := z.flight.DoChan(own.key(), func() (any, error) { return z.review(own) })
 	select {
 	case r := <-ch:

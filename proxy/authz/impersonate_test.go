@@ -112,6 +112,7 @@ func TestImpersonate(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			defer func() { _ = resp.Body.Close() }()
 			if b := body(t, resp); resp.StatusCode != tt.code || !strings.Contains(b, tt.want) || tt.code == 200 && b != tt.want {
 				t.Errorf("%d %s, want %d %s", resp.StatusCode, b, tt.code, tt.want)
 			}

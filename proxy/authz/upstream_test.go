@@ -179,7 +179,6 @@ func TestCancelled(t *testing.T) {
 
 func body(t *testing.T, r *http.Response) string {
 	t.Helper()
-	defer func() { _ = r.Body.Close() }()
 	b, err := io.ReadAll(r.Body)
 	if err != nil {
 		t.Fatal(err)
