@@ -6,8 +6,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
-	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -144,7 +143,7 @@ func TestWhyAProbeFails(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			s := httptest.NewUnstartedServer(tt.handler)
-			s.Config.ErrorLog = log.New(io.Discard, "", 0)
+			s.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 			s.TLS = &tls.Config{Certificates: []tls.Certificate{tt.server.pair}}
 			s.StartTLS()
 			defer s.Close()
@@ -199,7 +198,7 @@ func startProcess(t *testing.T, address string, ca authority, h2 bool) *process 
 	protocols.SetHTTP2(h2)
 	p := &process{listener: l, done: make(chan struct{}), Server: &http.Server{
 		Handler:   http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("{}")) }),
-		ErrorLog:  log.New(io.Discard, "", 0),
+		ErrorLog:  slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
 		TLSConfig: &tls.Config{Certificates: []tls.Certificate{ca.pair}},
 		Protocols: protocols,
 	}}

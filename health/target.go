@@ -185,7 +185,7 @@ func (t *target) passed(o outcome, suspected bool) {
 	} else {
 		t.gap = alarmGap
 	}
-	pause := t.pause(1 - jitter + 2*jitter*rand.Float64())
+	pause := t.pause(1 - jitter + 2*jitter*rand.Float64()) //nolint:gosec // nobody gains by guessing when a probe comes
 	t.due = t.started.Add(pause)
 	t.rest = pause / lightChecks
 	t.latency.probed(o.latency)

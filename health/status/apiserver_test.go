@@ -1,0 +1,144 @@
+package status
+
+import (
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/json"
+	clienttesting "k8s.io/client-go/testing"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+)
+
+// apiserver keeps Leases and APIServices in memory and knows server-side apply of our condition, which client-go's tracker does not.
+type apiserver struct {
+	fake    clienttesting.Fake
+	tracker clienttesting.ObjectTracker
+	// down makes every call fail, denied those for one APIService.
+	down   atomic.Bool
+	denied atomic.Pointer[string]
+
+	mu      sync.Mutex // guards patches
+	patches []patch
+}
+
+// patch is one write of a status.
+type patch struct {
+	name string
+	body string
+	at   time.Time
+}
+
+func newAPIServer(t *testing.T, objects ...*apiregistrationv1.APIService) *apiserver {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{coordinationv1.AddToScheme, apiregistrationv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := &apiserver{tracker: clienttesting.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder())}
+	for _, o := range objects {
+		if err := s.tracker.Add(o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.fake.AddReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return s.down.Load(), nil, errors.New("no route to host")
+	})
+	s.fake.AddReactor("patch", "apiservices", s.applyStatus)
+	s.fake.AddReactor("update", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		lease := a.(clienttesting.UpdateAction).GetObject().(*coordinationv1.Lease).DeepCopy()
+		return true, lease, s.updateLease(lease)
+	})
+	s.fake.AddReactor("*", "*", clienttesting.ObjectReaction(s.tracker))
+	return s
+}
+
+// updateLease refuses what is based on an older state, as an apiserver does and client-go's tracker does not.
+func (s *apiserver) updateLease(lease *coordinationv1.Lease) error {
+	resource := coordinationv1.SchemeGroupVersion.WithResource("leases")
+	o, err := s.tracker.Get(resource, lease.Namespace, lease.Name)
+	if err != nil {
+		return err
+	}
+	if o.(*coordinationv1.Lease).ResourceVersion != lease.ResourceVersion {
+		return apierrors.NewConflict(resource.GroupResource(), lease.Name, errors.New("changed meanwhile"))
+	}
+	lease.ResourceVersion += "+"
+	return s.tracker.Update(resource, lease, lease.Namespace)
+}
+
+func (s *apiserver) applyStatus(a clienttesting.Action) (bool, runtime.Object, error) {
+	p := a.(clienttesting.PatchActionImpl)
+	if d := s.denied.Load(); d != nil && *d == p.Name {
+		return true, nil, apierrors.NewForbidden(p.Resource.GroupResource(), p.Name, errors.New("denied"))
+	}
+	if o := p.PatchOptions; p.PatchType != types.ApplyPatchType || p.Subresource != "status" || o.FieldManager != "fairlead" || o.Force == nil || !*o.Force {
+		return true, nil, errors.New("not a forced apply of the status by fairlead")
+	}
+	s.mu.Lock()
+	s.patches = append(s.patches, patch{p.Name, string(p.Patch), time.Now()})
+	s.mu.Unlock()
+	o, err := s.tracker.Get(p.Resource, "", p.Name)
+	if err != nil {
+		return true, nil, err
+	}
+	var applied apiregistrationv1.APIService
+	if err := json.Unmarshal(p.Patch, &applied); err != nil {
+		return true, nil, err
+	}
+	next := o.(*apiregistrationv1.APIService).DeepCopy()
+	next.Status.Conditions = slices.DeleteFunc(next.Status.Conditions, func(c apiregistrationv1.APIServiceCondition) bool {
+		return c.Type == conditionType
+	})
+	next.Status.Conditions = append(next.Status.Conditions, applied.Status.Conditions...)
+	return true, next, s.tracker.Update(p.Resource, next, "")
+}
+
+// since returns the names of the APIServices that were written since a time.
+func (s *apiserver) since(from time.Time) (names []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.patches {
+		if !p.at.Before(from) {
+			names = append(names, p.name)
+		}
+	}
+	return names
+}
+
+func (s *apiserver) conditions(t *testing.T, name string) (found []string) {
+	t.Helper()
+	o, err := s.tracker.Get(apiregistrationv1.SchemeGroupVersion.WithResource("apiservices"), "", name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range o.(*apiregistrationv1.APIService).Status.Conditions {
+		found = append(found, string(c.Type)+"="+string(c.Status)+" "+c.Reason)
+	}
+	return found
+}
+
+// steal gives the Lease to somebody else, for as long as it runs.
+func (s *apiserver) steal(t *testing.T) {
+	t.Helper()
+	o, err := s.tracker.Get(coordinationv1.SchemeGroupVersion.WithResource("leases"), "kube-system", "fairlead-status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stolen, thief, now := o.(*coordinationv1.Lease).DeepCopy(), "thief", metav1.NewMicroTime(time.Now())
+	stolen.Spec.HolderIdentity, stolen.Spec.RenewTime = &thief, &now
+	if err := s.updateLease(stolen); err != nil {
+		t.Fatal(err)
+	}
+}
