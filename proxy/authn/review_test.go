@@ -382,7 +382,7 @@ func TestConcurrently(t *testing.T) {
 	for g := range 8 {
 		wg.Go(func() {
 			for i := range 300 {
-				token := []string{"good", "bad", fmt.Sprint("good", g, i)}[i%3]
+				token := []string{"good", "bad", fmt.Sprintf("good-%d-%d", g, i)}[i%3]
 				c := credentials(a, token)
 				u, known := a.Cached(c, "")
 				if !known {
