@@ -1,6 +1,7 @@
 package certs
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -39,7 +40,11 @@ func (s Source) String() string {
 	case s.File != "":
 		return s.File
 	case s.Object != (trust.Ref{}):
-		return fmt.Sprintf("%s %s/%s/%s", s.Object.Kind, s.Object.Namespace, s.Object.Name, s.Key)
+		name := cmp.Or(s.Object.Kind, "ConfigMap") + " " + s.Object.Namespace + "/" + s.Object.Name
+		if s.Key != "" {
+			name += "/" + s.Key
+		}
+		return name
 	case s.Inline != nil:
 		return "inline"
 	}

@@ -1,0 +1,237 @@
+package certs
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// server serves the store's pairs over HTTP/2. /who answers with the user that the connection's certificate makes now, /watch with a line for each that is fed.
+func server(t *testing.T, s *Store, feed <-chan string) string {
+	t.Helper()
+	mux := http.NewServeMux()
+	mux.HandleFunc("/who", func(w http.ResponseWriter, r *http.Request) {
+		if user, _ := worth(s.Clients(), r.TLS.PeerCertificates); !user {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		fmt.Fprint(w, r.TLS.PeerCertificates[0].Subject.CommonName)
+	})
+	mux.HandleFunc("/watch", func(w http.ResponseWriter, r *http.Request) {
+		for {
+			http.NewResponseController(w).Flush()
+			select {
+			case line := <-feed:
+				fmt.Fprintln(w, line)
+			case <-r.Context().Done():
+				return
+			}
+		}
+	})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	hs := &http.Server{Handler: mux, TLSConfig: s.TLS(), ErrorLog: log.New(io.Discard, "", 0)}
+	done := make(chan error, 1)
+	go func() { done <- hs.ServeTLS(l, "", "") }()
+	t.Cleanup(func() {
+		hs.Close()
+		if err := <-done; !errors.Is(err, http.ErrServerClosed) {
+			t.Errorf("serving: %v", err)
+		}
+	})
+	return "https://" + l.Addr().String()
+}
+
+// visitor is a client with a certificate that trusts these CAs.
+func visitor(t *testing.T, pair *pki.Pair, cas ...*pki.CA) *http.Client {
+	t.Helper()
+	roots := x509.NewCertPool()
+	for _, ca := range cas {
+		roots.AddCert(ca.Certificate)
+	}
+	tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair.TLS()}}, ForceAttemptHTTP2: true}
+	t.Cleanup(tr.CloseIdleConnections)
+	return &http.Client{Transport: tr}
+}
+
+func get(t *testing.T, c *http.Client, url string) (*http.Response, error) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.Do(r)
+}
+
+func code(t *testing.T, c *http.Client, url string) string {
+	t.Helper()
+	resp, err := get(t, c, url)
+	if err != nil {
+		return err.Error()
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err.Error()
+	}
+	return fmt.Sprint(resp.StatusCode, " ", resp.Proto, " ", string(body))
+}
+
+// A serving pair and a client CA are replaced under an open watch: the watch goes on, new connections get the new pair, and a user of the CA that was removed is
+// one no more, on the open connection as on a new one.
+func TestRotationUnderTraffic(t *testing.T) {
+	oldServing, newServing, oldClients, newClients := pki.NewCA("old serving"), pki.NewCA("new serving"), pki.NewCA("old clients"), pki.NewCA("new clients")
+	dir := t.TempDir()
+	local := pki.Leaf{CommonName: "serving", Names: []string{"127.0.0.1"}}
+	certFile, keyFile, err := oldServing.Issue(local).WriteFiles(dir, "tls")
+	if err != nil {
+		t.Fatal(err)
+	}
+	clientCA := write(t, dir, "client.crt", oldClients.PEM())
+	s := store(t, Config{Serving: PairSource{Cert: Source{File: certFile}, Key: Source{File: keyFile}}, ClientCA: Source{File: clientCA}})
+	run(t, s)
+	feed := make(chan string)
+	url := server(t, s, feed)
+
+	jane := visitor(t, oldClients.Issue(pki.Leaf{CommonName: "jane"}), oldServing)
+	resp, err := get(t, jane, url+"/watch")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewScanner(resp.Body)
+	watch := func(when string) {
+		t.Helper()
+		feed <- when
+		if !lines.Scan() || lines.Text() != when {
+			t.Fatalf("%s: the watch got %q, %v", when, lines.Text(), lines.Err())
+		}
+	}
+	watch("before")
+	if got := code(t, jane, url+"/who"); got != "200 HTTP/2.0 jane" {
+		t.Fatal(got)
+	}
+
+	if _, _, err := newServing.Issue(local).WriteFiles(dir, "tls"); err != nil {
+		t.Fatal(err)
+	}
+	fresh := func() *http.Client { return visitor(t, oldClients.Issue(pki.Leaf{CommonName: "joe"}), newServing) }
+	waitFor(t, "the new serving pair", func() bool { return code(t, fresh(), url+"/who") == "200 HTTP/2.0 joe" })
+	watch("with the new serving pair")
+	if got := code(t, jane, url+"/who"); got != "200 HTTP/2.0 jane" {
+		t.Errorf("on the connection of the old pair: %s", got)
+	}
+
+	write(t, dir, "client.crt", bundleOf(oldClients, newClients))
+	var kim *http.Client
+	waitFor(t, "both client CAs", func() bool {
+		// Anew each time: a client keeps its certificate to itself when the server has not asked for one of that CA.
+		kim = visitor(t, newClients.Issue(pki.Leaf{CommonName: "kim"}), newServing)
+		return code(t, kim, url+"/who") == "200 HTTP/2.0 kim"
+	})
+	if got := code(t, jane, url+"/who"); got != "200 HTTP/2.0 jane" {
+		t.Errorf("with both client CAs: %s", got)
+	}
+	write(t, dir, "client.crt", newClients.PEM())
+	waitFor(t, "the end of the old client CA", func() bool {
+		return s.Status()[1].Certificates[0].Subject == "new clients" && len(s.Status()[1].Certificates) == 1
+	})
+	for what, c := range map[string]*http.Client{"open": jane, "new": fresh()} {
+		if got := code(t, c, url+"/who"); got != "401 HTTP/2.0 " {
+			t.Errorf("a user of the removed CA on a connection that is %s: %s", what, got)
+		}
+	}
+	if got := code(t, kim, url+"/who"); got != "200 HTTP/2.0 kim" {
+		t.Errorf("a user of the new CA: %s", got)
+	}
+	watch("after all")
+}
+
+// Every certificate in force has its expiry, every source its state.
+func TestMetrics(t *testing.T) {
+	ca, clients, proxies := pki.NewCA("serving CA"), pki.NewCA("kubernetes"), pki.NewCA("front-proxy-ca")
+	dir := t.TempDir()
+	client := write(t, dir, "client.crt", bundleOf(clients, clients)) // twice: a series twice would spoil the scrape
+	metrics := prometheus.NewRegistry()
+	s := store(t, Config{
+		Serving:         inlinePair(ca.Issue(pki.Leaf{CommonName: "serving"})),
+		SNI:             []PairSource{inlinePair(ca.Issue(pki.Leaf{CommonName: "sni-1"})), inlinePair(ca.Issue(pki.Leaf{CommonName: "sni-2"}))},
+		ClientCA:        Source{File: client},
+		RequestHeaderCA: Source{Inline: proxies.PEM()},
+		ProxyClient:     inlinePair(proxies.Issue(pki.Leaf{CommonName: "front-proxy-client"})),
+		Metrics:         metrics,
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	write(t, dir, "client.crt", clients.PEM()[:50])
+	waitFor(t, "the fault", func() bool { return s.Status()[4].Err != "" })
+	cancel()
+	<-ended
+	families, err := metrics.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.Metric {
+			key := strings.TrimPrefix(f.GetName(), "fairlead_certificate_")
+			for _, l := range m.Label {
+				if l.GetName() != "fingerprint" {
+					key += " " + strings.ReplaceAll(l.GetValue(), dir+"/", "")
+				}
+			}
+			got[key] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			if strings.HasSuffix(f.GetName(), "timestamp_seconds") {
+				if got[key] == 0 {
+					t.Errorf("%s is zero", key)
+				}
+				got[key] = -1 // there, and not compared
+			}
+		}
+	}
+	want := map[string]float64{
+		"expiration_timestamp_seconds client.crt kubernetes client-ca":        -1,
+		"expiration_timestamp_seconds inline front-proxy-ca requestheader-ca": -1,
+		"expiration_timestamp_seconds inline front-proxy-client proxy-client": -1,
+		"expiration_timestamp_seconds inline serving serving":                 -1,
+		"expiration_timestamp_seconds inline sni-1 sni":                       -1,
+		"expiration_timestamp_seconds inline sni-2 sni":                       -1,
+		"reload_valid client.crt client-ca":                                   0,
+		"reload_valid inline requestheader-ca":                                1,
+		"reload_valid inline proxy-client":                                    1,
+		"reload_valid inline serving":                                         1,
+		"reload_valid inline sni":                                             1,
+		"reloads_total failure client.crt client-ca":                          1,
+		"reloads_total success client.crt client-ca":                          0,
+		"change_timestamp_seconds client.crt client-ca":                       -1,
+		"change_timestamp_seconds inline requestheader-ca":                    -1,
+		"change_timestamp_seconds inline proxy-client":                        -1,
+		"change_timestamp_seconds inline serving":                             -1,
+		"change_timestamp_seconds inline sni":                                 -1,
+	}
+	for _, use := range []string{"requestheader-ca", "proxy-client", "serving", "sni"} {
+		for _, outcome := range []string{"success", "failure"} {
+			want["reloads_total "+outcome+" inline "+use] = 0
+		}
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+}
