@@ -151,13 +151,17 @@ func (p *Part) Done() <-chan struct{} { return p.current().done }
 // Err says why p's latest life ended, with the tail of its log. It may be called only when Done is closed.
 func (p *Part) Err() error { return p.current().err }
 
-// Signal sends sig. With SIGTERM or SIGINT the end of p counts as asked for; SIGSTOP and SIGCONT hang and revive it.
+// Signal sends sig. With SIGTERM or SIGINT the end of p counts as asked for; SIGSTOP hangs it,
+// surely by the time Signal returns, and SIGCONT revives it.
 func (p *Part) Signal(sig syscall.Signal) error {
 	r := p.current()
 	if sig == syscall.SIGTERM || sig == syscall.SIGINT {
 		r.ask()
 	}
-	return r.process.Signal(sig)
+	if err := r.process.Signal(sig); err != nil || sig != syscall.SIGSTOP {
+		return err
+	}
+	return waitStopped(r.process.Pid)
 }
 
 // Kill ends p and all it has forked at once (SIGKILL) and waits for its end. It may be repeated.

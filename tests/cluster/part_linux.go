@@ -1,6 +1,40 @@
 package cluster
 
-import "syscall"
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
 
 // dieWithParent has the kernel kill the child when the thread that forks it is gone. See Part.supervise, which keeps that thread.
 func dieWithParent(a *syscall.SysProcAttr) { a.Pdeathsig = syscall.SIGKILL }
+
+// waitStopped waits until every thread of a process has obeyed SIGSTOP: on a busy machine some answer requests for a while longer.
+func waitStopped(pid int) error {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for range 5000 { // 5 s, a thousand times what an idle machine needs
+		if stopped(pid) {
+			return nil
+		}
+		<-tick.C
+	}
+	return fmt.Errorf("process %d does not stop", pid)
+}
+
+func stopped(pid int) bool {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil || len(threads) == 0 {
+		return false
+	}
+	for _, file := range threads {
+		stat, err := os.ReadFile(file)
+		if err == nil && !strings.Contains(string(stat), ") T ") { // a thread that has ended since does not count
+			return false
+		}
+	}
+	return true
+}
