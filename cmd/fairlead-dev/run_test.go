@@ -1,0 +1,147 @@
+//go:build e2e
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// dev is a fairlead-dev that runs within the test.
+type dev struct {
+	dir    string
+	stop   context.CancelFunc
+	result chan error // of run
+}
+
+// startDev returns once it has printed what to try.
+func startDev(t *testing.T) (dev, string) {
+	t.Helper()
+	dir := t.TempDir()
+	fairlead := filepath.Join(dir, "fairlead")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", fairlead, "../fairlead").CombinedOutput(); err != nil {
+		t.Fatalf("building fairlead: %v\n%s", err, out)
+	}
+	ctx, stop := context.WithTimeout(t.Context(), 5*time.Minute)
+	d := dev{dir: filepath.Join(dir, "dev"), stop: stop, result: make(chan error, 1)}
+	r, w := io.Pipe()
+	go func() {
+		err := run(ctx, []string{"-dir", d.dir, "-fairlead", fairlead, "-secure-port", "0", "-admin-secure-port", "0"}, w, os.Stderr)
+		d.result <- err
+		_ = w.CloseWithError(io.EOF)
+	}()
+	t.Cleanup(stop)
+	var printed bytes.Buffer
+	buf := make([]byte, 4096)
+	for !strings.Contains(printed.String(), "Ctrl-C ends everything") {
+		n, err := r.Read(buf)
+		printed.Write(buf[:n])
+		if err != nil {
+			t.Fatalf("it ended: %v\n%s", <-d.result, printed.String())
+		}
+	}
+	return d, printed.String()
+}
+
+// parts lists the processes that hold d's folder in their arguments, by their executable's name.
+func (d dev) parts(t *testing.T) map[string]int {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]int{}
+	for _, file := range files {
+		args, err := os.ReadFile(file) // gone since: no part
+		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if err == nil && pid != os.Getpid() && strings.Contains(string(args), d.dir) {
+			name, _, _ := strings.Cut(string(args), "\x00")
+			out[filepath.Base(name)] = pid
+		}
+	}
+	return out
+}
+
+func TestDev(t *testing.T) {
+	d, printed := startDev(t)
+	kubectl := func(args ...string) string {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), filepath.Join(d.dir, "kubectl"), append([]string{"--kubeconfig", filepath.Join(d.dir, "kubeconfig")}, args...)...)
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Errorf("kubectl %v: %v\n%s", args, err, out)
+		}
+		return string(out)
+	}
+	t.Run("the promised command shows something", func(t *testing.T) {
+		if out := kubectl("get", "flunders", "-A"); !strings.Contains(out, "bowline") {
+			t.Errorf("no flunder:\n%s", out)
+		}
+	})
+	t.Run("the kubeconfig points at Fairlead", func(t *testing.T) {
+		server := strings.TrimSpace(kubectl("config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"))
+		if !strings.Contains(printed, "front door   "+server) {
+			t.Errorf("kubeconfig says %s, printed:\n%s", server, printed)
+		}
+	})
+	t.Run("all parts run", func(t *testing.T) {
+		got := d.parts(t)
+		for _, want := range []string{"etcd", "kube-apiserver", "sample-apiserver", "fairlead", "kube-controller-manager"} {
+			if got[want] == 0 {
+				t.Errorf("no %s among %v", want, got)
+			}
+		}
+	})
+	t.Run("a second one in the same folder is refused", func(t *testing.T) {
+		err := run(t.Context(), []string{"-dir", d.dir, "-fairlead", "/bin/true"}, io.Discard, io.Discard)
+		if err == nil || !strings.Contains(err.Error(), "another fairlead-dev uses this folder") {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("an interrupt ends all", func(t *testing.T) {
+		d.stop()
+		if err := <-d.result; err != nil {
+			t.Errorf("run: %v, want nil", err)
+		}
+		if left := d.parts(t); len(left) > 0 {
+			t.Errorf("left running: %v", left)
+		}
+	})
+}
+
+func TestDeathOfAPart(t *testing.T) {
+	d, _ := startDev(t)
+	pid := d.parts(t)["sample-apiserver"]
+	if pid == 0 {
+		t.Fatal("no sample-apiserver runs")
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	err := <-d.result
+	if err == nil || !strings.Contains(err.Error(), "sample-apiserver ended: signal: killed") || !strings.Contains(err.Error(), "end of sample-apiserver.log") {
+		t.Errorf("got %v, want the part and the tail of its log", err)
+	}
+	if left := d.parts(t); len(left) > 0 {
+		t.Errorf("left running: %v", left)
+	}
+}
+
+func TestUsage(t *testing.T) {
+	var said bytes.Buffer
+	if err := run(t.Context(), []string{"-no-such-flag"}, io.Discard, &said); err == nil || !strings.Contains(said.String(), "usage: fairlead-dev") {
+		t.Errorf("got %v, said %q", err, said.String())
+	}
+	if err := run(t.Context(), []string{"-fairlead", filepath.Join(t.TempDir(), "none")}, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), "make build") {
+		t.Errorf("got %v, want a hint at make build", err)
+	}
+}
