@@ -50,11 +50,28 @@ func (o *owner) hold(req *http.Request) (*body, error) {
 		return b, nil
 	}
 	held := make([]byte, n)
-	_, err := io.ReadFull(req.Body, held)
-	_ = req.Body.Close() // it was read, or its error is at hand
-	if err != nil {
-		o.buffered.Add(-n)
-		return nil, &bodyError{fmt.Errorf("%d bytes were announced: %w", n, err)}
+	read := make(chan error, 1)
+	go func() { // ends when the client has sent the body, or its connection has ended
+		_, err := io.ReadFull(req.Body, held)
+		_ = req.Body.Close() // it was read, or its error is at hand
+		if err != nil {
+			o.buffered.Add(-n)
+		}
+		read <- err
+	}()
+	select {
+	case err := <-read:
+		if err != nil {
+			return nil, &bodyError{fmt.Errorf("%d bytes were announced: %w", n, err)}
+		}
+	case <-req.Context().Done():
+		go func() { // ends with the one above
+			_ = req.Body.Close() // wakes it, if the body can
+			if <-read == nil {
+				o.buffered.Add(-n)
+			}
+		}()
+		return nil, req.Context().Err() //nolint:wrapcheck // the caller's own
 	}
 	b.held = held
 	return b, nil

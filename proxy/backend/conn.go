@@ -19,6 +19,11 @@ const (
 	maxResponseHeader = 1 << 20
 	// watchGrace is how long a watch goes on after the trust of its connection has ended.
 	watchGrace = 5 * time.Second
+	// freshStreams is how many requests a new HTTP/2 connection gets before its peer's SETTINGS can have come. Until then net/http assumes a limit of 100 streams; what
+	// is above the peer's own would wait on this connection for others to end, which watches do not. RFC 9113 §6.5.2 asks for at least 100, so 8 is for the odd one.
+	freshStreams = 8
+	// minFresh and maxFresh bound the time for that, which is else twice that of the handshake: one round trip and the crypto on the same two machines.
+	minFresh, maxFresh = 5 * time.Millisecond, 250 * time.Millisecond
 	// defaultPing is within how long a dead HTTP/2 connection is noticed when the policy does not say.
 	defaultPing = 5 * time.Second
 )
@@ -30,7 +35,8 @@ type conn struct {
 	http1 bool
 	// watches are the long-running requests, which end soon after the connection's trust does.
 	watches cancels
-	gone    chan struct{} // closed by discard
+	gone    chan struct{} // closed when the connection has ended
+	settled time.Time     // when its peer's SETTINGS have surely come
 	once    sync.Once
 	pinged  atomic.Bool // a ping was not answered
 	ours    atomic.Bool // closed by us while it was fine
@@ -43,10 +49,12 @@ type conn struct {
 
 // connect dials and wraps one connection, and watches over it until it is discarded.
 func (e *endpoint) connect(ctx context.Context) (*conn, error) {
+	start := time.Now()
 	tc, err := e.up.dialTLS(ctx, e.address, e.up.target.protocols())
 	if err != nil {
 		return nil, err
 	}
+	fresh := min(max(2*time.Since(start), minFresh), maxFresh)
 	lost, release := e.up.target.guard(tc.ConnectionState().PeerCertificates)
 	c := &conn{e: e, http1: tc.ConnectionState().NegotiatedProtocol != "h2", gone: make(chan struct{}), idle: time.Now()}
 	cc, err := newTransport(tc, e.up.view.Load().pingTimeout, c.count).NewClientConn(ctx, "https", e.address)
@@ -54,10 +62,14 @@ func (e *endpoint) connect(ctx context.Context) (*conn, error) {
 		release()
 		closeSoon(e.up.owner, tc)
 		e.up.target.signal(e.address, err)
-		return nil, &dialError{"connect", err}
+		return nil, &dialError{dialConnect, err}
 	}
 	c.cc = cc
 	cc.SetStateHook(c.changed)
+	if !c.http1 {
+		c.settled = time.Now().Add(fresh)
+		time.AfterFunc(fresh, func() { e.noticed(c) })
+	}
 	e.up.owner.spawn(func() { c.watch(lost, release) })
 	return c, nil
 }
@@ -211,6 +223,11 @@ func (s *cancels) cancel(cause error) {
 // staleLocked reports whether the server may be closing the connection this very moment.
 func (c *conn) staleLocked() bool {
 	return c.http1 && c.inFlight == 0 && time.Since(c.idle) >= staleIdle
+}
+
+// freshLocked reports whether the connection must wait for its peer's SETTINGS before it gets more requests.
+func (c *conn) freshLocked() bool {
+	return !c.http1 && !c.draining && c.inFlight >= freshStreams && time.Now().Before(c.settled)
 }
 
 // offers reports whether protocols hold p.

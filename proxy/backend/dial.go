@@ -23,7 +23,7 @@ func (u *Upstream) dialTLS(ctx context.Context, address string, protocols []stri
 	}
 	u.owner.log.Debug("dialling", "backend", u.name, "endpoint", address, "err", err)
 	// A dial that was given up says nothing about the endpoint, nor does a bundle that cannot be read.
-	if u.owner.ctx.Err() == nil && !errors.Is(err, context.Canceled) && err.phase != "trust" {
+	if u.owner.ctx.Err() == nil && !errors.Is(err, context.Canceled) && err.phase != dialTrust {
 		u.target.signal(address, err)
 	}
 	return nil, err
@@ -32,13 +32,13 @@ func (u *Upstream) dialTLS(ctx context.Context, address string, protocols []stri
 func (u *Upstream) dialPhases(ctx context.Context, address string, protocols []string) (*tls.Conn, *dialError) {
 	cfg, err := u.target.tls()
 	if err != nil {
-		return nil, &dialError{"trust", err}
+		return nil, &dialError{dialTrust, err}
 	}
 	cfg.NextProtos = slices.Clone(protocols)
 	if cfg.ServerName == "" {
 		host, _, err := net.SplitHostPort(address)
 		if err != nil {
-			return nil, &dialError{"resolve", err}
+			return nil, &dialError{dialResolve, err}
 		}
 		cfg.ServerName = host
 	}
@@ -50,12 +50,12 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, protocols []s
 	c := tls.Client(raw, cfg)
 	if err := c.HandshakeContext(ctx); err != nil {
 		_ = raw.Close()
-		return nil, &dialError{"tls", err}
+		return nil, &dialError{dialTLS, err}
 	}
 	u.meter.phase(phaseTLS, time.Since(start))
 	if p := c.ConnectionState().NegotiatedProtocol; !offers(protocols, p) && (p != "" || !offers(protocols, "http/1.1")) {
 		_ = raw.Close()
-		return nil, &dialError{"tls", fmt.Errorf("the server agreed to protocol %q, want one of %q", p, protocols)}
+		return nil, &dialError{dialTLS, fmt.Errorf("the server agreed to protocol %q, want one of %q", p, protocols)}
 	}
 	return c, nil
 }
@@ -69,9 +69,9 @@ func (u *Upstream) dialTCP(ctx context.Context, address string) (net.Conn, *dial
 	if err != nil {
 		var dns *net.DNSError
 		if errors.As(err, &dns) {
-			return nil, &dialError{"resolve", err}
+			return nil, &dialError{dialResolve, err}
 		}
-		return nil, &dialError{"connect", err}
+		return nil, &dialError{dialConnect, err}
 	}
 	if !resolved.IsZero() {
 		u.meter.phase(phaseResolve, resolved.Sub(start))

@@ -22,7 +22,9 @@ const (
 	// blackholed host is to be noticed.
 	dialTimeout = 4 * time.Second
 	// impatience is how long a request waits for a connection of one endpoint when there is another to go to. The dial goes on without it.
-	impatience = time.Second
+	impatience = 500 * time.Millisecond
+	// queueTimeout is how long it waits when there is none. A dial that fails ends the wait of all much earlier; this is for a queue that moves.
+	queueTimeout = 10 * time.Second
 	// dialPause is for how long a failed dial answers for those that follow: a refusing endpoint gets at most ten dials a second.
 	dialPause = 100 * time.Millisecond
 	// idleTimeout is after how long an unused connection is closed: upstream's own value, so that servers are used to it.
@@ -37,7 +39,8 @@ type endpoint struct {
 	up      *Upstream
 	address string
 	// inFlight counts the Leases.
-	inFlight atomic.Int64
+	inFlight  atomic.Int64
+	suspicion suspicion
 	// waiting holds the requests whose response is awaited and that may be sent elsewhere.
 	waiting cancels
 	// starved says that a change of a connection's state matters: somebody waits, or a connection was found full. The hook runs at the end of every request.
@@ -75,7 +78,7 @@ func newEndpoint(u *Upstream, address string) *endpoint {
 func (e *endpoint) get(ctx context.Context, once bool, patience time.Duration) (*conn, error) {
 	e.mu.Lock()
 	if c := e.reserveLocked(once); c != nil {
-		e.growLocked()
+		e.spreadLocked()
 		e.mu.Unlock()
 		return c, nil
 	}
@@ -96,7 +99,7 @@ func (e *endpoint) get(ctx context.Context, once bool, patience time.Duration) (
 	case r := <-w.got:
 		return r.conn, r.err
 	case <-timer.C:
-		return e.giveUp(w, &dialError{"connect", errPatience})
+		return e.giveUp(w, &dialError{dialConnect, errPatience})
 	case <-ctx.Done():
 		return e.giveUp(w, ctx.Err())
 	}
@@ -106,7 +109,7 @@ func (e *endpoint) get(ctx context.Context, once bool, patience time.Duration) (
 func (e *endpoint) refuseLocked() error {
 	switch {
 	case e.removed:
-		return &dialError{"refused", errGone}
+		return &dialError{dialConnect, errGone}
 	case e.dialing == 0 && e.failure != nil && time.Since(e.failed) < dialPause:
 		return e.failure
 	case len(e.waiters) >= maxWaiters:
@@ -133,7 +136,7 @@ func (e *endpoint) reserveLocked(once bool) *conn {
 	for {
 		var best *conn
 		for _, c := range e.conns {
-			if c.draining || c.full || once && c.staleLocked() {
+			if c.draining || c.full || once && c.staleLocked() || c.freshLocked() {
 				continue
 			}
 			if best == nil || c.inFlight < best.inFlight {
@@ -153,36 +156,49 @@ func (e *endpoint) reserveLocked(once bool) *conn {
 	}
 }
 
-// growLocked dials when there are too few connections for those that wait, or those that there are have become crowded.
+// growLocked dials for those that wait.
 func (e *endpoint) growLocked() {
-	if e.removed || e.up.owner.ctx.Err() != nil {
-		return
-	}
+	room := e.up.target.maxConns - len(e.conns) - e.dialing
 	want := 0
-	switch n := len(e.conns) + e.dialing; {
-	case n >= e.up.target.maxConns:
-	case len(e.waiters) > 0 && e.http1:
-		want = min(len(e.waiters), maxDials, e.up.target.maxConns-len(e.conns)) - e.dialing
-	case len(e.waiters) > 0, n > 0 && n < softConns && e.crowdedLocked():
+	switch {
+	case len(e.waiters) == 0:
+	case e.http1:
+		want = min(len(e.waiters), maxDials) - e.dialing
+	case !slices.ContainsFunc(e.conns, (*conn).freshLocked): // which is about to take them
 		want = 1 - e.dialing
 	}
-	for range want {
-		e.dialing++
-		e.up.owner.spawn(e.dialOne)
+	e.dialLocked(min(want, room))
+}
+
+// spreadLocked dials when each connection has its fair share of streams.
+func (e *endpoint) spreadLocked() {
+	live := 0
+	for _, c := range e.conns {
+		if c.draining || c.full {
+			continue
+		}
+		if c.inFlight < softStreams || c.http1 {
+			return
+		}
+		live++
+	}
+	if live > 0 && live < softConns {
+		e.dialLocked(1 - e.dialing)
 	}
 }
 
-// crowdedLocked reports whether each connection has its fair share of streams.
-func (e *endpoint) crowdedLocked() bool {
-	if e.http1 {
-		return false
+// dialLocked starts n dials.
+func (e *endpoint) dialLocked(n int) {
+	if e.removed || e.up.owner.ctx.Err() != nil {
+		return
 	}
-	for _, c := range e.conns {
-		if !c.draining && !c.full && c.inFlight < softStreams {
-			return false
+	for range n {
+		if len(e.conns) == 0 {
+			e.suspicion.dialStarted()
 		}
+		e.dialing++
+		e.up.owner.spawn(e.dialOne)
 	}
-	return true
 }
 
 // dialOne makes one connection. It ends after dialTimeout at the latest.
@@ -197,21 +213,25 @@ func (e *endpoint) dialOne() {
 	e.dialing--
 	switch {
 	case err == nil && e.removed:
-		e.failLocked(&dialError{"refused", errGone})
+		e.failLocked(&dialError{dialConnect, errGone})
 	case err == nil && changed != e.changed:
 		// Dialled as whom we no longer are: nobody may use it, the next dial is for those that wait.
+		e.suspicion.dialSucceeded()
 	case err == nil && c.cc.Err() != nil:
 		// It has ended already, and noticed has found nothing to take out.
-		e.failLocked(&dialError{"connect", errLost})
+		e.suspicion.dialFailed()
+		e.failLocked(&dialError{dialConnect, errLost})
 	case err == nil:
 		e.http1 = c.http1
 		e.failure = nil
+		e.suspicion.dialSucceeded()
 		e.conns = append(e.conns, c)
 		e.up.meter.connections.Add(1)
 		e.serveLocked()
 		c = nil
 	default:
 		e.failed, e.failure = time.Now(), err
+		e.suspicion.dialFailed()
 		if e.dialing == 0 {
 			e.failLocked(err)
 		}
@@ -320,7 +340,7 @@ func (e *endpoint) remove() {
 	if !e.removed {
 		e.removed = true
 		close(e.changed)
-		e.failLocked(&dialError{"refused", errGone})
+		e.failLocked(&dialError{dialConnect, errGone})
 	}
 	e.settle(func(*conn) bool { return true })
 }

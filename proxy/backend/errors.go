@@ -59,7 +59,7 @@ func (k kind) String() string {
 
 // unprocessed reports whether the backend certainly has not executed the request.
 func (k kind) unprocessed() bool {
-	return k == failDial || k == failUnsent || k == failRefused || k == failGoaway
+	return k == failDial || k == failBusy || k == failUnsent || k == failRefused || k == failGoaway
 }
 
 // failure is the error of one try.
@@ -172,17 +172,23 @@ func isClosedAfterGoaway(err error) bool {
 	return len(text) >= len(prefix) && text[:len(prefix)] == prefix
 }
 
-// dialError says in which phase no connection came about.
+// dialError says in which phase (dialResolve to dialTrust) no connection came about.
 type dialError struct {
-	phase string // resolve, connect, tls, trust or refused
+	phase int
 	err   error
 }
 
-func (e *dialError) Error() string { return e.phase + ": " + e.err.Error() }
+func (e *dialError) Error() string { return dialResult(e.phase) + ": " + e.err.Error() }
 func (e *dialError) Unwrap() error { return e.err }
 
-// handshakeClass sorts TLS errors into a few classes for metrics and logs.
-func handshakeClass(err error) string {
+// handshakeClasses is the number of classes that TLS errors are sorted into, for metrics.
+const handshakeClasses = 9
+
+func handshakeClass(i int) string {
+	return [handshakeClasses]string{"other", "timeout", "unknown_authority", "hostname", "expired", "invalid", "alert", "not_tls", "closed"}[i]
+}
+
+func classOf(err error) int {
 	var (
 		authority x509.UnknownAuthorityError
 		hostname  x509.HostnameError
@@ -192,22 +198,22 @@ func handshakeClass(err error) string {
 	)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
-		return "timeout"
+		return 1
 	case errors.As(err, &authority):
-		return "unknown_authority"
+		return 2
 	case errors.As(err, &hostname):
-		return "hostname"
+		return 3
 	case errors.As(err, &invalid):
 		if invalid.Reason == x509.Expired {
-			return "expired"
+			return 4
 		}
-		return "invalid"
+		return 5
 	case errors.As(err, &alert):
-		return "alert"
+		return 6
 	case errors.As(err, &record):
-		return "not_tls"
+		return 7
 	case isConnectionError(err):
-		return "closed"
+		return 8
 	}
-	return "other"
+	return 0
 }

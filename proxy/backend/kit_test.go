@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -61,7 +62,7 @@ func newServer(t *testing.T, proto string, handler http.HandlerFunc) *server {
 			s.open.Add(-1)
 		}
 	}
-	s.Config.ErrorLog = nil
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
 	s.StartTLS()
 	s.address = s.Listener.Addr().String()
 	t.Cleanup(s.Close)

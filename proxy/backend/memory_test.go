@@ -30,6 +30,7 @@ type memoryServer struct {
 	http    *http.Server
 	accept  chan net.Conn
 	done    chan struct{}
+	frozen  chan struct{}
 	once    sync.Once
 }
 
@@ -65,11 +66,14 @@ func (n *memoryNet) dial(ctx context.Context, _, address string) (net.Conn, erro
 
 // serve answers at address until stop. A server that was stopped may be replaced.
 func (n *memoryNet) serve(address, proto string, handler http.HandlerFunc) *memoryServer {
+	if handler == nil {
+		handler = http.NotFound
+	}
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(proto == h2)
 	s := &memoryServer{
-		net: n, address: address, accept: make(chan net.Conn), done: make(chan struct{}),
+		net: n, address: address, accept: make(chan net.Conn), done: make(chan struct{}), frozen: make(chan struct{}),
 		http: &http.Server{Handler: handler, Protocols: &protocols, TLSConfig: &tls.Config{Certificates: []tls.Certificate{n.cert}}, ErrorLog: log.New(io.Discard, "", 0)},
 	}
 	n.mu.Lock()
@@ -103,7 +107,7 @@ func (n *memoryNet) stopAll() {
 func (s *memoryServer) Accept() (net.Conn, error) {
 	select {
 	case c := <-s.accept:
-		return c, nil
+		return &freezable{Conn: c, frozen: s.frozen, closed: make(chan struct{})}, nil
 	case <-s.done:
 		return nil, errors.New("closed")
 	}
@@ -115,3 +119,46 @@ func (s *memoryServer) Close() error {
 }
 
 func (s *memoryServer) Addr() net.Addr { return &net.TCPAddr{} }
+
+// newMemoryFixture is a fixture whose endpoints are in memory.
+func newMemoryFixture(t *testing.T) (*memoryNet, *fixture) {
+	t.Helper()
+	n := newMemoryNet(t)
+	return n, newFixture(t, func(cfg *Config) { cfg.Dial = n.dial })
+}
+
+// freezable is the server's side of a connection that may fall silent: it then reads and writes nothing, and does not close.
+type freezable struct {
+	net.Conn
+	frozen chan struct{}
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (c *freezable) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	select {
+	case <-c.frozen:
+		<-c.closed
+		return 0, net.ErrClosed
+	default:
+		return n, err
+	}
+}
+
+func (c *freezable) Write(p []byte) (int, error) {
+	select {
+	case <-c.frozen:
+		return len(p), nil // into the buffer of a kernel that resends it in vain
+	default:
+		return c.Conn.Write(p)
+	}
+}
+
+func (c *freezable) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
+}
+
+// freeze makes the server's connections fall silent, as those of a host that is gone.
+func (s *memoryServer) freeze() { close(s.frozen) }

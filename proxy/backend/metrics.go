@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// phase is a part of the time that a request or a dial takes.
+// phase is a part of the time that a dial or a request takes.
 type phase uint8
 
 const (
@@ -22,36 +22,63 @@ func (p phase) String() string {
 	return [...]string{"resolve", "connect", "tls", "first_byte"}[p]
 }
 
+// What a dial's result is labelled by: ok, or what failed.
+const (
+	dialOK = iota
+	dialResolve
+	dialConnect
+	dialTLS
+	dialTrust
+	dialResults
+)
+
+func dialResult(i int) string { return [...]string{"ok", "resolve", "connect", "tls", "trust"}[i] }
+
+// bounds are the buckets of a histogram: from a backend on this machine to the request timeout.
+func bounds() [11]float64 { return [...]float64{.001, .005, .025, .1, .5, 1, 2.5, 5, 10, 30, 60} }
+
+// histogram takes 110 bytes: there is one for each phase of each APIService, and there may be 10,000 of those.
+type histogram struct {
+	buckets [12]atomic.Uint64
+	sum     atomic.Uint64 // nanoseconds
+}
+
+func (h *histogram) observe(d time.Duration) {
+	b := bounds()
+	i := 0
+	for i < len(b) && d.Seconds() > b[i] {
+		i++
+	}
+	h.buckets[i].Add(1)
+	h.sum.Add(uint64(max(d, 0)))
+}
+
+// collect sends h unless nothing was observed.
+func (h *histogram) collect(ch chan<- prometheus.Metric, desc *prometheus.Desc, labels ...string) {
+	count := uint64(0)
+	cumulative := make(map[float64]uint64, len(h.buckets))
+	for i, b := range bounds() {
+		count += h.buckets[i].Load()
+		cumulative[b] = count
+	}
+	count += h.buckets[len(h.buckets)-1].Load()
+	if count > 0 {
+		ch <- prometheus.MustNewConstHistogram(desc, count, float64(h.sum.Load())/float64(time.Second), cumulative, labels...)
+	}
+}
+
 // meter counts for one Upstream. It lives and dies with it, so no series outlives its APIService.
 type meter struct {
 	connections atomic.Int64
-	exhausted   atomic.Uint64
 	rejected    [2]atomic.Uint64 // in flight, long-running
+	exhausted   atomic.Uint64
 	retries     [failContext + 1]atomic.Uint64
-	histograms  [phases]prometheus.Histogram
-	dials       *prometheus.CounterVec
-	handshakes  *prometheus.CounterVec
+	dials       [dialResults]atomic.Uint64
+	handshakes  [handshakeClasses]atomic.Uint64
+	histograms  [phases]histogram
 }
 
-func newMeter(name string) *meter {
-	labels := prometheus.Labels{"name": name}
-	m := &meter{
-		dials:      prometheus.NewCounterVec(prometheus.CounterOpts{Name: "fairlead_backend_dials_total", Help: "Connections dialled, by the phase that failed or ok.", ConstLabels: labels}, []string{"result"}),
-		handshakes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "fairlead_backend_handshake_errors_total", Help: "Failed TLS handshakes, by class.", ConstLabels: labels}, []string{"class"}),
-	}
-	for p := range phases {
-		m.histograms[p] = prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name:        "fairlead_backend_phase_seconds",
-			Help:        "Time taken to resolve, to connect, by the TLS handshake, and from sending a request to its response head (long-running ones excepted).",
-			ConstLabels: prometheus.Labels{"name": name, "phase": p.String()},
-			// From a backend on this machine to the request timeout.
-			Buckets: []float64{.001, .005, .025, .1, .5, 1, 2.5, 5, 10, 30, 60},
-		})
-	}
-	return m
-}
-
-func (m *meter) phase(p phase, d time.Duration) { m.histograms[p].Observe(d.Seconds()) }
+func (m *meter) phase(p phase, d time.Duration) { m.histograms[p].observe(d) }
 
 func (m *meter) retry(k kind) { m.retries[k].Add(1) }
 
@@ -64,23 +91,20 @@ func (m *meter) reject(longRunning bool) {
 }
 
 func (m *meter) dialled(err *dialError) {
-	result := "ok"
-	if err != nil {
-		result = err.phase
+	if err == nil {
+		m.dials[dialOK].Add(1)
+		return
 	}
-	m.dials.WithLabelValues(result).Inc()
-	if result == "tls" {
-		m.handshakes.WithLabelValues(handshakeClass(err.err)).Inc()
+	m.dials[err.phase].Add(1)
+	if err.phase == dialTLS {
+		m.handshakes[classOf(err.err)].Add(1)
 	}
 }
 
 // collector shows the upstreams that there are at the moment of the scrape.
 type collector struct {
-	upstreams   func() []*Upstream
-	inFlight    *prometheus.Desc
-	connections *prometheus.Desc
-	retries     *prometheus.Desc
-	rejections  *prometheus.Desc
+	upstreams                                                                     func() []*Upstream
+	inFlight, connections, dials, handshakes, retries, rejections, phaseHistogram *prometheus.Desc
 }
 
 func newCollector(upstreams func() []*Upstream) *collector {
@@ -88,39 +112,56 @@ func newCollector(upstreams func() []*Upstream) *collector {
 		return prometheus.NewDesc("fairlead_backend_"+name, help, append([]string{"name"}, labels...), nil)
 	}
 	return &collector{
-		upstreams:   upstreams,
-		inFlight:    desc("requests_in_flight", "Requests that hold a place among those in flight, by kind.", "kind"),
-		connections: desc("connections", "Open pooled connections."),
-		retries:     desc("retries_total", "Tries after the first, by what had failed before.", "after"),
-		rejections:  desc("rejections_total", "Requests refused because a limit was reached, and retries because the budget was used up.", "limit"),
+		upstreams:      upstreams,
+		inFlight:       desc("requests_in_flight", "Requests that hold a place among those in flight, by kind.", "kind"),
+		connections:    desc("connections", "Open pooled connections of the net/http lane."),
+		dials:          desc("dials_total", "Connections dialled, by what failed, or ok.", "result"),
+		handshakes:     desc("handshake_errors_total", "Failed TLS handshakes, by class.", "class"),
+		retries:        desc("retries_total", "Tries after the first, by how the one before failed.", "after"),
+		rejections:     desc("rejections_total", "Requests refused at a limit, and retries refused by the retry budget.", "limit"),
+		phaseHistogram: desc("phase_seconds", "Time to resolve, to connect, for the TLS handshake, and from sending a request to its response head (long-running ones excepted).", "phase"),
 	}
 }
 
-// Describe sends nothing: the collector is unchecked, because the names are those of the table.
+// Describe sends nothing: series come and go with the table, and Pools and Local register a collector each.
 func (c *collector) Describe(chan<- *prometheus.Desc) {}
 
-// Collect sends the series of every upstream.
+// Collect sends the series of every upstream. Counters that a healthy backend never moves are left out while they are 0: 10,000 APIServices are supported.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for _, u := range c.upstreams() {
-		gauge := func(d *prometheus.Desc, v int64, labels ...string) {
-			ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), append([]string{u.name}, labels...)...)
+		u.meter.collect(ch, c, u)
+	}
+}
+
+func (m *meter) collect(ch chan<- prometheus.Metric, c *collector, u *Upstream) {
+	gauge := func(d *prometheus.Desc, v int64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), append([]string{u.name}, labels...)...)
+	}
+	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), append([]string{u.name}, labels...)...)
+	}
+	moved := func(d *prometheus.Desc, v uint64, labels ...string) {
+		if v > 0 {
+			counter(d, v, labels...)
 		}
-		counter := func(d *prometheus.Desc, v uint64, labels ...string) {
-			ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), append([]string{u.name}, labels...)...)
-		}
-		gauge(c.inFlight, u.inFlight.Load(), "request")
-		gauge(c.inFlight, u.longRunning.Load(), "longrunning")
-		gauge(c.connections, u.meter.connections.Load())
-		counter(c.rejections, u.meter.rejected[0].Load(), "inflight")
-		counter(c.rejections, u.meter.rejected[1].Load(), "longrunning")
-		counter(c.rejections, u.meter.exhausted.Load(), "retry_budget")
-		for _, k := range []kind{failDial, failUnsent, failRefused, failGoaway, failLost, failEjected} {
-			counter(c.retries, u.meter.retries[k].Load(), k.String())
-		}
-		for _, h := range u.meter.histograms {
-			h.Collect(ch)
-		}
-		u.meter.dials.Collect(ch)
-		u.meter.handshakes.Collect(ch)
+	}
+	gauge(c.inFlight, u.inFlight.Load(), "request")
+	gauge(c.inFlight, u.longRunning.Load(), "longrunning")
+	gauge(c.connections, m.connections.Load())
+	counter(c.rejections, m.rejected[0].Load(), "inflight")
+	counter(c.rejections, m.rejected[1].Load(), "longrunning")
+	counter(c.rejections, m.exhausted.Load(), "retry_budget")
+	counter(c.dials, m.dials[dialOK].Load(), dialResult(dialOK))
+	for i := dialOK + 1; i < dialResults; i++ {
+		moved(c.dials, m.dials[i].Load(), dialResult(i))
+	}
+	for i := range m.handshakes {
+		moved(c.handshakes, m.handshakes[i].Load(), handshakeClass(i))
+	}
+	for k := range m.retries {
+		moved(c.retries, m.retries[k].Load(), kind(k).String())
+	}
+	for p := range m.histograms {
+		m.histograms[p].collect(ch, c.phaseHistogram, u.name, phase(p).String())
 	}
 }

@@ -32,7 +32,7 @@ func (u *Upstream) RoundTrip(req *http.Request, longRunning bool) (*http.Respons
 	u.budget.deposit()
 	b, err := u.owner.hold(req)
 	if err != nil {
-		return nil, &failure{kind: failBody, err: err}
+		return nil, &failure{kind: failBody, err: err} // or the context's end: neither is the backend's
 	}
 	c := &call{u: u, req: req, long: longRunning, body: b, safe: !longRunning && (req.Method == http.MethodGet || req.Method == http.MethodHead || req.Method == "")}
 	if u.target.wait > 0 {
@@ -90,15 +90,12 @@ func (c *call) again(ctx context.Context, l Lease, f *failure) bool {
 	}
 	another := c.u.view.Load().other(c.tried) != nil
 	switch {
-	case f.kind == failDial && another && c.retries < maxRetries:
+	case (f.kind == failDial || f.kind == failBusy) && another && c.retries < maxRetries:
 		// Trying elsewhere costs the backend nothing, so it does not count against the budget.
 	case f.kind == failDial && time.Now().Before(c.until):
 		c.tried = c.tried[:0]
 		return pause(ctx, waitPause)
-	case f.kind == failDial, c.retries >= maxRetries:
-		return false
-	case !c.u.budget.withdraw():
-		c.u.meter.exhausted.Add(1)
+	case f.kind == failDial, f.kind == failBusy, c.retries >= maxRetries, !c.u.AllowRetry():
 		return false
 	}
 	c.retries++
@@ -121,7 +118,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 // try sends the request to one endpoint.
 func (c *call) try(l Lease) (*http.Response, *failure) {
 	e := l.e
-	patience := dialTimeout
+	patience := queueTimeout
 	if c.retries < maxRetries && c.u.view.Load().other(append(c.tried, l)) != nil {
 		patience = impatience
 	}

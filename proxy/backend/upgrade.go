@@ -99,8 +99,12 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, protocol string) 
 	}
 	tc, err := u.dialTLS(ctx, e.address, []string{protocol})
 	if err != nil {
+		if ctx.Err() != context.Canceled { //nolint:errorlint // contexts return it itself
+			e.suspicion.dialFailed()
+		}
 		return nil, err
 	}
+	e.suspicion.dialSucceeded()
 	lost, release := u.target.guard(tc.ConnectionState().PeerCertificates)
 	drain, cut := make(chan struct{}), make(chan struct{})
 	c := &Conn{Conn: tc, Drain: drain, Cut: cut, closed: make(chan struct{})}

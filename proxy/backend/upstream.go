@@ -18,7 +18,7 @@ type Upstream struct {
 	name   string // the APIService's, or the local pool's; labels metrics
 	target target
 	owner  *owner
-	meter  *meter
+	meter  meter
 
 	view  atomic.Pointer[view]
 	picks atomic.Uint64
@@ -95,7 +95,7 @@ func newOwner(log *slog.Logger) *owner {
 }
 
 func newUpstream(name string, o *owner, t target) *Upstream {
-	u := &Upstream{name: name, target: t, owner: o, meter: newMeter(name), endpoints: make(map[string]*endpoint), unhealthy: make(map[string]bool)}
+	u := &Upstream{name: name, target: t, owner: o, endpoints: make(map[string]*endpoint), unhealthy: make(map[string]bool)}
 	u.releaseInFlight = func() { u.inFlight.Add(-1) }
 	u.releaseLongRunning = func() { u.longRunning.Add(-1) }
 	u.budget.init()
@@ -136,6 +136,18 @@ func (u *Upstream) Acquire(longRunning bool) (release func(), ok bool) {
 	}
 	return release, true
 }
+
+// AllowRetry takes one try from the retry budget, which RoundTrip uses, too. It reports false when the budget is used up.
+func (u *Upstream) AllowRetry() bool {
+	if u.budget.withdraw() {
+		return true
+	}
+	u.meter.exhausted.Add(1)
+	return false
+}
+
+// Signal tells health that an endpoint failed on a connection that the caller owns.
+func (u *Upstream) Signal(address string, err error) { u.target.signal(address, err) }
 
 // update follows the table: new endpoints come, those that are gone finish their requests and close.
 func (u *Upstream) update(v *view, list []registry.Endpoint) {

@@ -88,7 +88,7 @@ func (v *view) choose(tick uint64) *endpoint {
 		j++
 	}
 	a, b := v.preferred[i], v.preferred[j]
-	if b.inFlight.Load() < a.inFlight.Load() {
+	if b.load() < a.load() {
 		return b
 	}
 	return a
@@ -98,7 +98,7 @@ func (v *view) choose(tick uint64) *endpoint {
 func (v *view) other(avoid []Lease) *endpoint {
 	var best *endpoint
 	for _, e := range v.preferred {
-		if !avoids(avoid, e) && (best == nil || e.inFlight.Load() < best.inFlight.Load()) {
+		if !avoids(avoid, e) && (best == nil || e.load() < best.load()) {
 			best = e
 		}
 	}

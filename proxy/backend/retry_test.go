@@ -1,0 +1,392 @@
+package backend
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// deadAddress is one where nobody listens.
+func deadAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// Whatever one endpoint does to a request, the other serves what may be sent again, and nothing that may have been executed is executed twice.
+func TestRetry(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		proto string
+		act   answer
+		// unprocessed requests may be sent again whatever they are, others only if they are reads.
+		unprocessed bool
+		want        error // of a write that may not
+	}{
+		{"refused stream", h2, refuse, true, nil},
+		{"goaway below the stream", h2, goaway, true, nil},
+		{"goaway, executed", h2, goawayExecuted, false, ErrUnanswered},
+		{"reset", h2, resetExecuted, false, ErrUnanswered},
+		{"closed", h2, closeExecuted, false, ErrUnanswered},
+		{"closed", h1, closeExecuted, false, ErrUnanswered},
+	} {
+		for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete} {
+			t.Run(tt.name+" "+strings.ReplaceAll(tt.proto, "/", "")+" "+method, func(t *testing.T) {
+				bad := newFaulty(t, tt.proto, tt.act)
+				good := newServer(t, h2, nil)
+				f := newFixture(t, nil)
+				// Unprobed endpoints are a lower tier than healthy ones: the first try goes to the bad one.
+				e := f.set(healthy(bad.address), registry.Endpoint{Address: good.address})
+				read := method == http.MethodGet || method == http.MethodHead
+				body := ""
+				if tt.proto == h2 && !read {
+					body = "body"
+				}
+				status, _, err := f.do(e, method, body)
+				executed := bad.executed.Load() + good.hits.Load()
+				if tt.unprocessed || read {
+					if err != nil || status != http.StatusOK || good.hits.Load() != 1 {
+						t.Errorf("got %d, %v; the good endpoint had %d requests", status, err, good.hits.Load())
+					}
+				} else if !errors.Is(err, tt.want) {
+					t.Errorf("got %d, %v, want %v", status, err, tt.want)
+				}
+				if !read && executed != 1 {
+					t.Errorf("a write was executed %d times", executed)
+				}
+			})
+		}
+	}
+}
+
+// Endpoints that cannot be reached cost nobody a request, whatever its verb.
+func TestRetryUnreachable(t *testing.T) {
+	wrong := newServer(t, h2, nil)
+	for name, address := range map[string]string{"refused": deadAddress(t), "wrong certificate": wrong.address} {
+		t.Run(name, func(t *testing.T) {
+			good := newServer(t, h2, nil)
+			trust := trusting(t)
+			f := newFixture(t, func(cfg *Config) {
+				cfg.TLS = func(*registry.Backend) (*tls.Config, error) {
+					c, err := trust()
+					c.VerifyConnection = nil
+					return c, err
+				}
+				cfg.Dial = func(ctx context.Context, network, a string) (net.Conn, error) {
+					var d net.Dialer
+					if name == "wrong certificate" && a == address {
+						return notTLS(), nil
+					}
+					return d.DialContext(ctx, network, a)
+				}
+			})
+			e := f.set(healthy(address), registry.Endpoint{Address: good.address})
+			for i := range 20 {
+				if status, _, err := f.do(e, http.MethodPost, "body"); err != nil || status != http.StatusOK {
+					t.Fatalf("request %d: got %d, %v", i, status, err)
+				}
+			}
+			if n := good.hits.Load(); n != 20 {
+				t.Errorf("20 writes were executed %d times", n)
+			}
+			if f.signals.count(address) == 0 || f.signals.count(good.address) != 0 {
+				t.Errorf("signals: %v", f.signals.list)
+			}
+		})
+	}
+}
+
+// notTLS is a connection to something that speaks, but not TLS.
+func notTLS() net.Conn {
+	a, b := net.Pipe()
+	go func() { // ends when a is closed
+		defer b.Close()
+		_, _ = b.Read(make([]byte, 16<<10))
+		_, _ = b.Write([]byte("220 mail.example.com ESMTP\r\n"))
+	}()
+	return a
+}
+
+func TestBadResponse(t *testing.T) {
+	bothProtocols(t, func(t *testing.T, proto string) {
+		bad := newFaulty(t, proto, garbage)
+		f := newFixture(t, nil)
+		e := f.set(healthy(bad.address))
+		for _, method := range []string{http.MethodGet, http.MethodPost} {
+			if _, _, err := f.do(e, method, ""); !errors.Is(err, ErrBadResponse) {
+				t.Errorf("%s: got %v, want ErrBadResponse", method, err)
+			}
+		}
+		if n := bad.executed.Load(); n != 2 {
+			t.Errorf("two requests were executed %d times", n)
+		}
+	})
+}
+
+// The only endpoint closes connections as a server that restarts does: what was not processed is sent again to it.
+func TestRetrySameEndpoint(t *testing.T) {
+	first := true
+	s := newFaulty(t, h2, func(f *faulty, x *exchange) bool {
+		if first {
+			first = false
+			return goaway(f, x)
+		}
+		return ok(f, x)
+	})
+	f := newFixture(t, nil)
+	if status, _, err := f.do(f.set(healthy(s.address)), http.MethodPost, "body"); err != nil || status != http.StatusOK {
+		t.Errorf("got %d, %v", status, err)
+	}
+	if n := s.executed.Load(); n != 1 {
+		t.Errorf("executed %d times", n)
+	}
+}
+
+// A body of up to 256 KiB and known length is sent again; a longer one only while nothing of it has been read.
+func TestRetryBody(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		size    int
+		chunked bool
+		dead    bool // the first endpoint refuses connections; otherwise it refuses the stream
+		again   bool
+	}{
+		{"256 KiB, refused stream", maxHeld, false, false, true},
+		{"256 KiB + 1, refused stream", maxHeld + 1, false, false, false},
+		{"256 KiB + 1, refused connection", maxHeld + 1, false, true, true},
+		{"chunked, refused stream", 10, true, false, false},
+		{"chunked, refused connection", 10, true, true, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			want := strings.Repeat("x", tt.size)
+			address := deadAddress(t)
+			if !tt.dead {
+				address = newFaulty(t, h2, refuse).address
+			}
+			good := newServer(t, h2, func(w http.ResponseWriter, r *http.Request) {
+				got := new(strings.Builder)
+				if err := r.Write(got); err != nil {
+					t.Error(err)
+				}
+				if n := strings.Count(got.String(), "x"); n < tt.size {
+					t.Errorf("%d of %d bytes came", n, tt.size)
+				}
+			})
+			f := newFixture(t, nil)
+			e := f.set(healthy(address), registry.Endpoint{Address: good.address})
+			req := newRequest(t, http.MethodPost, want)
+			if tt.chunked {
+				req.ContentLength = -1
+			}
+			res, err := f.RoundTrip(e, req, false)
+			if err == nil {
+				_ = res.Body.Close()
+			}
+			if again := err == nil; again != tt.again {
+				t.Errorf("sent again: %v, want %v (%v)", again, tt.again, err)
+			}
+			if !tt.again && !errors.Is(err, ErrUnreachable) {
+				t.Errorf("got %v, want ErrUnreachable", err)
+			}
+			if n := f.owner.buffered.Load(); n != 0 {
+				t.Errorf("%d bytes are still held", n)
+			}
+		})
+	}
+}
+
+// Retries are a share of the requests: a backend that fails everything must not get three times the load.
+func TestRetryBudget(t *testing.T) {
+	bad, worse := newFaulty(t, h2, resetExecuted), newFaulty(t, h2, resetExecuted)
+	f := newFixture(t, nil)
+	e := f.set(healthy(bad.address), healthy(worse.address))
+	const requests = 500
+	for range requests {
+		if _, _, err := f.do(e, http.MethodGet, ""); !errors.Is(err, ErrUnanswered) {
+			t.Fatalf("got %v, want ErrUnanswered", err)
+		}
+	}
+	extra := bad.executed.Load() + worse.executed.Load() - requests
+	// The stock, a fifth of the requests, and ten a second for as long as the test may take.
+	if limit := int64(retryBurst + requests*retryShare + 10*retryFloor); extra < retryBurst || extra > limit {
+		t.Errorf("%d requests made %d retries, want between %d and %d", requests, extra, retryBurst, limit)
+	}
+	if f.Upstream(e).meter.exhausted.Load() == 0 {
+		t.Error("the used up budget was not counted")
+	}
+}
+
+// A watch is sent once: it may have been answered by then.
+func TestNoRetryOfWatch(t *testing.T) {
+	bad := newFaulty(t, h2, resetExecuted)
+	good := newServer(t, h2, nil)
+	f := newFixture(t, nil)
+	e := f.set(healthy(bad.address), registry.Endpoint{Address: good.address})
+	if _, err := f.RoundTrip(e, newRequest(t, http.MethodGet, ""), true); !errors.Is(err, ErrUnanswered) {
+		t.Errorf("got %v, want ErrUnanswered", err)
+	}
+	if good.hits.Load() != 0 {
+		t.Error("the watch was sent again")
+	}
+}
+
+// The verdict on a hung endpoint moves the reads that wait there to another one. Writes stay.
+func TestEjected(t *testing.T) {
+	for _, method := range []string{http.MethodGet, http.MethodPost} {
+		t.Run(method, func(t *testing.T) {
+			hanging := make(chan struct{}, 1)
+			hung := newServer(t, h2, func(_ http.ResponseWriter, r *http.Request) {
+				hanging <- struct{}{}
+				<-r.Context().Done()
+			})
+			good := newServer(t, h2, nil)
+			f := newFixture(t, nil)
+			e := f.set(healthy(hung.address), registry.Endpoint{Address: good.address})
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			result := make(chan error, 1)
+			go func() {
+				res, err := f.RoundTrip(e, newRequest(t, method, "").WithContext(ctx), false)
+				if err == nil {
+					_ = res.Body.Close()
+				}
+				result <- err
+			}()
+			<-hanging
+			f.set(registry.Endpoint{Address: hung.address, Health: registry.Unhealthy}, healthy(good.address))
+			if method == http.MethodGet {
+				if err := <-result; err != nil || good.hits.Load() != 1 {
+					t.Errorf("got %v; the good endpoint had %d requests", err, good.hits.Load())
+				}
+				return
+			}
+			cancel()
+			if err := <-result; !errors.Is(err, context.Canceled) || good.hits.Load() != 0 {
+				t.Errorf("got %v; the good endpoint had %d requests", err, good.hits.Load())
+			}
+		})
+	}
+}
+
+// A host that swallows packets is noticed in five seconds: by those that wait for a connection, and by those that wait for an answer.
+func TestBlackhole(t *testing.T) {
+	t.Run("new connection, another endpoint", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			n, f := newMemoryFixture(t)
+			n.silent["10.0.0.1:443"] = true
+			n.serve("10.0.0.2:443", h2, nil)
+			defer n.stopAll()
+			e := f.set(healthy("10.0.0.1:443"), registry.Endpoint{Address: "10.0.0.2:443"})
+			start := time.Now()
+			if status, _, err := f.do(e, http.MethodPost, "body"); err != nil || status != http.StatusNotFound {
+				t.Errorf("got %d, %v", status, err)
+			}
+			if took := time.Since(start); took > impatience {
+				t.Errorf("took %v, want at most %v", took, impatience)
+			}
+			time.Sleep(dialTimeout)
+			synctest.Wait()
+			if f.signals.count("10.0.0.1:443") != 1 {
+				t.Errorf("signals: %v", f.signals.list)
+			}
+		})
+	})
+	t.Run("new connection, alone", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			n, f := newMemoryFixture(t)
+			n.silent["10.0.0.1:443"] = true
+			start := time.Now()
+			_, _, err := f.do(f.set(healthy("10.0.0.1:443")), http.MethodGet, "")
+			if took := time.Since(start); !errors.Is(err, ErrUnreachable) || took > dialTimeout {
+				t.Errorf("got %v after %v, want ErrUnreachable after %v", err, took, dialTimeout)
+			}
+		})
+	})
+	t.Run("accepts and stays silent", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			n, f := newMemoryFixture(t)
+			n.serve("10.0.0.2:443", h2, nil)
+			defer n.stopAll()
+			l := &memoryServer{net: n, address: "10.0.0.1:443", accept: make(chan net.Conn, 10), done: make(chan struct{}), http: &http.Server{}}
+			n.servers["10.0.0.1:443"] = l
+			e := f.set(healthy("10.0.0.1:443"), registry.Endpoint{Address: "10.0.0.2:443"})
+			start := time.Now()
+			if _, _, err := f.do(e, http.MethodPost, "body"); err != nil {
+				t.Error(err)
+			}
+			if took := time.Since(start); took > impatience {
+				t.Errorf("took %v, want at most %v", took, impatience)
+			}
+		})
+	})
+	t.Run("open connection", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			n, f := newMemoryFixture(t)
+			hang := n.serve("10.0.0.1:443", h2, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+			n.serve("10.0.0.2:443", h2, nil)
+			defer n.stopAll()
+			e := f.set(healthy("10.0.0.1:443"), registry.Endpoint{Address: "10.0.0.2:443"})
+			results := make(chan error, 2)
+			start := time.Now()
+			for _, method := range []string{http.MethodGet, http.MethodPost} {
+				go func() {
+					_, _, err := f.do(e, method, "")
+					if method == http.MethodPost && !errors.Is(err, ErrUnanswered) {
+						t.Errorf("a write got %v, want ErrUnanswered", err)
+					}
+					if method == http.MethodGet && err != nil {
+						t.Errorf("a read got %v", err)
+					}
+					results <- err
+				}()
+			}
+			time.Sleep(10 * time.Millisecond)
+			synctest.Wait()
+			hang.freeze()
+			<-results
+			<-results
+			if took := time.Since(start); took > 5*time.Second+10*time.Millisecond {
+				t.Errorf("noticed after %v, want 5 s", took)
+			}
+			if f.signals.count("10.0.0.1:443") == 0 {
+				t.Error("health was not told of the lost ping")
+			}
+		})
+	})
+}
+
+// The caller's deadline bounds everything, waiting for a connection included.
+func TestDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, f := newMemoryFixture(t)
+		n.silent["10.0.0.1:443"] = true
+		n.serve("10.0.0.2:443", h2, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+		n.serve("10.0.0.3:443", h1, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+		defer n.stopAll()
+		for _, address := range []string{"10.0.0.1:443", "10.0.0.2:443", "10.0.0.3:443"} {
+			e := f.set(healthy(address))
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			start := time.Now()
+			_, err := f.RoundTrip(e, newRequest(t, http.MethodGet, "").WithContext(ctx), false)
+			if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrUnreachable) || errors.Is(err, ErrUnanswered) {
+				t.Errorf("%s: got %v, want only DeadlineExceeded", address, err)
+			}
+			if took := time.Since(start); took != 2*time.Second {
+				t.Errorf("%s: took %v", address, took)
+			}
+		}
+	})
+}

@@ -1,0 +1,247 @@
+package backend
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+func TestArrange(t *testing.T) {
+	// A word per endpoint: its address, and after a colon what it is.
+	endpoints := func(text string) []registry.Endpoint {
+		var list []registry.Endpoint
+		for word := range strings.FieldsSeq(text) {
+			address, is, _ := strings.Cut(word, ":")
+			e := registry.Endpoint{Address: address}
+			e.Terminating = strings.Contains(is, "t")
+			e.Slow = strings.Contains(is, "s")
+			switch {
+			case strings.Contains(is, "h"):
+				e.Health = registry.Healthy
+			case strings.Contains(is, "u"):
+				e.Health = registry.Unhealthy
+			}
+			list = append(list, e)
+		}
+		return list
+	}
+	for _, tt := range []struct {
+		name, endpoints, preferred, slow, rest string
+		usable                                 bool
+	}{
+		{"none", "", "", "", "", false},
+		{"healthy", "a:h b:h", "a b", "", "", true},
+		{"healthy before all others", "a:u b: c:ht d:h e:hs", "d", "e", "b c", true},
+		{"slow ones alone", "a:hs b:u", "a", "", "", true},
+		{"slow before unprobed", "a: b:hs", "b", "", "a", true},
+		{"at the start", "a: b:", "a b", "", "", true},
+		{"terminating as last resort", "a:ht b:u", "a", "", "", true},
+		{"unprobed before terminating", "a:ht b:", "b", "", "a", true},
+		{"never eject all", "a:u b:u", "a b", "", "", false},
+		{"never eject all, terminating", "a:ut b:ut", "a b", "", "", false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			list := endpoints(tt.endpoints)
+			known := make(map[string]*endpoint)
+			for _, e := range list {
+				known[e.Address] = &endpoint{address: e.Address}
+			}
+			v := &view{}
+			v.arrange(list, known)
+			names := func(list []*endpoint) string {
+				var s []string
+				for _, e := range list {
+					s = append(s, e.address)
+				}
+				return strings.Join(s, " ")
+			}
+			got := []any{names(v.preferred), names(v.slow), names(v.rest), v.usable}
+			if d := cmp.Diff([]any{tt.preferred, tt.slow, tt.rest, tt.usable}, got); d != "" {
+				t.Error(d)
+			}
+		})
+	}
+}
+
+// A thousand watches spread over three endpoints within 10 %.
+func TestPickSpreads(t *testing.T) {
+	f := newFixture(t, nil)
+	u := f.Upstream(f.set(healthy("10.0.0.1:443"), healthy("10.0.0.2:443"), healthy("10.0.0.3:443")))
+	got := make(map[string]int)
+	var leases []Lease
+	for range 999 {
+		l, ok := u.Pick()
+		if !ok {
+			t.Fatal("no endpoint")
+		}
+		got[l.Address()]++
+		leases = append(leases, l)
+	}
+	for address, n := range got {
+		if n < 300 || n > 366 {
+			t.Errorf("%s got %d of 999", address, n)
+		}
+	}
+	for _, l := range leases {
+		l.Release()
+	}
+	for _, e := range u.snapshot() {
+		if n := e.inFlight.Load(); n != 0 {
+			t.Errorf("%s still has %d in flight", e.address, n)
+		}
+	}
+}
+
+// A slow endpoint gets a trickle, but it gets it.
+func TestPickSlow(t *testing.T) {
+	f := newFixture(t, nil)
+	slow := healthy("10.0.0.1:443")
+	slow.Slow = true
+	for _, others := range []int{1, 5} {
+		list := []registry.Endpoint{slow}
+		for i := range others {
+			list = append(list, healthy(fmt.Sprintf("10.0.1.%d:443", i)))
+		}
+		u := f.Upstream(f.set(list...))
+		got := 0
+		for range 10_000 {
+			l, _ := u.Pick()
+			if l.Address() == slow.Address {
+				got++
+			}
+			l.Release()
+		}
+		if got == 0 || got > 100 {
+			t.Errorf("with %d others, the slow endpoint got %d of 10,000", others, got)
+		}
+	}
+}
+
+// Retries go elsewhere: to each other endpoint once, to lower tiers only then, to unhealthy ones never.
+func TestPickAvoids(t *testing.T) {
+	f := newFixture(t, nil)
+	e := f.set(healthy("a:1"), healthy("b:1"), registry.Endpoint{Address: "c:1"}, registry.Endpoint{Address: "d:1", Health: registry.Unhealthy})
+	u := f.Upstream(e)
+	for range 100 {
+		var avoid []Lease
+		var got []string
+		for range 3 {
+			l, ok := u.Pick(avoid...)
+			if !ok {
+				t.Fatal("no endpoint")
+			}
+			l.Release()
+			avoid = append(avoid, l)
+			got = append(got, l.Address())
+		}
+		slices.Sort(got[:2])
+		if d := cmp.Diff([]string{"a:1", "b:1", "c:1"}, got); d != "" {
+			t.Fatal(d)
+		}
+		if l, ok := u.Pick(avoid...); !ok || l.Address() == "c:1" || l.Address() == "d:1" {
+			t.Errorf("with all avoided: got %q, %v", l.Address(), ok)
+		} else {
+			l.Release()
+		}
+	}
+}
+
+func TestZeroLease(t *testing.T) {
+	var l Lease
+	l.Release()
+	if l.Address() != "" {
+		t.Errorf("got %q", l.Address())
+	}
+}
+
+func BenchmarkPick(b *testing.B) {
+	f := newFixture(b, nil)
+	e := f.set(healthy("10.0.0.1:443"), healthy("10.0.0.2:443"), healthy("10.0.0.3:443"))
+	b.ReportAllocs()
+	for b.Loop() {
+		l, ok := f.Upstream(e).Pick()
+		if !ok {
+			b.Fatal("no endpoint")
+		}
+		l.Release()
+	}
+}
+
+func BenchmarkAcquire(b *testing.B) {
+	f := newFixture(b, nil)
+	f.policy.MaxInFlight = 400
+	e := f.set(healthy("10.0.0.1:443"))
+	b.ReportAllocs()
+	for b.Loop() {
+		release, ok := f.Acquire(e, false)
+		if !ok {
+			b.Fatal("busy")
+		}
+		release()
+	}
+}
+
+// The benchmarks' claim, held to.
+func TestNoAllocations(t *testing.T) {
+	f := newFixture(t, nil)
+	f.policy.MaxInFlight = 400
+	e := f.set(healthy("10.0.0.1:443"), healthy("10.0.0.2:443"))
+	if n := testing.AllocsPerRun(1000, func() {
+		l, _ := f.Upstream(e).Pick()
+		m, _ := f.Upstream(e).Pick(l)
+		m.Release()
+		l.Release()
+		release, _ := f.Acquire(e, true)
+		release()
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestAcquire(t *testing.T) {
+	f := newFixture(t, func(cfg *Config) { cfg.MaxInFlight = 3 })
+	f.policy = registry.Policy{MaxInFlight: 5, MaxLongRunning: 2}
+	e := f.set(healthy("10.0.0.1:443"))
+	for _, tt := range []struct {
+		longRunning bool
+		limit       int
+	}{{false, 3}, {true, 2}} { // the server-wide share is smaller than the policy's
+		var releases []func()
+		for i := range tt.limit {
+			release, ok := f.Acquire(e, tt.longRunning)
+			if !ok {
+				t.Fatalf("refused at %d of %d", i, tt.limit)
+			}
+			releases = append(releases, release)
+		}
+		if _, ok := f.Acquire(e, tt.longRunning); ok {
+			t.Errorf("got one more than %d", tt.limit)
+		}
+		releases[0]()
+		if release, ok := f.Acquire(e, tt.longRunning); !ok {
+			t.Error("refused after a release")
+		} else {
+			release()
+		}
+		for _, release := range releases[1:] {
+			release()
+		}
+	}
+	u := f.Upstream(e)
+	if u.inFlight.Load() != 0 || u.longRunning.Load() != 0 || u.meter.rejected[0].Load() != 1 || u.meter.rejected[1].Load() != 1 {
+		t.Error("counts are off")
+	}
+	// Limits are live.
+	f.policy = registry.Policy{}
+	e = f.set(healthy("10.0.0.1:443"))
+	for range 3 {
+		if _, ok := f.Acquire(e, true); !ok {
+			t.Error("refused without a limit")
+		}
+	}
+}
