@@ -17,6 +17,7 @@ func TestE2E(t *testing.T) {
 		{"clients", testClients},
 		{"crd", testCustomResources},
 		{"controllers", testControllers},
+		{"status", testStatus},
 	} {
 		t.Run(suite.name, func(t *testing.T) {
 			t.Parallel() // the long watches and deletions of one suite pass while the others work
