@@ -50,8 +50,10 @@ type Plan struct {
 	Remove      func(name string) bool // client's fields and trailers that are not forwarded; nil: none beyond the connection-specific
 	Set         []hpack.HeaderField    // fields that are set, replacing the client's; must not change afterwards
 	SetResponse []hpack.HeaderField    // fields set on the final response head, replacing the backend's; must not change afterwards
-	Path        string                 // :path as forwarded, with the query; "": as received
-	Authority   string                 // :authority as forwarded; "": as received
+	// RemoveResponse names fields and trailers of the backend's response that are not forwarded; nil: none beyond the connection-specific.
+	RemoveResponse func(name string) bool
+	Path           string // :path as forwarded, with the query; "": as received
+	Authority      string // :authority as forwarded; "": as received
 
 	Deadline    time.Duration // the whole request must end within it; 0: no bound
 	LongRunning bool          // a watch, log or the like: no retry once sent, and drain grants it the grace

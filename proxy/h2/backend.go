@@ -46,6 +46,9 @@ func (e *engine) interim(c *conn, s *stream, r responseHead) *connError {
 	if c.blockES || r.status == http.StatusSwitchingProtocols || s.interims > maxInterims { // §8.1, §8.6
 		return e.violation(s, down, http2.ErrCodeProtocol, "interim response that must not be")
 	}
+	if remove := s.plan.RemoveResponse; remove != nil {
+		r.fields = slices.DeleteFunc(r.fields, func(f hpack.HeaderField) bool { return remove(f.Name) })
+	}
 	s.leg[up].writeHeaders(s.id[up], false, e.fields[:1], r.fields)
 	return nil
 }
@@ -70,8 +73,10 @@ func (e *engine) response(c *conn, s *stream, r responseHead) *connError {
 	d.declared, d.end, d.head, d.sentEnd = r.length, c.blockES, true, c.blockES
 	e.freeReq(s) // no retry from here
 	s.half[up].q.forget(e)
-	if set := s.plan.SetResponse; len(set) > 0 {
-		r.fields = slices.DeleteFunc(r.fields, func(f hpack.HeaderField) bool { return isSet(set, f.Name) })
+	if set, remove := s.plan.SetResponse, s.plan.RemoveResponse; len(set) > 0 || remove != nil {
+		r.fields = slices.DeleteFunc(r.fields, func(f hpack.HeaderField) bool {
+			return isSet(set, f.Name) || remove != nil && remove(f.Name)
+		})
 	}
 	s.leg[up].writeHeaders(s.id[up], c.blockES, e.fields[:1], r.fields, s.plan.SetResponse)
 	if c.blockES {
@@ -92,7 +97,7 @@ func (e *engine) responseTrailers(c *conn, s *stream) *connError {
 	case d.declared >= 0 && d.got != d.declared && !s.noBody:
 		return e.violation(s, down, http2.ErrCodeProtocol, "content-length does not match")
 	}
-	trailers, err := e.parseTrailers(nil)
+	trailers, err := e.parseTrailers(s.plan.RemoveResponse)
 	if err != nil {
 		return e.violation(s, down, http2.ErrCodeProtocol, err.Error())
 	}
@@ -141,6 +146,7 @@ func (e *engine) goAwayFrame(c *conn, h frameHeader, p []byte) *connError {
 	case len(p) < 8:
 		return &connError{http2.ErrCodeFrameSize, "GOAWAY cut short"}
 	}
+	e.count.received[c.side].Add(1)
 	if c.side == up {
 		// The client opens no more streams. What runs is finished.
 		if c.goAway != goAwayFinal {

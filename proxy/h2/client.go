@@ -65,6 +65,11 @@ func (e *engine) requestBlock(c *conn, id uint32, selfish bool) *connError {
 
 // refuse resets a stream before anything was done for it.
 func (e *engine) refuse(c *conn, id uint32, code http2.ErrCode) *connError {
+	if code == http2.ErrCodeRefusedStream {
+		e.count.reset(resetByLimit)
+	} else {
+		e.count.reset(resetProtocol)
+	}
 	c.writeReset(id, code)
 	c.rememberReset(id)
 	return c.spend(costReset)
@@ -204,6 +209,7 @@ func (e *engine) requestTrailers(c *conn, s *stream) *connError {
 // violation ends a stream whose peer on one side broke the protocol on it.
 func (e *engine) violation(s *stream, side dir, code http2.ErrCode, why string) *connError {
 	c := s.leg[side]
+	e.count.reset(resetProtocol)
 	if side == up {
 		e.abort(s, ReasonClientReset, fmt.Errorf("client broke the protocol: %s", why), code)
 	} else {

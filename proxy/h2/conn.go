@@ -131,14 +131,21 @@ func (c *conn) take() []byte {
 	b := c.out
 	c.out, c.tailID = nil, 0
 	c.inflight = len(b)
+	c.e.count.output.Add(int64(len(b)))
 	c.flushAt = c.e.now
 	return b
 }
 
 // flushed is told that what was taken has been written, and fills the output again.
 func (c *conn) flushed() {
-	c.inflight = 0
+	c.written()
 	c.e.pump(c)
+}
+
+// written ends the accounting of what was taken.
+func (c *conn) written() {
+	c.e.count.output.Add(-int64(c.inflight))
+	c.inflight = 0
 }
 
 // room is how many bytes of DATA may be appended to the output now.
@@ -191,6 +198,7 @@ func (c *conn) writePing(flags http2.Flags, p []byte) {
 }
 
 func (c *conn) writeGoAway(last uint32, code http2.ErrCode, why string) {
+	c.e.count.sent[c.side].Add(1)
 	c.frame(8+len(why), http2.FrameGoAway, 0, 0)
 	c.u32(last)
 	c.u32(uint32(code))

@@ -203,10 +203,12 @@ func (e *engine) resetFrame(c *conn, h frameHeader, p []byte) *connError {
 	}
 	code := http2.ErrCode(binary.BigEndian.Uint32(p))
 	if c.side == down {
+		e.count.reset(resetByBackend)
 		e.backendReset(s, code)
 		return nil
 	}
 	// A stream that is given up is work for us and for the backend (CVE-2023-44487).
+	e.count.reset(resetByClient)
 	err := c.spend(costReset)
 	e.unlinkLeg(s, up)
 	e.abort(s, ReasonClientReset, fmt.Errorf("client reset the stream: %v", code), http2.ErrCodeCancel)
@@ -218,6 +220,7 @@ func (e *engine) fail(c *conn, err *connError) {
 	if c.closing {
 		return
 	}
+	e.count.failed(err)
 	c.writeGoAway(c.lastHandled(), err.code, err.why)
 	e.close(c, err)
 }

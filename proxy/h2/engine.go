@@ -70,6 +70,7 @@ type engine struct {
 	going  bool          // draining: GOAWAY for everybody
 	cutAt  time.Duration // when long-running streams are ended while draining; 0: never
 	wheel  wheel
+	count  counters
 
 	// What the driver has to do once the mutex is free.
 	dirty []*conn // have output, or want to be closed
@@ -126,6 +127,7 @@ func (e *engine) freeBuffer(b []byte) {
 func (e *engine) addConn(c *conn) {
 	c.at = len(e.conns)
 	e.conns = append(e.conns, c)
+	e.count.conns[c.side].Add(1)
 }
 
 // remove forgets a connection that the driver has closed.
@@ -134,6 +136,7 @@ func (e *engine) remove(c *conn) {
 		return
 	}
 	c.gone = true
+	e.count.conns[c.side].Add(-1)
 	last := e.conns[len(e.conns)-1]
 	e.conns[c.at], last.at = last, c.at
 	e.conns[len(e.conns)-1] = nil

@@ -45,6 +45,7 @@ func (e *engine) push(s *stream, d dir, p []byte, end bool) {
 func (e *engine) dropped(s *stream, d dir, n int) {
 	h := &s.half[d]
 	if !h.end && s.draining && h.got-h.sent > maxDrained {
+		e.count.reset(resetByLane)
 		e.reset(s, up, http2.ErrCodeNo)
 		e.settle(s)
 		return

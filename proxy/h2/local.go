@@ -28,6 +28,8 @@ type local struct {
 	handler http.Handler
 	ctx     context.Context
 	cancel  context.CancelFunc
+
+	deadlines deadlines // guarded by the shard's mutex
 }
 
 // errStreamGone is what a handler gets when it reads or writes after its stream has ended.
@@ -105,6 +107,7 @@ func (l *local) prepare() {
 // run answers the request.
 func (l *local) run() {
 	defer l.cancel()
+	defer l.stopDeadlines()
 	w := &writer{l: l, header: http.Header{}}
 	r, err := l.request()
 	if err != nil {
@@ -214,12 +217,12 @@ func (b *body) Read(p []byte) (int, error) {
 		l.sh.lock()
 	}
 	b.expects = false
-	for l.s != nil && l.s.half[up].q.size == 0 && !l.s.half[up].end {
+	for l.s != nil && l.s.half[up].q.size == 0 && !l.s.half[up].end && !l.deadlines.late[up] {
 		l.cond.Wait()
 	}
 	s := l.s
-	if s == nil {
-		return 0, errStreamGone
+	if s == nil || s.half[up].q.size == 0 && !s.half[up].end {
+		return 0, l.gone(up)
 	}
 	u := &s.half[up]
 	n := 0

@@ -106,6 +106,7 @@ func (q *queue) clear(e *engine) {
 }
 
 func (e *engine) chunk() *chunk {
+	e.count.queued.Add(chunkSize)
 	c := e.chunks
 	if c == nil {
 		return &chunk{}
@@ -117,6 +118,7 @@ func (e *engine) chunk() *chunk {
 }
 
 func (e *engine) freeChunk(c *chunk) {
+	e.count.queued.Add(-chunkSize)
 	if e.freeChunks >= maxFreeChunks {
 		return
 	}

@@ -7,9 +7,12 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // Config is what a Server needs.
@@ -22,8 +25,10 @@ type Config struct {
 	MaxStreams     uint32        // streams per client's connection (--http2-max-streams-per-connection); 0: 250
 	MaxHeaderBytes int           // of a field list, requests and responses; beyond it requests get 431; 0: 256 KiB
 	IdleTimeout    time.Duration // a client's connection without streams is closed; 0: 3 min
-	Shards         int           // engines, each with its own backend connections; 0: one per two processors
+	Shards         int           // engines, each with its own backend connections; 0: one per two processors, at least one
 	Logger         *slog.Logger  // nil discards
+	// Metrics gets the lane's own metrics; a second Server needs a registerer of its own. nil: unregistered.
+	Metrics prometheus.Registerer
 }
 
 func (c *Config) logger() *slog.Logger {
@@ -47,6 +52,15 @@ func (c *Config) limits() limits {
 	return l
 }
 
+// shards leaves half of the processors to handshakes, handlers and the collector of garbage. Fewer shards batch more: each has
+// connections of its own to every backend.
+func (c *Config) shards() int {
+	if c.Shards > 0 {
+		return c.Shards
+	}
+	return max(1, runtime.GOMAXPROCS(0)/2)
+}
+
 // Server is the frame lane. Run must be running while it serves; before that, connections are accepted but no timer fires.
 type Server struct {
 	shards []*shard
@@ -61,8 +75,11 @@ func New(cfg Config) *Server {
 	ctx, cancel := context.WithCancel(context.Background()) // ends with Run's
 	s := &Server{cancel: cancel}
 	pool := &buffers{}
-	for range max(1, cfg.Shards) {
+	for range cfg.shards() {
 		s.shards = append(s.shards, newShard(ctx, &cfg, &s.links, pool))
+	}
+	if cfg.Metrics != nil {
+		cfg.Metrics.MustRegister(newCollector(s.shards))
 	}
 	return s
 }

@@ -147,7 +147,7 @@ func (c *conn) finishWrite(buf []byte, err error) {
 	c.flushing = false
 	c.e.freeBuffer(buf)
 	if err != nil {
-		c.inflight = 0
+		c.written()
 		c.cut = true
 		c.e.lose(c, err)
 		c.touch()

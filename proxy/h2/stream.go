@@ -97,6 +97,7 @@ func (e *engine) newStream(c *conn, id uint32) *stream {
 	s.half[down].window = c.peerWindow
 	s.half[up].recv = e.lim.streamWindow
 	c.streams[id] = s
+	e.count.streams.Add(1)
 	return s
 }
 
@@ -109,6 +110,7 @@ func (e *engine) settle(s *stream) {
 	if s.leg[0] != nil || s.leg[1] != nil || s.local != nil || s.wait.in != nil {
 		return
 	}
+	e.count.streams.Add(-1)
 	e.release(s)
 	if s.decided && s.plan.Done != nil {
 		e.calls = append(e.calls, call{done: s.plan.Done, outcome: e.outcome(s)})
@@ -194,6 +196,7 @@ func (e *engine) reset(s *stream, side dir, code http2.ErrCode) {
 
 // abort ends the stream on both sides: the client is told code, the backend that nobody waits any more.
 func (e *engine) abort(s *stream, r Reason, err error, code http2.ErrCode) {
+	e.count.aborted(r)
 	s.blame(r, err)
 	e.reset(s, up, code)
 	e.reset(s, down, http2.ErrCodeCancel)

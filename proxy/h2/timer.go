@@ -64,6 +64,7 @@ func (e *engine) expired(s *stream) {
 	switch {
 	case s.draining:
 		// The response is complete, only the upload goes on.
+		e.count.reset(resetByLane)
 		e.reset(s, up, http2.ErrCodeNo)
 		e.reset(s, down, http2.ErrCodeCancel)
 		e.settle(s)

@@ -181,8 +181,9 @@ func (l *local) send(p []byte) error {
 			l.cond.Wait()
 		}
 		if l.s == nil {
+			err := l.gone(down)
 			l.sh.settle()
-			return errStreamGone
+			return err
 		}
 		n := min(len(p), localBuffer)
 		if n > 0 {
