@@ -323,9 +323,12 @@ func TestHedgedProbesLeaveOneConnection(t *testing.T) {
 		ca := newAuthority(t, serverName, farFuture())
 		b := startBench(t, ca, []*registry.Entry{entry(at)}, nil)
 		h := b.cable.host(at)
-		h.serve(t, ca, func(w http.ResponseWriter, _ *http.Request) {
+		h.serve(t, ca, func(_ http.ResponseWriter, r *http.Request) {
 			// All that is asked within three seconds is answered at once at their end.
-			time.Sleep(time.Until(time.Now().Truncate(3 * time.Second).Add(3 * time.Second)))
+			select {
+			case <-time.After(time.Until(time.Now().Truncate(3 * time.Second).Add(3 * time.Second))):
+			case <-r.Context().Done():
+			}
 		})
 		b.run(t)
 		for range 100 {
