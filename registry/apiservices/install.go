@@ -1,0 +1,108 @@
+package apiservices
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/emicklei/go-restful/v3"
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+	"k8s.io/apimachinery/pkg/version"
+	"k8s.io/apiserver/pkg/endpoints"
+	"k8s.io/apiserver/pkg/endpoints/discovery"
+	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+	"k8s.io/apiserver/pkg/registry/rest"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+)
+
+// watchTime is how long a watch lasts that names no time of its own: kube-apiserver's --min-request-timeout, up to twice that at random.
+const watchTime = 30 * time.Minute
+
+// install makes all handlers.
+func (s *Server) install(container *restful.Container, scheme *runtime.Scheme, v *version.Info) error {
+	gv := apiregistrationv1.SchemeGroupVersion
+	group := &endpoints.APIGroupVersion{
+		Storage:               map[string]rest.Storage{"apiservices": s.store, "apiservices/status": statusStore{s.store}},
+		Root:                  "/apis",
+		GroupVersion:          gv,
+		Serializer:            s.codecs,
+		ParameterCodec:        runtime.NewParameterCodec(scheme),
+		Typer:                 scheme,
+		Creater:               scheme,
+		Convertor:             scheme,
+		ConvertabilityChecker: scheme,
+		UnsafeConvertor:       runtime.UnsafeObjectConvertor(scheme),
+		Defaulter:             scheme,
+		Namer:                 runtime.Namer(meta.NewAccessor()),
+		MinRequestTimeout:     watchTime,
+		// Both are for writes, which never come so far, but the installer wants them.
+		TypeConverter:              managedfields.NewDeducedTypeConverter(),
+		EquivalentResourceRegistry: runtime.NewEquivalentResourceRegistry(),
+	}
+	resources, _, err := group.InstallREST(container)
+	if err != nil {
+		return fmt.Errorf("installing handlers: %w", err)
+	}
+	s.paths = make(map[string]http.Handler)
+	s.paths[root+"/v1"], s.paths[root+"/v1/"] = container, container
+	s.installDiscovery(resources, v)
+	return s.installOpenAPI(container, scheme)
+}
+
+// installDiscovery makes the documents that list the group.
+func (s *Server) installDiscovery(resources []apidiscoveryv2.APIResourceDiscovery, v *version.Info) {
+	gv := metav1.GroupVersionForDiscovery{GroupVersion: apiregistrationv1.SchemeGroupVersion.String(), Version: "v1"}
+	group := metav1.APIGroup{Name: apiregistrationv1.GroupName, Versions: []metav1.GroupVersionForDiscovery{gv}, PreferredVersion: gv}
+	legacy := discovery.NewRootAPIsHandler(nowhere{}, s.codecs)
+	legacy.AddGroup(group)
+	all := aggregated.NewResourceManager("apis")
+	all.AddGroupVersion(group.Name, apidiscoveryv2.APIVersionDiscovery{
+		Version: "v1", Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent, Resources: resources,
+	})
+	// Above all others, as kube-aggregator has it (20,000 is the highest that an APIService may ask for).
+	all.SetGroupVersionPriority(metav1.GroupVersion{Group: group.Name, Version: "v1"}, 20_001, 1)
+	s.paths["/apis"] = aggregated.WrapAggregatedDiscoveryToHandler(legacy, all, all)
+	s.paths["/apis/"] = legacy // always the legacy form, see design §6
+
+	core := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		none := &metav1.APIVersions{Versions: []string{}, ServerAddressByClientCIDRs: []metav1.ServerAddressByClientCIDR{}}
+		responsewriters.WriteObjectNegotiated(s.codecs, negotiation.DefaultEndpointRestrictions, metav1.Unversioned, w, r, http.StatusOK, none, false)
+	})
+	empty := aggregated.NewResourceManager("api")
+	s.paths["/api"] = aggregated.WrapAggregatedDiscoveryToHandler(core, empty, empty)
+	s.paths["/api/"] = core
+
+	groupHandler := discovery.NewAPIGroupHandler(s.codecs, group)
+	s.paths[root], s.paths[root+"/"] = groupHandler, groupHandler
+	if v != nil {
+		s.paths["/version"] = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			responsewriters.WriteRawJSON(http.StatusOK, *v, w)
+		})
+		s.paths["/version/"] = s.paths["/version"]
+	}
+}
+
+// nowhere implements discovery.Addresses: which server to use from which network was meant for federations.
+type nowhere struct{}
+
+func (nowhere) ServerAddressByClientCIDRs(net.IP) []metav1.ServerAddressByClientCIDR { return nil }
+
+// pathMap collects the handlers that kube-openapi registers.
+type pathMap struct {
+	exact  func(path string, h http.Handler)
+	prefix func(h http.Handler)
+}
+
+// Handle implements common.PathHandler.
+func (p pathMap) Handle(path string, h http.Handler) { p.exact(strings.TrimSuffix(path, "/"), h) }
+
+// HandlePrefix implements common.PathHandlerByGroupVersion.
+func (p pathMap) HandlePrefix(_ string, h http.Handler) { p.prefix(h) }

@@ -1,0 +1,68 @@
+package apiservices
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+
+	"github.com/emicklei/go-restful/v3"
+	"k8s.io/apimachinery/pkg/runtime"
+	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
+	generated "k8s.io/kube-aggregator/pkg/generated/openapi"
+	"k8s.io/kube-openapi/pkg/builder"
+	"k8s.io/kube-openapi/pkg/builder3"
+	"k8s.io/kube-openapi/pkg/common"
+	"k8s.io/kube-openapi/pkg/common/restfuladapter"
+	"k8s.io/kube-openapi/pkg/handler"
+	"k8s.io/kube-openapi/pkg/handler3"
+	"k8s.io/kube-openapi/pkg/spec3"
+	"k8s.io/kube-openapi/pkg/validation/spec"
+)
+
+// title is what both documents call the server.
+const title = "Fairlead"
+
+// installOpenAPI makes the OpenAPI documents of the group, which kubectl explain reads. They are built lazily by their handlers.
+func (s *Server) installOpenAPI(container *restful.Container, scheme *runtime.Scheme) error {
+	names := openapinamer.NewDefinitionNamer(scheme)
+	to := pathMap{
+		exact:  func(path string, h http.Handler) { s.paths[path] = h },
+		prefix: func(h http.Handler) { s.spec = h },
+	}
+	services := restfuladapter.AdaptWebServices(container.RegisteredWebServices())
+	v2, err := builder.BuildOpenAPISpecFromRoutes(services, &common.Config{
+		ProtocolList:          []string{"https"},
+		Info:                  &spec.Info{InfoProps: spec.InfoProps{Title: title, Version: "v1"}},
+		DefaultResponse:       &spec.Response{ResponseProps: spec.ResponseProps{Description: "Default Response."}},
+		GetOperationIDAndTags: openapinamer.GetOperationIDAndTags,
+		GetDefinitionName:     names.GetDefinitionName,
+		GetDefinitions:        generated.GetOpenAPIDefinitions,
+	})
+	if err != nil {
+		return fmt.Errorf("building OpenAPI v2: %w", err)
+	}
+	v2.Definitions = handler.PruneDefaults(v2.Definitions)
+	handler.NewOpenAPIService(v2).RegisterOpenAPIVersionedService("/openapi/v2", to)
+
+	config := &common.OpenAPIV3Config{
+		Info:                  &spec.Info{InfoProps: spec.InfoProps{Title: title, Version: "v1"}},
+		DefaultResponse:       &spec3.Response{ResponseProps: spec3.ResponseProps{Description: "Default Response."}},
+		GetOperationIDAndTags: openapinamer.GetOperationIDAndTags,
+		GetDefinitionName:     names.GetDefinitionName,
+		GetDefinitions:        generated.GetOpenAPIDefinitions,
+	}
+	config.Definitions = generated.GetOpenAPIDefinitions(func(name string) spec.Ref {
+		name, _ = config.GetDefinitionName(name)
+		return spec.MustCreateRef("#/components/schemas/" + common.EscapeJsonPointer(name))
+	})
+	v3, err := builder3.BuildOpenAPISpecFromRoutes(services, config)
+	if err != nil {
+		return fmt.Errorf("building OpenAPI v3: %w", err)
+	}
+	service := handler3.NewOpenAPIService()
+	service.UpdateGroupVersion(strings.TrimPrefix(root, "/")+"/v1", v3)
+	if err := service.RegisterOpenAPIV3VersionedService("/openapi/v3", to); err != nil {
+		return fmt.Errorf("registering OpenAPI v3: %w", err)
+	}
+	return nil
+}

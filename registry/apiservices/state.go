@@ -1,0 +1,175 @@
+package apiservices
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+)
+
+// state is one immutable state of the served objects. Nothing reachable from it is changed once it is published.
+type state struct {
+	// read says that a complete table has been seen.
+	read bool
+	// revision is the resourceVersion of the newest change.
+	revision uint64
+	// objects in order of name.
+	objects []*apiregistrationv1.APIService
+	// events are the latest changes, ascending. Whoever knows a revision of at least floor can be told everything since.
+	events []change
+	floor  uint64
+	// superseded is closed once a newer state is in place.
+	superseded chan struct{}
+}
+
+// change is one event of the history.
+type change struct {
+	kind     watch.EventType
+	revision uint64
+	// object is the new state, of a deletion the last one; before is what it was, nil when it was not there.
+	object, before *apiregistrationv1.APIService
+}
+
+// history is how many changes a watcher may be behind. A watcher that is further behind lists again; 10,000 is every object of the largest
+// supported table once.
+const history = 10_000
+
+// store holds the current state. It is the storage of k8s.io/apiserver's handlers.
+type store struct {
+	current atomic.Pointer[state]
+}
+
+func newStore() *store {
+	s := &store{}
+	// Revisions begin where those of an earlier or another process end or will have ended: milliseconds, times more changes than fit into one.
+	// A client that brings a revision of another replica is told that it is too old or too new and lists again.
+	begin := uint64(time.Now().UnixMilli()) << 20
+	s.current.Store(&state{revision: begin, floor: begin, superseded: make(chan struct{})})
+	return s
+}
+
+func (s *store) state() *state { return s.current.Load() }
+
+// Run follows the table until ctx ends.
+func (s *Server) Run(ctx context.Context) error {
+	made := make(map[*registry.Entry]*apiregistrationv1.APIService) // :: entry → its object as it is served
+	for {
+		t := s.table()
+		if t.Complete() {
+			made = s.store.follow(t, made)
+		}
+		select {
+		case <-t.Superseded():
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// follow publishes what a table has changed. It returns the objects of the table's entries.
+func (s *store) follow(t *registry.Table, made map[*registry.Entry]*apiregistrationv1.APIService) map[*registry.Entry]*apiregistrationv1.APIService {
+	old := s.state()
+	next := &state{read: true, revision: old.revision, events: old.events, floor: old.floor, superseded: make(chan struct{})}
+	now := make(map[*registry.Entry]*apiregistrationv1.APIService, len(t.Entries()))
+	entries := slices.SortedFunc(slices.Values(t.Entries()), func(a, b *registry.Entry) int { return strings.Compare(a.Name, b.Name) })
+	next.objects = make([]*apiregistrationv1.APIService, 0, len(entries))
+	for _, e := range entries {
+		before := old.get(e.Name)
+		object := made[e]
+		if object == nil {
+			object = next.update(e, before)
+		}
+		now[e] = object
+		next.objects = append(next.objects, object)
+	}
+	for _, o := range old.objects {
+		if next.get(o.Name) == nil {
+			gone := o.DeepCopy()
+			next.record(watch.Deleted, gone, o)
+		}
+	}
+	if next.revision == old.revision && old.read {
+		return now // nothing that is served has changed
+	}
+	if extra := len(next.events) - history; extra > 0 {
+		next.floor = next.events[extra-1].revision
+		next.events = slices.Clone(next.events[extra:])
+	}
+	s.current.Store(next)
+	close(old.superseded) // after the store: whoever wakes up must find the new state
+	return now
+}
+
+// update makes the object of an entry, or returns the one before when nothing that is served has changed.
+func (s *state) update(e *registry.Entry, before *apiregistrationv1.APIService) *apiregistrationv1.APIService {
+	object := e.Object.DeepCopy()
+	object.Status.Conditions = conditions(e.Verdict)
+	if before == nil {
+		s.record(watch.Added, object, nil)
+		return object
+	}
+	object.ResourceVersion = before.ResourceVersion
+	if equality.Semantic.DeepEqual(object, before) {
+		return before
+	}
+	s.record(watch.Modified, object, before)
+	return object
+}
+
+// record gives a change its revision.
+func (s *state) record(kind watch.EventType, object, before *apiregistrationv1.APIService) {
+	s.revision++
+	object.ResourceVersion = strconv.FormatUint(s.revision, 10)
+	// Older states share the array: they see only what was in it when they were published.
+	s.events = append(s.events, change{kind: kind, revision: s.revision, object: object, before: before})
+}
+
+// get finds an object by name.
+func (s *state) get(name string) *apiregistrationv1.APIService {
+	at, found := slices.BinarySearchFunc(s.objects, name, func(o *apiregistrationv1.APIService, name string) int {
+		return strings.Compare(o.Name, name)
+	})
+	if !found {
+		return nil
+	}
+	return s.objects[at]
+}
+
+// since returns the changes after a revision.
+func (s *state) since(revision uint64) []change {
+	at, found := slices.BinarySearchFunc(s.events, revision, func(c change, revision uint64) int {
+		switch {
+		case c.revision < revision:
+			return -1
+		case c.revision > revision:
+			return 1
+		}
+		return 0
+	})
+	if found {
+		at++
+	}
+	return s.events[at:]
+}
+
+// conditions are the verdict as kube-aggregator would have written it: none until the first check has ended.
+func conditions(v registry.Verdict) []apiregistrationv1.APIServiceCondition {
+	if v.Status == "" {
+		return nil
+	}
+	return []apiregistrationv1.APIServiceCondition{{
+		Type:               apiregistrationv1.Available,
+		Status:             apiregistrationv1.ConditionStatus(v.Status),
+		LastTransitionTime: metav1.NewTime(v.Since.Truncate(time.Second)), // the wire has no fractions
+		Reason:             v.Reason,
+		Message:            v.Message,
+	}}
+}
