@@ -1,0 +1,110 @@
+package apiservices
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/version"
+	"k8s.io/client-go/rest"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	typed "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
+)
+
+// source is a registry that the test writes to.
+type source struct {
+	in    registry.Input
+	table atomic.Pointer[registry.Table]
+}
+
+func newSource() *source {
+	s := &source{in: registry.Input{
+		APIServices: make(map[string]*apiregistrationv1.APIService), Options: &registry.Options{Directory: true}, Now: time.Unix(1_700_000_000, 0),
+	}}
+	s.table.Store(registry.Build(s.in, nil))
+	return s
+}
+
+func object(name string, labels map[string]string) *apiregistrationv1.APIService {
+	v, group, _ := strings.Cut(name, ".")
+	return &apiregistrationv1.APIService{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels, CreationTimestamp: metav1.NewTime(time.Now().Add(-time.Hour))},
+		Spec:       apiregistrationv1.APIServiceSpec{Group: group, Version: v, GroupPriorityMinimum: 100, VersionPriority: 10},
+	}
+}
+
+func remote(name, service string) *apiregistrationv1.APIService {
+	o := object(name, nil)
+	o.Spec.InsecureSkipTLSVerify = true
+	o.Spec.Service = &apiregistrationv1.ServiceReference{Namespace: "x", Name: service}
+	return o
+}
+
+// serve serves the source's table over HTTP. Changed publishes what the test wrote and waits until it is served.
+func serve(t *testing.T, s *source) (url string, changed func()) {
+	t.Helper()
+	server, err := New(Config{Table: s.table.Load, Version: &version.Info{GitVersion: "v1.36.3"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := httptest.NewServer(server)
+	t.Cleanup(func() {
+		h.CloseClientConnections()
+		h.Close()
+	})
+	made := make(map[*registry.Entry]*apiregistrationv1.APIService)
+	return h.URL, func() {
+		s.in.Complete = true
+		s.table.Store(registry.Build(s.in, s.table.Load()))
+		made = server.store.follow(s.table.Load(), made)
+	}
+}
+
+func get(t *testing.T, url, accept string) (*http.Response, string) {
+	t.Helper()
+	return do(t, http.MethodGet, url, accept)
+}
+
+func do(t *testing.T, method, url, accept string) (*http.Response, string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if accept != "" {
+		r.Header.Set("Accept", accept)
+	}
+	res, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res, string(body)
+}
+
+func client(t *testing.T, url, contentType string) typed.APIServiceInterface {
+	t.Helper()
+	c, err := typed.NewForConfig(&rest.Config{Host: url, QPS: -1, ContentConfig: rest.ContentConfig{ContentType: contentType}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.APIServices()
+}
+
+func names(l *apiregistrationv1.APIServiceList) []string {
+	out := []string{}
+	for _, o := range l.Items {
+		out = append(out, o.Name)
+	}
+	return out
+}

@@ -1,0 +1,211 @@
+package apiservices
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+)
+
+// next takes the next event of a watch.
+func next(t *testing.T, w watch.Interface) string {
+	t.Helper()
+	select {
+	case e, ok := <-w.ResultChan():
+		if !ok {
+			return "end"
+		}
+		switch o := e.Object.(type) {
+		case *apiregistrationv1.APIService:
+			text := string(e.Type) + " " + o.Name
+			if o.Annotations[metav1.InitialEventsAnnotationKey] == "true" {
+				text += " initial"
+			}
+			return text
+		case *metav1.Status:
+			return fmt.Sprintf("%s %s", e.Type, o.Reason)
+		}
+		return fmt.Sprintf("%s %T", e.Type, e.Object)
+	case <-time.After(10 * time.Second):
+		t.Fatal("no event")
+		return ""
+	}
+}
+
+func TestWatch(t *testing.T) {
+	s := newSource()
+	url, changed := serve(t, s)
+	s.in.APIServices["v1.apps"] = object("v1.apps", map[string]string{"tier": "a"})
+	s.in.APIServices["v1.b.io"] = object("v1.b.io", nil)
+	changed()
+	c := client(t, url, runtime.ContentTypeProtobuf)
+	yes := true
+	open := func(o metav1.ListOptions) watch.Interface {
+		t.Helper()
+		w, err := c.Watch(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(w.Stop)
+		return w
+	}
+	list, err := c.List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := open(metav1.ListOptions{})
+	since := open(metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	selected := open(metav1.ListOptions{ResourceVersion: list.ResourceVersion, LabelSelector: "tier=a"})
+	named := open(metav1.ListOptions{FieldSelector: "metadata.name=v1.b.io"})
+	stream := open(metav1.ListOptions{
+		SendInitialEvents: &yes, AllowWatchBookmarks: true, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan,
+	})
+
+	expect := func(what string, w watch.Interface, want ...string) {
+		t.Helper()
+		for _, want := range want {
+			if got := next(t, w); got != want {
+				t.Errorf("%s: %s, want %s", what, got, want)
+			}
+		}
+	}
+	expect("all", all, "ADDED v1.apps", "ADDED v1.b.io")
+	expect("named", named, "ADDED v1.b.io")
+	expect("stream", stream, "ADDED v1.apps", "ADDED v1.b.io", "BOOKMARK  initial")
+
+	s.in.APIServices["v1.b.io"] = object("v1.b.io", map[string]string{"tier": "a"}) // begins to match
+	s.in.APIServices["v1.c.io"] = object("v1.c.io", nil)
+	changed()
+	s.in.APIServices["v1.apps"] = object("v1.apps", nil) // ceases to match
+	changed()
+	delete(s.in.APIServices, "v1.b.io")
+	changed()
+	everything := []string{"MODIFIED v1.b.io", "ADDED v1.c.io", "MODIFIED v1.apps", "DELETED v1.b.io"}
+	expect("all", all, everything...)
+	expect("since", since, everything...)
+	expect("stream", stream, everything...)
+	expect("selected", selected, "ADDED v1.b.io", "DELETED v1.apps", "DELETED v1.b.io")
+	expect("named", named, "MODIFIED v1.b.io", "DELETED v1.b.io")
+
+	for rv, want := range map[string]func(error) bool{
+		"1":                    apierrors.IsResourceExpired,
+		"18446744073709551615": apierrors.IsTimeout,
+		"x":                    apierrors.IsBadRequest,
+	} {
+		if w, err := c.Watch(t.Context(), metav1.ListOptions{ResourceVersion: rv}); err == nil || !want(err) {
+			t.Errorf("watch from %s: %v %v", rv, w, err)
+		}
+	}
+}
+
+func TestWatchAsTable(t *testing.T) {
+	s := newSource()
+	url, changed := serve(t, s)
+	s.in.APIServices["v1.apps"] = object("v1.apps", nil)
+	changed()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/apis/apiregistration.k8s.io/v1/apiservices?watch=1&timeoutSeconds=1", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
+	res, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	var e struct {
+		Type   string
+		Object metav1.Table
+	}
+	if err := json.NewDecoder(res.Body).Decode(&e); err != nil || e.Type != "ADDED" || len(e.Object.Rows) != 1 || e.Object.Rows[0].Cells[0] != "v1.apps" {
+		t.Errorf("first event %+v: %v", e, err)
+	}
+}
+
+// TestSlowWatcher holds that who reads too slowly is told to list again, and that the history is bounded.
+func TestSlowWatcher(t *testing.T) {
+	s := newStore()
+	made := make(map[*registry.Entry]*apiregistrationv1.APIService)
+	src := newSource()
+	src.in.Complete = true
+	write := func(n int) {
+		for i := range n {
+			src.in.APIServices[fmt.Sprintf("v1.g%d.io", i)] = object(fmt.Sprintf("v1.g%d.io", i), map[string]string{"n": fmt.Sprint(time.Now().UnixNano())})
+		}
+		src.table.Store(registry.Build(src.in, src.table.Load()))
+		made = s.follow(src.table.Load(), made)
+	}
+	write(2)
+	w := &watcher{store: s, selector: selectorOf(&metainternalversion.ListOptions{}), at: s.state().revision, events: make(chan watch.Event)}
+	var ctx context.Context
+	ctx, w.cancel = context.WithCancel(t.Context())
+	write(history/2 + 1)
+	write(history/2 + 1)
+	go w.run(ctx)
+	if got := next(t, w); got != "ERROR Expired" {
+		t.Errorf("first event %s", got)
+	}
+	if got := next(t, w); got != "end" {
+		t.Errorf("second event %s", got)
+	}
+	if n := len(s.state().events); n != history {
+		t.Errorf("history of %d events", n)
+	}
+}
+
+func TestReflector(t *testing.T) {
+	s := newSource()
+	url, changed := serve(t, s)
+	for i := range 20 {
+		o := object(fmt.Sprintf("v1.g%d.io", i), nil)
+		s.in.APIServices[o.Name] = o
+	}
+	changed()
+	c := client(t, url, runtime.ContentTypeProtobuf)
+	lw := &cache.ListWatch{
+		ListWithContextFunc:  func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return c.List(ctx, o) },
+		WatchFuncWithContext: c.Watch,
+	}
+	events := make(chan string, 100)
+	_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: lw, ObjectType: &apiregistrationv1.APIService{},
+		Handler: cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(o any) { events <- "add " + o.(*apiregistrationv1.APIService).Name },
+			DeleteFunc: func(o any) { events <- "delete" },
+		},
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		informer.RunWithContext(ctx)
+		close(done)
+	}()
+	defer func() {
+		cancel()
+		<-done
+	}()
+	for range 20 {
+		<-events
+	}
+	s.in.APIServices["v1.new.io"] = object("v1.new.io", nil)
+	changed()
+	if e := <-events; e != "add v1.new.io" {
+		t.Errorf("event %s", e)
+	}
+	delete(s.in.APIServices, "v1.new.io")
+	changed()
+	if e := <-events; e != "delete" {
+		t.Errorf("event %s", e)
+	}
+}
