@@ -66,7 +66,9 @@ func (e *endpoint) connect(ctx context.Context) (*conn, error) {
 	}
 	c.cc = cc
 	cc.SetStateHook(c.changed)
-	if !c.http1 {
+	if c.http1 {
+		expire(tc.NetConn(), e.up.view.Load().pingTimeout)
+	} else {
 		c.settled = time.Now().Add(fresh)
 		time.AfterFunc(fresh, func() { e.noticed(c) })
 	}

@@ -38,9 +38,11 @@ const (
 )
 
 const (
-	// maxUnproven bounds the unproven pool's requests in flight, and its long-running ones apart from them: a token is unproven for one request, and a refused one is
-	// answered within a millisecond.
+	// maxUnproven bounds the unproven pool's requests in flight: a token is unproven for one request, and a refused one is answered within a millisecond.
 	maxUnproven = 128
+	// maxUnprovenLong bounds its long-running requests and upgraded sessions, each on a connection of its own: those of callers without a token, and of tokens that come
+	// with an upgrade first.
+	maxUnprovenLong = 1024
 	// defaultWait is how long a request waits for any local apiserver to come back: a reconnect through a load balancer or a quick restart. Longer waits would heap up
 	// requests; after it clients get 503 and a Retry-After, which client-go obeys ten times.
 	defaultWait = 2 * time.Second
@@ -102,7 +104,7 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 	l.pools = [pools]*Upstream{
 		l.newPool("local-certificate", true, 1024, "h2"),
 		l.newPool("local-proven", false, 1024, "h2"),
-		l.newPool("local-unproven", false, 2*maxUnproven, "http/1.1"),
+		l.newPool("local-unproven", false, maxUnproven+maxUnprovenLong, "http/1.1"),
 	}
 	l.publish()
 	if cfg.Metrics != nil {
@@ -162,36 +164,6 @@ func (l *Local) Upstream(p Pool) *Upstream {
 		return nil
 	}
 	return l.pools[p-1]
-}
-
-// RoundTrip is Upstream.RoundTrip for a pool.
-func (l *Local) RoundTrip(req *http.Request, p Pool, longRunning bool) (*http.Response, error) {
-	u := l.Upstream(p)
-	if u == nil {
-		closeBody(req)
-		return nil, &failure{kind: failDial, err: errNoPool}
-	}
-	release, ok := u.Acquire(longRunning)
-	if !ok {
-		closeBody(req)
-		return nil, &failure{kind: failBusy, err: errFull}
-	}
-	res, err := u.RoundTrip(req, longRunning)
-	if err != nil {
-		release()
-		return nil, err
-	}
-	res.Body = &responseBody{ReadCloser: res.Body, done: release}
-	return res, nil
-}
-
-// DialUpgrade is Upstream.DialUpgrade for a pool: with the proxy client certificate for PoolCertificate, without any for the others.
-func (l *Local) DialUpgrade(ctx context.Context, p Pool) (net.Conn, error) {
-	u := l.Upstream(p)
-	if u == nil {
-		return nil, &failure{kind: failDial, err: errNoPool}
-	}
-	return u.DialUpgrade(ctx)
 }
 
 // Ready says why no local apiserver can be used. Nil: one can.
@@ -263,7 +235,7 @@ func (l *Local) publishLocked() {
 	for i, u := range l.pools {
 		v := &view{pingTimeout: defaultPing}
 		if Pool(i+1) == PoolUnproven { //nolint:gosec // three pools
-			v.maxInFlight, v.maxLongRunning = maxUnproven, maxUnproven
+			v.maxInFlight, v.maxLongRunning = maxUnproven, maxUnprovenLong
 		}
 		u.update(v, l.health)
 	}

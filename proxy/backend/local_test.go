@@ -263,3 +263,55 @@ func TestLocalReadyz(t *testing.T) {
 		n.stopAll()
 	})
 }
+
+// A watch with a token that was not seen before proves the token first, and then shares a connection with others whose tokens are good.
+func TestUnprovenWatch(t *testing.T) {
+	s := newServer(t, h2, apiserver)
+	l := newLocal(t, nil, s.address)
+	for _, tt := range []struct {
+		token, want string
+		status      int
+	}{{"good", "HTTP/2.0", http.StatusOK}, {"bad", "", http.StatusUnauthorized}, {"", "", http.StatusUnauthorized}} {
+		req := newRequest(t, http.MethodGet, "")
+		if tt.token != "" {
+			req.Header.Set("Authorization", "Bearer "+tt.token)
+		}
+		res, err := l.RoundTrip(req, PoolUnproven, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(res.Body)
+		if err != nil || res.StatusCode != tt.status || string(text) != tt.want {
+			t.Errorf("token %q: got %d %q, %v", tt.token, res.StatusCode, text, err)
+		}
+		_ = res.Body.Close()
+	}
+	for _, u := range l.pools {
+		if u.inFlight.Load() != 0 || u.longRunning.Load() != 0 {
+			t.Errorf("%s still counts requests", u.name)
+		}
+	}
+}
+
+// The unproven pool is bounded; its upgraded sessions, too.
+func TestUnprovenBound(t *testing.T) {
+	s := newServer(t, h2, apiserver)
+	l := newLocal(t, nil, s.address)
+	u := l.Upstream(PoolUnproven)
+	u.inFlight.Store(maxUnproven)
+	u.longRunning.Store(maxUnprovenLong - 1)
+	if _, _, err := l.get(t, PoolUnproven, "good"); !errors.Is(err, ErrBusy) {
+		t.Errorf("got %v, want ErrBusy", err)
+	}
+	c, err := l.DialUpgrade(t.Context(), PoolUnproven)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.DialUpgrade(t.Context(), PoolUnproven); !errors.Is(err, ErrBusy) {
+		t.Errorf("got %v, want ErrBusy", err)
+	}
+	_ = c.Close()
+	if n := u.longRunning.Load(); n != maxUnprovenLong-1 {
+		t.Errorf("%d sessions are counted after closing", n)
+	}
+}

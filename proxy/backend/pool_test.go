@@ -1,24 +1,16 @@
 package backend
 
 import (
-	"context"
-	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"net/netip"
 	"runtime"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -327,98 +319,6 @@ func TestStaleHTTP1(t *testing.T) {
 	})
 }
 
-// Nothing is left over of a thousand updates, CA changes and deletions (kubernetes/kubernetes#117250 leaked a transport per sync).
-func TestNoLeaks(t *testing.T) {
-	a, b := newServer(t, h2, nil), newServer(t, h1, nil)
-	f := newFixture(t, nil)
-	reg := prometheus.NewPedanticRegistry()
-	reg.MustRegister(newCollector(f.upstreams))
-	use := func(i int) {
-		switch i % 4 {
-		case 0:
-			f.backend = &registry.Backend{Namespace: "ns", Service: "svc", Port: 443, CABundle: fmt.Append(nil, i)}
-		case 1:
-			f.backend = &registry.Backend{Namespace: "ns", Service: fmt.Sprint("svc", i), Port: 443}
-		case 2:
-			f.generation++
-			f.apply(f.generation, nil)
-		}
-		e := f.set(healthy(a.address), healthy(b.address))
-		if i%4 == 3 {
-			e = f.set(healthy(b.address))
-		}
-		if _, _, err := f.do(e, http.MethodPost, "body"); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for i := range 1000 {
-		use(i)
-	}
-	f.generation++
-	f.apply(f.generation, nil)
-	waitFor(t, "all connections to close", func() bool { return a.open.Load()+b.open.Load() == 0 })
-	specs := 0
-	f.bySpec.Range(func(any, any) bool { specs++; return true })
-	if len(f.remotes) != 0 || specs != 0 {
-		t.Errorf("%d upstreams and %d specs are left", len(f.remotes), specs)
-	}
-	if n, err := testutil.GatherAndCount(reg); err != nil || n != 0 {
-		t.Errorf("%d series are left: %v", n, err)
-	}
-	inPackage := func() int {
-		buf := make([]byte, 1<<20)
-		n := 0
-		for g := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
-			if strings.Contains(g, "backend.(*conn)") || strings.Contains(g, "net/http.(*http2clientConnReadLoop)") || strings.Contains(g, "net/http.(*persistConn)") {
-				n++
-			}
-		}
-		return n
-	}
-	waitFor(t, "goroutines of connections to end", func() bool { return inPackage() == 0 })
-}
-
-// Endpoints on this very machine are refused, by whatever name.
-func TestRefusedAddresses(t *testing.T) {
-	s := newServer(t, h2, nil)
-	_, port, err := net.SplitHostPort(s.address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, tt := range []struct {
-		name, address string
-		allow         bool
-		self          string
-		ok            bool
-	}{
-		{"loopback", s.address, false, "", false},
-		{"loopback by name", "localhost:" + port, false, "", false},
-		{"unspecified", "0.0.0.0:" + port, false, "", false},
-		{"link-local", "169.254.169.254:443", false, "", false},
-		{"mapped", "[::ffff:127.0.0.1]:" + port, false, "", false},
-		{"allowed", s.address, true, "", true},
-		{"itself", s.address, true, s.address, false},
-		{"itself by name", "localhost:" + port, true, s.address, false},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			f := newFixture(t, func(cfg *Config) {
-				cfg.AllowLoopback = tt.allow
-				if tt.self != "" {
-					cfg.Self = func(a netip.AddrPort) bool { return a.Addr().IsLoopback() && fmt.Sprint(a.Port()) == port }
-				}
-			})
-			before := s.conns.Load()
-			_, _, err := f.do(f.set(healthy(tt.address)), http.MethodGet, "")
-			if (err == nil) != tt.ok {
-				t.Errorf("got %v", err)
-			}
-			if !tt.ok && s.conns.Load() != before {
-				t.Error("it was dialled")
-			}
-		})
-	}
-}
-
 // An identity must not enter the connection's compression table.
 func TestNoDynamicTable(t *testing.T) {
 	blocks := make(chan []byte, 3)
@@ -440,164 +340,5 @@ func TestNoDynamicTable(t *testing.T) {
 	<-blocks // it may tell the size of the table
 	if second, third := <-blocks, <-blocks; len(second) != len(third) {
 		t.Errorf("the head of the same request shrank from %d to %d bytes", len(second), len(third))
-	}
-}
-
-// Both metrics of a Pools and of a Local can be registered, and come out well-formed.
-func TestMetrics(t *testing.T) {
-	reg := prometheus.NewPedanticRegistry()
-	s := newServer(t, h2, apiserver)
-	l := newLocal(t, func(cfg *LocalConfig) { cfg.Metrics = reg }, s.address)
-	f := newFixture(t, func(cfg *Config) { cfg.Metrics = reg })
-	e := f.set(healthy(deadAddress(t)), registry.Endpoint{Address: s.address})
-	if _, _, err := f.do(e, http.MethodGet, ""); err != nil {
-		t.Fatal(err)
-	}
-	if _, _, err := l.get(t, PoolCertificate, ""); err != nil {
-		t.Fatal(err)
-	}
-	const want = `
-# HELP fairlead_backend_retries_total Tries after the first, by how the one before failed.
-# TYPE fairlead_backend_retries_total counter
-fairlead_backend_retries_total{after="dial",name="v1.example.com"} 1
-# HELP fairlead_backend_dials_total Connections dialled, by what failed, or ok.
-# TYPE fairlead_backend_dials_total counter
-fairlead_backend_dials_total{name="local-certificate",result="ok"} 1
-fairlead_backend_dials_total{name="local-proven",result="ok"} 0
-fairlead_backend_dials_total{name="local-unproven",result="ok"} 0
-fairlead_backend_dials_total{name="v1.example.com",result="connect"} 1
-fairlead_backend_dials_total{name="v1.example.com",result="ok"} 1
-`
-	if err := testutil.GatherAndCompare(reg, strings.NewReader(want), "fairlead_backend_retries_total", "fairlead_backend_dials_total"); err != nil {
-		t.Error(err)
-	}
-	if n, err := testutil.GatherAndCount(reg, "fairlead_backend_phase_seconds"); err != nil || n < 6 {
-		t.Errorf("%d phases, %v", n, err)
-	}
-}
-
-// A request may have matched a table that is older or newer than the one that was applied.
-func TestOtherTables(t *testing.T) {
-	s := newServer(t, h2, nil)
-	f := newFixture(t, nil)
-	old := f.set(healthy(deadAddress(t)))
-	f.backend = &registry.Backend{Namespace: "ns", Service: "other", Port: 443}
-	f.set(healthy(s.address))
-	if _, _, err := f.do(old, http.MethodPost, ""); err != nil {
-		t.Errorf("an entry of an older table: %v", err)
-	}
-	f.generation++
-	f.apply(f.generation, nil)
-	if _, _, err := f.do(old, http.MethodPost, ""); !errors.Is(err, ErrUnreachable) {
-		t.Errorf("an entry that is gone: %v, want ErrUnreachable", err)
-	}
-	if release, ok := f.Acquire(old, false); !ok {
-		t.Error("an entry that is gone: busy")
-	} else {
-		release()
-	}
-	if _, err := f.DialUpgrade(t.Context(), old); !errors.Is(err, ErrUnreachable) {
-		t.Errorf("an entry that is gone: %v, want ErrUnreachable", err)
-	}
-}
-
-// DialUpgrade speaks HTTP/1.1 to a server that prefers HTTP/2, goes past endpoints that are not there, and holds a lease until it is closed.
-func TestDialUpgrade(t *testing.T) {
-	s := newServer(t, h2, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) })
-	f := newFixture(t, nil)
-	e := f.set(healthy(deadAddress(t)), registry.Endpoint{Address: s.address})
-	c, err := f.DialUpgrade(t.Context(), e)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if p := c.(*Conn).ConnectionState().NegotiatedProtocol; p == h2 || c.RemoteAddr().String() != s.address {
-		t.Errorf("got %q with %s", p, c.RemoteAddr())
-	}
-	inFlight := func() (n int64) {
-		for _, e := range f.Upstream(e).snapshot() {
-			n += e.inFlight.Load()
-		}
-		return n
-	}
-	if n := inFlight(); n != 1 {
-		t.Errorf("%d leases are held, want 1", n)
-	}
-	_ = c.Close()
-	_ = c.Close()
-	if n := inFlight(); n != 0 {
-		t.Errorf("%d leases are held after closing", n)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := f.DialUpgrade(ctx, e); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v, want Canceled", err)
-	}
-}
-
-// What needs HTTP/2 does not fall back to HTTP/1.1.
-func TestHTTP2Only(t *testing.T) {
-	s := newServer(t, h1, apiserver)
-	l := newLocal(t, func(cfg *LocalConfig) { cfg.Wait = -1 }, s.address)
-	for _, p := range []Pool{PoolCertificate, PoolProven} {
-		if _, _, err := l.get(t, p, "good"); !errors.Is(err, ErrUnreachable) {
-			t.Errorf("pool %d: got %v, want ErrUnreachable", p, err)
-		}
-	}
-	f := newFixture(t, nil)
-	if _, err := f.Upstream(f.set(healthy(s.address))).DialH2(t.Context(), s.address); !errors.Is(err, ErrUnreachable) {
-		t.Errorf("DialH2: got %v, want ErrUnreachable", err)
-	}
-}
-
-// An annotation turns HTTP/2 off, for the connections that there are, too.
-func TestHTTP1Only(t *testing.T) {
-	s := newServer(t, h2, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) })
-	f := newFixture(t, func(cfg *Config) {
-		cfg.Guard = func(*registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }
-	})
-	for _, http1 := range []bool{false, true} {
-		b := *f.backend
-		b.HTTP1 = http1
-		f.backend = &b
-		want := map[bool]string{false: "HTTP/2.0", true: "HTTP/1.1"}[http1]
-		if _, got, err := f.do(f.set(healthy(s.address)), http.MethodGet, ""); err != nil || got != want {
-			t.Errorf("http1 %v: got %q, %v", http1, got, err)
-		}
-	}
-}
-
-// A bundle that cannot be used is no fault of the endpoint.
-func TestNoTrust(t *testing.T) {
-	f := newFixture(t, func(cfg *Config) {
-		cfg.TLS = func(*registry.Backend) (*tls.Config, error) { return nil, errors.New("bad bundle") }
-	})
-	if _, _, err := f.do(f.set(healthy("10.0.0.1:443")), http.MethodGet, ""); !errors.Is(err, ErrUnreachable) || !strings.Contains(err.Error(), "bad bundle") {
-		t.Errorf("got %v", err)
-	}
-	if len(f.signals.list) != 0 {
-		t.Errorf("signals: %v", f.signals.list)
-	}
-}
-
-// What the texts of net/http's errors are relied on for must fail here when they change.
-func TestErrorTexts(t *testing.T) {
-	for kind := range failContext + 1 {
-		if kind.String() == "" {
-			t.Errorf("kind %d has no name", kind)
-		}
-		f := &failure{kind: kind, err: errLost}
-		matches := 0
-		for _, sentinel := range []error{ErrBusy, ErrUnreachable, ErrUnanswered, ErrBadResponse} {
-			if errors.Is(f, sentinel) {
-				matches++
-			}
-		}
-		if want := 1; kind == failBody || kind == failContext {
-			if matches != 0 {
-				t.Errorf("%v matches %d sentinels", kind, matches)
-			}
-		} else if matches != want {
-			t.Errorf("%v matches %d sentinels, want 1", kind, matches)
-		}
 	}
 }

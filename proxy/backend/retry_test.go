@@ -390,3 +390,26 @@ func TestDeadline(t *testing.T) {
 		}
 	})
 }
+
+// Every failure tells its caller one thing.
+func TestSentinels(t *testing.T) {
+	for kind := range failContext + 1 {
+		if kind.String() == "" {
+			t.Errorf("kind %d has no name", kind)
+		}
+		f := &failure{kind: kind, err: errLost}
+		matches := 0
+		for _, sentinel := range []error{ErrBusy, ErrUnreachable, ErrUnanswered, ErrBadResponse} {
+			if errors.Is(f, sentinel) {
+				matches++
+			}
+		}
+		if want := 1; kind == failBody || kind == failContext {
+			if matches != 0 {
+				t.Errorf("%v matches %d sentinels", kind, matches)
+			}
+		} else if matches != want {
+			t.Errorf("%v matches %d sentinels, want 1", kind, matches)
+		}
+	}
+}

@@ -35,9 +35,6 @@ func (u *Upstream) RoundTrip(req *http.Request, longRunning bool) (*http.Respons
 		return nil, &failure{kind: failBody, err: err} // or the context's end: neither is the backend's
 	}
 	c := &call{u: u, req: req, long: longRunning, body: b, safe: !longRunning && (req.Method == http.MethodGet || req.Method == http.MethodHead || req.Method == "")}
-	if u.target.wait > 0 {
-		c.until = time.Now().Add(u.target.wait)
-	}
 	res, f := c.run()
 	if f != nil {
 		b.end()
@@ -56,7 +53,7 @@ type call struct {
 
 	tried   []Lease // released ones: only to be avoided
 	retries int
-	until   time.Time // for so long any endpoint may come back
+	until   time.Time // for so long any endpoint may come back. Zero: none has been out of reach yet
 }
 
 func (c *call) run() (*http.Response, *failure) {
@@ -89,6 +86,9 @@ func (c *call) again(ctx context.Context, l Lease, f *failure) bool {
 		c.tried = append(c.tried, l)
 	}
 	another := c.u.view.Load().other(c.tried) != nil
+	if c.until.IsZero() {
+		c.until = time.Now().Add(c.u.target.wait)
+	}
 	switch {
 	case (f.kind == failDial || f.kind == failBusy) && another && c.retries < maxRetries:
 		// Trying elsewhere costs the backend nothing, so it does not count against the budget.
@@ -150,6 +150,9 @@ func (c *call) try(l Lease) (*http.Response, *failure) {
 		forget()
 		cancel(nil)
 		e.release(cn, cn.http1)
+		if k == failContext {
+			err = c.req.Context().Err() // net/http may wrap it, or tell its cause
+		}
 		return nil, &failure{kind: k, address: e.address, err: err}
 	}
 	if !c.long {

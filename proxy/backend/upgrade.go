@@ -16,16 +16,36 @@ type Conn struct {
 	// Cut is closed when watches must end, too: 5 s after the end of the trust.
 	Cut <-chan struct{}
 
-	lease  Lease // held by upgraded connections
+	lease  Lease  // held by upgraded connections
+	end    func() // called when closed. Nil: nothing is. Set by onClose
 	closed chan struct{}
 	once   sync.Once
+	// mu guards end.
+	mu sync.Mutex
+}
+
+// onClose calls f once the connection is closed, at once if it is already.
+func (c *Conn) onClose(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	select {
+	case <-c.closed:
+		f()
+	default:
+		c.end = f
+	}
 }
 
 // Close closes the connection and ends what watched over it.
 func (c *Conn) Close() error {
 	c.once.Do(func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
 		close(c.closed)
 		c.lease.Release()
+		if c.end != nil {
+			c.end()
+		}
 	})
 	return c.Conn.Close() //nolint:wrapcheck // nothing to add
 }
@@ -33,10 +53,15 @@ func (c *Conn) Close() error {
 // DialUpgrade returns a new HTTP/1.1 connection for one request that asks for an upgrade; the caller closes it when its session has ended. It is a *Conn that closes
 // itself on Cut; RemoteAddr tells the endpoint. An endpoint that cannot be reached is followed by another: nothing has been sent.
 func (u *Upstream) DialUpgrade(ctx context.Context) (net.Conn, error) {
-	c := &call{u: u, long: true, body: &body{}}
-	if u.target.wait > 0 {
-		c.until = time.Now().Add(u.target.wait)
+	c, f := u.dialUpgrade(ctx)
+	if f != nil {
+		return nil, f
 	}
+	return c, nil
+}
+
+func (u *Upstream) dialUpgrade(ctx context.Context) (*Conn, *failure) {
+	c := &call{u: u, long: true, body: &body{}}
 	for {
 		l, ok := u.Pick(c.tried...)
 		if !ok {

@@ -1,0 +1,136 @@
+package backend
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// Endpoints on this very machine are refused, by whatever name.
+func TestRefusedAddresses(t *testing.T) {
+	s := newServer(t, h2, nil)
+	_, port, err := net.SplitHostPort(s.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name, address string
+		allow         bool
+		self          string
+		ok            bool
+	}{
+		{"loopback", s.address, false, "", false},
+		{"loopback by name", "localhost:" + port, false, "", false},
+		{"unspecified", "0.0.0.0:" + port, false, "", false},
+		{"link-local", "169.254.169.254:443", false, "", false},
+		{"mapped", "[::ffff:127.0.0.1]:" + port, false, "", false},
+		{"allowed", s.address, true, "", true},
+		{"itself", s.address, true, s.address, false},
+		{"itself by name", "localhost:" + port, true, s.address, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newFixture(t, func(cfg *Config) {
+				cfg.AllowLoopback = tt.allow
+				if tt.self != "" {
+					cfg.Self = func(a netip.AddrPort) bool { return a.Addr().IsLoopback() && fmt.Sprint(a.Port()) == port }
+				}
+			})
+			before := s.conns.Load()
+			_, _, err := f.do(f.set(healthy(tt.address)), http.MethodGet, "")
+			if (err == nil) != tt.ok {
+				t.Errorf("got %v", err)
+			}
+			if !tt.ok && s.conns.Load() != before {
+				t.Error("it was dialled")
+			}
+		})
+	}
+}
+
+// DialUpgrade speaks HTTP/1.1 to a server that prefers HTTP/2, goes past endpoints that are not there, and holds a lease until it is closed.
+func TestDialUpgrade(t *testing.T) {
+	s := newServer(t, h2, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) })
+	f := newFixture(t, nil)
+	e := f.set(healthy(deadAddress(t)), registry.Endpoint{Address: s.address})
+	c, err := f.DialUpgrade(t.Context(), e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := c.(*Conn).ConnectionState().NegotiatedProtocol; p == h2 || c.RemoteAddr().String() != s.address {
+		t.Errorf("got %q with %s", p, c.RemoteAddr())
+	}
+	inFlight := func() (n int64) {
+		for _, e := range f.Upstream(e).snapshot() {
+			n += e.inFlight.Load()
+		}
+		return n
+	}
+	if n := inFlight(); n != 1 {
+		t.Errorf("%d leases are held, want 1", n)
+	}
+	_ = c.Close()
+	_ = c.Close()
+	if n := inFlight(); n != 0 {
+		t.Errorf("%d leases are held after closing", n)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := f.DialUpgrade(ctx, e); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want Canceled", err)
+	}
+}
+
+// What needs HTTP/2 does not fall back to HTTP/1.1.
+func TestHTTP2Only(t *testing.T) {
+	s := newServer(t, h1, apiserver)
+	l := newLocal(t, func(cfg *LocalConfig) { cfg.Wait = -1 }, s.address)
+	for _, p := range []Pool{PoolCertificate, PoolProven} {
+		if _, _, err := l.get(t, p, "good"); !errors.Is(err, ErrUnreachable) {
+			t.Errorf("pool %d: got %v, want ErrUnreachable", p, err)
+		}
+	}
+	f := newFixture(t, nil)
+	if _, err := f.Upstream(f.set(healthy(s.address))).DialH2(t.Context(), s.address); !errors.Is(err, ErrUnreachable) {
+		t.Errorf("DialH2: got %v, want ErrUnreachable", err)
+	}
+}
+
+// An annotation turns HTTP/2 off, for the connections that there are, too.
+func TestHTTP1Only(t *testing.T) {
+	s := newServer(t, h2, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) })
+	f := newFixture(t, func(cfg *Config) {
+		cfg.Guard = func(*registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }
+	})
+	for _, http1 := range []bool{false, true} {
+		b := *f.backend
+		b.HTTP1 = http1
+		f.backend = &b
+		want := map[bool]string{false: "HTTP/2.0", true: "HTTP/1.1"}[http1]
+		if _, got, err := f.do(f.set(healthy(s.address)), http.MethodGet, ""); err != nil || got != want {
+			t.Errorf("http1 %v: got %q, %v", http1, got, err)
+		}
+	}
+}
+
+// A bundle that cannot be used is no fault of the endpoint.
+func TestNoTrust(t *testing.T) {
+	f := newFixture(t, func(cfg *Config) {
+		cfg.TLS = func(*registry.Backend) (*tls.Config, error) { return nil, errors.New("bad bundle") }
+	})
+	if _, _, err := f.do(f.set(healthy("10.0.0.1:443")), http.MethodGet, ""); !errors.Is(err, ErrUnreachable) || !strings.Contains(err.Error(), "bad bundle") {
+		t.Errorf("got %v", err)
+	}
+	if len(f.signals.list) != 0 {
+		t.Errorf("signals: %v", f.signals.list)
+	}
+}

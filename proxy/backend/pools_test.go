@@ -1,0 +1,124 @@
+package backend
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// Nothing is left over of a thousand updates, CA changes and deletions (kubernetes/kubernetes#117250 leaked a transport per sync).
+func TestNoLeaks(t *testing.T) {
+	a, b := newServer(t, h2, nil), newServer(t, h1, nil)
+	f := newFixture(t, nil)
+	reg := prometheus.NewPedanticRegistry()
+	reg.MustRegister(newCollector(f.upstreams))
+	use := func(i int) {
+		switch i % 4 {
+		case 0:
+			f.backend = &registry.Backend{Namespace: "ns", Service: "svc", Port: 443, CABundle: fmt.Append(nil, i)}
+		case 1:
+			f.backend = &registry.Backend{Namespace: "ns", Service: fmt.Sprint("svc", i), Port: 443}
+		case 2:
+			f.generation++
+			f.apply(f.generation, nil)
+		}
+		e := f.set(healthy(a.address), healthy(b.address))
+		if i%4 == 3 {
+			e = f.set(healthy(b.address))
+		}
+		if _, _, err := f.do(e, http.MethodPost, "body"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 1000 {
+		use(i)
+	}
+	f.generation++
+	f.apply(f.generation, nil)
+	waitFor(t, "all connections to close", func() bool { return a.open.Load()+b.open.Load() == 0 })
+	specs := 0
+	f.bySpec.Range(func(any, any) bool { specs++; return true })
+	if len(f.remotes) != 0 || specs != 0 {
+		t.Errorf("%d upstreams and %d specs are left", len(f.remotes), specs)
+	}
+	if n, err := testutil.GatherAndCount(reg); err != nil || n != 0 {
+		t.Errorf("%d series are left: %v", n, err)
+	}
+	inPackage := func() int {
+		buf := make([]byte, 1<<20)
+		n := 0
+		for g := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+			if strings.Contains(g, "backend.(*conn)") || strings.Contains(g, "net/http.(*http2clientConnReadLoop)") || strings.Contains(g, "net/http.(*persistConn)") {
+				n++
+			}
+		}
+		return n
+	}
+	waitFor(t, "goroutines of connections to end", func() bool { return inPackage() == 0 })
+}
+
+// Both metrics of a Pools and of a Local can be registered, and come out well-formed.
+func TestMetrics(t *testing.T) {
+	reg := prometheus.NewPedanticRegistry()
+	s := newServer(t, h2, apiserver)
+	l := newLocal(t, func(cfg *LocalConfig) { cfg.Metrics = reg }, s.address)
+	f := newFixture(t, func(cfg *Config) { cfg.Metrics = reg })
+	e := f.set(healthy(deadAddress(t)), registry.Endpoint{Address: s.address})
+	if _, _, err := f.do(e, http.MethodGet, ""); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := l.get(t, PoolCertificate, ""); err != nil {
+		t.Fatal(err)
+	}
+	const want = `
+# HELP fairlead_backend_retries_total Tries after the first, by how the one before failed.
+# TYPE fairlead_backend_retries_total counter
+fairlead_backend_retries_total{after="dial",name="v1.example.com"} 1
+# HELP fairlead_backend_dials_total Connections dialled, by what failed, or ok.
+# TYPE fairlead_backend_dials_total counter
+fairlead_backend_dials_total{name="local-certificate",result="ok"} 1
+fairlead_backend_dials_total{name="local-proven",result="ok"} 0
+fairlead_backend_dials_total{name="local-unproven",result="ok"} 0
+fairlead_backend_dials_total{name="v1.example.com",result="connect"} 1
+fairlead_backend_dials_total{name="v1.example.com",result="ok"} 1
+`
+	if err := testutil.GatherAndCompare(reg, strings.NewReader(want), "fairlead_backend_retries_total", "fairlead_backend_dials_total"); err != nil {
+		t.Error(err)
+	}
+	if n, err := testutil.GatherAndCount(reg, "fairlead_backend_phase_seconds"); err != nil || n < 6 {
+		t.Errorf("%d phases, %v", n, err)
+	}
+}
+
+// A request may have matched a table that is older or newer than the one that was applied.
+func TestOtherTables(t *testing.T) {
+	s := newServer(t, h2, nil)
+	f := newFixture(t, nil)
+	old := f.set(healthy(deadAddress(t)))
+	f.backend = &registry.Backend{Namespace: "ns", Service: "other", Port: 443}
+	f.set(healthy(s.address))
+	if _, _, err := f.do(old, http.MethodPost, ""); err != nil {
+		t.Errorf("an entry of an older table: %v", err)
+	}
+	f.generation++
+	f.apply(f.generation, nil)
+	if _, _, err := f.do(old, http.MethodPost, ""); !errors.Is(err, ErrUnreachable) {
+		t.Errorf("an entry that is gone: %v, want ErrUnreachable", err)
+	}
+	if release, ok := f.Acquire(old, false); !ok {
+		t.Error("an entry that is gone: busy")
+	} else {
+		release()
+	}
+	if _, err := f.DialUpgrade(t.Context(), old); !errors.Is(err, ErrUnreachable) {
+		t.Errorf("an entry that is gone: %v, want ErrUnreachable", err)
+	}
+}

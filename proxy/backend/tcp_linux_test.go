@@ -1,0 +1,50 @@
+package backend
+
+import (
+	"net"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The kernel is asked to give up after the time in which a dead connection is to be noticed.
+func TestExpire(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for _, tt := range []struct {
+		ping time.Duration
+		want [4]int // user timeout in ms, idle, interval, count
+	}{
+		{0, [4]int{5000, 2, 1, 3}},
+		{20 * time.Second, [4]int{20_000, 8, 4, 3}},
+		{time.Second, [4]int{1000, 1, 1, 3}},
+	} {
+		expire(c, tt.ping)
+		raw, err := c.(*net.TCPConn).SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got [4]int
+		if err := raw.Control(func(fd uintptr) {
+			for i, option := range []int{unix.TCP_USER_TIMEOUT, unix.TCP_KEEPIDLE, unix.TCP_KEEPINTVL, unix.TCP_KEEPCNT} {
+				if got[i], err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, option); err != nil {
+					t.Error(err)
+				}
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if got != tt.want {
+			t.Errorf("%v: got %v, want %v", tt.ping, got, tt.want)
+		}
+	}
+}
