@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -30,6 +32,10 @@ type directory struct {
 	decoder *manifest.Decoder
 	files   map[string]*file // :: path → what was read; run's own
 	maps    atomic.Pointer[configMaps]
+	// local registers what the local apiserver serves. Nil: there is none.
+	local *local
+	// served is what it has registered; run's own.
+	served []*apiregistrationv1.APIService
 }
 
 // configMaps is one immutable state of the directory's ConfigMaps.
@@ -84,6 +90,14 @@ func (d *directory) run(ctx context.Context, to *changes) error {
 	watched := make(map[string]bool)
 	poll := time.NewTicker(pollInterval)
 	defer poll.Stop()
+	served := make(chan []*apiregistrationv1.APIService)
+	if d.local != nil {
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		wg.Go(func() { d.local.run(ctx, served) })
+	}
 	for first := true; ; {
 		// Watch before reading: a change in between is seen twice, never missed.
 		found := d.list()
@@ -95,14 +109,21 @@ func (d *directory) run(ctx context.Context, to *changes) error {
 			d.publish(to, found.faults)
 			first = false
 		}
-		if err := d.wait(ctx, w, poll.C, again); err != nil {
+		if err := d.wait(ctx, signals{w, poll.C, served}, again); err != nil {
 			return err
 		}
 	}
 }
 
+// signals are what run waits for.
+type signals struct {
+	*fsnotify.Watcher
+	poll   <-chan time.Time
+	served <-chan []*apiregistrationv1.APIService
+}
+
 // wait returns when it is time to look again. Again asks for that soon.
-func (d *directory) wait(ctx context.Context, w *fsnotify.Watcher, poll <-chan time.Time, again bool) error {
+func (d *directory) wait(ctx context.Context, w signals, again bool) error {
 	var soon <-chan time.Time
 	if again {
 		soon = time.After(settle)
@@ -115,7 +136,9 @@ func (d *directory) wait(ctx context.Context, w *fsnotify.Watcher, poll <-chan t
 			waiting = filepath.Dir(e.Name) == d.parent && filepath.Base(e.Name) != d.base // a neighbour
 		case <-w.Errors: // an overflow of the kernel's queue as a rule: something has changed
 			waiting = false
-		case <-poll:
+		case d.served = <-w.served:
+			return nil
+		case <-w.poll:
 			return nil
 		case <-soon:
 			return nil
@@ -134,8 +157,8 @@ func (d *directory) wait(ctx context.Context, w *fsnotify.Watcher, poll <-chan t
 	}
 }
 
-// rewatch watches what is there now. Errors are left to the poll: a directory that is gone again by now, or more of them than the system
-// allows to watch.
+// rewatch watches what is there now, what was watched before once more: a name may have been given to a new directory. Errors are left to
+// the poll: a directory that is gone again by now, or more of them than the system allows to watch.
 func rewatch(w *fsnotify.Watcher, watched map[string]bool, directories []string) {
 	for path := range watched {
 		if !slices.Contains(directories, path) {
@@ -144,7 +167,7 @@ func rewatch(w *fsnotify.Watcher, watched map[string]bool, directories []string)
 		}
 	}
 	for _, path := range directories {
-		if !watched[path] && w.Add(path) == nil {
+		if w.Add(path) == nil {
 			watched[path] = true
 		}
 	}
@@ -165,20 +188,40 @@ func (d *directory) publish(to *changes, faults []manifest.Fault) {
 		for _, o := range f.objects {
 			name := o.Name()
 			if owner, taken := owners[name]; taken {
-				faults = append(faults, manifest.Fault{
-					File: path, Line: o.Line, Field: "metadata.name",
-					Message: fmt.Sprintf("metadata.name: %s is already at %s; this one is ignored", name, owner),
-				})
+				faults = append(faults, claim(path, o, "is already at "+owner+"; this one is ignored"))
 				continue
 			}
 			owners[name] = fmt.Sprintf("%s:%d", path, o.Line)
 			sortIn(o, &all, maps)
+			if a, ok := o.Value.(*apiregistrationv1.APIService); ok && !isLocal(a) && d.serves(a) {
+				faults = append(faults, claim(path, o, fmt.Sprintf("the local apiserver serves it too, and service/%s in %q claims it",
+					a.Spec.Service.Name, a.Spec.Service.Namespace)))
+			}
+		}
+	}
+	for _, o := range d.served {
+		name := types.NamespacedName{Name: o.Name}
+		if all[kindAPIService][name] == nil { // what someone wrote counts more than what registers itself
+			all[kindAPIService][name] = o
 		}
 	}
 	slices.SortStableFunc(faults, func(a, b manifest.Fault) int { return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line)) })
 	to.replaceAll(all, faults)
 	old := d.maps.Swap(&configMaps{byName: maps, read: true, superseded: make(chan struct{})})
 	close(old.superseded) // after the swap: whoever wakes up must find the new state
+}
+
+// claim is a fault about who an object belongs to.
+func claim(path string, o manifest.Object, what string) manifest.Fault {
+	return manifest.Fault{File: path, Line: o.Line, Field: "metadata.name", Message: "metadata.name: " + o.Name() + ": " + what}
+}
+
+// serves reports whether the local apiserver serves an APIService's group-version: a CRD's or its own.
+func (d *directory) serves(a *apiregistrationv1.APIService) bool {
+	_, found := slices.BinarySearchFunc(d.served, a.Name, func(o *apiregistrationv1.APIService, name string) int {
+		return strings.Compare(o.Name, name)
+	})
+	return found
 }
 
 // sortIn puts an object where it belongs.
@@ -226,8 +269,7 @@ func identify(o manifest.Object, modified time.Time) {
 	if err != nil {
 		return
 	}
-	h := sha256.Sum256([]byte(o.Name()))
-	m.SetUID(types.UID(fmt.Sprintf("%x-%x-8%x-a%x-%x", h[0:4], h[4:6], h[6:8], h[8:10], h[10:16])[:36]))
+	m.SetUID(uidOf(o.Name()))
 	m.SetCreationTimestamp(metav1.NewTime(modified.Truncate(time.Second)))
 	m.SetManagedFields(nil)
 	m.SetResourceVersion("")
@@ -236,4 +278,12 @@ func identify(o manifest.Object, modified time.Time) {
 	if a, ok := o.Value.(*apiregistrationv1.APIService); ok {
 		a.Status = apiregistrationv1.APIServiceStatus{}
 	}
+}
+
+// uidOf makes a UUID from a name (RFC 9562 §5.8, version 8: of one's own making).
+func uidOf(name string) types.UID {
+	h := sha256.Sum256([]byte(name))
+	h[6] = h[6]&0x0f | 0x80
+	h[8] = h[8]&0x3f | 0x80
+	return types.UID(fmt.Sprintf("%x-%x-%x-%x-%x", h[0:4], h[4:6], h[6:8], h[8:10], h[10:16]))
 }

@@ -17,12 +17,13 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Config is what New needs: exactly one of Client and Directory.
+// Config is what New needs: Client, Directory, or both.
 type Config struct {
-	// Client reaches the local apiserver, whose APIServices, Services and EndpointSlices are watched. Nil: see Directory.
+	// Client reaches the local apiserver, whose APIServices, Services and EndpointSlices are watched. With Directory it is only asked which
+	// group-versions it serves, and they are registered as Local ones. Nil: there is no local apiserver.
 	Client *rest.Config
 	// Directory holds manifests instead (--registry=dir:PATH): every .yaml, .yml and .json file in it and in the directories below it. Names that
-	// begin with a dot are passed over. Empty: see Client.
+	// begin with a dot are passed over. Empty: APIServices come from Client.
 	Directory string
 	// Options are the settings of the table. Zero: the documented defaults.
 	Options Options
@@ -57,14 +58,17 @@ func New(c Config) (*Registry, error) {
 	switch {
 	case c.Client == nil && c.Directory == "":
 		return nil, errors.New("making registry: neither a local apiserver nor a directory to take APIServices from")
-	case c.Client != nil && c.Directory != "":
-		return nil, errors.New("making registry: both a local apiserver and a directory to take APIServices from")
 	case c.Directory != "":
 		// What is in the directory was put there by whoever runs this process, on a machine that need not have a network.
 		c.Options.Directory, c.Options.AllowLoopback = true, true
 		from, err := newDirectory(c.Directory)
 		if err != nil {
 			return nil, err
+		}
+		if c.Client != nil {
+			if from.local, err = newLocal(c.Client, c.Logger); err != nil {
+				return nil, err
+			}
 		}
 		return newRegistry(c, from)
 	}
@@ -242,7 +246,7 @@ func (r *Registry) compare(last, t *Table) {
 	}
 	for _, p := range t.problems {
 		if !slices.Contains(last.problems, p) {
-			r.log.Error("manifest is not valid, what it said before stays", "file", p.File, "line", p.Line, "field", p.Field, "problem", p.Message)
+			r.log.Error("problem with manifest, what was valid before stays", "file", p.File, "line", p.Line, "field", p.Field, "problem", p.Message)
 		}
 	}
 }

@@ -1,0 +1,177 @@
+package registry
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/rest"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+)
+
+// local registers by itself what the local apiserver serves, for a directory registry in front of one: kube-apiserver does the same with its
+// autoregister controllers (kube-aggregator pkg/controllers/autoregister, kubernetes pkg/controlplane/controller/crdregistration). It asks
+// for the legacy list of groups, which is names and versions only, a fiftieth of the aggregated document.
+type local struct {
+	groups func(context.Context) (*metav1.APIGroupList, error)
+	log    *slog.Logger
+	begun  time.Time
+	made   map[schema.GroupVersion]*apiregistrationv1.APIService
+}
+
+// localInterval is how often the local apiserver is asked. What it serves is routed to it whether or not it is registered: only listings and
+// the report of shadowed groups wait for it.
+const localInterval = 10 * time.Second
+
+func newLocal(c *rest.Config, log *slog.Logger) (*local, error) {
+	c = rest.CopyConfig(c)
+	c.Timeout = localInterval
+	client, err := discovery.NewDiscoveryClientForConfig(c)
+	if err != nil {
+		return nil, fmt.Errorf("making discovery client of the local apiserver: %w", err)
+	}
+	client.UseLegacyDiscovery = true
+	return &local{
+		groups: client.ServerGroupsWithContext,
+		log:    log,
+		begun:  time.Now(),
+		made:   make(map[schema.GroupVersion]*apiregistrationv1.APIService),
+	}, nil
+}
+
+// run sends the local APIServices whenever they have changed, until ctx ends. When the apiserver is away the last ones stay.
+func (l *local) run(ctx context.Context, to chan<- []*apiregistrationv1.APIService) {
+	var last []*apiregistrationv1.APIService
+	failing := false
+	tick := time.NewTicker(localInterval)
+	defer tick.Stop()
+	for {
+		list, err := l.groups(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil && !failing:
+			l.log.Warn("asking the local apiserver for its groups, the last ones are kept", "err", err)
+		case err == nil:
+			if now := l.objects(list); !slices.Equal(now, last) {
+				select {
+				case to <- now:
+					last = now
+				case <-ctx.Done():
+					return
+				}
+			}
+		}
+		failing = err != nil
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// objects makes the APIServices of a list of groups, with the same pointers for the same group-versions.
+func (l *local) objects(list *metav1.APIGroupList) []*apiregistrationv1.APIService {
+	var out []*apiregistrationv1.APIService
+	for _, g := range list.Groups {
+		if g.Name == apiregistration {
+			continue // it has no APIService: no aggregator registers itself
+		}
+		for _, v := range g.Versions {
+			gv := schema.GroupVersion{Group: g.Name, Version: v.Version}
+			if l.made[gv] == nil {
+				l.made[gv] = l.object(gv)
+			}
+			out = append(out, l.made[gv])
+		}
+	}
+	slices.SortFunc(out, func(a, b *apiregistrationv1.APIService) int { return strings.Compare(a.Name, b.Name) })
+	return slices.Compact(out)
+}
+
+// automanaged is the label by which kube-aggregator knows what it registered itself.
+const automanaged = "kube-aggregator.kubernetes.io/automanaged"
+
+// object makes one Local APIService. A group that is not built in is a CRD's: 1000/100, as crdregistration has it.
+func (l *local) object(gv schema.GroupVersion) *apiregistrationv1.APIService {
+	o := &apiregistrationv1.APIService{
+		ObjectMeta: metav1.ObjectMeta{Name: gv.Version + "." + gv.Group, Labels: map[string]string{automanaged: "true"}},
+		Spec: apiregistrationv1.APIServiceSpec{
+			Group: gv.Group, Version: gv.Version, GroupPriorityMinimum: 1000, VersionPriority: 100,
+		},
+	}
+	if p, builtin := builtinPriority(gv); builtin {
+		o.Labels[automanaged] = "onstart"
+		o.Spec.GroupPriorityMinimum, o.Spec.VersionPriority = p.group, p.version
+	}
+	o.UID = uidOf("APIService " + o.Name)
+	o.CreationTimestamp = metav1.NewTime(l.begun.Truncate(time.Second))
+	return o
+}
+
+// priority is where a built-in group-version stands.
+type priority struct{ group, version int32 }
+
+// builtinPriority returns the priority of a group-version of kube-apiserver v1.36 (pkg/controlplane/apiserver/aggregator.go and
+// cmd/kube-apiserver/app/aggregator.go). A version of a built-in group that is newer than this list comes last in its group.
+func builtinPriority(gv schema.GroupVersion) (priority, bool) {
+	var group int32
+	versions := map[string]int32{"v1": 15}
+	switch gv.Group {
+	case "":
+		group, versions = 18000, map[string]int32{"v1": 1}
+	case "apps":
+		group = 17800
+	case "events.k8s.io":
+		group, versions = 17750, map[string]int32{"v1": 15, "v1beta1": 5}
+	case "authentication.k8s.io":
+		group, versions = 17700, map[string]int32{"v1": 15, "v1beta1": 9, "v1alpha1": 1}
+	case "authorization.k8s.io":
+		group = 17600
+	case "autoscaling":
+		group, versions = 17500, map[string]int32{"v1": 15, "v2": 30, "v2beta1": 9, "v2beta2": 1}
+	case "batch":
+		group, versions = 17400, map[string]int32{"v1": 15, "v1beta1": 9, "v2alpha1": 9}
+	case "certificates.k8s.io":
+		group, versions = 17300, map[string]int32{"v1": 15, "v1beta1": 9, "v1alpha1": 1}
+	case "networking.k8s.io":
+		group, versions = 17200, map[string]int32{"v1": 15, "v1beta1": 9}
+	case "policy":
+		group, versions = 17100, map[string]int32{"v1": 15, "v1beta1": 9}
+	case "rbac.authorization.k8s.io":
+		group = 17000
+	case "storage.k8s.io":
+		group, versions = 16800, map[string]int32{"v1": 15, "v1beta1": 9, "v1alpha1": 1}
+	case "apiextensions.k8s.io":
+		group = 16700
+	case "admissionregistration.k8s.io":
+		group, versions = 16700, map[string]int32{"v1": 15, "v1beta1": 12, "v1alpha1": 9}
+	case "scheduling.k8s.io":
+		group, versions = 16600, map[string]int32{"v1": 15, "v1alpha2": 2}
+	case "coordination.k8s.io":
+		group, versions = 16500, map[string]int32{"v1": 15, "v1beta1": 13, "v1alpha2": 12}
+	case "node.k8s.io":
+		group, versions = 16300, map[string]int32{"v1": 15, "v1alpha1": 1, "v1beta1": 9}
+	case "discovery.k8s.io":
+		group, versions = 16200, map[string]int32{"v1": 15, "v1beta1": 12}
+	case "resource.k8s.io":
+		group, versions = 16200, map[string]int32{"v1": 21, "v1beta2": 15, "v1beta1": 9, "v1alpha3": 1}
+	case "flowcontrol.apiserver.k8s.io":
+		group, versions = 16100, map[string]int32{"v1": 21, "v1beta3": 18, "v1beta2": 15, "v1beta1": 12, "v1alpha1": 9}
+	case "internal.apiserver.k8s.io":
+		group, versions = 16000, map[string]int32{"v1alpha1": 9}
+	case "storagemigration.k8s.io":
+		group, versions = 15800, map[string]int32{"v1beta1": 9}
+	default:
+		return priority{}, false
+	}
+	version := versions[gv.Version]
+	return priority{group, max(version, 1)}, true
+}

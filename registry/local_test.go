@@ -1,0 +1,111 @@
+package registry
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+)
+
+// localServer is an apiserver that serves these group-versions besides core v1.
+func localServer(t *testing.T, gvs ...string) *httptest.Server {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		var answer any
+		switch r.URL.Path {
+		case "/api":
+			answer = metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions", APIVersion: "v1"}, Versions: []string{"v1"}}
+		case "/apis":
+			list := metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}}
+			for _, text := range gvs {
+				gv, err := schema.ParseGroupVersion(text)
+				if err != nil {
+					t.Error(err)
+				}
+				list.Groups = append(list.Groups, metav1.APIGroup{
+					Name: gv.Group, Versions: []metav1.GroupVersionForDiscovery{{GroupVersion: text, Version: gv.Version}},
+				})
+			}
+			answer = list
+		default:
+			http.NotFound(w, r)
+			return
+		}
+		if err := json.NewEncoder(w).Encode(answer); err != nil {
+			t.Error(err)
+		}
+	}))
+	t.Cleanup(s.Close)
+	return s
+}
+
+func TestDirectoryBeforeAnAPIServer(t *testing.T) {
+	server := localServer(t, "apps/v1", "apiregistration.k8s.io/v1", "a.io/v1", "crd.example.com/v1", "batch/v3")
+	dir := t.TempDir()
+	file := filepath.Join(dir, "a.yaml")
+	write(t, file, manifestsOf("a.io", "127.0.0.1"))
+	r, err := New(Config{Directory: dir, Client: &rest.Config{Host: server.URL}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, r)
+	table := until(t, r, "the local groups", func(t *Table) bool { return t.named("v1.apps") != nil })
+	var got []string
+	for _, e := range table.Entries() {
+		kind := "remote"
+		if e.Local() {
+			kind = e.Object.Labels[automanaged]
+		}
+		got = append(got, e.Name+" "+kind)
+	}
+	want := "v1. onstart, v1.apps onstart, v3.batch onstart, v1.crd.example.com true, v1.a.io remote"
+	if strings.Join(got, ", ") != want {
+		t.Errorf("entries %q, want %s", got, want)
+	}
+	p := table.Problems()
+	if len(p) != 1 || p[0].File != file || p[0].Line != 1 || !strings.Contains(p[0].Message, `the local apiserver serves it too, and service/a-io in "x" claims it`) {
+		t.Errorf("problems %v", p)
+	}
+	if m := table.Match("/apis/a.io/v1/things"); m.Route != RouteRemote {
+		t.Errorf("the manifest does not win: %+v", m)
+	}
+	// The pointers stay while nothing changes, so no table is made for nothing.
+	list := &metav1.APIGroupList{Groups: []metav1.APIGroup{{Name: "b.io", Versions: []metav1.GroupVersionForDiscovery{{Version: "v1"}}}}}
+	l, err := newLocal(&rest.Config{Host: server.URL}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, b := l.objects(list), l.objects(list); len(a) != 1 || a[0] != b[0] {
+		t.Errorf("objects %v and %v", a, b)
+	}
+}
+
+func TestDirectoryWithoutItsAPIServer(t *testing.T) {
+	server := localServer(t)
+	server.Close()
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "a.yaml"), manifestsOf("a.io", "127.0.0.1"))
+	r, err := New(Config{Directory: dir, Client: &rest.Config{Host: server.URL}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, r)
+	table := until(t, r, "the directory", (*Table).Complete)
+	if address(table, "v1.a.io") == "" {
+		t.Errorf("table %s", show(table))
+	}
+}
+
+func TestUIDs(t *testing.T) {
+	a, b := string(uidOf("a")), string(uidOf("b"))
+	if len(a) != 36 || a == b || a[14] != '8' || !strings.ContainsRune("89ab", rune(a[19])) || a[8] != '-' || a[23] != '-' {
+		t.Errorf("%s, %s", a, b)
+	}
+}
