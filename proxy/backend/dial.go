@@ -46,6 +46,7 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, protocols []s
 	if derr != nil {
 		return nil, derr
 	}
+	raw = wrapped(ctx, raw)
 	start := time.Now()
 	c := tls.Client(raw, cfg)
 	if err := c.HandshakeContext(ctx); err != nil {
@@ -53,6 +54,9 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, protocols []s
 		return nil, &dialError{dialTLS, err}
 	}
 	u.meter.phase(phaseTLS, time.Since(start))
+	if offers(protocols, "h2") {
+		u.note(c.ConnectionState().NegotiatedProtocol)
+	}
 	if p := c.ConnectionState().NegotiatedProtocol; !offers(protocols, p) && (p != "" || !offers(protocols, "http/1.1")) {
 		_ = raw.Close()
 		return nil, &dialError{dialTLS, fmt.Errorf("the server agreed to protocol %q, want one of %q", p, protocols)}

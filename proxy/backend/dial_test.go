@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -100,7 +101,7 @@ func TestHTTP2Only(t *testing.T) {
 		}
 	}
 	f := newFixture(t, nil)
-	if _, err := f.Upstream(f.set(healthy(s.address))).DialH2(t.Context(), s.address); !errors.Is(err, ErrUnreachable) {
+	if _, err := f.Upstream(f.set(healthy(s.address))).DialH2(t.Context(), s.address, nil); !errors.Is(err, ErrUnreachable) {
 		t.Errorf("DialH2: got %v, want ErrUnreachable", err)
 	}
 }
@@ -132,5 +133,108 @@ func TestNoTrust(t *testing.T) {
 	}
 	if len(f.signals.list) != 0 {
 		t.Errorf("signals: %v", f.signals.list)
+	}
+}
+
+// The frame lane finds out which backends it can carry, and whose connection it got.
+func TestFrames(t *testing.T) {
+	bothProtocols(t, func(t *testing.T, proto string) {
+		s := newServer(t, proto, nil)
+		f := newFixture(t, nil)
+		f.policy.PingTimeout = 3 * time.Second
+		e := f.set(healthy(s.address))
+		u := f.Upstream(e)
+		if u.HTTP2() || u.PingTimeout() != 3*time.Second {
+			t.Errorf("before the first connection: HTTP/2 %v, ping %v", u.HTTP2(), u.PingTimeout())
+		}
+		if _, _, err := f.do(e, http.MethodGet, ""); err != nil {
+			t.Fatal(err)
+		}
+		if u.HTTP2() != (proto == h2) {
+			t.Errorf("HTTP/2 is %v", u.HTTP2())
+		}
+		u.note("h2") // of another endpoint, which has it
+		wraps := 0
+		c, err := u.DialH2(t.Context(), s.address, func(c net.Conn) net.Conn {
+			wraps++
+			return c
+		})
+		if wraps != 1 || (err == nil) != (proto == h2) || u.HTTP2() != (proto == h2) {
+			t.Errorf("wrapped %d times, HTTP/2 is %v, got %v", wraps, u.HTTP2(), err)
+		}
+		if err == nil {
+			_ = c.Close()
+		}
+	})
+}
+
+// Handshake errors are told apart as they come from real handshakes.
+func TestHandshakeClasses(t *testing.T) {
+	s := newServer(t, h1, nil)
+	trust := trusting(t)
+	for _, tt := range []struct {
+		want      string
+		change    func(*tls.Config)
+		protocols string
+		dial      func() net.Conn
+	}{
+		{want: "unknown_authority", change: func(c *tls.Config) { c.RootCAs = x509.NewCertPool() }},
+		{want: "hostname", change: func(c *tls.Config) { c.ServerName = "other.example.org" }},
+		{want: "expired", change: func(c *tls.Config) { c.Time = func() time.Time { return time.Now().AddDate(200, 0, 0) } }},
+		{want: "alert", protocols: "spdy/3"},
+		{want: "not_tls", dial: notTLS},
+		{want: "closed", dial: func() net.Conn {
+			a, b := net.Pipe()
+			go func() { // ends when it has read the greeting
+				_, _ = b.Read(make([]byte, 16<<10))
+				_ = b.Close()
+			}()
+			return a
+		}},
+		{want: "timeout", dial: func() net.Conn {
+			a, _ := net.Pipe()
+			return a
+		}},
+	} {
+		t.Run(tt.want, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			if tt.want == "timeout" {
+				ctx, cancel = context.WithTimeout(ctx, 10*time.Millisecond)
+				defer cancel()
+			}
+			cfg := target{
+				tls: func() (*tls.Config, error) {
+					c, err := trust()
+					if tt.change != nil {
+						tt.change(c)
+					}
+					return c, err
+				},
+				dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+					if tt.dial != nil {
+						return tt.dial(), nil
+					}
+					var d net.Dialer
+					return d.DialContext(ctx, network, address)
+				},
+				signal: func(string, error) {},
+			}
+			o := newOwner(nil)
+			defer o.stop()
+			u := newUpstream("test", o, cfg)
+			protocol := h1
+			if tt.protocols != "" {
+				protocol = tt.protocols
+			}
+			if _, err := u.dialTLS(ctx, s.address, []string{protocol}); err == nil {
+				t.Fatal("the handshake succeeded")
+			}
+			for i := range u.meter.handshakes {
+				if n := u.meter.handshakes[i].Load(); (n == 1) != (handshakeClass(i) == tt.want) {
+					t.Errorf("%s: counted %d", handshakeClass(i), n)
+				}
+			}
+		})
 	}
 }

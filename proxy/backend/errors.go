@@ -188,12 +188,23 @@ func handshakeClass(i int) string {
 	return [handshakeClasses]string{"other", "timeout", "unknown_authority", "hostname", "expired", "invalid", "alert", "not_tls", "closed"}[i]
 }
 
+// textNoProtocol is the alert of a server that speaks none of the offered protocols (RFC 7301 §3.2). crypto/tls exports neither its type nor its number.
+const textNoProtocol = "tls: no application protocol"
+
+// alertOf is what the peer complained of. Nil: it did not.
+func alertOf(err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "remote error" {
+		return op.Err
+	}
+	return nil
+}
+
 func classOf(err error) int {
 	var (
 		authority x509.UnknownAuthorityError
 		hostname  x509.HostnameError
 		invalid   x509.CertificateInvalidError
-		alert     tls.AlertError
 		record    tls.RecordHeaderError
 	)
 	switch {
@@ -208,7 +219,7 @@ func classOf(err error) int {
 			return 4
 		}
 		return 5
-	case errors.As(err, &alert):
+	case alertOf(err) != nil:
 		return 6
 	case errors.As(err, &record):
 		return 7

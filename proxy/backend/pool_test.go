@@ -108,7 +108,7 @@ func TestRemovedEndpoint(t *testing.T) {
 		fresh := newServer(t, proto, nil)
 		f := newFixture(t, nil)
 		e := f.set(healthy(old.address))
-		conn, err := f.Upstream(e).DialH2(t.Context(), old.address)
+		conn, err := f.Upstream(e).DialH2(t.Context(), old.address, nil)
 		if proto == h2 && err != nil {
 			t.Fatal(err)
 		}
@@ -132,7 +132,7 @@ func TestRemovedEndpoint(t *testing.T) {
 		}
 		_ = res.Body.Close()
 		waitFor(t, "the old connections to close", func() bool { return old.open.Load() == 0 })
-		if _, err := f.Upstream(e).DialH2(t.Context(), old.address); !errors.Is(err, ErrUnreachable) {
+		if _, err := f.Upstream(e).DialH2(t.Context(), old.address, nil); !errors.Is(err, ErrUnreachable) {
 			t.Errorf("DialH2 to a removed endpoint: %v", err)
 		}
 	})
@@ -184,7 +184,7 @@ func TestTrustEnds(t *testing.T) {
 		})
 		defer n.stopAll()
 		e := f.set(healthy("10.0.0.1:443"))
-		owned, err := f.Upstream(e).DialH2(t.Context(), "10.0.0.1:443")
+		owned, err := f.Upstream(e).DialH2(t.Context(), "10.0.0.1:443", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -259,7 +259,7 @@ func TestIdentityChanged(t *testing.T) {
 	if _, _, err := f.do(e, http.MethodGet, ""); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := f.Upstream(e).DialH2(t.Context(), s.address)
+	conn, err := f.Upstream(e).DialH2(t.Context(), s.address, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

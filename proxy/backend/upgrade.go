@@ -97,21 +97,6 @@ func (u *Upstream) tryUpgrade(ctx context.Context, l Lease) (*Conn, *failure) {
 	return conn, nil
 }
 
-// DialH2 returns a new HTTP/2 connection to one endpoint, on which nothing has been sent.
-func (u *Upstream) DialH2(ctx context.Context, address string) (*Conn, error) {
-	u.mu.Lock()
-	e := u.endpoints[address]
-	u.mu.Unlock()
-	if e == nil {
-		return nil, &failure{kind: failDial, address: address, err: errGone}
-	}
-	conn, err := u.dialOwned(ctx, e, "h2")
-	if err != nil {
-		return nil, &failure{kind: getKind(ctx, err), address: address, err: err}
-	}
-	return conn, nil
-}
-
 // dialOwned dials and watches over a connection until it is closed.
 func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, protocol string) (*Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)

@@ -22,6 +22,8 @@ type Upstream struct {
 
 	view  atomic.Pointer[view]
 	picks atomic.Uint64
+	// agreed is what the last connection that offered HTTP/2 came to.
+	agreed atomic.Int32
 
 	inFlight, longRunning atomic.Int64
 	// releaseInFlight and releaseLongRunning are made once, so that Acquire allocates nothing.
@@ -136,18 +138,6 @@ func (u *Upstream) Acquire(longRunning bool) (release func(), ok bool) {
 	}
 	return release, true
 }
-
-// AllowRetry takes one try from the retry budget, which RoundTrip uses, too. It reports false when the budget is used up.
-func (u *Upstream) AllowRetry() bool {
-	if u.budget.withdraw() {
-		return true
-	}
-	u.meter.exhausted.Add(1)
-	return false
-}
-
-// Signal tells health that an endpoint failed on a connection that the caller owns.
-func (u *Upstream) Signal(address string, err error) { u.target.signal(address, err) }
 
 // update follows the table: new endpoints come, those that are gone finish their requests and close.
 func (u *Upstream) update(v *view, list []registry.Endpoint) {

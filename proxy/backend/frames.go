@@ -1,0 +1,89 @@
+package backend
+
+import (
+	"context"
+	"net"
+	"time"
+)
+
+// What the frame lane (proxy/h2) needs besides Pick and Acquire: it owns its connections itself.
+
+// HTTP2 reports whether this upstream is known to speak HTTP/2. A backend is asked by the first connection of RoundTrip; until then, and if it did not agree, the answer
+// is no.
+func (u *Upstream) HTTP2() bool {
+	protocols := u.target.protocols()
+	if len(protocols) == 1 {
+		return protocols[0] == "h2"
+	}
+	return u.agreed.Load() == agreedHTTP2
+}
+
+// What the last connection's ALPN came to. The zero value is that there was none.
+const (
+	agreedHTTP2 int32 = iota + 1
+	agreedHTTP1
+)
+
+// note keeps what a connection that had offered HTTP/2 has agreed to.
+func (u *Upstream) note(protocol string) {
+	if protocol == "h2" {
+		u.agreed.Store(agreedHTTP2)
+		return
+	}
+	u.agreed.Store(agreedHTTP1)
+}
+
+// PingTimeout is within how long a silent connection must be found dead.
+func (u *Upstream) PingTimeout() time.Duration {
+	if d := u.view.Load().pingTimeout; d > 0 {
+		return d
+	}
+	return defaultPing
+}
+
+// AllowRetry takes one try from the retry budget, which RoundTrip uses, too. It reports false when the budget is used up.
+func (u *Upstream) AllowRetry() bool {
+	if u.budget.withdraw() {
+		return true
+	}
+	u.meter.exhausted.Add(1)
+	return false
+}
+
+// Signal tells health that an endpoint failed on a connection that the caller owns.
+func (u *Upstream) Signal(address string, err error) { u.target.signal(address, err) }
+
+// DialH2 returns a new HTTP/2 connection to one endpoint, on which nothing has been sent. wrap, if not nil, gets the TCP connection before TLS begins on it.
+func (u *Upstream) DialH2(ctx context.Context, address string, wrap func(net.Conn) net.Conn) (*Conn, error) {
+	u.mu.Lock()
+	e := u.endpoints[address]
+	u.mu.Unlock()
+	if e == nil {
+		return nil, &failure{kind: failDial, address: address, err: errGone}
+	}
+	conn, err := u.dialOwned(withWrap(ctx, wrap), e, "h2")
+	if err != nil {
+		if alert := alertOf(err); alert != nil && alert.Error() == textNoProtocol {
+			u.note("http/1.1") // so that the next request goes where this is spoken
+		}
+		return nil, &failure{kind: getKind(ctx, err), address: address, err: err}
+	}
+	return conn, nil
+}
+
+type wrapKey struct{}
+
+// withWrap has the TCP connection of a dial wrapped before TLS begins on it. Nil: as it is.
+func withWrap(ctx context.Context, wrap func(net.Conn) net.Conn) context.Context {
+	if wrap == nil {
+		return ctx
+	}
+	return context.WithValue(ctx, wrapKey{}, wrap)
+}
+
+func wrapped(ctx context.Context, c net.Conn) net.Conn {
+	if wrap, ok := ctx.Value(wrapKey{}).(func(net.Conn) net.Conn); ok {
+		return wrap(c)
+	}
+	return c
+}
