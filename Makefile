@@ -48,6 +48,8 @@ race: ## Unit tests under the race detector
 e2e: ## End-to-end tests on real parts; fails when fewer cases ran than tests/e2e/COUNT says
 	$(TOOLS)
 	go test -tags e2e -count=1 -parallel 8 -timeout 45m -json ./tests/e2e/... ./tests/cluster ./cmd/fairlead-dev | go run ./tests/count -want tests/e2e/COUNT
+	@command -v ip >/dev/null || apt-get install -y iproute2
+	go test -tags e2e -count=1 -parallel 12 -timeout 20m -json ./tests/faults | go run ./tests/count -want tests/faults/COUNT
 
 .PHONY: lint
 lint: ## golangci-lint, with a reason for every linter in .golangci.yml

@@ -49,6 +49,32 @@ func (ca *CA) Intermediate(commonName string) *CA {
 // PEM is the CA's certificate as found in a bundle.
 func (ca *CA) PEM() []byte { return encode("CERTIFICATE", ca.Certificate.Raw) }
 
+// WriteFiles writes dir/name.crt and dir/name.key and returns their paths: for a server in another process that signs its own certificate.
+func (ca *CA) WriteFiles(dir, name string) (certFile, keyFile string, err error) {
+	pair := &Pair{Certificate: ca.Certificate, key: ca.key}
+	if len(ca.chain) > 0 {
+		pair.chain = ca.chain[1:] // the first one is the certificate itself
+	}
+	return pair.WriteFiles(dir, name)
+}
+
+// ReadCA reads what CA.WriteFiles wrote.
+func ReadCA(certFile, keyFile string) (*CA, error) {
+	pair, err := tls.LoadX509KeyPair(certFile, keyFile)
+	if err != nil {
+		return nil, fmt.Errorf("reading CA: %w", err)
+	}
+	key, ok := pair.PrivateKey.(*ecdsa.PrivateKey)
+	if !ok || !pair.Leaf.IsCA {
+		return nil, fmt.Errorf("reading CA: %s is not one of ours", certFile)
+	}
+	ca := &CA{Certificate: pair.Leaf, key: key}
+	if ca.Certificate.CheckSignatureFrom(ca.Certificate) != nil { // not a root
+		ca.chain = pair.Certificate
+	}
+	return ca, nil
+}
+
 // Pool trusts this CA and no other.
 func (ca *CA) Pool() *x509.CertPool {
 	pool := x509.NewCertPool()

@@ -65,6 +65,32 @@ func TestWriteFiles(t *testing.T) {
 	}
 }
 
+func TestReadCA(t *testing.T) {
+	root := pki.NewCA("root")
+	for name, ca := range map[string]*pki.CA{"root": root, "intermediate": root.Intermediate("between")} {
+		t.Run(name, func(t *testing.T) {
+			cert, key, err := ca.WriteFiles(t.TempDir(), "ca")
+			if err != nil {
+				t.Fatal(err)
+			}
+			again, err := pki.ReadCA(cert, key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := verify(root, again.Issue(pki.Leaf{Names: []string{"x.test"}})); err != nil {
+				t.Errorf("a certificate of the CA that was read: %v", err)
+			}
+			cert, key, err = ca.Issue(pki.Leaf{}).WriteFiles(t.TempDir(), "leaf")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := pki.ReadCA(cert, key); err == nil {
+				t.Error("a leaf was taken for a CA")
+			}
+		})
+	}
+}
+
 // verify does what a TLS client does with the chain that the server sends.
 func verify(ca *pki.CA, pair *pki.Pair) error {
 	between := x509.NewCertPool()

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
 func main() {
@@ -44,6 +45,8 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout io.Writer) 
 	control := flags.String("control", "127.0.0.1:0", "`host:port` of the control server")
 	versions := flags.String("group-versions", "", "`list` of group/version, comma-separated (default widgets.example.com/v1)")
 	names := flags.String("names", "", "`list` of names of the serving certificate besides localhost and 127.0.0.1")
+	caCert := flags.String("ca-cert-file", "", "PEM `file` of the CA that signs its serving certificate (default a new one)")
+	caKey := flags.String("ca-key-file", "", "PEM `file` of that CA's key")
 	requestHeaderCA := flags.String("requestheader-client-ca-file", "", "PEM `file` of the CA that may assert X-Remote-*")
 	allowedNames := flags.String("requestheader-allowed-names", "", "`list` of common names it may have signed (default any)")
 	reject := flags.Int("reject-with", http.StatusUnauthorized, "`status` for callers that this CA does not vouch for; 0 only counts them")
@@ -62,6 +65,12 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout io.Writer) 
 	}
 	if *verbose {
 		cfg.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	}
+	if *caCert != "" {
+		var err error
+		if cfg.CA, err = pki.ReadCA(*caCert, *caKey); err != nil {
+			return err
+		}
 	}
 	if *requestHeaderCA != "" {
 		pem, err := os.ReadFile(*requestHeaderCA)

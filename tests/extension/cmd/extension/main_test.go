@@ -22,13 +22,18 @@ func TestRun(t *testing.T) {
 	if err := os.WriteFile(file, front.PEM(), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	own := pki.NewCA("own")
+	caCert, caKey, err := own.WriteFiles(t.TempDir(), "own")
+	if err != nil {
+		t.Fatal(err)
+	}
 	parent, hangUp := io.Pipe()
 	out, stdout := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
 		ended <- run(t.Context(), []string{
 			"-parent", "-group-versions=a.test/v1,a.test/v2", "-names=svc.ns.svc", "-requestheader-client-ca-file=" + file,
-			"-requestheader-allowed-names=proxy",
+			"-requestheader-allowed-names=proxy", "-ca-cert-file=" + caCert, "-ca-key-file=" + caKey,
 		}, parent, stdout)
 	}()
 	line, err := bufio.NewReader(out).ReadBytes('\n')
@@ -38,6 +43,9 @@ func TestRun(t *testing.T) {
 	var r ready
 	if err := json.Unmarshal(line, &r); err != nil {
 		t.Fatal(err)
+	}
+	if r.CA != string(own.PEM()) {
+		t.Errorf("signed by another CA than the one given:\n%s", r.CA)
 	}
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM([]byte(r.CA))
@@ -69,6 +77,7 @@ func TestBadFlags(t *testing.T) {
 	for _, args := range [][]string{
 		{"-requestheader-client-ca-file=/does/not/exist"},
 		{"-requestheader-client-ca-file=main.go"},
+		{"-ca-cert-file=main.go", "-ca-key-file=main.go"},
 		{"-no-http1", "-no-http2"},
 		{"-group-versions=v1"},
 		{"-control=nowhere"},

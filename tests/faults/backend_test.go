@@ -1,0 +1,200 @@
+//go:build e2e
+
+package faults
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"path/filepath"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+)
+
+// port is where every extension server listens, each on an address of its own.
+const port = 8443
+
+// backend is an APIService with its Service and endpoints.
+type backend struct {
+	w     *world
+	name  string // of its Service; unique
+	group string
+	// slice holds the endpoints, in the order of the addresses given.
+	slice *discoveryv1.EndpointSlice
+}
+
+// gv is the one group-version it serves.
+func (b *backend) gv() string { return b.group + "/v1" }
+
+// apiService is the name of its APIService.
+func (b *backend) apiService() string { return "v1." + b.group }
+
+// widgets is the path of its objects.
+func (b *backend) widgets() string { return "/apis/" + b.gv() + "/namespaces/default/widgets" }
+
+// names are what its certificates are for.
+func (b *backend) names() []string { return []string{b.name + "." + namespace + ".svc"} }
+
+// newBackend only gives names; register makes the objects.
+func (w *world) newBackend() *backend {
+	name := w.name("backend")
+	return &backend{w: w, name: name, group: name + ".faults.example.com"}
+}
+
+// serve starts n extension servers in this process, on addresses of their own.
+func (b *backend) serve(t *testing.T, n int, cfg extension.Config) []*extension.Server {
+	t.Helper()
+	cfg.GroupVersions, cfg.Names, cfg.CA = []string{b.gv()}, b.names(), b.w.ca
+	cfg.RequestHeaderCA, cfg.AllowedNames, cfg.RejectWith = b.w.fronts, []string{"front-proxy-client"}, 401
+	var list []*extension.Server
+	for range n {
+		cfg.Address = b.w.address()
+		list = append(list, extension.Start(t, cfg))
+	}
+	return list
+}
+
+// address is a new one of the node.
+func (w *world) address() string {
+	n := w.number("address")
+	return net.JoinHostPort(fmt.Sprintf("10.78.%d.%d", 1+n/250, 1+n%250), fmt.Sprint(port))
+}
+
+// process is an extension server that can be killed: a process on a host of its own.
+type process struct {
+	*cluster.Part
+	host    *host
+	control *extension.Client
+}
+
+// addr is where it serves.
+func (p *process) addr() string { return net.JoinHostPort(p.host.address, fmt.Sprint(port)) }
+
+// start runs an extension server on a host.
+func (b *backend) start(t *testing.T, h *host) *process {
+	t.Helper()
+	control := net.JoinHostPort(h.address, "9000")
+	p := &process{host: h, control: &extension.Client{URL: "http://" + control}}
+	var err error
+	p.Part, err = b.w.Run(t.Context(), cluster.Command{
+		Name: b.w.name("extension"), Path: "/bin/sh",
+		// The shell finds ip, which is not in the same folder everywhere; both replace themselves.
+		Args: []string{
+			"-c", `exec ip netns exec "$@"`, "sh", h.name, filepath.Join(b.w.bin, "extension"),
+			"-address=" + p.addr(), "-control=" + control, "-group-versions=" + b.gv(), "-names=" + b.names()[0],
+			"-ca-cert-file=" + b.w.caCert, "-ca-key-file=" + b.w.caKey,
+			"-requestheader-client-ca-file=" + b.w.PKI.FrontProxy.CertFile, "-requestheader-allowed-names=front-proxy-client",
+		},
+		Ready: accepts(p.addr()),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Kill)
+	return p
+}
+
+// accepts returns a question whether somebody listens.
+func accepts(address string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+		if err != nil {
+			return err
+		}
+		return c.Close()
+	}
+}
+
+// register makes the backend's objects: a headless Service, for which kube-apiserver's own aggregator has no way to dial, so that all that servers see comes
+// from Fairlead.
+func (b *backend) register(t *testing.T, addresses ...string) {
+	t.Helper()
+	meta := metav1.ObjectMeta{Name: b.name, Namespace: namespace, Labels: map[string]string{discoveryv1.LabelServiceName: b.name}}
+	service := &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{
+		ClusterIP: corev1.ClusterIPNone, Ports: []corev1.ServicePort{{Name: "https", Port: 443}},
+	}}
+	if _, err := b.w.core.CoreV1().Services(namespace).Create(t.Context(), service, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.slice = &discoveryv1.EndpointSlice{
+		ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4,
+		Ports: []discoveryv1.EndpointPort{{Name: new("https"), Port: new(int32(port))}},
+	}
+	for _, a := range addresses {
+		b.slice.Endpoints = append(b.slice.Endpoints, ready(a))
+	}
+	var err error
+	if b.slice, err = b.w.core.DiscoveryV1().EndpointSlices(namespace).Create(t.Context(), b.slice, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.w.groups.ApiregistrationV1().APIServices().Create(t.Context(), b.object(b.group), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = b.w.groups.ApiregistrationV1().APIServices().Delete(context.WithoutCancel(t.Context()), b.apiService(), metav1.DeleteOptions{})
+	})
+}
+
+// object is an APIService of a group that b's Service serves.
+func (b *backend) object(group string) *apiregistrationv1.APIService {
+	return &apiregistrationv1.APIService{
+		ObjectMeta: metav1.ObjectMeta{Name: "v1." + group},
+		Spec: apiregistrationv1.APIServiceSpec{
+			Service: &apiregistrationv1.ServiceReference{Namespace: namespace, Name: b.name}, Group: group, Version: "v1", CABundle: b.w.ca.PEM(),
+			GroupPriorityMinimum: 1000, VersionPriority: 15,
+		},
+	}
+}
+
+func ready(address string) discoveryv1.Endpoint {
+	host, _, _ := net.SplitHostPort(address)
+	return discoveryv1.Endpoint{
+		Addresses:  []string{host},
+		Conditions: discoveryv1.EndpointConditions{Ready: new(true), Serving: new(true), Terminating: new(false)},
+	}
+}
+
+// update writes the endpoints.
+func (b *backend) update(t *testing.T, change func(*discoveryv1.EndpointSlice)) {
+	t.Helper()
+	change(b.slice)
+	var err error
+	if b.slice, err = b.w.core.DiscoveryV1().EndpointSlices(namespace).Update(t.Context(), b.slice, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// unavailable is the metric of the APIService's verdict.
+func (b *backend) unavailable(d *door) bool {
+	return d.scrape()[fmt.Sprintf("aggregator_unavailable_apiservice{name=%q}", b.apiService())] != 0
+}
+
+// healthy is the metric of one endpoint's.
+func (b *backend) healthy(d *door, address string) bool {
+	return d.scrape()[fmt.Sprintf("fairlead_endpoint_healthy{endpoint=%q,name=%q}", address, b.apiService())] == 1
+}
+
+// await waits until Fairlead serves the backend, all of its endpoints probed.
+func (b *backend) await(t *testing.T, d *door) {
+	t.Helper()
+	eventually(t, 30*time.Second, b.name+" is available", func() bool {
+		s := d.scrape()
+		for _, e := range b.slice.Endpoints {
+			if s[fmt.Sprintf("fairlead_endpoint_healthy{endpoint=%q,name=%q}", net.JoinHostPort(e.Addresses[0], fmt.Sprint(port)), b.apiService())] != 1 {
+				return false
+			}
+		}
+		v, known := s[fmt.Sprintf("aggregator_unavailable_apiservice{name=%q}", b.apiService())]
+		return known && v == 0
+	})
+}

@@ -1,0 +1,187 @@
+//go:build e2e
+
+package faults
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+)
+
+// testEndpoints has a backend of three endpoints per case, of which one goes bad under traffic.
+func testEndpoints(t *testing.T, d *door) {
+	for _, tc := range []struct {
+		kind extension.Kind
+		// all says that writes and watches go on too: what goes wrong does so before anything was sent.
+		all bool
+		// within is when the verdict must be in.
+		within time.Duration
+	}{
+		{kind: extension.Hang, within: hungIdle},
+		{kind: extension.Freeze, within: hungIdle},
+		{kind: extension.Reset, within: hungIdle},
+		{kind: extension.ResetConn, within: hungIdle},
+		{kind: extension.GoAwayUnprocessed, all: true, within: nextProbe},
+		{kind: extension.HangConnect, all: true, within: nextProbe},
+		{kind: extension.Refuse, all: true, within: nextProbe},
+		{kind: extension.WrongCA, all: true, within: nextProbe},
+		{kind: extension.Expired, all: true, within: nextProbe},
+	} {
+		t.Run("one of three: "+string(tc.kind), func(t *testing.T) {
+			t.Parallel()
+			oneOfThree(t, d, extension.Fault{Kind: tc.kind}, tc.all, tc.within)
+		})
+	}
+	t.Run("one of three: blackholed", func(t *testing.T) {
+		t.Parallel()
+		testBlackhole(t, d)
+	})
+	t.Run("one of three: slow", func(t *testing.T) {
+		t.Parallel()
+		testSlow(t, d)
+	})
+}
+
+// strangers counts the requests of a server since seq that are not probes.
+func strangers(b *backend, s *extension.Server, seq int64) (n int, example string) {
+	for _, r := range s.Requests(seq) {
+		if r.Target == "/apis/"+b.gv() && r.Header.Get("X-Remote-User") == "system:kube-aggregator" {
+			continue
+		}
+		n++
+		example = fmt.Sprintf("%s %s at %s", r.Method, r.Target, r.Time.Format("15:04:05.000"))
+	}
+	return n, example
+}
+
+func last(s *extension.Server) int64 {
+	all := s.Requests(0)
+	if len(all) == 0 {
+		return 0
+	}
+	return all[len(all)-1].Seq
+}
+
+func oneOfThree(t *testing.T, d *door, fault extension.Fault, all bool, within time.Duration) {
+	b := d.w.newBackend()
+	servers := b.serve(t, 3, extension.Config{})
+	b.register(t, servers[0].Addr(), servers[1].Addr(), servers[2].Addr())
+	b.await(t, d)
+	l := &load{interval: 40 * time.Millisecond, client: d.w.clients(2), make: d.reads(b)}
+	if all {
+		l.make = d.mixed(b)
+	}
+	l.start(t)
+	pause(t, time.Second)
+
+	bad := servers[0]
+	if n, _ := strangers(b, bad, 0); n == 0 {
+		t.Error("the endpoint got no traffic while it was well")
+	}
+	begun := time.Now()
+	if err := bad.Set(fault); err != nil {
+		t.Fatal(err)
+	}
+	verdict := eventually(t, longest, "unhealthy", func() bool { return !b.healthy(d, bad.Addr()) }).Sub(begun)
+	t.Logf("unhealthy after %s", verdict.Round(time.Millisecond))
+	if verdict > within {
+		t.Errorf("unhealthy after %s, want %s", verdict, within)
+	}
+	if b.unavailable(d) {
+		t.Error("the APIService is unavailable although two endpoints are well")
+	}
+	pause(t, 200*time.Millisecond) // for what was on its way to the endpoint
+	seen := last(bad)
+	pause(t, 3*time.Second)
+	if n, example := strangers(b, bad, seen); n > 0 {
+		t.Errorf("%d requests were sent to an unhealthy endpoint, such as %s", n, example)
+	}
+	// Ended while the fault is there: what hangs must have been given up by Fairlead.
+	mustSucceed(t, l.stop(), hungIdle)
+
+	if err := bad.Set(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, longest, "healthy again", func() bool { return b.healthy(d, bad.Addr()) })
+}
+
+// testBlackhole takes the cable from one of three hosts.
+func testBlackhole(t *testing.T, d *door) {
+	b := d.w.newBackend()
+	var processes []*process
+	var addresses []string
+	for range 3 {
+		p := b.start(t, d.w.hosts.add(t))
+		processes, addresses = append(processes, p), append(addresses, p.addr())
+	}
+	b.register(t, addresses...)
+	b.await(t, d)
+	l := (&load{interval: 20 * time.Millisecond, client: d.w.clients(2), make: d.mixed(b)}).start(t)
+	pause(t, steadyPause)
+
+	lost := processes[0].host
+	begun := time.Now()
+	lost.unplug(t)
+	verdict := eventually(t, longest, "unhealthy", func() bool { return !b.healthy(d, addresses[0]) }).Sub(begun)
+	t.Logf("unhealthy after %s", verdict.Round(time.Millisecond))
+	if verdict > failOver {
+		t.Errorf("unhealthy after %s, want %s", verdict, failOver)
+	}
+	pause(t, failOver)
+	lost.plug(t)
+	eventually(t, longest, "healthy again", func() bool { return b.healthy(d, addresses[0]) })
+
+	// What may be repeated is, and succeeds. What had been sent and may not be repeated is answered in time, too.
+	var reads []shot
+	for _, s := range l.stop() {
+		if s.method == http.MethodGet && !s.watch() {
+			reads = append(reads, s)
+			continue
+		}
+		if s.head == 0 || s.head > failOver {
+			t.Errorf("waited for too long: %s", &s)
+		}
+	}
+	mustSucceed(t, reads, failOver)
+}
+
+// testSlow makes one of three endpoints a hundred times as slow as it was.
+func testSlow(t *testing.T, d *door) {
+	const usual, slow = 2 * time.Millisecond, 200 * time.Millisecond
+	b := d.w.newBackend()
+	servers := b.serve(t, 3, extension.Config{Record: 8192})
+	for _, s := range servers {
+		if err := s.Set(extension.Fault{Kind: extension.Slow, Delay: usual}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.register(t, servers[0].Addr(), servers[1].Addr(), servers[2].Addr())
+	b.await(t, d)
+	l := (&load{interval: 10 * time.Millisecond, client: d.w.clients(2), make: d.reads(b)}).start(t)
+	pause(t, steadyPause)
+	if err := servers[0].Set(extension.Fault{Kind: extension.Slow, Delay: slow}); err != nil {
+		t.Fatal(err)
+	}
+	pause(t, 15*time.Second) // the bound
+	var from [3]int64
+	for i, s := range servers {
+		from[i] = last(s)
+	}
+	pause(t, 6*time.Second)
+	total, toSlow := 0, 0
+	for i, s := range servers {
+		n, _ := strangers(b, s, from[i])
+		total += n
+		if i == 0 {
+			toSlow = n
+		}
+	}
+	mustSucceed(t, l.stop(), 0)
+	t.Logf("%d of %d requests went to the slow endpoint", toSlow, total)
+	if total < 200 || float64(toSlow) > 0.01*float64(total) {
+		t.Errorf("%d of %d requests went to the slow endpoint, want 1%% at most", toSlow, total)
+	}
+}

@@ -1,0 +1,21 @@
+//go:build e2e
+
+package faults
+
+import "testing"
+
+// TestFaults runs every case once per lane. Those whose measure is time run one after the other, so that they do not disturb each other; the rest mostly
+// wait for something to be found out, and do so together.
+func TestFaults(t *testing.T) {
+	w := newWorld(t)
+	for _, lane := range lanes() {
+		t.Run(lane, func(t *testing.T) {
+			d := w.newDoor(t, lane)
+			t.Run("process", func(t *testing.T) { testProcess(t, d) })
+			t.Run("endpoints", func(t *testing.T) { testEndpoints(t, d) })
+		})
+	}
+}
+
+// lanes are the ways in which Fairlead forwards HTTP/2 (--h2-lane).
+func lanes() []string { return []string{"nethttp"} }

@@ -1,0 +1,90 @@
+//go:build e2e
+
+package faults
+
+import (
+	"syscall"
+	"testing"
+	"time"
+)
+
+// The bounds. They are for the moment at which the verdict is in force and shown, from the moment at which the fault was made.
+const (
+	killedBusy  = time.Second
+	killedIdle  = 2 * time.Second
+	comeBack    = time.Second
+	hungIdle    = 12 * time.Second
+	failOver    = 5 * time.Second
+	nextProbe   = 18 * time.Second // for what only a new connection shows: 12 s until the next probe, which takes 5 s at most and is repeated
+	longest     = 30 * time.Second // of anything that is waited for
+	steadyPause = 2 * time.Second  // lets what came before settle
+)
+
+// testProcess has one backend with one endpoint, whose process dies, comes back and hangs.
+func testProcess(t *testing.T, d *door) {
+	b := d.w.newBackend()
+	p := b.start(t, d.w.hosts.add(t))
+	b.register(t, p.addr())
+	b.await(t, d)
+
+	down := func(t *testing.T, since time.Time, bound time.Duration) {
+		t.Helper()
+		took := eventually(t, longest, "unavailable", func() bool { return b.unavailable(d) }).Sub(since)
+		t.Logf("unavailable after %s", took.Round(time.Millisecond))
+		if took > bound {
+			t.Errorf("unavailable after %s, want %s", took, bound)
+		}
+	}
+	up := func(t *testing.T, since time.Time, bound time.Duration) {
+		t.Helper()
+		took := eventually(t, longest, "available", func() bool { return !b.unavailable(d) }).Sub(since)
+		t.Logf("available after %s", took.Round(time.Millisecond))
+		if took > bound {
+			t.Errorf("available after %s, want %s", took, bound)
+		}
+	}
+	restart := func(t *testing.T) time.Time {
+		t.Helper()
+		if err := p.Restart(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return time.Now()
+	}
+
+	t.Run("killed under traffic", func(t *testing.T) {
+		l := (&load{interval: 20 * time.Millisecond, client: d.w.clients(2), make: d.reads(b)}).start(t)
+		pause(t, steadyPause)
+		killed := time.Now()
+		p.Kill()
+		down(t, killed, killedBusy)
+		pause(t, steadyPause)
+		up(t, restart(t), comeBack)
+		back := time.Now()
+		pause(t, time.Second)
+		for _, s := range l.stop() {
+			if (s.began.Before(killed.Add(-100*time.Millisecond)) || s.began.After(back)) && s.failed() {
+				t.Errorf("while all was well: %s", &s)
+			}
+		}
+	})
+	t.Run("killed idle", func(t *testing.T) {
+		pause(t, steadyPause)
+		killed := time.Now()
+		p.Kill()
+		down(t, killed, killedIdle)
+		pause(t, 2*steadyPause) // probes have slowed down
+		up(t, restart(t), comeBack)
+	})
+	t.Run("hung idle", func(t *testing.T) {
+		hung := time.Now()
+		if err := p.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		down(t, hung, hungIdle)
+		if err := p.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		// A probe is under way for 5 s at most, and the next one begins 5 s after the last at most.
+		up(t, time.Now(), 6*time.Second)
+	})
+}

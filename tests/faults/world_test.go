@@ -1,0 +1,212 @@
+//go:build e2e
+
+package faults
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// namespace holds the Services of all backends.
+const namespace = "faults"
+
+// world is what all cases share: a cluster of two kube-apiservers, and who may speak to it.
+type world struct {
+	*cluster.Cluster
+	bin    string // executables of ours
+	hosts  hosts
+	core   kubernetes.Interface
+	groups aggregator.Interface
+	ca     *pki.CA // signs the serving certificates of extension servers
+	caCert string  // its files
+	caKey  string
+	admin  *tls.Config    // of a client of system:masters
+	fronts *x509.CertPool // vouches for front proxies
+
+	mu     sync.Mutex     // guards counts
+	counts map[string]int // :: kind of name → how many were given
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	network(t)
+	dir, err := os.MkdirTemp("", "fairlead-faults-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{bin: filepath.Join(dir, "bin"), ca: pki.NewCA("extension-ca"), counts: map[string]int{}}
+	w.build(t)
+	w.Cluster, err = cluster.Start(t.Context(), cluster.Config{Dir: dir, APIServers: 2, APIServerArgs: []string{"--advertise-address=" + nodeAddress}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("logs of all parts: %s", dir)
+			return
+		}
+		_ = os.RemoveAll(dir)
+	})
+	rc := w.Cluster.Endpoint().RESTConfig(w.Admin())
+	var err1, err2, err3 error
+	w.core, err1 = kubernetes.NewForConfig(rc)
+	w.groups, err2 = aggregator.NewForConfig(rc)
+	w.caCert, w.caKey, err3 = w.ca.WriteFiles(dir, "extension-ca")
+	if err := errors.Join(err1, err2, err3); err != nil {
+		t.Fatal(err)
+	}
+	w.fronts = pool(t, w.PKI.FrontProxy.CertFile)
+	w.admin = w.clientTLS(t, w.PKI.Admin)
+	_, err = w.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// build makes the executables under test.
+func (w *world) build(t *testing.T) {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", w.bin+"/", "../../cmd/fairlead", "../extension/cmd/extension").CombinedOutput()
+	if err != nil {
+		t.Fatalf("building: %v\n%s", err, out)
+	}
+}
+
+func pool(t *testing.T, file string) *x509.CertPool {
+	t.Helper()
+	pem, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := x509.NewCertPool()
+	if !p.AppendCertsFromPEM(pem) {
+		t.Fatalf("no certificate in %s", file)
+	}
+	return p
+}
+
+func (w *world) clientTLS(t *testing.T, pair cluster.Pair) *tls.Config {
+	t.Helper()
+	c := &tls.Config{RootCAs: pool(t, w.PKI.Serving.CertFile), MinVersion: tls.VersionTLS12}
+	if pair.CertFile != "" {
+		p, err := tls.LoadX509KeyPair(pair.CertFile, pair.KeyFile)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Certificates = []tls.Certificate{p}
+	}
+	return c
+}
+
+// client is an HTTP/2 client with one connection, as a member of system:masters.
+func (w *world) client() *http.Client { return h2Client(w.admin) }
+
+func h2Client(c *tls.Config) *http.Client {
+	return &http.Client{Transport: &http.Transport{TLSClientConfig: c.Clone(), ForceAttemptHTTP2: true, DisableCompression: true}}
+}
+
+// door is one Fairlead under test.
+type door struct {
+	*cluster.Front
+	w     *world
+	lane  string
+	admin *http.Client // of its admin port
+	now   atomic.Pointer[series]
+}
+
+// newDoor starts a Fairlead before both kube-apiservers. It ends with the test.
+func (w *world) newDoor(t *testing.T, lane string, args ...string) *door {
+	t.Helper()
+	args = append([]string{
+		"--local-apiserver=" + w.EndpointOf(0).URL + "," + w.EndpointOf(1).URL,
+	}, args...)
+	front, err := w.StartFairlead(t.Context(), cluster.Fairlead{Path: filepath.Join(w.bin, "fairlead"), Name: w.name("fairlead"), Args: args})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(front.Part.Kill)
+	d := &door{Front: front, w: w, lane: lane, admin: w.client()}
+	d.follow(t)
+	return d
+}
+
+// name is a new name.
+func (w *world) name(kind string) string { return kind + strconv.Itoa(w.number(kind)) }
+
+// number counts things of a kind, from 1.
+func (w *world) number(kind string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.counts[kind]++
+	return w.counts[kind]
+}
+
+// get asks the admin port.
+func (d *door) get(ctx context.Context, path string) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, d.Admin.URL+path, nil)
+	if err != nil {
+		return "", err
+	}
+	res, err := d.admin.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err == nil && res.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s: %s", path, res.Status, body)
+	}
+	return string(body), err
+}
+
+// eventually asks every few milliseconds until ok says yes, and returns when that was. It fails after most, far beyond what the caller asserts.
+func eventually(t *testing.T, most time.Duration, what string, ok func() bool) time.Time {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), most)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-ctx.Done():
+			t.Fatalf("after %s still not %s", most, what)
+		case <-tick.C:
+		}
+	}
+	return time.Now()
+}
+
+// pause lets time pass.
+func pause(t *testing.T, d time.Duration) {
+	t.Helper()
+	select {
+	case <-time.After(d):
+	case <-t.Context().Done():
+		t.Fatal("the test has ended")
+	}
+}
