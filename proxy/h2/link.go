@@ -2,7 +2,6 @@ package h2
 
 import (
 	"crypto/tls"
-	"errors"
 	"sync"
 	"time"
 )
@@ -51,38 +50,49 @@ func (l *link) read() error {
 	if l.raw == nil {
 		return l.readBlocking()
 	}
-	buf := l.sh.pool.getPlain()
+	bufs := l.sh.pool
+	defer l.raw.drop(bufs)
 	for {
-		n, err := l.gather(buf)
-		if n > 0 {
-			l.take(buf[:n])
-		}
-		if err == nil {
-			continue
-		}
-		if !errors.As(err, new(errNoInput)) {
-			l.sh.pool.putPlain(buf)
+		if err := l.raw.fill(bufs); err != nil {
 			return err
 		}
-		l.sh.pool.putPlain(buf) // waiting connections hold no buffers
-		if err := l.raw.fill(l.sh.pool); err != nil {
+		buf := bufs.getPlain() // waiting connections hold no buffers
+		err := l.decrypt(buf[:])
+		bufs.putPlain(buf)
+		if err != nil {
 			return err
 		}
-		buf = l.sh.pool.getPlain()
 	}
 }
 
-// gather decrypts what has come in.
-func (l *link) gather(buf []byte) (int, error) {
-	n := 0
+// decrypt has the engine handle all that was read from the socket.
+func (l *link) decrypt(buf []byte) error {
+	for {
+		n, more, err := l.gather(buf)
+		if n > 0 {
+			l.take(buf[:n])
+		}
+		if err != nil || !more {
+			return err
+		}
+	}
+}
+
+// gather decrypts what has come in; more: buf is full, and there may be more.
+func (l *link) gather(buf []byte) (n int, more bool, err error) {
 	for n < len(buf) {
 		k, err := l.tls.Read(buf[n:])
 		n += k
-		if err != nil {
-			return n, err
+		switch {
+		case err == errNoInput{}: //nolint:errorlint // crypto/tls returns it as it is, and errors.As would allocate
+			return n, false, nil
+		case err != nil:
+			return n, false, err
+		case n < len(buf) && len(l.raw.rest) == 0: // the record was read to its end, and TLS has no other
+			return n, false, nil
 		}
 	}
-	return n, nil
+	return n, true, nil
 }
 
 func (l *link) readBlocking() error {
@@ -187,19 +197,25 @@ type buffers struct {
 	raw, plain sync.Pool
 }
 
-func (b *buffers) getRaw() []byte    { return get(&b.raw, rawBuffer) }
-func (b *buffers) putRaw(p []byte)   { put(&b.raw, p) }
-func (b *buffers) getPlain() []byte  { return get(&b.plain, plainBuffer) }
-func (b *buffers) putPlain(p []byte) { put(&b.plain, p) }
+type (
+	rawBytes   [rawBuffer]byte
+	plainBytes [plainBuffer]byte
+)
 
-func get(pool *sync.Pool, n int) []byte {
-	if p, ok := pool.Get().(*[]byte); ok {
-		return *p
+func (b *buffers) getRaw() *rawBytes {
+	if p, ok := b.raw.Get().(*rawBytes); ok {
+		return p
 	}
-	return make([]byte, n)
+	return &rawBytes{}
 }
 
-func put(pool *sync.Pool, p []byte) {
-	p = p[:cap(p)]
-	pool.Put(&p)
+func (b *buffers) putRaw(p *rawBytes) { b.raw.Put(p) }
+
+func (b *buffers) getPlain() *plainBytes {
+	if p, ok := b.plain.Get().(*plainBytes); ok {
+		return p
+	}
+	return &plainBytes{}
 }
+
+func (b *buffers) putPlain(p *plainBytes) { b.plain.Put(p) }

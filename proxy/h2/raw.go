@@ -1,26 +1,42 @@
 package h2
 
 import (
+	"encoding/binary"
 	"net"
 	"sync"
 	"syscall"
 )
 
-// rawConn stands between crypto/tls and a TCP connection. Until takeOver it is transparent. Afterwards TLS reads what fill has read and
-// writes into a buffer, so that neither blocks; the driver moves both sides with non-blocking system calls, many records at a time.
+// rawConn stands between crypto/tls and a TCP connection. Until takeOver it is transparent. Afterwards TLS reads what the driver has
+// read and writes into a buffer, so that neither blocks; the driver moves both sides with non-blocking system calls, many records at
+// a time.
 type rawConn struct {
 	net.Conn
 	sys   syscall.RawConn // nil: no file descriptor, reads and writes block
 	async bool
-	in    []byte // read from the socket, not yet by TLS
-	rest  []byte // the unread part of in
+	rest  []byte // read from the socket, not yet by TLS
+	left  int    // bytes of the TLS record being passed on that are still to come, if its header is complete
+	head  []byte // the beginning of a record's header, if it is not
+	hold  [recordHeader]byte
 
-	mu  sync.Mutex // guards out: TLS also writes on its own (key update, alerts)
-	out []byte     // written by TLS, not yet to the socket
+	// For reading: what wait's callback is given and gives, here because a closure for each call would be allocated.
+	readable func(fd uintptr) bool
+	bufs     *buffers
+	in       *rawBytes // what rest is part of
+	got      int
+	err      error
+
+	mu       sync.Mutex // guards what follows, and is held while the socket is written without waiting
+	out      []byte     // written by TLS, which also writes on its own (key update, alerts), not yet to the socket
+	writable func(fd uintptr) bool
+	put      int
+	werr     error
 }
 
 // rawBuffer is what is read from a socket at once: four records, beyond which measurements showed little gain.
 const rawBuffer = 64 << 10
+
+const recordHeader = 5 // RFC 8446 §5.1
 
 // wrapConn is what Endpoint.Dial and Server.Listener wrap TCP connections in.
 func wrapConn(c net.Conn) net.Conn {
@@ -28,6 +44,7 @@ func wrapConn(c net.Conn) net.Conn {
 	if sc, ok := c.(syscall.Conn); ok && nonBlocking {
 		if sys, err := sc.SyscallConn(); err == nil {
 			r.sys = sys
+			r.readable, r.writable = r.tryRead, r.tryWrite
 		}
 	}
 	return r
@@ -40,8 +57,10 @@ func (errNoInput) Error() string   { return "no input yet" }
 func (errNoInput) Timeout() bool   { return true }
 func (errNoInput) Temporary() bool { return true }
 
-func (r *rawConn) takeOver() { r.async = true }
+func (r *rawConn) takeOver() { r.async, r.head = true, r.hold[:0] }
 
+// Read gives TLS at most the rest of one record: so it holds no complete record that was not asked for, and when everything was read
+// nobody has to ask it (which is an allocation) whether there is more.
 func (r *rawConn) Read(p []byte) (int, error) {
 	if !r.async {
 		return r.Conn.Read(p)
@@ -49,9 +68,27 @@ func (r *rawConn) Read(p []byte) (int, error) {
 	if len(r.rest) == 0 {
 		return 0, errNoInput{}
 	}
-	n := copy(p, r.rest)
+	if r.left == 0 {
+		r.begin()
+	}
+	n := min(len(p), len(r.rest))
+	if r.left > 0 {
+		n = min(n, r.left)
+		r.left -= n
+	}
+	copy(p, r.rest[:n])
 	r.rest = r.rest[n:]
 	return n, nil
+}
+
+// begin looks for a record's header at the start of rest.
+func (r *rawConn) begin() {
+	seen := len(r.head)
+	r.head = append(r.head, r.rest[:min(recordHeader-seen, len(r.rest))]...)
+	if len(r.head) == recordHeader {
+		r.left = recordHeader - seen + int(binary.BigEndian.Uint16(r.head[3:]))
+		r.head = r.hold[:0]
+	}
 }
 
 func (r *rawConn) Write(p []byte) (int, error) {
@@ -66,52 +103,66 @@ func (r *rawConn) Write(p []byte) (int, error) {
 
 // fill waits for input and reads what is there. The buffer is only held while there is something in it.
 func (r *rawConn) fill(b *buffers) error {
+	r.drop(b)
+	r.bufs, r.got, r.err = b, 0, nil
+	if r.sys == nil {
+		r.in = b.getRaw()
+		r.got, r.err = r.Conn.Read(r.in[:])
+	} else if err := r.sys.Read(r.readable); err != nil {
+		return err
+	}
+	if r.got > 0 {
+		r.rest = r.in[:r.got]
+		return nil
+	}
+	return r.err
+}
+
+// drop gives the buffer back.
+func (r *rawConn) drop(b *buffers) {
 	if r.in != nil {
 		b.putRaw(r.in)
 		r.in, r.rest = nil, nil
 	}
-	n := 0
-	var err error
-	if r.sys == nil {
-		r.in = b.getRaw()
-		n, err = r.Conn.Read(r.in)
-	} else {
-		n, err = r.wait(b)
-	}
-	if n > 0 {
-		r.rest = r.in[:n]
-		return nil
-	}
-	return err
 }
 
 // flush writes what TLS has written, as far as the socket takes it (block: all of it). false: some is left.
 func (r *rawConn) flush(block bool) (bool, error) {
+	if !block {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.flushLocked()
+	}
 	r.mu.Lock()
 	p := r.out
 	r.out = nil
 	r.mu.Unlock()
-	if len(p) == 0 {
-		return true, nil
-	}
-	n, err := 0, error(nil)
-	switch {
-	case r.sys != nil && !block:
-		n, err = r.write(p)
-	case block:
-		n, err = r.Conn.Write(p)
-	}
-	if err != nil {
+	if _, err := r.Conn.Write(p); err != nil {
 		return false, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if n < len(p) {
-		r.out = append(p[n:], r.out...) // TLS may have written meanwhile
+	return len(r.out) == 0, nil // TLS may have written meanwhile
+}
+
+func (r *rawConn) flushLocked() (bool, error) {
+	if len(r.out) == 0 || r.sys == nil {
+		return len(r.out) == 0, nil
+	}
+	r.put, r.werr = 0, nil
+	if err := r.sys.Write(r.writable); err != nil {
+		return false, err
+	}
+	if r.werr != nil {
+		return false, r.werr
+	}
+	if r.put < len(r.out) {
+		r.out = append(r.out[:0], r.out[r.put:]...)
 		return false, nil
 	}
-	if r.out == nil && cap(p) <= maxBufferKept {
-		r.out = p[:0]
+	if cap(r.out) > maxBufferKept {
+		r.out = nil
 	}
-	return len(r.out) == 0, nil
+	r.out = r.out[:0]
+	return true, nil
 }

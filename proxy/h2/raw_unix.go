@@ -3,6 +3,7 @@
 package h2
 
 import (
+	"errors"
 	"io"
 	"syscall"
 )
@@ -10,57 +11,42 @@ import (
 // nonBlocking says whether sockets can be read and written without waiting.
 const nonBlocking = true
 
-// wait reads into a buffer that is only taken once there is something to read.
-func (r *rawConn) wait(b *buffers) (n int, err error) {
-	werr := r.sys.Read(func(fd uintptr) bool {
-		if r.in == nil {
-			r.in = b.getRaw()
-		}
-		for {
-			n, err = syscall.Read(int(fd), r.in)
-			if err != syscall.EINTR {
-				break
-			}
-		}
-		if err == syscall.EAGAIN {
-			b.putRaw(r.in)
-			r.in = nil
-			return false
-		}
-		return true
-	})
-	switch {
-	case werr != nil:
-		return 0, werr
-	case err != nil:
-		return 0, err
-	case n == 0:
-		return 0, io.EOF
+// tryRead reads into a buffer that is only taken once there is something to read. false: there is nothing.
+func (r *rawConn) tryRead(fd uintptr) bool {
+	if r.in == nil {
+		r.in = r.bufs.getRaw()
 	}
-	return n, nil
+	for {
+		r.got, r.err = syscall.Read(int(fd), r.in[:])
+		if !errors.Is(r.err, syscall.EINTR) {
+			break
+		}
+	}
+	switch {
+	case errors.Is(r.err, syscall.EAGAIN):
+		r.bufs.putRaw(r.in)
+		r.in = nil
+		return false
+	case r.err == nil && r.got == 0:
+		r.err = io.EOF
+	}
+	return true
 }
 
-// write writes what the socket takes at once.
-func (r *rawConn) write(p []byte) (n int, err error) {
-	werr := r.sys.Write(func(fd uintptr) bool {
-		for n < len(p) {
-			var k int
-			k, err = syscall.Write(int(fd), p[n:])
-			if err == syscall.EINTR {
-				continue
-			}
-			if err != nil {
-				break
-			}
-			n += k
+// tryWrite writes what the socket takes at once.
+func (r *rawConn) tryWrite(fd uintptr) bool {
+	for r.put < len(r.out) {
+		n, err := syscall.Write(int(fd), r.out[r.put:])
+		switch {
+		case errors.Is(err, syscall.EINTR):
+		case errors.Is(err, syscall.EAGAIN):
+			return true
+		case err != nil:
+			r.werr = err
+			return true
+		default:
+			r.put += n
 		}
-		return true
-	})
-	if werr != nil {
-		return n, werr
 	}
-	if err == syscall.EAGAIN {
-		err = nil
-	}
-	return n, err
+	return true
 }

@@ -29,6 +29,8 @@ type Config struct {
 	Logger         *slog.Logger  // nil discards
 	// Metrics gets the lane's own metrics; a second Server needs a registerer of its own. nil: unregistered.
 	Metrics prometheus.Registerer
+
+	portable bool // a reader goroutine per connection even where there is an event loop: for tests
 }
 
 func (c *Config) logger() *slog.Logger {

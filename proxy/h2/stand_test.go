@@ -113,3 +113,6 @@ func (s *stand) start(cfg Config) {
 }
 
 func field(name, value string) hpack.HeaderField { return hpack.HeaderField{Name: name, Value: value} }
+
+// drivers are what every test over real connections runs on.
+var drivers = []string{"portable", "loop"}

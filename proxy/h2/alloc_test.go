@@ -1,0 +1,32 @@
+//go:build !race
+
+package h2
+
+import "testing"
+
+// The whole lane, drivers and TLS included, may allocate 4 times for a request: the engine nothing, crypto/tls once for each record it
+// reads, and the rest is room for what happens now and then.
+func TestLaneAllocations(t *testing.T) {
+	backend := startPeer(t, "backend")
+	for _, kind := range drivers {
+		for _, s := range []shape{
+			{name: "1x1", conns: 1, streams: 1, path: "/small", size: 1024, count: 2000},
+			{name: "8x8", conns: 8, streams: 8, path: "/small", size: 1024, count: 4000},
+		} {
+			t.Run(kind+"/"+s.name, func(t *testing.T) {
+				p := startPeer(t, kind+"="+backend.addr)
+				conns := dialAll(t, p.addr, s.conns)
+				if err := s.run(conns); err != nil {
+					t.Fatal(err)
+				}
+				before := p.usage(t, "")
+				if err := s.run(conns); err != nil {
+					t.Fatal(err)
+				}
+				if n := float64(p.usage(t, "").Mallocs-before.Mallocs) / float64(s.count); n > 4 {
+					t.Errorf("%.2f allocations per request", n)
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,239 @@
+package h2
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"os/exec"
+	"runtime"
+	"runtime/pprof"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"log/slog"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Peers are processes of their own, so that what each costs can be told apart: this test binary, told by roleEnv what to be. They say
+// on standard output where they listen, answer each line on standard input with what they have used, and end with it.
+const roleEnv = "FAIRLEAD_H2_PEER"
+
+func TestMain(m *testing.M) {
+	if role := os.Getenv(roleEnv); role != "" {
+		if err := runPeer(role); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// usage is what a process has used since it started.
+type usage struct {
+	CPU     time.Duration
+	Mallocs uint64
+	RSS     int64 // bytes, after a collection of garbage
+}
+
+// runPeer is "backend", or "rp=<backend>", "portable=<backend>", "loop=<backend>".
+func runPeer(role string) error {
+	kind, backend, _ := strings.Cut(role, "=")
+	addr := ""
+	switch kind {
+	case "backend":
+		l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0")
+		if err != nil {
+			return err
+		}
+		addr = l.Addr().String()
+		go serveLean(l)
+	case "rp":
+		addr = startReverseProxy(backend)
+	default:
+		addr = startLane(kind, backend)
+	}
+	fmt.Println(addr) //nolint:forbidigo // the parent reads it
+	stop, err := profile(kind)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	in := bufio.NewScanner(os.Stdin)
+	for in.Scan() {
+		u, err := measure(in.Text() == "gc")
+		if err != nil {
+			return err
+		}
+		if err := json.NewEncoder(os.Stdout).Encode(u); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// profile writes the CPU and allocation profiles of a peer whose role $FAIRLEAD_H2_PROFILE names to <role>.cpu and <role>.mem.
+func profile(kind string) (func(), error) {
+	if os.Getenv("FAIRLEAD_H2_PROFILE") != kind {
+		return func() {}, nil
+	}
+	f, err := os.Create(kind + ".cpu")
+	if err != nil {
+		return nil, err
+	}
+	runtime.MemProfileRate = 1
+	if err := pprof.StartCPUProfile(f); err != nil {
+		return nil, err
+	}
+	return func() {
+		pprof.StopCPUProfile()
+		_ = f.Close()
+		if m, err := os.Create(kind + ".mem"); err == nil {
+			_ = pprof.Lookup("allocs").WriteTo(m, 0)
+			_ = m.Close()
+		}
+	}, nil
+}
+
+func measure(gc bool) (usage, error) {
+	if gc {
+		for range 3 { // pools are emptied in two steps
+			runtime.GC()
+		}
+	}
+	var ru syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &ru); err != nil {
+		return usage{}, err
+	}
+	var ms runtime.MemStats
+	runtime.ReadMemStats(&ms)
+	u := usage{CPU: time.Duration(ru.Utime.Nano() + ru.Stime.Nano()), Mallocs: ms.Mallocs}
+	b, err := os.ReadFile("/proc/self/statm")
+	if err == nil {
+		var size, resident int64
+		_, err = fmt.Sscan(string(b), &size, &resident)
+		u.RSS = resident * int64(os.Getpagesize())
+	}
+	return u, err
+}
+
+func startReverseProxy(backend string) string {
+	target := &url.URL{Scheme: "https", Host: backend}
+	pool := &slicePool{}
+	rp := &httputil.ReverseProxy{
+		Rewrite:    func(r *httputil.ProxyRequest) { r.SetURL(target) },
+		BufferPool: pool,
+		Transport: &http.Transport{
+			ForceAttemptHTTP2: true, DisableCompression: true,
+			TLSClientConfig: &tls.Config{InsecureSkipVerify: true, DynamicRecordSizingDisabled: true}, //nolint:gosec // a test server of ours
+		},
+		FlushInterval: -1,
+	}
+	front := httptest.NewUnstartedServer(rp)
+	front.EnableHTTP2 = true
+	front.TLS = &tls.Config{DynamicRecordSizingDisabled: true}
+	front.StartTLS()
+	return front.Listener.Addr().String()
+}
+
+type slicePool struct{ sync.Pool }
+
+func (p *slicePool) Get() []byte {
+	if b, ok := p.Pool.Get().(*[]byte); ok {
+		return *b
+	}
+	return make([]byte, 32<<10)
+}
+
+func (p *slicePool) Put(b []byte) { p.Pool.Put(&b) }
+
+// startLane is a lane with what a request always has: a field stripped, one set, a deadline, an outcome, metrics.
+func startLane(kind, backend string) string {
+	plan := forward(endpoint(backend))
+	plan.Remove = func(name string) bool { return name == "authorization" }
+	plan.Set = append(plan.Set, field("x-remote-user", "alice"), field("x-remote-group", "devs"))
+	plan.Deadline = time.Minute
+	plan.Retries = 2
+	plan.Done = func(Outcome) {}
+	watch := plan
+	watch.Deadline, watch.LongRunning = 0, true
+	s := New(Config{portable: kind == "portable", Metrics: prometheus.NewRegistry(), Decide: func(_ *ConnInfo, h *Head, _ func(Plan)) (Plan, bool) {
+		if h.Path == "/watch" {
+			return watch, true
+		}
+		return plan, true
+	}})
+	go func() { _ = s.Run(context.Background()) }()
+	front := httptest.NewUnstartedServer(http.NotFoundHandler())
+	front.Listener = s.Listener(front.Listener)
+	front.Config.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": s.Serve}
+	front.TLS = &tls.Config{NextProtos: []string{"h2"}, DynamicRecordSizingDisabled: true}
+	front.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	front.StartTLS()
+	return front.Listener.Addr().String()
+}
+
+// peerProcess is a running peer.
+type peerProcess struct {
+	addr string
+	in   io.Writer
+	out  *bufio.Reader
+}
+
+func startPeer(t testing.TB, role string) *peerProcess {
+	t.Helper()
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), os.Args[0]) // ends with its standard input
+	cmd.Env = append(os.Environ(), roleEnv+"="+role)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = in.Close()
+		_ = cmd.Wait()
+	})
+	p := &peerProcess{in: in, out: bufio.NewReader(out)}
+	line, err := p.out.ReadString('\n')
+	if err != nil {
+		t.Fatalf("peer %s: %v", role, err)
+	}
+	p.addr = strings.TrimSpace(line)
+	return p
+}
+
+func (p *peerProcess) usage(t testing.TB, how string) usage {
+	t.Helper()
+	if _, err := io.WriteString(p.in, how+"\n"); err != nil {
+		t.Fatal(err)
+	}
+	line, err := p.out.ReadBytes('\n')
+	var u usage
+	if err == nil {
+		err = json.Unmarshal(line, &u)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u
+}
