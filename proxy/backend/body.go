@@ -113,7 +113,7 @@ func (s *streamedBody) Read(p []byte) (int, error) {
 	}
 	s.b.touched.Store(true)
 	n, err := s.b.stream.Read(p)
-	if err != nil && err != io.EOF { //nolint:errorlint // readers return io.EOF itself
+	if err != nil && err != io.EOF {
 		err = &bodyError{err}
 	}
 	return n, err

@@ -71,8 +71,7 @@ func (u *Upstream) dialTCP(ctx context.Context, address string) (net.Conn, *dial
 		DNSDone: func(httptrace.DNSDoneInfo) { resolved = time.Now() },
 	}), "tcp", address)
 	if err != nil {
-		var dns *net.DNSError
-		if errors.As(err, &dns) {
+		if _, ok := errors.AsType[*net.DNSError](err); ok {
 			return nil, &dialError{dialResolve, err}
 		}
 		return nil, &dialError{dialConnect, err}

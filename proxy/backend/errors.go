@@ -124,8 +124,7 @@ func classify(ctx context.Context, err error, wrote bool) kind {
 		}
 		return failContext
 	}
-	var body *bodyError
-	if errors.As(err, &body) {
+	if _, ok := errors.AsType[*bodyError](err); ok {
 		return failBody
 	}
 	if !wrote || err.Error() == textUnusable {
@@ -134,8 +133,7 @@ func classify(ctx context.Context, err error, wrote bool) kind {
 	if err.Error() == textGoaway {
 		return failGoaway
 	}
-	var stream http2.StreamError
-	if errors.As(err, &stream) {
+	if stream, ok := errors.AsType[http2.StreamError](err); ok {
 		if stream.Code == http2.ErrCodeRefusedStream {
 			return failRefused
 		}
@@ -154,8 +152,7 @@ func isConnectionError(err error) bool {
 			return true
 		}
 	}
-	var network net.Error
-	if errors.As(err, &network) {
+	if _, ok := errors.AsType[net.Error](err); ok {
 		return true
 	}
 	switch err.Error() {

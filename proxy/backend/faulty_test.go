@@ -214,6 +214,6 @@ func closeExecuted(f *faulty, _ *exchange) bool {
 // garbage answers with something that is not HTTP.
 func garbage(f *faulty, x *exchange) bool {
 	f.executed.Add(1)
-	_, _ = io.WriteString(x.conn, strings.Repeat("ceci n'est pas une reponse ", 20)+"\r\n\r\n")
+	_, _ = io.WriteString(x.conn, strings.Repeat("220 this is no HTTP ", 20)+"\r\n\r\n")
 	return false
 }

@@ -39,7 +39,7 @@ func (l *Local) prove(req *http.Request) (bool, error) {
 		URL:    &url.URL{Path: "/version"}, // answered from memory, to everyone who is authenticated
 		Header: http.Header{"Authorization": req.Header["Authorization"]},
 	}).WithContext(req.Context())
-	res, err := l.Upstream(PoolUnproven).roundTripWithin(ask, false)
+	res, err := l.Upstream(PoolUnproven).roundTripWithin(ask, false) //nolint:contextcheck // ask has it
 	if err != nil {
 		return false, err
 	}

@@ -5,7 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"io"
-	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -62,7 +62,7 @@ func newServer(t *testing.T, proto string, handler http.HandlerFunc) *server {
 			s.open.Add(-1)
 		}
 	}
-	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	s.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	s.StartTLS()
 	s.address = s.Listener.Addr().String()
 	t.Cleanup(s.Close)

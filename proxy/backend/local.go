@@ -234,7 +234,7 @@ func (l *Local) publishLocked() {
 	l.ready.Store(ready)
 	for i, u := range l.pools {
 		v := &view{pingTimeout: defaultPing}
-		if Pool(i+1) == PoolUnproven { //nolint:gosec // three pools
+		if Pool(i+1) == PoolUnproven {
 			v.maxInFlight, v.maxLongRunning = maxUnproven, maxUnprovenLong
 		}
 		u.update(v, l.health)

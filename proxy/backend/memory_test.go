@@ -4,8 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"io"
-	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -74,7 +73,7 @@ func (n *memoryNet) serve(address, proto string, handler http.HandlerFunc) *memo
 	protocols.SetHTTP2(proto == h2)
 	s := &memoryServer{
 		net: n, address: address, accept: make(chan net.Conn), done: make(chan struct{}), frozen: make(chan struct{}),
-		http: &http.Server{Handler: handler, Protocols: &protocols, TLSConfig: &tls.Config{Certificates: []tls.Certificate{n.cert}}, ErrorLog: log.New(io.Discard, "", 0)},
+		http: &http.Server{Handler: handler, Protocols: &protocols, TLSConfig: &tls.Config{Certificates: []tls.Certificate{n.cert}}, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)},
 	}
 	n.mu.Lock()
 	n.servers[address] = s

@@ -60,7 +60,7 @@ func (p *prober) run(ctx context.Context) {
 		if err == nil {
 			failures, pause = 0, minProbePause
 			p.local.report(p.address, registry.Healthy, "")
-			wait = time.Duration(float64(probeInterval) * (1 - probeJitter + 2*probeJitter*rand.Float64()))
+			wait = time.Duration(float64(probeInterval) * (1 - probeJitter + 2*probeJitter*rand.Float64())) //nolint:gosec // jitter
 		} else {
 			failures++
 			pause = min(2*pause, maxProbePause)

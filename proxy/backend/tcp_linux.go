@@ -28,6 +28,6 @@ func expire(c net.Conn, ping time.Duration) {
 	}
 	// Data on its way is resent for so long, and no longer (RFC 5482).
 	_ = raw.Control(func(fd uintptr) {
-		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(ping.Milliseconds())) //nolint:gosec // a descriptor
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(ping.Milliseconds()))
 	})
 }

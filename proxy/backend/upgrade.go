@@ -109,7 +109,7 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, protocol string) 
 	}
 	tc, err := u.dialTLS(ctx, e.address, []string{protocol})
 	if err != nil {
-		if ctx.Err() != context.Canceled { //nolint:errorlint // contexts return it itself
+		if ctx.Err() != context.Canceled {
 			e.suspicion.dialFailed()
 		}
 		return nil, err

@@ -83,7 +83,7 @@ func (v *view) choose(tick uint64) *endpoint {
 		return v.preferred[0]
 	}
 	// The better of two random ones: nearly as even as the best of all, and it does not send a herd to the one that has just become free.
-	i, j := rand.Uint32N(n), rand.Uint32N(n-1)
+	i, j := rand.Uint32N(n), rand.Uint32N(n-1) //nolint:gosec // nobody gains by guessing
 	if j >= i {
 		j++
 	}
