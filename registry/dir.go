@@ -13,7 +13,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/registry/manifest"
 	"github.com/fsnotify/fsnotify"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -22,6 +21,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry/manifest"
 )
 
 // directory is the source that reads manifests. It has one writer, run; ConfigMaps are read from maps by anyone.
@@ -86,7 +87,7 @@ func (d *directory) run(ctx context.Context, to *changes) error {
 	if err != nil {
 		return fmt.Errorf("following directory %s: %w", d.path, err)
 	}
-	defer w.Close()
+	defer func() { _ = w.Close() }() // nothing can be done about it, and nothing is lost
 	watched := make(map[string]bool)
 	poll := time.NewTicker(pollInterval)
 	defer poll.Stop()
@@ -105,7 +106,7 @@ func (d *directory) run(ctx context.Context, to *changes) error {
 		again := true
 		// Nothing at all could be read: that is no empty registry, whose every path would be answered with 404.
 		if lost := first && found.broken && len(found.files) == 0; !lost {
-			again = d.read(found, first)
+			again = d.read(found, first) //nolint:contextcheck // kube-aggregator's validation asks for a context and waits for nothing
 			d.publish(to, found.faults)
 			first = false
 		}
@@ -134,7 +135,7 @@ func (d *directory) wait(ctx context.Context, w signals, again bool) error {
 			return ctx.Err()
 		case e := <-w.Events:
 			waiting = filepath.Dir(e.Name) == d.parent && filepath.Base(e.Name) != d.base // a neighbour
-		case <-w.Errors: // an overflow of the kernel's queue as a rule: something has changed
+		case <-w.Errors: //nolint:errcheck // an overflow of the kernel's queue as a rule: something has changed
 			waiting = false
 		case d.served = <-w.served:
 			return nil
@@ -150,7 +151,7 @@ func (d *directory) wait(ctx context.Context, w signals, again bool) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-w.Events:
-		case <-w.Errors:
+		case <-w.Errors: //nolint:errcheck // as above
 		case <-rest:
 			return nil
 		}

@@ -3,9 +3,10 @@ package registry_test
 import (
 	"fmt"
 
-	"github.com/fairlead-proxy/fairlead/registry"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 // A table is built from objects and asked where a path leads. Building again from the same objects gives the same table.

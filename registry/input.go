@@ -4,11 +4,12 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/registry/manifest"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry/manifest"
 )
 
 // Input is everything that Build looks at. Build changes none of it, and nobody may change an object or a list of slices once it was given to

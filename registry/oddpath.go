@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"slices"
 	"strings"
 )
 
@@ -49,13 +50,13 @@ func inspect(path string) shape {
 				i += 2
 			}
 		}
-		switch {
-		case c == '/' || c == '\\':
+		switch c {
+		case '/', '\\':
 			if dots == length && (dots == 1 || dots == 2) {
 				found = dottedPath
 			}
 			dots, length = 0, 0
-		case c == '.':
+		case '.':
 			dots++
 			length++
 		default:
@@ -119,7 +120,7 @@ func readings(path string) []string {
 	if i := strings.IndexAny(path, "#?"); i >= 0 {
 		ways = append(ways, path[:i], decode(path[:i]))
 	}
-	for _, w := range ways[:len(ways):len(ways)] {
+	for _, w := range slices.Clip(ways) {
 		merged := merge(w)
 		ways = append(ways, merged, removeDots(w), removeDots(merged), merge(removeDots(w)))
 	}

@@ -3,6 +3,7 @@ package registry
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -135,9 +136,7 @@ func TestGrownTableEqualsFresh(t *testing.T) {
 				in.Slices[service] = append(in.Slices[service], slice(service, fmt.Sprintf("10.0.0.%d", rng.IntN(250)+1)))
 			}
 		default:
-			for name, a := range changed {
-				in.APIServices[name] = a
-			}
+			maps.Copy(in.APIServices, changed)
 		}
 		table = Build(in, table)
 		if got, want := layoutOf(table), layoutOf(Build(in, nil)); got != want {

@@ -217,7 +217,7 @@ func TestStormIsCoalesced(t *testing.T) {
 			a.Spec.VersionPriority = int32(i)
 			c.set(key{kindAPIService, types.NamespacedName{Name: a.Name}}, a)
 		}
-		time.Sleep(mostPause) //nolint:forbidigo // virtual time: the moment by which the table must be there
+		time.Sleep(mostPause) // virtual time: the moment by which the table must be there
 		synctest.Wait()
 		table := r.Table()
 		if len(table.Entries()) != 100 || table.named("v1.g7.example.com").Object.Spec.VersionPriority != 9907 {
@@ -250,7 +250,7 @@ func TestReport(t *testing.T) {
 		c.set(key{kindService, service}, clusterIP(service))
 		c.set(key{kindSlice, service}, slice(service, "10.0.0.1", "10.0.0.2"))
 		settle := func() *Table {
-			time.Sleep(time.Second) //nolint:forbidigo // virtual time
+			time.Sleep(time.Second) // virtual time
 			synctest.Wait()
 			return r.Table()
 		}

@@ -3,8 +3,9 @@ package registry
 import (
 	"strings"
 
-	"github.com/fairlead-proxy/fairlead/registry/manifest"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/fairlead-proxy/fairlead/registry/manifest"
 )
 
 // Table is one immutable state of the set of APIServices. Its methods may be called by any goroutine at any time.

@@ -36,7 +36,7 @@ func (s *Server) install(container *restful.Container, scheme *runtime.Scheme, v
 		Serializer:            s.codecs,
 		ParameterCodec:        runtime.NewParameterCodec(scheme),
 		Typer:                 scheme,
-		Creater:               scheme,
+		Creater:               scheme, //nolint:misspell // its name there
 		Convertor:             scheme,
 		ConvertabilityChecker: scheme,
 		UnsafeConvertor:       runtime.UnsafeObjectConvertor(scheme),

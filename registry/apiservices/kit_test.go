@@ -9,12 +9,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/registry"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	typed "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 // source is a registry that the test writes to.
@@ -80,7 +81,7 @@ func do(t *testing.T, method, url, accept string) (*http.Response, string) {
 	if accept != "" {
 		r.Header.Set("Accept", accept)
 	}
-	res, err := http.DefaultClient.Do(r)
+	res, err := new(http.Client).Do(r)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,7 +34,7 @@ func (s *Server) installOpenAPI(container *restful.Container, scheme *runtime.Sc
 		ProtocolList:          []string{"https"},
 		Info:                  &spec.Info{InfoProps: spec.InfoProps{Title: title, Version: "v1"}},
 		DefaultResponse:       &spec.Response{ResponseProps: spec.ResponseProps{Description: "Default Response."}},
-		GetOperationIDAndTags: openapinamer.GetOperationIDAndTags,
+		GetOperationIDAndTags: openapinamer.GetOperationIDAndTags, //nolint:staticcheck // k8s.io/apiserver has no other yet
 		GetDefinitionName:     names.GetDefinitionName,
 		GetDefinitions:        generated.GetOpenAPIDefinitions,
 	})
@@ -47,7 +47,7 @@ func (s *Server) installOpenAPI(container *restful.Container, scheme *runtime.Sc
 	config := &common.OpenAPIV3Config{
 		Info:                  &spec.Info{InfoProps: spec.InfoProps{Title: title, Version: "v1"}},
 		DefaultResponse:       &spec3.Response{ResponseProps: spec3.ResponseProps{Description: "Default Response."}},
-		GetOperationIDAndTags: openapinamer.GetOperationIDAndTags,
+		GetOperationIDAndTags: openapinamer.GetOperationIDAndTags, //nolint:staticcheck // k8s.io/apiserver has no other yet
 		GetDefinitionName:     names.GetDefinitionName,
 		GetDefinitions:        generated.GetOpenAPIDefinitions,
 	}

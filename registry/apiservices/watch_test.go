@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/registry"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 // next takes the next event of a watch.
@@ -119,7 +120,7 @@ func TestWatchAsTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.Header.Set("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
-	res, err := http.DefaultClient.Do(r)
+	res, err := new(http.Client).Do(r)
 	if err != nil {
 		t.Fatal(err)
 	}

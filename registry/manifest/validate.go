@@ -17,7 +17,6 @@ import (
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	aggregatorvalidation "k8s.io/kube-aggregator/pkg/apis/apiregistration/validation"
-	"k8s.io/utils/ptr"
 )
 
 // setDefaults sets what kube-apiserver sets for the kinds whose defaults are not in a library (pkg/apis/core/v1/defaults.go,
@@ -36,8 +35,8 @@ func setDefaults(value runtime.Object) {
 	case *discoveryv1.EndpointSlice:
 		for i := range o.Ports {
 			p := &o.Ports[i]
-			p.Name = cmp.Or(p.Name, ptr.To(""))
-			p.Protocol = cmp.Or(p.Protocol, ptr.To(corev1.ProtocolTCP))
+			p.Name = cmp.Or(p.Name, new(""))
+			p.Protocol = cmp.Or(p.Protocol, new(corev1.ProtocolTCP))
 		}
 	}
 }
