@@ -122,7 +122,9 @@ func readings(path string) []string {
 	}
 	for _, w := range slices.Clip(ways) {
 		merged := merge(w)
-		ways = append(ways, merged, removeDots(w), removeDots(merged), merge(removeDots(w)))
+		// path.Clean leaves no slash where a dot segment was last; the RFC does.
+		clean := removeDots(merged)
+		ways = append(ways, merged, removeDots(w), clean, strings.TrimSuffix(clean, "/"), merge(removeDots(w)))
 	}
 	return ways
 }
