@@ -182,7 +182,12 @@ func dialLean(t testing.TB, addr string) *leanClient {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := tls.Client(raw, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}, DynamicRecordSizingDisabled: true}) //nolint:gosec // a test server of ours
+	return greet(t, tls.Client(raw, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}, DynamicRecordSizingDisabled: true})) //nolint:gosec // a test server of ours
+}
+
+// greet sends the client's preface.
+func greet(t testing.TB, c net.Conn) *leanClient {
+	t.Helper()
 	l := &leanClient{leanConn: newLean(c), next: 1}
 	if _, err := l.w.WriteString(http2.ClientPreface); err != nil {
 		t.Fatal(err)
@@ -198,6 +203,32 @@ func (l *leanClient) get(path string) error {
 	l.next += 2
 	return l.headers(id, true, ":method", "GET", ":scheme", "https", ":authority", "cluster.example", ":path", path,
 		"accept", "application/json", "user-agent", "kubectl/v1.36.3", "authorization", "Bearer 0123456789abcdef0123456789abcdef")
+}
+
+// body reads until a stream ends.
+func (l *leanClient) body(id uint32) ([]byte, error) {
+	var body []byte
+	for {
+		f, err := l.fr.ReadFrame()
+		if err != nil {
+			return body, err
+		}
+		if err := errors.Join(l.control(f), l.w.Flush()); err != nil {
+			return body, err
+		}
+		if f.Header().StreamID != id {
+			continue
+		}
+		switch f := f.(type) {
+		case *http2.DataFrame:
+			body = append(body, f.Data()...)
+		case *http2.RSTStreamFrame:
+			return body, fmt.Errorf("stream reset: %v", f.ErrCode)
+		}
+		if f.Header().Flags.Has(http2.FlagDataEndStream) && (f.Header().Type == http2.FrameData || f.Header().Type == http2.FrameHeaders) {
+			return body, nil
+		}
+	}
 }
 
 // run has n requests answered, streams of them at a time; each is n2 bytes long.

@@ -53,8 +53,10 @@ func (l *link) read() error {
 	bufs := l.sh.pool
 	defer l.raw.drop(bufs)
 	for {
-		if err := l.raw.fill(bufs); err != nil {
-			return err
+		if len(l.raw.rest) == 0 { // else it came with the handshake
+			if err := l.raw.fill(bufs); err != nil {
+				return err
+			}
 		}
 		buf := bufs.getPlain() // waiting connections hold no buffers
 		err := l.decrypt(buf[:])

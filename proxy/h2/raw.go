@@ -14,6 +14,7 @@ type rawConn struct {
 	net.Conn
 	sys   syscall.RawConn // nil: no file descriptor, reads and writes block
 	async bool
+	early []byte // what rest is part of until takeOver
 	rest  []byte // read from the socket, not yet by TLS
 	left  int    // bytes of the TLS record being passed on that are still to come, if its header is complete
 	head  []byte // the beginning of a record's header, if it is not
@@ -36,11 +37,15 @@ type rawConn struct {
 // rawBuffer is what is read from a socket at once: four records, beyond which measurements showed little gain.
 const rawBuffer = 64 << 10
 
+// earlyBuffer is what is read from a socket at once before takeOver when a record begins: messages of a handshake are short.
+const earlyBuffer = 2 << 10
+
 const recordHeader = 5 // RFC 8446 §5.1
 
 // wrapConn is what Endpoint.Dial and Server.Listener wrap TCP connections in.
 func wrapConn(c net.Conn) net.Conn {
 	r := &rawConn{Conn: c}
+	r.head = r.hold[:0]
 	if sc, ok := c.(syscall.Conn); ok && nonBlocking {
 		if sys, err := sc.SyscallConn(); err == nil {
 			r.sys = sys
@@ -57,16 +62,30 @@ func (errNoInput) Error() string   { return "no input yet" }
 func (errNoInput) Timeout() bool   { return true }
 func (errNoInput) Temporary() bool { return true }
 
-func (r *rawConn) takeOver() { r.async, r.head = true, r.hold[:0] }
+// takeOver ends the time when reads and writes go straight to the connection. What was read too much stays in rest.
+func (r *rawConn) takeOver() { r.async, r.early = true, nil }
 
-// Read gives TLS at most the rest of one record: so it holds no complete record that was not asked for, and when everything was read
-// nobody has to ask it (which is an allocation) whether there is more.
+// Read gives TLS at most the rest of one record: so it never holds a record that it was not asked for, and when everything was read
+// nobody has to ask it (which is an allocation) whether there is more. It does so from the first byte, because a client's first
+// request may come with the end of its handshake.
 func (r *rawConn) Read(p []byte) (int, error) {
-	if !r.async {
-		return r.Conn.Read(p)
-	}
 	if len(r.rest) == 0 {
-		return 0, errNoInput{}
+		switch {
+		case r.async:
+			return 0, errNoInput{}
+		case r.left > 0:
+			n, err := r.Conn.Read(p[:min(len(p), r.left)])
+			r.left -= n
+			return n, err
+		}
+		if r.early == nil {
+			r.early = make([]byte, earlyBuffer)
+		}
+		n, err := r.Conn.Read(r.early)
+		if n == 0 {
+			return 0, err
+		}
+		r.rest = r.early[:n]
 	}
 	if r.left == 0 {
 		r.begin()

@@ -1,0 +1,138 @@
+package h2
+
+import (
+	"bytes"
+	"crypto/tls"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+// piecesConn gives its input in the pieces it is made of.
+type piecesConn struct {
+	net.Conn
+	pieces [][]byte
+}
+
+func (c *piecesConn) Read(p []byte) (int, error) {
+	if len(c.pieces) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(p, c.pieces[0])
+	if c.pieces[0] = c.pieces[0][n:]; len(c.pieces[0]) == 0 {
+		c.pieces = c.pieces[1:]
+	}
+	return n, nil
+}
+
+// However input comes, before and after takeOver, no read goes beyond the end of a record and no byte is lost: else a request that
+// comes with the last message of the handshake would be stuck in TLS, or the next record would not be recognised.
+func TestRawReadKeepsRecordsApart(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test
+	for range 500 {
+		var stream []byte
+		ends := map[int]bool{}
+		for range 1 + rnd.IntN(20) {
+			n := rnd.IntN(100)
+			if rnd.IntN(4) == 0 {
+				n = rnd.IntN(17000)
+			}
+			stream = append(stream, 23, 3, 3, byte(n>>8), byte(n))
+			stream = append(stream, bytes.Repeat([]byte{byte(rnd.Int())}, n)...)
+			ends[len(stream)] = true
+		}
+		src := &piecesConn{}
+		for p := stream; len(p) > 0; {
+			n := min(len(p), 1+rnd.IntN(1+rnd.IntN(5000)))
+			src.pieces = append(src.pieces, p[:n])
+			p = p[n:]
+		}
+		r := wrapConn(src).(*rawConn)
+		over := rnd.IntN(len(stream))
+		var got []byte
+		for len(got) < len(stream) {
+			if !r.async && len(got) >= over && ends[len(got)] {
+				r.takeOver()
+			}
+			buf := make([]byte, 512+rnd.IntN(17000)) // crypto/tls always has 512 free
+			n, err := r.Read(buf)
+			if errors.Is(err, errNoInput{}) && r.async {
+				r.rest = make([]byte, rawBuffer)
+				k, _ := src.Read(r.rest)
+				r.rest = r.rest[:k]
+				continue
+			}
+			if err != nil {
+				t.Fatalf("after %d of %d bytes: %v", len(got), len(stream), err)
+			}
+			for i := len(got) + 1; i < len(got)+n; i++ {
+				if ends[i] {
+					t.Fatalf("a read from %d to %d goes beyond the record's end at %d", len(got), len(got)+n, i)
+				}
+			}
+			got = append(got, buf[:n]...)
+		}
+		if !bytes.Equal(got, stream) {
+			t.Fatal("bytes were changed")
+		}
+	}
+}
+
+// corkedConn keeps what is written after the first input until uncork.
+type corkedConn struct {
+	net.Conn
+	cork bool
+	held []byte
+}
+
+func (c *corkedConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.cork = c.cork || c.held == nil && n > 0
+	return n, err
+}
+
+func (c *corkedConn) Write(p []byte) (int, error) {
+	if c.cork {
+		c.held = append(c.held, p...)
+		return len(p), nil
+	}
+	return c.Conn.Write(p)
+}
+
+func (c *corkedConn) uncork() error {
+	c.cork = false
+	_, err := c.Conn.Write(c.held)
+	return err
+}
+
+func TestRequestInTheHandshakesLastSegment(t *testing.T) {
+	s := newStand(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "early") }), nil)
+	raw, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", s.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	corked := &corkedConn{Conn: raw}
+	l := greet(t, tls.Client(corked, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})) //nolint:gosec // a test server of ours
+	if err := l.get("/"); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(l.w.Flush(), corked.uncork()); err != nil {
+		t.Fatal(err)
+	}
+	_ = raw.SetReadDeadline(time.Now().Add(10 * time.Second))
+	for { // without a word, which would wake the lane up
+		f, err := l.fr.ReadFrame()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d, ok := f.(*http2.DataFrame); ok && d.StreamEnded() {
+			return
+		}
+	}
+}
