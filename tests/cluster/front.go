@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
@@ -19,6 +20,9 @@ type Fairlead struct {
 
 	// AdminPort is that of health and metrics. Zero: a free one.
 	AdminPort int
+
+	// CAFile is who vouches for its serving certificate, when Args name another than its own. Empty: the cluster's serving CA.
+	CAFile string
 
 	// Args are added to the arguments of fairlead serve, later ones winning. Nil: none.
 	Args []string
@@ -50,7 +54,7 @@ func (c *Cluster) StartFairlead(ctx context.Context, f Fairlead) (*Front, error)
 	if err != nil {
 		return nil, err
 	}
-	ca := c.PKI.Serving.CertFile
+	ca := cmp.Or(f.CAFile, c.PKI.Serving.CertFile)
 	front := &Front{
 		Endpoint: Endpoint{URL: loopback("https", f.Port), CAFile: ca},
 		Admin:    Endpoint{URL: loopback("https", f.AdminPort), CAFile: ca},

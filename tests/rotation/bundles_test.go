@@ -1,0 +1,74 @@
+//go:build e2e
+
+package rotation
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// loaded waits until Fairlead has put a remote's next bundle in force.
+func (s *stage) loaded(t *testing.T, r *remote, change func()) {
+	t.Helper()
+	count := func() string {
+		return fmt.Sprint(s.metric(t, "fairlead_certificate_backend_bundle_reloads_total", `"v1.`+r.group+`"`, `outcome="success"`))
+	}
+	before := count()
+	change()
+	took := eventually(t, takenWithin, "the bundle is in force", func() (bool, string) { now := count(); return now != before, now })
+	t.Logf("bundle in force after %s", took.Round(time.Millisecond))
+}
+
+// rotateInline is the rotation by the book: nothing that works is ever untrusted.
+func rotateInline(t *testing.T, s *stage) {
+	r := s.inline
+	m := s.mark()
+	s.loaded(t, r, func() { r.trust(t, r.old, r.new) })
+	dwell(t, time.Second)
+	r.serve(r.new)
+	s.presented(t, r)
+	s.loaded(t, r, func() { r.trust(t, r.new) })
+	dwell(t, 6*time.Second) // in which the watches over connections of the old CA end
+	s.judge(t, m, r.group)
+}
+
+// presented waits until an endpoint has shown its new certificate to a probe.
+func (s *stage) presented(t *testing.T, r *remote) {
+	t.Helper()
+	fingerprints := func() int {
+		return len(s.metric(t, "fairlead_certificate_backend_expiration_timestamp_seconds", `"v1.`+r.group+`"`, `kind="leaf"`))
+	}
+	before := fingerprints()
+	eventually(t, 20*time.Second, "a probe has seen the new certificate", func() (bool, string) { n := fingerprints(); return n > before, fmt.Sprint(n) })
+}
+
+// rotateBundleFirst replaces the bundle while the backend still has its old certificate, which a replaced CA's overlap is for.
+func rotateBundleFirst(t *testing.T, s *stage) {
+	r := s.overlap
+	m := s.mark()
+	s.loaded(t, r, func() { r.trust(t, r.new) })
+	dwell(t, 8*time.Second) // of 12 s of overlap
+	if got := s.metric(t, "fairlead_certificate_backend_overlap", `"v1.`+r.group+`"} 1`); len(got) != 1 {
+		t.Errorf("the overlap that is in force does not show: %q", got)
+	}
+	r.serve(r.new)
+	dwell(t, 10*time.Second) // past the end of the overlap, and past the end of the watches over connections of the old CA
+	s.judge(t, m, r.group)
+	if got := s.metric(t, "fairlead_certificate_backend_overlap", `"v1.`+r.group+`"} 0`); len(got) != 1 {
+		t.Errorf("the overlap that is over still shows: %q", got)
+	}
+}
+
+// rotateConfigMap does what cert-manager's trust-manager does to a ConfigMap.
+func rotateConfigMap(t *testing.T, s *stage) {
+	r := s.configmap
+	m := s.mark()
+	s.loaded(t, r, func() { r.refer(t, r.old, r.new) })
+	dwell(t, time.Second)
+	r.serve(r.new)
+	s.presented(t, r)
+	s.loaded(t, r, func() { r.refer(t, r.new) })
+	dwell(t, 6*time.Second)
+	s.judge(t, m, r.group)
+}

@@ -1,0 +1,238 @@
+//go:build e2e
+
+package rotation
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// front is a Fairlead and every certificate of its own side, in files that this test replaces.
+type front struct {
+	*cluster.Front
+	w    *world
+	lane string
+	dir  string
+
+	servingCA *pki.CA
+	serving   volume
+	clients   *bundle
+	proxies   *bundle
+	proxyPair string // base name of the proxy client pair's files
+	admin     *pki.Pair
+}
+
+// startFront runs a Fairlead on one lane.
+func startFront(t *testing.T, w *world, lane string, args ...string) *front {
+	t.Helper()
+	dir := filepath.Join(w.Dir(), strings.Join(append([]string{lane}, args...), ""))
+	if err := os.MkdirAll(filepath.Join(dir, "serving"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	f := &front{
+		w: w, lane: lane, dir: dir, servingCA: pki.NewCA("serving-ca"), serving: volume{dir: filepath.Join(dir, "serving")},
+		clients: newBundle(t, filepath.Join(dir, "client-ca.crt"), "client-ca"), proxies: newBundle(t, filepath.Join(dir, "requestheader-ca.crt"), "requestheader-ca"),
+		proxyPair: filepath.Join(dir, "proxy-client"),
+	}
+	f.admin = f.clients.first.Issue(pki.Leaf{CommonName: "admin", Organizations: []string{"system:masters"}})
+	f.newServing(t)
+	cert, key := writePair(t, f.proxyPair, w.frontCAs[0].Issue(pki.Leaf{CommonName: "fairlead"}))
+	ca := filepath.Join(dir, "serving-ca.crt")
+	writeFile(t, ca, f.servingCA.PEM())
+	var err error
+	f.Front, err = w.StartFairlead(t.Context(), cluster.Fairlead{
+		Path: w.binary, Name: "fairlead-" + filepath.Base(dir), CAFile: ca,
+		Args: append([]string{
+			"--tls-cert-file=" + filepath.Join(f.serving.dir, "tls.crt"), "--tls-private-key-file=" + filepath.Join(f.serving.dir, "tls.key"),
+			"--client-ca-file=" + f.clients.file, "--requestheader-client-ca-file=" + f.proxies.file, "--requestheader-allowed-names=gateway",
+			"--proxy-client-cert-file=" + cert, "--proxy-client-key-file=" + key,
+		}, args...),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// newServing replaces the serving pair and returns the new certificate.
+func (f *front) newServing(t *testing.T) *x509.Certificate {
+	t.Helper()
+	pair := f.servingCA.Issue(pki.Leaf{CommonName: "fairlead", Names: []string{"127.0.0.1", "localhost"}})
+	f.serving.write(t, map[string][]byte{"tls.crt": pair.CertPEM(), "tls.key": pair.KeyPEM()})
+	return pair.Certificate
+}
+
+// served is what a new connection is shown.
+func (f *front) served(ctx context.Context) (*x509.Certificate, error) {
+	d := tls.Dialer{Config: &tls.Config{RootCAs: f.servingCA.Pool(), MinVersion: tls.VersionTLS12}}
+	conn, err := d.DialContext(ctx, "tcp", strings.TrimPrefix(f.Endpoint.URL, "https://"))
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	return conn.(*tls.Conn).ConnectionState().PeerCertificates[0], nil
+}
+
+// bundle is a file of CAs that this test adds to and takes from. Cases that run at the same time share it.
+type bundle struct {
+	file  string
+	first *pki.CA
+
+	mu  sync.Mutex // guards cas and orders the writes
+	cas []*pki.CA
+}
+
+func newBundle(t *testing.T, file, name string) *bundle {
+	t.Helper()
+	b := &bundle{file: file, first: pki.NewCA(name)}
+	b.add(t, b.first)
+	return b
+}
+
+func (b *bundle) add(t *testing.T, ca *pki.CA) {
+	t.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.cas = append(b.cas, ca)
+	b.writeLocked(t)
+}
+
+func (b *bundle) remove(t *testing.T, ca *pki.CA) {
+	t.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.cas = slices.DeleteFunc(b.cas, func(c *pki.CA) bool { return c == ca })
+	b.writeLocked(t)
+}
+
+func (b *bundle) writeLocked(t *testing.T) {
+	t.Helper()
+	var all [][]byte
+	for _, ca := range b.cas {
+		all = append(all, ca.PEM())
+	}
+	writeFile(t, b.file, slices.Concat(all...))
+}
+
+// identity is how a caller shows who it is.
+type identity struct {
+	pair   *pki.Pair   // client certificate; nil: none
+	header http.Header // of every request
+}
+
+// user is one whom a certificate names, a member of system:masters.
+func user(pair *pki.Pair) identity { return identity{pair: pair} }
+
+// gateway is a front proxy that names its user.
+func gateway(ca *pki.CA) identity {
+	return identity{
+		pair:   ca.Issue(pki.Leaf{CommonName: "gateway"}),
+		header: http.Header{"X-Remote-User": {"carol"}, "X-Remote-Group": {"system:masters"}},
+	}
+}
+
+func masters(ca *pki.CA) identity {
+	return user(ca.Issue(pki.Leaf{CommonName: "alice", Organizations: []string{"system:masters"}}))
+}
+
+// client makes requests as one identity.
+type client struct {
+	base      string
+	header    http.Header
+	transport *http.Transport
+}
+
+// client makes connections of its own. Over HTTP/1.1 or HTTP/2.
+func (f *front) client(id identity, h2 bool) *client {
+	cfg := &tls.Config{RootCAs: f.servingCA.Pool(), MinVersion: tls.VersionTLS12}
+	if id.pair != nil {
+		cfg.Certificates = []tls.Certificate{id.pair.TLS()}
+	}
+	dialer := &tls.Dialer{Config: cfg}
+	var protocols http.Protocols
+	protocols.SetHTTP1(!h2)
+	protocols.SetHTTP2(h2)
+	if h2 {
+		cfg.NextProtos = []string{"h2"}
+	}
+	return &client{base: f.Endpoint.URL, header: id.header, transport: &http.Transport{
+		Protocols: &protocols, DisableCompression: true, DialTLSContext: dialer.DialContext,
+	}}
+}
+
+// send starts a request. The caller closes the body.
+func (c *client) send(ctx context.Context, path string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	for name, values := range c.header {
+		req.Header[name] = values
+	}
+	return c.transport.RoundTrip(req)
+}
+
+// get makes a request and reads the whole answer. An error is whatever is not 200.
+func (c *client) get(ctx context.Context, path string) (status int, err error) {
+	// 10 s: no request here takes a tenth of one on an idle machine, and a client that waits longer has failed.
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	res, err := c.send(ctx, path)
+	if err != nil {
+		return 0, err
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err != nil {
+		return res.StatusCode, fmt.Errorf("reading body: %w", err)
+	}
+	if res.StatusCode != http.StatusOK {
+		return res.StatusCode, fmt.Errorf("status %d: %.300s", res.StatusCode, body)
+	}
+	return res.StatusCode, nil
+}
+
+func (c *client) close() { c.transport.CloseIdleConnections() }
+
+// metric reads the lines of Fairlead's own metrics that begin with name and hold all the given parts.
+func (f *front) metric(t *testing.T, name string, parts ...string) []string {
+	t.Helper()
+	c := f.client(user(f.admin), true)
+	defer c.close()
+	c.base = f.Admin.URL
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	res, err := c.send(ctx, "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err != nil || res.StatusCode != http.StatusOK {
+		t.Fatalf("reading metrics: %d %v %.300s", res.StatusCode, err, body)
+	}
+	var found []string
+	for lines := bufio.NewScanner(bytes.NewReader(body)); lines.Scan(); {
+		line := lines.Text()
+		if strings.HasPrefix(line, name) && !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(line, p) }) {
+			found = append(found, line)
+		}
+	}
+	return found
+}

@@ -1,0 +1,127 @@
+//go:build e2e
+
+package rotation
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// takenWithin is within how long a changed file must be in force: 100 ms of quiet that Fairlead waits for, and the rest for a busy machine.
+const takenWithin = 5 * time.Second
+
+func rotateServing(t *testing.T, s *stage) {
+	m := s.mark()
+	for range 3 {
+		want := s.newServing(t)
+		took := eventually(t, takenWithin, "new connections are shown the new certificate", func() (bool, string) {
+			got, err := s.served(t.Context())
+			if err != nil {
+				t.Fatalf("a handshake failed during the rotation: %v", err)
+			}
+			return got.Equal(want), "they are shown the old one"
+		})
+		t.Logf("in force after %s", took.Round(time.Millisecond))
+		dwell(t, 500*time.Millisecond)
+	}
+	s.judge(t, m, "")
+	if got := s.metric(t, "fairlead_certificate_reloads_total", `use="serving"`, `outcome="success"`); len(got) != 1 {
+		t.Errorf("metric: %q", got)
+	}
+}
+
+func rotateClientCA(t *testing.T, s *stage) {
+	m := s.mark()
+	next := pki.NewCA("client-ca") // the same name: only the key tells
+	s.clients.add(t, next)
+	s.accepted(t, masters(next))
+	s.move(0, masters(next))
+	dwell(t, time.Second) // requests under way over the old connections end
+	s.clients.remove(t, s.clients.first)
+	s.refused(t, masters(s.clients.first))
+	s.admin = next.Issue(pki.Leaf{CommonName: "admin", Organizations: []string{"system:masters"}})
+	dwell(t, time.Second)
+	s.judge(t, m, "")
+}
+
+func rotateRequestHeaderCA(t *testing.T, s *stage) {
+	m := s.mark()
+	next := pki.NewCA("requestheader-ca")
+	s.proxies.add(t, next)
+	s.accepted(t, gateway(next))
+	s.move(1, gateway(next))
+	dwell(t, time.Second)
+	s.proxies.remove(t, s.proxies.first)
+	s.refused(t, gateway(s.proxies.first))
+	dwell(t, time.Second)
+	s.judge(t, m, "")
+}
+
+// accepted waits until an identity may read, on both sides.
+func (s *stage) accepted(t *testing.T, id identity) {
+	t.Helper()
+	for _, tg := range s.targets[:2] {
+		eventually(t, takenWithin, "a certificate of the new CA is accepted for "+tg.name, func() (bool, string) {
+			c := s.client(id, true)
+			defer c.close()
+			status, err := c.get(t.Context(), tg.get)
+			if err != nil && status != 401 {
+				t.Fatalf("%s: %v", tg.name, err)
+			}
+			return err == nil, fmt.Sprint(status)
+		})
+	}
+}
+
+// refused waits until an identity is refused on new connections, on both sides.
+func (s *stage) refused(t *testing.T, id identity) {
+	t.Helper()
+	for _, tg := range s.targets[:2] {
+		eventually(t, takenWithin, "a certificate of the old CA is refused for "+tg.name, func() (bool, string) {
+			c := s.client(id, true)
+			defer c.close()
+			status, err := c.get(t.Context(), tg.get)
+			if err != nil && status != 401 {
+				t.Fatalf("%s: %v", tg.name, err)
+			}
+			return status == 401, fmt.Sprint(status)
+		})
+	}
+}
+
+// rotateProxyPair moves to a certificate of another CA; everybody has come to trust both before, as that procedure has it.
+func rotateProxyPair(t *testing.T, s *stage) {
+	m := s.mark()
+	for _, ca := range []*pki.CA{s.w.frontCAs[1], s.w.frontCAs[1], s.w.frontCAs[0]} {
+		pair := ca.Issue(pki.Leaf{CommonName: "fairlead"})
+		serial := pair.Certificate.SerialNumber.Text(16)
+		writePair(t, s.proxyPair, pair)
+		took := eventually(t, takenWithin, "backends are shown the new certificate", func() (bool, string) {
+			last := s.steady.handled(time.Now().Add(-time.Second))
+			return len(last) > 0 && last[len(last)-1].PeerSerial == serial, "they are shown the old one"
+		})
+		t.Logf("in force after %s", took.Round(time.Millisecond))
+		since := time.Now()
+		dwell(t, time.Second)
+		for _, r := range []*remote{s.steady, s.inline, s.overlap, s.configmap} {
+			old := 0
+			for _, q := range r.handled(since.Add(500 * time.Millisecond)) {
+				if q.PeerSerial != serial {
+					old++
+				}
+			}
+			if old > 0 {
+				t.Errorf("%d requests reached %s with the old certificate, half a second after the first with the new one", old, r.name)
+			}
+		}
+	}
+	s.judge(t, m, "")
+}
+
+// token is the bearer token of a member of system:masters, which kube-apiserver knows.
+func token() identity {
+	return identity{header: map[string][]string{"Authorization": {"Bearer admin-token"}}}
+}

@@ -1,0 +1,96 @@
+//go:build e2e
+
+package rotation
+
+import (
+	"encoding/base64"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// lanes are the values of --h2-lane that everything is shown on.
+func lanes() []string { return []string{"nethttp"} }
+
+func TestRotation(t *testing.T) {
+	w := newWorld(t)
+	for _, lane := range lanes() {
+		t.Run(lane, func(t *testing.T) {
+			t.Parallel()
+			rotateAll(t, w, lane)
+		})
+	}
+}
+
+// stage is one lane's Fairlead with the backends that the load goes to, and those that single cases break.
+type stage struct {
+	*front
+	*load
+
+	steady, inline, overlap, configmap *remote
+}
+
+func rotateAll(t *testing.T, w *world, lane string) {
+	s := &stage{
+		steady:    startRemote(t, w, lane, "steady", nil),
+		inline:    startRemote(t, w, lane, "inline", nil),
+		overlap:   startRemote(t, w, lane, "overlap", map[string]string{"ca-rotation-overlap": "12s"}),
+		configmap: startRemote(t, w, lane, "configmap", caFrom(lane, "configmap")),
+	}
+	s.front = startFront(t, w, lane)
+	local := "/api/v1/namespaces/default/configmaps"
+	targets := []target{{name: "local", get: local + "/" + beat, watch: local + "?watch=1&timeoutSeconds=3600&fieldSelector=metadata.name%3D" + beat}}
+	for _, r := range []*remote{s.steady, s.inline, s.overlap, s.configmap} {
+		targets = append(targets, r.target())
+		s.available(t, r.target())
+	}
+	emitEvents(t, w, s.steady, s.inline, s.overlap, s.configmap)
+	s.load = startLoad(t, s.front, targets, [3]identity{masters(s.clients.first), gateway(s.proxies.first), token()})
+	t.Run("under load", func(t *testing.T) {
+		for _, c := range []struct {
+			name string
+			run  func(*testing.T, *stage)
+		}{
+			{"nothing changes", func(t *testing.T, s *stage) { m := s.mark(); dwell(t, 2*time.Second); s.judge(t, m, "") }},
+			{"serving pair", rotateServing},
+			{"client CA", rotateClientCA},
+			{"request-header CA", rotateRequestHeaderCA},
+			{"proxy client pair", rotateProxyPair},
+			{"caBundle, old then both then new", rotateInline},
+			{"caBundle first, backend later", rotateBundleFirst},
+			{"ConfigMap bundle", rotateConfigMap},
+		} {
+			t.Run(c.name, func(t *testing.T) { c.run(t, s) })
+		}
+	})
+}
+
+// available waits until a target answers.
+func (f *front) available(t *testing.T, tg target) {
+	t.Helper()
+	c := f.client(user(f.admin), true)
+	defer c.close()
+	eventually(t, 30*time.Second, tg.name+" is available", func() (bool, string) {
+		_, err := c.get(t.Context(), tg.get)
+		return err == nil, errText(err)
+	})
+}
+
+func errText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func pemOf(cas []*pki.CA) []byte {
+	var all [][]byte
+	for _, ca := range cas {
+		all = append(all, ca.PEM())
+	}
+	return slices.Concat(all...)
+}
+
+func base64Of(cas []*pki.CA) string { return base64.StdEncoding.EncodeToString(pemOf(cas)) }
