@@ -2,6 +2,7 @@ package backend
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -158,6 +159,9 @@ func (c *call) try(l Lease) (*http.Response, *failure) {
 	if !c.long {
 		c.u.meter.phase(phaseFirstByte, time.Since(start))
 	}
+	if c.long {
+		res.Body = &watchBody{res.Body, ctx}
+	}
 	res.Body = &responseBody{ReadCloser: res.Body, done: func() {
 		forget()
 		cancel(nil)
@@ -196,6 +200,21 @@ func (c *call) outgoing(ctx context.Context, address string) *http.Request {
 		out.Header["User-Agent"] = []string{""}
 	}
 	return out
+}
+
+// watchBody ends cleanly when it is ended because its connection is no longer trusted, as when the server's own timeout has passed: the client watches anew, and has no
+// error to report.
+type watchBody struct {
+	io.ReadCloser
+	ctx context.Context
+}
+
+func (b *watchBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && errors.Is(context.Cause(b.ctx), errTrustEnded) {
+		err = io.EOF
+	}
+	return n, err //nolint:wrapcheck // io.EOF must stay what it is
 }
 
 // responseBody gives everything back when the response has been read, or closed.
