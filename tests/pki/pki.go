@@ -41,8 +41,15 @@ func NewCA(commonName string) *CA {
 
 // Intermediate makes a CA that ca signed. Its leaves carry the chain up to the root.
 func (ca *CA) Intermediate(commonName string) *CA {
+	return ca.IntermediateUntil(commonName, caTemplate(commonName).NotAfter)
+}
+
+// IntermediateUntil is Intermediate with an end of its own.
+func (ca *CA) IntermediateUntil(commonName string, notAfter time.Time) *CA {
 	key := newKey()
-	cert := sign(caTemplate(commonName), ca.Certificate, key, ca.key)
+	template := caTemplate(commonName)
+	template.NotAfter = notAfter
+	cert := sign(template, ca.Certificate, key, ca.key)
 	return &CA{Certificate: cert, key: key, chain: append([][]byte{cert.Raw}, ca.chain...)}
 }
 

@@ -46,7 +46,7 @@ func startRemote(t *testing.T, w *world, lane, name string, annotations map[stri
 	t.Cleanup(r.Close)
 	_, text, _ := net.SplitHostPort(r.Addr())
 	number, _ := strconv.Atoi(text)
-	port := int32(number) //nolint:gosec // a port
+	port := int32(number)
 	_, err = w.core.CoreV1().Services("default").Create(t.Context(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: r.name},
 		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost", Ports: []corev1.ServicePort{{Port: port}}},

@@ -10,12 +10,15 @@ import (
 	"crypto/x509"
 	"fmt"
 	"io"
+	"maps"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -50,7 +53,7 @@ func startFront(t *testing.T, w *world, lane string, args ...string) *front {
 		clients: newBundle(t, filepath.Join(dir, "client-ca.crt"), "client-ca"), proxies: newBundle(t, filepath.Join(dir, "requestheader-ca.crt"), "requestheader-ca"),
 		proxyPair: filepath.Join(dir, "proxy-client"),
 	}
-	f.admin = f.clients.first.Issue(pki.Leaf{CommonName: "admin", Organizations: []string{"system:masters"}})
+	f.admin = f.clients.lasting.Issue(pki.Leaf{CommonName: "admin", Organizations: []string{"system:masters"}})
 	f.newServing(t)
 	cert, key := writePair(t, f.proxyPair, w.frontCAs[0].Issue(pki.Leaf{CommonName: "fairlead"}))
 	ca := filepath.Join(dir, "serving-ca.crt")
@@ -91,8 +94,9 @@ func (f *front) served(ctx context.Context) (*x509.Certificate, error) {
 
 // bundle is a file of CAs that this test adds to and takes from. Cases that run at the same time share it.
 type bundle struct {
-	file  string
-	first *pki.CA
+	file string
+	// first is there at the start, to be rotated away; lasting stays.
+	first, lasting *pki.CA
 
 	mu  sync.Mutex // guards cas and orders the writes
 	cas []*pki.CA
@@ -100,16 +104,16 @@ type bundle struct {
 
 func newBundle(t *testing.T, file, name string) *bundle {
 	t.Helper()
-	b := &bundle{file: file, first: pki.NewCA(name)}
-	b.add(t, b.first)
+	b := &bundle{file: file, first: pki.NewCA(name), lasting: pki.NewCA("lasting-" + name)}
+	b.add(t, b.first, b.lasting)
 	return b
 }
 
-func (b *bundle) add(t *testing.T, ca *pki.CA) {
+func (b *bundle) add(t *testing.T, cas ...*pki.CA) {
 	t.Helper()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.cas = append(b.cas, ca)
+	b.cas = append(b.cas, cas...)
 	b.writeLocked(t)
 }
 
@@ -156,13 +160,16 @@ type client struct {
 	base      string
 	header    http.Header
 	transport *http.Transport
+	dials     atomic.Int64
 }
 
 // client makes connections of its own. Over HTTP/1.1 or HTTP/2.
 func (f *front) client(id identity, h2 bool) *client {
 	cfg := &tls.Config{RootCAs: f.servingCA.Pool(), MinVersion: tls.VersionTLS12}
 	if id.pair != nil {
-		cfg.Certificates = []tls.Certificate{id.pair.TLS()}
+		// Whatever CAs the server names: with Certificates, crypto/tls would send none of another CA, and the request would be anonymous.
+		pair := id.pair.TLS()
+		cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
 	}
 	dialer := &tls.Dialer{Config: cfg}
 	var protocols http.Protocols
@@ -171,9 +178,12 @@ func (f *front) client(id identity, h2 bool) *client {
 	if h2 {
 		cfg.NextProtos = []string{"h2"}
 	}
-	return &client{base: f.Endpoint.URL, header: id.header, transport: &http.Transport{
-		Protocols: &protocols, DisableCompression: true, DialTLSContext: dialer.DialContext,
+	c := &client{base: f.Endpoint.URL, header: id.header}
+	c.transport = &http.Transport{Protocols: &protocols, DisableCompression: true, DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+		c.dials.Add(1)
+		return dialer.DialContext(ctx, network, address)
 	}}
+	return c
 }
 
 // send starts a request. The caller closes the body.
@@ -182,9 +192,7 @@ func (c *client) send(ctx context.Context, path string) (*http.Response, error) 
 	if err != nil {
 		return nil, err
 	}
-	for name, values := range c.header {
-		req.Header[name] = values
-	}
+	maps.Copy(req.Header, c.header)
 	return c.transport.RoundTrip(req)
 }
 

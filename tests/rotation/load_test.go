@@ -66,7 +66,7 @@ func (e watchEnd) String() string {
 	return fmt.Sprintf("%s at %s: %v", e.who, e.at.Format("05.000"), e.err)
 }
 
-// watching is one watch that is kept open.
+// watching is one watch.
 type watching struct {
 	who    string
 	events atomic.Int64
@@ -98,8 +98,9 @@ func (l *load) move(i int, id identity) {
 	l.callers[i].Store(&caller{id: id, pool: l.f.client(id, true)})
 }
 
-// pace starts three requests every 10 ms, whether or not earlier ones have been answered.
+// pace starts the requests that are due, whether or not earlier ones have been answered. After a tick that came late it catches up.
 func (l *load) pace(ctx context.Context, owners *sync.WaitGroup) {
+	begun := time.Now()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for n := 0; ; {
@@ -108,11 +109,12 @@ func (l *load) pace(ctx context.Context, owners *sync.WaitGroup) {
 			return
 		case <-tick.C:
 		}
-		for range rate / 100 {
+		for due := int(time.Since(begun).Seconds() * rate); n < due; {
 			n++
+			nth := n
 			select {
 			case l.slots <- struct{}{}:
-				owners.Go(func() { l.one(ctx, n); <-l.slots })
+				owners.Go(func() { l.one(ctx, nth); <-l.slots })
 			default:
 				l.fail("request %d: %d are under way already", n, maxPending)
 			}

@@ -1,0 +1,157 @@
+//go:build e2e
+
+package rotation
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+const (
+	// grace is how long watches go on after the trust of their connection has ended.
+	grace = 5 * time.Second
+	// slack is what a busy machine may add to a time that is promised.
+	slack = time.Second
+)
+
+func noOverlapFlag(t *testing.T, s *stage) {
+	strict := startFront(t, s.w, s.lane, "--ca-rotation-overlap=0")
+	r := startRemote(t, s.w, s.lane, "noflag", nil)
+	distrusted(t, strict, r, func() { r.trust(t, r.new) })
+}
+
+func noOverlapAnnotation(t *testing.T, s *stage) {
+	r := startRemote(t, s.w, s.lane, "noannotation", map[string]string{"ca-rotation-overlap": "0s"})
+	distrusted(t, s.front, r, func() { r.trust(t, r.new) })
+}
+
+// droppedCA is what an operator does to a CA whose key was stolen: a minute of overlap would be a minute for the thief.
+func droppedCA(t *testing.T, s *stage) {
+	r := startRemote(t, s.w, s.lane, "dropped", nil)
+	s.available(t, r.target())
+	s.loaded(t, r, func() { r.trust(t, r.old, r.new) })
+	distrusted(t, s.front, r, func() { r.trust(t, r.new) })
+}
+
+// overlapEnds is a backend that never follows its bundle.
+func overlapEnds(t *testing.T, s *stage) {
+	const overlap = 4 * time.Second
+	r := startRemote(t, s.w, s.lane, "late", map[string]string{"ca-rotation-overlap": overlap.String()})
+	distrusted(t, s.front, r, func() {
+		r.trust(t, r.new)
+		begun := time.Now()
+		c := s.client(user(s.admin), true)
+		defer c.close()
+		eventually(t, overlap+2*slack, "the overlap is over", func() (bool, string) {
+			_, err := c.get(t.Context(), r.target().get)
+			return err != nil, "it still answers"
+		})
+		if took := time.Since(begun); took < overlap-slack {
+			t.Errorf("the overlap was over after %s, want %s", took, overlap)
+		}
+	})
+}
+
+func expiredBackend(t *testing.T, s *stage) {
+	r := startRemote(t, s.w, s.lane, "expired", nil)
+	end := soon()
+	r.SetPair(r.old.Issue(pki.Leaf{CommonName: "extension", Names: []string{r.host()}, NotAfter: end}))
+	distrusted(t, s.front, r, func() { dwell(t, time.Until(end)+slack) }) // expired chains are looked for once a second
+}
+
+// distrusted opens a watch, and calls end, after which Fairlead must not trust what the backend presents.
+func distrusted(t *testing.T, f *front, r *remote, end func()) {
+	t.Helper()
+	tg := r.target()
+	f.available(t, tg)
+	emitEvents(t, r.w, r)
+	c := f.client(user(f.admin), true)
+	defer c.close()
+	w := &watching{who: "the watch"}
+	over := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() { over <- w.watch(ctx, c, tg.watch) }() // ends with ctx
+	eventually(t, takenWithin, "the watch is open", func() (bool, string) { return w.events.Load() > 2, fmt.Sprint(w.events.Load()) })
+
+	end()
+	begun := time.Now()
+	refused := eventually(t, slack, "requests are refused", func() (bool, string) {
+		status, err := c.get(t.Context(), tg.get)
+		return status == 503, fmt.Sprintf("%d %v", status, err)
+	})
+	since := time.Now()
+	limit := time.NewTimer(grace + slack)
+	defer limit.Stop()
+	for n := 0; ; n++ {
+		select {
+		case err := <-over:
+			if err != nil {
+				t.Errorf("the watch was cut: %v", err)
+			}
+			t.Logf("requests refused after %s, the watch ended after %s, %d more requests refused meanwhile",
+				refused.Round(time.Millisecond), time.Since(begun).Round(time.Millisecond), n)
+			if got := r.handled(since); len(got) > 0 {
+				t.Errorf("%d requests reached the backend after the first was refused, such as %s", len(got), got[0].Target)
+			}
+			if got := f.metric(t, "fairlead_certificate_backend_refused_total", `"v1.`+r.group+`"`); len(got) == 0 {
+				t.Error("no refused handshake is counted")
+			}
+			return
+		case <-limit.C:
+			t.Fatalf("the watch goes on %s after the end of its trust", grace+slack)
+		default:
+		}
+		if status, err := c.get(t.Context(), tg.get); status != 503 {
+			t.Fatalf("a request was answered with %d (%v) after another was refused", status, err)
+		}
+		dwell(t, 50*time.Millisecond)
+	}
+}
+
+func backendFirst(t *testing.T, s *stage) {
+	r := startRemote(t, s.w, s.lane, "first", map[string]string{"probe-interval": "1s"})
+	healed(t, s, r, func() { r.trust(t, r.old, r.new) })
+}
+
+func backendFirstConfigMap(t *testing.T, s *stage) {
+	annotations := caFrom(s.lane, "firstmap")
+	annotations["probe-interval"] = "1s"
+	r := startRemote(t, s.w, s.lane, "firstmap", annotations)
+	healed(t, s, r, func() { r.refer(t, r.old, r.new) })
+}
+
+// healed switches the backend before its bundle, waits until that shows and the prober's pauses are long, and then has the bundle arrive.
+func healed(t *testing.T, s *stage, r *remote, arrive func()) {
+	t.Helper()
+	const outage = 12 * time.Second // 250 ms doubled up to 5 s: 250+500+1000+2000+4000, and into the pause that follows
+	tg := r.target()
+	s.available(t, tg)
+	c := s.client(user(s.admin), true)
+	defer c.close()
+	r.serve(r.new)
+	eventually(t, 10*time.Second, "the backend's new certificate is refused", func() (bool, string) {
+		status, err := c.get(t.Context(), tg.get)
+		return status == 503, fmt.Sprintf("%d %v", status, err)
+	})
+	dwell(t, outage)
+	arrive()
+	took := eventually(t, 10*time.Second, "requests are answered again", func() (bool, string) {
+		_, err := c.get(t.Context(), tg.get)
+		return err == nil, errText(err)
+	})
+	t.Logf("healed %s after the bundle arrived", took.Round(time.Millisecond))
+	if took > time.Second {
+		t.Errorf("healed %s after the bundle arrived, want at most 1 s", took)
+	}
+	for range 50 {
+		if _, err := c.get(t.Context(), tg.get); err != nil {
+			t.Fatalf("after it had healed: %v", err)
+		}
+		dwell(t, 20*time.Millisecond)
+	}
+}
