@@ -45,6 +45,7 @@ func newLayout(entries []*Entry) layout {
 		tail[g] = i
 	}
 	slices.SortFunc(l.groups, compareGroups)
+	order := make(versionOrder)
 	for i := range l.groups {
 		g := &l.groups[i]
 		l.byGroup[g.name] = i
@@ -54,7 +55,7 @@ func newLayout(entries []*Entry) layout {
 		}
 		g.first, g.last = start, len(l.members)
 		if versions := l.members[g.first:g.last]; len(versions) > 1 {
-			slices.SortFunc(versions, func(x, y int) int { return compareVersions(entries[x], entries[y]) })
+			slices.SortFunc(versions, func(x, y int) int { return order.compare(entries[x], entries[y]) })
 		}
 	}
 	return l

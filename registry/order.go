@@ -24,14 +24,21 @@ func compareGroups(a, b extent) int {
 	return cmp.Or(cmp.Compare(b.priority, a.priority), strings.Compare(a.name, b.name))
 }
 
-// compareVersions orders the versions of one group: versionPriority descending, then as Kubernetes compares versions (v10 before v2 before
-// v1beta1 before anything that is no Kubernetes version). Versions that it takes for equal are told apart by name, so that the order is total.
-func compareVersions(a, b *Entry) int {
+// versionOrder compares the versions of one group. It remembers what Kubernetes' own comparison said, which costs a microsecond of regular
+// expressions, because a thousand groups have the same few versions.
+type versionOrder map[[2]string]int
+
+// compare orders by versionPriority descending, then as Kubernetes compares versions (v10 before v2 before v1beta1 before anything that is no
+// Kubernetes version). Versions that it takes for equal are told apart by name, so that the order is total.
+func (o versionOrder) compare(a, b *Entry) int {
 	if c := cmp.Compare(b.Object.Spec.VersionPriority, a.Object.Spec.VersionPriority); c != 0 {
 		return c
 	}
-	if c := version.CompareKubeAwareVersionStrings(b.GroupVersion.Version, a.GroupVersion.Version); c != 0 {
-		return c
+	pair := [2]string{b.GroupVersion.Version, a.GroupVersion.Version}
+	c, known := o[pair]
+	if !known {
+		c = version.CompareKubeAwareVersionStrings(pair[0], pair[1])
+		o[pair] = c
 	}
-	return strings.Compare(a.Name, b.Name)
+	return cmp.Or(c, strings.Compare(a.Name, b.Name))
 }
