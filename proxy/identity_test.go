@@ -60,7 +60,7 @@ func TestIdentity(t *testing.T) {
 		{"denied user", nil, token("Bearer token-of-nobody"), nil, map[string][]string{"authorization": {"Bearer token-of-nobody"}}, 403, 200, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			bothProtocols(t, func(t *testing.T, proto string) {
+			everyWay(t, func(t *testing.T, proto string) {
 				for _, side := range []struct {
 					far        *far
 					path, peer string

@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -26,6 +27,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -94,9 +96,10 @@ type world struct {
 	authorities
 	proxy         *Proxy
 	local, remote *far
-	front         *httptest.Server
-	// annotations and mutate change the APIService before the table is built.
-	table func() *registry.Table
+	// front is the net/http lane, frames the frame lane of the same Proxy.
+	front, frames *httptest.Server
+	lane          *h2.Server
+	table         func() *registry.Table
 }
 
 const remoteGV = "/apis/remote.example.com/v1"
@@ -198,22 +201,41 @@ func (w *world) start(t *testing.T, c worldConfig) {
 	check(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops sync.WaitGroup
-	for _, run := range []func(context.Context) error{pools.Run, local.Run, w.proxy.Run} {
+	w.lane = w.proxy.Frames(h2.Config{})
+	for _, run := range []func(context.Context) error{pools.Run, local.Run, w.proxy.Run, w.lane.Run} {
 		loops.Go(func() { _ = run(ctx) })
 	}
-	w.serve(t)
-	t.Cleanup(func() { w.front.CloseClientConnections(); w.front.Close(); cancel(); loops.Wait() })
+	w.front, w.frames = w.server(), w.server()
+	w.front.EnableHTTP2 = true
+	w.frames.TLS.NextProtos = []string{"h2"}
+	w.frames.Config.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": w.lane.Serve}
+	w.frames.Listener = w.lane.Listener(w.frames.Listener)
+	w.front.StartTLS()
+	w.frames.StartTLS()
+	if e := w.table().Entry(schema.GroupVersion{Group: "remote.example.com", Version: "v1"}); !c.remoteHTTP1 {
+		// Until a connection has shown that the backend speaks HTTP/2, the net/http lane has its requests.
+		conn, err := pools.Upstream(e).DialH2(ctx, e.Endpoints[0].Address, nil)
+		check(t, err)
+		conn.Close()
+	}
+	t.Cleanup(func() {
+		for _, s := range []*httptest.Server{w.front, w.frames} {
+			s.CloseClientConnections()
+		}
+		cancel()
+		loops.Wait()
+		w.front.Close()
+		w.frames.Close()
+	})
 }
 
-func (w *world) serve(t *testing.T) {
-	t.Helper()
-	w.front = httptest.NewUnstartedServer(w.proxy)
-	w.front.EnableHTTP2 = true
-	w.front.Config.ConnContext = w.proxy.ConnContext
-	w.front.TLS = &tls.Config{
+func (w *world) server() *httptest.Server {
+	s := httptest.NewUnstartedServer(w.proxy)
+	s.Config.ConnContext = w.proxy.ConnContext
+	s.TLS = &tls.Config{
 		Certificates: []tls.Certificate{w.serving.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12,
 	}
-	w.front.StartTLS()
+	return s
 }
 
 func (w *world) authenticator(t *testing.T, c worldConfig) *authn.Authenticator {
@@ -265,7 +287,12 @@ func (w *world) httpClient(t *testing.T, proto string, pair *pki.Pair) *http.Cli
 	if pair != nil {
 		tc.Certificates = []tls.Certificate{pair.TLS()}
 	}
-	tr := &http.Transport{TLSClientConfig: tc, ForceAttemptHTTP2: proto == "h2", DisableCompression: true}
+	tr := &http.Transport{TLSClientConfig: tc, ForceAttemptHTTP2: proto != "http/1.1", DisableCompression: true}
+	if proto == "frames" {
+		tr.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, w.frames.Listener.Addr().String())
+		}
+	}
 	t.Cleanup(tr.CloseIdleConnections)
 	return &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
@@ -307,9 +334,9 @@ func (w *world) request(t *testing.T, method, target string, body io.Reader) *ht
 	return r
 }
 
-// bothProtocols runs a test over HTTP/1.1 and HTTP/2.
-func bothProtocols(t *testing.T, f func(t *testing.T, proto string)) {
-	for _, proto := range []string{"http/1.1", "h2"} {
+// everyWay runs a test over HTTP/1.1 and HTTP/2 on the net/http lane, and over HTTP/2 on the frame lane: they must not be told apart.
+func everyWay(t *testing.T, f func(t *testing.T, proto string)) {
+	for _, proto := range []string{"http/1.1", "h2", "frames"} {
 		t.Run(proto, func(t *testing.T) { f(t, proto) })
 	}
 }

@@ -57,7 +57,7 @@ func TestErrors(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := newWorld(t, tc.world)
-			bothProtocols(t, func(t *testing.T, proto string) {
+			everyWay(t, func(t *testing.T, proto string) {
 				got := w.get(t, proto, tc.target)
 				s := statusOf(t, got)
 				if got.status != tc.code || int(s.Code) != tc.code || !strings.Contains(s.Message, tc.message) || got.header.Get("Retry-After") != tc.retryAfter {
@@ -118,7 +118,7 @@ func TestWatch(t *testing.T) {
 		}
 	}
 	for _, http1 := range []bool{false, true} {
-		bothProtocols(t, func(t *testing.T, proto string) {
+		everyWay(t, func(t *testing.T, proto string) {
 			w := newWorld(t, worldConfig{remote: watch, remoteHTTP1: http1})
 			r := w.request(t, "GET", remoteGV+"/widgets?watch=true", nil)
 			r.Header.Set("Authorization", "Bearer token-of-bob")
@@ -133,6 +133,9 @@ func TestWatch(t *testing.T) {
 				}
 			}
 			w.proxy.EndLongRunning()
+			if proto == "frames" {
+				go func() { _ = w.lane.Shutdown(t.Context(), 0) }() // waits for the client to go
+			}
 			if rest, err := io.ReadAll(res.Body); err != nil || len(rest) != 0 {
 				t.Errorf("ended with %q, %v", rest, err)
 			}
@@ -146,7 +149,7 @@ func TestImpersonation(t *testing.T) {
 		token  string
 		status int
 	}{{"token-of-boss", 200}, {"token-of-bob", 403}} {
-		bothProtocols(t, func(t *testing.T, proto string) {
+		everyWay(t, func(t *testing.T, proto string) {
 			r := w.request(t, "GET", remoteGV+"/widgets", nil)
 			r.Header = http.Header{"Authorization": {"Bearer " + tc.token}, "Impersonate-User": {"jane"}, "Impersonate-Group": {"dev"}}
 			got := w.do(t, w.httpClient(t, proto, nil), r)

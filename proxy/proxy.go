@@ -184,8 +184,9 @@ func (p *Proxy) serveImpersonated(w http.ResponseWriter, r *http.Request) {
 		p.writeError(w, r, errUnauthorized())
 		return
 	}
-	d := x.decision
-	d.Impersonator, d.User, d.Action = authz.Impersonator(r.Context()), as, actionOf(p.cfg.Table().Match(x.head.Path).Route)
+	// Entry and route come from one table: between the first decision and now there may have been another.
+	d, m := x.decision, p.cfg.Table().Match(x.head.Path)
+	d.Impersonator, d.User, d.Entry, d.Action = authz.Impersonator(r.Context()), as, m.Entry, actionOf(m.Route)
 	x.decision, _ = p.admit(r.Context(), d, x.head, true)
 	p.carryOut(w, r, x)
 }

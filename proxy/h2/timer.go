@@ -145,7 +145,7 @@ func (c *conn) ask() {
 	c.writePing(0, []byte("fairlead"))
 }
 
-// cutLongRunning ends what runs long. Its response is not complete, and nothing says that it is.
+// cutLongRunning ends what runs long.
 func (e *engine) cutLongRunning(c *conn, r Reason) {
 	ids := make([]uint32, 0, len(c.streams))
 	for id, s := range c.streams {
@@ -156,7 +156,21 @@ func (e *engine) cutLongRunning(c *conn, r Reason) {
 	slices.Sort(ids)
 	for _, id := range ids {
 		if s := c.streams[id]; s != nil {
-			e.abort(s, r, nil, http2.ErrCodeCancel)
+			e.endLongRunning(s, r)
 		}
 	}
+}
+
+// endLongRunning ends a watch as kube-apiserver's own watch timeout does: what has come is delivered, and then the body ends. A client takes that for
+// the end of the watch, and begins the next; a reset it would log as an error. A response of declared length cannot end early unnoticed, and one
+// that has not begun has nothing to end: those are reset.
+func (e *engine) endLongRunning(s *stream, r Reason) {
+	h := &s.half[down]
+	if !h.head || h.end || h.declared >= 0 || s.local != nil || s.leg[up] == nil {
+		e.abort(s, r, nil, http2.ErrCodeCancel)
+		return
+	}
+	s.blame(r, nil)
+	e.reset(s, down, http2.ErrCodeCancel)
+	e.push(s, down, nil, true)
 }

@@ -1,0 +1,315 @@
+package proxy
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
+)
+
+// frameLane carries out decisions on proxy/h2: what is forwarded from an HTTP/2 client to an HTTP/2 backend goes frame by frame, everything else is handed
+// to the net/http lane.
+type frameLane struct {
+	p      *Proxy
+	server *h2.Server
+	// upstreams :: *backend.Upstream → *h2.Upstream; endpoints :: backend.Lease → *h2.Endpoint. An upstream of a deleted APIService stays until its last
+	// endpoint was retired; both are bounded by the table.
+	upstreams, endpoints sync.Map
+	requests             sync.Pool // of *frameRequest
+}
+
+// Frames returns the frame lane, whose Run must run while it serves. It is made anew by each call.
+func (p *Proxy) Frames(cfg h2.Config) *h2.Server {
+	l := &frameLane{p: p}
+	l.requests.New = func() any { return newFrameRequest(l) }
+	cfg.Decide = l.decide
+	l.server = h2.New(cfg)
+	return l.server
+}
+
+// frameConn is what is known of a client's connection beside its requests.
+type frameConn struct {
+	conn     authn.Conn
+	remoteIP string
+}
+
+// frameRequest is one request on the frame lane, used again when it has ended. Its func fields are made once.
+type frameRequest struct {
+	l        *frameLane
+	head     Head
+	decision Decision
+	release  func() // gives back the place among the APIService's requests. Nil: none was taken
+	conn     *frameConn
+
+	remove func(string) bool
+	accept func(int) http.Handler
+	fail   func(h2.Outcome) http.Handler
+	done   func(h2.Outcome)
+}
+
+func newFrameRequest(l *frameLane) *frameRequest {
+	r := &frameRequest{l: l}
+	r.remove = r.removes
+	r.accept, r.fail, r.done = r.onResponse, r.onFailure, r.onEnd
+	return r
+}
+
+// removes reports whether a field or trailer stays behind. Trailer is only an announcement (RFC 9110 §6.6.2), and on this lane trailers pass.
+func (r *frameRequest) removes(name string) bool {
+	switch name {
+	case "trailer":
+		return false
+	case secWebSocketProtocol:
+		return r.decision.Strip.cutsProtocol()
+	}
+	return r.decision.Strip.Removes(name)
+}
+
+// secWebSocketProtocol can hold a token. There is no WebSocket on this lane, so the field is of no use to anybody else.
+const secWebSocketProtocol = "sec-websocket-protocol"
+
+// decide is h2.Config.Decide. What needs I/O is decided on a goroutine of its own, which ends with the look-ups' own timeouts; there are at most as many as
+// streams.
+func (l *frameLane) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2.Plan, bool) {
+	conn, _ := c.Value.(*frameConn)
+	if conn == nil {
+		conn = &frameConn{conn: authn.Conn{Peer: c.TLS.PeerCertificates}, remoteIP: hostOnly(c.Remote.String())}
+		c.Value = conn
+	}
+	r := l.requests.Get().(*frameRequest) //nolint:forcetypeassert // nothing else is put there
+	r.conn = conn
+	r.head = Head{
+		Method: h.Method, Authority: h.Authority, Path: h.Path, RawQuery: h.RawQuery, Fields: h.Fields, RemoteIP: conn.remoteIP,
+	}
+	set := r.decision.Set[:0]
+	d, known := l.p.decideWith(context.Background(), &r.head, &conn.conn, set, false)
+	if known {
+		r.decision = d
+		return l.plan(r), true
+	}
+	r.head.Fields = append(r.head.Fields[:0:0], h.Fields...) // they live only during this call
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), parkTimeout)
+		defer cancel()
+		r.decision, _ = l.p.decideWith(ctx, &r.head, &conn.conn, nil, true)
+		resume(l.plan(r))
+	}()
+	return h2.Plan{}, false
+}
+
+// parkTimeout bounds how long a stream waits for a TokenReview and a SubjectAccessReview of 10 s each.
+const parkTimeout = 25 * time.Second
+
+// plan is the decision in the lane's words.
+func (l *frameLane) plan(r *frameRequest) h2.Plan {
+	d := &r.decision
+	up := l.upstream(d)
+	if up == nil {
+		// The net/http lane decides again, from the caches.
+		l.recycle(r)
+		return h2.Plan{Serve: l.p}
+	}
+	if d.Action == ToRemote {
+		release, ok := l.p.cfg.Backends.Acquire(d.Entry, d.LongRunning)
+		if !ok {
+			l.recycle(r)
+			return h2.Plan{Serve: l.p}
+		}
+		r.release = release
+	}
+	again := d.Request.Verb == "get" || d.Request.Verb == "list" || d.Request.Verb == "head"
+	return h2.Plan{
+		Forward: up.frames, Remove: r.remove, Set: d.Set, Deadline: d.Timeout, LongRunning: d.LongRunning, Retries: maxRetries, Again: again && !d.LongRunning,
+		Budget: up.budget, Accept: r.accept, Fail: r.fail, Done: r.done,
+	}
+}
+
+// maxRetries is design's bound of further tries; the backend's budget is asked for each.
+const maxRetries = 2
+
+// frameUpstream is a backend as both packages know it.
+type frameUpstream struct {
+	frames *h2.Upstream
+	budget func() bool
+}
+
+// upstream returns where a decision goes on this lane. Nil: it is the net/http lane's.
+func (l *frameLane) upstream(d *Decision) *frameUpstream {
+	var u *backend.Upstream
+	switch d.Action {
+	case ToRemote:
+		u = l.p.cfg.Backends.Upstream(d.Entry)
+	case ToLocal:
+		u = l.p.cfg.Local.Upstream(localPool(d.Pool))
+	}
+	if u == nil || !u.HTTP2() {
+		return nil
+	}
+	if known, ok := l.upstreams.Load(u); ok {
+		return known.(*frameUpstream) //nolint:forcetypeassert // nothing else is stored
+	}
+	fresh := &frameUpstream{frames: &h2.Upstream{Pick: func(tried []*h2.Endpoint) *h2.Endpoint { return l.pick(u, tried) }}, budget: u.AllowRetry}
+	known, _ := l.upstreams.LoadOrStore(u, fresh)
+	return known.(*frameUpstream) //nolint:forcetypeassert // nothing else is stored
+}
+
+// pick chooses an endpoint. Those that were tried are avoided.
+func (l *frameLane) pick(u *backend.Upstream, tried []*h2.Endpoint) *h2.Endpoint {
+	var avoid [maxRetries]backend.Lease
+	n := 0
+	if len(tried) > 0 {
+		l.endpoints.Range(func(lease, ep any) bool {
+			for _, t := range tried {
+				if t == ep && n < len(avoid) {
+					avoid[n] = lease.(backend.Lease) //nolint:forcetypeassert // nothing else is stored
+					n++
+				}
+			}
+			return n < len(tried)
+		})
+	}
+	lease, ok := u.Pick(avoid[:n]...)
+	if !ok {
+		return nil
+	}
+	if known, ok := l.endpoints.Load(lease); ok {
+		return known.(*h2.Endpoint) //nolint:forcetypeassert // nothing else is stored
+	}
+	known, _ := l.endpoints.LoadOrStore(lease, l.newEndpoint(u, lease))
+	return known.(*h2.Endpoint) //nolint:forcetypeassert // nothing else is stored
+}
+
+func (l *frameLane) newEndpoint(u *backend.Upstream, lease backend.Lease) *h2.Endpoint {
+	ep := &h2.Endpoint{Name: lease.Address(), Release: lease.Release, PingTimeout: u.PingTimeout()}
+	ep.Failed = func(err error) { u.Signal(lease.Address(), err) }
+	ep.Dial = func(ctx context.Context, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
+		return l.dial(ctx, u, lease, ep, wrap)
+	}
+	return ep
+}
+
+// dial makes a connection that is retired when the backend package says that its time is over.
+func (l *frameLane) dial(ctx context.Context, u *backend.Upstream, lease backend.Lease, ep *h2.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
+	closed := make(chan struct{})
+	var once sync.Once
+	conn, err := u.DialH2(ctx, lease.Address(), func(c net.Conn) net.Conn {
+		return wrap(hooked(c, func() { once.Do(func() { close(closed) }) }))
+	})
+	if err != nil {
+		return nil, err
+	}
+	go func() { // ends when the connection is closed
+		defer conn.Close()
+		select {
+		case <-closed:
+			return
+		case <-conn.Drain:
+		}
+		// From now on the endpoint is another one: whoever picks it dials anew.
+		l.endpoints.CompareAndDelete(lease, ep)
+		l.server.Retire(ep, noEnd)
+		select {
+		case <-closed:
+		case <-conn.Cut:
+			l.server.Retire(ep, 0)
+		}
+	}()
+	return conn.Conn, nil
+}
+
+// noEnd lets the watches of a connection that merely takes no new streams go on.
+const noEnd = 365 * 24 * time.Hour
+
+// onResponse sees every final response head.
+func (r *frameRequest) onResponse(status int) http.Handler {
+	d := &r.decision
+	if d.Action == ToLocal {
+		r.l.p.cfg.Authn.Seen(&d.Credentials, status)
+		return nil
+	}
+	if redirects(status) {
+		return r.l.p.answer(errRedirect(d.Entry.Name))
+	}
+	return nil
+}
+
+func (r *frameRequest) onFailure(o h2.Outcome) http.Handler {
+	return r.l.p.answer(forwardError(r.decision.name(), frameError(o)))
+}
+
+// frameError is the lane's reason in the words of the other one, so that both answer alike.
+func frameError(o h2.Outcome) error {
+	switch o.Reason {
+	case h2.ReasonDeadline:
+		return context.DeadlineExceeded
+	case h2.ReasonLost, h2.ReasonReset, h2.ReasonRetired:
+		return backend.ErrUnanswered
+	case h2.ReasonBadResponse, h2.ReasonTooLarge:
+		return backend.ErrBadResponse
+	}
+	return backend.ErrUnreachable
+}
+
+func (r *frameRequest) onEnd(o h2.Outcome) {
+	if r.release != nil {
+		r.release()
+		r.release = nil
+	}
+	status := o.Status
+	if status == 0 {
+		status = statusClientGone
+	}
+	p := r.l.p
+	p.metrics.observe(&r.decision, status, o.Duration)
+	if p.cfg.AccessLog != nil {
+		p.logAccess(&r.head, &r.decision, "HTTP/2.0", status, o.Sent, o.Duration)
+	}
+	r.l.recycle(r)
+}
+
+func (l *frameLane) recycle(r *frameRequest) {
+	set := r.decision.Set[:0]
+	clear(set[:cap(set)])
+	r.head, r.decision, r.conn = Head{}, Decision{Set: set}, nil
+	l.requests.Put(r)
+}
+
+// answer is a handler that answers with err.
+func (p *Proxy) answer(err error) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { p.writeError(w, r, err) })
+}
+
+// hooked tells when a connection is closed.
+func hooked(c net.Conn, closed func()) net.Conn {
+	if tcp, ok := c.(*net.TCPConn); ok {
+		return &hookedTCP{TCPConn: tcp, closed: closed}
+	}
+	return &hookedConn{Conn: c, closed: closed}
+}
+
+// hookedTCP keeps the methods of a TCP connection, SyscallConn above all.
+type hookedTCP struct {
+	*net.TCPConn
+	closed func()
+}
+
+func (c *hookedTCP) Close() error {
+	c.closed()
+	return c.TCPConn.Close() //nolint:wrapcheck // nothing to add
+}
+
+type hookedConn struct {
+	net.Conn
+	closed func()
+}
+
+func (c *hookedConn) Close() error {
+	c.closed()
+	return c.Conn.Close() //nolint:wrapcheck // nothing to add
+}
