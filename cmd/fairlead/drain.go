@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"net/http"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // drainer ends serving so that no client sees an error: unready first, so that load balancers look elsewhere; then GOAWAY; then everything that is under way
@@ -19,7 +21,9 @@ type drainer struct {
 	// endWatches and endSessions end what would last for ever; sessions counts the latter.
 	endWatches, endSessions func()
 	sessions                func() int
-	log                     *slog.Logger
+	// frames drains the frame lane's connections, which net/http only waits for. Nil: there are none.
+	frames func(ctx context.Context, watches time.Duration) error
+	log    *slog.Logger
 }
 
 // drain blocks until everything has ended or the time for it is over. It is called once, after the signal.
@@ -32,7 +36,12 @@ func (d *drainer) drain(front, admin *http.Server) {
 	ctx, cancel := context.WithTimeout(context.Background(), max(d.requests, d.watches+time.Second))
 	defer cancel()
 	d.log.Info("draining: no new connections", "sessions", d.sessions())
-	if err := front.Shutdown(ctx); err != nil {
+	var lanes errgroup.Group
+	if d.frames != nil {
+		lanes.Go(func() error { return d.frames(ctx, d.watches) })
+	}
+	lanes.Go(func() error { return front.Shutdown(ctx) })
+	if err := lanes.Wait(); err != nil {
 		d.log.Warn("draining: requests were cut", "err", err)
 		_ = front.Close() // it was not clean already
 	}

@@ -24,6 +24,8 @@ func newLogger(w io.Writer, format string, verbosity int) *slog.Logger {
 	if format == "json" {
 		h = slog.NewJSONHandler(w, o)
 	}
+	// client-go's verbose lines (from 6 on) show requests with their headers and bodies, and a TokenReview's body is somebody's token: a handler whose level
+	// stops at slog.LevelDebug, which is klog's 4, never prints them.
 	klog.SetLogger(logr.FromSlogHandler(h))
 	return slog.New(h)
 }

@@ -59,6 +59,7 @@ type options struct {
 	maxInFlight    int
 	maxMutating    int
 
+	h2Lane    string
 	accessLog string
 	logFormat string
 	verbosity int
@@ -112,6 +113,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.maxInFlight, "max-requests-inflight", 0, "Bound of non-mutating requests under way to remotes. 0: none.")
 	fs.IntVar(&o.maxMutating, "max-mutating-requests-inflight", 0, "Bound of mutating requests under way to remotes. 0: none.")
 
+	fs.StringVar(&o.h2Lane, "h2-lane", "frame", "How HTTP/2 requests are forwarded: frame by frame (frame), or by net/http (nethttp), for comparison and emergencies.")
 	fs.StringVar(&o.accessLog, "access-log", "", "File for one JSON line per request; - is standard output. Empty: none.")
 	fs.StringVar(&o.logFormat, "logging-format", "text", "Format of the log: text or json.")
 	fs.IntVarP(&o.verbosity, "v", "v", 2, "Verbosity: 2 is normal, 4 and more is debug.")
@@ -174,6 +176,9 @@ func (o *options) validateChoices(fault func(string, ...any)) {
 	}
 	if o.authzMode != "webhook" && o.authzMode != "backend" {
 		fault("--authorization-mode %q is neither webhook nor backend", o.authzMode)
+	}
+	if o.h2Lane != "frame" && o.h2Lane != "nethttp" {
+		fault("--h2-lane %q is neither frame nor nethttp", o.h2Lane)
 	}
 	if o.logFormat != "text" && o.logFormat != "json" {
 		fault("--logging-format %q is neither text nor json", o.logFormat)

@@ -21,6 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/health"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -42,6 +43,7 @@ type door struct {
 	backends *backend.Pools
 	local    *backend.Local
 	proxy    *proxy.Proxy
+	frames   *h2.Server // nil: --h2-lane=nethttp
 	target   atomic.Pointer[target]
 	draining health.Draining
 	ready    *health.Checks
@@ -70,10 +72,7 @@ func (d *door) serve(ctx context.Context) error {
 	loops, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	g, gctx := errgroup.WithContext(loops)
-	for name, loop := range map[string]func(context.Context) error{
-		"table": d.registry.Run, "certificates": d.certs.Run, "backend trust": d.trust.Run, "prober": d.prober.Run,
-		"backend pools": d.backends.Run, "local apiserver's pools": d.local.Run, "request metrics": d.proxy.Run,
-	} {
+	for name, loop := range d.loops() {
 		g.Go(func() error {
 			if err := loop(gctx); err != nil && !errors.Is(err, context.Canceled) {
 				return fmt.Errorf("running %s: %w", name, err)
@@ -96,11 +95,27 @@ func (d *door) serve(ctx context.Context) error {
 	return g.Wait()
 }
 
+// loops are the components that run beside the servers, by what an operator calls them.
+func (d *door) loops() map[string]func(context.Context) error {
+	loops := map[string]func(context.Context) error{
+		"table": d.registry.Run, "certificates": d.certs.Run, "backend trust": d.trust.Run, "prober": d.prober.Run,
+		"backend pools": d.backends.Run, "local apiserver's pools": d.local.Run, "request metrics": d.proxy.Run,
+	}
+	if d.frames != nil {
+		loops["frame lane"] = d.frames.Run
+	}
+	return loops
+}
+
 func (d *door) drainer() *drainer {
-	return &drainer{
+	dr := &drainer{
 		delay: d.o.shutdownDelay, requests: d.o.requestTimeout, watches: d.o.watchGrace, unready: d.draining.Start,
 		endWatches: d.proxy.EndLongRunning, endSessions: d.proxy.EndSessions, sessions: d.proxy.Sessions, log: d.log,
 	}
+	if d.frames != nil {
+		dr.frames = d.frames.Shutdown
+	}
+	return dr
 }
 
 func (d *door) openListeners(ctx context.Context) (err error) {

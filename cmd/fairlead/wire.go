@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"net/url"
 	"strings"
+	"time"
 
 	authenticationv1 "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	authorizationv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
@@ -20,6 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -67,13 +69,18 @@ func portOf(u *url.URL) string {
 func (d *door) makeTable(context.Context) (err error) {
 	options := registry.Options{
 		ClusterIPRouting: !d.o.endpointRouting, AllowLoopback: d.o.allowLoopback, ProtectedGroups: protectedGroups(d.o.protectedGroups), Self: d.self,
-		Defaults: registry.Policy{RequestTimeout: d.o.requestTimeout, CAOverlap: d.o.caOverlap},
-	}
-	if d.o.caOverlap == 0 {
-		options.Defaults.CAOverlap = -1 // zero is the default there, none here
+		Defaults: registry.Policy{RequestTimeout: d.o.requestTimeout, CAOverlap: orNone(d.o.caOverlap)},
 	}
 	d.registry, err = registry.New(registry.Config{Client: d.client, Options: options, Logger: d.log, Metrics: d.metrics})
 	return err
+}
+
+// orNone is for durations whose zero means the default in a Config and none on the command line.
+func orNone(d time.Duration) time.Duration {
+	if d == 0 {
+		return -1
+	}
+	return d
 }
 
 // protectedGroups reads the flag: nothing means the default, a dash means none.
@@ -114,7 +121,7 @@ func (d *door) makeProxy(context.Context) error {
 	}
 	who, err := authn.New(authn.Config{
 		VerifyClient: d.certs.Clients().VerifyUser, VerifyFrontProxy: d.certs.Clients().VerifyFrontProxy, Generation: d.certs.Clients().Generation,
-		Review: review, RequestHeaders: headerNames(d.o), Target: d.targetNames, Anonymous: d.o.anonymous, TokenTTL: d.o.tokenTTL, Metrics: d.metrics,
+		Review: review, RequestHeaders: headerNames(d.o), Target: d.targetNames, Anonymous: d.o.anonymous, TokenTTL: orNone(d.o.tokenTTL), Metrics: d.metrics,
 	})
 	if err != nil {
 		return usageError{err}
@@ -128,7 +135,7 @@ func (d *door) makeProxy(context.Context) error {
 		return err
 	}
 	may, err := authz.New(authz.Config{
-		Review: ask, LeaveRemotes: d.o.authzMode == "backend", AllowPaths: d.o.alwaysAllow, AllowTTL: d.o.authorizedTTL, DenyTTL: d.o.unauthorizedTTL, Metrics: d.metrics,
+		Review: ask, LeaveRemotes: d.o.authzMode == "backend", AllowPaths: d.o.alwaysAllow, AllowTTL: orNone(d.o.authorizedTTL), DenyTTL: orNone(d.o.unauthorizedTTL), Metrics: d.metrics,
 	})
 	if err != nil {
 		return usageError{err}
@@ -184,6 +191,11 @@ func (d *door) localReady(*http.Request) error { return d.local.Ready() }
 func (d *door) makeServers(context.Context) error {
 	d.front = newServer(d.proxy, d.certs.TLS(), d.o.streamsPerConn, d.log)
 	d.front.ConnContext = d.proxy.ConnContext
+	if d.o.h2Lane == "frame" {
+		d.frames = d.proxy.Frames(h2.Config{MaxStreams: uint32(d.o.streamsPerConn), Logger: d.log}) //nolint:gosec // validated
+		d.front.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": d.frames.Serve}
+		d.frontListener = d.frames.Listener(d.frontListener)
+	}
 	live := &health.Checks{Name: "livez", Logger: d.log}
 	d.admin = newServer(adminPages(live, d.ready, d.metrics, d.proxy.Guard), d.certs.TLS(), d.o.streamsPerConn, d.log)
 	d.admin.ConnContext = d.proxy.ConnContext

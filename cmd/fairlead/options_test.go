@@ -1,0 +1,85 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+// parse reads a command line as serve does.
+func parse(t *testing.T, args ...string) error {
+	t.Helper()
+	o := &options{}
+	fs := pflag.NewFlagSet("serve", pflag.ContinueOnError)
+	o.addFlags(fs)
+	if err := fs.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	return o.validate()
+}
+
+func TestValidate(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	good := []string{"--tls-cert-file", file, "--tls-private-key-file", file, "--proxy-client-cert-file", file, "--proxy-client-key-file", file}
+	for _, tc := range []struct {
+		name string
+		args []string
+		want []string // one line each; nil: no fault
+	}{
+		{"good", good, nil},
+		{"nothing", nil, []string{"--tls-cert-file is required", "--tls-private-key-file is required", "--proxy-client-cert-file is required", "--proxy-client-key-file is required"}},
+		{"missing file", append(good, "--client-ca-file", "/no/such/file"), []string{"--client-ca-file: open /no/such/file: no such file or directory"}},
+		{"one CA for both", append(good, "--client-ca-file", file, "--requestheader-client-ca-file", file), []string{"--requestheader-allowed-names is required"}},
+		{"one CA for both, names", append(good, "--client-ca-file", file, "--requestheader-client-ca-file", file, "--requestheader-allowed-names", "front"), nil},
+		{"ports", append(good, "--secure-port", "70000", "--admin-secure-port", "-1"), []string{"--admin-secure-port -1 is not a port", "--secure-port 70000 is not a port"}},
+		{"one port for both", append(good, "--secure-port", "6444"), []string{"--secure-port and --admin-secure-port are both 6444"}},
+		{"address", append(good, "--bind-address", "here"), []string{`--bind-address "here" is not an IP address`}},
+		{"registry", append(good, "--registry", "etcd"), []string{`--registry "etcd" is neither kubernetes nor dir:PATH`}},
+		{"goaway", append(good, "--goaway-chance", "0.5"), []string{"--goaway-chance 0.5 is not between 0 and 0.02"}},
+		{"negative", append(good, "--request-timeout", "-1s", "--max-requests-inflight", "-1"), []string{"--request-timeout -1s is negative", "limits cannot be negative"}},
+		{"sni", append(good, "--tls-sni-cert-key", file), []string{"is not certfile,keyfile[:name,…]"}},
+		{"cipher", append(good, "--tls-cipher-suites", "TLS_RSA_WITH_RC4_128_SHA"), []string{"is not a cipher suite that is safe to use"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			err := parse(t, tc.args...)
+			if len(tc.want) == 0 {
+				if err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if err == nil {
+				t.Fatal("no fault was found")
+			}
+			lines := strings.Split(err.Error(), "\n")
+			if len(lines) != len(tc.want) {
+				t.Errorf("%d lines, want %d:\n%v", len(lines), len(tc.want), err)
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("%q is missing in:\n%v", want, err)
+				}
+			}
+		})
+	}
+}
+
+// A mistake in the command line is told apart from everything else: exit 2, before anything listens.
+func TestUsageErrors(t *testing.T) {
+	cmd := root()
+	cmd.SetArgs([]string{"serve", "--secure-port", "0"})
+	if err := cmd.ExecuteContext(t.Context()); !errors.As(err, new(usageError)) {
+		t.Errorf("%T: %v", err, err)
+	}
+	cmd.SetArgs([]string{"serve", "--no-such-flag"})
+	if err := cmd.ExecuteContext(t.Context()); !errors.As(err, new(usageError)) {
+		t.Errorf("%T: %v", err, err)
+	}
+}
