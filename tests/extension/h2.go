@@ -301,6 +301,18 @@ func (h *h2conn) goAway(last uint32, code http2.ErrCode) {
 	_ = h.write(func() error { return h.fr.WriteGoAway(last, code, nil) })
 }
 
+// leave announces that no stream is taken any more; those that have come are answered. Said again it says the same: RFC 9113 §6.8 has the last stream
+// never raised, and the first of several requests at once must not disown the others.
+func (h *h2conn) leave() {
+	h.mu.Lock()
+	if !h.leaving {
+		h.leaving, h.goneAt = true, h.last
+	}
+	last := h.goneAt
+	h.mu.Unlock()
+	_ = h.write(func() error { return h.fr.WriteGoAway(last, http2.ErrCodeNo, nil) })
+}
+
 // closeGently lets the peer read what was sent before the connection ends.
 func (h *h2conn) closeGently() {
 	_ = h.nc.CloseWrite()

@@ -116,6 +116,33 @@ func TestGoAway(t *testing.T) {
 	}
 }
 
+// Of many requests at once each may say that the connection ends, and none may disown another that is answered.
+func TestGoAwayOfMany(t *testing.T) {
+	s := extension.Start(t, extension.Config{})
+	if err := s.Set(extension.Fault{Kind: extension.GoAway}); err != nil {
+		t.Fatal(err)
+	}
+	f := dialH2(t, s)
+	for id := uint32(1); id < 60; id += 2 {
+		f.open(id, true, "GET", "/healthz")
+	}
+	last, answered := uint32(1<<31-1), uint32(0)
+	for fr := f.next(); fr != nil; fr = f.next() {
+		switch fr := fr.(type) {
+		case *http2.GoAwayFrame:
+			if fr.LastStreamID > last {
+				t.Errorf("the last stream was %d and is %d", last, fr.LastStreamID)
+			}
+			last = fr.LastStreamID
+		case *http2.MetaHeadersFrame:
+			answered = max(answered, fr.StreamID)
+		}
+	}
+	if answered == 0 || answered > last {
+		t.Errorf("stream %d was answered, the last one is said to be %d", answered, last)
+	}
+}
+
 func TestGoAwayUnprocessed(t *testing.T) {
 	s := extension.Start(t, extension.Config{})
 	if err := s.Set(extension.Fault{Kind: extension.GoAwayUnprocessed, Times: 1}); err != nil {

@@ -50,7 +50,7 @@ func (s *Server) misbehave(w *answer, r *http.Request, x *exchange, f Fault) boo
 		panic(http.ErrAbortHandler)
 	case GoAway:
 		if x.stream != nil {
-			x.stream.h.goAway(x.stream.id, 0)
+			x.stream.h.leave()
 		} else {
 			w.Header().Set("Connection", "close")
 		}

@@ -184,6 +184,11 @@ func (b *backend) healthy(d *door, address string) bool {
 	return d.scrape()[fmt.Sprintf("fairlead_endpoint_healthy{endpoint=%q,name=%q}", address, b.apiService())] == 1
 }
 
+// inFlight is how many requests hold a place among those that the backend may have.
+func (b *backend) inFlight(d *door) float64 {
+	return d.scrape()[fmt.Sprintf("fairlead_backend_requests_in_flight{kind=%q,name=%q}", "request", b.apiService())]
+}
+
 // await waits until Fairlead serves the backend, all of its endpoints probed.
 func (b *backend) await(t *testing.T, d *door) {
 	t.Helper()

@@ -7,15 +7,12 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -130,31 +127,6 @@ func h2Client(c *tls.Config) *http.Client {
 	return &http.Client{Transport: &http.Transport{TLSClientConfig: c.Clone(), ForceAttemptHTTP2: true, DisableCompression: true}}
 }
 
-// door is one Fairlead under test.
-type door struct {
-	*cluster.Front
-	w     *world
-	lane  string
-	admin *http.Client // of its admin port
-	now   atomic.Pointer[series]
-}
-
-// newDoor starts a Fairlead before both kube-apiservers. It ends with the test.
-func (w *world) newDoor(t *testing.T, lane string, args ...string) *door {
-	t.Helper()
-	args = append([]string{
-		"--local-apiserver=" + w.EndpointOf(0).URL + "," + w.EndpointOf(1).URL,
-	}, args...)
-	front, err := w.StartFairlead(t.Context(), cluster.Fairlead{Path: filepath.Join(w.bin, "fairlead"), Name: w.name("fairlead"), Args: args})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(front.Part.Kill)
-	d := &door{Front: front, w: w, lane: lane, admin: w.client()}
-	d.follow(t)
-	return d
-}
-
 // name is a new name.
 func (w *world) name(kind string) string { return kind + strconv.Itoa(w.number(kind)) }
 
@@ -164,24 +136,6 @@ func (w *world) number(kind string) int {
 	defer w.mu.Unlock()
 	w.counts[kind]++
 	return w.counts[kind]
-}
-
-// get asks the admin port.
-func (d *door) get(ctx context.Context, path string) (string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, d.Admin.URL+path, nil)
-	if err != nil {
-		return "", err
-	}
-	res, err := d.admin.Do(req)
-	if err != nil {
-		return "", err
-	}
-	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	if err == nil && res.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s: %s", path, res.Status, body)
-	}
-	return string(body), err
 }
 
 // eventually asks every few milliseconds until ok says yes, and returns when that was. It fails after most, far beyond what the caller asserts.

@@ -1,0 +1,213 @@
+//go:build e2e
+
+package faults
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/tools"
+)
+
+// testAPIServer kills one of two kube-apiservers under load: the first one, which Fairlead's own watches go to. What was not yet being answered must
+// succeed; what is cut in the middle must not look whole.
+func testAPIServer(t *testing.T, d *door) {
+	w := d.w
+	configMaps := w.fill(t)
+	token := h2Client(w.clientTLS(t, cluster.Pair{}))
+	token.Transport = &bearer{token: w.StaticToken("admin").Token, next: token.Transport}
+	small := func(i int) (string, string, string) {
+		return http.MethodGet, fmt.Sprintf("%s%s/big-%d", d.Endpoint.URL, configMaps, i%20), ""
+	}
+	lists := func(int) (string, string, string) { return http.MethodGet, d.Endpoint.URL + configMaps, "" }
+	whole := func(body []byte) error {
+		if !json.Valid(body) {
+			return errors.New("not JSON")
+		}
+		return nil
+	}
+	loads := map[string]*load{
+		"GET by certificate": {interval: 20 * time.Millisecond, client: w.clients(3), make: small, check: whole},
+		"GET by token":       {interval: 20 * time.Millisecond, client: []*http.Client{token}, make: small, check: whole},
+		"LIST of 1 MB":       {interval: 100 * time.Millisecond, client: w.clients(3), make: lists, check: whole},
+	}
+	for _, l := range loads {
+		l.start(t)
+	}
+	end := w.ask(t, d)
+	pause(t, steadyPause)
+	halves := w.openLists(t, d, configMaps)
+	victim := w.APIServers[0]
+	victim.Kill()
+	killed := time.Now()
+	pause(t, 5*time.Second)
+	if err := victim.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	pause(t, steadyPause)
+	end()
+	for name, l := range loads {
+		t.Run(name, func(t *testing.T) {
+			shots := l.stop()
+			mustSucceed(t, shots, 0)
+			cut := 0
+			for _, s := range shots {
+				if s.cut() {
+					cut++
+					if s.began.After(killed.Add(time.Second)) {
+						t.Errorf("cut long after the kill: %s", &s)
+					}
+				}
+			}
+			t.Logf("%d answers were cut in the middle, and each client could tell", cut)
+		})
+	}
+	t.Run("cut in the middle", func(t *testing.T) {
+		cut := 0
+		for _, res := range halves {
+			body, err := io.ReadAll(res.Body)
+			res.Body.Close()
+			if err != nil {
+				cut++
+			} else if err := whole(body); err != nil {
+				t.Errorf("an answer of %d bytes looks complete and is %v", len(body), err)
+			}
+		}
+		t.Logf("%d of %d answers were cut, and their clients could tell", cut, len(halves))
+		if cut == 0 || cut == len(halves) {
+			t.Errorf("%d of %d answers were cut, want those of one apiserver", cut, len(halves))
+		}
+	})
+	t.Run("Fairlead's own watches go on", func(t *testing.T) {
+		b := w.newBackend()
+		b.register(t)
+		eventually(t, longest, "a new APIService is known", func() bool {
+			_, known := d.scrape()[fmt.Sprintf("aggregator_unavailable_apiservice{name=%q}", b.apiService())]
+			return known
+		})
+	})
+}
+
+// fill makes twenty ConfigMaps of 50 KB, and returns their path.
+func (w *world) fill(t *testing.T) string {
+	t.Helper()
+	const namespace = "full"
+	_, err := w.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+	for i := range 20 {
+		cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("big-%d", i)}, Data: map[string]string{"x": strings.Repeat("x", 50<<10)}}
+		_, err := w.core.CoreV1().ConfigMaps(namespace).Create(t.Context(), cm, metav1.CreateOptions{})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+	}
+	return "/api/v1/namespaces/" + namespace + "/configmaps"
+}
+
+// openLists asks for twelve lists of 1 MB and reads only as much of each as fits a small window.
+func (w *world) openLists(t *testing.T, d *door, path string) []*http.Response {
+	t.Helper()
+	c := w.client()
+	c.Transport.(*http.Transport).HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerStream: 64 << 10}
+	var list []*http.Response
+	for range 12 {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, d.Endpoint.URL+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := c.Do(req)
+		if err != nil || res.StatusCode != http.StatusOK {
+			t.Fatalf("asking for a list: %v %v", res, err)
+		}
+		list = append(list, res)
+	}
+	return list
+}
+
+// ask has kubectl and client-go ask for the same as the load does, one question after the other, until end is called. None may be refused.
+func (w *world) ask(t *testing.T, d *door) (end func()) {
+	t.Helper()
+	kubectl, err := tools.Path(t.Context(), tools.Config{Progress: os.Stderr}, "kubectl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := d.Endpoint.WriteKubeconfig(kubeconfig, w.Admin()); err != nil {
+		t.Fatal(err)
+	}
+	client, err := kubernetes.NewForConfig(d.Endpoint.RESTConfig(w.Admin()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cache := t.TempDir()
+	ctx, cancel := context.WithCancel(t.Context())
+	var asking sync.WaitGroup
+	count := map[string]int{}
+	ask := func(name string, f func() error) {
+		n := 0
+		for ctx.Err() == nil {
+			if err := f(); err != nil && ctx.Err() == nil {
+				t.Errorf("%s at %s: %v", name, time.Now().Format("15:04:05.000"), err)
+				break
+			}
+			n++
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		count[name] = n
+	}
+	asking.Go(func() {
+		ask("kubectl get", func() error {
+			out, err := exec.CommandContext(ctx, kubectl, "--kubeconfig", kubeconfig, "--cache-dir", cache, "get", "configmap", "big-1", "-n", "full", "-o", "name").CombinedOutput()
+			if err != nil {
+				return fmt.Errorf("%w\n%s", err, out)
+			}
+			return nil
+		})
+	})
+	asking.Go(func() {
+		tick := time.NewTicker(10 * time.Millisecond)
+		defer tick.Stop()
+		ask("client-go Get", func() error {
+			<-tick.C
+			_, err := client.CoreV1().ConfigMaps("full").Get(ctx, "big-2", metav1.GetOptions{})
+			return err
+		})
+	})
+	return func() {
+		cancel()
+		asking.Wait()
+		t.Logf("asked: %v", count)
+	}
+}
+
+// bearer adds a token to requests.
+type bearer struct {
+	token string
+	next  http.RoundTripper
+}
+
+func (b *bearer) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.Header.Set("Authorization", "Bearer "+b.token)
+	return b.next.RoundTrip(r)
+}

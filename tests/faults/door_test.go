@@ -1,0 +1,58 @@
+//go:build e2e
+
+package faults
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+)
+
+// door is one Fairlead under test.
+type door struct {
+	*cluster.Front
+	w     *world
+	lane  string
+	admin *http.Client // of its admin port
+	now   atomic.Pointer[series]
+}
+
+// newDoor starts a Fairlead before both kube-apiservers. It ends with the test.
+func (w *world) newDoor(t *testing.T, lane string, args ...string) *door {
+	t.Helper()
+	args = append([]string{
+		"--local-apiserver=" + w.EndpointOf(0).URL + "," + w.EndpointOf(1).URL,
+	}, args...)
+	front, err := w.StartFairlead(t.Context(), cluster.Fairlead{Path: filepath.Join(w.bin, "fairlead"), Name: w.name("fairlead"), Args: args})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(front.Part.Kill)
+	d := &door{Front: front, w: w, lane: lane, admin: w.client()}
+	d.follow(t)
+	return d
+}
+
+// get asks the admin port.
+func (d *door) get(ctx context.Context, path string) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, d.Admin.URL+path, nil)
+	if err != nil {
+		return "", err
+	}
+	res, err := d.admin.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err == nil && res.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s: %s", path, res.Status, body)
+	}
+	return string(body), err
+}

@@ -1,0 +1,196 @@
+//go:build e2e
+
+package faults
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+)
+
+// testDrain stops one of two Fairleads behind one address, under load.
+func testDrain(t *testing.T, d *door) {
+	w, b := d.w, d.w.newBackend()
+	servers := b.serve(t, 2, extension.Config{})
+	b.register(t, servers[0].Addr(), servers[1].Addr())
+	leaving := w.newDoor(t, d.lane, "--shutdown-delay-duration=1s", "--shutdown-watch-termination-grace-period=1s")
+	b.await(t, d)
+	b.await(t, leaving)
+	lb := newBalancer(t, leaving, d)
+	through := &door{Front: &cluster.Front{Endpoint: cluster.Endpoint{URL: "https://" + lb.address()}}, w: w}
+	local := func(i int) (string, string, string) {
+		return http.MethodGet, through.Endpoint.URL + "/api/v1/namespaces/default", ""
+	}
+	long := func(i int) (string, string, string) {
+		return http.MethodGet, through.Endpoint.URL + b.widgets() + "?watch=1&resourceVersion=1&timeoutSeconds=6", ""
+	}
+	loads := map[string]*load{
+		"HTTP/2, remote":   {interval: 10 * time.Millisecond, client: w.clients(4), make: through.mixed(b)},
+		"HTTP/2, local":    {interval: 20 * time.Millisecond, client: w.clients(4), make: local},
+		"HTTP/2, watches":  {interval: 100 * time.Millisecond, client: w.clients(4), make: long},
+		"HTTP/1.1, remote": {interval: 20 * time.Millisecond, client: h1Clients(w.admin, 4), make: through.mixed(b)},
+	}
+	for _, l := range loads {
+		l.start(t)
+	}
+	pause(t, steadyPause)
+	if err := leaving.Part.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	begun := time.Now()
+	select {
+	case <-leaving.Part.Done():
+		t.Logf("ended after %s", time.Since(begun).Round(time.Millisecond))
+	case <-time.After(longest):
+		t.Fatal("Fairlead did not end")
+	}
+	if err := leaving.Part.Err().Error(); !strings.Contains(err, "exit status 0") {
+		t.Errorf("ended with %s", err)
+	}
+	pause(t, time.Second)
+	for name, l := range loads {
+		t.Run(name, func(t *testing.T) {
+			shots := l.stop()
+			mustSucceed(t, shots, 0)
+			for _, s := range shots {
+				if s.cut() {
+					t.Errorf("cut: %s", &s)
+				}
+			}
+		})
+	}
+	if n := lb.sent[0].Load(); n < 4 {
+		t.Errorf("%d connections went to the Fairlead that left: it was not under load", n)
+	}
+}
+
+// h1Clients are clients without HTTP/2.
+func h1Clients(c *tls.Config, n int) []*http.Client {
+	var list []*http.Client
+	for range n {
+		list = append(list, &http.Client{Transport: &http.Transport{TLSClientConfig: c.Clone(), TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{}}})
+	}
+	return list
+}
+
+// balancer spreads TCP connections over doors that say they are ready.
+type balancer struct {
+	l     net.Listener
+	doors [2]*door
+	ready [2]atomic.Bool
+	sent  [2]atomic.Int64
+	next  atomic.Int64
+}
+
+// probeEvery is how often a door is asked; a door must say that it is going for longer than that before it takes no more connections.
+const probeEvery = 200 * time.Millisecond
+
+func newBalancer(t *testing.T, doors ...*door) *balancer {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lb := &balancer{l: l, doors: [2]*door(doors)}
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	t.Cleanup(func() { cancel(); l.Close(); running.Wait() })
+	for i := range lb.doors {
+		lb.ready[i].Store(true)
+		running.Go(func() { lb.probe(ctx, i) })
+	}
+	running.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			running.Go(func() { lb.serve(ctx, c) })
+		}
+	})
+	return lb
+}
+
+func (lb *balancer) address() string { return lb.l.Addr().String() }
+
+// probe asks /readyz of the main port, as load balancers do.
+func (lb *balancer) probe(ctx context.Context, i int) {
+	c := lb.doors[i].w.client()
+	tick := time.NewTicker(probeEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, lb.doors[i].Endpoint.URL+"/readyz", nil)
+		if err != nil {
+			return
+		}
+		res, err := c.Do(req)
+		if err == nil {
+			res.Body.Close()
+		}
+		lb.ready[i].Store(err == nil && res.StatusCode == http.StatusOK)
+	}
+}
+
+func (lb *balancer) serve(ctx context.Context, c net.Conn) {
+	defer c.Close()
+	i := int(lb.next.Add(1)) % 2
+	if !lb.ready[i].Load() {
+		i = 1 - i
+	}
+	lb.sent[i].Add(1)
+	s, err := new(net.Dialer).DialContext(ctx, "tcp", strings.TrimPrefix(lb.doors[i].Endpoint.URL, "https://"))
+	if err != nil {
+		return
+	}
+	defer s.Close()
+	stop := context.AfterFunc(ctx, func() { c.Close(); s.Close() })
+	defer stop()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = io.Copy(s, c)
+		_ = s.(*net.TCPConn).CloseWrite()
+	}()
+	_, _ = io.Copy(c, s)
+	_ = c.(*net.TCPConn).CloseWrite()
+	<-done
+}
+
+// testSecondSignal tells a Fairlead that has a minute to drain a second time.
+func testSecondSignal(t *testing.T, d *door) {
+	x := d.w.newDoor(t, d.lane, "--shutdown-delay-duration=1m")
+	if err := x.Part.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, longest, "unready", func() bool {
+		_, err := x.get(t.Context(), "/readyz")
+		return err != nil && strings.Contains(err.Error(), fmt.Sprint(http.StatusInternalServerError))
+	})
+	begun := time.Now()
+	if err := x.Part.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-x.Part.Done():
+		t.Logf("ended after %s", time.Since(begun).Round(time.Millisecond))
+	case <-time.After(time.Second):
+		t.Error("a second after the second signal it still runs")
+	}
+}

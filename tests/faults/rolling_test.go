@@ -1,0 +1,53 @@
+//go:build e2e
+
+package faults
+
+import (
+	"testing"
+	"time"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+)
+
+// testRolling replaces the three endpoints of a backend, one after the other, as a Deployment does: the new pod is ready, the old one is told to end; it
+// serves what still comes and says on each connection that it is going; it is gone before its grace is over.
+func testRolling(t *testing.T, d *door) {
+	const grace = 2 * time.Second // longer than the longest request of the mix
+	b := d.w.newBackend()
+	servers := b.serve(t, 6, extension.Config{})
+	b.register(t, servers[0].Addr(), servers[1].Addr(), servers[2].Addr())
+	b.await(t, d)
+	l := (&load{interval: 5 * time.Millisecond, client: d.w.clients(4), make: d.mixed(b)}).start(t)
+	pause(t, time.Second)
+	for i := range 3 {
+		old, fresh := servers[i], servers[i+3]
+		b.update(t, func(s *discoveryv1.EndpointSlice) {
+			c := &s.Endpoints[0].Conditions
+			c.Ready, c.Terminating = new(false), new(true)
+			s.Endpoints = append(s.Endpoints, ready(fresh.Addr()))
+		})
+		if err := old.Set(extension.Fault{Kind: extension.GoAway}); err != nil {
+			t.Fatal(err)
+		}
+		pause(t, grace)
+		b.update(t, func(s *discoveryv1.EndpointSlice) { s.Endpoints = s.Endpoints[1:] })
+		if err := old.Set(extension.Fault{Kind: extension.Dead}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pause(t, time.Second)
+	shots := l.stop()
+	mustSucceed(t, shots, 0)
+	for _, s := range shots {
+		if s.cut() {
+			t.Errorf("cut: %s", &s)
+		}
+	}
+	for i, s := range servers[3:] {
+		if n, _ := strangers(b, s, 0); n == 0 {
+			t.Errorf("new endpoint %d got no traffic", i)
+		}
+	}
+}

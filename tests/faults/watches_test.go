@@ -1,0 +1,63 @@
+//go:build e2e
+
+package faults
+
+import (
+	"context"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+)
+
+// testWatches opens a thousand watches and looks where they went.
+func testWatches(t *testing.T, d *door) {
+	const watches, clients = 1000, 20 // 50 to a connection, as many clients do
+	b := d.w.newBackend()
+	servers := b.serve(t, 3, extension.Config{Record: -1})
+	b.register(t, servers[0].Addr(), servers[1].Addr(), servers[2].Addr())
+	b.await(t, d)
+	ctx, cancel := context.WithCancel(t.Context())
+	var open sync.WaitGroup
+	defer open.Wait()
+	defer cancel()
+	for _, c := range d.w.clients(clients) {
+		open.Go(func() {
+			for range watches / clients {
+				req, err := http.NewRequestWithContext(ctx, http.MethodGet, d.Endpoint.URL+b.widgets()+"?watch=1&resourceVersion=1", nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				res, err := c.Do(req)
+				if err != nil || res.StatusCode != http.StatusOK {
+					t.Errorf("opening a watch: %v %v", res, err)
+					return
+				}
+				defer res.Body.Close()
+			}
+			<-ctx.Done()
+		})
+	}
+	var at [3]int64
+	eventually(t, longest, "all watches are open", func() bool {
+		sum := int64(0)
+		for i, s := range servers {
+			at[i] = s.Stats().Watchers
+			sum += at[i]
+		}
+		return sum == watches
+	})
+	t.Logf("watches per endpoint: %v", at)
+	for _, n := range at {
+		if n < watches*9/30 || n > watches*11/30 {
+			t.Errorf("watches per endpoint: %v, want each within 10 %% of a third", at)
+		}
+	}
+	cancel()
+	eventually(t, 5*time.Second, "all watches have ended at the backend", func() bool {
+		return servers[0].Stats().Watchers+servers[1].Stats().Watchers+servers[2].Stats().Watchers == 0
+	})
+}
