@@ -18,6 +18,7 @@ func TestE2E(t *testing.T) {
 		{"crd", testCustomResources},
 		{"controllers", testControllers},
 		{"status", testStatus},
+		{"nodes", testNodes},
 	} {
 		t.Run(suite.name, func(t *testing.T) {
 			t.Parallel() // the long watches and deletions of one suite pass while the others work

@@ -1,0 +1,54 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/tools"
+)
+
+// testMetricsServer runs the extension server that most clusters have, and asks it what people ask.
+func testMetricsServer(t *testing.T, w *world) {
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	b := cluster.Backend{Namespace: "kube-system", Service: "metrics-server", CAFile: w.PKI.Serving.CertFile, GroupVersions: []string{"metrics.k8s.io/v1beta1"}}
+	_, args, err := w.ExtensionArgs(&b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path, err := tools.Path(ctx, tools.Config{}, "metrics-server")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// 10 s is the shortest resolution that it allows.
+	args = append(args, "--kubelet-insecure-tls", "--kubelet-use-node-status-port", "--kubelet-preferred-address-types=InternalIP", "--metric-resolution=10s", "--kubelet-request-timeout=5s")
+	if _, err := w.Run(ctx, cluster.Command{Name: "metrics-server", Path: path, Args: args}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Register(ctx, b); err != nil {
+		t.Fatal(err)
+	}
+	kc := w.admin(t)
+	kc.cache = t.TempDir()
+	var nodes answer
+	eventually(t, "kubectl top nodes answers", func() (bool, string) {
+		nodes = kc.try(t, "", "top", "nodes")
+		return nodes.code == 0, nodes.errs
+	})
+	t.Run("top nodes", func(t *testing.T) {
+		if got := strings.Join(strings.Fields(nodes.out), " "); got != "NAME CPU(cores) CPU(%) MEMORY(bytes) MEMORY(%) harbour 250m 25% 512Mi 50%" {
+			t.Errorf("top nodes says:\n%s", nodes.out)
+		}
+	})
+	t.Run("top pods", func(t *testing.T) {
+		eventually(t, "kubectl top pods answers", func() (bool, string) { // a pod must have run through a whole period
+			a := kc.try(t, "", "top", "pods", "-n", "moorings", "--containers")
+			return a.code == 0 && strings.Join(strings.Fields(a.out), " ") == "POD NAME CPU(cores) MEMORY(bytes) buoy main 100m 64Mi", a.out + a.errs
+		})
+	})
+}

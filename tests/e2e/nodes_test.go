@@ -1,0 +1,321 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/kubelet"
+)
+
+// newNode joins a stub kubelet to the cluster. It ends with the test.
+func (w *world) newNode(t *testing.T) *kubelet.Kubelet {
+	t.Helper()
+	serving, err := w.PKI.Serving.Issue("kubelet", cluster.Leaf{User: "system:node:harbour", Names: []string{"127.0.0.1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := tls.LoadX509KeyPair(serving.CertFile, serving.KeyFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pem, err := os.ReadFile(w.PKI.Client.CertFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	clients := x509.NewCertPool()
+	clients.AppendCertsFromPEM(pem)
+	k, err := kubelet.New(kubelet.Config{Certificate: pair, ClientCAs: clients, Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(k.Close)
+	if err := k.Join(t.Context(), w.core, "harbour"); err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// bulk is how much is copied each way: far more than all windows and buffers on the way hold together.
+const bulk = 10 << 20
+
+// mooring is a pod, and one who may do anything in its namespace.
+type mooring struct {
+	who       caller
+	container *kubelet.Container
+}
+
+// kubectl is the command line for the pod.
+func (m mooring) kubectl(args ...string) []string {
+	return append([]string{args[0], "-n", "moorings"}, args[1:]...)
+}
+
+// testNodes reaches into pods: every protocol that kubectl has for it, by every way of being somebody.
+func testNodes(t *testing.T, w *world) {
+	node, kc := w.newNode(t), w.admin(t)
+	kc.run(t, "create", "namespace", "moorings")
+	kc.run(t, "wait", "--for=create", "--timeout=60s", "-n", "moorings", "serviceaccount/default")
+	container, err := node.Run(t.Context(), w.core, "moorings", "buoy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kc.run(t, "create", "serviceaccount", "diver", "-n", "moorings")
+	kc.run(t, "create", "rolebinding", "divers", "-n", "moorings", "--clusterrole=cluster-admin", "--serviceaccount=moorings:diver")
+	token := strings.TrimSpace(kc.run(t, "create", "token", "diver", "-n", "moorings"))
+	t.Run("metrics-server", func(t *testing.T) {
+		t.Parallel() // it scrapes every ten seconds and needs two of them
+		testMetricsServer(t, w)
+	})
+	for _, by := range []struct {
+		name string
+		cred cluster.Credentials
+	}{{"certificate", w.Admin()}, {"token", cluster.Credentials{Token: token}}} {
+		m := mooring{who: w.as(t, w.server, by.cred), container: container}
+		eventually(t, "the new binding is known", func() (bool, string) {
+			a := m.who.try(t, "", m.kubectl("auth", "can-i", "create", "pods/exec")...)
+			return a.code == 0, a.out + a.errs
+		})
+		t.Run("logs by "+by.name, func(t *testing.T) { logs(t, m) })
+		for _, protocol := range []struct{ name, websockets string }{{"WebSocket", "true"}, {"SPDY", "false"}} {
+			m.who.env = []string{"KUBECTL_REMOTE_COMMAND_WEBSOCKETS=" + protocol.websockets, "KUBECTL_PORT_FORWARD_WEBSOCKETS=" + protocol.websockets}
+			for _, c := range []struct {
+				name string
+				run  func(*testing.T, mooring)
+			}{
+				{"exec", execute},
+				{"exec of what does not exist", executeNothing},
+				{"terminal", terminal},
+				{"bulk", through},
+				{"cp", copyFiles},
+				{"attach", attach},
+				{"port-forward", portForward},
+			} {
+				t.Run(c.name+" by "+protocol.name+" and "+by.name, func(t *testing.T) {
+					t.Parallel()
+					c.run(t, m)
+				})
+			}
+		}
+	}
+	for _, websockets := range []string{"true", "false"} {
+		t.Run("exec must be allowed, WebSocket "+websockets, func(t *testing.T) {
+			bob := w.as(t, w.server, w.StaticToken("bob"))
+			bob.env = []string{"KUBECTL_REMOTE_COMMAND_WEBSOCKETS=" + websockets}
+			bob.fail(t, "forbidden", "", "exec", "-n", "moorings", "buoy", "--", "true")
+		})
+	}
+}
+
+// rubbish is what no compression makes smaller.
+func rubbish(n int) []byte {
+	b := make([]byte, n)
+	_, _ = rand.NewChaCha8([32]byte{1}).Read(b)
+	return b
+}
+
+func logs(t *testing.T, m mooring) {
+	for _, l := range []string{"first", "second", "third"} {
+		m.container.Log(l)
+	}
+	if out := m.who.run(t, m.kubectl("logs", "buoy", "--tail=2")...); out != "second\nthird\n" {
+		t.Errorf("the last two lines: %q", out)
+	}
+	if out := m.who.run(t, m.kubectl("logs", "buoy", "--timestamps", "--tail=1")...); !regexp.MustCompile(`^20\d\d-\S+Z third\n$`).MatchString(out) {
+		t.Errorf("with a timestamp: %q", out)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := m.who.command(ctx, m.kubectl("logs", "buoy", "-f", "--tail=1")...)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewReader(out)
+	for i, want := range []string{"third", "fourth", "fifth"} {
+		if i > 0 {
+			m.container.Log(want) // only after the line before has arrived: nothing may hold a line back
+		}
+		if got, err := lines.ReadString('\n'); err != nil || got != want+"\n" {
+			t.Fatalf("followed: %q, %v, want %s", got, err, want)
+		}
+	}
+	cancel()
+	_ = cmd.Wait() // killed
+	for i := range 20_000 {
+		m.container.Log(fmt.Sprintf("line %06d %s", i, strings.Repeat("x", 100)))
+	}
+	got := strings.Split(m.who.run(t, m.kubectl("logs", "buoy", "--tail=20000")...), "\n")
+	if len(got) != 20_001 || !strings.HasPrefix(got[0], "line 000000 ") || !strings.HasPrefix(got[19_999], "line 019999 ") {
+		t.Errorf("%d lines of a long log, from %.20q to %.20q", len(got)-1, got[0], got[max(0, len(got)-2)])
+	}
+}
+
+// execute uses every stream of an exec, and its exit code.
+func execute(t *testing.T, m mooring) {
+	a := m.who.try(t, "from outside\n", m.kubectl("exec", "-i", "buoy", "--", "sh", "-c", "cat; echo 'to the other' >&2; exit 7")...)
+	if a.out != "from outside\n" || !strings.HasPrefix(a.errs, "to the other\n") || a.code != 7 {
+		t.Errorf("exit code %d\n%s%s", a.code, a.out, a.errs)
+	}
+	if a := m.who.try(t, "", m.kubectl("exec", "buoy", "-c", "main", "--", "echo", "a b", "c")...); a.out != "a b c\n" || a.code != 0 {
+		t.Errorf("without an input: exit code %d\n%s%s", a.code, a.out, a.errs)
+	}
+}
+
+func executeNothing(t *testing.T, m mooring) {
+	m.who.fail(t, "executable file not found", "", m.kubectl("exec", "buoy", "--", "no-such-program")...)
+	m.who.fail(t, "not found", "", m.kubectl("exec", "no-such-pod", "--", "true")...)
+}
+
+// terminal sits before a terminal of a chosen size, and the command at the other end must find its own of that size.
+func terminal(t *testing.T, m mooring) {
+	tty, err := kubelet.OpenTerminal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tty.Close()
+	if err := tty.Resize(77, 33); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := m.who.command(ctx, m.kubectl("exec", "-it", "buoy", "--", "sh", "-c", "stty size; tty; read answer; echo got $answer; exit 3")...)
+	if err := tty.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	var seen bytes.Buffer
+	for buf := make([]byte, 1024); !strings.Contains(seen.String(), "/dev/"); {
+		n, err := tty.Read(buf)
+		seen.Write(buf[:n])
+		if err != nil {
+			t.Fatalf("%v after %q", err, seen.String())
+		}
+	}
+	if _, err := tty.Write([]byte("this\r")); err != nil { // what the key sends; the terminal over there makes a line of it
+		t.Fatal(err)
+	}
+	_, _ = io.Copy(&seen, tty) // ends with kubectl
+	_ = cmd.Wait()
+	if out := seen.String(); !strings.Contains(out, "33 77\r\n") || !strings.Contains(out, "got this\r\n") || cmd.ProcessState.ExitCode() != 3 {
+		t.Errorf("exit code %d, %q", cmd.ProcessState.ExitCode(), out)
+	}
+}
+
+// through sends more than all buffers hold in both directions at once.
+func through(t *testing.T, m mooring) {
+	sent := rubbish(bulk)
+	a := m.who.try(t, string(sent), m.kubectl("exec", "-i", "buoy", "--", "cat")...)
+	if a.code != 0 || a.out != string(sent) {
+		t.Errorf("exit code %d, %d bytes came back of %d, the same: %t\n%s", a.code, len(a.out), len(sent), a.out == string(sent), a.errs)
+	}
+}
+
+func copyFiles(t *testing.T, m mooring) {
+	dir, sent := t.TempDir(), rubbish(bulk)
+	if err := os.WriteFile(filepath.Join(dir, "there"), sent, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	name := "cargo-" + filepath.Base(dir) + fmt.Sprint(rand.Int64())
+	m.who.run(t, m.kubectl("cp", filepath.Join(dir, "there"), "buoy:"+name)...)
+	if got, err := os.ReadFile(filepath.Join(m.container.Dir, name)); err != nil || !bytes.Equal(got, sent) {
+		t.Fatalf("%d bytes arrived, %v", len(got), err)
+	}
+	m.who.run(t, m.kubectl("cp", "buoy:"+name, filepath.Join(dir, "back"))...)
+	if got, err := os.ReadFile(filepath.Join(dir, "back")); err != nil || !bytes.Equal(got, sent) {
+		t.Errorf("%d bytes came back, %v", len(got), err)
+	}
+}
+
+func attach(t *testing.T, m mooring) {
+	a := m.who.try(t, "ahoy\nwho goes there\n", m.kubectl("attach", "-i", "buoy")...)
+	if a.code != 0 || a.out != "AHOY\nWHO GOES THERE\n" {
+		t.Errorf("exit code %d\n%s%s", a.code, a.out, a.errs)
+	}
+}
+
+// portForward makes several connections at once through one port-forward.
+func portForward(t *testing.T, m mooring) {
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() { // ends with l
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() { // ends with the connection
+				defer c.Close()
+				_, _ = io.Copy(c, c)
+			}()
+		}
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := m.who.command(ctx, m.kubectl("port-forward", "pod/buoy", fmt.Sprintf(":%d", l.Addr().(*net.TCPAddr).Port), "--address=127.0.0.1")...)
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { cancel(); _ = cmd.Wait() }()
+	said, err := bufio.NewReader(out).ReadString('\n')
+	found := regexp.MustCompile(`Forwarding from (127\.0\.0\.1:\d+)`).FindStringSubmatch(said)
+	if found == nil {
+		t.Fatalf("kubectl said %q (%v)\n%s", said, err, errs.String())
+	}
+	const connections = 5
+	results := make(chan error, connections)
+	for i := range connections {
+		go func() { results <- echoed(ctx, found[1], rubbish((i+1)<<20)) }()
+	}
+	for range connections {
+		if err := <-results; err != nil {
+			t.Errorf("%v\n%s", err, errs.String())
+		}
+	}
+}
+
+// echoed sends all and reads all back.
+func echoed(ctx context.Context, address string, sent []byte) error {
+	c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+	wrote := make(chan error, 1)
+	go func() { _, err := c.Write(sent); wrote <- err }() // ends with the connection
+	got := make([]byte, len(sent))
+	if n, err := io.ReadFull(c, got); err != nil {
+		return fmt.Errorf("reading back: %d of %d bytes: %w", n, len(sent), err)
+	}
+	if !bytes.Equal(got, sent) {
+		return errors.New("other bytes came back")
+	}
+	return <-wrote
+}

@@ -1,0 +1,144 @@
+package kubelet
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
+	utilexec "k8s.io/utils/exec"
+)
+
+// containerName is the name of every pod's only container.
+const containerName = "main"
+
+// Container is a folder in which processes are executed, and a log. Its main process, which attach talks to, answers each line with
+// the same in capitals.
+type Container struct {
+	// Dir is its working directory.
+	Dir string
+
+	namespace, pod string
+	started        time.Time
+	ctx            context.Context // ends with the kubelet
+
+	mu    sync.Mutex // guards what follows
+	lines []line
+	grown chan struct{} // closed and replaced when there are more lines
+}
+
+// ExecInContainer runs a command with the streams of an exec request. It implements remotecommand.Executor.
+func (c *Container) ExecInContainer(ctx context.Context, _, _, _ string, command []string, in io.Reader, out, errs io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize, _ time.Duration) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(c.ctx, cancel)()
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	cmd.Dir = c.Dir
+	if tty {
+		return exitCode(runOnTerminal(cmd, in, out, resize))
+	}
+	if out != nil { // a nil io.WriteCloser would become a writer that is not nil
+		cmd.Stdout = out
+	}
+	if errs != nil {
+		cmd.Stderr = errs
+	}
+	if in == nil {
+		return exitCode(cmd.Run())
+	}
+	// Not cmd.Stdin: Wait would wait for the client to close its side too.
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	go func() { // ends with the client's standard input, and that with the connection
+		_, _ = io.Copy(stdin, in)
+		_ = stdin.Close()
+	}()
+	return exitCode(cmd.Run())
+}
+
+// runOnTerminal runs cmd on a terminal of its own, as long as the size of the client's.
+func runOnTerminal(cmd *exec.Cmd, in io.Reader, out io.Writer, resize <-chan remotecommand.TerminalSize) error {
+	t, err := OpenTerminal()
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	sized := make(chan struct{}) // closed when the first size has been set, so that the command never sees none
+	go func() {                  // ends with the connection
+		first := true
+		for size := range resize {
+			_ = t.Resize(size.Width, size.Height)
+			if first {
+				close(sized)
+				first = false
+			}
+		}
+	}()
+	select {
+	case <-sized:
+	case <-time.After(5 * time.Second): // a client without a terminal sends none
+	}
+	if err := t.Start(cmd); err != nil {
+		return err
+	}
+	if in != nil {
+		go func() { _, _ = io.Copy(t, in) }() // ends with the connection
+	}
+	_, _ = io.Copy(out, t) // ends with the last process on the terminal
+	return cmd.Wait()
+}
+
+// exitCode makes the streaming library tell the client the exit code.
+func exitCode(err error) error {
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.Exited() {
+		return utilexec.CodeExitError{Err: err, Code: exit.ExitCode()}
+	}
+	return err
+}
+
+// AttachContainer talks to the main process. It implements remotecommand.Attacher.
+func (c *Container) AttachContainer(ctx context.Context, _, _, _ string, in io.Reader, out, _ io.WriteCloser, _ bool, _ <-chan remotecommand.TerminalSize) error {
+	if in == nil {
+		_, err := c.follow(ctx, out, c.count(), line.text)
+		return err
+	}
+	lines := bufio.NewScanner(in)
+	for lines.Scan() {
+		answer := strings.ToUpper(lines.Text())
+		c.Log(answer)
+		if out == nil {
+			continue
+		}
+		if _, err := io.WriteString(out, answer+"\n"); err != nil {
+			return err
+		}
+	}
+	return lines.Err()
+}
+
+// PortForward connects a stream with a port of this machine. It implements portforward.PortForwarder.
+func (c *Container) PortForward(ctx context.Context, _, _ string, port int32, stream io.ReadWriteCloser) error {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port))))
+	if err != nil {
+		return fmt.Errorf("forwarding port %d: %w", port, err)
+	}
+	defer context.AfterFunc(c.ctx, func() { _ = conn.Close() })()
+	defer conn.Close()
+	go func() { // ends with the stream, and that with the connection
+		_, _ = io.Copy(conn, stream)
+		_ = conn.(*net.TCPConn).CloseWrite()
+	}()
+	_, err = io.Copy(stream, conn)
+	_ = stream.Close()
+	return err
+}

@@ -1,0 +1,104 @@
+package kubelet
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// maxLines is how many lines of log a container keeps: more than a test writes, and bounded.
+const maxLines = 200_000
+
+type line struct {
+	at   time.Time
+	what string
+}
+
+func (l line) text() string    { return l.what + "\n" }
+func (l line) stamped() string { return l.at.UTC().Format(time.RFC3339Nano) + " " + l.text() }
+
+// Log appends a line to the container's log; it is dropped when the log is full.
+func (c *Container) Log(what string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.lines) == maxLines {
+		return
+	}
+	c.lines = append(c.lines, line{at: time.Now(), what: what})
+	close(c.grown)
+	c.grown = make(chan struct{})
+}
+
+func (c *Container) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.lines)
+}
+
+// after returns the lines from number n on, and a channel that is closed when there are more.
+func (c *Container) after(n int) ([]line, <-chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.lines[min(n, len(c.lines)):], c.grown
+}
+
+// write writes the lines from number n on.
+func (c *Container) write(w io.Writer, n int, form func(line) string) (next int, grown <-chan struct{}, err error) {
+	lines, grown := c.after(n)
+	for _, l := range lines {
+		if _, err := io.WriteString(w, form(l)); err != nil {
+			return n, grown, err
+		}
+		n++
+	}
+	return n, grown, nil
+}
+
+// follow writes the lines from number n on as they come, until ctx or the kubelet ends.
+func (c *Container) follow(ctx context.Context, w io.Writer, n int, form func(line) string) (int, error) {
+	for {
+		var grown <-chan struct{}
+		var err error
+		if n, grown, err = c.write(w, n, form); err != nil {
+			return n, err
+		}
+		if f, ok := w.(http.Flusher); ok {
+			f.Flush()
+		}
+		select {
+		case <-grown:
+		case <-ctx.Done():
+			return n, nil
+		case <-c.ctx.Done():
+			return n, nil
+		}
+	}
+}
+
+// serveLogs answers for `kubectl logs`: the options tailLines, timestamps and follow.
+func (k *Kubelet) serveLogs(w http.ResponseWriter, r *http.Request) {
+	c := k.find(w, r)
+	if c == nil {
+		return
+	}
+	q, n, form := r.URL.Query(), 0, line.text
+	if v := q.Get("tailLines"); v != "" {
+		tail, err := strconv.Atoi(v)
+		if err != nil || tail < 0 {
+			http.Error(w, "tailLines is not a number", http.StatusBadRequest)
+			return
+		}
+		n = max(0, c.count()-tail)
+	}
+	if on, _ := strconv.ParseBool(q.Get("timestamps")); on {
+		form = line.stamped
+	}
+	w.Header().Set("Content-Type", "text/plain")
+	if on, _ := strconv.ParseBool(q.Get("follow")); on {
+		_, _ = c.follow(r.Context(), w, n, form)
+		return
+	}
+	_, _, _ = c.write(w, n, form)
+}

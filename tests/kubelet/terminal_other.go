@@ -1,0 +1,21 @@
+//go:build !linux
+
+package kubelet
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+)
+
+// Terminal is a pseudo-terminal. There are none here.
+type Terminal struct{ *os.File }
+
+// OpenTerminal reports that there are none.
+func OpenTerminal() (*Terminal, error) { return nil, errors.New("opening terminal: only on Linux") }
+
+// Resize does nothing.
+func (*Terminal) Resize(_, _ uint16) error { return nil }
+
+// Start does nothing.
+func (*Terminal) Start(*exec.Cmd) error { return nil }
