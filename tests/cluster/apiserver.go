@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -78,7 +79,7 @@ func (c *Cluster) startAPIServer(ctx context.Context, i int) error {
 
 func (c *Cluster) apiServerArgs(port int, serving Pair) ([]string, error) {
 	tokens := filepath.Join(c.PKI.Dir, "tokens.csv")
-	if err := writeFile(tokens, []byte(staticTokens)); err != nil {
+	if err := os.WriteFile(tokens, []byte(staticTokens), 0o600); err != nil {
 		return nil, err
 	}
 	kubelet, err := c.PKI.Client.Issue("kube-apiserver-kubelet-client", Leaf{User: "kube-apiserver-kubelet-client", Groups: []string{"system:masters"}})

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"fmt"
+	"os"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -48,5 +49,5 @@ func (e Endpoint) WriteKubeconfig(file string, c Credentials) error {
 	if err != nil {
 		return fmt.Errorf("writing kubeconfig: %w", err)
 	}
-	return writeFile(file, data)
+	return os.WriteFile(file, data, 0o600)
 }

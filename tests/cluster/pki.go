@@ -1,18 +1,12 @@
 package cluster
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"fmt"
-	"math/big"
-	"net"
 	"os"
-	"path/filepath"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
 // PKI is everything that a cluster's certificates hang on. The authorities are distinct on purpose: a program that trusts one for
@@ -37,11 +31,10 @@ type Pair struct {
 
 // Authority issues certificates.
 type Authority struct {
-	CertFile string // the CA certificate, PEM
+	CA       *pki.CA // itself, for what needs no files
+	CertFile string  // the CA certificate, PEM
 
-	dir  string
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
+	dir string // of its files
 }
 
 // Leaf says what a certificate is for.
@@ -94,83 +87,26 @@ func newPKI(dir string) (*PKI, error) {
 
 // NewAuthority makes one more authority, for tests of rotation and of foreign certificates. Its files are called name.
 func (p *PKI) NewAuthority(name string) (*Authority, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, err
-	}
-	template := template(name, time.Time{})
-	template.IsCA = true
-	template.BasicConstraintsValid = true
-	template.KeyUsage = x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
+	a := &Authority{CA: pki.NewCA(name), dir: p.Dir}
+	var err error
+	if a.CertFile, _, err = a.CA.WriteFiles(p.Dir, name); err != nil {
 		return nil, fmt.Errorf("making authority %s: %w", name, err)
 	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, err
-	}
-	pair, err := writePair(p.Dir, name, der, key)
-	return &Authority{CertFile: pair.CertFile, dir: p.Dir, cert: cert, key: key}, err
+	return a, nil
 }
 
 // Issue makes a key pair for l and writes it to files called name. An existing pair of that name is replaced in one step per file,
 // as a rotation would.
 func (a *Authority) Issue(name string, l Leaf) (Pair, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return Pair{}, err
+	usage := x509.ExtKeyUsageClientAuth
+	if len(l.Names) > 0 {
+		usage = x509.ExtKeyUsageServerAuth
 	}
-	template := template(l.User, l.NotAfter)
-	template.Subject.Organization = l.Groups
-	template.KeyUsage = x509.KeyUsageDigitalSignature
-	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
-	for _, n := range l.Names {
-		template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
-		if ip := net.ParseIP(n); ip != nil {
-			template.IPAddresses = append(template.IPAddresses, ip)
-		} else {
-			template.DNSNames = append(template.DNSNames, n)
-		}
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
-	if err != nil {
+	leaf := a.CA.Issue(pki.Leaf{CommonName: l.User, Organizations: l.Groups, Names: l.Names, NotAfter: l.NotAfter, Usage: []x509.ExtKeyUsage{usage}})
+	var p Pair
+	var err error
+	if p.CertFile, p.KeyFile, err = leaf.WriteFiles(a.dir, name); err != nil {
 		return Pair{}, fmt.Errorf("issuing certificate %s: %w", name, err)
 	}
-	return writePair(a.dir, name, der, key)
-}
-
-func template(commonName string, notAfter time.Time) *x509.Certificate {
-	now := time.Now()
-	if notAfter.IsZero() {
-		notAfter = now.Add(24 * time.Hour)
-	}
-	serial, _ := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120)) // crypto/rand.Reader never fails
-	return &x509.Certificate{
-		SerialNumber: serial,
-		Subject:      pkix.Name{CommonName: commonName},
-		NotBefore:    now.Add(-time.Hour), // so that an already ended NotAfter can be asked for
-		NotAfter:     notAfter,
-	}
-}
-
-func writePair(dir, name string, der []byte, key *ecdsa.PrivateKey) (Pair, error) {
-	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		return Pair{}, err
-	}
-	p := Pair{CertFile: filepath.Join(dir, name+".crt"), KeyFile: filepath.Join(dir, name+".key")}
-	if err := writeFile(p.KeyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})); err != nil {
-		return Pair{}, err
-	}
-	return p, writeFile(p.CertFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
-}
-
-// writeFile replaces a file in one step: its readers may be watching it.
-func writeFile(file string, data []byte) error {
-	tmp := file + ".tmp"
-	if err := os.WriteFile(tmp, data, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(tmp, file)
+	return p, nil
 }

@@ -173,16 +173,25 @@ func (p *Pair) KeyPEM() []byte {
 	return encode("PRIVATE KEY", der)
 }
 
-// WriteFiles writes dir/name.crt and dir/name.key and returns their paths.
+// WriteFiles writes dir/name.crt and dir/name.key and returns their paths. Files of that name are replaced in one step each: a program
+// may be watching them.
 func (p *Pair) WriteFiles(dir, name string) (certFile, keyFile string, err error) {
 	certFile, keyFile = filepath.Join(dir, name+".crt"), filepath.Join(dir, name+".key")
-	if err := os.WriteFile(certFile, p.CertPEM(), 0o600); err != nil {
-		return "", "", fmt.Errorf("writing certificate: %w", err)
-	}
-	if err := os.WriteFile(keyFile, p.KeyPEM(), 0o600); err != nil {
+	if err := replace(keyFile, p.KeyPEM()); err != nil {
 		return "", "", fmt.Errorf("writing key: %w", err)
 	}
+	if err := replace(certFile, p.CertPEM()); err != nil {
+		return "", "", fmt.Errorf("writing certificate: %w", err)
+	}
 	return certFile, keyFile, nil
+}
+
+func replace(file string, data []byte) error {
+	tmp := file + ".tmp"
+	if err := os.WriteFile(tmp, data, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, file)
 }
 
 func caTemplate(commonName string) *x509.Certificate {

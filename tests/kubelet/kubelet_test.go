@@ -1,0 +1,189 @@
+package kubelet
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/remotecommand"
+	utilexec "k8s.io/client-go/util/exec"
+
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// harbour is a kubelet with one container, and clients of it.
+type harbour struct {
+	*Kubelet
+	container *Container
+	ca        *pki.CA
+	url       string
+}
+
+func newHarbour(t *testing.T) *harbour {
+	t.Helper()
+	ca := pki.NewCA("harbour")
+	k, err := New(Config{Certificate: ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS(), ClientCAs: ca.Pool(), Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(k.Close)
+	c, err := k.newContainer("ns", "buoy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &harbour{Kubelet: k, container: c, ca: ca, url: "https://" + k.listen.Addr().String()}
+}
+
+// config is that of a client in a group.
+func (h *harbour) config(group string) *rest.Config {
+	pair := h.ca.Issue(pki.Leaf{CommonName: "someone", Organizations: []string{group}})
+	return &rest.Config{Host: h.url, TLSClientConfig: rest.TLSClientConfig{CAData: h.ca.PEM(), CertData: pair.CertPEM(), KeyData: pair.KeyPEM()}}
+}
+
+func (h *harbour) get(t *testing.T, group, path string) (int, string) {
+	t.Helper()
+	client, err := rest.HTTPClientFor(h.config(group))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, h.url+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res.StatusCode, string(body)
+}
+
+func TestExec(t *testing.T) {
+	h := newHarbour(t)
+	for _, tc := range []struct {
+		name, command, in, out, errs string
+		code                         int
+	}{
+		{"output", "echo there; echo here >&2", "", "there\n", "here\n", 0},
+		{"input", "cat", "round", "round", "", 0},
+		{"exit code", "exit 4", "", "", "", 4},
+		{"more input than is read", "true", strings.Repeat("x", 1<<20), "", "", 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			u, err := url.Parse(h.url + "/exec/ns/buoy/main?input=1&output=1&error=1&command=sh&command=-c&command=" + url.QueryEscape(tc.command))
+			if err != nil {
+				t.Fatal(err)
+			}
+			e, err := remotecommand.NewSPDYExecutor(h.config("system:masters"), http.MethodPost, u)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var out, errs bytes.Buffer
+			err = e.StreamWithContext(t.Context(), remotecommand.StreamOptions{Stdin: strings.NewReader(tc.in), Stdout: &out, Stderr: &errs})
+			code := 0
+			if exit, ok := err.(utilexec.ExitError); ok { //nolint:errorlint // an interface of client-go, returned as it is
+				code, err = exit.ExitStatus(), nil
+			}
+			if err != nil || code != tc.code || out.String() != tc.out || errs.String() != tc.errs {
+				t.Errorf("%v, exit code %d, %q, %q", err, code, out.String(), errs.String())
+			}
+		})
+	}
+}
+
+func TestOnlyMastersMayAsk(t *testing.T) {
+	h := newHarbour(t)
+	for _, path := range []string{"/healthz", "/metrics/resource", "/containerLogs/ns/buoy/main", "/exec/ns/buoy/main?output=1&command=true"} {
+		if code, body := h.get(t, "dev", path); code != http.StatusForbidden {
+			t.Errorf("%s: %d %s", path, code, body)
+		}
+	}
+	conn, err := tls.Dial("tcp", h.listen.Addr().String(), &tls.Config{RootCAs: h.ca.Pool(), ServerName: "127.0.0.1"}) //nolint:noctx // loopback
+	if err == nil {
+		_, err = conn.Read(make([]byte, 1)) // in TLS 1.3 the refusal comes after the client's part
+		_ = conn.Close()
+	}
+	if err == nil {
+		t.Error("one without a certificate was let in")
+	}
+}
+
+func TestLogs(t *testing.T) {
+	h := newHarbour(t)
+	for _, l := range []string{"a", "b", "c"} {
+		h.container.Log(l)
+	}
+	for query, want := range map[string]string{"": "a\nb\nc\n", "?tailLines=2": "b\nc\n", "?tailLines=0": "", "?tailLines=9": "a\nb\nc\n"} {
+		if code, body := h.get(t, "system:masters", "/containerLogs/ns/buoy/main"+query); code != http.StatusOK || body != want {
+			t.Errorf("%s: %d %q, want %q", query, code, body, want)
+		}
+	}
+	for _, path := range []string{"/containerLogs/ns/other/main", "/containerLogs/ns/buoy/other", "/exec/ns/other/main?output=1&command=true", "/portForward/ns/other"} {
+		if code, _ := h.get(t, "system:masters", path); code != http.StatusNotFound {
+			t.Errorf("%s: %d, want 404", path, code)
+		}
+	}
+	if code, _ := h.get(t, "system:masters", "/containerLogs/ns/buoy/main?tailLines=x"); code != http.StatusBadRequest {
+		t.Errorf("%d, want 400", code)
+	}
+}
+
+func TestTerminal(t *testing.T) {
+	tty, err := OpenTerminal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tty.Close()
+	if err := tty.Resize(81, 25); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "stty", "size")
+	if err := tty.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	out, _ := io.ReadAll(tty) // ends in an error: nobody is on the terminal any more
+	if err := cmd.Wait(); err != nil || string(out) != "25 81\r\n" {
+		t.Errorf("%q, %v", out, err)
+	}
+}
+
+func TestCloseEndsStreams(t *testing.T) {
+	h := newHarbour(t)
+	u, err := url.Parse(h.url + "/exec/ns/buoy/main?output=1&command=sleep&command=600")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := remotecommand.NewSPDYExecutor(h.config("system:masters"), http.MethodPost, u)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- e.StreamWithContext(t.Context(), remotecommand.StreamOptions{Stdout: io.Discard}) }()
+	for hijacked := false; !hijacked; {
+		h.mu.Lock()
+		hijacked = len(h.conns) > 0
+		h.mu.Unlock()
+	}
+	h.Close()
+	if err := <-ended; err == nil {
+		t.Error("the command went on")
+	}
+	if _, err := net.DialTimeout("tcp", h.listen.Addr().String(), time.Second); err == nil { //nolint:noctx // loopback
+		t.Error("it still listens")
+	}
+}
