@@ -139,6 +139,9 @@ func (c *conn) take() []byte {
 // flushed is told that what was taken has been written, and fills the output again.
 func (c *conn) flushed() {
 	c.written()
+	if c.closing {
+		c.closingAt = c.e.now // the peer lingers from here
+	}
 	c.e.pump(c)
 }
 

@@ -2,7 +2,8 @@
 //
 // It has three layers. The engine (engine.go, conn.go, stream.go …) is a pure state machine: bytes of a connection go in, bytes for
 // connections come out, time is handed in, and it never performs I/O, starts a goroutine or reads a clock. A shard (shard.go) puts one
-// engine under one mutex and moves what it produces; links (link.go) read and write the TLS connections. Server takes connections over
+// engine under one mutex and moves what it produces; links (link.go) read and write the TLS connections, on Linux from one goroutine
+// per shard (loop_linux.go), elsewhere from one per connection. Server takes connections over
 // from an http.Server and says what the outside must provide: Config.Decide and the Endpoints it forwards to.
 //
 // The one concurrency rule: everything of an engine (its connections, streams and pools) is touched only under its shard's mutex, and

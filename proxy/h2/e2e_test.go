@@ -39,8 +39,10 @@ func (s *stand) read(res *http.Response) string {
 	return string(b)
 }
 
-func TestForwardGet(t *testing.T) {
-	s := newStand(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+func TestForwardGet(t *testing.T) { onDrivers(t, testForwardGet) }
+
+func testForwardGet(t *testing.T, driver string) {
+	s := newStand(t, driver, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ProtoMajor != 2 {
 			t.Errorf("backend was asked over %s", r.Proto)
 		}
@@ -73,8 +75,10 @@ func TestForwardGet(t *testing.T) {
 	}
 }
 
-func TestForwardEcho(t *testing.T) {
-	s := newStand(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+func TestForwardEcho(t *testing.T) { onDrivers(t, testForwardEcho) }
+
+func testForwardEcho(t *testing.T, driver string) {
+	s := newStand(t, driver, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).EnableFullDuplex()
 		w.WriteHeader(http.StatusOK)
 		w.(http.Flusher).Flush()
@@ -89,8 +93,10 @@ func TestForwardEcho(t *testing.T) {
 	}
 }
 
-func TestForwardManyAtOnce(t *testing.T) {
-	s := newStand(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+func TestForwardManyAtOnce(t *testing.T) { onDrivers(t, testForwardManyAtOnce) }
+
+func testForwardManyAtOnce(t *testing.T, driver string) {
+	s := newStand(t, driver, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		b, _ := io.ReadAll(r.Body)
 		w.Header().Set("Trailer", "X-T")
 		_, _ = w.Write(b)
@@ -118,8 +124,10 @@ func TestForwardManyAtOnce(t *testing.T) {
 	wg.Wait()
 }
 
-func TestForwardInterims(t *testing.T) {
-	s := newStand(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+func TestForwardInterims(t *testing.T) { onDrivers(t, testForwardInterims) }
+
+func testForwardInterims(t *testing.T, driver string) {
+	s := newStand(t, driver, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Link", "a")
 		w.WriteHeader(http.StatusEarlyHints)
 		b, _ := io.ReadAll(r.Body)
@@ -147,8 +155,10 @@ func TestForwardInterims(t *testing.T) {
 	}
 }
 
-func TestForwardHeadAndNoContent(t *testing.T) {
-	s := newStand(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+func TestForwardHeadAndNoContent(t *testing.T) { onDrivers(t, testForwardHeadAndNoContent) }
+
+func testForwardHeadAndNoContent(t *testing.T, driver string) {
+	s := newStand(t, driver, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/204" {
 			w.WriteHeader(http.StatusNoContent)
 			return
@@ -163,7 +173,9 @@ func TestForwardHeadAndNoContent(t *testing.T) {
 	}
 }
 
-func TestServeLocal(t *testing.T) {
+func TestServeLocal(t *testing.T) { onDrivers(t, testServeLocal) }
+
+func testServeLocal(t *testing.T, driver string) {
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/small":
@@ -185,7 +197,7 @@ func TestServeLocal(t *testing.T) {
 			_, _ = io.WriteString(w, "abc")
 		}
 	})
-	s := newStand(t, http.NotFoundHandler(), func(_ *Head, p *Plan) { p.Forward, p.Serve = nil, handler })
+	s := newStand(t, driver, http.NotFoundHandler(), func(_ *Head, p *Plan) { p.Forward, p.Serve = nil, handler })
 	res := s.do("GET", "/small", nil)
 	if got := s.read(res); got != `{"a":1}` || res.ContentLength != 7 || res.Header.Get("Date") == "" ||
 		res.Header.Get("Content-Type") != "text/plain; charset=utf-8" {

@@ -3,17 +3,21 @@ package h2
 import (
 	"crypto/tls"
 	"sync"
-	"time"
+	"sync/atomic"
 )
 
-// link moves the bytes of one connection. Its reader goroutine (serve) ends when the connection does; a second goroutine exists only
-// while the socket is full.
+// link moves the bytes of one connection, on a shard's loop where there is one. Else it has a reader goroutine (serve), which ends when
+// the connection does, and a second one only while the socket is full.
 type link struct {
 	sh   *shard
 	c    *conn
 	tls  *tls.Conn
 	raw  *rawConn  // nil: the connection was not wrapped, so writing blocks
 	room sync.Cond // on the shard's mutex: some output was written
+
+	loop   *loop         // what reads and writes instead of goroutines of the link's own; nil: they do
+	gone   chan struct{} // closed by the loop when the connection has ended
+	paused atomic.Bool   // the loop does not read: set by it, cleared under the shard's mutex
 }
 
 // plainBuffer is how much is decrypted before the engine is asked: one turn under the mutex for four full records.
@@ -23,22 +27,48 @@ const plainBuffer = 64 << 10
 // ask questions. DATA stays below it by itself; heads and resets are what could grow.
 const pauseLimit = 256 << 10
 
-func (sh *shard) link(c *conn, tc *tls.Conn) *link {
-	l := &link{sh: sh, c: c, tls: tc}
+// newLink takes a connection after its handshake.
+func (sh *shard) newLink(tc *tls.Conn) *link {
+	l := &link{sh: sh, tls: tc}
 	l.room.L = &sh.mu
-	if raw, ok := tc.NetConn().(*rawConn); ok {
-		raw.takeOver()
-		l.raw = raw
+	raw, ok := tc.NetConn().(*rawConn)
+	if !ok {
+		return l
 	}
-	c.link = l
+	raw.takeOver()
+	l.raw = raw
+	if sh.loop != nil && raw.sys != nil && sh.loop.own(raw) == nil {
+		l.loop, l.gone = sh.loop, make(chan struct{})
+	}
 	return l
 }
 
-// serve reads until the connection ends.
+// discard closes a connection that came too late.
+func (l *link) discard() {
+	_ = l.tls.NetConn().Close()
+	if l.loop != nil {
+		l.loop.disown(l.raw)
+	}
+}
+
+// attach makes the link that of an engine's connection. The shard's mutex is held.
+func (l *link) attach(c *conn) { l.c, c.link = c, l }
+
+// serve returns when the connection has ended.
 func (l *link) serve() {
+	if l.loop != nil {
+		l.loop.watch(l)
+		<-l.gone
+		return
+	}
 	err := l.read()
 	_ = l.tls.NetConn().Close()
 	l.sh.lock()
+	l.lose(err)
+}
+
+// lose tells the engine that the connection has ended. The shard's mutex is held and released.
+func (l *link) lose(err error) {
 	l.c.cut = true
 	l.sh.e.lose(l.c, err)
 	l.sh.e.remove(l.c)
@@ -110,21 +140,29 @@ func (l *link) readBlocking() error {
 	}
 }
 
+// over reports whether the client owes us reading before it may ask for more.
+func (c *conn) over() bool {
+	return c.side == up && len(c.out)+c.inflight > pauseLimit && !c.closing
+}
+
 // take has the engine handle input, unless the client owes us reading first.
 func (l *link) take(p []byte) {
 	l.sh.lock()
 	l.sh.e.feed(l.c, p)
-	c := l.c
-	paused := func() bool {
-		return c.side == up && len(c.out)+c.inflight > pauseLimit && !c.closing
+	if l.loop != nil {
+		if l.c.over() {
+			l.paused.Store(true)
+		}
+		l.sh.mu.Unlock() // the loop settles everything it has read at once
+		return
 	}
-	if !paused() {
+	if !l.c.over() {
 		l.sh.settle()
 		return
 	}
 	l.sh.settle()
 	l.sh.lock()
-	for paused() {
+	for l.c.over() {
 		l.room.Wait()
 	}
 	l.sh.settle()
@@ -138,6 +176,10 @@ func (l *link) write(p []byte) (bool, error) {
 	}
 	if _, err := l.tls.Write(p); err != nil {
 		return false, err
+	}
+	if l.loop != nil {
+		done, err := l.raw.flushOr(p)
+		return !done && err == nil, err
 	}
 	if done, err := l.raw.flush(false); done || err != nil {
 		return false, err
@@ -171,25 +213,21 @@ func (l *link) writeOn(p []byte, encrypted bool) {
 }
 
 // shut closes the connection: at once if it is broken, else so that the peer still reads what we wrote. Closing a socket that has
-// unread input makes the kernel send a reset, which can destroy our GOAWAY on its way; so the reader goes on for a moment.
+// unread input makes the kernel send a reset, which can destroy our GOAWAY on its way; so it is read until the peer closes too or the
+// engine cuts it.
 func (l *link) shut() {
 	l.sh.mu.Lock()
 	cut := l.c.cut
 	l.sh.mu.Unlock()
-	tcp := l.tls.NetConn()
-	if raw, ok := tcp.(*rawConn); ok {
-		tcp = raw.Conn
-	}
 	if cut {
-		_ = tcp.Close()
+		_ = l.tls.NetConn().Close()
 		return
 	}
-	_ = tcp.SetReadDeadline(time.Now().Add(l.sh.e.lim.linger))
 	_ = l.tls.CloseWrite()
 	if l.raw != nil {
 		_, _ = l.raw.flush(false)
-	}
-	if half, ok := tcp.(interface{ CloseWrite() error }); ok {
+		l.raw.closeWrite()
+	} else if half, ok := l.tls.NetConn().(interface{ CloseWrite() error }); ok {
 		_ = half.CloseWrite()
 	}
 }

@@ -10,7 +10,9 @@ import (
 	"time"
 )
 
-func TestLocalDeadlines(t *testing.T) {
+func TestLocalDeadlines(t *testing.T) { onDrivers(t, testLocalDeadlines) }
+
+func testLocalDeadlines(t *testing.T, driver string) {
 	got := make(chan error, 1)
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c := http.NewResponseController(w)
@@ -38,7 +40,7 @@ func TestLocalDeadlines(t *testing.T) {
 			}
 		}
 	})
-	s := newStand(t, http.NotFoundHandler(), func(_ *Head, p *Plan) { p.Forward, p.Serve = nil, handler })
+	s := newStand(t, driver, http.NotFoundHandler(), func(_ *Head, p *Plan) { p.Forward, p.Serve = nil, handler })
 
 	body, upload := io.Pipe()
 	defer upload.Close()

@@ -84,8 +84,10 @@ fairlead_h2_resets_total{cause="protocol"} 0
 	}
 }
 
-func TestRemoveResponse(t *testing.T) {
-	s := newStand(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+func TestRemoveResponse(t *testing.T) { onDrivers(t, testRemoveResponse) }
+
+func testRemoveResponse(t *testing.T, driver string) {
+	s := newStand(t, driver, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Trailer", "Access-Control-Allow-Origin, X-T")
 		w.Header().Set("Access-Control-Allow-Origin", "*")
 		w.Header().Set("X-Kept", "1")

@@ -5,6 +5,7 @@ import (
 	"net"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // rawConn stands between crypto/tls and a TCP connection. Until takeOver it is transparent. Afterwards TLS reads what the driver has
@@ -32,6 +33,9 @@ type rawConn struct {
 	writable func(fd uintptr) bool
 	put      int
 	werr     error
+	owned    bool   // by a loop: Conn is closed, and fd is what remains of it
+	fd       int    // changed by the loop alone; -1: closed
+	pending  []byte // output of the engine of which out is the rest; nil: nobody waits for room
 }
 
 // rawBuffer is what is read from a socket at once: four records, beyond which measurements showed little gain.
@@ -44,7 +48,7 @@ const recordHeader = 5 // RFC 8446 §5.1
 
 // wrapConn is what Endpoint.Dial and Server.Listener wrap TCP connections in.
 func wrapConn(c net.Conn) net.Conn {
-	r := &rawConn{Conn: c}
+	r := &rawConn{Conn: c, fd: -1}
 	r.head = r.hold[:0]
 	if sc, ok := c.(syscall.Conn); ok && nonBlocking {
 		if sys, err := sc.SyscallConn(); err == nil {
@@ -110,6 +114,37 @@ func (r *rawConn) begin() {
 	}
 }
 
+// Close closes the connection. An owned one is only shut down: its loop then sees the end and closes it.
+func (r *rawConn) Close() error {
+	r.mu.Lock()
+	owned := r.owned
+	r.mu.Unlock()
+	if owned {
+		return r.shutdown(syscall.SHUT_RDWR)
+	}
+	return r.Conn.Close()
+}
+
+// closeWrite tells the peer that nothing more comes.
+func (r *rawConn) closeWrite() {
+	r.mu.Lock()
+	owned := r.owned
+	r.mu.Unlock()
+	if owned {
+		_ = r.shutdown(syscall.SHUT_WR)
+	} else if half, ok := r.Conn.(interface{ CloseWrite() error }); ok {
+		_ = half.CloseWrite()
+	}
+}
+
+// SetWriteDeadline does nothing once TLS writes into a buffer: it sets one in the past after its last alert, which would be lost then.
+func (r *rawConn) SetWriteDeadline(t time.Time) error {
+	if r.async {
+		return nil
+	}
+	return r.Conn.SetWriteDeadline(t)
+}
+
 func (r *rawConn) Write(p []byte) (int, error) {
 	if !r.async {
 		return r.Conn.Write(p)
@@ -164,13 +199,47 @@ func (r *rawConn) flush(block bool) (bool, error) {
 	return len(r.out) == 0, nil // TLS may have written meanwhile
 }
 
+// flushOr is flush without waiting; if some is left, p is what resume returns when the rest was written.
+func (r *rawConn) flushOr(p []byte) (bool, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	done, err := r.flushLocked()
+	if !done && err == nil {
+		r.pending = p // under the same mutex as the write: else the event that there is room could come before
+	}
+	return done, err
+}
+
+// resume goes on writing. It returns what flushOr was given if that is done or broken now, else nil.
+func (r *rawConn) resume() ([]byte, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.pending == nil {
+		return nil, nil
+	}
+	done, err := r.flushLocked()
+	if !done && err == nil {
+		return nil, nil
+	}
+	p := r.pending
+	r.pending = nil
+	return p, err
+}
+
 func (r *rawConn) flushLocked() (bool, error) {
 	if len(r.out) == 0 || r.sys == nil {
 		return len(r.out) == 0, nil
 	}
 	r.put, r.werr = 0, nil
-	if err := r.sys.Write(r.writable); err != nil {
-		return false, err
+	switch {
+	case !r.owned:
+		if err := r.sys.Write(r.writable); err != nil {
+			return false, err
+		}
+	case r.fd < 0:
+		return false, net.ErrClosed
+	default:
+		r.tryWrite(uintptr(r.fd))
 	}
 	if r.werr != nil {
 		return false, r.werr

@@ -8,3 +8,5 @@ const nonBlocking = false
 func (r *rawConn) tryRead(uintptr) bool { return true }
 
 func (r *rawConn) tryWrite(uintptr) bool { return true }
+
+func (r *rawConn) shutdown(int) error { return r.Conn.Close() }

@@ -112,7 +112,11 @@ func (c *corkedConn) uncork() error {
 }
 
 func TestRequestInTheHandshakesLastSegment(t *testing.T) {
-	s := newStand(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "early") }), nil)
+	onDrivers(t, testRequestInTheHandshakesLastSegment)
+}
+
+func testRequestInTheHandshakesLastSegment(t *testing.T, driver string) {
+	s := newStand(t, driver, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "early") }), nil)
 	raw, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", s.addr)
 	if err != nil {
 		t.Fatal(err)

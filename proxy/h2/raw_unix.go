@@ -5,6 +5,8 @@ package h2
 import (
 	"errors"
 	"io"
+	"net"
+	"os"
 	"syscall"
 )
 
@@ -49,4 +51,14 @@ func (r *rawConn) tryWrite(fd uintptr) bool {
 		}
 	}
 	return true
+}
+
+// shutdown has the peer and the loop see the end of the connection.
+func (r *rawConn) shutdown(how int) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.fd < 0 {
+		return net.ErrClosed
+	}
+	return os.NewSyscallError("shutdown", syscall.Shutdown(r.fd, how))
 }

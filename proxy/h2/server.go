@@ -63,13 +63,12 @@ func (c *Config) shards() int {
 	return max(1, runtime.GOMAXPROCS(0)/2)
 }
 
-// Server is the frame lane. Run must be running while it serves; before that, connections are accepted but no timer fires.
+// Server is the frame lane. Run must be running while it serves: it moves the bytes and lets the timers run.
 type Server struct {
 	shards []*shard
 	next   atomic.Uint32
 	links  sync.WaitGroup
 	cancel context.CancelFunc
-	ended  atomic.Bool
 }
 
 // New returns a Server. Its Serve goes into http.Server.TLSNextProto["h2"], and its Listener around the server's.
@@ -86,19 +85,30 @@ func New(cfg Config) *Server {
 	return s
 }
 
-// Run lets the timers run until ctx ends, then closes every connection at once and waits for what it started.
+// Run serves connections until ctx ends, then closes every connection at once and waits for what it started.
 func (s *Server) Run(ctx context.Context) error {
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()
+	var loops sync.WaitGroup
+	for _, sh := range s.shards {
+		if sh.loop != nil {
+			loops.Go(sh.loop.run)
+		}
+	}
 	for {
 		select {
 		case <-ctx.Done():
-			s.ended.Store(true)
 			s.cancel()
 			for _, sh := range s.shards {
-				sh.cutAll(errServerEnded)
+				sh.end()
 			}
 			s.links.Wait()
+			for _, sh := range s.shards {
+				if sh.loop != nil {
+					sh.loop.close()
+				}
+			}
+			loops.Wait()
 			return nil
 		case <-ticker.C:
 			for _, sh := range s.shards {
@@ -139,12 +149,14 @@ func (s *Server) Serve(hs *http.Server, conn *tls.Conn, h http.Handler) {
 	sh := s.shards[int(s.next.Add(1))%len(s.shards)]
 	s.links.Add(1)
 	defer s.links.Done()
-	if s.ended.Load() {
-		_ = conn.Close()
+	l := sh.newLink(conn)
+	sh.lock()
+	if sh.ended {
+		sh.settle()
+		l.discard()
 		return
 	}
-	sh.lock()
-	l := sh.link(sh.e.acceptClient(info), conn)
+	l.attach(sh.e.acceptClient(info))
 	sh.settle()
 	l.serve()
 }

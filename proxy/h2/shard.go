@@ -20,6 +20,8 @@ type shard struct {
 	pool    *buffers
 	batches sync.Pool
 	links   *sync.WaitGroup // counts links and what they started
+	loop    *loop           // nil: every link has a goroutine
+	ended   bool            // no connection is taken any more; guarded by mu
 }
 
 // dialTimeout bounds a dial and its handshake when Endpoint.Dial does not: a request should not wait longer for a connection.
@@ -27,6 +29,13 @@ const dialTimeout = 10 * time.Second
 
 func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buffers) *shard {
 	sh := &shard{log: cfg.logger(), ctx: ctx, started: time.Now(), pool: bufs, links: links, e: newEngine(cfg.limits())}
+	if !cfg.portable {
+		if lp, err := newLoop(sh); err == nil {
+			sh.loop = lp
+		} else if !errors.Is(err, errors.ErrUnsupported) {
+			sh.log.Warn("serving without an event loop", "err", err)
+		}
+	}
 	sh.batches.New = func() any { return &batch{} }
 	sh.e.decide = cfg.Decide
 	sh.e.resume = func(t *ticket, p Plan) {
@@ -158,6 +167,9 @@ func (c *conn) finishWrite(buf []byte, err error) {
 		}
 	}
 	c.link.room.Broadcast()
+	if c.link.paused.Load() && !c.over() {
+		c.link.loop.unpause(c.link)
+	}
 }
 
 // tick lets the engine's timers run.
@@ -177,20 +189,31 @@ func (sh *shard) connect(p *pool) {
 		_ = tc.Close()
 		err = errors.New("backend does not speak HTTP/2")
 	}
-	if err == nil && sh.ctx.Err() != nil {
-		_ = tc.Close()
-		err = sh.ctx.Err()
-	}
 	if err != nil {
 		sh.lock()
 		sh.e.dialFailed(p, err)
 		sh.settle()
 		return
 	}
+	l := sh.newLink(tc)
 	sh.lock()
-	l := sh.link(sh.e.connected(p), tc)
+	if sh.ended {
+		sh.e.dialFailed(p, errServerEnded)
+		sh.settle()
+		l.discard()
+		return
+	}
+	l.attach(sh.e.connected(p))
 	sh.settle()
 	l.serve()
+}
+
+// end closes all connections at once and takes no further ones.
+func (sh *shard) end() {
+	sh.lock()
+	sh.ended = true
+	sh.settle()
+	sh.cutAll(errServerEnded)
 }
 
 // cutAll closes all connections at once.

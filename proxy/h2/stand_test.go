@@ -62,11 +62,11 @@ func forward(ep *Endpoint) Plan {
 }
 
 // newStand starts everything. change, if not nil, may change the plan of each request.
-func newStand(t *testing.T, h http.Handler, change func(h *Head, p *Plan)) *stand {
+func newStand(t *testing.T, driver string, h http.Handler, change func(h *Head, p *Plan)) *stand {
 	s := &stand{t: t, backend: newBackend(t, h), ended: make(chan Outcome, 10000)}
 	s.ep = endpoint(s.backend.Listener.Addr().String())
 	plan := forward(s.ep)
-	s.start(Config{Decide: func(_ *ConnInfo, h *Head, _ func(Plan)) (Plan, bool) {
+	s.start(Config{portable: driver == "portable", Decide: func(_ *ConnInfo, h *Head, _ func(Plan)) (Plan, bool) {
 		p := plan
 		p.Done = s.done
 		if change != nil {
@@ -114,5 +114,11 @@ func (s *stand) start(cfg Config) {
 
 func field(name, value string) hpack.HeaderField { return hpack.HeaderField{Name: name, Value: value} }
 
-// drivers are what every test over real connections runs on.
+// drivers are what every test over real connections runs on. Where there is no event loop both are the same.
 var drivers = []string{"portable", "loop"}
+
+func onDrivers(t *testing.T, f func(t *testing.T, driver string)) {
+	for _, d := range drivers {
+		t.Run(d, func(t *testing.T) { f(t, d) })
+	}
+}

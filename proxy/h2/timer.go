@@ -53,7 +53,9 @@ func (e *engine) tick(now time.Duration) {
 		}
 	}
 	for _, c := range slices.Clone(e.conns) {
-		if !c.closing {
+		if c.closing {
+			e.checkClosing(c)
+		} else {
 			e.check(c)
 		}
 	}
@@ -94,6 +96,18 @@ func (e *engine) check(c *conn) {
 	if err != nil {
 		c.cut = true
 		e.lose(c, err)
+		c.touch()
+	}
+}
+
+// checkClosing cuts a closed connection whose peer does not take our last words, or does not close its side.
+func (e *engine) checkClosing(c *conn) {
+	limit := e.lim.linger
+	if len(c.out)+c.inflight > 0 {
+		limit = e.lim.stall
+	}
+	if e.now-c.closingAt > limit && !c.cut {
+		c.cut = true
 		c.touch()
 	}
 }

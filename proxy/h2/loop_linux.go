@@ -1,0 +1,222 @@
+package h2
+
+import (
+	"errors"
+	"io"
+	"os"
+	"sync"
+	"syscall"
+)
+
+// loop is the goroutine that reads all connections of a shard. One turn of it takes every connection that has input, has the engine
+// handle all of it, and then writes each connection that has output once: what came on many connections leaves in few system calls,
+// and no goroutine is woken for each. It runs from Server.Run until close.
+//
+// The connections' descriptors are watched by an epoll instance of its own, and that one by Go's netpoller: waiting costs no thread, and
+// measured less than a thread in epoll_wait.
+type loop struct {
+	sh   *shard
+	fd   int
+	file *os.File // the epoll instance
+
+	mu    sync.Mutex      // guards links
+	links map[int32]*link // by descriptor
+
+	// Of the goroutine alone.
+	events [loopEvents]syscall.EpollEvent
+	turn   []turn // connections with something to do
+	again  []turn // and in the next turn, whatever epoll says
+	in     rawBytes
+	plain  plainBytes
+}
+
+// turn is a connection and what epoll says of it.
+type turn struct {
+	l  *link
+	ev uint32
+}
+
+const (
+	// loopEvents is how many connections are read before anything is written: enough to batch, few enough not to make the first wait.
+	loopEvents = 128
+	// Edge-triggered: nothing has to be asked again before waiting, and a full socket needs no system call to watch it.
+	loopInterest = syscall.EPOLLIN | syscall.EPOLLOUT | syscall.EPOLLRDHUP | -syscall.EPOLLET // the package's constant is negative
+	loopEnd      = syscall.EPOLLRDHUP | syscall.EPOLLHUP | syscall.EPOLLERR
+)
+
+func newLoop(sh *shard) (*loop, error) {
+	fd, err := syscall.EpollCreate1(syscall.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, os.NewSyscallError("epoll_create1", err)
+	}
+	if err := syscall.SetNonblock(fd, true); err != nil { // what makes os.NewFile hand it to the netpoller
+		_ = syscall.Close(fd)
+		return nil, os.NewSyscallError("fcntl", err)
+	}
+	return &loop{sh: sh, fd: fd, file: os.NewFile(uintptr(fd), "epoll"), links: map[int32]*link{}}, nil
+}
+
+// run serves connections until close.
+func (lp *loop) run() {
+	raw, err := lp.file.SyscallConn()
+	if err != nil {
+		return // closed before it began
+	}
+	// All of it happens in one call: Read forgets what the netpoller has seen when it begins, and edge-triggered it says so once.
+	_ = raw.Read(func(uintptr) bool {
+		for {
+			n, err := syscall.EpollWait(lp.fd, lp.events[:], 0)
+			if err != nil && !errors.Is(err, syscall.EINTR) {
+				lp.sh.log.Error("waiting for connections", "err", err)
+				return true
+			}
+			if n = max(n, 0); n > 0 || len(lp.again) > 0 {
+				lp.round(lp.events[:n])
+			}
+			if n < len(lp.events) && len(lp.again) == 0 {
+				return false
+			}
+		}
+	})
+}
+
+// close ends run. No connection may be left.
+func (lp *loop) close() { _ = lp.file.Close() }
+
+func (lp *loop) round(events []syscall.EpollEvent) {
+	lp.turn = append(lp.turn[:0], lp.again...)
+	lp.again = lp.again[:0]
+	lp.mu.Lock()
+	for i := range events {
+		if l := lp.links[events[i].Fd]; l != nil {
+			lp.turn = append(lp.turn, turn{l, events[i].Events})
+		}
+	}
+	lp.mu.Unlock()
+	for i, t := range lp.turn {
+		if t.ev&syscall.EPOLLOUT != 0 {
+			lp.write(t.l)
+		}
+		if t.ev&^syscall.EPOLLOUT != 0 {
+			lp.read(t)
+		}
+		lp.turn[i] = turn{}
+	}
+	lp.sh.lock()
+	lp.sh.settle()
+}
+
+// read takes one buffer of input in.
+func (lp *loop) read(t turn) {
+	l := t.l
+	if l.raw.fd < 0 || l.paused.Load() && t.ev&loopEnd == 0 {
+		return // ended in this round, or unpause brings it back
+	}
+	n, err := syscall.Read(l.raw.fd, lp.in[:])
+	switch {
+	case errors.Is(err, syscall.EAGAIN):
+		return
+	case errors.Is(err, syscall.EINTR):
+		lp.again = append(lp.again, t)
+		return
+	case err == nil && n == 0:
+		err = io.EOF
+	case err == nil:
+		l.raw.rest = lp.in[:n]
+		err = l.decrypt(lp.plain[:])
+		l.raw.rest = nil
+	}
+	switch {
+	case err != nil:
+		lp.end(l, err)
+	case n == len(lp.in) || t.ev&loopEnd != 0: // else the socket is empty, and what comes later is a new event
+		lp.again = append(lp.again, t)
+	}
+}
+
+// write goes on with output that the socket did not take.
+func (lp *loop) write(l *link) {
+	p, err := l.raw.resume()
+	if p == nil {
+		return
+	}
+	lp.sh.lock()
+	l.c.finishWrite(p, err)
+	lp.sh.mu.Unlock() // settled with everything else of this round
+}
+
+// own takes a connection over. Its descriptor is duplicated: as long as the original lived, the netpoller would wake for it too.
+func (lp *loop) own(r *rawConn) error {
+	fd, err := -1, error(nil)
+	cerr := r.sys.Control(func(s uintptr) {
+		n, _, errno := syscall.Syscall(syscall.SYS_FCNTL, s, syscall.F_DUPFD_CLOEXEC, 0)
+		if errno != 0 {
+			err = os.NewSyscallError("fcntl", errno)
+			return
+		}
+		fd = int(n)
+	})
+	if err := errors.Join(cerr, err); err != nil {
+		return err
+	}
+	_ = r.Conn.Close()
+	r.mu.Lock()
+	r.fd, r.owned = fd, true
+	r.mu.Unlock()
+	return nil
+}
+
+// watch begins to serve a link whose connection is owned. A link that cannot be watched has ended.
+func (lp *loop) watch(l *link) {
+	fd := l.raw.fd
+	if len(l.raw.rest) > 0 { // came with the handshake
+		if err := l.decrypt(make([]byte, minMaxFrame)); err != nil {
+			lp.end(l, err)
+			return
+		}
+		lp.sh.lock()
+		lp.sh.settle()
+	}
+	lp.mu.Lock()
+	lp.links[int32(fd)] = l
+	lp.mu.Unlock()
+	err := syscall.EpollCtl(lp.fd, syscall.EPOLL_CTL_ADD, fd, &syscall.EpollEvent{Events: loopInterest, Fd: int32(fd)})
+	if err != nil {
+		lp.end(l, os.NewSyscallError("epoll_ctl", err))
+	}
+}
+
+// unpause has the loop look at a connection again that was not read for a while. The shard's mutex is held.
+func (lp *loop) unpause(l *link) {
+	l.paused.Store(false)
+	l.raw.mu.Lock()
+	if fd := l.raw.fd; fd >= 0 {
+		_ = syscall.EpollCtl(lp.fd, syscall.EPOLL_CTL_MOD, fd, &syscall.EpollEvent{Events: loopInterest, Fd: int32(fd)})
+	}
+	l.raw.mu.Unlock()
+}
+
+// end closes a connection. Only here descriptors are closed, so that none is used after another connection has got its number.
+func (lp *loop) end(l *link, err error) {
+	r := l.raw
+	lp.mu.Lock()
+	delete(lp.links, int32(r.fd))
+	lp.mu.Unlock()
+	p := lp.disown(r)
+	lp.sh.lock()
+	if p != nil {
+		l.c.finishWrite(p, err)
+	}
+	l.lose(err)
+	close(l.gone)
+}
+
+// disown closes the descriptor, and returns the output that waited for room.
+func (lp *loop) disown(r *rawConn) []byte {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_ = syscall.Close(r.fd)
+	p := r.pending
+	r.fd, r.pending = -1, nil
+	return p
+}

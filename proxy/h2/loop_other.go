@@ -1,0 +1,22 @@
+//go:build !linux
+
+package h2
+
+import "errors"
+
+// loop exists on Linux only. Elsewhere every connection has a reader of its own.
+type loop struct{}
+
+func newLoop(*shard) (*loop, error) { return nil, errors.ErrUnsupported }
+
+func (*loop) run() {}
+
+func (*loop) close() {}
+
+func (*loop) own(*rawConn) error { return errors.ErrUnsupported }
+
+func (*loop) watch(*link) {}
+
+func (*loop) unpause(*link) {}
+
+func (*loop) disown(*rawConn) []byte { return nil }
