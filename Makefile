@@ -47,7 +47,7 @@ race: ## Unit tests under the race detector
 .PHONY: e2e
 e2e: ## End-to-end tests on real parts; fails when fewer cases ran than the files COUNT say
 	$(TOOLS)
-	go test -tags e2e -count=1 -parallel 8 -timeout 45m -json ./tests/e2e/... ./tests/cluster ./cmd/fairlead-dev | go run ./tests/count -want tests/e2e/COUNT
+	go test -tags e2e -count=1 -parallel 16 -timeout 45m -json ./tests/e2e/... ./tests/cluster ./cmd/fairlead-dev | go run ./tests/count -want tests/e2e/COUNT
 	@command -v ip >/dev/null || apt-get install -y iproute2
 	go test -tags e2e -count=1 -parallel 12 -timeout 20m -json ./tests/faults | go run ./tests/count -want tests/faults/COUNT
 	go test -tags e2e -count=1 -parallel 32 -timeout 15m -json ./tests/rotation | go run ./tests/count -want tests/rotation/COUNT

@@ -2,11 +2,35 @@
 
 package e2e
 
-import "testing"
+import (
+	"os"
+	"testing"
+)
 
-// TestE2E runs every case through Fairlead: with kubectl and client-go, and nothing changed but the address of the server.
+// direct, when it is set in the environment, runs every case against kube-apiserver itself, with no Fairlead anywhere: what fails then
+// is the case, not Fairlead.
+const direct = "FAIRLEAD_E2E_DIRECT"
+
+// lanes are the ways in which Fairlead forwards HTTP/2 (--h2-lane). Nobody may feel a difference.
+func lanes() []string {
+	if os.Getenv(direct) != "" {
+		return []string{direct}
+	}
+	return []string{"frame", "nethttp"}
+}
+
+// TestE2E runs every case through Fairlead, on each lane: with kubectl and client-go, and nothing changed but the address of the server.
 func TestE2E(t *testing.T) {
-	w := newWorld(t)
+	fairlead := buildFairlead(t, t.TempDir())
+	for _, lane := range lanes() {
+		t.Run(lane, func(t *testing.T) {
+			t.Parallel() // most of the time passes in waiting
+			testLane(t, newWorld(t, lane, fairlead))
+		})
+	}
+}
+
+func testLane(t *testing.T, w *world) {
 	for _, suite := range []struct {
 		name string
 		run  func(*testing.T, *world)

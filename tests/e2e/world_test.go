@@ -22,10 +22,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
-// direct, when it is set in the environment, runs every case against kube-apiserver itself, with no Fairlead anywhere: what fails then
-// is the case, not Fairlead.
-const direct = "FAIRLEAD_E2E_DIRECT"
-
 // world is one cluster with everything in it that the cases need. Cases share it, each in namespaces of its own.
 type world struct {
 	*cluster.Cluster
@@ -37,12 +33,13 @@ type world struct {
 	dynamic dynamic.Interface
 }
 
-// newWorld starts a cluster with the sample extension server, Fairlead in front, and kube-controller-manager as a client of Fairlead.
-func newWorld(t *testing.T) *world {
+// newWorld starts a cluster with the sample extension server, Fairlead in front on the given lane, and kube-controller-manager
+// as a client of Fairlead.
+func newWorld(t *testing.T, lane, fairlead string) *world {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute) // the parts may have to be built first
 	defer cancel()
-	dir, err := os.MkdirTemp("", "fairlead-e2e-") //nolint:usetesting // the logs are what one needs when a case fails
+	dir, err := os.MkdirTemp("", "fairlead-e2e-"+lane+"-") //nolint:usetesting // the logs are what one needs when a case fails
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,8 +60,8 @@ func newWorld(t *testing.T) *world {
 	})
 	w := &world{Cluster: c, server: c.Endpoint(), cache: filepath.Join(dir, "kubectl-cache")}
 	w.must(t, "starting the sample extension server", func() error { _, err := c.StartSampleAPIServer(ctx); return err })
-	if os.Getenv(direct) == "" {
-		front, err := c.StartFairlead(ctx, cluster.Fairlead{Path: buildFairlead(t, dir)})
+	if lane != direct {
+		front, err := c.StartFairlead(ctx, cluster.Fairlead{Path: fairlead, Args: []string{"--h2-lane=" + lane}})
 		if err != nil {
 			t.Fatal(err)
 		}
