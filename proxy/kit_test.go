@@ -3,96 +3,22 @@ package proxy
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/netip"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apiserver/pkg/authentication/authenticator"
-	"k8s.io/apiserver/pkg/authentication/user"
-	"k8s.io/apiserver/pkg/authorization/authorizer"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
-	"github.com/fairlead-proxy/fairlead/proxy/authn"
-	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
-
-// received is one request as a backend got it.
-type received struct {
-	method, target, proto string
-	header                http.Header
-	trailer               http.Header
-	peer                  string
-	body                  string
-}
-
-// recorder of tests: a TLS server that keeps what it received.
-type far struct {
-	*httptest.Server
-	mu  sync.Mutex
-	got []received
-}
-
-func (f *far) last(t *testing.T) received {
-	t.Helper()
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(f.got) == 0 {
-		t.Fatal("nothing was received")
-	}
-	return f.got[len(f.got)-1]
-}
-
-func (f *far) count() int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return len(f.got)
-}
-
-// authorities of a test's little world.
-type authorities struct{ client, front, serving *pki.CA }
-
-// newFar starts a server that records, then runs h. With h2 false it speaks HTTP/1.1 only.
-func newFar(t *testing.T, a *authorities, h2 bool, name string, h http.HandlerFunc) *far {
-	t.Helper()
-	f := &far{}
-	f.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/readyz" { // the pools' own probe
-			return
-		}
-		body, _ := io.ReadAll(r.Body)
-		got := received{method: r.Method, target: r.RequestURI, proto: r.Proto, header: r.Header.Clone(), trailer: r.Trailer.Clone(), body: string(body)}
-		got.header.Set("Host", r.Host)
-		if len(r.TLS.PeerCertificates) > 0 {
-			got.peer = r.TLS.PeerCertificates[0].Subject.CommonName
-		}
-		f.mu.Lock()
-		f.got = append(f.got, got)
-		f.mu.Unlock()
-		h(w, r)
-	}))
-	pair := a.serving.Issue(pki.Leaf{Names: []string{name, "127.0.0.1"}}).TLS()
-	f.EnableHTTP2 = h2
-	f.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: a.front.Pool(), MinVersion: tls.VersionTLS12}
-	f.StartTLS()
-	t.Cleanup(f.Close)
-	return f
-}
 
 // world is a Proxy with real servers on both sides of it.
 type world struct {
@@ -133,53 +59,6 @@ func newWorld(t *testing.T, c worldConfig) *world {
 	w.table = func() *registry.Table { return table }
 	w.start(t, c)
 	return w
-}
-
-// buildTable has one remote group-version, served by w.remote, and one local one.
-func buildTable(t *testing.T, w *world, c worldConfig) *registry.Table {
-	t.Helper()
-	address := netip.MustParseAddrPort(w.remote.Listener.Addr().String())
-	port := int32(address.Port())
-	remote := &apiregistrationv1.APIService{
-		ObjectMeta: metav1.ObjectMeta{Name: "v1.remote.example.com"},
-		Spec: apiregistrationv1.APIServiceSpec{
-			Group: "remote.example.com", Version: "v1", GroupPriorityMinimum: 1000, VersionPriority: 10, CABundle: w.serving.PEM(),
-			Service: &apiregistrationv1.ServiceReference{Namespace: "default", Name: "ext", Port: new(int32(443))},
-		},
-	}
-	if c.change != nil {
-		c.change(remote)
-	}
-	key := types.NamespacedName{Namespace: "default", Name: "ext"}
-	in := registry.Input{
-		APIServices: map[string]*apiregistrationv1.APIService{
-			remote.Name: remote,
-			"v1.apps": {ObjectMeta: metav1.ObjectMeta{Name: "v1.apps"}, Spec: apiregistrationv1.APIServiceSpec{
-				Group: "apps", Version: "v1", GroupPriorityMinimum: 17800, VersionPriority: 15,
-			}},
-		},
-		Services: map[types.NamespacedName]*corev1.Service{key: {
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "ext"},
-			Spec:       corev1.ServiceSpec{ClusterIP: "10.0.0.1", Ports: []corev1.ServicePort{{Name: "https", Port: 443}}},
-		}},
-		Slices: map[types.NamespacedName][]*discoveryv1.EndpointSlice{key: {{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "ext-1"}, AddressType: discoveryv1.AddressTypeIPv4,
-			Ports:     []discoveryv1.EndpointPort{{Name: new("https"), Port: &port}},
-			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{address.Addr().String()}}},
-		}}},
-		Options: &registry.Options{AllowLoopback: true}, Complete: !c.incomplete, Now: time.Now(),
-	}
-	first := registry.Build(in, nil)
-	for _, e := range first.Entries() {
-		for _, ep := range e.Endpoints {
-			h := registry.Report{Name: e.Name, Backend: e.Backend, Address: ep.Address, Health: registry.Healthy}
-			if c.unhealthy {
-				h.Health, h.Reason, h.Message = registry.Unhealthy, registry.ReasonFailedDiscoveryCheck, "dial tcp 10.1.2.3:443: refused"
-			}
-			in.Reports = append(in.Reports, h)
-		}
-	}
-	return registry.Build(in, first)
 }
 
 func (w *world) start(t *testing.T, c worldConfig) {
@@ -239,41 +118,6 @@ func (w *world) server() *httptest.Server {
 		Certificates: []tls.Certificate{w.serving.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12,
 	}
 	return s
-}
-
-func (w *world) authenticator(t *testing.T, c worldConfig) *authn.Authenticator {
-	t.Helper()
-	verify := func(ca *pki.CA) func([]*x509.Certificate) ([][]*x509.Certificate, error) {
-		return func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
-			return peer[0].Verify(x509.VerifyOptions{Roots: ca.Pool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
-		}
-	}
-	a, err := authn.New(authn.Config{
-		VerifyClient: verify(w.client), VerifyFrontProxy: verify(w.authorities.front), Anonymous: c.anonymous,
-		Review: func(_ context.Context, token string) (*authenticator.Response, bool, error) {
-			name, ok := strings.CutPrefix(token, "token-of-")
-			if !ok {
-				return nil, false, nil
-			}
-			return &authenticator.Response{User: &user.DefaultInfo{Name: name, UID: "uid-" + name, Groups: []string{"people"}, Extra: map[string][]string{"scope": {"all"}}}}, true, nil
-		},
-	})
-	check(t, err)
-	return a
-}
-
-// newTestAuthorizer allows everybody whose name does not begin with "no", and lets only "boss" impersonate.
-func newTestAuthorizer(t *testing.T) *authz.Authorizer {
-	t.Helper()
-	z, err := authz.New(authz.Config{Review: func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
-		name := a.GetUser().GetName()
-		if strings.HasPrefix(name, "no") || strings.HasPrefix(a.GetVerb(), "impersonate") && name != "boss" {
-			return authorizer.DecisionDeny, "", nil
-		}
-		return authorizer.DecisionAllow, "", nil
-	}})
-	check(t, err)
-	return z
 }
 
 func check(t *testing.T, err error) {

@@ -1,0 +1,51 @@
+package proxy
+
+import (
+	"context"
+	"crypto/x509"
+	"strings"
+	"testing"
+
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/authz"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+func (w *world) authenticator(t *testing.T, c worldConfig) *authn.Authenticator {
+	t.Helper()
+	verify := func(ca *pki.CA) func([]*x509.Certificate) ([][]*x509.Certificate, error) {
+		return func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
+			return peer[0].Verify(x509.VerifyOptions{Roots: ca.Pool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+		}
+	}
+	a, err := authn.New(authn.Config{
+		VerifyClient: verify(w.client), VerifyFrontProxy: verify(w.authorities.front), Anonymous: c.anonymous,
+		Review: func(_ context.Context, token string) (*authenticator.Response, bool, error) {
+			name, ok := strings.CutPrefix(token, "token-of-")
+			if !ok {
+				return nil, false, nil
+			}
+			return &authenticator.Response{User: &user.DefaultInfo{Name: name, UID: "uid-" + name, Groups: []string{"people"}, Extra: map[string][]string{"scope": {"all"}}}}, true, nil
+		},
+	})
+	check(t, err)
+	return a
+}
+
+// newTestAuthorizer allows everybody whose name does not begin with "no", and lets only "boss" impersonate.
+func newTestAuthorizer(t *testing.T) *authz.Authorizer {
+	t.Helper()
+	z, err := authz.New(authz.Config{Review: func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+		name := a.GetUser().GetName()
+		if strings.HasPrefix(name, "no") || strings.HasPrefix(a.GetVerb(), "impersonate") && name != "boss" {
+			return authorizer.DecisionDeny, "", nil
+		}
+		return authorizer.DecisionAllow, "", nil
+	}})
+	check(t, err)
+	return z
+}
