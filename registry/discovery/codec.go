@@ -1,0 +1,99 @@
+package discovery
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"net/url"
+
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
+	apidiscoveryv2conversion "k8s.io/apiserver/pkg/apis/apidiscovery/v2"
+	apidiscovery "k8s.io/apiserver/pkg/endpoints/discovery"
+	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+	genericfeatures "k8s.io/apiserver/pkg/features"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+)
+
+// codecs are the serializers of both kinds of documents. They are k8s.io/apiserver's own, so that the bytes are kube-apiserver's.
+type codecs struct {
+	aggregated, legacy runtime.NegotiatedSerializer
+}
+
+func newCodecs() (*codecs, error) {
+	agg, legacy := runtime.NewScheme(), runtime.NewScheme()
+	if err := apidiscoveryv2.AddToScheme(agg); err != nil {
+		return nil, fmt.Errorf("making scheme of aggregated discovery: %w", err)
+	}
+	if err := apidiscoveryv2conversion.RegisterConversions(agg); err != nil {
+		return nil, fmt.Errorf("making scheme of aggregated discovery: %w", err)
+	}
+	v1 := schema.GroupVersion{Version: "v1"}
+	metav1.AddToGroupVersion(legacy, v1)
+	legacy.AddUnversionedTypes(v1, &metav1.Status{}, &metav1.APIVersions{}, &metav1.APIGroupList{}, &metav1.APIGroup{}, &metav1.APIResourceList{})
+	var options []serializer.CodecFactoryOptionsMutator
+	if utilfeature.DefaultFeatureGate.Enabled(genericfeatures.CBORServingAndStorage) {
+		options = append(options, serializer.WithSerializer(cbor.NewSerializerInfo))
+	}
+	return &codecs{aggregated: serializer.NewCodecFactory(agg, options...), legacy: serializer.NewCodecFactory(legacy, options...)}, nil
+}
+
+// aggregatedParams are the parameters that ask for aggregated discovery.
+const aggregatedParams = ";g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+
+// sheet collects what a handler of k8s.io/apiserver writes.
+type sheet struct {
+	header http.Header
+	body   bytes.Buffer
+}
+
+func (s *sheet) Header() http.Header         { return s.header }
+func (s *sheet) WriteHeader(int)             {}
+func (s *sheet) Write(b []byte) (int, error) { return s.body.Write(b) }
+
+// formRequest makes a request that asks for one form.
+func formRequest(accept string, pretty bool) *http.Request {
+	r := &http.Request{Method: http.MethodGet, URL: &url.URL{}, Header: http.Header{"Accept": {accept}}}
+	if pretty {
+		r.URL.RawQuery = "pretty=true"
+	}
+	return r
+}
+
+// writeAggregated writes a list as kube-apiserver does.
+func (c *codecs) writeAggregated(s *sheet, list *apidiscoveryv2.APIGroupDiscoveryList, media string, pretty bool) {
+	own := *list // encoding sets its kind for a while, and two forms may be rendered at the same time
+	responsewriters.WriteObjectNegotiated(c.aggregated, aggregated.DiscoveryEndpointRestrictions, apidiscoveryv2.SchemeGroupVersion, s,
+		formRequest(media+aggregatedParams, pretty), http.StatusOK, &own, true)
+}
+
+// writeLegacy writes an APIGroupList or an APIGroup as kube-aggregator does. The object must be the caller's own: encoding sets its kind for a while.
+func (c *codecs) writeLegacy(s *sheet, o runtime.Object, media string, pretty bool) {
+	responsewriters.WriteObjectNegotiated(c.legacy, negotiation.DefaultEndpointRestrictions, schema.GroupVersion{}, s, formRequest(media, pretty), http.StatusOK, o, false)
+}
+
+// writeVersions writes the legacy form of /api, which has no apiVersion for the sake of Kubernetes 1.1.
+func (c *codecs) writeVersions(s *sheet, v *metav1.APIVersions, media string, pretty bool) {
+	apidiscovery.NewLegacyRootAPIHandler(addresses(v.ServerAddressByClientCIDRs), c.legacy, "/api").ServeHTTP(s, formRequest(media, pretty))
+}
+
+// decode reads a body of a media type that the codecs have, by its Content-Type alone: what a body looks like is its sender's choice, and YAML is nobody's here.
+func decode(s runtime.NegotiatedSerializer, media string, body []byte, into runtime.Object) error {
+	if media != runtime.ContentTypeJSON && media != runtime.ContentTypeProtobuf {
+		return fmt.Errorf("the media type %q is neither JSON nor protobuf", media)
+	}
+	info, ok := runtime.SerializerInfoForMediaType(s.SupportedMediaTypes(), media)
+	if !ok {
+		return fmt.Errorf("there is no serializer of %q", media)
+	}
+	if err := runtime.DecodeInto(info.Serializer, body, into); err != nil {
+		return fmt.Errorf("decoding: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,65 @@
+package discovery
+
+import (
+	"context"
+	"fmt"
+	"mime"
+	"net/http"
+	"time"
+
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/endpoints"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/poll"
+)
+
+// legacyVersion asks for one group-version's APIResourceList and converts it as kube-aggregator does.
+func (d *Discovery) legacyVersion(ctx context.Context, old *version, e *registry.Entry) *version {
+	if old == nil {
+		old = &version{}
+	}
+	doc, err := d.askLegacy(ctx, e)
+	if err != nil {
+		return &version{doc: old.doc, confirmed: old.confirmed, err: err}
+	}
+	return accept(old, e.GroupVersion, doc, time.Now())
+}
+
+func (d *Discovery) askLegacy(ctx context.Context, e *registry.Entry) (*apidiscoveryv2.APIVersionDiscovery, error) {
+	path := "/apis/" + e.GroupVersion.String()
+	a, err := poll.Get(ctx, d.doer(e), poll.Question{Path: path, Accept: runtime.ContentTypeJSON})
+	if err != nil {
+		return nil, err
+	}
+	if a.Status != http.StatusOK {
+		return nil, &poll.Error{Reason: poll.ReasonStatus, Err: fmt.Errorf("getting %s: %d %s", path, a.Status, http.StatusText(a.Status))}
+	}
+	doc, err := d.convert(a)
+	if err != nil {
+		return nil, &poll.Error{Reason: poll.ReasonInvalid, Err: fmt.Errorf("reading %s: %w", path, err)}
+	}
+	return doc, nil
+}
+
+// convert makes aggregated discovery of an APIResourceList.
+func (d *Discovery) convert(a poll.Answer) (*apidiscoveryv2.APIVersionDiscovery, error) {
+	media := runtime.ContentTypeJSON
+	if t := a.Header.Get("Content-Type"); t != "" {
+		var err error
+		if media, _, err = mime.ParseMediaType(t); err != nil {
+			return nil, err //nolint:wrapcheck // it says what it read
+		}
+	}
+	list := &metav1.APIResourceList{}
+	if err := decode(d.codecs.legacy, media, a.Body, list); err != nil {
+		return nil, err
+	}
+	resources, err := endpoints.ConvertGroupVersionIntoToDiscovery(list.APIResources)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what it read
+	}
+	return &apidiscoveryv2.APIVersionDiscovery{Resources: resources}, nil
+}

@@ -1,0 +1,168 @@
+package discovery
+
+import (
+	"slices"
+	"time"
+
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// Priorities of what the table does not name. apiregistration.k8s.io has no APIService and always comes first, above the highest that one may have (20000). A
+// group-version of the local apiserver's that has none is a CRD's that is not registered yet; CRDs have 1000 and 100.
+const (
+	apiregistration         = "apiregistration.k8s.io"
+	apiregistrationPriority = 20001
+	crdGroupPriority        = 1000
+	crdVersionPriority      = 100
+)
+
+// merge is everything the aggregated document is made of.
+type merge struct {
+	table   *registry.Table
+	local   map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery
+	sources map[string]*source // :: APIService → what is known of its backend
+	// departed were remote and are gone from the table. The local apiserver's document still lists them for a moment.
+	departed   map[schema.GroupVersion]bool
+	staleAfter time.Duration
+	now        time.Time
+
+	// becomesStale is when the first entry will be Stale by age alone. Zero: none will.
+	becomesStale time.Time
+}
+
+// list merges. Its versions are shared with their sources and must not be changed.
+func (m *merge) list() *apidiscoveryv2.APIGroupDiscoveryList {
+	strays := m.strays()
+	groups := m.table.Groups()
+	if len(strays) > 0 {
+		groups = m.placed(strays)
+	}
+	list := &apidiscoveryv2.APIGroupDiscoveryList{Items: make([]apidiscoveryv2.APIGroupDiscovery, 0, len(groups))}
+	for i := range groups {
+		g := &groups[i]
+		if g.Name == "" {
+			continue // the core group is below /api
+		}
+		item := apidiscoveryv2.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: g.Name}}
+		for _, e := range g.Entries {
+			if v := m.version(e); v != nil {
+				item.Versions = append(item.Versions, *v)
+			}
+		}
+		if len(item.Versions) > 0 {
+			list.Items = append(list.Items, item)
+		}
+	}
+	return list
+}
+
+// version is what an entry contributes. Nil: nothing.
+func (m *merge) version(e *registry.Entry) *apidiscoveryv2.APIVersionDiscovery {
+	if e.Local() {
+		return m.local[e.GroupVersion]
+	}
+	v := m.known(e)
+	if v == nil || v.doc == nil {
+		return &apidiscoveryv2.APIVersionDiscovery{Version: e.GroupVersion.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessStale}
+	}
+	if m.staleAfter <= 0 || !failing(e, v) {
+		return v.doc
+	}
+	at := v.confirmed.Add(m.staleAfter)
+	if at.After(m.now) {
+		if m.becomesStale.IsZero() || at.Before(m.becomesStale) {
+			m.becomesStale = at
+		}
+		return v.doc
+	}
+	stale := *v.doc
+	stale.Freshness = apidiscoveryv2.DiscoveryFreshnessStale
+	return &stale
+}
+
+// known is what the backend of a remote entry has said. Nil: it has not been asked.
+func (m *merge) known(e *registry.Entry) *version {
+	s := m.sources[e.Name]
+	if s == nil {
+		return nil
+	}
+	return s.state.Load().versions[e.GroupVersion]
+}
+
+// failing reports whether what is known of an entry is no longer confirmed.
+func failing(e *registry.Entry, v *version) bool {
+	return v.err != nil || e.Verdict.Status == corev1.ConditionFalse
+}
+
+// strays are entries for the local apiserver's group-versions that the table does not name.
+func (m *merge) strays() []*registry.Entry {
+	var out []*registry.Entry
+	for gv := range m.local {
+		if gv.Group == "" || m.departed[gv] || m.table.Entry(gv) != nil {
+			continue
+		}
+		spec := apiregistrationv1.APIServiceSpec{Group: gv.Group, Version: gv.Version, GroupPriorityMinimum: crdGroupPriority, VersionPriority: crdVersionPriority}
+		if gv.Group == apiregistration {
+			spec.GroupPriorityMinimum = apiregistrationPriority
+		}
+		out = append(out, &registry.Entry{Name: gv.Version + "." + gv.Group, GroupVersion: gv, Object: &apiregistrationv1.APIService{Spec: spec}})
+	}
+	return out
+}
+
+// placed are the table's groups with strays among them.
+func (m *merge) placed(strays []*registry.Entry) []registry.Group {
+	groups := slices.Clone(m.table.Groups())
+	at := make(map[string]int, len(strays))
+	for _, e := range strays {
+		name := e.GroupVersion.Group
+		i, known := at[name]
+		if !known {
+			i = slices.IndexFunc(groups, func(g registry.Group) bool { return g.Name == name })
+			if i < 0 {
+				i = len(groups)
+				groups = append(groups, registry.Group{Name: name})
+			}
+			at[name] = i
+		}
+		g := &groups[i]
+		g.Priority = max(g.Priority, e.Object.Spec.GroupPriorityMinimum)
+		g.Entries = append(slices.Clip(g.Entries), e)
+	}
+	for _, i := range at {
+		slices.SortFunc(groups[i].Entries, (*registry.Entry).CompareVersion)
+	}
+	slices.SortFunc(groups, registry.Group.Compare)
+	return groups
+}
+
+// groupList is the legacy list: every APIService, unavailable ones included; groups in the order of their best APIService.
+func groupList(t *registry.Table) *metav1.APIGroupList {
+	own := metav1.GroupVersionForDiscovery{GroupVersion: apiregistration + "/v1", Version: "v1"}
+	list := &metav1.APIGroupList{Groups: make([]metav1.APIGroup, 0, len(t.Groups())+1)}
+	list.Groups = append(list.Groups, metav1.APIGroup{Name: apiregistration, Versions: []metav1.GroupVersionForDiscovery{own}, PreferredVersion: own})
+	listed := map[string]bool{"": true, apiregistration: true}
+	for _, e := range t.Entries() {
+		if name := e.GroupVersion.Group; !listed[name] {
+			listed[name] = true
+			list.Groups = append(list.Groups, *legacyGroup(t.Group(name)))
+		}
+	}
+	return list
+}
+
+// legacyGroup is one group. Its preferred version is the first, whether that is available or not.
+func legacyGroup(g *registry.Group) *metav1.APIGroup {
+	out := &metav1.APIGroup{Name: g.Name, Versions: make([]metav1.GroupVersionForDiscovery, 0, len(g.Entries))}
+	for _, e := range g.Entries {
+		out.Versions = append(out.Versions, metav1.GroupVersionForDiscovery{GroupVersion: e.GroupVersion.String(), Version: e.GroupVersion.Version})
+	}
+	out.PreferredVersion = out.Versions[0]
+	return out
+}

@@ -1,0 +1,159 @@
+package discovery
+
+import (
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+)
+
+// choice is the form that an Accept field asks for.
+type choice struct {
+	media      int // in allMedias
+	aggregated bool
+	pretty     bool
+	refused    bool // nothing of what it names can be had: 406
+}
+
+const (
+	// maxAccepts bounds the remembered Accept fields. A cluster's clients use a dozen; others are negotiated anew each time.
+	maxAccepts = 128
+	// maxAccept bounds the length of one that is remembered.
+	maxAccept = 512
+)
+
+// negotiator chooses forms as k8s.io/apiserver does, and remembers what it has chosen: parsing an Accept field costs ten times what serving a document does.
+type negotiator struct {
+	codecs *codecs
+	// aggregates says that aggregated discovery may be had.
+	aggregates bool
+
+	known atomic.Pointer[map[string]choice]
+	mu    sync.Mutex // guards the writing of known
+}
+
+func (n *negotiator) choose(accept string) choice {
+	if known := n.known.Load(); known != nil {
+		if c, ok := (*known)[accept]; ok {
+			return c
+		}
+	}
+	c := n.negotiate(accept)
+	if len(accept) <= maxAccept {
+		n.remember(accept, c)
+	}
+	return c
+}
+
+func (n *negotiator) remember(accept string, c choice) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	next := map[string]choice{}
+	if known := n.known.Load(); known != nil {
+		if len(*known) >= maxAccepts {
+			return
+		}
+		next = maps.Clone(*known)
+	}
+	next[strings.Clone(accept)] = c
+	n.known.Store(&next)
+}
+
+func (n *negotiator) negotiate(accept string) choice {
+	if n.aggregates {
+		// v2beta1 is not recognised any more, as in kube-apiserver since 1.35: the next clause decides.
+		m, _ := negotiation.NegotiateMediaTypeOptions(accept, n.codecs.aggregated.SupportedMediaTypes(), aggregated.DiscoveryEndpointRestrictions)
+		if aggregated.IsAggregatedDiscoveryGVK(m.Convert) {
+			return choice{media: mediaNumber(m.Accepted), aggregated: true, pretty: m.Pretty}
+		}
+	}
+	m, ok := negotiation.NegotiateMediaTypeOptions(accept, n.codecs.legacy.SupportedMediaTypes(), negotiation.DefaultEndpointRestrictions)
+	if !ok {
+		return choice{refused: true}
+	}
+	return choice{media: mediaNumber(m.Accepted), pretty: m.Pretty}
+}
+
+func mediaNumber(info runtime.SerializerInfo) int {
+	all := allMedias()
+	return max(0, slices.Index(all[:], info.MediaType))
+}
+
+// refuse answers 406 as k8s.io/apiserver does.
+func (n *negotiator) refuse(w http.ResponseWriter) {
+	supported, _ := negotiation.MediaTypesForSerializer(n.codecs.legacy)
+	status := responsewriters.ErrorToAPIStatus(negotiation.NewNotAcceptableError(supported))
+	responsewriters.WriteRawJSON(int(status.Code), status, w)
+}
+
+// wantsPretty reports whether a request asks for indented text: by the query, or by being sent by a tool that people read.
+func wantsPretty(r *http.Request) bool {
+	if strings.Contains(r.URL.RawQuery, "pretty") {
+		if v := r.URL.Query().Get("pretty"); v != "" {
+			pretty, _ := strconv.ParseBool(v)
+			return pretty
+		}
+	}
+	agent := r.UserAgent()
+	return strings.HasPrefix(agent, "curl") || strings.HasPrefix(agent, "Wget") || strings.HasPrefix(agent, "Mozilla/5.0")
+}
+
+// takesGzip reports whether a response may be compressed: gzip or * is accepted, and not with weight zero (RFC 9110 §12.5.3).
+func takesGzip(r *http.Request) bool {
+	takes, named := false, false
+	for _, line := range r.Header["Accept-Encoding"] {
+		for line != "" {
+			var item string
+			item, line, _ = strings.Cut(line, ",")
+			name, weight, _ := strings.Cut(item, ";")
+			name = strings.TrimSpace(name)
+			gzip := strings.EqualFold(name, "gzip")
+			if !gzip && name != "*" || named && !gzip {
+				continue
+			}
+			takes, named = !isZero(weight), named || gzip
+		}
+	}
+	return takes
+}
+
+func isZero(weight string) bool {
+	name, value, _ := strings.Cut(strings.TrimSpace(weight), "=")
+	if !strings.EqualFold(strings.TrimSpace(name), "q") {
+		return false
+	}
+	q, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+	return err == nil && q == 0
+}
+
+// matches reports whether an If-None-Match field names the tag: lists, weak tags (compared weakly) and * (RFC 9110 §13.1.2). Upstream compares the whole field only.
+func matches(r *http.Request, tag string) bool {
+	for _, line := range r.Header["If-None-Match"] {
+		for line = strings.TrimLeft(line, " \t,"); line != ""; line = strings.TrimLeft(line, " \t,") {
+			if line[0] == '*' {
+				return true
+			}
+			item := strings.TrimPrefix(line, "W/")
+			if item == "" || item[0] != '"' {
+				break // no tag: what follows cannot be told apart
+			}
+			end := strings.IndexByte(item[1:], '"')
+			if end < 0 {
+				break
+			}
+			if item[:end+2] == tag {
+				return true
+			}
+			line = item[end+2:]
+		}
+	}
+	return false
+}

@@ -1,0 +1,194 @@
+package discovery
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// groupDocument is the legacy document of one group, and what it was made of.
+type groupDocument struct {
+	of  *registry.Group
+	doc *document
+}
+
+// render makes the documents. What has not changed is taken over from old, which may be nil.
+func (d *Discovery) render(m *merge, l *localState, old *documents) *documents {
+	next := &documents{groups: d.aggregatedDocument(m.list(), olds(old, func(o *documents) *document { return o.groups }))}
+	next.rows = m.rows()
+	list := groupList(m.table)
+	next.legacy = newDocument(func(s *sheet, media string, pretty bool) { own := *list; d.codecs.writeLegacy(s, &own, media, pretty) }, nil, false)
+	if old != nil && old.legacy.etag == next.legacy.etag {
+		next.legacy = old.legacy
+	}
+	if l.core != nil {
+		next.core = d.aggregatedDocument(l.core, olds(old, func(o *documents) *document { return o.core }))
+	}
+	if l.versions != nil {
+		next.versions = newDocument(func(s *sheet, media string, pretty bool) { d.codecs.writeVersions(s, l.versions, media, pretty) }, nil, false)
+	}
+	return next
+}
+
+func olds(o *documents, of func(*documents) *document) *document {
+	if o == nil {
+		return nil
+	}
+	return of(o)
+}
+
+// aggregatedDocument makes a document of a list. Its ETag is that of the list without its kind, as kube-apiserver has it.
+func (d *Discovery) aggregatedDocument(list *apidiscoveryv2.APIGroupDiscoveryList, old *document) *document {
+	marshalled, err := json.Marshal(list)
+	if err != nil {
+		d.log.Error("encoding discovery", "err", err) // it holds nothing that cannot be encoded
+	}
+	if old != nil && old.etag == tagOf(marshalled) {
+		return old
+	}
+	d.metrics.aggregations.Inc()
+	doc := newDocument(func(s *sheet, media string, pretty bool) { d.codecs.writeAggregated(s, list, media, pretty) }, marshalled, true)
+	doc.form(choice{}).compressed()
+	return doc
+}
+
+// Ready says why the documents cannot be served yet. Nil: they can.
+func (d *Discovery) Ready() error {
+	if d.documents.Load() == nil {
+		return errNotReady()
+	}
+	return nil
+}
+
+// ServeHTTP answers /api, /apis, /apis/<group>, and the same with a slash. Whatever else it is asked for is not found.
+func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	docs := d.documents.Load()
+	if docs == nil {
+		d.writeError(w, r, errNotReady())
+		return
+	}
+	switch path := r.URL.Path; path {
+	case "/apis":
+		d.serve(w, r, &d.root, docs.groups, docs.legacy)
+	case "/apis/":
+		d.serve(w, r, &d.legacy, nil, docs.legacy)
+	case "/api", "/api/":
+		if docs.versions == nil {
+			d.writeError(w, r, errNotFound())
+			return
+		}
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			w.Header().Set("Allow", "GET, HEAD")
+			d.writeError(w, r, errMethod())
+			return
+		}
+		d.serve(w, r, &d.root, docs.core, docs.versions)
+	default:
+		name, below := strings.CutPrefix(path, "/apis/")
+		doc := d.groupDocument(docs, strings.TrimSuffix(name, "/"))
+		if !below || doc == nil {
+			d.writeError(w, r, errNotFound())
+			return
+		}
+		d.serve(w, r, &d.legacy, nil, doc)
+	}
+}
+
+// groupDocument returns the document of a group as the table has it now. Nil: it has none.
+func (d *Discovery) groupDocument(docs *documents, name string) *document {
+	g := d.cfg.Table().Group(name)
+	if g == nil || name == "" {
+		return nil
+	}
+	if known, ok := docs.group.Load(name); ok {
+		if known := known.(*groupDocument); known.of == g || sameVersions(known.of, g) { //nolint:forcetypeassert // nothing else is stored
+			return known.doc
+		}
+	}
+	group := legacyGroup(g)
+	doc := newDocument(func(s *sheet, media string, pretty bool) { own := *group; d.codecs.writeLegacy(s, &own, media, pretty) }, nil, false)
+	docs.group.Store(name, &groupDocument{g, doc})
+	return doc
+}
+
+func sameVersions(a, b *registry.Group) bool {
+	if len(a.Entries) != len(b.Entries) {
+		return false
+	}
+	for i := range a.Entries {
+		if a.Entries[i].GroupVersion != b.Entries[i].GroupVersion {
+			return false
+		}
+	}
+	return true
+}
+
+// serve writes the form of a document that a request asks for.
+func (d *Discovery) serve(w http.ResponseWriter, r *http.Request, n *negotiator, aggregated, legacy *document) {
+	accept := ""
+	if values := r.Header["Accept"]; len(values) > 0 {
+		accept = values[0] // as kube-apiserver: one field, however many lines there are
+	}
+	c := n.choose(accept)
+	if c.refused {
+		n.refuse(w)
+		return
+	}
+	doc := legacy
+	if c.aggregated {
+		doc = aggregated
+	}
+	h := w.Header()
+	h["Etag"], h["Vary"], h["Cache-Control"] = doc.header.etag, doc.header.vary, doc.header.cache
+	if matches(r, doc.etag) {
+		w.WriteHeader(http.StatusNotModified)
+		return
+	}
+	c.pretty = c.media == 0 && (c.pretty || wantsPretty(r))
+	f := doc.form(c)
+	body, length := f.plain, f.plainLength
+	if takesGzip(r) {
+		if zipped := f.compressed(); zipped != nil {
+			body, length = zipped, f.zipLength
+			h["Content-Encoding"], h["Vary"] = f.gzipEncodings, doc.header.varyEncoding
+		}
+	}
+	h["Content-Type"], h["Content-Length"] = f.contentType, length
+	w.WriteHeader(http.StatusOK)
+	if r.Method != http.MethodHead {
+		_, _ = w.Write(body) // a client that has gone
+	}
+}
+
+func (d *Discovery) writeError(w http.ResponseWriter, r *http.Request, err error) {
+	w.Header().Set("Cache-Control", "no-cache, private")
+	responsewriters.ErrorNegotiated(err, d.codecs.legacy, schema.GroupVersion{Version: "v1"}, w, r)
+}
+
+func statusError(code int, reason metav1.StatusReason, message string, retryAfter int32) error {
+	s := metav1.Status{Status: metav1.StatusFailure, Code: int32(code), Reason: reason, Message: message} //nolint:gosec // an HTTP status
+	if retryAfter > 0 {
+		s.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfter}
+	}
+	return &apierrors.StatusError{ErrStatus: s}
+}
+
+func errNotReady() error {
+	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "discovery is not complete yet, please try again", 1)
+}
+
+func errNotFound() error {
+	return statusError(http.StatusNotFound, metav1.StatusReasonNotFound, "the server could not find the requested resource", 0)
+}
+
+func errMethod() error {
+	return statusError(http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed, "the server does not allow this method on the requested resource", 0)
+}

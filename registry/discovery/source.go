@@ -1,0 +1,265 @@
+package discovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"mime"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/poll"
+)
+
+const (
+	// maxVersion bounds one group-version's part of the document, encoded. The largest that Kubernetes has, core, takes 15 KB; what a backend lists, every client of
+	// the cluster downloads.
+	maxVersion = 4 << 20
+	// maxLegacy bounds how many group-versions of one backend are asked for at a time when it knows legacy discovery only.
+	maxLegacy = 4
+)
+
+// source is what is known of one backend. Its goroutine writes state, anyone may read it.
+type source struct {
+	state atomic.Pointer[state]
+}
+
+// state is immutable.
+type state struct {
+	versions map[schema.GroupVersion]*version
+	etag     string
+	tried    bool // at least one question has ended
+}
+
+// version is what is known of one group-version.
+type version struct {
+	// doc is what the backend said last. Nil: it has never said anything.
+	doc *apidiscoveryv2.APIVersionDiscovery
+	// confirmed is when it last said so.
+	confirmed time.Time
+	// err is why the last question failed. Nil: it did not.
+	err error
+}
+
+// ask asks a backend for its group-versions, by aggregated discovery if it knows that.
+func (d *Discovery) ask(ctx context.Context, s *source, entries []*registry.Entry) error {
+	entries = grouped(entries)
+	if len(entries) == 0 {
+		return nil
+	}
+	old := s.state.Load()
+	next, err := d.answer(ctx, old, entries)
+	if ctx.Err() != nil {
+		return ctx.Err() // the backend is gone: what it said no longer matters
+	}
+	next.tried = true
+	s.state.Store(next)
+	d.metrics.polled(err)
+	if !sameContent(old, next) {
+		d.touch()
+	}
+	return err
+}
+
+// grouped leaves out the core group: /api is proxied whole when it is remote.
+func grouped(entries []*registry.Entry) []*registry.Entry {
+	out := make([]*registry.Entry, 0, len(entries))
+	for _, e := range entries {
+		if e.GroupVersion.Group != "" {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// answer asks, and returns what is known afterwards and the first failure.
+func (d *Discovery) answer(ctx context.Context, old *state, entries []*registry.Entry) (*state, error) {
+	q := poll.Question{Path: "/apis", Accept: discovery.AcceptV2}
+	if covers(old, entries) {
+		q.ETag = old.etag
+	}
+	a, err := poll.Get(ctx, d.doer(entries[0]), q)
+	switch {
+	case err != nil:
+		return failed(old, entries, err), err
+	case a.Status == http.StatusNotModified && q.ETag != "":
+		return confirmed(old, entries), nil
+	case a.Status == http.StatusServiceUnavailable:
+		err = &poll.Error{Reason: poll.ReasonStatus, Err: errors.New("getting /apis: 503 Service Unavailable")}
+		return failed(old, entries, err), err
+	case a.Status == http.StatusOK && isAggregated(a.Header):
+		found, err := d.parse(a)
+		if err != nil {
+			return failed(old, entries, err), err
+		}
+		return taken(old, entries, found, a.Header.Get("Etag"))
+	}
+	// 404, 406, 403 or a legacy list: a server that does not know aggregated discovery. It is asked anew each time, so that one that learns it is found out.
+	return d.askEach(ctx, old, entries)
+}
+
+func (d *Discovery) doer(e *registry.Entry) func(context.Context, *http.Request) (*http.Response, error) {
+	return func(ctx context.Context, r *http.Request) (*http.Response, error) { return d.cfg.Fetch(ctx, e, r) }
+}
+
+// covers reports whether an ETag stands for all entries: each has been said something of.
+func covers(s *state, entries []*registry.Entry) bool {
+	for _, e := range entries {
+		if v := s.versions[e.GroupVersion]; v == nil || v.doc == nil {
+			return false
+		}
+	}
+	return s.etag != ""
+}
+
+func isAggregated(h http.Header) bool {
+	is, err := discovery.ContentTypeIsGVK(h.Get("Content-Type"), schema.GroupVersionKind{Group: "apidiscovery.k8s.io", Version: "v2", Kind: "APIGroupDiscoveryList"})
+	return err == nil && is
+}
+
+// parse reads an aggregated document.
+func (d *Discovery) parse(a poll.Answer) (map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery, error) {
+	list := &apidiscoveryv2.APIGroupDiscoveryList{}
+	media, _, err := mime.ParseMediaType(a.Header.Get("Content-Type"))
+	if err == nil {
+		err = decode(d.codecs.aggregated, media, a.Body, list)
+	}
+	if err != nil {
+		return nil, &poll.Error{Reason: poll.ReasonInvalid, Err: fmt.Errorf("reading /apis: %w", err)}
+	}
+	found := make(map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery)
+	for i := range list.Items {
+		g := &list.Items[i]
+		for j := range g.Versions {
+			found[schema.GroupVersion{Group: g.Name, Version: g.Versions[j].Version}] = &g.Versions[j]
+		}
+	}
+	return found, nil
+}
+
+// taken takes from a document what belongs to the entries, and nothing else. What it does not hold is Current and empty: the backend is there and serves nothing.
+func taken(old *state, entries []*registry.Entry, found map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery, etag string) (*state, error) {
+	var first error
+	next := &state{versions: make(map[schema.GroupVersion]*version, len(entries)), etag: etag}
+	now := time.Now()
+	for _, e := range entries {
+		doc := found[e.GroupVersion]
+		if doc == nil {
+			doc = &apidiscoveryv2.APIVersionDiscovery{}
+		}
+		v := accept(old.versions[e.GroupVersion], e.GroupVersion, doc, now)
+		next.versions[e.GroupVersion] = v
+		if first == nil {
+			first = v.err
+		}
+	}
+	if first != nil {
+		next.etag = "" // a 304 must not make it look well
+	}
+	keep(next, old)
+	return next, first
+}
+
+// accept makes a version of what a backend has said of it: bounded, and repaired where clients are known to stumble.
+func accept(old *version, gv schema.GroupVersion, doc *apidiscoveryv2.APIVersionDiscovery, now time.Time) *version {
+	doc.Version, doc.Freshness = gv.Version, apidiscoveryv2.DiscoveryFreshnessCurrent
+	repair(doc)
+	if old == nil {
+		old = &version{}
+	}
+	if size := doc.Size(); size > maxVersion {
+		return &version{doc: old.doc, confirmed: old.confirmed, err: &poll.Error{Reason: poll.ReasonTooLarge, Err: fmt.Errorf("reading %s: %d bytes of resources, at most %d", gv, size, maxVersion)}}
+	}
+	if old.doc != nil && apiequality.Semantic.DeepEqual(old.doc, doc) {
+		doc = old.doc
+	}
+	return &version{doc: doc, confirmed: now}
+}
+
+// repair fills in a missing responseKind, at which client-go 0.26.0–0.26.3 panics (kubernetes/kubernetes#118361), as kube-aggregator does.
+func repair(doc *apidiscoveryv2.APIVersionDiscovery) {
+	for i := range doc.Resources {
+		r := &doc.Resources[i]
+		if r.ResponseKind == nil {
+			r.ResponseKind = &metav1.GroupVersionKind{}
+		}
+		for j := range r.Subresources {
+			if r.Subresources[j].ResponseKind == nil {
+				r.Subresources[j].ResponseKind = &metav1.GroupVersionKind{}
+			}
+		}
+	}
+}
+
+// confirmed is old, said again.
+func confirmed(old *state, entries []*registry.Entry) *state {
+	next := &state{versions: maps.Clone(old.versions), etag: old.etag}
+	now := time.Now()
+	for _, e := range entries {
+		next.versions[e.GroupVersion] = &version{doc: old.versions[e.GroupVersion].doc, confirmed: now}
+	}
+	return next
+}
+
+// failed is old with a failure.
+func failed(old *state, entries []*registry.Entry, err error) *state {
+	next := &state{versions: make(map[schema.GroupVersion]*version, len(entries)), etag: old.etag}
+	for _, e := range entries {
+		v := version{err: err}
+		if was := old.versions[e.GroupVersion]; was != nil {
+			v.doc, v.confirmed = was.doc, was.confirmed
+		}
+		next.versions[e.GroupVersion] = &v
+	}
+	keep(next, old)
+	return next
+}
+
+// keep takes over what was not asked for now: an entry that is unavailable for a while.
+func keep(next, old *state) {
+	for gv, v := range old.versions {
+		if next.versions[gv] == nil {
+			next.versions[gv] = v
+		}
+	}
+}
+
+// askEach asks for each group-version by itself.
+func (d *Discovery) askEach(ctx context.Context, old *state, entries []*registry.Entry) (*state, error) {
+	found := make([]*version, len(entries))
+	var asking sync.WaitGroup
+	slots := make(chan struct{}, maxLegacy)
+	for i, e := range entries {
+		slots <- struct{}{}
+		asking.Go(func() {
+			defer func() { <-slots }()
+			found[i] = d.legacyVersion(ctx, old.versions[e.GroupVersion], e)
+		})
+	}
+	asking.Wait()
+	var first error
+	next := &state{versions: make(map[schema.GroupVersion]*version, len(entries))}
+	for i, e := range entries {
+		next.versions[e.GroupVersion] = found[i]
+		if first == nil {
+			first = found[i].err
+		}
+	}
+	keep(next, old)
+	return next, first
+}
+
+// sameContent reports whether two states make the same document, now and when they have become old.
+func sameContent(a, b *state) bool {
+	return a.tried == b.tried && maps.EqualFunc(a.versions, b.versions, func(x, y *version) bool { return x.doc == y.doc && (x.err == nil) == (y.err == nil) })
+}

@@ -1,0 +1,132 @@
+package poll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"time"
+)
+
+// Question is one GET.
+type Question struct {
+	// Path is asked for, unescaped. Query is its query, without a question mark. Empty: none.
+	Path, Query string
+	// Accept is the Accept field.
+	Accept string
+	// ETag makes the question conditional (If-None-Match). Empty: it is not.
+	ETag string
+	// Limit bounds the body. Zero: 32 MiB, above any discovery document seen: a thousand custom resources make one.
+	Limit int64
+	// Timeout bounds the exchange from dialling to the last byte. Zero: 5 s, as kube-apiserver has it for discovery.
+	Timeout time.Duration
+}
+
+// Answer is what came back. Its body has been read to its end, so that the connection can be used again.
+type Answer struct {
+	// Status is the HTTP status.
+	Status int
+	// Header are the response's fields.
+	Header http.Header
+	// Body is the whole body.
+	Body []byte
+}
+
+// Reason is why there is no answer, in one word from a fixed set: it labels metrics.
+type Reason string
+
+// The reasons.
+const (
+	// ReasonUnreachable: no connection, or it ended.
+	ReasonUnreachable Reason = "unreachable"
+	// ReasonTimeout: no answer, or no end of one, in time.
+	ReasonTimeout Reason = "timeout"
+	// ReasonStatus: an unexpected HTTP status.
+	ReasonStatus Reason = "status"
+	// ReasonTooLarge: more than the limit.
+	ReasonTooLarge Reason = "too_large"
+	// ReasonInvalid: a body that is not what it says, or that says what it may not.
+	ReasonInvalid Reason = "invalid"
+)
+
+// Error is a failed question.
+type Error struct {
+	// Reason is the kind of failure.
+	Reason Reason
+	// Err is the cause, for the operator: it may hold addresses.
+	Err error
+}
+
+// Error implements error.
+func (e *Error) Error() string { return e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// ReasonOf is the reason of an error of this package. Anything else is ReasonUnreachable. Nil: empty.
+func ReasonOf(err error) Reason {
+	var e *Error
+	switch {
+	case err == nil:
+		return ""
+	case errors.As(err, &e):
+		return e.Reason
+	}
+	return ReasonUnreachable
+}
+
+const (
+	defaultLimit   = 32 << 20
+	defaultTimeout = 5 * time.Second
+)
+
+// Get asks a question over do, which sends a request to one backend.
+func Get(ctx context.Context, do func(context.Context, *http.Request) (*http.Response, error), q Question) (Answer, error) {
+	timeout, limit := q.Timeout, q.Limit
+	if timeout == 0 {
+		timeout = defaultTimeout
+	}
+	if limit == 0 {
+		limit = defaultLimit
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	req := (&http.Request{
+		Method: http.MethodGet, URL: &url.URL{Scheme: "https", Path: q.Path, RawQuery: q.Query}, Header: make(http.Header, 4),
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+	}).WithContext(ctx)
+	req.Header.Set("Accept", q.Accept)
+	if q.ETag != "" {
+		req.Header.Set("If-None-Match", q.ETag)
+	}
+	res, err := do(ctx, req)
+	if err != nil {
+		return Answer{}, broken(ctx, q, err)
+	}
+	defer res.Body.Close()
+	if res.ContentLength > limit {
+		return Answer{}, tooLarge(q, limit)
+	}
+	body, err := io.ReadAll(io.LimitReader(res.Body, limit+1))
+	if err != nil {
+		return Answer{}, broken(ctx, q, err)
+	}
+	if int64(len(body)) > limit {
+		return Answer{}, tooLarge(q, limit)
+	}
+	return Answer{Status: res.StatusCode, Header: res.Header, Body: body}, nil
+}
+
+func broken(ctx context.Context, q Question, err error) error {
+	reason := ReasonUnreachable
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		reason = ReasonTimeout
+	}
+	return &Error{reason, fmt.Errorf("getting %s: %w", q.Path, err)}
+}
+
+func tooLarge(q Question, limit int64) error {
+	return &Error{ReasonTooLarge, fmt.Errorf("getting %s: more than %d bytes", q.Path, limit)}
+}

@@ -1,0 +1,213 @@
+package poll
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// Config is what a Set needs. S is what its owner keeps per backend.
+type Config[S any] struct {
+	// New makes the owner's part of a backend that has appeared. It is called by Update. Required.
+	New func(entries []*registry.Entry) S
+	// Ask asks the backend, once. It is called by the backend's own goroutine. The entries are those of the backend that may be asked now; there is at least one. Required.
+	Ask func(ctx context.Context, of S, entries []*registry.Entry) error
+	// Every is the time between questions that were answered, ± 20 %. Zero: 60 s, as kube-apiserver has it.
+	Every time.Duration
+}
+
+const (
+	defaultEvery = time.Minute
+	// firstRetry and lastRetry are the pauses after failures, doubling. A restart is over in a second or so; after minutes of failure the verdict's recovery comes first.
+	firstRetry = 250 * time.Millisecond
+	lastRetry  = time.Minute
+	// leastGap is the time between questions that were asked for by changes: a rollout of ten endpoints is one question, and a new group-version waits for nobody.
+	leastGap = 100 * time.Millisecond
+)
+
+// key tells backends apart: APIServices that name the same Service under the same trust are one backend.
+type key struct {
+	namespace, service, serverName, ca, caFrom string
+	port                                       int32
+	insecure, http1                            bool
+}
+
+func keyOf(b *registry.Backend) key {
+	return key{b.Namespace, b.Service, b.ServerName, string(b.CABundle), b.CAFrom, b.Port, b.Insecure, b.HTTP1}
+}
+
+// Set is the backends of a table, each with the goroutine that asks it. Its methods are called by one goroutine, its owner's.
+type Set[S any] struct {
+	cfg      Config[S]
+	backends map[key]*backend[S]
+	running  sync.WaitGroup
+}
+
+// NewSet makes an empty Set.
+func NewSet[S any](cfg Config[S]) *Set[S] {
+	if cfg.Every == 0 {
+		cfg.Every = defaultEvery
+	}
+	return &Set[S]{cfg: cfg, backends: make(map[key]*backend[S])}
+}
+
+// backend is one backend and its goroutine.
+type backend[S any] struct {
+	cfg     *Config[S]
+	of      S
+	entries atomic.Pointer[[]*registry.Entry]
+	poke    chan struct{} // holds one token: ask now
+	end     context.CancelFunc
+}
+
+// Update brings the Set in step with a table: it starts, ends and wakes goroutines, and waits for none. They all end with ctx.
+func (s *Set[S]) Update(ctx context.Context, t *registry.Table) {
+	groups := make(map[key][]*registry.Entry)
+	for _, e := range t.Entries() {
+		if e.Backend != nil {
+			k := keyOf(e.Backend)
+			groups[k] = append(groups[k], e)
+		}
+	}
+	for k, b := range s.backends {
+		if groups[k] == nil {
+			b.end()
+			delete(s.backends, k)
+		}
+	}
+	for k, entries := range groups {
+		b := s.backends[k]
+		if b == nil {
+			s.start(ctx, k, entries)
+			continue
+		}
+		if old := *b.entries.Load(); !slices.Equal(old, entries) {
+			b.entries.Store(&entries)
+			if worthAsking(old, entries) {
+				b.wake()
+			}
+		}
+	}
+}
+
+func (s *Set[S]) start(ctx context.Context, k key, entries []*registry.Entry) {
+	ctx, cancel := context.WithCancel(ctx)
+	b := &backend[S]{cfg: &s.cfg, of: s.cfg.New(entries), poke: make(chan struct{}, 1), end: cancel}
+	b.entries.Store(&entries)
+	s.backends[k] = b
+	s.running.Go(func() { b.run(ctx) })
+}
+
+// Each calls f with every backend of the last table.
+func (s *Set[S]) Each(f func(of S, entries []*registry.Entry)) {
+	for _, b := range s.backends {
+		f(b.of, *b.entries.Load())
+	}
+}
+
+// Wait returns when every goroutine has ended; the ctx of Update must have.
+func (s *Set[S]) Wait() { s.running.Wait() }
+
+// worthAsking reports whether something has happened after which a backend may have something new to say: another group-version, other endpoints, a recovery.
+func worthAsking(old, now []*registry.Entry) bool {
+	for _, e := range now {
+		at := slices.IndexFunc(old, func(o *registry.Entry) bool { return o.Name == e.Name })
+		if at < 0 {
+			return true
+		}
+		was := old[at]
+		if was == e {
+			continue
+		}
+		recovered := e.Verdict.Available() && !was.Verdict.Available()
+		if recovered || !slices.EqualFunc(was.Endpoints, e.Endpoints, func(a, b registry.Endpoint) bool { return a.Address == b.Address }) {
+			return true
+		}
+	}
+	return false
+}
+
+// Askable reports whether a backend may be asked for an entry: it has somewhere to ask, and is not known to be unavailable. An entry that was never checked may.
+func Askable(e *registry.Entry) bool {
+	return len(e.Endpoints) > 0 && e.Verdict.Status != corev1.ConditionFalse
+}
+
+func (b *backend[S]) wake() {
+	select {
+	case b.poke <- struct{}{}:
+	default:
+	}
+}
+
+// run asks until ctx ends.
+func (b *backend[S]) run(ctx context.Context) {
+	failures := 0
+	for {
+		var wait <-chan time.Time // an unavailable backend is asked when the table says something new
+		if entries := b.askable(); len(entries) > 0 {
+			if err := b.cfg.Ask(ctx, b.of, entries); err != nil {
+				failures++
+			} else {
+				failures = 0
+			}
+			if !sleep(ctx, leastGap) {
+				return
+			}
+			wait = time.After(pause(b.cfg.Every, failures))
+		}
+		select {
+		case <-wait:
+		case <-b.poke:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (b *backend[S]) askable() []*registry.Entry {
+	var out []*registry.Entry
+	for _, e := range *b.entries.Load() {
+		if Askable(e) {
+			out = append(out, e)
+		}
+	}
+	// Those that are known to be well first: whoever needs any one asks through the first.
+	slices.SortStableFunc(out, func(x, y *registry.Entry) int {
+		switch a, b := x.Verdict.Available(), y.Verdict.Available(); {
+		case a && !b:
+			return -1
+		case b && !a:
+			return 1
+		}
+		return 0
+	})
+	return out
+}
+
+// pause is the time until the next question. The jitter keeps replicas and backends from asking in step.
+func pause(every time.Duration, failures int) time.Duration {
+	d := every
+	if failures > 0 {
+		d = min(firstRetry<<min(failures-1, 10), lastRetry)
+	}
+	return time.Duration(float64(d) * (0.8 + 0.4*rand.Float64())) //nolint:gosec // jitter
+}
+
+// sleep reports whether ctx has lasted.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
