@@ -95,7 +95,7 @@ func (p *Proxy) decideWith(ctx context.Context, h *Head, c *authn.Conn, set []hp
 		d.Action = ToPage
 	case registry.RouteDocument:
 		d.Action = ToDocument
-		if p.cfg.Documents == nil {
+		if p.cfg.Documents == nil || strings.HasPrefix(h.Path, "/openapi/") {
 			d.Action = ToLocal
 		}
 	default:

@@ -42,6 +42,7 @@ type options struct {
 	allowLoopback   bool
 	protectedGroups []string
 	caOverlap       time.Duration
+	staleAfter      time.Duration
 
 	anonymous       bool
 	tokenTTL        time.Duration
@@ -96,6 +97,8 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.allowLoopback, "allow-loopback-backends", false, "Allow backends on loopback and link-local addresses. They receive our client certificate.")
 	fs.StringSliceVar(&o.protectedGroups, "protected-groups", nil, "Groups that no remote may claim. Empty: Kubernetes' built-in ones. \"-\": none.")
 	fs.DurationVar(&o.caOverlap, "ca-rotation-overlap", time.Minute, "How long a replaced CA of a backend stays trusted while nothing verifies with the new one. 0: not at all.")
+
+	fs.DurationVar(&o.staleAfter, "discovery-stale-after", 0, "How long the resources of a failing backend stay Current in discovery. 0: for ever, while its APIService names the same Service.")
 
 	fs.BoolVar(&o.anonymous, "anonymous-auth", false, "Serve remotes to callers without credentials, as system:anonymous.")
 	fs.DurationVar(&o.tokenTTL, "authentication-token-webhook-cache-ttl", 10*time.Second, "How long a TokenReview is believed.")
@@ -193,7 +196,7 @@ func (o *options) validateChoices(fault func(string, ...any)) {
 		fault("limits cannot be negative")
 	}
 	for flag, d := range map[string]time.Duration{
-		"--request-timeout": o.requestTimeout, "--shutdown-delay-duration": o.shutdownDelay, "--ca-rotation-overlap": o.caOverlap,
+		"--request-timeout": o.requestTimeout, "--shutdown-delay-duration": o.shutdownDelay, "--ca-rotation-overlap": o.caOverlap, "--discovery-stale-after": o.staleAfter,
 		"--shutdown-watch-termination-grace-period": o.watchGrace, "--authentication-token-webhook-cache-ttl": o.tokenTTL,
 	} {
 		if d < 0 {

@@ -23,6 +23,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/discovery"
 )
 
 // door is everything that serve runs.
@@ -36,18 +37,19 @@ type door struct {
 	frontListener, adminListener net.Listener
 	self                         []netip.AddrPort
 
-	registry *registry.Registry
-	certs    *certs.Store
-	trust    *trust.Trust
-	prober   *health.Prober
-	backends *backend.Pools
-	local    *backend.Local
-	proxy    *proxy.Proxy
-	frames   *h2.Server // nil: --h2-lane=nethttp
-	target   atomic.Pointer[target]
-	draining health.Draining
-	ready    *health.Checks
-	access   io.Closer
+	registry  *registry.Registry
+	certs     *certs.Store
+	trust     *trust.Trust
+	prober    *health.Prober
+	backends  *backend.Pools
+	local     *backend.Local
+	proxy     *proxy.Proxy
+	discovery *discovery.Discovery
+	frames    *h2.Server // nil: --h2-lane=nethttp
+	target    atomic.Pointer[target]
+	draining  health.Draining
+	ready     *health.Checks
+	access    io.Closer
 
 	front, admin *http.Server
 }
@@ -56,7 +58,7 @@ type door struct {
 func run(ctx context.Context, o *options, stderr io.Writer) error {
 	d := &door{o: o, log: newLogger(stderr, o.logFormat, o.verbosity), metrics: newMetrics()}
 	for _, step := range []func(context.Context) error{
-		d.findAPIServer, d.openListeners, d.makeTable, d.makeTrust, d.makeBackends, d.makeProxy, d.makeServers,
+		d.findAPIServer, d.openListeners, d.makeTable, d.makeTrust, d.makeBackends, d.makeDocuments, d.makeProxy, d.makeServers,
 	} {
 		if err := step(ctx); err != nil {
 			d.closeListeners()
@@ -99,7 +101,7 @@ func (d *door) serve(ctx context.Context) error {
 func (d *door) loops() map[string]func(context.Context) error {
 	loops := map[string]func(context.Context) error{
 		"table": d.registry.Run, "certificates": d.certs.Run, "backend trust": d.trust.Run, "prober": d.prober.Run,
-		"backend pools": d.backends.Run, "local apiserver's pools": d.local.Run, "request metrics": d.proxy.Run,
+		"backend pools": d.backends.Run, "local apiserver's pools": d.local.Run, "request metrics": d.proxy.Run, "discovery": d.discovery.Run,
 	}
 	if d.frames != nil {
 		loops["frame lane"] = d.frames.Run

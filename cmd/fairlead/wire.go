@@ -140,14 +140,14 @@ func (d *door) makeProxy(context.Context) error {
 	if err != nil {
 		return usageError{err}
 	}
-	d.ready = &health.Checks{Name: "readyz", Draining: &d.draining, List: []health.Check{{Name: "table", Func: d.tableReady}, {Name: "local-apiserver", Func: d.localReady}}, Logger: d.log}
+	d.ready = &health.Checks{Name: "readyz", Draining: &d.draining, List: []health.Check{{Name: "table", Func: d.tableReady}, {Name: "local-apiserver", Func: d.localReady}, {Name: "discovery", Func: d.discoveryReady}}, Logger: d.log}
 	log, closer, err := newAccessLog(d.o.accessLog)
 	if err != nil {
 		return err
 	}
 	d.access = closer
 	d.proxy, err = proxy.New(proxy.Config{
-		Table: d.registry.Table, Authn: who, Authz: may, Backends: d.backends, Local: d.local, AccessLog: log, Logger: d.log, Metrics: d.metrics,
+		Table: d.registry.Table, Authn: who, Authz: may, Backends: d.backends, Local: d.local, Documents: d.discovery, AccessLog: log, Logger: d.log, Metrics: d.metrics,
 		Health: func(local http.Handler) http.Handler { return &health.Relay{Ready: d.ready, Local: local} },
 	})
 	return err

@@ -14,6 +14,8 @@ import (
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
+
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/poll"
 )
@@ -82,8 +84,9 @@ func New(cfg Config) (*Discovery, error) {
 	if d.codecs, err = newCodecs(); err != nil {
 		return nil, err
 	}
-	d.root = negotiator{codecs: d.codecs, aggregates: true}
-	d.legacy = negotiator{codecs: d.codecs}
+	supported, _ := negotiation.MediaTypesForSerializer(d.codecs.legacy)
+	d.root = negotiator{codecs: d.codecs, supported: supported, aggregates: true}
+	d.legacy = negotiator{codecs: d.codecs, supported: supported}
 	d.set = poll.NewSet(poll.Config[*source]{New: d.newSource, Ask: d.ask, Every: cfg.Every})
 	d.last = cfg.Table()
 	d.metrics, err = newMetrics(d.Status, cfg.Metrics)

@@ -35,6 +35,8 @@ type negotiator struct {
 	codecs *codecs
 	// aggregates says that aggregated discovery may be had.
 	aggregates bool
+	// supported are the media types, by name.
+	supported []string
 
 	known atomic.Pointer[map[string]choice]
 	mu    sync.Mutex // guards the writing of known
@@ -89,9 +91,31 @@ func mediaNumber(info runtime.SerializerInfo) int {
 
 // refuse answers 406 as k8s.io/apiserver does.
 func (n *negotiator) refuse(w http.ResponseWriter) {
-	supported, _ := negotiation.MediaTypesForSerializer(n.codecs.legacy)
-	status := responsewriters.ErrorToAPIStatus(negotiation.NewNotAcceptableError(supported))
+	status := responsewriters.ErrorToAPIStatus(negotiation.NewNotAcceptableError(n.supported))
 	responsewriters.WriteRawJSON(int(status.Code), status, w)
+}
+
+// acceptOf is the Accept field as kube-apiserver reads it: one, however many lines there are.
+func acceptOf(r *http.Request) string {
+	if values := r.Header["Accept"]; len(values) > 0 {
+		return values[0]
+	}
+	return ""
+}
+
+// produces reports whether go-restful would find one of the media types in the Accept field.
+func produces(r *http.Request, supported []string) bool {
+	accept := acceptOf(r)
+	if accept == "" {
+		return true
+	}
+	for item := range strings.SplitSeq(accept, ",") {
+		name, _, _ := strings.Cut(item, ";")
+		if name = strings.Trim(name, " "); name == "*/*" || slices.Contains(supported, name) {
+			return true
+		}
+	}
+	return false
 }
 
 // wantsPretty reports whether a request asks for indented text: by the query, or by being sent by a tool that people read.

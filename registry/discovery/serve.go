@@ -81,16 +81,7 @@ func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/apis/":
 		d.serve(w, r, &d.legacy, nil, docs.legacy)
 	case "/api", "/api/":
-		if docs.versions == nil {
-			d.writeError(w, r, errNotFound())
-			return
-		}
-		if r.Method != http.MethodGet && r.Method != http.MethodHead {
-			w.Header().Set("Allow", "GET, HEAD")
-			d.writeError(w, r, errMethod())
-			return
-		}
-		d.serve(w, r, &d.root, docs.core, docs.versions)
+		d.serveCore(w, r, docs)
 	default:
 		name, below := strings.CutPrefix(path, "/apis/")
 		doc := d.groupDocument(docs, strings.TrimSuffix(name, "/"))
@@ -99,6 +90,22 @@ func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		d.serve(w, r, &d.legacy, nil, doc)
+	}
+}
+
+// serveCore answers /api. In kube-apiserver go-restful stands before it, which knows GET only and no type/*.
+func (d *Discovery) serveCore(w http.ResponseWriter, r *http.Request, docs *documents) {
+	switch {
+	case docs.versions == nil:
+		d.writeError(w, r, errNotFound())
+	case r.Method != http.MethodGet:
+		w.Header().Set("Allow", http.MethodGet)
+		d.writeError(w, r, apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, "", schema.GroupResource{}, "", "", 0, false))
+	case !produces(r, d.root.supported):
+		message := "406: Not Acceptable\n\nAvailable representations: " + strings.Join(d.root.supported, ", ")
+		d.writeError(w, r, apierrors.NewGenericServerResponse(http.StatusNotAcceptable, "", schema.GroupResource{}, "", message, 0, false))
+	default:
+		d.serve(w, r, &d.root, docs.core, docs.versions)
 	}
 }
 
@@ -133,11 +140,7 @@ func sameVersions(a, b *registry.Group) bool {
 
 // serve writes the form of a document that a request asks for.
 func (d *Discovery) serve(w http.ResponseWriter, r *http.Request, n *negotiator, aggregated, legacy *document) {
-	accept := ""
-	if values := r.Header["Accept"]; len(values) > 0 {
-		accept = values[0] // as kube-apiserver: one field, however many lines there are
-	}
-	c := n.choose(accept)
+	c := n.choose(acceptOf(r))
 	if c.refused {
 		n.refuse(w)
 		return
@@ -187,8 +190,4 @@ func errNotReady() error {
 
 func errNotFound() error {
 	return statusError(http.StatusNotFound, metav1.StatusReasonNotFound, "the server could not find the requested resource", 0)
-}
-
-func errMethod() error {
-	return statusError(http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed, "the server does not allow this method on the requested resource", 0)
 }

@@ -123,8 +123,8 @@ func covers(s *state, entries []*registry.Entry) bool {
 }
 
 func isAggregated(h http.Header) bool {
-	is, err := discovery.ContentTypeIsGVK(h.Get("Content-Type"), schema.GroupVersionKind{Group: "apidiscovery.k8s.io", Version: "v2", Kind: "APIGroupDiscoveryList"})
-	return err == nil && is
+	_, params, err := mime.ParseMediaType(h.Get("Content-Type"))
+	return err == nil && params["g"] == "apidiscovery.k8s.io" && params["v"] == "v2" && params["as"] == "APIGroupDiscoveryList"
 }
 
 // parse reads an aggregated document.

@@ -1,0 +1,37 @@
+package main
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/discovery"
+)
+
+// makeDocuments makes what is merged of the local apiserver's documents and the backends'.
+func (d *door) makeDocuments(context.Context) (err error) {
+	d.discovery, err = discovery.New(discovery.Config{
+		Table: d.registry.Table, Fetch: d.fetchRemote, FetchLocal: d.fetchLocal, StaleAfter: d.o.staleAfter, Logger: d.log, Metrics: d.metrics,
+	})
+	return err
+}
+
+// asAggregator gives a request of our own the identity that kube-aggregator asks under; extension servers and the local apiserver know it.
+func asAggregator(r *http.Request) *http.Request {
+	r.Header["X-Remote-User"], r.Header["X-Remote-Group"] = []string{"system:kube-aggregator"}, []string{"system:masters"}
+	r.Header["User-Agent"] = []string{"fairlead/" + version}
+	return r
+}
+
+// fetchRemote asks an extension server. The request counts against none of its limits: it is one of ours, and there is one at a time.
+func (d *door) fetchRemote(_ context.Context, e *registry.Entry, r *http.Request) (*http.Response, error) {
+	return d.backends.RoundTrip(e, asAggregator(r), false)
+}
+
+// fetchLocal asks the local apiserver.
+func (d *door) fetchLocal(_ context.Context, r *http.Request) (*http.Response, error) {
+	return d.local.RoundTrip(asAggregator(r), backend.PoolCertificate, false)
+}
+
+func (d *door) discoveryReady(*http.Request) error { return d.discovery.Ready() }

@@ -1,0 +1,91 @@
+//go:build e2e
+
+package differential
+
+import (
+	"net"
+	"strconv"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+)
+
+// priority is where an APIService stands.
+type priority struct {
+	group, version int32
+}
+
+// extend starts an extension server in this process and registers its group-versions. The keys of where are group/version.
+func (w *world) extend(t *testing.T, name string, cfg extension.Config, where map[string]priority) *extension.Server {
+	t.Helper()
+	cfg.Names = []string{name + ".backends.svc"}
+	for gv := range where {
+		cfg.GroupVersions = append(cfg.GroupVersions, gv)
+	}
+	s := extension.Start(t, cfg)
+	w.register(t, name, s, where)
+	return s
+}
+
+func (w *world) register(t *testing.T, name string, s *extension.Server, where map[string]priority) {
+	t.Helper()
+	_, err := w.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "backends"}}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+	_, text, err := net.SplitHostPort(s.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	number, err := strconv.ParseInt(text, 10, 32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := int32(number)
+	// Kubernetes refuses loopback addresses in EndpointSlices.
+	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{
+		Type: corev1.ServiceTypeExternalName, ExternalName: "localhost", Ports: []corev1.ServicePort{{Port: port}},
+	}}
+	if _, err := w.core.CoreV1().Services("backends").Create(t.Context(), service, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for gv, at := range where {
+		group, version, _ := strings.Cut(gv, "/")
+		w.claim(t, &apiregistrationv1.APIService{
+			ObjectMeta: metav1.ObjectMeta{Name: version + "." + group},
+			Spec: apiregistrationv1.APIServiceSpec{
+				Service: &apiregistrationv1.ServiceReference{Namespace: "backends", Name: name, Port: &port}, Group: group, Version: version,
+				CABundle: s.CA.PEM(), GroupPriorityMinimum: at.group, VersionPriority: at.version,
+			},
+		})
+	}
+}
+
+func (w *world) claim(t *testing.T, s *apiregistrationv1.APIService) {
+	t.Helper()
+	if _, err := w.services.ApiregistrationV1().APIServices().Create(t.Context(), s, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// define makes a CustomResourceDefinition.
+func (w *world) define(t *testing.T, manifest string) {
+	t.Helper()
+	o := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal([]byte(manifest), &o.Object); err != nil {
+		t.Fatal(err)
+	}
+	crds := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	if _, err := w.dynamic.Resource(crds).Create(t.Context(), o, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,149 @@
+//go:build e2e
+
+package differential
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+)
+
+const crd = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: %[1]ss.%[2]s}
+spec:
+  group: %[2]s
+  names: {plural: %[1]ss, singular: %[1]s, kind: %[3]s, shortNames: [%[4]s]}
+  scope: Namespaced
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    subresources: {status: {}, scale: {specReplicasPath: .spec.replicas, statusReplicasPath: .status.replicas}}
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+  - name: v1alpha1
+    served: true
+    storage: false
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+`
+
+const (
+	asV2 = ";g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+	asB1 = ";g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList"
+)
+
+// accepts are the Accept fields that clients send, or could.
+func accepts() []string {
+	return []string{
+		"", "*/*", "application/*", "application/json", "application/yaml", "application/vnd.kubernetes.protobuf", "application/cbor",
+		"application/json;pretty=1", "application/json" + asV2, "application/vnd.kubernetes.protobuf" + asV2, "application/yaml" + asV2, "application/cbor" + asV2,
+		"application/json" + asV2 + ";pretty=1", "*/*" + asV2,
+		// client-go since 1.30, kubectl 1.26–1.29, and a client that knows nothing but v2beta1.
+		"application/json" + asV2 + ",application/json" + asB1 + ",application/json", "application/json" + asB1 + ",application/json", "application/json" + asB1,
+		"application/vnd.kubernetes.protobuf" + asV2 + ",application/json" + asV2 + ",application/json",
+		"application/json" + asV2 + ";profile=nopeer", "application/json" + asV2 + ";profile=other", "application/json;as=Table;g=meta.k8s.io;v=v1", "application/json;as=Table;g=meta.k8s.io;v=v1,application/json",
+		"text/html", "text/html,application/json;q=0.5", "application/json;q=0.1,application/yaml;q=0.9", "application/json;stream=watch", "application/json;sv=1", "garbage", "application/json;;;", "application/json;unknown=1",
+	}
+}
+
+// TestDiscovery compares every document in every form.
+func TestDiscovery(t *testing.T) {
+	w := newWorld(t, "--protected-groups=-")
+	if _, err := w.StartSampleAPIServer(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.define(t, fmt.Sprintf(crd, "crontab", "stable.example.com", "CronTab", "ct"))
+	w.define(t, fmt.Sprintf(crd, "gadget", "mixed.example.com", "Gadget", "gd"))
+	w.extend(t, "legacy", extension.Config{LegacyDiscovery: true}, map[string]priority{"legacy.example.com/v1": {1000, 10}, "legacy.example.com/v1beta1": {1000, 5}})
+	w.extend(t, "orders", extension.Config{}, map[string]priority{
+		// Ties between groups: the legacy list goes by the APIService's name (the version first), the aggregated one by the group's.
+		"zebra.example.com/v1": {2000, 10}, "ape.example.com/v1beta1": {2000, 10}, "cat.example.com/v2": {2000, 10}, "cat.example.com/v1": {2000, 10},
+		// The highest of a group's versions counts, whichever it is.
+		"top.example.com/v1": {100, 20}, "top.example.com/v1alpha1": {19000, 10},
+		// Versions by priority, then as Kubernetes compares versions.
+		"many.example.com/v1": {500, 10}, "many.example.com/v10": {500, 10}, "many.example.com/v2": {500, 10}, "many.example.com/v11beta2": {500, 10}, "many.example.com/v3alpha1": {500, 10},
+		"many.example.com/foo10": {500, 10}, "many.example.com/foo1": {500, 10}, "many.example.com/v1alpha9": {500, 99}, "many.example.com/v12": {600, 1},
+	})
+	w.extend(t, "guest", extension.Config{}, map[string]priority{"mixed.example.com/v2": {1500, 50}, "apps/v9": {17000, 99}, "autoscaling/v1alpha9": {17700, 1}})
+	gone := w.extend(t, "silent", extension.Config{}, map[string]priority{"silent.example.com/v1": {700, 10}})
+	if err := gone.Set(extension.Fault{Kind: extension.Status, Code: http.StatusServiceUnavailable}); err != nil {
+		t.Fatal(err)
+	}
+	v2 := http.Header{"Accept": {"application/json" + asV2}}
+	took := eventually(t, 90*time.Second, "both list the same", func() (bool, string) {
+		a, b := w.ask(t, w.Endpoint(), "/apis", v2), w.ask(t, w.front.Endpoint, "/apis", v2)
+		return a.body == b.body && strings.Count(b.body, `"Stale"`) == 1 && strings.Contains(b.body, "crontabs") && strings.Contains(b.body, "flunders"), cmp.Diff(a.body, b.body)
+	})
+	t.Logf("the same after %s", took)
+	paths := []string{"/api", "/api/", "/apis", "/apis/", "/apis/nosuch.example.com", "/apis/nosuch.example.com/", "/apis/nosuch.example.com/v1"}
+	for _, group := range []string{"apps", "apiregistration.k8s.io", "mixed.example.com", "many.example.com", "cat.example.com", "silent.example.com", "legacy.example.com", "stable.example.com", "wardle.example.com", "apiextensions.k8s.io"} {
+		paths = append(paths, "/apis/"+group, "/apis/"+group+"/")
+	}
+	queries := []string{"", "?pretty=true", "?pretty=false", "?timeout=3s"}
+	for _, path := range paths {
+		for _, query := range queries {
+			for _, accept := range accepts() {
+				w.same(t, path+query, http.Header{"Accept": {accept}})
+			}
+		}
+		w.same(t, path, http.Header{"User-Agent": {"curl/8.0"}})
+		w.same(t, path, http.Header{"User-Agent": {"Mozilla/5.0 (X11)"}, "Accept": {"text/html,*/*;q=0.8"}})
+		w.same(t, path, http.Header{"Accept": nil})
+	}
+	for _, path := range []string{"/api", "/apis", "/apis/", "/apis/apps"} {
+		for _, method := range []string{http.MethodHead, http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodOptions} {
+			want, got := w.send(t, method, w.Endpoint(), path, nil), w.send(t, method, w.front.Endpoint, path, nil)
+			if want.status != got.status || want.body != got.body {
+				t.Errorf("%s %s: %d %.300q, kube-apiserver's %d %.300q", method, path, got.status, got.body, want.status, want.body)
+			}
+		}
+	}
+	t.Run("conditional", func(t *testing.T) { testConditional(t, w) })
+}
+
+func testConditional(t *testing.T, w *world) {
+	for _, path := range []string{"/apis", "/api"} {
+		accept := []string{"application/json" + asV2}
+		tag := w.ask(t, w.Endpoint(), path, http.Header{"Accept": accept}).header.Get("Etag")
+		w.same(t, path, http.Header{"Accept": accept, "If-None-Match": {tag}})
+		w.same(t, path, http.Header{"Accept": {"application/vnd.kubernetes.protobuf" + asV2}, "If-None-Match": {tag}})
+		w.same(t, path, http.Header{"Accept": accept, "If-None-Match": {`"0"`}})
+		w.same(t, path, http.Header{"Accept": accept, "If-None-Match": {strings.Trim(tag, `"`)}})
+		w.same(t, path, http.Header{"Accept": {"application/json"}, "If-None-Match": {tag}})
+		zipped := http.Header{"Accept": accept, "Accept-Encoding": {"gzip"}}
+		if got := w.ask(t, w.front.Endpoint, path, zipped); path == "/apis" && got.header.Get("Content-Encoding") != "gzip" {
+			t.Errorf("%s is not compressed", path)
+		}
+	}
+}
+
+// same asks both and compares what they say.
+func (w *world) same(t *testing.T, path string, header http.Header) {
+	t.Helper()
+	want, got := w.ask(t, w.Endpoint(), path, header), w.ask(t, w.front.Endpoint, path, header)
+	name := fmt.Sprintf("%s %v", path, header)
+	if want.status != got.status {
+		t.Errorf("%s: status %d, kube-apiserver's %d: %.300s", name, got.status, want.status, want.body)
+		return
+	}
+	compared := []string{"Content-Type"}
+	if strings.Contains(want.header.Get("Content-Type"), "as=APIGroupDiscoveryList") || want.status == http.StatusNotModified {
+		compared = append(compared, "Etag", "Cache-Control", "Vary")
+	}
+	for _, field := range compared {
+		if a, b := want.header.Values(field), got.header.Values(field); !slices.Equal(a, b) {
+			t.Errorf("%s: %s %q, kube-apiserver's %q", name, field, b, a)
+		}
+	}
+	if want.body != got.body {
+		t.Errorf("%s: %s", name, cmp.Diff(want.body, got.body))
+	}
+}
