@@ -78,7 +78,13 @@ fuzz: ## Run every fuzz target for FUZZTIME
 	done
 
 .PHONY: bench
-bench: ## Go benchmarks with allocations (BENCH=regexp, BENCHTIME=1s)
+bench: build ## Measure Fairlead beside its peers; BENCHARGS=-full for all of docs/performance.md (20 min), list: -scenarios list
+	@command -v haproxy >/dev/null && command -v nginx >/dev/null || apt-get install -y --no-install-recommends haproxy nginx-light
+	$(TOOLS) -q etcd kube-apiserver
+	go run ./tests/bench $(BENCHARGS)
+
+.PHONY: microbench
+microbench: ## Go benchmarks with allocations (BENCH=regexp, BENCHTIME=1s)
 	go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -benchmem ./...
 
 .PHONY: image

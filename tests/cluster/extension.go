@@ -25,6 +25,9 @@ type Backend struct {
 
 	// GroupVersions are as in metrics.k8s.io/v1beta1, the preferred one first.
 	GroupVersions []string
+
+	// Annotations are those of the APIServices. Nil: none.
+	Annotations map[string]string
 }
 
 // Register makes the APIServices of b and its Service. Kubernetes refuses loopback addresses in EndpointSlices, so the Service is an
@@ -74,7 +77,7 @@ func (b Backend) apiService(i int, ca []byte) *apiregistrationv1.APIService {
 	group, version, _ := strings.Cut(b.GroupVersions[i], "/")
 	port := int32(b.Port)
 	return &apiregistrationv1.APIService{
-		ObjectMeta: metav1.ObjectMeta{Name: version + "." + group},
+		ObjectMeta: metav1.ObjectMeta{Name: version + "." + group, Annotations: b.Annotations},
 		Spec: apiregistrationv1.APIServiceSpec{
 			Service:              &apiregistrationv1.ServiceReference{Namespace: b.Namespace, Name: b.Service, Port: &port},
 			Group:                group,

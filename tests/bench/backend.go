@@ -1,0 +1,168 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+)
+
+const (
+	group     = "bench.example.com"
+	resources = "/apis/" + group + "/v1/namespaces/default/objects"
+	// objectSize and listSize are what an ordinary object and a list of a hundred of them take.
+	objectSize = 1 << 10
+	listSize   = 100 << 10
+	// eventPath makes the backend send an event on every watch; it is asked directly, not through a proxy.
+	eventPath = "/event"
+)
+
+// extension is the extension server behind all peers: an object, lists of any size, and watches that never end, all from memory. It asks nobody who they
+// are, because its own work is not what is measured.
+type extension struct {
+	bodies map[int][]byte // :: size → JSON; filled before it serves
+	event  []byte
+
+	// mu guards tick.
+	mu   sync.Mutex
+	tick chan struct{} // closed and replaced at every event
+}
+
+// serveBackend is the subcommand that runs it.
+func serveBackend(ctx context.Context, args []string) error {
+	flags := flag.NewFlagSet("backend", flag.ContinueOnError)
+	address := flags.String("address", "", "`host:port` to serve on")
+	cert := flags.String("tls-cert-file", "", "PEM `file`")
+	key := flags.String("tls-private-key-file", "", "PEM `file`")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	e := &extension{bodies: map[int][]byte{}, tick: make(chan struct{})}
+	for _, size := range []int{objectSize, 16 << 10, listSize, 1 << 20} {
+		e.bodies[size] = object(size)
+	}
+	e.event = append(append([]byte(`{"type":"ADDED","object":`), object(objectSize)...), '}', '\n')
+	return serveTLS(ctx, *address, *cert, *key, e)
+}
+
+// serveTLS serves until ctx ends, as kube-apiserver's own library does it: net/http over HTTP/2 with 250 streams per connection.
+func serveTLS(ctx context.Context, address, cert, key string, h http.Handler) error {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return fmt.Errorf("listening: %w", err)
+	}
+	srv := &http.Server{ //nolint:gosec // its clients are our own
+		Handler: h, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
+	}
+	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
+	defer stop()
+	return fmt.Errorf("serving: %w", srv.ServeTLS(l, cert, key))
+}
+
+// maxStreams is more than any scenario opens on a connection.
+const maxStreams = 1100
+
+// object is JSON of exactly so many bytes.
+func object(size int) []byte {
+	const head = `{"kind":"Object","apiVersion":"bench.example.com/v1","metadata":{"name":"one","namespace":"default"},"data":"`
+	return append(append([]byte(head), bytes.Repeat([]byte("x"), size-len(head)-2)...), `"}`...)
+}
+
+// ServeHTTP answers discovery, objects, lists and watches.
+func (e *extension) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch path := r.URL.Path; {
+	case path == eventPath:
+		e.mu.Lock()
+		close(e.tick)
+		e.tick = make(chan struct{})
+		e.mu.Unlock()
+	case strings.Contains(r.URL.RawQuery, "watch=true"):
+		e.watch(w, r)
+	case strings.HasSuffix(path, "/objects"):
+		e.send(w, listSize)
+	case strings.HasSuffix(path, "/objects/one"):
+		e.send(w, objectSize)
+	case strings.Contains(path, "/objects/size-"):
+		size, _ := strconv.Atoi(path[strings.LastIndexByte(path, '-')+1:])
+		e.send(w, size)
+	case strings.Count(path, "/") == 3:
+		discover(w, strings.TrimPrefix(path, "/apis/"))
+	default: // probes, and documents that not every extension server has
+		http.NotFound(w, r)
+	}
+}
+
+func (e *extension) send(w http.ResponseWriter, size int) {
+	body, ok := e.bodies[size]
+	if !ok {
+		http.Error(w, "no object of that size", http.StatusNotFound)
+		return
+	}
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	_, _ = w.Write(body) // a client that went away is the load's end
+}
+
+// watch sends one event at once and one whenever it is told to, until the client goes.
+func (e *extension) watch(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	for {
+		e.mu.Lock()
+		tick := e.tick
+		e.mu.Unlock()
+		if _, err := w.Write(e.event); err != nil {
+			return
+		}
+		if err := http.NewResponseController(w).Flush(); err != nil {
+			return
+		}
+		select {
+		case <-tick:
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+func discover(w http.ResponseWriter, groupVersion string) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(map[string]any{
+		"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": groupVersion,
+		"resources": []any{map[string]any{"name": "objects", "singularName": "object", "namespaced": true, "kind": "Object", "verbs": []string{"get", "list", "watch"}}},
+	})
+}
+
+// startBackend runs the extension server in the cluster and registers it.
+func startBackend(ctx context.Context, c *cluster.Cluster, self string) (address string, p *cluster.Part, err error) {
+	b := cluster.Backend{
+		Namespace: "bench", Service: "extension", CAFile: c.PKI.Serving.CertFile, GroupVersions: []string{group + "/v1"},
+		// Some scenarios have a thousand under way, and fifty thousand watches.
+		Annotations: map[string]string{"fairlead.dev/max-inflight": "2000", "fairlead.dev/max-longrunning": "60000"},
+	}
+	at, args, err := c.ExtensionArgs(&b)
+	if err != nil {
+		return "", nil, err
+	}
+	address = strings.TrimPrefix(at.URL, "https://")
+	own := []string{"backend", "-address=" + address}
+	for _, a := range args {
+		if strings.HasPrefix(a, "--tls-") {
+			own = append(own, a)
+		}
+	}
+	p, err = c.Run(ctx, cluster.Command{Name: "extension", Path: self, Args: own, Ready: listens(address)})
+	if err != nil {
+		return "", nil, err
+	}
+	return address, p, c.Register(ctx, b)
+}

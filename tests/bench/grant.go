@@ -1,0 +1,73 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+const (
+	// localPath is an object of kube-apiserver's own, of the same size as those of the extension server.
+	localPath = "/api/v1/namespaces/default/configmaps/bench"
+	// tokenSize is that of a service account's token.
+	tokenSize = 900
+)
+
+// token is the i-th user's. They are kube-apiserver's static tokens, so that whoever authenticates them pays for a TokenReview and little else.
+func token(i int) string {
+	t := fmt.Sprintf("token-%07d-", i)
+	return t + strings.Repeat("x", tokenSize-len(t))
+}
+
+func writeTokens(file string, n int) error {
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	w := bufio.NewWriter(f)
+	for i := range n {
+		// Groups as a service account has them.
+		fmt.Fprintf(w, "%s,system:serviceaccount:bench:user-%d,uid-%d,\"system:serviceaccounts,system:serviceaccounts:bench\"\n", token(i), i, i)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// grant lets every user read what the scenarios read, by RBAC as in any cluster: nobody here is of system:masters.
+func (w *world) grant(ctx context.Context) error {
+	core, err := kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin()))
+	if err != nil {
+		return err
+	}
+	read := []string{"get", "list", "watch"}
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "bench"}, Rules: []rbacv1.PolicyRule{
+		{Verbs: read, APIGroups: []string{"*"}, Resources: []string{"objects"}},
+		{Verbs: read, APIGroups: []string{""}, Resources: []string{"configmaps"}},
+	}}
+	if _, err := core.RbacV1().ClusterRoles().Create(ctx, role, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("granting: %w", err)
+	}
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "bench"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "bench"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "system:authenticated"}},
+	}
+	if _, err := core.RbacV1().ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("granting: %w", err)
+	}
+	const overhead = 330 // what kube-apiserver adds to a ConfigMap's data
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "bench"}, Data: map[string]string{"data": strings.Repeat("x", objectSize-overhead)}}
+	if _, err := core.CoreV1().ConfigMaps("default").Create(ctx, object, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("making an object: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,196 @@
+package load
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Request is what is asked for.
+type Request struct {
+	// Path is the request target, with its query.
+	Path string
+	// Token is the bearer token. Empty: none is sent.
+	Token string
+}
+
+// Config describes a load. Address, TLS and Next are required.
+type Config struct {
+	// Address is the server's host:port.
+	Address string
+	// TLS is how it is reached; ALPN is added.
+	TLS *tls.Config
+	// Connections is how many there are. Zero: one.
+	Connections int
+	// Streams is how many requests are under way on each. Zero: one.
+	Streams int
+	// Rate is how many requests begin per second, on all connections together, at random moments whatever becomes of those before; Streams then only bounds
+	// them. Zero: the next begins when one has ended.
+	Rate float64
+	// Next returns the n-th request of a connection, counted from zero.
+	Next func(conn, n int) Request
+	// Size is what every body must have. Zero: any.
+	Size int
+	// First is asked once on every connection before Start returns; the others then wait for Go. Nil: they begin at once.
+	First *Request
+	// Watch leaves requests open: an answer never ends, and its first DATA counts as done. False: they end.
+	Watch bool
+}
+
+// Load is one that runs.
+type Load struct {
+	cfg    Config
+	conns  []*conn
+	wg     sync.WaitGroup // two goroutines per connection at most
+	ctx    context.Context
+	cancel context.CancelFunc
+	begin  chan struct{} // closed by Go, or by Start
+	once   sync.Once     // closes begin
+	warm   sync.WaitGroup
+
+	timed  atomic.Bool // latencies are kept
+	faults atomic.Int64
+	// mu guards first.
+	mu    sync.Mutex
+	first error // the first fault
+}
+
+// dialing bounds a connection's making, TLS included: a thousand at once on two busy processors take seconds.
+const dialing = 30 * time.Second
+
+// Start connects, and begins to ask. It returns when all connections are made.
+func Start(ctx context.Context, cfg Config) (*Load, error) {
+	cfg.Connections, cfg.Streams = max(cfg.Connections, 1), max(cfg.Streams, 1)
+	l := &Load{cfg: cfg, begin: make(chan struct{})}
+	l.ctx, l.cancel = context.WithCancel(ctx)
+	tc := cfg.TLS.Clone()
+	tc.NextProtos = []string{"h2"}
+	for i := range cfg.Connections {
+		c, err := l.connect(i, tc)
+		if err != nil {
+			l.Close()
+			return nil, err
+		}
+		l.conns = append(l.conns, c)
+	}
+	if cfg.First == nil {
+		l.Go()
+	} else {
+		l.warm.Add(len(l.conns))
+	}
+	for _, c := range l.conns {
+		l.wg.Go(c.run) // ends with the connection, which Close ends
+		if cfg.Rate > 0 {
+			l.wg.Go(func() { c.pace(cfg.Rate / float64(cfg.Connections)) }) // ends with ctx
+		}
+	}
+	l.warm.Wait()
+	return l, nil
+}
+
+// Go lets the requests begin that have waited for Config.First.
+func (l *Load) Go() { l.once.Do(func() { close(l.begin) }) }
+
+func (l *Load) connect(i int, tc *tls.Config) (*conn, error) {
+	ctx, cancel := context.WithTimeout(l.ctx, dialing)
+	defer cancel()
+	raw, err := (&tls.Dialer{NetDialer: &net.Dialer{}, Config: tc}).DialContext(ctx, "tcp", l.cfg.Address)
+	if err != nil {
+		return nil, fmt.Errorf("connecting: %w", err)
+	}
+	t := raw.(*tls.Conn) //nolint:forcetypeassert // a tls.Dialer makes no other
+	if p := t.ConnectionState().NegotiatedProtocol; p != "h2" {
+		_ = t.Close()
+		return nil, fmt.Errorf("connecting: the server chose %q, not h2", p)
+	}
+	return newConn(l, i, t)
+}
+
+// Close ends all requests and connections, and returns the first fault.
+func (l *Load) Close() error {
+	l.cancel()
+	for _, c := range l.conns {
+		_ = c.tls.NetConn().Close() // TLS's own farewell would wait for a writer
+	}
+	l.wg.Wait()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.first
+}
+
+func (l *Load) fault(err error) {
+	if l.ctx.Err() != nil {
+		return // what ends because we end it is no fault
+	}
+	l.faults.Add(1)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.first == nil {
+		l.first = err
+	}
+}
+
+// Snapshot is what was counted since Start.
+type Snapshot struct {
+	// At is when.
+	At time.Time
+	// Done is how many answers were right, or with Config.Watch how many DATA frames came.
+	Done int64
+	// Bytes is how long their bodies were.
+	Bytes int64
+	// Faults is how many answers were not right, and connections lost.
+	Faults int64
+}
+
+// Snapshot counts.
+func (l *Load) Snapshot() Snapshot {
+	s := Snapshot{At: time.Now(), Faults: l.faults.Load()}
+	for _, c := range l.conns {
+		s.Done += c.done.Load()
+		s.Bytes += c.bytes.Load()
+	}
+	return s
+}
+
+// Time begins to keep latencies, or stops and returns those kept, sorted.
+func (l *Load) Time(on bool) []time.Duration {
+	l.timed.Store(on)
+	if on {
+		return nil
+	}
+	var all []time.Duration
+	for _, c := range l.conns {
+		c.mu.Lock()
+		all = append(all, c.took...)
+		c.took = nil
+		c.mu.Unlock()
+	}
+	slices.Sort(all)
+	return all
+}
+
+// WaitDone waits until that many answers came.
+func (l *Load) WaitDone(ctx context.Context, n int64) error {
+	tick := time.NewTicker(5 * time.Millisecond) // a look costs microseconds
+	defer tick.Stop()
+	for {
+		s := l.Snapshot()
+		switch {
+		case s.Done >= n:
+			return nil
+		case s.Faults > 0:
+			return errors.Join(fmt.Errorf("waiting for %d answers: there were %d faults", n, s.Faults), l.Close())
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for %d answers, %d came: %w", n, s.Done, ctx.Err())
+		case <-tick.C:
+		}
+	}
+}

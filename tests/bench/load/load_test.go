@@ -1,0 +1,139 @@
+package load
+
+import (
+	"crypto/tls"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// serve answers over HTTP/2, with a thousand streams per connection.
+func serve(t *testing.T, h http.HandlerFunc) Config {
+	t.Helper()
+	s := httptest.NewUnstartedServer(h)
+	s.EnableHTTP2 = true
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	return Config{Address: s.Listener.Addr().String(), TLS: s.Client().Transport.(*http.Transport).TLSClientConfig, Connections: 2, Streams: 4, Next: same}
+}
+
+func same(int, int) Request { return Request{Path: "/x?y", Token: "t"} }
+
+func TestLoad(t *testing.T) {
+	var mu sync.Mutex
+	seen := map[string]int{}
+	cfg := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		seen[r.RequestURI+" "+r.Header.Get("Authorization")]++
+		mu.Unlock()
+		_, _ = w.Write(make([]byte, 100_000)) // more than a frame, and many of them more than a window
+	})
+	cfg.Size = 100_000
+	l, err := Start(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Time(true)
+	if err := l.WaitDone(t.Context(), 500); err != nil {
+		t.Fatal(err)
+	}
+	took, s := l.Time(false), l.Snapshot()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if s.Bytes < s.Done*100_000 || len(took) == 0 || took[0] <= 0 || took[0] > took[len(took)-1] {
+		t.Errorf("%+v, %d latencies", s, len(took))
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if n := seen["/x?y Bearer t"]; n < 500 || len(seen) != 1 {
+		t.Errorf("the server has seen %v", seen)
+	}
+}
+
+// What is not the expected answer is a fault, whatever is wrong with it.
+func TestFaults(t *testing.T) {
+	for _, tc := range []struct {
+		name, want string
+		answer     http.HandlerFunc
+	}{
+		{"status", "status 429", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTooManyRequests) }},
+		{"size", "3 bytes, not 7", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("abc")) }},
+		{"reset", "was reset", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			cfg := serve(t, tc.answer)
+			cfg.Size = 7
+			l, err := Start(t.Context(), cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := l.WaitDone(t.Context(), 1); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("%v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestRate(t *testing.T) {
+	cfg := serve(t, func(http.ResponseWriter, *http.Request) {})
+	cfg.Rate, cfg.Streams = 500, 200
+	began := time.Now()
+	l, err := Start(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.WaitDone(t.Context(), 100); err != nil {
+		t.Fatal(err)
+	}
+	// A hundred take 200 ms. On a busy machine it may take longer, but never much less: a Poisson process's deviation is a tenth.
+	if took := time.Since(began); took < 100*time.Millisecond {
+		t.Errorf("100 requests at 500/s took %v", took)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Watches send their first event when they are let go, and stay.
+func TestWatch(t *testing.T) {
+	cfg := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/first" {
+			return
+		}
+		_, _ = w.Write([]byte("event\n"))
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	})
+	cfg.Watch, cfg.First = true, &Request{Path: "/first"}
+	l, err := Start(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := l.Snapshot(); s.Done != 0 {
+		t.Errorf("%d events before any watch", s.Done)
+	}
+	l.Go()
+	if err := l.WaitDone(t.Context(), 8); err != nil {
+		t.Fatal(err)
+	}
+	if s := l.Snapshot(); s.Done != 8 || s.Bytes != 8*6 {
+		t.Errorf("%+v", s)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestNoHTTP2(t *testing.T) {
+	s := httptest.NewTLSServer(http.NotFoundHandler())
+	defer s.Close()
+	cfg := Config{Address: s.Listener.Addr().String(), TLS: &tls.Config{RootCAs: s.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs, MinVersion: tls.VersionTLS12}, Next: same}
+	if l, err := Start(t.Context(), cfg); err == nil {
+		_ = l.Close()
+		t.Error("connected without HTTP/2")
+	}
+}

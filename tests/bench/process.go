@@ -1,0 +1,122 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/client-go/rest"
+)
+
+// cpuOf is the processor time of all living threads of a process, by the scheduler's own count: utime and stime come in ticks of 10 ms.
+func cpuOf(pid int) (time.Duration, error) {
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+	if err != nil {
+		return 0, err
+	}
+	var sum time.Duration
+	for _, t := range tasks {
+		b, err := os.ReadFile(t)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // the thread has just ended
+		}
+		if err != nil {
+			return 0, err
+		}
+		first, _, _ := bytes.Cut(b, []byte(" "))
+		ns, err := strconv.ParseInt(string(first), 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("reading %s: %w", t, err)
+		}
+		sum += time.Duration(ns)
+	}
+	if sum == 0 {
+		return 0, fmt.Errorf("process %d has used no processor time: the kernel keeps no scheduler statistics, or it has ended", pid)
+	}
+	return sum, nil
+}
+
+// residentOf is a process's resident memory in bytes.
+func residentOf(pid int) (int64, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(b)) {
+		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			kb, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
+			return kb << 10, err
+		}
+	}
+	return 0, fmt.Errorf("process %d has no resident memory", pid)
+}
+
+// machine says what the figures were measured on.
+func machine() string {
+	model := "unknown processor"
+	if b, err := os.ReadFile("/proc/cpuinfo"); err == nil {
+		for line := range strings.Lines(string(b)) {
+			if name, ok := strings.CutPrefix(line, "model name"); ok {
+				model = strings.TrimLeft(strings.TrimSpace(name), ": \t")
+				break
+			}
+		}
+	}
+	load, _ := os.ReadFile("/proc/loadavg") // what else ran; empty: nobody knows
+	return fmt.Sprintf("%d × %s, %s, load at start %s", runtime.NumCPU(), model, runtime.Version(), strings.TrimSpace(string(load)))
+}
+
+// admin gets a page of Fairlead's own.
+func (w *world) admin(ctx context.Context, p *peer, path string) ([]byte, error) {
+	client, err := rest.HTTPClientFor(p.front.Admin.RESTConfig(w.Admin()))
+	if err != nil {
+		return nil, err
+	}
+	defer client.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.front.Admin.URL+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("getting %s: %s", path, resp.Status)
+	}
+	return b, err
+}
+
+// mallocs is how many objects Fairlead has allocated, and how much of that the question itself cost.
+func (w *world) mallocs(ctx context.Context, p *peer) (n, cost float64, err error) {
+	first, err := w.malloc(ctx, p)
+	if err != nil {
+		return 0, 0, err
+	}
+	n, err = w.malloc(ctx, p)
+	return n, n - first, err
+}
+
+func (w *world) malloc(ctx context.Context, p *peer) (float64, error) {
+	b, err := w.admin(ctx, p, "/metrics")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, "go_memstats_mallocs_total "); ok {
+			return strconv.ParseFloat(strings.TrimSpace(v), 64)
+		}
+	}
+	return 0, errors.New("there is no go_memstats_mallocs_total")
+}

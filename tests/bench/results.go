@@ -1,0 +1,168 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// sample is one measurement of one peer.
+type sample struct {
+	CPU     float64 `json:"cpuMicros"`         // µs of processor time per request
+	Rate    float64 `json:"perSecond"`         // requests per second
+	PerCore float64 `json:"perSecondPerCore"`  // requests per second of processor time of the peer
+	P50     float64 `json:"p50Millis"`         // latency
+	P99     float64 `json:"p99Millis"`         // latency
+	Mallocs float64 `json:"mallocs,omitempty"` // allocations per request; zero: not known
+	Watch   float64 `json:"kbPerWatch,omitempty"`
+}
+
+func newSample(a, b gauge, took []time.Duration) (sample, error) {
+	n := float64(b.Done - a.Done)
+	if n == 0 {
+		return sample{}, errors.New("no request was answered")
+	}
+	if faults := b.Faults - a.Faults; faults > 0 {
+		return sample{}, fmt.Errorf("%d of %.0f requests were answered wrongly", faults, n)
+	}
+	s := sample{Rate: n / b.At.Sub(a.At).Seconds()}
+	if cpu := b.cpu - a.cpu; cpu > 0 {
+		s.CPU, s.PerCore = float64(cpu.Nanoseconds())/1e3/n, n/cpu.Seconds()
+	}
+	if b.mallocs > 0 {
+		s.Mallocs = max(0, (b.mallocs-b.cost-a.mallocs)/n)
+	}
+	if len(took) > 0 {
+		s.P50, s.P99 = millis(took[len(took)/2]), millis(took[len(took)*99/100])
+	}
+	return s, nil
+}
+
+func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
+
+// results are all samples.
+type results struct {
+	Machine string    `json:"machine"`
+	Options string    `json:"options"`
+	Tables  []*result `json:"scenarios"`
+}
+
+// result is one scenario's.
+type result struct {
+	Scenario string    `json:"scenario"`
+	Peers    []*series `json:"peers"`
+}
+
+// series is what one peer did, round by round.
+type series struct {
+	Peer    string   `json:"peer"`
+	Samples []sample `json:"samples"`
+}
+
+func (r *results) of(scenario, peer string) *series {
+	i := slices.IndexFunc(r.Tables, func(t *result) bool { return t.Scenario == scenario })
+	if i < 0 {
+		i = len(r.Tables)
+		r.Tables = append(r.Tables, &result{Scenario: scenario})
+	}
+	t := r.Tables[i]
+	for _, s := range t.Peers {
+		if s.Peer == peer {
+			return s
+		}
+	}
+	s := &series{Peer: peer}
+	t.Peers = append(t.Peers, s)
+	return s
+}
+
+func (r *results) add(scenario, peer string, round int, s sample) {
+	of := r.of(scenario, peer)
+	for len(of.Samples) <= round {
+		of.Samples = append(of.Samples, sample{})
+	}
+	of.Samples[round] = s
+}
+
+// spread are the least, the middle and the largest of several figures.
+type spread struct{ least, middle, most float64 }
+
+func newSpread(v []float64) spread {
+	if len(v) == 0 {
+		return spread{}
+	}
+	v = slices.Sorted(slices.Values(v))
+	return spread{v[0], (v[(len(v)-1)/2] + v[len(v)/2]) / 2, v[len(v)-1]}
+}
+
+func (s *series) spread(of func(sample) float64) spread {
+	var v []float64
+	for _, x := range s.Samples {
+		v = append(v, of(x))
+	}
+	return newSpread(v)
+}
+
+// ratio is Fairlead's figure by a peer's, each taken within one round.
+func ratio(ours, theirs *series, of func(sample) float64) spread {
+	var v []float64
+	for i := range min(len(ours.Samples), len(theirs.Samples)) {
+		if x := of(theirs.Samples[i]); x > 0 {
+			v = append(v, of(ours.Samples[i])/x)
+		}
+	}
+	return newSpread(v)
+}
+
+// table is everything, for people.
+func (r *results) table() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s; %s. Figures are medians, ratios Fairlead's by the peer's within a round: least–median–most.\n", r.Machine, r.Options)
+	for _, t := range r.Tables {
+		fmt.Fprintf(&b, "\n### %s\n\n", t.Scenario)
+		t.write(&b)
+	}
+	return b.String()
+}
+
+func (t *result) write(b *strings.Builder) {
+	b.WriteString("| peer | CPU µs/request | Fairlead's by it | requests/s | per core | p50 ms | p99 ms | p99 ratio | mallocs | KB/watch | ratio |\n")
+	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|\n")
+	cpu := func(s sample) float64 { return s.CPU }
+	p99 := func(s sample) float64 { return s.P99 }
+	watch := func(s sample) float64 { return s.Watch }
+	ours := t.Peers[0]
+	for _, s := range t.Peers {
+		cells := []string{s.Peer, number(s.spread(cpu).middle)}
+		by := func(of func(sample) float64) string {
+			if s == ours {
+				return ""
+			}
+			return ratios(ratio(ours, s, of))
+		}
+		cells = append(cells, by(cpu),
+			number(s.spread(func(s sample) float64 { return s.Rate }).middle), number(s.spread(func(s sample) float64 { return s.PerCore }).middle),
+			number(s.spread(func(s sample) float64 { return s.P50 }).middle), number(s.spread(p99).middle), by(p99),
+			number(s.spread(func(s sample) float64 { return s.Mallocs }).middle), number(s.spread(watch).middle), by(watch))
+		fmt.Fprintf(b, "| %s |\n", strings.Join(cells, " | "))
+	}
+}
+
+func number(f float64) string {
+	switch {
+	case f == 0:
+		return ""
+	case f >= 1000:
+		return fmt.Sprintf("%.0f", f)
+	}
+	return fmt.Sprintf("%.3g", f)
+}
+
+func ratios(s spread) string {
+	if s.most == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.2f–**%.2f**–%.2f", s.least, s.middle, s.most)
+}

@@ -1,0 +1,52 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/bench/load"
+)
+
+func TestSample(t *testing.T) {
+	at := time.Unix(0, 0)
+	a := gauge{Snapshot: load.Snapshot{At: at, Done: 100}, cpu: time.Second, mallocs: 1000, cost: 10}
+	b := gauge{Snapshot: load.Snapshot{At: at.Add(2 * time.Second), Done: 1100}, cpu: 1020 * time.Millisecond, mallocs: 6510, cost: 510}
+	s, err := newSample(a, b, []time.Duration{time.Millisecond, 2 * time.Millisecond, 3 * time.Millisecond})
+	if want := (sample{CPU: 20, Rate: 500, PerCore: 50_000, P50: 2, P99: 3, Mallocs: 5}); err != nil || s != want {
+		t.Errorf("%+v, %v; want %+v", s, err, want)
+	}
+	b.Faults = 1
+	if _, err := newSample(a, b, nil); err == nil {
+		t.Error("a fault made a sample")
+	}
+	if _, err := newSample(a, a, nil); err == nil {
+		t.Error("nothing made a sample")
+	}
+}
+
+// Ratios are taken within a round: here the machine was half as fast in the second.
+func TestRatio(t *testing.T) {
+	r := &results{}
+	for round, x := range []struct{ ours, theirs float64 }{{10, 20}, {20, 40}, {9, 20}} {
+		r.add("s", fairlead, round, sample{CPU: x.ours})
+		r.add("s", haproxy, round, sample{CPU: x.theirs})
+	}
+	if s := ratio(r.of("s", fairlead), r.of("s", haproxy), func(s sample) float64 { return s.CPU }); s != (spread{.45, .5, .5}) {
+		t.Errorf("%+v", s)
+	}
+	if table := r.table(); !strings.Contains(table, "0.45–**0.50**–0.50") || !strings.Contains(table, "| haproxy | 20 |") {
+		t.Error(table)
+	}
+}
+
+func TestSpread(t *testing.T) {
+	for _, tc := range []struct {
+		in   []float64
+		want spread
+	}{{nil, spread{}}, {[]float64{3}, spread{3, 3, 3}}, {[]float64{4, 1, 2, 3}, spread{1, 2.5, 4}}} {
+		if s := newSpread(tc.in); s != tc.want {
+			t.Errorf("%v: %+v, want %+v", tc.in, s, tc.want)
+		}
+	}
+}

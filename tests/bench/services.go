@@ -1,0 +1,139 @@
+package main
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/fairlead-proxy/fairlead/tests/bench/load"
+)
+
+// services is how cost grows with the number of APIServices. They come from a folder, because kube-apiserver's own aggregator would spend the machine on
+// probing them; requests go to all of them in turn.
+func services(o *options) scenario {
+	const name = "apiservices"
+	return scenario{name: name, about: fmt.Sprintf("GET 1 KB, 8 × 8, over 1 … %d APIServices", o.services), run: func(ctx context.Context, w *world, o *options, r *results) error {
+		for n := 1; n <= o.services; n *= 10 {
+			if err := w.overServices(ctx, o, r, name, n); err != nil {
+				return fmt.Errorf("with %d: %w", n, err)
+			}
+		}
+		return nil
+	}}
+}
+
+func (w *world) overServices(ctx context.Context, o *options, r *results, name string, n int) error {
+	dir := filepath.Join(w.Dir(), fmt.Sprintf("manifests-%d", n))
+	if err := w.writeManifests(dir, n); err != nil {
+		return err
+	}
+	p, err := w.another(ctx, fmt.Sprintf("fairlead-%d", n), "--registry=dir:"+dir)
+	if err != nil {
+		return err
+	}
+	defer p.part.Kill()
+	s := gets(8, 8)
+	paths := make([]string, n)
+	for i := range paths {
+		paths[i] = fmt.Sprintf("/apis/%s/v1/namespaces/default/objects/one", groupOf(i))
+	}
+	s.next = func(conn, i int) load.Request {
+		return load.Request{Path: paths[(conn*n/s.conns+i)%n], Token: token(0)}
+	}
+	// Each once: connections are made, decisions are known.
+	warm := gets(1, 16)
+	warm.next = func(_, i int) load.Request { return load.Request{Path: paths[i%n], Token: token(0)} }
+	l, err := load.Start(ctx, w.config(p, warm))
+	if err != nil {
+		return err
+	}
+	if err := l.WaitDone(ctx, int64(n+warm.streams)); err != nil {
+		return err
+	}
+	if err := l.Close(); err != nil {
+		return err
+	}
+	for round := range o.rounds {
+		idle, err := w.idle(ctx, o, p)
+		if err != nil {
+			return err
+		}
+		m, err := w.measure(ctx, o, p, s)
+		if err != nil {
+			return err
+		}
+		m.CPU = max(0, m.CPU-idle/m.Rate) // probes go on without requests, and are not theirs
+		r.add(name, fmt.Sprintf("%d", n), round, m)
+		r.add(name+"-idle", fmt.Sprintf("%d", n), round, sample{CPU: idle})
+	}
+	return nil
+}
+
+// idle is how many µs of processor time a peer uses per second without any request.
+func (w *world) idle(ctx context.Context, o *options, p *peer) (float64, error) {
+	before, err := cpuOf(p.part.PID())
+	if err != nil {
+		return 0, err
+	}
+	if err := pause(ctx, o.duration); err != nil {
+		return 0, err
+	}
+	after, err := cpuOf(p.part.PID())
+	return float64((after - before).Microseconds()) / o.duration.Seconds(), err
+}
+
+// groupOf is the i-th group; the first is the one that every Fairlead serves.
+func groupOf(i int) string {
+	if i == 0 {
+		return group
+	}
+	return fmt.Sprintf("g%d.%s", i, group)
+}
+
+func (w *world) writeManifests(dir string, n int) error {
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return err
+	}
+	ca, err := os.ReadFile(w.PKI.Serving.CertFile)
+	if err != nil {
+		return err
+	}
+	var b strings.Builder
+	_, port, _ := strings.Cut(w.backend, ":")
+	fmt.Fprintf(&b, serviceManifest, port)
+	for i := range n {
+		fmt.Fprintf(&b, apiServiceManifest, groupOf(i), port, base64.StdEncoding.EncodeToString(ca))
+	}
+	return os.WriteFile(filepath.Join(dir, "all.yaml"), []byte(b.String()), 0o600)
+}
+
+const serviceManifest = `apiVersion: v1
+kind: Service
+metadata: {name: extension, namespace: bench}
+spec:
+  clusterIP: 10.96.0.99
+  ports: [{port: %[1]s, targetPort: %[1]s}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: extension, namespace: bench, labels: {kubernetes.io/service-name: extension}}
+addressType: IPv4
+ports: [{port: %[1]s, protocol: TCP}]
+endpoints: [{addresses: [127.0.0.1], conditions: {ready: true}}]
+`
+
+const apiServiceManifest = `---
+apiVersion: apiregistration.k8s.io/v1
+kind: APIService
+metadata: {name: v1.%[1]s}
+spec:
+  group: %[1]s
+  version: v1
+  groupPriorityMinimum: 1000
+  versionPriority: 100
+  caBundle: %[3]s
+  service: {namespace: bench, name: extension, port: %[2]s}
+`
