@@ -21,7 +21,9 @@ type frameLane struct {
 	// upstreams :: *backend.Upstream → *h2.Upstream; endpoints :: backend.Lease → *h2.Endpoint. An upstream of a deleted APIService stays until its last
 	// endpoint was retired; both are bounded by the table.
 	upstreams, endpoints sync.Map
-	requests             sync.Pool // of *frameRequest
+	// closed :: *tls.Conn of a backend → the channel that is closed when it has ended
+	closed   sync.Map
+	requests sync.Pool // of *frameRequest
 }
 
 // Frames returns the frame lane, whose Run must run while it serves. It is made anew by each call.
@@ -186,7 +188,7 @@ func (l *frameLane) pick(u *backend.Upstream, tried []*h2.Endpoint) *h2.Endpoint
 }
 
 func (l *frameLane) newEndpoint(u *backend.Upstream, lease backend.Lease) *h2.Endpoint {
-	ep := &h2.Endpoint{Name: lease.Address(), Release: lease.Release, PingTimeout: u.PingTimeout()}
+	ep := &h2.Endpoint{Name: lease.Address(), Release: lease.Release, Closed: l.ended, PingTimeout: u.PingTimeout()}
 	ep.Failed = func(err error) { u.Signal(lease.Address(), err) }
 	ep.Dial = func(ctx context.Context, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
 		return l.dial(ctx, u, lease, ep, wrap)
@@ -196,15 +198,13 @@ func (l *frameLane) newEndpoint(u *backend.Upstream, lease backend.Lease) *h2.En
 
 // dial makes a connection that is retired when the backend package says that its time is over.
 func (l *frameLane) dial(ctx context.Context, u *backend.Upstream, lease backend.Lease, ep *h2.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
-	closed := make(chan struct{})
-	var once sync.Once
-	conn, err := u.DialH2(ctx, lease.Address(), func(c net.Conn) net.Conn {
-		return wrap(hooked(c, func() { once.Do(func() { close(closed) }) }))
-	})
+	conn, err := u.DialH2(ctx, lease.Address(), wrap)
 	if err != nil {
 		return nil, err
 	}
-	go func() { // ends when the connection is closed
+	closed := make(chan struct{})
+	l.closed.Store(conn.Conn, closed)
+	go func() { // ends when the connection has ended
 		defer conn.Close()
 		select {
 		case <-closed:
@@ -216,11 +216,20 @@ func (l *frameLane) dial(ctx context.Context, u *backend.Upstream, lease backend
 		l.server.Retire(ep, noEnd)
 		select {
 		case <-closed:
+			return
 		case <-conn.Cut:
-			l.server.Retire(ep, 0)
 		}
+		l.server.Retire(ep, 0)
+		<-closed
 	}()
 	return conn.Conn, nil
+}
+
+// ended is h2.Endpoint.Closed.
+func (l *frameLane) ended(c *tls.Conn) {
+	if closed, ok := l.closed.LoadAndDelete(c); ok {
+		close(closed.(chan struct{})) //nolint:forcetypeassert // nothing else is stored
+	}
 }
 
 // noEnd lets the watches of a connection that merely takes no new streams go on.
@@ -283,33 +292,4 @@ func (l *frameLane) recycle(r *frameRequest) {
 // answer is a handler that answers with err.
 func (p *Proxy) answer(err error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { p.writeError(w, r, err) })
-}
-
-// hooked tells when a connection is closed.
-func hooked(c net.Conn, closed func()) net.Conn {
-	if tcp, ok := c.(*net.TCPConn); ok {
-		return &hookedTCP{TCPConn: tcp, closed: closed}
-	}
-	return &hookedConn{Conn: c, closed: closed}
-}
-
-// hookedTCP keeps the methods of a TCP connection, SyscallConn above all.
-type hookedTCP struct {
-	*net.TCPConn
-	closed func()
-}
-
-func (c *hookedTCP) Close() error {
-	c.closed()
-	return c.TCPConn.Close() //nolint:wrapcheck // nothing to add
-}
-
-type hookedConn struct {
-	net.Conn
-	closed func()
-}
-
-func (c *hookedConn) Close() error {
-	c.closed()
-	return c.Conn.Close() //nolint:wrapcheck // nothing to add
 }

@@ -185,6 +185,9 @@ func (sh *shard) connect(p *pool) {
 	ctx, cancel := context.WithTimeout(sh.ctx, dialTimeout)
 	tc, err := p.ep.Dial(ctx, wrapConn)
 	cancel()
+	if err == nil && p.ep.Closed != nil {
+		defer p.ep.Closed(tc)
+	}
 	if err == nil && tc.ConnectionState().NegotiatedProtocol != "h2" {
 		_ = tc.Close()
 		err = errors.New("backend does not speak HTTP/2")
