@@ -77,18 +77,33 @@ func (p *Proxy) Decide(ctx context.Context, h *Head, c *authn.Conn, wait bool) (
 
 // decideWith is Decide with room for the fields of Decision.Set.
 func (p *Proxy) decideWith(ctx context.Context, h *Head, c *authn.Conn, set []hpack.HeaderField, wait bool) (Decision, bool) {
+	d := p.locate(h, set)
+	if d.Err != nil {
+		return d, true
+	}
+	d.Credentials = p.cfg.Authn.Read(c, h.Fields)
+	switch d.Action {
+	case ToHealth:
+		return d, true
+	case ToLocal:
+		return p.decideLocal(d, h), true
+	}
+	return p.decideOwn(ctx, d, h, wait)
+}
+
+// locate says where a path leads, whoever asks.
+func (p *Proxy) locate(h *Head, set []hpack.HeaderField) Decision {
 	t := p.cfg.Table()
 	m := t.Match(h.Path)
 	d := Decision{Set: set, Entry: m.Entry, Request: parseRequest(h.Method, h.Path, h.RawQuery)}
 	if p.isLoop(h) {
-		return d.refuse(errLoop()), true
+		return d.refuse(errLoop())
 	}
-	d.Credentials = p.cfg.Authn.Read(c, h.Fields)
 	switch m.Route {
 	case registry.RouteInvalid:
-		return d.refuse(errInvalidPath()), true
+		return d.refuse(errInvalidPath())
 	case registry.RouteRefused:
-		return d.refuse(errProtected(m.Entry)), true
+		return d.refuse(errProtected(m.Entry))
 	case registry.RouteRemote:
 		d.Action = ToRemote
 	case registry.RouteOwn:
@@ -102,16 +117,13 @@ func (p *Proxy) decideWith(ctx context.Context, h *Head, c *authn.Conn, set []hp
 		d.Action = ToLocal
 		if ownHealth(h.Path) {
 			d.Action = ToHealth
-			return d, true
+			return d
 		}
 	}
 	if !t.Complete() && d.Action != ToPage && kubernetesPath(h.Path) {
-		return d.refuse(errNotReady()), true
+		return d.refuse(errNotReady())
 	}
-	if d.Action == ToLocal {
-		return p.decideLocal(d, h), true
-	}
-	return p.decideOwn(ctx, d, h, wait)
+	return d
 }
 
 func (d Decision) refuse(err error) Decision {
@@ -158,23 +170,28 @@ func (p *Proxy) admit(ctx context.Context, d Decision, h *Head, wait bool) (Deci
 	} else if err != nil {
 		return d.refuse(err), true
 	}
+	return p.dispatch(d, h), true
+}
+
+// dispatch decides for a user who may: whether the backend is well, and within which limits it is asked.
+func (p *Proxy) dispatch(d Decision, h *Head) Decision {
 	if d.Action != ToRemote {
 		d.LongRunning = longPage(h)
-		return d, true
+		return d
 	}
 	e := d.Entry
 	if e.Policy.Maintenance != "" || !e.Verdict.Available() {
-		return d.refuse(errUnavailable(e, time.Now())), true
+		return d.refuse(errUnavailable(e, time.Now()))
 	}
 	d.LongRunning = h.Upgrade != "" || d.Request.longRunning(e.Policy.LongRunningSubresources)
 	if !d.LongRunning {
 		var err error
 		if d.Timeout, err = requestTimeout(h, &d.Request, e.Policy.RequestTimeout); err != nil {
-			return d.refuse(err), true
+			return d.refuse(err)
 		}
 	}
 	d.Strip = Strip{authn: p.cfg.Authn, pool: authn.PoolRemote, connection: connectionListed(h)}
-	return p.finish(d, h), true
+	return p.finish(d, h)
 }
 
 // authenticate finds out who the caller is. It reports false when only a TokenReview could tell.

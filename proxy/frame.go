@@ -205,7 +205,7 @@ func (l *frameLane) dial(ctx context.Context, u *backend.Upstream, lease backend
 	closed := make(chan struct{})
 	l.closed.Store(conn.Conn, closed)
 	go func() { // ends when the connection has ended
-		defer func() { _ = conn.Close() }() // it has ended already
+		defer conn.Close()
 		select {
 		case <-closed:
 			return

@@ -143,9 +143,9 @@ func exchangeOf(ctx context.Context) *exchange {
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x := &exchange{head: headOf(r), conn: p.connOf(r)}
 	rec := p.record(w, r, x)
-	defer rec.done() //nolint:contextcheck // the log outlives the request
+	defer rec.done()
 	r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
-	x.decision, _ = p.Decide(r.Context(), x.head, x.conn, true) //nolint:contextcheck // it is the request's
+	x.decision, _ = p.Decide(r.Context(), x.head, x.conn, true)
 	p.carryOut(rec.writer(), r, x)
 }
 

@@ -3,7 +3,6 @@ package proxy
 import (
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -99,7 +98,7 @@ func parsePlain(method, path, rawQuery string) Request {
 		r.Verb = resourceVerb(method)
 	}
 	r.parseObject(rest)
-	r.refineVerb(rawQuery)
+	r.refineVerb(rawQuery, viaPath)
 	return r
 }
 
@@ -124,7 +123,7 @@ func (r *Request) parseObject(rest string) {
 }
 
 // refineVerb turns a get without a name into a list or watch, and a delete without a name into a deletecollection.
-func (r *Request) refineVerb(rawQuery string) {
+func (r *Request) refineVerb(rawQuery string, viaPath bool) {
 	if r.Name != "" {
 		return
 	}
@@ -205,5 +204,10 @@ func (r *Request) longRunning(declared []string) bool {
 	case "attach", "exec", "proxy", "log", "portforward":
 		return true
 	}
-	return slices.Contains(declared, r.Subresource)
+	for _, s := range declared {
+		if s == r.Subresource {
+			return true
+		}
+	}
+	return false
 }

@@ -2,7 +2,6 @@ package trust
 
 import (
 	"crypto/x509"
-	"slices"
 	"time"
 )
 
@@ -47,7 +46,8 @@ func (v *view) verify(chain []*x509.Certificate, now time.Time) (got verified, o
 	} else {
 		err = v.fault
 	}
-	for _, p := range slices.Backward(v.previous) {
+	for i := len(v.previous) - 1; i >= 0; i-- {
+		p := v.previous[i]
 		if !now.Before(p.until) {
 			continue
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"net/http"
 	"net/http/pprof"
 	"runtime"
@@ -8,11 +9,17 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
+	"github.com/fairlead-proxy/fairlead/proxy"
+	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 // adminPages are Fairlead's own pages. Health is open, because load balancers and kubelets have no credentials; guard sees to the rest.
-func adminPages(livez, readyz http.Handler, metrics prometheus.Gatherer, guard func(http.Handler) http.Handler) http.Handler {
+func adminPages(livez, readyz http.Handler, metrics prometheus.Gatherer, own http.Handler, guard func(http.Handler) http.Handler) http.Handler {
 	guarded := http.NewServeMux()
+	guarded.Handle("/", own)
 	guarded.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes}))
 	guarded.HandleFunc("/debug/pprof/", pprof.Index)
 	guarded.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
@@ -27,6 +34,23 @@ func adminPages(livez, readyz http.Handler, metrics prometheus.Gatherer, guard f
 	mux.Handle("/readyz/", readyz)
 	mux.Handle("/", guard(guarded))
 	return mux
+}
+
+// makePages makes what shows this process, on the admin port and below /fairlead/ on the front door.
+func (d *door) makePages(context.Context) (err error) {
+	d.pages, err = pages.New(pages.Config{
+		Table: d.registry.Table, Certificates: d.certs.Status, Trust: d.trust.Status, LocalServers: d.local.Servers, Draining: d.draining.Active, Version: version,
+		// The proxy is made of the pages, and they ask it: both are there before the first request.
+		Explain: func(h *proxy.Head, u user.Info) proxy.Decision { return d.proxy.Explain(h, u) },
+		Ready:   func() error { return d.ready.Err(nil) },
+		Load: func(e *registry.Entry) (inFlight, longRunning int64, endpoints map[string]int64) {
+			if u := d.backends.Upstream(e); u != nil {
+				return u.Load()
+			}
+			return 0, 0, nil
+		},
+	})
+	return err
 }
 
 // maxScrapes bounds concurrent scrapes: each builds the whole text.

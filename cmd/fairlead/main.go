@@ -1,6 +1,6 @@
 // Command fairlead is the Kubernetes API aggregation layer as a program of its own: the front door of a cluster.
 //
-// Its subcommands share nothing but this file: serve runs the front door, version says what was built.
+// Its subcommands share nothing but this file: serve runs the front door, status and explain ask a running one, version says what was built.
 package main
 
 import (
@@ -9,10 +9,15 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/fairlead-proxy/fairlead/cmd/fairlead/console"
 )
 
 // version is set by the linker (make build).
@@ -33,6 +38,9 @@ func main() {
 	// The first signal drains; with the handler gone, the second one ends the process at once.
 	context.AfterFunc(ctx, stop)
 	if err := root().ExecuteContext(ctx); err != nil {
+		if errors.As(err, new(console.Unavailable)) {
+			os.Exit(console.ExitUnavailable)
+		}
 		fmt.Fprintln(os.Stderr, err)
 		if errors.As(err, new(usageError)) {
 			os.Exit(exitUsage)
@@ -50,7 +58,13 @@ func root() *cobra.Command {
 		Args:          cobra.NoArgs,
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	if strings.HasPrefix(filepath.Base(os.Args[0]), "kubectl-") {
+		// Installed as kubectl-fairlead it is a plugin: help should show what was typed.
+		cmd.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl fairlead"}
+	}
 	cmd.AddCommand(serveCommand(), versionCommand())
+	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
+	cmd.AddCommand(console.Commands(streams, func(err error) error { return usageError{err} })...)
 	return cmd
 }
 

@@ -5,60 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
-	"net/http"
 	"net/netip"
 	"slices"
-	"sync/atomic"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
-	"k8s.io/client-go/rest"
-
-	"github.com/fairlead-proxy/fairlead/certs"
-	"github.com/fairlead-proxy/fairlead/certs/trust"
-	"github.com/fairlead-proxy/fairlead/health"
-	"github.com/fairlead-proxy/fairlead/proxy"
-	"github.com/fairlead-proxy/fairlead/proxy/backend"
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
-	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/discovery"
 )
-
-// door is everything that serve runs.
-type door struct {
-	o       *options
-	log     *slog.Logger
-	metrics *prometheus.Registry
-	client  *rest.Config
-	servers []string
-
-	frontListener, adminListener net.Listener
-	self                         []netip.AddrPort
-
-	registry  *registry.Registry
-	certs     *certs.Store
-	trust     *trust.Trust
-	prober    *health.Prober
-	backends  *backend.Pools
-	local     *backend.Local
-	proxy     *proxy.Proxy
-	discovery *discovery.Discovery
-	frames    *h2.Server // nil: --h2-lane=nethttp
-	target    atomic.Pointer[target]
-	draining  health.Draining
-	ready     *health.Checks
-	access    io.Closer
-
-	front, admin *http.Server
-}
 
 // run builds the door top to bottom, serves until ctx ends, and drains.
 func run(ctx context.Context, o *options, stderr io.Writer) error {
 	d := &door{o: o, log: newLogger(stderr, o.logFormat, o.verbosity), metrics: newMetrics()}
 	for _, step := range []func(context.Context) error{
-		d.findAPIServer, d.openListeners, d.makeTable, d.makeTrust, d.makeBackends, d.makeDocuments, d.makeProxy, d.makeServers,
+		d.findAPIServer, d.openListeners, d.makeTable, d.makeTrust, d.makeBackends, d.makeDocuments, d.makePages, d.makeProxy, d.makeServers,
 	} {
 		if err := step(ctx); err != nil {
 			d.closeListeners()
@@ -89,7 +47,7 @@ func (d *door) serve(ctx context.Context) error {
 		case <-ctx.Done():
 		case <-gctx.Done():
 		}
-		d.drainer().drain(d.front, d.admin) //nolint:contextcheck // the drain begins when ctx has ended
+		d.drainer().drain(d.front, d.admin)
 		stop()
 		return nil
 	})
@@ -103,6 +61,7 @@ func (d *door) loops() map[string]func(context.Context) error {
 		"table": d.registry.Run, "certificates": d.certs.Run, "backend trust": d.trust.Run, "prober": d.prober.Run,
 		"backend pools": d.backends.Run, "local apiserver's pools": d.local.Run, "request metrics": d.proxy.Run, "discovery": d.discovery.Run,
 	}
+	loops["pages"] = d.pages.Run
 	if d.frames != nil {
 		loops["frame lane"] = d.frames.Run
 	}

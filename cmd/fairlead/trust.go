@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"fmt"
 	"io/fs"
-	"maps"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/clientcmd"
@@ -53,7 +52,9 @@ func (d *door) watchConfigMap(ctx context.Context, ref trust.Ref, changed func(m
 		for k, v := range cm.Data {
 			data[k] = []byte(v)
 		}
-		maps.Copy(data, cm.BinaryData)
+		for k, v := range cm.BinaryData {
+			data[k] = v
+		}
 		changed(data, nil)
 	})
 }

@@ -147,7 +147,7 @@ func (d *door) makeProxy(context.Context) error {
 	}
 	d.access = closer
 	d.proxy, err = proxy.New(proxy.Config{
-		Table: d.registry.Table, Authn: who, Authz: may, Backends: d.backends, Local: d.local, Documents: d.discovery, AccessLog: log, Logger: d.log, Metrics: d.metrics,
+		Table: d.registry.Table, Authn: who, Authz: may, Backends: d.backends, Local: d.local, Documents: d.discovery, AccessLog: log, Pages: d.pages, Logger: d.log, Metrics: d.metrics,
 		Health: func(local http.Handler) http.Handler { return &health.Relay{Ready: d.ready, Local: local} },
 	})
 	return err
@@ -192,12 +192,12 @@ func (d *door) makeServers(context.Context) error {
 	d.front = newServer(d.proxy, d.certs.TLS(), d.o.streamsPerConn, d.log)
 	d.front.ConnContext = d.proxy.ConnContext
 	if d.o.h2Lane == "frame" {
-		d.frames = d.proxy.Frames(h2.Config{MaxStreams: uint32(d.o.streamsPerConn), Logger: d.log}) //nolint:contextcheck,gosec // validated
+		d.frames = d.proxy.Frames(h2.Config{MaxStreams: uint32(d.o.streamsPerConn), Logger: d.log}) //nolint:gosec // validated
 		d.front.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": d.frames.Serve}
 		d.frontListener = d.frames.Listener(d.frontListener)
 	}
 	live := &health.Checks{Name: "livez", Logger: d.log}
-	d.admin = newServer(adminPages(live, d.ready, d.metrics, d.proxy.Guard), d.certs.TLS(), d.o.streamsPerConn, d.log)
+	d.admin = newServer(adminPages(live, d.ready, d.metrics, d.pages, d.proxy.Guard), d.certs.TLS(), d.o.streamsPerConn, d.log)
 	d.admin.ConnContext = d.proxy.ConnContext
 	return nil
 }

@@ -117,9 +117,6 @@ func (w *world) measure(ctx context.Context, o *options, p *peer, s shape) (samp
 	}
 	m, err := w.window(ctx, o, p, l)
 	if err := errors.Join(err, l.Close()); err != nil {
-		if p.part != nil {
-			err = fmt.Errorf("%w\n%s", err, p.part.Tail())
-		}
 		return sample{}, err
 	}
 	return m, nil

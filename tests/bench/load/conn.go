@@ -53,8 +53,7 @@ type conn struct {
 type stream struct {
 	began  time.Time
 	size   int
-	status bool   // 200 came
-	wrong  string // another came: it, and the beginning of the body
+	status bool // 200 came
 }
 
 func newConn(l *Load, index int, t *tls.Conn) (*conn, error) {
@@ -205,7 +204,7 @@ func (c *conn) head(id uint32, block []byte, whole, ended bool, now time.Time) e
 		}
 		if s := c.streams[id]; s != nil && c.status != "" {
 			if s.status = c.status == "200"; !s.status {
-				s.wrong = "status " + c.status + " "
+				c.l.fault(fmt.Errorf("status %s", c.status))
 			}
 		}
 		c.status = ""
@@ -227,10 +226,6 @@ func (c *conn) data(f *http2.DataFrame, now time.Time) {
 		return
 	}
 	s.size += n
-	const enough = 400
-	if s.wrong != "" && len(s.wrong) < enough {
-		s.wrong += string(f.Data()[:min(enough, len(f.Data()))])
-	}
 	c.bytes.Add(int64(n))
 	switch {
 	case f.StreamEnded():
@@ -257,8 +252,7 @@ func (c *conn) finish(id uint32, now time.Time) {
 	switch want := c.l.cfg.Size; {
 	case c.l.cfg.Watch:
 		c.l.fault(errors.New("a watch has ended"))
-	case !s.status:
-		c.l.fault(errors.New(s.wrong))
+	case !s.status: // told already
 	case want > 0 && s.size != want:
 		c.l.fault(fmt.Errorf("a body has %d bytes, not %d", s.size, want))
 	default:

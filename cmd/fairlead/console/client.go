@@ -1,0 +1,115 @@
+package console
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
+)
+
+// Exit codes beside 0 (all is well), 1 (something failed) and 2 (a mistake in the command line).
+const (
+	// ExitUnavailable says that what was asked about is unavailable or refused: for scripts that wait or watch.
+	ExitUnavailable = 3
+)
+
+// Unavailable is how a command ends that worked and has nothing good to tell. It has been said already: there is nothing to print.
+type Unavailable struct{}
+
+// Error is only for those who do not know it.
+func (Unavailable) Error() string { return "unavailable" }
+
+// maxAnswer bounds what is read of a server: 10,000 APIServices with their certificates are some 30 MB.
+const maxAnswer = 256 << 20
+
+// client asks one Fairlead.
+type client struct {
+	flags   *genericclioptions.ConfigFlags
+	streams genericiooptions.IOStreams
+	base    *url.URL
+	http    *http.Client
+	palette palette
+}
+
+// Commands are the subcommands. Usage is what makes a mistake in the command line of an error.
+func Commands(streams genericiooptions.IOStreams, usage func(error) error) []*cobra.Command {
+	return []*cobra.Command{statusCommand(streams, usage), explainCommand(streams, usage)}
+}
+
+// connect reads the kubeconfig as kubectl does.
+func connect(flags *genericclioptions.ConfigFlags, streams genericiooptions.IOStreams) (*client, error) {
+	rc, err := flags.ToRESTConfig()
+	if err != nil {
+		return nil, fmt.Errorf("reading kubeconfig: %w", err)
+	}
+	base, _, err := rest.DefaultServerUrlFor(rc)
+	if err != nil {
+		return nil, fmt.Errorf("reading kubeconfig: %w", err)
+	}
+	hc, err := rest.HTTPClientFor(rc)
+	if err != nil {
+		return nil, fmt.Errorf("reading kubeconfig: %w", err)
+	}
+	return &client{flags: flags, streams: streams, base: base, http: hc, palette: paletteFor(streams.Out)}, nil
+}
+
+var errNotFairlead = errors.New("the server has no such page: is it Fairlead, or kube-apiserver itself? See --server and --context")
+
+// open asks for a path below the server's address. The caller closes the body.
+func (c *client) open(ctx context.Context, path string, query url.Values) (*http.Response, error) {
+	u := c.base.JoinPath(path)
+	u.RawQuery = query.Encode()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("asking %s: %w", path, err)
+	}
+	if resp.StatusCode == http.StatusOK {
+		return resp, nil
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusNotFound && strings.HasPrefix(path, pages.Below) {
+		return nil, errNotFairlead
+	}
+	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10)) // a Status is far smaller
+	if err != nil {
+		return nil, fmt.Errorf("asking %s: %w", path, err)
+	}
+	var status struct{ Message string }
+	if json.Unmarshal(text, &status) == nil && status.Message != "" {
+		text = []byte(status.Message)
+	}
+	return nil, fmt.Errorf("asking %s: %s: %s", path, resp.Status, strings.TrimSpace(string(text)))
+}
+
+// get reads a JSON document.
+func (c *client) get(ctx context.Context, path string, query url.Values, into any) error {
+	resp, err := c.open(ctx, path, query)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(into); err != nil {
+		return fmt.Errorf("reading %s: %w", path, err)
+	}
+	return nil
+}
+
+func (c *client) status(ctx context.Context) (*pages.Status, error) {
+	s := &pages.Status{}
+	return s, c.get(ctx, pages.Below+"/status", nil, s)
+}

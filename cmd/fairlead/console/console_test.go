@@ -1,0 +1,212 @@
+package console
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
+)
+
+func sample() *pages.Status {
+	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+	return &pages.Status{
+		Time: now, Complete: true, Generation: 4,
+		APIServices: []pages.APIService{
+			{
+				Name: "v1beta1.metrics.k8s.io", Group: "metrics.k8s.io", Version: "v1beta1", Kind: "remote", Service: "kube-system/metrics-server:443", ServerName: "metrics-server.kube-system.svc",
+				GroupPriority: 100, VersionPriority: 10, Verdict: pages.Verdict{Status: "True", Reason: "Passed", Since: now.Add(-5 * time.Hour)}, InFlight: 3, LongRunning: 1,
+				Endpoints: []pages.Endpoint{{Address: "10.0.0.1:443", Health: "healthy"}, {Address: "10.0.0.2:443", Health: "unhealthy", Error: "refused"}},
+				Trust:     &trust.Status{Leaves: []trust.Certificate{{NotAfter: now.Add(50 * 24 * time.Hour)}}, CAs: []trust.Certificate{{NotAfter: now.Add(400 * 24 * time.Hour)}}},
+			},
+			{Name: "v1.apps", Group: "apps", Version: "v1", Kind: "local", Verdict: pages.Verdict{Status: "True", Reason: "Local"}},
+		},
+		LocalServers: []pages.Endpoint{{Address: "10.0.0.9:6443", Health: "healthy"}},
+	}
+}
+
+func broken() *pages.Status {
+	s := sample()
+	s.APIServices[0].Verdict = pages.Verdict{Status: "False", Reason: "FailedDiscoveryCheck", Message: "no \x1b[2Janswer", Since: s.Time.Add(-30 * time.Second)}
+	s.APIServices[0].Problems = []string{"annotation fairlead.dev/x: unknown"}
+	s.LocalServers[0].Health, s.LocalServers[0].Error = "unhealthy", "dial"
+	return s
+}
+
+const table1 = `NAME                     SERVICE                          AVAILABLE   REASON   FOR   ENDPOINTS   IN-FLIGHT   CERT
+v1beta1.metrics.k8s.io   kube-system/metrics-server:443   True        Passed   5h    1/2         3           50d
+1 Local APIServices are not shown (--all).
+`
+
+func TestStatus(t *testing.T) {
+	f := newFront(t, sample())
+	out, err := f.run(t, "status", "--as", "bob")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(table1, out); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if f.as != "bob" {
+		t.Errorf("asked as %q, want bob", f.as)
+	}
+}
+
+func TestStatusUnavailable(t *testing.T) {
+	out, err := newFront(t, broken()).run(t, "status", "-o", "wide", "--all")
+	if !errors.As(err, new(Unavailable)) {
+		t.Errorf("error %v, want Unavailable", err)
+	}
+	for _, want := range []string{"False       FailedDiscoveryCheck   30s", "100/10", "metrics-server.kube-system.svc", "v1.apps", "Local", "annotation fairlead.dev/x", "local apiserver 10.0.0.9:6443 is unhealthy: dial"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is missing in:\n%s", want, out)
+		}
+	}
+	if strings.Contains(out, "\x1b") {
+		t.Errorf("control characters of a backend reach the terminal: %q", out)
+	}
+}
+
+func TestStatusForms(t *testing.T) {
+	for form, want := range map[string]string{"json": `"generation": 4`, "yaml": "generation: 4"} {
+		out, err := newFront(t, sample()).run(t, "status", "-o", form)
+		if err != nil || !strings.Contains(out, want) {
+			t.Errorf("-o %s: %v\n%s", form, err, out)
+		}
+	}
+}
+
+// A watch shows the table once and then the rows that changed; the server's end is an error.
+func TestStatusWatch(t *testing.T) {
+	out, err := newFront(t, sample(), sample(), broken()).run(t, "status", "-w")
+	if err == nil || !strings.Contains(err.Error(), "the server has ended them") {
+		t.Errorf("error %v", err)
+	}
+	if n := strings.Count(out, "NAME "); n != 1 {
+		t.Errorf("%d heads:\n%s", n, out)
+	}
+	if n := strings.Count(out, "v1beta1.metrics.k8s.io "); n != 2 {
+		t.Errorf("%d rows, want the first and the changed one:\n%s", n, out)
+	}
+}
+
+func TestMistakes(t *testing.T) {
+	f := newFront(t, sample())
+	for _, args := range [][]string{{"status", "-o", "xml"}, {"status", "-w", "-o", "json"}, {"explain"}, {"explain", "a", "b"}, {"explain", "/x", "-o", "table"}} {
+		if _, err := f.run(t, args...); !errors.Is(err, errUsage) {
+			t.Errorf("%v: %v, want a mistake in the command line", args, err)
+		}
+	}
+}
+
+func TestServerErrors(t *testing.T) {
+	for _, tc := range []struct {
+		name, body string
+		code       int
+		want       string
+	}{
+		{"not Fairlead", "404 page not found", 404, "is it Fairlead, or kube-apiserver itself?"},
+		{"a Status", `{"kind":"Status","message":"forbidden: User \"bob\""}`, 403, `403 Forbidden: forbidden: User "bob"`},
+		{"text", "out of order", 500, "500 Internal Server Error: out of order"},
+		{"not JSON", "<html>", 200, "reading /fairlead/status: invalid character"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.WriteHeader(tc.code)
+				_, _ = io.WriteString(w, tc.body)
+			}))
+			defer s.Close()
+			f := &front{Server: s, kubeconfig: kubeconfig(t, s)}
+			if _, err := f.run(t, "status"); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("error %v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestExplain(t *testing.T) {
+	for _, tc := range []struct {
+		name, subject, path string
+		args                []string
+		crds                string
+		refused             bool
+		want                []string
+	}{
+		{"path", "/apis/x/v1/y?watch=true", "/apis/x/v1/y?watch=true", nil, "", false, []string{"Destination:  remote\nWhy:          one\n              two\n", "x-remote-user: alice", "Endpoint:     10.0.0.1:443 healthy"}},
+		{"method", "/apis/x/v1/y", "/apis/x/v1/y", []string{"--method", "POST"}, "", false, []string{"POST /apis/x/v1/y"}},
+		{"APIService", "v1beta1.metrics.k8s.io", "/apis/metrics.k8s.io/v1beta1", nil, "", false, nil},
+		{"resource of a group", "nodes.metrics.k8s.io", "/apis/metrics.k8s.io/v1beta1/nodes", nil, "", false, nil},
+		{"core resource in a namespace", "pods", "/api/v1/namespaces/default/pods", []string{"-n", "default"}, "", false, nil},
+		{"refused", "/apis/dead/v1", "/apis/dead/v1", nil, "", true, []string{"refused: 503 unavailable", "Cause:        the  [31mcause", "Advice:       look there"}},
+		{"shadowed CRD", "/apis/metrics.k8s.io/v1beta1/nodes", "/apis/metrics.k8s.io/v1beta1/nodes", nil,
+			`{"items":[{"metadata":{"name":"nodes.metrics.k8s.io"},"spec":{"group":"metrics.k8s.io","versions":[{"name":"v1beta1","served":true}]}}]}`, false,
+			[]string{"CustomResourceDefinition nodes.metrics.k8s.io serves metrics.k8s.io/v1beta1 too"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			f := newFront(t, sample())
+			f.last, f.crds = sample(), tc.crds
+			out, err := f.run(t, append([]string{"explain", tc.subject}, tc.args...)...)
+			if tc.refused != errors.As(err, new(Unavailable)) || !tc.refused && err != nil {
+				t.Fatalf("error %v", err)
+			}
+			if diff := cmp.Diff([]string{tc.path}, f.explained); diff != "" {
+				t.Errorf("paths (-want +got):\n%s", diff)
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(out, want) {
+					t.Errorf("%q is missing in:\n%s", want, out)
+				}
+			}
+		})
+	}
+	if _, err := newFront(t, sample()).run(t, "explain", "no-such-thing"); err == nil || !strings.Contains(err.Error(), "neither a path nor an APIService nor a resource") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	f := newFront(t, sample())
+	t.Setenv("KUBECONFIG", f.kubeconfig)
+	var out bytes.Buffer
+	root := &cobra.Command{Use: "fairlead"}
+	root.AddCommand(Commands(genericiooptions.IOStreams{Out: &out, ErrOut: io.Discard}, func(err error) error { return err })...)
+	root.SetOut(&out)
+	root.SetArgs([]string{cobra.ShellCompRequestCmd, "explain", ""})
+	if err := root.ExecuteContext(context.WithoutCancel(t.Context())); err != nil || !strings.Contains(out.String(), "v1beta1.metrics.k8s.io\n") {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+}
+
+func TestColour(t *testing.T) {
+	if p := paletteFor(&bytes.Buffer{}); p.on || p.bad("x") != "x" {
+		t.Error("a pipe gets colours")
+	}
+	f, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if paletteFor(f).on {
+		t.Error("a file gets colours")
+	}
+	var out bytes.Buffer
+	p := palette{on: true}
+	if err := table(&out, [][]cell{{{"a", p.good}, {text: "b"}}, {{text: "long"}, {text: "c"}}}); err != nil {
+		t.Fatal(err)
+	}
+	if want := "\x1b[32ma\x1b[0m      b\nlong   c\n"; out.String() != want {
+		t.Errorf("%q, want %q: colours must not count", out.String(), want)
+	}
+}

@@ -1,0 +1,247 @@
+package console
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/url"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
+)
+
+type explainOptions struct{ output, method string }
+
+func explainCommand(streams genericiooptions.IOStreams, usage func(error) error) *cobra.Command {
+	flags := genericclioptions.NewConfigFlags(true)
+	o := &explainOptions{}
+	cmd := &cobra.Command{
+		Use:   "explain PATH|RESOURCE|APISERVICE",
+		Short: "Say where a request goes, why, as whom, and what is wrong there",
+		Long: `Say which APIService claims a path, why, which endpoints serve it, which identity is sent there, with what deadline, and what is wrong if it does not work.
+
+The argument is a path (/apis/metrics.k8s.io/v1beta1/nodes), a resource as kubectl knows it (nodes.metrics.k8s.io), or an APIService (v1beta1.metrics.k8s.io).
+The request is one of the caller's; --as makes it another's.
+
+Exit code 0: the request is forwarded or answered. 1: it could not be asked. 2: a mistake in the command line. 3: the request is refused.`,
+		Example: `  fairlead explain v1beta1.metrics.k8s.io
+  fairlead explain '/apis/metrics.k8s.io/v1beta1/pods?watch=true'
+  kubectl fairlead explain nodes.metrics.k8s.io --as=system:serviceaccount:default:reader`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if err := cobra.ExactArgs(1)(cmd, args); err != nil {
+				return usage(err)
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkOutput(o.output); err != nil {
+				return usage(err)
+			}
+			c, err := connect(flags, streams)
+			if err != nil {
+				return err
+			}
+			return c.explain(cmd.Context(), args[0], o)
+		},
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(args) > 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			return apiServiceNames(cmd.Context(), flags, streams), cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+	flags.AddFlags(cmd.Flags())
+	cmd.Flags().StringVarP(&o.output, "output", "o", "", "Form of the answer: json, yaml or wide.")
+	cmd.Flags().StringVar(&o.method, "method", "GET", "HTTP method of the request.")
+	completeOutput(cmd)
+	return cmd
+}
+
+// apiServiceNames are for shell completion, where an error is no help to anybody.
+func apiServiceNames(ctx context.Context, flags *genericclioptions.ConfigFlags, streams genericiooptions.IOStreams) []string {
+	c, err := connect(flags, streams)
+	if err != nil {
+		return nil
+	}
+	s, err := c.status(ctx)
+	if err != nil {
+		return nil
+	}
+	var names []string
+	for i := range s.APIServices {
+		names = append(names, s.APIServices[i].Name)
+	}
+	return names
+}
+
+func (c *client) explain(ctx context.Context, subject string, o *explainOptions) error {
+	path, err := c.pathOf(ctx, subject)
+	if err != nil {
+		return err
+	}
+	x := &pages.Explanation{}
+	if err := c.get(ctx, pages.Below+"/explain", url.Values{"path": {path}, "method": {o.method}}, x); err != nil {
+		return err
+	}
+	c.findShadowed(ctx, x)
+	done, err := encode(c.streams.Out, o.output, x)
+	if !done {
+		_, err = io.WriteString(c.streams.Out, c.describe(x))
+	}
+	if err != nil {
+		return err
+	}
+	if x.Code != 0 {
+		return Unavailable{}
+	}
+	return nil
+}
+
+// pathOf finds the path that an argument means: a path, an APIService that there is, or a resource.
+func (c *client) pathOf(ctx context.Context, subject string) (string, error) {
+	if strings.HasPrefix(subject, "/") {
+		return subject, nil
+	}
+	s, err := c.status(ctx)
+	if err != nil {
+		return "", err
+	}
+	for i := range s.APIServices {
+		if a := &s.APIServices[i]; a.Name == subject {
+			return groupVersionPath(schema.GroupVersion{Group: a.Group, Version: a.Version}), nil
+		}
+	}
+	mapper, err := c.flags.ToRESTMapper()
+	if err != nil {
+		return "", fmt.Errorf("reading discovery: %w", err)
+	}
+	gvr, err := resource(mapper, subject)
+	if err != nil {
+		return "", fmt.Errorf("%q is neither a path nor an APIService nor a resource: %w", subject, err)
+	}
+	path := groupVersionPath(gvr.GroupVersion()) + "/"
+	if ns := *c.flags.Namespace; ns != "" {
+		path += "namespaces/" + ns + "/"
+	}
+	return path + gvr.Resource, nil
+}
+
+func groupVersionPath(gv schema.GroupVersion) string {
+	if gv.Group == "" {
+		return "/api/" + gv.Version
+	}
+	return "/apis/" + gv.Group + "/" + gv.Version
+}
+
+// resource reads a resource as kubectl get does: name, name.group, or name.version.group.
+func resource(mapper meta.RESTMapper, subject string) (schema.GroupVersionResource, error) {
+	full, partial := schema.ParseResourceArg(strings.ToLower(subject))
+	if full != nil {
+		if gvr, err := mapper.ResourceFor(*full); err == nil {
+			return gvr, nil
+		}
+	}
+	return mapper.ResourceFor(partial.WithVersion(""))
+}
+
+// findShadowed looks for a CustomResourceDefinition of the group-version that a remote has taken over: its objects are still there, and nobody sees them. Who may not
+// list CustomResourceDefinitions is not told.
+func (c *client) findShadowed(ctx context.Context, x *pages.Explanation) {
+	a := x.APIService
+	if a == nil || a.Kind != "remote" {
+		return
+	}
+	var list struct {
+		Items []struct {
+			Metadata struct{ Name string }
+			Spec     struct {
+				Group    string
+				Versions []struct {
+					Name   string
+					Served bool
+				}
+			}
+		}
+	}
+	if err := c.get(ctx, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", url.Values{"limit": {"5000"}}, &list); err != nil {
+		return
+	}
+	for _, crd := range list.Items {
+		for _, v := range crd.Spec.Versions {
+			if crd.Spec.Group == a.Group && v.Name == a.Version && v.Served {
+				shadow := fmt.Sprintf("CustomResourceDefinition %s serves %s/%s too, and is shadowed by APIService %s", crd.Metadata.Name, a.Group, a.Version, a.Name)
+				x.Cause = strings.Join(compact(x.Cause, shadow), "; ")
+				x.Advice = strings.Join(compact(x.Advice, "a group-version has one owner: delete one of the two, or rename the group"), "; ")
+			}
+		}
+	}
+}
+
+func compact(texts ...string) []string {
+	var out []string
+	for _, t := range texts {
+		if t != "" {
+			out = append(out, t)
+		}
+	}
+	return out
+}
+
+// describe writes an explanation for people.
+func (c *client) describe(x *pages.Explanation) string {
+	var b strings.Builder
+	line := func(name, text string) {
+		if name != "" {
+			name += ":"
+		}
+		if text != "" {
+			fmt.Fprintf(&b, "%-13s %s\n", name, text)
+		}
+	}
+	line("Request", printable(x.Method+" "+x.Path)+" ("+printable(x.Verb)+")")
+	destination := c.palette.good(x.Destination)
+	if x.Code != 0 {
+		destination = c.palette.bad(printable(fmt.Sprintf("%s: %d %s", x.Destination, x.Code, x.Message)))
+	}
+	line("Destination", destination)
+	for i, why := range x.Why {
+		line([]string{"Why", ""}[min(i, 1)], printable(why))
+	}
+	if a := x.APIService; a != nil {
+		c.describeEntry(line, a)
+	}
+	if id := x.Identity; id != nil {
+		line("As", printable(id.User)+", "+id.How)
+		for _, h := range id.Headers {
+			line("", printable(h))
+		}
+	}
+	line("Timeout", x.Timeout)
+	line("Cause", c.palette.bad(printable(x.Cause)))
+	line("Advice", printable(x.Advice))
+	return b.String()
+}
+
+func (c *client) describeEntry(line func(name, text string), a *pages.APIService) {
+	line("APIService", a.Name)
+	line("Service", a.Service)
+	line("TLS name", a.ServerName)
+	if a.Trust != nil {
+		line("Trusted by", printable(a.Trust.Source+" "+a.Trust.Fault))
+	}
+	line("Verdict", printable(strings.Join(compact(a.Verdict.Status, a.Verdict.Reason, a.Verdict.Message), " ")))
+	for i := range a.Endpoints {
+		e := &a.Endpoints[i]
+		text := printable(e.Address + " " + e.Health)
+		if e.Error != "" {
+			text = c.palette.bad(printable(text + ": " + e.Error))
+		}
+		line("Endpoint", text)
+	}
+}

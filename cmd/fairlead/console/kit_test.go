@@ -1,0 +1,110 @@
+package console
+
+import (
+	"bytes"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
+)
+
+// front answers as a Fairlead does, and notes as whom it was asked.
+type front struct {
+	*httptest.Server
+	kubeconfig string
+	statuses   chan *pages.Status // one for each question; the last one stays
+	last       *pages.Status
+	explained  []string // paths
+	as         string
+	crds       string
+}
+
+func newFront(t *testing.T, list ...*pages.Status) *front {
+	t.Helper()
+	f := &front{statuses: make(chan *pages.Status, len(list))}
+	for _, s := range list {
+		f.statuses <- s
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/fairlead/status", func(w http.ResponseWriter, r *http.Request) {
+		f.as = r.Header.Get("Impersonate-User")
+		select {
+		case f.last = <-f.statuses:
+		default:
+		}
+		_ = json.NewEncoder(w).Encode(f.last)
+	})
+	mux.HandleFunc("/fairlead/explain", func(w http.ResponseWriter, r *http.Request) {
+		f.explained = append(f.explained, r.URL.Query().Get("path"))
+		x := &pages.Explanation{
+			Method: r.URL.Query().Get("method"), Path: r.URL.Query().Get("path"), Verb: "list", Destination: "remote", Why: []string{"one", "two"}, APIService: &f.last.APIServices[0],
+			Identity: &pages.Identity{User: "alice", How: "asserted", Headers: []string{"x-remote-user: alice"}}, Timeout: "request: 1m0s",
+		}
+		if strings.HasPrefix(x.Path, "/apis/dead") {
+			x.Destination, x.Code, x.Message, x.Cause, x.Advice = "refused", 503, "unavailable", "the \x1b[31mcause", "look there"
+		}
+		_ = json.NewEncoder(w).Encode(x)
+	})
+	mux.HandleFunc("/fairlead/events", func(w http.ResponseWriter, _ *http.Request) {
+		for i := range cap(f.statuses) {
+			fmt.Fprintf(w, "event: table\ndata: %d\n\n", i)
+		}
+	})
+	mux.HandleFunc("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, f.crds)
+	})
+	discovery := func(text string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, text)
+		}
+	}
+	mux.HandleFunc("/api", discovery(`{"kind":"APIVersions","versions":["v1"]}`))
+	mux.HandleFunc("/api/v1", discovery(`{"kind":"APIResourceList","groupVersion":"v1","resources":[{"name":"pods","kind":"Pod","namespaced":true,"verbs":["list"]}]}`))
+	mux.HandleFunc("/apis", discovery(`{"kind":"APIGroupList","groups":[{"name":"metrics.k8s.io","versions":[{"groupVersion":"metrics.k8s.io/v1beta1","version":"v1beta1"}]}]}`))
+	mux.HandleFunc("/apis/metrics.k8s.io/v1beta1", discovery(`{"kind":"APIResourceList","groupVersion":"metrics.k8s.io/v1beta1","resources":[{"name":"nodes","kind":"NodeMetrics","verbs":["list"]}]}`))
+	f.Server = httptest.NewTLSServer(mux)
+	t.Cleanup(f.Close)
+	f.kubeconfig = kubeconfig(t, f.Server)
+	return f
+}
+
+func kubeconfig(t *testing.T, s *httptest.Server) string {
+	t.Helper()
+	c := clientcmdapi.NewConfig()
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
+	c.Clusters["c"] = &clientcmdapi.Cluster{Server: s.URL, CertificateAuthorityData: ca}
+	c.Contexts["c"], c.CurrentContext = &clientcmdapi.Context{Cluster: "c"}, "c"
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := clientcmd.WriteToFile(*c, file); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+var errUsage = errors.New("a mistake in the command line")
+
+// run runs one command line against f.
+func (f *front) run(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	root := &cobra.Command{Use: "fairlead", SilenceErrors: true, SilenceUsage: true}
+	root.AddCommand(Commands(genericiooptions.IOStreams{In: strings.NewReader(""), Out: &out, ErrOut: io.Discard}, func(err error) error { return fmt.Errorf("%w: %w", errUsage, err) })...)
+	root.SetArgs(append(args, "--kubeconfig", f.kubeconfig, "--cache-dir", t.TempDir()))
+	root.SetOut(&out)
+	err := root.ExecuteContext(t.Context())
+	return out.String(), err
+}

@@ -1,0 +1,243 @@
+package console
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
+)
+
+type statusOptions struct {
+	output string
+	watch  bool
+	all    bool
+}
+
+func statusCommand(streams genericiooptions.IOStreams, usage func(error) error) *cobra.Command {
+	flags := genericclioptions.NewConfigFlags(true)
+	o := &statusOptions{}
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show the APIServices in order, and whether each can be used",
+		Long: `Show the APIServices as the Fairlead behind the kubeconfig's server sees them, in their order, with verdict, cause, endpoints and certificates.
+
+Exit code 0: every APIService can be used. 1: it could not be asked. 2: a mistake in the command line. 3: an APIService is unavailable, or this Fairlead is not ready.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkOutput(o.output); err != nil {
+				return usage(err)
+			}
+			if o.watch && (o.output == "json" || o.output == "yaml") {
+				return usage(errors.New("--watch shows the table only: ask again for -o " + o.output))
+			}
+			c, err := connect(flags, streams)
+			if err != nil {
+				return err
+			}
+			if o.watch {
+				return c.watch(cmd.Context(), o)
+			}
+			s, err := c.status(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return c.show(s, o)
+		},
+	}
+	flags.AddFlags(cmd.Flags())
+	cmd.Flags().StringVarP(&o.output, "output", "o", "", "Form of the answer: json, yaml or wide.")
+	cmd.Flags().BoolVarP(&o.watch, "watch", "w", false, "Show what changes until interrupted.")
+	cmd.Flags().BoolVarP(&o.all, "all", "a", false, "Show the Local APIServices too.")
+	completeOutput(cmd)
+	return cmd
+}
+
+func checkOutput(form string) error {
+	switch form {
+	case "", "wide", "json", "yaml":
+		return nil
+	}
+	return fmt.Errorf("--output %q is neither json, yaml nor wide", form)
+}
+
+func completeOutput(cmd *cobra.Command) {
+	forms := func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		return []string{"json", "yaml", "wide"}, cobra.ShellCompDirectiveNoFileComp
+	}
+	_ = cmd.RegisterFlagCompletionFunc("output", forms) // it fails only for a flag that does not exist
+}
+
+// show writes a status once.
+func (c *client) show(s *pages.Status, o *statusOptions) error {
+	if done, err := encode(c.streams.Out, o.output, s); done {
+		return errors.Join(err, sound(s))
+	}
+	shown, local := choose(s, o)
+	if err := table(c.streams.Out, c.rows(s, shown, o)); err != nil {
+		return err
+	}
+	if err := c.footer(s, local); err != nil {
+		return err
+	}
+	return sound(s)
+}
+
+// sound is Unavailable unless every APIService can be used.
+func sound(s *pages.Status) error {
+	if s.Ready != "" {
+		return Unavailable{}
+	}
+	for i := range s.APIServices {
+		if !s.APIServices[i].Available() {
+			return Unavailable{}
+		}
+	}
+	return nil
+}
+
+func choose(s *pages.Status, o *statusOptions) (shown []*pages.APIService, local int) {
+	for i := range s.APIServices {
+		if a := &s.APIServices[i]; a.Kind != "local" || o.all {
+			shown = append(shown, a)
+		} else {
+			local++
+		}
+	}
+	return shown, local
+}
+
+func (c *client) rows(s *pages.Status, shown []*pages.APIService, o *statusOptions) [][]cell {
+	head := []string{"NAME", "SERVICE", "AVAILABLE", "REASON", "FOR", "ENDPOINTS", "IN-FLIGHT", "CERT"}
+	if o.output == "wide" {
+		head = append(head, "LONG-RUNNING", "PRIORITY", "TLS-NAME", "MESSAGE")
+	}
+	rows := [][]cell{nil}
+	for _, h := range head {
+		rows[0] = append(rows[0], cell{text: h})
+	}
+	for _, a := range shown {
+		rows = append(rows, c.row(s.Time, a, o.output == "wide"))
+	}
+	return rows
+}
+
+func (c *client) row(now time.Time, a *pages.APIService, wide bool) []cell {
+	available, reason, paint := a.Verdict.Status, a.Verdict.Reason, c.palette.bad
+	switch {
+	case a.Maintenance != "":
+		available, reason = "False", "Maintenance"
+	case a.Available():
+		paint = c.palette.good
+	}
+	service, endpoints := a.Service, fmt.Sprintf("%d/%d", a.Healthy(), len(a.Endpoints))
+	if a.Kind == "local" {
+		service, endpoints = "Local", "-"
+	}
+	row := []cell{
+		{text: a.Name}, {text: service}, {available, paint}, {reason, paint}, {text: ago(now, a.Verdict.Since)}, {text: endpoints},
+		{text: strconv.FormatInt(a.InFlight, 10)}, {text: days(now, a.Expires())},
+	}
+	if wide {
+		message := a.Verdict.Message
+		if a.Maintenance != "" {
+			message = a.Maintenance
+		}
+		row = append(row, cell{text: strconv.FormatInt(a.LongRunning, 10)}, cell{text: fmt.Sprintf("%d/%d", a.GroupPriority, a.VersionPriority)},
+			cell{text: a.ServerName}, cell{text: message})
+	}
+	return row
+}
+
+// footer is what concerns this Fairlead as a whole.
+func (c *client) footer(s *pages.Status, local int) error {
+	var b strings.Builder
+	if local > 0 {
+		fmt.Fprintln(&b, c.palette.dim(fmt.Sprintf("%d Local APIServices are not shown (--all).", local)))
+	}
+	if s.Ready != "" {
+		fmt.Fprintln(&b, c.palette.bad("This Fairlead is not ready: "+printable(s.Ready)))
+	}
+	for i := range s.APIServices {
+		for _, p := range s.APIServices[i].Problems {
+			fmt.Fprintln(&b, c.palette.bad(s.APIServices[i].Name+": "+printable(p)))
+		}
+	}
+	for _, p := range s.Problems {
+		fmt.Fprintln(&b, c.palette.bad(printable(p)))
+	}
+	for i := range s.LocalServers {
+		if e := &s.LocalServers[i]; e.Health != "healthy" {
+			fmt.Fprintln(&b, c.palette.bad(printable("local apiserver "+e.Address+" is "+e.Health+": "+e.Error)))
+		}
+	}
+	for i := range s.Certificates {
+		if f := &s.Certificates[i]; f.Err != "" {
+			fmt.Fprintln(&b, c.palette.bad(printable(f.Use+" ("+f.Source+"): "+f.Err)))
+		}
+	}
+	_, err := io.WriteString(c.streams.Out, b.String())
+	return err
+}
+
+// watch writes the table once and then every row that has changed, as kubectl get --watch does, until interrupted.
+func (c *client) watch(ctx context.Context, o *statusOptions) error {
+	resp, err := c.open(ctx, pages.Below+"/events", nil)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	known := map[string]string{} // :: name → its row without what grows older by itself
+	events := bufio.NewScanner(resp.Body)
+	for events.Scan() {
+		if !strings.HasPrefix(events.Text(), "data:") {
+			continue
+		}
+		s, err := c.status(ctx)
+		if err != nil {
+			return interrupted(ctx, err)
+		}
+		shown, _ := choose(s, o)
+		if err := c.showChanged(s, shown, known, o); err != nil {
+			return err
+		}
+	}
+	if err := events.Err(); err != nil {
+		return interrupted(ctx, fmt.Errorf("reading events: %w", err))
+	}
+	return interrupted(ctx, errors.New("reading events: the server has ended them"))
+}
+
+// interrupted is how a watch should end.
+func interrupted(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+func (c *client) showChanged(s *pages.Status, shown []*pages.APIService, known map[string]string, o *statusOptions) error {
+	first := len(known) == 0
+	var changed []*pages.APIService
+	for _, a := range shown {
+		text := fmt.Sprint(a.Verdict.Status, a.Verdict.Reason, a.Maintenance, a.Service, a.Healthy(), len(a.Endpoints))
+		if known[a.Name] != text {
+			known[a.Name] = text
+			changed = append(changed, a)
+		}
+	}
+	rows := c.rows(s, changed, o)
+	if !first {
+		rows = rows[1:]
+	}
+	return table(c.streams.Out, rows)
+}

@@ -1,0 +1,52 @@
+package main
+
+import (
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead-proxy/fairlead/certs"
+	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
+	"github.com/fairlead-proxy/fairlead/health"
+	"github.com/fairlead-proxy/fairlead/proxy"
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/discovery"
+)
+
+// door is everything that serve runs.
+type door struct {
+	o       *options
+	log     *slog.Logger
+	metrics *prometheus.Registry
+	client  *rest.Config
+	servers []string
+
+	frontListener, adminListener net.Listener
+	self                         []netip.AddrPort
+
+	registry  *registry.Registry
+	certs     *certs.Store
+	trust     *trust.Trust
+	prober    *health.Prober
+	backends  *backend.Pools
+	local     *backend.Local
+	proxy     *proxy.Proxy
+	discovery *discovery.Discovery
+	frames    *h2.Server // nil: --h2-lane=nethttp
+	target    atomic.Pointer[target]
+	draining  health.Draining
+	ready     *health.Checks
+	access    io.Closer
+
+	pages        *pages.Pages
+	front, admin *http.Server
+}

@@ -1,0 +1,207 @@
+package pages
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/fairlead-proxy/fairlead/proxy"
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// Explanation says what becomes of a request: the answer to /explain.
+type Explanation struct {
+	// Method, Path and Verb are the request's; Verb is Kubernetes' for a resource, the method for anything else.
+	Method string `json:"method"`
+	Path   string `json:"path"`
+	Verb   string `json:"verb"`
+	// Destination is local, remote, document, page, health, or refused.
+	Destination string `json:"destination"`
+	// Why is how the path came to lead there, one step each.
+	Why []string `json:"why"`
+	// APIService is the entry that claims the path. Nil: none does.
+	APIService *APIService `json:"apiService,omitempty"`
+	// Identity is what the destination is told of the caller. Nil: it is told nothing by us.
+	Identity *Identity `json:"identity,omitempty"`
+	// Timeout is the class of the deadline and its length.
+	Timeout string `json:"timeout,omitempty"`
+	// Code and Message are those of the answer when the request is refused here. Zero: it is not.
+	Code    int    `json:"code,omitempty"`
+	Message string `json:"message,omitempty"`
+	// Cause says in one sentence why it is refused, or what is wrong although it is not. Empty: all is well.
+	Cause string `json:"cause,omitempty"`
+	// Advice is what to look at. Empty: nothing.
+	Advice string `json:"advice,omitempty"`
+}
+
+// Identity is a user as a destination sees it.
+type Identity struct {
+	// User, UID, Groups and Extra are the caller's.
+	User   string              `json:"user"`
+	UID    string              `json:"uid,omitempty"`
+	Groups []string            `json:"groups,omitempty"`
+	Extra  map[string][]string `json:"extra,omitempty"`
+	// Headers are the fields that are added, as name: value. Empty: none.
+	Headers []string `json:"headers,omitempty"`
+	// How is the way in which it arrives.
+	How string `json:"how"`
+}
+
+// maxPath bounds what is explained: longer than any path that Kubernetes has.
+const maxPath = 8 << 10
+
+// serveExplain explains a request of whoever asks; kubectl's --as makes that anybody whom the caller may impersonate.
+func (p *Pages) serveExplain(w http.ResponseWriter, r *http.Request) {
+	target := r.URL.Query().Get("path")
+	if !strings.HasPrefix(target, "/") || len(target) > maxPath {
+		http.Error(w, "path must be given, and begin with a slash", http.StatusBadRequest)
+		return
+	}
+	u, ok := request.UserFrom(r.Context())
+	if !ok {
+		http.Error(w, "nobody is known to ask", http.StatusUnauthorized)
+		return
+	}
+	method := cmp.Or(strings.ToUpper(r.URL.Query().Get("method")), http.MethodGet)
+	writeJSON(w, p.explain(method, target, u))
+}
+
+func (p *Pages) explain(method, target string, u user.Info) *Explanation {
+	h := &proxy.Head{Method: method}
+	h.Path, h.RawQuery, h.HasQuery = strings.Cut(target, "?")
+	d := p.cfg.Explain(h, u)
+	x := &Explanation{Method: method, Path: target, Verb: d.Request.Verb, Destination: destination(d.Action)}
+	x.Why = append(x.Why, names(h.Path))
+	if d.Entry != nil {
+		a := p.apiService(d.Entry)
+		x.APIService = &a
+		for _, t := range p.cfg.Trust() {
+			if t.APIService == a.Name {
+				a.Trust = &t
+			}
+		}
+	}
+	x.Why = append(x.Why, p.claims(&d)...)
+	x.Why = append(x.Why, leads(&d))
+	var status *apierrors.StatusError
+	if errors.As(d.Err, &status) {
+		x.Code, x.Message = int(status.ErrStatus.Code), status.ErrStatus.Message
+	}
+	x.Identity = identity(&d, u)
+	x.Timeout = timeout(&d)
+	x.Cause, x.Advice = diagnose(&d)
+	return x
+}
+
+func destination(a proxy.Action) string {
+	switch a {
+	case proxy.ToLocal:
+		return "local"
+	case proxy.ToRemote:
+		return "remote"
+	case proxy.ToDocument:
+		return "document"
+	case proxy.ToPage:
+		return "page"
+	case proxy.ToHealth:
+		return "health"
+	}
+	return "refused"
+}
+
+// names says what a path names.
+func names(path string) string {
+	parts := strings.Split(strings.Trim(path, "/"), "/")
+	switch {
+	case parts[0] == "apis" && len(parts) > 2:
+		return fmt.Sprintf("the path names version %s of group %s", parts[2], parts[1])
+	case parts[0] == "apis" && len(parts) == 2 && parts[1] != "":
+		return fmt.Sprintf("the path names group %s: its discovery document", parts[1])
+	case parts[0] == "api" && len(parts) > 1:
+		return fmt.Sprintf("the path names version %s of the core group", parts[1])
+	}
+	return "the path names no group-version"
+}
+
+// claims is the priority trail of the entry.
+func (p *Pages) claims(d *proxy.Decision) []string {
+	e := d.Entry
+	if e == nil {
+		return []string{"no APIService claims it"}
+	}
+	t := p.cfg.Table()
+	claim := fmt.Sprintf("APIService %s claims it and is Local (spec.service is not set)", e.Name)
+	if !e.Local() {
+		claim = fmt.Sprintf("APIService %s claims it for service %s", e.Name, serviceOf(e.Backend))
+	}
+	out := []string{claim}
+	groups := t.Groups()
+	at := slices.IndexFunc(groups, func(g registry.Group) bool { return g.Name == e.GroupVersion.Group })
+	if at < 0 {
+		return out
+	}
+	g := &groups[at]
+	version := slices.IndexFunc(g.Entries, func(o *registry.Entry) bool { return o.Name == e.Name })
+	return append(out, fmt.Sprintf("in discovery its group is %d of %d (priority %d), and its version %d of %d (versionPriority %d)",
+		at+1, len(groups), g.Priority, version+1, len(g.Entries), e.Object.Spec.VersionPriority))
+}
+
+func leads(d *proxy.Decision) string {
+	switch d.Action {
+	case proxy.ToLocal:
+		return "it is forwarded to the local apiserver, which authorizes it"
+	case proxy.ToRemote:
+		return fmt.Sprintf("it is authorized here, and forwarded to one of %d endpoints as %s", len(d.Entry.Endpoints), d.Entry.Backend.ServerName)
+	case proxy.ToDocument:
+		return "Fairlead answers it with a document merged from the local apiserver's and the backends'"
+	case proxy.ToPage:
+		return "Fairlead serves it itself"
+	case proxy.ToHealth:
+		return "Fairlead answers for its own readiness first, then the local apiserver"
+	}
+	return "Fairlead refuses it"
+}
+
+func serviceOf(b *registry.Backend) string {
+	return b.Namespace + "/" + net.JoinHostPort(b.Service, strconv.Itoa(int(b.Port)))
+}
+
+func identity(d *proxy.Decision, u user.Info) *Identity {
+	if d.Action != proxy.ToLocal && d.Action != proxy.ToRemote {
+		return nil
+	}
+	id := &Identity{User: u.GetName(), UID: u.GetUID(), Groups: u.GetGroups(), Extra: u.GetExtra()}
+	for _, f := range d.Set {
+		if strings.HasPrefix(f.Name, "x-remote-") {
+			id.Headers = append(id.Headers, f.Name+": "+f.Value)
+		}
+	}
+	id.How = "asserted in these headers under the proxy client certificate; a token stays here"
+	if d.Action == proxy.ToLocal {
+		id.How = "a client certificate's user is asserted in these headers under the proxy client certificate; a token is passed on as it is, without them"
+	}
+	return id
+}
+
+func timeout(d *proxy.Decision) string {
+	switch {
+	case d.Action == proxy.ToLocal:
+		return "none of ours: the local apiserver's own"
+	case d.Action != proxy.ToRemote:
+		return ""
+	case d.LongRunning:
+		return "long-running: none"
+	case !d.Request.IsResource:
+		return "discovery: " + d.Timeout.String()
+	}
+	return "request: " + d.Timeout.String()
+}

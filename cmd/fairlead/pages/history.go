@@ -1,0 +1,91 @@
+package pages
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// maxTransitions is how many changes of verdicts are kept: a day of a cluster with trouble, in 20 KB.
+const maxTransitions = 100
+
+// Transition is one change of an APIService's verdict.
+type Transition struct {
+	// Time is when it was seen.
+	Time time.Time `json:"time"`
+	// APIService is its name.
+	APIService string `json:"apiService"`
+	// Status and Reason are the new verdict's; "gone" is the status of an APIService that was deleted.
+	Status string `json:"status"`
+	Reason string `json:"reason,omitempty"`
+	// Message is the new verdict's.
+	Message string `json:"message,omitempty"`
+}
+
+// history keeps the last transitions.
+type history struct {
+	mu   sync.Mutex // guards list
+	list []Transition
+}
+
+func (h *history) add(t ...Transition) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.list = append(h.list, t...)
+	if over := len(h.list) - maxTransitions; over > 0 {
+		h.list = slices.Delete(h.list, 0, over)
+	}
+}
+
+func (h *history) newest() []Transition {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := slices.Clone(h.list)
+	slices.Reverse(out)
+	return out
+}
+
+// follow notes how verdicts change until ctx ends. A change that is taken back before it is seen is none.
+func (h *history) follow(ctx context.Context, table func() *registry.Table) error {
+	last := map[string]registry.Verdict{}
+	for {
+		t := table()
+		if t.Complete() {
+			h.add(compare(last, t.Entries(), time.Now())...)
+		}
+		select {
+		case <-t.Superseded():
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// compare brings last up to date and returns what has changed in it.
+func compare(last map[string]registry.Verdict, entries []*registry.Entry, now time.Time) []Transition {
+	var changes []Transition
+	seen := make(map[string]bool, len(entries))
+	for _, e := range entries {
+		if e.Local() {
+			continue
+		}
+		seen[e.Name] = true
+		v := e.Verdict
+		if old, known := last[e.Name]; (!known && v.Reason == "") || (known && old.Status == v.Status && old.Reason == v.Reason) {
+			continue
+		}
+		last[e.Name] = v
+		shown := verdict(&v)
+		changes = append(changes, Transition{Time: now, APIService: e.Name, Status: shown.Status, Reason: v.Reason, Message: v.Message})
+	}
+	for name := range last {
+		if !seen[name] {
+			delete(last, name)
+			changes = append(changes, Transition{Time: now, APIService: name, Status: "gone"})
+		}
+	}
+	return changes
+}

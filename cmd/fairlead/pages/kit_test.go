@@ -1,0 +1,91 @@
+package pages
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/fairlead-proxy/fairlead/certs"
+	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/proxy"
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/authz"
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// manifest is one remote group-version with one endpoint.
+func manifest(group, annotations string) string {
+	name := strings.ReplaceAll(group, ".", "-")
+	return fmt.Sprintf(`apiVersion: apiregistration.k8s.io/v1
+kind: APIService
+metadata: {name: v1.%[1]s, annotations: {%[3]s}}
+spec: {group: %[1]s, version: v1, groupPriorityMinimum: 100, versionPriority: 15, insecureSkipTLSVerify: true, service: {namespace: x, name: %[2]s}}
+---
+apiVersion: v1
+kind: Service
+metadata: {namespace: x, name: %[2]s}
+spec: {ports: [{port: 443}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {namespace: x, name: %[2]s, labels: {kubernetes.io/service-name: %[2]s}}
+addressType: IPv4
+ports: [{port: 8443}]
+endpoints: [{addresses: [127.0.0.7]}]
+`, group, name, annotations)
+}
+
+const noService = `apiVersion: apiregistration.k8s.io/v1
+kind: APIService
+metadata: {name: v1.lost.example.com}
+spec: {group: lost.example.com, version: v1, groupPriorityMinimum: 200, versionPriority: 1, insecureSkipTLSVerify: true, service: {namespace: x, name: nobody}}
+`
+
+// stand is Pages over a real registry and a real proxy.
+type stand struct {
+	*Pages
+	dir      string
+	registry *registry.Registry
+	draining atomic.Bool
+	http     *httptest.Server
+}
+
+func newStand(t *testing.T) *stand {
+	t.Helper()
+	s := &stand{dir: t.TempDir()}
+	for file, text := range map[string]string{
+		"good.yaml": manifest("good.example.com", ""), "bad.yaml": manifest("bad.example.com", ""), "lost.yaml": noService,
+		"closed.yaml": manifest("closed.example.com", `fairlead.dev/maintenance: "back <b>at nine</b>"`),
+	} {
+		s.write(t, file, text)
+	}
+	var err error
+	s.registry, err = registry.New(registry.Config{Directory: s.dir})
+	check(t, err)
+	pools, err := backend.New(backend.Config{Table: s.registry.Table, TLS: func(*registry.Backend) (*tls.Config, error) { return nil, errors.New("nobody dials here") }})
+	check(t, err)
+	who, err := authn.New(authn.Config{})
+	check(t, err)
+	may, err := authz.New(authz.Config{})
+	check(t, err)
+	door, err := proxy.New(proxy.Config{Table: s.registry.Table, Authn: who, Authz: may, Backends: pools})
+	check(t, err)
+	s.Pages, err = New(Config{
+		Table: s.registry.Table, Explain: door.Explain, Draining: s.draining.Load, Version: "v1.2.3",
+		Load: func(e *registry.Entry) (int64, int64, map[string]int64) { return pools.Upstream(e).Load() },
+		LocalServers: func() []registry.Endpoint {
+			return []registry.Endpoint{{Address: "10.0.0.1:6443", Health: registry.Healthy}}
+		},
+		Certificates: func() []certs.Status { return []certs.Status{{Use: "serving", Source: "tls.crt"}} },
+		Trust:        func() []trust.Status { return []trust.Status{{APIService: "local-apiserver", Source: "kubeconfig"}} },
+		Ready:        func() error { return nil },
+	})
+	check(t, err)
+	s.start(t)
+	return s
+}

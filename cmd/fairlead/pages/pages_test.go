@@ -1,0 +1,234 @@
+package pages
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/fairlead-proxy/fairlead/proxy"
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+func TestStatus(t *testing.T) {
+	s := newStand(t)
+	for _, path := range []string{"/status", "/fairlead/status"} {
+		resp, body := s.get(t, path)
+		var got Status
+		check(t, json.Unmarshal([]byte(body), &got))
+		if resp.Header.Get("Content-Type") != "application/json" || resp.Header.Get("Cache-Control") != "no-store" {
+			t.Errorf("%s: headers %v", path, resp.Header)
+		}
+		var lines []string
+		for _, a := range got.APIServices {
+			if a.Kind == "local" {
+				continue // whatever the directory's registry has of its own
+			}
+			lines = append(lines, fmt.Sprint(a.Name, " ", a.Kind, " ", a.Service, " ", a.Verdict.Status, " ", a.Verdict.Reason, " ", a.Healthy(), "/", len(a.Endpoints), " ", a.Available()))
+		}
+		want := []string{
+			"v1.lost.example.com remote x/nobody:443 False ServiceNotFound 0/0 false",
+			"v1.bad.example.com remote x/bad-example-com:443 False FailedDiscoveryCheck 0/1 false",
+			"v1.closed.example.com remote x/closed-example-com:443 False Maintenance 1/1 false",
+			"v1.good.example.com remote x/good-example-com:443 True Passed 1/1 true",
+		}
+		if diff := cmp.Diff(want, lines); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", path, diff)
+		}
+		if got.Version != "v1.2.3" || !got.Complete || got.Generation == 0 || len(got.LocalServers) != 1 || got.LocalTrust == nil || len(got.Certificates) != 1 || got.Ready != "" {
+			t.Errorf("%s: %+v", path, got)
+		}
+	}
+}
+
+// What a path leads to is asked of the proxy that would forward it; here is what it makes of it.
+func TestExplain(t *testing.T) {
+	s := newStand(t)
+	for _, tc := range []struct {
+		name, path, method string
+		destination        string
+		timeout            string
+		code               int
+		want               []string // in the JSON
+	}{
+		{"remote list", "/apis/good.example.com/v1/widgets", "", "remote", "request: 1m0s", 0, []string{"x-remote-user: alice", "x-remote-uid: 7", "its version 1 of 1", `"list"`}},
+		{"remote watch", "/apis/good.example.com/v1/widgets?watch=true", "", "remote", "long-running: none", 0, []string{`"watch"`}},
+		{"its own timeout", "/apis/good.example.com/v1/widgets?timeout=3s", "", "remote", "request: 3s", 0, nil},
+		{"discovery", "/apis/good.example.com/v1", "", "remote", "discovery: 5s", 0, nil},
+		{"a write", "/apis/good.example.com/v1/widgets", "POST", "remote", "request: 1m0s", 0, []string{`"create"`}},
+		{"backend refuses", "/apis/bad.example.com/v1/widgets", "", "refused", "", 503, []string{"bad.example.com is unavailable: FailedDiscoveryCheck", "the backend refuses system:kube-aggregator"}},
+		{"no service", "/apis/lost.example.com/v1/widgets", "", "refused", "", 503, []string{"service x/nobody does not exist", "is not present"}},
+		{"maintenance", "/apis/closed.example.com/v1/widgets", "", "refused", "", 503, []string{"it is in maintenance: back <b>at nine</b>", "remove the annotation"}},
+		{"nobody's", "/apis/nobody.example.com/v1/widgets", "", "refused", "", 404, []string{"no APIService claims it", "the server could not find the requested resource"}},
+		{"ambiguous", "/apis/good.example.com%2fv1/widgets", "", "refused", "", 400, []string{"the path is ambiguous"}},
+		{"own page", "/fairlead/status", "", "page", "", 0, []string{"Fairlead serves it itself"}},
+		{"health", "/readyz", "", "health", "", 0, []string{"own readiness first"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, body := s.get(t, "/fairlead/explain?"+url.Values{"path": {tc.path}, "method": {tc.method}}.Encode())
+			var got Explanation
+			check(t, json.Unmarshal([]byte(body), &got))
+			if got.Destination != tc.destination || got.Timeout != tc.timeout || got.Code != tc.code {
+				t.Errorf("%s, timeout %q, code %d; want %s, %q, %d", got.Destination, got.Timeout, got.Code, tc.destination, tc.timeout, tc.code)
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(body, want) {
+					t.Errorf("%q is missing in:\n%s", want, body)
+				}
+			}
+		})
+	}
+	for _, path := range []string{"/explain", "/explain?path=apis", "/explain?path=/" + strings.Repeat("a", maxPath)} {
+		if resp, _ := s.get(t, path); resp.StatusCode != http.StatusBadRequest {
+			t.Errorf("%.40s: %s", path, resp.Status)
+		}
+	}
+}
+
+// Every reason that the registry can give has its advice, and what a probe says is told apart.
+func TestDiagnose(t *testing.T) {
+	for _, tc := range []struct{ reason, message, want string }{
+		{registry.ReasonServiceNotFound, "", "does not exist"},
+		{registry.ReasonServicePortError, "", "no usable port 443"},
+		{registry.ReasonServiceAccessError, "", "cannot be used as it is"},
+		{registry.ReasonEndpointsAccessError, "", "cannot be used as it is"},
+		{registry.ReasonEndpointsNotFound, "", "selector"},
+		{registry.ReasonMissingEndpoints, "", "pods ready"},
+		{registry.ReasonInvalidCABundle, "", "caBundle"},
+		{registry.ReasonProtectedGroup, "", "--protected-groups"},
+		{registry.ReasonFailedDiscoveryCheck, "tls: failed to verify certificate: x509: certificate signed by unknown authority", "not signed by spec.caBundle"},
+		{registry.ReasonFailedDiscoveryCheck, "x509: certificate is valid for a, not b", "lacks the service's name"},
+		{registry.ReasonFailedDiscoveryCheck, "bad status from https://10.0.0.1:401/apis/a/v1: 401", "proxy client certificate"},
+		{registry.ReasonFailedDiscoveryCheck, "bad status from https://10.0.0.1:401/apis/a/v1: 307", "redirects"},
+		{registry.ReasonFailedDiscoveryCheck, "context deadline exceeded (Client.Timeout exceeded while awaiting headers)", "hangs"},
+		{registry.ReasonFailedDiscoveryCheck, "dial tcp 10.0.0.1:443: i/o timeout", "swallows the packets"},
+		{registry.ReasonFailedDiscoveryCheck, "dial tcp 10.0.0.1:443: connect: connection refused", "nothing listens"},
+		{registry.ReasonFailedDiscoveryCheck, "something new", ""},
+	} {
+		e := &registry.Entry{
+			Backend: &registry.Backend{Namespace: "x", Service: "s", Port: 443},
+			Verdict: registry.Verdict{Status: corev1.ConditionFalse, Reason: tc.reason, Message: tc.message},
+		}
+		cause, advice := diagnose(&proxy.Decision{Entry: e})
+		if cause != tc.message || !strings.Contains(advice, tc.want) || (tc.want == "") != (advice == "") {
+			t.Errorf("%s %q: cause %q, advice %q, want %q", tc.reason, tc.message, cause, advice, tc.want)
+		}
+	}
+}
+
+func TestEvents(t *testing.T) {
+	s := newStand(t)
+	resp, err := s.http.Client().Get(s.http.URL + "/fairlead/events")
+	check(t, err)
+	defer resp.Body.Close()
+	if got := resp.Header.Get("Content-Type"); got != "text/event-stream" {
+		t.Fatalf("Content-Type %q", got)
+	}
+	lines := bufio.NewScanner(resp.Body)
+	next := func() string {
+		t.Helper()
+		for lines.Scan() {
+			if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
+				return data
+			}
+		}
+		t.Fatalf("the stream has ended: %v", lines.Err())
+		return ""
+	}
+	first := next()
+	s.write(t, "new.yaml", manifest("new.example.com", ""))
+	if second := next(); second == first {
+		t.Errorf("generation %s twice", second)
+	}
+	s.draining.Store(true)
+	for lines.Scan() { // must end, and soon: the test's own deadline is the bound
+	}
+	if err := lines.Err(); err != nil {
+		t.Errorf("the stream was cut: %v", err)
+	}
+}
+
+func TestEventsAreBounded(t *testing.T) {
+	s := newStand(t)
+	s.events.subscribers.Store(maxSubscribers)
+	if resp, _ := s.get(t, "/events"); resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") == "" {
+		t.Errorf("%s %v", resp.Status, resp.Header)
+	}
+	if n := s.events.subscribers.Load(); n != maxSubscribers {
+		t.Errorf("%d subscribers after a refusal", n)
+	}
+}
+
+func TestTransitions(t *testing.T) {
+	s := newStand(t)
+	check(t, os.Remove(filepath.Join(s.dir, "lost.yaml")))
+	s.await(t, func(t *registry.Table) bool { return remotes(t) == 3 })
+	deadline := time.After(10 * time.Second)
+	for tick := time.NewTicker(5 * time.Millisecond); ; {
+		seen := map[string]string{}
+		for _, x := range s.history.newest() {
+			seen[x.APIService] += x.Status + ";"
+		}
+		if seen["v1.lost.example.com"] == "gone;False;" && seen["v1.good.example.com"] == "True;" && seen["v1.bad.example.com"] == "False;" {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("transitions: %v", seen)
+		}
+	}
+}
+
+func TestHistoryIsBounded(t *testing.T) {
+	var h history
+	for i := range 3 * maxTransitions {
+		h.add(Transition{Message: fmt.Sprint(i)})
+	}
+	got := h.newest()
+	if len(got) != maxTransitions || got[0].Message != fmt.Sprint(3*maxTransitions-1) {
+		t.Errorf("%d transitions, newest %q", len(got), got[0].Message)
+	}
+}
+
+// The page holds what others wrote: it must stay text.
+func TestPage(t *testing.T) {
+	s := newStand(t)
+	resp, body := s.get(t, "/fairlead/?explain=%2Fapis%2Fclosed.example.com%2Fv1%2Fx%22%3E%3Cscript%3Ealert(1)%3C%2Fscript%3E")
+	if got := resp.Header.Get("Content-Security-Policy"); got != policy {
+		t.Errorf("policy %q", got)
+	}
+	for _, bad := range []string{"<b>at nine", "<script>alert", "http://", "https://cdn", " style=", "onclick"} {
+		if strings.Contains(body, bad) {
+			t.Errorf("the page holds %q", bad)
+		}
+	}
+	for _, want := range []string{"back &lt;b&gt;at nine", "v1.lost.example.com", "3</b> unavailable", `id="explanation"`, `lang="en"`} {
+		if !strings.Contains(body, want) {
+			t.Errorf("the page holds no %q", want)
+		}
+	}
+	if _, body := s.get(t, "/apiservice/v1.bad.example.com"); !strings.Contains(body, "127.0.0.7:8443") || !strings.Contains(body, ": 403") {
+		t.Errorf("the detail shows no endpoint with its error:\n%s", body)
+	}
+	for path, want := range map[string]int{"/fairlead/apiservice/none": 404, "/fairlead/nothing": 404, "/style.css": 200, "/fairlead/page.js": 200} {
+		if resp, _ := s.get(t, path); resp.StatusCode != want {
+			t.Errorf("%s: %s", path, resp.Status)
+		}
+	}
+	if resp, _ := s.get(t, "/fairlead"); resp.Request.URL.Path != "/fairlead/" {
+		t.Errorf("/fairlead leads to %s", resp.Request.URL)
+	}
+	if resp, err := s.http.Client().Post(s.http.URL+"/status", "text/plain", nil); err != nil || resp.StatusCode != http.StatusMethodNotAllowed {
+		t.Errorf("POST: %v %v", resp, err)
+	}
+}

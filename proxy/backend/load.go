@@ -1,0 +1,24 @@
+package backend
+
+import (
+	"slices"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// Load is what this Upstream carries now, for status: its requests in flight, its long-running ones, and the requests of each of its endpoints by address.
+func (u *Upstream) Load() (inFlight, longRunning int64, endpoints map[string]int64) {
+	list := u.snapshot()
+	endpoints = make(map[string]int64, len(list))
+	for _, e := range list {
+		endpoints[e.address] = e.inFlight.Load()
+	}
+	return u.inFlight.Load(), u.longRunning.Load(), endpoints
+}
+
+// Servers are the local apiservers with their health, in the order of LocalConfig.Servers, for status.
+func (l *Local) Servers() []registry.Endpoint {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.health)
+}

@@ -1,0 +1,25 @@
+package proxy
+
+import (
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+)
+
+// Explain says what Decide would say of a request by a user who is authenticated (by client certificate) and authorized. It is the same code with those two questions
+// left out, so that an explanation cannot differ from what happens. It does no I/O.
+func (p *Proxy) Explain(h *Head, u user.Info) Decision {
+	d := p.locate(h, nil)
+	if d.Err != nil {
+		return d
+	}
+	d.User = u
+	switch d.Action {
+	case ToHealth:
+		return d
+	case ToLocal:
+		d.Credentials = authn.Credentials{Kind: authn.KindCertificate, User: u}
+		return p.decideLocal(d, h)
+	}
+	return p.dispatch(d, h)
+}
