@@ -110,7 +110,7 @@ func (p *Proxy) locate(h *Head, set []hpack.HeaderField) Decision {
 		d.Action = ToPage
 	case registry.RouteDocument:
 		d.Action = ToDocument
-		if p.cfg.Documents == nil || strings.HasPrefix(h.Path, "/openapi/") {
+		if p.cfg.Documents == nil {
 			d.Action = ToLocal
 		}
 	default:

@@ -15,7 +15,8 @@ const (
 	RouteLocal Route = iota
 	// RouteRemote goes to Match.Entry's backend.
 	RouteRemote
-	// RouteDocument is a merged document that Fairlead answers itself: /api, /apis, /apis/, /apis/<group>, /openapi/v2, /openapi/v3[/…].
+	// RouteDocument is a merged document that Fairlead answers itself: /api, /apis, /apis/, /apis/<group>, /openapi/v2, /openapi/v3
+	// and /openapi/v3/<path> of a remote group-version.
 	RouteDocument
 	// RouteOwn is one of Fairlead's own pages below /fairlead, and with the dir: registry everything below
 	// /apis/apiregistration.k8s.io, which Fairlead serves itself then.
@@ -62,7 +63,10 @@ func (t *Table) selects(path string) Match {
 	if rest, ok := below(path, "/api"); ok {
 		return t.selectsCore(rest)
 	}
-	if _, ok := below(path, "/openapi/v3"); ok || path == "/openapi/v2" {
+	if rest, ok := below(path, "/openapi/v3"); ok {
+		return t.selectsSchema(rest)
+	}
+	if path == "/openapi/v2" {
 		return Match{Route: RouteDocument}
 	}
 	if _, ok := below(path, "/fairlead"); ok {
@@ -97,6 +101,28 @@ func (t *Table) selectsGroup(rest string) Match {
 	}
 	version, _, _ := strings.Cut(rest, "/")
 	return t.toward(t.Entry(schema.GroupVersion{Group: group, Version: version}))
+}
+
+// selectsSchema selects by what follows /openapi/v3. The documents of remote group-versions are kept here; the local apiserver has those of all others, and answers for
+// them itself.
+func (t *Table) selectsSchema(rest string) Match {
+	if rest == "" {
+		return Match{Route: RouteDocument}
+	}
+	parts := strings.Split(rest[1:], "/")
+	gv := schema.GroupVersion{}
+	switch {
+	case len(parts) == 3 && parts[0] == "apis":
+		gv.Group, gv.Version = parts[1], parts[2]
+	case len(parts) == 2 && parts[0] == "api":
+		gv.Version = parts[1]
+	default:
+		return Match{}
+	}
+	if e := t.Entry(gv); e != nil && !e.Local() {
+		return Match{Route: RouteDocument}
+	}
+	return Match{}
 }
 
 // selectsCore selects by what follows /api. An APIService v1. claims all of it, as upstream has it, even /api/v2.

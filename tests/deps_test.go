@@ -40,8 +40,8 @@ func forbiddenEdge(s source, to string) string {
 		return "what users run contains no test code"
 	case strings.HasPrefix(to, "cmd/") && !s.under("cmd"):
 		return "cmd is where everything is wired; nothing hangs on it"
-	case to == "registry/poll" && s.under("registry"):
-		return "" // one poller for both kinds of documents
+	case (to == "registry/poll" || to == "registry/negotiate") && s.under("registry"):
+		return "" // both kinds of documents stand on them
 	case to == "registry" || path.Dir(to) == s.dir || to == s.dir || s.under("cmd"):
 		return ""
 	}

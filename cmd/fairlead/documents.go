@@ -3,18 +3,38 @@ package main
 import (
 	"context"
 	"net/http"
+	"strings"
 
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/discovery"
+	"github.com/fairlead-proxy/fairlead/registry/openapi"
 )
 
-// makeDocuments makes what is merged of the local apiserver's documents and the backends'.
+// documents are what is merged of the local apiserver's documents and the backends'.
+type documents struct {
+	discovery *discovery.Discovery
+	openapi   *openapi.OpenAPI
+}
+
+// makeDocuments makes them.
 func (d *door) makeDocuments(context.Context) (err error) {
-	d.discovery, err = discovery.New(discovery.Config{
+	d.documents.discovery, err = discovery.New(discovery.Config{
 		Table: d.registry.Table, Fetch: d.fetchRemote, FetchLocal: d.fetchLocal, StaleAfter: d.o.staleAfter, Logger: d.log, Metrics: d.metrics,
 	})
+	if err != nil {
+		return err
+	}
+	d.documents.openapi, err = openapi.New(openapi.Config{Table: d.registry.Table, Fetch: d.fetchRemote, FetchLocal: d.fetchLocal, Logger: d.log, Metrics: d.metrics})
 	return err
+}
+
+func (d *door) serveDocument(w http.ResponseWriter, r *http.Request) {
+	if strings.HasPrefix(r.URL.Path, "/openapi/") {
+		d.documents.openapi.ServeHTTP(w, r)
+		return
+	}
+	d.documents.discovery.ServeHTTP(w, r)
 }
 
 // asAggregator gives a request of our own the identity that kube-aggregator asks under; extension servers and the local apiserver know it.
@@ -34,4 +54,4 @@ func (d *door) fetchLocal(_ context.Context, r *http.Request) (*http.Response, e
 	return d.local.RoundTrip(asAggregator(r), backend.PoolCertificate, false)
 }
 
-func (d *door) discoveryReady(*http.Request) error { return d.discovery.Ready() }
+func (d *door) discoveryReady(*http.Request) error { return d.documents.discovery.Ready() }

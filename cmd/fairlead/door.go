@@ -19,7 +19,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/discovery"
 )
 
 // door is everything that serve runs.
@@ -40,7 +39,7 @@ type door struct {
 	backends  *backend.Pools
 	local     *backend.Local
 	proxy     *proxy.Proxy
-	discovery *discovery.Discovery
+	documents documents
 	frames    *h2.Server // nil: --h2-lane=nethttp
 	target    atomic.Pointer[target]
 	draining  health.Draining

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/negotiate"
 )
 
 // groupDocument is the legacy document of one group, and what it was made of.
@@ -151,14 +152,14 @@ func (d *Discovery) serve(w http.ResponseWriter, r *http.Request, n *negotiator,
 	}
 	h := w.Header()
 	h["Etag"], h["Vary"], h["Cache-Control"] = doc.header.etag, doc.header.vary, doc.header.cache
-	if matches(r, doc.etag) {
+	if negotiate.Matches(r, doc.etag) {
 		w.WriteHeader(http.StatusNotModified)
 		return
 	}
 	c.pretty = c.media == 0 && (c.pretty || wantsPretty(r))
 	f := doc.form(c)
 	body, length := f.plain, f.plainLength
-	if takesGzip(r) {
+	if negotiate.TakesGzip(r) {
 		if zipped := f.compressed(); zipped != nil {
 			body, length = zipped, f.zipLength
 			h["Content-Encoding"], h["Vary"] = f.gzipEncodings, doc.header.varyEncoding

@@ -1,0 +1,61 @@
+// Package negotiate reads the two request fields on which an answer from a rendered document depends: which encodings the client takes, and which state it has already.
+// Its functions are pure, allocate nothing and may be called by any goroutine. It is not for media types: those are the business of the package whose document it is.
+package negotiate
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+)
+
+// TakesGzip reports whether a response may be compressed: gzip or * is accepted, and not with weight zero (RFC 9110 §12.5.3).
+func TakesGzip(r *http.Request) bool {
+	takes, named := false, false
+	for _, line := range r.Header["Accept-Encoding"] {
+		for line != "" {
+			var item string
+			item, line, _ = strings.Cut(line, ",")
+			name, weight, _ := strings.Cut(item, ";")
+			name = strings.TrimSpace(name)
+			gzip := strings.EqualFold(name, "gzip")
+			if !gzip && name != "*" || named && !gzip {
+				continue
+			}
+			takes, named = !isZero(weight), named || gzip
+		}
+	}
+	return takes
+}
+
+func isZero(weight string) bool {
+	name, value, _ := strings.Cut(strings.TrimSpace(weight), "=")
+	if !strings.EqualFold(strings.TrimSpace(name), "q") {
+		return false
+	}
+	q, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+	return err == nil && q == 0
+}
+
+// Matches reports whether an If-None-Match field names the tag: lists, weak tags (compared weakly) and * (RFC 9110 §13.1.2). kube-apiserver compares the whole field only.
+func Matches(r *http.Request, tag string) bool {
+	for _, line := range r.Header["If-None-Match"] {
+		for line = strings.TrimLeft(line, " \t,"); line != ""; line = strings.TrimLeft(line, " \t,") {
+			if line[0] == '*' {
+				return true
+			}
+			item := strings.TrimPrefix(line, "W/")
+			if item == "" || item[0] != '"' {
+				break // no tag: what follows cannot be told apart
+			}
+			end := strings.IndexByte(item[1:], '"')
+			if end < 0 {
+				break
+			}
+			if item[:end+2] == tag {
+				return true
+			}
+			line = item[end+2:]
+		}
+	}
+	return false
+}

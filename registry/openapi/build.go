@@ -1,0 +1,130 @@
+package openapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"k8s.io/kube-openapi/pkg/aggregator"
+	"k8s.io/kube-openapi/pkg/handler"
+	"k8s.io/kube-openapi/pkg/validation/spec"
+)
+
+// built is a merged v2 document.
+type built struct {
+	of   *inputs
+	json *packed
+	// proto is made of json when somebody asks for it.
+	proto func() (*packed, error)
+	took  time.Duration
+	done  time.Time
+}
+
+// restFactor is how much longer than merging a merged document is good enough: in a storm of CRDs, merging for everybody who asks would take all there is of CPU.
+const restFactor = 4
+
+var errNotYet = errors.New("the local apiserver's OpenAPI is not known yet")
+
+// document returns the v2 document, merging it if something has changed. Whoever comes while it is merged waits for the same.
+func (o *OpenAPI) document(ctx context.Context) (*built, error) {
+	v := o.view.Load()
+	if v == nil || v.inputs.local == nil && o.cfg.FetchLocal != nil {
+		return nil, errNotYet
+	}
+	last := o.built.Load()
+	if last != nil && (last.of == v.inputs || time.Since(last.done) < restFactor*last.took) {
+		return last, nil
+	}
+	done := o.flights.DoChan("", func() (any, error) {
+		b, err := o.build(v.inputs)
+		if err != nil {
+			return nil, err
+		}
+		o.built.Store(b)
+		return b, nil
+	})
+	select {
+	case r := <-done:
+		if r.Err != nil {
+			o.log.Error("merging OpenAPI v2", "err", r.Err)
+			if last != nil {
+				return last, nil
+			}
+			return nil, r.Err
+		}
+		return r.Val.(*built), nil //nolint:forcetypeassert // nothing else is returned
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// build merges. What it decodes it lets go: kept decoded, the document of a plain cluster takes 60 MB.
+func (o *OpenAPI) build(in *inputs) (b *built, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			b, err = nil, fmt.Errorf("merging: %v", p)
+		}
+	}()
+	begun := time.Now()
+	merged := &spec.Swagger{SwaggerProps: spec.SwaggerProps{
+		Swagger: "2.0", Info: &spec.Info{InfoProps: spec.InfoProps{Title: "Kubernetes", Version: "unversioned"}}, Paths: &spec.Paths{},
+	}}
+	if in.local != nil {
+		sw, err := unpackSpec(in.local)
+		if err != nil {
+			return nil, fmt.Errorf("reading the local apiserver's: %w", err)
+		}
+		merged = filterLocal(sw, in.remote)
+	}
+	for _, s := range in.sources {
+		next, err := add(merged, s)
+		if err != nil {
+			o.log.Warn("OpenAPI of backend cannot be merged, it is left out", "apiservice", s.name, "err", err)
+			continue
+		}
+		merged = next
+	}
+	body, err := encode(merged)
+	if err != nil {
+		return nil, err
+	}
+	b = &built{of: in, json: pack(body), done: time.Now(), took: time.Since(begun)}
+	b.proto = sync.OnceValues(func() (*packed, error) { return convert(b.json, handler.ToProtoBinary) })
+	o.metrics.build.Observe(b.took.Seconds())
+	return b, nil
+}
+
+func unpackSpec(p *packed) (*spec.Swagger, error) {
+	body, err := p.open()
+	if err != nil {
+		return nil, err
+	}
+	return readSpec(body)
+}
+
+// add merges a backend's spec into a copy of what there is: one that turns out to be bad halfway leaves no trace.
+func add(merged *spec.Swagger, s input) (out *spec.Swagger, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			out, err = nil, fmt.Errorf("merging: %v", p)
+		}
+	}()
+	sw, err := unpackSpec(s.spec)
+	if err != nil {
+		return nil, err
+	}
+	if sw, err = filterRemote(sw, s.own); err != nil {
+		return nil, err
+	}
+	next := *merged
+	paths := *merged.Paths
+	paths.Paths = maps.Clone(paths.Paths)
+	next.Paths, next.Definitions, next.Parameters = &paths, maps.Clone(merged.Definitions), maps.Clone(merged.Parameters)
+	if err := aggregator.MergeSpecsIgnorePathConflictRenamingDefinitionsAndParameters(&next, sw); err != nil {
+		return nil, fmt.Errorf("merging: %w", err)
+	}
+	return &next, nil
+}

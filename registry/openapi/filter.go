@@ -1,0 +1,143 @@
+package openapi
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/kube-openapi/pkg/aggregator"
+	"k8s.io/kube-openapi/pkg/validation/spec"
+)
+
+const (
+	gvkExtension = "x-kubernetes-group-version-kind"
+	// kept marks paths while a spec is filtered; no path of HTTP begins so. discarded is one that refers to all definitions.
+	kept      = "kept "
+	discarded = "discarded "
+)
+
+// pathOf is where a group-version is served, without slashes at its ends: its name in the v3 index.
+func pathOf(gv schema.GroupVersion) string {
+	if gv.Group == "" {
+		return "api/" + gv.Version
+	}
+	return "apis/" + gv.Group + "/" + gv.Version
+}
+
+// readSpec reads a v2 document. It survives any input: kube-openapi's decoders were made for well-meaning servers.
+func readSpec(body []byte) (sw *spec.Swagger, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			sw, err = nil, fmt.Errorf("decoding: %v", p)
+		}
+	}()
+	sw = &spec.Swagger{}
+	if err := sw.UnmarshalJSON(body); err != nil {
+		return nil, fmt.Errorf("decoding: %w", err)
+	}
+	return sw, nil
+}
+
+// filterRemote leaves of a backend's document the paths of its own group-versions and the definitions that those refer to, with the kinds of its own groups: who looks
+// a kind up in the merged document must not find what a stranger says of it.
+func filterRemote(sw *spec.Swagger, own []schema.GroupVersion) (out *spec.Swagger, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			out, err = nil, fmt.Errorf("filtering: %v", p)
+		}
+	}()
+	out = prune(sw, func(path string) bool {
+		return slices.ContainsFunc(own, func(gv schema.GroupVersion) bool { return strings.HasPrefix(path, "/"+pathOf(gv)+"/") })
+	}, true)
+	for name, d := range out.Definitions {
+		if err := ownKinds(&d, own); err != nil {
+			return nil, fmt.Errorf("filtering definition %q: %w", name, err)
+		}
+		out.Definitions[name] = d
+	}
+	return out, nil
+}
+
+// ownKinds drops kinds of other groups from a definition. A list that is no list of kinds is an error: merging it would fail, and with it the whole document.
+func ownKinds(d *spec.Schema, own []schema.GroupVersion) error {
+	value, ok := d.Extensions[gvkExtension]
+	if !ok {
+		return nil
+	}
+	list, ok := value.([]any)
+	if !ok {
+		return errors.New(gvkExtension + " is no list")
+	}
+	var out []any
+	for _, item := range list {
+		kind, ok := item.(map[string]any)
+		if !ok {
+			return errors.New(gvkExtension + " is no list of kinds")
+		}
+		if slices.ContainsFunc(own, func(gv schema.GroupVersion) bool { return kind["group"] == gv.Group }) {
+			out = append(out, item)
+		}
+	}
+	if len(out) == 0 {
+		delete(d.Extensions, gvkExtension)
+		return nil
+	}
+	d.Extensions[gvkExtension] = out
+	return nil
+}
+
+// filterLocal leaves of the local apiserver's document everything but the paths of remote group-versions: it holds them as its own aggregator sees them.
+func filterLocal(sw *spec.Swagger, remote []schema.GroupVersion) *spec.Swagger {
+	return prune(sw, func(path string) bool {
+		return !slices.ContainsFunc(remote, func(gv schema.GroupVersion) bool { return strings.HasPrefix(path, "/"+pathOf(gv)+"/") })
+	}, false)
+}
+
+// prune keeps some paths, and the definitions that are used. The library prunes by prefixes, and /apis/ is a path as well as a prefix of all others; so paths are marked
+// for the while. With strict, definitions that no path ever used go, too.
+func prune(sw *spec.Swagger, keep func(path string) bool, strict bool) *spec.Swagger {
+	marked := *sw
+	marked.Paths = &spec.Paths{Paths: make(map[string]spec.PathItem)}
+	if sw.Paths != nil {
+		marked.Paths.VendorExtensible = sw.Paths.VendorExtensible
+		for path, item := range sw.Paths.Paths {
+			mark := discarded
+			if keep(path) {
+				mark = kept
+			}
+			marked.Paths.Paths[mark+path] = item
+		}
+	}
+	if strict {
+		marked.Paths.Paths[discarded] = spec.PathItem{PathItemProps: spec.PathItemProps{Parameters: everything(sw)}}
+	}
+	out := aggregator.FilterSpecByPathsWithoutSideEffects(&marked, []string{kept})
+	paths := make(map[string]spec.PathItem, len(out.Paths.Paths))
+	for path, item := range out.Paths.Paths {
+		paths[strings.TrimPrefix(path, kept)] = item
+	}
+	out.Paths.Paths = paths
+	return out
+}
+
+// everything is a parameter for each definition.
+func everything(sw *spec.Swagger) []spec.Parameter {
+	out := make([]spec.Parameter, 0, len(sw.Definitions))
+	for name := range sw.Definitions {
+		ref := spec.RefSchema("#/definitions/" + name)
+		out = append(out, spec.Parameter{ParamProps: spec.ParamProps{Name: name, In: "body", Schema: ref}})
+	}
+	return out
+}
+
+// encode writes a spec.
+func encode(sw *spec.Swagger) ([]byte, error) {
+	body, err := json.Marshal(sw)
+	if err != nil {
+		return nil, fmt.Errorf("encoding: %w", err)
+	}
+	return body, nil
+}

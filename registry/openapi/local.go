@@ -1,0 +1,144 @@
+package openapi
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/kube-openapi/pkg/handler3"
+
+	"github.com/fairlead-proxy/fairlead/registry/poll"
+)
+
+const (
+	// indexEvery is the time between looks at the local apiserver's index: a few kilobytes, in which everything that changes changes a hash.
+	indexEvery = 3 * time.Second
+	// specEvery is the longest, and specGap the shortest time between looks at its v2 document. It must merge a changed one for us, which may take it a second of CPU,
+	// so a storm of CRDs must not make it do so for each.
+	specEvery = time.Minute
+	specGap   = 5 * time.Second
+)
+
+// hurries are the pauses after a change of the Local APIServices: kube-apiserver refreshes its index within a second or two.
+func hurries() []time.Duration {
+	return []time.Duration{50 * time.Millisecond, 200 * time.Millisecond, 500 * time.Millisecond, time.Second, time.Second}
+}
+
+// local follows the local apiserver's documents.
+type local struct {
+	state atomic.Pointer[localState]
+	poke  chan struct{} // holds one token: a Local APIService has changed
+}
+
+// localState is immutable.
+type localState struct {
+	index     map[string]handler3.OpenAPIV3DiscoveryGroupVersion
+	indexHash string
+	spec      *packed // v2
+	specTag   string
+	owed      int // looks at spec that a change of the index has called for
+	specAt    time.Time
+	err       error
+}
+
+func (l *local) wake() {
+	select {
+	case l.poke <- struct{}{}:
+	default:
+	}
+}
+
+// followLocal asks until ctx ends.
+func (o *OpenAPI) followLocal(ctx context.Context) {
+	var last localState
+	var hurry []time.Duration
+	failures := 0
+	for {
+		last = o.askLocal(ctx, last)
+		if ctx.Err() != nil {
+			return
+		}
+		wait := indexEvery
+		switch {
+		case last.err != nil:
+			failures++
+			wait = min(100*time.Millisecond<<min(failures, 10), indexEvery)
+		case len(hurry) > 0:
+			wait, hurry, failures = hurry[0], hurry[1:], 0
+		default:
+			failures = 0
+		}
+		t := time.NewTimer(wait)
+		select {
+		case <-t.C:
+		case <-o.local.poke:
+			hurry = hurries()
+		case <-ctx.Done():
+		}
+		t.Stop()
+	}
+}
+
+// askLocal asks once and publishes what has changed.
+func (o *OpenAPI) askLocal(ctx context.Context, last localState) localState {
+	next := last
+	next.err = o.localIndex(ctx, &next)
+	if next.err == nil && (next.spec == nil || time.Since(next.specAt) >= specEvery || next.owed > 0 && time.Since(next.specAt) >= specGap) {
+		next.err = o.localSpec(ctx, &next)
+	}
+	if ctx.Err() != nil {
+		return last
+	}
+	if (next.err == nil) != (last.err == nil) {
+		if next.err != nil {
+			o.log.Warn("OpenAPI of local apiserver cannot be read, what was known stays", "err", next.err)
+		} else {
+			o.log.Info("OpenAPI of local apiserver can be read again")
+		}
+	}
+	o.metrics.polled(next.err)
+	o.local.state.Store(&next)
+	if next.spec != last.spec || next.indexHash != last.indexHash {
+		o.touch()
+	}
+	return next
+}
+
+func (o *OpenAPI) localIndex(ctx context.Context, s *localState) error {
+	a, err := poll.Get(ctx, o.cfg.FetchLocal, poll.Question{Path: "/openapi/v3", Accept: typeJSON, Limit: maxIndex, Timeout: fetchTimeout})
+	if err != nil {
+		return err
+	}
+	if a.Status != http.StatusOK {
+		return badStatus("/openapi/v3", a.Status)
+	}
+	hash := hashOf(a.Body)
+	if hash == s.indexHash {
+		return nil
+	}
+	index := &handler3.OpenAPIV3Discovery{}
+	if err := json.Unmarshal(a.Body, index); err != nil {
+		return invalid("/openapi/v3", err)
+	}
+	// kube-apiserver's two documents follow a change one after the other, so v2 is looked at twice.
+	s.index, s.indexHash, s.owed = index.Paths, hash, 2
+	return nil
+}
+
+func (o *OpenAPI) localSpec(ctx context.Context, s *localState) error {
+	begun := time.Now()
+	a, err := poll.Get(ctx, o.cfg.FetchLocal, poll.Question{Path: "/openapi/v2", Accept: typeJSON, ETag: s.specTag, Limit: 4 * maxSpec, Timeout: fetchTimeout})
+	switch {
+	case err != nil:
+		return err
+	case a.Status == http.StatusNotModified && s.specTag != "":
+	case a.Status != http.StatusOK:
+		return badStatus("/openapi/v2", a.Status)
+	default:
+		s.spec, s.specTag = pack(a.Body), a.Header.Get("Etag")
+	}
+	s.specAt, s.owed = begun, max(0, s.owed-1)
+	return nil
+}

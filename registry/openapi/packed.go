@@ -1,0 +1,70 @@
+package openapi
+
+import (
+	"bytes"
+	"compress/gzip"
+	"crypto/sha512"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry/negotiate"
+)
+
+// packed is a document, kept compressed: OpenAPI shrinks to a tenth, and nearly every client takes it as it is.
+type packed struct {
+	zipped []byte
+	size   int
+	hash   string // upper-case SHA-512 of what is inside, as kube-openapi makes its hashes and ETags
+	made   time.Time
+}
+
+func pack(body []byte) *packed {
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	// A bytes.Buffer takes everything.
+	_, _ = z.Write(body)
+	_ = z.Close()
+	return &packed{zipped: bytes.Clone(b.Bytes()), size: len(body), hash: hashOf(body), made: time.Now()}
+}
+
+func hashOf(body []byte) string {
+	sum := sha512.Sum512(body)
+	return strings.ToUpper(hex.EncodeToString(sum[:]))
+}
+
+// open returns what is inside.
+func (p *packed) open() ([]byte, error) {
+	z, err := gzip.NewReader(bytes.NewReader(p.zipped))
+	if err != nil {
+		return nil, fmt.Errorf("unpacking document: %w", err)
+	}
+	out := bytes.NewBuffer(make([]byte, 0, p.size+bytes.MinRead))
+	if _, err := io.Copy(out, z); err != nil { //nolint:gosec // we have packed it ourselves
+		return nil, fmt.Errorf("unpacking document: %w", err)
+	}
+	return out.Bytes(), nil
+}
+
+// serve answers with the document; the tag is that of its JSON form, whichever form this is. Conditional requests are net/http's part.
+func (p *packed) serve(w http.ResponseWriter, r *http.Request, contentType, hash string) {
+	h := w.Header()
+	h.Set("Content-Type", contentType)
+	h.Set("Etag", strconv.Quote(hash))
+	body := p.zipped
+	if negotiate.TakesGzip(r) {
+		h.Set("Content-Encoding", "gzip")
+		h.Add("Vary", "Accept-Encoding")
+	} else {
+		var err error
+		if body, err = p.open(); err != nil {
+			w.WriteHeader(http.StatusInternalServerError) // it is in our own memory: cannot happen
+			return
+		}
+	}
+	http.ServeContent(w, r, "", p.made, bytes.NewReader(body))
+}

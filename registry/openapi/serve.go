@@ -1,0 +1,165 @@
+package openapi
+
+import (
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/munnerz/goautoneg"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+)
+
+// The subtypes of application/ that each version has, the last two being the same thing: kube-openapi's old name is no valid media type.
+const (
+	subtypeJSON = "json"
+
+	subtypeProto2    = "com.github.proto-openapi.spec.v2.v1.0+protobuf"
+	subtypeProto2Old = "com.github.proto-openapi.spec.v2@v1.0+protobuf"
+	subtypeProto3    = "com.github.proto-openapi.spec.v3.v1.0+protobuf"
+	subtypeProto3Old = "com.github.proto-openapi.spec.v3@v1.0+protobuf"
+)
+
+// ServeHTTP answers /openapi/v2, /openapi/v3 and /openapi/v3/<path of a remote group-version>.
+func (o *OpenAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Cache-Control", "no-cache, private") // as all of kube-apiserver's, unless it says otherwise
+	switch path := r.URL.Path; path {
+	case "/openapi/v2":
+		o.serveV2(w, r)
+	case "/openapi/v3":
+		v := o.view.Load()
+		if v == nil || v.index == nil {
+			writeError(w, errNotReady())
+			return
+		}
+		// kube-apiserver lets net/http guess the type, and that is its guess.
+		v.index.serve(w, r, "text/plain; charset=utf-8", v.index.hash)
+	default:
+		o.serveV3(w, r, strings.TrimPrefix(path, "/openapi/v3/"))
+	}
+}
+
+func (o *OpenAPI) serveV2(w http.ResponseWriter, r *http.Request) {
+	w.Header().Add("Vary", "Accept")
+	form := choose(r, subtypeJSON, subtypeProto2Old, subtypeProto2)
+	if form == "" {
+		w.WriteHeader(http.StatusNotAcceptable)
+		return
+	}
+	b, err := o.document(r.Context())
+	if err != nil {
+		writeError(w, errNotReady())
+		return
+	}
+	if form == subtypeJSON {
+		b.json.serve(w, r, typeJSON, b.json.hash)
+		return
+	}
+	proto, err := b.proto()
+	if err != nil {
+		o.log.Error("merging OpenAPI v2", "err", err)
+		writeError(w, errNoForm())
+		return
+	}
+	proto.serve(w, r, "application/"+subtypeProto2, b.json.hash)
+}
+
+// serveV3 answers with one document. One that is asked for by its hash never changes, and clients may keep it for ever.
+func (o *OpenAPI) serveV3(w http.ResponseWriter, r *http.Request, path string) {
+	v := o.view.Load()
+	if v == nil {
+		writeError(w, errNotReady())
+		return
+	}
+	gv, ok := groupVersionOf(path)
+	d := v.remote[gv]
+	if !ok || d == nil {
+		w.WriteHeader(http.StatusNotFound)
+		return
+	}
+	w.Header().Add("Vary", "Accept")
+	form := choose(r, subtypeJSON, subtypeProto3, subtypeProto3Old)
+	if form == "" {
+		w.WriteHeader(http.StatusNotAcceptable)
+		return
+	}
+	if hash := r.URL.Query().Get("hash"); hash != "" {
+		if hash != d.json.hash {
+			http.Redirect(w, r, relativeURL(gv, d.json.hash), http.StatusMovedPermanently)
+			return
+		}
+		w.Header().Set("Cache-Control", "public, immutable")
+		w.Header().Set("Expires", time.Now().AddDate(1, 0, 0).Format(time.RFC1123))
+	}
+	if form == subtypeJSON {
+		d.json.serve(w, r, typeJSON, d.json.hash)
+		return
+	}
+	proto, err := d.proto()
+	if err != nil {
+		o.log.Warn("OpenAPI of backend has no protobuf form", "path", path, "err", err)
+		writeError(w, errNoForm())
+		return
+	}
+	proto.serve(w, r, "application/"+subtypeProto3, d.json.hash)
+}
+
+func groupVersionOf(path string) (schema.GroupVersion, bool) {
+	parts := strings.Split(path, "/")
+	switch {
+	case len(parts) == 3 && parts[0] == "apis":
+		return schema.GroupVersion{Group: parts[1], Version: parts[2]}, true
+	case len(parts) == 2 && parts[0] == "api":
+		return schema.GroupVersion{Version: parts[1]}, true
+	}
+	return schema.GroupVersion{}, false
+}
+
+// relativeURL is where a document of this hash is found.
+func relativeURL(gv schema.GroupVersion, hash string) string {
+	u := url.URL{Path: "/openapi/v3/" + pathOf(gv), RawQuery: url.Values{"hash": {hash}}.Encode()}
+	return u.String()
+}
+
+// choose returns the subtype that the client likes best, as kube-openapi chooses. Empty: none.
+func choose(r *http.Request, subtypes ...string) string {
+	accept := r.Header.Get("Accept")
+	if accept == "" {
+		accept = "*/*"
+	}
+	for _, clause := range goautoneg.ParseAccept(accept) {
+		for _, s := range subtypes {
+			if (clause.Type == "application" || clause.Type == "*") && (clause.SubType == s || clause.SubType == "*") {
+				return s
+			}
+		}
+	}
+	return ""
+}
+
+// writeError answers with a Status in JSON, whatever was asked for: there is no Status in OpenAPI's own types.
+func writeError(w http.ResponseWriter, err *apierrors.StatusError) {
+	if d := err.ErrStatus.Details; d != nil && d.RetryAfterSeconds > 0 {
+		w.Header().Set("Retry-After", "1")
+	}
+	responsewriters.WriteRawJSON(int(err.ErrStatus.Code), &err.ErrStatus, w)
+}
+
+func status(code int, reason metav1.StatusReason, message string) *apierrors.StatusError {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Code: int32(code), Reason: reason, Message: message, //nolint:gosec // an HTTP status
+	}}
+}
+
+func errNotReady() *apierrors.StatusError {
+	err := status(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "OpenAPI is not complete yet, please try again")
+	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
+	return err
+}
+
+func errNoForm() *apierrors.StatusError {
+	return status(http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable, "the document cannot be written in protobuf: ask for JSON")
+}

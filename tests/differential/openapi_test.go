@@ -1,0 +1,156 @@
+//go:build e2e
+
+package differential
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	openapi_v2 "github.com/google/gnostic-models/openapiv2"
+	openapi_v3 "github.com/google/gnostic-models/openapiv3"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+)
+
+// TestOpenAPI compares the documents of types.
+func TestOpenAPI(t *testing.T) {
+	w := newWorld(t)
+	if _, err := w.StartSampleAPIServer(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.define(t, fmt.Sprintf(crd, "crontab", "stable.example.com", "CronTab", "ct"))
+	w.define(t, fmt.Sprintf(crd, "gadget", "mixed.example.com", "Gadget", "gd"))
+	w.extend(t, "guest", extension.Config{}, map[string]priority{"mixed.example.com/v2": {1500, 50}, "widgets.example.com/v1": {900, 10}})
+	t.Run("v3", func(t *testing.T) { testV3(t, w) })
+	t.Run("v2", func(t *testing.T) { testV2(t, w) })
+}
+
+func testV3(t *testing.T, w *world) {
+	type index struct {
+		Paths map[string]struct{ ServerRelativeURL string }
+	}
+	read := func(a answer) (i index) {
+		if err := json.Unmarshal([]byte(a.body), &i); err != nil {
+			t.Fatalf("%v: %.300s", err, a.body)
+		}
+		return i
+	}
+	var theirs, ours index
+	eventually(t, 2*time.Minute, "both know every group-version", func() (bool, string) {
+		theirs, ours = read(w.ask(t, w.Endpoint(), "/openapi/v3", nil)), read(w.ask(t, w.front.Endpoint, "/openapi/v3", nil))
+		// A deliberate difference: a backend speaks for its group-versions only, not for its groups, for /apis or for /version. Those that kube-apiserver has itself
+		// are kube-apiserver's here, and there those of whoever comes last in a map.
+		for path := range theirs.Paths {
+			if path == "apis/wardle.example.com" {
+				delete(theirs.Paths, path)
+			}
+			if path == "version" || path == "apis" {
+				delete(theirs.Paths, path)
+				delete(ours.Paths, path)
+			}
+		}
+		return cmp.Equal(theirs, ours) && len(ours.Paths["apis/wardle.example.com/v1beta1"].ServerRelativeURL) > 0 && len(ours.Paths["apis/mixed.example.com/v2"].ServerRelativeURL) > 0, cmp.Diff(theirs, ours)
+	})
+	w.sameHead(t, "/openapi/v3", nil)
+	for path, item := range ours.Paths {
+		for _, accept := range []string{"", "application/json", "application/com.github.proto-openapi.spec.v3.v1.0+protobuf", "application/com.github.proto-openapi.spec.v3@v1.0+protobuf", "text/html", "*/*"} {
+			for _, url := range []string{"/openapi/v3/" + path, item.ServerRelativeURL, "/openapi/v3/" + path + "?hash=OLD"} {
+				if strings.HasPrefix(path, "apis/mixed.example.com/v2") || strings.HasPrefix(path, "apis/widgets") {
+					continue // that server has no protobuf and no redirect of its own, and kube-apiserver relays what it says
+				}
+				w.sameDocument(t, url, accept)
+			}
+		}
+	}
+	for _, path := range []string{"/openapi/v3/", "/openapi/v3/apis/nosuch.example.com/v1", "/openapi/v3/api/v9", "/openapi/v3/apis/wardle.example.com/v1beta1/", "/openapi/v2/"} {
+		w.same(t, path, nil)
+	}
+}
+
+// sameDocument compares one v3 document. Protobuf has its maps in any order, so it is read first.
+func (w *world) sameDocument(t *testing.T, path, accept string) {
+	t.Helper()
+	header := http.Header{"Accept": {accept}}
+	want, got := w.ask(t, w.Endpoint(), path, header), w.ask(t, w.front.Endpoint, path, header)
+	name := path + " " + accept
+	if remote := strings.Contains(path, "/apis/wardle"); remote && want.status == http.StatusBadGateway {
+		// kube-apiserver relays the backend's redirect to the document's new address, and its own rule against redirects turns that into 502.
+		if got.status != http.StatusMovedPermanently || !strings.Contains(got.header.Get("Location"), "?hash=") {
+			t.Errorf("%s: status %d %v, want a redirect to the document as it is now", name, got.status, got.header)
+		}
+		return
+	} else if remote && want.status == http.StatusOK && strings.Contains(path, "hash=") {
+		// It also overwrites what lets clients keep a document for ever.
+		want.header.Set("Cache-Control", "public, immutable")
+	}
+	if want.status != got.status {
+		t.Errorf("%s: status %d, kube-apiserver's %d: %.300s", name, got.status, want.status, got.body)
+		return
+	}
+	for _, field := range []string{"Content-Type", "Etag", "Location", "Cache-Control", "Vary"} {
+		if a, b := want.header.Get(field), got.header.Get(field); a != b {
+			t.Errorf("%s: %s %q, kube-apiserver's %q", name, field, b, a)
+		}
+	}
+	if strings.HasSuffix(want.header.Get("Content-Type"), "protobuf") {
+		a, b := &openapi_v3.Document{}, &openapi_v3.Document{}
+		if err := proto.Unmarshal([]byte(want.body), a); err != nil {
+			t.Fatal(err)
+		}
+		if err := proto.Unmarshal([]byte(got.body), b); err != nil || !proto.Equal(a, b) {
+			t.Errorf("%s: the documents differ: %v", name, err)
+		}
+		return
+	}
+	if want.body != got.body {
+		t.Errorf("%s: %.2000s", name, cmp.Diff(want.body, got.body))
+	}
+}
+
+// sameHead compares everything but body and tag.
+func (w *world) sameHead(t *testing.T, path string, header http.Header) {
+	t.Helper()
+	want, got := w.ask(t, w.Endpoint(), path, header), w.ask(t, w.front.Endpoint, path, header)
+	if want.status != got.status || want.header.Get("Content-Type") != got.header.Get("Content-Type") || want.header.Get("Cache-Control") != got.header.Get("Cache-Control") {
+		t.Errorf("%s %v: %d %v, kube-apiserver's %d %v", path, header, got.status, got.header, want.status, want.header)
+	}
+}
+
+func testV2(t *testing.T, w *world) {
+	var theirs, ours map[string]any
+	eventually(t, 2*time.Minute, "both v2 documents hold the same", func() (bool, string) {
+		theirs, ours = nil, nil
+		for e, into := range map[string]*map[string]any{w.Endpoint().URL: &theirs, w.front.Endpoint.URL: &ours} {
+			endpoint := w.Endpoint()
+			if e == w.front.Endpoint.URL {
+				endpoint = w.front.Endpoint
+			}
+			a := w.ask(t, endpoint, "/openapi/v2", http.Header{"Accept": {"application/json"}})
+			if err := json.Unmarshal([]byte(a.body), into); err != nil {
+				return false, fmt.Sprintf("%d %.200s", a.status, a.body)
+			}
+		}
+		return cmp.Equal(theirs, ours), fmt.Sprintf("%.3000s", cmp.Diff(theirs, ours))
+	})
+	for _, accept := range []string{"", "*/*", "application/json", "text/html", "application/yaml", "application/com.github.proto-openapi.spec.v2@v1.0+protobuf", "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"} {
+		w.sameHead(t, "/openapi/v2", http.Header{"Accept": {accept}})
+	}
+	header := http.Header{"Accept": {"application/com.github.proto-openapi.spec.v2.v1.0+protobuf"}}
+	doc := &openapi_v2.Document{}
+	if err := proto.Unmarshal([]byte(w.ask(t, w.front.Endpoint, "/openapi/v2", header).body), doc); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(doc.GetPaths().GetPath()); n != len(ours["paths"].(map[string]any)) {
+		t.Errorf("the protobuf form has %d paths, the JSON form %d", n, len(ours["paths"].(map[string]any)))
+	}
+	tag := w.ask(t, w.front.Endpoint, "/openapi/v2", nil).header.Get("Etag")
+	if a := w.ask(t, w.front.Endpoint, "/openapi/v2", http.Header{"If-None-Match": {`"x", W/` + tag}}); a.status != http.StatusNotModified {
+		t.Errorf("status %d for the document's own tag", a.status)
+	}
+}
