@@ -27,6 +27,7 @@ type door struct {
 func (w *world) newDoor(t *testing.T, lane string, args ...string) *door {
 	t.Helper()
 	args = append([]string{
+		"--h2-lane=" + lane,
 		"--local-apiserver=" + w.EndpointOf(0).URL + "," + w.EndpointOf(1).URL,
 	}, args...)
 	front, err := w.StartFairlead(t.Context(), cluster.Fairlead{Path: filepath.Join(w.bin, "fairlead"), Name: w.name("fairlead"), Args: args})

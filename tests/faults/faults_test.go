@@ -24,4 +24,4 @@ func TestFaults(t *testing.T) {
 }
 
 // lanes are the ways in which Fairlead forwards HTTP/2 (--h2-lane).
-func lanes() []string { return []string{"nethttp"} }
+func lanes() []string { return []string{"frame", "nethttp"} }
