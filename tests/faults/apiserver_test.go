@@ -58,6 +58,7 @@ func testAPIServer(t *testing.T, d *door) {
 	victim.Kill()
 	killed := time.Now()
 	pause(t, 5*time.Second)
+	t.Logf("killed at %s, started again from %s", killed.Format("15:04:05.000"), time.Now().Format("15:04:05.000"))
 	if err := victim.Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -145,14 +145,17 @@ func mustSucceed(t *testing.T, shots []shot, longest time.Duration) {
 		t.Fatalf("%d requests were sent", len(shots))
 	}
 	var bad []string
-	slowest := time.Duration(0)
-	for _, s := range shots {
+	slowest := &shots[0]
+	for i := range shots {
+		s := &shots[i]
 		if s.failed() || longest > 0 && s.head > longest {
 			bad = append(bad, s.String())
 		}
-		slowest = max(slowest, s.head)
+		if s.head > slowest.head {
+			slowest = s
+		}
 	}
-	t.Logf("%d requests, %d failed, the slowest head took %s", len(shots), len(bad), slowest.Round(time.Millisecond))
+	t.Logf("%d requests, %d failed, the slowest head took %s (at %s)", len(shots), len(bad), slowest.head.Round(time.Millisecond), slowest.began.Format("15:04:05.000"))
 	if len(bad) > 0 {
 		t.Errorf("%d of %d requests failed or took too long:\n%s", len(bad), len(shots), strings.Join(bad[:min(len(bad), 10)], "\n"))
 	}
