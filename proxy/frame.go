@@ -198,11 +198,13 @@ func (l *frameLane) newEndpoint(u *backend.Upstream, lease backend.Lease) *h2.En
 
 // dial makes a connection that is retired when the backend package says that its time is over.
 func (l *frameLane) dial(ctx context.Context, u *backend.Upstream, lease backend.Lease, ep *h2.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
+	closed := make(chan struct{})
+	go l.followVerdict(u, ep, closed)
 	conn, err := u.DialH2(ctx, lease.Address(), wrap)
 	if err != nil {
+		close(closed)
 		return nil, err
 	}
-	closed := make(chan struct{})
 	l.closed.Store(conn.Conn, closed)
 	go func() { // ends when the connection has ended
 		defer conn.Close()
@@ -229,6 +231,18 @@ func (l *frameLane) dial(ctx context.Context, u *backend.Upstream, lease backend
 func (l *frameLane) ended(c *tls.Conn) {
 	if closed, ok := l.closed.LoadAndDelete(c); ok {
 		close(closed.(chan struct{})) //nolint:forcetypeassert // nothing else is stored
+	}
+}
+
+// followVerdict sends elsewhere what waits for an endpoint that was found unhealthy, from the beginning of a dial until its connection is closed.
+func (l *frameLane) followVerdict(u *backend.Upstream, ep *h2.Endpoint, closed <-chan struct{}) {
+	for {
+		select {
+		case <-closed:
+			return
+		case <-u.Ejected(ep.Name):
+			l.server.Eject(ep)
+		}
 	}
 }
 

@@ -91,9 +91,9 @@ func newTransport(tc *tls.Conn, ping time.Duration, count func(string)) *http.Tr
 		MaxResponseHeaderBytes: maxResponseHeader,
 		Protocols:              &protocols,
 		HTTP2: &http.HTTP2Config{
-			// A silent connection is pinged after the first half of the time, and has the other half to answer.
-			SendPingTimeout:           ping / 2,
-			PingTimeout:               ping / 2,
+			// A silent connection is pinged half way, and must answer before the time is over: a tenth is left for the request to go elsewhere.
+			SendPingTimeout:           ping * 9 / 20,
+			PingTimeout:               ping * 9 / 20,
 			WriteByteTimeout:          ping,
 			MaxReceiveBufferPerStream: streamWindow,
 			// No dynamic table: identity fields never enter a compression context that other users share. net/http cannot mark single fields as never indexed, and an

@@ -55,6 +55,8 @@ type endpoint struct {
 	removed bool
 	// changed is closed when connections made before must take no new stream; another takes its place. For connections that DialH2 and DialUpgrade have given away.
 	changed chan struct{}
+	// ejected is closed when the endpoint is found unhealthy while others are not; another takes its place.
+	ejected chan struct{}
 	failed  time.Time // when the last dial failed
 	failure error
 }
@@ -71,7 +73,7 @@ type reply struct {
 }
 
 func newEndpoint(u *Upstream, address string) *endpoint {
-	return &endpoint{up: u, address: address, changed: make(chan struct{})}
+	return &endpoint{up: u, address: address, changed: make(chan struct{}), ejected: make(chan struct{})}
 }
 
 // get returns a connection with a place reserved on it. once says that the request cannot be repeated, patience how long to wait for a connection.
@@ -332,6 +334,15 @@ func (e *endpoint) drain() {
 	e.changed = make(chan struct{})
 	e.failure = nil
 	e.settle(func(*conn) bool { return true })
+}
+
+// eject sends elsewhere the requests that wait for an answer and may be repeated.
+func (e *endpoint) eject() {
+	e.waiting.cancel(errEjected)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	close(e.ejected)
+	e.ejected = make(chan struct{})
 }
 
 // remove drains an endpoint that is gone for good.

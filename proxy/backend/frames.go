@@ -53,6 +53,20 @@ func (u *Upstream) AllowRetry() bool {
 // Signal tells health that an endpoint failed on a connection that the caller owns.
 func (u *Upstream) Signal(address string, err error) { u.target.signal(address, err) }
 
+// Ejected returns a channel that is closed when an endpoint is found unhealthy while others are not: requests that it holds up should go elsewhere. Called
+// again, it returns the next one. Nil: there is no such endpoint.
+func (u *Upstream) Ejected(address string) <-chan struct{} {
+	u.mu.Lock()
+	e := u.endpoints[address]
+	u.mu.Unlock()
+	if e == nil {
+		return nil
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.ejected
+}
+
 // DialH2 returns a new HTTP/2 connection to one endpoint, on which nothing has been sent. wrap, if not nil, gets the TCP connection before TLS begins on it.
 func (u *Upstream) DialH2(ctx context.Context, address string, wrap func(net.Conn) net.Conn) (*Conn, error) {
 	u.mu.Lock()

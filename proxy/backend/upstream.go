@@ -178,7 +178,7 @@ func (u *Upstream) update(v *view, list []registry.Endpoint) {
 	}
 	for _, e := range ejected {
 		if v.usable {
-			e.waiting.cancel(errEjected)
+			e.eject()
 		}
 	}
 }

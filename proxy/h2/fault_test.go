@@ -288,6 +288,81 @@ func TestNoRetryOfProcessed(t *testing.T) {
 	}
 }
 
+func TestEject(t *testing.T) {
+	r := newRig(t)
+	r.plan.Retries, r.plan.Again = 2, true
+	other := r.endpoint("other")
+	ejected := false
+	r.decide = func(h *Head, _ func(Plan)) (Plan, bool) {
+		p := r.forward(r.ep)
+		p.Again = h.Method == "GET"
+		p.Forward = &Upstream{Pick: func([]*Endpoint) *Endpoint {
+			r.inFlight++
+			if ejected {
+				return other
+			}
+			return r.ep
+		}}
+		return p, true
+	}
+	c := r.client()
+	c.get(1)
+	c.request(3, "POST", true)
+	c.get(5)
+	b := r.backend(0)
+	b.see()
+	b.headers(5, false, ":status=200") // the response has begun: this one stays
+	b.flush()
+	ejected = true
+	r.e.eject(r.ep)
+	r.run()
+	b.want("RST 1 CANCEL")
+	b2 := r.backend(1)
+	b2.want("SETTINGS", "WINDOW 0 16711681", "HEADERS 1 :method=GET :scheme=https :authority=a :path=/ END", "SETTINGS ACK")
+	b2.respond(1, "ok")
+	b.respond(3, "made")
+	b.data(5, "rest", true)
+	c.want("HEADERS 5 :status=200", "HEADERS 1 :status=200", `DATA 1 "ok" END`, "HEADERS 3 :status=200", `DATA 3 "made" END`, `DATA 5 "rest" END`)
+	if o := r.outcomes[0]; o.Retries != 1 || o.Endpoint != other || o.Reason != ReasonNone {
+		t.Errorf("outcome %+v", o)
+	}
+	r.clean()
+}
+
+// A request that waits for a connection to an endpoint that is ejected goes elsewhere, whatever its method and without a retry.
+func TestEjectWhileDialling(t *testing.T) {
+	r := newRig(t)
+	other := r.endpoint("other")
+	ejected := false
+	r.decide = func(*Head, func(Plan)) (Plan, bool) {
+		p := r.forward(r.ep)
+		p.Forward = &Upstream{Pick: func([]*Endpoint) *Endpoint {
+			r.inFlight++
+			if ejected {
+				return other
+			}
+			return r.ep
+		}}
+		return p, true
+	}
+	r.heldDial = true
+	c := r.client()
+	c.request(1, "POST", true)
+	hung := r.held[0]
+	r.heldDial, ejected = false, true
+	r.e.eject(r.ep)
+	r.run()
+	b := r.backend(0)
+	b.respond(1, "ok")
+	c.want("HEADERS 1 :status=200", `DATA 1 "ok" END`)
+	if o := r.outcomes[0]; o.Retries != 0 || o.Endpoint != other {
+		t.Errorf("outcome %+v", o)
+	}
+	r.e.dialFailed(hung, errors.New("timed out"))
+	r.run()
+	r.clean()
+}
+
 func TestDialFails(t *testing.T) {
 	r := newRig(t)
 	r.refuse = errors.New("connection refused")

@@ -2,8 +2,11 @@ package h2
 
 import (
 	"errors"
+	"maps"
 	"slices"
 	"time"
+
+	"golang.org/x/net/http2"
 )
 
 // pool holds one engine's connections to one endpoint, and the streams that wait for one.
@@ -214,3 +217,30 @@ func (e *engine) retire(ep *Endpoint, grace time.Duration) {
 		e.place(s) // nothing was sent: it may go elsewhere without counting as a retry
 	}
 }
+
+// eject sends elsewhere what an endpoint that was found unhealthy still holds up: requests that wait for a connection to it, which have cost nobody anything, and
+// those that wait for its answer and may be sent again.
+func (e *engine) eject(ep *Endpoint) {
+	p := e.pools[ep]
+	if p == nil {
+		return
+	}
+	for n := p.waiting.n; n > 0; n-- { // those that choose it again are behind them
+		s := p.waiting.pop()
+		if s == nil {
+			break
+		}
+		e.release(s)
+		e.place(s)
+	}
+	for _, c := range slices.Clone(p.conns) {
+		for _, id := range slices.Sorted(maps.Keys(c.streams)) {
+			if s := c.streams[id]; s != nil && s.plan.Again && !s.half[down].head {
+				e.reset(s, down, http2.ErrCodeCancel)
+				e.failed(s, failure{reason: ReasonLost, err: errEjected})
+			}
+		}
+	}
+}
+
+var errEjected = errors.New("endpoint was found unhealthy")

@@ -178,6 +178,16 @@ func (s *Server) Retire(ep *Endpoint, grace time.Duration) {
 	}
 }
 
+// Eject is told that an endpoint was found unhealthy while others are not: requests that have no answer from it yet and may be sent again (Plan.Again, within
+// Retries and Budget) are sent elsewhere. The rest go on; Upstream.Pick sees to it that no new ones come.
+func (s *Server) Eject(ep *Endpoint) {
+	for _, sh := range s.shards {
+		sh.lock()
+		sh.e.eject(ep)
+		sh.settle()
+	}
+}
+
 // Shutdown asks all clients to go (GOAWAY), lets their requests finish and ends long-running ones after grace. It returns when no client
 // is left, or with ctx's error when ctx ends; what is left then is closed.
 func (s *Server) Shutdown(ctx context.Context, grace time.Duration) error {

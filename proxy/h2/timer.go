@@ -138,6 +138,7 @@ func (e *engine) checkBackend(c *conn) error {
 	if limit <= 0 {
 		limit = defaultPing
 	}
+	limit -= limit / 10 // a request that was sent must have gone elsewhere when the whole of it is over, and a tick may be late
 	silent := e.now - c.lastRead
 	switch {
 	case c.cutAt > 0 && e.now >= c.cutAt:
