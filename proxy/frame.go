@@ -125,6 +125,7 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 		}
 		r.release = release
 	}
+	up.count()
 	again := d.Request.Verb == "get" || d.Request.Verb == "list" || d.Request.Verb == "head"
 	return h2.Plan{
 		Forward: up.frames, Remove: r.remove, Set: d.Set, Deadline: d.Timeout, LongRunning: d.LongRunning, Retries: maxRetries, Again: again && !d.LongRunning,
@@ -139,6 +140,7 @@ const maxRetries = 2
 type frameUpstream struct {
 	frames *h2.Upstream
 	budget func() bool
+	count  func()
 }
 
 // upstream returns where a decision goes on this lane. Nil: it is the net/http lane's.
@@ -156,7 +158,7 @@ func (l *frameLane) upstream(d *Decision) *frameUpstream {
 	if known, ok := l.upstreams.Load(u); ok {
 		return known.(*frameUpstream) //nolint:forcetypeassert // nothing else is stored
 	}
-	fresh := &frameUpstream{frames: &h2.Upstream{Pick: func(tried []*h2.Endpoint) *h2.Endpoint { return l.pick(u, tried) }}, budget: u.AllowRetry}
+	fresh := &frameUpstream{frames: &h2.Upstream{Pick: func(tried []*h2.Endpoint) *h2.Endpoint { return l.pick(u, tried) }}, budget: u.AllowRetry, count: u.CountRequest}
 	known, _ := l.upstreams.LoadOrStore(u, fresh)
 	return known.(*frameUpstream) //nolint:forcetypeassert // nothing else is stored
 }

@@ -41,6 +41,9 @@ func (u *Upstream) PingTimeout() time.Duration {
 	return defaultPing
 }
 
+// CountRequest earns the retry budget its share of a request that does not go through RoundTrip.
+func (u *Upstream) CountRequest() { u.budget.deposit() }
+
 // AllowRetry takes one try from the retry budget, which RoundTrip uses, too. It reports false when the budget is used up.
 func (u *Upstream) AllowRetry() bool {
 	if u.budget.withdraw() {

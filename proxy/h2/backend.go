@@ -204,6 +204,9 @@ func (e *engine) mayRetry(s *stream, f failure) bool {
 	if f.final || s.req == nil || s.half[up].q.lost || int(s.tries) >= min(p.Retries, maxRetries) {
 		return false
 	}
+	if f.reason == ReasonDial {
+		return true // it has cost no backend anything
+	}
 	return (f.unprocessed || p.Again) && (p.Budget == nil || p.Budget())
 }
 
