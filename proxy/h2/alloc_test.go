@@ -8,7 +8,7 @@ import "testing"
 // reads, and the rest is room for what happens now and then.
 func TestLaneAllocations(t *testing.T) {
 	backend := startPeer(t, "backend")
-	for _, kind := range drivers {
+	for _, kind := range []string{"portable", "loop"} {
 		for _, s := range []shape{
 			{name: "1x1", conns: 1, streams: 1, path: "/small", size: 1024, count: 2000},
 			{name: "8x8", conns: 8, streams: 8, path: "/small", size: 1024, count: 4000},

@@ -27,6 +27,19 @@ type stand struct {
 	mu       sync.Mutex
 	outcomes []Outcome
 	ended    chan Outcome
+
+	unwrapped bool // connections are not passed through Server.Listener and wrap
+}
+
+// endpoint is one that the driver's tests dial.
+func (s *stand) endpoint(addr, driver string) *Endpoint {
+	ep := endpoint(addr)
+	if dial := ep.Dial; driver == "unwrapped" {
+		ep.Dial = func(ctx context.Context, _ func(net.Conn) net.Conn) (*tls.Conn, error) {
+			return dial(ctx, func(c net.Conn) net.Conn { return c })
+		}
+	}
+	return ep
 }
 
 // newBackend starts an HTTP/2 server.
@@ -64,9 +77,10 @@ func forward(ep *Endpoint) Plan {
 // newStand starts everything. change, if not nil, may change the plan of each request.
 func newStand(t *testing.T, driver string, h http.Handler, change func(h *Head, p *Plan)) *stand {
 	s := &stand{t: t, backend: newBackend(t, h), ended: make(chan Outcome, 10000)}
-	s.ep = endpoint(s.backend.Listener.Addr().String())
+	s.ep = s.endpoint(s.backend.Listener.Addr().String(), driver)
 	plan := forward(s.ep)
-	s.start(Config{portable: driver == "portable", Decide: func(_ *ConnInfo, h *Head, _ func(Plan)) (Plan, bool) {
+	s.unwrapped = driver == "unwrapped"
+	s.start(Config{portable: driver != "loop", Decide: func(_ *ConnInfo, h *Head, _ func(Plan)) (Plan, bool) {
 		p := plan
 		p.Done = s.done
 		if change != nil {
@@ -99,7 +113,9 @@ func (s *stand) start(cfg Config) {
 		}
 	})
 	front := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
-	front.Listener = s.server.Listener(front.Listener)
+	if !s.unwrapped {
+		front.Listener = s.server.Listener(front.Listener)
+	}
 	front.Config.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": s.server.Serve}
 	front.TLS = &tls.Config{NextProtos: []string{"h2", "http/1.1"}}
 	front.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
@@ -114,8 +130,9 @@ func (s *stand) start(cfg Config) {
 
 func field(name, value string) hpack.HeaderField { return hpack.HeaderField{Name: name, Value: value} }
 
-// drivers are what every test over real connections runs on. Where there is no event loop both are the same.
-var drivers = []string{"portable", "loop"}
+// drivers are what every test over real connections runs on: a goroutine per connection, the event loop (where there is one), and
+// connections that were not wrapped, so that reading and writing them blocks.
+var drivers = []string{"portable", "loop", "unwrapped"}
 
 func onDrivers(t *testing.T, f func(t *testing.T, driver string)) {
 	for _, d := range drivers {

@@ -1,0 +1,271 @@
+package h2
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// holding is a backend whose /hold answers when release is closed, whose /watch sends an event and goes on until it is cut, and which
+// answers everything else at once.
+type holding struct {
+	name    string
+	release chan struct{}
+	cut     chan struct{} // gets a token for each watch that has ended
+}
+
+func newHolding(name string) *holding {
+	return &holding{name: name, release: make(chan struct{}), cut: make(chan struct{}, 10)}
+}
+
+func (b *holding) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch r.URL.Path {
+	case "/hold":
+		_, _ = io.WriteString(w, "begun ")
+		_ = http.NewResponseController(w).Flush()
+		<-b.release
+	case "/watch":
+		_, _ = io.WriteString(w, "event")
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+		b.cut <- struct{}{}
+		return
+	}
+	_, _ = io.WriteString(w, b.name)
+}
+
+func longRunning(h *Head, p *Plan) { p.LongRunning = h.Path == "/watch" }
+
+// begin reads the first n bytes of a response.
+func (s *stand) begin(path string, n int) *http.Response {
+	s.t.Helper()
+	res := s.do("GET", path, nil)
+	if _, err := io.ReadFull(res.Body, make([]byte, n)); err != nil {
+		s.t.Fatalf("%s: %v", path, err)
+	}
+	return res
+}
+
+func TestShutdown(t *testing.T) { onDrivers(t, testShutdown) }
+
+func testShutdown(t *testing.T, driver string) {
+	b := newHolding("done")
+	s := newStand(t, driver, b, longRunning)
+	hold := s.begin("/hold", len("begun "))
+	watch := s.begin("/watch", len("event"))
+
+	over := make(chan error, 1)
+	go func() { over <- s.server.Shutdown(t.Context(), 50*time.Millisecond) }()
+	if got := s.read(watch); got != "" { // as a watch that has timed out
+		t.Errorf("the watch ended with %q", got)
+	}
+	<-b.cut
+	if o := <-s.ended; o.Reason != ReasonDrain {
+		t.Errorf("the watch ended with %q", o.Reason)
+	}
+	select {
+	case err := <-over:
+		t.Fatalf("Shutdown returned %v while a request was under way", err)
+	default:
+	}
+	close(b.release)
+	if got := s.read(hold); got != "done" {
+		t.Errorf("the request that was under way got %q", got)
+	}
+	if o := <-s.ended; o.Reason != ReasonNone || o.Status != 200 {
+		t.Errorf("it ended with %+v", o)
+	}
+	if err := <-over; err != nil {
+		t.Errorf("Shutdown: %v", err)
+	}
+}
+
+func TestShutdownRunsOutOfTime(t *testing.T) { onDrivers(t, testShutdownRunsOutOfTime) }
+
+func testShutdownRunsOutOfTime(t *testing.T, driver string) {
+	b := newHolding("")
+	t.Cleanup(func() { close(b.release) })
+	s := newStand(t, driver, b, nil)
+	hold := s.begin("/hold", len("begun "))
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+	defer cancel()
+	if err := s.server.Shutdown(ctx, time.Hour); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Shutdown: %v", err)
+	}
+	if _, err := io.ReadAll(hold.Body); err == nil {
+		t.Error("a response that was cut off looks complete")
+	}
+	if o := <-s.ended; o.Reason != ReasonClientLost {
+		t.Errorf("ended with %q", o.Reason)
+	}
+}
+
+func TestRetireEndpoint(t *testing.T) { onDrivers(t, testRetireEndpoint) }
+
+func testRetireEndpoint(t *testing.T, driver string) {
+	first, second := newHolding("first"), newHolding("second")
+	var current atomic.Pointer[Endpoint]
+	s := newStand(t, driver, first, func(h *Head, p *Plan) {
+		longRunning(h, p)
+		p.Forward = &Upstream{Pick: func([]*Endpoint) *Endpoint { return current.Load() }}
+	})
+	current.Store(s.ep)
+	hold := s.begin("/hold", len("begun "))
+	watch := s.begin("/watch", len("event"))
+
+	current.Store(s.endpoint(newBackend(t, second).Listener.Addr().String(), driver))
+	s.server.Retire(s.ep, 50*time.Millisecond)
+	if got := s.read(s.do("GET", "/", nil)); got != "second" {
+		t.Errorf("a new request went to %q", got)
+	}
+	<-s.ended
+	if got := s.read(watch); got != "" { // as a watch that has timed out
+		t.Errorf("the watch ended with %q", got)
+	}
+	<-first.cut
+	if o := <-s.ended; o.Reason != ReasonRetired || o.Endpoint != s.ep {
+		t.Errorf("the watch ended with %q", o.Reason)
+	}
+	close(first.release)
+	if got := s.read(hold); got != "first" {
+		t.Errorf("the request that was under way got %q", got)
+	}
+	<-s.ended
+	left := func() int64 {
+		n := int64(0)
+		for _, sh := range s.server.shards {
+			n += sh.e.count.conns[down].Load()
+		}
+		return n
+	}
+	for end := time.Now().Add(10 * time.Second); left() > 1; { // the second backend's stays
+		if time.Now().After(end) {
+			t.Fatalf("%d connections to backends are left", left())
+		}
+		s.read(s.do("GET", "/", nil))
+	}
+}
+
+func TestAcceptAnswersInstead(t *testing.T) { onDrivers(t, testAcceptAnswersInstead) }
+
+func testAcceptAnswersInstead(t *testing.T, driver string) {
+	s := newStand(t, driver, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/moved" {
+			http.Redirect(w, r, "https://elsewhere.example/", http.StatusFound)
+			return
+		}
+		_, _ = io.WriteString(w, "fine")
+	}), func(_ *Head, p *Plan) {
+		p.SetResponse = append(p.SetResponse, field("audit-id", "1"))
+		p.Accept = func(status int) http.Handler {
+			if status < 300 {
+				return nil
+			}
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				w.WriteHeader(http.StatusBadGateway)
+				_, _ = io.WriteString(w, "no redirects from "+r.URL.Path)
+			})
+		}
+	})
+	res := s.do("POST", "/moved", strings.NewReader("body"))
+	if got := s.read(res); res.StatusCode != http.StatusBadGateway || got != "no redirects from /moved" || res.Header.Get("Location") != "" {
+		t.Errorf("got %d %q, Location %q", res.StatusCode, got, res.Header.Get("Location"))
+	}
+	if res.Header.Get("Audit-Id") != "1" {
+		t.Error("the answer lacks what SetResponse sets")
+	}
+	if o := <-s.ended; o.Reason != ReasonRejected || o.Status != http.StatusBadGateway {
+		t.Errorf("outcome %+v", o)
+	}
+	if got := s.read(s.do("GET", "/", nil)); got != "fine" {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestGoAwayAfterRequest(t *testing.T) { onDrivers(t, testGoAwayAfterRequest) }
+
+func testGoAwayAfterRequest(t *testing.T, driver string) {
+	s := newStand(t, driver, newHolding("fine"), func(h *Head, p *Plan) { p.GoAway = h.Path == "/leave" })
+	conns := map[string]bool{}
+	ask := func(path string) {
+		ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
+			GotConn: func(i httptrace.GotConnInfo) { conns[i.Conn.LocalAddr().String()] = true },
+		})
+		req, err := http.NewRequestWithContext(ctx, "GET", s.url+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := s.client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		if got := s.read(res); got != "fine" {
+			t.Errorf("%s: %q", path, got)
+		}
+	}
+	ask("/")
+	ask("/")
+	if len(conns) != 1 {
+		t.Fatalf("%d connections for two requests", len(conns))
+	}
+	ask("/leave")
+	for end := time.Now().Add(10 * time.Second); len(conns) == 1; {
+		if time.Now().After(end) {
+			t.Fatal("the client never left")
+		}
+		ask("/") // GOAWAY may come after the first of them
+	}
+}
+
+// A client that reads nothing holds what the windows and one write allow, and nobody else waits for it.
+func TestFullSocket(t *testing.T) { onDrivers(t, testFullSocket) }
+
+func testFullSocket(t *testing.T, driver string) {
+	const size = 24 << 20 // beyond what the kernel buffers on both sides
+	s := newStand(t, driver, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/big" {
+			_, _ = io.WriteString(w, "fine")
+			return
+		}
+		for n := 0; n < size; n += len(leanBody) {
+			_, _ = w.Write(leanBody[:min(len(leanBody), size-n)])
+		}
+	}), nil)
+	slow := dialLean(t, s.addr)
+	defer slow.Close()
+	if err := errors.Join(slow.get("/big"), slow.w.Flush()); err != nil {
+		t.Fatal(err)
+	}
+	n := &s.server.shards[0].e.count
+	for end := time.Now().Add(10 * time.Second); n.output.Load() == 0 || n.queued.Load() == 0; { // until the socket is full
+		if time.Now().After(end) {
+			t.Fatal("the socket never got full")
+		}
+		s.read(s.do("GET", "/", nil))
+	}
+	for range 50 {
+		if got := s.read(s.do("GET", "/", nil)); got != "fine" {
+			t.Fatalf("another client got %q", got)
+		}
+		lim := defaultLimits()
+		if q, o := n.queued.Load(), n.output.Load(); q > int64(lim.streamWindow)+chunkSize || o > int64(2*lim.writeLimit) {
+			t.Fatalf("%d bytes wait in streams, %d in connections", q, o)
+		}
+	}
+	body, err := slow.body(1)
+	if err != nil || len(body) != size {
+		t.Fatalf("%d bytes, %v", len(body), err)
+	}
+	for p := body; len(p) > 0; p = p[min(len(p), len(leanBody)):] {
+		if string(p[:min(len(p), len(leanBody))]) != string(leanBody[:min(len(p), len(leanBody))]) {
+			t.Fatal("the body was changed")
+		}
+	}
+}
