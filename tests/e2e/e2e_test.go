@@ -43,6 +43,7 @@ func testLane(t *testing.T, w *world) {
 		{"controllers", testControllers},
 		{"status", testStatus},
 		{"nodes", testNodes},
+		{"extension", testExtension},
 	} {
 		t.Run(suite.name, func(t *testing.T) {
 			t.Parallel() // the long watches and deletions of one suite pass while the others work

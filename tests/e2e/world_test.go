@@ -26,6 +26,9 @@ import (
 type world struct {
 	*cluster.Cluster
 
+	lane    string           // of Fairlead; or direct
+	uids    bool             // the cluster believes X-Remote-Uid
+	front   *cluster.Front   // Fairlead; nil in a direct run
 	server  cluster.Endpoint // under test: Fairlead, or kube-apiserver in a direct run
 	kubectl string           // executable
 	cache   string           // kubectl's discovery cache for server, shared by the cases that do not test discovery
@@ -44,10 +47,14 @@ func newWorld(t *testing.T, lane, fairlead string) *world {
 		t.Fatal(err)
 	}
 	// kube-apiserver forgets old revisions every five minutes: a case that wants to see one forgotten has not that long.
-	c, err := cluster.Start(ctx, cluster.Config{Dir: dir, APIServerArgs: []string{"--etcd-compaction-interval=5s"}})
+	// One lane's cluster believes X-Remote-Uid, the other's does not, as kubeadm's. Both have more than one name for everything that a front proxy says.
+	w := &world{lane: lane, uids: lane != "frame", cache: filepath.Join(dir, "kubectl-cache")}
+	aliases := []string{"--requestheader-username-headers=X-Harbour-User", "--requestheader-group-headers=X-Harbour-Group", "--requestheader-extra-headers-prefix=X-Harbour-Extra-"}
+	w.Cluster, err = cluster.Start(ctx, cluster.Config{Dir: dir, UIDHeaders: w.uids, APIServerArgs: append(aliases, "--etcd-compaction-interval=5s")})
 	if err != nil {
 		t.Fatal(err)
 	}
+	c := w.Cluster
 	t.Cleanup(func() {
 		if err := c.Close(); err != nil {
 			t.Error(err)
@@ -58,14 +65,21 @@ func newWorld(t *testing.T, lane, fairlead string) *world {
 		}
 		_ = os.RemoveAll(dir)
 	})
-	w := &world{Cluster: c, server: c.Endpoint(), cache: filepath.Join(dir, "kubectl-cache")}
+	w.server = c.Endpoint()
 	w.must(t, "starting the sample extension server", func() error { _, err := c.StartSampleAPIServer(ctx); return err })
 	if lane != direct {
-		front, err := c.StartFairlead(ctx, cluster.Fairlead{Path: fairlead, Args: []string{"--h2-lane=" + lane}})
-		if err != nil {
-			t.Fatal(err)
+		args := []string{
+			"--h2-lane=" + lane, "--requestheader-username-headers=X-Remote-User,X-Harbour-User", "--requestheader-group-headers=X-Remote-Group,X-Harbour-Group",
+			"--requestheader-extra-headers-prefix=X-Remote-Extra-,X-Harbour-Extra-",
 		}
-		w.server = front.Endpoint
+		if w.uids {
+			args = append(args, "--requestheader-uid-headers=X-Remote-Uid")
+		}
+		w.must(t, "starting Fairlead", func() error {
+			w.front, err = c.StartFairlead(ctx, cluster.Fairlead{Path: fairlead, Args: args})
+			return err
+		})
+		w.server = w.front.Endpoint
 	}
 	w.must(t, "starting kube-controller-manager", func() error { _, err := c.StartControllerManager(ctx, w.server); return err })
 	w.must(t, "waiting for the sample extension server", func() error {

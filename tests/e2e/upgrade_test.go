@@ -1,0 +1,192 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/gorilla/websocket"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+)
+
+// open opens a WebSocket on a subresource of a widget, as virtctl does on a virtual machine's, and returns what arrived for it.
+func (q *quay) open(t *testing.T, e cluster.Endpoint, cred cluster.Credentials, subresource string, protocols ...string) (*websocket.Conn, *extension.Request) {
+	t.Helper()
+	marker := "marker=" + strconv.FormatInt(q.count.Add(1), 10) + "-"
+	header := http.Header{}
+	if cred.Token != "" {
+		header.Set("Authorization", "Bearer "+cred.Token)
+	}
+	dialer := websocket.Dialer{TLSClientConfig: clientTLS(t, e, cred.Pair), Subprotocols: protocols, HandshakeTimeout: 30 * time.Second}
+	ws, res, err := dialer.DialContext(t.Context(), "wss"+strings.TrimPrefix(e.URL, "https")+widgetsPath+"/widget-000/"+subresource+"?"+marker, header)
+	if err != nil {
+		t.Fatalf("opening a WebSocket: %v, %v", err, res)
+	}
+	t.Cleanup(func() { _ = ws.Close() })
+	return ws, q.received(marker)
+}
+
+func echoes(t *testing.T, ws *websocket.Conn, message []byte) {
+	t.Helper()
+	if err := ws.WriteMessage(websocket.BinaryMessage, message); err != nil {
+		t.Fatal(err)
+	}
+	_ = ws.SetReadDeadline(time.Now().Add(30 * time.Second)) // far more than an echo takes
+	kind, got, err := ws.ReadMessage()
+	if err != nil || kind != websocket.BinaryMessage || !bytes.Equal(got, message) {
+		t.Fatalf("%d bytes of kind %d came back of %d: %v", len(got), kind, len(message), err)
+	}
+}
+
+// testStreams keeps sessions open for longer than any request may last: idle, as a console that nobody types in, and busy, as a screen.
+func testStreams(t *testing.T, q *quay) {
+	const lifetime = 65 * time.Second
+	for _, by := range []struct {
+		name string
+		cred cluster.Credentials
+	}{{"certificate", q.Admin()}, {"token", q.StaticToken("alice")}} {
+		t.Run("an idle console by "+by.name, func(t *testing.T) {
+			t.Parallel()
+			ws, _ := q.open(t, q.server, by.cred, "console", "plain.kubevirt.io")
+			if got := ws.Subprotocol(); got != "plain.kubevirt.io" {
+				t.Errorf("subprotocol %q", got)
+			}
+			echoes(t, ws, []byte("login: "))
+			<-time.After(lifetime)
+			echoes(t, ws, []byte("still there?"))
+		})
+		t.Run("a busy screen by "+by.name, func(t *testing.T) {
+			t.Parallel()
+			ws, _ := q.open(t, q.server, by.cred, "vnc", "plain.kubevirt.io")
+			frame := rubbish(64 << 10)
+			tick := time.NewTicker(50 * time.Millisecond) // twenty pictures a second
+			defer tick.Stop()
+			for begun := time.Now(); time.Since(begun) < lifetime; <-tick.C {
+				echoes(t, ws, frame)
+			}
+		})
+	}
+}
+
+// testWebSocketToken comes as browsers do: with the token as a subprotocol. It says who one is, and goes no further.
+func testWebSocketToken(t *testing.T, q *quay) {
+	token := q.StaticToken("alice").Token
+	protocols := []string{tokenProtocol(token), "plain.kubevirt.io"}
+	ws, here := q.open(t, q.server, cluster.Credentials{}, "console", protocols...)
+	echoes(t, ws, []byte("hello"))
+	_, past := q.open(t, q.EndpointOf(0), cluster.Credentials{}, "console", protocols...)
+	expected := identity(past)
+	if !q.uids {
+		delete(expected, "x-remote-uid")
+	}
+	if diff := cmp.Diff(expected, identity(here)); diff != "" {
+		t.Errorf("identity (- by kube-apiserver, + here):\n%s", diff)
+	}
+	if got := here.Header.Values("Sec-Websocket-Protocol"); fmt.Sprint(got) != "[plain.kubevirt.io]" {
+		t.Errorf("subprotocols %q", got)
+	}
+	if ws.Subprotocol() != "plain.kubevirt.io" {
+		t.Errorf("chosen: %q", ws.Subprotocol())
+	}
+	for _, e := range []cluster.Endpoint{q.server, q.EndpointOf(0)} {
+		dialer := websocket.Dialer{TLSClientConfig: clientTLS(t, e, cluster.Pair{}), Subprotocols: []string{tokenProtocol("not-a-token"), "plain.kubevirt.io"}}
+		_, res, err := dialer.DialContext(t.Context(), "wss"+strings.TrimPrefix(e.URL, "https")+widgetsPath+"/widget-000/console", nil)
+		if err == nil || res == nil || res.StatusCode != http.StatusUnauthorized {
+			t.Errorf("a bad token: %v, %v", err, res)
+		}
+	}
+}
+
+// testCVE20181002105 asks for an upgrade that is refused, and sends a second request behind it. kube-apiserver once left the connection to the backend open
+// for it: with the proxy's identity, and whatever the client claimed to be.
+func testCVE20181002105(t *testing.T, q *quay, c *callers) {
+	for _, by := range []struct {
+		name, auth string
+		pair       cluster.Pair
+	}{
+		{"certificate", "", c.dave},
+		{"token", "Authorization: Bearer " + c.alice + "\r\n", cluster.Pair{}},
+	} {
+		for _, side := range []struct {
+			name, path string
+			status     int
+		}{
+			{"remote", widgetsPath + "/widget-000/nothing", http.StatusNotFound}, // by the extension server
+			{"local", "/api/v1/namespaces/default/pods/nobody/exec?command=true&stdout=true", http.StatusForbidden},
+			{"local, what does not upgrade", "/version", http.StatusOK},
+		} {
+			for _, protocol := range []string{"SPDY/3.1", "websocket"} {
+				for _, at := range []string{"at once", "after the answer"} {
+					t.Run(strings.Join([]string{side.name, protocol, at, by.name}, ", "), func(t *testing.T) {
+						t.Parallel()
+						name := "smuggled-" + strconv.FormatInt(q.count.Add(1), 10)
+						first := fmt.Sprintf("GET %s HTTP/1.1\r\nHost: x\r\n%sConnection: Upgrade\r\nUpgrade: %s\r\n"+
+							"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n", side.path, by.auth, protocol)
+						smuggle(t, q, by.pair, first, name, at == "at once", side.status)
+					})
+				}
+			}
+		}
+	}
+}
+
+// smuggle sends first, and behind it requests to both sides that would leave a trace.
+func smuggle(t *testing.T, q *quay, pair cluster.Pair, first, name string, atOnce bool, status int) {
+	t.Helper()
+	d := tls.Dialer{Config: clientTLS(t, q.server, pair, "http/1.1")}
+	conn, err := d.DialContext(t.Context(), "tcp", strings.TrimPrefix(q.server.URL, "https://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(30 * time.Second))
+	body := `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"` + name + `"}}`
+	claims := "Host: x\r\nX-Remote-User: system:admin\r\nX-Remote-Group: system:masters\r\n"
+	second := fmt.Sprintf("POST /api/v1/namespaces HTTP/1.1\r\n%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", claims, len(body), body) +
+		fmt.Sprintf("GET %s/%s HTTP/1.1\r\n%s\r\n", widgetsPath, name, claims)
+	if atOnce {
+		first += second
+	}
+	if _, err := io.WriteString(conn, first); err != nil {
+		t.Fatal(err)
+	}
+	r := bufio.NewReader(conn)
+	res, err := http.ReadResponse(r, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.Copy(io.Discard, res.Body) // may be cut by the end of the connection
+	_ = res.Body.Close()
+	if res.StatusCode != status {
+		t.Errorf("the upgrade: %d, want %d", res.StatusCode, status)
+	}
+	if !atOnce {
+		_, _ = io.WriteString(conn, second) // the connection may be closed already
+	}
+	_ = conn.SetDeadline(time.Now().Add(5 * time.Second)) // to be closed at once
+	rest, err := io.ReadAll(r)
+	if bytes.Contains(rest, []byte("HTTP/1.1 2")) {
+		t.Errorf("the second request was answered: %q", rest)
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) && q.lane != direct { // kube-apiserver keeps it and serves the second request, as its sender
+		t.Error("the connection stays open")
+	}
+	if got := q.received(name); got != nil && q.lane != direct {
+		t.Errorf("the extension server received %s as %v", got.Target, identity(got))
+	}
+	q.admin(t).fail(t, "NotFound", "", "get", "namespace", name)
+}

@@ -1,0 +1,172 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+)
+
+// quay is the world with an extension server in it that tells exactly what it received.
+type quay struct {
+	*world
+	widgets *extension.Server // the extension server: it is reached through Fairlead and, for comparison, through kube-apiserver's aggregator
+	count   atomic.Int64      // of visits
+}
+
+const (
+	widgetsGV   = "widgets.example.com/v1"
+	widgetsPath = "/apis/" + widgetsGV + "/namespaces/default/widgets"
+)
+
+const widgetsRole = `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: widgets}
+rules:
+- {apiGroups: [widgets.example.com], resources: ["*"], verbs: ["*"]}
+`
+
+// newQuay starts the extension server and lets everybody who is somebody use it. It ends with the test.
+func newQuay(t *testing.T, w *world) *quay {
+	t.Helper()
+	q := &quay{world: w, widgets: extension.Start(t, extension.Config{
+		CA: w.PKI.Serving.CA, Names: []string{"api.widgets.svc"}, RequestHeaderCA: w.PKI.FrontProxy.CA.Pool(), AllowedNames: []string{"front-proxy-client"},
+		RejectWith: http.StatusUnauthorized,
+		Record:     8192, // probes and documents are recorded too, and a case must find its own
+	})}
+	_, port, _ := strings.Cut(q.widgets.Addr(), ":")
+	number, err := strconv.Atoi(port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := cluster.Backend{Namespace: "widgets", Service: "api", Port: number, CAFile: w.PKI.Serving.CertFile, GroupVersions: []string{widgetsGV}}
+	if err := w.Register(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+	kc := w.admin(t)
+	kc.feed(t, widgetsRole, "create", "-f", "-")
+	kc.run(t, "create", "clusterrolebinding", "widgets", "--clusterrole=widgets", "--group=system:authenticated")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for _, e := range []cluster.Endpoint{w.server, w.EndpointOf(0)} {
+		if err := w.WaitAvailable(ctx, e, widgetsGV); err != nil {
+			t.Fatal(err)
+		}
+	}
+	alice := w.as(t, w.server, w.StaticToken("alice"))
+	eventually(t, "the new role is known", func() (bool, string) {
+		a := alice.try(t, "", "get", "--raw", widgetsPath+"/widget-000")
+		return a.code == 0, a.errs
+	})
+	return q
+}
+
+// visit is one request as a client makes it.
+type visit struct {
+	proto        string // h2 or http/1.1
+	pair         cluster.Pair
+	header       http.Header // names as they are spelled here, on HTTP/1.1
+	method, path string
+	body         string
+	trailer      http.Header
+}
+
+// clientTLS trusts e and shows pair whatever authorities the server would like to see.
+func clientTLS(t *testing.T, e cluster.Endpoint, pair cluster.Pair, protos ...string) *tls.Config {
+	t.Helper()
+	pem, err := os.ReadFile(e.CAFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS12, NextProtos: protos, ServerName: "127.0.0.1"}
+	c.RootCAs.AppendCertsFromPEM(pem)
+	if pair.CertFile == "" {
+		return c
+	}
+	cert, err := tls.LoadX509KeyPair(pair.CertFile, pair.KeyFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &cert, nil }
+	return c
+}
+
+// visit sends v to e and returns the answer, and what reached the extension server on its account. Nil: nothing.
+func (q *quay) visit(t *testing.T, e cluster.Endpoint, v visit) (reply, *extension.Request) {
+	t.Helper()
+	marker := "marker=" + strconv.FormatInt(q.count.Add(1), 10) + "-"
+	var body io.Reader
+	if v.body != "" {
+		body = io.NopCloser(strings.NewReader(v.body)) // of unknown length: only then there are trailers
+	}
+	req, err := http.NewRequestWithContext(t.Context(), v.method, e.URL+v.path+"?"+marker, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, values := range v.header {
+		req.Header[name] = values
+	}
+	req.Trailer = v.trailer
+	transport := &http.Transport{TLSClientConfig: clientTLS(t, e, v.pair, v.proto), ForceAttemptHTTP2: v.proto == "h2", DisableKeepAlives: true}
+	defer transport.CloseIdleConnections()
+	res, err := transport.RoundTrip(req)
+	if err != nil {
+		t.Fatalf("%s %s by %s: %v", v.method, v.path, v.proto, err)
+	}
+	defer res.Body.Close()
+	if want := map[string]int{"h2": 2, "http/1.1": 1}[v.proto]; res.ProtoMajor != want {
+		t.Fatalf("answered by %s, want %s", res.Proto, v.proto)
+	}
+	data, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reply{status: res.StatusCode, header: res.Header, body: data}, q.received(marker)
+}
+
+// received finds the request that carries marker.
+func (q *quay) received(marker string) *extension.Request {
+	for _, r := range q.widgets.Requests(0) {
+		if strings.Contains(r.Target, marker) {
+			return &r
+		}
+	}
+	return nil
+}
+
+// identity is all that a request says about who makes it, in whatever spelling: names are in lower case, their underscores kept.
+func identity(r *extension.Request) map[string][]string {
+	out := map[string][]string{}
+	add := func(name, value string) {
+		lower := strings.ToLower(name)
+		plain := strings.ReplaceAll(lower, "_", "-")
+		for _, prefix := range []string{"x-remote-", "x-harbour-", "authorization", "proxy-authorization", "impersonate-"} {
+			if strings.HasPrefix(plain, prefix) {
+				out[lower] = append(out[lower], value)
+			}
+		}
+	}
+	for _, f := range r.Fields {
+		add(f.Name, f.Value)
+	}
+	for name, values := range r.Trailer {
+		for _, v := range values {
+			add("trailer "+name, v) // shows up under a name that nothing expects
+			add(name, v)
+		}
+	}
+	return out
+}
