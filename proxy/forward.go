@@ -64,6 +64,11 @@ func (p *Proxy) rewrite(pr *httputil.ProxyRequest) {
 	d := &x.decision
 	pr.Out.URL = targetURL(x.head)
 	pr.Out.Host = "" // the transport fills in the address
+	for name, values := range pr.In.Header { // ReverseProxy has removed what Connection lists
+		if personal(strings.ToLower(name)) {
+			pr.Out.Header[name] = values
+		}
+	}
 	applyFields(pr.Out.Header, d)
 	pr.Out.Trailer = keptTrailers(pr.In.Trailer, &d.Strip)
 }

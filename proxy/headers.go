@@ -39,8 +39,8 @@ func (s *Strip) cutsProtocol() bool {
 	return s.pool == authn.PoolRemote || s.pool == authn.PoolCertificate
 }
 
-// connectionListed returns what the Connection fields list, less the tokens that have a meaning of their own. What a client lists is dropped even when it
-// is one of our own names: we set those after stripping.
+// connectionListed returns what the Connection fields list, less the tokens that have a meaning of their own and less what says as whom the request is made.
+// What a client lists is dropped even when it is one of our own names: we set those after stripping.
 func connectionListed(h *Head) []string {
 	var names []string
 	for i := range h.Fields {
@@ -49,12 +49,18 @@ func connectionListed(h *Head) []string {
 		}
 		for token := range strings.SplitSeq(h.Fields[i].Value, ",") {
 			token = strings.ToLower(strings.TrimSpace(token))
-			if token != "" && token != "close" && token != "keep-alive" && token != "upgrade" {
+			if token != "" && token != "close" && token != "keep-alive" && token != "upgrade" && !personal(token) {
 				names = append(names, token)
 			}
 		}
 	}
 	return names
+}
+
+// personal fields say as whom a request is made. Listing them in Connection must not take them away, as it does not at kube-apiserver: the user of a proxy that
+// impersonates would become that proxy.
+func personal(name string) bool {
+	return name == "authorization" || strings.HasPrefix(name, "impersonate-")
 }
 
 // forwarded adds what tells the next hop about this one. X-Forwarded-For is appended to only when the client is a front proxy that we trust; anybody

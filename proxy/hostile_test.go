@@ -51,6 +51,28 @@ func TestForgedHeadersDoNothing(t *testing.T) {
 	})
 }
 
+// A client that lists what says as whom it comes must not become somebody else: not nobody, and not the proxy that impersonates it.
+func TestListedCredentialsStay(t *testing.T) {
+	w := newWorld(t, worldConfig{local: switching})
+	want := map[string][]string{"authorization": {"Bearer token-of-bob"}, "impersonate-user": {"carol"}, "impersonate-extra-scope": {"all"}}
+	for name, listed := range map[string]string{"request": "", "upgrade": "Upgrade, "} {
+		r := w.request(t, "GET", "/api/v1/pods", nil)
+		r.Header = http.Header{
+			"Authorization": {"Bearer token-of-bob"}, "Impersonate-User": {"carol"}, "Impersonate-Extra-Scope": {"all"}, "X-Other": {"x"}, "Upgrade": {"websocket"},
+			"Connection": {listed + "Authorization, impersonate-user", "Impersonate-Extra-Scope, X-Other"},
+		}
+		conn := w.dialFront(t)
+		check(t, r.Write(conn))
+		res, err := http.ReadResponse(bufio.NewReader(conn), r)
+		check(t, err)
+		_ = res.Body.Close()
+		in := w.local.last(t)
+		if diff := cmp.Diff(want, identityFields(in.header)); diff != "" || in.header.Get("X-Other") != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
 func TestForgedTrailersDoNothing(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	everyWay(t, func(t *testing.T, proto string) {
