@@ -63,7 +63,7 @@ func (p *Proxy) rewrite(pr *httputil.ProxyRequest) {
 	x := exchangeOf(pr.In.Context())
 	d := &x.decision
 	pr.Out.URL = targetURL(x.head)
-	pr.Out.Host = "" // the transport fills in the address
+	pr.Out.Host = ""                         // the transport fills in the address
 	for name, values := range pr.In.Header { // ReverseProxy has removed what Connection lists
 		if personal(strings.ToLower(name)) {
 			pr.Out.Header[name] = values
