@@ -168,6 +168,21 @@ func usable(c *x509.Certificate, usage x509.ExtKeyUsage) bool {
 	return len(c.ExtKeyUsage)+len(c.UnknownExtKeyUsage) == 0 || slices.Contains(c.ExtKeyUsage, usage) || slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageAny)
 }
 
+// CheckBundle says whether a bundle of ours, such as that of --client-ca-file, is sound. object is what the findings are about.
+func CheckBundle(object string, bundle []byte) []Finding {
+	r := &report{object: object}
+	cas, err := trust.ParseBundle(bundle)
+	if err != nil {
+		// Parts that can be read make it no better: a reload takes all of it or nothing.
+		r.error("repair the file; until then the last good bundle stays in force, and a restart fails", "it is not usable: %v", err)
+		return r.found
+	}
+	for _, c := range cas {
+		r.expiry(c, "CA", "remove it if its successor is in the bundle already; otherwise add its successor, then have the certificates issued anew")
+	}
+	return r.found
+}
+
 // CheckBackend says whether an APIService's bundle is sound, and whether it verifies what the endpoints present. bundle is the inline one or that of the ConfigMap; live are
 // chains, leaf first, by the endpoint that presented them, none when they were not asked.
 func CheckBackend(apiService string, b *registry.Backend, bundle []byte, live map[string][]*x509.Certificate) []Finding {

@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"io"
 	"net"
 	"net/http"
@@ -41,6 +42,8 @@ type worldConfig struct {
 	unhealthy   bool
 	anonymous   bool
 	incomplete  bool
+	// guard is the backends'. Nil: their trust lasts.
+	guard func(*registry.Backend, []*x509.Certificate) (<-chan struct{}, func())
 }
 
 func newWorld(t *testing.T, c worldConfig) *world {
@@ -72,7 +75,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		return tc
 	}
 	pools, err := backend.New(backend.Config{
-		Table: w.table, AllowLoopback: true, TLS: func(b *registry.Backend) (*tls.Config, error) { return tlsTo(b.ServerName, true), nil },
+		Table: w.table, AllowLoopback: true, TLS: func(b *registry.Backend) (*tls.Config, error) { return tlsTo(b.ServerName, true), nil }, Guard: c.guard,
 	})
 	check(t, err)
 	local, err := backend.NewLocal(backend.LocalConfig{

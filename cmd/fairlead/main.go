@@ -1,6 +1,6 @@
 // Command fairlead is the Kubernetes API aggregation layer as a program of its own: the front door of a cluster.
 //
-// Its subcommands share nothing but this file: serve runs the front door, status and explain ask a running one, version says what was built.
+// Its subcommands share nothing but this file: serve runs the front door, status and explain ask a running one, lint finds what is wrong, version says what was built.
 package main
 
 import (
@@ -62,7 +62,7 @@ func root() *cobra.Command {
 		// Installed as kubectl-fairlead it is a plugin: help should show what was typed.
 		cmd.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl fairlead"}
 	}
-	cmd.AddCommand(serveCommand(), versionCommand())
+	cmd.AddCommand(serveCommand(), lintCommand(), versionCommand())
 	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
 	cmd.AddCommand(console.Commands(streams, func(err error) error { return usageError{err} })...)
 	return cmd

@@ -250,6 +250,27 @@ func TestRetire(t *testing.T) {
 	r.clean()
 }
 
+// An endpoint is first retired for good, so that no request begins there, and later its watches' time is over, too.
+func TestRetireTwice(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	r.plan.LongRunning = true
+	c.get(1)
+	b := r.backend(0)
+	b.headers(1, false, ":status=200")
+	b.flush()
+	r.e.retire(r.ep, time.Hour)
+	r.tick(3 * time.Second)
+	c.want("HEADERS 1 :status=200")
+	r.e.retire(r.ep, 0)
+	r.tick(time.Second)
+	c.want(`DATA 1 "" END`)
+	if !b.c.closing {
+		t.Error("the retired connection is kept")
+	}
+	r.clean()
+}
+
 func TestStreamsOfLostClientEndAtBackend(t *testing.T) {
 	r := newRig(t)
 	c := r.client()

@@ -199,19 +199,19 @@ func listSize(s *stream) int64 {
 	return n
 }
 
-// retire takes an endpoint out of service: its connections finish what they have, long-running streams end after grace.
+// retire takes an endpoint out of service: its connections finish what they have, long-running streams end after grace. It may be repeated with another grace.
 func (e *engine) retire(ep *Endpoint, grace time.Duration) {
 	p := e.pools[ep]
-	if p == nil {
-		return
-	}
 	delete(e.pools, ep)
-	for _, c := range slices.Clone(p.conns) {
+	for _, c := range slices.Clone(e.conns) {
+		if c.pool == nil || c.pool.ep != ep {
+			continue
+		}
 		c.drained = true
 		c.cutAt = e.now + max(grace, 1)
 		e.closeIfDone(c)
 	}
-	for p.waiting.n > 0 {
+	for p != nil && p.waiting.n > 0 {
 		s := p.waiting.pop()
 		e.release(s)
 		e.place(s) // nothing was sent: it may go elsewhere without counting as a retry

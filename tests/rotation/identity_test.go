@@ -47,7 +47,7 @@ func expiredChain(t *testing.T, s *stage) {
 }
 
 // soon is a whole second, as certificates have them, far enough to do something before.
-func soon() time.Time { return time.Now().Add(5 * time.Second).Truncate(time.Second) }
+func soon() time.Time { return time.Now().Add(10 * time.Second).Truncate(time.Second) }
 
 // opened makes one connection and a request of each side on it.
 func (s *stage) opened(t *testing.T, id identity) *client {

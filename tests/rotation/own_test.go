@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// takenWithin is within how long a changed file must be in force: 100 ms of quiet that Fairlead waits for, and the rest for a busy machine.
-const takenWithin = 5 * time.Second
+// takenWithin is within how long a changed file must be in force: 100 ms of quiet that Fairlead waits for, a second at most, and the rest for a busy machine. How long it took is printed.
+const takenWithin = 15 * time.Second
 
 func rotateServing(t *testing.T, s *stage) {
 	m := s.mark()

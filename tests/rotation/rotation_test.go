@@ -12,7 +12,7 @@ import (
 )
 
 // lanes are the values of --h2-lane that everything is shown on.
-func lanes() []string { return []string{"nethttp"} }
+func lanes() []string { return []string{"frame", "nethttp"} }
 
 func TestRotation(t *testing.T) {
 	w := newWorld(t)

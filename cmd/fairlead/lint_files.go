@@ -1,0 +1,191 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/certs"
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/manifest"
+)
+
+// maxManifest bounds one file, as the dir: registry does.
+const maxManifest = 4 << 20
+
+// set is what the files hold, and where.
+type set struct {
+	in   registry.Input
+	maps map[types.NamespacedName]*corev1.ConfigMap
+	at   map[string]string // :: object → "file:line"
+}
+
+// files checks manifests without a cluster.
+func (l *linter) files(paths []string) {
+	if len(paths) == 0 {
+		return
+	}
+	decoder, err := manifest.NewDecoder()
+	if err != nil {
+		l.error("lint", "report this", "making a decoder: %v", err)
+		return
+	}
+	s := &set{
+		in: registry.Input{
+			APIServices: make(map[string]*apiregistrationv1.APIService), Services: make(map[types.NamespacedName]*corev1.Service),
+			Slices: make(map[types.NamespacedName][]*discoveryv1.EndpointSlice), Complete: true, Now: time.Now(), Options: l.tableOptions(),
+		},
+		maps: make(map[types.NamespacedName]*corev1.ConfigMap), at: make(map[string]string),
+	}
+	for _, path := range paths {
+		for _, file := range l.expand(path) {
+			l.read(decoder, s, file)
+		}
+	}
+	for _, e := range registry.Build(s.in, nil).Entries() {
+		l.entry(e, s.at["APIService "+e.Name]+": ", s)
+	}
+}
+
+func (l *linter) tableOptions() *registry.Options {
+	return &registry.Options{ClusterIPRouting: !l.o.endpointRouting, AllowLoopback: l.o.allowLoopback, ProtectedGroups: protectedGroups(l.o.protectedGroups)}
+}
+
+// expand is a file itself, or the manifests below a directory.
+func (l *linter) expand(path string) []string {
+	if info, err := os.Stat(path); path == "-" || err != nil || !info.IsDir() {
+		return []string{path}
+	}
+	var files []string
+	err := filepath.WalkDir(path, func(name string, e fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case e.IsDir() && name != path && strings.HasPrefix(e.Name(), "."):
+			return filepath.SkipDir
+		case !e.IsDir() && slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name)) && !strings.HasPrefix(e.Name(), "."):
+			files = append(files, name)
+		}
+		return nil
+	})
+	if err != nil {
+		l.error(path, "make it readable", "reading directory: %v", err)
+	}
+	if err == nil && len(files) == 0 {
+		l.warn(path, "name the directory that holds the manifests", "there is no .yaml, .yml or .json file in it")
+	}
+	return files
+}
+
+func (l *linter) read(decoder *manifest.Decoder, s *set, file string) {
+	data, err := readManifest(file, l.stdin)
+	if err != nil {
+		l.error(file, "make it readable", "%v", err)
+		return
+	}
+	objects, faults := decoder.Decode(file, data)
+	for _, f := range faults {
+		l.error(fmt.Sprintf("%s:%d", f.File, max(f.Line, 1)), "correct the manifest", "%s", f.Message)
+	}
+	for _, o := range objects {
+		at := fmt.Sprintf("%s:%d", file, o.Line)
+		if first, twice := s.at[o.Name()]; twice {
+			l.error(at, "keep one of them", "%s is already at %s", o.Name(), first)
+			continue
+		}
+		s.at[o.Name()] = at
+		s.add(o)
+	}
+}
+
+func readManifest(file string, stdin io.Reader) ([]byte, error) {
+	in := stdin
+	if file != "-" {
+		f, err := os.Open(file)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		in = f
+	}
+	data, err := io.ReadAll(io.LimitReader(in, maxManifest+1))
+	if err == nil && len(data) > maxManifest {
+		err = fmt.Errorf("larger than %d bytes", maxManifest)
+	}
+	return data, err
+}
+
+func (s *set) add(o manifest.Object) {
+	switch v := o.Value.(type) {
+	case *apiregistrationv1.APIService:
+		s.in.APIServices[v.Name] = v
+	case *corev1.Service:
+		s.in.Services[types.NamespacedName{Namespace: v.Namespace, Name: v.Name}] = v
+	case *discoveryv1.EndpointSlice:
+		name := types.NamespacedName{Namespace: v.Namespace, Name: v.Labels[discoveryv1.LabelServiceName]}
+		s.in.Slices[name] = append(s.in.Slices[name], v)
+	case *corev1.ConfigMap:
+		s.maps[types.NamespacedName{Namespace: v.Namespace, Name: v.Name}] = v
+	}
+}
+
+// entry checks one APIService of a file.
+func (l *linter) entry(e *registry.Entry, at string, s *set) {
+	l.problems(e, at)
+	if e.Local() {
+		return
+	}
+	b := e.Backend
+	service := types.NamespacedName{Namespace: b.Namespace, Name: b.Service}
+	if s.in.Services[service] != nil && e.Verdict.Reason == registry.ReasonServicePortError {
+		l.error(at+"APIService "+e.Name, "give the Service that port, or name one of its ports in spec.service.port", "%s", e.Verdict.Message)
+	}
+	bundle := b.CABundle
+	if b.CAFrom != "" {
+		name, key, _ := strings.Cut(b.CAFrom, "/")
+		cm := s.maps[types.NamespacedName{Namespace: b.Namespace, Name: name}]
+		if cm == nil {
+			return // it is elsewhere: only a live check can tell
+		}
+		var ok bool
+		if bundle, ok = l.referenced(at+"APIService "+e.Name, cm, key); !ok {
+			return
+		}
+	}
+	for _, f := range certs.CheckBackend(e.Name, b, bundle, nil) {
+		f.Object = at + f.Object
+		l.found = append(l.found, f)
+	}
+}
+
+// referenced is the bundle in a ConfigMap.
+func (l *linter) referenced(object string, cm *corev1.ConfigMap, key string) ([]byte, bool) {
+	if text := cm.Data[key]; text != "" {
+		return []byte(text), true
+	}
+	if data := cm.BinaryData[key]; len(data) > 0 {
+		return data, true
+	}
+	l.error(object, "put the bundle there, or correct the annotation fairlead.dev/ca-from", "ConfigMap %s/%s, which its bundle comes from, has nothing under the key %q", cm.Namespace, cm.Name, key)
+	return nil, false
+}
+
+// problems are what the table itself finds wrong with an entry: annotations above all.
+func (l *linter) problems(e *registry.Entry, at string) {
+	for _, p := range e.Problems {
+		if strings.HasPrefix(p, "caBundle: ") {
+			continue // CheckBackend says more about it
+		}
+		l.error(at+"APIService "+e.Name, "correct the APIService", "%s", p)
+	}
+}

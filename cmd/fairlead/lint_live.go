@@ -1,0 +1,236 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead-proxy/fairlead/certs"
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+const (
+	// clusterTimeout bounds reading the cluster: three lists and three watches, seconds at most even for 10,000 APIServices.
+	clusterTimeout = 30 * time.Second
+	// handshakeTimeout bounds one endpoint, as a probe's does, and maxHandshakes how many are asked at the same time.
+	handshakeTimeout = 5 * time.Second
+	maxHandshakes    = 16
+)
+
+// live checks the wiring of a cluster end to end.
+func (l *linter) live(ctx context.Context) {
+	cfg, err := loadConfig(l.o.kubeconfig)
+	if err != nil {
+		l.error("kubeconfig", "correct it", "%v", err)
+		return
+	}
+	cfg.UserAgent = "fairlead-lint/" + version
+	client, err := corev1client.NewForConfig(cfg)
+	if err != nil {
+		l.error("kubeconfig", "correct it", "making a client: %v", err)
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, clusterTimeout)
+	defer cancel()
+	if !l.proxyClient(ctx, client) {
+		return
+	}
+	entries, err := l.table(ctx, cfg)
+	if err != nil {
+		l.error("local apiserver", "give the kubeconfig's user the ClusterRole of Fairlead", "reading its APIServices, Services and EndpointSlices: %v", err)
+		return
+	}
+	for _, e := range entries {
+		l.problems(e, "")
+		if !e.Local() {
+			l.backend(ctx, client, e)
+		}
+	}
+	l.shadowed(ctx, client.RESTClient(), entries)
+}
+
+// proxyClient compares the proxy client certificate with the cluster's authentication ConfigMap. False: there is no cluster to talk to.
+func (l *linter) proxyClient(ctx context.Context, client corev1client.CoreV1Interface) bool {
+	ref := authConfigMap()
+	cm, err := client.ConfigMaps(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+	if network := net.Error(nil); errors.As(err, &network) {
+		l.error("local apiserver", "see that it runs, and that the kubeconfig names its own address", "it cannot be reached: %v", err)
+		return false
+	}
+	var authentication map[string][]byte
+	if err != nil {
+		l.warn("ConfigMap "+ref.Namespace+"/"+ref.Name, "bind the Role extension-apiserver-authentication-reader", "reading: %v", err)
+	} else {
+		authentication = make(map[string][]byte, len(cm.Data))
+		for k, v := range cm.Data {
+			authentication[k] = []byte(v)
+		}
+	}
+	if l.o.proxyCert == "" {
+		l.warn("proxy client certificate", "give --proxy-client-cert-file and --proxy-client-key-file, as for serve", "it was not checked, because it was not named")
+		return true
+	}
+	if chain := l.pair("proxy client certificate", l.o.proxyCert, l.o.proxyKey); chain != nil {
+		l.found = append(l.found, certs.CheckProxyClient(chain, authentication)...)
+	}
+	return true
+}
+
+// table reads the cluster exactly as serve does.
+func (l *linter) table(ctx context.Context, cfg *rest.Config) ([]*registry.Entry, error) {
+	r, err := registry.New(registry.Config{Client: cfg, Options: *l.tableOptions(), Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	var owner sync.WaitGroup
+	defer owner.Wait()
+	defer cancel()
+	owner.Go(func() { ended <- r.Run(ctx) })
+	for {
+		t := r.Table()
+		if t.Complete() {
+			return t.Entries(), nil
+		}
+		select {
+		case <-t.Superseded():
+		case err := <-ended:
+			return nil, err
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// backend checks one APIService's bundle against what its endpoints present now.
+func (l *linter) backend(ctx context.Context, client corev1client.CoreV1Interface, e *registry.Entry) {
+	object, b := "APIService "+e.Name, e.Backend
+	switch e.Verdict.Reason {
+	case "", registry.ReasonInvalidCABundle, registry.ReasonMaintenance, registry.ReasonProtectedGroup: // said by others, or on purpose
+	case registry.ReasonServicePortError:
+		l.error(object, "give the Service that port, or name one of its ports in spec.service.port", "%s", e.Verdict.Message)
+	default:
+		l.error(object, "start its backend, or delete the APIService", "%s: %s", e.Verdict.Reason, e.Verdict.Message)
+	}
+	bundle := b.CABundle
+	if b.CAFrom != "" {
+		name, key, _ := strings.Cut(b.CAFrom, "/")
+		cm, err := client.ConfigMaps(b.Namespace).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			l.error(object, "make that ConfigMap, or correct the annotation fairlead.dev/ca-from", "reading its bundle: %v", err)
+			return
+		}
+		var ok bool
+		if bundle, ok = l.referenced(object, cm, key); !ok {
+			return
+		}
+	}
+	l.found = append(l.found, certs.CheckBackend(e.Name, b, bundle, l.presented(ctx, e))...)
+}
+
+// presented asks every endpoint for its chain, and the proxy client certificate is shown to none. Who cannot be reached from here is left out with a warning: this may not be
+// the network that Fairlead runs in.
+func (l *linter) presented(ctx context.Context, e *registry.Entry) map[string][]*x509.Certificate {
+	var mu sync.Mutex // guards what follows
+	chains := make(map[string][]*x509.Certificate)
+	faults := make(map[string]error)
+	var g errgroup.Group
+	g.SetLimit(maxHandshakes)
+	for _, endpoint := range e.Endpoints {
+		g.Go(func() error {
+			chain, err := chainOf(ctx, endpoint.Address, e.Backend.ServerName)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				faults[endpoint.Address] = err
+			} else {
+				chains[endpoint.Address] = chain
+			}
+			return nil
+		})
+	}
+	_ = g.Wait() // none of them fails
+	for _, endpoint := range e.Endpoints {
+		if err := faults[endpoint.Address]; err != nil {
+			l.warn("APIService "+e.Name, "run lint where Fairlead runs, or look at the backend", "endpoint %s: asking for its certificate: %v", endpoint.Address, err)
+		}
+	}
+	return chains
+}
+
+func chainOf(ctx context.Context, address, name string) ([]*x509.Certificate, error) {
+	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
+	defer cancel()
+	d := tls.Dialer{Config: &tls.Config{
+		ServerName: name, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12,
+		InsecureSkipVerify: true, //nolint:gosec // nothing is sent; certs.CheckBackend verifies what is presented, and says why it is refused
+	}}
+	conn, err := d.DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	state := conn.(*tls.Conn).ConnectionState() //nolint:forcetypeassert // tls.Dialer documents it
+	return state.PeerCertificates, nil
+}
+
+// crd is what lint looks at in a CustomResourceDefinition.
+type crd struct {
+	Metadata struct {
+		Name string `json:"name"`
+	} `json:"metadata"`
+	Spec struct {
+		Group    string `json:"group"`
+		Versions []struct {
+			Name   string `json:"name"`
+			Served bool   `json:"served"`
+		} `json:"versions"`
+	} `json:"spec"`
+}
+
+// shadowed finds CustomResourceDefinitions whose group-version an APIService sends elsewhere: their objects are still there, and nobody can reach them.
+func (l *linter) shadowed(ctx context.Context, client rest.Interface, entries []*registry.Entry) {
+	remote := make(map[string]*registry.Entry)
+	for _, e := range entries {
+		if !e.Local() {
+			remote[e.GroupVersion.String()] = e
+		}
+	}
+	if len(remote) == 0 {
+		return
+	}
+	data, err := client.Get().AbsPath("/apis/apiextensions.k8s.io/v1/customresourcedefinitions").DoRaw(ctx)
+	if err != nil {
+		l.warn("CustomResourceDefinitions", "allow listing customresourcedefinitions.apiextensions.k8s.io", "whether one is shadowed was not checked: %v", err)
+		return
+	}
+	var list struct {
+		Items []crd `json:"items"`
+	}
+	if err := json.Unmarshal(data, &list); err != nil {
+		l.warn("CustomResourceDefinitions", "look at what the local apiserver answers", "whether one is shadowed was not checked: %v", err)
+		return
+	}
+	for _, c := range list.Items {
+		for _, v := range c.Spec.Versions {
+			if e := remote[fmt.Sprintf("%s/%s", c.Spec.Group, v.Name)]; e != nil && v.Served {
+				l.error("APIService "+e.Name, "delete the APIService or the CustomResourceDefinition, whichever is left over",
+					"it shadows CustomResourceDefinition %s: its objects cannot be reached in version %s", c.Metadata.Name, v.Name)
+			}
+		}
+	}
+}

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/fairlead-proxy/fairlead/certs"
+)
+
+// own checks the certificates that the flags name, by themselves.
+func (l *linter) own() {
+	if l.o.tlsCert != "" {
+		l.serving("serving certificate", l.o.tlsCert, l.o.tlsKey, l.names)
+	}
+	for _, flag := range l.o.sniPairs {
+		files, names, _ := strings.Cut(flag, ":")
+		cert, key, _ := strings.Cut(files, ",")
+		var want []string
+		for name := range strings.SplitSeq(names, ",") {
+			if name != "" && !strings.Contains(name, "*") {
+				want = append(want, name)
+			}
+		}
+		l.serving("SNI certificate "+cert, cert, key, want)
+	}
+	// With a cluster to compare with, live does more.
+	if l.o.proxyCert != "" && l.o.kubeconfig == "" {
+		if chain := l.pair("proxy client certificate", l.o.proxyCert, l.o.proxyKey); chain != nil {
+			l.found = append(l.found, certs.CheckProxyClient(chain, nil)...)
+		}
+	}
+	before := len(l.found)
+	l.bundle("client CA", l.o.clientCA)
+	l.bundle("request-header CA", l.o.requestHeaderCA)
+	if l.o.clientCA == "" || l.o.requestHeaderCA == "" || len(l.found) > before {
+		return
+	}
+	_, err := certs.New(certs.Config{ClientCA: certs.Source{File: l.o.clientCA}, RequestHeaderCA: certs.Source{File: l.o.requestHeaderCA}, AllowedNames: l.o.allowedNames})
+	if err != nil {
+		l.error("client CA", "use separate CAs, or set --requestheader-allowed-names to the front proxies' common names", "%v", err)
+	}
+}
+
+func (l *linter) serving(object, cert, key string, names []string) {
+	chain := l.pair(object, cert, key)
+	if chain == nil {
+		return
+	}
+	for _, f := range certs.CheckServing(chain, names) {
+		f.Object = object
+		l.found = append(l.found, f)
+	}
+	if len(chain[0].DNSNames)+len(chain[0].IPAddresses) == 0 {
+		l.error(object, "have it issued with the names and addresses that clients use", "it has no subject alternative name, so no client will accept it")
+	}
+}
+
+// pair reads a key pair as serve does. Nil: it cannot be used, which is a finding.
+func (l *linter) pair(object, cert, key string) []*x509.Certificate {
+	pair, err := tls.LoadX509KeyPair(cert, key)
+	if err != nil {
+		l.error(object, "put a certificate and its own key into "+cert+" and "+key, "the pair cannot be used: %v", err)
+		return nil
+	}
+	var chain []*x509.Certificate
+	for i, der := range pair.Certificate {
+		c, err := x509.ParseCertificate(der)
+		if err != nil {
+			l.error(object, "repair "+cert, "certificate %d of the file cannot be read: %v", i+1, err)
+			return nil
+		}
+		chain = append(chain, c)
+	}
+	return chain
+}
+
+func (l *linter) bundle(object, file string) {
+	if file == "" {
+		return
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		l.error(object, "make it readable", "reading %s: %v", file, err)
+		return
+	}
+	l.found = append(l.found, certs.CheckBundle(fmt.Sprintf("%s %s", object, file), data)...)
+}

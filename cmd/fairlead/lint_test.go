@@ -1,0 +1,220 @@
+package main
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// lint runs the subcommand and returns what it printed.
+func lint(t *testing.T, stdin string, args ...string) (string, error) {
+	t.Helper()
+	cmd := root()
+	var out bytes.Buffer
+	cmd.SetOut(&out)
+	cmd.SetIn(strings.NewReader(stdin))
+	cmd.SetArgs(append([]string{"lint"}, args...))
+	err := cmd.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+// lintText is what it printed, whatever the exit code.
+func lintText(t *testing.T, stdin string, args ...string) string {
+	t.Helper()
+	out, _ := lint(t, stdin, args...)
+	return out
+}
+
+// manifestOf is an APIService with its Service. Lines of changes replace those that begin alike; a change that ends in a colon deletes its line.
+func manifestOf(changes ...string) string {
+	lines := strings.Split(strings.TrimSpace(`
+apiVersion: apiregistration.k8s.io/v1
+kind: APIService
+metadata:
+  name: v1.widgets.example.com
+  annotations:
+    fairlead.dev/request-timeout: 30s
+spec:
+  group: widgets.example.com
+  version: v1
+  groupPriorityMinimum: 1000
+  versionPriority: 10
+  caBundle: CA
+  service: {namespace: ns, name: widgets, port: 443}
+---
+apiVersion: v1
+kind: Service
+metadata: {namespace: ns, name: widgets}
+spec:
+  ports: [{port: 443}]`), "\n")
+	for _, c := range changes {
+		key, value, _ := strings.Cut(strings.TrimSpace(c), ":")
+		for i, line := range lines {
+			if strings.HasPrefix(strings.TrimSpace(line), key+":") {
+				lines[i] = c
+				if value == "" {
+					lines = append(lines[:i], lines[i+1:]...)
+				}
+				break
+			}
+		}
+	}
+	return strings.Join(lines, "\n") + "\n"
+}
+
+// found compares findings by how they begin; each is one line that ends in an instruction.
+func found(t *testing.T, out string, want []string) {
+	t.Helper()
+	var got []string
+	for line := range strings.Lines(out) {
+		line = strings.TrimSuffix(line, "\n")
+		if i := len(got); i < len(want) && strings.HasPrefix(line, want[i]) && strings.Contains(line, "; ") {
+			line = want[i]
+		}
+		got = append(got, line)
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestLintFiles(t *testing.T) {
+	ca := "  caBundle: " + base64.StdEncoding.EncodeToString(pki.NewCA("extension-ca").PEM())
+	configMap := func(key string) string {
+		return "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: ns, name: ca}\ndata:\n  " + key + ": |\n    " +
+			strings.ReplaceAll(strings.TrimSpace(string(pki.NewCA("x").PEM())), "\n", "\n    ") + "\n"
+	}
+	const where = "-:1: APIService v1.widgets.example.com: "
+	for _, tt := range []struct {
+		name string
+		in   string
+		want []string
+	}{
+		{"good", manifestOf(ca), nil},
+		{"unknown field", manifestOf(ca, "  groupPriorityMinimum: 1000\n  colour: red"), []string{"error: -:11: "}},
+		{"upstream's validation", manifestOf(ca, "  name: widgets"), []string{"error: -:4: metadata.name: "}},
+		{"misspelt annotation", manifestOf(ca, "    fairlead.dev/request-timeout: 30s\n    fairlead.dev/max-inflght: \"4\""), []string{"error: " + where + "annotation fairlead.dev/max-inflght: unknown name"}},
+		{"bad annotation", manifestOf(ca, "    fairlead.dev/request-timeout: soon"), []string{`error: ` + where + `annotation fairlead.dev/request-timeout: "soon" is not a duration`}},
+		{"bundle that is no PEM", manifestOf("  caBundle: " + base64.StdEncoding.EncodeToString([]byte("no PEM"))), []string{"error: " + where + "its CA bundle is not usable"}},
+		{"not verified", manifestOf("  caBundle:", "  versionPriority: 10\n  insecureSkipTLSVerify: true"), []string{"warning: " + where + "its backend is not verified"}},
+		{"a port that the Service has not", manifestOf(ca, "  ports: [{port: 8443}]"), []string{"error: " + where + `service/widgets in "ns" is not listening on port 443`}},
+		{"a protected group", manifestOf(ca, "  name: v1.apps", "  group: apps"), []string{"error: -:1: APIService v1.apps: "}},
+		{"twice", manifestOf(ca) + "---\n" + manifestOf(ca), []string{"error: -:21: metadata.name: APIService v1.widgets.example.com is already at line 1", "error: -:35: metadata.name: Service ns/widgets is already at line 15"}},
+		{"bundle in a ConfigMap", manifestOf("    fairlead.dev/request-timeout: 30s\n    fairlead.dev/ca-from: ca/ca.crt", "  caBundle:") + configMap("ca.crt"), nil},
+		{"bundle in no key of a ConfigMap", manifestOf("    fairlead.dev/request-timeout: 30s\n    fairlead.dev/ca-from: ca/ca.crt", "  caBundle:") + configMap("other"), []string{"error: " + where + "ConfigMap ns/ca, which its bundle comes from"}},
+		{"both bundles", manifestOf("    fairlead.dev/request-timeout: 30s\n    fairlead.dev/ca-from: ca/ca.crt", ca), []string{"error: " + where + "annotation fairlead.dev/ca-from and spec.caBundle exclude each other"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			out, err := lint(t, tt.in, "-")
+			found(t, out, tt.want)
+			if wrong := strings.Contains(out, "error: "); (err != nil) != wrong {
+				t.Errorf("error %v, findings of severity error: %t", err, wrong)
+			}
+			if errors.As(err, new(usageError)) {
+				t.Errorf("exit code 2 for a finding: %v", err)
+			}
+		})
+	}
+}
+
+func TestLintOwn(t *testing.T) {
+	dir := t.TempDir()
+	clientCA, proxyCA := pki.NewCA("client-ca"), pki.NewCA("front-proxy-ca")
+	write := func(name string, data ...[]byte) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, bytes.Join(data, nil), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	pair := func(name string, leaf pki.Leaf) (cert, key string) {
+		cert, key, err := clientCA.Issue(leaf).WriteFiles(dir, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cert, key
+	}
+	cert, key := pair("serving", pki.Leaf{CommonName: "fairlead", Names: []string{"api.example.com"}})
+	bare, bareKey := pair("bare", pki.Leaf{CommonName: "fairlead"})
+	old, oldKey := pair("old", pki.Leaf{CommonName: "fairlead", Names: []string{"api.example.com"}, NotAfter: time.Now().Add(-time.Minute)})
+	client, proxy := write("client-ca.crt", clientCA.PEM()), write("front-proxy-ca.crt", proxyCA.PEM())
+	cut := write("cut.crt", proxyCA.PEM()[:200])
+	for _, tt := range []struct {
+		name string
+		args []string
+		want []string
+	}{
+		{"good", []string{"--tls-cert-file", cert, "--tls-private-key-file", key, "--serving-names", "api.example.com", "--client-ca-file", client, "--requestheader-client-ca-file", proxy}, nil},
+		{"another name", []string{"--tls-cert-file", cert, "--tls-private-key-file", key, "--serving-names", "api.example.com,10.0.0.1"}, []string{`error: serving certificate: clients that use "10.0.0.1" will refuse it`}},
+		{"no name at all", []string{"--tls-cert-file", bare, "--tls-private-key-file", bareKey}, []string{"error: serving certificate: it has no subject alternative name"}},
+		{"expired", []string{"--tls-cert-file", old, "--tls-private-key-file", oldKey}, []string{`error: serving certificate: certificate "fairlead" expired`}},
+		{"another's key", []string{"--tls-cert-file", cert, "--tls-private-key-file", bareKey}, []string{"error: serving certificate: the pair cannot be used"}},
+		{"SNI", []string{"--tls-sni-cert-key", cert + "," + key + ":other.example.com,*.example.com"}, []string{"error: SNI certificate " + cert + `: clients that use "other.example.com" will refuse it`}},
+		{"a bundle cut short", []string{"--requestheader-client-ca-file", cut}, []string{"error: request-header CA " + cut + ": it is not usable"}},
+		{"one CA for both", []string{"--client-ca-file", client, "--requestheader-client-ca-file", client}, []string{"error: client CA: "}},
+		{"one CA for both, names", []string{"--client-ca-file", client, "--requestheader-client-ca-file", client, "--requestheader-allowed-names", "front"}, nil},
+		{"proxy client alone", []string{"--proxy-client-cert-file", cert, "--proxy-client-key-file", key}, []string{"warning: proxy client certificate: it could not be compared"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			out, err := lint(t, "", tt.args...)
+			found(t, out, tt.want)
+			if wrong := strings.Contains(out, "error: "); (err != nil) != wrong {
+				t.Errorf("error %v, findings of severity error: %t", err, wrong)
+			}
+		})
+	}
+}
+
+func TestLintUsage(t *testing.T) {
+	for _, args := range [][]string{
+		nil,
+		{"/no/such/file.yaml"},
+		{"-", "-o", "xml"},
+		{"--kubeconfig", "/no/such/kubeconfig"},
+		{"-", "--tls-cert-file", "/dev/null"},
+		{"-", "--no-such-flag"},
+	} {
+		if out, err := lint(t, "", args...); !errors.As(err, new(usageError)) || out != "" {
+			t.Errorf("%q: %T %v, printed %q", args, err, err, out)
+		}
+	}
+}
+
+func TestLintJSON(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(manifestOf("  caBundle:", "    fairlead.dev/request-timeout: \"\\e[2J\"")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := lint(t, "", dir, "-o", "json")
+	if err == nil {
+		t.Error("want an error for findings")
+	}
+	var got []jsonFinding
+	if err := json.Unmarshal([]byte(out), &got); err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != 1 || got[0].Severity != "error" || got[0].Object != filepath.Join(dir, "a.yaml")+":1: APIService v1.widgets.example.com" || got[0].Message == "" || got[0].Do == "" {
+		t.Errorf("got %+v", got)
+	}
+	found(t, lintText(t, manifestOf("  caBundle:"), dir, "-"), []string{
+		"error: -:1: APIService v1.widgets.example.com is already at " + filepath.Join(dir, "a.yaml") + ":1",
+		"error: -:14: Service ns/widgets is already at " + filepath.Join(dir, "a.yaml"),
+		"error: " + filepath.Join(dir, "a.yaml") + ":1: APIService v1.widgets.example.com: annotation",
+	})
+	if out, err := lint(t, manifestOf("  caBundle:"), "-", "-o", "json"); err != nil || out != "[]\n" {
+		t.Errorf("nothing wrong: %q, %v", out, err)
+	}
+	if got := printable("a\x1b[2Jb"); strings.ContainsRune(got, 0x1b) {
+		t.Errorf("the terminal would obey %q", got)
+	}
+}
