@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/http/pprof"
 	"runtime"
@@ -56,13 +57,23 @@ func (d *door) makePages(context.Context) (err error) {
 // maxScrapes bounds concurrent scrapes: each builds the whole text.
 const maxScrapes = 4
 
-func newMetrics() *prometheus.Registry {
-	r := prometheus.NewRegistry()
-	r.MustRegister(
+// countProcess adds the metrics of the process itself.
+func (d *door) countProcess(context.Context) error {
+	for _, c := range []prometheus.Collector{
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "fairlead_build_info", Help: "1, with the build in the labels.", ConstLabels: prometheus.Labels{"version": version, "go": runtime.Version()},
 		}, func() float64 { return 1 }),
-	)
-	return r
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "fairlead_draining", Help: "1 while this process is on its way out and answers not ready."}, func() float64 {
+			if d.draining.Active() {
+				return 1
+			}
+			return 0
+		}),
+	} {
+		if err := d.metrics.Register(c); err != nil {
+			return fmt.Errorf("registering process metrics: %w", err)
+		}
+	}
+	return nil
 }

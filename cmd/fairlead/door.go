@@ -21,11 +21,17 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
+// metricsRegistry is a *prometheus.Registry, or one that a test looks into.
+type metricsRegistry interface {
+	prometheus.Registerer
+	prometheus.Gatherer
+}
+
 // door is everything that serve runs.
 type door struct {
 	o       *options
 	log     *slog.Logger
-	metrics *prometheus.Registry
+	metrics metricsRegistry
 	client  *rest.Config
 	servers []string
 

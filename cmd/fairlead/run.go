@@ -9,22 +9,31 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 )
 
 // run builds the door top to bottom, serves until ctx ends, and drains.
 func run(ctx context.Context, o *options, stderr io.Writer) error {
-	d := &door{o: o, log: newLogger(stderr, o.logFormat, o.verbosity), metrics: newMetrics()}
+	d := &door{o: o, log: newLogger(stderr, o.logFormat, o.verbosity), metrics: prometheus.NewRegistry()}
+	if err := d.build(ctx); err != nil {
+		return err
+	}
+	defer d.access.Close()
+	return d.serve(ctx)
+}
+
+// build makes everything, and listens, but serves nothing yet.
+func (d *door) build(ctx context.Context) error {
 	for _, step := range []func(context.Context) error{
-		d.findAPIServer, d.openListeners, d.makeTable, d.makeTrust, d.makeBackends, d.makeDocuments, d.makePages, d.makeProxy, d.makeServers,
+		d.countProcess, d.findAPIServer, d.openListeners, d.makeTable, d.makeTrust, d.makeBackends, d.makeDocuments, d.makePages, d.makeProxy, d.makeServers,
 	} {
 		if err := step(ctx); err != nil {
 			d.closeListeners()
 			return err
 		}
 	}
-	defer d.access.Close()
-	return d.serve(ctx)
+	return nil
 }
 
 // serve runs every loop until ctx ends or one of them fails. The loops outlive ctx by the drain.

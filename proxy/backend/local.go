@@ -108,7 +108,7 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 	}
 	l.publish()
 	if cfg.Metrics != nil {
-		if err := cfg.Metrics.Register(newCollector(func() []*Upstream { return l.pools[:] })); err != nil {
+		if err := cfg.Metrics.Register(newCollector(func() []*Upstream { return l.pools[:] }, false)); err != nil {
 			return nil, fmt.Errorf("registering local apiserver metrics: %w", err)
 		}
 	}

@@ -103,15 +103,18 @@ func (m *meter) dialled(err *dialError) {
 
 // collector shows the upstreams that there are at the moment of the scrape.
 type collector struct {
+	// described says that this one describes the series: there are two, and a description may be registered once.
+	described                                                                     bool
 	upstreams                                                                     func() []*Upstream
 	inFlight, connections, dials, handshakes, retries, rejections, phaseHistogram *prometheus.Desc
 }
 
-func newCollector(upstreams func() []*Upstream) *collector {
+func newCollector(upstreams func() []*Upstream, described bool) *collector {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("fairlead_backend_"+name, help, append([]string{"name"}, labels...), nil)
 	}
 	return &collector{
+		described:      described,
 		upstreams:      upstreams,
 		inFlight:       desc("requests_in_flight", "Requests that hold a place among those in flight, by kind.", "kind"),
 		connections:    desc("connections", "Open pooled connections of the net/http lane."),
@@ -123,8 +126,15 @@ func newCollector(upstreams func() []*Upstream) *collector {
 	}
 }
 
-// Describe sends nothing: series come and go with the table, and Pools and Local register a collector each.
-func (c *collector) Describe(chan<- *prometheus.Desc) {}
+// Describe sends the descriptions if they are this collector's to send: Pools and Local register one each.
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	if !c.described {
+		return
+	}
+	for _, d := range []*prometheus.Desc{c.inFlight, c.connections, c.dials, c.handshakes, c.retries, c.rejections, c.phaseHistogram} {
+		ch <- d
+	}
+}
 
 // Collect sends the series of every upstream. Counters that a healthy backend never moves are left out while they are 0: 10,000 APIServices are supported.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {

@@ -74,7 +74,7 @@ func New(cfg Config) (*Pools, error) {
 	}
 	p := &Pools{cfg: cfg, owner: newOwner(cfg.Logger), remotes: make(map[string]*remote)}
 	if cfg.Metrics != nil {
-		if err := cfg.Metrics.Register(newCollector(p.upstreams)); err != nil {
+		if err := cfg.Metrics.Register(newCollector(p.upstreams, true)); err != nil {
 			return nil, fmt.Errorf("registering backend metrics: %w", err)
 		}
 	}

@@ -19,7 +19,7 @@ func TestNoLeaks(t *testing.T) {
 	a, b := newServer(t, h2, nil), newServer(t, h1, nil)
 	f := newFixture(t, nil)
 	reg := prometheus.NewPedanticRegistry()
-	reg.MustRegister(newCollector(f.upstreams))
+	reg.MustRegister(newCollector(f.upstreams, true))
 	use := func(i int) {
 		switch i % 4 {
 		case 0:

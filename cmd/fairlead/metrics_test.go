@@ -1,0 +1,216 @@
+package main
+
+import (
+	"cmp"
+	"flag"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+var update = flag.Bool("update", false, "write docs/metrics.md anew")
+
+const metricsDoc = "../../docs/metrics.md"
+
+// family is one metric as its collector describes it.
+type family struct{ name, help, kind, labels string }
+
+// recorder is a registry that keeps what is registered with it.
+type recorder struct {
+	*prometheus.Registry
+	descs []*prometheus.Desc
+}
+
+func (r *recorder) Register(c prometheus.Collector) error {
+	ch := make(chan *prometheus.Desc)
+	go func() { defer close(ch); c.Describe(ch) }()
+	for d := range ch {
+		r.descs = append(r.descs, d)
+	}
+	return r.Registry.Register(c)
+}
+
+func (r *recorder) MustRegister(list ...prometheus.Collector) {
+	for _, c := range list {
+		if err := r.Register(c); err != nil {
+			panic(err)
+		}
+	}
+}
+
+// buildDoor builds everything that serve builds, short of serving.
+func buildDoor(t *testing.T, metrics *recorder) {
+	t.Helper()
+	dir := t.TempDir()
+	ca := pki.NewCA("ca")
+	pair := func(name string) (string, string) {
+		cert, key, err := ca.Issue(pki.Leaf{CommonName: name, Names: []string{"localhost"}}).WriteFiles(dir, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cert, key
+	}
+	caFile := filepath.Join(dir, "ca.crt")
+	if err := os.WriteFile(caFile, ca.PEM(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := clientcmdapi.NewConfig()
+	c.Clusters["c"] = &clientcmdapi.Cluster{Server: "https://127.0.0.1:1", CertificateAuthority: caFile}
+	c.Contexts["c"], c.CurrentContext = &clientcmdapi.Context{Cluster: "c"}, "c"
+	o := &options{}
+	if err := clientcmd.WriteToFile(*c, filepath.Join(dir, "kubeconfig")); err != nil {
+		t.Fatal(err)
+	}
+	o.addFlags(pflag.NewFlagSet("serve", pflag.ContinueOnError))
+	o.kubeconfig, o.clientCA, o.bindAddress, o.securePort, o.adminPort = filepath.Join(dir, "kubeconfig"), caFile, "127.0.0.1", 0, 0
+	o.tlsCert, o.tlsKey = pair("serving")
+	o.proxyCert, o.proxyKey = pair("front-proxy-client")
+	d := &door{o: o, log: slog.New(slog.DiscardHandler), metrics: metrics}
+	t.Cleanup(d.closeListeners)
+	if err := d.build(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// described are all metrics of our own, in order of their names.
+func described(t *testing.T) ([]family, *recorder) {
+	t.Helper()
+	r := &recorder{Registry: prometheus.NewRegistry()}
+	buildDoor(t, r)
+	kinds := map[string]string{}
+	gathered, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range gathered {
+		kinds[f.GetName()] = strings.ToLower(f.GetType().String())
+	}
+	re := regexp.MustCompile(`^Desc\{fqName: "([^"]+)", help: "(.*?)"(?:, unit: "[^"]*")?, constLabels: \{(.*)\}, variableLabels: \{(.*)\}\}$`)
+	all := map[string]family{}
+	for _, d := range r.descs {
+		m := re.FindStringSubmatch(d.String())
+		if m == nil {
+			t.Fatalf("a description of a new form: %s", d)
+		}
+		name := m[1]
+		if strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") {
+			continue
+		}
+		labels := strings.Split(m[4], ",")
+		for _, l := range strings.Split(m[3], ",") {
+			key, _, _ := strings.Cut(l, "=")
+			labels = append(labels, key)
+		}
+		labels = slices.DeleteFunc(labels, func(l string) bool { return l == "" })
+		slices.Sort(labels)
+		all[name] = family{name, strings.ReplaceAll(m[2], `\"`, `"`), cmp.Or(kinds[name], kindOf(name)), strings.Join(labels, ", ")}
+	}
+	list := slices.Collect(maps.Values(all))
+	slices.SortFunc(list, func(a, b family) int { return strings.Compare(a.name, b.name) })
+	return list, r
+}
+
+// kindOf is for metrics that have no series until something has happened; the end-to-end tests compare it with a real scrape.
+func kindOf(name string) string {
+	switch {
+	case strings.HasSuffix(name, "_total"):
+		return "counter"
+	case strings.HasSuffix(name, "_seconds") && !strings.HasSuffix(name, "_timestamp_seconds") && !strings.HasSuffix(name, "_age_seconds"):
+		return "histogram"
+	}
+	return "gauge"
+}
+
+// docs/metrics.md is made of what is registered; run this test with -update to write it.
+func TestMetricsDocument(t *testing.T) {
+	list, _ := described(t)
+	var b strings.Builder
+	b.WriteString(metricsHead)
+	for _, f := range list {
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", f.name, f.kind, f.labels, strings.ReplaceAll(f.help, "|", `\|`))
+	}
+	if *update {
+		if err := os.WriteFile(metricsDoc, []byte(b.String()), 0o644); err != nil { //nolint:gosec // a document
+			t.Fatal(err)
+		}
+	}
+	have, err := os.ReadFile(metricsDoc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(have) != b.String() {
+		t.Errorf("docs/metrics.md is not what is registered; go test ./cmd/fairlead -run TestMetricsDocument -update writes:\n%s", b.String())
+	}
+	if len(list) < 30 {
+		t.Errorf("%d metrics: some are not described", len(list))
+	}
+}
+
+const metricsHead = `# Metrics
+
+Written by ` + "`go test ./cmd/fairlead -run TestMetricsDocument -update`" + ` from what is registered; the same test fails when this page and the program differ.
+
+They are on the admin port, at ` + "`/metrics`" + `, for whoever may get that path there. Labels are bounded by the table of APIServices and by lists in the program, never
+by what a client sends: ` + "`name`" + ` is an APIService, ` + "`group`" + ` and ` + "`version`" + ` are those of an entry or ` + "`other`" + `, and the series of an APIService go when it goes. Beside them
+are the usual ` + "`go_*` and `process_*`" + `. There is no label ` + "`namespace`" + `: that one belongs to the scraped target.
+
+| metric | type | labels | meaning |
+|---|---|---|---|
+`
+
+// What promtool check metrics would say, for metrics without series too.
+func TestMetricsLint(t *testing.T) {
+	list, r := described(t)
+	var families []*dto.MetricFamily
+	for _, f := range list {
+		kind := dto.MetricType(dto.MetricType_value[strings.ToUpper(f.kind)])
+		m := &dto.Metric{}
+		switch kind { //nolint:exhaustive // there are no others
+		case dto.MetricType_COUNTER:
+			m.Counter = &dto.Counter{Value: new(0.0)}
+		case dto.MetricType_HISTOGRAM:
+			m.Histogram = &dto.Histogram{}
+		default:
+			m.Gauge = &dto.Gauge{Value: new(0.0)}
+		}
+		for _, l := range strings.Split(f.labels, ", ") {
+			if l != "" {
+				m.Label = append(m.Label, &dto.LabelPair{Name: new(l), Value: new("x")})
+			}
+		}
+		families = append(families, &dto.MetricFamily{Name: new(f.name), Help: new(f.help), Type: &kind, Metric: []*dto.Metric{m}})
+	}
+	problems, err := promlint.NewWithMetricFamilies(families).Lint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+	// The golden scrape: what is exposed is what is described.
+	gathered, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range gathered {
+		if name := f.GetName(); !strings.HasPrefix(name, "go_") && !strings.HasPrefix(name, "process_") &&
+			!slices.ContainsFunc(list, func(d family) bool { return d.name == name }) {
+			t.Errorf("%s is exposed and not described", name)
+		}
+	}
+}

@@ -1,0 +1,45 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+// The README's table of flags is made of the flags.
+func TestReadmeFlags(t *testing.T) {
+	const file, begin, end = "../../README.md", "<!-- flags -->\n", "<!-- end of flags -->"
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok := strings.Cut(string(data), begin)
+	have, after, found := strings.Cut(rest, end)
+	if !ok || !found {
+		t.Fatalf("README.md has no %q or no %q", begin, end)
+	}
+	fs := pflag.NewFlagSet("serve", pflag.ContinueOnError)
+	fs.SortFlags = false
+	new(options).addFlags(fs)
+	var b strings.Builder
+	b.WriteString("| flag | default | meaning |\n|---|---|---|\n")
+	fs.VisitAll(func(f *pflag.Flag) {
+		def := ""
+		if f.DefValue != "" && f.DefValue != "[]" {
+			def = "`" + strings.Trim(f.DefValue, "[]") + "`"
+		}
+		fmt.Fprintf(&b, "| `--%s` | %s | %s |\n", f.Name, def, strings.ReplaceAll(f.Usage, "|", `\|`))
+	})
+	if *update {
+		if err := os.WriteFile(file, []byte(before+begin+b.String()+end+after), 0o644); err != nil { //nolint:gosec // a document
+			t.Fatal(err)
+		}
+		return
+	}
+	if have != b.String() {
+		t.Errorf("README.md does not list the flags that there are; go test ./cmd/fairlead -run TestReadmeFlags -update writes:\n%s", b.String())
+	}
+}
