@@ -81,6 +81,9 @@ func (p *Proxy) decideWith(ctx context.Context, h *Head, c *authn.Conn, set []hp
 	if d.Err != nil {
 		return d, true
 	}
+	if p.rejecting.Load() && !ownHealth(h.Path) {
+		return d.refuse(errShuttingDown()), true
+	}
 	d.Credentials = p.cfg.Authn.Read(c, h.Fields)
 	switch d.Action {
 	case ToHealth:

@@ -66,6 +66,11 @@ func errNotReady() error {
 	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "the table of APIServices is not complete yet, please try again", retrySoon)
 }
 
+// errShuttingDown is what kube-apiserver says while it drains, with its own Retry-After (k8s.io/apiserver/pkg/server/filters/with_retry_after.go).
+func errShuttingDown() error {
+	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "the front door is shutting down, please try again", 5)
+}
+
 func errLoop() error {
 	return statusError(http.StatusLoopDetected, metav1.StatusReasonInternalError, "the request has come back to the Fairlead that sent it", 0)
 }

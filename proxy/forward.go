@@ -18,14 +18,12 @@ import (
 // forward carries a request out on the net/http lane.
 func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 	d := &x.decision
-	if d.Action == ToRemote {
-		release, ok := p.cfg.Backends.Acquire(d.Entry, d.LongRunning)
-		if !ok {
-			p.writeError(w, r, errBusy(d.Entry.Name))
-			return
-		}
-		defer release()
+	held, err := p.enter(d)
+	if err != nil {
+		p.writeError(w, r, err)
+		return
 	}
+	defer held.leave()
 	if x.head.Upgrade != "" {
 		p.upgrade(w, r, x)
 		return

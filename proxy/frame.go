@@ -46,7 +46,7 @@ type frameRequest struct {
 	l        *frameLane
 	head     Head
 	decision Decision
-	release  func() // gives back the place among the APIService's requests. Nil: none was taken
+	held     place
 	conn     *frameConn
 
 	remove func(string) bool
@@ -115,21 +115,19 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 	if up == nil {
 		// The net/http lane decides again, from the caches.
 		l.recycle(r)
-		return h2.Plan{Serve: l.p}
+		return h2.Plan{Serve: l.p, GoAway: l.p.goAway()}
 	}
-	if d.Action == ToRemote {
-		release, ok := l.p.cfg.Backends.Acquire(d.Entry, d.LongRunning)
-		if !ok {
-			l.recycle(r)
-			return h2.Plan{Serve: l.p}
-		}
-		r.release = release
+	held, err := l.p.enter(d)
+	if err != nil {
+		l.recycle(r)
+		return h2.Plan{Serve: l.p, GoAway: l.p.goAway()}
 	}
 	up.count()
+	r.held = held
 	again := d.Request.Verb == "get" || d.Request.Verb == "list" || d.Request.Verb == "head"
 	return h2.Plan{
 		Forward: up.frames, Remove: r.remove, Set: d.Set, Deadline: d.Timeout, LongRunning: d.LongRunning, Retries: maxRetries, Again: again && !d.LongRunning,
-		Budget: up.budget, Accept: r.accept, Fail: r.fail, Done: r.done,
+		Budget: up.budget, Accept: r.accept, Fail: r.fail, Done: r.done, GoAway: l.p.goAway(),
 	}
 }
 
@@ -282,10 +280,7 @@ func frameError(o h2.Outcome) error {
 }
 
 func (r *frameRequest) onEnd(o h2.Outcome) {
-	if r.release != nil {
-		r.release()
-		r.release = nil
-	}
+	r.held.leave()
 	status := o.Status
 	if status == 0 {
 		status = statusClientGone

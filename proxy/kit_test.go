@@ -43,7 +43,9 @@ type worldConfig struct {
 	anonymous   bool
 	incomplete  bool
 	// guard is the backends'. Nil: their trust lasts.
-	guard func(*registry.Backend, []*x509.Certificate) (<-chan struct{}, func())
+	guard       func(*registry.Backend, []*x509.Certificate) (<-chan struct{}, func())
+	maxInFlight int
+	goAway      float64
 }
 
 func newWorld(t *testing.T, c worldConfig) *world {
@@ -82,7 +84,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		Servers: []string{w.local.URL}, TLS: func(certificate bool) (*tls.Config, error) { return tlsTo("localhost", certificate), nil },
 	})
 	check(t, err)
-	w.proxy, err = New(Config{Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t), Backends: pools, Local: local})
+	w.proxy, err = New(Config{Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t), Backends: pools, Local: local, MaxInFlight: c.maxInFlight, GoAwayChance: c.goAway})
 	check(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops sync.WaitGroup

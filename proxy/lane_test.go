@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptrace"
 	"strings"
 	"testing"
 
@@ -171,5 +172,73 @@ func TestImpersonation(t *testing.T) {
 	w.do(t, w.httpClient(t, "h2", nil), r)
 	if got := w.local.last(t).header.Get("Impersonate-User"); got != "jane" {
 		t.Errorf("local got Impersonate-User %q", got)
+	}
+}
+
+func TestServerWideLimit(t *testing.T) {
+	began, end := make(chan struct{}), make(chan struct{})
+	w := newWorld(t, worldConfig{maxInFlight: 1, remote: func(_ http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			began <- struct{}{}
+			<-end
+		}
+	}})
+	first := make(chan answer)
+	go func() { first <- w.get(t, "frames", remoteGV+"/widgets") }()
+	<-began
+	everyWay(t, func(t *testing.T, proto string) {
+		if got := w.get(t, proto, remoteGV+"/widgets"); got.status != 429 || got.header.Get("Retry-After") != "1" {
+			t.Errorf("a second read: %d %s", got.status, got.body)
+		}
+		if got := w.get(t, proto, "/api/v1/pods"); got.status != 200 {
+			t.Errorf("a local read: %d", got.status)
+		}
+		r := w.request(t, "POST", remoteGV+"/widgets", nil)
+		r.Header.Set("Authorization", "Bearer token-of-bob")
+		if got := w.do(t, w.httpClient(t, proto, nil), r); got.status != 200 {
+			t.Errorf("a write: %d", got.status)
+		}
+	})
+	close(end)
+	if got := <-first; got.status != 200 {
+		t.Errorf("the first: %d", got.status)
+	}
+	go func() { <-began }()
+	if got := w.get(t, "frames", remoteGV+"/widgets"); got.status != 200 {
+		t.Errorf("after the first: %d", got.status)
+	}
+}
+
+func TestRejectNew(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	w.proxy.RejectNew()
+	everyWay(t, func(t *testing.T, proto string) {
+		if got := w.get(t, proto, "/api/v1/pods"); got.status != 429 || got.header.Get("Retry-After") != "5" {
+			t.Errorf("%d, Retry-After %q", got.status, got.header.Get("Retry-After"))
+		}
+		if got := w.get(t, proto, "/readyz"); got.status != 200 {
+			t.Errorf("health: %d", got.status)
+		}
+	})
+}
+
+// With a chance of one, each request comes over a connection of its own.
+func TestGoAway(t *testing.T) {
+	w := newWorld(t, worldConfig{goAway: 1})
+	for _, proto := range []string{"h2", "frames"} {
+		c := w.httpClient(t, proto, nil)
+		seen := map[string]bool{}
+		for range 3 {
+			r := w.request(t, "GET", "/api/v1/pods", nil)
+			r = r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
+				GotConn: func(i httptrace.GotConnInfo) { seen[i.Conn.LocalAddr().String()] = true },
+			}))
+			if got := w.do(t, c, r); got.status != 200 {
+				t.Fatalf("%s: %d", proto, got.status)
+			}
+		}
+		if len(seen) < 2 {
+			t.Errorf("%s: the client was never asked to reconnect", proto)
+		}
 	}
 }

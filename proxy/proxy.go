@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"sync"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -39,6 +40,10 @@ type Config struct {
 	Pages http.Handler
 	// Health wraps the local apiserver's /readyz and /healthz with the own readiness of this process. Nil: they are relayed as they are.
 	Health func(local http.Handler) http.Handler
+	// MaxInFlight and MaxMutating bound the requests under way to all remotes together, long-running ones aside. Zero: no bound.
+	MaxInFlight, MaxMutating int
+	// GoAwayChance is the probability with which an HTTP/2 client is asked to reconnect after a request. Zero: never.
+	GoAwayChance float64
 	// AccessLog gets one line per request. Nil: no access log.
 	AccessLog *slog.Logger
 	// Logger is for what goes wrong. Nil discards.
@@ -57,6 +62,9 @@ type Proxy struct {
 	health   http.Handler
 	metrics  *metrics
 	sessions sessions
+	limits   limits
+	// rejecting turns every new request away.
+	rejecting atomic.Bool
 	// ending ends when long-running requests must; end is what ends it.
 	ending context.Context
 	end    context.CancelFunc
@@ -77,6 +85,7 @@ func New(cfg Config) (*Proxy, error) {
 	if p.metrics, err = newMetrics(cfg.Metrics, cfg.Table); err != nil {
 		return nil, err
 	}
+	p.limits.init(cfg.MaxInFlight, cfg.MaxMutating)
 	p.ending, p.end = context.WithCancel(context.Background())
 	p.reverse = p.newReverse()
 	p.admitted = p.impersonation(http.HandlerFunc(p.serveImpersonated))
@@ -146,6 +155,9 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer rec.done()
 	r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
 	x.decision, _ = p.Decide(r.Context(), x.head, x.conn, true)
+	if r.ProtoMajor == 2 && p.goAway() {
+		w.Header().Set("Connection", "close") // net/http makes a GOAWAY of it
+	}
 	p.carryOut(rec.writer(), r, x)
 }
 

@@ -18,6 +18,8 @@ type drainer struct {
 	requests, watches time.Duration
 	// unready makes the readiness checks fail.
 	unready func()
+	// reject turns new requests away once the delay is over. Nil: they are served as long as there is a connection.
+	reject func()
 	// endWatches and endSessions end what would last for ever; sessions counts the latter.
 	endWatches, endSessions func()
 	sessions                func() int
@@ -31,6 +33,9 @@ func (d *drainer) drain(front, admin *http.Server) {
 	d.unready()
 	d.log.Info("draining: unready", "delay", d.delay)
 	time.Sleep(d.delay) //nolint:forbidigo // nothing is to be waited for but time: load balancers need it to notice
+	if d.reject != nil {
+		d.reject()
+	}
 	watches := time.AfterFunc(d.watches, d.endWatches)
 	defer watches.Stop()
 	ctx, cancel := context.WithTimeout(context.Background(), max(d.requests, d.watches+time.Second))

@@ -85,6 +85,9 @@ func (d *door) drainer() *drainer {
 	if d.frames != nil {
 		dr.frames = d.frames.Shutdown
 	}
+	if d.o.sendRetryAfter {
+		dr.reject = d.proxy.RejectNew
+	}
 	return dr
 }
 

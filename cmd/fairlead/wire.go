@@ -147,7 +147,8 @@ func (d *door) makeProxy(context.Context) error {
 	}
 	d.access = closer
 	d.proxy, err = proxy.New(proxy.Config{
-		Table: d.registry.Table, Authn: who, Authz: may, Backends: d.backends, Local: d.local, Documents: http.HandlerFunc(d.serveDocument), AccessLog: log, Pages: d.pages, Logger: d.log, Metrics: d.metrics,
+		Table: d.registry.Table, Authn: who, Authz: may, Backends: d.backends, Local: d.local, MaxInFlight: d.o.maxInFlight,
+		MaxMutating: d.o.maxMutating, GoAwayChance: d.o.goawayChance, Documents: http.HandlerFunc(d.serveDocument), AccessLog: log, Pages: d.pages, Logger: d.log, Metrics: d.metrics,
 		Health: func(local http.Handler) http.Handler { return &health.Relay{Ready: d.ready, Local: local} },
 	})
 	return err

@@ -1,0 +1,91 @@
+package proxy
+
+import (
+	"math/rand/v2"
+	"sync/atomic"
+)
+
+// limits bound the requests under way to all remotes together, long-running ones aside (--max-requests-inflight, --max-mutating-requests-inflight). What
+// goes to the local apiserver is its own priority and fairness' to bound.
+type limits struct {
+	reads, writes limit
+}
+
+// limit is one bound. The zero limit bounds nothing.
+type limit struct {
+	max   int64
+	n     atomic.Int64
+	leave func() // made once: taking a place allocates nothing
+}
+
+func (l *limits) init(reads, writes int) {
+	for _, x := range []struct {
+		l   *limit
+		max int
+	}{{&l.reads, reads}, {&l.writes, writes}} {
+		x.l.max = int64(x.max)
+		x.l.leave = func() { x.l.n.Add(-1) }
+	}
+}
+
+func (l *limits) of(verb string) *limit {
+	switch verb {
+	case "get", "list", "watch", "head", "options", "proxy":
+		return &l.reads
+	}
+	return &l.writes
+}
+
+// enter takes a place, if there is one.
+func (l *limit) enter() (leave func(), ok bool) {
+	if l.max == 0 {
+		return nil, true
+	}
+	if l.n.Add(1) > l.max {
+		l.n.Add(-1)
+		return nil, false
+	}
+	return l.leave, true
+}
+
+// place is what a request to a remote holds while it is under way. The zero place holds nothing.
+type place struct{ server, backend func() }
+
+// enter takes a request's place among all and among its APIService's.
+func (p *Proxy) enter(d *Decision) (place, error) {
+	var held place
+	if d.Action != ToRemote {
+		return held, nil
+	}
+	ok := true
+	if !d.LongRunning {
+		if held.server, ok = p.limits.of(d.Request.Verb).enter(); !ok {
+			return place{}, errBusy("the front door")
+		}
+	}
+	if held.backend, ok = p.cfg.Backends.Acquire(d.Entry, d.LongRunning); !ok {
+		held.leave()
+		return place{}, errBusy(d.Entry.Name)
+	}
+	return held, nil
+}
+
+func (h *place) leave() {
+	if h.server != nil {
+		h.server()
+	}
+	if h.backend != nil {
+		h.backend()
+	}
+	*h = place{}
+}
+
+// goAway draws whether a client is asked to reconnect (--goaway-chance): connections of clients that never close would otherwise stay with the replica that
+// was there first.
+func (p *Proxy) goAway() bool {
+	return p.cfg.GoAwayChance > 0 && rand.Float64() < p.cfg.GoAwayChance //nolint:gosec // a lot, not a secret
+}
+
+// RejectNew answers every request from now on with 429 and Retry-After (--shutdown-send-retry-after): those under way end in their time. Health paths
+// stay open.
+func (p *Proxy) RejectNew() { p.rejecting.Store(true) }
