@@ -30,7 +30,7 @@ type Config struct {
 	FetchLocal func(ctx context.Context, r *http.Request) (*http.Response, error)
 	// StaleAfter is for how long what a failing backend said last stays Current. Zero: for ever, while the APIService names the same Service.
 	StaleAfter time.Duration
-	// Every is the time between questions to a backend that answers. Zero: 60 s.
+	// Every is the time between questions to a backend that answers. Zero: 50 s, and so within a minute with its jitter.
 	Every time.Duration
 	// Logger is for what goes wrong. Nil discards.
 	Logger *slog.Logger

@@ -30,7 +30,7 @@ type Config struct {
 	Fetch func(ctx context.Context, e *registry.Entry, r *http.Request) (*http.Response, error)
 	// FetchLocal sends a request to the local apiserver, likewise. Nil: there is none (the dir: registry).
 	FetchLocal func(ctx context.Context, r *http.Request) (*http.Response, error)
-	// Every is the time between questions to a backend that answers. Zero: 60 s.
+	// Every is the time between questions to a backend that answers. Zero: 50 s, and so within a minute with its jitter.
 	Every time.Duration
 	// Logger is for what goes wrong. Nil discards.
 	Logger *slog.Logger

@@ -38,19 +38,12 @@ func (w *world) extend(t *testing.T, name string, cfg extension.Config, where ma
 
 func (w *world) register(t *testing.T, name string, s *extension.Server, where map[string]priority) {
 	t.Helper()
-	_, err := w.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "backends"}}, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		t.Fatal(err)
-	}
+	w.namespace(t, "backends")
 	_, text, err := net.SplitHostPort(s.Addr())
 	if err != nil {
 		t.Fatal(err)
 	}
-	number, err := strconv.ParseInt(text, 10, 32)
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := int32(number)
+	port := portOf(t, text)
 	// Kubernetes refuses loopback addresses in EndpointSlices.
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{
 		Type: corev1.ServiceTypeExternalName, ExternalName: "localhost", Ports: []corev1.ServicePort{{Port: port}},
@@ -67,6 +60,24 @@ func (w *world) register(t *testing.T, name string, s *extension.Server, where m
 				CABundle: s.CA.PEM(), GroupPriorityMinimum: at.group, VersionPriority: at.version,
 			},
 		})
+	}
+}
+
+func portOf(t *testing.T, text string) int32 {
+	t.Helper()
+	number, err := strconv.ParseInt(text, 10, 32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int32(number)
+}
+
+// namespace makes a namespace if it is not there.
+func (w *world) namespace(t *testing.T, name string) {
+	t.Helper()
+	_, err := w.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
 	}
 }
 

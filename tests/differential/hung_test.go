@@ -1,0 +1,111 @@
+//go:build e2e
+
+package differential
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+)
+
+// TestHungBackends shows that backends that accept and never answer delay nobody but themselves.
+func TestHungBackends(t *testing.T) {
+	w := newWorld(t)
+	calm := w.latency(t)
+	for i := range 20 {
+		name := fmt.Sprintf("hung%d", i)
+		gv := name + ".example.com/v1"
+		cfg := extension.Config{Names: []string{name + ".backends.svc"}, GroupVersions: []string{gv}}
+		s := extension.Start(t, cfg)
+		fault := extension.Fault{Kind: extension.Hang} // every other one does not even shake hands
+		if i%2 == 1 {
+			fault.Kind = extension.HangConnect
+		}
+		if err := s.Set(fault); err != nil {
+			t.Fatal(err)
+		}
+		w.register(t, name, s, map[string]priority{gv: {500, 10}})
+	}
+	eventually(t, 30*time.Second, "all hung ones are listed", func() (bool, string) {
+		n := strings.Count(w.ask(t, w.front.Endpoint, "/apis", http.Header{"Accept": {"application/json" + asV2}}).body, `"Stale"`)
+		return n == 20, fmt.Sprint(n)
+	})
+	// One server with the group-versions of all tries, so that nothing but the APIService is new each time.
+	var gvs []string
+	for i := range 5 {
+		gvs = append(gvs, fmt.Sprintf("fresh%d.example.com/v1", i))
+	}
+	s := extension.Start(t, extension.Config{Names: []string{"fresh.backends.svc"}, GroupVersions: gvs})
+	w.register(t, "fresh", s, nil)
+	var routable, discovered []time.Duration
+	for _, gv := range gvs {
+		a, b := w.appear(t, s, gv)
+		routable, discovered = append(routable, a), append(discovered, b)
+	}
+	slices.Sort(routable)
+	slices.Sort(discovered)
+	t.Logf("after its creation an APIService is routable in %s, discovered in %s", routable, discovered)
+	// The middle one counts: the machine of a test may be busy with something else for a moment.
+	if routable[2] > 100*time.Millisecond || discovered[2] > 500*time.Millisecond {
+		t.Errorf("routable in %s, discovered in %s; want 100ms and 500ms", routable[2], discovered[2])
+	}
+	hung := w.latency(t)
+	for path, before := range calm {
+		t.Logf("%s: %s without, %s with hung backends", path, before, hung[path])
+		// Twenty group-versions more are some more bytes; a document that waits for a backend takes seconds.
+		if hung[path] > 3*before+50*time.Millisecond {
+			t.Errorf("%s takes %s with hung backends and %s without", path, hung[path], before)
+		}
+	}
+}
+
+// appear creates an APIService and measures until it is routable, and until its resources are discovered.
+func (w *world) appear(t *testing.T, s *extension.Server, gv string) (routable, discovered time.Duration) {
+	t.Helper()
+	group, version, _ := strings.Cut(gv, "/")
+	port := portOf(t, s.Addr()[strings.LastIndex(s.Addr(), ":")+1:])
+	w.claim(t, &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: version + "." + group}, Spec: apiregistrationv1.APIServiceSpec{
+		Service: &apiregistrationv1.ServiceReference{Namespace: "backends", Name: "fresh", Port: &port}, Group: group, Version: version,
+		CABundle: s.CA.PEM(), GroupPriorityMinimum: 500, VersionPriority: 10,
+	}})
+	begun := time.Now()
+	eventually(t, 30*time.Second, gv+" is routable", func() (bool, string) {
+		a := w.ask(t, w.front.Endpoint, "/apis/"+gv+"/namespaces/default/widgets?limit=1", nil)
+		return a.status == http.StatusOK, fmt.Sprint(a.status, a.body)
+	})
+	routable = time.Since(begun)
+	eventually(t, 30*time.Second, gv+" is discovered", func() (bool, string) {
+		a := w.ask(t, w.front.Endpoint, "/apis", http.Header{"Accept": {"application/json" + asV2}})
+		return strings.Contains(a.body, `"resource":"widgets","responseKind":{"group":"`+group+`"`), a.body
+	})
+	return routable, time.Since(begun)
+}
+
+// latency is the median time of an answer of each document.
+func (w *world) latency(t *testing.T) map[string]time.Duration {
+	t.Helper()
+	out := map[string]time.Duration{}
+	for _, path := range []string{"/openapi/v2", "/openapi/v3", "/apis"} {
+		eventually(t, time.Minute, path+" is there", func() (bool, string) {
+			a := w.ask(t, w.front.Endpoint, path, nil)
+			return a.status == http.StatusOK, a.body
+		})
+		var took []time.Duration
+		for range 9 {
+			begun := time.Now()
+			w.ask(t, w.front.Endpoint, path, http.Header{"Accept-Encoding": {"gzip"}})
+			took = append(took, time.Since(begun))
+		}
+		slices.Sort(took)
+		out[path] = took[len(took)/2]
+	}
+	return out
+}
