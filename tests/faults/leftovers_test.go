@@ -1,0 +1,165 @@
+//go:build e2e
+
+package faults
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// testLeftovers creates, changes and deletes APIServices under traffic, a thousand times in all, and counts what Fairlead holds before and after.
+func testLeftovers(t *testing.T, d *door) {
+	const (
+		groups  = 40
+		changes = 23 // and a creation and a deletion: a thousand together
+		workers = 5
+	)
+	b := d.w.newBackend()
+	var list []string
+	for i := range groups {
+		list = append(list, fmt.Sprintf("g%d.%s", i, b.group))
+	}
+	cfg := extension.Config{Record: -1}
+	for _, g := range list {
+		cfg.GroupVersions = append(cfg.GroupVersions, g+"/v1")
+	}
+	servers := b.serve(t, 2, cfg)
+	b.register(t, servers[0].Addr(), servers[1].Addr())
+	b.await(t, d)
+	clients := d.w.clients(workers)
+	for _, c := range clients { // so that their connections are there before, too
+		ask(t, c, d.Endpoint.URL+b.widgets())
+	}
+	before := d.holds(t, servers)
+
+	stranger := pki.NewCA("stranger").PEM()
+	bundles := [][]byte{slices.Concat(d.w.ca.PEM(), stranger), d.w.ca.PEM(), slices.Concat(stranger, d.w.ca.PEM()), stranger, d.w.ca.PEM()}
+	work := make(chan string)
+	var working sync.WaitGroup
+	for _, c := range clients {
+		working.Go(func() {
+			for group := range work {
+				d.churn(t, c, b.object(group), bundles, changes)
+			}
+		})
+	}
+	begun := time.Now()
+	for _, g := range list {
+		work <- g
+	}
+	close(work)
+	working.Wait()
+	t.Logf("%d updates in %s", groups*(changes+2), time.Since(begun).Round(time.Millisecond))
+
+	var after holding
+	const spare = 12 // goroutines and descriptors that come and go: scrapes, timers of handshakes, a probe under way
+	ok := func() bool {
+		after = d.holds(t, servers)
+		return after.goroutines <= before.goroutines+spare && after.files <= before.files+spare && after.backend <= before.backend+2 && after.series == 0
+	}
+	deadline := time.Now().Add(longest)
+	for !ok() && time.Now().Before(deadline) {
+		pause(t, 500*time.Millisecond)
+	}
+	t.Logf("before %+v, after %+v", before, after)
+	if !ok() {
+		stacks, err := d.get(t.Context(), "/debug/pprof/goroutine?debug=1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Errorf("before %+v, after %+v\n%.6000s", before, after, stacks)
+	}
+}
+
+// holding is what Fairlead holds.
+type holding struct {
+	goroutines, files int   // of its process
+	backend           int64 // connections that the backend sees
+	series            int   // of APIServices that are no more
+}
+
+// holds counts. The connections of the backend's own APIService are among them, before and after.
+func (d *door) holds(t *testing.T, servers []*extension.Server) holding {
+	t.Helper()
+	text, err := d.get(t.Context(), "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := parse(text)
+	h := holding{goroutines: int(s["go_goroutines"]), files: int(s["process_open_fds"])}
+	for _, x := range servers {
+		h.backend += x.Stats().Open
+	}
+	for name := range s {
+		if strings.Contains(name, `"v1.g`) || strings.Contains(name, `group="g`) {
+			h.series++
+		}
+	}
+	return h
+}
+
+// churn creates an APIService, changes it under traffic and deletes it.
+func (d *door) churn(t *testing.T, c *http.Client, object *apiregistrationv1.APIService, bundles [][]byte, changes int) {
+	ctx := t.Context()
+	api := d.w.groups.ApiregistrationV1().APIServices()
+	object, err := api.Create(ctx, object, metav1.CreateOptions{})
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	url := fmt.Sprintf("%s/apis/%s/v1/namespaces/default/widgets", d.Endpoint.URL, object.Spec.Group)
+	watching, end := context.WithCancel(ctx)
+	defer end()
+	for i := range changes {
+		patch := fmt.Sprintf(`{"metadata":{"annotations":{"fairlead.dev/max-inflight":"%d"}},"spec":{"caBundle":%q}}`,
+			100+i, base64.StdEncoding.EncodeToString(bundles[i%len(bundles)]))
+		if _, err := api.Patch(ctx, object.Name, "application/merge-patch+json", []byte(patch), metav1.PatchOptions{}); err != nil {
+			t.Error(err)
+			return
+		}
+		ask(t, c, url)
+		if i%8 == 4 {
+			open(watching, c, url+"?watch=1&resourceVersion=1")
+		}
+	}
+	if err := api.Delete(ctx, object.Name, metav1.DeleteOptions{}); err != nil {
+		t.Error(err)
+	}
+}
+
+// ask sends a request whose answer does not matter: the APIService may be of any state.
+func ask(t *testing.T, c *http.Client, url string) {
+	t.Helper()
+	res, err := c.Get(url)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	res.Body.Close()
+}
+
+// open begins a watch that lasts until ctx ends.
+func open(ctx context.Context, c *http.Client, url string) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return
+	}
+	res, err := c.Do(req)
+	if err != nil {
+		return
+	}
+	context.AfterFunc(ctx, func() { res.Body.Close() })
+}
