@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -18,6 +19,7 @@ type metrics struct {
 	duration *prometheus.HistogramVec
 	active   *prometheus.GaugeVec
 	table    func() *registry.Table
+	seen     sync.Map // *registry.Entry → struct{}: those that may have series
 }
 
 func newMetrics(reg prometheus.Registerer, table func() *registry.Table) (*metrics, error) {
@@ -52,8 +54,17 @@ func newMetrics(reg prometheus.Registerer, table func() *registry.Table) (*metri
 
 func (m *metrics) observe(d *Decision, code int, took time.Duration) {
 	group, version := "other", ""
-	if d.Entry != nil {
-		group, version = d.Entry.GroupVersion.Group, d.Entry.GroupVersion.Version
+	if e := d.Entry; e != nil {
+		group, version = e.GroupVersion.Group, e.GroupVersion.Version
+		if _, known := m.seen.Load(e); !known {
+			m.seen.Store(e, struct{}{})
+		}
+		// A watch ends after its APIService was deleted, and would make series that nobody removes. Asked after they are made: follow may be at it right now.
+		defer func() {
+			if m.table().Entry(e.GroupVersion) == nil {
+				m.forget(e.GroupVersion)
+			}
+		}()
 	}
 	verb := boundedVerb(d.Request.Verb)
 	status := statusLabel(code)
@@ -65,26 +76,31 @@ func (m *metrics) observe(d *Decision, code int, took time.Duration) {
 
 // follow removes the series of group-versions that have left the table, until ctx ends.
 func (m *metrics) follow(ctx context.Context) error {
-	present := map[schema.GroupVersion]bool{}
 	for {
 		t := m.table()
-		for gv := range present {
-			if t.Entry(gv) == nil {
-				delete(present, gv)
-				gone := prometheus.Labels{"group": gv.Group, "version": gv.Version}
-				m.total.DeletePartialMatch(gone)
-				m.duration.DeletePartialMatch(gone)
+		m.seen.Range(func(key, _ any) bool {
+			e := key.(*registry.Entry) //nolint:forcetypeassert // nothing else is stored
+			now := t.Entry(e.GroupVersion)
+			if now != e {
+				m.seen.Delete(key)
 			}
-		}
-		for _, e := range t.Entries() {
-			present[e.GroupVersion] = true
-		}
+			if now == nil {
+				m.forget(e.GroupVersion)
+			}
+			return true
+		})
 		select {
 		case <-t.Superseded():
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
+}
+
+func (m *metrics) forget(gv schema.GroupVersion) {
+	gone := prometheus.Labels{"group": gv.Group, "version": gv.Version}
+	m.total.DeletePartialMatch(gone)
+	m.duration.DeletePartialMatch(gone)
 }
 
 func boundedVerb(verb string) string {

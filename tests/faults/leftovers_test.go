@@ -89,6 +89,7 @@ type holding struct {
 	goroutines, files int   // of its process
 	backend           int64 // connections that the backend sees
 	series            int   // of APIServices that are no more
+	example           string
 }
 
 // holds counts. The connections of the backend's own APIService are among them, before and after.
@@ -106,6 +107,7 @@ func (d *door) holds(t *testing.T, servers []*extension.Server) holding {
 	for name := range s {
 		if strings.Contains(name, `"v1.g`) || strings.Contains(name, `group="g`) {
 			h.series++
+			h.example = name
 		}
 	}
 	return h

@@ -1,0 +1,74 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// tableOf builds a table of group/v1 for each group.
+func tableOf(prev *registry.Table, groups ...string) *registry.Table {
+	in := registry.Input{APIServices: map[string]*apiregistrationv1.APIService{}, Complete: true}
+	for _, g := range groups {
+		in.APIServices["v1."+g] = &apiregistrationv1.APIService{
+			ObjectMeta: metav1.ObjectMeta{Name: "v1." + g}, Spec: apiregistrationv1.APIServiceSpec{Group: g, Version: "v1"},
+		}
+	}
+	return registry.Build(in, prev)
+}
+
+// Series come and go with their APIService, also when a request ends later than that, and when it came and went between two looks at the table.
+func TestSeriesEndWithTheAPIService(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var now atomic.Pointer[registry.Table]
+		now.Store(tableOf(nil, "stays"))
+		reg := prometheus.NewRegistry()
+		m, err := newMetrics(reg, now.Load)
+		if err != nil {
+			t.Fatal(err)
+		}
+		watch := func(e *registry.Entry) {
+			m.observe(&Decision{Entry: e, Request: Request{Verb: "watch"}}, 200, time.Second)
+		}
+		get := func(e *registry.Entry) {
+			m.observe(&Decision{Entry: e, Request: Request{Verb: "get"}}, 200, time.Second)
+		}
+		first := now.Load()
+		get(first.Entries()[0])
+
+		second := tableOf(first, "stays", "goes") // nobody looks at it
+		now.Store(second)
+		goes := second.Entries()[0]
+		if goes.GroupVersion.Group != "goes" {
+			goes = second.Entries()[1]
+		}
+		get(goes)
+		if n := testutil.CollectAndCount(m.total); n != 2 {
+			t.Errorf("%d series, want one of each APIService", n)
+		}
+		now.Store(tableOf(second, "stays"))
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- m.follow(ctx) }()
+		synctest.Wait()
+		watch(goes)
+		get(goes)
+		if n, d := testutil.CollectAndCount(m.total), testutil.CollectAndCount(m.duration); n != 1 || d != 1 {
+			t.Errorf("%d and %d series, want those of the APIService that stays", n, d)
+		}
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+}
