@@ -1,0 +1,124 @@
+//go:build e2e
+
+package h2
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// echo answers with the body it was sent, or with as many bytes as /n says.
+func echo(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Trailer", "X-T")
+	w.Header().Set("X-Proto", r.Proto)
+	n := 0
+	if _, err := fmt.Sscanf(r.URL.Path, "/%d", &n); err == nil {
+		for ; n > 0; n -= len(leanBody) {
+			_, _ = w.Write(leanBody[:min(n, len(leanBody))])
+		}
+	} else {
+		_, _ = io.Copy(w, r.Body)
+	}
+	w.Header().Set("X-T", "end")
+}
+
+// run runs a tool that the machine must have.
+func run(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), name, args...).Output()
+	if err != nil {
+		said := out[max(0, len(out)-4<<10):]
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+			said = append(said, exit.Stderr...)
+		}
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, said)
+	}
+	return string(out)
+}
+
+// TestH2spec runs the conformance suite against forwarding and against answers of our own.
+func TestH2spec(t *testing.T) {
+	lines := strings.Fields(run(t, "go", "run", "github.com/fairlead-proxy/fairlead/tests/tools/build", "h2spec"))
+	h2spec := lines[len(lines)-1]
+	onDrivers(t, func(t *testing.T, driver string) {
+		answer := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			_, _ = io.WriteString(w, "answer")
+		})
+		for _, where := range []string{"forward", "local"} {
+			t.Run(where, func(t *testing.T) {
+				s := newStand(t, driver, answer, func(_ *Head, p *Plan) {
+					if where == "local" {
+						p.Forward, p.Serve = nil, answer
+					}
+				})
+				host, port, err := net.SplitHostPort(s.addr)
+				if err != nil {
+					t.Fatal(err)
+				}
+				out := run(t, h2spec, "--host", host, "--port", port, "--tls", "--insecure", "--timeout", "5")
+				if !strings.Contains(out, " 0 failed") {
+					t.Errorf("%s", out)
+				}
+			})
+		}
+	})
+}
+
+// TestInterop has other people's HTTP/2 clients get and send bodies.
+func TestInterop(t *testing.T) { onDrivers(t, testInterop) }
+
+func testInterop(t *testing.T, driver string) {
+	s := newStand(t, driver, http.HandlerFunc(echo), nil)
+	const size = 3_000_000
+	want := make([]byte, 0, size)
+	for len(want) < size {
+		want = append(want, leanBody[:min(len(leanBody), size-len(want))]...)
+	}
+	file := filepath.Join(t.TempDir(), "body")
+	if err := os.WriteFile(file, want, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sum := fmt.Sprintf("%x", sha256.Sum256(want))
+	same := func(got string) {
+		t.Helper()
+		if fmt.Sprintf("%x", sha256.Sum256([]byte(got))) != sum {
+			t.Errorf("%d bytes came, or others than %d", len(got), size)
+		}
+	}
+	t.Run("curl", func(t *testing.T) {
+		same(run(t, "curl", "-sSfk", "--http2", fmt.Sprintf("%s/%d", s.url, size)))
+		same(run(t, "curl", "-sSfk", "--http2", "--data-binary", "@"+file, s.url+"/echo"))
+		if got := run(t, "curl", "-sSfk", "--http2", "-o", os.DevNull, "-w", "%{http_version} %{http_code}", s.url+"/1"); got != "2 200" {
+			t.Errorf("curl says %q", got)
+		}
+	})
+	t.Run("nghttp", func(t *testing.T) {
+		same(run(t, "nghttp", "--no-verify-peer", fmt.Sprintf("%s/%d", s.url, size)))
+		same(run(t, "nghttp", "--no-verify-peer", "-d", file, s.url+"/echo"))
+		same(run(t, "nghttp", "--no-verify-peer", "-w", "10", "-W", "10", fmt.Sprintf("%s/%d", s.url, size))) // windows of 1 KiB
+		same(run(t, "nghttp", "--no-verify-peer", "-w", "30", "-W", "30", fmt.Sprintf("%s/%d", s.url, size))) // and of 1 GiB
+	})
+	t.Run("node", func(t *testing.T) {
+		const script = `
+const h2 = require('http2'), fs = require('fs');
+const c = h2.connect(process.argv[1], {rejectUnauthorized: false});
+const r = c.request({':method': 'POST', ':path': '/echo'});
+let trailer = '';
+r.on('trailers', t => trailer = t['x-t']);
+const out = [];
+r.on('data', d => out.push(d));
+r.on('end', () => { c.close(); process.stdout.write(Buffer.concat(out)); if (trailer !== 'end') process.exitCode = 3; });
+fs.createReadStream(process.argv[2]).pipe(r);`
+		same(run(t, "node", "-e", script, s.url, file))
+	})
+}
