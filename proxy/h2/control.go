@@ -49,12 +49,17 @@ func (e *engine) settingsFrame(c *conn, h frameHeader, p []byte) *connError {
 	if err := c.settingsFrameValid(h, p); err != nil || h.has(http2.FlagSettingsAck) {
 		return err
 	}
+	window := c.peerWindow
 	for ; len(p) > 0; p = p[6:] {
 		if err := e.setting(c, http2.SettingID(binary.BigEndian.Uint16(p)), binary.BigEndian.Uint32(p[2:])); err != nil {
 			return err
 		}
 	}
+	// The acknowledgement goes first (§6.5.3): until it has come, the peer may count by its old window and take more for an error.
 	c.frame(0, http2.FrameSettings, http2.FlagSettingsAck, 0)
+	if c.peerWindow > window {
+		e.readyAll(c)
+	}
 	e.pump(c)
 	if c.pool != nil {
 		e.serveWaiting(c.pool) // the backend may take more streams than we assumed
@@ -111,9 +116,6 @@ func (e *engine) newInitialWindow(c *conn, v int32) *connError {
 			return &connError{http2.ErrCodeFlowControl, "stream window above 2^31-1"}
 		}
 		h.window = int32(w)
-	}
-	if diff > 0 {
-		e.readyAll(c)
 	}
 	return nil
 }

@@ -84,7 +84,7 @@ func TestEndOnlyAfterPendingData(t *testing.T) {
 	c.want(`DATA 1 "l"`)
 	_ = c.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 100}) // changes mid-flight
 	c.flush()
-	c.want(`DATA 1 "o"`, "HEADERS 1 x-t=1 END", "SETTINGS ACK")
+	c.want("SETTINGS ACK", `DATA 1 "o"`, "HEADERS 1 x-t=1 END")
 	r.clean()
 }
 
@@ -154,6 +154,19 @@ func TestFullSocketStopsData(t *testing.T) {
 }
 
 // Windows are given back in large steps: not one WINDOW_UPDATE per DATA.
+func TestSettingsAreAcknowledgedBeforeTheyAreUsed(t *testing.T) {
+	r := newRig(t)
+	p := r.client()
+	_ = p.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+	p.flush()
+	p.get(1)
+	r.backend(0).respond(1, "answer")
+	p.see()
+	_ = p.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1})
+	p.flush()
+	p.want("SETTINGS ACK", `DATA 1 "a"`)
+}
+
 func TestWindowUpdatesAreBatched(t *testing.T) {
 	r := newRig(t)
 	c := r.client()

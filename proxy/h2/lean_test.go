@@ -361,3 +361,5 @@ func benchShape(b *testing.B, s shape) {
 	}
 	b.Log(out.String())
 }
+
+func isData(f http2.Frame) bool { return f.Header().Type == http2.FrameData }

@@ -277,7 +277,7 @@ func testModel(t *testing.T, driver string) {
 			want := x.perform(ctx, t, client, model, path+"/model", b)
 			got := x.perform(ctx, t, s.client, s.url, path+"/lane", b)
 			if ctx.Err() != nil {
-				t.Errorf("exchange %+v got stuck", x)
+				t.Errorf("exchange %+v got stuck: net/http %+v, lane %+v", x, want, got)
 			}
 			want.Fields = strings.ReplaceAll(want.Fields, "/model", "/lane")
 			if diff := cmp.Diff(want, got); diff != "" {

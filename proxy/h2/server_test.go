@@ -255,7 +255,7 @@ func testFullSocket(t *testing.T, driver string) {
 			t.Fatalf("another client got %q", got)
 		}
 		lim := defaultLimits()
-		if q, o := n.queued.Load(), n.output.Load(); q > int64(lim.streamWindow)+chunkSize || o > int64(2*lim.writeLimit) {
+		if q, o := n.queued.Load(), n.output.Load(); q > int64(lim.streamWindow)+4*chunkSize || o > int64(2*lim.writeLimit) {
 			t.Fatalf("%d bytes wait in streams, %d in connections", q, o)
 		}
 	}

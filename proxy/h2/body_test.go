@@ -1,0 +1,68 @@
+package h2
+
+import (
+	"errors"
+	"flag"
+	"io"
+	"net/http"
+	"testing"
+)
+
+// bodySize is how large the bodies of TestLargeBodies are: go test -run LargeBodies ./proxy/h2 -body 1073741824 takes a minute.
+var bodySize = flag.Int64("body", 64<<20, "bytes of TestLargeBodies' bodies")
+
+// patternReader gives n bytes that repeat with a prime period, so that bytes that are lost, doubled or exchanged are seen.
+type patternReader struct{ at, n int64 }
+
+const period = 65521
+
+func (r *patternReader) Read(p []byte) (int, error) {
+	if r.at == r.n {
+		return 0, io.EOF
+	}
+	p = p[:min(int64(len(p)), r.n-r.at)]
+	for i := range p {
+		p[i] = byte((r.at + int64(i)) % period * 31 >> 3)
+	}
+	r.at += int64(len(p))
+	return len(p), nil
+}
+
+// compare reads all of got.
+func (r *patternReader) compare(got io.Reader) error {
+	a, b := make([]byte, 64<<10), make([]byte, 64<<10)
+	for {
+		n, err := io.ReadFull(got, a)
+		k, _ := io.ReadFull(r, b)
+		if n != k || string(a[:n]) != string(b[:k]) {
+			return errors.New("the body was changed or cut")
+		}
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func TestLargeBodies(t *testing.T) { onDrivers(t, testLargeBodies) }
+
+func testLargeBodies(t *testing.T, driver string) {
+	s := newStand(t, driver, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == "GET" {
+			_, _ = io.Copy(w, &patternReader{n: *bodySize})
+			return
+		}
+		if err := (&patternReader{n: *bodySize}).compare(r.Body); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+		}
+	}), nil)
+	s.client.Timeout = 0
+	if err := (&patternReader{n: *bodySize}).compare(s.do("GET", "/", nil).Body); err != nil {
+		t.Error(err)
+	}
+	if res := s.do("PUT", "/", io.NopCloser(&patternReader{n: *bodySize})); res.StatusCode != http.StatusOK {
+		t.Errorf("upload: %d %s", res.StatusCode, s.read(res))
+	}
+}
