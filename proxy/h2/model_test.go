@@ -18,6 +18,7 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -266,18 +267,28 @@ func testModel(t *testing.T, driver string) {
 	rnd := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // a test
 	var wg sync.WaitGroup
 	turns := make(chan struct{}, 16) // how many run at once
+	var stuck atomic.Int32
 	for i := range 300 {
 		x := randomExchange(rnd)
 		turns <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-turns }()
 			path := fmt.Sprintf("/%d", i)
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-			defer cancel()
-			want := x.perform(ctx, t, client, model, path+"/model", b)
-			got := x.perform(ctx, t, s.client, s.url, path+"/lane", b)
-			if ctx.Err() != nil {
-				t.Errorf("exchange %+v got stuck: net/http %+v, lane %+v", x, want, got)
+			ask := func(client *http.Client, base, path string) (result, error) {
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				return x.perform(ctx, t, client, base, path, b), ctx.Err()
+			}
+			got, err := ask(s.client, s.url, path+"/lane")
+			if err != nil {
+				t.Errorf("exchange %+v got stuck: %+v", x, got)
+			}
+			want, err := ask(client, model, path+"/model")
+			if err != nil {
+				// It happens that net/http does, when an upload meets an early response: that is no model.
+				t.Logf("exchange %+v: net/http got stuck", x)
+				stuck.Add(1)
+				return
 			}
 			want.Fields = strings.ReplaceAll(want.Fields, "/model", "/lane")
 			if diff := cmp.Diff(want, got); diff != "" {
@@ -286,6 +297,9 @@ func testModel(t *testing.T, driver string) {
 		})
 	}
 	wg.Wait()
+	if n := stuck.Load(); n > 10 {
+		t.Errorf("net/http got stuck %d times: too little was compared", n)
+	}
 }
 
 // startModel starts net/http with a ReverseProxy that does what the lane's plan says.
