@@ -6,8 +6,10 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
@@ -24,6 +26,7 @@ type frameLane struct {
 	// closed :: *tls.Conn of a backend → the channel that is closed when it has ended
 	closed   sync.Map
 	requests sync.Pool // of *frameRequest
+	conns    atomic.Uint32
 }
 
 // Frames returns the frame lane, whose Run must run while it serves. It is made anew by each call.
@@ -39,6 +42,7 @@ func (p *Proxy) Frames(cfg h2.Config) *h2.Server {
 type frameConn struct {
 	conn     authn.Conn
 	remoteIP string
+	number   uint32
 }
 
 // frameRequest is one request on the frame lane, used again when it has ended. Its func fields are made once.
@@ -48,6 +52,8 @@ type frameRequest struct {
 	decision Decision
 	held     place
 	conn     *frameConn
+	audit    string // Audit-ID
+	line     accesslog.Line
 
 	remove func(string) bool
 	accept func(int) http.Handler
@@ -81,7 +87,7 @@ const secWebSocketProtocol = "sec-websocket-protocol"
 func (l *frameLane) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2.Plan, bool) {
 	conn, _ := c.Value.(*frameConn)
 	if conn == nil {
-		conn = &frameConn{conn: authn.Conn{Peer: c.TLS.PeerCertificates}, remoteIP: hostOnly(c.Remote.String())}
+		conn = &frameConn{conn: authn.Conn{Peer: c.TLS.PeerCertificates}, remoteIP: hostOnly(c.Remote.String()), number: l.conns.Add(1)}
 		c.Value = conn
 	}
 	r := l.requests.Get().(*frameRequest) //nolint:forcetypeassert // nothing else is put there
@@ -92,17 +98,24 @@ func (l *frameLane) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2
 	set := r.decision.Set[:0]
 	d, known := l.p.decideWith(context.Background(), &r.head, &conn.conn, set, false)
 	if known {
-		r.decision = d
+		r.decided(d)
 		return l.plan(r), true
 	}
 	r.head.Fields = append(r.head.Fields[:0:0], h.Fields...) // they live only during this call
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), parkTimeout)
 		defer cancel()
-		r.decision, _ = l.p.decideWith(ctx, &r.head, &conn.conn, nil, true)
+		d, _ := l.p.decideWith(ctx, &r.head, &conn.conn, nil, true)
+		r.decided(d)
 		resume(l.plan(r))
 	}()
 	return h2.Plan{}, false
+}
+
+// decided notes a decision, and forgets the fields, which are not to be looked at any more.
+func (r *frameRequest) decided(d Decision) {
+	r.decision, r.audit = d, auditID(d.Set, &r.head)
+	r.head.Fields = nil
 }
 
 // parkTimeout bounds how long a stream waits for a TokenReview and a SubjectAccessReview of 10 s each.
@@ -288,7 +301,8 @@ func (r *frameRequest) onEnd(o h2.Outcome) {
 	p := r.l.p
 	p.metrics.observe(&r.decision, status, o.Duration)
 	if p.cfg.AccessLog != nil {
-		p.logAccess(&r.head, &r.decision, "HTTP/2.0", status, o.Sent, o.Duration)
+		r.line = accesslog.Line{Proto: "HTTP/2.0", Status: status, Bytes: o.Sent, Took: o.Duration, AuditID: r.audit}
+		p.logAccess(r.conn.number, &r.head, &r.decision, &r.line)
 	}
 	r.l.recycle(r)
 }
@@ -296,7 +310,7 @@ func (r *frameRequest) onEnd(o h2.Outcome) {
 func (l *frameLane) recycle(r *frameRequest) {
 	set := r.decision.Set[:0]
 	clear(set[:cap(set)])
-	r.head, r.decision, r.conn = Head{}, Decision{Set: set}, nil
+	r.head, r.decision, r.conn, r.audit, r.line = Head{}, Decision{Set: set}, nil, "", accesslog.Line{}
 	l.requests.Put(r)
 }
 

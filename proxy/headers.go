@@ -85,10 +85,24 @@ func (p *Proxy) forwarded(set []hpack.HeaderField, h *Head, trusted bool) []hpac
 		hpack.HeaderField{Name: "x-forwarded-proto", Value: "https"},
 		hpack.HeaderField{Name: loopHeader, Value: via},
 	)
-	if !h.has("audit-id") {
-		set = append(set, hpack.HeaderField{Name: "audit-id", Value: newAuditID()})
+	if !h.has(auditHeader) {
+		// Sensitive keeps it out of the tables of HPACK, where it would push out, request by request, what is worth keeping.
+		set = append(set, hpack.HeaderField{Name: auditHeader, Value: newAuditID(), Sensitive: true})
 	}
 	return set
+}
+
+// auditHeader correlates the logs of all who see a request.
+const auditHeader = "audit-id"
+
+// auditID is what a request is forwarded with: the client's own, or ours. Empty: it was not forwarded.
+func auditID(set []hpack.HeaderField, h *Head) string {
+	for i := len(set) - 1; i >= 0; i-- {
+		if set[i].Name == auditHeader {
+			return set[i].Value
+		}
+	}
+	return h.get(auditHeader)
 }
 
 // maxVia bounds the loop header: some sixty hops, after which it starts anew. A chain of that length is a loop that does not come through here.

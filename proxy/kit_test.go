@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -46,6 +47,7 @@ type worldConfig struct {
 	guard       func(*registry.Backend, []*x509.Certificate) (<-chan struct{}, func())
 	maxInFlight int
 	goAway      float64
+	access      *accesslog.Log
 }
 
 func newWorld(t *testing.T, c worldConfig) *world {
@@ -84,7 +86,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		Servers: []string{w.local.URL}, TLS: func(certificate bool) (*tls.Config, error) { return tlsTo("localhost", certificate), nil },
 	})
 	check(t, err)
-	w.proxy, err = New(Config{Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t), Backends: pools, Local: local, MaxInFlight: c.maxInFlight, GoAwayChance: c.goAway})
+	w.proxy, err = New(Config{Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t), Backends: pools, Local: local, MaxInFlight: c.maxInFlight, GoAwayChance: c.goAway, AccessLog: c.access})
 	check(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops sync.WaitGroup

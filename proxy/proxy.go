@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
@@ -45,7 +46,7 @@ type Config struct {
 	// GoAwayChance is the probability with which an HTTP/2 client is asked to reconnect after a request. Zero: never.
 	GoAwayChance float64
 	// AccessLog gets one line per request. Nil: no access log.
-	AccessLog *slog.Logger
+	AccessLog *accesslog.Log
 	// Logger is for what goes wrong. Nil discards.
 	Logger *slog.Logger
 	// Metrics is where fairlead_request_* are registered. Nil: unregistered.

@@ -2,11 +2,11 @@ package proxy
 
 import (
 	"bufio"
-	"context"
-	"log/slog"
 	"net"
 	"net/http"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 )
 
 // statusClientGone is what is counted when the client went away before an answer; nobody receives it.
@@ -71,25 +71,24 @@ func (rec *recorder) done() {
 	took := time.Since(rec.began)
 	rec.proxy.metrics.observe(&rec.exchange.decision, rec.status, took)
 	if p := rec.proxy; p.cfg.AccessLog != nil {
-		p.logAccess(rec.exchange.head, &rec.exchange.decision, rec.request.Proto, rec.status, rec.bytes, took)
+		p.logAccess(0, rec.exchange.head, &rec.exchange.decision, &accesslog.Line{
+			Proto: rec.request.Proto, Status: rec.status, Bytes: rec.bytes, Took: took, AuditID: auditID(rec.exchange.decision.Set, rec.exchange.head),
+		})
 	}
 }
 
-// logAccess writes the access log's line. The query is left out: it can hold secrets.
-func (p *Proxy) logAccess(h *Head, d *Decision, proto string, status int, bytes int64, took time.Duration) {
-	attrs := make([]slog.Attr, 0, 12)
-	attrs = append(attrs,
-		slog.String("method", h.Method), slog.String("path", h.Path), slog.String("verb", d.Request.Verb), slog.Int("status", status),
-		slog.Int64("bytes", bytes), slog.Duration("took", took), slog.String("proto", proto), slog.String("from", h.RemoteIP),
-	)
+// logAccess writes the access log's line, of which the lane has filled in what only it knows. Lines of one key stay in order. The query is left out: it
+// can hold secrets.
+func (p *Proxy) logAccess(key uint32, h *Head, d *Decision, line *accesslog.Line) {
+	line.Method, line.Path, line.Verb, line.From = h.Method, h.Path, d.Request.Verb, h.RemoteIP
 	if d.User != nil {
-		attrs = append(attrs, slog.String("user", d.User.GetName()))
+		line.User = d.User.GetName()
 	}
 	if d.Impersonator != nil {
-		attrs = append(attrs, slog.String("impersonator", d.Impersonator.GetName()))
+		line.Impersonator = d.Impersonator.GetName()
 	}
 	if d.Entry != nil {
-		attrs = append(attrs, slog.String("apiservice", d.Entry.Name))
+		line.APIService = d.Entry.Name
 	}
-	p.cfg.AccessLog.LogAttrs(context.Background(), slog.LevelInfo, "request", attrs...)
+	p.cfg.AccessLog.Add(key, line)
 }

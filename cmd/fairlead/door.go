@@ -16,6 +16,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 	"github.com/fairlead-proxy/fairlead/health"
 	"github.com/fairlead-proxy/fairlead/proxy"
+	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -50,7 +51,8 @@ type door struct {
 	target    atomic.Pointer[target]
 	draining  health.Draining
 	ready     *health.Checks
-	access    io.Closer
+	access    io.WriteCloser // nil: no access log
+	accessLog *accesslog.Log // nil: the same
 
 	pages        *pages.Pages
 	front, admin *http.Server

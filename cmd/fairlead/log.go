@@ -1,10 +1,8 @@
 package main
 
 import (
-	"fmt"
 	"io"
 	"log/slog"
-	"os"
 
 	"github.com/go-logr/logr"
 	"k8s.io/klog/v2"
@@ -29,23 +27,3 @@ func newLogger(w io.Writer, format string, verbosity int) *slog.Logger {
 	klog.SetLogger(logr.FromSlogHandler(h))
 	return slog.New(h)
 }
-
-// newAccessLog opens the access log. Nil: there is none. The caller closes it.
-func newAccessLog(path string) (*slog.Logger, io.Closer, error) {
-	switch path {
-	case "":
-		return nil, nopCloser{}, nil
-	case "-":
-		return slog.New(slog.NewJSONHandler(os.Stdout, nil)), nopCloser{}, nil
-	}
-	// 0o600: it names users and what they read.
-	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
-	if err != nil {
-		return nil, nil, fmt.Errorf("opening access log: %w", err)
-	}
-	return slog.New(slog.NewJSONHandler(f, nil)), f, nil
-}
-
-type nopCloser struct{}
-
-func (nopCloser) Close() error { return nil }

@@ -19,8 +19,11 @@ func run(ctx context.Context, o *options, stderr io.Writer) error {
 	if err := d.build(ctx); err != nil {
 		return err
 	}
-	defer d.access.Close()
-	return d.serve(ctx)
+	err := d.serve(ctx)
+	if d.access != nil {
+		err = errors.Join(err, d.access.Close())
+	}
+	return err
 }
 
 // build makes everything, and listens, but serves nothing yet.
@@ -73,6 +76,9 @@ func (d *door) loops() map[string]func(context.Context) error {
 	loops["pages"] = d.pages.Run
 	if d.frames != nil {
 		loops["frame lane"] = d.frames.Run
+	}
+	if d.accessLog != nil {
+		loops["access log"] = d.accessLog.Run
 	}
 	return loops
 }

@@ -141,14 +141,12 @@ func (d *door) makeProxy(context.Context) error {
 		return usageError{err}
 	}
 	d.ready = &health.Checks{Name: "readyz", Draining: &d.draining, List: []health.Check{{Name: "table", Func: d.tableReady}, {Name: "local-apiserver", Func: d.localReady}, {Name: "discovery", Func: d.discoveryReady}}, Logger: d.log}
-	log, closer, err := newAccessLog(d.o.accessLog)
-	if err != nil {
+	if err := d.makeAccessLog(); err != nil {
 		return err
 	}
-	d.access = closer
 	d.proxy, err = proxy.New(proxy.Config{
 		Table: d.registry.Table, Authn: who, Authz: may, Backends: d.backends, Local: d.local, MaxInFlight: d.o.maxInFlight,
-		MaxMutating: d.o.maxMutating, GoAwayChance: d.o.goawayChance, Documents: http.HandlerFunc(d.serveDocument), AccessLog: log, Pages: d.pages, Logger: d.log, Metrics: d.metrics,
+		MaxMutating: d.o.maxMutating, GoAwayChance: d.o.goawayChance, Documents: http.HandlerFunc(d.serveDocument), AccessLog: d.accessLog, Pages: d.pages, Logger: d.log, Metrics: d.metrics,
 		Health: func(local http.Handler) http.Handler { return &health.Relay{Ready: d.ready, Local: local} },
 	})
 	return err
