@@ -132,6 +132,15 @@ func (p *Prober) Signal(b *registry.Backend, address string, err error) {
 	}
 }
 
+// Renew says that what is trusted as b has changed without another Backend in the table: a referenced bundle. Its endpoints are probed at once, however long the
+// pause that failures have led to. It never waits.
+func (p *Prober) Renew(b *registry.Backend) {
+	for _, t := range p.index.Load().peers[b] {
+		t.renewed.Store(true)
+		t.poke()
+	}
+}
+
 // Observe says how long an endpoint took to send the first byte of its response to a request that is not long-running. It never waits and
 // does not allocate.
 func (p *Prober) Observe(b *registry.Backend, address string, d time.Duration) {

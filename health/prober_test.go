@@ -254,6 +254,32 @@ func TestSignalsAloneNeverEjectAndAreBounded(t *testing.T) {
 	})
 }
 
+// A bundle that arrives heals what was refused for want of it, even in the middle of the longest pause between probes.
+func TestRenew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, _, s := single(t)
+		backend := b.feed.entries[0].Backend
+		s.status.Store(http.StatusInternalServerError)
+		b.until(t, at, registry.Unhealthy, 12*time.Second)
+		for range 20 {
+			time.Sleep(time.Second) // any moment within a pause of 5 s
+			before := len(b.cable.dialled(at))
+			b.Renew(&registry.Backend{})
+			b.Renew(backend)
+			time.Sleep(alarmGap)
+			synctest.Wait()
+			if n := len(b.cable.dialled(at)) - before; n < 1 || n > 2 {
+				t.Errorf("%d probes, want one, besides one that may have been due", n)
+			}
+		}
+		s.status.Store(http.StatusOK)
+		b.Renew(backend)
+		if took := b.until(t, at, registry.Healthy, time.Second); took > alarmGap {
+			t.Errorf("healed after %v", took)
+		}
+	})
+}
+
 func TestServerThatClosesIdleConnectionsIsNotHammered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca := newAuthority(t, serverName, farFuture())

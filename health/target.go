@@ -46,6 +46,7 @@ type target struct {
 	// Notes from others, each followed by a poke.
 	interval atomic.Int64
 	alarmed  atomic.Bool
+	renewed  atomic.Bool
 	slow     atomic.Bool
 	restate  atomic.Bool
 	healthy  atomic.Bool   // a note to others: the last report said Healthy
@@ -158,12 +159,14 @@ func (t *target) next() time.Time {
 
 // heeds reports whether an alarm is to be followed up. An endpoint that fails is being asked again anyway, and traffic that fails there says
 // nothing new; the alarm is cleared by the next probe.
-func (t *target) heeds() bool { return t.failures == 0 && t.alarmed.Load() }
+// A new trust may heal it, and is followed up even then.
+func (t *target) heeds() bool { return t.failures == 0 && t.alarmed.Load() || t.renewed.Load() }
 
 // probe asks the endpoint on fresh connections and draws the conclusions.
 func (t *target) probe(ctx context.Context, suspicious bool) {
 	// Cleared before it starts: an alarm that comes while it runs may be about something newer than what it sees.
 	suspected := t.alarmed.Swap(false)
+	t.renewed.Store(false)
 	t.started = time.Now()
 	o := t.round(ctx, suspicious)
 	if ctx.Err() != nil {

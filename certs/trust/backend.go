@@ -110,9 +110,12 @@ func (b *backend) referenced(spec *registry.Backend, data []byte, err error) {
 	if b.spec != spec || spec.Insecure {
 		return
 	}
-	now := time.Now()
+	now, before := time.Now(), b.current.Load()
 	b.bundleLocked(data, err, now)
 	b.recheckLocked(now)
+	if b.current.Load() != before {
+		b.hooks.renewed(spec)
+	}
 }
 
 // bundleLocked makes the bundle the backend's roots. Empty data without err means the system's roots.

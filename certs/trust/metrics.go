@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 // maxSeries bounds the expiry series of one bundle, the CAs that expire first being shown: a bundle of every public CA would make 150 for each APIService.
@@ -15,6 +17,7 @@ const maxSeries = 16
 type hooks struct {
 	logger     *slog.Logger
 	event      func(apiService, reason, message string)
+	renewed    func(*registry.Backend)
 	missingSAN prometheus.Counter
 	sha1       prometheus.Counter
 	refusals   *prometheus.CounterVec
@@ -24,7 +27,7 @@ type hooks struct {
 func newHooks(cfg Config) *hooks {
 	h := &hooks{
 		logger: cfg.Logger,
-		event:  cfg.Event,
+		event:  cfg.Event, renewed: cfg.Renewed,
 		missingSAN: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "apiserver_kube_aggregator_x509_missing_san_total",
 			Help: "Handshakes with backends whose certificate has no subject alternative name.",
@@ -44,6 +47,9 @@ func newHooks(cfg Config) *hooks {
 	}
 	if h.event == nil {
 		h.event = func(string, string, string) {}
+	}
+	if h.renewed == nil {
+		h.renewed = func(*registry.Backend) {}
 	}
 	return h
 }

@@ -48,7 +48,8 @@ func TestReferencedBundle(t *testing.T) {
 		other := Ref{Kind: "ConfigMap", Namespace: "kube-system", Name: "other"}
 		c := newCluster(a, other)
 		table := new(registry.Table)
-		b := newBench(t, Config{Table: func() *registry.Table { return table }, Watch: c.watch})
+		renewed := 0
+		b := newBench(t, Config{Table: func() *registry.Table { return table }, Watch: c.watch, Renewed: func(*registry.Backend) { renewed++ }})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- b.Run(ctx) }()
@@ -73,9 +74,13 @@ func TestReferencedBundle(t *testing.T) {
 		expect("no such ConfigMap", first, "InvalidCABundle")
 		say(a, object{data: map[string][]byte{"ca.crt": first.PEM(), "other.crt": second.PEM()}})
 		expect("there it is", first, "")
+		told := renewed
 		say(a, object{err: errors.New("the apiserver is away")})
 		expect("a read that failed changes nothing", first, "")
 		say(a, object{data: map[string][]byte{"ca.crt": second.PEM()}})
+		if told == 0 || renewed != told+1 {
+			t.Errorf("told %d times of a bundle that came, %d times when another had", told, renewed-told)
+		}
 		expect("replaced, with overlap", first, "")
 		expect("the backend follows", second, "")
 		expect("and ends the overlap", first, "UnknownAuthority")

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 // authConfigMap is where a cluster publishes whom its extension servers trust.
@@ -21,7 +22,7 @@ func authConfigMap() trust.Ref {
 
 func (d *door) makeTrust(context.Context) (err error) {
 	d.trust, err = trust.New(trust.Config{
-		Table: d.registry.Table, Watch: d.watchConfigMap, Logger: d.log, Metrics: d.metrics,
+		Table: d.registry.Table, Watch: d.watchConfigMap, Renewed: func(b *registry.Backend) { d.prober.Renew(b) }, Logger: d.log, Metrics: d.metrics,
 		ClientCertificate: func(r *tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			return d.certs.ProxyClient().GetClientCertificate(r)
 		},
