@@ -31,8 +31,8 @@ type remote struct {
 }
 
 // startRemote runs an extension server and registers it. annotations are written without their prefix. With ca-from among them the bundle is
-// in that ConfigMap, otherwise in the APIService.
-func startRemote(t *testing.T, w *world, lane, name string, annotations map[string]string) *remote {
+// in that ConfigMap, otherwise in the APIService. Each of first is called before anybody can know of the server.
+func startRemote(t *testing.T, w *world, lane, name string, annotations map[string]string, first ...func(*remote)) *remote {
 	t.Helper()
 	r := &remote{w: w, name: name + "-" + lane, group: name + "." + lane + ".example.com", old: pki.NewCA("old-ca"), new: pki.NewCA("new-ca")}
 	var err error
@@ -44,6 +44,9 @@ func startRemote(t *testing.T, w *world, lane, name string, annotations map[stri
 		t.Fatal(err)
 	}
 	t.Cleanup(r.Close)
+	for _, f := range first {
+		f(r)
+	}
 	_, text, _ := net.SplitHostPort(r.Addr())
 	number, _ := strconv.Atoi(text)
 	port := int32(number)
@@ -66,7 +69,7 @@ func startRemote(t *testing.T, w *world, lane, name string, annotations map[stri
 	}
 	if annotations["ca-from"] != "" {
 		a.Spec.CABundle = nil
-		w.object(t, r.name)
+		w.object(t, r.name) // the bundle's, unless the annotation names another
 		r.refer(t, r.old)
 	}
 	if _, err := w.services.ApiregistrationV1().APIServices().Create(t.Context(), a, metav1.CreateOptions{}); err != nil {

@@ -81,6 +81,7 @@ func rotateAll(t *testing.T, w *world, lane string) {
 		{"an expired backend certificate", expiredBackend},
 		{"backend first, then caBundle", backendFirst},
 		{"backend first, then ConfigMap", backendFirstConfigMap},
+		{"lint", lintCluster},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

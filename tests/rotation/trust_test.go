@@ -57,9 +57,10 @@ func overlapEnds(t *testing.T, s *stage) {
 }
 
 func expiredBackend(t *testing.T, s *stage) {
-	r := startRemote(t, s.w, s.lane, "expired", nil)
 	end := soon()
-	r.SetPair(r.old.Issue(pki.Leaf{CommonName: "extension", Names: []string{r.host()}, NotAfter: end}))
+	r := startRemote(t, s.w, s.lane, "expired", nil, func(r *remote) {
+		r.SetPair(r.old.Issue(pki.Leaf{CommonName: "extension", Names: []string{r.host()}, NotAfter: end}))
+	})
 	distrusted(t, s.front, r, func() { dwell(t, time.Until(end)+slack) }) // expired chains are looked for once a second
 }
 
