@@ -52,6 +52,10 @@ e2e: ## End-to-end tests on real parts; fails when fewer cases ran than the file
 	go test -tags e2e -count=1 -parallel 12 -timeout 20m -json ./tests/faults | go run ./tests/count -want tests/faults/COUNT
 	go test -tags e2e -count=1 -parallel 32 -timeout 15m -json ./tests/rotation | go run ./tests/count -want tests/rotation/COUNT
 
+.PHONY: interop
+interop: ## h2spec, curl, nghttp and node (from the machine) against the frame lane, on each of its drivers
+	go test -tags e2e -count=1 -timeout 10m -run 'H2spec|Interop' ./proxy/h2
+
 .PHONY: lint
 lint: ## golangci-lint, with a reason for every linter in .golangci.yml
 	"$$($(TOOLS) golangci-lint)" run ./...

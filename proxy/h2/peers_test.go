@@ -3,28 +3,18 @@ package h2
 import (
 	"bufio"
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net"
-	"net/http"
-	"net/http/httptest"
-	"net/http/httputil"
-	"net/url"
 	"os"
 	"os/exec"
 	"runtime"
 	"runtime/pprof"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
-
-	"log/slog"
-
-	"github.com/prometheus/client_golang/prometheus"
 )
 
 // Peers are processes of their own, so that what each costs can be told apart: this test binary, told by roleEnv what to be. They say
@@ -128,62 +118,6 @@ func measure(gc bool) (usage, error) {
 		u.RSS = resident * int64(os.Getpagesize())
 	}
 	return u, err
-}
-
-func startReverseProxy(backend string) string {
-	target := &url.URL{Scheme: "https", Host: backend}
-	pool := &slicePool{}
-	rp := &httputil.ReverseProxy{
-		Rewrite:    func(r *httputil.ProxyRequest) { r.SetURL(target) },
-		BufferPool: pool,
-		Transport: &http.Transport{
-			ForceAttemptHTTP2: true, DisableCompression: true,
-			TLSClientConfig: &tls.Config{InsecureSkipVerify: true, DynamicRecordSizingDisabled: true}, //nolint:gosec // a test server of ours
-		},
-		FlushInterval: -1,
-	}
-	front := httptest.NewUnstartedServer(rp)
-	front.EnableHTTP2 = true
-	front.TLS = &tls.Config{DynamicRecordSizingDisabled: true}
-	front.StartTLS()
-	return front.Listener.Addr().String()
-}
-
-type slicePool struct{ sync.Pool }
-
-func (p *slicePool) Get() []byte {
-	if b, ok := p.Pool.Get().(*[]byte); ok {
-		return *b
-	}
-	return make([]byte, 32<<10)
-}
-
-func (p *slicePool) Put(b []byte) { p.Pool.Put(&b) }
-
-// startLane is a lane with what a request always has: a field stripped, one set, a deadline, an outcome, metrics.
-func startLane(kind, backend string) string {
-	plan := forward(endpoint(backend))
-	plan.Remove = func(name string) bool { return name == "authorization" }
-	plan.Set = append(plan.Set, field("x-remote-user", "alice"), field("x-remote-group", "devs"))
-	plan.Deadline = time.Minute
-	plan.Retries = 2
-	plan.Done = func(Outcome) {}
-	watch := plan
-	watch.Deadline, watch.LongRunning = 0, true
-	s := New(Config{portable: kind == "portable", Metrics: prometheus.NewRegistry(), Decide: func(_ *ConnInfo, h *Head, _ func(Plan)) (Plan, bool) {
-		if h.Path == "/watch" {
-			return watch, true
-		}
-		return plan, true
-	}})
-	go func() { _ = s.Run(context.Background()) }()
-	front := httptest.NewUnstartedServer(http.NotFoundHandler())
-	front.Listener = s.Listener(front.Listener)
-	front.Config.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": s.Serve}
-	front.TLS = &tls.Config{NextProtos: []string{"h2"}, DynamicRecordSizingDisabled: true}
-	front.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
-	front.StartTLS()
-	return front.Listener.Addr().String()
 }
 
 // peerProcess is a running peer.

@@ -1,0 +1,166 @@
+package h2
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"strings"
+	"testing"
+)
+
+// exchange is one request and what the backend is to make of it.
+type exchange struct {
+	Method   string
+	Upload   []int // sizes of the pieces of the request's body; nil: it has none
+	Declared bool  // the request declares its length
+
+	Interim  bool // 103 first
+	Status   int
+	Reads    string // "all" of the request's body before it answers, "none", or "after" the answer
+	Pieces   []int  // sizes of the pieces of the response's body
+	Length   bool   // the response declares its length
+	Flush    bool   // each piece leaves at once
+	Trailers int    // trailers of the response
+	Abort    int    // the backend resets the stream after this many pieces; -1: it does not
+	Large    int    // bytes of an additional field, both ways
+
+	Leave int // the client gives up after this many bytes, which the backend waits for; -1: it does not
+}
+
+// result is what the client saw of it.
+type result struct {
+	Status   int
+	Fields   string
+	Interims string
+	Body     string // a digest, or "reset" when it broke off
+	Trailers string
+}
+
+func randomExchange(rnd *rand.Rand) exchange {
+	pick := func(of ...string) string { return of[rnd.IntN(len(of))] }
+	sizes := func() []int {
+		out := make([]int, rnd.IntN(5))
+		for i := range out {
+			out[i] = []int{0, 1, 100, 5000, 16384, 20000, 100_000}[rnd.IntN(7)]
+		}
+		return out
+	}
+	x := exchange{
+		Method: pick("GET", "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"), Declared: rnd.IntN(2) == 0,
+		Interim: rnd.IntN(8) == 0, Status: []int{200, 200, 200, 201, 204, 304, 404, 500}[rnd.IntN(8)],
+		Reads: pick("all", "all", "none", "after"), Pieces: sizes(), Length: rnd.IntN(2) == 0, Flush: rnd.IntN(2) == 0,
+		Trailers: max(0, rnd.IntN(6)-3), Abort: -1, Leave: -1,
+	}
+	if x.Method == "POST" || x.Method == "PUT" || x.Method == "PATCH" {
+		if x.Upload = sizes(); sum(x.Upload) == 0 {
+			x.Upload = nil // whether the end of an empty body comes with the head is a matter of time
+		}
+	}
+	if rnd.IntN(10) == 0 {
+		x.Large = rnd.IntN(60_000)
+	}
+	if x.Reads == "after" && x.Status > 299 {
+		x.Reads = "none" // net/http's client stops its upload at such a status, and the backend would wait for the rest
+	}
+	bodyless := x.Method == "HEAD" || x.Status == 204 || x.Status == 304
+	if bodyless {
+		x.Pieces, x.Length, x.Trailers = nil, false, 0
+	}
+	switch {
+	case bodyless:
+	case rnd.IntN(6) == 0:
+		x.Abort, x.Flush, x.Length = rnd.IntN(len(x.Pieces)+1), true, false
+	case rnd.IntN(6) == 0 && sum(x.Pieces) > 0:
+		x.Leave, x.Flush, x.Length, x.Reads = 1+rnd.IntN(sum(x.Pieces)), true, false, "none"
+	case sum(x.Pieces) == 0:
+		x.Length = true // net/http's server would add it, if the end comes with the head
+	}
+	return x
+}
+
+func sum(v []int) int {
+	n := 0
+	for _, k := range v {
+		n += k
+	}
+	return n
+}
+
+func pattern(seed, n int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(i*7 + seed)
+	}
+	return b
+}
+
+func crcOf(p []byte) string { return fmt.Sprintf("%x", crc32.ChecksumIEEE(p)) }
+
+// perform has the exchange done over one of the proxies.
+func (x exchange) perform(ctx context.Context, t *testing.T, client *http.Client, base, path string, b *modelBackend) result {
+	var res result
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
+		res.Interims += fmt.Sprint(code, h["Link"])
+		return nil
+	}})
+	var body io.Reader
+	if x.Upload != nil {
+		var all []byte
+		for i, n := range x.Upload {
+			all = append(all, pattern(i, n)...)
+		}
+		if body = io.NopCloser(bytes.NewReader(all)); x.Declared {
+			body = bytes.NewReader(all)
+		}
+	}
+	req, err := http.NewRequestWithContext(ctx, x.Method, base+path+"?a=%2f&b", body)
+	if err != nil {
+		t.Error(err)
+		return res
+	}
+	raw, _ := json.Marshal(x)
+	req.Header.Set("X-Exchange", string(raw))
+	req.Header["X-Multi"] = []string{"1", "2", ""}
+	if x.Large > 0 {
+		req.Header.Set("X-Large", strings.Repeat("l", x.Large))
+	}
+	r, err := client.Do(req)
+	if err != nil && x.Abort >= 0 {
+		return result{Body: "reset", Interims: res.Interims}
+	}
+	if err != nil {
+		return result{Body: err.Error()}
+	}
+	defer r.Body.Close()
+	res.Status = r.StatusCode
+	for _, name := range []string{"X-Digest", "X-Saw", "X-Back", "X-Large", "Content-Length", "Content-Type"} {
+		res.Fields += fmt.Sprintf("%s=%q ", name, r.Header[name])
+	}
+	if x.Leave >= 0 {
+		got := make([]byte, x.Leave)
+		_, err := io.ReadFull(r.Body, got)
+		res.Body = fmt.Sprint("left ", crcOf(got), err)
+		_ = r.Body.Close()
+		select {
+		case <-b.gone(path):
+		case <-ctx.Done():
+			res.Body += ", the backend never heard of it"
+		}
+		return res
+	}
+	p, err := io.ReadAll(r.Body)
+	if res.Body = fmt.Sprint(len(p), " ", crcOf(p)); err != nil {
+		return result{Body: "reset", Interims: res.Interims} // how much came before it, the head even, is a matter of time
+	}
+	for i := range x.Trailers {
+		res.Trailers += r.Trailer.Get(fmt.Sprint("X-T", i)) + " "
+	}
+	return res
+}
