@@ -80,12 +80,14 @@ func (m *metrics) follow(ctx context.Context) error {
 		t := m.table()
 		m.seen.Range(func(key, _ any) bool {
 			e := key.(*registry.Entry) //nolint:forcetypeassert // nothing else is stored
-			now := t.Entry(e.GroupVersion)
-			if now != e {
+			switch now := t.Entry(e.GroupVersion); now {
+			case e:
+			case nil:
 				m.seen.Delete(key)
-			}
-			if now == nil {
 				m.forget(e.GroupVersion)
+			default:
+				m.seen.Store(now, struct{}{}) // it stands for the series now; first, so that they are never without
+				m.seen.Delete(key)
 			}
 			return true
 		})

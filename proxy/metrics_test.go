@@ -66,6 +66,23 @@ func TestSeriesEndWithTheAPIService(t *testing.T) {
 		if n, d := testutil.CollectAndCount(m.total), testutil.CollectAndCount(m.duration); n != 1 || d != 1 {
 			t.Errorf("%d and %d series, want those of the APIService that stays", n, d)
 		}
+
+		// The entry that a request knew was replaced before its APIService went.
+		third := tableOf(now.Load(), "stays", "replaced")
+		m.seen.Store(third.Entries()[0], struct{}{})
+		m.seen.Store(third.Entries()[1], struct{}{})
+		m.total.WithLabelValues("get", "replaced", "v1", "200").Inc()
+		for _, t := range []*registry.Table{tableOf(nil, "stays", "replaced"), tableOf(nil, "stays")} {
+			now.Store(t)
+			cancel()
+			<-ended
+			ctx, cancel = context.WithCancel(context.Background())
+			go func() { ended <- m.follow(ctx) }()
+			synctest.Wait()
+		}
+		if n := testutil.CollectAndCount(m.total); n != 1 {
+			t.Errorf("%d series after an entry was replaced and deleted, want 1", n)
+		}
 		cancel()
 		if err := <-ended; !errors.Is(err, context.Canceled) {
 			t.Error(err)

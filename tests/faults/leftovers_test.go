@@ -80,7 +80,7 @@ func testLeftovers(t *testing.T, d *door) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Errorf("before %+v, after %+v\n%.6000s", before, after, stacks)
+		t.Errorf("before %+v, after %+v\n%.600s", before, after, stacks)
 	}
 }
 
