@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"time"
 
@@ -203,6 +204,9 @@ func (p *Proxy) authenticate(ctx context.Context, d *Decision, wait bool) (known
 	if !known && wait {
 		if d.User, err = p.cfg.Authn.Review(ctx, &d.Credentials, d.Request.Path); err != nil {
 			p.log.Debug("authenticating", "err", err)
+			if !errors.Is(err, authn.ErrUnauthenticated) {
+				return true, errAuthenticating()
+			}
 			return true, errUnauthorized()
 		}
 		return true, nil

@@ -53,6 +53,11 @@ func errForbidden(a *authz.Attributes, reason string) error {
 	}, reason)
 }
 
+// errAuthenticating is for a caller whom nobody could be asked about. A 401 would tell a good client that its credentials are bad, and it would give up.
+func errAuthenticating() error {
+	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "the caller could not be authenticated", 1)
+}
+
 // errAuthorizing fails closed, with the code that kube-apiserver has for an authorizer that cannot answer.
 func errAuthorizing() error {
 	return apierrors.NewInternalError(errors.New("the request could not be authorized"))

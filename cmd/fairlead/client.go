@@ -11,12 +11,6 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// reviewQPS and reviewBurst are those of k8s.io/apiserver's delegating options: behind the caches, a front door may need that many reviews.
-const (
-	reviewQPS   = 200
-	reviewBurst = 400
-)
-
 // clientConfig says how Fairlead itself speaks to the local apiserver, and where its servers are. Only those are ever dialled.
 func clientConfig(kubeconfig string, servers []string) (*rest.Config, []string, error) {
 	c, err := loadConfig(kubeconfig)
@@ -24,7 +18,7 @@ func clientConfig(kubeconfig string, servers []string) (*rest.Config, []string, 
 		return nil, nil, err
 	}
 	c.UserAgent = "fairlead/" + version
-	c.QPS, c.Burst = reviewQPS, reviewBurst
+	c.QPS = -1 // no limit: reviews have their own bounds, by which strangers cannot take the place of those who are known; watches are few
 	if len(servers) == 0 {
 		return c, []string{c.Host}, nil
 	}

@@ -60,9 +60,9 @@ type Authenticator struct {
 	refused *cache[struct{}]
 	proven  *cache[struct{}]
 	flight  singleflight.Group
-	waiting atomic.Int64
-	slots   chan struct{}
 	metrics metrics
+
+	strangers, regulars queue // of reviews
 }
 
 // New checks a Config and returns an Authenticator for it.
@@ -84,8 +84,9 @@ func New(cfg Config) (*Authenticator, error) {
 		proven: newCache[struct{}](1024, 2<<20),
 		// Bad tokens are kept apart, or a flood of them would push the good ones out.
 		refused: newCache[struct{}](256, 512<<10),
-		slots:   make(chan struct{}, maxReviews),
 		metrics: newMetrics(cfg.Metrics),
+
+		strangers: queue{slots: make(chan struct{}, maxReviews)}, regulars: queue{slots: make(chan struct{}, maxReviews)},
 	}
 	for _, p := range cfg.AnonymousPaths {
 		a.paths[p] = true

@@ -4,19 +4,23 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
+	webhookutil "k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/apiserver/plugin/pkg/authenticator/token/webhook"
-	authenticationv1 "k8s.io/client-go/kubernetes/typed/authentication/v1"
+	authenticationv1client "k8s.io/client-go/kubernetes/typed/authentication/v1"
 )
 
 const (
 	// maxReviews is how many TokenReviews are under way at once. One takes a millisecond or two, so this is tens of thousands a second, and a flood of
 	// bad tokens takes no more of the local apiserver than a busy controller does.
 	maxReviews = 64
-	// maxWaiting is how many may be under way or wait for it. More are refused at once: every one of them is a stranger's.
+	// maxWaiting is how many may be under way or wait for it. More are refused at once. Both hold for strangers, and again for those who are known.
 	maxWaiting = 1024
 )
 
@@ -28,16 +32,42 @@ var (
 	errPanicked = errors.New("reviewing token: it panicked")
 )
 
-// TokenReview makes a Config.Review that asks the local apiserver, by k8s.io/apiserver's own client, with its retries (five, from 500 ms on).
-func TokenReview(client authenticationv1.AuthenticationV1Interface) (func(context.Context, string) (*authenticator.Response, bool, error), error) {
-	w, err := webhook.NewFromInterface(client, nil, *webhook.DefaultRetryBackoff(), 0, webhook.AuthenticatorMetrics{
-		RecordRequestTotal:   func(context.Context, string) {},
-		RecordRequestLatency: func(context.Context, string, float64) {},
-	})
-	if err != nil {
-		return nil, fmt.Errorf("making a token reviewer: %w", err)
+// invalidToken is kube-apiserver's reason for a token that none of its authenticators knows. With any other reason one of them may have been unable to tell.
+const invalidToken = "invalid bearer token"
+
+// TokenReview makes a Config.Review that asks the local apiserver, with the retries of k8s.io/apiserver's own client (five, from 500 ms on). Unlike that, it
+// tells a token that was refused from one that nobody could be asked about: kube-apiserver gives a reason with every refusal.
+func TokenReview(client authenticationv1client.AuthenticationV1Interface) (func(context.Context, string) (*authenticator.Response, bool, error), error) {
+	if client == nil {
+		return nil, errors.New("making a token reviewer: a client is required")
 	}
-	return w.AuthenticateToken, nil
+	reviews, backoff := client.TokenReviews(), *webhook.DefaultRetryBackoff()
+	return func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
+		var review *authenticationv1.TokenReview
+		err := webhookutil.WithExponentialBackoff(ctx, backoff, func() (err error) {
+			review, err = reviews.Create(ctx, &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}}, metav1.CreateOptions{})
+			return err
+		}, webhookutil.DefaultShouldRetry)
+		if err != nil {
+			return nil, false, fmt.Errorf("asking the local apiserver: %w", err)
+		}
+		return answerOf(&review.Status)
+	}, nil
+}
+
+func answerOf(s *authenticationv1.TokenReviewStatus) (*authenticator.Response, bool, error) {
+	if !s.Authenticated {
+		if s.Error != "" && s.Error != invalidToken {
+			return nil, false, fmt.Errorf("%w: %s", errBadToken, s.Error)
+		}
+		return nil, false, nil
+	}
+	extra := make(map[string][]string, len(s.User.Extra))
+	for k, v := range s.User.Extra {
+		extra[k] = v
+	}
+	u := &user.DefaultInfo{Name: s.User.Username, UID: s.User.UID, Groups: s.User.Groups, Extra: extra}
+	return &authenticator.Response{User: u}, true, nil
 }
 
 // Cached says without I/O who credentials belong to, for a side where Fairlead itself must know. Known without a user means refused: 401. Not known
@@ -144,18 +174,22 @@ func (a *Authenticator) review(token Token) (id *identity, err error) {
 	if id, ok, err := a.remembered(token); ok {
 		return id, err
 	}
-	if a.waiting.Add(1) > maxWaiting {
-		a.waiting.Add(-1)
+	q := &a.strangers
+	if a.Proven(token) { // a flood of bad tokens does not keep those waiting who are known
+		q = &a.regulars
+	}
+	if q.waiting.Add(1) > maxWaiting {
+		q.waiting.Add(-1)
 		a.metrics.reviewed("busy")
 		return nil, errBusy
 	}
-	defer a.waiting.Add(-1)
+	defer q.waiting.Add(-1)
 	// Nobody's context: those who ask share the answer, and the first of them may leave.
 	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.ReviewTimeout)
 	defer cancel()
 	select {
-	case a.slots <- struct{}{}:
-		defer func() { <-a.slots }()
+	case q.slots <- struct{}{}:
+		defer func() { <-q.slots }()
 	case <-ctx.Done():
 	}
 	if ctx.Err() != nil {
@@ -165,6 +199,12 @@ func (a *Authenticator) review(token Token) (id *identity, err error) {
 	return a.ask(ctx, token)
 }
 
+// queue bounds the reviews for one kind of callers.
+type queue struct {
+	waiting atomic.Int64
+	slots   chan struct{}
+}
+
 func (a *Authenticator) ask(ctx context.Context, token Token) (*identity, error) {
 	// Counted from before the question: the answer was true then at the earliest.
 	until := time.Now().Add(a.cfg.TokenTTL)
@@ -172,12 +212,18 @@ func (a *Authenticator) ask(ctx context.Context, token Token) (*identity, error)
 	if err == nil && ok && (resp == nil || resp.User == nil || resp.User.GetName() == "") {
 		err = errors.New("it was answered without a user")
 	}
+	if errors.Is(err, ErrUnauthenticated) {
+		a.metrics.reviewed("refused")
+		a.proven.drop(token)
+		return nil, err
+	}
 	if err != nil {
 		a.metrics.reviewed("error")
 		return nil, fmt.Errorf("reviewing token: %w", err)
 	}
 	if !ok {
 		a.metrics.reviewed("refused")
+		a.proven.drop(token)
 		a.refused.put(token, struct{}{}, until)
 		return nil, errBadToken
 	}
@@ -188,5 +234,6 @@ func (a *Authenticator) ask(ctx context.Context, token Token) (*identity, error)
 	}
 	a.metrics.reviewed("authenticated")
 	a.known.put(token, id, until)
+	a.proven.put(token, struct{}{}, time.Now().Add(a.cfg.ProvenTTL)) // the local apiserver has accepted it
 	return id, nil
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	"k8s.io/client-go/rest"
@@ -335,13 +336,20 @@ func TestTokensAreNotPrinted(t *testing.T) {
 // TestTokenReview asks a real server in Kubernetes' own words.
 func TestTokenReview(t *testing.T) {
 	t.Parallel()
+	var asked atomic.Int64
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var review authenticationv1.TokenReview
 		if err := json.NewDecoder(r.Body).Decode(&review); err != nil || r.URL.Path != "/apis/authentication.k8s.io/v1/tokenreviews" {
 			http.Error(w, "bad request", http.StatusBadRequest)
 			return
 		}
-		if review.Spec.Token == "good" {
+		asked.Add(1)
+		switch review.Spec.Token {
+		case "bad":
+			review.Status.Error = "invalid bearer token"
+		case "ended":
+			review.Status.Error = "[invalid bearer token, service account token has expired]"
+		case "good":
 			review.Status = authenticationv1.TokenReviewStatus{Authenticated: true, User: authenticationv1.UserInfo{
 				Username: "alice", UID: "7", Groups: []string{"dev"}, Extra: map[string]authenticationv1.ExtraValue{"k": {"v"}},
 			}}
@@ -351,7 +359,7 @@ func TestTokenReview(t *testing.T) {
 		_ = json.NewEncoder(w).Encode(review)
 	}))
 	defer s.Close()
-	client, err := authenticationclient.NewForConfig(&rest.Config{Host: s.URL})
+	client, err := authenticationclient.NewForConfig(&rest.Config{Host: s.URL, ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -364,13 +372,55 @@ func TestTokenReview(t *testing.T) {
 	if err != nil || describe(u) != describe(&user.DefaultInfo{Name: "alice", UID: "7", Groups: []string{"dev", "system:authenticated"}, Extra: map[string][]string{"k": {"v"}}}) {
 		t.Errorf("%s, %v", describe(u), err)
 	}
-	if _, err := a.Review(t.Context(), credentials(a, "bad"), ""); !errors.Is(err, ErrUnauthenticated) {
-		t.Error(err)
+	// A token that nobody knows is remembered; one that somebody could not tell is asked for again.
+	for token, want := range map[string]int64{"bad": 1, "ended": 2} {
+		before := asked.Load()
+		for range 2 {
+			if _, err := a.Review(t.Context(), credentials(a, token), ""); !errors.Is(err, ErrUnauthenticated) {
+				t.Errorf("%s: %v", token, err)
+			}
+		}
+		if got := asked.Load() - before; got != want {
+			t.Errorf("%s: asked %d times, want %d", token, got, want)
+		}
+	}
+	if !a.Proven(credentials(a, "good").Token) || a.Proven(credentials(a, "bad").Token) {
+		t.Error("what a review says does not prove a token")
 	}
 	s.Close()
 	if _, err := a.Review(t.Context(), credentials(a, "another"), ""); err == nil || errors.Is(err, ErrUnauthenticated) || strings.Contains(err.Error(), "another") {
 		t.Error(err)
 	}
+}
+
+// A flood of strangers fills their queue, and does not keep those waiting who are known.
+func TestRegularsDoNotWaitForStrangers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		a := newAuthenticator(t, Config{TokenTTL: time.Second, Review: func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
+			if token == "good" {
+				return &authenticator.Response{User: &user.DefaultInfo{Name: "alice"}}, true, nil
+			}
+			<-ctx.Done() // of a stranger nothing is heard
+			return nil, false, ctx.Err()
+		}})
+		if _, err := a.Review(t.Context(), credentials(a, "good"), ""); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Second) // until it must be asked again
+		for i := range maxWaiting + 1 {
+			go func() { _, _ = a.Review(t.Context(), credentials(a, fmt.Sprintf("bad-%d", i)), "") }() // ends with its timeout
+		}
+		synctest.Wait()
+		if _, err := a.Review(t.Context(), credentials(a, "another"), ""); !errors.Is(err, errBusy) {
+			t.Errorf("a stranger too many: %v", err)
+		}
+		begun := time.Now()
+		if _, err := a.Review(t.Context(), credentials(a, "good"), ""); err != nil || time.Since(begun) > 0 {
+			t.Errorf("%v after %s", err, time.Since(begun))
+		}
+		time.Sleep(time.Minute)
+	})
 }
 
 // TestConcurrently looks up, reviews, proves and refuses a few tokens from many goroutines: the race detector's part.
