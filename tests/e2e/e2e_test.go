@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"os"
+	"sync"
 	"testing"
 )
 
@@ -22,15 +23,24 @@ func lanes() []string {
 // TestE2E runs every case through Fairlead, on each lane: with kubectl and client-go, and nothing changed but the address of the server.
 func TestE2E(t *testing.T) {
 	fairlead := buildFairlead(t, t.TempDir())
+	var alone sync.Mutex
 	for _, lane := range lanes() {
 		t.Run(lane, func(t *testing.T) {
 			t.Parallel() // most of the time passes in waiting
-			testLane(t, newWorld(t, lane, fairlead))
+			testLane(t, newWorld(t, lane, fairlead), &alone)
 		})
 	}
 }
 
-func testLane(t *testing.T, w *world) {
+func testLane(t *testing.T, w *world, alone *sync.Mutex) {
+	q := newQuay(t, w)
+	if w.lane != direct {
+		t.Run("flood", func(t *testing.T) {
+			alone.Lock() // one of them is work enough for a small machine
+			defer alone.Unlock()
+			testFlood(t, q)
+		})
+	}
 	for _, suite := range []struct {
 		name string
 		run  func(*testing.T, *world)
@@ -43,7 +53,7 @@ func testLane(t *testing.T, w *world) {
 		{"controllers", testControllers},
 		{"status", testStatus},
 		{"nodes", testNodes},
-		{"extension", testExtension},
+		{"extension", func(t *testing.T, _ *world) { testExtension(t, q) }},
 	} {
 		t.Run(suite.name, func(t *testing.T) {
 			t.Parallel() // the long watches and deletions of one suite pass while the others work

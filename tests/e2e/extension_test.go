@@ -17,8 +17,7 @@ import (
 )
 
 // testExtension looks from the other side: at what an extension server receives.
-func testExtension(t *testing.T, w *world) {
-	q := newQuay(t, w)
+func testExtension(t *testing.T, q *quay) {
 	callers := newCallers(t, q)
 	// Parallel cases begin when the sequential ones have ended; those that live long do not wait for anything else.
 	t.Run("streams", func(t *testing.T) { t.Parallel(); testStreams(t, q) })

@@ -1,0 +1,245 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+)
+
+// badTokens is how many come in a second, and floodTime for how long.
+const (
+	badTokens = 1000
+	floodTime = 10 * time.Second
+)
+
+// tally counts what became of requests.
+type tally struct {
+	mu    sync.Mutex // guards all
+	codes map[string]int
+	times []time.Duration
+}
+
+func (y *tally) add(what string, took time.Duration) {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	if y.codes == nil {
+		y.codes = map[string]int{}
+	}
+	y.codes[what]++
+	y.times = append(y.times, took)
+}
+
+// String tells it; call it when nothing is added any more.
+func (y *tally) String() string {
+	slices.Sort(y.times)
+	if len(y.times) == 0 {
+		return "nothing"
+	}
+	return fmt.Sprintf("%v, half within %s, all within %s", y.codes, y.times[len(y.times)/2].Round(time.Millisecond), y.times[len(y.times)-1].Round(time.Millisecond))
+}
+
+// h2Client is an HTTP/2 client with one connection.
+func h2Client(t *testing.T, e cluster.Endpoint, pair cluster.Pair) *http.Client {
+	t.Helper()
+	transport := &http.Transport{TLSClientConfig: clientTLS(t, e, pair, "h2"), ForceAttemptHTTP2: true, MaxConnsPerHost: 1}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
+}
+
+// get counts one request.
+func (y *tally) get(ctx context.Context, c *http.Client, url, token string) {
+	begun := time.Now()
+	res, err := get(ctx, c, url, token)
+	if err != nil {
+		y.add(err.Error(), time.Since(begun))
+		return
+	}
+	y.add(strconv.Itoa(res.StatusCode), time.Since(begun))
+}
+
+// retry is get as client-go does it: an answer that says when to come again is obeyed, ten times.
+func (y *tally) retry(ctx context.Context, c *http.Client, url, token string) {
+	begun, what := time.Now(), ""
+	for range 10 {
+		res, err := get(ctx, c, url, token)
+		if err != nil {
+			what = err.Error()
+			break
+		}
+		what = strconv.Itoa(res.StatusCode)
+		seconds, err := strconv.Atoi(res.Header.Get("Retry-After"))
+		if err != nil {
+			break
+		}
+		<-time.After(time.Duration(seconds) * time.Second)
+	}
+	y.add(what, time.Since(begun))
+}
+
+// get reads an answer to its end.
+func get(ctx context.Context, c *http.Client, url, token string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	res, err := c.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer res.Body.Close()
+	_, err = io.Copy(io.Discard, res.Body)
+	return res, err
+}
+
+// steadily does something at a rate, whether or not the earlier ones have ended, until ctx ends; then it waits for all.
+func steadily(ctx context.Context, every time.Duration, do func(i int)) {
+	var flying sync.WaitGroup
+	defer flying.Wait()
+	begun := time.Now()
+	for i := 0; ; i++ {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(time.Until(begun.Add(time.Duration(i) * every))):
+		}
+		flying.Go(func() { do(i) })
+	}
+}
+
+// dials are the connections that Fairlead has made to the local apiserver for those who are somebody.
+func (w *world) dials(t *testing.T) map[string]string {
+	t.Helper()
+	c := h2Client(t, w.front.Admin, w.PKI.Admin)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, w.front.Admin.URL+"/metrics", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := c.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	found := map[string]string{}
+	for lines := bufio.NewScanner(res.Body); lines.Scan(); {
+		for _, pool := range []string{"local-certificate", "local-proven"} {
+			if strings.HasPrefix(lines.Text(), `fairlead_backend_dials_total{name="`+pool+`"`) {
+				name, value, _ := strings.Cut(lines.Text(), "} ")
+				found[name] = value
+			}
+		}
+	}
+	if len(found) < 2 {
+		t.Fatalf("no count of connections: %v", found)
+	}
+	return found
+}
+
+// testFlood has somebody try a thousand tokens a second, each another one, while others work. kube-apiserver answers an unauthenticated request on HTTP/2 by
+// ending the connection: were it shared, everybody's watches would end with it.
+func testFlood(t *testing.T, q *quay) {
+	alice, kc, ns := q.StaticToken("alice").Token, q.admin(t), q.namespace(t)
+	kc.run(t, "create", "serviceaccount", "newcomer", "-n", ns)
+	local, remote := q.server.URL+"/api/v1/namespaces/"+ns, q.server.URL+widgetsPath+"/widget-000"
+	kc.run(t, "create", "rolebinding", "readers", "-n", ns, "--clusterrole=view", "--user=alice", "--serviceaccount="+ns+":newcomer")
+	who := q.as(t, q.server, q.StaticToken("alice"))
+	eventually(t, "the new binding is known", func() (bool, string) {
+		a := who.try(t, "", "get", "configmaps", "-n", ns)
+		return a.code == 0, a.errs
+	})
+	byCert, byToken, intruders := h2Client(t, q.server, q.PKI.Admin), h2Client(t, q.server, cluster.Pair{}), make([]*http.Client, 4)
+	for i := range intruders {
+		intruders[i] = h2Client(t, q.server, cluster.Pair{})
+	}
+	watches := q.openWatches(t, ns, byCert, byToken, alice)
+	var users, strangers, newcomers tally
+	work := func(ctx context.Context) {
+		steadily(ctx, 50*time.Millisecond, func(i int) {
+			users.get(t.Context(), byCert, []string{local, remote}[i%2], "")
+			users.get(t.Context(), byToken, []string{local + "/configmaps", remote}[i%2], alice)
+		})
+	}
+	calm, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	work(calm) // so that everything that is ever dialled for them has been
+	cancel()
+	before := q.dials(t)
+	ctx, cancel := context.WithTimeout(t.Context(), floodTime)
+	defer cancel()
+	var all sync.WaitGroup
+	all.Go(func() { work(ctx) })
+	all.Go(func() {
+		steadily(ctx, time.Second/badTokens, func(i int) {
+			strangers.get(t.Context(), intruders[i%len(intruders)], []string{local, remote}[i%2], fmt.Sprintf("not-a-token-%d", i))
+		})
+	})
+	all.Go(func() {
+		// With a token that nobody has seen before one is a stranger among strangers: when there are too many at once, one is asked to come again.
+		steadily(ctx, time.Second, func(i int) {
+			token := strings.TrimSpace(kc.run(t, "create", "token", "newcomer", "-n", ns))
+			newcomers.retry(t.Context(), byToken, []string{local + "/configmaps", remote}[i%2], token)
+		})
+	})
+	all.Wait()
+	after := q.dials(t)
+	t.Logf("users: %s\nnewcomers: %s\nstrangers: %s\nconnections before: %v\nafter: %v", &users, &newcomers, &strangers, before, after)
+	for name, y := range map[string]*tally{"users": &users, "newcomers": &newcomers} {
+		if y.codes["200"] != len(y.times) || len(y.times) == 0 {
+			t.Errorf("%s were answered %s", name, y)
+		}
+	}
+	if n := strangers.codes["401"] + strangers.codes["429"] + strangers.codes["503"]; n != len(strangers.times) || n < badTokens*int(floodTime/time.Second)*9/10 {
+		t.Errorf("%d bad tokens were answered %s", len(strangers.times), &strangers)
+	}
+	for name, n := range after {
+		if before[name] != n {
+			t.Errorf("%s}: %s connections, %s before: other users paid for them", name, n, before[name])
+		}
+	}
+	if n := watches.Load(); n != 0 {
+		t.Errorf("%d of 4 watches ended", n)
+	}
+}
+
+// openWatches opens a watch by certificate and by token, on both sides, and counts those that end before the test does.
+func (q *quay) openWatches(t *testing.T, ns string, byCert, byToken *http.Client, token string) *atomic.Int64 {
+	t.Helper()
+	var ended atomic.Int64
+	for _, path := range []string{"/api/v1/namespaces/" + ns + "/configmaps", widgetsPath} {
+		for _, c := range []*http.Client{byCert, byToken} {
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, q.server.URL+path+"?watch=true", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c == byToken {
+				req.Header.Set("Authorization", "Bearer "+token)
+			}
+			res, err := c.Do(req)
+			if err != nil || res.StatusCode != http.StatusOK {
+				t.Fatalf("watching %s: %v, %v", path, res, err)
+			}
+			go func() { // ends with the test's context
+				defer res.Body.Close()
+				if _, err := io.Copy(io.Discard, res.Body); t.Context().Err() == nil {
+					t.Logf("a watch of %s ended: %v", path, err)
+					ended.Add(1)
+				}
+			}()
+		}
+	}
+	return &ended
+}
