@@ -51,6 +51,7 @@ e2e: ## End-to-end tests on real parts; fails when fewer cases ran than the file
 	@command -v ip >/dev/null || apt-get install -y iproute2
 	go test -tags e2e -count=1 -parallel 12 -timeout 20m -json ./tests/faults | go run ./tests/count -want tests/faults/COUNT
 	go test -tags e2e -count=1 -parallel 32 -timeout 15m -json ./tests/rotation | go run ./tests/count -want tests/rotation/COUNT
+	go test -tags e2e -count=1 -timeout 15m -json ./tests/directory | go run ./tests/count -want tests/directory/COUNT
 
 .PHONY: interop
 interop: ## h2spec, curl, nghttp and node (from the machine) against the frame lane, on each of its drivers

@@ -27,7 +27,7 @@ const (
 	ToRemote
 	// ToDocument answers with a merged document of our own.
 	ToDocument
-	// ToPage answers with a page of our own below /fairlead/.
+	// ToPage answers with a page of our own: below /fairlead/, and whatever else nobody serves when there is no local apiserver.
 	ToPage
 	// ToHealth answers /readyz or /healthz: our own readiness first, then the local apiserver's.
 	ToHealth
@@ -82,7 +82,7 @@ func (p *Proxy) decideWith(ctx context.Context, h *Head, c *authn.Conn, set []hp
 	if d.Err != nil {
 		return d, true
 	}
-	if p.rejecting.Load() && !ownHealth(h.Path) {
+	if p.rejecting.Load() && !p.ownHealth(h.Path) {
 		return d.refuse(errShuttingDown()), true
 	}
 	d.Credentials = p.cfg.Authn.Read(c, h.Fields)
@@ -108,23 +108,12 @@ func (p *Proxy) locate(h *Head, set []hpack.HeaderField) Decision {
 		return d.refuse(errInvalidPath())
 	case registry.RouteRefused:
 		return d.refuse(errProtected(m.Entry))
-	case registry.RouteRemote:
-		d.Action = ToRemote
-	case registry.RouteOwn:
-		d.Action = ToPage
-	case registry.RouteDocument:
-		d.Action = ToDocument
-		if p.cfg.Documents == nil {
-			d.Action = ToLocal
-		}
-	default:
-		d.Action = ToLocal
-		if ownHealth(h.Path) {
-			d.Action = ToHealth
-			return d
-		}
 	}
-	if !t.Complete() && d.Action != ToPage && kubernetesPath(h.Path) {
+	if d.Action = p.actionOf(m.Route); m.Route == registry.RouteLocal && p.ownHealth(h.Path) {
+		d.Action = ToHealth
+		return d
+	}
+	if !t.Complete() && m.Route != registry.RouteOwn && kubernetesPath(h.Path) {
 		return d.refuse(errNotReady())
 	}
 	return d
@@ -143,9 +132,6 @@ func (p *Proxy) decideLocal(d Decision, h *Head) Decision {
 		return d.refuse(errUnauthorized())
 	case authn.KindCertificate, authn.KindFrontProxy:
 		d.User = d.Credentials.User
-	}
-	if p.cfg.Local == nil {
-		return d.refuse(errNotFound())
 	}
 	d.LongRunning = h.Upgrade != "" || d.Request.longRunning(nil)
 	d.Pool = p.cfg.Authn.Pool(&d.Credentials)
@@ -179,8 +165,11 @@ func (p *Proxy) admit(ctx context.Context, d Decision, h *Head, wait bool) (Deci
 
 // dispatch decides for a user who may: whether the backend is well, and within which limits it is asked.
 func (p *Proxy) dispatch(d Decision, h *Head) Decision {
+	if d.Action == ToPage && p.cfg.Local == nil && strings.HasPrefix(h.Path, "/api") && p.cfg.Table().Match(h.Path).Route == registry.RouteLocal {
+		return d.refuse(errNotFound()) // an API that nobody serves
+	}
 	if d.Action != ToRemote {
-		d.LongRunning = longPage(h)
+		d.LongRunning = longPage(h) || d.Request.longRunning(nil)
 		return d
 	}
 	e := d.Entry
@@ -254,9 +243,35 @@ func (p *Proxy) finish(d Decision, h *Head) Decision {
 	return d
 }
 
-// ownHealth are the health paths of the main port that answer for this process first; load balancers probe them.
-func ownHealth(path string) bool {
-	return path == "/readyz" || path == "/healthz" || strings.HasPrefix(path, "/readyz/") || strings.HasPrefix(path, "/healthz/")
+// actionOf is where a route leads. What is the local apiserver's becomes a page of our own when there is none: its callers are authenticated and authorized
+// here, by nobody else.
+func (p *Proxy) actionOf(route registry.Route) Action {
+	switch {
+	case route == registry.RouteRefused || route == registry.RouteInvalid:
+		return Refuse
+	case route == registry.RouteRemote:
+		return ToRemote
+	case route == registry.RouteOwn:
+		return ToPage
+	case route == registry.RouteDocument && p.cfg.Documents != nil:
+		return ToDocument
+	case p.cfg.Local == nil:
+		return ToPage
+	}
+	return ToLocal
+}
+
+// ownHealth are the health paths of the main port that answer for this process first; load balancers probe them. /livez is the local apiserver's, if
+// there is one.
+func (p *Proxy) ownHealth(path string) bool {
+	rest, ok := strings.CutPrefix(path, "/readyz")
+	if !ok {
+		rest, ok = strings.CutPrefix(path, "/healthz")
+	}
+	if !ok && p.cfg.Local == nil {
+		rest, ok = strings.CutPrefix(path, "/livez")
+	}
+	return ok && (rest == "" || rest[0] == '/')
 }
 
 // kubernetesPath reports whether a 404 for this path would be read as "the API is gone".

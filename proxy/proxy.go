@@ -33,13 +33,14 @@ type Config struct {
 	Authz *authz.Authorizer
 	// Backends carries requests to extension servers. Required.
 	Backends *backend.Pools
-	// Local carries requests to the local apiserver. Nil: there is none, and what no APIService claims is answered with 404.
+	// Local carries requests to the local apiserver. Nil: there is none, and Pages answers what no APIService claims.
 	Local *backend.Local
 	// Documents answers /api, /apis, /apis/<group> and /openapi. Nil: they are the local apiserver's.
 	Documents http.Handler
-	// Pages answers /fairlead/. Nil: 404.
+	// Pages answers /fairlead/, apiregistration.k8s.io with the dir: registry, and without Local all that is nobody else's. Nil: 404.
 	Pages http.Handler
-	// Health wraps the local apiserver's /readyz and /healthz with the own readiness of this process. Nil: they are relayed as they are.
+	// Health wraps the local apiserver's /readyz and /healthz with the own readiness of this process; without Local, where it is given nil, it answers them
+	// and /livez. Nil: they are relayed as they are.
 	Health func(local http.Handler) http.Handler
 	// MaxInFlight and MaxMutating bound the requests under way to all remotes together, long-running ones aside. Zero: no bound.
 	MaxInFlight, MaxMutating int
@@ -90,9 +91,14 @@ func New(cfg Config) (*Proxy, error) {
 	p.ending, p.end = context.WithCancel(context.Background())
 	p.reverse = p.newReverse()
 	p.admitted = p.impersonation(http.HandlerFunc(p.serveImpersonated))
-	p.health = http.HandlerFunc(p.serveLocal)
+	if cfg.Local != nil {
+		p.health = http.HandlerFunc(p.serveLocal)
+	}
 	if cfg.Health != nil {
 		p.health = cfg.Health(p.health)
+	}
+	if p.health == nil {
+		p.health = p.answer(errNotFound())
 	}
 	return p, nil
 }
@@ -199,27 +205,24 @@ func (p *Proxy) serveImpersonated(w http.ResponseWriter, r *http.Request) {
 	}
 	// Entry and route come from one table: between the first decision and now there may have been another.
 	d, m := x.decision, p.cfg.Table().Match(x.head.Path)
-	d.Impersonator, d.User, d.Entry, d.Action = authz.Impersonator(r.Context()), as, m.Entry, actionOf(m.Route)
+	d.Impersonator, d.User, d.Entry, d.Action = authz.Impersonator(r.Context()), as, m.Entry, p.actionOf(m.Route)
+	if d.Action == Refuse || d.Action == ToLocal {
+		p.writeError(w, r, errNotReady()) // it has just left the table: the next try finds out what it is now
+		return
+	}
 	x.decision, _ = p.admit(r.Context(), d, x.head, true)
 	p.carryOut(w, r, x)
-}
-
-func actionOf(route registry.Route) Action {
-	switch route {
-	case registry.RouteRemote:
-		return ToRemote
-	case registry.RouteDocument:
-		return ToDocument
-	case registry.RouteOwn:
-		return ToPage
-	}
-	return Refuse
 }
 
 func (p *Proxy) servePage(w http.ResponseWriter, r *http.Request) {
 	if p.cfg.Pages == nil {
 		p.writeError(w, r, errNotFound())
 		return
+	}
+	if exchangeOf(r.Context()).decision.LongRunning {
+		var stop context.CancelFunc
+		r, stop = p.endable(r)
+		defer stop()
 	}
 	p.cfg.Pages.ServeHTTP(w, r)
 }

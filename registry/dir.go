@@ -14,8 +14,6 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -32,20 +30,13 @@ type directory struct {
 	base    string // last element of path
 	decoder *manifest.Decoder
 	files   map[string]*file // :: path → what was read; run's own
-	maps    atomic.Pointer[configMaps]
+	shown   atomic.Pointer[shown]
+	// cluster is the local apiserver's. Nil: there is none.
+	cluster *cluster
 	// local registers what the local apiserver serves. Nil: there is none.
 	local *local
 	// served is what it has registered; run's own.
 	served []*apiregistrationv1.APIService
-}
-
-// configMaps is one immutable state of the directory's ConfigMaps.
-type configMaps struct {
-	byName map[types.NamespacedName]*corev1.ConfigMap
-	// read says that the directory has been read: until then nobody knows what is in it.
-	read bool
-	// superseded is closed once a newer state is in place.
-	superseded chan struct{}
 }
 
 func newDirectory(path string) (*directory, error) {
@@ -66,7 +57,7 @@ func newDirectory(path string) (*directory, error) {
 	if d.parent, err = filepath.EvalSymlinks(filepath.Dir(absolute)); err != nil {
 		return nil, fmt.Errorf("following directory %s: %w", path, err)
 	}
-	d.maps.Store(&configMaps{superseded: make(chan struct{})})
+	d.shown.Store(newShown())
 	return d, nil
 }
 
@@ -181,7 +172,7 @@ func (d *directory) publish(to *changes, faults []manifest.Fault) {
 	for i := range all {
 		all[i] = make(map[types.NamespacedName]runtime.Object)
 	}
-	maps := make(map[types.NamespacedName]*corev1.ConfigMap)
+	now := newShown()
 	owners := make(map[string]string) // :: object → "file:line"
 	for _, path := range sortedKeys(d.files) {
 		f := d.files[path]
@@ -193,7 +184,7 @@ func (d *directory) publish(to *changes, faults []manifest.Fault) {
 				continue
 			}
 			owners[name] = fmt.Sprintf("%s:%d", path, o.Line)
-			sortIn(o, &all, maps)
+			sortIn(o, &all, now)
 			if a, ok := o.Value.(*apiregistrationv1.APIService); ok && !isLocal(a) && d.serves(a) {
 				faults = append(faults, claim(path, o, fmt.Sprintf("the local apiserver serves it too, and service/%s in %q claims it",
 					a.Spec.Service.Name, a.Spec.Service.Namespace)))
@@ -208,8 +199,7 @@ func (d *directory) publish(to *changes, faults []manifest.Fault) {
 	}
 	slices.SortStableFunc(faults, func(a, b manifest.Fault) int { return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line)) })
 	to.replaceAll(all, faults)
-	old := d.maps.Swap(&configMaps{byName: maps, read: true, superseded: make(chan struct{})})
-	close(old.superseded) // after the swap: whoever wakes up must find the new state
+	d.show(now)
 }
 
 // claim is a fault about who an object belongs to.
@@ -223,44 +213,6 @@ func (d *directory) serves(a *apiregistrationv1.APIService) bool {
 		return strings.Compare(o.Name, name)
 	})
 	return found
-}
-
-// sortIn puts an object where it belongs.
-func sortIn(o manifest.Object, all *sets, maps map[types.NamespacedName]*corev1.ConfigMap) {
-	m, err := meta.Accessor(o.Value)
-	if err != nil {
-		return // every kind of manifest has metadata
-	}
-	name := types.NamespacedName{Namespace: m.GetNamespace(), Name: m.GetName()}
-	switch v := o.Value.(type) {
-	case *apiregistrationv1.APIService:
-		all[kindAPIService][name] = v
-	case *corev1.Service:
-		all[kindService][name] = v
-	case *discoveryv1.EndpointSlice:
-		all[kindSlice][name] = v
-	case *corev1.ConfigMap:
-		maps[name] = v
-	}
-}
-
-// watch implements source.
-func (d *directory) watch(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap)) error {
-	var last *corev1.ConfigMap
-	told := false
-	for {
-		state := d.maps.Load()
-		now := state.byName[types.NamespacedName{Namespace: namespace, Name: name}]
-		if state.read && (!told || now != last) {
-			f(now)
-			last, told = now, true
-		}
-		select {
-		case <-state.superseded:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
 }
 
 // identify gives an object what an API server would: an identity that is the same on every replica, and the file's time for its age. What an

@@ -66,6 +66,9 @@ func New(c Config) (*Registry, error) {
 			return nil, err
 		}
 		if c.Client != nil {
+			if from.cluster, err = newCluster(c.Client, c.Logger); err != nil {
+				return nil, err
+			}
 			if from.local, err = newLocal(c.Client, c.Logger); err != nil {
 				return nil, err
 			}

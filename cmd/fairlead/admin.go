@@ -40,7 +40,7 @@ func adminPages(livez, readyz http.Handler, metrics prometheus.Gatherer, own htt
 // makePages makes what shows this process, on the admin port and below /fairlead/ on the front door.
 func (d *door) makePages(context.Context) (err error) {
 	d.pages, err = pages.New(pages.Config{
-		Table: d.registry.Table, Certificates: d.certs.Status, Trust: d.trust.Status, LocalServers: d.local.Servers, Draining: d.draining.Active, Version: version,
+		Table: d.registry.Table, Certificates: d.certs.Status, Trust: d.trust.Status, LocalServers: d.localServers, Draining: d.draining.Active, Version: version,
 		// The proxy is made of the pages, and they ask it: both are there before the first request.
 		Explain: func(h *proxy.Head, u user.Info) proxy.Decision { return d.proxy.Explain(h, u) },
 		Ready:   func() error { return d.ready.Err(nil) },

@@ -19,22 +19,35 @@ type documents struct {
 
 // makeDocuments makes them.
 func (d *door) makeDocuments(context.Context) (err error) {
+	local := d.fetchLocal
+	if d.o.alone() {
+		local = nil
+	}
 	d.documents.discovery, err = discovery.New(discovery.Config{
-		Table: d.registry.Table, Fetch: d.fetchRemote, FetchLocal: d.fetchLocal, StaleAfter: d.o.staleAfter, Logger: d.log, Metrics: d.metrics,
+		Table: d.registry.Table, Fetch: d.fetchRemote, FetchLocal: local, StaleAfter: d.o.staleAfter, Logger: d.log, Metrics: d.metrics,
 	})
 	if err != nil {
 		return err
 	}
-	d.documents.openapi, err = openapi.New(openapi.Config{Table: d.registry.Table, Fetch: d.fetchRemote, FetchLocal: d.fetchLocal, Logger: d.log, Metrics: d.metrics})
+	if d.o.alone() {
+		local = inProcess(d.apiServices)
+	}
+	d.documents.openapi, err = openapi.New(openapi.Config{Table: d.registry.Table, Fetch: d.fetchRemote, FetchLocal: local, Logger: d.log, Metrics: d.metrics})
 	return err
 }
 
 func (d *door) serveDocument(w http.ResponseWriter, r *http.Request) {
-	if strings.HasPrefix(r.URL.Path, "/openapi/") {
+	switch path := r.URL.Path; {
+	case d.apiServices != nil && path == "/openapi/v3/apis/apiregistration.k8s.io/v1":
+		d.apiServices.ServeHTTP(w, r)
+	case strings.HasPrefix(path, "/openapi/"):
 		d.documents.openapi.ServeHTTP(w, r)
-		return
+	case d.o.alone() && strings.TrimSuffix(path, "/") == "/api":
+		// Without a local apiserver there is no core group to be merged, and a client that asks for its versions is told that there are none.
+		d.apiServices.ServeHTTP(w, r)
+	default:
+		d.documents.discovery.ServeHTTP(w, r)
 	}
-	d.documents.discovery.ServeHTTP(w, r)
 }
 
 // asAggregator gives a request of our own the identity that kube-aggregator asks under; extension servers and the local apiserver know it.

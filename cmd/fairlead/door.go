@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/apiservices"
 )
 
 // metricsRegistry is a *prometheus.Registry, or one that a test looks into.
@@ -39,17 +40,21 @@ type door struct {
 	frontListener, adminListener net.Listener
 	self                         []netip.AddrPort
 
-	registry  *registry.Registry
+	registry *registry.Registry
+	// apiServices serves apiregistration.k8s.io. Nil: the local apiserver does.
+	apiServices *apiservices.Server
+
 	certs     *certs.Store
 	trust     *trust.Trust
 	prober    *health.Prober
 	backends  *backend.Pools
-	local     *backend.Local
+	local     *backend.Local // nil: there is none
 	proxy     *proxy.Proxy
 	documents documents
 	frames    *h2.Server // nil: --h2-lane=nethttp
 	target    atomic.Pointer[target]
 	draining  health.Draining
+	live      *health.Checks
 	ready     *health.Checks
 	access    io.WriteCloser // nil: no access log
 	accessLog *accesslog.Log // nil: the same

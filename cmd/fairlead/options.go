@@ -67,7 +67,7 @@ type options struct {
 }
 
 func (o *options) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "Kubeconfig of the local apiserver, for Fairlead's own watches and reviews. Empty: in-cluster configuration.")
+	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "Kubeconfig of the local apiserver, for Fairlead's own watches and reviews. Empty: in-cluster configuration; with --registry=dir: there is no local apiserver.")
 	fs.StringSliceVar(&o.localAPIServer, "local-apiserver", nil, "URL of the local apiserver; may repeat. Empty: the kubeconfig's server.")
 	fs.StringVar(&o.registry, "registry", "kubernetes", "Where APIServices come from: kubernetes, or dir:PATH.")
 
@@ -102,7 +102,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 
 	fs.BoolVar(&o.anonymous, "anonymous-auth", false, "Serve remotes to callers without credentials, as system:anonymous.")
 	fs.DurationVar(&o.tokenTTL, "authentication-token-webhook-cache-ttl", 10*time.Second, "How long a TokenReview is believed.")
-	fs.StringVar(&o.authzMode, "authorization-mode", "webhook", "Who authorizes requests to remotes: webhook (SubjectAccessReview at the local apiserver) or backend (the extension server alone).")
+	fs.StringVar(&o.authzMode, "authorization-mode", "", "Who authorizes requests to remotes: webhook (SubjectAccessReview at the local apiserver), RBAC (ClusterRoles of --registry=dir:), backend (the extension server alone) or AlwaysAllow (nobody, with --registry=dir: only). Empty: webhook, or RBAC without a local apiserver.")
 	fs.StringSliceVar(&o.alwaysAllow, "authorization-always-allow-paths", []string{"/healthz", "/readyz", "/livez"}, "Paths of ours that need no authorization.")
 	fs.DurationVar(&o.authorizedTTL, "authorization-webhook-cache-authorized-ttl", 10*time.Second, "How long an allowing SubjectAccessReview is believed.")
 	fs.DurationVar(&o.unauthorizedTTL, "authorization-webhook-cache-unauthorized-ttl", 10*time.Second, "How long a denying one is.")
@@ -177,9 +177,8 @@ func (o *options) validateChoices(fault func(string, ...any)) {
 	if o.registry != "kubernetes" && !strings.HasPrefix(o.registry, "dir:") {
 		fault("--registry %q is neither kubernetes nor dir:PATH", o.registry)
 	}
-	if o.authzMode != "webhook" && o.authzMode != "backend" {
-		fault("--authorization-mode %q is neither webhook nor backend", o.authzMode)
-	}
+	o.validateAlone(fault)
+	o.validateAuthorization(fault)
 	if o.h2Lane != "frame" && o.h2Lane != "nethttp" {
 		fault("--h2-lane %q is neither frame nor nethttp", o.h2Lane)
 	}

@@ -71,7 +71,13 @@ func (d *door) serve(ctx context.Context) error {
 func (d *door) loops() map[string]func(context.Context) error {
 	loops := map[string]func(context.Context) error{
 		"table": d.registry.Run, "certificates": d.certs.Run, "backend trust": d.trust.Run, "prober": d.prober.Run,
-		"backend pools": d.backends.Run, "local apiserver's pools": d.local.Run, "request metrics": d.proxy.Run, "discovery": d.documents.discovery.Run, "OpenAPI": d.documents.openapi.Run,
+		"backend pools": d.backends.Run, "request metrics": d.proxy.Run, "discovery": d.documents.discovery.Run, "OpenAPI": d.documents.openapi.Run,
+	}
+	if d.local != nil {
+		loops["local apiserver's pools"] = d.local.Run
+	}
+	if d.apiServices != nil {
+		loops["apiservices"] = d.apiServices.Run
 	}
 	loops["pages"] = d.pages.Run
 	if d.frames != nil {

@@ -85,6 +85,9 @@ func (d *door) localGuard() func([]*x509.Certificate) (<-chan struct{}, func()) 
 
 // localCA is the file that the local apiserver's CA comes from, to be followed: that which the kubeconfig names, or the kubeconfig itself.
 func (d *door) localCA() []certs.File {
+	if d.o.alone() {
+		return nil
+	}
 	if c := d.client; len(c.CAData) == 0 && c.CAFile != "" {
 		return []certs.File{{Use: "local-apiserver-ca", Path: c.CAFile, Take: d.trust.LocalBundle}}
 	}

@@ -12,14 +12,10 @@ import (
 	"strings"
 	"time"
 
-	authenticationv1 "k8s.io/client-go/kubernetes/typed/authentication/v1"
-	authorizationv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
-
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/health"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
-	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -28,8 +24,8 @@ import (
 // Each step makes one component from the flags and from what is already there. Siblings meet only here, as func fields.
 
 func (d *door) findAPIServer(context.Context) (err error) {
-	if d.o.registry != "kubernetes" {
-		return usageError{fmt.Errorf("--registry %q is not offered by this build", d.o.registry)}
+	if d.o.alone() {
+		return nil
 	}
 	d.client, d.servers, err = clientConfig(d.o.kubeconfig, d.o.localAPIServer)
 	return err
@@ -71,8 +67,11 @@ func (d *door) makeTable(context.Context) (err error) {
 		ClusterIPRouting: !d.o.endpointRouting, AllowLoopback: d.o.allowLoopback, ProtectedGroups: protectedGroups(d.o.protectedGroups), Self: d.self,
 		Defaults: registry.Policy{RequestTimeout: d.o.requestTimeout, CAOverlap: orNone(d.o.caOverlap)},
 	}
-	d.registry, err = registry.New(registry.Config{Client: d.client, Options: options, Logger: d.log, Metrics: d.metrics})
-	return err
+	d.registry, err = registry.New(registry.Config{Client: d.client, Directory: d.o.directory(), Options: options, Logger: d.log, Metrics: d.metrics})
+	if err != nil {
+		return err
+	}
+	return d.makeAPIServices()
 }
 
 // orNone is for durations whose zero means the default in a Config and none on the command line.
@@ -98,10 +97,10 @@ func (d *door) makeBackends(context.Context) (err error) {
 	}
 	identity := d.certs.ProxyClient().Changed
 	d.backends, err = backend.New(backend.Config{
-		Table: d.registry.Table, TLS: d.trust.TLS, Guard: d.trust.Guard, IdentityChanged: identity, AllowLoopback: d.o.allowLoopback, Self: d.isSelf,
+		Table: d.registry.Table, TLS: d.trust.TLS, Guard: d.trust.Guard, IdentityChanged: identity, AllowLoopback: d.o.allowLoopback || d.o.directory() != "", Self: d.isSelf,
 		Signal: d.prober.Signal, MaxInFlight: (d.o.maxInFlight + d.o.maxMutating) / 2, Logger: d.log, Metrics: d.metrics,
 	})
-	if err != nil {
+	if err != nil || d.o.alone() {
 		return err
 	}
 	d.local, err = backend.NewLocal(backend.LocalConfig{
@@ -111,43 +110,26 @@ func (d *door) makeBackends(context.Context) (err error) {
 }
 
 func (d *door) makeProxy(context.Context) error {
-	reviews, err := authenticationv1.NewForConfig(d.client)
-	if err != nil {
-		return fmt.Errorf("making client of the local apiserver: %w", err)
-	}
-	review, err := authn.TokenReview(reviews)
+	who, err := d.makeAuthn()
 	if err != nil {
 		return err
 	}
-	who, err := authn.New(authn.Config{
-		VerifyClient: d.certs.Clients().VerifyUser, VerifyFrontProxy: d.certs.Clients().VerifyFrontProxy, Generation: d.certs.Clients().Generation,
-		Review: review, RequestHeaders: headerNames(d.o), Target: d.targetNames, Anonymous: d.o.anonymous, TokenTTL: orNone(d.o.tokenTTL), Metrics: d.metrics,
-	})
-	if err != nil {
-		return usageError{err}
-	}
-	access, err := authorizationv1.NewForConfig(d.client)
-	if err != nil {
-		return fmt.Errorf("making client of the local apiserver: %w", err)
-	}
-	ask, err := authz.SubjectAccessReview(access)
+	may, err := d.makeAuthz()
 	if err != nil {
 		return err
 	}
-	may, err := authz.New(authz.Config{
-		Review: ask, LeaveRemotes: d.o.authzMode == "backend", AllowPaths: d.o.alwaysAllow, AllowTTL: orNone(d.o.authorizedTTL), DenyTTL: orNone(d.o.unauthorizedTTL), Metrics: d.metrics,
-	})
-	if err != nil {
-		return usageError{err}
+	d.live = &health.Checks{Name: "livez", Logger: d.log}
+	d.ready = &health.Checks{Name: "readyz", Draining: &d.draining, List: []health.Check{{Name: "table", Func: d.tableReady}, {Name: "discovery", Func: d.discoveryReady}}, Logger: d.log}
+	if d.local != nil {
+		d.ready.List = append(d.ready.List, health.Check{Name: "local-apiserver", Func: d.localReady})
 	}
-	d.ready = &health.Checks{Name: "readyz", Draining: &d.draining, List: []health.Check{{Name: "table", Func: d.tableReady}, {Name: "local-apiserver", Func: d.localReady}, {Name: "discovery", Func: d.discoveryReady}}, Logger: d.log}
 	if err := d.makeAccessLog(); err != nil {
 		return err
 	}
 	d.proxy, err = proxy.New(proxy.Config{
 		Table: d.registry.Table, Authn: who, Authz: may, Backends: d.backends, Local: d.local, MaxInFlight: d.o.maxInFlight,
-		MaxMutating: d.o.maxMutating, GoAwayChance: d.o.goawayChance, Documents: http.HandlerFunc(d.serveDocument), AccessLog: d.accessLog, Pages: d.pages, Logger: d.log, Metrics: d.metrics,
-		Health: func(local http.Handler) http.Handler { return &health.Relay{Ready: d.ready, Local: local} },
+		MaxMutating: d.o.maxMutating, GoAwayChance: d.o.goawayChance, Documents: http.HandlerFunc(d.serveDocument), Pages: d.ownPages(), Health: d.health,
+		AccessLog: d.accessLog, Logger: d.log, Metrics: d.metrics,
 	})
 	return err
 }
@@ -195,8 +177,7 @@ func (d *door) makeServers(context.Context) error {
 		d.front.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": d.frames.Serve}
 		d.frontListener = d.frames.Listener(d.frontListener)
 	}
-	live := &health.Checks{Name: "livez", Logger: d.log}
-	d.admin = newServer(adminPages(live, d.ready, d.metrics, d.pages, d.proxy.Guard), d.certs.TLS(), d.o.streamsPerConn, d.log)
+	d.admin = newServer(adminPages(d.live, d.ready, d.metrics, d.pages, d.proxy.Guard), d.certs.TLS(), d.o.streamsPerConn, d.log)
 	d.admin.ConnContext = d.proxy.ConnContext
 	return nil
 }

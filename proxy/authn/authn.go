@@ -28,6 +28,8 @@ type Config struct {
 	Generation func() uint64
 	// Review authenticates a token; see TokenReview. Nil: no token is known, so wherever Fairlead itself must know the caller a token is refused.
 	Review func(ctx context.Context, token string) (*authenticator.Response, bool, error)
+	// ReviewGeneration changes whenever Review might answer differently, and ends the answers that are kept. Nil: only time does.
+	ReviewGeneration func() uint64
 	// RequestHeaders are the header fields that a verified front proxy asserts its user in. Zero: X-Remote-User, X-Remote-Group and X-Remote-Extra-, but no
 	// field for the UID, as kube-apiserver's flags have it: a front proxy that does not know of the field would let its own clients set it.
 	RequestHeaders HeaderNames
@@ -87,6 +89,9 @@ func New(cfg Config) (*Authenticator, error) {
 		metrics: newMetrics(cfg.Metrics),
 
 		strangers: queue{slots: make(chan struct{}, maxReviews)}, regulars: queue{slots: make(chan struct{}, maxReviews)},
+	}
+	if cfg.ReviewGeneration != nil {
+		a.known.generation, a.refused.generation = cfg.ReviewGeneration, cfg.ReviewGeneration
 	}
 	for _, p := range cfg.AnonymousPaths {
 		a.paths[p] = true

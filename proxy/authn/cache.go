@@ -9,8 +9,10 @@ import (
 // cache remembers something of a token until a given time. It is bounded twice, in entries and in bytes of tokens, and drops what was used longest ago.
 // A look-up allocates nothing; tokens are canonical, so it can mistake none for another.
 type cache[V any] struct {
-	seed   maphash.Seed
-	shards [cacheShards]shard[V]
+	seed maphash.Seed
+	// generation is that of who issues tokens; what is remembered of another one is forgotten.
+	generation func() uint64
+	shards     [cacheShards]shard[V]
 }
 
 // cacheShards is enough that cores rarely wait for each other: a shard is locked for some 50 ns.
@@ -29,12 +31,13 @@ type entry[V any] struct {
 	token      Token
 	value      V
 	until      time.Time
+	generation uint64
 	next, prev *entry[V]
 }
 
 // newCache makes a cache whose every shard holds at most so many entries and bytes of tokens.
 func newCache[V any](maxEntries, maxBytes int) *cache[V] {
-	c := &cache[V]{seed: maphash.MakeSeed()}
+	c := &cache[V]{seed: maphash.MakeSeed(), generation: func() uint64 { return 0 }}
 	for i := range c.shards {
 		s := &c.shards[i]
 		s.entries = map[Token]*entry[V]{}
@@ -51,14 +54,14 @@ func (c *cache[V]) shard(t Token) *shard[V] {
 // get returns what is remembered of a token and until when.
 func (c *cache[V]) get(t Token) (v V, until time.Time, ok bool) {
 	s := c.shard(t)
-	now := time.Now()
+	now, generation := time.Now(), c.generation()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.entries[t]
 	if e == nil {
 		return v, until, false
 	}
-	if !now.Before(e.until) {
+	if !now.Before(e.until) || e.generation != generation {
 		s.removeLocked(e)
 		return v, until, false
 	}
@@ -67,13 +70,16 @@ func (c *cache[V]) get(t Token) (v V, until time.Time, ok bool) {
 	return e.value, e.until, true
 }
 
-// put remembers v of a token. A token larger than a quarter of a shard is not worth it.
-func (c *cache[V]) put(t Token, v V, until time.Time) {
+// put remembers v of a token, as of now. A token larger than a quarter of a shard is not worth it.
+func (c *cache[V]) put(t Token, v V, until time.Time) { c.putAsOf(c.generation(), t, v, until) }
+
+// putAsOf is put for what was found out in a generation that may be over by now.
+func (c *cache[V]) putAsOf(generation uint64, t Token, v V, until time.Time) {
 	s, size := c.shard(t), len(t.Secret())
 	if size > s.maxBytes/4 {
 		return
 	}
-	e := &entry[V]{token: t, value: v, until: until}
+	e := &entry[V]{token: t, value: v, until: until, generation: generation}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if old := s.entries[t]; old != nil {

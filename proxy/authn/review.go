@@ -207,7 +207,7 @@ type queue struct {
 
 func (a *Authenticator) ask(ctx context.Context, token Token) (*identity, error) {
 	// Counted from before the question: the answer was true then at the earliest.
-	until := time.Now().Add(a.cfg.TokenTTL)
+	until, generation := time.Now().Add(a.cfg.TokenTTL), a.known.generation()
 	resp, ok, err := a.cfg.Review(ctx, token.Secret())
 	if err == nil && ok && (resp == nil || resp.User == nil || resp.User.GetName() == "") {
 		err = errors.New("it was answered without a user")
@@ -224,7 +224,7 @@ func (a *Authenticator) ask(ctx context.Context, token Token) (*identity, error)
 	if !ok {
 		a.metrics.reviewed("refused")
 		a.proven.drop(token)
-		a.refused.put(token, struct{}{}, until)
+		a.refused.putAsOf(generation, token, struct{}{}, until)
 		return nil, errBadToken
 	}
 	id, err := authenticated(resp)
@@ -233,7 +233,7 @@ func (a *Authenticator) ask(ctx context.Context, token Token) (*identity, error)
 		return nil, fmt.Errorf("reviewing token: %w", err)
 	}
 	a.metrics.reviewed("authenticated")
-	a.known.put(token, id, until)
+	a.known.putAsOf(generation, token, id, until)
 	a.proven.put(token, struct{}{}, time.Now().Add(a.cfg.ProvenTTL)) // the local apiserver has accepted it
 	return id, nil
 }

@@ -19,6 +19,8 @@ import (
 type Config struct {
 	// Review decides what the short-cuts do not; see SubjectAccessReview. Nil: everything else is refused.
 	Review func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error)
+	// Generation changes whenever Review might answer differently, and ends the answers that are kept. Nil: only time does.
+	Generation func() uint64
 	// LeaveRemotes allows every request with Attributes.Remote, for the backend to decide (--authorization-mode=backend). False: they are reviewed.
 	LeaveRemotes bool
 	// AllowPaths are open to everybody; one that ends in * is a prefix. Nil: /healthz, /readyz, /livez, as upstream. Empty and not nil: none.
@@ -92,10 +94,13 @@ func New(cfg Config) (*Authorizer, error) {
 	if cfg.AllowPaths == nil {
 		cfg.AllowPaths = []string{"/healthz", "/readyz", "/livez"}
 	}
+	if cfg.Generation == nil {
+		cfg.Generation = func() uint64 { return 0 }
+	}
 	z := &Authorizer{
 		cfg:     cfg,
 		paths:   map[string]bool{},
-		cache:   newCache(),
+		cache:   newCache(cfg.Generation),
 		slots:   make(chan struct{}, maxReviews),
 		metrics: newMetrics(cfg.Metrics),
 	}
@@ -195,7 +200,7 @@ func (z *Authorizer) review(a *Attributes) (d Decision, err error) {
 		return d, nil
 	}
 	// Counted from before the question: the answer was true then at the earliest.
-	asked := time.Now()
+	asked, generation := time.Now(), z.cfg.Generation()
 	d, err = z.ask(context.Background(), a.record())
 	if err != nil || a.size() >= maxCached {
 		return d, err
@@ -204,7 +209,7 @@ func (z *Authorizer) review(a *Attributes) (d Decision, err error) {
 	if d.Allowed {
 		ttl = z.cfg.AllowTTL
 	}
-	z.cache.put(a, d, asked.Add(ttl))
+	z.cache.put(a, d, asked.Add(ttl), generation)
 	return d, nil
 }
 

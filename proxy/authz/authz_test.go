@@ -205,7 +205,7 @@ func TestKeyDistinguishes(t *testing.T) {
 			if collide {
 				z.cache.hash = func(*Attributes, maphash.Seed) uint64 { return 7 }
 			}
-			z.cache.put(base(), Decision{Allowed: true}, time.Now().Add(time.Hour))
+			z.cache.put(base(), Decision{Allowed: true}, time.Now().Add(time.Hour), 0)
 			if _, ok := z.Cached(base()); !ok {
 				t.Fatalf("%s: the same question missed", name)
 			}
@@ -347,7 +347,7 @@ func TestCacheIsBounded(t *testing.T) {
 	for i := range 2 * shards * perShard {
 		a := get("alice")
 		a.Name = fmt.Sprint(i)
-		z.cache.put(a, Decision{Allowed: true}, time.Now().Add(time.Hour))
+		z.cache.put(a, Decision{Allowed: true}, time.Now().Add(time.Hour), 0)
 	}
 	n := 0
 	for i := range z.cache.shards {
@@ -405,7 +405,7 @@ func BenchmarkCachedHit(b *testing.B) {
 		Groups: []string{"system:serviceaccounts", "system:serviceaccounts:default", "system:authenticated"},
 		Extra:  map[string][]string{"authentication.kubernetes.io/credential-id": {"JTI=1"}, "authentication.kubernetes.io/pod-name": {"p"}},
 	}
-	z.cache.put(a.clone(), Decision{Allowed: true}, time.Now().Add(time.Hour))
+	z.cache.put(a.clone(), Decision{Allowed: true}, time.Now().Add(time.Hour), 0)
 	b.ReportAllocs()
 	for b.Loop() {
 		if d, ok := z.Cached(a); !ok || !d.Allowed {

@@ -17,9 +17,11 @@ const (
 // cache keeps answers, each until a given time, and drops what was used longest ago. Questions are looked up by a hash with a secret seed and then
 // compared field by field, so a collision costs a miss, never a wrong answer.
 type cache struct {
-	seed   maphash.Seed
-	hash   func(*Attributes, maphash.Seed) uint64
-	shards [shards]shard
+	seed maphash.Seed
+	// generation is that of the rules now; an answer of another one is forgotten.
+	generation func() uint64
+	hash       func(*Attributes, maphash.Seed) uint64
+	shards     [shards]shard
 }
 
 type shard struct {
@@ -34,11 +36,12 @@ type answer struct {
 	question     *Attributes
 	decision     Decision
 	until        time.Time
+	generation   uint64
 	older, newer *answer
 }
 
-func newCache() *cache {
-	c := &cache{seed: maphash.MakeSeed(), hash: (*Attributes).hash}
+func newCache(generation func() uint64) *cache {
+	c := &cache{seed: maphash.MakeSeed(), generation: generation, hash: (*Attributes).hash}
 	for i := range c.shards {
 		s := &c.shards[i]
 		s.answers = map[uint64]*answer{}
@@ -50,7 +53,7 @@ func newCache() *cache {
 func (c *cache) get(q *Attributes) (Decision, bool) {
 	h := c.hash(q, c.seed)
 	s := &c.shards[h%shards]
-	now := time.Now()
+	now, generation := time.Now(), c.generation()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a := s.answers[h]
@@ -58,7 +61,7 @@ func (c *cache) get(q *Attributes) (Decision, bool) {
 		return Decision{}, false
 	}
 	s.takeLocked(a)
-	if !now.Before(a.until) {
+	if !now.Before(a.until) || a.generation != generation {
 		delete(s.answers, h)
 		return Decision{}, false
 	}
@@ -66,9 +69,9 @@ func (c *cache) get(q *Attributes) (Decision, bool) {
 	return a.decision, true
 }
 
-// put keeps an answer. The question becomes the cache's.
-func (c *cache) put(q *Attributes, d Decision, until time.Time) {
-	a := &answer{hash: c.hash(q, c.seed), question: q, decision: d, until: until}
+// put keeps an answer that was true of a generation. The question becomes the cache's.
+func (c *cache) put(q *Attributes, d Decision, until time.Time, generation uint64) {
+	a := &answer{hash: c.hash(q, c.seed), question: q, decision: d, until: until, generation: generation}
 	s := &c.shards[a.hash%shards]
 	s.mu.Lock()
 	defer s.mu.Unlock()

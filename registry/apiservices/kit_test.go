@@ -54,7 +54,7 @@ func serve(t *testing.T, s *source) (url string, changed func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := httptest.NewServer(server)
+	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { server.ServeHTTP(recorder{w}, r) }))
 	t.Cleanup(func() {
 		h.CloseClientConnections()
 		h.Close()
@@ -109,3 +109,8 @@ func names(l *apiregistrationv1.APIServiceList) []string {
 	}
 	return out
 }
+
+// recorder is a writer as the front door's is: it can flush, but tells nobody that its client has gone.
+type recorder struct{ http.ResponseWriter }
+
+func (r recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }

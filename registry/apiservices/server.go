@@ -130,7 +130,7 @@ func (s *Server) serveObjects(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	ctx := request.WithReceivedTimestamp(r.Context(), time.Now()) // for the handlers' own metrics
-	s.objects.ServeHTTP(w, r.WithContext(request.WithRequestInfo(ctx, info)))
+	s.objects.ServeHTTP(&flushing{w, ctx}, r.WithContext(request.WithRequestInfo(ctx, info)))
 }
 
 // refuse answers a request that would change something.

@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -23,7 +24,8 @@ import (
 
 // Object is one object of a file.
 type Object struct {
-	// Value is a *v1.APIService, *v1.Service, *v1.EndpointSlice, *v1.ConfigMap or *v1.Secret, defaulted and valid.
+	// Value is a *v1.APIService, *v1.Service, *v1.EndpointSlice, *v1.ConfigMap, *v1.Secret, *v1.ClusterRole or *v1.ClusterRoleBinding, defaulted and
+	// valid.
 	Value runtime.Object
 	// Line is where its document begins, from 1.
 	Line int
@@ -59,7 +61,7 @@ type Decoder struct {
 func NewDecoder() (*Decoder, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
-		apiregistration.AddToScheme, apiregistrationv1.AddToScheme, corev1.AddToScheme, discoveryv1.AddToScheme,
+		apiregistration.AddToScheme, apiregistrationv1.AddToScheme, corev1.AddToScheme, discoveryv1.AddToScheme, rbacv1.AddToScheme,
 	} {
 		if err := add(scheme); err != nil {
 			return nil, fmt.Errorf("making decoder of manifests: %w", err)
@@ -112,10 +114,11 @@ func (d *Decoder) value(raw []byte, doc *document, at string) ([]Object, []Fault
 	switch o := value.(type) {
 	case *corev1.List:
 		return d.list(o, doc, at)
-	case *apiregistrationv1.APIService, *corev1.Service, *discoveryv1.EndpointSlice, *corev1.ConfigMap, *corev1.Secret:
+	case *apiregistrationv1.APIService, *corev1.Service, *discoveryv1.EndpointSlice, *corev1.ConfigMap, *corev1.Secret,
+		*rbacv1.ClusterRole, *rbacv1.ClusterRoleBinding:
 	default:
 		return nil, []Fault{doc.fault(at+"kind", fmt.Sprintf("%s is not read from a directory: only APIService, Service, "+
-			"EndpointSlice, ConfigMap, Secret and List are", kind.Kind))}
+			"EndpointSlice, ConfigMap, Secret, ClusterRole, ClusterRoleBinding and List are", kind.Kind))}
 	}
 	d.scheme.Default(value)
 	setDefaults(value)
@@ -154,6 +157,10 @@ func (o Object) Name() string {
 		kind = "ConfigMap"
 	case *corev1.Secret:
 		kind = "Secret"
+	case *rbacv1.ClusterRole:
+		kind = "ClusterRole"
+	case *rbacv1.ClusterRoleBinding:
+		kind = "ClusterRoleBinding"
 	}
 	m, err := meta.Accessor(o.Value)
 	if err != nil {
@@ -196,6 +203,10 @@ func (d *Decoder) validate(value runtime.Object) field.ErrorList {
 		return validateConfigMap(o)
 	case *corev1.Secret:
 		return validateSecret(o)
+	case *rbacv1.ClusterRole:
+		return validateRole(o)
+	case *rbacv1.ClusterRoleBinding:
+		return validateBinding(o)
 	}
 	return nil
 }

@@ -149,6 +149,33 @@ data:
   ca.crt: pem
 `
 
+const clusterRole = `apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata:
+  name: a:reader
+rules:
+- apiGroups: [a.io]
+  resources: [widgets]
+  verbs: [get]
+- nonResourceURLs: [/apis]
+  verbs: [get]
+`
+
+const clusterRoleBinding = `apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: a:readers
+roleRef:
+  kind: ClusterRole
+  name: a:reader
+subjects:
+- kind: Group
+  name: readers
+- kind: ServiceAccount
+  namespace: x
+  name: reader
+`
+
 // invalid manifests are a good one with a change, and what is told about them.
 func invalid() []invalidManifest {
 	return []invalidManifest{
@@ -160,7 +187,7 @@ func invalid() []invalidManifest {
 		{"no version", "kind: Service\n", "bad.yaml:1: apiVersion: Required value"},
 		{"unknown kind", "apiVersion: v1\nkind: Servise\n", `bad.yaml:2: kind: unknown kind or version: no kind "Servise" is registered for version "v1"`},
 		{"old version", swap(apiService, "/v1", "/v1beta1"), `bad.yaml:2: kind: unknown kind or version: no kind "APIService" is registered for version "apiregistration.k8s.io/v1beta1"`},
-		{"kind of no use", "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\n", "bad.yaml:2: kind: Pod is not read from a directory: only APIService, Service, EndpointSlice, ConfigMap, Secret and List are"},
+		{"kind of no use", "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\n", "bad.yaml:2: kind: Pod is not read from a directory: only APIService, Service, EndpointSlice, ConfigMap, Secret, ClusterRole, ClusterRoleBinding and List are"},
 		{"unknown field", swap(apiService, "  versionPriority", "  versionPriorty"), "bad.yaml:9: spec.versionPriorty: unknown field"},
 		{"unknown nested field", swap(apiService, "    port", "    prt"), "bad.yaml:13: spec.service.prt: unknown field"},
 		{"duplicate key", swap(apiService, "    name: svc", "    name: svc\n    name: z"), `bad.yaml:13: reading YAML: key "name" already set in map`},
@@ -201,6 +228,16 @@ func invalid() []invalidManifest {
 		{"key", swap(configMap, "ca.crt", "ca/crt"), "bad.yaml:7: data[ca/crt]: Invalid value: \"ca/crt\": a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')"},
 		{"twice", configMap + "---\n" + configMap, "bad.yaml:9: metadata.name: ConfigMap x/svc is already at line 1"},
 		{"in a list", "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: ConfigMap\n  metadata:\n    name: x\n", "bad.yaml:6: items[0].metadata.namespace: Required value"},
+		{"role without verbs", swap(clusterRole, "  verbs: [get]\n- non", "- non"), "bad.yaml:6: rules[0].verbs: Required value: verbs must contain at least one value"},
+		{"role without groups", swap(clusterRole, "apiGroups: [a.io]\n  resources", "resources"), "bad.yaml:6: rules[0].apiGroups: Required value: resource rules must supply at least one api group"},
+		{"role for both", swap(clusterRole, "URLs: [/apis]", "URLs: [/apis]\n  resources: [a]"), `bad.yaml:9: rules[1].nonResourceURLs: Invalid value: ["/apis"]: rules cannot apply to both regular resources and non-resource URLs`},
+		{"role of roles", clusterRole + "aggregationRule: {}\n", "bad.yaml:11: aggregationRule: Forbidden: nothing aggregates roles here: list the rules"},
+		{"role in a namespace", swap(clusterRole, "name: a", "namespace: x\n  name: a"), "bad.yaml:4: metadata.namespace: Forbidden: not allowed on this type"},
+		{"binding to a role", swap(clusterRoleBinding, "kind: ClusterRole\n  name", "kind: Role\n  name"), `bad.yaml:6: roleRef.kind: Unsupported value: "Role": supported values: "ClusterRole"`},
+		{"binding to nothing", swap(clusterRoleBinding, "  name: a:reader\nsub", "sub"), "bad.yaml:5: roleRef.name: Required value"},
+		{"subject", swap(clusterRoleBinding, "kind: Group", "kind: Team"), `bad.yaml:9: subjects[0].kind: Unsupported value: "Team": supported values: "ServiceAccount", "User", "Group"`},
+		{"account without namespace", swap(clusterRoleBinding, "  namespace: x\n", ""), "bad.yaml:11: subjects[1].namespace: Required value"},
+		{"subject's group", swap(clusterRoleBinding, "kind: Group\n", "kind: Group\n  apiGroup: a.io\n"), `bad.yaml:10: subjects[0].apiGroup: Unsupported value: "a.io": supported values: "rbac.authorization.k8s.io"`},
 		{"list in a list", "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: List\n", "bad.yaml:5: items[0].kind: a List in a List is not read"},
 	}
 }
@@ -211,7 +248,7 @@ func swap(s, from, to string) string { return strings.Replace(s, from, to, 1) }
 
 func TestInvalid(t *testing.T) {
 	d := decoder(t)
-	for _, text := range []string{apiService, service, endpointSlice, configMap} {
+	for _, text := range []string{apiService, service, endpointSlice, configMap, clusterRole, clusterRoleBinding} {
 		if objects, faults := d.Decode("good.yaml", []byte(text)); len(objects) != 1 || len(faults) != 0 {
 			t.Fatalf("the good one has faults: %v", faults)
 		}

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -38,6 +39,8 @@ func setDefaults(value runtime.Object) {
 			p.Name = cmp.Or(p.Name, new(""))
 			p.Protocol = cmp.Or(p.Protocol, new(corev1.ProtocolTCP))
 		}
+	case *rbacv1.ClusterRoleBinding:
+		setBindingDefaults(o)
 	}
 }
 

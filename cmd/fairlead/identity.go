@@ -1,0 +1,102 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	authenticationv1 "k8s.io/client-go/kubernetes/typed/authentication/v1"
+	authorizationv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
+
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/authz"
+	"github.com/fairlead-proxy/fairlead/proxy/authz/rbac"
+)
+
+// makeAuthn makes what says who is asking. Tokens are the local apiserver's to judge.
+func (d *door) makeAuthn() (*authn.Authenticator, error) {
+	c := authn.Config{
+		VerifyClient: d.certs.Clients().VerifyUser, VerifyFrontProxy: d.certs.Clients().VerifyFrontProxy, Generation: d.certs.Clients().Generation,
+		RequestHeaders: headerNames(d.o), Target: d.targetNames, Anonymous: d.o.anonymous, TokenTTL: orNone(d.o.tokenTTL), Metrics: d.metrics,
+	}
+	if !d.o.alone() {
+		client, err := authenticationv1.NewForConfig(d.client)
+		if err != nil {
+			return nil, fmt.Errorf("making client of the local apiserver: %w", err)
+		}
+		if c.Review, err = authn.TokenReview(client); err != nil {
+			return nil, err
+		}
+	}
+	who, err := authn.New(c)
+	if err != nil {
+		return nil, usageError{err}
+	}
+	return who, nil
+}
+
+// The values of --authorization-mode, spelled as kube-apiserver spells its own where it has them.
+const (
+	authzWebhook     = "webhook"
+	authzBackend     = "backend"
+	authzRBAC        = "RBAC"
+	authzAlwaysAllow = "AlwaysAllow"
+)
+
+// authorization is the mode in force: the local apiserver's word where there is one, else the directory's roles.
+func (o *options) authorization() string {
+	switch {
+	case o.authzMode != "":
+		return o.authzMode
+	case o.alone():
+		return authzRBAC
+	}
+	return authzWebhook
+}
+
+func (o *options) validateAuthorization(fault func(string, ...any)) {
+	switch mode := o.authorization(); mode {
+	case authzWebhook:
+		if o.alone() {
+			fault("--authorization-mode=webhook needs --kubeconfig: there is no local apiserver to be asked")
+		}
+	case authzRBAC, authzAlwaysAllow:
+		if o.directory() == "" {
+			fault("--authorization-mode=%s needs --registry=dir:PATH: a cluster's own roles are the local apiserver's to read (webhook)", mode)
+		}
+	case authzBackend:
+	default:
+		fault("--authorization-mode %q is neither webhook, RBAC, backend nor AlwaysAllow", mode)
+	}
+}
+
+// makeAuthz makes what says whether they may.
+func (d *door) makeAuthz() (*authz.Authorizer, error) {
+	c := authz.Config{
+		LeaveRemotes: d.o.authorization() == authzBackend, AllowPaths: d.o.alwaysAllow, AllowTTL: orNone(d.o.authorizedTTL), DenyTTL: orNone(d.o.unauthorizedTTL),
+		Metrics: d.metrics,
+	}
+	switch mode := d.o.authorization(); {
+	case mode == authzAlwaysAllow:
+		d.log.Warn("everybody who is authenticated may do everything (--authorization-mode=AlwaysAllow)")
+		c.Review = func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+			return authorizer.DecisionAllow, "", nil
+		}
+	case mode == authzRBAC || d.o.alone():
+		roles := &rbac.Authorizer{Roles: d.registry.Roles}
+		c.Review, c.Generation = roles.Authorize, roles.Generation
+	default:
+		client, err := authorizationv1.NewForConfig(d.client)
+		if err != nil {
+			return nil, fmt.Errorf("making client of the local apiserver: %w", err)
+		}
+		if c.Review, err = authz.SubjectAccessReview(client); err != nil {
+			return nil, err
+		}
+	}
+	may, err := authz.New(c)
+	if err != nil {
+		return nil, usageError{err}
+	}
+	return may, nil
+}

@@ -1,0 +1,87 @@
+// Package rbac decides by the ClusterRoles and ClusterRoleBindings of a directory, for control planes without a kube-apiserver that could be asked. A
+// rule allows what k8s.io/component-helpers' own comparison of rules says that it covers, so it means here what it means to Kubernetes.
+//
+// An Authorizer is safe for concurrent use; it reads the roles anew for every question and does no I/O.
+package rbac
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/component-helpers/auth/rbac/validation"
+)
+
+// Authorizer allows what a role allows that is bound to the user or to one of its groups. The zero Authorizer allows nothing.
+type Authorizer struct {
+	// Roles returns the ClusterRoles by name, the ClusterRoleBindings, and a number that changes with either. Nil: there are none.
+	Roles func() (map[string]*rbacv1.ClusterRole, []*rbacv1.ClusterRoleBinding, uint64)
+}
+
+// Generation changes whenever Authorize might answer differently.
+func (z *Authorizer) Generation() uint64 {
+	if z.Roles == nil {
+		return 0
+	}
+	_, _, generation := z.Roles()
+	return generation
+}
+
+// Authorize decides. It never denies: what no role allows is left to others, as upstream has it.
+func (z *Authorizer) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if z.Roles == nil || a.GetUser() == nil {
+		return authorizer.DecisionNoOpinion, "", nil
+	}
+	roles, bindings, _ := z.Roles()
+	wanted := []rbacv1.PolicyRule{rule(a)}
+	for _, b := range bindings {
+		role := roles[b.RoleRef.Name]
+		if role == nil {
+			continue
+		}
+		at := slices.IndexFunc(b.Subjects, func(s rbacv1.Subject) bool { return is(a.GetUser(), &s) })
+		if at < 0 {
+			continue
+		}
+		if ok, _ := validation.Covers(role.Rules, wanted); ok {
+			s := &b.Subjects[at]
+			return authorizer.DecisionAllow, fmt.Sprintf("RBAC: allowed by ClusterRoleBinding %q of ClusterRole %q to %s %q", b.Name, role.Name, s.Kind, s.Name), nil
+		}
+	}
+	return authorizer.DecisionNoOpinion, "", nil
+}
+
+// rule is the smallest rule that allows what is asked for.
+func rule(a authorizer.Attributes) rbacv1.PolicyRule {
+	r := rbacv1.PolicyRule{Verbs: []string{a.GetVerb()}}
+	if !a.IsResourceRequest() {
+		r.NonResourceURLs = []string{a.GetPath()}
+		return r
+	}
+	resource := a.GetResource()
+	if sub := a.GetSubresource(); sub != "" {
+		resource += "/" + sub
+	}
+	r.APIGroups, r.Resources = []string{a.GetAPIGroup()}, []string{resource}
+	if name := a.GetName(); name != "" {
+		r.ResourceNames = []string{name}
+	}
+	return r
+}
+
+// is reports whether a subject of a binding means the user.
+func is(u user.Info, s *rbacv1.Subject) bool {
+	switch s.Kind {
+	case rbacv1.UserKind:
+		return u.GetName() == s.Name
+	case rbacv1.GroupKind:
+		return slices.Contains(u.GetGroups(), s.Name)
+	case rbacv1.ServiceAccountKind:
+		return s.Namespace != "" && serviceaccount.MatchesUsername(s.Namespace, s.Name, u.GetName())
+	}
+	return false
+}

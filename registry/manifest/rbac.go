@@ -1,0 +1,110 @@
+package manifest
+
+import (
+	"cmp"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// setBindingDefaults sets what pkg/apis/rbac/v1/defaults.go sets.
+func setBindingDefaults(o *rbacv1.ClusterRoleBinding) {
+	o.RoleRef.APIGroup = cmp.Or(o.RoleRef.APIGroup, rbacv1.GroupName)
+	for i := range o.Subjects {
+		if s := &o.Subjects[i]; s.Kind == rbacv1.UserKind || s.Kind == rbacv1.GroupKind {
+			s.APIGroup = cmp.Or(s.APIGroup, rbacv1.GroupName)
+		}
+	}
+}
+
+// roleName is the rule for names of roles and bindings: they are part of a path, and may hold colons.
+func roleName(name string, prefix bool) []string {
+	if prefix {
+		return path.IsValidPathSegmentPrefix(name)
+	}
+	return path.IsValidPathSegmentName(name)
+}
+
+// validateRole applies the rules of pkg/apis/rbac/validation. Roles that a controller would put together from others are refused, since none runs here.
+func validateRole(o *rbacv1.ClusterRole) field.ErrorList {
+	errs := apivalidation.ValidateObjectMeta(&o.ObjectMeta, false, roleName, metadata())
+	if o.AggregationRule != nil {
+		errs = append(errs, field.Forbidden(field.NewPath("aggregationRule"), "nothing aggregates roles here: list the rules"))
+	}
+	for i := range o.Rules {
+		errs = append(errs, validateRule(&o.Rules[i], field.NewPath("rules").Index(i))...)
+	}
+	return errs
+}
+
+func validateRule(r *rbacv1.PolicyRule, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if len(r.Verbs) == 0 {
+		errs = append(errs, field.Required(at.Child("verbs"), "verbs must contain at least one value"))
+	}
+	if len(r.NonResourceURLs) > 0 {
+		if len(r.APIGroups) > 0 || len(r.Resources) > 0 || len(r.ResourceNames) > 0 {
+			errs = append(errs, field.Invalid(at.Child("nonResourceURLs"), r.NonResourceURLs, "rules cannot apply to both regular resources and non-resource URLs"))
+		}
+		return errs
+	}
+	if len(r.APIGroups) == 0 {
+		errs = append(errs, field.Required(at.Child("apiGroups"), "resource rules must supply at least one api group"))
+	}
+	if len(r.Resources) == 0 {
+		errs = append(errs, field.Required(at.Child("resources"), "resource rules must supply at least one resource"))
+	}
+	return errs
+}
+
+// validateBinding applies the rules of pkg/apis/rbac/validation.
+func validateBinding(o *rbacv1.ClusterRoleBinding) field.ErrorList {
+	errs := apivalidation.ValidateObjectMeta(&o.ObjectMeta, false, roleName, metadata())
+	ref := field.NewPath("roleRef")
+	if o.RoleRef.APIGroup != rbacv1.GroupName {
+		errs = append(errs, field.NotSupported(ref.Child("apiGroup"), o.RoleRef.APIGroup, []string{rbacv1.GroupName}))
+	}
+	if o.RoleRef.Kind != "ClusterRole" {
+		errs = append(errs, field.NotSupported(ref.Child("kind"), o.RoleRef.Kind, []string{"ClusterRole"}))
+	}
+	if o.RoleRef.Name == "" {
+		errs = append(errs, field.Required(ref.Child("name"), ""))
+	} else {
+		for _, msg := range roleName(o.RoleRef.Name, false) {
+			errs = append(errs, field.Invalid(ref.Child("name"), o.RoleRef.Name, msg))
+		}
+	}
+	for i := range o.Subjects {
+		errs = append(errs, validateSubject(&o.Subjects[i], field.NewPath("subjects").Index(i))...)
+	}
+	return errs
+}
+
+func validateSubject(s *rbacv1.Subject, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if s.Name == "" {
+		errs = append(errs, field.Required(at.Child("name"), ""))
+	}
+	group := rbacv1.GroupName
+	switch s.Kind {
+	case rbacv1.ServiceAccountKind:
+		group = ""
+		for _, msg := range apivalidation.ValidateServiceAccountName(s.Name, false) {
+			if s.Name != "" {
+				errs = append(errs, field.Invalid(at.Child("name"), s.Name, msg))
+			}
+		}
+		if s.Namespace == "" {
+			errs = append(errs, field.Required(at.Child("namespace"), ""))
+		}
+	case rbacv1.UserKind, rbacv1.GroupKind:
+	default:
+		return append(errs, field.NotSupported(at.Child("kind"), s.Kind, []string{rbacv1.ServiceAccountKind, rbacv1.UserKind, rbacv1.GroupKind}))
+	}
+	if s.APIGroup != group {
+		errs = append(errs, field.NotSupported(at.Child("apiGroup"), s.APIGroup, []string{group}))
+	}
+	return errs
+}
