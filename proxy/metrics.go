@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -19,7 +20,8 @@ type metrics struct {
 	duration *prometheus.HistogramVec
 	active   *prometheus.GaugeVec
 	table    func() *registry.Table
-	seen     sync.Map // *registry.Entry → struct{}: those that may have series
+	seen     sync.Map    // *registry.Entry → *entrySeries: those that may have series
+	other    entrySeries // of requests without an entry
 }
 
 func newMetrics(reg prometheus.Registerer, table func() *registry.Table) (*metrics, error) {
@@ -52,26 +54,95 @@ func newMetrics(reg prometheus.Registerer, table func() *registry.Table) (*metri
 	return m, nil
 }
 
+// series are a group-version's, for one verb and status: found once, so that counting a request hashes no label and takes no lock.
+type series struct {
+	verb     string
+	code     int
+	long     bool
+	total    prometheus.Counter
+	duration prometheus.Observer // nil: of long-running requests
+}
+
+// maxSeries bounds what is remembered of an entry: a backend that answers with every status there is must not make finding the usual ones slow.
+const maxSeries = 32
+
+// entrySeries are those of one registry.Entry.
+type entrySeries struct {
+	list atomic.Pointer[[]series] // copied on write; a handful
+	// current is the generation of the last table that was seen to have the group-version.
+	current atomic.Uint64
+
+	mu sync.Mutex // orders writes of list
+}
+
 func (m *metrics) observe(d *Decision, code int, took time.Duration) {
+	of := &m.other
+	if d.Entry != nil {
+		known, ok := m.seen.Load(d.Entry)
+		if !ok {
+			known, _ = m.seen.LoadOrStore(d.Entry, new(entrySeries))
+		}
+		of = known.(*entrySeries) //nolint:forcetypeassert // nothing else is stored
+	}
+	s := m.series(of, d, code)
+	s.total.Inc()
+	if s.duration != nil {
+		s.duration.Observe(took.Seconds())
+	}
+	if d.Entry == nil {
+		return
+	}
+	// A watch ends after its APIService was deleted, and would make series that nobody removes. Asked after they are made: follow may be at it right now.
+	switch t := m.table(); {
+	case t.Generation() == of.current.Load():
+	case t.Entry(d.Entry.GroupVersion) == nil:
+		m.forget(d.Entry.GroupVersion)
+	default:
+		of.current.Store(t.Generation())
+	}
+}
+
+func (m *metrics) series(of *entrySeries, d *Decision, code int) *series {
+	verb := boundedVerb(d.Request.Verb)
+	if s := of.find(verb, code, d.LongRunning); s != nil {
+		return s
+	}
+	of.mu.Lock()
+	defer of.mu.Unlock()
+	if s := of.find(verb, code, d.LongRunning); s != nil {
+		return s
+	}
 	group, version := "other", ""
 	if e := d.Entry; e != nil {
 		group, version = e.GroupVersion.Group, e.GroupVersion.Version
-		if _, known := m.seen.Load(e); !known {
-			m.seen.Store(e, struct{}{})
-		}
-		// A watch ends after its APIService was deleted, and would make series that nobody removes. Asked after they are made: follow may be at it right now.
-		defer func() {
-			if m.table().Entry(e.GroupVersion) == nil {
-				m.forget(e.GroupVersion)
-			}
-		}()
 	}
-	verb := boundedVerb(d.Request.Verb)
 	status := statusLabel(code)
-	m.total.WithLabelValues(verb, group, version, status).Inc()
+	fresh := series{verb: verb, code: code, long: d.LongRunning, total: m.total.WithLabelValues(verb, group, version, status)}
 	if !d.LongRunning {
-		m.duration.WithLabelValues(verb, group, version, status).Observe(took.Seconds())
+		fresh.duration = m.duration.WithLabelValues(verb, group, version, status)
 	}
+	var list []series
+	if old := of.list.Load(); old != nil {
+		list = append(list, *old...)
+	}
+	if list = append(list, fresh); len(list) <= maxSeries {
+		of.list.Store(&list)
+	}
+	return &list[len(list)-1]
+}
+
+// find looks through a list of, ordinarily, one or two verbs with one or two statuses.
+func (of *entrySeries) find(verb string, code int, long bool) *series {
+	list := of.list.Load()
+	if list == nil {
+		return nil
+	}
+	for i := range *list {
+		if s := &(*list)[i]; s.code == code && s.verb == verb && s.long == long {
+			return s
+		}
+	}
+	return nil
 }
 
 // follow removes the series of group-versions that have left the table, until ctx ends.

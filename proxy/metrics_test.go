@@ -89,3 +89,36 @@ func TestSeriesEndWithTheAPIService(t *testing.T) {
 		}
 	})
 }
+
+// Counting a request allocates nothing, however many statuses a backend has shown before, and every one is counted.
+func TestObserve(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	table := tableOf(nil, "one")
+	m, err := newMetrics(reg, func() *registry.Table { return table })
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &Decision{Entry: table.Entries()[0], Request: Request{Verb: "get"}}
+	for code := 200; code < 300; code++ {
+		m.observe(d, code, time.Second)
+		m.observe(d, code, time.Second)
+	}
+	long := &Decision{Entry: d.Entry, Request: Request{Verb: "get"}, LongRunning: true}
+	m.observe(long, 200, time.Hour)
+	m.observe(&Decision{Request: Request{Verb: "no verb"}}, 7, time.Second)
+	if n, d := testutil.CollectAndCount(m.total), testutil.CollectAndCount(m.duration); n != 101 || d != 101 {
+		t.Errorf("%d and %d series, want 101", n, d)
+	}
+	if n := testutil.ToFloat64(m.total.WithLabelValues("get", "one", "v1", "200")); n != 3 {
+		t.Errorf("%v requests counted, want 3", n)
+	}
+	if n := testutil.ToFloat64(m.total.WithLabelValues("get", "one", "v1", "299")); n != 2 {
+		t.Errorf("%v requests counted beyond the bound, want 2", n)
+	}
+	if n := testutil.ToFloat64(m.total.WithLabelValues("other", "other", "", "other")); n != 1 {
+		t.Errorf("%v requests counted without an entry, want 1", n)
+	}
+	if n := testing.AllocsPerRun(100, func() { m.observe(d, 200, time.Second) }); n > 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
