@@ -149,7 +149,7 @@ func (of *entrySeries) find(verb string, code int, long bool) *series {
 func (m *metrics) follow(ctx context.Context) error {
 	for {
 		t := m.table()
-		m.seen.Range(func(key, _ any) bool {
+		m.seen.Range(func(key, value any) bool {
 			e := key.(*registry.Entry) //nolint:forcetypeassert // nothing else is stored
 			switch now := t.Entry(e.GroupVersion); now {
 			case e:
@@ -157,7 +157,7 @@ func (m *metrics) follow(ctx context.Context) error {
 				m.seen.Delete(key)
 				m.forget(e.GroupVersion)
 			default:
-				m.seen.Store(now, struct{}{}) // it stands for the series now; first, so that they are never without
+				m.seen.LoadOrStore(now, value) // it stands for the series now; first, so that they are never without
 				m.seen.Delete(key)
 			}
 			return true
