@@ -3,6 +3,8 @@ package proxy
 import (
 	"math/rand/v2"
 	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // limits bound the requests under way to all remotes together, long-running ones aside (--max-requests-inflight, --max-mutating-requests-inflight). What
@@ -48,13 +50,42 @@ func (l *limit) enter() (leave func(), ok bool) {
 	return l.leave, true
 }
 
-// place is what a request to a remote holds while it is under way. The zero place holds nothing.
-type place struct{ server, backend func() }
+// place is what a request that is forwarded holds while it is under way. The zero place holds nothing.
+type place struct {
+	server, backend func()
+	count           *atomic.Int64
+}
 
-// enter takes a request's place among all and among its APIService's.
+// underWay counts the requests that are being forwarded. Upgraded sessions are among the long-running ones.
+type underWay struct{ requests, longRunning atomic.Int64 }
+
+// UnderWay is how many requests are being forwarded, upgraded sessions aside.
+func (p *Proxy) UnderWay() int {
+	return int(p.underWay.requests.Load()+p.underWay.longRunning.Load()) - p.Sessions()
+}
+
+// active are the gauges of what is under way.
+func (p *Proxy) active() []prometheus.Collector {
+	var list []prometheus.Collector
+	for kind, f := range map[string]func() int{
+		"request": func() int { return int(p.underWay.requests.Load()) },
+		"watch":   func() int { return max(int(p.underWay.longRunning.Load())-p.Sessions(), 0) },
+		"session": p.Sessions,
+	} {
+		list = append(list, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name:        "fairlead_requests_active",
+			Help:        "Requests under way, by kind: request, watch (all long-running ones), session (upgraded).",
+			ConstLabels: prometheus.Labels{"kind": kind},
+		}, func() float64 { return float64(f()) }))
+	}
+	return list
+}
+
+// enter takes a forwarded request's place: one to a remote among all and among its APIService's.
 func (p *Proxy) enter(d *Decision) (place, error) {
 	var held place
 	if d.Action != ToRemote {
+		held.begin(p, d)
 		return held, nil
 	}
 	ok := true
@@ -67,10 +98,22 @@ func (p *Proxy) enter(d *Decision) (place, error) {
 		held.leave()
 		return place{}, errBusy(d.Entry.Name)
 	}
+	held.begin(p, d)
 	return held, nil
 }
 
+func (h *place) begin(p *Proxy, d *Decision) {
+	h.count = &p.underWay.requests
+	if d.LongRunning {
+		h.count = &p.underWay.longRunning
+	}
+	h.count.Add(1)
+}
+
 func (h *place) leave() {
+	if h.count != nil {
+		h.count.Add(-1)
+	}
 	if h.server != nil {
 		h.server()
 	}

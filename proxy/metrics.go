@@ -18,13 +18,12 @@ import (
 type metrics struct {
 	total    *prometheus.CounterVec
 	duration *prometheus.HistogramVec
-	active   *prometheus.GaugeVec
 	table    func() *registry.Table
 	seen     sync.Map    // *registry.Entry → *entrySeries: those that may have series
 	other    entrySeries // of requests without an entry
 }
 
-func newMetrics(reg prometheus.Registerer, table func() *registry.Table) (*metrics, error) {
+func newMetrics(reg prometheus.Registerer, table func() *registry.Table, active ...prometheus.Collector) (*metrics, error) {
 	labels := []string{"verb", "group", "version", "code"}
 	m := &metrics{
 		table: table,
@@ -38,15 +37,11 @@ func newMetrics(reg prometheus.Registerer, table func() *registry.Table) (*metri
 			// From a cached answer to the request timeout; ten buckets keep a thousand group-versions affordable.
 			Buckets: []float64{.005, .025, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
 		}, labels),
-		active: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "fairlead_requests_active",
-			Help: "Requests under way, by kind: request, watch (all long-running ones), session (upgraded).",
-		}, []string{"kind"}),
 	}
 	if reg == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.total, m.duration, m.active} {
+	for _, c := range append(active, m.total, m.duration) {
 		if err := reg.Register(c); err != nil {
 			return nil, fmt.Errorf("registering request metrics: %w", err)
 		}

@@ -63,6 +63,7 @@ type Proxy struct {
 	admitted http.Handler // behind the impersonation filter
 	health   http.Handler
 	metrics  *metrics
+	underWay underWay
 	sessions sessions
 	limits   limits
 	// rejecting turns every new request away.
@@ -84,7 +85,7 @@ func New(cfg Config) (*Proxy, error) {
 		p.log = slog.New(slog.DiscardHandler)
 	}
 	var err error
-	if p.metrics, err = newMetrics(cfg.Metrics, cfg.Table); err != nil {
+	if p.metrics, err = newMetrics(cfg.Metrics, cfg.Table, p.active()...); err != nil {
 		return nil, err
 	}
 	p.limits.init(cfg.MaxInFlight, cfg.MaxMutating)

@@ -18,8 +18,10 @@ type drainer struct {
 	requests, watches time.Duration
 	// unready makes the readiness checks fail.
 	unready func()
-	// reject turns new requests away once the delay is over. Nil: they are served as long as there is a connection.
-	reject func()
+	// reject turns new requests away once the delay is over, on connections old and new, until underWay is 0. Nil: they are served as long as there is a
+	// connection.
+	reject   func()
+	underWay func() int
 	// endWatches and endSessions end what would last for ever; sessions counts the latter.
 	endWatches, endSessions func()
 	sessions                func() int
@@ -33,13 +35,13 @@ func (d *drainer) drain(front, admin *http.Server) {
 	d.unready()
 	d.log.Info("draining: unready", "delay", d.delay)
 	time.Sleep(d.delay) //nolint:forbidigo // nothing is to be waited for but time: load balancers need it to notice
-	if d.reject != nil {
-		d.reject()
-	}
 	watches := time.AfterFunc(d.watches, d.endWatches)
 	defer watches.Stop()
 	ctx, cancel := context.WithTimeout(context.Background(), max(d.requests, d.watches+time.Second))
 	defer cancel()
+	if d.reject != nil {
+		d.rejectNew(ctx)
+	}
 	d.log.Info("draining: no new connections", "sessions", d.sessions())
 	var lanes errgroup.Group
 	if d.frames != nil {
@@ -57,4 +59,21 @@ func (d *drainer) drain(front, admin *http.Server) {
 	// The admin port goes last: it shows the drain.
 	_ = admin.Close()
 	d.log.Info("drained")
+}
+
+// rejectNew tells new requests to come back later until those under way have ended, or ctx ends. Without it a client that does not know of another replica
+// finds nobody at the address in the meantime.
+func (d *drainer) rejectNew(ctx context.Context) {
+	d.log.Info("draining: rejecting new requests", "underWay", d.underWay())
+	d.reject()
+	const every = 20 * time.Millisecond // short against any request's time, long against the work of looking
+	ticker := time.NewTicker(every)
+	defer ticker.Stop()
+	for d.underWay() > 0 {
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+	}
 }

@@ -98,7 +98,7 @@ func (d *door) drainer() *drainer {
 		dr.frames = d.frames.Shutdown
 	}
 	if d.o.sendRetryAfter {
-		dr.reject = d.proxy.RejectNew
+		dr.reject, dr.underWay = d.proxy.RejectNew, d.proxy.UnderWay
 	}
 	return dr
 }

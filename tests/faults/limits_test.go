@@ -1,0 +1,145 @@
+//go:build e2e
+
+package faults
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+)
+
+// testLimits fills a Fairlead that may have few requests under way.
+func testLimits(t *testing.T, d *door) {
+	const most, writes = 6, 4
+	x := d.w.newDoor(t, d.lane, fmt.Sprintf("--max-requests-inflight=%d", most), fmt.Sprintf("--max-mutating-requests-inflight=%d", writes))
+	var slow []*backend
+	for range 3 { // one backend may have half of all only
+		b := d.w.newBackend()
+		s := b.serve(t, 1, extension.Config{Record: -1})[0]
+		b.register(t, s.Addr())
+		b.await(t, x)
+		if err := s.Set(extension.Fault{Kind: extension.Hang, Path: b.widgets()}); err != nil {
+			t.Fatal(err)
+		}
+		slow = append(slow, b)
+	}
+	c := d.w.client()
+	ctx, cancel := context.WithCancel(t.Context())
+	var flying sync.WaitGroup
+	defer flying.Wait()
+	defer cancel()
+	hang := func(method string, b *backend, n int) {
+		for range n {
+			flying.Go(func() {
+				body := io.Reader(nil)
+				if method == http.MethodPost {
+					body = strings.NewReader("{}")
+				}
+				req, err := http.NewRequestWithContext(ctx, method, x.Endpoint.URL+b.widgets(), body)
+				if err != nil {
+					return
+				}
+				if res, err := c.Do(req); err == nil {
+					res.Body.Close()
+				}
+			})
+		}
+	}
+	full := func(t *testing.T, method string, b *backend) {
+		t.Helper()
+		eventually(t, longest, "full", func() bool {
+			req, err := http.NewRequestWithContext(t.Context(), method, x.Endpoint.URL+b.widgets(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// What is not refused hangs.
+			short, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			defer cancel()
+			res, err := c.Do(req.WithContext(short))
+			if err != nil {
+				return false
+			}
+			defer res.Body.Close()
+			if res.StatusCode != http.StatusTooManyRequests || res.Header.Get("Retry-After") == "" {
+				t.Fatalf("%s, Retry-After %q, want 429 and a Retry-After", res.Status, res.Header.Get("Retry-After"))
+			}
+			return true
+		})
+	}
+	t.Run("reads", func(t *testing.T) {
+		hang(http.MethodGet, slow[0], 3)
+		hang(http.MethodGet, slow[1], 3)
+		full(t, http.MethodGet, slow[2])
+	})
+	t.Run("the local apiserver has no limit of ours", func(t *testing.T) {
+		res, err := c.Get(x.Endpoint.URL + "/api/v1/namespaces/default")
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		if res.StatusCode != http.StatusOK {
+			t.Errorf("%s, want 200", res.Status)
+		}
+	})
+	t.Run("writes", func(t *testing.T) {
+		hang(http.MethodPost, slow[1], 2)
+		hang(http.MethodPost, slow[2], 2)
+		full(t, http.MethodPost, slow[2])
+	})
+}
+
+// testRetryAfter stops a Fairlead that still has a request to finish, and looks at what new requests are told on open connections and on new ones.
+func testRetryAfter(t *testing.T, d *door) {
+	x := d.w.newDoor(t, d.lane, "--shutdown-send-retry-after", "--shutdown-delay-duration=500ms")
+	b := d.w.newBackend()
+	s := b.serve(t, 1, extension.Config{})[0]
+	b.register(t, s.Addr())
+	b.await(t, x)
+	if err := s.Set(extension.Fault{Kind: extension.Slow, Delay: 4 * time.Second, Path: b.widgets() + "/widget-001"}); err != nil {
+		t.Fatal(err)
+	}
+	slow := (&load{interval: time.Second, client: d.w.clients(1), make: func(int) (string, string, string) {
+		return http.MethodGet, x.Endpoint.URL + b.widgets() + "/widget-001", ""
+	}}).start(t)
+	pause(t, 200*time.Millisecond)
+	if err := x.Part.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	told := map[int]int{}
+	h1, h2 := h1Clients(d.w.admin, 1)[0], d.w.client()
+	for deadline := time.Now().Add(3 * time.Second); time.Now().Before(deadline); {
+		for _, c := range []*http.Client{h1, h2} {
+			res, err := c.Get(x.Endpoint.URL + b.widgets() + "/widget-002")
+			if err != nil {
+				t.Fatalf("while a request is being finished: %v", err)
+			}
+			res.Body.Close()
+			told[res.StatusCode]++
+			if res.StatusCode == http.StatusTooManyRequests && res.Header.Get("Retry-After") == "" {
+				t.Fatal("429 without Retry-After")
+			}
+		}
+		pause(t, 50*time.Millisecond)
+	}
+	t.Logf("answers by status: %v", told)
+	if told[http.StatusOK] == 0 || told[http.StatusTooManyRequests] == 0 || len(told) != 2 {
+		t.Errorf("answers by status: %v, want 200 during the delay and 429 after it", told)
+	}
+	shots := slow.stop()
+	if shots[0].failed() {
+		t.Errorf("the request that was under way: %s", &shots[0])
+	}
+	select {
+	case <-x.Part.Done():
+	case <-time.After(longest):
+		t.Error("Fairlead did not end")
+	}
+}
