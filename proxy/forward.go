@@ -176,7 +176,7 @@ func (p *Proxy) checkResponse(res *http.Response) error {
 	for _, name := range corsFields() {
 		delete(res.Header, textproto.CanonicalMIMEHeaderKey(name))
 	}
-	if redirects(res.StatusCode) {
+	if p.rejects(res.StatusCode) {
 		return errRedirect(d.Entry.Name)
 	}
 	return nil
@@ -203,8 +203,11 @@ func newBuffers() *buffers {
 func (b *buffers) Get() []byte  { return *b.pool.Get().(*[]byte) }
 func (b *buffers) Put(p []byte) { b.pool.Put(&p) }
 
-// redirects reports whether a status sends the client elsewhere.
-func redirects(status int) bool {
+// rejects reports whether a remote's response is a redirect that must not reach the client.
+func (p *Proxy) rejects(status int) bool {
+	if p.cfg.ForwardRedirects {
+		return false
+	}
 	switch status {
 	case http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther, http.StatusUseProxy, http.StatusTemporaryRedirect, http.StatusPermanentRedirect, http.StatusMultipleChoices:
 		return true

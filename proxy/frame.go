@@ -269,7 +269,7 @@ func (r *frameRequest) onResponse(status int) http.Handler {
 		r.l.p.cfg.Authn.Seen(&d.Credentials, status)
 		return nil
 	}
-	if redirects(status) {
+	if r.l.p.rejects(status) {
 		return r.l.p.answer(errRedirect(d.Entry.Name))
 	}
 	return nil

@@ -48,6 +48,8 @@ type worldConfig struct {
 	maxInFlight int
 	goAway      float64
 	access      *accesslog.Log
+	// forwardRedirects is Config.ForwardRedirects.
+	forwardRedirects bool
 }
 
 func newWorld(t *testing.T, c worldConfig) *world {
@@ -86,7 +88,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		Servers: []string{w.local.URL}, TLS: func(certificate bool) (*tls.Config, error) { return tlsTo("localhost", certificate), nil },
 	})
 	check(t, err)
-	w.proxy, err = New(Config{Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t), Backends: pools, Local: local, MaxInFlight: c.maxInFlight, GoAwayChance: c.goAway, AccessLog: c.access})
+	w.proxy, err = New(Config{Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t), Backends: pools, Local: local, MaxInFlight: c.maxInFlight, GoAwayChance: c.goAway, ForwardRedirects: c.forwardRedirects, AccessLog: c.access})
 	check(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops sync.WaitGroup

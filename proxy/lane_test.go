@@ -242,3 +242,12 @@ func TestGoAway(t *testing.T) {
 		}
 	}
 }
+
+func TestForwardRedirects(t *testing.T) {
+	w := newWorld(t, worldConfig{forwardRedirects: true, remote: func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }})
+	everyWay(t, func(t *testing.T, proto string) {
+		if got := w.get(t, proto, remoteGV+"/widgets"); got.status != 302 || got.header.Get("Location") != "/elsewhere" {
+			t.Errorf("%d to %q", got.status, got.header.Get("Location"))
+		}
+	})
+}

@@ -44,6 +44,9 @@ type Config struct {
 	Health func(local http.Handler) http.Handler
 	// MaxInFlight and MaxMutating bound the requests under way to all remotes together, long-running ones aside. Zero: no bound.
 	MaxInFlight, MaxMutating int
+	// ForwardRedirects passes a remote's redirects on (--aggregator-reject-forwarding-redirect=false). False: they are answered with 502, because a client that
+	// follows one sends its credentials wherever the backend likes.
+	ForwardRedirects bool
 	// GoAwayChance is the probability with which an HTTP/2 client is asked to reconnect after a request. Zero: never.
 	GoAwayChance float64
 	// AccessLog gets one line per request. Nil: no access log.
