@@ -52,6 +52,8 @@ e2e: ## End-to-end tests on real parts; fails when fewer cases ran than the file
 	go test -tags e2e -count=1 -parallel 12 -timeout 20m -json ./tests/faults | go run ./tests/count -want tests/faults/COUNT
 	go test -tags e2e -count=1 -parallel 32 -timeout 15m -json ./tests/rotation | go run ./tests/count -want tests/rotation/COUNT
 	go test -tags e2e -count=1 -timeout 15m -json ./tests/directory | go run ./tests/count -want tests/directory/COUNT
+	@command -v chromium >/dev/null && command -v promtool >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends chromium prometheus; }
+	go test -tags e2e -count=1 -parallel 32 -timeout 15m -json ./tests/operate | go run ./tests/count -want tests/operate/COUNT
 
 .PHONY: interop
 interop: ## h2spec, curl, nghttp and node (from the machine) against the frame lane, on each of its drivers

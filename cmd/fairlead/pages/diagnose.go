@@ -79,12 +79,18 @@ const (
 // symptoms are what a probe's error text tells about its cause, the first that matches. The texts are those of Go's standard library and of health's probe.
 func symptoms() [][2]string {
 	return [][2]string{
+		{`ClusterIP "None"`, "the service is headless, and this Fairlead goes to cluster addresses: run it with --enable-aggregator-routing"},
 		{"no endpoints available", "no pod behind the service is ready: look at its selector, its pods and their readiness"},
-		{"certificate has expired or is not yet valid", "the backend's serving certificate is out of its time: renew it"},
-		{"signed by unknown authority", "the backend's serving certificate is not signed by spec.caBundle: which of the two was rotated without the other?"},
-		{"certificate is valid for", "the backend's serving certificate lacks the service's name: issue it for <service>.<namespace>.svc, or set fairlead.dev/tls-server-name"},
-		{"certificate is not valid for any names", "the backend's serving certificate names nobody: issue it for <service>.<namespace>.svc"},
-		{"relies on legacy Common Name", "the backend's serving certificate has no subject alternative name: issue it for <service>.<namespace>.svc"},
+		// What certs/trust finds.
+		{"ExpiredCertificate: ", "the backend's serving certificate is out of its time: renew it"},
+		{"NotYetValidCertificate: ", "the backend's serving certificate is not valid yet: are the clocks right?"},
+		{"ExpiredCA: ", "the CA in spec.caBundle is out of its time: renew it, and then the backend's certificate"},
+		{"UnknownAuthority: ", "the backend's serving certificate is not signed by spec.caBundle: which of the two was rotated without the other?"},
+		{"WrongServerName: ", "the backend's serving certificate lacks the service's name: issue it for <service>.<namespace>.svc, or set fairlead.dev/tls-server-name"},
+		{"MissingSAN: ", "the backend's serving certificate has no subject alternative name: issue it for <service>.<namespace>.svc"},
+		{"InsecureSHA1: ", "the backend's serving certificate is signed with SHA-1: issue it anew"},
+		{"InvalidCertificate: ", "the backend's serving certificate cannot be used: issue it anew"},
+		// What servers and networks do.
 		{": 401", "the backend does not accept Fairlead's proxy client certificate: compare its CA and common name with requestheader-client-ca-file and requestheader-allowed-names in ConfigMap kube-system/extension-apiserver-authentication"},
 		{": 403", "the backend refuses system:kube-aggregator, a member of system:masters, its own discovery: its authorization is broken, or it trusts another common name than the proxy client certificate's"},
 		{": 404", "the backend answers, but does not serve this group-version"},

@@ -1,0 +1,161 @@
+//go:build e2e
+
+package operate
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+)
+
+// browser is one page of a real, headless Chromium, steered by the DevTools protocol. It is used by one goroutine.
+type browser struct {
+	conn     *websocket.Conn
+	next     int
+	findings []string // what the page's console and its policy had to say
+}
+
+func newBrowser(t *testing.T, w *world) *browser {
+	t.Helper()
+	data := t.TempDir()
+	var page string
+	_, err := w.Run(t.Context(), cluster.Command{
+		Name: "chromium", Path: "chromium",
+		Args: []string{
+			"--headless=new", "--no-sandbox", // the tests run as root; it sees nothing but our own page
+			"--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+			"--remote-debugging-port=0", "--remote-allow-origins=*", "--user-data-dir=" + data, "about:blank",
+		},
+		Ready: func(ctx context.Context) (err error) { page, err = findPage(ctx, data); return err },
+	})
+	check(t, err)
+	conn, _, err := websocket.DefaultDialer.DialContext(t.Context(), page, nil)
+	check(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	b := &browser{conn: conn}
+	for _, domain := range []string{"Page", "Runtime", "Log", "Network"} {
+		b.call(t, domain+".enable", nil)
+	}
+	return b
+}
+
+// findPage asks Chromium for the address of its one page.
+func findPage(ctx context.Context, data string) (string, error) {
+	port, err := os.ReadFile(filepath.Join(data, "DevToolsActivePort"))
+	if err != nil {
+		return "", err
+	}
+	number, _, _ := strings.Cut(string(port), "\n")
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:"+number+"/json/list", nil)
+	if err != nil {
+		return "", err
+	}
+	resp, err := new(http.Client).Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	var list []struct{ Type, WebSocketDebuggerURL string }
+	if err := json.NewDecoder(resp.Body).Decode(&list); err != nil {
+		return "", err
+	}
+	for _, p := range list {
+		if p.Type == "page" {
+			return p.WebSocketDebuggerURL, nil
+		}
+	}
+	return "", errors.New("there is no page yet")
+}
+
+// call sends a command and waits for its answer; events that come meanwhile are noted.
+func (b *browser) call(t *testing.T, method string, params any) json.RawMessage {
+	t.Helper()
+	b.next++
+	check(t, b.conn.SetReadDeadline(time.Now().Add(20*time.Second)))
+	check(t, b.conn.WriteJSON(map[string]any{"id": b.next, "method": method, "params": params}))
+	for {
+		var m struct {
+			ID     int
+			Method string
+			Params json.RawMessage
+			Result json.RawMessage
+			Error  *struct{ Message string }
+		}
+		check(t, b.conn.ReadJSON(&m))
+		switch {
+		case m.Method == "Log.entryAdded" || m.Method == "Runtime.exceptionThrown":
+			b.findings = append(b.findings, string(m.Params))
+		case m.ID == b.next && m.Error != nil && strings.Contains(m.Error.Message, "navigated"):
+			return json.RawMessage("{}") // the page was left before it could answer
+		case m.ID == b.next && m.Error != nil:
+			t.Fatalf("%s: %s", method, m.Error.Message)
+		case m.ID == b.next:
+			return m.Result
+		}
+	}
+}
+
+// eval returns what an expression comes to.
+func (b *browser) eval(t *testing.T, expression string) any {
+	t.Helper()
+	var r struct {
+		Result           struct{ Value any }
+		ExceptionDetails *struct{ Text string }
+	}
+	check(t, json.Unmarshal(b.call(t, "Runtime.evaluate", map[string]any{"expression": expression, "returnByValue": true, "awaitPromise": true}), &r))
+	if r.ExceptionDetails != nil {
+		t.Fatalf("%s: %s", expression, r.ExceptionDetails.Text)
+	}
+	return r.Result.Value
+}
+
+// until waits until an expression is true.
+func (b *browser) until(t *testing.T, expression string) {
+	t.Helper()
+	eventually(t, 30*time.Second, expression, func() (bool, string) {
+		// Never thrown: while a page is being left, parts of it are gone.
+		return b.eval(t, "(() => { try { return "+expression+" } catch (e) { return false } })()") == true, fmt.Sprint(b.eval(t, "document.body?.innerText.slice(0, 1500)"), b.findings)
+	})
+}
+
+func (b *browser) open(t *testing.T, url string) {
+	t.Helper()
+	b.call(t, "Page.navigate", map[string]any{"url": url})
+	b.until(t, fmt.Sprintf("location.href === %q && document.readyState === 'complete'", url))
+}
+
+// press presses a key as a keyboard does.
+func (b *browser) press(t *testing.T, key string, code int) {
+	t.Helper()
+	text := ""
+	if key == "Enter" {
+		text = "\r"
+	}
+	b.call(t, "Input.dispatchKeyEvent", map[string]any{"type": "keyDown", "key": key, "code": key, "windowsVirtualKeyCode": code, "text": text})
+	b.call(t, "Input.dispatchKeyEvent", map[string]any{"type": "keyUp", "key": key, "code": key, "windowsVirtualKeyCode": code})
+}
+
+// shoot keeps a picture of the page.
+func (b *browser) shoot(t *testing.T, name string) {
+	t.Helper()
+	var r struct{ Data string }
+	check(t, json.Unmarshal(b.call(t, "Page.captureScreenshot", map[string]any{"captureBeyondViewport": true}), &r))
+	png, err := base64.StdEncoding.DecodeString(r.Data)
+	check(t, err)
+	if len(png) < 5000 {
+		t.Errorf("%s: a picture of %d bytes shows nothing", name, len(png))
+	}
+	check(t, os.WriteFile(filepath.Join(t.ArtifactDir(), name+".png"), png, 0o600))
+}

@@ -1,0 +1,202 @@
+//go:build e2e
+
+package operate
+
+import (
+	"encoding/base64"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+)
+
+// serve starts an extension server of <name>.example.com/v1 for service operate/<name>, and registers it.
+func (w *world) serve(t *testing.T, name string, change func(*extension.Config), faults ...extension.Fault) *extension.Server {
+	t.Helper()
+	cfg := extension.Config{
+		GroupVersions: []string{name + ".example.com/v1"}, Names: []string{name + ".operate.svc"}, CA: w.ca,
+		RequestHeaderCA: w.fronts, AllowedNames: []string{"front-proxy-client"}, RejectWith: 401,
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	s := extension.Start(t, cfg)
+	check(t, s.Set(faults...))
+	_, port, err := net.SplitHostPort(s.Addr())
+	check(t, err)
+	w.apply(t, external(name, port)+w.apiService(name, port, ""))
+	return s
+}
+
+// external is a Service that leads to this machine: Kubernetes refuses loopback addresses in EndpointSlices.
+func external(name, port string) string {
+	return fmt.Sprintf("{apiVersion: v1, kind: Service, metadata: {namespace: operate, name: %s}, spec: {type: ExternalName, externalName: localhost, ports: [{port: %s}]}}\n---\n", name, port)
+}
+
+func (w *world) apiService(name, port, annotations string) string {
+	return fmt.Sprintf(`
+apiVersion: apiregistration.k8s.io/v1
+kind: APIService
+metadata: {name: v1.%[1]s.example.com, annotations: {%[4]s}}
+spec: {group: %[1]s.example.com, version: v1, groupPriorityMinimum: 100, versionPriority: 1, caBundle: %[3]s, service: {namespace: operate, name: %[1]s, port: %[2]s}}
+---
+`, name, port, base64.StdEncoding.EncodeToString(w.ca.PEM()), annotations)
+}
+
+// clusterIP is a Service with one port, 443, and whatever else.
+func clusterIP(name, more string) string {
+	return fmt.Sprintf("{apiVersion: v1, kind: Service, metadata: {namespace: operate, name: %s}, spec: {ports: [{name: https, port: 443}]%s}}\n---\n", name, more)
+}
+
+func slice(name, endpoints string) string {
+	return fmt.Sprintf(`{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {namespace: operate, name: %[1]s, labels: {kubernetes.io/service-name: %[1]s}}, addressType: IPv4, ports: [{name: https, port: 8443}], endpoints: [%[2]s]}
+---
+`, name, endpoints)
+}
+
+// crd defines what an APIService of the same group-version hides.
+const crd = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: things.shadowed.example.com}
+spec:
+  group: shadowed.example.com
+  names: {plural: things, kind: Thing}
+  scope: Cluster
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}]
+`
+
+// ownAddress is one of this machine's that is not loopback, which Kubernetes refuses in EndpointSlices. What is sent there stays here.
+func ownAddress(t *testing.T) string {
+	t.Helper()
+	all, err := net.InterfaceAddrs()
+	check(t, err)
+	for _, a := range all {
+		if ip, ok := a.(*net.IPNet); ok && ip.IP.To4() != nil && ip.IP.IsGlobalUnicast() {
+			return ip.IP.String()
+		}
+	}
+	t.Fatal("this machine has no address but loopback")
+	return ""
+}
+
+// blackhole is a port that answers no SYN: its queue is full, and nobody takes from it.
+func blackhole(t *testing.T) string {
+	t.Helper()
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	check(t, err)
+	t.Cleanup(func() { _ = syscall.Close(fd) })
+	check(t, syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+	check(t, syscall.Listen(fd, 0))
+	name, err := syscall.Getsockname(fd)
+	check(t, err)
+	port := fmt.Sprint(name.(*syscall.SockaddrInet4).Port)
+	for range 4 { // more than fit: the last ones fail, as all that follow
+		if c, err := net.DialTimeout("tcp", "127.0.0.1:"+port, 200*time.Millisecond); err == nil {
+			t.Cleanup(func() { _ = c.Close() })
+		}
+	}
+	return port
+}
+
+// testExplain breaks backends in every way that people do, and asks the command what is wrong.
+func testExplain(t *testing.T, w *world) {
+	routed, err := w.StartFairlead(t.Context(), cluster.Fairlead{
+		Path: w.fairlead, Name: "by-cluster-ip", Args: []string{"--kubeconfig=" + filepath.Join(w.dir, "kube-system-fairlead.kubeconfig"), "--enable-aggregator-routing=false"},
+	})
+	check(t, err)
+	byClusterIP := filepath.Join(w.dir, "by-cluster-ip.front.kubeconfig")
+	check(t, routed.Endpoint.WriteKubeconfig(byClusterIP, w.Admin()))
+	fault := func(f extension.Fault) func(*testing.T, string) {
+		return func(t *testing.T, name string) { w.serve(t, name, nil, f) }
+	}
+	objects := func(manifests func(name string) string) func(*testing.T, string) {
+		return func(t *testing.T, name string) { w.apply(t, manifests(name)+w.apiService(name, "443", "")) }
+	}
+	for _, c := range []struct {
+		name    string
+		set     func(t *testing.T, name string)
+		subject string   // empty: v1.<name>.example.com
+		at      string   // kubeconfig; empty: the usual one
+		code    int      // exit code
+		want    []string // in the answer
+	}{
+		{"no-service", objects(func(string) string { return "" }), "", "", 3, []string{"ServiceNotFound", "service operate/no-service does not exist"}},
+		{"wrong-port", func(t *testing.T, name string) { w.apply(t, clusterIP(name, "")+w.apiService(name, "8080", "")) }, "", "", 3, []string{"ServicePortError", "no usable port 8080"}},
+		{"no-endpoints", objects(func(name string) string { return clusterIP(name, "") }), "", "", 3, []string{"EndpointsNotFound", "does it have a selector"}},
+		{"none-ready", objects(func(name string) string {
+			return clusterIP(name, "") + slice(name, "{addresses: [192.0.2.1], conditions: {ready: false}}")
+		}), "", "", 3, []string{"MissingEndpoints", "are its pods ready"}},
+		{"headless", objects(func(name string) string {
+			return clusterIP(name, ", clusterIP: None") + slice(name, "{addresses: ["+ownAddress(t)+"]}")
+		}), "", byClusterIP, 3, []string{"headless", "--enable-aggregator-routing"}},
+		{"blackhole", func(t *testing.T, name string) {
+			port := blackhole(t)
+			w.apply(t, external(name, port)+w.apiService(name, port, ""))
+		}, "", "", 3, []string{"FailedDiscoveryCheck", "swallows the packets"}},
+		{"refused", fault(extension.Fault{Kind: extension.Refuse}), "", "", 3, []string{"nothing listens at the endpoint's address"}},
+		{"wrong-ca", fault(extension.Fault{Kind: extension.WrongCA}), "", "", 3, []string{"not signed by spec.caBundle"}},
+		{"expired", fault(extension.Fault{Kind: extension.Expired}), "", "", 3, []string{"out of its time: renew it"}},
+		{"wrong-san", fault(extension.Fault{Kind: extension.WrongName}), "", "", 3, []string{"lacks the service's name", "wrong-san.operate.svc"}},
+		{"cn-not-allowed", func(t *testing.T, name string) {
+			w.serve(t, name, func(c *extension.Config) { c.AllowedNames = []string{"somebody-else"} })
+		}, "", "", 3, []string{"requestheader-allowed-names"}},
+		{"backend-403", fault(extension.Fault{Kind: extension.Status, Code: 403}), "", "", 3, []string{"refuses system:kube-aggregator"}},
+		{"redirect", fault(extension.Fault{Kind: extension.Redirect, Text: "https://example.com/"}), "", "", 3, []string{"the backend redirects"}},
+		{"hung", fault(extension.Fault{Kind: extension.Hang}), "", "", 3, []string{"it hangs"}},
+		{"shadowed", func(t *testing.T, name string) { w.serve(t, name, nil); w.apply(t, crd) }, "", "", 0, []string{"CustomResourceDefinition things.shadowed.example.com serves shadowed.example.com/v1 too", "Destination:  remote"}},
+		{"protected-group", func(*testing.T, string) {}, "v9.batch", "", 3, []string{"ProtectedGroup", "--protected-groups"}},
+		{"maintenance", func(t *testing.T, name string) {
+			s := w.serve(t, name, nil)
+			_, port, _ := net.SplitHostPort(s.Addr())
+			w.apply(t, w.apiService(name, port, "fairlead.dev/maintenance: moving house"))
+		}, "", "", 3, []string{"it is in maintenance: moving house", "remove the annotation"}},
+		{"well", func(t *testing.T, name string) { w.serve(t, name, nil) }, "/apis/well.example.com/v1/widgets?watch=true", "", 0, []string{
+			"Destination:  remote", "Timeout:      long-running: none", "TLS name:     well.operate.svc", "x-remote-user: admin", "healthy",
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			c.set(t, c.name)
+			if c.subject == "" {
+				c.subject = "v1." + c.name + ".example.com"
+			}
+			if c.at == "" {
+				c.at = w.admin
+			}
+			eventually(t, time.Minute, "explained", func() (bool, string) {
+				a := command(t, "", w.fairlead, "explain", c.subject, "--kubeconfig", c.at)
+				ok := a.code == c.code
+				for _, want := range c.want {
+					ok = ok && strings.Contains(a.out, want)
+				}
+				return ok, fmt.Sprintf("exit code %d\n%s%s", a.code, a.out, a.errs)
+			})
+		})
+	}
+	t.Run("plugin", func(t *testing.T) { testPlugin(t, w) })
+}
+
+// testPlugin installs the program as kubectl finds plugins.
+func testPlugin(t *testing.T, w *world) {
+	bin := t.TempDir()
+	check(t, os.Symlink(w.fairlead, filepath.Join(bin, "kubectl-fairlead")))
+	path := "PATH=" + bin + ":" + os.Getenv("PATH")
+	a := command(t, "", "env", path, w.kubectl, "fairlead", "status", "--kubeconfig", w.admin)
+	if a.code != 3 || !strings.Contains(a.out, "v9.batch ") || !strings.Contains(a.out, "ProtectedGroup") {
+		t.Errorf("exit code %d\n%s%s", a.code, a.out, a.errs)
+	}
+	if out := must(t, "", "env", path, w.kubectl, "fairlead", "explain", "--help"); !strings.Contains(out, "kubectl fairlead explain PATH|RESOURCE|APISERVICE") {
+		t.Errorf("its help does not say how it was called:\n%s", out)
+	}
+	if a := command(t, "", w.fairlead, "status", "--kubeconfig", w.direct); a.code != 1 || !strings.Contains(a.errs, "is it Fairlead, or kube-apiserver itself?") {
+		t.Errorf("asking kube-apiserver: exit code %d\n%s", a.code, a.errs)
+	}
+}

@@ -1,0 +1,160 @@
+//go:build e2e
+
+package operate
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// testManifests gives every rendered manifest to a real kube-apiserver.
+func testManifests(t *testing.T, w *world) {
+	for _, overlay := range []string{"control-plane", "load-balancer"} {
+		t.Run(overlay, func(t *testing.T) {
+			rendered := w.kustomize(t, "overlays/"+overlay)
+			out := must(t, rendered, w.kubectl, "--kubeconfig", w.direct, "apply", "--dry-run=server", "-f", "-")
+			if objects := strings.Count(rendered, "\nkind: "); strings.Count(out, "server dry run") != objects || strings.Contains(out, "Warning") {
+				t.Errorf("%d objects were rendered:\n%s", objects, out)
+			}
+			if regexp.MustCompile(`image: fairlead\n`).MatchString(rendered) {
+				t.Error("an image has no registry")
+			}
+		})
+		t.Run(overlay+" flags", func(t *testing.T) { testFlags(t, w, w.kustomize(t, "overlays/"+overlay)) })
+	}
+	t.Run("protected groups", func(t *testing.T) { testProtected(t, w) })
+	t.Run("dashboard", testDashboard)
+}
+
+// testFlags gives the arguments of a manifest to the program: what it says about files that are not there is all that it may say.
+func testFlags(t *testing.T, w *world, rendered string) {
+	args := regexp.MustCompile(`(?m)^ +- (serve|--\S+)$`).FindAllStringSubmatch(rendered, -1)
+	if len(args) < 8 {
+		t.Fatalf("%d arguments were found", len(args))
+	}
+	var line []string
+	for _, a := range args {
+		line = append(line, a[1])
+	}
+	a := command(t, "", w.fairlead, line...)
+	for _, fault := range strings.Split(strings.TrimSpace(a.errs), "\n") {
+		if !strings.Contains(fault, "no such file or directory") && !strings.Contains(fault, "--kubeconfig is required outside a pod") {
+			t.Errorf("%v: %s", line, fault)
+		}
+	}
+}
+
+// testProtected tries to claim Kubernetes' own groups, and compares the policy's list with the program's.
+func testProtected(t *testing.T, w *world) {
+	manifest := w.kustomize(t, "base")
+	list := regexp.MustCompile(`(?s)expression: '\["(.*?)\]'`).FindStringSubmatch(manifest)
+	if list == nil {
+		t.Fatalf("no list of groups in:\n%s", manifest)
+	}
+	var groups []string
+	check(t, json.Unmarshal([]byte(`["`+strings.ReplaceAll(list[1], "\n", " ")+"]"), &groups))
+	objects := map[string]*apiregistrationv1.APIService{}
+	for _, g := range append(slices.Clone(groups), "open.example.com") {
+		o := &apiregistrationv1.APIService{Spec: apiregistrationv1.APIServiceSpec{Group: g, Version: "v7", Service: &apiregistrationv1.ServiceReference{Namespace: "a", Name: "b"}}}
+		o.Name = "v7." + g
+		objects[o.Name] = o
+	}
+	for _, e := range registry.Build(registry.Input{APIServices: objects, Complete: true}, nil).Entries() {
+		// The group of APIServices themselves is not even refused: it stays local.
+		if refused := e.Local() || e.Verdict.Reason == registry.ReasonProtectedGroup; refused != (e.GroupVersion.Group != "open.example.com") {
+			t.Errorf("group %q: refused by Fairlead: %v", e.GroupVersion.Group, refused)
+		}
+	}
+	// What kube-apiserver registers of its own is in the list, so that none of it was forgotten.
+	var own struct {
+		Items []apiregistrationv1.APIService
+	}
+	out := must(t, "", w.kubectl, "--kubeconfig", w.direct, "get", "apiservices", "-l", "kube-aggregator.kubernetes.io/automanaged=onstart", "-o", "json")
+	check(t, json.Unmarshal([]byte(out), &own))
+	if len(own.Items) < 10 {
+		t.Fatalf("kube-apiserver registers %d of its own", len(own.Items))
+	}
+	for _, o := range own.Items {
+		if !slices.Contains(groups, o.Spec.Group) {
+			t.Errorf("group %q of kube-apiserver is not protected", o.Spec.Group)
+		}
+	}
+	claim := strings.ReplaceAll(protected, "v9", "v8")
+	a := command(t, claim, w.kubectl, "--kubeconfig", w.direct, "apply", "-f", "-")
+	if a.code == 0 || !strings.Contains(a.errs, "no service may claim Kubernetes' own group batch") {
+		t.Errorf("claiming batch: exit code %d\n%s%s", a.code, a.out, a.errs)
+	}
+}
+
+// testDashboard wants every metric of the dashboard to be one that there is.
+func testDashboard(t *testing.T) {
+	data, err := os.ReadFile("../../deploy/components/monitoring/fairlead.json")
+	check(t, err)
+	var d struct {
+		Panels []struct {
+			Title   string
+			Targets []struct{ Expr string }
+		}
+	}
+	check(t, json.Unmarshal(data, &d))
+	doc, err := os.ReadFile("../../docs/metrics.md")
+	check(t, err)
+	name := regexp.MustCompile(`\b(fairlead|aggregator)_[a-z0-9_]+`)
+	n := 0
+	see := func(where, expr string) {
+		for _, m := range name.FindAllString(expr, -1) {
+			n++
+			if m = strings.TrimSuffix(m, "_bucket"); !strings.Contains(string(doc), "`"+m+"`") {
+				t.Errorf("%s uses %s, which is not in docs/metrics.md", where, m)
+			}
+		}
+	}
+	for _, p := range d.Panels {
+		for _, q := range p.Targets {
+			see(p.Title, q.Expr)
+		}
+	}
+	for _, r := range shippedRules(t).Groups[0].Rules {
+		see(r.Alert, r.Expr)
+		if _, err := os.Stat(filepath.Join("../../docs/runbooks", r.Alert+".md")); err != nil {
+			t.Errorf("%s has no runbook: %v", r.Alert, err)
+		}
+	}
+	if n < 20 {
+		t.Errorf("%d metrics were found", n)
+	}
+}
+
+// rules are the shipped alerts.
+type rules struct {
+	Groups []struct {
+		Name  string `json:"name"`
+		Rules []struct {
+			Alert       string            `json:"alert"`
+			Expr        string            `json:"expr"`
+			For         string            `json:"for"`
+			Labels      map[string]string `json:"labels"`
+			Annotations map[string]string `json:"annotations"`
+		} `json:"rules"`
+	} `json:"groups"`
+}
+
+func shippedRules(t *testing.T) *rules {
+	t.Helper()
+	data, err := os.ReadFile("../../deploy/components/monitoring/prometheusrule.yaml")
+	check(t, err)
+	var object struct{ Spec rules }
+	check(t, yaml.Unmarshal(data, &object))
+	return &object.Spec
+}

@@ -1,0 +1,25 @@
+//go:build e2e
+
+package operate
+
+import "testing"
+
+// TestOperate runs every case on one cluster.
+func TestOperate(t *testing.T) {
+	w := newWorld(t)
+	for _, suite := range []struct {
+		name string
+		run  func(*testing.T, *world)
+	}{
+		{"manifests", testManifests},
+		{"roles", testRoles},
+		{"explain", testExplain},
+		{"alerts", testAlerts},
+		{"page", testPage},
+	} {
+		t.Run(suite.name, func(t *testing.T) {
+			t.Parallel() // most wait for something
+			suite.run(t, w)
+		})
+	}
+}

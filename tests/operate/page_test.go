@@ -1,0 +1,109 @@
+//go:build e2e
+
+package operate
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+)
+
+// testPage looks at the page as people do: through kubectl proxy, in a browser.
+func testPage(t *testing.T, w *world) {
+	address := freeAddress(t)
+	_, port, _ := strings.Cut(address, ":")
+	base := "http://" + address + "/fairlead/"
+	_, err := w.Run(t.Context(), cluster.Command{
+		Name: "kubectl-proxy", Path: w.kubectl, Args: []string{"--kubeconfig", w.admin, "proxy", "--port", port},
+		Ready: func(ctx context.Context) error { return answers(ctx, base) },
+	})
+	check(t, err)
+	server := w.serve(t, "shown", nil)
+	b := newBrowser(t, w)
+	const row = `document.querySelector('a[href="apiservice/v1.shown.example.com"]').closest('tr')`
+	t.Run("table", func(t *testing.T) {
+		b.open(t, base)
+		b.until(t, row+`?.innerText.includes('✓ Passed')`)
+		b.until(t, `document.getElementById('live').textContent.startsWith('live, table ')`)
+		b.shoot(t, "light")
+	})
+	t.Run("live", func(t *testing.T) {
+		b.eval(t, `window.same = true`)
+		check(t, server.Set(extension.Fault{Kind: extension.Dead}))
+		b.until(t, row+`.innerText.includes('✗ FailedDiscoveryCheck')`)
+		check(t, server.Set())
+		b.until(t, row+`.innerText.includes('✓ Passed')`)
+		if b.eval(t, `window.same === true`) != true {
+			t.Error("the page was loaded anew: it is not live")
+		}
+	})
+	t.Run("dark", func(t *testing.T) {
+		const back = `getComputedStyle(document.body).backgroundColor`
+		light := b.eval(t, back)
+		b.call(t, "Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": "dark"}}})
+		if dark := b.eval(t, back); dark == light {
+			t.Errorf("dark is as light: %v", dark)
+		}
+		b.shoot(t, "dark")
+	})
+	t.Run("400 pixels", func(t *testing.T) {
+		b.call(t, "Emulation.setDeviceMetricsOverride", map[string]any{"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": true})
+		if wide := b.eval(t, `document.documentElement.scrollWidth`); fmt.Sprint(wide) != "400" {
+			t.Errorf("the page is %v pixels wide", wide)
+		}
+		b.shoot(t, "narrow")
+		b.call(t, "Emulation.clearDeviceMetricsOverride", nil)
+	})
+	t.Run("keyboard", func(t *testing.T) {
+		b.eval(t, `document.getElementById('explain').focus()`)
+		b.call(t, "Input.insertText", map[string]any{"text": "/apis/shown.example.com/v1/widgets?watch=true"})
+		b.press(t, "Enter", 13)
+		b.until(t, `document.getElementById('explanation')?.innerText.includes('long-running: none') === true`)
+		b.shoot(t, "explanation")
+		reached := `document.activeElement?.getAttribute('href') === 'apiservice/v1.shown.example.com'`
+		b.eval(t, `document.activeElement.blur()`)
+		for range 300 { // more than there are links
+			if b.eval(t, reached) == true {
+				break
+			}
+			b.press(t, "Tab", 9)
+		}
+		if b.eval(t, reached+` && getComputedStyle(document.activeElement).outlineStyle !== 'none'`) != true {
+			t.Fatal("Tab does not reach the row, or the focus is not seen")
+		}
+		b.press(t, "Enter", 13)
+		b.until(t, `location.pathname.endsWith('/apiservice/v1.shown.example.com') && document.body.innerText.includes('shown.operate.svc')`)
+		b.shoot(t, "detail")
+	})
+	t.Run("policy", func(t *testing.T) {
+		if len(b.findings) > 0 {
+			t.Errorf("the browser complains: %s", strings.Join(b.findings, "\n"))
+		}
+		b.eval(t, `new Promise(done => { const s = document.createElement('script'); s.textContent = 'window.evil = 1'; document.body.append(s); setTimeout(done, 100) })`)
+		if b.eval(t, `window.evil === undefined`) != true {
+			t.Error("a script of a stranger runs")
+		}
+	})
+}
+
+// answers asks whether a page is served.
+func answers(ctx context.Context, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := new(http.Client).Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", url, resp.Status)
+	}
+	return nil
+}
