@@ -34,8 +34,10 @@ type door struct {
 	o       *options
 	log     *slog.Logger
 	metrics metricsRegistry
-	client  *rest.Config
-	servers []string
+	// kube is how the local apiserver is reached as the kubeconfig said at the start, client the same for our own clients, which follow it.
+	kube, client *rest.Config
+	follower     *follower // nil: the pod's own configuration, whose files client-go follows
+	servers      []string
 
 	frontListener, adminListener net.Listener
 	self                         []netip.AddrPort

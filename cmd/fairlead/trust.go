@@ -8,7 +8,6 @@ import (
 	"io/fs"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
@@ -34,7 +33,7 @@ func (d *door) makeTrust(context.Context) (err error) {
 		Serving: filePair(d.o.tlsCert, d.o.tlsKey), SNI: sniPairs(d.o.sniPairs), MinVersion: tlsVersion(d.o.minTLSVersion), CipherSuites: cipherSuites(d.o.cipherSuites),
 		ClientCA: certs.Source{File: d.o.clientCA}, RequestHeaderCA: certs.Source{File: d.o.requestHeaderCA}, AllowedNames: d.o.allowedNames,
 		ConfigMap: authConfigMap(), TrustConfigMap: d.o.authConfigMap,
-		ProxyClient: filePair(d.o.proxyCert, d.o.proxyKey), Files: d.localCA(), Watch: d.watchConfigMap, Logger: d.log, Metrics: d.metrics,
+		ProxyClient: filePair(d.o.proxyCert, d.o.proxyKey), Files: d.localFiles(), Watch: d.watchConfigMap, Logger: d.log, Metrics: d.metrics,
 	})
 	if err != nil {
 		return usageError{err}
@@ -67,9 +66,9 @@ func (d *door) localTLS(withCertificate bool) (*tls.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	tc.ServerName = d.client.ServerName
+	tc.ServerName = d.kube.ServerName
 	// The kubeconfig's insecure-skip-tls-verify, which nobody should set; it is obeyed as kubectl obeys it.
-	if d.client.Insecure {
+	if d.kube.Insecure {
 		tc.InsecureSkipVerify, tc.VerifyConnection = true, nil
 	}
 	return tc, nil
@@ -77,28 +76,30 @@ func (d *door) localTLS(withCertificate bool) (*tls.Config, error) {
 
 // localGuard ends connections whose CA has left the bundle. Without verification there is nothing to guard.
 func (d *door) localGuard() func([]*x509.Certificate) (<-chan struct{}, func()) {
-	if d.client.Insecure {
+	if d.kube.Insecure {
 		return nil
 	}
 	return d.trust.LocalGuard
 }
 
-// localCA is the file that the local apiserver's CA comes from, to be followed: that which the kubeconfig names, or the kubeconfig itself.
-func (d *door) localCA() []certs.File {
+// localFiles are the files that say how to reach the local apiserver, to be followed: the kubeconfig, and the CA that it or the pod names.
+func (d *door) localFiles() []certs.File {
 	if d.o.alone() {
 		return nil
 	}
-	if c := d.client; len(c.CAData) == 0 && c.CAFile != "" {
-		return []certs.File{{Use: "local-apiserver-ca", Path: c.CAFile, Take: d.trust.LocalBundle}}
+	var files []certs.File
+	named := len(d.kube.CAData) == 0 && d.kube.CAFile != ""
+	if named {
+		files = append(files, certs.File{Use: "local-apiserver-ca", Path: d.kube.CAFile, Take: d.trust.LocalBundle})
 	}
-	if d.o.kubeconfig == "" {
-		return nil
+	if d.follower != nil {
+		files = append(files, certs.File{Use: "kubeconfig", Path: d.o.kubeconfig, Take: func(data []byte) error {
+			c, err := d.follower.reload(d.o.kubeconfig, data)
+			if err != nil || named {
+				return err
+			}
+			return d.trust.LocalBundle(c.CAData)
+		}})
 	}
-	return []certs.File{{Use: "kubeconfig", Path: d.o.kubeconfig, Take: func(data []byte) error {
-		c, err := clientcmd.RESTConfigFromKubeConfig(data)
-		if err != nil {
-			return fmt.Errorf("reading kubeconfig: %w", err)
-		}
-		return d.trust.LocalBundle(c.CAData)
-	}}}
+	return files
 }

@@ -27,7 +27,13 @@ func (d *door) findAPIServer(context.Context) (err error) {
 	if d.o.alone() {
 		return nil
 	}
-	d.client, d.servers, err = clientConfig(d.o.kubeconfig, d.o.localAPIServer)
+	if d.kube, d.servers, err = clientConfig(d.o.kubeconfig, d.o.localAPIServer); err != nil {
+		return err
+	}
+	d.client = d.kube
+	if d.o.kubeconfig != "" {
+		d.follower, d.client, err = follow(d.kube, d.log)
+	}
 	return err
 }
 

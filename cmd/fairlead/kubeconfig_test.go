@@ -1,0 +1,118 @@
+package main
+
+import (
+	"bytes"
+	"crypto/tls"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// Fairlead's own clients go by the credentials that the kubeconfig holds now, not by those of the start.
+func TestFollowKubeconfig(t *testing.T) {
+	serving, clients := pki.NewCA("serving"), pki.NewCA("clients")
+	next := pki.NewCA("next serving")
+	present := serving.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		name := "nobody"
+		if len(r.TLS.PeerCertificates) > 0 {
+			name = r.TLS.PeerCertificates[0].Subject.CommonName
+		}
+		_, _ = io.WriteString(w, name+" "+r.Header.Get("Authorization"))
+	}))
+	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0)
+	server.TLS = &tls.Config{MinVersion: tls.VersionTLS12, GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		return &tls.Config{
+			Certificates: []tls.Certificate{present}, ClientAuth: tls.RequestClientCert, ClientCAs: clients.Pool(), MinVersion: tls.VersionTLS12, NextProtos: []string{"h2"},
+		}, nil
+	}}
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(server.Close)
+
+	dir := t.TempDir()
+	path := filepath.Join(dir, "kubeconfig")
+	text := func(ca *pki.CA, user string) []byte {
+		return fmt.Appendf(nil, `{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}],
+			"clusters":[{"name":"c","cluster":{"server":%q,"certificate-authority-data":%q}}],"users":[{"name":"u","user":{%s}}]}`,
+			server.URL, base64.StdEncoding.EncodeToString(ca.PEM()), user)
+	}
+	embedded := func(name string) string {
+		p := clients.Issue(pki.Leaf{CommonName: name})
+		return fmt.Sprintf(`"client-certificate-data":%q,"client-key-data":%q`, base64.StdEncoding.EncodeToString(p.CertPEM()), base64.StdEncoding.EncodeToString(p.KeyPEM()))
+	}
+	if err := os.WriteFile(path, text(serving, embedded("first")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	kube, _, err := clientConfig(path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var logged bytes.Buffer
+	f, cfg, err := follow(kube, slog.New(slog.NewTextHandler(&logged, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := corev1client.NewForConfig(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := func(when, name string) {
+		t.Helper()
+		got, err := client.RESTClient().Get().AbsPath("/who").DoRaw(t.Context())
+		if err != nil || string(got) != name {
+			t.Errorf("%s: %q, %v, want %q", when, got, err, name)
+		}
+	}
+	want("at the start", "first ")
+	reload := func(data []byte) error { _, err := f.reload(path, data); return err }
+	if err := reload(text(serving, embedded("second"))); err != nil {
+		t.Fatal(err)
+	}
+	want("another embedded pair", "second ")
+	if err := reload(text(serving, embedded("third"))[:700]); err == nil {
+		t.Error("a kubeconfig that is cut short was taken")
+	}
+	if err := reload(text(serving, `"client-certificate-data":"bm8=","client-key-data":"bm8="`)); err == nil {
+		t.Error("a pair that is none was taken")
+	}
+	want("after a bad one", "second ")
+	if err := reload(text(serving, `"token":"t1"`)); err != nil {
+		t.Fatal(err)
+	}
+	want("a token", "nobody Bearer t1")
+	if _, _, err := clients.Issue(pki.Leaf{CommonName: "file"}).WriteFiles(dir, "user"); err != nil {
+		t.Fatal(err)
+	}
+	if err := reload(text(serving, `"client-certificate":"user.crt","client-key":"user.key"`)); err != nil {
+		t.Fatal(err)
+	}
+	want("files beside the kubeconfig", "file ")
+	present = next.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()
+	server.CloseClientConnections()
+	if err := reload(text(next, embedded("fourth"))); err != nil {
+		t.Fatal(err)
+	}
+	want("another CA", "fourth ")
+	if logged.Len() > 0 {
+		t.Errorf("logged %s", logged.Bytes())
+	}
+	if err := reload(bytes.ReplaceAll(text(next, embedded("fifth")), []byte(server.URL), []byte("https://192.0.2.1:6443"))); err != nil {
+		t.Fatal(err)
+	}
+	want("another server: the first one counts", "fifth ")
+	if !strings.Contains(logged.String(), "restart to follow it") {
+		t.Errorf("logged %q", logged.String())
+	}
+}
