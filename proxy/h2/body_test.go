@@ -1,6 +1,7 @@
 package h2
 
 import (
+	"bytes"
 	"errors"
 	"flag"
 	"io"
@@ -9,23 +10,20 @@ import (
 )
 
 // bodySize is how large the bodies of TestLargeBodies are: go test -run LargeBodies ./proxy/h2 -body 1073741824 takes a minute.
-var bodySize = flag.Int64("body", 64<<20, "bytes of TestLargeBodies' bodies")
+var bodySize = flag.Int64("body", 64<<20/slower, "bytes of TestLargeBodies' bodies")
 
 // patternReader gives n bytes that repeat with a prime period, so that bytes that are lost, doubled or exchanged are seen.
 type patternReader struct{ at, n int64 }
 
-const period = 65521
+var periodic = pattern(0, 65521)
 
 func (r *patternReader) Read(p []byte) (int, error) {
 	if r.at == r.n {
 		return 0, io.EOF
 	}
-	p = p[:min(int64(len(p)), r.n-r.at)]
-	for i := range p {
-		p[i] = byte((r.at + int64(i)) % period * 31 >> 3)
-	}
-	r.at += int64(len(p))
-	return len(p), nil
+	n := copy(p[:min(int64(len(p)), r.n-r.at)], periodic[r.at%int64(len(periodic)):])
+	r.at += int64(n)
+	return n, nil
 }
 
 // compare reads all of got.
@@ -34,7 +32,7 @@ func (r *patternReader) compare(got io.Reader) error {
 	for {
 		n, err := io.ReadFull(got, a)
 		k, _ := io.ReadFull(r, b)
-		if n != k || string(a[:n]) != string(b[:k]) {
+		if n != k || !bytes.Equal(a[:n], b[:k]) {
 			return errors.New("the body was changed or cut")
 		}
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {

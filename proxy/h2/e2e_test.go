@@ -117,11 +117,16 @@ func testForwardManyAtOnce(t *testing.T, driver string) {
 			defer res.Body.Close()
 			b, err := io.ReadAll(res.Body)
 			if err != nil || string(b) != body || res.Trailer.Get("X-T") != path+"up" {
-				t.Errorf("%s: %v, %d of %d bytes, trailer %q", path, err, len(b), len(body), res.Trailer.Get("X-T"))
+				t.Errorf("%s: %d, %v, %d of %d bytes, trailer %q", path, res.StatusCode, err, len(b), len(body), res.Trailer.Get("X-T"))
 			}
 		})
 	}
 	wg.Wait()
+	for range 300 {
+		if o := <-s.ended; o.Reason != ReasonNone {
+			t.Errorf("a request ended with %q: %v", o.Reason, o.Err)
+		}
+	}
 }
 
 func TestForwardInterims(t *testing.T) { onDrivers(t, testForwardInterims) }

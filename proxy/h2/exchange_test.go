@@ -96,7 +96,7 @@ func sum(v []int) int {
 func pattern(seed, n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
-		b[i] = byte(i*7 + seed)
+		b[i] = byte((i + seed) * 31 >> 3)
 	}
 	return b
 }

@@ -114,7 +114,7 @@ func testModel(t *testing.T, driver string) {
 	var wg sync.WaitGroup
 	turns := make(chan struct{}, 16) // how many run at once
 	var stuck atomic.Int32
-	for i := range 300 {
+	for i := range 400 / min(slower, 4) {
 		x := randomExchange(rnd)
 		turns <- struct{}{}
 		wg.Go(func() {
@@ -129,7 +129,7 @@ func testModel(t *testing.T, driver string) {
 			if err != nil {
 				t.Errorf("exchange %+v got stuck: %+v", x, got)
 			}
-			want, err := ask(3*time.Second, client, model, path+"/model")
+			want, err := ask(10*time.Second, client, model, path+"/model")
 			if err != nil {
 				// It happens that net/http does, when an upload meets an early response: that is no model.
 				t.Logf("exchange %+v: net/http got stuck", x)

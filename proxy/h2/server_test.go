@@ -228,7 +228,7 @@ func testGoAwayAfterRequest(t *testing.T, driver string) {
 func TestFullSocket(t *testing.T) { onDrivers(t, testFullSocket) }
 
 func testFullSocket(t *testing.T, driver string) {
-	const size = 24 << 20 // beyond what the kernel buffers on both sides
+	const size = 16 << 20 // beyond what the kernel buffers on both sides
 	s := newStand(t, driver, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/big" {
 			_, _ = io.WriteString(w, "fine")
