@@ -48,12 +48,17 @@ race: ## Unit tests under the race detector
 e2e: ## End-to-end tests on real parts; fails when fewer cases ran than the files COUNT say
 	$(TOOLS)
 	go test -tags e2e -count=1 -parallel 16 -timeout 45m -json ./tests/e2e/... ./tests/cluster ./cmd/fairlead-dev | go run ./tests/count -want tests/e2e/COUNT
+	go test -tags e2e -count=1 -timeout 15m -json ./tests/directory | go run ./tests/count -want tests/directory/COUNT
+
+.PHONY: slow
+slow: ## Faults, rotations and the comparison with kube-apiserver's aggregator, with bounds in seconds: for a machine that is otherwise idle
+	$(TOOLS)
 	@command -v ip >/dev/null || apt-get install -y iproute2
 	go test -tags e2e -count=1 -parallel 12 -timeout 20m -json ./tests/faults | go run ./tests/count -want tests/faults/COUNT
 	go test -tags e2e -count=1 -parallel 32 -timeout 15m -json ./tests/rotation | go run ./tests/count -want tests/rotation/COUNT
-	go test -tags e2e -count=1 -timeout 15m -json ./tests/directory | go run ./tests/count -want tests/directory/COUNT
 	@command -v chromium >/dev/null && command -v promtool >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends chromium prometheus; }
 	go test -tags e2e -count=1 -parallel 32 -timeout 15m -json ./tests/operate | go run ./tests/count -want tests/operate/COUNT
+	go test -tags e2e -count=1 -timeout 15m -json ./tests/differential | go run ./tests/count
 
 .PHONY: interop
 interop: ## h2spec, curl, nghttp and node (from the machine) against the frame lane, on each of its drivers
