@@ -60,6 +60,13 @@ slow: ## Faults, rotations and the comparison with kube-apiserver's aggregator, 
 	go test -tags e2e -count=1 -parallel 32 -timeout 15m -json ./tests/operate | go run ./tests/count -want tests/operate/COUNT
 	go test -tags e2e -count=1 -timeout 15m -json ./tests/differential | go run ./tests/count
 
+# How Fairlead forwards HTTP/2 in make conformance: frame or nethttp; direct is without Fairlead.
+LANE ?= frame
+
+.PHONY: conformance
+conformance: build ## Kubernetes' own specs of sig-api-machinery that need no pods, through Fairlead (LANE=frame|nethttp|direct); minutes, outside CI
+	go run ./tests/conformance -lane=$(LANE) -want=56
+
 .PHONY: interop
 interop: ## h2spec, curl, nghttp and node (from the machine) against the frame lane, on each of its drivers
 	go test -tags e2e -count=1 -timeout 10m -run 'H2spec|Interop' ./proxy/h2

@@ -158,7 +158,7 @@ func suite(ctx context.Context, c *cluster.Cluster, o options, server cluster.En
 	cmd := exec.CommandContext(ctx, path,
 		"--kubeconfig="+kubeconfig, "--kubectl-path="+kubectl, "--provider=skeleton",
 		"--allowed-not-ready-nodes=-1", "--minStartupPods=0", // there is a node, but nothing that would make it more than an object
-		"--ginkgo.focus="+o.focus, `--ginkgo.skip=\[Serial\]|\[Slow\]|\[Disruptive\]`, "--ginkgo.no-color", "--ginkgo.json-report="+report,
+		"--ginkgo.focus="+o.focus, `--ginkgo.skip=\[Serial\]|\[Slow\]|\[Disruptive\]|\[Flaky\]`, "--ginkgo.no-color", "--ginkgo.json-report="+report,
 	)
 	cmd.Dir = c.Dir()
 	cmd.Env = append(os.Environ(), "HOME="+c.Dir()) // kubectl's caches are of this cluster
