@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"strconv"
@@ -116,9 +117,7 @@ func (q *quay) visit(t *testing.T, e cluster.Endpoint, v visit) (reply, *extensi
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, values := range v.header {
-		req.Header[name] = values
-	}
+	maps.Copy(req.Header, v.header)
 	req.Trailer = v.trailer
 	transport := &http.Transport{TLSClientConfig: clientTLS(t, e, v.pair, v.proto), ForceAttemptHTTP2: v.proto == "h2", DisableKeepAlives: true}
 	defer transport.CloseIdleConnections()
