@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/health"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
+	"github.com/fairlead-proxy/fairlead/proxy/authn/tokens"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -51,6 +52,7 @@ type door struct {
 	prober    *health.Prober
 	backends  *backend.Pools
 	local     *backend.Local // nil: there is none
+	tokens    *tokens.Tokens
 	proxy     *proxy.Proxy
 	documents documents
 	frames    *h2.Server // nil: --h2-lane=nethttp

@@ -2,24 +2,67 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	authenticationv1 "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	authorizationv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
 
+	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/authn/tokens"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/authz/rbac"
 )
 
-// makeAuthn makes what says who is asking. Tokens are the local apiserver's to judge.
+// makeTokens makes what knows tokens where no local apiserver does, and returns the files that it is to be told of.
+func (d *door) makeTokens() []certs.File {
+	d.tokens = tokens.New(d.log)
+	var files []certs.File
+	if d.o.tokenFile != "" {
+		files = append(files, certs.File{Use: "token-auth-file", Path: d.o.tokenFile, Take: d.tokens.TakeTokens})
+	}
+	if d.o.authConfig != "" {
+		files = append(files, certs.File{Use: "authentication-config", Path: d.o.authConfig, Take: d.tokens.TakeConfig})
+	}
+	return files
+}
+
+func (o *options) validateTokens(fault func(string, ...any)) {
+	checkReadable(fault, "--token-auth-file", o.tokenFile)
+	checkReadable(fault, "--authentication-config", o.authConfig)
+	if o.tokenFile != "" && !o.alone() {
+		fault("--token-auth-file is for --registry=dir: without --kubeconfig: a local apiserver knows its tokens itself")
+	}
+}
+
+// anonymous says who may ask without credentials: the configuration's word, or the flag's. As with kube-apiserver the word at the start counts.
+func (d *door) anonymous(c *authn.Config) error {
+	c.Anonymous = d.o.anonymous
+	said, allowed, paths := d.tokens.Anonymous()
+	if !said {
+		return nil
+	}
+	if d.o.anonymousSet {
+		return usageError{errors.New("--anonymous-auth cannot be set when the file of --authentication-config has an anonymous section")}
+	}
+	c.Anonymous, c.AnonymousPaths = allowed, paths
+	return nil
+}
+
+// makeAuthn makes what says who is asking. Tokens are the local apiserver's to judge, and the files' where there is none.
 func (d *door) makeAuthn() (*authn.Authenticator, error) {
 	c := authn.Config{
 		VerifyClient: d.certs.Clients().VerifyUser, VerifyFrontProxy: d.certs.Clients().VerifyFrontProxy, Generation: d.certs.Clients().Generation,
-		RequestHeaders: headerNames(d.o), Target: d.targetNames, Anonymous: d.o.anonymous, TokenTTL: orNone(d.o.tokenTTL), Metrics: d.metrics,
+		RequestHeaders: headerNames(d.o), Target: d.targetNames, TokenTTL: orNone(d.o.tokenTTL), Metrics: d.metrics,
 	}
-	if !d.o.alone() {
+	if err := d.anonymous(&c); err != nil {
+		return nil, err
+	}
+	if d.o.alone() {
+		c.Review, c.ReviewGeneration = d.tokens.Review, d.tokens.Generation
+	} else {
 		client, err := authenticationv1.NewForConfig(d.client)
 		if err != nil {
 			return nil, fmt.Errorf("making client of the local apiserver: %w", err)

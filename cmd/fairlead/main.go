@@ -87,6 +87,7 @@ func serveCommand() *cobra.Command {
 		Short: "Run the front door",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.anonymousSet = cmd.Flags().Changed("anonymous-auth")
 			if err := o.validate(); err != nil {
 				return usageError{err}
 			}

@@ -46,6 +46,9 @@ type options struct {
 	staleAfter      time.Duration
 
 	anonymous       bool
+	anonymousSet    bool // on the command line
+	tokenFile       string
+	authConfig      string
 	tokenTTL        time.Duration
 	authzMode       string
 	alwaysAllow     []string
@@ -103,6 +106,8 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.staleAfter, "discovery-stale-after", 0, "How long the resources of a failing backend stay Current in discovery. 0: for ever, while its APIService names the same Service.")
 
 	fs.BoolVar(&o.anonymous, "anonymous-auth", false, "Serve remotes to callers without credentials, as system:anonymous.")
+	fs.StringVar(&o.tokenFile, "token-auth-file", "", "Tokens where there is no local apiserver: lines of token,user,uid,\"groups\". Reloaded when it changes. Empty: none.")
+	fs.StringVar(&o.authConfig, "authentication-config", "", "AuthenticationConfiguration of apiserver.config.k8s.io: whose JWTs are believed where there is no local apiserver (reloaded when it changes), and who may be anonymous. Empty: none.")
 	fs.DurationVar(&o.tokenTTL, "authentication-token-webhook-cache-ttl", 10*time.Second, "How long a TokenReview is believed.")
 	fs.StringVar(&o.authzMode, "authorization-mode", "", "Who authorizes requests to remotes: webhook (SubjectAccessReview at the local apiserver), RBAC (ClusterRoles of --registry=dir:), backend (the extension server alone) or AlwaysAllow (nobody, with --registry=dir: only). Empty: webhook, or RBAC without a local apiserver.")
 	fs.StringSliceVar(&o.alwaysAllow, "authorization-always-allow-paths", []string{"/healthz", "/readyz", "/livez"}, "Paths of ours that need no authorization.")
@@ -180,6 +185,7 @@ func (o *options) validateChoices(fault func(string, ...any)) {
 		fault("--registry %q is neither kubernetes nor dir:PATH", o.registry)
 	}
 	o.validateAlone(fault)
+	o.validateTokens(fault)
 	o.validateAuthorization(fault)
 	if o.h2Lane != "frame" && o.h2Lane != "nethttp" {
 		fault("--h2-lane %q is neither frame nor nethttp", o.h2Lane)

@@ -73,6 +73,9 @@ func (d *door) loops() map[string]func(context.Context) error {
 		"table": d.registry.Run, "certificates": d.certs.Run, "backend trust": d.trust.Run, "prober": d.prober.Run,
 		"backend pools": d.backends.Run, "request metrics": d.proxy.Run, "discovery": d.documents.discovery.Run, "OpenAPI": d.documents.openapi.Run,
 	}
+	if d.o.alone() {
+		loops["tokens"] = d.tokens.Run
+	}
 	if d.local != nil {
 		loops["local apiserver's pools"] = d.local.Run
 	}

@@ -1,0 +1,103 @@
+package tokens
+
+import (
+	"crypto"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+)
+
+// issuer is an OpenID provider with one key.
+type issuer struct {
+	*httptest.Server
+	key *rsa.PrivateKey
+}
+
+func newIssuer(t *testing.T) *issuer {
+	t.Helper()
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := &issuer{key: key}
+	mux := http.NewServeMux()
+	answer := func(path string, v func() any) {
+		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			if err := json.NewEncoder(w).Encode(v()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	answer("/.well-known/openid-configuration", func() any {
+		return map[string]any{"issuer": i.URL, "jwks_uri": i.URL + "/keys", "id_token_signing_alg_values_supported": []string{"RS256"}}
+	})
+	answer("/keys", func() any {
+		e := big.NewInt(int64(key.E)).Bytes()
+		return map[string]any{"keys": []any{map[string]string{
+			"kty": "RSA", "alg": "RS256", "use": "sig", "kid": "one", "n": encode(key.N.Bytes()), "e": encode(e),
+		}}}
+	})
+	i.Server = httptest.NewTLSServer(mux)
+	t.Cleanup(i.Close)
+	return i
+}
+
+func encode(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
+
+// config is an AuthenticationConfiguration that believes the issuer.
+func (i *issuer) config(prefix string) string {
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: i.Certificate().Raw})
+	return fmt.Sprintf(`apiVersion: apiserver.config.k8s.io/v1
+kind: AuthenticationConfiguration
+jwt:
+- issuer:
+    url: %s
+    audiences: [fairlead]
+    certificateAuthority: |
+      %s
+  claimMappings:
+    username: {claim: sub, prefix: %q}
+    groups: {expression: "claims.admin == 'yes' ? ['admins'] : ['readers']"}
+  claimValidationRules:
+  - expression: "claims.exp - claims.iat <= 86400"
+    message: too long
+`, i.URL, strings.ReplaceAll(strings.TrimSpace(string(ca)), "\n", "\n      "), prefix)
+}
+
+// token signs claims; nil values take a default claim away.
+func (i *issuer) token(t *testing.T, claims map[string]any) string {
+	t.Helper()
+	now := time.Now()
+	all := map[string]any{"iss": i.URL, "aud": "fairlead", "sub": "jane", "admin": "no", "iat": now.Unix(), "exp": now.Add(time.Hour).Unix()}
+	for k, v := range claims {
+		if all[k] = v; v == nil {
+			delete(all, k)
+		}
+	}
+	head, err := json.Marshal(map[string]string{"alg": "RS256", "kid": "one", "typ": "JWT"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := json.Marshal(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := encode(head) + "." + encode(body)
+	sum := sha256.Sum256([]byte(text))
+	sig, err := rsa.SignPKCS1v15(rand.Reader, i.key, crypto.SHA256, sum[:])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text + "." + encode(sig)
+}

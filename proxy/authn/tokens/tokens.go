@@ -1,0 +1,103 @@
+package tokens
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+
+	"k8s.io/apiserver/pkg/apis/apiserver"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/token/tokenfile"
+)
+
+// Tokens says who a bearer token belongs to. Make one with New.
+type Tokens struct {
+	log        *slog.Logger
+	file       atomic.Pointer[tokenfile.TokenAuthenticator]
+	issuers    atomic.Pointer[issuers]
+	generation atomic.Uint64
+
+	mu sync.Mutex // guards what follows
+	// config is the one that was taken last; changed holds a token while Run has not seen it.
+	config  *apiserver.AuthenticationConfiguration
+	changed chan struct{}
+}
+
+// New makes one that knows no token yet. Nil logger discards.
+func New(log *slog.Logger) *Tokens {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return &Tokens{log: log, changed: make(chan struct{}, 1)}
+}
+
+// TakeTokens puts a token file in force: lines of token,user,uid[,"group,…"].
+func (t *Tokens) TakeTokens(data []byte) error {
+	known, err := parseTokens(data)
+	if err != nil {
+		return err
+	}
+	t.file.Store(tokenfile.New(known))
+	t.generation.Add(1)
+	return nil
+}
+
+// TakeConfig takes an AuthenticationConfiguration of apiserver.config.k8s.io. Run puts it in force.
+func (t *Tokens) TakeConfig(data []byte) error {
+	config, err := parseConfig(data)
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.config = config
+	select {
+	case t.changed <- struct{}{}:
+	default: // Run will find the latest
+	}
+	return nil
+}
+
+// Anonymous says what the configuration that was taken last has to say of requests without credentials: whether it says anything, whether they pass, and on
+// which paths (none: on all).
+func (t *Tokens) Anonymous() (said, allowed bool, paths []string) {
+	config := t.latest()
+	if config == nil || config.Anonymous == nil {
+		return false, false, nil
+	}
+	for _, c := range config.Anonymous.Conditions {
+		paths = append(paths, c.Path)
+	}
+	return true, config.Anonymous.Enabled, paths
+}
+
+func (t *Tokens) latest() *apiserver.AuthenticationConfiguration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.config
+}
+
+// Generation changes whenever Review might answer differently.
+func (t *Tokens) Generation() uint64 { return t.generation.Load() }
+
+// Review says whose a token is: the file's first, then the issuers'. An error of one matters only when the other does not know the token.
+func (t *Tokens) Review(ctx context.Context, token string) (*authenticator.Response, bool, error) {
+	var faults []error
+	if file := t.file.Load(); file != nil {
+		r, ok, err := file.AuthenticateToken(ctx, token)
+		if ok {
+			return r, true, nil
+		}
+		faults = append(faults, err)
+	}
+	if i := t.issuers.Load(); i != nil {
+		r, ok, err := i.authenticate(ctx, token)
+		if ok {
+			return r, true, nil
+		}
+		faults = append(faults, err)
+	}
+	return nil, false, errors.Join(faults...)
+}

@@ -1,0 +1,213 @@
+package tokens
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestTokenFile(t *testing.T) {
+	for _, tc := range []struct{ name, text, wrong string }{
+		{"empty", "", ""},
+		{"good", "a,alice,1,\"dev,ops\"\nb,bob,2\n", ""},
+		{"two columns", "a,alice\n", "line 1 has 2 columns"},
+		{"no token", "a,alice,1\n,bob,2\n", "line 2 has an empty token"},
+		{"no user", "a,,1\n", "line 1 has no user"},
+		{"twice", "a,alice,1\na,bob,2\n", "line 2 has the token of another line"},
+		{"quotes", "\"s3cr3t,alice,1\n", "reading tokens"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			err := New(nil).TakeTokens([]byte(tc.text))
+			if (err == nil) != (tc.wrong == "") || err != nil && (!strings.Contains(err.Error(), tc.wrong) || strings.Contains(err.Error(), "s3cr3t")) {
+				t.Errorf("%v, want %q", err, tc.wrong)
+			}
+		})
+	}
+}
+
+func TestTokensOfAFile(t *testing.T) {
+	k := New(nil)
+	if _, ok, err := k.Review(t.Context(), "a"); ok || err != nil {
+		t.Errorf("known before there is a file: %v", err)
+	}
+	take := func(text string) {
+		t.Helper()
+		before := k.Generation()
+		if err := k.TakeTokens([]byte(text)); err != nil || k.Generation() == before {
+			t.Fatalf("%v, generation %d", err, before)
+		}
+	}
+	take("a,alice,1,\"dev,ops\"\nb,bob,2\n")
+	r, ok, err := k.Review(t.Context(), "a")
+	if !ok || err != nil || r.User.GetName() != "alice" || r.User.GetUID() != "1" || !cmp.Equal(r.User.GetGroups(), []string{"dev", "ops"}) {
+		t.Errorf("%v %v %v", r, ok, err)
+	}
+	if _, ok, _ := k.Review(t.Context(), "A"); ok {
+		t.Error("another token is known")
+	}
+	take("b,bob,2\n")
+	if _, ok, _ := k.Review(t.Context(), "a"); ok {
+		t.Error("a token that was taken out is still known")
+	}
+	if err := k.TakeTokens([]byte("broken\n")); err == nil {
+		t.Error("a broken file was taken")
+	}
+	if _, ok, _ := k.Review(t.Context(), "b"); !ok {
+		t.Error("a broken file has replaced the last good one")
+	}
+}
+
+func TestConfiguration(t *testing.T) {
+	const head = "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n"
+	for _, tc := range []struct{ name, text, wrong string }{
+		{"nothing in it", head, ""},
+		{"empty", "", "reading authentication configuration"},
+		{"another kind", "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers: []\n", "it is *apiserver.AuthorizationConfiguration"},
+		{"unknown field", head + "jwts: []\n", `unknown field "jwts"`},
+		{"plain http", head + "jwt: [{issuer: {url: \"http://x\", audiences: [a]}, claimMappings: {username: {claim: sub, prefix: \"\"}}}]\n", "URL scheme must be https"},
+		{"no audience", head + "jwt: [{issuer: {url: \"https://x\"}, claimMappings: {username: {claim: sub, prefix: \"\"}}}]\n", "jwt[0].issuer.audiences: Required value"},
+		{"bad expression", head + "jwt: [{issuer: {url: \"https://x\", audiences: [a]}, claimMappings: {username: {expression: \"claims.\"}}}]\n", "jwt[0].claimMappings.username.expression"},
+		{"egress", head + "jwt: [{issuer: {url: \"https://x\", audiences: [a], egressSelectorType: cluster}, claimMappings: {username: {claim: sub, prefix: \"\"}}}]\n", "egressSelectorType"},
+		{"conditions without enabled", head + "anonymous: {enabled: false, conditions: [{path: /livez}]}\n", "enabled should be set to true"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			err := New(nil).TakeConfig([]byte(tc.text))
+			if (err == nil) != (tc.wrong == "") || err != nil && !strings.Contains(err.Error(), tc.wrong) {
+				t.Errorf("%v, want %q", err, tc.wrong)
+			}
+		})
+	}
+}
+
+func TestAnonymous(t *testing.T) {
+	const head = "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n"
+	for text, want := range map[string]string{
+		head:                                 "said false, allowed false, paths []",
+		head + "anonymous: {enabled: false}": "said true, allowed false, paths []",
+		head + "anonymous: {enabled: true}":  "said true, allowed true, paths []",
+		head + "anonymous: {enabled: true, conditions: [{path: /livez}, {path: /version}]}": "said true, allowed true, paths [/livez /version]",
+	} {
+		k := New(nil)
+		if err := k.TakeConfig([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		said, allowed, paths := k.Anonymous()
+		if got := sprint(said, allowed, paths); got != want {
+			t.Errorf("%s: %s, want %s", text, got, want)
+		}
+	}
+}
+
+func sprint(said, allowed bool, paths []string) string {
+	yes := map[bool]string{true: "true", false: "false"}
+	return "said " + yes[said] + ", allowed " + yes[allowed] + ", paths [" + strings.Join(paths, " ") + "]"
+}
+
+// until waits for what a goroutine does.
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-ctx.Done():
+			t.Fatalf("still not %s", what)
+		case <-tick.C:
+		}
+	}
+}
+
+func run(t *testing.T, k *Tokens) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- k.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+func TestIssuer(t *testing.T) {
+	i, other := newIssuer(t), newIssuer(t)
+	k := New(nil)
+	if err := k.TakeConfig([]byte(i.config("oidc:"))); err != nil {
+		t.Fatal(err)
+	}
+	run(t, k)
+	good := i.token(t, nil)
+	known := func(token string) string {
+		r, ok, err := k.Review(t.Context(), token)
+		if !ok || err != nil {
+			return ""
+		}
+		return r.User.GetName() + " " + strings.Join(r.User.GetGroups(), ",")
+	}
+	until(t, "known", func() bool { return known(good) != "" })
+	if got := known(good); got != "oidc:jane readers" {
+		t.Errorf("the user is %q", got)
+	}
+	forged := *i
+	forged.key = other.key
+	for name, token := range map[string]string{
+		"another audience": i.token(t, map[string]any{"aud": "other"}),
+		"over":             i.token(t, map[string]any{"exp": time.Now().Add(-time.Minute).Unix()}),
+		"a rule":           i.token(t, map[string]any{"exp": time.Now().Add(48 * time.Hour).Unix()}),
+		"without user":     i.token(t, map[string]any{"sub": nil}),
+		"another issuer":   other.token(t, nil),
+		"forged":           forged.token(t, nil),
+		"cut":              good[:len(good)-4],
+		"no JWT":           "abc",
+	} {
+		if got := known(token); got != "" {
+			t.Errorf("%s: it is %q's", name, got)
+		}
+	}
+
+	before := k.Generation()
+	if err := k.TakeConfig([]byte(i.config("new:"))); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "replaced", func() bool { return strings.HasPrefix(known(good), "new:") })
+	if k.Generation() == before {
+		t.Error("the generation is that of the former configuration")
+	}
+
+	// One that names an issuer which does not answer is not put in force; the next one is, without waiting for it.
+	dead := newIssuer(t)
+	text := dead.config("dead:")
+	dead.Close()
+	if err := k.TakeConfig([]byte(text)); err != nil {
+		t.Fatal(err)
+	}
+	if got := known(good); !strings.HasPrefix(got, "new:") {
+		t.Errorf("a dead issuer has replaced the one that was there: %q", got)
+	}
+	if err := k.TakeConfig([]byte(other.config(""))); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the other issuer's", func() bool { return known(other.token(t, nil)) != "" && known(good) == "" })
+}
+
+func TestFileAndIssuer(t *testing.T) {
+	i := newIssuer(t)
+	k := New(nil)
+	if err := errors.Join(k.TakeTokens([]byte("a,alice,1\n")), k.TakeConfig([]byte(i.config("")))); err != nil {
+		t.Fatal(err)
+	}
+	run(t, k)
+	jwt := i.token(t, nil)
+	until(t, "both known", func() bool {
+		_, file, _ := k.Review(t.Context(), "a")
+		_, issued, _ := k.Review(t.Context(), jwt)
+		return file && issued
+	})
+}
