@@ -25,7 +25,7 @@ func ParseBundle(data []byte) ([]*x509.Certificate, error) {
 	begun := bytes.Count(data, []byte("-----BEGIN CERTIFICATE-----"))
 	var certs []*x509.Certificate
 	var errs []error
-	blocks := 0
+	blocks, unread := 0, 0
 	for rest := data; ; {
 		var block *pem.Block
 		if block, rest = pem.Decode(rest); block == nil {
@@ -37,10 +37,15 @@ func ParseBundle(data []byte) ([]*x509.Certificate, error) {
 		blocks++
 		c, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("parsing certificate %d: %w", blocks, err))
+			if unread++; unread <= maxTold {
+				errs = append(errs, fmt.Errorf("parsing certificate %d: %w", blocks, err))
+			}
 			continue
 		}
 		certs = append(certs, c)
+	}
+	if unread > maxTold {
+		errs = append(errs, fmt.Errorf("parsing %d more certificates failed, too", unread-maxTold))
 	}
 	if blocks < begun {
 		errs = append(errs, fmt.Errorf("reading bundle: %d of %d certificates are broken or cut short", begun-blocks, begun))
@@ -50,6 +55,10 @@ func ParseBundle(data []byte) ([]*x509.Certificate, error) {
 	}
 	return certs, errors.Join(errs...)
 }
+
+// maxTold bounds the unreadable certificates that an error names: a bundle has room for 17,000, and whoever may write an APIService would have them all in log, verdict
+// and status.
+const maxTold = 3
 
 // identity is what makes a CA the same CA: its subject and its key. A renewed CA certificate keeps both.
 type identity [sha256.Size]byte
