@@ -113,7 +113,7 @@ func described(t *testing.T) ([]family, *recorder) {
 			continue
 		}
 		labels := strings.Split(m[4], ",")
-		for _, l := range strings.Split(m[3], ",") {
+		for l := range strings.SplitSeq(m[3], ",") {
 			key, _, _ := strings.Cut(l, "=")
 			labels = append(labels, key)
 		}
@@ -146,7 +146,7 @@ func TestMetricsDocument(t *testing.T) {
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", f.name, f.kind, f.labels, strings.ReplaceAll(f.help, "|", `\|`))
 	}
 	if *update {
-		if err := os.WriteFile(metricsDoc, []byte(b.String()), 0o644); err != nil { //nolint:gosec // a document
+		if err := os.WriteFile(metricsDoc, []byte(b.String()), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -189,7 +189,7 @@ func TestMetricsLint(t *testing.T) {
 		default:
 			m.Gauge = &dto.Gauge{Value: new(0.0)}
 		}
-		for _, l := range strings.Split(f.labels, ", ") {
+		for l := range strings.SplitSeq(f.labels, ", ") {
 			if l != "" {
 				m.Label = append(m.Label, &dto.LabelPair{Name: new(l), Value: new("x")})
 			}

@@ -34,7 +34,7 @@ func TestReadmeFlags(t *testing.T) {
 		fmt.Fprintf(&b, "| `--%s` | %s | %s |\n", f.Name, def, strings.ReplaceAll(f.Usage, "|", `\|`))
 	})
 	if *update {
-		if err := os.WriteFile(file, []byte(before+begin+b.String()+end+after), 0o644); err != nil { //nolint:gosec // a document
+		if err := os.WriteFile(file, []byte(before+begin+b.String()+end+after), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return

@@ -11,9 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"sigs.k8s.io/yaml"
-
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -48,7 +47,7 @@ func testFlags(t *testing.T, w *world, rendered string) {
 		line = append(line, a[1])
 	}
 	a := command(t, "", w.fairlead, line...)
-	for _, fault := range strings.Split(strings.TrimSpace(a.errs), "\n") {
+	for fault := range strings.SplitSeq(strings.TrimSpace(a.errs), "\n") {
 		if !strings.Contains(fault, "no such file or directory") && !strings.Contains(fault, "--kubeconfig is required outside a pod") {
 			t.Errorf("%v: %s", line, fault)
 		}

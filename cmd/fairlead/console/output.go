@@ -21,7 +21,7 @@ type palette struct{ on bool }
 func paletteFor(w io.Writer) palette {
 	f, ok := w.(*os.File)
 	_, no := os.LookupEnv("NO_COLOR")
-	return palette{on: ok && !no && os.Getenv("TERM") != "dumb" && term.IsTerminal(int(f.Fd()))} //nolint:gosec // a descriptor fits
+	return palette{on: ok && !no && os.Getenv("TERM") != "dumb" && term.IsTerminal(int(f.Fd()))}
 }
 
 func (p palette) paint(code, text string) string {

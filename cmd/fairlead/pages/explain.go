@@ -92,8 +92,7 @@ func (p *Pages) explain(method, target string, u user.Info) *Explanation {
 	}
 	x.Why = append(x.Why, p.claims(&d)...)
 	x.Why = append(x.Why, leads(&d))
-	var status *apierrors.StatusError
-	if errors.As(d.Err, &status) {
+	if status, ok := errors.AsType[*apierrors.StatusError](d.Err); ok {
 		x.Code, x.Message = int(status.ErrStatus.Code), status.ErrStatus.Message
 	}
 	x.Identity = identity(&d, u)

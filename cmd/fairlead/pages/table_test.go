@@ -37,7 +37,7 @@ func (s *stand) start(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	var loops sync.WaitGroup
-	for _, run := range []func(context.Context) error{s.registry.Run, s.Pages.Run} {
+	for _, run := range []func(context.Context) error{s.registry.Run, s.Run} {
 		loops.Go(func() { _ = run(ctx) })
 	}
 	s.http = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
