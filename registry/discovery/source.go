@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,6 +15,7 @@ import (
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 
@@ -134,6 +136,9 @@ func (d *Discovery) parse(a poll.Answer) (map[schema.GroupVersion]*apidiscoveryv
 	if err == nil {
 		err = decode(d.codecs.aggregated, media, a.Body, list)
 	}
+	if err == nil && media == runtime.ContentTypeProtobuf {
+		list, err = clean(list)
+	}
 	if err != nil {
 		return nil, &poll.Error{Reason: poll.ReasonInvalid, Err: fmt.Errorf("reading /apis: %w", err)}
 	}
@@ -145,6 +150,19 @@ func (d *Discovery) parse(a poll.Answer) (map[schema.GroupVersion]*apidiscoveryv
 		}
 	}
 	return found, nil
+}
+
+// clean makes valid UTF-8 of all texts, as JSON is in any case. Go's protobuf does not look at them, but that of other languages refuses a whole document for one byte.
+func clean(list *apidiscoveryv2.APIGroupDiscoveryList) (*apidiscoveryv2.APIGroupDiscoveryList, error) {
+	b, err := json.Marshal(list)
+	if err != nil {
+		return nil, fmt.Errorf("encoding: %w", err)
+	}
+	out := &apidiscoveryv2.APIGroupDiscoveryList{}
+	if err := json.Unmarshal(b, out); err != nil {
+		return nil, fmt.Errorf("decoding: %w", err)
+	}
+	return out, nil
 }
 
 // taken takes from a document what belongs to the entries, and nothing else. What it does not hold is Current and empty: the backend is there and serves nothing.

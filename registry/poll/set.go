@@ -28,9 +28,9 @@ type Config[S any] struct {
 
 const (
 	defaultEvery = 50 * time.Second
-	// firstRetry and lastRetry are the pauses after failures, doubling. A restart is over in a second or so; after minutes of failure the verdict's recovery comes first.
+	// firstRetry and lastRetry are the pauses after failures, doubling. A restart is over in a second or so; a backend that fails for long is asked as often as one that is well.
 	firstRetry = 250 * time.Millisecond
-	lastRetry  = time.Minute
+	lastRetry  = defaultEvery
 	// leastGap is the time between questions that were asked for by changes: a rollout of ten endpoints is one question, and a new group-version waits for nobody.
 	leastGap = 100 * time.Millisecond
 )

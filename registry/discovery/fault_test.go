@@ -1,0 +1,128 @@
+package discovery
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+)
+
+// remote is a client of a real extension server.
+func remote(t *testing.T, s *extension.Server) *http.Client {
+	t.Helper()
+	transport := &http.Transport{TLSClientConfig: s.TLS(), ForceAttemptHTTP2: true}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
+
+// Whatever a real backend does to its connections and bodies, it is asked in vain at worst: its resources stay as they were, it is over in time, and another backend
+// does not notice.
+func TestFaults(t *testing.T) {
+	faults := map[string][]extension.Fault{
+		"hang":              {{Kind: extension.Hang}},
+		"hang in body":      {{Kind: extension.HangBody}},
+		"reset":             {{Kind: extension.Reset}},
+		"reset in body":     {{Kind: extension.ResetBody}},
+		"status 500":        {{Kind: extension.Status, Code: 500}},
+		"status 503":        {{Kind: extension.Status, Code: 503}},
+		"redirect":          {{Kind: extension.Redirect, Text: "https://127.0.0.1:1/"}},
+		"huge":              {{Kind: extension.HugeBody}},
+		"garbage":           {{Kind: extension.Garbage}},
+		"endless headers":   {{Kind: extension.EndlessHeaders}},
+		"short body":        {{Kind: extension.ShortBody}},
+		"unasked 101":       {{Kind: extension.Unasked101}},
+		"refuses":           {{Kind: extension.Dead}},
+		"no handshake":      {{Kind: extension.HangConnect}},
+		"legacy is garbage": {{Kind: extension.NoAggregated, Code: 406}, {Kind: extension.Garbage}},
+	}
+	for name, fault := range faults {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := extension.Start(t, extension.Config{})
+			client := remote(t, s)
+			d := &Discovery{changed: make(chan struct{}, 1)}
+			var err error
+			if d.codecs, err = newCodecs(); err != nil {
+				t.Fatal(err)
+			}
+			if d.metrics, err = newMetrics(d.Status, nil); err != nil {
+				t.Fatal(err)
+			}
+			d.cfg.Fetch = func(_ context.Context, _ *registry.Entry, r *http.Request) (*http.Response, error) {
+				r.URL.Host = strings.TrimPrefix(s.URL(), "https://")
+				return client.Do(r)
+			}
+			st := newStage(t)
+			st.claim("widgets.example.com/v1", "widgets", 100, 10)
+			entries := st.table.Load().Entries()
+			src := &source{}
+			src.state.Store(&state{})
+			if err := d.ask(t.Context(), src, entries); err != nil {
+				t.Fatal(err)
+			}
+			before := src.state.Load().versions[entries[0].GroupVersion]
+			if len(before.doc.Resources) != 1 || before.doc.Resources[0].Resource != "widgets" {
+				t.Fatalf("read %+v", before.doc)
+			}
+			// Without the tag, so that the whole document comes again.
+			src.state.Store(&state{versions: src.state.Load().versions, tried: true})
+			if err := s.Set(fault...); err != nil {
+				t.Fatal(err)
+			}
+			client.CloseIdleConnections()
+			begun := time.Now()
+			err = d.ask(t.Context(), src, entries)
+			after := src.state.Load().versions[entries[0].GroupVersion]
+			if err == nil || after.err == nil {
+				t.Error("nothing is reported")
+			}
+			if after.doc != before.doc || after.confirmed != before.confirmed {
+				t.Errorf("what is listed has changed to %+v", after.doc)
+			}
+			// 5 s for each of two questions, and room for a busy machine.
+			if took := time.Since(begun); took > 15*time.Second {
+				t.Errorf("it took %s", took)
+			}
+			if err := s.Set(); err != nil {
+				t.Fatal(err)
+			}
+			client.CloseIdleConnections()
+			if err := d.ask(t.Context(), src, entries); err != nil {
+				t.Errorf("after the fault: %v", err)
+			}
+		})
+	}
+}
+
+// A backend without aggregated discovery, whatever the code by which it says so, is asked for each group-version.
+func TestFallback(t *testing.T) {
+	for _, code := range []int{404, 406, 403, 401, 400} {
+		s := extension.Start(t, extension.Config{GroupVersions: []string{"widgets.example.com/v1", "widgets.example.com/v2"}})
+		if err := s.Set(extension.Fault{Kind: extension.NoAggregated, Code: code}); err != nil {
+			t.Fatal(err)
+		}
+		client := remote(t, s)
+		st := newStage(t)
+		st.claim("widgets.example.com/v1", "widgets", 100, 10)
+		st.claim("widgets.example.com/v2", "widgets", 100, 10)
+		st.make(Config{})
+		st.d.cfg.Fetch = func(_ context.Context, _ *registry.Entry, r *http.Request) (*http.Response, error) {
+			r.URL.Host = s.Addr()
+			return client.Do(r)
+		}
+		src := &source{}
+		src.state.Store(&state{})
+		if err := st.d.ask(t.Context(), src, st.table.Load().Entries()); err != nil {
+			t.Fatalf("%d: %v", code, err)
+		}
+		for gv, v := range src.state.Load().versions {
+			if len(v.doc.Resources) != 1 || len(v.doc.Resources[0].Subresources) != 5 || v.doc.Resources[0].ResponseKind.Kind != "Widget" {
+				t.Errorf("%d: %s is %+v", code, gv, v.doc)
+			}
+		}
+	}
+}

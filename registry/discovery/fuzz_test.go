@@ -1,0 +1,123 @@
+package discovery
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/poll"
+)
+
+// Whatever a backend says, it is read or refused, and of what is read nothing touches another group: the rest of the document is as if the backend had said nothing.
+func FuzzBackendSays(f *testing.F) {
+	d := &Discovery{}
+	var err error
+	if d.codecs, err = newCodecs(); err != nil {
+		f.Fatal(err)
+	}
+	seeds := []*apidiscoveryv2.APIGroupDiscoveryList{listOf(), listOf("own.example.com/v1=as,bs", "other.example.com/v1=poison"), listOf("own.example.com/v2=x", "own.example.com/v1", "own.example.com/v1=y"), listOf("own.example.com/v1=\xff\xfe")}
+	for _, l := range seeds {
+		for i, media := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
+			s := &sheet{header: http.Header{}}
+			d.codecs.writeAggregated(s, l, media, false)
+			f.Add(s.body.Bytes(), i == 1, false)
+		}
+	}
+	f.Add([]byte(`{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"own.example.com/v1","resources":[{"name":"a/b"},{"name":"/"},{"name":"a","namespaced":true}]}`), false, true)
+	f.Add([]byte(`{"items":[{"metadata":{"name":"own.example.com"},"versions":[{"version":"v1","resources":[{"subresources":[{}]}]}]}]}`), false, false)
+	f.Add([]byte("k8s\x00\xff\xff"), true, false)
+	own := &registry.Entry{Name: "v1.own.example.com", GroupVersion: schema.GroupVersion{Group: "own.example.com", Version: "v1"}}
+	empty := &state{versions: map[schema.GroupVersion]*version{}}
+	f.Fuzz(func(t *testing.T, body []byte, proto, legacy bool) {
+		media := runtime.ContentTypeJSON
+		if proto {
+			media = runtime.ContentTypeProtobuf
+		}
+		a := poll.Answer{Status: http.StatusOK, Header: http.Header{"Content-Type": {media + aggregatedParams}}, Body: bytes.Clone(body)}
+		found := map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery{}
+		if legacy {
+			doc, err := d.convert(a)
+			if err != nil {
+				return
+			}
+			found[own.GroupVersion] = doc
+		} else if found, err = d.parse(a); err != nil {
+			return
+		}
+		next, _ := taken(empty, []*registry.Entry{own}, found, "")
+		if len(next.versions) != 1 {
+			t.Fatalf("it speaks for %v", next.versions)
+		}
+		v := next.versions[own.GroupVersion]
+		if v.doc == nil {
+			return
+		}
+		if v.doc.Version != "v1" || v.doc.Freshness != apidiscoveryv2.DiscoveryFreshnessCurrent {
+			t.Errorf("it is listed as %s %s", v.doc.Version, v.doc.Freshness)
+		}
+		for _, r := range v.doc.Resources {
+			if r.ResponseKind == nil {
+				t.Error("a nil responseKind is left")
+			}
+		}
+		list := &apidiscoveryv2.APIGroupDiscoveryList{Items: []apidiscoveryv2.APIGroupDiscovery{{Versions: []apidiscoveryv2.APIVersionDiscovery{*v.doc}}}}
+		for _, media := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
+			s := &sheet{header: http.Header{}}
+			d.codecs.writeAggregated(s, list, media, false)
+			back := &apidiscoveryv2.APIGroupDiscoveryList{}
+			if err := decode(d.codecs.aggregated, media, s.body.Bytes(), back); err != nil {
+				t.Fatalf("what is served in %s cannot be read: %v", media, err)
+			}
+			for _, r := range back.Items[0].Versions[0].Resources {
+				if !utf8.ValidString(r.Resource) || !utf8.ValidString(r.SingularResource) {
+					t.Errorf("%q is not UTF-8: clients in other languages refuse the whole document", r.Resource)
+				}
+			}
+		}
+		if !json.Valid(mustJSON(t, list)) {
+			t.Error("what is served is no JSON")
+		}
+	})
+}
+
+func mustJSON(t *testing.T, v any) []byte {
+	t.Helper()
+	b, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// Whatever a client accepts, it gets a form or 406, the same each time, and within the bound on what is remembered.
+func FuzzAccept(f *testing.F) {
+	for _, s := range []string{"", "*/*", aggregatedJSON, "application/json;q=0.1, text/html", "a/b;c=d;;,", "application/json;as=;g=;v="} {
+		f.Add(s)
+	}
+	c, err := newCodecs()
+	if err != nil {
+		f.Fatal(err)
+	}
+	n := &negotiator{codecs: c, aggregates: true}
+	f.Fuzz(func(t *testing.T, accept string) {
+		begun := time.Now()
+		first := n.choose(accept)
+		if again := n.choose(accept); again != first || n.negotiate(accept) != first {
+			t.Errorf("%q: %+v, then %+v", accept, first, again)
+		}
+		if known := n.known.Load(); known != nil && len(*known) > maxAccepts {
+			t.Errorf("%d Accept fields are remembered", len(*known))
+		}
+		if len(accept) < 1<<12 && time.Since(begun) > 5*time.Second {
+			t.Errorf("%q took %s", accept, time.Since(begun))
+		}
+	})
+}

@@ -1,0 +1,147 @@
+package discovery
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// cluster is a random set of APIServices with few different names and priorities, so that there are ties of every kind. Some are Local.
+func cluster(rnd *rand.Rand) map[string]*apiregistrationv1.APIService {
+	pick := func(from ...string) string { return from[rnd.IntN(len(from))] }
+	out := map[string]*apiregistrationv1.APIService{}
+	for range 1 + rnd.IntN(40) {
+		group := pick("zebra", "ape", "cat", "dog", "apps", "b.example.com", "a.example.com")
+		version := pick("v1", "v2", "v10", "v1beta1", "v11beta2", "v1alpha1", "v12alpha1", "foo1", "foo10", "foo9")
+		o := &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: version + "." + group}, Spec: apiregistrationv1.APIServiceSpec{
+			Group: group, Version: version, GroupPriorityMinimum: int32(1 + rnd.IntN(3)), VersionPriority: int32(1 + rnd.IntN(3)),
+		}}
+		if rnd.IntN(2) == 0 {
+			o.Spec.Service = &apiregistrationv1.ServiceReference{Namespace: "x", Name: "x"}
+		}
+		out[o.Name] = o
+	}
+	return out
+}
+
+// Both orders agree with Kubernetes' own implementations, whatever the ties.
+func TestOrdersAreKubernetes(t *testing.T) {
+	for seed := range uint64(300) {
+		services := cluster(rand.New(rand.NewPCG(seed, 1)))
+		table := registry.Build(registry.Input{APIServices: services, Options: &registry.Options{ProtectedGroups: []string{}}, Complete: true}, nil)
+
+		m := &merge{table: table, local: map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery{}, sources: map[string]*source{}}
+		theirs := aggregated.NewResourceManager("apis")
+		for _, e := range table.Entries() {
+			v := resources(e.GroupVersion.Version, "things")
+			from := aggregated.AggregatorSource
+			if e.Local() {
+				m.local[e.GroupVersion], from = &v, aggregated.BuiltinSource
+			} else {
+				st := &state{versions: map[schema.GroupVersion]*version{e.GroupVersion: {doc: &v}}}
+				m.sources[e.Name] = &source{}
+				m.sources[e.Name].state.Store(st)
+			}
+			rm := theirs.WithSource(from)
+			rm.AddGroupVersion(e.GroupVersion.Group, v)
+			rm.SetGroupVersionPriority(metav1.GroupVersion(e.GroupVersion), int(e.Object.Spec.GroupPriorityMinimum), int(e.Object.Spec.VersionPriority))
+		}
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/apis", nil)
+		r.Header.Set("Accept", aggregatedJSON)
+		w := httptest.NewRecorder()
+		theirs.ServeHTTP(w, r)
+		want := &apidiscoveryv2.APIGroupDiscoveryList{}
+		if err := json.Unmarshal(w.Body.Bytes(), want); err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(names(want), names(m.list())); d != "" {
+			t.Errorf("seed %d: aggregated order (- Kubernetes', + ours):\n%s", seed, d)
+		}
+
+		var flat []*apiregistrationv1.APIService
+		for _, o := range services {
+			flat = append(flat, o)
+		}
+		var legacy []string
+		for _, group := range helper.SortedByGroupAndVersion(flat) {
+			for _, o := range group {
+				legacy = append(legacy, o.Spec.Group+"/"+o.Spec.Version)
+			}
+		}
+		var ours []string
+		for _, g := range groupList(table).Groups[1:] {
+			for _, v := range g.Versions {
+				ours = append(ours, v.GroupVersion)
+			}
+		}
+		if d := cmp.Diff(legacy, ours); d != "" {
+			t.Errorf("seed %d: legacy order (- Kubernetes', + ours):\n%s", seed, d)
+		}
+		for i, p := range [][2]string{{"aggregated", fmt.Sprint(len(names(m.list())))}, {"legacy", fmt.Sprint(len(ours))}} {
+			if p[1] != fmt.Sprint(len(services)) {
+				t.Errorf("seed %d: the %s document has %s group-versions of %d (%d)", seed, p[0], p[1], len(services), i)
+			}
+		}
+	}
+}
+
+// Strays find their place in the same order as if the table named them with a CRD's priorities.
+func TestStraysAreInOrder(t *testing.T) {
+	for seed := range uint64(200) {
+		rnd := rand.New(rand.NewPCG(seed, 2))
+		services := cluster(rnd)
+		for _, o := range services {
+			o.Spec.Service = nil
+			o.Spec.GroupPriorityMinimum = int32(999 + rnd.IntN(3))
+			o.Spec.VersionPriority = int32(99 + rnd.IntN(3))
+		}
+		whole := map[string]*apiregistrationv1.APIService{}
+		part := map[string]*apiregistrationv1.APIService{}
+		local := map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery{}
+		for name, o := range services {
+			v := resources(o.Spec.Version, "things")
+			local[schema.GroupVersion{Group: o.Spec.Group, Version: o.Spec.Version}] = &v
+			if rnd.IntN(2) == 0 {
+				part[name], whole[name] = o, o
+				continue
+			}
+			o = o.DeepCopy()
+			o.Spec.GroupPriorityMinimum, o.Spec.VersionPriority = crdGroupPriority, crdVersionPriority
+			whole[name] = o
+		}
+		list := func(services map[string]*apiregistrationv1.APIService) []string {
+			m := &merge{table: registry.Build(registry.Input{APIServices: services, Complete: true}, nil), local: local}
+			return names(m.list())
+		}
+		if d := cmp.Diff(list(whole), list(part)); d != "" {
+			t.Errorf("seed %d: (- all named, + some named):\n%s", seed, d)
+		}
+	}
+}
+
+func names(l *apidiscoveryv2.APIGroupDiscoveryList) []string {
+	var out []string
+	for _, g := range l.Items {
+		for _, v := range g.Versions {
+			out = append(out, g.Name+"/"+v.Version)
+		}
+	}
+	if s := slices.Clone(out); len(slices.Compact(slices.Sorted(slices.Values(s)))) != len(out) {
+		out = append(out, "twice")
+	}
+	return out
+}

@@ -1,0 +1,212 @@
+package discovery
+
+import (
+	"compress/gzip"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+)
+
+// opened is a stage with two local group-versions, that is ready.
+func opened(t *testing.T) *stage {
+	s := newStage(t)
+	s.claim("apps/v1", "", 17800, 15)
+	s.set(s.local, serving(listOf("apps/v1="+strings.Repeat("deployments,", 200))))
+	s.open(Config{})
+	time.Sleep(time.Second)
+	synctest.Wait()
+	return s
+}
+
+func TestForms(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := opened(t)
+		tests := []struct {
+			path, accept string
+			code         int
+			contentType  string
+			begins       string
+		}{
+			{"/apis", "", 200, "application/json", `{"kind":"APIGroupList","apiVersion":"v1",`},
+			{"/apis", aggregatedJSON, 200, aggregatedJSON, `{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2",`},
+			{"/apis", "application/vnd.kubernetes.protobuf" + aggregatedParams, 200, "application/vnd.kubernetes.protobuf" + aggregatedParams, "k8s\x00"},
+			{"/apis", strings.ReplaceAll(aggregatedJSON, "v=v2", "v=v2beta1") + ",application/json", 200, "application/json", `{"kind":"APIGroupList"`},
+			{"/apis", strings.ReplaceAll(aggregatedJSON, "v=v2", "v=v2beta1"), 406, "application/json", "{"},
+			{"/apis/", aggregatedJSON + ",application/json", 200, "application/json", `{"kind":"APIGroupList"`},
+			{"/apis/apps", "application/yaml", 200, "application/yaml", "apiVersion: v1\nkind: APIGroup"},
+			{"/apis/apps/", "", 200, "application/json", `{"kind":"APIGroup"`},
+			{"/apis/none", "", 404, "application/json", `{"kind":"Status"`},
+			{"/api", "", 200, "application/json", `{"kind":"APIVersions","versions":["v1"]`},
+			{"/api/", aggregatedJSON, 200, aggregatedJSON, `{"kind":"APIGroupDiscoveryList"`},
+			{"/api", "application/*", 406, "application/json", `{"kind":"Status"`},
+			{"/somewhere", "", 404, "application/json", `{"kind":"Status"`},
+		}
+		for _, tt := range tests {
+			w := s.get(tt.path, http.Header{"Accept": {tt.accept}}) // a bubble has no subtests
+			if w.Code != tt.code || w.Header().Get("Content-Type") != tt.contentType || !strings.HasPrefix(w.Body.String(), tt.begins) {
+				t.Errorf("%s %q: got %d %q %.100q", tt.path, tt.accept, w.Code, w.Header().Get("Content-Type"), w.Body)
+			}
+		}
+	})
+}
+
+func TestConditionalAndCompressed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := opened(t)
+		plain := s.get("/apis", http.Header{"Accept": {aggregatedJSON}})
+		tag := plain.Header().Get("Etag")
+		if len(tag) != 130 || tag != strings.ToUpper(tag) || plain.Header().Get("Vary") != "Accept" || plain.Header().Get("Cache-Control") != "public" {
+			t.Errorf("headers %v", plain.Header())
+		}
+		proto := s.get("/apis", http.Header{"Accept": {"application/vnd.kubernetes.protobuf" + aggregatedParams}})
+		if proto.Header().Get("Etag") != tag {
+			t.Error("protobuf has another tag than JSON")
+		}
+		if w := s.get("/apis", http.Header{"Accept": {aggregatedJSON}, "If-None-Match": {`"x", W/` + tag}}); w.Code != http.StatusNotModified || w.Body.Len() > 0 || w.Header().Get("Etag") != tag {
+			t.Errorf("conditional: %d %v", w.Code, w.Header())
+		}
+		zipped := s.get("/apis", http.Header{"Accept": {aggregatedJSON}, "Accept-Encoding": {"gzip"}})
+		z, err := gzip.NewReader(zipped.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if body, err := io.ReadAll(z); err != nil || string(body) != plain.Body.String() || zipped.Header().Get("Content-Encoding") != "gzip" || strings.Join(zipped.Header().Values("Vary"), ",") != "Accept,Accept-Encoding" {
+			t.Errorf("compressed: %v %v", err, zipped.Header())
+		}
+		if w := s.get("/apis/apps", http.Header{"Accept-Encoding": {"gzip"}}); w.Header().Get("Content-Encoding") != "" {
+			t.Error("a few bytes are compressed")
+		}
+	})
+}
+
+// A request asks nobody anything, and a document that has not changed is not rendered again.
+func TestRenderedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := opened(t)
+		before := testutil.ToFloat64(s.d.metrics.aggregations)
+		docs := s.d.documents.Load()
+		s.questions(s.local)
+		for range 100 {
+			s.get("/apis", http.Header{"Accept": {aggregatedJSON}})
+			s.get("/api", nil)
+		}
+		if n := len(s.questions(s.local)); n > 0 {
+			t.Errorf("100 requests asked the local apiserver %d times", n)
+		}
+		s.d.touch()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if s.d.documents.Load() == docs || s.d.documents.Load().groups != docs.groups || testutil.ToFloat64(s.d.metrics.aggregations) != before {
+			t.Error("a document that has not changed was rendered again")
+		}
+	})
+}
+
+func TestMetrics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t)
+		s.claim("apps/v1", "", 17800, 15)
+		s.claim("a.example.com/v1", "well", 100, 10)
+		s.claim("b.example.com/v1", "dead", 100, 10)
+		s.set(s.local, serving(listOf("apps/v1=deployments")))
+		s.set(s.server("well"), serving(listOf("a.example.com/v1=as")))
+		s.open(Config{})
+		time.Sleep(100 * time.Millisecond)
+		synctest.Wait()
+		want := `
+# HELP fairlead_discovery_age_seconds Time since a remote APIService's backend last confirmed what is listed of it. Absent: it never did.
+# TYPE fairlead_discovery_age_seconds gauge
+fairlead_discovery_age_seconds{name="v1.a.example.com"} 0.1
+# HELP fairlead_discovery_failing 1 while what is listed of a remote APIService is not confirmed by its backend, by reason.
+# TYPE fairlead_discovery_failing gauge
+fairlead_discovery_failing{name="v1.b.example.com",reason="unreachable"} 1
+`
+		if err := testutil.GatherAndCompare(s.metrics, strings.NewReader(want), "fairlead_discovery_age_seconds", "fairlead_discovery_failing"); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestNewRefuses(t *testing.T) {
+	if _, err := New(Config{}); err == nil {
+		t.Error("a Discovery without a table was made")
+	}
+}
+
+// thousand is a stage with a thousand CRDs, merged once.
+func thousand(tb testing.TB) *stage {
+	tb.Helper()
+	s := newStage(tb)
+	var words []string
+	for i := range 1000 {
+		group := fmt.Sprintf("group%d.example.com", i)
+		s.in.APIServices["v1."+group] = crdService(group, "v1")
+		words = append(words, group+"/v1=things,others")
+	}
+	s.build()
+	s.make(Config{})
+	st := &localState{groups: versions(words)}
+	s.d.local.state.Store(st)
+	m := &merge{table: s.table.Load(), local: st.groups, now: time.Now()}
+	s.d.documents.Store(s.d.render(m, st, nil))
+	return s
+}
+
+// BenchmarkGet is GET /apis from the rendered document: no question to anybody, and at most five allocations.
+func BenchmarkGet(b *testing.B) {
+	s := thousand(b)
+	for name, header := range map[string]http.Header{
+		"plain": {"Accept": {aggregatedJSON}}, "gzip": {"Accept": {aggregatedJSON}, "Accept-Encoding": {"gzip"}},
+		"unchanged": {"Accept": {aggregatedJSON}, "If-None-Match": {s.d.documents.Load().groups.etag}},
+	} {
+		b.Run(name, func(b *testing.B) {
+			r := httptest.NewRequestWithContext(b.Context(), http.MethodGet, "/apis", nil)
+			r.Header = header
+			w := &discard{header: http.Header{}}
+			b.ReportAllocs()
+			for b.Loop() {
+				clear(w.header)
+				s.d.ServeHTTP(w, r)
+			}
+		})
+	}
+}
+
+// The bound of the benchmark, held to in every run of the tests.
+func TestGetAllocates(t *testing.T) {
+	s := thousand(t)
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/apis", nil)
+	r.Header = http.Header{"Accept": {aggregatedJSON}, "Accept-Encoding": {"gzip"}}
+	w := &discard{header: http.Header{}}
+	if n := testing.AllocsPerRun(100, func() { clear(w.header); s.d.ServeHTTP(w, r) }); n > 5 {
+		t.Errorf("a request allocates %v times, at most 5", n)
+	}
+}
+
+// BenchmarkRebuild merges and renders a thousand group-versions after a change of one, and says what the documents take.
+func BenchmarkRebuild(b *testing.B) {
+	s := thousand(b)
+	m := &merge{table: s.table.Load(), local: s.d.local.state.Load().groups, now: time.Now()}
+	bytes := 0
+	b.ReportAllocs()
+	for b.Loop() {
+		docs := s.d.render(m, s.d.local.state.Load(), nil)
+		f := docs.groups.form(choice{})
+		bytes = len(f.plain) + len(f.zipped) + len(docs.legacy.form(choice{}).plain)
+	}
+	b.ReportMetric(float64(bytes), "document-bytes")
+}
+
+// discard is a client that wants nothing.
+type discard struct{ header http.Header }
+
+func (d *discard) Header() http.Header         { return d.header }
+func (d *discard) WriteHeader(int)             {}
+func (d *discard) Write(b []byte) (int, error) { return len(b), nil }

@@ -1,0 +1,174 @@
+package discovery
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/tools/txtar"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+var update = flag.Bool("update", false, "rewrite the expectations of the stories")
+
+// A story is a script of steps, one a line, in a bubble of its own time:
+//
+//	local <gv>=<resource>,… …           what the local apiserver serves from now on
+//	claim <gv> <service>|local [group priority] [version priority]
+//	trust <service> <name>              the Service's backend is verified by another TLS name from now on
+//	delete <apiservice>
+//	backend <service> serves <gv>=… …   by aggregated discovery
+//	backend <service> legacy <code> <gv>=… …
+//	backend <service> hangs|refuses|garbage|huge|status <code>
+//	report <apiservice> healthy|unhealthy
+//	open [stale-after]                  Discovery begins to run
+//	advance <duration>
+//	asked <service> <least> <most>      how many questions came since the last time; jitter decides between the two
+//	expect <file>
+func TestStories(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txtar")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no stories: %v", err)
+	}
+	for _, f := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(f), ".txtar"), func(t *testing.T) {
+			archive, err := txtar.ParseFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			synctest.Test(t, func(t *testing.T) { tell(t, f, archive) })
+			if *update {
+				if err := os.WriteFile(f, txtar.Format(archive), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func tell(t *testing.T, file string, archive *txtar.Archive) {
+	s := newStage(t)
+	for i, line := range strings.Split(string(archive.Comment), "\n") {
+		words := strings.Fields(line)
+		if len(words) == 0 || strings.HasPrefix(words[0], "#") {
+			continue
+		}
+		at := fmt.Sprintf("%s:%d", file, i+1)
+		if words[0] == "expect" {
+			expect(t, at, s.show(), words[1], archive)
+			continue
+		}
+		s.step(at, words)
+		synctest.Wait()
+	}
+}
+
+func (s *stage) step(at string, words []string) {
+	s.Helper()
+	switch words[0] {
+	case "local":
+		s.set(s.local, serving(listOf(words[1:]...)))
+	case "claim":
+		service, group, version := words[2], int64(1000), int64(10)
+		if len(words) > 3 {
+			group, _ = strconv.ParseInt(words[3], 10, 32)
+		}
+		if len(words) > 4 {
+			version, _ = strconv.ParseInt(words[4], 10, 32)
+		}
+		if service == "local" {
+			service = ""
+		}
+		s.claim(words[1], service, int32(group), int32(version))
+	case "trust":
+		for name, o := range s.in.APIServices {
+			if o.Spec.Service != nil && o.Spec.Service.Name == words[1] {
+				o = o.DeepCopy()
+				o.Annotations = map[string]string{"fairlead.dev/tls-server-name": words[2]}
+				s.in.APIServices[name] = o
+			}
+		}
+		s.build()
+	case "delete":
+		delete(s.in.APIServices, words[1])
+		s.build()
+	case "backend":
+		s.set(s.server(words[1]), behaviour(words[2:]))
+	case "report":
+		health := registry.Unhealthy
+		if words[2] == "healthy" {
+			health = registry.Healthy
+		}
+		s.report(words[1], health)
+	case "open":
+		cfg := Config{}
+		if len(words) > 1 {
+			cfg.StaleAfter, _ = time.ParseDuration(words[1])
+		}
+		s.open(cfg)
+	case "advance":
+		d, err := time.ParseDuration(words[1])
+		if err != nil {
+			s.Fatalf("%s: %v", at, err)
+		}
+		time.Sleep(d)
+	case "asked":
+		least, _ := strconv.Atoi(words[2])
+		most, _ := strconv.Atoi(words[3])
+		if n := len(s.questions(s.server(words[1]))); n < least || n > most {
+			s.Errorf("%s: %s was asked %d times, want %d to %d", at, words[1], n, least, most)
+		}
+	default:
+		s.Fatalf("%s: unknown step %s", at, words[0])
+	}
+}
+
+func behaviour(words []string) http.HandlerFunc {
+	switch words[0] {
+	case "serves":
+		return serving(listOf(words[1:]...))
+	case "legacy":
+		code, _ := strconv.Atoi(words[1])
+		return legacyServing(code, words[2:]...)
+	case "hangs":
+		return hanging
+	case "garbage":
+		return saying(http.StatusOK, aggregatedJSON, []byte(`{"items":[{"versions":"none"}]}`))
+	case "huge":
+		return saying(http.StatusOK, aggregatedJSON, bytes.Repeat([]byte(" "), 33<<20))
+	case "status":
+		code, _ := strconv.Atoi(words[1])
+		return saying(code, "text/plain", nil)
+	}
+	return nil // refuses
+}
+
+func expect(t *testing.T, at, got, name string, archive *txtar.Archive) {
+	t.Helper()
+	for i := range archive.Files {
+		f := &archive.Files[i]
+		if f.Name != name {
+			continue
+		}
+		if *update {
+			f.Data = []byte(got)
+		} else if d := cmp.Diff(string(f.Data), got); d != "" {
+			t.Errorf("%s: differs from %s (-want +got):\n%s", at, name, d)
+		}
+		return
+	}
+	if !*update {
+		t.Fatalf("%s: no file %s", at, name)
+	}
+	archive.Files = append(archive.Files, txtar.File{Name: name, Data: []byte(got)})
+}

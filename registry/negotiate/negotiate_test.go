@@ -1,0 +1,98 @@
+package negotiate
+
+import (
+	"net/http"
+	"testing"
+)
+
+func TestMatches(t *testing.T) {
+	const tag = `"A1"`
+	tests := []struct {
+		name  string
+		lines []string
+		want  bool
+	}{
+		{"none", nil, false},
+		{"empty", []string{""}, false},
+		{"the tag", []string{`"A1"`}, true},
+		{"another", []string{`"B2"`}, false},
+		{"any", []string{"*"}, true},
+		{"weak", []string{`W/"A1"`}, true},
+		{"weak another", []string{`W/"B2"`}, false},
+		{"in a list", []string{`"B2", W/"C3" ,"A1"`}, true},
+		{"with a comma in a tag", []string{`"B,2","A1"`}, true},
+		{"in a second line", []string{`"B2"`, `"A1"`}, true},
+		{"unquoted", []string{"A1"}, false},
+		{"unquoted before it", []string{`B2, "A1"`}, false},
+		{"without an end", []string{`"A1`}, false},
+		{"lower case", []string{`"a1"`}, false},
+		{"w is not W", []string{`w/"A1"`}, false},
+		{"stray commas", []string{`,, "A1",`}, true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r := &http.Request{Header: http.Header{"If-None-Match": tt.lines}}
+			if got := Matches(r, tag); got != tt.want {
+				t.Errorf("got %v", got)
+			}
+		})
+	}
+}
+
+func TestTakesGzip(t *testing.T) {
+	tests := []struct {
+		name  string
+		lines []string
+		want  bool
+	}{
+		{"none", nil, false},
+		{"gzip", []string{"gzip"}, true},
+		{"in a list", []string{"br, GZip;q=0.5"}, true},
+		{"in a second line", []string{"br", "gzip"}, true},
+		{"refused", []string{"gzip;q=0"}, false},
+		{"refused with decimals", []string{"gzip; q=0.000"}, false},
+		{"anything", []string{"*"}, true},
+		{"anything but", []string{"*, gzip;q=0"}, false},
+		{"anything but, other order", []string{"gzip;q=0, *"}, false},
+		{"nothing but", []string{"*;q=0, gzip"}, true},
+		{"identity", []string{"identity"}, false},
+		{"x-gzip", []string{"x-gzip"}, false},
+		{"not a weight", []string{"gzip;level=0"}, true},
+		{"nonsense", []string{";;,,q=0"}, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r := &http.Request{Header: http.Header{"Accept-Encoding": tt.lines}}
+			if got := TakesGzip(r); got != tt.want {
+				t.Errorf("got %v", got)
+			}
+		})
+	}
+}
+
+// Whatever a client sends, a tag that is nowhere in it does not match, and a field that is the tag does.
+func FuzzMatches(f *testing.F) {
+	for _, s := range []string{`"A1"`, "*", `W/"x","y"`, `"`, `W/`, ` ,"a" "b"`} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		r := &http.Request{Header: http.Header{"If-None-Match": {s}, "Accept-Encoding": {s}}}
+		TakesGzip(r)
+		if Matches(r, `"0123456789"`) && !containsAny(s) {
+			t.Errorf("%q matches", s)
+		}
+		r.Header.Add("If-None-Match", `"A1"`)
+		if !Matches(r, `"A1"`) {
+			t.Errorf("%q hides the tag that follows it", s)
+		}
+	})
+}
+
+func containsAny(s string) bool {
+	for i := range len(s) {
+		if s[i] == '*' || len(s)-i >= 12 && s[i:i+12] == `"0123456789"` {
+			return true
+		}
+	}
+	return false
+}
