@@ -71,9 +71,11 @@ type backend[S any] struct {
 }
 
 // Update brings the Set in step with a table: it starts, ends and wakes goroutines, and waits for none. They all end with ctx.
-func (s *Set[S]) Update(ctx context.Context, t *registry.Table) {
+func (s *Set[S]) Update(ctx context.Context, t *registry.Table) { s.update(ctx, t.Entries()) }
+
+func (s *Set[S]) update(ctx context.Context, entries []*registry.Entry) {
 	groups := make(map[key][]*registry.Entry)
-	for _, e := range t.Entries() {
+	for _, e := range entries {
 		if e.Backend != nil {
 			k := keyOf(e.Backend)
 			groups[k] = append(groups[k], e)
