@@ -1,6 +1,7 @@
 package openapi
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -49,6 +50,9 @@ func filterRemote(sw *spec.Swagger, own []schema.GroupVersion) (out *spec.Swagge
 			out, err = nil, fmt.Errorf("filtering: %v", p)
 		}
 	}()
+	if err := checkParameters(sw); err != nil {
+		return nil, err
+	}
 	out = prune(sw, func(path string) bool {
 		return slices.ContainsFunc(own, func(gv schema.GroupVersion) bool { return strings.HasPrefix(path, "/"+pathOf(gv)+"/") })
 	}, true)
@@ -59,6 +63,37 @@ func filterRemote(sw *spec.Swagger, own []schema.GroupVersion) (out *spec.Swagge
 		out.Definitions[name] = d
 	}
 	return out, nil
+}
+
+// maxExpansion bounds what a walk over a document costs when every reference to a shared parameter is followed, in bytes. Kubernetes' own takes 15 MB.
+const maxExpansion = 256 << 20
+
+// checkParameters refuses documents that cannot be walked. kube-openapi's walker follows references to shared parameters without remembering where it has been: one that
+// refers to itself is a stack overflow, which nobody can recover from and which ends kube-apiserver; two that refer to the next twice, and so on, are for ever.
+func checkParameters(sw *spec.Swagger) error {
+	const reference = `"#/parameters/`
+	largest := 0
+	for name, p := range sw.Parameters {
+		b, err := json.Marshal(p)
+		if err != nil {
+			return fmt.Errorf("encoding parameter %q: %w", name, err)
+		}
+		if bytes.Contains(b, []byte(reference)) {
+			return fmt.Errorf("the shared parameter %q refers to a shared parameter", name)
+		}
+		largest = max(largest, len(b))
+	}
+	if largest == 0 {
+		return nil
+	}
+	b, err := encode(sw)
+	if err != nil {
+		return err
+	}
+	if n := bytes.Count(b, []byte(reference)); n > maxExpansion/largest {
+		return fmt.Errorf("%d references to shared parameters of up to %d bytes are too much to follow", n, largest)
+	}
+	return nil
 }
 
 // ownKinds drops kinds of other groups from a definition. A list that is no list of kinds is an error: merging it would fail, and with it the whole document.

@@ -1,0 +1,279 @@
+package openapi
+
+import (
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func keys(o any) []string {
+	m, _ := o.(object)
+	return slices.Sorted(maps.Keys(m))
+}
+
+func settle() {
+	time.Sleep(500 * time.Millisecond)
+	synctest.Wait()
+}
+
+func TestMerge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t)
+		s.claim("apps/v1", "")
+		s.claim("a.example.com/v1", "a")
+		s.claim("b.example.com/v1", "b")
+		// The local apiserver's documents hold the remotes as its own aggregator sees them.
+		s.set(home, serving(define("apps/v1", "local"), define("a.example.com/v1", "lies")))
+		poison := define("apps/v1", "poison")
+		poison.name = "more"
+		s.set("a", serving(define("a.example.com/v1", "from a"), poison, define("b.example.com/v1", "poison")))
+		s.set("b", serving(define("b.example.com/v1", "from b")))
+		if w := s.get("/openapi/v2", nil); w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") != "1" {
+			t.Errorf("before there is anything: %d", w.Code)
+		}
+		s.open()
+		settle()
+		doc := s.v2()
+		if d := cmp.Diff([]string{"/apis/a.example.com/v1/things", "/apis/apps/v1/things", "/apis/b.example.com/v1/things", "/version/"}, keys(doc["paths"])); d != "" {
+			t.Errorf("paths:\n%s", d)
+		}
+		for name, want := range map[string]string{"def.apps/v1": "local", "def.a.example.com/v1": "from a", "def.b.example.com/v1": "from b"} {
+			if got := doc["definitions"].(object)[name].(object)["description"]; got != want {
+				t.Errorf("%s is %q, want %q", name, got, want)
+			}
+		}
+		if n := len(keys(doc["definitions"])); n != 3 {
+			t.Errorf("definitions %v", keys(doc["definitions"]))
+		}
+		index := s.index()
+		if d := cmp.Diff([]string{"apis/a.example.com/v1", "apis/apps/v1", "apis/b.example.com/v1", "version"}, keys(index)); d != "" {
+			t.Errorf("index:\n%s", d)
+		}
+		url, _ := index["apis/a.example.com/v1"].(object)["serverRelativeURL"].(string)
+		w := s.get(url, nil)
+		if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "from a") || w.Header().Get("Cache-Control") != "public, immutable" || w.Header().Get("Expires") == "" {
+			t.Errorf("%s: %d %v %s", url, w.Code, w.Header(), w.Body)
+		}
+		if w := s.get("/openapi/v3/apis/a.example.com/v1?hash=OLD", nil); w.Code != http.StatusMovedPermanently || w.Header().Get("Location") != url {
+			t.Errorf("an old hash: %d %v", w.Code, w.Header())
+		}
+		if w := s.get("/openapi/v3/apis/none.example.com/v1", nil); w.Code != http.StatusNotFound {
+			t.Errorf("a document that is not there: %d", w.Code)
+		}
+	})
+}
+
+// A spec that is bad in whatever way is left out, or what was known stays; nobody else's part changes.
+func TestBadSpecs(t *testing.T) {
+	good := define("bad.example.com/v1", "good")
+	gvks := func(v any) kind { k := good; k.gvks = v; return k }
+	spec2 := func(body string) http.HandlerFunc {
+		return only("/openapi/v2", saying(http.StatusOK, body), saying(http.StatusOK, "no index"))
+	}
+	tests := map[string]http.HandlerFunc{
+		"hangs":             hanging,
+		"garbage":           saying(http.StatusOK, "garbage"),
+		"empty":             saying(http.StatusOK, ""),
+		"a list":            saying(http.StatusOK, "[]"),
+		"wrong types":       saying(http.StatusOK, `{"paths":[1],"definitions":"x","openapi":3}`),
+		"deep":              saying(http.StatusOK, strings.Repeat(`{"a":`, 200_000)+"1"+strings.Repeat("}", 200_000)),
+		"huge":              saying(http.StatusOK, strings.Repeat(" ", maxSpec+1)),
+		"500":               saying(http.StatusInternalServerError, ""),
+		"redirect":          saying(http.StatusFound, ""),
+		"kinds are no list": only("/openapi/v2", serving(gvks("x")), saying(http.StatusOK, "x")),
+		"cyclic parameter":  spec2(`{"paths":{"/apis/bad.example.com/v1/x":{"parameters":[{"$ref":"#/parameters/p"}]}},"parameters":{"p":{"$ref":"#/parameters/p"}}}`),
+		"cycle by a schema": spec2(`{"paths":{"/apis/bad.example.com/v1/x":{"parameters":[{"$ref":"#/parameters/p"}]}},"parameters":{"p":{"name":"p","in":"body","schema":{"properties":{"a":{"$ref":"#/parameters/p"}}}}}}`),
+		"cycle, escaped":    spec2(`{"paths":{"/apis/bad.example.com/v1/x":{"parameters":[{"$ref":"#/parameters/p"}]}},"parameters":{"p":{"$ref":"#\/\u0070arameters\/p"}}}`),
+		"costly parameters": spec2(`{"paths":{"/apis/bad.example.com/v1/x":{"parameters":[` + strings.TrimSuffix(strings.Repeat(`{"$ref":"#/parameters/p"},`, 3000), ",") + `]}},"parameters":{"p":{"name":"p","in":"query","description":"` + strings.Repeat("x", 100<<10) + `"}}}`),
+		"kinds are numbers": only("/openapi/v2", serving(gvks([]any{1})), saying(http.StatusOK, "x")),
+	}
+	for name, h := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newStage(t)
+				s.claim("apps/v1", "")
+				s.claim("bad.example.com/v1", "bad")
+				s.claim("never.example.com/v1", "never")
+				s.claim("good.example.com/v1", "good")
+				s.set(home, serving(define("apps/v1", "local")))
+				s.set("bad", serving(good))
+				s.set("never", h)
+				s.set("good", serving(define("good.example.com/v1", "good")))
+				s.open()
+				settle()
+				before, index := s.v2(), s.index()
+				s.set("bad", h)
+				s.set("good", serving(define("good.example.com/v1", "better")))
+				time.Sleep(4 * time.Minute)
+				synctest.Wait()
+				after := s.v2()
+				if after["definitions"].(object)["def.good.example.com/v1"].(object)["description"] != "better" {
+					t.Error("another backend's change was not seen")
+				}
+				if !cmp.Equal(before["definitions"].(object)["def.bad.example.com/v1"], after["definitions"].(object)["def.bad.example.com/v1"]) {
+					t.Error("what was known did not stay")
+				}
+				if !cmp.Equal(keys(index), keys(s.index())) || strings.Contains(strings.Join(keys(index), " "), "never") {
+					t.Errorf("index %v, before %v", keys(s.index()), keys(index))
+				}
+				for _, st := range s.o.Status() {
+					if bad := !strings.HasPrefix(st.Name, "v1.good"); bad != (st.Reason != "") {
+						t.Errorf("status %+v", st)
+					}
+				}
+			})
+		})
+	}
+}
+
+// The definitions of a stranger cannot take a name or a kind away from those of others.
+func TestDefinitionsOfStrangers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t)
+		s.claim("apps/v1", "")
+		s.claim("a.example.com/v1", "a")
+		s.set(home, serving(define("apps/v1", "local")))
+		thief := define("a.example.com/v1", "thief")
+		thief.definition = "def.apps/v1"
+		thief.gvks = []any{object{"group": "apps", "version": "v1", "kind": "Deployment"}, object{"group": "a.example.com", "version": "v1", "kind": "Thing"}}
+		s.set("a", serving(thief))
+		s.open()
+		settle()
+		definitions := s.v2()["definitions"].(object)
+		if definitions["def.apps/v1"].(object)["description"] != "local" {
+			t.Error("a name was taken")
+		}
+		renamed := definitions["def.apps/v1_v2"].(object)
+		if d := cmp.Diff([]any{object{"group": "a.example.com", "version": "v1", "kind": "Thing"}}, renamed["x-kubernetes-group-version-kind"]); d != "" {
+			t.Errorf("kinds of the stranger's definition:\n%s", d)
+		}
+	})
+}
+
+// A backend that has v2 only gets v3 documents made of it.
+func TestConverted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t)
+		s.claim("a.example.com/v1", "a")
+		s.claim("a.example.com/v2", "a")
+		s.set(home, serving())
+		s.set("a", only("/openapi/v3", saying(http.StatusNotFound, ""), serving(define("a.example.com/v1", "one"))))
+		s.open()
+		settle()
+		if _, ok := s.index()["apis/a.example.com/v1"]; !ok || len(s.index()) != 2 {
+			t.Errorf("index %v", keys(s.index()))
+		}
+		if w := s.get("/openapi/v3/apis/a.example.com/v1", nil); !strings.Contains(w.Body.String(), `"#/components/schemas/`) && !strings.Contains(w.Body.String(), `"description":"one"`) {
+			t.Errorf("%d %s", w.Code, w.Body)
+		}
+	})
+}
+
+// Nothing is merged unless somebody asks, everybody who asks at the same time gets the same, and no request asks a server.
+func TestMergedWhenAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t)
+		s.claim("a.example.com/v1", "a")
+		s.set(home, serving(define("apps/v1", "local")))
+		s.set("a", serving(define("a.example.com/v1", "one")))
+		s.open()
+		settle()
+		if s.o.built.Load() != nil {
+			t.Error("it was merged before anybody asked")
+		}
+		s.questions(home)
+		s.questions("a")
+		var asking sync.WaitGroup
+		for range 20 {
+			asking.Go(func() { s.get("/openapi/v2", nil) })
+		}
+		asking.Wait()
+		first := s.o.built.Load()
+		s.get("/openapi/v2", nil)
+		if s.o.built.Load() != first {
+			t.Error("it was merged again though nothing had changed")
+		}
+		if got := append(s.questions(home), s.questions("a")...); len(got) > 0 {
+			t.Errorf("requests asked servers: %v", got)
+		}
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		s.get("/openapi/v2", nil)
+		if s.o.built.Load() != first {
+			t.Error("polls that found nothing new had it merged again")
+		}
+		s.set("a", serving(define("a.example.com/v1", "two")))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if got := s.v2()["definitions"].(object)["def.a.example.com/v1"].(object)["description"]; got != "two" {
+			t.Errorf("a change was not seen within a minute: %v", got)
+		}
+	})
+}
+
+// What is local changes is seen soon: the index within seconds, at once after a change of an APIService.
+func TestLocalIsFollowed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t)
+		s.set(home, serving(define("apps/v1", "local")))
+		s.open()
+		settle()
+		if d := cmp.Diff([]string{"apis/apps/v1", "version"}, keys(s.index())); d != "" {
+			t.Error(d)
+		}
+		s.set(home, serving(define("apps/v1", "local"), define("crd.example.com/v1", "crd")))
+		s.claim("crd.example.com/v1", "")
+		settle()
+		if _, ok := s.index()["apis/crd.example.com/v1"]; !ok {
+			t.Error("a CRD is not in the index")
+		}
+		time.Sleep(2 * specGap)
+		synctest.Wait()
+		if _, ok := s.v2()["definitions"].(object)["def.crd.example.com/v1"]; !ok {
+			t.Error("a CRD is not in the v2 document")
+		}
+		s.set(home, nil)
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		if len(s.index()) != 3 || len(s.v2()) == 0 {
+			t.Error("what was known of a local apiserver that is away did not stay")
+		}
+	})
+}
+
+func TestForms(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t)
+		s.claim("a.example.com/v1", "a")
+		s.set(home, serving(define("apps/v1", "local")))
+		s.set("a", serving(define("a.example.com/v1", "one")))
+		s.open()
+		settle()
+		for _, path := range []string{"/openapi/v2", "/openapi/v3/apis/a.example.com/v1"} {
+			proto := map[bool]string{true: subtypeProto2, false: subtypeProto3}[path == "/openapi/v2"]
+			tag := s.get(path, nil).Header().Get("Etag")
+			for accept, want := range map[string]string{
+				"": typeJSON, "*/*": typeJSON, "application/*": typeJSON, "application/json;q=0.1, application/" + proto: "application/" + proto,
+				"application/" + strings.Replace(proto, ".v1.0", "@v1.0", 1): "application/" + proto,
+			} {
+				w := s.get(path, http.Header{"Accept": {accept}, "Accept-Encoding": {"gzip"}})
+				if w.Code != http.StatusOK || w.Header().Get("Content-Type") != want || w.Header().Get("Etag") != tag || w.Header().Get("Content-Encoding") != "gzip" {
+					t.Errorf("%s %q: %d %v", path, accept, w.Code, w.Header())
+				}
+			}
+			if w := s.get(path, http.Header{"Accept": {"text/html"}}); w.Code != http.StatusNotAcceptable {
+				t.Errorf("%s text/html: %d", path, w.Code)
+			}
+			if w := s.get(path, http.Header{"If-None-Match": {`"x", ` + tag}}); w.Code != http.StatusNotModified {
+				t.Errorf("%s with its own tag: %d", path, w.Code)
+			}
+		}
+	})
+}
