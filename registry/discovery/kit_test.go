@@ -1,16 +1,12 @@
 package discovery
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,25 +14,14 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"go.uber.org/goleak"
-	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/klog/v2"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 )
-
-func TestMain(m *testing.M) {
-	// Kubernetes' own implementation, which ours is compared with, logs each group-version.
-	klog.LogToStderr(false)
-	klog.SetOutput(io.Discard)
-	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("k8s.io/klog/v2.(*flushDaemon).run.func1"))
-}
 
 const aggregatedJSON = "application/json" + aggregatedParams
 
@@ -190,85 +175,6 @@ func (s *stage) report(name string, health registry.Health) {
 	s.Fatalf("no entry %s", name)
 }
 
-// resources makes a version of some resources.
-func resources(version string, names ...string) apidiscoveryv2.APIVersionDiscovery {
-	v := apidiscoveryv2.APIVersionDiscovery{Version: version, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent}
-	for _, n := range names {
-		v.Resources = append(v.Resources, apidiscoveryv2.APIResourceDiscovery{Resource: n, Scope: apidiscoveryv2.ScopeNamespace, ResponseKind: &metav1.GroupVersionKind{Kind: n}, Verbs: []string{"list"}})
-	}
-	return v
-}
-
-// listOf makes a document of lines such as group/version=resource,resource.
-func listOf(words ...string) *apidiscoveryv2.APIGroupDiscoveryList {
-	list := &apidiscoveryv2.APIGroupDiscoveryList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupDiscoveryList", APIVersion: "apidiscovery.k8s.io/v2"}}
-	for _, w := range words {
-		gv, names, _ := strings.Cut(w, "=")
-		group, version, _ := strings.Cut(gv, "/")
-		v := resources(version, strings.FieldsFunc(names, func(r rune) bool { return r == ',' })...)
-		at := slices.IndexFunc(list.Items, func(g apidiscoveryv2.APIGroupDiscovery) bool { return g.Name == group })
-		if at < 0 {
-			at = len(list.Items)
-			list.Items = append(list.Items, apidiscoveryv2.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: group}})
-		}
-		list.Items[at].Versions = append(list.Items[at].Versions, v)
-	}
-	return list
-}
-
-// serving answers with aggregated documents as kube-apiserver does.
-func serving(list *apidiscoveryv2.APIGroupDiscoveryList) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/api" && !strings.Contains(r.Header.Get("Accept"), "apidiscovery") {
-			_ = json.NewEncoder(w).Encode(metav1.APIVersions{Versions: []string{"v1"}})
-			return
-		}
-		answer := list
-		if r.URL.Path == "/api" {
-			answer = listOf("/v1=pods")
-		}
-		b, _ := json.Marshal(answer)
-		w.Header().Set("Etag", tagOf(b))
-		if r.Header.Get("If-None-Match") == tagOf(b) {
-			w.WriteHeader(http.StatusNotModified)
-			return
-		}
-		w.Header().Set("Content-Type", aggregatedJSON)
-		_, _ = w.Write(b)
-	}
-}
-
-// legacyServing knows APIResourceLists only, and answers 404, or another code, to whoever asks for more.
-func legacyServing(code int, words ...string) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		for _, word := range words {
-			gv, names, _ := strings.Cut(word, "=")
-			if r.URL.Path != "/apis/"+gv {
-				continue
-			}
-			list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: gv}
-			for name := range strings.SplitSeq(names, ",") {
-				list.APIResources = append(list.APIResources, metav1.APIResource{Name: name, Kind: name, Namespaced: true, Verbs: []string{"list"}})
-			}
-			w.Header().Set("Content-Type", "application/json")
-			_ = json.NewEncoder(w).Encode(list)
-			return
-		}
-		w.WriteHeader(code)
-	}
-}
-
-// hanging never answers.
-func hanging(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
-
-func saying(code int, contentType string, b []byte) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", contentType)
-		w.WriteHeader(code)
-		_, _ = w.Write(b)
-	}
-}
-
 // get asks the Discovery itself.
 func (s *stage) get(path string, header http.Header) *httptest.ResponseRecorder {
 	r := httptest.NewRequestWithContext(s.Context(), http.MethodGet, path, nil)
@@ -280,57 +186,9 @@ func (s *stage) get(path string, header http.Header) *httptest.ResponseRecorder 
 	return w
 }
 
-// show writes what clients see, a line per group-version, and what the operator does.
-func (s *stage) show() string {
-	s.Helper()
-	w := s.get("/apis", http.Header{"Accept": {aggregatedJSON}})
-	if w.Code != http.StatusOK {
-		return fmt.Sprintf("%d %s\n", w.Code, bytes.TrimSpace(w.Body.Bytes()))
-	}
-	list := &apidiscoveryv2.APIGroupDiscoveryList{}
-	if err := json.Unmarshal(w.Body.Bytes(), list); err != nil {
-		s.Fatal(err)
-	}
-	var b strings.Builder
-	for _, g := range list.Items {
-		for _, v := range g.Versions {
-			fmt.Fprintf(&b, "%s/%s %s", g.Name, v.Version, v.Freshness)
-			for _, r := range v.Resources {
-				b.WriteString(" " + r.Resource)
-			}
-			b.WriteByte('\n')
-		}
-	}
-	for _, st := range s.d.Status() {
-		fmt.Fprintf(&b, "status %s %s", st.Name, st.Reason)
-		switch age := time.Since(st.Confirmed); {
-		case st.Confirmed.IsZero():
-		case age <= time.Minute+time.Second: // whatever the jitter was
-			b.WriteString(" confirmed")
-		default:
-			b.WriteString(" confirmed long ago")
-		}
-		b.WriteByte('\n')
-	}
-	return b.String()
-}
-
 // crdService makes an APIService of a CRD.
 func crdService(group, version string) *apiregistrationv1.APIService {
 	return &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: version + "." + group}, Spec: apiregistrationv1.APIServiceSpec{
 		Group: group, Version: version, GroupPriorityMinimum: crdGroupPriority, VersionPriority: crdVersionPriority,
 	}}
-}
-
-// versions are those of a document, by name.
-func versions(words []string) map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery {
-	out := map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery{}
-	list := listOf(words...)
-	for i := range list.Items {
-		g := &list.Items[i]
-		for j := range g.Versions {
-			out[schema.GroupVersion{Group: g.Name, Version: g.Versions[j].Version}] = &g.Versions[j]
-		}
-	}
-	return out
 }

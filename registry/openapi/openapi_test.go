@@ -111,7 +111,7 @@ func TestBadSpecs(t *testing.T) {
 				before, index := s.v2(), s.index()
 				s.set("bad", h)
 				s.set("good", serving(define("good.example.com/v1", "better")))
-				time.Sleep(4 * time.Minute)
+				time.Sleep(time.Minute + 2*fetchTimeout)
 				synctest.Wait()
 				after := s.v2()
 				if after["definitions"].(object)["def.good.example.com/v1"].(object)["description"] != "better" {
