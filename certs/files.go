@@ -40,7 +40,7 @@ func (s *Store) runFiles(ctx context.Context) {
 		// The number of inotify instances is a limit of the node that others may have used up.
 		s.logger.Warn("watching files, polling instead", "err", err)
 	} else {
-		defer w.Close()
+		defer func() { _ = w.Close() }() // it watches nothing any more
 		events, errs = w.Events, w.Errors
 	}
 	// Whatever changed between New and here is seen now: first watch, then read.

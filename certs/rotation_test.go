@@ -8,7 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -46,7 +46,7 @@ func server(t *testing.T, s *Store, feed <-chan string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	hs := &http.Server{Handler: mux, TLSConfig: s.TLS(), ErrorLog: log.New(io.Discard, "", 0)}
+	hs := &http.Server{Handler: mux, TLSConfig: s.TLS(), ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
 	done := make(chan error, 1)
 	go func() { done <- hs.ServeTLS(l, "", "") }()
 	t.Cleanup(func() {

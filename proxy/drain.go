@@ -11,7 +11,7 @@ import (
 func (p *Proxy) EndLongRunning() { p.end() }
 
 // endable makes a long-running request one that EndLongRunning ends.
-func (p *Proxy) endable(r *http.Request) (*http.Request, context.CancelFunc) {
+func (p *Proxy) endable(r *http.Request) (*http.Request, context.CancelFunc) { //nolint:contextcheck // derived from the request's
 	ctx, cancel := context.WithCancel(r.Context())
 	stop := context.AfterFunc(p.ending, cancel)
 	return r.WithContext(ctx), func() { stop(); cancel() }

@@ -36,8 +36,8 @@ const retrySoon = 1
 // recent is how long an unavailable backend is taken to be restarting rather than gone: the usual time of a rolling update's step.
 const recent = 10 * time.Second
 
-func statusError(code int, reason metav1.StatusReason, message string, retryAfter int32) *apierrors.StatusError {
-	s := metav1.Status{Status: metav1.StatusFailure, Code: int32(code), Reason: reason, Message: message}
+func statusError(code int32, reason metav1.StatusReason, message string, retryAfter int32) *apierrors.StatusError {
+	s := metav1.Status{Status: metav1.StatusFailure, Code: code, Reason: reason, Message: message}
 	if retryAfter > 0 {
 		s.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfter}
 	}

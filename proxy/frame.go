@@ -220,7 +220,7 @@ func (l *frameLane) dial(ctx context.Context, u *backend.Upstream, lease backend
 	}
 	l.closed.Store(conn.Conn, closed)
 	go func() { // ends when the connection has ended
-		defer conn.Close()
+		defer func() { _ = conn.Close() }() // it has ended already
 		select {
 		case <-closed:
 			return

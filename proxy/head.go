@@ -27,14 +27,6 @@ type Head struct {
 	RemoteIP string
 }
 
-// target is the request target, as it is forwarded.
-func (h *Head) target() string {
-	if !h.HasQuery {
-		return h.Path
-	}
-	return h.Path + "?" + h.RawQuery
-}
-
 // get returns the first value of a lower-case name.
 func (h *Head) get(name string) string {
 	for i := range h.Fields {

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"math/rand/v2"
+	"slices"
 	"strings"
 
 	"golang.org/x/net/http2/hpack"
@@ -26,10 +27,8 @@ func (s *Strip) Removes(name string) bool {
 		"forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-uri", loopHeader:
 		return true
 	}
-	for _, listed := range s.connection {
-		if listed == name {
-			return true
-		}
+	if slices.Contains(s.connection, name) {
+		return true
 	}
 	return s.authn == nil || s.authn.Strip(name, s.pool)
 }
@@ -112,7 +111,7 @@ const maxVia = 1024
 func newAuditID() string {
 	const digits = "0123456789abcdef"
 	var b [36]byte
-	hi, lo := rand.Uint64(), rand.Uint64()
+	hi, lo := rand.Uint64(), rand.Uint64() //nolint:gosec // see above
 	hi = hi&^0xf000 | 0x4000
 	lo = lo&^(3<<62) | 1<<63
 	for i, n := 0, 0; i < len(b); i++ {

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"maps"
 	"net/http"
 	"strings"
 	"testing"
@@ -72,9 +73,7 @@ func TestIdentity(t *testing.T) {
 				} {
 					before := side.far.count()
 					r := w.request(t, "GET", side.path, nil)
-					for name, values := range tc.header {
-						r.Header[name] = values
-					}
+					maps.Copy(r.Header, tc.header)
 					got := w.do(t, w.httpClient(t, proto, tc.pair), r)
 					if got.status != side.status {
 						t.Fatalf("%s: status %d, want %d: %s", side.path, got.status, side.status, got.body)

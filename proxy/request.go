@@ -3,6 +3,7 @@ package proxy
 import (
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -98,7 +99,7 @@ func parsePlain(method, path, rawQuery string) Request {
 		r.Verb = resourceVerb(method)
 	}
 	r.parseObject(rest)
-	r.refineVerb(rawQuery, viaPath)
+	r.refineVerb(rawQuery)
 	return r
 }
 
@@ -123,7 +124,7 @@ func (r *Request) parseObject(rest string) {
 }
 
 // refineVerb turns a get without a name into a list or watch, and a delete without a name into a deletecollection.
-func (r *Request) refineVerb(rawQuery string, viaPath bool) {
+func (r *Request) refineVerb(rawQuery string) {
 	if r.Name != "" {
 		return
 	}
@@ -204,10 +205,5 @@ func (r *Request) longRunning(declared []string) bool {
 	case "attach", "exec", "proxy", "log", "portforward":
 		return true
 	}
-	for _, s := range declared {
-		if s == r.Subresource {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(declared, r.Subresource)
 }

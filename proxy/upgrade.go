@@ -59,7 +59,7 @@ func (p *Proxy) upgrade(w http.ResponseWriter, r *http.Request, x *exchange) {
 		p.forwardFailed(w, r, errNoUpgrade)
 		return
 	}
-	p.tunnel(w, res, conn, br, x)
+	p.tunnel(w, res, conn, br)
 }
 
 func (p *Proxy) dialUpgrade(ctx context.Context, x *exchange) (net.Conn, error) {
@@ -130,7 +130,7 @@ func hopByHop(name string) bool {
 }
 
 // tunnel hands the bytes over in both directions until both have ended, or one has failed.
-func (p *Proxy) tunnel(w http.ResponseWriter, res *http.Response, conn net.Conn, br *bufio.Reader, x *exchange) {
+func (p *Proxy) tunnel(w http.ResponseWriter, res *http.Response, conn net.Conn, br *bufio.Reader) {
 	client, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		p.log.Error("taking over a client's connection", "err", err)
@@ -154,7 +154,7 @@ func (p *Proxy) tunnel(w http.ResponseWriter, res *http.Response, conn net.Conn,
 	go func() { ended <- pump(conn, rw) }() // ends when either connection is closed, at the latest by the deferred calls here
 	go func() { ended <- pump(client, br) }()
 	if err := <-ended; err == nil {
-		<-ended
+		_ = <-ended //nolint:errcheck // the session is over, however it ended
 	}
 }
 

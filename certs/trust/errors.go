@@ -67,16 +67,17 @@ func refuse(reason string, cause error, format string, args ...any) *Error {
 // subject names a certificate for an operator.
 func subject(c *x509.Certificate) string {
 	if cn := c.Subject.CommonName; cn != "" {
-		return clip(cn, 80)
+		return clip(cn)
 	}
 	if s := c.Subject.String(); s != "" {
-		return clip(s, 80)
+		return clip(s)
 	}
-	return "serial " + clip(c.SerialNumber.String(), 80)
+	return "serial " + clip(c.SerialNumber.String())
 }
 
 // clip bounds a foreign name and makes it valid UTF-8, which a metric label must be.
-func clip(s string, n int) string {
+func clip(s string) string {
+	const n = 80 // a label is read by people
 	s = strings.ToValidUTF8(s, "�")
 	if len(s) <= n {
 		return s
@@ -89,7 +90,7 @@ func list(names []string) string {
 	const shown = 5 // as many as fit a line of a terminal beside the sentence around them
 	quoted := make([]string, 0, shown)
 	for _, n := range names[:min(len(names), shown)] {
-		quoted = append(quoted, fmt.Sprintf("%q", clip(n, 80)))
+		quoted = append(quoted, fmt.Sprintf("%q", clip(n)))
 	}
 	s := strings.Join(quoted, ", ")
 	if len(names) > shown {

@@ -150,9 +150,9 @@ func issuer(child *x509.Certificate, candidates []*x509.Certificate) (parent *x5
 
 func issuerName(c *x509.Certificate) string {
 	if c.Issuer.CommonName != "" {
-		return clip(c.Issuer.CommonName, 80)
+		return clip(c.Issuer.CommonName)
 	}
-	return clip(c.Issuer.String(), 80)
+	return clip(c.Issuer.String())
 }
 
 // String names the roots in a message.

@@ -2,6 +2,7 @@ package trust
 
 import (
 	"crypto/x509"
+	"slices"
 	"time"
 )
 
@@ -46,8 +47,7 @@ func (v *view) verify(chain []*x509.Certificate, now time.Time) (got verified, o
 	} else {
 		err = v.fault
 	}
-	for i := len(v.previous) - 1; i >= 0; i-- {
-		p := v.previous[i]
+	for _, p := range slices.Backward(v.previous) {
 		if !now.Before(p.until) {
 			continue
 		}

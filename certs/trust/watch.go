@@ -37,7 +37,7 @@ func (w Watch) Keep(ctx context.Context, ref Ref, logger *slog.Logger, changed f
 			return
 		}
 		logger.Warn("watching object ended", "kind", ref.Kind, "object", ref.Namespace+"/"+ref.Name, "err", err)
-		pause := time.NewTimer(rewatchAfter/2 + rand.N(rewatchAfter))
+		pause := time.NewTimer(rewatchAfter/2 + rand.N(rewatchAfter)) //nolint:gosec // jitter
 		select {
 		case <-ctx.Done():
 			pause.Stop()

@@ -59,7 +59,7 @@ func (d *door) serve(ctx context.Context) error {
 		case <-ctx.Done():
 		case <-gctx.Done():
 		}
-		d.drainer().drain(d.front, d.admin)
+		d.drainer().drain(d.front, d.admin) //nolint:contextcheck // the drain begins when ctx has ended
 		stop()
 		return nil
 	})

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"io/fs"
+	"maps"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -52,9 +53,7 @@ func (d *door) watchConfigMap(ctx context.Context, ref trust.Ref, changed func(m
 		for k, v := range cm.Data {
 			data[k] = []byte(v)
 		}
-		for k, v := range cm.BinaryData {
-			data[k] = v
-		}
+		maps.Copy(data, cm.BinaryData)
 		changed(data, nil)
 	})
 }
