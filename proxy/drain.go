@@ -11,9 +11,9 @@ import (
 func (p *Proxy) EndLongRunning() { p.end() }
 
 // endable makes a long-running request one that EndLongRunning ends.
-func (p *Proxy) endable(r *http.Request) (*http.Request, context.CancelFunc) { //nolint:contextcheck // derived from the request's
+func (p *Proxy) endable(r *http.Request) (*http.Request, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(r.Context())
-	stop := context.AfterFunc(p.ending, cancel)
+	stop := context.AfterFunc(p.ending, cancel) //nolint:contextcheck // what ends is the process, not the request
 	return r.WithContext(ctx), func() { stop(); cancel() }
 }
 

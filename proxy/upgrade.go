@@ -154,7 +154,7 @@ func (p *Proxy) tunnel(w http.ResponseWriter, res *http.Response, conn net.Conn,
 	go func() { ended <- pump(conn, rw) }() // ends when either connection is closed, at the latest by the deferred calls here
 	go func() { ended <- pump(client, br) }()
 	if err := <-ended; err == nil {
-		_ = <-ended //nolint:errcheck // the session is over, however it ended
+		<-ended //nolint:errcheck // the session is over, however it ended
 	}
 }
 

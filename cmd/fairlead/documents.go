@@ -59,12 +59,12 @@ func asAggregator(r *http.Request) *http.Request {
 
 // fetchRemote asks an extension server. The request counts against none of its limits: it is one of ours, and there is one at a time.
 func (d *door) fetchRemote(_ context.Context, e *registry.Entry, r *http.Request) (*http.Response, error) {
-	return d.backends.RoundTrip(e, asAggregator(r), false)
+	return d.backends.RoundTrip(e, asAggregator(r), false) //nolint:contextcheck // the request carries it
 }
 
 // fetchLocal asks the local apiserver.
 func (d *door) fetchLocal(_ context.Context, r *http.Request) (*http.Response, error) {
-	return d.local.RoundTrip(asAggregator(r), backend.PoolCertificate, false)
+	return d.local.RoundTrip(asAggregator(r), backend.PoolCertificate, false) //nolint:contextcheck // the request carries it
 }
 
 func (d *door) discoveryReady(*http.Request) error { return d.documents.discovery.Ready() }
