@@ -2,7 +2,6 @@ package tokens
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -82,22 +81,26 @@ func (t *Tokens) latest() *apiserver.AuthenticationConfiguration {
 // Generation changes whenever Review might answer differently.
 func (t *Tokens) Generation() uint64 { return t.generation.Load() }
 
-// Review says whose a token is: the file's first, then the issuers'. An error of one matters only when the other does not know the token.
+// Review says whose a token is: the file's first, then the issuers'. An error means that an issuer has not given its keys yet, so that nobody can tell; a JWT
+// that its issuer's rules refuse is the caller's own fault, and just not known.
 func (t *Tokens) Review(ctx context.Context, token string) (*authenticator.Response, bool, error) {
-	var faults []error
 	if file := t.file.Load(); file != nil {
-		r, ok, err := file.AuthenticateToken(ctx, token)
-		if ok {
-			return r, true, nil
+		if r, ok, err := file.AuthenticateToken(ctx, token); ok || err != nil {
+			return r, ok, err
 		}
-		faults = append(faults, err)
 	}
-	if i := t.issuers.Load(); i != nil {
-		r, ok, err := i.authenticate(ctx, token)
-		if ok {
-			return r, true, nil
-		}
-		faults = append(faults, err)
+	i := t.issuers.Load()
+	if i == nil {
+		return nil, false, nil
 	}
-	return nil, false, errors.Join(faults...)
+	r, ok, err := i.authenticate(ctx, token)
+	switch {
+	case ok:
+		return r, true, nil
+	case err != nil && i.err() != nil:
+		return nil, false, err
+	case err != nil:
+		t.log.Debug("refusing a JWT", "err", err)
+	}
+	return nil, false, nil
 }
