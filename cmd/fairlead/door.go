@@ -15,6 +15,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 	"github.com/fairlead-proxy/fairlead/health"
+	"github.com/fairlead-proxy/fairlead/health/status"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/authn/tokens"
@@ -50,6 +51,7 @@ type door struct {
 	certs     *certs.Store
 	trust     *trust.Trust
 	prober    *health.Prober
+	status    *status.Writer // nil: no --write-status
 	backends  *backend.Pools
 	local     *backend.Local // nil: there is none
 	tokens    *tokens.Tokens

@@ -64,6 +64,9 @@ type options struct {
 	maxInFlight    int
 	maxMutating    int
 
+	egress      string
+	writeStatus bool
+
 	h2Lane    string
 	accessLog string
 	logFormat string
@@ -122,6 +125,9 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.sendRetryAfter, "shutdown-send-retry-after", false, "Answer new requests with 429 and Retry-After while draining.")
 	fs.IntVar(&o.maxInFlight, "max-requests-inflight", 0, "Bound of non-mutating requests under way to remotes. 0: none.")
 	fs.IntVar(&o.maxMutating, "max-mutating-requests-inflight", 0, "Bound of mutating requests under way to remotes. 0: none.")
+
+	fs.StringVar(&o.egress, "egress-selector-config-file", "", "EgressSelectorConfiguration whose entry cluster says how backends are reached. Empty: directly.")
+	fs.BoolVar(&o.writeStatus, "write-status", false, "Write the condition fairlead.dev/Available to APIServices, by one replica that holds the Lease kube-system/fairlead-status.")
 
 	fs.StringVar(&o.h2Lane, "h2-lane", "frame", "How HTTP/2 requests are forwarded: frame by frame (frame), or by net/http (nethttp), for comparison and emergencies.")
 	fs.StringVar(&o.accessLog, "access-log", "", "File for one JSON line per request; - is standard output. Empty: none.")

@@ -97,13 +97,17 @@ func protectedGroups(flag []string) []string {
 }
 
 func (d *door) makeBackends(context.Context) (err error) {
-	d.prober, err = health.New(health.Config{Table: d.registry.Table, Report: d.registry.Report, TLS: d.trust.TLS, Logger: d.log, Metrics: d.metrics})
+	dial, err := egressDialer(d.o.egress)
+	if err != nil {
+		return usageError{err}
+	}
+	d.prober, err = health.New(health.Config{Table: d.registry.Table, Report: d.registry.Report, TLS: d.trust.TLS, Dial: dial, Logger: d.log, Metrics: d.metrics})
 	if err != nil {
 		return err
 	}
 	identity := d.certs.ProxyClient().Changed
 	d.backends, err = backend.New(backend.Config{
-		Table: d.registry.Table, TLS: d.trust.TLS, Guard: d.trust.Guard, IdentityChanged: identity, AllowLoopback: d.o.allowLoopback || d.o.directory() != "", Self: d.isSelf,
+		Table: d.registry.Table, TLS: d.trust.TLS, Guard: d.trust.Guard, IdentityChanged: identity, Dial: dial, AllowLoopback: d.o.allowLoopback || d.o.directory() != "", Self: d.isSelf,
 		Signal: d.prober.Signal, MaxInFlight: (d.o.maxInFlight + d.o.maxMutating) / 2, Logger: d.log, Metrics: d.metrics,
 	})
 	if err != nil || d.o.alone() {

@@ -81,11 +81,11 @@ func oneOfThree(t *testing.T, d *door, fault extension.Fault, all bool, within t
 	if n, _ := strangers(b, bad, 0); n == 0 {
 		t.Error("the endpoint got no traffic while it was well")
 	}
-	begun := time.Now()
+	begun := d.w.stalls.start()
 	if err := bad.Set(fault); err != nil {
 		t.Fatal(err)
 	}
-	verdict := eventually(t, longest, "unhealthy", func() bool { return !b.healthy(d, bad.Addr()) }).Sub(begun)
+	verdict := begun.until(eventually(t, longest, "unhealthy", func() bool { return !b.healthy(d, bad.Addr()) }))
 	t.Logf("unhealthy after %s", verdict.Round(time.Millisecond))
 	if verdict > within {
 		t.Errorf("unhealthy after %s, want %s", verdict, within)
@@ -123,9 +123,9 @@ func testBlackhole(t *testing.T, d *door) {
 	pause(t, steadyPause)
 
 	lost := processes[0].host
-	begun := time.Now()
+	begun := d.w.stalls.start()
 	lost.unplug(t)
-	verdict := eventually(t, longest, "unhealthy", func() bool { return !b.healthy(d, addresses[0]) }).Sub(begun)
+	verdict := begun.until(eventually(t, longest, "unhealthy", func() bool { return !b.healthy(d, addresses[0]) }))
 	t.Logf("unhealthy after %s", verdict.Round(time.Millisecond))
 	if verdict > failOver {
 		t.Errorf("unhealthy after %s, want %s", verdict, failOver)

@@ -16,6 +16,7 @@ func TestFaults(t *testing.T) {
 			t.Run("flooded", func(t *testing.T) { testIsolation(t, d) })
 			t.Run("watches are spread", func(t *testing.T) { testWatches(t, d) })
 			t.Run("nothing is left over", func(t *testing.T) { testLeftovers(t, d) })
+			t.Run("status is written", func(t *testing.T) { testStatus(t, d) })
 			t.Run("full", func(t *testing.T) { testLimits(t, d) })
 			t.Run("told to stop, busy", func(t *testing.T) { testRetryAfter(t, d) })
 			t.Run("told to stop", func(t *testing.T) { testDrain(t, d) })

@@ -27,34 +27,34 @@ func testProcess(t *testing.T, d *door) {
 	b.register(t, p.addr())
 	b.await(t, d)
 
-	down := func(t *testing.T, since time.Time, bound time.Duration) {
+	down := func(t *testing.T, since stopwatch, bound time.Duration) {
 		t.Helper()
-		took := eventually(t, longest, "unavailable", func() bool { return b.unavailable(d) }).Sub(since)
+		took := since.until(eventually(t, longest, "unavailable", func() bool { return b.unavailable(d) }))
 		t.Logf("unavailable after %s", took.Round(time.Millisecond))
 		if took > bound {
 			t.Errorf("unavailable after %s, want %s", took, bound)
 		}
 	}
-	up := func(t *testing.T, since time.Time, bound time.Duration) {
+	up := func(t *testing.T, since stopwatch, bound time.Duration) {
 		t.Helper()
-		took := eventually(t, longest, "available", func() bool { return !b.unavailable(d) }).Sub(since)
+		took := since.until(eventually(t, longest, "available", func() bool { return !b.unavailable(d) }))
 		t.Logf("available after %s", took.Round(time.Millisecond))
 		if took > bound {
 			t.Errorf("available after %s, want %s", took, bound)
 		}
 	}
-	restart := func(t *testing.T) time.Time {
+	restart := func(t *testing.T) stopwatch {
 		t.Helper()
 		if err := p.Restart(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		return time.Now()
+		return d.w.stalls.start()
 	}
 
 	t.Run("killed under traffic", func(t *testing.T) {
 		l := (&load{interval: 20 * time.Millisecond, client: d.w.clients(2), make: d.reads(b)}).start(t)
 		pause(t, steadyPause)
-		killed := time.Now()
+		killed := d.w.stalls.start()
 		p.Kill()
 		down(t, killed, killedBusy)
 		pause(t, steadyPause)
@@ -62,21 +62,21 @@ func testProcess(t *testing.T, d *door) {
 		back := time.Now()
 		pause(t, time.Second)
 		for _, s := range l.stop() {
-			if (s.began.Before(killed.Add(-100*time.Millisecond)) || s.began.After(back)) && s.failed() {
+			if (s.began.Before(killed.begun.Add(-100*time.Millisecond)) || s.began.After(back)) && s.failed() {
 				t.Errorf("while all was well: %s", &s)
 			}
 		}
 	})
 	t.Run("killed idle", func(t *testing.T) {
 		pause(t, steadyPause)
-		killed := time.Now()
+		killed := d.w.stalls.start()
 		p.Kill()
 		down(t, killed, killedIdle)
 		pause(t, 2*steadyPause) // probes have slowed down
 		up(t, restart(t), comeBack)
 	})
 	t.Run("hung idle", func(t *testing.T) {
-		hung := time.Now()
+		hung := d.w.stalls.start()
 		if err := p.Signal(syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
@@ -85,6 +85,6 @@ func testProcess(t *testing.T, d *door) {
 			t.Fatal(err)
 		}
 		// A probe is under way for 5 s at most, and the next one begins 5 s after the last at most.
-		up(t, time.Now(), 6*time.Second)
+		up(t, d.w.stalls.start(), 6*time.Second)
 	})
 }

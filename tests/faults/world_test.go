@@ -33,6 +33,7 @@ type world struct {
 	*cluster.Cluster
 	bin    string // executables of ours
 	hosts  hosts
+	stalls stalls
 	core   kubernetes.Interface
 	groups aggregator.Interface
 	ca     *pki.CA // signs the serving certificates of extension servers
@@ -53,6 +54,7 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	w := &world{bin: filepath.Join(dir, "bin"), ca: pki.NewCA("extension-ca"), counts: map[string]int{}}
+	w.stalls.follow(t)
 	w.build(t)
 	w.Cluster, err = cluster.Start(t.Context(), cluster.Config{Dir: dir, APIServers: 2, APIServerArgs: []string{"--advertise-address=" + nodeAddress}})
 	if err != nil {

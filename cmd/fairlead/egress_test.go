@@ -1,0 +1,101 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func writeEgress(t *testing.T, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "egress.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// connectProxy answers CONNECT on a socket and echoes what comes then; asked gets the addresses that were asked for.
+func connectProxy(t *testing.T, socket string) (asked chan string) {
+	t.Helper()
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	asked = make(chan string, 1)
+	go func() { // ends with the listener
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			r := bufio.NewReader(c)
+			req, err := http.ReadRequest(r)
+			if err != nil || req.Method != http.MethodConnect {
+				c.Close()
+				continue
+			}
+			asked <- req.Host
+			fmt.Fprint(c, "HTTP/1.1 200 OK\r\n\r\n")
+			_, _ = io.Copy(c, r)
+			c.Close()
+		}
+	}()
+	return asked
+}
+
+const egressHead = "apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorConfiguration\negressSelections:\n"
+
+func TestEgressDialer(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "proxy")
+	asked := connectProxy(t, socket)
+	dial, err := egressDialer(writeEgress(t, egressHead+
+		"- name: cluster\n  connection:\n    proxyProtocol: HTTPConnect\n    transport:\n      uds: {udsName: "+socket+"}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := dial(t.Context(), "tcp", "192.0.2.7:443") // TEST-NET-1: nowhere but through the proxy
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if got := <-asked; got != "192.0.2.7:443" {
+		t.Errorf("the proxy was asked for %q", got)
+	}
+	if _, err := c.Write([]byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, 5)
+	if _, err := io.ReadFull(c, got); err != nil || string(got) != "hello" {
+		t.Errorf("got %q: %v", got, err)
+	}
+}
+
+func TestEgressDialerOfNothing(t *testing.T) {
+	for name, file := range map[string]string{
+		"no file": "",
+		"other networks only": writeEgress(t, egressHead+
+			"- name: etcd\n  connection:\n    proxyProtocol: Direct\n"),
+	} {
+		dial, err := egressDialer(file)
+		if dial != nil || err != nil {
+			t.Errorf("%s: %v, want to dial directly", name, err)
+		}
+	}
+	for name, file := range map[string]string{
+		"missing":      "/does/not/exist",
+		"unknown kind": writeEgress(t, "apiVersion: v1\nkind: ConfigMap\n"),
+		"typing error": writeEgress(t, egressHead+"- name: cluster\n  conection: {}\n"),
+		"no transport": writeEgress(t, egressHead+"- name: cluster\n  connection:\n    proxyProtocol: HTTPConnect\n"),
+	} {
+		if _, err := egressDialer(file); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
