@@ -11,9 +11,17 @@ func TestDirectory(t *testing.T) {
 		run  func(*testing.T, *world)
 	}{
 		{"kubectl", testKubectl},
+		{"identity", testIdentity},
+		{"modes", testModes},
+		{"invalid", testInvalid},
+		{"local", testLocal},
+		{"protected", testProtected},
+		{"speed", testSpeed},
 	} {
 		t.Run(suite.name, func(t *testing.T) {
-			t.Parallel()
+			if suite.name != "speed" { // which measures: the parallel ones wait until it has ended
+				t.Parallel()
+			}
 			suite.run(t, w)
 		})
 	}

@@ -1,4 +1,5 @@
-package tokens
+// Package issuer is an OpenID provider for tests: it serves its discovery document and one key over TLS, and signs whatever it is told to.
+package issuer
 
 import (
 	"crypto"
@@ -17,19 +18,20 @@ import (
 	"time"
 )
 
-// issuer is an OpenID provider with one key.
-type issuer struct {
+// Issuer is an OpenID provider with one key.
+type Issuer struct {
 	*httptest.Server
 	key *rsa.PrivateKey
 }
 
-func newIssuer(t *testing.T) *issuer {
+// Start runs one until the test ends.
+func Start(t testing.TB) *Issuer {
 	t.Helper()
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
 		t.Fatal(err)
 	}
-	i := &issuer{key: key}
+	i := &Issuer{key: key}
 	mux := http.NewServeMux()
 	answer := func(path string, v func() any) {
 		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
@@ -55,8 +57,8 @@ func newIssuer(t *testing.T) *issuer {
 
 func encode(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
 
-// config is an AuthenticationConfiguration that believes the issuer.
-func (i *issuer) config(prefix string) string {
+// Config is an AuthenticationConfiguration that believes the issuer.
+func (i *Issuer) Config(prefix string) string {
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: i.Certificate().Raw})
 	return fmt.Sprintf(`apiVersion: apiserver.config.k8s.io/v1
 kind: AuthenticationConfiguration
@@ -75,8 +77,8 @@ jwt:
 `, i.URL, strings.ReplaceAll(strings.TrimSpace(string(ca)), "\n", "\n      "), prefix)
 }
 
-// token signs claims; nil values take a default claim away.
-func (i *issuer) token(t *testing.T, claims map[string]any) string {
+// Token signs claims; nil values take a default claim away.
+func (i *Issuer) Token(t testing.TB, claims map[string]any) string {
 	t.Helper()
 	now := time.Now()
 	all := map[string]any{"iss": i.URL, "aud": "fairlead", "sub": "jane", "admin": "no", "iat": now.Unix(), "exp": now.Add(time.Hour).Unix()}

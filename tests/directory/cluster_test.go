@@ -1,0 +1,200 @@
+//go:build e2e
+
+package directory
+
+import (
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+)
+
+// behind is the world with the keys of a cluster.
+func behind(t *testing.T, w *world) (*world, *cluster.Cluster) {
+	t.Helper()
+	c, err := cluster.Start(t.Context(), cluster.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	in := *w
+	in.clients, in.fronts, in.servers = c.PKI.Client.CA, c.PKI.FrontProxy.CA, c.PKI.Serving.CA
+	return &in, c
+}
+
+const crd = `apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: boats.sea.example.com}
+spec:
+  group: sea.example.com
+  scope: Namespaced
+  names: {plural: boats, singular: boat, kind: Boat}
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+`
+
+// testLocal has a directory before a real kube-apiserver.
+func testLocal(t *testing.T, w *world) {
+	w, c := behind(t, w)
+	registry, dir := t.TempDir(), t.TempDir()
+	server := w.extension(t, "widgets.example.com/v1", "sea.example.com/v1", "apps/v1")
+	put(t, registry, "widgets.yaml", apiOf(server, "widgets.example.com", "v1", "one"))
+	put(t, registry, "apps.yaml", apiOf(server, "apps", "v1", "two"))
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	if err := c.Endpoint().WriteKubeconfig(kubeconfig, c.Admin()); err != nil {
+		t.Fatal(err)
+	}
+	put(t, dir, "crd.yaml", crd)
+	direct := kubectl{w.kubectl, []string{"--kubeconfig", kubeconfig, "--cache-dir", filepath.Join(dir, "cache")}}
+	direct.run(t, []string{"apply", "-f", filepath.Join(dir, "crd.yaml")})
+	d := w.open(t, registry, "--kubeconfig="+kubeconfig)
+	k := d.as(t, c.Admin())
+	d.becomes(t, d.root, widgets, http.StatusOK)
+
+	t.Run("built-in groups register themselves", func(t *testing.T) {
+		eventually(t, 30*time.Second, "registered", func() (bool, string) {
+			out, errs, _ := k.try(t, "get", "apiservice", "v1.batch", "-o", "jsonpath={.spec.groupPriorityMinimum}/{.spec.versionPriority} {.metadata.labels}")
+			return strings.HasPrefix(out, "17400/15 ") && strings.Contains(out, `"kube-aggregator.kubernetes.io/automanaged":"onstart"`), out + errs
+		})
+	})
+	t.Run("CRDs register themselves", func(t *testing.T) {
+		eventually(t, 30*time.Second, "registered", func() (bool, string) {
+			out, errs, _ := k.try(t, "get", "apiservice", "v1.sea.example.com", "-o", "jsonpath={.spec.groupPriorityMinimum}/{.spec.versionPriority} {.metadata.labels}")
+			return strings.HasPrefix(out, "1000/100 ") && strings.Contains(out, `"kube-aggregator.kubernetes.io/automanaged":"true"`), out + errs
+		})
+	})
+	for _, tc := range []struct {
+		name string
+		args []string
+		want []string
+	}{
+		{"get apiservices", []string{"get", "apiservices"}, []string{"Local", "apps/one", "v1.batch"}},
+		{"describe", []string{"describe", "apiservice", "v1.widgets.example.com"}, []string{"all checks passed"}},
+		{"explain apiservice", []string{"explain", "apiservice"}, []string{"KIND:       APIService"}},
+		{"explain deployment", []string{"explain", "deployment.spec.replicas"}, []string{"replicas"}},
+		{"get widgets", []string{"get", "widgets.widgets.example.com", "-n", "default", "-o", "name"}, []string{"widget.widgets.example.com/"}},
+		{"local objects", []string{"get", "namespaces"}, []string{"kube-system"}},
+		{"custom resources", []string{"get", "boats.sea.example.com", "-A"}, nil},
+		{"version", []string{"version"}, []string{"Server Version"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) { k.run(t, tc.args, tc.want...) })
+	}
+	t.Run("the cluster authorizes", func(t *testing.T) {
+		alice := w.client(t, c.StaticToken("alice"))
+		d.status(t, alice, widgets, http.StatusForbidden)
+		direct.run(t, []string{"create", "clusterrole", "widgets", "--verb=list", "--resource=widgets.widgets.example.com"})
+		direct.run(t, []string{"create", "clusterrolebinding", "widgets", "--clusterrole=widgets", "--user=alice"})
+		d.becomes(t, alice, widgets, http.StatusOK)
+	})
+	t.Run("a protected group stays local", func(t *testing.T) {
+		k.run(t, []string{"get", "deployments", "-A"})
+		k.run(t, []string{"create", "deployment", "local", "--image=none", "-n", "default"}, "deployment.apps/local created")
+		reported(t, d, "v1.apps", `service/two in "apps"`)
+		if n := arrived(server, "/apis/apps/v1/"); n != 0 {
+			t.Errorf("%d requests for the protected group have arrived at the extension server", n)
+		}
+	})
+	t.Run("a shadowed CRD", func(t *testing.T) {
+		put(t, registry, "sea.yaml", apiOf(server, "sea.example.com", "v1", "one"))
+		eventually(t, 30*time.Second, "reported", func() (bool, string) {
+			for _, l := range d.log.lines() {
+				if p := fmt.Sprint(l["problem"]); l["file"] == filepath.Join(registry, "sea.yaml") && strings.Contains(p, "the local apiserver serves it too") && strings.Contains(p, `service/one in "apps"`) {
+					return true, ""
+				}
+			}
+			return false, d.log.String()
+		})
+		d.becomes(t, d.root, "/apis/sea.example.com/v1/widgets", http.StatusOK)
+	})
+}
+
+// reported waits until a problem of an APIService that names the owner is in the log.
+func reported(t *testing.T, d *door, name, owner string) {
+	t.Helper()
+	eventually(t, 30*time.Second, "reported", func() (bool, string) {
+		for _, l := range d.log.lines() {
+			if l["msg"] == "problem with APIService" && l["apiservice"] == name && strings.Contains(fmt.Sprint(l["problem"]), owner) {
+				return true, ""
+			}
+		}
+		return false, d.log.String()
+	})
+}
+
+// arrived counts the requests below a path that a server has seen, discovery by anybody aside.
+func arrived(s *extension.Server, below string) int {
+	n := 0
+	for _, r := range s.Requests(0) {
+		if strings.HasPrefix(r.Target, below) && r.Target != below {
+			n++
+		}
+	}
+	return n
+}
+
+// testProtected registers claims of protected groups at a kube-apiserver, whose own aggregator obeys them: Fairlead does not, and asks nobody who would.
+func testProtected(t *testing.T, w *world) {
+	w, c := behind(t, w)
+	server := w.extension(t, "apps/v1beta1", "node.k8s.io/v1")
+	_, port, _ := strings.Cut(server.Addr(), ":")
+	number, err := strconv.Atoi(port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	claim := cluster.Backend{Namespace: "apps", Service: "one", Port: number, CAFile: c.PKI.Serving.CertFile, GroupVersions: []string{"apps/v1beta1"}}
+	if err := c.Register(t.Context(), claim); err != nil {
+		t.Fatal(err)
+	}
+	root := w.client(t, c.Admin())
+	for name, args := range map[string][]string{"protecting": nil, "open": {"--protected-groups=-"}} {
+		front, err := c.StartFairlead(t.Context(), cluster.Fairlead{Path: w.bin, Name: name, Args: append(args, "--logging-format=json")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := &door{w: w, front: front.Endpoint, admin: front.Admin, root: root}
+		t.Run(name, func(t *testing.T) { testClaim(t, c, d, server, name == "protecting") })
+	}
+}
+
+// testClaim asks kube-apiserver and then Fairlead for what a remote claims.
+func testClaim(t *testing.T, c *cluster.Cluster, d *door, server *extension.Server, protecting bool) {
+	const path = "/apis/apps/v1beta1/widgets"
+	eventually(t, 30*time.Second, "obeyed by kube-apiserver itself", func() (bool, string) {
+		status, body := d.get(t, d.root, c.Endpoint().URL+path)
+		return status == http.StatusOK, body
+	})
+	server.Forget()
+	if !protecting {
+		d.becomes(t, d.root, path, http.StatusOK)
+		return
+	}
+	eventually(t, 30*time.Second, "refused", func() (bool, string) {
+		status, body := d.ask(t, d.root, path)
+		return status == http.StatusServiceUnavailable && strings.Contains(body, "ProtectedGroup"), fmt.Sprint(status, body)
+	})
+	server.Forget()
+	for _, p := range []string{path, "/apis/apps/v1beta1", "/apis/apps/v1beta1/namespaces/default/widgets/x", "/apis/apps/v1beta1/widgets?watch=1"} {
+		d.status(t, d.root, p, http.StatusServiceUnavailable)
+	}
+	if n := arrived(server, "/apis/apps/v1beta1/"); n != 0 {
+		t.Errorf("%d requests have reached the claimant, whoever sent them there", n)
+	}
+	d.status(t, d.root, "/apis/apps/v1/deployments", http.StatusOK)
+	status, body := d.get(t, d.root, d.admin.URL+"/metrics")
+	if status != http.StatusOK || !strings.Contains(body, `aggregator_unavailable_apiservice_total{name="v1beta1.apps",reason="ProtectedGroup"}`) || !strings.Contains(body, `fairlead_registry_entries{kind="refused"} 1`) {
+		t.Errorf("metrics: %d", status)
+	}
+}
