@@ -46,6 +46,18 @@ spec:
     schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
 `
 
+const clusterRole = `apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: widgets}
+rules: [{apiGroups: [widgets.example.com], resources: [widgets], verbs: [list]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: widgets}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: widgets}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: alice}]
+`
+
 // testLocal has a directory before a real kube-apiserver.
 func testLocal(t *testing.T, w *world) {
 	w, c := behind(t, w)
@@ -95,8 +107,8 @@ func testLocal(t *testing.T, w *world) {
 	t.Run("the cluster authorizes", func(t *testing.T) {
 		alice := w.client(t, c.StaticToken("alice"))
 		d.status(t, alice, widgets, http.StatusForbidden)
-		direct.run(t, []string{"create", "clusterrole", "widgets", "--verb=list", "--resource=widgets.widgets.example.com"})
-		direct.run(t, []string{"create", "clusterrolebinding", "widgets", "--clusterrole=widgets", "--user=alice"})
+		put(t, dir, "role.yaml", clusterRole)
+		direct.run(t, []string{"apply", "-f", filepath.Join(dir, "role.yaml")})
 		d.becomes(t, alice, widgets, http.StatusOK)
 	})
 	t.Run("a protected group stays local", func(t *testing.T) {
