@@ -48,16 +48,16 @@ race: ## Unit tests under the race detector
 e2e: ## End-to-end tests on real parts; fails when fewer cases ran than the files COUNT say
 	$(TOOLS)
 	go test -tags e2e -count=1 -parallel 16 -timeout 45m -json ./tests/e2e/... ./tests/cluster ./cmd/fairlead-dev | go run ./tests/count -want tests/e2e/COUNT
-	go test -tags e2e -count=1 -timeout 15m -json ./tests/directory | go run ./tests/count -want tests/directory/COUNT
 
 .PHONY: slow
-slow: ## Faults, rotations and the comparison with kube-apiserver's aggregator, with bounds in seconds: for a machine that is otherwise idle
+slow: ## Suites with bounds in seconds (faults, rotations, operation, directory, differential): for a machine that is otherwise idle
 	$(TOOLS)
 	@command -v ip >/dev/null || apt-get install -y iproute2
 	go test -tags e2e -count=1 -parallel 12 -timeout 20m -json ./tests/faults | go run ./tests/count -want tests/faults/COUNT
 	go test -tags e2e -count=1 -parallel 32 -timeout 15m -json ./tests/rotation | go run ./tests/count -want tests/rotation/COUNT
 	@command -v chromium >/dev/null && command -v promtool >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends chromium prometheus; }
 	go test -tags e2e -count=1 -parallel 32 -timeout 15m -json ./tests/operate | go run ./tests/count -want tests/operate/COUNT
+	go test -tags e2e -count=1 -timeout 15m -json ./tests/directory | go run ./tests/count -want tests/directory/COUNT
 	go test -tags e2e -count=1 -timeout 15m -json ./tests/differential | go run ./tests/count
 
 # How Fairlead forwards HTTP/2 in make conformance: frame or nethttp; direct is without Fairlead.
@@ -76,7 +76,7 @@ lint: ## golangci-lint, with a reason for every linter in .golangci.yml
 	"$$($(TOOLS) golangci-lint)" run ./...
 
 .PHONY: verify
-verify: tidy-diff lint ## Everything that needs no test run: tidy modules, gofmt, vet, lint, style and dependency rules
+verify: tidy-diff ## Everything that needs no test run: tidy modules, gofmt, vet, style and dependency rules
 	@out=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$out" || { echo "gofmt: $$out"; exit 1; }
 	go vet ./...
 	go vet -tags e2e ./tests/...
