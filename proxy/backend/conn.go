@@ -17,8 +17,8 @@ const (
 	streamWindow = 512 << 10
 	// maxResponseHeader is net/http's limit for servers: what a client of ours would accept, a backend may send.
 	maxResponseHeader = 1 << 20
-	// watchGrace is how long a watch goes on after the trust of its connection has ended.
-	watchGrace = 5 * time.Second
+	// watchGrace is how long a watch goes on after the trust of its connection has ended: it must be gone within 5 s, and noticing takes up to one.
+	watchGrace = 4 * time.Second
 	// freshStreams is how many requests a new HTTP/2 connection gets before its peer's SETTINGS can have come. Until then net/http assumes a limit of 100 streams; what
 	// is above the peer's own would wait on this connection for others to end, which watches do not. RFC 9113 §6.5.2 asks for at least 100, so 8 is for the odd one.
 	freshStreams = 8
