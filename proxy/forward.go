@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httputil"
-	"net/textproto"
 	"net/url"
 	"strings"
 	"sync"
@@ -161,9 +160,14 @@ func localPool(p authn.Pool) backend.Pool {
 	return 0
 }
 
-// corsFields are dropped from a backend's response, as upstream does: an extension server has no say in who may read the cluster's API from a browser.
-func corsFields() []string {
-	return []string{"Access-Control-Allow-Credentials", "Access-Control-Allow-Headers", "Access-Control-Allow-Methods", "Access-Control-Allow-Origin"}
+// crossOrigin reports whether a field (name in lower case) is dropped from a remote's response, as upstream does: an extension server has no say in who may
+// read the cluster's API from a browser.
+func crossOrigin(name string) bool {
+	switch name {
+	case "access-control-allow-credentials", "access-control-allow-headers", "access-control-allow-methods", "access-control-allow-origin":
+		return true
+	}
+	return false
 }
 
 func (p *Proxy) checkResponse(res *http.Response) error {
@@ -173,8 +177,10 @@ func (p *Proxy) checkResponse(res *http.Response) error {
 	if d.Action != ToRemote {
 		return nil
 	}
-	for _, name := range corsFields() {
-		delete(res.Header, textproto.CanonicalMIMEHeaderKey(name))
+	for name := range res.Header {
+		if crossOrigin(strings.ToLower(name)) {
+			delete(res.Header, name)
+		}
 	}
 	if p.rejects(res.StatusCode) {
 		return errRedirect(d.Entry.Name)

@@ -137,9 +137,14 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 	}
 	up.count()
 	r.held = held
+	var removeResponse func(string) bool
+	if d.Action == ToRemote {
+		removeResponse = crossOrigin
+	}
 	again := d.Request.Verb == "get" || d.Request.Verb == "list" || d.Request.Verb == "head"
 	return h2.Plan{
-		Forward: up.frames, Remove: r.remove, Set: d.Set, Deadline: d.Timeout, LongRunning: d.LongRunning, Retries: maxRetries, Again: again && !d.LongRunning,
+		Forward: up.frames, Remove: r.remove, RemoveResponse: removeResponse, Set: d.Set, Deadline: d.Timeout, LongRunning: d.LongRunning,
+		Retries: maxRetries, Again: again && !d.LongRunning,
 		Budget: up.budget, Accept: r.accept, Fail: r.fail, Done: r.done, GoAway: l.p.goAway(),
 	}
 }

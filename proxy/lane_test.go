@@ -257,3 +257,25 @@ func TestForwardRedirects(t *testing.T) {
 		}
 	})
 }
+
+// TestCORSFieldsAreDropped: an extension server has no say in who may read the cluster's API from a browser, whatever carries its answer.
+func TestCORSFieldsAreDropped(t *testing.T) {
+	fields := []string{"Access-Control-Allow-Credentials", "Access-Control-Allow-Headers", "Access-Control-Allow-Methods", "Access-Control-Allow-Origin"}
+	w := newWorld(t, worldConfig{remote: func(w http.ResponseWriter, _ *http.Request) {
+		for _, name := range fields {
+			w.Header().Set(name, "*")
+		}
+		w.Header().Set("X-Kept", "yes")
+	}})
+	everyWay(t, func(t *testing.T, proto string) {
+		a := w.get(t, proto, remoteGV+"/widgets")
+		for _, name := range fields {
+			if v := a.header.Values(name); v != nil {
+				t.Errorf("%s: %q", name, v)
+			}
+		}
+		if a.header.Get("X-Kept") != "yes" {
+			t.Errorf("X-Kept did not pass: %v", a.header)
+		}
+	})
+}
