@@ -15,6 +15,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/discovery"
+	"github.com/fairlead-proxy/fairlead/registry/openapi"
 )
 
 // adminPages are Fairlead's own pages. Health is open, because load balancers and kubelets have no credentials; guard sees to the rest.
@@ -44,6 +46,9 @@ func (d *door) makePages(context.Context) (err error) {
 		// The proxy is made of the pages, and they ask it: both are there before the first request.
 		Explain: func(h *proxy.Head, u user.Info) proxy.Decision { return d.proxy.Explain(h, u) },
 		Ready:   func() error { return d.ready.Err(nil) },
+		// So are the documents, which ask backends that the pages show.
+		Discovery: func() []discovery.Status { return d.documents.discovery.Status() },
+		OpenAPI:   func() []openapi.Status { return d.documents.openapi.Status() },
 		Load: func(e *registry.Entry) (inFlight, longRunning int64, endpoints map[string]int64) {
 			if u := d.backends.Upstream(e); u != nil {
 				return u.Load()

@@ -16,17 +16,17 @@ import (
 // Status is how current one remote APIService's part of the documents is.
 type Status struct {
 	// Name is the APIService's.
-	Name string
+	Name string `json:"-"`
 	// Stale says that clients are told to ignore what is listed.
-	Stale bool
+	Stale bool `json:"stale"`
 	// Reason is why the backend's last answer could not be used: a poll.Reason, "unavailable" when its verdict says so, or "pending" when it has not been asked yet. Empty: it could.
-	Reason string
+	Reason string `json:"reason,omitempty"`
 	// Message is the cause, for the operator: it may hold addresses.
-	Message string
+	Message string `json:"message,omitempty"`
 	// Confirmed is when the backend last said what is listed. Zero: never.
-	Confirmed time.Time
+	Confirmed time.Time `json:"confirmed,omitzero"`
 	// Resources is how many resources are listed.
-	Resources int
+	Resources int `json:"resources"`
 }
 
 // row is one remote APIService as it was rendered, and where to find what its backend has said since: being confirmed again is no reason to render anew.

@@ -14,15 +14,16 @@ import (
 // Status is how current one remote APIService's part of the documents is.
 type Status struct {
 	// Name is the APIService's.
-	Name string
+	Name string `json:"-"`
 	// V2 and V3 say whether it has a part in the documents.
-	V2, V3 bool
+	V2 bool `json:"v2"`
+	V3 bool `json:"v3"`
 	// Reason is why the backend's last answer could not be used: a poll.Reason, "unavailable" when its verdict says so, or "pending" when it has not been asked yet. Empty: it could.
-	Reason string
+	Reason string `json:"reason,omitempty"`
 	// Message is the cause, for the operator: it may hold addresses.
-	Message string
+	Message string `json:"message,omitempty"`
 	// Confirmed is when the backend last answered in full. Zero: never.
-	Confirmed time.Time
+	Confirmed time.Time `json:"confirmed,omitzero"`
 }
 
 // row is one remote APIService.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
@@ -16,6 +17,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/discovery"
+	"github.com/fairlead-proxy/fairlead/registry/openapi"
 )
 
 // manifest is one remote group-version with one endpoint.
@@ -84,6 +87,12 @@ func newStand(t *testing.T) *stand {
 		Certificates: func() []certs.Status { return []certs.Status{{Use: "serving", Source: "tls.crt"}} },
 		Trust:        func() []trust.Status { return []trust.Status{{APIService: "local-apiserver", Source: "kubeconfig"}} },
 		Ready:        func() error { return nil },
+		Discovery: func() []discovery.Status {
+			return []discovery.Status{{Name: "v1.good.example.com", Resources: 3, Reason: "too_large", Message: "33554433 bytes", Confirmed: time.Now().Add(-90*time.Minute - 30*time.Second)}, {Name: "v1.gone.example.com"}}
+		},
+		OpenAPI: func() []openapi.Status {
+			return []openapi.Status{{Name: "v1.good.example.com", V3: true, Confirmed: time.Now()}}
+		},
 	})
 	check(t, err)
 	s.start(t)

@@ -14,6 +14,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/discovery"
+	"github.com/fairlead-proxy/fairlead/registry/openapi"
 )
 
 // Config is where the pages take what they show. All func fields are required; cmd has them all.
@@ -29,6 +31,9 @@ type Config struct {
 	// Certificates describes this process's own key pairs and bundles, Trust what backends are trusted by.
 	Certificates func() []certs.Status
 	Trust        func() []trust.Status
+	// Discovery and OpenAPI say how current each remote APIService's part of the merged documents is.
+	Discovery func() []discovery.Status
+	OpenAPI   func() []openapi.Status
 	// Ready says why this replica takes no requests. A nil result: it does.
 	Ready func() error
 	// Draining reports whether the process is about to end: streams of events end too.
@@ -48,7 +53,8 @@ type Pages struct {
 
 // New makes the pages.
 func New(cfg Config) (*Pages, error) {
-	if cfg.Table == nil || cfg.Explain == nil || cfg.Load == nil || cfg.LocalServers == nil || cfg.Certificates == nil || cfg.Trust == nil || cfg.Ready == nil || cfg.Draining == nil {
+	if cfg.Table == nil || cfg.Explain == nil || cfg.Load == nil || cfg.LocalServers == nil || cfg.Certificates == nil || cfg.Trust == nil || cfg.Ready == nil || cfg.Draining == nil ||
+		cfg.Discovery == nil || cfg.OpenAPI == nil {
 		return nil, errors.New("making pages: every func field of Config is required")
 	}
 	p := &Pages{cfg: cfg, started: time.Now(), mux: http.NewServeMux()}

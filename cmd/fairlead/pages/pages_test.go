@@ -50,6 +50,23 @@ func TestStatus(t *testing.T) {
 	}
 }
 
+// How current an APIService's part of the merged documents is stands on the page, on its own page and in the JSON.
+func TestDocuments(t *testing.T) {
+	s := newStand(t)
+	for path, wants := range map[string][]string{
+		"/status":                         {`"reason": "too_large"`, `"message": "33554433 bytes"`, `"resources": 3`, `"confirmed": "20`, `"v2": false`, `"v3": true`},
+		"/":                               {"discovery: too_large"},
+		"/apiservice/v1.good.example.com": {"3 resources", "confirmed 1h30m ago", "33554433 bytes", "no v2, v3, confirmed 0s ago"},
+	} {
+		_, body := s.get(t, path)
+		for _, want := range wants {
+			if !strings.Contains(body, want) {
+				t.Errorf("%s: %q is missing in:\n%s", path, want, body)
+			}
+		}
+	}
+}
+
 // What a path leads to is asked of the proxy that would forward it; here is what it makes of it.
 func TestExplain(t *testing.T) {
 	s := newStand(t)

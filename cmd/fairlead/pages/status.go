@@ -7,6 +7,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/discovery"
+	"github.com/fairlead-proxy/fairlead/registry/openapi"
 )
 
 // Status is this replica as it sees itself: the answer to /status.
@@ -65,6 +67,9 @@ type APIService struct {
 	Maintenance string `json:"maintenance,omitempty"`
 	// Trust is what the backend is trusted by. Nil: Local.
 	Trust *trust.Status `json:"trust,omitempty"`
+	// Discovery and OpenAPI are how current its part of the merged documents is. Nil: Local, or the core group.
+	Discovery *discovery.Status `json:"discovery,omitempty"`
+	OpenAPI   *openapi.Status   `json:"openapi,omitempty"`
 	// Problems are faults of the object that are worked around.
 	Problems []string `json:"problems,omitempty"`
 }
@@ -148,6 +153,7 @@ func (p *Pages) status() *Status {
 		a.Trust = trusts[e.Name]
 		s.APIServices = append(s.APIServices, a)
 	}
+	p.documents(s.APIServices)
 	if servers := p.cfg.LocalServers(); len(servers) > 0 {
 		s.LocalTrust = trusts["local-apiserver"]
 		for i := range servers {
@@ -159,6 +165,25 @@ func (p *Pages) status() *Status {
 		s.Problems = append(s.Problems, f.String())
 	}
 	return s
+}
+
+// documents adds what is known of each one's part of the merged documents.
+func (p *Pages) documents(to []APIService) {
+	found, described := p.cfg.Discovery(), p.cfg.OpenAPI()
+	byName := make(map[string]*APIService, len(to))
+	for i := range to {
+		byName[to[i].Name] = &to[i]
+	}
+	for i := range found {
+		if a := byName[found[i].Name]; a != nil {
+			a.Discovery = &found[i]
+		}
+	}
+	for i := range described {
+		if a := byName[described[i].Name]; a != nil {
+			a.OpenAPI = &described[i]
+		}
+	}
 }
 
 func (p *Pages) apiService(e *registry.Entry) APIService {
