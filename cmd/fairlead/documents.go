@@ -9,6 +9,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/discovery"
 	"github.com/fairlead-proxy/fairlead/registry/openapi"
+	"github.com/fairlead-proxy/fairlead/registry/poll"
 )
 
 // documents are what is merged of the local apiserver's documents and the backends'.
@@ -65,6 +66,17 @@ func (d *door) fetchRemote(_ context.Context, e *registry.Entry, r *http.Request
 // fetchLocal asks the local apiserver.
 func (d *door) fetchLocal(_ context.Context, r *http.Request) (*http.Response, error) {
 	return d.local.RoundTrip(asAggregator(r), backend.PoolCertificate, false) //nolint:contextcheck // the request carries it
+}
+
+// followCRDs has both documents look again when a CRD changes: a short name, a column or a schema comes without any change of an APIService. It ends with ctx.
+func (d *door) followCRDs(ctx context.Context) error {
+	watch := func(_ context.Context, r *http.Request) (*http.Response, error) {
+		return d.local.RoundTrip(asAggregator(r), backend.PoolCertificate, true) //nolint:contextcheck // the request carries it
+	}
+	return poll.Watch(ctx, watch, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", func() {
+		d.documents.discovery.LocalChanged()
+		d.documents.openapi.LocalChanged()
+	})
 }
 
 func (d *door) discoveryReady(*http.Request) error { return d.documents.discovery.Ready() }

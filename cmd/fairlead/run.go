@@ -77,7 +77,7 @@ func (d *door) loops() map[string]func(context.Context) error {
 		loops["tokens"] = d.tokens.Run
 	}
 	if d.local != nil {
-		loops["local apiserver's pools"] = d.local.Run
+		loops["local apiserver's pools"], loops["CRD watch"] = d.local.Run, d.followCRDs
 	}
 	if d.apiServices != nil {
 		loops["apiservices"] = d.apiServices.Run

@@ -27,8 +27,8 @@ const (
 	localSlow = time.Minute
 )
 
-// hurries are the pauses after a change of the Local APIServices: kube-apiserver's own document follows them, or goes before them, by some tens of milliseconds,
-// and by more when it is busy.
+// hurries are the pauses after a change of a CRD or of the Local APIServices: kube-apiserver's own document follows them, or goes before them, by some tens of
+// milliseconds, and by more when it is busy.
 func hurries() []time.Duration {
 	return []time.Duration{30 * time.Millisecond, 70 * time.Millisecond, 150 * time.Millisecond, 300 * time.Millisecond, 600 * time.Millisecond, time.Second}
 }
@@ -36,7 +36,7 @@ func hurries() []time.Duration {
 // local follows the local apiserver's documents.
 type local struct {
 	state atomic.Pointer[localState]
-	poke  chan struct{} // holds one token: a Local APIService has changed
+	poke  chan struct{} // holds one token: there may be something new
 	last  localState    // of the one goroutine
 }
 
@@ -64,34 +64,12 @@ func (l *local) wake() {
 	}
 }
 
+// LocalChanged hints that the local apiserver may have something new to say: a CRD has changed. It never blocks.
+func (d *Discovery) LocalChanged() { d.local.wake() }
+
 // followLocal asks until ctx ends.
 func (d *Discovery) followLocal(ctx context.Context) {
-	l := &d.local
-	failures := 0
-	var hurry []time.Duration
-	for {
-		err := d.askLocal(ctx)
-		wait := localEvery
-		switch {
-		case err != nil:
-			failures++
-			wait = min(50*time.Millisecond<<min(failures, 10), localEvery)
-		case len(hurry) > 0:
-			wait, hurry, failures = hurry[0], hurry[1:], 0
-		default:
-			failures = 0
-		}
-		t := time.NewTimer(wait)
-		select {
-		case <-t.C:
-		case <-l.poke:
-			hurry = hurries()
-		case <-ctx.Done():
-			t.Stop()
-			return
-		}
-		t.Stop()
-	}
+	poll.Follow(ctx, poll.Pace{Every: localEvery, Hints: d.local.poke, After: hurries()}, d.askLocal)
 }
 
 // askLocal asks for all documents and publishes what has changed. On an error what was known stays.

@@ -21,7 +21,7 @@ const (
 	specGap   = 5 * time.Second
 )
 
-// hurries are the pauses after a change of the Local APIServices: kube-apiserver refreshes its index within a second or two.
+// hurries are the pauses after a change of a CRD or of the Local APIServices: kube-apiserver refreshes its index within a second or two.
 func hurries() []time.Duration {
 	return []time.Duration{50 * time.Millisecond, 200 * time.Millisecond, 500 * time.Millisecond, time.Second, time.Second}
 }
@@ -29,7 +29,8 @@ func hurries() []time.Duration {
 // local follows the local apiserver's documents.
 type local struct {
 	state atomic.Pointer[localState]
-	poke  chan struct{} // holds one token: a Local APIService has changed
+	last  localState    // of the one goroutine
+	poke  chan struct{} // holds one token: there may be something new
 }
 
 // localState is immutable.
@@ -50,46 +51,24 @@ func (l *local) wake() {
 	}
 }
 
+// LocalChanged hints that the local apiserver may have something new to say: a CRD has changed. It never blocks.
+func (o *OpenAPI) LocalChanged() { o.local.wake() }
+
 // followLocal asks until ctx ends.
 func (o *OpenAPI) followLocal(ctx context.Context) {
-	var last localState
-	var hurry []time.Duration
-	failures := 0
-	for {
-		last = o.askLocal(ctx, last)
-		if ctx.Err() != nil {
-			return
-		}
-		wait := indexEvery
-		switch {
-		case last.err != nil:
-			failures++
-			wait = min(100*time.Millisecond<<min(failures, 10), indexEvery)
-		case len(hurry) > 0:
-			wait, hurry, failures = hurry[0], hurry[1:], 0
-		default:
-			failures = 0
-		}
-		t := time.NewTimer(wait)
-		select {
-		case <-t.C:
-		case <-o.local.poke:
-			hurry = hurries()
-		case <-ctx.Done():
-		}
-		t.Stop()
-	}
+	poll.Follow(ctx, poll.Pace{Every: indexEvery, Hints: o.local.poke, After: hurries()}, o.askLocal)
 }
 
 // askLocal asks once and publishes what has changed.
-func (o *OpenAPI) askLocal(ctx context.Context, last localState) localState {
+func (o *OpenAPI) askLocal(ctx context.Context) error {
+	last := o.local.last
 	next := last
 	next.err = o.localIndex(ctx, &next)
 	if next.err == nil && (next.spec == nil || time.Since(next.specAt) >= specEvery || next.owed > 0 && time.Since(next.specAt) >= specGap) {
 		next.err = o.localSpec(ctx, &next)
 	}
 	if ctx.Err() != nil {
-		return last
+		return ctx.Err()
 	}
 	if (next.err == nil) != (last.err == nil) {
 		if next.err != nil {
@@ -99,11 +78,12 @@ func (o *OpenAPI) askLocal(ctx context.Context, last localState) localState {
 		}
 	}
 	o.metrics.polled(next.err)
+	o.local.last = next
 	o.local.state.Store(&next)
 	if next.spec != last.spec || next.indexHash != last.indexHash {
 		o.touch()
 	}
-	return next
+	return next.err
 }
 
 func (o *OpenAPI) localIndex(ctx context.Context, s *localState) error {

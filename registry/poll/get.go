@@ -93,15 +93,7 @@ func Get(ctx context.Context, do func(context.Context, *http.Request) (*http.Res
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	req := (&http.Request{
-		Method: http.MethodGet, URL: &url.URL{Scheme: "https", Path: q.Path, RawQuery: q.Query}, Header: make(http.Header, 4),
-		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-	}).WithContext(ctx)
-	req.Header.Set("Accept", q.Accept)
-	if q.ETag != "" {
-		req.Header.Set("If-None-Match", q.ETag)
-	}
-	res, err := do(ctx, req)
+	res, err := do(ctx, newRequest(ctx, q))
 	if err != nil {
 		return Answer{}, broken(ctx, q, err)
 	}
@@ -117,6 +109,18 @@ func Get(ctx context.Context, do func(context.Context, *http.Request) (*http.Res
 		return Answer{}, tooLarge(q, limit)
 	}
 	return Answer{Status: res.StatusCode, Header: res.Header, Body: body}, nil
+}
+
+func newRequest(ctx context.Context, q Question) *http.Request {
+	req := (&http.Request{
+		Method: http.MethodGet, URL: &url.URL{Scheme: "https", Path: q.Path, RawQuery: q.Query}, Header: make(http.Header, 4),
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+	}).WithContext(ctx)
+	req.Header.Set("Accept", q.Accept)
+	if q.ETag != "" {
+		req.Header.Set("If-None-Match", q.ETag)
+	}
+	return req
 }
 
 func broken(ctx context.Context, q Question, err error) error {

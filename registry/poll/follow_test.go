@@ -1,0 +1,194 @@
+package poll
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// diary notes when something was done.
+type diary struct {
+	mu    sync.Mutex // guards what follows
+	begun time.Time
+	times []time.Duration
+}
+
+func (d *diary) note() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.times = append(d.times, time.Since(d.begun))
+}
+
+func (d *diary) read() []time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	out := d.times
+	d.times, d.begun = nil, time.Now()
+	return out
+}
+
+// following runs Follow with an ask that takes a while and ends with an error, if there is one.
+func following(t *testing.T, takes *time.Duration, err *error) (*diary, chan struct{}) {
+	d, hints := &diary{begun: time.Now()}, make(chan struct{}, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		Follow(ctx, Pace{Every: 2 * time.Second, Hints: hints, After: []time.Duration{30 * time.Millisecond, 300 * time.Millisecond}}, func(ctx context.Context) error {
+			d.note()
+			if !sleep(ctx, *takes) {
+				return ctx.Err()
+			}
+			return *err
+		})
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+	return d, hints
+}
+
+func hint(hints chan struct{}) {
+	select {
+	case hints <- struct{}{}:
+	default: // one is waiting
+	}
+}
+
+func TestFollow(t *testing.T) {
+	const ms = time.Millisecond
+	var takes time.Duration
+	var err error
+	for _, tc := range []struct {
+		name string
+		do   func(hints chan struct{})
+		want []time.Duration
+	}{
+		{"from time to time", func(chan struct{}) { time.Sleep(7 * time.Second) }, []time.Duration{0, 2000 * ms, 4000 * ms, 6000 * ms}},
+		{"at once after a hint, and some more times", func(hints chan struct{}) {
+			time.Sleep(time.Second)
+			hints <- struct{}{}
+			time.Sleep(3 * time.Second)
+		}, []time.Duration{0, 1000 * ms, 1030 * ms, 1330 * ms, 3330 * ms}},
+		{"hints of one change are one question", func(hints chan struct{}) {
+			time.Sleep(time.Second)
+			for range 10 {
+				hint(hints)
+				time.Sleep(ms)
+			}
+			time.Sleep(200 * ms)
+		}, []time.Duration{0, 1000 * ms, 1020 * ms, 1050 * ms}},
+		{"failures are asked again sooner", func(chan struct{}) {
+			err = errors.New("no")
+			time.Sleep(2 * time.Second)
+			err = nil
+			time.Sleep(3 * time.Second)
+		}, []time.Duration{0, 100 * ms, 300 * ms, 700 * ms, 1500 * ms, 3100 * ms}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				takes, err = 0, nil
+				d, hints := following(t, &takes, &err)
+				tc.do(hints)
+				synctest.Wait()
+				if got := d.read(); !slices.Equal(got, tc.want) {
+					t.Errorf("asked at %v, want %v", got, tc.want)
+				}
+			})
+		})
+	}
+}
+
+// A storm of hints about a server whose documents take long to read costs a fifth of the time, however hard it blows.
+func TestFollowRests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		takes, err := 100*time.Millisecond, error(nil)
+		d, hints := following(t, &takes, &err)
+		for range 10_000 {
+			hint(hints)
+			time.Sleep(time.Millisecond)
+		}
+		synctest.Wait()
+		if n := len(d.read()); n < 18 || n > 22 {
+			t.Errorf("%d questions of 100 ms in 10 s", n)
+		}
+	})
+}
+
+// collection serves lists and watches.
+type collection struct {
+	mu     sync.Mutex // guards what follows
+	asked  []string
+	status int // of lists
+	events *io.PipeWriter
+}
+
+func (c *collection) do(_ context.Context, r *http.Request) (*http.Response, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.asked = append(c.asked, r.URL.RawQuery+" "+strings.SplitN(r.Header.Get("Accept"), ";", 3)[1])
+	if r.URL.Query().Get("watch") == "" {
+		return &http.Response{StatusCode: c.status, Body: io.NopCloser(strings.NewReader(`{"metadata":{"resourceVersion":"7"},"items":[]}`))}, nil
+	}
+	from, to := io.Pipe()
+	c.events = to
+	context.AfterFunc(r.Context(), func() { _ = to.CloseWithError(r.Context().Err()) })
+	return &http.Response{StatusCode: http.StatusOK, Body: from}, nil
+}
+
+func (c *collection) behave(status int) (asked []string, events *io.PipeWriter) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.status, asked, c.asked = status, c.asked, nil
+	return asked, c.events
+}
+
+func TestWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, d := &collection{status: http.StatusOK}, &diary{begun: time.Now()}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- Watch(ctx, c.do, "/apis/g/v1/things", d.note) }()
+		synctest.Wait()
+		asked, events := c.behave(http.StatusForbidden)
+		if want := []string{"limit=1 as=PartialObjectMetadataList", "watch=true&resourceVersion=7 as=PartialObjectMetadata"}; !slices.Equal(asked, want) {
+			t.Errorf("asked %q, want %q", asked, want)
+		}
+		if n := len(d.read()); n != 1 {
+			t.Errorf("at the start there were %d changes: what came before must be looked at once", n)
+		}
+		time.Sleep(time.Minute)
+		for range 3 {
+			if _, err := io.WriteString(events, `{"type":"ADDED"}`+"\n"); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+		}
+		synctest.Wait()
+		if n := len(d.read()); n != 3 {
+			t.Errorf("three events were %d changes", n)
+		}
+
+		// The watch ends, and the collection may not be read for ten minutes: it is asked for ever more seldom, and never given up.
+		_ = events.Close()
+		time.Sleep(10 * time.Minute)
+		asked, _ = c.behave(http.StatusOK)
+		if len(asked) < 15 || len(asked) > 35 || len(d.read()) != 0 {
+			t.Errorf("asked %d times in 10 minutes", len(asked))
+		}
+		time.Sleep(lastRewatch * 2)
+		synctest.Wait()
+		if asked, _ = c.behave(http.StatusOK); len(asked) != 2 || len(d.read()) != 1 {
+			t.Errorf("when it may be read again: %q", asked)
+		}
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Watch: %v", err)
+		}
+	})
+}

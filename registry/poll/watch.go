@@ -1,0 +1,71 @@
+package poll
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"time"
+)
+
+const (
+	// firstRewatch and lastRewatch are the pauses between watches, doubling. Whoever watches asks from time to time as well, so that little is lost meanwhile.
+	firstRewatch = time.Second
+	lastRewatch  = 30 * time.Second
+	// metadataOnly spares the server and us the objects themselves: the schemas of a thousand custom resources are tens of megabytes.
+	metadataOnly = ";g=meta.k8s.io;v=v1,application/json"
+)
+
+// Watch calls changed whenever something in a collection has changed, or may have: it keeps no objects and reads none. do sends a request that may last. It returns when
+// ctx ends. A collection that cannot be watched is tried again and again: a hint is all that is missing then.
+func Watch(ctx context.Context, do func(context.Context, *http.Request) (*http.Response, error), path string, changed func()) error {
+	pause := firstRewatch
+	for {
+		begun := time.Now()
+		if err := watchOnce(ctx, do, path, changed); err == nil || time.Since(begun) > lastRewatch {
+			pause = firstRewatch // it has ended as all watches do
+		}
+		if !sleep(ctx, time.Duration(float64(pause)*(0.8+0.4*rand.Float64()))) { //nolint:gosec // jitter
+			return ctx.Err()
+		}
+		pause = min(2*pause, lastRewatch)
+	}
+}
+
+// watchOnce watches until the server ends it.
+func watchOnce(ctx context.Context, do func(context.Context, *http.Request) (*http.Response, error), path string, changed func()) error {
+	// From now on: without a version the server would begin by sending everything there is.
+	a, err := Get(ctx, do, Question{Path: path, Query: "limit=1", Accept: "application/json;as=PartialObjectMetadataList" + metadataOnly})
+	if err != nil {
+		return err
+	}
+	var list struct {
+		Metadata struct {
+			ResourceVersion string `json:"resourceVersion"`
+		} `json:"metadata"`
+	}
+	if err := json.Unmarshal(a.Body, &list); err != nil || a.Status != http.StatusOK || list.Metadata.ResourceVersion == "" {
+		return errors.Join(err, fmt.Errorf("listing %s: %d %s", path, a.Status, http.StatusText(a.Status)))
+	}
+	changed() // whatever has happened since somebody last looked
+	q := Question{Path: path, Query: "watch=true&resourceVersion=" + list.Metadata.ResourceVersion, Accept: "application/json;as=PartialObjectMetadata" + metadataOnly}
+	res, err := do(ctx, newRequest(ctx, q))
+	if err != nil {
+		return fmt.Errorf("watching %s: %w", path, err)
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		return fmt.Errorf("watching %s: %d %s", path, res.StatusCode, http.StatusText(res.StatusCode))
+	}
+	for b := make([]byte, 4<<10); ; {
+		n, err := res.Body.Read(b)
+		if n > 0 {
+			changed()
+		}
+		if err != nil {
+			return nil //nolint:nilerr // however it ends, the next one begins with what has changed
+		}
+	}
+}

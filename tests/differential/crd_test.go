@@ -1,0 +1,86 @@
+//go:build e2e
+
+package differential
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+)
+
+// place is where an index says that fresh.example.com/v1 is described: its hash is part of it.
+func place(index string) string {
+	_, after, _ := strings.Cut(index, `"apis/fresh.example.com/v1":`)
+	item, _, _ := strings.Cut(after, "}")
+	return item
+}
+
+// TestFreshCRDs shows that what changes in a CRD is listed as soon as kube-apiserver itself lists it, also where no APIService comes or goes with it.
+func TestFreshCRDs(t *testing.T) {
+	w := newWorld(t)
+	crds := w.dynamic.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	patch := func(name, body string) {
+		t.Helper()
+		if _, err := crds.Patch(t.Context(), name, types.MergePatchType, []byte(body), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const schemas = "{type: object, x-kubernetes-preserve-unknown-fields: true}"
+	for _, step := range []struct {
+		what string
+		do   func()
+		// mark is in the aggregated document before or after the step.
+		mark string
+		gone bool
+		// described, if there is any, is in the OpenAPI document of fresh.example.com/v1 afterwards.
+		described string
+	}{
+		{"a new group", func() { w.define(t, fmt.Sprintf(crd, "crontab", "fresh.example.com", "CronTab", "ct")) }, `"resource":"crontabs"`, false, "com.example.fresh.v1.CronTab"},
+		{"a second kind of a known group-version", func() { w.define(t, fmt.Sprintf(crd, "gadget", "fresh.example.com", "Gadget", "gd")) }, `"resource":"gadgets"`, false, "com.example.fresh.v1.Gadget"},
+		{"a third", func() {
+			w.define(t, strings.ReplaceAll(fmt.Sprintf(crd, "spring", "fresh.example.com", "Spring", "sg"), schemas, "{type: object, description: Not wound.}"))
+		}, `"resource":"springs"`, false, "Not wound."},
+		{"a short name", func() { patch("springs.fresh.example.com", `{"spec":{"names":{"shortNames":["sg","spr"]}}}`) }, `"spr"`, false, ""},
+		{"a category", func() { patch("gadgets.fresh.example.com", `{"spec":{"names":{"categories":["toys"]}}}`) }, `"toys"`, false, ""},
+		{"a subresource less", func() {
+			patch("crontabs.fresh.example.com", `{"spec":{"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`)
+		}, `{"group":"fresh.example.com","version":"v1","kind":"CronTab"},"scope":"Namespaced","singularResource":"crontab","verbs":["delete","deletecollection","get","list","patch","create","update","watch"],"shortNames":["ct"]}`, false, ""},
+		{"a deletion", func() {
+			if err := crds.Delete(t.Context(), "gadgets.fresh.example.com", metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}, `"resource":"gadgets"`, true, ""},
+	} {
+		shown := func(e cluster.Endpoint, path, mark string) func() (bool, string) {
+			return func() (bool, string) {
+				a := w.ask(t, e, path, http.Header{"Accept": {"application/json" + asV2 + ",application/json"}})
+				return strings.Contains(a.body, mark) != step.gone, fmt.Sprintf("%d %.2000s", a.status, a.body)
+			}
+		}
+		step.do()
+		eventually(t, 30*time.Second, step.what+" is listed by kube-apiserver", shown(w.Endpoint(), "/apis", step.mark))
+		lag := eventually(t, 30*time.Second, step.what+" is listed by Fairlead", shown(w.front.Endpoint, "/apis", step.mark))
+		t.Logf("%s: listed %s after kube-apiserver lists it", step.what, lag)
+		// Three of the pauses after an event, on a busy machine. What is only polled for takes two seconds at most, and one on average.
+		if lag > 500*time.Millisecond {
+			t.Errorf("%s: listed %s after kube-apiserver lists it", step.what, lag)
+		}
+		if step.described != "" {
+			const path = "/openapi/v3/apis/fresh.example.com/v1"
+			eventually(t, 30*time.Second, step.what+" is described by kube-apiserver", shown(w.Endpoint(), path, step.described))
+			lag := eventually(t, 2*time.Second, step.what+" is described", func() (bool, string) {
+				theirs, ours := place(w.ask(t, w.Endpoint(), "/openapi/v3", nil).body), place(w.ask(t, w.front.Endpoint, "/openapi/v3", nil).body)
+				return ours == theirs && ours != "", ours + ", kube-apiserver's " + theirs
+			})
+			t.Logf("%s: described %s after kube-apiserver describes it", step.what, lag)
+		}
+	}
+}
