@@ -30,7 +30,9 @@ type latency struct {
 
 // opinion is what the comparisons of one endpoint have shown.
 type opinion struct {
-	recent    time.Duration // latest probe's
+	probe     time.Duration // latest; zero: none yet
+	live      time.Duration // latest of live traffic; zero: none for slowFor
+	lived     time.Time     // when live was new
 	slow      bool          // what the target was last told
 	since     time.Time     // comparisons have said otherwise since; zero: the last one agreed
 	witnesses int           // how many
@@ -43,12 +45,11 @@ func (l *latency) observe(d time.Duration) {
 
 func (l *latency) probed(d time.Duration) { l.probe.Store(max(int64(d), 1)) }
 
-// sample is one endpoint's latency since the last comparison.
+// sample is what is known of one endpoint's latency when endpoints are compared.
 type sample struct {
-	target     *target
-	live       time.Duration // zero: no traffic
-	probe      time.Duration // the latest; zero: never
-	freshProbe bool
+	target            *target
+	live, probe       time.Duration // the latest; zero: none
+	newLive, newProbe bool          // came since the last comparison
 }
 
 // judgeLatencies compares the endpoints of each backend until ctx ends.
@@ -72,7 +73,7 @@ func (p *Prober) judgeLatencies(ctx context.Context) {
 func judge(now time.Time, targets []*target) {
 	samples := make([]sample, 0, len(targets))
 	for _, t := range targets {
-		s := t.latency.take()
+		s := t.latency.take(now)
 		s.target = t
 		if t.healthy.Load() {
 			samples = append(samples, s)
@@ -91,30 +92,34 @@ func judge(now time.Time, targets []*target) {
 	}
 }
 
-func (l *latency) take() sample {
+func (l *latency) take(now time.Time) sample {
+	o := &l.opinion
 	s := sample{}
-	if n := l.count.Swap(0); n > 0 {
-		s.live = time.Duration(l.sum.Swap(0) / n)
+	// Not both at one go: an observation in between moves into the next sample by half, which a sum of zero shows.
+	if n, sum := l.count.Swap(0), l.sum.Swap(0); n > 0 && sum > 0 {
+		o.live, o.lived, s.newLive = time.Duration(sum/n), now, true
+	} else if now.Sub(o.lived) > slowFor {
+		o.live = 0
 	}
 	if d := l.probe.Swap(0); d > 0 {
-		l.opinion.recent = time.Duration(d)
-		s.freshProbe = true
+		o.probe, s.newProbe = time.Duration(d), true
 	}
-	s.probe = l.opinion.recent
+	s.live, s.probe = o.live, o.probe
 	return s
 }
 
-// compare returns the latency of samples[i] and the median of its peers', like with like: live traffic if there was any on both sides, else
-// probes if this one was probed since. Typical is zero when there is nothing to compare.
+// compare returns the latency of samples[i] and the median of its peers', like with like: live traffic where both sides have had some, else probes.
+// Typical is zero when nothing new can be compared. A probe says nothing where live traffic does: a discovery document may be cheap where everything
+// else is slow.
 func compare(samples []sample, i int) (value, typical time.Duration) {
 	s := samples[i]
 	if s.live > 0 {
 		typical = medianOfOthers(samples, i, func(o sample) time.Duration { return o.live })
-		if typical > 0 {
-			return s.live, typical
-		}
 	}
-	if s.freshProbe {
+	switch {
+	case typical > 0 && s.newLive:
+		return s.live, typical
+	case typical == 0 && s.newProbe:
 		return s.probe, medianOfOthers(samples, i, func(o sample) time.Duration { return o.probe })
 	}
 	return 0, 0
@@ -150,6 +155,6 @@ func (o *opinion) hear(now time.Time, slow bool, value time.Duration) (changed b
 	if o.witnesses < slowWitnesses || now.Sub(o.since) < slowFor {
 		return false
 	}
-	*o = opinion{recent: o.recent, slow: slow}
+	o.slow, o.since, o.witnesses = slow, time.Time{}, 0
 	return true
 }

@@ -120,6 +120,47 @@ func TestIdleEndpointIsJudgedByItsProbes(t *testing.T) {
 	})
 }
 
+// What users feel counts, not what probes do: a discovery document may be cheap where everything else is slow.
+func TestLiveTrafficOutweighsProbes(t *testing.T) {
+	for name, every := range map[string]time.Duration{"many": 100 * time.Millisecond, "one at a time": 1700 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b, addresses, servers := trio(t)
+				for _, s := range servers {
+					s.delay.Store(int64(2 * time.Millisecond))
+				}
+				live := func(d, slow time.Duration) {
+					backend := b.feed.entries[0].Backend
+					for i := range int(d / every) {
+						// In turns: rarely do two endpoints answer within the same second.
+						if a := addresses[i%3]; a == addresses[0] {
+							b.Observe(backend, a, slow)
+						} else {
+							b.Observe(backend, a, 2*time.Millisecond)
+						}
+						time.Sleep(every)
+					}
+					synctest.Wait()
+				}
+				live(time.Minute, 200*time.Millisecond)
+				if r := b.notes.last(addresses[0]); !r.Slow || r.Health != registry.Healthy {
+					t.Errorf("after a minute: %+v, want slow and healthy", r)
+				}
+				live(time.Minute, 2*time.Millisecond)
+				if b.notes.last(addresses[0]).Slow {
+					t.Error("still slow a minute after it stopped being so")
+				}
+				live(time.Minute, 200*time.Millisecond)
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				if b.notes.last(addresses[0]).Slow {
+					t.Error("a minute without traffic, and its probes are quick: it would never get another chance")
+				}
+			})
+		})
+	}
+}
+
 func TestObserveDoesNotAllocate(t *testing.T) {
 	b := &registry.Backend{}
 	p := &Prober{}

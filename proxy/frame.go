@@ -51,6 +51,7 @@ type frameRequest struct {
 	head     Head
 	decision Decision
 	held     place
+	up       *frameUpstream
 	conn     *frameConn
 	audit    string // Audit-ID
 	line     accesslog.Line
@@ -136,7 +137,7 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 		return h2.Plan{Serve: l.p, GoAway: l.p.goAway()}
 	}
 	up.count()
-	r.held = held
+	r.held, r.up = held, up
 	var removeResponse func(string) bool
 	if d.Action == ToRemote {
 		removeResponse = crossOrigin
@@ -157,6 +158,8 @@ type frameUpstream struct {
 	frames *h2.Upstream
 	budget func() bool
 	count  func()
+	// observe tells health how fast an endpoint has answered.
+	observe func(address string, took time.Duration)
 }
 
 // upstream returns where a decision goes on this lane. Nil: it is the net/http lane's.
@@ -174,7 +177,8 @@ func (l *frameLane) upstream(d *Decision) *frameUpstream {
 	if known, ok := l.upstreams.Load(u); ok {
 		return known.(*frameUpstream) //nolint:forcetypeassert // nothing else is stored
 	}
-	fresh := &frameUpstream{frames: &h2.Upstream{Pick: func(tried []*h2.Endpoint) *h2.Endpoint { return l.pick(u, tried) }}, budget: u.AllowRetry, count: u.CountRequest}
+	frames := &h2.Upstream{Pick: func(tried []*h2.Endpoint) *h2.Endpoint { return l.pick(u, tried) }}
+	fresh := &frameUpstream{frames: frames, budget: u.AllowRetry, count: u.CountRequest, observe: u.Observe}
 	known, _ := l.upstreams.LoadOrStore(u, fresh)
 	return known.(*frameUpstream) //nolint:forcetypeassert // nothing else is stored
 }
@@ -298,6 +302,9 @@ func frameError(o h2.Outcome) error {
 }
 
 func (r *frameRequest) onEnd(o h2.Outcome) {
+	if o.Answer > 0 && !r.decision.LongRunning {
+		r.up.observe(o.Endpoint.Name, o.Answer)
+	}
 	r.held.leave()
 	status := o.Status
 	if status == 0 {
@@ -315,7 +322,7 @@ func (r *frameRequest) onEnd(o h2.Outcome) {
 func (l *frameLane) recycle(r *frameRequest) {
 	set := r.decision.Set[:0]
 	clear(set[:cap(set)])
-	r.head, r.decision, r.conn, r.audit, r.line = Head{}, Decision{Set: set}, nil, "", accesslog.Line{}
+	r.head, r.decision, r.up, r.conn, r.audit, r.line = Head{}, Decision{Set: set}, nil, nil, "", accesslog.Line{}
 	l.requests.Put(r)
 }
 

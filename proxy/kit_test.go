@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
@@ -44,7 +45,9 @@ type worldConfig struct {
 	anonymous   bool
 	incomplete  bool
 	// guard is the backends'. Nil: their trust lasts.
-	guard       func(*registry.Backend, []*x509.Certificate) (<-chan struct{}, func())
+	guard func(*registry.Backend, []*x509.Certificate) (<-chan struct{}, func())
+	// observe is the backends'.
+	observe     func(b *registry.Backend, address string, took time.Duration)
 	maxInFlight int
 	goAway      float64
 	access      *accesslog.Log
@@ -81,7 +84,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		return tc
 	}
 	pools, err := backend.New(backend.Config{
-		Table: w.table, AllowLoopback: true, TLS: func(b *registry.Backend) (*tls.Config, error) { return tlsTo(b.ServerName, true), nil }, Guard: c.guard,
+		Table: w.table, AllowLoopback: true, TLS: func(b *registry.Backend) (*tls.Config, error) { return tlsTo(b.ServerName, true), nil }, Guard: c.guard, Observe: c.observe,
 	})
 	check(t, err)
 	local, err := backend.NewLocal(backend.LocalConfig{

@@ -56,6 +56,9 @@ func (u *Upstream) AllowRetry() bool {
 // Signal tells health that an endpoint failed on a connection that the caller owns.
 func (u *Upstream) Signal(address string, err error) { u.target.signal(address, err) }
 
+// Observe tells health how long an endpoint took to answer a request that is not long-running on a connection that the caller owns. It never waits and does not allocate.
+func (u *Upstream) Observe(address string, took time.Duration) { u.target.observe(address, took) }
+
 // Ejected returns a channel that is closed when an endpoint is found unhealthy while others are not: requests that it holds up should go elsewhere. Called
 // again, it returns the next one. Nil: there is no such endpoint.
 func (u *Upstream) Ejected(address string) <-chan struct{} {

@@ -145,6 +145,7 @@ func (l *Local) newPool(name string, certificate bool, maxConns int, protocol st
 		guard:     guard,
 		dial:      dialer(l.cfg.Dial, l.refuse),
 		signal:    l.signal,
+		observe:   func(string, time.Duration) {}, // apiservers are not compared: each serves the same etcd
 		protocols: func() []string { return []string{protocol} },
 		maxConns:  maxConns,
 		wait:      wait,

@@ -40,6 +40,9 @@ type Config struct {
 	// Signal tells health that live traffic found an endpoint failing: a dial, a handshake, an unanswered ping, a connection that ended. It must not block. Nil: nobody
 	// is told.
 	Signal func(b *registry.Backend, address string, err error)
+	// Observe tells health how long an endpoint took to send the first byte of its response, from the moment the request went out to it, for every request that is not
+	// long-running. It is called on the hot path: it must not block, lock or allocate. Nil: nobody is told.
+	Observe func(b *registry.Backend, address string, took time.Duration)
 	// MaxInFlight bounds every backend's requests in flight besides its own policy: with a limit of the whole server, half of it. Zero: only the policy counts.
 	MaxInFlight int
 	// Logger gets failed dials (debug). Nil discards.
@@ -234,6 +237,11 @@ func (p *Pools) newRemote(e *registry.Entry) *remote {
 		signal: func(address string, err error) {
 			if p.cfg.Signal != nil {
 				p.cfg.Signal(r.spec.Load(), address, err)
+			}
+		},
+		observe: func(address string, took time.Duration) {
+			if p.cfg.Observe != nil {
+				p.cfg.Observe(r.spec.Load(), address, took)
 			}
 		},
 		protocols: func() []string {

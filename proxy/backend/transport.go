@@ -157,7 +157,9 @@ func (c *call) try(l Lease) (*http.Response, *failure) {
 		return nil, &failure{kind: k, address: e.address, err: err}
 	}
 	if !c.long {
-		c.u.meter.phase(phaseFirstByte, time.Since(start))
+		took := time.Since(start)
+		c.u.meter.phase(phaseFirstByte, took)
+		c.u.target.observe(e.address, took)
 	}
 	if c.long {
 		res.Body = &watchBody{res.Body, ctx}

@@ -46,6 +46,8 @@ type target struct {
 	dial  func(ctx context.Context, network, address string) (net.Conn, error)
 	// signal tells health what live traffic has seen. Never nil.
 	signal func(address string, err error)
+	// observe tells health how fast live traffic was answered. Never nil.
+	observe func(address string, took time.Duration)
 	// protocols are offered by ALPN. A server that agrees to none of them speaks HTTP/1.1, if that is among them.
 	protocols func() []string
 	// maxConns bounds an endpoint's connections.

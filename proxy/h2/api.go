@@ -105,6 +105,7 @@ type Outcome struct {
 	Sent     int64         // body bytes to the client
 	Duration time.Duration // from the head's arrival to the end
 	Wait     time.Duration // from the head's arrival to the final response head; 0: there was none
+	Answer   time.Duration // from the moment the head was sent to Endpoint to its final response head; 0: it has sent none
 }
 
 // Upstream is a backend as the engine sees it: a choice of endpoints. It is shared by all requests to the backend.

@@ -69,6 +69,7 @@ func (e *engine) response(c *conn, s *stream, r responseHead) *connError {
 		}
 	}
 	s.waited = e.now
+	s.answer = e.now - s.sent
 	s.status = int16(r.status)
 	d.declared, d.end, d.head, d.sentEnd = r.length, c.blockES, true, c.blockES
 	e.freeReq(s) // no retry from here

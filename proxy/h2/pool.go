@@ -177,7 +177,7 @@ func (e *engine) open(s *stream, c *conn) {
 		c.drained = true
 	}
 	id := c.maxID
-	s.leg[down], s.id[down] = c, id
+	s.leg[down], s.id[down], s.sent = c, id, e.now
 	c.streams[id] = s
 	u, d := &s.half[up], &s.half[down]
 	u.window, u.head = c.peerWindow, true

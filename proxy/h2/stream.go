@@ -40,6 +40,8 @@ type stream struct {
 
 	started time.Duration // on the engine's clock
 	waited  time.Duration // when the final response head came
+	sent    time.Duration // when the head was last sent to a backend
+	answer  time.Duration // from then to the backend's final response head
 	timer   node          // on a wheel slot
 	expires time.Duration // when the timer fires; what for is told by draining
 	wait    node          // on a pool's list of streams without a connection
@@ -136,7 +138,7 @@ func (e *engine) settle(s *stream) {
 func (e *engine) outcome(s *stream) Outcome {
 	o := Outcome{
 		Status: int(s.status), Reason: s.reason, Err: s.err, Retries: int(s.tries),
-		Received: s.half[up].got, Sent: s.half[down].sent, Duration: e.now - s.started,
+		Received: s.half[up].got, Sent: s.half[down].sent, Duration: e.now - s.started, Answer: s.answer,
 	}
 	if s.pool != nil {
 		o.Endpoint = s.pool.ep

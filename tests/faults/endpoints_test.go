@@ -41,7 +41,11 @@ func testEndpoints(t *testing.T, d *door) {
 	})
 	t.Run("one of three: slow", func(t *testing.T) {
 		t.Parallel()
-		testSlow(t, d)
+		testSlow(t, d, false)
+	})
+	t.Run("one of three: slow but for probes", func(t *testing.T) {
+		t.Parallel()
+		testSlow(t, d, true)
 	})
 }
 
@@ -148,13 +152,17 @@ func testBlackhole(t *testing.T, d *door) {
 	mustSucceed(t, reads, failOver)
 }
 
-// testSlow makes one of three endpoints a hundred times as slow as it was.
-func testSlow(t *testing.T, d *door) {
+// testSlow makes one of three endpoints a hundred times as slow as it was, probes aside or not: those that are not slow tell nothing, and only live traffic does.
+func testSlow(t *testing.T, d *door, onlyLive bool) {
 	const usual, slow = 2 * time.Millisecond, 200 * time.Millisecond
 	b := d.w.newBackend()
 	servers := b.serve(t, 3, extension.Config{Record: 8192})
+	path := "/"
+	if onlyLive {
+		path = b.widgets()
+	}
 	for _, s := range servers {
-		if err := s.Set(extension.Fault{Kind: extension.Slow, Delay: usual}); err != nil {
+		if err := s.Set(extension.Fault{Kind: extension.Slow, Delay: usual, Path: path}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -162,7 +170,7 @@ func testSlow(t *testing.T, d *door) {
 	b.await(t, d)
 	l := (&load{interval: 10 * time.Millisecond, client: d.w.clients(2), make: d.reads(b)}).start(t)
 	pause(t, steadyPause)
-	if err := servers[0].Set(extension.Fault{Kind: extension.Slow, Delay: slow}); err != nil {
+	if err := servers[0].Set(extension.Fault{Kind: extension.Slow, Delay: slow, Path: path}); err != nil {
 		t.Fatal(err)
 	}
 	pause(t, 15*time.Second) // the bound
