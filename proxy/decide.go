@@ -73,118 +73,134 @@ const (
 // Decide says where a request goes. With wait false it does no I/O and reports false when it would need some (a token or an authorization that is not
 // cached): the caller then asks again, with wait, where waiting hurts nobody. It keeps nothing of h but strings.
 func (p *Proxy) Decide(ctx context.Context, h *Head, c *authn.Conn, wait bool) (Decision, bool) {
-	return p.decideWith(ctx, h, c, nil, wait)
+	var d Decision
+	known := p.decide(ctx, &d, h, c, wait)
+	return d, known
 }
 
-// decideWith is Decide with room for the fields of Decision.Set.
-func (p *Proxy) decideWith(ctx context.Context, h *Head, c *authn.Conn, set []hpack.HeaderField, wait bool) (Decision, bool) {
-	d := p.locate(h, set)
+// decide is Decide in place: a Decision is half a kilobyte, and copying it from hand to hand showed in profiles. The room of d.Set is used again.
+func (p *Proxy) decide(ctx context.Context, d *Decision, h *Head, c *authn.Conn, wait bool) (known bool) {
+	p.locate(d, h)
 	if d.Err != nil {
-		return d, true
+		return true
 	}
 	if p.rejecting.Load() && !p.ownHealth(h.Path) {
-		return d.refuse(errShuttingDown()), true
+		d.refuse(errShuttingDown())
+		return true
 	}
 	d.Credentials = p.cfg.Authn.Read(c, h.Fields)
+	if !wait { // else it may have waited already
+		d.Credentials.Now = h.Arrived
+	}
 	switch d.Action {
 	case ToHealth:
-		return d, true
+		return true
 	case ToLocal:
-		return p.decideLocal(d, h), true
+		p.decideLocal(d, h)
+		return true
 	}
 	return p.decideOwn(ctx, d, h, wait)
 }
 
 // locate says where a path leads, whoever asks.
-func (p *Proxy) locate(h *Head, set []hpack.HeaderField) Decision {
+func (p *Proxy) locate(d *Decision, h *Head) {
 	t := p.cfg.Table()
 	m := t.Match(h.Path)
-	d := Decision{Set: set, Entry: m.Entry, Request: parseRequest(h.Method, h.Path, h.RawQuery)}
+	*d = Decision{Set: d.Set[:0], Entry: m.Entry, Request: parseRequest(h.Method, h.Path, h.RawQuery)}
 	if p.isLoop(h) {
-		return d.refuse(errLoop())
+		d.refuse(errLoop())
+		return
 	}
 	switch m.Route {
 	case registry.RouteInvalid:
-		return d.refuse(errInvalidPath())
+		d.refuse(errInvalidPath())
+		return
 	case registry.RouteRefused:
-		return d.refuse(errProtected(m.Entry))
+		d.refuse(errProtected(m.Entry))
+		return
 	}
 	if d.Action = p.actionOf(m.Route); m.Route == registry.RouteLocal && p.ownHealth(h.Path) {
 		d.Action = ToHealth
-		return d
+		return
 	}
 	if !t.Complete() && m.Route != registry.RouteOwn && kubernetesPath(h.Path) {
-		return d.refuse(errNotReady())
+		d.refuse(errNotReady())
 	}
-	return d
 }
 
-func (d Decision) refuse(err error) Decision {
-	d.Action, d.Err = Refuse, err
-	return d
-}
+func (d *Decision) refuse(err error) { d.Action, d.Err = Refuse, err }
 
 // decideLocal passes on what the caller presented: the local apiserver authenticates tokens and authorizes everything.
-func (p *Proxy) decideLocal(d Decision, h *Head) Decision {
+func (p *Proxy) decideLocal(d *Decision, h *Head) {
 	switch d.Credentials.Kind {
 	case authn.KindInvalid:
 		// Passed on without its bad certificate, the request would be anonymous; kube-apiserver would have refused it.
-		return d.refuse(errUnauthorized())
+		d.refuse(errUnauthorized())
+		return
 	case authn.KindCertificate, authn.KindFrontProxy:
 		d.User = d.Credentials.User
 	}
 	d.LongRunning = h.Upgrade != "" || d.Request.longRunning(nil)
 	d.Pool = p.cfg.Authn.Pool(&d.Credentials)
 	d.Strip = Strip{authn: p.cfg.Authn, pool: d.Pool, connection: connectionListed(h)}
-	return p.finish(d, h)
+	p.finish(d, h)
 }
 
 // decideOwn is for what Fairlead authenticates and authorizes itself: remotes, documents and pages.
-func (p *Proxy) decideOwn(ctx context.Context, d Decision, h *Head, wait bool) (Decision, bool) {
-	if known, err := p.authenticate(ctx, &d, wait); !known {
-		return d, false
-	} else if err != nil {
-		return d.refuse(err), true
-	}
-	if d.Credentials.Impersonates {
+func (p *Proxy) decideOwn(ctx context.Context, d *Decision, h *Head, wait bool) (known bool) {
+	known, err := p.authenticate(ctx, d, wait)
+	switch {
+	case !known:
+		return false
+	case err != nil:
+		d.refuse(err)
+		return true
+	case d.Credentials.Impersonates:
 		d.Action = Impersonate
-		return d, true
+		return true
 	}
 	return p.admit(ctx, d, h, wait)
 }
 
 // admit decides for a user who is known: authorization first, so that a stranger does not even learn whether a backend is well.
-func (p *Proxy) admit(ctx context.Context, d Decision, h *Head, wait bool) (Decision, bool) {
-	if known, err := p.authorize(ctx, &d, wait); !known {
-		return d, false
-	} else if err != nil {
-		return d.refuse(err), true
+func (p *Proxy) admit(ctx context.Context, d *Decision, h *Head, wait bool) (known bool) {
+	known, err := p.authorize(ctx, d, wait)
+	switch {
+	case !known:
+		return false
+	case err != nil:
+		d.refuse(err)
+	default:
+		p.dispatch(d, h)
 	}
-	return p.dispatch(d, h), true
+	return true
 }
 
 // dispatch decides for a user who may: whether the backend is well, and within which limits it is asked.
-func (p *Proxy) dispatch(d Decision, h *Head) Decision {
+func (p *Proxy) dispatch(d *Decision, h *Head) {
 	if d.Action == ToPage && p.cfg.Local == nil && strings.HasPrefix(h.Path, "/api") && p.cfg.Table().Match(h.Path).Route == registry.RouteLocal {
-		return d.refuse(errNotFound()) // an API that nobody serves
+		d.refuse(errNotFound()) // an API that nobody serves
+		return
 	}
 	if d.Action != ToRemote {
 		d.LongRunning = longPage(h) || d.Request.longRunning(nil)
-		return d
+		return
 	}
 	e := d.Entry
 	if e.Policy.Maintenance != "" || !e.Verdict.Available() {
-		return d.refuse(errUnavailable(e, time.Now()))
+		d.refuse(errUnavailable(e, time.Now()))
+		return
 	}
 	d.LongRunning = h.Upgrade != "" || d.Request.longRunning(e.Policy.LongRunningSubresources)
 	if !d.LongRunning {
 		var err error
 		if d.Timeout, err = requestTimeout(h, &d.Request, e.Policy.RequestTimeout); err != nil {
-			return d.refuse(err)
+			d.refuse(err)
+			return
 		}
 	}
 	d.Strip = Strip{authn: p.cfg.Authn, pool: authn.PoolRemote, connection: connectionListed(h)}
-	return p.finish(d, h)
+	p.finish(d, h)
 }
 
 // authenticate finds out who the caller is. It reports false when only a TokenReview could tell.
@@ -208,16 +224,22 @@ func (p *Proxy) authenticate(ctx context.Context, d *Decision, wait bool) (known
 
 // authorize finds out whether the caller may. It reports false when only a SubjectAccessReview could tell.
 func (p *Proxy) authorize(ctx context.Context, d *Decision, wait bool) (known bool, err error) {
-	r := &d.Request
-	a := authz.Attributes{
-		User: d.User, Verb: r.Verb, ResourceRequest: r.IsResource, Group: r.Group, Version: r.Version, Namespace: r.Namespace, Resource: r.Resource,
-		Subresource: r.Subresource, Name: r.Name, FieldSelector: r.FieldSelector, LabelSelector: r.LabelSelector, Path: r.Path, Remote: d.Action == ToRemote,
-	}
+	a := d.attributes()
 	verdict, known := p.cfg.Authz.Cached(&a)
+	if known && verdict.Allowed {
+		return true, nil
+	}
+	return p.authorizeSlow(ctx, d, verdict, known, wait)
+}
+
+// authorizeSlow is apart because what it does with the attributes has them allocated.
+func (p *Proxy) authorizeSlow(ctx context.Context, d *Decision, verdict authz.Decision, known, wait bool) (bool, error) {
+	a := d.attributes()
 	if !known {
 		if !wait {
 			return false, nil
 		}
+		var err error
 		if verdict, err = p.cfg.Authz.Authorize(ctx, &a); err != nil {
 			p.log.Warn("authorizing", "user", d.User.GetName(), "err", err)
 			return true, errAuthorizing()
@@ -229,18 +251,26 @@ func (p *Proxy) authorize(ctx context.Context, d *Decision, wait bool) (known bo
 	return true, nil
 }
 
+func (d *Decision) attributes() authz.Attributes {
+	r := &d.Request
+	return authz.Attributes{
+		User: d.User, Verb: r.Verb, ResourceRequest: r.IsResource, Group: r.Group, Version: r.Version, Namespace: r.Namespace, Resource: r.Resource,
+		Subresource: r.Subresource, Name: r.Name, FieldSelector: r.FieldSelector, LabelSelector: r.LabelSelector, Path: r.Path, Remote: d.Action == ToRemote, Now: d.Credentials.Now,
+	}
+}
+
 // finish adds the fields that every forwarded request gets.
-func (p *Proxy) finish(d Decision, h *Head) Decision {
+func (p *Proxy) finish(d *Decision, h *Head) {
 	if d.User != nil {
 		set, err := p.cfg.Authn.Headers(d.Set, d.User)
 		if err != nil {
 			p.log.Warn("asserting an identity", "err", err)
-			return d.refuse(errUnauthorized())
+			d.refuse(errUnauthorized())
+			return
 		}
 		d.Set = set
 	}
 	d.Set = p.forwarded(d.Set, h, d.Credentials.Kind == authn.KindFrontProxy)
-	return d
 }
 
 // actionOf is where a route leads. What is the local apiserver's becomes a page of our own when there is none: its callers are authenticated and authorized

@@ -9,7 +9,8 @@ import (
 // Explain says what Decide would say of a request by a user who is authenticated (by client certificate) and authorized. It is the same code with those two questions
 // left out, so that an explanation cannot differ from what happens. It does no I/O.
 func (p *Proxy) Explain(h *Head, u user.Info) Decision {
-	d := p.locate(h, nil)
+	var d Decision
+	p.locate(&d, h)
 	if d.Err != nil {
 		return d
 	}
@@ -19,7 +20,9 @@ func (p *Proxy) Explain(h *Head, u user.Info) Decision {
 		return d
 	case ToLocal:
 		d.Credentials = authn.Credentials{Kind: authn.KindCertificate, User: u}
-		return p.decideLocal(d, h)
+		p.decideLocal(&d, h)
+		return d
 	}
-	return p.dispatch(d, h)
+	p.dispatch(&d, h)
+	return d
 }

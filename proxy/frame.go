@@ -94,29 +94,19 @@ func (l *frameLane) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2
 	r := l.requests.Get().(*frameRequest) //nolint:forcetypeassert // nothing else is put there
 	r.conn = conn
 	r.head = Head{
-		Method: h.Method, Authority: h.Authority, Path: h.Path, RawQuery: h.RawQuery, Fields: h.Fields, RemoteIP: conn.remoteIP,
+		Method: h.Method, Authority: h.Authority, Path: h.Path, RawQuery: h.RawQuery, Fields: h.Fields, RemoteIP: conn.remoteIP, Arrived: time.Now(),
 	}
-	set := r.decision.Set[:0]
-	d, known := l.p.decideWith(context.Background(), &r.head, &conn.conn, set, false)
-	if known {
-		r.decided(d)
+	if l.p.decide(context.Background(), &r.decision, &r.head, &conn.conn, false) {
 		return l.plan(r), true
 	}
 	r.head.Fields = append(r.head.Fields[:0:0], h.Fields...) // they live only during this call
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), parkTimeout)
 		defer cancel()
-		d, _ := l.p.decideWith(ctx, &r.head, &conn.conn, nil, true)
-		r.decided(d)
+		l.p.decide(ctx, &r.decision, &r.head, &conn.conn, true)
 		resume(l.plan(r))
 	}()
 	return h2.Plan{}, false
-}
-
-// decided notes a decision, and forgets the fields, which are not to be looked at any more.
-func (r *frameRequest) decided(d Decision) {
-	r.decision, r.audit = d, auditID(d.Set, &r.head)
-	r.head.Fields = nil
 }
 
 // parkTimeout bounds how long a stream waits for a TokenReview and a SubjectAccessReview of 10 s each.
@@ -125,6 +115,8 @@ const parkTimeout = 25 * time.Second
 // plan is the decision in the lane's words.
 func (l *frameLane) plan(r *frameRequest) h2.Plan {
 	d := &r.decision
+	r.audit = auditID(d.Set, &r.head)
+	r.head.Fields = nil // they are not to be looked at any more
 	up := l.upstream(d)
 	if up == nil {
 		// The net/http lane decides again, from the caches.
@@ -313,7 +305,7 @@ func (r *frameRequest) onEnd(o h2.Outcome) {
 	p := r.l.p
 	p.metrics.observe(&r.decision, status, o.Duration)
 	if p.cfg.AccessLog != nil {
-		r.line = accesslog.Line{Proto: "HTTP/2.0", Status: status, Bytes: o.Sent, Took: o.Duration, AuditID: r.audit}
+		r.line = accesslog.Line{Proto: "HTTP/2.0", Status: status, Bytes: o.Sent, Took: o.Duration, AuditID: r.audit, Ended: r.head.Arrived.Add(o.Duration)}
 		p.logAccess(r.conn.number, &r.head, &r.decision, &r.line)
 	}
 	r.l.recycle(r)

@@ -3,6 +3,7 @@ package proxy
 import (
 	"net/http"
 	"strings"
+	"time"
 
 	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2/hpack"
@@ -23,6 +24,8 @@ type Head struct {
 	Fields []hpack.HeaderField
 	// Upgrade is the protocol that an HTTP/1.1 client asks to switch to, in its own spelling. Empty: none, or none that is offered.
 	Upgrade string
+	// Arrived is when the head came. Zero: now.
+	Arrived time.Time
 	// RemoteIP is the address of the connection's other end, without port.
 	RemoteIP string
 }

@@ -165,7 +165,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rec := p.record(w, r, x)
 	defer rec.done()
 	r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
-	x.decision, _ = p.Decide(r.Context(), x.head, x.conn, true)
+	p.decide(r.Context(), &x.decision, x.head, x.conn, true)
 	if r.ProtoMajor == 2 && p.goAway() {
 		w.Header().Set("Connection", "close") // net/http makes a GOAWAY of it
 	}
@@ -208,13 +208,13 @@ func (p *Proxy) serveImpersonated(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	// Entry and route come from one table: between the first decision and now there may have been another.
-	d, m := x.decision, p.cfg.Table().Match(x.head.Path)
+	d, m := &x.decision, p.cfg.Table().Match(x.head.Path)
 	d.Impersonator, d.User, d.Entry, d.Action = authz.Impersonator(r.Context()), as, m.Entry, p.actionOf(m.Route)
 	if d.Action == Refuse || d.Action == ToLocal {
 		p.writeError(w, r, errNotReady()) // it has just left the table: the next try finds out what it is now
 		return
 	}
-	x.decision, _ = p.admit(r.Context(), d, x.head, true)
+	p.admit(r.Context(), d, x.head, true)
 	p.carryOut(w, r, x)
 }
 
@@ -234,8 +234,7 @@ func (p *Proxy) servePage(w http.ResponseWriter, r *http.Request) {
 // serveLocal relays a request of the health relay to the local apiserver, with what its caller presented.
 func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request) {
 	x := exchangeOf(r.Context())
-	d := x.decision
-	d.Action = ToLocal
-	x.decision = p.decideLocal(d, x.head)
+	x.decision.Action = ToLocal
+	p.decideLocal(&x.decision, x.head)
 	p.carryOut(w, r, x)
 }

@@ -88,7 +88,10 @@ func New(cfg Config) (*Log, error) {
 
 // Add adds a line. Lines of one key, best a connection's number, are written in order.
 func (l *Log) Add(key uint32, line *Line) {
-	now := time.Now()
+	at := line.Ended
+	if at.IsZero() {
+		at = time.Now()
+	}
 	s := &l.stripes[key%stripes]
 	s.mu.Lock()
 	before := len(s.buf)
@@ -97,7 +100,7 @@ func (l *Log) Add(key uint32, line *Line) {
 		l.lost.Add(1)
 		return
 	}
-	s.buf = line.append(s.buf, s.clock.at(now))
+	s.buf = line.append(s.buf, s.clock.at(at))
 	after := len(s.buf)
 	s.mu.Unlock()
 	switch {

@@ -18,6 +18,8 @@ type Line struct {
 	Bytes int64
 	// Took is from the request's head to its end; in the log in nanoseconds.
 	Took time.Duration
+	// Ended is when the request ended. Zero: now.
+	Ended time.Time
 	// Proto is the client's protocol.
 	Proto string
 	// From is the client's address, without port.

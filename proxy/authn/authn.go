@@ -81,11 +81,12 @@ func New(cfg Config) (*Authenticator, error) {
 		read:   read,
 		paths:  map[string]bool{},
 		nobody: &identity{DefaultInfo: user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}},
-		// Kubernetes is supported up to 5,000 nodes and 10,000 namespaces; 16,384 tokens of a service account's usual 1.2 KB are 20 MB when all are in use.
-		known:  newCache[*identity](1024, 2<<20),
-		proven: newCache[struct{}](1024, 2<<20),
+		// A hundred thousand tokens, which is more than a cluster of Kubernetes' largest supported size has in use; of a service account's usual 1.2 KB they
+		// take 120 MB, once for both caches. Only good tokens are kept here.
+		known:  newCache[*identity](1<<18, 160<<20),
+		proven: newCache[struct{}](1<<18, 160<<20),
 		// Bad tokens are kept apart, or a flood of them would push the good ones out.
-		refused: newCache[struct{}](256, 512<<10),
+		refused: newCache[struct{}](4096, 8<<20),
 		metrics: newMetrics(cfg.Metrics),
 
 		strangers: queue{slots: make(chan struct{}, maxReviews)}, regulars: queue{slots: make(chan struct{}, maxReviews)},

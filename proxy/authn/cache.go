@@ -3,118 +3,145 @@ package authn
 import (
 	"hash/maphash"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
-// cache remembers something of a token until a given time. It is bounded twice, in entries and in bytes of tokens, and drops what was used longest ago.
-// A look-up allocates nothing; tokens are canonical, so it can mistake none for another.
+// cache remembers something of a token until a given time. It is bounded twice, in entries and in bytes of tokens. A token belongs to one set by a hash with
+// a secret seed; tokens are canonical, so it can be mistaken for none other there. Looking up takes no lock and allocates nothing; writers, of which there
+// are as many as answers from elsewhere, take one.
 type cache[V any] struct {
 	seed maphash.Seed
 	// generation is that of who issues tokens; what is remembered of another one is forgotten.
 	generation func() uint64
-	shards     [cacheShards]shard[V]
+	sets       []set[V]
+	maxBytes   int
+
+	mu    sync.Mutex // guards writes of sets, and what follows
+	bytes int
+	hand  int // the set that is swept next
 }
 
-// cacheShards is enough that cores rarely wait for each other: a shard is locked for some 50 ns.
-const cacheShards = 16
+// ways is how many tokens of one set are remembered. With eight, a cache that is half full forgets one in some thousand too early.
+const ways = 8
 
-type shard[V any] struct {
-	mu      sync.Mutex // guards everything below
-	entries map[Token]*entry[V]
-	// ring is the sentinel of the list of entries: ring.next was used last, ring.prev longest ago.
-	ring                 entry[V]
-	bytes                int
-	maxEntries, maxBytes int
-}
+type set[V any] [ways]atomic.Pointer[entry[V]]
 
+// entry is immutable but for used.
 type entry[V any] struct {
 	token      Token
 	value      V
 	until      time.Time
 	generation uint64
-	next, prev *entry[V]
+	used       atomic.Bool // since a writer last looked for a place in its set
 }
 
-// newCache makes a cache whose every shard holds at most so many entries and bytes of tokens.
+// newCache makes a cache of so many entries, a multiple of ways, and bytes of tokens.
 func newCache[V any](maxEntries, maxBytes int) *cache[V] {
-	c := &cache[V]{seed: maphash.MakeSeed(), generation: func() uint64 { return 0 }}
-	for i := range c.shards {
-		s := &c.shards[i]
-		s.entries = map[Token]*entry[V]{}
-		s.ring.next, s.ring.prev = &s.ring, &s.ring
-		s.maxEntries, s.maxBytes = maxEntries, maxBytes
-	}
-	return c
+	return &cache[V]{seed: maphash.MakeSeed(), generation: func() uint64 { return 0 }, sets: make([]set[V], maxEntries/ways), maxBytes: maxBytes}
 }
 
-func (c *cache[V]) shard(t Token) *shard[V] {
-	return &c.shards[maphash.Comparable(c.seed, t)%cacheShards]
+func (c *cache[V]) set(t Token) *set[V] {
+	return &c.sets[maphash.Comparable(c.seed, t)%uint64(len(c.sets))]
 }
 
-// get returns what is remembered of a token and until when.
-func (c *cache[V]) get(t Token) (v V, until time.Time, ok bool) {
-	s := c.shard(t)
-	now, generation := time.Now(), c.generation()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	e := s.entries[t]
-	if e == nil {
-		return v, until, false
+// get returns what is remembered of a token and until when. The zero now is time.Now.
+func (c *cache[V]) get(t Token, now time.Time) (v V, until time.Time, ok bool) {
+	s := c.set(t)
+	for i := range s {
+		e := s[i].Load()
+		if e == nil || e.token != t {
+			continue
+		}
+		if now.IsZero() {
+			now = time.Now()
+		}
+		if !e.alive(now, c.generation()) {
+			return v, until, false
+		}
+		if !e.used.Load() { // else every hit would take the cache line from the other cores
+			e.used.Store(true)
+		}
+		return e.value, e.until, true
 	}
-	if !now.Before(e.until) || e.generation != generation {
-		s.removeLocked(e)
-		return v, until, false
-	}
-	e.unlink()
-	s.pushLocked(e)
-	return e.value, e.until, true
+	return v, until, false
 }
 
-// put remembers v of a token, as of now. A token larger than a quarter of a shard is not worth it.
+func (e *entry[V]) alive(now time.Time, generation uint64) bool {
+	return now.Before(e.until) && e.generation == generation
+}
+
+// put remembers v of a token, as of now. A token larger than one in a thousand of all bytes is not worth it.
 func (c *cache[V]) put(t Token, v V, until time.Time) { c.putAsOf(c.generation(), t, v, until) }
 
 // putAsOf is put for what was found out in a generation that may be over by now.
 func (c *cache[V]) putAsOf(generation uint64, t Token, v V, until time.Time) {
-	s, size := c.shard(t), len(t.Secret())
-	if size > s.maxBytes/4 {
+	if len(t.Secret()) > c.maxBytes/1000 {
 		return
 	}
-	e := &entry[V]{token: t, value: v, until: until, generation: generation}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if old := s.entries[t]; old != nil {
-		s.removeLocked(old)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	// Every writer sweeps another set too, so that what has died goes even if nobody asks for it or for its neighbours again.
+	c.sweepLocked(false)
+	s := c.set(t)
+	c.setLocked(&s[c.placeLocked(s, t)], &entry[V]{token: t, value: v, until: until, generation: generation})
+	for c.bytes > c.maxBytes {
+		c.sweepLocked(true)
 	}
-	s.entries[t] = e
-	s.bytes += size
-	s.pushLocked(e)
-	for len(s.entries) > s.maxEntries || s.bytes > s.maxBytes {
-		s.removeLocked(s.ring.prev)
+}
+
+// placeLocked chooses where a token goes: where it is, where nothing alive is, where nothing was used lately, or anywhere.
+func (c *cache[V]) placeLocked(s *set[V], t Token) int {
+	now, generation := time.Now(), c.generation()
+	free, unused := -1, -1
+	for i := range s {
+		switch old := s[i].Load(); {
+		case old != nil && old.token == t:
+			return i
+		case old == nil || !old.alive(now, generation):
+			free = i
+		case !old.used.Swap(false):
+			unused = i
+		}
+	}
+	switch {
+	case free >= 0:
+		return free
+	case unused >= 0:
+		return unused
+	}
+	return c.hand % ways
+}
+
+// sweepLocked drops what is dead in the next set, or everything.
+func (c *cache[V]) sweepLocked(everything bool) {
+	now, generation := time.Now(), c.generation()
+	s := &c.sets[c.hand%len(c.sets)]
+	c.hand++
+	for i := range s {
+		if old := s[i].Load(); old != nil && (everything || !old.alive(now, generation)) {
+			c.setLocked(&s[i], nil)
+		}
 	}
 }
 
 // drop forgets a token.
 func (c *cache[V]) drop(t Token) {
-	s := c.shard(t)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if e := s.entries[t]; e != nil {
-		s.removeLocked(e)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.set(t)
+	for i := range s {
+		if e := s[i].Load(); e != nil && e.token == t {
+			c.setLocked(&s[i], nil)
+		}
 	}
 }
 
-func (s *shard[V]) removeLocked(e *entry[V]) {
-	e.unlink()
-	delete(s.entries, e.token)
-	s.bytes -= len(e.token.Secret())
-}
-
-func (s *shard[V]) pushLocked(e *entry[V]) {
-	e.prev, e.next = &s.ring, s.ring.next
-	e.prev.next, e.next.prev = e, e
-}
-
-func (e *entry[V]) unlink() {
-	e.prev.next, e.next.prev = e.next, e.prev
-	e.prev, e.next = nil, nil
+func (c *cache[V]) setLocked(place *atomic.Pointer[entry[V]], e *entry[V]) {
+	if old := place.Swap(e); old != nil {
+		c.bytes -= len(old.token.Secret())
+	}
+	if e != nil {
+		c.bytes += len(e.token.Secret())
+	}
 }

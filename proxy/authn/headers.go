@@ -17,6 +17,12 @@ type identity struct {
 	rendered atomic.Pointer[rendering]
 }
 
+// Is reports whether another user is this very one. An identity never changes, so then nothing of it needs to be compared.
+func (id *identity) Is(other user.Info) bool {
+	o, ok := other.(*identity)
+	return ok && o == id
+}
+
 // rendering is an identity's fields for one set of names. Immutable.
 type rendering struct {
 	names  *nameSet

@@ -12,7 +12,10 @@ func (a *Authenticator) Pool(c *Credentials) Pool {
 		return PoolCertificate
 	case KindToken:
 		// With two tokens nobody can tell which of them was accepted.
-		if c.second.none() && a.Proven(c.Token) {
+		if !c.second.none() {
+			break
+		}
+		if _, _, ok := a.proven.get(c.Token, c.Now); ok {
 			return PoolProven
 		}
 	}
@@ -21,7 +24,7 @@ func (a *Authenticator) Pool(c *Credentials) Pool {
 
 // Proven reports whether the local apiserver lately accepted a token.
 func (a *Authenticator) Proven(t Token) bool {
-	_, _, ok := a.proven.get(t)
+	_, _, ok := a.proven.get(t, time.Time{})
 	return ok
 }
 
@@ -38,7 +41,7 @@ func (a *Authenticator) Seen(c *Credentials, status int) {
 	case proves(status):
 		now := time.Now()
 		// A token in use is rewritten once in half its time, not with every answer.
-		if _, until, ok := a.proven.get(c.Token); !ok || until.Sub(now) < a.cfg.ProvenTTL/2 {
+		if _, until, ok := a.proven.get(c.Token, now); !ok || until.Sub(now) < a.cfg.ProvenTTL/2 {
 			a.proven.put(c.Token, struct{}{}, now.Add(a.cfg.ProvenTTL))
 		}
 	}

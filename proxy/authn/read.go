@@ -3,6 +3,7 @@ package authn
 import (
 	"net/http"
 	"strings"
+	"time"
 
 	"golang.org/x/net/http2/hpack"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -54,6 +55,8 @@ type Credentials struct {
 	Token Token
 	// Impersonates says that there is a field whose name begins with Impersonate-.
 	Impersonates bool
+	// Now is when they were read, so that the clock, which is slow on virtual machines, is asked once per request. Zero: Cached and Pool ask it.
+	Now time.Time
 	// Err is why something failed, for the log: always set for KindInvalid, and for KindToken when a certificate failed. It holds no token.
 	Err error
 

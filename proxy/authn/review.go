@@ -95,11 +95,11 @@ func (a *Authenticator) cachedTokens(c *Credentials) (user.Info, bool) {
 		if t.none() {
 			continue
 		}
-		if id, _, ok := a.known.get(t); ok {
+		if id, _, ok := a.known.get(t, c.Now); ok {
 			a.metrics.hits.Inc()
 			return id, true
 		}
-		if _, _, ok := a.refused.get(t); !ok {
+		if _, _, ok := a.refused.get(t, c.Now); !ok {
 			return nil, false
 		}
 	}
@@ -154,10 +154,10 @@ func (a *Authenticator) shared(ctx context.Context, token Token) (*identity, err
 
 // remembered is what is known of a token; with ok, id and err are what was answered.
 func (a *Authenticator) remembered(token Token) (id *identity, ok bool, err error) {
-	if id, _, ok := a.known.get(token); ok {
+	if id, _, ok := a.known.get(token, time.Time{}); ok {
 		return id, true, nil
 	}
-	if _, _, ok := a.refused.get(token); ok {
+	if _, _, ok := a.refused.get(token, time.Time{}); ok {
 		return nil, true, errBadToken
 	}
 	return nil, false, nil

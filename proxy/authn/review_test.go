@@ -204,47 +204,92 @@ func TestBadTokensPushNobodyOut(t *testing.T) {
 	if u, known := a.Cached(good, ""); u == nil || !known {
 		t.Error("the good token was forgotten")
 	}
-	n := 0
-	for i := range a.refused.shards {
-		n += len(a.refused.shards[i].entries)
-	}
-	if n > 256*cacheShards {
+	if n, _ := kept(a.refused); n > 4096 || n < 2048 {
 		t.Errorf("%d bad tokens are kept", n)
 	}
 }
 
+// kept counts a cache's entries, and the bytes of their tokens.
+func kept[V any](c *cache[V]) (n, size int) {
+	for i := range c.sets {
+		for j := range c.sets[i] {
+			if e := c.sets[i][j].Load(); e != nil {
+				n++
+				size += len(e.token.Secret())
+			}
+		}
+	}
+	return n, size
+}
+
 func TestCacheBytesAreBounded(t *testing.T) {
 	t.Parallel()
-	c := newCache[int](1000, 4000)
-	for i := range 1000 {
+	const most = 1 << 20
+	c := newCache[int](1<<14, most)
+	for i := range 4000 {
 		c.put(newToken(fmt.Sprintf("%0900d", i)), i, time.Now().Add(time.Hour))
 	}
-	kept := 0
-	for i := range 1000 {
-		v, _, ok := c.get(newToken(fmt.Sprintf("%0900d", i)))
+	found := 0
+	for i := range 4000 {
+		v, _, ok := c.get(newToken(fmt.Sprintf("%0900d", i)), time.Time{})
 		if ok && v != i {
 			t.Fatalf("token %d has the value of %d", i, v)
 		}
 		if ok {
-			kept++
+			found++
 		}
 	}
-	if kept == 0 || kept > 4*cacheShards {
-		t.Errorf("%d tokens of 900 bytes are kept in %d shards of 4000", kept, cacheShards)
+	if n, size := kept(c); n != found || size != c.bytes || size > most || size < most/2 {
+		t.Errorf("%d tokens are kept, %d found; %d bytes of which %d are counted", n, found, size, c.bytes)
 	}
-	c.put(newToken(strings.Repeat("x", 1001)), 1, time.Now().Add(time.Hour))
-	if _, _, ok := c.get(newToken(strings.Repeat("x", 1001))); ok {
+	huge := newToken(strings.Repeat("x", most/1000+1))
+	c.put(huge, 1, time.Now().Add(time.Hour))
+	if _, _, ok := c.get(huge, time.Time{}); ok {
 		t.Error("a huge token is kept")
 	}
-	for i := range c.shards {
-		s := &c.shards[i]
-		for s.ring.prev != &s.ring {
-			c.drop(s.ring.prev.token)
-		}
-		if s.bytes != 0 || len(s.entries) != 0 {
-			t.Errorf("an empty shard holds %d bytes, %d entries", s.bytes, len(s.entries))
-		}
+	for i := range 4000 {
+		c.drop(newToken(fmt.Sprintf("%0900d", i)))
 	}
+	if n, size := kept(c); n != 0 || size != 0 || c.bytes != 0 {
+		t.Errorf("an empty cache holds %d entries, %d bytes of which %d are counted", n, size, c.bytes)
+	}
+}
+
+// A hundred thousand tokens fit: hardly any is forgotten before its time.
+func TestCacheHoldsAHundredThousand(t *testing.T) {
+	t.Parallel()
+	const n = 100_000
+	c := newCache[int](1<<18, 160<<20)
+	for i := range n {
+		c.put(newToken(fmt.Sprint("token-", i)), i, time.Now().Add(time.Hour))
+	}
+	if found, _ := kept(c); found < n-n/100 {
+		t.Errorf("%d of %d tokens are kept", found, n)
+	}
+}
+
+// In one set, what is used stays and what is not goes; and what has expired goes, although nobody asks for it again.
+func TestCacheForgets(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := newCache[int](ways, 1<<20)
+		used := newToken("used")
+		c.put(used, 1, time.Now().Add(time.Minute))
+		for i := range 10 * ways {
+			if _, _, ok := c.get(used, time.Time{}); !ok {
+				t.Fatalf("dropped by the %d-th", i)
+			}
+			c.put(newToken(fmt.Sprint(i)), i, time.Now().Add(time.Hour))
+		}
+		time.Sleep(2 * time.Hour)
+		if _, _, ok := c.get(used, time.Time{}); ok {
+			t.Error("remembered beyond its time")
+		}
+		c.put(used, 1, time.Now().Add(time.Minute))
+		if n, _ := kept(c); n != 1 {
+			t.Errorf("%d are kept, want the one that is alive", n)
+		}
+	})
 }
 
 func TestProven(t *testing.T) {

@@ -31,31 +31,25 @@ func (a *Attributes) size() int {
 	return n
 }
 
-// hash depends on everything that equal compares. Fields need no separators: equal has the last word.
+// hash depends on what equal compares, but for the user's extra, which is seldom all that differs and slow to walk.
 func (a *Attributes) hash(seed maphash.Seed) uint64 {
-	var h maphash.Hash
-	h.SetSeed(seed)
+	h := uint64(0)
 	for _, w := range a.words() {
-		h.WriteString(w)
-		h.WriteByte(0)
+		h = mix(h, seed, w)
 	}
-	h.WriteString(a.User.GetName())
-	h.WriteByte(0)
-	h.WriteString(a.User.GetUID())
+	h = mix(mix(h, seed, a.User.GetName()), seed, a.User.GetUID())
 	for _, g := range a.User.GetGroups() {
-		h.WriteByte(0)
-		h.WriteString(g)
+		h = mix(h, seed, g)
 	}
-	sum := h.Sum64()
-	// A map has no order, so its parts are added up.
-	for k, values := range a.User.GetExtra() {
-		part := maphash.String(seed, k)
-		for _, v := range values {
-			part = part*31 + maphash.String(seed, v)
-		}
-		sum += part
+	return h ^ h>>32 // the low bits choose the set
+}
+
+// mix goes on with a hash; the order of strings matters. The factor is odd and has bits everywhere (2⁶⁴ by the golden ratio).
+func mix(h uint64, seed maphash.Seed, s string) uint64 {
+	if s != "" {
+		h ^= maphash.String(seed, s)
 	}
-	return sum
+	return (h ^ h>>29) * 0x9e3779b97f4a7c15
 }
 
 // equal reports whether two questions are the same in every field that is sent.
@@ -64,9 +58,15 @@ func (a *Attributes) equal(b *Attributes) bool {
 }
 
 func sameUser(a, b user.Info) bool {
+	if u, ok := a.(immutable); ok && u.Is(b) {
+		return true
+	}
 	return a.GetName() == b.GetName() && a.GetUID() == b.GetUID() && slices.Equal(a.GetGroups(), b.GetGroups()) &&
 		maps.EqualFunc(a.GetExtra(), b.GetExtra(), slices.Equal[[]string])
 }
+
+// immutable is a user that never changes, and knows itself: the usual one needs neither to be compared field by field nor to be copied.
+type immutable interface{ Is(other user.Info) bool }
 
 // clone copies everything, strings included: they may be parts of a request's buffers.
 func (a *Attributes) clone() *Attributes {
@@ -75,6 +75,9 @@ func (a *Attributes) clone() *Attributes {
 		&c.Verb, &c.Group, &c.Version, &c.Resource, &c.Subresource, &c.Namespace, &c.Name, &c.Path, &c.FieldSelector, &c.LabelSelector,
 	} {
 		*s = strings.Clone(*s)
+	}
+	if _, ok := a.User.(immutable); ok {
+		return &c
 	}
 	u := &user.DefaultInfo{Name: strings.Clone(a.User.GetName()), UID: strings.Clone(a.User.GetUID()), Groups: cloneAll(a.User.GetGroups())}
 	if extra := a.User.GetExtra(); extra != nil {

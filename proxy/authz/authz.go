@@ -47,6 +47,8 @@ type Attributes struct {
 	Path string
 	// FieldSelector and LabelSelector are the query's, as they stand. Empty: none.
 	FieldSelector, LabelSelector string
+	// Now is when it wants to, so that the clock is asked once per request. Zero: it is asked. It is no part of the question.
+	Now time.Time
 	// Remote says that the request goes to an extension server, which can decide for itself. It matters for Config.LeaveRemotes alone.
 	Remote bool
 }

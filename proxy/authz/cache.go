@@ -3,96 +3,139 @@ package authz
 import (
 	"hash/maphash"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
 const (
-	// shards is enough that cores rarely wait for each other: one is locked for some 100 ns.
-	shards = 16
-	// perShard bounds the answers kept: 16,384 in all, twice upstream's 8,192. At the 10,000 bytes that one may have at most, and a user's own, an attacker
-	// who has credentials can make it hold some 200 MB for 10 s; an ordinary answer takes 1 KB.
-	perShard = 1024
+	// setCount and ways bound the answers kept: 131,072, enough for a hundred thousand users who each want one thing. An ordinary answer takes 1 KB.
+	setCount = 1 << 14
+	ways     = 8
+	// maxBytes bounds what they take together: an answer may have up to maxCached bytes that its caller chose.
+	maxBytes = 128 << 20
+	// overhead is what an answer takes beside its strings.
+	overhead = 512
 )
 
-// cache keeps answers, each until a given time, and drops what was used longest ago. Questions are looked up by a hash with a secret seed and then
-// compared field by field, so a collision costs a miss, never a wrong answer.
+// cache keeps answers, each until a given time. A question belongs to one set by a hash with a secret seed, and there it is compared field by field, so a
+// collision costs nothing but a place. Looking up takes no lock and allocates nothing; writers, of which there are as many as reviews, take one.
 type cache struct {
 	seed maphash.Seed
 	// generation is that of the rules now; an answer of another one is forgotten.
 	generation func() uint64
-	hash       func(*Attributes, maphash.Seed) uint64
-	shards     [shards]shard
+	// narrow makes hashes collide, for tests: nil.
+	narrow func(uint64) uint64
+	places [setCount][ways]atomic.Pointer[answer]
+
+	mu    sync.Mutex // guards writes of places, and what follows
+	bytes int
+	hand  int // the set that is swept next
 }
 
-type shard struct {
-	mu      sync.Mutex // guards both fields below
-	answers map[uint64]*answer
-	// recent is the sentinel of a list of all answers: recent.older was used last, recent.newer longest ago.
-	recent answer
-}
-
+// answer is immutable but for used.
 type answer struct {
-	hash         uint64
-	question     *Attributes
-	decision     Decision
-	until        time.Time
-	generation   uint64
-	older, newer *answer
+	hash       uint64
+	question   *Attributes
+	decision   Decision
+	until      time.Time
+	generation uint64
+	size       int
+	used       atomic.Bool // since a writer last looked for a place in its set
 }
 
 func newCache(generation func() uint64) *cache {
-	c := &cache{seed: maphash.MakeSeed(), generation: generation, hash: (*Attributes).hash}
-	for i := range c.shards {
-		s := &c.shards[i]
-		s.answers = map[uint64]*answer{}
-		s.recent.older, s.recent.newer = &s.recent, &s.recent
+	return &cache{seed: maphash.MakeSeed(), generation: generation}
+}
+
+func (c *cache) hash(q *Attributes) uint64 {
+	h := q.hash(c.seed)
+	if c.narrow != nil {
+		h = c.narrow(h)
 	}
-	return c
+	return h
 }
 
 func (c *cache) get(q *Attributes) (Decision, bool) {
-	h := c.hash(q, c.seed)
-	s := &c.shards[h%shards]
-	now, generation := time.Now(), c.generation()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	a := s.answers[h]
-	if a == nil || !a.question.equal(q) {
-		return Decision{}, false
+	h := c.hash(q)
+	set := &c.places[h%setCount]
+	for i := range set {
+		a := set[i].Load()
+		if a == nil || a.hash != h || !a.question.equal(q) {
+			continue
+		}
+		now := q.Now
+		if now.IsZero() {
+			now = time.Now()
+		}
+		if !a.alive(now, c.generation()) {
+			return Decision{}, false
+		}
+		if !a.used.Load() { // else every hit would take the cache line from the other cores
+			a.used.Store(true)
+		}
+		return a.decision, true
 	}
-	s.takeLocked(a)
-	if !now.Before(a.until) || a.generation != generation {
-		delete(s.answers, h)
-		return Decision{}, false
-	}
-	s.noteLocked(a)
-	return a.decision, true
+	return Decision{}, false
+}
+
+func (a *answer) alive(now time.Time, generation uint64) bool {
+	return now.Before(a.until) && a.generation == generation
 }
 
 // put keeps an answer that was true of a generation. The question becomes the cache's.
 func (c *cache) put(q *Attributes, d Decision, until time.Time, generation uint64) {
-	a := &answer{hash: c.hash(q, c.seed), question: q, decision: d, until: until, generation: generation}
-	s := &c.shards[a.hash%shards]
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if old := s.answers[a.hash]; old != nil {
-		s.takeLocked(old)
-	}
-	s.answers[a.hash] = a
-	s.noteLocked(a)
-	if len(s.answers) > perShard {
-		last := s.recent.newer
-		s.takeLocked(last)
-		delete(s.answers, last.hash)
+	a := &answer{hash: c.hash(q), question: q, decision: d, until: until, generation: generation, size: q.size() + len(d.Reason) + overhead}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	// Every writer sweeps another set too, so that what has died goes even if nobody asks for it or for its neighbours again.
+	c.sweepLocked(false)
+	set := &c.places[a.hash%setCount]
+	c.setLocked(&set[c.placeLocked(set, a)], a)
+	for c.bytes > maxBytes {
+		c.sweepLocked(true)
 	}
 }
 
-// takeLocked takes an answer out of the list, noteLocked puts it at the end that was used last.
-func (s *shard) takeLocked(a *answer) {
-	a.newer.older, a.older.newer = a.older, a.newer
+// placeLocked chooses where an answer goes: where the same question is, where nothing alive is, where nothing was used lately, or anywhere.
+func (c *cache) placeLocked(set *[ways]atomic.Pointer[answer], a *answer) int {
+	now, generation := time.Now(), c.generation()
+	free, unused := -1, -1
+	for i := range set {
+		switch old := set[i].Load(); {
+		case old == nil || !old.alive(now, generation):
+			free = i
+		case old.hash == a.hash && old.question.equal(a.question):
+			return i
+		case !old.used.Swap(false):
+			unused = i
+		}
+	}
+	switch {
+	case free >= 0:
+		return free
+	case unused >= 0:
+		return unused
+	}
+	return c.hand % ways
 }
 
-func (s *shard) noteLocked(a *answer) {
-	a.newer, a.older = &s.recent, s.recent.older
-	a.newer.older, a.older.newer = a, a
+// sweepLocked drops what is dead in the next set, or everything.
+func (c *cache) sweepLocked(everything bool) {
+	now, generation := time.Now(), c.generation()
+	set := &c.places[c.hand%setCount]
+	c.hand++
+	for i := range set {
+		if old := set[i].Load(); old != nil && (everything || !old.alive(now, generation)) {
+			c.setLocked(&set[i], nil)
+		}
+	}
+}
+
+func (c *cache) setLocked(place *atomic.Pointer[answer], a *answer) {
+	if old := place.Swap(a); old != nil {
+		c.bytes -= old.size
+	}
+	if a != nil {
+		c.bytes += a.size
+	}
 }

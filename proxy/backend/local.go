@@ -140,13 +140,14 @@ func (l *Local) newPool(name string, certificate bool, maxConns int, protocol st
 	if wait == 0 {
 		wait = defaultWait
 	}
+	protocols := []string{protocol}
 	return newUpstream(name, l.owner, target{
 		tls:       func() (*tls.Config, error) { return l.cfg.TLS(certificate) },
 		guard:     guard,
 		dial:      dialer(l.cfg.Dial, l.refuse),
 		signal:    l.signal,
 		observe:   func(string, time.Duration) {}, // apiservers are not compared: each serves the same etcd
-		protocols: func() []string { return []string{protocol} },
+		protocols: func() []string { return protocols },
 		maxConns:  maxConns,
 		wait:      wait,
 	})

@@ -225,6 +225,7 @@ func sameService(a, b *registry.Backend) bool {
 func (p *Pools) newRemote(e *registry.Entry) *remote {
 	r := &remote{}
 	r.spec.Store(e.Backend)
+	old, either := []string{"http/1.1"}, []string{"h2", "http/1.1"} // asked for with every request
 	r.Upstream = newUpstream(e.Name, p.owner, target{
 		tls: func() (*tls.Config, error) { return p.cfg.TLS(r.spec.Load()) },
 		guard: func(chain []*x509.Certificate) (<-chan struct{}, func()) {
@@ -246,9 +247,9 @@ func (p *Pools) newRemote(e *registry.Entry) *remote {
 		},
 		protocols: func() []string {
 			if r.spec.Load().HTTP1 {
-				return []string{"http/1.1"}
+				return old
 			}
-			return []string{"h2", "http/1.1"}
+			return either
 		},
 		// An HTTP/1.1 backend needs a connection per request; the APIService's limits are the bound.
 		maxConns: 16 << 10,

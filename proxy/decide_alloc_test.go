@@ -1,0 +1,38 @@
+package proxy
+
+import (
+	"strings"
+	"testing"
+
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+)
+
+// What a client-go controller sends, with a service account's token.
+func usualHead() *Head {
+	return &Head{
+		Method: "GET", Authority: "127.0.0.1:6443", Path: remoteGV + "/namespaces/default/widgets/one", RemoteIP: "192.0.2.1",
+		Fields: []hpack.HeaderField{
+			{Name: "accept", Value: "application/json"}, {Name: "user-agent", Value: "controller/1 (linux/amd64) kubernetes/unknown"},
+			{Name: "accept-encoding", Value: "gzip"}, {Name: "authorization", Value: "Bearer token-of-" + strings.Repeat("x", 900)},
+		},
+	}
+}
+
+// A decision that needs no I/O allocates its Audit-ID and X-Forwarded fields, and nothing else.
+func TestDecideAllocates(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	h, c := usualHead(), &authn.Conn{}
+	if d, _ := w.proxy.Decide(t.Context(), h, c, true); d.Action != ToRemote {
+		t.Fatalf("%v: %v", d.Action, d.Err)
+	}
+	var d Decision
+	if n := testing.AllocsPerRun(1000, func() {
+		if !w.proxy.decide(t.Context(), &d, h, c, false) {
+			t.Fatal("not known")
+		}
+	}); n > 1 {
+		t.Errorf("%v allocations, want 1: the Audit-ID", n)
+	}
+}
