@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -34,8 +35,8 @@ func (d *diary) read() []time.Duration {
 	return out
 }
 
-// following runs Follow with an ask that takes a while and ends with an error, if there is one.
-func following(t *testing.T, takes *time.Duration, err *error) (*diary, chan struct{}) {
+// following runs Follow with an ask that takes a while and may fail.
+func following(t *testing.T, takes time.Duration, failing *atomic.Bool) (*diary, chan struct{}) {
 	d, hints := &diary{begun: time.Now()}, make(chan struct{}, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -43,10 +44,10 @@ func following(t *testing.T, takes *time.Duration, err *error) (*diary, chan str
 		defer close(done)
 		Follow(ctx, Pace{Every: 2 * time.Second, Hints: hints, After: []time.Duration{30 * time.Millisecond, 300 * time.Millisecond}}, func(ctx context.Context) error {
 			d.note()
-			if !sleep(ctx, *takes) {
-				return ctx.Err()
+			if sleep(ctx, takes) && failing.Load() {
+				return errors.New("no")
 			}
-			return *err
+			return ctx.Err()
 		})
 	}()
 	t.Cleanup(func() { cancel(); <-done })
@@ -62,8 +63,7 @@ func hint(hints chan struct{}) {
 
 func TestFollow(t *testing.T) {
 	const ms = time.Millisecond
-	var takes time.Duration
-	var err error
+	var failing atomic.Bool
 	for _, tc := range []struct {
 		name string
 		do   func(hints chan struct{})
@@ -84,16 +84,16 @@ func TestFollow(t *testing.T) {
 			time.Sleep(200 * ms)
 		}, []time.Duration{0, 1000 * ms, 1020 * ms, 1050 * ms}},
 		{"failures are asked again sooner", func(chan struct{}) {
-			err = errors.New("no")
+			failing.Store(true)
 			time.Sleep(2 * time.Second)
-			err = nil
+			failing.Store(false)
 			time.Sleep(3 * time.Second)
 		}, []time.Duration{0, 100 * ms, 300 * ms, 700 * ms, 1500 * ms, 3100 * ms}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				takes, err = 0, nil
-				d, hints := following(t, &takes, &err)
+				failing.Store(false)
+				d, hints := following(t, 0, &failing)
 				tc.do(hints)
 				synctest.Wait()
 				if got := d.read(); !slices.Equal(got, tc.want) {
@@ -107,8 +107,7 @@ func TestFollow(t *testing.T) {
 // A storm of hints about a server whose documents take long to read costs a fifth of the time, however hard it blows.
 func TestFollowRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		takes, err := 100*time.Millisecond, error(nil)
-		d, hints := following(t, &takes, &err)
+		d, hints := following(t, 100*time.Millisecond, new(atomic.Bool))
 		for range 10_000 {
 			hint(hints)
 			time.Sleep(time.Millisecond)
