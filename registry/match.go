@@ -103,8 +103,8 @@ func (t *Table) selectsGroup(rest string) Match {
 	return t.toward(t.Entry(schema.GroupVersion{Group: group, Version: version}))
 }
 
-// selectsSchema selects by what follows /openapi/v3. The documents of remote group-versions are kept here; the local apiserver has those of all others, and answers for
-// them itself.
+// selectsSchema selects by what follows /openapi/v3. The documents of remote group-versions, and of what this process serves itself, are kept here; the local apiserver
+// has those of all others, and answers for them itself.
 func (t *Table) selectsSchema(rest string) Match {
 	if rest == "" {
 		return Match{Route: RouteDocument}
@@ -119,7 +119,7 @@ func (t *Table) selectsSchema(rest string) Match {
 	default:
 		return Match{}
 	}
-	if e := t.Entry(gv); e != nil && !e.Local() {
+	if e := t.Entry(gv); e != nil && !e.Local() || gv.Group == apiregistration && t.options != nil && t.options.Directory {
 		return Match{Route: RouteDocument}
 	}
 	return Match{}

@@ -149,6 +149,8 @@ func TestMatchDirectory(t *testing.T) {
 		"/apis/batch/v2/jobs":                         RouteLocal,
 		"/api/v1/secrets":                             RouteLocal,
 		"/api":                                        RouteDocument,
+		"/openapi/v3/apis/apiregistration.k8s.io/v1":  RouteDocument,
+		"/openapi/v3/apis/apiregistration.k8s.iox/v1": RouteLocal,
 	} {
 		if m := table.Match(p); m.Route != want {
 			t.Errorf("Match(%q) = %v, want %v", p, m.Route, want)

@@ -20,27 +20,27 @@ type documents struct {
 
 // makeDocuments makes them.
 func (d *door) makeDocuments(context.Context) (err error) {
-	local := d.fetchLocal
-	if d.o.alone() {
-		local = nil
+	var local, own func(context.Context, *http.Request) (*http.Response, error)
+	if !d.o.alone() {
+		local = d.fetchLocal
+	}
+	if d.apiServices != nil {
+		own = inProcess(d.apiServices)
 	}
 	d.documents.discovery, err = discovery.New(discovery.Config{
-		Table: d.registry.Table, Fetch: d.fetchRemote, FetchLocal: local, StaleAfter: d.o.staleAfter, Logger: d.log, Metrics: d.metrics,
+		Table: d.registry.Table, Fetch: d.fetchRemote, FetchLocal: local, FetchOwn: own, StaleAfter: d.o.staleAfter, Logger: d.log, Metrics: d.metrics,
 	})
 	if err != nil {
 		return err
 	}
-	if d.o.alone() {
-		local = inProcess(d.apiServices)
-	}
-	d.documents.openapi, err = openapi.New(openapi.Config{Table: d.registry.Table, Fetch: d.fetchRemote, FetchLocal: local, Logger: d.log, Metrics: d.metrics})
+	d.documents.openapi, err = openapi.New(openapi.Config{
+		Table: d.registry.Table, Fetch: d.fetchRemote, FetchLocal: local, FetchOwn: own, Logger: d.log, Metrics: d.metrics,
+	})
 	return err
 }
 
 func (d *door) serveDocument(w http.ResponseWriter, r *http.Request) {
 	switch path := r.URL.Path; {
-	case d.apiServices != nil && path == "/openapi/v3/apis/apiregistration.k8s.io/v1":
-		d.apiServices.ServeHTTP(w, r)
 	case strings.HasPrefix(path, "/openapi/"):
 		d.documents.openapi.ServeHTTP(w, r)
 	case d.o.alone() && strings.TrimSuffix(path, "/") == "/api":

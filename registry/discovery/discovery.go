@@ -26,8 +26,11 @@ type Config struct {
 	Table func() *registry.Table
 	// Fetch sends a request to a remote entry's backend, under an identity that may read discovery. Required.
 	Fetch func(ctx context.Context, e *registry.Entry, r *http.Request) (*http.Response, error)
-	// FetchLocal sends a request to the local apiserver, likewise. Nil: there is none (the dir: registry), and apiregistration.k8s.io is served by this process.
+	// FetchLocal sends a request to the local apiserver, likewise. Nil: there is none.
 	FetchLocal func(ctx context.Context, r *http.Request) (*http.Response, error)
+	// FetchOwn asks this process for what it serves itself: apiregistration.k8s.io with the dir: registry, whatever the local apiserver says of that group. It is asked
+	// once. Nil: nothing.
+	FetchOwn func(ctx context.Context, r *http.Request) (*http.Response, error)
 	// StaleAfter is for how long what a failing backend said last stays Current. Zero: for ever, while the APIService names the same Service.
 	StaleAfter time.Duration
 	// Every is the time between questions to a backend that answers. Zero: 50 s, and so within a minute with its jitter.
@@ -46,7 +49,8 @@ type Discovery struct {
 	metrics *metrics
 	set     *poll.Set[*source]
 	local   local
-	changed chan struct{} // holds one token: something to merge anew
+	own     map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery // written once, by Run
+	changed chan struct{}                                               // holds one token: something to merge anew
 
 	documents    atomic.Pointer[documents]
 	root, legacy negotiator
@@ -127,10 +131,15 @@ func (d *Discovery) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var following sync.WaitGroup
 	defer func() { cancel(); following.Wait(); d.set.Wait() }()
+	if d.cfg.FetchOwn != nil {
+		if err := d.askOwn(ctx); err != nil {
+			return err
+		}
+	}
 	if d.cfg.FetchLocal != nil {
 		following.Go(func() { d.followLocal(ctx) })
 	} else {
-		d.local.state.Store(ownState())
+		d.local.state.Store(&localState{confirmed: time.Now(), groups: d.own})
 	}
 	d.began = time.Now()
 	for {
@@ -238,11 +247,4 @@ func (d *Discovery) gather() (map[string]*source, bool) {
 	})
 	d.known = known
 	return sources, settled
-}
-
-// ownState is the local part where there is no local apiserver: this process serves apiregistration.k8s.io, read-only.
-func ownState() *localState {
-	return &localState{confirmed: time.Now(), groups: map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery{
-		{Group: apiregistration, Version: "v1"}: ownVersion(),
-	}}
 }

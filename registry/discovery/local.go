@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"mime"
 	"net/http"
 	"slices"
@@ -104,22 +105,43 @@ func (d *Discovery) askLocal(ctx context.Context) error {
 const acceptLocal = runtime.ContentTypeProtobuf + aggregatedParams + "," + runtime.ContentTypeJSON + aggregatedParams
 
 func (d *Discovery) localGroups(ctx context.Context, s *localState, changed *bool) error {
-	list, tag, err := d.localList(ctx, "/apis", s.groupsTag)
+	list, tag, err := d.list(ctx, d.cfg.FetchLocal, "/apis", s.groupsTag)
 	if err != nil || list == nil {
 		return err
 	}
-	s.groups, s.groupsTag, *changed = make(map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery), tag, true
-	for i := range list.Items {
-		g := &list.Items[i]
-		for j := range g.Versions {
-			s.groups[schema.GroupVersion{Group: g.Name, Version: g.Versions[j].Version}] = &g.Versions[j]
-		}
+	s.groups, s.groupsTag, *changed = byGroupVersion(list), tag, true
+	if d.own != nil {
+		maps.DeleteFunc(s.groups, func(gv schema.GroupVersion, _ *apidiscoveryv2.APIVersionDiscovery) bool {
+			return gv.Group == apiregistration
+		})
+		maps.Copy(s.groups, d.own)
 	}
 	return nil
 }
 
+// askOwn reads what this process serves itself.
+func (d *Discovery) askOwn(ctx context.Context) error {
+	list, _, err := d.list(ctx, d.cfg.FetchOwn, "/apis", "")
+	if err != nil {
+		return fmt.Errorf("reading discovery of this process itself: %w", err)
+	}
+	d.own = byGroupVersion(list)
+	return nil
+}
+
+func byGroupVersion(list *apidiscoveryv2.APIGroupDiscoveryList) map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery {
+	out := make(map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery)
+	for i := range list.Items {
+		g := &list.Items[i]
+		for j := range g.Versions {
+			out[schema.GroupVersion{Group: g.Name, Version: g.Versions[j].Version}] = &g.Versions[j]
+		}
+	}
+	return out
+}
+
 func (d *Discovery) localCore(ctx context.Context, s *localState, changed *bool) error {
-	list, tag, err := d.localList(ctx, "/api", s.coreTag)
+	list, tag, err := d.list(ctx, d.cfg.FetchLocal, "/api", s.coreTag)
 	if err != nil || list == nil {
 		return err
 	}
@@ -128,9 +150,9 @@ func (d *Discovery) localCore(ctx context.Context, s *localState, changed *bool)
 	return nil
 }
 
-// localList returns an aggregated document and its tag, or nil if it has not changed.
-func (d *Discovery) localList(ctx context.Context, path, tag string) (*apidiscoveryv2.APIGroupDiscoveryList, string, error) {
-	a, err := poll.Get(ctx, d.cfg.FetchLocal, poll.Question{Path: path, Accept: acceptLocal, ETag: tag})
+// list returns an aggregated document and its tag, or nil if it has not changed.
+func (d *Discovery) list(ctx context.Context, do func(context.Context, *http.Request) (*http.Response, error), path, tag string) (*apidiscoveryv2.APIGroupDiscoveryList, string, error) {
+	a, err := poll.Get(ctx, do, poll.Question{Path: path, Accept: acceptLocal, ETag: tag})
 	switch {
 	case err != nil:
 		return nil, "", err

@@ -142,14 +142,7 @@ func (d *Discovery) parse(a poll.Answer) (map[schema.GroupVersion]*apidiscoveryv
 	if err != nil {
 		return nil, &poll.Error{Reason: poll.ReasonInvalid, Err: fmt.Errorf("reading /apis: %w", err)}
 	}
-	found := make(map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery)
-	for i := range list.Items {
-		g := &list.Items[i]
-		for j := range g.Versions {
-			found[schema.GroupVersion{Group: g.Name, Version: g.Versions[j].Version}] = &g.Versions[j]
-		}
-	}
-	return found, nil
+	return byGroupVersion(list), nil
 }
 
 // clean makes valid UTF-8 of all texts, as JSON is in any case. Go's protobuf does not look at them, but that of other languages refuses a whole document for one byte.

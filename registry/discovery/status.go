@@ -7,7 +7,6 @@ import (
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/poll"
@@ -84,16 +83,4 @@ func (r *row) status() Status {
 		s.Reason, s.Message = string(poll.ReasonOf(v.err)), v.err.Error()
 	}
 	return s
-}
-
-// ownVersion is apiregistration.k8s.io/v1 as the dir: registry serves it: to be read only.
-func ownVersion() *apidiscoveryv2.APIVersionDiscovery {
-	kind := &metav1.GroupVersionKind{Group: apiregistration, Version: "v1", Kind: "APIService"}
-	return &apidiscoveryv2.APIVersionDiscovery{
-		Version: "v1", Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent,
-		Resources: []apidiscoveryv2.APIResourceDiscovery{{
-			Resource: "apiservices", ResponseKind: kind, Scope: apidiscoveryv2.ScopeCluster, SingularResource: "apiservice",
-			Verbs: []string{"get", "list", "watch"}, Categories: []string{"api-extensions"},
-		}},
-	}
 }

@@ -28,6 +28,7 @@ type object = map[string]any
 // stage is an OpenAPI among servers that are functions: all of it fits into a synctest bubble.
 type stage struct {
 	testing.TB
+	cfg   Config
 	in    registry.Input
 	table atomic.Pointer[registry.Table]
 	o     *OpenAPI
@@ -46,18 +47,24 @@ func newStage(tb testing.TB) *stage {
 		Slices: map[types.NamespacedName][]*discoveryv1.EndpointSlice{}, Options: &registry.Options{}, Complete: true,
 	}
 	s.table.Store(registry.Build(s.in, nil))
-	var err error
-	s.o, err = New(Config{
+	s.cfg = Config{
 		Table: s.table.Load, Logger: slog.New(slog.DiscardHandler),
 		Fetch: func(_ context.Context, e *registry.Entry, r *http.Request) (*http.Response, error) {
 			return s.answer(e.Backend.Service, r)
 		},
 		FetchLocal: func(_ context.Context, r *http.Request) (*http.Response, error) { return s.answer(home, r) },
-	})
-	if err != nil {
-		tb.Fatal(err)
 	}
+	s.make()
 	return s
+}
+
+// make makes the OpenAPI of cfg.
+func (s *stage) make() {
+	s.Helper()
+	var err error
+	if s.o, err = New(s.cfg); err != nil {
+		s.Fatal(err)
+	}
 }
 
 func (s *stage) open() {

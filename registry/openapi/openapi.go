@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -28,8 +29,11 @@ type Config struct {
 	Table func() *registry.Table
 	// Fetch sends a request to a remote entry's backend, under an identity that may read OpenAPI. Required.
 	Fetch func(ctx context.Context, e *registry.Entry, r *http.Request) (*http.Response, error)
-	// FetchLocal sends a request to the local apiserver, likewise. Nil: there is none (the dir: registry).
+	// FetchLocal sends a request to the local apiserver, likewise. Nil: there is none.
 	FetchLocal func(ctx context.Context, r *http.Request) (*http.Response, error)
+	// FetchOwn asks this process for what it serves itself: apiregistration.k8s.io with the dir: registry, whatever the local apiserver says of that group. It is asked
+	// once. Nil: nothing.
+	FetchOwn func(ctx context.Context, r *http.Request) (*http.Response, error)
 	// Every is the time between questions to a backend that answers. Zero: 50 s, and so within a minute with its jitter.
 	Every time.Duration
 	// Logger is for what goes wrong. Nil discards.
@@ -45,6 +49,7 @@ type OpenAPI struct {
 	metrics *metrics
 	set     *poll.Set[*source]
 	local   local
+	own     *state        // what this process serves itself, written once, by Run. Nil: nothing
 	changed chan struct{} // holds one token: something to publish
 
 	view    atomic.Pointer[view]
@@ -118,6 +123,11 @@ func (o *OpenAPI) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var following sync.WaitGroup
 	defer func() { cancel(); following.Wait(); o.set.Wait() }()
+	if o.cfg.FetchOwn != nil {
+		if err := o.askOwn(ctx); err != nil {
+			return err
+		}
+	}
 	if o.cfg.FetchLocal != nil {
 		following.Go(func() { o.followLocal(ctx) })
 	}
@@ -178,6 +188,12 @@ func (o *OpenAPI) publish(t *registry.Table) {
 			in.sources = append(in.sources, part)
 		}
 	})
+	if o.own != nil {
+		gv := ownGroupVersion()
+		maps.Copy(v.remote, o.own.documents)
+		in.remote = append(in.remote, gv)
+		in.sources = append(in.sources, input{name: "this process", spec: o.own.spec, own: []schema.GroupVersion{gv}})
+	}
 	slices.SortFunc(v.rows, func(a, b row) int { return strings.Compare(a.entry.Name, b.entry.Name) })
 	slices.SortFunc(in.remote, func(a, b schema.GroupVersion) int { return cmp.Compare(place[a], place[b]) })
 	slices.SortFunc(in.sources, func(a, b input) int { return cmp.Compare(place[a.own[0]], place[b.own[0]]) })
@@ -195,14 +211,15 @@ func (o *OpenAPI) publish(t *registry.Table) {
 	o.view.Store(v)
 }
 
-// places is where each group-version stands in the order of aggregated discovery: whose definition keeps its name when two clash.
+// places is where each group-version stands in the order of aggregated discovery, apiregistration.k8s.io first: whose definition keeps its name when two clash.
 func places(t *registry.Table) map[schema.GroupVersion]int {
-	out := make(map[schema.GroupVersion]int, len(t.Entries()))
+	out := make(map[schema.GroupVersion]int, len(t.Entries())+1)
 	for _, g := range t.Groups() {
 		for _, e := range g.Entries {
 			out[e.GroupVersion] = len(out)
 		}
 	}
+	out[ownGroupVersion()] = -1
 	return out
 }
 
@@ -218,7 +235,7 @@ func (o *OpenAPI) mergeIndex(t *registry.Table, l *localState, remote map[schema
 	index := handler3.OpenAPIV3Discovery{Paths: make(map[string]handler3.OpenAPIV3DiscoveryGroupVersion)}
 	if l != nil {
 		for path, item := range l.index {
-			if ofLocal(t, path) {
+			if ofLocal(t, path) && (o.own == nil || !ofOwn(path)) {
 				index.Paths[path] = item
 			}
 		}

@@ -3,6 +3,7 @@
 package directory
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"path/filepath"
@@ -101,9 +102,22 @@ func testLocal(t *testing.T, w *world) {
 		{"local objects", []string{"get", "namespaces"}, []string{"kube-system"}},
 		{"custom resources", []string{"get", "boats.sea.example.com", "-A"}, nil},
 		{"version", []string{"version"}, []string{"Server Version"}},
+		{"api-resources", []string{"api-resources", "--api-group=apiregistration.k8s.io", "-o", "wide"}, []string{"get,list,watch "}}, // not what kube-apiserver's own aggregator can do
 	} {
 		t.Run(tc.name, func(t *testing.T) { k.run(t, tc.args, tc.want...) })
 	}
+	t.Run("the index leads to the own description of apiregistration.k8s.io", func(t *testing.T) {
+		_, body := d.ask(t, d.root, "/openapi/v3")
+		var index struct{ Paths map[string]struct{ ServerRelativeURL string } }
+		if err := json.Unmarshal([]byte(body), &index); err != nil {
+			t.Fatal(err)
+		}
+		url := index.Paths["apis/apiregistration.k8s.io/v1"].ServerRelativeURL
+		status, body := d.ask(t, d.root, url)
+		if status != http.StatusOK || !strings.Contains(body, `"title":"Fairlead"`) || strings.Contains(body, `"post"`) {
+			t.Errorf("%s: %d %.300s", url, status, body)
+		}
+	})
 	t.Run("the cluster authorizes", func(t *testing.T) {
 		alice := w.client(t, c.StaticToken("alice"))
 		d.status(t, alice, widgets, http.StatusForbidden)

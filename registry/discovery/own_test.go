@@ -1,0 +1,42 @@
+package discovery
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// What this process serves itself is listed as this process says, whatever the local apiserver says of that group, and also where that does not have it.
+func TestOwnGroup(t *testing.T) {
+	for _, local := range []string{"apiregistration.k8s.io/v1=apiservices,writes", "other.example.com/v1=others"} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newStage(t)
+			s.claim("apps/v1", "", 17800, 15)
+			s.set(s.local, serving(listOf(local, "apiregistration.k8s.io/v1beta1=old", "apps/v1=deployments")))
+			s.set(s.server("own"), serving(listOf("apiregistration.k8s.io/v1=apiservices")))
+			s.open(Config{FetchOwn: func(_ context.Context, r *http.Request) (*http.Response, error) { return s.answer(s.server("own"), r) }})
+			time.Sleep(5 * time.Second)
+			synctest.Wait()
+			got := s.show()
+			if !strings.HasPrefix(got, "apiregistration.k8s.io/v1 Current apiservices\napps/v1 Current deployments\n") || strings.Contains(got, "old") {
+				t.Errorf("with %s:\n%s", local, got)
+			}
+			if n := len(s.questions(s.server("own"))); n != 1 {
+				t.Errorf("this process was asked %d times", n)
+			}
+		})
+	}
+}
+
+func TestOwnGroupMissing(t *testing.T) {
+	s := newStage(t)
+	s.make(Config{FetchOwn: func(_ context.Context, r *http.Request) (*http.Response, error) {
+		return s.answer(s.server("nobody"), r)
+	}})
+	if err := s.d.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "reading discovery of this process itself") {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,41 @@
+package openapi
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// ownGroupVersion is what this process serves itself with the dir: registry.
+func ownGroupVersion() schema.GroupVersion {
+	return schema.GroupVersion{Group: "apiregistration.k8s.io", Version: "v1"}
+}
+
+// ofOwn reports whether a path of the local apiserver's index is about that group.
+func ofOwn(path string) bool {
+	rest, ok := strings.CutPrefix(path, "apis/"+ownGroupVersion().Group)
+	return ok && (rest == "" || rest[0] == '/')
+}
+
+// askOwn reads the documents of what this process serves itself.
+func (o *OpenAPI) askOwn(ctx context.Context) error {
+	q := question{o: o, do: o.cfg.FetchOwn, old: &state{}, own: []schema.GroupVersion{ownGroupVersion()}}
+	next := &state{documents: make(map[schema.GroupVersion]*document)}
+	index, err := q.index(ctx)
+	if err == nil && index != nil {
+		err = q.documents(ctx, index, next)
+	}
+	if err == nil {
+		err = q.spec(ctx, next)
+	}
+	if err == nil && (next.spec == nil || len(next.documents) == 0) {
+		err = fmt.Errorf("there is none of %s", ownGroupVersion())
+	}
+	if err != nil {
+		return fmt.Errorf("reading OpenAPI of this process itself: %w", err)
+	}
+	o.own = next
+	return nil
+}
