@@ -108,7 +108,9 @@ func testLocal(t *testing.T, w *world) {
 	}
 	t.Run("the index leads to the own description of apiregistration.k8s.io", func(t *testing.T) {
 		_, body := d.ask(t, d.root, "/openapi/v3")
-		var index struct{ Paths map[string]struct{ ServerRelativeURL string } }
+		var index struct {
+			Paths map[string]struct{ ServerRelativeURL string }
+		}
 		if err := json.Unmarshal([]byte(body), &index); err != nil {
 			t.Fatal(err)
 		}
