@@ -52,6 +52,7 @@ type door struct {
 	trust     *trust.Trust
 	prober    *health.Prober
 	status    *status.Writer // nil: no --write-status
+	entry     *publisher     // nil: no --publish-kubernetes-endpoints
 	backends  *backend.Pools
 	local     *backend.Local // nil: there is none
 	tokens    *tokens.Tokens

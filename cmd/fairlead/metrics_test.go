@@ -80,6 +80,7 @@ func buildDoor(t *testing.T, metrics *recorder) {
 	o.kubeconfig, o.clientCA, o.bindAddress, o.securePort, o.adminPort = filepath.Join(dir, "kubeconfig"), caFile, "127.0.0.1", 0, 0
 	o.tlsCert, o.tlsKey = pair("serving")
 	o.proxyCert, o.proxyKey = pair("front-proxy-client")
+	o.writeStatus, o.publishEndpoints, o.advertiseAddress = true, true, "192.0.2.1"
 	o.accessLog = filepath.Join(dir, "access.log")
 	d := &door{o: o, log: slog.New(slog.DiscardHandler), metrics: metrics}
 	t.Cleanup(d.closeListeners)

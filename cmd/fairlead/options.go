@@ -64,8 +64,10 @@ type options struct {
 	maxInFlight    int
 	maxMutating    int
 
-	egress      string
-	writeStatus bool
+	egress           string
+	writeStatus      bool
+	publishEndpoints bool
+	advertiseAddress string
 
 	h2Lane    string
 	accessLog string
@@ -129,6 +131,9 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.egress, "egress-selector-config-file", "", "EgressSelectorConfiguration whose entry cluster says how backends are reached. Empty: directly.")
 	fs.BoolVar(&o.writeStatus, "write-status", false, "Write the condition fairlead.dev/Available to APIServices, by one replica that holds the Lease kube-system/fairlead-status.")
 
+	fs.BoolVar(&o.publishEndpoints, "publish-kubernetes-endpoints", false, "Publish this replica, while it is ready, in the endpoints of the Service default/kubernetes. kube-apiserver must run with --endpoint-reconciler-type=none.")
+	fs.StringVar(&o.advertiseAddress, "advertise-address", "", "Address at which clients in the cluster reach this replica, for --publish-kubernetes-endpoints. Empty: that of the environment variable POD_IP, or else --bind-address.")
+
 	fs.StringVar(&o.h2Lane, "h2-lane", "frame", "How HTTP/2 requests are forwarded: frame by frame (frame), or by net/http (nethttp), for comparison and emergencies.")
 	fs.StringVar(&o.accessLog, "access-log", "", "File for one JSON line per request; - is standard output. Empty: none.")
 	fs.StringVar(&o.logFormat, "logging-format", "text", "Format of the log: text or json.")
@@ -191,6 +196,7 @@ func (o *options) validateChoices(fault func(string, ...any)) {
 		fault("--registry %q is neither kubernetes nor dir:PATH", o.registry)
 	}
 	o.validateAlone(fault)
+	o.validateEntrypoint(fault)
 	o.validateTokens(fault)
 	o.validateAuthorization(fault)
 	if o.h2Lane != "frame" && o.h2Lane != "nethttp" {

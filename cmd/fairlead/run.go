@@ -29,7 +29,7 @@ func run(ctx context.Context, o *options, stderr io.Writer) error {
 // build makes everything, and listens, but serves nothing yet.
 func (d *door) build(ctx context.Context) error {
 	for _, step := range []func(context.Context) error{
-		d.countProcess, d.findAPIServer, d.openListeners, d.makeTable, d.makeTrust, d.makeBackends, d.makeStatus, d.makeDocuments, d.makePages, d.makeProxy, d.makeServers,
+		d.countProcess, d.findAPIServer, d.openListeners, d.makeTable, d.makeTrust, d.makeBackends, d.makeStatus, d.makeEntrypoint, d.makeDocuments, d.makePages, d.makeProxy, d.makeServers,
 	} {
 		if err := step(ctx); err != nil {
 			d.closeListeners()
@@ -85,6 +85,9 @@ func (d *door) loops() map[string]func(context.Context) error {
 	if d.status != nil {
 		loops["status writer"] = d.status.Run
 	}
+	if d.entry != nil {
+		loops["entrypoint"] = d.entry.Run
+	}
 	loops["pages"] = d.pages.Run
 	if d.frames != nil {
 		loops["frame lane"] = d.frames.Run
@@ -97,7 +100,7 @@ func (d *door) loops() map[string]func(context.Context) error {
 
 func (d *door) drainer() *drainer {
 	dr := &drainer{
-		delay: d.o.shutdownDelay, requests: d.o.requestTimeout, watches: d.o.watchGrace, unready: d.draining.Start,
+		delay: d.o.shutdownDelay, requests: d.o.requestTimeout, watches: d.o.watchGrace, unready: d.leave,
 		endWatches: d.proxy.EndLongRunning, endSessions: d.proxy.EndSessions, sessions: d.proxy.Sessions, log: d.log,
 	}
 	if d.frames != nil {

@@ -1,0 +1,184 @@
+package entrypoint
+
+import (
+	"errors"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	coordinationfake "k8s.io/client-go/kubernetes/typed/coordination/v1/fake"
+	corefake "k8s.io/client-go/kubernetes/typed/core/v1/fake"
+	discoveryfake "k8s.io/client-go/kubernetes/typed/discovery/v1/fake"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+// apiserver keeps objects in memory and refuses what is based on an older state, as an apiserver does and client-go's tracker does not.
+type apiserver struct {
+	fake    clienttesting.Fake
+	tracker clienttesting.ObjectTracker
+	down    atomic.Bool // every call fails
+
+	mu      sync.Mutex // guards what follows
+	version int
+	writes  []string // verb and resource, Leases left out
+}
+
+func newAPIServer(t *testing.T) *apiserver {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{coordinationv1.AddToScheme, corev1.AddToScheme, discoveryv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := &apiserver{tracker: clienttesting.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder())}
+	s.fake.AddReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return s.down.Load(), nil, errors.New("no route to host")
+	})
+	s.fake.AddReactor("*", "*", s.count)
+	s.fake.AddReactor("create", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		o := a.(clienttesting.CreateAction).GetObject().DeepCopyObject()
+		s.stamp(t, o)
+		return true, o, s.tracker.Create(a.GetResource(), o, a.GetNamespace())
+	})
+	s.fake.AddReactor("update", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		o := a.(clienttesting.UpdateAction).GetObject().DeepCopyObject()
+		return true, o, s.update(t, a, o)
+	})
+	s.fake.AddReactor("delete", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		d := a.(clienttesting.DeleteAction)
+		have, err := s.tracker.Get(a.GetResource(), a.GetNamespace(), d.GetName())
+		if err != nil {
+			return true, nil, err
+		}
+		if p := d.GetDeleteOptions().Preconditions; p != nil && p.ResourceVersion != nil && *p.ResourceVersion != version(t, have) {
+			return true, nil, apierrors.NewConflict(a.GetResource().GroupResource(), d.GetName(), errors.New("changed meanwhile"))
+		}
+		return true, nil, s.tracker.Delete(a.GetResource(), a.GetNamespace(), d.GetName())
+	})
+	s.fake.AddReactor("*", "*", clienttesting.ObjectReaction(s.tracker))
+	return s
+}
+
+func (s *apiserver) count(a clienttesting.Action) (bool, runtime.Object, error) {
+	if v := a.GetVerb(); v != "get" && v != "list" && a.GetResource().Resource != "leases" {
+		s.mu.Lock()
+		s.writes = append(s.writes, v+" "+a.GetResource().Resource)
+		s.mu.Unlock()
+	}
+	return false, nil, nil
+}
+
+func (s *apiserver) written() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.writes)
+}
+
+func version(t *testing.T, o runtime.Object) string {
+	t.Helper()
+	m, err := meta.Accessor(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m.GetResourceVersion()
+}
+
+func (s *apiserver) stamp(t *testing.T, o runtime.Object) {
+	t.Helper()
+	m, err := meta.Accessor(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	s.version++
+	m.SetResourceVersion(strconv.Itoa(s.version))
+	s.mu.Unlock()
+}
+
+func (s *apiserver) update(t *testing.T, a clienttesting.Action, o runtime.Object) error {
+	t.Helper()
+	m, err := meta.Accessor(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	have, err := s.tracker.Get(a.GetResource(), a.GetNamespace(), m.GetName())
+	if err != nil {
+		return err
+	}
+	if version(t, have) != m.GetResourceVersion() {
+		return apierrors.NewConflict(a.GetResource().GroupResource(), m.GetName(), errors.New("changed meanwhile"))
+	}
+	s.stamp(t, o)
+	return s.tracker.Update(a.GetResource(), o, a.GetNamespace())
+}
+
+func (s *apiserver) config() Config {
+	return Config{
+		Endpoints: &corefake.FakeCoreV1{Fake: &s.fake}, Slices: &discoveryfake.FakeDiscoveryV1{Fake: &s.fake}, Leases: &coordinationfake.FakeCoordinationV1{Fake: &s.fake},
+	}
+}
+
+// said is what the Endpoints and the EndpointSlices say, which must be the same.
+func (s *apiserver) said(t *testing.T) string {
+	t.Helper()
+	c := s.config()
+	e, err := c.Endpoints.Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return "nothing"
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := c.Slices.EndpointSlices("default").List(t.Context(), metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all corev1.Endpoints
+	for i := range list.Items {
+		for _, p := range list.Items[i].Ports {
+			subset := corev1.EndpointSubset{Ports: []corev1.EndpointPort{{Name: *p.Name, Port: *p.Port}}}
+			for _, e := range list.Items[i].Endpoints {
+				subset.Addresses = append(subset.Addresses, corev1.EndpointAddress{IP: e.Addresses[0]})
+			}
+			all.Subsets = append(all.Subsets, subset)
+		}
+	}
+	if content(e) != content(&all) {
+		t.Errorf("Endpoints say %q, EndpointSlices %q", content(e), content(&all))
+	}
+	return content(e)
+}
+
+// overwrite does what kube-apiserver's reconciler does: it sets the subsets of the Endpoints, keeping their annotations, and replaces the EndpointSlice.
+func (s *apiserver) overwrite(t *testing.T, address string) {
+	t.Helper()
+	c := s.config()
+	e, err := c.Endpoints.Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Subsets = []corev1.EndpointSubset{{Addresses: []corev1.EndpointAddress{{IP: address}}, Ports: []corev1.EndpointPort{{Name: "https", Port: 6443, Protocol: "TCP"}}}}
+	if _, err := c.Endpoints.Endpoints("default").Update(t.Context(), e, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	have, err := c.Slices.EndpointSlices("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := group{kind: discoveryv1.AddressTypeIPv4, port: 6443, addresses: []string{address}}
+	fresh := g.slice("kubernetes")
+	fresh.Annotations, fresh.Labels, fresh.ResourceVersion = nil, map[string]string{discoveryv1.LabelServiceName: "kubernetes"}, have.ResourceVersion
+	if _, err := c.Slices.EndpointSlices("default").Update(t.Context(), fresh, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}

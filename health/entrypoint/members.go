@@ -1,0 +1,195 @@
+package entrypoint
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const (
+	// leaseLabel selects the Leases of all replicas.
+	leaseLabel = "fairlead.dev/entrypoint"
+	// addressAnnotation has the address of a Lease's replica.
+	addressAnnotation = "fairlead.dev/advertise-address"
+)
+
+// members is what this replica has seen of the Leases of all.
+type members struct {
+	known map[string]*member // :: name of the Lease
+	last  time.Time          // of the latest look at them
+}
+
+// member is one Lease.
+type member struct {
+	version string    // its resourceVersion
+	seen    time.Time // when this replica saw it change, or first saw it
+	alive   bool
+}
+
+// leaseName is one per address: a process that follows another at the same address takes its Lease over.
+func leaseName(a netip.AddrPort) string {
+	return fmt.Sprintf("fairlead-entrypoint-%s-%d", strings.NewReplacer(":", "-", ".", "-").Replace(a.Addr().StringExpanded()), a.Port())
+}
+
+// observe returns the Leases that are alive, and those that have surely run out.
+func (m *members) observe(leases []coordinationv1.Lease, now time.Time) (alive, dead []*coordinationv1.Lease) {
+	if now.Sub(m.last) > leaseDuration {
+		for _, k := range m.known {
+			k.seen = now // who could not look has not seen that nothing was renewed
+		}
+	}
+	m.last = now
+	names := map[string]bool{}
+	for i := range leases {
+		l := &leases[i]
+		names[l.Name] = true
+		k := m.known[l.Name]
+		switch {
+		case k == nil:
+			// Nobody here has seen it renewed: its own word must do, until it changes or does not.
+			k = &member{version: l.ResourceVersion, seen: now, alive: l.Spec.RenewTime != nil && now.Before(l.Spec.RenewTime.Add(leaseDuration))}
+			m.known[l.Name] = k
+		case k.version != l.ResourceVersion:
+			k.version, k.seen, k.alive = l.ResourceVersion, now, true
+		case now.Sub(k.seen) >= leaseDuration:
+			k.alive = false
+			dead = append(dead, l)
+		}
+		if k.alive {
+			alive = append(alive, l)
+		}
+	}
+	for name := range m.known {
+		if !names[name] {
+			delete(m.known, name)
+		}
+	}
+	return alive, dead
+}
+
+// census renews our Lease if we are ready, or drops it, and returns the addresses that are alive.
+func (p *Publisher) census(ctx context.Context, ready bool) ([]netip.AddrPort, error) {
+	list, err := p.config.Leases.Leases(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: leaseLabel})
+	if err != nil {
+		return nil, fmt.Errorf("listing leases: %w", err)
+	}
+	own := leaseName(p.config.Address)
+	var mine *coordinationv1.Lease
+	list.Items = slices.DeleteFunc(list.Items, func(l coordinationv1.Lease) bool {
+		if l.Name != own {
+			return false
+		}
+		mine = &l
+		return ready || held(mine, p.config.Identity) // another process may be at our address by now: its Lease is as everybody's
+	})
+	if ready {
+		err = p.renew(ctx, mine)
+	} else {
+		err = p.drop(ctx, mine)
+	}
+	if err != nil {
+		return nil, err
+	}
+	alive, dead := p.members.observe(list.Items, time.Now())
+	p.bury(ctx, dead)
+	addresses := p.addresses(alive)
+	if ready {
+		addresses = append(addresses, p.config.Address)
+	}
+	slices.SortFunc(addresses, netip.AddrPort.Compare)
+	return slices.Compact(addresses), nil
+}
+
+func held(l *coordinationv1.Lease, identity string) bool {
+	return l.Spec.HolderIdentity != nil && *l.Spec.HolderIdentity == identity
+}
+
+// renew makes our Lease last, taking it over from a process that was at our address before.
+func (p *Publisher) renew(ctx context.Context, mine *coordinationv1.Lease) error {
+	leases := p.config.Leases.Leases(metav1.NamespaceSystem)
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: leaseName(p.config.Address)}}
+	if mine != nil {
+		lease = mine.DeepCopy()
+	}
+	now := metav1.NewMicroTime(time.Now())
+	seconds := int32(leaseDuration / time.Second)
+	metav1.SetMetaDataLabel(&lease.ObjectMeta, leaseLabel, "")
+	metav1.SetMetaDataAnnotation(&lease.ObjectMeta, addressAnnotation, p.config.Address.String())
+	lease.Spec.HolderIdentity, lease.Spec.RenewTime, lease.Spec.LeaseDurationSeconds = &p.config.Identity, &now, &seconds
+	var err error
+	if mine == nil {
+		_, err = leases.Create(ctx, lease, metav1.CreateOptions{})
+	} else {
+		_, err = leases.Update(ctx, lease, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("renewing lease: %w", err)
+	}
+	p.present(true)
+	return nil
+}
+
+// drop deletes our Lease, unless another process has taken it over.
+func (p *Publisher) drop(ctx context.Context, mine *coordinationv1.Lease) error {
+	if mine != nil && held(mine, p.config.Identity) {
+		if err := p.remove(ctx, mine); err != nil {
+			return fmt.Errorf("dropping lease: %w", err)
+		}
+	}
+	p.present(false)
+	return nil
+}
+
+func (p *Publisher) present(now bool) {
+	if now != p.published {
+		p.log.Info("the replicas' lease changed", "address", p.config.Address.String(), "published", now)
+	}
+	p.published = now
+	p.metrics.published.Set(map[bool]float64{true: 1}[now])
+}
+
+// bury deletes Leases that have run out, so that a replica that starts later need not find that out again.
+func (p *Publisher) bury(ctx context.Context, dead []*coordinationv1.Lease) {
+	for _, l := range dead {
+		if err := p.remove(ctx, l); err != nil {
+			p.log.Debug("cannot delete a lease that has run out", "lease", l.Name, "err", err) // somebody will in a later round
+			continue
+		}
+		p.log.Warn("a replica's lease has run out", "lease", l.Name, "address", l.Annotations[addressAnnotation])
+	}
+}
+
+// remove deletes a Lease as it was read: one that was renewed meanwhile stays.
+func (p *Publisher) remove(ctx context.Context, l *coordinationv1.Lease) error {
+	err := p.config.Leases.Leases(metav1.NamespaceSystem).Delete(ctx, l.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &l.UID, ResourceVersion: &l.ResourceVersion},
+	})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// addresses are those of Leases. Whoever may write Leases in kube-system may publish an address; but not one that Kubernetes would refuse, and with it all others.
+func (p *Publisher) addresses(leases []*coordinationv1.Lease) []netip.AddrPort {
+	var list []netip.AddrPort
+	for _, l := range leases {
+		a, err := netip.ParseAddrPort(l.Annotations[addressAnnotation])
+		if err == nil {
+			err = CheckAddress(a.Addr())
+		}
+		if err != nil || a.Port() == 0 {
+			p.log.Debug("a lease has no address", "lease", l.Name, "err", err)
+			continue
+		}
+		list = append(list, netip.AddrPortFrom(a.Addr().Unmap(), a.Port()))
+	}
+	return list
+}

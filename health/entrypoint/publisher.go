@@ -1,0 +1,165 @@
+package entrypoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	discoveryv1 "k8s.io/client-go/kubernetes/typed/discovery/v1"
+)
+
+// Config is what a Publisher needs. All but Logger and Metrics must be set.
+type Config struct {
+	// Endpoints writes default/kubernetes; it needs the verbs get, create and update there.
+	Endpoints corev1.EndpointsGetter
+	// Slices writes the same as EndpointSlices; it needs the verbs list, create, update and delete there.
+	Slices discoveryv1.EndpointSlicesGetter
+	// Leases keeps the replicas' Leases in kube-system; it needs the verbs list, create, update and delete there.
+	Leases coordinationv1.LeasesGetter
+	// Address is where clients reach this replica.
+	Address netip.AddrPort
+	// Identity names this process. No two may have the same.
+	Identity string
+	// Ready returns nil while this replica may be sent requests. It must not wait for anything.
+	Ready func() error
+	// Logger gets what changes and what fails. Nil discards.
+	Logger *slog.Logger
+	// Metrics takes the publisher's metrics. Nil: unregistered.
+	Metrics prometheus.Registerer
+}
+
+const (
+	// leaseDuration is how long a replica that died stays published: three renewals may be lost before it seems to have.
+	leaseDuration = 10 * time.Second
+	// interval is the time between two rounds: four small requests each, of which one writes.
+	interval = 3 * time.Second
+	// glance is how often readiness is looked at between rounds. It costs no request.
+	glance = 250 * time.Millisecond
+	// retry is the pause when a replica that should be published is not, or the other way round: three tries before a Lease is missed.
+	retry = time.Second
+	// roundTimeout bounds one round, so that two fit into a Lease when the apiserver hangs.
+	roundTimeout = 4 * time.Second
+)
+
+// Publisher publishes this replica and drops those that died. Nothing happens before Run.
+type Publisher struct {
+	config  Config
+	log     *slog.Logger
+	metrics *metrics
+	members members
+	contest contest
+	leaving chan struct{} // holds an element once this replica is on its way out
+
+	// Of Run's goroutine alone:
+	withdrawn bool   // leaving was read
+	published bool   // our Lease is believed to be there
+	fault     string // of the last round, so that a fault is logged once
+}
+
+// New makes a Publisher.
+func New(c Config) (*Publisher, error) {
+	if c.Endpoints == nil || c.Slices == nil || c.Leases == nil || c.Ready == nil || c.Identity == "" {
+		return nil, errors.New("configuring entrypoint: clients, Ready and Identity must be set")
+	}
+	if err := CheckAddress(c.Address.Addr()); err != nil {
+		return nil, fmt.Errorf("configuring entrypoint: %w", err)
+	}
+	if c.Address.Port() == 0 {
+		return nil, errors.New("configuring entrypoint: the port must be set")
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	m, err := newMetrics(c.Metrics)
+	if err != nil {
+		return nil, err
+	}
+	c.Address = netip.AddrPortFrom(c.Address.Addr().Unmap(), c.Address.Port())
+	return &Publisher{config: c, log: c.Logger, metrics: m, members: members{known: map[string]*member{}}, leaving: make(chan struct{}, 1)}, nil
+}
+
+// CheckAddress returns why clients cannot be sent to an address; Kubernetes would refuse it too.
+func CheckAddress(a netip.Addr) error {
+	if !a.IsValid() || a.IsUnspecified() || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsMulticast() || a.Zone() != "" {
+		return fmt.Errorf("address %q cannot be reached by others", a)
+	}
+	return nil
+}
+
+// Withdraw takes this replica out at once and for good: it is about to end. It does not wait, and may be called by any goroutine, repeatedly.
+func (p *Publisher) Withdraw() {
+	select {
+	case p.leaving <- struct{}{}:
+	default: // it is known already
+	}
+}
+
+// Run publishes until ctx ends, and withdraws before it returns.
+func (p *Publisher) Run(ctx context.Context) error {
+	ticker := time.NewTicker(glance)
+	defer ticker.Stop()
+	due, was := time.Now(), false
+	for {
+		if ready := p.ready(); ready != was || !time.Now().Before(due) {
+			was = ready
+			p.round(ctx, ready)
+			pause := interval
+			if ready != p.published {
+				pause = retry
+			}
+			due = time.Now().Add(pause)
+		}
+		select {
+		case <-p.leaving:
+			p.withdrawn = true
+		case <-ticker.C:
+		case <-ctx.Done():
+			if p.published {
+				p.withdrawn = true
+				p.round(context.WithoutCancel(ctx), false)
+			}
+			return ctx.Err()
+		}
+	}
+}
+
+func (p *Publisher) ready() bool { return !p.withdrawn && p.config.Ready() == nil }
+
+// round renews or drops our own Lease, and then publishes what is alive. Whatever fails is tried again in the next round.
+func (p *Publisher) round(ctx context.Context, ready bool) {
+	ctx, cancel := context.WithTimeout(ctx, roundTimeout)
+	defer cancel()
+	alive, err := p.census(ctx, ready)
+	if err == nil {
+		p.metrics.replicas.Set(float64(len(alive)))
+		err = p.publish(ctx, alive)
+	}
+	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
+		err = p.publish(ctx, alive) // another replica was faster, with the same most likely
+	}
+	p.note(err)
+}
+
+// note tells of a fault once, and of its end.
+func (p *Publisher) note(err error) {
+	fault := ""
+	if err != nil {
+		fault = err.Error()
+	}
+	switch {
+	case fault == p.fault:
+	case err != nil:
+		p.log.Error("cannot publish the cluster's entrypoint", "err", err)
+	default:
+		p.log.Info("publishing the cluster's entrypoint works again")
+	}
+	p.fault = fault
+	p.metrics.round(err)
+}

@@ -1,0 +1,371 @@
+package entrypoint
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"go.uber.org/goleak"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// replica is a publisher that a test runs.
+type replica struct {
+	*Publisher
+	unready atomic.Bool
+	log     syncBuffer
+	leave   func() // ends Run as a drain does, and waits for it
+	die     func() // ends Run as a death does: nothing is withdrawn
+}
+
+type syncBuffer struct {
+	mu sync.Mutex // guards b
+	b  bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// start runs a publisher until the test ends.
+func start(t *testing.T, s *apiserver, identity, address string) *replica {
+	t.Helper()
+	r := &replica{}
+	c := s.config()
+	c.Address, c.Identity, c.Logger = netip.MustParseAddrPort(address), identity, slog.New(slog.NewTextHandler(&r.log, nil))
+	c.Metrics = prometheus.NewRegistry()
+	c.Ready = func() error {
+		if r.unready.Load() {
+			return errors.New("no table")
+		}
+		return nil
+	}
+	var err error
+	if r.Publisher, err = New(c); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	r.leave = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Run returned %v", err)
+		}
+	})
+	r.die = func() {
+		s.down.Store(true)
+		r.leave()
+		s.down.Store(false)
+	}
+	t.Cleanup(r.leave)
+	return r
+}
+
+func want(t *testing.T, s *apiserver, when, want string) {
+	t.Helper()
+	synctest.Wait()
+	if diff := cmp.Diff(want, s.said(t)); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", when, diff)
+	}
+}
+
+func TestAnEntryComesAndLeavesWithItsReplica(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPIServer(t)
+		a := start(t, s, "one", "10.0.0.1:8443")
+		a.unready.Store(true)
+		time.Sleep(5 * time.Second)
+		want(t, s, "unready", "")
+		a.unready.Store(false)
+		time.Sleep(time.Second)
+		want(t, s, "ready", "https 10.0.0.1 8443")
+		b := start(t, s, "two", "10.0.0.2:8443")
+		time.Sleep(time.Second)
+		want(t, s, "two", "https 10.0.0.1 8443, https 10.0.0.2 8443")
+		writes := s.written()
+		time.Sleep(time.Hour)
+		if n := s.written() - writes; n != 0 {
+			t.Errorf("%d writes in an hour in which nothing happened", n)
+		}
+		b.unready.Store(true)
+		time.Sleep(time.Second)
+		want(t, s, "one is unready", "https 10.0.0.1 8443")
+		b.unready.Store(false)
+		time.Sleep(time.Second)
+		want(t, s, "ready again", "https 10.0.0.1 8443, https 10.0.0.2 8443")
+		b.Withdraw()
+		b.Withdraw()
+		synctest.Wait()
+		want(t, s, "the moment it drains", "https 10.0.0.1 8443")
+		time.Sleep(time.Minute)
+		want(t, s, "still ready, but withdrawn", "https 10.0.0.1 8443")
+		a.leave()
+		want(t, s, "ended without a word", "")
+	})
+}
+
+func TestADeadReplicaLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPIServer(t)
+		a, b := start(t, s, "one", "10.0.0.1:8443"), start(t, s, "two", "10.0.0.2:8443")
+		time.Sleep(time.Minute)
+		b.die()
+		want(t, s, "just dead", "https 10.0.0.1 8443, https 10.0.0.2 8443")
+		time.Sleep(leaseDuration + 2*interval)
+		want(t, s, "its Lease has run out", "https 10.0.0.1 8443")
+		list, err := s.config().Leases.Leases("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: leaseLabel})
+		if err != nil || len(list.Items) != 1 {
+			t.Errorf("%d Leases are left, want one (%v)", len(list.Items), err)
+		}
+		if got := testutil.ToFloat64(a.metrics.replicas); got != 1 {
+			t.Errorf("%v replicas are counted", got)
+		}
+	})
+}
+
+// Who comes later cannot know by itself whether a Lease is renewed.
+func TestNobodyBringsTheDeadBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPIServer(t)
+		start(t, s, "one", "10.0.0.1:8443").die()
+		time.Sleep(time.Hour)
+		start(t, s, "two", "10.0.0.2:8443")
+		time.Sleep(time.Second)
+		want(t, s, "after an hour", "https 10.0.0.2 8443")
+	})
+}
+
+// Clocks differ: a replica whose clock is an hour behind renews all the same.
+func TestForeignClocksDoNotMatter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPIServer(t)
+		a := start(t, s, "one", "10.0.0.1:8443")
+		c := s.config()
+		time.Sleep(time.Second)
+		other, err := c.Leases.Leases("kube-system").Get(t.Context(), leaseName(a.config.Address), metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		past := metav1.NewMicroTime(time.Now().Add(-time.Hour))
+		other.Name, other.Spec.RenewTime, other.Annotations[addressAnnotation] = "other", &past, "10.0.0.2:8443"
+		if other, err = c.Leases.Leases("kube-system").Create(t.Context(), other, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(interval)
+		want(t, s, "not seen to be renewed", "https 10.0.0.1 8443")
+		for range 20 {
+			past = metav1.NewMicroTime(past.Add(interval))
+			other.Spec.RenewTime = &past
+			if other, err = c.Leases.Leases("kube-system").Update(t.Context(), other, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(interval + time.Millisecond)
+			want(t, s, "renewed", "https 10.0.0.1 8443, https 10.0.0.2 8443")
+		}
+		time.Sleep(leaseDuration + interval)
+		want(t, s, "no longer renewed", "https 10.0.0.1 8443")
+	})
+}
+
+// While nobody can renew, nobody has died.
+func TestAnApiserverThatWasAwayCostsNobodyItsPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPIServer(t)
+		start(t, s, "one", "10.0.0.1:8443")
+		time.Sleep(interval / 2)
+		start(t, s, "two", "10.0.0.2:8443")
+		time.Sleep(time.Minute)
+		s.down.Store(true)
+		time.Sleep(10 * time.Minute)
+		s.down.Store(false)
+		writes := s.written()
+		time.Sleep(time.Minute)
+		want(t, s, "back", "https 10.0.0.1 8443, https 10.0.0.2 8443")
+		if n := s.written() - writes; n != 0 {
+			t.Errorf("%d writes: somebody lost its place", n)
+		}
+	})
+}
+
+// A process that follows another at the same address takes its Lease over, and the former's drain does not take it away.
+func TestASuccessorAtTheSameAddress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPIServer(t)
+		a := start(t, s, "one", "10.0.0.1:8443")
+		time.Sleep(time.Second)
+		start(t, s, "two", "10.0.0.1:8443")
+		time.Sleep(500 * time.Millisecond)
+		a.Withdraw()
+		synctest.Wait()
+		want(t, s, "the former drains", "https 10.0.0.1 8443")
+		a.leave()
+		time.Sleep(time.Minute)
+		want(t, s, "the former is gone", "https 10.0.0.1 8443")
+	})
+}
+
+func TestFamiliesAndPorts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPIServer(t)
+		a := start(t, s, "one", "10.0.0.1:8443")
+		b := start(t, s, "two", "10.0.0.2:9443")
+		start(t, s, "three", "[fd00::1]:8443")
+		time.Sleep(5 * time.Second)
+		want(t, s, "all", "https 10.0.0.1 8443, https 10.0.0.2 9443, https fd00::1 8443")
+		a.leave()
+		b.leave()
+		time.Sleep(5 * time.Second)
+		want(t, s, "another family is the first one now", "https fd00::1 8443")
+		list, err := s.config().Slices.EndpointSlices("default").List(t.Context(), metav1.ListOptions{})
+		if err != nil || len(list.Items) != 1 || list.Items[0].Name != "kubernetes" {
+			t.Errorf("slices left behind: %v (%v)", list.Items, err)
+		}
+	})
+}
+
+func TestGivesWayToAnotherWriter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPIServer(t)
+		a := start(t, s, "one", "10.0.0.1:8443")
+		time.Sleep(5 * time.Second)
+		s.overwrite(t, "10.0.0.9")
+		time.Sleep(interval)
+		want(t, s, "once may be a mistake", "https 10.0.0.1 8443")
+		if strings.Contains(a.log.String(), "--endpoint-reconciler-type=none") || testutil.ToFloat64(a.metrics.contested) != 0 {
+			t.Errorf("one write is already a contest:\n%s", a.log.String())
+		}
+		time.Sleep(5 * time.Second)
+		s.overwrite(t, "10.0.0.9")
+		time.Sleep(interval)
+		want(t, s, "twice is a writer", "https 10.0.0.9 6443")
+		if !strings.Contains(a.log.String(), "--endpoint-reconciler-type=none") || testutil.ToFloat64(a.metrics.contested) != 1 {
+			t.Errorf("nobody is told: contested %v\n%s", testutil.ToFloat64(a.metrics.contested), a.log.String())
+		}
+		// It goes on every ten seconds: the pauses grow, so that clients are thrown about ever less.
+		writes := s.written()
+		for range 6 * 60 {
+			time.Sleep(10 * time.Second)
+			synctest.Wait()
+			if s.said(t) != "https 10.0.0.9 6443" {
+				s.overwrite(t, "10.0.0.9")
+			}
+		}
+		if n := (s.written() - writes) / 4; n > 16 {
+			t.Errorf("it was tried %d times in an hour", n)
+		}
+		if got := testutil.ToFloat64(a.metrics.contested); got != 1 {
+			t.Errorf("contested is %v", got)
+		}
+		// The other one stops.
+		time.Sleep(longPause + interval)
+		want(t, s, "taken over", "https 10.0.0.1 8443")
+		time.Sleep(quiet + interval)
+		if got := testutil.ToFloat64(a.metrics.contested); got != 0 {
+			t.Errorf("contested is still %v", got)
+		}
+	})
+}
+
+// What kube-apiserver left behind is taken over, its EndpointSlice included.
+func TestTakesOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPIServer(t)
+		start(t, s, "none", "10.0.0.7:8443").leave()
+		c := s.config()
+		e, err := c.Endpoints.Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.Annotations = nil
+		if _, err := c.Endpoints.Endpoints("default").Update(t.Context(), e, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		s.overwrite(t, "10.0.0.9")
+		a := start(t, s, "one", "10.0.0.1:8443")
+		time.Sleep(time.Second)
+		want(t, s, "taken over", "https 10.0.0.1 8443")
+		if got := testutil.ToFloat64(a.metrics.foreign); got != 0 {
+			t.Errorf("%v foreign writes", got)
+		}
+	})
+}
+
+// An address in a Lease that Kubernetes would refuse must not keep all others out.
+func TestALeaseWithABadAddress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPIServer(t)
+		a := start(t, s, "one", "10.0.0.1:8443")
+		time.Sleep(time.Second)
+		c := s.config()
+		mine, err := c.Leases.Leases("kube-system").Get(t.Context(), leaseName(a.config.Address), metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, address := range map[string]string{"loop": "127.0.0.1:8443", "local": "169.254.0.1:1", "none": "", "port": "10.0.0.3:0", "zone": "[fe80::1%eth0]:1", "name": "x:1"} {
+			bad := mine.DeepCopy()
+			bad.Name, bad.Annotations[addressAnnotation] = name, address
+			if _, err := c.Leases.Leases("kube-system").Create(t.Context(), bad, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(interval)
+		want(t, s, "with bad Leases", "https 10.0.0.1 8443")
+	})
+}
+
+func TestNewRefuses(t *testing.T) {
+	s := newAPIServer(t)
+	good := s.config()
+	good.Identity, good.Ready, good.Address = "one", func() error { return nil }, netip.MustParseAddrPort("10.0.0.1:8443")
+	if _, err := New(good); err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(*Config){
+		"no client":        func(c *Config) { c.Leases = nil },
+		"no identity":      func(c *Config) { c.Identity = "" },
+		"no address":       func(c *Config) { c.Address = netip.AddrPort{} },
+		"no port":          func(c *Config) { c.Address = netip.MustParseAddrPort("10.0.0.1:0") },
+		"loopback":         func(c *Config) { c.Address = netip.MustParseAddrPort("127.0.0.1:1") },
+		"mapped loopback":  func(c *Config) { c.Address = netip.MustParseAddrPort("[::ffff:127.0.0.1]:1") },
+		"any":              func(c *Config) { c.Address = netip.MustParseAddrPort("0.0.0.0:1") },
+		"link-local":       func(c *Config) { c.Address = netip.MustParseAddrPort("[fe80::1]:1") },
+		"registered twice": func(c *Config) { c.Metrics = taken(t) },
+	} {
+		c := good
+		change(&c)
+		if _, err := New(c); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+func taken(t *testing.T) *prometheus.Registry {
+	t.Helper()
+	r := prometheus.NewRegistry()
+	if _, err := newMetrics(r); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
