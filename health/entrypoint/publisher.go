@@ -36,10 +36,11 @@ type Config struct {
 }
 
 const (
-	// leaseDuration is how long a replica that died stays published: three renewals may be lost before it seems to have.
-	leaseDuration = 10 * time.Second
-	// interval is the time between two rounds: four small requests each, of which one writes.
-	interval = 3 * time.Second
+	// leaseDuration is how long a Lease lasts: three renewals may be lost before its replica seems to have died.
+	leaseDuration = 8 * time.Second
+	// interval is the time between two rounds: four small requests each, of which one writes. Another replica sees a Lease change up to one of them late, and drops it up to
+	// one of them after it has run out: who died is published for 12 s at most.
+	interval = 2 * time.Second
 	// glance is how often readiness is looked at between rounds. It costs no request.
 	glance = 250 * time.Millisecond
 	// retry is the pause when a replica that should be published is not, or the other way round: three tries before a Lease is missed.
@@ -59,8 +60,9 @@ type Publisher struct {
 
 	// Of Run's goroutine alone:
 	withdrawn bool   // leaving was read
+	served    bool   // this replica was ready once
 	published bool   // our Lease is believed to be there
-	fault     string // of the last round, so that a fault is logged once
+	fault     string // of the last round, so that a fault is logged once; empty: it did all it should
 }
 
 // New makes a Publisher.
@@ -107,23 +109,25 @@ func (p *Publisher) Run(ctx context.Context) error {
 	defer ticker.Stop()
 	due, was := time.Now(), false
 	for {
-		if ready := p.ready(); ready != was || !time.Now().Before(due) {
+		ready := p.ready()
+		// One that never was ready has nothing to say: it would only take what kube-apiserver published, and put nothing in its place.
+		p.served = p.served || ready
+		if p.served && (ready != was || !time.Now().Before(due)) {
 			was = ready
 			p.round(ctx, ready)
-			pause := interval
+			due = time.Now().Add(interval)
 			if ready != p.published {
-				pause = retry
+				due = time.Now().Add(retry)
 			}
-			due = time.Now().Add(pause)
 		}
 		select {
 		case <-p.leaving:
 			p.withdrawn = true
 		case <-ticker.C:
 		case <-ctx.Done():
-			if p.published {
+			if p.published || p.fault != "" {
 				p.withdrawn = true
-				p.round(context.WithoutCancel(ctx), false)
+				p.round(ctx, false)
 			}
 			return ctx.Err()
 		}
@@ -134,7 +138,8 @@ func (p *Publisher) ready() bool { return !p.withdrawn && p.config.Ready() == ni
 
 // round renews or drops our own Lease, and then publishes what is alive. Whatever fails is tried again in the next round.
 func (p *Publisher) round(ctx context.Context, ready bool) {
-	ctx, cancel := context.WithTimeout(ctx, roundTimeout)
+	// Its own bound alone: a withdrawal that the end of this process has cut short would leave the entry of a Lease that is gone.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), roundTimeout)
 	defer cancel()
 	alive, err := p.census(ctx, ready)
 	if err == nil {

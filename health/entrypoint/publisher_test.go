@@ -97,7 +97,7 @@ func TestAnEntryComesAndLeavesWithItsReplica(t *testing.T) {
 		a := start(t, s, "one", "10.0.0.1:8443")
 		a.unready.Store(true)
 		time.Sleep(5 * time.Second)
-		want(t, s, "unready", "")
+		want(t, s, "unready", "nothing")
 		a.unready.Store(false)
 		time.Sleep(time.Second)
 		want(t, s, "ready", "https 10.0.0.1 8443")
@@ -126,6 +126,33 @@ func TestAnEntryComesAndLeavesWithItsReplica(t *testing.T) {
 	})
 }
 
+// A drain without a delay ends Run while the withdrawal is under way.
+func TestAWithdrawalIsFinished(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPIServer(t)
+		a := start(t, s, "one", "10.0.0.1:8443")
+		time.Sleep(time.Second)
+		a.Withdraw()
+		a.leave()
+		want(t, s, "ended at once", "")
+	})
+}
+
+// A replica that never was ready leaves alone what kube-apiserver published: it has nothing better.
+func TestNothingIsTakenForNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPIServer(t)
+		former := start(t, s, "former", "10.0.0.9:6443")
+		time.Sleep(time.Second)
+		former.die()
+		a := start(t, s, "one", "10.0.0.1:8443")
+		a.unready.Store(true)
+		time.Sleep(time.Hour)
+		a.leave()
+		want(t, s, "never ready", "https 10.0.0.9 6443")
+	})
+}
+
 func TestADeadReplicaLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newAPIServer(t)
@@ -133,7 +160,7 @@ func TestADeadReplicaLeaves(t *testing.T) {
 		time.Sleep(time.Minute)
 		b.die()
 		want(t, s, "just dead", "https 10.0.0.1 8443, https 10.0.0.2 8443")
-		time.Sleep(leaseDuration + 2*interval)
+		time.Sleep(12 * time.Second)
 		want(t, s, "its Lease has run out", "https 10.0.0.1 8443")
 		list, err := s.config().Leases.Leases("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: leaseLabel})
 		if err != nil || len(list.Items) != 1 {
@@ -149,7 +176,9 @@ func TestADeadReplicaLeaves(t *testing.T) {
 func TestNobodyBringsTheDeadBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newAPIServer(t)
-		start(t, s, "one", "10.0.0.1:8443").die()
+		dead := start(t, s, "one", "10.0.0.1:8443")
+		time.Sleep(time.Second)
+		dead.die()
 		time.Sleep(time.Hour)
 		start(t, s, "two", "10.0.0.2:8443")
 		time.Sleep(time.Second)
@@ -292,7 +321,9 @@ func TestGivesWayToAnotherWriter(t *testing.T) {
 func TestTakesOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newAPIServer(t)
-		start(t, s, "none", "10.0.0.7:8443").leave()
+		former := start(t, s, "none", "10.0.0.7:8443")
+		time.Sleep(time.Second)
+		former.leave()
 		c := s.config()
 		e, err := c.Endpoints.Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
 		if err != nil {

@@ -15,6 +15,9 @@ type Fairlead struct {
 	// Name is what errors and its log file call it. Empty: fairlead.
 	Name string
 
+	// Address is where it listens. Empty: 127.0.0.1.
+	Address string
+
 	// Port is the front door's. Zero: a free one.
 	Port int
 
@@ -40,6 +43,7 @@ func (c *Cluster) StartFairlead(ctx context.Context, f Fairlead) (*Front, error)
 	if f.Name == "" {
 		f.Name = "fairlead"
 	}
+	f.Address = cmp.Or(f.Address, "127.0.0.1")
 	free, err := freePorts(2)
 	if err != nil {
 		return nil, err
@@ -56,8 +60,8 @@ func (c *Cluster) StartFairlead(ctx context.Context, f Fairlead) (*Front, error)
 	}
 	ca := cmp.Or(f.CAFile, c.PKI.Serving.CertFile)
 	front := &Front{
-		Endpoint: Endpoint{URL: loopback("https", f.Port), CAFile: ca},
-		Admin:    Endpoint{URL: loopback("https", f.AdminPort), CAFile: ca},
+		Endpoint: Endpoint{URL: fmt.Sprintf("https://%s:%d", f.Address, f.Port), CAFile: ca},
+		Admin:    Endpoint{URL: fmt.Sprintf("https://%s:%d", f.Address, f.AdminPort), CAFile: ca},
 	}
 	front.Part, err = c.Run(ctx, Command{
 		Name: f.Name, Path: f.Path, Args: args,
@@ -71,7 +75,7 @@ func (c *Cluster) StartFairlead(ctx context.Context, f Fairlead) (*Front, error)
 
 func (c *Cluster) fairleadArgs(f Fairlead) ([]string, error) {
 	serving, err := c.PKI.Serving.Issue(f.Name, Leaf{User: f.Name, Names: []string{
-		"127.0.0.1", "localhost", "kubernetes.default.svc", "10.96.0.1",
+		f.Address, "localhost", "kubernetes.default.svc", "10.96.0.1",
 	}})
 	if err != nil {
 		return nil, err
@@ -87,7 +91,7 @@ func (c *Cluster) fairleadArgs(f Fairlead) ([]string, error) {
 	return append([]string{
 		"serve",
 		"--kubeconfig=" + kubeconfig,
-		"--bind-address=127.0.0.1",
+		"--bind-address=" + f.Address,
 		fmt.Sprintf("--secure-port=%d", f.Port),
 		fmt.Sprintf("--admin-secure-port=%d", f.AdminPort),
 		"--tls-cert-file=" + serving.CertFile,

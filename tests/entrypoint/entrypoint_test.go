@@ -1,0 +1,338 @@
+//go:build e2e
+
+package entrypoint
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/tools"
+)
+
+const port = 8443 // of every Fairlead
+
+// world is a cluster, and what it is asked with.
+type world struct {
+	*cluster.Cluster
+	dir      string
+	fairlead string // executables
+	kubectl  string
+	direct   string // kubeconfig of a member of system:masters at kube-apiserver itself
+	core     kubernetes.Interface
+}
+
+func newWorld(t *testing.T, name string, fairlead string, args ...string) *world {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute) // the parts may have to be built first
+	defer cancel()
+	dir, err := os.MkdirTemp("", "fairlead-entrypoint-"+name+"-") //nolint:usetesting // the logs are what one needs when a case fails
+	check(t, err)
+	w := &world{dir: dir, fairlead: fairlead, direct: filepath.Join(dir, "direct.kubeconfig")}
+	w.kubectl, err = tools.Path(ctx, tools.Config{Progress: os.Stderr}, "kubectl")
+	check(t, err)
+	w.Cluster, err = cluster.Start(ctx, cluster.Config{Dir: dir, APIServerArgs: args})
+	check(t, err)
+	t.Cleanup(func() {
+		check(t, w.Close())
+		if t.Failed() {
+			t.Logf("logs of all parts: %s", dir)
+			return
+		}
+		_ = os.RemoveAll(dir)
+	})
+	w.core, err = kubernetes.NewForConfig(w.Cluster.Endpoint().RESTConfig(w.Admin()))
+	check(t, err)
+	check(t, w.Cluster.Endpoint().WriteKubeconfig(w.direct, w.Admin()))
+	// The shipped manifests, as docs/operations.md has them put together.
+	folder := filepath.Join(dir, "overlay")
+	check(t, os.Mkdir(folder, 0o755))
+	deploy, err := filepath.Abs("../../deploy")
+	check(t, err)
+	for _, part := range []string{"base", "components", "overlays"} {
+		check(t, os.CopyFS(filepath.Join(dir, "deploy", part), os.DirFS(filepath.Join(deploy, part))))
+	}
+	check(t, os.WriteFile(filepath.Join(folder, "kustomization.yaml"), []byte("resources: [../deploy/overlays/control-plane]\ncomponents: [../deploy/components/entrypoint]\n"), 0o600))
+	rendered := w.run(t, "", w.kubectl, "kustomize", folder)
+	if !strings.Contains(rendered, "- --publish-kubernetes-endpoints") {
+		t.Fatalf("the component does not turn it on:\n%s", rendered)
+	}
+	w.run(t, rendered, w.kubectl, "--kubeconfig", w.direct, "apply", "-f", "-")
+	return w
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// run runs a program that must succeed.
+func (w *world) run(t *testing.T, stdin, name string, args ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, name, args...)
+	var out, errs bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errs
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%s %s: %v\n%s%s", filepath.Base(name), strings.Join(args, " "), err, out.String(), errs.String())
+	}
+	return out.String()
+}
+
+func (w *world) token(t *testing.T, namespace, name string) string {
+	t.Helper()
+	r, err := w.core.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	check(t, err)
+	return r.Status.Token
+}
+
+// start runs a Fairlead as the shipped ServiceAccount at an address of its own.
+func (w *world) start(t *testing.T, name, address string, args ...string) *cluster.Front {
+	t.Helper()
+	kubeconfig := filepath.Join(w.dir, name+"-account.kubeconfig")
+	check(t, w.Cluster.Endpoint().WriteKubeconfig(kubeconfig, cluster.Credentials{Token: w.token(t, "kube-system", "fairlead")}))
+	front, err := w.StartFairlead(t.Context(), cluster.Fairlead{
+		Path: w.fairlead, Name: name, Address: address, Port: port,
+		Args: append([]string{"--kubeconfig=" + kubeconfig, "--publish-kubernetes-endpoints", "--advertise-address=" + address}, args...),
+	})
+	check(t, err)
+	return front
+}
+
+// publishes waits until the Service has exactly these endpoints, and returns how long that took.
+func (w *world) publishes(t *testing.T, most time.Duration, addresses ...string) time.Duration {
+	t.Helper()
+	begun := time.Now()
+	var want []netip.AddrPort
+	for _, a := range addresses {
+		want = append(want, netip.AddrPortFrom(netip.MustParseAddr(a), port))
+	}
+	eventually(t, most, fmt.Sprintf("published: %v", want), func() (bool, string) {
+		got, err := endpoints(t.Context(), w.core)
+		return err == nil && slices.Equal(got, want), fmt.Sprint(got, err)
+	})
+	took := time.Since(begun)
+	// The older kind of object says the same.
+	old, err := w.core.CoreV1().Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{}) //nolint:staticcheck // for clients that know nothing newer
+	check(t, err)
+	var have []string
+	for _, s := range old.Subsets {
+		for _, a := range s.Addresses {
+			have = append(have, a.IP)
+		}
+	}
+	if slices.Sort(have); !slices.Equal(have, addresses) {
+		t.Errorf("Endpoints say %v, EndpointSlices %v", have, addresses)
+	}
+	return took
+}
+
+// eventually asks until ok says yes, or reports the last answer.
+func eventually(t *testing.T, most time.Duration, what string, ok func() (bool, string)) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), most)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		done, last := ok()
+		if done {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("after %s still not %s: %s", most, what, last)
+		case <-tick.C:
+		}
+	}
+}
+
+// podConfig is what a client in a pod gets: environment variables, a token and a CA bundle at fixed places.
+func (w *world) podConfig(t *testing.T) *rest.Config {
+	t.Helper()
+	const folder = "/var/run/secrets/kubernetes.io/serviceaccount"
+	check(t, os.MkdirAll(folder, 0o755))
+	ca, err := os.ReadFile(w.PKI.Serving.CertFile)
+	check(t, err)
+	check(t, os.WriteFile(folder+"/ca.crt", ca, 0o600))
+	check(t, os.WriteFile(folder+"/token", []byte(w.token(t, "default", "pod")), 0o600))
+	t.Setenv("KUBERNETES_SERVICE_HOST", clusterIP)
+	t.Setenv("KUBERNETES_SERVICE_PORT", "443")
+	c, err := rest.InClusterConfig()
+	check(t, err)
+	return c
+}
+
+// pods is what a pod may do.
+const pods = `
+{apiVersion: v1, kind: ServiceAccount, metadata: {namespace: default, name: pod}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: pod}
+rules: [{apiGroups: [""], resources: [configmaps], verbs: [get, create]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: pod}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: pod}
+subjects: [{kind: ServiceAccount, namespace: default, name: pod}]
+`
+
+func TestEntrypoint(t *testing.T) {
+	network(t)
+	dir := t.TempDir()
+	fairlead := filepath.Join(dir, "fairlead")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", fairlead, "../../cmd/fairlead").CombinedOutput(); err != nil {
+		t.Fatalf("building: %v\n%s", err, out)
+	}
+	t.Run("none", func(t *testing.T) { testClients(t, newWorld(t, "none", fairlead, "--advertise-address=10.79.0.9")) })
+	t.Run("lease", func(t *testing.T) {
+		testContest(t, newWorld(t, "lease", fairlead, "--endpoint-reconciler-type=lease", "--advertise-address=10.79.0.9"))
+	})
+}
+
+func testClients(t *testing.T, w *world) {
+	serviceProxy(t, w.core)
+	w.run(t, pods, w.kubectl, "--kubeconfig", w.direct, "apply", "-f", "-")
+	one := w.start(t, "one", "10.79.0.1")
+	w.publishes(t, 5*time.Second, "10.79.0.1")
+	two := w.start(t, "two", "10.79.0.2", "--shutdown-delay-duration=2s") // kube-proxies need time to notice
+	w.publishes(t, 5*time.Second, "10.79.0.1", "10.79.0.2")
+	inCluster := cluster.Endpoint{URL: "https://" + clusterIP, CAFile: w.PKI.Serving.CertFile}
+	kubeconfig := filepath.Join(w.dir, "service.kubeconfig")
+	check(t, inCluster.WriteKubeconfig(kubeconfig, w.Admin()))
+	through := func(args ...string) string {
+		return w.run(t, "", w.kubectl, append([]string{"--kubeconfig", kubeconfig, "--cache-dir", filepath.Join(w.dir, "cache")}, args...)...)
+	}
+	config := w.podConfig(t)
+	config.QPS = -1
+	pod, err := kubernetes.NewForConfig(config)
+	check(t, err)
+	t.Run("a pod's client", func(t *testing.T) {
+		_, err := pod.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "mine"}}, metav1.CreateOptions{})
+		check(t, err)
+		scrape := w.admitted(t, one) + w.admitted(t, two)
+		if !regexp.MustCompile(`fairlead_request_total\{.*verb="create".*\} [1-9]`).MatchString(scrape) {
+			t.Errorf("it went past Fairlead:\n%s", scrape)
+		}
+	})
+	t.Run("kube-controller-manager", func(t *testing.T) {
+		_, err := w.StartControllerManager(t.Context(), inCluster)
+		check(t, err)
+		through("create", "deployment", "idle", "--image=none", "--replicas=0")
+		eventually(t, time.Minute, "a ReplicaSet", func() (bool, string) {
+			out := through("get", "replicasets", "-o", "name")
+			return strings.Contains(out, "replicaset.apps/idle-"), out
+		})
+		// It leaves the EndpointSlices alone that are not its own.
+		w.publishes(t, time.Second, "10.79.0.1", "10.79.0.2")
+	})
+	t.Run("kubectl", func(t *testing.T) {
+		if out := through("get", "endpointslices", "kubernetes", "-o", "wide"); !strings.Contains(out, "10.79.0.1,10.79.0.2") {
+			t.Errorf("kubectl says:\n%s", out)
+		}
+	})
+	t.Run("one drains", func(t *testing.T) {
+		restart := w.clients(t, pod)
+		check(t, two.Part.Signal(syscall.SIGTERM))
+		took := w.publishes(t, time.Second, "10.79.0.1")
+		t.Logf("its entry left after %s", took)
+		<-two.Part.Done()
+		if n := restart(); n > 0 {
+			t.Errorf("%d requests of a pod's client failed", n)
+		}
+	})
+	t.Run("it comes back", func(t *testing.T) {
+		check(t, two.Part.Restart(t.Context()))
+		w.publishes(t, 5*time.Second, "10.79.0.1", "10.79.0.2")
+	})
+	t.Run("one dies", func(t *testing.T) {
+		two.Part.Kill()
+		// It promises 12 s; the rest is this machine's.
+		took := w.publishes(t, 15*time.Second, "10.79.0.1")
+		t.Logf("its entry left after %s", took)
+		_, err := pod.CoreV1().ConfigMaps("default").Get(t.Context(), "mine", metav1.GetOptions{})
+		check(t, err)
+		through("delete", "deployment", "idle", "--cascade=foreground", "--timeout=60s") // kube-controller-manager lives on
+		scrape := w.admitted(t, one)
+		for _, want := range []string{"fairlead_entrypoint_published 1", "fairlead_entrypoint_replicas 1", "fairlead_entrypoint_contested 0", "fairlead_entrypoint_foreign_writes_total 0"} {
+			if !strings.Contains(scrape, want+"\n") {
+				t.Errorf("the metrics do not say %s", want)
+			}
+		}
+	})
+	t.Run("nothing was forbidden", func(t *testing.T) {
+		log, err := os.ReadFile(one.Part.LogFile())
+		check(t, err)
+		if strings.Contains(string(log), "forbidden") {
+			t.Errorf("something was:\n%s", log)
+		}
+	})
+}
+
+// clients lets a pod's client ask on new connections until the returned function is called, which counts what failed.
+func (w *world) clients(t *testing.T, pod kubernetes.Interface) func() int {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	failed := make(chan int, 1)
+	go func() {
+		n := 0
+		for ctx.Err() == nil {
+			if _, err := pod.CoreV1().ConfigMaps("default").Get(context.WithoutCancel(ctx), "mine", metav1.GetOptions{}); err != nil {
+				t.Log(err)
+				n++
+			}
+		}
+		failed <- n
+	}()
+	return func() int { cancel(); return <-failed }
+}
+
+// admitted is a scrape of a Fairlead.
+func (w *world) admitted(t *testing.T, f *cluster.Front) string {
+	t.Helper()
+	file := filepath.Join(w.dir, "admin-"+f.Part.Name())
+	check(t, f.Admin.WriteKubeconfig(file, w.Admin()))
+	return w.run(t, "", w.kubectl, "--kubeconfig", file, "get", "--raw", "/metrics")
+}
+
+// testContest runs Fairlead against a kube-apiserver that goes on publishing itself, as when an operator forgets the flag.
+func testContest(t *testing.T, w *world) {
+	front := w.start(t, "contested", "10.79.0.1")
+	// kube-apiserver writes every ten seconds, and the second time is enough.
+	eventually(t, 40*time.Second, "given way", func() (bool, string) {
+		scrape := w.admitted(t, front)
+		return strings.Contains(scrape, "fairlead_entrypoint_contested 1\n"), regexp.MustCompile("(?m)^fairlead_entrypoint.*$").FindString(scrape)
+	})
+	log, err := os.ReadFile(front.Part.LogFile())
+	check(t, err)
+	if !strings.Contains(string(log), "--endpoint-reconciler-type=none") {
+		t.Errorf("the log does not say what to do:\n%s", log)
+	}
+	// What kube-apiserver wants stands: clients are not thrown to and fro.
+	eventually(t, 15*time.Second, "kube-apiserver's own", func() (bool, string) {
+		got, err := endpoints(t.Context(), w.core)
+		return err == nil && len(got) == 1 && got[0].Addr().String() == "10.79.0.9", fmt.Sprint(got, err)
+	})
+}

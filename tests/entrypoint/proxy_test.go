@@ -1,0 +1,83 @@
+//go:build e2e
+
+package entrypoint
+
+import (
+	"context"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+// clusterIP is the address of the Service kubernetes.
+const clusterIP = "10.96.0.1"
+
+// endpoints are the addresses in the EndpointSlices of default/kubernetes, in order.
+func endpoints(ctx context.Context, core kubernetes.Interface) ([]netip.AddrPort, error) {
+	list, err := core.DiscoveryV1().EndpointSlices("default").List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
+	if err != nil {
+		return nil, err
+	}
+	var all []netip.AddrPort
+	for _, s := range list.Items {
+		for _, p := range s.Ports {
+			for _, e := range s.Endpoints {
+				all = append(all, netip.AddrPortFrom(netip.MustParseAddr(e.Addresses[0]), uint16(*p.Port)))
+			}
+		}
+	}
+	slices.SortFunc(all, netip.AddrPort.Compare)
+	return all, nil
+}
+
+// serviceProxy does for one Service what kube-proxy does on a node: each connection to the cluster address goes to one of the endpoints there are then. Like kube-proxy it
+// learns them from an apiserver directly.
+func serviceProxy(t *testing.T, core kubernetes.Interface) {
+	t.Helper()
+	l, err := net.Listen("tcp", clusterIP+":443")
+	check(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	t.Cleanup(func() { cancel(); _ = l.Close(); wg.Wait() })
+	wg.Go(func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() { forward(ctx, core, client) })
+		}
+	})
+}
+
+func forward(ctx context.Context, core kubernetes.Interface, client net.Conn) {
+	defer client.Close()
+	all, err := endpoints(ctx, core)
+	if err != nil || len(all) == 0 {
+		return
+	}
+	server, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", all[rand.IntN(len(all))].String())
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	stop := context.AfterFunc(ctx, func() { _, _ = client.Close(), server.Close() })
+	defer stop()
+	var wg sync.WaitGroup
+	for _, way := range [][2]net.Conn{{client, server}, {server, client}} {
+		wg.Go(func() {
+			_, _ = io.Copy(way[0], way[1]) // a connection that breaks is what it is for
+			_ = way[0].Close()
+		})
+	}
+	wg.Wait()
+}
