@@ -25,7 +25,7 @@ func (d *door) makeDocuments(context.Context) (err error) {
 		local = d.fetchLocal
 	}
 	if d.apiServices != nil {
-		own = inProcess(d.apiServices)
+		own = inProcess(d.apiServices) //nolint:bodyclose // whoever fetches closes what it is given
 	}
 	d.documents.discovery, err = discovery.New(discovery.Config{
 		Table: d.registry.Table, Fetch: d.fetchRemote, FetchLocal: local, FetchOwn: own, StaleAfter: d.o.staleAfter, Logger: d.log, Metrics: d.metrics,

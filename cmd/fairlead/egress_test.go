@@ -91,7 +91,7 @@ func TestEgressDialerOfNothing(t *testing.T) {
 	for name, file := range map[string]string{
 		"missing":      "/does/not/exist",
 		"unknown kind": writeEgress(t, "apiVersion: v1\nkind: ConfigMap\n"),
-		"typing error": writeEgress(t, egressHead+"- name: cluster\n  conection: {}\n"),
+		"typing error": writeEgress(t, egressHead+"- name: cluster\n  connections: {}\n"),
 		"no transport": writeEgress(t, egressHead+"- name: cluster\n  connection:\n    proxyProtocol: HTTPConnect\n"),
 	} {
 		if _, err := egressDialer(file); err == nil {

@@ -183,7 +183,7 @@ func (d *door) makeServers(context.Context) error {
 	d.front = newServer(d.proxy, d.certs.TLS(), d.o.streamsPerConn, d.log)
 	d.front.ConnContext = d.proxy.ConnContext
 	if d.o.h2Lane == "frame" {
-		d.frames = d.proxy.Frames(h2.Config{MaxStreams: uint32(d.o.streamsPerConn), Logger: d.log, Metrics: d.metrics}) //nolint:gosec // validated
+		d.frames = d.proxy.Frames(h2.Config{MaxStreams: uint32(d.o.streamsPerConn), Logger: d.log, Metrics: d.metrics}) //nolint:gosec,contextcheck // validated; connections end with the server, not with its making
 		d.front.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": d.frames.Serve}
 		d.frontListener = d.frames.Listener(d.frontListener)
 	}
