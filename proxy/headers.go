@@ -96,9 +96,9 @@ const auditHeader = "audit-id"
 
 // auditID is what a request is forwarded with: the client's own, or ours. Empty: it was not forwarded.
 func auditID(set []hpack.HeaderField, h *Head) string {
-	for i := len(set) - 1; i >= 0; i-- {
-		if set[i].Name == auditHeader {
-			return set[i].Value
+	for _, f := range slices.Backward(set) {
+		if f.Name == auditHeader {
+			return f.Value
 		}
 	}
 	return h.get(auditHeader)

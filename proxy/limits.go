@@ -88,7 +88,7 @@ func (p *Proxy) enter(d *Decision) (place, error) {
 		held.begin(p, d)
 		return held, nil
 	}
-	ok := true
+	var ok bool
 	if !d.LongRunning {
 		if held.server, ok = p.limits.of(d.Request.Verb).enter(); !ok {
 			return place{}, errBusy("the front door")

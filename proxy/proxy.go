@@ -165,7 +165,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rec := p.record(w, r, x)
 	defer rec.done()
 	r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
-	p.decide(r.Context(), &x.decision, x.head, x.conn, true)
+	p.decide(r.Context(), &x.decision, x.head, x.conn, true) //nolint:contextcheck // reviews that several requests share outlive each of them
 	if r.ProtoMajor == 2 && p.goAway() {
 		w.Header().Set("Connection", "close") // net/http makes a GOAWAY of it
 	}

@@ -133,7 +133,7 @@ func TestGathers(t *testing.T) {
 		if lines, _ := g.seen(); lines != 0 {
 			t.Errorf("%d lines at once", lines)
 		}
-		time.Sleep(gather + time.Millisecond) //nolint:forbidigo // of a bubble's time
+		time.Sleep(gather + time.Millisecond)
 		if lines, writes := g.seen(); lines != 100 || writes != 1 {
 			t.Errorf("%d lines in %d writes", lines, writes)
 		}
@@ -170,7 +170,7 @@ func TestBound(t *testing.T) {
 		for range added {
 			l.Add(3, full())
 		}
-		time.Sleep(time.Second) //nolint:forbidigo // of a bubble's time
+		time.Sleep(time.Second)
 		for range added {
 			l.Add(3, full())
 		}

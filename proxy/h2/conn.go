@@ -1,6 +1,7 @@
 package h2
 
 import (
+	"slices"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -284,10 +285,5 @@ func (c *conn) rememberReset(id uint32) {
 }
 
 func (c *conn) wasReset(id uint32) bool {
-	for _, r := range c.resets {
-		if r == id {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(c.resets, id)
 }

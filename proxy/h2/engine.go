@@ -183,7 +183,7 @@ func (e *engine) close(c *conn, err error) {
 
 // lose is told by the driver that the connection broke.
 func (e *engine) lose(c *conn, err error) {
-	if c.pool != nil && !c.closing && !(c.drained && len(c.streams) == 0) {
+	if c.pool != nil && !c.closing && (!c.drained || len(c.streams) > 0) {
 		e.failedEndpoint(c.pool.ep, err)
 	}
 	e.close(c, err)

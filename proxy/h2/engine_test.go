@@ -286,7 +286,7 @@ func TestResetFromClientReachesBackend(t *testing.T) {
 func TestResetFromBackendReachesClient(t *testing.T) {
 	r := newRig(t)
 	c := r.client()
-	b := (*peer)(nil)
+	var b *peer
 	for i, code := range []http2.ErrCode{http2.ErrCodeInternal, http2.ErrCodeProtocol, http2.ErrCodeCancel, http2.ErrCodeNo} {
 		id := uint32(2*i + 1)
 		c.get(id)

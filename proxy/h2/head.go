@@ -71,7 +71,8 @@ func (e *engine) parseRequest(h *Head) error {
 	var path string
 	fields, n := e.fields, 0
 	for n < len(fields) && strings.HasPrefix(fields[n].Name, ":") {
-		bit, to := uint8(0), (*string)(nil)
+		var bit uint8
+		var to *string
 		switch fields[n].Name {
 		case ":method":
 			bit, to = 1, &h.Method

@@ -182,7 +182,7 @@ func dialLean(t testing.TB, addr string) *leanClient {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return greet(t, tls.Client(raw, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}, DynamicRecordSizingDisabled: true})) //nolint:gosec // a test server of ours
+	return greet(t, tls.Client(raw, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}, DynamicRecordSizingDisabled: true}))
 }
 
 // greet sends the client's preface.

@@ -119,7 +119,7 @@ func (l *local) run() {
 	complete := false
 	defer func() {
 		// As net/http: a panic breaks the response, and only http.ErrAbortHandler is an ordinary one.
-		if v := recover(); v != nil && v != http.ErrAbortHandler {
+		if v := recover(); v != nil && v != http.ErrAbortHandler { //nolint:errorlint // the value itself is the sign, as in net/http
 			l.sh.log.Error("handler panicked", "panic", v, "path", l.head.Path)
 		}
 		if !complete {

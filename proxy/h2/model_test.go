@@ -108,9 +108,9 @@ func testModel(t *testing.T, driver string) {
 		}
 	})
 	model, client := startModel(t, s.backend.Listener.Addr().String())
-	seed := rand.Uint64() //nolint:gosec // a test
+	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
-	rnd := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // a test
+	rnd := rand.New(rand.NewPCG(seed, 0))
 	var wg sync.WaitGroup
 	turns := make(chan struct{}, 16) // how many run at once
 	var stuck atomic.Int32
@@ -151,7 +151,7 @@ func testModel(t *testing.T, driver string) {
 // startModel starts net/http with a ReverseProxy that does what the lane's plan says.
 func startModel(t *testing.T, backend string) (string, *http.Client) {
 	target := &url.URL{Scheme: "https", Host: backend}
-	tr := &http.Transport{ForceAttemptHTTP2: true, DisableCompression: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // a test server of ours
+	tr := &http.Transport{ForceAttemptHTTP2: true, DisableCompression: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 	quiet := slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	front := httptest.NewUnstartedServer(&httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target); r.Out.URL.RawQuery = r.In.URL.RawQuery }, Transport: tr,
@@ -161,7 +161,7 @@ func startModel(t *testing.T, backend string) (string, *http.Client) {
 	front.Config.ErrorLog = quiet
 	front.StartTLS()
 	client := front.Client()
-	out := &http.Transport{ForceAttemptHTTP2: true, DisableCompression: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // a test server of ours
+	out := &http.Transport{ForceAttemptHTTP2: true, DisableCompression: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 	client.Transport = out
 	t.Cleanup(func() {
 		out.CloseIdleConnections()

@@ -42,7 +42,7 @@ type usage struct {
 // runPeer is "backend", or "rp=<backend>", "portable=<backend>", "loop=<backend>".
 func runPeer(role string) error {
 	kind, backend, _ := strings.Cut(role, "=")
-	addr := ""
+	var addr string
 	switch kind {
 	case "backend":
 		l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0")

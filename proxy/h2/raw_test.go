@@ -34,7 +34,7 @@ func (c *piecesConn) Read(p []byte) (int, error) {
 // However input comes, before and after takeOver, no read goes beyond the end of a record and no byte is lost: else a request that
 // comes with the last message of the handshake would be stuck in TLS, or the next record would not be recognised.
 func TestRawReadKeepsRecordsApart(t *testing.T) {
-	rnd := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test
+	rnd := rand.New(rand.NewPCG(1, 2))
 	for range 500 {
 		var stream []byte
 		ends := map[int]bool{}
@@ -122,7 +122,7 @@ func testRequestInTheHandshakesLastSegment(t *testing.T, driver string) {
 		t.Fatal(err)
 	}
 	corked := &corkedConn{Conn: raw}
-	l := greet(t, tls.Client(corked, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})) //nolint:gosec // a test server of ours
+	l := greet(t, tls.Client(corked, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}))
 	if err := l.get("/"); err != nil {
 		t.Fatal(err)
 	}

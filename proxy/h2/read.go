@@ -227,7 +227,7 @@ func (e *engine) body(c *conn, s *stream, p []byte, end bool) {
 	case d == down && s.noBody && f.got > 0:
 		e.badMessage(s, d, "content in a response that has none")
 		return
-	case f.declared >= 0 && (f.got > f.declared || end && f.got != f.declared) && !(d == down && s.noBody):
+	case f.declared >= 0 && (f.got > f.declared || end && f.got != f.declared) && (d == up || !s.noBody):
 		e.badMessage(s, d, "content-length does not match")
 		return
 	}

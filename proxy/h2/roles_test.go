@@ -22,7 +22,7 @@ func startReverseProxy(backend string) string {
 		BufferPool: pool,
 		Transport: &http.Transport{
 			ForceAttemptHTTP2: true, DisableCompression: true,
-			TLSClientConfig: &tls.Config{InsecureSkipVerify: true, DynamicRecordSizingDisabled: true}, //nolint:gosec // a test server of ours
+			TLSClientConfig: &tls.Config{InsecureSkipVerify: true, DynamicRecordSizingDisabled: true},
 		},
 		FlushInterval: -1,
 	}

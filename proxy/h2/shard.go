@@ -50,7 +50,7 @@ func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buf
 			sh.links.Go(l.run)
 		}
 	}
-	sh.e.dial = func(p *pool) func() {
+	sh.e.dial = func(p *pool) func() { //nolint:contextcheck // dials end with the shard's own ctx
 		return func() { sh.links.Go(func() { sh.connect(p) }) }
 	}
 	return sh
@@ -94,7 +94,7 @@ func (sh *shard) settle() {
 		}
 		b.run()
 		sh.mu.Lock()
-		b.written(e)
+		b.written()
 	}
 	sh.mu.Unlock()
 	sh.batches.Put(b)
@@ -140,7 +140,7 @@ func (b *batch) run() {
 }
 
 // written tells the engine what became of the output.
-func (b *batch) written(e *engine) {
+func (b *batch) written() {
 	for i := range b.writes {
 		w := &b.writes[i]
 		if !w.left {

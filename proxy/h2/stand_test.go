@@ -60,7 +60,7 @@ func endpoint(addr string) *Endpoint {
 		if err != nil {
 			return nil, err
 		}
-		tc := tls.Client(wrap(raw), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}) //nolint:gosec // a test server of ours
+		tc := tls.Client(wrap(raw), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
 		if err := tc.HandshakeContext(ctx); err != nil {
 			_ = raw.Close()
 			return nil, err
@@ -123,7 +123,7 @@ func (s *stand) start(cfg Config) {
 	t.Cleanup(func() { front.CloseClientConnections(); _ = front.Config.Close() })
 	s.addr = front.Listener.Addr().String()
 	s.url = "https://" + s.addr
-	tr := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, ForceAttemptHTTP2: true, DisableCompression: true} //nolint:gosec // a test server of ours
+	tr := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, ForceAttemptHTTP2: true, DisableCompression: true}
 	t.Cleanup(tr.CloseIdleConnections)
 	s.client = &http.Client{Transport: tr, Timeout: 30 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
