@@ -38,10 +38,10 @@ type fields struct{ etag, vary, varyEncoding, cache []string }
 type form struct {
 	once, gzipOnce sync.Once
 	// plain is the body and zipped the same in gzip, empty when that is not worth it.
-	plain, zipped           []byte
-	contentType             []string
-	plainLength, zipLength  []string
-	identity, gzipEncodings []string
+	plain, zipped          []byte
+	contentType            []string
+	plainLength, zipLength []string
+	gzipEncodings          []string
 }
 
 // leastZipped is from what size on a body is compressed. It is done once per change, so it may be far below kube-apiserver's 128 KiB; what fits into a few packets

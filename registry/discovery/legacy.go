@@ -30,7 +30,7 @@ func (d *Discovery) legacyVersion(ctx context.Context, old *version, e *registry
 
 func (d *Discovery) askLegacy(ctx context.Context, e *registry.Entry) (*apidiscoveryv2.APIVersionDiscovery, error) {
 	path := "/apis/" + e.GroupVersion.String()
-	a, err := poll.Get(ctx, d.doer(e), poll.Question{Path: path, Accept: runtime.ContentTypeJSON})
+	a, err := poll.Get(ctx, d.doer(e), poll.Question{Path: path, Accept: runtime.ContentTypeJSON}) //nolint:bodyclose // Get closes it
 	if err != nil {
 		return nil, err
 	}

@@ -90,7 +90,7 @@ func (d *Discovery) answer(ctx context.Context, old *state, entries []*registry.
 	if covers(old, entries) {
 		q.ETag = old.etag
 	}
-	a, err := poll.Get(ctx, d.doer(entries[0]), q)
+	a, err := poll.Get(ctx, d.doer(entries[0]), q) //nolint:bodyclose // Get closes it
 	switch {
 	case err != nil:
 		return failed(old, entries, err), err

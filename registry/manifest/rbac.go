@@ -4,8 +4,8 @@ import (
 	"cmp"
 
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
-	"k8s.io/apimachinery/pkg/api/validation/path"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
@@ -22,9 +22,9 @@ func setBindingDefaults(o *rbacv1.ClusterRoleBinding) {
 // roleName is the rule for names of roles and bindings: they are part of a path, and may hold colons.
 func roleName(name string, prefix bool) []string {
 	if prefix {
-		return path.IsValidPathSegmentPrefix(name)
+		return content.IsPathSegmentPrefix(name)
 	}
-	return path.IsValidPathSegmentName(name)
+	return content.IsPathSegmentName(name)
 }
 
 // validateRole applies the rules of pkg/apis/rbac/validation. Roles that a controller would put together from others are refused, since none runs here.

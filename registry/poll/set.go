@@ -103,7 +103,7 @@ func (s *Set[S]) update(ctx context.Context, entries []*registry.Entry) {
 }
 
 func (s *Set[S]) start(ctx context.Context, k key, entries []*registry.Entry) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancel(ctx) //nolint:gosec // b.end, once the table has nothing for it any more
 	b := &backend[S]{cfg: &s.cfg, of: s.cfg.New(entries), poke: make(chan struct{}, 1), end: cancel}
 	b.entries.Store(&entries)
 	s.backends[k] = b
