@@ -60,7 +60,7 @@ func serveTLS(ctx context.Context, address, cert, key string, h http.Handler) er
 	if err != nil {
 		return fmt.Errorf("listening: %w", err)
 	}
-	srv := &http.Server{ //nolint:gosec // its clients are our own
+	srv := &http.Server{
 		Handler: h, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
 	}
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })

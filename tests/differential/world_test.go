@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -108,9 +109,7 @@ func (w *world) send(t *testing.T, method string, e cluster.Endpoint, path strin
 	if err != nil {
 		t.Fatal(err)
 	}
-	for k, v := range header {
-		req.Header[k] = v
-	}
+	maps.Copy(req.Header, header)
 	res, err := w.clients[e.URL].Do(req)
 	if err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -235,7 +236,7 @@ type kubectl struct {
 }
 
 func (k kubectl) command(ctx context.Context, args ...string) *exec.Cmd {
-	return exec.CommandContext(ctx, k.path, append(k.args[:len(k.args):len(k.args)], args...)...)
+	return exec.CommandContext(ctx, k.path, append(slices.Clip(k.args), args...)...)
 }
 
 // try runs kubectl and returns standard output, standard error and exit code.

@@ -49,7 +49,7 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	network(t)
-	dir, err := os.MkdirTemp("", "fairlead-faults-")
+	dir, err := os.MkdirTemp("", "fairlead-faults-") //nolint:usetesting // its logs are kept when a test fails
 	if err != nil {
 		t.Fatal(err)
 	}

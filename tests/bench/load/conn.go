@@ -218,7 +218,7 @@ func (c *conn) head(id uint32, block []byte, whole, ended bool, now time.Time) e
 func (c *conn) data(f *http2.DataFrame, now time.Time) {
 	n := int(f.Length)
 	if c.credit += n; c.credit > connWindow/4 {
-		_ = c.framer.WriteWindowUpdate(0, uint32(c.credit)) //nolint:gosec // at most connWindow
+		_ = c.framer.WriteWindowUpdate(0, uint32(c.credit))
 		c.credit = 0
 	}
 	s := c.streams[f.StreamID]
@@ -307,7 +307,7 @@ func (c *conn) pace(rate float64) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		due = due.Add(time.Duration(rand.ExpFloat64() / rate * float64(time.Second))) //nolint:gosec // no secret
+		due = due.Add(time.Duration(rand.ExpFloat64() / rate * float64(time.Second)))
 		timer.Reset(time.Until(due))
 		select {
 		case <-c.l.ctx.Done():
