@@ -133,7 +133,7 @@ func (w *world) publishes(t *testing.T, most time.Duration, addresses ...string)
 	})
 	took := time.Since(begun)
 	// The older kind of object says the same.
-	old, err := w.core.CoreV1().Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{}) //nolint:staticcheck // for clients that know nothing newer
+	old, err := w.core.CoreV1().Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
 	check(t, err)
 	var have []string
 	for _, s := range old.Subsets {
