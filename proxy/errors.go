@@ -137,6 +137,9 @@ func forwardError(name string, err error) error {
 // writeError answers with err, in the form that the client accepts. HTTP/2 connections stay open: unlike kube-apiserver's, a refused request of ours says
 // nothing about the others on its connection.
 func (p *Proxy) writeError(w http.ResponseWriter, r *http.Request, err error) {
+	if x := exchangeOf(r.Context()); x != nil {
+		x.own = err
+	}
 	h := w.Header()
 	for _, name := range []string{"Content-Length", "Etag", "Last-Modified"} {
 		h.Del(name)

@@ -67,6 +67,7 @@ func (p *Proxy) rewrite(pr *httputil.ProxyRequest) {
 		}
 	}
 	applyFields(pr.Out.Header, d)
+	x.follow.propagate(pr.Out.Header)
 	pr.Out.Trailer = keptTrailers(pr.In.Trailer, &d.Strip)
 }
 

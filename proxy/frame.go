@@ -55,6 +55,9 @@ type frameRequest struct {
 	conn     *frameConn
 	audit    string // Audit-ID
 	line     accesslog.Line
+	// follow is set when there is an audit log or tracing; own is the error that this lane has answered with.
+	follow *follow
+	own    error
 
 	remove func(string) bool
 	accept func(int) http.Handler
@@ -116,9 +119,10 @@ const parkTimeout = 25 * time.Second
 func (l *frameLane) plan(r *frameRequest) h2.Plan {
 	d := &r.decision
 	r.audit = auditID(d.Set, &r.head)
+	r.follow = l.p.follow(&r.head, d)
 	r.head.Fields = nil // they are not to be looked at any more
 	up := l.upstream(d)
-	if up == nil {
+	if up == nil || r.follow.bodies(d) {
 		// The net/http lane decides again, from the caches.
 		l.recycle(r)
 		return h2.Plan{Serve: l.p, GoAway: l.p.goAway()}
@@ -130,13 +134,17 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 	}
 	up.count()
 	r.held, r.up = held, up
+	remove := r.remove
+	if r.follow != nil {
+		remove = r.beginFollow()
+	}
 	var removeResponse func(string) bool
 	if d.Action == ToRemote {
 		removeResponse = crossOrigin
 	}
 	again := d.Request.Verb == "get" || d.Request.Verb == "list" || d.Request.Verb == "head"
 	return h2.Plan{
-		Forward: up.frames, Remove: r.remove, RemoveResponse: removeResponse, Set: d.Set, Deadline: d.Timeout, LongRunning: d.LongRunning,
+		Forward: up.frames, Remove: remove, RemoveResponse: removeResponse, Set: d.Set, Deadline: d.Timeout, LongRunning: d.LongRunning,
 		Retries: maxRetries, Again: again && !d.LongRunning,
 		Budget: up.budget, Accept: r.accept, Fail: r.fail, Done: r.done, GoAway: l.p.goAway(),
 	}
@@ -268,16 +276,17 @@ func (r *frameRequest) onResponse(status int) http.Handler {
 	d := &r.decision
 	if d.Action == ToLocal {
 		r.l.p.cfg.Authn.Seen(&d.Credentials, status)
-		return nil
+	} else if r.l.p.rejects(status) {
+		r.own = errRedirect(d.Entry.Name)
+		return r.l.p.answer(r.own)
 	}
-	if r.l.p.rejects(status) {
-		return r.l.p.answer(errRedirect(d.Entry.Name))
-	}
+	r.follow.responded(status)
 	return nil
 }
 
 func (r *frameRequest) onFailure(o h2.Outcome) http.Handler {
-	return r.l.p.answer(forwardError(r.decision.name(), frameError(o)))
+	r.own = forwardError(r.decision.name(), frameError(o))
+	return r.l.p.answer(r.own)
 }
 
 // frameError is the lane's reason in the words of the other one, so that both answer alike.
@@ -304,6 +313,9 @@ func (r *frameRequest) onEnd(o h2.Outcome) {
 	}
 	p := r.l.p
 	p.metrics.observe(&r.decision, status, o.Duration)
+	if r.follow != nil {
+		r.endFollow(status, &o)
+	}
 	if p.cfg.AccessLog != nil {
 		r.line = accesslog.Line{Proto: "HTTP/2.0", Status: status, Bytes: o.Sent, Took: o.Duration, AuditID: r.audit, Ended: r.head.Arrived.Add(o.Duration)}
 		p.logAccess(r.conn.number, &r.head, &r.decision, &r.line)
@@ -315,6 +327,7 @@ func (l *frameLane) recycle(r *frameRequest) {
 	set := r.decision.Set[:0]
 	clear(set[:cap(set)])
 	r.head, r.decision, r.up, r.conn, r.audit, r.line = Head{}, Decision{Set: set}, nil, nil, "", accesslog.Line{}
+	r.follow, r.own = nil, nil
 	l.requests.Put(r)
 }
 

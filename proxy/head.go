@@ -53,7 +53,7 @@ func (h *Head) has(name string) bool {
 // headOf reads the head of a net/http request. The path comes from the request line, not from the parsed URL: matching and forwarding must see the same
 // bytes.
 func headOf(r *http.Request) *Head {
-	h := &Head{Method: r.Method, Authority: r.Host, RemoteIP: hostOnly(r.RemoteAddr)}
+	h := &Head{Method: r.Method, Authority: r.Host, RemoteIP: hostOnly(r.RemoteAddr), Arrived: time.Now()}
 	h.Path, h.RawQuery, h.HasQuery = splitTarget(r.RequestURI)
 	h.Fields = make([]hpack.HeaderField, 0, len(r.Header))
 	for name, values := range r.Header {

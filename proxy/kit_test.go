@@ -17,8 +17,10 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
+	"github.com/fairlead-proxy/fairlead/proxy/audit"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/tracing"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -51,6 +53,8 @@ type worldConfig struct {
 	maxInFlight int
 	goAway      float64
 	access      *accesslog.Log
+	audit       *audit.Log
+	tracer      *tracing.Tracer
 	// forwardRedirects is Config.ForwardRedirects.
 	forwardRedirects bool
 }
@@ -91,7 +95,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		Servers: []string{w.local.URL}, TLS: func(certificate bool) (*tls.Config, error) { return tlsTo("localhost", certificate), nil },
 	})
 	check(t, err)
-	w.proxy, err = New(Config{Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t), Backends: pools, Local: local, MaxInFlight: c.maxInFlight, GoAwayChance: c.goAway, ForwardRedirects: c.forwardRedirects, AccessLog: c.access})
+	w.proxy, err = New(Config{Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t), Backends: pools, Local: local, MaxInFlight: c.maxInFlight, GoAwayChance: c.goAway, ForwardRedirects: c.forwardRedirects, AccessLog: c.access, Audit: c.audit, Tracer: c.tracer})
 	check(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops sync.WaitGroup

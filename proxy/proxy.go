@@ -17,9 +17,11 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
+	"github.com/fairlead-proxy/fairlead/proxy/audit"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/proxy/tracing"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -51,6 +53,10 @@ type Config struct {
 	GoAwayChance float64
 	// AccessLog gets one line per request. Nil: no access log.
 	AccessLog *accesslog.Log
+	// Audit gets an event per stage of the requests that its policy chooses. Nil: no audit log.
+	Audit *audit.Log
+	// Tracer makes a span of each request. Nil: no tracing, and a client's trace context is passed on as it is.
+	Tracer *tracing.Tracer
 	// Logger is for what goes wrong. Nil discards.
 	Logger *slog.Logger
 	// Metrics is where fairlead_request_* are registered. Nil: unregistered.
@@ -150,6 +156,10 @@ type exchange struct {
 	head     *Head
 	conn     *authn.Conn
 	decision Decision
+	// follow is set when there is an audit log or tracing.
+	follow *follow
+	// own is the error that this process has answered with. Nil: somebody else answered, or there was no error.
+	own error
 }
 
 type exchangeKey struct{}
@@ -166,6 +176,9 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer rec.done()
 	r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
 	p.decide(r.Context(), &x.decision, x.head, x.conn, true) //nolint:contextcheck // reviews that several requests share outlive each of them
+	if p.following() {
+		r = rec.follow(r)
+	}
 	if r.ProtoMajor == 2 && p.goAway() {
 		w.Header().Set("Connection", "close") // net/http makes a GOAWAY of it
 	}

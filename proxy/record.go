@@ -21,6 +21,8 @@ type recorder struct {
 	began    time.Time
 	status   int
 	bytes    int64
+	// bodies says that the audit log wants them.
+	bodies bool
 }
 
 func (p *Proxy) record(w http.ResponseWriter, r *http.Request, x *exchange) *recorder {
@@ -32,7 +34,7 @@ func (rec *recorder) writer() http.ResponseWriter { return rec }
 // WriteHeader notes the final status; interim ones are passed on.
 func (rec *recorder) WriteHeader(code int) {
 	if rec.status == 0 && (code >= 200 || code == http.StatusSwitchingProtocols) {
-		rec.status = code
+		rec.responded(code)
 	}
 	rec.ResponseWriter.WriteHeader(code)
 }
@@ -40,10 +42,13 @@ func (rec *recorder) WriteHeader(code int) {
 // Write counts the body.
 func (rec *recorder) Write(b []byte) (int, error) {
 	if rec.status == 0 {
-		rec.status = http.StatusOK
+		rec.responded(http.StatusOK)
 	}
 	n, err := rec.ResponseWriter.Write(b)
 	rec.bytes += int64(n)
+	if rec.bodies {
+		rec.exchange.follow.event.Response(b[:n])
+	}
 	return n, err
 }
 
@@ -56,23 +61,55 @@ func (rec *recorder) Flush() {
 
 // Hijack hands the connection over; what follows is a session.
 func (rec *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	rec.status = http.StatusSwitchingProtocols
+	rec.responded(http.StatusSwitchingProtocols)
 	return http.NewResponseController(rec.ResponseWriter).Hijack()
 }
 
 // Unwrap returns the writer beneath.
 func (rec *recorder) Unwrap() http.ResponseWriter { return rec.ResponseWriter }
 
+// responded notes the final status, with which the head goes out.
+func (rec *recorder) responded(status int) {
+	rec.status = status
+	f := rec.exchange.follow
+	f.responded(status)
+	if rec.bodies {
+		h := rec.Header()
+		f.event.ResponseHead(h.Get("Content-Type"), h.Get("Content-Encoding"))
+	}
+}
+
+// follow begins what the audit log and tracing want of a request, which it returns with a body that is recorded if they want that too.
+func (rec *recorder) follow(r *http.Request) *http.Request {
+	x := rec.exchange
+	x.follow = rec.proxy.follow(x.head, &x.decision)
+	x.follow.begin(&x.decision)
+	if rec.bodies = x.follow.bodies(&x.decision); rec.bodies && r.Body != nil && r.Body != http.NoBody {
+		r.Body = x.follow.event.Request(r.Body, r.Header.Get("Content-Type"))
+	}
+	return r
+}
+
 // done is deferred: a handler that panics with http.ErrAbortHandler has ended its request too.
 func (rec *recorder) done() {
+	if rec.exchange.follow != nil {
+		if cause := recover(); cause != nil {
+			defer panic(cause)
+			rec.exchange.follow.panicked(cause)
+		}
+	}
 	if rec.status == 0 {
 		rec.status = statusClientGone
 	}
 	took := time.Since(rec.began)
-	rec.proxy.metrics.observe(&rec.exchange.decision, rec.status, took)
+	x := rec.exchange
+	rec.proxy.metrics.observe(&x.decision, rec.status, took)
+	if x.follow != nil {
+		x.follow.end(&x.decision, &ending{status: rec.status, own: x.own != nil, err: message(x.own, rec.status), took: took})
+	}
 	if p := rec.proxy; p.cfg.AccessLog != nil {
-		p.logAccess(0, rec.exchange.head, &rec.exchange.decision, &accesslog.Line{
-			Proto: rec.request.Proto, Status: rec.status, Bytes: rec.bytes, Took: took, AuditID: auditID(rec.exchange.decision.Set, rec.exchange.head),
+		p.logAccess(0, x.head, &x.decision, &accesslog.Line{
+			Proto: rec.request.Proto, Status: rec.status, Bytes: rec.bytes, Took: took, AuditID: auditID(x.decision.Set, x.head),
 		})
 	}
 }

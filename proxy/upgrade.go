@@ -73,6 +73,7 @@ func (p *Proxy) dialUpgrade(ctx context.Context, x *exchange) (net.Conn, error) 
 func upgradeRequest(r *http.Request, x *exchange) *http.Request {
 	out := &http.Request{Method: r.Method, URL: targetURL(x.head), Host: r.Host, Header: r.Header.Clone(), Body: http.NoBody, ProtoMajor: 1, ProtoMinor: 1}
 	applyFields(out.Header, &x.decision)
+	x.follow.propagate(out.Header)
 	out.Header.Set("Connection", "Upgrade")
 	out.Header.Set("Upgrade", x.head.Upgrade)
 	return out

@@ -1,0 +1,302 @@
+package audit
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+	"k8s.io/apiserver/pkg/audit"
+	"k8s.io/apiserver/pkg/audit/policy"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+)
+
+func evaluator(t *testing.T, text string) audit.PolicyRuleEvaluator {
+	t.Helper()
+	p, err := policy.LoadPolicyFromBytes([]byte("apiVersion: audit.k8s.io/v1\nkind: Policy\n" + text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return policy.NewPolicyRuleEvaluator(p)
+}
+
+// write lets f use a log, and returns what it wrote.
+func write(t *testing.T, cfg Config, f func(l *Log)) []auditv1.Event {
+	t.Helper()
+	var out bytes.Buffer
+	if cfg.Writer == nil {
+		cfg.Writer = &out
+	}
+	l, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var loop sync.WaitGroup
+	loop.Go(func() { _ = l.Run(ctx) })
+	f(l)
+	cancel()
+	loop.Wait()
+	var events []auditv1.Event
+	for line := range strings.Lines(out.String()) {
+		var ev auditv1.Event
+		if err := json.Unmarshal([]byte(line), &ev); err != nil {
+			t.Fatalf("%v in %q", err, line)
+		}
+		events = append(events, ev)
+	}
+	return events
+}
+
+func widget(verb string) *Request {
+	return &Request{
+		Attributes: authorizer.AttributesRecord{
+			User: &user.DefaultInfo{Name: "bob", UID: "7", Groups: []string{"people"}, Extra: map[string][]string{"scope": {"all"}}},
+			Verb: verb, ResourceRequest: true, APIGroup: "example.com", APIVersion: "v1", Namespace: "default", Resource: "widgets", Name: "one", Path: "/apis/example.com/v1/namespaces/default/widgets/one",
+		},
+		ID: "id-1", Path: "/apis/example.com/v1/namespaces/default/widgets/one", RawQuery: "pretty=1&access_token=abc", UserAgent: strings.Repeat("a", 2000),
+		SourceIPs: []string{"10.0.0.1"}, Received: time.Now(),
+	}
+}
+
+// stages are what was emitted, in few words.
+func stages(events []auditv1.Event) []string {
+	var out []string
+	for _, ev := range events {
+		s := string(ev.Stage) + " " + string(ev.Level)
+		if ev.ResponseStatus != nil {
+			s += " " + string(rune('0'+ev.ResponseStatus.Code/100)) + "xx"
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+func TestStages(t *testing.T) {
+	for _, tc := range []struct {
+		name, policy string
+		long         bool
+		do           func(e *Event)
+		want         []string
+	}{
+		{"ordinary", "rules: [{level: Metadata}]", false, func(e *Event) { e.Received(); e.Started(200); e.Completed(200, "") }, []string{"RequestReceived Metadata", "ResponseComplete Metadata 2xx"}},
+		{"watch", "rules: [{level: Metadata}]", true, func(e *Event) { e.Received(); e.Started(200); e.Completed(200, "") },
+			[]string{"RequestReceived Metadata", "ResponseStarted Metadata 2xx", "ResponseComplete Metadata 2xx"}},
+		{"watch without a head", "rules: [{level: Metadata}]", true, func(e *Event) { e.Received(); e.Completed(499, "gone") },
+			[]string{"RequestReceived Metadata", "ResponseStarted Metadata 4xx", "ResponseComplete Metadata 4xx"}},
+		{"omitted", "omitStages: [RequestReceived]\nrules: [{level: Request, omitStages: [ResponseStarted]}]", true, func(e *Event) { e.Received(); e.Started(200); e.Completed(503, "x") }, []string{"ResponseComplete Request 5xx"}},
+		{"refused", "rules: [{level: Metadata}]", false, func(e *Event) { e.Refused(401, "no") }, []string{"ResponseStarted Metadata 4xx"}},
+		{"panic", "rules: [{level: Metadata}]", false, func(e *Event) { e.Received(); e.Panicked() }, []string{"RequestReceived Metadata", "Panic Metadata 5xx"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got := write(t, Config{Policy: evaluator(t, tc.policy)}, func(l *Log) {
+				r := widget("get")
+				r.LongRunning = tc.long
+				tc.do(l.Open(r))
+			})
+			if diff := cmp.Diff(tc.want, stages(got)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestPolicy(t *testing.T) {
+	rules := "rules: [{level: None, users: [bob], verbs: [get]}, {level: Request, resources: [{group: example.com}]}, {level: Metadata}]"
+	write(t, Config{Policy: evaluator(t, rules)}, func(l *Log) {
+		if e := l.Open(widget("get")); e != nil {
+			t.Errorf("what the policy leaves out was opened: %+v", e.ev)
+		}
+		if e := l.Open(widget("list")); e == nil || !e.Bodies() {
+			t.Error("a request's bodies are not wanted")
+		}
+		nobody := &Request{Attributes: authorizer.AttributesRecord{Verb: "get", Path: "/readyz"}}
+		if e := l.Open(nobody); e == nil || e.Bodies() {
+			t.Error("a request without a user is not recorded as metadata")
+		}
+	})
+}
+
+func TestMetadata(t *testing.T) {
+	got := write(t, Config{Policy: evaluator(t, "rules: [{level: Metadata}]")}, func(l *Log) {
+		e := l.Open(widget("get"))
+		e.Impersonated(&user.DefaultInfo{Name: "jane"})
+		e.Annotate("k", "v")
+		e.Completed(200, "")
+	})
+	if len(got) != 1 {
+		t.Fatalf("%d events", len(got))
+	}
+	ev := got[0]
+	if ev.RequestURI != "/apis/example.com/v1/namespaces/default/widgets/one?pretty=1&access_token=MASKED" {
+		t.Errorf("requestURI %q", ev.RequestURI)
+	}
+	if ev.User.Username != "bob" || ev.User.UID != "7" || ev.ImpersonatedUser == nil || ev.ImpersonatedUser.Username != "jane" || ev.User.Extra["scope"][0] != "all" {
+		t.Errorf("user %+v, impersonated %+v", ev.User, ev.ImpersonatedUser)
+	}
+	if o := ev.ObjectRef; o == nil || o.Resource != "widgets" || o.Name != "one" || o.APIGroup != "example.com" || o.Namespace != "default" {
+		t.Errorf("objectRef %+v", o)
+	}
+	if len(ev.UserAgent) != maxAgent+len("...TRUNCATED") || ev.AuditID != "id-1" || ev.Annotations["k"] != "v" || ev.SourceIPs[0] != "10.0.0.1" {
+		t.Errorf("%+v", ev)
+	}
+}
+
+func zip(s string) string {
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	_, _ = io.WriteString(w, s)
+	_ = w.Close()
+	return b.String()
+}
+
+func TestBodies(t *testing.T) {
+	const object = `{"metadata":{"name":"one","managedFields":[{"manager":"m"}]},"spec":1}`
+	const list = `{"items":[` + object + `]}`
+	for _, tc := range []struct {
+		name, policy                  string
+		request, requestType          string
+		response, responseType, coded string
+		wantRequest, wantResponse     string
+		annotations                   map[string]string
+	}{
+		{"metadata", "rules: [{level: Metadata}]", object, "application/json", object, "application/json", "", "", "", nil},
+		{"request", "rules: [{level: Request}]", object, "application/json", object, "application/json", "", object, "", nil},
+		{"both", "rules: [{level: RequestResponse}]", object, "application/merge-patch+json", list, "application/json;charset=utf-8", "", object, list, nil},
+		{"zipped", "rules: [{level: RequestResponse}]", "", "", list, "application/json", "gzip", "", list, nil},
+		{"without managed fields", "omitManagedFields: true\nrules: [{level: RequestResponse}]", object, "application/json", list, "application/json", "",
+			`{"metadata":{"name":"one"},"spec":1}`, `{"items":[{"metadata":{"name":"one"},"spec":1}]}`, nil},
+		{"protobuf", "rules: [{level: RequestResponse}]", "k8s\x00", "application/vnd.kubernetes.protobuf", "k8s\x00", "application/vnd.kubernetes.protobuf", "", "", "",
+			map[string]string{annotateRequest: "not recorded: not JSON", annotateResponse: "not recorded: not JSON"}},
+		{"lies", "rules: [{level: RequestResponse}]", "{", "application/json", "[1,2", "application/json", "", "", "",
+			map[string]string{annotateRequest: "not recorded: not JSON", annotateResponse: "not recorded: not JSON"}},
+		{"a bomb", "rules: [{level: RequestResponse}]", strings.Repeat(" ", maxBody+1), "application/json", strings.Repeat(" ", maxBody+1), "application/json", "gzip", "", "",
+			map[string]string{annotateRequest: "not recorded: longer than 1 MiB", annotateResponse: "not recorded: longer than 1 MiB"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got := write(t, Config{Policy: evaluator(t, tc.policy)}, func(l *Log) {
+				e := l.Open(widget("update"))
+				body := e.Request(io.NopCloser(strings.NewReader(tc.request)), tc.requestType)
+				if read, err := io.ReadAll(body); err != nil || string(read) != tc.request {
+					t.Errorf("the backend read %q, %v", read, err)
+				}
+				e.ResponseHead(tc.responseType, tc.coded)
+				response := tc.response
+				if tc.coded == "gzip" {
+					response = zip(response)
+				}
+				for _, half := range []string{response[:len(response)/2], response[len(response)/2:]} {
+					e.Response([]byte(half))
+				}
+				e.Completed(200, "")
+			})
+			if len(got) != 1 {
+				t.Fatalf("%d events", len(got))
+			}
+			var request, response string
+			if o := got[0].RequestObject; o != nil {
+				request = string(o.Raw)
+			}
+			if o := got[0].ResponseObject; o != nil {
+				response = string(o.Raw)
+			}
+			if request != tc.wantRequest || response != tc.wantResponse {
+				t.Errorf("request %q, response %q", request, response)
+			}
+			if diff := cmp.Diff(tc.annotations, got[0].Annotations); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// stuck is a writer that waits, and then fails.
+type stuck struct{ open chan struct{} }
+
+func (s stuck) Write([]byte) (int, error) { <-s.open; return 0, errors.New("no space left") }
+
+// A log that cannot be written loses events, and says how many; it never makes a request wait.
+func TestLosses(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	w := stuck{make(chan struct{})}
+	var log *Log
+	const total = 2*queued + 5000
+	write(t, Config{Policy: evaluator(t, "rules: [{level: Metadata}]"), Writer: w, Metrics: reg}, func(l *Log) {
+		log = l
+		e := l.Open(widget("get"))
+		for range total {
+			e.Completed(200, "")
+		}
+		if lost := testutil.ToFloat64(l.lost); lost < 1000 {
+			t.Errorf("%v events were lost while nothing was written", lost)
+		}
+		close(w.open)
+	})
+	if lost, written := testutil.ToFloat64(log.lost), testutil.ToFloat64(log.events); lost != total || written != 0 {
+		t.Errorf("%v lost, %v written", lost, written)
+	}
+	if problems, err := testutil.GatherAndLint(reg); err != nil || len(problems) > 0 {
+		t.Error(problems, err)
+	}
+}
+
+// Bodies that wait are bounded in size, not only in number.
+func TestWaitingBodies(t *testing.T) {
+	l, err := New(Config{Policy: evaluator(t, "rules: [{level: RequestResponse}]"), Writer: io.Discard})
+	if err != nil {
+		t.Fatal(err)
+	}
+	body := `"` + strings.Repeat("x", 1000_000) + `"`
+	for range 100 {
+		e := l.Open(widget("update"))
+		_, _ = io.Copy(io.Discard, e.Request(io.NopCloser(strings.NewReader(body)), "application/json"))
+		e.Completed(200, "")
+	}
+	if n, lost := len(l.queue), testutil.ToFloat64(l.lost); n != maxWaiting/len(body) || lost != float64(100-n) {
+		t.Errorf("%d wait, %v lost", n, lost)
+	}
+}
+
+func TestMask(t *testing.T) {
+	for in, want := range map[string]string{
+		"":                                     "",
+		"watch=true&labelSelector=a%3Db":       "watch=true&labelSelector=a%3Db",
+		"continue=eyJ2&limit=500":              "continue=eyJ2&limit=500",
+		"token=abc":                            "token=MASKED",
+		"a=1&access_token=x.y.z&b=2":           "a=1&access_token=MASKED&b=2",
+		"X-Amz-Signature=abc&X-Amz-Expires=60": "X-Amz-Signature=MASKED&X-Amz-Expires=60",
+		"%74oken=abc":                          "%74oken=MASKED",
+		"a=1;token=abc":                        "a=1;token=MASKED",
+		"PASSWORD=a=b":                         "PASSWORD=MASKED",
+		"token=&sig=s&code=c&key=k":            "token=&sig=MASKED&code=MASKED&key=MASKED",
+		"%zz=1&token=2":                        "%zz=1&token=MASKED",
+		"token":                                "token",
+	} {
+		if got := Mask(in); got != want {
+			t.Errorf("Mask(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+func FuzzMask(f *testing.F) {
+	f.Add("a=1&token=hunter2;b")
+	f.Fuzz(func(t *testing.T, q string) {
+		if strings.Contains(q, "hunter2") {
+			return
+		}
+		if got := Mask(q + "&access_token=hunter2"); strings.Contains(got, "hunter2") {
+			t.Errorf("Mask(%q) = %q", q, got)
+		}
+	})
+}

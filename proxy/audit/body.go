@@ -1,0 +1,184 @@
+package audit
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"io"
+	"mime"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	auditinternal "k8s.io/apiserver/pkg/apis/audit"
+)
+
+// maxBody is how much of a body is kept: nearly every object of etcd's 1.5 MiB, and no list of thousands of them. A body is recorded whole or not at all.
+const maxBody = 1 << 20
+
+// captured are a request's bodies. Transports may still read a request's when its answer has been written, so both have a lock.
+type captured struct{ request, response copied }
+
+// copied is the beginning of a body as it went by.
+type copied struct {
+	mu      sync.Mutex // guards what follows
+	data    []byte
+	tooLong bool
+
+	wanted      bool
+	contentType string
+	encoding    string
+}
+
+func (c *copied) add(p []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.tooLong {
+		return
+	}
+	if len(c.data)+len(p) > maxBody {
+		c.data, c.tooLong = nil, true
+		return
+	}
+	c.data = append(c.data, p...)
+}
+
+// Bodies reports whether the policy wants more than metadata of a request that has bodies: a watch's stream and a session's are never recorded.
+func (e *Event) Bodies() bool {
+	return !e.longRunning && auditinternal.LevelMetadata.Less(e.cfg.Level)
+}
+
+// Request returns body such that what is read of it is recorded, if the policy wants that.
+func (e *Event) Request(body io.ReadCloser, contentType string) io.ReadCloser {
+	if !e.Bodies() || body == nil {
+		return body
+	}
+	e.bodies.request.wanted, e.bodies.request.contentType = true, contentType
+	return &tee{ReadCloser: body, to: &e.bodies.request}
+}
+
+// tee is io.TeeReader with a Close.
+type tee struct {
+	io.ReadCloser
+	to *copied
+}
+
+func (t *tee) Read(p []byte) (int, error) {
+	n, err := t.ReadCloser.Read(p)
+	t.to.add(p[:n])
+	return n, err
+}
+
+// ResponseHead notes what a response's body will be.
+func (e *Event) ResponseHead(contentType, encoding string) {
+	if e.Bodies() && auditinternal.LevelRequest.Less(e.cfg.Level) {
+		c := &e.bodies.response
+		c.wanted, c.contentType, c.encoding = true, contentType, encoding
+	}
+}
+
+// Response records a piece of a response, if ResponseHead found that the policy wants it.
+func (e *Event) Response(p []byte) {
+	if e.bodies.response.wanted {
+		e.bodies.response.add(p)
+	}
+}
+
+// The annotations that say why an event lacks a body.
+const (
+	annotateRequest  = "fairlead.dev/request-body"
+	annotateResponse = "fairlead.dev/response-body"
+)
+
+// into puts into an event what can be read. An extension server's types are not known here, so nothing but JSON can: clients of extension servers speak
+// little else, because only built-in types and generated clients have protobuf.
+func (c *captured) into(ev *auditinternal.Event, omitManagedFields bool, annotate func(key, value string)) {
+	for _, b := range []struct {
+		from *copied
+		to   **runtime.Unknown
+		key  string
+	}{{&c.request, &ev.RequestObject, annotateRequest}, {&c.response, &ev.ResponseObject, annotateResponse}} {
+		if !b.from.wanted {
+			continue
+		}
+		object, why := b.from.object(omitManagedFields)
+		if why != "" {
+			annotate(b.key, why)
+		}
+		*b.to = object
+	}
+}
+
+// object is the body as events have it, or why there is none.
+func (c *copied) object(omitManagedFields bool) (*runtime.Unknown, string) {
+	c.mu.Lock()
+	data, tooLong := c.data, c.tooLong
+	c.mu.Unlock()
+	if tooLong {
+		return nil, "not recorded: longer than 1 MiB"
+	}
+	if len(data) == 0 {
+		return nil, ""
+	}
+	if c.encoding == "gzip" {
+		if data, tooLong = inflate(data); tooLong {
+			return nil, "not recorded: longer than 1 MiB"
+		}
+	}
+	media, _, err := mime.ParseMediaType(c.contentType)
+	if err != nil || !jsonType(media) || !json.Valid(data) {
+		return nil, "not recorded: not JSON"
+	}
+	if omitManagedFields {
+		data = withoutManagedFields(data)
+	}
+	return &runtime.Unknown{Raw: data, ContentType: runtime.ContentTypeJSON}, ""
+}
+
+func jsonType(media string) bool {
+	switch media {
+	case "application/json", "application/json-patch+json", "application/merge-patch+json", "application/strategic-merge-patch+json":
+		return true
+	}
+	return false
+}
+
+// inflate decompresses what is no larger than a body may be. What is no gzip comes back as it is, and is no JSON.
+func inflate(data []byte) (plain []byte, tooLong bool) {
+	r, err := gzip.NewReader(bytes.NewReader(data))
+	if err != nil {
+		return data, false
+	}
+	plain, err = io.ReadAll(io.LimitReader(r, maxBody+1))
+	if err != nil {
+		return data, false
+	}
+	return plain, len(plain) > maxBody
+}
+
+// withoutManagedFields takes metadata.managedFields out of an object, or out of a list's items.
+func withoutManagedFields(data []byte) []byte {
+	var o map[string]any
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.UseNumber()
+	if d.Decode(&o) != nil {
+		return data // a JSON patch is a list
+	}
+	dropManagedFields(o)
+	if items, ok := o["items"].([]any); ok {
+		for _, item := range items {
+			if m, ok := item.(map[string]any); ok {
+				dropManagedFields(m)
+			}
+		}
+	}
+	if out, err := json.Marshal(o); err == nil {
+		return out
+	}
+	return data
+}
+
+func dropManagedFields(o map[string]any) {
+	if meta, ok := o["metadata"].(map[string]any); ok {
+		delete(meta, "managedFields")
+	}
+}

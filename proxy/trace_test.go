@@ -1,0 +1,123 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	tracing "k8s.io/component-base/tracing"
+	tracingapi "k8s.io/component-base/tracing/api/v1"
+
+	traced "github.com/fairlead-proxy/fairlead/proxy/tracing"
+	"github.com/fairlead-proxy/fairlead/tests/otlp"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// tracer sends spans to a collector. read ends it and returns what the collector has.
+func tracer(t *testing.T, perMillion int32) (tr *traced.Tracer, read func() []otlp.Span) {
+	t.Helper()
+	c, err := otlp.Start(t.Context())
+	check(t, err)
+	t.Cleanup(c.Close)
+	provider, err := tracing.NewProvider(t.Context(), &tracingapi.TracingConfiguration{Endpoint: &c.Address, SamplingRatePerMillion: &perMillion}, nil, nil)
+	check(t, err)
+	return traced.New(provider), func() []otlp.Span {
+		check(t, provider.Shutdown(context.WithoutCancel(t.Context())))
+		return c.Spans()
+	}
+}
+
+const (
+	callersTrace = "0af7651916cd43dd8448eb211c80319c"
+	callersSpan  = "b7ad6b7169203331"
+	callers      = "00-" + callersTrace + "-" + callersSpan + "-01"
+)
+
+// A trace is continued for those whom kube-apiserver continues it for; anybody else's begins anew, with a link.
+func TestTrace(t *testing.T) {
+	everyWay(t, func(t *testing.T, proto string) {
+		tr, read := tracer(t, 1_000_000)
+		w := newWorld(t, worldConfig{tracer: tr})
+		master := w.client.Issue(pki.Leaf{CommonName: "root", Organizations: []string{"system:masters"}})
+		other := w.client.Issue(pki.Leaf{CommonName: "alice"})
+		var sent []string
+		for _, pair := range []*pki.Pair{master, other} {
+			for _, target := range []string{remoteGV + "/namespaces/ns/widgets/one/status?secret=1", "/api/v1/pods"} {
+				r := w.request(t, "GET", target, nil)
+				r.Header.Set("Traceparent", callers)
+				r.Header.Set("Tracestate", "vendor=1")
+				w.do(t, w.httpClient(t, proto, pair), r)
+				far := w.remote
+				if strings.HasPrefix(target, "/api/") {
+					far = w.local
+				}
+				h := far.last(t).header
+				if got := h.Values("Traceparent"); len(got) != 1 {
+					t.Fatalf("forwarded with the parents %q", got)
+				}
+				if state := h.Get("Tracestate"); (state == "vendor=1") != (pair == master) {
+					t.Errorf("forwarded with the state %q", state)
+				}
+				sent = append(sent, h.Get("Traceparent"))
+			}
+		}
+		spans := read()
+		if len(spans) != 4 {
+			t.Fatalf("%d spans: %+v", len(spans), spans)
+		}
+		for i, s := range spans {
+			if want := fmt.Sprintf("00-%s-%s-01", s.Trace, s.ID); sent[i] != want {
+				t.Errorf("forwarded with %s, the span is %s", sent[i], want)
+			}
+			if continued := i < 2; continued != (s.Trace == callersTrace && s.Parent == callersSpan && len(s.Links) == 0) ||
+				!continued && (s.Parent != "" || len(s.Links) != 1 || s.Links[0] != callersTrace) {
+				t.Errorf("%d: %+v", i, s)
+			}
+			want := []string{"GET /apis/remote.example.com/v1/namespaces/{:namespace}/widgets/{:name}/status", "GET /api/v1/pods"}[i%2]
+			a := s.Attributes
+			if s.Name != want || a["http.response.status_code"] != "200" || a["http.request.method"] != "GET" || len(a["audit-id"]) != 36 || strings.Contains(fmt.Sprint(a), "secret") {
+				t.Errorf("%q %v", s.Name, a)
+			}
+			if len(s.Events) != 1 || s.Events[0] != "response head" {
+				t.Errorf("events %q", s.Events)
+			}
+			if remote := i%2 == 0; remote && a["fairlead.apiservice"] != "v1.remote.example.com" || proto == "frames" && a["fairlead.endpoint"] == "" {
+				t.Errorf("attributes %v", a)
+			}
+		}
+	})
+}
+
+// What is not sampled is not exported, whoever asks for it, unless it is somebody whose trace is continued; the next hop is told.
+func TestTraceNotSampled(t *testing.T) {
+	everyWay(t, func(t *testing.T, proto string) {
+		tr, read := tracer(t, 0)
+		w := newWorld(t, worldConfig{tracer: tr, unhealthy: false})
+		for _, groups := range [][]string{nil, {"system:masters"}} {
+			r := w.request(t, "GET", remoteGV+"/widgets", nil)
+			r.Header.Set("Traceparent", callers)
+			w.do(t, w.httpClient(t, proto, w.client.Issue(pki.Leaf{CommonName: "alice", Organizations: groups})), r)
+			if got := w.remote.last(t).header.Get("Traceparent"); strings.HasSuffix(got, "-01") != (groups != nil) || len(got) != len(callers) {
+				t.Errorf("%v: forwarded with %q", groups, got)
+			}
+		}
+		if spans := read(); len(spans) != 1 || spans[0].Parent != callersSpan {
+			t.Errorf("%+v", spans)
+		}
+	})
+}
+
+// Without tracing a client's trace context is nobody's business.
+func TestNoTrace(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	everyWay(t, func(t *testing.T, proto string) {
+		r := w.request(t, "GET", remoteGV+"/widgets", nil)
+		r.Header.Set("Authorization", "Bearer token-of-bob")
+		r.Header.Set("Traceparent", callers)
+		w.do(t, w.httpClient(t, proto, nil), r)
+		if got := w.remote.last(t).header.Get("Traceparent"); got != callers {
+			t.Errorf("forwarded with %q", got)
+		}
+	})
+}
