@@ -316,7 +316,7 @@ func (r *frameRequest) onEnd(o h2.Outcome) {
 	if r.follow != nil {
 		r.endFollow(status, &o)
 	}
-	if p.cfg.AccessLog != nil {
+	if p.cfg.AccessLog != nil && p.cfg.AccessLog.Wants(status) {
 		r.line = accesslog.Line{Proto: "HTTP/2.0", Status: status, Bytes: o.Sent, Took: o.Duration, AuditID: r.audit, Ended: r.head.Arrived.Add(o.Duration)}
 		p.logAccess(r.conn.number, &r.head, &r.decision, &r.line)
 	}

@@ -107,7 +107,7 @@ func (rec *recorder) done() {
 	if x.follow != nil {
 		x.follow.end(&x.decision, &ending{status: rec.status, own: x.own != nil, err: message(x.own, rec.status), took: took})
 	}
-	if p := rec.proxy; p.cfg.AccessLog != nil {
+	if p := rec.proxy; p.cfg.AccessLog != nil && p.cfg.AccessLog.Wants(rec.status) {
 		p.logAccess(0, x.head, &x.decision, &accesslog.Line{
 			Proto: rec.request.Proto, Status: rec.status, Bytes: rec.bytes, Took: took, AuditID: auditID(x.decision.Set, x.head),
 		})

@@ -1,18 +1,70 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
 
+	"github.com/spf13/pflag"
+	"k8s.io/component-base/tracing"
+
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
+	"github.com/fairlead-proxy/fairlead/proxy/audit"
 )
 
-func (d *door) makeAccessLog() (err error) {
-	if d.access, err = openAccessLog(d.o.accessLog); err != nil || d.access == nil {
+// accessOptions are the flags of the access log.
+type accessOptions struct {
+	path   string
+	sample float64
+}
+
+func (o *accessOptions) addFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.path, "access-log", "", "File for one JSON line per request; - is standard output. Empty: none.")
+	fs.Float64Var(&o.sample, "access-log-sample", 1, "Fraction of requests that have a line, from 0 to 1. Those that were answered with 400 or more always have one.")
+}
+
+func (o *accessOptions) validate(fault func(string, ...any)) {
+	if o.sample < 0 || o.sample > 1 {
+		fault("--access-log-sample %v is not between 0 and 1", o.sample)
+	}
+}
+
+// records are what requests are written down in.
+type records struct {
+	access    io.WriteCloser // nil: no access log
+	accessLog *accesslog.Log // nil: the same
+	auditFile io.WriteCloser // nil: no audit log
+	audit     *audit.Log     // nil: the same
+	// spans is where spans go. Nil: no tracing.
+	spans tracing.TracerProvider
+}
+
+// makeLogs opens what requests are written down in.
+func (d *door) makeLogs() error {
+	if err := d.makeAccessLog(); err != nil {
 		return err
 	}
-	if d.accessLog, err = accesslog.New(accesslog.Config{Writer: d.access, Logger: d.log, Metrics: d.metrics}); err != nil {
+	return d.makeAudit()
+}
+
+// closeLogs closes them when their loops have ended, and sends the last spans.
+func (d *door) closeLogs() error {
+	var faults []error
+	for _, c := range []io.Closer{d.access, d.auditFile} {
+		if c != nil {
+			faults = append(faults, c.Close())
+		}
+	}
+	return errors.Join(append(faults, d.flushSpans())...)
+}
+
+func (d *door) makeAccessLog() (err error) {
+	if d.access, err = openAccessLog(d.o.access.path); err != nil || d.access == nil {
+		return err
+	}
+	d.accessLog, err = accesslog.New(accesslog.Config{Writer: d.access, Skip: 1 - d.o.access.sample, Logger: d.log, Metrics: d.metrics})
+	if err != nil {
 		return fmt.Errorf("making the access log: %w", err)
 	}
 	return nil

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -17,7 +16,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/health"
 	"github.com/fairlead-proxy/fairlead/health/status"
 	"github.com/fairlead-proxy/fairlead/proxy"
-	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/authn/tokens"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
@@ -63,8 +61,7 @@ type door struct {
 	draining  health.Draining
 	live      *health.Checks
 	ready     *health.Checks
-	access    io.WriteCloser // nil: no access log
-	accessLog *accesslog.Log // nil: the same
+	records
 
 	pages        *pages.Pages
 	front, admin *http.Server

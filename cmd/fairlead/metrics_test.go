@@ -81,7 +81,11 @@ func buildDoor(t *testing.T, metrics *recorder) {
 	o.tlsCert, o.tlsKey = pair("serving")
 	o.proxyCert, o.proxyKey = pair("front-proxy-client")
 	o.writeStatus, o.publishEndpoints, o.advertiseAddress = true, true, "192.0.2.1"
-	o.accessLog = filepath.Join(dir, "access.log")
+	o.access.path = filepath.Join(dir, "access.log")
+	o.audit.path, o.audit.policy = filepath.Join(dir, "audit.log"), filepath.Join(dir, "policy.yaml")
+	if err := os.WriteFile(o.audit.policy, []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	d := &door{o: o, log: slog.New(slog.DiscardHandler), metrics: metrics}
 	t.Cleanup(d.closeListeners)
 	if err := d.build(t.Context()); err != nil {

@@ -70,7 +70,9 @@ type options struct {
 	advertiseAddress string
 
 	h2Lane    string
-	accessLog string
+	access    accessOptions
+	audit     auditOptions
+	tracing   string
 	logFormat string
 	verbosity int
 }
@@ -135,7 +137,9 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.advertiseAddress, "advertise-address", "", "Address at which clients in the cluster reach this replica, for --publish-kubernetes-endpoints. Empty: that of the environment variable POD_IP, or else --bind-address.")
 
 	fs.StringVar(&o.h2Lane, "h2-lane", "frame", "How HTTP/2 requests are forwarded: frame by frame (frame), or by net/http (nethttp), for comparison and emergencies.")
-	fs.StringVar(&o.accessLog, "access-log", "", "File for one JSON line per request; - is standard output. Empty: none.")
+	o.access.addFlags(fs)
+	o.audit.addFlags(fs)
+	fs.StringVar(&o.tracing, "tracing-config-file", "", "TracingConfiguration of apiserver.config.k8s.io: where spans of requests go, and of how many. Empty: no tracing.")
 	fs.StringVar(&o.logFormat, "logging-format", "text", "Format of the log: text or json.")
 	fs.IntVarP(&o.verbosity, "v", "v", 2, "Verbosity: 2 is normal, 4 and more is debug.")
 }
@@ -199,6 +203,9 @@ func (o *options) validateChoices(fault func(string, ...any)) {
 	o.validateEntrypoint(fault)
 	o.validateTokens(fault)
 	o.validateAuthorization(fault)
+	o.access.validate(fault)
+	o.audit.validate(fault)
+	checkReadable(fault, "--tracing-config-file", o.tracing)
 	if o.h2Lane != "frame" && o.h2Lane != "nethttp" {
 		fault("--h2-lane %q is neither frame nor nethttp", o.h2Lane)
 	}

@@ -20,10 +20,7 @@ func run(ctx context.Context, o *options, stderr io.Writer) error {
 		return err
 	}
 	err := d.serve(ctx)
-	if d.access != nil {
-		err = errors.Join(err, d.access.Close())
-	}
-	return err
+	return errors.Join(err, d.closeLogs())
 }
 
 // build makes everything, and listens, but serves nothing yet.
@@ -94,6 +91,9 @@ func (d *door) loops() map[string]func(context.Context) error {
 	}
 	if d.accessLog != nil {
 		loops["access log"] = d.accessLog.Run
+	}
+	if d.audit != nil {
+		loops["audit log"] = d.audit.Run
 	}
 	return loops
 }

@@ -133,13 +133,17 @@ func (d *door) makeProxy(context.Context) error {
 	if d.local != nil {
 		d.ready.List = append(d.ready.List, health.Check{Name: "local-apiserver", Func: d.localReady})
 	}
-	if err := d.makeAccessLog(); err != nil {
+	if err := d.makeLogs(); err != nil {
+		return err
+	}
+	tracer, err := d.makeTracer()
+	if err != nil {
 		return err
 	}
 	d.proxy, err = proxy.New(proxy.Config{
 		Table: d.registry.Table, Authn: who, Authz: may, Backends: d.backends, Local: d.local, MaxInFlight: d.o.maxInFlight,
 		MaxMutating: d.o.maxMutating, GoAwayChance: d.o.goawayChance, ForwardRedirects: !d.o.rejectRedirects, Documents: http.HandlerFunc(d.serveDocument), Pages: d.ownPages(), Health: d.health,
-		AccessLog: d.accessLog, Logger: d.log, Metrics: d.metrics,
+		AccessLog: d.accessLog, Audit: d.audit, Tracer: tracer, Logger: d.log, Metrics: d.metrics,
 	})
 	return err
 }

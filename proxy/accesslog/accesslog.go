@@ -15,6 +15,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,6 +28,8 @@ import (
 type Config struct {
 	// Writer gets whole lines, by Run alone. Required.
 	Writer io.Writer
+	// Skip is the fraction of requests, from 0 to 1, that have no line; those that were answered with 400 or more always have one. Zero: every request has.
+	Skip float64
 	// Logger hears of lines that were lost. Nil discards.
 	Logger *slog.Logger
 	// Metrics registers fairlead_access_log_lost_total. Nil: unregistered.
@@ -84,6 +88,11 @@ func New(cfg Config) (*Log, error) {
 		return nil, fmt.Errorf("registering access log metrics: %w", err)
 	}
 	return l, nil
+}
+
+// Wants reports whether a request that was answered so is to have a line. Each call draws anew.
+func (l *Log) Wants(status int) bool {
+	return l.cfg.Skip == 0 || status >= http.StatusBadRequest || rand.Float64() >= l.cfg.Skip //nolint:gosec // a sample, not a secret
 }
 
 // Add adds a line. Lines of one key, best a connection's number, are written in order.

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math"
+	"net/http"
 	"strings"
 	"sync"
 	"testing"
@@ -236,5 +238,29 @@ func TestNew(t *testing.T) {
 	newLog(t, Config{Writer: io.Discard, Metrics: reg})
 	if _, err := New(Config{Writer: io.Discard, Metrics: reg}); err == nil {
 		t.Error("registered twice")
+	}
+}
+
+// A sample leaves out as many as it says, and no error.
+func TestSample(t *testing.T) {
+	for _, skip := range []float64{0, .25, 1} {
+		l, err := New(Config{Writer: io.Discard, Skip: skip})
+		if err != nil {
+			t.Fatal(err)
+		}
+		const n = 20_000
+		wanted := 0
+		for range n {
+			if l.Wants(http.StatusOK) {
+				wanted++
+			}
+			if !l.Wants(http.StatusNotFound) || !l.Wants(499) || !l.Wants(http.StatusBadGateway) {
+				t.Fatal("an error has no line")
+			}
+		}
+		// Six standard deviations at most: 0.5·√20000 each.
+		if off := math.Abs(float64(wanted) - n*(1-skip)); off > 425 {
+			t.Errorf("of %d requests with %v left out, %d have a line", n, skip, wanted)
+		}
 	}
 }

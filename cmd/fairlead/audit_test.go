@@ -1,0 +1,84 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+
+	"github.com/fairlead-proxy/fairlead/proxy/audit"
+)
+
+// The audit log begins a new file where the flags say so, and nobody but its owner can read either.
+func TestAuditFiles(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		flags auditOptions
+		files int
+	}{
+		{"one file", auditOptions{format: "json"}, 1},
+		{"rotated", auditOptions{format: "json", maxSize: 1, maxBackups: 1}, 2},
+		{"text", auditOptions{format: "legacy"}, 1},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			dir := t.TempDir()
+			o := &options{audit: tc.flags}
+			o.audit.path, o.audit.policy = filepath.Join(dir, "logs", "audit.log"), filepath.Join(dir, "policy.yaml")
+			if err := os.WriteFile(o.audit.policy, []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			d := &door{o: o, log: slog.New(slog.DiscardHandler), metrics: prometheus.NewRegistry()}
+			if err := d.makeAudit(); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error)
+			go func() { done <- d.audit.Run(ctx) }()
+			for range 1800 { // less than 2 MiB, and no more than the queue holds
+				d.audit.Open(&audit.Request{Attributes: authorizer.AttributesRecord{Verb: "get", Path: "/x"}, Path: "/x", Received: time.Now(), UserAgent: strings.Repeat("a", 500)}).Received()
+			}
+			cancel()
+			<-done
+			if err := d.closeLogs(); err != nil {
+				t.Fatal(err)
+			}
+			files, err := filepath.Glob(filepath.Join(dir, "logs", "*"))
+			if err != nil || len(files) != tc.files {
+				t.Fatalf("files %q, %v", files, err)
+			}
+			lines := 0
+			for _, f := range files {
+				data, err := os.ReadFile(f)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if info, err := os.Stat(f); err != nil || info.Mode().Perm() != 0o600 {
+					t.Errorf("%s: %v, %v", f, info.Mode(), err)
+				}
+				lines += strings.Count(string(data), "\n")
+			}
+			if lines != 1800 {
+				t.Errorf("%d lines", lines)
+			}
+		})
+	}
+}
+
+func TestAuditPolicyFaults(t *testing.T) {
+	for _, policy := range []string{"", "rules: []", "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Everything}]"} {
+		o := &options{audit: auditOptions{path: "-", format: "json", policy: filepath.Join(t.TempDir(), "policy")}}
+		if err := os.WriteFile(o.audit.policy, []byte(policy), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		err := (&door{o: o}).makeAudit()
+		if _, ok := err.(usageError); !ok || !strings.HasPrefix(err.Error(), "--audit-policy-file: ") { //nolint:errorlint // it is what main looks for, unwrapped
+			t.Errorf("%q: %v", policy, err)
+		}
+	}
+}

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	requests "github.com/fairlead-proxy/fairlead/proxy/tracing"
+	"github.com/fairlead-proxy/fairlead/tests/otlp"
+)
+
+// What has not been sent when the process ends is sent then.
+func TestTracingConfiguration(t *testing.T) {
+	c, err := otlp.Start(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	d := &door{o: &options{tracing: filepath.Join(t.TempDir(), "tracing.yaml")}, log: slog.New(slog.DiscardHandler)}
+	text := fmt.Sprintf("apiVersion: apiserver.config.k8s.io/v1\nkind: TracingConfiguration\nendpoint: %s\nsamplingRatePerMillion: 1000000\n", c.Address)
+	if err := os.WriteFile(d.o.tracing, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tracer, err := d.makeTracer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	tracer.Start(&requests.Request{Method: "GET", Path: "/x", Name: "GET", Began: began}).End(&requests.Outcome{Status: 503, Err: "gone", Took: time.Second, Retries: 2})
+	if err := d.closeLogs(); err != nil {
+		t.Fatal(err)
+	}
+	spans := c.Spans()
+	if len(spans) != 1 {
+		t.Fatalf("%d spans", len(spans))
+	}
+	s := spans[0]
+	if s.Error != "gone" || s.Resource["service.name"] != "fairlead" || s.Resource["service.instance.id"] == "" || s.Attributes["fairlead.retries"] != "2" {
+		t.Errorf("%+v", s)
+	}
+}
+
+// A collector that is not there neither keeps the process from starting nor from ending.
+func TestTracingWithoutCollector(t *testing.T) {
+	d := &door{o: &options{tracing: filepath.Join(t.TempDir(), "tracing.yaml")}, log: slog.New(slog.DiscardHandler)}
+	if err := os.WriteFile(d.o.tracing, []byte("apiVersion: apiserver.config.k8s.io/v1beta1\nkind: TracingConfiguration\nendpoint: 127.0.0.1:1\nsamplingRatePerMillion: 1000000\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	tracer, err := d.makeTracer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tracer.Start(&requests.Request{Method: "GET", Name: "GET", Began: began}).End(&requests.Outcome{Status: 200})
+	if err := d.closeLogs(); err != nil || time.Since(began) > flushTime+5*time.Second {
+		t.Errorf("ended after %s: %v", time.Since(began), err)
+	}
+}
+
+func TestTracingFaults(t *testing.T) {
+	for _, tc := range []struct{ text, want string }{
+		{"kind: Other", "reading"},
+		{"apiVersion: apiserver.config.k8s.io/v1\nkind: TracingConfiguration\nendpoints: x\n", "unknown field"},
+		{"apiVersion: apiserver.config.k8s.io/v1\nkind: TracingConfiguration\nsamplingRatePerMillion: -1\n", "samplingRatePerMillion"},
+	} {
+		d := &door{o: &options{tracing: filepath.Join(t.TempDir(), "tracing.yaml")}}
+		if err := os.WriteFile(d.o.tracing, []byte(tc.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := d.makeTracer(); err == nil || !strings.HasPrefix(err.Error(), "--tracing-config-file: ") || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%q: %v", tc.text, err)
+		}
+	}
+}
