@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"io"
@@ -11,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
@@ -20,26 +20,40 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// auditLog is an audit log of a test: read ends it and returns what it wrote.
-func auditLog(t *testing.T, rules string, local bool) (l *audit.Log, read func() []auditv1.Event) {
+// auditLog is an audit log of a test: read waits for a number of events, ends it, and returns what it wrote. A request's last event may come after its answer.
+func auditLog(t *testing.T, rules string, local bool) (l *audit.Log, read func(n int) []auditv1.Event) {
 	t.Helper()
 	p, err := policy.LoadPolicyFromBytes([]byte("apiVersion: audit.k8s.io/v1\nkind: Policy\n" + rules))
 	check(t, err)
-	var out bytes.Buffer
-	l, err = audit.New(audit.Config{Policy: policy.NewPolicyRuleEvaluator(p), Writer: &out, Local: local})
+	out := make(lines, 64)
+	l, err = audit.New(audit.Config{Policy: policy.NewPolicyRuleEvaluator(p), Writer: out, Local: local})
 	check(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var loop sync.WaitGroup
 	loop.Go(func() { _ = l.Run(ctx) })
 	t.Cleanup(cancel)
-	return l, func() []auditv1.Event {
+	return l, func(n int) []auditv1.Event {
+		patience := time.After(10 * time.Second)
+		var written []string
+		for len(written) < n {
+			select {
+			case line := <-out:
+				written = append(written, line)
+			case <-patience:
+				n = 0
+			}
+		}
 		cancel()
 		loop.Wait()
-		if strings.Contains(out.String(), "token-of-") {
-			t.Errorf("the log holds a token: %s", out.String())
+		close(out)
+		for line := range out {
+			written = append(written, line)
 		}
 		var events []auditv1.Event
-		for line := range strings.Lines(out.String()) {
+		for _, line := range written {
+			if strings.Contains(line, "token-of-") {
+				t.Errorf("the log holds a token: %s", line)
+			}
 			var ev auditv1.Event
 			check(t, json.Unmarshal([]byte(line), &ev))
 			events = append(events, ev)
@@ -91,7 +105,7 @@ func TestAudit(t *testing.T) {
 		w.local.Close()
 		ask("GET", "/api/v1/pods", "bob")
 		var got []string
-		for _, ev := range read() {
+		for _, ev := range read(13) {
 			got = append(got, inShort(&ev))
 			if ev.RequestURI == "" || ev.UserAgent != "Go-http-client/2.0" && ev.UserAgent != "Go-http-client/1.1" || !slices.Equal(ev.SourceIPs, []string{"127.0.0.1"}) {
 				t.Errorf("%+v", ev)
@@ -132,7 +146,7 @@ func TestAuditLocal(t *testing.T) {
 		r.Header.Set("Authorization", "Bearer token-of-bob")
 		w.do(t, w.httpClient(t, proto, nil), r)
 		var got []string
-		for _, ev := range read() {
+		for _, ev := range read(2) {
 			got = append(got, inShort(&ev)+" "+ev.ObjectRef.Resource)
 			if id := string(ev.AuditID); len(id) != 36 || ev.ObjectRef.Resource == "nodes" && id != w.local.last(t).header.Get("Audit-Id") {
 				t.Errorf("Audit-ID %q, the local apiserver has %q", id, w.local.last(t).header.Get("Audit-Id"))
@@ -161,7 +175,7 @@ func TestAuditBodies(t *testing.T) {
 		if got := w.remote.last(t); got.body != `{"spec":1}` {
 			t.Errorf("the backend got %q", got.body)
 		}
-		events := read()
+		events := read(2)
 		if len(events) != 2 {
 			t.Fatalf("%d events", len(events))
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	tracing "k8s.io/component-base/tracing"
 	tracingapi "k8s.io/component-base/tracing/api/v1"
@@ -14,15 +15,18 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// tracer sends spans to a collector. read ends it and returns what the collector has.
-func tracer(t *testing.T, perMillion int32) (tr *traced.Tracer, read func() []otlp.Span) {
+// tracer sends spans to a collector. read waits for a number of them, ends it, and returns what the collector has. A span may end after its answer.
+func tracer(t *testing.T, perMillion int32) (tr *traced.Tracer, read func(n int) []otlp.Span) {
 	t.Helper()
 	c, err := otlp.Start(t.Context())
 	check(t, err)
 	t.Cleanup(c.Close)
 	provider, err := tracing.NewProvider(t.Context(), &tracingapi.TracingConfiguration{Endpoint: &c.Address, SamplingRatePerMillion: &perMillion}, nil, nil)
 	check(t, err)
-	return traced.New(provider), func() []otlp.Span {
+	return traced.New(provider), func(n int) []otlp.Span {
+		for patience := time.Now().Add(10 * time.Second); len(c.Spans()) < n && time.Now().Before(patience); {
+			check(t, provider.(interface{ ForceFlush(context.Context) error }).ForceFlush(t.Context()))
+		}
 		check(t, provider.Shutdown(context.WithoutCancel(t.Context())))
 		return c.Spans()
 	}
@@ -62,7 +66,7 @@ func TestTrace(t *testing.T) {
 				sent = append(sent, h.Get("Traceparent"))
 			}
 		}
-		spans := read()
+		spans := read(4)
 		if len(spans) != 4 {
 			t.Fatalf("%d spans: %+v", len(spans), spans)
 		}
@@ -102,7 +106,7 @@ func TestTraceNotSampled(t *testing.T) {
 				t.Errorf("%v: forwarded with %q", groups, got)
 			}
 		}
-		if spans := read(); len(spans) != 1 || spans[0].Parent != callersSpan {
+		if spans := read(1); len(spans) != 1 || spans[0].Parent != callersSpan {
 			t.Errorf("%+v", spans)
 		}
 	})
