@@ -52,6 +52,7 @@ func testLane(t *testing.T, w *world, alone *sync.Mutex) {
 		{"crd", testCustomResources},
 		{"controllers", testControllers},
 		{"status", testStatus},
+		{"admin", testAdmin},
 		{"nodes", testNodes},
 		{"extension", func(t *testing.T, _ *world) { testExtension(t, q) }},
 	} {

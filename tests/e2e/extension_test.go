@@ -26,6 +26,8 @@ func testExtension(t *testing.T, q *quay) {
 			t.Run(c.name+" by "+proto, func(t *testing.T) { t.Parallel(); testRow(t, q, c, proto) })
 		}
 		t.Run("forged by "+proto, func(t *testing.T) { t.Parallel(); testForged(t, q, callers, proto) })
+		t.Run("carried by "+proto, func(t *testing.T) { t.Parallel(); testCarried(t, q, callers, proto) })
+		t.Run("answers by "+proto, func(t *testing.T) { t.Parallel(); testAnswers(t, q, callers, proto) })
 	}
 	t.Run("WebSocket token", func(t *testing.T) { t.Parallel(); testWebSocketToken(t, q) })
 	t.Run("CVE-2018-1002105", func(t *testing.T) { t.Parallel(); testCVE20181002105(t, q, callers) })

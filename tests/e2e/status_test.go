@@ -4,10 +4,12 @@ package e2e
 
 import (
 	"context"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	apiregistrationv1client "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
@@ -69,6 +71,10 @@ func testStatus(t *testing.T, w *world) {
 	t.Run("beside the apiserver's own", func(t *testing.T) {
 		eventually(t, "both conditions", conditions(`Available=False ServiceNotFound: service/nothing in "nowhere" is not present`,
 			`fairlead.dev/Available=False ServiceNotFound: service/nothing in "nowhere" is not present`))
+	})
+	t.Run("refused with its reason", func(t *testing.T) {
+		r := w.request(t, http.MethodGet, "/apis/adrift.example.org/v1/boats", nil, nil)
+		wantStatus(t, r, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "v1.adrift.example.org is unavailable: ServiceNotFound")
 	})
 	t.Run("written once", func(t *testing.T) {
 		out := kc.run(t, "get", "apiservice", "v1.adrift.example.org", "--show-managed-fields", "-o",

@@ -29,6 +29,8 @@ type quay struct {
 
 const (
 	widgetsGV   = "widgets.example.com/v1"
+	redirecting = "redirecting" // a widget that is said to be elsewhere
+	hanging     = "hanging"     // one that is never said anything about
 	widgetsPath = "/apis/" + widgetsGV + "/namespaces/default/widgets"
 )
 
@@ -48,6 +50,13 @@ func newQuay(t *testing.T, w *world) *quay {
 		RejectWith: http.StatusUnauthorized,
 		Record:     8192, // probes and documents are recorded too, and a case must find its own
 	})}
+	err := q.widgets.Set(
+		extension.Fault{Kind: extension.Redirect, Path: widgetsPath + "/" + redirecting, Text: "https://127.0.0.1:1/elsewhere"},
+		extension.Fault{Kind: extension.Hang, Path: widgetsPath + "/" + hanging},
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
 	_, port, _ := strings.Cut(q.widgets.Addr(), ":")
 	number, err := strconv.Atoi(port)
 	if err != nil {
@@ -109,11 +118,22 @@ func clientTLS(t *testing.T, e cluster.Endpoint, pair cluster.Pair, protos ...st
 func (q *quay) visit(t *testing.T, e cluster.Endpoint, v visit) (reply, *extension.Request) {
 	t.Helper()
 	marker := "marker=" + strconv.FormatInt(q.count.Add(1), 10) + "-"
+	if strings.Contains(v.path, "?") {
+		v.path += "&" + marker
+	} else {
+		v.path += "?" + marker
+	}
+	return v.send(t, e), q.received(marker)
+}
+
+// send sends v to e on a connection of its own.
+func (v visit) send(t *testing.T, e cluster.Endpoint) reply {
+	t.Helper()
 	var body io.Reader
 	if v.body != "" {
 		body = io.NopCloser(strings.NewReader(v.body)) // of unknown length: only then there are trailers
 	}
-	req, err := http.NewRequestWithContext(t.Context(), v.method, e.URL+v.path+"?"+marker, body)
+	req, err := http.NewRequestWithContext(t.Context(), v.method, e.URL+v.path, body)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +153,7 @@ func (q *quay) visit(t *testing.T, e cluster.Endpoint, v visit) (reply, *extensi
 	if err != nil {
 		t.Fatal(err)
 	}
-	return reply{status: res.StatusCode, header: res.Header, body: data}, q.received(marker)
+	return reply{status: res.StatusCode, header: res.Header, body: data}
 }
 
 // received finds the request that carries marker.
