@@ -18,7 +18,7 @@ import (
 // TestDeadBackends has kube-controller-manager work through Fairlead while backends are dead.
 func TestDeadBackends(t *testing.T) {
 	w := newWorld(t)
-	readings := w.script(t, "readings", "readings.example.com", "readings")
+	readings := w.script(t, "readings", "readings.example.com", nil, "readings")
 	widgets := w.extend(t, "widgets", extension.Config{}, map[string]priority{"widgets.example.com/v1": {900, 10}})
 	eventually(t, 30*time.Second, "both are discovered", func() (bool, string) {
 		a := w.ask(t, w.front.Endpoint, "/apis", http.Header{"Accept": {"application/json" + asV2}})

@@ -77,6 +77,10 @@ func TestDiscovery(t *testing.T) {
 	if err := gone.Set(extension.Fault{Kind: extension.Status, Code: http.StatusServiceUnavailable}); err != nil {
 		t.Fatal(err)
 	}
+	w.eachLane(t, testDiscovery)
+}
+
+func testDiscovery(t *testing.T, w *world) {
 	v2 := http.Header{"Accept": {"application/json" + asV2}}
 	took := eventually(t, 90*time.Second, "both list the same", func() (bool, string) {
 		a, b := w.ask(t, w.Endpoint(), "/apis", v2), w.ask(t, w.front.Endpoint, "/apis", v2)

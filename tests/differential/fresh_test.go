@@ -22,7 +22,7 @@ import (
 func TestFreshResources(t *testing.T) {
 	w := newWorld(t)
 	kubectl := w.kubectl(t)
-	s := w.script(t, "meters", "meters.example.com", "gauges")
+	s := w.script(t, "meters", "meters.example.com", nil, "gauges")
 	listed := func(resource string) func() (bool, string) {
 		return func() (bool, string) {
 			a := w.ask(t, w.front.Endpoint, "/apis", http.Header{"Accept": {"application/json" + asV2}})

@@ -27,8 +27,10 @@ func TestOpenAPI(t *testing.T) {
 	w.define(t, fmt.Sprintf(crd, "crontab", "stable.example.com", "CronTab", "ct"))
 	w.define(t, fmt.Sprintf(crd, "gadget", "mixed.example.com", "Gadget", "gd"))
 	w.extend(t, "guest", extension.Config{}, map[string]priority{"mixed.example.com/v2": {1500, 50}, "widgets.example.com/v1": {900, 10}})
-	t.Run("v3", func(t *testing.T) { testV3(t, w) })
-	t.Run("v2", func(t *testing.T) { testV2(t, w) })
+	w.eachLane(t, func(t *testing.T, w *world) {
+		t.Run("v3", func(t *testing.T) { testV3(t, w) })
+		t.Run("v2", func(t *testing.T) { testV2(t, w) })
+	})
 }
 
 func testV3(t *testing.T, w *world) {

@@ -32,14 +32,16 @@ type scripted struct {
 	mu        sync.Mutex // guards what follows
 	resources []string
 	server    *httptest.Server // nil while it is dead
+	instead   http.HandlerFunc // answers for OpenAPI. Nil: a document of the resources
 	asked     time.Time        // when it was last asked what it serves
 }
 
-func (w *world) script(t *testing.T, name, group string, resources ...string) *scripted {
+// script starts a server and registers it. OpenAPI is what it answers for OpenAPI; nil: a document of the resources.
+func (w *world) script(t *testing.T, name, group string, openAPI http.HandlerFunc, resources ...string) *scripted {
 	t.Helper()
 	ca := pki.NewCA(name)
 	pair := ca.Issue(pki.Leaf{CommonName: name, Names: []string{name + ".backends.svc"}})
-	s := &scripted{group: group, version: "v1", pair: pair.TLS(), ca: ca, resources: resources, address: "127.0.0.1:0"}
+	s := &scripted{group: group, version: "v1", pair: pair.TLS(), ca: ca, resources: resources, address: "127.0.0.1:0", instead: openAPI}
 	s.start(t)
 	t.Cleanup(s.kill)
 	_, text, _ := net.SplitHostPort(s.address)
@@ -89,6 +91,13 @@ func (s *scripted) add(resource string) {
 	s.resources = append(s.resources, resource)
 }
 
+// describe has the server answer for OpenAPI in another way. Nil: as it should.
+func (s *scripted) describe(h http.HandlerFunc) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.instead = h
+}
+
 func (s *scripted) kinds() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -124,7 +133,12 @@ func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.asked = time.Now()
 		s.mu.Unlock()
 	}
+	s.mu.Lock()
+	instead := s.instead
+	s.mu.Unlock()
 	switch path := r.URL.Path; {
+	case instead != nil && strings.HasPrefix(path, "/openapi/"):
+		instead(w, r)
 	case path == "/apis":
 		say("application/json"+asV2, s.discovery())
 	case path == "/apis/"+gv:

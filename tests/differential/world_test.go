@@ -26,7 +26,8 @@ import (
 type world struct {
 	*cluster.Cluster
 	front    *cluster.Front
-	clients  map[string]*http.Client // :: URL of a server → an administrator of it
+	start    func(lane string) (*cluster.Front, error) // another Fairlead
+	clients  map[string]*http.Client                   // :: URL of a server → an administrator of it
 	core     kubernetes.Interface
 	services aggregator.Interface
 	dynamic  dynamic.Interface
@@ -59,7 +60,10 @@ func newWorld(t *testing.T, args ...string) *world {
 		t.Fatalf("building fairlead: %v\n%s", err, out)
 	}
 	w := &world{Cluster: c, clients: map[string]*http.Client{}}
-	if w.front, err = c.StartFairlead(ctx, cluster.Fairlead{Path: binary, Args: args}); err != nil {
+	w.start = func(lane string) (*cluster.Front, error) {
+		return c.StartFairlead(t.Context(), cluster.Fairlead{Path: binary, Name: "fairlead-" + lane, Args: append([]string{"--h2-lane=" + lane}, args...)})
+	}
+	if w.front, err = w.start("frame"); err != nil {
 		t.Fatal(err)
 	}
 	rc := c.Endpoint().RESTConfig(c.Admin())
@@ -68,6 +72,20 @@ func newWorld(t *testing.T, args ...string) *world {
 		w.clients[e.URL] = client(t, e, c.Admin())
 	}
 	return w
+}
+
+// eachLane runs a test through each way in which Fairlead forwards HTTP/2, all in the same cluster.
+func (w *world) eachLane(t *testing.T, f func(*testing.T, *world)) {
+	t.Helper()
+	front, err := w.start("nethttp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := *w
+	other.front = front
+	w.clients[front.Endpoint.URL] = client(t, front.Endpoint, w.Admin())
+	t.Run("frame", func(t *testing.T) { f(t, w) })
+	t.Run("nethttp", func(t *testing.T) { f(t, &other) })
 }
 
 func client(t *testing.T, e cluster.Endpoint, cr cluster.Credentials) *http.Client {

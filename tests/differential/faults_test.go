@@ -1,0 +1,285 @@
+//go:build e2e
+
+package differential
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+)
+
+// misdescribed is a group-version whose description is of no use.
+type misdescribed struct {
+	gv string
+	// reasons are what may be reported: how far a body comes within the time depends on the machine.
+	reasons []string
+	// heal makes it well.
+	heal func()
+	// noV2 says that it has v3 only when it is well.
+	noV2 bool
+}
+
+func (m misdescribed) name() string {
+	group, version, _ := strings.Cut(m.gv, "/")
+	return version + "." + group
+}
+
+// misdescribe starts a backend for each way to describe oneself badly. All serve objects and discovery as they should.
+func (w *world) misdescribe(t *testing.T) []misdescribed {
+	t.Helper()
+	var out []misdescribed
+	for name, c := range map[string]struct {
+		fault   extension.Fault
+		reasons []string
+	}{
+		"garbage":   {extension.Fault{Kind: extension.Garbage}, []string{"invalid"}},
+		"huge":      {extension.Fault{Kind: extension.HugeBody}, []string{"too_large", "timeout"}},
+		"hanging":   {extension.Fault{Kind: extension.Hang}, []string{"timeout"}},
+		"stalling":  {extension.Fault{Kind: extension.HangBody}, []string{"timeout"}},
+		"truncated": {extension.Fault{Kind: extension.ShortBody}, []string{"unreachable", "invalid"}},
+		"reset":     {extension.Fault{Kind: extension.ResetBody}, []string{"unreachable"}},
+		"refusing":  {extension.Fault{Kind: extension.Status}, []string{"status"}},
+	} {
+		gv := name + ".example.com/v1"
+		s := extension.Start(t, extension.Config{Names: []string{name + ".backends.svc"}, GroupVersions: []string{gv}})
+		c.fault.Path = "/openapi/"
+		if err := s.Set(c.fault); err != nil {
+			t.Fatal(err)
+		}
+		w.register(t, name, s, map[string]priority{gv: {500, 10}})
+		heal := func() {
+			if err := s.Set(); err != nil {
+				t.Error(err)
+			}
+		}
+		out = append(out, misdescribed{gv: gv, reasons: c.reasons, heal: heal})
+	}
+	for name, h := range map[string]http.HandlerFunc{
+		"bomb":      bomb(t),
+		"recursive": recursive,
+		"nonsense": func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, `{"swagger":[],"openapi":7,"paths":"none"}`)
+		},
+	} {
+		s := w.script(t, name, name+".example.com", h, "things")
+		out = append(out, misdescribed{gv: name + ".example.com/v1", reasons: []string{"invalid"}, heal: func() { s.describe(nil) }, noV2: true})
+	}
+	return out
+}
+
+// bomb is a gigabyte in a megabyte of gzip.
+func bomb(t *testing.T) http.HandlerFunc {
+	t.Helper()
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	chunk := bytes.Repeat([]byte(" "), 1<<20)
+	for range 1 << 10 {
+		if _, err := z.Write(chunk); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Content-Encoding", "gzip")
+		_, _ = w.Write(b.Bytes())
+	}
+}
+
+// recursive is a document at which kube-openapi's walker never comes to an end: it ends kube-apiserver.
+func recursive(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path != "/openapi/v2" {
+		http.NotFound(w, r)
+		return
+	}
+	_, _ = io.WriteString(w, `{"swagger":"2.0","info":{"title":"t","version":"v"},"paths":{"/apis/recursive.example.com/v1/x":{"parameters":[{"$ref":"#/parameters/p"}]}},"parameters":{"p":{"$ref":"#/parameters/p"}}}`)
+}
+
+// TestOpenAPIFaults has backends describe themselves in every bad way: each is left out and reported, and nothing and nobody else notices.
+func TestOpenAPIFaults(t *testing.T) {
+	w := newWorld(t)
+	w.extend(t, "widgets", extension.Config{}, map[string]priority{"widgets.example.com/v1": {900, 10}})
+	bad := w.misdescribe(t)
+	w.eachLane(t, func(t *testing.T, w *world) {
+		w.leftOut(t, bad)
+		// A gigabyte was offered three times over, and twice by each of two: what is held of it is bounded.
+		if peak := peakMemory(t, w.front.Part.PID()); peak > 700 {
+			t.Errorf("the process took %d MB at its peak", peak)
+		} else {
+			t.Logf("the process took %d MB at its peak", peak)
+		}
+	})
+	for _, m := range bad {
+		m.heal()
+		w.lookAgain(t, m.name())
+	}
+	eventually(t, time.Minute, "all are described", func() (bool, string) {
+		return w.described(t, bad, true)
+	})
+
+	// What was good once stays while it is bad.
+	again := w.extend(t, "again", extension.Config{}, map[string]priority{"again.example.com/v1": {500, 10}})
+	one := []misdescribed{{gv: "again.example.com/v1"}}
+	eventually(t, time.Minute, "it is described", func() (bool, string) { return w.described(t, one, true) })
+	if err := again.Set(extension.Fault{Kind: extension.Garbage, Path: "/openapi/"}); err != nil {
+		t.Fatal(err)
+	}
+	w.lookAgain(t, "v1.again.example.com")
+	eventually(t, time.Minute, "it is reported", func() (bool, string) {
+		reason := w.openAPIReasons(t)["v1.again.example.com"]
+		return reason == "invalid", reason
+	})
+	if ok, got := w.described(t, one, true); !ok {
+		t.Errorf("what was good is gone: %s", got)
+	}
+}
+
+// peakMemory is the most memory that a process ever had, in MB.
+func peakMemory(t *testing.T, pid int) int {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kb int
+	_, after, _ := strings.Cut(string(status), "VmHWM:")
+	if _, err := fmt.Sscan(after, &kb); err != nil {
+		t.Fatalf("reading VmHWM: %v", err)
+	}
+	return kb >> 10
+}
+
+// lookAgain changes an APIService, as an operator does who does not want to wait for the next poll.
+func (w *world) lookAgain(t *testing.T, name string) {
+	t.Helper()
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"example.com/look-again":"%d"}}}`, time.Now().UnixNano())
+	if _, err := w.services.ApiregistrationV1().APIServices().Patch(t.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// leftOut waits until all are reported, and watches meanwhile that nobody notices.
+func (w *world) leftOut(t *testing.T, bad []misdescribed) {
+	t.Helper()
+	well := []misdescribed{{gv: "widgets.example.com/v1"}, {gv: "apps/v1"}}
+	eventually(t, time.Minute, "the documents are there", func() (bool, string) { // it has just been started
+		a, b := w.ask(t, w.front.Endpoint, "/openapi/v2", nil), w.ask(t, w.front.Endpoint, "/openapi/v3", nil)
+		return a.status == http.StatusOK && b.status == http.StatusOK, a.body + b.body
+	})
+	eventually(t, time.Minute, "the others are described", func() (bool, string) { return w.described(t, well, true) })
+	var slowest time.Duration
+	eventually(t, 2*time.Minute, "all are reported", func() (bool, string) {
+		for _, m := range bad {
+			slowest = max(slowest, w.routes(t, m.gv))
+		}
+		if ok, got := w.described(t, well, true); !ok {
+			t.Fatalf("another one's description is gone: %s", got)
+		}
+		if ok, got := w.described(t, bad, false); !ok {
+			t.Fatalf("a bad description is served: %s", got)
+		}
+		reasons := w.openAPIReasons(t)
+		for _, m := range bad {
+			if !slices.Contains(m.reasons, reasons[m.name()]) {
+				return false, fmt.Sprint(reasons)
+			}
+		}
+		return reasons["v1.widgets.example.com"] == "", fmt.Sprint(reasons)
+	})
+	t.Logf("reported: %v; the slowest of all requests to them took %s", w.openAPIReasons(t), slowest)
+	metrics := w.admin(t, "/metrics")
+	for _, m := range bad {
+		if !strings.Contains(metrics, `fairlead_openapi_failing{name="`+m.name()+`",reason=`) {
+			t.Errorf("no metric says that %s is left out", m.gv)
+		}
+	}
+}
+
+// routes lists objects of a backend and returns how long that took.
+func (w *world) routes(t *testing.T, gv string) time.Duration {
+	t.Helper()
+	begun := time.Now()
+	path := "/apis/" + gv + "/namespaces/default/widgets?limit=1"
+	if a := w.ask(t, w.front.Endpoint, path, nil); a.status != http.StatusOK {
+		t.Fatalf("%s: %d %.300s", path, a.status, a.body)
+	}
+	took := time.Since(begun)
+	if took > 2*time.Second {
+		t.Errorf("%s took %s", path, took)
+	}
+	return took
+}
+
+// described reports whether group-versions have, or have no part in the documents.
+func (w *world) described(t *testing.T, list []misdescribed, want bool) (bool, string) {
+	t.Helper()
+	v2, v3 := w.ask(t, w.front.Endpoint, "/openapi/v2", nil), w.ask(t, w.front.Endpoint, "/openapi/v3", nil)
+	if v2.status != http.StatusOK || v3.status != http.StatusOK {
+		t.Fatalf("the documents answer %d and %d", v2.status, v3.status)
+	}
+	for _, m := range list {
+		in2, in3 := strings.Contains(v2.body, `"/apis/`+m.gv+"/"), strings.Contains(v3.body, `"apis/`+m.gv+`"`)
+		if in3 != want || in2 != want && !(want && m.noV2) {
+			return false, fmt.Sprintf("%s: in v2 %v, in v3 %v", m.gv, in2, in3)
+		}
+	}
+	return true, ""
+}
+
+// openAPIReasons are what Fairlead's status says of each description, by APIService.
+func (w *world) openAPIReasons(t *testing.T) map[string]string {
+	t.Helper()
+	var status struct {
+		APIServices []struct {
+			Name    string
+			OpenAPI *struct{ Reason string }
+		}
+	}
+	if err := json.Unmarshal([]byte(w.admin(t, "/status")), &status); err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]string{}
+	for _, a := range status.APIServices {
+		if a.OpenAPI != nil {
+			out[a.Name] = a.OpenAPI.Reason
+		}
+	}
+	return out
+}
+
+// admin asks Fairlead's own port.
+func (w *world) admin(t *testing.T, path string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, w.front.Admin.URL+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := w.clients[w.front.Endpoint.URL].Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err != nil || res.StatusCode != http.StatusOK {
+		t.Fatalf("%s: %d %.300s %v", path, res.StatusCode, body, err)
+	}
+	return string(body)
+}
