@@ -2,10 +2,8 @@ package discovery
 
 import (
 	"compress/gzip"
-	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -139,74 +137,3 @@ func TestNewRefuses(t *testing.T) {
 		t.Error("a Discovery without a table was made")
 	}
 }
-
-// thousand is a stage with a thousand CRDs, merged once.
-func thousand(tb testing.TB) *stage {
-	tb.Helper()
-	s := newStage(tb)
-	var words []string
-	for i := range 1000 {
-		group := fmt.Sprintf("group%d.example.com", i)
-		s.in.APIServices["v1."+group] = crdService(group, "v1")
-		words = append(words, group+"/v1=things,others")
-	}
-	s.build()
-	s.make(Config{})
-	st := &localState{groups: versions(words)}
-	s.d.local.state.Store(st)
-	m := &merge{table: s.table.Load(), local: st.groups, now: time.Now()}
-	s.d.documents.Store(s.d.render(m, st, nil))
-	return s
-}
-
-// BenchmarkGet is GET /apis from the rendered document: no question to anybody, and at most five allocations.
-func BenchmarkGet(b *testing.B) {
-	s := thousand(b)
-	for name, header := range map[string]http.Header{
-		"plain": {"Accept": {aggregatedJSON}}, "gzip": {"Accept": {aggregatedJSON}, "Accept-Encoding": {"gzip"}},
-		"unchanged": {"Accept": {aggregatedJSON}, "If-None-Match": {s.d.documents.Load().groups.etag}},
-	} {
-		b.Run(name, func(b *testing.B) {
-			r := httptest.NewRequestWithContext(b.Context(), http.MethodGet, "/apis", nil)
-			r.Header = header
-			w := &discard{header: http.Header{}}
-			b.ReportAllocs()
-			for b.Loop() {
-				clear(w.header)
-				s.d.ServeHTTP(w, r)
-			}
-		})
-	}
-}
-
-// The bound of the benchmark, held to in every run of the tests.
-func TestGetAllocates(t *testing.T) {
-	s := thousand(t)
-	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/apis", nil)
-	r.Header = http.Header{"Accept": {aggregatedJSON}, "Accept-Encoding": {"gzip"}}
-	w := &discard{header: http.Header{}}
-	if n := testing.AllocsPerRun(100, func() { clear(w.header); s.d.ServeHTTP(w, r) }); n > 5 {
-		t.Errorf("a request allocates %v times, at most 5", n)
-	}
-}
-
-// BenchmarkRebuild merges and renders a thousand group-versions after a change of one, and says what the documents take.
-func BenchmarkRebuild(b *testing.B) {
-	s := thousand(b)
-	m := &merge{table: s.table.Load(), local: s.d.local.state.Load().groups, now: time.Now()}
-	bytes := 0
-	b.ReportAllocs()
-	for b.Loop() {
-		docs := s.d.render(m, s.d.local.state.Load(), nil)
-		f := docs.groups.form(choice{})
-		bytes = len(f.plain) + len(f.zipped) + len(docs.legacy.form(choice{}).plain)
-	}
-	b.ReportMetric(float64(bytes), "document-bytes")
-}
-
-// discard is a client that wants nothing.
-type discard struct{ header http.Header }
-
-func (d *discard) Header() http.Header         { return d.header }
-func (d *discard) WriteHeader(int)             {}
-func (d *discard) Write(b []byte) (int, error) { return len(b), nil }

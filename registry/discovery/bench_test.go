@@ -1,0 +1,131 @@
+package discovery
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"testing"
+	"time"
+
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// thousand is a stage with a thousand CRDs, merged once.
+func thousand(tb testing.TB) *stage {
+	tb.Helper()
+	s := newStage(tb)
+	var words []string
+	for i := range 1000 {
+		group := fmt.Sprintf("group%d.example.com", i)
+		s.in.APIServices["v1."+group] = crdService(group, "v1")
+		words = append(words, group+"/v1=things")
+	}
+	s.build()
+	s.make(Config{})
+	st := &localState{groups: versions(words)}
+	for _, v := range st.groups {
+		*v = customResource()
+	}
+	s.d.local.state.Store(st)
+	s.merge()
+	return s
+}
+
+// customResource is what kube-apiserver lists of a CRD with a status.
+func customResource() apidiscoveryv2.APIVersionDiscovery {
+	kind := &metav1.GroupVersionKind{Group: "some.example.com", Version: "v1", Kind: "Thing"}
+	return apidiscoveryv2.APIVersionDiscovery{Version: "v1", Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent, Resources: []apidiscoveryv2.APIResourceDiscovery{{
+		Resource: "things", ResponseKind: kind, Scope: apidiscoveryv2.ScopeNamespace, SingularResource: "thing", ShortNames: []string{"th"}, Categories: []string{"all"},
+		Verbs:        []string{"delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"},
+		Subresources: []apidiscoveryv2.APISubresourceDiscovery{{Subresource: "status", ResponseKind: kind, Verbs: []string{"get", "patch", "update"}}},
+	}}}
+}
+
+// merge renders the documents of the stage anew.
+func (s *stage) merge() {
+	st := s.d.local.state.Load()
+	m := &merge{table: s.table.Load(), local: st.groups, now: time.Now()}
+	s.d.documents.Store(s.d.render(m, st, s.d.documents.Load()))
+}
+
+// BenchmarkMemory is what the documents of a thousand CRDs take, in all the forms that clients ask for.
+func BenchmarkMemory(b *testing.B) {
+	s := thousand(b)
+	taken := 0.0
+	for b.Loop() {
+		s.d.documents.Store(nil)
+		before := heap()
+		s.merge()
+		docs := s.d.documents.Load()
+		for _, c := range []choice{{media: 0}, {media: 2}} {
+			for _, d := range []*document{docs.groups, docs.legacy} {
+				d.form(c).compressed()
+			}
+		}
+		taken = heap() - before
+	}
+	b.ReportMetric(taken/(1<<20), "MB")
+}
+
+// heap is how much memory is in use.
+func heap() float64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC() // what pools hold lives through one
+	runtime.ReadMemStats(&m)
+	return float64(m.HeapAlloc)
+}
+
+// BenchmarkGet is GET /apis from the rendered document: no question to anybody, and at most five allocations.
+func BenchmarkGet(b *testing.B) {
+	s := thousand(b)
+	for name, header := range map[string]http.Header{
+		"plain": {"Accept": {aggregatedJSON}}, "gzip": {"Accept": {aggregatedJSON}, "Accept-Encoding": {"gzip"}},
+		"unchanged": {"Accept": {aggregatedJSON}, "If-None-Match": {s.d.documents.Load().groups.etag}},
+	} {
+		b.Run(name, func(b *testing.B) {
+			r := httptest.NewRequestWithContext(b.Context(), http.MethodGet, "/apis", nil)
+			r.Header = header
+			w := &discard{header: http.Header{}}
+			b.ReportAllocs()
+			for b.Loop() {
+				clear(w.header)
+				s.d.ServeHTTP(w, r)
+			}
+		})
+	}
+}
+
+// The bound of the benchmark, held to in every run of the tests.
+func TestGetAllocates(t *testing.T) {
+	s := thousand(t)
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/apis", nil)
+	r.Header = http.Header{"Accept": {aggregatedJSON}, "Accept-Encoding": {"gzip"}}
+	w := &discard{header: http.Header{}}
+	if n := testing.AllocsPerRun(100, func() { clear(w.header); s.d.ServeHTTP(w, r) }); n > 5 {
+		t.Errorf("a request allocates %v times, at most 5", n)
+	}
+}
+
+// BenchmarkRebuild merges and renders a thousand group-versions after a change of one, and says what the documents take.
+func BenchmarkRebuild(b *testing.B) {
+	s := thousand(b)
+	m := &merge{table: s.table.Load(), local: s.d.local.state.Load().groups, now: time.Now()}
+	bytes := 0
+	b.ReportAllocs()
+	for b.Loop() {
+		docs := s.d.render(m, s.d.local.state.Load(), nil)
+		f := docs.groups.form(choice{})
+		bytes = len(f.plain) + len(f.zipped) + len(docs.legacy.form(choice{}).plain)
+	}
+	b.ReportMetric(float64(bytes), "document-bytes")
+}
+
+// discard is a client that wants nothing.
+type discard struct{ header http.Header }
+
+func (d *discard) Header() http.Header         { return d.header }
+func (d *discard) WriteHeader(int)             {}
+func (d *discard) Write(b []byte) (int, error) { return len(b), nil }

@@ -1,0 +1,66 @@
+package openapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"runtime"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// thousand is the v2 document of a thousand CRDs, 20 MB: a CRD's part is 20 KB as a rule, most of it the schema.
+func thousand(tb testing.TB) object {
+	tb.Helper()
+	var kinds []kind
+	for i := range 1000 {
+		kinds = append(kinds, define(fmt.Sprintf("group%d.example.com/v1", i), "One of a thousand."))
+	}
+	doc := specOf(kinds...)
+	for name, d := range doc["definitions"].(object) {
+		properties := object{}
+		for i := range 150 {
+			properties[fmt.Sprintf("property%d", i)] = object{"type": "string", "description": fmt.Sprintf("Property %d says of %s what only that can say of itself, in a line.", i, name)}
+		}
+		d.(object)["properties"] = object{"spec": object{"type": "object", "properties": properties}}
+	}
+	return doc
+}
+
+// BenchmarkThousandCRDs merges the v2 document of a thousand CRDs with one backend's, and says what is kept of it afterwards.
+func BenchmarkThousandCRDs(b *testing.B) {
+	s := newStage(b)
+	body, err := json.Marshal(thousand(b))
+	if err != nil {
+		b.Fatal(err)
+	}
+	size := float64(len(body))
+	before := heap()
+	own := define("own.example.com/v1", "own")
+	remote, err := json.Marshal(specOf(own))
+	if err != nil {
+		b.Fatal(err)
+	}
+	gvs := []schema.GroupVersion{{Group: "own.example.com", Version: "v1"}}
+	in := &inputs{local: pack(body), sources: []input{{name: "own", spec: pack(remote), own: gvs}}, remote: gvs}
+	body = nil
+	var kept *built
+	for b.Loop() {
+		if kept, err = s.o.build(in); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(size/(1<<20), "MB-document")
+	b.ReportMetric((heap()-before+size)/(1<<20), "MB-kept")
+	runtime.KeepAlive(kept)
+	runtime.KeepAlive(in)
+}
+
+// heap is how much memory is in use.
+func heap() float64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC() // what pools hold lives through one
+	runtime.ReadMemStats(&m)
+	return float64(m.HeapAlloc)
+}
