@@ -19,19 +19,24 @@ import (
 
 // testManifests gives every rendered manifest to a real kube-apiserver.
 func testManifests(t *testing.T, w *world) {
-	for _, overlay := range []string{"control-plane", "load-balancer"} {
-		t.Run(overlay, func(t *testing.T) {
-			rendered := w.kustomize(t, "overlays/"+overlay)
-			out := must(t, rendered, w.kubectl, "--kubeconfig", w.direct, "apply", "--dry-run=server", "-f", "-")
-			if objects := strings.Count(rendered, "\nkind: "); strings.Count(out, "server dry run") != objects || strings.Contains(out, "Warning") {
-				t.Errorf("%d objects were rendered:\n%s", objects, out)
-			}
+	for _, s := range shapes() {
+		t.Run(s.name, func(t *testing.T) {
+			rendered := w.compose(t, s)
+			dryRun(t, w, known(t, rendered))
 			if regexp.MustCompile(`image: fairlead\n`).MatchString(rendered) {
 				t.Error("an image has no registry")
 			}
 		})
-		t.Run(overlay+" flags", func(t *testing.T) { testFlags(t, w, w.kustomize(t, "overlays/"+overlay)) })
+		t.Run(s.name+" flags", func(t *testing.T) { testFlags(t, w, w.compose(t, s)) })
 	}
+	static, err := os.ReadFile("../../deploy/static-pod/fairlead.yaml")
+	check(t, err)
+	t.Run("static pod", func(t *testing.T) {
+		dryRun(t, w, w.kustomize(t, "static-pod"))
+		dryRun(t, w, string(static))
+	})
+	t.Run("static pod flags", func(t *testing.T) { testFlags(t, w, string(static)) })
+	t.Run("Helm", func(t *testing.T) { testHelm(t, w) })
 	t.Run("protected groups", func(t *testing.T) { testProtected(t, w) })
 	t.Run("dashboard", testDashboard)
 }
@@ -44,7 +49,7 @@ func testFlags(t *testing.T, w *world, rendered string) {
 	}
 	var line []string
 	for _, a := range args {
-		line = append(line, a[1])
+		line = append(line, strings.NewReplacer("$(HOST_IP)", "192.0.2.1", "$(POD_IP)", "192.0.2.1").Replace(a[1])) // as the kubelet does
 	}
 	a := command(t, "", w.fairlead, line...)
 	for fault := range strings.SplitSeq(strings.TrimSpace(a.errs), "\n") {

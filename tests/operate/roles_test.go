@@ -3,16 +3,12 @@
 package operate
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"os"
 	"strings"
 	"testing"
 	"time"
-
-	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 )
@@ -47,58 +43,60 @@ func testRoles(t *testing.T, w *world) {
 			t.Errorf("something was forbidden:\n%s", log)
 		}
 	})
-	shipped, err := w.core.RbacV1().ClusterRoles().Get(t.Context(), "system:fairlead", metav1.GetOptions{})
-	check(t, err)
-	if len(shipped.Rules) != 5 {
-		t.Fatalf("%d rules: each needs a case below", len(shipped.Rules))
-	}
-	for i, rule := range shipped.Rules {
-		name := "without " + rule.Resources[0]
-		t.Run(name, func(t *testing.T) {
+	grants := shippedGrants(t, w)
+	for i, missing := range grants {
+		if missing.component {
+			continue
+		}
+		t.Run("without "+missing.String(), func(t *testing.T) {
 			t.Parallel()
-			rules := append(append([]rbacv1.PolicyRule{}, shipped.Rules[:i]...), shipped.Rules[i+1:]...)
-			front, err := w.restricted(t, fmt.Sprintf("less-%d", i), rules, true)
-			switch rule.Resources[0] {
+			front, err := w.restricted(t, fmt.Sprintf("less-%d", i), without(grants, i))
+			switch missing.resource() {
 			case "tokenreviews":
 				check(t, err)
-				if code, body := w.get(t, front.Endpoint, widgets, may); code != 401 {
-					t.Errorf("%d %s, want 401: nobody knows the token", code, body)
+				if code, body := w.get(t, front.Endpoint, widgets, may); code != 503 {
+					t.Errorf("%d %s, want 503: nobody can say whose the token is", code, body)
 				}
 			case "subjectaccessreviews":
 				check(t, err)
 				if code, body := w.get(t, front.Endpoint, widgets, may); code != 500 {
 					t.Errorf("%d %s, want 500: nobody can authorize", code, body)
 				}
+			case configMapReader:
+				check(t, err)
+				w.testUnread(t, front)
 			default:
+				// Whatever else is granted is for the table: a new rule that is for something else must get a case.
 				if err == nil {
-					t.Errorf("it is ready without a table")
+					t.Errorf("it is ready without %s", missing)
 				}
 			}
 		})
 	}
-	t.Run("without the ConfigMap", func(t *testing.T) {
-		t.Parallel()
-		front, err := w.restricted(t, "less-configmap", shipped.Rules, false)
-		check(t, err)
-		_, body := w.get(t, front.Endpoint, "/fairlead/status", "")
-		var s struct {
-			Certificates []struct {
-				Use  string
-				Read *time.Time
-			}
+	t.Run("components", func(t *testing.T) { testComponents(t, w, grants) })
+}
+
+// testUnread wants a Fairlead that may not read the ConfigMap of the cluster's header names to say so.
+func (w *world) testUnread(t *testing.T, front *cluster.Front) {
+	t.Helper()
+	_, body := w.get(t, front.Endpoint, "/fairlead/status", "")
+	var s struct {
+		Certificates []struct {
+			Use  string
+			Read *time.Time
 		}
-		check(t, json.Unmarshal([]byte(body), &s))
-		for _, c := range s.Certificates {
-			if c.Use == "authentication-configmap" && c.Read != nil {
-				t.Errorf("the ConfigMap was read at %s without the right to", c.Read)
-			}
+	}
+	check(t, json.Unmarshal([]byte(body), &s))
+	for _, c := range s.Certificates {
+		if c.Use == "authentication-configmap" && c.Read != nil {
+			t.Errorf("the ConfigMap was read at %s without the right to", c.Read)
 		}
-		log, err := os.ReadFile(front.Part.LogFile())
-		check(t, err)
-		if !strings.Contains(string(log), "cannot list resource") {
-			t.Errorf("the log does not tell that the ConfigMap cannot be read:\n%s", log)
-		}
-	})
+	}
+	log, err := os.ReadFile(front.Part.LogFile())
+	check(t, err)
+	if !strings.Contains(string(log), "cannot list resource") {
+		t.Errorf("the log does not tell that the ConfigMap cannot be read:\n%s", log)
+	}
 }
 
 // reader may list widgets and see the status page; stranger may nothing.
@@ -124,31 +122,3 @@ metadata: {name: viewers}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: "system:fairlead-viewer"}
 subjects: [{kind: ServiceAccount, namespace: operate, name: reader}]
 `
-
-// restricted starts a Fairlead as an account of its own with these rules.
-func (w *world) restricted(t *testing.T, name string, rules []rbacv1.PolicyRule, configMap bool) (*cluster.Front, error) {
-	t.Helper()
-	w.apply(t, fmt.Sprintf(`
-{apiVersion: v1, kind: ServiceAccount, metadata: {namespace: operate, name: %[1]s}}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {name: %[1]s}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: %[1]s}
-subjects: [{kind: ServiceAccount, namespace: operate, name: %[1]s}]
-`, name))
-	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}
-	_, err := w.core.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{})
-	check(t, err)
-	if configMap {
-		binding := &rbacv1.RoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: name}, Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "operate", Name: name}},
-			RoleRef: rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "Role", Name: "extension-apiserver-authentication-reader"},
-		}
-		_, err := w.core.RbacV1().RoleBindings("kube-system").Create(t.Context(), binding, metav1.CreateOptions{})
-		check(t, err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second) // a Fairlead that may everything is ready within a second or two
-	defer cancel()
-	return w.StartFairlead(ctx, cluster.Fairlead{Path: w.fairlead, Name: name, Args: []string{"--kubeconfig=" + w.account(t, "operate", name)}})
-}

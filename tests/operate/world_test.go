@@ -14,12 +14,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -38,6 +40,8 @@ type world struct {
 	front    *cluster.Front
 	admin    string // kubeconfigs: of a member of system:masters, through Fairlead
 	direct   string // and at kube-apiserver itself
+
+	entrypoint sync.Mutex // held by the one that has Fairlead publish default/kubernetes
 }
 
 func newWorld(t *testing.T) *world {
@@ -63,7 +67,9 @@ func newWorld(t *testing.T) *world {
 		}
 		_ = os.RemoveAll(dir)
 	})
-	w.core, err = kubernetes.NewForConfig(w.Cluster.Endpoint().RESTConfig(w.Admin()))
+	config := w.Cluster.Endpoint().RESTConfig(w.Admin())
+	config.WarningHandler = rest.NoWarnings{} // that Endpoints are old is known
+	w.core, err = kubernetes.NewForConfig(config)
 	check(t, err)
 	pem, err := os.ReadFile(w.PKI.FrontProxy.CertFile)
 	check(t, err)
@@ -80,6 +86,8 @@ func newWorld(t *testing.T) *world {
 
 const namespaces = `
 {apiVersion: v1, kind: Namespace, metadata: {name: operate}}
+---
+{apiVersion: v1, kind: ServiceAccount, metadata: {name: default, namespace: kube-system}}
 ---
 `
 

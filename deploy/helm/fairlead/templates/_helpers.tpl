@@ -1,0 +1,99 @@
+{{- define "fairlead.selector" -}}
+app.kubernetes.io/name: fairlead
+{{- end }}
+
+{{- define "fairlead.labels" -}}
+app.kubernetes.io/name: fairlead
+app.kubernetes.io/part-of: fairlead
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{/* One of the manifests that kustomize uses too, with this release's labels: there is no second copy of a rule or an alert. */}}
+{{- define "fairlead.shipped" -}}
+{{- $labels := include "fairlead.labels" .root | fromYaml }}
+{{- range splitList "\n---\n" (.root.Files.Get .file) }}
+{{- $object := fromYaml . }}
+{{- $_ := set $object.metadata "labels" (merge (dict) (get $object.metadata "labels" | default dict) $labels) }}
+---
+{{ toYaml $object }}
+{{- end }}
+{{- end }}
+
+{{- define "fairlead.image" -}}
+{{ .Values.image.repository }}{{ with .Values.image.digest }}@{{ . }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
+{{- end }}
+
+{{/* Where each mode finds its keys, and where it listens: what the values leave out. */}}
+{{- define "fairlead.settings" -}}
+{{- $given := dict "ports" (.Values.ports | default dict) "files" (.Values.files | default dict) }}
+{{- if .Values.localAPIServers }}{{- $_ := set $given "localAPIServers" .Values.localAPIServers }}{{- end }}
+{{- if eq .Values.mode "control-plane" }}
+{{- mergeOverwrite (include "fairlead.beside" . | fromYaml) $given | toYaml }}
+{{- else }}
+{{- mergeOverwrite (include "fairlead.apart" . | fromYaml) $given | toYaml }}
+{{- end }}
+{{- end }}
+
+{{/* On a kubeadm node, beside its kube-apiserver. */}}
+{{- define "fairlead.beside" -}}
+localAPIServers: ["https://$(HOST_IP):6443"]
+ports: {https: 8443, admin: 8444}
+files:
+  servingCert: /etc/kubernetes/pki/apiserver.crt
+  servingKey: /etc/kubernetes/pki/apiserver.key
+  clientCA: /etc/kubernetes/pki/ca.crt
+  requestHeaderCA: /etc/kubernetes/pki/front-proxy-ca.crt
+  proxyClientCert: /etc/kubernetes/pki/front-proxy-client.crt
+  proxyClientKey: /etc/kubernetes/pki/front-proxy-client.key
+{{- end }}
+
+{{/* Anywhere, with keys from Secrets. */}}
+{{- define "fairlead.apart" -}}
+localAPIServers: []
+ports: {https: 6443, admin: 6444}
+files:
+  servingCert: /etc/fairlead/serving/tls.crt
+  servingKey: /etc/fairlead/serving/tls.key
+  clientCA: /etc/fairlead/trust/client-ca.crt
+  requestHeaderCA: /etc/fairlead/trust/requestheader-ca.crt
+  proxyClientCert: /etc/fairlead/front-proxy-client/tls.crt
+  proxyClientKey: /etc/fairlead/front-proxy-client/tls.key
+{{- end }}
+
+{{/* The command line of both modes. */}}
+{{- define "fairlead.args" -}}
+{{- $s := include "fairlead.settings" . | fromYaml -}}
+- serve
+{{- range $s.localAPIServers }}
+- --local-apiserver={{ . }}
+{{- end }}
+- --secure-port={{ $s.ports.https }}
+- --admin-secure-port={{ $s.ports.admin }}
+- --tls-cert-file={{ $s.files.servingCert }}
+- --tls-private-key-file={{ $s.files.servingKey }}
+- --client-ca-file={{ $s.files.clientCA }}
+- --requestheader-client-ca-file={{ $s.files.requestHeaderCA }}
+- --requestheader-allowed-names={{ join "," .Values.requestHeaderAllowedNames }}
+- --proxy-client-cert-file={{ $s.files.proxyClientCert }}
+- --proxy-client-key-file={{ $s.files.proxyClientKey }}
+- --shutdown-delay-duration={{ .Values.shutdownDelay }}
+- --logging-format={{ .Values.loggingFormat }}
+{{- if .Values.entrypoint.enabled }}
+- --publish-kubernetes-endpoints
+- --advertise-address={{ .Values.entrypoint.advertiseAddress }}
+{{- end }}
+{{- if .Values.writeStatus }}
+- --write-status
+{{- end }}
+{{- range .Values.extraArgs }}
+- {{ . | quote }}
+{{- end }}
+{{- end }}
+
+{{- define "fairlead.probes" -}}
+readinessProbe: {httpGet: {path: /readyz, port: admin, scheme: HTTPS}, periodSeconds: 2}
+livenessProbe: {httpGet: {path: /livez, port: admin, scheme: HTTPS}, periodSeconds: 10, failureThreshold: 6}
+{{- end }}

@@ -1,0 +1,262 @@
+//go:build e2e
+
+package operate
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+)
+
+// configMapReader is Kubernetes' own Role, which is bound and not shipped.
+const configMapReader = "extension-apiserver-authentication-reader"
+
+// grant is one rule of the shipped roles, as it is bound to Fairlead's ServiceAccount.
+type grant struct {
+	role, namespace string // namespace is empty for the whole cluster
+	rule            rbacv1.PolicyRule
+	component       bool // of deploy/components
+}
+
+func (g grant) resource() string {
+	if g.role == configMapReader {
+		return configMapReader
+	}
+	return strings.Join(g.rule.Resources, ",")
+}
+
+func (g grant) String() string {
+	if g.namespace != "" {
+		return strings.Join(g.rule.Verbs, "-") + " " + g.resource() + " in " + g.namespace
+	}
+	return g.resource()
+}
+
+func without(all []grant, i int) []grant {
+	return slices.Concat(all[:i], all[i+1:])
+}
+
+// shippedGrants are read from the manifests, so that a rule that is added there is tested, or fails for want of a case.
+func shippedGrants(t *testing.T, w *world) []grant {
+	t.Helper()
+	ours := func(list []rbacv1.Subject) bool {
+		return slices.ContainsFunc(list, func(s rbacv1.Subject) bool {
+			return s.Kind == "ServiceAccount" && s.Namespace == "kube-system" && s.Name == "fairlead"
+		})
+	}
+	base := w.kustomize(t, "base")
+	var all []grant
+	rules := map[string][]rbacv1.PolicyRule{} // :: kind, namespace and name of a role → its rules
+	list := objects(t, w.compose(t, shape{overlay: "control-plane", components: []string{"entrypoint", "write-status"}}))
+	for _, o := range list {
+		if o.GetKind() == "Role" || o.GetKind() == "ClusterRole" {
+			var role rbacv1.ClusterRole // a Role has the same fields
+			check(t, runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &role))
+			rules[o.GetKind()+" "+o.GetNamespace()+"/"+o.GetName()] = role.Rules
+		}
+	}
+	for _, o := range list {
+		if o.GetKind() != "RoleBinding" && o.GetKind() != "ClusterRoleBinding" {
+			continue
+		}
+		var binding rbacv1.ClusterRoleBinding
+		check(t, runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &binding))
+		if !ours(binding.Subjects) {
+			continue
+		}
+		g := grant{role: binding.RoleRef.Name, namespace: o.GetNamespace(), component: !strings.Contains(base, "name: "+binding.RoleRef.Name+"\n")}
+		of := rules[binding.RoleRef.Kind+" "+map[string]string{"Role": o.GetNamespace()}[binding.RoleRef.Kind]+"/"+binding.RoleRef.Name]
+		if g.role == configMapReader {
+			of = []rbacv1.PolicyRule{{}}
+		}
+		if len(of) == 0 {
+			t.Fatalf("%s %s is bound and not shipped", binding.RoleRef.Kind, g.role)
+		}
+		for _, g.rule = range of {
+			all = append(all, g)
+		}
+	}
+	if len(all) < 13 {
+		t.Fatalf("%d rules were found", len(all))
+	}
+	return all
+}
+
+// restricted starts a Fairlead as an account of its own with these grants.
+func (w *world) restricted(t *testing.T, name string, grants []grant, args ...string) (*cluster.Front, error) {
+	t.Helper()
+	w.apply(t, fmt.Sprintf("{apiVersion: v1, kind: ServiceAccount, metadata: {namespace: operate, name: %s}}", name))
+	subjects := []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "operate", Name: name}}
+	for i, g := range grants {
+		meta := metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", name, i), Namespace: g.namespace}
+		ref := rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "Role", Name: meta.Name}
+		var err error
+		switch {
+		case g.role == configMapReader:
+			ref.Name = configMapReader
+		case g.namespace == "":
+			ref.Kind = "ClusterRole"
+			_, err = w.core.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{g.rule}}, metav1.CreateOptions{})
+		default:
+			_, err = w.core.RbacV1().Roles(g.namespace).Create(t.Context(), &rbacv1.Role{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{g.rule}}, metav1.CreateOptions{})
+		}
+		check(t, err)
+		if g.namespace == "" {
+			_, err = w.core.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{ObjectMeta: meta, Subjects: subjects, RoleRef: ref}, metav1.CreateOptions{})
+		} else {
+			_, err = w.core.RbacV1().RoleBindings(g.namespace).Create(t.Context(), &rbacv1.RoleBinding{ObjectMeta: meta, Subjects: subjects, RoleRef: ref}, metav1.CreateOptions{})
+		}
+		check(t, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second) // a Fairlead that may everything is ready within a second or two
+	defer cancel()
+	return w.StartFairlead(ctx, cluster.Fairlead{Path: w.fairlead, Name: name, Args: append([]string{"--kubeconfig=" + w.account(t, "operate", name)}, args...)})
+}
+
+// testComponents runs Fairlead with all that deploy/components turn on, and with one rule less: either everything is done, or the log says what was forbidden.
+func testComponents(t *testing.T, w *world, grants []grant) {
+	w.entrypoint.Lock() // one at a time publishes and writes statuses here
+	defer w.entrypoint.Unlock()
+	t.Run("everything works", func(t *testing.T) {
+		if done, log := w.component(t, "parts", "", grants, ""); !done {
+			t.Errorf("something was forbidden:\n%s", log)
+		}
+	})
+	for i, missing := range grants {
+		if missing.component {
+			t.Run("without "+missing.String(), func(t *testing.T) {
+				// The other component may grant the same.
+				only := slices.DeleteFunc(without(grants, i), func(g grant) bool {
+					return g.component && strings.TrimPrefix(g.role, "system:") != strings.TrimPrefix(missing.role, "system:")
+				})
+				said := `resource \"` + missing.rule.Resources[0] + `\"`
+				if done, log := w.component(t, fmt.Sprintf("parts-%d", i), strings.TrimPrefix(missing.role, "system:"), only, said); done {
+					t.Errorf("everything was done all the same:\n%s", log)
+				}
+			})
+		}
+	}
+}
+
+// stale is an EndpointSlice that a Fairlead has left behind.
+const stale = `
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: kubernetes-stale, namespace: default, labels: {kubernetes.io/service-name: kubernetes, endpointslice.kubernetes.io/managed-by: fairlead.dev}}
+addressType: IPv4
+endpoints: [{addresses: [192.0.2.99]}]
+ports: [{name: https, port: 1}]
+---
+apiVersion: apiregistration.k8s.io/v1
+kind: APIService
+metadata: {name: v1.%[1]s.example.com}
+spec: {group: %[1]s.example.com, version: v1, groupPriorityMinimum: 100, versionPriority: 1, service: {namespace: nowhere, name: nothing}}
+`
+
+// component runs a Fairlead that publishes itself, writes statuses, or both (role is empty), from nothing to its end. It returns whether it did all of that; otherwise its log has
+// what is to be said.
+func (w *world) component(t *testing.T, name, role string, grants []grant, said string) (done bool, log string) {
+	t.Helper()
+	gone := func(err error) {
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Fatal(err)
+		}
+	}
+	for _, slice := range []string{"kubernetes", "kubernetes-stale"} {
+		gone(w.core.DiscoveryV1().EndpointSlices("default").Delete(t.Context(), slice, metav1.DeleteOptions{}))
+	}
+	gone(w.core.CoreV1().Endpoints("default").Delete(t.Context(), "kubernetes", metav1.DeleteOptions{}))
+	gone(w.core.CoordinationV1().Leases("kube-system").Delete(t.Context(), "fairlead-status", metav1.DeleteOptions{}))
+	w.apply(t, fmt.Sprintf(stale, name))
+	publishes, writes := role != "fairlead-status", role != "fairlead-entrypoint"
+	front, err := w.restricted(t, name, grants, fmt.Sprintf("--publish-kubernetes-endpoints=%t", publishes), "--advertise-address=192.0.2.1", fmt.Sprintf("--write-status=%t", writes))
+	check(t, err)
+	step := func(what string, ok func() bool) bool {
+		met := false
+		eventually(t, 30*time.Second, what, func() (bool, string) {
+			text, err := os.ReadFile(front.Part.LogFile())
+			check(t, err)
+			log = string(text)
+			met = ok()
+			return met || said != "" && strings.Contains(log, said), log
+		})
+		return met
+	}
+	done = step("published", func() bool { return !publishes || w.published(t) == "192.0.2.1" }) &&
+		step("renewed", func() bool {
+			return !publishes || w.scraped(t, front, "fairlead_entrypoint_rounds_total{result=\"passed\"}") >= 3
+		}) &&
+		step("written", func() bool {
+			if !writes {
+				return true
+			}
+			out := must(t, "", w.kubectl, "--kubeconfig", w.direct, "get", "apiservice", "v1."+name+".example.com", "-o", "jsonpath={.status.conditions[*].type}")
+			return strings.Contains(out, "fairlead.dev/Available")
+		})
+	check(t, front.Part.Signal(syscall.SIGTERM))
+	<-front.Part.Done()
+	done = step("withdrawn", func() bool { return !publishes || w.published(t) == "" && !w.leased(t) }) && done
+	gone(w.core.CoordinationV1().Leases("kube-system").DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "fairlead.dev/entrypoint"}))
+	return done, log
+}
+
+// published is what the EndpointSlices of default/kubernetes say, if the Endpoints say the same.
+func (w *world) published(t *testing.T) string {
+	t.Helper()
+	list, err := w.core.DiscoveryV1().EndpointSlices("default").List(t.Context(), metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"})
+	check(t, err)
+	old, err := w.core.CoreV1().Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return "no Endpoints"
+	}
+	check(t, err)
+	var slicesSay, endpointsSay []string
+	for _, s := range list.Items {
+		for _, e := range s.Endpoints {
+			slicesSay = append(slicesSay, e.Addresses...)
+		}
+	}
+	for _, s := range old.Subsets {
+		for _, a := range s.Addresses {
+			endpointsSay = append(endpointsSay, a.IP)
+		}
+	}
+	if !slices.Equal(slicesSay, endpointsSay) {
+		return fmt.Sprint(slicesSay, " and ", endpointsSay)
+	}
+	return strings.Join(slicesSay, ",")
+}
+
+func (w *world) leased(t *testing.T) bool {
+	t.Helper()
+	list, err := w.core.CoordinationV1().Leases("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "fairlead.dev/entrypoint"})
+	check(t, err)
+	return len(list.Items) > 0
+}
+
+// scraped is one value of a Fairlead's metrics, as a member of system:masters sees them.
+func (w *world) scraped(t *testing.T, f *cluster.Front, series string) (value float64) {
+	t.Helper()
+	file := filepath.Join(w.dir, "admin-"+f.Part.Name())
+	check(t, f.Admin.WriteKubeconfig(file, w.Admin()))
+	for line := range strings.Lines(must(t, "", w.kubectl, "--kubeconfig", file, "get", "--raw", "/metrics")) {
+		if rest, ok := strings.CutPrefix(line, series+" "); ok {
+			_, err := fmt.Sscan(rest, &value)
+			check(t, err)
+		}
+	}
+	return value
+}

@@ -1,0 +1,204 @@
+//go:build e2e
+
+package operate
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+
+	"github.com/fairlead-proxy/fairlead/tests/tools"
+)
+
+// shape is one way to install Fairlead, said to kustomize and to Helm.
+type shape struct {
+	name       string
+	overlay    string
+	components []string
+	values     []string // of --set
+}
+
+func shapes() []shape {
+	return []shape{
+		{"control-plane", "control-plane", nil, nil},
+		{"load-balancer", "load-balancer", nil, []string{"mode=load-balancer"}},
+		{"control-plane with everything", "control-plane", []string{"entrypoint", "write-status", "monitoring"}, []string{"entrypoint.enabled=true", "writeStatus=true", "monitoring.enabled=true"}},
+		{"load-balancer with everything", "load-balancer", []string{"write-status", "monitoring"}, []string{"mode=load-balancer", "writeStatus=true", "monitoring.enabled=true"}},
+	}
+}
+
+// compose renders an overlay with components, as a user's own kustomization would.
+func (w *world) compose(t *testing.T, s shape) string {
+	t.Helper()
+	dir := t.TempDir()
+	check(t, os.CopyFS(filepath.Join(dir, "deploy"), noLinks{os.DirFS("../../deploy")}))
+	own := map[string][]string{"resources": {"../deploy/overlays/" + s.overlay}}
+	for _, c := range s.components {
+		own["components"] = append(own["components"], "../deploy/components/"+c)
+	}
+	data, err := yaml.Marshal(own)
+	check(t, err)
+	check(t, os.Mkdir(filepath.Join(dir, "own"), 0o755))
+	check(t, os.WriteFile(filepath.Join(dir, "own", "kustomization.yaml"), data, 0o600))
+	return must(t, "", w.kubectl, "kustomize", filepath.Join(dir, "own"))
+}
+
+const chart = "../../deploy/helm/fairlead"
+
+func (w *world) helm(t *testing.T) string {
+	t.Helper()
+	path, err := tools.Path(t.Context(), tools.Config{Progress: os.Stderr}, "helm")
+	check(t, err)
+	return path
+}
+
+func set(values []string) []string {
+	var args []string
+	for _, v := range values {
+		args = append(args, "--set", v)
+	}
+	return args
+}
+
+// testHelm wants the chart to be right, and to say the same as kustomize.
+func testHelm(t *testing.T, w *world) {
+	helm := w.helm(t)
+	t.Run("lint", func(t *testing.T) { must(t, "", helm, "lint", "--strict", chart) })
+	for _, s := range shapes() {
+		t.Run(s.name, func(t *testing.T) {
+			rendered := must(t, "", helm, append([]string{"template", "fairlead", chart, "--namespace", "kube-system"}, set(s.values)...)...)
+			want, got := substance(t, w.compose(t, s)), substance(t, rendered)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("kustomize (-) and Helm (+) differ:\n%s", diff)
+			}
+			if len(got) < 13 {
+				t.Errorf("%d objects were rendered", len(got))
+			}
+			dryRun(t, w, known(t, rendered))
+		})
+	}
+	t.Run("packaged", func(t *testing.T) {
+		dir := t.TempDir()
+		must(t, "", helm, "package", chart, "--destination", dir)
+		packed := must(t, "", helm, "template", "fairlead", filepath.Join(dir, "fairlead-0.1.0.tgz"), "--namespace", "kube-system", "--set", "monitoring.enabled=true")
+		if plain := must(t, "", helm, "template", "fairlead", chart, "--namespace", "kube-system", "--set", "monitoring.enabled=true"); packed != plain {
+			t.Error("the archive renders something else: a linked file is missing")
+		}
+	})
+	t.Run("values", func(t *testing.T) { testValues(t, helm) })
+}
+
+// testValues tries values that are wrong, each in one way, and some that are right.
+func testValues(t *testing.T, helm string) {
+	try := func(values ...string) answer {
+		return command(t, "", helm, append([]string{"template", "fairlead", chart, "--namespace", "kube-system"}, set(values)...)...)
+	}
+	for _, bad := range [][]string{
+		{"mode=static"}, {"modes=control-plane"}, {"image.tag=a b"}, {"image.digest=sha256:1"}, {"image.pullPolicy=Sometimes"}, {"replicas=0"}, {"replicas=two"}, {"replicas=2.5"},
+		{"localAPIServers={http://10.0.0.1}"}, {"ports.https=0"}, {"ports.admin=70000"}, {"ports.http=80"}, {"files.servingCert=tls.crt"}, {"files.cert=/tls.crt"},
+		{"requestHeaderAllowedNames={}"}, {"pkiPath=pki"}, {"secrets.serving=Not_A_Name"}, {"trustConfigMap="}, {"shutdownDelay=15"}, {"loggingFormat=xml"}, {"extraArgs={serve}"},
+		{"entrypoint.enabled=maybe"}, {"entrypoint=true"}, {"writeStatus=1"}, {"caFromNamespaces={UP}"}, {"service.type=ExternalName"}, {"service.port=-1"},
+		{"networkPolicy.enabled=no one"}, {"podDisruptionBudget.maxUnavailable=0"}, {"podDisruptionBudget.maxUnavailable=many"}, {"monitoring=true"}, {"nodeSelector=x"},
+		{"mode=load-balancer", "entrypoint.enabled=true"}, // it would go round: Fairlead's own clients would reach Fairlead
+	} {
+		if a := try(bad...); a.code == 0 || !strings.Contains(a.errs, "schema") {
+			t.Errorf("%v: exit code %d\n%s", bad, a.code, a.errs)
+		}
+	}
+	for want, good := range map[string][]string{
+		"image: registry.example.com/fairlead@sha256:" + strings.Repeat("a", 64): {"image.repository=registry.example.com/fairlead", "image.digest=sha256:" + strings.Repeat("a", 64)},
+		"- --secure-port=7443":                                {"ports.https=7443"},
+		"- --tls-cert-file=/etc/kubernetes/pki/door.crt":      {"files.servingCert=/etc/kubernetes/pki/door.crt"},
+		"- --local-apiserver=https://10.0.0.2:6443":           {"mode=load-balancer", "localAPIServers={https://10.0.0.1:6443,https://10.0.0.2:6443}", "entrypoint.enabled=true", "entrypoint.advertiseAddress=$(POD_IP)"},
+		"- \"--goaway-chance=0.01\"":                          {"extraArgs={--goaway-chance=0.01}"},
+		"  namespace: shop":                                   {"caFromNamespaces={shop}"},
+		"  type: ClusterIP":                                   {"mode=load-balancer", "service.type=ClusterIP"},
+		"maxUnavailable: 50%":                                 {"mode=load-balancer", "podDisruptionBudget.maxUnavailable=50%"},
+		"kubernetes.io/metadata.name: observability":          {"mode=load-balancer", "networkPolicy.monitoringNamespace=observability"},
+		"- --requestheader-allowed-names=one,two":             {"requestHeaderAllowedNames={one,two}"},
+		"hostPath: {path: /var/lib/pki, type: Directory}":     {"pkiPath=/var/lib/pki"},
+		"secret: {secretName: own-serving, defaultMode: 0440": {"mode=load-balancer", "secrets.serving=own-serving"},
+	} {
+		if a := try(good...); a.code != 0 || !strings.Contains(a.out, want) {
+			t.Errorf("%v: exit code %d, want %q\n%s", good, a.code, want, a.errs)
+		}
+	}
+	if a := command(t, "", helm, "template", "fairlead", chart, "--namespace", "elsewhere"); a.code == 0 || !strings.Contains(a.errs, "kube-system") {
+		t.Errorf("another namespace: exit code %d\n%s", a.code, a.errs)
+	}
+}
+
+// objects are the documents of rendered manifests.
+func objects(t *testing.T, rendered string) []*unstructured.Unstructured {
+	t.Helper()
+	var list []*unstructured.Unstructured
+	for document := range strings.SplitSeq("\n"+rendered, "\n---") {
+		o := &unstructured.Unstructured{}
+		check(t, yaml.Unmarshal([]byte(document), &o.Object))
+		if len(o.Object) > 0 {
+			list = append(list, o)
+		}
+	}
+	return list
+}
+
+// substance is what objects say, by kind and name, without labels and annotations of their own: those say who rendered them.
+func substance(t *testing.T, rendered string) map[string]any {
+	t.Helper()
+	all := map[string]any{}
+	for _, o := range objects(t, rendered) {
+		o.SetLabels(nil)
+		o.SetAnnotations(nil)
+		key := o.GetKind() + " " + o.GetNamespace() + "/" + o.GetName()
+		if all[key] != nil {
+			t.Errorf("%s is rendered twice", key)
+		}
+		all[key] = o.Object
+	}
+	return all
+}
+
+// known are the objects whose kinds a kube-apiserver without CRDs has.
+func known(t *testing.T, rendered string) string {
+	t.Helper()
+	var documents []string
+	for _, o := range objects(t, rendered) {
+		if o.GroupVersionKind().Group == "monitoring.coreos.com" {
+			continue
+		}
+		data, err := yaml.Marshal(o.Object)
+		check(t, err)
+		documents = append(documents, string(data))
+	}
+	return strings.Join(documents, "---\n")
+}
+
+// dryRun gives manifests to a real kube-apiserver, which must take every object without a warning.
+func dryRun(t *testing.T, w *world, rendered string) {
+	t.Helper()
+	a := command(t, rendered, w.kubectl, "--kubeconfig", w.direct, "apply", "--dry-run=server", "-f", "-")
+	n := len(objects(t, rendered))
+	lines := slices.DeleteFunc(strings.Split(a.errs, "\n"), func(line string) bool {
+		// Helm's objects and kustomize's meet here in one cluster: that one applied the other's is no fault.
+		return line == "" || strings.Contains(line, "kubectl.kubernetes.io/last-applied-configuration")
+	})
+	if a.code != 0 || strings.Count(a.out, "server dry run") != n || len(lines) > 0 {
+		t.Errorf("exit code %d, %d objects:\n%s%s", a.code, n, a.out, strings.Join(lines, "\n"))
+	}
+}
+
+// noLinks hides the links of the chart, which lead out of a copy.
+type noLinks struct{ fs.FS }
+
+// ReadDir leaves out the chart.
+func (f noLinks) ReadDir(name string) ([]fs.DirEntry, error) {
+	list, err := fs.ReadDir(f.FS, name)
+	return slices.DeleteFunc(list, func(e fs.DirEntry) bool { return e.Name() == "helm" }), err
+}
