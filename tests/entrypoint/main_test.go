@@ -3,55 +3,17 @@
 package entrypoint
 
 import (
-	"errors"
-	"fmt"
 	"os"
-	"os/exec"
-	"runtime"
-	"slices"
-	"strings"
-	"syscall"
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/netns"
 )
 
-// inside is set in the environment of the process that runs the tests, in the namespaces that TestMain has made.
-const inside = "FAIRLEAD_ENTRYPOINT_INSIDE"
-
-func TestMain(m *testing.M) {
-	lists := slices.ContainsFunc(os.Args, func(a string) bool { return strings.HasPrefix(a, "-test.list") })
-	if lists || os.Getenv(inside) != "" {
-		os.Exit(m.Run())
-	}
-	os.Exit(again())
-}
-
-// again runs this program once more, in a network and a mount namespace of its own. They end with it, however it ends.
-func again() int {
-	runtime.LockOSThread() // the child is killed when the thread that made it ends
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Env = append(os.Environ(), inside+"=1")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
-	err := cmd.Run()
-	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-		return max(exit.ExitCode(), 1)
-	}
-	if err != nil {
-		fmt.Println("making a network namespace (this needs root):", err)
-		return 1
-	}
-	return 0
-}
+func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
 // network gives this process the addresses of nodes, the cluster address of the Service kubernetes, and a folder for a pod's credentials that nobody else sees.
 func network(t *testing.T) {
 	t.Helper()
-	check(t, syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""))
-	check(t, os.MkdirAll("/run/secrets", 0o755))
-	check(t, syscall.Mount("tmpfs", "/run/secrets", "tmpfs", 0, ""))
-	for _, args := range []string{"link set lo up", "route add local 10.79.0.0/16 dev lo", "route add local " + clusterIP + "/32 dev lo"} {
-		if out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
-			t.Fatalf("ip %s: %v\n%s", args, err, out)
-		}
-	}
+	netns.Up(t, "10.79.0.0/16", clusterIP+"/32")
+	netns.Hide(t, "/run/secrets")
 }

@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/netns"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
@@ -48,6 +49,7 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute) // the parts may have to be built first
 	defer cancel()
+	netns.Up(t, "10.79.0.0/16")
 	dir, err := os.MkdirTemp("", "fairlead-operate-") //nolint:usetesting // the logs are what one needs when a case fails
 	check(t, err)
 	w := &world{dir: dir, fairlead: filepath.Join(dir, "fairlead"), ca: pki.NewCA("extension-ca"), admin: filepath.Join(dir, "front.kubeconfig"), direct: filepath.Join(dir, "direct.kubeconfig")}
@@ -57,7 +59,7 @@ func newWorld(t *testing.T) *world {
 	}
 	w.kubectl, err = tools.Path(ctx, tools.Config{Progress: os.Stderr}, "kubectl")
 	check(t, err)
-	w.Cluster, err = cluster.Start(ctx, cluster.Config{Dir: dir})
+	w.Cluster, err = cluster.Start(ctx, cluster.Config{Dir: dir, APIServerArgs: []string{"--advertise-address=10.79.0.1"}})
 	check(t, err)
 	t.Cleanup(func() {
 		check(t, w.Close())

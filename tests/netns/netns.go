@@ -1,0 +1,65 @@
+//go:build e2e
+
+// Package netns gives the tests of one package a network of their own, in which they may have addresses that are not loopback: Kubernetes refuses loopback addresses as
+// endpoints. What is sent there never leaves the machine. It needs Linux, root and iproute2.
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// inside is set in the environment of the process that runs the tests, in the namespaces that Main has made.
+const inside = "FAIRLEAD_NETNS_INSIDE"
+
+// Main is for TestMain: it runs this program once more, in a network and a mount namespace of its own, which end with it, however it ends.
+func Main(m *testing.M) int {
+	lists := slices.ContainsFunc(os.Args, func(a string) bool { return strings.HasPrefix(a, "-test.list") })
+	if lists || os.Getenv(inside) != "" {
+		return m.Run()
+	}
+	runtime.LockOSThread() // the child is killed when the thread that made it ends
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Env = append(os.Environ(), inside+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	err := cmd.Run()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return max(exit.ExitCode(), 1)
+	}
+	if err != nil {
+		fmt.Println("making a network namespace (this needs root):", err)
+		return 1
+	}
+	return 0
+}
+
+// Up brings up loopback, with these addresses and networks (as in 10.79.0.0/16) beside its own: every address in them is this machine.
+func Up(t *testing.T, networks ...string) {
+	t.Helper()
+	commands := []string{"link set lo up"}
+	for _, n := range networks {
+		commands = append(commands, "route add local "+n+" dev lo")
+	}
+	for _, c := range commands {
+		if out, err := exec.Command("ip", strings.Fields(c)...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %s: %v\n%s", c, err, out)
+		}
+	}
+}
+
+// Hide puts an empty folder in the place of one of the machine's, for these tests alone.
+func Hide(t *testing.T, folder string) {
+	t.Helper()
+	err := errors.Join(syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""), os.MkdirAll(folder, 0o755), syscall.Mount("tmpfs", folder, "tmpfs", 0, ""))
+	if err != nil {
+		t.Fatalf("hiding %s: %v", folder, err)
+	}
+}

@@ -1,0 +1,252 @@
+//go:build e2e
+
+package operate
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// alarms are what makes each alert fire but FairleadDown, by the alert's name. Each has a group-version of its own.
+func (w *world) alarms(t *testing.T, p *prometheus, front *cluster.Front, spare, broken cluster.Pair) map[string]alarm {
+	t.Helper()
+	faulty := func(name string, faults ...extension.Fault) alarm {
+		s := w.serve(t, name, nil)
+		return alarm{
+			map[string]string{"name": "v1." + name + ".example.com"},
+			// The counter counts edges: there must have been a time before.
+			`aggregator_unavailable_apiservice{name="v1.` + name + `.example.com"} == 0`,
+			func(t *testing.T) { check(t, s.Set(faults...)) },
+			func(t *testing.T) { check(t, s.Set()) },
+		}
+	}
+	dead := extension.Fault{Kind: extension.Dead}
+	return map[string]alarm{
+		"KubeAggregatedAPIErrors":            faulty("alarm-errors", dead),
+		"KubeAggregatedAPIDown":              faulty("alarm-unavailable", dead),
+		"FairleadAPIServiceDown":             faulty("alarm-down", dead),
+		"FairleadDiscoveryStale":             faulty("alarm-discovery", dead),
+		"FairleadEndpointDown":               w.alarmEndpoint(t),
+		"FairleadCertificateExpiring":        w.alarmExpiring(spare),
+		"FairleadBackendCertificateExpiring": w.alarmBackendExpiring(t),
+		"FairleadReloadFailing":              w.alarmReload(broken),
+		"FairleadBackendBundleInvalid":       w.alarmBundle(t),
+		"FairleadSaturated":                  w.alarmSaturated(t, front),
+		"FairleadBackendErrors":              w.alarmBackendErrors(t, front),
+		"FairleadEntrypointContested":        w.alarmContested(p, front),
+	}
+}
+
+// alarmEndpoint has two endpoints, of which one dies.
+func (w *world) alarmEndpoint(t *testing.T) alarm {
+	t.Helper()
+	const name = "alarm-endpoint"
+	var servers []*extension.Server
+	for _, address := range []string{"10.79.0.11", "10.79.0.12"} {
+		servers = append(servers, extension.Start(t, extension.Config{
+			Address: address + ":8443", GroupVersions: []string{name + ".example.com/v1"}, Names: []string{name + ".operate.svc"}, CA: w.ca,
+			RequestHeaderCA: w.fronts, AllowedNames: []string{"front-proxy-client"}, RejectWith: 401,
+		}))
+	}
+	w.apply(t, clusterIP(name, "")+slice(name, "{addresses: [10.79.0.11]}, {addresses: [10.79.0.12]}")+w.apiService(name, "443", ""))
+	return alarm{
+		map[string]string{"name": "v1." + name + ".example.com", "endpoint": "10.79.0.12:8443"},
+		`fairlead_endpoint_healthy{endpoint="10.79.0.12:8443"} == 1`,
+		func(t *testing.T) { check(t, servers[1].Set(extension.Fault{Kind: extension.Dead})) },
+		func(t *testing.T) { check(t, servers[1].Set()) },
+	}
+}
+
+// alarmExpiring replaces a key pair of Fairlead's by one that ends in two days.
+func (w *world) alarmExpiring(spare cluster.Pair) alarm {
+	return alarm{
+		map[string]string{"source": spare.CertFile},
+		`fairlead_certificate_expiration_timestamp_seconds{source="` + spare.CertFile + `"}`,
+		func(t *testing.T) { w.reissue(t, "spare", 48*time.Hour) },
+		func(t *testing.T) { w.reissue(t, "spare", 9*24*time.Hour) },
+	}
+}
+
+// alarmBackendExpiring does the same to a backend.
+func (w *world) alarmBackendExpiring(t *testing.T) alarm {
+	t.Helper()
+	const name = "alarm-expiring"
+	s := w.serve(t, name, nil)
+	lasts := func(d time.Duration) {
+		s.SetPair(w.ca.Issue(pki.Leaf{CommonName: "extension", Names: []string{name + ".operate.svc"}, NotAfter: time.Now().Add(d)}))
+	}
+	lasts(9 * 24 * time.Hour)
+	return alarm{
+		map[string]string{"apiservice": "v1." + name + ".example.com", "kind": "leaf"},
+		`fairlead_certificate_backend_expiration_timestamp_seconds{kind="leaf",apiservice="v1.` + name + `.example.com"}`,
+		func(*testing.T) { lasts(48 * time.Hour) },
+		func(t *testing.T) {
+			lasts(9 * 24 * time.Hour)
+			// What an endpoint has presented is remembered for five minutes, or as long as its APIService.
+			must(t, "", w.kubectl, "--kubeconfig", w.direct, "delete", "apiservice", "v1."+name+".example.com")
+			_, port, err := net.SplitHostPort(s.Addr())
+			check(t, err)
+			w.apply(t, w.apiService(name, port, ""))
+		},
+	}
+}
+
+// alarmReload breaks a key pair of Fairlead's.
+func (w *world) alarmReload(broken cluster.Pair) alarm {
+	return alarm{
+		map[string]string{"source": broken.CertFile},
+		`fairlead_certificate_reload_valid{source="` + broken.CertFile + `"} == 1`,
+		func(t *testing.T) { check(t, os.WriteFile(broken.CertFile, []byte("no certificate"), 0o600)) },
+		func(t *testing.T) { w.spare(t, "broken") },
+	}
+}
+
+// alarmBundle breaks the CA bundle of an APIService.
+func (w *world) alarmBundle(t *testing.T) alarm {
+	t.Helper()
+	const name = "alarm-bundle"
+	s := w.serve(t, name, nil)
+	_, port, err := net.SplitHostPort(s.Addr())
+	check(t, err)
+	good := w.apiService(name, port, "")
+	bad := strings.ReplaceAll(good, base64.StdEncoding.EncodeToString(w.ca.PEM()), base64.StdEncoding.EncodeToString([]byte("no certificate")))
+	return alarm{
+		map[string]string{"apiservice": "v1." + name + ".example.com"},
+		`fairlead_certificate_backend_bundle_valid{apiservice="v1.` + name + `.example.com"} == 1`,
+		func(t *testing.T) { w.apply(t, bad) },
+		func(t *testing.T) { w.apply(t, good) },
+	}
+}
+
+// alarmSaturated fills an APIService that may have one request under way.
+func (w *world) alarmSaturated(t *testing.T, front *cluster.Front) alarm {
+	t.Helper()
+	const name = "alarm-saturated"
+	s := w.serve(t, name, nil)
+	_, port, err := net.SplitHostPort(s.Addr())
+	check(t, err)
+	w.apply(t, w.apiService(name, port, `fairlead.dev/max-inflight: "1"`))
+	var stop func()
+	return alarm{
+		map[string]string{"name": "v1." + name + ".example.com", "limit": "inflight"},
+		`aggregator_unavailable_apiservice{name="v1.` + name + `.example.com"} == 0`,
+		func(t *testing.T) {
+			check(t, s.Set(extension.Fault{Kind: extension.Hang, Path: widgetsOf(name)}))
+			stop = w.load(t, front, widgetsOf(name))
+		},
+		func(t *testing.T) { stop(); check(t, s.Set()) },
+	}
+}
+
+// alarmBackendErrors lets every request fail but those that ask what is served.
+func (w *world) alarmBackendErrors(t *testing.T, front *cluster.Front) alarm {
+	t.Helper()
+	const name = "alarm-failing"
+	s := w.serve(t, name, nil)
+	var stop func()
+	return alarm{
+		map[string]string{"group": name + ".example.com", "version": "v1"},
+		`aggregator_unavailable_apiservice{name="v1.` + name + `.example.com"} == 0`,
+		func(t *testing.T) {
+			check(t, s.Set(extension.Fault{Kind: extension.Status, Code: 500, Path: widgetsOf(name)}))
+			stop = w.load(t, front, widgetsOf(name))
+		},
+		func(t *testing.T) {
+			check(t, s.Set())
+			t.Cleanup(stop) // its requests go on, and succeed
+		},
+	}
+}
+
+func widgetsOf(name string) string {
+	return "/apis/" + name + ".example.com/v1/namespaces/default/widgets"
+}
+
+// load asks for a path, three at a time, some ten times a second each, until the returned function is called.
+func (w *world) load(t *testing.T, front *cluster.Front, path string) (stop func()) {
+	t.Helper()
+	pem, err := os.ReadFile(front.Endpoint.CAFile)
+	check(t, err)
+	pair, err := tls.LoadX509KeyPair(w.PKI.Admin.CertFile, w.PKI.Admin.KeyFile)
+	check(t, err)
+	tc := &tls.Config{RootCAs: x509.NewCertPool(), Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
+	tc.RootCAs.AppendCertsFromPEM(pem)
+	transport := &http.Transport{TLSClientConfig: tc, ForceAttemptHTTP2: true}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() {
+			tick := time.NewTicker(100 * time.Millisecond)
+			defer tick.Stop()
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-tick.C:
+				}
+				req, err := http.NewRequestWithContext(ctx, http.MethodGet, front.Endpoint.URL+path, nil)
+				if err != nil {
+					return
+				}
+				if resp, err := transport.RoundTrip(req); err == nil {
+					_ = resp.Body.Close() // what is answered is for the metrics to tell
+				}
+			}
+		})
+	}
+	return sync.OnceFunc(func() { cancel(); wg.Wait(); transport.CloseIdleConnections() })
+}
+
+// alarmContested writes the endpoints of default/kubernetes that a Fairlead publishes, as a kube-apiserver would that was not told to leave them alone.
+func (w *world) alarmContested(p *prometheus, front *cluster.Front) alarm {
+	var publisher *cluster.Front
+	return alarm{
+		nil, "",
+		func(t *testing.T) {
+			w.entrypoint.Lock()
+			t.Cleanup(w.entrypoint.Unlock)
+			var err error
+			publisher, err = w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead, Name: "publisher", Args: []string{"--publish-kubernetes-endpoints", "--advertise-address=192.0.2.7"}})
+			check(t, err)
+			p.scrape(t, front.Admin, publisher.Admin)
+			for range 2 {
+				eventually(t, 30*time.Second, "published", func() (bool, string) {
+					got := w.published(t)
+					return got == "192.0.2.7", got
+				})
+				e, err := w.core.CoreV1().Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
+				check(t, err)
+				e.Subsets[0].Addresses[0].IP = "192.0.2.8"
+				_, err = w.core.CoreV1().Endpoints("default").Update(t.Context(), e, metav1.UpdateOptions{})
+				check(t, err)
+			}
+		},
+		// As the runbook says: nobody else writes any more, and Fairlead is restarted, so that it does not wait.
+		func(t *testing.T) {
+			check(t, publisher.Part.Restart(t.Context()))
+			eventually(t, 30*time.Second, "published", func() (bool, string) {
+				got := w.published(t)
+				return got == "192.0.2.7", got
+			})
+			t.Cleanup(func() {
+				p.scrape(t, front.Admin)
+				publisher.Part.Kill()
+			})
+		},
+	}
+}

@@ -1,0 +1,206 @@
+//go:build e2e
+
+package operate
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+)
+
+// alarm is how a test makes one alert fire, and ends what it fires about.
+type alarm struct {
+	labels      map[string]string // of the alert that is meant, beside its name
+	before      string            // what Prometheus must have seen first, as an expression; empty: nothing
+	fire, clear func(t *testing.T)
+}
+
+// prometheus is a real one, with the shipped alerts.
+type prometheus struct {
+	address string
+	targets string // file of what it scrapes
+}
+
+// testFire lets a real Prometheus scrape a Fairlead with a ServiceAccount's token, and makes each of the shipped alerts fire and clear.
+func testFire(t *testing.T, w *world, token string) {
+	spare := w.spare(t, "spare")
+	broken := w.spare(t, "broken")
+	front, err := w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead, Name: "alarmed", Args: []string{
+		"--tls-sni-cert-key=" + spare.CertFile + "," + spare.KeyFile, "--tls-sni-cert-key=" + broken.CertFile + "," + broken.KeyFile,
+	}})
+	check(t, err)
+	p := startPrometheus(t, w, token)
+	p.scrape(t, front.Admin)
+	alarms := w.alarms(t, p, front, spare, broken)
+	t.Run("with Fairlead", func(t *testing.T) {
+		for _, r := range shippedRules(t).Groups[0].Rules {
+			if r.Alert == "FairleadDown" {
+				continue // nothing else can fire then: it is the last
+			}
+			a, ok := alarms[r.Alert]
+			if !ok {
+				t.Errorf("%s is shipped and nothing makes it fire", r.Alert)
+				continue
+			}
+			delete(alarms, r.Alert)
+			t.Run(r.Alert, func(t *testing.T) {
+				t.Parallel()
+				if a.before != "" {
+					p.knows(t, a.before)
+				}
+				p.await(t, r.Alert, a.labels, false)
+				a.fire(t)
+				p.await(t, r.Alert, a.labels, true)
+				a.clear(t)
+				p.await(t, r.Alert, a.labels, false)
+			})
+		}
+		for name := range alarms {
+			t.Errorf("%s is tested and not shipped", name)
+		}
+	})
+	t.Run("FairleadDown", func(t *testing.T) {
+		p.await(t, "FairleadDown", nil, false)
+		front.Part.Kill()
+		p.await(t, "FairleadDown", nil, true)
+		check(t, front.Part.Restart(t.Context()))
+		p.await(t, "FairleadDown", nil, false)
+	})
+}
+
+// spare is a serving pair that nobody is served with, so that it can expire and break. It is good for nine days: no alert is about it.
+func (w *world) spare(t *testing.T, name string) cluster.Pair {
+	t.Helper()
+	return w.reissue(t, name, 9*24*time.Hour)
+}
+
+func (w *world) reissue(t *testing.T, name string, lasts time.Duration) cluster.Pair {
+	t.Helper()
+	pair, err := w.PKI.Serving.Issue(name, cluster.Leaf{User: name, Names: []string{name + ".example.com"}, NotAfter: time.Now().Add(lasts)})
+	check(t, err)
+	return pair
+}
+
+// startPrometheus runs Prometheus with the shipped alerts. Their times are shortened, so that minutes become seconds: `for` is left out, and every range is 5 s long, five scrapes.
+// Nothing else of them is changed, and every series is a real one.
+func startPrometheus(t *testing.T, w *world, token string) *prometheus {
+	t.Helper()
+	dir := t.TempDir()
+	r := shippedRules(t)
+	ranges := regexp.MustCompile(`\[\d+m\]`)
+	for i := range r.Groups[0].Rules {
+		rule := &r.Groups[0].Rules[i]
+		rule.For = "0s"
+		rule.Expr = ranges.ReplaceAllString(rule.Expr, "[5s]")
+	}
+	writeRules(t, filepath.Join(dir, "rules.yaml"), r)
+	check(t, os.WriteFile(filepath.Join(dir, "token"), []byte(token), 0o600))
+	p := &prometheus{address: freeAddress(t), targets: filepath.Join(dir, "targets.json")}
+	check(t, os.WriteFile(p.targets, []byte("[]"), 0o600))
+	check(t, os.WriteFile(filepath.Join(dir, "prometheus.yaml"), fmt.Appendf(nil, `
+global: {scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}
+rule_files: [rules.yaml]
+scrape_configs:
+  - job_name: fairlead
+    scheme: https
+    authorization: {credentials_file: token}
+    tls_config: {ca_file: %s}
+    file_sd_configs: [{files: [targets.json], refresh_interval: 1s}]
+`, w.front.Admin.CAFile), 0o600))
+	_, err := w.Run(t.Context(), cluster.Command{
+		Name: "prometheus", Path: "prometheus",
+		Args:  []string{"--config.file=" + filepath.Join(dir, "prometheus.yaml"), "--storage.tsdb.path=" + filepath.Join(dir, "data"), "--web.listen-address=" + p.address},
+		Ready: func(ctx context.Context) error { _, err := p.firing(ctx); return err },
+	})
+	check(t, err)
+	return p
+}
+
+// scrape tells Prometheus which admin ports there are.
+func (p *prometheus) scrape(t *testing.T, admins ...cluster.Endpoint) {
+	t.Helper()
+	list := []map[string][]string{{"targets": {}}}
+	for _, a := range admins {
+		list[0]["targets"] = append(list[0]["targets"], strings.TrimPrefix(a.URL, "https://"))
+	}
+	data, err := json.Marshal(list)
+	check(t, err)
+	check(t, os.WriteFile(p.targets+".new", data, 0o600))
+	check(t, os.Rename(p.targets+".new", p.targets)) // at once: half a file would be no targets
+}
+
+// await waits until an alert with these labels fires, or no longer does.
+func (p *prometheus) await(t *testing.T, alert string, labels map[string]string, want bool) {
+	t.Helper()
+	eventually(t, 90*time.Second, fmt.Sprintf("%s %v firing: %v", alert, labels, want), func() (bool, string) {
+		list, err := p.firing(t.Context())
+		fires := false
+		for _, a := range list {
+			fits := a["alertname"] == alert
+			for name, value := range labels {
+				fits = fits && a[name] == value
+			}
+			fires = fires || fits
+		}
+		return err == nil && fires == want, fmt.Sprint(list, err)
+	})
+}
+
+// knows waits until an expression has a result: until the world is as it should be before something is broken, and Prometheus has seen it.
+func (p *prometheus) knows(t *testing.T, expr string) {
+	t.Helper()
+	var body struct {
+		Data struct {
+			Result []json.RawMessage
+		}
+	}
+	eventually(t, 90*time.Second, expr, func() (bool, string) {
+		err := p.ask(t.Context(), "/api/v1/query?query="+url.QueryEscape(expr), &body)
+		return err == nil && len(body.Data.Result) > 0, fmt.Sprint(body, err)
+	})
+}
+
+func (p *prometheus) ask(ctx context.Context, path string, body any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.address+path, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := new(http.Client).Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	return json.NewDecoder(resp.Body).Decode(body)
+}
+
+// firing are the labels of the alerts that fire.
+func (p *prometheus) firing(ctx context.Context) ([]map[string]string, error) {
+	var body struct {
+		Data struct {
+			Alerts []struct {
+				State  string
+				Labels map[string]string
+			}
+		}
+	}
+	if err := p.ask(ctx, "/api/v1/alerts", &body); err != nil {
+		return nil, err
+	}
+	var list []map[string]string
+	for _, a := range body.Data.Alerts {
+		if a.State == "firing" {
+			list = append(list, a.Labels)
+		}
+	}
+	return list, nil
+}
