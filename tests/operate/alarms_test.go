@@ -86,11 +86,14 @@ func (w *world) alarmExpiring(spare cluster.Pair) alarm {
 func (w *world) alarmBackendExpiring(t *testing.T) alarm {
 	t.Helper()
 	const name = "alarm-expiring"
-	s := w.serve(t, name, nil)
+	s := extension.Start(t, extension.Config{GroupVersions: []string{name + ".example.com/v1"}, Names: []string{name + ".operate.svc"}, CA: w.ca})
 	lasts := func(d time.Duration) {
 		s.SetPair(w.ca.Issue(pki.Leaf{CommonName: "extension", Names: []string{name + ".operate.svc"}, NotAfter: time.Now().Add(d)}))
 	}
-	lasts(9 * 24 * time.Hour)
+	lasts(9 * 24 * time.Hour) // before anybody can see the first one, which lasts a day
+	_, port, err := net.SplitHostPort(s.Addr())
+	check(t, err)
+	w.apply(t, external(name, port)+w.apiService(name, port, ""))
 	return alarm{
 		map[string]string{"apiservice": "v1." + name + ".example.com", "kind": "leaf"},
 		`fairlead_certificate_backend_expiration_timestamp_seconds{kind="leaf",apiservice="v1.` + name + `.example.com"}`,
@@ -99,8 +102,6 @@ func (w *world) alarmBackendExpiring(t *testing.T) alarm {
 			lasts(9 * 24 * time.Hour)
 			// What an endpoint has presented is remembered for five minutes, or as long as its APIService.
 			must(t, "", w.kubectl, "--kubeconfig", w.direct, "delete", "apiservice", "v1."+name+".example.com")
-			_, port, err := net.SplitHostPort(s.Addr())
-			check(t, err)
 			w.apply(t, w.apiService(name, port, ""))
 		},
 	}
