@@ -343,3 +343,22 @@ func TestProtocolsOff(t *testing.T) {
 		t.Error("a server with a broken group-version started")
 	}
 }
+
+func TestWrap(t *testing.T) {
+	own := func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/own" {
+				_, _ = io.WriteString(w, "own")
+				return
+			}
+			next.ServeHTTP(w, r)
+		})
+	}
+	run(t, extension.Config{Wrap: own}, func(t *testing.T, s *extension.Server, c *http.Client) {
+		for path, want := range map[string]string{"/own": "own", "/healthz": "ok"} {
+			if _, body := must(t, c, "GET", s.URL()+path, nil); string(body) != want {
+				t.Errorf("%s: %q, want %q", path, body, want)
+			}
+		}
+	})
+}

@@ -29,7 +29,7 @@ func (s *Server) serve(rw http.ResponseWriter, r *http.Request, x *exchange) {
 		return
 	}
 	start := time.Now()
-	s.route(w, r, x)
+	s.respond(w, r, x)
 	if w.hijacked {
 		return
 	}
@@ -38,6 +38,14 @@ func (s *Server) serve(rw http.ResponseWriter, r *http.Request, x *exchange) {
 	if !faulty {
 		s.pace.add(time.Since(start))
 	}
+}
+
+func (s *Server) respond(w http.ResponseWriter, r *http.Request, x *exchange) {
+	if s.cfg.Wrap == nil {
+		s.route(w, r, x)
+		return
+	}
+	s.cfg.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.route(w, r, x) })).ServeHTTP(w, r)
 }
 
 // route finds the handler.

@@ -54,6 +54,9 @@ type Config struct {
 	Objects int
 	// Record is how many requests are remembered. 0: 1,024. Negative: none, for benchmarks.
 	Record int
+	// Wrap stands around what answers a request on which no fault was applied, discovery included: for tests with objects of their own. It is called for
+	// each request. Nil: nothing stands there.
+	Wrap func(next http.Handler) http.Handler
 	// Logger gets a line per connection that ends badly. Nil: discarded.
 	Logger *slog.Logger
 }
