@@ -1,0 +1,52 @@
+package check
+
+import (
+	"sync"
+	"time"
+)
+
+// History is which servers may answer for which group, over time: what the APIServices and endpoints said, until it is known that Fairlead has read the next.
+type History struct {
+	mu    sync.Mutex // guards spans
+	spans map[[2]string][]span
+}
+
+// span is a time in which a server may be asked.
+type span struct{ from, until time.Time } // until is zero: it still may
+
+// Allow says that server may be sent requests for group from now on.
+func (h *History) Allow(group, server string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.spans == nil {
+		h.spans = map[[2]string][]span{}
+	}
+	key := [2]string{group, server}
+	list := h.spans[key]
+	if n := len(list); n > 0 && list[n-1].until.IsZero() {
+		return // it already may
+	}
+	h.spans[key] = append(list, span{from: time.Now()})
+}
+
+// Forbid says that server may not be sent requests for group that begin from now on.
+func (h *History) Forbid(group, server string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	list := h.spans[[2]string{group, server}]
+	if n := len(list); n > 0 && list[n-1].until.IsZero() {
+		list[n-1].until = time.Now()
+	}
+}
+
+// allowed reports whether server was one to send a request for group to, at any moment between its beginning and its end.
+func (h *History) allowed(group, server string, begun, ended time.Time) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, s := range h.spans[[2]string{group, server}] {
+		if !s.from.After(ended) && (s.until.IsZero() || begun.Before(s.until)) {
+			return true
+		}
+	}
+	return false
+}

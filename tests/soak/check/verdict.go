@@ -1,0 +1,159 @@
+package check
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"text/tabwriter"
+	"time"
+)
+
+// Invariant is something that must hold whatever is broken.
+type Invariant string
+
+// The invariants.
+const (
+	// RightBackend: a request is answered by a server that its APIService named.
+	RightBackend Invariant = "no wrong backend"
+	// RightIdentity: a server is told who the caller is, and nothing that makes it somebody else.
+	RightIdentity Invariant = "no wrong identity"
+	// OwnAnswer: bodies arrive whole and belong to their request, in both directions.
+	OwnAnswer Invariant = "bodies are their request's own"
+	// WrittenOnce: no write is executed twice, nor its client told to repeat it after it was.
+	WrittenOnce Invariant = "no write executed twice"
+	// Effect: what is acknowledged has happened.
+	Effect Invariant = "no 2xx without its effect"
+	// ExplicitEnd: the client of a write that was not acknowledged can tell.
+	ExplicitEnd Invariant = "a cut write ends in an explicit error"
+	// Explained: what fails depends on something that is broken at the time.
+	Explained Invariant = "no failure without a fault"
+	// Watches: their events come in order, and their end is one.
+	Watches Invariant = "watches end cleanly or go on"
+	// Converges: verdicts and table are right again soon after the repair.
+	Converges Invariant = "verdicts converge"
+	// NothingLeft: goroutines, descriptors and memory are given back.
+	NothingLeft Invariant = "nothing is left over"
+)
+
+func invariants() []Invariant {
+	return []Invariant{RightBackend, RightIdentity, OwnAnswer, WrittenOnce, Effect, ExplicitEnd, Explained, Watches, Converges, NothingLeft}
+}
+
+// Outcome is how often an invariant was looked at and how often it did not hold.
+type Outcome struct{ Checked, Violated int }
+
+// Violation is an invariant that did not hold.
+type Violation struct {
+	// Invariant is which.
+	Invariant Invariant
+	// What happened.
+	What string
+}
+
+func (c *Checker) testLocked(i Invariant, ok bool, format string, args ...any) {
+	c.invariants[i].Checked++
+	if !ok {
+		c.violateLocked(i, format, args...)
+	}
+}
+
+func (c *Checker) violateLocked(i Invariant, format string, args ...any) {
+	c.invariants[i].Violated++
+	what := fmt.Sprintf(format, args...)
+	c.cfg.Journal.Write("VIOLATION", "invariant", i, "what", what)
+	if len(c.violations) < 1000 { // more than anyone reads; all are counted, and in the journal
+		c.violations = append(c.violations, Violation{i, what})
+	}
+}
+
+// Violations are those found so far, at most a thousand.
+func (c *Checker) Violations() []Violation {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.violations)
+}
+
+// Outcome is what is known of an invariant so far.
+func (c *Checker) Outcome(i Invariant) Outcome {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return *c.invariants[i]
+}
+
+// Report writes the summary.
+func (c *Checker) Report(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	c.reportFaults(w)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.reportRequestsLocked(w)
+	c.reportInvariantsLocked(w)
+	return w.Flush()
+}
+
+func (c *Checker) reportFaults(w io.Writer) {
+	type sum struct {
+		n, blamed int
+		open      time.Duration
+	}
+	c.windows.mu.Lock()
+	defer c.windows.mu.Unlock()
+	kinds := map[string]sum{}
+	for _, x := range c.windows.all {
+		k := kinds[x.Fault.Kind]
+		end := x.closed
+		if end.IsZero() {
+			end = time.Now()
+		}
+		kinds[x.Fault.Kind] = sum{k.n + 1, k.blamed + x.blamed, k.open + end.Sub(x.opened)}
+	}
+	_, _ = fmt.Fprintf(w, "\nfault\tinjected\tseconds open\tfailures explained\n")
+	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+		k := kinds[kind]
+		_, _ = fmt.Fprintf(w, "%s\t%d\t%.0f\t%d\n", kind, k.n, k.open.Seconds(), k.blamed)
+	}
+	_, _ = fmt.Fprintf(w, "all\t%d\n", len(c.windows.all))
+}
+
+func (c *Checker) reportRequestsLocked(w io.Writer) {
+	_, _ = fmt.Fprintf(w, "\nrequests\tsent\tas wanted\tfailed\n")
+	var all tally
+	for _, class := range slices.Sorted(maps.Keys(c.classes)) {
+		t := c.classes[class]
+		all = tally{all.sent + t.sent, all.ok + t.ok, all.failed + t.failed}
+		_, _ = fmt.Fprintf(w, "%s\t%d\t%d\t%d\n", class, t.sent, t.ok, t.failed)
+	}
+	_, _ = fmt.Fprintf(w, "all\t%d\t%d\t%d\n\nfailed while\thow\tclass\trequests\n", all.sent, all.ok, all.failed)
+	for _, f := range slices.SortedFunc(maps.Keys(c.failures), func(a, b failure) int {
+		return cmp.Or(cmp.Compare(a.fault, b.fault), cmp.Compare(a.how, b.how), cmp.Compare(a.class, b.class))
+	}) {
+		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%d\n", f.fault, f.how, f.class, c.failures[f])
+	}
+	var executed, cut int
+	for _, x := range c.writes {
+		if x.ended && !x.acknowledged {
+			cut++
+			executed += min(x.executed, 1)
+		}
+	}
+	_, _ = fmt.Fprintf(w, "\nwrites\t%d\nnot acknowledged\t%d\nof those executed\t%d\n", len(c.writes), cut, executed)
+}
+
+func (c *Checker) reportInvariantsLocked(w io.Writer) {
+	if n := len(c.settling); n > 0 {
+		slices.Sort(c.settling)
+		at := func(p float64) time.Duration {
+			return c.settling[min(int(p*float64(n)), n-1)].Round(10 * time.Millisecond)
+		}
+		_, _ = fmt.Fprintf(w, "\nconvergence after a repair\tmedian %s\tp90 %s\tp99 %s\tlongest %s\n", at(0.5), at(0.9), at(0.99), at(1))
+	}
+	_, _ = fmt.Fprintf(w, "\ninvariant\tchecked\tviolated\n")
+	for _, i := range invariants() {
+		_, _ = fmt.Fprintf(w, "%s\t%d\t%d\n", i, c.invariants[i].Checked, c.invariants[i].Violated)
+	}
+	for _, v := range c.violations[:min(len(c.violations), 30)] {
+		_, _ = fmt.Fprintf(w, "\nVIOLATION of %q: %s", v.Invariant, v.What)
+	}
+}
