@@ -205,13 +205,17 @@ func (c *Checker) Settle(which func(id string) bool) {
 // EndWatch enters a watch that has ended.
 func (c *Checker) EndWatch(w Watch) {
 	var explained *Window
-	if !w.ok() || w.Partial || w.Stalled {
+	if !w.ok() || w.Partial || w.Stalled || w.Wrong != "" {
 		// What was broken and repaired while it went on has nothing to do with its end. 30 s: twice as long as a client waits for an event.
 		late := w.Ended.Add(-30 * time.Second)
 		if late.Before(w.Begun) {
 			late = w.Begun
 		}
-		explained = c.windows.blame(w.Scopes, late, w.Ended, nil)
+		var fits func(*Window) bool
+		if w.Wrong != "" {
+			fits = func(x *Window) bool { return x.Fault.Lies }
+		}
+		explained = c.windows.blame(w.Scopes, late, w.Ended, fits)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -219,7 +223,8 @@ func (c *Checker) EndWatch(w Watch) {
 	if w.Code/100 != 2 {
 		return // it never began
 	}
-	c.testLocked(Watches, w.Wrong == "", "%s %s: event %d: %s", w.Class, w.ID, w.Events+1, w.Wrong)
+	lied := explained != nil && explained.Fault.Lies
+	c.testLocked(Watches, w.Wrong == "" || lied, "%s %s: event %d: %s", w.Class, w.ID, w.Events+1, w.Wrong)
 	c.testLocked(Watches, !w.Partial || w.Err != "" || explained != nil, "%s %s ended in the middle of event %d as if it were its end", w.Class, w.ID, w.Events+1)
 	c.testLocked(Watches, !w.Stalled || explained != nil, "%s %s got no more events after %d, while nothing was broken", w.Class, w.ID, w.Events)
 }

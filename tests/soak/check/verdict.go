@@ -42,7 +42,10 @@ func invariants() []Invariant {
 }
 
 // Outcome is how often an invariant was looked at and how often it did not hold.
-type Outcome struct{ Checked, Violated int }
+type Outcome struct {
+	// Checked is the former, Violated the latter.
+	Checked, Violated int
+}
 
 // Violation is an invariant that did not hold.
 type Violation struct {
@@ -153,7 +156,11 @@ func (c *Checker) reportInvariantsLocked(w io.Writer) {
 	for _, i := range invariants() {
 		_, _ = fmt.Fprintf(w, "%s\t%d\t%d\n", i, c.invariants[i].Checked, c.invariants[i].Violated)
 	}
-	for _, v := range c.violations[:min(len(c.violations), 30)] {
-		_, _ = fmt.Fprintf(w, "\nVIOLATION of %q: %s", v.Invariant, v.What)
+	const most = 4 // of each: the rest is in the journal
+	told := map[Invariant]int{}
+	for _, v := range c.violations {
+		if told[v.Invariant]++; told[v.Invariant] <= most {
+			_, _ = fmt.Fprintf(w, "\nVIOLATION of %q: %.600s", v.Invariant, v.What)
+		}
 	}
 }

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"crypto/tls"
+	"net/http"
+	"slices"
+
+	"github.com/fairlead-proxy/fairlead/tests/soak/check"
+)
+
+// The classes that are treated in their own way somewhere.
+const (
+	localWrite    = "local write"
+	discovery     = "discovery"
+	impersonation = "impersonation"
+)
+
+// class is a kind of request.
+type class struct {
+	name string
+	// weight is how many of a hundred requests are of it.
+	weight int
+	// remote goes to a group's backend, write changes something.
+	remote, write bool
+	// identity says that the answer tells who asked; anonymous requests come from nobody.
+	identity, anonymous bool
+	// answer and send bound the sizes of payload and body.
+	answer, send int
+	// want is the status that is right. Zero: 2xx.
+	want   int
+	accept string
+	// read looks at the body of a good answer. Nil: nobody does.
+	read func(*task, *check.Exchange, []byte)
+}
+
+func classes() []class {
+	const aggregated = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+	return []class{
+		{name: "remote read", weight: 34, remote: true, identity: true, answer: 2_000, read: readWidget},
+		{name: "remote read, large", weight: 4, remote: true, identity: true, answer: 400_000, read: readWidget},
+		{name: "remote write", weight: 24, remote: true, write: true, identity: true, answer: 2_000, send: 4_000, read: readWidget},
+		// Beyond the 256 KiB that are kept for a second try.
+		{name: "remote write, large", weight: 3, remote: true, write: true, identity: true, answer: 2_000, send: 600_000, read: readWidget},
+		{name: "local read", weight: 10, read: readJSON(`"name":"` + beacon + `"`)},
+		{name: localWrite, weight: 6, write: true},
+		{name: "local identity", weight: 8, identity: true, read: readReview},
+		{name: "local watch", weight: 2},
+		{name: discovery, weight: 3, accept: aggregated, read: readJSON(`"kind":"APIGroupDiscoveryList"`)},
+		{name: "anonymous", weight: 3, remote: true, anonymous: true, want: http.StatusUnauthorized},
+		{name: impersonation, weight: 3, remote: true, want: http.StatusForbidden},
+	}
+}
+
+// pick is the class of a number below 100.
+func pick(n int) class {
+	all := classes()
+	for _, c := range all {
+		if n -= c.weight; n < 0 {
+			return c
+		}
+	}
+	return all[0]
+}
+
+// wire is the request line and the body.
+func (t *task) wire(id string) (method, path string, body []byte) {
+	const configMaps = "/api/v1/namespaces/" + namespace + "/configmaps"
+	switch t.class.name {
+	case "local read":
+		return t.method, configMaps + "/" + beacon, nil
+	case "local watch":
+		return t.method, configMaps + "?watch=1&timeoutSeconds=2&fieldSelector=metadata.name%3D" + beacon, nil
+	case localWrite:
+		batch, _, _ := cutID(id)
+		return http.MethodPost, configMaps, []byte(`{"metadata":{"generateName":"w-","labels":{"soak-id":"` + id + `","soak-batch":"` + batch + `"}}}`)
+	case "local identity":
+		return http.MethodPost, "/apis/authentication.k8s.io/v1/selfsubjectreviews", []byte(`{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`)
+	case discovery:
+		return t.method, "/apis", nil
+	}
+	path = t.group.widgets() + "/" + id
+	if t.method == http.MethodPost {
+		path = t.group.widgets()
+	}
+	if t.method != http.MethodGet && t.method != http.MethodDelete {
+		body = []byte(`"` + payload(id, t.body) + `"`)
+	}
+	return t.method, path + "?size=" + itoa(t.size), body
+}
+
+// tls is for connections of the request's own.
+func (t *task) tls(w *world) *tls.Config {
+	c := t.caller.tls.Clone()
+	if t.class.anonymous {
+		c.Certificates = nil
+	}
+	return c
+}
+
+func sorted(list []string) []string { return slices.Sorted(slices.Values(list)) }

@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// group is one API group with its APIService, and two Services that it may point to.
+type group struct {
+	name     string // the group's
+	version  string
+	services [2]*service
+
+	// What follows is what the cluster has been told, or is being told right now; guarded by world.mu.
+	exists      bool // the APIService
+	current     int  // the Service that it points to
+	priority    int32
+	maintenance bool
+	bundle      []*pki.CA
+	ca          *pki.CA // signs what the sites present
+	rotations   int
+}
+
+// service is a Service with its endpoints.
+type service struct {
+	name  string
+	sites []*site
+}
+
+// apiService is the APIService's name.
+func (g *group) apiService() string { return g.version + "." + g.name }
+
+// scope is what depends on the group's backends.
+func (g *group) scope() string { return "group:" + g.name }
+
+// widgets is the path of its objects.
+func (g *group) widgets() string {
+	return "/apis/" + g.name + "/" + g.version + "/namespaces/" + namespace + "/widgets"
+}
+
+func (g *group) sites() []*site { return slices.Concat(g.services[0].sites, g.services[1].sites) }
+
+// raiseGroup starts the backends of a group and registers them.
+func (w *world) raiseGroup(ctx context.Context, number int, name string) (*group, error) {
+	g := &group{name: name + ".soak.example.com", version: "v1", exists: true, priority: 1000, ca: pki.NewCA(name + "-ca-0")}
+	g.bundle = []*pki.CA{g.ca}
+	for i := range g.services {
+		s := &service{name: name + "-" + strconv.Itoa(i)}
+		g.services[i] = s
+		for n := range 3 {
+			x, err := w.newSite(g, s, fmt.Sprintf("10.79.%d.%d", 1+number, 10*(i+1)+n))
+			if err != nil {
+				return g, err
+			}
+			s.sites = append(s.sites, x)
+		}
+		if err := w.createService(ctx, s); err != nil {
+			return g, err
+		}
+	}
+	for _, s := range g.services[0].sites {
+		w.history.Allow(g.name, s.name)
+	}
+	return g, w.createAPIService(ctx, g)
+}
+
+// createService makes a headless Service: kube-apiserver's own aggregator has no way to dial it, so that all that sites see comes through a door.
+func (w *world) createService(ctx context.Context, s *service) error {
+	meta := metav1.ObjectMeta{Name: s.name, Namespace: namespace, Labels: map[string]string{discoveryv1.LabelServiceName: s.name}}
+	return w.api(ctx, func(ctx context.Context, k clients) error {
+		_, err := k.core.CoreV1().Services(namespace).Create(ctx, &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{
+			ClusterIP: corev1.ClusterIPNone, Ports: []corev1.ServicePort{{Name: "https", Port: 443}},
+		}}, metav1.CreateOptions{})
+		if err := present(err); err != nil {
+			return err
+		}
+		_, err = k.core.DiscoveryV1().EndpointSlices(namespace).Create(ctx, &discoveryv1.EndpointSlice{
+			ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4, Endpoints: endpoints(s.sites),
+			Ports: []discoveryv1.EndpointPort{{Name: new("https"), Port: new(int32(sitePort))}},
+		}, metav1.CreateOptions{})
+		return present(err)
+	})
+}
+
+func endpoints(sites []*site) []discoveryv1.Endpoint {
+	list := []discoveryv1.Endpoint{}
+	for _, x := range sites {
+		if x.listed {
+			list = append(list, discoveryv1.Endpoint{Addresses: []string{x.ip}, Conditions: discoveryv1.EndpointConditions{Ready: new(true)}})
+		}
+	}
+	return list
+}
+
+// createAPIService makes the APIService as the model says it is.
+func (w *world) createAPIService(ctx context.Context, g *group) error {
+	w.mu.Lock()
+	object := &apiregistrationv1.APIService{
+		ObjectMeta: metav1.ObjectMeta{Name: g.apiService()},
+		Spec: apiregistrationv1.APIServiceSpec{
+			Service: &apiregistrationv1.ServiceReference{Namespace: namespace, Name: g.services[g.current].name, Port: new(int32(443))},
+			Group:   g.name, Version: g.version, CABundle: pem(g.bundle), GroupPriorityMinimum: g.priority, VersionPriority: 15,
+		},
+	}
+	w.mu.Unlock()
+	return w.api(ctx, func(ctx context.Context, k clients) error {
+		_, err := k.groups.ApiregistrationV1().APIServices().Create(ctx, object, metav1.CreateOptions{})
+		return present(err)
+	})
+}
+
+func pem(cas []*pki.CA) []byte {
+	var all []byte
+	for _, ca := range cas {
+		all = append(all, ca.PEM()...)
+	}
+	return all
+}

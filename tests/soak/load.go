@@ -1,0 +1,170 @@
+package main
+
+import (
+	"context"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// slots bounds the requests under way: what comes in half a minute, which is as long as a client waits.
+	slots = 4096
+	// watchers is how many watches are open at any time.
+	watchers = 9
+)
+
+// load asks for everything at a steady rate, whether or not it is answered, and keeps watches open.
+type load struct {
+	w     *world
+	rng   *rand.Rand // belongs to the dispatcher
+	asked atomic.Int64
+	slots chan struct{}
+
+	cancel  context.CancelFunc // ends the dispatcher and the watches
+	owners  sync.WaitGroup
+	counter sync.Map // :: group → *atomic.Int64, requests that have ended; "" is all
+
+	mu    sync.Mutex // guards what follows
+	lines map[line]*http.Transport
+	batch *batch
+}
+
+// line is a set of connections: a caller's, or one that several callers share.
+type line struct {
+	door, owner string
+	h2          bool
+}
+
+// batch is a part of the writes to the local apiserver: their effects are looked for when all have ended.
+type batch struct {
+	number int
+	under  sync.WaitGroup
+}
+
+func newLoad(w *world) *load {
+	return &load{w: w, rng: rand.New(rand.NewPCG(w.o.seed, 0)), slots: make(chan struct{}, slots), lines: map[line]*http.Transport{}, batch: &batch{}}
+}
+
+// start begins to ask.
+func (l *load) start(ctx context.Context) {
+	asking, cancel := context.WithCancel(ctx)
+	l.cancel = cancel
+	l.owners.Go(func() { l.dispatch(ctx, asking) })
+	for i := range watchers {
+		rng := rand.New(rand.NewPCG(l.w.o.seed, uint64(100+i)))
+		l.owners.Go(func() { l.keepWatching(asking, rng) })
+	}
+}
+
+// stop ends that and waits for what is under way.
+func (l *load) stop() {
+	l.cancel()
+	l.owners.Wait()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for key, t := range l.lines {
+		t.CloseIdleConnections()
+		delete(l.lines, key)
+	}
+}
+
+// dispatch starts the requests that are due until asking ends; they themselves end with ctx, or in their own time.
+func (l *load) dispatch(ctx, asking context.Context) {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	due, last := 0.0, time.Now()
+	for {
+		select {
+		case <-asking.Done():
+			return
+		case <-tick.C:
+		}
+		// A quarter of a second's requests at once at most: after a stall of the machine there is no flood.
+		due = min(due+time.Since(last).Seconds()*float64(l.w.o.rate), float64(l.w.o.rate)/4)
+		last = time.Now()
+		for ; due >= 1; due-- {
+			t := l.draw()
+			select {
+			case l.slots <- struct{}{}:
+				l.owners.Go(func() {
+					defer func() { <-l.slots }()
+					l.do(ctx, t)
+					l.count("")
+					if t.group != nil {
+						l.count(t.group.name)
+					}
+				})
+			default: // as many as ever can wait, do: the next ones come when some have been given up
+			}
+		}
+	}
+}
+
+func (l *load) count(group string) { l.counterOf(group).Add(1) }
+
+func (l *load) counterOf(group string) *atomic.Int64 {
+	n, _ := l.counter.LoadOrStore(group, new(atomic.Int64))
+	return n.(*atomic.Int64)
+}
+
+// dose waits until n more requests for group (empty: for anything) have ended, or some seconds' looks have passed: when everything hangs, nothing ends.
+func (l *load) dose(ctx context.Context, group string, n int) {
+	const looks = 240 // 12 s: a little longer than a request may take
+	tick := time.NewTicker(look)
+	defer tick.Stop()
+	counter := l.counterOf(group)
+	for i, from := 0, counter.Load(); i < looks && counter.Load() < from+int64(n); i++ {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// transport is where a caller's requests through a door go.
+func (l *load) transport(d *door, c *caller, h2 bool) *http.Transport {
+	key := line{d.name, c.line, h2}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t := l.lines[key]
+	if t == nil {
+		t = transport(c.tls, h2)
+		l.lines[key] = t
+	}
+	return t
+}
+
+// choose is a door that says it is ready; when none does, any.
+func (w *world) choose(n int) *door {
+	ready := slices.DeleteFunc(slices.Clone(w.doors[:]), func(d *door) bool { return !d.ready.Load() })
+	if len(ready) == 0 {
+		ready = w.doors[:]
+	}
+	return ready[n%len(ready)]
+}
+
+// enter puts a write into the present batch. The caller says Done.
+func (l *load) enter() *batch {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.batch.under.Add(1)
+	return l.batch
+}
+
+// turn begins a new batch and returns the one before, once all in it have ended.
+func (l *load) turn() *batch {
+	l.mu.Lock()
+	old := l.batch
+	l.batch = &batch{number: old.number + 1}
+	l.mu.Unlock()
+	old.under.Wait()
+	return old
+}
+
+func (b *batch) prefix() string { return "l" + strconv.Itoa(b.number) + "-" }

@@ -1,0 +1,217 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/soak/check"
+)
+
+const (
+	// beacon is the ConfigMap that is read.
+	beacon = "beacon"
+	// clientPatience is how long a client waits for the end of an answer: three times Fairlead's own bound, so that silence is Fairlead's fault.
+	clientPatience = 3 * requestTimeout
+)
+
+// task is a request as it was drawn.
+type task struct {
+	id     string
+	class  class
+	group  *group // nil: it is for the local apiserver
+	caller *caller
+	door   int // of those that are ready
+	h2     bool
+	// forged adds headers of somebody mightier, fresh uses a connection of its own.
+	forged, fresh bool
+	method        string
+	size, body    int // of the answer's payload, and of what is sent
+	// quit is how long after its start the client loses interest. Zero: it does not.
+	quit time.Duration
+}
+
+// draw makes the next task, of the seed alone.
+func (l *load) draw() *task {
+	n := l.asked.Add(1)
+	r := l.rng
+	t := &task{id: "r" + strconv.FormatInt(n, 10), class: pick(r.IntN(100)), door: r.IntN(1000), h2: r.IntN(4) > 0, method: http.MethodGet}
+	t.caller = l.w.callers[r.IntN(len(l.w.callers))]
+	t.forged, t.fresh = r.IntN(5) == 0, r.IntN(50) == 0
+	if g := l.w.groups[r.IntN(len(l.w.groups))]; t.class.remote {
+		t.group = g
+	}
+	t.size, t.body = r.IntN(t.class.answer+1), r.IntN(t.class.send+1)
+	if m := r.IntN(4); t.class.write {
+		t.method = [...]string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}[m]
+	}
+	if quit := time.Duration(1+r.IntN(40)) * time.Millisecond; r.IntN(50) == 0 {
+		t.quit = quit
+	}
+	return t
+}
+
+// do carries a task out and enters how it ended.
+func (l *load) do(ctx context.Context, t *task) {
+	d := l.w.choose(t.door)
+	x := t.exchange(d)
+	if t.class.name == localWrite {
+		b := l.enter()
+		defer b.under.Done()
+		x.ID = b.prefix() + t.id
+	}
+	method, path, body := t.wire(x.ID)
+	if x.Write {
+		x.Sum = sum(body)
+		l.w.checker.Begin(x)
+	}
+	patience := clientPatience
+	if t.quit > 0 {
+		patience = t.quit
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, d.Endpoint.URL+path, bytes.NewReader(body))
+	if err != nil {
+		panic(err) // our own paths: cannot happen
+	}
+	if len(body) == 0 {
+		req.Body = nil
+	}
+	t.dress(req, x.ID)
+	tr := l.transport(d, t.caller, t.h2)
+	if t.class.anonymous || t.fresh {
+		tr = transport(t.tls(l.w), t.h2)
+		defer tr.CloseIdleConnections()
+	}
+	x.Begun = time.Now()
+	t.send(req, tr, &x)
+	x.Ended = time.Now()
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) && x.Err != "" {
+		if t.quit > 0 {
+			return // nobody is interested any more
+		}
+		x.GaveUp = true
+	}
+	if context.Cause(ctx) == context.Canceled {
+		return // the soak has been ended from outside
+	}
+	l.w.checker.End(x)
+}
+
+// exchange is what a good end looks like.
+func (t *task) exchange(d *door) check.Exchange {
+	x := check.Exchange{ID: t.id, Class: t.class.name, Write: t.class.write, Want: t.class.want, Deferred: t.class.name == localWrite}
+	door := []string{"door:" + d.name}
+	if !t.h2 {
+		door = append(door, "h1:door:"+d.name)
+	}
+	if t.group == nil {
+		x.Scopes = append([]string{"plane"}, door...)
+	} else {
+		x.Scopes = append(append([]string{t.group.scope()}, door...), "plane")
+		x.Group, x.Version = t.group.name, t.group.version
+	}
+	if t.class.identity {
+		x.User, x.Groups = t.caller.user, t.caller.groups
+	}
+	if t.class.name == discovery {
+		x.Scopes = append(x.Scopes, "discovery")
+	}
+	return x
+}
+
+// dress adds who is asking.
+func (t *task) dress(req *http.Request, id string) {
+	req.Header.Set(idHeader, id)
+	req.Header.Set("Content-Type", "application/json")
+	if t.class.accept != "" {
+		req.Header.Set("Accept", t.class.accept)
+	}
+	if !t.class.anonymous {
+		maps.Copy(req.Header, t.caller.header)
+	}
+	if t.forged && !t.caller.trusted || t.class.anonymous {
+		req.Header.Set("X-Remote-User", "admin")
+		req.Header.Add("X-Remote-Group", "system:masters")
+		req.Header["X_Remote_User"] = []string{"admin"}
+	}
+	if t.class.name == impersonation {
+		req.Header.Set("Impersonate-User", "admin")
+	}
+}
+
+// send makes the exchange what it became.
+func (t *task) send(req *http.Request, tr http.RoundTripper, x *check.Exchange) {
+	res, err := tr.RoundTrip(req)
+	if err != nil {
+		x.Err = err.Error()
+		return
+	}
+	defer res.Body.Close()
+	x.Code = res.StatusCode
+	// Whoever has an Audit-Id was answered by the local apiserver: what that promises is its own affair.
+	x.RetryAfter = res.Header.Get("Retry-After") != "" && res.Header.Get("Audit-Id") == ""
+	if text := res.Header.Get(receiptHeader); text != "" {
+		x.Head = new(check.Receipt)
+		if err := json.Unmarshal([]byte(text), x.Head); err != nil {
+			x.Garbled = "its receipt: " + text
+		}
+	}
+	body, err := io.ReadAll(io.LimitReader(res.Body, 16<<20))
+	if err != nil {
+		x.Err = "reading body: " + err.Error()
+	}
+	x.Text = string(body[:min(len(body), 300)])
+	if x.Err == "" && x.Code/100 == 2 && t.class.read != nil {
+		t.class.read(t, x, body)
+	}
+}
+
+// readWidget wants an answer of a site.
+func readWidget(t *task, x *check.Exchange, body []byte) {
+	var w widget
+	if err := json.Unmarshal(body, &w); err != nil || w.Receipt == nil {
+		return // the receipt is missed
+	}
+	x.Body, x.Text = w.Receipt, ""
+	if x.Head == nil {
+		x.Garbled = "its header is lost"
+	}
+	if want := payload(x.ID, t.size); w.Payload != want {
+		x.Garbled = fmt.Sprintf("%d bytes %.60q, want %d", len(w.Payload), w.Payload, len(want))
+	}
+}
+
+// readReview wants what the local apiserver thinks of the caller.
+func readReview(_ *task, x *check.Exchange, body []byte) {
+	var review struct {
+		Status struct {
+			UserInfo struct {
+				Username string   `json:"username"`
+				Groups   []string `json:"groups"`
+			} `json:"userInfo"`
+		} `json:"status"`
+	}
+	if err := json.Unmarshal(body, &review); err == nil {
+		info := review.Status.UserInfo
+		x.Body, x.Text = &check.Receipt{Server: "kube-apiserver", User: info.Username, Groups: sorted(info.Groups)}, ""
+	}
+}
+
+// readJSON wants a whole document with a text in it.
+func readJSON(text string) func(*task, *check.Exchange, []byte) {
+	return func(_ *task, x *check.Exchange, body []byte) {
+		if !json.Valid(body) || !strings.Contains(string(body), text) {
+			x.Garbled = fmt.Sprintf("%d bytes without %q: %.100q", len(body), text, body)
+		}
+	}
+}

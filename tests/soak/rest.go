@@ -1,0 +1,118 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/soak/check"
+)
+
+// holding is what a door holds while nobody asks for anything.
+type holding struct {
+	goroutines, files float64
+	heap, resident    float64 // bytes; heap right after a collection
+}
+
+const (
+	// restEvery is how often a resting door is looked at, restLooks how often at most: three minutes, longer than anything is kept idle.
+	restEvery = 500 * time.Millisecond
+	restLooks = 360
+)
+
+// rest waits until neither door changes any more, and returns what they hold.
+func (w *world) rest(ctx context.Context) ([2]holding, error) {
+	tick := time.NewTicker(restEvery)
+	defer tick.Stop()
+	var last [2]holding
+	for n, same := 0, 0; n < restLooks; n++ {
+		now, err := w.holds(ctx)
+		if err != nil {
+			return now, err
+		}
+		const near = 3 // goroutines and files of a probe or a scrape
+		if same++; !last[0].near(now[0], near) || !last[1].near(now[1], near) {
+			same, last = 0, now
+		}
+		if same == 20 { // 10 s: every periodic thing has been seen
+			return now, nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return now, ctx.Err()
+		}
+	}
+	return last, nil
+}
+
+func (h holding) near(o holding, d float64) bool {
+	return max(h.goroutines, o.goroutines)-min(h.goroutines, o.goroutines) <= d && max(h.files, o.files)-min(h.files, o.files) <= d
+}
+
+func (w *world) holds(ctx context.Context) (all [2]holding, err error) {
+	for i, d := range w.doors {
+		if _, err := get(ctx, d.admin, d.Admin.URL+"/debug/pprof/heap?gc=1"); err != nil {
+			return all, err
+		}
+		text, err := get(ctx, d.admin, d.Admin.URL+"/metrics")
+		if err != nil {
+			return all, err
+		}
+		m := metrics(text)
+		all[i] = holding{m["go_goroutines"], m["process_open_fds"], m["go_memstats_heap_alloc_bytes"], m["process_resident_memory_bytes"]}
+	}
+	return all, nil
+}
+
+// metrics are the series without labels.
+func metrics(text []byte) map[string]float64 {
+	m := map[string]float64{}
+	lines := bufio.NewScanner(bytes.NewReader(text))
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		if name, value, ok := strings.Cut(lines.Text(), " "); ok {
+			if v, err := strconv.ParseFloat(value, 64); err == nil {
+				m[name] = v
+			}
+		}
+	}
+	return m
+}
+
+// compare enters what is left over. The first door has lived through everything; the second is younger, and may hold no more.
+func (w *world) compare(out io.Writer, before, after [2]holding) {
+	const mib = 1 << 20
+	t := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	_, _ = fmt.Fprintf(t, "at rest\tgoroutines\tdescriptors\theap MiB\tresident MiB\n")
+	for i, d := range w.doors {
+		b, a := before[i], after[i]
+		_, _ = fmt.Fprintf(t, "door %s\t%.0f → %.0f\t%.0f → %.0f\t%.1f → %.1f\t%.0f → %.0f\n", d.name,
+			b.goroutines, a.goroutines, b.files, a.files, b.heap/mib, a.heap/mib, b.resident/mib, a.resident/mib)
+		// 12 goroutines and descriptors come and go: scrapes, handshakes of probes.
+		w.checker.Left("goroutines of door "+d.name, a.goroutines, b.goroutines+12)
+		w.checker.Left("descriptors of door "+d.name, a.files, b.files+12)
+		// Half as much again and 8 MiB: series for answers that had not been given before, caches at their bounds, fragmentation.
+		w.checker.Left("heap of door "+d.name, a.heap, 1.5*b.heap+8*mib)
+	}
+	_ = t.Flush()
+	w.journal.Write("rest", "before", fmt.Sprint(before), "after", fmt.Sprint(after))
+	if o := w.checker.Outcome(check.NothingLeft); o.Violated > 0 {
+		w.journal.Write("stacks", "of", "door a", "text", w.stacks())
+	}
+}
+
+// stacks are the first door's goroutines, for whoever looks for a leak.
+func (w *world) stacks() string {
+	text, err := get(context.Background(), w.doors[0].admin, w.doors[0].Admin.URL+"/debug/pprof/goroutine?debug=1")
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
+}

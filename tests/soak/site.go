@@ -1,0 +1,198 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/soak/check"
+)
+
+const (
+	// sitePort is where every site listens, each on an address of its own.
+	sitePort = 8443
+	// eventEvery is how often a watch gets an event.
+	eventEvery = 200 * time.Millisecond
+	// receiptHeader carries a receipt, idHeader a request's name.
+	receiptHeader = "X-Soak-Receipt"
+	idHeader      = "X-Soak-Id"
+)
+
+// site is one endpoint: an extension server whose objects are made up, and which tells in every answer who it is and what it was asked.
+type site struct {
+	name, ip string
+	server   *extension.Server
+	checker  *check.Checker
+	names    []string // of its certificate
+
+	// late is how the next writes end after they were executed: see lateFault.
+	late atomic.Int32
+
+	listed bool // as an endpoint of its Service; guarded by world.mu
+	broken bool // on purpose; guarded by world.mu
+}
+
+// The values of site.late.
+const (
+	lateNot int32 = iota
+	lateReset
+	lateHang
+)
+
+func (w *world) newSite(g *group, s *service, ip string) (*site, error) {
+	x := &site{name: s.name + "/" + ip, ip: ip, checker: w.checker, names: []string{s.name + "." + namespace + ".svc"}, listed: true}
+	var err error
+	x.server, err = extension.New(extension.Config{
+		GroupVersions: []string{g.name + "/" + g.version}, Address: x.address(), Names: x.names, CA: g.ca, RequestHeaderCA: w.fronts,
+		AllowedNames: []string{"front-proxy-client"}, RejectWith: http.StatusUnauthorized, Objects: 1, Record: -1, Wrap: x.wrap, Logger: slog.New(slog.DiscardHandler),
+	})
+	return x, err
+}
+
+func (x *site) address() string { return net.JoinHostPort(x.ip, strconv.Itoa(sitePort)) }
+
+// present has new connections shown a certificate of ca.
+func (x *site) present(ca *pki.CA) {
+	x.server.SetPair(ca.Issue(pki.Leaf{CommonName: "extension", Names: x.names}))
+}
+
+// wrap answers for widgets; the rest is the extension server's.
+func (x *site) wrap(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		path := strings.Split(strings.TrimPrefix(r.URL.EscapedPath(), "/apis/"), "/")
+		if len(path) < 5 || path[4] != "widgets" {
+			next.ServeHTTP(w, r)
+			return
+		}
+		receipt := x.receipt(r, path[0]+"/"+path[1])
+		if r.URL.Query().Get("watch") != "" {
+			x.watch(w, r, receipt)
+			return
+		}
+		x.answer(w, r, receipt)
+	})
+}
+
+func (x *site) receipt(r *http.Request, gv string) *check.Receipt {
+	c := &check.Receipt{ID: r.Header.Get(idHeader), Server: x.name, GroupVersion: gv, User: strings.Join(r.Header.Values("X-Remote-User"), " and ")}
+	c.Groups = slices.Sorted(slices.Values(r.Header.Values("X-Remote-Group")))
+	for name := range r.Header {
+		if name == "Authorization" || strings.HasPrefix(name, "Impersonate-") || strings.HasPrefix(name, "X_remote") || strings.HasPrefix(name, "X_Remote") {
+			c.Leaked = name
+		}
+	}
+	return c
+}
+
+// widget is what a site answers.
+type widget struct {
+	Kind       string         `json:"kind"`
+	APIVersion string         `json:"apiVersion"`
+	Receipt    *check.Receipt `json:"receipt"`
+	Payload    string         `json:"payload,omitempty"`
+}
+
+func (x *site) answer(w http.ResponseWriter, r *http.Request, receipt *check.Receipt) {
+	code := http.StatusOK
+	if r.Method != http.MethodGet {
+		x.execute(r, receipt)
+		if r.Method == http.MethodPost {
+			code = http.StatusCreated
+		}
+	}
+	size, _ := strconv.Atoi(r.URL.Query().Get("size"))
+	body, err := json.Marshal(widget{Kind: "Widget", APIVersion: receipt.GroupVersion, Receipt: receipt, Payload: payload(receipt.ID, size)})
+	if err != nil {
+		panic(err) // strings only: cannot happen
+	}
+	setReceipt(w, receipt)
+	w.Header().Set("Content-Type", "application/json")
+	if size%2 == 0 {
+		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	}
+	w.WriteHeader(code)
+	if size%2 == 1 { // odd sizes come without their length
+		_ = http.NewResponseController(w).Flush()
+	}
+	_, _ = w.Write(body)
+}
+
+func setReceipt(w http.ResponseWriter, receipt *check.Receipt) {
+	text, err := json.Marshal(receipt)
+	if err != nil {
+		panic(err) // the same
+	}
+	w.Header().Set(receiptHeader, string(text))
+}
+
+// execute carries out a write: once its body is there, and before anything is answered.
+func (x *site) execute(r *http.Request, receipt *check.Receipt) {
+	body, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, 4<<20))
+	if err != nil {
+		panic(http.ErrAbortHandler) // not all of it came: nothing is carried out
+	}
+	x.checker.Executed(check.Execution{Receipt: *receipt, Sum: sum(body)})
+	switch x.late.Load() {
+	case lateHang:
+		<-r.Context().Done()
+		fallthrough
+	case lateReset:
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// watch sends numbered events until the client has enough.
+func (x *site) watch(w http.ResponseWriter, r *http.Request, receipt *check.Receipt) {
+	setReceipt(w, receipt)
+	w.Header().Set("Content-Type", "application/json")
+	tick := time.NewTicker(eventEvery)
+	defer tick.Stop()
+	out := bufio.NewWriter(w)
+	flush := http.NewResponseController(w)
+	for event := *receipt; ; {
+		event.Seq++
+		if err := json.NewEncoder(out).Encode(widget{Kind: "Event", Receipt: &event, Payload: payload(receipt.ID, 100*(event.Seq%20))}); err != nil {
+			return
+		}
+		if errors.Join(out.Flush(), flush.Flush()) != nil {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+// payload is n bytes that only this request's answer has.
+func payload(id string, n int) string {
+	if id == "" {
+		return ""
+	}
+	return strings.Repeat(id+".", n/(len(id)+1)+1)[:n]
+}
+
+func sum(body []byte) string {
+	h := sha256.Sum256(body)
+	return hex.EncodeToString(h[:8])
+}
+
+// set makes the extension server misbehave; without faults it is well.
+func (x *site) set(_ context.Context, faults ...extension.Fault) error {
+	return x.server.Set(faults...)
+}

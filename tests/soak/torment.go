@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/soak/check"
+)
+
+// act is one fault from its beginning to its end.
+type act struct {
+	fault check.Fault
+	// group is whose requests are counted while it lasts, dose how many. Empty: all requests.
+	group string
+	dose  int
+	// begin breaks something and end repairs it. Nil: nothing is left to do.
+	begin, end func(context.Context) error
+	// wrong says what is not well again.
+	wrong func() string
+}
+
+// tormentor does one act after the other. What it does next follows from its draws alone, and it draws the same for the same seed.
+type tormentor struct {
+	name string
+	rng  *rand.Rand
+	// pause bounds the number of requests between two acts.
+	pause int
+	// draw makes the next act. Nil, though drawn: it does not apply now.
+	draw func(*rand.Rand) *act
+}
+
+// tormentors are all there are: two of the backends, so that faults of theirs meet.
+func (w *world) tormentors() []tormentor {
+	all := []tormentor{
+		{name: "backend", pause: 150, draw: w.drawBackend},
+		{name: "backend", pause: 150, draw: w.drawBackend},
+		{name: "registry", pause: 300, draw: w.drawRegistry},
+		{name: "plane", pause: 2000, draw: w.drawPlane},
+		{name: "door", pause: 1500, draw: w.drawDoor},
+	}
+	for i := range all {
+		all[i].rng = rand.New(rand.NewPCG(w.o.seed, uint64(1+i)))
+	}
+	if w.o.only == "" {
+		return all
+	}
+	only := strings.Split(w.o.only, ",")
+	return slices.DeleteFunc(all, func(t tormentor) bool { return !slices.Contains(only, t.name) })
+}
+
+// torment lets them loose for the time of the soak, and returns when each has ended its act.
+func (w *world) torment(ctx context.Context, l *load) {
+	over, cancel := context.WithTimeout(ctx, time.Duration(w.o.minutes*float64(time.Minute)))
+	defer cancel()
+	var all sync.WaitGroup
+	for _, t := range w.tormentors() {
+		all.Go(func() {
+			for over.Err() == nil {
+				pause := t.rng.IntN(t.pause)
+				if a := t.draw(t.rng); a != nil {
+					l.dose(over, "", pause)
+					w.play(ctx, l, t.name, a)
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// play does an act. That it could not be done is a failure of the soak, and found at its end.
+func (w *world) play(ctx context.Context, l *load, who string, a *act) {
+	what := a.fault.Kind + " " + a.fault.Target
+	window := w.checker.Open(a.fault)
+	defer window.Close()
+	w.journal.Write("begin", "who", who, "fault", a.fault, "dose", a.dose)
+	var err error
+	if a.begin != nil {
+		err = a.begin(ctx)
+	}
+	if err == nil {
+		l.dose(ctx, a.group, a.dose)
+	}
+	w.journal.Write("repair", "what", what)
+	if a.end != nil {
+		err = errors.Join(err, a.end(ctx))
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	w.checker.Must(check.Converges, err == nil, "%s: %v", what, err)
+	if a.wrong != nil {
+		w.await(ctx, what, a.wrong)
+	}
+	w.journal.Write("end", "what", what)
+}
+
+// wait asks every look until ok, for some minutes at most.
+func wait(ctx context.Context, what string, ok func() bool) error {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	defer cancel()
+	tick := time.NewTicker(look)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("waiting until %s: %w", what, ctx.Err())
+		}
+	}
+	return nil
+}

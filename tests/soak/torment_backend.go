@@ -1,0 +1,140 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/soak/check"
+)
+
+// ill is a way in which sites are broken.
+type ill struct {
+	fault extension.Fault
+	// late is what else becomes of writes: they are executed, and then not answered.
+	late int32
+	// lies says that an answer is made up. Such are for reads only: nothing before a liar can tell a lie from an acknowledgement.
+	lies bool
+	// connections says that it is one of connections, to which path and method do not apply.
+	connections bool
+}
+
+func ills() []ill {
+	of := func(k extension.Kind) ill { return ill{fault: extension.Fault{Kind: k}} }
+	conn := func(k extension.Kind) ill { return ill{fault: extension.Fault{Kind: k}, connections: true} }
+	lie := func(k extension.Kind, size int64) ill {
+		return ill{fault: extension.Fault{Kind: k, Size: size, Delay: 20 * time.Millisecond}, lies: true}
+	}
+	return []ill{
+		conn(extension.Dead), conn(extension.Dead), conn(extension.Refuse), conn(extension.HangConnect), conn(extension.Freeze), conn(extension.Freeze),
+		conn(extension.WrongCA), conn(extension.WrongName), conn(extension.NoNames), conn(extension.Expired), conn(extension.NotYetValid), conn(extension.SHA1),
+		conn(extension.HTTP1Only), conn(extension.HTTP2Only),
+		of(extension.Hang), of(extension.HangBody), of(extension.Reset), of(extension.ResetBody), of(extension.ResetConn), of(extension.GoAway),
+		of(extension.GoAwayUnprocessed), of(extension.Redirect), of(extension.EndlessHeaders), of(extension.InformationalFlood),
+		{fault: extension.Fault{Kind: extension.Slow, Delay: 300 * time.Millisecond}},
+		{fault: extension.Fault{Kind: extension.Status, Code: http.StatusServiceUnavailable}},
+		lie(extension.SlowBody, 1000), lie(extension.HugeBody, 2<<20), lie(extension.Garbage, 0), lie(extension.ShortBody, 5000), lie(extension.LongBody, 5000),
+		lie(extension.BodyAfterReset, 0), lie(extension.Unasked101, 0),
+		{late: lateReset}, {late: lateHang}, {late: lateReset},
+	}
+}
+
+func (i *ill) name() string {
+	switch i.late {
+	case lateReset:
+		return "executed, then reset"
+	case lateHang:
+		return "executed, then silent"
+	}
+	return string(i.fault.Kind)
+}
+
+// drawBackend breaks some of the three sites of a Service, mostly of the one in use.
+func (w *world) drawBackend(rng *rand.Rand) *act {
+	all := ills()
+	i := all[rng.IntN(len(all))]
+	g := w.groups[rng.IntN(len(w.groups))]
+	other, mask, every, shallow, dose := rng.IntN(5) == 0, 1+rng.IntN(7), 1+rng.IntN(3), rng.IntN(2) == 0, 20+rng.IntN(400)
+	if !i.connections && i.late == lateNot {
+		i.fault.Every = every
+		if shallow { // probes see nothing of it
+			i.fault.Path = g.widgets()
+		}
+		if i.lies {
+			i.fault.Method = http.MethodGet
+		}
+		if i.fault.Kind == extension.EndlessHeaders {
+			i.fault.Size = 4 << 20
+		}
+		if i.fault.Kind == extension.InformationalFlood {
+			i.fault.Size = 200
+		}
+	}
+	sites := w.claim(g, other, mask)
+	if len(sites) == 0 {
+		return nil
+	}
+	var names []string
+	for _, x := range sites {
+		names = append(names, x.name)
+	}
+	share := ", some"
+	if len(sites) == len(g.services[0].sites) {
+		share = ", all"
+	}
+	return &act{
+		fault: check.Fault{Kind: "backend: " + i.name() + share, Target: strings.Join(names, " "), Scopes: []string{g.scope()}, Lies: i.lies},
+		group: g.name, dose: dose,
+		begin: func(ctx context.Context) error { return fall(ctx, sites, i) },
+		end: func(ctx context.Context) error {
+			err := fall(ctx, sites, ill{})
+			w.release(sites)
+			return err
+		},
+		wrong: func() string { return w.groupWrong(g) },
+	}
+}
+
+// claim takes the sites of a mask that are not broken already.
+func (w *world) claim(g *group, other bool, mask int) []*site {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := g.services[g.current]
+	if other {
+		s = g.services[1-g.current]
+	}
+	var sites []*site
+	for n, x := range s.sites {
+		if mask>>n&1 == 1 && !x.broken {
+			x.broken = true
+			sites = append(sites, x)
+		}
+	}
+	return sites
+}
+
+func (w *world) release(sites []*site) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, x := range sites {
+		x.broken = false
+	}
+}
+
+// fall makes sites ill, or with no ill well.
+func fall(ctx context.Context, sites []*site, i ill) error {
+	var errs []error
+	for _, x := range sites {
+		x.late.Store(i.late)
+		if i.fault.Kind == "" {
+			errs = append(errs, x.set(ctx))
+		} else {
+			errs = append(errs, x.set(ctx, i.fault))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"syscall"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/soak/check"
+)
+
+// drawDoor replaces the second Fairlead, or a certificate of both.
+func (w *world) drawDoor(rng *rand.Rand) *act {
+	kind := rng.IntN(8)
+	d := w.doors[1]
+	a := &act{fault: check.Fault{Target: d.name}, dose: 50 + rng.IntN(300), wrong: w.wrong}
+	switch kind {
+	case 0, 1, 2:
+		// A client sees nothing of it, but for watches, and for those of HTTP/1.1 whose request crosses the end of an idle connection (RFC 9112, 9.3.1).
+		a.fault.Kind, a.fault.Scopes = "door: told to stop", []string{"watch:door:" + d.name, "h1:door:" + d.name}
+		a.begin = d.drain
+		a.end = d.replace
+	case 3, 4:
+		a.fault.Kind, a.fault.Scopes = "door: killed", []string{"door:" + d.name}
+		a.begin = func(context.Context) error { d.away.Store(true); d.Part.Kill(); return nil }
+		a.end = d.replace
+	case 5:
+		a.fault.Kind, a.fault.Scopes, a.fault.Silent = "door: stopped", []string{"door:" + d.name}, true
+		a.begin = func(context.Context) error { d.away.Store(true); return d.Part.Signal(syscall.SIGSTOP) }
+		a.end = func(context.Context) error { defer d.back(); return d.Part.Signal(syscall.SIGCONT) }
+		a.dose = min(a.dose, 200)
+	case 6:
+		a.fault.Kind, a.fault.Target = "door: serving pairs replaced", "a b"
+		a.begin = func(context.Context) error { return w.replaceServing() }
+	case 7:
+		// Connections under the old pair get no new streams; watches over them may end.
+		a.fault.Kind, a.fault.Target = "door: proxy client pair replaced", "a b"
+		a.fault.Scopes = []string{"watch:door:a", "watch:door:b"}
+		a.begin = func(context.Context) error {
+			_, err := w.PKI.FrontProxy.Issue("front-proxy-client", cluster.Leaf{User: "front-proxy-client"})
+			return err
+		}
+	}
+	return a
+}
+
+// drain tells a door to stop and waits for its end, which must be a good one.
+func (d *door) drain(ctx context.Context) error {
+	d.away.Store(true)
+	if err := d.Part.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	ended := func() bool {
+		select {
+		case <-d.Part.Done():
+			return true
+		default:
+			return false
+		}
+	}
+	if err := wait(ctx, "door "+d.name+" has ended", ended); err != nil {
+		return err
+	}
+	if err := d.Part.Err(); !strings.Contains(err.Error(), "exit status 0") {
+		return fmt.Errorf("draining: %w", err)
+	}
+	return nil
+}
+
+// replace starts a door's next process, at the same address.
+func (d *door) replace(ctx context.Context) error {
+	defer d.back()
+	return d.Part.Restart(ctx)
+}
+
+// back has a door looked at again, and what it said before forgotten.
+func (d *door) back() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.status = nil
+	d.away.Store(false)
+}
+
+// replaceServing writes new serving pairs under both doors.
+func (w *world) replaceServing() error {
+	var errs []error
+	for _, d := range w.doors {
+		name := "fairlead-" + d.name
+		_, err := w.PKI.Serving.Issue(name, cluster.Leaf{User: name, Names: []string{"127.0.0.1", "localhost"}})
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}

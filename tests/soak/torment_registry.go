@@ -1,0 +1,216 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// drawRegistry changes what the cluster says of a group, and most of it back. The changes that a client should not feel have no scope but the watches', whose
+// connections may have to end.
+func (w *world) drawRegistry(rng *rand.Rand) *act {
+	g := w.groups[rng.IntN(len(w.groups))]
+	kind, number := rng.IntN(8), rng.IntN(1000)
+	a := &act{group: g.name, dose: 20 + rng.IntN(200), wrong: func() string { return w.everywhere(g) }}
+	a.fault.Target, a.fault.Scopes = g.name, []string{"watch:" + g.name}
+	hurts := append(a.fault.Scopes, g.scope())
+	switch kind {
+	case 0, 1:
+		a.fault.Kind, a.fault.Scopes = "registry: APIService retargeted", hurts
+		a.begin = func(ctx context.Context) error { return w.retarget(ctx, g) }
+	case 2:
+		a.fault.Kind, a.fault.Scopes = "registry: APIService deleted", append(hurts, "discovery")
+		a.begin = func(ctx context.Context) error { return w.remove(ctx, g) }
+		a.end = func(ctx context.Context) error { return w.restore(ctx, g) }
+	case 3:
+		a.fault.Kind = "registry: priority changed"
+		a.begin = func(ctx context.Context) error {
+			return w.patchSpec(ctx, g, func() { g.priority = int32(500 + number) })
+		}
+	case 4:
+		a.fault.Kind = "registry: endpoints removed"
+		a.begin = func(ctx context.Context) error { return w.unlist(ctx, g, number) }
+		a.end = func(ctx context.Context) error { return w.relist(ctx, g) }
+	case 5:
+		a.fault.Kind = "registry: CA rotated"
+		a.begin = func(ctx context.Context) error { return w.rotate(ctx, g) }
+	case 6:
+		a.fault.Kind, a.fault.Scopes = "registry: bundle of a stranger", hurts
+		a.begin = func(ctx context.Context) error {
+			return w.patchSpec(ctx, g, func() { g.bundle = []*pki.CA{pki.NewCA("stranger")} })
+		}
+		a.end = func(ctx context.Context) error { return w.patchSpec(ctx, g, func() { g.bundle = []*pki.CA{g.ca} }) }
+	case 7:
+		a.fault.Kind, a.fault.Scopes = "registry: maintenance", hurts
+		a.begin = func(ctx context.Context) error { return w.maintain(ctx, g, true) }
+		a.end = func(ctx context.Context) error { return w.maintain(ctx, g, false) }
+	}
+	return a
+}
+
+// patchSpec changes the model, and then the APIService to what it says.
+func (w *world) patchSpec(ctx context.Context, g *group, change func()) error {
+	w.mu.Lock()
+	change()
+	patch, err := json.Marshal(map[string]any{"spec": map[string]any{
+		"service":  map[string]any{"name": g.services[g.current].name},
+		"caBundle": pem(g.bundle), "groupPriorityMinimum": g.priority,
+	}})
+	w.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return w.patchAPIService(ctx, g, patch)
+}
+
+func (w *world) patchAPIService(ctx context.Context, g *group, patch []byte) error {
+	return w.api(ctx, func(ctx context.Context, k clients) error {
+		_, err := k.groups.ApiregistrationV1().APIServices().Patch(ctx, g.apiService(), types.MergePatchType, patch, metav1.PatchOptions{})
+		return err
+	})
+}
+
+// known waits until both doors have read what the model says of a group's table: then nothing of what was before may be used for a request that begins.
+func (w *world) known(ctx context.Context, g *group) error {
+	return wait(ctx, g.name+" is known everywhere", func() bool { return w.everywhere(g) == "" })
+}
+
+func (w *world) retarget(ctx context.Context, g *group) error {
+	w.mu.Lock()
+	from, to := g.services[g.current], g.services[1-g.current]
+	w.mu.Unlock()
+	w.allow(g, to)
+	if err := w.patchSpec(ctx, g, func() { g.current = 1 - g.current }); err != nil {
+		return err
+	}
+	if err := w.known(ctx, g); err != nil {
+		return err
+	}
+	w.forbid(g, from)
+	return nil
+}
+
+func (w *world) allow(g *group, s *service) {
+	for _, x := range s.sites {
+		w.history.Allow(g.name, x.name)
+	}
+}
+
+func (w *world) forbid(g *group, s *service) {
+	for _, x := range s.sites {
+		w.history.Forbid(g.name, x.name)
+	}
+}
+
+func (w *world) remove(ctx context.Context, g *group) error {
+	w.mu.Lock()
+	g.exists = false
+	s := g.services[g.current]
+	w.mu.Unlock()
+	err := w.api(ctx, func(ctx context.Context, k clients) error {
+		return absent(k.groups.ApiregistrationV1().APIServices().Delete(ctx, g.apiService(), metav1.DeleteOptions{}))
+	})
+	if err != nil {
+		return err
+	}
+	if err := w.known(ctx, g); err != nil {
+		return err
+	}
+	w.forbid(g, s)
+	return nil
+}
+
+func (w *world) restore(ctx context.Context, g *group) error {
+	w.mu.Lock()
+	g.exists = true
+	s := g.services[g.current]
+	w.mu.Unlock()
+	w.allow(g, s)
+	return w.createAPIService(ctx, g)
+}
+
+// unlist takes one or two of the three endpoints away.
+func (w *world) unlist(ctx context.Context, g *group, number int) error {
+	w.mu.Lock()
+	s := g.services[g.current]
+	first := number % len(s.sites)
+	gone := []*site{s.sites[first]}
+	if number%2 == 0 {
+		gone = append(gone, s.sites[(first+1)%len(s.sites)])
+	}
+	for _, x := range gone {
+		x.listed = false
+	}
+	w.mu.Unlock()
+	if err := w.patchEndpoints(ctx, s); err != nil {
+		return err
+	}
+	if err := w.known(ctx, g); err != nil {
+		return err
+	}
+	for _, x := range gone {
+		w.history.Forbid(g.name, x.name)
+	}
+	return nil
+}
+
+func (w *world) relist(ctx context.Context, g *group) error {
+	w.mu.Lock()
+	s := g.services[g.current]
+	for _, x := range s.sites {
+		x.listed = true
+	}
+	w.mu.Unlock()
+	w.allow(g, s)
+	return w.patchEndpoints(ctx, s)
+}
+
+func (w *world) patchEndpoints(ctx context.Context, s *service) error {
+	w.mu.Lock()
+	patch, err := json.Marshal(map[string][]discoveryv1.Endpoint{"endpoints": endpoints(s.sites)})
+	w.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return w.api(ctx, func(ctx context.Context, k clients) error {
+		_, err := k.core.DiscoveryV1().EndpointSlices(namespace).Patch(ctx, s.name, types.MergePatchType, patch, metav1.PatchOptions{})
+		return err
+	})
+}
+
+// rotate moves a group to a new CA by the book: trusted beside the old one, then used, then trusted alone.
+func (w *world) rotate(ctx context.Context, g *group) error {
+	w.mu.Lock()
+	g.rotations++
+	fresh := pki.NewCA(fmt.Sprintf("%s-ca-%d", g.name, g.rotations))
+	w.mu.Unlock()
+	if err := w.patchSpec(ctx, g, func() { g.bundle = []*pki.CA{g.ca, fresh} }); err != nil {
+		return err
+	}
+	if err := w.known(ctx, g); err != nil {
+		return err
+	}
+	for _, x := range g.sites() {
+		x.present(fresh)
+	}
+	return w.patchSpec(ctx, g, func() { g.ca, g.bundle = fresh, slices.Clone([]*pki.CA{fresh}) })
+}
+
+func (w *world) maintain(ctx context.Context, g *group, on bool) error {
+	w.mu.Lock()
+	g.maintenance = on
+	w.mu.Unlock()
+	value := "null"
+	if on {
+		value = `"a soak"`
+	}
+	return w.patchAPIService(ctx, g, []byte(`{"metadata":{"annotations":{"fairlead.dev/maintenance":`+value+`}}}`))
+}

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/soak/check"
+)
+
+// stallAfter is how long a client waits for an event: seventy times as long as they are apart, and three times as long as it takes to find out that a backend
+// is dead.
+const stallAfter = 15 * time.Second
+
+// keepWatching has one watch open after the other.
+func (l *load) keepWatching(ctx context.Context, rng *rand.Rand) {
+	class := pick(0)
+	for ctx.Err() == nil {
+		t := &task{id: "o" + strconv.FormatInt(l.asked.Add(1), 10), class: class, group: l.w.groups[rng.IntN(len(l.w.groups))], caller: l.w.callers[rng.IntN(len(l.w.callers))], h2: rng.IntN(4) > 0}
+		t.class.name = "remote watch"
+		d := l.w.choose(rng.IntN(1000))
+		enough := 20 + rng.IntN(300)
+		w := check.Watch{Exchange: t.exchange(d)}
+		w.Scopes = slices.Concat([]string{"watch:" + t.group.name, "watch:door:" + d.name}, w.Scopes)
+		w.Want, w.Begun = http.StatusOK, time.Now()
+		l.watch(ctx, d, t, &w, enough)
+		w.Ended = time.Now()
+		if ctx.Err() != nil {
+			return
+		}
+		l.w.checker.EndWatch(w)
+		if w.Code != http.StatusOK { // refused: as a client does, wait a little
+			pause(ctx, 200*time.Millisecond)
+		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+var errStalled = errors.New("nothing came")
+
+// watch reads events until there are enough, or the watch ends.
+func (l *load) watch(ctx context.Context, d *door, t *task, w *check.Watch, enough int) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	guard := time.AfterFunc(stallAfter, func() { cancel(errStalled) })
+	defer guard.Stop()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, d.Endpoint.URL+t.group.widgets()+"?watch=1", nil)
+	if err != nil {
+		panic(err) // our own path: cannot happen
+	}
+	req.Header.Set(idHeader, t.id)
+	maps.Copy(req.Header, t.caller.header)
+	res, err := l.transport(d, t.caller, t.h2).RoundTrip(req)
+	stalled := func() bool { return errors.Is(context.Cause(ctx), errStalled) }
+	if err != nil {
+		w.Err, w.GaveUp = err.Error(), stalled()
+		return
+	}
+	defer res.Body.Close()
+	w.Code = res.StatusCode
+	if res.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(res.Body, 300))
+		w.Text = string(text)
+		return
+	}
+	w.Head = new(check.Receipt)
+	if err := json.Unmarshal([]byte(res.Header.Get(receiptHeader)), w.Head); err != nil {
+		w.Head, w.Wrong = nil, "no receipt in the header"
+		return
+	}
+	for lines := bufio.NewReader(res.Body); w.Events < enough; w.Events++ {
+		line, err := lines.ReadBytes('\n')
+		if err != nil {
+			w.Stalled = stalled()
+			if !errors.Is(err, io.EOF) && !w.Stalled {
+				w.Err = err.Error()
+			}
+			w.Partial = len(line) > 0 && !w.Stalled
+			return
+		}
+		guard.Reset(stallAfter)
+		if w.Wrong = wrongEvent(w, line); w.Wrong != "" {
+			return
+		}
+	}
+}
+
+// wrongEvent says what is wrong with the next event of a watch; empty: nothing.
+func wrongEvent(w *check.Watch, line []byte) string {
+	var e widget
+	if err := json.Unmarshal(line, &e); err != nil || e.Receipt == nil {
+		return fmt.Sprintf("no event: %.100q", line)
+	}
+	want := *w.Head
+	want.Seq = w.Events + 1
+	if e.Receipt.Seq != want.Seq || e.Receipt.ID != want.ID || e.Receipt.Server != want.Server || e.Receipt.User != want.User {
+		return fmt.Sprintf("%+v, want %+v", *e.Receipt, want)
+	}
+	if p := payload(want.ID, 100*(want.Seq%20)); e.Payload != p {
+		return fmt.Sprintf("%d bytes %.60q, want %d", len(e.Payload), e.Payload, len(p))
+	}
+	return ""
+}
