@@ -73,6 +73,22 @@ func TestListedCredentialsStay(t *testing.T) {
 	}
 }
 
+// HTTP/2 has no 101 (RFC 9113, 8.6), and a client that did not ask for another protocol must not be told that it is spoken now: what stands between it and us
+// may take all that follows for that protocol's.
+func TestUnasked101(t *testing.T) {
+	w := newWorld(t, worldConfig{remote: func(rw http.ResponseWriter, _ *http.Request) {
+		rw.WriteHeader(http.StatusSwitchingProtocols)
+		_, _ = io.WriteString(rw, "smuggled")
+	}})
+	everyWay(t, func(t *testing.T, proto string) {
+		r := w.request(t, "GET", remoteGV+"/widgets", nil)
+		r.Header.Set("Authorization", "Bearer token-of-bob")
+		if got := w.do(t, w.httpClient(t, proto, nil), r); got.status != http.StatusBadGateway || strings.Contains(got.body, "smuggled") {
+			t.Errorf("status %d: %s", got.status, got.body)
+		}
+	})
+}
+
 func TestForgedTrailersDoNothing(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	everyWay(t, func(t *testing.T, proto string) {

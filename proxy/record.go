@@ -31,9 +31,13 @@ func (p *Proxy) record(w http.ResponseWriter, r *http.Request, x *exchange) *rec
 
 func (rec *recorder) writer() http.ResponseWriter { return rec }
 
-// WriteHeader notes the final status; interim ones are passed on.
+// WriteHeader notes the final status; interim ones are passed on. Not 101, which net/http/httputil passes on as if it were one: sessions are hijacked, so this
+// is a backend that switches without being asked, and its request fails (proxy/backend).
 func (rec *recorder) WriteHeader(code int) {
-	if rec.status == 0 && (code >= 200 || code == http.StatusSwitchingProtocols) {
+	if code == http.StatusSwitchingProtocols {
+		return
+	}
+	if rec.status == 0 && code >= 200 {
 		rec.responded(code)
 	}
 	rec.ResponseWriter.WriteHeader(code)

@@ -101,6 +101,7 @@ var (
 	errPatience   = errors.New("waiting for a connection took too long")
 	errEjected    = errors.New("the endpoint is unhealthy")
 	errTrustEnded = errors.New("the connection's trust has ended")
+	errSwitched   = errors.New("the backend switched protocols unasked")
 	errLost       = errors.New("the connection was lost")
 	errNoPool     = errors.New("there is no such pool")
 	errFull       = errors.New("the unproven pool is full")
@@ -121,6 +122,8 @@ func classify(ctx context.Context, err error, wrote bool) kind {
 			return failEjected
 		case errors.Is(cause, errTrustEnded):
 			return failLost
+		case errors.Is(cause, errSwitched):
+			return failBad
 		}
 		return failContext
 	}

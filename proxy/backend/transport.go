@@ -3,10 +3,10 @@ package backend
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptrace"
+	"net/textproto"
 	"net/url"
 	"sync/atomic"
 	"time"
@@ -129,7 +129,16 @@ func (c *call) try(l Lease) (*http.Response, *failure) {
 	}
 	ctx, cancel := context.WithCancelCause(c.req.Context())
 	var wrote atomic.Bool
-	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteHeaders: func() { wrote.Store(true) }})
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		WroteHeaders: func() { wrote.Store(true) },
+		// To x/net/http2 a 101 is one more interim answer.
+		Got1xxResponse: func(code int, _ textproto.MIMEHeader) error {
+			if code == http.StatusSwitchingProtocols {
+				cancel(errSwitched)
+			}
+			return nil
+		},
+	})
 	forget := func() {}
 	switch {
 	case c.long:
@@ -141,7 +150,7 @@ func (c *call) try(l Lease) (*http.Response, *failure) {
 	res, err := cn.cc.RoundTrip(c.outgoing(ctx, e.address))
 	if err == nil && res.StatusCode == http.StatusSwitchingProtocols {
 		_ = res.Body.Close() // it is the connection
-		err = fmt.Errorf("unexpected status %s", res.Status)
+		err = errSwitched
 	}
 	if !c.long {
 		forget()
