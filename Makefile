@@ -69,6 +69,16 @@ LANE ?= frame
 conformance: build ## Kubernetes' own specs of sig-api-machinery that need no pods, through Fairlead (LANE=frame|nethttp|direct); minutes, outside CI
 	go run ./tests/conformance -lane=$(LANE) -want=56
 
+# How long to break things, and what is drawn from.
+MINUTES ?= 20
+SEED    ?= 1
+
+.PHONY: soak
+soak: build ## Break everything at random under load and keep account, for MINUTES=20 with SEED=1 on LANE=frame|nethttp (Linux, root)
+	$(TOOLS) -q etcd kube-apiserver
+	@command -v ip >/dev/null || apt-get install -y iproute2
+	go run ./tests/soak -minutes=$(MINUTES) -seed=$(SEED) -lane=$(LANE)
+
 .PHONY: interop
 interop: ## h2spec, curl, nghttp and node (from the machine) against the frame lane, on each of its drivers
 	go test -tags e2e -count=1 -timeout 10m -run 'H2spec|Interop' ./proxy/h2

@@ -49,6 +49,7 @@ type h2conn struct {
 	maxFrame int
 	last     uint32 // the highest stream opened by the peer
 	goneAt   uint32 // streams above it are ignored
+	opening  bool   // the reading goroutine is about to add to streams
 	leaving  bool   // GOAWAY was sent: close when streams is empty
 	gone     bool
 }
@@ -179,6 +180,7 @@ func (h *h2conn) headers(f *http2.MetaHeadersFrame) error {
 		h.last = f.StreamID
 	}
 	ignored := h.leaving && f.StreamID > h.goneAt
+	h.opening = st == nil && !known && !ignored
 	h.mu.Unlock()
 	switch {
 	case st != nil:
@@ -280,7 +282,7 @@ func (h *h2conn) drop(id uint32, cause error) {
 		st.dead = cause
 	}
 	h.cond.Broadcast()
-	empty := h.leaving && len(h.streams) == 0
+	empty := h.leaving && len(h.streams) == 0 && !h.opening
 	h.mu.Unlock()
 	if st != nil {
 		st.body.end(nil, cause)
@@ -291,14 +293,20 @@ func (h *h2conn) drop(id uint32, cause error) {
 	}
 }
 
-// goAway announces that streams above last are not processed; the connection ends when the others have.
-func (h *h2conn) goAway(last uint32, code http2.ErrCode) {
+// disown announces that a stream is not processed, nor any after it; the connection ends when the others have. It does nothing and returns false when one after
+// it has come already: that one is being answered, and whoever is told otherwise sends it again.
+func (h *h2conn) disown(id uint32) bool {
+	last := max(id, 2) - 2
 	h.mu.Lock()
-	if !h.leaving || last < h.goneAt {
+	latest := h.last == id
+	if latest {
 		h.leaving, h.goneAt = true, last
 	}
 	h.mu.Unlock()
-	_ = h.write(func() error { return h.fr.WriteGoAway(last, code, nil) })
+	if latest {
+		_ = h.write(func() error { return h.fr.WriteGoAway(last, http2.ErrCodeNo, nil) })
+	}
+	return latest
 }
 
 // leave announces that no stream is taken any more; those that have come are answered. Said again it says the same: RFC 9113 §6.8 has the last stream

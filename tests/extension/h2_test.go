@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -162,6 +163,37 @@ func TestGoAwayUnprocessed(t *testing.T) {
 	}
 	if res, _ := must(t, client(t, s, "HTTP/2.0", nil), "GET", s.URL()+"/healthz", nil); res.StatusCode != 200 {
 		t.Errorf("status %d", res.StatusCode)
+	}
+}
+
+// Whoever is told that a request was not processed sends it again: that must be true of every request on the connection.
+func TestGoAwayUnprocessedIsTrue(t *testing.T) {
+	var mu sync.Mutex
+	executed := map[string]int{}
+	s := extension.Start(t, extension.Config{Wrap: func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			mu.Lock()
+			executed[r.URL.Path]++
+			mu.Unlock()
+			next.ServeHTTP(w, r)
+		})
+	}})
+	if err := s.Set(extension.Fault{Kind: extension.GoAwayUnprocessed, Every: 5}); err != nil {
+		t.Fatal(err)
+	}
+	c := client(t, s, "HTTP/2.0", nil)
+	var all sync.WaitGroup
+	for i := range 150 {
+		all.Go(func() { _, _, _ = request(t.Context(), c, "POST", s.URL()+fmt.Sprint("/", i), strings.NewReader("x")) })
+	}
+	all.Wait()
+	for path, n := range executed {
+		if n > 1 {
+			t.Errorf("%s was executed %d times", path, n)
+		}
+	}
+	if len(executed) < 50 {
+		t.Errorf("%d requests were executed", len(executed))
 	}
 }
 

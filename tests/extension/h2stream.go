@@ -48,6 +48,7 @@ func (h *h2conn) openStream(f *http2.MetaHeadersFrame) {
 	h.mu.Lock()
 	st.window = h.initial
 	h.streams[st.id] = st
+	h.opening = false
 	h.mu.Unlock()
 	tooLong := f.Truncated
 	h.srv.wg.Go(func() {

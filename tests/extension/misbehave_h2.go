@@ -32,8 +32,12 @@ func (s *Server) misbehaveH2(w *answer, r *http.Request, st *h2stream, f Fault) 
 		_, _ = w.Write(filler(size))
 		return
 	case GoAwayUnprocessed:
-		st.h.goAway(max(st.id, 2)-2, http2.ErrCodeNo)
-		st.h.drop(st.id, errH2Gone)
+		if st.h.disown(st.id) {
+			st.h.drop(st.id, errH2Gone)
+		} else { // a later one is being answered: the same is said of this one alone (RFC 9113, 8.7)
+			st.reset(http2.ErrCodeRefusedStream)
+			st.h.leave()
+		}
 	case EndlessHeaders:
 		w.status = http.StatusOK
 		_ = st.endlessBlock(cmp.Or(f.Size, 64<<20))

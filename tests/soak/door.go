@@ -69,7 +69,8 @@ func (w *world) raiseDoors(ctx context.Context) error {
 		d.probe = &http.Client{Transport: transport(nobody, false), Timeout: time.Second}
 		var following context.Context
 		following, d.stop = context.WithCancel(context.WithoutCancel(ctx))
-		d.owners.Go(func() { d.follow(following) })
+		d.owners.Go(func() { follow(following, readyEvery, d.ask) })
+		d.owners.Go(func() { follow(following, 2*readyEvery, d.look) })
 	}
 	return nil
 }
@@ -98,16 +99,12 @@ func transport(c *tls.Config, h2 bool) *http.Transport {
 	return &http.Transport{TLSClientConfig: c.Clone(), Protocols: &protocols, DisableCompression: true, MaxIdleConnsPerHost: 8}
 }
 
-// follow asks whether the door takes requests, and every other time for its status, until ctx ends.
-func (d *door) follow(ctx context.Context) {
-	tick := time.NewTicker(readyEvery)
+// follow asks again and again until ctx ends.
+func follow(ctx context.Context, every time.Duration, ask func(context.Context)) {
+	tick := time.NewTicker(every)
 	defer tick.Stop()
-	for n := 0; ; n++ {
-		_, err := get(ctx, d.probe, d.Endpoint.URL+"/readyz")
-		d.ready.Store(err == nil)
-		if n%2 == 0 {
-			d.look(ctx)
-		}
+	for {
+		ask(ctx)
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -116,6 +113,13 @@ func (d *door) follow(ctx context.Context) {
 	}
 }
 
+// ask finds out whether the door takes requests.
+func (d *door) ask(ctx context.Context) {
+	_, err := get(ctx, d.probe, d.Endpoint.URL+"/readyz")
+	d.ready.Store(err == nil)
+}
+
+// look reads the door's status.
 func (d *door) look(ctx context.Context) {
 	status := new(pages.Status)
 	text, err := get(ctx, d.admin, d.Admin.URL+"/status")

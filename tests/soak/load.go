@@ -140,11 +140,11 @@ func (l *load) transport(d *door, c *caller, h2 bool) *http.Transport {
 	return t
 }
 
-// choose is a door that says it is ready; when none does, any.
+// choose is a door that says it is ready; when none does, one whose process is there.
 func (w *world) choose(n int) *door {
 	ready := slices.DeleteFunc(slices.Clone(w.doors[:]), func(d *door) bool { return !d.ready.Load() })
 	if len(ready) == 0 {
-		ready = w.doors[:]
+		ready = slices.DeleteFunc(slices.Clone(w.doors[:]), func(d *door) bool { return d.away.Load() })
 	}
 	return ready[n%len(ready)]
 }

@@ -39,6 +39,7 @@ func (w *world) drawDoor(rng *rand.Rand) *act {
 		// Connections under the old pair get no new streams; watches over them may end.
 		a.fault.Kind, a.fault.Target = "door: proxy client pair replaced", "a b"
 		a.fault.Scopes = []string{"watch:door:a", "watch:door:b"}
+		a.fault.Weak = true
 		a.begin = func(context.Context) error {
 			_, err := w.PKI.FrontProxy.Issue("front-proxy-client", cluster.Leaf{User: "front-proxy-client"})
 			return err

@@ -20,14 +20,14 @@ func (w *world) drawRegistry(rng *rand.Rand) *act {
 	g := w.groups[rng.IntN(len(w.groups))]
 	kind, number := rng.IntN(8), rng.IntN(1000)
 	a := &act{group: g.name, dose: 20 + rng.IntN(200), wrong: func() string { return w.everywhere(g) }}
-	a.fault.Target, a.fault.Scopes = g.name, []string{"watch:" + g.name}
+	a.fault.Target, a.fault.Scopes, a.fault.Weak = g.name, []string{"watch:" + g.name}, true
 	hurts := append(a.fault.Scopes, g.scope())
 	switch kind {
 	case 0, 1:
 		a.fault.Kind, a.fault.Scopes = "registry: APIService retargeted", hurts
 		a.begin = func(ctx context.Context) error { return w.retarget(ctx, g) }
 	case 2:
-		a.fault.Kind, a.fault.Scopes = "registry: APIService deleted", append(hurts, "discovery")
+		a.fault.Kind, a.fault.Scopes, a.fault.Weak = "registry: APIService deleted", append(hurts, "discovery"), false
 		a.begin = func(ctx context.Context) error { return w.remove(ctx, g) }
 		a.end = func(ctx context.Context) error { return w.restore(ctx, g) }
 	case 3:
@@ -49,7 +49,7 @@ func (w *world) drawRegistry(rng *rand.Rand) *act {
 		}
 		a.end = func(ctx context.Context) error { return w.patchSpec(ctx, g, func() { g.bundle = []*pki.CA{g.ca} }) }
 	case 7:
-		a.fault.Kind, a.fault.Scopes = "registry: maintenance", hurts
+		a.fault.Kind, a.fault.Scopes, a.fault.Weak = "registry: maintenance", hurts, false
 		a.begin = func(ctx context.Context) error { return w.maintain(ctx, g, true) }
 		a.end = func(ctx context.Context) error { return w.maintain(ctx, g, false) }
 	}

@@ -106,7 +106,7 @@ func (c *Checker) explain(x *Exchange, fits func(*Window) bool) *Window {
 	case x.ok() && x.Garbled == "":
 		return nil
 	}
-	return c.windows.blame(x.Scopes, x.Begun, x.Ended, fits)
+	return c.windows.blame(x.nearest(), x.Begun, x.Ended, fits)
 }
 
 func (c *Checker) endLocked(x *Exchange, explained *Window) {
@@ -215,7 +215,7 @@ func (c *Checker) EndWatch(w Watch) {
 		if w.Wrong != "" {
 			fits = func(x *Window) bool { return x.Fault.Lies }
 		}
-		explained = c.windows.blame(w.Scopes, late, w.Ended, fits)
+		explained = c.windows.blame(w.nearest(), late, w.Ended, fits)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -178,7 +178,10 @@ func TestChecker(t *testing.T) {
 		}, nil},
 
 		{"a watch with a hole", func(s *story) { s.watch(func(w *Watch) { w.Wrong = "event 4 after 2" }) }, []Invariant{Watches}},
-		{"a watch with a hole in a fault", func(s *story) { defer s.Open(group("dead")).Close(); s.watch(func(w *Watch) { w.Wrong = "event 4 after 2" }) }, []Invariant{Watches}},
+		{"a watch with a hole in a fault", func(s *story) {
+			defer s.Open(group("dead")).Close()
+			s.watch(func(w *Watch) { w.Wrong = "event 4 after 2" })
+		}, []Invariant{Watches}},
 		{"a watch at a liar", func(s *story) {
 			defer s.Open(Fault{Kind: "garbage", Scopes: []string{"group:alpha"}, Lies: true}).Close()
 			s.watch(func(w *Watch) { w.Head, w.Wrong = nil, "no receipt" })

@@ -1,7 +1,9 @@
 package check
 
 import (
+	"cmp"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -96,4 +98,15 @@ func (x *Exchange) ok() bool {
 		return x.Code == x.Want
 	}
 	return x.Code/100 == 2
+}
+
+// nearest are the scopes in the order in which they are asked for an explanation. Without an answer it is the last given one's connection that has ended.
+func (x *Exchange) nearest() []string {
+	scopes := slices.Clone(x.Scopes)
+	if x.Code == 0 {
+		slices.SortStableFunc(scopes, func(a, b string) int {
+			return cmp.Compare(strings.Index(b, "door:"), strings.Index(a, "door:"))
+		})
+	}
+	return scopes
 }

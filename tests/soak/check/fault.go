@@ -21,6 +21,8 @@ type Fault struct {
 	Scopes []string
 	// Lies says that a backend makes up answers, so that an answer without a receipt is not Fairlead's invention.
 	Lies bool
+	// Weak says that it should be felt by few or by nobody: it is blamed when nothing else can be.
+	Weak bool
 	// Silent says that a process which can answer nothing is part of it: a client may wait without end.
 	Silent bool
 }
@@ -57,25 +59,26 @@ func (w *Window) Close() {
 	w.closed = time.Now()
 }
 
-// blame finds the window that explains a failure between two moments: of those that were open then, the latest of the first scope that has any. Nil: nothing
-// explains it. fits may refuse windows; nil refuses none.
+// blame finds the window that explains a failure between two moments: of those that were open then, the latest of the first scope that has any, weak ones last.
+// Nil: nothing explains it. fits may refuse windows; nil refuses none.
 func (ws *windows) blame(scopes []string, from, to time.Time, fits func(*Window) bool) *Window {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
-	for _, scope := range scopes {
-		for _, w := range slices.Backward(ws.all) {
-			ended := !w.closed.IsZero() && w.closed.Before(from)
-			if ended || w.opened.After(to) || !slices.Contains(w.Fault.Scopes, scope) || fits != nil && !fits(w) {
-				continue
+	for _, weak := range []bool{false, true} {
+		for _, scope := range scopes {
+			for _, w := range slices.Backward(ws.all) {
+				ended := !w.closed.IsZero() && w.closed.Before(from)
+				if w.Fault.Weak == weak && !ended && !w.opened.After(to) && slices.Contains(w.Fault.Scopes, scope) && (fits == nil || fits(w)) {
+					w.blamed++
+					return w
+				}
 			}
-			w.blamed++
-			return w
 		}
 	}
 	return nil
 }
 
-// Open reports whether a window of scope is open now.
+// isOpen reports whether a window of scope is open now.
 func (ws *windows) isOpen(scope string) bool {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
