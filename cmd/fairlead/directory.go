@@ -36,6 +36,9 @@ func (o *options) validateAlone(fault func(string, ...any)) {
 	if len(o.localAPIServer) > 0 {
 		fault("--local-apiserver needs --kubeconfig: with --registry=dir: and without it there is no local apiserver")
 	}
+	if o.writeStatus || o.emitEvents {
+		fault("--write-status and --emit-events need --kubeconfig: without a local apiserver there is nobody to be told")
+	}
 	if o.authConfigMap {
 		fault("--authentication-configmap needs --kubeconfig: the ConfigMap is the local apiserver's")
 	}

@@ -50,6 +50,7 @@ type door struct {
 	trust     *trust.Trust
 	prober    *health.Prober
 	status    *status.Writer // nil: no --write-status
+	events    *status.Events // nil: no --emit-events
 	entry     *publisher     // nil: no --publish-kubernetes-endpoints
 	backends  *backend.Pools
 	local     *backend.Local // nil: there is none

@@ -80,7 +80,7 @@ func buildDoor(t *testing.T, metrics *recorder) {
 	o.kubeconfig, o.clientCA, o.bindAddress, o.securePort, o.adminPort = filepath.Join(dir, "kubeconfig"), caFile, "127.0.0.1", 0, 0
 	o.tlsCert, o.tlsKey = pair("serving")
 	o.proxyCert, o.proxyKey = pair("front-proxy-client")
-	o.writeStatus, o.publishEndpoints, o.advertiseAddress = true, true, "192.0.2.1"
+	o.writeStatus, o.emitEvents, o.publishEndpoints, o.advertiseAddress = true, true, true, "192.0.2.1"
 	o.access.path = filepath.Join(dir, "access.log")
 	o.audit.path, o.audit.policy = filepath.Join(dir, "audit.log"), filepath.Join(dir, "policy.yaml")
 	if err := os.WriteFile(o.audit.policy, []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n"), 0o600); err != nil {

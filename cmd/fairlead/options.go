@@ -66,6 +66,7 @@ type options struct {
 
 	egress           string
 	writeStatus      bool
+	emitEvents       bool
 	publishEndpoints bool
 	advertiseAddress string
 
@@ -132,6 +133,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 
 	fs.StringVar(&o.egress, "egress-selector-config-file", "", "EgressSelectorConfiguration whose entry cluster says how backends are reached. Empty: directly.")
 	fs.BoolVar(&o.writeStatus, "write-status", false, "Write the condition fairlead.dev/Available to APIServices, by one replica that holds the Lease kube-system/fairlead-status.")
+	fs.BoolVar(&o.emitEvents, "emit-events", false, "Tell of verdicts that change by Events on the APIServices, by one replica that holds the Lease kube-system/fairlead-events.")
 
 	fs.BoolVar(&o.publishEndpoints, "publish-kubernetes-endpoints", false, "Publish this replica, while it is ready, in the endpoints of the Service default/kubernetes. kube-apiserver must run with --endpoint-reconciler-type=none.")
 	fs.StringVar(&o.advertiseAddress, "advertise-address", "", "Address at which clients in the cluster reach this replica, for --publish-kubernetes-endpoints. Empty: that of the environment variable POD_IP, or else --bind-address.")

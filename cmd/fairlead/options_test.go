@@ -46,6 +46,7 @@ func TestValidate(t *testing.T) {
 		{"directory", append(good, "--registry", "dir:/x"), nil},
 		{"directory, local apiserver", append(good, "--registry", "dir:/x", "--local-apiserver", "https://x"), []string{"--local-apiserver needs --kubeconfig"}},
 		{"directory, ConfigMap", append(good, "--registry", "dir:/x", "--authentication-configmap"), []string{"--authentication-configmap needs --kubeconfig"}},
+		{"directory, events", append(good, "--registry", "dir:/x", "--emit-events"), []string{"--write-status and --emit-events need --kubeconfig"}},
 		{"directory, webhook", append(good, "--registry", "dir:/x", "--authorization-mode", "webhook"), []string{"--authorization-mode=webhook needs --kubeconfig"}},
 		{"directory, tokens", append(good, "--registry", "dir:/x", "--token-auth-file", file, "--authentication-config", file), nil},
 		{"tokens of a cluster", append(good, "--token-auth-file", file), []string{"--token-auth-file is for --registry=dir: without --kubeconfig"}},

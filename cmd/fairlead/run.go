@@ -26,7 +26,7 @@ func run(ctx context.Context, o *options, stderr io.Writer) error {
 // build makes everything, and listens, but serves nothing yet.
 func (d *door) build(ctx context.Context) error {
 	for _, step := range []func(context.Context) error{
-		d.countProcess, d.findAPIServer, d.openListeners, d.makeTable, d.makeTrust, d.makeBackends, d.makeStatus, d.makeEntrypoint, d.makeDocuments, d.makePages, d.makeProxy, d.makeServers,
+		d.countProcess, d.findAPIServer, d.openListeners, d.makeTable, d.makeTrust, d.makeBackends, d.makeStatus, d.makeEvents, d.makeEntrypoint, d.makeDocuments, d.makePages, d.makeProxy, d.makeServers,
 	} {
 		if err := step(ctx); err != nil {
 			d.closeListeners()
@@ -78,6 +78,9 @@ func (d *door) loops() map[string]func(context.Context) error {
 	}
 	if d.apiServices != nil {
 		loops["apiservices"] = d.apiServices.Run
+	}
+	if d.events != nil {
+		loops["events"] = d.events.Run
 	}
 	if d.status != nil {
 		loops["status writer"] = d.status.Run

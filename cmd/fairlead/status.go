@@ -5,8 +5,10 @@ import (
 	"crypto/rand"
 	"fmt"
 	"os"
+	"time"
 
 	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/health/status"
@@ -25,13 +27,58 @@ func (d *door) makeStatus(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("making client of the local apiserver: %w", err)
 	}
-	host, err := os.Hostname()
+	identity, err := replicaName()
 	if err != nil {
-		return fmt.Errorf("naming this replica: %w", err)
+		return err
 	}
 	d.status, err = status.New(status.Config{
-		Table: d.registry.Table, APIServices: objects.APIServices(), Leases: leases, Logger: d.log, Metrics: d.metrics,
-		Identity: host + "_" + rand.Text(), // two replicas may share a host, and a new process must not take its predecessor's Lease for its own
+		Table: d.registry.Table, APIServices: objects.APIServices(), Leases: leases, Logger: d.log, Metrics: d.metrics, Identity: identity,
 	})
 	return err
+}
+
+// replicaName names this process among its replicas: two may share a host, and a new process must not take its predecessor's Lease for its own.
+func replicaName() (string, error) {
+	host, err := os.Hostname()
+	if err != nil {
+		return "", fmt.Errorf("naming this replica: %w", err)
+	}
+	return host + "_" + rand.Text(), nil
+}
+
+// makeEvents makes what tells of verdicts by Events.
+func (d *door) makeEvents(context.Context) error {
+	if !d.o.emitEvents {
+		return nil
+	}
+	events, err := corev1.NewForConfig(d.client)
+	if err != nil {
+		return fmt.Errorf("making client of the local apiserver: %w", err)
+	}
+	leases, err := coordinationv1.NewForConfig(d.client)
+	if err != nil {
+		return fmt.Errorf("making client of the local apiserver: %w", err)
+	}
+	identity, err := replicaName()
+	if err != nil {
+		return err
+	}
+	d.events, err = status.NewEvents(status.EventsConfig{
+		Table: d.registry.Table, Events: events, Leases: leases, Identity: identity, Faults: d.trustFaults, Logger: d.log, Metrics: d.metrics,
+	})
+	return err
+}
+
+// trustFaults are what is wrong with the bundles that backends are trusted by.
+func (d *door) trustFaults() map[string]string {
+	faults := map[string]string{}
+	for _, s := range d.trust.Status() {
+		switch {
+		case s.Fault != "":
+			faults[s.APIService] = "the CA bundle is not used: " + s.Fault
+		case s.OverlapInForce:
+			faults[s.APIService] = "the backend still presents a certificate that only the replaced CA verifies: it is trusted until " + s.OverlapUntil.UTC().Format(time.RFC3339)
+		}
+	}
+	return faults
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"fmt"
 	"os"
 	"time"
@@ -33,14 +32,14 @@ func (d *door) makeTracer() (*requests.Tracer, error) {
 	if err != nil {
 		return nil, usageError{fmt.Errorf("--tracing-config-file: %w", err)}
 	}
-	host, err := os.Hostname()
+	identity, err := replicaName()
 	if err != nil {
-		return nil, fmt.Errorf("naming this replica: %w", err)
+		return nil, err
 	}
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { d.log.Warn("sending spans", "err", err) })) // or it writes to standard error by itself
 	// The connection is made, and made again, in the background: a collector that is away keeps nobody waiting.
 	d.spans, err = tracing.NewProvider(context.Background(), config, nil, []resource.Option{resource.WithAttributes( //nolint:contextcheck // it outlives the start
-		attribute.String("service.name", "fairlead"), attribute.String("service.version", version), attribute.String("service.instance.id", host+"_"+rand.Text()),
+		attribute.String("service.name", "fairlead"), attribute.String("service.version", version), attribute.String("service.instance.id", identity),
 	)})
 	if err != nil {
 		return nil, fmt.Errorf("making what spans go to: %w", err)

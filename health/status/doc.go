@@ -1,4 +1,4 @@
-// Package status writes this cluster's verdicts where users look: the condition fairlead.dev/Available of each remote APIService.
+// Package status writes this cluster's verdicts where users look: the condition fairlead.dev/Available of each remote APIService, and Events when one changes.
 //
 // kube-apiserver's own controllers own the condition Available and cannot be switched off, so it is never written here. Of all replicas one
 // writes, elected by a Lease: kube-aggregator lets every replica write the same object, and replicas that see the network differently fight

@@ -15,6 +15,7 @@ func TestOperate(t *testing.T) {
 		{"roles", testRoles},
 		{"explain", testExplain},
 		{"alerts", testAlerts},
+		{"events", testEvents},
 		{"page", testPage},
 	} {
 		t.Run(suite.name, func(t *testing.T) {

@@ -1,0 +1,65 @@
+package status
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+)
+
+// The times of the election are those of Kubernetes' own components: a leader that dies is replaced within some 17 s, and one that cannot
+// reach the apiserver for 10 s stops writing 5 s before another may begin.
+const (
+	leaseDuration = 15 * time.Second
+	renewDeadline = 10 * time.Second
+	retryPeriod   = 2 * time.Second
+)
+
+// election decides which replica does a thing that one has to do.
+type election struct {
+	leases                     coordinationv1.LeasesGetter
+	namespace, lease, identity string
+	turn                       chan struct{} // has room for one: holds an element while a goroutine leads
+}
+
+// run takes part until ctx ends, and calls lead while this replica leads. Losing the Lease only ends the leading.
+func (e *election) run(ctx context.Context, lead func(context.Context)) error {
+	for ctx.Err() == nil {
+		// A new elector each time: one that has lost keeps what it last saw of the Lease.
+		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+			Name: e.lease,
+			Lock: &resourcelock.LeaseLock{
+				LeaseMeta:  metav1.ObjectMeta{Namespace: e.namespace, Name: e.lease},
+				Client:     e.leases,
+				LockConfig: resourcelock.ResourceLockConfig{Identity: e.identity},
+			},
+			LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
+			// A write that is in flight then is cut by its context, and the next leader reads every condition before it writes any.
+			ReleaseOnCancel: true,
+			Callbacks: leaderelection.LeaderCallbacks{
+				OnStartedLeading: func(ctx context.Context) { e.lead(ctx, lead) },
+				OnStoppedLeading: func() {},
+			},
+		})
+		if err != nil {
+			return fmt.Errorf("configuring election: %w", err)
+		}
+		elector.Run(ctx)
+		e.turn <- struct{}{} // wait for lead to end; one that has not even begun finds its context ended
+		<-e.turn
+	}
+	return ctx.Err()
+}
+
+// lead leads until ctx ends: the election cancels it when the Lease is lost.
+func (e *election) lead(ctx context.Context, lead func(context.Context)) {
+	e.turn <- struct{}{}
+	defer func() { <-e.turn }()
+	if ctx.Err() == nil {
+		lead(ctx)
+	}
+}

@@ -1,0 +1,179 @@
+package status
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// EventsConfig is what Events need. Table, Events, Leases and Identity must be set.
+type EventsConfig struct {
+	// Table returns the current table.
+	Table func() *registry.Table
+	// Events records them; it needs the verbs create and patch on events in namespace default, where those of cluster-scoped objects are.
+	Events typedv1.EventsGetter
+	// Leases elects the one who records; it needs the verbs get, create and update on leases.
+	Leases coordinationv1.LeasesGetter
+	// Identity names this replica in the Lease. No two replicas may have the same.
+	Identity string
+	// Faults are what else is wrong with APIServices, by name, in one sentence each: an unreadable bundle, say. Nil: nothing.
+	Faults func() map[string]string
+	// Namespace and Lease name the Lease. Empty: kube-system, fairlead-events.
+	Namespace, Lease string
+	// Logger gets changes of the leader. Nil discards.
+	Logger *slog.Logger
+	// Metrics takes fairlead_event_total. Nil: unregistered.
+	Metrics prometheus.Registerer
+}
+
+// Events tells of verdicts that change, by Events on the APIServices, while this replica leads.
+//
+// client-go's recorder makes one of those that are alike, drops what one object says too often (25 at once of each type, then one in five minutes), and holds at most a
+// thousand that wait for the apiserver.
+type Events struct {
+	config  EventsConfig
+	log     *slog.Logger
+	emitted *prometheus.CounterVec // :: type
+	// source is config.Table taken apart.
+	source func() (entries []*registry.Entry, superseded <-chan struct{})
+}
+
+// NewEvents makes Events. It does nothing until Run.
+func NewEvents(c EventsConfig) (*Events, error) {
+	if c.Table == nil || c.Events == nil || c.Leases == nil || c.Identity == "" {
+		return nil, errors.New("configuring events: Table, Events, Leases and Identity must be set")
+	}
+	if c.Namespace == "" {
+		c.Namespace = metav1.NamespaceSystem
+	}
+	if c.Lease == "" {
+		c.Lease = "fairlead-events"
+	}
+	if c.Faults == nil {
+		c.Faults = func() map[string]string { return nil }
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	e := &Events{config: c, log: c.Logger, emitted: prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "fairlead_event_total", Help: "Events told of APIServices, by type (Normal, Warning), before those that are alike are made one.",
+	}, []string{"type"})}
+	for _, kind := range []string{corev1.EventTypeNormal, corev1.EventTypeWarning} {
+		e.emitted.WithLabelValues(kind)
+	}
+	e.source = func() ([]*registry.Entry, <-chan struct{}) {
+		t := c.Table()
+		return t.Entries(), t.Superseded()
+	}
+	if c.Metrics == nil {
+		return e, nil
+	}
+	return e, c.Metrics.Register(e.emitted)
+}
+
+// Run takes part in the election until ctx ends, and tells of changes while it leads.
+func (e *Events) Run(ctx context.Context) error {
+	el := election{leases: e.config.Leases, namespace: e.config.Namespace, lease: e.config.Lease, identity: e.config.Identity, turn: make(chan struct{}, 1)}
+	return el.run(ctx, func(ctx context.Context) {
+		e.log.Info("telling of verdicts by events", "lease", e.config.Lease)
+		defer e.log.Info("no longer telling of verdicts by events", "lease", e.config.Lease)
+		broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+		broadcaster.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: e.config.Events.Events("")})
+		defer broadcaster.Shutdown()
+		host := corev1.EventSource{Component: "fairlead", Host: e.config.Identity}
+		e.tell(ctx, broadcaster.NewRecorder(runtime.NewScheme(), host))
+	})
+}
+
+// faultsEvery is how often Faults is asked: it changes without the table, and nobody waits for it.
+const faultsEvery = 5 * time.Second
+
+// told is what was last said of an APIService.
+type told struct {
+	verdict registry.Verdict
+	fault   string
+}
+
+// tell tells of every change until ctx ends. What is already so when it begins was told by the leader before, if anybody; what is found out for the first
+// time is told when it is bad.
+func (e *Events) tell(ctx context.Context, to record.EventRecorder) {
+	known := map[string]*told{}
+	tick := time.NewTicker(faultsEvery)
+	defer tick.Stop()
+	for begun := false; ; begun = true {
+		entries, superseded := e.source()
+		faults := e.config.Faults()
+		seen := make(map[string]bool, len(entries))
+		for _, entry := range entries {
+			if entry.Local() {
+				continue
+			}
+			seen[entry.Name] = true
+			last := known[entry.Name]
+			if last == nil {
+				last = &told{}
+				if known[entry.Name] = last; !begun {
+					*last = told{entry.Verdict, faults[entry.Name]}
+				}
+			}
+			e.compare(to, entry, last, faults[entry.Name])
+		}
+		for name := range known {
+			if !seen[name] {
+				delete(known, name)
+			}
+		}
+		select {
+		case <-superseded:
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// compare tells how an APIService differs from what was last said of it.
+func (e *Events) compare(to record.EventRecorder, entry *registry.Entry, last *told, fault string) {
+	v := entry.Verdict
+	if v.Status != last.verdict.Status || v.Reason != last.verdict.Reason {
+		switch {
+		case v.Status == corev1.ConditionFalse:
+			e.emit(to, entry, corev1.EventTypeWarning, v.Reason, "requests are answered with 503: "+v.Message)
+		case v.Status == corev1.ConditionTrue && last.verdict.Status == corev1.ConditionFalse:
+			e.emit(to, entry, corev1.EventTypeNormal, "Available", fmt.Sprintf("requests are forwarded again, after %s of %s", since(last.verdict.Since), last.verdict.Reason))
+		}
+		last.verdict = v
+	}
+	if fault != last.fault {
+		if fault != "" {
+			e.emit(to, entry, corev1.EventTypeWarning, "Faulty", fault)
+		}
+		last.fault = fault
+	}
+}
+
+func since(t time.Time) time.Duration { return time.Since(t).Round(time.Second) }
+
+// maxMessage is what the apiserver takes of an Event's message.
+const maxMessage = 1024
+
+func (e *Events) emit(to record.EventRecorder, entry *registry.Entry, kind, reason, message string) {
+	if len(message) > maxMessage {
+		message = strings.ToValidUTF8(message[:maxMessage-3], "") + "..."
+	}
+	e.emitted.WithLabelValues(kind).Inc()
+	to.Event(&corev1.ObjectReference{Kind: "APIService", APIVersion: "apiregistration.k8s.io/v1", Name: entry.Name, UID: entry.Object.UID}, kind, reason, message)
+}

@@ -1,0 +1,126 @@
+package status
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	coordinationfake "k8s.io/client-go/kubernetes/typed/coordination/v1/fake"
+	corefake "k8s.io/client-go/kubernetes/typed/core/v1/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// startEvents runs Events until the test ends, or stop is called.
+func startEvents(t *testing.T, s *apiserver, identity string, faults map[string]string, entries ...*registry.Entry) (f *feed, stop func()) {
+	t.Helper()
+	f = &feed{entries: entries, superseded: make(chan struct{})}
+	e, err := NewEvents(EventsConfig{
+		Table: func() *registry.Table { return nil }, Events: &corefake.FakeCoreV1{Fake: &s.fake}, Leases: &coordinationfake.FakeCoordinationV1{Fake: &s.fake},
+		Identity: identity, Faults: func() map[string]string { return faults },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.source = f.source
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { _ = e.Run(ctx); close(done) }()
+	stop = func() { cancel(); <-done }
+	t.Cleanup(stop)
+	return f, stop
+}
+
+// events are what the apiserver was told, in few words.
+func (s *apiserver) events() []string {
+	var out []string
+	for _, a := range s.fake.Actions() {
+		if a.GetResource().Resource != "events" {
+			continue
+		}
+		create, ok := a.(clienttesting.CreateAction)
+		if !ok {
+			out = append(out, a.GetVerb())
+			continue
+		}
+		ev := create.GetObject().(*corev1.Event)
+		out = append(out, fmt.Sprintf("%s %s %s in %s: %s", ev.InvolvedObject.Name, ev.Type, ev.Reason, ev.Namespace, ev.Message))
+	}
+	return out
+}
+
+func TestEventsTellOfChangesOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b, c := object("a"), object("b"), object("c")
+		s := newAPIServer(t, a, b, c)
+		faults := map[string]string{}
+		f, stop := startEvents(t, s, "one", faults, remote(a, "True", "Passed"), remote(b, "False", "MissingEndpoints"), remote(c, "", ""))
+		time.Sleep(time.Minute)
+		if got := s.events(); len(got) != 0 {
+			t.Fatalf("told of what was so before: %q", got)
+		}
+		down := remote(a, "False", "FailedDiscoveryCheck")
+		down.Verdict.Since = time.Now()
+		f.set(down, remote(b, "True", "Passed"), remote(c, "True", "Passed"))
+		time.Sleep(30 * time.Second)
+		f.set(remote(a, "True", "Passed"), remote(b, "True", "Passed"), remote(object("d"), "False", "ServiceNotFound"))
+		time.Sleep(time.Second)
+		faults["b"] = "its bundle cannot be read"
+		time.Sleep(time.Minute)
+		want := []string{
+			"a Warning FailedDiscoveryCheck in default: requests are answered with 503: m",
+			"b Normal Available in default: requests are forwarded again, after 1s of MissingEndpoints",
+			"a Normal Available in default: requests are forwarded again, after 30s of FailedDiscoveryCheck",
+			"d Warning ServiceNotFound in default: requests are answered with 503: m",
+			"b Warning Faulty in default: its bundle cannot be read",
+		}
+		got := s.events()
+		got[1] = strings.Replace(got[1], got[1][strings.Index(got[1], "after ")+6:strings.Index(got[1], " of ")], "1s", 1) // since the year 2000
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Error(diff)
+		}
+		stop()
+	})
+}
+
+// An APIService that flaps costs the apiserver a handful of calls, and one replica tells of it.
+func TestEventsAreFewAndFromOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := object("a")
+		s := newAPIServer(t, a)
+		f1, stop1 := startEvents(t, s, "one", nil, remote(a, "True", "Passed"))
+		time.Sleep(5 * time.Second)
+		f2, stop2 := startEvents(t, s, "two", nil, remote(a, "True", "Passed"))
+		flap := func(n int) {
+			for range n {
+				for _, status := range []corev1.ConditionStatus{"False", "True"} {
+					e := remote(a, status, "Reason of "+string(status))
+					e.Verdict.Since = time.Now()
+					f1.set(e)
+					f2.set(e)
+					time.Sleep(100 * time.Millisecond)
+				}
+			}
+		}
+		flap(500)
+		time.Sleep(time.Second)
+		first := len(s.events())
+		if first < 2 || first > 60 {
+			t.Errorf("%d calls for 1000 changes: %q", first, s.events())
+		}
+		stop1()
+		time.Sleep(time.Minute) // the other one has taken over
+		flap(1)
+		time.Sleep(time.Second)
+		if got := len(s.events()) - first; got != 2 {
+			t.Errorf("%d calls by the one that took over: %q", got, s.events()[first:])
+		}
+		stop2()
+	})
+}

@@ -1,0 +1,68 @@
+//go:build e2e
+
+package operate
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+)
+
+// testEvents runs two replicas with exactly what deploy/components/events grants, breaks a backend, and reads what one of them tells of it.
+func testEvents(t *testing.T, w *world) {
+	rules, err := os.ReadFile("../../deploy/components/events/rbac.yaml")
+	check(t, err)
+	w.apply(t, string(rules))
+	server := w.serve(t, "told", nil)
+	var fronts []*cluster.Front
+	for i := range 2 {
+		front, err := w.StartFairlead(t.Context(), cluster.Fairlead{
+			Path: w.fairlead, Name: fmt.Sprintf("events-%d", i), Args: []string{"--kubeconfig=" + w.account(t, "kube-system", "fairlead"), "--emit-events"},
+		})
+		check(t, err)
+		fronts = append(fronts, front)
+	}
+	for _, front := range fronts {
+		eventually(t, time.Minute, "available", func() (bool, string) {
+			code, body := w.get(t, front.Endpoint, "/apis/told.example.com/v1", "")
+			return code == 200, body
+		})
+	}
+	eventually(t, time.Minute, "somebody leads", func() (bool, string) {
+		lease, err := w.core.CoordinationV1().Leases("kube-system").Get(t.Context(), "fairlead-events", metav1.GetOptions{})
+		return err == nil && lease.Spec.HolderIdentity != nil && *lease.Spec.HolderIdentity != "", fmt.Sprint(err)
+	})
+	check(t, server.Set(extension.Fault{Kind: extension.Dead}))
+	expect := func(kind, reason, text string) {
+		t.Helper()
+		eventually(t, time.Minute, reason, func() (bool, string) {
+			list, err := w.core.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=APIService,involvedObject.name=v1.told.example.com"})
+			check(t, err)
+			var found []corev1.Event
+			for _, ev := range list.Items {
+				if ev.Type == kind && ev.Reason == reason && strings.Contains(ev.Message, text) && ev.InvolvedObject.UID != "" {
+					found = append(found, ev)
+				}
+			}
+			return len(found) == 1, fmt.Sprint(list.Items) // one of the two replicas
+		})
+	}
+	expect(corev1.EventTypeWarning, "FailedDiscoveryCheck", "requests are answered with 503: ")
+	check(t, server.Set())
+	expect(corev1.EventTypeNormal, "Available", "requests are forwarded again, after ")
+	for _, front := range fronts {
+		log, err := os.ReadFile(front.Part.LogFile())
+		check(t, err)
+		if strings.Contains(string(log), "forbidden") {
+			t.Errorf("something was forbidden:\n%s", log)
+		}
+	}
+}
