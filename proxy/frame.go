@@ -145,7 +145,7 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 	again := d.Request.Verb == "get" || d.Request.Verb == "list" || d.Request.Verb == "head"
 	return h2.Plan{
 		Forward: up.frames, Remove: remove, RemoveResponse: removeResponse, Set: d.Set, Deadline: d.Timeout, LongRunning: d.LongRunning,
-		Retries: maxRetries, Again: again && !d.LongRunning,
+		Retries: maxRetries, Wait: up.wait, Again: again && !d.LongRunning,
 		Budget: up.budget, Accept: r.accept, Fail: r.fail, Done: r.done, GoAway: l.p.goAway(),
 	}
 }
@@ -158,6 +158,8 @@ type frameUpstream struct {
 	frames *h2.Upstream
 	budget func() bool
 	count  func()
+	// wait is for how long a request waits when no endpoint can be dialled.
+	wait time.Duration
 	// observe tells health how fast an endpoint has answered.
 	observe func(address string, took time.Duration)
 }
@@ -178,7 +180,7 @@ func (l *frameLane) upstream(d *Decision) *frameUpstream {
 		return known.(*frameUpstream) //nolint:forcetypeassert // nothing else is stored
 	}
 	frames := &h2.Upstream{Pick: func(tried []*h2.Endpoint) *h2.Endpoint { return l.pick(u, tried) }}
-	fresh := &frameUpstream{frames: frames, budget: u.AllowRetry, count: u.CountRequest, observe: u.Observe}
+	fresh := &frameUpstream{frames: frames, budget: u.AllowRetry, count: u.CountRequest, wait: u.Wait(), observe: u.Observe}
 	known, _ := l.upstreams.LoadOrStore(u, fresh)
 	return known.(*frameUpstream) //nolint:forcetypeassert // nothing else is stored
 }

@@ -41,6 +41,9 @@ func (u *Upstream) PingTimeout() time.Duration {
 	return defaultPing
 }
 
+// Wait is for how long a request waits when none of the endpoints can be dialled. Zero: not at all.
+func (u *Upstream) Wait() time.Duration { return max(u.target.wait, 0) }
+
 // CountRequest earns the retry budget its share of a request that does not go through RoundTrip.
 func (u *Upstream) CountRequest() { u.budget.deposit() }
 

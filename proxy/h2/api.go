@@ -62,6 +62,8 @@ type Plan struct {
 	Retries int         // further tries that are allowed, at most 2 are used; 0: none
 	Again   bool        // the request may be sent again although a backend may have seen it (GET and HEAD, not watch)
 	Budget  func() bool // asked before each retry but those after a failed dial; nil: always
+	// Wait is for how long the request waits for an endpoint that can be dialled, when none of those it may try can; 0: not at all.
+	Wait time.Duration
 
 	// Accept is asked for every final response head before it is forwarded: nil forwards it, a handler answers in its place
 	// (a redirect that must not reach the client). nil: all are forwarded.

@@ -193,8 +193,34 @@ func (e *engine) failed(s *stream, f failure) {
 		e.retry(s)
 		return
 	}
+	if e.mayIdle(s, f) {
+		e.idling.push(&s.wait)
+		return
+	}
 	s.blame(f.reason, f.err)
 	e.answerFailure(s)
+}
+
+// mayIdle reports whether the request is one that waits for a backend which restarts: nothing can be dialled, so nothing was sent, or only what may be
+// sent again.
+func (e *engine) mayIdle(s *stream, f failure) bool {
+	if f.reason != ReasonDial || s.plan.Wait <= 0 || s.req == nil || s.half[up].q.lost {
+		return false
+	}
+	if s.until == 0 {
+		s.until = e.now + s.plan.Wait
+	}
+	return e.now < s.until
+}
+
+// placeIdling lets every request that waits look for an endpoint again, any one: it may be another that has come back.
+func (e *engine) placeIdling() {
+	for n := e.idling.n; n > 0; n-- { // those that come back wait for the next time
+		if s := e.idling.pop(); s != nil {
+			s.tried = s.tried[:0]
+			e.resend(s)
+		}
+	}
 }
 
 // mayRetry follows design §4: what no backend has processed may be sent again whatever the method, other requests only if the plan
@@ -215,6 +241,11 @@ func (e *engine) mayRetry(s *stream, f failure) bool {
 func (e *engine) retry(s *stream) {
 	s.tries++
 	s.tried = append(s.tried, s.pool.ep)
+	e.resend(s)
+}
+
+// resend looks for an endpoint for all of the request.
+func (e *engine) resend(s *stream) {
 	u := &s.half[up]
 	s.leg[up].queued += u.q.kept
 	u.q.rewind()

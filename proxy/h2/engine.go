@@ -70,6 +70,7 @@ type engine struct {
 	going  bool          // draining: GOAWAY for everybody
 	cutAt  time.Duration // when long-running streams are ended while draining; 0: never
 	wheel  wheel
+	idling list // streams that wait for any endpoint to come back
 	count  counters
 
 	// What the driver has to do once the mutex is free.

@@ -44,7 +44,8 @@ type stream struct {
 	answer  time.Duration // from then to the backend's final response head
 	timer   node          // on a wheel slot
 	expires time.Duration // when the timer fires; what for is told by draining
-	wait    node          // on a pool's list of streams without a connection
+	wait    node          // on a pool's list of streams without a connection, or the engine's of those for which none could be dialled
+	until   time.Duration // when the latter ends; 0: no dial has failed yet
 
 	plan     Plan // what of it is still needed; Set, Path and the like are dropped once the head was sent
 	pool     *pool

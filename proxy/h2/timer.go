@@ -52,6 +52,7 @@ func (e *engine) tick(now time.Duration) {
 			}
 		}
 	}
+	e.placeIdling()
 	for _, c := range slices.Clone(e.conns) {
 		if c.closing {
 			e.checkClosing(c)

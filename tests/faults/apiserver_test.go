@@ -106,6 +106,24 @@ func testAPIServer(t *testing.T, d *door) {
 	})
 }
 
+// testOnlyAPIServer restarts the one kube-apiserver that a Fairlead has. What ordinary clients read meanwhile takes its time, and does not fail: a request waits
+// for some seconds, and what waited in vain is told when to come back.
+func testOnlyAPIServer(t *testing.T, d *door) {
+	w := d.w
+	w.fill(t)
+	x := w.newDoorTo(t, d.lane, []string{w.EndpointOf(0).URL})
+	end := w.ask(t, x)
+	pause(t, steadyPause)
+	w.APIServers[0].Kill()
+	killed := time.Now()
+	if err := w.APIServers[0].Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("back after %s", time.Since(killed).Round(time.Millisecond))
+	pause(t, steadyPause)
+	end()
+}
+
 // fill makes twenty ConfigMaps of 50 KB, and returns their path.
 func (w *world) fill(t *testing.T) string {
 	t.Helper()

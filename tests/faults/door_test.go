@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -26,10 +27,13 @@ type door struct {
 // newDoor starts a Fairlead before both kube-apiservers. It ends with the test.
 func (w *world) newDoor(t *testing.T, lane string, args ...string) *door {
 	t.Helper()
-	args = append([]string{
-		"--h2-lane=" + lane,
-		"--local-apiserver=" + w.EndpointOf(0).URL + "," + w.EndpointOf(1).URL,
-	}, args...)
+	return w.newDoorTo(t, lane, []string{w.EndpointOf(0).URL, w.EndpointOf(1).URL}, args...)
+}
+
+// newDoorTo is newDoor before the kube-apiservers named.
+func (w *world) newDoorTo(t *testing.T, lane string, servers []string, args ...string) *door {
+	t.Helper()
+	args = append([]string{"--h2-lane=" + lane, "--local-apiserver=" + strings.Join(servers, ",")}, args...)
 	front, err := w.StartFairlead(t.Context(), cluster.Fairlead{Path: filepath.Join(w.bin, "fairlead"), Name: w.name("fairlead"), Args: args})
 	if err != nil {
 		t.Fatal(err)

@@ -22,6 +22,7 @@ func TestFaults(t *testing.T) {
 			t.Run("told to stop", func(t *testing.T) { testDrain(t, d) })
 			t.Run("told to stop twice", func(t *testing.T) { testSecondSignal(t, d) })
 			t.Run("apiserver killed", func(t *testing.T) { testAPIServer(t, d) })
+			t.Run("only apiserver restarted", func(t *testing.T) { testOnlyAPIServer(t, d) })
 			t.Run("endpoints", func(t *testing.T) { testEndpoints(t, d) })
 		})
 	}
