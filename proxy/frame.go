@@ -261,11 +261,14 @@ func (l *frameLane) ended(c *tls.Conn) {
 // followVerdict sends elsewhere what waits for an endpoint that was found unhealthy, from the beginning of a dial until its connection is closed.
 func (l *frameLane) followVerdict(u *backend.Upstream, ep *h2.Endpoint, closed <-chan struct{}) {
 	for {
+		next, out := u.Ejected(ep.Name)
+		if out {
+			l.server.Eject(ep)
+		}
 		select {
 		case <-closed:
 			return
-		case <-u.Ejected(ep.Name):
-			l.server.Eject(ep)
+		case <-next:
 		}
 	}
 }

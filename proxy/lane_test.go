@@ -215,6 +215,44 @@ func TestServerWideLimit(t *testing.T) {
 	}
 }
 
+// One backend gets half of a limit of the whole server, at least one place, of reads and of writes apart.
+func TestShareOfServerWideLimit(t *testing.T) {
+	for limit, share := range map[int]int{1: 1, 2: 1, 3: 2, 5: 3} {
+		began, end := make(chan struct{}), make(chan struct{})
+		w := newWorld(t, worldConfig{maxInFlight: limit, remote: func(_ http.ResponseWriter, r *http.Request) {
+			if strings.HasSuffix(r.URL.Path, "/slow") {
+				began <- struct{}{}
+				<-end
+			}
+		}})
+		held := make(chan answer, share)
+		for i := range share {
+			go func() { held <- w.get(t, []string{"frames", "h2"}[i%2], remoteGV+"/widgets/slow") }()
+			<-began
+		}
+		everyWay(t, func(t *testing.T, proto string) {
+			if got := w.get(t, proto, remoteGV+"/widgets"); got.status != 429 || got.header.Get("Retry-After") != "1" {
+				t.Errorf("limit %d, %d under way: another is answered %d", limit, share, got.status)
+			}
+			r := w.request(t, "POST", remoteGV+"/widgets", nil)
+			r.Header.Set("Authorization", "Bearer token-of-bob")
+			if got := w.do(t, w.httpClient(t, proto, nil), r); got.status != 200 {
+				t.Errorf("limit %d of reads only: a write is answered %d", limit, got.status)
+			}
+		})
+		close(end)
+		for range share {
+			if got := <-held; got.status != 200 {
+				t.Errorf("limit %d: one of %d is answered %d", limit, share, got.status)
+			}
+		}
+		w.settled(t)
+		if got := w.get(t, "frames", remoteGV+"/widgets"); got.status != 200 {
+			t.Errorf("limit %d, none under way: answered %d", limit, got.status)
+		}
+	}
+}
+
 func TestRejectNew(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	w.proxy.RejectNew()

@@ -16,16 +16,19 @@ type limits struct {
 // limit is one bound. The zero limit bounds nothing.
 type limit struct {
 	max   int64
+	share int64 // of it, for one backend: half, so that one that is slow leaves room for others; at least one
+	write bool
 	n     atomic.Int64
 	leave func() // made once: taking a place allocates nothing
 }
 
 func (l *limits) init(reads, writes int) {
+	l.writes.write = true
 	for _, x := range []struct {
 		l   *limit
 		max int
 	}{{&l.reads, reads}, {&l.writes, writes}} {
-		x.l.max = int64(x.max)
+		x.l.max, x.l.share = int64(x.max), int64(x.max+1)/2
 		x.l.leave = func() { x.l.n.Add(-1) }
 	}
 }
@@ -40,9 +43,6 @@ func (l *limits) of(verb string) *limit {
 
 // enter takes a place, if there is one.
 func (l *limit) enter() (leave func(), ok bool) {
-	if l.max == 0 {
-		return nil, true
-	}
 	if l.n.Add(1) > l.max {
 		l.n.Add(-1)
 		return nil, false
@@ -52,8 +52,8 @@ func (l *limit) enter() (leave func(), ok bool) {
 
 // place is what a request that is forwarded holds while it is under way. The zero place holds nothing.
 type place struct {
-	server, backend func()
-	count           *atomic.Int64
+	server, share, backend func()
+	count                  *atomic.Int64
 }
 
 // underWay counts the requests that are being forwarded. Upgraded sessions are among the long-running ones.
@@ -89,9 +89,13 @@ func (p *Proxy) enter(d *Decision) (place, error) {
 		return held, nil
 	}
 	var ok bool
-	if !d.LongRunning {
-		if held.server, ok = p.limits.of(d.Request.Verb).enter(); !ok {
+	if l := p.limits.of(d.Request.Verb); !d.LongRunning && l.max > 0 {
+		if held.server, ok = l.enter(); !ok {
 			return place{}, errBusy("the front door")
+		}
+		if held.share, ok = p.cfg.Backends.AcquireShare(d.Entry, l.write, l.share); !ok {
+			held.leave()
+			return place{}, errBusy(d.Entry.Name)
 		}
 	}
 	if held.backend, ok = p.cfg.Backends.Acquire(d.Entry, d.LongRunning); !ok {
@@ -116,6 +120,9 @@ func (h *place) leave() {
 	}
 	if h.server != nil {
 		h.server()
+	}
+	if h.share != nil {
+		h.share()
 	}
 	if h.backend != nil {
 		h.backend()

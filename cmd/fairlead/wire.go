@@ -108,7 +108,7 @@ func (d *door) makeBackends(context.Context) (err error) {
 	identity := d.certs.ProxyClient().Changed
 	d.backends, err = backend.New(backend.Config{
 		Table: d.registry.Table, TLS: d.trust.TLS, Guard: d.trust.Guard, IdentityChanged: identity, Dial: dial, AllowLoopback: d.o.allowLoopback || d.o.directory() != "", Self: d.isSelf,
-		Signal: d.prober.Signal, Observe: d.prober.Observe, MaxInFlight: (d.o.maxInFlight + d.o.maxMutating) / 2, Logger: d.log, Metrics: d.metrics,
+		Signal: d.prober.Signal, Observe: d.prober.Observe, Logger: d.log, Metrics: d.metrics,
 	})
 	if err != nil || d.o.alone() {
 		return err

@@ -41,6 +41,8 @@ type endpoint struct {
 	// inFlight counts the Leases.
 	inFlight  atomic.Int64
 	suspicion suspicion
+	// out says that the endpoint is unhealthy while others are not. It is set before waiting is cancelled: who enters that and finds out unset will be.
+	out atomic.Bool
 	// waiting holds the requests whose response is awaited and that may be sent elsewhere.
 	waiting cancels
 	// starved says that a change of a connection's state matters: somebody waits, or a connection was found full. The hook runs at the end of every request.

@@ -62,18 +62,18 @@ func (u *Upstream) Signal(address string, err error) { u.target.signal(address, 
 // Observe tells health how long an endpoint took to answer a request that is not long-running on a connection that the caller owns. It never waits and does not allocate.
 func (u *Upstream) Observe(address string, took time.Duration) { u.target.observe(address, took) }
 
-// Ejected returns a channel that is closed when an endpoint is found unhealthy while others are not: requests that it holds up should go elsewhere. Called
-// again, it returns the next one. Nil: there is no such endpoint.
-func (u *Upstream) Ejected(address string) <-chan struct{} {
+// Ejected reports whether an endpoint is unhealthy while others are not: requests that it holds up should go elsewhere. next is closed when it may have become so; then
+// ask again. A nil next: there is no such endpoint.
+func (u *Upstream) Ejected(address string) (next <-chan struct{}, out bool) {
 	u.mu.Lock()
 	e := u.endpoints[address]
 	u.mu.Unlock()
 	if e == nil {
-		return nil
+		return nil, false
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.ejected
+	return e.ejected, e.out.Load() // next is closed under the mutex, and after out was set: nothing is missed
 }
 
 // DialH2 returns a new HTTP/2 connection to one endpoint, on which nothing has been sent. wrap, if not nil, gets the TCP connection before TLS begins on it.

@@ -43,8 +43,6 @@ type Config struct {
 	// Observe tells health how long an endpoint took to send the first byte of its response, from the moment the request went out to it, for every request that is not
 	// long-running. It is called on the hot path: it must not block, lock or allocate. Nil: nobody is told.
 	Observe func(b *registry.Backend, address string, took time.Duration)
-	// MaxInFlight bounds every backend's requests in flight besides its own policy: with a limit of the whole server, half of it. Zero: only the policy counts.
-	MaxInFlight int
 	// Logger gets failed dials (debug). Nil discards.
 	Logger *slog.Logger
 	// Metrics registers fairlead_backend_*. Nil: unregistered.
@@ -156,6 +154,15 @@ func (p *Pools) Acquire(e *registry.Entry, longRunning bool) (release func(), ok
 	return u.Acquire(longRunning)
 }
 
+// AcquireShare is Upstream.AcquireShare for a remote entry.
+func (p *Pools) AcquireShare(e *registry.Entry, write bool, limit int64) (release func(), ok bool) {
+	u := p.Upstream(e)
+	if u == nil {
+		return func() {}, true // RoundTrip says what is wrong
+	}
+	return u.AcquireShare(write, limit)
+}
+
 // DialUpgrade is Upstream.DialUpgrade for a remote entry.
 func (p *Pools) DialUpgrade(ctx context.Context, e *registry.Entry) (net.Conn, error) {
 	u := p.Upstream(e)
@@ -207,11 +214,9 @@ func (p *Pools) follow(r *remote, e *registry.Entry) {
 		p.bySpec.Delete(old)
 		p.bySpec.Store(e.Backend, r.Upstream)
 	}
-	limit := e.Policy.MaxInFlight
-	if p.cfg.MaxInFlight > 0 && (limit == 0 || limit > p.cfg.MaxInFlight) {
-		limit = p.cfg.MaxInFlight
-	}
-	r.update(&view{entry: e, maxInFlight: int64(limit), maxLongRunning: int64(e.Policy.MaxLongRunning), pingTimeout: e.Policy.PingTimeout}, e.Endpoints)
+	r.update(&view{
+		entry: e, maxInFlight: int64(e.Policy.MaxInFlight), maxLongRunning: int64(e.Policy.MaxLongRunning), pingTimeout: e.Policy.PingTimeout,
+	}, e.Endpoints)
 	if old != e.Backend && (p.cfg.Guard == nil || !sameService(old, e.Backend)) {
 		r.drain()
 	}

@@ -120,7 +120,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 func (c *call) try(l Lease) (*http.Response, *failure) {
 	e := l.e
 	patience := queueTimeout
-	if c.retries < maxRetries && c.u.view.Load().other(append(c.tried, l)) != nil {
+	if c.elsewhere(l) {
 		patience = impatience
 	}
 	cn, err := e.get(c.req.Context(), !c.safe, patience)
@@ -145,6 +145,13 @@ func (c *call) try(l Lease) (*http.Response, *failure) {
 		forget = cn.watches.add(cancel)
 	case c.safe:
 		forget = e.waiting.add(cancel)
+	}
+	if e.out.Load() && c.elsewhere(l) {
+		// Ejected between the choice and now, so nobody calls the request back. Nothing was sent.
+		forget()
+		cancel(nil)
+		e.release(cn, false)
+		return nil, &failure{kind: failDial, address: e.address, err: errEjected}
 	}
 	start := time.Now()
 	res, err := cn.cc.RoundTrip(c.outgoing(ctx, e.address))
@@ -181,6 +188,11 @@ func (c *call) try(l Lease) (*http.Response, *failure) {
 		c.body.end()
 	}}
 	return res, nil
+}
+
+// elsewhere reports whether there is another endpoint to try after l.
+func (c *call) elsewhere(l Lease) bool {
+	return c.retries < maxRetries && c.u.view.Load().other(append(c.tried, l)) != nil
 }
 
 func getKind(ctx context.Context, err error) kind {

@@ -26,14 +26,15 @@ type Upstream struct {
 	agreed atomic.Int32
 
 	inFlight, longRunning atomic.Int64
-	// releaseInFlight and releaseLongRunning are made once, so that Acquire allocates nothing.
-	releaseInFlight, releaseLongRunning func()
-	budget                              budget
+	// reads and writes count the requests that were acquired under a share of the whole server's limits.
+	reads, writes atomic.Int64
+	// The releases are made once, so that Acquire and AcquireShare allocate nothing.
+	releaseInFlight, releaseLongRunning, releaseRead, releaseWrite func()
+	budget                                                         budget
 
-	// mu guards endpoints and unhealthy, and orders the changes of view. It is never held over I/O.
+	// mu guards endpoints, and orders the changes of view. It is never held over I/O.
 	mu        sync.Mutex
 	endpoints map[string]*endpoint
-	unhealthy map[string]bool
 	closed    bool
 }
 
@@ -99,9 +100,11 @@ func newOwner(log *slog.Logger) *owner {
 }
 
 func newUpstream(name string, o *owner, t target) *Upstream {
-	u := &Upstream{name: name, target: t, owner: o, endpoints: make(map[string]*endpoint), unhealthy: make(map[string]bool)}
+	u := &Upstream{name: name, target: t, owner: o, endpoints: make(map[string]*endpoint)}
 	u.releaseInFlight = func() { u.inFlight.Add(-1) }
 	u.releaseLongRunning = func() { u.longRunning.Add(-1) }
+	u.releaseRead = func() { u.reads.Add(-1) }
+	u.releaseWrite = func() { u.writes.Add(-1) }
 	u.budget.init()
 	u.view.Store(&view{})
 	return u
@@ -141,6 +144,21 @@ func (u *Upstream) Acquire(longRunning bool) (release func(), ok bool) {
 	return release, true
 }
 
+// AcquireShare takes a place among the reads or the writes of this backend, of which there may be limit: its share of a limit of the whole server, so that a slow
+// backend cannot use up all of it. It is used like Acquire, and beside it.
+func (u *Upstream) AcquireShare(write bool, limit int64) (release func(), ok bool) {
+	count, release := &u.reads, u.releaseRead
+	if write {
+		count, release = &u.writes, u.releaseWrite
+	}
+	if count.Add(1) > limit {
+		count.Add(-1)
+		u.meter.reject(false)
+		return nil, false
+	}
+	return release, true
+}
+
 // update follows the table: new endpoints come, those that are gone finish their requests and close.
 func (u *Upstream) update(v *view, list []registry.Endpoint) {
 	u.mu.Lock()
@@ -158,19 +176,19 @@ func (u *Upstream) update(v *view, list []registry.Endpoint) {
 			e = newEndpoint(u, address)
 			u.endpoints[address] = e
 		}
-		bad := list[i].Health == registry.Unhealthy
-		if bad && !u.unhealthy[address] {
-			ejected = append(ejected, e)
-		}
-		u.unhealthy[address] = bad
 	}
 	v.arrange(list, u.endpoints)
 	// Swap before anything is drained: whoever chooses again must not choose what is going.
 	u.view.Store(v)
+	for i := range list {
+		e, out := u.endpoints[list[i].Address], list[i].Health == registry.Unhealthy && v.usable
+		if !e.out.Swap(out) && out {
+			ejected = append(ejected, e)
+		}
+	}
 	for address, e := range u.endpoints {
 		if !seen[address] {
 			delete(u.endpoints, address)
-			delete(u.unhealthy, address)
 			removed = append(removed, e)
 		}
 	}
@@ -179,9 +197,7 @@ func (u *Upstream) update(v *view, list []registry.Endpoint) {
 		e.remove()
 	}
 	for _, e := range ejected {
-		if v.usable {
-			e.eject()
-		}
+		e.eject()
 	}
 }
 

@@ -204,13 +204,13 @@ func TestNoAllocations(t *testing.T) {
 }
 
 func TestAcquire(t *testing.T) {
-	f := newFixture(t, func(cfg *Config) { cfg.MaxInFlight = 3 })
-	f.policy = registry.Policy{MaxInFlight: 5, MaxLongRunning: 2}
+	f := newFixture(t, nil)
+	f.policy = registry.Policy{MaxInFlight: 3, MaxLongRunning: 2}
 	e := f.set(healthy("10.0.0.1:443"))
 	for _, tt := range []struct {
 		longRunning bool
 		limit       int
-	}{{false, 3}, {true, 2}} { // the server-wide share is smaller than the policy's
+	}{{false, 3}, {true, 2}} {
 		var releases []func()
 		for i := range tt.limit {
 			release, ok := f.Acquire(e, tt.longRunning)
