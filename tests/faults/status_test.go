@@ -3,37 +3,133 @@
 package faults
 
 import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
-// testStatus has Fairlead write its own condition, beside the one that kube-apiserver's controllers write.
+const (
+	statusLeads  = "fairlead_status_writer_leading"
+	statusWrites = `fairlead_status_write_total{result="written"}`
+	statusFails  = `fairlead_status_write_total{result="failed"}`
+)
+
+// testStatus has Fairlead write its own condition, beside the one that kube-apiserver's controllers write, with the rights that the manifests give and no others.
 func testStatus(t *testing.T, d *door) {
-	x := d.w.newDoor(t, d.lane, "--write-status")
+	x := d.w.newDoor(t, d.lane, "--write-status", "--kubeconfig="+d.w.shippedAccount(t, "base/rbac.yaml", "components/write-status/rbac.yaml"))
 	b := d.w.newBackend()
 	s := b.serve(t, 1, extension.Config{})[0]
 	b.register(t, s.Addr())
 	b.await(t, x)
-	is := func(want string) func() bool {
-		return func() bool {
-			object, err := d.w.groups.ApiregistrationV1().APIServices().Get(t.Context(), b.apiService(), metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, c := range object.Status.Conditions {
-				if c.Type == "fairlead.dev/Available" {
-					return string(c.Status) == want
-				}
-			}
-			return false
+	is := func(want string) func() bool { return func() bool { return b.written(t) == want } }
+	set := func(faults ...extension.Fault) {
+		if err := s.Set(faults...); err != nil {
+			t.Fatal(err)
 		}
 	}
-	eventually(t, longest, "written as available", is("True"))
-	if err := s.Set(extension.Fault{Kind: extension.Dead}); err != nil {
+	t.Run("on change", func(t *testing.T) {
+		eventually(t, longest, "written as available", is("True"))
+		set(extension.Fault{Kind: extension.Dead})
+		eventually(t, longest, "written as unavailable", is("False"))
+		set()
+		eventually(t, longest, "written as available again", is("True"))
+	})
+	t.Run("only on change", func(t *testing.T) {
+		before := x.scrape()[statusWrites]
+		other := d.w.newBackend() // which changes the table; its own verdict is written once
+		other.register(t, s.Addr())
+		eventually(t, longest, "the new one is written", func() bool { return x.scrape()[statusWrites] > before })
+		before = x.scrape()[statusWrites]
+		annotate := fmt.Sprintf(`{"metadata":{"annotations":{"example.com/at":%q}}}`, time.Now())
+		if _, err := d.w.groups.ApiregistrationV1().APIServices().Patch(t.Context(), b.apiService(), types.MergePatchType, []byte(annotate), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		pause(t, 3*time.Second) // longer than the least time between two writes
+		if n := x.scrape()[statusWrites] - before; n != 0 {
+			t.Errorf("%v writes while no verdict changed", n)
+		}
+	})
+	t.Run("survives the loss of the Lease", func(t *testing.T) {
+		d.w.stealLease(t)
+		eventually(t, longest, "noticed", func() bool { return x.scrape()[statusLeads] == 0 })
+		before := x.scrape()[statusWrites]
+		set(extension.Fault{Kind: extension.Dead})
+		eventually(t, longest, "unavailable", func() bool { return b.unavailable(x) })
+		if x.scrape()[statusWrites] != before {
+			t.Error("wrote without the Lease")
+		}
+		eventually(t, 2*longest, "leading again, and written", is("False"))
+	})
+	if n := x.scrape()[statusFails]; n > 0 {
+		t.Errorf("%v writes failed", n)
+	}
+	log, err := os.ReadFile(x.Part.LogFile())
+	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, longest, "written as unavailable", is("False"))
+	if strings.Contains(string(log), "forbidden") {
+		t.Errorf("the shipped rights do not suffice:\n%s", x.Part.Tail())
+	}
+}
+
+// written is the status of the condition that Fairlead writes. Empty: there is none.
+func (b *backend) written(t *testing.T) string {
+	t.Helper()
+	object, err := b.w.groups.ApiregistrationV1().APIServices().Get(t.Context(), b.apiService(), metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range object.Status.Conditions {
+		if c.Type == "fairlead.dev/Available" {
+			return string(c.Status)
+		}
+	}
+	return ""
+}
+
+// shippedAccount applies manifests of deploy/ and returns a kubeconfig of the ServiceAccount that they are about.
+func (w *world) shippedAccount(t *testing.T, manifests ...string) string {
+	t.Helper()
+	kubectl, err := tools.Path(t.Context(), tools.Config{Progress: os.Stderr}, "kubectl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	admin, file := filepath.Join(t.TempDir(), "admin"), filepath.Join(t.TempDir(), "fairlead")
+	if err := w.Cluster.Endpoint().WriteKubeconfig(admin, w.Admin()); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range manifests {
+		out, err := exec.CommandContext(t.Context(), kubectl, "--kubeconfig", admin, "apply", "-f", filepath.Join("../../deploy", m)).CombinedOutput()
+		if err != nil {
+			t.Fatalf("applying %s: %v\n%s", m, err, out)
+		}
+	}
+	pair, err := w.PKI.Client.Issue("account", cluster.Leaf{User: "system:serviceaccount:kube-system:fairlead", Groups: []string{"system:serviceaccounts", "system:serviceaccounts:kube-system"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Cluster.Endpoint().WriteKubeconfig(file, cluster.Credentials{Pair: pair}); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// stealLease takes the Lease of the status writer by force, for a few seconds.
+func (w *world) stealLease(t *testing.T) {
+	t.Helper()
+	patch := fmt.Sprintf(`{"spec":{"holderIdentity":"a thief","leaseDurationSeconds":20,"renewTime":%q}}`, time.Now().UTC().Format("2006-01-02T15:04:05.000000Z"))
+	if _, err := w.core.CoordinationV1().Leases("kube-system").Patch(t.Context(), "fairlead-status", types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
 }
