@@ -168,6 +168,27 @@ func TestFrames(t *testing.T) {
 	})
 }
 
+// Another ping timeout is for every request from now on: connections made before finish what they carry.
+func TestPingTimeoutIsLive(t *testing.T) {
+	s := newServer(t, h2, nil)
+	f := newFixture(t, nil)
+	f.policy.PingTimeout = 3 * time.Second
+	for want, ping := range []time.Duration{3 * time.Second, 3 * time.Second, time.Second, 3 * time.Second} {
+		f.policy.PingTimeout = ping
+		f.policy.MaxInFlight = 10 + want // another entry each time
+		e := f.set(healthy(s.address))
+		if _, _, err := f.do(e, http.MethodGet, ""); err != nil {
+			t.Fatal(err)
+		}
+		if n := s.conns.Load(); n != int64(max(want, 1)) {
+			t.Errorf("after %d tables: %d connections, want %d", want+1, n, max(want, 1))
+		}
+		if got := f.Upstream(e).PingTimeout(); got != ping {
+			t.Errorf("ping timeout %s, want %s", got, ping)
+		}
+	}
+}
+
 // Handshake errors are told apart as they come from real handshakes.
 func TestHandshakeClasses(t *testing.T) {
 	s := newServer(t, h1, nil)

@@ -205,8 +205,8 @@ func (p *Pools) apply(generation uint64, entries []*registry.Entry) {
 
 // follow brings one upstream to the state of its entry.
 func (p *Pools) follow(r *remote, e *registry.Entry) {
-	old := r.spec.Load()
-	if old == e.Backend && r.view.Load().entry == e {
+	old, was := r.spec.Load(), r.view.Load()
+	if old == e.Backend && was.entry == e {
 		return
 	}
 	r.spec.Store(e.Backend)
@@ -217,7 +217,9 @@ func (p *Pools) follow(r *remote, e *registry.Entry) {
 	r.update(&view{
 		entry: e, maxInFlight: int64(e.Policy.MaxInFlight), maxLongRunning: int64(e.Policy.MaxLongRunning), pingTimeout: e.Policy.PingTimeout,
 	}, e.Endpoints)
-	if old != e.Backend && (p.cfg.Guard == nil || !sameService(old, e.Backend)) {
+	// A connection keeps the ping that it was made with: a policy that changes is for the next ones.
+	repinged := was.entry != nil && was.pingTimeout != e.Policy.PingTimeout
+	if repinged || old != e.Backend && (p.cfg.Guard == nil || !sameService(old, e.Backend)) {
 		r.drain()
 	}
 }

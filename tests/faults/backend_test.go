@@ -52,7 +52,7 @@ func (w *world) newBackend() *backend {
 // serve starts n extension servers in this process, on addresses of their own.
 func (b *backend) serve(t *testing.T, n int, cfg extension.Config) []*extension.Server {
 	t.Helper()
-	cfg.GroupVersions, cfg.Names, cfg.CA = append(cfg.GroupVersions, b.gv()), b.names(), b.w.ca
+	cfg.GroupVersions, cfg.Names, cfg.CA = append(cfg.GroupVersions, b.gv()), append(cfg.Names, b.names()...), b.w.ca
 	cfg.RequestHeaderCA, cfg.AllowedNames, cfg.RejectWith = b.w.fronts, []string{"front-proxy-client"}, 401
 	var list []*extension.Server
 	for range n {

@@ -17,6 +17,8 @@ func TestFaults(t *testing.T) {
 			t.Run("watches are spread", func(t *testing.T) { testWatches(t, d) })
 			t.Run("nothing is left over", func(t *testing.T) { testLeftovers(t, d) })
 			t.Run("status is written", func(t *testing.T) { testStatus(t, d) })
+			t.Run("policy", func(t *testing.T) { testPolicy(t, d) })
+			t.Run("egress", func(t *testing.T) { testEgress(t, d) })
 			t.Run("full", func(t *testing.T) { testLimits(t, d) })
 			t.Run("told to stop, busy", func(t *testing.T) { testRetryAfter(t, d) })
 			t.Run("told to stop", func(t *testing.T) { testDrain(t, d) })

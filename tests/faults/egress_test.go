@@ -1,0 +1,151 @@
+//go:build e2e
+
+package faults
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+)
+
+// testEgress has endpoints that can be reached through a proxy only, as where a hosted control plane has no route to its nodes.
+func testEgress(t *testing.T, d *door) {
+	for name, start := range map[string]func(t *testing.T, p *connectProxy) string{
+		"over a Unix socket": func(t *testing.T, p *connectProxy) string {
+			socket := filepath.Join(t.TempDir(), "proxy")
+			p.listen(t, "unix", socket)
+			return "uds: {udsName: " + socket + "}"
+		},
+		"over TCP": func(t *testing.T, p *connectProxy) string {
+			return "tcp: {url: \"http://" + p.listen(t, "tcp", "127.0.0.1:0") + "\"}"
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := &connectProxy{behind: map[string]string{}, tunnels: map[string]int{}}
+			throughEgress(t, d, p, start(t, p))
+		})
+	}
+}
+
+func throughEgress(t *testing.T, d *door, p *connectProxy, transport string) {
+	b := d.w.newBackend()
+	servers := b.serve(t, 2, extension.Config{})
+	var beyond []string // where nobody is, but for the proxy
+	for i, s := range servers {
+		beyond = append(beyond, fmt.Sprintf("192.0.2.%d:%d", i+1, port))
+		p.behind[beyond[i]] = s.Addr()
+	}
+	b.register(t, beyond...)
+	file := filepath.Join(t.TempDir(), "egress.yaml")
+	text := "apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorConfiguration\negressSelections:\n" +
+		"- name: cluster\n  connection:\n    proxyProtocol: HTTPConnect\n    transport:\n      " + transport + "\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	x := d.w.newDoor(t, d.lane, "--egress-selector-config-file="+file)
+	b.await(t, x)
+	if !b.unavailable(d) {
+		t.Error("a Fairlead without the proxy reaches the endpoints, too: the proxy proves nothing")
+	}
+	probed := servers[0].Stats().Requests
+	if n, example := strangers(b, servers[0], 0); probed == 0 || n > 0 {
+		t.Errorf("before any traffic: %d requests, %d of them not probes, such as %s", probed, n, example)
+	}
+	l := (&load{interval: 10 * time.Millisecond, client: d.w.clients(2), make: x.mixed(b)}).start(t)
+	pause(t, 2*time.Second)
+	for i, s := range servers {
+		if n, _ := strangers(b, s, 0); n == 0 {
+			t.Errorf("endpoint %d got no traffic", i)
+		}
+		if accepted := s.Stats().Accepted; accepted != int64(p.count(beyond[i])) {
+			t.Errorf("endpoint %d accepted %d connections, the proxy opened %d", i, accepted, p.count(beyond[i]))
+		}
+	}
+	killed := d.w.stalls.start()
+	if err := servers[0].Set(extension.Fault{Kind: extension.Refuse}); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("unhealthy after %s", killed.until(eventually(t, nextProbe, "unhealthy", func() bool { return !b.healthy(x, beyond[0]) })))
+	if err := servers[0].Set(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, longest, "healthy again", func() bool { return b.healthy(x, beyond[0]) })
+	mustSucceed(t, l.stop(), 0)
+}
+
+// connectProxy answers CONNECT for the addresses that it knows, and no others.
+type connectProxy struct {
+	behind map[string]string // :: address asked for → real one
+
+	mu      sync.Mutex     // guards tunnels
+	tunnels map[string]int // :: address asked for → connections made
+}
+
+func (p *connectProxy) count(address string) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.tunnels[address]
+}
+
+// listen serves until the test ends, and returns its address.
+func (p *connectProxy) listen(t *testing.T, network, address string) string {
+	t.Helper()
+	l, err := net.Listen(network, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	t.Cleanup(func() { cancel(); l.Close(); running.Wait() })
+	running.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			running.Go(func() { p.serve(ctx, c) })
+		}
+	})
+	return l.Addr().String()
+}
+
+func (p *connectProxy) serve(ctx context.Context, c net.Conn) {
+	defer c.Close()
+	stop := context.AfterFunc(ctx, func() { c.Close() })
+	defer stop()
+	r := bufio.NewReader(c)
+	req, err := http.ReadRequest(r)
+	if err != nil || req.Method != http.MethodConnect || p.behind[req.Host] == "" {
+		fmt.Fprint(c, "HTTP/1.1 502 Bad Gateway\r\n\r\n")
+		return
+	}
+	s, err := new(net.Dialer).DialContext(ctx, "tcp", p.behind[req.Host])
+	if err != nil {
+		fmt.Fprint(c, "HTTP/1.1 502 Bad Gateway\r\n\r\n")
+		return
+	}
+	defer s.Close()
+	p.mu.Lock()
+	p.tunnels[req.Host]++
+	p.mu.Unlock()
+	fmt.Fprint(c, "HTTP/1.1 200 OK\r\n\r\n")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = io.Copy(s, r)
+		s.Close()
+	}()
+	_, _ = io.Copy(c, s)
+	c.Close()
+	<-done
+}

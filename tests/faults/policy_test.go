@@ -1,0 +1,279 @@
+//go:build e2e
+
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+)
+
+// testPolicy sets each annotation of an APIService that is in use, and takes it away again: what it changes follows within moments, without a restart. The two
+// about CA bundles are tests/rotation's.
+func testPolicy(t *testing.T, d *door) {
+	for name, f := range map[string]func(t *testing.T, p *policed){
+		"request-timeout":           requestTimeout,
+		"max-inflight":              maxInFlight,
+		"max-longrunning":           maxLongRunning,
+		"long-running-subresources": longRunningSubresources,
+		"tls-server-name":           serverName,
+		"probe-interval":            probeInterval,
+		"http1":                     http1Only,
+		"maintenance":               maintenance,
+		"bad ones":                  badAnnotations,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := &policed{d: d, backend: d.w.newBackend(), client: d.w.client()}
+			p.server = p.serve(t, 1, extension.Config{Names: []string{"alias.example.com"}})[0]
+			p.register(t, p.server.Addr())
+			p.await(t, d)
+			f(t, p)
+		})
+	}
+	t.Run("ping-timeout", func(t *testing.T) {
+		t.Parallel()
+		pingTimeout(t, d)
+	})
+}
+
+// policed is an APIService whose annotations change.
+type policed struct {
+	*backend
+	d      *door
+	client *http.Client
+	server *extension.Server
+}
+
+// annotate sets an annotation, or takes it away when the value is empty.
+func (b *backend) annotate(t *testing.T, name, value string) {
+	t.Helper()
+	patch := fmt.Sprintf(`{"metadata":{"annotations":{"fairlead.dev/%s":%q}}}`, name, value)
+	if value == "" {
+		patch = fmt.Sprintf(`{"metadata":{"annotations":{"fairlead.dev/%s":null}}}`, name)
+	}
+	if _, err := b.w.groups.ApiregistrationV1().APIServices().Patch(t.Context(), b.apiService(), types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (p *policed) set(t *testing.T, faults ...extension.Fault) {
+	t.Helper()
+	if err := p.server.Set(faults...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// get asks below the objects' path.
+func (p *policed) get(t *testing.T, path string) (int, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, p.d.Endpoint.URL+p.widgets()+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := p.client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	body, _ := io.ReadAll(io.LimitReader(res.Body, 1<<10))
+	return res.StatusCode, string(body)
+}
+
+// becomes waits until a path is answered so.
+func (p *policed) becomes(t *testing.T, path string, want int) {
+	t.Helper()
+	eventually(t, longest, fmt.Sprintf("%s is answered %d", path, want), func() bool { code, _ := p.get(t, path); return code == want })
+}
+
+func requestTimeout(t *testing.T, p *policed) {
+	p.set(t, extension.Fault{Kind: extension.Slow, Delay: 2 * time.Second, Path: p.widgets()})
+	p.becomes(t, "/widget-001", 200)
+	p.annotate(t, "request-timeout", "1s")
+	p.becomes(t, "/widget-001", 504)
+	p.annotate(t, "request-timeout", "")
+	p.becomes(t, "/widget-001", 200)
+}
+
+func longRunningSubresources(t *testing.T, p *policed) {
+	p.annotate(t, "request-timeout", "1s")
+	p.set(t, extension.Fault{Kind: extension.Slow, Delay: 2 * time.Second, Path: p.widgets() + "/widget-001/console"})
+	p.becomes(t, "/widget-001/console", 504)
+	p.annotate(t, "long-running-subresources", "vnc,console")
+	p.becomes(t, "/widget-001/console", 404) // by the backend, which has none
+	p.annotate(t, "long-running-subresources", "")
+	p.becomes(t, "/widget-001/console", 504)
+}
+
+func maxInFlight(t *testing.T, p *policed) {
+	p.set(t, extension.Fault{Kind: extension.Hang, Path: p.widgets() + "/hang"})
+	p.hold(t, "/hang")
+	eventually(t, longest, "one under way", func() bool { return p.inFlight(p.d) >= 1 })
+	p.becomes(t, "/widget-001", 200)
+	p.annotate(t, "max-inflight", "1")
+	p.becomes(t, "/widget-001", 429)
+	p.annotate(t, "max-inflight", "")
+	p.becomes(t, "/widget-001", 200)
+}
+
+func maxLongRunning(t *testing.T, p *policed) {
+	const watch = "?watch=1&resourceVersion=1"
+	p.hold(t, watch)
+	eventually(t, longest, "one watch open", func() bool { return p.server.Stats().Watchers >= 1 })
+	p.becomes(t, watch+"&timeoutSeconds=1", 200)
+	p.annotate(t, "max-longrunning", "1")
+	p.becomes(t, watch+"&timeoutSeconds=1", 429)
+	if code, text := p.get(t, "/widget-001"); code != 200 {
+		t.Errorf("a request that is not long-running: %d %s", code, text)
+	}
+	p.annotate(t, "max-longrunning", "")
+	p.becomes(t, watch+"&timeoutSeconds=1", 200)
+}
+
+// hold has a request under way until the test ends.
+func (p *policed) hold(t *testing.T, path string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	t.Cleanup(func() { cancel(); <-ended })
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.d.Endpoint.URL+p.widgets()+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(ended)
+		res, err := p.d.w.client().Do(req)
+		if err != nil {
+			return
+		}
+		defer res.Body.Close()
+		_, _ = io.Copy(io.Discard, res.Body)
+	}()
+}
+
+func serverName(t *testing.T, p *policed) {
+	p.annotate(t, "tls-server-name", "alias.example.com")
+	eventually(t, longest, "asked by its other name", func() bool {
+		code, _ := p.get(t, "/widget-001")
+		all := p.server.Requests(0)
+		return code == 200 && all[len(all)-1].ServerName == "alias.example.com"
+	})
+	p.annotate(t, "tls-server-name", "stranger.example.com")
+	eventually(t, longest, "unavailable by a name that its certificate lacks", func() bool { return p.unavailable(p.d) })
+	p.becomes(t, "/widget-001", 503)
+	p.annotate(t, "tls-server-name", "")
+	p.becomes(t, "/widget-001", 200)
+}
+
+func probeInterval(t *testing.T, p *policed) {
+	probes := func() (n int) {
+		seq := last(p.server)
+		pause(t, 4*time.Second)
+		return len(p.server.Requests(seq))
+	}
+	p.annotate(t, "probe-interval", "1m")
+	pause(t, 2*time.Second)
+	if n := probes(); n > 1 {
+		t.Errorf("%d probes in 4 s at one a minute", n)
+	}
+	p.annotate(t, "probe-interval", "1s")
+	pause(t, time.Second)
+	if n := probes(); n < 3 {
+		t.Errorf("%d probes in 4 s at one a second", n)
+	}
+}
+
+func http1Only(t *testing.T, p *policed) {
+	speaks := func(proto string) func() bool {
+		return func() bool {
+			code, text := p.get(t, "/widget-001")
+			if code != 200 {
+				t.Errorf("in between: %d %s", code, text)
+			}
+			all := p.server.Requests(0)
+			return all[len(all)-1].Proto == proto
+		}
+	}
+	eventually(t, longest, "HTTP/2", speaks("HTTP/2.0"))
+	p.annotate(t, "http1", "true")
+	eventually(t, longest, "HTTP/1.1", speaks("HTTP/1.1"))
+	p.annotate(t, "http1", "")
+	eventually(t, longest, "HTTP/2 again", speaks("HTTP/2.0"))
+}
+
+func maintenance(t *testing.T, p *policed) {
+	p.annotate(t, "maintenance", "moving house")
+	eventually(t, longest, "closed", func() bool {
+		code, text := p.get(t, "/widget-001")
+		return code == 503 && strings.Contains(text, "moving house")
+	})
+	p.annotate(t, "maintenance", "")
+	p.becomes(t, "/widget-001", 200)
+}
+
+// badAnnotations are reported, and change nothing.
+func badAnnotations(t *testing.T, p *policed) {
+	p.annotate(t, "request-timeout", "soon")
+	p.annotate(t, "max-inflght", "1")
+	eventually(t, longest, "reported", func() bool {
+		text, err := p.d.get(t.Context(), "/status")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Contains(text, "fairlead.dev/request-timeout: \\\"soon\\\" is not a duration") && strings.Contains(text, "fairlead.dev/max-inflght: unknown name")
+	})
+	if code, text := p.get(t, "/widget-001"); code != 200 {
+		t.Errorf("%d %s", code, text)
+	}
+}
+
+// pingTimeout takes the cable from a backend's only host: its watches end within the time that the policy says, instead of 5 s.
+func pingTimeout(t *testing.T, d *door) {
+	const ping = time.Second
+	b := d.w.newBackend()
+	process := b.start(t, d.w.hosts.add(t))
+	b.register(t, process.addr())
+	b.await(t, d)
+	client := d.w.client()
+	ask(t, client, d.Endpoint.URL+b.widgets()) // a connection with the default
+	b.annotate(t, "ping-timeout", ping.String())
+	pause(t, time.Second)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, d.Endpoint.URL+b.widgets()+"?watch=1&resourceVersion=1", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	var ended atomic.Bool
+	over := make(chan error, 1)
+	go func() {
+		_, err := io.Copy(io.Discard, res.Body)
+		ended.Store(true)
+		over <- err
+	}()
+	pause(t, time.Second)
+	lost := d.w.stalls.start()
+	process.host.unplug(t)
+	took := lost.until(eventually(t, longest, "cut", ended.Load))
+	t.Logf("the watch was cut after %s", took.Round(time.Millisecond))
+	if took > 2*ping {
+		t.Errorf("the watch was cut after %s, want about %s", took, ping)
+	}
+	if err := <-over; err == nil || errors.Is(err, context.Canceled) {
+		t.Errorf("the watch ended with %v, want a cut that its client can tell", err)
+	}
+}
