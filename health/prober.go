@@ -128,7 +128,7 @@ func (p *Prober) Signal(b *registry.Backend, address string, err error) {
 		return
 	}
 	for _, t := range p.index.Load().places[place{b, address}] {
-		t.alarm()
+		t.alarm(&t.hinted)
 	}
 }
 

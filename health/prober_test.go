@@ -254,6 +254,39 @@ func TestSignalsAloneNeverEjectAndAreBounded(t *testing.T) {
 	})
 }
 
+// Traffic that fails for reasons of its own makes its hints count for less, but not what the watched connection shows.
+func TestFalseAlarmsDoNotBlind(t *testing.T) {
+	for name, tc := range map[string]struct {
+		fail   func(*host, *backend)
+		within time.Duration
+	}{
+		"killed": {func(h *host, _ *backend) { h.set(refusing) }, time.Second},
+		"hung":   {func(_ *host, s *backend) { s.hung.Store(true) }, 10 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b, h, s := single(t)
+				worst := time.Duration(0)
+				for i := range 20 {
+					for range 600 + 7*i {
+						b.Signal(b.feed.entries[0].Backend, at, errors.New("connection lost"))
+						time.Sleep(100 * time.Millisecond)
+					}
+					tc.fail(h, s)
+					worst = max(worst, b.until(t, at, registry.Unhealthy, 30*time.Second))
+					s.hung.Store(false)
+					h.set(listening)
+					b.until(t, at, registry.Healthy, 6*time.Second)
+				}
+				if worst > tc.within {
+					t.Errorf("out after %v, want %v", worst, tc.within)
+				}
+				t.Logf("worst of 20: %v", worst)
+			})
+		})
+	}
+}
+
 // A bundle that arrives heals what was refused for want of it, even in the middle of the longest pause between probes.
 func TestRenew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -17,9 +17,9 @@ const (
 	defaultInterval = 10 * time.Second
 	// jitter keeps the probes of endpoints that came together from staying together.
 	jitter = 0.2
-	// lightChecks is how many light checks the time between two probes holds room for, the probe included: at most 4 s pass (12 s / 3)
-	// before something asks, so that an endpoint that hangs is out within 4 + 1 + 5.25 s, under the promised 12.
-	lightChecks = 3
+	// lightChecks is how many light checks the time between two probes holds room for, the probe included: at most 3 s pass (12 s / 4)
+	// before something asks, so that an endpoint that hangs is out within 3 + 1 + 5.25 s, well under the promised 12.
+	lightChecks = 4
 	// fall is how many probes in a row must fail before an endpoint is unhealthy: one lost probe changes nothing. One that passes makes it
 	// healthy.
 	fall = 2
@@ -29,8 +29,9 @@ const (
 	// lastRedial bounds the pause instead while not even the dial succeeds: such an attempt costs one SYN, and a process that comes back must
 	// be seen within 1 s.
 	lastRedial = 500 * time.Millisecond
-	// alarmGap is the least time between probes that alarms ask for. It doubles up to the interval each time an alarm proves false: live
-	// traffic that fails for reasons of its own must not make us hammer an endpoint that answers.
+	// alarmGap is the least time between probes that alarms ask for. It doubles up to the interval each time an alarm of the same source proves
+	// false: live traffic that fails for reasons of its own must not make us hammer an endpoint that answers, nor make us doubt what we see
+	// ourselves.
 	alarmGap = 250 * time.Millisecond
 )
 
@@ -45,7 +46,8 @@ type target struct {
 
 	// Notes from others, each followed by a poke.
 	interval atomic.Int64
-	alarmed  atomic.Bool
+	hinted   atomic.Bool // live traffic could not reach it
+	lost     atomic.Bool // the watched connection has ended
 	renewed  atomic.Bool
 	slow     atomic.Bool
 	restate  atomic.Bool
@@ -61,7 +63,10 @@ type target struct {
 	due      time.Time       // of the next probe
 	light    time.Time       // of the next light check; zero: none
 	rest     time.Duration   // between light checks
-	gap      time.Duration   // least time from a probe to one that an alarm asks for
+	// silent: a light check got no answer.
+	silent bool
+	// hintGap and lostGap are the least times from a probe to one that such an alarm asks for.
+	hintGap, lostGap time.Duration
 	// watch is the connection of the last probe, left open. Nil: none.
 	watch *http.ClientConn
 }
@@ -70,7 +75,7 @@ func newTarget(p *Prober, k key, e *registry.Entry, cancel context.CancelFunc) *
 	t := &target{
 		prober: p, key: k, url: probeURL(e, k.address), cancel: cancel, series: p.metrics.endpoint(k),
 		log:  p.log.With("apiservice", k.name, "endpoint", k.address),
-		wake: make(chan struct{}, 1), gap: alarmGap,
+		wake: make(chan struct{}, 1), hintGap: alarmGap, lostGap: alarmGap,
 		report: registry.Report{Name: k.name, Backend: k.backend, Address: k.address},
 	}
 	t.interval.Store(int64(interval(e)))
@@ -95,9 +100,9 @@ func (t *target) follow(e *registry.Entry, ep *registry.Endpoint) {
 	}
 }
 
-// alarm asks for a probe soon.
-func (t *target) alarm() {
-	if !t.alarmed.Swap(true) {
+// alarm asks for a probe soon. source is the target's hinted or lost.
+func (t *target) alarm(source *atomic.Bool) {
+	if !source.Swap(true) {
 		t.poke()
 	}
 }
@@ -137,8 +142,9 @@ func (t *target) step(ctx context.Context) {
 	now := time.Now()
 	switch {
 	case !now.Before(t.due):
-		t.probe(ctx, t.heeds())
-	case t.heeds() && !now.Before(t.started.Add(t.gap)):
+		_, doubted := t.doubt()
+		t.probe(ctx, doubted)
+	case t.doubtDue(now):
 		t.probe(ctx, true)
 	case !t.light.IsZero() && !now.Before(t.light):
 		t.check(ctx)
@@ -148,7 +154,7 @@ func (t *target) step(ctx context.Context) {
 // next is when something is due.
 func (t *target) next() time.Time {
 	at := t.due
-	if a := t.started.Add(t.gap); t.heeds() && a.Before(at) {
+	if a, ok := t.doubt(); ok && a.Before(at) {
 		at = a
 	}
 	if !t.light.IsZero() && t.light.Before(at) {
@@ -157,16 +163,35 @@ func (t *target) next() time.Time {
 	return at
 }
 
-// heeds reports whether an alarm is to be followed up. An endpoint that fails is being asked again anyway, and traffic that fails there says
-// nothing new; the alarm is cleared by the next probe.
-// A new trust may heal it, and is followed up even then.
-func (t *target) heeds() bool { return t.failures == 0 && t.alarmed.Load() || t.renewed.Load() }
+// doubt reports whether an alarm is to be followed up, and when. An endpoint that fails is being asked again anyway, and an alarm there says nothing new; it is
+// cleared by the next probe. A new trust may heal it, and is followed up even then.
+func (t *target) doubt() (at time.Time, ok bool) {
+	gap := time.Duration(-1)
+	consider := func(alarmed bool, g time.Duration) {
+		if alarmed && (gap < 0 || g < gap) {
+			gap = g
+		}
+	}
+	consider(t.renewed.Load(), alarmGap)
+	if t.failures == 0 {
+		consider(t.hinted.Load(), t.hintGap)
+		consider(t.lost.Load(), t.lostGap)
+		consider(t.silent, alarmGap) // light checks are far apart, and patient
+	}
+	return t.started.Add(gap), gap >= 0
+}
+
+func (t *target) doubtDue(now time.Time) bool {
+	at, ok := t.doubt()
+	return ok && !now.Before(at)
+}
 
 // probe asks the endpoint on fresh connections and draws the conclusions.
 func (t *target) probe(ctx context.Context, suspicious bool) {
 	// Cleared before it starts: an alarm that comes while it runs may be about something newer than what it sees.
-	suspected := t.alarmed.Swap(false)
+	hinted, lost := t.hinted.Swap(false), t.lost.Swap(false)
 	t.renewed.Store(false)
+	t.silent = false
 	t.started = time.Now()
 	o := t.round(ctx, suspicious)
 	if ctx.Err() != nil {
@@ -174,20 +199,24 @@ func (t *target) probe(ctx context.Context, suspicious bool) {
 		return
 	}
 	if o.err == nil {
-		t.passed(o, suspected)
+		t.hintGap, t.lostGap = t.wider(t.hintGap, hinted), t.wider(t.lostGap, lost)
+		t.passed(o)
 		return
 	}
 	t.failed(o)
 }
 
-func (t *target) passed(o outcome, suspected bool) {
+// wider is the next gap of a source of alarms, after a probe that passed.
+func (t *target) wider(gap time.Duration, alarmed bool) time.Duration {
+	if alarmed {
+		return min(2*gap, time.Duration(t.interval.Load())) // falsely
+	}
+	return alarmGap
+}
+
+func (t *target) passed(o outcome) {
 	t.failures = 0
 	t.report.Health, t.report.Reason, t.report.Message = registry.Healthy, "", ""
-	if suspected {
-		t.gap = min(2*t.gap, time.Duration(t.interval.Load())) // a false alarm
-	} else {
-		t.gap = alarmGap
-	}
 	pause := t.pause(1 - jitter + 2*jitter*rand.Float64()) //nolint:gosec // nobody gains by guessing when a probe comes
 	t.due = t.started.Add(pause)
 	t.rest = pause / lightChecks
@@ -203,7 +232,7 @@ func (t *target) pause(factor float64) time.Duration {
 func (t *target) failed(o outcome) {
 	t.unwatch()
 	t.failures += o.failures
-	t.gap = alarmGap
+	t.hintGap, t.lostGap = alarmGap, alarmGap
 	if t.failures >= fall {
 		t.report.Health = registry.Unhealthy
 		t.report.Reason, t.report.Message = explain(o.err, t.url)

@@ -25,7 +25,7 @@ func (t *target) keep(conn *http.ClientConn) {
 	t.light = t.started.Add(t.rest)
 	conn.SetStateHook(func(c *http.ClientConn) {
 		if c.Err() != nil {
-			t.alarm()
+			t.alarm(&t.lost)
 		}
 	})
 }
@@ -49,7 +49,7 @@ func (t *target) check(ctx context.Context) {
 	}
 	if err != nil {
 		t.unwatch()
-		t.alarmed.Store(true)
+		t.silent = true
 		return
 	}
 	t.light = t.light.Add(t.rest)
