@@ -138,6 +138,9 @@ func (c *freezable) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	select {
 	case <-c.frozen:
+		for err == nil { // into nowhere: what is written to a host that is gone blocks nobody for a while
+			_, err = c.Conn.Read(p)
+		}
 		<-c.closed
 		return 0, net.ErrClosed
 	default:
@@ -161,3 +164,10 @@ func (c *freezable) Close() error {
 
 // freeze makes the server's connections fall silent, as those of a host that is gone.
 func (s *memoryServer) freeze() { close(s.frozen) }
+
+// mute makes an address a blackhole, or ends that.
+func (n *memoryNet) mute(address string, silent bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.silent[address] = silent
+}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/url"
 	"time"
@@ -13,22 +14,37 @@ import (
 )
 
 const (
-	// probeInterval and its jitter, probeTimeout, the pauses after a failure, and fall are those of an extension server's probes.
-	probeInterval = 10 * time.Second
-	probeJitter   = 0.2
-	probeTimeout  = 5 * time.Second
-	minProbePause = 250 * time.Millisecond
-	maxProbePause = 5 * time.Second
-	probeFall     = 2
+	// probeInterval and its jitter, probeTimeout, probeDial, the hedges, the pauses after a failure, fall, lightChecks and lightPatience are those of an extension
+	// server's probes (package health): the same goals hold.
+	probeInterval  = 10 * time.Second
+	probeJitter    = 0.2
+	probeTimeout   = 5 * time.Second
+	probeDial      = 2 * time.Second
+	hedgeAfter     = time.Second
+	hedgeSuspected = 250 * time.Millisecond
+	minProbePause  = 250 * time.Millisecond
+	maxProbePause  = 5 * time.Second
+	maxRedialPause = 500 * time.Millisecond
+	probeFall      = 2
+	lightChecks    = 4
+	lightPatience  = time.Second
 )
 
 // prober asks one local apiserver whether it is ready. Each probe dials anew, as a pooled connection can hide a dead server, and its connection stays open until the
-// next one, so that the end of the process shows at once.
+// next one, so that the end of the process shows at once; in between it is asked on that connection, which only ever leads to a probe.
 type prober struct {
 	local   *Local
 	address string
 	// again has room for one: live traffic found a fault, or the watched connection ended.
 	again chan struct{}
+}
+
+// probed is what came of one probe, or of two beside each other.
+type probed struct {
+	conn      *http.ClientConn // idle and open. Nil: it failed
+	err       error
+	failures  int
+	undialled bool // not even the dial succeeded: trying again is cheap
 }
 
 func newProber(l *Local, address string) *prober {
@@ -47,75 +63,166 @@ func (p *prober) poke() {
 func (p *prober) run(ctx context.Context) {
 	var watched *http.ClientConn
 	defer func() { closeProbe(watched) }()
-	failures, pause := 0, minProbePause
+	failures, suspected := 0, false
 	for {
-		conn, err := p.probe(ctx)
+		r := p.round(ctx, failures == 0, suspected)
 		if ctx.Err() != nil {
-			closeProbe(conn)
+			closeProbe(r.conn)
 			return
 		}
 		closeProbe(watched)
-		watched = conn
-		wait := pause
-		if err == nil {
-			failures, pause = 0, minProbePause
+		watched = r.conn
+		var wait time.Duration
+		if r.err == nil {
+			failures = 0
 			p.local.report(p.address, registry.Healthy, "")
 			wait = time.Duration(float64(probeInterval) * (1 - probeJitter + 2*probeJitter*rand.Float64())) //nolint:gosec // jitter
 		} else {
-			failures++
-			pause = min(2*pause, maxProbePause)
+			failures += r.failures
 			if failures >= probeFall {
-				p.local.report(p.address, registry.Unhealthy, err.Error())
+				p.local.report(p.address, registry.Unhealthy, r.err.Error())
 			}
+			wait = pauseAfter(failures, r.undialled)
 		}
-		if !p.sleep(ctx, wait) {
+		var ok bool
+		if suspected, ok = p.sleep(ctx, wait, watched); !ok {
 			return
 		}
 	}
 }
 
-// sleep waits for d, for a poke, or for ctx. A poke shortens it, but not below the shortest pause: a flood of failing requests makes four probes a second.
-func (p *prober) sleep(ctx context.Context, d time.Duration) bool {
-	first := min(d, minProbePause)
-	if !pause(ctx, first) {
-		return false
+// pauseAfter is the time from a probe that failed, the last of so many, to the next.
+func pauseAfter(failures int, undialled bool) time.Duration {
+	if undialled {
+		return min(minProbePause<<min(failures-1, 5), maxRedialPause) // what comes back must be seen within a second
 	}
-	t := time.NewTimer(d - first)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-	case <-p.again:
-	}
-	return true
+	return min(minProbePause<<min(failures-1, 5), maxProbePause) // 250 ms × 2⁵ is past the longest
 }
 
-// probe asks once. It returns the connection if that is worth watching.
-func (p *prober) probe(ctx context.Context) (*http.ClientConn, error) {
+// sleep waits for d, for a poke, for a light check without an answer, or for ctx: suspected says that it was not d. A poke shortens it, but not below the shortest
+// pause: a flood of failing requests makes four probes a second.
+func (p *prober) sleep(ctx context.Context, d time.Duration, watched *http.ClientConn) (suspected, ok bool) {
+	end, step := time.Now().Add(d), d/lightChecks
+	if !pause(ctx, min(d, minProbePause)) {
+		return false, false
+	}
+	for {
+		left := time.Until(end)
+		if watched != nil {
+			left = min(left, step)
+		}
+		t := time.NewTimer(left)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return false, false
+		case <-p.again:
+			t.Stop()
+			return true, true
+		case <-t.C:
+		}
+		if time.Until(end) < minProbePause {
+			return false, true
+		}
+		if err := p.check(ctx, watched); err != nil {
+			return true, ctx.Err() == nil
+		}
+	}
+}
+
+// check asks on the watched connection.
+func (p *prober) check(ctx context.Context, watched *http.ClientConn) error {
+	ctx, cancel := context.WithTimeout(ctx, lightPatience)
+	defer cancel()
+	return p.ask(ctx, watched)
+}
+
+// round probes, and once more beside it when that stays unanswered and two failures would change the verdict: they take little longer than one then. One that passes
+// is enough.
+func (p *prober) round(ctx context.Context, healthy, suspected bool) probed {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	results := make(chan probed, probeFall) // room for all: no probe waits to be heard
+	running := 0
+	launch := func() {
+		running++
+		go func() { results <- p.probe(ctx) }()
+	}
+	launch()
+	var hedge <-chan time.Time
+	if healthy {
+		after := hedgeAfter
+		if suspected {
+			after = hedgeSuspected
+		}
+		t := time.NewTimer(after)
+		defer t.Stop()
+		hedge = t.C
+	}
+	var found probed
+	passed := false
+	for running > 0 {
+		select {
+		case <-hedge:
+			hedge = nil
+			launch()
+		case r := <-results:
+			running--
+			hedge = nil // what fails quickly is asked again after a pause
+			switch {
+			case passed:
+				closeProbe(r.conn)
+			case r.err == nil:
+				found, passed = r, true
+				cancel() // the other is still awaited
+			default:
+				r.failures = found.failures + 1
+				found = r
+			}
+		}
+	}
+	return found
+}
+
+// probe asks once on a connection of its own, and returns that if it is worth watching.
+func (p *prober) probe(ctx context.Context) probed {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	u := p.local.Upstream(PoolCertificate)
+	dialled := false
+	connecting := time.AfterFunc(probeDial, cancel)
+	defer connecting.Stop()
 	// Not dialTLS: a failed probe is no news from live traffic.
-	tc, derr := u.dialPhases(ctx, p.address, u.target.protocols())
+	tc, derr := u.dialPhases(withWrap(ctx, func(c net.Conn) net.Conn {
+		dialled = connecting.Stop()
+		keepAlive(c)
+		return c
+	}), p.address, u.target.protocols())
 	if derr != nil {
-		return nil, derr
+		return probed{err: derr, undialled: !dialled && derr.phase == dialConnect}
 	}
 	cc, cerr := newTransport(tc, defaultPing, func(string) {}).NewClientConn(ctx, "https", p.address)
 	if cerr != nil {
 		_ = tc.Close()
-		return nil, fmt.Errorf("opening connection: %w", cerr)
+		return probed{err: fmt.Errorf("opening connection: %w", cerr)}
 	}
 	if err := p.ask(ctx, cc); err != nil {
 		closeProbe(cc)
-		return nil, err
+		return probed{err: err}
 	}
 	cc.SetStateHook(func(cc *http.ClientConn) {
 		if cc.Err() != nil {
 			p.poke()
 		}
 	})
-	return cc, nil
+	return probed{conn: cc}
+}
+
+// keepAlive makes the kernel ask the other once a second whether its host is still there: one that has lost its network shows within two.
+func keepAlive(c net.Conn) {
+	if tcp, ok := c.(*net.TCPConn); ok {
+		_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: time.Second, Interval: time.Second, Count: 1}) // else the light checks find out
+	}
 }
 
 func (p *prober) ask(ctx context.Context, cc *http.ClientConn) error {
