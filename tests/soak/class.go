@@ -78,7 +78,7 @@ func (t *task) wire(id string) (method, path string, body []byte) {
 	case discovery:
 		return t.method, "/apis", nil
 	}
-	path = t.group.widgets() + "/" + id
+	path = t.group.widgets() + "/" + t.name
 	if t.method == http.MethodPost {
 		path = t.group.widgets()
 	}

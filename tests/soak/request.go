@@ -25,8 +25,10 @@ const (
 
 // task is a request as it was drawn.
 type task struct {
-	id     string
-	class  class
+	id    string
+	class class
+	// name is the object's. Most requests are for one of a few, so that what is cached of each question whether somebody may is a few thousand answers.
+	name   string
 	group  *group // nil: it is for the local apiserver
 	caller *caller
 	door   int // of those that are ready
@@ -44,6 +46,10 @@ func (l *load) draw() *task {
 	n := l.asked.Add(1)
 	r := l.rng
 	t := &task{id: "r" + strconv.FormatInt(n, 10), class: pick(r.IntN(100)), door: r.IntN(1000), h2: r.IntN(4) > 0, method: http.MethodGet}
+	t.name = "w" + strconv.Itoa(r.IntN(5))
+	if r.IntN(40) == 0 {
+		t.name = t.id
+	}
 	t.caller = l.w.callers[r.IntN(len(l.w.callers))]
 	t.forged, t.fresh = r.IntN(5) == 0, r.IntN(50) == 0
 	if g := l.w.groups[r.IntN(len(l.w.groups))]; t.class.remote {

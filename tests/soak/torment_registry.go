@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"slices"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -28,6 +29,7 @@ func (w *world) drawRegistry(rng *rand.Rand) *act {
 		a.begin = func(ctx context.Context) error { return w.retarget(ctx, g) }
 	case 2:
 		a.fault.Kind, a.fault.Scopes, a.fault.Weak = "registry: APIService deleted", append(hurts, "discovery"), false
+		a.fault.Refusals = []int{http.StatusNotFound, http.StatusForbidden} // the local apiserver's, the latter for nobody
 		a.begin = func(ctx context.Context) error { return w.remove(ctx, g) }
 		a.end = func(ctx context.Context) error { return w.restore(ctx, g) }
 	case 3:

@@ -105,6 +105,8 @@ func (c *Checker) explain(x *Exchange, fits func(*Window) bool) *Window {
 		fits = func(w *Window) bool { return w.Fault.Lies }
 	case x.ok() && x.Garbled == "":
 		return nil
+	case x.refused():
+		fits = func(w *Window) bool { return slices.Contains(w.Fault.Refusals, x.Code) }
 	}
 	return c.windows.blame(x.nearest(), x.Begun, x.Ended, fits)
 }
@@ -212,8 +214,11 @@ func (c *Checker) EndWatch(w Watch) {
 			late = w.Begun
 		}
 		var fits func(*Window) bool
-		if w.Wrong != "" {
+		switch {
+		case w.Wrong != "":
 			fits = func(x *Window) bool { return x.Fault.Lies }
+		case w.refused():
+			fits = func(x *Window) bool { return slices.Contains(x.Fault.Refusals, w.Code) }
 		}
 		explained = c.windows.blame(w.nearest(), late, w.Ended, fits)
 	}

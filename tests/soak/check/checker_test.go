@@ -168,6 +168,17 @@ func TestChecker(t *testing.T) {
 			w := s.Open(group("dead"))
 			s.read(status(503), func(*Exchange) { w.Close() })
 		}, nil},
+		{"not found in a fault", func(s *story) { defer s.Open(group("dead")).Close(); s.read(status(404)) }, []Invariant{Explained}},
+		{"not found while it is deleted", func(s *story) {
+			defer s.Open(Fault{Kind: "deleted", Scopes: []string{"group:alpha"}, Refusals: []int{404}}).Close()
+			defer s.Open(group("dead")).Close()
+			s.read(status(404))
+		}, nil},
+		{"a watch that is forbidden in a fault", func(s *story) {
+			defer s.Open(group("dead")).Close()
+			s.watch(func(w *Watch) { w.Code, w.Head = 403, nil })
+		}, []Invariant{Explained}},
+		{"busy in a fault", func(s *story) { defer s.Open(group("dead")).Close(); s.read(status(429)) }, nil},
 		{"silence in a fault that answers", func(s *story) {
 			defer s.Open(group("dead")).Close()
 			s.read(cut, func(x *Exchange) { x.GaveUp = true })

@@ -2,6 +2,7 @@ package check
 
 import (
 	"cmp"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -98,6 +99,11 @@ func (x *Exchange) ok() bool {
 		return x.Code == x.Want
 	}
 	return x.Code/100 == 2
+}
+
+// refused says that the client was told to be at fault itself. 429 says nothing of the kind.
+func (x *Exchange) refused() bool {
+	return x.Err == "" && x.Code/100 == 4 && x.Code != http.StatusTooManyRequests && x.Code != x.Want
 }
 
 // nearest are the scopes in the order in which they are asked for an explanation. Without an answer it is the last given one's connection that has ended.

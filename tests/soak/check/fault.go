@@ -23,6 +23,8 @@ type Fault struct {
 	Lies bool
 	// Weak says that it should be felt by few or by nobody: it is blamed when nothing else can be.
 	Weak bool
+	// Refusals are the statuses of 4xx that it causes. Any other fault is no reason to tell a client that it is at fault itself.
+	Refusals []int
 	// Silent says that a process which can answer nothing is part of it: a client may wait without end.
 	Silent bool
 }
