@@ -80,12 +80,39 @@ func (s *story) watch(change ...func(*Watch)) {
 
 func group(kind string) Fault { return Fault{Kind: kind, Scopes: []string{"group:alpha"}} }
 
+// invented is a story with what must be found in it.
+type invented struct {
+	name string
+	tell func(*story)
+	want []Invariant // each violated once
+}
+
 func TestChecker(t *testing.T) {
-	tests := []struct {
-		name string
-		tell func(*story)
-		want []Invariant // each violated once
-	}{
+	for _, tt := range slices.Concat(answers(), writes(), failures()) {
+		t.Run(tt.name, func(t *testing.T) {
+			s := tell()
+			tt.tell(s)
+			var got []Invariant
+			for _, v := range s.Violations() {
+				got = append(got, v.Invariant)
+			}
+			if !slices.Equal(got, tt.want) {
+				t.Errorf("violations %+v, want of %q", s.Violations(), tt.want)
+			}
+			if n := strings.Count(s.journal.String(), `"VIOLATION"`); n != len(tt.want) {
+				t.Errorf("%d violations in the journal, want %d", n, len(tt.want))
+			}
+			for line := range strings.Lines(s.journal.String()) {
+				if !json.Valid([]byte(line)) {
+					t.Errorf("not JSON: %q", line)
+				}
+			}
+		})
+	}
+}
+
+func answers() []invented {
+	return []invented{
 		{"all is well", func(s *story) { s.read(); s.write(1); s.watch() }, nil},
 		{"a wrong server", func(s *story) { s.read(func(x *Exchange) { x.Head.Server, x.Body.Server = "three", "three" }) }, []Invariant{RightBackend, RightBackend}},
 		{"a wrong version", func(s *story) { s.read(func(x *Exchange) { x.Version = "v2"; x.Head = nil }) }, []Invariant{RightBackend}},
@@ -114,7 +141,11 @@ func TestChecker(t *testing.T) {
 			defer s.Open(group("slow")).Close()
 			s.read(func(x *Exchange) { x.Head, x.Body = nil, nil })
 		}, []Invariant{Effect}},
+	}
+}
 
+func writes() []invented {
+	return []invented{
 		{"executed twice", func(s *story) { s.write(2) }, []Invariant{WrittenOnce}},
 		{"executed for nobody", func(s *story) { s.Executed(Execution{Receipt: *receipt("w9")}) }, []Invariant{OwnAnswer}},
 		{"executed for another user", func(s *story) { s.write(1, func(x *Exchange) { x.User, x.Head, x.Body = "bob", nil, receipt("w1") }) }, []Invariant{RightIdentity, RightIdentity}},
@@ -153,7 +184,11 @@ func TestChecker(t *testing.T) {
 			s.Executed(Execution{Receipt: Receipt{ID: "w1"}})
 			s.Executed(Execution{Receipt: Receipt{ID: "w1"}})
 		}, []Invariant{WrittenOnce}},
+	}
+}
 
+func failures() []invented {
+	return []invented{
 		{"a failure without a fault", func(s *story) { s.read(status(503)) }, []Invariant{Explained}},
 		{"a failure in a fault of another group", func(s *story) {
 			defer s.Open(Fault{Kind: "dead", Scopes: []string{"group:beta"}}).Close()
@@ -212,27 +247,6 @@ func TestChecker(t *testing.T) {
 		{"a leak", func(s *story) { s.Left("goroutines", 101, 100) }, []Invariant{NothingLeft}},
 		{"no leak", func(s *story) { s.Left("goroutines", 100, 100) }, nil},
 		{"a drain that ends badly", func(s *story) { s.Must(ExplicitEnd, false, "exit status 2") }, []Invariant{ExplicitEnd}},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			s := tell()
-			tt.tell(s)
-			var got []Invariant
-			for _, v := range s.Violations() {
-				got = append(got, v.Invariant)
-			}
-			if !slices.Equal(got, tt.want) {
-				t.Errorf("violations %+v, want of %q", s.Violations(), tt.want)
-			}
-			if n := strings.Count(s.journal.String(), `"VIOLATION"`); n != len(tt.want) {
-				t.Errorf("%d violations in the journal, want %d", n, len(tt.want))
-			}
-			for line := range strings.Lines(s.journal.String()) {
-				if !json.Valid([]byte(line)) {
-					t.Errorf("not JSON: %q", line)
-				}
-			}
-		})
 	}
 }
 
