@@ -2,8 +2,10 @@ package openapi
 
 import (
 	"encoding/json"
+	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	openapi_v3 "github.com/google/gnostic-models/openapiv3"
 	"google.golang.org/protobuf/proto"
@@ -96,6 +98,86 @@ func FuzzDocument(f *testing.F) {
 		}
 		if err := proto.Unmarshal(b, &openapi_v3.Document{}); err != nil {
 			t.Errorf("the protobuf form cannot be read: %v", err)
+		}
+	})
+}
+
+// Whatever a backend answers, to whichever question: it speaks for itself only, what others have stays as it is, and nobody waits long.
+func FuzzBackendSays(f *testing.F) {
+	own := define("own.example.com/v1", "own")
+	v2, err := json.Marshal(specOf(own, define("apps/v1", "poison")))
+	if err != nil {
+		f.Fatal(err)
+	}
+	const index = `{"paths":{"apis/own.example.com/v1":{"serverRelativeURL":"/openapi/v3/apis/own.example.com/v1?hash=A"},"apis/apps/v1":{"serverRelativeURL":"/openapi/v3/apis/apps/v1?hash=B"},"version":{}}}`
+	const document = `{"openapi":"3.0.0","info":{"title":"t","version":"v"},"paths":{"/apis/apps/v1/x":{}},"components":{"schemas":{"a":{"$ref":"#/components/schemas/a"}}}}`
+	for _, seed := range [][3]string{
+		{string(v2), index, document}, {string(v2), "", ""}, {"{}", "{}", "{}"}, {"null", `{"paths":null}`, "null"}, {"[]", `{"paths":{"":{}}}`, `{"openapi":"3."}`},
+		{`{"paths":{"/apis/own.example.com/v1/x":{"get":{"parameters":[{"in":"body","name":"b","schema":{"$ref":"#/definitions/a"}}],"responses":{"200":{"schema":{"type":"file"}}}}}},"definitions":{"a":{"$ref":"#/definitions/a"}}}`, "", ""},
+		{`{"paths":{"/apis/own.example.com/v1/x":{"get":{"parameters":[{"in":"formData","name":"f","type":"file"},{"in":"header","name":"h","type":"array","items":{"type":"array","items":{}}}],"consumes":[""],"produces":[""],"responses":{"default":{"headers":{"x":{}}}}}}}}`, "", ""},
+	} {
+		f.Add([]byte(seed[0]), []byte(seed[1]), []byte(seed[2]))
+	}
+	f.Fuzz(func(t *testing.T, v2, index, document []byte) {
+		if len(v2)+len(index)+len(document) > 1<<16 {
+			return
+		}
+		begun := time.Now()
+		s := newStage(t)
+		s.set(home, serving(define("apps/v1", "local")))
+		s.set("own", func(w http.ResponseWriter, r *http.Request) {
+			body := document
+			switch r.URL.Path {
+			case "/openapi/v2":
+				body = v2
+			case "/openapi/v3":
+				body = index
+				if len(index) == 0 {
+					w.WriteHeader(http.StatusNotFound) // v2 is converted
+				}
+			}
+			_, _ = w.Write(body)
+		})
+		s.claim("own.example.com/v1", "own")
+		if err := s.o.askLocal(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		entries := s.table.Load().Entries()
+		from := s.o.newSource(entries)
+		_ = s.o.ask(t.Context(), from, entries) // it may say what it likes
+		st := from.state.Load()
+		for gv, d := range st.documents {
+			if gv.String() != "own.example.com/v1" {
+				t.Errorf("it describes %s", gv)
+			}
+			if body, err := d.json.open(); err != nil || !json.Valid(body) {
+				t.Errorf("%s is served as %.200q: %v", gv, body, err)
+			}
+		}
+		in := &inputs{local: s.o.local.state.Load().spec, remote: []schema.GroupVersion{entries[0].GroupVersion}}
+		if st.spec != nil {
+			in.sources = []input{{name: "own", spec: st.spec, own: in.remote}}
+		}
+		b, err := s.o.build(in)
+		if err != nil {
+			t.Fatalf("the document of all is gone: %v", err)
+		}
+		body, err := b.json.open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		merged := mustRead(t, body)
+		for path := range merged.Paths.Paths {
+			if path != "/version/" && path != "/apis/apps/v1/things" && !strings.HasPrefix(path, "/apis/own.example.com/v1/") {
+				t.Errorf("it has the path %q", path)
+			}
+		}
+		if d := merged.Definitions["def.apps/v1"]; d.Description != "local" {
+			t.Errorf("another's definition has become %v", d)
+		}
+		// Sixty-four kilobytes take milliseconds; a hundred times that under a fuzzer on a busy machine.
+		if took := time.Since(begun); took > 10*time.Second {
+			t.Errorf("it took %s", took)
 		}
 	})
 }

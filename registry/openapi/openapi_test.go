@@ -133,6 +133,31 @@ func TestBadSpecs(t *testing.T) {
 	}
 }
 
+// A backend that never answers is told of after half a minute, whatever it is asked for; what it did answer until then counts.
+func TestOneQuestionIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t)
+		s.set(home, serving())
+		s.claim("hung.example.com/v1", "hung")
+		s.set("hung", hanging)
+		s.claim("half.example.com/v1", "half")
+		s.claim("half.example.com/v2", "half")
+		both := serving(define("half.example.com/v1", "one"), define("half.example.com/v2", "two"))
+		s.set("half", only("/openapi/v2", hanging, only("/openapi/v3/apis/half.example.com/v2", hanging, both)))
+		s.open()
+		time.Sleep(31 * time.Second)
+		synctest.Wait()
+		for _, st := range s.o.Status() {
+			if st.Reason != "timeout" {
+				t.Errorf("after 31 s the status is %+v", st)
+			}
+		}
+		if got := keys(s.index()); !slices.Contains(got, "apis/half.example.com/v1") || slices.Contains(got, "apis/half.example.com/v2") {
+			t.Errorf("index %v", got)
+		}
+	})
+}
+
 // The definitions of a stranger cannot take a name or a kind away from those of others.
 func TestDefinitionsOfStrangers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// fetchTimeout bounds one exchange. kube-apiserver takes seconds to merge a v2 document that has changed, so must a backend be allowed to.
+	// fetchTimeout bounds all that a backend is asked for at a time. kube-apiserver takes seconds to merge a v2 document that has changed, so must a backend be allowed to.
 	fetchTimeout = 30 * time.Second
 	// maxIndex, maxDocument and maxSpec bound bodies: of an index, a v3 document and a v2 document. The largest known are 150 KB, 2 MB and, with a thousand CRDs, 20 MB.
 	maxIndex    = 4 << 20
@@ -86,7 +86,9 @@ type question struct {
 }
 
 // ask asks a backend for its documents. What it cannot say now stays as it was.
-func (o *OpenAPI) ask(ctx context.Context, s *source, entries []*registry.Entry) error {
+func (o *OpenAPI) ask(whole context.Context, s *source, entries []*registry.Entry) error {
+	ctx, cancel := context.WithTimeout(whole, fetchTimeout)
+	defer cancel()
 	q := question{o: o, old: s.state.Load(), do: func(ctx context.Context, r *http.Request) (*http.Response, error) {
 		return o.cfg.Fetch(ctx, entries[0], r)
 	}}
@@ -95,17 +97,19 @@ func (o *OpenAPI) ask(ctx context.Context, s *source, entries []*registry.Entry)
 	}
 	next := *q.old
 	next.documents = make(map[schema.GroupVersion]*document)
+	var err2 error
+	var asking sync.WaitGroup
+	asking.Go(func() { err2 = q.spec(ctx, &next) }) // it may hang, or the other may
 	index, err3 := q.index(ctx)
-	err2 := q.spec(ctx, &next)
-	if err3 == nil {
-		if index != nil {
-			err3 = q.documents(ctx, index, &next)
-		} else if err2 == nil {
-			err3 = q.converted(&next)
-		}
+	if err3 == nil && index != nil {
+		err3 = q.documents(ctx, index, &next)
 	}
-	if ctx.Err() != nil {
-		return ctx.Err() // the backend is gone: what it said no longer matters
+	asking.Wait()
+	if err3 == nil && index == nil && err2 == nil {
+		err3 = q.converted(&next)
+	}
+	if whole.Err() != nil {
+		return whole.Err() // the backend is gone: what it said no longer matters
 	}
 	for gv, d := range q.old.documents {
 		if next.documents[gv] == nil && (err3 != nil || index == nil && err2 != nil || !slices.Contains(q.own, gv)) {
