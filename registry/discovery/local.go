@@ -70,7 +70,7 @@ func (d *Discovery) LocalChanged() { d.local.wake() }
 
 // followLocal asks until ctx ends.
 func (d *Discovery) followLocal(ctx context.Context) {
-	poll.Follow(ctx, poll.Pace{Every: localEvery, Hints: d.local.poke, After: hurries()}, d.askLocal)
+	poll.Pace{Every: localEvery, Hints: d.local.poke, After: hurries()}.Follow(ctx, d.askLocal)
 }
 
 // askLocal asks for all documents and publishes what has changed. On an error what was known stays.
@@ -94,7 +94,7 @@ func (d *Discovery) askLocal(ctx context.Context) error {
 	}
 	l.last = next
 	l.state.Store(&next)
-	d.metrics.polled(next.err)
+	d.metrics.Polled(next.err)
 	if changed {
 		d.touch()
 	}

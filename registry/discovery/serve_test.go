@@ -119,10 +119,10 @@ func TestMetrics(t *testing.T) {
 		time.Sleep(100 * time.Millisecond)
 		synctest.Wait()
 		want := `
-# HELP fairlead_discovery_age_seconds Time since a remote APIService's backend last confirmed what is listed of it. Absent: it never did.
+# HELP fairlead_discovery_age_seconds Time since a remote APIService's backend last confirmed its part of discovery. Absent: it never did.
 # TYPE fairlead_discovery_age_seconds gauge
 fairlead_discovery_age_seconds{name="v1.a.example.com"} 0.1
-# HELP fairlead_discovery_failing 1 while what is listed of a remote APIService is not confirmed by its backend, by reason.
+# HELP fairlead_discovery_failing 1 while a remote APIService's part of discovery is not confirmed by its backend, by reason.
 # TYPE fairlead_discovery_failing gauge
 fairlead_discovery_failing{name="v1.b.example.com",reason="unreachable"} 1
 `

@@ -66,7 +66,7 @@ func (d *Discovery) ask(ctx context.Context, s *source, entries []*registry.Entr
 	}
 	next.tried = true
 	s.state.Store(next)
-	d.metrics.polled(err)
+	d.metrics.Polled(err)
 	if !sameContent(old, next) {
 		d.touch()
 	}

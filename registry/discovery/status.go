@@ -3,10 +3,8 @@ package discovery
 import (
 	"cmp"
 	"slices"
-	"time"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/poll"
@@ -14,16 +12,9 @@ import (
 
 // Status is how current one remote APIService's part of the documents is.
 type Status struct {
-	// Name is the APIService's.
-	Name string `json:"-"`
+	poll.Freshness
 	// Stale says that clients are told to ignore what is listed.
 	Stale bool `json:"stale"`
-	// Reason is why the backend's last answer could not be used: a poll.Reason, "unavailable" when its verdict says so, or "pending" when it has not been asked yet. Empty: it could.
-	Reason string `json:"reason,omitempty"`
-	// Message is the cause, for the operator: it may hold addresses.
-	Message string `json:"message,omitempty"`
-	// Confirmed is when the backend last said what is listed. Zero: never.
-	Confirmed time.Time `json:"confirmed,omitzero"`
 	// Resources is how many resources are listed.
 	Resources int `json:"resources"`
 }
@@ -66,21 +57,11 @@ func (m *merge) rows() []row {
 }
 
 func (r *row) status() Status {
-	s := Status{Name: r.entry.Name, Stale: r.stale, Resources: r.resources}
-	var v *version
+	var v version
 	if r.source != nil {
-		v = r.source.state.Load().versions[r.entry.GroupVersion]
+		if known := r.source.state.Load().versions[r.entry.GroupVersion]; known != nil {
+			v = *known
+		}
 	}
-	if v != nil {
-		s.Confirmed = v.confirmed
-	}
-	switch {
-	case r.entry.Verdict.Status == corev1.ConditionFalse:
-		s.Reason, s.Message = "unavailable", r.entry.Verdict.Reason
-	case v == nil:
-		s.Reason = "pending"
-	case v.err != nil:
-		s.Reason, s.Message = string(poll.ReasonOf(v.err)), v.err.Error()
-	}
-	return s
+	return Status{Freshness: poll.Freshness{Confirmed: v.confirmed}.Of(r.entry, v.err), Stale: r.stale, Resources: r.resources}
 }

@@ -56,7 +56,7 @@ func (o *OpenAPI) LocalChanged() { o.local.wake() }
 
 // followLocal asks until ctx ends.
 func (o *OpenAPI) followLocal(ctx context.Context) {
-	poll.Follow(ctx, poll.Pace{Every: indexEvery, Hints: o.local.poke, After: hurries()}, o.askLocal)
+	poll.Pace{Every: indexEvery, Hints: o.local.poke, After: hurries()}.Follow(ctx, o.askLocal)
 }
 
 // askLocal asks once and publishes what has changed.
@@ -77,7 +77,7 @@ func (o *OpenAPI) askLocal(ctx context.Context) error {
 			o.log.Info("OpenAPI of local apiserver can be read again")
 		}
 	}
-	o.metrics.polled(next.err)
+	o.metrics.Polled(next.err)
 	o.local.last = next
 	o.local.state.Store(&next)
 	if next.spec != last.spec || next.indexHash != last.indexHash {

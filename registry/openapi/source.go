@@ -128,7 +128,7 @@ func (o *OpenAPI) ask(whole context.Context, s *source, entries []*registry.Entr
 
 // report logs when a backend's documents begin or cease to be usable.
 func (o *OpenAPI) report(e *registry.Entry, was, now error) {
-	o.metrics.polled(now)
+	o.metrics.Polled(now)
 	switch {
 	case now != nil && (was == nil || was.Error() != now.Error()):
 		o.log.Warn("OpenAPI of backend cannot be used, what was known stays", "apiservice", e.Name, "err", now)

@@ -25,7 +25,7 @@ const (
 )
 
 // Follow asks over and over until ctx ends. It is for the one server whose changes somebody hears of; backends are a Set's.
-func Follow(ctx context.Context, p Pace, ask func(context.Context) error) {
+func (p Pace) Follow(ctx context.Context, ask func(context.Context) error) {
 	var after []time.Duration
 	failures := 0
 	for {

@@ -42,7 +42,8 @@ func following(t *testing.T, takes time.Duration, failing *atomic.Bool) (*diary,
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		Follow(ctx, Pace{Every: 2 * time.Second, Hints: hints, After: []time.Duration{30 * time.Millisecond, 300 * time.Millisecond}}, func(ctx context.Context) error {
+		p := Pace{Every: 2 * time.Second, Hints: hints, After: []time.Duration{30 * time.Millisecond, 300 * time.Millisecond}}
+		p.Follow(ctx, func(ctx context.Context) error {
 			d.note()
 			if sleep(ctx, takes) && failing.Load() {
 				return errors.New("no")

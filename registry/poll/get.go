@@ -65,8 +65,8 @@ func (e *Error) Error() string { return e.Err.Error() }
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// ReasonOf is the reason of an error of this package. Anything else is ReasonUnreachable. Nil: empty.
-func ReasonOf(err error) Reason {
+// reasonOf is the reason of an error of this package. Anything else is ReasonUnreachable. Nil: empty.
+func reasonOf(err error) Reason {
 	var e *Error
 	switch {
 	case err == nil:

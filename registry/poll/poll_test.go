@@ -221,8 +221,8 @@ func TestGet(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a, err := Get(t.Context(), tt.do, Question{Path: "/apis", Limit: 4})
-				if ReasonOf(err) != tt.want {
-					t.Errorf("got %q (%v), %q", ReasonOf(err), err, a.Body)
+				if reasonOf(err) != tt.want {
+					t.Errorf("got %q (%v), %q", reasonOf(err), err, a.Body)
 				}
 			})
 		})

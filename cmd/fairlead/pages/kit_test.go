@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/discovery"
 	"github.com/fairlead-proxy/fairlead/registry/openapi"
+	"github.com/fairlead-proxy/fairlead/registry/poll"
 )
 
 // manifest is one remote group-version with one endpoint.
@@ -88,10 +89,11 @@ func newStand(t *testing.T) *stand {
 		Trust:        func() []trust.Status { return []trust.Status{{APIService: "local-apiserver", Source: "kubeconfig"}} },
 		Ready:        func() error { return nil },
 		Discovery: func() []discovery.Status {
-			return []discovery.Status{{Name: "v1.good.example.com", Resources: 3, Reason: "too_large", Message: "33554433 bytes", Confirmed: time.Now().Add(-90*time.Minute - 30*time.Second)}, {Name: "v1.gone.example.com"}}
+			good := poll.Freshness{Name: "v1.good.example.com", Reason: "too_large", Message: "33554433 bytes", Confirmed: time.Now().Add(-90*time.Minute - 30*time.Second)}
+			return []discovery.Status{{Freshness: good, Resources: 3}, {Freshness: poll.Freshness{Name: "v1.gone.example.com"}}}
 		},
 		OpenAPI: func() []openapi.Status {
-			return []openapi.Status{{Name: "v1.good.example.com", V3: true, Confirmed: time.Now()}}
+			return []openapi.Status{{Freshness: poll.Freshness{Name: "v1.good.example.com", Confirmed: time.Now()}, V3: true}}
 		},
 	})
 	check(t, err)
