@@ -162,6 +162,8 @@ type frameUpstream struct {
 	wait time.Duration
 	// observe tells health how fast an endpoint has answered.
 	observe func(address string, took time.Duration)
+	// finish counts how long a request has taken as a whole.
+	finish func(took time.Duration)
 }
 
 // upstream returns where a decision goes on this lane. Nil: it is the net/http lane's.
@@ -180,7 +182,7 @@ func (l *frameLane) upstream(d *Decision) *frameUpstream {
 		return known.(*frameUpstream) //nolint:forcetypeassert // nothing else is stored
 	}
 	frames := &h2.Upstream{Pick: func(tried []*h2.Endpoint) *h2.Endpoint { return l.pick(u, tried) }}
-	fresh := &frameUpstream{frames: frames, budget: u.AllowRetry, count: u.CountRequest, wait: u.Wait(), observe: u.Observe}
+	fresh := &frameUpstream{frames: frames, budget: u.AllowRetry, count: u.CountRequest, wait: u.Wait(), observe: u.Observe, finish: u.Finish}
 	known, _ := l.upstreams.LoadOrStore(u, fresh)
 	return known.(*frameUpstream) //nolint:forcetypeassert // nothing else is stored
 }
@@ -310,6 +312,7 @@ func frameError(o h2.Outcome) error {
 func (r *frameRequest) onEnd(o h2.Outcome) {
 	if o.Answer > 0 && !r.decision.LongRunning {
 		r.up.observe(o.Endpoint.Name, o.Answer)
+		r.up.finish(o.Duration)
 	}
 	r.held.leave()
 	status := o.Status

@@ -55,6 +55,12 @@ func (d *door) makePages(context.Context) (err error) {
 			}
 			return 0, 0, nil
 		},
+		Latencies: func(e *registry.Entry) []uint64 {
+			if u := d.backends.Upstream(e); u != nil {
+				return u.Latencies()
+			}
+			return nil
+		},
 	})
 	return err
 }
@@ -75,10 +81,32 @@ func (d *door) countProcess(context.Context) error {
 			}
 			return 0
 		}),
+		localHealth{d.localServers},
 	} {
 		if err := d.metrics.Register(c); err != nil {
 			return fmt.Errorf("registering process metrics: %w", err)
 		}
 	}
 	return nil
+}
+
+// localHealth shows the health of the local apiservers, of which the command line or the kubeconfig names a handful.
+type localHealth struct{ servers func() []registry.Endpoint }
+
+func (localHealth) desc() *prometheus.Desc {
+	return prometheus.NewDesc("fairlead_local_apiserver_healthy", "1 if the local apiserver at this address is healthy, 0 if it is not or has not been found out yet.", []string{"address"}, nil)
+}
+
+// Describe implements prometheus.Collector.
+func (l localHealth) Describe(to chan<- *prometheus.Desc) { to <- l.desc() }
+
+// Collect implements prometheus.Collector.
+func (l localHealth) Collect(to chan<- prometheus.Metric) {
+	for _, s := range l.servers() {
+		up := 0.0
+		if s.Health == registry.Healthy {
+			up = 1
+		}
+		to <- prometheus.MustNewConstMetric(l.desc(), prometheus.GaugeValue, up, s.Address)
+	}
 }

@@ -60,7 +60,10 @@ func (u *Upstream) AllowRetry() bool {
 func (u *Upstream) Signal(address string, err error) { u.target.signal(address, err) }
 
 // Observe tells health how long an endpoint took to answer a request that is not long-running on a connection that the caller owns. It never waits and does not allocate.
-func (u *Upstream) Observe(address string, took time.Duration) { u.target.observe(address, took) }
+func (u *Upstream) Observe(address string, took time.Duration) {
+	u.meter.phase(phaseFirstByte, took)
+	u.target.observe(address, took)
+}
 
 // Ejected reports whether an endpoint is unhealthy while others are not: requests that it holds up should go elsewhere. next is closed when it may have become so; then
 // ask again. A nil next: there is no such endpoint.

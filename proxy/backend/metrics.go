@@ -15,11 +15,12 @@ const (
 	phaseConnect
 	phaseTLS
 	phaseFirstByte
+	phaseTotal
 	phases
 )
 
 func (p phase) String() string {
-	return [...]string{"resolve", "connect", "tls", "first_byte"}[p]
+	return [...]string{"resolve", "connect", "tls", "first_byte", "total"}[p]
 }
 
 // What a dial's result is labelled by: ok, or what failed.
@@ -76,6 +77,7 @@ type meter struct {
 	dials       [dialResults]atomic.Uint64
 	handshakes  [handshakeClasses]atomic.Uint64
 	histograms  [phases]histogram
+	latencies   latencies
 }
 
 func (m *meter) phase(p phase, d time.Duration) { m.histograms[p].observe(d) }
@@ -122,7 +124,7 @@ func newCollector(upstreams func() []*Upstream, described bool) *collector {
 		handshakes:     desc("handshake_errors_total", "Failed TLS handshakes, by class.", "class"),
 		retries:        desc("retries_total", "Tries after the first, by how the one before failed.", "after"),
 		rejections:     desc("rejections_total", "Requests refused at a limit, and retries refused by the retry budget.", "limit"),
-		phaseHistogram: desc("phase_seconds", "Time to resolve, to connect, for the TLS handshake, and from sending a request to its response head (long-running ones excepted).", "phase"),
+		phaseHistogram: desc("phase_seconds", "Time to resolve, to connect, for the TLS handshake, from sending a request to its response head, and from a request's arrival to its last byte (long-running ones excepted).", "phase"),
 	}
 }
 

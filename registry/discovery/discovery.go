@@ -92,8 +92,10 @@ func New(cfg Config) (*Discovery, error) {
 	d.legacy = negotiator{codecs: d.codecs, supported: supported}
 	d.set = poll.NewSet(poll.Config[*source]{New: d.newSource, Ask: d.ask, Every: cfg.Every})
 	d.last = cfg.Table()
-	d.metrics, err = newMetrics(d.Status, cfg.Metrics)
-	return d, err
+	if d.metrics, err = newMetrics(d.Status, cfg.Metrics); err != nil {
+		return nil, err
+	}
+	return d, registerSizes(d, cfg.Metrics)
 }
 
 // touch says that there is something to merge anew.

@@ -89,8 +89,10 @@ func New(cfg Config) (*OpenAPI, error) {
 	o.local.poke = make(chan struct{}, 1)
 	o.set = poll.NewSet(poll.Config[*source]{New: o.newSource, Ask: o.ask, Every: cfg.Every})
 	var err error
-	o.metrics, err = newMetrics(o.Status, cfg.Metrics)
-	return o, err
+	if o.metrics, err = newMetrics(o.Status, cfg.Metrics); err != nil {
+		return nil, err
+	}
+	return o, registerSizes(o, cfg.Metrics)
 }
 
 func (o *OpenAPI) touch() {

@@ -27,7 +27,7 @@ func sample() *pages.Status {
 		APIServices: []pages.APIService{
 			{
 				Name: "v1beta1.metrics.k8s.io", Group: "metrics.k8s.io", Version: "v1beta1", Kind: "remote", Service: "kube-system/metrics-server:443", ServerName: "metrics-server.kube-system.svc",
-				GroupPriority: 100, VersionPriority: 10, Verdict: pages.Verdict{Status: "True", Reason: "Passed", Since: now.Add(-5 * time.Hour)}, InFlight: 3, LongRunning: 1,
+				GroupPriority: 100, VersionPriority: 10, Verdict: pages.Verdict{Status: "True", Reason: "Passed", Since: now.Add(-5 * time.Hour)}, InFlight: 3, LongRunning: 1, Traffic: &pages.Traffic{Rate: 2.5, P99: .042},
 				Endpoints: []pages.Endpoint{{Address: "10.0.0.1:443", Health: "healthy"}, {Address: "10.0.0.2:443", Health: "unhealthy", Error: "refused"}},
 				Trust:     &trust.Status{Leaves: []trust.Certificate{{NotAfter: now.Add(50 * 24 * time.Hour)}}, CAs: []trust.Certificate{{NotAfter: now.Add(400 * 24 * time.Hour)}}},
 			},
@@ -45,8 +45,8 @@ func broken() *pages.Status {
 	return s
 }
 
-const table1 = `NAME                     SERVICE                          AVAILABLE   REASON   FOR   ENDPOINTS   IN-FLIGHT   CERT
-v1beta1.metrics.k8s.io   kube-system/metrics-server:443   True        Passed   5h    1/2         3           50d
+const table1 = `NAME                     SERVICE                          AVAILABLE   REASON   FOR   ENDPOINTS   IN-FLIGHT   P99    CERT
+v1beta1.metrics.k8s.io   kube-system/metrics-server:443   True        Passed   5h    1/2         3           42ms   50d
 1 Local APIServices are not shown (--all).
 `
 
@@ -69,7 +69,7 @@ func TestStatusUnavailable(t *testing.T) {
 	if !errors.As(err, new(Unavailable)) {
 		t.Errorf("error %v, want Unavailable", err)
 	}
-	for _, want := range []string{"False       FailedDiscoveryCheck   30s", "100/10", "metrics-server.kube-system.svc", "v1.apps", "Local", "annotation fairlead.dev/x", "local apiserver 10.0.0.9:6443 is unhealthy: dial"} {
+	for _, want := range []string{"False       FailedDiscoveryCheck   30s", "2.5/s", "100/10", "metrics-server.kube-system.svc", "v1.apps", "Local", "annotation fairlead.dev/x", "local apiserver 10.0.0.9:6443 is unhealthy: dial"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is missing in:\n%s", want, out)
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -12,6 +13,8 @@ import (
 
 	"golang.org/x/term"
 	"sigs.k8s.io/yaml"
+
+	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 )
 
 // palette colours words. The zero palette does not.
@@ -125,4 +128,25 @@ func days(now, t time.Time) string {
 		return "-"
 	}
 	return fmt.Sprintf("%dd", int(t.Sub(now)/(24*time.Hour)))
+}
+
+// latency is the 99th percentile of the last minute.
+func latency(t *pages.Traffic) string {
+	switch {
+	case t == nil || t.P99 <= 0:
+		return "-"
+	case t.P99 < .01:
+		return fmt.Sprintf("%.1fms", t.P99*1e3)
+	case t.P99 < 1:
+		return fmt.Sprintf("%.0fms", t.P99*1e3)
+	}
+	return fmt.Sprintf("%.1fs", t.P99)
+}
+
+// perSecond is the rate of requests of the last minute.
+func perSecond(t *pages.Traffic) string {
+	if t == nil || t.Rate <= 0 {
+		return "-"
+	}
+	return strconv.FormatFloat(t.Rate, 'f', -1, 64) + "/s"
 }

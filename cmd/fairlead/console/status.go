@@ -117,9 +117,9 @@ func choose(s *pages.Status, o *statusOptions) (shown []*pages.APIService, local
 }
 
 func (c *client) rows(s *pages.Status, shown []*pages.APIService, o *statusOptions) [][]cell {
-	head := []string{"NAME", "SERVICE", "AVAILABLE", "REASON", "FOR", "ENDPOINTS", "IN-FLIGHT", "CERT"}
+	head := []string{"NAME", "SERVICE", "AVAILABLE", "REASON", "FOR", "ENDPOINTS", "IN-FLIGHT", "P99", "CERT"}
 	if o.output == "wide" {
-		head = append(head, "LONG-RUNNING", "PRIORITY", "TLS-NAME", "MESSAGE")
+		head = append(head, "RATE", "LONG-RUNNING", "PRIORITY", "TLS-NAME", "MESSAGE")
 	}
 	rows := [][]cell{nil}
 	for _, h := range head {
@@ -145,14 +145,14 @@ func (c *client) row(now time.Time, a *pages.APIService, wide bool) []cell {
 	}
 	row := []cell{
 		{text: a.Name}, {text: service}, {available, paint}, {reason, paint}, {text: ago(now, a.Verdict.Since)}, {text: endpoints},
-		{text: strconv.FormatInt(a.InFlight, 10)}, {text: days(now, a.Expires())},
+		{text: strconv.FormatInt(a.InFlight, 10)}, {text: latency(a.Traffic)}, {text: days(now, a.Expires())},
 	}
 	if wide {
 		message := a.Verdict.Message
 		if a.Maintenance != "" {
 			message = a.Maintenance
 		}
-		row = append(row, cell{text: strconv.FormatInt(a.LongRunning, 10)}, cell{text: fmt.Sprintf("%d/%d", a.GroupPriority, a.VersionPriority)},
+		row = append(row, cell{text: perSecond(a.Traffic)}, cell{text: strconv.FormatInt(a.LongRunning, 10)}, cell{text: fmt.Sprintf("%d/%d", a.GroupPriority, a.VersionPriority)},
 			cell{text: a.ServerName}, cell{text: message})
 	}
 	return row

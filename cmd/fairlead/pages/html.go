@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"html/template"
 	"net/http"
-	"time"
 
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
@@ -19,7 +18,7 @@ const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect
 
 // addHTML adds the page, the detail of an APIService, and their two files.
 func (p *Pages) addHTML() error {
-	t, err := template.New("").Funcs(template.FuncMap{"ago": ago, "days": days}).ParseFS(assets, "assets/*.html")
+	t, err := template.New("").Funcs(template.FuncMap{"ago": ago, "days": days, "took": took, "rate": rate, "spark": spark, "worst": worst}).ParseFS(assets, "assets/*.html")
 	if err != nil {
 		return fmt.Errorf("reading templates: %w", err)
 	}
@@ -66,22 +65,74 @@ type view struct {
 	Explanation *Explanation
 }
 
+// Remotes are the APIServices of extension servers, Locals the others, each in order.
+func (v *view) Remotes() []*APIService {
+	return v.those(func(a *APIService) bool { return a.Kind != "local" })
+}
+
+// Locals are those that the local apiserver serves.
+func (v *view) Locals() []*APIService {
+	return v.those(func(a *APIService) bool { return a.Kind == "local" })
+}
+
 // Unavailable counts the APIServices that get no requests.
 func (v *view) Unavailable() int {
-	n := 0
+	return len(v.those(func(a *APIService) bool { return !a.Available() }))
+}
+
+func (v *view) those(which func(*APIService) bool) []*APIService {
+	var list []*APIService
 	for i := range v.APIServices {
-		if !v.APIServices[i].Available() {
-			n++
+		if a := &v.APIServices[i]; which(a) {
+			list = append(list, a)
 		}
+	}
+	return list
+}
+
+// Headline is how things are, in one sentence.
+func (v *view) Headline() string {
+	bad, all := v.Unavailable(), len(v.Remotes())
+	switch {
+	case !v.Complete:
+		return "The table of APIServices is not complete yet."
+	case all == 0:
+		return "There are no APIServices of extension servers."
+	case bad == 0 && all == 1:
+		return "The one APIService of an extension server can be used."
+	case bad == 0:
+		return fmt.Sprintf("All %d APIServices of extension servers can be used.", all)
+	case bad == 1:
+		return fmt.Sprintf("One of %d APIServices of extension servers cannot be used.", all)
+	}
+	return fmt.Sprintf("%d of %d APIServices of extension servers cannot be used.", bad, all)
+}
+
+// Rate is the requests per second to extension servers, InFlight what is under way there.
+func (v *view) Rate() float64 {
+	sum := 0.0
+	for _, a := range v.Remotes() {
+		if a.Traffic != nil {
+			sum += a.Traffic.Rate
+		}
+	}
+	return sum
+}
+
+// InFlight counts the requests under way to extension servers, watches included.
+func (v *view) InFlight() int64 {
+	n := int64(0)
+	for _, a := range v.Remotes() {
+		n += a.InFlight + a.LongRunning
 	}
 	return n
 }
 
-// Remote counts those that are not the local apiserver's.
-func (v *view) Remote() int {
+// LocalHealthy counts the local apiservers that are well.
+func (v *view) LocalHealthy() int {
 	n := 0
-	for i := range v.APIServices {
-		if v.APIServices[i].Kind != "local" {
+	for i := range v.LocalServers {
+		if v.LocalServers[i].Health == "healthy" {
 			n++
 		}
 	}
@@ -110,30 +161,4 @@ func render(w http.ResponseWriter, t *template.Template, name string, v *view) {
 	h.Set("Content-Security-Policy", policy)
 	h.Set("Referrer-Policy", "no-referrer")
 	_, _ = w.Write(b.Bytes()) // a caller that has gone needs no answer
-}
-
-// ago is how long something has lasted, in its two largest units.
-func ago(now, t time.Time) string {
-	if t.IsZero() {
-		return "–"
-	}
-	d := max(now.Sub(t), 0)
-	const day = 24 * time.Hour
-	switch {
-	case d >= day:
-		return fmt.Sprintf("%dd%dh", d/day, d%day/time.Hour)
-	case d >= time.Hour:
-		return fmt.Sprintf("%dh%dm", d/time.Hour, d%time.Hour/time.Minute)
-	case d >= time.Minute:
-		return fmt.Sprintf("%dm%ds", d/time.Minute, d%time.Minute/time.Second)
-	}
-	return fmt.Sprintf("%ds", d/time.Second)
-}
-
-// days is how many whole days are left, as a certificate's life is counted.
-func days(now, t time.Time) string {
-	if t.IsZero() {
-		return "–"
-	}
-	return fmt.Sprintf("%dd", int(t.Sub(now)/(24*time.Hour)))
 }

@@ -82,6 +82,12 @@ func newStand(t *testing.T) *stand {
 	s.Pages, err = New(Config{
 		Table: s.registry.Table, Explain: door.Explain, Draining: s.draining.Load, Version: "v1.2.3",
 		Load: func(e *registry.Entry) (int64, int64, map[string]int64) { return pools.Upstream(e).Load() },
+		Latencies: func(e *registry.Entry) []uint64 {
+			if e.Name == "v1.good.example.com" {
+				return counted(3, 3, 3, 200)
+			}
+			return counted()
+		},
 		LocalServers: func() []registry.Endpoint {
 			return []registry.Endpoint{{Address: "10.0.0.1:6443", Health: registry.Healthy}}
 		},

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -26,6 +27,8 @@ type Config struct {
 	Explain func(*proxy.Head, user.Info) proxy.Decision
 	// Load is what an entry's backend carries now, and each of its endpoints by address.
 	Load func(*registry.Entry) (inFlight, longRunning int64, endpoints map[string]int64)
+	// Latencies are how many of an entry's requests have taken how long so far: element i counts those of less than 2^i µs, less those before it.
+	Latencies func(*registry.Entry) []uint64
 	// LocalServers are the local apiservers with their health. It may return none.
 	LocalServers func() []registry.Endpoint
 	// Certificates describes this process's own key pairs and bundles, Trust what backends are trusted by.
@@ -47,13 +50,14 @@ type Pages struct {
 	cfg     Config
 	started time.Time
 	history history
+	traffic traffic
 	events  events
 	mux     *http.ServeMux
 }
 
 // New makes the pages.
 func New(cfg Config) (*Pages, error) {
-	if cfg.Table == nil || cfg.Explain == nil || cfg.Load == nil || cfg.LocalServers == nil || cfg.Certificates == nil || cfg.Trust == nil || cfg.Ready == nil || cfg.Draining == nil ||
+	if cfg.Table == nil || cfg.Explain == nil || cfg.Load == nil || cfg.Latencies == nil || cfg.LocalServers == nil || cfg.Certificates == nil || cfg.Trust == nil || cfg.Ready == nil || cfg.Draining == nil ||
 		cfg.Discovery == nil || cfg.OpenAPI == nil {
 		return nil, errors.New("making pages: every func field of Config is required")
 	}
@@ -64,8 +68,13 @@ func New(cfg Config) (*Pages, error) {
 	return p, p.addHTML()
 }
 
-// Run keeps the history until ctx ends.
-func (p *Pages) Run(ctx context.Context) error { return p.history.follow(ctx, p.cfg.Table) }
+// Run keeps the history of verdicts and of latencies until ctx ends.
+func (p *Pages) Run(ctx context.Context) error {
+	var loops sync.WaitGroup
+	defer loops.Wait()
+	loops.Go(func() { _ = p.traffic.follow(ctx, p.cfg.Table, p.cfg.Latencies) }) // ends with ctx, and in no other way
+	return p.history.follow(ctx, p.cfg.Table)
+}
 
 // Below is the prefix under which the pages are found on the front door.
 const Below = "/fairlead"

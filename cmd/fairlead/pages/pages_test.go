@@ -229,7 +229,7 @@ func TestPage(t *testing.T) {
 			t.Errorf("the page holds %q", bad)
 		}
 	}
-	for _, want := range []string{"back &lt;b&gt;at nine", "v1.lost.example.com", "3</b> unavailable", `id="explanation"`, `lang="en"`} {
+	for _, want := range []string{"back &lt;b&gt;at nine", "v1.lost.example.com", "3 of 4 APIServices of extension servers cannot be used.", `id="explanation"`, `lang="en"`} {
 		if !strings.Contains(body, want) {
 			t.Errorf("the page holds no %q", want)
 		}

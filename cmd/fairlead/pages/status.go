@@ -63,6 +63,8 @@ type APIService struct {
 	LongRunning    int64 `json:"longRunning"`
 	MaxInFlight    int   `json:"maxInFlight,omitempty"`
 	MaxLongRunning int   `json:"maxLongRunning,omitempty"`
+	// Traffic is how fast it answers. Nil: it had no request lately.
+	Traffic *Traffic `json:"traffic,omitempty"`
 	// Maintenance is the message of the annotation. Empty: not in maintenance.
 	Maintenance string `json:"maintenance,omitempty"`
 	// Trust is what the backend is trusted by. Nil: Local.
@@ -105,6 +107,14 @@ type Endpoint struct {
 
 // Available reports whether requests are sent to the APIService.
 func (a *APIService) Available() bool { return a.Verdict.Status == "True" && a.Maintenance == "" }
+
+// Path is where its discovery document is.
+func (a *APIService) Path() string {
+	if a.Group == "" {
+		return "/api/" + a.Version
+	}
+	return "/apis/" + a.Group + "/" + a.Version
+}
 
 // Healthy counts the endpoints that are healthy.
 func (a *APIService) Healthy() int {
@@ -200,6 +210,7 @@ func (p *Pages) apiService(e *registry.Entry) APIService {
 	}
 	a.Service, a.ServerName = serviceOf(e.Backend), e.Backend.ServerName
 	a.MaxInFlight, a.MaxLongRunning = e.Policy.MaxInFlight, e.Policy.MaxLongRunning
+	a.Traffic = p.traffic.of(e.Name)
 	var each map[string]int64
 	a.InFlight, a.LongRunning, each = p.cfg.Load(e)
 	for i := range e.Endpoints {

@@ -1,26 +1,46 @@
-// Redraws the page whenever the table changes. Without it, the page is the same and reloads every ten seconds.
+// Redraws what has changed. Without it, the page is the same and reloads every ten seconds.
 'use strict';
 
 const base = new URL('.', document.currentScript.src);
 const live = document.getElementById('live');
+let busy = false;
 
+// Only the parts that live are replaced, and only where they differ: what somebody types, has opened or is reading stays.
 async function redraw() {
-  const response = await fetch(location.href, { cache: 'no-store' });
-  if (!response.ok) throw new Error(response.status);
-  const fresh = new DOMParser().parseFromString(await response.text(), 'text/html');
-  const box = document.activeElement;
-  if (box && box.tagName === 'INPUT') return; // somebody is typing
-  const at = box && box.getAttribute && box.getAttribute('href');
-  document.getElementById('main').replaceWith(fresh.getElementById('main'));
-  document.title = fresh.title;
-  if (at) document.querySelector('main a[href="' + CSS.escape(at) + '"]')?.focus({ preventScroll: true });
+  if (busy || document.hidden) return;
+  busy = true;
+  try {
+    const response = await fetch(location.href, { cache: 'no-store' });
+    if (!response.ok) throw new Error(response.status);
+    const fresh = new DOMParser().parseFromString(await response.text(), 'text/html');
+    const focused = document.activeElement?.getAttribute('href');
+    for (const part of document.querySelectorAll('[data-live]')) {
+      const next = fresh.getElementById(part.id);
+      if (!next || next.innerHTML === part.dataset.drawn) continue;
+      const drawn = next.innerHTML;
+      for (const open of part.querySelectorAll('details[open]')) next.querySelector('#' + open.id)?.setAttribute('open', '');
+      const scrolled = part.querySelector('[role=region]')?.scrollLeft;
+      part.replaceWith(next);
+      next.dataset.drawn = drawn;
+      if (scrolled) next.querySelector('[role=region]').scrollLeft = scrolled;
+    }
+    document.title = fresh.title;
+    if (focused && document.activeElement === document.body) {
+      document.querySelector('main a[href="' + CSS.escape(focused) + '"]')?.focus({ preventScroll: true });
+    }
+  } finally {
+    busy = false;
+  }
 }
 
 const events = new EventSource(new URL('events', base));
-let first = true;
+let table = '';
+const again = () => redraw().catch(() => { live.textContent = 'stale'; });
 events.addEventListener('table', (event) => {
   live.textContent = 'live, table ' + event.data;
-  if (!first) redraw().catch(() => { live.textContent = 'stale'; });
-  first = false;
+  if (table) again();
+  table = event.data;
 });
 events.onerror = () => { live.textContent = 'not live'; };
+setInterval(() => { if (table) again(); }, 10000); // ages and latencies change without the table
+document.addEventListener('visibilitychange', () => { if (table) again(); });

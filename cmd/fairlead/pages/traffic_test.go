@@ -1,0 +1,90 @@
+package pages
+
+import (
+	"math"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// counted are latencies in whole milliseconds as the backends count them.
+func counted(ms ...int) []uint64 {
+	out := make([]uint64, 28)
+	for _, m := range ms {
+		i := 0
+		for 1<<i <= m*1000 {
+			i++
+		}
+		out[i]++
+	}
+	return out
+}
+
+func TestQuantile(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		counts []uint64
+		share  float64
+		low    float64
+		high   float64
+	}{
+		{"nothing", counted(), .99, 0, 0},
+		{"one", counted(3), .99, .002, .0041},
+		{"median", counted(1, 1, 1, 500), .5, .0005, .0011},
+		{"tail", counted(1, 1, 1, 500), .99, .25, .53},
+	} {
+		if got := quantile(tc.counts, tc.share); got < tc.low || got > tc.high {
+			t.Errorf("%s: %v, want between %v and %v", tc.name, got, tc.low, tc.high)
+		}
+	}
+	for v, want := range map[float64]float64{0: 0, 1.23456: 1.23, 123456: 123000, .000123456: .000123} {
+		if got := round(v); math.Abs(got-want) > want*1e-9 {
+			t.Errorf("round(%v) = %v", v, got)
+		}
+	}
+}
+
+// Traffic follows what was counted, starts again with a backend that was replaced, and forgets what is gone.
+func TestTraffic(t *testing.T) {
+	entry := func(name string) *registry.Entry {
+		return &registry.Entry{Name: name, GroupVersion: schema.GroupVersion{Group: name}, Backend: &registry.Backend{}}
+	}
+	counts := map[string][]uint64{"busy": counted(), "idle": counted()}
+	latencies := func(e *registry.Entry) []uint64 { return counts[e.Name] }
+	var tr traffic
+	both := []*registry.Entry{entry("busy"), entry("idle"), {Name: "local"}}
+	tr.look(both, latencies)
+	if got := tr.of("busy"); got != nil {
+		t.Fatalf("%+v before the first request", got)
+	}
+	counts["busy"] = counted(3, 3, 3)
+	tr.look(both, latencies)
+	counts["busy"] = counted(3, 3, 3, 100)
+	tr.look(both, latencies)
+	tr.look(both, latencies)
+	got := tr.of("busy")
+	if diff := cmp.Diff([]bool{true, true, false}, []bool{got.Points[0] > .002 && got.Points[0] < .005, got.Points[1] > .06 && got.Points[1] < .14, got.Points[2] > 0}); diff != "" || len(got.Points) != 3 {
+		t.Errorf("points %v", got.Points)
+	}
+	if got.Rate != round(4./30) || got.P50 > .005 || got.P99 < .06 || tr.of("idle") != nil || tr.of("local") != nil {
+		t.Errorf("%+v", got)
+	}
+	counts["busy"] = counted(1)
+	tr.look(both, latencies)
+	if got := tr.of("busy").Points[3]; got <= 0 || got > .0011 {
+		t.Errorf("%v from a backend that was replaced", got)
+	}
+	for range 2 * points {
+		tr.look(both, latencies)
+	}
+	if got := tr.of("busy"); len(got.Points) != points || got.Rate != 0 {
+		t.Errorf("%+v", got)
+	}
+	tr.look(both[1:], latencies)
+	if got := tr.of("busy"); got != nil {
+		t.Errorf("%+v of what is gone", got)
+	}
+}
