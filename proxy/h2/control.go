@@ -18,6 +18,10 @@ const (
 	costReset     = 10
 	costOversize  = 100
 	gainCompleted = 10 // one completed stream pays for one reset
+
+	// smallWindow is the WINDOW_UPDATE that is charged for: every known client gathers at least half of its window, and larger ones soon end in an overflow
+	// unless they pay for DATA.
+	smallWindow = 256
 )
 
 // spend takes the cost of a frame from the budget.
@@ -130,7 +134,7 @@ func (e *engine) pingFrame(c *conn, h frameHeader, p []byte) *connError {
 		if c.goAway == goAwaySoon && c.side == up && string(p) == drainPing {
 			e.finalGoAway(c)
 		}
-		return nil
+		return c.spend(costControl) // one or two a minute are asked for
 	}
 	c.writePing(http2.FlagPingAck, p)
 	return c.spend(costControl)
@@ -159,6 +163,11 @@ func (e *engine) windowFrame(c *conn, h frameHeader, p []byte) *connError {
 		return &connError{http2.ErrCodeFrameSize, "WINDOW_UPDATE of a wrong size"}
 	}
 	n := int32(binary.BigEndian.Uint32(p) & maxWindow)
+	if n < smallWindow { // CVE-2019-9511: each may make us write a frame of a few bytes
+		if err := c.spend(costControl); err != nil {
+			return err
+		}
+	}
 	if h.id == 0 {
 		if n == 0 {
 			return &connError{http2.ErrCodeProtocol, "WINDOW_UPDATE of 0"}

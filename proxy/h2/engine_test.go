@@ -389,6 +389,9 @@ func TestContinuationFlood(t *testing.T) {
 func TestControlFloods(t *testing.T) {
 	floods := map[string]func(c *peer){
 		"ping":       func(c *peer) { _ = c.fr.WritePing(false, [8]byte{}) },
+		"pong":       func(c *peer) { _ = c.fr.WritePing(true, [8]byte{}) },
+		"window":     func(c *peer) { _ = c.fr.WriteWindowUpdate(0, 1) },
+		"dribble":    func(c *peer) { _ = c.fr.WriteWindowUpdate(1, 1) },
 		"settings":   func(c *peer) { _ = c.fr.WriteSettings() },
 		"empty data": func(c *peer) { _ = c.fr.WriteData(1, false, nil) },
 		"priority":   func(c *peer) { _ = c.fr.WritePriority(1, http2.PriorityParam{StreamDep: 3}) },
