@@ -6,6 +6,9 @@ import (
 	"slices"
 	"strings"
 
+	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	metainternalversionscheme "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
@@ -51,6 +54,12 @@ func parseSlow(method, path, rawQuery string) Request {
 	if p, err := url.PathUnescape(path); err == nil {
 		u.Path = p
 	}
+	selectors := url.Values(nil) // those that upstream is not shown. Nil: it is shown all there is
+	if q := u.Query(); method == http.MethodGet && !decodes(q) {
+		// Upstream would write an error to the log, with the query, which may hold secrets: for anybody, as often as he asks, and under the lock of the frame
+		// lane. What it makes of such a query is to look at watch alone, and to take the selectors as they stand.
+		selectors, u.RawQuery = q, url.Values{"watch": q["watch"], "labelSelector": {placeholder}}.Encode()
+	}
 	// Upstream returns what it understood beside the error, and its callers of old use that.
 	info, err := requestInfo().NewRequestInfo(&http.Request{Method: method, URL: u})
 	if err != nil {
@@ -63,7 +72,19 @@ func parseSlow(method, path, rawQuery string) Request {
 	if r.IsResource {
 		r.Group, r.Version = info.APIGroup, info.APIVersion
 	}
+	if selectors != nil && r.LabelSelector == placeholder {
+		r.FieldSelector, r.LabelSelector = selectors.Get("fieldSelector"), selectors.Get("labelSelector")
+	}
 	return r
+}
+
+// placeholder is a label selector that shows whether upstream takes selectors over: it does not where the verb is part of the path.
+const placeholder = "placeholder"
+
+// decodes reports whether upstream can read a query as list options.
+func decodes(q url.Values) bool {
+	var o metainternalversion.ListOptions
+	return metainternalversionscheme.ParameterCodec.DecodeParameters(q, metav1.SchemeGroupVersion, &o) == nil
 }
 
 // segment cuts the first segment off a path without leading slash.

@@ -1,11 +1,14 @@
 package proxy
 
 import (
+	"bytes"
+	"log/slog"
 	"net/http"
 	"net/url"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/klog/v2"
 )
 
 // upstreamRequest is what k8s.io/apiserver makes of a head.
@@ -35,7 +38,7 @@ func FuzzParseRequest(f *testing.F) {
 		"/apis", "/apis/apps", "/apis/apps/v1", "/apis/apps/v1/", "/apis/apps/v1/deployments", "/apis/apps/v1/namespaces/a/deployments/b/scale",
 		"/apis/a//b", "/apis/apps/v1//x", "/healthz", "/debug/pprof/profile", "/apis/g/v/r/n%2Fm", "/api/v1/namespaces/", "/api/v1/namespaces//pods",
 	} {
-		for _, q := range []string{"", "watch=true", "watch=0", "watch=False", "watch", "limit=5&watch=1", "limit=x&watch=1", "watch=%31", "fieldSelector=metadata.name%3Dx", "labelSelector=a"} {
+		for _, q := range []string{"", "limit=x&watch=%31", "limit=x&fieldSelector=metadata.name%3Dx&labelSelector=a", "watch=true", "watch=0", "watch=False", "watch", "limit=5&watch=1", "limit=x&watch=1", "watch=%31", "fieldSelector=metadata.name%3Dx", "labelSelector=a"} {
 			f.Add("GET", path, q)
 		}
 		f.Add("DELETE", path, "")
@@ -48,6 +51,21 @@ func FuzzParseRequest(f *testing.F) {
 			t.Errorf("%s %s?%s (-upstream +ours):\n%s", method, path, rawQuery, diff)
 		}
 	})
+}
+
+// A query that is no list options must not reach the log: it may hold secrets, and anybody may ask that as often as he likes.
+func TestParseRequestLogsNothing(t *testing.T) {
+	var log bytes.Buffer
+	klog.SetSlogLogger(slog.New(slog.NewTextHandler(&log, nil)))
+	defer klog.ClearLogger()
+	for _, q := range []string{"limit=secret&a=%31", "fieldSelector=a%3D%3D%3Db&watch", "labelSelector=%21%21&watch=false", "timeoutSeconds=secret;x", "resourceVersionMatch=%zz&limit=x%31"} {
+		for _, path := range []string{"/api/v1/pods", "/apis/g/v1/watch/pods", "/api/v1/namespaces/a/pods/"} {
+			parseRequest("GET", path, q)
+		}
+	}
+	if log.Len() > 0 {
+		t.Errorf("the log says %s", &log)
+	}
 }
 
 func TestParseRequestAllocates(t *testing.T) {
