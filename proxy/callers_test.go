@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-func (w *world) authenticator(t *testing.T, c worldConfig) *authn.Authenticator {
+func (w *world) authenticator(t testing.TB, c worldConfig) *authn.Authenticator {
 	t.Helper()
 	verify := func(ca *pki.CA) func([]*x509.Certificate) ([][]*x509.Certificate, error) {
 		return func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
@@ -37,7 +37,7 @@ func (w *world) authenticator(t *testing.T, c worldConfig) *authn.Authenticator 
 }
 
 // newTestAuthorizer allows everybody whose name does not begin with "no", and lets only "boss" impersonate.
-func newTestAuthorizer(t *testing.T) *authz.Authorizer {
+func newTestAuthorizer(t testing.TB) *authz.Authorizer {
 	t.Helper()
 	z, err := authz.New(authz.Config{Review: func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 		name := a.GetUser().GetName()

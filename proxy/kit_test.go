@@ -136,7 +136,7 @@ func (w *world) server() *httptest.Server {
 	return s
 }
 
-func check(t *testing.T, err error) {
+func check(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

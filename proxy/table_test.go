@@ -15,7 +15,7 @@ import (
 )
 
 // buildTable has one remote group-version, served by w.remote, and one local one.
-func buildTable(t *testing.T, w *world, c worldConfig) *registry.Table {
+func buildTable(t testing.TB, w *world, c worldConfig) *registry.Table {
 	t.Helper()
 	address := netip.MustParseAddrPort(w.remote.Listener.Addr().String())
 	port := int32(address.Port())

@@ -1,0 +1,112 @@
+package proxy
+
+import (
+	"crypto/tls"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// thinker is a Proxy that decides and forwards nothing.
+func thinker(f *testing.F) *Proxy {
+	w := &world{authorities: authorities{pki.NewCA("clients"), pki.NewCA("front"), pki.NewCA("serving")}}
+	w.remote = &far{Server: httptest.NewUnstartedServer(http.NotFoundHandler())} // for its address
+	f.Cleanup(func() { _ = w.remote.Listener.Close() })
+	table := buildTable(f, w, worldConfig{})
+	pools, err := backend.New(backend.Config{Table: func() *registry.Table { return table }, TLS: func(*registry.Backend) (*tls.Config, error) { return &tls.Config{MinVersion: tls.VersionTLS12}, nil }})
+	check(f, err)
+	local, err := backend.NewLocal(backend.LocalConfig{
+		Servers: []string{"https://127.0.0.1:1"}, TLS: func(bool) (*tls.Config, error) { return &tls.Config{MinVersion: tls.VersionTLS12}, nil },
+	})
+	check(f, err)
+	p, err := New(Config{Table: func() *registry.Table { return table }, Authn: w.authenticator(f, worldConfig{}), Authz: newTestAuthorizer(f), Backends: pools, Local: local})
+	check(f, err)
+	return p
+}
+
+// fuzzFields reads lines of name: value, names in lower case as both lanes hand them over.
+func fuzzFields(text string) []hpack.HeaderField {
+	var fields []hpack.HeaderField
+	for line := range strings.SplitSeq(text, "\n") {
+		if name, value, ok := strings.Cut(line, ":"); ok && name != "" {
+			fields = append(fields, hpack.HeaderField{Name: strings.ToLower(name), Value: strings.TrimSpace(value)})
+		}
+	}
+	return fields
+}
+
+// FuzzDecide holds every decision to what must never happen: a path that leads to a backend it does not spell, a request of somebody else, a field of the client
+// that says who it is.
+func FuzzDecide(f *testing.F) {
+	p := thinker(f)
+	const forged = "x-remote-user: system:admin\nX_Remote-Group: system:masters\nauthorization: Bearer token-of-bob\nconnection: authorization, x-remote-user\nimpersonate-user: boss"
+	for _, path := range []string{
+		remoteGV, remoteGV + "/", remoteGV + "/widgets", remoteGV + "/widgets/a%2Fb", "/apis/remote.example.com%2Fv1/widgets", "/apis//remote.example.com/v1", "/api/v1/../../apis/remote.example.com/v1",
+		"/apis/remote.example.com/v1/../../../api/v1/secrets", "/apis/remote.example.com/v1beta1", "/apis/Remote.example.com/v1", "/", "/api", "/apis", "/openapi/v2", "/fairlead/status", "/readyz", "*", "", "x",
+	} {
+		f.Add("GET", path, "watch=true", forged, true)
+		f.Add("POST", path, "timeout=1s&x=%zz", "upgrade: websocket\nsec-websocket-protocol: base64url.bearer.authorization.k8s.io.dG9rZW4tb2YtYm9i", false)
+	}
+	f.Fuzz(func(t *testing.T, method, path, query, text string, token bool) {
+		h := &Head{Method: method, Path: path, RawQuery: query, Fields: fuzzFields(text), RemoteIP: "192.0.2.1"}
+		if token {
+			h.Fields = append([]hpack.HeaderField{{Name: "authorization", Value: "Bearer token-of-carol"}}, h.Fields...)
+		}
+		d, known := p.Decide(t.Context(), h, &authn.Conn{}, true)
+		if !known {
+			t.Fatal("undecided")
+		}
+		checkRoute(t, path, &d)
+		if d.Action == ToRemote {
+			checkRemote(t, h, &d, token)
+		}
+	})
+}
+
+func checkRoute(t *testing.T, path string, d *Decision) {
+	t.Helper()
+	spelled := path == remoteGV || strings.HasPrefix(path, remoteGV+"/")
+	if d.Action == ToRemote && !spelled || d.Action == ToLocal && spelled {
+		t.Errorf("%q goes to %v", path, d.Action)
+	}
+	if d.Action == Refuse && d.Err == nil {
+		t.Errorf("%q is refused without a word", path)
+	}
+	for part := range strings.SplitSeq(path, "/") {
+		if (part == ".." || part == ".") && d.Action != Refuse {
+			t.Errorf("%q is carried out: %v", path, d.Action)
+		}
+	}
+}
+
+// checkRemote looks at what a backend would be told.
+func checkRemote(t *testing.T, h *Head, d *Decision, token bool) {
+	t.Helper()
+	if d.User == nil || token && d.User.GetName() != "carol" {
+		t.Fatalf("served as %v", d.User)
+	}
+	for _, f := range d.Set {
+		if f.Name == "x-remote-user" && f.Value != d.User.GetName() {
+			t.Errorf("the backend is told %q, the user is %q", f.Value, d.User.GetName())
+		}
+	}
+	if !slices.ContainsFunc(d.Set, func(f hpack.HeaderField) bool { return f.Name == "x-remote-user" }) {
+		t.Error("the backend is told nobody")
+	}
+	for _, f := range h.Fields {
+		name := strings.ReplaceAll(f.Name, "_", "-")
+		personal := strings.HasPrefix(name, "x-remote-") || strings.HasPrefix(name, "impersonate-") || name == "authorization" || name == "proxy-authorization"
+		if personal && !d.Strip.Removes(f.Name) {
+			t.Errorf("%q is passed on", f.Name)
+		}
+	}
+}
