@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 	"github.com/fairlead-proxy/fairlead/proxy"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/discovery"
 	"github.com/fairlead-proxy/fairlead/registry/openapi"
@@ -63,6 +64,15 @@ func (d *door) makePages(context.Context) (err error) {
 		},
 	})
 	return err
+}
+
+// adminLane serves the admin port's HTTP/2 by the frame lane too, whose bounds are ours: net/http's own server answers requests that RFC 9113 §8.2.2 calls malformed.
+func (d *door) adminLane() *h2.Server {
+	plan := h2.Plan{Serve: d.admin.Handler}
+	return h2.New(h2.Config{
+		Decide:     func(*h2.ConnInfo, *h2.Head, func(h2.Plan)) (h2.Plan, bool) { return plan, true },
+		MaxStreams: uint32(d.o.streamsPerConn), Shards: 1, Logger: d.log, //nolint:gosec // validated
+	})
 }
 
 // maxScrapes bounds concurrent scrapes: each builds the whole text.

@@ -58,10 +58,12 @@ type door struct {
 	proxy     *proxy.Proxy
 	documents documents
 	frames    *h2.Server // nil: --h2-lane=nethttp
-	target    atomic.Pointer[target]
-	draining  health.Draining
-	live      *health.Checks
-	ready     *health.Checks
+	// adminFrames is the admin port\'s. Nil: the same.
+	adminFrames *h2.Server
+	target      atomic.Pointer[target]
+	draining    health.Draining
+	live        *health.Checks
+	ready       *health.Checks
 	records
 
 	pages        *pages.Pages

@@ -37,7 +37,7 @@ func listen(ctx context.Context, address string, port int) (net.Listener, error)
 // newServer is an HTTP/1.1 and HTTP/2 server with sane limits.
 func newServer(h http.Handler, tc *tls.Config, streams int, log *slog.Logger) *http.Server {
 	return &http.Server{
-		Handler:           h,
+		Handler:           patientNoMore(h),
 		TLSConfig:         tc,
 		ReadHeaderTimeout: readHeaderTimeout,
 		IdleTimeout:       idleTimeout,

@@ -56,6 +56,7 @@ type options struct {
 	unauthorizedTTL time.Duration
 
 	requestTimeout time.Duration
+	maxConnections int
 	streamsPerConn int
 	goawayChance   float64
 	shutdownDelay  time.Duration
@@ -123,6 +124,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.unauthorizedTTL, "authorization-webhook-cache-unauthorized-ttl", 10*time.Second, "How long a denying one is.")
 
 	fs.DurationVar(&o.requestTimeout, "request-timeout", time.Minute, "Bound of a request to a remote that is not long-running.")
+	fs.IntVar(&o.maxConnections, "max-connections", 0, "Bound of client connections to the front door; more wait in the kernel's queue. 0: three quarters of the files that the process may have open.")
 	fs.IntVar(&o.streamsPerConn, "http2-max-streams-per-connection", 250, "Concurrent streams that a client may open on one connection.")
 	fs.Float64Var(&o.goawayChance, "goaway-chance", 0, "Chance that an HTTP/2 client is asked to reconnect after a request, at most 0.02: spreads clients over replicas.")
 	fs.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", 0, "How long to go on serving, unready, after SIGTERM.")
@@ -220,7 +222,7 @@ func (o *options) validateChoices(fault func(string, ...any)) {
 	if o.goawayChance < 0 || o.goawayChance > 0.02 {
 		fault("--goaway-chance %v is not between 0 and 0.02", o.goawayChance)
 	}
-	if o.streamsPerConn < 0 || o.maxInFlight < 0 || o.maxMutating < 0 {
+	if o.maxConnections < 0 || o.streamsPerConn < 0 || o.maxInFlight < 0 || o.maxMutating < 0 {
 		fault("limits cannot be negative")
 	}
 	for flag, d := range map[string]time.Duration{

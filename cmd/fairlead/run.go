@@ -90,7 +90,7 @@ func (d *door) loops() map[string]func(context.Context) error {
 	}
 	loops["pages"] = d.pages.Run
 	if d.frames != nil {
-		loops["frame lane"] = d.frames.Run
+		loops["frame lane"], loops["admin frame lane"] = d.frames.Run, d.adminFrames.Run
 	}
 	if d.accessLog != nil {
 		loops["access log"] = d.accessLog.Run
@@ -128,6 +128,12 @@ func (d *door) openListeners(ctx context.Context) (err error) {
 			return err
 		}
 		d.self = append(d.self, own...)
+	}
+	if d.frontListener, err = d.bound(d.frontListener, "front", d.o.maxConnections, frontShare); err != nil {
+		return err
+	}
+	if d.adminListener, err = d.bound(d.adminListener, "admin", 0, adminShare); err != nil {
+		return err
 	}
 	return d.refuseSelf(ctx)
 }

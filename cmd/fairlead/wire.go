@@ -193,6 +193,11 @@ func (d *door) makeServers(context.Context) error {
 	}
 	d.admin = newServer(adminPages(d.live, d.ready, d.metrics, d.pages, d.proxy.Guard), d.certs.TLS(), d.o.streamsPerConn, d.log)
 	d.admin.ConnContext = d.proxy.ConnContext
+	if d.frames != nil {
+		d.adminFrames = d.adminLane()
+		d.admin.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": d.adminFrames.Serve}
+		d.adminListener = d.adminFrames.Listener(d.adminListener)
+	}
 	return nil
 }
 

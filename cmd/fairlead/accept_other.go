@@ -1,0 +1,6 @@
+//go:build !unix
+
+package main
+
+// descriptorLimit is a guess where the system does not tell.
+func descriptorLimit() int { return 1 << 16 }

@@ -1,0 +1,16 @@
+//go:build unix
+
+package main
+
+import (
+	"syscall"
+)
+
+// descriptorLimit is how many files and sockets this process may have open. Go has raised the soft limit to the hard one.
+func descriptorLimit() int {
+	var l syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l); err != nil || l.Cur > 1<<20 {
+		return 1 << 20 // a million connections take some 40 GB: other things end first
+	}
+	return int(l.Cur) //nolint:gosec // bounded just above
+}
