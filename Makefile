@@ -6,15 +6,15 @@ SHELL       := /usr/bin/env bash
 
 # The version that every binary prints and sends in its User-Agent.
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-# Static and reproducible: no cgo, no build paths, no symbol tables.
-GOBUILD := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)'
+# Static and reproducible: no cgo, no build paths, no state of a clone, no symbol tables.
+GOBUILD := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)'
 
 # The real parts (etcd, kube-apiserver, kubectl, …) and the linters are built once, from Go modules, into this folder.
 export FAIRLEAD_TOOLS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/tools
 TOOLS := go run ./tests/tools/build
 
 # What CI spends on each fuzz target.
-FUZZTIME ?= 30s
+FUZZTIME ?= 60s
 # Benchmarks whose names match, and for how long each.
 BENCH     ?= .
 BENCHTIME ?= 1s
@@ -83,6 +83,11 @@ soak: build ## Break everything at random under load and keep account, for MINUT
 interop: ## h2spec, curl, nghttp and node (from the machine) against the frame lane, on each of its drivers
 	go test -tags e2e -count=1 -timeout 10m -run 'H2spec|Interop' ./proxy/h2
 
+.PHONY: hostile
+hostile: ## Attacks on the real binary: floods, smuggling, malicious backends, forged identities, exhausted machine; prints figures (as root, otherwise idle)
+	$(TOOLS) -q etcd kube-apiserver h2spec
+	go test -tags e2e -count=1 -timeout 45m -json ./tests/hostile | go run ./tests/count -v -want tests/hostile/COUNT
+
 .PHONY: lint
 lint: ## golangci-lint, with a reason for every linter in .golangci.yml
 	"$$($(TOOLS) golangci-lint)" run ./...
@@ -93,6 +98,15 @@ verify: tidy-diff lint ## Everything that needs no test run: tidy modules, linte
 	go vet ./...
 	go vet -tags e2e ./tests/...
 	go test -count=1 ./tests
+	go run ./tests/vulncheck -unchecked-ok
+
+.PHONY: vulncheck
+vulncheck: ## Known vulnerabilities that the code reaches (govulncheck); fails when the database cannot be read. VULNDB=url of a mirror
+	go run ./tests/vulncheck
+
+.PHONY: reproducible
+reproducible: ## Build twice, from two folders and with two caches: the bytes must be equal (minutes)
+	go run ./tests/reproducible -version $(VERSION)
 
 .PHONY: tidy-diff
 tidy-diff:
@@ -119,6 +133,10 @@ bench: build ## Measure Fairlead beside its peers; BENCHARGS=-full for all of do
 microbench: ## Go benchmarks with allocations (BENCH=regexp, BENCHTIME=1s)
 	go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -benchmem ./...
 
+.PHONY: sbom
+sbom: build ## Bill of materials of bin/fairlead, CycloneDX: bin/fairlead.cdx.json
+	"$$($(TOOLS) cyclonedx-gomod)" bin -json -noserial -notimestamp -std -version $(VERSION) -output bin/fairlead.cdx.json bin/fairlead
+
 .PHONY: image
-image: ## Build the container image
+image: sbom ## Build the container image, and the bill of materials beside it
 	docker build --build-arg VERSION=$(VERSION) -t $(IMAGE) .

@@ -18,20 +18,22 @@ import (
 
 func main() {
 	want := flag.String("want", "", "`file` that holds the least number of cases; empty: any number will do")
+	verbose := flag.Bool("v", false, "print what cases that pass have logged too")
 	flag.Parse()
-	if err := run(os.Stdin, os.Stdout, *want); err != nil {
+	if err := run(os.Stdin, os.Stdout, *want, *verbose); err != nil {
 		fmt.Fprintln(os.Stdout, "FAIL:", err)
 		os.Exit(1)
 	}
 }
 
 // run counts what in reports and compares it with the number in the file want.
-func run(in io.Reader, out io.Writer, want string) error {
+func run(in io.Reader, out io.Writer, want string, verbose bool) error {
 	least, err := readCount(want)
 	if err != nil {
 		return err
 	}
 	c := newCounter(out)
+	c.verbose = verbose
 	if err := c.read(in); err != nil {
 		return err
 	}
@@ -77,6 +79,7 @@ type event struct {
 // counter keeps the output of the cases that still run, and forgets it when they pass.
 type counter struct {
 	out     io.Writer
+	verbose bool                // show what cases that pass have logged
 	output  map[string][]string // :: case → its lines; "" for the package itself
 	cases   map[string]bool     // :: package and test → finished
 	failed  []string
@@ -117,6 +120,7 @@ func (c *counter) add(e event) {
 		if e.Test != "" {
 			c.cases[key] = true
 			fmt.Fprintf(c.out, "%-4s %s (%.1fs)\n", e.Action, e.Test, e.Elapsed)
+			c.tell(c.output[key])
 		}
 		if e.Action == "skip" && e.Test != "" {
 			c.skipped = append(c.skipped, e.Test)
@@ -132,6 +136,15 @@ func (c *counter) add(e event) {
 		c.failed = append(c.failed, name)
 		fmt.Fprintf(c.out, "fail %s (%.1fs)\n%s", name, e.Elapsed, strings.Join(c.output[key], ""))
 		delete(c.output, key)
+	}
+}
+
+// tell shows what a case has logged: the indented lines.
+func (c *counter) tell(lines []string) {
+	for _, line := range lines {
+		if c.verbose && strings.HasPrefix(line, "    ") && !strings.HasPrefix(strings.TrimSpace(line), "---") {
+			fmt.Fprint(c.out, line)
+		}
 	}
 }
 

@@ -47,7 +47,7 @@ func TestRun(t *testing.T) {
 				t.Fatal(err)
 			}
 			var out strings.Builder
-			err := run(strings.NewReader(tt.in), &out, file)
+			err := run(strings.NewReader(tt.in), &out, file, false)
 			if !strings.Contains(out.String(), tt.wantOut) {
 				t.Errorf("output %q lacks %q", out.String(), tt.wantOut)
 			}
@@ -55,5 +55,22 @@ func TestRun(t *testing.T) {
 				t.Errorf("error %v, want %q", err, tt.wantErr)
 			}
 		})
+	}
+}
+
+// What a case that passes has measured is shown when it is asked for.
+func TestVerbose(t *testing.T) {
+	const in = `{"Action":"output","Package":"p","Test":"TestA","Output":"=== RUN   TestA\n"}
+{"Action":"output","Package":"p","Test":"TestA","Output":"    a_test.go:1: 7 ms\n"}
+{"Action":"pass","Package":"p","Test":"TestA","Elapsed":0.2}
+`
+	for verbose, want := range map[bool]string{
+		false: "pass TestA (0.2s)\n1 cases ran, at least 0 expected, 0 failed, 0 skipped\n",
+		true:  "pass TestA (0.2s)\n    a_test.go:1: 7 ms\n1 cases ran, at least 0 expected, 0 failed, 0 skipped\n",
+	} {
+		var out strings.Builder
+		if err := run(strings.NewReader(in), &out, "", verbose); err != nil || out.String() != want {
+			t.Errorf("verbose %v: %v, %q", verbose, err, out.String())
+		}
 	}
 }

@@ -37,6 +37,7 @@ func parts() []part {
 		{name: "helm", module: "helm", from: "helm.sh/helm/v4", pkg: "helm.sh/helm/v4/cmd/helm", cold: "2m", byDefault: true},
 		{name: "golangci-lint", module: "lint", from: "github.com/golangci/golangci-lint/v2", pkg: "github.com/golangci/golangci-lint/v2/cmd/golangci-lint", cold: "4m"},
 		{name: "govulncheck", module: "lint", from: "golang.org/x/vuln", pkg: "golang.org/x/vuln/cmd/govulncheck", cold: "15s"},
+		{name: "cyclonedx-gomod", module: "sbom", from: "github.com/CycloneDX/cyclonedx-gomod", pkg: "github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod", cold: "20s"},
 		{name: "h2spec", module: "lint", from: "github.com/summerwind/h2spec", pkg: "github.com/summerwind/h2spec/cmd/h2spec", cold: "10s"},
 		{name: "e2e.test", module: "kubernetes", from: k8s, pkg: k8s + "/test/e2e", test: true, stamped: true, cold: "3m"},
 	}

@@ -1,0 +1,130 @@
+package tests
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// licences are what a module that is linked into our programs may be under: all let users do what they like. The text is what each licence says and no other does.
+func licences() map[string][]string {
+	return map[string][]string{
+		"Apache-2.0": {"apache license", "version 2.0"},
+		"MIT":        {"permission is hereby granted, free of charge", "the software is provided"},
+		"ISC":        {"permission to use, copy, modify, and/or distribute this software"},
+		"BSD":        {"redistribution and use in source and binary forms, with or without modification, are permitted"},
+		"Unlicense":  {"this is free and unencumbered software released into the public domain"},
+	}
+}
+
+// exceptions are modules under another licence, with the reason why that is well.
+func exceptions() map[string]string { return map[string]string{} }
+
+// classify returns the names of the licences in a text.
+func classify(text string) []string {
+	text = strings.Join(strings.Fields(strings.ToLower(text)), " ")
+	var found []string
+	for name, says := range licences() {
+		if !slices.ContainsFunc(says, func(s string) bool { return !strings.Contains(text, s) }) {
+			found = append(found, name)
+		}
+	}
+	slices.Sort(found)
+	return found
+}
+
+// linked are the modules whose packages are in what users run, with their folders.
+func linked(t *testing.T) map[string]string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-json=Module,Standard", "./cmd/...")
+	cmd.Dir = ".."
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	modules := map[string]string{}
+	for in := json.NewDecoder(out); ; {
+		var p struct {
+			Module *struct {
+				Path, Dir string
+				Main      bool
+			}
+		}
+		if err := in.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if m := p.Module; m != nil && !m.Main {
+			modules[m.Path] = m.Dir
+		}
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	return modules
+}
+
+// TestLicences reads the licence of every module that is linked in.
+func TestLicences(t *testing.T) {
+	modules := linked(t)
+	if len(modules) < 20 {
+		t.Fatalf("only %d modules were found", len(modules))
+	}
+	counts := map[string]int{}
+	for path, dir := range modules {
+		name := licenceOf(t, dir)
+		counts[name]++
+		if _, known := exceptions()[path]; name == "" && !known {
+			t.Errorf("%s: no licence that we know in %s: read it, and add it to the list or leave the module", path, dir)
+		}
+	}
+	t.Logf("%d modules: %v", len(modules), counts)
+}
+
+// licenceOf reads the licence files of a module. Empty: there is none, or one that is not allowed.
+func licenceOf(t *testing.T, dir string) string {
+	t.Helper()
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range list {
+		name := strings.ToUpper(f.Name())
+		if !strings.HasPrefix(name, "LICEN") && !strings.HasPrefix(name, "COPYING") && name != "UNLICENSE" {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(dir, f.Name()))
+		if err != nil {
+			continue // a folder
+		}
+		if found := classify(string(text)); len(found) > 0 {
+			return strings.Join(found, "+")
+		}
+	}
+	return ""
+}
+
+func TestClassify(t *testing.T) {
+	for text, want := range map[string]string{
+		"Apache License\n   Version 2.0, January 2004":                                                             "Apache-2.0",
+		"Redistribution and use in source and binary\nforms, with or without modification, are permitted provided": "BSD",
+		"GNU GENERAL PUBLIC LICENSE\nVersion 3":                                                                    "",
+		"Mozilla Public License Version 2.0":                                                                       "",
+		"All rights reserved.":                                                                                     "",
+	} {
+		if got := strings.Join(classify(text), "+"); got != want {
+			t.Errorf("%q is %q, want %q", text, got, want)
+		}
+	}
+}

@@ -1,0 +1,86 @@
+// Command reproducible builds fairlead twice, from copies of the tracked files in two folders of different depth and with a build cache of its own each, and compares the
+// bytes. Whoever builds a release again gets what was published.
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+)
+
+func main() {
+	version := flag.String("version", "unknown", "the `version` that is linked in")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, *version, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stdout, "FAIL:", err)
+		os.Exit(1)
+	}
+}
+
+// run builds twice and compares.
+func run(ctx context.Context, version string, out io.Writer) error {
+	dir, err := os.MkdirTemp("", "reproducible-")
+	if err != nil {
+		return fmt.Errorf("making a folder: %w", err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }() // a temporary folder
+	var built [][]byte
+	for i, place := range []string{"a", "deeper/and/elsewhere"} {
+		one, err := build(ctx, filepath.Join(dir, place), filepath.Join(dir, fmt.Sprint("cache", i)), version)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "%x  %s, %d bytes\n", sha256.Sum256(one), place, len(one))
+		built = append(built, one)
+	}
+	if !bytes.Equal(built[0], built[1]) {
+		return fmt.Errorf("two builds of %s differ", version)
+	}
+	fmt.Fprintln(out, "two builds are equal")
+	return nil
+}
+
+// build copies the tracked files to src and builds there, with the Makefile's own command.
+func build(ctx context.Context, src, cache, version string) ([]byte, error) {
+	list, err := exec.CommandContext(ctx, "git", "ls-files", "-z").Output()
+	if err != nil {
+		return nil, fmt.Errorf("listing files: %w", err)
+	}
+	for name := range strings.SplitSeq(strings.TrimRight(string(list), "\x00"), "\x00") {
+		if err := copyFile(name, filepath.Join(src, name)); err != nil {
+			return nil, fmt.Errorf("copying: %w", err)
+		}
+	}
+	cmd := exec.CommandContext(ctx, "make", "-s", "build", "VERSION="+version)
+	cmd.Dir = src
+	cmd.Env = append(os.Environ(), "GOCACHE="+cache, "GOFLAGS=")
+	if said, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("building in %s: %w\n%s", src, err, said)
+	}
+	one, err := os.ReadFile(filepath.Join(src, "bin", "fairlead"))
+	if err != nil {
+		return nil, fmt.Errorf("reading what was built: %w", err)
+	}
+	return one, nil
+}
+
+func copyFile(from, to string) error {
+	data, err := os.ReadFile(from)
+	if err != nil {
+		return err //nolint:wrapcheck // it names the file
+	}
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return err //nolint:wrapcheck // it names the folder
+	}
+	return os.WriteFile(to, data, 0o600) //nolint:wrapcheck // it names the file
+}
