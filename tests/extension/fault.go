@@ -66,6 +66,10 @@ const (
 	Garbage Kind = "garbage"
 	// EndlessHeaders sends header lines (HTTP/1.1) or CONTINUATION frames (HTTP/2) until Size bytes (0: 64 MiB), unless the client ends it.
 	EndlessHeaders Kind = "endless-headers"
+	// EndlessTrailers is EndlessHeaders after a complete body.
+	EndlessTrailers Kind = "endless-trailers"
+	// GzipBomb answers 200 with a JSON string of Size bytes (0: 256 MiB), compressed to a thousandth whether or not that was asked for.
+	GzipBomb Kind = "gzip-bomb"
 	// InformationalFlood sends Size (0: 10,000) responses 103 before the real one.
 	InformationalFlood Kind = "informational-flood"
 	// ShortBody promises Size bytes (0: 1,000) in Content-Length and ends after half of them.
@@ -149,7 +153,7 @@ func (k Kind) ofConnections() bool {
 
 func (k Kind) ofRequests() bool {
 	switch k {
-	case Hang, HangBody, Slow, SlowBody, Reset, ResetBody, ResetConn, Status, Redirect, NoAggregated, HugeBody, Garbage, EndlessHeaders,
+	case Hang, HangBody, Slow, SlowBody, Reset, ResetBody, ResetConn, Status, Redirect, NoAggregated, HugeBody, Garbage, EndlessHeaders, EndlessTrailers, GzipBomb,
 		InformationalFlood, ShortBody, LongBody, GoAway, GoAwayUnprocessed, BodyAfterReset, Unasked101:
 		return true
 	}

@@ -3,6 +3,7 @@ package extension
 import (
 	"bufio"
 	"cmp"
+	"compress/gzip"
 	"fmt"
 	"io"
 	"net"
@@ -41,6 +42,8 @@ func (s *Server) misbehave(w *answer, r *http.Request, x *exchange, f Fault) boo
 		panic(http.ErrAbortHandler)
 	case HugeBody:
 		huge(w, cmp.Or(f.Size, 1<<30))
+	case GzipBomb:
+		bomb(w, cmp.Or(f.Size, 256<<20))
 	case SlowBody:
 		slowBody(w, r, f.Delay, cmp.Or(f.Size, 1000))
 	case InformationalFlood:
@@ -85,6 +88,26 @@ func huge(w http.ResponseWriter, n int64) {
 	}
 	_, _ = io.WriteString(w, `"`)
 }
+
+// bomb sends what unpacks to a JSON string of n bytes.
+func bomb(w http.ResponseWriter, n int64) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Encoding", "gzip")
+	z, err := gzip.NewWriterLevel(w, gzip.BestSpeed)
+	if err != nil {
+		panic(err) // the level is one
+	}
+	huge(unpacked{w, z}, n)
+	_ = z.Close()
+}
+
+// unpacked writes the body through a compressor.
+type unpacked struct {
+	http.ResponseWriter
+	z *gzip.Writer
+}
+
+func (u unpacked) Write(p []byte) (int, error) { return u.z.Write(p) }
 
 func slowBody(w *answer, r *http.Request, pause time.Duration, size int64) {
 	w.Header().Set("Content-Type", "text/plain")
@@ -146,7 +169,10 @@ func (s *Server) misbehaveH1(w *answer, r *http.Request, x *exchange, f Fault) {
 		_, _ = fmt.Fprintf(out, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", size/2, filler(size))
 	case EndlessHeaders:
 		w.status = http.StatusOK
-		endlessLines(out, cmp.Or(f.Size, 64<<20))
+		endlessLines(out, "HTTP/1.1 200 OK\r\n", cmp.Or(f.Size, 64<<20))
+	case EndlessTrailers:
+		w.status = http.StatusOK
+		endlessLines(out, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-Endless\r\n\r\n2\r\n{}\r\n0\r\n", cmp.Or(f.Size, 64<<20))
 	case BodyAfterReset:
 		w.status = http.StatusOK
 		_, _ = io.WriteString(out, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged")
@@ -161,8 +187,9 @@ func (s *Server) misbehaveH1(w *answer, r *http.Request, x *exchange, f Fault) {
 	_ = out.Flush()
 }
 
-func endlessLines(out *bufio.Writer, size int64) {
-	_, err := io.WriteString(out, "HTTP/1.1 200 OK\r\n")
+// endlessLines sends header lines after what begins.
+func endlessLines(out *bufio.Writer, begin string, size int64) {
+	_, err := io.WriteString(out, begin)
 	for n := int64(0); err == nil && n < size; {
 		var k int
 		k, err = fmt.Fprintf(out, "X-Endless-%d: %s\r\n", n, filler(1000))

@@ -40,7 +40,12 @@ func (s *Server) misbehaveH2(w *answer, r *http.Request, st *h2stream, f Fault) 
 		}
 	case EndlessHeaders:
 		w.status = http.StatusOK
-		_ = st.endlessBlock(cmp.Or(f.Size, 64<<20))
+		_ = st.endlessBlock(cmp.Or(f.Size, 64<<20), ":status", "200")
+		st.h.conn.Close()
+	case EndlessTrailers:
+		_, _ = w.Write([]byte("{}"))
+		w.Flush()
+		_ = st.endlessBlock(cmp.Or(f.Size, 64<<20), "x-endless", "0")
 		st.h.conn.Close()
 	case BodyAfterReset:
 		w.status = http.StatusOK
@@ -63,15 +68,15 @@ func (s *Server) misbehaveH2(w *answer, r *http.Request, st *h2stream, f Fault) 
 	panic(http.ErrAbortHandler)
 }
 
-// endlessBlock sends one header block without end. Nothing else may be written within a block, so the connection is busy meanwhile.
+// endlessBlock sends one header block without end, which begins with a field. Nothing else may be written within a block, so the connection is busy meanwhile.
 // Every field is a never-indexed literal: the tables of both sides stay as they are.
-func (st *h2stream) endlessBlock(size int64) error {
+func (st *h2stream) endlessBlock(size int64, name, value string) error {
 	var block bytes.Buffer
 	enc := hpack.NewEncoder(&block)
 	field := func(name, value string) {
 		_ = enc.WriteField(hpack.HeaderField{Name: name, Value: value, Sensitive: true})
 	}
-	field(":status", "200")
+	field(name, value)
 	return st.h.write(func() error {
 		err := st.h.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: st.id, BlockFragment: block.Bytes()})
 		for n := int64(0); err == nil && n < size; n += int64(block.Len()) {

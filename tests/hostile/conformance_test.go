@@ -1,0 +1,37 @@
+//go:build e2e
+
+package hostile
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/tools"
+)
+
+// testConformance runs h2spec against both ports, as somebody without credentials. With --h2-lane=nethttp both are Go's own server,
+// which answers five of the malformed requests instead of resetting them.
+func testConformance(t *testing.T, w *world) {
+	h2spec, err := tools.Path(t.Context(), tools.Config{Progress: os.Stderr}, "h2spec")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := w.open(t)
+	for name, address := range map[string]string{"front": d.front, "admin": d.admin} {
+		t.Run(name, func(t *testing.T) {
+			host, port, err := net.SplitHostPort(address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out, err := exec.CommandContext(t.Context(), h2spec, "--host", host, "--port", port, "--tls", "--insecure", "--timeout", "5", "--path", "/readyz").CombinedOutput()
+			lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+			t.Log(lines[len(lines)-1])
+			if err != nil || !strings.Contains(string(out), " 0 failed") {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+}

@@ -1,0 +1,263 @@
+//go:build e2e
+
+package hostile
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// mib is a MiB.
+const mib = 1 << 20
+
+// memory is what the process holds in RAM now, and at most since forgetPeak.
+func (d *door) memory(t *testing.T) (now, peak int64) {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		f := strings.Fields(line)
+		switch f[0] {
+		case "VmRSS:":
+			now, err = strconv.ParseInt(f[1], 10, 64)
+		case "VmHWM:":
+			peak, err = strconv.ParseInt(f[1], 10, 64)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return now << 10, peak << 10
+}
+
+// forgetPeak has memory's peak begin anew.
+func (d *door) forgetPeak(t *testing.T) {
+	t.Helper()
+	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", d.process.Pid), []byte("5"), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// cpu is the processor time that the process has used.
+func (d *door) cpu(t *testing.T) time.Duration {
+	t.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	f := strings.Fields(rest)
+	user, err1 := strconv.Atoi(f[11])
+	system, err2 := strconv.Atoi(f[12])
+	if err1 != nil || err2 != nil {
+		t.Fatal(err1, err2)
+	}
+	return time.Duration(user+system) * 10 * time.Millisecond // USER_HZ is 100 on every Linux that Go runs on
+}
+
+// descriptors is how many files and sockets the process has open.
+func (d *door) descriptors(t *testing.T) int {
+	t.Helper()
+	list, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", d.process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
+// innocents are users who ask steadily while others attack. They do not wait for earlier answers: a stall is felt by all who ask meanwhile.
+type innocents struct {
+	client *http.Client
+	url    string
+}
+
+func (d *door) innocents() *innocents {
+	return &innocents{client(d.w.as("innocent"), "h2"), "https://" + d.front + others + "/widget-001"}
+}
+
+// felt is what they have seen in a while.
+type felt struct {
+	mu    sync.Mutex // guards both
+	took  []time.Duration
+	wrong map[string]int
+}
+
+// window asks every 4 ms for a second.
+func (i *innocents) window(ctx context.Context) *felt {
+	f := &felt{wrong: map[string]int{}}
+	var flying sync.WaitGroup
+	begun := time.Now()
+	for n := range 250 {
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Until(begun.Add(time.Duration(n) * 4 * time.Millisecond))):
+		}
+		flying.Go(func() { f.add(i.once(ctx)) })
+	}
+	flying.Wait()
+	slices.Sort(f.took)
+	return f
+}
+
+func (f *felt) add(took time.Duration, wrong string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.took = append(f.took, took)
+	if wrong != "" {
+		f.wrong[wrong]++
+	}
+}
+
+func (i *innocents) once(ctx context.Context) (time.Duration, string) {
+	begun := time.Now()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, i.url, nil)
+	if err != nil {
+		return 0, err.Error()
+	}
+	res, err := i.client.Do(r)
+	if err != nil {
+		return time.Since(begun), err.Error()
+	}
+	defer res.Body.Close()
+	if _, err := io.Copy(io.Discard, res.Body); err != nil {
+		return time.Since(begun), err.Error()
+	}
+	if res.StatusCode != http.StatusOK {
+		return time.Since(begun), res.Status
+	}
+	return time.Since(begun), ""
+}
+
+func (f *felt) p99() time.Duration { return f.took[len(f.took)*99/100] }
+
+// compared are windows with and without an attack, which took turns: what the machine does beside falls on both alike.
+type compared struct {
+	calm, attacked []time.Duration // 99th percentiles
+	wrong          map[string]int
+	cpu            time.Duration // of the process, in the attacked windows
+	grown, peak    int64         // memory: what was held more afterwards, and at most meanwhile
+}
+
+const (
+	least = 3 // windows of each kind
+	most  = 9 // while the bound is not met
+	bound = 2 // how much more the innocent may feel
+)
+
+// begin notes how things are before an attack.
+func (d *door) begin(t *testing.T) *comparison {
+	t.Helper()
+	c := &comparison{d: d, innocents: d.innocents(), compared: compared{wrong: map[string]int{}}}
+	c.innocents.window(t.Context()) // connections, caches
+	c.before, _ = d.memory(t)
+	d.forgetPeak(t)
+	return c
+}
+
+// comparison is one that is being made.
+type comparison struct {
+	compared
+	d         *door
+	innocents *innocents
+	before    int64 // memory
+}
+
+func (c *comparison) calmWindow(t *testing.T) {
+	t.Helper()
+	c.calm = append(c.calm, c.count(c.innocents.window(t.Context())))
+}
+
+func (c *comparison) attackedWindow(t *testing.T) {
+	t.Helper()
+	used := c.d.cpu(t)
+	c.attacked = append(c.attacked, c.count(c.innocents.window(t.Context())))
+	c.cpu += c.d.cpu(t) - used
+}
+
+// again reports whether more windows are needed.
+func (c *comparison) again(n int) bool { return n < least || c.ratio() > bound && n < most }
+
+// end notes what is different now.
+func (c *comparison) end(t *testing.T) *compared {
+	t.Helper()
+	after, peak := c.d.memory(t)
+	c.grown, c.peak = after-c.before, peak-c.before
+	return &c.compared
+}
+
+// compare measures pairs of windows. attack runs until its context ends.
+func (d *door) compare(t *testing.T, attack func(context.Context)) *compared {
+	t.Helper()
+	c := d.begin(t)
+	for c.again(len(c.attacked)) {
+		c.calmWindow(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		var attackers sync.WaitGroup
+		attackers.Go(func() { attack(ctx) })
+		pause(t, 100*time.Millisecond) // until it is in full swing
+		c.attackedWindow(t)
+		cancel()
+		attackers.Wait()
+	}
+	return c.end(t)
+}
+
+// endure measures before something that goes on by itself once it has begun, and meanwhile.
+func (d *door) endure(t *testing.T, start func()) *compared {
+	t.Helper()
+	c := d.begin(t)
+	for range least {
+		c.calmWindow(t)
+	}
+	start()
+	for c.again(len(c.attacked)) {
+		c.attackedWindow(t)
+	}
+	return c.end(t)
+}
+
+func (c *compared) count(f *felt) time.Duration {
+	for what, n := range f.wrong {
+		c.wrong[what] += n
+	}
+	return f.p99()
+}
+
+func (c *compared) ratio() float64 { return float64(median(c.attacked)) / float64(median(c.calm)) }
+
+func median(list []time.Duration) time.Duration {
+	return slices.Sorted(slices.Values(list))[len(list)/2]
+}
+
+// String is a line of docs/security.md.
+func (c *compared) String() string {
+	return fmt.Sprintf("others' p99 %s calm, %s attacked (%.2fx, %d windows), cpu %.0f%%, memory +%d MiB at most, %+d MiB after",
+		median(c.calm).Round(100*time.Microsecond), median(c.attacked).Round(100*time.Microsecond), c.ratio(), len(c.attacked),
+		100*c.cpu.Seconds()/float64(len(c.attacked)), c.peak/mib, c.grown/mib)
+}
+
+// held fails when others have felt more than twice their usual latency, a wrong answer, or when more memory was taken than limit.
+func (c *compared) held(t *testing.T, limit int64) {
+	t.Helper()
+	if c.ratio() > bound {
+		t.Errorf("others' p99 %v calm and %v attacked: %.2f times", c.calm, c.attacked, c.ratio())
+	}
+	if len(c.wrong) > 0 {
+		t.Errorf("others were answered %v", c.wrong)
+	}
+	if c.peak > limit {
+		t.Errorf("%d MiB were taken, the limit is %d", c.peak/mib, limit/mib)
+	}
+}

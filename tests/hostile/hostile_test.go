@@ -1,0 +1,30 @@
+//go:build e2e
+
+package hostile
+
+import (
+	"flag"
+	"testing"
+)
+
+// allMillion is for the figures of docs/security.md.
+var allMillion = flag.Bool("million", false, "open a million streams on one connection, however long it takes")
+
+// TestProtocol is about bytes: nobody may cost others more than a documented amount, whatever is sent to a port.
+func TestProtocol(t *testing.T) {
+	w := newWorld(t)
+	t.Run("h2spec", func(t *testing.T) { testConformance(t, w) })
+	for _, lane := range []string{"frame", "nethttp"} {
+		t.Run(lane, func(t *testing.T) {
+			d := w.open(t, "--h2-lane="+lane)
+			t.Run("smuggling", func(t *testing.T) { testSmuggling(t, d) })
+			t.Run("backends", func(t *testing.T) { testBackends(t, d) })
+			t.Run("bombs", func(t *testing.T) { testBombs(t, w, lane) })
+			t.Run("floods", func(t *testing.T) { testFloods(t, d) })
+			t.Run("many streams", func(t *testing.T) { testManyStreams(t, d) })
+			t.Run("idle connections", func(t *testing.T) { testIdle(t, d) })
+			t.Run("slow peers", func(t *testing.T) { testSlow(t, d) })
+			t.Run("slow readers", func(t *testing.T) { testSlowReaders(t, d) })
+		})
+	}
+}

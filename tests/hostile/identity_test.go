@@ -1,0 +1,340 @@
+//go:build e2e
+
+package hostile
+
+import (
+	"bufio"
+	"crypto/tls"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// TestIdentity is about who one is: nobody may become somebody else, whatever is said beside the credentials.
+func TestIdentity(t *testing.T) {
+	w := newWorld(t)
+	for _, lane := range []string{"frame", "nethttp"} {
+		t.Run(lane, func(t *testing.T) {
+			h := newHarbour(t, w, lane)
+			t.Run("matrix", func(t *testing.T) { testMatrix(t, h) })
+			t.Run("leakage", func(t *testing.T) { testLeakage(t, h) })
+		})
+	}
+}
+
+// passport is one way of saying who one is.
+type passport struct {
+	name   string
+	pair   *pki.Pair
+	header []string // pairs of names and values
+	// local and own are who that is to the local apiserver, and to what Fairlead authenticates itself. Empty: 401. Anonymous is somebody to the local apiserver.
+	local, own string
+	// refused is the status of impersonators who may not. 0: the same as anybody.
+	refused int
+}
+
+func (h *harbour) passports(t *testing.T) []passport {
+	t.Helper()
+	user := func(name string, groups ...string) *pki.Pair {
+		return h.PKI.Client.CA.Issue(pki.Leaf{CommonName: name, Organizations: groups})
+	}
+	bearer := func(token string) []string { return []string{"Authorization", "Bearer " + token} }
+	foreign, outer := pki.NewCA("client-ca"), h.outer.Issue(pki.Leaf{CommonName: "outer"})
+	robot := base64.RawURLEncoding.EncodeToString([]byte("bob-token"))
+	return []passport{
+		{name: "nothing", local: "system:anonymous"},
+		{name: "certificate", pair: user("dave", "dev"), local: "dave", own: "dave"},
+		{name: "token", header: bearer("alice-token"), local: "alice", own: "alice"},
+		{name: "bad token", header: bearer("nobody")},
+		{name: "basic", header: []string{"Authorization", "Basic cm9vdDpyb290"}, local: "system:anonymous"},
+		{name: "token in a WebSocket protocol", header: []string{"Sec-WebSocket-Protocol", "base64url.bearer.authorization.k8s.io." + robot + ", v4.channel.k8s.io"}, local: "system:anonymous"},
+		{name: "foreign certificate", pair: foreign.Issue(pki.Leaf{CommonName: "admin", Organizations: []string{"system:masters"}})},
+		{name: "expired certificate", pair: h.PKI.Client.CA.Issue(pki.Leaf{CommonName: "admin", Organizations: []string{"system:masters"}, NotAfter: time.Now().Add(-time.Minute)})},
+		{name: "server certificate", pair: h.PKI.Serving.CA.Issue(pki.Leaf{CommonName: "admin", Organizations: []string{"system:masters"}})},
+		{name: "certificate of the proxies behind", pair: h.PKI.FrontProxy.CA.Issue(pki.Leaf{CommonName: "front-proxy-client"})},
+		{name: "certificate and another's token", pair: user("dave"), header: bearer("alice-token"), local: "dave", own: "dave"},
+		{name: "foreign certificate and a token", pair: foreign.Issue(pki.Leaf{CommonName: "admin"}), header: bearer("alice-token"), local: "alice", own: "alice"},
+		{name: "front proxy", pair: outer, header: []string{"X-Remote-User", "erin", "X-Remote-Group", "crew"}, local: "erin", own: "erin"},
+		{name: "front proxy of another name", pair: h.outer.Issue(pki.Leaf{CommonName: "inner"}), header: []string{"X-Remote-User", "erin"}},
+		{name: "impersonation", pair: user("root", "system:masters"), header: []string{"Impersonate-User", "carol"}, local: "carol", own: "carol"},
+		{name: "impersonation that is not allowed", pair: user("dave"), header: []string{"Impersonate-User", "carol"}, refused: http.StatusForbidden},
+		{name: "impersonation without a user", pair: user("dave"), header: []string{"Impersonate-Group", "system:masters"}, refused: http.StatusInternalServerError},
+	}
+}
+
+// forgeries are what somebody could add, in pairs of name and value.
+func forgeries() map[string][]string {
+	return map[string][]string{
+		"none":                  nil,
+		"user":                  {"X-Remote-User", "system:admin"},
+		"group":                 {"X-Remote-Group", "system:masters"},
+		"both":                  {"X-Remote-User", "system:admin", "X-Remote-Group", "system:masters", "X-Remote-Group", "system:nodes"},
+		"lower case":            {"x-remote-user", "system:admin"},
+		"upper case":            {"X-REMOTE-USER", "system:admin", "X-REMOTE-GROUP", "system:masters"},
+		"underscores":           {"X_Remote_User", "system:admin", "X_Remote_Group", "system:masters"},
+		"mixed underscores":     {"X-Remote_User", "system:admin", "X_Remote-Group", "system:masters"},
+		"uid":                   {"X-Remote-Uid", "0"},
+		"extra":                 {"X-Remote-Extra-Scopes.authorization.openshift.io", "user:full", "X-Remote-Extra-%2e", "x"},
+		"unknown of the family": {"X-Remote-Anything", "system:admin"},
+		"twice":                 {"X-Remote-User", "system:admin", "X-Remote-User", "system:kube-aggregator"},
+		"empty user":            {"X-Remote-User", ""},
+		"forwarded":             {"X-Forwarded-For", "127.0.0.1", "Forwarded", "for=127.0.0.1;by=system:admin", "X-Forwarded-Host", "kubernetes"},
+		"proxy authorization":   {"Proxy-Authorization", "Bearer admin-token"},
+		"cookie":                {"Cookie", "X-Remote-User=system:admin; token=admin-token"},
+		"certificate header":    {"X-Client-Cert", "system:admin", "X-Ssl-Client-Verify", "SUCCESS", "X-Forwarded-Client-Cert", "By=spiffe://x;URI=spiffe://admin"},
+		"connection":            {"Connection", "X-Remote-User, Authorization, Impersonate-User", "X-Remote-User", "system:admin"},
+		"via":                   {"Fairlead-Via", "somebody"},
+		"override":              {"X-Http-Method-Override", "DELETE", "X-Original-Url", "/api/v1/secrets", "X-Rewrite-Url", "/api/v1/secrets"},
+	}
+}
+
+// route is one place to ask, and how it tells who asked.
+type route struct {
+	name string
+	own  bool // Fairlead authenticates
+	who  func(t *testing.T, h *harbour, v *visitor) (status int, user string)
+}
+
+func routes() []route {
+	refusal := func(base func(h *harbour) string, path string) func(*testing.T, *harbour, *visitor) (int, string) {
+		return func(t *testing.T, h *harbour, v *visitor) (int, string) {
+			status, body := v.ask(t, http.MethodGet, base(h)+path, "")
+			if status == http.StatusForbidden {
+				return http.StatusOK, named(body)
+			}
+			return status, ""
+		}
+	}
+	front := func(h *harbour) string { return h.front.Endpoint.URL }
+	return []route{
+		{"local", false, func(t *testing.T, h *harbour, v *visitor) (int, string) {
+			status, body := v.ask(t, http.MethodPost, h.front.Endpoint.URL+"/apis/authentication.k8s.io/v1/selfsubjectreviews", `{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`)
+			var r authenticationv1.SelfSubjectReview
+			if status == http.StatusCreated {
+				if err := json.Unmarshal([]byte(body), &r); err != nil {
+					t.Fatal(err)
+				}
+				if slices.Contains(r.Status.UserInfo.Groups, "system:masters") {
+					return http.StatusOK, "a master"
+				}
+				return http.StatusOK, r.Status.UserInfo.Username
+			}
+			if status == http.StatusForbidden { // anonymous may not even ask
+				return http.StatusOK, named(body)
+			}
+			return status, ""
+		}},
+		{"remote", true, func(t *testing.T, h *harbour, v *visitor) (int, string) {
+			h.remote.Forget()
+			status, _ := v.ask(t, http.MethodGet, h.front.Endpoint.URL+remotePath+"?limit=1", "")
+			return status, h.toldRemote(t, status, v.trusted)
+		}},
+		{"document", true, refusal(front, "/apis/mirror.example.com")},
+		{"page", true, refusal(front, "/fairlead/status")},
+		{"admin", true, refusal(func(h *harbour) string { return h.front.Admin.URL }, "/status")},
+	}
+}
+
+// toldRemote is who the extension server was told that the last request is of. What a trusted proxy says is passed on; of others nothing is.
+func (h *harbour) toldRemote(t *testing.T, status int, trusted bool) string {
+	t.Helper()
+	found := ""
+	for _, r := range h.remote.Requests(0) {
+		if !strings.HasPrefix(r.Target, remotePath) || r.Header.Get("User-Agent") == "" && r.Header.Get("X-Remote-User") == "system:kube-aggregator" {
+			continue
+		}
+		for name := range r.Header {
+			lower := strings.ReplaceAll(strings.ToLower(name), "_", "-")
+			ours := trusted || name == "X-Remote-User" || name == "X-Remote-Group" || name == "X-Remote-Uid" && strings.HasPrefix(r.Header.Get(name), "uid-") || strings.HasPrefix(name, "X-Remote-Extra-Authentication.kubernetes.io")
+			if strings.HasPrefix(lower, "x-remote") && !ours || strings.HasPrefix(lower, "impersonate") || lower == "authorization" || lower == "proxy-authorization" {
+				t.Errorf("%s: %v has reached the extension server", name, r.Header[name])
+			}
+		}
+		if slices.Contains(r.Header["X-Remote-Group"], "system:masters") {
+			return "a master"
+		}
+		found = strings.Join(r.Header["X-Remote-User"], ",")
+	}
+	if status == http.StatusOK && found == "" {
+		return "nobody"
+	}
+	return found
+}
+
+// visitor is somebody with a passport and a forgery.
+type visitor struct {
+	client  *http.Client
+	header  []string
+	trusted bool // a front proxy, whose word counts
+}
+
+func (v *visitor) ask(t *testing.T, method, url, body string) (int, string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i < len(v.header); i += 2 {
+		r.Header[v.header[i]] = append(r.Header[v.header[i]], v.header[i+1]) // not Add: names are sent as they are spelled
+	}
+	res, err := v.client.Do(r)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res.StatusCode, string(b)
+}
+
+// testMatrix asks every route with every passport and every forgery, over both protocols.
+func testMatrix(t *testing.T, h *harbour) {
+	asked := 0
+	for _, p := range h.passports(t) {
+		for _, proto := range []string{"h2", "http/1.1"} {
+			t.Run(p.name+" over "+proto, func(t *testing.T) {
+				c := client(h.tls(p.pair), proto)
+				defer c.CloseIdleConnections()
+				for name, forged := range forgeries() {
+					if proto == "h2" && name == "connection" {
+						continue // HTTP/2 has no such field
+					}
+					v := &visitor{c, slices.Concat(p.header, forged), p.name == "front proxy"}
+					for _, r := range routes() {
+						asked++
+						h.check(t, &p, name, r, v)
+					}
+				}
+			})
+		}
+		t.Run(p.name+" upgrading", func(t *testing.T) { asked += h.checkUpgrades(t, &p) })
+	}
+	t.Logf("%d combinations", asked)
+}
+
+// expected is who a passport is on a route: what a front proxy says beside its user is its word.
+func (p *passport) expected(own bool, forgery string) (status int, users []string) {
+	user := p.local
+	if own {
+		user = p.own
+	}
+	switch {
+	case p.refused != 0:
+		return p.refused, nil
+	case user == "":
+		return http.StatusUnauthorized, nil
+	case p.name == "front proxy":
+		// What is forged by a trusted proxy is not forged: its first user counts, and its groups.
+		switch forgery {
+		case "group", "both", "lower case", "upper case":
+			return http.StatusOK, []string{user, "a master", "system:admin", ""} // a master may see what others are refused
+		}
+	}
+	return http.StatusOK, []string{user}
+}
+
+func (h *harbour) check(t *testing.T, p *passport, forgery string, r route, v *visitor) {
+	t.Helper()
+	status, user := r.who(t, h, v)
+	want, users := p.expected(r.own, forgery)
+	if p.refused != 0 && (status >= 400 || user == "dave") {
+		return // refused, one way or another: a refusal that names somebody is read as 200
+	}
+	if status != want || users != nil && !slices.Contains(users, user) {
+		t.Errorf("%s, forged %s: %d %q, want %d %q", r.name, forgery, status, user, want, users)
+	}
+}
+
+// checkUpgrades asks for a WebSocket on both sides, with all forgeries at once.
+func (h *harbour) checkUpgrades(t *testing.T, p *passport) int {
+	t.Helper()
+	for _, side := range []struct {
+		path string
+		own  bool
+	}{{remotePath + "/widget-001/exec", true}, {"/api/v1/namespaces/default/configmaps?watch=true", false}} {
+		h.remote.Forget()
+		status, body := h.upgrade(t, p, side.path)
+		user := p.local
+		if side.own {
+			user = p.own
+		}
+		if p.name == "token in a WebSocket protocol" {
+			user = "bob" // this is what the protocol is for
+		}
+		told := h.toldRemote(t, status, p.name == "front proxy")
+		switch {
+		case p.refused != 0:
+			if status < 400 {
+				t.Errorf("%s: %d, want a refusal", side.path, status)
+			}
+		case user == "":
+			if status != http.StatusUnauthorized {
+				t.Errorf("%s: %d, want 401", side.path, status)
+			}
+		case side.own:
+			if status != http.StatusSwitchingProtocols || told != user && p.name != "front proxy" {
+				t.Errorf("%s: %d as %q, want 101 as %q", side.path, status, told, user)
+			}
+		case p.name == "front proxy": // a master by its own word
+		case status != http.StatusForbidden || named(body) != user:
+			t.Errorf("%s: %d as %q, want 403 as %q", side.path, status, named(body), user)
+		}
+	}
+	return 2
+}
+
+// upgrade sends a handshake as text and returns its answer.
+func (h *harbour) upgrade(t *testing.T, p *passport, path string) (int, string) {
+	t.Helper()
+	c := h.tls(p.pair)
+	c.NextProtos = []string{"http/1.1"}
+	conn, err := (&tls.Dialer{Config: c}).DialContext(t.Context(), "tcp", host(h.front.Endpoint))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	var text strings.Builder
+	fmt.Fprintf(&text, "GET %s HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n", path)
+	protocol := false
+	for _, list := range [][]string{p.header, forgeries()["both"], forgeries()["underscores"], forgeries()["proxy authorization"]} {
+		for i := 0; i < len(list); i += 2 {
+			fmt.Fprintf(&text, "%s: %s\r\n", list[i], list[i+1])
+			protocol = protocol || list[i] == "Sec-WebSocket-Protocol"
+		}
+	}
+	if !protocol {
+		text.WriteString("Sec-WebSocket-Protocol: v4.channel.k8s.io\r\n")
+	}
+	text.WriteString("\r\n")
+	if _, err := io.WriteString(conn, text.String()); err != nil {
+		t.Fatal(err)
+	}
+	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer res.Body.Close()
+	if res.StatusCode == http.StatusSwitchingProtocols {
+		return res.StatusCode, ""
+	}
+	body, err := io.ReadAll(io.LimitReader(res.Body, 4096))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res.StatusCode, string(body)
+}

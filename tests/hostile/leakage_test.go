@@ -1,0 +1,211 @@
+//go:build e2e
+
+package hostile
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+const (
+	mixed   = 10_000 // requests
+	crowd   = 40     // users that share a front proxy's connection
+	workers = 32
+	echoes  = "/apis/echo.example.com/v1/namespaces/default/echoes/"
+)
+
+// saying is what the echoing backend answers: who asked, for what, with what, as often as it takes to fill size bytes.
+func saying(user, target, body string, size int) string {
+	line := user + " " + target + " " + body + "\n"
+	return strings.Repeat(line, size/len(line)+1)
+}
+
+// startEcho registers a backend whose every answer tells its caller.
+func (h *harbour) startEcho(t *testing.T) {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := l.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // it is one
+	srv := &http.Server{
+		ReadHeaderTimeout: time.Minute,
+		TLSConfig: &tls.Config{
+			Certificates: []tls.Certificate{h.PKI.Serving.CA.Issue(pki.Leaf{Names: []string{"echo.apps.svc"}}).TLS()},
+			ClientAuth:   tls.RequireAndVerifyClientCert, ClientCAs: h.PKI.FrontProxy.CA.Pool(), MinVersion: tls.VersionTLS12,
+		},
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			body, err := io.ReadAll(r.Body)
+			if err != nil {
+				return // the client has gone
+			}
+			size := 0
+			_, _ = fmt.Sscanf(r.URL.Query().Get("size"), "%d", &size)
+			_, _ = io.WriteString(w, saying(strings.Join(r.Header["X-Remote-User"], ","), r.RequestURI, string(body), size))
+		}),
+	}
+	served := make(chan error, 1)
+	go func() { served <- srv.ServeTLS(l, "", "") }()
+	t.Cleanup(func() { _ = srv.Close(); <-served })
+	err = h.Register(t.Context(), cluster.Backend{Namespace: "apps", Service: "echo", Port: port, CAFile: h.PKI.Serving.CertFile, GroupVersions: []string{"echo.example.com/v1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// caller is one of many on a connection.
+type caller struct {
+	client *http.Client
+	user   string
+	header []string
+}
+
+// callers are users who share connections: behind a front proxy, by tokens, impersonated; and one with a certificate of their own.
+func (h *harbour) callers() []caller {
+	var list []caller
+	outer, root := h.outer.Issue(pki.Leaf{CommonName: "outer"}), h.PKI.Client.CA.Issue(pki.Leaf{CommonName: "root", Organizations: []string{"system:masters"}})
+	dave := h.PKI.Client.CA.Issue(pki.Leaf{CommonName: "dave"})
+	for _, proto := range []string{"h2", "http/1.1"} {
+		shared, nobody, master, own := client(h.tls(outer), proto), client(h.tls(nil), proto), client(h.tls(root), proto), client(h.tls(dave), proto)
+		for i := range crowd {
+			name := fmt.Sprintf("user-%02d", i)
+			list = append(list,
+				caller{shared, name, []string{"X-Remote-User", name, "X-Remote-Group", "system:authenticated"}},
+				caller{master, "as-" + name, []string{"Impersonate-User", "as-" + name}})
+		}
+		for range crowd / 4 {
+			list = append(list,
+				caller{nobody, "alice", []string{"Authorization", "Bearer alice-token"}}, caller{nobody, "bob", []string{"Authorization", "Bearer bob-token"}}, caller{own, "dave", nil})
+		}
+	}
+	return list
+}
+
+// testLeakage has many users ask at once over the same connections, here and there, short and long, some giving up half way, and compares every answer with what only
+// its caller can be told.
+func testLeakage(t *testing.T, h *harbour) {
+	h.startEcho(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := h.WaitAvailable(ctx, h.front.Endpoint, "echo.example.com/v1"); err != nil {
+		t.Fatal(err)
+	}
+	callers := h.callers()
+	var next, given, refused, wrong atomic.Int64
+	var all sync.WaitGroup
+	for range workers {
+		all.Go(func() {
+			for n := next.Add(1); n <= mixed; n = next.Add(1) {
+				c := &callers[rand.IntN(len(callers))]
+				err := h.exchange(t.Context(), c, int(n))
+				switch {
+				case err == nil:
+				case errors.Is(err, errGivenUp):
+					given.Add(1)
+				case errors.Is(err, errBusy):
+					refused.Add(1)
+				default:
+					if wrong.Add(1) < 20 {
+						t.Errorf("request %d of %s: %v", n, c.user, err)
+					}
+				}
+			}
+		})
+	}
+	all.Wait()
+	t.Logf("%d requests of %d callers: %d given up half way, %d asked to come again, %d wrong", mixed, len(callers), given.Load(), refused.Load(), wrong.Load())
+	if done := mixed - given.Load() - refused.Load(); done < mixed/2 {
+		t.Errorf("only %d requests were answered", done)
+	}
+}
+
+var (
+	errGivenUp = errors.New("given up on purpose")
+	errBusy    = errors.New("asked to come again")
+)
+
+// exchange makes one request of a kind that its number decides.
+func (h *harbour) exchange(ctx context.Context, c *caller, n int) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if n%5 == 0 {
+		return h.whoAmI(ctx, c)
+	}
+	target := fmt.Sprintf("%s%d?size=%d", echoes, n, []int{0, 100, 3000, 60_000, 200_000}[n%7%5])
+	method, body := http.MethodGet, ""
+	if n%3 == 0 {
+		method, body = http.MethodPost, strings.Repeat(fmt.Sprint(c.user, "+", n, ";"), n%500+1)
+	}
+	res, err := h.send(ctx, c, method, target, body)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if res.StatusCode == http.StatusTooManyRequests {
+		return errBusy
+	}
+	if n%11 == 0 { // what comes then belongs to nobody
+		cancel()
+		return errGivenUp
+	}
+	size := 0
+	_, _ = fmt.Sscanf(target[strings.Index(target, "=")+1:], "%d", &size)
+	got, err := io.ReadAll(res.Body)
+	if err != nil {
+		return err
+	}
+	if want := saying(c.user, target, body, size); string(got) != want {
+		return fmt.Errorf("%d: %.100q, want %.100q (%d and %d bytes)", res.StatusCode, got, want, len(got), len(want))
+	}
+	return nil
+}
+
+func (h *harbour) whoAmI(ctx context.Context, c *caller) error {
+	res, err := h.send(ctx, c, http.MethodPost, "/apis/authentication.k8s.io/v1/selfsubjectreviews", `{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if res.StatusCode == http.StatusTooManyRequests {
+		return errBusy
+	}
+	body, err := io.ReadAll(res.Body)
+	if err != nil {
+		return err
+	}
+	var r authenticationv1.SelfSubjectReview
+	if err := json.Unmarshal(body, &r); err != nil || r.Status.UserInfo.Username != c.user {
+		return fmt.Errorf("the local apiserver takes it for %q: %d %.200s", r.Status.UserInfo.Username, res.StatusCode, body)
+	}
+	return nil
+}
+
+func (h *harbour) send(ctx context.Context, c *caller, method, target, body string) (*http.Response, error) {
+	r, err := http.NewRequestWithContext(ctx, method, h.front.Endpoint.URL+target, bytes.NewReader([]byte(body)))
+	if err != nil {
+		return nil, err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	for i := 0; i < len(c.header); i += 2 {
+		r.Header.Add(c.header[i], c.header[i+1])
+	}
+	return c.client.Do(r)
+}

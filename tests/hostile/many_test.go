@@ -1,0 +1,94 @@
+//go:build e2e
+
+package hostile
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/bench/load"
+)
+
+// testManyStreams has one connection ask a million times, or as often as it can in the time that a suite has; with -million it takes what it takes.
+func testManyStreams(t *testing.T, d *door) {
+	const million = 1_000_000
+	most := 20 * time.Second
+	if *allMillion {
+		most = 10 * time.Minute
+	}
+	before, _ := d.memory(t)
+	used, begun := d.cpu(t), time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), most)
+	defer cancel()
+	l, err := load.Start(ctx, load.Config{
+		Address: d.front, TLS: d.w.as("busy"), Streams: 100, Next: func(int, int) load.Request { return load.Request{Path: target + "/widget-001"} },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close() //nolint:errcheck // faults are counted
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for l.Snapshot().Done < million && ctx.Err() == nil {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+	}
+	s := l.Snapshot()
+	after, _ := d.memory(t)
+	took, cpu := time.Since(begun), d.cpu(t)-used
+	t.Logf("%d streams on one connection in %s, %d faults, %.1f µs of cpu each, memory %+d MiB", s.Done, took.Round(time.Second), s.Faults, float64(cpu.Microseconds())/float64(s.Done), (after-before)/mib)
+	if s.Faults > 0 || s.Done < 10_000 || *allMillion && s.Done < million {
+		t.Errorf("%d streams, %d faults: %v", s.Done, s.Faults, l.Close())
+	}
+	if after-before > 32*mib {
+		t.Errorf("%d MiB stayed", (after-before)/mib)
+	}
+}
+
+// testIdle opens connections that do nothing after their first request.
+func testIdle(t *testing.T, d *door) {
+	const (
+		connections = 2000
+		each        = 64 << 10 // what one may cost, its handshake included
+	)
+	var idle []io.Closer
+	c := d.endure(t, func() {
+		as := d.w.as("idle")
+		for range connections {
+			idle = append(idle, d.idle(t, as))
+		}
+	})
+	t.Logf("%d idle connections: %d KiB each; %s", connections, c.grown/connections>>10, c)
+	c.held(t, connections*each)
+	for _, c := range idle {
+		_ = c.Close()
+	}
+	eventually(t, 30*time.Second, "closed", func() (bool, string) {
+		n := d.descriptors(t)
+		return n < connections/2, fmt.Sprint(n, " descriptors")
+	})
+}
+
+// idle opens a connection and asks once.
+func (d *door) idle(t *testing.T, as *tls.Config) io.Closer {
+	t.Helper()
+	w, err := connect(t.Context(), d.front, as, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = w.ask("GET", "/readyz", true)
+	if err = errors.Join(err, w.flush()); err != nil {
+		t.Fatal(err)
+	}
+	for ctx := t.Context(); w.ended.Load() == 0 && ctx.Err() == nil; {
+		pause(t, 200*time.Microsecond)
+	}
+	return w.tls.NetConn()
+}

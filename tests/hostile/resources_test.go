@@ -1,0 +1,329 @@
+//go:build e2e
+
+package hostile
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+)
+
+// TestResources takes from the process what it needs of the machine, looks at what still works and whether it says so, and gives it back.
+func TestResources(t *testing.T) {
+	w := newWorld(t)
+	t.Run("descriptors", func(t *testing.T) { testDescriptors(t, w) })
+	t.Run("memory limit", func(t *testing.T) { testMemoryLimit(t, w) })
+	t.Run("full disk", func(t *testing.T) { testFullDisk(t, w) })
+	t.Run("nothing can be logged", func(t *testing.T) { testNoLog(t, w) })
+	t.Run("stopped", func(t *testing.T) { testStopped(t, w) })
+	t.Run("DNS", func(t *testing.T) { testDNS(t, w) })
+}
+
+// under starts a door by a shell that prepares something first, and then becomes fairlead.
+func (w *world) under(t *testing.T, prepare string, args ...string) *door {
+	t.Helper()
+	script := filepath.Join(t.TempDir(), "fairlead")
+	if err := os.WriteFile(script, []byte("#!/bin/sh\nset -e\n"+prepare+"\nexec "+w.bin+" \"$@\"\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	other := *w
+	other.bin = script
+	return other.open(t, args...)
+}
+
+// served asks the innocents' API once on a connection of its own, and returns what was wrong.
+func (d *door) served(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	i := d.innocents()
+	defer i.client.CloseIdleConnections()
+	_, wrong := i.once(ctx)
+	return wrong
+}
+
+// testDescriptors has a stranger take all connections that there can be.
+func testDescriptors(t *testing.T, w *world) {
+	const limit = 128
+	d := w.under(t, fmt.Sprintf("ulimit -n %d", limit))
+	early := d.innocents()
+	if _, wrong := early.once(t.Context()); wrong != "" {
+		t.Fatal(wrong)
+	}
+	var taken []net.Conn
+	for range 2 * limit {
+		conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(t.Context(), "tcp", d.front)
+		if err != nil {
+			break
+		}
+		taken = append(taken, conn)
+	}
+	eventually(t, 10*time.Second, "full", func() (bool, string) { w := d.served(t.Context()); return w != "", "others are served" })
+	if !strings.Contains(d.log.String(), "new connections wait") {
+		t.Error("nothing is told in the log")
+	}
+	if n := d.metric(t, `fairlead_accept_stalls_total{port="front"}`); n == 0 {
+		t.Error("nothing is counted")
+	}
+	// What was there goes on, and the backends are still found well: probes dial anew all the time.
+	probed := d.others.Stats().Handshakes
+	eventually(t, 30*time.Second, "probed", func() (bool, string) { return d.others.Stats().Handshakes > probed, "no new probe" })
+	for range 100 {
+		if _, wrong := early.once(t.Context()); wrong != "" {
+			t.Errorf("an open connection is answered %s", wrong)
+		}
+	}
+	if n := d.metric(t, "aggregator_unavailable_apiservice{"); n != 0 {
+		t.Errorf("%v APIServices were found unavailable", n)
+	}
+	open := d.descriptors(t)
+	for _, c := range taken {
+		_ = c.Close()
+	}
+	begun := time.Now()
+	eventually(t, 10*time.Second, "served again", func() (bool, string) { wrong := d.served(t.Context()); return wrong == "", wrong })
+	t.Logf("%d connections tried, %d of %d descriptors in use, open connections served, APIServices available; new ones served %s after these were given back",
+		len(taken), open, limit, time.Since(begun).Round(time.Millisecond))
+}
+
+// testMemoryLimit has many ask for much and read slowly under a limit that does not leave room for all of it.
+func testMemoryLimit(t *testing.T, w *world) {
+	const limit = 64
+	d := w.under(t, fmt.Sprintf("export GOMEMLIMIT=%dMiB", limit))
+	if n := d.metric(t, "go_gc_gomemlimit_bytes"); n != limit*mib {
+		t.Errorf("the limit is told as %v bytes", n)
+	}
+	var readers []net.Conn
+	c := d.endure(t, func() {
+		for range 10 {
+			readers = append(readers, d.asksFrames(t, 35))
+		}
+	})
+	_, peak := d.memory(t)
+	t.Logf("GOMEMLIMIT %d MiB, 350 lists of 100 KB that nobody reads: %d MiB resident at most; %s", limit, peak/mib, c)
+	c.held(t, 96*mib)
+	if peak > 2*limit*mib { // the limit is one of the heap: stacks of threads, text and page cache come on top
+		t.Errorf("%d MiB are resident", peak/mib)
+	}
+	for _, r := range readers {
+		_ = r.Close()
+	}
+}
+
+// testFullDisk fills the file system of the access log, and empties it again.
+func testFullDisk(t *testing.T, w *world) {
+	dir := t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=256k"); err != nil {
+		t.Fatalf("mounting a small file system (this needs root): %v", err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	file, filler := filepath.Join(dir, "access.log"), filepath.Join(dir, "filler")
+	d := w.open(t, "--access-log="+file)
+	d.burst(t, 100, "before")
+	if err := os.WriteFile(filler, padding(400<<10), 0o600); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("the disk is not full: %v", err)
+	}
+	d.burst(t, 500, "while full")
+	eventually(t, 5*time.Second, "told", func() (bool, string) {
+		return strings.Contains(d.log.String(), "writing access log") && d.metric(t, "fairlead_access_log_lost_total") > 0, d.log.String()
+	})
+	lost := d.metric(t, "fairlead_access_log_lost_total")
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	d.burst(t, 100, "after")
+	eventually(t, 5*time.Second, "written again", func() (bool, string) { n, _ := lines(t, file, "after"); return n == 100, fmt.Sprint(n, " lines") })
+	n, bad := lines(t, file, "before")
+	if n != 100 || bad > 1 { // one may have been cut
+		t.Errorf("%d lines from before, %d that are none", n, bad)
+	}
+	t.Logf("600 requests served with a full disk, %v lines lost and counted; lines of all 100 after it", lost)
+}
+
+// burst asks n times, and nothing may go wrong.
+func (d *door) burst(t *testing.T, n int, mark string) {
+	t.Helper()
+	i := d.innocents()
+	i.url = "https://" + d.front + others + "/" + strings.ReplaceAll(mark, " ", "-")
+	defer i.client.CloseIdleConnections()
+	for range n {
+		if _, wrong := i.once(t.Context()); !strings.HasPrefix(wrong, "404") { // there is no such widget, and its name is in the log
+			t.Fatalf("%s: answered %q", mark, wrong)
+		}
+	}
+}
+
+// lines counts those of an access log that mention a mark, and those that are not JSON.
+func lines(t *testing.T, file, mark string) (n, bad int) {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for in := bufio.NewScanner(f); in.Scan(); {
+		if !json.Valid(in.Bytes()) {
+			bad++
+		} else if strings.Contains(in.Text(), `/`+mark+`"`) {
+			n++
+		}
+	}
+	return n, bad
+}
+
+// testNoLog gives the process a standard error and an access log that nothing can be written to.
+func testNoLog(t *testing.T, w *world) {
+	d := w.under(t, "exec 2>/dev/full", "--access-log=/dev/full", "--v=4")
+	i := d.innocents()
+	for range 500 {
+		if _, wrong := i.once(t.Context()); wrong != "" {
+			t.Fatal(wrong)
+		}
+	}
+	var lost float64
+	eventually(t, 5*time.Second, "counted", func() (bool, string) {
+		lost = d.metric(t, "fairlead_access_log_lost_total")
+		return lost >= 500, fmt.Sprint(lost, " lines lost")
+	})
+	t.Logf("500 requests served with both logs on /dev/full, %v lines lost and counted", lost)
+}
+
+// testStopped stops the process for longer than any of its pings and probes may take, and lets it go on.
+func testStopped(t *testing.T, w *world) {
+	const stop = 12 * time.Second
+	d := w.open(t)
+	c := client(w.as("watcher"), "h2")
+	c.Timeout = 0
+	ended := make(chan error, 1)
+	events := d.watch(t, c, ended)
+	i := d.innocents()
+	if _, wrong := i.once(t.Context()); wrong != "" {
+		t.Fatal(wrong)
+	}
+	if err := d.process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	pause(t, stop)
+	begun := time.Now()
+	if err := d.process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if _, wrong := i.once(t.Context()); wrong != "" {
+		t.Errorf("the first request after it is answered %s", wrong)
+	}
+	back := time.Since(begun)
+	pause(t, 3*time.Second) // for whatever takes it for dead
+	if n := d.metric(t, "aggregator_unavailable_apiservice_total{"); n != 0 {
+		t.Errorf("APIServices were found unavailable %v times", n)
+	}
+	seen := events.Load()
+	if err := d.others.Emit(extension.Event{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 5*time.Second, "told of the event", func() (bool, string) { return events.Load() > seen, "nothing came" })
+	select {
+	case err := <-ended:
+		t.Errorf("the watch has ended: %v", err)
+	default:
+	}
+	t.Logf("stopped for %s: answered %s after it went on, no verdict changed, the watch goes on", stop, back.Round(time.Millisecond))
+}
+
+// watch counts what a watch of the innocents' API brings.
+func (d *door) watch(t *testing.T, c *http.Client, ended chan<- error) *atomic.Int64 {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+d.front+others+"?watch=true", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := c.Do(r)
+	if err != nil || res.StatusCode != http.StatusOK {
+		t.Fatalf("watching: %v, %v", res, err)
+	}
+	var n atomic.Int64
+	go func() { // ends with the test's context
+		defer res.Body.Close()
+		for in := bufio.NewReader(res.Body); ; n.Add(1) {
+			if _, err := in.ReadSlice('\n'); err != nil && !errors.Is(err, bufio.ErrBufferFull) {
+				ended <- err
+				return
+			}
+		}
+	}()
+	return &n
+}
+
+// testDNS has a backend be an external name, and takes the name away.
+func testDNS(t *testing.T, w *world) {
+	dir := t.TempDir()
+	hosts, resolv := filepath.Join(dir, "hosts"), filepath.Join(dir, "resolv.conf")
+	write := func(file, text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil { // in place: it is mounted
+			t.Fatal(err)
+		}
+	}
+	const with, without = "127.0.0.1 localhost named.test\n", "127.0.0.1 localhost\n"
+	write(hosts, with)
+	write(resolv, "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n") // nobody listens there
+	// A mount namespace of its own: the machine's files stay as they are.
+	script := filepath.Join(dir, "fairlead")
+	inside := fmt.Sprintf("mount --bind %s /etc/hosts && mount --bind %s /etc/resolv.conf && GODEBUG=netdns=go exec %s \"$@\"", hosts, resolv, w.bin)
+	write(script, "#!/bin/sh\nexec unshare --mount --propagation private sh -c '"+inside+"' sh \"$@\"\n")
+	if err := os.Chmod(script, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), "unshare", "--mount", "true").CombinedOutput(); err != nil {
+		t.Fatalf("making a mount namespace (this needs root): %v\n%s", err, out)
+	}
+	other := *w
+	other.bin = script
+	d := other.open(t)
+	named := w.extension(t, "named", "named.example.com/v1", -1)
+	path := "/apis/named.example.com/v1/namespaces/default/widgets"
+	_, port, err := net.SplitHostPort(named.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, _, _ := strings.Cut(w.manifest("named", "named.example.com", named.Addr(), ""), "---\napiVersion: v1\n")
+	text = strings.Replace(text, "name: named}", "name: named, port: "+port+"}", 1)
+	put(t, d.registry, "named.yaml", text+"---\napiVersion: v1\nkind: Service\nmetadata: {namespace: apps, name: named}\nspec: {type: ExternalName, externalName: named.test, ports: [{port: "+port+"}]}\n")
+	d.serves(t, path)
+	write(hosts, without)
+	begun := time.Now()
+	var said string
+	eventually(t, time.Minute, "told", func() (bool, string) {
+		status, body := d.ask(t, d.root, "https://"+d.front+path)
+		said = body
+		return status == http.StatusServiceUnavailable, fmt.Sprintf("%d %.200s", status, body)
+	})
+	failed := time.Since(begun)
+	_, page := d.ask(t, d.root, "https://"+d.admin+"/status")
+	if !strings.Contains(page, "named.test") || !strings.Contains(d.log.String(), "named.test") {
+		t.Errorf("neither status nor log names the name: %s\n%.2000s", said, page)
+	}
+	if wrong := d.served(t.Context()); wrong != "" {
+		t.Errorf("meanwhile others are answered %s", wrong)
+	}
+	write(hosts, with)
+	begun = time.Now()
+	d.serves(t, path)
+	t.Logf("unavailable %s after the name was gone, said so, others served; well again %s after it was back", failed.Round(100*time.Millisecond), time.Since(begun).Round(100*time.Millisecond))
+}

@@ -1,0 +1,198 @@
+//go:build e2e
+
+package hostile
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+// lame is a peer that begins something and does not go on with it, or hardly.
+type lame struct {
+	name  string
+	proto string // what it negotiates. Empty: no TLS at all
+	say   string // what it says at once
+	drip  string // what it says again every half second, when it was not cut
+	// frame and nethttp are for how long the lanes may bear with it.
+	frame, nethttp time.Duration
+}
+
+// slack is for a busy machine, and for the ticks of timers.
+const slack = 5 * time.Second
+
+func lames() []lame {
+	const (
+		head = 32 * time.Second // kube-apiserver's ReadHeaderTimeout, of the handshake too
+		h2   = 10 * time.Second // the frame lane's for prefaces and heads; net/http's for prefaces
+		gone = 45 * time.Second // a PING after 30 s, and 15 s for its answer
+		rest = 5 * time.Second  // for what is left of a body when the answer is there
+		asks = 2 * time.Second  // the request's own timeout
+	)
+	post := func(fields string) string {
+		return "POST " + target + "?timeout=2s HTTP/1.1\r\nHost: x\r\n" + fields + "\r\n"
+	}
+	return []lame{
+		{name: "no handshake", frame: head, nethttp: head},
+		{name: "half a head over HTTP/1.1", proto: "http/1.1", say: "GET / HTTP/1.1\r\nHost: x\r\n", drip: "X: y\r\n", frame: head, nethttp: head},
+		{name: "no preface over HTTP/2", proto: "h2", frame: h2, nethttp: h2},
+		{name: "half a preface", proto: "h2", say: http2.ClientPreface[:10], frame: h2, nethttp: h2},
+		{name: "no SETTINGS", proto: "h2", say: http2.ClientPreface, frame: h2, nethttp: gone},
+		{name: "half a field block", proto: "h2", say: http2.ClientPreface + "\x00\x00\x00\x04\x00\x00\x00\x00\x00" + "\x00\x00\x01\x01\x01\x00\x00\x00\x01\x82", frame: h2, nethttp: gone},
+		{name: "a body that drips", proto: "http/1.1", say: post("Content-Length: 100000\r\n"), drip: "x", frame: asks + rest, nethttp: asks + rest},
+		{name: "chunks that drip", proto: "http/1.1", say: post("Transfer-Encoding: chunked\r\n"), drip: "1\r\nx\r\n", frame: asks + rest, nethttp: asks + rest},
+		{name: "a body that nobody wants", proto: "http/1.1", say: strings.Replace(post("Authorization: Basic eDp5\r\nContent-Length: 100000\r\n"), target, "/nowhere", 1), drip: "x", frame: rest, nethttp: rest},
+		{name: "a long body that stops", proto: "http/1.1", say: post("Content-Length: 100000\r\n") + strings.Repeat("x", 1000), frame: asks + rest, nethttp: asks + rest},
+	}
+}
+
+// testSlow has some of each at once, and looks at how long they are borne with, and at what others feel.
+func testSlow(t *testing.T, d *door) {
+	const each = 20
+	var all sync.WaitGroup
+	defer all.Wait()
+	type life struct {
+		l    lame
+		took time.Duration
+		err  error
+	}
+	lives := make(chan life, each*len(lames()))
+	c := d.endure(t, func() {
+		for _, l := range lames() {
+			for range each {
+				all.Go(func() {
+					took, err := d.outlive(t.Context(), l)
+					lives <- life{l, took, err}
+				})
+			}
+		}
+		pause(t, time.Second) // their handshakes
+	})
+	t.Logf("%d slow peers: %s", cap(lives), c)
+	c.held(t, 32*mib)
+	longest := map[string]time.Duration{}
+	for range cap(lives) {
+		x := <-lives
+		if x.err != nil {
+			t.Errorf("%s: %v", x.l.name, x.err)
+		}
+		longest[x.l.name] = max(longest[x.l.name], x.took)
+	}
+	for _, l := range lames() {
+		bound := l.frame
+		if !isFrame(t) {
+			bound = l.nethttp
+		}
+		t.Logf("%s: cut after %s, bound %s", l.name, longest[l.name].Round(time.Second), bound)
+		if longest[l.name] > bound+slack {
+			t.Errorf("%s: borne with for %s, want %s", l.name, longest[l.name], bound)
+		}
+	}
+}
+
+// outlive is for how long a lame peer is borne with.
+func (d *door) outlive(ctx context.Context, l lame) (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, 70*time.Second)
+	defer cancel()
+	begun := time.Now()
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", d.front)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = conn.Close() }()
+	if l.proto != "" {
+		as := d.w.as("lame")
+		as.NextProtos, as.ServerName = []string{l.proto}, "localhost"
+		t := tls.Client(conn, as)
+		if err := t.HandshakeContext(ctx); err != nil {
+			return 0, err
+		}
+		conn = t
+		begun = time.Now()
+	}
+	if _, err := io.WriteString(conn, l.say); err != nil {
+		return 0, err
+	}
+	for ctx.Err() == nil {
+		if err := conn.SetReadDeadline(time.Now().Add(500 * time.Millisecond)); err != nil {
+			return 0, err
+		}
+		if _, err := io.Copy(io.Discard, conn); !errors.Is(err, os.ErrDeadlineExceeded) {
+			return time.Since(begun), nil
+		}
+		if _, err := io.WriteString(conn, l.drip); err != nil {
+			return time.Since(begun), nil
+		}
+	}
+	return time.Since(begun), fmt.Errorf("it still lives")
+}
+
+// testSlowReaders has clients ask for much and take nothing of it.
+func testSlowReaders(t *testing.T, d *door) {
+	const (
+		connections = 10
+		requests    = 35        // lists of 100 KB on each: fewer than one APIService may have under way, or they are told to come again
+		limit       = 160 * mib // what all of them may have waiting: less than everything, at most a window for each stream
+		bound       = 45 * time.Second
+	)
+	var readers []net.Conn
+	var begun time.Time
+	c := d.endure(t, func() {
+		begun = time.Now()
+		for range connections {
+			readers = append(readers, d.asksFrames(t, requests), d.asksLines(t, requests))
+		}
+	})
+	t.Logf("%d connections that do not read: %s", len(readers), c)
+	c.held(t, limit)
+	pause(t, time.Until(begun.Add(bound+slack)))
+	for i, r := range readers {
+		if err := r.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		// What is in the sockets still comes; then the end, or the rest of what was asked for and silence.
+		if n, err := io.Copy(io.Discard, r); errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("reader %d is still there after %s; %d bytes came", i, time.Since(begun).Round(time.Second), n)
+		}
+		_ = r.Close()
+	}
+}
+
+// asksFrames asks over HTTP/2 and never reads, so that the socket fills up, with all windows open.
+func (d *door) asksFrames(t *testing.T, n int) net.Conn {
+	t.Helper()
+	w, err := connect(t.Context(), d.front, d.w.as("reader"), false, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1<<31 - 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = w.fr.WriteWindowUpdate(0, 1<<30)
+	for range n {
+		if err == nil {
+			_, err = w.ask("GET", target, true)
+		}
+	}
+	if err = errors.Join(err, w.flush()); err != nil {
+		t.Fatal(err)
+	}
+	return w.tls.NetConn()
+}
+
+// asksLines asks many times in a row over HTTP/1.1.
+func (d *door) asksLines(t *testing.T, n int) net.Conn {
+	t.Helper()
+	conn := d.raw(t, "reader")
+	if _, err := io.WriteString(conn, strings.Repeat("GET "+target+" HTTP/1.1\r\nHost: x\r\n\r\n", n)); err != nil {
+		t.Fatal(err)
+	}
+	return conn.NetConn()
+}

@@ -1,0 +1,229 @@
+//go:build e2e
+
+package hostile
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+)
+
+// inner is the request that an attacker hides in another one. It must never reach a backend, nor be answered.
+const inner = "GET /apis/GV/v1/smuggled HTTP/1.1\r\nHost: x\r\nX-Remote-User: system:admin\r\nX-Remote-Group: system:masters\r\n\r\n"
+
+// smuggled is one ambiguous request as bytes. GV stands for the API group, INNER for inner.
+type smuggled struct {
+	name, text string
+	// want are the statuses that may answer it. Refusals end the connection.
+	want []int
+	// whole says that the request is sound, and what follows it is a second one, which is answered too.
+	whole bool
+}
+
+func smuggling() []smuggled {
+	const head = "POST /apis/GV/v1/namespaces/default/widgets HTTP/1.1\r\nHost: x\r\n"
+	body := func(name, fields string) smuggled {
+		return smuggled{name: name, text: head + fields + "\r\n0\r\n\r\nINNER", want: []int{400, 501}}
+	}
+	line := func(name, first string, want ...int) smuggled {
+		return smuggled{name: name, text: first + "\r\nHost: x\r\nConnection: close\r\n\r\n", want: want}
+	}
+	list := []smuggled{
+		// RFC 9112 §6.1: the length is ignored, and the connection is closed after the answer.
+		{name: "length and chunked", text: head + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nINNER", want: []int{200, 201, 400, 409, 422}},
+		{name: "chunked and length", text: head + "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\nINNER", want: []int{200, 201, 400, 409, 422}},
+		body("two lengths", "Content-Length: 5\r\nContent-Length: 6\r\n"),
+		body("a list of two lengths", "Content-Length: 5, 6\r\n"),
+		body("signed length", "Content-Length: +5\r\n"),
+		body("negative length", "Content-Length: -5\r\n"),
+		body("hexadecimal length", "Content-Length: 0x5\r\n"),
+		body("length with a blank", "Content-Length: 5 5\r\n"),
+		body("huge length", "Content-Length: 99999999999999999999\r\n"),
+		body("empty length", "Content-Length:\r\n"),
+		body("two encodings", "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n"),
+		body("chunked, then identity", "Transfer-Encoding: chunked, identity\r\n"),
+		body("identity, then chunked", "Transfer-Encoding: identity, chunked\r\n"),
+		body("gzip, chunked", "Transfer-Encoding: gzip, chunked\r\n"),
+		body("unknown encoding", "Transfer-Encoding: xchunked\r\n"),
+		body("quoted encoding", "Transfer-Encoding: \"chunked\"\r\n"),
+		body("encoding with a tab", "Transfer-Encoding:\tchunked\tx\r\n"),
+		body("blank before the colon", "Transfer-Encoding : chunked\r\n"),
+		body("blank before the length's colon", "Content-Length : 5\r\n"),
+		body("vertical tab in encoding", "Transfer-Encoding: \x0bchunked\r\n"),
+		body("nul in a field", "X: a\x00b\r\nTransfer-Encoding: chunked\r\n"),
+		body("bare CR in a field", "X: a\rTransfer-Encoding: chunked\r\n"),
+		body("underscore", "Transfer_Encoding: chunked\r\nContent-Length: 5, 5, x\r\n"),
+		body("no name", ": x\r\nContent-Length: 5\r\n"),
+		body("name with brackets", "Content[Length]: 5\r\nTransfer-Encoding: \xe9chunked\r\n"),
+		body("length without digits", "Content-Length: five\r\n"),
+		{name: "bad chunk size", text: head + "Transfer-Encoding: chunked\r\n\r\n5x\r\nhello\r\n0\r\n\r\nINNER", want: []int{400, 502, 503}},
+		{name: "huge chunk size", text: head + "Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\nhello\r\n0\r\n\r\nINNER", want: []int{400, 502, 503}},
+		{name: "chunk longer than said", text: head + "Transfer-Encoding: chunked\r\n\r\n1\r\nhello\r\n0\r\n\r\nINNER", want: []int{400, 502, 503}},
+		{name: "chunk ends with LF alone", text: head + "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\n0\r\n\r\nINNER", want: []int{400, 502, 503}},
+		{name: "chunk size ends with LF alone", text: head + "Transfer-Encoding: chunked\r\n\r\n5\nhello\r\n0\r\n\r\nINNER", want: []int{400, 502, 503}},
+		{name: "bare CR in a chunk extension", text: head + "Transfer-Encoding: chunked\r\n\r\n5;a\rb\r\nhello\r\n0\r\n\r\nINNER", want: []int{400, 502, 503}},
+		{name: "endless chunk extensions", text: head + "Transfer-Encoding: chunked\r\n\r\n" + strings.Repeat("1;"+strings.Repeat("e", 1000)+"\r\nx\r\n", 100) + "0\r\n\r\nINNER", want: []int{400, 502, 503}},
+		{name: "forged trailers", text: head + "Transfer-Encoding: chunked\r\nTrailer: X-Remote-User, Content-Length\r\nConnection: close\r\n\r\n2\r\n{}\r\n0\r\nX-Remote-User: system:admin\r\nContent-Length: 99\r\n\r\n", want: []int{200, 201, 400, 409, 422}},
+		{name: "no host", text: "GET /apis/GV/v1/widgets HTTP/1.1\r\n\r\n", want: []int{400}},
+		{name: "two hosts", text: "GET /apis/GV/v1/widgets HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", want: []int{400}},
+		// RFC 9112 §5.2 lets a server put a blank in place of a line's folding; then these are sound, and what follows their body is a request of its own.
+		{name: "folded length", text: head + "Content-Length:\r\n 5\r\n\r\n0\r\n\r\nINNER", want: []int{200, 201, 400, 409, 422}, whole: true},
+		{name: "folded encoding", text: head + "X: y\r\n Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nINNER", want: []int{200, 201, 400, 409, 422}, whole: true},
+		{name: "folded host", text: "GET /apis/GV/v1/widgets HTTP/1.1\r\nHost:\r\n x\r\nConnection: close\r\n\r\nINNER", want: []int{200, 400}},
+		{name: "bad host", text: "GET /apis/GV/v1/widgets HTTP/1.1\r\nHost: x y\r\n\r\n", want: []int{400}},
+		line("authority form", "GET localhost:443 HTTP/1.1", 400),
+		line("star form", "GET * HTTP/1.1", 400),
+		line("OPTIONS star", "OPTIONS * HTTP/1.1", 200, 400, 401, 403, 404),
+		line("CONNECT", "CONNECT localhost:443 HTTP/1.1", 400, 405),
+		line("CONNECT to a path", "CONNECT /apis/GV/v1/widgets HTTP/1.1", 400, 403, 404, 405),
+		line("absolute form", "GET https://other/apis/GV/v1/widgets HTTP/1.1", 200),
+		line("absolute form of another scheme", "GET ftp://x/apis/GV/v1/widgets HTTP/1.1", 200, 400, 404),
+		line("blanks in the target", "GET /apis/GV/v1/smug gled HTTP/1.1", 400),
+		line("no version", "GET /apis/GV/v1/smuggled", 400),
+		line("HTTP/1.9", "GET /apis/GV/v1/widgets HTTP/1.9", 200, 400, 505),
+		line("HTTP/2.0 as text", "PRI * HTTP/2.0", 400, 505),
+		line("method with a blank", "GET\t/apis/GV/v1/smuggled HTTP/1.1", 400),
+		line("dot segments", "GET /api/v1/../../apis/GV/v1/smuggled HTTP/1.1", 400),
+		line("escaped slash", "GET /apis%2FGV/v1/smuggled HTTP/1.1", 400, 404),
+		line("backslash", "GET /api\\..\\apis/GV/v1/smuggled HTTP/1.1", 400, 404),
+		line("fragment", "GET /apis/other.example.com/v1#/../../GV/v1/smuggled HTTP/1.1", 400, 404),
+		{name: "bare LF ends the head", text: "GET /apis/GV/v1/widgets HTTP/1.1\nHost: x\n\nINNER", want: []int{200, 400}, whole: true},
+		{name: "two requests in one segment", text: "GET /apis/GV/v1/widgets HTTP/1.1\r\nHost: x\r\n\r\nINNER", want: []int{200}, whole: true},
+	}
+	return list
+}
+
+// testSmuggling sends the table to a backend of each protocol, and looks at what has arrived there.
+func testSmuggling(t *testing.T, d *door) {
+	old := d.w.extension(t, "old", "old.example.com/v1", 0)
+	put(t, d.registry, "old.yaml", d.w.manifest("old", "old.example.com", old.Addr(), `fairlead.dev/http1: "true"`))
+	d.serves(t, "/apis/old.example.com/v1/widgets")
+	for group, backend := range map[string]*extension.Server{"target.example.com": d.target, "old.example.com": old} {
+		for _, s := range smuggling() {
+			t.Run(group+" "+s.name, func(t *testing.T) { d.smuggle(t, s, group, backend) })
+		}
+	}
+	t.Run("what Connection lists", func(t *testing.T) { testConnectionLists(t, d) })
+	t.Run("a head without end", func(t *testing.T) { testHugeHead(t, d) })
+}
+
+// raw opens an HTTP/1.1 connection as a user.
+func (d *door) raw(t *testing.T, user string) *tls.Conn {
+	t.Helper()
+	c := d.w.as(user)
+	c.NextProtos = []string{"http/1.1"}
+	conn, err := (&tls.Dialer{Config: c}).DialContext(t.Context(), "tcp", d.front)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	if err := conn.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	return conn.(*tls.Conn) //nolint:forcetypeassert // a tls.Dialer makes no other
+}
+
+// answers reads responses until the connection ends or most have come.
+func answers(t *testing.T, conn io.Reader, most int) []int {
+	t.Helper()
+	var list []int
+	for in := bufio.NewReader(conn); len(list) < most; {
+		res, err := http.ReadResponse(in, nil)
+		if err != nil {
+			break
+		}
+		if _, err := io.Copy(io.Discard, res.Body); err != nil {
+			break
+		}
+		list = append(list, res.StatusCode)
+	}
+	return list
+}
+
+func (d *door) smuggle(t *testing.T, s smuggled, group string, backend *extension.Server) {
+	backend.Forget()
+	conn := d.raw(t, "attacker")
+	text := strings.NewReplacer("INNER", inner, "GV", group).Replace(strings.ReplaceAll(s.text, "INNER", inner))
+	if _, err := io.WriteString(conn, text); err != nil {
+		t.Fatal(err)
+	}
+	most := 1
+	if s.whole {
+		most = 2
+	}
+	got := answers(t, conn, most)
+	if len(got) == 0 || !slices.Contains(s.want, got[0]) {
+		t.Errorf("answered %v, want one of %v", got, s.want)
+	}
+	if !s.whole && len(got) > 0 && got[0] >= 400 {
+		if rest, err := io.ReadAll(io.LimitReader(conn, 1<<16)); err == nil && bytes.Contains(rest, []byte("HTTP/1.1")) {
+			t.Errorf("after the refusal came %q", rest)
+		}
+	}
+	for _, r := range backend.Requests(0) {
+		switch {
+		case strings.Contains(r.Target, "smuggled") && !s.whole:
+			t.Errorf("the hidden request has arrived: %s %s as %v", r.Method, r.Target, r.Header["X-Remote-User"])
+		case strings.Contains(r.Target, "smuggled") && !slices.Equal(r.Header["X-Remote-User"], []string{"attacker"}):
+			t.Errorf("the second request has arrived as %v", r.Header["X-Remote-User"])
+		case len(r.Trailer["X-Remote-User"]) > 0:
+			t.Errorf("a trailer has arrived: %v", r.Trailer)
+		}
+	}
+}
+
+// testConnectionLists has a client declare hop-by-hop what only Fairlead may take away, or set.
+func testConnectionLists(t *testing.T, d *door) {
+	for _, list := range []string{
+		"X-Remote-User", "x-remote-group, X-Remote-Extra-Scope", "close, X-Remote-User, Authorization", "X-Forwarded-For, Audit-Id, Fairlead-Via", "Host, Content-Length", "keep-alive, Transfer-Encoding",
+		"X-Remote-User\r\nConnection: X-Remote-Group", ",,, x-remote-user ,", "TE, Trailer, Upgrade",
+	} {
+		d.target.Forget()
+		conn := d.raw(t, "attacker")
+		body := `{"metadata":{"name":"listed"}}`
+		fmt.Fprintf(conn, "PUT %s/widget-001 HTTP/1.1\r\nHost: x\r\nConnection: %s\r\nX-Remote-User: system:admin\r\nContent-Length: %d\r\n\r\n%s", target, list, len(body), body)
+		if got := answers(t, conn, 1); len(got) != 1 {
+			t.Fatalf("Connection: %s was not answered", list)
+		}
+		seen := false
+		for _, r := range d.target.Requests(0) {
+			if r.Method != http.MethodPut {
+				continue
+			}
+			seen = true
+			if user, groups := r.Header["X-Remote-User"], r.Header["X-Remote-Group"]; !slices.Equal(user, []string{"attacker"}) || !slices.Equal(groups, []string{"system:authenticated"}) {
+				t.Errorf("Connection: %s: arrived as %v of %v", list, user, groups)
+			}
+			if r.Header.Get("X-Forwarded-For") != "127.0.0.1" || r.Header.Get("Audit-Id") == "" || r.Header.Get("Fairlead-Via") == "" || r.Body != int64(len(body)) {
+				t.Errorf("Connection: %s: arrived with %v and %d bytes", list, r.Header, r.Body)
+			}
+		}
+		if !seen {
+			t.Errorf("Connection: %s: nothing has arrived", list)
+		}
+	}
+}
+
+// testHugeHead sends header lines until Fairlead has had enough: a MiB, as kube-apiserver.
+func testHugeHead(t *testing.T, d *door) {
+	conn := d.raw(t, "attacker")
+	_, err := io.WriteString(conn, "GET "+target+" HTTP/1.1\r\nHost: x\r\n")
+	sent := 0
+	for line := "X-Endless: " + strings.Repeat("e", 8000) + "\r\n"; err == nil && sent < 4*mib; sent += len(line) {
+		_, err = io.WriteString(conn, line)
+	}
+	got := answers(t, conn, 1)
+	t.Logf("answered %v after %d KiB at most", got, sent>>10)
+	if sent >= 4*mib && (len(got) == 0 || got[0] != http.StatusRequestHeaderFieldsTooLarge) {
+		t.Errorf("%d bytes of head were taken and answered %v", sent, got)
+	}
+}
