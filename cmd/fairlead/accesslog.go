@@ -83,7 +83,7 @@ func openAccessLog(path string) (io.WriteCloser, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening access log: %w", err)
 	}
-	return f, nil
+	return &wholeLines{WriteCloser: f}, nil
 }
 
 // nopCloser leaves standard output open.

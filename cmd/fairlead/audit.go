@@ -79,10 +79,10 @@ func (o *auditOptions) open() (io.WriteCloser, error) {
 		return nil, fmt.Errorf("opening audit log: %w", err)
 	}
 	if o.maxSize == 0 {
-		return f, nil
+		return &wholeLines{WriteCloser: f}, nil
 	}
 	if err := f.Close(); err != nil {
 		return nil, fmt.Errorf("opening audit log: %w", err)
 	}
-	return &lumberjack.Logger{Filename: o.path, MaxAge: o.maxAge, MaxBackups: o.maxBackups, MaxSize: o.maxSize, Compress: o.compress}, nil
+	return &wholeLines{WriteCloser: &lumberjack.Logger{Filename: o.path, MaxAge: o.maxAge, MaxBackups: o.maxBackups, MaxSize: o.maxSize, Compress: o.compress}}, nil
 }
