@@ -215,6 +215,40 @@ func TestServerWideLimit(t *testing.T) {
 	}
 }
 
+// Before it goes it sends HTTP/1.1 clients away, with the answer that they wait for.
+func TestLeave(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	everyWay(t, func(t *testing.T, proto string) {
+		c := w.httpClient(t, proto, nil)
+		conns := map[string]bool{}
+		ask := func(target string) {
+			t.Helper()
+			r := w.request(t, "GET", target, nil)
+			r.Header.Set("Authorization", "Bearer token-of-bob")
+			r = r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
+				GotConn: func(i httptrace.GotConnInfo) { conns[i.Conn.LocalAddr().String()] = true },
+			}))
+			if got := w.do(t, c, r); got.status != 200 {
+				t.Errorf("%s: %d", target, got.status)
+			}
+		}
+		for range 2 {
+			ask("/api/v1/pods")
+		}
+		if len(conns) != 1 {
+			t.Fatalf("%d connections before", len(conns))
+		}
+		w.proxy.Leave()
+		defer w.proxy.leaving.Store(false)
+		for _, target := range []string{"/api/v1/pods", remoteGV + "/widgets", "/readyz"} {
+			ask(target)
+		}
+		if want := map[bool]int{true: 3, false: 1}[proto == "http/1.1"]; len(conns) != want {
+			t.Errorf("%d connections in all, want %d", len(conns), want)
+		}
+	})
+}
+
 // One backend gets half of a limit of the whole server, at least one place, of reads and of writes apart.
 func TestShareOfServerWideLimit(t *testing.T) {
 	for limit, share := range map[int]int{1: 1, 2: 1, 3: 2, 5: 3} {

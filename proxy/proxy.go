@@ -75,8 +75,8 @@ type Proxy struct {
 	underWay underWay
 	sessions sessions
 	limits   limits
-	// rejecting turns every new request away.
-	rejecting atomic.Bool
+	// rejecting turns every new request away, leaving every HTTP/1.1 connection.
+	rejecting, leaving atomic.Bool
 	// ending ends when long-running requests must; end is what ends it.
 	ending context.Context
 	end    context.CancelFunc
@@ -179,6 +179,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if p.following() {
 		r = rec.follow(r)
 	}
+	p.endConn(w, r)
 	if r.ProtoMajor == 2 && p.goAway() {
 		w.Header().Set("Connection", "close") // net/http makes a GOAWAY of it
 	}

@@ -82,9 +82,11 @@ func (d *door) makeEntrypoint(context.Context) error {
 	return err
 }
 
-// leave makes everybody look elsewhere: load balancers by the readiness, clients in the cluster by the endpoints.
+// leave makes everybody look elsewhere: load balancers by the readiness, clients in the cluster by the endpoints, those that speak HTTP/1.1 by the end of
+// their connections.
 func (d *door) leave() {
 	d.draining.Start()
+	d.proxy.Leave()
 	if d.entry != nil {
 		d.entry.Withdraw()
 	}

@@ -10,8 +10,9 @@ const (
 	retryShare = 0.2
 	// retryFloor is how many retries a second are free, so that a quiet backend gets its own.
 	retryFloor = 10
-	// retryBurst is the most that may have been saved up: a rolling restart resets all requests of an endpoint at once.
-	retryBurst = 100
+	// retryBurst is the most that may have been saved up: a process that dies resets all that it has under way at once, and every read of them is to be answered by
+	// another. kube-apiserver works on 600 by default, and more wait in its queues.
+	retryBurst = 1000
 )
 
 // budget bounds retries to a share of the requests.

@@ -2,8 +2,11 @@ package backend
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/http"
+	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -114,5 +117,56 @@ func TestEjectedIsAState(t *testing.T) {
 	}
 	if next, out := u.Ejected("10.0.0.3:443"); next != nil || out {
 		t.Error("an endpoint that is not there can be out")
+	}
+}
+
+// An endpoint dies with as many reads under way as an apiserver has by default: all are answered by the other one. The budget is for backends that are sick, not for
+// one death.
+func TestManyReadsSurviveADeath(t *testing.T) {
+	const reads = 600 // kube-apiserver's --max-requests-inflight and --max-mutating-requests-inflight together
+	var at [2]atomic.Int64
+	end := make(chan struct{})
+	wait := func(i int) http.HandlerFunc {
+		return func(_ http.ResponseWriter, r *http.Request) {
+			at[i].Add(1)
+			select {
+			case <-end:
+			case <-r.Context().Done():
+			}
+		}
+	}
+	dying, other := newServer(t, h2, wait(0)), newServer(t, h2, wait(1))
+	f := newFixture(t, nil)
+	e := f.set(healthy(dying.address))
+	results := make(chan error, reads)
+	for range reads {
+		go func() {
+			status, _, err := f.do(e, http.MethodGet, "")
+			if err == nil && status != http.StatusOK {
+				err = errors.New(http.StatusText(status))
+			}
+			results <- err
+		}()
+	}
+	for at[0].Load() < reads {
+		runtime.Gosched()
+	}
+	e = f.set(healthy(dying.address), healthy(other.address))
+	dying.kill()
+	for at[1].Load() < reads && len(results) == 0 {
+		runtime.Gosched()
+	}
+	close(end)
+	failed := 0
+	for range reads {
+		if err := <-results; err != nil {
+			failed++
+			if failed == 1 {
+				t.Log(err)
+			}
+		}
+	}
+	if failed > 0 {
+		t.Errorf("%d of %d reads failed", failed, reads)
 	}
 }
