@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apiserver/pkg/server/egressselector"
 )
 
@@ -21,6 +22,12 @@ func egressDialer(file string) (func(ctx context.Context, network, address strin
 	if faults := egressselector.ValidateEgressSelectorConfiguration(config); len(faults) > 0 {
 		return nil, fmt.Errorf("--egress-selector-config-file: %w", faults.ToAggregate())
 	}
+	for _, s := range config.EgressSelections {
+		// What the validation lets pass, the library takes for TLS, and panics.
+		if t := s.Connection.Transport; t != nil && t.TCP != nil && t.TCP.TLSConfig == nil {
+			return nil, fmt.Errorf("--egress-selector-config-file: %s: a proxy over TCP needs an https URL and a tlsConfig", s.Name)
+		}
+	}
 	selector, err := egressselector.NewEgressSelector(config)
 	if err != nil {
 		return nil, fmt.Errorf("--egress-selector-config-file: %w", err)
@@ -29,5 +36,34 @@ func egressDialer(file string) (func(ctx context.Context, network, address strin
 	if err != nil {
 		return nil, fmt.Errorf("--egress-selector-config-file: %w", err)
 	}
-	return dial, nil
+	if dial == nil {
+		return nil, nil
+	}
+	return prompt(dial), nil
+}
+
+// prompt makes a dialer return when its context ends: the one over gRPC goes on for up to 30 s, and probes and requests must not.
+func prompt(dial utilnet.DialFunc) utilnet.DialFunc {
+	type result struct {
+		conn net.Conn
+		err  error
+	}
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		done := make(chan result, 1) // room for one that comes too late
+		go func() {                  // ends with the dial's own timeout at the latest
+			conn, err := dial(ctx, network, address)
+			done <- result{conn, err}
+		}()
+		select {
+		case r := <-done:
+			return r.conn, r.err
+		case <-ctx.Done():
+			go func() { // the same
+				if r := <-done; r.err == nil {
+					_ = r.conn.Close() // nobody wants it any more
+				}
+			}()
+			return nil, ctx.Err()
+		}
+	}
 }

@@ -2,6 +2,8 @@ package main
 
 import (
 	"bufio"
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -9,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 func writeEgress(t *testing.T, text string) string {
@@ -92,10 +96,34 @@ func TestEgressDialerOfNothing(t *testing.T) {
 		"missing":      "/does/not/exist",
 		"unknown kind": writeEgress(t, "apiVersion: v1\nkind: ConfigMap\n"),
 		"typing error": writeEgress(t, egressHead+"- name: cluster\n  connections: {}\n"),
+		"no TLS":       writeEgress(t, egressHead+"- name: cluster\n  connection:\n    proxyProtocol: HTTPConnect\n    transport:\n      tcp: {url: \"http://127.0.0.1:8131\"}\n"),
 		"no transport": writeEgress(t, egressHead+"- name: cluster\n  connection:\n    proxyProtocol: HTTPConnect\n"),
 	} {
 		if _, err := egressDialer(file); err == nil {
 			t.Errorf("%s: no error", name)
 		}
 	}
+}
+
+// A dialer that does not look at its context holds nobody up, and what it makes too late is closed.
+func TestPrompt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ours, theirs := net.Pipe()
+		dial := prompt(func(context.Context, string, string) (net.Conn, error) {
+			time.Sleep(30 * time.Second)
+			return ours, nil
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		began := time.Now()
+		if c, err := dial(ctx, "tcp", "192.0.2.7:443"); c != nil || !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > time.Second {
+			t.Errorf("%v, %v after %s", c, err, time.Since(began))
+		}
+		if _, err := theirs.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+			t.Errorf("the late connection: %v, want it closed", err)
+		}
+		if c, err := dial(t.Context(), "tcp", "192.0.2.7:443"); c != ours || err != nil {
+			t.Errorf("%v, %v", c, err)
+		}
+	})
 }

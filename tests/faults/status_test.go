@@ -50,6 +50,7 @@ func testStatus(t *testing.T, d *door) {
 		ext := other.serve(t, 1, extension.Config{})[0]
 		other.register(t, ext.Addr())
 		eventually(t, longest, "the new one is written, too", func() bool { return other.written(t) == "True" })
+		pause(t, time.Second) // until the write is counted, and the count read
 		before := x.scrape()[statusWrites]
 		annotate := fmt.Sprintf(`{"metadata":{"annotations":{"example.com/at":%q}}}`, time.Now())
 		if _, err := d.w.groups.ApiregistrationV1().APIServices().Patch(t.Context(), b.apiService(), types.MergePatchType, []byte(annotate), metav1.PatchOptions{}); err != nil {
