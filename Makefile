@@ -33,6 +33,10 @@ build: ## Build bin/fairlead and bin/fairlead-dev (static)
 run: build ## Bring up a whole cluster on loopback behind Fairlead; Ctrl-C ends it
 	@bin/fairlead-dev
 
+.PHONY: example
+example: build ## Fairlead before two extension servers and a folder of manifests, without a cluster; Ctrl-C ends all
+	@go run ./examples/directory $(EXAMPLEARGS)
+
 .PHONY: test
 test: unit race e2e ## Unit tests, race tests and e2e on real parts
 

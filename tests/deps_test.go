@@ -36,6 +36,8 @@ func forbiddenEdge(s source, to string) string {
 		return "" // real servers come from tests/
 	case inTests && s.under("cmd/fairlead-dev"):
 		return "" // brings up the same cluster as the tests
+	case inTests && s.under("examples"):
+		return "" // has throw-away keys and an extension server, as the tests
 	case inTests:
 		return "what users run contains no test code"
 	case strings.HasPrefix(to, "cmd/") && !s.under("cmd"):
@@ -63,6 +65,7 @@ func TestForbiddenEdge(t *testing.T) {
 		{"a test may use real servers", "proxy/proxy_test.go", "tests/extension", true},
 		{"an external test imports what it tests", "proxy/example_test.go", "proxy", true},
 		{"the development command brings up a cluster", "cmd/fairlead-dev/main.go", "tests/cluster", true},
+		{"an example has throw-away keys", "examples/directory/main.go", "tests/pki", true},
 		{"siblings", "health/probe.go", "certs", false},
 		{"siblings in tests", "health/probe_test.go", "certs", false},
 		{"children of one parent", "proxy/backend/pool.go", "proxy/authn", false},

@@ -16,6 +16,7 @@ func TestDirectory(t *testing.T) {
 		{"invalid", testInvalid},
 		{"local", testLocal},
 		{"protected", testProtected},
+		{"example", testExample},
 		{"speed", testSpeed},
 	} {
 		t.Run(suite.name, func(t *testing.T) {

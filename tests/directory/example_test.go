@@ -1,0 +1,132 @@
+//go:build e2e
+
+package directory
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// testExample runs make example and then everything that it says one should try.
+func testExample(t *testing.T, w *world) {
+	dir := filepath.Join(t.TempDir(), "example")
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // it compiles first
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "make", "--no-print-directory", "-C", "../..", "example", "EXAMPLEARGS=-dir="+dir+" -secure-port=0 -admin-secure-port=0")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // as a terminal gives it: Ctrl-C reaches the group
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	interrupt := func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
+	t.Cleanup(func() { _ = interrupt() }) // has ended already, unless the test failed before
+	printed := readUntil(t, out, "Ctrl-C ends everything.")
+
+	k := kubectl{w.kubectl, []string{"--kubeconfig", filepath.Join(dir, "kubeconfig"), "--cache-dir", filepath.Join(dir, "cache")}}
+	want := map[string]string{ // what is said to be worth seeing must show this
+		"kubectl get apiservices": "harbour/tides     True", "kubectl api-resources": "tides.example.com/v1", "kubectl get tides": "dover", "kubectl explain tides.status": "askedBy",
+		"kubectl get widgets -A": "widget-002", "kubectl get --raw /fairlead/status": `"complete": true`, "kubectl delete widget widget-000": "deleted",
+		"kubectl --kubeconfig " + dir + "/kubeconfig-sailor get tide dover -o yaml": "askedBy: sailor",
+	}
+	for line := range strings.Lines(printed) {
+		command, comment, _ := strings.Cut(strings.TrimSpace(line), "#")
+		command = strings.TrimSpace(command)
+		if !strings.HasPrefix(command, "kubectl ") {
+			continue
+		}
+		t.Run(strings.ReplaceAll(command, dir, ""), func(t *testing.T) {
+			args := strings.Fields(command)[1:]
+			if strings.Contains(comment, "forbidden") {
+				if _, errs, code := k.try(t, args...); code == 0 || !strings.Contains(errs, "Forbidden") {
+					t.Errorf("exit code %d: %s", code, errs)
+				}
+				return
+			}
+			if want[command] == "" {
+				t.Fatal("nobody knows what this must show")
+			}
+			k.run(t, args, want[command])
+		})
+		delete(want, command)
+	}
+	if len(want) > 0 {
+		t.Errorf("it does not say to try %v:\n%s", want, printed)
+	}
+	t.Run("the folder is followed", func(t *testing.T) {
+		file := filepath.Join(dir, "registry", "widgets.yaml")
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		put(t, filepath.Dir(file), "widgets.yaml", strings.Replace(string(text), "annotations:", "annotations:\n    fairlead.dev/maintenance: hull repairs", 1))
+		eventually(t, 10*time.Second, "in maintenance", func() (bool, string) {
+			_, errs, _ := k.try(t, "get", "widgets", "-A")
+			return strings.Contains(errs, "hull repairs"), errs
+		})
+	})
+	t.Run("an interrupt ends all", func(t *testing.T) {
+		url := strings.TrimSpace(k.run(t, []string{"config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"}))
+		if err := interrupt(); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, out) // ends with the last process that could write
+		_ = cmd.Wait()                  // make says that it was interrupted
+		if !slices.Contains(strings.Split(errs.String(), "\n"), "example: interrupted, ending all") {
+			t.Errorf("it said:\n%s", errs.String())
+		}
+		d := &door{w: w}
+		if status, body := d.get(t, &http.Client{Timeout: 5 * time.Second}, url); status != 0 || !strings.Contains(body, "refused") {
+			t.Errorf("the front door still answers: %d %s", status, body)
+		}
+		eventually(t, 15*time.Second, "no process left", func() (bool, string) {
+			left := processes(t, dir)
+			return len(left) == 0, strings.Join(left, "\n")
+		})
+	})
+}
+
+// processes lists the command lines that name dir.
+func processes(t *testing.T, dir string) []string {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, file := range files {
+		args, err := os.ReadFile(file)
+		if err == nil && strings.Contains(string(args), dir) { // else it is gone since
+			found = append(found, strings.ReplaceAll(string(args), "\x00", " "))
+		}
+	}
+	return found
+}
+
+// readUntil reads until the text has come.
+func readUntil(t *testing.T, r io.Reader, end string) string {
+	t.Helper()
+	var printed bytes.Buffer
+	for buf := make([]byte, 4096); !strings.Contains(printed.String(), end); {
+		n, err := r.Read(buf)
+		printed.Write(buf[:n])
+		if err != nil {
+			t.Fatalf("%v after %s", err, printed.String())
+		}
+	}
+	return printed.String()
+}
