@@ -177,7 +177,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
 	p.decide(r.Context(), &x.decision, x.head, x.conn, true) //nolint:contextcheck // reviews that several requests share outlive each of them
 	if p.following() {
-		r = rec.follow(r)
+		r = rec.follow(r) //nolint:contextcheck // the request carries it
 	}
 	p.endConn(w, r)
 	if r.ProtoMajor == 2 && p.goAway() {

@@ -43,7 +43,7 @@ func (p *Proxy) upgrade(w http.ResponseWriter, r *http.Request, x *exchange) {
 	}
 	defer conn.Close()
 	stop := context.AfterFunc(r.Context(), func() { conn.Close() })
-	res, br, err := switchProtocols(conn, upgradeRequest(r, x))
+	res, br, err := switchProtocols(conn, upgradeRequest(r, x)) //nolint:contextcheck // the request carries it
 	if !stop() && err == nil {
 		err = r.Context().Err()
 	}

@@ -20,7 +20,7 @@ func run(ctx context.Context, o *options, stderr io.Writer) error {
 		return err
 	}
 	err := d.serve(ctx)
-	return errors.Join(err, d.closeLogs())
+	return errors.Join(err, d.closeLogs()) //nolint:contextcheck // ctx has ended, and what was recorded is still to be sent
 }
 
 // build makes everything, and listens, but serves nothing yet.

@@ -38,7 +38,7 @@ func (d *door) makeTracer() (*requests.Tracer, error) {
 	}
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { d.log.Warn("sending spans", "err", err) })) // or it writes to standard error by itself
 	// The connection is made, and made again, in the background: a collector that is away keeps nobody waiting.
-	d.spans, err = tracing.NewProvider(context.Background(), config, nil, []resource.Option{resource.WithAttributes( //nolint:contextcheck // it outlives the start
+	d.spans, err = tracing.NewProvider(context.Background(), config, nil, []resource.Option{resource.WithAttributes(
 		attribute.String("service.name", "fairlead"), attribute.String("service.version", version), attribute.String("service.instance.id", identity),
 	)})
 	if err != nil {

@@ -136,7 +136,7 @@ func (d *door) makeProxy(context.Context) error {
 	if err := d.makeLogs(); err != nil {
 		return err
 	}
-	tracer, err := d.makeTracer()
+	tracer, err := d.makeTracer() //nolint:contextcheck // it outlives the start
 	if err != nil {
 		return err
 	}

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	authnv1 "k8s.io/api/authentication/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	auditinternal "k8s.io/apiserver/pkg/apis/audit"
@@ -68,10 +68,10 @@ func (l *Log) Open(r *Request) *Event {
 	return e
 }
 
-func describe(u user.Info) authnv1.UserInfo {
-	info := authnv1.UserInfo{Username: u.GetName(), UID: u.GetUID(), Groups: u.GetGroups()}
+func describe(u user.Info) authenticationv1.UserInfo {
+	info := authenticationv1.UserInfo{Username: u.GetName(), UID: u.GetUID(), Groups: u.GetGroups()}
 	if extra := u.GetExtra(); len(extra) > 0 {
-		info.Extra = make(map[string]authnv1.ExtraValue, len(extra))
+		info.Extra = make(map[string]authenticationv1.ExtraValue, len(extra))
 		for k, v := range extra {
 			info.Extra[k] = v
 		}

@@ -107,7 +107,7 @@ func (l *load) do(ctx context.Context, t *task) {
 		}
 		x.GaveUp = true
 	}
-	if context.Cause(ctx) == context.Canceled {
+	if errors.Is(context.Cause(ctx), context.Canceled) {
 		return // the soak has been ended from outside
 	}
 	l.w.checker.End(x)

@@ -78,7 +78,7 @@ func (w *world) close() error {
 	}
 	var err error
 	if w.Cluster != nil {
-		err = w.Cluster.Close()
+		err = w.Close()
 	}
 	for _, g := range w.groups {
 		for _, s := range g.sites() {
