@@ -83,7 +83,7 @@ func (h *harbour) startServers(ctx context.Context) error {
 		return err
 	}
 	h.tides.Addr = l.Addr().String()
-	go func() { _ = h.tides.ServeTLS(l, "", "") }() // ends with close
+	go func() { _ = h.tides.ServeTLS(l, "", "") }()  // ends with close
 	h.widgets, err = extension.New(extension.Config{ //nolint:contextcheck // close ends it
 		GroupVersions: []string{"widgets.example.com/v1"}, CA: h.servers, Names: []string{"widgets.harbour.svc"}, Objects: 3,
 		RequestHeaderCA: h.fronts.Pool(), RejectWith: http.StatusUnauthorized,
