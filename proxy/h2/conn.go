@@ -33,7 +33,7 @@ type conn struct {
 	inflight int    // bytes the driver has taken and not yet written
 	tail     int    // where in out the last DATA frame begins, if it is the last frame
 	tailID   uint32 // its stream; 0: the last frame is no DATA frame that may grow
-	enc      *hpack.Encoder
+	enc      *encoder
 	ready    list // streams that have something to send here and are only held up by the connection
 	dirty    bool // on the engine's list of connections with output
 	flushing bool // the driver is writing, and looks again afterwards
@@ -94,7 +94,7 @@ func (e *engine) newConn(side dir) *conn {
 		lastRead: e.now, idleSince: e.now, budgetAt: e.now, blockAt: e.now,
 	}
 	c.dec = hpack.NewDecoder(headerTable, e.collect)
-	c.enc = hpack.NewEncoder(sink{c})
+	c.enc = newEncoder()
 	if side == up {
 		c.preface = len(http2.ClientPreface)
 	}
@@ -107,14 +107,6 @@ const assumedStreams = 100
 
 // headerTable is the default of SETTINGS_HEADER_TABLE_SIZE, and what we keep on both sides: 4 KiB per connection and direction.
 const headerTable = 4096
-
-// sink lets the hpack encoder append to a connection's output.
-type sink struct{ c *conn }
-
-func (s sink) Write(p []byte) (int, error) {
-	s.c.out = append(s.c.out, p...)
-	return len(p), nil
-}
 
 // touch makes sure the driver writes the connection's output.
 func (c *conn) touch() {
@@ -222,11 +214,13 @@ func (c *conn) writeHeaders(id uint32, end bool, lists ...[]hpack.HeaderField) {
 	c.touch()
 	start := len(c.out)
 	c.frame(0, http2.FrameHeaders, flags, id)
+	out := c.enc.begin(c.out)
 	for _, fields := range lists {
 		for i := range fields {
-			_ = c.enc.WriteField(fields[i]) // a sink does not fail
+			out = c.enc.field(out, &fields[i])
 		}
 	}
+	c.out = out
 	n := len(c.out) - start - frameHeaderLen
 	if n <= c.peerFrame {
 		putFrameLength(c.out[start:], n)

@@ -77,9 +77,7 @@ func (e *engine) setting(c *conn, id http2.SettingID, v uint32) *connError {
 	case http2.SettingHeaderTableSize:
 		// Our table only ever shrinks. Growing it again is allowed but needs two size updates in one block (RFC 7541 §4.2), which
 		// x/net's decoder, and so every Go peer, takes for an error while the table holds entries.
-		if v < c.enc.MaxDynamicTableSize() {
-			c.enc.SetMaxDynamicTableSize(v)
-		}
+		c.enc.shrink(int(min(v, headerTable)))
 	case http2.SettingEnablePush:
 		if v > 1 || v == 1 && c.side == down {
 			return &connError{http2.ErrCodeProtocol, "bad SETTINGS_ENABLE_PUSH"}

@@ -40,6 +40,20 @@ func validName(s string) bool {
 
 // validValue refuses control characters; bytes above 127 are opaque (RFC 9110 §5.5).
 func validValue(s string) bool {
+	// Eight bytes at a time: tokens have a thousand, and looking at them one by one was 9 % of a GET.
+	const ones, high = 0x0101010101010101, 0x8080808080808080
+	for ; len(s) >= 8; s = s[8:] {
+		w := word(s, 0)
+		del := w ^ 0x7f*ones
+		// Not 0 exactly if a byte is below ' ' (a tab, perhaps) or 0x7f: the first such byte borrows from its high bit.
+		if suspects := ((w-' '*ones)&^w | (del-ones)&^del) & high; suspects != 0 && !validBytes(s[:8]) {
+			return false
+		}
+	}
+	return validBytes(s)
+}
+
+func validBytes(s string) bool {
 	for i := 0; i < len(s); i++ {
 		if b := s[i]; b < ' ' && b != '\t' || b == 0x7f {
 			return false

@@ -65,7 +65,7 @@ func (lp *loop) run() {
 	// All of it happens in one call: Read forgets what the netpoller has seen when it begins, and edge-triggered it says so once.
 	_ = raw.Read(func(uintptr) bool {
 		for {
-			n, err := syscall.EpollWait(lp.fd, lp.events[:], 0)
+			n, err := epollPoll(lp.fd, lp.events[:])
 			if err != nil && !errors.Is(err, syscall.EINTR) {
 				lp.sh.log.Error("waiting for connections", "err", err)
 				return true
@@ -112,7 +112,7 @@ func (lp *loop) read(t turn) {
 	if l.raw.fd < 0 || l.paused.Load() && t.ev&loopEnd == 0 {
 		return // ended in this round, or unpause brings it back
 	}
-	n, err := syscall.Read(l.raw.fd, lp.in[:])
+	n, err := sysRead(l.raw.fd, lp.in[:])
 	switch {
 	case errors.Is(err, syscall.EAGAIN):
 		return

@@ -19,7 +19,7 @@ func (r *rawConn) tryRead(fd uintptr) bool {
 		r.in = r.bufs.getRaw()
 	}
 	for {
-		r.got, r.err = syscall.Read(int(fd), r.in[:])
+		r.got, r.err = sysRead(int(fd), r.in[:])
 		if !errors.Is(r.err, syscall.EINTR) {
 			break
 		}
@@ -38,7 +38,7 @@ func (r *rawConn) tryRead(fd uintptr) bool {
 // tryWrite writes what the socket takes at once.
 func (r *rawConn) tryWrite(fd uintptr) bool {
 	for r.put < len(r.out) {
-		n, err := syscall.Write(int(fd), r.out[r.put:])
+		n, err := sysWrite(int(fd), r.out[r.put:])
 		switch {
 		case errors.Is(err, syscall.EINTR):
 		case errors.Is(err, syscall.EAGAIN):

@@ -59,6 +59,7 @@ type options struct {
 	scenarios string
 	peers     string
 	bin       string
+	base      string
 	out       string
 	profile   bool
 	watches   int
@@ -77,6 +78,7 @@ func parse(args []string) (*options, error) {
 	fs.StringVar(&o.scenarios, "scenarios", "", "`regexp` of scenarios to run, those of -full included; list prints them")
 	fs.StringVar(&o.peers, "peers", "", "`list` of peers, comma-separated (default those of each scenario)")
 	fs.StringVar(&o.bin, "bin", "bin/fairlead", "Fairlead's executable `file`")
+	fs.StringVar(&o.base, "base", "", "another of Fairlead's executable `files`, measured beside it as peer fairlead-base where -peers names that")
 	fs.StringVar(&o.out, "out", "", "`folder` for results.json, table.md and profiles (default: only print)")
 	fs.BoolVar(&o.profile, "profile", false, "after each scenario's rounds, load Fairlead once more and take a CPU profile (needs -out)")
 	fs.IntVar(&o.watches, "watches", 2000, "`number` of watches")
@@ -159,7 +161,7 @@ func boot(ctx context.Context, o *options) (*world, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &world{self: self, bin: bin, args: strings.Fields(o.args)}
+	w := &world{self: self, bin: bin, base: o.base, args: strings.Fields(o.args)}
 	dir, err := os.MkdirTemp("", "fairlead-bench-")
 	if err != nil {
 		return nil, err

@@ -28,6 +28,7 @@ var nginxConfig string
 // The peers, in the order of the report.
 const (
 	fairlead   = "fairlead"
+	base       = "fairlead-base"    // an earlier Fairlead
 	nethttp    = "fairlead-nethttp" // Fairlead's other lane
 	reverse    = "reverseproxy"
 	haproxy    = "haproxy"
@@ -51,6 +52,7 @@ type world struct {
 
 	self    string // this executable
 	bin     string // Fairlead's
+	base    string // an earlier one's
 	backend string // the extension server's address
 	tls     *tls.Config
 	peers   []*peer
@@ -73,6 +75,8 @@ func (w *world) start(ctx context.Context, name string) error {
 	switch name {
 	case fairlead:
 		err = w.startFairlead(ctx, p)
+	case base:
+		err = w.startFairlead(ctx, p)
 	case nethttp:
 		err = w.startFairlead(ctx, p, "--h2-lane=nethttp")
 	case aggregator:
@@ -93,7 +97,11 @@ func (w *world) startFairlead(ctx context.Context, p *peer, args ...string) erro
 	args = append([]string{
 		"--access-log=" + filepath.Join(w.Dir(), p.name+".access.log"), "--http2-max-streams-per-connection=" + strconv.Itoa(maxStreams),
 	}, args...)
-	front, err := w.StartFairlead(ctx, cluster.Fairlead{Path: w.bin, Name: p.name, Args: append(args, w.args...)})
+	bin := w.bin
+	if p.name == base {
+		bin = w.base
+	}
+	front, err := w.StartFairlead(ctx, cluster.Fairlead{Path: bin, Name: p.name, Args: append(args, w.args...)})
 	if err != nil {
 		return err
 	}

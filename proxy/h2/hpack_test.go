@@ -1,0 +1,199 @@
+package h2
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/net/http2/hpack"
+)
+
+// hpackPair is our encoder with x/net's decoder, which is every Go peer's.
+type hpackPair struct {
+	t   testing.TB
+	enc *encoder
+	dec *hpack.Decoder
+	got []hpack.HeaderField
+}
+
+func newHpackPair(t testing.TB) *hpackPair {
+	p := &hpackPair{t: t, enc: newEncoder()}
+	p.dec = hpack.NewDecoder(headerTable, func(f hpack.HeaderField) { p.got = append(p.got, f) })
+	return p
+}
+
+// pass encodes a block and checks that the decoder sees the same fields. It returns the block.
+func (p *hpackPair) pass(fields ...hpack.HeaderField) []byte {
+	p.t.Helper()
+	b := p.enc.begin(nil)
+	for i := range fields {
+		b = p.enc.field(b, &fields[i])
+	}
+	p.got = nil
+	if _, err := p.dec.Write(b); err != nil {
+		p.t.Fatalf("decoding %x: %v", b, err)
+	}
+	if err := p.dec.Close(); err != nil {
+		p.t.Fatalf("decoding %x: %v", b, err)
+	}
+	if !slices.Equal(fields, p.got) { // first, because a difference takes long to find, and this is fuzzed
+		p.t.Fatalf("fields differ (-sent +received):\n%s", cmp.Diff(fields, p.got))
+	}
+	return b
+}
+
+func TestEncoderStaticTable(t *testing.T) {
+	// What x/net's encoder makes of a field with nothing in its table tells where the static table has it.
+	names := []string{
+		":authority", ":method", ":path", ":scheme", ":status", "accept-charset", "accept-encoding", "accept-language", "accept-ranges", "accept",
+		"access-control-allow-origin", "age", "allow", "authorization", "cache-control", "content-disposition", "content-encoding", "content-language",
+		"content-length", "content-location", "content-range", "content-type", "cookie", "date", "etag", "expect", "expires", "from", "host", "if-match",
+		"if-modified-since", "if-none-match", "if-range", "if-unmodified-since", "last-modified", "link", "location", "max-forwards",
+		"proxy-authenticate", "proxy-authorization", "range", "referer", "refresh", "retry-after", "server", "set-cookie", "strict-transport-security",
+		"transfer-encoding", "user-agent", "vary", "via", "www-authenticate", "x-remote-user", "",
+	}
+	values := []string{"some", "GET", "POST", "/", "/index.html", "http", "https", "200", "204", "206", "304", "400", "404", "500", "gzip, deflate"}
+	for _, name := range names {
+		for _, value := range values {
+			f := hpack.HeaderField{Name: name, Value: value}
+			var want bytes.Buffer
+			_ = hpack.NewEncoder(&want).WriteField(f)
+			got := newHpackPair(t).pass(f)
+			if whole := want.Len() == 1 && name[0] == ':'; whole != (len(got) == 1) || whole && got[0] != want.Bytes()[0] {
+				t.Errorf("%s: %s is %x, want %x", name, value, got, want.Bytes())
+			}
+			if name != "" && name != "x-remote-user" && len(got) > 1 && got[0]&15 == 0 {
+				t.Errorf("%s is written out although the static table has it: %x", name, got)
+			}
+		}
+	}
+}
+
+func TestEncoderIndexesWhatRepeats(t *testing.T) {
+	p := newHpackPair(t)
+	agent := field("user-agent", "kubectl/v1.36.3 (linux/amd64)")
+	first, second, third := p.pass(agent), p.pass(agent), p.pass(agent)
+	if first[0]&0xf0 != 0 || second[0]&0xc0 != 0x40 || len(third) != 1 || third[0] != 0x80|62 {
+		t.Errorf("a field is sent as %x, %x, %x: want not indexed, added, an index", first, second, third)
+	}
+	for i := range 1000 { // unique ones leave it where it is
+		p.pass(field(":path", fmt.Sprintf("/apis/example.com/v1/namespaces/default/things/%d", i)))
+	}
+	if b := p.pass(agent); len(b) != 1 {
+		t.Errorf("a thousand fields that came once pushed out one that repeats: %x", b)
+	}
+}
+
+func TestEncoderNeverIndexesCredentials(t *testing.T) {
+	p := newHpackPair(t)
+	secret := hpack.HeaderField{Name: "authorization", Value: "Bearer 0123456789", Sensitive: true}
+	user := hpack.HeaderField{Name: "x-remote-user", Value: "alice", Sensitive: true}
+	for range 3 {
+		if b := p.pass(secret); b[0]&0xf0 != 0x10 {
+			t.Fatalf("a token is sent as %x, want never indexed", b)
+		}
+		if b := p.pass(user); b[0]&0xf0 != 0x10 {
+			t.Fatalf("a user is sent as %x, want never indexed", b)
+		}
+	}
+	// Not even where somebody has sent the same openly.
+	secret.Sensitive = false
+	p.pass(secret)
+	p.pass(secret)
+	secret.Sensitive = true
+	if b := p.pass(secret); b[0]&0xf0 != 0x10 {
+		t.Errorf("a token is sent as %x, want never indexed", b)
+	}
+}
+
+func TestEncoderEvictsAndShrinks(t *testing.T) {
+	p := newHpackPair(t)
+	many := func(n int) {
+		for i := range n {
+			f := field("name-"+fmt.Sprint(i%200), strings.Repeat("v", i%300))
+			p.pass(f, f, f)
+		}
+	}
+	many(1000)
+	for _, size := range []int{1000, 100, 31, 0} {
+		p.enc.shrink(size)
+		many(300)
+		if p.enc.size > size {
+			t.Errorf("the table has %d bytes, want at most %d", p.enc.size, size)
+		}
+	}
+	for i := range 1000 { // as small as fields can be: the ring is full
+		p.pass(field("a", fmt.Sprint(i)), field("a", fmt.Sprint(i)))
+	}
+}
+
+// FuzzEncoder sends fields that the input chooses from a few, on one connection, with changes of the table's size.
+func FuzzEncoder(f *testing.F) {
+	f.Add([]byte{0, 1, 2, 3, 255, 0, 1, 2, 3, 4, 4, 4})
+	f.Add(bytes.Repeat([]byte{7, 9, 200, 13, 13}, 50))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		p := newHpackPair(t)
+		for len(in) >= 3 {
+			n := int(binary.BigEndian.Uint16(in))
+			switch kind := in[2]; {
+			case kind >= 250:
+				p.enc.shrink(n % (headerTable + 1))
+			case kind >= 200:
+				p.pass(hpack.HeaderField{Name: "x-remote-group", Value: strings.Repeat("g", n%64), Sensitive: true})
+			case kind >= 150:
+				p.pass(field(":status", fmt.Sprint(n%700)), field("etag", fmt.Sprint(n%40)))
+			default:
+				p.pass(field(fmt.Sprint("n", kind%16), strings.Repeat("v", n%600)), field("content-type", fmt.Sprint(n%9)))
+			}
+			in = in[3:]
+		}
+	})
+}
+
+func TestValidValue(t *testing.T) {
+	for b := range 256 {
+		want := b >= ' ' && b != 0x7f || b == '\t'
+		for at := range 20 {
+			s := []byte("some value of twenty")
+			s[at] = byte(b)
+			if got := validValue(string(s)); got != want {
+				t.Errorf("validValue(%q) = %v", s, got)
+			}
+		}
+	}
+	if validValue("tab\tthen\x01bell ") || validValue("\x7f") || !validValue("") {
+		t.Error("short values are misjudged")
+	}
+}
+
+func BenchmarkEncoder(b *testing.B) {
+	fields := []hpack.HeaderField{
+		field(":method", "GET"), field(":scheme", "https"), field(":authority", "cluster.example"), field(":path", "/apis/metrics.k8s.io/v1beta1/nodes"),
+		field("accept", "application/json"), field("user-agent", "kubectl/v1.36.3"),
+		{Name: "x-remote-user", Value: "alice", Sensitive: true}, {Name: "x-remote-group", Value: "devs", Sensitive: true},
+		field("x-forwarded-for", "10.0.0.1"), field("x-forwarded-proto", "https"),
+	}
+	b.Run("ours", func(b *testing.B) {
+		e, out := newEncoder(), []byte(nil)
+		for b.Loop() {
+			out = e.begin(out[:0])
+			for i := range fields {
+				out = e.field(out, &fields[i])
+			}
+		}
+	})
+	b.Run("xnet", func(b *testing.B) {
+		var out bytes.Buffer
+		e := hpack.NewEncoder(&out)
+		for b.Loop() {
+			out.Reset()
+			for i := range fields {
+				_ = e.WriteField(fields[i])
+			}
+		}
+	})
+}
