@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/net/http2/hpack"
+
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
@@ -20,9 +22,9 @@ import (
 type frameLane struct {
 	p      *Proxy
 	server *h2.Server
-	// upstreams :: *backend.Upstream → *h2.Upstream; endpoints :: backend.Lease → *h2.Endpoint. An upstream of a deleted APIService stays until its last
-	// endpoint was retired; both are bounded by the table.
+	// upstreams :: *backend.Upstream → *frameUpstream; endpoints :: backend.Lease → *h2.Endpoint. What the table no longer names is swept.
 	upstreams, endpoints sync.Map
+	sweep                sweep
 	// closed :: *tls.Conn of a backend → the channel that is closed when it has ended
 	closed   sync.Map
 	requests sync.Pool // of *frameRequest
@@ -43,6 +45,7 @@ type frameConn struct {
 	conn     authn.Conn
 	remoteIP string
 	number   uint32
+	set      []hpack.HeaderField // room for Decision.Set: one request is decided at a time, and a watch need not keep its own
 }
 
 // frameRequest is one request on the frame lane, used again when it has ended. Its func fields are made once.
@@ -54,7 +57,6 @@ type frameRequest struct {
 	up       *frameUpstream
 	conn     *frameConn
 	audit    string // Audit-ID
-	line     accesslog.Line
 	// follow is set when there is an audit log or tracing; own is the error that this lane has answered with.
 	follow *follow
 	own    error
@@ -99,9 +101,13 @@ func (l *frameLane) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2
 	r.head = Head{
 		Method: h.Method, Authority: h.Authority, Path: h.Path, RawQuery: h.RawQuery, Fields: h.Fields, RemoteIP: conn.remoteIP, Arrived: time.Now(),
 	}
-	if l.p.decide(context.Background(), &r.decision, &r.head, &conn.conn, false) {
+	r.decision.Set = conn.set
+	known := l.p.decide(context.Background(), &r.decision, &r.head, &conn.conn, false)
+	conn.set = r.decision.Set
+	if known {
 		return l.plan(r), true
 	}
+	r.decision.Set = nil
 	r.head.Fields = append(r.head.Fields[:0:0], h.Fields...) // they live only during this call
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), parkTimeout)
@@ -142,9 +148,11 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 	if d.Action == ToRemote {
 		removeResponse = crossOrigin
 	}
+	set := d.Set
+	d.Set = nil
 	again := d.Request.Verb == "get" || d.Request.Verb == "list" || d.Request.Verb == "head"
 	return h2.Plan{
-		Forward: up.frames, Remove: remove, RemoveResponse: removeResponse, Set: d.Set, Deadline: d.Timeout, LongRunning: d.LongRunning,
+		Forward: up.frames, Remove: remove, RemoveResponse: removeResponse, Set: set, Deadline: d.Timeout, LongRunning: d.LongRunning,
 		Retries: maxRetries, Wait: up.wait, Again: again && !d.LongRunning,
 		Budget: up.budget, Accept: r.accept, Fail: r.fail, Done: r.done, GoAway: l.p.goAway(),
 	}
@@ -178,12 +186,18 @@ func (l *frameLane) upstream(d *Decision) *frameUpstream {
 	if u == nil || !u.HTTP2() {
 		return nil
 	}
+	return l.known(u)
+}
+
+// known returns the lane's own of an upstream.
+func (l *frameLane) known(u *backend.Upstream) *frameUpstream {
 	if known, ok := l.upstreams.Load(u); ok {
 		return known.(*frameUpstream) //nolint:forcetypeassert // nothing else is stored
 	}
 	frames := &h2.Upstream{Pick: func(tried []*h2.Endpoint) *h2.Endpoint { return l.pick(u, tried) }}
 	fresh := &frameUpstream{frames: frames, budget: u.AllowRetry, count: u.CountRequest, wait: u.Wait(), observe: u.Observe, finish: u.Finish}
 	known, _ := l.upstreams.LoadOrStore(u, fresh)
+	l.swept()
 	return known.(*frameUpstream) //nolint:forcetypeassert // nothing else is stored
 }
 
@@ -210,6 +224,7 @@ func (l *frameLane) pick(u *backend.Upstream, tried []*h2.Endpoint) *h2.Endpoint
 		return known.(*h2.Endpoint) //nolint:forcetypeassert // nothing else is stored
 	}
 	known, _ := l.endpoints.LoadOrStore(lease, l.newEndpoint(u, lease))
+	l.swept()
 	return known.(*h2.Endpoint) //nolint:forcetypeassert // nothing else is stored
 }
 
@@ -325,16 +340,14 @@ func (r *frameRequest) onEnd(o h2.Outcome) {
 		r.endFollow(status, &o)
 	}
 	if p.cfg.AccessLog != nil && p.cfg.AccessLog.Wants(status) {
-		r.line = accesslog.Line{Proto: "HTTP/2.0", Status: status, Bytes: o.Sent, Took: o.Duration, AuditID: r.audit, Ended: r.head.Arrived.Add(o.Duration)}
-		p.logAccess(r.conn.number, &r.head, &r.decision, &r.line)
+		line := accesslog.Line{Proto: "HTTP/2.0", Status: status, Bytes: o.Sent, Took: o.Duration, AuditID: r.audit, Ended: r.head.Arrived.Add(o.Duration)}
+		p.logAccess(r.conn.number, &r.head, &r.decision, &line)
 	}
 	r.l.recycle(r)
 }
 
 func (l *frameLane) recycle(r *frameRequest) {
-	set := r.decision.Set[:0]
-	clear(set[:cap(set)])
-	r.head, r.decision, r.up, r.conn, r.audit, r.line = Head{}, Decision{Set: set}, nil, nil, "", accesslog.Line{}
+	r.head, r.decision, r.up, r.conn, r.audit = Head{}, Decision{}, nil, nil, ""
 	r.follow, r.own = nil, nil
 	l.requests.Put(r)
 }

@@ -201,6 +201,13 @@ func (u *Upstream) update(v *view, list []registry.Endpoint) {
 	}
 }
 
+// Gone reports whether the table no longer names the Upstream.
+func (u *Upstream) Gone() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.closed
+}
+
 // drain lets every connection finish its requests and take no new one: another identity, or another protocol, is to be used from now on.
 func (u *Upstream) drain() {
 	for _, e := range u.snapshot() {

@@ -47,9 +47,11 @@ type Plan struct {
 	Forward *Upstream    // the backend to forward to; nil: Serve answers
 	Serve   http.Handler // answers the request on its own goroutine; nil with Forward nil: 500
 
-	Remove      func(name string) bool // client's fields and trailers that are not forwarded; nil: none beyond the connection-specific
-	Set         []hpack.HeaderField    // fields that are set, replacing the client's; must not change afterwards
-	SetResponse []hpack.HeaderField    // fields set on the final response head, replacing the backend's; must not change afterwards
+	Remove func(name string) bool // client's fields and trailers that are not forwarded; nil: none beyond the connection-specific
+	// Set are fields that are set, replacing the client's. They are copied before Decide is called for the same connection again; in a plan that is
+	// given to resume they must not change any more.
+	Set         []hpack.HeaderField
+	SetResponse []hpack.HeaderField // fields set on the final response head, replacing the backend's; must not change afterwards
 	// RemoveResponse names fields and trailers of the backend's response that are not forwarded; nil: none beyond the connection-specific.
 	RemoveResponse func(name string) bool
 	Path           string // :path as forwarded, with the query; "": as received
@@ -59,7 +61,7 @@ type Plan struct {
 	LongRunning bool          // a watch, log or the like: no retry once sent, and drain grants it the grace
 	GoAway      bool          // tell the client to open a new connection after this request (--goaway-chance)
 
-	Retries int         // further tries that are allowed, at most 2 are used; 0: none
+	Retries int         // further tries that are allowed, at most 2 are used; 0 or less: none
 	Again   bool        // the request may be sent again although a backend may have seen it (GET and HEAD, not watch)
 	Budget  func() bool // asked before each retry but those after a failed dial; nil: always
 	// Wait is for how long the request waits for an endpoint that can be dialled, when none of those it may try can; 0: not at all.

@@ -226,9 +226,8 @@ func (e *engine) placeIdling() {
 // mayRetry follows design §4: what no backend has processed may be sent again whatever the method, other requests only if the plan
 // says so; and in any case only if the whole body is still here.
 func (e *engine) mayRetry(s *stream, f failure) bool {
-	const maxRetries = 2
 	p := &s.plan
-	if f.final || s.req == nil || s.half[up].q.lost || int(s.tries) >= min(p.Retries, maxRetries) {
+	if f.final || s.req == nil || s.half[up].q.lost || s.tries >= p.Retries {
 		return false
 	}
 	if f.reason == ReasonDial {

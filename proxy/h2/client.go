@@ -89,8 +89,9 @@ func (e *engine) ask(c *conn, s *stream, h *Head) {
 		return
 	}
 	s.parked = true
-	t.s, t.head = s, *h
-	t.head.Fields = slices.Clone(h.Fields)
+	head := *h
+	head.Fields = slices.Clone(h.Fields)
+	t.s, t.head = s, &head
 }
 
 // resumed applies the plan of a parked stream. A stream that has ended meanwhile only has its Done called.
@@ -109,12 +110,14 @@ func (e *engine) resumed(t *ticket, p Plan) {
 			u.trailers = nil
 		}
 	}
-	e.apply(s, &t.head, p)
+	h := t.head
+	t.head = nil
+	e.apply(s, h, p)
 }
 
 // apply does what the plan says.
 func (e *engine) apply(s *stream, h *Head, p Plan) {
-	s.plan, s.decided = p, true
+	s.plan, s.decided = p.keep(), true
 	if p.GoAway {
 		e.drainConn(s.leg[up])
 	}
@@ -126,7 +129,6 @@ func (e *engine) apply(s *stream, h *Head, p Plan) {
 		return
 	}
 	e.buildRequest(s, h, &p)
-	s.plan.Set, s.plan.Path, s.plan.Authority, s.plan.Serve = nil, "", "", nil
 	s.half[up].q.keep = p.Retries > 0 && !h.EndStream
 	e.place(s)
 }

@@ -321,3 +321,28 @@ func (r *rig) dialFailedAll(err error) {
 	r.held = nil
 	r.run()
 }
+
+// A process that did not run for a while (a suspended machine) must not take its own absence for its peers' silence.
+func TestStallIsNotSilence(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	c.get(1)
+	b := r.backend(0)
+	turn := func(step time.Duration) {
+		r.e.overslept(r.e.now + step)
+		r.tick(step)
+	}
+	for range 8 {
+		turn(tickEvery)
+	}
+	turn(time.Hour)
+	if b.c.closing || c.c.closing || b.c.cut || c.c.cut {
+		t.Fatal("connections were given up because this process did not run")
+	}
+	for range int(defaultPing/tickEvery) + 2 { // the PING that was due is sent, and not answered
+		turn(tickEvery)
+	}
+	if !b.c.cut {
+		t.Error("a backend that is silent while this process runs was not given up")
+	}
+}

@@ -69,6 +69,7 @@ type engine struct {
 	pools  map[*Endpoint]*pool
 	going  bool          // draining: GOAWAY for everybody
 	cutAt  time.Duration // when long-running streams are ended while draining; 0: never
+	ticked time.Duration // when the driver last said what time it is; 0: never
 	wheel  wheel
 	idling list // streams that wait for any endpoint to come back
 	count  counters

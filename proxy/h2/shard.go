@@ -176,6 +176,7 @@ func (c *conn) finishWrite(buf []byte, err error) {
 func (sh *shard) tick() {
 	now := time.Since(sh.started)
 	sh.mu.Lock()
+	sh.e.overslept(now)
 	sh.e.tick(now)
 	sh.settle()
 }

@@ -1,6 +1,7 @@
 package h2
 
 import (
+	"net/http"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -47,7 +48,7 @@ type stream struct {
 	wait    node          // on a pool's list of streams without a connection, or the engine's of those for which none could be dialled
 	until   time.Duration // when the latter ends; 0: no dial has failed yet
 
-	plan     Plan // what of it is still needed; Set, Path and the like are dropped once the head was sent
+	plan     kept
 	pool     *pool
 	tried    []*Endpoint
 	req      []hpack.HeaderField // the head as forwarded, pseudo-fields first, kept until the response's head
@@ -67,6 +68,30 @@ type stream struct {
 	err      error
 }
 
+// kept is what of a Plan is needed after the head was sent: a watch keeps it for hours.
+type kept struct {
+	Forward                *Upstream
+	Remove, RemoveResponse func(string) bool
+	SetResponse            []hpack.HeaderField
+	Budget                 func() bool
+	Accept                 func(int) http.Handler
+	Fail                   func(Outcome) http.Handler
+	Done                   func(Outcome)
+	Wait                   time.Duration
+	Retries                int8
+	LongRunning, Again     bool
+}
+
+// maxRetries bounds Plan.Retries: design §4.
+const maxRetries = 2
+
+func (p *Plan) keep() kept {
+	return kept{
+		Forward: p.Forward, Remove: p.Remove, RemoveResponse: p.RemoveResponse, SetResponse: p.SetResponse, Budget: p.Budget, Accept: p.Accept, Fail: p.Fail,
+		Done: p.Done, Retries: int8(min(p.Retries, maxRetries)), LongRunning: p.LongRunning, Again: p.Again, Wait: p.Wait,
+	}
+}
+
 // methodKind is what the lane must know of a method.
 type methodKind uint8
 
@@ -78,7 +103,7 @@ const (
 // ticket is what a Plan for a parked stream is returned with. It outlives the stream, whose memory is used again.
 type ticket struct {
 	s      *stream // nil: the stream has ended, or was resumed
-	head   Head    // of a parked stream
+	head   *Head   // of a parked stream
 	resume func(Plan)
 }
 
@@ -119,7 +144,7 @@ func (e *engine) settle(s *stream) {
 		e.calls = append(e.calls, call{done: s.plan.Done, outcome: e.outcome(s)})
 	}
 	if s.parked {
-		s.ticket.s = nil // a plan that still comes only gets its Done
+		s.ticket.s, s.ticket.head = nil, nil // a plan that still comes only gets its Done
 		s.ticket = nil
 	}
 	e.arm(s, 0)

@@ -4,4 +4,6 @@ package h2
 
 import "syscall"
 
-func epollPoll(fd int, events []syscall.EpollEvent) (int, error) { return syscall.EpollWait(fd, events, 0) }
+func epollPoll(fd int, events []syscall.EpollEvent) (int, error) {
+	return syscall.EpollWait(fd, events, 0)
+}

@@ -62,6 +62,28 @@ func (e *engine) tick(now time.Duration) {
 	}
 }
 
+// late is how much a tick may be late without being taken for a stall: peers have seconds.
+const late = 4 * tickEvery
+
+// overslept is told the time before each tick. One that comes late means that this process did not run: its machine was suspended, or had no processor to
+// spare. What peers have sent meanwhile waits unread in their sockets, so that time is not counted as their silence.
+func (e *engine) overslept(now time.Duration) {
+	gap := now - e.ticked - tickEvery
+	first := e.ticked == 0
+	e.ticked = now
+	if first || gap < late {
+		return
+	}
+	for _, c := range e.conns {
+		for _, at := range []*time.Duration{&c.lastRead, &c.flushAt, &c.blockAt, &c.closingAt} {
+			*at = min(*at+gap, now)
+		}
+		if c.pingAt > 0 {
+			c.pingAt = min(c.pingAt+gap, now)
+		}
+	}
+}
+
 // expired ends a stream whose time is over.
 func (e *engine) expired(s *stream) {
 	switch {
