@@ -191,7 +191,7 @@ func (p *Proxy) carryOut(w http.ResponseWriter, r *http.Request, x *exchange) {
 	case ToLocal, ToRemote:
 		p.forward(w, r, x)
 	case ToDocument:
-		p.cfg.Documents.ServeHTTP(w, p.asUser(r, x))
+		p.cfg.Documents.ServeHTTP(w, r) // they are the same for everybody who may see them
 	case ToPage:
 		p.servePage(w, p.asUser(r, x))
 	case ToHealth:

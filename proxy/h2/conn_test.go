@@ -329,8 +329,10 @@ func TestStallIsNotSilence(t *testing.T) {
 	c.get(1)
 	b := r.backend(0)
 	turn := func(step time.Duration) {
-		r.e.overslept(r.e.now + step)
-		r.tick(step)
+		now := r.e.now + step
+		r.e.overslept(now)
+		r.e.tick(now)
+		r.run()
 	}
 	for range 8 {
 		turn(tickEvery)

@@ -3,10 +3,12 @@
 package h2
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -15,21 +17,6 @@ import (
 	"strings"
 	"testing"
 )
-
-// echo answers with the body it was sent, or with as many bytes as /n says.
-func echo(w http.ResponseWriter, r *http.Request) {
-	w.Header().Set("Trailer", "X-T")
-	w.Header().Set("X-Proto", r.Proto)
-	n := 0
-	if _, err := fmt.Sscanf(r.URL.Path, "/%d", &n); err == nil {
-		for ; n > 0; n -= len(leanBody) {
-			_, _ = w.Write(leanBody[:min(n, len(leanBody))])
-		}
-	} else {
-		_, _ = io.Copy(w, r.Body)
-	}
-	w.Header().Set("X-T", "end")
-}
 
 // run runs a tool that the machine must have.
 func run(t *testing.T, name string, args ...string) string {
@@ -78,7 +65,7 @@ func TestH2spec(t *testing.T) {
 func TestInterop(t *testing.T) { onDrivers(t, testInterop) }
 
 func testInterop(t *testing.T, driver string) {
-	s := newStand(t, driver, http.HandlerFunc(echo), nil)
+	s := newStand(t, driver, httpEcho(), nil)
 	const size = 3_000_000
 	want := make([]byte, 0, size)
 	for len(want) < size {
@@ -121,4 +108,28 @@ r.on('end', () => { c.close(); process.stdout.write(Buffer.concat(out)); if (tra
 fs.createReadStream(process.argv[2]).pipe(r);`
 		same(run(t, "node", "-e", script, s.url, file))
 	})
+}
+
+// TestGigabyte passes 1 GiB each way, byte for byte.
+func TestGigabyte(t *testing.T) { onDrivers(t, testGigabyte) }
+
+func testGigabyte(t *testing.T, driver string) {
+	const size = 1 << 30
+	s := newStand(t, driver, httpEcho(), nil)
+	s.client.Timeout = 0
+	up, down := sha256.New(), sha256.New()
+	body := io.TeeReader(io.LimitReader(rand.NewChaCha8([32]byte{1}), size), up)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+"/echo", body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := s.client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	n, err := io.Copy(down, res.Body)
+	if err != nil || n != size || !bytes.Equal(up.Sum(nil), down.Sum(nil)) {
+		t.Errorf("%d of %d bytes came back: %v; the same: %v", n, int64(size), err, bytes.Equal(up.Sum(nil), down.Sum(nil)))
+	}
 }

@@ -10,7 +10,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// writerBuffer is what a response is collected in: most own documents then leave as one HEADERS and one DATA frame, with a length.
+// writerBuffer is what a response is collected in: most own documents then leave as one HEADERS and one DATA frame, with a length. One that says how long
+// it will be is collected up to localBuffer, because nothing more will come that could be worth a write of its own.
 const writerBuffer = 4 << 10
 
 // writer is the http.ResponseWriter of a local stream. As usual it is for one goroutine.
@@ -108,14 +109,21 @@ func (w *writer) Write(p []byte) (int, error) {
 		return 0, http.ErrContentLength
 	}
 	n := len(p)
-	if len(w.buf)+len(p) > writerBuffer && !w.head {
+	room := writerBuffer
+	if w.declared > writerBuffer && w.declared <= localBuffer && !w.sent {
+		room = int(w.declared)
+		if w.buf == nil {
+			w.buf = make([]byte, 0, w.declared)
+		}
+	}
+	if len(w.buf)+len(p) > room && !w.head {
 		if err := w.flush(p); err != nil {
 			return 0, err
 		}
 		return n, nil
 	}
 	if !w.head || len(w.buf) == 0 { // of a HEAD response only the first bytes count, for the content type
-		w.buf = append(w.buf, p[:min(len(p), writerBuffer)]...)
+		w.buf = append(w.buf, p[:min(len(p), room)]...)
 	}
 	return n, nil
 }
@@ -212,18 +220,24 @@ func (w *writer) finish() {
 		return
 	}
 	trailers := w.trailerFields()
-	if !w.sent && (len(w.buf) > 0 && !w.head || len(trailers) > 0) {
-		if w.flush(nil) != nil {
+	if w.sent {
+		if len(w.buf) > 0 && w.flush(nil) != nil {
 			return
 		}
-	} else if !w.sent {
+	} else {
 		w.common()
-	} else if len(w.buf) > 0 && w.flush(nil) != nil {
-		return
 	}
 	w.l.sh.lock()
-	if w.l.s != nil {
-		w.l.sh.e.localEnd(w.l, w.status, w.fields, trailers)
+	if s := w.l.s; s != nil { // all of it in one turn: one write
+		if body := len(w.buf) > 0 && !w.head; !w.sent && (body || len(trailers) > 0) {
+			w.l.sh.e.localHead(s, w.status, w.fields)
+			if body {
+				w.l.sh.e.push(s, down, w.buf, false)
+			}
+		}
+		if w.l.s != nil {
+			w.l.sh.e.localEnd(w.l, w.status, w.fields, trailers)
+		}
 	}
 	w.l.sh.settle()
 }

@@ -1,0 +1,225 @@
+package h2
+
+import (
+	"bytes"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+)
+
+// Trailers that were under way when we reset their stream must not cost the connection.
+func TestLateTrailersOfResetStream(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	c.request(1, "POST", false)
+	b := r.backend(0)
+	b.see()
+	b.headers(1, false, ":status=200")
+	b.rst(1, http2.ErrCodeInternal)
+	c.want("HEADERS 1 :status=200", "RST 1 INTERNAL_ERROR")
+	c.headers(1, true, "x-late=1")
+	c.flush()
+	c.want()
+	c.get(3)
+	b.see()
+	c.rst(3, http2.ErrCodeCancel)
+	b.headers(3, false, ":status=200") // the same from a backend
+	b.headers(3, true, "x-late=1")
+	b.flush()
+	c.get(5)
+	b.see()
+	b.respond(5, "fine")
+	c.want(`HEADERS 5 :status=200`, `DATA 5 "fine" END`)
+	r.clean()
+}
+
+// Peers may count by the default window until they have seen our SETTINGS: a smaller one would make what they send then an error.
+func TestWindowsAreNotBelowTheDefault(t *testing.T) {
+	lim := defaultLimits()
+	if lim.streamWindow < defaultWindow || lim.clientWindow < defaultWindow || lim.backendWindow < defaultWindow {
+		t.Errorf("windows of %d, %d and %d bytes", lim.streamWindow, lim.clientWindow, lim.backendWindow)
+	}
+	r := newRig(t)
+	c := r.peer(r.e.acceptClient(&ConnInfo{}))
+	c.to.WriteString(http2.ClientPreface)
+	c.fr.WriteSettings()
+	c.headers(1, false, ":method=POST", ":scheme=https", ":authority=a", ":path=/")
+	for left := defaultWindow; left > 0; left -= minMaxFrame { // all before our SETTINGS were read
+		_ = c.fr.WriteData(1, left <= minMaxFrame, make([]byte, min(left, minMaxFrame)))
+	}
+	c.flush()
+	if c.c.closing {
+		t.Fatal("a client that uses the whole default window is cut off")
+	}
+	r.backend(0).respond(1, "")
+	r.clean()
+}
+
+// grpc-go's transport is no net/http, on either side: a stream both ways, with metadata and a status in the trailers.
+func TestGRPCTransport(t *testing.T) { onDrivers(t, testGRPCTransport) }
+
+func testGRPCTransport(t *testing.T, driver string) {
+	backend := newBackend(t, nil)
+	cert := backend.TLS.Certificates[0]
+	backend.Close()
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS12})),
+		grpc.ForceServerCodec(rawCodec{}), grpc.UnknownServiceHandler(echoMessages))
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(server.Stop)
+	var s *stand
+	s = newStand(t, driver, nil, func(_ *Head, p *Plan) {
+		p.Forward = &Upstream{Pick: func([]*Endpoint) *Endpoint { return s.ep }}
+	})
+	s.ep = s.endpoint(l.Addr().String(), driver)
+
+	cc, err := grpc.NewClient(s.addr, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})), //nolint:gosec // a test server of ours
+		grpc.WithDefaultCallOptions(grpc.ForceCodec(rawCodec{})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cc.Close()
+	desc := &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}
+	call, err := cc.NewStream(metadata.AppendToOutgoingContext(t.Context(), "x-asked", "yes"), desc, "/test.Echo/Echo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 50 {
+		want := bytes.Repeat([]byte{byte(i)}, i*5000)
+		if err := call.SendMsg(&want); err != nil {
+			t.Fatal(err)
+		}
+		var got []byte
+		if err := call.RecvMsg(&got); err != nil || !bytes.Equal(got, want) {
+			t.Fatalf("message %d: %v, %d of %d bytes", i, err, len(got), len(want))
+		}
+	}
+	if err := call.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	if err := call.RecvMsg(new([]byte)); !errors.Is(err, io.EOF) {
+		t.Errorf("the stream ended with %v", err)
+	}
+	if got := call.Trailer()["x-messages"]; len(got) != 1 || got[0] != "50 yes" {
+		t.Errorf("trailers %v", call.Trailer())
+	}
+}
+
+func echoMessages(_ any, s grpc.ServerStream) error {
+	md, _ := metadata.FromIncomingContext(s.Context())
+	for n := 0; ; n++ {
+		var m []byte
+		if err := s.RecvMsg(&m); errors.Is(err, io.EOF) {
+			s.SetTrailer(metadata.Pairs("x-messages", fmt.Sprint(n, " ", strings.Join(md["x-asked"], ","))))
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if err := s.SendMsg(&m); err != nil {
+			return err
+		}
+	}
+}
+
+// rawCodec leaves messages as they are.
+type rawCodec struct{}
+
+func (rawCodec) Name() string { return "raw" }
+
+func (rawCodec) Marshal(v any) ([]byte, error) { return *v.(*[]byte), nil } //nolint:forcetypeassert // ours
+
+func (rawCodec) Unmarshal(b []byte, v any) error {
+	*v.(*[]byte) = bytes.Clone(b) //nolint:forcetypeassert // ours
+	return nil
+}
+
+// A client of one byte at a time: its field block, its body and its window.
+func TestOneByteFramesAndWindows(t *testing.T) { onDrivers(t, testOneByteFramesAndWindows) }
+
+func testOneByteFramesAndWindows(t *testing.T, driver string) {
+	s := newStand(t, driver, httpEcho(), nil)
+	c, err := tls.Dial("tcp", s.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}) //nolint:gosec // a test server of ours
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	const size = 700
+	fr := http2.NewFramer(c, c)
+	var block bytes.Buffer
+	enc := hpack.NewEncoder(&block)
+	for _, f := range []hpack.HeaderField{field(":method", "POST"), field(":scheme", "https"), field(":authority", "a"), field(":path", "/echo"), field("x-some", "value")} {
+		_ = enc.WriteField(f)
+	}
+	do := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err = io.WriteString(c, http2.ClientPreface)
+	do(err)
+	do(fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1}))
+	b := block.Bytes()
+	do(fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: b[:1]}))
+	for i := 1; i < len(b); i++ {
+		do(fr.WriteContinuation(1, i == len(b)-1, b[i:i+1]))
+	}
+	want := make([]byte, size)
+	for i := range want {
+		want[i] = byte(i)
+		do(fr.WriteData(1, i == size-1, want[i:i+1]))
+	}
+	var got []byte
+	for ended := false; !ended; {
+		f, err := fr.ReadFrame()
+		do(err)
+		switch f := f.(type) {
+		case *http2.DataFrame:
+			if len(f.Data()) > 1 {
+				t.Fatalf("%d bytes came through a window of one", len(f.Data()))
+			}
+			got = append(got, f.Data()...)
+			if ended = f.StreamEnded(); !ended && len(f.Data()) > 0 {
+				do(fr.WriteWindowUpdate(1, 1))
+			}
+		case *http2.GoAwayFrame, *http2.RSTStreamFrame:
+			t.Fatalf("the server says %v", f)
+		case *http2.HeadersFrame:
+			ended = f.StreamEnded()
+		}
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%d of %d bytes came back, or others", len(got), len(want))
+	}
+}
+
+// httpEcho answers with the body it was sent, or with as many bytes as /n says.
+func httpEcho() http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Trailer", "X-T")
+		w.Header().Set("X-Proto", r.Proto)
+		n := 0
+		if _, err := fmt.Sscanf(r.URL.Path, "/%d", &n); err == nil {
+			for ; n > 0; n -= len(leanBody) {
+				_, _ = w.Write(leanBody[:min(n, len(leanBody))])
+			}
+		} else {
+			_, _ = io.Copy(w, r.Body)
+		}
+		w.Header().Set("X-T", "end")
+	}
+}
