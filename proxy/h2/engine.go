@@ -91,6 +91,7 @@ type engine struct {
 	freeChunks  int
 	reqs        [][]hpack.HeaderField
 	buffers     [][]byte
+	freeBuffers int // bytes of buffers
 }
 
 // call is something that must run without the mutex.
@@ -107,22 +108,25 @@ func newEngine(lim limits) *engine {
 func (e *engine) after(f func()) { e.calls = append(e.calls, call{do: f}) }
 
 const (
-	maxFreeBuffers = 64
+	maxFreeBuffers = 1 << 20   // bytes of a shard's together: what its busy connections write in one turn
 	maxBufferKept  = 256 << 10 // two write limits: larger ones were needed for huge heads
 )
 
 func (e *engine) buffer() []byte {
 	if n := len(e.buffers); n > 0 {
 		b := e.buffers[n-1]
+		e.buffers[n-1] = nil
 		e.buffers = e.buffers[:n-1]
+		e.freeBuffers -= cap(b)
 		return b
 	}
 	return make([]byte, 0, 4096)
 }
 
 func (e *engine) freeBuffer(b []byte) {
-	if cap(b) > 0 && cap(b) <= maxBufferKept && len(e.buffers) < maxFreeBuffers {
+	if n := cap(b); n > 0 && n <= maxBufferKept && e.freeBuffers+n <= maxFreeBuffers {
 		e.buffers = append(e.buffers, b[:0])
+		e.freeBuffers += n
 	}
 }
 

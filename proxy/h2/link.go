@@ -35,7 +35,7 @@ func (sh *shard) newLink(tc *tls.Conn) *link {
 	if !ok {
 		return l
 	}
-	raw.takeOver()
+	raw.takeOver(&sh.pool.out)
 	l.raw = raw
 	if sh.loop != nil && raw.sys != nil && sh.loop.own(raw) == nil {
 		l.loop, l.gone = sh.loop, make(chan struct{})
@@ -235,6 +235,40 @@ func (l *link) shut() {
 // buffers are the read buffers that all links share.
 type buffers struct {
 	raw, plain sync.Pool
+	out        spare
+}
+
+// spare keeps a few output buffers.
+type spare struct {
+	mu   sync.Mutex // guards list and size
+	list [][]byte
+	size int // of all of list
+}
+
+// maxSpare bounds the buffers that are kept: two write limits for each of a few connections, which is what is written at once under load.
+const maxSpare = 1 << 20
+
+func (s *spare) get() []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := len(s.list)
+	if n == 0 {
+		return nil
+	}
+	b := s.list[n-1]
+	s.list[n-1] = nil
+	s.list = s.list[:n-1]
+	s.size -= cap(b)
+	return b
+}
+
+func (s *spare) put(b []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := cap(b); n > 0 && n <= maxBufferKept && s.size+n <= maxSpare {
+		s.list = append(s.list, b[:0])
+		s.size += n
+	}
 }
 
 type (

@@ -3,8 +3,8 @@ package h2
 // chunkSize is a page less the chunk's own fields: small enough for one stuck watch event, large enough to copy in one go.
 const chunkSize = 4096 - 16
 
-// maxFreeChunks bounds what a shard keeps for reuse: 4 MiB.
-const maxFreeChunks = 1024
+// maxFreeChunks bounds what a shard keeps for reuse: 1 MiB.
+const maxFreeChunks = 256
 
 type chunk struct {
 	next *chunk

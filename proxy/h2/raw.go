@@ -29,6 +29,7 @@ type rawConn struct {
 	err      error
 
 	mu       sync.Mutex // guards what follows, and is held while the socket is written without waiting
+	spare    *spare     // where out comes from
 	out      []byte     // written by TLS, which also writes on its own (key update, alerts), not yet to the socket
 	writable func(fd uintptr) bool
 	put      int
@@ -67,7 +68,7 @@ func (errNoInput) Timeout() bool   { return true }
 func (errNoInput) Temporary() bool { return true }
 
 // takeOver ends the time when reads and writes go straight to the connection. What was read too much stays in rest.
-func (r *rawConn) takeOver() { r.async, r.early = true, nil }
+func (r *rawConn) takeOver(out *spare) { r.async, r.early, r.spare = true, nil, out }
 
 // Read gives TLS at most the rest of one record: so it never holds a record that it was not asked for, and when everything was read
 // nobody has to ask it (which is an allocation) whether there is more. It does so from the first byte, because a client's first
@@ -150,6 +151,9 @@ func (r *rawConn) Write(p []byte) (int, error) {
 		return r.Conn.Write(p)
 	}
 	r.mu.Lock()
+	if r.out == nil {
+		r.out = r.spare.get()
+	}
 	r.out = append(r.out, p...)
 	r.mu.Unlock()
 	return len(p), nil
@@ -248,9 +252,7 @@ func (r *rawConn) flushLocked() (bool, error) {
 		r.out = append(r.out[:0], r.out[r.put:]...)
 		return false, nil
 	}
-	if cap(r.out) > maxBufferKept {
-		r.out = nil
-	}
-	r.out = r.out[:0]
+	r.spare.put(r.out) // a connection without output holds no buffer
+	r.out = nil
 	return true, nil
 }

@@ -172,8 +172,14 @@ func (w *world) profile(ctx context.Context, o *options, name string, s shape) e
 	if err != nil {
 		return err
 	}
-	profile, err := w.admin(ctx, p, "/debug/pprof/profile?seconds=5")
-	if err := errors.Join(err, l.Close()); err != nil {
+	err = w.keep(ctx, o, p, "/debug/pprof/profile?seconds=5", name)
+	return errors.Join(err, l.Close())
+}
+
+// keep saves one of Fairlead's own profiles.
+func (w *world) keep(ctx context.Context, o *options, p *peer, page, name string) error {
+	profile, err := w.admin(ctx, p, page)
+	if err != nil {
 		return err
 	}
 	if err := os.MkdirAll(o.out, 0o750); err != nil {

@@ -170,7 +170,7 @@ func watches(o *options) scenario {
 							return err
 						}
 					}
-					s, err := w.watch(ctx, p, conns, o.watches)
+					s, err := w.watch(ctx, o, p, conns)
 					if err != nil {
 						return fmt.Errorf("measuring %s: %w", p.name, err)
 					}
@@ -182,7 +182,8 @@ func watches(o *options) scenario {
 }
 
 // watch opens watches on connections that have carried one request each, so that TLS handshakes are not part of it.
-func (w *world) watch(ctx context.Context, p *peer, conns, n int) (s sample, err error) {
+func (w *world) watch(ctx context.Context, o *options, p *peer, conns int) (s sample, err error) {
+	n := o.watches
 	warm := gets(conns, 1)
 	c := w.config(p, warm)
 	c.Streams, c.Watch, c.Size = n/conns, true, 0
@@ -219,6 +220,11 @@ func (w *world) watch(ctx context.Context, p *peer, conns, n int) (s sample, err
 		return s, err
 	}
 	s.Watch = float64(after-before) / 1024 / float64(n)
+	if o.profile && p.front != nil {
+		if err := w.keep(ctx, o, p, "/debug/pprof/heap", "watches.heap"); err != nil {
+			return s, err
+		}
+	}
 	const events = 10
 	cpu, err := cpuOf(p.part.PID())
 	if err != nil {
