@@ -221,7 +221,7 @@ func (w *world) watch(ctx context.Context, o *options, p *peer, conns int) (s sa
 	}
 	s.Watch = float64(after-before) / 1024 / float64(n)
 	if o.profile && p.front != nil {
-		if err := w.keep(ctx, o, p, "/debug/pprof/heap", "watches.heap"); err != nil {
+		if err := w.keep(ctx, o, p, "/debug/pprof/heap?gc=1", "watches.heap"); err != nil {
 			return s, err
 		}
 	}
