@@ -90,7 +90,7 @@ func TestFaults(t *testing.T) {
 			if err := s.Set(); err != nil {
 				t.Fatal(err)
 			}
-			client.CloseIdleConnections()
+			client = remote(t, s) // what is left of the fault on a connection would be its next request's
 			if err := d.ask(t.Context(), src, entries); err != nil {
 				t.Errorf("after the fault: %v", err)
 			}

@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/kube-openapi/pkg/aggregator"
+	"k8s.io/kube-openapi/pkg/openapiconv"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 )
 
@@ -166,6 +167,39 @@ func everything(sw *spec.Swagger) []spec.Parameter {
 		out = append(out, spec.Parameter{ParamProps: spec.ParamProps{Name: name, In: "body", Schema: ref}})
 	}
 	return out
+}
+
+// toV3 makes a v3 document of a v2 one. The library copies a schema for each media type, so documents that would grow without measure are refused.
+func toV3(sw *spec.Swagger) (body []byte, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			body, err = nil, fmt.Errorf("converting: %v", p)
+		}
+	}()
+	cost := 0
+	for path, item := range sw.Paths.Paths {
+		for _, o := range []*spec.Operation{item.Get, item.Put, item.Post, item.Delete, item.Options, item.Head, item.Patch} {
+			if o == nil {
+				continue
+			}
+			b, err := json.Marshal(o)
+			if err != nil {
+				return nil, fmt.Errorf("encoding an operation of %q: %w", path, err)
+			}
+			cost += len(b) * (len(o.Consumes) + len(o.Produces))
+		}
+	}
+	b, err := json.Marshal(sw.Responses)
+	if err != nil {
+		return nil, fmt.Errorf("encoding responses: %w", err)
+	}
+	if cost += len(b) * len(sw.Produces); cost > maxExpansion {
+		return nil, fmt.Errorf("%d bytes for all media types are too much", cost)
+	}
+	if body, err = json.Marshal(openapiconv.ConvertV2ToV3(sw)); err != nil {
+		return nil, fmt.Errorf("encoding: %w", err)
+	}
+	return body, nil
 }
 
 // encode writes a spec.

@@ -1,6 +1,7 @@
 package openapi
 
 import (
+	"fmt"
 	"maps"
 	"net/http"
 	"slices"
@@ -199,6 +200,41 @@ func TestConverted(t *testing.T) {
 			t.Errorf("%d %s", w.Code, w.Body)
 		}
 	})
+}
+
+// A v2 document that cannot be converted harms nobody but its backend. kube-openapi's converter makes a copy of a schema for each media type, and a megabyte can name a
+// hundred thousand: together they would take all there is of memory.
+func TestNotConvertible(t *testing.T) {
+	types := make([]string, 50_000)
+	for i := range types {
+		types[i] = fmt.Sprintf(`"a/b%d"`, i)
+	}
+	many := strings.Join(types, ",")
+	text := strings.Repeat("x", 50_000)
+	for name, operation := range map[string]string{
+		"consumes": `{"consumes":[` + many + `],"parameters":[{"name":"body","in":"body","schema":{"description":"` + text + `"}}],"responses":{}}`,
+		"produces": `{"produces":[` + many + `],"responses":{"200":{"description":"","schema":{"description":"` + text + `"}}}}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newStage(t)
+				s.claim("bad.example.com/v1", "bad")
+				s.claim("good.example.com/v1", "good")
+				s.set(home, serving())
+				body := `{"swagger":"2.0","info":{"title":"t","version":"v"},"paths":{"/apis/bad.example.com/v1/x":{"get":` + operation + `}}}`
+				s.set("bad", only("/openapi/v2", saying(http.StatusOK, body), saying(http.StatusNotFound, "")))
+				s.set("good", serving(define("good.example.com/v1", "good")))
+				s.open()
+				settle()
+				if got := keys(s.index()); slices.Contains(got, "apis/bad.example.com/v1") || !slices.Contains(got, "apis/good.example.com/v1") {
+					t.Errorf("index %v", got)
+				}
+				if st := s.o.Status()[0]; st.Reason != "invalid" || st.V3 {
+					t.Errorf("status %+v", st)
+				}
+			})
+		})
+	}
 }
 
 // Nothing is merged unless somebody asks, everybody who asks at the same time gets the same, and no request asks a server.

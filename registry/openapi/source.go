@@ -14,7 +14,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/kube-openapi/pkg/handler3"
-	"k8s.io/kube-openapi/pkg/openapiconv"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/poll"
@@ -259,7 +258,7 @@ func (q *question) converted(next *state) error {
 		if len(sw.Paths.Paths) == 0 {
 			continue
 		}
-		v3, err := json.Marshal(openapiconv.ConvertV2ToV3(sw))
+		v3, err := toV3(sw)
 		if err != nil {
 			return invalid("/openapi/v2", err)
 		}
