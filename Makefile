@@ -64,7 +64,7 @@ slow: ## Suites with bounds in seconds (faults, rotations, operation, directory,
 	@command -v chromium >/dev/null && command -v promtool >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends chromium prometheus; }
 	go test -tags e2e -count=1 -parallel 32 -timeout 15m -json ./tests/operate | go run ./tests/count -want tests/operate/COUNT
 	go test -tags e2e -count=1 -timeout 15m -json ./tests/directory | go run ./tests/count -want tests/directory/COUNT
-	go test -tags e2e -count=1 -timeout 15m -json ./tests/differential | go run ./tests/count
+	go test -tags e2e -count=1 -timeout 15m -json ./tests/differential | go run ./tests/count -want tests/differential/COUNT
 
 # How Fairlead forwards HTTP/2 in make conformance: frame or nethttp; direct is without Fairlead.
 LANE ?= frame
