@@ -4,6 +4,7 @@ package operate
 
 import (
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
 	"net"
 	"os"
@@ -165,9 +166,43 @@ func testExplain(t *testing.T, w *world) {
 				}
 				return ok, fmt.Sprintf("exit code %d\n%s%s", a.code, a.out, a.errs)
 			})
+			if want := withoutTraffic(c.name); want != "" {
+				w.lint(t, c.subject, want, c.at == byClusterIP)
+			}
 		})
 	}
 	t.Run("plugin", func(t *testing.T) { testPlugin(t, w) })
+}
+
+// withoutTraffic is what lint finds of a set-up. Empty: only requests can tell, or it is meant so.
+func withoutTraffic(name string) string {
+	return map[string]string{
+		"no-service": "ServiceNotFound", "wrong-port": "not listening on port 8080", "no-endpoints": "EndpointsNotFound", "none-ready": "MissingEndpoints",
+		"headless": "None", "wrong-ca": "does not hold", "expired": "expired", "wrong-san": "wrong-san.operate.svc",
+		"shadowed": "it shadows CustomResourceDefinition things.shadowed.example.com", "protected-group": "batch",
+	}[name]
+}
+
+// lint looks at the cluster without asking any backend for more than its certificate, and must find what is wrong with an APIService.
+func (w *world) lint(t *testing.T, name, want string, byClusterIP bool) {
+	t.Helper()
+	args := []string{"lint", "--kubeconfig", w.direct, "--allow-loopback-backends", "-o", "json", fmt.Sprintf("--enable-aggregator-routing=%t", !byClusterIP)}
+	eventually(t, time.Minute, "found by lint", func() (bool, string) {
+		a := command(t, "", w.fairlead, args...)
+		var found []struct{ Severity, Object, Message string }
+		if err := json.Unmarshal([]byte(a.out), &found); err != nil || a.code != 1 {
+			return false, fmt.Sprintf("exit code %d, %v\n%s%s", a.code, err, a.out, a.errs)
+		}
+		var own []string
+		for _, f := range found {
+			if f.Object == "APIService "+name {
+				if own = append(own, f.Severity+": "+f.Message); f.Severity == "error" && strings.Contains(f.Message, want) {
+					return true, ""
+				}
+			}
+		}
+		return false, fmt.Sprintf("%d findings, of %s: %q", len(found), name, own)
+	})
 }
 
 // testPlugin installs the program as kubectl finds plugins.
