@@ -51,6 +51,7 @@ type OpenAPI struct {
 	local   local
 	own     *state        // what this process serves itself, written once, by Run. Nil: nothing
 	changed chan struct{} // holds one token: something to publish
+	heavy   chan struct{} // has a place for each document that may be decoded at a time
 
 	view    atomic.Pointer[view]
 	built   atomic.Pointer[built]
@@ -85,7 +86,7 @@ func New(cfg Config) (*OpenAPI, error) {
 	if cfg.Table == nil || cfg.Fetch == nil {
 		return nil, errors.New("making OpenAPI: Table and Fetch are required")
 	}
-	o := &OpenAPI{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), changed: make(chan struct{}, 1), last: cfg.Table()}
+	o := &OpenAPI{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), changed: make(chan struct{}, 1), heavy: make(chan struct{}, maxHeavy), last: cfg.Table()}
 	o.local.poke = make(chan struct{}, 1)
 	o.set = poll.NewSet(poll.Config[*source]{New: o.newSource, Ask: o.ask, Every: cfg.Every})
 	var err error

@@ -202,6 +202,36 @@ func TestConverted(t *testing.T) {
 	})
 }
 
+// Documents are decoded a few at a time, and backends that hang keep nobody from it.
+func TestFewAreDecodedAtATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t)
+		s.set(home, serving())
+		for i := range 2 * maxHeavy {
+			name := fmt.Sprintf("hung%d", i)
+			s.claim(name+".example.com/v1", name)
+			s.set(name, hanging)
+		}
+		s.claim("a.example.com/v1", "a")
+		s.set("a", serving(define("a.example.com/v1", "well")))
+		for range maxHeavy {
+			s.o.heavy <- struct{}{} // documents that take long
+		}
+		s.open()
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if st := s.o.Status()[0]; st.Reason != "pending" || st.V2 {
+			t.Errorf("with no place left the status is %+v", st)
+		}
+		<-s.o.heavy
+		synctest.Wait()
+		if st := s.o.Status()[0]; st.Reason != "" || !st.V2 {
+			t.Errorf("with a place the status is %+v", st)
+		}
+		<-s.o.heavy // for those that end with the test
+	})
+}
+
 // A v2 document that cannot be converted harms nobody but its backend. kube-openapi's converter makes a copy of a schema for each media type, and a megabyte can name a
 // hundred thousand: together they would take all there is of memory.
 func TestNotConvertible(t *testing.T) {

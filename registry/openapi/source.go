@@ -28,6 +28,9 @@ const (
 	maxSpec     = 32 << 20
 )
 
+// maxHeavy bounds how many v2 documents of backends are decoded at a time: one of 32 MB takes hundreds of megabytes for seconds, and twenty backends may have one.
+const maxHeavy = 2
+
 const typeJSON = "application/json"
 
 // source is what is known of one backend.
@@ -105,7 +108,7 @@ func (o *OpenAPI) ask(whole context.Context, s *source, entries []*registry.Entr
 	}
 	asking.Wait()
 	if err3 == nil && index == nil && err2 == nil {
-		err3 = q.converted(&next)
+		err3 = q.converted(ctx, &next)
 	}
 	if whole.Err() != nil {
 		return whole.Err() // the backend is gone: what it said no longer matters
@@ -221,6 +224,11 @@ func (q *question) spec(ctx context.Context, next *state) error {
 	case a.Status != http.StatusOK:
 		return badStatus("/openapi/v2", a.Status)
 	}
+	release, err := q.o.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
 	sw, err := readSpec(a.Body)
 	if err == nil {
 		sw, err = filterRemote(sw, q.own)
@@ -238,11 +246,26 @@ func (q *question) spec(ctx context.Context, next *state) error {
 	return nil
 }
 
+// begin waits for a place to decode a document in. Whoever holds one waits for nobody, so a backend that hangs holds none.
+func (o *OpenAPI) begin(ctx context.Context) (release func(), err error) {
+	select {
+	case o.heavy <- struct{}{}:
+		return func() { <-o.heavy }, nil
+	case <-ctx.Done():
+		return nil, &poll.Error{Reason: poll.ReasonTimeout, Err: fmt.Errorf("waiting to read /openapi/v2: %w", ctx.Err())}
+	}
+}
+
 // converted makes v3 documents of the v2 document of a backend that has nothing else. Something is lost by it, as in kube-aggregator.
-func (q *question) converted(next *state) error {
+func (q *question) converted(ctx context.Context, next *state) error {
 	if next.spec == nil {
 		return nil
 	}
+	release, err := q.o.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
 	body, err := next.spec.open()
 	if err != nil {
 		return err
