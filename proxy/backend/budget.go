@@ -1,11 +1,13 @@
 package backend
 
 import (
-	"sync"
+	"sync/atomic"
 	"time"
 )
 
+// Retries are counted in thousandths.
 const (
+	oneRetry = 1000
 	// retryShare of the requests may be retries: a backend that fails a fifth is sick, and one that fails all must not get three times the load.
 	retryShare = 0.2
 	// retryFloor is how many retries a second are free, so that a quiet backend gets its own.
@@ -15,35 +17,49 @@ const (
 	retryBurst = 1000
 )
 
-// budget bounds retries to a share of the requests.
+// budget bounds retries to a share of the requests. Every request of every connection passes through it, so it has no lock, and while it is full nothing is written.
 type budget struct {
-	// mu guards tokens and filled.
-	mu     sync.Mutex
-	tokens float64
-	filled time.Time
+	saved  atomic.Int64 // thousandths of retries
+	filled atomic.Int64 // when the floor was last added, in nanoseconds
 }
 
 func (b *budget) init() {
-	b.tokens, b.filled = retryBurst, time.Now()
+	b.saved.Store(retryBurst * oneRetry)
+	b.filled.Store(time.Now().UnixNano())
 }
 
 // deposit counts a request.
 func (b *budget) deposit() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.tokens = min(b.tokens+retryShare, retryBurst)
+	if b.saved.Load() < retryBurst*oneRetry { // several at once may exceed it by a share each
+		b.saved.Add(retryShare * oneRetry)
+	}
 }
 
 // withdraw takes a retry, if there is one.
 func (b *budget) withdraw() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	now := time.Now()
-	b.tokens = min(b.tokens+retryFloor*now.Sub(b.filled).Seconds(), retryBurst)
-	b.filled = now
-	if b.tokens < 1 {
-		return false
+	b.refill()
+	for {
+		n := b.saved.Load()
+		if n < oneRetry {
+			return false
+		}
+		if b.saved.CompareAndSwap(n, n-oneRetry) {
+			return true
+		}
 	}
-	b.tokens--
-	return true
+}
+
+// refill adds the floor of the time since it was last added.
+func (b *budget) refill() {
+	now, last := time.Now().UnixNano(), b.filled.Load()
+	earned := (now - last) / int64(time.Second/(retryFloor*oneRetry))
+	if earned <= 0 || !b.filled.CompareAndSwap(last, now) {
+		return // or another adds it
+	}
+	for {
+		n := b.saved.Load()
+		if b.saved.CompareAndSwap(n, min(n+min(earned, retryBurst*oneRetry), max(n, retryBurst*oneRetry))) {
+			return
+		}
+	}
 }

@@ -1,0 +1,78 @@
+package backend
+
+import (
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// drained takes all retries that there are.
+func (b *budget) drained() (n int) {
+	for b.withdraw() {
+		n++
+	}
+	return n
+}
+
+func TestBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var b budget
+		b.init()
+		for _, step := range []struct {
+			name     string
+			requests int
+			wait     time.Duration
+			want     int
+		}{
+			{"the stock", 0, 0, retryBurst},
+			{"nothing", 0, 0, 0},
+			{"a second", 0, time.Second, retryFloor},
+			{"less than a retry's time", 0, 50 * time.Millisecond, 0},
+			{"the other half of it", 0, 50 * time.Millisecond, 1},
+			{"requests", 1000, 0, 200},
+			{"fewer requests than a retry costs", 4, 0, 0},
+			{"the one that makes it whole", 1, 0, 1},
+			{"a day", 0, 24 * time.Hour, retryBurst},
+			{"more requests than may be saved up", 1_000_000, 0, retryBurst},
+			{"both", 1_000_000, time.Hour, retryBurst},
+		} {
+			for range step.requests {
+				b.deposit()
+			}
+			time.Sleep(step.wait)
+			if got := b.drained(); got != step.want {
+				t.Errorf("%s: %d retries, want %d", step.name, got, step.want)
+			}
+		}
+	})
+}
+
+// Everybody at once gets no more than one after the other.
+func TestBudgetAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var b budget
+		b.init()
+		var wg sync.WaitGroup
+		var got atomic.Int64
+		time.Sleep(time.Minute) // earns more than there is room for
+		for range 8 {
+			wg.Go(func() {
+				for range retryBurst {
+					b.deposit()
+					if b.withdraw() {
+						got.Add(1)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if most := int64(retryBurst + 8*retryBurst*retryShare + 8); got.Load() > most || got.Load() < most-retryBurst/100 {
+			t.Errorf("%d retries, want %d", got.Load(), most)
+		}
+		if n := testing.AllocsPerRun(100, b.deposit); n != 0 {
+			t.Errorf("%v allocations", n)
+		}
+	})
+}
