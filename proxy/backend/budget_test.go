@@ -71,8 +71,5 @@ func TestBudgetAtOnce(t *testing.T) {
 		if most := int64(retryBurst + 8*retryBurst*retryShare + 8); got.Load() > most || got.Load() < most-retryBurst/100 {
 			t.Errorf("%d retries, want %d", got.Load(), most)
 		}
-		if n := testing.AllocsPerRun(100, b.deposit); n != 0 {
-			t.Errorf("%v allocations", n)
-		}
 	})
 }
