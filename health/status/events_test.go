@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,12 +19,12 @@ import (
 )
 
 // startEvents runs Events until the test ends, or stop is called.
-func startEvents(t *testing.T, s *apiserver, identity string, faults map[string]string, entries ...*registry.Entry) (f *feed, stop func()) {
+func startEvents(t *testing.T, s *apiserver, identity string, faults func() map[string]string, entries ...*registry.Entry) (f *feed, stop func()) {
 	t.Helper()
 	f = &feed{entries: entries, superseded: make(chan struct{})}
 	e, err := NewEvents(EventsConfig{
 		Table: func() *registry.Table { return nil }, Events: &corefake.FakeCoreV1{Fake: &s.fake}, Leases: &coordinationfake.FakeCoordinationV1{Fake: &s.fake},
-		Identity: identity, Faults: func() map[string]string { return faults },
+		Identity: identity, Faults: faults,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -59,7 +60,13 @@ func TestEventsTellOfChangesOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b, c := object("a"), object("b"), object("c")
 		s := newAPIServer(t, a, b, c)
-		faults := map[string]string{}
+		var faulty atomic.Bool
+		faults := func() map[string]string {
+			if faulty.Load() {
+				return map[string]string{"b": "its bundle cannot be read"}
+			}
+			return nil
+		}
 		f, stop := startEvents(t, s, "one", faults, remote(a, "True", "Passed"), remote(b, "False", "MissingEndpoints"), remote(c, "", ""))
 		time.Sleep(time.Minute)
 		if got := s.events(); len(got) != 0 {
@@ -71,7 +78,7 @@ func TestEventsTellOfChangesOnly(t *testing.T) {
 		time.Sleep(30 * time.Second)
 		f.set(remote(a, "True", "Passed"), remote(b, "True", "Passed"), remote(object("d"), "False", "ServiceNotFound"))
 		time.Sleep(time.Second)
-		faults["b"] = "its bundle cannot be read"
+		faulty.Store(true)
 		time.Sleep(time.Minute)
 		want := []string{
 			"a Warning FailedDiscoveryCheck in default: requests are answered with 503: m",
