@@ -84,8 +84,8 @@ soak: build ## Break everything at random under load and keep account, for MINUT
 	go run ./tests/soak -minutes=$(MINUTES) -seed=$(SEED) -lane=$(LANE)
 
 .PHONY: interop
-interop: ## h2spec, curl, nghttp and node (from the machine) against the frame lane, on each of its drivers
-	go test -tags e2e -count=1 -timeout 10m -run 'H2spec|Interop' ./proxy/h2
+interop: ## h2spec, curl, nghttp and node (from the machine), and a gigabyte each way, against the frame lane, on each of its drivers
+	go test -tags e2e -count=1 -timeout 10m -run 'H2spec|Interop|Gigabyte' ./proxy/h2
 
 .PHONY: hostile
 hostile: ## Attacks on the real binary: floods, smuggling, malicious backends, forged identities, exhausted machine; prints figures (as root, otherwise idle)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/bench/load"
@@ -152,10 +153,15 @@ func (w *world) event(ctx context.Context) error {
 
 // watches is what idle watches keep resident, and what an event costs.
 func watches(o *options) scenario {
-	const name, conns = "watches", 20
+	const name, each = "watches", 1000 // each: of a connection at most, below maxStreams
+	conns := max(20, o.watches/each)
 	return scenario{name: name, about: fmt.Sprintf("%d idle watches on %d connections, then events on all", o.watches, conns), quick: true,
 		run: func(ctx context.Context, w *world, o *options, r *results) error {
-			list, err := w.want(ctx, []string{fairlead, reverse, haproxy})
+			peers := []string{fairlead, reverse, haproxy}
+			if o.peers != "" {
+				peers = strings.Split(o.peers, ",")
+			}
+			list, err := w.want(ctx, peers)
 			if err != nil {
 				return err
 			}
