@@ -3,6 +3,7 @@ package registry
 import (
 	"bytes"
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -28,13 +29,15 @@ type origin struct {
 	// slices is where the list of slices begins, and count its length: lists are replaced, never changed, so this is the list's identity.
 	slices **discoveryv1.EndpointSlice
 	count  int
+	// shadowed is the CustomResourceDefinition that the object hides. Empty: none.
+	shadowed string
 	// ca is what the object's caBundle holds, nil without one.
 	ca *bundle
 }
 
 // equal reports whether both are made from the same objects.
 func (s *origin) equal(o *origin) bool {
-	return s.object == o.object && s.service == o.service && s.slices == o.slices && s.count == o.count
+	return s.object == o.object && s.service == o.service && s.slices == o.slices && s.count == o.count && s.shadowed == o.shadowed
 }
 
 // Build makes the table that follows prev. It is pure: the same input and prev make the same table. When nothing has changed that a reader of
@@ -194,7 +197,10 @@ func (b *builder) origin(object *apiregistrationv1.APIService) origin {
 		return origin{object: object}
 	}
 	name := types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}
-	s := origin{object: object, service: b.in.Services[name]}
+	s := origin{
+		object: object, service: b.in.Services[name],
+		shadowed: b.in.Shadowed[schema.GroupVersion{Group: object.Spec.Group, Version: object.Spec.Version}],
+	}
 	if list := b.in.Slices[name]; len(list) > 0 {
 		s.slices, s.count = &list[0], len(list)
 	}
@@ -227,6 +233,10 @@ func (b *builder) entry(object *apiregistrationv1.APIService, src *origin, old *
 		b.protected(e, &s, old)
 	default:
 		b.remote(e, &s, src, old)
+		if src.shadowed != "" {
+			e.Problems = append(e.Problems, fmt.Sprintf("it hides CustomResourceDefinition %s: service/%s in %q has taken over %s, and the objects of the definition cannot be reached",
+				src.shadowed, e.Backend.Service, e.Backend.Namespace, e.GroupVersion))
+		}
 	}
 	e.Verdict.Since = since(e.Verdict, old, b.now)
 	if old != nil && unchanged(old, e) {

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
@@ -52,6 +53,9 @@ type batch struct {
 	reports  map[reportKey]Report
 	problems []manifest.Fault
 	told     bool // problems has been set
+	// shadowed are the definitions that APIServices hide.
+	shadowed map[schema.GroupVersion]string
+	looked   bool // shadowed has been set
 }
 
 func newChanges() *changes {
@@ -107,6 +111,14 @@ func (c *changes) replaceAll(all sets, problems []manifest.Fault) {
 	c.wake()
 }
 
+// shadow notes which definitions of custom resources are hidden, by the group-versions that they serve.
+func (c *changes) shadow(definitions map[schema.GroupVersion]string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.shadowed, c.looked = definitions, true
+	c.wake()
+}
+
 // report notes a verdict.
 func (c *changes) report(r Report) {
 	c.mu.Lock()
@@ -152,6 +164,7 @@ type objects struct {
 	grouped  map[types.NamespacedName][]*discoveryv1.EndpointSlice
 	read     [kinds]bool
 	problems []manifest.Fault
+	shadowed map[schema.GroupVersion]string
 }
 
 func newObjects() *objects {
@@ -199,6 +212,9 @@ func (o *objects) apply(b *batch) {
 	}
 	if b.told {
 		o.problems = b.problems
+	}
+	if b.looked {
+		o.shadowed = b.shadowed
 	}
 }
 

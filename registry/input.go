@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
@@ -23,6 +24,8 @@ type Input struct {
 	Slices map[types.NamespacedName][]*discoveryv1.EndpointSlice
 	// Reports are the verdicts of the prober since prev. What was reported earlier is carried over from prev.
 	Reports []Report
+	// Shadowed are the CustomResourceDefinitions that serve a group-version which an APIService sends elsewhere.
+	Shadowed map[schema.GroupVersion]string
 	// Options are the settings. Nil: all defaults. The same pointer from build to build, else every entry is made anew.
 	Options *Options
 	// Problems are the faults of the source that belong to no entry. See Table.Problems.

@@ -146,6 +146,12 @@ func (r *Registry) Run(ctx context.Context) error {
 	g.Go(func() error { return r.source.run(ctx, r.changes) })
 	g.Go(func() error { return r.write(ctx) })
 	g.Go(func() error { return r.narrate(ctx) })
+	if c, ok := r.source.(*cluster); ok { // a directory tells by itself what its files hide
+		s := &shadows{client: c.core.RESTClient(), table: r.Table, to: r.changes, failed: func(err error) {
+			r.log.Warn("finding out which definitions are hidden, what was known stays", "err", err)
+		}}
+		g.Go(func() error { return s.run(ctx) })
+	}
 	return g.Wait()
 }
 
@@ -195,6 +201,7 @@ func (r *Registry) step(o *objects) {
 		Reports:     slices.Collect(maps.Values(b.reports)),
 		Options:     r.options,
 		Problems:    o.problems,
+		Shadowed:    o.shadowed,
 		Complete:    true,
 		Now:         start,
 	}, prev)

@@ -1,0 +1,100 @@
+package registry
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+)
+
+// defining adds definitions of custom resources to a fake apiserver: name → the versions that it serves, those that it does not in parentheses.
+func defining(t *testing.T, s *apiserver, all map[string]string) *rest.Config {
+	t.Helper()
+	mux := http.NewServeMux()
+	mux.Handle("/", s)
+	mux.HandleFunc("GET "+definitions, func(w http.ResponseWriter, r *http.Request) {
+		if !strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadataList") || r.URL.Query().Get("resourceVersion") != "0" {
+			http.Error(w, "this would be 20 MB", http.StatusBadRequest)
+			return
+		}
+		var items []string
+		for name := range all {
+			items = append(items, fmt.Sprintf(`{"metadata":{"name":%q}}`, name))
+		}
+		fmt.Fprintf(w, `{"items":[%s]}`, strings.Join(items, ","))
+	})
+	mux.HandleFunc("GET "+definitions+"/{name}", func(w http.ResponseWriter, r *http.Request) {
+		_, group, _ := strings.Cut(r.PathValue("name"), ".")
+		var versions []string
+		for v := range strings.FieldsSeq(all[r.PathValue("name")]) {
+			versions = append(versions, fmt.Sprintf(`{"name":%q,"served":%t}`, strings.Trim(v, "()"), !strings.HasPrefix(v, "(")))
+		}
+		fmt.Fprintf(w, `{"spec":{"group":%q,"versions":[%s]}}`, group, strings.Join(versions, ","))
+	})
+	front := httptest.NewServer(mux)
+	t.Cleanup(func() {
+		front.CloseClientConnections()
+		front.Close()
+	})
+	return &rest.Config{Host: front.URL, QPS: -1}
+}
+
+func TestShadowedDefinitions(t *testing.T) {
+	s := newAPIServer(t, pathAPIServices, pathServices, pathSlices)
+	client := defining(t, s, map[string]string{
+		"boats.sea.io": "v1 (v2)", "anchors.sea.io": "v1", "trees.wood.io": "v1", "crates.sea.io": "v3",
+	})
+	for _, gv := range []string{"sea.io/v1", "sea.io/v2", "air.io/v1"} {
+		group, version, _ := strings.Cut(gv, "/")
+		s.put(&apiregistrationv1.APIService{
+			ObjectMeta: metav1.ObjectMeta{Name: version + "." + group},
+			Spec: apiregistrationv1.APIServiceSpec{
+				Group: group, Version: version, GroupPriorityMinimum: 1, VersionPriority: 1, Service: &apiregistrationv1.ServiceReference{Namespace: "x", Name: "fleet"},
+			},
+		})
+	}
+	r, err := New(Config{Client: client})
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, r)
+	const told = `it hides CustomResourceDefinition anchors.sea.io: service/fleet in "x" has taken over sea.io/v1, and the objects of the definition cannot be reached`
+	table := until(t, r, "the report", func(t *Table) bool {
+		e := t.named("v1.sea.io")
+		return e != nil && slices.Contains(e.Problems, told)
+	})
+	for _, name := range []string{"v2.sea.io", "v1.air.io"} {
+		if p := table.named(name).Problems; len(p) != 0 {
+			t.Errorf("%s: %q", name, p)
+		}
+	}
+}
+
+func TestShadowComesAndGoes(t *testing.T) {
+	object := &apiregistrationv1.APIService{
+		ObjectMeta: metav1.ObjectMeta{Name: "v1.sea.io"},
+		Spec:       apiregistrationv1.APIServiceSpec{Group: "sea.io", Version: "v1", Service: &apiregistrationv1.ServiceReference{Namespace: "x", Name: "fleet"}},
+	}
+	in := Input{APIServices: map[string]*apiregistrationv1.APIService{"v1.sea.io": object}, Options: &Options{}, Now: time.Unix(0, 0)}
+	plain := Build(in, nil)
+	in.Shadowed = map[schema.GroupVersion]string{{Group: "sea.io", Version: "v1"}: "boats.sea.io"}
+	hiding := Build(in, plain)
+	if p := hiding.named("v1.sea.io").Problems; len(p) != 1 || !strings.Contains(p[0], "boats.sea.io") {
+		t.Errorf("hiding: %q", p)
+	}
+	if again := Build(in, hiding); again != hiding {
+		t.Error("the same once more makes another table")
+	}
+	in.Shadowed = nil
+	if p := Build(in, hiding).named("v1.sea.io").Problems; len(p) != 0 {
+		t.Errorf("no longer hiding: %q", p)
+	}
+}
