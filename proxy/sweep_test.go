@@ -84,7 +84,8 @@ func TestFrameLaneForgetsWhatIsGone(t *testing.T) {
 		t.Errorf("%d upstreams and endpoints are kept of %d that came and went", n, 2*rounds)
 	}
 	u := use()
-	if again := use(); again != u || l.known(u) != l.known(u) {
+	known := l.known(u)
+	if again := use(); again != u || l.known(u) != known {
 		t.Error("what there is was not kept")
 	}
 }

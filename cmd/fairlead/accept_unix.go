@@ -12,5 +12,5 @@ func descriptorLimit() int {
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l); err != nil || l.Cur > 1<<20 {
 		return 1 << 20 // a million connections take some 40 GB: other things end first
 	}
-	return int(l.Cur) //nolint:gosec // bounded just above
+	return int(l.Cur) // bounded just above
 }

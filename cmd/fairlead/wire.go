@@ -194,7 +194,7 @@ func (d *door) makeServers(context.Context) error {
 	d.admin = newServer(adminPages(d.live, d.ready, d.metrics, d.pages, d.proxy.Guard), d.certs.TLS(), d.o.streamsPerConn, d.log)
 	d.admin.ConnContext = d.proxy.ConnContext
 	if d.frames != nil {
-		d.adminFrames = d.adminLane()
+		d.adminFrames = d.adminLane() //nolint:contextcheck // connections end with the server, not with its making
 		d.admin.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": d.adminFrames.Serve}
 		d.adminListener = d.adminFrames.Listener(d.adminListener)
 	}

@@ -87,7 +87,7 @@ func testGRPCTransport(t *testing.T, driver string) {
 	})
 	s.ep = s.endpoint(l.Addr().String(), driver)
 
-	cc, err := grpc.NewClient(s.addr, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})), //nolint:gosec // a test server of ours
+	cc, err := grpc.NewClient(s.addr, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})),
 		grpc.WithDefaultCallOptions(grpc.ForceCodec(rawCodec{})))
 	if err != nil {
 		t.Fatal(err)
@@ -152,7 +152,7 @@ func TestOneByteFramesAndWindows(t *testing.T) { onDrivers(t, testOneByteFramesA
 
 func testOneByteFramesAndWindows(t *testing.T, driver string) {
 	s := newStand(t, driver, httpEcho(), nil)
-	c, err := tls.Dial("tcp", s.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}) //nolint:gosec // a test server of ours
+	c, err := tls.Dial("tcp", s.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
 	if err != nil {
 		t.Fatal(err)
 	}

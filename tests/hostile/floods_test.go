@@ -91,7 +91,7 @@ func floods() []flood {
 			}
 			return nil
 		}, step: func(w *wire, n int) (int, error) {
-			return 1, w.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: uint32(n % 2)}) //nolint:gosec // 0 or 1
+			return 1, w.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: uint32(n % 2)}) // 0 or 1
 		}},
 		{name: "HPACK bomb", want: "ENHANCE_YOUR_CALM", begin: func(w *wire) error {
 			_, err := w.ask("GET", target, true, "x-bomb", strings.Repeat("b", 3900))

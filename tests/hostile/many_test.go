@@ -31,7 +31,7 @@ func testManyStreams(t *testing.T, d *door) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close() //nolint:errcheck // faults are counted
+	defer l.Close()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for l.Snapshot().Done < million && ctx.Err() == nil {

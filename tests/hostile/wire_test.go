@@ -135,7 +135,7 @@ func (w *wire) told() string {
 		return "open"
 	}
 	if code := w.goAway.Load(); code >= 0 {
-		return fmt.Sprint(http2.ErrCode(code)) //nolint:gosec // it was one
+		return fmt.Sprint(http2.ErrCode(code)) // it was one
 	}
 	return "closed"
 }

@@ -100,7 +100,7 @@ func reach(ctx context.Context, db string) error {
 	if err != nil {
 		return fmt.Errorf("reading database: %w", err)
 	}
-	res, err := http.DefaultClient.Do(req)
+	res, err := (&http.Client{Timeout: time.Minute}).Do(req)
 	if err != nil {
 		return fmt.Errorf("reading database: %w", err)
 	}
