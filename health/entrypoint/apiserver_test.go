@@ -159,7 +159,8 @@ func (s *apiserver) said(t *testing.T) string {
 	return content(e)
 }
 
-// overwrite does what kube-apiserver's reconciler does: it sets the subsets of the Endpoints, keeping their annotations, and replaces the EndpointSlice.
+// overwrite does what kube-apiserver's reconciler does: it sets the subsets of the Endpoints (to none, if address is empty), keeping their annotations, and
+// replaces the EndpointSlice.
 func (s *apiserver) overwrite(t *testing.T, address string) {
 	t.Helper()
 	c := s.config()
@@ -167,7 +168,12 @@ func (s *apiserver) overwrite(t *testing.T, address string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.Subsets = []corev1.EndpointSubset{{Addresses: []corev1.EndpointAddress{{IP: address}}, Ports: []corev1.EndpointPort{{Name: "https", Port: 6443, Protocol: "TCP"}}}}
+	e.Subsets = nil
+	g := group{kind: discoveryv1.AddressTypeIPv4, port: 6443}
+	if address != "" {
+		g.addresses = []string{address}
+		e.Subsets = []corev1.EndpointSubset{{Addresses: []corev1.EndpointAddress{{IP: address}}, Ports: []corev1.EndpointPort{{Name: "https", Port: 6443, Protocol: "TCP"}}}}
+	}
 	if _, err := c.Endpoints.Endpoints("default").Update(t.Context(), e, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +181,6 @@ func (s *apiserver) overwrite(t *testing.T, address string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := group{kind: discoveryv1.AddressTypeIPv4, port: 6443, addresses: []string{address}}
 	fresh := g.slice("kubernetes")
 	fresh.Annotations, fresh.Labels, fresh.ResourceVersion = nil, map[string]string{discoveryv1.LabelServiceName: "kubernetes"}, have.ResourceVersion
 	if _, err := c.Slices.EndpointSlices("default").Update(t.Context(), fresh, metav1.UpdateOptions{}); err != nil {

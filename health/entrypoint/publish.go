@@ -48,7 +48,8 @@ func (p *Publisher) publish(ctx context.Context, addresses []netip.AddrPort) err
 
 // mayWrite looks whether somebody else has written since Fairlead did, and gives way to whoever does so again.
 func (p *Publisher) mayWrite(have *corev1.Endpoints, list []discoveryv1.EndpointSlice, now time.Time) bool {
-	if p.contest.paused(now) {
+	// Nobody's list is empty: the last kube-apiserver that published itself takes itself out as it ends, and from then on in-cluster clients would reach nobody.
+	if p.contest.paused(now) && content(have) != "" {
 		return false
 	}
 	waking := !p.contest.until.IsZero()

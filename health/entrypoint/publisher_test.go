@@ -317,6 +317,23 @@ func TestGivesWayToAnotherWriter(t *testing.T) {
 	})
 }
 
+// kube-apiserver takes itself out as it ends: whoever gives way to it must not wait any longer.
+func TestGivesWayToNobodyElse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPIServer(t)
+		start(t, s, "one", "10.0.0.1:8443")
+		for range 2 {
+			time.Sleep(5 * time.Second)
+			s.overwrite(t, "10.0.0.9")
+		}
+		time.Sleep(30 * time.Second)
+		want(t, s, "given way", "https 10.0.0.9 6443")
+		s.overwrite(t, "")
+		time.Sleep(interval)
+		want(t, s, "nobody is left", "https 10.0.0.1 8443")
+	})
+}
+
 // What kube-apiserver left behind is taken over, its EndpointSlice included.
 func TestTakesOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

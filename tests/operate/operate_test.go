@@ -12,6 +12,7 @@ func TestOperate(t *testing.T) {
 		run  func(*testing.T, *world)
 	}{
 		{"manifests", testManifests},
+		{"documents", testDocuments},
 		{"roles", testRoles},
 		{"explain", testExplain},
 		{"alerts", testAlerts},

@@ -1,0 +1,87 @@
+//go:build e2e
+
+package operate
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// testDocuments runs what docs/operations.md tells people to type, where that is possible without nodes, and reads the rest.
+func testDocuments(t *testing.T, w *world) {
+	data, err := os.ReadFile("../../docs/operations.md")
+	check(t, err)
+	blocks := regexp.MustCompile("(?ms)^ *```(\\w+)\n(.*?)^ *```$").FindAllStringSubmatch(string(data), -1)
+	dir := t.TempDir()
+	check(t, os.CopyFS(filepath.Join(dir, "deploy"), noLinks{os.DirFS("../../deploy")}))
+	for name, leaf := range map[string]pki.Leaf{"serving": {CommonName: "fairlead", Names: []string{"localhost"}}, "front-proxy-client": {CommonName: "front-proxy-client"}} {
+		_, _, err := w.ca.Issue(leaf).WriteFiles(dir, name)
+		check(t, err)
+	}
+	for _, name := range []string{"client-ca.crt", "requestheader-ca.crt"} {
+		check(t, os.WriteFile(filepath.Join(dir, name), w.ca.PEM(), 0o600))
+	}
+	check(t, os.Symlink(w.kubectl, filepath.Join(dir, "kubectl")))
+	ran := 0
+	for _, b := range blocks {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", b[2])
+		if b[1] != "sh" {
+			// What needs a node is at least a command.
+			cmd = exec.CommandContext(ctx, "bash", "-n", "-c", regexp.MustCompile(`<\w+>`).ReplaceAllString(b[2], "x"))
+		} else {
+			ran++
+		}
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), "KUBECONFIG="+w.direct, "PATH="+dir+":"+os.Getenv("PATH"))
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%s%v\n%s", b[2], err, out)
+		}
+	}
+	if ran < 8 || len(blocks) < 15 {
+		t.Errorf("%d blocks, of which %d were run", len(blocks), ran)
+	}
+	t.Run("flags", func(t *testing.T) { testDocumentedFlags(t, w) })
+}
+
+// testDocumentedFlags wants every flag in the pages for operators to be one of somebody's.
+func testDocumentedFlags(t *testing.T, w *world) {
+	known := must(t, "", w.fairlead, "serve", "--help") + must(t, "", w.fairlead, "lint", "--help") + must(t, "", w.fairlead, "status", "--help")
+	others := []string{ // of kubectl, kubeadm, Helm and kube-apiserver, as their own documents have them
+		"--apiserver-cert-extra-sans", "--client-name", "--config", "--validity-period", "--dry-run", "--cert", "--key", "--from-file", "--namespace", "--install", "--set", "--reuse-values",
+		"--clusterrole", "--serviceaccount", "--group", "--endpoint-reconciler-type", "--show-managed-fields", "--server", "--raw", "--overwrite",
+	}
+	pages, err := filepath.Glob("../../docs/runbooks/*.md")
+	check(t, err)
+	n := 0
+	for _, page := range append(pages, "../../docs/operations.md", "../../docs/scaling.md") {
+		data, err := os.ReadFile(page)
+		check(t, err)
+		for _, flag := range regexp.MustCompile(`--[a-z][a-z0-9-]+`).FindAllString(string(data), -1) {
+			n++
+			ours := regexp.MustCompile(regexp.QuoteMeta(flag) + `\b[^-]`).MatchString(known)
+			theirs := false
+			for _, o := range others {
+				theirs = theirs || o == flag
+			}
+			if !ours && !theirs {
+				t.Errorf("%s: there is no %s", filepath.Base(page), flag)
+			}
+		}
+		for _, link := range regexp.MustCompile(`\]\(([a-z][\w./-]*\.md|runbooks)[)#]`).FindAllStringSubmatch(string(data), -1) {
+			if _, err := os.Stat(filepath.Join(filepath.Dir(page), link[1])); err != nil {
+				t.Errorf("%s leads nowhere: %v", filepath.Base(page), err)
+			}
+		}
+	}
+	if n < 40 {
+		t.Errorf("%d flags were found", n)
+	}
+}
