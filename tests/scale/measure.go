@@ -8,8 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/fairlead-proxy/fairlead/tests/bench/load"
 )
 
 // settled waits until every APIService is available, and then until the first probes and polls are over.
@@ -100,70 +98,4 @@ func (w *world) idle(ctx context.Context, d time.Duration) (float64, error) {
 func (w *world) document(ctx context.Context) (int, error) {
 	b, err := w.get(ctx, "https://"+w.address+"/apis")
 	return len(b), err
-}
-
-// gets is what one GET of 1 KB costs, 8 × 8, over n APIServices.
-func (w *world) gets(ctx context.Context, n int) (time.Duration, error) {
-	l, err := load.Start(ctx, load.Config{
-		Address: w.address, TLS: w.tls, Connections: 8, Streams: 8,
-		Next: func(c, i int) load.Request { return load.Request{Path: widget((c*n/8 + i) % n)} },
-	})
-	if err != nil {
-		return 0, err
-	}
-	defer l.Close() //nolint:errcheck // faults are counted below
-	if err := pause(ctx, 3*time.Second); err != nil {
-		return 0, err
-	}
-	first, err := w.processor()
-	if err != nil {
-		return 0, err
-	}
-	before := l.Snapshot()
-	if err := pause(ctx, 5*time.Second); err != nil {
-		return 0, err
-	}
-	last, err := w.processor()
-	if err != nil {
-		return 0, err
-	}
-	after := l.Snapshot()
-	if after.Faults > 0 || after.Done == before.Done {
-		return 0, fmt.Errorf("%d faults, %d answers", after.Faults, after.Done-before.Done)
-	}
-	return (last - first) / time.Duration(after.Done-before.Done), nil
-}
-
-func widget(i int) string {
-	return "/apis/" + groupOf(i) + "/v1/namespaces/default/widgets"
-}
-
-// watch opens watches, over all APIServices, and returns what Fairlead had resident before and after, and what it uses then. The connections and their first requests are
-// in both.
-func (w *world) watch(ctx context.Context, conns, streams int) (before, after int64, cpu float64, err error) {
-	l, err := load.Start(ctx, load.Config{
-		Address: w.address, TLS: w.tls, Connections: conns, Streams: streams, Watch: true,
-		First: &load.Request{Path: widget(0)},
-		Next:  func(c, i int) load.Request { return load.Request{Path: widget((c*streams+i)%1000) + "?watch=true"} },
-	})
-	if err != nil {
-		return 0, 0, 0, err
-	}
-	defer l.Close() //nolint:errcheck // faults are counted below
-	if before, err = w.memory(); err != nil {
-		return 0, 0, 0, err
-	}
-	l.Go()
-	// Every watch sends the one object that there is.
-	if err = l.WaitDone(ctx, int64(conns*streams)); err != nil {
-		return 0, 0, 0, err
-	}
-	if cpu, err = w.idle(ctx, 10*time.Second); err != nil {
-		return 0, 0, 0, err
-	}
-	if s := l.Snapshot(); s.Faults > 0 {
-		return 0, 0, 0, fmt.Errorf("%d faults", s.Faults)
-	}
-	after, err = w.memory()
-	return before, after, cpu, err
 }

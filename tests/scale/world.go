@@ -30,7 +30,6 @@ type world struct {
 	cmd     *exec.Cmd
 	servers []*extension.Server // one for each Service
 	client  *http.Client
-	tls     *tls.Config
 	address string // of the front door
 	admin   string
 	ready   time.Duration // from its start
@@ -150,8 +149,8 @@ func (w *world) arguments(ca *pki.CA) ([]string, error) {
 		_, ports[i], _ = net.SplitHostPort(l.Addr().String())
 	}
 	w.address, w.admin = "127.0.0.1:"+ports[0], "https://127.0.0.1:"+ports[1]
-	w.tls = &tls.Config{RootCAs: ca.Pool(), Certificates: []tls.Certificate{ca.Issue(pki.Leaf{CommonName: "admin", Organizations: []string{"system:masters"}}).TLS()}, MinVersion: tls.VersionTLS12}
-	w.client = &http.Client{Transport: &http.Transport{TLSClientConfig: w.tls, ForceAttemptHTTP2: true}, Timeout: time.Minute}
+	tc := &tls.Config{RootCAs: ca.Pool(), Certificates: []tls.Certificate{ca.Issue(pki.Leaf{CommonName: "admin", Organizations: []string{"system:masters"}}).TLS()}, MinVersion: tls.VersionTLS12}
+	w.client = &http.Client{Transport: &http.Transport{TLSClientConfig: tc, ForceAttemptHTTP2: true}, Timeout: time.Minute}
 	return append([]string{"serve", "--registry=dir:" + filepath.Join(w.dir, "registry"), "--bind-address=127.0.0.1", "--secure-port=" + ports[0], "--admin-secure-port=" + ports[1],
 		"--client-ca-file=" + filepath.Join(w.dir, "ca.crt"), "--authorization-mode=AlwaysAllow"}, files...), nil
 }
@@ -165,6 +164,16 @@ func (w *world) close() {
 		s.Close()
 	}
 	_ = os.RemoveAll(w.dir)
+}
+
+// log is the end of what Fairlead said, as a fault.
+func (w *world) log() error {
+	b, err := os.ReadFile(filepath.Join(w.dir, "log"))
+	if err != nil {
+		return err
+	}
+	const most = 2 << 10 // some ten lines
+	return fmt.Errorf("its log ends with\n%s", b[max(len(b)-most, 0):])
 }
 
 // until asks until there is no fault.
