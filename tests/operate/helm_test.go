@@ -29,8 +29,8 @@ func shapes() []shape {
 	return []shape{
 		{"control-plane", "control-plane", nil, nil},
 		{"load-balancer", "load-balancer", nil, []string{"mode=load-balancer"}},
-		{"control-plane with everything", "control-plane", []string{"entrypoint", "write-status", "monitoring"}, []string{"entrypoint.enabled=true", "writeStatus=true", "monitoring.enabled=true"}},
-		{"load-balancer with everything", "load-balancer", []string{"write-status", "monitoring"}, []string{"mode=load-balancer", "writeStatus=true", "monitoring.enabled=true"}},
+		{"control-plane with everything", "control-plane", []string{"entrypoint", "write-status", "events", "monitoring"}, []string{"entrypoint.enabled=true", "writeStatus=true", "emitEvents=true", "monitoring.enabled=true"}},
+		{"load-balancer with everything", "load-balancer", []string{"write-status", "events", "monitoring"}, []string{"mode=load-balancer", "writeStatus=true", "emitEvents=true", "monitoring.enabled=true"}},
 	}
 }
 

@@ -88,6 +88,9 @@ files:
 {{- if .Values.writeStatus }}
 - --write-status
 {{- end }}
+{{- if .Values.emitEvents }}
+- --emit-events
+{{- end }}
 {{- range .Values.extraArgs }}
 - {{ . | quote }}
 {{- end }}
