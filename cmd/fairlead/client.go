@@ -1,8 +1,6 @@
 package main
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -11,22 +9,22 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// clientConfig says how Fairlead itself speaks to the local apiserver, and where its servers are. Only those are ever dialled.
-func clientConfig(kubeconfig string, servers []string) (*rest.Config, []string, error) {
-	c, err := loadConfig(kubeconfig)
+// clientConfig says how Fairlead itself speaks to the local apiserver, and where its servers are. Only those are ever dialled, and own chooses among them if they were named.
+func clientConfig(kubeconfig string, servers []string) (c *rest.Config, urls []string, own *apiservers, err error) {
+	c, err = loadConfig(kubeconfig)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	c.UserAgent = "fairlead/" + version
 	c.QPS = -1 // no limit: reviews have their own bounds, by which strangers cannot take the place of those who are known; watches are few
 	if len(servers) == 0 {
-		return c, []string{c.Host}, nil
+		return c, []string{c.Host}, nil, nil
 	}
 	var addresses []string
 	for _, s := range servers {
 		u, err := url.Parse(s)
 		if err != nil || u.Scheme != "https" || u.Host == "" {
-			return nil, nil, usageError{fmt.Errorf("--local-apiserver %q is not an https URL", s)}
+			return nil, nil, nil, usageError{fmt.Errorf("--local-apiserver %q is not an https URL", s)}
 		}
 		port := u.Port()
 		if port == "" {
@@ -35,8 +33,10 @@ func clientConfig(kubeconfig string, servers []string) (*rest.Config, []string, 
 		addresses = append(addresses, net.JoinHostPort(u.Hostname(), port))
 	}
 	c.Host = servers[0]
-	c.Dial = dialAny(addresses)
-	return c, servers, nil
+	own = newAPIServers(addresses)
+	c.Dial = own.dial
+	c.Wrap(own.wrap)
+	return c, servers, own, nil
 }
 
 // loadConfig reads the kubeconfig that was named, or the pod's own. A server never looks into a home directory.
@@ -53,19 +53,4 @@ func loadConfig(kubeconfig string) (*rest.Config, error) {
 		return nil, usageError{fmt.Errorf("--kubeconfig: %w", err)}
 	}
 	return c, nil
-}
-
-// dialAny connects to the first address that answers, so that Fairlead's own watches survive the death of one apiserver of several.
-func dialAny(addresses []string) func(ctx context.Context, network, address string) (net.Conn, error) {
-	return func(ctx context.Context, network, _ string) (net.Conn, error) {
-		var faults []error
-		for _, a := range addresses {
-			c, err := new(net.Dialer).DialContext(ctx, network, a)
-			if err == nil {
-				return c, nil
-			}
-			faults = append(faults, err)
-		}
-		return nil, errors.Join(faults...)
-	}
 }

@@ -38,6 +38,7 @@ type door struct {
 	kube, client *rest.Config
 	follower     *follower // nil: the pod's own configuration, whose files client-go follows
 	servers      []string
+	own          *apiservers // where Fairlead's own clients go. Nil: to the kubeconfig's server
 
 	frontListener, adminListener net.Listener
 	self                         []netip.AddrPort

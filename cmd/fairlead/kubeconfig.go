@@ -51,7 +51,7 @@ func (f *follower) reload(path string, data []byte) (*rest.Config, error) {
 	if f.first.Dial == nil && c.Host != f.first.Host {
 		f.log.Warn("the kubeconfig names another server: restart to follow it", "kubeconfig", path, "server", c.Host)
 	}
-	c.Host, c.UserAgent, c.QPS, c.Burst, c.Dial = f.first.Host, f.first.UserAgent, f.first.QPS, f.first.Burst, f.first.Dial
+	c.Host, c.UserAgent, c.QPS, c.Burst, c.Dial, c.WrapTransport = f.first.Host, f.first.UserAgent, f.first.QPS, f.first.Burst, f.first.Dial, f.first.WrapTransport
 	return c, f.take(c)
 }
 

@@ -55,7 +55,7 @@ func TestFollowKubeconfig(t *testing.T) {
 	if err := os.WriteFile(path, text(serving, embedded("first")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	kube, _, err := clientConfig(path, nil)
+	kube, _, _, err := clientConfig(path, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

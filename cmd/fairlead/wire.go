@@ -27,7 +27,7 @@ func (d *door) findAPIServer(context.Context) (err error) {
 	if d.o.alone() {
 		return nil
 	}
-	if d.kube, d.servers, err = clientConfig(d.o.kubeconfig, d.o.localAPIServer); err != nil {
+	if d.kube, d.servers, d.own, err = clientConfig(d.o.kubeconfig, d.o.localAPIServer); err != nil {
 		return err
 	}
 	d.client = d.kube
