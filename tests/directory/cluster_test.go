@@ -3,6 +3,7 @@
 package directory
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -173,10 +174,20 @@ func arrived(s *extension.Server, below string) int {
 	return n
 }
 
+// A claimant is a group-version that a remote claims and that no remote may have: one that nobody else serves, and one that kube-apiserver itself does.
+type claimant struct{ name, below, other string }
+
+func claimants() []claimant {
+	return []claimant{
+		{"v1beta1.apps", "/apis/apps/v1beta1", "/apis/apps/v1/deployments"},
+		{"v2.autoscaling", "/apis/autoscaling/v2", "/apis/autoscaling/v1/horizontalpodautoscalers"},
+	}
+}
+
 // testProtected registers claims of protected groups at a kube-apiserver, whose own aggregator obeys them: Fairlead does not, and asks nobody who would.
 func testProtected(t *testing.T, w *world) {
 	w, c := behind(t, w)
-	server := w.extension(t, "apps/v1beta1", "node.k8s.io/v1")
+	server := w.extension(t, "apps/v1beta1", "autoscaling/v2", "sea.example.com/v1")
 	_, port, _ := strings.Cut(server.Addr(), ":")
 	number, err := strconv.Atoi(port)
 	if err != nil {
@@ -186,43 +197,81 @@ func testProtected(t *testing.T, w *world) {
 	if err := c.Register(t.Context(), claim); err != nil {
 		t.Fatal(err)
 	}
+	// kube-apiserver registers its own group-versions once, and leaves to an administrator what becomes of them.
+	dir := t.TempDir()
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	if err := c.Endpoint().WriteKubeconfig(kubeconfig, c.Admin()); err != nil {
+		t.Fatal(err)
+	}
+	direct := kubectl{w.kubectl, []string{"--kubeconfig", kubeconfig, "--cache-dir", filepath.Join(dir, "cache")}}
+	bundle := base64.StdEncoding.EncodeToString(server.CA.PEM())
+	patch := func(name, patch string) {
+		t.Helper()
+		direct.run(t, []string{"patch", "apiservice", name, "--type=merge", "-p", patch})
+	}
+	toRemote := fmt.Sprintf(`"spec":{"service":{"namespace":"apps","name":"one","port":%d},"caBundle":%q}`, number, bundle)
+	patch("v2.autoscaling", "{"+toRemote+"}")
 	root := w.client(t, c.Admin())
+	doors := map[string]*door{}
 	for name, args := range map[string][]string{"protecting": nil, "open": {"--protected-groups=-"}} {
 		front, err := c.StartFairlead(t.Context(), cluster.Fairlead{Path: w.bin, Name: name, Args: append(args, "--logging-format=json")})
 		if err != nil {
 			t.Fatal(err)
 		}
-		d := &door{w: w, front: front.Endpoint, admin: front.Admin, root: root}
-		t.Run(name, func(t *testing.T) { testClaim(t, c, d, server, name == "protecting") })
+		doors[name] = &door{w: w, front: front.Endpoint, admin: front.Admin, root: root}
 	}
+	for _, a := range claimants() {
+		t.Run(a.name, func(t *testing.T) {
+			eventually(t, 30*time.Second, "obeyed by kube-apiserver itself", func() (bool, string) {
+				status, body := doors["open"].get(t, root, c.Endpoint().URL+a.below+"/widgets")
+				return status == http.StatusOK, body
+			})
+			doors["open"].becomes(t, root, a.below+"/widgets", http.StatusOK)
+			testClaim(t, doors["protecting"], server, a)
+		})
+	}
+	t.Run("a shadowed CRD", func(t *testing.T) {
+		testHidden(t, w, doors["protecting"], direct, func() {
+			patch("v1.sea.example.com", `{"metadata":{"labels":{"kube-aggregator.kubernetes.io/automanaged":null}},`+toRemote+`}`)
+		})
+	})
+	t.Run("what is given back is served again", func(t *testing.T) {
+		patch("v2.autoscaling", `{"spec":{"service":null,"caBundle":null}}`)
+		doors["protecting"].becomes(t, root, "/apis/autoscaling/v2/horizontalpodautoscalers", http.StatusOK)
+	})
 }
 
-// testClaim asks kube-apiserver and then Fairlead for what a remote claims.
-func testClaim(t *testing.T, c *cluster.Cluster, d *door, server *extension.Server, protecting bool) {
-	const path = "/apis/apps/v1beta1/widgets"
-	eventually(t, 30*time.Second, "obeyed by kube-apiserver itself", func() (bool, string) {
-		status, body := d.get(t, d.root, c.Endpoint().URL+path)
-		return status == http.StatusOK, body
+// testHidden lets an APIService take over what a definition of custom resources serves.
+func testHidden(t *testing.T, w *world, d *door, direct kubectl, hide func()) {
+	put(t, w.dir, "crd.yaml", crd)
+	direct.run(t, []string{"apply", "-f", filepath.Join(w.dir, "crd.yaml")})
+	d.becomes(t, d.root, "/apis/sea.example.com/v1/boats", http.StatusOK)
+	hide()
+	eventually(t, 30*time.Second, "reported with both owners", func() (bool, string) {
+		_, body := d.ask(t, d.root, "/fairlead/status")
+		return strings.Contains(body, "CustomResourceDefinition boats.sea.example.com") && strings.Contains(body, `service/one in \"apps\" has taken over sea.example.com/v1`), body
 	})
-	server.Forget()
-	if !protecting {
-		d.becomes(t, d.root, path, http.StatusOK)
-		return
-	}
+	d.becomes(t, d.root, "/apis/sea.example.com/v1/widgets", http.StatusOK)
+}
+
+// testClaim asks Fairlead for what a remote claims.
+func testClaim(t *testing.T, d *door, server *extension.Server, a claimant) {
+	path := a.below + "/widgets"
 	eventually(t, 30*time.Second, "refused", func() (bool, string) {
 		status, body := d.ask(t, d.root, path)
 		return status == http.StatusServiceUnavailable && strings.Contains(body, "ProtectedGroup"), fmt.Sprint(status, body)
 	})
 	server.Forget()
-	for _, p := range []string{path, "/apis/apps/v1beta1", "/apis/apps/v1beta1/namespaces/default/widgets/x", "/apis/apps/v1beta1/widgets?watch=1"} {
+	for _, p := range []string{path, a.below, a.below + "/namespaces/default/widgets/x", path + "?watch=1"} {
 		d.status(t, d.root, p, http.StatusServiceUnavailable)
 	}
-	if n := arrived(server, "/apis/apps/v1beta1/"); n != 0 {
+	if n := arrived(server, a.below+"/"); n != 0 {
 		t.Errorf("%d requests have reached the claimant, whoever sent them there", n)
 	}
-	d.status(t, d.root, "/apis/apps/v1/deployments", http.StatusOK)
+	d.status(t, d.root, a.other, http.StatusOK)
 	status, body := d.get(t, d.root, d.admin.URL+"/metrics")
-	if status != http.StatusOK || !strings.Contains(body, `aggregator_unavailable_apiservice_total{name="v1beta1.apps",reason="ProtectedGroup"}`) || !strings.Contains(body, `fairlead_registry_entries{kind="refused"} 1`) {
+	if status != http.StatusOK || !strings.Contains(body, fmt.Sprintf("aggregator_unavailable_apiservice_total{name=%q,reason=\"ProtectedGroup\"}", a.name)) ||
+		!strings.Contains(body, fmt.Sprintf(`fairlead_registry_entries{kind="refused"} %d`, len(claimants()))) {
 		t.Errorf("metrics: %d", status)
 	}
 }
