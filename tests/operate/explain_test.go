@@ -178,7 +178,7 @@ func testExplain(t *testing.T, w *world) {
 func withoutTraffic(name string) string {
 	return map[string]string{
 		"no-service": "ServiceNotFound", "wrong-port": "not listening on port 8080", "no-endpoints": "EndpointsNotFound", "none-ready": "MissingEndpoints",
-		"headless": "None", "wrong-ca": "does not hold", "expired": "expired", "wrong-san": "wrong-san.operate.svc",
+		"headless": "None", "wrong-ca": "UnknownAuthority", "expired": "ExpiredCertificate", "wrong-san": "WrongServerName",
 		"shadowed": "it shadows CustomResourceDefinition things.shadowed.example.com", "protected-group": "batch",
 	}[name]
 }
