@@ -190,7 +190,7 @@ func (d *door) asksFrames(t *testing.T, n int) net.Conn {
 // asksLines asks many times in a row over HTTP/1.1.
 func (d *door) asksLines(t *testing.T, n int) net.Conn {
 	t.Helper()
-	conn := d.raw(t, "reader")
+	conn := d.rawBy(t, "reader", deaf())
 	if _, err := io.WriteString(conn, strings.Repeat("GET "+target+" HTTP/1.1\r\nHost: x\r\n\r\n", n)); err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -119,9 +120,15 @@ func testSmuggling(t *testing.T, d *door) {
 // raw opens an HTTP/1.1 connection as a user.
 func (d *door) raw(t *testing.T, user string) *tls.Conn {
 	t.Helper()
+	return d.rawBy(t, user, &net.Dialer{})
+}
+
+// rawBy is raw with a dialer.
+func (d *door) rawBy(t *testing.T, user string, dialer *net.Dialer) *tls.Conn {
+	t.Helper()
 	c := d.w.as(user)
 	c.NextProtos = []string{"http/1.1"}
-	conn, err := (&tls.Dialer{Config: c}).DialContext(t.Context(), "tcp", d.front)
+	conn, err := (&tls.Dialer{NetDialer: dialer, Config: c}).DialContext(t.Context(), "tcp", d.front)
 	if err != nil {
 		t.Fatal(err)
 	}

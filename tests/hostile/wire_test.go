@@ -39,10 +39,8 @@ func connect(ctx context.Context, address string, c *tls.Config, reads bool, set
 	c = c.Clone()
 	c.NextProtos = []string{"h2"}
 	dialer := &net.Dialer{}
-	if !reads { // or the kernel takes megabytes for us
-		dialer.Control = func(_, _ string, raw syscall.RawConn) (err error) {
-			return errors.Join(raw.Control(func(fd uintptr) { err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4<<10) }), err)
-		}
+	if !reads {
+		dialer = deaf()
 	}
 	conn, err := (&tls.Dialer{NetDialer: dialer, Config: c}).DialContext(ctx, "tcp", address)
 	if err != nil {
@@ -60,6 +58,13 @@ func connect(ctx context.Context, address string, c *tls.Config, reads bool, set
 		go w.read() // ends with the connection
 	}
 	return w, nil
+}
+
+// deaf makes connections that take a few KiB before somebody reads them. Else the kernel takes megabytes.
+func deaf() *net.Dialer {
+	return &net.Dialer{Control: func(_, _ string, raw syscall.RawConn) (err error) {
+		return errors.Join(raw.Control(func(fd uintptr) { err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4<<10) }), err)
+	}}
 }
 
 func (w *wire) close() { _ = w.tls.NetConn().Close() }
