@@ -154,7 +154,7 @@ func testFullDisk(t *testing.T, w *world) {
 	if n != 100 || bad > 1 { // one may have been cut
 		t.Errorf("%d lines from before, %d that are none", n, bad)
 	}
-	t.Logf("600 requests served with a full disk, %v lines lost and counted; lines of all 100 after it", lost)
+	t.Logf("500 requests served with a full disk, %v lines lost and counted; lines of all 100 after it", lost)
 }
 
 // burst asks n times, and nothing may go wrong.
