@@ -82,7 +82,8 @@ func checkRoute(t *testing.T, path string, d *Decision) {
 		t.Errorf("%q is refused without a word", path)
 	}
 	for part := range strings.SplitSeq(path, "/") {
-		if (part == ".." || part == ".") && d.Action != Refuse {
+		// What leads neither as it stands nor resolved to one of ours is the local apiserver's to judge, byte for byte.
+		if (part == ".." || part == ".") && d.Action != Refuse && d.Action != ToLocal {
 			t.Errorf("%q is carried out: %v", path, d.Action)
 		}
 	}
