@@ -2,16 +2,17 @@ package main
 
 import (
 	"bufio"
+	"io"
 	"net"
 	"net/http"
-	"sync"
+	"sync/atomic"
 	"time"
 )
 
 const (
 	// stall is how long an HTTP/1.1 client may take nothing of what is written to it: as on the frame lane.
 	stall = 30 * time.Second
-	// bodyRest is how long the rest of a body is waited for once there is an answer. net/http reads up to 256 KiB of it, without any bound of time, so that
+	// bodyRest is how long the rest of a body is waited for after the answer. net/http reads up to 256 KiB of it, without any bound of time, so that
 	// the connection can be used again: who sends one byte a minute would have it, and a goroutine, for half a year.
 	bodyRest = 5 * time.Second
 )
@@ -30,55 +31,83 @@ func patientNoMore(next http.Handler) http.Handler {
 			w.Header().Set("Connection", "close")
 		}
 		b := &bounded{ResponseWriter: w, control: http.NewResponseController(w)}
-		if r.Body != http.NoBody {
-			b.rest = sync.OnceFunc(func() { // the writer's and the deferred one are the handler's
-				_ = b.control.SetReadDeadline(time.Now().Add(bodyRest)) // none to be set when it was hijacked
-				_ = r.Body.Close()
-				_ = b.control.SetReadDeadline(time.Time{})
-			})
-		}
 		_ = b.control.SetWriteDeadline(time.Time{}) // of the request before
-		defer b.end()
+		if r.Body != http.NoBody {
+			// A backend may answer while it still reads: without this, net/http takes what is left of the body for itself as soon as there is a response head
+			// (golang/go#15527), and the backend gets a shorter one. It can fail only where it is not needed.
+			_ = b.control.EnableFullDuplex()
+			b.body = &watched{ReadCloser: r.Body}
+			own := *r // net/http looks at its own one
+			own.Body = b.body
+			r = &own
+		}
 		next.ServeHTTP(b, r)
+		b.end()
 	})
+}
+
+// watched is a body that tells whether it was read to its end.
+type watched struct {
+	io.ReadCloser
+	ended atomic.Bool
+}
+
+func (b *watched) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err == io.EOF { //nolint:errorlint // net/http does not wrap it
+		b.ended.Store(true)
+	}
+	return n, err //nolint:wrapcheck // io.EOF must stay what it is
 }
 
 // bounded is a response whose client may be slow.
 type bounded struct {
 	http.ResponseWriter
 	control  *http.ResponseController
-	rest     func() // ends the request's body. Nil: there is none
+	body     *watched // nil: there is none
+	headed   bool     // the final head was written
 	hijacked bool
 }
 
-// end is deferred: what is buffered is still to be written.
+// head comes before the final head. What is left of a body at that time is nobody's next request: the connection ends with this answer.
+func (b *bounded) head() {
+	if !b.headed && b.body != nil && !b.body.ended.Load() {
+		b.Header().Set("Connection", "close")
+	}
+	b.headed = true
+}
+
+// end comes after the handler: the client gets its answer at once, and some time for the rest of its body, so that it is not reset while it sends.
 func (b *bounded) end() {
 	if b.hijacked {
 		return
 	}
-	if b.rest != nil {
-		b.rest()
+	b.head()
+	b.hurry() // what is buffered is still to be written
+	if b.body == nil || b.body.ended.Load() {
+		return
 	}
-	b.hurry()
+	_ = b.control.Flush()
+	_ = b.control.SetReadDeadline(time.Now().Add(bodyRest))
+	_ = b.body.Close()
+	_ = b.control.SetReadDeadline(time.Time{})
 }
 
 // hurry gives the client time for the next write.
 func (b *bounded) hurry() { _ = b.control.SetWriteDeadline(time.Now().Add(stall)) }
 
-// WriteHeader ends the body first: net/http does so with the final head, which must say whether the connection goes on.
+// WriteHeader may block as Write does. Interim heads (1xx) are followed by another.
 func (b *bounded) WriteHeader(code int) {
-	if code >= http.StatusOK && b.rest != nil {
-		b.rest()
+	if code >= http.StatusOK {
+		b.head()
 	}
 	b.hurry()
 	b.ResponseWriter.WriteHeader(code)
 }
 
-// Write may be the one that sends the head.
+// Write gives the client time for each piece.
 func (b *bounded) Write(p []byte) (int, error) {
-	if b.rest != nil {
-		b.rest()
-	}
+	b.head()
 	b.hurry()
 	return b.ResponseWriter.Write(p)
 }
@@ -88,9 +117,7 @@ func (b *bounded) Flush() { _ = b.FlushError() }
 
 // FlushError is Flush with its error.
 func (b *bounded) FlushError() error {
-	if b.rest != nil {
-		b.rest()
-	}
+	b.head()
 	b.hurry()
 	return b.control.Flush() //nolint:wrapcheck // this is the writer
 }

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+)
+
+// A backend may begin its answer before it has read the whole body. The rest of the body is the backend's all the same: a body that was taken away would end
+// there too early, or reset the request in the middle of its answer.
+func TestAnswerWhileTheBodyComes(t *testing.T) {
+	s := httptest.NewServer(patientNoMore(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		b := make([]byte, 5)
+		for {
+			n, err := r.Body.Read(b)
+			_, _ = w.Write(b[:n])
+			_ = http.NewResponseController(w).Flush()
+			if err != nil {
+				if err != io.EOF {
+					_, _ = io.WriteString(w, err.Error())
+				}
+				return
+			}
+		}
+	})))
+	t.Cleanup(s.Close)
+	body, upload := io.Pipe()
+	go func() { _, _ = io.WriteString(upload, "first") }()
+	res, err := http.Post(s.URL, "text/plain", body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	go func() {
+		_, _ = io.WriteString(upload, " and second")
+		_ = upload.Close()
+	}()
+	got, err := io.ReadAll(res.Body)
+	if err != nil || string(got) != "first and second" {
+		t.Errorf("%q, %v, want all that was sent", got, err)
+	}
+}
+
+// What is left of a body is nobody's next request, however its sender behaves after the answer.
+func TestRestOfABodyIsNoRequest(t *testing.T) {
+	var paths sync.Map
+	s := httptest.NewServer(patientNoMore(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		paths.Store(r.URL.Path, true)
+		w.WriteHeader(http.StatusUnauthorized)
+	})))
+	t.Cleanup(s.Close)
+	conn, err := net.Dial("tcp", s.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, "POST /first HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\nbegun"); err != nil {
+		t.Fatal(err)
+	}
+	r := bufio.NewReader(conn)
+	res, err := http.ReadResponse(r, nil)
+	if err != nil || res.StatusCode != http.StatusUnauthorized || !res.Close {
+		t.Fatalf("%+v, %v, want a 401 at once that ends the connection", res, err)
+	}
+	began := time.Now()
+	_, _ = io.WriteString(conn, "GET /second HTTP/1.1\r\nHost: x\r\n\r\n")
+	_, err = io.Copy(io.Discard, r)
+	if took := time.Since(began); err != nil || took < bodyRest-time.Second || took > bodyRest+5*time.Second {
+		t.Errorf("the connection ended after %v, %v, want %v", took, err, bodyRest)
+	}
+	if _, ok := paths.Load("/second"); ok {
+		t.Error("the rest of a body was taken for a request")
+	}
+}
