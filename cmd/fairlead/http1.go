@@ -54,7 +54,7 @@ type watched struct {
 
 func (b *watched) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if err == io.EOF { //nolint:errorlint // net/http does not wrap it
+	if err == io.EOF { // net/http does not wrap it
 		b.ended.Store(true)
 	}
 	return n, err //nolint:wrapcheck // io.EOF must stay what it is
