@@ -116,6 +116,10 @@ func errBusy(name string) error {
 	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, name+" has as many requests as it may have, please try again later", retrySoon)
 }
 
+func errGivenUp() error {
+	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "too many requests of this user were given up, please try again later", retrySoon)
+}
+
 // forwardError is what a client sees when forwarding to name has failed with err before a response head had come.
 func forwardError(name string, err error) error {
 	switch {

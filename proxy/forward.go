@@ -17,6 +17,11 @@ import (
 // forward carries a request out on the net/http lane.
 func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 	d := &x.decision
+	if p.givenUp.owes(d, x.head) {
+		p.givenUp.refused.Inc()
+		p.writeError(w, r, errGivenUp())
+		return
+	}
 	held, err := p.enter(d)
 	if err != nil {
 		p.writeError(w, r, err)

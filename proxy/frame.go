@@ -128,7 +128,7 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 	r.follow = l.p.follow(&r.head, d)
 	r.head.Fields = nil // they are not to be looked at any more
 	up := l.upstream(d)
-	if up == nil || r.follow.bodies(d) {
+	if up == nil || r.follow.bodies(d) || l.p.givenUp.owes(d, &r.head) {
 		// The net/http lane decides again, from the caches.
 		l.recycle(r)
 		return h2.Plan{Serve: l.p, GoAway: l.p.goAway()}
@@ -335,6 +335,9 @@ func (r *frameRequest) onEnd(o h2.Outcome) {
 		status = statusClientGone
 	}
 	p := r.l.p
+	if o.Reason == h2.ReasonClientReset || o.Reason == h2.ReasonClientLost {
+		p.givenUp.ended(&r.decision, &r.head, o.Duration)
+	}
 	p.metrics.observe(&r.decision, status, o.Duration)
 	if r.follow != nil {
 		r.endFollow(status, &o)

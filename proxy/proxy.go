@@ -75,6 +75,7 @@ type Proxy struct {
 	underWay underWay
 	sessions sessions
 	limits   limits
+	givenUp  *givenUp
 	// rejecting turns every new request away, leaving every HTTP/1.1 connection.
 	rejecting, leaving atomic.Bool
 	// ending ends when long-running requests must; end is what ends it.
@@ -89,12 +90,12 @@ func New(cfg Config) (*Proxy, error) {
 	if cfg.Table == nil || cfg.Authn == nil || cfg.Authz == nil || cfg.Backends == nil {
 		return nil, errors.New("making a proxy: Table, Authn, Authz and Backends are required")
 	}
-	p := &Proxy{cfg: cfg, log: cfg.Logger, codecs: errorCodecs(), instance: newInstance()}
+	p := &Proxy{cfg: cfg, log: cfg.Logger, codecs: errorCodecs(), instance: newInstance(), givenUp: newGivenUp()}
 	if p.log == nil {
 		p.log = slog.New(slog.DiscardHandler)
 	}
 	var err error
-	if p.metrics, err = newMetrics(cfg.Metrics, cfg.Table, p.active()...); err != nil {
+	if p.metrics, err = newMetrics(cfg.Metrics, cfg.Table, append(p.active(), p.givenUp.refused)...); err != nil {
 		return nil, err
 	}
 	p.limits.init(cfg.MaxInFlight, cfg.MaxMutating)

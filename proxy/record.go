@@ -108,6 +108,9 @@ func (rec *recorder) done() {
 	}
 	took := time.Since(rec.began)
 	x := rec.exchange
+	if rec.request.Context().Err() != nil { // only the server ends it, when the client has
+		rec.proxy.givenUp.ended(&x.decision, x.head, took)
+	}
 	rec.proxy.metrics.observe(&x.decision, rec.status, took)
 	if x.own == nil && rec.status != statusClientGone && !x.decision.LongRunning {
 		rec.proxy.timed(&x.decision, took)

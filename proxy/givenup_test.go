@@ -1,0 +1,185 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"runtime"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+)
+
+func quitter(name string) (*Decision, *Head) {
+	return &Decision{Action: ToRemote, User: &user.DefaultInfo{Name: name}}, &Head{RemoteIP: "192.0.2.1"}
+}
+
+func TestGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGivenUp()
+		bob, h := quitter("bob")
+		for range g.burst {
+			g.ended(bob, h, 0)
+		}
+		if g.owes(bob, h) {
+			t.Fatal("owes within the burst")
+		}
+		g.ended(bob, h, 0)
+		if !g.owes(bob, h) {
+			t.Fatal("owes nothing beyond it")
+		}
+		if alice, h := quitter("alice"); g.owes(alice, h) {
+			t.Error("another user owes too")
+		}
+		time.Sleep(g.pause)
+		if g.owes(bob, h) {
+			t.Error("still owes after a pause")
+		}
+		for range 100 * g.burst { // nobody counts on being asked first
+			g.ended(bob, h, 0)
+		}
+		full := time.Duration(g.burst) * g.pause
+		if time.Sleep(full - g.pause); !g.owes(bob, h) {
+			t.Error("all is paid off too early")
+		}
+		if time.Sleep(2 * g.pause); g.owes(bob, h) {
+			t.Error("has to wait longer than the bound")
+		}
+		if time.Sleep(full); g.owes(bob, h) || g.until.Load() != 0 {
+			t.Error("requests still look for who owes")
+		}
+	})
+}
+
+// What has run for a while, and what is answered here, is not charged for.
+func TestGivenUpFree(t *testing.T) {
+	g := newGivenUp()
+	bob, h := quitter("bob")
+	page := *bob
+	page.Action = ToPage
+	for range 2 * g.burst {
+		g.ended(bob, h, quickly)
+		g.ended(&page, h, 0)
+	}
+	if g.owes(bob, h) {
+		t.Error("owes")
+	}
+}
+
+func TestGivenUpBounded(t *testing.T) {
+	g := newGivenUp()
+	for i := range 3 * maxOwing * len(g.shards) {
+		d, h := quitter(fmt.Sprint(i))
+		g.ended(d, h, 0)
+	}
+	for i := range g.shards {
+		if n := len(g.shards[i].paid); n > maxOwing {
+			t.Errorf("%d users", n)
+		}
+	}
+}
+
+func TestPayer(t *testing.T) {
+	bob := &user.DefaultInfo{Name: "bob"}
+	h := &Head{RemoteIP: "192.0.2.1"}
+	for _, tc := range []struct {
+		name string
+		d    Decision
+		want payer
+	}{
+		{"user", Decision{User: bob}, payer{name: "bob"}},
+		{"impersonator", Decision{User: bob, Impersonator: &user.DefaultInfo{Name: "root"}}, payer{name: "root"}},
+		{"nobody", Decision{}, payer{address: "192.0.2.1"}},
+		{"anonymous", Decision{User: &user.DefaultInfo{Name: user.Anonymous}}, payer{address: "192.0.2.1"}},
+	} {
+		if got := payerOf(&tc.d, h); got != tc.want {
+			t.Errorf("%s: %+v", tc.name, got)
+		}
+	}
+}
+
+// A user who gives up request after request, on any number of connections, reaches no backend for a while; others do.
+func TestGivenUpIsRefused(t *testing.T) {
+	for side, path := range map[string]string{"remote": remoteGV + "/widgets", "local": "/api/v1/pods"} {
+		t.Run(side, func(t *testing.T) {
+			everyWay(t, func(t *testing.T, proto string) {
+				asked := make(chan struct{}, 1)
+				hang := func(w http.ResponseWriter, r *http.Request) {
+					if r.Header.Get("X-Hang") == "" {
+						_, _ = io.WriteString(w, "ok")
+						return
+					}
+					asked <- struct{}{}
+					<-r.Context().Done()
+				}
+				w := newWorld(t, worldConfig{remote: hang, local: hang})
+				const burst = 10
+				w.proxy.givenUp.burst, w.proxy.givenUp.pause = burst, time.Hour
+				for range burst + 1 {
+					w.giveUp(t, proto, path, asked)
+				}
+				refused := w.get(t, proto, path)
+				if s := statusOf(t, refused); refused.status != http.StatusTooManyRequests || refused.header.Get("Retry-After") != "1" {
+					t.Errorf("%d %+v", refused.status, s)
+				}
+				if n := testutil.ToFloat64(w.proxy.givenUp.refused); n != 1 {
+					t.Errorf("%v refused", n)
+				}
+				r := w.request(t, "GET", path, nil)
+				r.Header.Set("Authorization", "Bearer token-of-alice")
+				if got := w.do(t, w.httpClient(t, proto, nil), r); got.status != http.StatusOK {
+					t.Errorf("somebody else: %d %s", got.status, got.body)
+				}
+			})
+		})
+	}
+}
+
+// giveUp asks on a connection of its own, and gives up when the backend has heard of it. It returns when that was noticed.
+func (w *world) giveUp(t *testing.T, proto, path string, asked <-chan struct{}) {
+	t.Helper()
+	before := w.given()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	r := w.request(t, "GET", path, nil).WithContext(ctx)
+	r.Header.Set("Authorization", "Bearer token-of-bob")
+	r.Header.Set("X-Hang", "yes")
+	var flying sync.WaitGroup
+	flying.Go(func() {
+		res, err := w.httpClient(t, proto, nil).Do(r)
+		if err == nil {
+			res.Body.Close()
+		}
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("given up: %v", err)
+		}
+	})
+	<-asked
+	cancel()
+	flying.Wait()
+	for w.given() == before && t.Context().Err() == nil {
+		runtime.Gosched()
+	}
+}
+
+// given is how many were charged for, of a world whose pause is an hour.
+func (w *world) given() time.Duration {
+	var n time.Duration
+	g := w.proxy.givenUp
+	for i := range g.shards {
+		s := &g.shards[i]
+		s.mu.Lock()
+		for _, at := range s.paid {
+			n += at.Round(g.pause)
+		}
+		s.mu.Unlock()
+	}
+	return n
+}
