@@ -23,7 +23,7 @@ func (e *engine) requestBlock(c *conn, id uint32, selfish bool) *connError {
 	}
 	c.maxID = id
 	if c.ignores(id) {
-		return nil
+		return c.spend(costControl) // it had to be decoded
 	}
 	if id >= e.lim.maxStreamID {
 		e.drainConn(c) // ids run out (§5.1.1)

@@ -17,6 +17,7 @@ const (
 	costControl   = 1
 	costReset     = 10
 	costOversize  = 100
+	costNobody    = 60 // a request of nobody we know: 100 at once and 20 a second, less what its end pays back. kube-apiserver ends a connection with the first
 	gainCompleted = 10 // one completed stream pays for one reset
 
 	// smallWindow is the WINDOW_UPDATE that is charged for: every known client gathers at least half of its window, and larger ones soon end in an overflow
@@ -35,6 +36,19 @@ func (c *conn) spend(n int) *connError {
 		return &connError{http2.ErrCodeEnhanceYourCalm, "too much work for nothing"}
 	}
 	return nil
+}
+
+// unauthorized is told that a request was answered here with 401, which costs us a goroutine and an encoded Status each. Whoever asks too often as nobody has
+// to connect anew; what others have under way on the connection, if it is a proxy's, is still answered.
+func (e *engine) unauthorized(c *conn) {
+	if c.goAway == goAwayFinal || c.spend(costNobody) == nil {
+		return
+	}
+	c.budget = guardBurst / 10 // for what is under way
+	e.drainConn(c)
+	if !c.closing {
+		e.finalGoAway(c)
+	}
 }
 
 func (c *conn) settingsFrameValid(h frameHeader, p []byte) *connError {
@@ -108,7 +122,7 @@ func (e *engine) newInitialWindow(c *conn, v int32) *connError {
 	if diff == 0 {
 		return nil
 	}
-	if err := c.spend(len(c.streams) / 16); err != nil { // walking all streams is work
+	if err := c.spend(len(c.streams) / 4); err != nil { // walking all streams is work, and each may send a byte
 		return err
 	}
 	for _, s := range c.streams {

@@ -68,11 +68,18 @@ func (e *engine) localHead(s *stream, status int, fields []hpack.HeaderField) {
 		s.leg[up].writeHeaders(s.id[up], false, fields)
 		return
 	}
-	s.status, s.waited = int16(status), e.now
+	e.localStatus(s, status)
 	d := &s.half[down]
 	if !d.head {
 		d.head = true
 		s.leg[up].writeHeaders(s.id[up], false, fields, s.plan.SetResponse)
+	}
+}
+
+func (e *engine) localStatus(s *stream, status int) {
+	s.status, s.waited = int16(status), e.now
+	if status == http.StatusUnauthorized {
+		e.unauthorized(s.leg[up])
 	}
 }
 
@@ -82,7 +89,7 @@ func (e *engine) localEnd(l *local, status int, fields, trailers []hpack.HeaderF
 	s.local, l.s = nil, nil
 	d := &s.half[down]
 	if !d.head {
-		s.status, s.waited = int16(status), e.now
+		e.localStatus(s, status)
 		d.head, d.end, d.sentEnd = true, true, true
 		s.leg[up].writeHeaders(s.id[up], true, fields, s.plan.SetResponse)
 		e.review(s)
