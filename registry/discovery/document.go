@@ -6,22 +6,27 @@ import (
 	"crypto/sha512"
 	"encoding/hex"
 	"net"
+	"net/http"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 
+	"golang.org/x/net/http2/hpack"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/fairlead-proxy/fairlead/registry/negotiate"
 )
 
 // document is one object in all the forms in which it can be asked for. It never changes; a form is rendered when it is first asked for.
 type document struct {
-	write  func(s *sheet, media string, pretty bool)
-	etag   string
-	header fields
-	// public lets shared caches keep it, as kube-apiserver lets them keep aggregated discovery and nothing else.
-	public bool
-	forms  [2 * len(medias{})]form
+	write func(s *sheet, media string, pretty bool)
+	etag  string
+	// cache is Cache-Control: public lets shared caches keep it, as kube-apiserver lets them keep aggregated discovery and nothing else.
+	cache     string
+	unchanged *negotiate.Answer
+	forms     [2 * len(medias{})]form
 }
 
 // medias are the media types, by number.
@@ -31,17 +36,14 @@ func allMedias() medias {
 	return medias{runtime.ContentTypeJSON, runtime.ContentTypeYAML, runtime.ContentTypeProtobuf, runtime.ContentTypeCBOR}
 }
 
-// fields are header values that all responses with a document share, so that a response makes none.
-type fields struct{ etag, vary, varyEncoding, cache []string }
-
 // form is a document in one media type.
 type form struct {
 	once, gzipOnce sync.Once
 	// plain is the body and zipped the same in gzip, empty when that is not worth it.
-	plain, zipped          []byte
-	contentType            []string
-	plainLength, zipLength []string
-	gzipEncodings          []string
+	plain, zipped []byte
+	contentType   string
+	// answers are what clients get who do not take gzip, and who do. Nil: nobody has asked yet.
+	answers [2]atomic.Pointer[negotiate.Answer]
 }
 
 // leastZipped is from what size on a body is compressed. It is done once per change, so it may be far below kube-apiserver's 128 KiB; what fits into a few packets
@@ -50,17 +52,22 @@ const leastZipped = 4 << 10
 
 // newDocument makes a document and renders its JSON form, of which the ETag is made; marshalled is what to make it of instead. Nil: of that form.
 func newDocument(write func(*sheet, string, bool), marshalled []byte, public bool) *document {
-	d := &document{write: write, public: public}
+	d := &document{write: write, cache: "no-cache, private"}
+	if public {
+		d.cache = "public"
+	}
 	body := d.form(choice{media: 0}).plain
 	if marshalled != nil {
 		body = marshalled
 	}
 	d.etag = tagOf(body)
-	d.header = fields{etag: []string{d.etag}, vary: []string{"Accept"}, varyEncoding: []string{"Accept", "Accept-Encoding"}, cache: []string{"no-cache, private"}}
-	if public {
-		d.header.cache = []string{"public"}
-	}
+	d.unchanged = negotiate.NewAnswer(http.StatusNotModified, nil, d.common()...)
 	return d
+}
+
+// common are the fields that every answer with the document has.
+func (d *document) common() []hpack.HeaderField {
+	return []hpack.HeaderField{{Name: "cache-control", Value: d.cache}, {Name: "etag", Value: d.etag}, {Name: "vary", Value: "Accept"}}
 }
 
 // tagOf is the quoted, upper-case SHA-512 of a body, as kube-apiserver makes its ETags.
@@ -69,26 +76,56 @@ func tagOf(body []byte) string {
 	return strconv.Quote(strings.ToUpper(hex.EncodeToString(sum[:])))
 }
 
-// form returns a form, rendering it if nobody has asked for it yet.
-func (d *document) form(c choice) *form {
+// at is where a form is kept.
+func (d *document) at(c choice) *form {
 	i := 2 * c.media
 	if c.pretty {
 		i++
 	}
-	f := &d.forms[i]
+	return &d.forms[i]
+}
+
+// form returns a form, rendering it if nobody has asked for it yet.
+func (d *document) form(c choice) *form {
+	f := d.at(c)
 	f.once.Do(func() {
-		s := &sheet{header: make(map[string][]string, 2)}
+		s := &sheet{header: make(http.Header, 2)}
 		d.write(s, allMedias()[c.media], c.pretty)
 		f.plain = bytes.Clone(s.body.Bytes()) // without the room that the buffer had grown
-		f.contentType = s.header["Content-Type"]
-		f.plainLength = []string{strconv.Itoa(len(f.plain))}
+		f.contentType = s.header.Get("Content-Type")
 	})
 	return f
 }
 
-// compressed returns the body in gzip. Empty: it is too small.
-func (f *form) compressed() []byte {
-	if len(f.plain) < leastZipped {
+// answer returns the answer with a form, making it if nobody has asked for it yet.
+func (d *document) answer(c choice, gzip bool) *negotiate.Answer {
+	f := d.form(c)
+	known := f.known(gzip)
+	if a := known.Load(); a != nil {
+		return a
+	}
+	fields := append(d.common(), hpack.HeaderField{Name: "content-type", Value: f.contentType})
+	body := f.plain
+	if zipped := f.compressed(gzip); zipped != nil {
+		body = zipped
+		fields = append(d.common(), hpack.HeaderField{Name: "vary", Value: "Accept-Encoding"}, fields[len(fields)-1], hpack.HeaderField{Name: "content-encoding", Value: "gzip"})
+	}
+	a := negotiate.NewAnswer(http.StatusOK, body, fields...)
+	known.Store(a)
+	return a
+}
+
+// known is where an answer with the form is kept.
+func (f *form) known(gzip bool) *atomic.Pointer[negotiate.Answer] {
+	if gzip {
+		return &f.answers[1]
+	}
+	return &f.answers[0]
+}
+
+// compressed returns the body in gzip, if that is wanted. Empty: it is not, or the body is too small.
+func (f *form) compressed(wanted bool) []byte {
+	if !wanted || len(f.plain) < leastZipped {
 		return nil
 	}
 	f.gzipOnce.Do(func() {
@@ -98,8 +135,6 @@ func (f *form) compressed() []byte {
 		_, _ = z.Write(f.plain)
 		_ = z.Close()
 		f.zipped = bytes.Clone(b.Bytes())
-		f.zipLength = []string{strconv.Itoa(len(f.zipped))}
-		f.gzipEncodings = []string{"gzip"}
 	})
 	return f.zipped
 }

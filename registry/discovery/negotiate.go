@@ -3,6 +3,7 @@ package discovery
 import (
 	"maps"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -42,11 +43,25 @@ type negotiator struct {
 	mu    sync.Mutex // guards the writing of known
 }
 
-func (n *negotiator) choose(accept string) choice {
+// of returns the document that is asked for.
+func (c choice) of(aggregated, legacy *document) *document {
+	if c.aggregated {
+		return aggregated
+	}
+	return legacy
+}
+
+// remembered returns what was chosen before.
+func (n *negotiator) remembered(accept string) (c choice, ok bool) {
 	if known := n.known.Load(); known != nil {
-		if c, ok := (*known)[accept]; ok {
-			return c
-		}
+		c, ok = (*known)[accept]
+	}
+	return c, ok
+}
+
+func (n *negotiator) choose(accept string) choice {
+	if c, ok := n.remembered(accept); ok {
+		return c
 	}
 	c := n.negotiate(accept)
 	if len(accept) <= maxAccept {
@@ -104,8 +119,7 @@ func acceptOf(r *http.Request) string {
 }
 
 // produces reports whether go-restful would find one of the media types in the Accept field.
-func produces(r *http.Request, supported []string) bool {
-	accept := acceptOf(r)
+func produces(accept string, supported []string) bool {
 	if accept == "" {
 		return true
 	}
@@ -119,13 +133,13 @@ func produces(r *http.Request, supported []string) bool {
 }
 
 // wantsPretty reports whether a request asks for indented text: by the query, or by being sent by a tool that people read.
-func wantsPretty(r *http.Request) bool {
-	if strings.Contains(r.URL.RawQuery, "pretty") {
-		if v := r.URL.Query().Get("pretty"); v != "" {
+func wantsPretty(query, agent string) bool {
+	if strings.Contains(query, "pretty") {
+		values, _ := url.ParseQuery(query) // what can be read of it
+		if v := values.Get("pretty"); v != "" {
 			pretty, _ := strconv.ParseBool(v)
 			return pretty
 		}
 	}
-	agent := r.UserAgent()
 	return strings.HasPrefix(agent, "curl") || strings.HasPrefix(agent, "Wget") || strings.HasPrefix(agent, "Mozilla/5.0")
 }

@@ -57,7 +57,7 @@ func (d *Discovery) aggregatedDocument(list *apidiscoveryv2.APIGroupDiscoveryLis
 	}
 	d.metrics.aggregations.Inc()
 	doc := newDocument(func(s *sheet, media string, pretty bool) { d.codecs.writeAggregated(s, list, media, pretty) }, marshalled, true)
-	doc.form(choice{}).compressed()
+	doc.form(choice{}).compressed(true)
 	return doc
 }
 
@@ -102,7 +102,7 @@ func (d *Discovery) serveCore(w http.ResponseWriter, r *http.Request, docs *docu
 	case r.Method != http.MethodGet:
 		w.Header().Set("Allow", http.MethodGet)
 		d.writeError(w, r, apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, "", schema.GroupResource{}, "", "", 0, false))
-	case !produces(r, d.root.supported):
+	case !produces(acceptOf(r), d.root.supported):
 		message := "406: Not Acceptable\n\nAvailable representations: " + strings.Join(d.root.supported, ", ")
 		d.writeError(w, r, apierrors.NewGenericServerResponse(http.StatusNotAcceptable, "", schema.GroupResource{}, "", message, 0, false))
 	default:
@@ -146,30 +146,13 @@ func (d *Discovery) serve(w http.ResponseWriter, r *http.Request, n *negotiator,
 		n.refuse(w)
 		return
 	}
-	doc := legacy
-	if c.aggregated {
-		doc = aggregated
-	}
-	h := w.Header()
-	h["Etag"], h["Vary"], h["Cache-Control"] = doc.header.etag, doc.header.vary, doc.header.cache
-	if negotiate.Matches(r, doc.etag) {
-		w.WriteHeader(http.StatusNotModified)
+	doc := c.of(aggregated, legacy)
+	if negotiate.Matches(doc.etag, r.Header["If-None-Match"]...) {
+		doc.unchanged.Write(w, r)
 		return
 	}
-	c.pretty = c.media == 0 && (c.pretty || wantsPretty(r))
-	f := doc.form(c)
-	body, length := f.plain, f.plainLength
-	if negotiate.TakesGzip(r) {
-		if zipped := f.compressed(); zipped != nil {
-			body, length = zipped, f.zipLength
-			h["Content-Encoding"], h["Vary"] = f.gzipEncodings, doc.header.varyEncoding
-		}
-	}
-	h["Content-Type"], h["Content-Length"] = f.contentType, length
-	w.WriteHeader(http.StatusOK)
-	if r.Method != http.MethodHead {
-		_, _ = w.Write(body) // a client that has gone
-	}
+	c.pretty = c.media == 0 && (c.pretty || wantsPretty(r.URL.RawQuery, r.UserAgent()))
+	doc.answer(c, negotiate.TakesGzip(r.Header["Accept-Encoding"]...)).Write(w, r)
 }
 
 func (d *Discovery) writeError(w http.ResponseWriter, r *http.Request, err error) {

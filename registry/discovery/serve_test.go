@@ -4,12 +4,15 @@ import (
 	"compress/gzip"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"golang.org/x/net/http2/hpack"
 )
 
 // opened is a stage with two local group-versions, that is ready.
@@ -136,4 +139,67 @@ func TestNewRefuses(t *testing.T) {
 	if _, err := New(Config{}); err == nil {
 		t.Error("a Discovery without a table was made")
 	}
+}
+
+// What Rendered returns is what ServeHTTP would answer, and it returns it for what was asked for once.
+func TestRenderedIsServed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := opened(t)
+		tag := s.get("/apis", http.Header{"Accept": {aggregatedJSON}}).Header().Get("Etag")
+		for _, path := range []string{"/apis", "/api"} {
+			for _, accept := range []string{"", aggregatedJSON, aggregatedJSON + ",application/json", "application/vnd.kubernetes.protobuf" + aggregatedParams, "application/yaml", "*/*"} {
+				for _, h := range []http.Header{
+					{}, {"Accept-Encoding": {"gzip"}}, {"Accept-Encoding": {"gzip;q=0"}}, {"If-None-Match": {tag}}, {"If-None-Match": {`"other"`}}, {"User-Agent": {"curl/8"}},
+				} {
+					if h.Set("Accept", accept); accept == "" {
+						h.Del("Accept")
+					}
+					var fields []hpack.HeaderField
+					for name, values := range h {
+						fields = append(fields, hpack.HeaderField{Name: strings.ToLower(name), Value: values[0]})
+					}
+					s.d.Rendered(path, "", fields)
+					want := s.get(path, h)
+					a := s.d.Rendered(path, "", fields)
+					if a == nil {
+						if want.Code < 400 {
+							t.Errorf("%s %v: not rendered, though it was asked for", path, h)
+						}
+						continue
+					}
+					got := httptest.NewRecorder()
+					a.Write(got, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
+					if diff := cmp.Diff(want.Header(), got.Header()); diff != "" || got.Code != want.Code || got.Body.String() != want.Body.String() {
+						t.Errorf("%s %v: %d instead of %d, %s", path, h, got.Code, want.Code, diff)
+					}
+				}
+			}
+		}
+	})
+}
+
+// What only ServeHTTP can tell is not answered.
+func TestNotRendered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := opened(t)
+		accept := hpack.HeaderField{Name: "accept", Value: aggregatedJSON}
+		s.get("/apis", http.Header{"Accept": {aggregatedJSON}})
+		for name, ask := range map[string]func() bool{
+			"an unknown form": func() bool {
+				return s.d.Rendered("/apis", "", []hpack.HeaderField{{Name: "accept", Value: "application/cbor"}}) == nil
+			},
+			"two Accept fields": func() bool { return s.d.Rendered("/apis", "", []hpack.HeaderField{accept, accept}) == nil },
+			"indented":          func() bool { return s.d.Rendered("/apis", "pretty=1", nil) == nil },
+			"a group":           func() bool { return s.d.Rendered("/apis/apps", "", []hpack.HeaderField{accept}) == nil },
+		} {
+			if !ask() {
+				t.Errorf("%s: answered", name)
+			}
+		}
+		early := newStage(t)
+		early.make(Config{})
+		if early.d.Rendered("/apis", "", nil) != nil {
+			t.Error("answered before there was a document")
+		}
+	})
 }

@@ -1,17 +1,16 @@
 // Package negotiate reads the two request fields on which an answer from a rendered document depends: which encodings the client takes, and which state it has already.
-// Its functions are pure, allocate nothing and may be called by any goroutine. It is not for media types: those are the business of the package whose document it is.
+// These functions are pure, allocate nothing and may be called by any goroutine. An Answer is what was rendered. It is not for media types: those are the business of the package whose document it is.
 package negotiate
 
 import (
-	"net/http"
 	"strconv"
 	"strings"
 )
 
-// TakesGzip reports whether a response may be compressed: gzip or * is accepted, and not with weight zero (RFC 9110 §12.5.3).
-func TakesGzip(r *http.Request) bool {
+// TakesGzip reports whether a response may be compressed: lines of Accept-Encoding accept gzip or *, and not with weight zero (RFC 9110 §12.5.3).
+func TakesGzip(lines ...string) bool {
 	takes, named := false, false
-	for _, line := range r.Header["Accept-Encoding"] {
+	for _, line := range lines {
 		for line != "" {
 			var item string
 			item, line, _ = strings.Cut(line, ",")
@@ -36,9 +35,9 @@ func isZero(weight string) bool {
 	return err == nil && q == 0
 }
 
-// Matches reports whether an If-None-Match field names the tag: lists, weak tags (compared weakly) and * (RFC 9110 §13.1.2). kube-apiserver compares the whole field only.
-func Matches(r *http.Request, tag string) bool {
-	for _, line := range r.Header["If-None-Match"] {
+// Matches reports whether lines of If-None-Match name the tag: lists, weak tags (compared weakly) and * (RFC 9110 §13.1.2). kube-apiserver compares the whole field only.
+func Matches(tag string, lines ...string) bool {
+	for _, line := range lines {
 		for line = strings.TrimLeft(line, " \t,"); line != ""; line = strings.TrimLeft(line, " \t,") {
 			if line[0] == '*' {
 				return true

@@ -56,7 +56,7 @@ func (p *packed) serve(w http.ResponseWriter, r *http.Request, contentType, hash
 	h.Set("Content-Type", contentType)
 	h.Set("Etag", strconv.Quote(hash))
 	body := p.zipped
-	if negotiate.TakesGzip(r) {
+	if negotiate.TakesGzip(r.Header["Accept-Encoding"]...) {
 		h.Set("Content-Encoding", "gzip")
 		h.Add("Vary", "Accept-Encoding")
 	} else {

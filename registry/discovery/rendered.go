@@ -1,0 +1,70 @@
+package discovery
+
+import (
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/registry/negotiate"
+)
+
+// Rendered returns what ServeHTTP would answer a GET of a path (as in a URL, without the query), where that was rendered before: it takes a fraction of a
+// microsecond, waits for nobody and allocates nothing. Nil: ServeHTTP has to be asked. The fields' names are in lower case.
+func (d *Discovery) Rendered(path, query string, fields []hpack.HeaderField) *negotiate.Answer {
+	docs := d.documents.Load()
+	if docs == nil {
+		return nil
+	}
+	asked, ok := read(fields)
+	if !ok {
+		return nil
+	}
+	aggregated, legacy := docs.groups, docs.legacy
+	switch path {
+	case "/apis":
+	case "/api":
+		if aggregated, legacy = docs.core, docs.versions; legacy == nil || !produces(asked.accept, d.root.supported) {
+			return nil
+		}
+	default:
+		return nil
+	}
+	c, ok := d.root.remembered(asked.accept)
+	if !ok || c.refused {
+		return nil
+	}
+	doc := c.of(aggregated, legacy)
+	if doc == nil {
+		return nil
+	}
+	if asked.match != "" && negotiate.Matches(doc.etag, asked.match) {
+		return doc.unchanged
+	}
+	c.pretty = c.media == 0 && (c.pretty || wantsPretty(query, asked.agent))
+	return doc.at(c).known(negotiate.TakesGzip(asked.encoding)).Load()
+}
+
+// asked are the fields on which the answer depends.
+type asked struct{ accept, encoding, match, agent string }
+
+// read takes them out of a head. It reports false when one stands there more than once.
+func read(fields []hpack.HeaderField) (a asked, ok bool) {
+	for i := range fields {
+		var to *string
+		switch fields[i].Name {
+		case "accept":
+			to = &a.accept
+		case "accept-encoding":
+			to = &a.encoding
+		case "if-none-match":
+			to = &a.match
+		case "user-agent":
+			to = &a.agent
+		default:
+			continue
+		}
+		if *to != "" {
+			return a, false
+		}
+		*to = fields[i].Value
+	}
+	return a, true
+}

@@ -1,0 +1,46 @@
+package negotiate
+
+import (
+	"net/http"
+	"strconv"
+
+	"golang.org/x/net/http2/hpack"
+)
+
+// Answer is a whole response that was made beforehand, and is shared by all requests that get it: nobody changes it.
+type Answer struct {
+	// Status is the HTTP status.
+	Status int
+	// Fields are the head: :status, then the fields with their names in lower case, those of one name side by side. Not among them is the date.
+	Fields []hpack.HeaderField
+	// Body is the content. Nil: there is none.
+	Body []byte
+}
+
+// NewAnswer makes an answer of fields and content, whose length is added.
+func NewAnswer(status int, body []byte, fields ...hpack.HeaderField) *Answer {
+	a := &Answer{Status: status, Body: body, Fields: make([]hpack.HeaderField, 0, len(fields)+2)}
+	a.Fields = append(append(a.Fields, hpack.HeaderField{Name: ":status", Value: strconv.Itoa(status)}), fields...)
+	if body != nil {
+		a.Fields = append(a.Fields, hpack.HeaderField{Name: "content-length", Value: strconv.Itoa(len(body))})
+	}
+	return a
+}
+
+// Write answers a request of net/http.
+func (a *Answer) Write(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	values := make([]string, len(a.Fields)) // for all at once
+	for i, first := 1, 1; i < len(a.Fields); i++ {
+		f := &a.Fields[i]
+		if f.Name != a.Fields[i-1].Name {
+			first = i
+		}
+		values[i] = f.Value
+		h[http.CanonicalHeaderKey(f.Name)] = values[first : i+1 : i+1]
+	}
+	w.WriteHeader(a.Status)
+	if a.Body != nil && r.Method != http.MethodHead {
+		_, _ = w.Write(a.Body) // a client that has gone
+	}
+}
