@@ -126,7 +126,11 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 	d := &r.decision
 	r.audit = auditID(d.Set, &r.head)
 	r.follow = l.p.follow(&r.head, d)
+	answer := r.ready()
 	r.head.Fields = nil // they are not to be looked at any more
+	if answer != nil {
+		return h2.Plan{Answer: answer, Done: r.done, GoAway: l.p.goAway()}
+	}
 	up := l.upstream(d)
 	if up == nil || r.follow.bodies(d) || l.p.givenUp.owes(d, &r.head) {
 		// The net/http lane decides again, from the caches.
@@ -156,6 +160,15 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 		Retries: maxRetries, Wait: up.wait, Again: again && !d.LongRunning,
 		Budget: up.budget, Accept: r.accept, Fail: r.fail, Done: r.done, GoAway: l.p.goAway(),
 	}
+}
+
+// ready returns the document that is asked for, if it need only be sent.
+func (r *frameRequest) ready() *h2.Answer {
+	ready := r.l.p.cfg.Ready
+	if ready == nil || r.decision.Action != ToDocument || r.follow != nil || r.head.Method != http.MethodGet {
+		return nil
+	}
+	return ready(&r.head)
 }
 
 // maxRetries is design's bound of further tries; the backend's budget is asked for each.

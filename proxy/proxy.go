@@ -21,6 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/tracing"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -39,6 +40,8 @@ type Config struct {
 	Local *backend.Local
 	// Documents answers /api, /apis, /apis/<group> and /openapi. Nil: they are the local apiserver's.
 	Documents http.Handler
+	// Ready returns what Documents would answer a GET, where that needs no work and no waiting. Nil from it, and a nil func: Documents is asked.
+	Ready func(h *Head) *h2.Answer
 	// Pages answers /fairlead/, apiregistration.k8s.io with the dir: registry, and without Local all that is nobody else's. Nil: 404.
 	Pages http.Handler
 	// Health wraps the local apiserver's /readyz and /healthz with the own readiness of this process; without Local, where it is given nil, it answers them

@@ -5,7 +5,9 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/discovery"
 	"github.com/fairlead-proxy/fairlead/registry/openapi"
@@ -49,6 +51,14 @@ func (d *door) serveDocument(w http.ResponseWriter, r *http.Request) {
 	default:
 		d.documents.discovery.ServeHTTP(w, r)
 	}
+}
+
+// readyDocument is proxy.Config.Ready.
+func (d *door) readyDocument(h *proxy.Head) *h2.Answer {
+	if h.Path == "/api" && d.o.alone() {
+		return nil
+	}
+	return (*h2.Answer)(d.documents.discovery.Rendered(h.Path, h.RawQuery, h.Fields))
 }
 
 // asAggregator gives a request of our own the identity that kube-aggregator asks under; extension servers and the local apiserver know it.

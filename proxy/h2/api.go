@@ -44,8 +44,9 @@ type ConnInfo struct {
 
 // Plan says what becomes of a stream.
 type Plan struct {
-	Forward *Upstream    // the backend to forward to; nil: Serve answers
-	Serve   http.Handler // answers the request on its own goroutine; nil with Forward nil: 500
+	Forward *Upstream    // the backend to forward to; nil: Answer or Serve
+	Answer  *Answer      // answers the request; nil: Serve does
+	Serve   http.Handler // answers the request on its own goroutine; nil with Forward and Answer nil: 500
 
 	Remove func(name string) bool // client's fields and trailers that are not forwarded; nil: none beyond the connection-specific
 	// Set are fields that are set, replacing the client's. They are copied before Decide is called for the same connection again; in a plan that is
@@ -75,6 +76,14 @@ type Plan struct {
 	Fail func(o Outcome) http.Handler
 	// Done is called exactly once, when the stream has ended. It must not block. nil: nobody asks.
 	Done func(o Outcome)
+}
+
+// Answer is a whole response that was made beforehand. Nothing of it may change: it is sent from where it is, as fast as the client takes it. It is not for
+// HEAD, and not for more content than its Content-Length says.
+type Answer struct {
+	Status int                 // a final one
+	Fields []hpack.HeaderField // :status, then the head; the date is added
+	Body   []byte              // empty: none
 }
 
 // Reason says why a stream ended other than by a complete response.

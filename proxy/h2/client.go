@@ -3,8 +3,10 @@ package h2
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -124,7 +126,12 @@ func (e *engine) apply(s *stream, h *Head, p Plan) {
 	if p.Deadline > 0 {
 		e.arm(s, s.started+p.Deadline)
 	}
-	if p.Forward == nil {
+	switch {
+	case p.Forward != nil:
+	case p.Answer != nil:
+		e.respond(s, p.Answer)
+		return
+	default:
 		e.serveLocal(s, h, p.Serve)
 		return
 	}
@@ -231,6 +238,25 @@ func (e *engine) badMessage(s *stream, side dir, why string) {
 	if err := e.violation(s, side, http2.ErrCodeProtocol, why); err != nil {
 		e.fail(c, err)
 	}
+}
+
+// respond answers with what was made beforehand.
+func (e *engine) respond(s *stream, a *Answer) {
+	s.status, s.waited = int16(a.Status), e.now
+	d := &s.half[down]
+	d.head, d.end, d.sentEnd = true, true, len(a.Body) == 0
+	s.leg[up].writeHeaders(s.id[up], d.sentEnd, a.Fields, e.dated())
+	d.q.show(a)
+	e.advance(s, down)
+}
+
+// dated is the Date field, made once a second.
+func (e *engine) dated() []hpack.HeaderField {
+	if now := e.now.Truncate(time.Second); e.date == nil || now != e.dateOf {
+		e.dateOf = now
+		e.date = []hpack.HeaderField{{Name: "date", Value: time.Now().UTC().Format(http.TimeFormat)}}
+	}
+	return e.date
 }
 
 // answer ends a stream with an empty response of ours.

@@ -84,6 +84,9 @@ type engine struct {
 	fieldsOver bool
 	head       Head // the request being decided
 
+	date   []hpack.HeaderField // see dated
+	dateOf time.Duration       // the second of now in which it was made
+
 	// Free lists.
 	streams     *stream
 	freeStreams int

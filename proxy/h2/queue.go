@@ -21,7 +21,12 @@ type queue struct {
 	kept            int    // bytes read and kept
 	keep            bool
 	lost            bool // bytes were read and not kept: the body cannot be sent again
+	// whole is a body that was made beforehand, of which off bytes were read: it is sent from where it is. nil: bytes are in chunks.
+	whole *Answer
 }
+
+// show makes a body that nobody changes the content of an empty queue.
+func (q *queue) show(a *Answer) { q.whole, q.off, q.size = a, 0, len(a.Body) }
 
 func (q *queue) push(e *engine, p []byte) {
 	q.size += len(p)
@@ -46,7 +51,10 @@ func (q *queue) push(e *engine, p []byte) {
 
 // peek returns the next unread bytes, those of one chunk.
 func (q *queue) peek() []byte {
-	if q.cur == nil {
+	switch {
+	case q.whole != nil:
+		return q.whole.Body[q.off:]
+	case q.cur == nil:
 		return nil
 	}
 	return q.cur.b[q.off:q.cur.n]
@@ -56,6 +64,9 @@ func (q *queue) peek() []byte {
 func (q *queue) read(e *engine, n int) {
 	q.size -= n
 	q.off += n
+	if q.whole != nil {
+		return
+	}
 	if q.keep {
 		q.kept += n
 	} else {
@@ -101,7 +112,7 @@ func (q *queue) rewind() {
 }
 
 func (q *queue) clear(e *engine) {
-	q.cur, q.off, q.size, q.kept = nil, 0, 0, 0
+	q.cur, q.off, q.size, q.kept, q.whole = nil, 0, 0, 0, nil
 	q.release(e)
 }
 
