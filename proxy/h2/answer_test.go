@@ -38,7 +38,9 @@ func testAnswer(t *testing.T, driver string) {
 			all.Go(func() {
 				ask := s.client.Get
 				if i == 0 {
-					ask = func(url string) (*http.Response, error) { return s.client.Post(url, "text/plain", bytes.NewReader(bodies["/frame"])) }
+					ask = func(url string) (*http.Response, error) {
+						return s.client.Post(url, "text/plain", bytes.NewReader(bodies["/frame"]))
+					}
 				}
 				res, err := ask(s.url + path)
 				if err != nil {
