@@ -61,7 +61,7 @@ func newDocument(write func(*sheet, string, bool), marshalled []byte, public boo
 		body = marshalled
 	}
 	d.etag = tagOf(body)
-	d.unchanged = negotiate.NewAnswer(http.StatusNotModified, nil, d.common()...)
+	d.unchanged = negotiate.Prepare(http.StatusNotModified, nil, d.common()...)
 	return d
 }
 
@@ -110,7 +110,7 @@ func (d *document) answer(c choice, gzip bool) *negotiate.Answer {
 		body = zipped
 		fields = append(d.common(), hpack.HeaderField{Name: "vary", Value: "Accept-Encoding"}, fields[len(fields)-1], hpack.HeaderField{Name: "content-encoding", Value: "gzip"})
 	}
-	a := negotiate.NewAnswer(http.StatusOK, body, fields...)
+	a := negotiate.Prepare(http.StatusOK, body, fields...)
 	known.Store(a)
 	return a
 }

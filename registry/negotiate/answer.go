@@ -17,8 +17,8 @@ type Answer struct {
 	Body []byte
 }
 
-// NewAnswer makes an answer of fields and content, whose length is added.
-func NewAnswer(status int, body []byte, fields ...hpack.HeaderField) *Answer {
+// Prepare makes an answer of fields and content, whose length is added.
+func Prepare(status int, body []byte, fields ...hpack.HeaderField) *Answer {
 	a := &Answer{Status: status, Body: body, Fields: make([]hpack.HeaderField, 0, len(fields)+2)}
 	a.Fields = append(append(a.Fields, hpack.HeaderField{Name: ":status", Value: strconv.Itoa(status)}), fields...)
 	if body != nil {
