@@ -16,11 +16,15 @@ type pool struct {
 	conns   []*conn // the first with room is used: filling one before the next gives larger batches
 	waiting list
 	dialing int
+	perConn int // streams that a connection takes, as the endpoint last said; 0: it has not said
 }
 
 const (
 	defaultMaxConns = 1024
 	defaultPing     = 5 * time.Second
+	// maxDialing bounds the dials under way to one endpoint. Fifty thousand watches that come together (clients come back after a restart) would else be five hundred
+	// handshakes at once, most of them in vain, and a busy server that needs two seconds to read our SETTINGS gives the connection up with all that it carries.
+	maxDialing = 8
 )
 
 var errNoEndpoint = errors.New("no endpoint to send to")
@@ -85,7 +89,8 @@ func (p *pool) grow() {
 	if limit <= 0 {
 		limit = defaultMaxConns
 	}
-	for p.dialing*assumedStreams < p.waiting.n && len(p.conns)+p.dialing < limit {
+	each := max(p.perConn, assumedStreams)
+	for p.dialing < maxDialing && p.dialing*each < p.waiting.n && len(p.conns)+p.dialing < limit {
 		p.dialing++
 		p.e.after(p.e.dial(p))
 	}
