@@ -348,3 +348,22 @@ func TestStallIsNotSilence(t *testing.T) {
 		t.Error("a backend that is silent while this process runs was not given up")
 	}
 }
+
+// A peer whose words wait in our socket is not silent: it is we who are late.
+func TestLateReadingIsNotSilence(t *testing.T) {
+	r := newRig(t)
+	waiting := true
+	r.e.unread = func(*conn) bool { return waiting }
+	c := r.client()
+	c.get(1)
+	b := r.backend(0)
+	r.tick(3 * time.Minute)
+	if b.c.cut || c.c.cut {
+		t.Fatal("connections were given up because this process was late")
+	}
+	waiting = false
+	r.tick(tickEvery)
+	if !b.c.cut || !c.c.cut {
+		t.Error("peers that are silent were not given up")
+	}
+}

@@ -64,6 +64,7 @@ type engine struct {
 	resume func(t *ticket, p Plan) // the driver's way in for a parked stream's plan
 	serve  func(l *local) func()   // what the driver runs for a stream that is answered here
 	dial   func(p *pool) func()    // what the driver runs to connect to p's endpoint
+	unread func(c *conn) bool      // whether input waits that was not fed yet; nil: nobody knows
 	now    time.Duration           // never 0, which means "not yet" in a stream
 	conns  []*conn
 	pools  map[*Endpoint]*pool

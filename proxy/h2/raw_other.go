@@ -10,3 +10,5 @@ func (r *rawConn) tryRead(uintptr) bool { return true }
 func (r *rawConn) tryWrite(uintptr) bool { return true }
 
 func (r *rawConn) shutdown(int) error { return r.Conn.Close() }
+
+func (r *rawConn) unread() bool { return false }

@@ -62,3 +62,24 @@ func (r *rawConn) shutdown(how int) error {
 	}
 	return os.NewSyscallError("shutdown", syscall.Shutdown(r.fd, how))
 }
+
+// unread reports whether bytes that came on the connection wait to be read.
+func (r *rawConn) unread() bool {
+	if r.sys == nil {
+		return false
+	}
+	var n int
+	peek := func(fd int) {
+		var one [1]byte
+		n, _, _ = syscall.Recvfrom(fd, one[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case !r.owned:
+		_ = r.sys.Control(func(fd uintptr) { peek(int(fd)) })
+	case r.fd >= 0:
+		peek(r.fd)
+	}
+	return n > 0
+}

@@ -43,6 +43,7 @@ func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buf
 		sh.e.resumed(t, p)
 		sh.settle()
 	}
+	sh.e.unread = func(c *conn) bool { return c.link != nil && c.link.raw != nil && c.link.raw.unread() }
 	sh.e.serve = func(l *local) func() {
 		l.sh, l.cond.L = sh, &sh.mu
 		return func() {

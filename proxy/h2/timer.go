@@ -148,7 +148,7 @@ func (e *engine) checkClient(c *conn) error {
 		if e.now-c.idleSince > e.lim.idle && c.goAway == goAwayNone {
 			e.drainConn(c)
 		}
-	case c.pingAt > 0 && e.now-c.pingAt > e.lim.pong:
+	case c.pingAt > 0 && e.now-c.pingAt > e.lim.pong && !e.behind(c):
 		return fmt.Errorf("client silent for %v", silent)
 	case c.pingAt == 0 && silent > e.lim.ping:
 		c.ask()
@@ -169,13 +169,17 @@ func (e *engine) checkBackend(c *conn) error {
 	case len(c.streams) == 0 && e.now-c.idleSince > e.lim.backendIdle:
 		c.drained = true
 		e.closeIfDone(c)
-	case silent >= limit && c.pingAt > 0:
+	case silent >= limit && c.pingAt > 0 && !e.behind(c):
 		return fmt.Errorf("backend silent for %v", silent)
 	case silent >= limit/2 && c.pingAt == 0:
 		c.ask()
 	}
 	return nil
 }
+
+// behind reports whether it is we who have not listened: what the peer has sent waits in its socket, because this process has more to do than it has
+// processors for. It is asked when a peer would be given up, so its system call costs nothing otherwise.
+func (e *engine) behind(c *conn) bool { return e.unread != nil && e.unread(c) }
 
 // ask sends a PING. Whatever the peer sends then counts as an answer.
 func (c *conn) ask() {
