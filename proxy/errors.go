@@ -2,10 +2,13 @@ package proxy
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net/http"
+	"strconv"
 	"time"
 
+	"golang.org/x/net/http2/hpack"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -16,6 +19,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -116,7 +120,7 @@ func errBusy(name string) error {
 	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, name+" has as many requests as it may have, please try again later", retrySoon)
 }
 
-func errGivenUp() error {
+func errGivenUp() *apierrors.StatusError {
 	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "too many requests of this user were given up, please try again later", retrySoon)
 }
 
@@ -150,4 +154,20 @@ func (p *Proxy) writeError(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	h.Set("Cache-Control", "no-cache, private")
 	responsewriters.ErrorNegotiated(err, p.codecs, schema.GroupVersion{Version: "v1"}, w, r)
+}
+
+// readyAnswer is what writeError answers to who accepts JSON.
+func readyAnswer(err *apierrors.StatusError) *h2.Answer {
+	s := err.ErrStatus
+	s.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+	body, _ := json.Marshal(&s) // of strings and numbers
+	body = append(body, '\n')
+	fields := []hpack.HeaderField{
+		{Name: ":status", Value: strconv.Itoa(int(s.Code))},
+		{Name: "cache-control", Value: "no-cache, private"}, {Name: "content-type", Value: "application/json"}, {Name: "content-length", Value: strconv.Itoa(len(body))},
+	}
+	if s.Details != nil && s.Details.RetryAfterSeconds > 0 {
+		fields = append(fields, hpack.HeaderField{Name: "retry-after", Value: strconv.Itoa(int(s.Details.RetryAfterSeconds))})
+	}
+	return &h2.Answer{Status: int(s.Code), Fields: fields, Body: body}
 }

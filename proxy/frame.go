@@ -132,7 +132,10 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 		return h2.Plan{Answer: answer, Done: r.done, GoAway: l.p.goAway()}
 	}
 	up := l.upstream(d)
-	if up == nil || r.follow.bodies(d) || l.p.givenUp.owes(d, &r.head) {
+	if up != nil && l.p.givenUp.owes(d, &r.head) {
+		return r.refuseGivenUp()
+	}
+	if up == nil || r.follow.bodies(d) {
 		// The net/http lane decides again, from the caches.
 		l.recycle(r)
 		return h2.Plan{Serve: l.p, GoAway: l.p.goAway()}
@@ -160,6 +163,19 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 		Retries: maxRetries, Wait: up.wait, Again: again && !d.LongRunning,
 		Budget: up.budget, Accept: r.accept, Fail: r.fail, Done: r.done, GoAway: l.p.goAway(),
 	}
+}
+
+// refuseGivenUp answers with the net/http lane only where it must: who asks so has to cost little.
+func (r *frameRequest) refuseGivenUp() h2.Plan {
+	l := r.l
+	if r.follow != nil || r.head.Method == http.MethodHead {
+		l.recycle(r)
+		return h2.Plan{Serve: l.p, Unwelcome: true}
+	}
+	l.p.givenUp.refused.Inc()
+	r.own = errGivenUp()
+	r.decision.Set = nil
+	return h2.Plan{Answer: l.p.givenUp.answer, Done: r.done, Unwelcome: true}
 }
 
 // ready returns the document that is asked for, if it need only be sent.

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
 
 // givenUp bounds how fast one user may give up requests that have just begun. Each is work for a backend that costs the user nothing (CVE-2023-44487), and
@@ -26,6 +27,7 @@ type givenUp struct {
 	// until is when nobody owes any more, since began. Zero: nobody does.
 	until   atomic.Int64
 	refused prometheus.Counter
+	answer  *h2.Answer // errGivenUp for the frame lane, in JSON whatever the client would like best: rendering it for each would pay
 }
 
 // owing are the users of a shard.
@@ -52,7 +54,7 @@ const (
 )
 
 func newGivenUp() *givenUp {
-	g := &givenUp{burst: givenUpBurst, pause: givenUpPause, seed: maphash.MakeSeed(), began: time.Now()}
+	g := &givenUp{burst: givenUpBurst, pause: givenUpPause, seed: maphash.MakeSeed(), began: time.Now(), answer: readyAnswer(errGivenUp())}
 	for i := range g.shards {
 		g.shards[i].paid = map[payer]time.Duration{}
 	}

@@ -61,6 +61,7 @@ type Plan struct {
 	Deadline    time.Duration // the whole request must end within it; 0: no bound
 	LongRunning bool          // a watch, log or the like: no retry once sent, and drain grants it the grace
 	GoAway      bool          // tell the client to open a new connection after this request (--goaway-chance)
+	Unwelcome   bool          // charge the connection for it, as for one that is answered here with 401: 100 at once, 20 a second, then the client has to go
 
 	Retries int         // further tries that are allowed, at most 2 are used; 0 or less: none
 	Again   bool        // the request may be sent again although a backend may have seen it (GET and HEAD, not watch)

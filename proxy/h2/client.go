@@ -123,6 +123,9 @@ func (e *engine) apply(s *stream, h *Head, p Plan) {
 	if p.GoAway {
 		e.drainConn(s.leg[up])
 	}
+	if p.Unwelcome {
+		e.unwelcome(s.leg[up])
+	}
 	if p.Deadline > 0 {
 		e.arm(s, s.started+p.Deadline)
 	}

@@ -17,7 +17,7 @@ const (
 	costControl   = 1
 	costReset     = 10
 	costOversize  = 100
-	costNobody    = 60 // a request of nobody we know: 100 at once and 20 a second, less what its end pays back. kube-apiserver ends a connection with the first
+	costUnwelcome = 60 // 100 at once and 20 a second, less what the stream's end pays back
 	gainCompleted = 10 // one completed stream pays for one reset
 
 	// smallWindow is the WINDOW_UPDATE that is charged for: every known client gathers at least half of its window, and larger ones soon end in an overflow
@@ -38,10 +38,10 @@ func (c *conn) spend(n int) *connError {
 	return nil
 }
 
-// unauthorized is told that a request was answered here with 401, which costs us a goroutine and an encoded Status each. Whoever asks too often as nobody has
-// to connect anew; what others have under way on the connection, if it is a proxy's, is still answered.
-func (e *engine) unauthorized(c *conn) {
-	if c.goAway == goAwayFinal || c.spend(costNobody) == nil {
+// unwelcome is told that a request was answered here with 401, which costs us a goroutine and an encoded Status, or with Plan.Answer. Whoever asks on has to
+// connect anew: kube-apiserver ends a connection with the first 401. What others have under way on it, if it is a proxy's, is still answered.
+func (e *engine) unwelcome(c *conn) {
+	if c.goAway == goAwayFinal || c.spend(costUnwelcome) == nil {
 		return
 	}
 	c.budget = guardBurst / 10 // for what is under way

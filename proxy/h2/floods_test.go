@@ -1,6 +1,7 @@
 package h2
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -66,4 +67,26 @@ func TestUnauthorizedFlood(t *testing.T) {
 	if !c.c.closing {
 		t.Error("the connection is still open")
 	}
+}
+
+// Plan.Unwelcome is charged for like a 401. Resets that come after the answer cost next to nothing.
+func TestUnwelcome(t *testing.T) {
+	r := newRig(t)
+	answer := &Answer{Status: http.StatusTooManyRequests, Fields: []hpack.HeaderField{{Name: ":status", Value: "429"}, {Name: "content-length", Value: "7"}}, Body: []byte("not now")}
+	r.decide = func(*Head, func(Plan)) (Plan, bool) {
+		return Plan{Answer: answer, Unwelcome: true, Done: func(o Outcome) { r.outcomes = append(r.outcomes, o) }}, true
+	}
+	c := r.client()
+	n := uint32(0)
+	for ; n < 1000 && c.c.goAway == goAwayNone; n++ {
+		c.get(1 + 2*n)
+		c.rst(1+2*n, http2.ErrCodeCancel)
+	}
+	if n < 80 || n > 130 || len(r.outcomes) != int(n) {
+		t.Errorf("%d requests were answered, %d ended", n, len(r.outcomes))
+	}
+	if got := strings.Join(c.see(), "|"); !strings.Contains(got, `DATA 1 "not now" END`) || !strings.HasSuffix(got, `DATA `+fmt.Sprint(2*n-1)+` "not now" END`) {
+		t.Errorf("the client sees %s", got)
+	}
+	r.clean()
 }

@@ -79,7 +79,7 @@ func (e *engine) localHead(s *stream, status int, fields []hpack.HeaderField) {
 func (e *engine) localStatus(s *stream, status int) {
 	s.status, s.waited = int16(status), e.now
 	if status == http.StatusUnauthorized {
-		e.unauthorized(s.leg[up])
+		e.unwelcome(s.leg[up])
 	}
 }
 
