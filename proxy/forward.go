@@ -19,6 +19,9 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 	d := &x.decision
 	if p.givenUp.owes(d, x.head) {
 		p.givenUp.refused.Inc()
+		if r.ProtoMajor == 2 {
+			w.Header().Set("Connection", "close") // net/http makes a GOAWAY of it, after which what comes on the connection costs it little
+		}
 		p.writeError(w, r, errGivenUp())
 		return
 	}

@@ -18,8 +18,9 @@ const (
 	// an idle connection lives a little longer than the 90 s for which clients keep theirs.
 	readHeaderTimeout = 32 * time.Second
 	idleTimeout       = 2 * time.Minute
-	// maxHeaderBytes is net/http's default, and kube-apiserver's.
-	maxHeaderBytes = 1 << 20
+	// maxHeaderBytes is the frame lane's limit, a quarter of net/http's default and kube-apiserver's: 4 KB of HPACK can stand for as much as this, frame after
+	// frame, and net/http ends no connection for it.
+	maxHeaderBytes = 256 << 10
 	// pingAfter and pingTimeout find clients that went away without a word, whose watches would hold resources for ever.
 	pingAfter   = 30 * time.Second
 	pingTimeout = 15 * time.Second
