@@ -13,10 +13,9 @@ import (
 // maxSeries bounds the expiry series of one bundle, the CAs that expire first being shown: a bundle of every public CA would make 150 for each APIService.
 const maxSeries = 16
 
-// hooks are what a backend tells the world: log, metrics, event.
+// hooks are what a backend tells the world: log and metrics. Events come of Status.
 type hooks struct {
 	logger     *slog.Logger
-	event      func(apiService, reason, message string)
 	renewed    func(*registry.Backend)
 	missingSAN prometheus.Counter
 	sha1       prometheus.Counter
@@ -26,8 +25,8 @@ type hooks struct {
 
 func newHooks(cfg Config) *hooks {
 	h := &hooks{
-		logger: cfg.Logger,
-		event:  cfg.Event, renewed: cfg.Renewed,
+		logger:  cfg.Logger,
+		renewed: cfg.Renewed,
 		missingSAN: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "apiserver_kube_aggregator_x509_missing_san_total",
 			Help: "Handshakes with backends whose certificate has no subject alternative name.",
@@ -44,9 +43,6 @@ func newHooks(cfg Config) *hooks {
 			Name: "fairlead_certificate_backend_bundle_reloads_total",
 			Help: "Changes of a backend's CA bundle, by outcome (success, failure).",
 		}, []string{"apiservice", "outcome"}),
-	}
-	if h.event == nil {
-		h.event = func(string, string, string) {}
 	}
 	if h.renewed == nil {
 		h.renewed = func(*registry.Backend) {}
@@ -77,7 +73,6 @@ func (h *hooks) reloaded(apiService, source string, fault *Error, r *roots) {
 	if fault != nil {
 		h.reloads.WithLabelValues(apiService, "failure").Inc()
 		h.logger.Warn("bundle not usable, keeping the last good one for the overlap", "apiservice", apiService, "source", source, "err", fault)
-		h.event(apiService, fault.Reason(), fault.Message)
 		return
 	}
 	h.reloads.WithLabelValues(apiService, "success").Inc()
@@ -86,7 +81,6 @@ func (h *hooks) reloaded(apiService, source string, fault *Error, r *roots) {
 
 func (h *hooks) overlapping(apiService string, until time.Time) {
 	h.logger.Warn("backend still needs the replaced bundle", "apiservice", apiService, "until", until)
-	h.event(apiService, "CARotationOverlap", "the backend still presents a certificate of the replaced CA bundle, which is trusted until "+stamp(until))
 }
 
 func (h *hooks) settled(apiService string) {

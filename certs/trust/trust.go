@@ -24,8 +24,6 @@ type Config struct {
 	Watch Watch
 	// ClientCertificate is what backends are shown. Nil: nothing.
 	ClientCertificate func(*tls.CertificateRequestInfo) (*tls.Certificate, error)
-	// Event tells of the beginning of an overlap and of a bad bundle, for an Event on the APIService. It must not block. Nil: nobody is told.
-	Event func(apiService, reason, message string)
 	// Renewed tells that a referenced bundle has changed, which no new table says. It must not block. Nil: nobody is told.
 	Renewed func(*registry.Backend)
 	// Logger gets reloads, overlaps and refused certificates. Nil discards.

@@ -136,6 +136,12 @@ func (b *browser) open(t *testing.T, url string) {
 	b.until(t, fmt.Sprintf("location.href === %q && document.readyState === 'complete'", url))
 }
 
+// size makes the window of a phone or of a desk.
+func (b *browser) size(t *testing.T, width, height int) {
+	t.Helper()
+	b.call(t, "Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600})
+}
+
 // press presses a key as a keyboard does.
 func (b *browser) press(t *testing.T, key string, code int) {
 	t.Helper()

@@ -24,12 +24,21 @@ func testPage(t *testing.T, w *world) {
 	})
 	check(t, err)
 	server := w.serve(t, "shown", nil)
+	w.serveHalf(t, "half", "10.79.0.31", "10.79.0.32")
+	stop := w.load(t, w.front, widgetsOf("half"))
+	t.Cleanup(stop)
 	b := newBrowser(t, w)
+	b.size(t, 1280, 900)
 	const row = `document.querySelector('a[href="apiservice/v1.shown.example.com"]').closest('tr')`
 	t.Run("table", func(t *testing.T) {
 		b.open(t, base)
 		b.until(t, row+`?.innerText.includes('✓ Passed')`)
 		b.until(t, `document.getElementById('live').textContent.startsWith('live, table ')`)
+		const half = `document.querySelector('a[href="apiservice/v1.half.example.com"]').closest('tr')`
+		b.until(t, half+`.innerText.includes('1/2') && /[0-9.]+ m?s\b/.test(`+half+`.innerText) && `+half+`.querySelector('svg path').getAttribute('d').startsWith('M')`)
+		if b.eval(t, `document.documentElement.scrollWidth > document.documentElement.clientWidth`) != false {
+			t.Error("the page is wider than its window")
+		}
 		b.shoot(t, "light")
 	})
 	t.Run("live", func(t *testing.T) {
@@ -52,12 +61,20 @@ func testPage(t *testing.T, w *world) {
 		b.shoot(t, "dark")
 	})
 	t.Run("400 pixels", func(t *testing.T) {
-		b.call(t, "Emulation.setDeviceMetricsOverride", map[string]any{"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": true})
+		b.size(t, 400, 800)
 		if wide := b.eval(t, `document.documentElement.scrollWidth`); fmt.Sprint(wide) != "400" {
 			t.Errorf("the page is %v pixels wide", wide)
 		}
 		b.shoot(t, "narrow")
-		b.call(t, "Emulation.clearDeviceMetricsOverride", nil)
+		b.open(t, base+"apiservice/v1.half.example.com")
+		b.until(t, `document.querySelector('svg.chart path').getAttribute('d').startsWith('M')`)
+		if wide := b.eval(t, `document.documentElement.scrollWidth`); fmt.Sprint(wide) != "400" {
+			t.Errorf("the detail is %v pixels wide", wide)
+		}
+		b.shoot(t, "narrow-detail")
+		b.size(t, 1280, 900)
+		b.shoot(t, "wide-detail")
+		b.open(t, base)
 	})
 	t.Run("keyboard", func(t *testing.T) {
 		b.eval(t, `document.getElementById('explain').focus()`)
@@ -89,6 +106,16 @@ func testPage(t *testing.T, w *world) {
 			t.Error("a script of a stranger runs")
 		}
 	})
+}
+
+// serveHalf registers an extension server of two endpoints, of which one is dead.
+func (w *world) serveHalf(t *testing.T, name, alive, dead string) {
+	t.Helper()
+	extension.Start(t, extension.Config{
+		Address: alive + ":8443", GroupVersions: []string{name + ".example.com/v1"}, Names: []string{name + ".operate.svc"}, CA: w.ca,
+		RequestHeaderCA: w.fronts, AllowedNames: []string{"front-proxy-client"}, RejectWith: 401,
+	})
+	w.apply(t, clusterIP(name, "")+slice(name, fmt.Sprintf("{addresses: [%s]}, {addresses: [%s]}", alive, dead))+w.apiService(name, "443", ""))
 }
 
 // answers asks whether a page is served.

@@ -122,14 +122,6 @@ func ago(now, t time.Time) string {
 	return fmt.Sprintf("%ds", d/time.Second)
 }
 
-// days is how many whole days are left.
-func days(now, t time.Time) string {
-	if t.IsZero() {
-		return "-"
-	}
-	return fmt.Sprintf("%dd", int(t.Sub(now)/(24*time.Hour)))
-}
-
 // latency is the 99th percentile of the last minute.
 func latency(t *pages.Traffic) string {
 	switch {

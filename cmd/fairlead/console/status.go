@@ -145,7 +145,7 @@ func (c *client) row(now time.Time, a *pages.APIService, wide bool) []cell {
 	}
 	row := []cell{
 		{text: a.Name}, {text: service}, {available, paint}, {reason, paint}, {text: ago(now, a.Verdict.Since)}, {text: endpoints},
-		{text: strconv.FormatInt(a.InFlight, 10)}, {text: latency(a.Traffic)}, {text: days(now, a.Expires())},
+		{text: strconv.FormatInt(a.InFlight, 10)}, {text: latency(a.Traffic)}, c.expires(now, a.Expires()),
 	}
 	if wide {
 		message := a.Verdict.Message
@@ -156,6 +156,17 @@ func (c *client) row(now time.Time, a *pages.APIService, wide bool) []cell {
 			cell{text: a.ServerName}, cell{text: message})
 	}
 	return row
+}
+
+// expires is how long the certificates of a backend are good.
+func (c *client) expires(now, t time.Time) cell {
+	switch {
+	case t.IsZero():
+		return cell{text: "-"}
+	case t.Sub(now) < pages.Soon:
+		return cell{pages.Left(now, t), c.palette.bad}
+	}
+	return cell{text: pages.Left(now, t)}
 }
 
 // footer is what concerns this Fairlead as a whole.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"html/template"
 	"net/http"
+	"time"
 
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
@@ -18,7 +19,7 @@ const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect
 
 // addHTML adds the page, the detail of an APIService, and their two files.
 func (p *Pages) addHTML() error {
-	t, err := template.New("").Funcs(template.FuncMap{"ago": ago, "days": days, "took": took, "rate": rate, "spark": spark, "worst": worst}).ParseFS(assets, "assets/*.html")
+	t, err := template.New("").Funcs(template.FuncMap{"ago": ago, "left": Left, "urgency": urgency, "stamp": stamp, "told": func(now time.Time, list []Transition) story { return story{now, list} }, "took": took, "rate": rate, "spark": spark, "worst": worst}).ParseFS(assets, "assets/*.html")
 	if err != nil {
 		return fmt.Errorf("reading templates: %w", err)
 	}
@@ -148,6 +149,12 @@ func (v *view) History() []Transition {
 		}
 	}
 	return own
+}
+
+// story is a list of transitions, and when it is told.
+type story struct {
+	Now  time.Time
+	List []Transition
 }
 
 func render(w http.ResponseWriter, t *template.Template, name string, v *view) {

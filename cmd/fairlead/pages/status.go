@@ -127,18 +127,31 @@ func (a *APIService) Healthy() int {
 	return n
 }
 
-// Expires is when the first certificate that this backend presents, or is trusted by, runs out. Zero: none is known.
+// Expires is when the backend can no longer be verified: when the first certificate that it presents or that vouches for one runs out, or, when none was seen lately, when the
+// last of the bundle does. Zero: none is known.
 func (a *APIService) Expires() time.Time {
-	var first time.Time
+	var first, last time.Time
 	if a.Trust == nil {
 		return first
 	}
-	for _, list := range [][]trust.Certificate{a.Trust.Leaves, a.Trust.CAs} {
-		for _, c := range list {
-			if first.IsZero() || c.NotAfter.Before(first) {
-				first = c.NotAfter
-			}
+	earlier := func(t time.Time) {
+		if first.IsZero() || t.Before(first) {
+			first = t
 		}
+	}
+	for _, c := range a.Trust.Leaves {
+		earlier(c.NotAfter)
+	}
+	for _, c := range a.Trust.CAs {
+		if c.Live {
+			earlier(c.NotAfter)
+		}
+		if c.NotAfter.After(last) {
+			last = c.NotAfter
+		}
+	}
+	if first.IsZero() {
+		return last
 	}
 	return first
 }

@@ -24,12 +24,41 @@ func ago(now, t time.Time) string {
 	return fmt.Sprintf("%ds", d/time.Second)
 }
 
-// days is how many whole days are left, as a certificate's life is counted.
-func days(now, t time.Time) string {
-	if t.IsZero() {
+// Left is how long a certificate is still good: in whole days, and on its last day in whole hours. Zero is a dash.
+func Left(now, t time.Time) string {
+	switch d := t.Sub(now); {
+	case t.IsZero():
 		return "–"
+	case d <= 0:
+		return "expired"
+	case d < 24*time.Hour:
+		return fmt.Sprintf("%dh", d/time.Hour)
+	default:
+		return fmt.Sprintf("%dd", d/(24*time.Hour))
 	}
-	return fmt.Sprintf("%dd", int(t.Sub(now)/(24*time.Hour)))
+}
+
+// Soon is when a certificate's end is worth a colour: as long before as the shipped alerts are.
+const Soon = 7 * 24 * time.Hour
+
+// urgency is the class of the style sheet for what Left says.
+func urgency(now, t time.Time) string {
+	switch d := t.Sub(now); {
+	case t.IsZero() || d >= Soon:
+		return "dim"
+	case d >= 24*time.Hour:
+		return "warn"
+	default:
+		return "bad"
+	}
+}
+
+// stamp is a time of today, or of a day that it names.
+func stamp(now, t time.Time) string {
+	if now, t = now.UTC(), t.UTC(); now.Format(time.DateOnly) != t.Format(time.DateOnly) {
+		return t.Format("Jan _2 15:04")
+	}
+	return t.Format(time.TimeOnly)
 }
 
 // took is a latency in seconds, with the two digits that one can compare.
@@ -70,6 +99,7 @@ const least = .01
 // spark is the path of a curve through the values, the newest at the right edge; where there was no request there is no line.
 func spark(list []float64, width, height float64) string {
 	const margin = 1.5 // half of the line's width, and a little
+	step := (width - 2*margin) / (points - 1)
 	top := max(worst(list), least)
 	var b strings.Builder
 	pen := false
@@ -78,10 +108,10 @@ func spark(list []float64, width, height float64) string {
 			pen = false
 			continue
 		}
-		x := margin + (width-2*margin)*float64(points-len(list)+i)/(points-1)
+		x := margin + step*float64(points-len(list)+i)
 		y := height - margin - (height-2*margin)*v/top
 		if !pen {
-			fmt.Fprintf(&b, "M%.1f %.1f", x, y) // so that a single value is a dot
+			fmt.Fprintf(&b, "M%.1f %.1f", max(x-step, margin), y) // a value is of the time before it: alone, it is a dash that one can see
 		}
 		fmt.Fprintf(&b, "L%.1f %.1f", x, y)
 		pen = true
