@@ -153,10 +153,11 @@ func (s *shadows) read(ctx context.Context, name string, found map[schema.GroupV
 }
 
 func (s *shadows) get(ctx context.Context, path, accept string, into any) error {
-	data, err := s.client.Get().AbsPath(path).Param("resourceVersion", "0").SetHeader("Accept", accept).DoRaw(ctx)
-	if err != nil {
+	result := s.client.Get().AbsPath(path).Param("resourceVersion", "0").SetHeader("Accept", accept).Do(ctx)
+	if err := result.Error(); err != nil { // DoRaw would say "unknown" whatever the apiserver says
 		return fmt.Errorf("reading definitions of custom resources: %w", err)
 	}
+	data, _ := result.Raw()
 	if err := json.Unmarshal(data, into); err != nil {
 		return fmt.Errorf("reading definitions of custom resources: %w", err)
 	}

@@ -213,14 +213,15 @@ func (l *linter) shadowed(ctx context.Context, client rest.Interface, entries []
 	if len(remote) == 0 {
 		return
 	}
-	data, err := client.Get().AbsPath("/apis/apiextensions.k8s.io/v1/customresourcedefinitions").DoRaw(ctx)
-	if err != nil {
+	result := client.Get().AbsPath("/apis/apiextensions.k8s.io/v1/customresourcedefinitions").Do(ctx)
+	if err := result.Error(); err != nil { // DoRaw would say "unknown" whatever the apiserver says
 		l.warn("CustomResourceDefinitions", "allow listing customresourcedefinitions.apiextensions.k8s.io", "whether one is shadowed was not checked: %v", err)
 		return
 	}
 	var list struct {
 		Items []crd `json:"items"`
 	}
+	data, _ := result.Raw()
 	if err := json.Unmarshal(data, &list); err != nil {
 		l.warn("CustomResourceDefinitions", "look at what the local apiserver answers", "whether one is shadowed was not checked: %v", err)
 		return

@@ -219,8 +219,8 @@ func (w *world) alarmContested(p *prometheus, front *cluster.Front) alarm {
 	return alarm{
 		nil, "",
 		func(t *testing.T) {
-			w.entrypoint.Lock()
-			t.Cleanup(w.entrypoint.Unlock)
+			w.alone.Lock()
+			t.Cleanup(w.alone.Unlock)
 			var err error
 			publisher, err = w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead, Name: "publisher", Args: []string{"--publish-kubernetes-endpoints", "--advertise-address=192.0.2.7"}})
 			check(t, err)

@@ -3,7 +3,9 @@
 package operate
 
 import (
+	"encoding/base64"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 	"testing"
@@ -22,12 +24,16 @@ func testEvents(t *testing.T, w *world) {
 	check(t, err)
 	w.apply(t, string(rules))
 	server := w.serve(t, "told", nil)
+	w.alone.Lock()
+	defer w.alone.Unlock()
+	w.clear(t)
 	var fronts []*cluster.Front
 	for i := range 2 {
 		front, err := w.StartFairlead(t.Context(), cluster.Fairlead{
 			Path: w.fairlead, Name: fmt.Sprintf("events-%d", i), Args: []string{"--kubeconfig=" + w.account(t, "kube-system", "fairlead"), "--emit-events"},
 		})
 		check(t, err)
+		defer front.Part.Kill()
 		fronts = append(fronts, front)
 	}
 	for _, front := range fronts {
@@ -58,10 +64,13 @@ func testEvents(t *testing.T, w *world) {
 	expect(corev1.EventTypeWarning, "FailedDiscoveryCheck", "requests are answered with 503: ")
 	check(t, server.Set())
 	expect(corev1.EventTypeNormal, "Available", "requests are forwarded again, after ")
+	_, port, err := net.SplitHostPort(server.Addr())
+	check(t, err)
+	bad := strings.ReplaceAll(w.apiService("told", port, ""), base64.StdEncoding.EncodeToString(w.ca.PEM()), base64.StdEncoding.EncodeToString([]byte("no certificate")))
+	w.apply(t, bad)
+	expect(corev1.EventTypeWarning, "Faulty", "the CA bundle is not used: ")
 	for _, front := range fronts {
-		log, err := os.ReadFile(front.Part.LogFile())
-		check(t, err)
-		if strings.Contains(string(log), "forbidden") {
+		if log := w.logged(t, front); strings.Contains(log, "forbidden") {
 			t.Errorf("something was forbidden:\n%s", log)
 		}
 	}

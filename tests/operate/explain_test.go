@@ -62,17 +62,19 @@ func slice(name, endpoints string) string {
 `, name, endpoints)
 }
 
-// crd defines what an APIService of the same group-version hides.
-const crd = `
+// definition defines what an APIService of the same group-version hides.
+func definition(plural, group string) string {
+	return fmt.Sprintf(`
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
-metadata: {name: things.shadowed.example.com}
+metadata: {name: %[1]s.%[2]s.example.com}
 spec:
-  group: shadowed.example.com
-  names: {plural: things, kind: Thing}
+  group: %[2]s.example.com
+  names: {plural: %[1]s, kind: Thing}
   scope: Cluster
   versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}]
-`
+`, plural, group)
+}
 
 // blackhole is a port that answers no SYN: its queue is full, and nobody takes from it.
 func blackhole(t *testing.T) string {
@@ -138,7 +140,7 @@ func testExplain(t *testing.T, w *world) {
 		{"backend-403", fault(extension.Fault{Kind: extension.Status, Code: 403}), "", "", 3, []string{"refuses system:kube-aggregator"}},
 		{"redirect", fault(extension.Fault{Kind: extension.Redirect, Text: "https://example.com/"}), "", "", 3, []string{"the backend redirects"}},
 		{"hung", fault(extension.Fault{Kind: extension.Hang}), "", "", 3, []string{"it hangs"}},
-		{"shadowed", func(t *testing.T, name string) { w.serve(t, name, nil); w.apply(t, crd) }, "", "", 0, []string{"CustomResourceDefinition things.shadowed.example.com serves shadowed.example.com/v1 too", "Destination:  remote"}},
+		{"shadowed", func(t *testing.T, name string) { w.serve(t, name, nil); w.apply(t, definition("things", name)) }, "", "", 0, []string{"CustomResourceDefinition things.shadowed.example.com serves shadowed.example.com/v1 too", "Destination:  remote"}},
 		{"protected-group", func(*testing.T, string) {}, "v9.batch", "", 3, []string{"ProtectedGroup", "--protected-groups"}},
 		{"maintenance", func(t *testing.T, name string) {
 			s := w.serve(t, name, nil)

@@ -28,7 +28,7 @@ const configMapReader = "extension-apiserver-authentication-reader"
 type grant struct {
 	role, namespace string // namespace is empty for the whole cluster
 	rule            rbacv1.PolicyRule
-	component       bool // of deploy/components
+	component       string // of deploy/components, by its role's name without system:. Empty: of the base
 }
 
 func (g grant) resource() string {
@@ -40,7 +40,7 @@ func (g grant) resource() string {
 
 func (g grant) String() string {
 	if g.namespace != "" {
-		return strings.Join(g.rule.Verbs, "-") + " " + g.resource() + " in " + g.namespace
+		return strings.TrimSpace(strings.Join(g.rule.Verbs, "-") + " " + g.resource() + " in " + g.namespace)
 	}
 	return g.resource()
 }
@@ -60,7 +60,7 @@ func shippedGrants(t *testing.T, w *world) []grant {
 	base := w.kustomize(t, "base")
 	var all []grant
 	rules := map[string][]rbacv1.PolicyRule{} // :: kind, namespace and name of a role → its rules
-	list := objects(t, w.compose(t, shape{overlay: "control-plane", components: []string{"entrypoint", "write-status"}}))
+	list := objects(t, w.compose(t, shape{overlay: "control-plane", components: []string{"entrypoint", "write-status", "events"}}))
 	for _, o := range list {
 		if o.GetKind() == "Role" || o.GetKind() == "ClusterRole" {
 			var role rbacv1.ClusterRole // a Role has the same fields
@@ -77,7 +77,10 @@ func shippedGrants(t *testing.T, w *world) []grant {
 		if !ours(binding.Subjects) {
 			continue
 		}
-		g := grant{role: binding.RoleRef.Name, namespace: o.GetNamespace(), component: !strings.Contains(base, "name: "+binding.RoleRef.Name+"\n")}
+		g := grant{role: binding.RoleRef.Name, namespace: o.GetNamespace()}
+		if !strings.Contains(base, "name: "+g.role+"\n") {
+			g.component = strings.TrimPrefix(g.role, "system:")
+		}
 		of := rules[binding.RoleRef.Kind+" "+map[string]string{"Role": o.GetNamespace()}[binding.RoleRef.Kind]+"/"+binding.RoleRef.Name]
 		if g.role == configMapReader {
 			of = []rbacv1.PolicyRule{{}}
@@ -89,7 +92,7 @@ func shippedGrants(t *testing.T, w *world) []grant {
 			all = append(all, g)
 		}
 	}
-	if len(all) < 13 {
+	if len(all) < 17 {
 		t.Fatalf("%d rules were found", len(all))
 	}
 	return all
@@ -128,26 +131,27 @@ func (w *world) restricted(t *testing.T, name string, grants []grant, args ...st
 
 // testComponents runs Fairlead with all that deploy/components turn on, and with one rule less: either everything is done, or the log says what was forbidden.
 func testComponents(t *testing.T, w *world, grants []grant) {
-	w.entrypoint.Lock() // one at a time publishes and writes statuses here
-	defer w.entrypoint.Unlock()
+	w.alone.Lock() // one at a time publishes, writes statuses and tells of events here
+	defer w.alone.Unlock()
 	t.Run("everything works", func(t *testing.T) {
 		if done, log := w.component(t, "parts", "", grants, ""); !done {
 			t.Errorf("something was forbidden:\n%s", log)
 		}
 	})
 	for i, missing := range grants {
-		if missing.component {
-			t.Run("without "+missing.String(), func(t *testing.T) {
-				// The other component may grant the same.
-				only := slices.DeleteFunc(without(grants, i), func(g grant) bool {
-					return g.component && strings.TrimPrefix(g.role, "system:") != strings.TrimPrefix(missing.role, "system:")
-				})
-				said := `resource \"` + missing.rule.Resources[0] + `\"`
-				if done, log := w.component(t, fmt.Sprintf("parts-%d", i), strings.TrimPrefix(missing.role, "system:"), only, said); done {
-					t.Errorf("everything was done all the same:\n%s", log)
-				}
-			})
+		if missing.component == "" {
+			continue
 		}
+		t.Run(missing.component+" without "+missing.String(), func(t *testing.T) {
+			// Another component may grant the same.
+			only := slices.DeleteFunc(without(grants, i), func(g grant) bool {
+				return g.component != "" && g.component != missing.component
+			})
+			said := `resource \"` + missing.rule.Resources[0] + `\"`
+			if done, log := w.component(t, fmt.Sprintf("parts-%d", i), missing.component, only, said); done {
+				t.Errorf("everything was done all the same:\n%s", log)
+			}
+		})
 	}
 }
 
@@ -160,15 +164,60 @@ addressType: IPv4
 endpoints: [{addresses: [192.0.2.99]}]
 ports: [{name: https, port: 1}]
 ---
+`
+
+// lost is an APIService that nobody serves.
+const lost = `
 apiVersion: apiregistration.k8s.io/v1
 kind: APIService
 metadata: {name: v1.%[1]s.example.com}
 spec: {group: %[1]s.example.com, version: v1, groupPriorityMinimum: 100, versionPriority: 1, service: {namespace: nowhere, name: nothing}}
 `
 
-// component runs a Fairlead that publishes itself, writes statuses, or both (role is empty), from nothing to its end. It returns whether it did all of that; otherwise its log has
-// what is to be said.
+// component runs a Fairlead that publishes itself, writes statuses and tells of events, or does one of the three (role is not empty), from nothing to its end. It returns
+// whether it did all of that; otherwise its log has what is to be said.
 func (w *world) component(t *testing.T, name, role string, grants []grant, said string) (done bool, log string) {
+	t.Helper()
+	w.clear(t)
+	w.apply(t, stale+fmt.Sprintf(lost, name))
+	does := func(component string) bool { return role == "" || role == component }
+	publishes, writes, tells := does("fairlead-entrypoint"), does("fairlead-status"), does("fairlead-events")
+	front, err := w.restricted(t, name, grants, fmt.Sprintf("--publish-kubernetes-endpoints=%t", publishes), "--advertise-address=192.0.2.1",
+		fmt.Sprintf("--write-status=%t", writes), fmt.Sprintf("--emit-events=%t", tells))
+	check(t, err)
+	done = true
+	step := func(wanted bool, what string, ok func() bool) {
+		if !wanted {
+			return
+		}
+		met := false
+		eventually(t, 30*time.Second, what, func() (bool, string) {
+			log = w.logged(t, front)
+			met = ok()
+			return met || said != "" && strings.Contains(log, said), log
+		})
+		done = done && met
+	}
+	step(publishes, "published", func() bool { return w.published(t) == "192.0.2.1" })
+	step(publishes, "renewed", func() bool { return w.scraped(t, front, "fairlead_entrypoint_rounds_total{result=\"passed\"}") >= 3 })
+	step(writes, "written", func() bool {
+		out := must(t, "", w.kubectl, "--kubeconfig", w.direct, "get", "apiservice", "v1."+name+".example.com", "-o", "jsonpath={.status.conditions[*].type}")
+		return strings.Contains(out, "fairlead.dev/Available")
+	})
+	step(tells, "leading", func() bool { return strings.Contains(log, "telling of verdicts by events") })
+	if tells && done {
+		w.apply(t, fmt.Sprintf(lost, name+"-late")) // what was lost before was told by the leader before
+	}
+	step(tells && done, "told", func() bool { return w.told(t, "v1."+name+"-late.example.com") > 0 })
+	check(t, front.Part.Signal(syscall.SIGTERM))
+	<-front.Part.Done()
+	step(publishes, "withdrawn", func() bool { return w.published(t) == "" && !w.leased(t) })
+	must(t, "", w.kubectl, "--kubeconfig", w.direct, "delete", "apiservice", "v1."+name+".example.com", "v1."+name+"-late.example.com", "--ignore-not-found")
+	return done, log
+}
+
+// clear removes what Fairleads before have left: publishing, writing and telling begin from nothing.
+func (w *world) clear(t *testing.T) {
 	t.Helper()
 	gone := func(err error) {
 		if err != nil && !apierrors.IsNotFound(err) {
@@ -179,38 +228,26 @@ func (w *world) component(t *testing.T, name, role string, grants []grant, said 
 		gone(w.core.DiscoveryV1().EndpointSlices("default").Delete(t.Context(), slice, metav1.DeleteOptions{}))
 	}
 	gone(w.core.CoreV1().Endpoints("default").Delete(t.Context(), "kubernetes", metav1.DeleteOptions{}))
-	gone(w.core.CoordinationV1().Leases("kube-system").Delete(t.Context(), "fairlead-status", metav1.DeleteOptions{}))
-	w.apply(t, fmt.Sprintf(stale, name))
-	publishes, writes := role != "fairlead-status", role != "fairlead-entrypoint"
-	front, err := w.restricted(t, name, grants, fmt.Sprintf("--publish-kubernetes-endpoints=%t", publishes), "--advertise-address=192.0.2.1", fmt.Sprintf("--write-status=%t", writes))
-	check(t, err)
-	step := func(what string, ok func() bool) bool {
-		met := false
-		eventually(t, 30*time.Second, what, func() (bool, string) {
-			text, err := os.ReadFile(front.Part.LogFile())
-			check(t, err)
-			log = string(text)
-			met = ok()
-			return met || said != "" && strings.Contains(log, said), log
-		})
-		return met
+	for _, lease := range []string{"fairlead-status", "fairlead-events"} {
+		gone(w.core.CoordinationV1().Leases("kube-system").Delete(t.Context(), lease, metav1.DeleteOptions{}))
 	}
-	done = step("published", func() bool { return !publishes || w.published(t) == "192.0.2.1" }) &&
-		step("renewed", func() bool {
-			return !publishes || w.scraped(t, front, "fairlead_entrypoint_rounds_total{result=\"passed\"}") >= 3
-		}) &&
-		step("written", func() bool {
-			if !writes {
-				return true
-			}
-			out := must(t, "", w.kubectl, "--kubeconfig", w.direct, "get", "apiservice", "v1."+name+".example.com", "-o", "jsonpath={.status.conditions[*].type}")
-			return strings.Contains(out, "fairlead.dev/Available")
-		})
-	check(t, front.Part.Signal(syscall.SIGTERM))
-	<-front.Part.Done()
-	done = step("withdrawn", func() bool { return !publishes || w.published(t) == "" && !w.leased(t) }) && done
 	gone(w.core.CoordinationV1().Leases("kube-system").DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "fairlead.dev/entrypoint"}))
-	return done, log
+}
+
+// logged is what a Fairlead has logged so far.
+func (w *world) logged(t *testing.T, f *cluster.Front) string {
+	t.Helper()
+	text, err := os.ReadFile(f.Part.LogFile())
+	check(t, err)
+	return string(text)
+}
+
+// told counts the events on an APIService.
+func (w *world) told(t *testing.T, name string) int {
+	t.Helper()
+	list, err := w.core.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=APIService,involvedObject.name=" + name})
+	check(t, err)
+	return len(list.Items)
 }
 
 // published is what the EndpointSlices of default/kubernetes say, if the Endpoints say the same.

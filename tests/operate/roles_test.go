@@ -5,7 +5,6 @@ package operate
 import (
 	"encoding/json"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -17,7 +16,10 @@ import (
 func testRoles(t *testing.T, w *world) {
 	w.serve(t, "guarded", nil)
 	w.apply(t, reader)
+	w.apply(t, definition("gadgets", "guarded"))
+	w.apply(t, fmt.Sprintf(lost, "herald")) // who claims something anew makes Fairlead look for what is hidden
 	may, mayNot := w.token(t, "operate", "reader"), w.token(t, "operate", "stranger")
+	const hides = "CustomResourceDefinition gadgets.guarded.example.com"
 	const widgets = "/apis/guarded.example.com/v1/namespaces/default/widgets"
 	t.Run("everything works", func(t *testing.T) {
 		eventually(t, 30*time.Second, "served", func() (bool, string) {
@@ -37,15 +39,17 @@ func testRoles(t *testing.T, w *world) {
 		if code, _ := w.get(t, w.front.Admin, "/metrics", may); code != 403 {
 			t.Errorf("metrics without the role: %d", code)
 		}
-		log, err := os.ReadFile(w.front.Part.LogFile())
-		check(t, err)
-		if strings.Contains(string(log), "forbidden: User") {
+		eventually(t, 10*time.Second, "seen to hide a definition", func() (bool, string) {
+			_, body := w.get(t, w.front.Endpoint, "/fairlead/status", may)
+			return strings.Contains(body, hides), body
+		})
+		if log := w.logged(t, w.front); strings.Contains(log, "forbidden: User") {
 			t.Errorf("something was forbidden:\n%s", log)
 		}
 	})
 	grants := shippedGrants(t, w)
 	for i, missing := range grants {
-		if missing.component {
+		if missing.component != "" {
 			continue
 		}
 		t.Run("without "+missing.String(), func(t *testing.T) {
@@ -65,6 +69,15 @@ func testRoles(t *testing.T, w *world) {
 			case configMapReader:
 				check(t, err)
 				w.testUnread(t, front)
+			case "customresourcedefinitions":
+				check(t, err)
+				eventually(t, 10*time.Second, "said", func() (bool, string) {
+					log := w.logged(t, front)
+					return strings.Contains(log, `cannot list resource \"customresourcedefinitions\"`), log
+				})
+				if _, body := w.get(t, front.Endpoint, "/fairlead/status", may); strings.Contains(body, hides) {
+					t.Errorf("what is hidden was found without the right to:\n%s", body)
+				}
 			default:
 				// Whatever else is granted is for the table: a new rule that is for something else must get a case.
 				if err == nil {
@@ -74,6 +87,7 @@ func testRoles(t *testing.T, w *world) {
 		})
 	}
 	t.Run("components", func(t *testing.T) { testComponents(t, w, grants) })
+	t.Run("for others", func(t *testing.T) { testOthers(t, w, grants) })
 }
 
 // testUnread wants a Fairlead that may not read the ConfigMap of the cluster's header names to say so.
@@ -92,9 +106,7 @@ func (w *world) testUnread(t *testing.T, front *cluster.Front) {
 			t.Errorf("the ConfigMap was read at %s without the right to", c.Read)
 		}
 	}
-	log, err := os.ReadFile(front.Part.LogFile())
-	check(t, err)
-	if !strings.Contains(string(log), "cannot list resource") {
+	if log := w.logged(t, front); !strings.Contains(log, `cannot list resource \"configmaps\" in API group \"\" in the namespace \"kube-system\"`) {
 		t.Errorf("the log does not tell that the ConfigMap cannot be read:\n%s", log)
 	}
 }

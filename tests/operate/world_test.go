@@ -36,7 +36,7 @@ type world struct {
 	admin    string // kubeconfigs: of a member of system:masters, through Fairlead
 	direct   string // and at kube-apiserver itself
 
-	entrypoint sync.Mutex // held by the one that has Fairlead publish default/kubernetes
+	alone sync.Mutex // held by the one case whose Fairleads publish default/kubernetes, or take part in an election
 }
 
 func newWorld(t *testing.T) *world {

@@ -1,0 +1,137 @@
+//go:build e2e
+
+package operate
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+)
+
+// testOthers tries the shipped roles that nobody has by default, each by somebody who has it and by somebody who has not. Every role that is shipped is one of these, or is
+// taken apart by testRoles.
+func testOthers(t *testing.T, w *world, grants []grant) {
+	tried := map[string]func(*testing.T, *world, []grant){
+		"system:fairlead-viewer":  testViewer,
+		"system:fairlead-metrics": testMetricsRole,
+		"system:fairlead-ca-from": testBundleRole,
+	}
+	for name, test := range tried {
+		t.Run("with and without "+name, func(t *testing.T) { test(t, w, grants) })
+	}
+	tested := map[string]bool{}
+	for name := range tried {
+		tested[name] = true
+	}
+	for _, g := range grants {
+		tested[g.role] = true
+	}
+	delete(tested, configMapReader) // Kubernetes ships it
+	shipped := map[string]bool{}
+	for _, s := range shapes() {
+		for _, o := range objects(t, w.compose(t, s)) {
+			if o.GetKind() == "Role" || o.GetKind() == "ClusterRole" {
+				shipped[o.GetName()] = true
+			}
+		}
+	}
+	if got, want := slices.Sorted(maps.Keys(tested)), slices.Sorted(maps.Keys(shipped)); !slices.Equal(got, want) {
+		t.Errorf("tested: %q, shipped: %q", got, want)
+	}
+}
+
+// testViewer reads all pages of the front door.
+func testViewer(t *testing.T, w *world, _ []grant) {
+	may, mayNot := w.bound(t, "system:fairlead-viewer"), w.token(t, "operate", "stranger")
+	for _, path := range []string{"/fairlead", "/fairlead/", "/fairlead/status", "/fairlead/explain?path=/api/v1/pods", "/fairlead/apiservice/v9.batch", "/fairlead/style.css"} {
+		eventually(t, 15*time.Second, "shown", func() (bool, string) {
+			code, body := w.get(t, w.front.Endpoint, path, may)
+			return code == 200, fmt.Sprint(path, code, body)
+		})
+		if code, body := w.get(t, w.front.Endpoint, path, mayNot); code != 403 {
+			t.Errorf("%s by a stranger: %d %s", path, code, body)
+		}
+	}
+}
+
+// testMetricsRole scrapes.
+func testMetricsRole(t *testing.T, w *world, _ []grant) {
+	may := w.bound(t, "system:fairlead-metrics")
+	eventually(t, 15*time.Second, "scraped", func() (bool, string) {
+		code, body := w.get(t, w.front.Admin, "/metrics", may)
+		return code == 200 && strings.Contains(body, "fairlead_"), fmt.Sprint(code, body)
+	})
+	if code, body := w.get(t, w.front.Admin, "/status", may); code != 403 {
+		t.Errorf("it shows more than metrics: %d %s", code, body)
+	}
+	if code, body := w.get(t, w.front.Admin, "/metrics", w.token(t, "operate", "stranger")); code != 403 {
+		t.Errorf("a stranger scrapes: %d %s", code, body)
+	}
+}
+
+// testBundleRole takes a bundle from a ConfigMap in a namespace in which the shipped account has the role, and account unbound has not.
+func testBundleRole(t *testing.T, w *world, grants []grant) {
+	base := slices.DeleteFunc(slices.Clone(grants), func(g grant) bool { return g.component != "" })
+	front, err := w.restricted(t, "unbound", base)
+	check(t, err)
+	const name = "lent"
+	s := extension.Start(t, extension.Config{GroupVersions: []string{name + ".example.com/v1"}, Names: []string{name + "." + name + ".svc"}, CA: w.ca})
+	_, port, err := net.SplitHostPort(s.Addr())
+	check(t, err)
+	w.apply(t, fmt.Sprintf(lent, port, strings.ReplaceAll(string(w.ca.PEM()), "\n", "\\n")))
+	w.apply(t, fmt.Sprintf(lentService, port)) // when it may be read
+	eventually(t, 30*time.Second, "served", func() (bool, string) {
+		code, body := w.get(t, w.front.Endpoint, "/apis/lent.example.com/v1", "")
+		return code == 200, fmt.Sprint(code, body)
+	})
+	eventually(t, 10*time.Second, "forbidden", func() (bool, string) {
+		log := w.logged(t, front)
+		return strings.Contains(log, `resource \"configmaps\"`) && strings.Contains(log, `namespace \"lent\"`), log
+	})
+	if code, body := w.get(t, front.Endpoint, "/apis/lent.example.com/v1", ""); code != 503 {
+		t.Errorf("without its bundle: %d %s", code, body)
+	}
+}
+
+const lent = `
+{apiVersion: v1, kind: Namespace, metadata: {name: lent}}
+---
+{apiVersion: v1, kind: Service, metadata: {namespace: lent, name: lent}, spec: {type: ExternalName, externalName: localhost, ports: [{port: %[1]s}]}}
+---
+{apiVersion: v1, kind: ConfigMap, metadata: {namespace: lent, name: bundle}, data: {ca.crt: "%[2]s"}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: fairlead-ca-from, namespace: lent}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: "system:fairlead-ca-from"}
+subjects: [{kind: ServiceAccount, name: fairlead, namespace: kube-system}]
+`
+
+const lentService = `
+apiVersion: apiregistration.k8s.io/v1
+kind: APIService
+metadata: {name: v1.lent.example.com, annotations: {fairlead.dev/ca-from: bundle/ca.crt}}
+spec: {group: lent.example.com, version: v1, groupPriorityMinimum: 100, versionPriority: 1, service: {namespace: lent, name: lent, port: %s}}
+`
+
+// bound makes an account that has one of the shipped ClusterRoles and nothing else, and returns a token of it.
+func (w *world) bound(t *testing.T, role string) string {
+	t.Helper()
+	name := strings.TrimPrefix(role, "system:")
+	w.apply(t, fmt.Sprintf(`
+{apiVersion: v1, kind: ServiceAccount, metadata: {namespace: operate, name: %[1]s}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: operate-%[1]s}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: %[2]q}
+subjects: [{kind: ServiceAccount, namespace: operate, name: %[1]s}]
+`, name, role))
+	return w.token(t, "operate", name)
+}
