@@ -92,11 +92,11 @@ func testHelm(t *testing.T, w *world) {
 			t.Error("the archive renders something else: a linked file is missing")
 		}
 	})
-	t.Run("values", func(t *testing.T) { testValues(t, helm) })
+	t.Run("values", func(t *testing.T) { testValues(t, w, helm) })
 }
 
-// testValues tries values that are wrong, each in one way, and some that are right.
-func testValues(t *testing.T, helm string) {
+// testValues tries values that are wrong, each in one way, and some that are right, which kube-apiserver must take.
+func testValues(t *testing.T, w *world, helm string) {
 	try := func(values ...string) answer {
 		return command(t, "", helm, append([]string{"template", "fairlead", chart, "--namespace", "kube-system"}, set(values)...)...)
 	}
@@ -118,7 +118,7 @@ func testValues(t *testing.T, helm string) {
 		"- --tls-cert-file=/etc/kubernetes/pki/door.crt":      {"files.servingCert=/etc/kubernetes/pki/door.crt"},
 		"- --local-apiserver=https://10.0.0.2:6443":           {"mode=load-balancer", "localAPIServers={https://10.0.0.1:6443,https://10.0.0.2:6443}", "entrypoint.enabled=true", "entrypoint.advertiseAddress=$(POD_IP)"},
 		"- \"--goaway-chance=0.01\"":                          {"extraArgs={--goaway-chance=0.01}"},
-		"  namespace: shop":                                   {"caFromNamespaces={shop}"},
+		"  namespace: operate":                                {"caFromNamespaces={operate}"},
 		"  type: ClusterIP":                                   {"mode=load-balancer", "service.type=ClusterIP"},
 		"maxUnavailable: 50%":                                 {"mode=load-balancer", "podDisruptionBudget.maxUnavailable=50%"},
 		"kubernetes.io/metadata.name: observability":          {"mode=load-balancer", "networkPolicy.monitoringNamespace=observability"},
@@ -126,9 +126,11 @@ func testValues(t *testing.T, helm string) {
 		"hostPath: {path: /var/lib/pki, type: Directory}":     {"pkiPath=/var/lib/pki"},
 		"secret: {secretName: own-serving, defaultMode: 0440": {"mode=load-balancer", "secrets.serving=own-serving"},
 	} {
-		if a := try(good...); a.code != 0 || !strings.Contains(a.out, want) {
+		a := try(good...)
+		if a.code != 0 || !strings.Contains(a.out, want) {
 			t.Errorf("%v: exit code %d, want %q\n%s", good, a.code, want, a.errs)
 		}
+		dryRun(t, w, known(t, a.out))
 	}
 	if a := command(t, "", helm, "template", "fairlead", chart, "--namespace", "elsewhere"); a.code == 0 || !strings.Contains(a.errs, "kube-system") {
 		t.Errorf("another namespace: exit code %d\n%s", a.code, a.errs)

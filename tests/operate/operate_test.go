@@ -12,6 +12,7 @@ func TestOperate(t *testing.T) {
 		run  func(*testing.T, *world)
 	}{
 		{"manifests", testManifests},
+		{"install", testInstall},
 		{"documents", testDocuments},
 		{"roles", testRoles},
 		{"explain", testExplain},

@@ -1,0 +1,152 @@
+//go:build e2e
+
+package operate
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+)
+
+// site is a cluster into which nothing has been installed yet.
+type site struct {
+	*world
+	helmPath string
+}
+
+// testInstall has Helm install the chart into a cluster of its own, change it, take the change back and remove it, as kube-apiserver sees it.
+func testInstall(t *testing.T, w *world) {
+	s := newSite(t, w)
+	s.apply(t, operatorCRDs)
+	before := s.names(t)
+	control := []string{"monitoring.enabled=true", "caFromNamespaces={default}"}
+	balanced := append([]string{"mode=load-balancer", "writeStatus=true"}, control...)
+	t.Run("install", func(t *testing.T) {
+		s.helm(t, append([]string{"install", "fairlead", chart}, set(control)...)...)
+		s.has(t, control)
+	})
+	t.Run("the account works", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		front, err := s.StartFairlead(ctx, cluster.Fairlead{Path: s.fairlead, Args: []string{"--kubeconfig=" + s.account(t, "kube-system", "fairlead")}})
+		check(t, err)
+		defer front.Part.Kill()
+		if log := s.logged(t, front); strings.Contains(log, "forbidden") {
+			t.Errorf("something was forbidden:\n%s", log)
+		}
+	})
+	t.Run("upgrade", func(t *testing.T) {
+		s.helm(t, "upgrade", "fairlead", chart, "--reuse-values", "--set", "emitEvents=true")
+		s.has(t, append([]string{"emitEvents=true"}, control...))
+		if args := s.args(t, "daemonset"); !strings.Contains(args, "--emit-events") {
+			t.Errorf("the DaemonSet has %s", args)
+		}
+	})
+	t.Run("another mode", func(t *testing.T) {
+		s.helm(t, append([]string{"upgrade", "fairlead", chart, "--reset-values"}, set(balanced)...)...)
+		s.has(t, balanced)
+		if args := s.args(t, "deployment"); !strings.Contains(args, "--write-status") {
+			t.Errorf("the Deployment has %s", args)
+		}
+		for _, gone := range []string{"daemonset.apps/fairlead", "role.rbac.authorization.k8s.io/fairlead-events"} {
+			if strings.Contains(s.names(t), gone) {
+				t.Errorf("%s is left over", gone)
+			}
+		}
+	})
+	t.Run("rollback", func(t *testing.T) {
+		s.helm(t, "rollback", "fairlead", "1")
+		s.has(t, control)
+		if args := s.args(t, "daemonset"); strings.Contains(args, "--emit-events") || !strings.Contains(args, "serve") {
+			t.Errorf("the DaemonSet has %s", args)
+		}
+		if left := s.names(t); strings.Contains(left, "deployment.apps/fairlead") || strings.Contains(left, "networkpolicy") {
+			t.Errorf("the other mode is left over:\n%s", left)
+		}
+	})
+	t.Run("uninstall", func(t *testing.T) {
+		s.helm(t, "uninstall", "fairlead")
+		if after := s.names(t); after != before {
+			t.Errorf("before:\n%s\nafter:\n%s", before, after)
+		}
+	})
+}
+
+func newSite(t *testing.T, w *world) *site {
+	t.Helper()
+	dir := filepath.Join(w.dir, "install")
+	s := &site{world: &world{dir: dir, fairlead: w.fairlead, kubectl: w.kubectl, direct: filepath.Join(dir, "direct.kubeconfig")}, helmPath: w.helm(t)}
+	var err error
+	s.Cluster, err = cluster.Start(t.Context(), cluster.Config{Dir: dir, APIServerArgs: []string{"--advertise-address=10.79.0.1"}})
+	check(t, err)
+	t.Cleanup(func() { check(t, s.Close()) })
+	s.core, err = kubernetes.NewForConfig(s.Cluster.Endpoint().RESTConfig(s.Admin()))
+	check(t, err)
+	check(t, s.Cluster.Endpoint().WriteKubeconfig(s.direct, s.Admin()))
+	eventually(t, 30*time.Second, "a namespace", func() (bool, string) {
+		a := command(t, "", s.kubectl, "--kubeconfig", s.direct, "get", "namespace", "kube-system")
+		return a.code == 0, a.errs
+	})
+	return s
+}
+
+// helm runs Helm, which must have nothing to complain about.
+func (s *site) helm(t *testing.T, args ...string) {
+	t.Helper()
+	home := filepath.Join(s.dir, "helm")
+	env := []string{"HELM_CACHE_HOME=" + home, "HELM_CONFIG_HOME=" + home, "HELM_DATA_HOME=" + home, s.helmPath, "--kubeconfig", s.direct, "--namespace", "kube-system"}
+	a := command(t, "", "env", append(env, args...)...)
+	if a.code != 0 || strings.Contains(a.errs, "arning") {
+		t.Fatalf("helm %v: exit code %d\n%s%s", args, a.code, a.out, a.errs)
+	}
+}
+
+// has wants every object to be there that the chart renders with these values.
+func (s *site) has(t *testing.T, values []string) {
+	t.Helper()
+	rendered := must(t, "", s.helmPath, append([]string{"template", "fairlead", chart, "--namespace", "kube-system"}, set(values)...)...)
+	found := must(t, rendered, s.kubectl, "--kubeconfig", s.direct, "get", "-f", "-", "-o", "name")
+	if want, got := len(objects(t, rendered)), strings.Count(found, "\n"); got != want || want < 15 {
+		t.Errorf("%d objects of %d:\n%s", got, want, found)
+	}
+}
+
+// names are those of all objects there are, of every kind that the chart has.
+func (s *site) names(t *testing.T) string {
+	t.Helper()
+	return must(t, "", s.kubectl, "--kubeconfig", s.direct, "get", "--all-namespaces", "-o", "name", "daemonsets,deployments,replicasets,services,serviceaccounts,configmaps,secrets,"+
+		"roles,rolebindings,clusterroles,clusterrolebindings,networkpolicies,poddisruptionbudgets,flowschemas,prioritylevelconfigurations,"+
+		"validatingadmissionpolicies,validatingadmissionpolicybindings,servicemonitors,prometheusrules")
+}
+
+func (s *site) args(t *testing.T, kind string) string {
+	t.Helper()
+	return must(t, "", s.kubectl, "--kubeconfig", s.direct, "--namespace", "kube-system", "get", kind, "fairlead", "-o", "jsonpath={.spec.template.spec.containers[0].args}")
+}
+
+// operatorCRDs are the kinds of the Prometheus operator, of whatever shape.
+const operatorCRDs = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: servicemonitors.monitoring.coreos.com}
+spec:
+  group: monitoring.coreos.com
+  names: {plural: servicemonitors, singular: servicemonitor, kind: ServiceMonitor}
+  scope: Namespaced
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
+---
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: prometheusrules.monitoring.coreos.com}
+spec:
+  group: monitoring.coreos.com
+  names: {plural: prometheusrules, singular: prometheusrule, kind: PrometheusRule}
+  scope: Namespaced
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
+`
