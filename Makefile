@@ -56,7 +56,7 @@ e2e: ## End-to-end tests on real parts; fails when fewer cases ran than the file
 .PHONY: slow
 slow: ## Suites with bounds in seconds (faults, rotations, operation, directory, differential): for a machine that is otherwise idle
 	$(TOOLS)
-	$(TOOLS) helm # before the tests: their network has no way out
+	$(TOOLS) helm kubeadm # before the tests: their network has no way out
 	@command -v ip >/dev/null || apt-get install -y iproute2
 	go test -tags e2e -count=1 -parallel 12 -timeout 20m -json ./tests/faults | go run ./tests/count -want tests/faults/COUNT
 	go test -tags e2e -count=1 -parallel 32 -timeout 15m -json ./tests/rotation | go run ./tests/count -want tests/rotation/COUNT

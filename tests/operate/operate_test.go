@@ -14,6 +14,8 @@ func TestOperate(t *testing.T) {
 		{"manifests", testManifests},
 		{"install", testInstall},
 		{"documents", testDocuments},
+		{"kubeadm", testKubeadm},
+		{"runbooks", testRunbooks},
 		{"roles", testRoles},
 		{"explain", testExplain},
 		{"alerts", testAlerts},

@@ -12,7 +12,8 @@ import (
 
 // settled waits until every APIService is available, and then until the first probes and polls are over.
 func (w *world) settled(ctx context.Context, n int) error {
-	err := until(ctx, 2*time.Minute, func() error {
+	begun := time.Now()
+	err := until(ctx, patience, func() error {
 		all, err := w.metrics(ctx)
 		if err != nil {
 			return err
@@ -31,6 +32,7 @@ func (w *world) settled(ctx context.Context, n int) error {
 	if err != nil {
 		return err
 	}
+	w.available = w.ready + time.Since(begun)
 	return pause(ctx, 15*time.Second) // the first round of probes is more crowded than those that follow
 }
 

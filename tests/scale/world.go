@@ -32,7 +32,8 @@ type world struct {
 	client  *http.Client
 	address string // of the front door
 	admin   string
-	ready   time.Duration // from its start
+	// ready and available are how long after its start it was ready, and every APIService available.
+	ready, available time.Duration
 }
 
 func services(n int) int { return (n + perService - 1) / perService }
@@ -52,8 +53,11 @@ func build(ctx context.Context) (bin string, remove func(), err error) {
 	return bin, func() { _ = os.RemoveAll(dir) }, nil
 }
 
-// start runs a Fairlead over n APIServices and waits until it is ready.
-func start(ctx context.Context, bin string, n int) (w *world, err error) {
+// patience is how long a Fairlead may take: ten thousand handshakes each way on two processors.
+const patience = 5 * time.Minute
+
+// start runs a Fairlead over n APIServices, which are probed at an interval of their own if it is not zero, and waits until it is ready.
+func start(ctx context.Context, bin string, n int, interval time.Duration) (w *world, err error) {
 	w = &world{}
 	if w.dir, err = os.MkdirTemp("", "fairlead-scale-"); err != nil {
 		return nil, err
@@ -75,7 +79,7 @@ func start(ctx context.Context, bin string, n int) (w *world, err error) {
 		}
 		w.servers = append(w.servers, server)
 	}
-	if err := w.manifests(ca, n); err != nil {
+	if err := w.manifests(ca, n, interval); err != nil {
 		return nil, err
 	}
 	args, err := w.arguments(ca)
@@ -93,13 +97,17 @@ func start(ctx context.Context, bin string, n int) (w *world, err error) {
 	if err := w.cmd.Start(); err != nil {
 		return nil, err
 	}
-	err = until(ctx, 2*time.Minute, func() error { _, err := w.get(ctx, w.admin+"/readyz"); return err })
+	err = until(ctx, patience, func() error { _, err := w.get(ctx, w.admin+"/readyz"); return err })
 	w.ready = time.Since(begun)
 	return w, err
 }
 
 // manifests writes APIServices, and Services and EndpointSlices of perService of them each.
-func (w *world) manifests(ca *pki.CA, n int) error {
+func (w *world) manifests(ca *pki.CA, n int, interval time.Duration) error {
+	annotations := "fairlead.dev/tls-server-name: localhost"
+	if interval > 0 {
+		annotations += ", fairlead.dev/probe-interval: " + interval.String()
+	}
 	bundle := base64.StdEncoding.EncodeToString(ca.PEM())
 	if err := os.Mkdir(filepath.Join(w.dir, "registry"), 0o700); err != nil {
 		return err
@@ -113,8 +121,8 @@ func (w *world) manifests(ca *pki.CA, n int) error {
 		fmt.Fprintf(&b, "{apiVersion: v1, kind: Service, metadata: {namespace: scale, name: s%d}, spec: {clusterIP: None, ports: [{name: https, port: 443}]}}\n---\n", s)
 		fmt.Fprintf(&b, "{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {namespace: scale, name: s%[1]d, labels: {kubernetes.io/service-name: s%[1]d}}, addressType: IPv4, ports: [{name: https, port: %[2]s}], endpoints: [{addresses: [127.0.0.1]}]}\n", s, port)
 		for i := s * perService; i < min((s+1)*perService, n); i++ {
-			fmt.Fprintf(&b, "---\n{apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1.%[1]s, annotations: {fairlead.dev/tls-server-name: localhost}}, spec: {group: %[1]s, version: v1, groupPriorityMinimum: 100, versionPriority: 1, caBundle: %[2]s, service: {namespace: scale, name: s%[3]d}}}\n",
-				groupOf(i), bundle, s)
+			fmt.Fprintf(&b, "---\n{apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1.%[1]s, annotations: {%[4]s}}, spec: {group: %[1]s, version: v1, groupPriorityMinimum: 100, versionPriority: 1, caBundle: %[2]s, service: {namespace: scale, name: s%[3]d}}}\n",
+				groupOf(i), bundle, s, annotations)
 		}
 		if err := os.WriteFile(filepath.Join(w.dir, "registry", fmt.Sprintf("s%d.yaml", s)), []byte(b.String()), 0o600); err != nil {
 			return err

@@ -35,6 +35,7 @@ func parts() []part {
 		{name: "kube-controller-manager", module: "kubernetes", from: k8s, pkg: k8s + "/cmd/kube-controller-manager", stamped: true, cold: "1m", byDefault: true},
 		{name: "metrics-server", module: "metrics", from: "sigs.k8s.io/metrics-server", pkg: "sigs.k8s.io/metrics-server/cmd/metrics-server", cold: "2m", byDefault: true},
 		{name: "helm", module: "helm", from: "helm.sh/helm/v4", pkg: "helm.sh/helm/v4/cmd/helm", cold: "2m", byDefault: true},
+		{name: "kubeadm", module: "kubeadm", from: k8s, pkg: k8s + "/cmd/kubeadm", stamped: true, cold: "2m"},
 		{name: "golangci-lint", module: "lint", from: "github.com/golangci/golangci-lint/v2", pkg: "github.com/golangci/golangci-lint/v2/cmd/golangci-lint", cold: "4m"},
 		{name: "govulncheck", module: "lint", from: "golang.org/x/vuln", pkg: "golang.org/x/vuln/cmd/govulncheck", cold: "15s"},
 		{name: "cyclonedx-gomod", module: "sbom", from: "github.com/CycloneDX/cyclonedx-gomod", pkg: "github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod", cold: "20s"},
