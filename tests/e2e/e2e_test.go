@@ -23,6 +23,7 @@ func lanes() []string {
 // TestE2E runs every case through Fairlead, on each lane: with kubectl and client-go, and nothing changed but the address of the server.
 func TestE2E(t *testing.T) {
 	fairlead := buildFairlead(t, t.TempDir())
+	t.Run("usage", func(t *testing.T) { testUsage(t, fairlead) })
 	var alone sync.Mutex
 	for _, lane := range lanes() {
 		t.Run(lane, func(t *testing.T) {
