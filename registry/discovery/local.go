@@ -150,9 +150,12 @@ func (d *Discovery) localCore(ctx context.Context, s *localState, changed *bool)
 	return nil
 }
 
+// maxLocal bounds the local apiserver's documents, which list what all its CRDs define.
+const maxLocal = 32 << 20
+
 // list returns an aggregated document and its tag, or nil if it has not changed.
 func (d *Discovery) list(ctx context.Context, do func(context.Context, *http.Request) (*http.Response, error), path, tag string) (*apidiscoveryv2.APIGroupDiscoveryList, string, error) {
-	a, err := poll.Get(ctx, do, poll.Question{Path: path, Accept: acceptLocal, ETag: tag})
+	a, err := poll.Get(ctx, do, poll.Question{Path: path, Accept: acceptLocal, ETag: tag, Limit: maxLocal})
 	switch {
 	case err != nil:
 		return nil, "", err

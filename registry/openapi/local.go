@@ -109,7 +109,7 @@ func (o *OpenAPI) localIndex(ctx context.Context, s *localState) error {
 
 func (o *OpenAPI) localSpec(ctx context.Context, s *localState) error {
 	begun := time.Now()
-	a, err := poll.Get(ctx, o.cfg.FetchLocal, poll.Question{Path: "/openapi/v2", Accept: typeJSON, ETag: s.specTag, Limit: 4 * maxSpec, Timeout: fetchTimeout})
+	a, err := poll.Get(ctx, o.cfg.FetchLocal, poll.Question{Path: "/openapi/v2", Accept: typeJSON, ETag: s.specTag, Limit: maxLocalSpec, Timeout: fetchTimeout})
 	switch {
 	case err != nil:
 		return err

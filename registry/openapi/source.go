@@ -22,14 +22,17 @@ import (
 const (
 	// fetchTimeout bounds all that a backend is asked for at a time. kube-apiserver takes seconds to merge a v2 document that has changed, so must a backend be allowed to.
 	fetchTimeout = 30 * time.Second
-	// maxIndex, maxDocument and maxSpec bound bodies: of an index, a v3 document and a v2 document. The largest known are 150 KB, 2 MB and, with a thousand CRDs, 20 MB.
+	// maxIndex, maxDocument and maxSpec bound bodies of backends: of an index, a v3 document and a v2 document. The largest known are 150 KB, 2 MB and 5 MB, which
+	// is kube-apiserver's own. maxLocalSpec bounds the local apiserver's v2 document: 20 MB with a thousand CRDs.
 	maxIndex    = 4 << 20
 	maxDocument = 16 << 20
-	maxSpec     = 32 << 20
+	maxSpec     = 16 << 20
+
+	maxLocalSpec = 128 << 20
 )
 
-// maxHeavy bounds how many v2 documents of backends are decoded at a time: one of 32 MB takes hundreds of megabytes for seconds, and twenty backends may have one.
-const maxHeavy = 2
+// maxHeavy bounds how many v2 documents of backends are decoded at a time: one of 16 MB takes hundreds of megabytes for seconds, and twenty backends may have one.
+const maxHeavy = 1
 
 const typeJSON = "application/json"
 

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"time"
 )
 
@@ -18,7 +19,7 @@ type Question struct {
 	Accept string
 	// ETag makes the question conditional (If-None-Match). Empty: it is not.
 	ETag string
-	// Limit bounds the body. Zero: 32 MiB, above any discovery document seen: a thousand custom resources make one.
+	// Limit bounds the body. Zero: 8 MiB, well above any discovery document seen: a thousand custom resources make one.
 	Limit int64
 	// Timeout bounds the exchange from dialling to the last byte. Zero: 5 s, as kube-apiserver has it for discovery.
 	Timeout time.Duration
@@ -78,7 +79,7 @@ func reasonOf(err error) Reason {
 }
 
 const (
-	defaultLimit   = 32 << 20
+	defaultLimit   = 8 << 20
 	defaultTimeout = 5 * time.Second
 )
 
@@ -101,14 +102,47 @@ func Get(ctx context.Context, do func(context.Context, *http.Request) (*http.Res
 	if res.ContentLength > limit {
 		return Answer{}, tooLarge(q, limit)
 	}
-	body, err := io.ReadAll(io.LimitReader(res.Body, limit+1))
-	if err != nil {
+	body, err := readAll(res.Body, res.ContentLength, limit)
+	switch {
+	case errors.Is(err, errTooLong):
+		return Answer{}, tooLarge(q, limit)
+	case err != nil:
 		return Answer{}, broken(ctx, q, err)
 	}
-	if int64(len(body)) > limit {
-		return Answer{}, tooLarge(q, limit)
-	}
 	return Answer{Status: res.StatusCode, Header: res.Header, Body: body}, nil
+}
+
+const (
+	// leastChunk and mostChunk are the pieces a body is read in: small documents are one, and large ones waste no more than a twentieth.
+	leastChunk = 8 << 10
+	mostChunk  = 1 << 20
+)
+
+// errTooLong is what readAll returns for a body beyond its limit.
+var errTooLong = errors.New("too long")
+
+// readAll reads a body of at most limit bytes. io.ReadAll would copy it into ever larger buffers, and leave four times as much behind as it returns; what is too
+// long is held once here, and not put together.
+func readAll(r io.Reader, announced, limit int64) ([]byte, error) {
+	var chunks [][]byte
+	size := min(max(announced+1, leastChunk), mostChunk)
+	chunk := make([]byte, 0, size)
+	for have := int64(0); ; {
+		n, err := r.Read(chunk[len(chunk):cap(chunk)])
+		chunk = chunk[:len(chunk)+n]
+		have += int64(n)
+		switch {
+		case have > limit:
+			return nil, errTooLong
+		case errors.Is(err, io.EOF):
+			return slices.Concat(append(chunks, chunk)...), nil
+		case err != nil:
+			return nil, err //nolint:wrapcheck // the caller does
+		case len(chunk) == cap(chunk):
+			size = min(2*size, mostChunk)
+			chunks, chunk = append(chunks, chunk), make([]byte, 0, size)
+		}
+	}
 }
 
 func newRequest(ctx context.Context, q Question) *http.Request {
