@@ -232,6 +232,13 @@ func failures() []invented {
 			defer s.Open(Fault{Kind: "garbage", Scopes: []string{"group:alpha"}, Lies: true}).Close()
 			s.watch(func(w *Watch) { w.Head, w.Wrong = nil, "no receipt" })
 		}, nil},
+		{"a watch that a backend begins wrongly and cuts", func(s *story) {
+			defer s.Open(group("reset-body")).Close()
+			s.watch(func(w *Watch) { w.Head, w.Err, w.Events = nil, "reset", 0 })
+		}, nil},
+		{"a watch that begins wrongly and is cut for nothing", func(s *story) {
+			s.watch(func(w *Watch) { w.Head, w.Err, w.Events = nil, "reset", 0 })
+		}, []Invariant{Explained}},
 		{"a watch that is cut for nothing", func(s *story) { s.watch(func(w *Watch) { w.Err = "reset" }) }, []Invariant{Explained}},
 		{"a watch that is cut in a fault", func(s *story) { defer s.Open(group("dead")).Close(); s.watch(func(w *Watch) { w.Err = "reset" }) }, nil},
 		{"a watch that ends within an event", func(s *story) { s.watch(func(w *Watch) { w.Partial = true }) }, []Invariant{Watches}},
