@@ -63,6 +63,7 @@ type options struct {
 	out       string
 	profile   bool
 	watches   int
+	hold      time.Duration
 	tokens    int
 	services  int
 	args      string
@@ -82,6 +83,7 @@ func parse(args []string) (*options, error) {
 	fs.StringVar(&o.out, "out", "", "`folder` for results.json, table.md and profiles (default: only print)")
 	fs.BoolVar(&o.profile, "profile", false, "after each scenario's rounds, load Fairlead once more and take a CPU profile (needs -out)")
 	fs.IntVar(&o.watches, "watches", 2000, "`number` of watches")
+	fs.DurationVar(&o.hold, "hold", 0, "`duration` for which idle watches are looked at, every half minute (default: not at all)")
 	fs.IntVar(&o.tokens, "tokens", 0, "largest `number` of distinct tokens (default 1000, with -full 100000)")
 	fs.IntVar(&o.services, "apiservices", 0, "largest `number` of APIServices (default 100, with -full 10000)")
 	fs.StringVar(&o.args, "args", "", "further `arguments` of Fairlead, separated by spaces")

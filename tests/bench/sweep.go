@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"strings"
 	"time"
 
@@ -226,6 +227,9 @@ func (w *world) watch(ctx context.Context, o *options, p *peer, conns int) (s sa
 		return s, err
 	}
 	s.Watch = float64(after-before) / 1024 / float64(n)
+	if err := hold(ctx, o.hold, p); err != nil {
+		return s, err
+	}
 	if o.profile && p.front != nil {
 		if err := w.keep(ctx, o, p, "/debug/pprof/heap?gc=1", "watches.heap"); err != nil {
 			return s, err
@@ -247,4 +251,20 @@ func (w *world) watch(ctx context.Context, o *options, p *peer, conns int) (s sa
 	used, err := cpuOf(p.part.PID())
 	s.CPU = float64((used - cpu).Microseconds()) / float64(events*n)
 	return s, err
+}
+
+// hold looks at what a peer keeps resident while nothing happens.
+func hold(ctx context.Context, d time.Duration, p *peer) error {
+	const every = 30 * time.Second
+	for held := time.Duration(0); held < d; held += every {
+		now, err := residentOf(p.part.PID())
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(os.Stderr, "bench: %s after %v: %d MB resident\n", p.name, held, now>>20)
+		if err := pause(ctx, every); err != nil {
+			return err
+		}
+	}
+	return nil
 }
