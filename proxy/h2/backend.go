@@ -125,7 +125,7 @@ func (e *engine) backendReset(s *stream, code http2.ErrCode) {
 }
 
 // backendGone ends a stream whose connection broke.
-func (e *engine) backendGone(s *stream, err error) {
+func (e *engine) backendGone(c *conn, s *stream, err error) {
 	if s.half[down].end {
 		if !s.half[up].sentEnd {
 			e.discardUpload(s)
@@ -136,7 +136,7 @@ func (e *engine) backendGone(s *stream, err error) {
 	if err == nil {
 		err = errors.New("connection closed")
 	}
-	e.failed(s, failure{reason: ReasonLost, err: err})
+	e.failed(s, failure{reason: ReasonLost, err: err, unheard: !c.heard})
 }
 
 // goAwayFrame handles GOAWAY (§6.8).
@@ -176,6 +176,7 @@ type failure struct {
 	err         error
 	code        http2.ErrCode // the backend's, if it sent one
 	unprocessed bool          // no backend has done anything for the request
+	unheard     bool          // the backend has not even acknowledged our SETTINGS, which it has to handle first
 	final       bool          // another try would not help
 }
 
@@ -233,7 +234,14 @@ func (e *engine) mayRetry(s *stream, f failure) bool {
 	if f.reason == ReasonDial {
 		return true // it has cost no backend anything
 	}
-	return (f.unprocessed || p.Again) && (p.Budget == nil || p.Budget())
+	return (f.unprocessed || p.Again || f.unheard && s.safe()) && (p.Budget == nil || p.Budget())
+}
+
+// safe reports whether a request changes nothing at the backend (RFC 9110 §9.2.1). Watches are such: they are not sent again after they may have begun, but net/http's
+// servers give a connection up whose SETTINGS they have not come to read within two seconds, with all that was sent on it, and a crowd of clients can keep
+// one as busy as that.
+func (s *stream) safe() bool {
+	return len(s.req) > 0 && (s.req[0].Value == "GET" || s.req[0].Value == "HEAD")
 }
 
 // retry sends the request again from its beginning.

@@ -20,6 +20,7 @@ type conn struct {
 	in      []byte // an incomplete frame, never bytes of DATA
 	preface int    // bytes of the client preface still to come
 	started bool   // the peer's first SETTINGS have come (§3.4)
+	heard   bool   // the peer has acknowledged ours: it reads what we send
 	data    dataFrame
 	block   []byte // the field block being received
 	blockID uint32 // its stream; 0: none is being received

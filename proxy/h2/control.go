@@ -65,6 +65,7 @@ func (c *conn) settingsFrameValid(h frameHeader, p []byte) *connError {
 
 func (e *engine) settingsFrame(c *conn, h frameHeader, p []byte) *connError {
 	if err := c.settingsFrameValid(h, p); err != nil || h.has(http2.FlagSettingsAck) {
+		c.heard = true
 		return err
 	}
 	window := c.peerWindow

@@ -1,6 +1,7 @@
 package h2
 
 import (
+	"errors"
 	"testing"
 
 	"golang.org/x/net/http2"
@@ -69,5 +70,42 @@ func TestCrowdOnSmallConnections(t *testing.T) {
 	}
 	if sent != clients*each {
 		t.Errorf("%d of %d requests were sent", sent, clients*each)
+	}
+}
+
+// A backend that is so busy that it gives a connection up before it has read our SETTINGS has seen nothing of what came after them: watches go elsewhere.
+// One that has acknowledged them may have begun, and a POST may have been executed for all we know.
+func TestWatchOnUnheardConnection(t *testing.T) {
+	for name, tt := range map[string]struct {
+		method string
+		heard  bool
+		again  bool
+	}{
+		"watch":           {method: "GET", again: true},
+		"watch, heard":    {method: "GET", heard: true},
+		"POST":            {method: "POST"},
+		"POST, and heard": {method: "POST", heard: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.plan = Plan{Retries: 2, LongRunning: true}
+			c := r.client()
+			c.request(1, tt.method, true)
+			b := r.backend(0)
+			if tt.heard {
+				b.fr.WriteSettingsAck()
+				b.flush()
+			}
+			r.e.lose(b.c, errors.New("EOF"))
+			r.e.remove(b.c)
+			r.run()
+			if !tt.again {
+				c.want("HEADERS 1 :status=503 content-length=0 END")
+				return
+			}
+			r.backend(1).respond(1, "event")
+			c.want("HEADERS 1 :status=200", `DATA 1 "event" END`)
+			r.clean()
+		})
 	}
 }

@@ -185,7 +185,7 @@ func (e *engine) close(c *conn, err error) {
 		if c.side == up {
 			e.abort(s, ReasonClientLost, err, http2.ErrCodeCancel)
 		} else {
-			e.backendGone(s, err)
+			e.backendGone(c, s, err)
 		}
 	}
 	c.touch()
