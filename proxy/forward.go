@@ -147,11 +147,16 @@ func (p *Proxy) roundTrip(r *http.Request) (*http.Response, error) {
 	x := exchangeOf(r.Context())
 	d := &x.decision
 	if d.Action == ToRemote {
-		return p.cfg.Backends.RoundTrip(d.Entry, r, d.LongRunning) //nolint:contextcheck // the request carries it
+		res, err := p.cfg.Backends.RoundTrip(d.Entry, r, d.LongRunning) //nolint:contextcheck // the request carries it
+		if err == nil {
+			endInTime(r.Context(), res)
+		}
+		return res, err
 	}
 	res, err := p.cfg.Local.RoundTrip(r, localPool(d.Pool), d.LongRunning) //nolint:contextcheck // the request carries it
 	if err == nil {
 		p.cfg.Authn.Seen(&d.Credentials, res.StatusCode)
+		endInTime(r.Context(), res)
 	}
 	return res, err
 }
