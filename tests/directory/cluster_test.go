@@ -15,6 +15,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // behind is the world with the keys of a cluster.
@@ -79,13 +80,13 @@ func testLocal(t *testing.T, w *world) {
 	d.becomes(t, d.root, widgets, http.StatusOK)
 
 	t.Run("built-in groups register themselves", func(t *testing.T) {
-		eventually(t, 30*time.Second, "registered", func() (bool, string) {
+		suite.Eventually(t, 30*time.Second, "registered", func() (bool, string) {
 			out, errs, _ := k.try(t, "get", "apiservice", "v1.batch", "-o", "jsonpath={.spec.groupPriorityMinimum}/{.spec.versionPriority} {.metadata.labels}")
 			return strings.HasPrefix(out, "17400/15 ") && strings.Contains(out, `"kube-aggregator.kubernetes.io/automanaged":"onstart"`), out + errs
 		})
 	})
 	t.Run("CRDs register themselves", func(t *testing.T) {
-		eventually(t, 30*time.Second, "registered", func() (bool, string) {
+		suite.Eventually(t, 30*time.Second, "registered", func() (bool, string) {
 			out, errs, _ := k.try(t, "get", "apiservice", "v1.sea.example.com", "-o", "jsonpath={.spec.groupPriorityMinimum}/{.spec.versionPriority} {.metadata.labels}")
 			return strings.HasPrefix(out, "1000/100 ") && strings.Contains(out, `"kube-aggregator.kubernetes.io/automanaged":"true"`), out + errs
 		})
@@ -138,7 +139,7 @@ func testLocal(t *testing.T, w *world) {
 	})
 	t.Run("a shadowed CRD", func(t *testing.T) {
 		put(t, registry, "sea.yaml", apiOf(server, "sea.example.com", "v1", "one"))
-		eventually(t, 30*time.Second, "reported", func() (bool, string) {
+		suite.Eventually(t, 30*time.Second, "reported", func() (bool, string) {
 			for _, l := range d.log.lines() {
 				if p := fmt.Sprint(l["problem"]); l["file"] == filepath.Join(registry, "sea.yaml") && strings.Contains(p, "the local apiserver serves it too") && strings.Contains(p, `service/one in "apps"`) {
 					return true, ""
@@ -153,7 +154,7 @@ func testLocal(t *testing.T, w *world) {
 // reported waits until a problem of an APIService that names the owner is in the log.
 func reported(t *testing.T, d *door, name, owner string) {
 	t.Helper()
-	eventually(t, 30*time.Second, "reported", func() (bool, string) {
+	suite.Eventually(t, 30*time.Second, "reported", func() (bool, string) {
 		for _, l := range d.log.lines() {
 			if l["msg"] == "problem with APIService" && l["apiservice"] == name && strings.Contains(fmt.Sprint(l["problem"]), owner) {
 				return true, ""
@@ -222,7 +223,7 @@ func testProtected(t *testing.T, w *world) {
 	}
 	for _, a := range claimants() {
 		t.Run(a.name, func(t *testing.T) {
-			eventually(t, 30*time.Second, "obeyed by kube-apiserver itself", func() (bool, string) {
+			suite.Eventually(t, 30*time.Second, "obeyed by kube-apiserver itself", func() (bool, string) {
 				status, body := doors["open"].get(t, root, c.Endpoint().URL+a.below+"/widgets")
 				return status == http.StatusOK, body
 			})
@@ -247,7 +248,7 @@ func testHidden(t *testing.T, w *world, d *door, direct kubectl, hide func()) {
 	direct.run(t, []string{"apply", "-f", filepath.Join(w.dir, "crd.yaml")})
 	d.becomes(t, d.root, "/apis/sea.example.com/v1/boats", http.StatusOK)
 	hide()
-	eventually(t, 30*time.Second, "reported with both owners", func() (bool, string) {
+	suite.Eventually(t, 30*time.Second, "reported with both owners", func() (bool, string) {
 		_, body := d.ask(t, d.root, "/fairlead/status")
 		return strings.Contains(body, "CustomResourceDefinition boats.sea.example.com") && strings.Contains(body, `service/one in \"apps\" has taken over sea.example.com/v1`), body
 	})
@@ -257,7 +258,7 @@ func testHidden(t *testing.T, w *world, d *door, direct kubectl, hide func()) {
 // testClaim asks Fairlead for what a remote claims.
 func testClaim(t *testing.T, d *door, server *extension.Server, a claimant) {
 	path := a.below + "/widgets"
-	eventually(t, 30*time.Second, "refused", func() (bool, string) {
+	suite.Eventually(t, 30*time.Second, "refused", func() (bool, string) {
 		status, body := d.ask(t, d.root, path)
 		return status == http.StatusServiceUnavailable && strings.Contains(body, "ProtectedGroup"), fmt.Sprint(status, body)
 	})

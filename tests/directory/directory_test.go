@@ -2,7 +2,9 @@
 
 package directory
 
-import "testing"
+import (
+	"testing"
+)
 
 func TestDirectory(t *testing.T) {
 	w := newWorld(t)

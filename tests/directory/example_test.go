@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testExample runs make example and then everything that it says one should try.
@@ -74,7 +76,7 @@ func testExample(t *testing.T, w *world) {
 			t.Fatal(err)
 		}
 		put(t, filepath.Dir(file), "widgets.yaml", strings.Replace(string(text), "annotations:", "annotations:\n    fairlead.dev/maintenance: hull repairs", 1))
-		eventually(t, 10*time.Second, "in maintenance", func() (bool, string) {
+		suite.Eventually(t, 10*time.Second, "in maintenance", func() (bool, string) {
 			_, errs, _ := k.try(t, "get", "widgets", "-A")
 			return strings.Contains(errs, "hull repairs"), errs
 		})
@@ -93,7 +95,7 @@ func testExample(t *testing.T, w *world) {
 		if status, body := d.get(t, &http.Client{Timeout: 5 * time.Second}, url); status != 0 || !strings.Contains(body, "refused") {
 			t.Errorf("the front door still answers: %d %s", status, body)
 		}
-		eventually(t, 15*time.Second, "no process left", func() (bool, string) {
+		suite.Eventually(t, 15*time.Second, "no process left", func() (bool, string) {
 			left := processes(t, dir)
 			return len(left) == 0, strings.Join(left, "\n")
 		})

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/manifests"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testInvalid puts every bad manifest of the table beside a good one: each is told with file, line and field in the log and counted in the metric, and what is
@@ -32,7 +33,7 @@ func testInvalid(t *testing.T, w *world) {
 	}
 	told := regexp.MustCompile(`^bad\.yaml:(\d+): (.*)$`)
 	var metrics string
-	eventually(t, 30*time.Second, "all counted", func() (bool, string) {
+	suite.Eventually(t, 30*time.Second, "all counted", func() (bool, string) {
 		_, metrics = d.get(t, d.root, d.admin.URL+"/metrics")
 		return strings.Count(metrics, "\nfairlead_registry_file_problems{") >= len(cases), metrics
 	})
@@ -58,7 +59,7 @@ func testInvalid(t *testing.T, w *world) {
 	t.Run("the others stay served", func(t *testing.T) { d.status(t, d.root, widgets, http.StatusOK) })
 	t.Run("the last good one of a file that turns bad stays", func(t *testing.T) {
 		put(t, registry, "good.yaml", "kind: [\n")
-		eventually(t, 10*time.Second, "reported", func() (bool, string) {
+		suite.Eventually(t, 10*time.Second, "reported", func() (bool, string) {
 			return d.log.find("problem with manifest, what was valid before stays", "file", filepath.Join(registry, "good.yaml")) != nil, d.log.String()
 		})
 		d.status(t, d.root, widgets, http.StatusOK)
@@ -66,7 +67,7 @@ func testInvalid(t *testing.T, w *world) {
 	t.Run("two files that claim the same", func(t *testing.T) {
 		put(t, registry, "good.yaml", apiOf(server, "widgets.example.com", "v1", "one"))
 		put(t, registry, "thief.yaml", apiOf(server, "widgets.example.com", "v1", "two"))
-		eventually(t, 10*time.Second, "reported", func() (bool, string) {
+		suite.Eventually(t, 10*time.Second, "reported", func() (bool, string) {
 			for _, l := range d.log.lines() {
 				if l["file"] == filepath.Join(registry, "thief.yaml") && strings.Contains(fmt.Sprint(l["problem"]), filepath.Join(registry, "good.yaml")+":1") {
 					return true, ""

@@ -13,6 +13,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/issuer"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 const roles = `apiVersion: rbac.authorization.k8s.io/v1
@@ -47,7 +48,7 @@ func (d *door) status(t *testing.T, c *http.Client, path string, want int) {
 // becomes waits for a status.
 func (d *door) becomes(t *testing.T, c *http.Client, path string, want int) {
 	t.Helper()
-	eventually(t, 30*time.Second, http.StatusText(want), func() (bool, string) {
+	suite.Eventually(t, 30*time.Second, http.StatusText(want), func() (bool, string) {
 		got, body := d.ask(t, c, path)
 		return got == want, body
 	})
@@ -133,13 +134,13 @@ func testIdentity(t *testing.T, w *world) {
 	})
 	t.Run("a broken file of tokens keeps the last good one", func(t *testing.T) {
 		put(t, dir, "tokens.csv", "bob-token\n")
-		eventually(t, 10*time.Second, "reported", func() (bool, string) { return strings.Contains(d.log.String(), "line 1 has 1 columns"), d.log.String() })
+		suite.Eventually(t, 10*time.Second, "reported", func() (bool, string) { return strings.Contains(d.log.String(), "line 1 has 1 columns"), d.log.String() })
 		d.status(t, bob, widgets, http.StatusForbidden)
 	})
 	t.Run("another prefix of the issuer's users", func(t *testing.T) {
 		put(t, dir, "config.yaml", i.Config("new:"))
 		admin := d.as(t, token(i.Token(t, nil)))
-		eventually(t, 30*time.Second, "in force", func() (bool, string) {
+		suite.Eventually(t, 30*time.Second, "in force", func() (bool, string) {
 			_, errs, _ := admin.try(t, "get", "--raw", "/apis/apiregistration.k8s.io/v1/apiservices")
 			return strings.Contains(errs, `"new:jane"`), errs
 		})

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testKubectl is what an author of extension servers does with two of them and a folder.
@@ -19,7 +21,7 @@ func testKubectl(t *testing.T, w *world) {
 	put(t, registry, "two.yaml", apiOf(two, "gadgets.example.com", "v1", "two"))
 	d := w.open(t, registry)
 	k := d.as(t, w.user(t, "root", "system:masters"))
-	eventually(t, 30*time.Second, "both available", func() (bool, string) {
+	suite.Eventually(t, 30*time.Second, "both available", func() (bool, string) {
 		out, errs, _ := k.try(t, "get", "apiservices")
 		return strings.Count(out, "True") == 2, out + errs
 	})
@@ -63,7 +65,7 @@ func testKubectl(t *testing.T, w *world) {
 	t.Run("watch follows the files", func(t *testing.T) { testWatch(t, k, registry) })
 	t.Run("a stopped server", func(t *testing.T) {
 		two.Close()
-		eventually(t, 30*time.Second, "unavailable", func() (bool, string) {
+		suite.Eventually(t, 30*time.Second, "unavailable", func() (bool, string) {
 			out, _, _ := k.try(t, "get", "apiservice", "v1.gadgets.example.com", "--no-headers")
 			return strings.Contains(out, "False (FailedDiscoveryCheck)"), out
 		})
@@ -85,7 +87,7 @@ func testWatch(t *testing.T, k kubectl, registry string) {
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	sees := func(kind, priority string) {
 		t.Helper()
-		eventually(t, 10*time.Second, kind, func() (bool, string) {
+		suite.Eventually(t, 10*time.Second, kind, func() (bool, string) {
 			for text := range strings.Lines(seen.String()) {
 				if f := strings.Fields(text); len(f) == 3 && f[0] == kind && f[1] == "v1.late.example.com" && f[2] == priority {
 					return true, ""
@@ -94,7 +96,7 @@ func testWatch(t *testing.T, k kubectl, registry string) {
 			return false, seen.String()
 		})
 	}
-	eventually(t, 10*time.Second, "watching", func() (bool, string) { return strings.Count(seen.String(), "ADDED") >= 2, seen.String() })
+	suite.Eventually(t, 10*time.Second, "watching", func() (bool, string) { return strings.Count(seen.String(), "ADDED") >= 2, seen.String() })
 	late := api("late.example.com", "v1", "late", "127.0.0.1:1", "")
 	late = strings.Replace(late, "  caBundle: \n", "", 1)
 	put(t, registry, "late.yaml", late)

@@ -3,8 +3,6 @@
 package directory
 
 import (
-	"context"
-	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
@@ -20,7 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
-	"github.com/fairlead-proxy/fairlead/tests/tools"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // world is what all cases share: the executables, and keys that no cluster has made.
@@ -35,16 +33,7 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	dir := t.TempDir()
-	w := &world{bin: filepath.Join(dir, "fairlead"), dir: dir, clients: pki.NewCA("clients"), fronts: pki.NewCA("fronts"), servers: pki.NewCA("servers")}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute) // kubectl may have to be built first
-	defer cancel()
-	if out, err := exec.CommandContext(ctx, "go", "build", "-o", w.bin, "../../cmd/fairlead").CombinedOutput(); err != nil {
-		t.Fatalf("building fairlead: %v\n%s", err, out)
-	}
-	var err error
-	if w.kubectl, err = tools.Path(ctx, tools.Config{Progress: os.Stderr}, "kubectl"); err != nil {
-		t.Fatal(err)
-	}
+	w := &world{bin: suite.Build(t, dir), kubectl: suite.Tool(t, "kubectl"), dir: dir, clients: pki.NewCA("clients"), fronts: pki.NewCA("fronts"), servers: pki.NewCA("servers")}
 	return w
 }
 
@@ -88,7 +77,7 @@ type door struct {
 func (w *world) open(t *testing.T, registry string, args ...string) *door {
 	t.Helper()
 	d := w.start(t, registry, args...)
-	eventually(t, time.Minute, "ready", func() (bool, string) {
+	suite.Eventually(t, time.Minute, "ready", func() (bool, string) {
 		status, body := d.get(t, d.root, d.admin.URL+"/readyz")
 		return status == http.StatusOK, fmt.Sprintf("%d %s\n%s", status, body, d.log)
 	})
@@ -162,31 +151,7 @@ func freePorts(t *testing.T, n int) []int {
 // client is an HTTP/2 client as the user of cr.
 func (w *world) client(t *testing.T, cr cluster.Credentials) *http.Client {
 	t.Helper()
-	tc := &tls.Config{RootCAs: w.servers.Pool()}
-	if cr.Pair.CertFile != "" {
-		pair, err := tls.LoadX509KeyPair(cr.Pair.CertFile, cr.Pair.KeyFile)
-		if err != nil {
-			t.Fatal(err)
-		}
-		tc.Certificates = []tls.Certificate{pair}
-	}
-	var rt http.RoundTripper = &http.Transport{TLSClientConfig: tc, ForceAttemptHTTP2: true}
-	if cr.Token != "" {
-		rt = bearer{cr.Token, rt}
-	}
-	return &http.Client{Transport: rt, Timeout: 30 * time.Second}
-}
-
-// bearer adds a token to every request.
-type bearer struct {
-	token string
-	next  http.RoundTripper
-}
-
-func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
-	r = r.Clone(r.Context())
-	r.Header.Set("Authorization", "Bearer "+b.token)
-	return b.next.RoundTrip(r)
+	return suite.Client(t, cluster.Endpoint{CAFile: writePEM(t, t.TempDir(), "servers", w.servers)}, cr)
 }
 
 // get returns what was answered, status 0 when nothing was.
@@ -212,24 +177,4 @@ func (d *door) get(t *testing.T, c *http.Client, url string) (int, string) {
 func (d *door) ask(t *testing.T, c *http.Client, path string) (int, string) {
 	t.Helper()
 	return d.get(t, c, d.front.URL+path)
-}
-
-// eventually asks every few milliseconds until ok says yes. It fails after most.
-func eventually(t *testing.T, most time.Duration, what string, ok func() (bool, string)) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), most)
-	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		done, last := ok()
-		if done {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			t.Fatalf("after %s still not %s: %s", most, what, last)
-		case <-tick.C:
-		}
-	}
 }

@@ -3,7 +3,6 @@
 package entrypoint
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net/netip"
@@ -17,14 +16,13 @@ import (
 	"testing"
 	"time"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
-	"github.com/fairlead-proxy/fairlead/tests/tools"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 const port = 8443 // of every Fairlead
@@ -41,35 +39,22 @@ type world struct {
 
 func newWorld(t *testing.T, name string, fairlead string, args ...string) *world {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute) // the parts may have to be built first
-	defer cancel()
-	dir, err := os.MkdirTemp("", "fairlead-entrypoint-"+name+"-") //nolint:usetesting // the logs are what one needs when a case fails
-	check(t, err)
-	w := &world{dir: dir, fairlead: fairlead, direct: filepath.Join(dir, "direct.kubeconfig")}
-	w.kubectl, err = tools.Path(ctx, tools.Config{Progress: os.Stderr}, "kubectl")
-	check(t, err)
-	w.Cluster, err = cluster.Start(ctx, cluster.Config{Dir: dir, APIServerArgs: args})
-	check(t, err)
-	t.Cleanup(func() {
-		check(t, w.Close())
-		if t.Failed() {
-			t.Logf("logs of all parts: %s", dir)
-			return
-		}
-		_ = os.RemoveAll(dir)
-	})
+	dir := suite.Folder(t, "entrypoint-"+name)
+	w := &world{dir: dir, fairlead: fairlead, kubectl: suite.Tool(t, "kubectl"), direct: filepath.Join(dir, "direct.kubeconfig")}
+	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: args})
+	var err error
 	w.core, err = kubernetes.NewForConfig(w.Cluster.Endpoint().RESTConfig(w.Admin()))
-	check(t, err)
-	check(t, w.Cluster.Endpoint().WriteKubeconfig(w.direct, w.Admin()))
+	suite.Check(t, err)
+	suite.Check(t, w.Cluster.Endpoint().WriteKubeconfig(w.direct, w.Admin()))
 	// The shipped manifests, as docs/operations.md has them put together.
 	folder := filepath.Join(dir, "overlay")
-	check(t, os.Mkdir(folder, 0o755))
+	suite.Check(t, os.Mkdir(folder, 0o755))
 	deploy, err := filepath.Abs("../../deploy")
-	check(t, err)
+	suite.Check(t, err)
 	for _, part := range []string{"base", "components", "overlays"} {
-		check(t, os.CopyFS(filepath.Join(dir, "deploy", part), os.DirFS(filepath.Join(deploy, part))))
+		suite.Check(t, os.CopyFS(filepath.Join(dir, "deploy", part), os.DirFS(filepath.Join(deploy, part))))
 	}
-	check(t, os.WriteFile(filepath.Join(folder, "kustomization.yaml"), []byte("resources: [../deploy/overlays/control-plane]\ncomponents: [../deploy/components/entrypoint]\n"), 0o600))
+	suite.Check(t, os.WriteFile(filepath.Join(folder, "kustomization.yaml"), []byte("resources: [../deploy/overlays/control-plane]\ncomponents: [../deploy/components/entrypoint]\n"), 0o600))
 	rendered := w.run(t, "", w.kubectl, "kustomize", folder)
 	if !strings.Contains(rendered, "- --publish-kubernetes-endpoints") {
 		t.Fatalf("the component does not turn it on:\n%s", rendered)
@@ -78,44 +63,28 @@ func newWorld(t *testing.T, name string, fairlead string, args ...string) *world
 	return w
 }
 
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // run runs a program that must succeed.
 func (w *world) run(t *testing.T, stdin, name string, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, name, args...)
-	var out, errs bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errs
-	if err := cmd.Run(); err != nil {
-		t.Fatalf("%s %s: %v\n%s%s", filepath.Base(name), strings.Join(args, " "), err, out.String(), errs.String())
+	a := suite.Run(t, exec.CommandContext(ctx, name, args...), stdin)
+	if a.Code != 0 {
+		t.Fatalf("%s %s: exit code %d\n%s%s", filepath.Base(name), strings.Join(args, " "), a.Code, a.Out, a.Errs)
 	}
-	return out.String()
-}
-
-func (w *world) token(t *testing.T, namespace, name string) string {
-	t.Helper()
-	r, err := w.core.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	check(t, err)
-	return r.Status.Token
+	return a.Out
 }
 
 // start runs a Fairlead as the shipped ServiceAccount at an address of its own.
 func (w *world) start(t *testing.T, name, address string, args ...string) *cluster.Front {
 	t.Helper()
 	kubeconfig := filepath.Join(w.dir, name+"-account.kubeconfig")
-	check(t, w.Cluster.Endpoint().WriteKubeconfig(kubeconfig, cluster.Credentials{Token: w.token(t, "kube-system", "fairlead")}))
+	suite.Check(t, w.Cluster.Endpoint().WriteKubeconfig(kubeconfig, cluster.Credentials{Token: suite.Token(t, w.core, "kube-system", "fairlead")}))
 	front, err := w.StartFairlead(t.Context(), cluster.Fairlead{
 		Path: w.fairlead, Name: name, Address: address, Port: port,
 		Args: append([]string{"--kubeconfig=" + kubeconfig, "--publish-kubernetes-endpoints", "--advertise-address=" + address}, args...),
 	})
-	check(t, err)
+	suite.Check(t, err)
 	return front
 }
 
@@ -127,14 +96,14 @@ func (w *world) publishes(t *testing.T, most time.Duration, addresses ...string)
 	for _, a := range addresses {
 		want = append(want, netip.AddrPortFrom(netip.MustParseAddr(a), port))
 	}
-	eventually(t, most, fmt.Sprintf("published: %v", want), func() (bool, string) {
+	suite.Eventually(t, most, fmt.Sprintf("published: %v", want), func() (bool, string) {
 		got, err := endpoints(t.Context(), w.core)
 		return err == nil && slices.Equal(got, want), fmt.Sprint(got, err)
 	})
 	took := time.Since(begun)
 	// The older kind of object says the same.
 	old, err := w.core.CoreV1().Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
-	check(t, err)
+	suite.Check(t, err)
 	var have []string
 	for _, s := range old.Subsets {
 		for _, a := range s.Addresses {
@@ -147,39 +116,19 @@ func (w *world) publishes(t *testing.T, most time.Duration, addresses ...string)
 	return took
 }
 
-// eventually asks until ok says yes, or reports the last answer.
-func eventually(t *testing.T, most time.Duration, what string, ok func() (bool, string)) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), most)
-	defer cancel()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		done, last := ok()
-		if done {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			t.Fatalf("after %s still not %s: %s", most, what, last)
-		case <-tick.C:
-		}
-	}
-}
-
 // podConfig is what a client in a pod gets: environment variables, a token and a CA bundle at fixed places.
 func (w *world) podConfig(t *testing.T) *rest.Config {
 	t.Helper()
 	const folder = "/var/run/secrets/kubernetes.io/serviceaccount"
-	check(t, os.MkdirAll(folder, 0o755))
+	suite.Check(t, os.MkdirAll(folder, 0o755))
 	ca, err := os.ReadFile(w.PKI.Serving.CertFile)
-	check(t, err)
-	check(t, os.WriteFile(folder+"/ca.crt", ca, 0o600))
-	check(t, os.WriteFile(folder+"/token", []byte(w.token(t, "default", "pod")), 0o600))
+	suite.Check(t, err)
+	suite.Check(t, os.WriteFile(folder+"/ca.crt", ca, 0o600))
+	suite.Check(t, os.WriteFile(folder+"/token", []byte(suite.Token(t, w.core, "default", "pod")), 0o600))
 	t.Setenv("KUBERNETES_SERVICE_HOST", clusterIP)
 	t.Setenv("KUBERNETES_SERVICE_PORT", "443")
 	c, err := rest.InClusterConfig()
-	check(t, err)
+	suite.Check(t, err)
 	return c
 }
 
@@ -201,11 +150,7 @@ subjects: [{kind: ServiceAccount, namespace: default, name: pod}]
 
 func TestEntrypoint(t *testing.T) {
 	network(t)
-	dir := t.TempDir()
-	fairlead := filepath.Join(dir, "fairlead")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", fairlead, "../../cmd/fairlead").CombinedOutput(); err != nil {
-		t.Fatalf("building: %v\n%s", err, out)
-	}
+	fairlead := suite.Build(t, t.TempDir())
 	t.Run("none", func(t *testing.T) { testClients(t, newWorld(t, "none", fairlead, "--advertise-address=10.79.0.9")) })
 	t.Run("lease", func(t *testing.T) {
 		testContest(t, newWorld(t, "lease", fairlead, "--endpoint-reconciler-type=lease", "--advertise-address=10.79.0.9"))
@@ -221,17 +166,17 @@ func testClients(t *testing.T, w *world) {
 	w.publishes(t, 5*time.Second, "10.79.0.1", "10.79.0.2")
 	inCluster := cluster.Endpoint{URL: "https://" + clusterIP, CAFile: w.PKI.Serving.CertFile}
 	kubeconfig := filepath.Join(w.dir, "service.kubeconfig")
-	check(t, inCluster.WriteKubeconfig(kubeconfig, w.Admin()))
+	suite.Check(t, inCluster.WriteKubeconfig(kubeconfig, w.Admin()))
 	through := func(args ...string) string {
 		return w.run(t, "", w.kubectl, append([]string{"--kubeconfig", kubeconfig, "--cache-dir", filepath.Join(w.dir, "cache")}, args...)...)
 	}
 	config := w.podConfig(t)
 	config.QPS = -1
 	pod, err := kubernetes.NewForConfig(config)
-	check(t, err)
+	suite.Check(t, err)
 	t.Run("a pod's client", func(t *testing.T) {
 		_, err := pod.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "mine"}}, metav1.CreateOptions{})
-		check(t, err)
+		suite.Check(t, err)
 		scrape := w.admitted(t, one) + w.admitted(t, two)
 		if !regexp.MustCompile(`fairlead_request_total\{.*verb="create".*\} [1-9]`).MatchString(scrape) {
 			t.Errorf("it went past Fairlead:\n%s", scrape)
@@ -239,9 +184,9 @@ func testClients(t *testing.T, w *world) {
 	})
 	t.Run("kube-controller-manager", func(t *testing.T) {
 		_, err := w.StartControllerManager(t.Context(), inCluster)
-		check(t, err)
+		suite.Check(t, err)
 		through("create", "deployment", "idle", "--image=none", "--replicas=0")
-		eventually(t, time.Minute, "a ReplicaSet", func() (bool, string) {
+		suite.Eventually(t, time.Minute, "a ReplicaSet", func() (bool, string) {
 			out := through("get", "replicasets", "-o", "name")
 			return strings.Contains(out, "replicaset.apps/idle-"), out
 		})
@@ -255,7 +200,7 @@ func testClients(t *testing.T, w *world) {
 	})
 	t.Run("one drains", func(t *testing.T) {
 		restart := w.clients(t, pod)
-		check(t, two.Part.Signal(syscall.SIGTERM))
+		suite.Check(t, two.Part.Signal(syscall.SIGTERM))
 		took := w.publishes(t, time.Second, "10.79.0.1")
 		t.Logf("its entry left after %s", took)
 		<-two.Part.Done()
@@ -264,7 +209,7 @@ func testClients(t *testing.T, w *world) {
 		}
 	})
 	t.Run("it comes back", func(t *testing.T) {
-		check(t, two.Part.Restart(t.Context()))
+		suite.Check(t, two.Part.Restart(t.Context()))
 		w.publishes(t, 5*time.Second, "10.79.0.1", "10.79.0.2")
 	})
 	t.Run("one dies", func(t *testing.T) {
@@ -273,7 +218,7 @@ func testClients(t *testing.T, w *world) {
 		took := w.publishes(t, 15*time.Second, "10.79.0.1")
 		t.Logf("its entry left after %s", took)
 		_, err := pod.CoreV1().ConfigMaps("default").Get(t.Context(), "mine", metav1.GetOptions{})
-		check(t, err)
+		suite.Check(t, err)
 		through("delete", "deployment", "idle", "--cascade=foreground", "--timeout=60s") // kube-controller-manager lives on
 		scrape := w.admitted(t, one)
 		for _, want := range []string{"fairlead_entrypoint_published 1", "fairlead_entrypoint_replicas 1", "fairlead_entrypoint_contested 0", "fairlead_entrypoint_foreign_writes_total 0"} {
@@ -284,7 +229,7 @@ func testClients(t *testing.T, w *world) {
 	})
 	t.Run("nothing was forbidden", func(t *testing.T) {
 		log, err := os.ReadFile(one.Part.LogFile())
-		check(t, err)
+		suite.Check(t, err)
 		if strings.Contains(string(log), "forbidden") {
 			t.Errorf("something was:\n%s", log)
 		}
@@ -313,7 +258,7 @@ func (w *world) clients(t *testing.T, pod kubernetes.Interface) func() int {
 func (w *world) admitted(t *testing.T, f *cluster.Front) string {
 	t.Helper()
 	file := filepath.Join(w.dir, "admin-"+f.Part.Name())
-	check(t, f.Admin.WriteKubeconfig(file, w.Admin()))
+	suite.Check(t, f.Admin.WriteKubeconfig(file, w.Admin()))
 	return w.run(t, "", w.kubectl, "--kubeconfig", file, "get", "--raw", "/metrics")
 }
 
@@ -321,17 +266,17 @@ func (w *world) admitted(t *testing.T, f *cluster.Front) string {
 func testContest(t *testing.T, w *world) {
 	front := w.start(t, "contested", "10.79.0.1")
 	// kube-apiserver writes every ten seconds, and the second time is enough.
-	eventually(t, 40*time.Second, "given way", func() (bool, string) {
+	suite.Eventually(t, 40*time.Second, "given way", func() (bool, string) {
 		scrape := w.admitted(t, front)
 		return strings.Contains(scrape, "fairlead_entrypoint_contested 1\n"), regexp.MustCompile("(?m)^fairlead_entrypoint.*$").FindString(scrape)
 	})
 	log, err := os.ReadFile(front.Part.LogFile())
-	check(t, err)
+	suite.Check(t, err)
 	if !strings.Contains(string(log), "--endpoint-reconciler-type=none") {
 		t.Errorf("the log does not say what to do:\n%s", log)
 	}
 	// What kube-apiserver wants stands: clients are not thrown to and fro.
-	eventually(t, 15*time.Second, "kube-apiserver's own", func() (bool, string) {
+	suite.Eventually(t, 15*time.Second, "kube-apiserver's own", func() (bool, string) {
 		got, err := endpoints(t.Context(), w.core)
 		return err == nil && len(got) == 1 && got[0].Addr().String() == "10.79.0.9", fmt.Sprint(got, err)
 	})

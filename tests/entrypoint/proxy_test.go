@@ -16,6 +16,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // clusterIP is the address of the Service kubernetes.
@@ -44,7 +46,7 @@ func endpoints(ctx context.Context, core kubernetes.Interface) ([]netip.AddrPort
 func serviceProxy(t *testing.T, core kubernetes.Interface) {
 	t.Helper()
 	l, err := net.Listen("tcp", clusterIP+":443")
-	check(t, err)
+	suite.Check(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	t.Cleanup(func() { cancel(); _ = l.Close(); wg.Wait() })

@@ -4,8 +4,6 @@ package operate
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/base64"
 	"net"
 	"net/http"
@@ -20,6 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // alarms are what makes each alert fire but FairleadDown, by the alert's name. Each has a group-version of its own.
@@ -31,8 +30,8 @@ func (w *world) alarms(t *testing.T, p *prometheus, front *cluster.Front, spare,
 			map[string]string{"name": "v1." + name + ".example.com"},
 			// The counter counts edges: there must have been a time before.
 			`aggregator_unavailable_apiservice{name="v1.` + name + `.example.com"} == 0`,
-			func(t *testing.T) { check(t, s.Set(faults...)) },
-			func(t *testing.T) { check(t, s.Set()) },
+			func(t *testing.T) { suite.Check(t, s.Set(faults...)) },
+			func(t *testing.T) { suite.Check(t, s.Set()) },
 		}
 	}
 	dead := extension.Fault{Kind: extension.Dead}
@@ -67,8 +66,8 @@ func (w *world) alarmEndpoint(t *testing.T) alarm {
 	return alarm{
 		map[string]string{"name": "v1." + name + ".example.com", "endpoint": "10.79.0.12:8443"},
 		`fairlead_endpoint_healthy{endpoint="10.79.0.12:8443"} == 1`,
-		func(t *testing.T) { check(t, servers[1].Set(extension.Fault{Kind: extension.Dead})) },
-		func(t *testing.T) { check(t, servers[1].Set()) },
+		func(t *testing.T) { suite.Check(t, servers[1].Set(extension.Fault{Kind: extension.Dead})) },
+		func(t *testing.T) { suite.Check(t, servers[1].Set()) },
 	}
 }
 
@@ -92,7 +91,7 @@ func (w *world) alarmBackendExpiring(t *testing.T) alarm {
 	}
 	lasts(9 * 24 * time.Hour) // before anybody can see the first one, which lasts a day
 	_, port, err := net.SplitHostPort(s.Addr())
-	check(t, err)
+	suite.Check(t, err)
 	w.apply(t, external(name, port)+w.apiService(name, port, ""))
 	return alarm{
 		map[string]string{"apiservice": "v1." + name + ".example.com", "kind": "leaf"},
@@ -112,7 +111,7 @@ func (w *world) alarmReload(broken cluster.Pair) alarm {
 	return alarm{
 		map[string]string{"source": broken.CertFile},
 		`fairlead_certificate_reload_valid{source="` + broken.CertFile + `"} == 1`,
-		func(t *testing.T) { check(t, os.WriteFile(broken.CertFile, []byte("no certificate"), 0o600)) },
+		func(t *testing.T) { suite.Check(t, os.WriteFile(broken.CertFile, []byte("no certificate"), 0o600)) },
 		func(t *testing.T) { w.spare(t, "broken") },
 	}
 }
@@ -123,7 +122,7 @@ func (w *world) alarmBundle(t *testing.T) alarm {
 	const name = "alarm-bundle"
 	s := w.serve(t, name, nil)
 	_, port, err := net.SplitHostPort(s.Addr())
-	check(t, err)
+	suite.Check(t, err)
 	good := w.apiService(name, port, "")
 	bad := strings.ReplaceAll(good, base64.StdEncoding.EncodeToString(w.ca.PEM()), base64.StdEncoding.EncodeToString([]byte("no certificate")))
 	return alarm{
@@ -140,17 +139,17 @@ func (w *world) alarmSaturated(t *testing.T, front *cluster.Front) alarm {
 	const name = "alarm-saturated"
 	s := w.serve(t, name, nil)
 	_, port, err := net.SplitHostPort(s.Addr())
-	check(t, err)
+	suite.Check(t, err)
 	w.apply(t, w.apiService(name, port, `fairlead.dev/max-inflight: "1"`))
 	var stop func()
 	return alarm{
 		map[string]string{"name": "v1." + name + ".example.com", "limit": "inflight"},
 		`aggregator_unavailable_apiservice{name="v1.` + name + `.example.com"} == 0`,
 		func(t *testing.T) {
-			check(t, s.Set(extension.Fault{Kind: extension.Hang, Path: widgetsOf(name)}))
+			suite.Check(t, s.Set(extension.Fault{Kind: extension.Hang, Path: widgetsOf(name)}))
 			stop = w.load(t, front, widgetsOf(name))
 		},
-		func(t *testing.T) { stop(); check(t, s.Set()) },
+		func(t *testing.T) { stop(); suite.Check(t, s.Set()) },
 	}
 }
 
@@ -164,11 +163,11 @@ func (w *world) alarmBackendErrors(t *testing.T, front *cluster.Front) alarm {
 		map[string]string{"group": name + ".example.com", "version": "v1"},
 		`aggregator_unavailable_apiservice{name="v1.` + name + `.example.com"} == 0`,
 		func(t *testing.T) {
-			check(t, s.Set(extension.Fault{Kind: extension.Status, Code: 500, Path: widgetsOf(name)}))
+			suite.Check(t, s.Set(extension.Fault{Kind: extension.Status, Code: 500, Path: widgetsOf(name)}))
 			stop = w.load(t, front, widgetsOf(name))
 		},
 		func(t *testing.T) {
-			check(t, s.Set())
+			suite.Check(t, s.Set())
 			t.Cleanup(stop) // its requests go on, and succeed
 		},
 	}
@@ -181,13 +180,7 @@ func widgetsOf(name string) string {
 // load asks for a path, three at a time, some ten times a second each, until the returned function is called.
 func (w *world) load(t *testing.T, front *cluster.Front, path string) (stop func()) {
 	t.Helper()
-	pem, err := os.ReadFile(front.Endpoint.CAFile)
-	check(t, err)
-	pair, err := tls.LoadX509KeyPair(w.PKI.Admin.CertFile, w.PKI.Admin.KeyFile)
-	check(t, err)
-	tc := &tls.Config{RootCAs: x509.NewCertPool(), Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
-	tc.RootCAs.AppendCertsFromPEM(pem)
-	transport := &http.Transport{TLSClientConfig: tc, ForceAttemptHTTP2: true}
+	transport := &http.Transport{TLSClientConfig: suite.TLS(t, front.Endpoint, w.Admin()), ForceAttemptHTTP2: true}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	var wg sync.WaitGroup
 	for range 3 {
@@ -223,24 +216,24 @@ func (w *world) alarmContested(p *prometheus, front *cluster.Front) alarm {
 			t.Cleanup(w.alone.Unlock)
 			var err error
 			publisher, err = w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead, Name: "publisher", Args: []string{"--publish-kubernetes-endpoints", "--advertise-address=192.0.2.7"}})
-			check(t, err)
+			suite.Check(t, err)
 			p.scrape(t, front.Admin, publisher.Admin)
 			for range 2 {
-				eventually(t, 30*time.Second, "published", func() (bool, string) {
+				suite.Eventually(t, 30*time.Second, "published", func() (bool, string) {
 					got := w.published(t)
 					return got == "192.0.2.7", got
 				})
 				e, err := w.core.CoreV1().Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
-				check(t, err)
+				suite.Check(t, err)
 				e.Subsets[0].Addresses[0].IP = "192.0.2.8"
 				_, err = w.core.CoreV1().Endpoints("default").Update(t.Context(), e, metav1.UpdateOptions{})
-				check(t, err)
+				suite.Check(t, err)
 			}
 		},
 		// As the runbook says: nobody else writes any more, and Fairlead is restarted, so that it does not wait.
 		func(t *testing.T) {
-			check(t, publisher.Part.Restart(t.Context()))
-			eventually(t, 30*time.Second, "published", func() (bool, string) {
+			suite.Check(t, publisher.Part.Restart(t.Context()))
+			suite.Eventually(t, 30*time.Second, "published", func() (bool, string) {
 				got := w.published(t)
 				return got == "192.0.2.7", got
 			})

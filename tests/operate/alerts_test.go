@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // prometheusAccount is who scrapes.
@@ -30,8 +32,8 @@ func testAlerts(t *testing.T, w *world) {
 		dir := t.TempDir()
 		writeRules(t, filepath.Join(dir, "rules.yaml"), shippedRules(t))
 		cases, err := os.ReadFile("../../deploy/tests/alerts.yaml")
-		check(t, err)
-		check(t, os.WriteFile(filepath.Join(dir, "alerts.yaml"), cases, 0o600))
+		suite.Check(t, err)
+		suite.Check(t, os.WriteFile(filepath.Join(dir, "alerts.yaml"), cases, 0o600))
 		must(t, "", "promtool", "check", "rules", filepath.Join(dir, "rules.yaml"))
 		must(t, "", "promtool", "test", "rules", filepath.Join(dir, "alerts.yaml"))
 		for _, r := range shippedRules(t).Groups[0].Rules {
@@ -41,15 +43,15 @@ func testAlerts(t *testing.T, w *world) {
 		}
 	})
 	w.apply(t, prometheusAccount)
-	token := w.token(t, "operate", "prometheus")
+	token := suite.Token(t, w.core, "operate", "prometheus")
 	t.Run("metrics", func(t *testing.T) {
-		eventually(t, 10*time.Second, "scraped", func() (bool, string) {
+		suite.Eventually(t, 10*time.Second, "scraped", func() (bool, string) {
 			code, body := w.get(t, w.front.Admin, "/metrics", token)
 			return code == 200, body
 		})
 		_, scrape := w.get(t, w.front.Admin, "/metrics", token)
 		a := command(t, scrape, "promtool", "check", "metrics")
-		for line := range strings.Lines(a.out + a.errs) {
+		for line := range strings.Lines(a.Out + a.Errs) {
 			if strings.HasPrefix(line, "fairlead") || strings.HasPrefix(line, "aggregator") {
 				t.Errorf("promtool check metrics: %s", line)
 			}
@@ -62,7 +64,7 @@ func testAlerts(t *testing.T, w *world) {
 // testDocumented is the golden scrape: every series of ours has the type and the labels that docs/metrics.md says.
 func testDocumented(t *testing.T, scrape string) {
 	doc, err := os.ReadFile("../../docs/metrics.md")
-	check(t, err)
+	suite.Check(t, err)
 	n := 0
 	for line := range strings.Lines(scrape) {
 		var name, kind string
@@ -82,14 +84,14 @@ func testDocumented(t *testing.T, scrape string) {
 func writeRules(t *testing.T, file string, r *rules) {
 	t.Helper()
 	data, err := yaml.Marshal(r)
-	check(t, err)
-	check(t, os.WriteFile(file, data, 0o600))
+	suite.Check(t, err)
+	suite.Check(t, os.WriteFile(file, data, 0o600))
 }
 
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	check(t, err)
+	suite.Check(t, err)
 	defer l.Close()
 	return l.Addr().String()
 }

@@ -3,14 +3,9 @@
 package operate
 
 import (
-	"bytes"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
-	"errors"
 	"io"
 	"net/http"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -18,61 +13,42 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// answer is what a command left behind.
-type answer struct {
-	out, errs string
-	code      int
-}
-
 // command runs a program to its end.
-func command(t *testing.T, stdin, name string, args ...string) answer {
+func command(t *testing.T, stdin, name string, args ...string) suite.Answer {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, name, args...)
-	var out, errs bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errs
-	if err := cmd.Run(); err != nil && !errors.As(err, new(*exec.ExitError)) {
-		t.Fatalf("%s: %v", name, err)
-	}
-	return answer{out.String(), errs.String(), cmd.ProcessState.ExitCode()}
+	return suite.Run(t, exec.CommandContext(ctx, name, args...), stdin)
 }
 
 // must runs a program that must succeed.
 func must(t *testing.T, stdin, name string, args ...string) string {
 	t.Helper()
 	a := command(t, stdin, name, args...)
-	if a.code != 0 {
-		t.Fatalf("%s %s: exit code %d\n%s%s", filepath.Base(name), strings.Join(args, " "), a.code, a.out, a.errs)
+	if a.Code != 0 {
+		t.Fatalf("%s %s: exit code %d\n%s%s", filepath.Base(name), strings.Join(args, " "), a.Code, a.Out, a.Errs)
 	}
-	return a.out
+	return a.Out
 }
 
 // get asks an endpoint with a token and returns code and body. Without a token it is a member of system:masters.
 func (w *world) get(t *testing.T, e cluster.Endpoint, path, token string) (int, string) {
 	t.Helper()
-	pem, err := os.ReadFile(e.CAFile)
-	check(t, err)
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(pem)
-	tc := &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
+	who := cluster.Credentials{Token: token}
 	if token == "" {
-		pair, err := tls.LoadX509KeyPair(w.PKI.Admin.CertFile, w.PKI.Admin.KeyFile)
-		check(t, err)
-		tc.Certificates = []tls.Certificate{pair}
+		who = w.Admin()
 	}
-	client := &http.Client{Transport: &http.Transport{TLSClientConfig: tc, DisableKeepAlives: true}, Timeout: 10 * time.Second}
+	client := suite.Client(t, e, who)
+	defer client.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, e.URL+path, nil)
-	check(t, err)
-	if token != "" {
-		req.Header.Set("Authorization", "Bearer "+token)
-	}
+	suite.Check(t, err)
 	resp, err := client.Do(req)
-	check(t, err)
+	suite.Check(t, err)
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	check(t, err)
+	suite.Check(t, err)
 	return resp.StatusCode, string(body)
 }

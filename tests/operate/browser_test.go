@@ -18,6 +18,7 @@ import (
 	"github.com/gorilla/websocket"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // browser is one page of a real, headless Chromium, steered by the DevTools protocol. It is used by one goroutine.
@@ -40,9 +41,9 @@ func newBrowser(t *testing.T, w *world) *browser {
 		},
 		Ready: func(ctx context.Context) (err error) { page, err = findPage(ctx, data); return err },
 	})
-	check(t, err)
+	suite.Check(t, err)
 	conn, _, err := websocket.DefaultDialer.DialContext(t.Context(), page, nil)
-	check(t, err)
+	suite.Check(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	b := &browser{conn: conn}
 	for _, domain := range []string{"Page", "Runtime", "Log", "Network"} {
@@ -83,8 +84,8 @@ func findPage(ctx context.Context, data string) (string, error) {
 func (b *browser) call(t *testing.T, method string, params any) json.RawMessage {
 	t.Helper()
 	b.next++
-	check(t, b.conn.SetReadDeadline(time.Now().Add(20*time.Second)))
-	check(t, b.conn.WriteJSON(map[string]any{"id": b.next, "method": method, "params": params}))
+	suite.Check(t, b.conn.SetReadDeadline(time.Now().Add(20*time.Second)))
+	suite.Check(t, b.conn.WriteJSON(map[string]any{"id": b.next, "method": method, "params": params}))
 	for {
 		var m struct {
 			ID     int
@@ -93,7 +94,7 @@ func (b *browser) call(t *testing.T, method string, params any) json.RawMessage 
 			Result json.RawMessage
 			Error  *struct{ Message string }
 		}
-		check(t, b.conn.ReadJSON(&m))
+		suite.Check(t, b.conn.ReadJSON(&m))
 		switch {
 		case m.Method == "Log.entryAdded" || m.Method == "Runtime.exceptionThrown":
 			b.findings = append(b.findings, string(m.Params))
@@ -114,7 +115,7 @@ func (b *browser) eval(t *testing.T, expression string) any {
 		Result           struct{ Value any }
 		ExceptionDetails *struct{ Text string }
 	}
-	check(t, json.Unmarshal(b.call(t, "Runtime.evaluate", map[string]any{"expression": expression, "returnByValue": true, "awaitPromise": true}), &r))
+	suite.Check(t, json.Unmarshal(b.call(t, "Runtime.evaluate", map[string]any{"expression": expression, "returnByValue": true, "awaitPromise": true}), &r))
 	if r.ExceptionDetails != nil {
 		t.Fatalf("%s: %s", expression, r.ExceptionDetails.Text)
 	}
@@ -124,7 +125,7 @@ func (b *browser) eval(t *testing.T, expression string) any {
 // until waits until an expression is true.
 func (b *browser) until(t *testing.T, expression string) {
 	t.Helper()
-	eventually(t, 30*time.Second, expression, func() (bool, string) {
+	suite.Eventually(t, 30*time.Second, expression, func() (bool, string) {
 		// Never thrown: while a page is being left, parts of it are gone.
 		return b.eval(t, "(() => { try { return "+expression+" } catch (e) { return false } })()") == true, fmt.Sprint(b.eval(t, "document.body?.innerText.slice(0, 1500)"), b.findings)
 	})
@@ -157,11 +158,11 @@ func (b *browser) press(t *testing.T, key string, code int) {
 func (b *browser) shoot(t *testing.T, name string) {
 	t.Helper()
 	var r struct{ Data string }
-	check(t, json.Unmarshal(b.call(t, "Page.captureScreenshot", map[string]any{"captureBeyondViewport": true}), &r))
+	suite.Check(t, json.Unmarshal(b.call(t, "Page.captureScreenshot", map[string]any{"captureBeyondViewport": true}), &r))
 	png, err := base64.StdEncoding.DecodeString(r.Data)
-	check(t, err)
+	suite.Check(t, err)
 	if len(png) < 5000 {
 		t.Errorf("%s: a picture of %d bytes shows nothing", name, len(png))
 	}
-	check(t, os.WriteFile(filepath.Join(t.ArtifactDir(), name+".png"), png, 0o600))
+	suite.Check(t, os.WriteFile(filepath.Join(t.ArtifactDir(), name+".png"), png, 0o600))
 }

@@ -12,23 +12,24 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testDocuments runs what docs/operations.md tells people to type, where that is possible without nodes, and reads the rest.
 func testDocuments(t *testing.T, w *world) {
 	data, err := os.ReadFile("../../docs/operations.md")
-	check(t, err)
+	suite.Check(t, err)
 	blocks := regexp.MustCompile("(?ms)^ *```(\\w+)\n(.*?)^ *```$").FindAllStringSubmatch(string(data), -1)
 	dir := t.TempDir()
-	check(t, os.CopyFS(filepath.Join(dir, "deploy"), noLinks{os.DirFS("../../deploy")}))
+	suite.Check(t, os.CopyFS(filepath.Join(dir, "deploy"), noLinks{os.DirFS("../../deploy")}))
 	for name, leaf := range map[string]pki.Leaf{"serving": {CommonName: "fairlead", Names: []string{"localhost"}}, "front-proxy-client": {CommonName: "front-proxy-client"}} {
 		_, _, err := w.ca.Issue(leaf).WriteFiles(dir, name)
-		check(t, err)
+		suite.Check(t, err)
 	}
 	for _, name := range []string{"client-ca.crt", "requestheader-ca.crt"} {
-		check(t, os.WriteFile(filepath.Join(dir, name), w.ca.PEM(), 0o600))
+		suite.Check(t, os.WriteFile(filepath.Join(dir, name), w.ca.PEM(), 0o600))
 	}
-	check(t, os.Symlink(w.kubectl, filepath.Join(dir, "kubectl")))
+	suite.Check(t, os.Symlink(w.kubectl, filepath.Join(dir, "kubectl")))
 	ran := 0
 	for _, b := range blocks {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -59,11 +60,11 @@ func testDocumentedFlags(t *testing.T, w *world) {
 		"--clusterrole", "--serviceaccount", "--group", "--endpoint-reconciler-type", "--show-managed-fields", "--server", "--raw", "--overwrite",
 	}
 	pages, err := filepath.Glob("../../docs/runbooks/*.md")
-	check(t, err)
+	suite.Check(t, err)
 	n := 0
 	for _, page := range append(pages, "../../docs/operations.md", "../../docs/scaling.md") {
 		data, err := os.ReadFile(page)
-		check(t, err)
+		suite.Check(t, err)
 		for _, flag := range regexp.MustCompile(`--[a-z][a-z0-9-]+`).FindAllString(string(data), -1) {
 			n++
 			ours := regexp.MustCompile(regexp.QuoteMeta(flag) + `\b[^-]`).MatchString(known)

@@ -16,12 +16,13 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testEvents runs two replicas with exactly what deploy/components/events grants, breaks a backend, and reads what one of them tells of it.
 func testEvents(t *testing.T, w *world) {
 	rules, err := os.ReadFile("../../deploy/components/events/rbac.yaml")
-	check(t, err)
+	suite.Check(t, err)
 	w.apply(t, string(rules))
 	server := w.serve(t, "told", nil)
 	w.alone.Lock()
@@ -32,26 +33,26 @@ func testEvents(t *testing.T, w *world) {
 		front, err := w.StartFairlead(t.Context(), cluster.Fairlead{
 			Path: w.fairlead, Name: fmt.Sprintf("events-%d", i), Args: []string{"--kubeconfig=" + w.account(t, "kube-system", "fairlead"), "--emit-events"},
 		})
-		check(t, err)
+		suite.Check(t, err)
 		defer front.Part.Kill()
 		fronts = append(fronts, front)
 	}
 	for _, front := range fronts {
-		eventually(t, time.Minute, "available", func() (bool, string) {
+		suite.Eventually(t, time.Minute, "available", func() (bool, string) {
 			code, body := w.get(t, front.Endpoint, "/apis/told.example.com/v1", "")
 			return code == 200, body
 		})
 	}
-	eventually(t, time.Minute, "somebody leads", func() (bool, string) {
+	suite.Eventually(t, time.Minute, "somebody leads", func() (bool, string) {
 		lease, err := w.core.CoordinationV1().Leases("kube-system").Get(t.Context(), "fairlead-events", metav1.GetOptions{})
 		return err == nil && lease.Spec.HolderIdentity != nil && *lease.Spec.HolderIdentity != "", fmt.Sprint(err)
 	})
-	check(t, server.Set(extension.Fault{Kind: extension.Dead}))
+	suite.Check(t, server.Set(extension.Fault{Kind: extension.Dead}))
 	expect := func(kind, reason, text string) {
 		t.Helper()
-		eventually(t, time.Minute, reason, func() (bool, string) {
+		suite.Eventually(t, time.Minute, reason, func() (bool, string) {
 			list, err := w.core.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=APIService,involvedObject.name=v1.told.example.com"})
-			check(t, err)
+			suite.Check(t, err)
 			var found []corev1.Event
 			for _, ev := range list.Items {
 				if ev.Type == kind && ev.Reason == reason && strings.Contains(ev.Message, text) && ev.InvolvedObject.UID != "" {
@@ -62,10 +63,10 @@ func testEvents(t *testing.T, w *world) {
 		})
 	}
 	expect(corev1.EventTypeWarning, "FailedDiscoveryCheck", "requests are answered with 503: ")
-	check(t, server.Set())
+	suite.Check(t, server.Set())
 	expect(corev1.EventTypeNormal, "Available", "requests are forwarded again, after ")
 	_, port, err := net.SplitHostPort(server.Addr())
-	check(t, err)
+	suite.Check(t, err)
 	bad := strings.ReplaceAll(w.apiService("told", port, ""), base64.StdEncoding.EncodeToString(w.ca.PEM()), base64.StdEncoding.EncodeToString([]byte("no certificate")))
 	w.apply(t, bad)
 	expect(corev1.EventTypeWarning, "Faulty", "the CA bundle is not used: ")

@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // serve starts an extension server of <name>.example.com/v1 for service operate/<name>, and registers it.
@@ -29,9 +30,9 @@ func (w *world) serve(t *testing.T, name string, change func(*extension.Config),
 		change(&cfg)
 	}
 	s := extension.Start(t, cfg)
-	check(t, s.Set(faults...))
+	suite.Check(t, s.Set(faults...))
 	_, port, err := net.SplitHostPort(s.Addr())
-	check(t, err)
+	suite.Check(t, err)
 	w.apply(t, external(name, port)+w.apiService(name, port, ""))
 	return s
 }
@@ -80,12 +81,12 @@ spec:
 func blackhole(t *testing.T) string {
 	t.Helper()
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
-	check(t, err)
+	suite.Check(t, err)
 	t.Cleanup(func() { _ = syscall.Close(fd) })
-	check(t, syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
-	check(t, syscall.Listen(fd, 0))
+	suite.Check(t, syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+	suite.Check(t, syscall.Listen(fd, 0))
 	name, err := syscall.Getsockname(fd)
-	check(t, err)
+	suite.Check(t, err)
 	port := fmt.Sprint(name.(*syscall.SockaddrInet4).Port)
 	for range 4 { // more than fit: the last ones fail, as all that follow
 		if c, err := net.DialTimeout("tcp", "127.0.0.1:"+port, 200*time.Millisecond); err == nil {
@@ -100,9 +101,9 @@ func testExplain(t *testing.T, w *world) {
 	routed, err := w.StartFairlead(t.Context(), cluster.Fairlead{
 		Path: w.fairlead, Name: "by-cluster-ip", Args: []string{"--kubeconfig=" + filepath.Join(w.dir, "kube-system-fairlead.kubeconfig"), "--enable-aggregator-routing=false"},
 	})
-	check(t, err)
+	suite.Check(t, err)
 	byClusterIP := filepath.Join(w.dir, "by-cluster-ip.front.kubeconfig")
-	check(t, routed.Endpoint.WriteKubeconfig(byClusterIP, w.Admin()))
+	suite.Check(t, routed.Endpoint.WriteKubeconfig(byClusterIP, w.Admin()))
 	fault := func(f extension.Fault) func(*testing.T, string) {
 		return func(t *testing.T, name string) { w.serve(t, name, nil, f) }
 	}
@@ -160,13 +161,13 @@ func testExplain(t *testing.T, w *world) {
 			if c.at == "" {
 				c.at = w.admin
 			}
-			eventually(t, time.Minute, "explained", func() (bool, string) {
+			suite.Eventually(t, time.Minute, "explained", func() (bool, string) {
 				a := command(t, "", w.fairlead, "explain", c.subject, "--kubeconfig", c.at)
-				ok := a.code == c.code
+				ok := a.Code == c.code
 				for _, want := range c.want {
-					ok = ok && strings.Contains(a.out, want)
+					ok = ok && strings.Contains(a.Out, want)
 				}
-				return ok, fmt.Sprintf("exit code %d\n%s%s", a.code, a.out, a.errs)
+				return ok, fmt.Sprintf("exit code %d\n%s%s", a.Code, a.Out, a.Errs)
 			})
 			if want := withoutTraffic(c.name); want != "" {
 				w.lint(t, c.subject, want, c.at == byClusterIP)
@@ -189,11 +190,11 @@ func withoutTraffic(name string) string {
 func (w *world) lint(t *testing.T, name, want string, byClusterIP bool) {
 	t.Helper()
 	args := []string{"lint", "--kubeconfig", w.direct, "--allow-loopback-backends", "-o", "json", fmt.Sprintf("--enable-aggregator-routing=%t", !byClusterIP)}
-	eventually(t, time.Minute, "found by lint", func() (bool, string) {
+	suite.Eventually(t, time.Minute, "found by lint", func() (bool, string) {
 		a := command(t, "", w.fairlead, args...)
 		var found []struct{ Severity, Object, Message string }
-		if err := json.Unmarshal([]byte(a.out), &found); err != nil || a.code != 1 {
-			return false, fmt.Sprintf("exit code %d, %v\n%s%s", a.code, err, a.out, a.errs)
+		if err := json.Unmarshal([]byte(a.Out), &found); err != nil || a.Code != 1 {
+			return false, fmt.Sprintf("exit code %d, %v\n%s%s", a.Code, err, a.Out, a.Errs)
 		}
 		var own []string
 		for _, f := range found {
@@ -210,16 +211,16 @@ func (w *world) lint(t *testing.T, name, want string, byClusterIP bool) {
 // testPlugin installs the program as kubectl finds plugins.
 func testPlugin(t *testing.T, w *world) {
 	bin := t.TempDir()
-	check(t, os.Symlink(w.fairlead, filepath.Join(bin, "kubectl-fairlead")))
+	suite.Check(t, os.Symlink(w.fairlead, filepath.Join(bin, "kubectl-fairlead")))
 	path := "PATH=" + bin + ":" + os.Getenv("PATH")
 	a := command(t, "", "env", path, w.kubectl, "fairlead", "status", "--kubeconfig", w.admin)
-	if a.code != 3 || !strings.Contains(a.out, "v9.batch ") || !strings.Contains(a.out, "ProtectedGroup") {
-		t.Errorf("exit code %d\n%s%s", a.code, a.out, a.errs)
+	if a.Code != 3 || !strings.Contains(a.Out, "v9.batch ") || !strings.Contains(a.Out, "ProtectedGroup") {
+		t.Errorf("exit code %d\n%s%s", a.Code, a.Out, a.Errs)
 	}
 	if out := must(t, "", "env", path, w.kubectl, "fairlead", "explain", "--help"); !strings.Contains(out, "kubectl fairlead explain PATH|RESOURCE|APISERVICE") {
 		t.Errorf("its help does not say how it was called:\n%s", out)
 	}
-	if a := command(t, "", w.fairlead, "status", "--kubeconfig", w.direct); a.code != 1 || !strings.Contains(a.errs, "is it Fairlead, or kube-apiserver itself?") {
-		t.Errorf("asking kube-apiserver: exit code %d\n%s", a.code, a.errs)
+	if a := command(t, "", w.fairlead, "status", "--kubeconfig", w.direct); a.Code != 1 || !strings.Contains(a.Errs, "is it Fairlead, or kube-apiserver itself?") {
+		t.Errorf("asking kube-apiserver: exit code %d\n%s", a.Code, a.Errs)
 	}
 }

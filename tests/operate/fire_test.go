@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // alarm is how a test makes one alert fire, and ends what it fires about.
@@ -38,7 +39,7 @@ func testFire(t *testing.T, w *world, token string) {
 	front, err := w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead, Name: "alarmed", Args: []string{
 		"--tls-sni-cert-key=" + spare.CertFile + "," + spare.KeyFile, "--tls-sni-cert-key=" + broken.CertFile + "," + broken.KeyFile,
 	}})
-	check(t, err)
+	suite.Check(t, err)
 	p := startPrometheus(t, w, token)
 	p.scrape(t, front.Admin)
 	alarms := w.alarms(t, p, front, spare, broken)
@@ -73,7 +74,7 @@ func testFire(t *testing.T, w *world, token string) {
 		p.await(t, "FairleadDown", nil, false)
 		front.Part.Kill()
 		p.await(t, "FairleadDown", nil, true)
-		check(t, front.Part.Restart(t.Context()))
+		suite.Check(t, front.Part.Restart(t.Context()))
 		p.await(t, "FairleadDown", nil, false)
 	})
 }
@@ -87,7 +88,7 @@ func (w *world) spare(t *testing.T, name string) cluster.Pair {
 func (w *world) reissue(t *testing.T, name string, lasts time.Duration) cluster.Pair {
 	t.Helper()
 	pair, err := w.PKI.Serving.Issue(name, cluster.Leaf{User: name, Names: []string{name + ".example.com"}, NotAfter: time.Now().Add(lasts)})
-	check(t, err)
+	suite.Check(t, err)
 	return pair
 }
 
@@ -104,10 +105,10 @@ func startPrometheus(t *testing.T, w *world, token string) *prometheus {
 		rule.Expr = ranges.ReplaceAllString(rule.Expr, "[5s]")
 	}
 	writeRules(t, filepath.Join(dir, "rules.yaml"), r)
-	check(t, os.WriteFile(filepath.Join(dir, "token"), []byte(token), 0o600))
+	suite.Check(t, os.WriteFile(filepath.Join(dir, "token"), []byte(token), 0o600))
 	p := &prometheus{address: freeAddress(t), targets: filepath.Join(dir, "targets.json")}
-	check(t, os.WriteFile(p.targets, []byte("[]"), 0o600))
-	check(t, os.WriteFile(filepath.Join(dir, "prometheus.yaml"), fmt.Appendf(nil, `
+	suite.Check(t, os.WriteFile(p.targets, []byte("[]"), 0o600))
+	suite.Check(t, os.WriteFile(filepath.Join(dir, "prometheus.yaml"), fmt.Appendf(nil, `
 global: {scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}
 rule_files: [rules.yaml]
 scrape_configs:
@@ -122,7 +123,7 @@ scrape_configs:
 		Args:  []string{"--config.file=" + filepath.Join(dir, "prometheus.yaml"), "--storage.tsdb.path=" + filepath.Join(dir, "data"), "--web.listen-address=" + p.address},
 		Ready: func(ctx context.Context) error { _, err := p.firing(ctx); return err },
 	})
-	check(t, err)
+	suite.Check(t, err)
 	return p
 }
 
@@ -134,15 +135,15 @@ func (p *prometheus) scrape(t *testing.T, admins ...cluster.Endpoint) {
 		list[0]["targets"] = append(list[0]["targets"], strings.TrimPrefix(a.URL, "https://"))
 	}
 	data, err := json.Marshal(list)
-	check(t, err)
-	check(t, os.WriteFile(p.targets+".new", data, 0o600))
-	check(t, os.Rename(p.targets+".new", p.targets)) // at once: half a file would be no targets
+	suite.Check(t, err)
+	suite.Check(t, os.WriteFile(p.targets+".new", data, 0o600))
+	suite.Check(t, os.Rename(p.targets+".new", p.targets)) // at once: half a file would be no targets
 }
 
 // await waits until an alert with these labels fires, or no longer does.
 func (p *prometheus) await(t *testing.T, alert string, labels map[string]string, want bool) {
 	t.Helper()
-	eventually(t, 90*time.Second, fmt.Sprintf("%s %v firing: %v", alert, labels, want), func() (bool, string) {
+	suite.Eventually(t, 90*time.Second, fmt.Sprintf("%s %v firing: %v", alert, labels, want), func() (bool, string) {
 		list, err := p.firing(t.Context())
 		fires := false
 		for _, a := range list {
@@ -164,7 +165,7 @@ func (p *prometheus) knows(t *testing.T, expr string) {
 			Result []json.RawMessage
 		}
 	}
-	eventually(t, 90*time.Second, expr, func() (bool, string) {
+	suite.Eventually(t, 90*time.Second, expr, func() (bool, string) {
 		err := p.ask(t.Context(), "/api/v1/query?query="+url.QueryEscape(expr), &body)
 		return err == nil && len(body.Data.Result) > 0, fmt.Sprint(body, err)
 	})

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // configMapReader is Kubernetes' own Role, which is bound and not shipped.
@@ -64,7 +65,7 @@ func shippedGrants(t *testing.T, w *world) []grant {
 	for _, o := range list {
 		if o.GetKind() == "Role" || o.GetKind() == "ClusterRole" {
 			var role rbacv1.ClusterRole // a Role has the same fields
-			check(t, runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &role))
+			suite.Check(t, runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &role))
 			rules[o.GetKind()+" "+o.GetNamespace()+"/"+o.GetName()] = role.Rules
 		}
 	}
@@ -73,7 +74,7 @@ func shippedGrants(t *testing.T, w *world) []grant {
 			continue
 		}
 		var binding rbacv1.ClusterRoleBinding
-		check(t, runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &binding))
+		suite.Check(t, runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &binding))
 		if !ours(binding.Subjects) {
 			continue
 		}
@@ -116,13 +117,13 @@ func (w *world) restricted(t *testing.T, name string, grants []grant, args ...st
 		default:
 			_, err = w.core.RbacV1().Roles(g.namespace).Create(t.Context(), &rbacv1.Role{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{g.rule}}, metav1.CreateOptions{})
 		}
-		check(t, err)
+		suite.Check(t, err)
 		if g.namespace == "" {
 			_, err = w.core.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{ObjectMeta: meta, Subjects: subjects, RoleRef: ref}, metav1.CreateOptions{})
 		} else {
 			_, err = w.core.RbacV1().RoleBindings(g.namespace).Create(t.Context(), &rbacv1.RoleBinding{ObjectMeta: meta, Subjects: subjects, RoleRef: ref}, metav1.CreateOptions{})
 		}
-		check(t, err)
+		suite.Check(t, err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second) // a Fairlead that may everything is ready within a second or two
 	defer cancel()
@@ -184,14 +185,14 @@ func (w *world) component(t *testing.T, name, role string, grants []grant, said 
 	publishes, writes, tells := does("fairlead-entrypoint"), does("fairlead-status"), does("fairlead-events")
 	front, err := w.restricted(t, name, grants, fmt.Sprintf("--publish-kubernetes-endpoints=%t", publishes), "--advertise-address=192.0.2.1",
 		fmt.Sprintf("--write-status=%t", writes), fmt.Sprintf("--emit-events=%t", tells))
-	check(t, err)
+	suite.Check(t, err)
 	done = true
 	step := func(wanted bool, what string, ok func() bool) {
 		if !wanted {
 			return
 		}
 		met := false
-		eventually(t, 30*time.Second, what, func() (bool, string) {
+		suite.Eventually(t, 30*time.Second, what, func() (bool, string) {
 			log = w.logged(t, front)
 			met = ok()
 			return met || said != "" && strings.Contains(log, said), log
@@ -209,7 +210,7 @@ func (w *world) component(t *testing.T, name, role string, grants []grant, said 
 		w.apply(t, fmt.Sprintf(lost, name+"-late")) // what was lost before was told by the leader before
 	}
 	step(tells && done, "told", func() bool { return w.told(t, "v1."+name+"-late.example.com") > 0 })
-	check(t, front.Part.Signal(syscall.SIGTERM))
+	suite.Check(t, front.Part.Signal(syscall.SIGTERM))
 	<-front.Part.Done()
 	step(publishes, "withdrawn", func() bool { return w.published(t) == "" && !w.leased(t) })
 	must(t, "", w.kubectl, "--kubeconfig", w.direct, "delete", "apiservice", "v1."+name+".example.com", "v1."+name+"-late.example.com", "--ignore-not-found")
@@ -238,7 +239,7 @@ func (w *world) clear(t *testing.T) {
 func (w *world) logged(t *testing.T, f *cluster.Front) string {
 	t.Helper()
 	text, err := os.ReadFile(f.Part.LogFile())
-	check(t, err)
+	suite.Check(t, err)
 	return string(text)
 }
 
@@ -246,7 +247,7 @@ func (w *world) logged(t *testing.T, f *cluster.Front) string {
 func (w *world) told(t *testing.T, name string) int {
 	t.Helper()
 	list, err := w.core.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=APIService,involvedObject.name=" + name})
-	check(t, err)
+	suite.Check(t, err)
 	return len(list.Items)
 }
 
@@ -254,12 +255,12 @@ func (w *world) told(t *testing.T, name string) int {
 func (w *world) published(t *testing.T) string {
 	t.Helper()
 	list, err := w.core.DiscoveryV1().EndpointSlices("default").List(t.Context(), metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"})
-	check(t, err)
+	suite.Check(t, err)
 	old, err := w.core.CoreV1().Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return "no Endpoints"
 	}
-	check(t, err)
+	suite.Check(t, err)
 	var slicesSay, endpointsSay []string
 	for _, s := range list.Items {
 		for _, e := range s.Endpoints {
@@ -280,7 +281,7 @@ func (w *world) published(t *testing.T) string {
 func (w *world) leased(t *testing.T) bool {
 	t.Helper()
 	list, err := w.core.CoordinationV1().Leases("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "fairlead.dev/entrypoint"})
-	check(t, err)
+	suite.Check(t, err)
 	return len(list.Items) > 0
 }
 
@@ -288,11 +289,11 @@ func (w *world) leased(t *testing.T) bool {
 func (w *world) scraped(t *testing.T, f *cluster.Front, series string) (value float64) {
 	t.Helper()
 	file := filepath.Join(w.dir, "admin-"+f.Part.Name())
-	check(t, f.Admin.WriteKubeconfig(file, w.Admin()))
+	suite.Check(t, f.Admin.WriteKubeconfig(file, w.Admin()))
 	for line := range strings.Lines(must(t, "", w.kubectl, "--kubeconfig", file, "get", "--raw", "/metrics")) {
 		if rest, ok := strings.CutPrefix(line, series+" "); ok {
 			_, err := fmt.Sscan(rest, &value)
-			check(t, err)
+			suite.Check(t, err)
 		}
 	}
 	return value

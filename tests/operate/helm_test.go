@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
-	"github.com/fairlead-proxy/fairlead/tests/tools"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // shape is one way to install Fairlead, said to kustomize and to Helm.
@@ -38,26 +38,19 @@ func shapes() []shape {
 func (w *world) compose(t *testing.T, s shape) string {
 	t.Helper()
 	dir := t.TempDir()
-	check(t, os.CopyFS(filepath.Join(dir, "deploy"), noLinks{os.DirFS("../../deploy")}))
+	suite.Check(t, os.CopyFS(filepath.Join(dir, "deploy"), noLinks{os.DirFS("../../deploy")}))
 	own := map[string][]string{"resources": {"../deploy/overlays/" + s.overlay}}
 	for _, c := range s.components {
 		own["components"] = append(own["components"], "../deploy/components/"+c)
 	}
 	data, err := yaml.Marshal(own)
-	check(t, err)
-	check(t, os.Mkdir(filepath.Join(dir, "own"), 0o755))
-	check(t, os.WriteFile(filepath.Join(dir, "own", "kustomization.yaml"), data, 0o600))
+	suite.Check(t, err)
+	suite.Check(t, os.Mkdir(filepath.Join(dir, "own"), 0o755))
+	suite.Check(t, os.WriteFile(filepath.Join(dir, "own", "kustomization.yaml"), data, 0o600))
 	return must(t, "", w.kubectl, "kustomize", filepath.Join(dir, "own"))
 }
 
 const chart = "../../deploy/helm/fairlead"
-
-func (w *world) helm(t *testing.T) string {
-	t.Helper()
-	path, err := tools.Path(t.Context(), tools.Config{Progress: os.Stderr}, "helm")
-	check(t, err)
-	return path
-}
 
 func set(values []string) []string {
 	var args []string
@@ -69,7 +62,7 @@ func set(values []string) []string {
 
 // testHelm wants the chart to be right, and to say the same as kustomize.
 func testHelm(t *testing.T, w *world) {
-	helm := w.helm(t)
+	helm := suite.Tool(t, "helm")
 	t.Run("lint", func(t *testing.T) { must(t, "", helm, "lint", "--strict", chart) })
 	for _, s := range shapes() {
 		t.Run(s.name, func(t *testing.T) {
@@ -97,7 +90,7 @@ func testHelm(t *testing.T, w *world) {
 
 // testValues tries values that are wrong, each in one way, and some that are right, which kube-apiserver must take.
 func testValues(t *testing.T, w *world, helm string) {
-	try := func(values ...string) answer {
+	try := func(values ...string) suite.Answer {
 		return command(t, "", helm, append([]string{"template", "fairlead", chart, "--namespace", "kube-system"}, set(values)...)...)
 	}
 	for _, bad := range [][]string{
@@ -108,8 +101,8 @@ func testValues(t *testing.T, w *world, helm string) {
 		{"networkPolicy.enabled=no one"}, {"podDisruptionBudget.maxUnavailable=0"}, {"podDisruptionBudget.maxUnavailable=many"}, {"monitoring=true"}, {"nodeSelector=x"},
 		{"mode=load-balancer", "entrypoint.enabled=true"}, // it would go round: Fairlead's own clients would reach Fairlead
 	} {
-		if a := try(bad...); a.code == 0 || !strings.Contains(a.errs, "schema") {
-			t.Errorf("%v: exit code %d\n%s", bad, a.code, a.errs)
+		if a := try(bad...); a.Code == 0 || !strings.Contains(a.Errs, "schema") {
+			t.Errorf("%v: exit code %d\n%s", bad, a.Code, a.Errs)
 		}
 	}
 	for want, good := range map[string][]string{
@@ -127,13 +120,13 @@ func testValues(t *testing.T, w *world, helm string) {
 		"secret: {secretName: own-serving, defaultMode: 0440": {"mode=load-balancer", "secrets.serving=own-serving"},
 	} {
 		a := try(good...)
-		if a.code != 0 || !strings.Contains(a.out, want) {
-			t.Errorf("%v: exit code %d, want %q\n%s", good, a.code, want, a.errs)
+		if a.Code != 0 || !strings.Contains(a.Out, want) {
+			t.Errorf("%v: exit code %d, want %q\n%s", good, a.Code, want, a.Errs)
 		}
-		dryRun(t, w, known(t, a.out))
+		dryRun(t, w, known(t, a.Out))
 	}
-	if a := command(t, "", helm, "template", "fairlead", chart, "--namespace", "elsewhere"); a.code == 0 || !strings.Contains(a.errs, "kube-system") {
-		t.Errorf("another namespace: exit code %d\n%s", a.code, a.errs)
+	if a := command(t, "", helm, "template", "fairlead", chart, "--namespace", "elsewhere"); a.Code == 0 || !strings.Contains(a.Errs, "kube-system") {
+		t.Errorf("another namespace: exit code %d\n%s", a.Code, a.Errs)
 	}
 }
 
@@ -143,7 +136,7 @@ func objects(t *testing.T, rendered string) []*unstructured.Unstructured {
 	var list []*unstructured.Unstructured
 	for document := range strings.SplitSeq("\n"+rendered, "\n---") {
 		o := &unstructured.Unstructured{}
-		check(t, yaml.Unmarshal([]byte(document), &o.Object))
+		suite.Check(t, yaml.Unmarshal([]byte(document), &o.Object))
 		if len(o.Object) > 0 {
 			list = append(list, o)
 		}
@@ -176,7 +169,7 @@ func known(t *testing.T, rendered string) string {
 			continue
 		}
 		data, err := yaml.Marshal(o.Object)
-		check(t, err)
+		suite.Check(t, err)
 		documents = append(documents, string(data))
 	}
 	return strings.Join(documents, "---\n")
@@ -187,12 +180,12 @@ func dryRun(t *testing.T, w *world, rendered string) {
 	t.Helper()
 	a := command(t, rendered, w.kubectl, "--kubeconfig", w.direct, "apply", "--dry-run=server", "-f", "-")
 	n := len(objects(t, rendered))
-	lines := slices.DeleteFunc(strings.Split(a.errs, "\n"), func(line string) bool {
+	lines := slices.DeleteFunc(strings.Split(a.Errs, "\n"), func(line string) bool {
 		// Helm's objects and kustomize's meet here in one cluster: that one applied the other's is no fault.
 		return line == "" || strings.Contains(line, "kubectl.kubernetes.io/last-applied-configuration")
 	})
-	if a.code != 0 || strings.Count(a.out, "server dry run") != n || len(lines) > 0 {
-		t.Errorf("exit code %d, %d objects:\n%s%s", a.code, n, a.out, strings.Join(lines, "\n"))
+	if a.Code != 0 || strings.Count(a.Out, "server dry run") != n || len(lines) > 0 {
+		t.Errorf("exit code %d, %d objects:\n%s%s", a.Code, n, a.Out, strings.Join(lines, "\n"))
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // site is a cluster into which nothing has been installed yet.
@@ -35,7 +36,7 @@ func testInstall(t *testing.T, w *world) {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
 		front, err := s.StartFairlead(ctx, cluster.Fairlead{Path: s.fairlead, Args: []string{"--kubeconfig=" + s.account(t, "kube-system", "fairlead")}})
-		check(t, err)
+		suite.Check(t, err)
 		defer front.Part.Kill()
 		if log := s.logged(t, front); strings.Contains(log, "forbidden") {
 			t.Errorf("something was forbidden:\n%s", log)
@@ -81,17 +82,15 @@ func testInstall(t *testing.T, w *world) {
 func newSite(t *testing.T, w *world) *site {
 	t.Helper()
 	dir := filepath.Join(w.dir, "install")
-	s := &site{world: &world{dir: dir, fairlead: w.fairlead, kubectl: w.kubectl, direct: filepath.Join(dir, "direct.kubeconfig")}, helmPath: w.helm(t)}
+	s := &site{world: &world{dir: dir, fairlead: w.fairlead, kubectl: w.kubectl, direct: filepath.Join(dir, "direct.kubeconfig")}, helmPath: suite.Tool(t, "helm")}
+	s.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: []string{"--advertise-address=10.79.0.1"}})
 	var err error
-	s.Cluster, err = cluster.Start(t.Context(), cluster.Config{Dir: dir, APIServerArgs: []string{"--advertise-address=10.79.0.1"}})
-	check(t, err)
-	t.Cleanup(func() { check(t, s.Close()) })
 	s.core, err = kubernetes.NewForConfig(s.Cluster.Endpoint().RESTConfig(s.Admin()))
-	check(t, err)
-	check(t, s.Cluster.Endpoint().WriteKubeconfig(s.direct, s.Admin()))
-	eventually(t, 30*time.Second, "a namespace", func() (bool, string) {
+	suite.Check(t, err)
+	suite.Check(t, s.Cluster.Endpoint().WriteKubeconfig(s.direct, s.Admin()))
+	suite.Eventually(t, 30*time.Second, "a namespace", func() (bool, string) {
 		a := command(t, "", s.kubectl, "--kubeconfig", s.direct, "get", "namespace", "kube-system")
-		return a.code == 0, a.errs
+		return a.Code == 0, a.Errs
 	})
 	return s
 }
@@ -102,8 +101,8 @@ func (s *site) helm(t *testing.T, args ...string) {
 	home := filepath.Join(s.dir, "helm")
 	env := []string{"HELM_CACHE_HOME=" + home, "HELM_CONFIG_HOME=" + home, "HELM_DATA_HOME=" + home, s.helmPath, "--kubeconfig", s.direct, "--namespace", "kube-system"}
 	a := command(t, "", "env", append(env, args...)...)
-	if a.code != 0 || strings.Contains(a.errs, "arning") {
-		t.Fatalf("helm %v: exit code %d\n%s%s", args, a.code, a.out, a.errs)
+	if a.Code != 0 || strings.Contains(a.Errs, "arning") {
+		t.Fatalf("helm %v: exit code %d\n%s%s", args, a.Code, a.Out, a.Errs)
 	}
 }
 

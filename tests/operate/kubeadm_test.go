@@ -5,7 +5,6 @@ package operate
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,7 +19,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/netns"
-	"github.com/fairlead-proxy/fairlead/tests/tools"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // node is a control-plane node as kubeadm makes it, in folders that nobody else sees. What the kubelet does, runs the static pods, is done by the test.
@@ -90,13 +89,11 @@ func testKubeadm(t *testing.T, w *world) {
 
 func newNode(t *testing.T, w *world) *node {
 	t.Helper()
-	kubeadm, err := tools.Path(t.Context(), tools.Config{Progress: os.Stderr}, "kubeadm")
-	check(t, err)
 	netns.Hide(t, "/etc/kubernetes")
 	n := &node{w: w, folder: t.TempDir(), address: "10.79.0.50"}
-	check(t, os.CopyFS(filepath.Join(n.folder, "deploy"), noLinks{os.DirFS("../../deploy")}))
-	for name, path := range map[string]string{"kubeadm": kubeadm, "kubectl": w.kubectl, "fairlead": w.fairlead} {
-		check(t, os.Symlink(path, filepath.Join(n.folder, name)))
+	suite.Check(t, os.CopyFS(filepath.Join(n.folder, "deploy"), noLinks{os.DirFS("../../deploy")}))
+	for name, path := range map[string]string{"kubeadm": suite.Tool(t, "kubeadm"), "kubectl": w.kubectl, "fairlead": w.fairlead} {
+		suite.Check(t, os.Symlink(path, filepath.Join(n.folder, name)))
 	}
 	n.write(t, "kubeadm.yaml", strings.ReplaceAll(kubeadmConfig, "DATA", t.TempDir()))
 	for _, phase := range []string{"certs all", "kubeconfig admin", "kubeconfig super-admin", "etcd local", "control-plane apiserver"} {
@@ -106,8 +103,8 @@ func newNode(t *testing.T, w *world) *node {
 	n.kubelet(t, "kube-apiserver", func(ctx context.Context) error { return n.wellCome(ctx, "https://10.79.0.50:6443/readyz") })
 	// The last phases of kubeadm init that matter here: who is an administrator, and what the next kubeadm upgrade reads.
 	n.follow(t, "kubeadm init phase upload-config kubeadm --config kubeadm.yaml")
-	check(t, os.Mkdir(filepath.Join(n.folder, ".kube"), 0o700))
-	check(t, os.Symlink("/etc/kubernetes/admin.conf", filepath.Join(n.folder, ".kube", "config")))
+	suite.Check(t, os.Mkdir(filepath.Join(n.folder, ".kube"), 0o700))
+	suite.Check(t, os.Symlink("/etc/kubernetes/admin.conf", filepath.Join(n.folder, ".kube", "config")))
 	return n
 }
 
@@ -115,7 +112,7 @@ func newNode(t *testing.T, w *world) *node {
 func documentedBlocks(t *testing.T, title string) []string {
 	t.Helper()
 	data, err := os.ReadFile("../../docs/operations.md")
-	check(t, err)
+	suite.Check(t, err)
 	_, rest, found := strings.Cut(string(data), "# "+title+"\n")
 	if !found {
 		t.Fatalf("there is no section %q", title)
@@ -148,9 +145,9 @@ func (n *node) follow(t *testing.T, block string) string {
 func (n *node) kubelet(t *testing.T, name string, isReady func(context.Context) error) {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("/etc/kubernetes/manifests", name+".yaml"))
-	check(t, err)
+	suite.Check(t, err)
 	var pod corev1.Pod
-	check(t, yaml.UnmarshalStrict(data, &pod))
+	suite.Check(t, yaml.UnmarshalStrict(data, &pod))
 	c := pod.Spec.Containers[0]
 	line := slices.Concat(c.Command, c.Args)
 	if len(c.Command) == 0 {
@@ -162,11 +159,10 @@ func (n *node) kubelet(t *testing.T, name string, isReady func(context.Context) 
 	}
 	path := n.w.fairlead
 	if name != "fairlead" {
-		path, err = tools.Path(t.Context(), tools.Config{Progress: os.Stderr}, line[0])
-		check(t, err)
+		path = suite.Tool(t, line[0])
 	}
 	_, err = n.w.Run(t.Context(), cluster.Command{Name: "node-" + name, Path: path, Args: line[1:], Ready: isReady})
-	check(t, err)
+	suite.Check(t, err)
 	for _, v := range pod.Spec.Volumes {
 		if _, err := os.Stat(v.HostPath.Path); err != nil && strings.HasPrefix(v.HostPath.Path, "/etc/kubernetes") {
 			t.Errorf("%s mounts what is not there: %v", name, err)
@@ -186,7 +182,7 @@ func (n *node) renew(t *testing.T) {
 	t.Helper()
 	before := n.presented(t)
 	n.follow(t, "kubeadm certs renew apiserver && kubeadm certs renew front-proxy-client")
-	eventually(t, 90*time.Second, "presented", func() (bool, string) {
+	suite.Eventually(t, 90*time.Second, "presented", func() (bool, string) {
 		now := n.presented(t)
 		return now != before, now
 	})
@@ -198,12 +194,8 @@ func (n *node) renew(t *testing.T) {
 // presented is the serial number of the certificate at the front door.
 func (n *node) presented(t *testing.T) string {
 	t.Helper()
-	data, err := os.ReadFile("/etc/kubernetes/pki/ca.crt")
-	check(t, err)
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(data)
-	conn, err := (&tls.Dialer{Config: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}}).DialContext(t.Context(), "tcp", n.address+":8443")
-	check(t, err)
+	conn, err := (&tls.Dialer{Config: &tls.Config{RootCAs: suite.Pool(t, "/etc/kubernetes/pki/ca.crt"), MinVersion: tls.VersionTLS12}}).DialContext(t.Context(), "tcp", n.address+":8443")
+	suite.Check(t, err)
 	defer conn.Close()
 	return conn.(*tls.Conn).ConnectionState().PeerCertificates[0].SerialNumber.String()
 }
@@ -212,17 +204,17 @@ func (n *node) presented(t *testing.T) string {
 func (n *node) addName(t *testing.T, name string) {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(n.folder, "kubeadm.yaml"))
-	check(t, err)
+	suite.Check(t, err)
 	var configuration map[string]any
-	check(t, yaml.Unmarshal(data, &configuration))
+	suite.Check(t, yaml.Unmarshal(data, &configuration))
 	configuration["apiServer"] = map[string]any{"certSANs": []string{name}}
 	data, err = yaml.Marshal(configuration)
-	check(t, err)
+	suite.Check(t, err)
 	node, _, _ := strings.Cut(kubeadmConfig, "---")
 	n.write(t, "kubeadm.yaml", node+"---\n"+string(data))
 }
 
 func (n *node) write(t *testing.T, name, text string) {
 	t.Helper()
-	check(t, os.WriteFile(filepath.Join(n.folder, name), []byte(text), 0o600))
+	suite.Check(t, os.WriteFile(filepath.Join(n.folder, name), []byte(text), 0o600))
 }

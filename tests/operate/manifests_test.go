@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testManifests gives every rendered manifest to a real kube-apiserver.
@@ -30,7 +31,7 @@ func testManifests(t *testing.T, w *world) {
 		t.Run(s.name+" flags", func(t *testing.T) { testFlags(t, w, w.compose(t, s)) })
 	}
 	static, err := os.ReadFile("../../deploy/static-pod/fairlead.yaml")
-	check(t, err)
+	suite.Check(t, err)
 	t.Run("static pod", func(t *testing.T) {
 		dryRun(t, w, w.kustomize(t, "static-pod"))
 		dryRun(t, w, string(static))
@@ -52,7 +53,7 @@ func testFlags(t *testing.T, w *world, rendered string) {
 		line = append(line, strings.NewReplacer("$(HOST_IP)", "192.0.2.1", "$(POD_IP)", "192.0.2.1", "/etc/kubernetes", "/nowhere").Replace(a[1])) // as the kubelet does
 	}
 	a := command(t, "", w.fairlead, line...)
-	for fault := range strings.SplitSeq(strings.TrimSpace(a.errs), "\n") {
+	for fault := range strings.SplitSeq(strings.TrimSpace(a.Errs), "\n") {
 		if !strings.Contains(fault, "no such file or directory") && !strings.Contains(fault, "--kubeconfig is required outside a pod") {
 			t.Errorf("%v: %s", line, fault)
 		}
@@ -67,7 +68,7 @@ func testProtected(t *testing.T, w *world) {
 		t.Fatalf("no list of groups in:\n%s", manifest)
 	}
 	var groups []string
-	check(t, json.Unmarshal([]byte(`["`+strings.ReplaceAll(list[1], "\n", " ")+"]"), &groups))
+	suite.Check(t, json.Unmarshal([]byte(`["`+strings.ReplaceAll(list[1], "\n", " ")+"]"), &groups))
 	objects := map[string]*apiregistrationv1.APIService{}
 	for _, g := range append(slices.Clone(groups), "open.example.com") {
 		o := &apiregistrationv1.APIService{Spec: apiregistrationv1.APIServiceSpec{Group: g, Version: "v7", Service: &apiregistrationv1.ServiceReference{Namespace: "a", Name: "b"}}}
@@ -85,7 +86,7 @@ func testProtected(t *testing.T, w *world) {
 		Items []apiregistrationv1.APIService
 	}
 	out := must(t, "", w.kubectl, "--kubeconfig", w.direct, "get", "apiservices", "-l", "kube-aggregator.kubernetes.io/automanaged=onstart", "-o", "json")
-	check(t, json.Unmarshal([]byte(out), &own))
+	suite.Check(t, json.Unmarshal([]byte(out), &own))
 	if len(own.Items) < 10 {
 		t.Fatalf("kube-apiserver registers %d of its own", len(own.Items))
 	}
@@ -96,24 +97,24 @@ func testProtected(t *testing.T, w *world) {
 	}
 	claim := strings.ReplaceAll(protected, "v9", "v8")
 	a := command(t, claim, w.kubectl, "--kubeconfig", w.direct, "apply", "-f", "-")
-	if a.code == 0 || !strings.Contains(a.errs, "no service may claim Kubernetes' own group batch") {
-		t.Errorf("claiming batch: exit code %d\n%s%s", a.code, a.out, a.errs)
+	if a.Code == 0 || !strings.Contains(a.Errs, "no service may claim Kubernetes' own group batch") {
+		t.Errorf("claiming batch: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
 	}
 }
 
 // testDashboard wants every metric of the dashboard to be one that there is.
 func testDashboard(t *testing.T) {
 	data, err := os.ReadFile("../../deploy/components/monitoring/fairlead.json")
-	check(t, err)
+	suite.Check(t, err)
 	var d struct {
 		Panels []struct {
 			Title   string
 			Targets []struct{ Expr string }
 		}
 	}
-	check(t, json.Unmarshal(data, &d))
+	suite.Check(t, json.Unmarshal(data, &d))
 	doc, err := os.ReadFile("../../docs/metrics.md")
-	check(t, err)
+	suite.Check(t, err)
 	name := regexp.MustCompile(`\b(fairlead|aggregator)_[a-z0-9_]+`)
 	n := 0
 	see := func(where, expr string) {
@@ -157,8 +158,8 @@ type rules struct {
 func shippedRules(t *testing.T) *rules {
 	t.Helper()
 	data, err := os.ReadFile("../../deploy/components/monitoring/prometheusrule.yaml")
-	check(t, err)
+	suite.Check(t, err)
 	var object struct{ Spec rules }
-	check(t, yaml.Unmarshal(data, &object))
+	suite.Check(t, yaml.Unmarshal(data, &object))
 	return &object.Spec
 }

@@ -2,7 +2,9 @@
 
 package operate
 
-import "testing"
+import (
+	"testing"
+)
 
 // TestOperate runs every case on one cluster.
 func TestOperate(t *testing.T) {

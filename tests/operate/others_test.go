@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testOthers tries the shipped roles that nobody has by default, each by somebody who has it and by somebody who has not. Every role that is shipped is one of these, or is
@@ -48,9 +49,9 @@ func testOthers(t *testing.T, w *world, grants []grant) {
 
 // testViewer reads all pages of the front door.
 func testViewer(t *testing.T, w *world, _ []grant) {
-	may, mayNot := w.bound(t, "system:fairlead-viewer"), w.token(t, "operate", "stranger")
+	may, mayNot := w.bound(t, "system:fairlead-viewer"), suite.Token(t, w.core, "operate", "stranger")
 	for _, path := range []string{"/fairlead", "/fairlead/", "/fairlead/status", "/fairlead/explain?path=/api/v1/pods", "/fairlead/apiservice/v9.batch", "/fairlead/style.css"} {
-		eventually(t, 15*time.Second, "shown", func() (bool, string) {
+		suite.Eventually(t, 15*time.Second, "shown", func() (bool, string) {
 			code, body := w.get(t, w.front.Endpoint, path, may)
 			return code == 200, fmt.Sprint(path, code, body)
 		})
@@ -63,14 +64,14 @@ func testViewer(t *testing.T, w *world, _ []grant) {
 // testMetricsRole scrapes.
 func testMetricsRole(t *testing.T, w *world, _ []grant) {
 	may := w.bound(t, "system:fairlead-metrics")
-	eventually(t, 15*time.Second, "scraped", func() (bool, string) {
+	suite.Eventually(t, 15*time.Second, "scraped", func() (bool, string) {
 		code, body := w.get(t, w.front.Admin, "/metrics", may)
 		return code == 200 && strings.Contains(body, "fairlead_"), fmt.Sprint(code, body)
 	})
 	if code, body := w.get(t, w.front.Admin, "/status", may); code != 403 {
 		t.Errorf("it shows more than metrics: %d %s", code, body)
 	}
-	if code, body := w.get(t, w.front.Admin, "/metrics", w.token(t, "operate", "stranger")); code != 403 {
+	if code, body := w.get(t, w.front.Admin, "/metrics", suite.Token(t, w.core, "operate", "stranger")); code != 403 {
 		t.Errorf("a stranger scrapes: %d %s", code, body)
 	}
 }
@@ -79,18 +80,18 @@ func testMetricsRole(t *testing.T, w *world, _ []grant) {
 func testBundleRole(t *testing.T, w *world, grants []grant) {
 	base := slices.DeleteFunc(slices.Clone(grants), func(g grant) bool { return g.component != "" })
 	front, err := w.restricted(t, "unbound", base)
-	check(t, err)
+	suite.Check(t, err)
 	const name = "lent"
 	s := extension.Start(t, extension.Config{GroupVersions: []string{name + ".example.com/v1"}, Names: []string{name + "." + name + ".svc"}, CA: w.ca})
 	_, port, err := net.SplitHostPort(s.Addr())
-	check(t, err)
+	suite.Check(t, err)
 	w.apply(t, fmt.Sprintf(lent, port, strings.ReplaceAll(string(w.ca.PEM()), "\n", "\\n")))
 	w.apply(t, fmt.Sprintf(lentService, port)) // when it may be read
-	eventually(t, 30*time.Second, "served", func() (bool, string) {
+	suite.Eventually(t, 30*time.Second, "served", func() (bool, string) {
 		code, body := w.get(t, w.front.Endpoint, "/apis/lent.example.com/v1", "")
 		return code == 200, fmt.Sprint(code, body)
 	})
-	eventually(t, 10*time.Second, "forbidden", func() (bool, string) {
+	suite.Eventually(t, 10*time.Second, "forbidden", func() (bool, string) {
 		log := w.logged(t, front)
 		return strings.Contains(log, `resource \"configmaps\"`) && strings.Contains(log, `namespace \"lent\"`), log
 	})
@@ -133,5 +134,5 @@ metadata: {name: operate-%[1]s}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: %[2]q}
 subjects: [{kind: ServiceAccount, namespace: operate, name: %[1]s}]
 `, name, role))
-	return w.token(t, "operate", name)
+	return suite.Token(t, w.core, "operate", name)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testPage looks at the page as people do: through kubectl proxy, in a browser.
@@ -22,7 +23,7 @@ func testPage(t *testing.T, w *world) {
 		Name: "kubectl-proxy", Path: w.kubectl, Args: []string{"--kubeconfig", w.admin, "proxy", "--port", port},
 		Ready: func(ctx context.Context) error { return answers(ctx, base) },
 	})
-	check(t, err)
+	suite.Check(t, err)
 	server := w.serve(t, "shown", nil)
 	w.serveHalf(t, "half", "10.79.0.31", "10.79.0.32")
 	stop := w.load(t, w.front, widgetsOf("half"))
@@ -43,9 +44,9 @@ func testPage(t *testing.T, w *world) {
 	})
 	t.Run("live", func(t *testing.T) {
 		b.eval(t, `window.same = true`)
-		check(t, server.Set(extension.Fault{Kind: extension.Dead}))
+		suite.Check(t, server.Set(extension.Fault{Kind: extension.Dead}))
 		b.until(t, row+`.innerText.includes('✗ FailedDiscoveryCheck')`)
-		check(t, server.Set())
+		suite.Check(t, server.Set())
 		b.until(t, row+`.innerText.includes('✓ Passed')`)
 		if b.eval(t, `window.same === true`) != true {
 			t.Error("the page was loaded anew: it is not live")

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testRoles runs Fairlead with what deploy/base grants, and with one rule less.
@@ -18,11 +19,11 @@ func testRoles(t *testing.T, w *world) {
 	w.apply(t, reader)
 	w.apply(t, definition("gadgets", "guarded"))
 	w.apply(t, fmt.Sprintf(lost, "herald")) // who claims something anew makes Fairlead look for what is hidden
-	may, mayNot := w.token(t, "operate", "reader"), w.token(t, "operate", "stranger")
+	may, mayNot := suite.Token(t, w.core, "operate", "reader"), suite.Token(t, w.core, "operate", "stranger")
 	const hides = "CustomResourceDefinition gadgets.guarded.example.com"
 	const widgets = "/apis/guarded.example.com/v1/namespaces/default/widgets"
 	t.Run("everything works", func(t *testing.T) {
-		eventually(t, 30*time.Second, "served", func() (bool, string) {
+		suite.Eventually(t, 30*time.Second, "served", func() (bool, string) {
 			code, body := w.get(t, w.front.Endpoint, widgets, may)
 			return code == 200, body
 		})
@@ -39,7 +40,7 @@ func testRoles(t *testing.T, w *world) {
 		if code, _ := w.get(t, w.front.Admin, "/metrics", may); code != 403 {
 			t.Errorf("metrics without the role: %d", code)
 		}
-		eventually(t, 10*time.Second, "seen to hide a definition", func() (bool, string) {
+		suite.Eventually(t, 10*time.Second, "seen to hide a definition", func() (bool, string) {
 			_, body := w.get(t, w.front.Endpoint, "/fairlead/status", may)
 			return strings.Contains(body, hides), body
 		})
@@ -57,21 +58,21 @@ func testRoles(t *testing.T, w *world) {
 			front, err := w.restricted(t, fmt.Sprintf("less-%d", i), without(grants, i))
 			switch missing.resource() {
 			case "tokenreviews":
-				check(t, err)
+				suite.Check(t, err)
 				if code, body := w.get(t, front.Endpoint, widgets, may); code != 503 {
 					t.Errorf("%d %s, want 503: nobody can say whose the token is", code, body)
 				}
 			case "subjectaccessreviews":
-				check(t, err)
+				suite.Check(t, err)
 				if code, body := w.get(t, front.Endpoint, widgets, may); code != 500 {
 					t.Errorf("%d %s, want 500: nobody can authorize", code, body)
 				}
 			case configMapReader:
-				check(t, err)
+				suite.Check(t, err)
 				w.testUnread(t, front)
 			case "customresourcedefinitions":
-				check(t, err)
-				eventually(t, 10*time.Second, "said", func() (bool, string) {
+				suite.Check(t, err)
+				suite.Eventually(t, 10*time.Second, "said", func() (bool, string) {
 					log := w.logged(t, front)
 					return strings.Contains(log, `cannot list resource \"customresourcedefinitions\"`), log
 				})
@@ -100,7 +101,7 @@ func (w *world) testUnread(t *testing.T, front *cluster.Front) {
 			Read *time.Time
 		}
 	}
-	check(t, json.Unmarshal([]byte(body), &s))
+	suite.Check(t, json.Unmarshal([]byte(body), &s))
 	for _, c := range s.Certificates {
 		if c.Use == "authentication-configmap" && c.Read != nil {
 			t.Errorf("the ConfigMap was read at %s without the right to", c.Read)

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // patient is what the commands of the runbooks are about: an APIService with its Service, a pod, a kind of cert-manager's, and the DaemonSet of Fairlead itself.
@@ -44,7 +45,7 @@ func testRunbooks(t *testing.T, w *world) {
 	w.apply(t, patient)
 	dir := t.TempDir()
 	for name, path := range map[string]string{"kubectl": w.kubectl, "fairlead": w.fairlead} {
-		check(t, os.Symlink(path, filepath.Join(dir, name)))
+		suite.Check(t, os.Symlink(path, filepath.Join(dir, name)))
 	}
 	gaps := strings.NewReplacer(
 		"<apiservice>", "v1.patient.example.com", "<name>", "v1.patient.example.com", "<namespace>", "operate", "<service>", "patient", "<pod>", "patient",
@@ -54,7 +55,7 @@ func testRunbooks(t *testing.T, w *world) {
 		" -w", "", // or it would never end
 	)
 	pages, err := filepath.Glob("../../docs/runbooks/*.md")
-	check(t, err)
+	suite.Check(t, err)
 	if alerts := shippedRules(t).Groups[0].Rules; len(pages) != len(alerts) {
 		t.Errorf("%d runbooks for %d alerts", len(pages), len(alerts))
 	}
@@ -110,7 +111,7 @@ func (w *world) withEndpoints(t *testing.T, do func()) {
 func spans(t *testing.T, page string) []string {
 	t.Helper()
 	data, err := os.ReadFile(page)
-	check(t, err)
+	suite.Check(t, err)
 	var list []string
 	for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(string(data), -1) {
 		list = append(list, m[1])
@@ -121,7 +122,7 @@ func spans(t *testing.T, page string) []string {
 // testNames looks up annotations, metrics, reasons and folders that the runbooks name.
 func testNames(t *testing.T, pages []string) {
 	metrics, err := os.ReadFile("../../docs/metrics.md")
-	check(t, err)
+	suite.Check(t, err)
 	others := map[string]bool{"fairlead.dev/published": true} // of Endpoints
 	var queries []string
 	seen := 0
@@ -167,8 +168,8 @@ func testQueries(t *testing.T, queries []string) {
 		rules = append(rules, map[string]string{"record": fmt.Sprintf("runbook:%d", i), "expr": q})
 	}
 	data, err := yaml.Marshal(map[string]any{"groups": []map[string]any{{"name": "runbooks", "rules": rules}}})
-	check(t, err)
+	suite.Check(t, err)
 	file := filepath.Join(t.TempDir(), "queries.yaml")
-	check(t, os.WriteFile(file, data, 0o600))
+	suite.Check(t, os.WriteFile(file, data, 0o600))
 	must(t, "", "promtool", "check", "rules", file)
 }

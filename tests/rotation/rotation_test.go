@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // lanes are the values of --h2-lane that everything is shown on.
@@ -95,7 +96,7 @@ func (f *front) available(t *testing.T, tg target) {
 	t.Helper()
 	c := f.client(user(f.admin), true)
 	defer c.close()
-	eventually(t, 30*time.Second, tg.name+" is available", func() (bool, string) {
+	suite.Eventually(t, 30*time.Second, tg.name+" is available", func() (bool, string) {
 		_, err := c.get(t.Context(), tg.get)
 		return err == nil, errText(err)
 	})
