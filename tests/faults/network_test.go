@@ -4,11 +4,9 @@ package faults
 
 import (
 	"fmt"
-	"os"
 	"os/exec"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/tests/netns"
