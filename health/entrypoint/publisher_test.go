@@ -20,6 +20,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
+// story is told in a bubble of time, about an apiserver of its own.
+func story(t *testing.T, tell func(*testing.T, *apiserver)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { tell(t, newAPIServer(t)) })
+}
+
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // replica is a publisher that a test runs.
@@ -92,8 +98,7 @@ func want(t *testing.T, s *apiserver, when, want string) {
 }
 
 func TestAnEntryComesAndLeavesWithItsReplica(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newAPIServer(t)
+	story(t, func(t *testing.T, s *apiserver) {
 		a := start(t, s, "one", "10.0.0.1:8443")
 		a.unready.Store(true)
 		time.Sleep(5 * time.Second)
@@ -128,8 +133,7 @@ func TestAnEntryComesAndLeavesWithItsReplica(t *testing.T) {
 
 // A drain without a delay ends Run while the withdrawal is under way.
 func TestAWithdrawalIsFinished(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newAPIServer(t)
+	story(t, func(t *testing.T, s *apiserver) {
 		a := start(t, s, "one", "10.0.0.1:8443")
 		time.Sleep(time.Second)
 		a.Withdraw()
@@ -140,8 +144,7 @@ func TestAWithdrawalIsFinished(t *testing.T) {
 
 // A replica that never was ready leaves alone what kube-apiserver published: it has nothing better.
 func TestNothingIsTakenForNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newAPIServer(t)
+	story(t, func(t *testing.T, s *apiserver) {
 		former := start(t, s, "former", "10.0.0.9:6443")
 		time.Sleep(time.Second)
 		former.die()
@@ -154,8 +157,7 @@ func TestNothingIsTakenForNothing(t *testing.T) {
 }
 
 func TestADeadReplicaLeaves(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newAPIServer(t)
+	story(t, func(t *testing.T, s *apiserver) {
 		a, b := start(t, s, "one", "10.0.0.1:8443"), start(t, s, "two", "10.0.0.2:8443")
 		time.Sleep(time.Minute)
 		b.die()
@@ -174,8 +176,7 @@ func TestADeadReplicaLeaves(t *testing.T) {
 
 // Who comes later cannot know by itself whether a Lease is renewed.
 func TestNobodyBringsTheDeadBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newAPIServer(t)
+	story(t, func(t *testing.T, s *apiserver) {
 		dead := start(t, s, "one", "10.0.0.1:8443")
 		time.Sleep(time.Second)
 		dead.die()
@@ -188,8 +189,7 @@ func TestNobodyBringsTheDeadBack(t *testing.T) {
 
 // Clocks differ: a replica whose clock is an hour behind renews all the same.
 func TestForeignClocksDoNotMatter(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newAPIServer(t)
+	story(t, func(t *testing.T, s *apiserver) {
 		a := start(t, s, "one", "10.0.0.1:8443")
 		c := s.config()
 		time.Sleep(time.Second)
@@ -220,8 +220,7 @@ func TestForeignClocksDoNotMatter(t *testing.T) {
 
 // While nobody can renew, nobody has died.
 func TestAnApiserverThatWasAwayCostsNobodyItsPlace(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newAPIServer(t)
+	story(t, func(t *testing.T, s *apiserver) {
 		start(t, s, "one", "10.0.0.1:8443")
 		time.Sleep(interval / 2)
 		start(t, s, "two", "10.0.0.2:8443")
@@ -240,8 +239,7 @@ func TestAnApiserverThatWasAwayCostsNobodyItsPlace(t *testing.T) {
 
 // A process that follows another at the same address takes its Lease over, and the former's drain does not take it away.
 func TestASuccessorAtTheSameAddress(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newAPIServer(t)
+	story(t, func(t *testing.T, s *apiserver) {
 		a := start(t, s, "one", "10.0.0.1:8443")
 		time.Sleep(time.Second)
 		start(t, s, "two", "10.0.0.1:8443")
@@ -256,8 +254,7 @@ func TestASuccessorAtTheSameAddress(t *testing.T) {
 }
 
 func TestFamiliesAndPorts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newAPIServer(t)
+	story(t, func(t *testing.T, s *apiserver) {
 		a := start(t, s, "one", "10.0.0.1:8443")
 		b := start(t, s, "two", "10.0.0.2:9443")
 		start(t, s, "three", "[fd00::1]:8443")
@@ -275,8 +272,7 @@ func TestFamiliesAndPorts(t *testing.T) {
 }
 
 func TestGivesWayToAnotherWriter(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newAPIServer(t)
+	story(t, func(t *testing.T, s *apiserver) {
 		a := start(t, s, "one", "10.0.0.1:8443")
 		time.Sleep(5 * time.Second)
 		s.overwrite(t, "10.0.0.9")
@@ -319,8 +315,7 @@ func TestGivesWayToAnotherWriter(t *testing.T) {
 
 // kube-apiserver takes itself out as it ends: whoever gives way to it must not wait any longer.
 func TestGivesWayToNobodyElse(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newAPIServer(t)
+	story(t, func(t *testing.T, s *apiserver) {
 		start(t, s, "one", "10.0.0.1:8443")
 		for range 2 {
 			time.Sleep(5 * time.Second)
@@ -336,8 +331,7 @@ func TestGivesWayToNobodyElse(t *testing.T) {
 
 // What kube-apiserver left behind is taken over, its EndpointSlice included.
 func TestTakesOver(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newAPIServer(t)
+	story(t, func(t *testing.T, s *apiserver) {
 		former := start(t, s, "none", "10.0.0.7:8443")
 		time.Sleep(time.Second)
 		former.leave()
@@ -362,8 +356,7 @@ func TestTakesOver(t *testing.T) {
 
 // An address in a Lease that Kubernetes would refuse must not keep all others out.
 func TestALeaseWithABadAddress(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newAPIServer(t)
+	story(t, func(t *testing.T, s *apiserver) {
 		a := start(t, s, "one", "10.0.0.1:8443")
 		time.Sleep(time.Second)
 		c := s.config()
