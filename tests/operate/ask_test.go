@@ -42,6 +42,7 @@ func (w *world) get(t *testing.T, e cluster.Endpoint, path, token string) (int, 
 		who = w.Admin()
 	}
 	client := suite.Client(t, e, who)
+	client.CheckRedirect = nil // as a browser does
 	defer client.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, e.URL+path, nil)
 	suite.Check(t, err)
