@@ -146,8 +146,8 @@ func discover(w http.ResponseWriter, groupVersion string) {
 func startBackend(ctx context.Context, c *cluster.Cluster, self string) (address string, p *cluster.Part, err error) {
 	b := cluster.Backend{
 		Namespace: "bench", Service: "extension", CAFile: c.PKI.Serving.CertFile, GroupVersions: []string{group + "/v1"},
-		// Some scenarios have a thousand under way, and fifty thousand watches.
-		Annotations: map[string]string{"fairlead.dev/max-inflight": "2000", "fairlead.dev/max-longrunning": "60000"},
+		// Some scenarios have a thousand under way, and a hundred thousand watches.
+		Annotations: map[string]string{"fairlead.dev/max-inflight": "2000", "fairlead.dev/max-longrunning": "120000"},
 	}
 	at, args, err := c.ExtensionArgs(&b)
 	if err != nil {
