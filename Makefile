@@ -61,7 +61,7 @@ slow: ## Suites with bounds in seconds (faults, rotations, operation, directory,
 	go test -tags e2e -count=1 -parallel 12 -timeout 20m -json ./tests/faults | go run ./tests/count -want tests/faults/COUNT
 	go test -tags e2e -count=1 -parallel 32 -timeout 15m -json ./tests/rotation | go run ./tests/count -want tests/rotation/COUNT
 	go test -tags e2e -count=1 -timeout 10m -json ./tests/entrypoint | go run ./tests/count -want tests/entrypoint/COUNT
-	@command -v chromium >/dev/null && command -v promtool >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends chromium prometheus; }
+	@for tool in chromium promtool curl openssl; do command -v $$tool >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends chromium prometheus curl openssl; break; }; done
 	go test -tags e2e -count=1 -parallel 32 -timeout 15m -json ./tests/operate | go run ./tests/count -want tests/operate/COUNT
 	go test -tags e2e -count=1 -timeout 15m -json ./tests/directory | go run ./tests/count -want tests/directory/COUNT
 	go test -tags e2e -count=1 -timeout 15m -json ./tests/differential | go run ./tests/count -want tests/differential/COUNT
