@@ -2,7 +2,7 @@
 // one for five of them. It prints a table of what Fairlead's process used.
 //
 //	go run ./tests/scale                       # the table of docs/scaling.md, some three minutes
-//	go run ./tests/scale -apiservices 10000 -probe-interval 60s # six minutes, and 2 GB
+//	go run ./tests/scale -apiservices 10000 -probe-interval 60s # 2 GB; more than two processors
 package main
 
 import (
@@ -16,11 +16,12 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	apiServices := flag.String("apiservices", "10,100,1000", "`numbers` of APIServices, with commas")
 	interval := flag.Duration("probe-interval", 0, "annotation fairlead.dev/probe-interval of every APIService; 0: none")
