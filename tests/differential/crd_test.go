@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // place is where an index says that fresh.example.com/v1 is described: its hash is part of it.
@@ -67,8 +66,8 @@ func TestFreshCRDs(t *testing.T) {
 			}
 		}
 		step.do()
-		suite.Eventually(t, 30*time.Second, step.what+" is listed by kube-apiserver", shown(w.Endpoint(), "/apis", step.mark))
-		lag := suite.Eventually(t, 30*time.Second, step.what+" is listed by Fairlead", shown(w.front.Endpoint, "/apis", step.mark))
+		eventually(t, 30*time.Second, step.what+" is listed by kube-apiserver", shown(w.Endpoint(), "/apis", step.mark))
+		lag := eventually(t, 30*time.Second, step.what+" is listed by Fairlead", shown(w.front.Endpoint, "/apis", step.mark))
 		t.Logf("%s: listed %s after kube-apiserver lists it", step.what, lag)
 		// Three of the pauses after an event, on a busy machine. What is only polled for takes two seconds at most, and one on average.
 		if lag > 500*time.Millisecond {
@@ -76,8 +75,8 @@ func TestFreshCRDs(t *testing.T) {
 		}
 		if step.described != "" {
 			const path = "/openapi/v3/apis/fresh.example.com/v1"
-			suite.Eventually(t, 30*time.Second, step.what+" is described by kube-apiserver", shown(w.Endpoint(), path, step.described))
-			lag := suite.Eventually(t, 2*time.Second, step.what+" is described", func() (bool, string) {
+			eventually(t, 30*time.Second, step.what+" is described by kube-apiserver", shown(w.Endpoint(), path, step.described))
+			lag := eventually(t, 2*time.Second, step.what+" is described", func() (bool, string) {
 				theirs, ours := place(w.ask(t, w.Endpoint(), "/openapi/v3", nil).body), place(w.ask(t, w.front.Endpoint, "/openapi/v3", nil).body)
 				return ours == theirs && ours != "", ours + ", kube-apiserver's " + theirs
 			})

@@ -13,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // TestDeadBackends has kube-controller-manager work through Fairlead while backends are dead.
@@ -21,7 +20,7 @@ func TestDeadBackends(t *testing.T) {
 	w := newWorld(t)
 	readings := w.script(t, "readings", "readings.example.com", nil, "readings")
 	widgets := w.extend(t, "widgets", extension.Config{}, map[string]priority{"widgets.example.com/v1": {900, 10}})
-	suite.Eventually(t, 30*time.Second, "both are discovered", func() (bool, string) {
+	eventually(t, 30*time.Second, "both are discovered", func() (bool, string) {
 		a := w.ask(t, w.front.Endpoint, "/apis", http.Header{"Accept": {"application/json" + asV2}})
 		return strings.Contains(a.body, `"readings"`) && strings.Contains(a.body, `"widgets"`) && !strings.Contains(a.body, "Stale"), a.body
 	})
@@ -42,7 +41,7 @@ func TestDeadBackends(t *testing.T) {
 	w.namespace(t, "held")
 	w.remove(t, "held")
 	// Its widgets cannot be listed, so nobody knows whether there are any: it must stay, and say why.
-	suite.Eventually(t, time.Minute, "the namespace says what holds it", func() (bool, string) {
+	eventually(t, time.Minute, "the namespace says what holds it", func() (bool, string) {
 		ns, err := w.core.CoreV1().Namespaces().Get(t.Context(), "held", metav1.GetOptions{})
 		if err != nil {
 			t.Fatalf("the namespace is gone while its widgets are unknown: %v", err)
@@ -67,7 +66,7 @@ func TestDeadBackends(t *testing.T) {
 // unavailable waits until Fairlead knows.
 func (w *world) unavailable(t *testing.T, path string) {
 	t.Helper()
-	suite.Eventually(t, 30*time.Second, path+" is unavailable", func() (bool, string) {
+	eventually(t, 30*time.Second, path+" is unavailable", func() (bool, string) {
 		a := w.ask(t, w.front.Endpoint, path, nil)
 		return a.status == http.StatusServiceUnavailable && strings.Contains(a.body, "is unavailable"), a.body
 	})
@@ -94,7 +93,7 @@ func (w *world) deleted(t *testing.T, namespace string) {
 
 func (w *world) gone(t *testing.T, namespace string) {
 	t.Helper()
-	took := suite.Eventually(t, 3*time.Minute, "namespace "+namespace+" is gone", func() (bool, string) {
+	took := eventually(t, 3*time.Minute, "namespace "+namespace+" is gone", func() (bool, string) {
 		ns, err := w.core.CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return true, ""
@@ -124,7 +123,7 @@ func (w *world) collects(t *testing.T) {
 	if err := maps.Delete(t.Context(), owner.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	took := suite.Eventually(t, 2*time.Minute, "what is owned is collected", func() (bool, string) {
+	took := eventually(t, 2*time.Minute, "what is owned is collected", func() (bool, string) {
 		_, err := maps.Get(t.Context(), owned.Name, metav1.GetOptions{})
 		return apierrors.IsNotFound(err), "it is still there"
 	})

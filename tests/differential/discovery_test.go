@@ -13,7 +13,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 const crd = `
@@ -83,7 +82,7 @@ func TestDiscovery(t *testing.T) {
 
 func testDiscovery(t *testing.T, w *world) {
 	v2 := http.Header{"Accept": {"application/json" + asV2}}
-	took := suite.Eventually(t, 90*time.Second, "both list the same", func() (bool, string) {
+	took := eventually(t, 90*time.Second, "both list the same", func() (bool, string) {
 		a, b := w.ask(t, w.Endpoint(), "/apis", v2), w.ask(t, w.front.Endpoint, "/apis", v2)
 		return a.body == b.body && strings.Count(b.body, `"Stale"`) == 1 && strings.Contains(b.body, "crontabs") && strings.Contains(b.body, "flunders"), cmp.Diff(a.body, b.body)
 	})

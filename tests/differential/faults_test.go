@@ -20,7 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // misdescribed is a group-version whose description is of no use.
@@ -130,19 +129,19 @@ func TestOpenAPIFaults(t *testing.T) {
 		m.heal()
 		w.lookAgain(t, m.name())
 	}
-	suite.Eventually(t, time.Minute, "all are described", func() (bool, string) {
+	eventually(t, time.Minute, "all are described", func() (bool, string) {
 		return w.described(t, bad, true)
 	})
 
 	// What was good once stays while it is bad.
 	again := w.extend(t, "again", extension.Config{}, map[string]priority{"again.example.com/v1": {500, 10}})
 	one := []misdescribed{{gv: "again.example.com/v1"}}
-	suite.Eventually(t, time.Minute, "it is described", func() (bool, string) { return w.described(t, one, true) })
+	eventually(t, time.Minute, "it is described", func() (bool, string) { return w.described(t, one, true) })
 	if err := again.Set(extension.Fault{Kind: extension.Garbage, Path: "/openapi/"}); err != nil {
 		t.Fatal(err)
 	}
 	w.lookAgain(t, "v1.again.example.com")
-	suite.Eventually(t, time.Minute, "it is reported", func() (bool, string) {
+	eventually(t, time.Minute, "it is reported", func() (bool, string) {
 		reason := w.openAPIReasons(t)["v1.again.example.com"]
 		return reason == "invalid", reason
 	})
@@ -179,13 +178,13 @@ func (w *world) lookAgain(t *testing.T, name string) {
 func (w *world) leftOut(t *testing.T, bad []misdescribed) {
 	t.Helper()
 	well := []misdescribed{{gv: "widgets.example.com/v1"}, {gv: "apps/v1"}}
-	suite.Eventually(t, time.Minute, "the documents are there", func() (bool, string) { // it has just been started
+	eventually(t, time.Minute, "the documents are there", func() (bool, string) { // it has just been started
 		a, b := w.ask(t, w.front.Endpoint, "/openapi/v2", nil), w.ask(t, w.front.Endpoint, "/openapi/v3", nil)
 		return a.status == http.StatusOK && b.status == http.StatusOK, a.body + b.body
 	})
-	suite.Eventually(t, time.Minute, "the others are described", func() (bool, string) { return w.described(t, well, true) })
+	eventually(t, time.Minute, "the others are described", func() (bool, string) { return w.described(t, well, true) })
 	var slowest time.Duration
-	suite.Eventually(t, 2*time.Minute, "all are reported", func() (bool, string) {
+	eventually(t, 2*time.Minute, "all are reported", func() (bool, string) {
 		for _, m := range bad {
 			slowest = max(slowest, w.routes(t, m.gv))
 		}

@@ -15,7 +15,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
@@ -30,16 +29,16 @@ func TestFreshResources(t *testing.T) {
 			return strings.Contains(a.body, `"resource":"`+resource+`"`), a.body
 		}
 	}
-	suite.Eventually(t, 30*time.Second, "gauges are discovered", listed("gauges"))
+	eventually(t, 30*time.Second, "gauges are discovered", listed("gauges"))
 
-	suite.Eventually(t, 30*time.Second, "what came with the start is over", s.quiet)
+	eventually(t, 30*time.Second, "what came with the start is over", s.quiet)
 	s.add("valves")
-	took := suite.Eventually(t, time.Minute, "valves are discovered without any change of the APIService", listed("valves"))
+	took := eventually(t, time.Minute, "valves are discovered without any change of the APIService", listed("valves"))
 	t.Logf("a resource that appeared in a backend was discovered after %s", took)
 	if out := kubectl("get", "valves"); !strings.Contains(out, "the-only-one") {
 		t.Errorf("kubectl get valves: %s", out)
 	}
-	suite.Eventually(t, time.Minute, "valves are explained", func() (bool, string) {
+	eventually(t, time.Minute, "valves are explained", func() (bool, string) {
 		out := kubectl("explain", "valves")
 		return strings.Contains(out, "Valve is one of the script."), out
 	})
@@ -49,18 +48,18 @@ func TestFreshResources(t *testing.T) {
 	if _, err := w.services.ApiregistrationV1().APIServices().Patch(t.Context(), "v1.meters.example.com", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	took = suite.Eventually(t, 2*time.Second, "pipes are discovered after a change of the APIService", listed("pipes"))
+	took = eventually(t, 2*time.Second, "pipes are discovered after a change of the APIService", listed("pipes"))
 	t.Logf("after a change of the APIService a resource was discovered after %s", took)
-	suite.Eventually(t, 2*time.Second, "pipes are explained", func() (bool, string) {
+	eventually(t, 2*time.Second, "pipes are explained", func() (bool, string) {
 		out := kubectl("explain", "pipes.spec")
 		return strings.Contains(out, "What it should be."), out
 	})
 
 	w.define(t, strings.ReplaceAll(fmt.Sprintf(crd, "crontab", "stable.example.com", "CronTab", "ct"),
 		"{type: object, x-kubernetes-preserve-unknown-fields: true}", "{type: object, properties: {spec: {type: object, description: When and what., properties: {cron: {type: string}}}}}"))
-	took = suite.Eventually(t, 10*time.Second, "a CRD's resources are discovered", listed("crontabs"))
+	took = eventually(t, 10*time.Second, "a CRD's resources are discovered", listed("crontabs"))
 	t.Logf("a CRD was discovered after %s", took)
-	took = suite.Eventually(t, 10*time.Second, "a CRD is explained", func() (bool, string) {
+	took = eventually(t, 10*time.Second, "a CRD is explained", func() (bool, string) {
 		out := kubectl("explain", "crontabs.spec")
 		return strings.Contains(out, "When and what."), out
 	})

@@ -14,7 +14,6 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // TestHungBackends shows that backends that accept and never answer delay nobody but themselves.
@@ -35,7 +34,7 @@ func TestHungBackends(t *testing.T) {
 		}
 		w.register(t, name, s, map[string]priority{gv: {500, 10}})
 	}
-	suite.Eventually(t, 30*time.Second, "all hung ones are listed", func() (bool, string) {
+	eventually(t, 30*time.Second, "all hung ones are listed", func() (bool, string) {
 		n := strings.Count(w.ask(t, w.front.Endpoint, "/apis", http.Header{"Accept": {"application/json" + asV2}}).body, `"Stale"`)
 		return n == 20, fmt.Sprint(n)
 	})
@@ -78,12 +77,12 @@ func (w *world) appear(t *testing.T, s *extension.Server, gv string) (routable, 
 		CABundle: s.CA.PEM(), GroupPriorityMinimum: 500, VersionPriority: 10,
 	}})
 	begun := time.Now()
-	suite.Eventually(t, 30*time.Second, gv+" is routable", func() (bool, string) {
+	eventually(t, 30*time.Second, gv+" is routable", func() (bool, string) {
 		a := w.ask(t, w.front.Endpoint, "/apis/"+gv+"/namespaces/default/widgets?limit=1", nil)
 		return a.status == http.StatusOK, fmt.Sprint(a.status, a.body)
 	})
 	routable = time.Since(begun)
-	suite.Eventually(t, 30*time.Second, gv+" is discovered", func() (bool, string) {
+	eventually(t, 30*time.Second, gv+" is discovered", func() (bool, string) {
 		a := w.ask(t, w.front.Endpoint, "/apis", http.Header{"Accept": {"application/json" + asV2}})
 		return strings.Contains(a.body, `"resource":"widgets","responseKind":{"group":"`+group+`"`), a.body
 	})
@@ -95,7 +94,7 @@ func (w *world) latency(t *testing.T) map[string]time.Duration {
 	t.Helper()
 	out := map[string]time.Duration{}
 	for _, path := range []string{"/openapi/v2", "/openapi/v3", "/apis"} {
-		suite.Eventually(t, time.Minute, path+" is there", func() (bool, string) {
+		eventually(t, time.Minute, path+" is there", func() (bool, string) {
 			a := w.ask(t, w.front.Endpoint, path, nil)
 			return a.status == http.StatusOK, a.body
 		})

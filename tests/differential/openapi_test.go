@@ -16,7 +16,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // TestOpenAPI compares the documents of types.
@@ -45,7 +44,7 @@ func testV3(t *testing.T, w *world) {
 		return i
 	}
 	var theirs, ours index
-	suite.Eventually(t, 2*time.Minute, "both know every group-version", func() (bool, string) {
+	eventually(t, 2*time.Minute, "both know every group-version", func() (bool, string) {
 		theirs, ours = read(w.ask(t, w.Endpoint(), "/openapi/v3", nil)), read(w.ask(t, w.front.Endpoint, "/openapi/v3", nil))
 		// A deliberate difference: a backend speaks for its group-versions only, not for its groups, for /apis or for /version. Those that kube-apiserver has itself
 		// are kube-apiserver's here, and there those of whoever comes last in a map.
@@ -127,7 +126,7 @@ func (w *world) sameHead(t *testing.T, path string, header http.Header) {
 
 func testV2(t *testing.T, w *world) {
 	var theirs, ours map[string]any
-	suite.Eventually(t, 2*time.Minute, "both v2 documents hold the same", func() (bool, string) {
+	eventually(t, 2*time.Minute, "both v2 documents hold the same", func() (bool, string) {
 		theirs, ours = nil, nil
 		for e, into := range map[string]*map[string]any{w.Endpoint().URL: &theirs, w.front.Endpoint.URL: &ours} {
 			endpoint := w.Endpoint()

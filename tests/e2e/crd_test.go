@@ -81,7 +81,7 @@ func testCustomResources(t *testing.T, w *world) {
 		{"explain", func(t *testing.T) {
 			eventually(t, "it is explained", func() (bool, string) { // its OpenAPI is published in the background
 				a := kc.try(t, "", "explain", "knot.spec.turns")
-				return strings.Contains(a.Out, "How often the line goes round."), a.Out + a.Errs
+				return strings.Contains(a.out, "How often the line goes round."), a.out + a.errs
 			})
 		}},
 		{"removal", func(t *testing.T) {

@@ -6,8 +6,6 @@ import (
 	"os"
 	"sync"
 	"testing"
-
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // direct, when it is set in the environment, runs every case against kube-apiserver itself, with no Fairlead anywhere: what fails then
@@ -24,7 +22,7 @@ func lanes() []string {
 
 // TestE2E runs every case through Fairlead, on each lane: with kubectl and client-go, and nothing changed but the address of the server.
 func TestE2E(t *testing.T) {
-	fairlead := suite.Build(t, t.TempDir())
+	fairlead := buildFairlead(t, t.TempDir())
 	t.Run("usage", func(t *testing.T) { testUsage(t, fairlead) })
 	var alone sync.Mutex
 	for _, lane := range lanes() {

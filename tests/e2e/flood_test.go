@@ -160,7 +160,7 @@ func testFlood(t *testing.T, q *quay) {
 	who := q.as(t, q.server, q.StaticToken("alice"))
 	eventually(t, "the new binding is known", func() (bool, string) {
 		a := who.try(t, "", "get", "configmaps", "-n", ns)
-		return a.Code == 0, a.Errs
+		return a.code == 0, a.errs
 	})
 	byCert, byToken, intruders := h2Client(t, q.server, q.PKI.Admin), h2Client(t, q.server, cluster.Pair{}), make([]*http.Client, 4)
 	for i := range intruders {

@@ -98,7 +98,7 @@ func testRoles(t *testing.T, w *world) {
 			args := append([]string{"get", k.name, "treasure", "-n", ns, "-o", k.jsonpath()}, p.args...)
 			eventually(t, p.name+" may read "+k.name, func() (bool, string) {
 				a := who.try(t, "", args...)
-				return a.Code == 0 && a.Out == "gold", a.Errs
+				return a.code == 0 && a.out == "gold", a.errs
 			})
 			who.fail(t, "Forbidden", "", append([]string{"delete", k.name, "treasure", "-n", ns}, p.args...)...)
 		}

@@ -198,12 +198,12 @@ func replace(t *testing.T, w *world, k kind) {
 func diff(t *testing.T, w *world, k kind) {
 	ns, kc := w.namespace(t), w.admin(t)
 	kc.feed(t, k.manifest("compared", "left"), "apply", "-n", ns, "-f", "-")
-	if a := kc.try(t, k.manifest("compared", "left"), "diff", "-n", ns, "-f", "-"); a.Code != 0 {
-		t.Errorf("diff of the same: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
+	if a := kc.try(t, k.manifest("compared", "left"), "diff", "-n", ns, "-f", "-"); a.code != 0 {
+		t.Errorf("diff of the same: exit code %d\n%s%s", a.code, a.out, a.errs)
 	}
 	a := kc.try(t, k.manifest("compared", "right"), "diff", "-n", ns, "-f", "-")
-	if a.Code != 1 || !strings.Contains(a.Out, "right") || !strings.Contains(a.Out, "left") {
-		t.Errorf("diff of another: exit code %d, want 1 and both values\n%s%s", a.Code, a.Out, a.Errs)
+	if a.code != 1 || !strings.Contains(a.out, "right") || !strings.Contains(a.out, "left") {
+		t.Errorf("diff of another: exit code %d, want 1 and both values\n%s%s", a.code, a.out, a.errs)
 	}
 }
 

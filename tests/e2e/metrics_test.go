@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
@@ -37,22 +36,22 @@ func testMetricsServer(t *testing.T, w *world) {
 	}
 	kc := w.admin(t)
 	kc.cache = t.TempDir()
-	var nodes suite.Answer
+	var nodes answer
 	eventually(t, "kubectl top nodes answers", func() (bool, string) {
 		nodes = kc.try(t, "", "top", "nodes")
-		return nodes.Code == 0, nodes.Errs
+		return nodes.code == 0, nodes.errs
 	})
 	// Times are rounded to milliseconds and use is rounded up, so that it may be a thousandth more than what the kubelet says.
 	row := func(out string) string { return strings.Join(strings.Fields(out), " ") }
 	t.Run("top nodes", func(t *testing.T) {
-		if got := row(nodes.Out); !regexp.MustCompile(`^NAME CPU\(cores\) CPU\(%\) MEMORY\(bytes\) MEMORY\(%\) harbour 25[01]m 25% 512Mi 50%$`).MatchString(got) {
-			t.Errorf("top nodes says:\n%s", nodes.Out)
+		if got := row(nodes.out); !regexp.MustCompile(`^NAME CPU\(cores\) CPU\(%\) MEMORY\(bytes\) MEMORY\(%\) harbour 25[01]m 25% 512Mi 50%$`).MatchString(got) {
+			t.Errorf("top nodes says:\n%s", nodes.out)
 		}
 	})
 	t.Run("top pods", func(t *testing.T) {
 		eventually(t, "kubectl top pods answers", func() (bool, string) { // a pod must have run through a whole period
 			a := kc.try(t, "", "top", "pods", "-n", "moorings", "--containers")
-			return a.Code == 0 && regexp.MustCompile(`^POD NAME CPU\(cores\) MEMORY\(bytes\) buoy main 10[01]m 64Mi$`).MatchString(row(a.Out)), a.Out + a.Errs
+			return a.code == 0 && regexp.MustCompile(`^POD NAME CPU\(cores\) MEMORY\(bytes\) buoy main 10[01]m 64Mi$`).MatchString(row(a.out)), a.out + a.errs
 		})
 	})
 }

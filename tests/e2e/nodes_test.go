@@ -89,7 +89,7 @@ func testNodes(t *testing.T, w *world) {
 		m := mooring{who: w.as(t, w.server, by.cred), container: container}
 		eventually(t, "the new binding is known", func() (bool, string) {
 			a := m.who.try(t, "", m.kubectl("auth", "can-i", "create", "pods/exec")...)
-			return a.Code == 0, a.Out + a.Errs
+			return a.code == 0, a.out + a.errs
 		})
 		t.Run("logs by "+by.name, func(t *testing.T) { logs(t, m) })
 		for _, protocol := range []struct{ name, websockets string }{{"WebSocket", "true"}, {"SPDY", "false"}} {
@@ -172,11 +172,11 @@ func logs(t *testing.T, m mooring) {
 // execute uses every stream of an exec, and its exit code.
 func execute(t *testing.T, m mooring) {
 	a := m.who.try(t, "from outside\n", m.kubectl("exec", "-i", "buoy", "--", "sh", "-c", "cat; echo 'to the other' >&2; exit 7")...)
-	if a.Out != "from outside\n" || !strings.HasPrefix(a.Errs, "to the other\n") || a.Code != 7 {
-		t.Errorf("exit code %d\n%s%s", a.Code, a.Out, a.Errs)
+	if a.out != "from outside\n" || !strings.HasPrefix(a.errs, "to the other\n") || a.code != 7 {
+		t.Errorf("exit code %d\n%s%s", a.code, a.out, a.errs)
 	}
-	if a := m.who.try(t, "", m.kubectl("exec", "buoy", "-c", "main", "--", "echo", "a b", "c")...); a.Out != "a b c\n" || a.Code != 0 {
-		t.Errorf("without an input: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
+	if a := m.who.try(t, "", m.kubectl("exec", "buoy", "-c", "main", "--", "echo", "a b", "c")...); a.out != "a b c\n" || a.code != 0 {
+		t.Errorf("without an input: exit code %d\n%s%s", a.code, a.out, a.errs)
 	}
 }
 
@@ -223,8 +223,8 @@ func terminal(t *testing.T, m mooring) {
 func through(t *testing.T, m mooring) {
 	sent := rubbish(bulk)
 	a := m.who.try(t, string(sent), m.kubectl("exec", "-i", "buoy", "--", "cat")...)
-	if a.Code != 0 || a.Out != string(sent) {
-		t.Errorf("exit code %d, %d bytes came back of %d, the same: %t\n%s", a.Code, len(a.Out), len(sent), a.Out == string(sent), a.Errs)
+	if a.code != 0 || a.out != string(sent) {
+		t.Errorf("exit code %d, %d bytes came back of %d, the same: %t\n%s", a.code, len(a.out), len(sent), a.out == string(sent), a.errs)
 	}
 }
 
@@ -246,8 +246,8 @@ func copyFiles(t *testing.T, m mooring) {
 
 func attach(t *testing.T, m mooring) {
 	a := m.who.try(t, "ahoy\nwho goes there\n", m.kubectl("attach", "-i", "buoy")...)
-	if a.Code != 0 || a.Out != "AHOY\nWHO GOES THERE\n" {
-		t.Errorf("exit code %d\n%s%s", a.Code, a.Out, a.Errs)
+	if a.code != 0 || a.out != "AHOY\nWHO GOES THERE\n" {
+		t.Errorf("exit code %d\n%s%s", a.code, a.out, a.errs)
 	}
 }
 

@@ -79,7 +79,7 @@ func newQuay(t *testing.T, w *world) *quay {
 	alice := w.as(t, w.server, w.StaticToken("alice"))
 	eventually(t, "the new role is known", func() (bool, string) {
 		a := alice.try(t, "", "get", "--raw", widgetsPath+"/widget-000")
-		return a.Code == 0, a.Errs
+		return a.code == 0, a.errs
 	})
 	return q
 }

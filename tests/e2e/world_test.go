@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -18,7 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
 // world is one cluster with everything in it that the cases need. Cases share it, each in namespaces of its own.
@@ -41,13 +42,29 @@ func newWorld(t *testing.T, lane, fairlead string) *world {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute) // the parts may have to be built first
 	defer cancel()
-	dir := suite.Folder(t, "e2e-"+lane)
+	dir, err := os.MkdirTemp("", "fairlead-e2e-"+lane+"-") //nolint:usetesting // the logs are what one needs when a case fails
+	if err != nil {
+		t.Fatal(err)
+	}
 	// kube-apiserver forgets old revisions every five minutes: a case that wants to see one forgotten has not that long.
 	// One lane's cluster believes X-Remote-Uid, the other's does not, as kubeadm's. Both have more than one name for everything that a front proxy says.
 	w := &world{lane: lane, uids: lane != "frame", cache: filepath.Join(dir, "kubectl-cache")}
 	aliases := []string{"--requestheader-username-headers=X-Harbour-User", "--requestheader-group-headers=X-Harbour-Group", "--requestheader-extra-headers-prefix=X-Harbour-Extra-"}
-	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, UIDHeaders: w.uids, APIServerArgs: append(aliases, "--etcd-compaction-interval=5s")})
+	w.Cluster, err = cluster.Start(ctx, cluster.Config{Dir: dir, UIDHeaders: w.uids, APIServerArgs: append(aliases, "--etcd-compaction-interval=5s")})
+	if err != nil {
+		t.Fatal(err)
+	}
 	c := w.Cluster
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("logs of all parts: %s", dir)
+			return
+		}
+		_ = os.RemoveAll(dir)
+	})
 	w.server = c.Endpoint()
 	w.must(t, "starting the sample extension server", func() error { _, err := c.StartSampleAPIServer(ctx); return err })
 	if lane != direct {
@@ -58,7 +75,7 @@ func newWorld(t *testing.T, lane, fairlead string) *world {
 		if w.uids {
 			args = append(args, "--requestheader-uid-headers=X-Remote-Uid")
 		}
-		w.must(t, "starting Fairlead", func() (err error) {
+		w.must(t, "starting Fairlead", func() error {
 			w.front, err = c.StartFairlead(ctx, cluster.Fairlead{Path: fairlead, Args: args})
 			return err
 		})
@@ -70,7 +87,10 @@ func newWorld(t *testing.T, lane, fairlead string) *world {
 		defer cancel()
 		return c.WaitAvailable(ctx, w.server, "wardle.example.com/v1beta1", "wardle.example.com/v1alpha1")
 	})
-	w.kubectl = suite.Tool(t, "kubectl")
+	w.must(t, "building kubectl", func() error {
+		w.kubectl, err = tools.Path(ctx, tools.Config{Progress: os.Stderr}, "kubectl")
+		return err
+	})
 	rc := w.server.RESTConfig(c.Admin())
 	w.must(t, "making clients", func() error {
 		var err1, err2 error
@@ -86,6 +106,16 @@ func (w *world) must(t *testing.T, what string, f func() error) {
 	if err := f(); err != nil {
 		t.Fatalf("%s: %v", what, err)
 	}
+}
+
+func buildFairlead(t *testing.T, dir string) string {
+	t.Helper()
+	file := filepath.Join(dir, "fairlead")
+	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", file, "../../cmd/fairlead").CombinedOutput()
+	if err != nil {
+		t.Fatalf("building fairlead: %v\n%s", err, out)
+	}
+	return file
 }
 
 // namespace makes a namespace for one case. It is left behind: the whole cluster is thrown away.
@@ -122,6 +152,13 @@ func (w *world) admin(t *testing.T) caller {
 	return w.as(t, w.server, w.Admin())
 }
 
+// answer is what a command left behind.
+type answer struct {
+	out  string // standard output
+	errs string // standard error
+	code int    // exit code
+}
+
 func (c caller) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, c.w.kubectl, append([]string{"--kubeconfig", c.kubeconfig, "--cache-dir", c.cache}, args...)...)
 	cmd.Env = append(os.Environ(), c.env...)
@@ -129,12 +166,19 @@ func (c caller) command(ctx context.Context, args ...string) *exec.Cmd {
 }
 
 // try runs kubectl with stdin and returns what it answered, whatever that is.
-func (c caller) try(t *testing.T, stdin string, args ...string) suite.Answer {
+func (c caller) try(t *testing.T, stdin string, args ...string) answer {
 	t.Helper()
 	// 2 min: nothing that a case asks takes a second, except deletions that wait for controllers.
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	return suite.Run(t, c.command(ctx, args...), stdin)
+	cmd := c.command(ctx, args...)
+	var out, errs bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errs
+	err := cmd.Run()
+	if exit := (*exec.ExitError)(nil); err != nil && (!errors.As(err, &exit) || !exit.Exited()) {
+		t.Fatalf("kubectl %s: %v\n%s%s", strings.Join(args, " "), err, out.String(), errs.String())
+	}
+	return answer{out: out.String(), errs: errs.String(), code: cmd.ProcessState.ExitCode()}
 }
 
 // run runs kubectl, which must succeed, and returns its standard output.
@@ -147,23 +191,37 @@ func (c caller) run(t *testing.T, args ...string) string {
 func (c caller) feed(t *testing.T, stdin string, args ...string) string {
 	t.Helper()
 	a := c.try(t, stdin, args...)
-	if a.Code != 0 {
-		t.Fatalf("kubectl %s: exit code %d\n%s%s", strings.Join(args, " "), a.Code, a.Out, a.Errs)
+	if a.code != 0 {
+		t.Fatalf("kubectl %s: exit code %d\n%s%s", strings.Join(args, " "), a.code, a.out, a.errs)
 	}
-	return a.Out
+	return a.out
 }
 
 // fail runs kubectl, which must fail with want in its standard error.
 func (c caller) fail(t *testing.T, want, stdin string, args ...string) {
 	t.Helper()
 	a := c.try(t, stdin, args...)
-	if a.Code == 0 || !strings.Contains(a.Errs, want) {
-		t.Errorf("kubectl %s: exit code %d, want a failure with %q\n%s%s", strings.Join(args, " "), a.Code, want, a.Out, a.Errs)
+	if a.code == 0 || !strings.Contains(a.errs, want) {
+		t.Errorf("kubectl %s: exit code %d, want a failure with %q\n%s%s", strings.Join(args, " "), a.code, want, a.out, a.errs)
 	}
 }
 
 // eventually asks until ok says yes, or reports the last answer after a minute: twenty times what a healthy cluster needs.
 func eventually(t *testing.T, what string, ok func() (bool, string)) {
 	t.Helper()
-	suite.Eventually(t, time.Minute, what, ok)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		done, last := ok()
+		if done {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("waiting until %s: %s", what, last)
+		case <-tick.C:
+		}
+	}
 }

@@ -19,7 +19,6 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testEgress has endpoints that can be reached through a proxy only, as where a hosted control plane has no route to its nodes.
@@ -38,7 +37,7 @@ func testEgress(t *testing.T, d *door) {
 				t.Fatal(err)
 			}
 			address := p.listen(t, "tcp", "127.0.0.1:0", &tls.Config{
-				Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: suite.Pool(t, d.w.PKI.Client.CertFile), MinVersion: tls.VersionTLS12,
+				Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool(t, d.w.PKI.Client.CertFile), MinVersion: tls.VersionTLS12,
 			})
 			return fmt.Sprintf("tcp: {url: \"https://%s\", tlsConfig: {caBundle: %s, clientCert: %s, clientKey: %s}}",
 				address, d.w.PKI.Serving.CertFile, client.CertFile, client.KeyFile)

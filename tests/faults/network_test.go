@@ -4,12 +4,12 @@ package faults
 
 import (
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
-
-	"github.com/fairlead-proxy/fairlead/tests/netns"
 )
 
 // nodeAddress is the node's own. All of 10.78/16 is: each endpoint in this process has an address of its own there.
@@ -18,8 +18,18 @@ const nodeAddress = "10.78.0.1"
 // network makes the namespace that this process is in a node: its addresses, and a place for the names of its hosts' namespaces.
 func network(t *testing.T) {
 	t.Helper()
-	netns.Hide(t, "/run/netns") // where ip netns keeps them
-	netns.Up(t, "10.78.0.0/16")
+	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
+		t.Fatalf("leaving the machine's mounts alone: %v", err)
+	}
+	const names = "/run/netns" // where ip netns keeps them
+	if err := os.MkdirAll(names, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("tmpfs", names, "tmpfs", 0, ""); err != nil {
+		t.Fatalf("hiding the machine's namespaces: %v", err)
+	}
+	ip(t, "link set lo up")
+	ip(t, "route add local 10.78.0.0/16 dev lo")
 }
 
 // ip runs iproute2.

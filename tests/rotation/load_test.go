@@ -14,8 +14,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 const (
@@ -253,7 +251,7 @@ func (l *load) alive(t *testing.T) {
 	for i, w := range l.watches {
 		before[i] = w.events.Load()
 	}
-	suite.Eventually(t, 10*time.Second, "every watch gets an event", func() (bool, string) {
+	eventually(t, 10*time.Second, "every watch gets an event", func() (bool, string) {
 		for i, w := range l.watches {
 			if w.events.Load() == before[i] {
 				return false, w.who + " gets none"

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/pki"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // takenWithin is within how long a changed file must be in force: 100 ms of quiet that Fairlead waits for, a second at most, and the rest for a busy machine. How long it took is printed.
@@ -18,7 +17,7 @@ func rotateServing(t *testing.T, s *stage) {
 	m := s.mark()
 	for range 3 {
 		want := s.newServing(t)
-		took := suite.Eventually(t, takenWithin, "new connections are shown the new certificate", func() (bool, string) {
+		took := eventually(t, takenWithin, "new connections are shown the new certificate", func() (bool, string) {
 			got, err := s.served(t.Context())
 			if err != nil {
 				t.Fatalf("a handshake failed during the rotation: %v", err)
@@ -75,7 +74,7 @@ func (s *stage) refused(t *testing.T, id identity) {
 func (s *stage) answers(t *testing.T, id identity, want int, what string) {
 	t.Helper()
 	for _, tg := range s.targets[:2] {
-		suite.Eventually(t, takenWithin, what+" for "+tg.name, func() (bool, string) {
+		eventually(t, takenWithin, what+" for "+tg.name, func() (bool, string) {
 			c := s.client(id, true)
 			defer c.close()
 			status, err := c.get(t.Context(), tg.get)
@@ -94,7 +93,7 @@ func rotateProxyPair(t *testing.T, s *stage) {
 		pair := ca.Issue(pki.Leaf{CommonName: "fairlead"})
 		serial := pair.Certificate.SerialNumber.Text(16)
 		writePair(t, s.proxyPair, pair)
-		took := suite.Eventually(t, takenWithin, "backends are shown the new certificate", func() (bool, string) {
+		took := eventually(t, takenWithin, "backends are shown the new certificate", func() (bool, string) {
 			last := s.steady.handled(time.Now().Add(-time.Second))
 			return len(last) > 0 && last[len(last)-1].PeerSerial == serial, "they are shown the old one"
 		})

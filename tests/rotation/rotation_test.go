@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/pki"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // lanes are the values of --h2-lane that everything is shown on.
@@ -96,7 +95,7 @@ func (f *front) available(t *testing.T, tg target) {
 	t.Helper()
 	c := f.client(user(f.admin), true)
 	defer c.close()
-	suite.Eventually(t, 30*time.Second, tg.name+" is available", func() (bool, string) {
+	eventually(t, 30*time.Second, tg.name+" is available", func() (bool, string) {
 		_, err := c.get(t.Context(), tg.get)
 		return err == nil, errText(err)
 	})

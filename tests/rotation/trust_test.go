@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/pki"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 const (
@@ -47,7 +46,7 @@ func overlapEnds(t *testing.T, s *stage) {
 		begun := time.Now()
 		c := s.client(user(s.admin), true)
 		defer c.close()
-		suite.Eventually(t, overlap+2*slack, "the overlap is over", func() (bool, string) {
+		eventually(t, overlap+2*slack, "the overlap is over", func() (bool, string) {
 			_, err := c.get(t.Context(), r.target().get)
 			return err != nil, "it still answers"
 		})
@@ -78,11 +77,11 @@ func distrusted(t *testing.T, f *front, r *remote, end func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go func() { over <- w.watch(ctx, c, tg.watch) }() // ends with ctx
-	suite.Eventually(t, takenWithin, "the watch is open", func() (bool, string) { return w.events.Load() > 2, fmt.Sprint(w.events.Load()) })
+	eventually(t, takenWithin, "the watch is open", func() (bool, string) { return w.events.Load() > 2, fmt.Sprint(w.events.Load()) })
 
 	end()
 	begun := time.Now()
-	refused := suite.Eventually(t, slack, "requests are refused", func() (bool, string) {
+	refused := eventually(t, slack, "requests are refused", func() (bool, string) {
 		status, err := c.get(t.Context(), tg.get)
 		return status == 503, fmt.Sprintf("%d %v", status, err)
 	})
@@ -136,13 +135,13 @@ func healed(t *testing.T, s *stage, r *remote, arrive func()) {
 	c := s.client(user(s.admin), true)
 	defer c.close()
 	r.serve(r.new)
-	suite.Eventually(t, 10*time.Second, "the backend's new certificate is refused", func() (bool, string) {
+	eventually(t, 10*time.Second, "the backend's new certificate is refused", func() (bool, string) {
 		status, err := c.get(t.Context(), tg.get)
 		return status == 503, fmt.Sprintf("%d %v", status, err)
 	})
 	dwell(t, outage)
 	arrive()
-	took := suite.Eventually(t, 10*time.Second, "requests are answered again", func() (bool, string) {
+	took := eventually(t, 10*time.Second, "requests are answered again", func() (bool, string) {
 		_, err := c.get(t.Context(), tg.get)
 		return err == nil, errText(err)
 	})

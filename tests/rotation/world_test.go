@@ -3,9 +3,11 @@
 package rotation
 
 import (
+	"context"
 	"crypto/x509"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -18,7 +20,6 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // beat is the ConfigMap that is read and watched at the local apiserver.
@@ -38,17 +39,37 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	dir := suite.Folder(t, "rotation")
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute) // the parts may have to be built first
+	defer cancel()
+	dir, err := os.MkdirTemp("", "fairlead-rotation-") //nolint:usetesting // the logs are what one needs when a case fails
+	if err != nil {
+		t.Fatal(err)
+	}
 	w := &world{frontCAs: [2]*pki.CA{pki.NewCA("front-proxy-ca-1"), pki.NewCA("front-proxy-ca-2")}}
 	front := filepath.Join(dir, "front-proxy-ca.crt")
 	cert, key := writePair(t, filepath.Join(dir, "aggregator"), w.frontCAs[0].Issue(pki.Leaf{CommonName: "kube-aggregator"}))
 	writeFile(t, front, slices.Concat(w.frontCAs[0].PEM(), w.frontCAs[1].PEM()))
-	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: []string{
+	w.Cluster, err = cluster.Start(ctx, cluster.Config{Dir: dir, APIServerArgs: []string{
 		"--requestheader-client-ca-file=" + front, "--requestheader-allowed-names=kube-aggregator,fairlead",
 		"--proxy-client-cert-file=" + cert, "--proxy-client-key-file=" + key,
 	}})
-	w.binary = suite.Build(t, dir)
-	var err error
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("logs of all parts: %s", dir)
+			return
+		}
+		_ = os.RemoveAll(dir)
+	})
+	w.binary = filepath.Join(dir, "fairlead")
+	if out, err := exec.CommandContext(ctx, "go", "build", "-o", w.binary, "../../cmd/fairlead").CombinedOutput(); err != nil {
+		t.Fatalf("building fairlead: %v\n%s", err, out)
+	}
 	rc := w.Endpoint().RESTConfig(w.Admin())
 	if w.core, err = kubernetes.NewForConfig(rc); err != nil {
 		t.Fatal(err)
@@ -74,6 +95,27 @@ func (w *world) frontPool() *x509.CertPool {
 	pool := w.frontCAs[0].Pool()
 	pool.AddCert(w.frontCAs[1].Certificate)
 	return pool
+}
+
+// eventually asks until ok says yes, and returns how long that took. It fails after the limit.
+func eventually(t *testing.T, limit time.Duration, what string, ok func() (bool, string)) time.Duration {
+	t.Helper()
+	begun := time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		done, last := ok()
+		if done {
+			return time.Since(begun)
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("waiting %s until %s: %s", limit, what, last)
+		case <-tick.C:
+		}
+	}
 }
 
 // dwell lets the load go on for a while.
