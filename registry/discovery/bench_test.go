@@ -6,10 +6,9 @@ import (
 	"net/http/httptest"
 	"runtime"
 	"testing"
-
-	"golang.org/x/net/http2/hpack"
 	"time"
 
+	"golang.org/x/net/http2/hpack"
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
