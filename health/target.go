@@ -18,7 +18,7 @@ const (
 	// jitter keeps the probes of endpoints that came together from staying together.
 	jitter = 0.2
 	// lightChecks is how many light checks the time between two probes holds room for, the probe included: at most 3 s pass (12 s / 4)
-	// before something asks, so that an endpoint that hangs is out within 3 + 1 + 5.25 s, well under the promised 12.
+	// before something asks, so that an endpoint that hangs is out within 3 + 0.5 + 5.25 s, well under the promised 12.
 	lightChecks = 4
 	// fall is how many probes in a row must fail before an endpoint is unhealthy: one lost probe changes nothing. One that passes makes it
 	// healthy.

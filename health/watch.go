@@ -6,8 +6,10 @@ import (
 	"time"
 )
 
-// lightPatience is how long a light check may stay unanswered before the endpoint is probed. It decides nothing, so it may be short.
-const lightPatience = time.Second
+// lightPatience is how long a light check may stay unanswered before the endpoint is probed. It decides nothing, so it may be short; and it has to be: the kernel
+// sends no keep-alive while a question is under way, so that a host whose packets vanish may be asked just before the 2 s after which the kernel would have told, and
+// is out within 2 s + 0.5 s + 0.25 s + 2 s (dialTimeout), where 5 are promised.
+const lightPatience = 500 * time.Millisecond
 
 // keep takes over the connection of a probe that passed. Blocked in a read, it sees the process die at once; being replaced by that of the next
 // probe it never grows older than the time between two, which is less than servers' idle timeouts, so it needs no pings to live.
