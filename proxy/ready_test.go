@@ -1,30 +1,20 @@
 package proxy
 
 import (
-	"context"
 	"encoding/json"
 	"io"
 	"net/http"
-	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/http2/hpack"
 
-	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
 
 // TestReadyDocument: a document that is ready is sent to whom the cluster lets have it, counted and logged like any other answer.
 func TestReadyDocument(t *testing.T) {
-	seen := make(lines, 64)
-	access, err := accesslog.New(accesslog.Config{Writer: seen})
-	check(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	var loop sync.WaitGroup
-	loop.Go(func() { _ = access.Run(ctx) })
-	defer loop.Wait()
-	defer cancel()
+	access, seen := newLog(t)
 	ready := &h2.Answer{Status: 200, Body: []byte("ready"), Fields: []hpack.HeaderField{{Name: ":status", Value: "200"}, {Name: "content-length", Value: "5"}}}
 	w := newWorld(t, worldConfig{
 		access:    access,

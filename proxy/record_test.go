@@ -24,16 +24,25 @@ func (l lines) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestAccessLog: every request has its line, whichever way it came and however it ended, and the line leads to the logs of whoever answered it.
-func TestAccessLog(t *testing.T) {
+// newLog is an access log that runs until the test ends, and its lines.
+func newLog(t *testing.T) (*accesslog.Log, lines) {
+	t.Helper()
 	seen := make(lines, 64)
 	access, err := accesslog.New(accesslog.Config{Writer: seen})
 	check(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(context.Background())
 	var loop sync.WaitGroup
 	loop.Go(func() { _ = access.Run(ctx) })
-	defer loop.Wait()
-	defer cancel()
+	t.Cleanup(func() {
+		cancel()
+		loop.Wait()
+	})
+	return access, seen
+}
+
+// TestAccessLog: every request has its line, whichever way it came and however it ended, and the line leads to the logs of whoever answered it.
+func TestAccessLog(t *testing.T) {
+	access, seen := newLog(t)
 	audit := make(chan string, 64)
 	w := newWorld(t, worldConfig{access: access, remote: func(w http.ResponseWriter, r *http.Request) {
 		audit <- r.Header.Get("Audit-Id")

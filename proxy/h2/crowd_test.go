@@ -7,18 +7,23 @@ import (
 	"golang.org/x/net/http2"
 )
 
+// crowd has clients ask at once, each on a connection of its own, while dials wait.
+func (r *rig) crowd(clients int, each uint32) {
+	r.heldDial = true
+	for range clients {
+		c := r.client()
+		for i := range each {
+			c.get(2*i + 1)
+		}
+	}
+}
+
 // All clients of a replica that went away come to another at once, with all their watches. That must not become hundreds of handshakes, which a backend
 // that has little time to spare answers by giving connections up, each with a hundred watches on it.
 func TestCrowdMakesFewDials(t *testing.T) {
 	const clients, each, perConn = 20, 250, 1000
 	r := newRig(t)
-	r.heldDial = true
-	for range clients {
-		c := r.client()
-		for i := range uint32(each) {
-			c.get(2*i + 1)
-		}
-	}
+	r.crowd(clients, each)
 	if n := len(r.held); n != maxDialing {
 		t.Fatalf("%d dials at once for %d requests, want %d", n, clients*each, maxDialing)
 	}
@@ -48,13 +53,7 @@ func TestCrowdMakesFewDials(t *testing.T) {
 func TestCrowdOnSmallConnections(t *testing.T) {
 	const clients, each, perConn = 4, 250, 10
 	r := newRig(t)
-	r.heldDial = true
-	for range clients {
-		c := r.client()
-		for i := range uint32(each) {
-			c.get(2*i + 1)
-		}
-	}
+	r.crowd(clients, each)
 	sent := 0
 	for len(r.held) > 0 {
 		if n := len(r.held); n > maxDialing {
