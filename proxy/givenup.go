@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"hash/maphash"
 	"sync"
 	"sync/atomic"
@@ -70,14 +71,19 @@ func (g *givenUp) ended(d *Decision, h *Head, took time.Duration) {
 	if took >= quickly || d.Action != ToLocal && d.Action != ToRemote {
 		return
 	}
-	who, now := payerOf(d, h), time.Since(g.began)
+	g.charge(payerOf(d, h), 1)
+}
+
+// charge has who pay for n requests, which are no more than burst.
+func (g *givenUp) charge(who payer, n int) {
+	now := time.Since(g.began)
 	full := time.Duration(g.burst) * g.pause
 	s := g.shard(who)
 	s.mu.Lock()
 	if len(s.paid) >= maxOwing {
 		s.sweep(now)
 	}
-	at := min(max(s.paid[who], now)+g.pause, now+2*full) // whoever owes more still waits no longer than what is allowed at once takes to come back
+	at := min(max(s.paid[who], now)+time.Duration(n)*g.pause, now+2*full) // whoever owes more still waits no longer than what is allowed at once takes to come back
 	s.paid[who] = at
 	s.mu.Unlock()
 	if free := int64(at - full); free > int64(now) {
@@ -122,6 +128,41 @@ func (s *owing) sweep(now time.Duration) {
 		}
 		delete(s.paid, who)
 	}
+}
+
+// Unserved is told of a connection of the net/http lane that was ended because net/http had to refuse too much on it, before anybody could see whose it was. ctx
+// is the connection's, or one made of it. If all that was served on it was one user's, so was this, and is paid for like what is given up: a connection that
+// is ended does not stop who opens another.
+func (p *Proxy) Unserved(ctx context.Context, n int) {
+	s := slotOf(ctx)
+	if s == nil {
+		return
+	}
+	if who, ok := s.who.known(); ok {
+		p.givenUp.charge(who, min(n, p.givenUp.burst))
+	}
+}
+
+// sole is who asks on a connection, as long as it is one and the same.
+type sole struct {
+	mu    sync.Mutex // guards what follows
+	who   payer
+	asked bool
+	mixed bool // more than one has
+}
+
+func (s *sole) asks(who payer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mixed = s.mixed || s.asked && s.who != who
+	s.who, s.asked = who, true
+}
+
+// known returns who has asked, if it was one.
+func (s *sole) known() (payer, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.who, s.asked && !s.mixed
 }
 
 // payerOf is who gives a request up: of a user who was impersonated, whoever did.

@@ -89,6 +89,7 @@ func newInstance() string {
 type slot struct {
 	once sync.Once
 	conn authn.Conn
+	who  sole
 }
 
 type slotKey struct{}
@@ -98,9 +99,14 @@ func (p *Proxy) ConnContext(ctx context.Context, _ net.Conn) context.Context {
 	return context.WithValue(ctx, slotKey{}, new(slot))
 }
 
+func slotOf(ctx context.Context) *slot {
+	s, _ := ctx.Value(slotKey{}).(*slot)
+	return s
+}
+
 // connOf returns the request's connection. Nil: nobody is known by certificate.
 func (p *Proxy) connOf(r *http.Request) *authn.Conn {
-	s, _ := r.Context().Value(slotKey{}).(*slot)
+	s := slotOf(r.Context())
 	if s == nil || r.TLS == nil {
 		return nil
 	}
@@ -133,6 +139,9 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer rec.done()
 	r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
 	p.decide(r.Context(), &x.decision, x.head, x.conn, true) //nolint:contextcheck // reviews that several requests share outlive each of them
+	if s := slotOf(r.Context()); s != nil && r.ProtoMajor == 2 {
+		s.who.asks(payerOf(&x.decision, x.head))
+	}
 	if p.following() {
 		r = rec.follow(r) //nolint:contextcheck // the request carries it
 	}

@@ -198,6 +198,14 @@ func (d *door) makeServers(context.Context) error {
 		d.admin.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": d.adminFrames.Serve}
 		d.adminListener = d.adminFrames.Listener(d.adminListener)
 	}
+	if d.frames != nil {
+		return nil
+	}
+	for _, s := range []*http.Server{d.front, d.admin} {
+		if err := calm(s, d.o.streamsPerConn, d.proxy.Unserved); err != nil {
+			return usageError{err} // cipher suites without one that HTTP/2 requires
+		}
+	}
 	return nil
 }
 
