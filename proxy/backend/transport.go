@@ -155,8 +155,8 @@ func (c *call) try(l Lease) (*http.Response, *failure) {
 	}
 	start := time.Now()
 	res, err := cn.cc.RoundTrip(c.outgoing(ctx, e.address))
-	if err == nil && res.StatusCode == http.StatusSwitchingProtocols {
-		_ = res.Body.Close() // it is the connection
+	if err == nil && (res.StatusCode == http.StatusSwitchingProtocols || errors.Is(context.Cause(ctx), errSwitched)) {
+		_ = res.Body.Close() // over HTTP/1.1 it is the connection; over HTTP/2 a final answer may have come with the 101, before the cancellation was seen
 		err = errSwitched
 	}
 	if !c.long {

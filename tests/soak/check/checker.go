@@ -13,6 +13,8 @@ type Config struct {
 	History *History
 	// Journal is told of every failure and violation. Nil: nobody is.
 	Journal *Journal
+	// Clock knows when the machine stood still: what was late then is told apart. Nil: it never did.
+	Clock *Clock
 }
 
 // Checker finds out whether the account adds up.
@@ -27,6 +29,7 @@ type Checker struct {
 	failures   map[failure]int
 	invariants map[Invariant]*Outcome
 	violations []Violation
+	excused    []Violation
 	settling   []time.Duration // how long verdicts took to converge
 }
 
@@ -131,7 +134,11 @@ func (c *Checker) endLocked(x *Exchange, explained *Window) {
 	}
 	c.failures[f]++
 	c.cfg.Journal.Write("failed", "exchange", x, "fault", f.fault)
-	c.testLocked(Explained, explained != nil, "%s %s failed while nothing was broken that it depends on: %s %s", x.Class, x.ID, f.how, x.detail())
+	test := c.testLocked
+	if x.late() {
+		test = c.timely(x.critical())
+	}
+	test(Explained, explained != nil, "%s %s failed while nothing was broken that it depends on: %s %s", x.Class, x.ID, f.how, x.detail())
 }
 
 // receiptsLocked compares what the answer says of itself with what was asked.
@@ -231,7 +238,7 @@ func (c *Checker) EndWatch(w Watch) {
 	lied := explained != nil && explained.Fault.Lies
 	c.testLocked(Watches, w.Wrong == "" || lied, "%s %s: event %d: %s", w.Class, w.ID, w.Events+1, w.Wrong)
 	c.testLocked(Watches, !w.Partial || w.Err != "" || explained != nil, "%s %s ended in the middle of event %d as if it were its end", w.Class, w.ID, w.Events+1)
-	c.testLocked(Watches, !w.Stalled || explained != nil, "%s %s got no more events after %d, while nothing was broken", w.Class, w.ID, w.Events)
+	c.timely(w.critical())(Watches, !w.Stalled || explained != nil, "%s %s got no more events after %d, while nothing was broken", w.Class, w.ID, w.Events)
 }
 
 // Converged enters how long what was broken took to be well again after its repair. Within says whether that was in time, what names it.
@@ -239,7 +246,8 @@ func (c *Checker) Converged(what string, took time.Duration, within bool, missin
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.settling = append(c.settling, took)
-	c.testLocked(Converges, within, "%s: after %s still not well: %s", what, took.Round(time.Millisecond), missing)
+	now := time.Now()
+	c.timely(now.Add(-took), now)(Converges, within, "%s: after %s still not well: %s", what, took.Round(time.Millisecond), missing)
 }
 
 // Left enters what a process holds at the end, and how much it may.

@@ -106,6 +106,20 @@ func (x *Exchange) refused() bool {
 	return x.Err == "" && x.Code/100 == 4 && x.Code != http.StatusTooManyRequests && x.Code != x.Want
 }
 
+// late says that a failure may be one of time alone: nothing came in time, and everybody said so. A client that is told to be at fault itself is told so in time.
+func (x *Exchange) late() bool {
+	return x.GaveUp || x.Err != "" || x.Code/100 == 5 || x.Code == http.StatusTooManyRequests
+}
+
+// critical is the time in which a failure came about: all of it for a client that has waited for nothing, and the end of what went well for long. 10 s: as long
+// as any request may take.
+func (x *Exchange) critical() (from, to time.Time) {
+	if end := x.Ended.Add(-10 * time.Second); !x.GaveUp && end.After(x.Begun) {
+		return end, x.Ended
+	}
+	return x.Begun, x.Ended
+}
+
 // nearest are the scopes in the order in which they are asked for an explanation. Without an answer it is the last given one's connection that has ended.
 func (x *Exchange) nearest() []string {
 	scopes := slices.Clone(x.Scopes)

@@ -1,7 +1,7 @@
 // Package check keeps the account of a soak: what its clients asked and were told, what its backends did, what was broken on purpose and when. It says where
 // the account does not add up.
 //
-// It knows nothing of Fairlead, of time limits or of how faults are made, so that it can be fed an invented story: its tests tell it of every violation there
+// It knows nothing of Fairlead or of how faults are made, and of time limits only how long the machine must have stood still to excuse what was late, so that it can be fed an invented story: its tests tell it of every violation there
 // is, and it must find each. All methods may be called at any time from any goroutine. It keeps a record per write and per fault, for the whole run.
 package check
 

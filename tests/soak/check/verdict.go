@@ -45,6 +45,8 @@ func invariants() []Invariant {
 type Outcome struct {
 	// Checked is the former, Violated the latter.
 	Checked, Violated int
+	// Excused is how often it did not hold because the machine stood still. Those are not violations.
+	Excused int
 }
 
 // Violation is an invariant that did not hold.
@@ -68,6 +70,24 @@ func (c *Checker) violateLocked(i Invariant, format string, args ...any) {
 	c.cfg.Journal.Write("VIOLATION", "invariant", i, "what", what)
 	if len(c.violations) < 1000 { // more than anyone reads; all are counted, and in the journal
 		c.violations = append(c.violations, Violation{i, what})
+	}
+}
+
+// timely is testLocked for what is only a question of time: what did not happen in time between two moments is told apart if the machine stood still then.
+func (c *Checker) timely(from, to time.Time) func(i Invariant, ok bool, format string, args ...any) {
+	return func(i Invariant, ok bool, format string, args ...any) {
+		still := c.cfg.Clock.excuses(from, to)
+		if ok || still == 0 {
+			c.testLocked(i, ok, format, args...)
+			return
+		}
+		c.invariants[i].Checked++
+		c.invariants[i].Excused++
+		what := fmt.Sprintf("the machine stood still for %s: ", still.Round(time.Millisecond)) + fmt.Sprintf(format, args...)
+		c.cfg.Journal.Write("EXCUSED", "invariant", i, "milliseconds", still.Milliseconds(), "what", what)
+		if len(c.excused) < 1000 {
+			c.excused = append(c.excused, Violation{i, what})
+		}
 	}
 }
 
@@ -152,15 +172,23 @@ func (c *Checker) reportInvariantsLocked(w io.Writer) {
 		}
 		_, _ = fmt.Fprintf(w, "\nconvergence after a repair\tmedian %s\tp90 %s\tp99 %s\tlongest %s\n", at(0.5), at(0.9), at(0.99), at(1))
 	}
-	_, _ = fmt.Fprintf(w, "\ninvariant\tchecked\tviolated\n")
+	n, all, longest := c.cfg.Clock.sum()
+	_, _ = fmt.Fprintf(w, "\nmachine stood still\t%d times\t%s in all\t%s at most\n", n, all.Round(time.Millisecond), longest.Round(time.Millisecond))
+	_, _ = fmt.Fprintf(w, "\ninvariant\tchecked\tviolated\tlate while the machine stood still\n")
 	for _, i := range invariants() {
-		_, _ = fmt.Fprintf(w, "%s\t%d\t%d\n", i, c.invariants[i].Checked, c.invariants[i].Violated)
+		_, _ = fmt.Fprintf(w, "%s\t%d\t%d\t%d\n", i, c.invariants[i].Checked, c.invariants[i].Violated, c.invariants[i].Excused)
 	}
-	const most = 4 // of each: the rest is in the journal
+	tell(w, "VIOLATION of", c.violations)
+	tell(w, "late", c.excused)
+}
+
+// tell writes the first few of each invariant: the rest is in the journal.
+func tell(w io.Writer, what string, list []Violation) {
+	const most = 4
 	told := map[Invariant]int{}
-	for _, v := range c.violations {
+	for _, v := range list {
 		if told[v.Invariant]++; told[v.Invariant] <= most {
-			_, _ = fmt.Fprintf(w, "\nVIOLATION of %q: %.600s", v.Invariant, v.What)
+			_, _ = fmt.Fprintf(w, "\n%s %q: %.600s", what, v.Invariant, v.What)
 		}
 	}
 }
