@@ -178,12 +178,12 @@ func (c *Checker) reportInvariantsLocked(w io.Writer) {
 	for _, i := range invariants() {
 		_, _ = fmt.Fprintf(w, "%s\t%d\t%d\t%d\n", i, c.invariants[i].Checked, c.invariants[i].Violated, c.invariants[i].Excused)
 	}
-	tell(w, "VIOLATION of", c.violations)
-	tell(w, "late", c.excused)
+	tellFirst(w, "VIOLATION of", c.violations)
+	tellFirst(w, "late", c.excused)
 }
 
-// tell writes the first few of each invariant: the rest is in the journal.
-func tell(w io.Writer, what string, list []Violation) {
+// tellFirst writes the first few of each invariant: the rest is in the journal.
+func tellFirst(w io.Writer, what string, list []Violation) {
 	const most = 4
 	told := map[Invariant]int{}
 	for _, v := range list {

@@ -1,0 +1,157 @@
+package check
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// stopping is a machine that stands still in the 20th beat, for as long as told.
+func stopping(still time.Duration) *Clock {
+	n := 0
+	return &Clock{Sleep: func(d time.Duration) {
+		if n++; n == 20 {
+			d += still
+		}
+		time.Sleep(d)
+	}}
+}
+
+// run has the Clock run until the test ends, or the result is called.
+func (k *Clock) run(t *testing.T) (end func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { k.Run(ctx) })
+	end = func() { cancel(); running.Wait() }
+	t.Cleanup(end)
+	return end
+}
+
+func TestClock(t *testing.T) {
+	for _, tt := range []struct {
+		name           string
+		still          time.Duration
+		begin, end     time.Duration // of what was late, from the start
+		want, excusing time.Duration
+	}{
+		{"on time", 0, 0, 10 * time.Second, 0, 0},
+		{"a busy scheduler", 200 * time.Millisecond, 0, 10 * time.Second, 0, 0},
+		{"a standstill", 3 * time.Second, 0, 6 * time.Second, 3 * time.Second, 3 * time.Second},
+		{"half of it", 4 * time.Second, 3 * time.Second, 7 * time.Second, 2 * time.Second, 4 * time.Second}, // it began right before
+		{"before it", 3 * time.Second, 0, 900 * time.Millisecond, 0, 0},
+		{"right after it", 3 * time.Second, 4 * time.Second, 7 * time.Second, 0, 3 * time.Second},
+		{"long after it", 3 * time.Second, 12 * time.Second, 13 * time.Second, 0, 0},
+		{"too short for it", 900 * time.Millisecond, time.Second, 3 * time.Second, 900 * time.Millisecond, 0},
+		{"a small part of it", 3 * time.Second, 0, 30 * time.Second, 3 * time.Second, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				k := stopping(tt.still)
+				k.run(t)
+				time.Sleep(time.Minute)
+				if got := k.stood(began.Add(tt.begin), began.Add(tt.end)); got != tt.want {
+					t.Errorf("stood still for %v, want %v", got, tt.want)
+				}
+				if got := k.excuses(began.Add(tt.begin), began.Add(tt.end)); got != tt.excusing {
+					t.Errorf("excuses %v, want %v", got, tt.excusing)
+				}
+			})
+		})
+	}
+}
+
+// Who looks before the Clock itself has woken sees the standstill all the same.
+func TestClockBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := stopping(10 * time.Second)
+		end := k.run(t)
+		time.Sleep(6 * time.Second)
+		if got, want := k.excuses(time.Now().Add(-3*time.Second), time.Now()), 5*time.Second; got != want {
+			t.Errorf("excuses %v, want %v", got, want)
+		}
+		if n, _, _ := k.sum(); n != 0 {
+			t.Errorf("the Clock has noted %d standstills already", n)
+		}
+		time.Sleep(time.Minute)
+		if n, all, longest := k.sum(); n != 1 || all != 10*time.Second || longest != all {
+			t.Errorf("%d standstills, %v, %v", n, all, longest)
+		}
+		end()
+		time.Sleep(time.Minute)
+		if got := k.stood(time.Now().Add(-50*time.Second), time.Now()); got != 0 {
+			t.Errorf("a Clock that does not run has seen %v", got)
+		}
+	})
+}
+
+// In a standstill time excuses what was late, and nothing else.
+func TestExcused(t *testing.T) {
+	late := failures()
+	for i := range late {
+		switch late[i].name {
+		case "a failure without a fault", "a failure in a fault of another group", "a failure after the fault", "a failure before the fault",
+			"silence in a fault that answers", "a watch that begins wrongly and is cut for nothing", "a watch that is cut for nothing", "a watch that stalls", "a verdict that stays":
+			if late[i].want == nil {
+				t.Fatalf("%s is no violation", late[i].name)
+			}
+			late[i].want = nil
+		}
+	}
+	for _, tt := range slices.Concat(answers(), writes(), late) {
+		if tt.name == "a server that is removed meanwhile" {
+			continue // no time passes within a bubble unless somebody waits
+		}
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := tell()
+				s.cfg.Clock = stopping(40 * time.Second)
+				s.cfg.Clock.Journal = s.cfg.Journal
+				s.cfg.Clock.run(t)
+				time.Sleep(42 * time.Second)
+				tt.tell(s)
+				var got []Invariant
+				for _, v := range s.Violations() {
+					got = append(got, v.Invariant)
+				}
+				if !slices.Equal(got, tt.want) {
+					t.Errorf("violations %+v, want of %q", s.Violations(), tt.want)
+				}
+			})
+		})
+	}
+}
+
+// What is excused is told, with how long the machine stood still.
+func TestExcusedIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := tell()
+		s.cfg.Clock = stopping(3 * time.Second)
+		s.cfg.Clock.Journal = s.cfg.Journal
+		s.cfg.Clock.run(t)
+		time.Sleep(5 * time.Second)
+		s.read(status(503))
+		if o := s.Outcome(Explained); o != (Outcome{Checked: 1, Excused: 1}) {
+			t.Errorf("%+v", o)
+		}
+		var out bytes.Buffer
+		if err := s.Report(&out); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{"1 times  3s in all  3s at most", `late "no failure without a fault": the machine stood still for 3s: read r1 failed`} {
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("the report has no %q:\n%s", want, &out)
+			}
+		}
+		for _, want := range []string{`"EXCUSED"`, `"stood still"`, `"milliseconds":3000`} {
+			if !strings.Contains(s.journal.String(), want) {
+				t.Errorf("the journal has no %s:\n%s", want, &s.journal)
+			}
+		}
+	})
+}
