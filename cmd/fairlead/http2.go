@@ -128,7 +128,7 @@ func (c *payingConn) wrote(f *frames) {
 		return // it follows an end: the rest of the body is not wanted (RFC 9113 §8.1)
 	case reset && f.code() == http2.ErrCodeRefusedStream:
 		cost = costReset // a client that does not know the limit yet
-	case !reset && !(f.begins() && f.flags().Has(http2.FlagDataEndStream)):
+	case !reset && (!f.begins() || !f.flags().Has(http2.FlagDataEndStream)):
 		return // the flag is that of HEADERS too
 	}
 	if c.served == 0 {

@@ -202,7 +202,7 @@ func (d *door) makeServers(context.Context) error {
 		return nil
 	}
 	for _, s := range []*http.Server{d.front, d.admin} {
-		if err := calm(s, d.o.streamsPerConn, d.proxy.Unserved); err != nil {
+		if err := calm(s, d.o.streamsPerConn, d.proxy.Unserved); err != nil { //nolint:contextcheck // connections end with the server, not with its making
 			return usageError{err} // cipher suites without one that HTTP/2 requires
 		}
 	}

@@ -38,9 +38,8 @@ type world struct {
 // raise starts everything. The caller closes the world, also when it is incomplete.
 func raise(ctx context.Context, o options, dir string, journal *check.Journal) (*world, error) {
 	w := &world{o: o, journal: journal, history: &check.History{}}
-	clock := &check.Clock{Journal: journal}
-	go clock.Run(ctx)
-	w.checker = check.New(check.Config{History: w.history, Journal: journal, Clock: clock})
+	w.checker = check.New(check.Config{History: w.history, Journal: journal})
+	go w.checker.KeepTime(ctx)
 	var err error
 	w.Cluster, err = cluster.Start(ctx, cluster.Config{Dir: dir, APIServers: 2, APIServerArgs: []string{"--advertise-address=" + nodeAddress}})
 	if err != nil {

@@ -13,14 +13,13 @@ type Config struct {
 	History *History
 	// Journal is told of every failure and violation. Nil: nobody is.
 	Journal *Journal
-	// Clock knows when the machine stood still: what was late then is told apart. Nil: it never did.
-	Clock *Clock
 }
 
 // Checker finds out whether the account adds up.
 type Checker struct {
 	cfg     Config
 	windows windows
+	clock   clock
 	began   time.Time
 
 	mu         sync.Mutex // guards what follows
@@ -54,6 +53,7 @@ func New(cfg Config) *Checker {
 		cfg.History = &History{}
 	}
 	c := &Checker{cfg: cfg, began: time.Now(), writes: map[string]*write{}, classes: map[string]*tally{}, failures: map[failure]int{}, invariants: map[Invariant]*Outcome{}}
+	c.clock.journal = cfg.Journal
 	for _, i := range invariants() {
 		c.invariants[i] = &Outcome{}
 	}

@@ -2,12 +2,13 @@ package check
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 )
 
 const (
-	// beat is how long a Clock sleeps, again and again.
+	// beat is how long a clock sleeps, again and again.
 	beat = 50 * time.Millisecond
 	// standstill is how much later it must wake for the machine to have stood still: a busy scheduler is late by some 10 ms, a busy collector by less.
 	standstill = 250 * time.Millisecond
@@ -18,13 +19,11 @@ const (
 	leastStill = time.Second
 )
 
-// Clock notes when the machine stood still: when this process, though it only wanted to sleep, got no turn. Nil and the zero value have seen nothing yet. It says
+// clock notes when the machine stood still: when this process, though it only wanted to sleep, got no turn. The zero value has seen nothing yet. It says
 // nothing about others that get no turn.
-type Clock struct {
-	// Journal is told of each standstill. Nil: nobody is.
-	Journal *Journal
-	// Sleep is how it sleeps. Nil: time.Sleep.
-	Sleep func(time.Duration)
+type clock struct {
+	journal *Journal            // is told of each standstill; nil: nobody is
+	sleep   func(time.Duration) // nil: time.Sleep
 
 	mu   sync.Mutex // guards what follows
 	due  time.Time  // when it wants to wake next. Zero: it does not run
@@ -34,9 +33,11 @@ type Clock struct {
 // gap is a standstill.
 type gap struct{ from, to time.Time }
 
-// Run sleeps until ctx ends.
-func (k *Clock) Run(ctx context.Context) {
-	sleep := k.Sleep
+// KeepTime finds out when the machine stands still, until ctx ends. What is late then is told apart.
+func (c *Checker) KeepTime(ctx context.Context) { c.clock.run(ctx) }
+
+func (k *clock) run(ctx context.Context) {
+	sleep := k.sleep
 	if sleep == nil {
 		sleep = time.Sleep //nolint:forbidigo // how long it takes is what is to be found out
 	}
@@ -52,7 +53,7 @@ func (k *Clock) Run(ctx context.Context) {
 	k.due = time.Time{}
 }
 
-func (k *Clock) woke() {
+func (k *clock) woke() {
 	now := time.Now()
 	k.mu.Lock()
 	g := gap{k.due, now}
@@ -62,20 +63,17 @@ func (k *Clock) woke() {
 	}
 	k.mu.Unlock()
 	if still {
-		k.Journal.Write("stood still", "milliseconds", g.to.Sub(g.from).Milliseconds())
+		k.journal.Write("stood still", "milliseconds", g.to.Sub(g.from).Milliseconds())
 	}
 }
 
-// stood is how long the machine stood still between two moments, including a standstill of which the Clock has not woken yet.
-func (k *Clock) stood(from, to time.Time) (sum time.Duration) {
-	if k == nil {
-		return 0
-	}
+// stood is how long the machine stood still between two moments, including a standstill of which the clock has not woken yet.
+func (k *clock) stood(from, to time.Time) (sum time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	all := k.gaps
 	if now := time.Now(); !k.due.IsZero() && now.Sub(k.due) >= standstill {
-		all = append(all[:len(all):len(all)], gap{k.due, now})
+		all = append(slices.Clip(all), gap{k.due, now})
 	}
 	for _, g := range all {
 		if g.from.Before(from) {
@@ -90,7 +88,7 @@ func (k *Clock) stood(from, to time.Time) (sum time.Duration) {
 }
 
 // excuses says how long the machine stood still while something took its time, or right before. Zero: not long enough to be its cause.
-func (k *Clock) excuses(from, to time.Time) time.Duration {
+func (k *clock) excuses(from, to time.Time) time.Duration {
 	from = from.Add(-aftermath)
 	if still := k.stood(from, to); still >= leastStill && still >= to.Sub(from)/4 {
 		return still
@@ -99,10 +97,7 @@ func (k *Clock) excuses(from, to time.Time) time.Duration {
 }
 
 // sum is how often and for how long the machine stood still in all, and the longest time.
-func (k *Clock) sum() (n int, all, longest time.Duration) {
-	if k == nil {
-		return 0, 0, 0
-	}
+func (k *clock) sum() (n int, all, longest time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, g := range k.gaps {

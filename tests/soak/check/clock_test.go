@@ -12,27 +12,28 @@ import (
 )
 
 // stopping is a machine that stands still in the 20th beat, for as long as told.
-func stopping(still time.Duration) *Clock {
+func stopping(still time.Duration) func(time.Duration) {
 	n := 0
-	return &Clock{Sleep: func(d time.Duration) {
+	return func(d time.Duration) {
 		if n++; n == 20 {
 			d += still
 		}
 		time.Sleep(d)
-	}}
+	}
 }
 
-// run has the Clock run until the test ends, or the result is called.
-func (k *Clock) run(t *testing.T) (end func()) {
+// keepTime has the clock run until the test ends, or the result is called.
+func (s *story) keepTime(t *testing.T, sleep func(time.Duration)) (end func()) {
+	s.clock.sleep = sleep
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
-	running.Go(func() { k.Run(ctx) })
+	running.Go(func() { s.KeepTime(ctx) })
 	end = func() { cancel(); running.Wait() }
 	t.Cleanup(end)
 	return end
 }
 
-func TestClock(t *testing.T) {
+func TestStandstill(t *testing.T) {
 	for _, tt := range []struct {
 		name           string
 		still          time.Duration
@@ -52,13 +53,13 @@ func TestClock(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				began := time.Now()
-				k := stopping(tt.still)
-				k.run(t)
+				s := tell()
+				s.keepTime(t, stopping(tt.still))
 				time.Sleep(time.Minute)
-				if got := k.stood(began.Add(tt.begin), began.Add(tt.end)); got != tt.want {
+				if got := s.clock.stood(began.Add(tt.begin), began.Add(tt.end)); got != tt.want {
 					t.Errorf("stood still for %v, want %v", got, tt.want)
 				}
-				if got := k.excuses(began.Add(tt.begin), began.Add(tt.end)); got != tt.excusing {
+				if got := s.clock.excuses(began.Add(tt.begin), began.Add(tt.end)); got != tt.excusing {
 					t.Errorf("excuses %v, want %v", got, tt.excusing)
 				}
 			})
@@ -66,26 +67,26 @@ func TestClock(t *testing.T) {
 	}
 }
 
-// Who looks before the Clock itself has woken sees the standstill all the same.
-func TestClockBehind(t *testing.T) {
+// Who looks before the clock itself has woken sees the standstill all the same.
+func TestClockIsBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		k := stopping(10 * time.Second)
-		end := k.run(t)
+		s := tell()
+		end := s.keepTime(t, stopping(10*time.Second))
 		time.Sleep(6 * time.Second)
-		if got, want := k.excuses(time.Now().Add(-3*time.Second), time.Now()), 5*time.Second; got != want {
+		if got, want := s.clock.excuses(time.Now().Add(-3*time.Second), time.Now()), 5*time.Second; got != want {
 			t.Errorf("excuses %v, want %v", got, want)
 		}
-		if n, _, _ := k.sum(); n != 0 {
-			t.Errorf("the Clock has noted %d standstills already", n)
+		if n, _, _ := s.clock.sum(); n != 0 {
+			t.Errorf("the clock has noted %d standstills already", n)
 		}
 		time.Sleep(time.Minute)
-		if n, all, longest := k.sum(); n != 1 || all != 10*time.Second || longest != all {
+		if n, all, longest := s.clock.sum(); n != 1 || all != 10*time.Second || longest != all {
 			t.Errorf("%d standstills, %v, %v", n, all, longest)
 		}
 		end()
 		time.Sleep(time.Minute)
-		if got := k.stood(time.Now().Add(-50*time.Second), time.Now()); got != 0 {
-			t.Errorf("a Clock that does not run has seen %v", got)
+		if got := s.clock.stood(time.Now().Add(-50*time.Second), time.Now()); got != 0 {
+			t.Errorf("a clock that does not run has seen %v", got)
 		}
 	})
 }
@@ -110,9 +111,7 @@ func TestExcused(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := tell()
-				s.cfg.Clock = stopping(40 * time.Second)
-				s.cfg.Clock.Journal = s.cfg.Journal
-				s.cfg.Clock.run(t)
+				s.keepTime(t, stopping(40*time.Second))
 				time.Sleep(42 * time.Second)
 				tt.tell(s)
 				var got []Invariant
@@ -131,9 +130,7 @@ func TestExcused(t *testing.T) {
 func TestExcusedIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := tell()
-		s.cfg.Clock = stopping(3 * time.Second)
-		s.cfg.Clock.Journal = s.cfg.Journal
-		s.cfg.Clock.run(t)
+		s.keepTime(t, stopping(3*time.Second))
 		time.Sleep(5 * time.Second)
 		s.read(status(503))
 		if o := s.Outcome(Explained); o != (Outcome{Checked: 1, Excused: 1}) {
