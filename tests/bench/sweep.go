@@ -201,7 +201,7 @@ func (w *world) watch(ctx context.Context, o *options, p *peer, conns int) (s sa
 		return s, err
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
-	const settle = time.Second // the collector of garbage, and buffers that are given back
+	const settle = 25 * time.Second // idle: the last garbage was collected, and buffers and memory were given back
 	if err := pause(ctx, settle); err != nil {
 		return s, err
 	}
