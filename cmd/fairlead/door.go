@@ -34,6 +34,7 @@ type door struct {
 	o       *options
 	log     *slog.Logger
 	metrics metricsRegistry
+	memory  *memory // nil: the operator has set GOGC
 	// kube is how the local apiserver is reached as the kubeconfig said at the start, client the same for our own clients, which follow it.
 	kube, client *rest.Config
 	follower     *follower // nil: the pod's own configuration, whose files client-go follows
@@ -59,7 +60,7 @@ type door struct {
 	proxy     *proxy.Proxy
 	documents documents
 	frames    *h2.Server // nil: --h2-lane=nethttp
-	// adminFrames is the admin port\'s. Nil: the same.
+	// adminFrames is the admin port's. Nil: the same.
 	adminFrames *h2.Server
 	target      atomic.Pointer[target]
 	draining    health.Draining

@@ -15,7 +15,7 @@ import (
 
 // run builds the door top to bottom, serves until ctx ends, and drains.
 func run(ctx context.Context, o *options, stderr io.Writer) error {
-	d := &door{o: o, log: newLogger(stderr, o.logFormat, o.verbosity), metrics: prometheus.NewRegistry()}
+	d := &door{o: o, log: newLogger(stderr, o.logFormat, o.verbosity), metrics: prometheus.NewRegistry(), memory: keepSmall()}
 	if err := d.build(ctx); err != nil {
 		return err
 	}
@@ -94,6 +94,9 @@ func (d *door) loops() map[string]func(context.Context) error {
 	loops["pages"] = d.pages.Run
 	if d.frames != nil {
 		loops["frame lane"], loops["admin frame lane"] = d.frames.Run, d.adminFrames.Run
+	}
+	if d.memory != nil {
+		loops["memory"] = d.memory.Run
 	}
 	if d.accessLog != nil {
 		loops["access log"] = d.accessLog.Run

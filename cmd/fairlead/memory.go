@@ -1,0 +1,75 @@
+package main
+
+import (
+	"context"
+	"os"
+	"runtime/debug"
+	"runtime/metrics"
+	"time"
+)
+
+// Most memory of a process that forwards requests is room for garbage: a request allocates a few hundred bytes, a watch keeps some 1,400 for hours, and a crowd
+// of clients that all begin at once leaves twice as much behind as it keeps. docs/performance.md has the figures.
+const (
+	// gcPercent is how much may be allocated, by what lives, before garbage is collected: half of Go's own. It costs no processor time that could be measured.
+	gcPercent = 50
+	// quiet is how long no garbage was collected when it is time to give memory back. Go collects every two minutes, and then returns memory only above
+	// what it would need to grow by gcPercent.
+	quiet = 10 * time.Second
+	// worthIt is the least that is given back: collecting costs milliseconds, and so does taking the memory again.
+	worthIt = 2 << 20
+)
+
+// memory keeps the process small. An operator who sets GOGC has other plans, and is left alone.
+type memory struct {
+	give func() // debug.FreeOSMemory
+	last heap
+}
+
+// heap is what the runtime says of itself, in bytes.
+type heap struct {
+	cycles  uint64 // collections of garbage so far
+	live    uint64 // what the last one has left
+	objects uint64 // live, and allocated since
+	free    uint64 // neither used nor returned to the system
+}
+
+func keepSmall() *memory {
+	if _, set := os.LookupEnv("GOGC"); set {
+		return nil
+	}
+	debug.SetGCPercent(gcPercent)
+	return &memory{give: debug.FreeOSMemory}
+}
+
+// Run gives memory back in quiet times until ctx ends.
+func (m *memory) Run(ctx context.Context) error {
+	t := time.NewTicker(quiet)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+			m.look(readHeap())
+		}
+	}
+}
+
+// look gives memory back if nothing was collected since it was called last, and an eighth of what lives could be returned.
+func (m *memory) look(now heap) {
+	idle := now.cycles == m.last.cycles
+	m.last = now
+	if spare := now.objects - min(now.live, now.objects) + now.free; idle && spare >= max(worthIt, now.live/8) {
+		m.give()
+		m.last.cycles++ // its own
+	}
+}
+
+func readHeap() heap {
+	s := []metrics.Sample{
+		{Name: "/gc/cycles/total:gc-cycles"}, {Name: "/gc/heap/live:bytes"}, {Name: "/memory/classes/heap/objects:bytes"}, {Name: "/memory/classes/heap/free:bytes"},
+	}
+	metrics.Read(s)
+	return heap{cycles: s[0].Value.Uint64(), live: s[1].Value.Uint64(), objects: s[2].Value.Uint64(), free: s[3].Value.Uint64()}
+}
