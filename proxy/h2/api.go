@@ -51,8 +51,7 @@ type Plan struct {
 	Remove func(name string) bool // client's fields and trailers that are not forwarded; nil: none beyond the connection-specific
 	// Set are fields that are set, replacing the client's. They are copied before Decide is called for the same connection again; in a plan that is
 	// given to resume they must not change any more.
-	Set         []hpack.HeaderField
-	SetResponse []hpack.HeaderField // fields set on the final response head, replacing the backend's; must not change afterwards
+	Set []hpack.HeaderField
 	// RemoveResponse names fields and trailers of the backend's response that are not forwarded; nil: none beyond the connection-specific.
 	RemoveResponse func(name string) bool
 	Path           string // :path as forwarded, with the query; "": as received

@@ -60,8 +60,8 @@ func (e *engine) response(c *conn, s *stream, r responseHead) *connError {
 	if c.blockES && r.length > 0 && !s.noBody {
 		return e.violation(s, down, http2.ErrCodeProtocol, "content-length does not match")
 	}
-	if s.plan.Accept != nil {
-		if h := s.plan.Accept(r.status); h != nil {
+	if accept := s.sending.accept; accept != nil {
+		if h := accept(r.status); h != nil {
 			s.blame(ReasonRejected, fmt.Errorf("response %d rejected", r.status))
 			e.reset(s, down, http2.ErrCodeCancel)
 			e.serveInstead(s, h)
@@ -72,14 +72,12 @@ func (e *engine) response(c *conn, s *stream, r responseHead) *connError {
 	s.answer = e.now - s.sent
 	s.status = int16(r.status)
 	d.declared, d.end, d.head, d.sentEnd = r.length, c.blockES, true, c.blockES
-	e.freeReq(s) // no retry from here
+	e.freeSending(s)
 	s.half[up].q.forget(e)
-	if set, remove := s.plan.SetResponse, s.plan.RemoveResponse; len(set) > 0 || remove != nil {
-		r.fields = slices.DeleteFunc(r.fields, func(f hpack.HeaderField) bool {
-			return isSet(set, f.Name) || remove != nil && remove(f.Name)
-		})
+	if remove := s.plan.RemoveResponse; remove != nil {
+		r.fields = slices.DeleteFunc(r.fields, func(f hpack.HeaderField) bool { return remove(f.Name) })
 	}
-	s.leg[up].writeHeaders(s.id[up], c.blockES, e.fields[:1], r.fields, s.plan.SetResponse)
+	s.leg[up].writeHeaders(s.id[up], c.blockES, e.fields[:1], r.fields)
 	if c.blockES {
 		e.review(s)
 	}
@@ -205,20 +203,21 @@ func (e *engine) failed(s *stream, f failure) {
 // mayIdle reports whether the request is one that waits for a backend which restarts: nothing can be dialled, so nothing was sent, or only what may be
 // sent again.
 func (e *engine) mayIdle(s *stream, f failure) bool {
-	if f.reason != ReasonDial || s.plan.Wait <= 0 || s.req == nil || s.half[up].q.lost {
+	to := s.sending
+	if f.reason != ReasonDial || to == nil || to.wait <= 0 || s.half[up].q.lost {
 		return false
 	}
-	if s.until == 0 {
-		s.until = e.now + s.plan.Wait
+	if to.until == 0 {
+		to.until = e.now + to.wait
 	}
-	return e.now < s.until
+	return e.now < to.until
 }
 
 // placeIdling lets every request that waits look for an endpoint again, any one: it may be another that has come back.
 func (e *engine) placeIdling() {
 	for n := e.idling.n; n > 0; n-- { // those that come back wait for the next time
 		if s := e.idling.pop(); s != nil {
-			s.tried = s.tried[:0]
+			s.sending.tried = s.sending.tried[:0]
 			e.resend(s)
 		}
 	}
@@ -227,27 +226,27 @@ func (e *engine) placeIdling() {
 // mayRetry follows design §4: what no backend has processed may be sent again whatever the method, other requests only if the plan
 // says so; and in any case only if the whole body is still here.
 func (e *engine) mayRetry(s *stream, f failure) bool {
-	p := &s.plan
-	if f.final || s.req == nil || s.half[up].q.lost || s.tries >= p.Retries {
+	to := s.sending
+	if f.final || to == nil || s.half[up].q.lost || s.tries >= to.retries {
 		return false
 	}
 	if f.reason == ReasonDial {
 		return true // it has cost no backend anything
 	}
-	return (f.unprocessed || p.Again || f.unheard && s.safe()) && (p.Budget == nil || p.Budget())
+	return (f.unprocessed || to.again || f.unheard && to.safe()) && (to.budget == nil || to.budget())
 }
 
 // safe reports whether a request changes nothing at the backend (RFC 9110 §9.2.1). Watches are such: they are not sent again after they may have begun, but net/http's
 // servers give a connection up whose SETTINGS they have not come to read within two seconds, with all that was sent on it, and a crowd of clients can keep
 // one as busy as that.
-func (s *stream) safe() bool {
-	return len(s.req) > 0 && (s.req[0].Value == "GET" || s.req[0].Value == "HEAD")
+func (to *sending) safe() bool {
+	return len(to.fields) > 0 && (to.fields[0].Value == "GET" || to.fields[0].Value == "HEAD")
 }
 
 // retry sends the request again from its beginning.
 func (e *engine) retry(s *stream) {
 	s.tries++
-	s.tried = append(s.tried, s.pool.ep)
+	s.sending.tried = append(s.sending.tried, s.pool.ep)
 	e.resend(s)
 }
 
@@ -282,24 +281,31 @@ func (e *engine) answerFailure(s *stream) {
 	}
 }
 
+// restore makes a request's head of the fields that were forwarded.
+func (h *Head) restore(fields []hpack.HeaderField) {
+	for _, f := range fields {
+		switch f.Name {
+		case ":method":
+			h.Method = f.Value
+		case ":authority":
+			h.Authority = f.Value
+		case ":path":
+			h.setTarget(f.Value)
+		case ":scheme":
+			h.Scheme = f.Value
+		default:
+			h.Fields = append(h.Fields, f)
+		}
+	}
+}
+
 // serveInstead lets a handler answer in place of the backend. The request's body is of no use to it.
 func (e *engine) serveInstead(s *stream, h http.Handler) {
 	head := Head{ContentLength: 0, EndStream: true}
-	for _, f := range s.req {
-		switch f.Name {
-		case ":method":
-			head.Method = f.Value
-		case ":authority":
-			head.Authority = f.Value
-		case ":path":
-			head.setTarget(f.Value)
-		case ":scheme":
-			head.Scheme = f.Value
-		default:
-			head.Fields = append(head.Fields, f)
-		}
+	if s.sending != nil { // else it was not to be forwarded
+		head.restore(s.sending.fields)
 	}
-	e.freeReq(s)
+	e.freeSending(s)
 	e.discardUpload(s)
 	e.serveLocal(s, &head, h)
 }

@@ -145,10 +145,8 @@ func (e *engine) apply(s *stream, h *Head, p Plan) {
 
 // buildRequest makes the head as forwarded.
 func (e *engine) buildRequest(s *stream, h *Head, p *Plan) {
-	var req []hpack.HeaderField
-	if n := len(e.reqs); n > 0 {
-		req, e.reqs = e.reqs[n-1], e.reqs[:n-1]
-	}
+	s.sending = e.newSending(p)
+	req := s.sending.fields
 	const pseudo = 4
 	if n := pseudo + len(h.Fields) + len(p.Set); cap(req) < n {
 		req = make([]hpack.HeaderField, 0, n) // at once: growing it step by step costs three times as much memory when many requests come together
@@ -172,7 +170,7 @@ func (e *engine) buildRequest(s *stream, h *Head, p *Plan) {
 		f.Sensitive = f.Sensitive || credential(f.Name)
 		req = append(req, f)
 	}
-	s.req = append(req, p.Set...)
+	s.sending.fields = append(req, p.Set...)
 }
 
 func isSet(set []hpack.HeaderField, name string) bool {

@@ -88,15 +88,26 @@ type engine struct {
 	date   []hpack.HeaderField // see dated
 	dateOf time.Duration       // the second of now in which it was made
 
-	// Free lists.
+	spares
+	worked time.Duration // when a frame of a stream came last
+}
+
+// spares are kept to be used again.
+type spares struct {
 	streams     *stream
 	freeStreams int
 	chunks      *chunk
 	freeChunks  int
-	reqs        [][]hpack.HeaderField
+	sendings    []*sending
 	buffers     [][]byte
 	freeBuffers int // bytes of buffers
 }
+
+// restAfter is how long no frame of a stream came (pings do, on every connection) when a shard gives up its spares, up to 3 MiB: what holds thousands of quiet watches needs none.
+const restAfter = 5 * time.Second
+
+// rests reports whether there is no work for which spares would be worth keeping.
+func (e *engine) rests() bool { return e.now-e.worked > restAfter }
 
 // call is something that must run without the mutex.
 type call struct {

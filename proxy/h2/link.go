@@ -174,6 +174,7 @@ func (l *link) write(p []byte) (bool, error) {
 		l.sh.links.Go(func() { l.writeOn(p, false) })
 		return true, nil
 	}
+	l.raw.reserve(len(p))
 	if _, err := l.tls.Write(p); err != nil {
 		return false, err
 	}
@@ -269,6 +270,13 @@ func (s *spare) put(b []byte) {
 		s.list = append(s.list, b[:0])
 		s.size += n
 	}
+}
+
+// drop gives all of them up.
+func (s *spare) drop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.list, s.size = nil, 0
 }
 
 type (

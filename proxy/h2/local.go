@@ -72,7 +72,7 @@ func (e *engine) localHead(s *stream, status int, fields []hpack.HeaderField) {
 	d := &s.half[down]
 	if !d.head {
 		d.head = true
-		s.leg[up].writeHeaders(s.id[up], false, fields, s.plan.SetResponse)
+		s.leg[up].writeHeaders(s.id[up], false, fields)
 	}
 }
 
@@ -91,7 +91,7 @@ func (e *engine) localEnd(l *local, status int, fields, trailers []hpack.HeaderF
 	if !d.head {
 		e.localStatus(s, status)
 		d.head, d.end, d.sentEnd = true, true, true
-		s.leg[up].writeHeaders(s.id[up], true, fields, s.plan.SetResponse)
+		s.leg[up].writeHeaders(s.id[up], true, fields)
 		e.review(s)
 		return
 	}

@@ -40,7 +40,7 @@ func (e *engine) pool(ep *Endpoint) *pool {
 
 // place finds a connection for the stream's request.
 func (e *engine) place(s *stream) {
-	ep := s.plan.Forward.Pick(s.tried)
+	ep := s.plan.Forward.Pick(s.sending.tried)
 	if ep == nil {
 		if s.pool == nil || s.tries == 0 {
 			s.blame(ReasonNoEndpoint, errNoEndpoint)
@@ -189,17 +189,17 @@ func (e *engine) open(s *stream, c *conn) {
 	d.recv, d.credit = e.lim.streamWindow, 0
 	if u.end && u.q.size == 0 && u.trailers == nil {
 		u.sentEnd = true
-		c.writeHeaders(id, true, s.req)
+		c.writeHeaders(id, true, s.sending.fields)
 		return
 	}
-	c.writeHeaders(id, false, s.req)
+	c.writeHeaders(id, false, s.sending.fields)
 	e.advance(s, up)
 }
 
 func listSize(s *stream) int64 {
 	n := int64(0)
-	for i := range s.req {
-		n += int64(s.req[i].Size())
+	for i := range s.sending.fields {
+		n += int64(s.sending.fields[i].Size())
 	}
 	return n
 }
@@ -240,7 +240,7 @@ func (e *engine) eject(ep *Endpoint) {
 	}
 	for _, c := range slices.Clone(p.conns) {
 		for _, id := range slices.Sorted(maps.Keys(c.streams)) {
-			if s := c.streams[id]; s != nil && s.plan.Again && !s.half[down].head {
+			if s := c.streams[id]; s != nil && !s.half[down].head && s.sending.again {
 				e.reset(s, down, http2.ErrCodeCancel)
 				e.failed(s, failure{reason: ReasonLost, err: errEjected})
 			}

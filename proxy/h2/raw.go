@@ -3,6 +3,7 @@ package h2
 import (
 	"encoding/binary"
 	"net"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -145,6 +146,22 @@ func (r *rawConn) SetWriteDeadline(t time.Time) error {
 	}
 	return r.Conn.SetWriteDeadline(t)
 }
+
+// reserve makes room for what TLS will make of n bytes: growing record by record would leave as much garbage behind.
+func (r *rawConn) reserve(n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.out == nil {
+		r.out = r.spare.get()
+	}
+	r.out = slices.Grow(r.out, n+(n/recordContent+1)*recordOverhead)
+}
+
+// The most that a record holds, and what it is longer by than its content: header, content type and the tag of AES-GCM or ChaCha20-Poly1305 (RFC 8446 §5).
+const (
+	recordContent  = 16 << 10
+	recordOverhead = recordHeader + 1 + 16
+)
 
 func (r *rawConn) Write(p []byte) (int, error) {
 	if !r.async {

@@ -91,6 +91,9 @@ func (e *engine) handle(c *conn, h frameHeader, p []byte) {
 		e.fail(c, &connError{http2.ErrCodeProtocol, "field block interrupted"})
 		return
 	}
+	if h.id != 0 {
+		e.worked = e.now
+	}
 	var err *connError
 	switch h.kind {
 	case http2.FrameData:

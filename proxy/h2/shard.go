@@ -179,6 +179,9 @@ func (sh *shard) tick() {
 	sh.mu.Lock()
 	sh.e.overslept(now)
 	sh.e.tick(now)
+	if sh.e.rests() {
+		sh.pool.out.drop()
+	}
 	sh.settle()
 }
 

@@ -46,12 +46,10 @@ type stream struct {
 	timer   node          // on a wheel slot
 	expires time.Duration // when the timer fires; what for is told by draining
 	wait    node          // on a pool's list of streams without a connection, or the engine's of those for which none could be dialled
-	until   time.Duration // when the latter ends; 0: no dial has failed yet
 
 	plan     kept
 	pool     *pool
-	tried    []*Endpoint
-	req      []hpack.HeaderField // the head as forwarded, pseudo-fields first, kept until the response's head
+	sending  *sending // nil: nothing is sent again
 	ticket   *ticket
 	local    *local
 	free     *stream // the next on the engine's free list
@@ -68,29 +66,63 @@ type stream struct {
 	err      error
 }
 
-// kept is what of a Plan is needed after the head was sent: a watch keeps it for hours.
+// kept is what of a Plan is needed to the end: a watch keeps it for hours.
 type kept struct {
 	Forward                *Upstream
 	Remove, RemoveResponse func(string) bool
-	SetResponse            []hpack.HeaderField
-	Budget                 func() bool
-	Accept                 func(int) http.Handler
 	Fail                   func(Outcome) http.Handler
 	Done                   func(Outcome)
-	Wait                   time.Duration
-	Retries                int8
-	LongRunning, Again     bool
+	LongRunning            bool
+}
+
+func (p *Plan) keep() kept {
+	return kept{Forward: p.Forward, Remove: p.Remove, RemoveResponse: p.RemoveResponse, Fail: p.Fail, Done: p.Done, LongRunning: p.LongRunning}
+}
+
+// sending is what a forwarded request needs until the head of the response: till then it may have to be sent again.
+type sending struct {
+	fields  []hpack.HeaderField // the head as forwarded, pseudo-fields first
+	tried   []*Endpoint
+	until   time.Duration // when waiting for an endpoint that can be dialled ends; 0: no dial has failed yet
+	wait    time.Duration // Plan.Wait, and so on
+	accept  func(int) http.Handler
+	budget  func() bool
+	retries int8
+	again   bool
 }
 
 // maxRetries bounds Plan.Retries: design §4.
 const maxRetries = 2
 
-func (p *Plan) keep() kept {
-	return kept{
-		Forward: p.Forward, Remove: p.Remove, RemoveResponse: p.RemoveResponse, SetResponse: p.SetResponse, Budget: p.Budget, Accept: p.Accept, Fail: p.Fail,
-		Done: p.Done, Retries: int8(min(p.Retries, maxRetries)), LongRunning: p.LongRunning, Again: p.Again, Wait: p.Wait,
+// newSending keeps what p says of sending, with room for fields that an earlier request has left.
+func (e *engine) newSending(p *Plan) *sending {
+	var to *sending
+	if n := len(e.sendings); n > 0 {
+		to, e.sendings = e.sendings[n-1], e.sendings[:n-1]
+	} else {
+		to = &sending{}
+	}
+	to.wait, to.accept, to.budget, to.retries, to.again = p.Wait, p.Accept, p.Budget, int8(min(p.Retries, maxRetries)), p.Again
+	return to
+}
+
+// freeSending is called when the request will not be sent again.
+func (e *engine) freeSending(s *stream) {
+	to := s.sending
+	if to == nil {
+		return
+	}
+	s.sending = nil
+	if len(e.sendings) < maxFreeSendings {
+		clear(to.fields)
+		clear(to.tried)
+		*to = sending{fields: to.fields[:0], tried: to.tried[:0]}
+		e.sendings = append(e.sendings, to)
 	}
 }
+
+// maxFreeSendings bounds what a shard keeps for reuse, some 20 fields of 40 bytes each.
+const maxFreeSendings = 256
 
 // methodKind is what the lane must know of a method.
 type methodKind uint8
@@ -152,7 +184,7 @@ func (e *engine) settle(s *stream) {
 		e.unqueue(s, dir(d))
 		s.half[d].ready.unlink()
 	}
-	e.freeReq(s)
+	e.freeSending(s)
 	if e.freeStreams >= maxFreeStreams {
 		return
 	}
@@ -251,17 +283,3 @@ func (e *engine) unqueued(s *stream, n int) {
 		c.giveCredit()
 	}
 }
-
-func (e *engine) freeReq(s *stream) {
-	if s.req == nil {
-		return
-	}
-	clear(s.req)
-	if len(e.reqs) < maxFreeReqs {
-		e.reqs = append(e.reqs, s.req[:0])
-	}
-	s.req = nil
-}
-
-// maxFreeReqs bounds the field lists kept for reuse; a list has some 20 fields of 40 bytes.
-const maxFreeReqs = 256

@@ -53,6 +53,9 @@ func (e *engine) tick(now time.Duration) {
 		}
 	}
 	e.placeIdling()
+	if e.rests() {
+		e.spares = spares{}
+	}
 	for _, c := range slices.Clone(e.conns) {
 		if c.closing {
 			e.checkClosing(c)

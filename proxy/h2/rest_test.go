@@ -1,0 +1,64 @@
+package h2
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+func (s *spares) empty() bool {
+	return s.streams == nil && s.chunks == nil && s.freeStreams == 0 && s.freeChunks == 0 && len(s.sendings) == 0 && len(s.buffers) == 0 && s.freeBuffers == 0
+}
+
+// A shard that nobody asks anything keeps nothing for reuse, and what it holds for others is untouched.
+func TestSparesGoWhenTheShardRests(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	c.get(1) // a watch
+	b := r.backend(0)
+	b.headers(1, false, ":status=200")
+	b.data(1, "event", false)
+	c.get(3)
+	b.respond(3, "done")
+	c.see()
+	if r.e.empty() {
+		t.Fatal("a busy shard keeps nothing for reuse")
+	}
+	for range int(restAfter / tickEvery) {
+		r.tick(tickEvery)
+		pong(c, b)
+	}
+	if r.e.empty() {
+		t.Error("spares are gone before it was quiet for long enough")
+	}
+	r.tick(2 * tickEvery)
+	pong(c, b)
+	if !r.e.empty() {
+		t.Errorf("a shard at rest keeps %+v", r.e.spares)
+	}
+	b.data(1, "more", true)
+	c.want(`DATA 1 "more" END`)
+	c.get(5)
+	b.respond(5, "again")
+	c.want("HEADERS 5 :status=200", `DATA 5 "again" END`)
+	r.clean()
+}
+
+// pong has peers answer pings.
+func pong(peers ...*peer) {
+	for _, p := range peers {
+		if slices.ContainsFunc(p.see(), func(f string) bool { return strings.HasPrefix(f, "PING") }) {
+			_ = p.fr.WritePing(true, [8]byte{})
+			p.flush()
+		}
+	}
+}
+
+func TestOutputBuffersGo(t *testing.T) {
+	var s spare
+	s.put(make([]byte, 0, 1000))
+	s.drop()
+	if b := s.get(); b != nil || s.size != 0 {
+		t.Errorf("%d bytes are left, and counted as %d", cap(b), s.size)
+	}
+}
