@@ -155,9 +155,16 @@ func (c *call) try(l Lease) (*http.Response, *failure) {
 	}
 	start := time.Now()
 	res, err := cn.cc.RoundTrip(c.outgoing(ctx, e.address))
-	if err == nil && (res.StatusCode == http.StatusSwitchingProtocols || errors.Is(context.Cause(ctx), errSwitched)) {
-		_ = res.Body.Close() // over HTTP/1.1 it is the connection; over HTTP/2 a final answer may have come with the 101, before the cancellation was seen
+	switch {
+	case err != nil:
+	case res.StatusCode == http.StatusSwitchingProtocols:
+		_ = res.Body.Close() // it is the connection
 		err = errSwitched
+	case ctx.Err() != nil:
+		// net/http prefers an answer to the end of the context. A server over HTTP/1.1 that sees the end of its connection may well make one up: 200, of a
+		// handler that has given up. And over HTTP/2 an answer may come right after a 101, or when the endpoint was found dead.
+		_ = res.Body.Close()
+		err = context.Cause(ctx)
 	}
 	if !c.long {
 		forget()
