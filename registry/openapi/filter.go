@@ -43,6 +43,22 @@ func readSpec(body []byte) (sw *spec.Swagger, err error) {
 	return sw, nil
 }
 
+// maxObjects and maxValues bound what a backend's document takes once it is decoded: some 400 MB. An object of two bytes may stand for a spec.Schema of 528, in a slice
+// that grows, and a number of one for 24: as many objects as fit into maxSpec took twelve gigabytes. Kubernetes' own document has 23,000 objects and 51,000 commas.
+const (
+	maxObjects = 200_000
+	maxValues  = 1_000_000
+)
+
+// readForeign is readSpec for a backend's. Braces and commas within strings count too: those of prose are few.
+func readForeign(body []byte) (*spec.Swagger, error) {
+	objects, values := bytes.Count(body, []byte("{")), bytes.Count(body, []byte(","))
+	if objects > maxObjects || values > maxValues {
+		return nil, fmt.Errorf("decoding: %d objects and %d values, at most %d and %d", objects, values, maxObjects, maxValues)
+	}
+	return readSpec(body)
+}
+
 // filterRemote leaves of a backend's document the paths of its own group-versions and the definitions that those refer to, with the kinds of its own groups: who looks
 // a kind up in the merged document must not find what a stranger says of it.
 func filterRemote(sw *spec.Swagger, own []schema.GroupVersion) (out *spec.Swagger, err error) {

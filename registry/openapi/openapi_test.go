@@ -86,6 +86,8 @@ func TestBadSpecs(t *testing.T) {
 		"wrong types":       saying(http.StatusOK, `{"paths":[1],"definitions":"x","openapi":3}`),
 		"deep":              saying(http.StatusOK, strings.Repeat(`{"a":`, 200_000)+"1"+strings.Repeat("}", 200_000)),
 		"huge":              saying(http.StatusOK, strings.Repeat(" ", maxSpec+1)),
+		"all objects":       spec2(`{"definitions":{"d":{"allOf":[` + strings.TrimSuffix(strings.Repeat("{},", maxObjects), ",") + `]}}}`),
+		"all numbers":       spec2(`{"definitions":{"d":{"enum":[0` + strings.Repeat(",0", maxValues+1) + `]}}}`),
 		"500":               saying(http.StatusInternalServerError, ""),
 		"redirect":          saying(http.StatusFound, ""),
 		"kinds are no list": only("/openapi/v2", serving(gvks("x")), saying(http.StatusOK, "x")),

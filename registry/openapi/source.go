@@ -232,7 +232,7 @@ func (q *question) spec(ctx context.Context, next *state) error {
 		return err
 	}
 	defer release()
-	sw, err := readSpec(a.Body)
+	sw, err := readForeign(a.Body)
 	if err == nil {
 		sw, err = filterRemote(sw, q.own)
 	}
