@@ -103,7 +103,7 @@ type spares struct {
 	freeBuffers int // bytes of buffers
 }
 
-// restAfter is how long no frame of a stream came (pings do, on every connection) when a shard gives up its spares, up to 3 MiB: what holds thousands of quiet watches needs none.
+// restAfter is how long no frame of a stream came (pings do, on every connection) when a shard gives up its spares, up to 7 MiB: what holds thousands of quiet watches needs none.
 const restAfter = 5 * time.Second
 
 // rests reports whether there is no work for which spares would be worth keeping.
@@ -123,7 +123,7 @@ func newEngine(lim limits) *engine {
 func (e *engine) after(f func()) { e.calls = append(e.calls, call{do: f}) }
 
 const (
-	maxFreeBuffers = 1 << 20   // bytes of a shard's together: what its busy connections write in one turn
+	maxFreeBuffers = 4 << 20   // bytes of a shard's together: what a thousand connections write in one turn
 	maxBufferKept  = 256 << 10 // two write limits: larger ones were needed for huge heads
 )
 

@@ -246,8 +246,8 @@ type spare struct {
 	size int // of all of list
 }
 
-// maxSpare bounds the buffers that are kept: two write limits for each of a few connections, which is what is written at once under load.
-const maxSpare = 1 << 20
+// maxSpare bounds the buffers that are kept, for all shards together: what a thousand connections write in one turn, or a few with two write limits each.
+const maxSpare = 4 << 20
 
 func (s *spare) get() []byte {
 	s.mu.Lock()

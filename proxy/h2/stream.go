@@ -121,8 +121,8 @@ func (e *engine) freeSending(s *stream) {
 	}
 }
 
-// maxFreeSendings bounds what a shard keeps for reuse, some 20 fields of 40 bytes each.
-const maxFreeSendings = 256
+// maxFreeSendings bounds what a shard keeps for reuse, some 20 fields of 40 bytes each: for as many requests at once as streams are kept.
+const maxFreeSendings = 1024
 
 // methodKind is what the lane must know of a method.
 type methodKind uint8
