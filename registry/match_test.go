@@ -224,7 +224,17 @@ func reached(t *Table, p string) (Route, string) {
 	case "fairlead":
 		return RouteOwn, ""
 	case "openapi":
-		if p == "/openapi/v2" || len(segments) > 1 && segments[1] == "v3" {
+		if p == "/openapi/v2" || p == "/openapi/v3" {
+			return RouteDocument, ""
+		}
+		gv, ok := schema.GroupVersion{}, false
+		switch {
+		case len(segments) == 5 && segments[1] == "v3" && segments[2] == "apis":
+			gv, ok = schema.GroupVersion{Group: segments[3], Version: segments[4]}, true
+		case len(segments) == 4 && segments[1] == "v3" && segments[2] == "api":
+			gv, ok = schema.GroupVersion{Version: segments[3]}, true
+		}
+		if e := t.Entry(gv); ok && e != nil && !e.Local() { // the local apiserver has all others, and answers for them
 			return RouteDocument, ""
 		}
 	case "api":
@@ -253,7 +263,7 @@ func FuzzMatch(f *testing.F) {
 	for _, seed := range []string{
 		"/apis/metrics.k8s.io/v1beta1/nodes", "/apis/metrics.k8s.io/v1beta1/../../../api/v1/secrets", "/%61pis/metrics.k8s.io/v1beta1",
 		`/api\..\apis/metrics.k8s.io/v1beta1`, "/apis/g//../metrics.k8s.io/v1beta1/x", "//apis", "/apis//", "/apis/mixed.example.com/v1/..",
-		"/openapi/v3/%2e%2e/%2e%2e/fairlead", "/x#/../apis", "/apis/batch/v2/x%2F..%2f..%5C..", "/%2561pis/metrics.k8s.io/v1beta1", "/a/%zz/..",
+		"/openapi/v3/%2e%2e/%2e%2e/fairlead", "/openapi/v3/", "/openapi/v3/apis/metrics.k8s.io/v1beta1", "/openapi/v3/apis/batch/v1", "/openapi/v3/apis/batch/v1/..", "/x#/../apis", "/apis/batch/v2/x%2F..%2f..%5C..", "/%2561pis/metrics.k8s.io/v1beta1", "/a/%zz/..",
 		"/apis/metrics.k8s.io/v1beta1/a%00b", "/..", "/.", "", "/apis/.", "/apis/..", "/x//../../apis/metrics.k8s.io/v1beta1/z",
 	} {
 		f.Add(seed)
