@@ -3,6 +3,7 @@ package proxy
 import (
 	"crypto/tls"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -23,8 +24,15 @@ type received struct {
 // recorder of tests: a TLS server that keeps what it received.
 type far struct {
 	*httptest.Server
-	mu  sync.Mutex
-	got []received
+	mu   sync.Mutex
+	got  []received
+	open map[string]bool // connections, by the other end's address
+}
+
+func (f *far) isOpen(address string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.open[address]
 }
 
 func (f *far) last(t *testing.T) received {
@@ -49,7 +57,7 @@ type authorities struct{ client, front, serving *pki.CA }
 // newFar starts a server that records, then runs h. With h2 false it speaks HTTP/1.1 only.
 func newFar(t *testing.T, a *authorities, h2 bool, name string, h http.HandlerFunc) *far {
 	t.Helper()
-	f := &far{}
+	f := &far{open: map[string]bool{}}
 	f.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/readyz" { // the pools' own probe
 			return
@@ -70,6 +78,11 @@ func newFar(t *testing.T, a *authorities, h2 bool, name string, h http.HandlerFu
 	}))
 	pair := a.serving.Issue(pki.Leaf{Names: []string{name, "127.0.0.1"}}).TLS()
 	f.EnableHTTP2 = h2
+	f.Config.ConnState = func(c net.Conn, state http.ConnState) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.open[c.RemoteAddr().String()] = state != http.StateClosed && state != http.StateHijacked
+	}
 	f.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: a.front.Pool(), MinVersion: tls.VersionTLS12}
 	f.StartTLS()
 	t.Cleanup(f.Close)

@@ -25,10 +25,9 @@ type frameLane struct {
 	// upstreams :: *backend.Upstream → *frameUpstream; endpoints :: backend.Lease → *h2.Endpoint. What the table no longer names is swept.
 	upstreams, endpoints sync.Map
 	sweep                sweep
-	// closed :: *tls.Conn of a backend → the channel that is closed when it has ended
-	closed   sync.Map
-	requests sync.Pool // of *frameRequest
-	conns    atomic.Uint32
+	dialled              sync.Map  // *tls.Conn of a backend → *frameBackend
+	requests             sync.Pool // of *frameRequest
+	conns                atomic.Uint32
 }
 
 // Frames returns the frame lane, whose Run must run while it serves. It is made anew by each call.
@@ -37,7 +36,16 @@ func (p *Proxy) Frames(cfg h2.Config) *h2.Server {
 	l.requests.New = func() any { return newFrameRequest(l) }
 	cfg.Decide = l.decide
 	l.server = h2.New(cfg)
+	if p.cfg.Backends != nil {
+		p.cfg.Backends.Serve(backend.Lane{Find: l.find, Leave: l.leave, End: l.end, Eject: l.eject})
+	}
 	return l.server
+}
+
+// frameBackend is an open connection to a backend.
+type frameBackend struct {
+	conn  *backend.Conn
+	ended chan struct{} // closed when it has
 }
 
 // frameConn is what is known of a client's connection beside its requests.
@@ -234,31 +242,24 @@ func (l *frameLane) known(u *backend.Upstream) *frameUpstream {
 func (l *frameLane) pick(u *backend.Upstream, tried []*h2.Endpoint) *h2.Endpoint {
 	var avoid [maxRetries]backend.Lease
 	n := 0
-	if len(tried) > 0 {
-		l.endpoints.Range(func(lease, ep any) bool {
-			for _, t := range tried {
-				if t == ep && n < len(avoid) {
-					avoid[n] = lease.(backend.Lease) //nolint:forcetypeassert // nothing else is stored
-					n++
-				}
-			}
-			return n < len(tried)
-		})
+	for _, t := range tried[:min(len(tried), len(avoid))] {
+		if lease, ok := t.Value.(backend.Lease); ok {
+			avoid[n] = lease
+			n++
+		}
 	}
 	lease, ok := u.Pick(avoid[:n]...)
 	if !ok {
 		return nil
 	}
-	if known, ok := l.endpoints.Load(lease); ok {
-		return known.(*h2.Endpoint) //nolint:forcetypeassert // nothing else is stored
+	if via, carrier := lease.Via(); carrier != nil {
+		return l.sharing(u, lease, l.own(carrier, via))
 	}
-	known, _ := l.endpoints.LoadOrStore(lease, l.newEndpoint(u, lease))
-	l.swept()
-	return known.(*h2.Endpoint) //nolint:forcetypeassert // nothing else is stored
+	return l.own(u, lease)
 }
 
 func (l *frameLane) newEndpoint(u *backend.Upstream, lease backend.Lease) *h2.Endpoint {
-	ep := &h2.Endpoint{Name: lease.Address(), Release: lease.Release, Closed: l.ended, PingTimeout: u.PingTimeout()}
+	ep := &h2.Endpoint{Name: lease.Address(), Value: lease, Release: lease.Release, Closed: l.ended, PingTimeout: u.PingTimeout()}
 	ep.Failed = func(err error) { u.Signal(lease.Address(), err) }
 	ep.Dial = func(ctx context.Context, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
 		return l.dial(ctx, u, lease, ep, wrap)
@@ -275,7 +276,7 @@ func (l *frameLane) dial(ctx context.Context, u *backend.Upstream, lease backend
 		close(closed)
 		return nil, err
 	}
-	l.closed.Store(conn.Conn, closed)
+	l.dialled.Store(conn.Conn, &frameBackend{conn, closed})
 	go func() { // ends when the connection has ended
 		defer func() { _ = conn.Close() }() // it has ended already
 		select {
@@ -299,8 +300,8 @@ func (l *frameLane) dial(ctx context.Context, u *backend.Upstream, lease backend
 
 // ended is h2.Endpoint.Closed.
 func (l *frameLane) ended(c *tls.Conn) {
-	if closed, ok := l.closed.LoadAndDelete(c); ok {
-		close(closed.(chan struct{})) //nolint:forcetypeassert // nothing else is stored
+	if known, ok := l.dialled.LoadAndDelete(c); ok {
+		close(known.(*frameBackend).ended) //nolint:forcetypeassert // nothing else is stored
 	}
 }
 

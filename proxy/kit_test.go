@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -34,6 +35,7 @@ type world struct {
 	front, frames *httptest.Server
 	lane          *h2.Server
 	table         func() *registry.Table
+	current       atomic.Pointer[registry.Table]
 }
 
 const remoteGV = "/apis/remote.example.com/v1"
@@ -43,11 +45,17 @@ type worldConfig struct {
 	remote      http.HandlerFunc
 	local       http.HandlerFunc
 	change      func(*apiregistrationv1.APIService)
+	also        func(*registry.Input)  // what else is in the table
+	judge       func(*registry.Report) // what is found out about endpoints
 	unhealthy   bool
 	anonymous   bool
 	incomplete  bool
 	// guard is the backends'. Nil: their trust lasts.
 	guard func(*registry.Backend, []*x509.Certificate) (<-chan struct{}, func())
+	// share is the backends'. Nil: nothing is shared.
+	share func(*registry.Backend) (backend.Anchor, bool)
+	// identity is the backends' IdentityChanged.
+	identity func() <-chan struct{}
 	// observe is the backends'.
 	observe     func(b *registry.Backend, address string, took time.Duration)
 	maxInFlight int
@@ -74,8 +82,8 @@ func newWorld(t *testing.T, c worldConfig) *world {
 	}
 	w.remote = newFar(t, &w.authorities, !c.remoteHTTP1, "ext.default.svc", c.remote)
 	w.local = newFar(t, &w.authorities, true, "localhost", c.local)
-	table := buildTable(t, w, c)
-	w.table = func() *registry.Table { return table }
+	w.current.Store(buildTable(t, w, c))
+	w.table = w.current.Load
 	w.start(t, c)
 	return w
 }
@@ -91,7 +99,13 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		return tc
 	}
 	pools, err := backend.New(backend.Config{
-		Table: w.table, AllowLoopback: true, TLS: func(b *registry.Backend) (*tls.Config, error) { return tlsTo(b.ServerName, true), nil }, Guard: c.guard, Observe: c.observe,
+		Table: w.table, AllowLoopback: true, TLS: func(b *registry.Backend) (*tls.Config, error) {
+			tc := tlsTo(b.ServerName, true)
+			if c.share != nil {
+				tc.RootCAs = anchored{b: b}.pool()
+			}
+			return tc, nil
+		}, Guard: c.guard, Share: c.share, IdentityChanged: c.identity, Observe: c.observe,
 	})
 	check(t, err)
 	local, err := backend.NewLocal(backend.LocalConfig{

@@ -48,12 +48,18 @@ func buildTable(t testing.TB, w *world, c worldConfig) *registry.Table {
 		}}},
 		Options: &registry.Options{AllowLoopback: true}, Complete: !c.incomplete, Now: time.Now(),
 	}
-	first := registry.Build(in, nil)
+	if c.also != nil {
+		c.also(&in)
+	}
+	first := registry.Build(in, w.current.Load())
 	for _, e := range first.Entries() {
 		for _, ep := range e.Endpoints {
 			h := registry.Report{Name: e.Name, Backend: e.Backend, Address: ep.Address, Health: registry.Healthy}
 			if c.unhealthy {
 				h.Health, h.Reason, h.Message = registry.Unhealthy, registry.ReasonFailedDiscoveryCheck, "dial tcp 10.1.2.3:443: refused"
+			}
+			if c.judge != nil {
+				c.judge(&h)
 			}
 			in.Reports = append(in.Reports, h)
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -40,6 +41,15 @@ func (d *door) makeTrust(context.Context) (err error) {
 		return usageError{err}
 	}
 	return nil
+}
+
+// share is the trust in a backend in proxy/backend's words.
+func (d *door) share(b *registry.Backend) (backend.Anchor, bool) {
+	a, ok := d.trust.Share(b)
+	if !ok {
+		return nil, false // not a nil pointer in an interface
+	}
+	return a, true
 }
 
 // watchConfigMap is the registry's watch in the words of certs.

@@ -107,7 +107,7 @@ func (d *door) makeBackends(context.Context) (err error) {
 	}
 	identity := d.certs.ProxyClient().Changed
 	d.backends, err = backend.New(backend.Config{
-		Table: d.registry.Table, TLS: d.trust.TLS, Guard: d.trust.Guard, IdentityChanged: identity, Dial: dial, AllowLoopback: d.o.allowLoopback || d.o.directory() != "", Self: d.isSelf,
+		Table: d.registry.Table, TLS: d.trust.TLS, Guard: d.trust.Guard, Share: d.share, IdentityChanged: identity, Dial: dial, AllowLoopback: d.o.allowLoopback || d.o.directory() != "", Self: d.isSelf,
 		Signal: d.prober.Signal, Observe: d.prober.Observe, Logger: d.log, Metrics: d.metrics,
 	})
 	if err != nil || d.o.alone() {

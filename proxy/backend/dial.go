@@ -17,7 +17,7 @@ import (
 // dialTLS makes one connection: resolve, connect, handshake. It tells health of failures, and counts them.
 func (u *Upstream) dialTLS(ctx context.Context, address string, protocols []string) (*tls.Conn, error) {
 	c, err := u.dialPhases(ctx, address, protocols)
-	u.meter.dialled(err)
+	u.counted().dialled(err)
 	if err == nil {
 		return c, nil
 	}
@@ -53,7 +53,7 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, protocols []s
 		_ = raw.Close()
 		return nil, &dialError{dialTLS, err}
 	}
-	u.meter.phase(phaseTLS, time.Since(start))
+	u.counted().phase(phaseTLS, time.Since(start))
 	if offers(protocols, "h2") {
 		u.note(c.ConnectionState().NegotiatedProtocol)
 	}
@@ -77,10 +77,10 @@ func (u *Upstream) dialTCP(ctx context.Context, address string) (net.Conn, *dial
 		return nil, &dialError{dialConnect, err}
 	}
 	if !resolved.IsZero() {
-		u.meter.phase(phaseResolve, resolved.Sub(start))
+		u.counted().phase(phaseResolve, resolved.Sub(start))
 		start = resolved
 	}
-	u.meter.phase(phaseConnect, time.Since(start))
+	u.counted().phase(phaseConnect, time.Since(start))
 	return raw, nil
 }
 

@@ -43,6 +43,8 @@ type endpoint struct {
 	suspicion suspicion
 	// out says that the endpoint is unhealthy while others are not. It is set before waiting is cancelled: who enters that and finds out unset will be.
 	out atomic.Bool
+	// via is the endpoint whose HTTP/2 connections carry the requests while the Upstream has its carrier. Nil: there was never one. Set by Pools.mu.
+	via atomic.Pointer[endpoint]
 	// waiting holds the requests whose response is awaited and that may be sent elsewhere.
 	waiting cancels
 	// starved says that a change of a connection's state matters: somebody waits, or a connection was found full. The hook runs at the end of every request.
@@ -329,11 +331,24 @@ func (e *endpoint) drainConn(c *conn) {
 	}
 }
 
+// recall does so for connections that were given away.
+func (e *endpoint) recall() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.recallLocked()
+}
+
+func (e *endpoint) recallLocked() {
+	if !e.removed { // else changed is closed for good
+		close(e.changed)
+		e.changed = make(chan struct{})
+	}
+}
+
 // drain does so for every connection, given away ones included.
 func (e *endpoint) drain() {
 	e.mu.Lock()
-	close(e.changed)
-	e.changed = make(chan struct{})
+	e.recallLocked()
 	e.failure = nil
 	e.settle(func(*conn) bool { return true })
 }
@@ -341,6 +356,9 @@ func (e *endpoint) drain() {
 // eject sends elsewhere the requests that wait for an answer and may be repeated.
 func (e *endpoint) eject() {
 	e.waiting.cancel(errEjected)
+	if hear := e.up.ejected; hear != nil && e.via.Load() != nil {
+		hear(e.address)
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	close(e.ejected)

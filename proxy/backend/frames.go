@@ -15,7 +15,11 @@ func (u *Upstream) HTTP2() bool {
 	if len(protocols) == 1 {
 		return protocols[0] == "h2"
 	}
-	return u.agreed.Load() == agreedHTTP2
+	agreed := u.agreed.Load()
+	if c := u.carrier.Load(); c != nil && c.agreed.Load() != 0 {
+		agreed = c.agreed.Load() // who shares connections shares what they have come to
+	}
+	return agreed == agreedHTTP2
 }
 
 // What the last connection's ALPN came to. The zero value is that there was none.
@@ -26,11 +30,14 @@ const (
 
 // note keeps what a connection that had offered HTTP/2 has agreed to.
 func (u *Upstream) note(protocol string) {
+	agreed := agreedHTTP1
 	if protocol == "h2" {
-		u.agreed.Store(agreedHTTP2)
-		return
+		agreed = agreedHTTP2
 	}
-	u.agreed.Store(agreedHTTP1)
+	u.agreed.Store(agreed)
+	if c := u.carrier.Load(); c != nil {
+		c.agreed.Store(agreed)
+	}
 }
 
 // PingTimeout is within how long a silent connection must be found dead.

@@ -28,6 +28,9 @@ type Config struct {
 	// Guard watches over a connection whose server presented chain: lost is closed when it is no longer trusted. release is called when the connection has ended. Nil:
 	// connections drain when the registry.Backend changes.
 	Guard func(b *registry.Backend, chain []*x509.Certificate) (lost <-chan struct{}, release func())
+	// Share returns the trust in a backend as one that other APIServices may have, too: those of one Service and port whose Anchors have the same key share their HTTP/2
+	// connections. It reports false where there is none. Nil: nothing is shared.
+	Share func(*registry.Backend) (Anchor, bool)
 	// IdentityChanged returns a channel that is closed when the proxy client certificate is replaced; called again, it returns the next one. All connections then
 	// drain. Nil: it never is.
 	IdentityChanged func() <-chan struct{}
@@ -57,15 +60,24 @@ type Pools struct {
 	bySpec  sync.Map
 	applied atomic.Uint64 // generation of the last applied table
 
-	// mu guards remotes and orders apply. It is never held over I/O.
+	// mu guards what follows and orders apply. It is never held over I/O. Requests may wait for it with a shard's mutex of the frame lane in hand.
 	mu      sync.Mutex
 	remotes map[string]*remote // by APIService
+	groups  map[groupKey]*group
+	lane    Lane
+	held    map[held]struct{}
+	// thinned waits for forsake, left and ejected for carryOut.
+	thinned map[*group]struct{}
+	left    []leaver
+	ejected []Ejection
 }
 
 // remote is an APIService's Upstream, which outlives changes of its trust.
 type remote struct {
 	*Upstream
 	spec atomic.Pointer[registry.Backend]
+	// group is who may use each other's connections; by Pools.mu. Nil: nobody's but its own.
+	group *group
 }
 
 // New makes Pools and registers their metrics.
@@ -73,7 +85,10 @@ func New(cfg Config) (*Pools, error) {
 	if cfg.Table == nil || cfg.TLS == nil {
 		return nil, errors.New("making backend pools: Table and TLS are required")
 	}
-	p := &Pools{cfg: cfg, owner: newOwner(cfg.Logger), remotes: make(map[string]*remote)}
+	p := &Pools{
+		cfg: cfg, owner: newOwner(cfg.Logger), remotes: make(map[string]*remote), groups: make(map[groupKey]*group), held: make(map[held]struct{}),
+		thinned: make(map[*group]struct{}),
+	}
 	if cfg.Metrics != nil {
 		if err := cfg.Metrics.Register(newCollector(p.upstreams, true)); err != nil {
 			return nil, fmt.Errorf("registering backend metrics: %w", err)
@@ -87,6 +102,8 @@ func (p *Pools) Run(ctx context.Context) error {
 	defer p.owner.stop()
 	reap := time.NewTicker(idleTimeout / 6)
 	defer reap.Stop()
+	join := time.NewTicker(time.Second) // it may wait, and the end of an overlap is no new table
+	defer join.Stop()
 	identity := p.identity()
 	for {
 		t := p.cfg.Table()
@@ -97,9 +114,11 @@ func (p *Pools) Run(ctx context.Context) error {
 		case <-t.Superseded():
 		case <-identity:
 			identity = p.identity()
-			for _, u := range p.upstreams() {
+			for _, u := range p.all() {
 				u.drain()
 			}
+		case <-join.C:
+			p.regroup()
 		case now := <-reap.C:
 			for _, u := range p.upstreams() {
 				u.reap(now)
@@ -196,9 +215,12 @@ func (p *Pools) apply(generation uint64, entries []*registry.Entry) {
 		if !seen[name] {
 			delete(p.remotes, name)
 			p.bySpec.Delete(r.spec.Load())
+			p.part(r)
 			r.close()
 		}
 	}
+	p.forsake()
+	p.carryOut()
 	// After the maps: who finds the generation applied must find what is in it.
 	p.applied.Store(generation)
 }
@@ -210,15 +232,21 @@ func (p *Pools) follow(r *remote, e *registry.Entry) {
 		return
 	}
 	r.spec.Store(e.Backend)
+	repinged := was.entry != nil && was.pingTimeout != e.Policy.PingTimeout
+	if old != e.Backend || repinged {
+		p.part(r) // before anybody sees the new entry: its requests must not go where the old one's went
+	}
 	if old != e.Backend {
 		p.bySpec.Delete(old)
 		p.bySpec.Store(e.Backend, r.Upstream)
 	}
-	r.update(&view{
+	fewer := r.update(&view{
 		entry: e, maxInFlight: int64(e.Policy.MaxInFlight), maxLongRunning: int64(e.Policy.MaxLongRunning), pingTimeout: e.Policy.PingTimeout,
 	}, e.Endpoints)
+	if fewer && r.group != nil {
+		p.thinned[r.group] = struct{}{}
+	}
 	// A connection keeps the ping that it was made with: a policy that changes is for the next ones.
-	repinged := was.entry != nil && was.pingTimeout != e.Policy.PingTimeout
 	if repinged || old != e.Backend && (p.cfg.Guard == nil || !sameService(old, e.Backend)) {
 		r.drain()
 	}
@@ -261,6 +289,11 @@ func (p *Pools) newRemote(e *registry.Entry) *remote {
 		// An HTTP/1.1 backend needs a connection per request; the APIService's limits are the bound.
 		maxConns: 16 << 10,
 	})
+	r.ejected = func(address string) { // by update, which apply calls
+		if what := p.lane.Find(r.Upstream); what != nil {
+			p.ejected = append(p.ejected, Ejection{what, address})
+		}
+	}
 	p.bySpec.Store(e.Backend, r.Upstream)
 	return r
 }

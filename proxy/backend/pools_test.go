@@ -82,7 +82,7 @@ func TestMetrics(t *testing.T) {
 # HELP fairlead_backend_retries_total Tries after the first, by how the one before failed.
 # TYPE fairlead_backend_retries_total counter
 fairlead_backend_retries_total{after="dial",name="v1.example.com"} 1
-# HELP fairlead_backend_dials_total Connections dialled, by what failed, or ok.
+# HELP fairlead_backend_dials_total Connections dialled, by what failed, or ok. One that several APIServices share is counted for one of them.
 # TYPE fairlead_backend_dials_total counter
 fairlead_backend_dials_total{name="local-certificate",result="ok"} 1
 fairlead_backend_dials_total{name="local-proven",result="ok"} 0

@@ -19,11 +19,17 @@ type Upstream struct {
 	target target
 	owner  *owner
 	meter  meter
+	// payer is whose dials are counted, in a carrier. Nil: its own.
+	payer atomic.Pointer[remote]
 
 	view  atomic.Pointer[view]
 	picks atomic.Uint64
 	// agreed is what the last connection that offered HTTP/2 came to.
 	agreed atomic.Int32
+	// carrier is whose HTTP/2 connections carry this one's requests. Nil: its own.
+	carrier atomic.Pointer[Upstream]
+	// ejected is told of endpoints that are unhealthy while others are not and were reached over a carrier. Nil: nobody is.
+	ejected func(address string)
 
 	inFlight, longRunning atomic.Int64
 	// reads and writes count the requests that were acquired under a share of the whole server's limits.
@@ -159,12 +165,12 @@ func (u *Upstream) AcquireShare(write bool, limit int64) (release func(), ok boo
 	return release, true
 }
 
-// update follows the table: new endpoints come, those that are gone finish their requests and close.
-func (u *Upstream) update(v *view, list []registry.Endpoint) {
+// update follows the table: new endpoints come, those that are gone finish their requests and close. It reports whether some are gone.
+func (u *Upstream) update(v *view, list []registry.Endpoint) (fewer bool) {
 	u.mu.Lock()
 	if u.closed {
 		u.mu.Unlock()
-		return
+		return false
 	}
 	seen := make(map[string]bool, len(list))
 	var ejected, removed []*endpoint
@@ -174,6 +180,9 @@ func (u *Upstream) update(v *view, list []registry.Endpoint) {
 		e := u.endpoints[address]
 		if e == nil {
 			e = newEndpoint(u, address)
+			if c := u.carrier.Load(); c != nil {
+				e.share(c)
+			}
 			u.endpoints[address] = e
 		}
 	}
@@ -199,6 +208,7 @@ func (u *Upstream) update(v *view, list []registry.Endpoint) {
 	for _, e := range ejected {
 		e.eject()
 	}
+	return len(removed) > 0
 }
 
 // Gone reports whether the table no longer names the Upstream.

@@ -132,6 +132,11 @@ type Upstream struct {
 // while address and trust are the same, and calls Server.Retire when they end.
 type Endpoint struct {
 	Name string // for Outcome and logs
+	// Via is the endpoint whose connections carry the requests, with those of others; of this one only Name, Value, Release and Failed count then. Nil: it has
+	// connections of its own.
+	Via *Endpoint
+	// Value is free for who made it.
+	Value any
 
 	// Dial connects and finishes the TLS handshake with ALPN h2. It runs on its own goroutine and must obey ctx. The TCP
 	// connection should be passed through wrap before it is handed to tls.Client: writes then never block the lane.

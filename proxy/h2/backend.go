@@ -246,7 +246,7 @@ func (to *sending) safe() bool {
 // retry sends the request again from its beginning.
 func (e *engine) retry(s *stream) {
 	s.tries++
-	s.sending.tried = append(s.sending.tried, s.pool.ep)
+	s.sending.tried = append(s.sending.tried, s.ep)
 	e.resend(s)
 }
 

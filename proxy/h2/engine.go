@@ -206,6 +206,7 @@ func (e *engine) close(c *conn, err error) {
 func (e *engine) lose(c *conn, err error) {
 	if c.pool != nil && !c.closing && (!c.drained || len(c.streams) > 0) {
 		e.failedEndpoint(c.pool.ep, err)
+		e.failedSharers(c, err)
 	}
 	e.close(c, err)
 	e.freeBuffer(c.out)

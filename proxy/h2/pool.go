@@ -2,7 +2,6 @@ package h2
 
 import (
 	"errors"
-	"maps"
 	"slices"
 	"time"
 
@@ -42,7 +41,7 @@ func (e *engine) pool(ep *Endpoint) *pool {
 func (e *engine) place(s *stream) {
 	ep := s.plan.Forward.Pick(s.sending.tried)
 	if ep == nil {
-		if s.pool == nil || s.tries == 0 {
+		if s.ep == nil || s.tries == 0 {
 			s.blame(ReasonNoEndpoint, errNoEndpoint)
 		} else {
 			s.blame(ReasonLost, errNoEndpoint)
@@ -50,15 +49,16 @@ func (e *engine) place(s *stream) {
 		e.answerFailure(s)
 		return
 	}
-	s.picked, s.pool = true, e.pool(ep)
-	if s.pool.waiting.n == 0 {
-		if c := s.pool.conn(); c != nil {
+	s.picked, s.ep = true, ep
+	p := e.pool(ep.carrier())
+	if p.waiting.n == 0 {
+		if c := p.conn(); c != nil {
 			e.open(s, c)
 			return
 		}
 	}
-	s.pool.waiting.push(&s.wait)
-	s.pool.grow()
+	p.waiting.push(&s.wait)
+	p.grow()
 }
 
 // leaveWait takes the stream off the list of those that wait for a connection.
@@ -119,10 +119,15 @@ func (e *engine) dialFailed(p *pool, err error) {
 	if p.dialing > 0 || len(p.conns) > 0 {
 		return
 	}
+	told := make(map[*Endpoint]bool)
 	for n := p.waiting.n; n > 0; n-- { // those that come back here for a retry have their own dial
 		s := p.waiting.pop()
 		if s == nil {
 			break
+		}
+		if s.ep.Via != nil && !told[s.ep] {
+			told[s.ep] = true
+			e.failedEndpoint(s.ep, err)
 		}
 		e.release(s)
 		e.failed(s, failure{reason: ReasonDial, err: err, unprocessed: true})
@@ -204,7 +209,7 @@ func listSize(s *stream) int64 {
 	return n
 }
 
-// retire takes an endpoint out of service: its connections finish what they have, long-running streams end after grace. It may be repeated with another grace.
+// retire takes an endpoint out of service: its connections finish what they have, long-running streams end after grace. It may be repeated: the earliest end counts.
 func (e *engine) retire(ep *Endpoint, grace time.Duration) {
 	p := e.pools[ep]
 	delete(e.pools, ep)
@@ -213,7 +218,9 @@ func (e *engine) retire(ep *Endpoint, grace time.Duration) {
 			continue
 		}
 		c.drained = true
-		c.cutAt = e.now + max(grace, 1)
+		if at := e.now + max(grace, 1); c.cutAt == 0 || at < c.cutAt {
+			c.cutAt = at
+		}
 		e.closeIfDone(c)
 	}
 	for p != nil && p.waiting.n > 0 {
@@ -230,22 +237,49 @@ func (e *engine) eject(ep *Endpoint) {
 	if p == nil {
 		return
 	}
+	all := func(*stream) bool { return true }
+	e.elsewhere(p, all)
+	for _, c := range slices.Clone(p.conns) {
+		e.again(c, all)
+	}
+}
+
+// elsewhere has requests that wait for a connection choose again.
+func (e *engine) elsewhere(p *pool, which func(*stream) bool) {
 	for n := p.waiting.n; n > 0; n-- { // those that choose it again are behind them
 		s := p.waiting.pop()
-		if s == nil {
-			break
-		}
-		e.release(s)
-		e.place(s)
-	}
-	for _, c := range slices.Clone(p.conns) {
-		for _, id := range slices.Sorted(maps.Keys(c.streams)) {
-			if s := c.streams[id]; s != nil && !s.half[down].head && s.sending.again {
-				e.reset(s, down, http2.ErrCodeCancel)
-				e.failed(s, failure{reason: ReasonLost, err: errEjected})
-			}
+		switch {
+		case s == nil:
+			return
+		case which(s):
+			e.release(s)
+			e.place(s)
+		default:
+			p.waiting.push(&s.wait)
 		}
 	}
+}
+
+// again sends elsewhere requests that wait for an answer and may be sent again.
+func (e *engine) again(c *conn, which func(*stream) bool) {
+	for _, id := range c.ids(func(s *stream) bool { return !s.half[down].head && s.sending.again && which(s) }) {
+		if s := c.streams[id]; s != nil {
+			e.reset(s, down, http2.ErrCodeCancel)
+			e.failed(s, failure{reason: ReasonLost, err: errEjected})
+		}
+	}
+}
+
+// ids are of streams, in their order.
+func (c *conn) ids(which func(*stream) bool) []uint32 {
+	var ids []uint32
+	for id, s := range c.streams {
+		if which(s) {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
 }
 
 var errEjected = errors.New("endpoint was found unhealthy")

@@ -48,7 +48,7 @@ type stream struct {
 	wait    node          // on a pool's list of streams without a connection, or the engine's of those for which none could be dialled
 
 	plan     kept
-	pool     *pool
+	ep       *Endpoint // the one picked last
 	sending  *sending // nil: nothing is sent again
 	ticket   *ticket
 	local    *local
@@ -198,9 +198,7 @@ func (e *engine) outcome(s *stream) Outcome {
 		Status: int(s.status), Reason: s.reason, Err: s.err, Retries: int(s.tries),
 		Received: s.half[up].got, Sent: s.half[down].sent, Duration: e.now - s.started, Answer: s.answer,
 	}
-	if s.pool != nil {
-		o.Endpoint = s.pool.ep
-	}
+	o.Endpoint = s.ep
 	if s.waited > 0 {
 		o.Wait = s.waited - s.started
 	}
@@ -220,7 +218,7 @@ func (e *engine) release(s *stream) {
 		return
 	}
 	s.picked = false
-	if f := s.pool.ep.Release; f != nil {
+	if f := s.ep.Release; f != nil {
 		f()
 	}
 }

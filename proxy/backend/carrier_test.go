@@ -1,0 +1,459 @@
+package backend
+
+import (
+	"context"
+	"crypto/tls"
+	"net/http"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// Only what is the same in everything that makes a connection what it is uses the same connections.
+func TestWhoShares(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*registry.Entry, *registry.Backend)
+		shares bool
+	}{
+		"same":                      {func(*registry.Entry, *registry.Backend) {}, true},
+		"other limits":              {func(e *registry.Entry, _ *registry.Backend) { e.Policy.MaxInFlight, e.Policy.MaxLongRunning = 1, 1 }, true},
+		"different port":            {func(_ *registry.Entry, b *registry.Backend) { b.Port = 8443 }, false},
+		"different service":         {func(_ *registry.Entry, b *registry.Backend) { b.Service = "other" }, false},
+		"different namespace":       {func(_ *registry.Entry, b *registry.Backend) { b.Namespace = "other" }, false},
+		"different server name":     {func(_ *registry.Entry, b *registry.Backend) { b.ServerName = "other.ns.svc" }, false},
+		"different trust":           {func(_ *registry.Entry, b *registry.Backend) { b.CABundle = []byte("other") }, false},
+		"different ping timeout":    {func(e *registry.Entry, _ *registry.Backend) { e.Policy.PingTimeout = time.Second }, false},
+		"backend without HTTP/2":    {func(_ *registry.Entry, b *registry.Backend) { b.HTTP1 = true }, false},
+		"trust that others have no": {func(_ *registry.Entry, b *registry.Backend) { b.CAFrom = "bundle/ca.crt" }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStreet(t, nil)
+			trust := s.trust
+			s.trust = func(b *registry.Backend) string {
+				if b.CAFrom != "" {
+					return ""
+				}
+				return trust(b)
+			}
+			s.house("a", nil, healthy(place1))
+			s.house("b", c.change, healthy(place1))
+			s.settle()
+			a, b := s.via("a"), s.via("b")
+			if shares := a != nil && a == b; shares != c.shares || !shares && (a != nil || b != nil) {
+				t.Errorf("shared: %v, by %p and %p", shares, a, b)
+			}
+			s.house("c", nil, healthy(place1)) // as the first: now that one has somebody
+			s.settle()
+			if a, b := s.via("a"), s.via("b"); a == nil || a != s.via("c") || (a == b) != c.shares {
+				t.Errorf("with a third: %p, %p", a, b)
+			}
+		})
+	}
+}
+
+// One alone has nothing to do with any of it, and nobody has without a lane.
+func TestNobodySharesAlone(t *testing.T) {
+	s := newStreet(t, nil)
+	s.house("a", nil, healthy(place1))
+	s.settle()
+	if c := s.via("a"); c != nil {
+		t.Errorf("shares %s with nobody", c.name)
+	}
+	s = newStreet(t, nil)
+	s.Serve(Lane{})
+	s.house("a", nil, healthy(place1))
+	s.house("b", nil, healthy(place1))
+	s.settle()
+	if c := s.via("a"); c != nil {
+		t.Errorf("shares %s without a lane", c.name)
+	}
+}
+
+// A new endpoint is reached over shared connections from its first request on, one that is gone by nobody.
+func TestSharedEndpointsFollowTheTable(t *testing.T) {
+	s := newStreet(t, nil)
+	s.house("a", nil, healthy(place1))
+	s.house("b", nil, healthy(place1))
+	s.settle()
+	c := s.via("a")
+	for _, name := range []string{"a", "b"} {
+		s.house(name, nil, healthy(place2))
+	}
+	s.table()
+	if s.via("a") != c || s.via("b") != c {
+		t.Error("the new endpoint is not reached over the shared connections")
+	}
+	if known := c.snapshot(); len(known) != 1 || known[0].address != place2 {
+		t.Errorf("the carrier knows %d endpoints", len(known))
+	}
+}
+
+// An APIService that changes where it leads to, or whom it trusts, is off the shared connections for every request that knows so, and its neighbour is not.
+func TestRetarget(t *testing.T) {
+	for name, change := range map[string]func(*registry.Entry, *registry.Backend){
+		"port":         func(_ *registry.Entry, b *registry.Backend) { b.Port = 8443 },
+		"service":      func(_ *registry.Entry, b *registry.Backend) { b.Service = "other" },
+		"bundle":       func(_ *registry.Entry, b *registry.Backend) { b.CABundle = []byte("other") },
+		"server name":  func(_ *registry.Entry, b *registry.Backend) { b.ServerName = "other" },
+		"ping timeout": func(e *registry.Entry, _ *registry.Backend) { e.Policy.PingTimeout = time.Second },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStreet(t, nil)
+			for _, name := range []string{"a", "b", "c"} {
+				s.house(name, nil, healthy(place1))
+			}
+			s.settle()
+			c, a := s.via("a"), s.up("a")
+			s.house("a", change)
+			s.table()
+			if s.via("a") != nil {
+				t.Error("still over what is shared")
+			}
+			if s.via("b") != c || s.via("c") != c {
+				t.Error("a neighbour lost its connections")
+			}
+			s.owner.running.Wait()
+			if !slices.Equal(s.recorder.left, []*Upstream{a}) {
+				t.Errorf("%d have left", len(s.recorder.left))
+			}
+			s.regroup()
+			if s.via("a") != nil || s.via("b") != c {
+				t.Error("joined those that it has left")
+			}
+			s.house("a", func(e *registry.Entry, b *registry.Backend) {
+				*b, e.Policy = *s.entries["b"].Backend, s.entries["b"].Policy
+			})
+			s.settle()
+			if s.via("a") != c {
+				t.Error("did not come back")
+			}
+		})
+	}
+}
+
+// A place that was picked before its APIService changed sides is neither the old carrier's nor the new one's.
+func TestLeaseFromBefore(t *testing.T) {
+	s := newStreet(t, nil)
+	s.house("a", nil, healthy(place1))
+	s.house("b", nil, healthy(place1))
+	s.house("c", func(_ *registry.Entry, b *registry.Backend) { b.CABundle = []byte("other") }, healthy(place2))
+	s.house("d", func(_ *registry.Entry, b *registry.Backend) { b.CABundle = []byte("other") }, healthy(place2))
+	s.settle()
+	l, _ := s.up("a").Pick()
+	defer l.Release()
+	if _, c := l.Via(); c == nil {
+		t.Fatal("shares nothing")
+	}
+	s.house("a", func(_ *registry.Entry, b *registry.Backend) { b.CABundle = []byte("other") }, healthy(place2))
+	s.settle()
+	if s.via("a") != s.via("d") || s.via("a") == nil {
+		t.Error("has not changed sides")
+	}
+	if _, c := l.Via(); c != nil {
+		t.Errorf("leads to %s, which its APIService has left", c.name)
+	}
+}
+
+// While the trust says that nothing can be shared (an overlap), one has its own; afterwards it joins.
+func TestJoinsWhenItsTrustHasSettled(t *testing.T) {
+	s := newStreet(t, nil)
+	overlap := true
+	trust := s.trust
+	s.trust = func(b *registry.Backend) string {
+		if overlap && b.Service == "svc" && b == s.entries["a"].Backend {
+			return ""
+		}
+		return trust(b)
+	}
+	for _, name := range []string{"a", "b", "c"} {
+		s.house(name, nil, healthy(place1))
+	}
+	s.settle()
+	if s.via("a") != nil || s.via("b") == nil {
+		t.Errorf("during an overlap: %p, its neighbour %p", s.via("a"), s.via("b"))
+	}
+	overlap = false
+	s.regroup()
+	if s.via("a") == nil || s.via("a") != s.via("b") {
+		t.Error("not joined when the overlap was over")
+	}
+}
+
+// The trust is asked before the mutex is taken: what it says of an APIService that has changed meanwhile does not count.
+func TestChangedWhileAsked(t *testing.T) {
+	s := newStreet(t, nil)
+	s.house("a", nil, healthy(place1))
+	s.house("b", nil, healthy(place1))
+	trust := s.trust
+	s.trust = func(b *registry.Backend) string {
+		if b == s.entries["a"].Backend && b.CABundle == nil {
+			was := trust(b)
+			s.house("a", func(_ *registry.Entry, b *registry.Backend) { b.CABundle = []byte("other") })
+			s.table()
+			return was
+		}
+		return trust(b)
+	}
+	s.settle()
+	if s.via("a") != nil {
+		t.Error("shares by a trust that it has no more")
+	}
+	s.regroup()
+	if s.via("a") != nil || s.via("b") != nil {
+		t.Error("two of different trust share")
+	}
+}
+
+// Limits are each one's own: who is full takes nothing from the neighbours.
+func TestLimitsOfSharers(t *testing.T) {
+	s := newStreet(t, nil)
+	for name, n := range map[string]int{"a": 1, "b": 2} {
+		s.house(name, func(e *registry.Entry, _ *registry.Backend) { e.Policy.MaxInFlight, e.Policy.MaxLongRunning = n, n }, healthy(place1))
+	}
+	s.settle()
+	if s.via("a") == nil || s.via("a") != s.via("b") {
+		t.Fatal("they share nothing")
+	}
+	for _, long := range []bool{false, true} {
+		for name, want := range map[string]int{"a": 1, "b": 2} {
+			got := 0
+			for range 5 {
+				if release, ok := s.up(name).Acquire(long); ok {
+					got++
+					defer release()
+				}
+			}
+			if got != want {
+				t.Errorf("%s may have %d requests, long-running %v: want %d", name, got, long, want)
+			}
+		}
+	}
+}
+
+// What one finds out about an endpoint is its own verdict: the other goes on using it, over the same connections.
+func TestEjectionOfSharers(t *testing.T) {
+	s := newStreet(t, nil)
+	s.house("a", nil, healthy(place1), healthy(place2))
+	s.house("b", nil, healthy(place1), healthy(place2))
+	s.settle()
+	a := s.up("a")
+	s.house("a", nil, registry.Endpoint{Address: place1, Health: registry.Unhealthy}, healthy(place2))
+	s.table()
+	s.owner.running.Wait()
+	if !slices.Equal(s.recorder.ejected, []Ejection{{a, place1}}) {
+		t.Errorf("ejected %v", s.recorder.ejected)
+	}
+	used := map[string]map[string]bool{"a": {}, "b": {}}
+	for range 100 {
+		for name := range used {
+			l, _ := s.up(name).Pick()
+			used[name][l.Address()] = true
+			l.Release()
+		}
+	}
+	if used["a"][place1] || !used["a"][place2] || !used["b"][place1] || !used["b"][place2] {
+		t.Errorf("used after a's verdict: %v", used)
+	}
+	if _, c := s.via("b"), s.via("a"); c == nil || c != s.via("b") {
+		t.Error("they share no more")
+	}
+}
+
+// A failure on a connection that nobody uses is told as one's; those whose requests it hits are told by the lane.
+func TestSignalsOfSharers(t *testing.T) {
+	var told []string
+	s := newStreet(t, func(cfg *Config) {
+		cfg.Signal = func(b *registry.Backend, _ string, _ error) { told = append(told, string(b.CABundle)) }
+	})
+	for _, name := range []string{"a", "b", "c"} {
+		s.house(name, func(_ *registry.Entry, b *registry.Backend) { b.CABundle = []byte(name) }, healthy(place1))
+	}
+	s.trust = func(*registry.Backend) string { return "same" }
+	s.settle()
+	c := s.via("a")
+	c.Signal(place1, errLost)
+	payer := told[0]
+	delete(s.entries, payer)
+	s.table()
+	c.Signal(place1, errLost)
+	if len(told) != 2 || told[1] == payer {
+		t.Errorf("told %v", told)
+	}
+}
+
+// What those who leave have under way on shared connections ends 4 s after their trust in it does, once, and not before.
+func TestHeldConnections(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStreet(t, nil)
+		for _, name := range []string{"a", "b"} {
+			s.house(name, nil, healthy(place1))
+		}
+		s.settle()
+		on := func() *Conn {
+			return &Conn{Conn: tls.Client(nil, &tls.Config{ServerName: "x"}), closed: make(chan struct{})}
+		}
+		stays, ends := on(), on()
+		a := s.up("a")
+		s.recorder.on[a] = []*Conn{stays, ends}
+		for i := range 10 { // whatever it changes to: as often as it likes
+			s.house("a", func(_ *registry.Entry, b *registry.Backend) { b.CABundle = []byte{byte(i)} })
+			s.settle()
+			s.house("a", func(_ *registry.Entry, b *registry.Backend) { b.CABundle = nil })
+			s.settle()
+		}
+		synctest.Wait()
+		if n := len(s.held); n != 2 {
+			t.Errorf("%d guards of two connections", n)
+		}
+		close(ends.closed)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		s.mu.Lock()
+		guards := len(s.held)
+		s.mu.Unlock()
+		if n := guards; n != 1 || len(s.recorder.ended) != 0 {
+			t.Errorf("%d guards, %d ended, while all is trusted", n, len(s.recorder.ended))
+		}
+		close(s.lost)
+		time.Sleep(watchGrace - time.Millisecond)
+		synctest.Wait()
+		s.recorder.mu.Lock()
+		if len(s.recorder.ended) != 0 {
+			t.Error("ended before its grace")
+		}
+		s.recorder.mu.Unlock()
+		time.Sleep(2 * time.Millisecond)
+		synctest.Wait()
+		s.recorder.mu.Lock()
+		defer s.recorder.mu.Unlock()
+		if !slices.Equal(s.recorder.ended, []*Conn{stays}) || len(s.held) != 0 {
+			t.Errorf("%d ended, %d guards", len(s.recorder.ended), len(s.held))
+		}
+	})
+}
+
+// One of two that leaves has nothing drained; with the last one, shared connections are.
+func TestLastSharerCloses(t *testing.T) {
+	s, well := served(t, nil)
+	c, carrier := dialShared(t, s, well.address), s.via("a")
+	delete(s.entries, "b")
+	s.settle()
+	if drained(c) || s.via("a") != carrier || carrier.Gone() {
+		t.Fatal("went with one of two")
+	}
+	delete(s.entries, "a")
+	s.settle()
+	if !drained(c) || !carrier.Gone() || len(s.groups) != 0 {
+		t.Error("stays when nobody is left")
+	}
+	if _, err := carrier.DialH2(t.Context(), well.address, nil); err == nil {
+		t.Error("can be dialled when nobody is left")
+	}
+}
+
+// A drain of one's own connections, as when its policy changes, leaves the shared ones alone.
+func TestDrainOfOneSharer(t *testing.T) {
+	s, well := served(t, nil)
+	own, err := s.up("b").DialH2(t.Context(), well.address, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	c := dialShared(t, s, well.address)
+	s.house("b", func(e *registry.Entry, _ *registry.Backend) { e.Policy.PingTimeout = time.Second })
+	s.table()
+	if !drained(own) || drained(c) {
+		t.Error("one's own connection is to drain, the shared one is not")
+	}
+}
+
+// Another proxy client certificate is shown by everybody from the next request on: shared connections and own ones drain.
+func TestRotationDrainsShared(t *testing.T) {
+	changed := make(chan struct{})
+	s, well := served(t, func(cfg *Config) {
+		var once sync.Once
+		cfg.IdentityChanged = func() <-chan struct{} {
+			next := make(chan struct{})
+			once.Do(func() { next = changed })
+			return next
+		}
+	})
+	own, err := s.up("b").DialH2(t.Context(), well.address, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	c := dialShared(t, s, well.address)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = s.Run(ctx) }()
+	if drained(c) {
+		t.Error("drained before the rotation")
+	}
+	close(changed)
+	if !drained(c) || !drained(own) {
+		t.Error("not drained by the rotation")
+	}
+	if next := dialShared(t, s, well.address); drained(next) {
+		t.Error("drained that was made afterwards")
+	}
+	cancel()
+	<-done
+}
+
+// What a shared connection costs is counted once, and whether the backend speaks HTTP/2 is known to all.
+func TestSharersKnowTheProtocol(t *testing.T) {
+	s, well := served(t, nil)
+	if s.up("a").HTTP2() || s.up("b").HTTP2() {
+		t.Error("known without a connection")
+	}
+	dialShared(t, s, well.address)
+	if !s.up("a").HTTP2() || !s.up("b").HTTP2() {
+		t.Error("not known after a connection")
+	}
+	dials := uint64(0)
+	for _, name := range []string{"a", "b"} {
+		dials += s.up(name).meter.dials[dialOK].Load()
+	}
+	if dials != 1 {
+		t.Errorf("one connection is counted as %d dials", dials)
+	}
+	old := newServer(t, h1, http.NotFound)
+	for _, name := range []string{"a", "b"} {
+		s.house(name, nil, healthy(old.address))
+	}
+	s.table()
+	if _, err := s.via("a").DialH2(t.Context(), old.address, nil); err == nil {
+		t.Fatal("spoke HTTP/2 with a server that does not")
+	}
+	if s.up("a").HTTP2() || s.up("b").HTTP2() {
+		t.Error("still believed to speak HTTP/2")
+	}
+}
+
+// Who joins needs its own HTTP/2 connections no more: they are not left to idle.
+func TestJoiningDrainsItsOwn(t *testing.T) {
+	well := newServer(t, h2, nil)
+	s := newStreet(t, nil)
+	s.anchor.tls = trusting(t)
+	s.house("a", nil, healthy(well.address))
+	s.settle()
+	own, err := s.up("a").DialH2(t.Context(), well.address, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	s.house("b", nil, healthy(well.address))
+	s.table()
+	if drained(own) {
+		t.Error("drained before it has joined anybody")
+	}
+	s.regroup()
+	if !drained(own) {
+		t.Error("not drained")
+	}
+}

@@ -1,0 +1,192 @@
+package backend
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"reflect"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// still is a trust that is its name.
+type still struct {
+	key  string
+	tls  func() (*tls.Config, error)
+	lost chan struct{}
+}
+
+func (s still) Key() any { return s.key }
+
+func (s still) TLS() *tls.Config {
+	cfg, _ := s.tls() // the tests' never fails
+	return cfg
+}
+
+func (s still) Guard([]*x509.Certificate) (<-chan struct{}, func()) { return s.lost, func() {} }
+
+// recorder is a lane that writes down what it is told.
+type recorder struct {
+	mu      sync.Mutex
+	on      map[*Upstream][]*Conn // where long-running requests are
+	left    []*Upstream
+	ended   []*Conn
+	ejected []Ejection
+}
+
+func (l *recorder) lane() Lane {
+	return Lane{
+		Find: func(u *Upstream) any { return u },
+		Leave: func(whats []any) [][]*Conn {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			var on [][]*Conn
+			for _, w := range whats {
+				u := w.(*Upstream)
+				l.left = append(l.left, u)
+				on = append(on, l.on[u])
+			}
+			return on
+		},
+		End: func(_ any, on *Conn) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.ended = append(l.ended, on)
+		},
+		Eject: func(list []Ejection) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.ejected = append(l.ejected, list...)
+		},
+	}
+}
+
+// street is a Pools whose APIServices may be neighbours. Its Run does not run: tables are applied, and neighbours joined, when a test says so.
+type street struct {
+	*Pools
+	t          *testing.T
+	recorder   recorder
+	generation uint64
+	entries    map[string]*registry.Entry
+	anchor     still
+	// trust is what an APIService's Anchor is called, by server name. Empty: there is none.
+	trust func(*registry.Backend) string
+	// lost is when connections of one that has left are not trusted any more.
+	lost chan struct{}
+}
+
+func newStreet(t *testing.T, change func(*Config)) *street {
+	t.Helper()
+	s := &street{t: t, entries: map[string]*registry.Entry{}, lost: make(chan struct{})}
+	s.recorder.on = map[*Upstream][]*Conn{}
+	s.trust = func(b *registry.Backend) string { return b.ServerName + " " + string(b.CABundle) }
+	cfg := Config{
+		Table: func() *registry.Table { return &registry.Table{} }, AllowLoopback: true,
+		TLS: func(*registry.Backend) (*tls.Config, error) { return s.anchor.tls() },
+		Share: func(b *registry.Backend) (Anchor, bool) {
+			a := s.anchor
+			a.key = s.trust(b)
+			return a, a.key != ""
+		},
+		Guard: func(*registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return s.lost, func() {} },
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	p, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Pools = p
+	s.Serve(s.recorder.lane())
+	t.Cleanup(p.owner.stop)
+	return s
+}
+
+// house puts an APIService into the next table.
+func (s *street) house(name string, change func(*registry.Entry, *registry.Backend), endpoints ...registry.Endpoint) {
+	b := &registry.Backend{Namespace: "ns", Service: "svc", Port: 443, ServerName: "svc.ns.svc"}
+	e := &registry.Entry{Name: name, GroupVersion: schema.GroupVersion{Group: name, Version: "v1"}, Backend: b, Endpoints: endpoints}
+	if old := s.entries[name]; old != nil {
+		*b, e.Policy = *old.Backend, old.Policy
+		if endpoints == nil {
+			e.Endpoints = old.Endpoints
+		}
+	}
+	if change != nil {
+		change(e, b)
+	}
+	if old := s.entries[name]; old != nil && reflect.DeepEqual(old.Backend, b) {
+		e.Backend = old.Backend
+	}
+	s.entries[name] = e
+}
+
+// table applies what there is.
+func (s *street) table() {
+	s.generation++
+	var list []*registry.Entry
+	for _, e := range s.entries {
+		list = append(list, e)
+	}
+	s.apply(s.generation, list)
+}
+
+func (s *street) settle() {
+	s.table()
+	s.regroup()
+}
+
+func (s *street) up(name string) *Upstream { return s.Upstream(s.entries[name]) }
+
+// via is over whose connections a request goes. Nil: its own.
+func (s *street) via(name string) *Upstream {
+	s.t.Helper()
+	l, ok := s.up(name).Pick()
+	if !ok {
+		s.t.Fatalf("%s has no endpoint", name)
+	}
+	defer l.Release()
+	at, c := l.Via()
+	if c != nil && at.Address() != l.Address() {
+		s.t.Errorf("%s goes to %s by way of %s", name, l.Address(), at.Address())
+	}
+	return c
+}
+
+const place1, place2 = "10.0.0.1:443", "10.0.0.2:443"
+
+// served is a street before a real server.
+func served(t *testing.T, change func(*Config)) (*street, *server) {
+	well := newServer(t, h2, nil)
+	s := newStreet(t, change)
+	s.anchor.tls = trusting(t)
+	for _, name := range []string{"a", "b"} {
+		s.house(name, nil, healthy(well.address))
+	}
+	s.settle()
+	return s, well
+}
+
+func dialShared(t *testing.T, s *street, address string) *Conn {
+	t.Helper()
+	c, err := s.via("a").DialH2(t.Context(), address, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func drained(c *Conn) bool {
+	select {
+	case <-c.Drain:
+		return true
+	case <-time.After(50 * time.Millisecond):
+		return false
+	}
+}

@@ -1,0 +1,84 @@
+package proxy
+
+import (
+	"crypto/tls"
+
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
+)
+
+// sharing is the endpoint of a lease whose requests go over another endpoint's connections.
+func (l *frameLane) sharing(u *backend.Upstream, lease backend.Lease, via *h2.Endpoint) *h2.Endpoint {
+	return l.endpoint(lease, func(known *h2.Endpoint) bool { return known.Via == via }, func() *h2.Endpoint {
+		return &h2.Endpoint{
+			Name: lease.Address(), Via: via, Value: lease, Release: lease.Release, Failed: func(err error) { u.Signal(lease.Address(), err) },
+		}
+	})
+}
+
+// own is the endpoint of a lease with connections of its own.
+func (l *frameLane) own(u *backend.Upstream, lease backend.Lease) *h2.Endpoint {
+	return l.endpoint(lease, func(known *h2.Endpoint) bool { return known.Via == nil }, func() *h2.Endpoint { return l.newEndpoint(u, lease) })
+}
+
+// endpoint returns what is known of a lease if it fits, or makes another in its place: it has begun to share connections, or ended.
+func (l *frameLane) endpoint(lease backend.Lease, fits func(*h2.Endpoint) bool, fresh func() *h2.Endpoint) *h2.Endpoint {
+	for {
+		known, ok := l.endpoints.Load(lease)
+		if !ok {
+			if known, ok = l.endpoints.LoadOrStore(lease, fresh()); !ok {
+				l.swept()
+			}
+		}
+		ep := known.(*h2.Endpoint) //nolint:forcetypeassert // nothing else is stored
+		if fits(ep) {
+			return ep
+		}
+		if next := fresh(); l.endpoints.CompareAndSwap(lease, ep, next) {
+			return next
+		}
+	}
+}
+
+// find is backend.Lane.Find. A request that is under way has been known before.
+func (l *frameLane) find(u *backend.Upstream) any {
+	if known, ok := l.upstreams.Load(u); ok {
+		return known.(*frameUpstream).frames //nolint:forcetypeassert // nothing else is stored
+	}
+	return nil
+}
+
+// leave is backend.Lane.Leave.
+func (l *frameLane) leave(whats []any) [][]*backend.Conn {
+	of := make([]*h2.Upstream, len(whats))
+	at := make(map[*h2.Upstream]int, len(whats))
+	for i, w := range whats {
+		of[i], _ = w.(*h2.Upstream)
+		at[of[i]] = i
+	}
+	on := make([][]*backend.Conn, len(whats))
+	l.server.Leave(of, func(u *h2.Upstream, c *tls.Conn) {
+		if known, ok := l.dialled.Load(c); ok { // else it has ended
+			on[at[u]] = append(on[at[u]], known.(*frameBackend).conn) //nolint:forcetypeassert // nothing else is stored
+		}
+	})
+	return on
+}
+
+// end is backend.Lane.End.
+func (l *frameLane) end(what any, on *backend.Conn) {
+	if u, ok := what.(*h2.Upstream); ok {
+		l.server.End(u, on.Conn)
+	}
+}
+
+// eject is backend.Lane.Eject.
+func (l *frameLane) eject(list []backend.Ejection) {
+	shares := make([]h2.Share, 0, len(list))
+	for _, x := range list {
+		if u, ok := x.What.(*h2.Upstream); ok {
+			shares = append(shares, h2.Share{Of: u, Name: x.Address})
+		}
+	}
+	l.server.EjectShares(shares)
+}

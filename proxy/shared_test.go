@@ -1,0 +1,258 @@
+package proxy
+
+import (
+	"io"
+	"net/http"
+	"testing"
+	"time"
+
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+const (
+	a = "a.example.com"
+	b = "b.example.com"
+	c = "c.example.com"
+)
+
+// APIServices of one Service and one trust share connections; those of another trust, server name or port never use them.
+func TestSharedConnections(t *testing.T) {
+	t.Parallel()
+	s := newStreet(t, a, b, c)
+	wide := append(s.serving.PEM(), pki.NewCA("other").PEM()...)
+	s.homes["trust.example.com"] = &neighbour{bundle: wide}
+	s.homes["trust2.example.com"] = &neighbour{bundle: wide}
+	s.homes["order.example.com"] = &neighbour{bundle: append(pki.NewCA("third").PEM(), s.serving.PEM()...)}
+	s.homes["name.example.com"] = &neighbour{annotations: map[string]string{"fairlead.dev/tls-server-name": "127.0.0.1"}}
+	s.homes["port.example.com"] = &neighbour{port: 8443}
+	s.homes["ping.example.com"] = &neighbour{annotations: map[string]string{"fairlead.dev/ping-timeout": "9s"}}
+	s.apply()
+	used := map[string]string{s.shared(a, b, c): "a, b, c", s.shared("trust.example.com", "trust2.example.com"): "trust"}
+	if len(used) != 2 {
+		t.Error("two of different trust share a connection")
+	}
+	for _, g := range []string{"order.example.com", "name.example.com", "port.example.com", "ping.example.com"} {
+		for range 3 { // the first may go over HTTP/1.1's lane, which finds out what the backend speaks
+			if at := s.conn(g); used[at] != "" && used[at] != g {
+				t.Errorf("%s goes over a connection of %s", g, used[at])
+			} else {
+				used[at] = g
+			}
+		}
+	}
+}
+
+// Who joins leaves connections of its own behind, which end with what they carry.
+func TestSharedJoin(t *testing.T) {
+	t.Parallel()
+	s := newStreet(t, a)
+	s.conn(a) // finds out what the backend speaks
+	own := s.conn(a)
+	watch := s.open(things(a) + "?watch=1")
+	s.homes[b] = &neighbour{}
+	s.apply()
+	if s.shared(a, b) == own {
+		t.Error("a connection that was dialled for one is shared")
+	}
+	s.goesOn("that had begun before", watch)
+	watch.Body.Close()
+	s.closes("that was its own", own)
+}
+
+// One of several changes its bundle: its next request goes over a connection that was verified by the new one, its watches end if the old connection is not trusted any
+// more, and nothing happens to its neighbours.
+func TestSharedTrustChanges(t *testing.T) {
+	t.Parallel()
+	s := newStreet(t, a, b, c)
+	shared := s.shared(a, b, c)
+	stays, grows, ends := s.open(things(a)+"?watch=1"), s.open(things(b)+"?watch=1"), s.open(things(c)+"?watch=1")
+	s.homes[b].bundle = append(s.serving.PEM(), pki.NewCA("next").PEM()...)
+	s.homes[c].bundle = pki.NewCA("hijacker").PEM()
+	s.apply()
+	if got := s.conn(b); got == shared {
+		t.Error("the request of an APIService with another bundle went over the connection of its old one")
+	}
+	if res := s.open(things(c)); res.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("a bundle that does not verify the backend: %d", res.StatusCode)
+	}
+	if got := s.conn(a); got != shared {
+		t.Error("a neighbour lost its connection")
+	}
+	s.ends("whose trust has ended", ends)
+	s.goesOn("of the neighbour", stays)
+	s.goesOn("that the new bundle trusts, too", grows)
+}
+
+// One leads elsewhere while requests are under way: those that were sent are answered, the next ones go where it leads now.
+func TestSharedRetarget(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*neighbour){
+		"port":         func(h *neighbour) { h.port = 8443 },
+		"server name":  func(h *neighbour) { h.annotations = map[string]string{"fairlead.dev/tls-server-name": "127.0.0.1"} },
+		"ping timeout": func(h *neighbour) { h.annotations = map[string]string{"fairlead.dev/ping-timeout": "9s"} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStreet(t, a, b, c)
+			shared := s.shared(a, b, c)
+			neighbours := s.open(things(b) + "?watch=1")
+			under := make(chan string, 1)
+			go func() {
+				res := s.open(things(a) + "?hang=1")
+				body, err := io.ReadAll(res.Body)
+				under <- string(body) + " " + http.StatusText(res.StatusCode)
+				if err != nil {
+					t.Error(err)
+				}
+			}()
+			<-s.hung
+			change(s.homes[a])
+			s.apply()
+			for range 3 {
+				if got := s.conn(a); got == shared {
+					t.Error("still goes over what is shared")
+				}
+			}
+			close(s.free)
+			if got := <-under; got != "ok OK" {
+				t.Errorf("the request that was under way: %q", got)
+			}
+			if s.conn(b) != shared || s.conn(c) != shared {
+				t.Error("a neighbour lost its connection")
+			}
+			s.goesOn("of a neighbour", neighbours)
+		})
+	}
+}
+
+// One that is deleted takes its own watches with it; the last one that shares a connection has it closed.
+func TestSharedMemberGoes(t *testing.T) {
+	t.Parallel()
+	s := newStreet(t, a, b)
+	shared := s.shared(a, b)
+	goes, stays := s.open(things(a)+"?watch=1"), s.open(things(b)+"?watch=1")
+	delete(s.homes, a)
+	s.apply()
+	if s.conn(b) != shared {
+		t.Error("the connection went with one of those that shared it")
+	}
+	s.ends("of one that was deleted", goes)
+	s.goesOn("of its neighbour", stays)
+	last := s.open(things(b) + "?watch=1")
+	delete(s.homes, b)
+	s.config.change = func(a *apiregistrationv1.APIService) { a.Spec.CABundle = pki.NewCA("other").PEM() }
+	s.apply()
+	s.open("/apis/remote.example.com/v1/things") // has the table applied
+	s.ends("of the last one", last)
+	s.closes("that nobody shares any more", shared)
+}
+
+// Limits are each one's own, whatever is shared.
+func TestSharedLimits(t *testing.T) {
+	t.Parallel()
+	s := newStreet(t, a, b)
+	s.homes[a].annotations = map[string]string{"fairlead.dev/max-inflight": "1", "fairlead.dev/max-longrunning": "1"}
+	s.apply()
+	shared := s.shared(a, b)
+	done := make(chan struct{})
+	go func() { defer close(done); s.open(things(a) + "?hang=1").Body.Close() }()
+	<-s.hung
+	s.open(things(a) + "?watch=1")
+	for _, query := range []string{"", "?watch=1"} {
+		if res := s.open(things(a) + query); res.StatusCode != http.StatusTooManyRequests {
+			t.Errorf("one that is full: %d %s", res.StatusCode, query)
+		}
+		for range 3 {
+			if res := s.open(things(b) + query); res.StatusCode != http.StatusOK {
+				t.Errorf("its neighbour: %d %s", res.StatusCode, query)
+			}
+		}
+	}
+	if s.conn(b) != shared {
+		t.Error("they share no more")
+	}
+	close(s.free)
+	<-done
+}
+
+// An endpoint that is out for one goes on serving the other, whose verdict is its own: only the one's requests that wait for it go elsewhere.
+func TestSharedEjection(t *testing.T) {
+	t.Parallel()
+	s := newStreet(t, a, b)
+	s.shared(a, b)
+	close(s.free) // the first answers at once
+	arrived, free := make(chan struct{}, 8), make(chan struct{})
+	second := s.another(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.RawQuery == "hang=1" {
+			arrived <- struct{}{}
+			select {
+			case <-free:
+			case <-r.Context().Done():
+				return
+			}
+		}
+		_, _ = io.WriteString(w, "second")
+	})
+	first := s.remote.Listener.Addr().String()
+	bad := map[string]string{"v1." + a: first, "v1." + b: first} // so that both are on the second
+	s.config.judge = func(r *registry.Report) {
+		if bad[r.Name] == r.Address {
+			r.Health, r.Reason = registry.Unhealthy, registry.ReasonFailedDiscoveryCheck
+		}
+	}
+	s.apply()
+	type result struct{ group, body string }
+	results := make(chan result, 2)
+	for _, g := range []string{a, b} {
+		go func() {
+			res := s.open(things(g) + "?hang=1")
+			body, err := io.ReadAll(res.Body)
+			if err != nil {
+				t.Error(err)
+			}
+			results <- result{g, string(body)}
+		}()
+	}
+	<-arrived
+	<-arrived
+	bad["v1."+a], bad["v1."+b] = second.Listener.Addr().String(), ""
+	s.apply()
+	s.open(things(a)) // has the table applied
+	if got := <-results; got != (result{a, "ok"}) {
+		t.Errorf("the first to be answered: %v; want what waited for the endpoint that is out, by the other one", got)
+	}
+	close(free)
+	if got := <-results; got != (result{b, "second"}) {
+		t.Errorf("then: %v; the neighbour's request was to stay where it was", got)
+	}
+}
+
+// Another client certificate is what all who share connections go by from then on, and watches go on.
+func TestSharedRotation(t *testing.T) {
+	t.Parallel()
+	s := newStreet(t, a, b)
+	shared := s.shared(a, b)
+	watch := s.open(things(a) + "?watch=1")
+	s.show("front-proxy-client-2")
+	changed := s.rotated
+	s.rotated = nil // there is no further one
+	close(changed)
+	for deadline := time.Now().Add(30 * time.Second); s.conn(a) == shared; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("still over the connection of the old certificate")
+		}
+	}
+	next := s.at(a)
+	for _, g := range []string{a, b} {
+		if got := s.conn(g); got != next {
+			t.Errorf("%s goes over another connection than its neighbour", g)
+		}
+		if peer := s.remote.last(t).peer; peer != "front-proxy-client-2" {
+			t.Errorf("%s goes by %q", g, peer)
+		}
+	}
+	s.goesOn("that had begun before", watch)
+}

@@ -1,0 +1,251 @@
+package proxy
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"io"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// anchored is a trust that is its bundle.
+type anchored struct {
+	b    *registry.Backend
+	pair func() tls.Certificate
+}
+
+func (a anchored) Key() any { return [2]string{a.b.ServerName, string(a.b.CABundle)} }
+
+func (a anchored) TLS() *tls.Config {
+	return &tls.Config{RootCAs: a.pool(), ServerName: a.b.ServerName, Certificates: []tls.Certificate{a.pair()}, MinVersion: tls.VersionTLS12}
+}
+
+func (a anchored) pool() *x509.CertPool {
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(a.b.CABundle)
+	return pool
+}
+
+func (a anchored) Guard(chain []*x509.Certificate) (<-chan struct{}, func()) {
+	lost := make(chan struct{})
+	if _, err := chain[0].Verify(x509.VerifyOptions{Roots: a.pool(), DNSName: a.b.ServerName}); err != nil {
+		close(lost)
+	}
+	return lost, func() {}
+}
+
+// neighbour is an APIService of the street's one Service.
+type neighbour struct {
+	bundle      []byte // nil: what verifies the server
+	port        int32  // 0: 443; 8443 leads to the same process
+	annotations map[string]string
+}
+
+// street is a world of several APIServices of one Service.
+type street struct {
+	*world
+	t       *testing.T
+	config  worldConfig
+	client  *http.Client
+	homes   map[string]*neighbour // by group
+	pair    atomic.Pointer[tls.Certificate]
+	rotated chan struct{}
+
+	mu    sync.Mutex
+	conns map[string]string // :: path of the last request → the connection it came over
+	hung  chan struct{}     // gets one for each request that hangs
+	free  chan struct{}     // closed: they are answered
+}
+
+func newStreet(t *testing.T, groups ...string) *street {
+	s := &street{t: t, homes: map[string]*neighbour{}, conns: map[string]string{}, rotated: make(chan struct{}), hung: make(chan struct{}, 64), free: make(chan struct{})}
+	pair := func() tls.Certificate { return *s.pair.Load() }
+	s.config = worldConfig{
+		share: func(b *registry.Backend) (backend.Anchor, bool) {
+			return anchored{b, pair}, s.pair.Load() != nil
+		},
+		guard: func(b *registry.Backend, chain []*x509.Certificate) (<-chan struct{}, func()) {
+			if s.pair.Load() == nil { // the world is being made
+				return nil, func() {}
+			}
+			for _, e := range s.table().Entries() {
+				if e.Backend == b {
+					return anchored{b, pair}.Guard(chain)
+				}
+			}
+			gone := make(chan struct{}) // as certs/trust has it: the trust goes with the APIService
+			close(gone)
+			return gone, func() {}
+		},
+		identity: func() <-chan struct{} { return s.rotated },
+		remote:   s.answer,
+	}
+	s.world = newWorld(t, s.config)
+	s.show("front-proxy-client")
+	for _, g := range groups {
+		s.homes[g] = &neighbour{}
+	}
+	s.config.also = s.input
+	s.client = s.httpClient(t, "frames", nil)
+	s.apply()
+	return s
+}
+
+// show has Fairlead go by another client certificate.
+func (s *street) show(name string) {
+	pair := s.authorities.front.Issue(pki.Leaf{CommonName: name}).TLS()
+	s.pair.Store(&pair)
+}
+
+// input adds the neighbours to the table, and the other port to the Service.
+func (s *street) input(in *registry.Input) {
+	of := in.APIServices["v1.remote.example.com"]
+	for g, h := range s.homes {
+		c := of.DeepCopy()
+		c.ObjectMeta = metav1.ObjectMeta{Name: "v1." + g, Annotations: h.annotations}
+		c.Spec.Group = g
+		if h.bundle != nil {
+			c.Spec.CABundle = h.bundle
+		}
+		if h.port != 0 {
+			c.Spec.Service.Port = &h.port
+		}
+		in.APIServices[c.Name] = c
+	}
+	for key := range in.Services {
+		in.Services[key].Spec.Ports = append(in.Services[key].Spec.Ports, corev1.ServicePort{Name: "alt", Port: 8443})
+		slice := in.Slices[key][0]
+		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: new("alt"), Port: slice.Ports[0].Port})
+	}
+}
+
+// answer is the backend: it writes down over which connection it was asked; a watch goes on, and what is to hang hangs.
+func (s *street) answer(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	s.conns[r.URL.Path] = r.RemoteAddr
+	s.mu.Unlock()
+	if strings.Contains(r.URL.RawQuery, "hang") {
+		s.hung <- struct{}{}
+		select {
+		case <-s.free:
+		case <-r.Context().Done():
+		}
+	}
+	_, _ = io.WriteString(w, "ok")
+	if strings.Contains(r.URL.RawQuery, "watch") {
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	}
+}
+
+// apply makes a table of what there is.
+func (s *street) apply() { s.current.Store(buildTable(s.t, s.world, s.config)) }
+
+func things(group string) string { return "/apis/" + group + "/v1/things" }
+
+func (s *street) open(target string) *http.Response {
+	s.t.Helper()
+	r := s.request(s.t, http.MethodGet, target, nil)
+	r.Header.Set("Authorization", "Bearer token-of-alice")
+	res, err := s.client.Do(r)
+	check(s.t, err)
+	s.t.Cleanup(func() { res.Body.Close() })
+	return res
+}
+
+// conn asks a group, and tells over which connection its backend heard of it.
+func (s *street) conn(group string) string {
+	s.t.Helper()
+	res := s.open(things(group))
+	if body, err := io.ReadAll(res.Body); err != nil || string(body) != "ok" || res.StatusCode != http.StatusOK {
+		s.t.Fatalf("%s: %d %q, %v", group, res.StatusCode, body, err)
+	}
+	return s.at(group)
+}
+
+// at is over which connection a group's last request came.
+func (s *street) at(group string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.conns[things(group)]
+}
+
+// shared waits until groups share a connection, and returns it. Who shares is looked at once a second.
+func (s *street) shared(groups ...string) string {
+	s.t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		first, all := s.conn(groups[0]), true
+		for _, g := range groups[1:] {
+			all = all && s.conn(g) == first
+		}
+		if all && s.conn(groups[0]) == first {
+			return first
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatalf("%v do not share a connection", groups)
+		}
+	}
+}
+
+// goesOn checks that a watch does, for a second.
+func (s *street) goesOn(what string, w *http.Response) {
+	s.t.Helper()
+	done := make(chan error, 1)
+	go func() { _, err := io.ReadAll(w.Body); done <- err }()
+	select {
+	case err := <-done:
+		s.t.Errorf("the watch %s has ended: %v", what, err)
+	case <-time.After(time.Second):
+	}
+}
+
+// ends checks that a watch ends cleanly within the 5 s that are promised, and a little for the machine.
+func (s *street) ends(what string, w *http.Response) {
+	s.t.Helper()
+	begun := time.Now()
+	if body, err := io.ReadAll(w.Body); err != nil || string(body) != "ok" || time.Since(begun) > 10*time.Second {
+		s.t.Errorf("the watch %s: %q, %v after %v", what, body, err, time.Since(begun))
+	}
+}
+
+// closes checks that a connection to the backend does.
+func (s *street) closes(what, address string) {
+	s.t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); s.remote.isOpen(address); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			s.t.Fatalf("the connection %s is open", what)
+		}
+	}
+}
+
+// another adds a second process behind the Service, and returns its address.
+func (s *street) another(h http.HandlerFunc) *far {
+	f := newFar(s.t, &s.authorities, true, "ext.default.svc", h)
+	at := netip.MustParseAddrPort(f.Listener.Addr().String())
+	also, port := s.config.also, int32(at.Port())
+	s.config.also = func(in *registry.Input) {
+		also(in)
+		for key := range in.Slices {
+			second := in.Slices[key][0].DeepCopy()
+			second.Name = "ext-2"
+			for i := range second.Ports {
+				second.Ports[i].Port = &port
+			}
+			in.Slices[key] = append(in.Slices[key], second)
+		}
+	}
+	return f
+}
