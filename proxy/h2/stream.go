@@ -49,7 +49,7 @@ type stream struct {
 
 	plan     kept
 	ep       *Endpoint // the one picked last
-	sending  *sending // nil: nothing is sent again
+	sending  *sending  // nil: nothing is sent again
 	ticket   *ticket
 	local    *local
 	free     *stream // the next on the engine's free list
