@@ -240,7 +240,7 @@ func TestSharedRotation(t *testing.T) {
 	changed := s.rotated
 	s.rotated = nil // there is no further one
 	close(changed)
-	for deadline := time.Now().Add(30 * time.Second); s.conn(a) == shared; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); s.conn(a) == shared; <-time.After(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("still over the connection of the old certificate")
 		}

@@ -186,7 +186,7 @@ func (s *street) at(group string) string {
 // shared waits until groups share a connection, and returns it. Who shares is looked at once a second.
 func (s *street) shared(groups ...string) string {
 	s.t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; <-time.After(10 * time.Millisecond) {
 		first, all := s.conn(groups[0]), true
 		for _, g := range groups[1:] {
 			all = all && s.conn(g) == first
@@ -224,7 +224,7 @@ func (s *street) ends(what string, w *http.Response) {
 // closes checks that a connection to the backend does.
 func (s *street) closes(what, address string) {
 	s.t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); s.remote.isOpen(address); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); s.remote.isOpen(address); <-time.After(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			s.t.Fatalf("the connection %s is open", what)
 		}
