@@ -37,7 +37,7 @@ func (p *Proxy) Frames(cfg h2.Config) *h2.Server {
 	cfg.Decide = l.decide
 	l.server = h2.New(cfg)
 	if p.cfg.Backends != nil {
-		p.cfg.Backends.Serve(backend.Lane{Find: l.find, Leave: l.leave, End: l.end, Eject: l.eject})
+		p.cfg.Backends.Serve(l)
 	}
 	return l.server
 }

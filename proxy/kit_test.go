@@ -10,7 +10,6 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,7 +34,7 @@ type world struct {
 	front, frames *httptest.Server
 	lane          *h2.Server
 	table         func() *registry.Table
-	current       atomic.Pointer[registry.Table]
+	current       current
 }
 
 const remoteGV = "/apis/remote.example.com/v1"
@@ -53,7 +52,7 @@ type worldConfig struct {
 	// guard is the backends'. Nil: their trust lasts.
 	guard func(*registry.Backend, []*x509.Certificate) (<-chan struct{}, func())
 	// share is the backends'. Nil: nothing is shared.
-	share func(*registry.Backend) (backend.Anchor, bool)
+	share func(*registry.Backend) (any, func() *tls.Config, func([]*x509.Certificate) (<-chan struct{}, func()))
 	// identity is the backends' IdentityChanged.
 	identity func() <-chan struct{}
 	// observe is the backends'.

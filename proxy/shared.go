@@ -40,16 +40,16 @@ func (l *frameLane) endpoint(lease backend.Lease, fits func(*h2.Endpoint) bool, 
 	}
 }
 
-// find is backend.Lane.Find. A request that is under way has been known before.
-func (l *frameLane) find(u *backend.Upstream) any {
+// Find is for backend.Pools. A request that is under way has been known before.
+func (l *frameLane) Find(u *backend.Upstream) any {
 	if known, ok := l.upstreams.Load(u); ok {
 		return known.(*frameUpstream).frames //nolint:forcetypeassert // nothing else is stored
 	}
 	return nil
 }
 
-// leave is backend.Lane.Leave.
-func (l *frameLane) leave(whats []any) [][]*backend.Conn {
+// Leave is for backend.Pools.
+func (l *frameLane) Leave(whats []any) [][]*backend.Conn {
 	of := make([]*h2.Upstream, len(whats))
 	at := make(map[*h2.Upstream]int, len(whats))
 	for i, w := range whats {
@@ -65,19 +65,21 @@ func (l *frameLane) leave(whats []any) [][]*backend.Conn {
 	return on
 }
 
-// end is backend.Lane.End.
-func (l *frameLane) end(what any, on *backend.Conn) {
+// End is for backend.Pools.
+func (l *frameLane) End(what any, on *backend.Conn) {
 	if u, ok := what.(*h2.Upstream); ok {
 		l.server.End(u, on.Conn)
 	}
 }
 
-// eject is backend.Lane.Eject.
-func (l *frameLane) eject(list []backend.Ejection) {
-	shares := make([]h2.Share, 0, len(list))
-	for _, x := range list {
-		if u, ok := x.What.(*h2.Upstream); ok {
-			shares = append(shares, h2.Share{Of: u, Name: x.Address})
+// Eject is for backend.Pools.
+func (l *frameLane) Eject(addresses map[any][]string) {
+	var shares []h2.Share
+	for what, list := range addresses {
+		if u, ok := what.(*h2.Upstream); ok {
+			for _, a := range list {
+				shares = append(shares, h2.Share{Of: u, Name: a})
+			}
 		}
 	}
 	l.server.EjectShares(shares)

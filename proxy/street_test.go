@@ -16,7 +16,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -27,9 +26,9 @@ type anchored struct {
 	pair func() tls.Certificate
 }
 
-func (a anchored) Key() any { return [2]string{a.b.ServerName, string(a.b.CABundle)} }
+func (a anchored) key() any { return [2]string{a.b.ServerName, string(a.b.CABundle)} }
 
-func (a anchored) TLS() *tls.Config {
+func (a anchored) tls() *tls.Config {
 	return &tls.Config{RootCAs: a.pool(), ServerName: a.b.ServerName, Certificates: []tls.Certificate{a.pair()}, MinVersion: tls.VersionTLS12}
 }
 
@@ -39,7 +38,7 @@ func (a anchored) pool() *x509.CertPool {
 	return pool
 }
 
-func (a anchored) Guard(chain []*x509.Certificate) (<-chan struct{}, func()) {
+func (a anchored) guard(chain []*x509.Certificate) (<-chan struct{}, func()) {
 	lost := make(chan struct{})
 	if _, err := chain[0].Verify(x509.VerifyOptions{Roots: a.pool(), DNSName: a.b.ServerName}); err != nil {
 		close(lost)
@@ -74,8 +73,12 @@ func newStreet(t *testing.T, groups ...string) *street {
 	s := &street{t: t, homes: map[string]*neighbour{}, conns: map[string]string{}, rotated: make(chan struct{}), hung: make(chan struct{}, 64), free: make(chan struct{})}
 	pair := func() tls.Certificate { return *s.pair.Load() }
 	s.config = worldConfig{
-		share: func(b *registry.Backend) (backend.Anchor, bool) {
-			return anchored{b, pair}, s.pair.Load() != nil
+		share: func(b *registry.Backend) (any, func() *tls.Config, func([]*x509.Certificate) (<-chan struct{}, func())) {
+			a := anchored{b, pair}
+			if s.pair.Load() == nil {
+				return nil, nil, nil
+			}
+			return a.key(), a.tls, a.guard
 		},
 		guard: func(b *registry.Backend, chain []*x509.Certificate) (<-chan struct{}, func()) {
 			if s.pair.Load() == nil { // the world is being made
@@ -83,7 +86,7 @@ func newStreet(t *testing.T, groups ...string) *street {
 			}
 			for _, e := range s.table().Entries() {
 				if e.Backend == b {
-					return anchored{b, pair}.Guard(chain)
+					return anchored{b, pair}.guard(chain)
 				}
 			}
 			gone := make(chan struct{}) // as certs/trust has it: the trust goes with the APIService

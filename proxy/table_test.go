@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"net/netip"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,6 +14,9 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 )
+
+// current is the table of a world.
+type current struct{ atomic.Pointer[registry.Table] }
 
 // buildTable has one remote group-version, served by w.remote, and one local one.
 func buildTable(t testing.TB, w *world, c worldConfig) *registry.Table {

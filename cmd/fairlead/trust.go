@@ -12,7 +12,6 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
-	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -44,12 +43,11 @@ func (d *door) makeTrust(context.Context) (err error) {
 }
 
 // share is the trust in a backend in proxy/backend's words.
-func (d *door) share(b *registry.Backend) (backend.Anchor, bool) {
-	a, ok := d.trust.Share(b)
-	if !ok {
-		return nil, false // not a nil pointer in an interface
+func (d *door) share(b *registry.Backend) (key any, config func() *tls.Config, guard func([]*x509.Certificate) (<-chan struct{}, func())) {
+	if a, ok := d.trust.Share(b); ok {
+		return a.Key(), a.TLS, a.Guard
 	}
-	return a, true
+	return nil, nil, nil
 }
 
 // watchConfigMap is the registry's watch in the words of certs.

@@ -9,14 +9,11 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// Anchor is a trust that never changes (certs/trust): connections that were verified by one are verified for all whose Anchor has the same key.
-type Anchor interface {
-	// Key is equal for Anchors that are the same trust.
-	Key() any
-	// TLS makes the configuration of one connection. It is changed by the caller.
-	TLS() *tls.Config
-	// Guard watches over a connection as Config.Guard does.
-	Guard(chain []*x509.Certificate) (lost <-chan struct{}, release func())
+// anchor is a trust that never changes (certs/trust.Anchor): connections that were verified by one are verified for all whose anchor has the same key. Config.Share has it.
+type anchor struct {
+	key   any
+	tls   func() *tls.Config
+	guard func(chain []*x509.Certificate) (lost <-chan struct{}, release func())
 }
 
 // groupKey is what APIServices must have in common to share connections: the Service and port, and all that makes a connection what it is. What is the same for all
@@ -29,7 +26,7 @@ type groupKey struct {
 }
 
 // group are the APIServices that have one groupKey. From the second on they have a carrier: an Upstream of its own with the HTTP/2 connections of the frame lane that
-// they share, verified against their common Anchor, so that none carries a request of somebody who would not trust it. Limits, verdicts, ejection and the choice of an
+// they share, verified against their common anchor, so that none carries a request of somebody who would not trust it. Limits, verdicts, ejection and the choice of an
 // endpoint remain each APIService's own. An APIService without peers has nothing to do with any of this. By Pools.mu.
 type group struct {
 	key     groupKey
@@ -46,8 +43,8 @@ type candidate struct {
 // regroup has those share connections that may by now. The trust is asked without the mutex: it may have a whole table to take in, and requests wait for the mutex.
 func (p *Pools) regroup() {
 	for _, c := range p.alone() {
-		if a, ok := p.cfg.Share(c.spec); ok {
-			p.admit(c, a)
+		if key, tls, guard := p.cfg.Share(c.spec); key != nil {
+			p.admit(c, anchor{key, tls, guard})
 		}
 	}
 }
@@ -55,7 +52,7 @@ func (p *Pools) regroup() {
 func (p *Pools) alone() []candidate {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.cfg.Share == nil || p.lane.Find == nil {
+	if p.cfg.Share == nil || p.lane == nil {
 		return nil
 	}
 	var list []candidate
@@ -68,14 +65,14 @@ func (p *Pools) alone() []candidate {
 }
 
 // admit makes c a member of the group that its trust belongs to, unless it has changed meanwhile.
-func (p *Pools) admit(c candidate, a Anchor) {
+func (p *Pools) admit(c candidate, a anchor) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r, b := c.r, c.spec
 	if r.group != nil || r.spec.Load() != b || p.remotes[r.name] != r {
 		return
 	}
-	key := groupKey{namespace: b.Namespace, service: b.Service, port: b.Port, ping: r.view.Load().pingTimeout, trust: a.Key()}
+	key := groupKey{namespace: b.Namespace, service: b.Service, port: b.Port, ping: r.view.Load().pingTimeout, trust: a.key}
 	g := p.groups[key]
 	if g == nil {
 		g = &group{key: key, members: make(map[*remote]struct{})}
@@ -95,12 +92,12 @@ func (p *Pools) admit(c candidate, a Anchor) {
 }
 
 // newCarrier makes the connections that a group shares. What they cost is counted, and what is wrong with them told, as payer's.
-func (p *Pools) newCarrier(key groupKey, a Anchor, payer *remote) *Upstream {
+func (p *Pools) newCarrier(key groupKey, a anchor, payer *remote) *Upstream {
 	h2 := []string{"h2"}
 	var c *Upstream
 	c = newUpstream(fmt.Sprintf("%s/%s:%d", key.namespace, key.service, key.port), p.owner, target{
-		tls:   func() (*tls.Config, error) { return a.TLS(), nil },
-		guard: a.Guard,
+		tls:   func() (*tls.Config, error) { return a.tls(), nil },
+		guard: a.guard,
 		dial:  dialer(p.cfg.Dial, p.refuse),
 		// Those whose requests are on a connection hear of it from the lane. One more is for a connection that nobody uses.
 		signal:    func(address string, err error) { c.payer.Load().target.signal(address, err) },

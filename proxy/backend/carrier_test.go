@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"net/http"
+	"reflect"
 	"slices"
 	"sync"
 	"testing"
@@ -64,7 +65,7 @@ func TestNobodySharesAlone(t *testing.T) {
 		t.Errorf("shares %s with nobody", c.name)
 	}
 	s = newStreet(t, nil)
-	s.Serve(Lane{})
+	s.Serve(nil)
 	s.house("a", nil, healthy(place1))
 	s.house("b", nil, healthy(place1))
 	s.settle()
@@ -244,7 +245,7 @@ func TestEjectionOfSharers(t *testing.T) {
 	s.house("a", nil, registry.Endpoint{Address: place1, Health: registry.Unhealthy}, healthy(place2))
 	s.table()
 	s.owner.running.Wait()
-	if !slices.Equal(s.recorder.ejected, []Ejection{{a, place1}}) {
+	if want := []map[any][]string{{a: {place1}}}; !reflect.DeepEqual(s.recorder.ejected, want) {
 		t.Errorf("ejected %v", s.recorder.ejected)
 	}
 	used := map[string]map[string]bool{"a": {}, "b": {}}

@@ -2,25 +2,18 @@ package backend
 
 import "time"
 
-// Lane is what forwards frames over connections from DialH2. Its methods may be called by any goroutine, and none of them with a mutex held that Pick or Upstream needs,
-// but for Find.
-type Lane struct {
+// lane is what forwards frames over connections from DialH2. Its methods may be called by any goroutine, and none of them with a mutex held that Pick or Pools.Upstream
+// needs, but for Find.
+type lane interface {
 	// Find returns what an Upstream's requests are known by, nil if there has been none. It must not wait.
-	Find func(*Upstream) (what any)
+	Find(u *Upstream) (what any)
 	// Leave has requests choose again that wait for a shared connection, and returns for each of the whats on which shared connections its long-running ones are.
-	Leave func(whats []any) [][]*Conn
+	Leave(whats []any) [][]*Conn
 	// End ends the long-running ones on one connection.
-	End func(what any, on *Conn)
-	// Eject sends elsewhere requests over shared connections that have no answer yet and may be sent again.
-	Eject func([]Ejection)
-}
-
-// Ejection is an endpoint that was found unhealthy for an Upstream while others are not.
-type Ejection struct {
-	// What is the Upstream's by Lane.Find; never nil.
-	What any
-	// Address is the endpoint's.
-	Address string
+	End(what any, on *Conn)
+	// Eject sends elsewhere requests over shared connections to addresses that were found unhealthy for their Upstream while others are not; those that have no answer yet
+	// and may be sent again.
+	Eject(addresses map[any][]string)
 }
 
 // leaver is who has shared connections until now.
@@ -36,7 +29,7 @@ type held struct {
 }
 
 // Serve names the frame lane. There is one; until it is named nothing is shared.
-func (p *Pools) Serve(l Lane) {
+func (p *Pools) Serve(l lane) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.lane = l
@@ -45,7 +38,7 @@ func (p *Pools) Serve(l Lane) {
 // carryOut has the lane do what a table that was just applied means for requests over shared connections. It is called with the mutex held; the lane is asked without.
 func (p *Pools) carryOut() {
 	lane, left, ejected := p.lane, p.left, p.ejected
-	p.left, p.ejected = nil, nil
+	p.left, p.ejected = nil, make(map[any][]string)
 	var whats []any
 	var whose []*Upstream
 	for _, l := range left {

@@ -28,9 +28,9 @@ type Config struct {
 	// Guard watches over a connection whose server presented chain: lost is closed when it is no longer trusted. release is called when the connection has ended. Nil:
 	// connections drain when the registry.Backend changes.
 	Guard func(b *registry.Backend, chain []*x509.Certificate) (lost <-chan struct{}, release func())
-	// Share returns the trust in a backend as one that other APIServices may have, too: those of one Service and port whose Anchors have the same key share their HTTP/2
-	// connections. It reports false where there is none. Nil: nothing is shared.
-	Share func(*registry.Backend) (Anchor, bool)
+	// Share returns the trust in a backend as one that never changes and that other APIServices may have, too: those of one Service and port with equal (comparable)
+	// keys share HTTP/2 connections, which are made with tls and watched over by guard as by TLS and Guard. A nil key: there is no such trust now. Nil: nothing is shared.
+	Share func(*registry.Backend) (key any, tls func() *tls.Config, guard func(chain []*x509.Certificate) (lost <-chan struct{}, release func()))
 	// IdentityChanged returns a channel that is closed when the proxy client certificate is replaced; called again, it returns the next one. All connections then
 	// drain. Nil: it never is.
 	IdentityChanged func() <-chan struct{}
@@ -64,12 +64,12 @@ type Pools struct {
 	mu      sync.Mutex
 	remotes map[string]*remote // by APIService
 	groups  map[groupKey]*group
-	lane    Lane
+	lane    lane // nil: nothing is shared
 	held    map[held]struct{}
 	// thinned waits for forsake, left and ejected for carryOut.
 	thinned map[*group]struct{}
 	left    []leaver
-	ejected []Ejection
+	ejected map[any][]string
 }
 
 // remote is an APIService's Upstream, which outlives changes of its trust.
@@ -87,7 +87,7 @@ func New(cfg Config) (*Pools, error) {
 	}
 	p := &Pools{
 		cfg: cfg, owner: newOwner(cfg.Logger), remotes: make(map[string]*remote), groups: make(map[groupKey]*group), held: make(map[held]struct{}),
-		thinned: make(map[*group]struct{}),
+		thinned: make(map[*group]struct{}), ejected: make(map[any][]string),
 	}
 	if cfg.Metrics != nil {
 		if err := cfg.Metrics.Register(newCollector(p.upstreams, true)); err != nil {
@@ -291,7 +291,7 @@ func (p *Pools) newRemote(e *registry.Entry) *remote {
 	})
 	r.ejected = func(address string) { // by update, which apply calls
 		if what := p.lane.Find(r.Upstream); what != nil {
-			p.ejected = append(p.ejected, Ejection{what, address})
+			p.ejected[what] = append(p.ejected[what], address)
 		}
 	}
 	p.bySpec.Store(e.Backend, r.Upstream)

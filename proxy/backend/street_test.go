@@ -13,14 +13,11 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// still is a trust that is its name.
+// still is a trust that does not change.
 type still struct {
-	key  string
 	tls  func() (*tls.Config, error)
 	lost chan struct{}
 }
-
-func (s still) Key() any { return s.key }
 
 func (s still) TLS() *tls.Config {
 	cfg, _ := s.tls() // the tests' never fails
@@ -35,34 +32,33 @@ type recorder struct {
 	on      map[*Upstream][]*Conn // where long-running requests are
 	left    []*Upstream
 	ended   []*Conn
-	ejected []Ejection
+	ejected []map[any][]string
 }
 
-func (l *recorder) lane() Lane {
-	return Lane{
-		Find: func(u *Upstream) any { return u },
-		Leave: func(whats []any) [][]*Conn {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			var on [][]*Conn
-			for _, w := range whats {
-				u := w.(*Upstream)
-				l.left = append(l.left, u)
-				on = append(on, l.on[u])
-			}
-			return on
-		},
-		End: func(_ any, on *Conn) {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			l.ended = append(l.ended, on)
-		},
-		Eject: func(list []Ejection) {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			l.ejected = append(l.ejected, list...)
-		},
+func (l *recorder) Find(u *Upstream) any { return u }
+
+func (l *recorder) Leave(whats []any) [][]*Conn {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var on [][]*Conn
+	for _, w := range whats {
+		u := w.(*Upstream)
+		l.left = append(l.left, u)
+		on = append(on, l.on[u])
 	}
+	return on
+}
+
+func (l *recorder) End(_ any, on *Conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ended = append(l.ended, on)
+}
+
+func (l *recorder) Eject(addresses map[any][]string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ejected = append(l.ejected, addresses)
 }
 
 // street is a Pools whose APIServices may be neighbours. Its Run does not run: tables are applied, and neighbours joined, when a test says so.
@@ -87,10 +83,12 @@ func newStreet(t *testing.T, change func(*Config)) *street {
 	cfg := Config{
 		Table: func() *registry.Table { return &registry.Table{} }, AllowLoopback: true,
 		TLS: func(*registry.Backend) (*tls.Config, error) { return s.anchor.tls() },
-		Share: func(b *registry.Backend) (Anchor, bool) {
-			a := s.anchor
-			a.key = s.trust(b)
-			return a, a.key != ""
+		Share: func(b *registry.Backend) (any, func() *tls.Config, func([]*x509.Certificate) (<-chan struct{}, func())) {
+			key := s.trust(b)
+			if key == "" {
+				return nil, nil, nil
+			}
+			return key, s.anchor.TLS, s.anchor.Guard
 		},
 		Guard: func(*registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return s.lost, func() {} },
 	}
@@ -102,7 +100,7 @@ func newStreet(t *testing.T, change func(*Config)) *street {
 		t.Fatal(err)
 	}
 	s.Pools = p
-	s.Serve(s.recorder.lane())
+	s.Serve(&s.recorder)
 	t.Cleanup(p.owner.stop)
 	return s
 }

@@ -6,8 +6,8 @@ import "crypto/tls"
 
 // Share is what one upstream has under way over shared connections to an address.
 type Share struct {
-	Of   *Upstream
-	Name string // Endpoint.Name
+	Of   *Upstream // whose it is; never nil
+	Name string    // Endpoint.Name
 }
 
 // carrier is the endpoint whose connections are used.
