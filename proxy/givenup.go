@@ -74,7 +74,7 @@ func (g *givenUp) ended(d *Decision, h *Head, took time.Duration) {
 	g.charge(payerOf(d, h), 1)
 }
 
-// charge has who pay for n requests, which are no more than burst.
+// charge has who pay for n requests, burst at most.
 func (g *givenUp) charge(who payer, n int) {
 	now := time.Since(g.began)
 	full := time.Duration(g.burst) * g.pause
@@ -131,15 +131,15 @@ func (s *owing) sweep(now time.Duration) {
 }
 
 // Unserved is told of a connection of the net/http lane that was ended because net/http had to refuse too much on it, before anybody could see whose it was. ctx
-// is the connection's, or one made of it. If all that was served on it was one user's, so was this, and is paid for like what is given up: a connection that
-// is ended does not stop who opens another.
-func (p *Proxy) Unserved(ctx context.Context, n int) {
+// is the connection's, or one made of it. If all that was served on it was one user's, so was this, and that user has used up what may be given up at once: a
+// connection that is ended does not stop who opens another, and the second makes the user owe.
+func (p *Proxy) Unserved(ctx context.Context) {
 	s := slotOf(ctx)
 	if s == nil {
 		return
 	}
 	if who, ok := s.who.known(); ok {
-		p.givenUp.charge(who, min(n, p.givenUp.burst))
+		p.givenUp.charge(who, p.givenUp.burst)
 	}
 }
 

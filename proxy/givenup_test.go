@@ -207,11 +207,14 @@ func TestUnserved(t *testing.T) {
 		for _, who := range tc.asks {
 			slotOf(ctx).who.asks(who)
 		}
-		for range 3 {
-			p.Unserved(ctx, p.givenUp.burst/2)
-		}
-		p.Unserved(t.Context(), 1) // of another server
 		d, h := quitter("bob")
+		p.givenUp.pause = time.Hour
+		p.Unserved(ctx)
+		p.Unserved(t.Context()) // of another server
+		if p.givenUp.owes(d, h) {
+			t.Errorf("%s: owes for the first", tc.name)
+		}
+		p.Unserved(ctx)
 		if got := p.givenUp.owes(d, h); got != tc.want {
 			t.Errorf("%s: owes %v", tc.name, got)
 		}

@@ -23,8 +23,8 @@ const (
 	gainCompleted = 10
 )
 
-// calm has net/http serve HTTP/2 on connections that pay. charge is told of each that is ended for it, and how many of its streams nobody has served.
-func calm(s *http.Server, streams int, charge func(ctx context.Context, unserved int)) error {
+// calm has net/http serve HTTP/2 on connections that pay. charge is told of each that is ended for it.
+func calm(s *http.Server, streams int, charge func(context.Context)) error {
 	// net/http alone would take nothing but a *tls.Conn, whose plain side cannot be seen. This is the same code from the repository where it is written
 	// (decision 0014).
 	const usual = 250                                     // streams at a time, if nothing is said
@@ -38,7 +38,7 @@ func calm(s *http.Server, streams int, charge func(ctx context.Context, unserved
 			ctx = b.BaseContext() // what net/http made of Server.BaseContext and ConnContext
 		}
 		paying := newPayingConn(c, cmp.Or(streams, usual))
-		paying.charge = func(n int) { charge(ctx, n) }
+		paying.charge = func() { charge(ctx) }
 		own.ServeConn(paying, &http2.ServeConnOpts{Context: context.WithValue(ctx, payingKey{}, paying), Handler: h, BaseConfig: s}) //nolint:staticcheck // as above
 	}
 	return nil
@@ -59,7 +59,7 @@ type payingConn struct {
 	*tls.Conn
 
 	most    int // streams at a time
-	charge  func(unserved int)
+	charge  func()        // called once, when over
 	settled chan struct{} // holds an element when limbo has become less
 
 	mu      sync.Mutex // guards what follows
@@ -67,7 +67,6 @@ type payingConn struct {
 	last    uint32 // the last stream that the client has opened
 	limbo   int    // streams that were read and neither came to a handler nor ended; below zero where a wait was given up
 	served  int    // streams that a handler has or had, and whose end was not written yet
-	refused int    // streams that no handler had
 	budget  int
 	at      time.Time // when budget was last added to
 	over    bool      // no more is to be read
@@ -133,7 +132,6 @@ func (c *payingConn) wrote(f *frames) {
 	}
 	if c.served == 0 {
 		c.settle()
-		c.refused++
 		c.spend(cost)
 		return
 	}
@@ -154,7 +152,7 @@ func (c *payingConn) spend(n int) {
 		return
 	}
 	c.over = true
-	c.charge(min(c.refused, calmBurst/costReset)) // what was refused in the course of a year was paid for
+	c.charge()
 }
 
 // Read ends the connection once the budget is used up: net/http makes a GOAWAY of this error. What it has read before, it has dealt with when it reads again.
