@@ -58,7 +58,7 @@ const (
 type payingConn struct {
 	*tls.Conn
 
-	most    int // streams at a time
+	most    int           // streams at a time
 	charge  func()        // called once, when over
 	settled chan struct{} // holds an element when limbo has become less
 
