@@ -58,7 +58,7 @@ type result struct {
 // series is what one peer did, round by round.
 type series struct {
 	Peer    string   `json:"peer"`
-	Samples []sample `json:"samples"`
+	Samples []sample `json:"samples"` // by round; one without figures did not count
 }
 
 func (r *results) of(scenario, peer string) *series {
@@ -100,7 +100,9 @@ func newSpread(v []float64) spread {
 func (s *series) spread(of func(sample) float64) spread {
 	var v []float64
 	for _, x := range s.Samples {
-		v = append(v, of(x))
+		if x != (sample{}) {
+			v = append(v, of(x))
+		}
 	}
 	return newSpread(v)
 }
@@ -109,7 +111,7 @@ func (s *series) spread(of func(sample) float64) spread {
 func ratio(ours, theirs *series, of func(sample) float64) spread {
 	var v []float64
 	for i := range min(len(ours.Samples), len(theirs.Samples)) {
-		if x := of(theirs.Samples[i]); x > 0 {
+		if x := of(theirs.Samples[i]); x > 0 && ours.Samples[i] != (sample{}) {
 			v = append(v, of(ours.Samples[i])/x)
 		}
 	}

@@ -40,6 +40,21 @@ func TestRatio(t *testing.T) {
 	}
 }
 
+func TestRoundThatDoesNotCount(t *testing.T) {
+	r := &results{}
+	for round, x := range []struct{ ours, theirs float64 }{{10, 20}, {0, 40}, {10, 0}, {9, 20}} {
+		r.add("s", fairlead, round, sample{CPU: x.ours})
+		r.add("s", haproxy, round, sample{CPU: x.theirs})
+	}
+	cpu := func(s sample) float64 { return s.CPU }
+	if s := ratio(r.of("s", fairlead), r.of("s", haproxy), cpu); s != (spread{.45, .475, .5}) {
+		t.Errorf("ratios are %+v", s)
+	}
+	if s := r.of("s", haproxy).spread(cpu); s != (spread{20, 20, 40}) {
+		t.Errorf("figures are %+v", s)
+	}
+}
+
 func TestSpread(t *testing.T) {
 	for _, tc := range []struct {
 		in   []float64

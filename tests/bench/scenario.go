@@ -75,12 +75,17 @@ func (w *world) rounds(ctx context.Context, o *options, r *results, name string,
 	if err != nil {
 		return err
 	}
+	missed := map[*peer]int{}
 	for round := range o.rounds {
 		for i := range list {
 			p := list[(i+round)%len(list)] // nobody is always the first
 			s, err := w.measure(ctx, o, p, of(p))
 			if err != nil {
-				return fmt.Errorf("measuring %s: %w", p.name, err)
+				// Such as falling behind a rate for a moment: a round that does not count, unless most do not.
+				if missed[p]++; ctx.Err() != nil || 2*missed[p] > o.rounds {
+					return fmt.Errorf("measuring %s: %w", p.name, err)
+				}
+				fmt.Fprintf(os.Stderr, "bench: %s: round %d of %s does not count: %v\n", name, round+1, p.name, err)
 			}
 			r.add(name, p.name, round, s)
 		}
