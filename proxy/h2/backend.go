@@ -77,12 +77,27 @@ func (e *engine) response(c *conn, s *stream, r responseHead) *connError {
 	if remove := s.plan.RemoveResponse; remove != nil {
 		r.fields = slices.DeleteFunc(r.fields, func(f hpack.HeaderField) bool { return remove(f.Name) })
 	}
-	s.leg[up].writeHeaders(s.id[up], c.blockES, e.fields[:1], r.fields)
+	s.leg[up].finalHead(s, c.blockES, e.fields[:1], r.fields)
 	if c.blockES {
 		e.review(s)
 	}
 	return nil
 }
+
+// finalHead writes the head of a response. One that says how long its body is waits for the body's first bytes if nothing else is to be written: Go's servers write
+// the two on their own, and a client can do nothing with the first. What holds a head back ends with the next output on the connection, or the next tick. The client has
+// said all that it has to say, so that it is not what the backend waits for, and could take a body.
+func (c *conn) finalHead(s *stream, end bool, lists ...[]hpack.HeaderField) {
+	d := &s.half[down]
+	idle := !c.dirty && !c.flushing && !c.closing && len(c.out) < maxHeld
+	c.writeHeaders(s.id[up], end, lists...)
+	if idle && !end && d.declared > 0 && s.half[up].end && !s.noBody && !s.plan.LongRunning && d.window > 0 && c.window > 0 {
+		c.hold()
+	}
+}
+
+// maxHeld is how much may be held back: some twenty heads.
+const maxHeld = 4 << 10
 
 func (e *engine) responseTrailers(c *conn, s *stream) *connError {
 	d := &s.half[down]

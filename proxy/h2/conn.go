@@ -37,6 +37,7 @@ type conn struct {
 	enc      *encoder
 	ready    list // streams that have something to send here and are only held up by the connection
 	dirty    bool // on the engine's list of connections with output
+	held     bool // out is not to be written yet, see finalHead
 	flushing bool // the driver is writing, and looks again afterwards
 	flushAt  time.Duration
 
@@ -120,10 +121,18 @@ func (c *conn) touch() {
 	}
 }
 
+// hold takes back the touch just made: output waits for the next one.
+func (c *conn) hold() {
+	n := len(c.e.dirty) - 1
+	c.e.dirty[n] = nil
+	c.e.dirty = c.e.dirty[:n]
+	c.dirty, c.held = false, true
+}
+
 // take hands the output to the driver.
 func (c *conn) take() []byte {
 	b := c.out
-	c.out, c.tailID = nil, 0
+	c.out, c.tailID, c.held = nil, 0, false
 	c.inflight = len(b)
 	c.e.count.output.Add(int64(len(b)))
 	c.flushAt = c.e.now

@@ -110,6 +110,9 @@ var errDeadline = errors.New("deadline exceeded")
 
 // check looks after one connection.
 func (e *engine) check(c *conn) {
+	if c.held {
+		c.touch()
+	}
 	var err error
 	switch {
 	case c.inflight > 0 && e.now-c.flushAt > e.lim.stall:

@@ -135,7 +135,7 @@ func (t *result) write(b *strings.Builder) {
 	cpu := func(s sample) float64 { return s.CPU }
 	p99 := func(s sample) float64 { return s.P99 }
 	watch := func(s sample) float64 { return s.Watch }
-	ours := t.Peers[0]
+	ours := t.Peers[max(0, slices.IndexFunc(t.Peers, func(s *series) bool { return s.Peer == fairlead }))] // else the first of a row
 	for _, s := range t.Peers {
 		cells := []string{s.Peer, number(s.spread(cpu).middle)}
 		by := func(of func(sample) float64) string {
