@@ -66,6 +66,7 @@ type options struct {
 	hold      time.Duration
 	tokens    int
 	services  int
+	least     int
 	probes    time.Duration
 	args      string
 }
@@ -87,6 +88,7 @@ func parse(args []string) (*options, error) {
 	fs.DurationVar(&o.hold, "hold", 0, "`duration` for which idle watches are looked at, every half minute (default: not at all)")
 	fs.IntVar(&o.tokens, "tokens", 0, "largest `number` of distinct tokens (default 1000, with -full 100000)")
 	fs.IntVar(&o.services, "apiservices", 0, "largest `number` of APIServices (default 100, with -full 10000)")
+	fs.IntVar(&o.least, "apiservices-from", 10, "`number` of APIServices that comes after 1: the largest leaves out what is between")
 	fs.DurationVar(&o.probes, "probe-interval", 10*time.Minute, "how often each of many APIServices is probed (`duration`): 10,000 at Fairlead's own 10s need more than this machine may have")
 	fs.StringVar(&o.args, "args", "", "further `arguments` of Fairlead, separated by spaces")
 	if err := fs.Parse(args); err != nil {

@@ -18,7 +18,7 @@ import (
 func services(o *options) scenario {
 	const name = "apiservices"
 	return scenario{name: name, about: fmt.Sprintf("GET 1 KB, 8 × 8, over 1 … %d APIServices", o.services), run: func(ctx context.Context, w *world, o *options, r *results) error {
-		for n := 1; n <= o.services; n *= 10 {
+		for n := 1; n <= o.services; n = max(10*n, o.least) {
 			if err := w.overServices(ctx, o, r, name, n); err != nil {
 				return fmt.Errorf("with %d: %w", n, err)
 			}
