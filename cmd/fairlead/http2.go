@@ -48,8 +48,8 @@ const (
 	// maxLimbo is how many streams may have been read of which it is not known yet whether a handler gets them. net/http reads on while its answers wait to be
 	// written: without this, ten times as many heads are decoded before the first 431 is seen.
 	maxLimbo = 32
-	// limboTime is how long that is waited for: much longer than a goroutine takes to begin. Some streams never tell, such as those that are reset in net/http's
-	// queue, which it bounds itself.
+	// limboTime is how long that is waited for: much longer than a goroutine takes to begin. Some streams never tell: those that are reset in net/http's queue, and
+	// those that come after a GOAWAY, which are decoded and ignored. Who goes on with them gets a hundred a second decoded.
 	limboTime = 10 * time.Millisecond
 )
 
@@ -65,7 +65,7 @@ type payingConn struct {
 	mu      sync.Mutex // guards what follows
 	in, out frames
 	last    uint32 // the last stream that the client has opened
-	limbo   int    // streams that were read and neither came to a handler nor ended; below zero where a wait was given up
+	limbo   int    // streams that were read and neither came to a handler nor ended; maxLimbo when a wait was given up
 	served  int    // streams that a handler has or had, and whose end was not written yet
 	budget  int
 	at      time.Time // when budget was last added to
@@ -191,7 +191,7 @@ func (c *payingConn) await() (over bool) {
 			c.mu.Lock()
 		case <-late.C:
 			c.mu.Lock()
-			c.limbo = 0
+			c.limbo = maxLimbo // each further one waits as long
 		}
 	}
 	return c.over
