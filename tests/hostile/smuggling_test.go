@@ -160,15 +160,13 @@ func (d *door) smuggle(t *testing.T, s smuggled, group string, backend *extensio
 	backend.Forget()
 	conn := d.raw(t, "attacker")
 	text := strings.NewReplacer("INNER", inner, "GV", group).Replace(strings.ReplaceAll(s.text, "INNER", inner))
-	if _, err := io.WriteString(conn, text); err != nil {
-		t.Fatal(err)
-	}
+	_, cut := io.WriteString(conn, text) // it may be refused and ended before all of it is sent; then the answer may be lost too
 	most := 1
 	if s.whole {
 		most = 2
 	}
 	got := answers(t, conn, most)
-	if len(got) == 0 || !slices.Contains(s.want, got[0]) {
+	if len(got) == 0 && cut == nil || len(got) > 0 && !slices.Contains(s.want, got[0]) {
 		t.Errorf("answered %v, want one of %v", got, s.want)
 	}
 	if !s.whole && len(got) > 0 && got[0] >= 400 {
