@@ -136,6 +136,7 @@ func (d *door) makeAuthz() (*authz.Authorizer, error) {
 		if c.Review, err = authz.SubjectAccessReview(client); err != nil {
 			return nil, err
 		}
+		c.Ready = func() bool { return d.local.Ready() == nil }
 	}
 	may, err := authz.New(c)
 	if err != nil {

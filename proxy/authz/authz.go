@@ -21,6 +21,9 @@ type Config struct {
 	Review func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error)
 	// Generation changes whenever Review might answer differently, and ends the answers that are kept. Nil: only time does.
 	Generation func() uint64
+	// Ready reports whether who answers a Review knows its rules: a kube-apiserver that has just begun refuses what it has not read yet. While it does not, a no
+	// is no answer. Nil: it always does.
+	Ready func() bool
 	// LeaveRemotes allows every request with Attributes.Remote, for the backend to decide (--authorization-mode=backend). False: they are reviewed.
 	LeaveRemotes bool
 	// AllowPaths are open to everybody; one that ends in * is a prefix. Nil: /healthz, /readyz, /livez, as upstream. Empty and not nil: none.
@@ -86,6 +89,7 @@ var (
 	errNoUser   = errors.New("authorizing: there is no user")
 	errBusy     = errors.New("authorizing: too many reviews are under way")
 	errPanicked = errors.New("authorizing: the review panicked")
+	errNotReady = errors.New("authorizing: refused by a local apiserver that is not ready, which may not have read its rules yet")
 )
 
 // New checks a Config and returns an Authorizer for it.
@@ -241,6 +245,9 @@ func (z *Authorizer) ask(ctx context.Context, a authorizer.Attributes) (Decision
 	case err != nil:
 		z.metrics.reviewed("error")
 		return Decision{Reason: reason}, fmt.Errorf("authorizing: %w", err)
+	case z.cfg.Ready != nil && !z.cfg.Ready():
+		z.metrics.reviewed("error")
+		return Decision{}, errNotReady
 	}
 	z.metrics.reviewed("denied")
 	return Decision{Reason: reason}, nil
