@@ -182,11 +182,15 @@ func (w *world) ask(t *testing.T, d *door) (end func()) {
 	var asking sync.WaitGroup
 	count := map[string]int{}
 	ask := func(name string, f func() error) {
-		n := 0
+		n, cuts := 0, 0
 		for ctx.Err() == nil {
 			if err := f(); err != nil && ctx.Err() == nil {
-				t.Errorf("%s at %s: %v", name, time.Now().Format("15:04:05.000"), err)
-				break
+				// One answer at most was half on its way when the apiserver was killed: nobody can take its head back, and its client is told.
+				if cuts++; !strings.Contains(err.Error(), "reading response body") || cuts > 1 {
+					t.Errorf("%s at %s: %v", name, time.Now().Format("15:04:05.000"), err)
+					break
+				}
+				t.Logf("%s at %s: %v", name, time.Now().Format("15:04:05.000"), err)
 			}
 			n++
 		}
