@@ -71,20 +71,11 @@ func (s *Server) End(of *Upstream, on *tls.Conn) {
 		sh.lock()
 		for _, c := range sh.e.conns {
 			if c.pool != nil && c.link != nil && c.link.tls == on {
-				sh.e.endOn(of, c)
+				sh.e.cutLongRunning(c, of, ReasonRetired)
 				break
 			}
 		}
 		sh.settle()
-	}
-}
-
-// endOn is End.
-func (e *engine) endOn(of *Upstream, c *conn) {
-	for _, id := range c.ids(func(s *stream) bool { return s.plan.Forward == of && s.plan.LongRunning }) {
-		if s := c.streams[id]; s != nil {
-			e.endLongRunning(s, ReasonRetired)
-		}
 	}
 }
 

@@ -84,15 +84,21 @@ func TestSharersUseOneConnection(t *testing.T) {
 	s.clean()
 }
 
-// Who leaves takes what waits for a shared connection along; what was sent goes on, and where its watches are is told.
-func TestLeave(t *testing.T) {
-	s := newSharers(t)
-	c := s.client()
+// newWatchers are sharers with requests on one connection: 1 and 5 are watches of a's and of b's, 3 is a's and none.
+func newWatchers(t *testing.T) (s *sharers, c, b *peer) {
+	s = newSharers(t)
+	c = s.client()
 	s.ask(c, 1, "a", "GET", "/?watch=1")
 	s.ask(c, 3, "a", "GET", "/")
 	s.ask(c, 5, "b", "GET", "/?watch=1")
-	b := s.backend(0)
+	b = s.backend(0)
 	b.see()
+	return s, c, b
+}
+
+// Who leaves takes what waits for a shared connection along; what was sent goes on, and where its watches are is told.
+func TestLeave(t *testing.T) {
+	s, c, b := newWatchers(t)
 	s.heldDial = true
 	b.c.drained = true // nobody gets on it any more
 	s.ask(c, 7, "a", "POST", "/")
@@ -129,19 +135,13 @@ func TestLeave(t *testing.T) {
 
 // Ending one upstream's watches on a connection ends no others, and nothing else of its own.
 func TestEndOn(t *testing.T) {
-	s := newSharers(t)
-	c := s.client()
-	s.ask(c, 1, "a", "GET", "/?watch=1")
-	s.ask(c, 3, "a", "GET", "/")
-	s.ask(c, 5, "b", "GET", "/?watch=1")
-	b := s.backend(0)
-	b.see()
+	s, c, b := newWatchers(t)
 	for _, id := range []uint32{1, 5} {
 		b.headers(id, false, ":status=200")
 	}
 	b.flush()
 	c.see()
-	s.e.endOn(s.ups["a"], b.c)
+	s.e.cutLongRunning(b.c, s.ups["a"], ReasonRetired)
 	s.run()
 	b.want("RST 1 CANCEL")
 	c.want(`DATA 1 "" END`)

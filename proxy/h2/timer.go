@@ -149,7 +149,7 @@ func (e *engine) checkClient(c *conn) error {
 	case c.goAway == goAwaySoon && e.now-c.goAwayAt > e.lim.linger:
 		e.finalGoAway(c) // the client does not answer PING
 	case e.going && e.now >= e.cutAt:
-		e.cutLongRunning(c, ReasonDrain)
+		e.cutLongRunning(c, nil, ReasonDrain)
 	case len(c.streams) == 0:
 		if e.now-c.idleSince > e.lim.idle && c.goAway == goAwayNone {
 			e.drainConn(c)
@@ -171,7 +171,7 @@ func (e *engine) checkBackend(c *conn) error {
 	silent := e.now - c.lastRead
 	switch {
 	case c.cutAt > 0 && e.now >= c.cutAt:
-		e.cutLongRunning(c, ReasonRetired)
+		e.cutLongRunning(c, nil, ReasonRetired)
 	case len(c.streams) == 0 && e.now-c.idleSince > e.lim.backendIdle:
 		c.drained = true
 		e.closeIfDone(c)
@@ -193,16 +193,9 @@ func (c *conn) ask() {
 	c.writePing(0, []byte("fairlead"))
 }
 
-// cutLongRunning ends what runs long.
-func (e *engine) cutLongRunning(c *conn, r Reason) {
-	ids := make([]uint32, 0, len(c.streams))
-	for id, s := range c.streams {
-		if s.plan.LongRunning {
-			ids = append(ids, id)
-		}
-	}
-	slices.Sort(ids)
-	for _, id := range ids {
+// cutLongRunning ends what runs long: an upstream's, or everybody's if of is nil.
+func (e *engine) cutLongRunning(c *conn, of *Upstream, r Reason) {
+	for _, id := range c.ids(func(s *stream) bool { return s.plan.LongRunning && (of == nil || s.plan.Forward == of) }) {
 		if s := c.streams[id]; s != nil {
 			e.endLongRunning(s, r)
 		}
