@@ -7,6 +7,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -35,7 +36,7 @@ func run(ctx context.Context, title string, args []string, w io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("reading profile: %w", err)
 	}
-	root, err := parse(strings.NewReader(string(text)))
+	root, err := parse(bytes.NewReader(text))
 	if err != nil {
 		return err
 	}
