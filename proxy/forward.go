@@ -25,7 +25,8 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 		p.writeError(w, r, errGivenUp())
 		return
 	}
-	held, err := p.enter(d)
+	x.upstream = p.upstream(d)
+	held, err := p.enter(d, x.upstream)
 	if err != nil {
 		p.writeError(w, r, err)
 		return
@@ -46,6 +47,17 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 		r = r.WithContext(ctx)
 	}
 	p.reverse.ServeHTTP(w, r)
+}
+
+// upstream is what carries a forwarded request. Nil: its APIService is gone.
+func (p *Proxy) upstream(d *Decision) *backend.Upstream {
+	switch d.Action {
+	case ToRemote:
+		return p.cfg.Backends.Upstream(d.Entry)
+	case ToLocal:
+		return p.cfg.Local.Upstream(localPool(d.Pool))
+	}
+	return nil
 }
 
 func (p *Proxy) newReverse() *httputil.ReverseProxy {

@@ -18,16 +18,13 @@ import (
 )
 
 // frameLane carries out decisions on proxy/h2: what is forwarded from an HTTP/2 client to an HTTP/2 backend goes frame by frame, everything else is handed
-// to the net/http lane.
+// to the net/http lane. What it knows of upstreams and endpoints, *frameUpstream and *h2.Endpoint, is in their slots.
 type frameLane struct {
 	p      *Proxy
 	server *h2.Server
-	// upstreams :: *backend.Upstream → *frameUpstream; endpoints :: backend.Lease → *h2.Endpoint. What the table no longer names is swept.
-	upstreams, endpoints sync.Map
-	sweep                sweep
-	dialled              sync.Map  // *tls.Conn of a backend → *frameBackend
-	requests             sync.Pool // of *frameRequest
-	conns                atomic.Uint32
+	dialled  sync.Map  // *tls.Conn of a backend → *frameBackend
+	requests sync.Pool // of *frameRequest
+	conns    atomic.Uint32
 }
 
 // Frames returns the frame lane, whose Run must run while it serves. It is made anew by each call.
@@ -139,7 +136,8 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 	if answer != nil {
 		return h2.Plan{Answer: answer, Done: r.done, GoAway: l.p.goAway()}
 	}
-	up := l.upstream(d)
+	u := l.p.upstream(d)
+	up := l.known(u)
 	if up != nil && l.p.givenUp.owes(d, &r.head) {
 		return r.refuseGivenUp()
 	}
@@ -148,7 +146,7 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 		l.recycle(r)
 		return h2.Plan{Serve: l.p, GoAway: l.p.goAway()}
 	}
-	held, err := l.p.enter(d)
+	held, err := l.p.enter(d, u)
 	if err != nil {
 		l.recycle(r)
 		return h2.Plan{Serve: l.p, GoAway: l.p.goAway()}
@@ -211,31 +209,21 @@ type frameUpstream struct {
 	finish func(took time.Duration)
 }
 
-// upstream returns where a decision goes on this lane. Nil: it is the net/http lane's.
-func (l *frameLane) upstream(d *Decision) *frameUpstream {
-	var u *backend.Upstream
-	switch d.Action {
-	case ToRemote:
-		u = l.p.cfg.Backends.Upstream(d.Entry)
-	case ToLocal:
-		u = l.p.cfg.Local.Upstream(localPool(d.Pool))
-	}
+// known returns what the lane knows of an upstream that speaks HTTP/2. Nil: it is the net/http lane's.
+func (l *frameLane) known(u *backend.Upstream) *frameUpstream {
 	if u == nil || !u.HTTP2() {
 		return nil
 	}
-	return l.known(u)
-}
-
-// known returns the lane's own of an upstream.
-func (l *frameLane) known(u *backend.Upstream) *frameUpstream {
-	if known, ok := l.upstreams.Load(u); ok {
-		return known.(*frameUpstream) //nolint:forcetypeassert // nothing else is stored
+	slot := u.Slot()
+	for {
+		if known, ok := slot.Load().(*frameUpstream); ok {
+			return known
+		}
+		slot.CompareAndSwap(nil, &frameUpstream{
+			frames: &h2.Upstream{Pick: func(tried []*h2.Endpoint) *h2.Endpoint { return l.pick(u, tried) }},
+			budget: u.AllowRetry, count: u.CountRequest, wait: u.Wait(), observe: u.Observe, finish: u.Finish,
+		})
 	}
-	frames := &h2.Upstream{Pick: func(tried []*h2.Endpoint) *h2.Endpoint { return l.pick(u, tried) }}
-	fresh := &frameUpstream{frames: frames, budget: u.AllowRetry, count: u.CountRequest, wait: u.Wait(), observe: u.Observe, finish: u.Finish}
-	known, _ := l.upstreams.LoadOrStore(u, fresh)
-	l.swept()
-	return known.(*frameUpstream) //nolint:forcetypeassert // nothing else is stored
 }
 
 // pick chooses an endpoint. Those that were tried are avoided.
@@ -285,7 +273,7 @@ func (l *frameLane) dial(ctx context.Context, u *backend.Upstream, lease backend
 		case <-conn.Drain:
 		}
 		// From now on the endpoint is another one: whoever picks it dials anew.
-		l.endpoints.CompareAndDelete(lease, ep)
+		lease.Slot().CompareAndSwap(ep, (*h2.Endpoint)(nil))
 		l.server.Retire(ep, noEnd)
 		select {
 		case <-closed:

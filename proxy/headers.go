@@ -1,6 +1,8 @@
 package proxy
 
 import (
+	"encoding/binary"
+	"encoding/hex"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -109,22 +111,14 @@ const maxVia = 1024
 
 // newAuditID is a version 4 UUID. It correlates logs and keeps no secret, so the runtime's own generator (ChaCha8) does.
 func newAuditID() string {
-	const digits = "0123456789abcdef"
-	var b [36]byte
-	hi, lo := rand.Uint64(), rand.Uint64() //nolint:gosec // see above
-	hi = hi&^0xf000 | 0x4000
-	lo = lo&^(3<<62) | 1<<63
-	for i, n := 0, 0; i < len(b); i++ {
-		if i == 8 || i == 13 || i == 18 || i == 23 {
-			b[i] = '-'
-			continue
-		}
-		word := hi
-		if n >= 16 {
-			word = lo
-		}
-		b[i] = digits[word>>(60-4*(n%16))&0xf]
-		n++
-	}
-	return string(b[:])
+	var id [16]byte
+	binary.BigEndian.PutUint64(id[:], rand.Uint64()&^0xf000|0x4000)  //nolint:gosec // see above
+	binary.BigEndian.PutUint64(id[8:], rand.Uint64()&^(3<<62)|1<<63) //nolint:gosec // see above
+	text := [36]byte{8: '-', 13: '-', 18: '-', 23: '-'}
+	hex.Encode(text[:8], id[:4])
+	hex.Encode(text[9:13], id[4:6])
+	hex.Encode(text[14:18], id[6:8])
+	hex.Encode(text[19:23], id[8:10])
+	hex.Encode(text[24:], id[10:])
+	return string(text[:])
 }

@@ -5,6 +5,8 @@ import (
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
 )
 
 // limits bound the requests under way to all remotes together, long-running ones aside (--max-requests-inflight, --max-mutating-requests-inflight). What
@@ -81,10 +83,10 @@ func (p *Proxy) active() []prometheus.Collector {
 	return list
 }
 
-// enter takes a forwarded request's place: one to a remote among all and among its APIService's.
-func (p *Proxy) enter(d *Decision) (place, error) {
+// enter takes a forwarded request's place: one to a remote among all and among those of its upstream.
+func (p *Proxy) enter(d *Decision, u *backend.Upstream) (place, error) {
 	var held place
-	if d.Action != ToRemote {
+	if d.Action != ToRemote || u == nil { // without an upstream, forwarding says what is wrong
 		held.begin(p, d)
 		return held, nil
 	}
@@ -93,12 +95,12 @@ func (p *Proxy) enter(d *Decision) (place, error) {
 		if held.server, ok = l.enter(); !ok {
 			return place{}, errBusy("the front door")
 		}
-		if held.share, ok = p.cfg.Backends.AcquireShare(d.Entry, l.write, l.share); !ok {
+		if held.share, ok = u.AcquireShare(l.write, l.share); !ok {
 			held.leave()
 			return place{}, errBusy(d.Entry.Name)
 		}
 	}
-	if held.backend, ok = p.cfg.Backends.Acquire(d.Entry, d.LongRunning); !ok {
+	if held.backend, ok = u.Acquire(d.LongRunning); !ok {
 		held.leave()
 		return place{}, errBusy(d.Entry.Name)
 	}

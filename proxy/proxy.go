@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
 )
 
 // Proxy is the front door. It is an http.Handler, safe for concurrent use.
@@ -119,6 +120,8 @@ type exchange struct {
 	head     *Head
 	conn     *authn.Conn
 	decision Decision
+	// upstream is what carries the request, once it is forwarded.
+	upstream *backend.Upstream
 	// follow is set when there is an audit log or tracing.
 	follow *follow
 	// own is the error that this process has answered with. Nil: somebody else answered, or there was no error.

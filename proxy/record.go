@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
-	"github.com/fairlead-proxy/fairlead/proxy/backend"
 )
 
 // statusClientGone is what is counted when the client went away before an answer; nobody receives it.
@@ -112,8 +111,8 @@ func (rec *recorder) done() {
 		rec.proxy.givenUp.ended(&x.decision, x.head, took)
 	}
 	rec.proxy.metrics.observe(&x.decision, rec.status, took)
-	if x.own == nil && rec.status != statusClientGone && !x.decision.LongRunning {
-		rec.proxy.timed(&x.decision, took)
+	if x.upstream != nil && x.own == nil && rec.status != statusClientGone && !x.decision.LongRunning {
+		x.upstream.Finish(took)
 	}
 	if x.follow != nil {
 		x.follow.end(&x.decision, &ending{status: rec.status, own: x.own != nil, err: message(x.own, rec.status), took: took})
@@ -122,20 +121,6 @@ func (rec *recorder) done() {
 		p.logAccess(0, x.head, &x.decision, &accesslog.Line{
 			Proto: rec.request.Proto, Status: rec.status, Bytes: rec.bytes, Took: took, AuditID: auditID(x.decision.Set, x.head),
 		})
-	}
-}
-
-// timed counts how long a backend's request has taken on this lane.
-func (p *Proxy) timed(d *Decision, took time.Duration) {
-	var u *backend.Upstream
-	switch d.Action {
-	case ToRemote:
-		u = p.cfg.Backends.Upstream(d.Entry)
-	case ToLocal:
-		u = p.cfg.Local.Upstream(localPool(d.Pool))
-	}
-	if u != nil {
-		u.Finish(took)
 	}
 }
 

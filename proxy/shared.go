@@ -23,18 +23,13 @@ func (l *frameLane) own(u *backend.Upstream, lease backend.Lease) *h2.Endpoint {
 
 // endpoint returns what is known of a lease if it fits, or makes another in its place: it has begun to share connections, or ended.
 func (l *frameLane) endpoint(lease backend.Lease, fits func(*h2.Endpoint) bool, fresh func() *h2.Endpoint) *h2.Endpoint {
+	slot := lease.Slot()
 	for {
-		known, ok := l.endpoints.Load(lease)
-		if !ok {
-			if known, ok = l.endpoints.LoadOrStore(lease, fresh()); !ok {
-				l.swept()
-			}
+		was := slot.Load()
+		if known, _ := was.(*h2.Endpoint); known != nil && fits(known) {
+			return known
 		}
-		ep := known.(*h2.Endpoint) //nolint:forcetypeassert // nothing else is stored
-		if fits(ep) {
-			return ep
-		}
-		if next := fresh(); l.endpoints.CompareAndSwap(lease, ep, next) {
+		if next := fresh(); slot.CompareAndSwap(was, next) {
 			return next
 		}
 	}
@@ -42,8 +37,8 @@ func (l *frameLane) endpoint(lease backend.Lease, fits func(*h2.Endpoint) bool, 
 
 // Find is for backend.Pools. A request that is under way has been known before.
 func (l *frameLane) Find(u *backend.Upstream) any {
-	if known, ok := l.upstreams.Load(u); ok {
-		return known.(*frameUpstream).frames //nolint:forcetypeassert // nothing else is stored
+	if known, ok := u.Slot().Load().(*frameUpstream); ok {
+		return known.frames
 	}
 	return nil
 }

@@ -38,6 +38,7 @@ const (
 type endpoint struct {
 	up      *Upstream
 	address string
+	slot    Slot
 	// inFlight counts the Leases.
 	inFlight  atomic.Int64
 	suspicion suspicion

@@ -1,6 +1,9 @@
 package backend
 
-import "time"
+import (
+	"sync/atomic"
+	"time"
+)
 
 // lane is what forwards frames over connections from DialH2. Its methods may be called by any goroutine, and none of them with a mutex held that Pick or Pools.Upstream
 // needs, but for Find.
@@ -15,6 +18,15 @@ type lane interface {
 	// and may be sent again.
 	Eject(addresses map[any][]string)
 }
+
+// Slot is room for what the lane knows of an Upstream or an endpoint: it is found without a look-up, and goes when they go. Empty, Load returns nil.
+type Slot = atomic.Value
+
+// Slot is for the lane alone.
+func (u *Upstream) Slot() *Slot { return &u.slot }
+
+// Slot is for the lane alone. It is the endpoint's, whoever holds the Lease.
+func (l Lease) Slot() *Slot { return &l.e.slot }
 
 // leaver is who has shared connections until now.
 type leaver struct {

@@ -164,24 +164,6 @@ func (p *Pools) RoundTrip(e *registry.Entry, req *http.Request, longRunning bool
 	return u.RoundTrip(req, longRunning)
 }
 
-// Acquire is Upstream.Acquire for a remote entry.
-func (p *Pools) Acquire(e *registry.Entry, longRunning bool) (release func(), ok bool) {
-	u := p.Upstream(e)
-	if u == nil {
-		return func() {}, true // RoundTrip says what is wrong
-	}
-	return u.Acquire(longRunning)
-}
-
-// AcquireShare is Upstream.AcquireShare for a remote entry.
-func (p *Pools) AcquireShare(e *registry.Entry, write bool, limit int64) (release func(), ok bool) {
-	u := p.Upstream(e)
-	if u == nil {
-		return func() {}, true // RoundTrip says what is wrong
-	}
-	return u.AcquireShare(write, limit)
-}
-
 // DialUpgrade is Upstream.DialUpgrade for a remote entry.
 func (p *Pools) DialUpgrade(ctx context.Context, e *registry.Entry) (net.Conn, error) {
 	u := p.Upstream(e)

@@ -113,10 +113,8 @@ func TestOtherTables(t *testing.T) {
 	if _, _, err := f.do(old, http.MethodPost, ""); !errors.Is(err, ErrUnreachable) {
 		t.Errorf("an entry that is gone: %v, want ErrUnreachable", err)
 	}
-	if release, ok := f.Acquire(old, false); !ok {
-		t.Error("an entry that is gone: busy")
-	} else {
-		release()
+	if f.Upstream(old) != nil {
+		t.Error("an entry that is gone has an upstream")
 	}
 	if _, err := f.DialUpgrade(t.Context(), old); !errors.Is(err, ErrUnreachable) {
 		t.Errorf("an entry that is gone: %v, want ErrUnreachable", err)

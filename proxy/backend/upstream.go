@@ -19,6 +19,7 @@ type Upstream struct {
 	target target
 	owner  *owner
 	meter  meter
+	slot   Slot
 	// payer is whose dials are counted, in a carrier. Nil: its own.
 	payer atomic.Pointer[remote]
 
@@ -209,13 +210,6 @@ func (u *Upstream) update(v *view, list []registry.Endpoint) (fewer bool) {
 		e.eject()
 	}
 	return len(removed) > 0
-}
-
-// Gone reports whether the table no longer names the Upstream.
-func (u *Upstream) Gone() bool {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.closed
 }
 
 // drain lets every connection finish its requests and take no new one: another identity, or another protocol, is to be used from now on.

@@ -135,16 +135,6 @@ func (l Lease) Address() string {
 	return l.e.address
 }
 
-// Gone reports whether the endpoint has left its Upstream: it is never picked again.
-func (l Lease) Gone() bool {
-	if l.e == nil {
-		return true
-	}
-	l.e.mu.Lock()
-	defer l.e.mu.Unlock()
-	return l.e.removed
-}
-
 // Release gives the place back. It must be called once for every Lease that was picked.
 func (l Lease) Release() {
 	if l.e != nil {

@@ -178,7 +178,7 @@ func BenchmarkAcquire(b *testing.B) {
 	e := f.set(healthy("10.0.0.1:443"))
 	b.ReportAllocs()
 	for b.Loop() {
-		release, ok := f.Acquire(e, false)
+		release, ok := f.Upstream(e).Acquire(false)
 		if !ok {
 			b.Fatal("busy")
 		}
@@ -196,7 +196,7 @@ func TestNoAllocations(t *testing.T) {
 		m, _ := f.Upstream(e).Pick(l)
 		m.Release()
 		l.Release()
-		release, _ := f.Acquire(e, true)
+		release, _ := f.Upstream(e).Acquire(true)
 		release()
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
@@ -213,17 +213,17 @@ func TestAcquire(t *testing.T) {
 	}{{false, 3}, {true, 2}} {
 		var releases []func()
 		for i := range tt.limit {
-			release, ok := f.Acquire(e, tt.longRunning)
+			release, ok := f.Upstream(e).Acquire(tt.longRunning)
 			if !ok {
 				t.Fatalf("refused at %d of %d", i, tt.limit)
 			}
 			releases = append(releases, release)
 		}
-		if _, ok := f.Acquire(e, tt.longRunning); ok {
+		if _, ok := f.Upstream(e).Acquire(tt.longRunning); ok {
 			t.Errorf("got one more than %d", tt.limit)
 		}
 		releases[0]()
-		if release, ok := f.Acquire(e, tt.longRunning); !ok {
+		if release, ok := f.Upstream(e).Acquire(tt.longRunning); !ok {
 			t.Error("refused after a release")
 		} else {
 			release()
@@ -240,7 +240,7 @@ func TestAcquire(t *testing.T) {
 	f.policy = registry.Policy{}
 	e = f.set(healthy("10.0.0.1:443"))
 	for range 3 {
-		if _, ok := f.Acquire(e, true); !ok {
+		if _, ok := f.Upstream(e).Acquire(true); !ok {
 			t.Error("refused without a limit")
 		}
 	}

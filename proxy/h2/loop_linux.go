@@ -19,8 +19,8 @@ type loop struct {
 	fd   int
 	file *os.File // the epoll instance
 
-	mu    sync.Mutex      // guards links
-	links map[int32]*link // by descriptor
+	mu    sync.Mutex // guards links
+	links []*link    // by descriptor: a map's look-up for each event showed in profiles
 
 	// Of the goroutine alone.
 	events [loopEvents]syscall.EpollEvent
@@ -56,7 +56,7 @@ func newLoop(sh *shard) (*loop, error) {
 		_ = syscall.Close(fd)
 		return nil, os.NewSyscallError("fcntl", err)
 	}
-	return &loop{sh: sh, fd: fd, file: os.NewFile(uintptr(fd), "epoll"), links: map[int32]*link{}}, nil
+	return &loop{sh: sh, fd: fd, file: os.NewFile(uintptr(fd), "epoll")}, nil
 }
 
 // run serves connections until close.
@@ -198,7 +198,10 @@ func (lp *loop) watch(l *link) {
 		lp.sh.settle()
 	}
 	lp.mu.Lock()
-	lp.links[int32(fd)] = l
+	if more := fd + 1 - len(lp.links); more > 0 {
+		lp.links = append(lp.links, make([]*link, more)...)
+	}
+	lp.links[fd] = l
 	lp.mu.Unlock()
 	err := syscall.EpollCtl(lp.fd, syscall.EPOLL_CTL_ADD, fd, &syscall.EpollEvent{Events: loopInterest, Fd: int32(fd)})
 	if err != nil {
@@ -220,7 +223,9 @@ func (lp *loop) unpause(l *link) {
 func (lp *loop) end(l *link, err error) {
 	r := l.raw
 	lp.mu.Lock()
-	delete(lp.links, int32(r.fd))
+	if r.fd >= 0 && r.fd < len(lp.links) { // else it was never watched
+		lp.links[r.fd] = nil
+	}
 	lp.mu.Unlock()
 	p := lp.disown(r)
 	lp.sh.lock()
