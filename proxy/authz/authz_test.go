@@ -353,6 +353,19 @@ func kept(c *cache) (n, size int) {
 	return n, size
 }
 
+// A hundred thousand users who each ask for one thing fit: hardly any answer is forgotten before its time.
+func TestCacheHoldsAHundredThousand(t *testing.T) {
+	t.Parallel()
+	const n = 100_000
+	c := newCache(func() uint64 { return 0 })
+	for i := range n {
+		c.put(get(fmt.Sprint("user-", i)), Decision{Allowed: true}, time.Now().Add(time.Hour), 0)
+	}
+	if found, _ := kept(c); found < n-n/100 {
+		t.Errorf("%d of %d answers are kept", found, n)
+	}
+}
+
 func TestCacheIsBounded(t *testing.T) {
 	t.Parallel()
 	z := newAuthorizer(t, Config{Review: (&asked{}).review})
