@@ -20,8 +20,8 @@ import (
 // frameLane carries out decisions on proxy/h2: what is forwarded from an HTTP/2 client to an HTTP/2 backend goes frame by frame, everything else is handed
 // to the net/http lane. What it knows of upstreams and endpoints, *frameUpstream and *h2.Endpoint, is in their slots.
 type frameLane struct {
-	p      *Proxy
-	server *h2.Server
+	p        *Proxy
+	server   *h2.Server
 	dialled  sync.Map  // *tls.Conn of a backend → *frameBackend
 	requests sync.Pool // of *frameRequest
 	conns    atomic.Uint32

@@ -10,18 +10,13 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
 
 // On the net/http lane some requests never reach a handler: heads above the limit are answered with 431, malformed ones and streams above the limit are reset, and
 // nothing of it ends a connection. Each is work all the same: 0.3 ms for 70 bytes of HPACK that stand for 256 KB. So such a connection pays for them, and for what its client
-// gives up, from the budget that proxy/h2/control.go gives a client's connection on the frame lane; the numbers are explained there.
-const (
-	calmBurst     = 5000
-	calmRate      = 1000 // a second
-	costReset     = 10
-	costRefused   = 100
-	gainCompleted = 10
-)
+// gives up, from a budget like that of a client's connection on the frame lane.
 
 // calm has net/http serve HTTP/2 on connections that pay. charge is told of each that is ended for it.
 func calm(s *http.Server, streams int, charge func(context.Context)) error {
@@ -67,13 +62,13 @@ type payingConn struct {
 	last    uint32 // the last stream that the client has opened
 	limbo   int    // streams that were read and neither came to a handler nor ended; maxLimbo when a wait was given up
 	served  int    // streams that a handler has or had, and whose end was not written yet
-	budget  int
-	at      time.Time // when budget was last added to
+	budget  h2.Budget
+	began   time.Time // the budget's clock
 	over    bool      // no more is to be read
 }
 
 func newPayingConn(c *tls.Conn, streams int) *payingConn {
-	return &payingConn{Conn: c, most: streams, settled: make(chan struct{}, 1), in: frames{skip: len(http2.ClientPreface)}, budget: calmBurst, at: time.Now()}
+	return &payingConn{Conn: c, most: streams, settled: make(chan struct{}, 1), in: frames{skip: len(http2.ClientPreface)}, budget: h2.NewBudget(0), began: time.Now()}
 }
 
 type payingKey struct{}
@@ -99,7 +94,7 @@ func (c *payingConn) left(reset bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.served = max(c.served-1, 0)
-	c.spend(costReset)
+	c.spend(h2.CostReset)
 }
 
 // settle is called with the mutex held.
@@ -121,12 +116,12 @@ func (c *payingConn) Write(p []byte) (int, error) {
 
 // wrote sees a frame, with the mutex held.
 func (c *payingConn) wrote(f *frames) {
-	reset, cost := f.kind() == http2.FrameRSTStream, costRefused
+	reset, cost := f.kind() == http2.FrameRSTStream, h2.CostRefused
 	switch {
 	case reset && f.code() == http2.ErrCodeNo:
 		return // it follows an end: the rest of the body is not wanted (RFC 9113 §8.1)
 	case reset && f.code() == http2.ErrCodeRefusedStream:
-		cost = costReset // a client that does not know the limit yet
+		cost = h2.CostReset // a client that does not know the limit yet
 	case !reset && (!f.begins() || !f.flags().Has(http2.FlagDataEndStream)):
 		return // the flag is that of HEADERS too
 	}
@@ -137,18 +132,13 @@ func (c *payingConn) wrote(f *frames) {
 	}
 	c.served--
 	if !reset {
-		c.budget = min(calmBurst, c.budget+gainCompleted)
+		c.budget.Completed()
 	}
 }
 
 // spend takes from the budget, with the mutex held.
 func (c *payingConn) spend(n int) {
-	if c.budget < n {
-		now := time.Now()
-		c.budget = min(calmBurst, c.budget+int(now.Sub(c.at)*calmRate/time.Second))
-		c.at = now
-	}
-	if c.budget -= n; c.budget >= 0 || c.over {
+	if c.budget.Spend(n, time.Since(c.began)) || c.over {
 		return
 	}
 	c.over = true

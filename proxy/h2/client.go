@@ -40,7 +40,7 @@ func (e *engine) requestBlock(c *conn, id uint32, selfish bool) *connError {
 		s.half[up].end = c.blockES
 		s.blame(ReasonTooLarge, nil)
 		e.answer(s, 431)
-		return c.spend(costReset)
+		return c.spend(CostReset)
 	}
 	head := &e.head // in the engine, because what Decide is shown would be allocated otherwise
 	*head = Head{}
@@ -74,7 +74,7 @@ func (e *engine) refuse(c *conn, id uint32, code http2.ErrCode) *connError {
 	}
 	c.writeReset(id, code)
 	c.rememberReset(id)
-	return c.spend(costReset)
+	return c.spend(CostReset)
 }
 
 // ask has the stream decided, or parks it until its plan comes.
@@ -230,7 +230,7 @@ func (e *engine) violation(s *stream, side dir, code http2.ErrCode, why string) 
 		e.reset(s, down, code)
 		e.failed(s, failure{reason: ReasonBadResponse, err: errors.New(why), final: true})
 	}
-	return c.spend(costReset)
+	return c.spend(CostReset)
 }
 
 // badMessage is violation for a malformed message (§8.1.1) found while its content is read.

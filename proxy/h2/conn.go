@@ -50,8 +50,7 @@ type conn struct {
 	recv         int32  // what the peer may still send on the connection
 	credit       int32  // bytes received whose window was not given back yet
 	queued       int    // bytes of uploads that wait for a backend or handler
-	budget       int    // see spend
-	budgetAt     time.Duration
+	budget       Budget
 	streams      map[uint32]*stream
 	maxID        uint32   // the highest stream id seen from a client, or used towards a backend
 	resets       []uint32 // the last streams we reset: what still comes for them is ignored
@@ -92,8 +91,8 @@ func (e *engine) newConn(side dir) *conn {
 	c := &conn{
 		e: e, side: side, streams: map[uint32]*stream{},
 		peerWindow: defaultWindow, peerFrame: minMaxFrame, peerStreams: assumedStreams, peerHeaders: topStreamID,
-		window: defaultWindow, recv: defaultWindow, budget: guardBurst,
-		lastRead: e.now, idleSince: e.now, budgetAt: e.now, blockAt: e.now,
+		window: defaultWindow, recv: defaultWindow, budget: NewBudget(e.now),
+		lastRead: e.now, idleSince: e.now, blockAt: e.now,
 	}
 	c.dec = hpack.NewDecoder(headerTable, e.collect)
 	c.enc = newEncoder()

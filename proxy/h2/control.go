@@ -3,36 +3,17 @@ package h2
 import (
 	"encoding/binary"
 	"fmt"
-	"time"
 
 	"golang.org/x/net/http2"
 )
 
-// Frames that make us work without moving a request forward are paid for from a budget per connection, which refills with time and with
-// completed streams. It bounds floods of every kind: PING, SETTINGS and empty DATA (CVE-2019-9512, -9515, -9518), rapid reset
-// (CVE-2023-44487) and streams that the peer makes us reset (CVE-2025-8671).
-const (
-	guardBurst    = 5000 // 500 resets at once: a client may cancel all its watches
-	guardRate     = 1000 // and 100 resets a second for ever, far above what controllers do
-	costControl   = 1
-	costReset     = 10
-	costOversize  = 100
-	costUnwelcome = 60 // 100 at once and 20 a second, less what the stream's end pays back
-	gainCompleted = 10 // one completed stream pays for one reset
-
-	// smallWindow is the WINDOW_UPDATE that is charged for: every known client gathers at least half of its window, and larger ones soon end in an overflow
-	// unless they pay for DATA.
-	smallWindow = 256
-)
+// smallWindow is the WINDOW_UPDATE that is charged for: every known client gathers at least half of its window, and larger ones soon end in an overflow
+// unless they pay for DATA.
+const smallWindow = 256
 
 // spend takes the cost of a frame from the budget.
 func (c *conn) spend(n int) *connError {
-	if c.budget < n {
-		c.budget = min(guardBurst, c.budget+int((c.e.now-c.budgetAt)*guardRate/time.Second))
-		c.budgetAt = c.e.now
-	}
-	c.budget -= n
-	if c.budget < 0 {
+	if !c.budget.Spend(n, c.e.now) {
 		return &connError{http2.ErrCodeEnhanceYourCalm, "too much work for nothing"}
 	}
 	return nil
@@ -44,7 +25,7 @@ func (e *engine) unwelcome(c *conn) {
 	if c.goAway == goAwayFinal || c.spend(costUnwelcome) == nil {
 		return
 	}
-	c.budget = guardBurst / 10 // for what is under way
+	c.budget.left = BudgetBurst / 10 // for what is under way
 	e.drainConn(c)
 	if !c.closing {
 		e.finalGoAway(c)
@@ -234,7 +215,7 @@ func (e *engine) resetFrame(c *conn, h frameHeader, p []byte) *connError {
 	}
 	// A stream that is given up is work for us and for the backend (CVE-2023-44487).
 	e.count.reset(resetByClient)
-	err := c.spend(costReset)
+	err := c.spend(CostReset)
 	e.unlinkLeg(s, up)
 	e.abort(s, ReasonClientReset, fmt.Errorf("client reset the stream: %v", code), http2.ErrCodeCancel)
 	return err

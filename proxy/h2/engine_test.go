@@ -408,7 +408,7 @@ func TestControlFloods(t *testing.T) {
 				flood(c)
 				c.flush()
 			}
-			if n > 2*guardBurst || len(c.c.out) > 200<<10 {
+			if n > 2*BudgetBurst || len(c.c.out) > 200<<10 {
 				t.Errorf("%d frames were taken, %d bytes of output wait", n, len(c.c.out))
 			}
 		})

@@ -155,7 +155,7 @@ func (e *engine) review(s *stream) {
 	if d.sentEnd && s.leg[up] != nil {
 		if u.end {
 			c := s.leg[up]
-			c.budget = min(guardBurst, c.budget+gainCompleted)
+			c.budget.Completed()
 			e.unlinkLeg(s, up)
 			e.reset(s, down, http2.ErrCodeCancel) // it has answered, and nobody needs what it might still read
 		} else {

@@ -45,7 +45,7 @@ func TestCounters(t *testing.T) {
 		t.Errorf("%d bytes buffered", got)
 	}
 	_ = p.fr.WriteGoAway(0, http2.ErrCodeNo, nil)
-	for range guardBurst + 1 {
+	for range BudgetBurst + 1 {
 		_ = p.fr.WritePing(false, [8]byte{})
 	}
 	p.flush()

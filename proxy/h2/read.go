@@ -178,7 +178,7 @@ func (e *engine) dataOnNothing(c *conn, h frameHeader) *connError {
 		return nil
 	}
 	c.writeReset(h.id, http2.ErrCodeStreamClosed) // §5.1, closed
-	return c.spend(costReset)
+	return c.spend(CostReset)
 }
 
 // dataOnStream checks a DATA frame against its stream; extra bytes of it are padding.
@@ -298,7 +298,7 @@ func (e *engine) fieldBlock(c *conn, block []byte, selfish bool) *connError {
 	}
 	if e.fieldsOver {
 		// A small block may stand for a list of many megabytes. We do not keep it, but decoding it is work.
-		if err := c.spend(costOversize + e.fieldsSize/(16<<10)); err != nil {
+		if err := c.spend(CostRefused + e.fieldsSize/(16<<10)); err != nil {
 			return err
 		}
 	}

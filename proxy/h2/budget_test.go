@@ -1,0 +1,42 @@
+package h2
+
+import (
+	"testing"
+	"time"
+)
+
+func TestBudget(t *testing.T) {
+	t.Parallel()
+	b := NewBudget(0)
+	spent := func(n int, now time.Duration) (times int) {
+		for b.Spend(n, now) {
+			times++
+		}
+		return times
+	}
+	if n := spent(CostReset, 0); n != BudgetBurst/CostReset {
+		t.Errorf("%d resets at once", n)
+	}
+	// Frames that come faster than the clock's unit must not keep it from filling.
+	const rounds, step = 100_000, 30 * time.Microsecond
+	n := 0
+	for i := range rounds {
+		if b.Spend(1, time.Duration(i)*step) {
+			n++
+			continue
+		}
+		b.left++ // it was not done
+	}
+	if want := int(rounds * step * BudgetRate / time.Second); n < want-CostReset-1 || n > want {
+		t.Errorf("%d were paid for in %v, want %d", n, rounds*step, want)
+	}
+	const year = 365 * 24 * time.Hour
+	if n := spent(CostReset, year); n != BudgetBurst/CostReset {
+		t.Errorf("%d resets after a year", n)
+	}
+	b.Completed()
+	b.Completed()
+	if n := spent(CostReset, year); n != 1 { // two, less the one that was refused
+		t.Errorf("%d resets after two requests", n)
+	}
+}
