@@ -20,8 +20,34 @@ type Conn struct {
 	// Peer is what the peer presented, leaf first. Empty: nothing. Set it before the first Read and leave it alone.
 	Peer []*x509.Certificate
 
+	last    atomic.Pointer[authorization]
 	verdict atomic.Pointer[verdict]
 	mu      sync.Mutex // held while verifying, so that a connection's first hundred streams verify once
+}
+
+// authorization is the value of a field and what bearerToken finds in it.
+type authorization struct {
+	value string
+	token Token
+}
+
+// maxRemembered bounds the value that a connection remembers: longer ones fit in no HPACK table either.
+const maxRemembered = 4 << 10
+
+// token returns the bearer token of an Authorization value. A client mostly comes with the same one again: comparing is cheaper than cutting and hashing, and on the
+// frame lane the value is mostly the very same string.
+func (c *Conn) token(value string) Token {
+	if c == nil {
+		return newToken(bearerToken(value))
+	}
+	if b := c.last.Load(); b != nil && b.value == value {
+		return b.token
+	}
+	b := &authorization{value, newToken(bearerToken(value))}
+	if len(value) <= maxRemembered {
+		c.last.Store(b)
+	}
+	return b.token
 }
 
 // retryVerify is for how long a failed verification is believed: time alone can make a certificate valid (NotBefore, and clocks that disagree).

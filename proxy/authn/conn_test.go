@@ -4,6 +4,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -153,5 +154,24 @@ func TestNoOpinion(t *testing.T) {
 	}
 	if got := a.Read(nil, nil); got.Kind != KindNone {
 		t.Errorf("%+v", got)
+	}
+}
+
+// What a connection remembers of one request is never taken for what another one presents.
+func TestConnRemembersTokens(t *testing.T) {
+	t.Parallel()
+	a, c := newAuthenticator(t, Config{}), &Conn{}
+	long := strings.Repeat("x", maxRemembered)
+	fields := []struct{ value, want string }{
+		{"Bearer alice", "alice"}, {"Bearer alice", "alice"}, {"Bearer bob", "bob"}, {"", ""}, {"Bearer alice", "alice"}, {"Bearer alic", "alic"},
+		{"Basic alice", ""}, {"Basic alice", ""}, {"Bearer " + long, long}, {"Bearer " + long, long}, {"bearer bob", "bob"},
+	}
+	for _, f := range fields {
+		if got := a.Read(c, head("authorization", f.value)).Token.Secret(); got != f.want {
+			t.Errorf("%.20q has the token %.20q, want %.20q", f.value, got, f.want)
+		}
+		if l := c.last.Load(); len(l.value) > maxRemembered {
+			t.Errorf("a value of %d bytes is kept", len(l.value))
+		}
 	}
 }

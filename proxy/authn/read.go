@@ -89,14 +89,17 @@ func (a *Authenticator) Read(c *Conn, h Head) Credentials {
 		}
 		out.Err = v.err()
 	}
-	bearer := bearerToken(p.authorization)
+	bearer := Token{}
+	if p.authorization != "" {
+		bearer = c.token(p.authorization)
+	}
 	socket, err := "", error(nil)
 	if p.protocol && p.connection && strings.EqualFold(p.upgrade, "websocket") {
 		socket, err = protocolToken(h)
 	}
 	switch {
-	case bearer != "":
-		out.Kind, out.Token, out.second = KindToken, newToken(bearer), newToken(socket)
+	case !bearer.none():
+		out.Kind, out.Token, out.second = KindToken, bearer, newToken(socket)
 	case socket != "":
 		out.Kind, out.Token = KindToken, newToken(socket)
 	case err != nil:
