@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
 )
 
 // On the net/http lane some requests never reach a handler: heads above the limit are answered with 431, malformed ones and streams above the limit are reset, and
@@ -62,13 +62,13 @@ type payingConn struct {
 	last    uint32 // the last stream that the client has opened
 	limbo   int    // streams that were read and neither came to a handler nor ended; maxLimbo when a wait was given up
 	served  int    // streams that a handler has or had, and whose end was not written yet
-	budget  h2.Budget
+	budget  budget.Budget
 	began   time.Time // the budget's clock
 	over    bool      // no more is to be read
 }
 
 func newPayingConn(c *tls.Conn, streams int) *payingConn {
-	return &payingConn{Conn: c, most: streams, settled: make(chan struct{}, 1), in: frames{skip: len(http2.ClientPreface)}, budget: h2.NewBudget(0), began: time.Now()}
+	return &payingConn{Conn: c, most: streams, settled: make(chan struct{}, 1), in: frames{skip: len(http2.ClientPreface)}, budget: budget.New(0), began: time.Now()}
 }
 
 type payingKey struct{}
@@ -94,7 +94,7 @@ func (c *payingConn) left(reset bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.served = max(c.served-1, 0)
-	c.spend(h2.CostReset)
+	c.spend(budget.Reset)
 }
 
 // settle is called with the mutex held.
@@ -116,12 +116,12 @@ func (c *payingConn) Write(p []byte) (int, error) {
 
 // wrote sees a frame, with the mutex held.
 func (c *payingConn) wrote(f *frames) {
-	reset, cost := f.kind() == http2.FrameRSTStream, h2.CostRefused
+	reset, cost := f.kind() == http2.FrameRSTStream, budget.Refused
 	switch {
 	case reset && f.code() == http2.ErrCodeNo:
 		return // it follows an end: the rest of the body is not wanted (RFC 9113 §8.1)
 	case reset && f.code() == http2.ErrCodeRefusedStream:
-		cost = h2.CostReset // a client that does not know the limit yet
+		cost = budget.Reset // a client that does not know the limit yet
 	case !reset && (!f.begins() || !f.flags().Has(http2.FlagDataEndStream)):
 		return // the flag is that of HEADERS too
 	}

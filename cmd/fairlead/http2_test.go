@@ -21,7 +21,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -120,17 +120,17 @@ func TestUnservedIsPaidFor(t *testing.T) {
 				block = append(slices.Clone(block), bytes.Repeat(block[len(block)-1:], 70)...)
 			}
 			return r.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block, EndStream: true, EndHeaders: true})
-		}, 1 + h2.BudgetBurst/h2.CostRefused + maxLimbo},
+		}, 1 + budget.Burst/budget.Refused + maxLimbo},
 		{"malformed heads above it", func(r *rawClient, id uint32) error {
 			block := bytes.Repeat([]byte{0x80 | 62}, 70) // the youngest entry of the dynamic table, again and again
 			if id == 1 {
 				block = bomb(r)
 			}
 			return r.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block, EndStream: true, EndHeaders: true})
-		}, 1 + h2.BudgetBurst/h2.CostRefused + maxLimbo},
+		}, 1 + budget.Burst/budget.Refused + maxLimbo},
 		{"streams above the limit", func(r *rawClient, id uint32) error {
 			return r.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: r.head(), EndStream: true, EndHeaders: true})
-		}, 100 + h2.BudgetBurst/h2.CostReset + maxLimbo},
+		}, 100 + budget.Burst/budget.Reset + maxLimbo},
 		{"requests that are given up", func(r *rawClient, id uint32) error {
 			return errors.Join(
 				r.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: r.head(), EndStream: true, EndHeaders: true}),
@@ -146,7 +146,7 @@ func TestUnservedIsPaidFor(t *testing.T) {
 				}
 			}()
 			code, n := r.told(t)
-			most := tc.streams + int(time.Since(began)*h2.BudgetRate/h2.CostReset/time.Second) // what came back meanwhile
+			most := tc.streams + int(time.Since(began)*budget.Rate/budget.Reset/time.Second) // what came back meanwhile
 			if code != http2.ErrCodeEnhanceYourCalm || n > most {
 				t.Errorf("ended with %v after %d streams, want ENHANCE_YOUR_CALM after %d at most", code, n, most)
 			}
@@ -251,14 +251,14 @@ func TestPayingTakesTime(t *testing.T) {
 		charged := 0
 		c.charge = func() { charged++ }
 		refused := &frames{head: [13]byte{3: byte(http2.FrameRSTStream), 12: byte(http2.ErrCodeRefusedStream)}}
-		for range 10 * h2.BudgetBurst / h2.CostReset {
+		for range 10 * budget.Burst / budget.Reset {
 			c.wrote(refused)
-			time.Sleep(time.Second * h2.CostReset / h2.BudgetRate)
+			time.Sleep(time.Second * budget.Reset / budget.Rate)
 		}
 		if c.over {
 			t.Fatal("a steady client was ended")
 		}
-		for range h2.BudgetBurst / h2.CostReset {
+		for range budget.Burst / budget.Reset {
 			c.wrote(refused)
 		}
 		if c.over {

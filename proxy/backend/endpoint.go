@@ -38,7 +38,7 @@ const (
 type endpoint struct {
 	up      *Upstream
 	address string
-	slot    Slot
+	slot    atomic.Value // the lane's
 	// inFlight counts the Leases.
 	inFlight  atomic.Int64
 	suspicion suspicion

@@ -19,14 +19,11 @@ type lane interface {
 	Eject(addresses map[any][]string)
 }
 
-// Slot is room for what the lane knows of an Upstream or an endpoint: it is found without a look-up, and goes when they go. Empty, Load returns nil.
-type Slot = atomic.Value
+// Slot is room for what the lane knows of an Upstream: it is found without a look-up, and goes when the Upstream goes. Empty, Load returns nil.
+func (u *Upstream) Slot() *atomic.Value { return &u.slot }
 
-// Slot is for the lane alone.
-func (u *Upstream) Slot() *Slot { return &u.slot }
-
-// Slot is for the lane alone. It is the endpoint's, whoever holds the Lease.
-func (l Lease) Slot() *Slot { return &l.e.slot }
+// Slot is as Upstream's, for the endpoint.
+func (l Lease) Slot() *atomic.Value { return &l.e.slot }
 
 // leaver is who has shared connections until now.
 type leaver struct {

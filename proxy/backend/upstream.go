@@ -19,7 +19,7 @@ type Upstream struct {
 	target target
 	owner  *owner
 	meter  meter
-	slot   Slot
+	slot   atomic.Value // the lane's
 	// payer is whose dials are counted, in a carrier. Nil: its own.
 	payer atomic.Pointer[remote]
 

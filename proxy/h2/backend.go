@@ -10,6 +10,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
 )
 
 // maxInterims bounds the 1xx heads of one response. A backend is not trusted to stop.
@@ -167,7 +169,7 @@ func (e *engine) goAwayFrame(c *conn, h frameHeader, p []byte) *connError {
 			c.goAway, c.lastAccepted = goAwayFinal, c.maxID
 		}
 		e.closeIfDone(c)
-		return c.spend(costControl)
+		return c.spend(budget.Control)
 	}
 	last := binary.BigEndian.Uint32(p) & topStreamID
 	err := fmt.Errorf("backend sent GOAWAY: %v", http2.ErrCode(binary.BigEndian.Uint32(p[4:])))
@@ -180,7 +182,7 @@ func (e *engine) goAwayFrame(c *conn, h frameHeader, p []byte) *connError {
 	}
 	e.closeIfDone(c)
 	e.serveWaiting(c.pool)
-	return c.spend(costControl)
+	return c.spend(budget.Control)
 }
 
 // failure is why one try to forward a stream has come to nothing.

@@ -10,6 +10,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
 )
 
 // requestBlock handles a field block from a client: a new request, or trailers. The fields are in e.fields.
@@ -25,7 +27,7 @@ func (e *engine) requestBlock(c *conn, id uint32, selfish bool) *connError {
 	}
 	c.maxID = id
 	if c.ignores(id) {
-		return c.spend(costControl) // it had to be decoded
+		return c.spend(budget.Control) // it had to be decoded
 	}
 	if id >= e.lim.maxStreamID {
 		e.drainConn(c) // ids run out (§5.1.1)
@@ -40,7 +42,7 @@ func (e *engine) requestBlock(c *conn, id uint32, selfish bool) *connError {
 		s.half[up].end = c.blockES
 		s.blame(ReasonTooLarge, nil)
 		e.answer(s, 431)
-		return c.spend(CostReset)
+		return c.spend(budget.Reset)
 	}
 	head := &e.head // in the engine, because what Decide is shown would be allocated otherwise
 	*head = Head{}
@@ -74,7 +76,7 @@ func (e *engine) refuse(c *conn, id uint32, code http2.ErrCode) *connError {
 	}
 	c.writeReset(id, code)
 	c.rememberReset(id)
-	return c.spend(CostReset)
+	return c.spend(budget.Reset)
 }
 
 // ask has the stream decided, or parks it until its plan comes.
@@ -230,7 +232,7 @@ func (e *engine) violation(s *stream, side dir, code http2.ErrCode, why string) 
 		e.reset(s, down, code)
 		e.failed(s, failure{reason: ReasonBadResponse, err: errors.New(why), final: true})
 	}
-	return c.spend(CostReset)
+	return c.spend(budget.Reset)
 }
 
 // badMessage is violation for a malformed message (§8.1.1) found while its content is read.

@@ -6,6 +6,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
 )
 
 // conn is one HTTP/2 connection as the engine sees it: of a client (side up) or of a backend (side down).
@@ -50,7 +52,7 @@ type conn struct {
 	recv         int32  // what the peer may still send on the connection
 	credit       int32  // bytes received whose window was not given back yet
 	queued       int    // bytes of uploads that wait for a backend or handler
-	budget       Budget
+	budget       budget.Budget
 	streams      map[uint32]*stream
 	maxID        uint32   // the highest stream id seen from a client, or used towards a backend
 	resets       []uint32 // the last streams we reset: what still comes for them is ignored
@@ -91,7 +93,7 @@ func (e *engine) newConn(side dir) *conn {
 	c := &conn{
 		e: e, side: side, streams: map[uint32]*stream{},
 		peerWindow: defaultWindow, peerFrame: minMaxFrame, peerStreams: assumedStreams, peerHeaders: topStreamID,
-		window: defaultWindow, recv: defaultWindow, budget: NewBudget(e.now),
+		window: defaultWindow, recv: defaultWindow, budget: budget.New(e.now),
 		lastRead: e.now, idleSince: e.now, blockAt: e.now,
 	}
 	c.dec = hpack.NewDecoder(headerTable, e.collect)

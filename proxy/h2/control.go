@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
 )
 
 // smallWindow is the WINDOW_UPDATE that is charged for: every known client gathers at least half of its window, and larger ones soon end in an overflow
@@ -19,13 +21,16 @@ func (c *conn) spend(n int) *connError {
 	return nil
 }
 
+// costUnwelcome is 100 at once and 20 a second, less what the stream's end pays back.
+const costUnwelcome = 60
+
 // unwelcome is told that a request was answered here with 401, which costs us a goroutine and an encoded Status, or with Plan.Answer. Whoever asks on has to
 // connect anew: kube-apiserver ends a connection with the first 401. What others have under way on it, if it is a proxy's, is still answered.
 func (e *engine) unwelcome(c *conn) {
 	if c.goAway == goAwayFinal || c.spend(costUnwelcome) == nil {
 		return
 	}
-	c.budget.left = BudgetBurst / 10 // for what is under way
+	c.budget.Last(budget.Burst / 10) // for what is under way
 	e.drainConn(c)
 	if !c.closing {
 		e.finalGoAway(c)
@@ -41,7 +46,7 @@ func (c *conn) settingsFrameValid(h frameHeader, p []byte) *connError {
 	case len(p)%6 != 0:
 		return &connError{http2.ErrCodeFrameSize, "SETTINGS cut short"}
 	}
-	return c.spend(costControl + len(p)/6)
+	return c.spend(budget.Control + len(p)/6)
 }
 
 func (e *engine) settingsFrame(c *conn, h frameHeader, p []byte) *connError {
@@ -129,10 +134,10 @@ func (e *engine) pingFrame(c *conn, h frameHeader, p []byte) *connError {
 		if c.goAway == goAwaySoon && c.side == up && string(p) == drainPing {
 			e.finalGoAway(c)
 		}
-		return c.spend(costControl) // one or two a minute are asked for
+		return c.spend(budget.Control) // one or two a minute are asked for
 	}
 	c.writePing(http2.FlagPingAck, p)
-	return c.spend(costControl)
+	return c.spend(budget.Control)
 }
 
 func (e *engine) priorityFrame(c *conn, h frameHeader, p []byte) *connError {
@@ -150,7 +155,7 @@ func (e *engine) priorityFrame(c *conn, h frameHeader, p []byte) *connError {
 		}
 		c.writeReset(h.id, http2.ErrCodeProtocol)
 	}
-	return c.spend(costControl)
+	return c.spend(budget.Control)
 }
 
 func (e *engine) windowFrame(c *conn, h frameHeader, p []byte) *connError {
@@ -159,7 +164,7 @@ func (e *engine) windowFrame(c *conn, h frameHeader, p []byte) *connError {
 	}
 	n := int32(binary.BigEndian.Uint32(p) & maxWindow)
 	if n < smallWindow { // CVE-2019-9511: each may make us write a frame of a few bytes
-		if err := c.spend(costControl); err != nil {
+		if err := c.spend(budget.Control); err != nil {
 			return err
 		}
 	}
@@ -205,7 +210,7 @@ func (e *engine) resetFrame(c *conn, h frameHeader, p []byte) *connError {
 	}
 	s := c.streams[h.id]
 	if s == nil {
-		return c.spend(costControl)
+		return c.spend(budget.Control)
 	}
 	code := http2.ErrCode(binary.BigEndian.Uint32(p))
 	if c.side == down {
@@ -215,7 +220,7 @@ func (e *engine) resetFrame(c *conn, h frameHeader, p []byte) *connError {
 	}
 	// A stream that is given up is work for us and for the backend (CVE-2023-44487).
 	e.count.reset(resetByClient)
-	err := c.spend(CostReset)
+	err := c.spend(budget.Reset)
 	e.unlinkLeg(s, up)
 	e.abort(s, ReasonClientReset, fmt.Errorf("client reset the stream: %v", code), http2.ErrCodeCancel)
 	return err

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
 )
 
 func TestRequestAndResponse(t *testing.T) {
@@ -408,7 +410,7 @@ func TestControlFloods(t *testing.T) {
 				flood(c)
 				c.flush()
 			}
-			if n > 2*BudgetBurst || len(c.c.out) > 200<<10 {
+			if n > 2*budget.Burst || len(c.c.out) > 200<<10 {
 				t.Errorf("%d frames were taken, %d bytes of output wait", n, len(c.c.out))
 			}
 		})

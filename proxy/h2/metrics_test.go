@@ -9,6 +9,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
 )
 
 func TestCounters(t *testing.T) {
@@ -45,7 +47,7 @@ func TestCounters(t *testing.T) {
 		t.Errorf("%d bytes buffered", got)
 	}
 	_ = p.fr.WriteGoAway(0, http2.ErrCodeNo, nil)
-	for range BudgetBurst + 1 {
+	for range budget.Burst + 1 {
 		_ = p.fr.WritePing(false, [8]byte{})
 	}
 	p.flush()

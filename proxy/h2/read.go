@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 
 	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
 )
 
 // feed handles bytes that came in on c. It may be called with any split of the stream of bytes.
@@ -117,7 +119,7 @@ func (e *engine) handle(c *conn, h frameHeader, p []byte) {
 	case http2.FramePushPromise: // a client must not, and we told backends not to (§8.4)
 		err = &connError{http2.ErrCodeProtocol, "PUSH_PROMISE"}
 	default: // §4.1: unknown types are ignored
-		err = c.spend(costControl)
+		err = c.spend(budget.Control)
 	}
 	if err != nil {
 		e.fail(c, err)
@@ -159,7 +161,7 @@ func (e *engine) dataBegin(c *conn, h frameHeader, p []byte) *connError {
 		return err
 	}
 	if content == 0 && !end {
-		if err := c.spend(costControl); err != nil { // CVE-2019-9518: empty frames cost work and no window
+		if err := c.spend(budget.Control); err != nil { // CVE-2019-9518: empty frames cost work and no window
 			return err
 		}
 	}
@@ -178,7 +180,7 @@ func (e *engine) dataOnNothing(c *conn, h frameHeader) *connError {
 		return nil
 	}
 	c.writeReset(h.id, http2.ErrCodeStreamClosed) // §5.1, closed
-	return c.spend(CostReset)
+	return c.spend(budget.Reset)
 }
 
 // dataOnStream checks a DATA frame against its stream; extra bytes of it are padding.
@@ -298,7 +300,7 @@ func (e *engine) fieldBlock(c *conn, block []byte, selfish bool) *connError {
 	}
 	if e.fieldsOver {
 		// A small block may stand for a list of many megabytes. We do not keep it, but decoding it is work.
-		if err := c.spend(CostRefused + e.fieldsSize/(16<<10)); err != nil {
+		if err := c.spend(budget.Refused + e.fieldsSize/(16<<10)); err != nil {
 			return err
 		}
 	}

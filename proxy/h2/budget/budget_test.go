@@ -1,4 +1,4 @@
-package h2
+package budget
 
 import (
 	"testing"
@@ -7,14 +7,14 @@ import (
 
 func TestBudget(t *testing.T) {
 	t.Parallel()
-	b := NewBudget(0)
+	b := New(0)
 	spent := func(n int, now time.Duration) (times int) {
 		for b.Spend(n, now) {
 			times++
 		}
 		return times
 	}
-	if n := spent(CostReset, 0); n != BudgetBurst/CostReset {
+	if n := spent(Reset, 0); n != Burst/Reset {
 		t.Errorf("%d resets at once", n)
 	}
 	// Frames that come faster than the clock's unit must not keep it from filling.
@@ -27,16 +27,16 @@ func TestBudget(t *testing.T) {
 		}
 		b.left++ // it was not done
 	}
-	if want := int(rounds * step * BudgetRate / time.Second); n < want-CostReset-1 || n > want {
+	if want := int(rounds * step * Rate / time.Second); n < want-Reset-1 || n > want {
 		t.Errorf("%d were paid for in %v, want %d", n, rounds*step, want)
 	}
 	const year = 365 * 24 * time.Hour
-	if n := spent(CostReset, year); n != BudgetBurst/CostReset {
+	if n := spent(Reset, year); n != Burst/Reset {
 		t.Errorf("%d resets after a year", n)
 	}
 	b.Completed()
 	b.Completed()
-	if n := spent(CostReset, year); n != 1 { // two, less the one that was refused
+	if n := spent(Reset, year); n != 1 { // two, less the one that was refused
 		t.Errorf("%d resets after two requests", n)
 	}
 }
