@@ -37,7 +37,7 @@ const maxRemembered = 4 << 10
 // token returns the bearer token of an Authorization value. A client mostly comes with the same one again: comparing is cheaper than cutting and hashing, and on the
 // frame lane the value is mostly the very same string.
 func (c *Conn) token(value string) Token {
-	if c == nil {
+	if c == nil || value == "" {
 		return newToken(bearerToken(value))
 	}
 	if b := c.last.Load(); b != nil && b.value == value {

@@ -89,10 +89,7 @@ func (a *Authenticator) Read(c *Conn, h Head) Credentials {
 		}
 		out.Err = v.err()
 	}
-	bearer := Token{}
-	if p.authorization != "" {
-		bearer = c.token(p.authorization)
-	}
+	bearer := c.token(p.authorization)
 	socket, err := "", error(nil)
 	if p.protocol && p.connection && strings.EqualFold(p.upgrade, "websocket") {
 		socket, err = protocolToken(h)
