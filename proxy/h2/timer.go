@@ -143,13 +143,15 @@ func (e *engine) checkClosing(c *conn) {
 
 func (e *engine) checkClient(c *conn) error {
 	silent := e.now - c.lastRead
+	if e.going && e.now >= e.cutAt {
+		e.cutLongRunning(c, nil, ReasonDrain)
+	}
 	switch {
+	case c.closing: // with the last of those that were cut
 	case (c.preface > 0 || !c.started || c.blockID != 0) && e.now-c.blockAt > e.lim.head:
 		return fmt.Errorf("head not complete after %v", e.lim.head)
 	case c.goAway == goAwaySoon && e.now-c.goAwayAt > e.lim.linger:
 		e.finalGoAway(c) // the client does not answer PING
-	case e.going && e.now >= e.cutAt:
-		e.cutLongRunning(c, nil, ReasonDrain)
 	case len(c.streams) == 0:
 		if e.now-c.idleSince > e.lim.idle && c.goAway == goAwayNone {
 			e.drainConn(c)
@@ -169,9 +171,11 @@ func (e *engine) checkBackend(c *conn) error {
 	}
 	limit -= limit / 10 // a request that was sent must have gone elsewhere when the whole of it is over, and a tick may be late
 	silent := e.now - c.lastRead
-	switch {
-	case c.cutAt > 0 && e.now >= c.cutAt:
+	if c.cutAt > 0 && e.now >= c.cutAt {
 		e.cutLongRunning(c, nil, ReasonRetired)
+	}
+	switch {
+	case c.closing: // with the last of those that were cut
 	case len(c.streams) == 0 && e.now-c.idleSince > e.lim.backendIdle:
 		c.drained = true
 		e.closeIfDone(c)
