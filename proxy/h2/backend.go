@@ -271,6 +271,7 @@ func (e *engine) retry(s *stream) {
 func (e *engine) resend(s *stream) {
 	u := &s.half[up]
 	s.leg[up].queued += u.q.kept
+	u.credit -= int32(u.q.kept) // given when it was sent the first time
 	u.q.rewind()
 	u.head, u.sentEnd, u.sent = false, false, 0
 	e.place(s)

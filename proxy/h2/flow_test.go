@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/net/http2"
 )
 
 // A connection whose long-running streams are being ended still carries others: its peer's death is noticed.
@@ -42,4 +44,33 @@ func TestSilenceIsFoundAfterCut(t *testing.T) {
 			t.Errorf("a silent client is kept after the drain's grace")
 		}
 	})
+}
+
+// What a retry sends again has had its credit when it was sent first.
+func TestCreditOnceThroughRetries(t *testing.T) {
+	r := newRig(t)
+	r.plan.Retries = 2
+	second, third := r.endpoint("second"), r.endpoint("third")
+	r.decide = func(*Head, func(Plan)) (Plan, bool) { return r.forward(r.ep, second, third), true }
+	c := r.client()
+	c.request(1, "POST", false)
+	const body = 200_000
+	c.upload(1, body)
+	for i := range 3 {
+		b := r.backend(i)
+		b.grow(0, body)
+		b.grow(1, body)
+		if u := &c.c.streams[1].half[up]; u.recv+u.credit > r.e.lim.streamWindow {
+			t.Fatalf("try %d: the client may send %d bytes, and %d more are due: the bound is %d", i, u.recv, u.credit, r.e.lim.streamWindow)
+		}
+		if i < 2 {
+			b.rst(1, http2.ErrCodeRefusedStream)
+		}
+	}
+	if u := &c.c.streams[1].half[up]; u.recv+u.credit != r.e.lim.streamWindow {
+		t.Errorf("all was passed on, and the window is %d of %d", u.recv+u.credit, r.e.lim.streamWindow)
+	}
+	c.data(1, "", true)
+	r.backend(2).respond(1, "ok")
+	r.clean()
 }
