@@ -218,6 +218,13 @@ func (e *engine) resetFrame(c *conn, h frameHeader, p []byte) *connError {
 		e.backendReset(s, code)
 		return nil
 	}
+	if s.half[down].sentEnd {
+		// The request was answered, and the client keeps the rest of its upload, as Go's does.
+		e.unlinkLeg(s, up)
+		e.reset(s, down, http2.ErrCodeCancel)
+		e.settle(s)
+		return c.spend(budget.Control)
+	}
 	// A stream that is given up is work for us and for the backend (CVE-2023-44487).
 	e.count.reset(resetByClient)
 	err := c.spend(budget.Reset)

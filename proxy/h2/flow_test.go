@@ -74,3 +74,35 @@ func TestCreditOnceThroughRetries(t *testing.T) {
 	r.backend(2).respond(1, "ok")
 	r.clean()
 }
+
+// Go's client resets what is left of an upload when the answer has come. Nothing was given up.
+func TestResetAfterWholeAnswer(t *testing.T) {
+	for _, code := range []http2.ErrCode{http2.ErrCodeNo, http2.ErrCodeCancel} {
+		r := newRig(t)
+		c := r.client()
+		n := uint32(0)
+		for ; n < 2000 && !c.c.closing; n++ { // four times as many as a connection may give up
+			id := 1 + 2*n
+			c.request(id, "POST", false)
+			b := r.backend(0)
+			b.respond(id, "no")
+			c.see()
+			c.rst(id, code)
+			if got := b.see(); got[len(got)-1] != "RST "+strings.Fields(got[len(got)-1])[1]+" CANCEL" {
+				t.Fatalf("the backend sees %q", got)
+			}
+		}
+		if c.c.closing {
+			t.Errorf("the connection was closed after %d answers, reset with %v", n, code)
+		}
+		for _, o := range r.outcomes {
+			if o.Reason != ReasonNone || o.Status != 200 {
+				t.Fatalf("outcome %+v", o)
+			}
+		}
+		if got := r.e.count.resets[resetByClient].Load(); got != 0 {
+			t.Errorf("%d resets are counted as the client's", got)
+		}
+		r.clean()
+	}
+}
