@@ -8,9 +8,6 @@ import (
 )
 
 const (
-	// maxQueued is how many upload bytes of one client's connection may wait for backends before its connection window is held
-	// back: whoever has not been authenticated yet can make us hold this and one window, no more.
-	maxQueued = 1 << 20
 	// quantum is what one stream may send before the next one has its turn: a full default frame.
 	quantum = minMaxFrame
 	// maxDrained is how much of an upload that nobody wants is read, so that the client sees the response (curl does not look at
@@ -191,9 +188,6 @@ func (c *conn) giveCredit() {
 	full := c.e.lim.backendWindow
 	if c.side == up {
 		full = c.e.lim.clientWindow
-		if c.queued > maxQueued {
-			return
-		}
 	}
 	if c.credit < full/2 || c.closing {
 		return

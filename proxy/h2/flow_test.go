@@ -106,3 +106,29 @@ func TestResetAfterWholeAnswer(t *testing.T) {
 		r.clean()
 	}
 }
+
+// Uploads to a backend that does not read hold up nobody else on the client's connection.
+func TestUploadsDoNotBlockEachOther(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	stuck := r.ep
+	for id := uint32(1); id <= 15; id += 2 {
+		c.request(id, "POST", false)
+		c.upload(id, int(r.e.lim.streamWindow))
+	}
+	r.ep = r.endpoint("healthy")
+	c.request(17, "POST", false)
+	if c.c.recv < minMaxFrame {
+		t.Fatalf("the client may send %d bytes more on its connection", c.c.recv)
+	}
+	c.data(17, "hello", true)
+	b := r.backend(1)
+	if got := b.see(); !slices.Contains(got, `DATA 1 "hello" END`) {
+		t.Errorf("the healthy backend sees %q", got)
+	}
+	b.respond(1, "hi")
+	if got := strings.Join(c.see(), "|"); !strings.Contains(got, `DATA 17 "hi" END`) {
+		t.Errorf("the client sees %q", got)
+	}
+	r.e.retire(stuck, 0)
+}
