@@ -1,0 +1,230 @@
+package bound
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestStranger(t *testing.T) {
+	for _, tc := range []struct {
+		remote string
+		want   Source
+	}{
+		{"10.1.2.3:4567", Source{Address: "10.1.2.3", Conn: "10.1.2.3:4567"}},
+		{"[::ffff:10.1.2.3]:4567", Source{Address: "10.1.2.3", Conn: "[::ffff:10.1.2.3]:4567"}},
+		{"[2001:db8:1:2:3:4:5:6]:7", Source{Address: "2001:db8:1:2::/64", Conn: "[2001:db8:1:2:3:4:5:6]:7"}},
+		{"[fe80::1%eth0]:7", Source{Address: "fe80::/64", Conn: "[fe80::1%eth0]:7"}},
+		{"pipe", Source{Address: "pipe"}},
+		{"", Source{}},
+	} {
+		if got := Stranger(tc.remote); got != tc.want {
+			t.Errorf("%s: %+v, want %+v", tc.remote, got, tc.want)
+		}
+	}
+}
+
+// fill takes places for s until none is given, n at most.
+func fill(p *Places, s Source, n int, most int64) (held []Place) {
+	for range n {
+		place, ok := p.Take(s, 1, most)
+		if !ok {
+			break
+		}
+		held = append(held, place)
+	}
+	return held
+}
+
+func TestShareOfPlaces(t *testing.T) {
+	user := Source{User: "ann"}
+	for _, tc := range []struct {
+		name  string
+		lend  bool
+		most  int64
+		first Source
+		want  int // places of the first source, and then of four others
+		rest  int
+	}{
+		{"a user", false, 400, user, 100, 300},
+		{"a connection", false, 1024, Stranger("10.0.0.1:1"), 64, 4 * 64},
+		{"an address", false, 1024, Source{Address: "10.0.0.1"}, 256, 4 * 64},
+		{"the least", false, 3, user, 1, 2},
+		{"one place", false, 1, user, 1, 0},
+		{"no bound", false, 0, user, 1000, 4000},
+		{"lent", true, 400, user, 388, 12},
+		{"lent of few", true, 4, user, 3, 1},
+		{"lent of one", true, 1, user, 1, 0},
+		{"lent without a bound", true, 0, user, 1000, 4000},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p := &Places{Lend: tc.lend}
+			held := fill(p, tc.first, 1000, tc.most)
+			if len(held) != tc.want {
+				t.Errorf("one source has %d places of %d, want %d", len(held), tc.most, tc.want)
+			}
+			rest := 0
+			for i := range 4 {
+				other := Source{User: fmt.Sprint(i)}
+				if tc.first.Address != "" { // other connections of the same address
+					other = Source{Address: fmt.Sprint("10.0.1.", i), Conn: fmt.Sprint("10.0.1.", i, ":1")}
+				}
+				got := fill(p, other, 1000, tc.most)
+				rest += len(got)
+				held = append(held, got...)
+			}
+			if rest != tc.rest {
+				t.Errorf("four others have %d places, want %d", rest, tc.rest)
+			}
+			for i := range held {
+				held[i].Leave()
+				held[i].Leave() // again, for nothing
+			}
+			if p.Held() != 0 || len(p.by) != 0 {
+				t.Errorf("%d places and %d sources are left when all have gone", p.Held(), len(p.by))
+			}
+		})
+	}
+}
+
+// TestShareOfAnAddress: connections of one address have a quarter together.
+func TestShareOfAnAddress(t *testing.T) {
+	p, n := &Places{}, 0
+	for i := range 16 {
+		n += len(fill(p, Stranger(fmt.Sprint("10.0.0.1:", 1000+i)), 1000, 1024))
+	}
+	if n != 256 {
+		t.Errorf("16 connections of an address have %d places of 1024", n)
+	}
+}
+
+// TestLentPlacesComeBack: what a source was lent goes to others as it is given back.
+func TestLentPlacesComeBack(t *testing.T) {
+	p := &Places{Lend: true}
+	lent := fill(p, Source{User: "ann"}, 1000, 400)
+	bob := fill(p, Source{User: "bob"}, 1000, 400)
+	for i := range 50 {
+		lent[i].Leave()
+		if _, ok := p.Take(Source{User: "ann"}, 1, 400); ok {
+			t.Fatal("lent again while others were short")
+		}
+		bob = append(bob, fill(p, Source{User: "bob"}, 1000, 400)...)
+	}
+	if len(bob) != 62 {
+		t.Errorf("who was late has %d places, want 62", len(bob))
+	}
+}
+
+func TestPlacesAllocateNothing(t *testing.T) {
+	p, s := &Places{Lend: true}, Source{User: "ann"}
+	for _, most := range []int64{1, 400} { // counted, and not
+		if n := testing.AllocsPerRun(100, func() {
+			place, _ := p.Take(s, 1, most)
+			place.Leave()
+		}); n != 0 {
+			t.Errorf("a place of %d allocates %v times", most, n)
+		}
+	}
+}
+
+func BenchmarkTake(b *testing.B) {
+	for name, most := range map[string]int64{"uncounted": 400, "counted": 1} {
+		b.Run(name, func(b *testing.B) {
+			p, s := &Places{Lend: true}, Source{User: "system:serviceaccount:kube-system:horizontal-pod-autoscaler"}
+			b.ReportAllocs()
+			for b.Loop() {
+				place, _ := p.Take(s, 1, most)
+				place.Leave()
+			}
+		})
+	}
+}
+
+// TestQueueShares: one source's flood is refused beyond its quarter, has a quarter of the slots, and holds up nobody else.
+func TestQueueShares(t *testing.T) {
+	for _, tc := range []struct {
+		name          string
+		flood         Source
+		waits, active int
+	}{
+		{"a user", Source{User: "flood"}, 256, 16},
+		{"a connection", Stranger("10.0.0.1:1"), 64, 4},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				q := NewQueue(64, 1024)
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				results := make(chan error, 2000)
+				active := 0
+				for range 2000 {
+					go func() {
+						leave, err := q.Enter(ctx, tc.flood)
+						if err == nil {
+							active++ // one after the other: the bubble settles in between
+							<-ctx.Done()
+							leave()
+						}
+						results <- err
+					}()
+					synctest.Wait()
+				}
+				if len(results) != 2000-tc.waits || active != tc.active {
+					t.Errorf("%d refused and %d under way, want %d and %d", len(results), active, 2000-tc.waits, tc.active)
+				}
+				other, err := q.Enter(ctx, Source{User: "other"})
+				if err != nil {
+					t.Fatalf("another's: %v", err)
+				}
+				other()
+				time.Sleep(11 * time.Second)
+				synctest.Wait()
+				late := 0
+				for range 2000 {
+					if err := <-results; errors.Is(err, context.DeadlineExceeded) {
+						late++
+					}
+				}
+				if late != tc.waits-tc.active {
+					t.Errorf("%d waited in vain, want %d", late, tc.waits-tc.active)
+				}
+				if q.held != 0 || len(q.by) != 0 || len(q.slots) != 0 {
+					t.Errorf("%d places, %d lines and %d slots are left", q.held, len(q.by), len(q.slots))
+				}
+			})
+		})
+	}
+}
+
+// TestQueueTurns: who waits comes to it when another leaves.
+func TestQueueTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := NewQueue(4, 64)
+		first, err := q.Enter(t.Context(), Source{User: "ann"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		turn := false
+		go func() {
+			leave, err := q.Enter(t.Context(), Source{User: "ann"})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			turn = true
+			leave()
+		}()
+		synctest.Wait()
+		if turn {
+			t.Error("a source has two of four slots")
+		}
+		first()
+		synctest.Wait()
+		if !turn {
+			t.Error("the second's turn has not come")
+		}
+	})
+}
