@@ -86,9 +86,6 @@ func (c *connections) Accept() (net.Conn, error) {
 		c.open.Add(-1)
 		<-c.places
 	})
-	if tcp, ok := conn.(*net.TCPConn); ok {
-		return &placedTCP{tcp, leave}, nil
-	}
 	return &placed{conn, leave}, nil
 }
 
@@ -117,13 +114,5 @@ func (p *placed) Close() error {
 	return p.Conn.Close() //nolint:wrapcheck // this is the connection
 }
 
-// placedTCP keeps the methods of a TCP connection: the frame lane reads from its descriptor.
-type placedTCP struct {
-	*net.TCPConn
-	leave func()
-}
-
-func (p *placedTCP) Close() error {
-	defer p.leave()
-	return p.TCPConn.Close() //nolint:wrapcheck // this is the connection
-}
+// Wraps lets the frame lane read and write the socket: nothing is done to the bytes, and the place is given back by Close.
+func (p *placed) Wraps() net.Conn { return p.Conn }

@@ -179,7 +179,7 @@ func (lp *loop) own(r *rawConn) error {
 	if err := errors.Join(cerr, err); err != nil {
 		return err
 	}
-	_ = r.Conn.Close()
+	_ = r.sock.Close()
 	r.mu.Lock()
 	r.fd, r.owned = fd, true
 	r.mu.Unlock()
@@ -238,6 +238,7 @@ func (lp *loop) end(l *link, err error) {
 
 // disown closes the descriptor, and returns the output that waited for room.
 func (lp *loop) disown(r *rawConn) []byte {
+	defer r.Conn.Close() // its socket is closed already: for those who wrapped it
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	_ = syscall.Close(r.fd)

@@ -13,14 +13,15 @@ import (
 // read and writes into a buffer, so that neither blocks; the driver moves both sides with non-blocking system calls, many records at
 // a time.
 type rawConn struct {
-	net.Conn
-	sys   syscall.RawConn // nil: no file descriptor, reads and writes block
-	async bool
-	early []byte // what rest is part of until takeOver
-	rest  []byte // read from the socket, not yet by TLS
-	left  int    // bytes of the TLS record being passed on that are still to come, if its header is complete
-	head  []byte // the beginning of a record's header, if it is not
-	hold  [recordHeader]byte
+	net.Conn                 // what was accepted or dialled: whoever wrapped the socket learns of its end by Close
+	sock     socket          // below it; nil: only Conn may be read and written
+	sys      syscall.RawConn // of sock; nil: reads and writes block
+	async    bool
+	early    []byte // what rest is part of until takeOver
+	rest     []byte // read from the socket, not yet by TLS
+	left     int    // bytes of the TLS record being passed on that are still to come, if its header is complete
+	head     []byte // the beginning of a record's header, if it is not
+	hold     [recordHeader]byte
 
 	// For reading: what wait's callback is given and gives, here because a closure for each call would be allocated.
 	readable func(fd uintptr) bool
@@ -35,7 +36,7 @@ type rawConn struct {
 	writable func(fd uintptr) bool
 	put      int
 	werr     error
-	owned    bool   // by a loop: Conn is closed, and fd is what remains of it
+	owned    bool   // by a loop: sock is closed, fd is what remains of it, and Conn is closed after fd
 	fd       int    // changed by the loop alone; -1: closed
 	pending  []byte // output of the engine of which out is the rest; nil: nobody waits for room
 }
@@ -52,13 +53,38 @@ const recordHeader = 5 // RFC 8446 §5.1
 func wrapConn(c net.Conn) net.Conn {
 	r := &rawConn{Conn: c, fd: -1}
 	r.head = r.hold[:0]
-	if sc, ok := c.(syscall.Conn); ok && nonBlocking {
-		if sys, err := sc.SyscallConn(); err == nil {
+	r.sock = socketOf(c)
+	if r.sock != nil && nonBlocking {
+		if sys, err := r.sock.SyscallConn(); err == nil {
 			r.sys = sys
 			r.readable, r.writable = r.tryRead, r.tryWrite
 		}
 	}
 	return r
+}
+
+// socket is what has a descriptor: *net.TCPConn or *net.UnixConn.
+type socket interface {
+	syscall.Conn
+	Close() error
+	CloseWrite() error
+}
+
+// socketOf returns the socket that may be read and written in place of c: c itself, or what is below wrappers that say so. A connection that embeds a socket has its
+// methods too, and may all the same change its bytes, or count them, or wait for Close.
+func socketOf(c net.Conn) socket {
+	for {
+		switch t := c.(type) {
+		case *net.TCPConn:
+			return t
+		case *net.UnixConn:
+			return t
+		case interface{ Wraps() net.Conn }:
+			c = t.Wraps()
+		default:
+			return nil
+		}
+	}
 }
 
 // errNoInput is a temporary net.Error, which crypto/tls hands up without giving the connection up.
@@ -134,8 +160,8 @@ func (r *rawConn) closeWrite() {
 	r.mu.Unlock()
 	if owned {
 		_ = r.shutdown(syscall.SHUT_WR)
-	} else if half, ok := r.Conn.(interface{ CloseWrite() error }); ok {
-		_ = half.CloseWrite()
+	} else if r.sock != nil {
+		_ = r.sock.CloseWrite()
 	}
 }
 

@@ -3,6 +3,7 @@
 package h2
 
 import (
+	"crypto/tls"
 	"net"
 	"testing"
 	"time"
@@ -35,6 +36,35 @@ func TestUnread(t *testing.T) {
 	for deadline := time.Now().Add(10 * time.Second); !r.unread(); {
 		if time.Now().After(deadline) {
 			t.Fatal("what was sent is not seen")
+		}
+	}
+}
+
+// wrapped is a connection with the methods of a socket, by embedding.
+type wrapped struct{ *net.TCPConn }
+
+// transparent says that it does nothing to the bytes.
+type transparent struct{ net.Conn }
+
+func (t transparent) Wraps() net.Conn { return t.Conn }
+
+// Nobody is gone round who has not said that it may be done.
+func TestWrapperIsNotPassedBy(t *testing.T) {
+	tcp := &net.TCPConn{}
+	for _, tt := range []struct {
+		name string
+		c    net.Conn
+		want socket
+	}{
+		{"a socket", tcp, tcp},
+		{"a wrapper that says nothing", wrapped{tcp}, nil},
+		{"one that says so", transparent{tcp}, tcp},
+		{"two", transparent{transparent{tcp}}, tcp},
+		{"one around one that says nothing", transparent{wrapped{tcp}}, nil},
+		{"TLS, which has bytes of its own", tls.Client(tcp, &tls.Config{InsecureSkipVerify: true}), nil},
+	} {
+		if got := socketOf(tt.c); got != tt.want {
+			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
 		}
 	}
 }

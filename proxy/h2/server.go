@@ -121,7 +121,9 @@ func (s *Server) Run(ctx context.Context) error {
 var errServerEnded = errors.New("server ended")
 
 // Listener wraps the TCP listener below TLS, so that writing to its connections never blocks the lane. Without it everything works,
-// with one more goroutine per connection that has something to write.
+// with one more goroutine per connection that has something to write. A connection that wraps another and has a method Wraps() net.Conn
+// says that every byte passes it as it is: the lane then reads and writes the socket itself, and calls the wrapper's Close when the socket
+// has been closed.
 func (s *Server) Listener(l net.Listener) net.Listener { return listener{l} }
 
 type listener struct{ net.Listener }

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"log/slog"
+	"net/http"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// boundedPort is a port that takes most connections, as serve makes it with the frame lane.
+func boundedPort(t *testing.T, most int) (c *connections, client *tls.Config) {
+	t.Helper()
+	metrics := prometheus.NewRegistry()
+	d := &door{log: slog.New(slog.DiscardHandler), metrics: metrics}
+	l, err := listen(t.Context(), "127.0.0.1", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bounded, err := d.bound(l, "front", most, frontShare)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer := &h2.Answer{Status: http.StatusNoContent, Fields: []hpack.HeaderField{{Name: ":status", Value: "204"}}}
+	lane := h2.New(h2.Config{Decide: func(*h2.ConnInfo, *h2.Head, func(h2.Plan)) (h2.Plan, bool) { return h2.Plan{Answer: answer}, true }})
+	ctx, cancel := context.WithCancel(context.Background())
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); _ = lane.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-stopped })
+
+	ca := pki.NewCA("serving")
+	tc := &tls.Config{Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, MinVersion: tls.VersionTLS12}
+	s := newServer(http.NotFoundHandler(), tc, 100, d.log)
+	s.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": lane.Serve}
+	go func() { _ = serve(s, lane.Listener(bounded)) }() // ends with Close
+	t.Cleanup(func() { _ = s.Close() })
+	return bounded.(*connections), &tls.Config{RootCAs: ca.Pool(), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12}
+}
+
+// until waits for something that another goroutine brings about.
+func until(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !is(); runtime.Gosched() {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain: %s", what)
+		}
+	}
+}
+
+// A place lives as long as its connection, whoever reads from the socket.
+func TestMaxConnections(t *testing.T) {
+	const most = 4
+	for _, protocol := range []string{"h2", "http/1.1"} {
+		t.Run(protocol, func(t *testing.T) {
+			c, client := boundedPort(t, most)
+			client.NextProtos = []string{protocol}
+			open := func() (*tls.Conn, error) {
+				conn, err := (&tls.Dialer{Config: client}).DialContext(t.Context(), "tcp", c.Addr().String())
+				if err != nil {
+					return nil, err
+				}
+				t.Cleanup(func() { _ = conn.Close() })
+				return conn.(*tls.Conn), served(conn.(*tls.Conn), protocol)
+			}
+			var conns []*tls.Conn
+			for range most {
+				conn, err := open()
+				if err != nil {
+					t.Fatal(err)
+				}
+				conns = append(conns, conn)
+			}
+			if n := c.open.Load(); n != most {
+				t.Errorf("fairlead_connections is %d with %d connections open", n, most)
+			}
+			more := make(chan error, 1)
+			go func() { _, err := open(); more <- err }()
+			until(t, "a full port says so", func() bool { return testutil.ToFloat64(c.stalls) > 0 || len(more) > 0 })
+			if len(more) > 0 {
+				t.Fatalf("connection %d is served where %d are allowed (%v)", most+1, most, <-more)
+			}
+			_ = conns[0].Close()
+			if err := <-more; err != nil {
+				t.Fatalf("the one that waited: %v", err)
+			}
+			for _, conn := range conns {
+				_ = conn.Close()
+			}
+			until(t, "one connection is counted when one is open", func() bool { return c.open.Load() == 1 })
+		})
+	}
+}
+
+// served asks once, so that the connection is where it stays.
+func served(c *tls.Conn, protocol string) error {
+	if protocol != "h2" {
+		r, err := http.NewRequest(http.MethodGet, "https://x/", nil)
+		if err != nil {
+			return err
+		}
+		if err := r.Write(c); err != nil {
+			return err
+		}
+		_, err = c.Read(make([]byte, 1))
+		return err
+	}
+	if _, err := c.Write([]byte(http2.ClientPreface)); err != nil {
+		return err
+	}
+	fr := http2.NewFramer(c, c)
+	if err := fr.WriteSettings(); err != nil {
+		return err
+	}
+	if err := fr.WritePing(false, [8]byte{}); err != nil {
+		return err
+	}
+	for {
+		f, err := fr.ReadFrame()
+		if p, ok := f.(*http2.PingFrame); err != nil || ok && p.IsAck() {
+			return err
+		}
+	}
+}
