@@ -26,7 +26,7 @@ type part struct {
 }
 
 func parts() []part {
-	const k8s = "k8s.io/kubernetes"
+	const k8s, adapter = "k8s.io/kubernetes", "sigs.k8s.io/custom-metrics-apiserver"
 	return []part{
 		{name: "etcd", module: "etcd", from: "go.etcd.io/etcd/server/v3", pkg: "go.etcd.io/etcd/server/v3", cold: "40s", byDefault: true},
 		{name: "kube-apiserver", module: "kubernetes", from: k8s, pkg: k8s + "/cmd/kube-apiserver", stamped: true, cold: "5m", byDefault: true},
@@ -40,6 +40,9 @@ func parts() []part {
 		{name: "govulncheck", module: "lint", from: "golang.org/x/vuln", pkg: "golang.org/x/vuln/cmd/govulncheck", cold: "15s"},
 		{name: "cyclonedx-gomod", module: "sbom", from: "github.com/CycloneDX/cyclonedx-gomod", pkg: "github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod", cold: "20s"},
 		{name: "h2spec", module: "lint", from: "github.com/summerwind/h2spec", pkg: "github.com/summerwind/h2spec/cmd/h2spec", cold: "10s"},
+		{name: "kube-scheduler", module: "kubernetes", from: k8s, pkg: k8s + "/cmd/kube-scheduler", stamped: true, cold: "1m"},
+		{name: "kubemark", module: "kubemark", from: k8s, pkg: k8s + "/cmd/kubemark", stamped: true, cold: "1m"},
+		{name: "test-adapter", module: "custommetrics", from: adapter, pkg: adapter + "/test-adapter", cold: "1m"},
 		{name: "e2e.test", module: "kubernetes", from: k8s, pkg: k8s + "/test/e2e", test: true, stamped: true, cold: "3m"},
 	}
 }
