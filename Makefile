@@ -83,6 +83,19 @@ soak: build ## Break everything at random under load and keep account, for MINUT
 	@command -v ip >/dev/null || apt-get install -y iproute2
 	go run ./tests/soak -minutes=$(MINUTES) -seed=$(SEED) -lane=$(LANE)
 
+.PHONY: recovery
+recovery: ## Real extension servers ended and started again: how soon Fairlead serves them again (6 min; root, otherwise idle)
+	$(TOOLS) -q etcd kube-apiserver sample-apiserver test-adapter
+	@command -v ip >/dev/null || apt-get install -y iproute2
+	go test -tags e2e -count=1 -timeout 30m -json ./tests/recovery | go run ./tests/count -v -want tests/recovery/COUNT
+
+.PHONY: streams
+streams: ## Backends with few streams a connection, beside kube-apiserver's own aggregator (15 min; root, otherwise idle)
+	$(TOOLS) -q etcd kube-apiserver
+	@command -v ip >/dev/null || apt-get install -y iproute2
+	@command -v h2load >/dev/null || apt-get install -y --no-install-recommends nghttp2-client
+	go test -tags e2e -count=1 -timeout 60m -json ./tests/streams | go run ./tests/count -v -want tests/streams/COUNT
+
 .PHONY: interop
 interop: ## h2spec, curl, nghttp and node (from the machine), and a gigabyte each way, against the frame lane, on each of its drivers
 	go test -tags e2e -count=1 -timeout 10m -run 'H2spec|Interop|Gigabyte' ./proxy/h2

@@ -188,3 +188,11 @@ func Token(t *testing.T, core kubernetes.Interface, namespace, name string) stri
 	Check(t, err)
 	return r.Status.Token
 }
+
+// Commit names what is tested, for figures that are kept.
+func Commit(t *testing.T) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "git", "describe", "--always", "--dirty").Output()
+	Check(t, err)
+	return strings.TrimSpace(string(out))
+}

@@ -1,0 +1,164 @@
+//go:build e2e
+
+package recovery
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/netns"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
+)
+
+// most is how much later than directly a server may be served through Fairlead: a tenth of a second is what
+// kube-apiserver's own aggregator needs, and a person notices nothing below a third.
+const most = 300 * time.Millisecond
+
+// world is what both servers share.
+type world struct {
+	*cluster.Cluster
+	front *cluster.Front
+}
+
+// server is an extension server, and where to ask for its objects.
+type server struct {
+	part *cluster.Part
+	e    cluster.Endpoint
+	path string
+}
+
+// TestRecovery ends each server ten times, every other time without a farewell.
+func TestRecovery(t *testing.T) {
+	netns.Up(t, "10.79.0.0/16")
+	dir := suite.Folder(t, "recovery")
+	w := &world{Cluster: suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: []string{"--advertise-address=10.79.0.1"}})}
+	t.Logf("commit %s", suite.Commit(t))
+	var err error
+	w.front, err = w.StartFairlead(t.Context(), cluster.Fairlead{Path: suite.Build(t, filepath.Join(dir, "bin"))})
+	suite.Check(t, err)
+	for _, tc := range []struct {
+		name  string
+		start func(*testing.T) server
+	}{{"sample-apiserver", w.sample}, {"custom-metrics test-adapter", w.adapter}} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := tc.start(t)
+			var late []string
+			for i, down := range []time.Duration{2, 5, 10, 2, 5, 10, 2, 5, 10, 2} {
+				if got := w.restart(t, s, down*time.Second, i%2 == 0); got > most {
+					late = append(late, fmt.Sprint(got.Round(time.Millisecond)))
+				}
+			}
+			if len(late) > 0 {
+				t.Errorf("%d of 10 restarts: served later than %s after it would answer directly: %s", len(late), most, late)
+			}
+		})
+	}
+}
+
+// restart ends s for a while and returns how much later it was served through Fairlead again than it answered directly.
+func (w *world) restart(t *testing.T, s server, down time.Duration, farewell bool) time.Duration {
+	t.Helper()
+	vouched := cluster.Credentials{Pair: w.PKI.FrontProxyPair}
+	direct := &poller{client: suite.Client(t, s.e, vouched), url: s.e.URL + s.path, header: http.Header{
+		"X-Remote-User": {"admin"}, "X-Remote-Group": {"system:masters"},
+	}}
+	through := &poller{client: suite.Client(t, w.front.Endpoint, w.Admin()), url: w.front.Endpoint.URL + s.path}
+	beside := &poller{client: suite.Client(t, w.Endpoint(), w.Admin()), url: w.Endpoint().URL + s.path}
+	all := []*poller{direct, through, beside}
+	for _, p := range all {
+		p.start(t)
+		defer p.end() // again, harmlessly, when all went well
+	}
+	await(t, all, time.Now())
+	if farewell {
+		suite.Check(t, s.part.Signal(syscall.SIGTERM))
+		<-s.part.Done()
+	} else {
+		s.part.Kill()
+	}
+	<-time.After(down)
+	begun := time.Now()
+	suite.Check(t, s.part.Restart(t.Context()))
+	await(t, all, begun)
+	<-time.After(time.Second) // in which nothing may fail again
+	for _, p := range all {
+		p.end()
+	}
+	at, _ := direct.served(begun)
+	ours, relapses := through.served(begun)
+	theirs, _ := beside.served(begun)
+	t.Logf("down %s: answers directly %s after its start, through Fairlead %s later, through the aggregator %s later",
+		down, at.Sub(begun).Round(time.Millisecond), ours.Sub(at).Round(time.Millisecond), theirs.Sub(at).Round(time.Millisecond))
+	if relapses > 0 {
+		t.Errorf("down %s: %d requests failed after the first that was served again", down, relapses)
+	}
+	return ours.Sub(at)
+}
+
+// sample is Kubernetes' sample extension server.
+func (w *world) sample(t *testing.T) server {
+	t.Helper()
+	suite.Tool(t, "sample-apiserver") // before the patience of whoever waits for it begins
+	part, err := w.StartSampleAPIServer(t.Context())
+	suite.Check(t, err)
+	core, err := kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin()))
+	suite.Check(t, err)
+	service, err := core.CoreV1().Services("wardle").Get(t.Context(), "api", metav1.GetOptions{})
+	suite.Check(t, err)
+	return server{
+		part: part,
+		e:    cluster.Endpoint{URL: fmt.Sprintf("https://127.0.0.1:%d", service.Spec.Ports[0].Port), CAFile: w.PKI.Serving.CertFile},
+		path: "/apis/wardle.example.com/v1beta1/flunders",
+	}
+}
+
+// adapter is the server of custom metrics that its library is tested with.
+func (w *world) adapter(t *testing.T) server {
+	t.Helper()
+	path := suite.Tool(t, "test-adapter")
+	b := cluster.Backend{
+		Namespace: "custom-metrics", Service: "adapter", CAFile: w.PKI.Serving.CertFile,
+		GroupVersions: []string{"custom.metrics.k8s.io/v1beta2", "external.metrics.k8s.io/v1beta1"},
+	}
+	e, args, err := w.ExtensionArgs(&b)
+	suite.Check(t, err)
+	for i, a := range args {
+		if kubeconfig, ok := strings.CutPrefix(a, "--kubeconfig="); ok {
+			args[i] = "--lister-kubeconfig=" + kubeconfig
+		}
+	}
+	client := suite.Client(t, e, w.Admin())
+	part, err := w.Run(t.Context(), cluster.Command{Name: "test-adapter", Path: path, Args: args, Ready: func(ctx context.Context) error {
+		return ok(ctx, client, e.URL+"/readyz")
+	}})
+	suite.Check(t, err)
+	suite.Check(t, w.Register(t.Context(), b))
+	return server{part: part, e: e, path: "/apis/external.metrics.k8s.io/v1beta1/namespaces/default/my-external-metric"}
+}
+
+// ok asks once.
+func ok(ctx context.Context, c *http.Client, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	res, err := c.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = res.Body.Close() }()
+	if res.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", url, res.Status)
+	}
+	return nil
+}

@@ -1,0 +1,12 @@
+//go:build e2e
+
+package streams
+
+import (
+	"os"
+	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/netns"
+)
+
+func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }

@@ -1,0 +1,157 @@
+//go:build e2e
+
+package streams
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/netns"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
+)
+
+// runs is how often each load is run against each side.
+const runs = 10
+
+// world is what all cases share.
+type world struct {
+	*cluster.Cluster
+	front *cluster.Front
+	ca    *pki.CA
+	caPEM string // its file
+	body  string // file of what is posted
+}
+
+// TestFewStreams has backends of 1, 5 and 20 streams a connection. As many requests are under way at once as h2load has streams.
+func TestFewStreams(t *testing.T) {
+	w := newWorld(t)
+	for _, limit := range []uint32{1, 5, 20} {
+		t.Run(fmt.Sprintf("%d streams a connection", limit), func(t *testing.T) {
+			path := w.backend(t, limit)
+			for _, l := range []load{
+				{connections: 4, streams: 95, requests: 2000},
+				{connections: 4, streams: 50, requests: 2000},
+				{connections: 10, streams: 100, requests: 4000},
+			} {
+				for _, l.body = range []string{"", w.body} {
+					t.Run(l.String(), func(t *testing.T) { w.compare(t, l, path) })
+				}
+			}
+		})
+	}
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	netns.Up(t, "10.79.0.0/16")
+	dir := suite.Folder(t, "streams")
+	w := &world{Cluster: suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: []string{"--advertise-address=10.79.0.1"}}), ca: pki.NewCA("extension-ca"), body: filepath.Join(dir, "body.json")}
+	t.Logf("commit %s", suite.Commit(t))
+	suite.Check(t, os.WriteFile(w.body, []byte(`{"metadata":{"name":"posted"},"spec":{"payload":"x"}}`), 0o600))
+	var err error
+	w.caPEM, _, err = w.ca.WriteFiles(dir, "extension-ca")
+	suite.Check(t, err)
+	w.front, err = w.StartFairlead(t.Context(), cluster.Fairlead{Path: suite.Build(t, filepath.Join(dir, "bin"))})
+	suite.Check(t, err)
+	return w
+}
+
+// backend serves a group-version over so many streams a connection, and returns the path of its objects.
+func (w *world) backend(t *testing.T, limit uint32) string {
+	t.Helper()
+	name := fmt.Sprintf("streams%d", limit)
+	gv := name + ".example.com/v1"
+	s := extension.Start(t, extension.Config{
+		GroupVersions: []string{gv}, CA: w.ca, Names: []string{name + ".streams.svc"}, NoHTTP1: true, MaxStreams: limit, Record: -1,
+		RequestHeaderCA: suite.Pool(t, w.PKI.FrontProxy.CertFile), RejectWith: http.StatusUnauthorized, Wrap: accept,
+	})
+	_, port, err := net.SplitHostPort(s.Addr())
+	suite.Check(t, err)
+	b := cluster.Backend{Namespace: "streams", Service: name, CAFile: w.caPEM, GroupVersions: []string{gv}}
+	b.Port, err = strconv.Atoi(port)
+	suite.Check(t, err)
+	suite.Check(t, w.Register(t.Context(), b))
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for _, e := range []cluster.Endpoint{w.Endpoint(), w.front.Endpoint} {
+		suite.Check(t, w.WaitAvailable(ctx, e, gv))
+	}
+	return "/apis/" + gv + "/namespaces/default/widgets"
+}
+
+// accept answers a POST with what was posted, and stores nothing: runs beyond number would fill the store.
+func accept(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodPost {
+			next.ServeHTTP(rw, r)
+			return
+		}
+		body, err := io.ReadAll(http.MaxBytesReader(rw, r.Body, 1<<20))
+		if err != nil {
+			rw.WriteHeader(http.StatusBadRequest)
+			return
+		}
+		rw.Header().Set("Content-Type", "application/json")
+		rw.WriteHeader(http.StatusCreated)
+		_, _ = rw.Write(body) // the client counts what came
+	})
+}
+
+// side is one of the two ways to the backend, and its runs.
+type side struct {
+	name          string
+	url           string
+	lost          int
+	took, slowest []time.Duration
+}
+
+// compare runs l both ways in turns, each way first every other time.
+func (w *world) compare(t *testing.T, l load, path string) {
+	if l.body == "" {
+		path += "/widget-000"
+	}
+	ours := &side{name: "Fairlead", url: w.front.Endpoint.URL + path}
+	theirs := &side{name: "aggregator", url: w.Endpoint().URL + path}
+	order := []*side{ours, theirs}
+	token := w.StaticToken("admin").Token
+	for range runs {
+		for _, s := range order {
+			f := l.run(t, s.url, token)
+			if f.lost > 0 && s.lost == 0 && s == ours {
+				t.Errorf("%d of %d requests through %s lost:\n%s", f.lost, l.requests, s.name, f.report)
+			}
+			s.lost += f.lost
+			s.took, s.slowest = append(s.took, f.took), append(s.slowest, f.slowest)
+		}
+		slices.Reverse(order)
+	}
+	for _, s := range []*side{ours, theirs} {
+		slices.Sort(s.took)
+		slices.Sort(s.slowest)
+		t.Logf("%-10s %d of %d lost; a run took %s (%s to %s), its slowest request %s (%s to %s)", s.name, s.lost, runs*l.requests,
+			round(median(s.took)), round(s.took[0]), round(s.took[runs-1]), round(median(s.slowest)), round(s.slowest[0]), round(s.slowest[runs-1]))
+	}
+	if a, b := median(ours.took), median(theirs.took); a > b {
+		t.Errorf("a run through Fairlead takes %s, through the aggregator %s", round(a), round(b))
+	}
+	if a, b := median(ours.slowest), median(theirs.slowest); a > b {
+		t.Errorf("the slowest request of a run through Fairlead takes %s, through the aggregator %s", round(a), round(b))
+	}
+}
+
+// median is the mean of the two in the middle.
+func median(sorted []time.Duration) time.Duration { return (sorted[(runs-1)/2] + sorted[runs/2]) / 2 }
+
+func round(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
