@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"net/http"
+	"time"
 
 	"k8s.io/apiserver/pkg/endpoints/request"
 
@@ -10,7 +11,8 @@ import (
 )
 
 // Guard lets a request through to one of Fairlead's own pages when the cluster says that its caller may have it: authenticated as on the front door,
-// authorized as a non-resource URL, impersonation included. It serves the admin port.
+// authorized as a non-resource URL, impersonation included. It serves the admin port. While no local apiserver can be asked, known scrapers may go on
+// reading /metrics for five minutes.
 func (p *Proxy) Guard(next http.Handler) http.Handler {
 	impersonated := p.impersonation(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x := exchangeOf(r.Context())
@@ -22,6 +24,10 @@ func (p *Proxy) Guard(next http.Handler) http.Handler {
 		x := &exchange{head: headOf(r), conn: p.connOf(r)}
 		x.decision = Decision{
 			Action: ToPage, Request: parseRequest(x.head.Method, x.head.Path, x.head.RawQuery), Credentials: p.cfg.Authn.Read(x.conn, x.head.Fields),
+		}
+		if p.vouched(&x.decision, time.Now()) {
+			next.ServeHTTP(w, r)
+			return
 		}
 		if _, err := p.authenticate(r.Context(), &x.decision, true); err != nil {
 			p.writeError(w, r, err)
@@ -42,5 +48,6 @@ func (p *Proxy) servePermitted(w http.ResponseWriter, r *http.Request, next http
 		p.writeError(w, r, err)
 		return
 	}
+	p.scrapers.remember(&x.decision, time.Now())
 	next.ServeHTTP(w, p.asUser(r, x))
 }

@@ -33,6 +33,7 @@ type Proxy struct {
 	sessions sessions
 	limits   limits
 	givenUp  *givenUp
+	scrapers scrapers
 	// rejecting turns every new request away, leaving every HTTP/1.1 connection.
 	rejecting, leaving atomic.Bool
 	// ending ends when long-running requests must; end is what ends it.

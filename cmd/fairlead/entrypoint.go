@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	discoveryv1 "k8s.io/client-go/kubernetes/typed/discovery/v1"
@@ -86,6 +87,7 @@ func (d *door) makeEntrypoint(context.Context) error {
 // their connections.
 func (d *door) leave() {
 	d.draining.Start()
+	d.tellSystemd(daemon.SdNotifyStopping)
 	d.proxy.Leave()
 	if d.entry != nil {
 		d.entry.Withdraw()

@@ -18,7 +18,7 @@ import (
 
 // makeTokens makes what knows tokens where no local apiserver does, and returns the files that it is to be told of.
 func (d *door) makeTokens() []certs.File {
-	d.tokens = tokens.New(d.log)
+	d.tokens = tokens.New(tokens.Config{Judged: !d.o.alone(), Logger: d.log})
 	var files []certs.File
 	if d.o.tokenFile != "" {
 		files = append(files, certs.File{Use: "token-auth-file", Path: d.o.tokenFile, Take: d.tokens.TakeTokens})

@@ -116,7 +116,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 
 	fs.BoolVar(&o.anonymous, "anonymous-auth", false, "Serve remotes to callers without credentials, as system:anonymous.")
 	fs.StringVar(&o.tokenFile, "token-auth-file", "", "Tokens where there is no local apiserver: lines of token,user,uid,\"groups\". Reloaded when it changes. Empty: none.")
-	fs.StringVar(&o.authConfig, "authentication-config", "", "AuthenticationConfiguration of apiserver.config.k8s.io: whose JWTs are believed where there is no local apiserver (reloaded when it changes), and who may be anonymous. Empty: none.")
+	fs.StringVar(&o.authConfig, "authentication-config", "", "AuthenticationConfiguration of apiserver.config.k8s.io: who may be anonymous and, where there is no local apiserver, whose JWTs are believed (reloaded when it changes). A jwt section beside a local apiserver is an error. Empty: none.")
 	fs.DurationVar(&o.tokenTTL, "authentication-token-webhook-cache-ttl", 10*time.Second, "How long a TokenReview is believed.")
 	fs.StringVar(&o.authzMode, "authorization-mode", "", "Who authorizes requests to remotes: webhook (SubjectAccessReview at the local apiserver), RBAC (ClusterRoles of --registry=dir:), backend (the extension server alone) or AlwaysAllow (nobody, with --registry=dir: only). Empty: webhook, or RBAC without a local apiserver.")
 	fs.StringSliceVar(&o.alwaysAllow, "authorization-always-allow-paths", []string{"/healthz", "/readyz", "/livez"}, "Paths of ours that need no authorization.")

@@ -92,6 +92,7 @@ func (d *door) loops() map[string]func(context.Context) error {
 		loops["entrypoint"] = d.entry.Run
 	}
 	loops["pages"] = d.pages.Run
+	loops["systemd"] = d.tellReady
 	if d.frames != nil {
 		loops["frame lane"], loops["admin frame lane"] = d.frames.Run, d.adminFrames.Run
 	}

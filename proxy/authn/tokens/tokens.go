@@ -2,6 +2,7 @@ package tokens
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -14,6 +15,7 @@ import (
 // Tokens says who a bearer token belongs to. Make one with New.
 type Tokens struct {
 	log        *slog.Logger
+	judged     bool
 	file       atomic.Pointer[tokenfile.TokenAuthenticator]
 	issuers    atomic.Pointer[issuers]
 	generation atomic.Uint64
@@ -24,13 +26,24 @@ type Tokens struct {
 	changed chan struct{}
 }
 
-// New makes one that knows no token yet. Nil logger discards.
-func New(log *slog.Logger) *Tokens {
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
-	return &Tokens{log: log, changed: make(chan struct{}, 1)}
+// Config is what a Tokens needs. The zero Config knows JWTs.
+type Config struct {
+	// Judged says that somebody else judges all tokens: the local apiserver. A configuration with a jwt
+	// section is an error then, because nobody here would ask it.
+	Judged bool
+	// Logger gets what is refused and put in force. Nil discards.
+	Logger *slog.Logger
 }
+
+// New makes one that knows no token yet.
+func New(c Config) *Tokens {
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Tokens{log: c.Logger, judged: c.Judged, changed: make(chan struct{}, 1)}
+}
+
+var errJudged = errors.New("jwt: the local apiserver judges all tokens: configure its issuers there, or run without one (--registry=dir: without --kubeconfig)")
 
 // TakeTokens puts a token file in force: lines of token,user,uid[,"group,…"].
 func (t *Tokens) TakeTokens(data []byte) error {
@@ -48,6 +61,9 @@ func (t *Tokens) TakeConfig(data []byte) error {
 	config, err := parseConfig(data)
 	if err != nil {
 		return err
+	}
+	if t.judged && len(config.JWT) > 0 {
+		return errJudged
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()

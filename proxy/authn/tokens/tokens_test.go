@@ -23,7 +23,7 @@ func TestTokenFile(t *testing.T) {
 		{"quotes", "\"s3cr3t,alice,1\n", "reading tokens"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			err := New(nil).TakeTokens([]byte(tc.text))
+			err := New(Config{}).TakeTokens([]byte(tc.text))
 			if (err == nil) != (tc.wrong == "") || err != nil && (!strings.Contains(err.Error(), tc.wrong) || strings.Contains(err.Error(), "s3cr3t")) {
 				t.Errorf("%v, want %q", err, tc.wrong)
 			}
@@ -32,7 +32,7 @@ func TestTokenFile(t *testing.T) {
 }
 
 func TestTokensOfAFile(t *testing.T) {
-	k := New(nil)
+	k := New(Config{})
 	if _, ok, err := k.Review(t.Context(), "a"); ok || err != nil {
 		t.Errorf("known before there is a file: %v", err)
 	}
@@ -77,7 +77,7 @@ func TestConfiguration(t *testing.T) {
 		{"conditions without enabled", head + "anonymous: {enabled: false, conditions: [{path: /livez}]}\n", "enabled should be set to true"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			err := New(nil).TakeConfig([]byte(tc.text))
+			err := New(Config{}).TakeConfig([]byte(tc.text))
 			if (err == nil) != (tc.wrong == "") || err != nil && !strings.Contains(err.Error(), tc.wrong) {
 				t.Errorf("%v, want %q", err, tc.wrong)
 			}
@@ -93,7 +93,7 @@ func TestAnonymous(t *testing.T) {
 		head + "anonymous: {enabled: true}":  "said true, allowed true, paths []",
 		head + "anonymous: {enabled: true, conditions: [{path: /livez}, {path: /version}]}": "said true, allowed true, paths [/livez /version]",
 	} {
-		k := New(nil)
+		k := New(Config{})
 		if err := k.TakeConfig([]byte(text)); err != nil {
 			t.Fatal(err)
 		}
@@ -140,7 +140,7 @@ func run(t *testing.T, k *Tokens) {
 
 func TestIssuer(t *testing.T) {
 	i, other := issuer.Start(t), issuer.Start(t)
-	k := New(nil)
+	k := New(Config{})
 	if err := k.TakeConfig([]byte(i.Config("oidc:"))); err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +199,7 @@ func TestIssuer(t *testing.T) {
 
 func TestFileAndIssuer(t *testing.T) {
 	i := issuer.Start(t)
-	k := New(nil)
+	k := New(Config{})
 	if err := errors.Join(k.TakeTokens([]byte("a,alice,1\n")), k.TakeConfig([]byte(i.Config("")))); err != nil {
 		t.Fatal(err)
 	}
