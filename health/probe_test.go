@@ -33,6 +33,7 @@ func probeOnce(tb testing.TB, b *registry.Backend, address string, trust func() 
 	p, err := New(Config{
 		Table:  func() *registry.Table { return nil },
 		Report: func(registry.Report) {},
+		Dial:   new(net.Dialer).DialContext,
 		TLS:    func(*registry.Backend) (*tls.Config, error) { return trust() },
 	})
 	if err != nil {
@@ -229,6 +230,7 @@ func TestDeathAndReturnOfARealProcess(t *testing.T) {
 			p, err := New(Config{
 				Table:  func() *registry.Table { return nil },
 				Report: func(r registry.Report) { reports <- r },
+				Dial:   new(net.Dialer).DialContext,
 				TLS:    func(*registry.Backend) (*tls.Config, error) { return &tls.Config{RootCAs: ca.roots}, nil },
 			})
 			if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// Config is what a Prober needs. Table, Report and TLS must be set.
+// Config is what a Prober needs. Table, Report, TLS and Dial must be set.
 type Config struct {
 	// Table returns the current table.
 	Table func() *registry.Table
@@ -25,7 +25,8 @@ type Config struct {
 	// TLS returns how to trust a backend, the proxy client certificate included. An error (or an error of the verification it sets up) that has
 	// a method Reason() string gives the report its reason and its whole message. The result is cloned, never changed.
 	TLS func(*registry.Backend) (*tls.Config, error)
-	// Dial opens the connections of probes, through the same path as live traffic. Nil: net.Dialer.
+	// Dial opens the connections of probes, or refuses to, as for live traffic: a probe carries our client
+	// certificate and asks as system:masters.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Header is sent with every probe. Nil: the identity that kube-aggregator sends, user system:kube-aggregator in group system:masters.
 	Header http.Header
@@ -73,11 +74,8 @@ const maxWatched = 1024
 
 // New makes a Prober. It does nothing until Run.
 func New(c Config) (*Prober, error) {
-	if c.Table == nil || c.Report == nil || c.TLS == nil {
-		return nil, errors.New("configuring prober: Table, Report and TLS must be set")
-	}
-	if c.Dial == nil {
-		c.Dial = new(net.Dialer).DialContext
+	if c.Table == nil || c.Report == nil || c.TLS == nil || c.Dial == nil {
+		return nil, errors.New("configuring prober: Table, Report, TLS and Dial must be set")
 	}
 	if c.Header == nil {
 		c.Header = http.Header{"X-Remote-User": {"system:kube-aggregator"}, "X-Remote-Group": {"system:masters"}}

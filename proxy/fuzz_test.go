@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"crypto/tls"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -22,10 +23,10 @@ func thinker(f *testing.F) *Proxy {
 	w.remote = &far{Server: httptest.NewUnstartedServer(http.NotFoundHandler())} // for its address
 	f.Cleanup(func() { _ = w.remote.Listener.Close() })
 	table := buildTable(f, w, worldConfig{})
-	pools, err := backend.New(backend.Config{Table: func() *registry.Table { return table }, TLS: func(*registry.Backend) (*tls.Config, error) { return &tls.Config{MinVersion: tls.VersionTLS12}, nil }})
+	pools, err := backend.New(backend.Config{Table: func() *registry.Table { return table }, Dial: new(net.Dialer).DialContext, TLS: func(*registry.Backend) (*tls.Config, error) { return &tls.Config{MinVersion: tls.VersionTLS12}, nil }})
 	check(f, err)
 	local, err := backend.NewLocal(backend.LocalConfig{
-		Servers: []string{"https://127.0.0.1:1"}, TLS: func(bool) (*tls.Config, error) { return &tls.Config{MinVersion: tls.VersionTLS12}, nil },
+		Servers: []string{"https://127.0.0.1:1"}, Dial: new(net.Dialer).DialContext, TLS: func(bool) (*tls.Config, error) { return &tls.Config{MinVersion: tls.VersionTLS12}, nil },
 	})
 	check(f, err)
 	p, err := New(Config{Table: func() *registry.Table { return table }, Authn: w.authenticator(f, worldConfig{}), Authz: newTestAuthorizer(f), Backends: pools, Local: local})

@@ -98,7 +98,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		return tc
 	}
 	pools, err := backend.New(backend.Config{
-		Table: w.table, AllowLoopback: true, TLS: func(b *registry.Backend) (*tls.Config, error) {
+		Table: w.table, Dial: new(net.Dialer).DialContext, TLS: func(b *registry.Backend) (*tls.Config, error) {
 			tc := tlsTo(b.ServerName, true)
 			if c.share != nil {
 				tc.RootCAs = anchored{b: b}.pool()
@@ -108,7 +108,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 	})
 	check(t, err)
 	local, err := backend.NewLocal(backend.LocalConfig{
-		Servers: []string{w.local.URL}, TLS: func(certificate bool) (*tls.Config, error) { return tlsTo("localhost", certificate), nil },
+		Servers: []string{w.local.URL}, Dial: new(net.Dialer).DialContext, TLS: func(certificate bool) (*tls.Config, error) { return tlsTo("localhost", certificate), nil },
 	})
 	check(t, err)
 	w.proxy, err = New(Config{Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t), Backends: pools, Local: local, MaxInFlight: c.maxInFlight, GoAwayChance: c.goAway, ForwardRedirects: c.forwardRedirects, AccessLog: c.access, Audit: c.audit, Tracer: c.tracer, Documents: c.documents, Ready: c.ready})

@@ -34,6 +34,8 @@ func buildTable(t testing.TB, w *world, c worldConfig) *registry.Table {
 		c.change(remote)
 	}
 	key := types.NamespacedName{Namespace: "default", Name: "ext"}
+	options := &registry.Options{}
+	options.Reach.AllowLoopback = true
 	in := registry.Input{
 		APIServices: map[string]*apiregistrationv1.APIService{
 			remote.Name: remote,
@@ -50,7 +52,7 @@ func buildTable(t testing.TB, w *world, c worldConfig) *registry.Table {
 			Ports:     []discoveryv1.EndpointPort{{Name: new("https"), Port: &port}},
 			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{address.Addr().String()}}},
 		}}},
-		Options: &registry.Options{AllowLoopback: true}, Complete: !c.incomplete, Now: time.Now(),
+		Options: options, Complete: !c.incomplete, Now: time.Now(),
 	}
 	if c.also != nil {
 		c.also(&in)

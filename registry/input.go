@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"net/netip"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,6 +10,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry/manifest"
+	"github.com/fairlead-proxy/fairlead/registry/reach"
 )
 
 // Input is everything that Build looks at. Build changes none of it, and nobody may change an object or a list of slices once it was given to
@@ -40,16 +40,15 @@ type Input struct {
 type Options struct {
 	// ClusterIPRouting sends requests to a Service's ClusterIP rather than to its endpoints (--enable-aggregator-routing=false).
 	ClusterIPRouting bool
-	// AllowLoopback admits endpoints and external names on loopback (--allow-loopback-backends; implied by Config.Directory).
-	AllowLoopback bool
+	// Reach says which addresses endpoints and external names may have. Config.Directory implies its
+	// AllowLoopback.
+	Reach reach.Rules
 	// Directory selects the rules of the dir: registry: this process serves apiregistration.k8s.io itself, and a protected group that a remote
 	// claims stays local rather than being refused. New sets it when Config.Directory is set.
 	Directory bool
 	// ProtectedGroups are the groups that no remote may claim, "" or "core" for the core group. Nil: Kubernetes' built-in groups. Empty but not
 	// nil: none.
 	ProtectedGroups []string
-	// Self are the addresses on which this process listens. A backend must not be one of them: requests would go round in circles.
-	Self []netip.AddrPort
 	// Defaults are the policy of an APIService without annotations. A zero field means: RequestTimeout 60 s, MaxInFlight 400, MaxLongRunning
 	// 10,000, CAOverlap 1 min (negative: none), ProbeInterval 10 s, PingTimeout 5 s.
 	Defaults Policy

@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -114,45 +113,4 @@ func FuzzAnnotations(f *testing.F) {
 			t.Errorf("%s=%q: problems %q", name, value, s.problems)
 		}
 	})
-}
-
-func TestRefusal(t *testing.T) {
-	o := &Options{Self: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.5:6443")}}
-	loopback := &Options{AllowLoopback: true}
-	for _, tc := range []struct {
-		host          string
-		port          int32
-		want, allowed string // with loopback allowed
-	}{
-		{host: "10.0.0.1", port: 443},
-		{host: "2001:db8::1", port: 443},
-		{host: "api.example.com", port: 443},
-		{host: "10.example", port: 443},
-		{host: "10.0.0.5", port: 443},
-		{host: "10.0.0.5", port: 6443, want: "10.0.0.5:6443 is this server itself", allowed: ""},
-		{host: "::ffff:10.0.0.5", port: 6443, want: "10.0.0.5:6443 is this server itself"},
-		{host: "127.0.0.1", want: "127.0.0.1 is a loopback address"},
-		{host: "127.8.8.8", want: "127.8.8.8 is a loopback address"},
-		{host: "::1", want: "::1 is a loopback address"},
-		{host: "::ffff:127.0.0.1", want: "127.0.0.1 is a loopback address"},
-		{host: "169.254.169.254", want: "169.254.169.254 is a link-local address", allowed: "169.254.169.254 is a link-local address"},
-		{host: "fe80::1%eth0", want: "fe80::1 is a link-local address", allowed: "fe80::1 is a link-local address"},
-		{host: "0.0.0.0", want: "0.0.0.0 is the unspecified address", allowed: "0.0.0.0 is the unspecified address"},
-		{host: "::", want: ":: is the unspecified address", allowed: ":: is the unspecified address"},
-		{host: "ff02::1", want: "ff02::1 is a multicast address", allowed: "ff02::1 is a multicast address"},
-		{host: "localhost", want: "localhost is a loopback name"},
-		{host: "LocalHost.", want: "LocalHost. is a loopback name"},
-		{host: "a.localhost", want: "a.localhost is a loopback name"},
-		{host: "127.1", want: "127.1 is a number, not a DNS name", allowed: "127.1 is a number, not a DNS name"},
-		{host: "0x7f000001", want: "0x7f000001 is a number, not a DNS name", allowed: "0x7f000001 is a number, not a DNS name"},
-		{host: "2130706433", want: "2130706433 is a number, not a DNS name", allowed: "2130706433 is a number, not a DNS name"},
-		{host: "", want: "the name is empty", allowed: "the name is empty"},
-	} {
-		if got := o.refusal(tc.host, tc.port); got != tc.want {
-			t.Errorf("refusal(%q, %d) = %q, want %q", tc.host, tc.port, got, tc.want)
-		}
-		if got := loopback.refusal(tc.host, tc.port); got != tc.allowed {
-			t.Errorf("with loopback allowed refusal(%q, %d) = %q, want %q", tc.host, tc.port, got, tc.allowed)
-		}
-	}
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
-	"net/netip"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -60,7 +59,7 @@ func New(c Config) (*Registry, error) {
 		return nil, errors.New("making registry: neither a local apiserver nor a directory to take APIServices from")
 	case c.Directory != "":
 		// What is in the directory was put there by whoever runs this process, on a machine that need not have a network.
-		c.Options.Directory, c.Options.AllowLoopback = true, true
+		c.Options.Directory, c.Options.Reach.AllowLoopback = true, true
 		from, err := newDirectory(c.Directory)
 		if err != nil {
 			return nil, err
@@ -85,7 +84,6 @@ func New(c Config) (*Registry, error) {
 // newRegistry makes a registry over any source.
 func newRegistry(c Config, from source) (*Registry, error) {
 	o := c.Options
-	o.Self = unmapped(o.Self)
 	r := &Registry{
 		source:  from,
 		options: &o,
@@ -98,15 +96,6 @@ func newRegistry(c Config, from source) (*Registry, error) {
 		return nil, err
 	}
 	return r, nil
-}
-
-// unmapped writes IPv4 addresses in one form.
-func unmapped(addresses []netip.AddrPort) []netip.AddrPort {
-	out := make([]netip.AddrPort, len(addresses))
-	for i, a := range addresses {
-		out[i] = netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
-	}
-	return out
 }
 
 // Table returns the current table. It is never nil.

@@ -94,7 +94,7 @@ func (r *resolver) one(host, what string) resolution {
 	if host == "" {
 		return fault(ReasonFailedDiscoveryCheck, "service/%s in %q has no %s", r.ref.Name, r.ref.Namespace, what)
 	}
-	if why := r.options.refusal(host, r.port); why != "" {
+	if why := r.options.Reach.Refusal(host, r.port); why != "" {
 		return fault(ReasonFailedDiscoveryCheck, "the %s of service/%s in %q is refused: %s", what, r.ref.Name, r.ref.Namespace, why)
 	}
 	return resolution{endpoints: []Endpoint{{Address: net.JoinHostPort(host, strconv.Itoa(int(r.port)))}}}
@@ -145,7 +145,7 @@ func (r *resolver) add(to *[]Endpoint, res *resolution, e *discoveryv1.Endpoint,
 		return
 	}
 	// Only the first address counts: the API says that all are the same endpoint, and upstream and kube-proxy ignore the rest.
-	if why := r.options.refusal(e.Addresses[0], port); why != "" {
+	if why := r.options.Reach.Refusal(e.Addresses[0], port); why != "" {
 		if len(res.refused) < maxRefused && !slices.Contains(res.refused, why) {
 			res.refused = append(res.refused, why)
 		}

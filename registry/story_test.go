@@ -162,7 +162,7 @@ func (s *story) setOptions(words []string) {
 		case "clusterip":
 			s.options.ClusterIPRouting = true
 		case "loopback":
-			s.options.AllowLoopback = true
+			s.options.Reach.AllowLoopback = true
 		case "directory":
 			s.options.Directory = true
 		case "unprotected":

@@ -21,6 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/apiservices"
+	"github.com/fairlead-proxy/fairlead/registry/reach"
 )
 
 // metricsRegistry is a *prometheus.Registry, or one that a test looks into.
@@ -43,6 +44,8 @@ type door struct {
 
 	frontListener, adminListener net.Listener
 	self                         []netip.AddrPort
+	// reach is how backends are dialled, by everything that dials them.
+	reach reach.Rules
 
 	registry *registry.Registry
 	// apiServices serves apiregistration.k8s.io. Nil: the local apiserver does.

@@ -9,9 +9,11 @@ import (
 	"k8s.io/apiserver/pkg/server/egressselector"
 )
 
+type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
+
 // egressDialer returns how backends are reached by an egress selector configuration, as kube-apiserver reads it: by its entry "cluster". Live traffic and
 // probes must take the same way. Nil: directly, because there is no file or it says so.
-func egressDialer(file string) (func(ctx context.Context, network, address string) (net.Conn, error), error) {
+func egressDialer(file string) (dialFunc, error) {
 	if file == "" {
 		return nil, nil
 	}

@@ -58,7 +58,7 @@ func (l *linter) files(paths []string) {
 }
 
 func (l *linter) tableOptions() *registry.Options {
-	return &registry.Options{ClusterIPRouting: !l.o.endpointRouting, AllowLoopback: l.o.allowLoopback, ProtectedGroups: protectedGroups(l.o.protectedGroups)}
+	return &registry.Options{ClusterIPRouting: !l.o.endpointRouting, Reach: l.o.reach(), ProtectedGroups: protectedGroups(l.o.protectedGroups)}
 }
 
 // expand is a file itself, or the manifests below a directory.

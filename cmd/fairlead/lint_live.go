@@ -148,11 +148,12 @@ func (l *linter) presented(ctx context.Context, e *registry.Entry) map[string][]
 	var mu sync.Mutex // guards what follows
 	chains := make(map[string][]*x509.Certificate)
 	faults := make(map[string]error)
+	rules := l.o.reach()
 	var g errgroup.Group
 	g.SetLimit(maxHandshakes)
 	for _, endpoint := range e.Endpoints {
 		g.Go(func() error {
-			chain, err := chainOf(ctx, endpoint.Address, e.Backend.ServerName)
+			chain, err := chainOf(ctx, rules.Dial, endpoint.Address, e.Backend.ServerName)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
@@ -172,20 +173,22 @@ func (l *linter) presented(ctx context.Context, e *registry.Entry) map[string][]
 	return chains
 }
 
-func chainOf(ctx context.Context, address, name string) ([]*x509.Certificate, error) {
+func chainOf(ctx context.Context, dial dialFunc, address, name string) ([]*x509.Certificate, error) {
 	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
 	defer cancel()
-	d := tls.Dialer{Config: &tls.Config{
-		ServerName: name, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12,
-		InsecureSkipVerify: true, //nolint:gosec // nothing is sent; certs.CheckBackend verifies what is presented, and says why it is refused
-	}}
-	conn, err := d.DialContext(ctx, "tcp", address)
+	raw, err := dial(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close()
-	state := conn.(*tls.Conn).ConnectionState() //nolint:forcetypeassert // tls.Dialer documents it
-	return state.PeerCertificates, nil
+	defer raw.Close()
+	conn := tls.Client(raw, &tls.Config{
+		ServerName: name, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12,
+		InsecureSkipVerify: true, //nolint:gosec // nothing is sent; certs.CheckBackend verifies what is presented, and says why it is refused
+	})
+	if err := conn.HandshakeContext(ctx); err != nil {
+		return nil, err
+	}
+	return conn.ConnectionState().PeerCertificates, nil
 }
 
 // crd is what lint looks at in a CustomResourceDefinition.

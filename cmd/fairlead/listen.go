@@ -67,7 +67,7 @@ func ownAddresses(l net.Listener) ([]netip.AddrPort, error) {
 		return nil, fmt.Errorf("reading the listener's address: %w", err)
 	}
 	if !bound.Addr().IsUnspecified() {
-		return []netip.AddrPort{bound}, nil
+		return []netip.AddrPort{netip.AddrPortFrom(bound.Addr().Unmap().WithZone(""), bound.Port())}, nil
 	}
 	all, err := net.InterfaceAddrs()
 	if err != nil {
@@ -76,7 +76,7 @@ func ownAddresses(l net.Listener) ([]netip.AddrPort, error) {
 	var own []netip.AddrPort
 	for _, a := range all {
 		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
-			own = append(own, netip.AddrPortFrom(prefix.Addr().Unmap(), bound.Port()))
+			own = append(own, netip.AddrPortFrom(prefix.Addr().Unmap().WithZone(""), bound.Port()))
 		}
 	}
 	return own, nil

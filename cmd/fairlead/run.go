@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
-	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
@@ -26,7 +24,7 @@ func run(ctx context.Context, o *options, stderr io.Writer) error {
 // build makes everything, and listens, but serves nothing yet.
 func (d *door) build(ctx context.Context) error {
 	for _, step := range []func(context.Context) error{
-		d.countProcess, d.findAPIServer, d.openListeners, d.makeTable, d.makeTrust, d.makeBackends, d.makeStatus, d.makeEvents, d.makeEntrypoint, d.makeDocuments, d.makePages, d.makeProxy, d.makeServers,
+		d.countProcess, d.findAPIServer, d.openListeners, d.makeReach, d.makeTable, d.makeTrust, d.makeBackends, d.makeStatus, d.makeEvents, d.makeEntrypoint, d.makeDocuments, d.makePages, d.makeProxy, d.makeServers,
 	} {
 		if err := step(ctx); err != nil {
 			d.closeListeners()
@@ -151,9 +149,4 @@ func (d *door) closeListeners() {
 			_ = l.Close() // the process ends with the error that brought it here
 		}
 	}
-}
-
-// isSelf reports whether an address is one of our own listeners.
-func (d *door) isSelf(a netip.AddrPort) bool {
-	return slices.Contains(d.self, netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port()))
 }

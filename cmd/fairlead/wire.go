@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"strings"
 	"time"
@@ -19,6 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/reach"
 )
 
 // Each step makes one component from the flags and from what is already there. Siblings meet only here, as func fields.
@@ -39,6 +39,7 @@ func (d *door) findAPIServer(context.Context) (err error) {
 
 // refuseSelf finds a local apiserver that is this very process: every request would go round until the sockets are used up.
 func (d *door) refuseSelf(ctx context.Context) error {
+	own := d.operatorReach()
 	for _, s := range d.servers {
 		u, err := url.Parse(s)
 		if err != nil {
@@ -53,7 +54,7 @@ func (d *door) refuseSelf(ctx context.Context) error {
 			return usageError{fmt.Errorf("local apiserver %q: %w", s, err)}
 		}
 		for _, ip := range ips {
-			if d.isSelf(netip.AddrPortFrom(ip, uint16(port))) { //nolint:gosec // LookupPort returns at most 65535
+			if own.Refusal(ip.String(), int32(port)) != "" { //nolint:gosec // LookupPort returns at most 65535
 				return usageError{fmt.Errorf("local apiserver %q is this Fairlead itself: name kube-apiserver's own address with --local-apiserver", s)}
 			}
 		}
@@ -68,9 +69,28 @@ func portOf(u *url.URL) string {
 	return "443"
 }
 
+// makeReach makes the one dialer of backends.
+func (d *door) makeReach(context.Context) (err error) {
+	d.reach = d.o.reach()
+	d.reach.Self = d.self
+	if d.reach.Via, err = egressDialer(d.o.egress); err != nil {
+		return usageError{err}
+	}
+	return nil
+}
+
+// operatorReach are the rules of the local apiserver, whose address is in our own configuration.
+func (d *door) operatorReach() *reach.Rules { return &reach.Rules{Operator: true, Self: d.self} }
+
+// reach are the rules that the command line says.
+func (o *options) reach() reach.Rules {
+	// What is in the directory was put there by whoever runs this process.
+	return reach.Rules{AllowLoopback: o.allowLoopback || o.directory() != ""}
+}
+
 func (d *door) makeTable(context.Context) (err error) {
 	options := registry.Options{
-		ClusterIPRouting: !d.o.endpointRouting, AllowLoopback: d.o.allowLoopback, ProtectedGroups: protectedGroups(d.o.protectedGroups), Self: d.self,
+		ClusterIPRouting: !d.o.endpointRouting, Reach: d.reach, ProtectedGroups: protectedGroups(d.o.protectedGroups),
 		Defaults: registry.Policy{RequestTimeout: d.o.requestTimeout, CAOverlap: orNone(d.o.caOverlap)},
 	}
 	d.registry, err = registry.New(registry.Config{Client: d.client, Directory: d.o.directory(), Options: options, Logger: d.log, Metrics: d.metrics})
@@ -97,24 +117,20 @@ func protectedGroups(flag []string) []string {
 }
 
 func (d *door) makeBackends(context.Context) (err error) {
-	dial, err := egressDialer(d.o.egress)
-	if err != nil {
-		return usageError{err}
-	}
-	d.prober, err = health.New(health.Config{Table: d.registry.Table, Report: d.registry.Report, TLS: d.trust.TLS, Dial: dial, Logger: d.log, Metrics: d.metrics})
+	d.prober, err = health.New(health.Config{Table: d.registry.Table, Report: d.registry.Report, TLS: d.trust.TLS, Dial: d.reach.Dial, Logger: d.log, Metrics: d.metrics})
 	if err != nil {
 		return err
 	}
 	identity := d.certs.ProxyClient().Changed
 	d.backends, err = backend.New(backend.Config{
-		Table: d.registry.Table, TLS: d.trust.TLS, Guard: d.trust.Guard, Share: d.share, IdentityChanged: identity, Dial: dial, AllowLoopback: d.o.allowLoopback || d.o.directory() != "", Self: d.isSelf,
+		Table: d.registry.Table, TLS: d.trust.TLS, Guard: d.trust.Guard, Share: d.share, IdentityChanged: identity, Dial: d.reach.Dial,
 		Signal: d.prober.Signal, Observe: d.prober.Observe, Logger: d.log, Metrics: d.metrics,
 	})
 	if err != nil || d.o.alone() {
 		return err
 	}
 	d.local, err = backend.NewLocal(backend.LocalConfig{
-		Servers: d.servers, TLS: d.localTLS, Guard: d.localGuard(), IdentityChanged: identity, Self: d.isSelf, Logger: d.log, Metrics: d.metrics,
+		Servers: d.servers, TLS: d.localTLS, Guard: d.localGuard(), IdentityChanged: identity, Dial: d.operatorReach().Dial, Logger: d.log, Metrics: d.metrics,
 	})
 	return err
 }

@@ -98,7 +98,7 @@ func (p *Pools) newCarrier(key groupKey, a anchor, payer *remote) *Upstream {
 	c = newUpstream(fmt.Sprintf("%s/%s:%d", key.namespace, key.service, key.port), p.owner, target{
 		tls:   func() (*tls.Config, error) { return a.tls(), nil },
 		guard: a.guard,
-		dial:  dialer(p.cfg.Dial, p.refuse),
+		dial:  p.cfg.Dial,
 		// Those whose requests are on a connection hear of it from the lane. One more is for a connection that nobody uses.
 		signal:    func(address string, err error) { c.payer.Load().target.signal(address, err) },
 		observe:   func(string, time.Duration) {}, // each member is told of its own requests

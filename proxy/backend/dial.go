@@ -8,9 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/http/httptrace"
-	"net/netip"
 	"slices"
-	"syscall"
 	"time"
 )
 
@@ -82,43 +80,6 @@ func (u *Upstream) dialTCP(ctx context.Context, address string) (net.Conn, *dial
 	}
 	u.counted().phase(phaseConnect, time.Since(start))
 	return raw, nil
-}
-
-// dialer returns dial, or the system's, behind the check of the address. With a dial of one's own (an egress proxy) names are resolved elsewhere and only literal
-// addresses can be checked here.
-func dialer(dial func(ctx context.Context, network, address string) (net.Conn, error), refuse func(netip.AddrPort) error) func(context.Context, string, string) (net.Conn, error) {
-	if dial == nil {
-		d := &net.Dialer{
-			// Checked after resolving: a name may lead anywhere, and may change.
-			ControlContext: func(_ context.Context, _, address string, _ syscall.RawConn) error { return check(address, refuse) },
-		}
-		return d.DialContext
-	}
-	return func(ctx context.Context, network, address string) (net.Conn, error) {
-		if err := check(address, refuse); err != nil {
-			return nil, err
-		}
-		return dial(ctx, network, address)
-	}
-}
-
-// check asks refuse about a literal address; a name passes.
-func check(address string, refuse func(netip.AddrPort) error) error {
-	a, err := netip.ParseAddrPort(address)
-	if err != nil {
-		return nil //nolint:nilerr // it is a name
-	}
-	return refuse(netip.AddrPortFrom(a.Addr().Unmap(), a.Port()))
-}
-
-// refuseNode refuses what is on, or only meaningful to, this very machine: a connection to it would carry the proxy client certificate, which can be anyone, to
-// whatever listens there. The cloud's metadata service is link-local.
-func refuseNode(a netip.AddrPort) error {
-	ip := a.Addr()
-	if ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsUnspecified() || ip.IsMulticast() {
-		return fmt.Errorf("the address %s is loopback, link-local, unspecified or multicast", ip)
-	}
-	return nil
 }
 
 // noGuard watches over nothing.

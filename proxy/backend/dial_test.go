@@ -5,58 +5,15 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 )
-
-// Endpoints on this very machine are refused, by whatever name.
-func TestRefusedAddresses(t *testing.T) {
-	s := newServer(t, h2, nil)
-	_, port, err := net.SplitHostPort(s.address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, tt := range []struct {
-		name, address string
-		allow         bool
-		self          string
-		ok            bool
-	}{
-		{"loopback", s.address, false, "", false},
-		{"loopback by name", "localhost:" + port, false, "", false},
-		{"unspecified", "0.0.0.0:" + port, false, "", false},
-		{"link-local", "169.254.169.254:443", false, "", false},
-		{"mapped", "[::ffff:127.0.0.1]:" + port, false, "", false},
-		{"allowed", s.address, true, "", true},
-		{"itself", s.address, true, s.address, false},
-		{"itself by name", "localhost:" + port, true, s.address, false},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			f := newFixture(t, func(cfg *Config) {
-				cfg.AllowLoopback = tt.allow
-				if tt.self != "" {
-					cfg.Self = func(a netip.AddrPort) bool { return a.Addr().IsLoopback() && fmt.Sprint(a.Port()) == port }
-				}
-			})
-			before := s.conns.Load()
-			_, _, err := f.do(f.set(healthy(tt.address)), http.MethodGet, "")
-			if (err == nil) != tt.ok {
-				t.Errorf("got %v", err)
-			}
-			if !tt.ok && s.conns.Load() != before {
-				t.Error("it was dialled")
-			}
-		})
-	}
-}
 
 // DialUpgrade speaks HTTP/1.1 to a server that prefers HTTP/2, goes past endpoints that are not there, and holds a lease until it is closed.
 func TestDialUpgrade(t *testing.T) {

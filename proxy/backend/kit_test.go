@@ -125,10 +125,10 @@ func newFixture(t testing.TB, change func(*Config)) *fixture {
 	f := &fixture{t: t, backend: &registry.Backend{Namespace: "ns", Service: "svc", Port: 443}}
 	trust := trusting(t)
 	cfg := Config{
-		Table:         func() *registry.Table { return &registry.Table{} },
-		TLS:           func(*registry.Backend) (*tls.Config, error) { return trust() },
-		AllowLoopback: true,
-		Signal:        func(_ *registry.Backend, address string, _ error) { f.signals.add(address) },
+		Table:  func() *registry.Table { return &registry.Table{} },
+		TLS:    func(*registry.Backend) (*tls.Config, error) { return trust() },
+		Dial:   new(net.Dialer).DialContext,
+		Signal: func(_ *registry.Backend, address string, _ error) { f.signals.add(address) },
 	}
 	if change != nil {
 		change(&cfg)

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"sync"
 	"sync/atomic"
@@ -48,7 +47,7 @@ const (
 	defaultWait = 2 * time.Second
 )
 
-// LocalConfig is what a Local needs. Servers and TLS must be set.
+// LocalConfig is what a Local needs. Servers, TLS and Dial must be set.
 type LocalConfig struct {
 	// Servers are the URLs of the local apiservers: https, host and port (443 when missing), nothing else.
 	Servers []string
@@ -59,10 +58,8 @@ type LocalConfig struct {
 	Guard func(chain []*x509.Certificate) (lost <-chan struct{}, release func())
 	// IdentityChanged is as in Config, for the certificate pool. Nil: the certificate never changes.
 	IdentityChanged func() <-chan struct{}
-	// Dial connects to an address. Nil: a net.Dialer.
+	// Dial connects to an address, or refuses to.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// Self reports whether an address is Fairlead's own. Nil: none is.
-	Self func(netip.AddrPort) bool
 	// ProbeHeader is sent with GET /readyz over the certificate pool. Nil: X-Remote-User system:kube-aggregator, X-Remote-Group system:masters.
 	ProbeHeader http.Header
 	// Wait is how long a request waits when no server can be reached. Zero: 2 s. Negative: not at all.
@@ -89,8 +86,8 @@ type Local struct {
 
 // NewLocal makes a Local and registers its metrics.
 func NewLocal(cfg LocalConfig) (*Local, error) {
-	if len(cfg.Servers) == 0 || cfg.TLS == nil {
-		return nil, errors.New("making the local apiserver's pools: Servers and TLS are required")
+	if len(cfg.Servers) == 0 || cfg.TLS == nil || cfg.Dial == nil {
+		return nil, errors.New("making the local apiserver's pools: Servers, TLS and Dial are required")
 	}
 	l := &Local{cfg: cfg, owner: newOwner(cfg.Logger)}
 	for _, s := range cfg.Servers {
@@ -144,20 +141,13 @@ func (l *Local) newPool(name string, certificate bool, maxConns int, protocol st
 	return newUpstream(name, l.owner, target{
 		tls:       func() (*tls.Config, error) { return l.cfg.TLS(certificate) },
 		guard:     guard,
-		dial:      dialer(l.cfg.Dial, l.refuse),
+		dial:      l.cfg.Dial,
 		signal:    l.signal,
 		observe:   func(string, time.Duration) {}, // apiservers are not compared: each serves the same etcd
 		protocols: func() []string { return protocols },
 		maxConns:  maxConns,
 		wait:      wait,
 	})
-}
-
-func (l *Local) refuse(a netip.AddrPort) error {
-	if l.cfg.Self != nil && l.cfg.Self(a) {
-		return fmt.Errorf("the address %s is our own", a)
-	}
-	return nil
 }
 
 // Upstream returns a pool. Nil: there is no such pool.

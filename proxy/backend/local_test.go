@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"sync/atomic"
 	"testing"
@@ -35,7 +36,7 @@ func apiserver(w http.ResponseWriter, r *http.Request) {
 func newLocal(t *testing.T, change func(*LocalConfig), servers ...string) *Local {
 	t.Helper()
 	trust := trusting(t)
-	cfg := LocalConfig{TLS: func(bool) (*tls.Config, error) { return trust() }}
+	cfg := LocalConfig{Dial: new(net.Dialer).DialContext, TLS: func(bool) (*tls.Config, error) { return trust() }}
 	for _, s := range servers {
 		cfg.Servers = append(cfg.Servers, "https://"+s)
 	}

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,7 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// Config is what Pools need. Table and TLS must be set.
+// Config is what Pools need. Table, TLS and Dial must be set.
 type Config struct {
 	// Table is the registry's current table.
 	Table func() *registry.Table
@@ -34,12 +33,9 @@ type Config struct {
 	// IdentityChanged returns a channel that is closed when the proxy client certificate is replaced; called again, it returns the next one. All connections then
 	// drain. Nil: it never is.
 	IdentityChanged func() <-chan struct{}
-	// Dial connects to an address. Nil: a net.Dialer.
+	// Dial connects to an address, or refuses to: whoever may write an EndpointSlice chooses what is dialled, and
+	// gets our client certificate.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// AllowLoopback permits endpoints that are loopback, link-local, unspecified or multicast (dir: registry, --allow-loopback-backends).
-	AllowLoopback bool
-	// Self reports whether an address is Fairlead's own. Nil: none is.
-	Self func(netip.AddrPort) bool
 	// Signal tells health that live traffic found an endpoint failing: a dial, a handshake, an unanswered ping, a connection that ended. It must not block. Nil: nobody
 	// is told.
 	Signal func(b *registry.Backend, address string, err error)
@@ -82,8 +78,8 @@ type remote struct {
 
 // New makes Pools and registers their metrics.
 func New(cfg Config) (*Pools, error) {
-	if cfg.Table == nil || cfg.TLS == nil {
-		return nil, errors.New("making backend pools: Table and TLS are required")
+	if cfg.Table == nil || cfg.TLS == nil || cfg.Dial == nil {
+		return nil, errors.New("making backend pools: Table, TLS and Dial are required")
 	}
 	p := &Pools{
 		cfg: cfg, owner: newOwner(cfg.Logger), remotes: make(map[string]*remote), groups: make(map[groupKey]*group), held: make(map[held]struct{}),
@@ -251,7 +247,7 @@ func (p *Pools) newRemote(e *registry.Entry) *remote {
 			}
 			return p.cfg.Guard(r.spec.Load(), chain)
 		},
-		dial: dialer(p.cfg.Dial, p.refuse),
+		dial: p.cfg.Dial,
 		signal: func(address string, err error) {
 			if p.cfg.Signal != nil {
 				p.cfg.Signal(r.spec.Load(), address, err)
@@ -278,17 +274,6 @@ func (p *Pools) newRemote(e *registry.Entry) *remote {
 	}
 	p.bySpec.Store(e.Backend, r.Upstream)
 	return r
-}
-
-// refuse says why an address may not be dialled.
-func (p *Pools) refuse(a netip.AddrPort) error {
-	if p.cfg.Self != nil && p.cfg.Self(a) {
-		return fmt.Errorf("the address %s is our own", a)
-	}
-	if p.cfg.AllowLoopback {
-		return nil
-	}
-	return refuseNode(a)
 }
 
 func (p *Pools) upstreams() []*Upstream {

@@ -3,6 +3,7 @@ package backend
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"net"
 	"reflect"
 	"sync"
 	"testing"
@@ -81,7 +82,7 @@ func newStreet(t *testing.T, change func(*Config)) *street {
 	s.recorder.on = map[*Upstream][]*Conn{}
 	s.trust = func(b *registry.Backend) string { return b.ServerName + " " + string(b.CABundle) }
 	cfg := Config{
-		Table: func() *registry.Table { return &registry.Table{} }, AllowLoopback: true,
+		Table: func() *registry.Table { return &registry.Table{} }, Dial: new(net.Dialer).DialContext,
 		TLS: func(*registry.Backend) (*tls.Config, error) { return s.anchor.tls() },
 		Share: func(b *registry.Backend) (any, func() *tls.Config, func([]*x509.Certificate) (<-chan struct{}, func())) {
 			key := s.trust(b)

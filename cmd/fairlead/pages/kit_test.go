@@ -3,6 +3,7 @@ package pages
 import (
 	"crypto/tls"
 	"errors"
+	"net"
 	"fmt"
 	"net/http/httptest"
 	"strings"
@@ -71,7 +72,9 @@ func newStand(t *testing.T) *stand {
 	var err error
 	s.registry, err = registry.New(registry.Config{Directory: s.dir})
 	check(t, err)
-	pools, err := backend.New(backend.Config{Table: s.registry.Table, TLS: func(*registry.Backend) (*tls.Config, error) { return nil, errors.New("nobody dials here") }})
+	pools, err := backend.New(backend.Config{
+		Table: s.registry.Table, Dial: new(net.Dialer).DialContext, TLS: func(*registry.Backend) (*tls.Config, error) { return nil, errors.New("nobody dials here") },
+	})
 	check(t, err)
 	who, err := authn.New(authn.Config{})
 	check(t, err)

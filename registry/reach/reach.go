@@ -1,0 +1,203 @@
+// Package reach says which addresses may be dialled for a backend, and dials them.
+//
+// It is the one check there is: live traffic, probes, the fetching of documents and upgrades all dial with
+// Rules.Dial, through an egress proxy or not, and the registry refuses by the same rules what it can refuse
+// before anybody dials. Everything here may be called by any goroutine.
+package reach
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// Rules are what may be dialled. Whoever may write an EndpointSlice or a Service chooses the addresses of
+// backends, and with them what receives our client certificate, which can be any user. Loopback and
+// link-local addresses are this machine's own, not the cluster's; those of the cloud's services give
+// credentials to whoever asks from this machine. The zero value holds all of that.
+type Rules struct {
+	// AllowLoopback admits loopback (--allow-loopback-backends, and the dir: registry). Then an egress proxy
+	// also gets names as they are.
+	AllowLoopback bool
+	// Operator says that whoever runs this process has named the addresses, so that only Self is refused: the
+	// local apiserver's.
+	Operator bool
+	// Self are the addresses on which this process listens: requests to them would go round in circles. IPv4
+	// addresses are not mapped, and there are no zones.
+	Self []netip.AddrPort
+	// Via dials through an egress proxy. Nil: directly.
+	Via func(ctx context.Context, network, address string) (net.Conn, error)
+	// Resolver resolves names. Nil: net.DefaultResolver.
+	Resolver *net.Resolver
+}
+
+// Refusal says why a host may not be dialled, or "". A name that passes is looked at again by Dial: it may lead
+// anywhere, and may change.
+func (r *Rules) Refusal(host string, port int32) string {
+	if addr, err := netip.ParseAddr(host); err == nil {
+		return r.refusalIP(addr, port)
+	}
+	name := strings.TrimSuffix(strings.ToLower(host), ".")
+	switch {
+	case name == "":
+		return "the name is empty"
+	case name == "localhost" || strings.HasSuffix(name, ".localhost") || name == "localhost.localdomain":
+		if !r.AllowLoopback {
+			return host + " is a loopback name"
+		}
+	case numeric(name[strings.LastIndexByte(name, '.')+1:]):
+		// No top-level domain is a number, but some resolvers read "127.1" and "0x7f000001" as addresses.
+		return host + " is a number, not a DNS name"
+	}
+	return ""
+}
+
+// refusalIP is Refusal of an address.
+func (r *Rules) refusalIP(addr netip.Addr, port int32) string {
+	addr = addr.Unmap().WithZone("")
+	if why := r.refusalOf(addr, port); why != "" {
+		return addr.String() + why
+	}
+	if inner, ok := embedded(addr); ok {
+		if why := r.refusalOf(inner, port); why != "" {
+			return fmt.Sprintf("%s (%s)%s", addr, inner, why)
+		}
+	}
+	return ""
+}
+
+func (r *Rules) refusalOf(addr netip.Addr, port int32) string {
+	if port > 0 && port <= 65535 && slices.Contains(r.Self, netip.AddrPortFrom(addr, uint16(port))) {
+		return fmt.Sprintf(":%d is this server itself", port)
+	}
+	switch {
+	case r.Operator:
+		return ""
+	case addr.IsUnspecified():
+		return " is the unspecified address"
+	case addr.IsMulticast():
+		return " is a multicast address"
+	case addr.IsLinkLocalUnicast():
+		return " is a link-local address"
+	case addr.IsLoopback() && !r.AllowLoopback:
+		return " is a loopback address"
+	case clouds(addr):
+		return " is an address of the cloud's own services"
+	}
+	return ""
+}
+
+// clouds reports whether an address is that of a cloud's metadata or wire server, where it is not link-local.
+func clouds(addr netip.Addr) bool {
+	if addr.Is4() {
+		switch addr.As4() {
+		case [4]byte{168, 63, 129, 16}, // Azure's wire server
+			[4]byte{100, 100, 100, 200}, // Alibaba
+			[4]byte{192, 0, 0, 192}:     // Oracle, in its first form
+			return true
+		}
+		return false
+	}
+	b := addr.As16()
+	// AWS keeps fd00:ec2::/32: metadata at ::254, and neighbours that hand out credentials, too (EKS, ::23).
+	return [4]byte(b[:]) == [4]byte{0xfd, 0x00, 0x0e, 0xc2} ||
+		b == [16]byte{0: 0xfd, 1: 0x20, 3: 0xce, 14: 0x02, 15: 0x54} // Google, fd20:ce::254
+}
+
+// embedded returns the IPv4 address that a translator or a tunnel on the way makes of an IPv6 address.
+func embedded(addr netip.Addr) (netip.Addr, bool) {
+	if addr.Is4() {
+		return addr, false
+	}
+	b := addr.As16()
+	switch head := [12]byte(b[:]); {
+	case head == [12]byte{}, // IPv4-compatible (RFC 4291 §2.5.5.1)
+		head == [12]byte{8: 0xff, 9: 0xff},                     // IPv4-translated (RFC 7915 §2.1)
+		head == [12]byte{1: 0x64, 2: 0xff, 3: 0x9b},            // NAT64 (RFC 6052 §2.1)
+		[6]byte(b[:]) == [6]byte{0, 0x64, 0xff, 0x9b, 0, 0x01}: // NAT64 of one's own (RFC 8215)
+		return netip.AddrFrom4([4]byte(b[12:])), true
+	case [2]byte(b[:]) == [2]byte{0x20, 0x02}: // 6to4 (RFC 3056 §2)
+		return netip.AddrFrom4([4]byte(b[2:])), true
+	}
+	return netip.Addr{}, false
+}
+
+// numeric reports whether a label would be read as a number by inet_aton.
+func numeric(label string) bool {
+	if label == "" {
+		return false
+	}
+	if _, err := strconv.ParseUint(label, 10, 64); err == nil {
+		return true
+	}
+	hex, ok := strings.CutPrefix(label, "0x")
+	if !ok {
+		return false
+	}
+	_, err := strconv.ParseUint(hex, 16, 64)
+	return hex == "" || err == nil
+}
+
+// Dial connects to an address, checked after resolving.
+//
+// What an egress proxy resolves cannot be checked here, so a name is resolved here and the proxy is given the
+// address. A name that only the proxy knows is not reached without AllowLoopback: it could lead to the proxy's
+// own machine.
+func (r *Rules) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	if r.Via == nil {
+		d := net.Dialer{
+			Resolver:       r.Resolver,
+			ControlContext: func(_ context.Context, _, to string, _ syscall.RawConn) error { return r.check(to) },
+		}
+		return d.DialContext(ctx, network, address) //nolint:wrapcheck // net's own, which says all
+	}
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("dialling: %w", err)
+	}
+	if _, err := netip.ParseAddr(host); err == nil {
+		return r.through(ctx, network, address)
+	}
+	if r.AllowLoopback {
+		return r.Via(ctx, network, address)
+	}
+	addresses, err := r.Resolver.LookupNetIP(ctx, "ip", host) // a nil Resolver is the default one
+	if err != nil {
+		return nil, err //nolint:wrapcheck // a *net.DNSError, which says all
+	}
+	for _, a := range addresses {
+		var c net.Conn
+		if c, err = r.through(ctx, network, net.JoinHostPort(a.Unmap().String(), port)); err == nil {
+			return c, nil
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, err
+}
+
+// through has the proxy dial a literal address.
+func (r *Rules) through(ctx context.Context, network, address string) (net.Conn, error) {
+	if err := r.check(address); err != nil {
+		return nil, err
+	}
+	return r.Via(ctx, network, address)
+}
+
+// check asks about a literal address.
+func (r *Rules) check(address string) error {
+	a, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return fmt.Errorf("checking where a backend is: %w", err)
+	}
+	if why := r.refusalIP(a.Addr(), int32(a.Port())); why != "" {
+		return fmt.Errorf("the address is refused: %s", why)
+	}
+	return nil
+}

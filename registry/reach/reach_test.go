@@ -1,0 +1,144 @@
+package reach
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestRefusal(t *testing.T) {
+	o := &Rules{Self: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.5:6443")}}
+	loopback := &Rules{AllowLoopback: true}
+	const always = "\x00" // allowed is as want
+	for _, tc := range []struct {
+		host          string
+		port          int32
+		want, allowed string // with loopback allowed
+	}{
+		{host: "10.0.0.1", port: 443},
+		{host: "2001:db8::1", port: 443},
+		{host: "fd00:ec3::254", port: 443},
+		{host: "64:ff9b::a00:1", port: 443},
+		{host: "2002:a00:1::1", port: 443},
+		{host: "api.example.com", port: 443},
+		{host: "10.example", port: 443},
+		{host: "10.0.0.5", port: 443},
+		{host: "10.0.0.5", port: 6443, want: "10.0.0.5:6443 is this server itself"},
+		{host: "::ffff:10.0.0.5", port: 6443, want: "10.0.0.5:6443 is this server itself"},
+		{host: "64:ff9b::10.0.0.5", port: 6443, want: "64:ff9b::a00:5 (10.0.0.5):6443 is this server itself"},
+		{host: "127.0.0.1", want: "127.0.0.1 is a loopback address"},
+		{host: "127.8.8.8", want: "127.8.8.8 is a loopback address"},
+		{host: "::1", want: "::1 is a loopback address"},
+		{host: "::ffff:127.0.0.1", want: "127.0.0.1 is a loopback address"},
+		{host: "64:ff9b::7f00:1", want: "64:ff9b::7f00:1 (127.0.0.1) is a loopback address"},
+		{host: "64:ff9b:1::127.0.0.1", want: "64:ff9b:1::7f00:1 (127.0.0.1) is a loopback address"},
+		{host: "::127.0.0.1", want: "::7f00:1 (127.0.0.1) is a loopback address"},
+		{host: "::ffff:0:127.0.0.1", want: "::ffff:0:7f00:1 (127.0.0.1) is a loopback address"},
+		{host: "2002:7f00:1::1", want: "2002:7f00:1::1 (127.0.0.1) is a loopback address"},
+		{host: "169.254.169.254", want: "169.254.169.254 is a link-local address", allowed: always},
+		{host: "64:ff9b::a9fe:a9fe", want: "64:ff9b::a9fe:a9fe (169.254.169.254) is a link-local address", allowed: always},
+		{host: "fe80::1%eth0", want: "fe80::1 is a link-local address", allowed: always},
+		{host: "fd00:ec2::254", want: "fd00:ec2::254 is an address of the cloud's own services", allowed: always},
+		{host: "fd00:ec2::23", want: "fd00:ec2::23 is an address of the cloud's own services", allowed: always},
+		{host: "fd20:ce::254", want: "fd20:ce::254 is an address of the cloud's own services", allowed: always},
+		{host: "168.63.129.16", want: "168.63.129.16 is an address of the cloud's own services", allowed: always},
+		{host: "::ffff:168.63.129.16", want: "168.63.129.16 is an address of the cloud's own services", allowed: always},
+		{host: "100.100.100.200", want: "100.100.100.200 is an address of the cloud's own services", allowed: always},
+		{host: "0.0.0.0", want: "0.0.0.0 is the unspecified address", allowed: always},
+		{host: "::", want: ":: is the unspecified address", allowed: always},
+		{host: "ff02::1", want: "ff02::1 is a multicast address", allowed: always},
+		{host: "localhost", want: "localhost is a loopback name"},
+		{host: "LocalHost.", want: "LocalHost. is a loopback name"},
+		{host: "a.localhost", want: "a.localhost is a loopback name"},
+		{host: "127.1", want: "127.1 is a number, not a DNS name", allowed: always},
+		{host: "0x7f000001", want: "0x7f000001 is a number, not a DNS name", allowed: always},
+		{host: "2130706433", want: "2130706433 is a number, not a DNS name", allowed: always},
+		{host: "", want: "the name is empty", allowed: always},
+	} {
+		if got := o.Refusal(tc.host, tc.port); got != tc.want {
+			t.Errorf("Refusal(%q, %d) = %q, want %q", tc.host, tc.port, got, tc.want)
+		}
+		if tc.allowed == always {
+			tc.allowed = tc.want
+		}
+		if got := loopback.Refusal(tc.host, tc.port); got != tc.allowed {
+			t.Errorf("with loopback allowed Refusal(%q, %d) = %q, want %q", tc.host, tc.port, got, tc.allowed)
+		}
+	}
+}
+
+// What is refused is refused by whatever name, and nobody is connected to.
+func TestRefusedAddressesAreNotDialled(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	port := l.Addr().(*net.TCPAddr).AddrPort().Port()
+	self := []netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port), netip.AddrPortFrom(netip.IPv6Loopback(), port)}
+	at := func(host string) string {
+		return net.JoinHostPort(host, l.Addr().String()[strings.LastIndexByte(l.Addr().String(), ':')+1:])
+	}
+	for _, tt := range []struct {
+		name, address string
+		rules         Rules
+		// via is what an egress proxy is asked for. Empty: nothing.
+		via string
+		ok  bool
+	}{
+		{name: "loopback", address: at("127.0.0.1")},
+		{name: "loopback by name", address: at("localhost")},
+		{name: "unspecified", address: at("0.0.0.0")},
+		{name: "link-local", address: "169.254.169.254:443"},
+		{name: "mapped", address: at("::ffff:127.0.0.1")},
+		{name: "allowed", address: at("127.0.0.1"), rules: Rules{AllowLoopback: true}, via: at("127.0.0.1"), ok: true},
+		{name: "allowed by name", address: at("localhost"), rules: Rules{AllowLoopback: true}, via: at("localhost"), ok: true},
+		{name: "named by the operator", address: at("127.0.0.1"), rules: Rules{Operator: true}, via: at("127.0.0.1"), ok: true},
+		{name: "itself", address: at("127.0.0.1"), rules: Rules{AllowLoopback: true, Operator: true, Self: self}},
+		{name: "itself by name", address: at("localhost"), rules: Rules{Operator: true, Self: self}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c, err := tt.rules.Dial(t.Context(), "tcp", tt.address)
+			if (err == nil) != tt.ok {
+				t.Errorf("directly: %v", err)
+			}
+			if err == nil {
+				_ = c.Close()
+			}
+			var asked []string
+			tt.rules.Via = func(ctx context.Context, network, address string) (net.Conn, error) {
+				asked = append(asked, address)
+				return new(net.Dialer).DialContext(ctx, network, address)
+			}
+			c, err = tt.rules.Dial(t.Context(), "tcp", tt.address)
+			if (err == nil) != tt.ok || (tt.via != "") != slices.Contains(asked, tt.via) || (tt.via == "") != (asked == nil) {
+				t.Errorf("through a proxy: %v; it was asked for %q, want %q", err, asked, tt.via)
+			}
+			if err == nil {
+				_ = c.Close()
+			}
+		})
+	}
+}
+
+// An egress proxy gets addresses that were checked, not names that lead anywhere.
+func TestEgressNamesAreResolvedHere(t *testing.T) {
+	var asked []string
+	nobody := errors.New("nobody there")
+	r := Rules{Via: func(_ context.Context, _, address string) (net.Conn, error) {
+		asked = append(asked, address)
+		return nil, nobody
+	}}
+	if _, err := r.Dial(t.Context(), "tcp", "[2001:db8::1]:443"); !errors.Is(err, nobody) || !slices.Equal(asked, []string{"[2001:db8::1]:443"}) {
+		t.Errorf("%v; it was asked for %q", err, asked)
+	}
+	asked = nil
+	// .invalid does not exist (RFC 6761 §6.4). Who can resolve here nothing at all gets an error of DNS, too.
+	if _, err := r.Dial(t.Context(), "tcp", "inside.invalid:443"); err == nil || errors.Is(err, nobody) || asked != nil {
+		t.Errorf("a name that is not known here: %v; it was asked for %q", err, asked)
+	}
+}
