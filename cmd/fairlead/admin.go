@@ -15,6 +15,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/discovery"
 	"github.com/fairlead-proxy/fairlead/registry/openapi"
@@ -71,7 +72,7 @@ func (d *door) adminLane() *h2.Server {
 	plan := h2.Plan{Serve: d.admin.Handler}
 	return h2.New(h2.Config{
 		Decide:     func(*h2.ConnInfo, *h2.Head, func(h2.Plan)) (h2.Plan, bool) { return plan, true },
-		MaxStreams: uint32(d.o.streamsPerConn), Shards: 1, Logger: d.log, //nolint:gosec // validated
+		MaxStreams: uint32(d.o.streamsPerConn), Shards: 1, Memory: d.held, Logger: d.log, //nolint:gosec // validated
 	})
 }
 
@@ -80,6 +81,7 @@ const maxScrapes = 4
 
 // countProcess adds the metrics of the process itself.
 func (d *door) countProcess(context.Context) error {
+	d.held = hold.New(0)
 	for _, c := range []prometheus.Collector{
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -91,7 +93,7 @@ func (d *door) countProcess(context.Context) error {
 			}
 			return 0
 		}),
-		localHealth{d.localServers},
+		localHealth{d.localServers}, d.held,
 	} {
 		if err := d.metrics.Register(c); err != nil {
 			return fmt.Errorf("registering process metrics: %w", err)

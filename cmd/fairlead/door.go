@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authn/tokens"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/apiservices"
 	"github.com/fairlead-proxy/fairlead/registry/reach"
@@ -65,6 +66,7 @@ type door struct {
 	frames    *h2.Server // nil: --h2-lane=nethttp
 	// adminFrames is the admin port's. Nil: the same.
 	adminFrames *h2.Server
+	held        *hold.Bound // by connections
 	target      atomic.Pointer[target]
 	draining    health.Draining
 	live        *health.Checks

@@ -124,13 +124,13 @@ func (d *door) makeBackends(context.Context) (err error) {
 	identity := d.certs.ProxyClient().Changed
 	d.backends, err = backend.New(backend.Config{
 		Table: d.registry.Table, TLS: d.trust.TLS, Guard: d.trust.Guard, Share: d.share, IdentityChanged: identity, Dial: d.reach.Dial,
-		Signal: d.prober.Signal, Observe: d.prober.Observe, Logger: d.log, Metrics: d.metrics,
+		Signal: d.prober.Signal, Observe: d.prober.Observe, Hold: d.held.Hold, Logger: d.log, Metrics: d.metrics,
 	})
 	if err != nil || d.o.alone() {
 		return err
 	}
 	d.local, err = backend.NewLocal(backend.LocalConfig{
-		Servers: d.servers, TLS: d.localTLS, Guard: d.localGuard(), IdentityChanged: identity, Dial: d.operatorReach().Dial, Logger: d.log, Metrics: d.metrics,
+		Servers: d.servers, TLS: d.localTLS, Guard: d.localGuard(), IdentityChanged: identity, Dial: d.operatorReach().Dial, Hold: d.held.Hold, Logger: d.log, Metrics: d.metrics,
 	})
 	return err
 }
@@ -203,7 +203,7 @@ func (d *door) makeServers(context.Context) error {
 	d.front = newServer(d.proxy, d.certs.TLS(), d.o.streamsPerConn, d.log)
 	d.front.ConnContext = d.proxy.ConnContext
 	if d.o.h2Lane == "frame" {
-		d.frames = d.proxy.Frames(h2.Config{MaxStreams: uint32(d.o.streamsPerConn), Logger: d.log, Metrics: d.metrics}) //nolint:gosec,contextcheck // validated; connections end with the server, not with its making
+		d.frames = d.proxy.Frames(h2.Config{MaxStreams: uint32(d.o.streamsPerConn), Memory: d.held, Logger: d.log, Metrics: d.metrics}) //nolint:gosec,contextcheck // validated; connections end with the server, not with its making
 		d.front.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": d.frames.Serve}
 		d.frontListener = d.frames.Listener(d.frontListener)
 	}

@@ -12,7 +12,8 @@ import (
 const (
 	// maxHeld is the longest request body that is kept for a retry.
 	maxHeld = 256 << 10
-	// maxHeldTotal bounds what all requests together keep: 256 of the longest. Beyond it bodies are streamed, and sent once.
+	// maxHeldTotal bounds what all requests together keep: 256 of the longest. Beyond it bodies are streamed, and sent
+	// once; so they are when the process holds too much for connections.
 	maxHeldTotal = 64 << 20
 )
 
@@ -44,8 +45,7 @@ func (o *owner) hold(req *http.Request) (*body, error) {
 		b.stream = req.Body
 		return b, nil
 	}
-	if o.buffered.Add(n) > maxHeldTotal {
-		o.buffered.Add(-n)
+	if !o.keep(n) {
 		b.stream = req.Body
 		return b, nil
 	}
@@ -55,7 +55,7 @@ func (o *owner) hold(req *http.Request) (*body, error) {
 		_, err := io.ReadFull(req.Body, held)
 		_ = req.Body.Close() // it was read, or its error is at hand
 		if err != nil {
-			o.buffered.Add(-n)
+			o.letGo(n)
 		}
 		read <- err
 	}()
@@ -68,13 +68,30 @@ func (o *owner) hold(req *http.Request) (*body, error) {
 		go func() { // ends with the one above
 			_ = req.Body.Close() // wakes it, if the body can
 			if <-read == nil {
-				o.buffered.Add(-n)
+				o.letGo(n)
 			}
 		}()
 		return nil, req.Context().Err() //nolint:wrapcheck // the caller's own
 	}
 	b.held = held
 	return b, nil
+}
+
+// keep asks for n bytes of memory.
+func (o *owner) keep(n int64) bool {
+	if o.buffered.Add(n) <= maxHeldTotal && (o.grant == nil || o.grant(n)) {
+		return true
+	}
+	o.buffered.Add(-n)
+	return false
+}
+
+// letGo gives back what keep has granted.
+func (o *owner) letGo(n int64) {
+	o.buffered.Add(-n)
+	if o.grant != nil {
+		o.grant(-n)
+	}
 }
 
 // reader is the body for one try.
@@ -97,7 +114,7 @@ func (b *body) end() {
 		if b.stream != nil {
 			_ = b.stream.Close() // nobody reads any more
 		}
-		b.o.buffered.Add(-int64(len(b.held)))
+		b.o.letGo(int64(len(b.held)))
 	})
 }
 

@@ -64,6 +64,8 @@ type LocalConfig struct {
 	ProbeHeader http.Header
 	// Wait is how long a request waits when no server can be reached. Zero: 2 s. Negative: not at all.
 	Wait time.Duration
+	// Hold is as in Config.
+	Hold func(n int64) bool
 	// Logger gets changes of a server's health. Nil discards.
 	Logger *slog.Logger
 	// Metrics registers fairlead_backend_*; give it the Pools' too, the names of the pools are distinct. Nil: unregistered.
@@ -90,6 +92,7 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 		return nil, errors.New("making the local apiserver's pools: Servers, TLS and Dial are required")
 	}
 	l := &Local{cfg: cfg, owner: newOwner(cfg.Logger)}
+	l.owner.grant = cfg.Hold
 	for _, s := range cfg.Servers {
 		address, err := serverAddress(s)
 		if err != nil {

@@ -42,6 +42,9 @@ type Config struct {
 	// Observe tells health how long an endpoint took to send the first byte of its response, from the moment the request went out to it, for every request that is not
 	// long-running. It is called on the hot path: it must not block, lock or allocate. Nil: nobody is told.
 	Observe func(b *registry.Backend, address string, took time.Duration)
+	// Hold asks for memory for a body that is kept for a retry. A negative n gives back and is always granted. Nil: the
+	// bound of this package alone counts.
+	Hold func(n int64) bool
 	// Logger gets failed dials (debug). Nil discards.
 	Logger *slog.Logger
 	// Metrics registers fairlead_backend_*. Nil: unregistered.
@@ -85,6 +88,7 @@ func New(cfg Config) (*Pools, error) {
 		cfg: cfg, owner: newOwner(cfg.Logger), remotes: make(map[string]*remote), groups: make(map[groupKey]*group), held: make(map[held]struct{}),
 		thinned: make(map[*group]struct{}), ejected: make(map[any][]string),
 	}
+	p.owner.grant = cfg.Hold
 	if cfg.Metrics != nil {
 		if err := cfg.Metrics.Register(newCollector(p.upstreams, true)); err != nil {
 			return nil, fmt.Errorf("registering backend metrics: %w", err)

@@ -69,7 +69,8 @@ type owner struct {
 	ctx      context.Context // ends with Run: no dial or connection outlives it
 	cancel   context.CancelFunc
 	log      *slog.Logger
-	buffered atomic.Int64 // bytes of request bodies held for retries
+	buffered atomic.Int64       // bytes of request bodies held for retries
+	grant    func(n int64) bool // Config.Hold; may be nil
 
 	// mu guards stopped, so that nothing joins running once it is waited for.
 	mu      sync.Mutex

@@ -76,6 +76,7 @@ func (e *engine) response(c *conn, s *stream, r responseHead) *connError {
 	d.declared, d.end, d.head, d.sentEnd = r.length, c.blockES, true, c.blockES
 	e.freeSending(s)
 	s.half[up].q.forget(e)
+	e.weigh(s)
 	if remove := s.plan.RemoveResponse; remove != nil {
 		r.fields = slices.DeleteFunc(r.fields, func(f hpack.HeaderField) bool { return remove(f.Name) })
 	}
@@ -270,7 +271,6 @@ func (e *engine) retry(s *stream) {
 // resend looks for an endpoint for all of the request.
 func (e *engine) resend(s *stream) {
 	u := &s.half[up]
-	s.leg[up].queued += u.q.kept
 	u.credit -= int32(u.q.kept) // given when it was sent the first time
 	u.q.rewind()
 	u.head, u.sentEnd, u.sent = false, false, 0

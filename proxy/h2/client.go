@@ -12,6 +12,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 )
 
 // requestBlock handles a field block from a client: a new request, or trailers. The fields are in e.fields.
@@ -34,6 +35,9 @@ func (e *engine) requestBlock(c *conn, id uint32, selfish bool) *connError {
 	}
 	switch {
 	case len(c.streams) >= int(e.lim.maxStreams):
+		return e.refuse(c, id, http2.ErrCodeRefusedStream)
+	case c.greedy():
+		e.memory.Refuse(hold.Stream)
 		return e.refuse(c, id, http2.ErrCodeRefusedStream)
 	case selfish:
 		return e.refuse(c, id, http2.ErrCodeProtocol)

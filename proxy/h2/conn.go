@@ -51,7 +51,8 @@ type conn struct {
 	window       int32  // what the peer lets us send on the connection
 	recv         int32  // what the peer may still send on the connection
 	credit       int32  // bytes received whose window was not given back yet
-	queued       int    // bytes of uploads that wait for a backend or handler
+	queued       int    // of a client: bytes that bodies of its streams hold, both ways
+	weight       int    // bytes that the connection itself holds, as weighed last
 	budget       budget.Budget
 	streams      map[uint32]*stream
 	maxID        uint32   // the highest stream id seen from a client, or used towards a backend
@@ -137,6 +138,7 @@ func (c *conn) take() []byte {
 	c.inflight = len(b)
 	c.e.count.output.Add(int64(len(b)))
 	c.flushAt = c.e.now
+	c.weigh()
 	return b
 }
 
@@ -153,6 +155,7 @@ func (c *conn) flushed() {
 func (c *conn) written() {
 	c.e.count.output.Add(-int64(c.inflight))
 	c.inflight = 0
+	c.weigh()
 }
 
 // room is how many bytes of DATA may be appended to the output now.

@@ -7,6 +7,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 )
 
 // limits are the bounds of an engine. Tests lower them.
@@ -59,21 +61,24 @@ func defaultLimits() limits {
 
 // engine is the state of one shard: connections of clients, and connections to backends that its streams are forwarded on.
 type engine struct {
-	lim    limits
-	decide func(c *ConnInfo, h *Head, resume func(Plan)) (Plan, bool)
-	resume func(t *ticket, p Plan) // the driver's way in for a parked stream's plan
-	serve  func(l *local) func()   // what the driver runs for a stream that is answered here
-	dial   func(p *pool) func()    // what the driver runs to connect to p's endpoint
-	unread func(c *conn) bool      // whether input waits that was not fed yet; nil: nobody knows
-	now    time.Duration           // never 0, which means "not yet" in a stream
-	conns  []*conn
-	pools  map[*Endpoint]*pool
-	going  bool          // draining: GOAWAY for everybody
-	cutAt  time.Duration // when long-running streams are ended while draining; 0: never
-	ticked time.Duration // when the driver last said what time it is; 0: never
-	wheel  wheel
-	idling list // streams that wait for any endpoint to come back
-	count  counters
+	lim      limits
+	decide   func(c *ConnInfo, h *Head, resume func(Plan)) (Plan, bool)
+	resume   func(t *ticket, p Plan) // the driver's way in for a parked stream's plan
+	serve    func(l *local) func()   // what the driver runs for a stream that is answered here
+	dial     func(p *pool) func()    // what the driver runs to connect to p's endpoint
+	unread   func(c *conn) bool      // whether input waits that was not fed yet; nil: nobody knows
+	now      time.Duration           // never 0, which means "not yet" in a stream
+	conns    []*conn
+	pools    map[*Endpoint]*pool
+	going    bool          // draining: GOAWAY for everybody
+	cutAt    time.Duration // when long-running streams are ended while draining; 0: never
+	ticked   time.Duration // when the driver last said what time it is; 0: never
+	memory   *hold.Bound
+	held     int64 // bytes of queues, and of connections as they were weighed last
+	reported int64 // what of held the bound knows of
+	wheel    wheel
+	idling   list // streams that wait for any endpoint to come back
+	count    counters
 
 	// What the driver has to do once the mutex is free.
 	dirty []*conn // have output, or want to be closed
@@ -117,7 +122,7 @@ type call struct {
 }
 
 func newEngine(lim limits) *engine {
-	return &engine{lim: lim, now: 1, pools: map[*Endpoint]*pool{}}
+	return &engine{lim: lim, now: 1, pools: map[*Endpoint]*pool{}, memory: hold.New(0)}
 }
 
 func (e *engine) after(f func()) { e.calls = append(e.calls, call{do: f}) }
@@ -164,6 +169,7 @@ func (e *engine) remove(c *conn) {
 	e.conns = e.conns[:len(e.conns)-1]
 	e.freeBuffer(c.out)
 	c.out = nil
+	c.weigh()
 }
 
 // acceptClient takes a client's new connection over. Its first bytes are ours: the server's SETTINGS need not wait (§3.4).
@@ -211,6 +217,7 @@ func (e *engine) lose(c *conn, err error) {
 	e.close(c, err)
 	e.freeBuffer(c.out)
 	c.out, c.tailID = nil, 0
+	c.weigh()
 }
 
 func (e *engine) failedEndpoint(ep *Endpoint, err error) {
@@ -259,13 +266,4 @@ func (e *engine) drain(grace time.Duration) {
 	for _, c := range slices.Clone(e.conns) {
 		e.drainConn(c)
 	}
-}
-
-// clientStreamGone is told that a stream was taken off a client's connection.
-func (e *engine) clientStreamGone(c *conn, s *stream) {
-	if n := s.half[up].q.size; n > 0 {
-		c.queued -= n
-		c.giveCredit()
-	}
-	e.closeIfDone(c)
 }

@@ -28,9 +28,7 @@ func (e *engine) push(s *stream, d dir, p []byte, end bool) {
 	}
 	if len(p) > 0 {
 		h.q.push(e, p)
-		if d == up {
-			s.leg[up].queued += len(p)
-		}
+		e.weigh(s)
 	}
 	if d == up && s.local != nil {
 		s.local.wake()
@@ -116,10 +114,10 @@ func (e *engine) sendQueued(c *conn, s *stream, d dir) {
 		if h.q.kept > e.lim.replay {
 			h.q.forget(e) // too much to send again
 		}
-		e.unqueued(s, total)
 	} else if s.local != nil {
 		s.local.wake()
 	}
+	e.weigh(s)
 	switch {
 	case h.q.size == 0 && h.end:
 		e.sendEnd(c, s, d)
@@ -189,7 +187,7 @@ func (c *conn) giveCredit() {
 	if c.side == up {
 		full = c.e.lim.clientWindow
 	}
-	if c.credit < full/2 || c.closing {
+	if c.credit < full/2 || c.closing || c.side == up && c.greedy() {
 		return
 	}
 	c.writeWindow(0, c.credit)

@@ -238,7 +238,7 @@ func (b *body) Read(p []byte) (int, error) {
 		u.q.read(l.sh.e, k)
 		n += k
 	}
-	l.sh.e.unqueued(s, n)
+	l.sh.e.weigh(s)
 	u.sent += int64(n)
 	l.sh.e.giveStreamCredit(s, up, n)
 	if n > 0 || len(p) == 0 {

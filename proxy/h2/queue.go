@@ -19,6 +19,7 @@ type queue struct {
 	off             int    // bytes of cur that were read
 	size            int    // unread bytes
 	kept            int    // bytes read and kept
+	chunks          int32
 	keep            bool
 	lost            bool // bytes were read and not kept: the body cannot be sent again
 	// whole is a body that was made beforehand, of which off bytes were read: it is sent from where it is. nil: bytes are in chunks.
@@ -33,6 +34,7 @@ func (q *queue) push(e *engine, p []byte) {
 	for len(p) > 0 {
 		if q.tail == nil || q.tail.n == chunkSize {
 			c := e.chunk()
+			q.chunks++
 			if q.tail == nil {
 				q.head = c
 			} else {
@@ -86,6 +88,7 @@ func (q *queue) release(e *engine) {
 	for q.head != nil && q.head != q.cur {
 		c := q.head
 		q.head = c.next
+		q.chunks--
 		e.freeChunk(c)
 	}
 	if q.head == nil {
@@ -118,6 +121,7 @@ func (q *queue) clear(e *engine) {
 
 func (e *engine) chunk() *chunk {
 	e.count.queued.Add(chunkSize)
+	e.held += chunkSize
 	c := e.chunks
 	if c == nil {
 		return &chunk{}
@@ -130,6 +134,7 @@ func (e *engine) chunk() *chunk {
 
 func (e *engine) freeChunk(c *chunk) {
 	e.count.queued.Add(-chunkSize)
+	e.held -= chunkSize
 	if e.freeChunks >= maxFreeChunks {
 		return
 	}

@@ -27,6 +27,7 @@ func (e *engine) feed(c *conn, p []byte) {
 		}
 		p = p[n:]
 	}
+	c.weigh()
 }
 
 // feedFrame handles the frame that p begins or goes on with, and says how much of p it took. What is incomplete is carried over in c.in.

@@ -326,6 +326,14 @@ func (r *rig) clean() {
 			r.t.Errorf("%d streams wait", p.waiting.n)
 		}
 	}
+	held := r.e.count.queued.Load()
+	for _, c := range r.e.conns {
+		c.weigh()
+		held += int64(c.weight)
+	}
+	if held != r.e.held {
+		r.t.Errorf("%d bytes are held, %d are counted", held, r.e.held)
+	}
 	if r.inFlight != 0 {
 		r.t.Errorf("%d requests are still counted in flight", r.inFlight)
 	}

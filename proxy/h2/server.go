@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 )
 
 // Config is what a Server needs.
@@ -27,6 +29,8 @@ type Config struct {
 	IdleTimeout    time.Duration // a client's connection without streams is closed; 0: 3 min
 	Shards         int           // engines, each with its own backend connections; 0: one per two processors, at least one
 	Logger         *slog.Logger  // nil discards
+	// Memory bounds what all connections of the process hold; Servers and others share one. nil: one of its own.
+	Memory *hold.Bound
 	// Metrics gets the lane's own metrics; a second Server needs a registerer of its own. nil: unregistered.
 	Metrics prometheus.Registerer
 
@@ -69,12 +73,17 @@ type Server struct {
 	next   atomic.Uint32
 	links  sync.WaitGroup
 	cancel context.CancelFunc
+	memory *hold.Bound
+	log    *slog.Logger
 }
 
 // New returns a Server. Its Serve goes into http.Server.TLSNextProto["h2"], and its Listener around the server's.
 func New(cfg Config) *Server {
 	ctx, cancel := context.WithCancel(context.Background()) // ends with Run's
-	s := &Server{cancel: cancel}
+	if cfg.Memory == nil {
+		cfg.Memory = hold.New(0)
+	}
+	s := &Server{cancel: cancel, memory: cfg.Memory, log: cfg.logger()}
 	pool := &buffers{}
 	for range cfg.shards() {
 		s.shards = append(s.shards, newShard(ctx, &cfg, &s.links, pool))
@@ -114,6 +123,8 @@ func (s *Server) Run(ctx context.Context) error {
 			for _, sh := range s.shards {
 				sh.tick()
 			}
+			s.shed()
+			s.memory.Log(s.log)
 		}
 	}
 }

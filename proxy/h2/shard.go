@@ -37,6 +37,7 @@ func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buf
 		}
 	}
 	sh.batches.New = func() any { return &batch{} }
+	sh.e.memory = cfg.Memory
 	sh.e.decide = cfg.Decide
 	sh.e.resume = func(t *ticket, p Plan) {
 		sh.lock()
@@ -82,6 +83,7 @@ type write struct {
 // for a log line.
 func (sh *shard) settle() {
 	e := sh.e
+	e.report(reportStep)
 	if len(e.dirty) == 0 && len(e.calls) == 0 {
 		sh.mu.Unlock()
 		return
@@ -97,6 +99,7 @@ func (sh *shard) settle() {
 		sh.mu.Lock()
 		b.written()
 	}
+	e.report(reportStep)
 	sh.mu.Unlock()
 	sh.batches.Put(b)
 }
@@ -111,6 +114,7 @@ func (b *batch) collect(e *engine) bool {
 		case c.cut:
 			b.closes = append(b.closes, c.link)
 		case c.flushing: // whoever is writing looks again
+			c.weigh()
 		case len(c.out) > 0:
 			c.flushing = true
 			b.writes = append(b.writes, write{c: c, buf: c.take()})

@@ -62,6 +62,7 @@ type stream struct {
 	draining bool // the response is complete, the upload is read and dropped until expires
 	noBody   bool // the response must not have a body: HEAD, 204, 304
 	status   int16
+	held     int32 // bytes that its queues count for on the client's connection
 	reason   Reason
 	err      error
 }
@@ -234,7 +235,10 @@ func (e *engine) unlinkLeg(s *stream, side dir) {
 	s.leg[side] = nil
 	c.idleSince = e.now
 	if side == up {
-		e.clientStreamGone(c, s)
+		c.queued -= int(s.held)
+		s.held = 0
+		c.giveCredit()
+		e.closeIfDone(c)
 	} else {
 		e.release(s)
 		e.slotFree(c)
@@ -266,18 +270,8 @@ func (e *engine) abort(s *stream, r Reason, err error, code http2.ErrCode) {
 // unqueue drops what waits to be sent in direction d.
 func (e *engine) unqueue(s *stream, d dir) {
 	h := &s.half[d]
-	if n := h.q.size; n > 0 && d == up {
-		e.unqueued(s, n)
-	}
 	h.q.keep = false
 	h.q.clear(e)
 	h.trailers = nil
-}
-
-// unqueued is told that n bytes of an upload no longer wait.
-func (e *engine) unqueued(s *stream, n int) {
-	if c := s.leg[up]; c != nil {
-		c.queued -= n
-		c.giveCredit()
-	}
+	e.weigh(s)
 }

@@ -53,6 +53,7 @@ func (e *engine) tick(now time.Duration) {
 		}
 	}
 	e.placeIdling()
+	e.report(1)
 	if e.rests() {
 		e.spares = spares{}
 	}
@@ -112,6 +113,9 @@ var errDeadline = errors.New("deadline exceeded")
 func (e *engine) check(c *conn) {
 	if c.held {
 		c.touch()
+	}
+	if c.side == up {
+		c.giveCredit() // it may have had to wait for others to hold less
 	}
 	var err error
 	switch {

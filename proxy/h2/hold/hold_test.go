@@ -1,0 +1,93 @@
+package hold
+
+import (
+	"bytes"
+	"log/slog"
+	"math"
+	"runtime/debug"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestDefaultIsQuarterOfMemoryLimit(t *testing.T) {
+	old := debug.SetMemoryLimit(-1)
+	t.Cleanup(func() { debug.SetMemoryLimit(old) })
+	debug.SetMemoryLimit(400 << 20)
+	if n := New(0).limit; n != 100<<20 {
+		t.Errorf("of 400 MiB connections may hold %d", n)
+	}
+	debug.SetMemoryLimit(math.MaxInt64)
+	if n := New(0).limit; n <= 0 || n > math.MaxInt64/part {
+		t.Errorf("without a limit of Go's connections may hold %d", n)
+	}
+}
+
+// However many hold as much as they may, they never hold more than the limit, and one alone less than a quarter.
+func TestHoldersShare(t *testing.T) {
+	for _, holders := range []int64{1, 2, 10, 100, 1000} {
+		b := New(1 << 30)
+		held := make([]int64, holders)
+		for moved := true; moved; {
+			moved = false
+			for i := range held {
+				if held[i] < b.Share() {
+					held[i] += 16 << 10
+					b.Add(16 << 10)
+					moved = true
+				}
+			}
+		}
+		if b.Over() > 0 {
+			t.Errorf("%d holders are over the limit by %d bytes", holders, b.Over())
+		}
+		if held[0] > b.limit/4 || held[0] < b.limit/(shares+holders)-16<<10 {
+			t.Errorf("one of %d holders has %d bytes", holders, held[0])
+		}
+	}
+}
+
+func TestBodiesAndPromises(t *testing.T) {
+	b := New(8 << 20)
+	if b.Hold(3 << 20) {
+		t.Error("a body of more than a share is kept")
+	}
+	if !b.Hold(2<<20) || b.held.Load() != 2<<20 || b.refused[Body].Load() != 1 {
+		t.Errorf("%d bytes are held, %d bodies were refused", b.held.Load(), b.refused[Body].Load())
+	}
+	if !b.Promise(4<<20) || b.Promise(1) {
+		t.Error("half of the limit may be promised, and no more")
+	}
+	b.Promise(-4 << 20)
+	b.Add(3 << 20)
+	if b.Promise(1) {
+		t.Error("a promise although more than half is held")
+	}
+	b.Hold(-5 << 20)
+	if b.held.Load() != 0 || b.promised.Load() != 0 {
+		t.Errorf("%d bytes are held, %d promised", b.held.Load(), b.promised.Load())
+	}
+}
+
+func TestLogIsSeldom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var text bytes.Buffer
+		b, log := New(1<<20), slog.New(slog.NewTextHandler(&text, nil))
+		for range 100 {
+			b.Refuse(Stream)
+			b.Log(log)
+			time.Sleep(time.Second)
+		}
+		if n := strings.Count(text.String(), "too much memory"); n != 10 {
+			t.Errorf("%d lines in 100 s:\n%s", n, &text)
+		}
+		time.Sleep(time.Hour)
+		b.Log(log)
+		text.Reset()
+		time.Sleep(time.Hour)
+		if b.Log(log); text.Len() != 0 {
+			t.Errorf("nothing was refused, and the log says %s", &text)
+		}
+	})
+}

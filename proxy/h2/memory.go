@@ -1,0 +1,88 @@
+package h2
+
+import (
+	"errors"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+)
+
+// What connections hold counts against the process's bound. Counting is local to an engine, because each chunk and each write changes it; the bound hears of it in steps.
+
+// reportStep is how much an engine may hold that the bound does not know of.
+const reportStep = 64 << 10
+
+// report tells the bound what the engine holds.
+func (e *engine) report(step int64) {
+	if d := e.held - e.reported; d >= step || d <= -step {
+		e.memory.Add(d)
+		e.reported = e.held
+	}
+}
+
+// weigh counts what the connection itself holds: output, which is there twice while it is written (as it is and encrypted), and the frame or field block that comes in.
+func (c *conn) weigh() {
+	n := len(c.out) + 2*c.inflight + len(c.in) + len(c.block)
+	c.e.held += int64(n - c.weight)
+	c.weight = n
+}
+
+// weigh counts what bodies of the stream hold for the client's connection. It is called when its queues have changed.
+func (e *engine) weigh(s *stream) {
+	c, n := s.leg[up], (s.half[up].q.chunks+s.half[down].q.chunks)*chunkSize
+	if c == nil || n == s.held {
+		return
+	}
+	less := n < s.held
+	c.queued += int(n - s.held)
+	s.held = n
+	if less {
+		c.giveCredit() // it may have had to wait
+	}
+}
+
+// greedy reports whether a connection holds more than its share: its peer may send nothing more, and ask for nothing more.
+func (c *conn) greedy() bool {
+	n := int64(c.queued + c.weight)
+	return n > hold.Least && n > c.e.memory.Share()
+}
+
+// largest is the connection that holds most, if that is worth closing it.
+func (e *engine) largest() (*conn, int64) {
+	var most *conn
+	n := int64(hold.Least)
+	for _, c := range e.conns {
+		if k := int64(c.queued + c.weight); k > n && !c.cut {
+			most, n = c, k
+		}
+	}
+	return most, n
+}
+
+var errMemory = errors.New("closed because connections hold too much memory, and this one most")
+
+// shed closes those that hold most while the bound is exceeded.
+func (s *Server) shed() {
+	for over := s.memory.Over(); over > 0; {
+		var at *shard
+		most := int64(0)
+		for _, sh := range s.shards {
+			sh.lock()
+			if c, n := sh.e.largest(); c != nil && n > most {
+				at, most = sh, n
+			}
+			sh.settle()
+		}
+		if at == nil {
+			return
+		}
+		at.lock()
+		if c, _ := at.e.largest(); c != nil {
+			s.memory.Refuse(hold.Connection)
+			c.cut = true
+			at.e.lose(c, errMemory)
+			c.touch()
+		}
+		at.settle()
+		over -= most
+	}
+}
