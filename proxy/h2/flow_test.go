@@ -9,7 +9,8 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// A connection whose long-running streams are being ended still carries others: its peer's death is noticed.
+// A connection whose long-running streams are being ended still carries others: its peer's death is
+// noticed.
 func TestSilenceIsFoundAfterCut(t *testing.T) {
 	t.Run("retired backend", func(t *testing.T) {
 		r := newRig(t)

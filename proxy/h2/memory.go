@@ -6,7 +6,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 )
 
-// What connections hold counts against the process's bound. Counting is local to an engine, because each chunk and each write changes it; the bound hears of it in steps.
+// What connections hold counts against the process's bound. Counting is local to an engine, because
+// each chunk and each write changes it; the bound hears of it in steps.
 
 // reportStep is how much an engine may hold that the bound does not know of.
 const reportStep = 64 << 10
@@ -19,14 +20,16 @@ func (e *engine) report(step int64) {
 	}
 }
 
-// weigh counts what the connection itself holds: output, which is there twice while it is written (as it is and encrypted), and the frame or field block that comes in.
+// weigh counts what the connection itself holds: output, which is there twice while it is written
+// (as it is and encrypted), and the frame or field block that comes in.
 func (c *conn) weigh() {
 	n := len(c.out) + 2*c.inflight + len(c.in) + len(c.block)
 	c.e.held += int64(n - c.weight)
 	c.weight = n
 }
 
-// weigh counts what bodies of the stream hold for the client's connection. It is called when its queues have changed.
+// weigh counts what bodies of the stream hold for the client's connection. It is called when its
+// queues have changed.
 func (e *engine) weigh(s *stream) {
 	c, n := s.leg[up], (s.half[up].q.chunks+s.half[down].q.chunks)*chunkSize
 	if c == nil || n == s.held {
@@ -40,7 +43,8 @@ func (e *engine) weigh(s *stream) {
 	}
 }
 
-// greedy reports whether a connection holds more than its share: its peer may send nothing more, and ask for nothing more.
+// greedy reports whether a connection holds more than its share: its peer may send nothing more,
+// and ask for nothing more.
 func (c *conn) greedy() bool {
 	n := int64(c.queued + c.weight)
 	return n > hold.Least && n > c.e.memory.Share()

@@ -11,7 +11,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 )
 
-// A connection that holds more than its share gets no credit and no stream; others do, and so does it when its bodies have gone on.
+// A connection that holds more than its share gets no credit and no stream; others do, and so does
+// it when its bodies have gone on.
 func TestGreedyConnectionWaits(t *testing.T) {
 	r := newRig(t)
 	r.e.memory = hold.New(4 << 20)

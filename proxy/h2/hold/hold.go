@@ -1,4 +1,5 @@
-// Package hold bounds the bytes that all connections of the process hold: input, output and bodies that wait.
+// Package hold bounds the bytes that all connections of the process hold: input, output and bodies
+// that wait.
 package hold
 
 import (
@@ -15,14 +16,17 @@ import (
 )
 
 const (
-	// part is how much of the memory may be held for connections: caches, TLS and garbage need the rest.
+	// part is how much of the memory may be held for connections: caches, TLS and garbage need the
+	// rest.
 	part = 4
 	// assumed is the memory of a process that nothing limits.
 	assumed = 2 << 30
-	// shares is how many holders could fill what is left: whoever holds more than one share has to wait. A single holder is stopped at a fifth of the limit, ten at a
-	// fourteenth each, and so there is always room for those who hold little.
+	// shares is how many holders could fill what is left: whoever holds more than one share has to
+	// wait. A single holder is stopped at a fifth of the limit, ten at a fourteenth each, and so
+	// there is always room for those who hold little.
 	shares = 4
-	// Least is what everybody may hold, whatever others do: half of what is written to a connection at once.
+	// Least is what everybody may hold, whatever others do: half of what is written to a connection
+	// at once.
 	Least = 64 << 10
 	// logEvery is how often the log says that something was refused.
 	logEvery = 10 * time.Second
@@ -49,9 +53,11 @@ const (
 	refusals
 )
 
+// String is the metric's label.
 func (r Refusal) String() string { return [refusals]string{"stream", "connection", "body"}[r] }
 
-// New returns a bound of limit bytes; 0: a quarter of the memory that the process may use, or of 2 GiB if nothing says how much that is.
+// New returns a bound of limit bytes; 0: a quarter of the memory that the process may use, or of 2
+// GiB if nothing says how much that is.
 func New(limit int64) *Bound {
 	if limit <= 0 {
 		limit = available() / part
@@ -78,7 +84,8 @@ func available() int64 {
 // Add counts n bytes more that are held already; n may be negative.
 func (b *Bound) Add(n int64) { b.held.Add(n) }
 
-// Hold asks for n bytes. It reports false, and counts nothing, if they are more than a share. A negative n gives back and is always granted.
+// Hold asks for n bytes. It reports false, and counts nothing, if they are more than a share. A
+// negative n gives back and is always granted.
 func (b *Bound) Hold(n int64) bool {
 	if n > 0 && n > b.Share() {
 		b.Refuse(Body)
@@ -88,16 +95,19 @@ func (b *Bound) Hold(n int64) bool {
 	return true
 }
 
-// Share is what one holder may hold now. It shrinks as others hold more, so that the largest are stopped first.
+// Share is what one holder may hold now. It shrinks as others hold more, so that the largest are
+// stopped first.
 func (b *Bound) Share() int64 { return max(Least, (b.limit-b.held.Load())/shares) }
 
 // Over is by how much the limit is exceeded; 0: it is not.
 func (b *Bound) Over() int64 { return max(0, b.held.Load()-b.limit) }
 
-// Room is what one connection's peer may be promised at most. All promises together are at most half of the limit, so that they can be kept.
+// Room is what one connection's peer may be promised at most. All promises together are at most
+// half of the limit, so that they can be kept.
 func (b *Bound) Room() int64 { return b.limit / shares }
 
-// Promise allows n bytes more to peers, if that leaves as much for what they do send. A negative n takes back and is always granted.
+// Promise allows n bytes more to peers, if that leaves as much for what they do send. A negative n
+// takes back and is always granted.
 func (b *Bound) Promise(n int64) bool {
 	if n > 0 && (b.held.Load() > b.limit/2 || b.promised.Load()+n > b.limit/2) {
 		return false
@@ -123,25 +133,31 @@ func (b *Bound) Log(log *slog.Logger) {
 	log.Warn("connections hold too much memory: the largest holders have to wait or are closed", "held", b.held.Load(), "limit", b.limit, "refused", n-told)
 }
 
-var (
-	heldDesc    = prometheus.NewDesc("fairlead_memory_held_bytes", "Bytes held for connections: input, output and bodies that wait.", nil, nil)
-	limitDesc   = prometheus.NewDesc("fairlead_memory_limit_bytes", "What may be held for connections: a quarter of the memory limit.", nil, nil)
-	refusedDesc = prometheus.NewDesc("fairlead_memory_refused_total",
-		"What was refused because too much is held: stream (on a connection that holds much), connection (the largest was closed), body (not kept for a retry).", []string{"what"}, nil)
-)
+// descs are of what is held, the limit, and refusals.
+func descs() [3]*prometheus.Desc {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc("fairlead_memory_"+name, help, labels, nil)
+	}
+	return [...]*prometheus.Desc{
+		desc("held_bytes", "Bytes held for connections: input, output and bodies that wait."),
+		desc("limit_bytes", "What may be held for connections: a quarter of the memory limit."),
+		desc("refused_total", "What was refused because too much is held: stream (on a connection that holds much), connection (the largest was closed), body (not kept for a retry).", "what"),
+	}
+}
 
 // Describe implements prometheus.Collector.
 func (b *Bound) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{heldDesc, limitDesc, refusedDesc} {
+	for _, d := range descs() {
 		to <- d
 	}
 }
 
 // Collect implements prometheus.Collector.
 func (b *Bound) Collect(to chan<- prometheus.Metric) {
-	to <- prometheus.MustNewConstMetric(heldDesc, prometheus.GaugeValue, float64(b.held.Load()))
-	to <- prometheus.MustNewConstMetric(limitDesc, prometheus.GaugeValue, float64(b.limit))
+	d := descs()
+	to <- prometheus.MustNewConstMetric(d[0], prometheus.GaugeValue, float64(b.held.Load()))
+	to <- prometheus.MustNewConstMetric(d[1], prometheus.GaugeValue, float64(b.limit))
 	for what := range refusals {
-		to <- prometheus.MustNewConstMetric(refusedDesc, prometheus.CounterValue, float64(b.refused[what].Load()), what.String())
+		to <- prometheus.MustNewConstMetric(d[2], prometheus.CounterValue, float64(b.refused[what].Load()), what.String())
 	}
 }
