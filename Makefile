@@ -96,6 +96,13 @@ streams: ## Backends with few streams a connection, beside kube-apiserver's own 
 	@command -v h2load >/dev/null || apt-get install -y --no-install-recommends nghttp2-client
 	go test -tags e2e -count=1 -timeout 60m -json ./tests/streams | go run ./tests/count -v -want tests/streams/COUNT
 
+.PHONY: fleet
+fleet: ## Two control planes behind HAProxy with hollow kubelets: every server stopped and replaced (12 min; root, otherwise idle)
+	$(TOOLS) -q etcd kube-apiserver kube-controller-manager kube-scheduler kubemark
+	@command -v ip >/dev/null || apt-get install -y iproute2
+	@command -v haproxy >/dev/null || apt-get install -y --no-install-recommends haproxy
+	go test -tags e2e -count=1 -timeout 60m -json ./tests/fleet | go run ./tests/count -v -want tests/fleet/COUNT
+
 .PHONY: interop
 interop: ## h2spec, curl, nghttp and node (from the machine), and a gigabyte each way, against the frame lane, on each of its drivers
 	go test -tags e2e -count=1 -timeout 10m -run 'H2spec|Interop|Gigabyte' ./proxy/h2

@@ -121,8 +121,9 @@ func (c *Cluster) apiServerArgs(port int, serving Pair) ([]string, error) {
 }
 
 // StartControllerManager starts kube-controller-manager as a client of through, with the controllers that make a cluster without
-// nodes behave: namespaces end, owned objects are collected, ServiceAccounts and their CA bundles exist.
-func (c *Cluster) StartControllerManager(ctx context.Context, through Endpoint) (*Part, error) {
+// nodes behave: namespaces end, owned objects are collected, ServiceAccounts and their CA bundles exist. more are added to its
+// arguments; controllers add up, of the others the later one wins.
+func (c *Cluster) StartControllerManager(ctx context.Context, through Endpoint, more ...string) (*Part, error) {
 	path, err := c.cfg.Tool(ctx, "kube-controller-manager")
 	if err != nil {
 		return nil, err
@@ -148,7 +149,7 @@ func (c *Cluster) StartControllerManager(ctx context.Context, through Endpoint) 
 	}
 	return c.Run(ctx, Command{
 		Name: "kube-controller-manager", Path: path,
-		Args: []string{
+		Args: append([]string{
 			"--kubeconfig=" + kubeconfig, "--authentication-kubeconfig=" + kubeconfig, "--authorization-kubeconfig=" + kubeconfig,
 			"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", ports[0]),
 			"--leader-elect=false",
@@ -156,6 +157,6 @@ func (c *Cluster) StartControllerManager(ctx context.Context, through Endpoint) 
 			"--service-account-private-key-file=" + c.PKI.ServiceAccounts.KeyFile,
 			"--root-ca-file=" + c.PKI.Serving.CertFile,
 			"--controllers=" + strings.Join(controllers, ","),
-		},
+		}, more...),
 	})
 }

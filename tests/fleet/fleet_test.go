@@ -1,0 +1,165 @@
+//go:build e2e
+
+package fleet
+
+import (
+	"crypto/tls"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/netns"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
+)
+
+const (
+	// calm is how long the load runs before and after each event.
+	calm = 5 * time.Second
+	// draining is how long a server may take to end: kube-apiserver gives its requests 60 s.
+	draining = 2 * time.Minute
+)
+
+// world is the control plane and who lives on it.
+type world struct {
+	*cluster.Cluster
+	bin      string
+	core     kubernetes.Interface // of the kube-apiserver that is not stopped just now
+	front    *balancer
+	leading  []*cluster.Part
+	kubelets []*cluster.Part
+	load     load
+	watchers watchers
+}
+
+// TestFleet stops and replaces servers under load: first the kube-apiservers with nothing before them, to compare, then with
+// Fairleads in both layouts, and the Fairleads themselves.
+func TestFleet(t *testing.T) {
+	w := newWorld(t)
+	layouts := []struct {
+		name string
+		// of returns the arguments that name the apiservers of Fairlead i. Nil: there is no Fairlead.
+		of func(i int) []string
+	}{
+		{name: "direct"},
+		{name: "each Fairlead its own apiserver", of: func(i int) []string { return []string{"--local-apiserver=" + w.EndpointOf(i).URL} }},
+		{name: "both apiservers named to each", of: func(i int) []string {
+			return []string{"--local-apiserver=" + w.EndpointOf(i).URL, "--local-apiserver=" + w.EndpointOf(1-i).URL}
+		}},
+	}
+	for number, l := range layouts {
+		t.Run(l.name, func(t *testing.T) {
+			servers := []cluster.Endpoint{w.EndpointOf(0), w.EndpointOf(1)}
+			var fairleads []*cluster.Part
+			for i := range servers {
+				if l.of == nil {
+					continue
+				}
+				f, err := w.StartFairlead(t.Context(), cluster.Fairlead{
+					Path: w.bin, Name: fmt.Sprintf("fairlead-%d-%d", number, i), Args: append(l.of(i), "--shutdown-delay-duration=3s"),
+				})
+				suite.Check(t, err)
+				defer f.Part.Kill()
+				servers[i], fairleads = f.Endpoint, append(fairleads, f.Part)
+			}
+			w.front.point(t, servers)
+			for i, p := range w.APIServers {
+				t.Run(fmt.Sprintf("kube-apiserver %d stopped and started", i), func(t *testing.T) { w.replace(t, p, 1-i) })
+			}
+			for i, p := range fairleads {
+				t.Run(fmt.Sprintf("Fairlead %d replaced", i), func(t *testing.T) { w.replace(t, p, 0) })
+			}
+		})
+	}
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	netns.Up(t, "10.79.0.0/16")
+	dir := suite.Folder(t, "fleet")
+	w := &world{Cluster: suite.Start(t, cluster.Config{Dir: dir, APIServers: 2, APIServerArgs: []string{"--advertise-address=10.79.0.1"}})}
+	t.Logf("commit %s", suite.Commit(t))
+	w.bin = suite.Build(t, filepath.Join(dir, "bin"))
+	w.look(t, 0)
+	w.furnish(t)
+	w.front = newBalancer(t, w.Cluster, []cluster.Endpoint{w.EndpointOf(0), w.EndpointOf(1)})
+	w.settle(t)
+	users := []cluster.Credentials{w.Admin(), w.StaticToken("alice")} // the second one's every request asks RBAC
+	for i := range 10 {
+		c := suite.Client(t, front(w.Cluster), users[i/5])
+		w.load.clients, w.load.url = append(w.load.clients, c), front(w.Cluster).URL
+	}
+	for i := range 10 {
+		c := suite.Client(t, front(w.Cluster), w.Admin())
+		if i%2 == 1 {
+			c.Transport.(*http.Transport).TLSNextProto = map[string]func(string, *tls.Conn) http.RoundTripper{} // HTTP/1.1
+		}
+		c.Timeout = 0 // a watch lasts
+		w.watchers.all = append(w.watchers.all, &watcher{client: c, url: front(w.Cluster).URL})
+	}
+	return w
+}
+
+// look has the test's own questions go to one kube-apiserver.
+func (w *world) look(t *testing.T, i int) {
+	t.Helper()
+	var err error
+	w.core, err = kubernetes.NewForConfig(w.EndpointOf(i).RESTConfig(w.Admin()))
+	suite.Check(t, err)
+}
+
+// furnish makes what the load asks for.
+func (w *world) furnish(t *testing.T) {
+	t.Helper()
+	const namespace = "fleet"
+	_, err := w.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	suite.Check(t, err)
+	for i := range objects {
+		_, err := w.core.CoreV1().ConfigMaps(namespace).Create(t.Context(), &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("object-%d", i)}, Data: map[string]string{"payload": payload},
+		}, metav1.CreateOptions{})
+		suite.Check(t, err)
+	}
+	rules := []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps", "serviceaccounts"}, Verbs: []string{"get", "list", "patch"}}}
+	_, err = w.core.RbacV1().Roles(namespace).Create(t.Context(), &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "alice"}, Rules: rules}, metav1.CreateOptions{})
+	suite.Check(t, err)
+	_, err = w.core.RbacV1().RoleBindings(namespace).Create(t.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "alice"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "alice"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "alice"}},
+	}, metav1.CreateOptions{})
+	suite.Check(t, err)
+}
+
+// replace stops p and starts it again, under load, while kube-apiserver number other runs.
+func (w *world) replace(t *testing.T, p *cluster.Part, other int) {
+	w.look(t, other)
+	before := w.steady(t)
+	w.watchers.start(t.Context())
+	w.load.start(t.Context())
+	<-time.After(calm)
+	begun := time.Now()
+	suite.Check(t, p.Signal(syscall.SIGTERM))
+	select {
+	case <-p.Done():
+	case <-time.After(draining):
+		t.Fatalf("%s after SIGTERM it still runs", draining)
+	}
+	ended := time.Since(begun)
+	<-time.After(calm)
+	suite.Check(t, p.Restart(t.Context()))
+	back := time.Since(begun)
+	<-time.After(calm)
+	t.Logf("stopped at %s, gone %s later, ready again %s later", begun.Format("15:04:05.000"), ended.Round(time.Millisecond), back.Round(time.Millisecond))
+	w.load.end(t)
+	w.watchers.end(t)
+	w.unmoved(t, before)
+}

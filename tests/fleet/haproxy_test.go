@@ -1,0 +1,103 @@
+//go:build e2e
+
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
+)
+
+// frontPort is where HAProxy listens. The network is this package's own, and package cluster takes ports from 11000 up.
+const frontPort = 10443
+
+// balancer is an HAProxy in TCP mode, as before the control plane of a cluster: it looks at /readyz, and knows nothing of requests.
+type balancer struct {
+	part *cluster.Part
+	file string
+}
+
+// configuration is what the documentation of kubeadm has, with looks that are closer together: 0.5 s, twice.
+const configuration = `
+global
+    maxconn 4000
+defaults
+    mode tcp
+    timeout connect 1s
+    timeout check 1s
+    timeout client 1h
+    timeout server 1h
+    retries 3
+    option redispatch 1
+frontend front
+    bind 127.0.0.1:%d
+    default_backend servers
+backend servers
+    balance roundrobin
+    option httpchk GET /readyz
+    default-server check check-ssl verify none inter 500ms fall 2 rise 2
+`
+
+// newBalancer starts an HAProxy before these servers.
+func newBalancer(t *testing.T, c *cluster.Cluster, servers []cluster.Endpoint) *balancer {
+	t.Helper()
+	path, err := exec.LookPath("haproxy")
+	suite.Check(t, err)
+	b := &balancer{file: filepath.Join(c.Dir(), "haproxy.cfg")}
+	b.write(t, servers)
+	client := suite.Client(t, front(c), c.Admin())
+	b.part, err = c.Run(t.Context(), cluster.Command{Name: "haproxy", Path: path, Args: []string{"-db", "-f", b.file}, Ready: func(ctx context.Context) error {
+		return ask(ctx, client, front(c).URL+"/readyz")
+	}})
+	suite.Check(t, err)
+	return b
+}
+
+// point has b serve other servers. All connections end.
+func (b *balancer) point(t *testing.T, servers []cluster.Endpoint) {
+	t.Helper()
+	b.write(t, servers)
+	suite.Check(t, b.part.Restart(t.Context()))
+}
+
+func (b *balancer) write(t *testing.T, servers []cluster.Endpoint) {
+	t.Helper()
+	text := fmt.Sprintf(configuration, frontPort)
+	for i, s := range servers {
+		text += fmt.Sprintf("    server server%d %s\n", i, strings.TrimPrefix(s.URL, "https://"))
+	}
+	suite.Check(t, os.WriteFile(b.file, []byte(text), 0o600))
+}
+
+// front is where every client goes.
+func front(c *cluster.Cluster) cluster.Endpoint {
+	return cluster.Endpoint{URL: fmt.Sprintf("https://127.0.0.1:%d", frontPort), CAFile: c.PKI.Serving.CertFile}
+}
+
+// ask wants 200.
+func ask(ctx context.Context, c *http.Client, url string) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // a hung answer is no answer
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	res, err := c.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = res.Body.Close() }()
+	if res.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", url, res.Status)
+	}
+	return nil
+}

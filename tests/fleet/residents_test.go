@@ -1,0 +1,159 @@
+//go:build e2e
+
+package fleet
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/netns"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
+)
+
+// nodes is how many hollow kubelets there are, each a process.
+const nodes = 20
+
+// leaders are the Leases of those who must not lose them.
+var leaders = []string{"kube-controller-manager", "kube-scheduler"}
+
+// settle starts what lives on the front door.
+func (w *world) settle(t *testing.T) {
+	t.Helper()
+	kubemark, scheduler := suite.Tool(t, "kubemark"), suite.Tool(t, "kube-scheduler")
+	suite.Tool(t, "kube-controller-manager")
+	netns.Hide(t, "/var/lib/kubelet")
+	manager, err := w.StartControllerManager(t.Context(), front(w.Cluster), "--leader-elect=true", "--controllers=node-lifecycle-controller")
+	suite.Check(t, err)
+	config := w.kubeconfig(t, "kube-scheduler", cluster.Leaf{User: "system:kube-scheduler"})
+	second, err := w.Run(t.Context(), cluster.Command{Name: "kube-scheduler", Path: scheduler, Args: []string{
+		"--kubeconfig=" + config, "--authentication-kubeconfig=" + config, "--authorization-kubeconfig=" + config,
+		"--bind-address=127.0.0.1", "--leader-elect=true",
+	}})
+	suite.Check(t, err)
+	w.leading = []*cluster.Part{manager, second}
+	for i := range nodes {
+		name := fmt.Sprintf("hollow-%d", i)
+		part, err := w.Run(t.Context(), cluster.Command{
+			Name: name, Path: kubemark, Env: []string{"TMPDIR=" + w.Dir()},
+			Args: []string{
+				"--morph=kubelet", "--name=" + name, "--use-host-image-service=false",
+				"--kubeconfig=" + w.kubeconfig(t, name, cluster.Leaf{User: "system:node:" + name, Groups: []string{"system:nodes"}}),
+				fmt.Sprintf("--kubelet-port=%d", 10300+i), "--kubelet-read-only-port=0", // below the ports of package cluster
+			},
+		})
+		suite.Check(t, err)
+		w.kubelets = append(w.kubelets, part)
+	}
+}
+
+// steady waits until all nodes are ready and both leaders have said so since they were asked for, and returns that state.
+func (w *world) steady(t *testing.T) (s state) {
+	t.Helper()
+	since := time.Now()
+	// 3 min: twenty kubelets start at once on two processors.
+	suite.Eventually(t, 3*time.Minute, "all nodes are ready, and both leaders lead", func() (bool, string) {
+		s = w.residents(t)
+		return s.ready == nodes && len(s.holders) == len(leaders) && s.renewed.After(since), fmt.Sprintf("%+v", s)
+	})
+	return s
+}
+
+func (w *world) kubeconfig(t *testing.T, name string, l cluster.Leaf) string {
+	t.Helper()
+	pair, err := w.PKI.Client.Issue(name, l)
+	suite.Check(t, err)
+	file := filepath.Join(w.Dir(), name+".kubeconfig")
+	suite.Check(t, front(w.Cluster).WriteKubeconfig(file, cluster.Credentials{Pair: pair}))
+	return file
+}
+
+// state is how the residents are.
+type state struct {
+	ready   int                  // nodes
+	since   map[string]time.Time // :: node → when its readiness last changed
+	holders map[string]string    // :: Lease → who holds it, for the how-manieth time
+	renewed time.Time            // when the Lease that was renewed longest ago was
+	grumble int                  // lines of kubelets' logs that say a Lease was not updated
+}
+
+// residents looks through kube-apiserver number one, which nobody has stopped while somebody looks.
+func (w *world) residents(t *testing.T) state {
+	t.Helper()
+	s := state{since: map[string]time.Time{}, holders: map[string]string{}}
+	list, err := w.core.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+	suite.Check(t, err)
+	for _, n := range list.Items {
+		for _, c := range n.Status.Conditions {
+			if c.Type == corev1.NodeReady {
+				s.since[n.Name] = c.LastTransitionTime.Time
+				if c.Status == corev1.ConditionTrue {
+					s.ready++
+				}
+			}
+		}
+	}
+	for _, name := range leaders {
+		l, err := w.core.CoordinationV1().Leases("kube-system").Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil || l.Spec.HolderIdentity == nil || l.Spec.RenewTime == nil {
+			continue // nobody has led yet
+		}
+		s.holders[name] = holder(l)
+		if at := l.Spec.RenewTime.Time; s.renewed.IsZero() || at.Before(s.renewed) {
+			s.renewed = at
+		}
+	}
+	for _, k := range w.kubelets {
+		log, err := os.ReadFile(k.LogFile())
+		suite.Check(t, err)
+		s.grumble += bytes.Count(log, []byte("Failed to update lease"))
+	}
+	return s
+}
+
+func holder(l *coordinationv1.Lease) string {
+	turn := int32(0)
+	if l.Spec.LeaseTransitions != nil {
+		turn = *l.Spec.LeaseTransitions
+	}
+	return fmt.Sprintf("%s, change %d", *l.Spec.HolderIdentity, turn)
+}
+
+// unmoved fails the test for residents who have noticed what happened since before. Who has ended over it is started again, so that
+// the next round can see it.
+func (w *world) unmoved(t *testing.T, before state) {
+	t.Helper()
+	after := w.residents(t)
+	t.Logf("nodes ready: %d; leases of nodes not updated at the first try: %d", after.ready, after.grumble-before.grumble)
+	for _, p := range append(w.leading[:len(w.leading):len(w.leading)], w.kubelets...) {
+		select {
+		case <-p.Done():
+			why, _, _ := strings.Cut(p.Err().Error(), "\n")
+			t.Errorf("%s; its log: %s", why, p.LogFile())
+			suite.Check(t, p.Restart(t.Context()))
+		default:
+		}
+	}
+	for _, name := range leaders {
+		if after.holders[name] != before.holders[name] {
+			t.Errorf("%s was led by %q, now by %q", name, before.holders[name], after.holders[name])
+		}
+	}
+	for name, at := range before.since {
+		if after.since[name] != at {
+			t.Errorf("node %s changed its readiness at %s", name, after.since[name])
+		}
+	}
+	if after.ready != nodes {
+		t.Errorf("%d of %d nodes are ready", after.ready, nodes)
+	}
+}
