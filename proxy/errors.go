@@ -120,6 +120,9 @@ func errBusy(name string) error {
 	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, name+" has as many requests as it may have, please try again later", retrySoon)
 }
 
+// errNoRoom: the backend took no further request in time, or refused it unprocessed.
+var errNoRoom = errors.New("backend has no room")
+
 func errGivenUp() *apierrors.StatusError {
 	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "too many requests of this user were given up, please try again later", retrySoon)
 }
@@ -133,6 +136,8 @@ func forwardError(name string, err error) error {
 		return statusError(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, name+" did not answer within the allotted time", 0)
 	case errors.Is(err, backend.ErrBusy):
 		return errBusy(name)
+	case errors.Is(err, errNoRoom):
+		return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, name+" takes no further requests at the moment, please try again later", retrySoon)
 	case errors.Is(err, backend.ErrUnanswered):
 		// The backend may have acted on it. client-go repeats even a write when it is told to retry.
 		return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, name+" ended the connection before it had answered", 0)

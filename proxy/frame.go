@@ -336,6 +336,8 @@ func frameError(o h2.Outcome) error {
 		return context.DeadlineExceeded
 	case h2.ReasonLost, h2.ReasonReset, h2.ReasonRetired:
 		return backend.ErrUnanswered
+	case h2.ReasonBusy, h2.ReasonRefused:
+		return errNoRoom
 	case h2.ReasonBadResponse, h2.ReasonTooLarge:
 		return backend.ErrBadResponse
 	}

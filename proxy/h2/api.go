@@ -95,7 +95,9 @@ const (
 	ReasonNoEndpoint  Reason = "no-endpoint"  // Upstream.Pick returned nil
 	ReasonDial        Reason = "dial"         // no connection to an endpoint
 	ReasonLost        Reason = "lost"         // the backend's connection broke or fell silent
-	ReasonReset       Reason = "reset"        // the backend reset or refused the stream
+	ReasonReset       Reason = "reset"        // the backend reset the stream
+	ReasonRefused     Reason = "refused"      // the backend refused the stream unprocessed (REFUSED_STREAM, or GOAWAY)
+	ReasonBusy        Reason = "busy"         // no connection had room for another stream in time
 	ReasonBadResponse Reason = "bad-response" // the backend broke the protocol
 	ReasonTooLarge    Reason = "too-large"    // the head is larger than the backend accepts
 	ReasonRejected    Reason = "rejected"     // Plan.Accept answered instead

@@ -125,6 +125,7 @@ func (e *engine) responseTrailers(c *conn, s *stream) *connError {
 
 // backendReset handles RST_STREAM from a backend.
 func (e *engine) backendReset(s *stream, code http2.ErrCode) {
+	c := s.leg[down]
 	e.unlinkLeg(s, down)
 	err := fmt.Errorf("backend reset the stream: %v", code)
 	switch {
@@ -134,10 +135,21 @@ func (e *engine) backendReset(s *stream, code http2.ErrCode) {
 		}
 		e.review(s)
 	case code == http2.ErrCodeRefusedStream: // §8.7: not processed
-		e.failed(s, failure{reason: ReasonReset, err: err, unprocessed: true})
+		if e.oneTooMany(s, c) {
+			e.resend(s)
+			return
+		}
+		e.failed(s, failure{reason: ReasonRefused, err: err, unprocessed: true})
 	default:
 		e.failed(s, failure{reason: ReasonReset, err: err, code: code})
 	}
+}
+
+// oneTooMany reports whether a refused request was beyond what the connection's SETTINGS have come to allow since it
+// was sent. That is nobody's fault and uses up no try: it waits for room as if it had not been sent.
+func (e *engine) oneTooMany(s *stream, c *conn) bool {
+	to := s.sending
+	return to != nil && to.slot > int(min(c.peerStreams, topStreamID)) && !s.half[up].q.lost && !s.half[down].head
 }
 
 // backendGone ends a stream whose connection broke.
@@ -178,11 +190,11 @@ func (e *engine) goAwayFrame(c *conn, h frameHeader, p []byte) *connError {
 	for _, id := range slices.Sorted(maps.Keys(c.streams)) {
 		if s := c.streams[id]; s != nil && id > last {
 			e.unlinkLeg(s, down)
-			e.failed(s, failure{reason: ReasonReset, err: err, unprocessed: true})
+			e.failed(s, failure{reason: ReasonRefused, err: err, unprocessed: true})
 		}
 	}
 	e.closeIfDone(c)
-	e.serveWaiting(c.pool)
+	c.pool.grow()
 	return c.spend(budget.Control)
 }
 
@@ -225,10 +237,10 @@ func (e *engine) mayIdle(s *stream, f failure) bool {
 	if f.reason != ReasonDial || to == nil || to.wait <= 0 || s.half[up].q.lost {
 		return false
 	}
-	if to.until == 0 {
-		to.until = e.now + to.wait
+	if to.idle == 0 {
+		to.idle = e.now + to.wait
 	}
-	return e.now < to.until
+	return e.now < to.idle
 }
 
 // placeIdling lets every request that waits look for an endpoint again, any one: it may be another that has come back.

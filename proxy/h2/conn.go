@@ -149,6 +149,9 @@ func (c *conn) flushed() {
 		c.closingAt = c.e.now // the peer lingers from here
 	}
 	c.e.pump(c)
+	if c.pool != nil && c.pool.waiting.n > 0 {
+		c.pool.serve(c)
+	}
 }
 
 // written ends the accounting of what was taken.

@@ -67,8 +67,7 @@ func (e *engine) settingsFrame(c *conn, h frameHeader, p []byte) *connError {
 	}
 	e.pump(c)
 	if c.pool != nil {
-		c.pool.perConn = int(min(c.peerStreams, topStreamID))
-		e.serveWaiting(c.pool) // the backend may take more streams than we assumed
+		c.pool.told(c)
 	}
 	return nil
 }

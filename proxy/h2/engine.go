@@ -33,6 +33,7 @@ type limits struct {
 	drain       time.Duration // how long an upload that nobody wants is read
 	stall       time.Duration // how long a peer may take nothing of what we write
 	linger      time.Duration // how long a closed connection may still send before it is cut
+	wait        time.Duration // how long a request waits for room on a backend's connection
 }
 
 func defaultLimits() limits {
@@ -56,6 +57,7 @@ func defaultLimits() limits {
 		drain:         10 * time.Second,
 		stall:         30 * time.Second,
 		linger:        time.Second,
+		wait:          30 * time.Second, // what kube-apiserver's aggregator gives a dial
 	}
 }
 
@@ -191,7 +193,7 @@ func (e *engine) close(c *conn, err error) {
 	c.closing, c.closingAt = true, e.now
 	c.in, c.block, c.data = nil, nil, dataFrame{}
 	if c.pool != nil {
-		c.pool.drop(c) // before its streams look for another connection
+		c.pool.drop(c, err) // before its streams look for another connection
 	}
 	for _, id := range slices.Sorted(maps.Keys(c.streams)) {
 		s := c.streams[id]

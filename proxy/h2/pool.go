@@ -1,29 +1,41 @@
 package h2
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"time"
-
-	"golang.org/x/net/http2"
 )
 
 // pool holds one engine's connections to one endpoint, and the streams that wait for one.
+//
+// A stream waits only while no connection takes it, never longer than limits.wait, and something is sure to look at
+// it again before that: a dial is under way, or a connection will take a stream when one ends, its output is written
+// or its SETTINGS come, or redialAt is set. TestPoolModel holds this over random events.
 type pool struct {
 	e       *engine
 	ep      *Endpoint
 	conns   []*conn // the first with room is used: filling one before the next gives larger batches
 	waiting list
 	dialing int
-	perConn int // streams that a connection takes, as the endpoint last said; 0: it has not said
+	// perConn is how many streams a connection takes, as the endpoint has said last; said: it has.
+	perConn int
+	said    bool
+
+	failures int           // dials that have failed since one succeeded
+	redialAt time.Duration // before then no dial is made, because connections are there that may serve; 0: it may be
 }
 
 const (
 	defaultMaxConns = 1024
 	defaultPing     = 5 * time.Second
-	// maxDialing bounds the dials under way to one endpoint. Fifty thousand watches that come together (clients come back after a restart) would else be five hundred
-	// handshakes at once, most of them in vain, and a busy server that needs two seconds to read our SETTINGS gives the connection up with all that it carries.
+	// maxDialing bounds the dials under way to one endpoint. Fifty thousand watches that come together (clients come
+	// back after a restart) would else be five hundred handshakes at once, most of them in vain, and a busy server that
+	// needs two seconds to read our SETTINGS gives the connection up with all that it carries.
 	maxDialing = 8
+	// firstRedial and maxRedial are the pauses between dials that fail while a connection is there.
+	firstRedial = 250 * time.Millisecond
+	maxRedial   = time.Second
 )
 
 var errNoEndpoint = errors.New("no endpoint to send to")
@@ -49,6 +61,11 @@ func (e *engine) place(s *stream) {
 		e.answerFailure(s)
 		return
 	}
+	e.put(s, ep)
+}
+
+// put sends the request to an endpoint that was picked, or has it wait for a connection.
+func (e *engine) put(s *stream, ep *Endpoint) {
 	s.picked, s.ep = true, ep
 	p := e.pool(ep.carrier())
 	if p.waiting.n == 0 {
@@ -56,6 +73,9 @@ func (e *engine) place(s *stream) {
 			e.open(s, c)
 			return
 		}
+	}
+	if s.sending.until == 0 {
+		s.sending.until = e.now + e.lim.wait
 	}
 	p.waiting.push(&s.wait)
 	p.grow()
@@ -80,17 +100,56 @@ func (p *pool) conn() *conn {
 }
 
 func (c *conn) takesStream() bool {
-	return !c.closing && !c.drained && len(c.streams) < int(min(c.peerStreams, 1<<20)) && len(c.out)+c.inflight < c.e.lim.backlogLimit
+	return c.slots(c.pool.early()) > 0 && len(c.out)+c.inflight < c.e.lim.backlogLimit
 }
 
-// grow dials as many connections as the waiting streams need.
+// slots is how many further streams the backend takes on c, or may be expected to if it has not said so yet.
+func (c *conn) slots(unsaid int) int {
+	if c.closing || c.drained {
+		return 0
+	}
+	if c.started {
+		unsaid = int(min(c.peerStreams, 1<<20))
+	}
+	return max(0, unsaid-len(c.streams))
+}
+
+// early is how many streams a connection gets before its SETTINGS come. Those that are too many the backend refuses.
+func (p *pool) early() int {
+	if !p.said {
+		return 1
+	}
+	return min(p.perConn, assumedStreams)
+}
+
+// expected is how many streams a new connection will take.
+func (p *pool) expected() int {
+	if !p.said {
+		return assumedStreams
+	}
+	return max(1, p.perConn)
+}
+
+// grow dials as many connections as the waiting streams need. One whose output is not written yet has room for its
+// streams later on: another would only hold more output.
 func (p *pool) grow() {
 	limit := p.ep.MaxConns
 	if limit <= 0 {
 		limit = defaultMaxConns
 	}
-	each := max(p.perConn, assumedStreams)
-	for p.dialing < maxDialing && p.dialing*each < p.waiting.n && len(p.conns)+p.dialing < limit {
+	each := p.expected()
+	need := p.waiting.n - p.dialing*each
+	if need <= 0 || p.dialing >= maxDialing || len(p.conns)+p.dialing >= limit || p.e.now < p.redialAt {
+		return
+	}
+	for _, c := range p.conns {
+		need -= c.slots(each)
+	}
+	if p.said && p.perConn == 0 && len(p.conns) > 0 { // it wants no streams now: more connections would not change that
+		return
+	}
+	for need > 0 && p.dialing < maxDialing && len(p.conns)+p.dialing < limit {
+		need -= each
 		p.dialing++
 		p.e.after(p.e.dial(p))
 	}
@@ -107,16 +166,30 @@ func (e *engine) connected(p *pool) *conn {
 		e.closeIfDone(c)
 		return c
 	}
+	p.redialAt = 0
 	p.conns = append(p.conns, c)
-	e.serveWaiting(p)
+	p.serve(c)
 	return c
 }
 
-// dialFailed fails the streams that waited, unless another connection may still serve them.
+// dialFailed is told that a dial has come to nothing.
 func (e *engine) dialFailed(p *pool, err error) {
 	p.dialing--
 	e.failedEndpoint(p.ep, err)
-	if p.dialing > 0 || len(p.conns) > 0 {
+	p.failed(err)
+}
+
+// failed fails the streams that wait for a connection that has not come about, unless another may serve them: then
+// those go elsewhere that can, and the others wait for that and for the next dial.
+func (p *pool) failed(err error) {
+	e := p.e
+	if p.dialing > 0 {
+		return
+	}
+	if p.turnsOver() {
+		p.redialAt = e.now + min(firstRedial<<min(p.failures, 8), maxRedial)
+		p.failures++
+		e.elsewhere(p, e.another)
 		return
 	}
 	told := make(map[*Endpoint]bool)
@@ -135,34 +208,100 @@ func (e *engine) dialFailed(p *pool, err error) {
 	e.forgetPool(p)
 }
 
-// serveWaiting gives waiting streams their turn.
-func (e *engine) serveWaiting(p *pool) {
+// turnsOver reports whether a connection will soon take a stream. One that only holds watches will not.
+func (p *pool) turnsOver() bool {
+	for _, c := range p.conns {
+		if c.slots(p.expected()) > 0 {
+			return true
+		}
+		for _, s := range c.streams {
+			if !c.drained && !s.plan.LongRunning {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// serve gives waiting streams their turn on a connection that may have got room.
+func (p *pool) serve(c *conn) {
+	for p.waiting.n > 0 && c.takesStream() {
+		p.e.open(p.waiting.pop(), c)
+	}
+	p.grow()
+}
+
+// told hears that a connection's SETTINGS have come: they say what to expect of the others, too.
+func (p *pool) told(c *conn) {
+	p.perConn, p.said, p.failures = int(min(c.peerStreams, topStreamID)), true, 0
 	for p.waiting.n > 0 {
 		c := p.conn()
 		if c == nil {
-			p.grow()
-			return
+			break
 		}
-		e.open(p.waiting.pop(), c)
+		p.e.open(p.waiting.pop(), c)
 	}
+	p.grow()
 }
 
 // slotFree is told that a stream was taken off a backend's connection.
 func (e *engine) slotFree(c *conn) {
 	e.closeIfDone(c)
 	if c.pool.waiting.n > 0 {
-		e.serveWaiting(c.pool)
+		c.pool.serve(c)
 	}
 }
 
-// drop takes a connection out of its pool.
-func (p *pool) drop(c *conn) {
+// drop takes a connection out of its pool. One that ends before it has begun is as good as a failed dial: its server
+// is there, but serves nobody.
+func (p *pool) drop(c *conn, err error) {
 	p.conns = slices.DeleteFunc(p.conns, func(o *conn) bool { return o == c })
-	if p.waiting.n > 0 {
+	switch {
+	case p.waiting.n == 0:
+	case c.started:
+		p.redialAt = 0
 		p.grow()
+	default:
+		p.failed(cmp.Or(err, errNotBegun))
 	}
 	p.e.forgetPool(p)
 }
+
+var errNotBegun = errors.New("connection ended before the backend's SETTINGS")
+
+// look is for what only time changes: the next dial, and streams that have waited for long enough.
+func (p *pool) look() {
+	e := p.e
+	if p.redialAt > 0 && e.now >= p.redialAt {
+		p.redialAt = 0
+		p.grow()
+	}
+	var over []*stream
+	for n := p.waiting.first; n != nil; n = n.next {
+		if e.now >= n.s.sending.until {
+			over = append(over, n.s)
+		}
+	}
+	for _, s := range over {
+		e.crowdedOut(s, p)
+	}
+	e.forgetPool(p)
+}
+
+// crowdedOut answers a request that no connection had room for.
+func (e *engine) crowdedOut(s *stream, p *pool) {
+	reason, err := ReasonBusy, errNoRoom
+	if len(p.conns) == 0 {
+		reason, err = ReasonDial, errNoConnection
+	}
+	s.blame(reason, err)
+	e.answerFailure(s)
+}
+
+var (
+	errNoRoom       = errors.New("no connection had room for another stream")
+	errNoConnection = errors.New("no connection came about")
+)
 
 // forgetPool forgets a pool that holds nothing: endpoints come and go.
 func (e *engine) forgetPool(p *pool) {
@@ -189,6 +328,7 @@ func (e *engine) open(s *stream, c *conn) {
 	id := c.maxID
 	s.leg[down], s.id[down], s.sent = c, id, e.now
 	c.streams[id] = s
+	s.sending.slot = len(c.streams)
 	u, d := &s.half[up], &s.half[down]
 	u.window, u.head = c.peerWindow, true
 	d.recv, d.credit = e.lim.streamWindow, 0
@@ -229,57 +369,3 @@ func (e *engine) retire(ep *Endpoint, grace time.Duration) {
 		e.place(s) // nothing was sent: it may go elsewhere without counting as a retry
 	}
 }
-
-// eject sends elsewhere what an endpoint that was found unhealthy still holds up: requests that wait for a connection to it, which have cost nobody anything, and
-// those that wait for its answer and may be sent again.
-func (e *engine) eject(ep *Endpoint) {
-	p := e.pools[ep]
-	if p == nil {
-		return
-	}
-	all := func(*stream) bool { return true }
-	e.elsewhere(p, all)
-	for _, c := range slices.Clone(p.conns) {
-		e.again(c, all)
-	}
-}
-
-// elsewhere has requests that wait for a connection choose again.
-func (e *engine) elsewhere(p *pool, which func(*stream) bool) {
-	for n := p.waiting.n; n > 0; n-- { // those that choose it again are behind them
-		s := p.waiting.pop()
-		switch {
-		case s == nil:
-			return
-		case which(s):
-			e.release(s)
-			e.place(s)
-		default:
-			p.waiting.push(&s.wait)
-		}
-	}
-}
-
-// again sends elsewhere requests that wait for an answer and may be sent again.
-func (e *engine) again(c *conn, which func(*stream) bool) {
-	for _, id := range c.ids(func(s *stream) bool { return !s.half[down].head && s.sending.again && which(s) }) {
-		if s := c.streams[id]; s != nil {
-			e.reset(s, down, http2.ErrCodeCancel)
-			e.failed(s, failure{reason: ReasonLost, err: errEjected})
-		}
-	}
-}
-
-// ids are of streams, in their order.
-func (c *conn) ids(which func(*stream) bool) []uint32 {
-	var ids []uint32
-	for id, s := range c.streams {
-		if which(s) {
-			ids = append(ids, id)
-		}
-	}
-	slices.Sort(ids)
-	return ids
-}
-
-var errEjected = errors.New("endpoint was found unhealthy")

@@ -60,7 +60,7 @@ func (e *engine) leave(of map[*Upstream]bool, on func(*Upstream, *conn)) {
 func (e *engine) reconsider(which func(*stream) bool) {
 	for _, p := range e.pools {
 		if p.waiting.n > 0 {
-			e.elsewhere(p, func(s *stream) bool { return s.shared() && which(s) })
+			e.elsewhere(p, func(s *stream) bool { return s.shared() && which(s) && e.anew(s) })
 		}
 	}
 }

@@ -84,7 +84,9 @@ func (p *Plan) keep() kept {
 type sending struct {
 	fields  []hpack.HeaderField // the head as forwarded, pseudo-fields first
 	tried   []*Endpoint
-	until   time.Duration // when waiting for an endpoint that can be dialled ends; 0: no dial has failed yet
+	until   time.Duration // when waiting for room on a connection ends; 0: there was always some
+	slot    int           // the connection's streams when the request was sent, with it
+	idle    time.Duration // when waiting for an endpoint that can be dialled ends; 0: no dial has failed yet
 	wait    time.Duration // Plan.Wait, and so on
 	accept  func(int) http.Handler
 	budget  func() bool

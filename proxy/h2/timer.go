@@ -54,6 +54,9 @@ func (e *engine) tick(now time.Duration) {
 	}
 	e.placeIdling()
 	e.report(1)
+	for _, p := range e.pools {
+		p.look()
+	}
 	if e.rests() {
 		e.spares = spares{}
 	}
@@ -99,6 +102,8 @@ func (e *engine) expired(s *stream) {
 		e.settle(s)
 	case s.half[down].head || s.reason != ReasonNone:
 		e.abort(s, ReasonDeadline, errDeadline, http2.ErrCodeInternal)
+	case s.wait.in != nil && s.wait.in != &e.idling && len(e.pool(s.ep.carrier()).conns) > 0:
+		e.crowdedOut(s, e.pool(s.ep.carrier())) // nothing was sent
 	default:
 		s.blame(ReasonDeadline, errDeadline)
 		e.reset(s, down, http2.ErrCodeCancel)

@@ -1,0 +1,80 @@
+package h2
+
+import (
+	"slices"
+
+	"golang.org/x/net/http2"
+)
+
+// eject sends elsewhere what an endpoint that was found unhealthy still holds up: requests that wait for a connection
+// to it, which have cost nobody anything, and those that wait for its answer and may be sent again.
+func (e *engine) eject(ep *Endpoint) {
+	p := e.pools[ep]
+	if p == nil {
+		return
+	}
+	e.elsewhere(p, e.anew)
+	for _, c := range slices.Clone(p.conns) {
+		e.again(c, func(*stream) bool { return true })
+	}
+}
+
+// elsewhere has each request that waits for a connection moved. Those that move declines wait on.
+func (e *engine) elsewhere(p *pool, move func(*stream) bool) {
+	for n := p.waiting.n; n > 0; n-- { // those that come back are behind them
+		s := p.waiting.pop()
+		if s == nil {
+			return
+		}
+		if !move(s) {
+			p.waiting.push(&s.wait)
+		}
+	}
+}
+
+// anew has a request choose among all endpoints.
+func (e *engine) anew(s *stream) bool {
+	e.release(s)
+	e.place(s)
+	return true
+}
+
+// another has a request choose another endpoint. If there is none, it is not moved.
+func (e *engine) another(s *stream) bool {
+	was := s.ep
+	ep := s.plan.Forward.Pick(append(slices.Clip(s.sending.tried), was))
+	if ep == nil {
+		return false
+	}
+	if ep.carrier() == was.carrier() {
+		if ep.Release != nil {
+			ep.Release()
+		}
+		return false
+	}
+	e.release(s)
+	e.put(s, ep)
+	return true
+}
+
+// again sends elsewhere requests that wait for an answer and may be sent again. The others may still be answered.
+func (e *engine) again(c *conn, which func(*stream) bool) {
+	for _, id := range c.ids(func(s *stream) bool { return !s.half[down].head && s.sending.again && which(s) }) {
+		if s := c.streams[id]; s != nil && e.mayRetry(s, failure{reason: ReasonLost}) {
+			e.reset(s, down, http2.ErrCodeCancel)
+			e.retry(s)
+		}
+	}
+}
+
+// ids are of streams, in their order.
+func (c *conn) ids(which func(*stream) bool) []uint32 {
+	var ids []uint32
+	for id, s := range c.streams {
+		if which(s) {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
