@@ -24,8 +24,9 @@ type document struct {
 	write func(s *sheet, media string, pretty bool)
 	etag  string
 	// cache is Cache-Control: public lets shared caches keep it, as kube-apiserver lets them keep aggregated discovery and nothing else.
-	cache     string
-	unchanged *negotiate.Answer
+	cache string
+	// unchanged are what clients get who have it already, and do not take gzip, and do.
+	unchanged [2]*negotiate.Answer
 	forms     [2 * len(medias{})]form
 }
 
@@ -61,13 +62,17 @@ func newDocument(write func(*sheet, string, bool), marshalled []byte, public boo
 		body = marshalled
 	}
 	d.etag = tagOf(body)
-	d.unchanged = negotiate.Prepare(http.StatusNotModified, nil, d.common()...)
+	for i, gzip := range []bool{false, true} {
+		d.unchanged[i] = negotiate.Prepare(http.StatusNotModified, nil, d.common(gzip)...)
+	}
 	return d
 }
 
 // common are the fields that every answer with the document has.
-func (d *document) common() []hpack.HeaderField {
-	return []hpack.HeaderField{{Name: "cache-control", Value: d.cache}, {Name: "etag", Value: d.etag}, {Name: "vary", Value: "Accept"}}
+func (d *document) common(gzip bool) []hpack.HeaderField {
+	return []hpack.HeaderField{
+		{Name: "cache-control", Value: d.cache}, {Name: "etag", Value: negotiate.Tag(d.etag, gzip)}, {Name: "vary", Value: "Accept"}, {Name: "vary", Value: "Accept-Encoding"},
+	}
 }
 
 // tagOf is the quoted, upper-case SHA-512 of a body, as kube-apiserver makes its ETags.
@@ -104,11 +109,11 @@ func (d *document) answer(c choice, gzip bool) *negotiate.Answer {
 	if a := known.Load(); a != nil {
 		return a
 	}
-	fields := append(d.common(), hpack.HeaderField{Name: "content-type", Value: f.contentType})
+	fields := append(d.common(gzip), hpack.HeaderField{Name: "content-type", Value: f.contentType})
 	body := f.plain
 	if zipped := f.compressed(gzip); zipped != nil {
 		body = zipped
-		fields = append(d.common(), hpack.HeaderField{Name: "vary", Value: "Accept-Encoding"}, fields[len(fields)-1], hpack.HeaderField{Name: "content-encoding", Value: "gzip"})
+		fields = append(fields, hpack.HeaderField{Name: "content-encoding", Value: "gzip"})
 	}
 	a := negotiate.Prepare(http.StatusOK, body, fields...)
 	known.Store(a)
@@ -117,10 +122,15 @@ func (d *document) answer(c choice, gzip bool) *negotiate.Answer {
 
 // known is where an answer with the form is kept.
 func (f *form) known(gzip bool) *atomic.Pointer[negotiate.Answer] {
+	return &f.answers[at(gzip)]
+}
+
+// at is where that stands which depends on whether a client takes gzip.
+func at(gzip bool) int {
 	if gzip {
-		return &f.answers[1]
+		return 1
 	}
-	return &f.answers[0]
+	return 0
 }
 
 // compressed returns the body in gzip, if that is wanted. Empty: it is not, or the body is too small.

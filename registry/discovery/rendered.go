@@ -35,11 +35,12 @@ func (d *Discovery) Rendered(path, query string, fields []hpack.HeaderField) *ne
 	if doc == nil {
 		return nil
 	}
+	gzip := negotiate.TakesGzip(asked.encoding)
 	if asked.match != "" && negotiate.Matches(doc.etag, asked.match) {
-		return doc.unchanged
+		return doc.unchanged[at(gzip)]
 	}
 	c.pretty = c.media == 0 && (c.pretty || wantsPretty(query, asked.agent))
-	return doc.at(c).known(negotiate.TakesGzip(asked.encoding)).Load()
+	return doc.at(c).known(gzip).Load()
 }
 
 // asked are the fields on which the answer depends.

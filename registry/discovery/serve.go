@@ -147,12 +147,13 @@ func (d *Discovery) serve(w http.ResponseWriter, r *http.Request, n *negotiator,
 		return
 	}
 	doc := c.of(aggregated, legacy)
+	gzip := negotiate.TakesGzip(r.Header["Accept-Encoding"]...)
 	if negotiate.Matches(doc.etag, r.Header["If-None-Match"]...) {
-		doc.unchanged.Write(w, r)
+		doc.unchanged[at(gzip)].Write(w, r)
 		return
 	}
 	c.pretty = c.media == 0 && (c.pretty || wantsPretty(r.URL.RawQuery, r.UserAgent()))
-	doc.answer(c, negotiate.TakesGzip(r.Header["Accept-Encoding"]...)).Write(w, r)
+	doc.answer(c, gzip).Write(w, r)
 }
 
 func (d *Discovery) writeError(w http.ResponseWriter, r *http.Request, err error) {

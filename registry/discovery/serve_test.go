@@ -63,7 +63,7 @@ func TestConditionalAndCompressed(t *testing.T) {
 		s := opened(t)
 		plain := s.get("/apis", http.Header{"Accept": {aggregatedJSON}})
 		tag := plain.Header().Get("Etag")
-		if len(tag) != 130 || tag != strings.ToUpper(tag) || plain.Header().Get("Vary") != "Accept" || plain.Header().Get("Cache-Control") != "public" {
+		if len(tag) != 130 || tag != strings.ToUpper(tag) || strings.Join(plain.Header().Values("Vary"), ",") != "Accept,Accept-Encoding" || plain.Header().Get("Cache-Control") != "public" {
 			t.Errorf("headers %v", plain.Header())
 		}
 		proto := s.get("/apis", http.Header{"Accept": {"application/vnd.kubernetes.protobuf" + aggregatedParams}})
@@ -80,6 +80,18 @@ func TestConditionalAndCompressed(t *testing.T) {
 		}
 		if body, err := io.ReadAll(z); err != nil || string(body) != plain.Body.String() || zipped.Header().Get("Content-Encoding") != "gzip" || strings.Join(zipped.Header().Values("Vary"), ",") != "Accept,Accept-Encoding" {
 			t.Errorf("compressed: %v %v", err, zipped.Header())
+		}
+		// One strong tag must not stand for two encodings (RFC 9110 §8.8.3).
+		if got := zipped.Header().Get("Etag"); got != "W/"+tag {
+			t.Errorf("compressed: tag %q", got)
+		}
+		for _, sent := range []string{tag, "W/" + tag} {
+			for encoding, want := range map[string]string{"identity": tag, "gzip": "W/" + tag} {
+				w := s.get("/apis", http.Header{"Accept": {aggregatedJSON}, "If-None-Match": {sent}, "Accept-Encoding": {encoding}})
+				if w.Code != http.StatusNotModified || w.Header().Get("Etag") != want {
+					t.Errorf("%s asked for with %.5s…: %d with tag %.5s…", encoding, sent, w.Code, w.Header().Get("Etag"))
+				}
+			}
 		}
 		if w := s.get("/apis/apps", http.Header{"Accept-Encoding": {"gzip"}}); w.Header().Get("Content-Encoding") != "" {
 			t.Error("a few bytes are compressed")

@@ -26,6 +26,17 @@ func TakesGzip(lines ...string) bool {
 	return takes
 }
 
+// Tag is the tag of what is sent to a client that takes gzip, or does not. One tag stands for a
+// document in several forms, as at kube-apiserver, but a strong one must not stand for two encodings
+// of the same form (RFC 9110 §8.8.3): a cache could join the pieces of both. So it is weak where gzip
+// is taken. If-None-Match compares weakly (§13.1.2), and clients send it back as it is.
+func Tag(strong string, gzip bool) string {
+	if gzip {
+		return "W/" + strong
+	}
+	return strong
+}
+
 func isZero(weight string) bool {
 	name, value, _ := strings.Cut(strings.TrimSpace(weight), "=")
 	if !strings.EqualFold(strings.TrimSpace(name), "q") {

@@ -54,11 +54,12 @@ func (p *packed) open() ([]byte, error) {
 func (p *packed) serve(w http.ResponseWriter, r *http.Request, contentType, hash string) {
 	h := w.Header()
 	h.Set("Content-Type", contentType)
-	h.Set("Etag", strconv.Quote(hash))
+	gzip := negotiate.TakesGzip(r.Header["Accept-Encoding"]...)
+	h.Set("Etag", negotiate.Tag(strconv.Quote(hash), gzip))
+	h.Add("Vary", "Accept-Encoding")
 	body := p.zipped
-	if negotiate.TakesGzip(r.Header["Accept-Encoding"]...) {
+	if gzip {
 		h.Set("Content-Encoding", "gzip")
-		h.Add("Vary", "Accept-Encoding")
 	} else {
 		var err error
 		if body, err = p.open(); err != nil {
