@@ -88,7 +88,7 @@ func (p *Proxy) decide(ctx context.Context, d *Decision, h *Head, c *authn.Conn,
 		d.refuse(errShuttingDown())
 		return true
 	}
-	d.Credentials = p.cfg.Authn.Read(c, h.Fields)
+	d.Credentials = p.cfg.Authn.Read(c, h.Fields, h.Upgrade)
 	if !wait { // else it may have waited already
 		d.Credentials.Now = h.Arrived
 	}
@@ -142,7 +142,7 @@ func (p *Proxy) decideLocal(d *Decision, h *Head) {
 	}
 	d.LongRunning = h.Upgrade != "" || d.Request.longRunning(nil)
 	d.Pool = p.cfg.Authn.Pool(&d.Credentials)
-	d.Strip = Strip{authn: p.cfg.Authn, pool: d.Pool, connection: connectionListed(h)}
+	d.Strip = p.strip(h, d.Pool)
 	p.finish(d, h)
 }
 
@@ -199,7 +199,7 @@ func (p *Proxy) dispatch(d *Decision, h *Head) {
 			return
 		}
 	}
-	d.Strip = Strip{authn: p.cfg.Authn, pool: authn.PoolRemote, connection: connectionListed(h)}
+	d.Strip = p.strip(h, authn.PoolRemote)
 	p.finish(d, h)
 }
 

@@ -158,6 +158,7 @@ func (p *Proxy) writeError(w http.ResponseWriter, r *http.Request, err error) {
 		h.Del(name)
 	}
 	h.Set("Cache-Control", "no-cache, private")
+	h.Set("X-Content-Type-Options", "nosniff") // it may quote what was asked for
 	responsewriters.ErrorNegotiated(err, p.codecs, schema.GroupVersion{Version: "v1"}, w, r)
 }
 
@@ -170,6 +171,7 @@ func readyAnswer(err *apierrors.StatusError) *h2.Answer {
 	fields := []hpack.HeaderField{
 		{Name: ":status", Value: strconv.Itoa(int(s.Code))},
 		{Name: "cache-control", Value: "no-cache, private"}, {Name: "content-type", Value: "application/json"}, {Name: "content-length", Value: strconv.Itoa(len(body))},
+		{Name: "x-content-type-options", Value: "nosniff"},
 	}
 	if s.Details != nil && s.Details.RetryAfterSeconds > 0 {
 		fields = append(fields, hpack.HeaderField{Name: "retry-after", Value: strconv.Itoa(int(s.Details.RetryAfterSeconds))})

@@ -38,9 +38,6 @@ func (p *Proxy) follow(h *Head, d *Decision) *follow {
 	if p.cfg.Audit == nil {
 		return f
 	}
-	if id == "" {
-		id = newAuditID()
-	}
 	r := &audit.Request{
 		Attributes: attributes(d), ID: id, Path: h.Path, RawQuery: h.RawQuery, UserAgent: h.get("user-agent"), SourceIPs: sourceIPs(h, d), Received: h.Arrived,
 		LongRunning: endless(h, d),

@@ -3,12 +3,15 @@ package proxy
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
 	"strings"
 	"sync"
+
+	"golang.org/x/net/http/httpguts"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
@@ -47,6 +50,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 		r = r.WithContext(ctx)
 	}
 	p.reverse.ServeHTTP(w, r)
+	d.clean(w.Header()) // it holds the trailers, which go out now
 }
 
 // upstream is what carries a forwarded request. Nil: its APIService is gone.
@@ -80,7 +84,7 @@ func (p *Proxy) rewrite(pr *httputil.ProxyRequest) {
 	x := exchangeOf(pr.In.Context())
 	d := &x.decision
 	pr.Out.URL = targetURL(x.head)
-	pr.Out.Host = ""                         // the transport fills in the address
+	pr.Out.Host = d.host(x.head)
 	for name, values := range pr.In.Header { // ReverseProxy has removed what Connection lists
 		if personal(strings.ToLower(name)) {
 			pr.Out.Header[name] = values
@@ -88,7 +92,20 @@ func (p *Proxy) rewrite(pr *httputil.ProxyRequest) {
 	}
 	applyFields(pr.Out.Header, d)
 	x.follow.propagate(pr.Out.Header)
-	pr.Out.Trailer = keptTrailers(pr.In.Trailer, &d.Strip)
+	if pr.Out.Trailer = keptTrailers(pr.In.Trailer, &d.Strip); pr.Out.Trailer != nil && pr.Out.Body != nil {
+		pr.Out.Body = &trailing{pr.Out.Body, pr.In.Trailer, pr.Out.Trailer}
+	}
+}
+
+// host is what the backend sees as the host it is asked for. Empty: its own address, as remotes see
+// it from kube-aggregator (newReq.Host in k8s.io/apiserver/pkg/util/proxy): behind a name that leads
+// to a shared ingress the client would choose the virtual host, over our certificate. The local
+// apiserver sees the client's, as if there were nobody between: it passes it on to pods and services.
+func (d *Decision) host(h *Head) string {
+	if d.Action == ToLocal && httpguts.ValidHostHeader(h.Authority) {
+		return h.Authority
+	}
+	return ""
 }
 
 // targetURL is a URL whose request target is the client's, byte for byte: an opaque part is not escaped anew, and the query is kept even where it does not
@@ -112,9 +129,6 @@ func applyFields(header http.Header, d *Decision) {
 			delete(header, name)
 		}
 	}
-	if d.Strip.cutsProtocol() {
-		cutProtocols(header)
-	}
 	for _, f := range d.Set {
 		header.Del(f.Name)
 	}
@@ -126,33 +140,36 @@ func applyFields(header http.Header, d *Decision) {
 	}
 }
 
-// cutProtocols takes tokens out of every Sec-WebSocket-Protocol line, upgrade or not.
-func cutProtocols(header http.Header) {
-	const name = "Sec-Websocket-Protocol"
-	lines := header[name]
-	kept := lines[:0]
-	for _, line := range lines {
-		if line = authn.CutProtocol(line); line != "" {
-			kept = append(kept, line)
+// keptTrailers are the names of the client's announced trailers that may pass, without values.
+func keptTrailers(announced http.Header, strip *Strip) http.Header {
+	var kept http.Header
+	for name := range announced {
+		if strip.RemovesTrailer(strings.ToLower(name)) {
+			continue
 		}
+		if kept == nil {
+			kept = make(http.Header, len(announced))
+		}
+		kept[name] = nil
 	}
-	if header[name] = kept; len(kept) == 0 {
-		delete(header, name)
-	}
+	return kept
 }
 
-// keptTrailers is the client's trailer map itself, less the names that are stripped: the server fills it when the body has ended, and fills in only names
-// that are still announced.
-func keptTrailers(trailer http.Header, strip *Strip) http.Header {
-	for name := range trailer {
-		if strip.Removes(strings.ToLower(name)) {
-			delete(trailer, name)
+// trailing gives the names their values when the body has ended. It leaves alone what was not
+// announced: over HTTP/1.1 the server puts that into the same map.
+type trailing struct {
+	io.ReadCloser
+	from, to http.Header
+}
+
+func (b *trailing) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if errors.Is(err, io.EOF) {
+		for name := range b.to {
+			b.to[name] = b.from[name]
 		}
 	}
-	if len(trailer) == 0 {
-		return nil
-	}
-	return trailer
+	return n, err //nolint:wrapcheck // io.EOF must stay what it is
 }
 
 func (p *Proxy) roundTrip(r *http.Request) (*http.Response, error) {
@@ -165,7 +182,8 @@ func (p *Proxy) roundTrip(r *http.Request) (*http.Response, error) {
 		}
 		return res, err
 	}
-	res, err := p.cfg.Local.RoundTrip(r, localPool(d.Pool), d.LongRunning) //nolint:contextcheck // the request carries it
+	token := d.Credentials.Kind == authn.KindToken
+	res, err := p.cfg.Local.RoundTrip(r, localPool(d.Pool), d.LongRunning, token) //nolint:contextcheck // the request carries it
 	if err == nil {
 		p.cfg.Authn.Seen(&d.Credentials, res.StatusCode)
 		endInTime(r.Context(), res)
@@ -186,29 +204,12 @@ func localPool(p authn.Pool) backend.Pool {
 	return 0
 }
 
-// crossOrigin reports whether a field (name in lower case) is dropped from a remote's response, as upstream does: an extension server has no say in who may
-// read the cluster's API from a browser.
-func crossOrigin(name string) bool {
-	switch name {
-	case "access-control-allow-credentials", "access-control-allow-headers", "access-control-allow-methods", "access-control-allow-origin":
-		return true
-	}
-	return false
-}
-
 func (p *Proxy) checkResponse(res *http.Response) error {
 	x := exchangeOf(res.Request.Context())
 	d := &x.decision
 	p.endCleanly(res, d)
-	if d.Action != ToRemote {
-		return nil
-	}
-	for name := range res.Header {
-		if crossOrigin(strings.ToLower(name)) {
-			delete(res.Header, name)
-		}
-	}
-	if p.rejects(res.StatusCode) {
+	d.clean(res.Header)
+	if d.Action == ToRemote && p.rejects(res.StatusCode) {
 		return errRedirect(d.Entry.Name)
 	}
 	return nil
@@ -234,15 +235,3 @@ func newBuffers() *buffers {
 
 func (b *buffers) Get() []byte  { return *b.pool.Get().(*[]byte) }
 func (b *buffers) Put(p []byte) { b.pool.Put(&p) }
-
-// rejects reports whether a remote's response is a redirect that must not reach the client.
-func (p *Proxy) rejects(status int) bool {
-	if p.cfg.ForwardRedirects {
-		return false
-	}
-	switch status {
-	case http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther, http.StatusUseProxy, http.StatusTemporaryRedirect, http.StatusPermanentRedirect, http.StatusMultipleChoices:
-		return true
-	}
-	return false
-}

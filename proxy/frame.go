@@ -66,32 +66,29 @@ type frameRequest struct {
 	follow *follow
 	own    error
 
-	remove func(string) bool
-	accept func(int) http.Handler
-	fail   func(h2.Outcome) http.Handler
-	done   func(h2.Outcome)
+	remove   func(string) bool
+	withhold func(string) bool
+	accept   func(int) http.Handler
+	fail     func(h2.Outcome) http.Handler
+	done     func(h2.Outcome)
 }
 
 func newFrameRequest(l *frameLane) *frameRequest {
 	r := &frameRequest{l: l}
-	r.remove = r.removes
+	r.remove, r.withhold = r.removes, r.withholds
 	r.accept, r.fail, r.done = r.onResponse, r.onFailure, r.onEnd
 	return r
 }
 
 // removes reports whether a field or trailer stays behind. Trailer is only an announcement (RFC 9110 §6.6.2), and on this lane trailers pass.
 func (r *frameRequest) removes(name string) bool {
-	switch name {
-	case "trailer":
-		return false
-	case secWebSocketProtocol:
-		return r.decision.Strip.cutsProtocol()
-	}
-	return r.decision.Strip.Removes(name)
+	return name != "trailer" && r.decision.Strip.Removes(name)
 }
 
-// secWebSocketProtocol can hold a token. There is no WebSocket on this lane, so the field is of no use to anybody else.
-const secWebSocketProtocol = "sec-websocket-protocol"
+// withholds is the same for what the backend answers.
+func (r *frameRequest) withholds(name string) bool {
+	return name != "trailer" && r.decision.withholds(name)
+}
 
 // decide is h2.Config.Decide. What needs I/O is decided on a goroutine of its own, which ends with the look-ups' own timeouts; there are at most as many as
 // streams.
@@ -129,12 +126,13 @@ const parkTimeout = 25 * time.Second
 // plan is the decision in the lane's words.
 func (l *frameLane) plan(r *frameRequest) h2.Plan {
 	d := &r.decision
+	d.Set = identified(d.Set, &r.head)
 	r.audit = auditID(d.Set, &r.head)
 	r.follow = l.p.follow(&r.head, d)
 	answer := r.ready()
 	r.head.Fields = nil // they are not to be looked at any more
 	if answer != nil {
-		return h2.Plan{Answer: answer, Done: r.done, GoAway: l.p.goAway()}
+		return h2.Plan{Answer: answer, Set: r.named(), Done: r.done, GoAway: l.p.goAway()}
 	}
 	u := l.p.upstream(d)
 	up := l.known(u)
@@ -157,15 +155,11 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 	if r.follow != nil {
 		remove = r.beginFollow()
 	}
-	var removeResponse func(string) bool
-	if d.Action == ToRemote {
-		removeResponse = crossOrigin
-	}
 	set := d.Set
 	d.Set = nil
 	again := d.Request.Verb == "get" || d.Request.Verb == "list" || d.Request.Verb == "head"
 	return h2.Plan{
-		Forward: up.frames, Remove: remove, RemoveResponse: removeResponse, Set: set, Deadline: d.Timeout, LongRunning: d.LongRunning,
+		Forward: up.frames, Authority: d.host(&r.head), Remove: remove, RemoveResponse: r.withhold, Set: set, Deadline: d.Timeout, LongRunning: d.LongRunning,
 		Retries: maxRetries, Wait: up.wait, Again: again && !d.LongRunning,
 		Budget: up.budget, Accept: r.accept, Fail: r.fail, Done: r.done, GoAway: l.p.goAway(),
 	}
@@ -180,8 +174,14 @@ func (r *frameRequest) refuseGivenUp() h2.Plan {
 	}
 	l.p.givenUp.refused.Inc()
 	r.own = errGivenUp()
+	return h2.Plan{Answer: l.p.givenUp.answer, Set: r.named(), Done: r.done, Unwelcome: true}
+}
+
+// named is what an answer of ours has of its own.
+func (r *frameRequest) named() []hpack.HeaderField {
+	set := append(r.decision.Set[:0], hpack.HeaderField{Name: auditHeader, Value: r.audit, Sensitive: true})
 	r.decision.Set = nil
-	return h2.Plan{Answer: l.p.givenUp.answer, Done: r.done, Unwelcome: true}
+	return set
 }
 
 // ready returns the document that is asked for, if it need only be sent.

@@ -131,6 +131,7 @@ func TestGivenUpIsRefused(t *testing.T) {
 				refused.header.Del("Audit-Id")
 				if d := cmp.Diff(answer{http.StatusTooManyRequests, http.Header{
 					"Cache-Control": {"no-cache, private"}, "Content-Type": {"application/json"}, "Content-Length": {fmt.Sprint(len(refused.body))}, "Retry-After": {"1"},
+					"X-Content-Type-Options": {"nosniff"},
 				}, `{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"too many requests of this user were given up, please try again later",` +
 					`"reason":"TooManyRequests","details":{"retryAfterSeconds":1},"code":429}` + "\n"}, refused, cmp.AllowUnexported(answer{})); d != "" {
 					t.Errorf("answered otherwise (-want +got):\n%s", d)

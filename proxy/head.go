@@ -62,15 +62,21 @@ func headOf(r *http.Request) *Head {
 			h.Fields = append(h.Fields, hpack.HeaderField{Name: lower, Value: v})
 		}
 	}
-	if r.ProtoMajor == 1 && httpguts.HeaderValuesContainsToken(r.Header["Connection"], "upgrade") {
-		h.Upgrade = offered(r.Header.Get("Upgrade"))
-	}
+	h.Upgrade = upgradeOf(r)
 	return h
 }
 
-// offered returns the protocol if it is one that Kubernetes upgrades to. Any other is ignored, as RFC 9110 §7.8 allows: a tunnel of, say, h2c to a backend
-// would carry our client certificate, and behind it the client could write any X-Remote-User it likes.
-func offered(protocol string) string {
+// upgradeOf returns the protocol that a request asks to switch to, empty if it is no upgrade. Nothing
+// else says what an upgrade is. HTTP/2 has none (RFC 9113 §8.6), HTTP/1.0 had none (RFC 9110 §7.8),
+// and a protocol that Kubernetes does not upgrade to is ignored, as RFC 9110 allows: a tunnel of, say,
+// h2c to a backend would carry our client certificate, and behind it the client could write any
+// X-Remote-User it likes. kube-apiserver takes x-upgrade in Connection for upgrade, too
+// (k8s.io/streaming/pkg/httpstream); we follow RFC 9110 §7.6.1.
+func upgradeOf(r *http.Request) string {
+	protocol := r.Header.Get("Upgrade")
+	if r.ProtoMajor != 1 || r.ProtoMinor == 0 || !httpguts.HeaderValuesContainsToken(r.Header["Connection"], "upgrade") {
+		return ""
+	}
 	if strings.EqualFold(protocol, "websocket") || strings.EqualFold(protocol, "SPDY/3.1") {
 		return protocol
 	}

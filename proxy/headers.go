@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
@@ -20,24 +21,36 @@ type Strip struct {
 	pool authn.Pool
 	// connection are the lower-case names that an HTTP/1.1 Connection field lists (RFC 9110 §7.6.1).
 	connection []string
+	// upgrade says that the request is one.
+	upgrade bool
+}
+
+func (p *Proxy) strip(h *Head, pool authn.Pool) Strip {
+	return Strip{authn: p.cfg.Authn, pool: pool, connection: connectionListed(h), upgrade: h.Upgrade != ""}
 }
 
 // Removes reports whether the field or trailer of a lower-case name stays behind.
 func (s *Strip) Removes(name string) bool {
 	switch name {
-	case "connection", "proxy-connection", "keep-alive", "proxy-authenticate", "te", "trailer", "transfer-encoding", "upgrade", "http2-settings",
-		"forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-uri", loopHeader:
+	case "forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-uri", loopHeader:
 		return true
+	case "sec-websocket-protocol": // it can hold a token, and is of no use without an upgrade
+		if !s.upgrade {
+			return true
+		}
 	}
-	if slices.Contains(s.connection, name) {
+	if hopByHop(name) || slices.Contains(s.connection, name) {
 		return true
 	}
 	return s.authn == nil || s.authn.Strip(name, s.pool)
 }
 
-// cutsProtocol reports whether tokens must be cut out of Sec-WebSocket-Protocol.
-func (s *Strip) cutsProtocol() bool {
-	return s.pool == authn.PoolRemote || s.pool == authn.PoolCertificate
+// RemovesTrailer is Removes for a trailer. None says who asks or how long the body is, whoever may see
+// such a field in the head: what was decided from the head must stay true.
+func (s *Strip) RemovesTrailer(name string) bool {
+	strict := *s
+	strict.pool = authn.PoolRemote
+	return !httpguts.ValidTrailerHeader(name) || strict.Removes(name)
 }
 
 // connectionListed returns what the Connection fields list, less the tokens that have a meaning of their own and less what says as whom the request is made.
@@ -45,12 +58,19 @@ func (s *Strip) cutsProtocol() bool {
 func connectionListed(h *Head) []string {
 	var names []string
 	for i := range h.Fields {
-		if h.Fields[i].Name != "connection" {
-			continue
+		if h.Fields[i].Name == "connection" {
+			names = listedIn(names, h.Fields[i].Value)
 		}
-		for token := range strings.SplitSeq(h.Fields[i].Value, ",") {
+	}
+	return slices.DeleteFunc(names, personal)
+}
+
+// listedIn adds to names what lines of Connection list, in lower case.
+func listedIn(names []string, lines ...string) []string {
+	for _, line := range lines {
+		for token := range strings.SplitSeq(line, ",") {
 			token = strings.ToLower(strings.TrimSpace(token))
-			if token != "" && token != "close" && token != "keep-alive" && token != "upgrade" && !personal(token) {
+			if token != "" && token != "close" && token != "keep-alive" && token != "upgrade" {
 				names = append(names, token)
 			}
 		}
@@ -86,24 +106,36 @@ func (p *Proxy) forwarded(set []hpack.HeaderField, h *Head, trusted bool) []hpac
 		hpack.HeaderField{Name: "x-forwarded-proto", Value: "https"},
 		hpack.HeaderField{Name: loopHeader, Value: via},
 	)
-	if !h.has(auditHeader) {
-		// Sensitive keeps it out of the tables of HPACK, where it would push out, request by request, what is worth keeping.
-		set = append(set, hpack.HeaderField{Name: auditHeader, Value: newAuditID(), Sensitive: true})
+	return identified(set, h)
+}
+
+// identified adds an ID of ours if the client has sent none.
+func identified(set []hpack.HeaderField, h *Head) []hpack.HeaderField {
+	if auditID(set, h) != "" {
+		return set
 	}
-	return set
+	// Sensitive keeps it out of the tables of HPACK, where it would push out, request by request, what is worth keeping.
+	return append(set, hpack.HeaderField{Name: auditHeader, Value: newAuditID(), Sensitive: true})
 }
 
 // auditHeader correlates the logs of all who see a request.
 const auditHeader = "audit-id"
 
-// auditID is what a request is forwarded with: the client's own, or ours. Empty: it was not forwarded.
+// maxAuditID is as much of an ID as k8s.io/apiserver writes down (truncateAuditID in pkg/audit).
+const maxAuditID = 64
+
+// auditID is what a request is forwarded or answered with: the client's own, if it is not too long to
+// be sent back, or ours. Empty: it has none yet.
 func auditID(set []hpack.HeaderField, h *Head) string {
 	for _, f := range slices.Backward(set) {
 		if f.Name == auditHeader {
 			return f.Value
 		}
 	}
-	return h.get(auditHeader)
+	if id := h.get(auditHeader); len(id) <= maxAuditID {
+		return id
+	}
+	return ""
 }
 
 // maxVia bounds the loop header: some sixty hops, after which it starts anew. A chain of that length is a loop that does not come through here.

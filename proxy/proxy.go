@@ -143,6 +143,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer rec.done()
 	r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
 	p.decide(r.Context(), &x.decision, x.head, x.conn, true) //nolint:contextcheck // reviews that several requests share outlive each of them
+	x.decision.Set = identified(x.decision.Set, x.head)
 	if s := slotOf(r.Context()); s != nil && r.ProtoMajor == 2 {
 		s.who.asks(payerOf(&x.decision, x.head))
 	}

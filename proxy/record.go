@@ -37,7 +37,9 @@ func (rec *recorder) WriteHeader(code int) {
 	if code == http.StatusSwitchingProtocols {
 		return
 	}
-	if rec.status == 0 && code >= 200 {
+	if code < 200 {
+		rec.exchange.decision.clean(rec.Header())
+	} else if rec.status == 0 {
 		rec.responded(code)
 	}
 	rec.ResponseWriter.WriteHeader(code)
@@ -72,13 +74,20 @@ func (rec *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // Unwrap returns the writer beneath.
 func (rec *recorder) Unwrap() http.ResponseWriter { return rec.ResponseWriter }
 
-// responded notes the final status, with which the head goes out.
+// responded notes the final status, with which the head goes out. What is answered here gets what
+// filters of kube-apiserver give to every answer of its own.
 func (rec *recorder) responded(status int) {
 	rec.status = status
-	f := rec.exchange.follow
+	x, h := rec.exchange, rec.Header()
+	if x.upstream == nil || x.own != nil {
+		h["Audit-Id"] = []string{auditID(x.decision.Set, x.head)}
+		if h["Cache-Control"] == nil {
+			h["Cache-Control"] = []string{"no-cache, private"}
+		}
+	}
+	f := x.follow
 	f.responded(status)
 	if rec.bodies {
-		h := rec.Header()
 		f.event.ResponseHead(h.Get("Content-Type"), h.Get("Content-Encoding"))
 	}
 }

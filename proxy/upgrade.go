@@ -2,10 +2,12 @@ package proxy
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"strings"
@@ -13,6 +15,7 @@ import (
 
 	"golang.org/x/net/http/httpguts"
 
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 )
 
@@ -31,8 +34,9 @@ var errNoUpgrade = fmt.Errorf("switching protocols: %w", backend.ErrBadResponse)
 // upgrade carries SPDY and WebSocket over an HTTP/1.1 connection of its own. Nothing that the client sends after its head reaches the backend before the
 // backend has agreed with a 101 that names the same protocol; any other answer ends both connections (CVE-2018-1002105).
 func (p *Proxy) upgrade(w http.ResponseWriter, r *http.Request, x *exchange) {
+	// What the client may have sent after its head was meant for a tunnel, and must be read by nobody.
+	w.Header().Set("Connection", "close")
 	if r.ContentLength != 0 {
-		w.Header().Set("Connection", "close")
 		p.writeError(w, r, errTooLong())
 		return
 	}
@@ -43,7 +47,7 @@ func (p *Proxy) upgrade(w http.ResponseWriter, r *http.Request, x *exchange) {
 	}
 	defer conn.Close()
 	stop := context.AfterFunc(r.Context(), func() { conn.Close() })
-	res, br, err := switchProtocols(conn, upgradeRequest(r, x)) //nolint:contextcheck // the request carries it
+	res, br, err := switchProtocols(conn, upgradeRequest(r, x, conn.Address())) //nolint:contextcheck // the request carries it
 	if !stop() && err == nil {
 		err = r.Context().Err()
 	}
@@ -51,28 +55,37 @@ func (p *Proxy) upgrade(w http.ResponseWriter, r *http.Request, x *exchange) {
 		p.forwardFailed(w, r, err)
 		return
 	}
-	if res.StatusCode != http.StatusSwitchingProtocols {
-		p.relayRefusal(w, conn, res)
-		return
-	}
-	if !sameUpgrade(x.head, res) {
+	switched := res.StatusCode == http.StatusSwitchingProtocols
+	if switched && !sameUpgrade(x.head, res) || !switched && x.decision.Action == ToRemote && res.StatusCode < http.StatusBadRequest {
+		// CVE-2020-8559: a remote's redirect would take the client, and its credentials, elsewhere.
 		p.forwardFailed(w, r, errNoUpgrade)
 		return
 	}
+	x.decision.clean(res.Header)
+	if !switched {
+		p.relayRefusal(w, conn, res)
+		return
+	}
+	res.Header.Set("Connection", "Upgrade")
+	res.Header.Set("Upgrade", x.head.Upgrade)
 	p.tunnel(w, res, conn, br)
 }
 
-func (p *Proxy) dialUpgrade(ctx context.Context, x *exchange) (net.Conn, error) {
+func (p *Proxy) dialUpgrade(ctx context.Context, x *exchange) (*backend.Conn, error) {
 	if x.decision.Action == ToRemote {
 		return p.cfg.Backends.DialUpgrade(ctx, x.decision.Entry)
 	}
 	return p.cfg.Local.DialUpgrade(ctx, localPool(x.decision.Pool))
 }
 
-// upgradeRequest is the request as the backend gets it: one head, no body.
-func upgradeRequest(r *http.Request, x *exchange) *http.Request {
-	out := &http.Request{Method: r.Method, URL: targetURL(x.head), Host: r.Host, Header: r.Header.Clone(), Body: http.NoBody, ProtoMajor: 1, ProtoMinor: 1}
+// upgradeRequest is the request as the backend at an address gets it: one head, no body.
+func upgradeRequest(r *http.Request, x *exchange, address string) *http.Request {
+	host := cmp.Or(x.decision.host(x.head), address)
+	out := &http.Request{Method: r.Method, URL: targetURL(x.head), Host: host, Header: r.Header.Clone(), Body: http.NoBody, ProtoMajor: 1, ProtoMinor: 1}
 	applyFields(out.Header, &x.decision)
+	if pool := x.decision.Strip.pool; pool == authn.PoolRemote || pool == authn.PoolCertificate {
+		cutProtocols(out.Header)
+	}
 	x.follow.propagate(out.Header)
 	out.Header.Set("Connection", "Upgrade")
 	out.Header.Set("Upgrade", x.head.Upgrade)
@@ -103,31 +116,32 @@ func sameUpgrade(h *Head, res *http.Response) bool {
 	return strings.EqualFold(res.Header.Get("Upgrade"), h.Upgrade) && httpguts.HeaderValuesContainsToken(res.Header["Connection"], "upgrade")
 }
 
-// relayRefusal passes on an answer that is no 101, within bounds, and ends the client's connection: what the client may have sent after its head was meant
-// for a tunnel, and must be read by nobody.
+// cutProtocols takes tokens out of every Sec-WebSocket-Protocol line.
+func cutProtocols(header http.Header) {
+	const name = "Sec-Websocket-Protocol"
+	lines := header[name]
+	kept := lines[:0]
+	for _, line := range lines {
+		if line = authn.CutProtocol(line); line != "" {
+			kept = append(kept, line)
+		}
+	}
+	if header[name] = kept; len(kept) == 0 {
+		delete(header, name)
+	}
+}
+
+// relayRefusal passes on an answer that is no 101, within bounds.
 func (p *Proxy) relayRefusal(w http.ResponseWriter, conn net.Conn, res *http.Response) {
 	// A deadline on a connection that is to be closed cannot fail in a way that matters.
 	_ = conn.SetDeadline(time.Now().Add(refusalTimeout))
 	defer res.Body.Close()
-	header := w.Header()
-	for name, values := range res.Header {
-		if !hopByHop(name) {
-			header[name] = values
-		}
-	}
-	header.Set("Connection", "close")
+	maps.Copy(w.Header(), res.Header)
 	w.WriteHeader(res.StatusCode)
-	if _, err := io.CopyN(w, res.Body, maxRefusal); err != nil && !errors.Is(err, io.EOF) {
+	if _, err := io.CopyN(w, res.Body, maxRefusal); !errors.Is(err, io.EOF) {
 		p.log.Debug("relaying a refused upgrade", "err", err)
+		panic(http.ErrAbortHandler) // it is longer, or was cut: it must not look whole
 	}
-}
-
-func hopByHop(name string) bool {
-	switch http.CanonicalHeaderKey(name) {
-	case "Connection", "Proxy-Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "Content-Length":
-		return true
-	}
-	return false
 }
 
 // tunnel hands the bytes over in both directions until both have ended, or one has failed.

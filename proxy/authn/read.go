@@ -23,10 +23,7 @@ func (h Head) Append(from http.Header) Head {
 	return h
 }
 
-const (
-	fieldProtocol = "sec-websocket-protocol"
-	upgrade       = "upgrade"
-)
+const fieldProtocol = "sec-websocket-protocol"
 
 // Kind is what kind of credentials decide a request.
 type Kind uint8
@@ -67,13 +64,14 @@ type Credentials struct {
 // presented is what one pass over the fields found.
 type presented struct {
 	authorization              string
-	upgrade                    string
-	authorized, upgrades       bool
-	connection, protocol, imps bool
+	authorized, protocol, imps bool
 }
 
-// Read says who is asking, as far as can be known without I/O.
-func (a *Authenticator) Read(c *Conn, h Head) Credentials {
+// Read says who is asking, as far as can be known without I/O. The upgrade is the protocol that
+// the request will ask its backend to switch to, empty if none: only a WebSocket's subprotocols
+// can be a token. Whoever forwards the request says so, since a token that were read here and not
+// in the forwarded request would be proven by an answer to nobody.
+func (a *Authenticator) Read(c *Conn, h Head, upgrade string) Credentials {
 	p := scan(h)
 	out := Credentials{Impersonates: p.imps}
 	if v := a.verdict(c); v != nil {
@@ -91,7 +89,7 @@ func (a *Authenticator) Read(c *Conn, h Head) Credentials {
 	}
 	bearer := c.token(p.authorization)
 	socket, err := "", error(nil)
-	if p.protocol && p.connection && strings.EqualFold(p.upgrade, "websocket") {
+	if p.protocol && strings.EqualFold(upgrade, "websocket") {
 		socket, err = protocolToken(h)
 	}
 	switch {
@@ -116,12 +114,6 @@ func scan(h Head) presented {
 			if !p.authorized {
 				p.authorized, p.authorization = true, f.Value
 			}
-		case upgrade:
-			if !p.upgrades {
-				p.upgrades, p.upgrade = true, f.Value
-			}
-		case "connection":
-			p.connection = p.connection || containsFold(f.Value, upgrade)
 		case fieldProtocol:
 			p.protocol = true
 		default:
@@ -140,14 +132,4 @@ func bearerToken(authorization string) string {
 	}
 	token, _, _ := strings.Cut(rest, " ")
 	return token
-}
-
-// containsFold reports whether s contains sub, which is lower-case, in any case.
-func containsFold(s, sub string) bool {
-	for i := 0; i+len(sub) <= len(s); i++ {
-		if hasPrefix(s[i:], sub) {
-			return true
-		}
-	}
-	return false
 }

@@ -84,27 +84,27 @@ func TestDesignTable(t *testing.T) {
 	owner := func(token string) []string {
 		return []string{"x-remote-user: owner of " + token, "x-remote-uid: uid", "x-remote-group: tokens", "x-remote-group: system:authenticated", credential + "JTI=1"}
 	}
-	socket := head("connection", "Upgrade", "upgrade", "websocket")
 	spoken := func(token string) []string {
 		return []string{"sec-websocket-protocol: a, " + protocolOf(token) + ", b"}
 	}
 	// Impersonation is passed through to local and never reaches a remote, where the impersonated user is who is asserted.
 	as := "impersonate-user: carol"
 	tests := []struct {
-		name   string
-		peer   []*x509.Certificate
-		head   Head
-		kind   Kind
-		pool   Pool
-		local  []string // nil: 401
-		remote []string // nil: 401
+		name    string
+		peer    []*x509.Certificate
+		head    Head
+		upgrade string
+		kind    Kind
+		pool    Pool
+		local   []string // nil: 401
+		remote  []string // nil: 401
 	}{
 		{name: "nothing", kind: KindNone, pool: PoolUnproven, local: []string{}},
 		{name: "basic", head: head("authorization", "Basic eDp5"), kind: KindNone, pool: PoolUnproven, local: []string{"authorization: Basic eDp5"}},
 		{name: "certificate", peer: client, kind: KindCertificate, pool: PoolCertificate, local: alice, remote: alice},
 		{name: "certificate and token", peer: client, head: bearer("bad"), kind: KindCertificate, pool: PoolCertificate, local: alice, remote: alice},
 		{
-			name: "certificate and socket token", peer: client, head: slices.Concat(socket, head("sec-websocket-protocol", "a, "+protocolOf("good")+", b")),
+			name: "certificate and socket token", peer: client, upgrade: "websocket", head: head("sec-websocket-protocol", "a, "+protocolOf("good")+", b"),
 			kind: KindCertificate, pool: PoolCertificate,
 			local: slices.Concat([]string{"sec-websocket-protocol: a,b"}, alice), remote: slices.Concat([]string{"sec-websocket-protocol: a,b"}, alice),
 		},
@@ -120,15 +120,15 @@ func TestDesignTable(t *testing.T) {
 		{name: "front proxy without user", peer: front, kind: KindInvalid},
 		{name: "front proxy without user, with token", peer: front, head: bearer("good"), kind: KindToken, pool: PoolUnproven, local: []string{"authorization: Bearer good"}, remote: owner("good")},
 		{
-			name: "socket token", head: slices.Concat(socket, head("sec-websocket-protocol", "a, "+protocolOf("good")+", b")), kind: KindToken, pool: PoolUnproven,
+			name: "socket token", upgrade: "websocket", head: head("sec-websocket-protocol", "a, "+protocolOf("good")+", b"), kind: KindToken, pool: PoolUnproven,
 			local: spoken("good"), remote: slices.Concat([]string{"sec-websocket-protocol: a,b"}, owner("good")),
 		},
 		{
-			name: "socket token on a line of its own", head: slices.Concat(socket, head("sec-websocket-protocol", protocolOf("good"), "sec-websocket-protocol", "b")),
+			name: "socket token on a line of its own", upgrade: "websocket", head: head("sec-websocket-protocol", protocolOf("good"), "sec-websocket-protocol", "b"),
 			kind: KindToken, pool: PoolUnproven, local: []string{"sec-websocket-protocol: " + protocolOf("good"), "sec-websocket-protocol: b"},
 			remote: slices.Concat([]string{"sec-websocket-protocol: b"}, owner("good")),
 		},
-		{name: "malformed socket token", head: slices.Concat(socket, head("sec-websocket-protocol", "a, "+bearerProtocol+"=, b")), kind: KindInvalid},
+		{name: "malformed socket token", upgrade: "websocket", head: head("sec-websocket-protocol", "a, "+bearerProtocol+"=, b"), kind: KindInvalid},
 		{
 			name: "a socket token without a socket", head: slices.Concat(bearer("good"), head("sec-websocket-protocol", "a,"+protocolOf("good-2"))), kind: KindToken, pool: PoolUnproven,
 			local:  []string{"authorization: Bearer good", "sec-websocket-protocol: a," + protocolOf("good-2")},
@@ -167,7 +167,7 @@ func TestDesignTable(t *testing.T) {
 				if forged {
 					h = slices.Concat(forgeries(), h, forgeries())
 				}
-				c := a.Read(&Conn{Peer: tt.peer}, h)
+				c := a.Read(&Conn{Peer: tt.peer}, h, tt.upgrade)
 				if c.Kind != tt.kind {
 					t.Fatalf("kind %d, want %d (%v)", c.Kind, tt.kind, c.Err)
 				}
@@ -220,7 +220,7 @@ func TestFrontProxy(t *testing.T) {
 		Username: []string{"X-Flag-User", "X-Remote-User"}, UID: []string{"X-Remote-Uid"}, Group: []string{"X-Remote-Group"}, ExtraPrefix: []string{"X-Remote-Extra-", "X-Flag-More-"},
 	}})
 	h := slices.Concat(forgeries(), bearer("bad"), head("accept", "*/*"))
-	c := a.Read(&Conn{Peer: front}, h)
+	c := a.Read(&Conn{Peer: front}, h, "")
 	if c.Kind != KindFrontProxy || a.Pool(&c) != PoolCertificate {
 		t.Fatalf("kind %d, pool %d", c.Kind, a.Pool(&c))
 	}

@@ -67,3 +67,13 @@ func CutProtocol(line string) string {
 	}
 	return strings.Join(kept, ",")
 }
+
+// containsFold reports whether s contains sub, which is lower-case, in any case.
+func containsFold(s, sub string) bool {
+	for i := 0; i+len(sub) <= len(s); i++ {
+		if hasPrefix(s[i:], sub) {
+			return true
+		}
+	}
+	return false
+}

@@ -24,8 +24,8 @@ func TestDialUpgrade(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p := c.(*Conn).ConnectionState().NegotiatedProtocol; p == h2 || c.RemoteAddr().String() != s.address {
-		t.Errorf("got %q with %s", p, c.RemoteAddr())
+	if p := c.ConnectionState().NegotiatedProtocol; p == h2 || c.Address() != s.address {
+		t.Errorf("got %q with %s", p, c.Address())
 	}
 	inFlight := func() (n int64) {
 		for _, e := range f.Upstream(e).snapshot() {

@@ -3,21 +3,23 @@ package backend
 import (
 	"context"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 )
 
-// RoundTrip is Upstream.RoundTrip for a pool. The unproven pool is bounded: ErrBusy beyond it. A long-running request with an unproven token proves the token first, by a
-// GET of /version, and goes over the proven pool: after a restart of ours every watch of the cluster comes back with a token that we have not seen, and must neither
-// take a connection of its own for its whole life nor share one with tokens that may be bad.
-func (l *Local) RoundTrip(req *http.Request, p Pool, longRunning bool) (*http.Response, error) {
+// RoundTrip is Upstream.RoundTrip for a pool. The unproven pool is bounded: ErrBusy beyond it. A
+// long-running request with an unproven token proves the token first, by a GET of /version, and goes
+// over the proven pool: after a restart of ours every watch of the cluster comes back with a token
+// that we have not seen, and must neither take a connection of its own for its whole life nor share
+// one with tokens that may be bad. The caller says whether there is a token: not all that stands in
+// Authorization is one, and /version answers who has none, too.
+func (l *Local) RoundTrip(req *http.Request, p Pool, longRunning, token bool) (*http.Response, error) {
 	u := l.Upstream(p)
 	if u == nil {
 		closeBody(req)
 		return nil, &failure{kind: failDial, err: errNoPool}
 	}
-	if p == PoolUnproven && longRunning && req.Header.Get("Authorization") != "" {
+	if p == PoolUnproven && longRunning && token {
 		proven, err := l.prove(req)
 		if err != nil {
 			closeBody(req)
@@ -66,7 +68,7 @@ func (u *Upstream) roundTripWithin(req *http.Request, longRunning bool) (*http.R
 }
 
 // DialUpgrade is Upstream.DialUpgrade for a pool: with the proxy client certificate for PoolCertificate, without any for the others. It counts as long-running.
-func (l *Local) DialUpgrade(ctx context.Context, p Pool) (net.Conn, error) {
+func (l *Local) DialUpgrade(ctx context.Context, p Pool) (*Conn, error) {
 	u := l.Upstream(p)
 	if u == nil {
 		return nil, &failure{kind: failDial, err: errNoPool}

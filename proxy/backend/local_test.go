@@ -69,7 +69,7 @@ func (l *Local) get(t *testing.T, p Pool, token string) (int, string, error) {
 	if p == PoolCertificate {
 		req.Header.Set("X-Remote-User", "jane")
 	}
-	res, err := l.RoundTrip(req, p, false)
+	res, err := l.RoundTrip(req, p, false, false)
 	if err != nil {
 		return 0, "", err
 	}
@@ -199,7 +199,7 @@ func TestLocalRestart(t *testing.T) {
 				start := time.Now()
 				req := newRequest(t, method, "")
 				req.Header.Set("X-Remote-User", "jane")
-				res, err := l.RoundTrip(req, PoolCertificate, false)
+				res, err := l.RoundTrip(req, PoolCertificate, false, false)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -277,7 +277,7 @@ func TestUnprovenWatch(t *testing.T) {
 		if tt.token != "" {
 			req.Header.Set("Authorization", "Bearer "+tt.token)
 		}
-		res, err := l.RoundTrip(req, PoolUnproven, true)
+		res, err := l.RoundTrip(req, PoolUnproven, true, tt.token != "")
 		if err != nil {
 			t.Fatal(err)
 		}

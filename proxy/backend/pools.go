@@ -165,7 +165,7 @@ func (p *Pools) RoundTrip(e *registry.Entry, req *http.Request, longRunning bool
 }
 
 // DialUpgrade is Upstream.DialUpgrade for a remote entry.
-func (p *Pools) DialUpgrade(ctx context.Context, e *registry.Entry) (net.Conn, error) {
+func (p *Pools) DialUpgrade(ctx context.Context, e *registry.Entry) (*Conn, error) {
 	u := p.Upstream(e)
 	if u == nil {
 		return nil, &failure{kind: failDial, err: errGone}

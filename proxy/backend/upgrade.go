@@ -3,7 +3,6 @@ package backend
 import (
 	"context"
 	"crypto/tls"
-	"net"
 	"sync"
 	"time"
 )
@@ -36,6 +35,9 @@ func (c *Conn) onClose(f func()) {
 	}
 }
 
+// Address is the endpoint's, as DialUpgrade has dialled it.
+func (c *Conn) Address() string { return c.lease.Address() }
+
 // Close closes the connection and ends what watched over it.
 func (c *Conn) Close() error {
 	c.once.Do(func() {
@@ -51,8 +53,8 @@ func (c *Conn) Close() error {
 }
 
 // DialUpgrade returns a new HTTP/1.1 connection for one request that asks for an upgrade; the caller closes it when its session has ended. It is a *Conn that closes
-// itself on Cut; RemoteAddr tells the endpoint. An endpoint that cannot be reached is followed by another: nothing has been sent.
-func (u *Upstream) DialUpgrade(ctx context.Context) (net.Conn, error) {
+// itself on Cut; Address tells the endpoint. An endpoint that cannot be reached is followed by another: nothing has been sent.
+func (u *Upstream) DialUpgrade(ctx context.Context) (*Conn, error) {
 	c, f := u.dialUpgrade(ctx)
 	if f != nil {
 		return nil, f

@@ -49,13 +49,13 @@ type Plan struct {
 	Serve   http.Handler // answers the request on its own goroutine; nil with Forward and Answer nil: 500
 
 	Remove func(name string) bool // client's fields and trailers that are not forwarded; nil: none beyond the connection-specific
-	// Set are fields that are set, replacing the client's. They are copied before Decide is called for the same connection again; in a plan that is
+	// Set are fields that are set, replacing the client's; with Answer they are added to it. They are copied before Decide is called for the same connection again; in a plan that is
 	// given to resume they must not change any more.
 	Set []hpack.HeaderField
 	// RemoveResponse names fields and trailers of the backend's response that are not forwarded; nil: none beyond the connection-specific.
 	RemoveResponse func(name string) bool
 	Path           string // :path as forwarded, with the query; "": as received
-	Authority      string // :authority as forwarded; "": as received
+	Authority      string // :authority as forwarded; "": the name of the endpoint
 
 	Deadline    time.Duration // the whole request must end within it; 0: no bound
 	LongRunning bool          // a watch, log or the like: no retry once sent, and drain grants it the grace

@@ -48,11 +48,17 @@ func (e *engine) interim(c *conn, s *stream, r responseHead) *connError {
 	if c.blockES || r.status == http.StatusSwitchingProtocols || s.interims > maxInterims { // §8.1, §8.6
 		return e.violation(s, down, http2.ErrCodeProtocol, "interim response that must not be")
 	}
-	if remove := s.plan.RemoveResponse; remove != nil {
-		r.fields = slices.DeleteFunc(r.fields, func(f hpack.HeaderField) bool { return remove(f.Name) })
-	}
-	s.leg[up].writeHeaders(s.id[up], false, e.fields[:1], r.fields)
+	s.leg[up].writeHeaders(s.id[up], false, e.fields[:1], s.kept(r.fields))
 	return nil
+}
+
+// kept are the fields of a response head that are forwarded.
+func (s *stream) kept(fields []hpack.HeaderField) []hpack.HeaderField {
+	remove := s.plan.RemoveResponse
+	if remove == nil {
+		return fields
+	}
+	return slices.DeleteFunc(fields, func(f hpack.HeaderField) bool { return remove(f.Name) })
 }
 
 // response forwards the final head.
@@ -77,10 +83,7 @@ func (e *engine) response(c *conn, s *stream, r responseHead) *connError {
 	e.freeSending(s)
 	s.half[up].q.forget(e)
 	e.weigh(s)
-	if remove := s.plan.RemoveResponse; remove != nil {
-		r.fields = slices.DeleteFunc(r.fields, func(f hpack.HeaderField) bool { return remove(f.Name) })
-	}
-	s.leg[up].finalHead(s, c.blockES, e.fields[:1], r.fields)
+	s.leg[up].finalHead(s, c.blockES, e.fields[:1], s.kept(r.fields))
 	if c.blockES {
 		e.review(s)
 	}

@@ -138,7 +138,7 @@ func (e *engine) apply(s *stream, h *Head, p Plan) {
 	switch {
 	case p.Forward != nil:
 	case p.Answer != nil:
-		e.respond(s, p.Answer)
+		e.respond(s, p.Answer, p.Set)
 		return
 	default:
 		e.serveLocal(s, h, p.Serve)
@@ -157,17 +157,15 @@ func (e *engine) buildRequest(s *stream, h *Head, p *Plan) {
 	if n := pseudo + len(h.Fields) + len(p.Set); cap(req) < n {
 		req = make([]hpack.HeaderField, 0, n) // at once: growing it step by step costs three times as much memory when many requests come together
 	}
-	path, authority := p.Path, p.Authority
+	path := p.Path
 	if path == "" {
 		path = h.target
 	}
-	if authority == "" {
-		authority = h.Authority
-	}
+	s.sending.named = p.Authority == ""
 	req = append(req,
 		hpack.HeaderField{Name: ":method", Value: h.Method},
 		hpack.HeaderField{Name: ":scheme", Value: "https"}, // every backend is spoken to over TLS
-		hpack.HeaderField{Name: ":authority", Value: authority},
+		hpack.HeaderField{Name: ":authority", Value: p.Authority},
 		hpack.HeaderField{Name: ":path", Value: path})
 	for _, f := range h.Fields {
 		if p.Remove != nil && p.Remove(f.Name) || isSet(p.Set, f.Name) {
@@ -192,7 +190,7 @@ func isSet(set []hpack.HeaderField, name string) bool {
 // another's by the size of its requests (RFC 7541 §7.1.3).
 func credential(name string) bool {
 	switch name {
-	case "authorization", "proxy-authorization", "cookie":
+	case "authorization", "proxy-authorization", "cookie", "set-cookie":
 		return true
 	}
 	return strings.HasPrefix(name, "impersonate-") || strings.HasPrefix(name, "x-remote-")
@@ -248,11 +246,11 @@ func (e *engine) badMessage(s *stream, side dir, why string) {
 }
 
 // respond answers with what was made beforehand.
-func (e *engine) respond(s *stream, a *Answer) {
+func (e *engine) respond(s *stream, a *Answer, set []hpack.HeaderField) {
 	s.status, s.waited = int16(a.Status), e.now
 	d := &s.half[down]
 	d.head, d.end, d.sentEnd = true, true, len(a.Body) == 0
-	s.leg[up].writeHeaders(s.id[up], d.sentEnd, a.Fields, e.dated())
+	s.leg[up].writeHeaders(s.id[up], d.sentEnd, a.Fields, e.dated(), set)
 	d.q.show(a)
 	e.advance(s, down)
 }

@@ -204,17 +204,17 @@ func TestRetryOfUnprocessed(t *testing.T) {
 	for name, event := range events {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
-			r.plan.Retries = 2
+			r.plan.Retries, r.named = 2, true
 			other := r.endpoint("other")
 			r.decide = func(*Head, func(Plan)) (Plan, bool) { return r.forward(r.ep, other), true }
 			c := r.client()
 			c.request(1, "POST", false, "x-a=1")
 			c.data(1, "first", false)
 			b := r.backend(0)
-			b.see()
+			b.want("SETTINGS", "WINDOW 0 16711681", "HEADERS 1 :method=POST :scheme=https :authority=ep :path=/ x-a=1", `DATA 1 "first"`, "SETTINGS ACK")
 			event(b)
 			b2 := r.backend(1)
-			b2.want("SETTINGS", "WINDOW 0 16711681", "HEADERS 1 :method=POST :scheme=https :authority=a :path=/ x-a=1", `DATA 1 "first"`, "SETTINGS ACK")
+			b2.want("SETTINGS", "WINDOW 0 16711681", "HEADERS 1 :method=POST :scheme=https :authority=other :path=/ x-a=1", `DATA 1 "first"`, "SETTINGS ACK")
 			c.data(1, "second", true)
 			b2.want(`DATA 1 "second" END`)
 			b2.respond(1, "ok")

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2/hpack"
 )
 
@@ -70,8 +71,9 @@ func trim(s string) string {
 	return s
 }
 
-// connectionSpecific are the fields that mean something only to one connection and must not appear (§8.2.2).
-func connectionSpecific(name string) bool {
+// ConnectionSpecific names (in lower case) the fields that mean something only to one connection and
+// must not appear in HTTP/2 (§8.2.2).
+func ConnectionSpecific(name string) bool {
 	switch name {
 	case "connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade":
 		return true
@@ -166,10 +168,10 @@ func requestField(h *Head, f *hpack.HeaderField, host *string) (bool, error) {
 		return false, fmt.Errorf("bad field name %q", f.Name)
 	case !validValue(f.Value):
 		return false, fmt.Errorf("bad value of field %q", f.Name)
+	case ConnectionSpecific(f.Name):
+		return false, fmt.Errorf("connection-specific field %q", f.Name)
 	}
 	switch f.Name {
-	case "connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade":
-		return false, fmt.Errorf("connection-specific field %q", f.Name)
 	case "te":
 		if f.Value != "trailers" {
 			return false, errors.New("te other than trailers")
@@ -241,7 +243,7 @@ func (e *engine) parseResponse() (responseHead, error) {
 		switch {
 		case !validName(f.Name) || !validValue(f.Value):
 			return r, fmt.Errorf("bad field %.40q", f.Name)
-		case connectionSpecific(f.Name):
+		case ConnectionSpecific(f.Name):
 			continue
 		case f.Name == "content-length":
 			n, err := contentLength(f.Value)
@@ -267,7 +269,8 @@ func (e *engine) parseTrailers(remove func(string) bool) ([]hpack.HeaderField, e
 		if !validName(f.Name) || !validValue(f.Value) {
 			return nil, fmt.Errorf("bad trailer %.40q", f.Name)
 		}
-		if connectionSpecific(f.Name) || framing(f.Name) || remove != nil && remove(f.Name) {
+		// Some would change a message that was already acted upon (RFC 9110 §6.5.1), or say who asks.
+		if !httpguts.ValidTrailerHeader(f.Name) || ConnectionSpecific(f.Name) || credential(f.Name) || remove != nil && remove(f.Name) {
 			continue
 		}
 		out = append(out, f)
@@ -276,13 +279,4 @@ func (e *engine) parseTrailers(remove func(string) bool) ([]hpack.HeaderField, e
 		return nil, nil
 	}
 	return out, nil
-}
-
-// framing are fields that must not come as trailers, because they would change a message that was already acted upon (RFC 9110 §6.5.1).
-func framing(name string) bool {
-	switch name {
-	case "content-length", "host", "te", "trailer", "authorization", "cookie", "set-cookie", "expect", "max-forwards":
-		return true
-	}
-	return false
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 )
@@ -189,7 +190,7 @@ func (l *local) request() (*http.Request, error) {
 func announce(r *http.Request, names string) {
 	for name := range strings.SplitSeq(names, ",") {
 		name = http.CanonicalHeaderKey(strings.TrimSpace(name))
-		if framing(strings.ToLower(name)) || name == "" {
+		if name == "" || !httpguts.ValidTrailerHeader(name) {
 			continue
 		}
 		if r.Trailer == nil {

@@ -312,6 +312,9 @@ func (e *engine) forgetPool(p *pool) {
 
 // open sends the stream's request on c.
 func (e *engine) open(s *stream, c *conn) {
+	if s.sending.named {
+		s.sending.fields[2].Value = s.ep.Name
+	}
 	if c.peerHeaders < topStreamID && listSize(s) > int64(c.peerHeaders) {
 		e.release(s)
 		e.failed(s, failure{reason: ReasonTooLarge, err: errors.New("larger than the backend's limit"), final: true})

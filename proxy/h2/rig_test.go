@@ -30,6 +30,8 @@ type rig struct {
 	failed   int // calls of Endpoint.Failed
 	// plan may be changed before requests come; Forward and Done are filled in. A nil Forward in it means "forward to ep".
 	plan   Plan
+	named  bool                                          // the backend sees its endpoint's name as :authority, else the client's
+	asked  string                                        // the last head's :authority
 	decide func(h *Head, resume func(Plan)) (Plan, bool) // replaces plan
 }
 
@@ -53,6 +55,7 @@ func newRig(t testing.TB, change ...func(*limits)) *rig {
 	r := &rig{t: t, e: newEngine(lim)}
 	r.ep = r.endpoint("ep")
 	r.e.decide = func(_ *ConnInfo, h *Head, resume func(Plan)) (Plan, bool) {
+		r.asked = h.Authority
 		if r.decide != nil {
 			return r.decide(h, resume)
 		}
@@ -79,6 +82,9 @@ func (r *rig) endpoint(name string) *Endpoint {
 // forward is the rig's plan towards the given endpoints, tried in turn.
 func (r *rig) forward(eps ...*Endpoint) Plan {
 	p := r.plan
+	if !r.named {
+		p.Authority = r.asked
+	}
 	p.Forward = &Upstream{Pick: func(tried []*Endpoint) *Endpoint {
 		if len(eps) == 0 {
 			return nil

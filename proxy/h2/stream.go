@@ -92,6 +92,7 @@ type sending struct {
 	budget  func() bool
 	retries int8
 	again   bool
+	named   bool // :authority is the endpoint's name
 }
 
 // maxRetries bounds Plan.Retries: design §4.

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2/hpack"
 )
 
@@ -56,7 +57,7 @@ func (w *writer) WriteHeader(status int) {
 	// The head is a snapshot: what the handler does to the header from now on only concerns trailers.
 	for _, v := range w.header["Trailer"] {
 		for name := range strings.SplitSeq(v, ",") {
-			if name = http.CanonicalHeaderKey(strings.TrimSpace(name)); name != "" && !framing(strings.ToLower(name)) {
+			if name = http.CanonicalHeaderKey(strings.TrimSpace(name)); name != "" && httpguts.ValidTrailerHeader(name) {
 				w.trailers = append(w.trailers, name)
 			}
 		}
@@ -86,7 +87,7 @@ func (w *writer) encode(status int) []hpack.HeaderField {
 
 func appendValues(fields []hpack.HeaderField, key string, values []string) []hpack.HeaderField {
 	name := strings.ToLower(key)
-	if !validName(name) || connectionSpecific(name) {
+	if !validName(name) || ConnectionSpecific(name) {
 		return fields
 	}
 	for _, v := range values {
@@ -248,7 +249,7 @@ func (w *writer) trailerFields() []hpack.HeaderField {
 		fields = appendValues(fields, key, w.header[key])
 	}
 	for key, values := range w.header {
-		if name, ok := strings.CutPrefix(key, http.TrailerPrefix); ok && !framing(strings.ToLower(name)) {
+		if name, ok := strings.CutPrefix(key, http.TrailerPrefix); ok && httpguts.ValidTrailerHeader(name) {
 			fields = appendValues(fields, name, values)
 		}
 	}
