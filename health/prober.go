@@ -45,6 +45,8 @@ type Prober struct {
 	metrics *metrics
 	gate    gate
 	watched atomic.Int64 // connections kept open, at most config.MaxWatched
+	// failing counts the endpoints that fail, by how.
+	failing [troubles]atomic.Int64
 	index   atomic.Pointer[index]
 	// source is config.Table taken apart.
 	source func() (entries []*registry.Entry, superseded <-chan struct{})

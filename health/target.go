@@ -23,12 +23,18 @@ const (
 	// fall is how many probes in a row must fail before an endpoint is unhealthy: one lost probe changes nothing. One that passes makes it
 	// healthy.
 	fall = 2
-	// firstRetry is the pause after a probe that failed, doubled for each that follows up to lastRetry.
-	firstRetry = 250 * time.Millisecond
-	lastRetry  = 5 * time.Second
-	// lastRedial bounds the pause instead while not even the dial succeeds: such an attempt costs one SYN, and a process that comes back must
-	// be seen within 1 s.
-	lastRedial = 500 * time.Millisecond
+	// firstRetry is the pause after a probe that failed. While not even the dial succeeds it stays so: such an
+	// attempt costs one SYN. What answers, but badly, is asked again after a fraction (retryFraction) of the time for which it
+	// has, up to lastRetry: an extension server that comes back answers 403 or 500 until its informers have synced,
+	// a second at most, and is to be served again within 0.3 s of its first good answer.
+	firstRetry    = 200 * time.Millisecond
+	lastRetry     = 5 * time.Second
+	retryFraction = 8
+	// dialShare and probeShare stretch the pause where many fail alike, to as many times that as there are: 4,000
+	// redials a second at some 50 µs, 200 probes at a millisecond (the handshake), a fifth of a processor each.
+	// 800 endpoints that refuse are asked every 200 ms, 10,000 every 2.5 s.
+	dialShare  = 250 * time.Microsecond
+	probeShare = 5 * time.Millisecond
 	// alarmGap is the least time between probes that alarms ask for. It doubles up to the interval each time an alarm of the same source proves
 	// false: live traffic that fails for reasons of its own must not make us hammer an endpoint that answers, nor make us doubt what we see
 	// ourselves.
@@ -59,6 +65,8 @@ type target struct {
 	report   registry.Report // what is known now; Unprobed: nothing yet
 	told     registry.Report // last one sent
 	failures int             // probes failed in a row
+	trouble  trouble         // how they failed
+	since    time.Time       // when that began: the start of the first probe that failed so
 	started  time.Time       // of the last probe; zero: never probed
 	due      time.Time       // of the next probe
 	light    time.Time       // of the next light check; zero: none
@@ -70,6 +78,16 @@ type target struct {
 	// watch is the connection of the last probe, left open. Nil: none.
 	watch *http.ClientConn
 }
+
+// trouble is how an endpoint fails.
+type trouble uint8
+
+const (
+	none      trouble = iota
+	unreached         // not even the dial succeeds
+	answered          // by a fault
+	troubles
+)
 
 func newTarget(p *Prober, k key, e *registry.Entry, cancel context.CancelFunc) *target {
 	t := &target{
@@ -116,6 +134,7 @@ func (t *target) poke() {
 
 func (t *target) run(ctx context.Context) {
 	defer t.unwatch()
+	defer t.suffer(none)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -216,6 +235,7 @@ func (t *target) wider(gap time.Duration, alarmed bool) time.Duration {
 
 func (t *target) passed(o outcome) {
 	t.failures = 0
+	t.suffer(none)
 	t.report.Health, t.report.Reason, t.report.Message = registry.Healthy, "", ""
 	pause := t.pause(1 - jitter + 2*jitter*rand.Float64()) //nolint:gosec // nobody gains by guessing when a probe comes
 	t.due = t.started.Add(pause)
@@ -237,21 +257,35 @@ func (t *target) failed(o outcome) {
 		t.report.Health = registry.Unhealthy
 		t.report.Reason, t.report.Message = explain(o.err, t.url)
 	}
-	t.due = t.started.Add(retry(t.failures, o.undialled))
+	if o.undialled {
+		t.suffer(unreached)
+	} else {
+		t.suffer(answered)
+	}
+	t.due = t.started.Add(t.retry())
 	// A probe that took long has already waited; still pause, so that two never run back to back.
 	if soonest := time.Now().Add(firstRetry); t.due.Before(soonest) {
 		t.due = soonest
 	}
 }
 
-// retry is the time from the start of a probe that failed, the last of so many, to the next.
-func retry(failures int, undialled bool) time.Duration {
-	limit := lastRetry
-	if undialled {
-		limit = lastRedial
+// suffer takes down how the endpoint fails now, and since when.
+func (t *target) suffer(how trouble) {
+	if t.trouble == how {
+		return
 	}
-	const doublings = 5 // 250 ms × 2⁵ is already past the longest pause
-	return min(firstRetry<<min(failures-1, doublings), limit)
+	t.prober.failing[t.trouble].Add(-1)
+	t.prober.failing[how].Add(1)
+	t.trouble, t.since = how, t.started
+}
+
+// retry is the time from the start of a probe that failed to the next.
+func (t *target) retry() time.Duration {
+	pause, share := firstRetry, dialShare
+	if t.trouble == answered {
+		pause, share = max(pause, t.started.Sub(t.since)/retryFraction), probeShare
+	}
+	return min(max(pause, time.Duration(t.prober.failing[t.trouble].Load())*share), lastRetry)
 }
 
 // tell reports what is known, if it is not what was reported last.

@@ -14,20 +14,22 @@ import (
 )
 
 const (
-	// probeInterval and its jitter, probeTimeout, probeDial, the hedges, the pauses after a failure, fall, lightChecks and lightPatience are those of an extension
-	// server's probes (package health): the same goals hold.
+	// All of these are those of an extension server's probes (package health), where their reasons are: the same
+	// goals hold. A test of the whole repository holds them to it. What bounds the redials of thousands is not here:
+	// local apiservers are few.
 	probeInterval  = 10 * time.Second
 	probeJitter    = 0.2
 	probeTimeout   = 5 * time.Second
 	probeDial      = 2 * time.Second
 	hedgeAfter     = time.Second
 	hedgeSuspected = 250 * time.Millisecond
-	minProbePause  = 250 * time.Millisecond
-	maxProbePause  = 5 * time.Second
-	maxRedialPause = 500 * time.Millisecond
+	firstRetry     = 200 * time.Millisecond
+	lastRetry      = 5 * time.Second
+	retryFraction  = 8
+	alarmGap       = 250 * time.Millisecond
 	probeFall      = 2
 	lightChecks    = 4
-	lightPatience  = time.Second
+	lightPatience  = 500 * time.Millisecond
 )
 
 // prober asks one local apiserver whether it is ready. Each probe dials anew, as a pooled connection can hide a dead server, and its connection stays open until the
@@ -64,7 +66,10 @@ func (p *prober) run(ctx context.Context) {
 	var watched *http.ClientConn
 	defer func() { closeProbe(watched) }()
 	failures, suspected := 0, false
+	var since time.Time // when it began to fail as it does now
+	undialled := false
 	for {
+		started := time.Now()
 		r := p.round(ctx, failures == 0, suspected)
 		if ctx.Err() != nil {
 			closeProbe(r.conn)
@@ -78,11 +83,14 @@ func (p *prober) run(ctx context.Context) {
 			p.local.report(p.address, registry.Healthy, "")
 			wait = time.Duration(float64(probeInterval) * (1 - probeJitter + 2*probeJitter*rand.Float64())) //nolint:gosec // jitter
 		} else {
+			if failures == 0 || undialled != r.undialled {
+				since, undialled = started, r.undialled
+			}
 			failures += r.failures
 			if failures >= probeFall {
 				p.local.report(p.address, registry.Unhealthy, r.err.Error())
 			}
-			wait = pauseAfter(failures, r.undialled)
+			wait = pauseAfter(started.Sub(since), undialled)
 		}
 		var ok bool
 		if suspected, ok = p.sleep(ctx, wait, watched); !ok {
@@ -91,19 +99,19 @@ func (p *prober) run(ctx context.Context) {
 	}
 }
 
-// pauseAfter is the time from a probe that failed, the last of so many, to the next.
-func pauseAfter(failures int, undialled bool) time.Duration {
+// pauseAfter is the time from a probe that failed to the next, when it has failed so for a while.
+func pauseAfter(failing time.Duration, undialled bool) time.Duration {
 	if undialled {
-		return min(minProbePause<<min(failures-1, 5), maxRedialPause) // what comes back must be seen within a second
+		return firstRetry
 	}
-	return min(minProbePause<<min(failures-1, 5), maxProbePause) // 250 ms × 2⁵ is past the longest
+	return min(max(firstRetry, failing/retryFraction), lastRetry)
 }
 
 // sleep waits for d, for a poke, for a light check without an answer, or for ctx: suspected says that it was not d. A poke shortens it, but not below the shortest
 // pause: a flood of failing requests makes four probes a second.
 func (p *prober) sleep(ctx context.Context, d time.Duration, watched *http.ClientConn) (suspected, ok bool) {
 	end, step := time.Now().Add(d), d/lightChecks
-	if !pause(ctx, min(d, minProbePause)) {
+	if !pause(ctx, min(d, alarmGap)) {
 		return false, false
 	}
 	for {
@@ -121,7 +129,7 @@ func (p *prober) sleep(ctx context.Context, d time.Duration, watched *http.Clien
 			return true, true
 		case <-t.C:
 		}
-		if time.Until(end) < minProbePause {
+		if time.Until(end) < alarmGap {
 			return false, true
 		}
 		if err := p.check(ctx, watched); err != nil {

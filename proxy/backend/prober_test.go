@@ -20,7 +20,7 @@ func TestLocalHealthIdle(t *testing.T) {
 	}{
 		{"killed", func(_ *memoryNet, s *memoryServer, _ *atomic.Int32) { s.stop() }, time.Second, time.Second},
 		{"hung", func(_ *memoryNet, _ *memoryServer, ready *atomic.Int32) { ready.Store(hanging) }, 10 * time.Second, 6 * time.Second},
-		{"unready", func(_ *memoryNet, _ *memoryServer, ready *atomic.Int32) { ready.Store(http.StatusInternalServerError) }, 4 * time.Second, 6 * time.Second},
+		{"unready", func(_ *memoryNet, _ *memoryServer, ready *atomic.Int32) { ready.Store(http.StatusInternalServerError) }, 4 * time.Second, 700 * time.Millisecond},
 		{"without a network", func(n *memoryNet, s *memoryServer, _ *atomic.Int32) {
 			s.freeze()
 			n.mute(one, true)
