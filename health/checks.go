@@ -49,6 +49,7 @@ type Checks struct {
 	Logger *slog.Logger
 
 	failing atomic.Pointer[string] // names that were logged last
+	passed  atomic.Bool            // at any time
 }
 
 // ServeHTTP answers the path and those below it.
@@ -160,11 +161,18 @@ func (c *Checks) logChange(failed []string, causes []any) {
 	if p := c.failing.Swap(&now); p != nil {
 		before = *p
 	}
+	if now == "" {
+		c.passed.Store(true)
+	}
 	if c.Logger == nil || now == before {
 		return
 	}
 	if now == "" {
 		c.Logger.Info("health checks pass again", "path", c.Name)
+		return
+	}
+	if !c.passed.Load() {
+		c.Logger.Info("not ready yet", append(causes, "path", c.Name)...) // as every process that has just begun
 		return
 	}
 	c.Logger.Warn("health checks fail", append(causes, "path", c.Name)...)

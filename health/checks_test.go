@@ -109,6 +109,24 @@ func TestDrainingEndsReadinessAndNotLife(t *testing.T) {
 	}
 }
 
+// A process that has just begun is not ready yet, which is no warning; once it was, it is one.
+func TestStartWarnsOfNothing(t *testing.T) {
+	var log strings.Builder
+	check := failing
+	ready := &Checks{Name: "readyz", List: []Check{{"table", func(r *http.Request) error { return check(r) }}}, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	fetch(t, ready, "/readyz")
+	if strings.Contains(log.String(), "WARN") || !strings.Contains(log.String(), "not ready yet") {
+		t.Errorf("at the start: %s", log.String())
+	}
+	check = passing
+	fetch(t, ready, "/readyz")
+	check = failing
+	fetch(t, ready, "/readyz")
+	if strings.Count(log.String(), "WARN") != 1 {
+		t.Errorf("after it was ready: %s", log.String())
+	}
+}
+
 func TestRelayAnswersForFairleadFirst(t *testing.T) {
 	local := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, "local "+r.URL.RequestURI())

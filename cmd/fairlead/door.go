@@ -68,9 +68,11 @@ type door struct {
 	adminFrames *h2.Server
 	held        *hold.Bound // by connections
 	target      atomic.Pointer[target]
-	draining    health.Draining
-	live        *health.Checks
-	ready       *health.Checks
+	// sendAway asks the clients of the front door that speak HTTP/2 to go.
+	sendAway func()
+	draining health.Draining
+	live     *health.Checks
+	ready    *health.Checks
 	records
 
 	pages        *pages.Pages

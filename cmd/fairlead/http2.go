@@ -18,15 +18,23 @@ import (
 // nothing of it ends a connection. Each is work all the same: 0.3 ms for 70 bytes of HPACK that stand for 256 KB. So such a connection pays for them, and for what its client
 // gives up, from a budget like that of a client's connection on the frame lane.
 
-// calm has net/http serve HTTP/2 on connections that pay. charge is told of each that is ended for it.
-func calm(s *http.Server, streams int, charge func(context.Context)) error {
+// calm has net/http serve HTTP/2 on connections that pay. charge is told of each that is ended for it. sendAway asks the clients of all of them to go, as often as
+// it is called.
+func calm(s *http.Server, streams int, charge func(context.Context)) (sendAway func(), err error) {
 	// net/http alone would take nothing but a *tls.Conn, whose plain side cannot be seen. This is the same code from the repository where it is written
 	// (decision 0014).
 	const usual = 250                                     // streams at a time, if nothing is said
 	own := &http2.Server{}                                //nolint:staticcheck // deprecated in favour of net/http, see above
-	if err := http2.ConfigureServer(s, own); err != nil { //nolint:staticcheck // as above; it has Shutdown send GOAWAY
-		return fmt.Errorf("configuring HTTP/2: %w", err)
+	if err := http2.ConfigureServer(s, own); err != nil { //nolint:staticcheck // as above; it sees to the TLS configuration
+		return nil, fmt.Errorf("configuring HTTP/2: %w", err)
 	}
+	// GOAWAY is sent by the shutdown of the server that was configured last. This one has nothing to shut down, so that it can be done again and again.
+	bell := &http.Server{ReadHeaderTimeout: readHeaderTimeout}
+	if err := http2.ConfigureServer(bell, own); err != nil { //nolint:staticcheck // as above
+		return nil, fmt.Errorf("configuring HTTP/2: %w", err)
+	}
+	sendAway = func() { _ = bell.Shutdown(context.Background()) } // it has no connections to be waited for
+	s.RegisterOnShutdown(sendAway)
 	s.TLSNextProto["h2"] = func(s *http.Server, c *tls.Conn, h http.Handler) {
 		ctx := context.Background()
 		if b, ok := h.(interface{ BaseContext() context.Context }); ok {
@@ -36,7 +44,7 @@ func calm(s *http.Server, streams int, charge func(context.Context)) error {
 		paying.charge = func() { charge(ctx) }
 		own.ServeConn(paying, &http2.ServeConnOpts{Context: context.WithValue(ctx, payingKey{}, paying), Handler: h, BaseConfig: s}) //nolint:staticcheck // as above
 	}
-	return nil
+	return sendAway, nil
 }
 
 const (

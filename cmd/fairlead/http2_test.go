@@ -30,7 +30,7 @@ func netHTTP(t *testing.T, h http.Handler) (address string, client *tls.Config) 
 	t.Helper()
 	ca := pki.NewCA("serving")
 	s := newServer(h, &tls.Config{Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, MinVersion: tls.VersionTLS12}, 100, slog.New(slog.DiscardHandler))
-	if err := calm(s, 100, func(context.Context) {}); err != nil {
+	if _, err := calm(s, 100, func(context.Context) {}); err != nil {
 		t.Fatal(err)
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -30,8 +30,9 @@ metadata: {namespace: x, name: loop}
 spec: {type: ExternalName, externalName: localhost, ports: [{port: %[1]s}]}
 `
 
-// A name that leads where nobody may dial is not probed there either: a probe carries our certificate and asks as system:masters. Here it leads to Fairlead itself.
-func TestProbesAskTheCheckOfLiveTraffic(t *testing.T) {
+// aloneDoor builds all that serve builds where there is no local apiserver, short of serving.
+func aloneDoor(t *testing.T, change func(*options)) (*door, *pki.CA) {
+	t.Helper()
 	dir := t.TempDir()
 	ca := pki.NewCA("ca")
 	cert, key, err := ca.Issue(pki.Leaf{CommonName: "front", Names: []string{"localhost"}}).WriteFiles(dir, "front")
@@ -46,16 +47,23 @@ func TestProbesAskTheCheckOfLiveTraffic(t *testing.T) {
 	}
 	o.registry, o.bindAddress, o.securePort, o.adminPort = "dir:"+manifests, "127.0.0.1", 0, 0
 	o.tlsCert, o.tlsKey, o.proxyCert, o.proxyKey = cert, key, cert, key
+	change(o)
 	d := &door{o: o, log: slog.New(slog.DiscardHandler), metrics: &recorder{Registry: prometheus.NewRegistry()}}
 	t.Cleanup(d.closeListeners)
 	if err := d.build(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	return d, ca
+}
+
+// A name that leads where nobody may dial is not probed there either: a probe carries our certificate and asks as system:masters. Here it leads to Fairlead itself.
+func TestProbesAskTheCheckOfLiveTraffic(t *testing.T) {
+	d, _ := aloneDoor(t, func(*options) {})
 	_, port, err := net.SplitHostPort(d.frontListener.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(manifests, "loop.yaml"), fmt.Appendf(nil, namedForItself, port), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(d.o.directory(), "loop.yaml"), fmt.Appendf(nil, namedForItself, port), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

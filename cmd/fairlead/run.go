@@ -89,7 +89,7 @@ func (d *door) loops() map[string]func(context.Context) error {
 	if d.entry != nil {
 		loops["entrypoint"] = d.entry.Run
 	}
-	loops["pages"] = d.pages.Run
+	loops["pages"], loops["readiness"] = d.pages.Run, d.shed
 	loops["systemd"] = d.tellReady
 	if d.frames != nil {
 		loops["frame lane"], loops["admin frame lane"] = d.frames.Run, d.adminFrames.Run

@@ -199,7 +199,7 @@ func (d *door) tableReady(*http.Request) error {
 
 func (d *door) localReady(*http.Request) error { return d.local.Ready() }
 
-func (d *door) makeServers(context.Context) error {
+func (d *door) makeServers(context.Context) (err error) {
 	d.front = newServer(d.proxy, d.certs.TLS(), d.o.streamsPerConn, d.log)
 	d.front.ConnContext = d.proxy.ConnContext
 	if d.o.h2Lane == "frame" {
@@ -215,10 +215,11 @@ func (d *door) makeServers(context.Context) error {
 		d.adminListener = d.adminFrames.Listener(d.adminListener)
 	}
 	if d.frames != nil {
+		d.sendAway = d.frames.SendAway
 		return nil
 	}
-	for _, s := range []*http.Server{d.front, d.admin} {
-		if err := calm(s, d.o.streamsPerConn, d.proxy.Unserved); err != nil { //nolint:contextcheck // connections end with the server, not with its making
+	for _, s := range []*http.Server{d.admin, d.front} {
+		if d.sendAway, err = calm(s, d.o.streamsPerConn, d.proxy.Unserved); err != nil { //nolint:contextcheck // connections end with the server, not with its making
 			return usageError{err} // cipher suites without one that HTTP/2 requires
 		}
 	}

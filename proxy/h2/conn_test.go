@@ -3,6 +3,7 @@ package h2
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -365,5 +366,50 @@ func TestLateReadingIsNotSilence(t *testing.T) {
 	r.tick(tickEvery)
 	if !b.c.cut || !c.c.cut {
 		t.Error("peers that are silent were not given up")
+	}
+}
+
+// A server that is not ready asks its clients to go, but for those it has not served yet, and holds its mutex for a few of them at a time.
+func TestSendAway(t *testing.T) {
+	r := newRig(t)
+	idle, busy, fresh := r.client(), r.client(), r.client()
+	idle.get(1)
+	r.backend(0).respond(1, "done")
+	busy.get(1)
+	idle.see()
+	away := []string{fmt.Sprintf("GOAWAY %d NO_ERROR", topStreamID), "PING " + drainPing}
+	send := func() {
+		if r.e.sendAway() {
+			t.Error("there are more than three")
+		}
+		r.run()
+	}
+	send()
+	idle.want(away...)
+	busy.want(away...)
+	if got := fresh.see(); slices.Contains(got, away[0]) {
+		t.Errorf("a client that has asked nothing yet sees %v", got)
+	}
+	for _, c := range []*peer{idle, busy} {
+		_ = c.fr.WritePing(true, [8]byte([]byte(drainPing)))
+		c.flush()
+	}
+	if !idle.c.closing || busy.c.closing {
+		t.Errorf("idle closed: %v, busy closed: %v", idle.c.closing, busy.c.closing)
+	}
+	fresh.get(1)
+	send()
+	fresh.want(away...)
+	r.backend(0).respond(3, "done")
+	r.backend(0).respond(5, "done")
+	if !busy.c.closing {
+		t.Error("a client that was asked to go is kept after its request")
+	}
+	for range sentAwayAtOnce {
+		r.client().get(1)
+	}
+	r.client().get(1)
+	if !r.e.sendAway() || r.e.sendAway() {
+		t.Errorf("not %d at a time", sentAwayAtOnce)
 	}
 }

@@ -201,6 +201,18 @@ func (s *Server) Eject(ep *Endpoint) {
 	}
 }
 
+// SendAway asks every client that has sent a request to open its next connection elsewhere (GOAWAY): what is under way goes on, idle connections are closed. New
+// connections are served, so whoever cannot serve well calls it again and again.
+func (s *Server) SendAway() {
+	for _, sh := range s.shards {
+		for more := true; more; {
+			sh.lock()
+			more = sh.e.sendAway()
+			sh.settle()
+		}
+	}
+}
+
 // Shutdown asks all clients to go (GOAWAY), lets their requests finish and ends long-running ones after grace. It returns when no client
 // is left, or with ctx's error when ctx ends; what is left then is closed.
 func (s *Server) Shutdown(ctx context.Context, grace time.Duration) error {

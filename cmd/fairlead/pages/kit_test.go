@@ -3,8 +3,8 @@ package pages
 import (
 	"crypto/tls"
 	"errors"
-	"net"
 	"fmt"
+	"net"
 	"net/http/httptest"
 	"strings"
 	"sync/atomic"

@@ -80,6 +80,7 @@ files:
 - --proxy-client-cert-file={{ $s.files.proxyClientCert }}
 - --proxy-client-key-file={{ $s.files.proxyClientKey }}
 - --shutdown-delay-duration={{ .Values.shutdownDelay }}
+- --goaway-chance={{ .Values.goawayChance }}
 - --logging-format={{ .Values.loggingFormat }}
 {{- if .Values.entrypoint.enabled }}
 - --publish-kubernetes-endpoints

@@ -1,0 +1,165 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/health"
+)
+
+// serveDoor serves a door that is ready as long as ill is false.
+func serveDoor(t *testing.T, lane string) (address string, client *tls.Config, ill *atomic.Bool) {
+	t.Helper()
+	d, ca := aloneDoor(t, func(o *options) { o.h2Lane = lane })
+	ill = &atomic.Bool{}
+	d.ready.List = append(d.ready.List, health.Check{Name: "test", Func: func(*http.Request) error {
+		if ill.Load() {
+			return errors.New("no local apiserver is healthy")
+		}
+		return nil
+	}})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- d.serve(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return d.frontListener.Addr().String(), &tls.Config{RootCAs: ca.Pool(), ServerName: "localhost", MinVersion: tls.VersionTLS12}, ill
+}
+
+// old is an HTTP/1.1 connection.
+type old struct {
+	*tls.Conn
+	r *bufio.Reader
+}
+
+func dialOld(t *testing.T, address string, c *tls.Config) *old {
+	t.Helper()
+	c = c.Clone()
+	c.NextProtos = []string{"http/1.1"}
+	conn, err := tls.Dial("tcp", address, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+	return &old{conn, bufio.NewReader(conn)}
+}
+
+// ask asks once and reports whether the connection ends with the answer.
+func (o *old) ask(t *testing.T) (status int, last bool) {
+	t.Helper()
+	if _, err := io.WriteString(o, "GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	res, err := http.ReadResponse(o.r, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	_, _ = io.Copy(io.Discard, res.Body)
+	return res.StatusCode, res.Close
+}
+
+// await reads frames until the connection ends, or until there is one that is wanted.
+func (r *rawClient) await(t *testing.T, want func(http2.Frame) bool) bool {
+	t.Helper()
+	_ = r.SetDeadline(time.Now().Add(20 * time.Second))
+	for {
+		f, err := r.ReadFrame()
+		if err != nil {
+			return false
+		}
+		switch f := f.(type) {
+		case *http2.SettingsFrame:
+			if !f.IsAck() {
+				_ = r.WriteSettingsAck()
+			}
+		case *http2.PingFrame:
+			if !f.IsAck() {
+				_ = r.WritePing(true, f.Data)
+			}
+		}
+		if want(f) {
+			return true
+		}
+	}
+}
+
+func (r *rawClient) ask(t *testing.T, id uint32) {
+	t.Helper()
+	if err := r.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: r.head(), EndHeaders: true, EndStream: true}); err != nil {
+		t.Fatal(err)
+	}
+	if !r.await(t, func(f http2.Frame) bool {
+		return f.Header().StreamID == id && f.Header().Flags.Has(http2.FlagDataEndStream)
+	}) {
+		t.Fatal("no answer")
+	}
+}
+
+func farewell(f http2.Frame) bool {
+	g, ok := f.(*http2.GoAwayFrame)
+	return ok && g.ErrCode == http2.ErrCodeNo
+}
+
+// A replica without a healthy apiserver does not keep its clients: behind a balancer of TCP connections nothing else moves them.
+func TestUnreadySendsClientsAway(t *testing.T) {
+	for _, lane := range []string{"frame", "nethttp"} {
+		t.Run(lane, func(t *testing.T) {
+			address, c, ill := serveDoor(t, lane)
+			for from := time.Now(); ; { // it is not ready as soon as it serves
+				if status, last := dialOld(t, address, c).ask(t); status == http.StatusOK && !last {
+					break
+				}
+				if time.Since(from) > 20*time.Second {
+					t.Fatal("it is never ready")
+				}
+			}
+			one, two := dialOld(t, address, c), dialRaw(t, address, c.Clone())
+			if _, last := one.ask(t); last {
+				t.Error("a connection ends although all is well")
+			}
+			two.ask(t, 1)
+			ill.Store(true)
+			if !two.await(t, farewell) {
+				t.Error("HTTP/2: no GOAWAY")
+			}
+			if two.await(t, func(http2.Frame) bool { return false }) {
+				t.Error("HTTP/2: the idle connection is kept")
+			}
+			if _, err := one.r.ReadByte(); !errors.Is(err, io.EOF) {
+				t.Errorf("HTTP/1.1: the idle connection is kept: %v", err)
+			}
+			if status, last := dialOld(t, address, c).ask(t); status != http.StatusInternalServerError || !last {
+				t.Errorf("HTTP/1.1: a new connection gets %d, and ends %v", status, last)
+			}
+			late := dialRaw(t, address, c.Clone())
+			late.ask(t, 1)
+			if !late.await(t, farewell) {
+				t.Error("HTTP/2: no GOAWAY on a new connection")
+			}
+			ill.Store(false)
+			for from := time.Now(); ; {
+				if status, last := dialOld(t, address, c).ask(t); status == http.StatusOK && !last {
+					break
+				}
+				if time.Since(from) > 20*time.Second {
+					t.Fatal("connections still end when all is well again")
+				}
+			}
+		})
+	}
+}
