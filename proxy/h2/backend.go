@@ -48,7 +48,9 @@ func (e *engine) interim(c *conn, s *stream, r responseHead) *connError {
 	if c.blockES || r.status == http.StatusSwitchingProtocols || s.interims > maxInterims { // §8.1, §8.6
 		return e.violation(s, down, http2.ErrCodeProtocol, "interim response that must not be")
 	}
-	s.leg[up].writeHeaders(s.id[up], false, e.fields[:1], s.kept(r.fields))
+	// An interim answer has no content, and says no length (RFC 9110 §8.6).
+	fields := slices.DeleteFunc(s.kept(r.fields), func(f hpack.HeaderField) bool { return f.Name == "content-length" })
+	s.leg[up].writeHeaders(s.id[up], false, e.fields[:1], fields)
 	return nil
 }
 

@@ -61,7 +61,7 @@ func TestInterimAndTrailersBothWays(t *testing.T) {
 	c.headers(1, true, "x-sum=1", "x-remote-user=system:admin", "authorization=x")
 	c.flush()
 	b.want(`DATA 1 "up"`, "HEADERS 1 x-sum=1 END") // identity must not ride in trailers
-	b.headers(1, false, ":status=103", "link=l")
+	b.headers(1, false, ":status=103", "link=l", "content-length=3")
 	b.headers(1, false, ":status=200")
 	_ = b.fr.WriteData(1, false, []byte("down"))
 	b.headers(1, true, "x-sum=2")
