@@ -18,6 +18,11 @@ type link struct {
 	loop   *loop         // what reads and writes instead of goroutines of the link's own; nil: they do
 	gone   chan struct{} // closed by the loop when the connection has ended
 	paused atomic.Bool   // the loop does not read: set by it, cleared under the shard's mutex
+
+	// Of whoever reads.
+	seen int  // records of raw up to the last one with application data
+	idle int  // records without any since the engine was asked
+	deaf bool // the engine is closing the connection: what still comes is not worth decrypting
 }
 
 // plainBuffer is how much is decrypted before the engine is asked: one turn under the mutex for four full records.
@@ -36,7 +41,7 @@ func (sh *shard) newLink(tc *tls.Conn) *link {
 		return l
 	}
 	raw.takeOver(&sh.pool.out)
-	l.raw = raw
+	l.raw, l.seen = raw, raw.records
 	if sh.loop != nil && raw.sys != nil && sh.loop.own(raw) == nil {
 		l.loop, l.gone = sh.loop, make(chan struct{})
 	}
@@ -83,7 +88,7 @@ func (l *link) read() error {
 	bufs := l.sh.pool
 	defer l.raw.drop(bufs)
 	for {
-		if len(l.raw.rest) == 0 { // else it came with the handshake
+		if len(l.raw.rest) == 0 { // else it came with the handshake, or the turn was over
 			if err := l.raw.fill(bufs); err != nil {
 				return err
 			}
@@ -97,31 +102,47 @@ func (l *link) read() error {
 	}
 }
 
-// decrypt has the engine handle all that was read from the socket.
+// turnRecords bounds a turn by its work. A buffer of ordinary input has some four records, one of the shortest three thousand: each costs TLS as much as a frame
+// costs the engine, and a key update ten times that.
+const turnRecords = 256
+
+// decrypt has the engine handle what was read from the socket. Some is left in raw.rest when the turn has been long enough.
 func (l *link) decrypt(buf []byte) error {
-	for {
-		n, more, err := l.gather(buf)
+	for last := l.raw.records + turnRecords; !l.deaf; {
+		n, more, err := l.gather(buf, last)
 		if n > 0 {
 			l.take(buf[:n])
 		}
-		if err != nil || !more {
+		if err == nil {
+			err = l.raw.flushOwn()
+		}
+		if err != nil || !more || n < len(buf) { // else TLS may hold what was decrypted
 			return err
 		}
 	}
+	l.raw.rest = nil
+	return nil
 }
 
-// gather decrypts what has come in; more: buf is full, and there may be more.
-func (l *link) gather(buf []byte) (n int, more bool, err error) {
+// gather decrypts what has come in, up to the last record of the turn; more: there may be more.
+func (l *link) gather(buf []byte, last int) (n int, more bool, err error) {
 	for n < len(buf) {
 		k, err := l.tls.Read(buf[n:])
 		n += k
+		if r := l.raw.records; k > 0 && r > l.seen { // r has the data: none is begun before the one before it was read
+			l.idle += r - l.seen - 1
+			l.seen = r
+		}
 		switch {
 		case err == errNoInput{}: //nolint:errorlint // crypto/tls returns it as it is, and errors.As would allocate
 			return n, false, nil
 		case err != nil:
 			return n, false, err
-		case n < len(buf) && len(l.raw.rest) == 0: // the record was read to its end, and TLS has no other
+		case n == len(buf):
+		case len(l.raw.rest) == 0: // the record was read to its end, and TLS has no other
 			return n, false, nil
+		case l.raw.records > last:
+			return n, true, nil
 		}
 	}
 	return n, true, nil
@@ -148,7 +169,9 @@ func (c *conn) over() bool {
 // take has the engine handle input, unless the client owes us reading first.
 func (l *link) take(p []byte) {
 	l.sh.lock()
+	l.sh.e.idleRecords(l.c, l.idle)
 	l.sh.e.feed(l.c, p)
+	l.idle, l.deaf = 0, l.c.closing
 	if l.loop != nil {
 		if l.c.over() {
 			l.paused.Store(true)

@@ -119,37 +119,47 @@ func (lp *loop) serve(events []syscall.EpollEvent) {
 		if t.ev&syscall.EPOLLOUT != 0 {
 			lp.write(t.l)
 		}
-		if t.ev&^syscall.EPOLLOUT != 0 {
+		if t.ev&^syscall.EPOLLOUT != 0 || t.l.raw.in != nil {
 			lp.read(t)
 		}
 		lp.turn[i] = turn{}
 	}
 }
 
-// read takes one buffer of input in.
+// read takes one buffer of input in, or goes on with one.
 func (lp *loop) read(t turn) {
-	l := t.l
-	if l.raw.fd < 0 || l.paused.Load() && t.ev&loopEnd == 0 {
+	l, r := t.l, t.l.raw
+	if r.fd < 0 || l.paused.Load() && t.ev&loopEnd == 0 {
 		return // ended in this round, or unpause brings it back
 	}
-	n, err := sysRead(l.raw.fd, lp.in[:])
+	n, err, again := 0, error(nil), r.in != nil
+	if !again {
+		n, err = sysRead(r.fd, lp.in[:])
+		r.rest = lp.in[:max(n, 0)]
+	}
 	switch {
 	case errors.Is(err, syscall.EAGAIN):
 		return
 	case errors.Is(err, syscall.EINTR):
 		lp.again = append(lp.again, t)
 		return
-	case err == nil && n == 0:
+	case err == nil && len(r.rest) == 0:
 		err = io.EOF
 	case err == nil:
-		l.raw.rest = lp.in[:n]
 		err = l.decrypt(lp.plain[:])
-		l.raw.rest = nil
 	}
 	switch {
 	case err != nil:
 		lp.end(l, err)
-	case n == len(lp.in) || t.ev&loopEnd != 0: // else the socket is empty, and what comes later is a new event
+		return
+	case len(r.rest) > 0:
+		r.keep(lp.sh.pool)
+		again = true
+	default:
+		r.rest = nil
+		r.drop(lp.sh.pool)
+	}
+	if again || n == len(lp.in) || t.ev&loopEnd != 0 { // else the socket is empty, and what comes later is a new event
 		lp.again = append(lp.again, t)
 	}
 }
@@ -189,7 +199,7 @@ func (lp *loop) own(r *rawConn) error {
 // watch begins to serve a link whose connection is owned. A link that cannot be watched has ended.
 func (lp *loop) watch(l *link) {
 	fd := l.raw.fd
-	if len(l.raw.rest) > 0 { // came with the handshake
+	for len(l.raw.rest) > 0 { // came with the handshake
 		if err := l.decrypt(make([]byte, minMaxFrame)); err != nil {
 			lp.end(l, err)
 			return
@@ -228,6 +238,8 @@ func (lp *loop) end(l *link, err error) {
 	}
 	lp.mu.Unlock()
 	p := lp.disown(r)
+	r.rest = nil
+	r.drop(lp.sh.pool)
 	lp.sh.lock()
 	if p != nil {
 		l.c.finishWrite(p, err)

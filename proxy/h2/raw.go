@@ -2,6 +2,7 @@ package h2
 
 import (
 	"encoding/binary"
+	"errors"
 	"net"
 	"slices"
 	"sync"
@@ -23,6 +24,8 @@ type rawConn struct {
 	head     []byte // the beginning of a record's header, if it is not
 	hold     [recordHeader]byte
 
+	records int // whose headers were passed on to TLS
+
 	// For reading: what wait's callback is given and gives, here because a closure for each call would be allocated.
 	readable func(fd uintptr) bool
 	bufs     *buffers
@@ -39,6 +42,8 @@ type rawConn struct {
 	owned    bool   // by a loop: sock is closed, fd is what remains of it, and Conn is closed after fd
 	fd       int    // changed by the loop alone; -1: closed
 	pending  []byte // output of the engine of which out is the rest; nil: nobody waits for room
+	sealing  bool   // output of the engine is on its way into out; who has brought it writes it
+	blocked  bool   // a goroutine writes what was out, waiting for room: nobody else may write
 }
 
 // rawBuffer is what is read from a socket at once: four records, beyond which measurements showed little gain.
@@ -138,6 +143,7 @@ func (r *rawConn) begin() {
 	r.head = append(r.head, r.rest[:min(recordHeader-seen, len(r.rest))]...)
 	if len(r.head) == recordHeader {
 		r.left = recordHeader - seen + int(binary.BigEndian.Uint16(r.head[3:]))
+		r.records++
 		r.head = r.hold[:0]
 	}
 }
@@ -177,6 +183,7 @@ func (r *rawConn) SetWriteDeadline(t time.Time) error {
 func (r *rawConn) reserve(n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.sealing = true
 	if r.out == nil {
 		r.out = r.spare.get()
 	}
@@ -219,6 +226,14 @@ func (r *rawConn) fill(b *buffers) error {
 	return r.err
 }
 
+// keep moves what was not read by TLS yet from the loop's buffer to one of the connection's own.
+func (r *rawConn) keep(b *buffers) {
+	if r.in == nil {
+		r.in = b.getRaw()
+		r.rest = r.in[:copy(r.in[:], r.rest)]
+	}
+}
+
 // drop gives the buffer back.
 func (r *rawConn) drop(b *buffers) {
 	if r.in != nil {
@@ -232,24 +247,48 @@ func (r *rawConn) flush(block bool) (bool, error) {
 	if !block {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		return r.flushLocked()
+		done, err := r.flushLocked()
+		r.sealing = !done // then somebody comes to write the rest
+		return done, err
 	}
 	r.mu.Lock()
 	p := r.out
-	r.out = nil
+	r.out, r.sealing, r.blocked = nil, false, true
 	r.mu.Unlock()
-	if _, err := r.Conn.Write(p); err != nil {
-		return false, err
-	}
+	_, err := r.Conn.Write(p)
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.blocked = false
+	if err != nil {
+		return false, err
+	}
 	return len(r.out) == 0, nil // TLS may have written meanwhile
+}
+
+// maxOwn is what TLS may have written on its own and the socket not taken: hundreds of answers to key updates, one of which is usual in hours.
+const maxOwn = 16 << 10
+
+var errOwnOutput = errors.New("peer does not take what TLS answers")
+
+// flushOwn writes what TLS has written while it read, if nobody waits for room who will write it.
+func (r *rawConn) flushOwn() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.out) == 0 || r.pending != nil || r.sealing || r.blocked {
+		return nil
+	}
+	done, err := r.flushLocked()
+	if !done && err == nil && len(r.out) > maxOwn {
+		return errOwnOutput
+	}
+	return err
 }
 
 // flushOr is flush without waiting; if some is left, p is what resume returns when the rest was written.
 func (r *rawConn) flushOr(p []byte) (bool, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.sealing = false
 	done, err := r.flushLocked()
 	if !done && err == nil {
 		r.pending = p // under the same mutex as the write: else the event that there is room could come before
@@ -261,11 +300,8 @@ func (r *rawConn) flushOr(p []byte) (bool, error) {
 func (r *rawConn) resume() ([]byte, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.pending == nil {
-		return nil, nil
-	}
-	done, err := r.flushLocked()
-	if !done && err == nil {
+	done, err := r.flushLocked() // TLS may have written on its own
+	if r.pending == nil || !done && err == nil {
 		return nil, nil
 	}
 	p := r.pending

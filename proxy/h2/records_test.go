@@ -1,0 +1,160 @@
+package h2
+
+import (
+	"bytes"
+	"crypto/tls"
+	"io"
+	"net/http"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
+	"github.com/fairlead-proxy/fairlead/tests/tlsrecords"
+)
+
+// onRecordDrivers runs on the drivers that see the records of TLS.
+func onRecordDrivers(t *testing.T, f func(t *testing.T, driver string)) {
+	for _, d := range []string{"portable", "loop"} {
+		t.Run(d, func(t *testing.T) { f(t, d) })
+	}
+}
+
+// dialRecords is a client that writes TLS records of its own and has sent its preface.
+func dialRecords(t *testing.T, s *stand) (*tlsrecords.Conn, *http2.Framer) {
+	t.Helper()
+	c, err := tlsrecords.Dial(t.Context(), s.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.NetConn().Close() })
+	_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
+	fr := http2.NewFramer(c, c)
+	if _, err := io.WriteString(c, http2.ClientPreface); err != nil {
+		t.Fatal(err)
+	}
+	if err := fr.WriteSettings(); err != nil {
+		t.Fatal(err)
+	}
+	return c, fr
+}
+
+// ponged waits for the answer to a PING.
+func ponged(t *testing.T, fr *http2.Framer, data byte) {
+	t.Helper()
+	for {
+		f, err := fr.ReadFrame()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p, ok := f.(*http2.PingFrame); ok && p.IsAck() && p.Data[0] == data {
+			return
+		}
+	}
+}
+
+func pings(t *testing.T) http.Handler {
+	return http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("nobody asked") })
+}
+
+// TLS answers a key update on its own; the answer goes out although the engine has nothing to say.
+func TestKeyUpdateIsAnswered(t *testing.T) { onRecordDrivers(t, testKeyUpdateIsAnswered) }
+
+func testKeyUpdateIsAnswered(t *testing.T, driver string) {
+	s := newStand(t, driver, pings(t), nil)
+	c, fr := dialRecords(t, s)
+	_ = fr.WritePing(false, [8]byte{1})
+	ponged(t, fr, 1)
+	update, err := c.AppendKeyUpdate(nil, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var noise bytes.Buffer
+	_ = http2.NewFramer(&noise, nil).WriteWindowUpdate(0, 1000) // which the engine does not answer
+	if err := c.Send(c.AppendData(update, noise.Bytes())); err != nil {
+		t.Fatal(err)
+	}
+	// A record on the socket: the header, the message of five bytes, its type and the tag. It may come after the acknowledgement of our SETTINGS' answer only.
+	if _, err := io.ReadFull(c.NetConn(), make([]byte, recordHeader+5+1+16)); err != nil {
+		t.Fatalf("no answer to the key update: %v", err)
+	}
+}
+
+// Key updates cost ten times what a frame costs, and were free; sixteen and then a frame is what crypto/tls lets pass for ever.
+func TestKeyUpdateFlood(t *testing.T) { onRecordDrivers(t, testKeyUpdateFlood) }
+
+func testKeyUpdateFlood(t *testing.T, driver string) {
+	s := newStand(t, driver, pings(t), nil)
+	c, _ := dialRecords(t, s)
+	var noise bytes.Buffer
+	_ = http2.NewFramer(&noise, nil).WriteWindowUpdate(0, 1000)
+	began, sent := time.Now(), 0
+	go func() { _, _ = io.Copy(io.Discard, c.NetConn()) }() // what TLS answers
+	for ; sent < 100_000; sent += 16 {
+		var records []byte
+		for range 16 {
+			var err error
+			if records, err = c.AppendKeyUpdate(records, true); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if c.Send(c.AppendData(records, noise.Bytes())) != nil {
+			break
+		}
+	}
+	// What the socket held when the connection was ended is not known here.
+	if n := s.server.shards[0].e.count.floods.Load(); n != 1 {
+		t.Errorf("after %d key updates in %v %d connections were ended", sent, time.Since(began), n)
+	}
+}
+
+// A client that rekeys as often as a cautious one may, or whose every record is a byte long, pays nothing.
+func TestKeyUpdatesInOrder(t *testing.T) { onRecordDrivers(t, testKeyUpdatesInOrder) }
+
+func testKeyUpdatesInOrder(t *testing.T, driver string) {
+	s := newStand(t, driver, pings(t), nil)
+	c, fr := dialRecords(t, s)
+	for n := range byte(100) {
+		update, err := c.AppendKeyUpdate(nil, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var ping bytes.Buffer
+		_ = http2.NewFramer(&ping, nil).WritePing(false, [8]byte{n})
+		for _, b := range ping.Bytes() {
+			update = c.AppendData(update, []byte{b})
+		}
+		if err := c.Send(update); err != nil {
+			t.Fatal(err)
+		}
+		ponged(t, fr, n)
+	}
+}
+
+// A turn ends after so many records, and what is left of its input is not lost: many tiny records in one packet, on a connection that gets nothing else.
+func TestTinyRecords(t *testing.T) { onRecordDrivers(t, testTinyRecords) }
+
+func testTinyRecords(t *testing.T, driver string) {
+	s := newStand(t, driver, pings(t), nil)
+	c, fr := dialRecords(t, s)
+	var frames bytes.Buffer
+	w := http2.NewFramer(&frames, nil)
+	const n = 250 // of 17 bytes: 4,250 records, in two reads
+	for i := range byte(n) {
+		_ = w.WritePing(false, [8]byte{i})
+	}
+	var records []byte
+	for _, b := range frames.Bytes() {
+		records = c.AppendData(records, []byte{b})
+	}
+	if len(frames.Bytes()) < 4*turnRecords || n*budget.Control > budget.Burst {
+		t.Fatal("the test proves nothing")
+	}
+	if err := c.Send(records); err != nil {
+		t.Fatal(err)
+	}
+	for i := range byte(n) {
+		ponged(t, fr, i)
+	}
+}
