@@ -70,13 +70,14 @@ func (e *engine) response(c *conn, s *stream, r responseHead) *connError {
 	if c.blockES && r.length > 0 && !s.noBody {
 		return e.violation(s, down, http2.ErrCodeProtocol, "content-length does not match")
 	}
-	if accept := s.sending.accept; accept != nil {
-		if h := accept(r.status); h != nil {
-			s.blame(ReasonRejected, fmt.Errorf("response %d rejected", r.status))
-			e.reset(s, down, http2.ErrCodeCancel)
-			e.serveInstead(s, h)
-			return nil
-		}
+	switch h, ok := e.accepts(s, r.status); {
+	case !ok:
+		return nil
+	case h != nil:
+		s.blame(ReasonRejected, fmt.Errorf("response %d rejected", r.status))
+		e.reset(s, down, http2.ErrCodeCancel)
+		e.serveInstead(s, h)
+		return nil
 	}
 	s.waited = e.now
 	s.answer = e.now - s.sent
@@ -169,7 +170,8 @@ func (e *engine) backendGone(c *conn, s *stream, err error) {
 	if err == nil {
 		err = errors.New("connection closed")
 	}
-	e.failed(s, failure{reason: ReasonLost, err: err, unheard: !c.heard})
+	// After a panic nothing is sent again: it could be what the engine panicked at.
+	e.failed(s, failure{reason: ReasonLost, err: err, unheard: !c.heard, final: errors.Is(err, errPanicked)})
 }
 
 // goAwayFrame handles GOAWAY (§6.8).
@@ -215,6 +217,7 @@ type failure struct {
 
 // failed tries another connection, or tells the client. The backend's leg is gone already.
 func (e *engine) failed(s *stream, f failure) {
+	defer e.rescue(s.leg[up])
 	if s.half[down].head {
 		code := http2.ErrCodeInternal // as a broken body of ReverseProxy ends
 		if f.code == http2.ErrCodeCancel || f.code == http2.ErrCodeEnhanceYourCalm {

@@ -105,6 +105,9 @@ func (e *engine) ask(c *conn, s *stream, h *Head) {
 // resumed applies the plan of a parked stream. A stream that has ended meanwhile only has its Done called.
 func (e *engine) resumed(t *ticket, p Plan) {
 	s := t.s
+	if s != nil {
+		defer e.rescue(s.leg[up])
+	}
 	if s == nil {
 		if p.Done != nil {
 			e.calls = append(e.calls, call{done: p.Done, outcome: Outcome{Reason: ReasonClientReset}})

@@ -229,6 +229,7 @@ func (c *conn) writeHeaders(id uint32, end bool, lists ...[]hpack.HeaderField) {
 		flags |= http2.FlagHeadersEndStream
 	}
 	c.touch()
+	c.e.writing = c
 	start := len(c.out)
 	c.frame(0, http2.FrameHeaders, flags, id)
 	out := c.enc.begin(c.out)
@@ -241,6 +242,7 @@ func (c *conn) writeHeaders(id uint32, end bool, lists ...[]hpack.HeaderField) {
 	n := len(c.out) - start - frameHeaderLen
 	if n <= c.peerFrame {
 		putFrameLength(c.out[start:], n)
+		c.e.writing = nil
 		return
 	}
 	block := append([]byte(nil), c.out[start+frameHeaderLen:]...)
@@ -256,6 +258,7 @@ func (c *conn) writeHeaders(id uint32, end bool, lists ...[]hpack.HeaderField) {
 		c.out = append(c.out, block[:n]...)
 		block = block[n:]
 	}
+	c.e.writing = nil
 }
 
 // writeSettings opens the connection: our settings, and the rest of the connection's window.

@@ -27,7 +27,7 @@ func (w *writer) SetWriteDeadline(t time.Time) error { return w.l.setDeadline(do
 // marks the direction.
 func (l *local) setDeadline(d dir, t time.Time) error {
 	l.sh.lock()
-	defer l.sh.settle()
+	defer l.leave()
 	x := &l.deadlines
 	if x.over {
 		return errStreamGone
@@ -44,10 +44,10 @@ func (l *local) setDeadline(d dir, t time.Time) error {
 		var timer *time.Timer
 		timer = time.AfterFunc(time.Until(t), func() {
 			l.sh.lock()
+			defer l.leave()
 			if x.timer[d] == timer { // not one that was replaced while it waited for the mutex
 				l.expire(d)
 			}
-			l.sh.settle()
 		})
 		x.timer[d] = timer
 	}

@@ -9,6 +9,7 @@ import (
 // eject sends elsewhere what an endpoint that was found unhealthy still holds up: requests that wait for a connection
 // to it, which have cost nobody anything, and those that wait for its answer and may be sent again.
 func (e *engine) eject(ep *Endpoint) {
+	defer e.rescue(nil)
 	p := e.pools[ep]
 	if p == nil {
 		return

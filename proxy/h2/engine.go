@@ -65,11 +65,12 @@ func defaultLimits() limits {
 type engine struct {
 	lim      limits
 	decide   func(c *ConnInfo, h *Head, resume func(Plan)) (Plan, bool)
-	resume   func(t *ticket, p Plan) // the driver's way in for a parked stream's plan
-	serve    func(l *local) func()   // what the driver runs for a stream that is answered here
-	dial     func(p *pool) func()    // what the driver runs to connect to p's endpoint
-	unread   func(c *conn) bool      // whether input waits that was not fed yet; nil: nobody knows
-	now      time.Duration           // never 0, which means "not yet" in a stream
+	resume   func(t *ticket, p Plan)   // the driver's way in for a parked stream's plan
+	serve    func(l *local) func()     // what the driver runs for a stream that is answered here
+	dial     func(p *pool) func()      // what the driver runs to connect to p's endpoint
+	caught   func(v any, stack []byte) // told of a panic that was survived; nil: none is
+	unread   func(c *conn) bool        // whether input waits that was not fed yet; nil: nobody knows
+	now      time.Duration             // never 0, which means "not yet" in a stream
 	conns    []*conn
 	pools    map[*Endpoint]*pool
 	going    bool          // draining: GOAWAY for everybody
@@ -81,6 +82,8 @@ type engine struct {
 	wheel    wheel
 	idling   list // streams that wait for any endpoint to come back
 	count    counters
+
+	writing *conn // a frame is being written to its output; a panic leaves it unfinished
 
 	// What the driver has to do once the mutex is free.
 	dirty []*conn // have output, or want to be closed
@@ -200,18 +203,25 @@ func (e *engine) close(c *conn, err error) {
 		if s == nil {
 			continue
 		}
-		e.unlinkLeg(s, c.side)
-		if c.side == up {
-			e.abort(s, ReasonClientLost, err, http2.ErrCodeCancel)
-		} else {
-			e.backendGone(c, s, err)
-		}
+		e.orphan(c, s, err)
 	}
 	c.touch()
 }
 
+// orphan ends what a stream has on a connection that is being closed.
+func (e *engine) orphan(c *conn, s *stream, err error) {
+	defer e.rescueOrphan(s)
+	e.unlinkLeg(s, c.side)
+	if c.side == up {
+		e.abort(s, ReasonClientLost, err, http2.ErrCodeCancel)
+	} else {
+		e.backendGone(c, s, err)
+	}
+}
+
 // lose is told by the driver that the connection broke.
 func (e *engine) lose(c *conn, err error) {
+	defer e.rescue(c)
 	if c.pool != nil && !c.closing && (!c.drained || len(c.streams) > 0) {
 		e.failedEndpoint(c.pool.ep, err)
 		e.failedSharers(c, err)
@@ -282,6 +292,7 @@ func (e *engine) closeIfDone(c *conn) {
 
 // drain begins the end: every client is asked to go, and streams that run long are ended after grace.
 func (e *engine) drain(grace time.Duration) {
+	defer e.rescue(nil)
 	e.going = true
 	e.cutAt = e.now + max(grace, 1)
 	for _, c := range slices.Clone(e.conns) {

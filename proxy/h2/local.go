@@ -22,6 +22,7 @@ const localBuffer = 64 << 10
 // ends with the stream.
 type local struct {
 	sh      *shard
+	c       *conn     // the client's
 	s       *stream   // guarded by the shard's mutex; nil once the stream has ended or the response is complete
 	cond    sync.Cond // on the shard's mutex: s, its queues or their ends have changed
 	head    Head
@@ -44,7 +45,7 @@ func (e *engine) serveLocal(s *stream, h *Head, handler http.Handler) {
 		e.answer(s, http.StatusInternalServerError)
 		return
 	}
-	l := &local{s: s, head: *h, handler: handler, info: s.leg[up].info}
+	l := &local{c: s.leg[up], s: s, head: *h, handler: handler, info: s.leg[up].info}
 	l.head.Fields = slices.Clone(h.Fields)
 	s.local = l
 	e.after(e.serve(l))
@@ -139,12 +140,20 @@ func (l *local) run() {
 	complete = true
 }
 
+// leave is settle for a handler's turn. It is deferred: whatever the engine does in it, the mutex is free afterwards.
+func (l *local) leave() {
+	if v := recover(); v != nil {
+		l.sh.e.recovered(l.c, v)
+	}
+	l.sh.settle()
+}
+
 func (l *local) abort() {
 	l.sh.lock()
+	defer l.leave()
 	if s := l.s; s != nil {
 		l.sh.e.abort(s, ReasonAbort, nil, http2.ErrCodeInternal)
 	}
-	l.sh.settle()
 }
 
 // request makes what the handler is given.
@@ -218,7 +227,7 @@ func (b *body) Read(p []byte) (int, error) {
 	}
 	l := b.l
 	l.sh.lock()
-	defer l.sh.settle()
+	defer l.leave()
 	if b.expects && l.s != nil && l.s.half[up].got == 0 && !l.s.half[down].head {
 		l.sh.e.localHead(l.s, http.StatusContinue, []hpack.HeaderField{{Name: ":status", Value: "100"}})
 		l.sh.settle()

@@ -1,9 +1,12 @@
 package h2
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 )
@@ -19,7 +22,9 @@ type loop struct {
 	fd   int
 	file *os.File // the epoll instance
 
-	mu    sync.Mutex // guards links
+	mu    sync.Mutex // guards what follows
+	done  bool       // close was called
+	dead  error      // why no link is watched any more; nil: they are
 	links []*link    // by descriptor: a map's look-up for each event showed in profiles
 
 	// Of the goroutine alone.
@@ -59,18 +64,38 @@ func newLoop(sh *shard) (*loop, error) {
 	return &loop{sh: sh, fd: fd, file: os.NewFile(uintptr(fd), "epoll")}, nil
 }
 
-// run serves connections until close.
-func (lp *loop) run() {
+// run serves connections until close. If they cannot be waited for it ends all of them, and returns why.
+func (lp *loop) run() error {
+	err := fmt.Errorf("waiting for connections: %w", lp.wait())
+	lp.mu.Lock()
+	lp.dead = err
+	done, links := lp.done, slices.Clone(lp.links)
+	lp.mu.Unlock()
+	if done {
+		return nil
+	}
+	for _, l := range links {
+		if l != nil {
+			lp.end(l, err)
+		}
+	}
+	lp.sh.lock()
+	lp.sh.settle()
+	return err
+}
+
+func (lp *loop) wait() error {
 	raw, err := lp.file.SyscallConn()
 	if err != nil {
-		return // closed before it began
+		return err // closed before it began
 	}
 	// All of it happens in one call: Read forgets what the netpoller has seen when it begins, and edge-triggered it says so once.
-	_ = raw.Read(func(uintptr) bool {
+	var failed error
+	err = raw.Read(func(uintptr) bool {
 		for {
 			more, err := lp.round()
 			if err != nil {
-				lp.sh.log.Error("waiting for connections", "err", err)
+				failed = err
 				return true
 			}
 			if !more {
@@ -78,6 +103,7 @@ func (lp *loop) run() {
 			}
 		}
 	})
+	return cmp.Or(failed, err)
 }
 
 // round reads whatever has input and then writes what came of it; more: there may be more input of which epoll says nothing any more.
@@ -102,7 +128,12 @@ func (lp *loop) round() (more bool, err error) {
 }
 
 // close ends run. No connection may be left.
-func (lp *loop) close() { _ = lp.file.Close() }
+func (lp *loop) close() {
+	lp.mu.Lock()
+	lp.done = true
+	lp.mu.Unlock()
+	_ = lp.file.Close()
+}
 
 // serve reads the connections that have input.
 func (lp *loop) serve(events []syscall.EpollEvent) {
@@ -212,10 +243,16 @@ func (lp *loop) watch(l *link) {
 		lp.links = append(lp.links, make([]*link, more)...)
 	}
 	lp.links[fd] = l
-	lp.mu.Unlock()
-	err := syscall.EpollCtl(lp.fd, syscall.EPOLL_CTL_ADD, fd, &syscall.EpollEvent{Events: loopInterest, Fd: int32(fd)})
+	err := lp.dead
+	if err == nil { // under the mutex: either run ends the link when it fails, or this does
+		err = os.NewSyscallError("epoll_ctl", syscall.EpollCtl(lp.fd, syscall.EPOLL_CTL_ADD, fd, &syscall.EpollEvent{Events: loopInterest, Fd: int32(fd)}))
+	}
 	if err != nil {
-		lp.end(l, os.NewSyscallError("epoll_ctl", err))
+		lp.links[fd] = nil
+	}
+	lp.mu.Unlock()
+	if err != nil {
+		lp.end(l, err)
 	}
 }
 

@@ -9,7 +9,7 @@ type loop struct{}
 
 func newLoop(*shard) (*loop, error) { return nil, errors.ErrUnsupported }
 
-func (*loop) run() {}
+func (*loop) run() error { return nil }
 
 func (*loop) close() {}
 

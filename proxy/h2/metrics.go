@@ -16,6 +16,7 @@ type counters struct {
 	received [2]atomic.Int64
 	floods   atomic.Int64
 	queued   atomic.Int64 // bytes of chunks that hold bodies
+	panics   atomic.Int64
 	output   atomic.Int64 // bytes that the driver has taken and not yet written
 }
 
@@ -63,6 +64,7 @@ type collector struct {
 	resets   *prometheus.Desc
 	goAways  *prometheus.Desc
 	floods   *prometheus.Desc
+	panics   *prometheus.Desc
 	buffered *prometheus.Desc
 }
 
@@ -77,13 +79,14 @@ func newCollector(shards []*shard) *collector {
 		resets:   desc("resets_total", "Streams that were reset, by cause: client, backend, limit (concurrent streams), protocol, lane (deadline, drain, panic).", "cause"),
 		goAways:  desc("goaways_total", "GOAWAY frames by side of the connection (client, backend) and direction (sent, received).", "side", "direction"),
 		floods:   desc("flood_closes_total", "Connections closed because the peer made too much work for nothing (ENHANCE_YOUR_CALM)."),
+		panics:   desc("panics_total", "Panics of the frame lane that were survived: each ended the connection on whose behalf it worked. The log has the stack."),
 		buffered: desc("buffered_bytes", "Memory that holds what could not be passed on yet: bodies in streams, output of connections.", "where"),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.conns, c.streams, c.resets, c.goAways, c.floods, c.buffered} {
+	for _, d := range []*prometheus.Desc{c.conns, c.streams, c.resets, c.goAways, c.floods, c.panics, c.buffered} {
 		to <- d
 	}
 }
@@ -108,6 +111,7 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 	}
 	show(c.streams, gauge, func(n *counters) *atomic.Int64 { return &n.streams })
 	show(c.floods, counter, func(n *counters) *atomic.Int64 { return &n.floods })
+	show(c.panics, counter, func(n *counters) *atomic.Int64 { return &n.panics })
 	show(c.buffered, gauge, func(n *counters) *atomic.Int64 { return &n.queued }, "streams")
 	show(c.buffered, gauge, func(n *counters) *atomic.Int64 { return &n.output }, "connections")
 }

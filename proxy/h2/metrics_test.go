@@ -81,7 +81,7 @@ fairlead_h2_resets_total{cause="protocol"} 0
 	if err := testutil.GatherAndCompare(reg, strings.NewReader(want), "fairlead_h2_streams", "fairlead_h2_resets_total"); err != nil {
 		t.Error(err)
 	}
-	if n, err := testutil.GatherAndCount(reg); err != nil || n != 15 {
+	if n, err := testutil.GatherAndCount(reg); err != nil || n != 16 {
 		t.Errorf("%d series, %v", n, err)
 	}
 }

@@ -51,6 +51,7 @@ func (e *engine) pool(ep *Endpoint) *pool {
 
 // place finds a connection for the stream's request.
 func (e *engine) place(s *stream) {
+	defer e.rescue(s.leg[up])
 	ep := s.plan.Forward.Pick(s.sending.tried)
 	if ep == nil {
 		if s.ep == nil || s.tries == 0 {
@@ -156,9 +157,10 @@ func (p *pool) grow() {
 }
 
 // connected puts a new connection to use.
-func (e *engine) connected(p *pool) *conn {
+func (e *engine) connected(p *pool) (c *conn) {
 	p.dialing--
-	c := e.newConn(down)
+	c = e.newConn(down)
+	defer e.rescue(c)
 	c.pool = p
 	c.writeSettings()
 	if e.pools[p.ep] != p { // retired while it was dialled
@@ -174,6 +176,7 @@ func (e *engine) connected(p *pool) *conn {
 
 // dialFailed is told that a dial has come to nothing.
 func (e *engine) dialFailed(p *pool, err error) {
+	defer e.rescue(nil)
 	p.dialing--
 	e.failedEndpoint(p.ep, err)
 	p.failed(err)
@@ -354,6 +357,7 @@ func listSize(s *stream) int64 {
 
 // retire takes an endpoint out of service: its connections finish what they have, long-running streams end after grace. It may be repeated: the earliest end counts.
 func (e *engine) retire(ep *Endpoint, grace time.Duration) {
+	defer e.rescue(nil)
 	p := e.pools[ep]
 	delete(e.pools, ep)
 	for _, c := range slices.Clone(e.conns) {

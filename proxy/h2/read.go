@@ -10,6 +10,7 @@ import (
 
 // feed handles bytes that came in on c. It may be called with any split of the stream of bytes.
 func (e *engine) feed(c *conn, p []byte) {
+	defer e.rescue(c)
 	c.lastRead = e.now
 	c.pingAt = 0
 	if c.preface > 0 {

@@ -94,37 +94,51 @@ func New(cfg Config) *Server {
 	return s
 }
 
-// Run serves connections until ctx ends, then closes every connection at once and waits for what it started.
+// Run serves connections until ctx ends, then closes every connection at once and waits for what it started. It does the same, and returns an error, if connections
+// cannot be waited for.
 func (s *Server) Run(ctx context.Context) error {
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()
+	broken := make(chan error, len(s.shards))
 	var loops sync.WaitGroup
 	for _, sh := range s.shards {
 		if sh.loop != nil {
-			loops.Go(sh.loop.run)
+			loops.Go(func() {
+				if err := sh.loop.run(); err != nil {
+					broken <- err
+				}
+			})
 		}
 	}
 	for {
 		select {
 		case <-ctx.Done():
-			s.cancel()
-			for _, sh := range s.shards {
-				sh.end()
-			}
-			s.links.Wait()
-			for _, sh := range s.shards {
-				if sh.loop != nil {
-					sh.loop.close()
-				}
-			}
+			s.end()
 			loops.Wait()
 			return nil
+		case err := <-broken:
+			s.end()
+			loops.Wait()
+			return err
 		case <-ticker.C:
 			for _, sh := range s.shards {
 				sh.tick()
 			}
 			s.shed()
 			s.memory.Log(s.log)
+		}
+	}
+}
+
+func (s *Server) end() {
+	s.cancel()
+	for _, sh := range s.shards {
+		sh.end()
+	}
+	s.links.Wait()
+	for _, sh := range s.shards {
+		if sh.loop != nil {
+			sh.loop.close()
 		}
 	}
 }

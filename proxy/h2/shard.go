@@ -3,7 +3,9 @@ package h2
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"sync"
 	"time"
 )
@@ -44,6 +46,7 @@ func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buf
 		sh.e.resumed(t, p)
 		sh.settle()
 	}
+	sh.e.caught = sh.caught
 	sh.e.unread = func(c *conn) bool { return c.link != nil && c.link.raw != nil && c.link.raw.unread() }
 	sh.e.serve = func(l *local) func() {
 		l.sh, l.cond.L = sh, &sh.mu
@@ -95,7 +98,7 @@ func (sh *shard) settle() {
 			w := &b.writes[i]
 			w.left, w.err = w.c.link.write(w.buf)
 		}
-		b.run()
+		b.run(sh)
 		sh.mu.Lock()
 		b.written()
 	}
@@ -127,21 +130,37 @@ func (b *batch) collect(e *engine) bool {
 	return len(b.writes) > 0 || len(b.closes) > 0 || len(b.calls) > 0
 }
 
-func (b *batch) run() {
+func (b *batch) run(sh *shard) {
 	for i, l := range b.closes {
 		l.shut()
 		b.closes[i] = nil
 	}
 	b.closes = b.closes[:0]
 	for i := range b.calls {
-		c := &b.calls[i]
-		if c.do != nil {
-			c.do()
-		} else {
-			c.done(c.outcome)
-		}
-		*c = call{}
+		sh.call(&b.calls[i])
+		b.calls[i] = call{}
 	}
+}
+
+func (sh *shard) call(c *call) {
+	defer func() {
+		if v := recover(); v != nil { // the engine is none the worse for it
+			sh.e.count.panics.Add(1)
+			sh.say(v, debug.Stack())
+		}
+	}()
+	if c.do != nil {
+		c.do()
+	} else {
+		c.done(c.outcome)
+	}
+}
+
+// caught has a panic of the engine logged. The shard's mutex is held.
+func (sh *shard) caught(v any, stack []byte) { sh.e.after(func() { sh.say(v, stack) }) }
+
+func (sh *shard) say(v any, stack []byte) {
+	sh.log.Error("frame lane panicked", "panic", fmt.Sprint(v), "stack", string(stack))
 }
 
 // written tells the engine what became of the output.
@@ -158,6 +177,15 @@ func (b *batch) written() {
 
 // finishWrite ends a write: the output may have grown meanwhile, and streams that waited for room go on.
 func (c *conn) finishWrite(buf []byte, err error) {
+	c.wrote(buf, err)
+	c.link.room.Broadcast()
+	if c.link.paused.Load() && !c.over() {
+		c.link.loop.unpause(c.link)
+	}
+}
+
+func (c *conn) wrote(buf []byte, err error) {
+	defer c.e.rescue(c)
 	c.flushing = false
 	c.e.freeBuffer(buf)
 	if err != nil {
@@ -170,10 +198,6 @@ func (c *conn) finishWrite(buf []byte, err error) {
 		if len(c.out) > 0 || c.closing {
 			c.touch()
 		}
-	}
-	c.link.room.Broadcast()
-	if c.link.paused.Load() && !c.over() {
-		c.link.loop.unpause(c.link)
 	}
 }
 

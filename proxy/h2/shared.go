@@ -41,6 +41,7 @@ func (s *Server) Leave(of []*Upstream, on func(of *Upstream, c *tls.Conn)) {
 
 // leave is Server.Leave.
 func (e *engine) leave(of map[*Upstream]bool, on func(*Upstream, *conn)) {
+	defer e.rescue(nil)
 	e.reconsider(func(s *stream) bool { return of[s.plan.Forward] })
 	for _, c := range e.conns {
 		if c.pool == nil {
@@ -94,6 +95,7 @@ func (s *Server) EjectShares(list []Share) {
 
 // ejectShares is EjectShares.
 func (e *engine) ejectShares(set map[Share]bool) {
+	defer e.rescue(nil)
 	which := func(s *stream) bool { return s.shared() && set[Share{s.plan.Forward, s.ep.Name}] }
 	e.reconsider(which)
 	for _, c := range append([]*conn(nil), e.conns...) {

@@ -28,7 +28,10 @@ type stand struct {
 	outcomes []Outcome
 	ended    chan Outcome
 
-	unwrapped bool // connections are not passed through Server.Listener and wrap
+	stopped   chan struct{} // closed when Run has returned runErr
+	runErr    error
+	panics    int64 // that the test provokes at least; 0: there must be none
+	unwrapped bool  // connections are not passed through Server.Listener and wrap
 }
 
 // endpoint is one that the driver's tests dial.
@@ -91,6 +94,14 @@ func newStand(t *testing.T, driver string, h http.Handler, change func(h *Head, 
 	return s
 }
 
+// caught counts the panics that were survived.
+func (s *stand) caught() (n int64) {
+	for _, sh := range s.server.shards {
+		n += sh.e.count.panics.Load()
+	}
+	return n
+}
+
 func (s *stand) done(o Outcome) {
 	s.mu.Lock()
 	s.outcomes = append(s.outcomes, o)
@@ -102,14 +113,17 @@ func (s *stand) start(cfg Config) {
 	t := s.t
 	s.server = New(cfg)
 	ctx, cancel := context.WithCancel(context.Background())
-	stopped := make(chan struct{})
-	go func() { defer close(stopped); _ = s.server.Run(ctx) }()
+	s.stopped = make(chan struct{})
+	go func() { defer close(s.stopped); s.runErr = s.server.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
 		select {
-		case <-stopped:
+		case <-s.stopped:
 		case <-time.After(10 * time.Second):
 			t.Error("the server did not stop")
+		}
+		if n := s.caught(); n < s.panics || s.panics == 0 && n > 0 {
+			t.Errorf("%d panics were survived, want %d", n, s.panics)
 		}
 	})
 	front := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))

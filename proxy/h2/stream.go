@@ -197,6 +197,14 @@ func (e *engine) settle(s *stream) {
 	e.freeStreams++
 }
 
+// anyLeg is the client's connection while there is one, else the backend's.
+func (s *stream) anyLeg() *conn {
+	if c := s.leg[up]; c != nil {
+		return c
+	}
+	return s.leg[down]
+}
+
 func (e *engine) outcome(s *stream) Outcome {
 	o := Outcome{
 		Status: int(s.status), Reason: s.reason, Err: s.err, Retries: int(s.tries),
@@ -223,6 +231,7 @@ func (e *engine) release(s *stream) {
 	}
 	s.picked = false
 	if f := s.ep.Release; f != nil {
+		defer e.rescue(nil) // whoever counts wrongly, the stream ends as it should
 		f()
 	}
 }

@@ -93,6 +93,7 @@ func (e *engine) overslept(now time.Duration) {
 
 // expired ends a stream whose time is over.
 func (e *engine) expired(s *stream) {
+	defer e.rescue(s.anyLeg())
 	switch {
 	case s.draining:
 		// The response is complete, only the upload goes on.
@@ -116,6 +117,7 @@ var errDeadline = errors.New("deadline exceeded")
 
 // check looks after one connection.
 func (e *engine) check(c *conn) {
+	defer e.rescue(c)
 	if c.held {
 		c.touch()
 	}
@@ -140,6 +142,7 @@ func (e *engine) check(c *conn) {
 
 // checkClosing cuts a closed connection whose peer does not take our last words, or does not close its side.
 func (e *engine) checkClosing(c *conn) {
+	defer e.rescue(c)
 	limit := e.lim.linger
 	if len(c.out)+c.inflight > 0 {
 		limit = e.lim.stall

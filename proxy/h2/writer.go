@@ -66,11 +66,7 @@ func (w *writer) WriteHeader(status int) {
 }
 
 func (w *writer) interim(status int) {
-	w.l.sh.lock()
-	if w.l.s != nil {
-		w.l.sh.e.localHead(w.l.s, status, w.encode(status))
-	}
-	w.l.sh.settle()
+	w.l.begin(status, w.encode(status))
 }
 
 // encode makes a field list of the header.
@@ -165,11 +161,7 @@ func (w *writer) flush(p []byte) error {
 		}
 		w.common()
 		w.sent = true
-		w.l.sh.lock()
-		if w.l.s != nil {
-			w.l.sh.e.localHead(w.l.s, w.status, w.fields)
-		}
-		w.l.sh.settle()
+		w.l.begin(w.status, w.fields)
 	}
 	if w.head {
 		w.buf = w.buf[:0]
@@ -182,27 +174,41 @@ func (w *writer) flush(p []byte) error {
 	return w.l.send(p)
 }
 
+// begin sends a head.
+func (l *local) begin(status int, fields []hpack.HeaderField) {
+	l.sh.lock()
+	defer l.leave()
+	if l.s != nil {
+		l.sh.e.localHead(l.s, status, fields)
+	}
+}
+
 // send passes p on, as fast as the client takes it.
 func (l *local) send(p []byte) error {
 	for {
-		l.sh.lock()
-		for l.s != nil && l.s.half[down].q.size >= localBuffer {
-			l.cond.Wait()
-		}
-		if l.s == nil {
-			err := l.gone(down)
-			l.sh.settle()
+		n := min(len(p), localBuffer)
+		if err := l.sendPart(p[:n]); err != nil {
 			return err
 		}
-		n := min(len(p), localBuffer)
-		if n > 0 {
-			l.sh.e.push(l.s, down, p[:n], false)
-		}
-		l.sh.settle()
 		if p = p[n:]; len(p) == 0 {
 			return nil
 		}
 	}
+}
+
+func (l *local) sendPart(p []byte) error {
+	l.sh.lock()
+	defer l.leave()
+	for l.s != nil && l.s.half[down].q.size >= localBuffer {
+		l.cond.Wait()
+	}
+	if l.s == nil {
+		return l.gone(down)
+	}
+	if len(p) > 0 {
+		l.sh.e.push(l.s, down, p, false)
+	}
+	return nil
 }
 
 // finish ends the response when the handler has returned.
@@ -229,6 +235,7 @@ func (w *writer) finish() {
 		w.common()
 	}
 	w.l.sh.lock()
+	defer w.l.leave()
 	if s := w.l.s; s != nil { // all of it in one turn: one write
 		if body := len(w.buf) > 0 && !w.head; !w.sent && (body || len(trailers) > 0) {
 			w.l.sh.e.localHead(s, w.status, w.fields)
@@ -240,7 +247,6 @@ func (w *writer) finish() {
 			w.l.sh.e.localEnd(w.l, w.status, w.fields, trailers)
 		}
 	}
-	w.l.sh.settle()
 }
 
 func (w *writer) trailerFields() []hpack.HeaderField {

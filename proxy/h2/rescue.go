@@ -1,0 +1,142 @@
+package h2
+
+import (
+	"errors"
+	"maps"
+	"net/http"
+	"runtime/debug"
+	"slices"
+
+	"golang.org/x/net/http2"
+)
+
+// A panic under the shard's mutex ends the connection on whose behalf the engine worked, and whichever it was writing a frame to: what that one was sent may be half a frame.
+// The rest of the engine is what it was before the turn, but for memory that is kept for reuse: what was being freed may be in use, so none of it is used again.
+
+var errPanicked = errors.New("this process made a mistake")
+
+// rescue is deferred where the engine begins to work for a connection. c is nil where it is nobody's.
+func (e *engine) rescue(c *conn) {
+	if v := recover(); v != nil {
+		e.recovered(c, v)
+	}
+}
+
+// recovered goes on after a panic. Without a driver, that is in the engine's own tests, it does not.
+func (e *engine) recovered(c *conn, v any) {
+	if e.caught == nil {
+		panic(v)
+	}
+	e.count.panics.Add(1)
+	e.caught(v, debug.Stack())
+	w := e.writing
+	e.spares, e.writing = spares{}, nil
+	if c != nil {
+		e.fell(c)
+	}
+	if w != nil && w != c {
+		e.fell(w)
+	}
+	e.spares = spares{}
+}
+
+// fell ends a connection after a panic. If that cannot be done in order, it is done by force.
+func (e *engine) fell(c *conn) {
+	forced := c.closing // it is what panicked
+	c.cut = true
+	if !forced {
+		func() {
+			defer func() {
+				if v := recover(); v != nil {
+					forced = true
+					e.count.panics.Add(1)
+					e.caught(v, debug.Stack())
+				}
+			}()
+			e.close(c, errPanicked)
+		}()
+	}
+	if forced {
+		e.forsake(c)
+	}
+	c.touch()
+}
+
+// forsake takes a connection's streams out of all tables, without asking anybody anything. Nothing is freed for reuse.
+func (e *engine) forsake(c *conn) {
+	c.closing, c.closingAt = true, e.now
+	c.in, c.block, c.data, c.ready = nil, nil, dataFrame{}, list{}
+	if c.pool != nil {
+		c.pool.conns = slices.DeleteFunc(c.pool.conns, func(o *conn) bool { return o == c })
+	}
+	for _, id := range slices.Sorted(maps.Keys(c.streams)) {
+		s := c.streams[id]
+		delete(c.streams, id)
+		if s != nil {
+			e.bury(s)
+		}
+	}
+}
+
+// rescueOrphan is rescue for one stream of a connection that is being closed: the others have still to be.
+func (e *engine) rescueOrphan(s *stream) {
+	if v := recover(); v != nil {
+		e.recovered(nil, v)
+		e.bury(s)
+	}
+}
+
+// bury takes a stream off its connections and pays what is owed for it.
+func (e *engine) bury(s *stream) {
+	defer func() {
+		if v := recover(); v != nil { // its own lists are broken: it stays where it is
+			e.caught(v, debug.Stack())
+		}
+	}()
+	for side, c := range s.leg {
+		if c == nil {
+			continue
+		}
+		delete(c.streams, s.id[side])
+		c.idleSince = e.now
+		if !c.closing {
+			c.writeReset(s.id[side], http2.ErrCodeInternal)
+			c.rememberReset(s.id[side])
+		}
+	}
+	e.count.streams.Add(-1)
+	s.blame(ReasonAbort, errPanicked)
+	if s.picked && s.ep != nil && s.ep.Release != nil {
+		e.after(s.ep.Release)
+	}
+	if s.decided && s.plan.Done != nil {
+		e.calls = append(e.calls, call{done: s.plan.Done, outcome: e.outcome(s)})
+	}
+	if t := s.ticket; t != nil {
+		t.s, t.head = nil, nil
+	}
+	if l := s.local; l != nil {
+		l.s = nil
+		l.wake()
+		if l.cancel != nil {
+			e.after(l.cancel)
+		}
+	}
+	s.leg, s.local, s.picked, s.decided = [2]*conn{}, nil, false, false
+	for d := range s.half {
+		e.unqueue(s, dir(d))
+	}
+	for _, n := range []*node{&s.timer, &s.wait, &s.half[up].ready, &s.half[down].ready} {
+		n.unlink()
+	}
+}
+
+// accepts asks Plan.Accept. false: it panicked, and the stream is gone with its client's connection, not with that of the backend, which has others' streams.
+func (e *engine) accepts(s *stream, status int) (h http.Handler, ok bool) {
+	accept := s.sending.accept
+	if accept == nil {
+		return nil, true
+	}
+	defer e.rescue(s.leg[up])
+	return accept(status), true
+}

@@ -1,0 +1,151 @@
+package h2
+
+import (
+	"bytes"
+	"log/slog"
+	"net/http"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// logbook is a log that several goroutines write.
+type logbook struct {
+	mu sync.Mutex // guards b
+	b  bytes.Buffer
+}
+
+func (l *logbook) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logbook) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// A panic in the engine ends the connection that caused it: the process serves on, and so does every other connection.
+func TestPanicEndsItsConnection(t *testing.T) { onDrivers(t, testPanicEndsItsConnection) }
+
+func testPanicEndsItsConnection(t *testing.T, driver string) {
+	tests := []struct {
+		name string
+		// plan has requests for /panic do it.
+		plan func(p *Plan)
+		// answered says that the client of such a request gets its answer all the same.
+		answered bool
+		panics   int64
+	}{
+		{"deciding", func(*Plan) { panic("deciding") }, false, 1},
+		{"picking an endpoint", func(p *Plan) { p.Forward = &Upstream{Pick: func([]*Endpoint) *Endpoint { panic("picking") }} }, false, 1},
+		{"looking at the response", func(p *Plan) { p.Accept = func(int) http.Handler { panic("looking") } }, false, 1},
+		{"saying why it failed", func(p *Plan) {
+			p.Forward = &Upstream{Pick: func([]*Endpoint) *Endpoint { return nil }}
+			p.Fail = func(Outcome) http.Handler { panic("failing") }
+		}, false, 1},
+		{"and when the endpoint is released", func(p *Plan) {
+			pick := p.Forward.Pick
+			p.Forward = &Upstream{Pick: func(tried []*Endpoint) *Endpoint {
+				ep := *pick(tried)
+				ep.Via, ep.Release = pick(tried), func() { panic("releasing") }
+				return &ep
+			}}
+			p.Accept = func(int) http.Handler { panic("looking") }
+		}, false, 2},
+		{"when it has ended", func(p *Plan) {
+			done := p.Done
+			p.Done = func(o Outcome) { done(o); panic("done") }
+		}, true, 1},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var log logbook
+			b := newHolding("fine")
+			s := &stand{t: t, backend: newBackend(t, b), ended: make(chan Outcome, 100), unwrapped: driver == "unwrapped", panics: tt.panics}
+			s.ep = s.endpoint(s.backend.Listener.Addr().String(), driver)
+			s.start(Config{Shards: 1, portable: driver != "loop", Logger: slog.New(slog.NewTextHandler(&log, nil)), Decide: func(_ *ConnInfo, h *Head, _ func(Plan)) (Plan, bool) {
+				p := forward(s.ep)
+				p.Done = s.done
+				if h.Path == "/panic" {
+					tt.plan(&p)
+				}
+				return p, true
+			}})
+			held := s.begin("/hold", len("begun ")) // of another client, on the same connection to the backend
+			other := &http.Client{Transport: s.client.Transport.(*http.Transport).Clone(), Timeout: 10 * time.Second}
+			defer other.CloseIdleConnections()
+			for range 3 {
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+"/panic", strings.NewReader("body"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				res, err := other.Do(req)
+				if err == nil {
+					_ = res.Body.Close()
+				}
+				if (err == nil) != tt.answered {
+					t.Errorf("the request got %v, %v", res, err)
+				}
+			}
+			close(b.release)
+			if got := s.read(held); got != "fine" {
+				t.Errorf("another client's request ended with %q", got)
+			}
+			if got := s.read(s.do("GET", "/", nil)); got != "fine" {
+				t.Errorf("another client's next request got %q", got)
+			}
+			// A client has its answer before the stream is settled here.
+			sh, clients := s.server.shards[0], int64(1)
+			if tt.answered {
+				clients = 2
+			}
+			for end := time.Now().Add(10 * time.Second); ; runtime.Gosched() {
+				n := &sh.e.count
+				if s.caught() >= 3*tt.panics && n.conns[up].Load() == clients && n.streams.Load() == 0 {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatalf("%d panics, %d connections of clients, %d streams; want 3 times %d, %d and none", s.caught(), n.conns[up].Load(), n.streams.Load(), tt.panics, clients)
+				}
+			}
+			if got := log.String(); !strings.Contains(got, "frame lane panicked") || !strings.Contains(got, "rescue_test.go") {
+				t.Errorf("the log says %q", got)
+			}
+		})
+	}
+}
+
+// What panics again while it is cleaned up is taken out by force: nothing of it is left, and what is owed for its streams is paid.
+func TestPanicWhileCleaningUp(t *testing.T) {
+	r := newRig(t)
+	caught := 0
+	r.e.caught = func(any, []byte) { caught++ }
+	p, other := r.client(), r.client()
+	p.get(1)
+	p.get(3)
+	other.get(1)
+	b := r.backend(0)
+	b.see()
+	p.c.streams[1].ep = nil // what release panics at
+	r.inFlight--
+	r.decide = func(*Head, func(Plan)) (Plan, bool) { panic("deciding") }
+	p.get(5)
+	if caught != 2 || !p.c.closing || !p.c.cut || len(p.c.streams) > 0 {
+		t.Errorf("%d panics; closing %v, cut %v, %d streams", caught, p.c.closing, p.c.cut, len(p.c.streams))
+	}
+	if len(r.outcomes) != 2 {
+		t.Errorf("%d streams ended, want 2", len(r.outcomes))
+	}
+	b.want("RST 1 CANCEL", "RST 3 CANCEL")
+	b.respond(5, "ok")
+	other.want("HEADERS 1 :status=200", `DATA 1 "ok" END`)
+	if n := r.e.count.streams.Load(); n != 0 {
+		t.Errorf("%d streams are left", n)
+	}
+	r.clean()
+}
