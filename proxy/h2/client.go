@@ -15,6 +15,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 )
 
+// maxHeads is how many bytes the heads of one client's requests may have as long as nobody has answered them, here or
+// in what is to be written to backends: 16 KiB for each of 250 streams, of which tokens and groups fill a tenth.
+const maxHeads = 4 << 20
+
 // requestBlock handles a field block from a client: a new request, or trailers. The fields are in e.fields.
 func (e *engine) requestBlock(c *conn, id uint32, selfish bool) *connError {
 	if s := c.streams[id]; s != nil {
@@ -39,6 +43,8 @@ func (e *engine) requestBlock(c *conn, id uint32, selfish bool) *connError {
 	case c.greedy():
 		e.memory.Refuse(hold.Stream)
 		return e.refuse(c, id, http2.ErrCodeRefusedStream)
+	case c.heads > 0 && c.heads+e.fieldsSize > maxHeads:
+		return e.refuse(c, id, http2.ErrCodeRefusedStream)
 	case selfish:
 		return e.refuse(c, id, http2.ErrCodeProtocol)
 	case e.fieldsOver:
@@ -58,6 +64,8 @@ func (e *engine) requestBlock(c *conn, id uint32, selfish bool) *connError {
 		return e.refuse(c, id, http2.ErrCodeProtocol)
 	}
 	s := e.newStream(c, id)
+	s.head = int32(e.fieldsSize)
+	c.heads += e.fieldsSize
 	s.half[up].end = head.EndStream
 	s.half[up].declared = head.ContentLength
 	if head.Method == "CONNECT" { // tunnels are not what an API front door offers

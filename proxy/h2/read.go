@@ -288,6 +288,21 @@ func (e *engine) continuationFrame(c *conn, h frameHeader, p []byte) *connError 
 	return e.fieldBlock(c, block, false)
 }
 
+// chargeFields takes what a field list costs that a small block stands for: decoding it, and where it is passed on, the
+// memory that it needs there. A list that names each entry of the table once, as every known sender's does, is not
+// much longer than its literals (Huffman's shortest code has 5 bits) and the table, and free.
+func (e *engine) chargeFields(c *conn, encoded int) *connError {
+	const free, unit = 2 * headerTable, 256 // a budget pays for 1.2 MiB at once, and 256 KiB a second
+	cost := max(0, e.fieldsSize-2*encoded-free) / unit
+	if e.fieldsOver {
+		cost += budget.Refused
+	}
+	if cost == 0 {
+		return nil
+	}
+	return c.spend(cost)
+}
+
 // fieldBlock decodes a complete field block: always, because it changes the state of the table that later blocks refer to (RFC 7541
 // §2.2), and only then asks whether anybody wants it.
 func (e *engine) fieldBlock(c *conn, block []byte, selfish bool) *connError {
@@ -300,11 +315,8 @@ func (e *engine) fieldBlock(c *conn, block []byte, selfish bool) *connError {
 	if err := c.dec.Close(); err != nil {
 		return &connError{http2.ErrCodeCompression, err.Error()}
 	}
-	if e.fieldsOver {
-		// A small block may stand for a list of many megabytes. We do not keep it, but decoding it is work.
-		if err := c.spend(budget.Refused + e.fieldsSize/(16<<10)); err != nil {
-			return err
-		}
+	if err := e.chargeFields(c, len(block)); err != nil {
+		return err
 	}
 	if c.side == up {
 		return e.requestBlock(c, id, selfish)

@@ -323,6 +323,9 @@ func (r *rig) clean() {
 		if len(c.streams) > 0 {
 			r.t.Errorf("side %d still has %d streams", c.side, len(c.streams))
 		}
+		if c.heads != 0 {
+			r.t.Errorf("side %d: %d bytes of heads", c.side, c.heads)
+		}
 		if c.queued != 0 || c.ready.n != 0 {
 			r.t.Errorf("side %d: %d bytes queued, %d streams ready", c.side, c.queued, c.ready.n)
 		}

@@ -62,6 +62,7 @@ type stream struct {
 	draining bool // the response is complete, the upload is read and dropped until expires
 	noBody   bool // the response must not have a body: HEAD, 204, 304
 	status   int16
+	head     int32 // bytes that count in the client's conn.heads
 	held     int32 // bytes that its queues count for on the client's connection
 	reason   Reason
 	err      error
@@ -112,6 +113,7 @@ func (e *engine) newSending(p *Plan) *sending {
 
 // freeSending is called when the request will not be sent again.
 func (e *engine) freeSending(s *stream) {
+	s.headDone()
 	to := s.sending
 	if to == nil {
 		return
@@ -122,6 +124,14 @@ func (e *engine) freeSending(s *stream) {
 		clear(to.tried)
 		*to = sending{fields: to.fields[:0], tried: to.tried[:0]}
 		e.sendings = append(e.sendings, to)
+	}
+}
+
+// headDone ends the counting of the request's head in its connection's.
+func (s *stream) headDone() {
+	if c := s.leg[up]; c != nil {
+		c.heads -= int(s.head)
+		s.head = 0
 	}
 }
 
@@ -243,6 +253,9 @@ func (e *engine) unlinkLeg(s *stream, side dir) {
 		return
 	}
 	s.half[1-side].ready.unlink() // what was to be sent there
+	if side == up {
+		s.headDone()
+	}
 	delete(c.streams, s.id[side])
 	s.leg[side] = nil
 	c.idleSince = e.now
