@@ -50,11 +50,15 @@ func (h *Head) has(name string) bool {
 	return false
 }
 
-// headOf reads the head of a net/http request. The path comes from the request line, not from the parsed URL: matching and forwarding must see the same
-// bytes.
+// headOf reads the head of a net/http request. Path and query come from its URL, which the pages' muxes look
+// at too: what is authorized is what is served. RawPath is set where the path was not written as url.URL would
+// write it, so these are the bytes of the request line, which is what is matched and forwarded.
 func headOf(r *http.Request) *Head {
 	h := &Head{Method: r.Method, Authority: r.Host, RemoteIP: hostOnly(r.RemoteAddr), Arrived: time.Now()}
-	h.Path, h.RawQuery, h.HasQuery = splitTarget(r.RequestURI)
+	h.RawQuery, h.HasQuery = r.URL.RawQuery, r.URL.ForceQuery || r.URL.RawQuery != ""
+	if h.Path = r.URL.RawPath; h.Path == "" {
+		h.Path = r.URL.EscapedPath()
+	}
 	h.Fields = make([]hpack.HeaderField, 0, len(r.Header))
 	for name, values := range r.Header {
 		lower := strings.ToLower(name)
@@ -81,20 +85,6 @@ func upgradeOf(r *http.Request) string {
 		return protocol
 	}
 	return ""
-}
-
-// splitTarget takes a request target apart. An absolute form (RFC 9112 §3.2.2) loses its scheme and authority.
-func splitTarget(uri string) (path, query string, hasQuery bool) {
-	path, query, hasQuery = strings.Cut(uri, "?")
-	if !strings.HasPrefix(path, "/") {
-		if _, rest, ok := strings.Cut(path, "://"); ok {
-			path = "/"
-			if i := strings.IndexByte(rest, '/'); i >= 0 {
-				path = rest[i:]
-			}
-		}
-	}
-	return path, query, hasQuery
 }
 
 func hostOnly(addr string) string {

@@ -177,11 +177,7 @@ func (p *Proxy) carryOut(w http.ResponseWriter, r *http.Request, x *exchange) {
 // asUser puts the caller and the request's attributes where k8s.io/apiserver's filters look for them.
 func (p *Proxy) asUser(r *http.Request, x *exchange) *http.Request {
 	ctx := request.WithUser(r.Context(), x.decision.User)
-	info, err := requestInfo().NewRequestInfo(r)
-	if err == nil {
-		ctx = request.WithRequestInfo(ctx, info)
-	}
-	return r.WithContext(ctx)
+	return r.WithContext(request.WithRequestInfo(ctx, x.decision.Request.info()))
 }
 
 // serveImpersonated is behind the impersonation filter: the context's user is whom the caller asked to be, and may.

@@ -5,9 +5,12 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/klog/v2"
 )
 
@@ -18,9 +21,10 @@ func upstreamRequest(t *testing.T, method, path, rawQuery string) Request {
 	if p, err := url.PathUnescape(path); err == nil {
 		u.Path = p
 	}
-	info, err := requestInfo().NewRequestInfo(&http.Request{Method: method, URL: u})
-	if err != nil {
-		return parseSlow(method, path, rawQuery)
+	factory := request.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}
+	info, err := factory.NewRequestInfo(&http.Request{Method: method, URL: u})
+	if err != nil { // the verb is part of the path, and nothing else is
+		return Request{Verb: strings.ToLower(method), Path: u.Path}
 	}
 	want := Request{Path: info.Path, IsResource: info.IsResourceRequest, Verb: info.Verb, Namespace: info.Namespace, Resource: info.Resource,
 		Subresource: info.Subresource, Name: info.Name, FieldSelector: info.FieldSelector, LabelSelector: info.LabelSelector}
@@ -38,7 +42,10 @@ func FuzzParseRequest(f *testing.F) {
 		"/apis", "/apis/apps", "/apis/apps/v1", "/apis/apps/v1/", "/apis/apps/v1/deployments", "/apis/apps/v1/namespaces/a/deployments/b/scale",
 		"/apis/a//b", "/apis/apps/v1//x", "/healthz", "/debug/pprof/profile", "/apis/g/v/r/n%2Fm", "/api/v1/namespaces/", "/api/v1/namespaces//pods",
 	} {
-		for _, q := range []string{"", "limit=x&watch=%31", "limit=x&fieldSelector=metadata.name%3Dx&labelSelector=a", "watch=true", "watch=0", "watch=False", "watch", "limit=5&watch=1", "limit=x&watch=1", "watch=%31", "fieldSelector=metadata.name%3Dx", "labelSelector=a"} {
+		for _, q := range []string{"", "limit=x&watch=%31", "limit=x&fieldSelector=metadata.name%3Dx&labelSelector=a", "watch=true", "watch=0", "watch=False", "watch", "limit=5&watch=1", "limit=x&watch=1", "watch=%31", "fieldSelector=metadata.name%3Dx", "labelSelector=a",
+			"fieldSelector=metadata.name%3Dx&labelSelector=%21%21&watch", "fieldSelector=&fieldSelector=metadata.name%3Dx", "fieldSelector=metadata.name%3Dx%2Fy",
+			"fieldSelector=metadata.name!%3Dx&watch=%66alse", "labelSelector=a;b&watch=&watch=0", "labelSelector=", "fieldSelector=metadata.name%3D%3Dx,a%3Db&watch=+",
+		} {
 			f.Add("GET", path, q)
 		}
 		f.Add("DELETE", path, "")
@@ -46,6 +53,9 @@ func FuzzParseRequest(f *testing.F) {
 		f.Add("BREW", path, "")
 	}
 	f.Fuzz(func(t *testing.T, method, path, rawQuery string) {
+		if len(rawQuery) > maxSelectors {
+			return // TestLongSelectors
+		}
 		got := parseRequest(method, path, rawQuery)
 		if diff := cmp.Diff(upstreamRequest(t, method, path, rawQuery), got); diff != "" {
 			t.Errorf("%s %s?%s (-upstream +ours):\n%s", method, path, rawQuery, diff)
@@ -65,6 +75,25 @@ func TestParseRequestLogsNothing(t *testing.T) {
 	}
 	if log.Len() > 0 {
 		t.Errorf("the log says %s", &log)
+	}
+}
+
+// TestLongSelectors: what is too long to be parsed asks for more than it would, never for less.
+func TestLongSelectors(t *testing.T) {
+	long := strings.Repeat("%2Cb", maxSelectors/4)
+	for _, tc := range []struct {
+		method, query string
+		want          string
+	}{
+		{"GET", "fieldSelector=metadata.name%3Dx&labelSelector=a" + long, "list"},
+		{"GET", "fieldSelector=metadata.name%3Dx" + long + "&watch=%31", "watch"},
+		{"HEAD", "labelSelector=a" + long, "list"},
+		{"DELETE", "labelSelector=a" + long, "deletecollection"},
+	} {
+		want := Request{IsResource: true, Verb: tc.want, Version: "v1", Resource: "pods", Path: "/api/v1/pods"}
+		if diff := cmp.Diff(want, parseRequest(tc.method, "/api/v1/pods", tc.query)); diff != "" {
+			t.Errorf("%s %.40s (-want +got):\n%s", tc.method, tc.query, diff)
+		}
 	}
 }
 

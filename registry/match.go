@@ -21,7 +21,7 @@ const (
 	// RouteOwn is one of Fairlead's own pages below /fairlead, and with the dir: registry everything below
 	// /apis/apiregistration.k8s.io, which Fairlead serves itself then.
 	RouteOwn
-	// RouteInvalid is a path that, decoded or cleaned by whoever receives it, would select something else than it does as written. It is
+	// RouteInvalid is a path that, decoded or cleaned by whoever receives it, could select something else than it does as written. It is
 	// answered with 400 and forwarded to nobody.
 	RouteInvalid
 	// RouteRefused is a group-version that Match.Entry may not serve: a remote claims a protected group.
@@ -38,21 +38,27 @@ type Match struct {
 	Group string
 }
 
-// Match says where a path leads. The path is the one of the request line, still escaped, without query; the same bytes are to be forwarded. It
-// allocates nothing for an ordinary path.
+// Match says where a path leads. The path is the one of the request line, still escaped, without query; the
+// same bytes are to be forwarded. It allocates nothing, and looks at each byte twice and at the first few
+// segments once more, however the path is written.
 //
-// Whoever receives the path may decode and clean it before looking at it: Go's servers decode, others also merge slashes, resolve dot segments
-// and take backslashes for slashes. A path that would then lead somewhere else is RouteInvalid, so that what was authorized here is what
-// is served there.
+// Whoever receives the path may decode and clean it before looking at it: Go's servers decode, others also
+// merge slashes, resolve dot segments and take backslashes for slashes. A path that could then lead somewhere
+// else is RouteInvalid, so that what was authorized here is what is served there.
+//
+//fairlead:loop
 func (t *Table) Match(path string) Match {
-	m := t.selects(path)
 	switch inspect(path) {
 	case plainPath:
-		return m
+		return t.selects(path)
 	case brokenPath:
 		return Match{Route: RouteInvalid}
 	}
-	return t.matchOdd(path, m)
+	m := t.selects(path)
+	if o := findOddity(path); o.strays(m) {
+		return Match{Route: RouteInvalid}
+	}
+	return m
 }
 
 // selects says where a path leads as written.
@@ -109,14 +115,16 @@ func (t *Table) selectsSchema(rest string) Match {
 	if rest == "" {
 		return Match{Route: RouteDocument}
 	}
-	parts := strings.Split(rest[1:], "/")
-	gv := schema.GroupVersion{}
-	switch {
-	case len(parts) == 3 && parts[0] == "apis":
-		gv.Group, gv.Version = parts[1], parts[2]
-	case len(parts) == 2 && parts[0] == "api":
-		gv.Version = parts[1]
+	root, rest, _ := strings.Cut(rest[1:], "/")
+	gv := schema.GroupVersion{Version: rest}
+	switch root {
+	case "apis":
+		gv.Group, gv.Version, _ = strings.Cut(rest, "/")
+	case "api":
 	default:
+		return Match{}
+	}
+	if gv.Version == "" || strings.Contains(gv.Version, "/") {
 		return Match{}
 	}
 	if e := t.Entry(gv); e != nil && !e.Local() || gv.Group == apiregistration && t.options != nil && t.options.Directory {

@@ -1,9 +1,6 @@
 package registry
 
-import (
-	"slices"
-	"strings"
-)
+import "strings"
 
 // shape is what inspect finds.
 type shape uint8
@@ -12,66 +9,154 @@ const (
 	plainPath shape = iota
 	// oddPath may be read in more than one way by those who decode or clean it.
 	oddPath
-	// dottedPath has a dot segment, written plainly or escaped.
-	dottedPath
 	// brokenPath is no path of a valid request.
 	brokenPath
 )
 
-// selecting is how many slashes of a path come before the part that selects nothing any more: /apis/<group>/<version>/….
-const selecting = 4
-
-// inspect looks at every byte of a path once. Escapes, backslashes and empty segments make it odd only where they can change what is selected,
-// so names with %2F in them cost nothing; dot segments reach back from anywhere.
+// inspect looks at every byte of a path once. What it calls plain reads the same to everybody.
+//
+//fairlead:loop
 func inspect(path string) shape {
 	if path == "" || path[0] != '/' {
 		return brokenPath
 	}
-	found := plainPath
-	slashes := 0
-	dots, length := 0, 0 // of the current segment, decoded: its dots and its bytes
-	for i := 0; i < len(path); i++ {
+	found, last := plainPath, byte(0)
+	for i := range len(path) {
 		c := path[i]
 		switch {
-		case c == '/':
-			if length == 0 && slashes > 0 && slashes < selecting {
-				found = max(found, oddPath)
-			}
-			slashes++
 		case c <= ' ' || c == 0x7f:
-			// No server lets a control byte or a space into a path; one that comes by way of HTTP/2 could split a request in HTTP/1.1.
+			// No server lets a control byte or a space into a path; one that comes by way of HTTP/2 could
+			// split a request in HTTP/1.1.
 			return brokenPath
-		case c == '%' || c == '\\' || c == '#' || c == '?':
-			if slashes < selecting {
-				found = max(found, oddPath)
-			}
-			if b, ok := unescape(path, i); ok {
-				c = b
-				i += 2
-			}
+		case c == '%' || c == '\\' || c == '#' || c == '?' || last == '/' && (c == '/' || c == '.'):
+			found = oddPath
 		}
-		switch c {
-		case '/', '\\':
-			if dots == length && (dots == 1 || dots == 2) {
-				found = dottedPath
-			}
-			dots, length = 0, 0
-		case '.':
-			dots++
-			length++
-		default:
-			length++
-		}
-	}
-	if dots == length && (dots == 1 || dots == 2) {
-		found = dottedPath
+		last = c
 	}
 	return found
 }
 
+// oddity is what one pass over an odd path finds. Servers decode a path or not, take backslashes for
+// slashes (IIS, browsers), cut it at a fragment or query that should not be there, merge slashes (nginx,
+// path.Clean), and resolve dot segments with merging and without (RFC 3986 §5.2.4). We do not try these
+// readings, because they are many and a path is as long as a stranger likes. Instead a segment ends here
+// where it ends for anybody, and depth counts the segments that are there for everybody.
+type oddity struct {
+	settled int // slashes before the part that selects nothing any more
+	slashes int
+	depth   int
+	length  int     // of the current segment, decoded
+	dots    int     // at its beginning
+	text    [8]byte // its first bytes; no root is longer
+	soft    bool    // it did not begin after a plain slash
+	named   bool    // a segment other than a dot segment has ended
+
+	odd    bool // what selects can be read in more than one way
+	dotted bool // there is a dot segment
+	climbs bool // a dot segment reaches what selects
+	first  bool // the first segment is a root
+	root   bool // some segment is a root
+}
+
+// findOddity looks at every byte of a path once.
+//
+//fairlead:loop
+func findOddity(path string) oddity {
+	o := oddity{settled: settledAfter(path), slashes: 1}
+	for i := 1; i < len(path); i++ {
+		c, separates, plain := path[i], false, false
+		switch c {
+		case '/':
+			separates, plain = true, true
+			o.odd = o.odd || o.length == 0 && o.slashes < o.settled
+		case '\\', '#', '?':
+			separates = true
+		case '%':
+			if b, ok := unescape(path, i); ok {
+				i += 2
+				c, separates = b, b == '/' || b == '\\'
+			}
+			o.odd = o.odd || o.slashes < o.settled
+		}
+		if !separates {
+			o.add(c)
+			continue
+		}
+		o.odd = o.odd || !plain && o.slashes < o.settled
+		o.end(plain)
+		if plain {
+			o.slashes++
+		}
+	}
+	o.end(true)
+	return o
+}
+
+// add adds a decoded byte to the segment.
+func (o *oddity) add(c byte) {
+	if c == '.' && o.dots == o.length {
+		o.dots++
+	}
+	if o.length < len(o.text) {
+		o.text[o.length] = c
+	}
+	o.length++
+}
+
+// end ends the segment, at a plain slash or at what only some take for one.
+func (o *oddity) end(plain bool) {
+	switch {
+	case o.length == 0: // merged, or a segment: it does not count
+	case o.dots == o.length && o.dots <= 2:
+		o.dotted = true
+		o.depth -= o.dots - 1
+		o.climbs = o.climbs || o.depth < o.settled-1
+	default:
+		root := o.length <= len(o.text) && isRoot(string(o.text[:o.length]))
+		o.first = o.first || root && !o.named
+		o.root = o.root || root
+		o.named = true
+		if plain && !o.soft {
+			o.depth++
+		}
+	}
+	o.length, o.dots, o.soft = 0, 0, !plain
+}
+
+// strays reports whether somebody could read the path as one that leads elsewhere than m. What is the local
+// apiserver's alone is its own to judge, byte for byte. On the way to anything else a dot segment is refused
+// outright: no Kubernetes object can be called "." or "..", and a backend that resolves it would serve
+// another object than the one that was authorized.
+func (o *oddity) strays(m Match) bool {
+	if m.Route != RouteLocal {
+		return o.odd || o.dotted
+	}
+	return o.odd && o.first || o.climbs && o.root
+}
+
+// isRoot reports whether paths that begin with a segment can be somebody else's than the local apiserver's.
+func isRoot(segment string) bool {
+	return segment == "apis" || segment == "api" || segment == "openapi" || segment == "fairlead"
+}
+
+// settledAfter is how many slashes come before the part of a path that selects nothing any more, where
+// escapes and empty segments are ordinary: %2F in a name, say.
+func settledAfter(path string) int {
+	root, _, _ := strings.Cut(path[1:], "/")
+	switch root {
+	case "apis":
+		return 4 // /apis/<group>/<version>/
+	case "api":
+		return 3 // all of it is one entry's, but /api/ alone is a document
+	case "openapi":
+		return 7 // /openapi/v3/apis/<group>/<version> is a document, and with a segment more it is none
+	}
+	return 2
+}
+
 // unescape decodes the escape at path[i], if that is one.
 func unescape(path string, i int) (byte, bool) {
-	if path[i] != '%' || i+2 >= len(path) {
+	if i+2 >= len(path) {
 		return 0, false
 	}
 	high, low := unhex(path[i+1]), unhex(path[i+2])
@@ -92,89 +177,4 @@ func unhex(c byte) byte {
 		return c - 'A' + 10
 	}
 	return 255
-}
-
-// matchOdd decides about a path that could be read in more than one way: every reading must select the same, unless all of them are the local
-// apiserver's, who reads it once and alone. A dot segment is refused outright on the way to anything else: no Kubernetes object can be called
-// "." or "..", and a backend that resolves it would serve another object than the one that was authorized.
-func (t *Table) matchOdd(path string, m Match) Match {
-	for _, reading := range readings(path) {
-		if n := t.selects(reading); n != m && (n.Route != RouteLocal || m.Route != RouteLocal) {
-			return Match{Route: RouteInvalid}
-		}
-	}
-	if m.Route != RouteLocal && inspect(path) == dottedPath {
-		return Match{Route: RouteInvalid}
-	}
-	return m
-}
-
-// readings are the ways in which servers are known to read a path: decoded or not, backslashes as slashes (IIS, browsers), cut at a fragment or
-// query that should not be there, slashes merged (nginx, path.Clean), dot segments resolved with (path.Clean) and without (RFC 3986 §5.2.4)
-// merging. Only odd paths pay for it.
-func readings(path string) []string {
-	ways := []string{path, decode(path)}
-	for _, w := range ways[:2] {
-		ways = append(ways, strings.ReplaceAll(w, `\`, "/"))
-	}
-	if i := strings.IndexAny(path, "#?"); i >= 0 {
-		ways = append(ways, path[:i], decode(path[:i]))
-	}
-	for _, w := range slices.Clip(ways) {
-		merged := merge(w)
-		// path.Clean leaves no slash where a dot segment was last; the RFC does.
-		clean := removeDots(merged)
-		ways = append(ways, merged, removeDots(w), clean, strings.TrimSuffix(clean, "/"), merge(removeDots(w)))
-	}
-	return ways
-}
-
-// decode resolves the escapes of a path once. What is no escape stays.
-func decode(path string) string {
-	var b strings.Builder
-	for i := 0; i < len(path); i++ {
-		c, ok := unescape(path, i)
-		if !ok {
-			b.WriteByte(path[i])
-			continue
-		}
-		b.WriteByte(c)
-		i += 2
-	}
-	return b.String()
-}
-
-// merge makes one slash of several.
-func merge(path string) string {
-	var b strings.Builder
-	for i := range len(path) {
-		if path[i] != '/' || i == 0 || path[i-1] != '/' {
-			b.WriteByte(path[i])
-		}
-	}
-	return b.String()
-}
-
-// removeDots resolves dot segments as RFC 3986 §5.2.4 says; an empty segment counts as one.
-func removeDots(path string) string {
-	segments := strings.Split(path, "/")
-	kept := segments[:0:0]
-	for i, s := range segments {
-		last := i == len(segments)-1
-		switch s {
-		case ".", "..":
-			if s == ".." && len(kept) > 1 {
-				kept = kept[:len(kept)-1]
-			}
-			if last {
-				kept = append(kept, "") // "/a/.." is "/", not ""
-			}
-		default:
-			kept = append(kept, s)
-		}
-	}
-	if len(kept) == 1 {
-		kept = append(kept, "")
-	}
-	return strings.Join(kept, "/")
 }
