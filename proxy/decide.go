@@ -70,8 +70,9 @@ const (
 	loopHeader = "fairlead-via"
 )
 
-// Decide says where a request goes. With wait false it does no I/O and reports false when it would need some (a token or an authorization that is not
-// cached): the caller then asks again, with wait, where waiting hurts nobody. It keeps nothing of h but strings.
+// Decide says where a request goes. With wait false it does no I/O and verifies no certificates, and reports
+// false when it would need to (a connection's first request, a token or an authorization that is not cached):
+// the caller then asks again, with wait, where waiting hurts nobody. It keeps nothing of h but strings.
 func (p *Proxy) Decide(ctx context.Context, h *Head, c *authn.Conn, wait bool) (Decision, bool) {
 	var d Decision
 	known := p.decide(ctx, &d, h, c, wait)
@@ -88,9 +89,16 @@ func (p *Proxy) decide(ctx context.Context, d *Decision, h *Head, c *authn.Conn,
 		d.refuse(errShuttingDown())
 		return true
 	}
-	d.Credentials = p.cfg.Authn.Read(c, h.Fields, h.Upgrade)
-	if !wait { // else it may have waited already
-		d.Credentials.Now = h.Arrived
+	if wait {
+		var err error
+		if d.Credentials, err = p.read(ctx, h, c, h.Upgrade); err != nil {
+			d.refuse(err)
+			return true
+		}
+	} else if d.Credentials, known = p.cfg.Authn.Read(c, h.Fields, h.Upgrade); !known {
+		return false
+	} else {
+		d.Credentials.Now = h.Arrived // with wait, it may have waited already
 	}
 	switch d.Action {
 	case ToHealth:

@@ -47,7 +47,8 @@ type frameBackend struct {
 
 // frameConn is what is known of a client's connection beside its requests.
 type frameConn struct {
-	conn     authn.Conn
+	conn     *authn.Conn // the one that the net/http lane knows, too
+	remote   string
 	remoteIP string
 	number   uint32
 	set      []hpack.HeaderField // room for Decision.Set: one request is decided at a time, and a watch need not keep its own
@@ -90,21 +91,40 @@ func (r *frameRequest) withholds(name string) bool {
 	return name != "trailer" && r.decision.withholds(name)
 }
 
-// decide is h2.Config.Decide. What needs I/O is decided on a goroutine of its own, which ends with the look-ups' own timeouts; there are at most as many as
-// streams.
+// newConn takes the slot that net/http has made for the connection, so that its certificates are verified once.
+func (l *frameLane) newConn(c *h2.ConnInfo) *frameConn {
+	conn := &frameConn{remote: c.Remote.String(), number: l.conns.Add(1)}
+	conn.remoteIP = hostOnly(conn.remote)
+	if s := slotOf(c.Context()); s != nil {
+		conn.conn = s.of(&c.TLS)
+	} else {
+		conn.conn = &authn.Conn{Peer: c.TLS.PeerCertificates}
+	}
+	return conn
+}
+
+// decide is h2.Config.Decide. What needs I/O, or a turn at the desk for the connection's certificates, is decided
+// on a goroutine of its own, which ends with the look-ups' own timeouts; there are at most as many as streams.
+// A long head is the net/http lane's, which decides it at the desk.
+//
+//fairlead:loop
 func (l *frameLane) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2.Plan, bool) {
 	conn, _ := c.Value.(*frameConn)
 	if conn == nil {
-		conn = &frameConn{conn: authn.Conn{Peer: c.TLS.PeerCertificates}, remoteIP: hostOnly(c.Remote.String()), number: l.conns.Add(1)}
+		conn = l.newConn(c)
 		c.Value = conn
 	}
 	r := l.requests.Get().(*frameRequest) //nolint:forcetypeassert // nothing else is put there
 	r.conn = conn
 	r.head = Head{
-		Method: h.Method, Authority: h.Authority, Path: h.Path, RawQuery: h.RawQuery, Fields: h.Fields, RemoteIP: conn.remoteIP, Arrived: time.Now(),
+		Method: h.Method, Authority: h.Authority, Path: h.Path, RawQuery: h.RawQuery, Fields: h.Fields, Remote: conn.remote, RemoteIP: conn.remoteIP, Arrived: time.Now(),
+	}
+	if r.head.dear() {
+		l.recycle(r)
+		return h2.Plan{Serve: l.p}, true
 	}
 	r.decision.Set = conn.set
-	known := l.p.decide(context.Background(), &r.decision, &r.head, &conn.conn, false)
+	known := l.p.decide(context.Background(), &r.decision, &r.head, conn.conn, false)
 	conn.set = r.decision.Set
 	if known {
 		return l.plan(r), true
@@ -114,7 +134,7 @@ func (l *frameLane) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), parkTimeout)
 		defer cancel()
-		l.p.decide(ctx, &r.decision, &r.head, &conn.conn, true)
+		l.p.decide(ctx, &r.decision, &r.head, conn.conn, true)
 		resume(l.plan(r))
 	}()
 	return h2.Plan{}, false

@@ -229,9 +229,9 @@ func TestUnserved(t *testing.T) {
 func TestWhoAsks(t *testing.T) {
 	w := newWorld(t, worldConfig{remote: func(http.ResponseWriter, *http.Request) {}})
 	for major, want := range map[int]bool{1: false, 2: true} {
-		r := w.request(t, "GET", remoteGV+"/widgets", nil)
+		r := httptest.NewRequestWithContext(t.Context(), "GET", remoteGV+"/widgets", nil)
 		r.Header.Set("Authorization", "Bearer token-of-bob")
-		r.ProtoMajor, r.RequestURI = major, r.URL.RequestURI()
+		r.ProtoMajor = major
 		r = r.WithContext(w.proxy.ConnContext(r.Context(), nil))
 		w.proxy.ServeHTTP(httptest.NewRecorder(), r)
 		if who, ok := slotOf(r.Context()).who.known(); ok != want || ok && who.name != "bob" {

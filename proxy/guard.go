@@ -22,8 +22,13 @@ func (p *Proxy) Guard(next http.Handler) http.Handler {
 	}))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x := &exchange{head: headOf(r), conn: p.connOf(r)}
+		credentials, err := p.read(r.Context(), x.head, x.conn, "")
+		if err != nil {
+			p.writeError(w, r, err)
+			return
+		}
 		x.decision = Decision{
-			Action: ToPage, Request: parseRequest(x.head.Method, x.head.Path, x.head.RawQuery), Credentials: p.cfg.Authn.Read(x.conn, x.head.Fields, ""),
+			Action: ToPage, Request: parseRequest(x.head.Method, x.head.Path, x.head.RawQuery), Credentials: credentials,
 		}
 		if p.vouched(&x.decision, time.Now()) {
 			next.ServeHTTP(w, r)

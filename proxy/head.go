@@ -26,8 +26,8 @@ type Head struct {
 	Upgrade string
 	// Arrived is when the head came. Zero: now.
 	Arrived time.Time
-	// RemoteIP is the address of the connection's other end, without port.
-	RemoteIP string
+	// Remote is the address and port of the connection's other end, RemoteIP the address alone.
+	Remote, RemoteIP string
 }
 
 // get returns the first value of a lower-case name.
@@ -54,7 +54,7 @@ func (h *Head) has(name string) bool {
 // at too: what is authorized is what is served. RawPath is set where the path was not written as url.URL would
 // write it, so these are the bytes of the request line, which is what is matched and forwarded.
 func headOf(r *http.Request) *Head {
-	h := &Head{Method: r.Method, Authority: r.Host, RemoteIP: hostOnly(r.RemoteAddr), Arrived: time.Now()}
+	h := &Head{Method: r.Method, Authority: r.Host, Remote: r.RemoteAddr, RemoteIP: hostOnly(r.RemoteAddr), Arrived: time.Now()}
 	h.RawQuery, h.HasQuery = r.URL.RawQuery, r.URL.ForceQuery || r.URL.RawQuery != ""
 	if h.Path = r.URL.RawPath; h.Path == "" {
 		h.Path = r.URL.EscapedPath()

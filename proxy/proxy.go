@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"crypto/rand"
+	"crypto/tls"
 	"encoding/hex"
 	"errors"
 	"log/slog"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/fairlead-proxy/fairlead/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
@@ -33,6 +35,7 @@ type Proxy struct {
 	sessions sessions
 	limits   limits
 	givenUp  *givenUp
+	desk     *bound.Queue
 	scrapers scrapers
 	// rejecting turns every new request away, leaving every HTTP/1.1 connection.
 	rejecting, leaving atomic.Bool
@@ -48,7 +51,7 @@ func New(cfg Config) (*Proxy, error) {
 	if cfg.Table == nil || cfg.Authn == nil || cfg.Authz == nil || cfg.Backends == nil {
 		return nil, errors.New("making a proxy: Table, Authn, Authz and Backends are required")
 	}
-	p := &Proxy{cfg: cfg, log: cfg.Logger, codecs: errorCodecs(), instance: newInstance(), givenUp: newGivenUp()}
+	p := &Proxy{cfg: cfg, log: cfg.Logger, codecs: errorCodecs(), instance: newInstance(), givenUp: newGivenUp(), desk: newDesk()}
 	if p.log == nil {
 		p.log = slog.New(slog.DiscardHandler)
 	}
@@ -112,7 +115,11 @@ func (p *Proxy) connOf(r *http.Request) *authn.Conn {
 	if s == nil || r.TLS == nil {
 		return nil
 	}
-	s.once.Do(func() { s.conn.Peer = r.TLS.PeerCertificates })
+	return s.of(r.TLS)
+}
+
+func (s *slot) of(state *tls.ConnectionState) *authn.Conn {
+	s.once.Do(func() { s.conn.Peer = state.PeerCertificates })
 	return &s.conn
 }
 
@@ -142,7 +149,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rec := p.record(w, r, x)
 	defer rec.done()
 	r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
-	p.decide(r.Context(), &x.decision, x.head, x.conn, true) //nolint:contextcheck // reviews that several requests share outlive each of them
+	p.decideDear(r.Context(), &x.decision, x.head, x.conn) //nolint:contextcheck // reviews that several requests share outlive each of them
 	x.decision.Set = identified(x.decision.Set, x.head)
 	if s := slotOf(r.Context()); s != nil && r.ProtoMajor == 2 {
 		s.who.asks(payerOf(&x.decision, x.head))

@@ -19,7 +19,7 @@ func usual() Head {
 
 // hot is what one request costs when everything is known: who it is, where it goes, what of it passes and what is said of it.
 func hot(t testing.TB, a *Authenticator, conn *Conn, h Head, dst []hpack.HeaderField) {
-	c := a.Read(conn, h, "")
+	c := read(a, conn, h, "")
 	u, known := a.Cached(&c, "/apis")
 	if !known || u == nil {
 		t.Fatal("unknown")
@@ -40,7 +40,7 @@ func hotCases(t testing.TB) map[string]func() {
 	peer := &Conn{Peer: ca.issue(pkix.Name{CommonName: "alice", Organization: []string{"dev"}}, time.Hour)}
 	withToken := slices.Concat(usual(), bearer("good"+strings.Repeat("x", 1100)))
 	known := &Conn{}
-	c := a.Read(known, withToken, "")
+	c := read(a, known, withToken, "")
 	if _, err := a.Review(t.Context(), &c, ""); err != nil {
 		t.Fatal(err)
 	}

@@ -13,9 +13,10 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 )
 
-// Conn is a client connection's slot: its certificates, and what verifying them found out. Verifying costs some 100 µs, so it is done once per
-// connection and CA generation; the result dies with the earliest NotAfter of the chains. A nil Conn has no certificate. It belongs to one
-// Authenticator and must not be copied.
+// Conn is a client connection's slot: its certificates, and what verifying them found out. Verifying costs some
+// 100 µs, and ten times as much where a stranger chose the keys, so it is done once per connection and CA
+// generation, by Verify; the result dies with the earliest NotAfter of the chains. A nil Conn has no
+// certificate. It belongs to one Authenticator and must not be copied.
 type Conn struct {
 	// Peer is what the peer presented, leaf first. Empty: nothing. Set it before the first Read and leave it alone.
 	Peer []*x509.Certificate
@@ -50,8 +51,10 @@ func (c *Conn) token(value string) Token {
 	return b.token
 }
 
-// retryVerify is for how long a failed verification is believed: time alone can make a certificate valid (NotBefore, and clocks that disagree).
-const retryVerify = 10 * time.Second
+// retryVerify is for how long a failed verification is believed at most. Other CAs end it at once, by their
+// generation, and so does the next NotBefore of what was presented; what is left are CAs of the cluster that are
+// not valid yet, and a clock that was wrong.
+const retryVerify = 10 * time.Minute
 
 // verdict is what verifying found out. Immutable.
 type verdict struct {
@@ -84,26 +87,50 @@ func (v *verdict) alive(generation uint64, now time.Time) bool {
 	return v != nil && v.generation == generation && !now.After(v.until)
 }
 
-// verdict returns what is known of a connection's certificates, nil when it has none.
-func (a *Authenticator) verdict(c *Conn) *verdict {
+// verdict returns what is known of a connection's certificates, nil when it has none. It reports false when they
+// have to be verified first.
+//
+//fairlead:loop
+func (a *Authenticator) verdict(c *Conn) (v *verdict, known bool) {
 	if c == nil || len(c.Peer) == 0 || a.cfg.VerifyClient == nil && a.cfg.VerifyFrontProxy == nil {
-		return nil
+		return nil, true
 	}
-	if v := c.verdict.Load(); v.alive(a.generation(), time.Now()) {
-		return v
+	v = c.verdict.Load()
+	return v, v.alive(a.generation(), time.Now())
+}
+
+// Verified reports whether Read knows all about a connection's certificates.
+//
+//fairlead:loop
+func (a *Authenticator) Verified(c *Conn) bool {
+	_, known := a.verdict(c)
+	return known
+}
+
+// Verify verifies a connection's certificates, unless that was done. It is dear, so enter is asked for a turn
+// first, once for all who wait for the same connection; its error is Verify's.
+//
+//fairlead:dear
+func (a *Authenticator) Verify(c *Conn, enter func() (leave func(), err error)) error {
+	if a.Verified(c) {
+		return nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now := time.Now()
+	if a.Verified(c) {
+		return nil
+	}
+	leave, err := enter()
+	if err != nil {
+		return err
+	}
+	defer leave()
 	// The generation is read before verifying: if the CA changes meanwhile, the verdict is already dead.
 	generation := a.generation()
-	if v := c.verdict.Load(); v.alive(generation, now) {
-		return v
-	}
-	v := a.verify(c.Peer, now)
+	v := a.verify(c.Peer, time.Now())
 	v.generation = generation
 	c.verdict.Store(v)
-	return v
+	return nil
 }
 
 func (a *Authenticator) verify(peer []*x509.Certificate, now time.Time) *verdict {
@@ -124,6 +151,11 @@ func (a *Authenticator) verify(peer []*x509.Certificate, now time.Time) *verdict
 	// A certificate that is good for one of the two is expected to fail the other.
 	if !v.front && v.client == nil {
 		v.until = now.Add(retryVerify)
+		for _, cert := range peer {
+			if now.Before(cert.NotBefore) && cert.NotBefore.Before(v.until) {
+				v.until = cert.NotBefore
+			}
+		}
 	}
 	return v
 }

@@ -29,7 +29,7 @@ func TestConnVerifiesOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 100 {
 		wg.Go(func() {
-			if got := a.Read(c, nil, ""); got.Kind != KindCertificate || got.User.GetName() != "alice" {
+			if got := read(a, c, nil, ""); got.Kind != KindCertificate || got.User.GetName() != "alice" {
 				t.Errorf("%+v", got)
 			}
 		})
@@ -53,7 +53,7 @@ func TestConnFollowsGeneration(t *testing.T) {
 	will := &Conn{Peer: newCA.issue(pkix.Name{CommonName: "will"}, time.Hour)}
 	check := func(c *Conn, want Kind) {
 		t.Helper()
-		if got := a.Read(c, nil, ""); got.Kind != want {
+		if got := read(a, c, nil, ""); got.Kind != want {
 			t.Errorf("kind %d, want %d (%v)", got.Kind, want, got.Err)
 		}
 	}
@@ -80,8 +80,8 @@ func TestConnGenerationRace(t *testing.T) {
 		return nil, errors.New("no longer trusted")
 	}})
 	c := &Conn{Peer: ca.issue(pkix.Name{CommonName: "alice"}, time.Hour)}
-	a.Read(c, nil, "")
-	if got := a.Read(c, nil, ""); got.Kind != KindInvalid {
+	read(a, c, nil, "")
+	if got := read(a, c, nil, ""); got.Kind != KindInvalid {
 		t.Errorf("kind %d: the verdict outlived its CA", got.Kind)
 	}
 }
@@ -99,13 +99,13 @@ func TestConnDiesAtNotAfter(t *testing.T) {
 			ca := newAuthority(t, "client-ca") // valid for a day
 			a := newAuthenticator(t, Config{VerifyClient: ca.verify()})
 			c := &Conn{Peer: ca.issue(pkix.Name{CommonName: "alice"}, tt.leaf)}
-			a.Read(c, nil, "")
+			read(a, c, nil, "")
 			pass(tt.when - 2*time.Second)
-			if got := a.Read(c, nil, ""); got.Kind != KindCertificate {
+			if got := read(a, c, nil, ""); got.Kind != KindCertificate {
 				t.Errorf("%s: ended early: %v", tt.name, got.Err)
 			}
 			pass(3 * time.Second)
-			if got := a.Read(c, nil, ""); got.Kind != KindInvalid {
+			if got := read(a, c, nil, ""); got.Kind != KindInvalid {
 				t.Errorf("%s: kind %d after it expired", tt.name, got.Kind)
 			}
 		}
@@ -128,7 +128,7 @@ func TestConnRetriesFailure(t *testing.T) {
 		})})
 		c := &Conn{Peer: ca.issue(pkix.Name{CommonName: "alice"}, time.Hour)}
 		for range 10 {
-			if got := a.Read(c, nil, ""); got.Kind != KindInvalid {
+			if got := read(a, c, nil, ""); got.Kind != KindInvalid {
 				t.Fatalf("kind %d", got.Kind)
 			}
 		}
@@ -136,7 +136,7 @@ func TestConnRetriesFailure(t *testing.T) {
 			t.Errorf("a failing certificate was verified %d times at once", n.Load())
 		}
 		pass(retryVerify + time.Second)
-		if got := a.Read(c, nil, ""); got.Kind != KindCertificate {
+		if got := read(a, c, nil, ""); got.Kind != KindCertificate {
 			t.Errorf("kind %d (%v)", got.Kind, got.Err)
 		}
 	})
@@ -149,10 +149,10 @@ func TestNoOpinion(t *testing.T) {
 	none := func([]*x509.Certificate) ([][]*x509.Certificate, error) { return nil, nil }
 	a := newAuthenticator(t, Config{VerifyClient: none, VerifyFrontProxy: none})
 	c := &Conn{Peer: ca.issue(pkix.Name{CommonName: "alice"}, time.Hour)}
-	if got := a.Read(c, head("x-remote-user", "root"), ""); got.Kind != KindNone {
+	if got := read(a, c, head("x-remote-user", "root"), ""); got.Kind != KindNone {
 		t.Errorf("%+v", got)
 	}
-	if got := a.Read(nil, nil, ""); got.Kind != KindNone {
+	if got := read(a, nil, nil, ""); got.Kind != KindNone {
 		t.Errorf("%+v", got)
 	}
 }
@@ -167,7 +167,7 @@ func TestConnRemembersTokens(t *testing.T) {
 		{"Basic alice", ""}, {"Basic alice", ""}, {"Bearer " + long, long}, {"Bearer " + long, long}, {"bearer bob", "bob"},
 	}
 	for _, f := range fields {
-		if got := a.Read(c, head("authorization", f.value), "").Token.Secret(); got != f.want {
+		if got := read(a, c, head("authorization", f.value), "").Token.Secret(); got != f.want {
 			t.Errorf("%.20q has the token %.20q, want %.20q", f.value, got, f.want)
 		}
 		if l := c.last.Load(); len(l.value) > maxRemembered {

@@ -67,14 +67,25 @@ type presented struct {
 	authorized, protocol, imps bool
 }
 
-// Read says who is asking, as far as can be known without I/O. The upgrade is the protocol that
-// the request will ask its backend to switch to, empty if none: only a WebSocket's subprotocols
-// can be a token. Whoever forwards the request says so, since a token that were read here and not
-// in the forwarded request would be proven by an answer to nobody.
-func (a *Authenticator) Read(c *Conn, h Head, upgrade string) Credentials {
+// Read says who is asking, as far as can be known without I/O. It reports false when the connection's
+// certificates have to be verified first. The upgrade is the protocol that the request will ask its
+// backend to switch to, empty if none: only a WebSocket's subprotocols can be a token. Whoever
+// forwards the request says so, since a token that were read here and not in the forwarded request
+// would be proven by an answer to nobody.
+//
+//fairlead:loop
+func (a *Authenticator) Read(c *Conn, h Head, upgrade string) (Credentials, bool) {
+	v, known := a.verdict(c)
+	if !known {
+		return Credentials{}, false
+	}
+	return a.credentials(c, v, h, upgrade), true
+}
+
+func (a *Authenticator) credentials(c *Conn, v *verdict, h Head, upgrade string) Credentials {
 	p := scan(h)
 	out := Credentials{Impersonates: p.imps}
-	if v := a.verdict(c); v != nil {
+	if v != nil {
 		if v.front {
 			if u := a.read.user(h); u != nil {
 				out.Kind, out.User = KindFrontProxy, u

@@ -23,7 +23,7 @@ import (
 )
 
 func credentials(a *Authenticator, token string) *Credentials {
-	c := a.Read(nil, bearer(token), "")
+	c := read(a, nil, bearer(token), "")
 	return &c
 }
 
@@ -334,7 +334,7 @@ func TestProven(t *testing.T) {
 			t.Error("a refused token's owner is still known")
 		}
 		// With two tokens nobody knows which was accepted.
-		two := a.Read(nil, append(bearer("bad"), head("sec-websocket-protocol", "x,"+protocolOf("good"))...), "websocket")
+		two := read(a, nil, append(bearer("bad"), head("sec-websocket-protocol", "x,"+protocolOf("good"))...), "websocket")
 		a.Seen(&two, 200)
 		if a.Proven(two.Token) || a.Pool(&two) != PoolUnproven {
 			t.Error("a bad token was proven by the good one beside it")
@@ -351,7 +351,7 @@ func TestProven(t *testing.T) {
 func TestTokensAreNotPrinted(t *testing.T) {
 	t.Parallel()
 	a := newAuthenticator(t, Config{})
-	c := a.Read(nil, append(bearer("hunter2"), head("sec-websocket-protocol", "x,"+protocolOf("hunter2-too"))...), "websocket")
+	c := read(a, nil, append(bearer("hunter2"), head("sec-websocket-protocol", "x,"+protocolOf("hunter2-too"))...), "websocket")
 	type request struct {
 		creds  Credentials
 		Public *Credentials

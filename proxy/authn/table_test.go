@@ -167,7 +167,7 @@ func TestDesignTable(t *testing.T) {
 				if forged {
 					h = slices.Concat(forgeries(), h, forgeries())
 				}
-				c := a.Read(&Conn{Peer: tt.peer}, h, tt.upgrade)
+				c := read(a, &Conn{Peer: tt.peer}, h, tt.upgrade)
 				if c.Kind != tt.kind {
 					t.Fatalf("kind %d, want %d (%v)", c.Kind, tt.kind, c.Err)
 				}
@@ -220,7 +220,7 @@ func TestFrontProxy(t *testing.T) {
 		Username: []string{"X-Flag-User", "X-Remote-User"}, UID: []string{"X-Remote-Uid"}, Group: []string{"X-Remote-Group"}, ExtraPrefix: []string{"X-Remote-Extra-", "X-Flag-More-"},
 	}})
 	h := slices.Concat(forgeries(), bearer("bad"), head("accept", "*/*"))
-	c := a.Read(&Conn{Peer: front}, h, "")
+	c := read(a, &Conn{Peer: front}, h, "")
 	if c.Kind != KindFrontProxy || a.Pool(&c) != PoolCertificate {
 		t.Fatalf("kind %d, pool %d", c.Kind, a.Pool(&c))
 	}

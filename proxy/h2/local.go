@@ -103,7 +103,7 @@ func (e *engine) localEnd(l *local, status int, fields, trailers []hpack.HeaderF
 
 // prepare makes the context. It runs without the mutex, before the handler's goroutine starts.
 func (l *local) prepare() {
-	ctx, cancel := context.WithCancel(l.info.context())
+	ctx, cancel := context.WithCancel(l.info.Context())
 	l.sh.lock()
 	l.ctx, l.cancel = ctx, cancel
 	gone := l.s == nil

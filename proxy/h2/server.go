@@ -188,7 +188,8 @@ func (s *Server) Serve(hs *http.Server, conn *tls.Conn, h http.Handler) {
 	l.serve()
 }
 
-func (c *ConnInfo) context() context.Context {
+// Context is what net/http made of Server.BaseContext and ConnContext.
+func (c *ConnInfo) Context() context.Context {
 	if c.ctx == nil {
 		return context.Background()
 	}
