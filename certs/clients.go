@@ -12,9 +12,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 )
 
-// maxChain bounds what a client may present: path building tries the combinations, and real chains have two to four.
-const maxChain = 16
-
 // Clients verifies the certificates that clients present. All methods may be called at any time by any goroutine.
 type Clients struct {
 	allowed []string // from the flags
@@ -73,12 +70,12 @@ func (c *Clients) VerifyFrontProxy(peer []*x509.Certificate) ([][]*x509.Certific
 }
 
 func verify(peer []*x509.Certificate, pool *x509.CertPool) ([][]*x509.Certificate, error) {
-	switch {
-	case pool == nil || len(peer) == 0:
+	if pool == nil || len(peer) == 0 {
 		// To crypto/x509 a nil pool would mean the system's roots.
 		return nil, nil
-	case len(peer) > maxChain:
-		return nil, fmt.Errorf("%d certificates, more than %d", len(peer), maxChain)
+	}
+	if err := trust.Bounded(peer); err != nil {
+		return nil, err //nolint:wrapcheck // the callers say what was being done
 	}
 	opts := x509.VerifyOptions{Roots: pool, Intermediates: x509.NewCertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
 	for _, c := range peer[1:] {

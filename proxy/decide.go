@@ -89,6 +89,7 @@ func (p *Proxy) decide(ctx context.Context, d *Decision, h *Head, c *authn.Conn,
 		d.refuse(errShuttingDown())
 		return true
 	}
+	h.steps += len(h.Fields)
 	if wait {
 		var err error
 		if d.Credentials, err = p.read(ctx, h, c, h.Upgrade); err != nil {
@@ -111,7 +112,10 @@ func (p *Proxy) decide(ctx context.Context, d *Decision, h *Head, c *authn.Conn,
 }
 
 // locate says where a path leads, whoever asks.
+//
+//fairlead:loop
 func (p *Proxy) locate(d *Decision, h *Head) {
+	h.steps += 3*len(h.Path) + 4*len(h.RawQuery) // matched in two passes, decoded in one; see parseRequest for the query
 	t := p.cfg.Table()
 	m := t.Match(h.Path)
 	*d = Decision{Set: d.Set[:0], Entry: m.Entry, Request: parseRequest(h.Method, h.Path, h.RawQuery)}
@@ -320,7 +324,9 @@ func kubernetesPath(path string) bool {
 // longPage are pages of our own that stream.
 func longPage(h *Head) bool { return h.Path == "/fairlead/events" }
 
+//fairlead:loop
 func (p *Proxy) isLoop(h *Head) bool {
+	h.steps += len(h.Fields)
 	for i := range h.Fields {
 		if h.Fields[i].Name == loopHeader && strings.Contains(h.Fields[i].Value, p.instance) {
 			return true

@@ -26,6 +26,7 @@ const (
 //
 //fairlead:loop
 func (h *Head) dear() bool {
+	h.steps += len(h.Fields)
 	n := len(h.Path) + len(h.RawQuery)
 	for i := range h.Fields {
 		if n > quickHead {

@@ -144,6 +144,8 @@ func (l *frameLane) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2
 const parkTimeout = 25 * time.Second
 
 // plan is the decision in the lane's words.
+//
+//fairlead:loop
 func (l *frameLane) plan(r *frameRequest) h2.Plan {
 	d := &r.decision
 	d.Set = identified(d.Set, &r.head)

@@ -28,10 +28,13 @@ type Head struct {
 	Arrived time.Time
 	// Remote is the address and port of the connection's other end, RemoteIP the address alone.
 	Remote, RemoteIP string
+
+	steps int // how much of the head was looked at for the decision: bytes of the target, and fields, each time anew
 }
 
 // get returns the first value of a lower-case name.
 func (h *Head) get(name string) string {
+	h.steps += len(h.Fields)
 	for i := range h.Fields {
 		if h.Fields[i].Name == name {
 			return h.Fields[i].Value
@@ -42,6 +45,7 @@ func (h *Head) get(name string) string {
 
 // has reports whether a lower-case name is present, whatever its value.
 func (h *Head) has(name string) bool {
+	h.steps += len(h.Fields)
 	for i := range h.Fields {
 		if h.Fields[i].Name == name {
 			return true

@@ -57,6 +57,7 @@ func (s *Strip) RemovesTrailer(name string) bool {
 // What a client lists is dropped even when it is one of our own names: we set those after stripping.
 func connectionListed(h *Head) []string {
 	var names []string
+	h.steps += len(h.Fields)
 	for i := range h.Fields {
 		if h.Fields[i].Name == "connection" {
 			names = listedIn(names, h.Fields[i].Value)

@@ -176,6 +176,16 @@ func TestMatchAllocatesNothing(t *testing.T) {
 	}
 }
 
+// TestOddPathCost: a path is looked at once more when it is odd, however it is written, and not in every way that it could be read.
+func TestOddPathCost(t *testing.T) {
+	for _, part := range []string{"/", "%61", "/..", `\`, "%2F.", "a/../", "#", "/%2e%2e", "apis/"} {
+		p := "/%61" + strings.Repeat(part, 240_000/len(part))
+		if o := findOddity(p); o.steps > len(p) {
+			t.Errorf("%.20q: %d steps for %d bytes", p, o.steps, len(p))
+		}
+	}
+}
+
 // servers are ways in which a path is read out there, written without a look at the code under test.
 var servers = map[string]func(string) string{
 	"as written":     func(p string) string { return p },

@@ -50,6 +50,7 @@ type oddity struct {
 	text    [8]byte // its first bytes; no root is longer
 	soft    bool    // it did not begin after a plain slash
 	named   bool    // a segment other than a dot segment has ended
+	steps   int     // bytes that were looked at, to be held to a bound
 
 	odd    bool // what selects can be read in more than one way
 	dotted bool // there is a dot segment
@@ -64,6 +65,7 @@ type oddity struct {
 func findOddity(path string) oddity {
 	o := oddity{settled: settledAfter(path), slashes: 1}
 	for i := 1; i < len(path); i++ {
+		o.steps++
 		c, separates, plain := path[i], false, false
 		switch c {
 		case '/':

@@ -8,9 +8,6 @@ import (
 	"time"
 )
 
-// maxChain bounds the certificates that a server may present. Real chains have two to four; path building tries their combinations.
-const maxChain = 16
-
 // verified is what a chain was found to be.
 type verified struct {
 	// root is the anchor that the best path ends in.
@@ -34,11 +31,11 @@ func verifyAnyName(chain []*x509.Certificate, r *roots, now time.Time) (verified
 }
 
 func verifyPath(chain []*x509.Certificate, r *roots, name string, now time.Time) (verified, *Error) {
-	switch {
-	case len(chain) == 0:
+	if len(chain) == 0 {
 		return verified{}, refuse(reasonInvalidCertificate, nil, "the server presented no certificate")
-	case len(chain) > maxChain:
-		return verified{}, refuse(reasonInvalidCertificate, nil, "the server presented %d certificates, more than %d", len(chain), maxChain)
+	}
+	if err := Bounded(chain); err != nil {
+		return verified{}, refuse(reasonInvalidCertificate, nil, "the server presented %v", err)
 	}
 	opts := x509.VerifyOptions{DNSName: name, Roots: r.pool, Intermediates: x509.NewCertPool(), CurrentTime: now}
 	for _, c := range chain[1:] {

@@ -133,6 +133,7 @@ func (a *Authenticator) Verify(c *Conn, enter func() (leave func(), err error)) 
 	return nil
 }
 
+//fairlead:dear
 func (a *Authenticator) verify(peer []*x509.Certificate, now time.Time) *verdict {
 	v := &verdict{until: peer[0].NotAfter}
 	if a.cfg.VerifyFrontProxy != nil {

@@ -1,0 +1,46 @@
+package trust
+
+import (
+	"crypto/x509"
+	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// TestChainCost: what real peers present is verified, and what only multiplies the work is not looked at.
+func TestChainCost(t *testing.T) {
+	root := pki.NewCA("root")
+	same := func(n int) (all []*x509.Certificate) { // that all could have issued each other, by their names
+		for range n {
+			all = append(all, pki.NewCA("same").Certificate)
+		}
+		return all
+	}
+	of := func(ca *pki.CA, more ...*x509.Certificate) []*x509.Certificate {
+		return append(chainOf(t, ca.Issue(pki.Leaf{})), more...)
+	}
+	deep := root
+	for _, name := range []string{"a", "b", "c", "d", "e"} {
+		deep = deep.Intermediate(name)
+	}
+	for _, tc := range []struct {
+		name  string
+		chain []*x509.Certificate
+		ok    bool
+	}{
+		{"nothing", nil, true},
+		{"a leaf", of(root), true},
+		{"with its root", of(root, root.Certificate), true},
+		{"five intermediates", of(deep, root.Certificate), true},
+		{"an intermediate signed by two roots", of(root.Intermediate("a"), pki.NewCA("other").Intermediate("a").Certificate), true},
+		{"a bundle of others", of(root, same(15)...), true},
+		{"two roots of one name", of(pki.NewCA("same"), same(2)...), true},
+		{"four of one name", of(pki.NewCA("same"), same(4)...), false},
+		{"fifteen of one name", of(pki.NewCA("same"), same(15)...), false},
+		{"too many", of(root, same(16)...), false},
+	} {
+		if err := Bounded(tc.chain); (err == nil) != tc.ok {
+			t.Errorf("%s: %v", tc.name, err)
+		}
+	}
+}

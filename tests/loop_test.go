@@ -1,0 +1,68 @@
+package tests
+
+import (
+	"go/ast"
+	"go/token"
+	"slices"
+	"testing"
+)
+
+// What is marked //fairlead:loop runs under a shard's mutex or on its loop, where a stranger decides how often and with what; what
+// is marked //fairlead:dear must not. docs/architecture.md, "What a stranger can cost", says what the loop's functions may cost.
+func TestLoopIsCheap(t *testing.T) {
+	_, all := sources(t)
+	loop, dear := map[string]*ast.FuncDecl{}, map[string]bool{
+		// What waits, and what costs more than its input's length, in the libraries that we use.
+		"Sleep": true, "Enter": true, "ParseQuery": true, "DecodeParameters": true, "NewRequestInfo": true, "Unmarshal": true, "Marshal": true,
+		"MustCompile": true, "Compile": true, "Split": true, "SplitN": true, "CheckSignatureFrom": true, "Sprintf": true,
+	}
+	for _, s := range all {
+		for _, f := range funcs(s) {
+			if marked(f, "//fairlead:dear") {
+				dear[f.Name.Name] = true
+			}
+			if marked(f, "//fairlead:loop") {
+				loop[s.dir+"."+f.Name.Name] = f
+			}
+		}
+	}
+	for _, name := range []string{"registry.Match", "proxy.decide", "proxy.locate", "proxy.parseRequest", "proxy.dear", "proxy/authn.Read"} {
+		if loop[name] == nil {
+			t.Errorf("%s runs on the loop and is not marked", name)
+		}
+	}
+	for name, f := range loop {
+		ast.Inspect(f.Body, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.GoStmt:
+				return false // off the loop
+			case *ast.SendStmt, *ast.SelectStmt:
+				t.Errorf("%s runs on the loop and waits for a channel", name)
+			case *ast.UnaryExpr:
+				if n.Op == token.ARROW {
+					t.Errorf("%s runs on the loop and waits for a channel", name)
+				}
+			case *ast.CallExpr:
+				if called := callee(n); dear[called] {
+					t.Errorf("%s runs on the loop and calls %s, which is dear", name, called)
+				}
+			}
+			return true
+		})
+	}
+}
+
+func marked(f *ast.FuncDecl, directive string) bool {
+	return f.Doc != nil && slices.ContainsFunc(f.Doc.List, func(c *ast.Comment) bool { return c.Text == directive })
+}
+
+// callee is the last name of what is called.
+func callee(c *ast.CallExpr) string {
+	switch f := c.Fun.(type) {
+	case *ast.Ident:
+		return f.Name
+	case *ast.SelectorExpr:
+		return f.Sel.Name
+	}
+	return ""
+}
