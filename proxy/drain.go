@@ -4,6 +4,8 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"sync/atomic"
+	"time"
 )
 
 // EndLongRunning ends every watch and log stream cleanly: its client sees the end of the body, as when kube-apiserver's own watch timeout has passed, and
@@ -21,29 +23,67 @@ func (p *Proxy) endConn(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// endable makes a long-running request one that EndLongRunning ends.
-func (p *Proxy) endable(r *http.Request) (*http.Request, context.CancelFunc) {
+// endable makes a long-running request one that EndLongRunning ends, between two events.
+func (p *Proxy) endable(r *http.Request, e *events) (*http.Request, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(r.Context())
-	stop := context.AfterFunc(p.ending, cancel) //nolint:contextcheck // what ends is the process, not the request
+	stop := context.AfterFunc(p.ending, func() { //nolint:contextcheck // what ends is the process, not the request
+		e.await(ctx)
+		cancel()
+	})
 	return r.WithContext(ctx), func() { stop(); cancel() }
+}
+
+// events is what is known of where the events of a long-running response end. The frame lane has the same rule and
+// numbers (proxy/h2, amidEvent).
+type events struct {
+	last    atomic.Int64 // when bytes came last, Unix time in nanoseconds; 0: never
+	newline atomic.Bool  // the last byte ended a line
+}
+
+const (
+	eventGap      = 250 * time.Millisecond
+	eventPatience = 750 * time.Millisecond
+)
+
+// await returns when what has come is whole events, as far as one can tell, after eventPatience at the latest.
+func (e *events) await(ctx context.Context) {
+	const every = 5 * time.Millisecond // short against the time between two events
+	for from := time.Now(); e.amid() && time.Since(from) < eventPatience && ctx.Err() == nil; {
+		t := time.NewTimer(every)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+		}
+	}
+}
+
+func (e *events) amid() bool {
+	last := e.last.Load()
+	return last != 0 && !e.newline.Load() && time.Since(time.Unix(0, last)) < eventGap
 }
 
 // endingBody turns the error that ending causes in a response body into a clean end.
 type endingBody struct {
 	io.ReadCloser
 	ending context.Context
+	events *events
 }
 
 func (b *endingBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
+	if n > 0 {
+		b.events.newline.Store(p[n-1] == '\n')
+		b.events.last.Store(time.Now().UnixNano())
+	}
 	if err != nil && b.ending.Err() != nil {
 		err = io.EOF
 	}
 	return n, err
 }
 
-func (p *Proxy) endCleanly(res *http.Response, d *Decision) {
+func (p *Proxy) endCleanly(res *http.Response, d *Decision, e *events) {
 	if d.LongRunning && res.Body != nil && res.Body != http.NoBody {
-		res.Body = &endingBody{ReadCloser: res.Body, ending: p.ending}
+		res.Body = &endingBody{ReadCloser: res.Body, ending: p.ending, events: e}
 	}
 }

@@ -41,7 +41,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 	}
 	if d.LongRunning {
 		var cancel context.CancelFunc
-		r, cancel = p.endable(r)
+		r, cancel = p.endable(r, &x.events)
 		defer cancel()
 	}
 	if d.Timeout > 0 {
@@ -207,7 +207,7 @@ func localPool(p authn.Pool) backend.Pool {
 func (p *Proxy) checkResponse(res *http.Response) error {
 	x := exchangeOf(res.Request.Context())
 	d := &x.decision
-	p.endCleanly(res, d)
+	p.endCleanly(res, d, &x.events)
 	d.clean(res.Header)
 	if d.Action == ToRemote && p.rejects(res.StatusCode) {
 		return errRedirect(d.Entry.Name)

@@ -145,6 +145,42 @@ func TestWatch(t *testing.T) {
 	}
 }
 
+// A drain ends no watch in the middle of an event: its client would tell of an unexpected end.
+func TestWatchEndsBetweenEvents(t *testing.T) {
+	const first, second = "{half of an", " event}\n"
+	for _, http1 := range []bool{false, true} {
+		everyWay(t, func(t *testing.T, proto string) {
+			begun, more := make(chan struct{}), make(chan struct{})
+			w := newWorld(t, worldConfig{remoteHTTP1: http1, remote: func(w http.ResponseWriter, r *http.Request) {
+				_, _ = io.WriteString(w, first)
+				w.(http.Flusher).Flush()
+				close(begun)
+				<-more
+				_, _ = io.WriteString(w, second)
+				w.(http.Flusher).Flush()
+				<-r.Context().Done()
+			}})
+			r := w.request(t, "GET", remoteGV+"/widgets?watch=true", nil)
+			r.Header.Set("Authorization", "Bearer token-of-bob")
+			res, err := w.httpClient(t, proto, nil).Do(r)
+			check(t, err)
+			defer res.Body.Close()
+			<-begun
+			got := make([]byte, len(first))
+			_, err = io.ReadFull(res.Body, got)
+			check(t, err)
+			w.proxy.EndLongRunning()
+			if proto == "frames" {
+				go func() { _ = w.lane.Shutdown(t.Context(), 0) }() // waits for the client to go
+			}
+			time.AfterFunc(100*time.Millisecond, func() { close(more) })
+			if rest, err := io.ReadAll(res.Body); err != nil || string(rest) != second {
+				t.Errorf("after half of an event came %q, %v", rest, err)
+			}
+		})
+	}
+}
+
 func TestImpersonation(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	for _, tc := range []struct {

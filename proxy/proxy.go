@@ -132,6 +132,8 @@ type exchange struct {
 	upstream *backend.Upstream
 	// follow is set when there is an audit log or tracing.
 	follow *follow
+	// events are those of a long-running response.
+	events events
 	// own is the error that this process has answered with. Nil: somebody else answered, or there was no error.
 	own error
 }
@@ -213,7 +215,7 @@ func (p *Proxy) servePage(w http.ResponseWriter, r *http.Request) {
 	}
 	if exchangeOf(r.Context()).decision.LongRunning {
 		var stop context.CancelFunc
-		r, stop = p.endable(r)
+		r, stop = p.endable(r, &exchangeOf(r.Context()).events)
 		defer stop()
 	}
 	p.cfg.Pages.ServeHTTP(w, r)

@@ -413,3 +413,50 @@ func TestSendAway(t *testing.T) {
 		t.Errorf("not %d at a time", sentAwayAtOnce)
 	}
 }
+
+// A watch that is ended ends between two events, if it ever is between two.
+func TestDrainEndsBetweenEvents(t *testing.T) {
+	begin := func(t *testing.T) (*rig, *peer, *peer) {
+		r := newRig(t)
+		c := r.client()
+		r.plan.LongRunning = true
+		c.get(1)
+		b := r.backend(0)
+		b.headers(1, false, ":status=200")
+		b.data(1, "{half of an", false)
+		c.see()
+		r.e.drain(0)
+		r.run()
+		r.tick(eventGap / 2)
+		if got := strings.Join(c.see(), "|"); strings.Contains(got, "END") {
+			t.Fatalf("the watch ended in the middle of an event: %s", got)
+		}
+		return r, c, b
+	}
+	t.Run("whole", func(t *testing.T) {
+		r, c, b := begin(t)
+		b.data(1, " event}\n", false)
+		c.see()
+		r.tick(tickEvery)
+		c.want(`DATA 1 "" END`)
+	})
+	t.Run("silent", func(t *testing.T) {
+		r, c, _ := begin(t)
+		r.tick(tickEvery)
+		r.tick(tickEvery)
+		c.want(`DATA 1 "" END`)
+	})
+	t.Run("never whole", func(t *testing.T) {
+		r, c, b := begin(t)
+		for range 3 * (eventPatience/eventGap + 1) {
+			if b.c.streams[1] == nil {
+				break
+			}
+			b.data(1, "more", false)
+			r.tick(eventGap / 2)
+		}
+		if got := strings.Join(c.see(), "|"); !strings.Contains(got, "END") {
+			t.Errorf("it goes on: %s", got)
+		}
+	})
+}

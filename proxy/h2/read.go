@@ -238,6 +238,9 @@ func (e *engine) body(c *conn, s *stream, p []byte, end bool) {
 		e.badMessage(s, d, "content-length does not match")
 		return
 	}
+	if d == down && len(p) > 0 {
+		s.event, s.newline = e.now, p[len(p)-1] == '\n'
+	}
 	e.push(s, d, p, end)
 }
 

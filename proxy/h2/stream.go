@@ -45,7 +45,11 @@ type stream struct {
 	answer  time.Duration // from then to the backend's final response head
 	timer   node          // on a wheel slot
 	expires time.Duration // when the timer fires; what for is told by draining
-	wait    node          // on a pool's list of streams without a connection, or the engine's of those for which none could be dialled
+	event   time.Duration // when body bytes last came from the backend
+	endBy   time.Duration // when a long-running one that is to be ended is, even between two bytes of an event; 0: it is not
+	endWhy  Reason
+	newline bool // the last of those bytes ended a line
+	wait    node // on a pool's list of streams without a connection, or the engine's of those for which none could be dialled
 
 	plan     kept
 	ep       *Endpoint // the one picked last

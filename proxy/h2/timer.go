@@ -95,6 +95,8 @@ func (e *engine) overslept(now time.Duration) {
 func (e *engine) expired(s *stream) {
 	defer e.rescue(s.anyLeg())
 	switch {
+	case s.endBy > 0:
+		e.endLongRunning(s, s.endWhy)
 	case s.draining:
 		// The response is complete, only the upload goes on.
 		e.count.reset(resetByLane)
@@ -227,7 +229,30 @@ func (e *engine) endLongRunning(s *stream, r Reason) {
 		e.abort(s, r, nil, http2.ErrCodeCancel)
 		return
 	}
+	if s.endBy == 0 {
+		s.endBy, s.endWhy = e.now+eventPatience, r
+	}
+	if e.now < s.endBy && e.amidEvent(s) {
+		e.arm(s, e.now+tickEvery)
+		return
+	}
 	s.blame(r, nil)
 	e.reset(s, down, http2.ErrCodeCancel)
 	e.push(s, down, nil, true)
+}
+
+const (
+	// eventGap is the silence after which a watch's last event is whole: its bytes come in one burst.
+	eventGap = tickEvery
+	// eventPatience bounds how long the end of an event is waited for: a drain gives watches a second to end in.
+	eventPatience = 3 * tickEvery
+)
+
+// amidEvent reports whether a long-running response may have come only part of an event: a client that sees the end
+// there logs an unexpected one. Events of JSON and lines of logs end with a newline, those of protobuf with silence.
+func (e *engine) amidEvent(s *stream) bool {
+	if c := s.leg[down]; c != nil && c.data.on && c.data.id == s.id[down] && c.data.left > 0 {
+		return true
+	}
+	return !s.newline && s.event > 0 && (s.half[down].q.size > 0 || e.now-s.event < eventGap)
 }
