@@ -7,8 +7,12 @@ import (
 	"testing"
 )
 
-// allMillion is for the figures of docs/security.md.
-var allMillion = flag.Bool("million", false, "open a million streams on one connection, however long it takes")
+var (
+	// allMillion is for the figures of docs/security.md.
+	allMillion = flag.Bool("million", false, "open a million streams on one connection, however long it takes")
+	// otherBuild is for figures of an earlier commit.
+	otherBuild = flag.String("fairlead", "", "attack this executable (default: the working tree's, built anew)")
+)
 
 // TestProtocol is about bytes: nobody may cost others more than a documented amount, whatever is sent to a port.
 func TestProtocol(t *testing.T) {

@@ -3,6 +3,7 @@
 package hostile
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/base64"
@@ -30,7 +31,10 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{bin: filepath.Join(t.TempDir(), "fairlead"), clients: pki.NewCA("clients"), fronts: pki.NewCA("fronts"), servers: pki.NewCA("servers")}
+	w := &world{bin: cmp.Or(*otherBuild, filepath.Join(t.TempDir(), "fairlead")), clients: pki.NewCA("clients"), fronts: pki.NewCA("fronts"), servers: pki.NewCA("servers")}
+	if *otherBuild != "" {
+		return w
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	if out, err := exec.CommandContext(ctx, "go", "build", "-o", w.bin, "../../cmd/fairlead").CombinedOutput(); err != nil {

@@ -1,0 +1,132 @@
+//go:build e2e
+
+package hostile
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"math/big"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// attacks are those of one source, by the letters of the review that found them.
+func attacks(t *testing.T) []attack {
+	t.Helper()
+	chain := longChain(t)
+	second := time.Second
+	var list []attack
+	for _, proto := range []string{"h2", "http/1.1"} {
+		list = append(list,
+			// A1: places of the unproven are taken by uploads of which nothing comes.
+			attack{name: "A1 uploads that send nothing", proto: proto, every: second / 4, strike: holds("/api/v1/namespaces/x/pods")},
+			attack{name: "A1 long-running uploads", proto: proto, every: second / 4, strike: holds("/api/v1/namespaces/x/pods/y/exec")},
+			attack{name: "A1 uploads to a remote", proto: proto, user: "attacker", every: second / 4, strike: holds(remotePath)},
+			attack{name: "A2 odd paths", proto: proto, every: second, strike: gets("/%61" + strings.Repeat("/", 240_000))},
+			attack{name: "A2 dotted paths", proto: proto, every: second, strike: gets(remotePath + strings.Repeat("/%2e%2e/a", 26_000))},
+			attack{name: "A3 long selectors", proto: proto, user: "attacker", every: second, strike: gets(remotePath + "?labelSelector=a" + strings.Repeat("%2Cb", 60_000))},
+			attack{name: "A4 long chains", proto: proto, every: 2 * second, fresh: true, chain: chain, strike: gets(remotePath)},
+			attack{name: "A7 names that nobody asked for", proto: proto, user: "nobody", every: 50 * time.Millisecond, strike: names(proto)},
+		)
+	}
+	return append(list,
+		attack{name: "A8 heads that unpack", proto: "h2", user: "attacker", every: second / 4, strike: unpacks},
+	)
+}
+
+// gets asks for one path again and again.
+func gets(path string) func(context.Context, *striker) error {
+	return func(_ context.Context, s *striker) error { return s.get(path) }
+}
+
+// holds opens what a connection may have of uploads, and sends nothing more.
+func holds(path string) func(context.Context, *striker) error {
+	return func(ctx context.Context, s *striker) error {
+		if s.h2 == nil {
+			if s.n > 0 {
+				return nil
+			}
+			return s.post(path)
+		}
+		for range 50 { // 200 of them in the first second
+			if s.h2.next < 400 {
+				if err := s.post(path); err != nil {
+					return err
+				}
+			}
+		}
+		return s.h2.flush()
+	}
+}
+
+// names has as many questions of authorization asked as it can: each name is another.
+func names(proto string) func(context.Context, *striker) error {
+	return func(_ context.Context, s *striker) error {
+		burst := 50
+		if proto != "h2" {
+			burst = 1 // answers come one after the other
+		}
+		for i := range burst {
+			path := fmt.Sprintf("/apis/mirror.example.com/v1/namespaces/other/secrets/%d-%d", s.n, i)
+			if err := s.get(path); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// unpacks sends heads of a few bytes that stand for 234 KB each.
+func unpacks(_ context.Context, s *striker) error {
+	if s.n == 0 { // the field that is repeated
+		if _, err := s.h2.ask("GET", remotePath, true, "x-large", strings.Repeat("l", 3900)); err != nil {
+			return err
+		}
+	}
+	for range 8 {
+		fields := slices.Repeat([]string{"x-large", strings.Repeat("l", 3900)}, 60)
+		if _, err := s.h2.ask("GET", remotePath+"/widget-001", true, fields...); err != nil {
+			return err
+		}
+	}
+	return s.h2.flush()
+}
+
+// longChain is a certificate that nobody vouches for, below fifteen intermediates of one subject: every order of them is tried.
+func longChain(t *testing.T) *tls.Certificate {
+	t.Helper()
+	const intermediates = 15
+	subject := pkix.Name{CommonName: "intermediate"}
+	newKey := func() *ecdsa.PrivateKey {
+		key, err := ecdsa.GenerateKey(elliptic.P521(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return key
+	}
+	sign := func(name pkix.Name, ca bool, key, parent *ecdsa.PrivateKey) []byte {
+		c := &x509.Certificate{
+			SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: name, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+			IsCA: ca, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		}
+		der, err := x509.CreateCertificate(rand.Reader, c, &x509.Certificate{Subject: subject}, key.Public(), parent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return der
+	}
+	parent, leaf := newKey(), newKey()
+	chain := &tls.Certificate{PrivateKey: leaf, Certificate: [][]byte{sign(pkix.Name{CommonName: "attacker"}, false, leaf, parent)}}
+	for range intermediates {
+		chain.Certificate = append(chain.Certificate, sign(subject, true, parent, parent)) // each fits everywhere
+	}
+	return chain
+}

@@ -1,0 +1,375 @@
+//go:build e2e
+
+package hostile
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	v1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// TestStrangers is about one connection, and sixteen, of somebody who wants to stop everybody else: before a real
+// kube-apiserver, over both HTTP versions. The letters are those of the review that found the attacks.
+func TestStrangers(t *testing.T) {
+	w := newWorld(t)
+	h := newHarbour(t, w, "frame")
+	h.account(t)
+	h.publish(t)
+	if err := h.remote.Set(extension.Fault{Kind: extension.Slow, Delay: othersTake, Path: remotePath}); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range attacks(t) {
+		for _, connections := range []int{1, 16} {
+			t.Run(fmt.Sprintf("%s/%s/%d", a.name, a.proto, connections), func(t *testing.T) {
+				s := &siege{h: h, attack: a, connections: connections, tokens: h.mint(t, 2*siegeWindows)}
+				s.run(t)
+			})
+		}
+	}
+}
+
+func (h *harbour) accounts(t *testing.T) corev1.ServiceAccountInterface {
+	t.Helper()
+	core, err := kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return core.CoreV1().ServiceAccounts("default")
+}
+
+// account makes the one whose tokens mint gives: no controller manager runs here.
+func (h *harbour) account(t *testing.T) {
+	t.Helper()
+	if _, err := h.accounts(t).Create(t.Context(), &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "robot"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// publish lets everybody read /readyz and /version again, which newHarbour forbids.
+func (h *harbour) publish(t *testing.T) {
+	t.Helper()
+	core, err := kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = core.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "public"}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "system:public-info-viewer"},
+		Subjects: []rbacv1.Subject{{Kind: "Group", Name: "system:authenticated"}, {Kind: "Group", Name: "system:unauthenticated"}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// mint makes tokens that nobody has seen.
+func (h *harbour) mint(t *testing.T, n int) []string {
+	t.Helper()
+	accounts := h.accounts(t)
+	var tokens []string
+	for range n {
+		hour := int64(3600)
+		r, err := accounts.CreateToken(t.Context(), "robot", &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &hour}}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		tokens = append(tokens, r.Status.Token)
+	}
+	return tokens
+}
+
+// attack is what each of its connections does, once at the beginning or again and again.
+type attack struct {
+	name, proto string
+	// user has a client certificate. Empty: the attacker is nobody.
+	user string
+	// chain replaces the user's certificate.
+	chain *tls.Certificate
+	// every is the time between two strikes of a connection. 0: there is one.
+	every time.Duration
+	// fresh has each strike open a connection of its own.
+	fresh  bool
+	strike func(ctx context.Context, s *striker) error
+}
+
+// striker is one connection of an attack. One of h1 and h2 is set.
+type striker struct {
+	h1 *tls.Conn
+	h2 *wire
+	n  int // strikes so far
+}
+
+// get asks over whichever protocol.
+func (s *striker) get(path string) error {
+	if s.h2 != nil {
+		_, err := s.h2.ask("GET", path, true)
+		return errors.Join(err, s.h2.flush())
+	}
+	return s.send("GET " + path + " HTTP/1.1\r\nHost: localhost\r\n\r\n")
+}
+
+// post begins an upload of which nothing comes.
+func (s *striker) post(path string) error {
+	if s.h2 != nil {
+		_, err := s.h2.ask("POST", path, false, "content-length", "100", "content-type", "application/json")
+		return err
+	}
+	return s.send("POST " + path + " HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n")
+}
+
+func (s *striker) send(text string) error {
+	if err := s.h1.SetWriteDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		return err
+	}
+	_, err := io.WriteString(s.h1, text)
+	return err
+}
+
+func (s *striker) close() {
+	if s.h2 != nil {
+		s.h2.close()
+	} else {
+		_ = s.h1.NetConn().Close()
+	}
+}
+
+func (s *siege) connect(ctx context.Context) (*striker, error) {
+	as := s.h.tls(nil)
+	if s.attack.user != "" {
+		as = s.h.tls(s.h.PKI.Client.CA.Issue(pki.Leaf{CommonName: s.attack.user}))
+	}
+	if chain := s.attack.chain; chain != nil {
+		as.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return chain, nil }
+	}
+	address := host(s.h.front.Endpoint)
+	if s.attack.proto == "h2" {
+		w, err := connect(ctx, address, as, true)
+		return &striker{h2: w}, err
+	}
+	as.NextProtos = []string{"http/1.1"}
+	conn, err := (&tls.Dialer{Config: as}).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	c := conn.(*tls.Conn)                                          //nolint:forcetypeassert // a tls.Dialer makes no other
+	go func() { _, _ = io.Copy(io.Discard, bufio.NewReader(c)) }() // ends with the connection
+	return &striker{h1: c}, nil
+}
+
+// strikes is what one connection of an attack does until ctx ends. One that the server has ended opens another.
+func (s *siege) strikes(ctx context.Context, i int) {
+	var on *striker
+	defer func() {
+		if on != nil {
+			on.close()
+		}
+	}()
+	every := s.attack.every
+	// Connections take turns, and the first strike falls into the window.
+	next := time.After(swing + every*time.Duration(i)/time.Duration(s.connections))
+	if every == 0 {
+		next = time.After(0)
+	}
+	for n := 0; ; n++ {
+		select {
+		case <-ctx.Done():
+			return
+		case <-next:
+		}
+		if on != nil && s.attack.fresh {
+			on.close()
+			on = nil
+		}
+		if on == nil {
+			var err error
+			if on, err = s.connect(ctx); err != nil {
+				on, next = nil, time.After(again)
+				continue
+			}
+		}
+		on.n = n
+		if err := s.attack.strike(ctx, on); err != nil {
+			on.close()
+			on, next = nil, time.After(again)
+			continue
+		}
+		if every == 0 {
+			<-ctx.Done()
+			return
+		}
+		next = time.After(every)
+	}
+}
+
+const (
+	// siegeWindows of each kind, calm and attacked, take turns. All count.
+	siegeWindows = 9
+	// swing is how long an attack has begun before a window does.
+	swing = 100 * time.Millisecond
+	// The bounds: requests of others served in the attacked windows, as a share of those in the calm ones; their slowest
+	// beside the calm windows' slowest; memory.
+	siegeShare  = 0.8
+	siegeSlower = 50 * time.Millisecond
+	siegeMemory = 64 * mib
+)
+
+// siege is one attack, and what others felt of it.
+type siege struct {
+	h           *harbour
+	attack      attack
+	connections int
+	tokens      []string // that nobody has seen: two for each window
+
+	url            string // what the others ask
+	calm, attacked []int  // requests of theirs that were served, in each window
+	worst          [2]time.Duration
+
+	mu    sync.Mutex // guards wrong
+	wrong map[string]int
+}
+
+func (s *siege) run(t *testing.T) {
+	t.Helper()
+	process, err := os.FindProcess(s.h.front.Part.PID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &door{process: process}
+	s.url, s.wrong = s.h.front.Endpoint.URL+remotePath+"/widget-001", map[string]int{}
+	c := s.client("h2", s.h.tls(s.h.PKI.Client.CA.Issue(pki.Leaf{CommonName: "innocent"})))
+	defer c.CloseIdleConnections()
+	s.window(t, c) // connections, caches
+	before, _ := d.memory(t)
+	d.forgetPeak(t)
+	for range siegeWindows {
+		served, worst := s.window(t, c)
+		s.calm, s.worst[0] = append(s.calm, served), max(s.worst[0], worst)
+		ctx, cancel := context.WithCancel(t.Context())
+		var strikers sync.WaitGroup
+		for i := range s.connections {
+			strikers.Go(func() { s.strikes(ctx, i) })
+		}
+		pause(t, swing)
+		var meanwhile sync.WaitGroup
+		meanwhile.Go(func() { s.others(t) })
+		served, worst = s.window(t, c)
+		s.attacked, s.worst[1] = append(s.attacked, served), max(s.worst[1], worst)
+		meanwhile.Wait()
+		cancel()
+		strikers.Wait()
+	}
+	_, peak := d.memory(t)
+	s.held(t, peak-before)
+}
+
+func (s *siege) client(proto string, as *tls.Config) *http.Client {
+	c := client(as, proto)
+	c.Timeout = 10 * time.Second
+	return c
+}
+
+// askers of one connection ask again as soon as they are answered.
+const askers = 4
+
+// window has others ask for a second. It returns how many were served within it, and the slowest answer of all.
+func (s *siege) window(t *testing.T, c *http.Client) (served int, worst time.Duration) {
+	var all sync.WaitGroup
+	var mu sync.Mutex // guards served and worst
+	end := time.Now().Add(time.Second)
+	for range askers {
+		all.Go(func() {
+			for time.Now().Before(end) {
+				took, wrong := (&innocents{c, s.url}).once(t.Context())
+				mu.Lock()
+				worst = max(worst, took)
+				if wrong == "" && time.Now().Before(end) {
+					served++
+				}
+				mu.Unlock()
+				if wrong != "" {
+					s.mu.Lock()
+					s.wrong[wrong]++
+					s.mu.Unlock()
+				}
+			}
+		})
+	}
+	all.Wait()
+	return served, worst
+}
+
+// others asks meanwhile what needs nobody's place, and with a token that was never seen.
+func (s *siege) others(t *testing.T) {
+	for _, ask := range []struct{ what, path, token string }{
+		{"/readyz", "/readyz", ""}, {"a new token", remotePath + "/widget-001", s.token()}, {"a new token at the local apiserver", "/version", s.token()},
+	} {
+		c := s.client("h2", s.h.tls(nil))
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.h.front.Endpoint.URL+ask.path, nil)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if ask.token != "" {
+			r.Header.Set("Authorization", "Bearer "+ask.token)
+		}
+		res, err := c.Do(r)
+		if err != nil {
+			t.Errorf("%s: %v", ask.what, err)
+			continue
+		}
+		_ = res.Body.Close()
+		c.CloseIdleConnections()
+		if res.StatusCode != http.StatusOK {
+			t.Errorf("%s is answered with %d", ask.what, res.StatusCode)
+		}
+	}
+}
+
+func (s *siege) token() string {
+	token := s.tokens[0]
+	s.tokens = s.tokens[1:]
+	return token
+}
+
+func (s *siege) held(t *testing.T, grown int64) {
+	t.Helper()
+	total := func(list []int) (n int) {
+		for _, k := range list {
+			n += k
+		}
+		return n
+	}
+	share := float64(total(s.attacked)) / float64(total(s.calm))
+	t.Logf("FIGURE %s: others served %d calm, %d attacked (%.2f), worst %s calm, %s attacked (%+d ms), memory %+d MiB", strings.TrimPrefix(t.Name(), "TestStrangers/"),
+		total(s.calm), total(s.attacked), share, s.worst[0].Round(time.Millisecond), s.worst[1].Round(time.Millisecond), (s.worst[1] - s.worst[0]).Milliseconds(), grown/mib)
+	if share < siegeShare {
+		t.Errorf("others were served %.2f of what they are served in peace: %v calm, %v attacked", share, s.calm, s.attacked)
+	}
+	if slower := s.worst[1] - s.worst[0]; slower > siegeSlower {
+		t.Errorf("the slowest answer to others took %v more", slower)
+	}
+	if len(s.wrong) > 0 {
+		t.Errorf("others were answered %v", s.wrong)
+	}
+	if grown > siegeMemory {
+		t.Errorf("%d MiB were taken", grown/mib)
+	}
+}
