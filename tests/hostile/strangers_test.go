@@ -38,7 +38,11 @@ func TestStrangers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, a := range attacks(t) {
-		for _, connections := range []int{1, 16} {
+		numbers := []int{1, 16}
+		if a.many && a.proto != "h2" {
+			numbers = append(numbers, 256) // one request each: as many as a connection of HTTP/2 has
+		}
+		for _, connections := range numbers {
 			t.Run(fmt.Sprintf("%s/%s/%d", a.name, a.proto, connections), func(t *testing.T) {
 				s := &siege{h: h, attack: a, connections: connections, tokens: h.mint(t, 2*siegeWindows)}
 				s.run(t)
@@ -99,6 +103,8 @@ func (h *harbour) mint(t *testing.T, n int) []string {
 // attack is what each of its connections does, once at the beginning or again and again.
 type attack struct {
 	name, proto string
+	// many is for what HTTP/2 does in one connection and HTTP/1.1 in many.
+	many bool
 	// user has a client certificate. Empty: the attacker is nobody.
 	user string
 	// chain replaces the user's certificate.
