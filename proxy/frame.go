@@ -269,7 +269,7 @@ func (l *frameLane) pick(u *backend.Upstream, tried []*h2.Endpoint) *h2.Endpoint
 }
 
 func (l *frameLane) newEndpoint(u *backend.Upstream, lease backend.Lease) *h2.Endpoint {
-	ep := &h2.Endpoint{Name: lease.Address(), Value: lease, Release: lease.Release, Closed: l.ended, PingTimeout: u.PingTimeout()}
+	ep := &h2.Endpoint{Name: lease.Address(), Value: lease, Release: lease.Release, Lost: lease.Lost, Closed: l.ended, PingTimeout: u.PingTimeout()}
 	ep.Failed = func(err error) { u.Signal(lease.Address(), err) }
 	ep.Dial = func(ctx context.Context, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
 		return l.dial(ctx, u, lease, ep, wrap)

@@ -11,7 +11,7 @@ import (
 func (l *frameLane) sharing(u *backend.Upstream, lease backend.Lease, via *h2.Endpoint) *h2.Endpoint {
 	return l.endpoint(lease, func(known *h2.Endpoint) bool { return known.Via == via }, func() *h2.Endpoint {
 		return &h2.Endpoint{
-			Name: lease.Address(), Via: via, Value: lease, Release: lease.Release, Failed: func(err error) { u.Signal(lease.Address(), err) },
+			Name: lease.Address(), Via: via, Value: lease, Release: lease.Release, Lost: lease.Lost, Failed: func(err error) { u.Signal(lease.Address(), err) },
 		}
 	})
 }

@@ -162,6 +162,7 @@ func (c *conn) ended() {
 	if c.pinged.Load() {
 		err = errors.New(textLostPing)
 	}
+	c.e.lost()
 	c.e.up.target.signal(c.e.address, err)
 }
 

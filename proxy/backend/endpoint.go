@@ -272,6 +272,9 @@ func (e *endpoint) failLocked(err error) {
 	e.waiters = nil
 }
 
+// lost makes the endpoint the worse choice until a probe has looked.
+func (e *endpoint) lost() { e.suspicion.doubt(e.up.target.doubt) }
+
 // release gives back a place on c. broken says that the connection is not to be used again.
 func (e *endpoint) release(c *conn, broken bool) {
 	e.mu.Lock()

@@ -149,6 +149,7 @@ func (l *Local) newPool(name string, certificate bool, maxConns int, protocol st
 		observe:   func(string, time.Duration) {}, // apiservers are not compared: each serves the same etcd
 		protocols: func() []string { return protocols },
 		maxConns:  maxConns,
+		doubt:     probeInterval, // the probe that a loss asks for comes much earlier
 		wait:      wait,
 	})
 }
@@ -213,6 +214,19 @@ func (l *Local) report(address string, health registry.Health, message string) {
 		}
 	}
 	l.publishLocked()
+	l.each(address, func(e *endpoint) { e.suspicion.trust() })
+}
+
+// each does f for a server's endpoint in each pool.
+func (l *Local) each(address string, f func(*endpoint)) {
+	for _, u := range l.pools {
+		u.mu.Lock()
+		e := u.endpoints[address]
+		u.mu.Unlock()
+		if e != nil {
+			f(e)
+		}
+	}
 }
 
 func (l *Local) publish() {
@@ -236,8 +250,9 @@ func (l *Local) publishLocked() {
 	}
 }
 
-// signal makes the prober look at once.
+// signal makes the prober look at once. What one pool has lost the others will.
 func (l *Local) signal(address string, _ error) {
+	l.each(address, (*endpoint).lost)
 	for _, p := range l.probers {
 		if p.address == address {
 			p.poke()

@@ -270,6 +270,7 @@ func (p *Pools) newRemote(e *registry.Entry) *remote {
 		},
 		// An HTTP/1.1 backend needs a connection per request; the APIService's limits are the bound.
 		maxConns: 16 << 10,
+		doubt:    suspicionTime,
 	})
 	r.ejected = func(address string) { // by update, which apply calls
 		if what := p.lane.Find(r.Upstream); what != nil {

@@ -220,7 +220,7 @@ func (p *prober) probe(ctx context.Context) probed {
 	}
 	cc.SetStateHook(func(cc *http.ClientConn) {
 		if cc.Err() != nil {
-			p.poke()
+			p.local.signal(p.address, cc.Err())
 		}
 	})
 	return probed{conn: cc}

@@ -14,12 +14,23 @@ const (
 	suspicionWeight = 1 << 20
 )
 
-// suspicion makes an endpoint that cannot be dialled the worse choice, until health has judged it. It ejects nobody: among suspects alone it changes nothing.
+// suspicion makes an endpoint the worse choice that cannot be dialled, or that has lost a connection and so may have
+// begun anew and not be ready, until health has judged it. It ejects nobody: among suspects alone it changes nothing.
 type suspicion struct {
 	any     atomic.Bool  // something is to be looked at: the only thing that a choice reads when all is well
 	dialing atomic.Int64 // since when a dial is under way without a connection to fall back on. Zero: none is
 	failed  atomic.Int64 // when a dial failed last. Zero: the last one succeeded
+	doubted atomic.Int64 // until when a lost connection counts. Zero: it does not
 }
+
+// doubt is told that a connection was lost.
+func (s *suspicion) doubt(d time.Duration) {
+	s.doubted.Store(time.Now().Add(d).UnixNano())
+	s.any.Store(true)
+}
+
+// trust is told that a probe has judged the endpoint.
+func (s *suspicion) trust() { s.doubted.Store(0) }
 
 func (s *suspicion) dialStarted() {
 	if s.dialing.CompareAndSwap(0, time.Now().UnixNano()) {
@@ -36,7 +47,7 @@ func (s *suspicion) dialFailed() {
 func (s *suspicion) dialSucceeded() {
 	s.dialing.Store(0)
 	s.failed.Store(0)
-	s.any.Store(false)
+	s.any.Store(s.doubted.Load() > time.Now().UnixNano())
 }
 
 // weight is what to add to the load.
@@ -46,6 +57,9 @@ func (s *suspicion) weight() int64 {
 	}
 	now := time.Now().UnixNano()
 	if d := s.dialing.Load(); d != 0 && now-d > int64(slowDial) {
+		return suspicionWeight
+	}
+	if s.doubted.Load() > now {
 		return suspicionWeight
 	}
 	if f := s.failed.Load(); f != 0 && now-f < int64(suspicionTime) {

@@ -60,6 +60,8 @@ type target struct {
 	protocols func() []string
 	// maxConns bounds an endpoint's connections.
 	maxConns int
+	// doubt is how long an endpoint that has lost a connection is the worse choice, unless a probe judges it before.
+	doubt time.Duration
 	// wait is for how long a request waits for any endpoint to come back. Zero: not at all.
 	wait time.Duration
 }

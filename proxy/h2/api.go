@@ -150,6 +150,9 @@ type Endpoint struct {
 	// Failed hears of a failed dial, handshake or ping, or a broken connection: a hint, not a verdict. It must not block. nil: nobody listens.
 	Failed func(err error)
 
+	// Lost is as Failed, at once and under a lock: who picks next should know. nil: nobody listens.
+	Lost func()
+
 	MaxConns    int           // connections per shard; 0: 1024, which at 250 streams each is far beyond the limits in front of it
 	PingTimeout time.Duration // silence after which a connection is closed, a PING being sent half way; 0: 5 s
 }

@@ -233,6 +233,9 @@ func (e *engine) lose(c *conn, err error) {
 }
 
 func (e *engine) failedEndpoint(ep *Endpoint, err error) {
+	if ep.Lost != nil {
+		ep.Lost()
+	}
 	if ep.Failed != nil {
 		e.after(func() { ep.Failed(err) })
 	}

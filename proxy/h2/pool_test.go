@@ -209,3 +209,17 @@ func TestEjectKeepsWhatMayNotBeSentAgain(t *testing.T) {
 	c.want("HEADERS 1 :status=200 END")
 	r.clean()
 }
+
+// Who picks next must know of a lost connection: the client's next request may have come with the news.
+func TestLostIsToldAtOnce(t *testing.T) {
+	r := newRig(t)
+	lost := 0
+	r.ep.Lost = func() { lost++ }
+	c := r.client()
+	c.get(1)
+	r.e.lose(r.backend(0).c, errors.New("reset"))
+	if lost != 1 || r.failed != 0 {
+		t.Errorf("told %d times at once, and %d times Failed, which has to wait for the mutex", lost, r.failed)
+	}
+	r.run()
+}
