@@ -51,9 +51,10 @@ type conn struct {
 	window       int32  // what the peer lets us send on the connection
 	recv         int32  // what the peer may still send on the connection
 	credit       int32  // bytes received whose window was not given back yet
-	queued       int    // of a client: bytes that bodies of its streams hold, both ways
-	weight       int    // bytes that the connection itself holds, as weighed last
-	heads        int    // of a client: bytes of the heads of requests that were not answered yet, see maxHeads
+	reach        reach
+	queued       int // of a client: bytes that bodies of its streams hold, both ways
+	weight       int // bytes that the connection itself holds, as weighed last
+	heads        int // of a client: bytes of the heads of requests that were not answered yet, see maxHeads
 	budget       budget.Budget
 	streams      map[uint32]*stream
 	maxID        uint32   // the highest stream id seen from a client, or used towards a backend

@@ -16,7 +16,7 @@ func TestRequestAndResponse(t *testing.T) {
 	c := r.client()
 	c.get(1, "x-remote-user=eve", "authorization=Bearer t", "accept=a/b", "x-remote-group=system:masters")
 	b := r.backend(0)
-	b.want("SETTINGS", "WINDOW 0 16711681", "HEADERS 1 "+okHead+" !authorization=Bearer t accept=a/b x-remote-group=devs END", "SETTINGS ACK")
+	b.want("SETTINGS", "WINDOW 0 1073676289", "HEADERS 1 "+okHead+" !authorization=Bearer t accept=a/b x-remote-group=devs END", "SETTINGS ACK")
 	b.respond(1, "hello")
 	c.want("HEADERS 1 :status=200", `DATA 1 "hello" END`)
 	if len(r.outcomes) != 1 || r.outcomes[0].Status != 200 || r.outcomes[0].Sent != 5 || r.outcomes[0].Reason != ReasonNone {

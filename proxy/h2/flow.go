@@ -19,6 +19,9 @@ const (
 func (e *engine) push(s *stream, d dir, p []byte, end bool) {
 	h := &s.half[d]
 	h.end = h.end || end
+	if src := s.leg[d]; end && src != nil {
+		src.cameAll(s.id[d], h)
+	}
 	if h.discard {
 		e.dropped(s, d, len(p))
 		return
@@ -183,16 +186,17 @@ func (e *engine) discardUpload(s *stream) {
 
 // giveCredit gives the connection's window back in large steps (RFC 9113 §6.9 leaves the timing to us).
 func (c *conn) giveCredit() {
-	full := c.e.lim.backendWindow
+	step := c.e.lim.backendWindow / 2
 	if c.side == up {
-		full = c.e.lim.clientWindow
+		step = c.e.lim.clientWindow / 2 // of a wider window, too
 	}
-	if c.credit < full/2 || c.closing || c.side == up && c.greedy() {
+	if c.credit < step || c.closing || c.side == up && c.greedy() {
 		return
 	}
 	c.writeWindow(0, c.credit)
 	c.recv += c.credit
 	c.credit = 0
+	c.reach.all.start(c.e.now, c.recv)
 }
 
 // giveStreamCredit gives a stream's window back when its bytes were passed on: not earlier, so that a slow reader holds no more than
@@ -201,12 +205,17 @@ func (e *engine) giveStreamCredit(s *stream, d dir, n int) {
 	h := &s.half[d]
 	h.credit += int32(n)
 	src := s.leg[d]
-	if src == nil || h.end || h.credit < e.lim.streamWindow/2 || src.closing {
+	if src == nil || h.end || src.closing {
+		return
+	}
+	src.fit(s, h)
+	if h.credit < e.lim.streamWindow/2 { // of a wider window, too
 		return
 	}
 	src.writeWindow(s.id[d], h.credit)
 	h.recv += h.credit
 	h.credit = 0
+	src.credited(s.id[d], h.recv)
 }
 
 // readyAll looks at all streams of c again after their windows have grown, in a fixed order so that the engine stays deterministic.

@@ -337,7 +337,7 @@ func (e *engine) open(s *stream, c *conn) {
 	s.sending.slot = len(c.streams)
 	u, d := &s.half[up], &s.half[down]
 	u.window, u.head = c.peerWindow, true
-	d.recv, d.credit = e.lim.streamWindow, 0
+	d.recv, d.full, d.credit = e.lim.streamWindow, e.lim.streamWindow, 0
 	if u.end && u.q.size == 0 && u.trailers == nil {
 		u.sentEnd = true
 		c.writeHeaders(id, true, s.sending.fields)

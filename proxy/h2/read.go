@@ -151,6 +151,7 @@ func (e *engine) dataBegin(c *conn, h frameHeader, p []byte) *connError {
 	// The connection's credit is given back on receipt: one stuck stream must not stop the others (RFC 9113 §5.2.2). What waits is
 	// bounded by the streams' windows. This also credits DATA of streams that are gone.
 	c.credit += int32(h.length)
+	c.came(int32(h.length))
 	c.giveCredit()
 	end := h.has(http2.FlagDataEndStream)
 	c.data = dataFrame{id: h.id, left: content, pad: pad, end: end, on: true}
@@ -198,6 +199,7 @@ func (e *engine) dataOnStream(c *conn, s *stream, h frameHeader, extra int) *con
 		return e.violation(s, d, http2.ErrCodeProtocol, "DATA before HEADERS")
 	}
 	f.recv -= int32(h.length)
+	c.cameOn(h.id, f, int32(h.length))
 	if extra > 0 {
 		e.giveStreamCredit(s, d, extra)
 	}

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 )
 
 // holding is a backend whose /hold answers when release is closed, whose /watch sends an event and goes on until it is cut, and which
@@ -234,12 +236,17 @@ func testFullSocket(t *testing.T, driver string) {
 			_, _ = w.Write(leanBody[:min(len(leanBody), size-n)])
 		}
 	}), nil)
+	sh := s.server.shards[0]
+	sh.lock()
+	sh.e.memory = hold.New(4 << 20)
+	room := sh.e.memory.Room() // what a busy machine takes for a distant peer may get more than one window
+	sh.settle()
 	slow := dialLean(t, s.addr)
 	defer slow.Close()
 	if err := errors.Join(slow.get("/big"), slow.w.Flush()); err != nil {
 		t.Fatal(err)
 	}
-	n := &s.server.shards[0].e.count
+	n := &sh.e.count
 	for end := time.Now().Add(10 * time.Second); n.output.Load() == 0 || n.queued.Load() == 0; { // until the socket is full
 		if time.Now().After(end) {
 			t.Fatal("the socket never got full")
@@ -251,7 +258,7 @@ func testFullSocket(t *testing.T, driver string) {
 			t.Fatalf("another client got %q", got)
 		}
 		lim := defaultLimits()
-		if q, o := n.queued.Load(), n.output.Load(); q > int64(lim.streamWindow)+4*chunkSize || o > int64(2*lim.writeLimit) {
+		if q, o := n.queued.Load(), n.output.Load(); q > int64(lim.streamWindow)+room+4*chunkSize || o > int64(2*lim.writeLimit) {
 			t.Fatalf("%d bytes wait in streams, %d in connections", q, o)
 		}
 	}

@@ -110,7 +110,7 @@ func TestLeave(t *testing.T) {
 		t.Errorf("its watches are on %v", on)
 	}
 	own := s.backend(1)
-	own.want("SETTINGS", "WINDOW 0 16711681", "HEADERS 1 :method=POST :scheme=https :authority=own :path=/ END", "SETTINGS ACK")
+	own.want("SETTINGS", "WINDOW 0 1073676289", "HEADERS 1 :method=POST :scheme=https :authority=own :path=/ END", "SETTINGS ACK")
 	own.respond(1, "made")
 	b.want() // nothing happens on the shared one
 	b.respond(3, "late")

@@ -23,6 +23,7 @@ type half struct {
 	window   int32               // what the receiving peer still allows us to send on the stream; may be negative (§6.9.2)
 	recv     int32               // what the sending peer may still send on the stream
 	credit   int32               // bytes passed on, whose window was not given back yet
+	full     int32               // recv when nothing is under way or waits
 	declared int64               // content-length; -1: none
 	got      int64               // body bytes received
 	sent     int64               // body bytes sent
@@ -173,7 +174,7 @@ func (e *engine) newStream(c *conn, id uint32) *stream {
 	}
 	s.timer, s.wait = node{s: s}, node{s: s}
 	s.half[down].window = c.peerWindow
-	s.half[up].recv = e.lim.streamWindow
+	s.half[up].recv, s.half[up].full = e.lim.streamWindow, e.lim.streamWindow
 	c.streams[id] = s
 	e.count.streams.Add(1)
 	return s
@@ -260,6 +261,7 @@ func (e *engine) unlinkLeg(s *stream, side dir) {
 	if side == up {
 		s.headDone()
 	}
+	c.cameAll(s.id[side], &s.half[side])
 	delete(c.streams, s.id[side])
 	s.leg[side] = nil
 	c.idleSince = e.now

@@ -123,6 +123,7 @@ func (e *engine) check(c *conn) {
 	if c.held {
 		c.touch()
 	}
+	c.reach.rest(e.now)
 	if c.side == up {
 		c.giveCredit() // it may have had to wait for others to hold less
 	}
