@@ -9,6 +9,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 	"k8s.io/apiserver/pkg/authentication/user"
 
+	"github.com/fairlead-proxy/fairlead/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -96,6 +97,7 @@ func (p *Proxy) decide(ctx context.Context, d *Decision, h *Head, c *authn.Conn,
 			d.refuse(err)
 			return true
 		}
+		d.Credentials.From = bound.Stranger(h.Remote)
 	} else if d.Credentials, known = p.cfg.Authn.Read(c, h.Fields, h.Upgrade); !known {
 		return false
 	} else {
@@ -221,7 +223,10 @@ func (p *Proxy) authenticate(ctx context.Context, d *Decision, wait bool) (known
 	if !known && wait {
 		if d.User, err = p.cfg.Authn.Review(ctx, &d.Credentials, d.Request.Path); err != nil {
 			p.log.Debug("authenticating", "err", err)
-			if !errors.Is(err, authn.ErrUnauthenticated) {
+			switch {
+			case errors.Is(err, bound.ErrFull):
+				return true, errReviews()
+			case !errors.Is(err, authn.ErrUnauthenticated):
 				return true, errAuthenticating()
 			}
 			return true, errUnauthorized()
@@ -253,6 +258,9 @@ func (p *Proxy) authorizeSlow(ctx context.Context, d *Decision, verdict authz.De
 		}
 		var err error
 		if verdict, err = p.cfg.Authz.Authorize(ctx, &a); err != nil {
+			if errors.Is(err, bound.ErrFull) {
+				return true, errReviews()
+			}
 			p.log.Warn("authorizing", "user", d.User.GetName(), "err", err)
 			return true, errAuthorizing()
 		}

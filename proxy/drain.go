@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"sync/atomic"
@@ -63,11 +64,11 @@ func (e *events) amid() bool {
 	return last != 0 && !e.newline.Load() && time.Since(time.Unix(0, last)) < eventGap
 }
 
-// endingBody turns the error that ending causes in a response body into a clean end.
+// endingBody turns the error that ending, or the end of a stranger's time, causes in a response body into a clean end.
 type endingBody struct {
 	io.ReadCloser
-	ending context.Context
-	events *events
+	ending, request context.Context
+	events          *events
 }
 
 func (b *endingBody) Read(p []byte) (int, error) {
@@ -76,7 +77,7 @@ func (b *endingBody) Read(p []byte) (int, error) {
 		b.events.newline.Store(p[n-1] == '\n')
 		b.events.last.Store(time.Now().UnixNano())
 	}
-	if err != nil && b.ending.Err() != nil {
+	if err != nil && (b.ending.Err() != nil || errors.Is(b.request.Err(), context.DeadlineExceeded)) {
 		err = io.EOF
 	}
 	return n, err
@@ -84,6 +85,6 @@ func (b *endingBody) Read(p []byte) (int, error) {
 
 func (p *Proxy) endCleanly(res *http.Response, d *Decision, e *events) {
 	if d.LongRunning && res.Body != nil && res.Body != http.NoBody {
-		res.Body = &endingBody{ReadCloser: res.Body, ending: p.ending, events: e}
+		res.Body = &endingBody{ReadCloser: res.Body, ending: p.ending, request: res.Request.Context(), events: e}
 	}
 }

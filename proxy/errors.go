@@ -123,6 +123,16 @@ func errBusy(name string) error {
 // errNoRoom: the backend took no further request in time, or refused it unprocessed.
 var errNoRoom = errors.New("backend has no room")
 
+// errReviews is for a caller who comes with more that only the local apiserver can decide than may wait for it.
+func errReviews() error {
+	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "too many requests of this caller wait to be authenticated or authorized, please try again later", retrySoon)
+}
+
+// errSlowBody is for a client that has announced a body and does not send it.
+func errSlowBody() error {
+	return statusError(http.StatusRequestTimeout, metav1.StatusReasonTimeout, "the body of the request did not come within the allotted time", 0)
+}
+
 func errGivenUp() *apierrors.StatusError {
 	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "too many requests of this user were given up, please try again later", retrySoon)
 }

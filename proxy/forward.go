@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"golang.org/x/net/http/httpguts"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
@@ -28,37 +29,50 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 		p.writeError(w, r, errGivenUp())
 		return
 	}
-	x.upstream = p.upstream(d)
-	held, err := p.enter(d, x.upstream)
-	if err != nil {
-		p.writeError(w, r, err)
-		return
-	}
-	defer held.leave()
-	if x.head.Upgrade != "" {
-		p.upgrade(w, r, x)
-		return
-	}
-	if d.LongRunning {
-		var cancel context.CancelFunc
-		r, cancel = p.endable(r, &x.events)
-		defer cancel()
-	}
 	if d.Timeout > 0 {
 		ctx, cancel := context.WithTimeout(r.Context(), d.Timeout)
 		defer cancel()
 		r = r.WithContext(ctx)
 	}
+	from := d.source(x.head)
+	if err := p.prove(r.Context(), d, from); err != nil {
+		p.forwardFailed(w, r, err)
+		return
+	}
+	if x.upstream = p.upstream(d, x.relayed); x.upstream == nil {
+		p.forwardFailed(w, r, backend.ErrUnreachable)
+		return
+	}
+	end, err := p.hold(w, r, x, from)
+	if err != nil {
+		p.forwardFailed(w, r, err)
+		return
+	}
+	defer end()
+	var held place
+	if err := p.enter(&held, d, x.upstream, from); err != nil {
+		p.noPlace(w, r, x, err)
+		return
+	}
+	defer held.leave()
+	r, cancel := p.within(r, x)
+	defer cancel()
+	if x.head.Upgrade != "" {
+		p.upgrade(w, r, x)
+		return
+	}
 	p.reverse.ServeHTTP(w, r)
 	d.clean(w.Header()) // it holds the trailers, which go out now
 }
 
-// upstream is what carries a forwarded request. Nil: its APIService is gone.
-func (p *Proxy) upstream(d *Decision) *backend.Upstream {
-	switch d.Action {
-	case ToRemote:
+// upstream is what carries a forwarded request. Nil: its APIService is gone. relayed says that the health relay asks.
+func (p *Proxy) upstream(d *Decision, relayed bool) *backend.Upstream {
+	switch {
+	case d.Action == ToRemote:
 		return p.cfg.Backends.Upstream(d.Entry)
-	case ToLocal:
+	case d.Action == ToLocal && relayed && d.Pool == authn.PoolUnproven && !d.LongRunning:
+		return p.cfg.Local.Upstream(backend.PoolHealth)
+	case d.Action == ToLocal:
 		return p.cfg.Local.Upstream(localPool(d.Pool))
 	}
 	return nil
@@ -175,20 +189,15 @@ func (b *trailing) Read(p []byte) (int, error) {
 func (p *Proxy) roundTrip(r *http.Request) (*http.Response, error) {
 	x := exchangeOf(r.Context())
 	d := &x.decision
-	if d.Action == ToRemote {
-		res, err := p.cfg.Backends.RoundTrip(d.Entry, r, d.LongRunning) //nolint:contextcheck // the request carries it
-		if err == nil {
-			endInTime(r.Context(), res)
-		}
-		return res, err
+	res, err := x.upstream.RoundTrip(r, d.LongRunning) //nolint:contextcheck // the request carries it
+	if err != nil {
+		return nil, err
 	}
-	token := d.Credentials.Kind == authn.KindToken
-	res, err := p.cfg.Local.RoundTrip(r, localPool(d.Pool), d.LongRunning, token) //nolint:contextcheck // the request carries it
-	if err == nil {
+	if d.Action == ToLocal {
 		p.cfg.Authn.Seen(&d.Credentials, res.StatusCode)
-		endInTime(r.Context(), res)
 	}
-	return res, err
+	endInTime(r.Context(), res)
+	return res, nil
 }
 
 // localPool is the pool that fits credentials; none fits what was meant for a remote.
@@ -217,7 +226,8 @@ func (p *Proxy) checkResponse(res *http.Response) error {
 
 func (p *Proxy) forwardFailed(w http.ResponseWriter, r *http.Request, err error) {
 	x := exchangeOf(r.Context())
-	if errors.Is(r.Context().Err(), context.Canceled) && p.ending.Err() == nil {
+	// net/http takes a client for gone, too, whose body did not come in time (errSlowBody).
+	if errors.Is(r.Context().Err(), context.Canceled) && p.ending.Err() == nil && !errors.As(err, new(*apierrors.StatusError)) {
 		// The client has gone; nobody reads an answer. The recorder counts it as 499.
 		panic(http.ErrAbortHandler)
 	}

@@ -156,7 +156,7 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 	if answer != nil {
 		return h2.Plan{Answer: answer, Set: r.named(), Done: r.done, GoAway: l.p.goAway()}
 	}
-	u := l.p.upstream(d)
+	u := l.p.upstream(d, false)
 	up := l.known(u)
 	if up != nil && l.p.givenUp.owes(d, &r.head) {
 		return r.refuseGivenUp()
@@ -166,13 +166,12 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 		l.recycle(r)
 		return h2.Plan{Serve: l.p, GoAway: l.p.goAway()}
 	}
-	held, err := l.p.enter(d, u)
-	if err != nil {
+	if l.p.enter(&r.held, d, u, d.source(&r.head)) != nil {
 		l.recycle(r)
 		return h2.Plan{Serve: l.p, GoAway: l.p.goAway()}
 	}
 	up.count()
-	r.held, r.up = held, up
+	r.up = up
 	remove := r.remove
 	if r.follow != nil {
 		remove = r.beginFollow()

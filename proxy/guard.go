@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/fairlead-proxy/fairlead/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 )
 
@@ -34,6 +35,7 @@ func (p *Proxy) Guard(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
+		x.decision.Credentials.From = bound.Stranger(x.head.Remote)
 		if _, err := p.authenticate(r.Context(), &x.decision, true); err != nil {
 			p.writeError(w, r, err)
 			return

@@ -5,7 +5,10 @@ import (
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apiserver/pkg/authentication/user"
 
+	"github.com/fairlead-proxy/fairlead/bound"
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 )
 
@@ -17,11 +20,10 @@ type limits struct {
 
 // limit is one bound. The zero limit bounds nothing.
 type limit struct {
-	max   int64
-	share int64 // of it, for one backend: half, so that one that is slow leaves room for others; at least one
-	write bool
-	n     atomic.Int64
-	leave func() // made once: taking a place allocates nothing
+	max    int64
+	share  int64 // of it, for one backend: half, so that one that is slow leaves room for others; at least one
+	write  bool
+	places bound.Places
 }
 
 func (l *limits) init(reads, writes int) {
@@ -30,8 +32,7 @@ func (l *limits) init(reads, writes int) {
 		l   *limit
 		max int
 	}{{&l.reads, reads}, {&l.writes, writes}} {
-		x.l.max, x.l.share = int64(x.max), int64(x.max+1)/2
-		x.l.leave = func() { x.l.n.Add(-1) }
+		x.l.max, x.l.share, x.l.places.Lend = int64(x.max), int64(x.max+1)/2, true
 	}
 }
 
@@ -43,19 +44,24 @@ func (l *limits) of(verb string) *limit {
 	return &l.writes
 }
 
-// enter takes a place, if there is one.
-func (l *limit) enter() (leave func(), ok bool) {
-	if l.n.Add(1) > l.max {
-		l.n.Add(-1)
-		return nil, false
-	}
-	return l.leave, true
-}
-
 // place is what a request that is forwarded holds while it is under way. The zero place holds nothing.
 type place struct {
-	server, share, backend func()
-	count                  *atomic.Int64
+	server, backend bound.Place
+	share           func()
+	count           *atomic.Int64
+}
+
+// source is who holds the places of a request: its user, of one who was impersonated whoever did; where it comes from if only the
+// local apiserver, or nobody, knows whose it is.
+func (d *Decision) source(h *Head) bound.Source {
+	u := d.User
+	if d.Impersonator != nil {
+		u = d.Impersonator
+	}
+	if u != nil && u.GetName() != user.Anonymous {
+		return bound.Source{User: u.GetName()}
+	}
+	return bound.Stranger(h.Remote)
 }
 
 // underWay counts the requests that are being forwarded. Upgraded sessions are among the long-running ones.
@@ -83,29 +89,29 @@ func (p *Proxy) active() []prometheus.Collector {
 	return list
 }
 
-// enter takes a forwarded request's place: one to a remote among all and among those of its upstream.
-func (p *Proxy) enter(d *Decision, u *backend.Upstream) (place, error) {
-	var held place
-	if d.Action != ToRemote || u == nil { // without an upstream, forwarding says what is wrong
+// enter takes the place of a request that is ready to be forwarded: of one to a remote among all and among those of its upstream, of
+// an unproven one in its pool. What else goes to the local apiserver is that one's to limit.
+func (p *Proxy) enter(held *place, d *Decision, u *backend.Upstream, from bound.Source) error {
+	if d.Action != ToRemote && d.Pool != authn.PoolUnproven {
 		held.begin(p, d)
-		return held, nil
+		return nil
 	}
 	var ok bool
-	if l := p.limits.of(d.Request.Verb); !d.LongRunning && l.max > 0 {
-		if held.server, ok = l.enter(); !ok {
-			return place{}, errBusy("the front door")
+	if l := p.limits.of(d.Request.Verb); d.Action == ToRemote && !d.LongRunning && l.max > 0 {
+		if held.server, ok = l.places.Take(from, 1, l.max); !ok {
+			return errBusy("the front door")
 		}
 		if held.share, ok = u.AcquireShare(l.write, l.share); !ok {
 			held.leave()
-			return place{}, errBusy(d.Entry.Name)
+			return errBusy(d.name())
 		}
 	}
-	if held.backend, ok = u.Acquire(d.LongRunning); !ok {
+	if held.backend, ok = u.Acquire(from, d.LongRunning); !ok {
 		held.leave()
-		return place{}, errBusy(d.Entry.Name)
+		return errBusy(d.name())
 	}
 	held.begin(p, d)
-	return held, nil
+	return nil
 }
 
 func (h *place) begin(p *Proxy, d *Decision) {
@@ -120,15 +126,11 @@ func (h *place) leave() {
 	if h.count != nil {
 		h.count.Add(-1)
 	}
-	if h.server != nil {
-		h.server()
-	}
 	if h.share != nil {
 		h.share()
 	}
-	if h.backend != nil {
-		h.backend()
-	}
+	h.server.Leave()
+	h.backend.Leave()
 	*h = place{}
 }
 

@@ -12,7 +12,9 @@ import (
 	"net/http/httputil"
 	"sync"
 	"sync/atomic"
+	"time"
 
+	"golang.org/x/sync/singleflight"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
@@ -32,6 +34,9 @@ type Proxy struct {
 	health   http.Handler
 	metrics  *metrics
 	underWay underWay
+	// bodyTime is bodyTime, but for tests. proofs are under way, by token.
+	bodyTime time.Duration
+	proofs   singleflight.Group
 	sessions sessions
 	limits   limits
 	givenUp  *givenUp
@@ -51,7 +56,7 @@ func New(cfg Config) (*Proxy, error) {
 	if cfg.Table == nil || cfg.Authn == nil || cfg.Authz == nil || cfg.Backends == nil {
 		return nil, errors.New("making a proxy: Table, Authn, Authz and Backends are required")
 	}
-	p := &Proxy{cfg: cfg, log: cfg.Logger, codecs: errorCodecs(), instance: newInstance(), givenUp: newGivenUp(), desk: newDesk()}
+	p := &Proxy{cfg: cfg, log: cfg.Logger, codecs: errorCodecs(), instance: newInstance(), givenUp: newGivenUp(), desk: newDesk(), bodyTime: bodyTime}
 	if p.log == nil {
 		p.log = slog.New(slog.DiscardHandler)
 	}
@@ -128,8 +133,9 @@ type exchange struct {
 	head     *Head
 	conn     *authn.Conn
 	decision Decision
-	// upstream is what carries the request, once it is forwarded.
+	// upstream is what carries the request, once it is forwarded. relayed says that the health relay asks for it.
 	upstream *backend.Upstream
+	relayed  bool
 	// follow is set when there is an audit log or tracing.
 	follow *follow
 	// events are those of a long-running response.
@@ -224,7 +230,7 @@ func (p *Proxy) servePage(w http.ResponseWriter, r *http.Request) {
 // serveLocal relays a request of the health relay to the local apiserver, with what its caller presented.
 func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request) {
 	x := exchangeOf(r.Context())
-	x.decision.Action = ToLocal
+	x.decision.Action, x.relayed = ToLocal, true
 	p.decideLocal(&x.decision, x.head)
 	p.carryOut(w, r, x)
 }

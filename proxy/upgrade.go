@@ -40,7 +40,7 @@ func (p *Proxy) upgrade(w http.ResponseWriter, r *http.Request, x *exchange) {
 		p.writeError(w, r, errTooLong())
 		return
 	}
-	conn, err := p.dialUpgrade(r.Context(), x)
+	conn, err := x.upstream.DialUpgrade(r.Context())
 	if err != nil {
 		p.forwardFailed(w, r, err)
 		return
@@ -68,14 +68,10 @@ func (p *Proxy) upgrade(w http.ResponseWriter, r *http.Request, x *exchange) {
 	}
 	res.Header.Set("Connection", "Upgrade")
 	res.Header.Set("Upgrade", x.head.Upgrade)
-	p.tunnel(w, res, conn, br)
-}
-
-func (p *Proxy) dialUpgrade(ctx context.Context, x *exchange) (*backend.Conn, error) {
-	if x.decision.Action == ToRemote {
-		return p.cfg.Backends.DialUpgrade(ctx, x.decision.Entry)
+	if limit := strangersTime(&x.decision); limit > 0 {
+		defer time.AfterFunc(limit, func() { _ = conn.Close() }).Stop() // which ends the session
 	}
-	return p.cfg.Local.DialUpgrade(ctx, localPool(x.decision.Pool))
+	p.tunnel(w, res, conn, br)
 }
 
 // upgradeRequest is the request as the backend at an address gets it: one head, no body.

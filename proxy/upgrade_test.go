@@ -12,6 +12,9 @@ import (
 
 // switching agrees to any upgrade and echoes what comes.
 func switching(w http.ResponseWriter, r *http.Request) {
+	if r.Header.Get("Upgrade") == "" {
+		return // a token's proof
+	}
 	conn, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		return

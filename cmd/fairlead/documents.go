@@ -75,13 +75,13 @@ func (d *door) fetchRemote(_ context.Context, e *registry.Entry, r *http.Request
 
 // fetchLocal asks the local apiserver.
 func (d *door) fetchLocal(_ context.Context, r *http.Request) (*http.Response, error) {
-	return d.local.RoundTrip(asAggregator(r), backend.PoolCertificate, false, false) //nolint:contextcheck // the request carries it
+	return d.local.RoundTrip(asAggregator(r), backend.PoolCertificate, false) //nolint:contextcheck // the request carries it
 }
 
 // followCRDs has both documents look again when a CRD changes: a short name, a column or a schema comes without any change of an APIService. It ends with ctx.
 func (d *door) followCRDs(ctx context.Context) error {
 	watch := func(_ context.Context, r *http.Request) (*http.Response, error) {
-		return d.local.RoundTrip(asAggregator(r), backend.PoolCertificate, true, false) //nolint:contextcheck // the request carries it
+		return d.local.RoundTrip(asAggregator(r), backend.PoolCertificate, true) //nolint:contextcheck // the request carries it
 	}
 	return poll.Watch(ctx, watch, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", func() {
 		d.documents.discovery.LocalChanged()

@@ -22,7 +22,10 @@ import (
 	auditinternal "k8s.io/apiserver/pkg/apis/audit"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/apiserver/pkg/audit"
+	"k8s.io/apiserver/pkg/authentication/user"
 	auditlog "k8s.io/apiserver/plugin/pkg/audit/log"
+
+	"github.com/fairlead-proxy/fairlead/bound"
 )
 
 // Config is what a Log needs.
@@ -48,13 +51,13 @@ type Log struct {
 	backend audit.Backend
 	// lines is what the backend writes to, Run's own.
 	lines bytes.Buffer
-	queue chan *auditinternal.Event
-	// waiting is the size of the bodies in the queue.
-	waiting atomic.Int64
-	events  prometheus.Counter
-	lost    prometheus.Counter
-	missing atomic.Int64 // of lost, not told yet
-	told    time.Time    // Run's own
+	queue chan entry
+	// places are the events in the queue, waiting the size of their bodies; both by user.
+	places, waiting bound.Places
+	events          prometheus.Counter
+	lost            prometheus.Counter
+	missing         atomic.Int64 // of lost, not told yet
+	told            time.Time    // Run's own
 }
 
 const (
@@ -81,7 +84,7 @@ func New(cfg Config) (*Log, error) {
 		return nil, fmt.Errorf("making an audit log: format %q is neither json nor legacy", cfg.Format)
 	}
 	l := &Log{
-		cfg: cfg, log: cfg.Logger, queue: make(chan *auditinternal.Event, queued),
+		cfg: cfg, log: cfg.Logger, queue: make(chan entry, queued),
 		events: prometheus.NewCounter(prometheus.CounterOpts{Name: "fairlead_audit_events_total", Help: "Events of the audit log that were written."}),
 		lost: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "fairlead_audit_lost_total", Help: "Events of the audit log that were lost, because it could not be written, or not fast enough.",
@@ -90,6 +93,7 @@ func New(cfg Config) (*Log, error) {
 	if l.log == nil {
 		l.log = slog.New(slog.DiscardHandler)
 	}
+	l.places.Lend, l.waiting.Lend = true, true // one that is busy at night has the log for itself
 	l.backend = auditlog.NewBackend(&l.lines, cfg.Format, auditv1.SchemeGroupVersion)
 	if cfg.Metrics == nil {
 		return l, nil
@@ -105,20 +109,39 @@ func New(cfg Config) (*Log, error) {
 // Local reports whether what the local apiserver answers is recorded too.
 func (l *Log) Local() bool { return l.cfg.Local }
 
+// entry is an event in the queue, with what it holds of its bounds.
+type entry struct {
+	ev            *auditinternal.Event
+	place, bodies bound.Place
+}
+
 // emit puts an event into the queue, or loses it.
 func (l *Log) emit(ev *auditinternal.Event) {
-	size := bodies(ev)
-	if l.waiting.Add(size) > maxWaiting {
-		l.waiting.Add(-size)
+	from := source(ev)
+	e, ok := entry{ev: ev}, false
+	if e.place, ok = l.places.Take(from, 1, queued); !ok {
 		l.lose(1)
 		return
 	}
-	select {
-	case l.queue <- ev:
-	default:
-		l.waiting.Add(-size)
-		l.lose(1)
+	if n := bodies(ev); n > 0 {
+		if e.bodies, ok = l.waiting.Take(from, n, maxWaiting); !ok {
+			e.place.Leave()
+			l.lose(1)
+			return
+		}
 	}
+	l.queue <- e // which has room for as many as there are places
+}
+
+// source is who makes an event: a user, or an address of whom nobody knows.
+func source(ev *auditinternal.Event) bound.Source {
+	if name := ev.User.Username; name != "" && name != user.Anonymous {
+		return bound.Source{User: name}
+	}
+	if n := len(ev.SourceIPs); n > 0 {
+		return bound.Source{Address: ev.SourceIPs[n-1]} // the connection's own; those before it are its word
+	}
+	return bound.Source{}
 }
 
 func (l *Log) lose(n int) {
@@ -141,13 +164,13 @@ func bodies(ev *auditinternal.Event) int64 {
 func (l *Log) Run(ctx context.Context) error {
 	for {
 		select {
-		case ev := <-l.queue:
-			l.write(ev)
+		case e := <-l.queue:
+			l.write(e)
 		case <-ctx.Done():
 			for {
 				select {
-				case ev := <-l.queue:
-					l.write(ev)
+				case e := <-l.queue:
+					l.write(e)
 				default:
 					return ctx.Err()
 				}
@@ -158,18 +181,19 @@ func (l *Log) Run(ctx context.Context) error {
 
 // write encodes an event and what waits behind it, and writes their lines with as few calls as that allows. Lines are never torn: what is written to may
 // change files between two calls.
-func (l *Log) write(ev *auditinternal.Event) {
+func (l *Log) write(e entry) {
 	defer l.tellLosses()
 	for n := 0; ; {
-		l.waiting.Add(-bodies(ev))
-		if l.backend.ProcessEvents(ev) {
+		e.bodies.Leave()
+		e.place.Leave()
+		if l.backend.ProcessEvents(e.ev) {
 			n++
 		} else {
 			l.lose(1)
 		}
 		if l.lines.Len() < soon {
 			select {
-			case ev = <-l.queue:
+			case e = <-l.queue:
 				continue
 			default:
 			}

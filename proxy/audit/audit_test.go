@@ -263,8 +263,27 @@ func TestWaitingBodies(t *testing.T) {
 		_, _ = io.Copy(io.Discard, e.Request(io.NopCloser(strings.NewReader(body)), "application/json"))
 		e.Completed(200, "")
 	}
-	if n, lost := len(l.queue), testutil.ToFloat64(l.lost); n != maxWaiting/len(body) || lost != float64(100-n) {
+	if n, lost := len(l.queue), testutil.ToFloat64(l.lost); n != (maxWaiting-maxWaiting/32)/len(body) || lost != float64(100-n) {
 		t.Errorf("%d wait, %v lost", n, lost)
+	}
+}
+
+// Who makes more events than can be written loses his own, and nobody else's.
+func TestLossesOfOneUser(t *testing.T) {
+	l, err := New(Config{Policy: evaluator(t, "rules: [{level: Metadata}]"), Writer: io.Discard})
+	if err != nil {
+		t.Fatal(err)
+	}
+	noisy := l.Open(widget("get"))
+	for range 2 * queued {
+		noisy.Completed(200, "")
+	}
+	lost := testutil.ToFloat64(l.lost)
+	r := widget("get")
+	r.Attributes.User = &user.DefaultInfo{Name: "somebody else"}
+	l.Open(r).Completed(200, "")
+	if now := testutil.ToFloat64(l.lost); lost < queued || now != lost {
+		t.Errorf("%v lost, then %v: another user's event is among them", lost, now)
 	}
 }
 

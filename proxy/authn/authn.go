@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sync/singleflight"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/fairlead-proxy/fairlead/bound"
 )
 
 // ErrUnauthenticated is the cause of every refusal that is the caller's own fault. It is answered with 401.
@@ -64,7 +66,7 @@ type Authenticator struct {
 	flight  singleflight.Group
 	metrics metrics
 
-	strangers, regulars queue // of reviews
+	strangers, regulars *bound.Queue // of reviews
 }
 
 // New checks a Config and returns an Authenticator for it.
@@ -89,7 +91,7 @@ func New(cfg Config) (*Authenticator, error) {
 		refused: newCache[struct{}](4096, 8<<20),
 		metrics: newMetrics(cfg.Metrics),
 
-		strangers: queue{slots: make(chan struct{}, maxReviews)}, regulars: queue{slots: make(chan struct{}, maxReviews)},
+		strangers: bound.NewQueue(maxReviews, maxWaiting), regulars: bound.NewQueue(maxReviews, maxWaiting),
 	}
 	if cfg.ReviewGeneration != nil {
 		a.known.generation, a.refused.generation = cfg.ReviewGeneration, cfg.ReviewGeneration

@@ -12,7 +12,7 @@ func (a *Authenticator) Pool(c *Credentials) Pool {
 		return PoolCertificate
 	case KindToken:
 		// With two tokens nobody can tell which of them was accepted.
-		if !c.second.none() {
+		if !c.Provable() {
 			break
 		}
 		if _, _, ok := a.proven.get(c.Token, c.Now); ok {
@@ -21,6 +21,9 @@ func (a *Authenticator) Pool(c *Credentials) Pool {
 	}
 	return PoolUnproven
 }
+
+// Provable reports whether credentials are one token, which the local apiserver's answer can prove.
+func (c *Credentials) Provable() bool { return c.Kind == KindToken && c.second.none() }
 
 // Proven reports whether the local apiserver lately accepted a token.
 func (a *Authenticator) Proven(t Token) bool {
@@ -31,7 +34,7 @@ func (a *Authenticator) Proven(t Token) bool {
 // Seen notes how the local apiserver answered a request that came with these credentials. A token is proven by an answer that only an authenticated
 // request gets, and is forgotten, as is who it belongs to, with a 401.
 func (a *Authenticator) Seen(c *Credentials, status int) {
-	if c.Kind != KindToken || !c.second.none() {
+	if !c.Provable() {
 		return
 	}
 	switch {

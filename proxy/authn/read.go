@@ -7,6 +7,8 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/fairlead-proxy/fairlead/bound"
 )
 
 // Head is a request head's fields with lower-case names, in order. Pseudo-header fields may be among them and are ignored.
@@ -50,6 +52,8 @@ type Credentials struct {
 	User user.Info
 	// Token is set for KindToken.
 	Token Token
+	// From is where they came from, for Review, which lets no address take all the places of strangers. Set by the caller.
+	From bound.Source
 	// Impersonates says that there is a field whose name begins with Impersonate-.
 	Impersonates bool
 	// Now is when they were read, so that the clock, which is slow on virtual machines, is asked once per request. Zero: Cached and Pool ask it.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -14,21 +13,23 @@ import (
 	webhookutil "k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/apiserver/plugin/pkg/authenticator/token/webhook"
 	authenticationv1client "k8s.io/client-go/kubernetes/typed/authentication/v1"
+
+	"github.com/fairlead-proxy/fairlead/bound"
 )
 
 const (
 	// maxReviews is how many TokenReviews are under way at once. One takes a millisecond or two, so this is tens of thousands a second, and a flood of
 	// bad tokens takes no more of the local apiserver than a busy controller does.
 	maxReviews = 64
-	// maxWaiting is how many may be under way or wait for it. More are refused at once. Both hold for strangers, and again for those who are known.
-	maxWaiting = 1024
+	// maxWaiting is how many may be under way or wait for it. More are refused at once. Both hold for strangers, of whom an address has
+	// a quarter, and again for those who are known.
+	maxWaiting = 4096
 )
 
 var (
 	errNoReview = fmt.Errorf("%w: no token is known here", ErrUnauthenticated)
 	errBadToken = fmt.Errorf("%w: invalid bearer token", ErrUnauthenticated)
 	errNothing  = fmt.Errorf("%w: nothing was presented", ErrUnauthenticated)
-	errBusy     = errors.New("reviewing token: too many are under way")
 	errPanicked = errors.New("reviewing token: it panicked")
 )
 
@@ -122,10 +123,10 @@ func (a *Authenticator) Review(ctx context.Context, c *Credentials, path string)
 	if a.cfg.Review == nil {
 		return nil, errNoReview
 	}
-	id, err := a.shared(ctx, c.Token)
+	id, err := a.shared(ctx, c.Token, c.From)
 	if err != nil && !c.second.none() {
 		var again error
-		if id, again = a.shared(ctx, c.second); again == nil {
+		if id, again = a.shared(ctx, c.second, c.From); again == nil {
 			return id, nil
 		}
 		err = errors.Join(err, again)
@@ -137,12 +138,12 @@ func (a *Authenticator) Review(ctx context.Context, c *Credentials, path string)
 }
 
 // shared reviews a token once for all who ask at the same time. The review outlives a caller that gives up, for the others; its timeout ends it.
-func (a *Authenticator) shared(ctx context.Context, token Token) (*identity, error) {
+func (a *Authenticator) shared(ctx context.Context, token Token, from bound.Source) (*identity, error) {
 	if id, ok, err := a.remembered(token); ok {
 		return id, err
 	}
 	//nolint:contextcheck // many callers share it: it must not end, nor speak through a recorder or a span, with the first of them
-	ch := a.flight.DoChan(token.Secret(), func() (any, error) { return a.review(token) })
+	ch := a.flight.DoChan(token.Secret(), func() (any, error) { return a.review(token, from) })
 	select {
 	case r := <-ch:
 		id, _ := r.Val.(*identity)
@@ -163,7 +164,7 @@ func (a *Authenticator) remembered(token Token) (id *identity, ok bool, err erro
 	return nil, false, nil
 }
 
-func (a *Authenticator) review(token Token) (id *identity, err error) {
+func (a *Authenticator) review(token Token, from bound.Source) (id *identity, err error) {
 	// It runs in a goroutine of singleflight's, where a panic would end the process.
 	defer func() {
 		if recover() != nil {
@@ -174,35 +175,20 @@ func (a *Authenticator) review(token Token) (id *identity, err error) {
 	if id, ok, err := a.remembered(token); ok {
 		return id, err
 	}
-	q := &a.strangers
+	q := a.strangers
 	if a.Proven(token) { // a flood of bad tokens does not keep those waiting who are known
-		q = &a.regulars
+		q, from = a.regulars, bound.Source{User: token.Secret()} // whose it is is forgotten; one token has one review at a time
 	}
-	if q.waiting.Add(1) > maxWaiting {
-		q.waiting.Add(-1)
-		a.metrics.reviewed("busy")
-		return nil, errBusy
-	}
-	defer q.waiting.Add(-1)
 	// Nobody's context: those who ask share the answer, and the first of them may leave.
 	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.ReviewTimeout)
 	defer cancel()
-	select {
-	case q.slots <- struct{}{}:
-		defer func() { <-q.slots }()
-	case <-ctx.Done():
-	}
-	if ctx.Err() != nil {
+	leave, err := q.Enter(ctx, from)
+	if err != nil {
 		a.metrics.reviewed("busy")
-		return nil, errBusy
+		return nil, fmt.Errorf("reviewing token: %w", bound.ErrFull)
 	}
+	defer leave()
 	return a.ask(ctx, token)
-}
-
-// queue bounds the reviews for one kind of callers.
-type queue struct {
-	waiting atomic.Int64
-	slots   chan struct{}
 }
 
 func (a *Authenticator) ask(ctx context.Context, token Token) (*identity, error) {

@@ -6,13 +6,14 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/singleflight"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+
+	"github.com/fairlead-proxy/fairlead/bound"
 )
 
 // Config is what an Authorizer needs. The zero Config allows system:masters and the health paths, and nobody else anything.
@@ -71,15 +72,15 @@ type Authorizer struct {
 	prefixes []string
 	cache    *cache
 	flight   singleflight.Group
-	waiting  atomic.Int64
-	slots    chan struct{}
+	queue    *bound.Queue // of reviews, by user
 	metrics  metrics
 }
 
 const (
-	// maxReviews is how many SubjectAccessReviews are under way at once: at a millisecond or two each, tens of thousands a second.
+	// maxReviews is how many SubjectAccessReviews are under way at once: at a millisecond or two each, tens of thousands a second, a
+	// quarter of them for one user.
 	maxReviews = 64
-	// maxWaiting is how many may be under way or wait for it; more are refused at once.
+	// maxWaiting is how many may be under way or wait for it, a quarter of them for one user; more are refused at once.
 	maxWaiting = 4096
 	// maxCached is the size of a request's own words beyond which an answer is not kept, as upstream: they are the caller's choice, and could fill any cache.
 	maxCached = 10000
@@ -87,7 +88,6 @@ const (
 
 var (
 	errNoUser   = errors.New("authorizing: there is no user")
-	errBusy     = errors.New("authorizing: too many reviews are under way")
 	errPanicked = errors.New("authorizing: the review panicked")
 	errNotReady = errors.New("authorizing: refused by a local apiserver that is not ready, which may not have read its rules yet")
 )
@@ -107,7 +107,7 @@ func New(cfg Config) (*Authorizer, error) {
 		cfg:     cfg,
 		paths:   map[string]bool{},
 		cache:   newCache(cfg.Generation),
-		slots:   make(chan struct{}, maxReviews),
+		queue:   bound.NewQueue(maxReviews, maxWaiting),
 		metrics: newMetrics(cfg.Metrics),
 	}
 	for _, p := range cfg.AllowPaths {
@@ -220,23 +220,14 @@ func (z *Authorizer) review(a *Attributes) (d Decision, err error) {
 }
 
 func (z *Authorizer) ask(ctx context.Context, a authorizer.Attributes) (Decision, error) {
-	if z.waiting.Add(1) > maxWaiting {
-		z.waiting.Add(-1)
-		z.metrics.reviewed("busy")
-		return Decision{}, errBusy
-	}
-	defer z.waiting.Add(-1)
 	ctx, cancel := context.WithTimeout(ctx, z.cfg.Timeout)
 	defer cancel()
-	select {
-	case z.slots <- struct{}{}:
-		defer func() { <-z.slots }()
-	case <-ctx.Done():
-	}
-	if ctx.Err() != nil {
+	leave, err := z.queue.Enter(ctx, bound.Source{User: a.GetUser().GetName()})
+	if err != nil {
 		z.metrics.reviewed("busy")
-		return Decision{}, errBusy
+		return Decision{}, fmt.Errorf("authorizing: %w", bound.ErrFull)
 	}
+	defer leave()
 	decision, reason, err := z.cfg.Review(ctx, a)
 	switch {
 	case decision == authorizer.DecisionAllow: // upstream's filter looks at the decision first: RBAC may fail in part and still allow

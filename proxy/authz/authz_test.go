@@ -316,7 +316,7 @@ func TestTimeoutAndBound(t *testing.T) {
 		start := time.Now()
 		for i := range maxWaiting + 100 {
 			wg.Go(func() {
-				a := get("alice")
+				a := get(fmt.Sprint("user-", i%4))
 				a.Name = fmt.Sprint(i)
 				if _, err := z.Authorize(t.Context(), a); err != nil {
 					failed.Add(1)

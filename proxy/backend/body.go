@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
+
+	"github.com/fairlead-proxy/fairlead/bound"
 )
 
 const (
@@ -15,13 +17,16 @@ const (
 	// maxHeldTotal bounds what all requests together keep: 256 of the longest. Beyond it bodies are streamed, and sent
 	// once; so they are when the process holds too much for connections.
 	maxHeldTotal = 64 << 20
+	// minCharged is what the shortest counts for, since a request that waits for it takes about as much.
+	minCharged = 4 << 10
 )
 
 // body is a request's body: held in memory, so that it can be sent again, or streamed and sent once.
 type body struct {
-	o      *owner
 	held   []byte
-	stream io.ReadCloser // nil: held, or there is none
+	place  bound.Place        // of what is held
+	grant  func(n int64) bool // has granted what is held. Nil: nobody was asked
+	stream io.ReadCloser      // nil: held, or there is none
 	// touched: somebody has begun to read stream.
 	touched atomic.Bool
 	close   sync.Once
@@ -33,65 +38,54 @@ type bodyError struct{ err error }
 func (e *bodyError) Error() string { return "reading request body: " + e.err.Error() }
 func (e *bodyError) Unwrap() error { return e.err }
 
-// hold reads a short body of known length before anything is sent: a client that has announced a length sends it without waiting for an answer, and a backend is not
-// kept waiting by a slow one.
-func (o *owner) hold(req *http.Request) (*body, error) {
-	b := &body{o: o}
+// Hold reads a short body of known length and puts it in the place of r.Body, before a place is taken for the request: a client
+// that has announced a length sends it without waiting for an answer, and neither a backend nor a place waits for a slow one. It
+// returns when the body was read or cannot be: who gives it a deadline sets one on the connection. A body that is long, of unknown
+// length or beyond what from may have held stays what it is, to be streamed. Whoever calls it calls end when the request has ended.
+func (u *Upstream) Hold(r *http.Request, from bound.Source) (end func(), err error) {
+	n := r.ContentLength
+	if r.Body == nil || r.Body == http.NoBody || n <= 0 || n > maxHeld || len(r.Trailer) > 0 {
+		return func() {}, nil
+	}
+	place, ok := u.owner.buffered.Take(from, max(n, minCharged), maxHeldTotal)
+	if !ok {
+		return func() {}, nil
+	}
+	grant := u.owner.grant
+	if grant != nil && !grant(n) {
+		place.Leave()
+		return func() {}, nil
+	}
+	b := &body{held: make([]byte, n), place: place, grant: grant}
+	if _, err := io.ReadFull(r.Body, b.held); err != nil {
+		b.end()
+		return nil, &failure{kind: failBody, err: &bodyError{fmt.Errorf("%d bytes were announced: %w", n, err)}}
+	}
+	r.Body = &heldBody{Reader: bytes.NewReader(b.held), body: b}
+	return b.end, nil
+}
+
+// heldBody is what Hold leaves in a request. RoundTrip takes the body out of it, for each try.
+type heldBody struct {
+	*bytes.Reader
+	body *body
+}
+
+// Close gives the memory back.
+func (h *heldBody) Close() error {
+	h.body.end()
+	return nil
+}
+
+// bodyOf is the body of a request that is to be sent.
+func bodyOf(req *http.Request) *body {
+	if h, ok := req.Body.(*heldBody); ok {
+		return h.body
+	}
 	if req.Body == nil || req.Body == http.NoBody {
-		return b, nil
+		return &body{}
 	}
-	n := req.ContentLength
-	if n <= 0 || n > maxHeld || len(req.Trailer) > 0 {
-		b.stream = req.Body
-		return b, nil
-	}
-	if !o.keep(n) {
-		b.stream = req.Body
-		return b, nil
-	}
-	held := make([]byte, n)
-	read := make(chan error, 1)
-	go func() { // ends when the client has sent the body, or its connection has ended
-		_, err := io.ReadFull(req.Body, held)
-		_ = req.Body.Close() // it was read, or its error is at hand
-		if err != nil {
-			o.letGo(n)
-		}
-		read <- err
-	}()
-	select {
-	case err := <-read:
-		if err != nil {
-			return nil, &bodyError{fmt.Errorf("%d bytes were announced: %w", n, err)}
-		}
-	case <-req.Context().Done():
-		go func() { // ends with the one above
-			_ = req.Body.Close() // wakes it, if the body can
-			if <-read == nil {
-				o.letGo(n)
-			}
-		}()
-		return nil, req.Context().Err() //nolint:wrapcheck // the caller's own
-	}
-	b.held = held
-	return b, nil
-}
-
-// keep asks for n bytes of memory.
-func (o *owner) keep(n int64) bool {
-	if o.buffered.Add(n) <= maxHeldTotal && (o.grant == nil || o.grant(n)) {
-		return true
-	}
-	o.buffered.Add(-n)
-	return false
-}
-
-// letGo gives back what keep has granted.
-func (o *owner) letGo(n int64) {
-	o.buffered.Add(-n)
-	if o.grant != nil {
-		o.grant(-n)
-	}
+	return &body{stream: req.Body}
 }
 
 // reader is the body for one try.
@@ -114,7 +108,10 @@ func (b *body) end() {
 		if b.stream != nil {
 			_ = b.stream.Close() // nobody reads any more
 		}
-		b.o.letGo(int64(len(b.held)))
+		b.place.Leave()
+		if b.grant != nil {
+			b.grant(-int64(len(b.held)))
+		}
 	})
 }
 

@@ -3,6 +3,7 @@ package backend
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
 	"net/http"
 	"reflect"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/bound"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -222,10 +224,10 @@ func TestLimitsOfSharers(t *testing.T) {
 	for _, long := range []bool{false, true} {
 		for name, want := range map[string]int{"a": 1, "b": 2} {
 			got := 0
-			for range 5 {
-				if release, ok := s.up(name).Acquire(long); ok {
+			for i := range 5 {
+				if place, ok := s.up(name).Acquire(bound.Source{User: fmt.Sprint(i)}, long); ok {
 					got++
-					defer release()
+					defer place.Leave()
 				}
 			}
 			if got != want {

@@ -20,7 +20,7 @@ func TestDialUpgrade(t *testing.T) {
 	s := newServer(t, h2, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) })
 	f := newFixture(t, nil)
 	e := f.set(healthy(deadAddress(t)), registry.Endpoint{Address: s.address})
-	c, err := f.DialUpgrade(t.Context(), e)
+	c, err := f.Upstream(e).DialUpgrade(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func TestDialUpgrade(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := f.DialUpgrade(ctx, e); !errors.Is(err, context.Canceled) {
+	if _, err := f.Upstream(e).DialUpgrade(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want Canceled", err)
 	}
 }

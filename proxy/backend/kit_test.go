@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/fairlead-proxy/fairlead/bound"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -203,4 +204,14 @@ func newRequest(t testing.TB, method, body string) *http.Request {
 	}
 	req.GetBody = nil // nobody who forwards has it
 	return req
+}
+
+// RoundTrip holds a short body first, as the front door does.
+func (f *fixture) RoundTrip(e *registry.Entry, req *http.Request, longRunning bool) (*http.Response, error) {
+	if u := f.Upstream(e); u != nil {
+		if _, err := u.Hold(req, bound.Source{User: "ann"}); err != nil {
+			return nil, err
+		}
+	}
+	return f.Pools.RoundTrip(e, req, longRunning)
 }

@@ -13,7 +13,7 @@ func (u *Upstream) Load() (inFlight, longRunning int64, endpoints map[string]int
 	for _, e := range list {
 		endpoints[e.address] = e.inFlight.Load()
 	}
-	return u.inFlight.Load(), u.longRunning.Load(), endpoints
+	return u.inFlight.Held(), u.longRunning.Held(), endpoints
 }
 
 // Servers are the local apiservers with their health, in the order of LocalConfig.Servers, for status.

@@ -32,16 +32,21 @@ const (
 	// GOAWAY, but leaves an HTTP/1.1 connection open: so this pool speaks HTTP/1.1, where a connection carries one request at a time, and bad tokens cost neither new
 	// connections nor anybody else's. It is bounded.
 	PoolUnproven
+	// PoolHealth is as PoolUnproven, for /readyz and /healthz alone: a load balancer's probe must not wait for anybody's place.
+	PoolHealth
 
-	pools = int(PoolUnproven)
+	pools = int(PoolHealth)
 )
 
 const (
-	// maxUnproven bounds the unproven pool's requests in flight: a token is unproven for one request, and a refused one is answered within a millisecond.
-	maxUnproven = 128
-	// maxUnprovenLong bounds its long-running requests and upgraded sessions, each on a connection of its own: those of callers without a token, and of tokens that come
-	// with an upgrade first.
+	// maxUnproven bounds the unproven pool's requests in flight. A token is unproven for one request, and a refused one is answered
+	// within a millisecond; a quarter, which one address may have, is what comes at once when all clients behind a balancer are new.
+	maxUnproven = 1024
+	// maxUnprovenLong bounds its long-running requests and upgraded sessions, each on a connection of its own: those of callers without
+	// a token, and with one that was not accepted.
 	maxUnprovenLong = 1024
+	// maxHealth bounds the health pool: a probe takes a millisecond or two, and beyond it our own prober's last verdict is the answer.
+	maxHealth = 16
 	// defaultWait is how long a request waits for any local apiserver to come back: a reconnect through a load balancer or a quick restart. Longer waits would heap up
 	// requests; after it clients get 503 and a Retry-After, which client-go obeys ten times.
 	defaultWait = 2 * time.Second
@@ -105,6 +110,7 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 		l.newPool("local-certificate", true, 1024, "h2"),
 		l.newPool("local-proven", false, 1024, "h2"),
 		l.newPool("local-unproven", false, maxUnproven+maxUnprovenLong, "http/1.1"),
+		l.newPool("local-health", false, maxHealth, "http/1.1"),
 	}
 	l.publish()
 	if cfg.Metrics != nil {
@@ -141,7 +147,7 @@ func (l *Local) newPool(name string, certificate bool, maxConns int, protocol st
 		wait = defaultWait
 	}
 	protocols := []string{protocol}
-	return newUpstream(name, l.owner, target{
+	u := newUpstream(name, l.owner, target{
 		tls:       func() (*tls.Config, error) { return l.cfg.TLS(certificate) },
 		guard:     guard,
 		dial:      l.cfg.Dial,
@@ -152,6 +158,9 @@ func (l *Local) newPool(name string, certificate bool, maxConns int, protocol st
 		doubt:     probeInterval, // the probe that a loss asks for comes much earlier
 		wait:      wait,
 	})
+	// These bounds are against strangers, who are lent nothing.
+	u.inFlight.Lend, u.longRunning.Lend = false, false
+	return u
 }
 
 // Upstream returns a pool. Nil: there is no such pool.
@@ -243,8 +252,11 @@ func (l *Local) publishLocked() {
 	l.ready.Store(ready)
 	for i, u := range l.pools {
 		v := &view{pingTimeout: defaultPing}
-		if Pool(i+1) == PoolUnproven {
+		switch Pool(i + 1) {
+		case PoolUnproven:
 			v.maxInFlight, v.maxLongRunning = maxUnproven, maxUnprovenLong
+		case PoolHealth:
+			v.maxInFlight, v.maxLongRunning = maxHealth, maxHealth
 		}
 		u.update(v, l.health)
 	}

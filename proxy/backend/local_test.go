@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/bound"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -69,7 +70,7 @@ func (l *Local) get(t *testing.T, p Pool, token string) (int, string, error) {
 	if p == PoolCertificate {
 		req.Header.Set("X-Remote-User", "jane")
 	}
-	res, err := l.RoundTrip(req, p, false, false)
+	res, err := l.RoundTrip(req, p, false)
 	if err != nil {
 		return 0, "", err
 	}
@@ -199,7 +200,7 @@ func TestLocalRestart(t *testing.T) {
 				start := time.Now()
 				req := newRequest(t, method, "")
 				req.Header.Set("X-Remote-User", "jane")
-				res, err := l.RoundTrip(req, PoolCertificate, false, false)
+				res, err := l.RoundTrip(req, PoolCertificate, false)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -265,54 +266,29 @@ func TestLocalReadyz(t *testing.T) {
 	})
 }
 
-// A watch with a token that was not seen before proves the token first, and then shares a connection with others whose tokens are good.
-func TestUnprovenWatch(t *testing.T) {
+// A token is proven over the unproven pool, and holds a place of it as long as that takes.
+func TestProve(t *testing.T) {
 	s := newServer(t, h2, apiserver)
 	l := newLocal(t, nil, s.address)
-	for _, tt := range []struct {
-		token, want string
-		status      int
-	}{{"good", "HTTP/2.0", http.StatusOK}, {"bad", "", http.StatusUnauthorized}, {"", "", http.StatusUnauthorized}} {
-		req := newRequest(t, http.MethodGet, "")
-		if tt.token != "" {
-			req.Header.Set("Authorization", "Bearer "+tt.token)
-		}
-		res, err := l.RoundTrip(req, PoolUnproven, true, tt.token != "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		text, err := io.ReadAll(res.Body)
-		if err != nil || res.StatusCode != tt.status || string(text) != tt.want {
-			t.Errorf("token %q: got %d %q, %v", tt.token, res.StatusCode, text, err)
-		}
-		_ = res.Body.Close()
-	}
-	for _, u := range l.pools {
-		if u.inFlight.Load() != 0 || u.longRunning.Load() != 0 {
-			t.Errorf("%s still counts requests", u.name)
+	from := bound.Stranger("10.0.0.1:1")
+	for token, want := range map[string]int{"good": http.StatusOK, "bad": http.StatusUnauthorized} {
+		if status, err := l.Prove(t.Context(), token, from); err != nil || status != want {
+			t.Errorf("token %q: got %d, %v, want %d", token, status, err, want)
 		}
 	}
-}
-
-// The unproven pool is bounded; its upgraded sessions, too.
-func TestUnprovenBound(t *testing.T) {
-	s := newServer(t, h2, apiserver)
-	l := newLocal(t, nil, s.address)
 	u := l.Upstream(PoolUnproven)
-	u.inFlight.Store(maxUnproven)
-	u.longRunning.Store(maxUnprovenLong - 1)
-	if _, _, err := l.get(t, PoolUnproven, "good"); !errors.Is(err, ErrBusy) {
-		t.Errorf("got %v, want ErrBusy", err)
+	if n := u.inFlight.Held(); n != 0 {
+		t.Errorf("%d places are held", n)
 	}
-	c, err := l.DialUpgrade(t.Context(), PoolUnproven)
-	if err != nil {
-		t.Fatal(err)
+	for range maxUnproven / 16 {
+		if _, ok := u.Acquire(from, false); !ok {
+			t.Fatal("a connection does not get its share")
+		}
 	}
-	if _, err := l.DialUpgrade(t.Context(), PoolUnproven); !errors.Is(err, ErrBusy) {
-		t.Errorf("got %v, want ErrBusy", err)
+	if _, err := l.Prove(t.Context(), "good", from); !errors.Is(err, ErrBusy) {
+		t.Errorf("beyond its share: got %v, want ErrBusy", err)
 	}
-	_ = c.Close()
-	if n := u.longRunning.Load(); n != maxUnprovenLong-1 {
-		t.Errorf("%d sessions are counted after closing", n)
+	if status, err := l.Prove(t.Context(), "good", bound.Stranger("10.0.0.1:2")); status != http.StatusOK {
+		t.Errorf("another connection: got %d, %v", status, err)
 	}
 }

@@ -157,8 +157,8 @@ func (m *meter) collect(ch chan<- prometheus.Metric, c *collector, u *Upstream) 
 			counter(d, v, labels...)
 		}
 	}
-	gauge(c.inFlight, u.inFlight.Load(), "request")
-	gauge(c.inFlight, u.longRunning.Load(), "longrunning")
+	gauge(c.inFlight, u.inFlight.Held(), "request")
+	gauge(c.inFlight, u.longRunning.Held(), "longrunning")
 	gauge(c.connections, m.connections.Load())
 	counter(c.rejections, m.rejected[0].Load(), "inflight")
 	counter(c.rejections, m.rejected[1].Load(), "longrunning")

@@ -188,7 +188,7 @@ func TestTrustEnds(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		upgraded, err := f.DialUpgrade(t.Context(), e)
+		upgraded, err := f.Upstream(e).DialUpgrade(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}

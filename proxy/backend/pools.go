@@ -164,15 +164,6 @@ func (p *Pools) RoundTrip(e *registry.Entry, req *http.Request, longRunning bool
 	return u.RoundTrip(req, longRunning)
 }
 
-// DialUpgrade is Upstream.DialUpgrade for a remote entry.
-func (p *Pools) DialUpgrade(ctx context.Context, e *registry.Entry) (*Conn, error) {
-	u := p.Upstream(e)
-	if u == nil {
-		return nil, &failure{kind: failDial, err: errGone}
-	}
-	return u.DialUpgrade(ctx)
-}
-
 // apply takes the remote entries of a table, unless a newer one has been taken.
 func (p *Pools) apply(generation uint64, entries []*registry.Entry) {
 	p.mu.Lock()

@@ -200,7 +200,7 @@ func TestRetryBody(t *testing.T) {
 			if !tt.again && !errors.Is(err, ErrUnreachable) {
 				t.Errorf("got %v, want ErrUnreachable", err)
 			}
-			if n := f.owner.buffered.Load(); n != 0 {
+			if n := f.owner.buffered.Held(); n != 0 {
 				t.Errorf("%d bytes are still held", n)
 			}
 		})

@@ -25,16 +25,12 @@ const (
 // query count; an empty Host becomes the endpoint's address. The response's Request is the one that was sent: its URL's Host tells the endpoint.
 //
 // What failed is tried again, on another endpoint if there is one, when the backend certainly has not executed it, or when it is a GET or HEAD, not longRunning, and no
-// response head has come; at most twice more, within req's context and the retry budget. A body takes part in that if it is not longer than 256 KiB and its length is
-// known. Any other request is sent once.
+// response head has come; at most twice more, within req's context and the retry budget. A body takes part in that if it was held (Hold). Any other request is sent once.
 //
 // As in net/http, the body of req is closed, also on errors, and the response's must be.
 func (u *Upstream) RoundTrip(req *http.Request, longRunning bool) (*http.Response, error) {
 	u.budget.deposit()
-	b, err := u.owner.hold(req)
-	if err != nil {
-		return nil, &failure{kind: failBody, err: err} // or the context's end: neither is the backend's
-	}
+	b := bodyOf(req)
 	c := &call{u: u, req: req, long: longRunning, body: b, safe: !longRunning && (req.Method == http.MethodGet || req.Method == http.MethodHead || req.Method == "")}
 	res, f := c.run()
 	if f != nil {

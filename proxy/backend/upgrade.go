@@ -15,24 +15,9 @@ type Conn struct {
 	// Cut is closed when watches must end, too: 5 s after the end of the trust.
 	Cut <-chan struct{}
 
-	lease  Lease  // held by upgraded connections
-	end    func() // called when closed. Nil: nothing is. Set by onClose
+	lease  Lease // held by upgraded connections
 	closed chan struct{}
 	once   sync.Once
-	// mu guards end.
-	mu sync.Mutex
-}
-
-// onClose calls f once the connection is closed, at once if it is already.
-func (c *Conn) onClose(f func()) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	select {
-	case <-c.closed:
-		f()
-	default:
-		c.end = f
-	}
 }
 
 // Address is the endpoint's, as DialUpgrade has dialled it.
@@ -41,13 +26,8 @@ func (c *Conn) Address() string { return c.lease.Address() }
 // Close closes the connection and ends what watched over it.
 func (c *Conn) Close() error {
 	c.once.Do(func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
 		close(c.closed)
 		c.lease.Release()
-		if c.end != nil {
-			c.end()
-		}
 	})
 	return c.Conn.Close() //nolint:wrapcheck // nothing to add
 }

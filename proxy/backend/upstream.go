@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/bound"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -32,12 +33,12 @@ type Upstream struct {
 	// ejected is told of endpoints that are unhealthy while others are not and were reached over a carrier. Nil: nobody is.
 	ejected func(address string)
 
-	inFlight, longRunning atomic.Int64
+	inFlight, longRunning bound.Places
 	// reads and writes count the requests that were acquired under a share of the whole server's limits.
 	reads, writes atomic.Int64
-	// The releases are made once, so that Acquire and AcquireShare allocate nothing.
-	releaseInFlight, releaseLongRunning, releaseRead, releaseWrite func()
-	budget                                                         budget
+	// The releases are made once, so that AcquireShare allocates nothing.
+	releaseRead, releaseWrite func()
+	budget                    budget
 
 	// mu guards endpoints, and orders the changes of view. It is never held over I/O.
 	mu        sync.Mutex
@@ -71,7 +72,7 @@ type owner struct {
 	ctx      context.Context // ends with Run: no dial or connection outlives it
 	cancel   context.CancelFunc
 	log      *slog.Logger
-	buffered atomic.Int64       // bytes of request bodies held for retries
+	buffered bound.Places       // bytes of request bodies that are held
 	grant    func(n int64) bool // Config.Hold; may be nil
 
 	// mu guards stopped, so that nothing joins running once it is waited for.
@@ -111,8 +112,7 @@ func newOwner(log *slog.Logger) *owner {
 
 func newUpstream(name string, o *owner, t target) *Upstream {
 	u := &Upstream{name: name, target: t, owner: o, endpoints: make(map[string]*endpoint)}
-	u.releaseInFlight = func() { u.inFlight.Add(-1) }
-	u.releaseLongRunning = func() { u.longRunning.Add(-1) }
+	u.inFlight.Lend, u.longRunning.Lend = true, true // one controller may be all that an extension server has for clients
 	u.releaseRead = func() { u.reads.Add(-1) }
 	u.releaseWrite = func() { u.writes.Add(-1) }
 	u.budget.init()
@@ -138,20 +138,19 @@ func (u *Upstream) Pick(avoid ...Lease) (Lease, bool) {
 	return Lease{e}, true
 }
 
-// Acquire takes a place among the requests in flight, or among the long-running ones. It reports false when they are as many as the APIService's policy allows;
-// otherwise the caller calls release once, when the request has ended.
-func (u *Upstream) Acquire(longRunning bool) (release func(), ok bool) {
+// Acquire takes a place among the requests in flight, or among the long-running ones, for a request that is ready to be sent. It
+// reports false when they are as many as the APIService's policy allows, or as from may have of them. Otherwise the place is given
+// back when the request has ended.
+func (u *Upstream) Acquire(from bound.Source, longRunning bool) (place bound.Place, ok bool) {
 	v := u.view.Load()
-	count, limit, release := &u.inFlight, v.maxInFlight, u.releaseInFlight
+	places, limit := &u.inFlight, v.maxInFlight
 	if longRunning {
-		count, limit, release = &u.longRunning, v.maxLongRunning, u.releaseLongRunning
+		places, limit = &u.longRunning, v.maxLongRunning
 	}
-	if n := count.Add(1); limit > 0 && n > limit {
-		count.Add(-1)
+	if place, ok = places.Take(from, 1, limit); !ok {
 		u.meter.reject(longRunning)
-		return nil, false
 	}
-	return release, true
+	return place, ok
 }
 
 // AcquireShare takes a place among the reads or the writes of this backend, of which there may be limit: its share of a limit of the whole server, so that a slow

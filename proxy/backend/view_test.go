@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/fairlead-proxy/fairlead/bound"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -178,11 +179,11 @@ func BenchmarkAcquire(b *testing.B) {
 	e := f.set(healthy("10.0.0.1:443"))
 	b.ReportAllocs()
 	for b.Loop() {
-		release, ok := f.Upstream(e).Acquire(false)
+		place, ok := f.Upstream(e).Acquire(bound.Source{User: "ann"}, false)
 		if !ok {
 			b.Fatal("busy")
 		}
-		release()
+		place.Leave()
 	}
 }
 
@@ -196,8 +197,8 @@ func TestNoAllocations(t *testing.T) {
 		m, _ := f.Upstream(e).Pick(l)
 		m.Release()
 		l.Release()
-		release, _ := f.Upstream(e).Acquire(true)
-		release()
+		place, _ := f.Upstream(e).Acquire(bound.Source{User: "ann"}, true)
+		place.Leave()
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
@@ -211,36 +212,36 @@ func TestAcquire(t *testing.T) {
 		longRunning bool
 		limit       int
 	}{{false, 3}, {true, 2}} {
-		var releases []func()
+		var places []bound.Place
 		for i := range tt.limit {
-			release, ok := f.Upstream(e).Acquire(tt.longRunning)
+			place, ok := f.Upstream(e).Acquire(bound.Source{User: fmt.Sprint(i)}, tt.longRunning)
 			if !ok {
 				t.Fatalf("refused at %d of %d", i, tt.limit)
 			}
-			releases = append(releases, release)
+			places = append(places, place)
 		}
-		if _, ok := f.Upstream(e).Acquire(tt.longRunning); ok {
+		if _, ok := f.Upstream(e).Acquire(bound.Source{User: "late"}, tt.longRunning); ok {
 			t.Errorf("got one more than %d", tt.limit)
 		}
-		releases[0]()
-		if release, ok := f.Upstream(e).Acquire(tt.longRunning); !ok {
+		places[0].Leave()
+		if place, ok := f.Upstream(e).Acquire(bound.Source{User: "late"}, tt.longRunning); !ok {
 			t.Error("refused after a release")
 		} else {
-			release()
+			place.Leave()
 		}
-		for _, release := range releases[1:] {
-			release()
+		for i := range places {
+			places[i].Leave()
 		}
 	}
 	u := f.Upstream(e)
-	if u.inFlight.Load() != 0 || u.longRunning.Load() != 0 || u.meter.rejected[0].Load() != 1 || u.meter.rejected[1].Load() != 1 {
+	if u.inFlight.Held() != 0 || u.longRunning.Held() != 0 || u.meter.rejected[0].Load() != 1 || u.meter.rejected[1].Load() != 1 {
 		t.Error("counts are off")
 	}
 	// Limits are live.
 	f.policy = registry.Policy{}
 	e = f.set(healthy("10.0.0.1:443"))
 	for range 3 {
-		if _, ok := f.Upstream(e).Acquire(true); !ok {
+		if _, ok := f.Upstream(e).Acquire(bound.Source{User: "ann"}, true); !ok {
 			t.Error("refused without a limit")
 		}
 	}

@@ -1,0 +1,174 @@
+package proxy
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/bound"
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
+)
+
+// announce sends n heads of requests whose bodies do not come until the test ends.
+func (w *world) announce(t *testing.T, c *http.Client, n int, target, token string) {
+	t.Helper()
+	var sent, over sync.WaitGroup
+	sent.Add(n)
+	bodies := make([]*io.PipeWriter, n)
+	for i := range n {
+		body, unsent := io.Pipe()
+		bodies[i] = unsent
+		r := w.request(t, "POST", target, body)
+		r.ContentLength = 100
+		r.Header.Set("Authorization", token)
+		var once sync.Once
+		r = r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{WroteHeaders: func() { once.Do(sent.Done) }}))
+		over.Go(func() {
+			if res, err := c.Do(r); err == nil {
+				res.Body.Close()
+			}
+		})
+	}
+	sent.Wait()
+	t.Cleanup(func() {
+		for _, b := range bodies {
+			b.Close()
+		}
+		over.Wait()
+	})
+}
+
+// TestSilentBodies: who announces bodies and sends none has no place of anybody's (defect A1).
+func TestSilentBodies(t *testing.T) {
+	for _, tc := range []struct {
+		name, target, token string
+		world               worldConfig
+		probe               string
+		code                int
+	}{
+		{"unproven", "/api/v1/namespaces/x/pods", "", worldConfig{}, "/version", 200},
+		{"unproven, long-running", "/api/v1/namespaces/x/pods/y/exec", "", worldConfig{}, "/api/v1/namespaces/x/pods/y/exec", 200},
+		{"a remote over HTTP/1.1", remoteGV + "/widgets", "Bearer token-of-bob", worldConfig{remoteHTTP1: true, change: annotate("max-inflight", "100")}, remoteGV + "/widgets", 200},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			everyWay(t, func(t *testing.T, proto string) {
+				w := newWorld(t, tc.world)
+				c := w.httpClient(t, proto, nil)
+				w.announce(t, c, 200, tc.target, tc.token)
+				for i := range 20 {
+					for _, token := range []string{tc.token, fmt.Sprint("Bearer new-", i)} {
+						r := w.request(t, "GET", tc.probe, nil)
+						r.Header.Set("Authorization", token)
+						if strings.HasPrefix(token, "Bearer new-") && tc.token != "" {
+							r.Header.Set("Authorization", tc.token)
+						}
+						if got := w.do(t, c, r); got.status != tc.code {
+							t.Fatalf("%s with %q: %d %s", tc.probe, token, got.status, got.body)
+						}
+					}
+				}
+				if got := w.do(t, c, w.request(t, "GET", "/readyz", nil)); got.status != 200 {
+					t.Errorf("/readyz: %d %s", got.status, got.body)
+				}
+				if n := w.proxy.UnderWay(); n != 0 {
+					t.Errorf("%d requests hold places", n)
+				}
+			})
+		})
+	}
+}
+
+// TestSlowBody: a body that does not come is not waited for.
+func TestSlowBody(t *testing.T) {
+	w := newWorld(t, worldConfig{remoteHTTP1: true})
+	w.proxy.bodyTime = 50 * time.Millisecond
+	// On the frame lane nothing is held: a body goes on as it comes, and the backend is who waits.
+	for target, token := range map[string]string{"/api/v1/namespaces/x/pods": "", remoteGV + "/widgets": "Bearer token-of-bob"} {
+		everyWay(t, func(t *testing.T, proto string) {
+			body, unsent := io.Pipe()
+			defer unsent.Close()
+			r := w.request(t, "POST", target, body)
+			r.ContentLength = 100
+			r.Header.Set("Authorization", token)
+			if got := w.do(t, w.httpClient(t, proto, nil), r); got.status != http.StatusRequestTimeout {
+				t.Errorf("%s: %d %s", target, got.status, got.body)
+			}
+			// What comes in time afterwards is served.
+			r = w.request(t, "POST", target, strings.NewReader("body"))
+			r.Header.Set("Authorization", token)
+			if got := w.do(t, w.httpClient(t, proto, nil), r); got.status != 200 {
+				t.Errorf("%s: %d %s", target, got.status, got.body)
+			}
+		})
+	}
+}
+
+// fillUp takes every place of an upstream, for many sources.
+func fillUp(t *testing.T, u *backend.Upstream) {
+	t.Helper()
+	for _, long := range []bool{false, true} {
+		for i := 0; ; i++ {
+			n := 0
+			for {
+				if _, ok := u.Acquire(bound.Source{User: fmt.Sprint(i)}, long); !ok {
+					break
+				}
+				n++
+			}
+			if n == 0 {
+				break
+			}
+		}
+	}
+}
+
+// TestOwnReadiness: /readyz and /healthz answer while every pool is full, and the relay's own places are taken too.
+func TestOwnReadiness(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	ready := func(t *testing.T, proto string, relayed bool) {
+		for _, path := range []string{"/readyz", "/healthz"} {
+			if got := w.do(t, w.httpClient(t, proto, nil), w.request(t, "GET", path, nil)); got.status != 200 || (got.header.Get("X-Content-Type-Options") == "") != relayed {
+				t.Errorf("%s: %d %q, want it relayed: %v", path, got.status, got.body, relayed)
+			}
+		}
+		if got := w.do(t, w.httpClient(t, proto, nil), w.request(t, "GET", "/version", nil)); got.status != http.StatusTooManyRequests || got.header.Get("Retry-After") != "1" {
+			t.Errorf("/version: %d %s: the pool is not full", got.status, got.body)
+		}
+	}
+	fillUp(t, w.proxy.cfg.Local.Upstream(backend.PoolUnproven))
+	everyWay(t, func(t *testing.T, proto string) { ready(t, proto, true) })
+	fillUp(t, w.proxy.cfg.Local.Upstream(backend.PoolHealth))
+	everyWay(t, func(t *testing.T, proto string) { ready(t, proto, false) })
+}
+
+// TestUnprovenWatch: watches with one new token prove it once, and then share an HTTP/2 connection with others whose tokens are good.
+func TestUnprovenWatch(t *testing.T) {
+	local := func(rw http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") == "Bearer bad" {
+			rw.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		_, _ = io.WriteString(rw, r.Proto)
+	}
+	everyWay(t, func(t *testing.T, proto string) {
+		w := newWorld(t, worldConfig{local: local})
+		for _, tc := range []struct {
+			authorization, want string
+			status              int
+		}{{"Bearer good", "HTTP/2.0", 200}, {"Bearer bad", "", 401}, {"Basic eA==", "HTTP/1.1", 200}, {"", "HTTP/1.1", 200}} {
+			r := w.request(t, "GET", "/api/v1/pods?watch=true", nil)
+			r.Header.Set("Authorization", tc.authorization)
+			if got := w.do(t, w.httpClient(t, proto, nil), r); got.status != tc.status || got.body != tc.want {
+				t.Errorf("%q: %d %q", tc.authorization, got.status, got.body)
+			}
+		}
+		if n := w.proxy.UnderWay(); n != 0 {
+			t.Errorf("%d requests hold places", n)
+		}
+	})
+}
