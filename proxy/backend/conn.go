@@ -91,9 +91,10 @@ func newTransport(tc *tls.Conn, ping time.Duration, count func(string)) *http.Tr
 		MaxResponseHeaderBytes: maxResponseHeader,
 		Protocols:              &protocols,
 		HTTP2: &http.HTTP2Config{
-			// A silent connection is pinged half way, and must answer before the time is over: a tenth is left for the request to go elsewhere.
-			SendPingTimeout:           ping * 9 / 20,
-			PingTimeout:               ping * 9 / 20,
+			// As on the frame lane, a silent connection is asked early, so that a throttled backend
+			// has most of the time to answer; a tenth is left for the request to go elsewhere.
+			SendPingTimeout:           ping * 2 / 10,
+			PingTimeout:               ping * 7 / 10,
 			WriteByteTimeout:          ping,
 			MaxReceiveBufferPerStream: streamWindow,
 			// No dynamic table: identity fields never enter a compression context that other users share. net/http cannot mark single fields as never indexed, and an

@@ -154,5 +154,5 @@ type Endpoint struct {
 	Lost func()
 
 	MaxConns    int           // connections per shard; 0: 1024, which at 250 streams each is far beyond the limits in front of it
-	PingTimeout time.Duration // silence after which a connection is closed, a PING being sent half way; 0: 5 s
+	PingTimeout time.Duration // silence after which a connection is closed, a PING being sent after a fifth of it; 0: 5 s
 }

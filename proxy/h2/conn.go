@@ -37,11 +37,14 @@ type conn struct {
 	tail     int    // where in out the last DATA frame begins, if it is the last frame
 	tailID   uint32 // its stream; 0: the last frame is no DATA frame that may grow
 	enc      *encoder
-	ready    list // streams that have something to send here and are only held up by the connection
-	dirty    bool // on the engine's list of connections with output
-	held     bool // out is not to be written yet, see finalHead
-	flushing bool // the driver is writing, and looks again afterwards
-	flushAt  time.Duration
+	ready    list          // streams that have something to send here and are only held up by the connection
+	dirty    bool          // on the engine's list of connections with output
+	held     bool          // out is not to be written yet, see finalHead
+	flushing bool          // the driver is writing, and looks again afterwards
+	flushAt  time.Duration // when the driver took it, or the peer last took some
+	acked    uint64        // what the peer had taken when it was last asked about
+
+	bytesIn, bytesOut int64 // since the connection began
 
 	// The peer's settings and windows.
 	peerWindow   int32 // SETTINGS_INITIAL_WINDOW_SIZE
@@ -138,6 +141,7 @@ func (c *conn) take() []byte {
 	b := c.out
 	c.out, c.tailID, c.held = nil, 0, false
 	c.inflight = len(b)
+	c.bytesOut += int64(len(b))
 	c.e.count.output.Add(int64(len(b)))
 	c.flushAt = c.e.now
 	c.weigh()

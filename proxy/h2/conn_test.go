@@ -301,7 +301,7 @@ func TestDeadline(t *testing.T) {
 	b.flush()
 	c.see()
 	r.tick(2 * time.Second)
-	b.want("RST 1 CANCEL", "RST 3 CANCEL")
+	b.want("PING fairlead", "RST 1 CANCEL", "RST 3 CANCEL")
 	c.want("HEADERS 1 :status=504 content-length=0 END", "RST 3 INTERNAL_ERROR")
 	r.clean()
 

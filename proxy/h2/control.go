@@ -21,8 +21,9 @@ func (c *conn) spend(n int) *connError {
 	return nil
 }
 
-// costIdle is that of a record without application data: TLS derives keys for an update, for the answer to it too, and writes one. 500 at once and 100 a second are far
-// above the one in millions of records that RFC 8446 §5.5 asks for, and the two tickets of a server.
+// costIdle is that of a record without application data: TLS derives keys for an update and for the
+// answer to it, and writes one. 500 at once and 100 a second are far above the one in millions of
+// records that RFC 8446 §5.5 asks for, and the two tickets of a server.
 const costIdle = 10
 
 // idleRecords charges for records of TLS that had nothing for us.

@@ -32,6 +32,8 @@ type limits struct {
 	backendIdle time.Duration // a backend's connection without streams is closed
 	drain       time.Duration // how long an upload that nobody wants is read
 	stall       time.Duration // how long a peer may take nothing of what we write
+	keyBytes    int64         // each way on a connection, after which it is replaced
+	keyGrace    time.Duration // and after which long-running streams on it are ended
 	linger      time.Duration // how long a closed connection may still send before it is cut
 	wait        time.Duration // how long a request waits for room on a backend's connection
 }
@@ -58,6 +60,11 @@ func defaultLimits() limits {
 		stall:         30 * time.Second,
 		linger:        time.Second,
 		wait:          30 * time.Second, // what kube-apiserver's aggregator gives a dial
+		// RFC 8446 §5.5: AES-GCM's keys are good for 2^24.5 full records, 388 GB, and crypto/tls never
+		// changes them. From 2^38 bytes on a minute is left at 15 Gbit/s, and within a minute
+		// everything ends that has the usual deadline.
+		keyBytes: 1 << 38,
+		keyGrace: time.Minute,
 	}
 }
 
@@ -69,6 +76,7 @@ type engine struct {
 	serve    func(l *local) func()     // what the driver runs for a stream that is answered here
 	dial     func(p *pool) func()      // what the driver runs to connect to p's endpoint
 	caught   func(v any, stack []byte) // told of a panic that was survived; nil: none is
+	taken    func(c *conn) uint64      // bytes that the peer has taken, 0: not known; nil: never is
 	unread   func(c *conn) bool        // whether input waits that was not fed yet; nil: nobody knows
 	now      time.Duration             // never 0, which means "not yet" in a stream
 	conns    []*conn
@@ -82,6 +90,8 @@ type engine struct {
 	wheel    wheel
 	idling   list // streams that wait for any endpoint to come back
 	count    counters
+
+	bufferMark freedMark // of spares.buffers
 
 	writing *conn // a frame is being written to its output; a panic leaves it unfinished
 
@@ -143,13 +153,15 @@ func (e *engine) buffer() []byte {
 		e.buffers[n-1] = nil
 		e.buffers = e.buffers[:n-1]
 		e.freeBuffers -= cap(b)
+		e.bufferMark.use(b)
 		return b
 	}
 	return make([]byte, 0, 4096)
 }
 
 func (e *engine) freeBuffer(b []byte) {
-	if n := cap(b); n > 0 && n <= maxBufferKept && e.freeBuffers+n <= maxFreeBuffers {
+	if n := cap(b); n >= markSize && n <= maxBufferKept && e.freeBuffers+n <= maxFreeBuffers {
+		e.bufferMark.free(b)
 		e.buffers = append(e.buffers, b[:0])
 		e.freeBuffers += n
 	}

@@ -264,7 +264,8 @@ type buffers struct {
 
 // spare keeps a few output buffers.
 type spare struct {
-	mu   sync.Mutex // guards list and size
+	mu   sync.Mutex // guards what follows
+	mark freedMark
 	list [][]byte
 	size int // of all of list
 }
@@ -283,13 +284,15 @@ func (s *spare) get() []byte {
 	s.list[n-1] = nil
 	s.list = s.list[:n-1]
 	s.size -= cap(b)
+	s.mark.use(b)
 	return b
 }
 
 func (s *spare) put(b []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if n := cap(b); n > 0 && n <= maxBufferKept && s.size+n <= maxSpare {
+	if n := cap(b); n >= markSize && n <= maxBufferKept && s.size+n <= maxSpare {
+		s.mark.free(b)
 		s.list = append(s.list, b[:0])
 		s.size += n
 	}

@@ -1,15 +1,16 @@
 package h2
 
 // chunkSize is a page less the chunk's own fields: small enough for one stuck watch event, large enough to copy in one go.
-const chunkSize = 4096 - 16
+const chunkSize = 4096 - 24
 
 // maxFreeChunks bounds what a shard keeps for reuse: 1 MiB.
 const maxFreeChunks = 256
 
 type chunk struct {
-	next *chunk
-	n    int
-	b    [chunkSize]byte
+	next  *chunk
+	n     int
+	freed freed
+	b     [chunkSize]byte
 }
 
 // queue holds body bytes of one direction of a stream that could not be sent yet. With keep set, bytes stay after they were read, so
@@ -129,10 +130,12 @@ func (e *engine) chunk() *chunk {
 	e.chunks = c.next
 	e.freeChunks--
 	c.next, c.n = nil, 0
+	c.freed.use()
 	return c
 }
 
 func (e *engine) freeChunk(c *chunk) {
+	c.freed.free()
 	e.count.queued.Add(-chunkSize)
 	e.held -= chunkSize
 	if e.freeChunks >= maxFreeChunks {

@@ -12,6 +12,7 @@ import (
 func (e *engine) feed(c *conn, p []byte) {
 	defer e.rescue(c)
 	c.lastRead = e.now
+	c.bytesIn += int64(len(p))
 	c.pingAt = 0
 	if c.preface > 0 {
 		p = e.feedPreface(c, p)

@@ -47,6 +47,12 @@ func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buf
 		sh.settle()
 	}
 	sh.e.caught = sh.caught
+	sh.e.taken = func(c *conn) uint64 {
+		if c.link == nil || c.link.raw == nil {
+			return 0
+		}
+		return c.link.raw.taken()
+	}
 	sh.e.unread = func(c *conn) bool { return c.link != nil && c.link.raw != nil && c.link.raw.unread() }
 	sh.e.serve = func(l *local) func() {
 		l.sh, l.cond.L = sh, &sh.mu

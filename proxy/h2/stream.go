@@ -57,6 +57,7 @@ type stream struct {
 	sending  *sending  // nil: nothing is sent again
 	ticket   *ticket
 	local    *local
+	freed    freed
 	free     *stream // the next on the engine's free list
 	tries    int8
 	interims uint8 // 1xx heads forwarded
@@ -99,6 +100,7 @@ type sending struct {
 	retries int8
 	again   bool
 	named   bool // :authority is the endpoint's name
+	freed   freed
 }
 
 // maxRetries bounds Plan.Retries: design §4.
@@ -109,6 +111,7 @@ func (e *engine) newSending(p *Plan) *sending {
 	var to *sending
 	if n := len(e.sendings); n > 0 {
 		to, e.sendings = e.sendings[n-1], e.sendings[:n-1]
+		to.freed.use()
 	} else {
 		to = &sending{}
 	}
@@ -124,10 +127,11 @@ func (e *engine) freeSending(s *stream) {
 		return
 	}
 	s.sending = nil
+	to.freed.free()
 	if len(e.sendings) < maxFreeSendings {
 		clear(to.fields)
 		clear(to.tried)
-		*to = sending{fields: to.fields[:0], tried: to.tried[:0]}
+		*to = sending{fields: to.fields[:0], tried: to.tried[:0], freed: true}
 		e.sendings = append(e.sendings, to)
 	}
 }
@@ -164,6 +168,7 @@ func (e *engine) newStream(c *conn, id uint32) *stream {
 		s = &stream{}
 	} else {
 		e.streams, s.free = s.free, nil
+		s.freed.use()
 		e.freeStreams--
 	}
 	s.leg[up], s.id[up] = c, id
@@ -189,6 +194,7 @@ func (e *engine) settle(s *stream) {
 	if s.leg[0] != nil || s.leg[1] != nil || s.local != nil || s.wait.in != nil {
 		return
 	}
+	s.freed.free()
 	e.count.streams.Add(-1)
 	e.release(s)
 	if s.decided && s.plan.Done != nil {
@@ -207,7 +213,7 @@ func (e *engine) settle(s *stream) {
 	if e.freeStreams >= maxFreeStreams {
 		return
 	}
-	*s = stream{ticket: s.ticket, free: e.streams}
+	*s = stream{ticket: s.ticket, free: e.streams, freed: true}
 	e.streams = s
 	e.freeStreams++
 }

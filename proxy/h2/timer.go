@@ -127,9 +127,10 @@ func (e *engine) check(c *conn) {
 	if c.side == up {
 		c.giveCredit() // it may have had to wait for others to hold less
 	}
+	e.checkKey(c)
 	var err error
 	switch {
-	case c.inflight > 0 && e.now-c.flushAt > e.lim.stall:
+	case e.stalled(c):
 		err = fmt.Errorf("peer took nothing for %v", e.lim.stall)
 	case c.side == up:
 		err = e.checkClient(c)
@@ -141,6 +142,35 @@ func (e *engine) check(c *conn) {
 		e.lose(c, err)
 		c.touch()
 	}
+}
+
+// stalled reports whether the peer has taken nothing for too long of what is being written. One that
+// reads slowly takes some all the time, although the socket may have no room for minutes.
+func (e *engine) stalled(c *conn) bool {
+	if c.inflight == 0 {
+		return false
+	}
+	if e.taken != nil {
+		if n := e.taken(c); n != c.acked {
+			c.acked, c.flushAt = n, e.now
+		}
+	}
+	return e.now-c.flushAt > e.lim.stall
+}
+
+// checkKey has a connection replaced before its keys have encrypted too much.
+func (e *engine) checkKey(c *conn) {
+	if max(c.bytesIn, c.bytesOut) < e.lim.keyBytes || c.cutAt > 0 {
+		return
+	}
+	c.cutAt = e.now + e.lim.keyGrace
+	if c.side == up {
+		e.drainConn(c)
+		return
+	}
+	c.drained = true
+	e.closeIfDone(c)
+	c.pool.grow()
 }
 
 // checkClosing cuts a closed connection whose peer does not take our last words, or does not close its side.
@@ -160,6 +190,8 @@ func (e *engine) checkClient(c *conn) error {
 	silent := e.now - c.lastRead
 	if e.going && e.now >= e.cutAt {
 		e.cutLongRunning(c, nil, ReasonDrain)
+	} else if c.cutAt > 0 && e.now >= c.cutAt {
+		e.cutLongRunning(c, nil, ReasonRetired)
 	}
 	switch {
 	case c.closing: // with the last of those that were cut
@@ -179,6 +211,11 @@ func (e *engine) checkClient(c *conn) error {
 	return nil
 }
 
+// askAfter is the part of the limit after which a silent backend is asked. By default that is 0.9 of
+// 4.5 s, so that it has 3.5 s to answer; asking half way left it 2.25 s, and a backend that is
+// throttled lost the connection that many share. An idle connection costs a PING a second.
+const askAfter = 5
+
 func (e *engine) checkBackend(c *conn) error {
 	limit := c.pool.ep.PingTimeout
 	if limit <= 0 {
@@ -196,7 +233,7 @@ func (e *engine) checkBackend(c *conn) error {
 		e.closeIfDone(c)
 	case silent >= limit && c.pingAt > 0 && !e.behind(c):
 		return fmt.Errorf("backend silent for %v", silent)
-	case silent >= limit/2 && c.pingAt == 0:
+	case silent >= limit/askAfter && c.pingAt == 0:
 		c.ask()
 	}
 	return nil
