@@ -50,43 +50,32 @@ func (c *conn) greedy() bool {
 	return n > hold.Least && n > c.e.memory.Share()
 }
 
-// largest is the connection that holds most, if that is worth closing it.
-func (e *engine) largest() (*conn, int64) {
+// largest is the connection that holds most, if that is worth closing it; nil: there is none.
+func (e *engine) largest() *conn {
 	var most *conn
-	n := int64(hold.Least)
+	n := hold.Least
 	for _, c := range e.conns {
-		if k := int64(c.queued + c.weight); k > n && !c.cut {
+		if k := c.queued + c.weight; k > n && !c.cut {
 			most, n = c, k
 		}
 	}
-	return most, n
+	return most
 }
 
 var errMemory = errors.New("closed because connections hold too much memory, and this one most")
 
-// shed closes those that hold most while the bound is exceeded.
-func (s *Server) shed() {
-	for over := s.memory.Over(); over > 0; {
-		var at *shard
-		most := int64(0)
-		for _, sh := range s.shards {
-			sh.lock()
-			if c, n := sh.e.largest(); c != nil && n > most {
-				at, most = sh, n
-			}
-			sh.settle()
-		}
-		if at == nil {
+// shed closes those that hold most while the bound is exceeded: at once, because a tick is long enough for hundreds of
+// megabytes to come.
+func (e *engine) shed() {
+	for e.memory.Over() > 0 {
+		c := e.largest()
+		if c == nil {
 			return
 		}
-		at.lock()
-		if c, _ := at.e.largest(); c != nil {
-			s.memory.Refuse(hold.Connection)
-			c.cut = true
-			at.e.lose(c, errMemory)
-			c.touch()
-		}
-		at.settle()
-		over -= most
+		e.memory.Refuse(hold.Connection)
+		c.cut = true
+		e.lose(c, errMemory)
+		c.touch()
+		e.report(1)
 	}
 }

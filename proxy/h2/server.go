@@ -124,7 +124,6 @@ func (s *Server) Run(ctx context.Context) error {
 			for _, sh := range s.shards {
 				sh.tick()
 			}
-			s.shed()
 			s.memory.Log(s.log)
 		}
 	}

@@ -93,6 +93,7 @@ type write struct {
 func (sh *shard) settle() {
 	e := sh.e
 	e.report(reportStep)
+	e.shed()
 	if len(e.dirty) == 0 && len(e.calls) == 0 {
 		sh.mu.Unlock()
 		return

@@ -54,6 +54,7 @@ func (e *engine) tick(now time.Duration) {
 	}
 	e.placeIdling()
 	e.report(1)
+	e.shed()
 	for _, p := range e.pools {
 		p.look()
 	}
