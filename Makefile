@@ -108,9 +108,9 @@ interop: ## h2spec, curl, nghttp and node (from the machine), and a gigabyte eac
 	go test -tags e2e -count=1 -timeout 10m -run 'H2spec|Interop|Gigabyte' ./proxy/h2
 
 .PHONY: hostile
-hostile: ## Attacks on the real binary: floods, smuggling, malicious backends, forged identities, exhausted machine; prints figures (as root, otherwise idle)
+hostile: ## Attacks on the real binary (40 min): floods, smuggling, malicious backends, forged identities, exhausted machine; prints figures (as root, otherwise idle)
 	$(TOOLS) -q etcd kube-apiserver h2spec
-	go test -tags e2e -count=1 -timeout 45m -json ./tests/hostile | go run ./tests/count -v -want tests/hostile/COUNT
+	go test -tags e2e -count=1 -timeout 90m -json ./tests/hostile | go run ./tests/count -v -want tests/hostile/COUNT
 
 .PHONY: lint
 lint: ## golangci-lint, with a reason for every linter in .golangci.yml

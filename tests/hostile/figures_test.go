@@ -151,9 +151,8 @@ type compared struct {
 }
 
 const (
-	least = 3 // windows of each kind
-	most  = 9 // while the bound is not met
-	bound = 2 // how much more the innocent may feel
+	windows = 5 // of each kind; all count
+	bound   = 2 // how much more the innocent may feel
 )
 
 // begin notes how things are before an attack.
@@ -186,9 +185,6 @@ func (c *comparison) attackedWindow(t *testing.T) {
 	c.cpu += c.d.cpu(t) - used
 }
 
-// again reports whether more windows are needed.
-func (c *comparison) again(n int) bool { return n < least || c.ratio() > bound && n < most }
-
 // end notes what is different now.
 func (c *comparison) end(t *testing.T) *compared {
 	t.Helper()
@@ -201,7 +197,7 @@ func (c *comparison) end(t *testing.T) *compared {
 func (d *door) compare(t *testing.T, attack func(context.Context)) *compared {
 	t.Helper()
 	c := d.begin(t)
-	for c.again(len(c.attacked)) {
+	for range windows {
 		c.calmWindow(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		var attackers sync.WaitGroup
@@ -218,11 +214,11 @@ func (d *door) compare(t *testing.T, attack func(context.Context)) *compared {
 func (d *door) endure(t *testing.T, start func()) *compared {
 	t.Helper()
 	c := d.begin(t)
-	for range least {
+	for range windows {
 		c.calmWindow(t)
 	}
 	start()
-	for c.again(len(c.attacked)) {
+	for range windows {
 		c.attackedWindow(t)
 	}
 	return c.end(t)
@@ -237,14 +233,16 @@ func (c *compared) count(f *felt) time.Duration {
 
 func (c *compared) ratio() float64 { return float64(median(c.attacked)) / float64(median(c.calm)) }
 
+func (c *compared) more() time.Duration { return median(c.attacked) - median(c.calm) }
+
 func median(list []time.Duration) time.Duration {
 	return slices.Sorted(slices.Values(list))[len(list)/2]
 }
 
 // String is a line of docs/security.md.
 func (c *compared) String() string {
-	return fmt.Sprintf("others' p99 %s calm, %s attacked (%.2fx, %d windows), cpu %.0f%%, memory +%d MiB at most, %+d MiB after",
-		median(c.calm).Round(100*time.Microsecond), median(c.attacked).Round(100*time.Microsecond), c.ratio(), len(c.attacked),
+	return fmt.Sprintf("others' p99 %s calm, %s attacked (%.2fx, %+d ms, %d windows), cpu %.0f%%, memory +%d MiB at most, %+d MiB after",
+		median(c.calm).Round(100*time.Microsecond), median(c.attacked).Round(100*time.Microsecond), c.ratio(), c.more().Milliseconds(), len(c.attacked),
 		100*c.cpu.Seconds()/float64(len(c.attacked)), c.peak/mib, c.grown/mib)
 }
 
