@@ -9,9 +9,9 @@ import (
 	"golang.org/x/net/http2/hpack"
 	"k8s.io/apiserver/pkg/authentication/user"
 
-	"github.com/fairlead-proxy/fairlead/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
+	"github.com/fairlead-proxy/fairlead/proxy/bound"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 

@@ -4,8 +4,8 @@ import (
 	"context"
 	"runtime"
 
-	"github.com/fairlead-proxy/fairlead/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/bound"
 )
 
 // newDesk makes the queue for what is dear: certificate chains and long heads. Half of the processors at most

@@ -7,8 +7,8 @@ import (
 
 	"k8s.io/apiserver/pkg/endpoints/request"
 
-	"github.com/fairlead-proxy/fairlead/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
+	"github.com/fairlead-proxy/fairlead/proxy/bound"
 )
 
 // Guard lets a request through to one of Fairlead's own pages when the cluster says that its caller may have it: authenticated as on the front door,

@@ -7,9 +7,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apiserver/pkg/authentication/user"
 
-	"github.com/fairlead-proxy/fairlead/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/proxy/bound"
 )
 
 // limits bound the requests under way to all remotes together, long-running ones aside (--max-requests-inflight, --max-mutating-requests-inflight). What

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/proxy/bound"
 )
 
 // announce sends n heads of requests whose bodies do not come until the test ends.

@@ -8,8 +8,8 @@ import (
 	"os"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/bound"
 )
 
 // What a request holds is taken when it is ready to be sent, and given back by time.

@@ -25,7 +25,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	auditlog "k8s.io/apiserver/plugin/pkg/audit/log"
 
-	"github.com/fairlead-proxy/fairlead/bound"
+	"github.com/fairlead-proxy/fairlead/proxy/bound"
 )
 
 // Config is what a Log needs.

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 	"k8s.io/apiserver/pkg/authentication/user"
 
-	"github.com/fairlead-proxy/fairlead/bound"
+	"github.com/fairlead-proxy/fairlead/proxy/bound"
 )
 
 // Head is a request head's fields with lower-case names, in order. Pseudo-header fields may be among them and are ignored.

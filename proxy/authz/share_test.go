@@ -11,7 +11,7 @@ import (
 
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
-	"github.com/fairlead-proxy/fairlead/bound"
+	"github.com/fairlead-proxy/fairlead/proxy/bound"
 )
 
 // TestReviewsOfOneUser: who asks for very many names at once waits for himself, and is told to come again; others are served (defect A7).

@@ -7,7 +7,7 @@ import (
 	"net/url"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/bound"
+	"github.com/fairlead-proxy/fairlead/proxy/bound"
 )
 
 // RoundTrip is Upstream.RoundTrip for a pool.

@@ -17,7 +17,7 @@ import (
 	"go.uber.org/goleak"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/fairlead-proxy/fairlead/bound"
+	"github.com/fairlead-proxy/fairlead/proxy/bound"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 

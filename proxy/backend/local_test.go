@@ -12,7 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/bound"
+	"github.com/fairlead-proxy/fairlead/proxy/bound"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 

@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/bound"
+	"github.com/fairlead-proxy/fairlead/proxy/bound"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 

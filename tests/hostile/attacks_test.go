@@ -38,6 +38,7 @@ func attacks(t *testing.T) []attack {
 		)
 	}
 	return append(list,
+		attack{name: "A6 key updates", proto: "h2", records: true, every: 10 * time.Millisecond, strike: rekeys},
 		attack{name: "A8 heads that unpack", proto: "h2", user: "attacker", every: second / 4, strike: unpacks},
 	)
 }
@@ -77,6 +78,18 @@ func names(proto string) func(context.Context, *striker) error {
 		}
 		return nil
 	}
+}
+
+// rekeys asks for another key, and again, 32 times in a packet: each is work and has to be answered.
+func rekeys(_ context.Context, s *striker) error {
+	var packet []byte
+	for range 32 {
+		var err error
+		if packet, err = s.records.AppendKeyUpdate(packet, true); err != nil {
+			return err
+		}
+	}
+	return s.records.Send(packet)
 }
 
 // unpacks sends heads of a few bytes that stand for 234 KB each.

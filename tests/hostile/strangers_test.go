@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/http2"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	v1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -25,6 +26,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/tlsrecords"
 )
 
 // TestStrangers is about one connection, and sixteen, of somebody who wants to stop everybody else: before a real
@@ -105,6 +107,8 @@ type attack struct {
 	name, proto string
 	// many is for what HTTP/2 does in one connection and HTTP/1.1 in many.
 	many bool
+	// records has the connection write TLS records itself.
+	records bool
 	// user has a client certificate. Empty: the attacker is nobody.
 	user string
 	// chain replaces the user's certificate.
@@ -116,11 +120,12 @@ type attack struct {
 	strike func(ctx context.Context, s *striker) error
 }
 
-// striker is one connection of an attack. One of h1 and h2 is set.
+// striker is one connection of an attack. One of h1, h2 and records is set.
 type striker struct {
-	h1 *tls.Conn
-	h2 *wire
-	n  int // strikes so far
+	h1      *tls.Conn
+	h2      *wire
+	records *tlsrecords.Conn
+	n       int // strikes so far
 }
 
 // get asks over whichever protocol.
@@ -150,9 +155,12 @@ func (s *striker) send(text string) error {
 }
 
 func (s *striker) close() {
-	if s.h2 != nil {
+	switch {
+	case s.h2 != nil:
 		s.h2.close()
-	} else {
+	case s.records != nil:
+		_ = s.records.NetConn().Close()
+	default:
 		_ = s.h1.NetConn().Close()
 	}
 }
@@ -166,6 +174,9 @@ func (s *siege) connect(ctx context.Context) (*striker, error) {
 		as.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return chain, nil }
 	}
 	address := host(s.h.front.Endpoint)
+	if s.attack.records {
+		return speakRecords(ctx, address, as)
+	}
 	if s.attack.proto == "h2" {
 		w, err := connect(ctx, address, as, true)
 		return &striker{h2: w}, err
@@ -178,6 +189,18 @@ func (s *siege) connect(ctx context.Context) (*striker, error) {
 	c := conn.(*tls.Conn)                                          //nolint:forcetypeassert // a tls.Dialer makes no other
 	go func() { _, _ = io.Copy(io.Discard, bufio.NewReader(c)) }() // ends with the connection
 	return &striker{h1: c}, nil
+}
+
+// speakRecords opens an HTTP/2 connection whose records the attack writes.
+func speakRecords(ctx context.Context, address string, as *tls.Config) (*striker, error) {
+	as.NextProtos = []string{"h2"}
+	c, err := tlsrecords.Dial(ctx, address, as)
+	if err != nil {
+		return nil, err
+	}
+	go func() { _, _ = io.Copy(io.Discard, c.NetConn()) }()                          // ends with the connection
+	_, err = c.Write(append([]byte(http2.ClientPreface), 0, 0, 0, 4, 0, 0, 0, 0, 0)) // and empty SETTINGS
+	return &striker{records: c}, err
 }
 
 // strikes is what one connection of an attack does until ctx ends. One that the server has ended opens another.
