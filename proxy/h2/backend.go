@@ -226,8 +226,15 @@ func (e *engine) failed(s *stream, f failure) {
 		e.abort(s, f.reason, f.err, code)
 		return
 	}
+	if f.unprocessed {
+		s.sent = 0 // as if it had not been
+	}
 	if e.mayRetry(s, f) {
 		e.retry(s)
+		return
+	}
+	if f.reason == ReasonDial && e.refuses(s) {
+		e.abort(s, f.reason, f.err, http2.ErrCodeRefusedStream)
 		return
 	}
 	if e.mayIdle(s, f) {

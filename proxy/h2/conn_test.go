@@ -414,6 +414,39 @@ func TestSendAway(t *testing.T) {
 	}
 }
 
+// What could not be sent anywhere is refused on a connection that is sent away, so that its client repeats it elsewhere; after some
+// seconds it is told what is wrong.
+func TestSendAwayRefuses(t *testing.T) {
+	r := newRig(t)
+	r.plan.Wait = time.Minute
+	c := r.client()
+	c.get(1)
+	r.backend(0).respond(1, "done")
+	r.refuse = errors.New("refused")
+	r.e.lose(r.backend(0).c, errors.New("gone"))
+	r.run()
+	c.see()
+	c.get(3)
+	r.tick(tickEvery)
+	c.want()
+	r.e.sendAway()
+	r.run()
+	c.want(fmt.Sprintf("GOAWAY %d NO_ERROR", topStreamID), "PING "+drainPing)
+	r.tick(tickEvery)
+	c.want("RST 3 REFUSED_STREAM")
+	for range awayRefuses / tickEvery {
+		r.tick(tickEvery)
+		r.e.sendAway()
+	}
+	fresh := r.client()
+	fresh.get(1)
+	r.e.sendAway()
+	r.tick(tickEvery)
+	if got := strings.Join(fresh.see(), "|"); strings.Contains(got, "REFUSED_STREAM") {
+		t.Errorf("refused for longer than %s: %s", awayRefuses, got)
+	}
+}
+
 // A watch that is ended ends between two events, if it ever is between two.
 func TestDrainEndsBetweenEvents(t *testing.T) {
 	begin := func(t *testing.T) (*rig, *peer, *peer) {

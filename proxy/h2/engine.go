@@ -83,6 +83,8 @@ type engine struct {
 	pools    map[*Endpoint]*pool
 	going    bool          // draining: GOAWAY for everybody
 	cutAt    time.Duration // when long-running streams are ended while draining; 0: never
+	awayAt   time.Duration // when clients were last sent away; 0: never
+	awayFrom time.Duration // and since when they are
 	ticked   time.Duration // when the driver last said what time it is; 0: never
 	memory   *hold.Bound
 	held     int64 // bytes of queues, and of connections as they were weighed last
@@ -265,11 +267,30 @@ func (e *engine) drainConn(c *conn) {
 	c.writePing(0, []byte(drainPing))
 }
 
+const (
+	// awayGap is what ends a time of sending away: who does it does it every 250 ms.
+	awayGap = 4 * tickEvery
+	// awayRefuses is for how long requests are then refused that no backend could be reached for. Load balancers notice within
+	// seconds, and a Go client repeats a refused request after 0, 1 and 2 s or so. Later ones are told what is wrong: there may be nobody else.
+	awayRefuses = 5 * time.Second
+)
+
+// refuses reports whether a request that reached no backend is to be repeated elsewhere by its client, which is being sent away: a
+// client knows of REFUSED_STREAM that nothing was done for it (RFC 9113 §8.7), and 503 it would take for the answer.
+func (e *engine) refuses(s *stream) bool {
+	c := s.leg[up]
+	return s.sent == 0 && c != nil && c.goAway != goAwayNone && e.awayAt > 0 && e.now-e.awayAt <= awayGap && e.now-e.awayFrom < awayRefuses
+}
+
 // sentAwayAtOnce bounds what one hold of the shard's mutex costs: each is two frames, and a write, some 10 µs.
 const sentAwayAtOnce = 64
 
 // sendAway asks clients that have been served to go elsewhere, some of them at a time. more says that there are others.
 func (e *engine) sendAway() (more bool) {
+	if e.now-e.awayAt > awayGap || e.awayAt == 0 {
+		e.awayFrom = e.now
+	}
+	e.awayAt = max(e.now, 1)
 	n := 0
 	for _, c := range e.conns {
 		if c.side != up || c.goAway != goAwayNone || c.closing || c.maxID == 0 {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"slices"
 	"time"
+
+	"golang.org/x/net/http2"
 )
 
 // pool holds one engine's connections to one endpoint, and the streams that wait for one.
@@ -54,6 +56,10 @@ func (e *engine) place(s *stream) {
 	defer e.rescue(s.leg[up])
 	ep := s.plan.Forward.Pick(s.sending.tried)
 	if ep == nil {
+		if e.refuses(s) {
+			e.abort(s, ReasonNoEndpoint, errNoEndpoint, http2.ErrCodeRefusedStream)
+			return
+		}
 		if s.ep == nil || s.tries == 0 {
 			s.blame(ReasonNoEndpoint, errNoEndpoint)
 		} else {
