@@ -79,7 +79,9 @@ func (w *world) backend(t *testing.T, limit uint32) string {
 	})
 	_, port, err := net.SplitHostPort(s.Addr())
 	suite.Check(t, err)
-	b := cluster.Backend{Namespace: "streams", Service: name, CAFile: w.caPEM, GroupVersions: []string{gv}}
+	// A thousand requests are under way at once, of one user: streams are to be found wanting, not places.
+	places := map[string]string{"fairlead.dev/max-inflight": "2000"}
+	b := cluster.Backend{Namespace: "streams", Service: name, CAFile: w.caPEM, GroupVersions: []string{gv}, Annotations: places}
 	b.Port, err = strconv.Atoi(port)
 	suite.Check(t, err)
 	suite.Check(t, w.Register(t.Context(), b))
