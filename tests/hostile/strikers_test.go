@@ -1,0 +1,163 @@
+//go:build e2e
+
+package hostile
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/tlsrecords"
+)
+
+// attack is what each of its connections does, once at the beginning or again and again.
+type attack struct {
+	name, proto string
+	// many is for what HTTP/2 does in one connection and HTTP/1.1 in many.
+	many bool
+	// records has the connection write TLS records itself.
+	records bool
+	// user has a client certificate. Empty: the attacker is nobody.
+	user string
+	// chain replaces the user's certificate.
+	chain *tls.Certificate
+	// every is the time between two strikes of a connection. 0: there is one.
+	every time.Duration
+	// fresh has each strike open a connection of its own.
+	fresh  bool
+	strike func(ctx context.Context, s *striker) error
+}
+
+// striker is one connection of an attack. One of h1, h2 and records is set.
+type striker struct {
+	h1      *tls.Conn
+	h2      *wire
+	records *tlsrecords.Conn
+	n       int // strikes so far
+}
+
+// get asks over whichever protocol.
+func (s *striker) get(path string) error {
+	if s.h2 != nil {
+		_, err := s.h2.ask("GET", path, true)
+		return errors.Join(err, s.h2.flush())
+	}
+	return s.send("GET " + path + " HTTP/1.1\r\nHost: localhost\r\n\r\n")
+}
+
+// post begins an upload of which nothing comes.
+func (s *striker) post(path string) error {
+	if s.h2 != nil {
+		_, err := s.h2.ask("POST", path, false, "content-length", "100", "content-type", "application/json")
+		return err
+	}
+	return s.send("POST " + path + " HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n")
+}
+
+func (s *striker) send(text string) error {
+	if err := s.h1.SetWriteDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		return err
+	}
+	_, err := io.WriteString(s.h1, text)
+	return err
+}
+
+func (s *striker) close() {
+	switch {
+	case s.h2 != nil:
+		s.h2.close()
+	case s.records != nil:
+		_ = s.records.NetConn().Close()
+	default:
+		_ = s.h1.NetConn().Close()
+	}
+}
+
+func (s *siege) connect(ctx context.Context) (*striker, error) {
+	as := s.h.tls(nil)
+	if s.attack.user != "" {
+		as = s.h.tls(s.h.PKI.Client.CA.Issue(pki.Leaf{CommonName: s.attack.user}))
+	}
+	if chain := s.attack.chain; chain != nil {
+		as.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return chain, nil }
+	}
+	address := host(s.h.front.Endpoint)
+	if s.attack.records {
+		return speakRecords(ctx, address, as)
+	}
+	if s.attack.proto == "h2" {
+		w, err := connect(ctx, address, as, true)
+		return &striker{h2: w}, err
+	}
+	as.NextProtos = []string{"http/1.1"}
+	conn, err := (&tls.Dialer{Config: as}).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	c := conn.(*tls.Conn)                                          //nolint:forcetypeassert // a tls.Dialer makes no other
+	go func() { _, _ = io.Copy(io.Discard, bufio.NewReader(c)) }() // ends with the connection
+	return &striker{h1: c}, nil
+}
+
+// speakRecords opens an HTTP/2 connection whose records the attack writes.
+func speakRecords(ctx context.Context, address string, as *tls.Config) (*striker, error) {
+	as.NextProtos = []string{"h2"}
+	c, err := tlsrecords.Dial(ctx, address, as)
+	if err != nil {
+		return nil, err
+	}
+	go func() { _, _ = io.Copy(io.Discard, c.NetConn()) }()                          // ends with the connection
+	_, err = c.Write(append([]byte(http2.ClientPreface), 0, 0, 0, 4, 0, 0, 0, 0, 0)) // and empty SETTINGS
+	return &striker{records: c}, err
+}
+
+// strikes is what one connection of an attack does until ctx ends. One that the server has ended opens another.
+func (s *siege) strikes(ctx context.Context, i int) {
+	var on *striker
+	defer func() {
+		if on != nil {
+			on.close()
+		}
+	}()
+	every := s.attack.every
+	// Connections take turns, and the first strike falls into the window.
+	next := time.After(swing + every*time.Duration(i)/time.Duration(s.connections))
+	if every == 0 {
+		next = time.After(0)
+	}
+	for n := 0; ; n++ {
+		select {
+		case <-ctx.Done():
+			return
+		case <-next:
+		}
+		if on != nil && s.attack.fresh {
+			on.close()
+			on = nil
+		}
+		if on == nil {
+			var err error
+			if on, err = s.connect(ctx); err != nil {
+				on, next = nil, time.After(again)
+				continue
+			}
+		}
+		on.n = n
+		if err := s.attack.strike(ctx, on); err != nil {
+			on.close()
+			on, next = nil, time.After(again)
+			continue
+		}
+		if every == 0 {
+			<-ctx.Done()
+			return
+		}
+		next = time.After(every)
+	}
+}
