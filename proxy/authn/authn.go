@@ -14,6 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/proxy/bound"
+	"github.com/fairlead-proxy/fairlead/proxy/memo"
 )
 
 // ErrUnauthenticated is the cause of every refusal that is the caller's own fault. It is answered with 401.
@@ -74,6 +75,9 @@ func New(cfg Config) (*Authenticator, error) {
 	cfg.TokenTTL = orDefault(cfg.TokenTTL, 10*time.Second)
 	cfg.ProvenTTL = orDefault(cfg.ProvenTTL, time.Minute)
 	cfg.ReviewTimeout = orDefault(cfg.ReviewTimeout, 10*time.Second)
+	if cfg.ReviewGeneration == nil {
+		cfg.ReviewGeneration = func() uint64 { return 0 }
+	}
 	read, err := newReadNames(cfg.RequestHeaders)
 	if err != nil {
 		return nil, fmt.Errorf("reading request header names: %w", err)
@@ -85,16 +89,13 @@ func New(cfg Config) (*Authenticator, error) {
 		nobody: &identity{DefaultInfo: user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}},
 		// A hundred thousand tokens, which is more than a cluster of Kubernetes' largest supported size has in use; of a service account's usual 1.2 KB they
 		// take 120 MB, once for both caches. Only good tokens are kept here.
-		known:  newCache[*identity](1<<18, 160<<20),
-		proven: newCache[struct{}](1<<18, 160<<20),
+		known:  newCache[*identity](memo.Config{Entries: 1 << 18, Bytes: 160 << 20, Generation: cfg.ReviewGeneration}),
+		proven: newCache[struct{}](memo.Config{Entries: 1 << 18, Bytes: 160 << 20}),
 		// Bad tokens are kept apart, or a flood of them would push the good ones out.
-		refused: newCache[struct{}](4096, 8<<20),
+		refused: newCache[struct{}](memo.Config{Entries: 4096, Bytes: 8 << 20, Generation: cfg.ReviewGeneration}),
 		metrics: newMetrics(cfg.Metrics),
 
 		strangers: bound.NewQueue(maxReviews, maxWaiting), regulars: bound.NewQueue(maxReviews, maxWaiting),
-	}
-	if cfg.ReviewGeneration != nil {
-		a.known.generation, a.refused.generation = cfg.ReviewGeneration, cfg.ReviewGeneration
 	}
 	for _, p := range cfg.AnonymousPaths {
 		a.paths[p] = true

@@ -45,7 +45,7 @@ func (a *Authenticator) Seen(c *Credentials, status int) {
 		now := time.Now()
 		// A token in use is rewritten once in half its time, not with every answer.
 		if _, until, ok := a.proven.get(c.Token, now); !ok || until.Sub(now) < a.cfg.ProvenTTL/2 {
-			a.proven.put(c.Token, struct{}{}, now.Add(a.cfg.ProvenTTL))
+			a.proven.put(c.Token, struct{}{}, now.Add(a.cfg.ProvenTTL), 0)
 		}
 	}
 }

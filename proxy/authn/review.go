@@ -193,7 +193,7 @@ func (a *Authenticator) review(token Token, from bound.Source) (id *identity, er
 
 func (a *Authenticator) ask(ctx context.Context, token Token) (*identity, error) {
 	// Counted from before the question: the answer was true then at the earliest.
-	until, generation := time.Now().Add(a.cfg.TokenTTL), a.known.generation()
+	until, generation := time.Now().Add(a.cfg.TokenTTL), a.cfg.ReviewGeneration()
 	resp, ok, err := a.cfg.Review(ctx, token.Secret())
 	if err == nil && ok && (resp == nil || resp.User == nil || resp.User.GetName() == "") {
 		err = errors.New("it was answered without a user")
@@ -210,7 +210,7 @@ func (a *Authenticator) ask(ctx context.Context, token Token) (*identity, error)
 	if !ok {
 		a.metrics.reviewed("refused")
 		a.proven.drop(token)
-		a.refused.putAsOf(generation, token, struct{}{}, until)
+		a.refused.put(token, struct{}{}, until, generation)
 		return nil, errBadToken
 	}
 	id, err := authenticated(resp)
@@ -219,7 +219,7 @@ func (a *Authenticator) ask(ctx context.Context, token Token) (*identity, error)
 		return nil, fmt.Errorf("reviewing token: %w", err)
 	}
 	a.metrics.reviewed("authenticated")
-	a.known.putAsOf(generation, token, id, until)
-	a.proven.put(token, struct{}{}, time.Now().Add(a.cfg.ProvenTTL)) // the local apiserver has accepted it
+	a.known.put(token, id, until, generation)
+	a.proven.put(token, struct{}{}, time.Now().Add(a.cfg.ProvenTTL), 0) // the local apiserver has accepted it
 	return id, nil
 }

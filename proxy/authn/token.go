@@ -22,6 +22,8 @@ func newToken(s string) Token {
 
 func (t Token) none() bool { return t == Token{} }
 
+func (t Token) is(other Token) bool { return t == other }
+
 // Secret returns the token itself.
 func (t Token) Secret() string {
 	if t.none() {

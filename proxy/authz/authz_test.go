@@ -15,6 +15,8 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/authorization/path"
+
+	"github.com/fairlead-proxy/fairlead/proxy/memo"
 )
 
 // asked answers reviews by the user's name and counts them.
@@ -340,17 +342,14 @@ func TestTimeoutAndBound(t *testing.T) {
 	})
 }
 
-// kept counts a cache's answers, and what they take.
-func kept(c *cache) (n, size int) {
-	for i := range c.places {
-		for j := range c.places[i] {
-			if a := c.places[i][j].Load(); a != nil {
-				n++
-				size += a.size
-			}
+// kept counts those of n questions whose answers a cache still has.
+func kept(c *cache, n int, ask func(int) *Attributes) (found int) {
+	for i := range n {
+		if _, ok := c.get(ask(i)); ok {
+			found++
 		}
 	}
-	return n, size
+	return found
 }
 
 // A hundred thousand users who each ask for one thing fit: hardly any answer is forgotten before its time.
@@ -358,10 +357,11 @@ func TestCacheHoldsAHundredThousand(t *testing.T) {
 	t.Parallel()
 	const n = 100_000
 	c := newCache(func() uint64 { return 0 })
+	ask := func(i int) *Attributes { return get(fmt.Sprint("user-", i)) }
 	for i := range n {
-		c.put(get(fmt.Sprint("user-", i)), Decision{Allowed: true}, time.Now().Add(time.Hour), 0)
+		c.put(ask(i), Decision{Allowed: true}, time.Now().Add(time.Hour), 0)
 	}
-	if found, _ := kept(c); found < n-n/100 {
+	if found := kept(c, n, ask); found < n-n/100 {
 		t.Errorf("%d of %d answers are kept", found, n)
 	}
 }
@@ -374,22 +374,27 @@ func TestCacheIsBounded(t *testing.T) {
 		a.Name = fmt.Sprint(i)
 		return a
 	}
-	for i := range setCount * ways * 5 / 4 {
+	const n = maxEntries * 5 / 4
+	for i := range n {
 		z.cache.put(ask(i), Decision{Allowed: true}, time.Now().Add(time.Hour), 0)
 	}
-	if n, size := kept(z.cache); n > setCount*ways || n < setCount*ways/2 || size != z.cache.bytes {
-		t.Errorf("%d answers are kept, %d bytes of which %d are counted", n, size, z.cache.bytes)
-	}
-	if _, ok := z.Cached(ask(setCount*ways*5/4 - 1)); !ok {
+	if _, ok := z.Cached(ask(n - 1)); !ok {
 		t.Error("the newest was dropped")
 	}
-	for i := range 16_000 {
+	if found := kept(z.cache, n, ask); found > maxEntries || found < maxEntries/2 {
+		t.Errorf("%d answers are kept, want %d at most", found, maxEntries)
+	}
+	const long = 16_000
+	large := func(i int) *Attributes {
 		a := ask(i)
 		a.Name += strings.Repeat("x", maxCached-10)
-		z.cache.put(a, Decision{}, time.Now().Add(time.Hour), 0)
+		return a
 	}
-	if n, size := kept(z.cache); size > maxBytes || size != z.cache.bytes || n == 0 {
-		t.Errorf("%d answers are kept, %d bytes of which %d are counted", n, size, z.cache.bytes)
+	for i := range long {
+		z.cache.put(large(i), Decision{}, time.Now().Add(time.Hour), 0)
+	}
+	if found := kept(z.cache, long, large); found*maxCached > maxBytes || found == 0 {
+		t.Errorf("%d large answers are kept, want %d at most", found, maxBytes/maxCached)
 	}
 	big := get("alice")
 	big.Name = strings.Repeat("x", maxCached)
@@ -401,34 +406,14 @@ func TestCacheIsBounded(t *testing.T) {
 	}
 }
 
-// What has expired goes, although nobody asks for it again.
-func TestCacheForgets(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		z := newAuthorizer(t, Config{Review: (&asked{}).review})
-		for i := range 1000 {
-			a := get("alice")
-			a.Name = fmt.Sprint(i)
-			z.cache.put(a, Decision{}, time.Now().Add(time.Second), 0)
-		}
-		time.Sleep(2 * time.Second)
-		for range setCount {
-			z.cache.put(get("alice"), Decision{}, time.Now().Add(time.Hour), 0)
-		}
-		if n, _ := kept(z.cache); n != 1 {
-			t.Errorf("%d answers are kept, want the one that is alive", n)
-		}
-	})
-}
-
 // In one set, what is used stays and what is not goes.
 func TestCacheKeepsWhatIsUsed(t *testing.T) {
 	t.Parallel()
 	z := newAuthorizer(t, Config{Review: (&asked{}).review})
-	z.cache.narrow = func(h uint64) uint64 { return h / setCount * setCount }
+	z.cache.narrow = func(h uint64) uint64 { return h &^ (maxEntries/memo.Ways - 1) }
 	used := get("alice")
 	z.cache.put(used, Decision{Allowed: true}, time.Now().Add(time.Hour), 0)
-	for i := range 10 * ways {
+	for i := range 10 * memo.Ways {
 		if _, ok := z.Cached(used); !ok {
 			t.Fatalf("dropped by the %d-th", i)
 		}

@@ -1,0 +1,203 @@
+package memo
+
+import (
+	"fmt"
+	"hash/maphash"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// book is a cache of numbers by their names.
+type book struct {
+	*Cache[string, int]
+	hash func(string) uint64
+}
+
+func newBook(cfg Config) *book {
+	seed := maphash.MakeSeed()
+	return &book{New[string, int](cfg), func(s string) uint64 { return maphash.String(seed, s) }}
+}
+
+func is(a string) func(string) bool { return func(b string) bool { return a == b } }
+
+func (b *book) get(name string) (v int, ok bool) {
+	e := b.Get(b.hash(name), time.Time{}, is(name))
+	if e == nil {
+		return 0, false
+	}
+	return e.Value, true
+}
+
+func (b *book) put(name string, v int, forSo time.Duration) { b.putAsOf(0, name, v, forSo) }
+
+func (b *book) putAsOf(generation uint64, name string, v int, forSo time.Duration) {
+	b.Put(&Entry[string, int]{Hash: b.hash(name), Key: name, Value: v, Size: len(name), Until: time.Now().Add(forSo), Generation: generation}, is(name))
+}
+
+func (b *book) drop(name string) { b.Drop(b.hash(name), is(name)) }
+
+// kept counts the entries, and their bytes.
+func (b *book) kept() (n, size int) {
+	for i := range b.sets {
+		for j := range b.sets[i] {
+			if e := b.sets[i][j].Load(); e != nil {
+				n++
+				size += len(e.Key)
+			}
+		}
+	}
+	return n, size
+}
+
+func TestCacheBytesAreBounded(t *testing.T) {
+	t.Parallel()
+	const most = 1 << 20
+	b := newBook(Config{Entries: 1 << 14, Bytes: most})
+	name := func(i int) string { return fmt.Sprintf("%0900d", i) }
+	for i := range 4000 {
+		b.put(name(i), i, time.Hour)
+	}
+	found := 0
+	for i := range 4000 {
+		v, ok := b.get(name(i))
+		if ok && v != i {
+			t.Fatalf("%d has the value of %d", i, v)
+		}
+		if ok {
+			found++
+		}
+	}
+	if n, size := b.kept(); n != found || size != b.bytes || size > most || size < most/2 {
+		t.Errorf("%d are kept, %d found; %d bytes of which %d are counted", n, found, size, b.bytes)
+	}
+	if _, ok := b.get(name(3999)); !ok {
+		t.Error("the newest was dropped")
+	}
+	for i := range 4000 {
+		b.drop(name(i))
+	}
+	if n, size := b.kept(); n != 0 || size != 0 || b.bytes != 0 {
+		t.Errorf("an empty cache holds %d entries, %d bytes of which %d are counted", n, size, b.bytes)
+	}
+}
+
+func TestCacheEntriesAreBounded(t *testing.T) {
+	t.Parallel()
+	const most = 1 << 10
+	b := newBook(Config{Entries: most, Bytes: 1 << 20})
+	for i := range most * 5 / 4 {
+		b.put(fmt.Sprint(i), i, time.Hour)
+	}
+	if n, size := b.kept(); n > most || n < most/2 || size != b.bytes {
+		t.Errorf("%d are kept, %d bytes of which %d are counted", n, size, b.bytes)
+	}
+	before, _ := b.kept()
+	for i := range most * 5 / 4 {
+		b.put(fmt.Sprint(i%10), i, time.Hour) // in the place of what it was
+	}
+	if after, size := b.kept(); after > before+10 || size != b.bytes {
+		t.Errorf("%d were kept, and with ten of them again %d, %d bytes of which %d are counted", before, after, size, b.bytes)
+	}
+}
+
+// In one set, what is used stays and what is not goes; and what has expired goes, although nobody asks for it again.
+func TestCacheForgets(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBook(Config{Bytes: 1 << 20})
+		b.put("used", 1, time.Minute)
+		for i := range 10 * Ways {
+			if _, ok := b.get("used"); !ok {
+				t.Fatalf("dropped by the %d-th", i)
+			}
+			b.put(fmt.Sprint(i), i, time.Hour)
+		}
+		time.Sleep(2 * time.Hour)
+		if _, ok := b.get("used"); ok {
+			t.Error("remembered beyond its time")
+		}
+		b.put("used", 1, time.Minute)
+		if n, _ := b.kept(); n != 1 {
+			t.Errorf("%d are kept, want the one that is alive", n)
+		}
+	})
+}
+
+func TestCacheSweepsEverySet(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBook(Config{Entries: 1 << 12, Bytes: 1 << 20})
+		for i := range 1000 {
+			b.put(fmt.Sprint(i), i, time.Second)
+		}
+		time.Sleep(2 * time.Second)
+		for range len(b.sets) {
+			b.put("alive", 1, time.Hour)
+		}
+		if n, _ := b.kept(); n != 1 {
+			t.Errorf("%d are kept, want the one that is alive", n)
+		}
+	})
+}
+
+// An answer counts in the generation in which it was asked for, and in no other.
+func TestCacheGenerations(t *testing.T) {
+	t.Parallel()
+	now := uint64(7)
+	b := newBook(Config{Entries: 1 << 10, Bytes: 1 << 20, Generation: func() uint64 { return now }})
+	for _, tt := range []struct {
+		name     string
+		asked    uint64
+		put, get uint64
+		want     bool
+	}{
+		{"the same", 7, 7, 7, true},
+		{"over before the answer", 7, 8, 8, false},
+		{"over since", 7, 7, 8, false},
+	} {
+		now = tt.put
+		b.putAsOf(tt.asked, tt.name, 1, time.Hour)
+		now = tt.get
+		if _, ok := b.get(tt.name); ok != tt.want {
+			t.Errorf("%s: found %v, want %v", tt.name, ok, tt.want)
+		}
+	}
+	now = 9
+	for range len(b.sets) {
+		b.putAsOf(9, "alive", 1, time.Hour)
+	}
+	if n, _ := b.kept(); n != 1 {
+		t.Errorf("%d are kept, want the one of this generation", n)
+	}
+}
+
+// Two keys of one hash have two entries.
+func TestCacheCollisions(t *testing.T) {
+	t.Parallel()
+	b := newBook(Config{Entries: 1 << 10, Bytes: 1 << 20})
+	b.hash = func(string) uint64 { return 7 }
+	for i := range Ways {
+		b.put(fmt.Sprint(i), i, time.Hour)
+	}
+	b.drop("1")
+	for i := range Ways {
+		if v, ok := b.get(fmt.Sprint(i)); ok != (i != 1) || ok && v != i {
+			t.Errorf("%d: %d, %v", i, v, ok)
+		}
+	}
+}
+
+func TestGetAllocatesNothing(t *testing.T) {
+	b := newBook(Config{Entries: 1 << 10, Bytes: 1 << 20})
+	b.put("known", 1, time.Hour)
+	hash := b.hash("known")
+	name := fmt.Sprint("kno", "wn")
+	if n := testing.AllocsPerRun(100, func() {
+		if b.Get(hash, time.Time{}, func(k string) bool { return k == name }) == nil {
+			t.Error("missed")
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
