@@ -142,8 +142,7 @@ func (of *entrySeries) find(verb string, code int, long bool) *series {
 
 // follow removes the series of group-versions that have left the table, until ctx ends.
 func (m *metrics) follow(ctx context.Context) error {
-	for {
-		t := m.table()
+	for t := range m.table().Follow(ctx, m.table) {
 		m.seen.Range(func(key, value any) bool {
 			e := key.(*registry.Entry) //nolint:forcetypeassert // nothing else is stored
 			switch now := t.Entry(e.GroupVersion); now {
@@ -157,12 +156,8 @@ func (m *metrics) follow(ctx context.Context) error {
 			}
 			return true
 		})
-		select {
-		case <-t.Superseded():
-		case <-ctx.Done():
-			return ctx.Err()
-		}
 	}
+	return ctx.Err()
 }
 
 func (m *metrics) forget(gv schema.GroupVersion) {

@@ -207,18 +207,13 @@ func (r *Registry) step(o *objects) {
 // a table that is replaced at once.
 func (r *Registry) narrate(ctx context.Context) error {
 	last := r.Table()
-	for {
-		t := r.Table()
+	for t := range last.Follow(ctx, r.Table) {
 		if t != last {
 			r.compare(last, t)
 			last = t
 		}
-		select {
-		case <-t.Superseded():
-		case <-ctx.Done():
-			return ctx.Err()
-		}
 	}
+	return ctx.Err()
 }
 
 // compare logs the differences between two tables.

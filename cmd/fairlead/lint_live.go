@@ -95,25 +95,17 @@ func (l *linter) table(ctx context.Context, cfg *rest.Config) ([]*registry.Entry
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan error, 1)
+	ctx, cancel := context.WithCancelCause(ctx)
 	var owner sync.WaitGroup
 	defer owner.Wait()
-	defer cancel()
-	owner.Go(func() { ended <- r.Run(ctx) })
-	for {
-		t := r.Table()
+	defer cancel(nil)
+	owner.Go(func() { cancel(r.Run(ctx)) })
+	for t := range r.Table().Follow(ctx, r.Table) {
 		if t.Complete() {
 			return t.Entries(), nil
 		}
-		select {
-		case <-t.Superseded():
-		case err := <-ended:
-			return nil, err
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
 	}
+	return nil, context.Cause(ctx)
 }
 
 // backend checks one APIService's bundle against what its endpoints present now.

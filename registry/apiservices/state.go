@@ -62,17 +62,12 @@ func (s *store) state() *state { return s.current.Load() }
 // Run follows the table until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
 	made := make(map[*registry.Entry]*apiregistrationv1.APIService) // :: entry → its object as it is served
-	for {
-		t := s.table()
+	for t := range s.table().Follow(ctx, s.table) {
 		if t.Complete() {
 			made = s.store.follow(t, made)
 		}
-		select {
-		case <-t.Superseded():
-		case <-ctx.Done():
-			return ctx.Err()
-		}
 	}
+	return ctx.Err()
 }
 
 // follow publishes what a table has changed. It returns the objects of the table's entries.

@@ -51,17 +51,12 @@ func (h *history) newest() []Transition {
 // follow notes how verdicts change until ctx ends. A change that is taken back before it is seen is none.
 func (h *history) follow(ctx context.Context, table func() *registry.Table) error {
 	last := map[string]registry.Verdict{}
-	for {
-		t := table()
+	for t := range table().Follow(ctx, table) {
 		if t.Complete() {
 			h.add(compare(last, t.Entries(), time.Now())...)
 		}
-		select {
-		case <-t.Superseded():
-		case <-ctx.Done():
-			return ctx.Err()
-		}
 	}
+	return ctx.Err()
 }
 
 // compare brings last up to date and returns what has changed in it.
