@@ -70,11 +70,11 @@ func TestChainsOffTheLoop(t *testing.T) {
 	var n atomic.Int64
 	a, err := authn.New(authn.Config{VerifyClient: func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
 		n.Add(1)
-		return peer[0].Verify(x509.VerifyOptions{Roots: w.authorities.client.Pool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+		return peer[0].Verify(x509.VerifyOptions{Roots: w.client.Pool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 	}})
 	check(t, err)
 	w.proxy.cfg.Authn = a
-	pair := w.authorities.client.Issue(pki.Leaf{CommonName: "alice"})
+	pair := w.client.Issue(pki.Leaf{CommonName: "alice"})
 	c := &authn.Conn{Peer: []*x509.Certificate{pair.Certificate}}
 	h := &Head{Method: "GET", Path: "/api/v1/pods", Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1"}
 	if _, known := w.proxy.Decide(t.Context(), h, c, false); known || n.Load() != 0 {

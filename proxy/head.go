@@ -43,17 +43,6 @@ func (h *Head) get(name string) string {
 	return ""
 }
 
-// has reports whether a lower-case name is present, whatever its value.
-func (h *Head) has(name string) bool {
-	h.steps += len(h.Fields)
-	for i := range h.Fields {
-		if h.Fields[i].Name == name {
-			return true
-		}
-	}
-	return false
-}
-
 // headOf reads the head of a net/http request. Path and query come from its URL, which the pages' muxes look
 // at too: what is authorized is what is served. RawPath is set where the path was not written as url.URL would
 // write it, so these are the bytes of the request line, which is what is matched and forwarded.

@@ -156,10 +156,11 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x := &exchange{head: headOf(r), conn: p.connOf(r)}
 	rec := p.record(w, r, x)
 	defer rec.done()
-	r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
-	p.decideDear(r.Context(), &x.decision, x.head, x.conn) //nolint:contextcheck // reviews that several requests share outlive each of them
+	ctx := context.WithValue(r.Context(), exchangeKey{}, x)
+	r = r.WithContext(ctx)
+	p.decideDear(ctx, &x.decision, x.head, x.conn) //nolint:contextcheck // reviews that several requests share outlive each of them
 	x.decision.Set = identified(x.decision.Set, x.head)
-	if s := slotOf(r.Context()); s != nil && r.ProtoMajor == 2 {
+	if s := slotOf(ctx); s != nil && r.ProtoMajor == 2 {
 		s.who.asks(payerOf(&x.decision, x.head))
 	}
 	if p.following() {

@@ -45,8 +45,9 @@ func (p *Proxy) upgrade(w http.ResponseWriter, r *http.Request, x *exchange) {
 		p.forwardFailed(w, r, err)
 		return
 	}
-	defer conn.Close()
-	stop := context.AfterFunc(r.Context(), func() { conn.Close() })
+	closeConn := func() { _ = conn.Close() }
+	defer closeConn()
+	stop := context.AfterFunc(r.Context(), closeConn)
 	res, br, err := switchProtocols(conn, upgradeRequest(r, x, conn.Address())) //nolint:contextcheck // the request carries it
 	if !stop() && err == nil {
 		err = r.Context().Err()
@@ -69,7 +70,7 @@ func (p *Proxy) upgrade(w http.ResponseWriter, r *http.Request, x *exchange) {
 	res.Header.Set("Connection", "Upgrade")
 	res.Header.Set("Upgrade", x.head.Upgrade)
 	if limit := strangersTime(&x.decision); limit > 0 {
-		defer time.AfterFunc(limit, func() { _ = conn.Close() }).Stop() // which ends the session
+		defer time.AfterFunc(limit, closeConn).Stop() // which ends the session
 	}
 	p.tunnel(w, res, conn, br)
 }

@@ -118,14 +118,15 @@ type entry struct {
 // emit puts an event into the queue, or loses it.
 func (l *Log) emit(ev *auditinternal.Event) {
 	from := source(ev)
-	e, ok := entry{ev: ev}, false
-	if e.place, ok = l.places.Take(from, 1, queued); !ok {
+	place, ok := l.places.Take(from, 1, queued)
+	if !ok {
 		l.lose(1)
 		return
 	}
+	e := entry{ev: ev, place: place}
 	if n := bodies(ev); n > 0 {
 		if e.bodies, ok = l.waiting.Take(from, n, maxWaiting); !ok {
-			e.place.Leave()
+			place.Leave()
 			l.lose(1)
 			return
 		}

@@ -31,7 +31,7 @@ type Place struct {
 // Take takes n places of most, or none. With most 0 there is no bound, and they are only counted together.
 func (p *Places) Take(s Source, n, most int64) (Place, bool) {
 	held := p.held.Add(n)
-	counted := most > 0 && !(p.Lend && held <= most/quarter)
+	counted := most > 0 && (!p.Lend || held > most/quarter)
 	if most > 0 && held > most || counted && !p.count(s, n, most, held) {
 		p.held.Add(-n)
 		return Place{}, false

@@ -29,7 +29,7 @@ const markSize = 8
 
 func (m *freedMark) free(b []byte) {
 	if *m == 0 {
-		*m = freedMark(rand.Uint64() | 1)
+		*m = freedMark(rand.Uint64() | 1) //nolint:gosec // ChaCha8, which the system seeds: unforeseeable, and soon made
 	}
 	end := b[cap(b)-markSize : cap(b)]
 	if binary.NativeEndian.Uint64(end) == uint64(*m) {

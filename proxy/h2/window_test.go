@@ -15,19 +15,19 @@ const (
 	goServer = 1 << 20
 )
 
-// rounds is how many round trips it takes src to send n bytes on each of its streams when only
+// rounds is how many round trips it takes p to send n bytes on each of its streams when only
 // windows hold it up. send is given what may be sent at once; what comes back is seen a round trip
 // later.
-func (src *peer) rounds(distance time.Duration, streams, n int, end bool, send func(id uint32, n int)) int {
+func (p *peer) rounds(distance time.Duration, streams, n int, end bool, send func(id uint32, n int)) int {
 	left := make([]int, streams)
 	for i := range left {
 		left[i] = n
 	}
 	for round := 1; ; round++ {
-		all, may, done := int(src.c.recv), make([]int, streams), true
+		all, may, done := int(p.c.recv), make([]int, streams), true
 		for i := range left {
 			if left[i] > 0 {
-				may[i] = int(src.c.streams[uint32(2*i+1)].half[src.c.side].recv)
+				may[i] = int(p.c.streams[uint32(2*i+1)].half[p.c.side].recv)
 			}
 		}
 		for i := range left {
@@ -35,21 +35,21 @@ func (src *peer) rounds(distance time.Duration, streams, n int, end bool, send f
 			send(uint32(2*i+1), k)
 			all -= k
 			if left[i] -= k; left[i] == 0 && k > 0 && end {
-				src.data(uint32(2*i+1), "", true)
+				p.data(uint32(2*i+1), "", true)
 			}
 			done = done && left[i] == 0
 		}
 		if done {
 			return round
 		}
-		src.r.e.report(1)
-		src.r.tick(distance)
-		for _, p := range src.r.peers { // none of them is silent
-			_ = p.fr.WritePing(true, [8]byte{})
-			p.flush()
+		p.r.e.report(1)
+		p.r.tick(distance)
+		for _, other := range p.r.peers { // none of them is silent
+			_ = other.fr.WritePing(true, [8]byte{})
+			other.flush()
 		}
 		if round > 10_000 {
-			src.r.t.Fatal("it never ends")
+			p.r.t.Fatal("it never ends")
 		}
 	}
 }
@@ -109,15 +109,15 @@ func (r *rig) downloads(streams int) (c, b *peer) {
 }
 
 // download sends of a response's body, to a client that sees it.
-func (src *peer) download(to *peer) func(id uint32, n int) {
+func (p *peer) download(to *peer) func(id uint32, n int) {
 	return func(id uint32, n int) {
 		for n > 0 {
 			k := min(n, minMaxFrame)
-			_ = src.fr.WriteData(id, false, make([]byte, k))
-			src.flush()
+			_ = p.fr.WriteData(id, false, make([]byte, k))
+			p.flush()
 			n -= k
 		}
-		src.from.Reset()
+		p.from.Reset()
 		to.from.Reset()
 	}
 }

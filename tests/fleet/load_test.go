@@ -83,7 +83,7 @@ func (l *load) shoot(i int) {
 		url = l.url + "/api/v1/namespaces/fleet/serviceaccounts"
 	}
 	s := shot{what: method + " " + strings.TrimPrefix(url, l.url), began: time.Now()}
-	req, err := http.NewRequest(method, url, strings.NewReader(body)) //nolint:noctx // its client's patience ends it, not the load's end
+	req, err := http.NewRequest(method, url, strings.NewReader(body)) // its client's patience ends it, not the load's end
 	if err != nil {
 		panic(err) // a URL of this test
 	}

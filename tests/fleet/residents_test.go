@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -134,7 +135,7 @@ func (w *world) unmoved(t *testing.T, before state) {
 	t.Helper()
 	after := w.residents(t)
 	t.Logf("nodes ready: %d; leases of nodes not updated at the first try: %d", after.ready, after.grumble-before.grumble)
-	for _, p := range append(w.leading[:len(w.leading):len(w.leading)], w.kubelets...) {
+	for _, p := range slices.Concat(w.leading, w.kubelets) {
 		select {
 		case <-p.Done():
 			why, _, _ := strings.Cut(p.Err().Error(), "\n")
