@@ -63,7 +63,7 @@ func (r *Rules) refusalIP(addr netip.Addr, port int32) string {
 	if why := r.refusalOf(addr, port); why != "" {
 		return addr.String() + why
 	}
-	if inner, ok := embedded(addr); ok {
+	for _, inner := range embedded(addr) {
 		if why := r.refusalOf(inner, port); why != "" {
 			return fmt.Sprintf("%s (%s)%s", addr, inner, why)
 		}
@@ -109,22 +109,34 @@ func clouds(addr netip.Addr) bool {
 		b == [16]byte{0: 0xfd, 1: 0x20, 3: 0xce, 14: 0x02, 15: 0x54} // Google, fd20:ce::254
 }
 
-// embedded returns the IPv4 address that a translator or a tunnel on the way makes of an IPv6 address.
-func embedded(addr netip.Addr) (netip.Addr, bool) {
+// embedded returns the IPv4 addresses that translators or tunnels on the way may make of an IPv6 address.
+func embedded(addr netip.Addr) []netip.Addr {
 	if addr.Is4() {
-		return addr, false
+		return nil
 	}
 	b := addr.As16()
+	at := func(places ...[4]int) (list []netip.Addr) {
+		for _, p := range places {
+			a := netip.AddrFrom4([4]byte{b[p[0]], b[p[1]], b[p[2]], b[p[3]]})
+			if !a.IsUnspecified() { // nobody makes that of it: it is the rest of a prefix, or a suffix
+				list = append(list, a)
+			}
+		}
+		return list
+	}
+	last := [4]int{12, 13, 14, 15}
 	switch head := [12]byte(b[:]); {
 	case head == [12]byte{}, // IPv4-compatible (RFC 4291 §2.5.5.1)
-		head == [12]byte{8: 0xff, 9: 0xff},                     // IPv4-translated (RFC 7915 §2.1)
-		head == [12]byte{1: 0x64, 2: 0xff, 3: 0x9b},            // NAT64 (RFC 6052 §2.1)
-		[6]byte(b[:]) == [6]byte{0, 0x64, 0xff, 0x9b, 0, 0x01}: // NAT64 of one's own (RFC 8215)
-		return netip.AddrFrom4([4]byte(b[12:])), true
+		head == [12]byte{8: 0xff, 9: 0xff},          // IPv4-translated (RFC 7915 §2.1)
+		head == [12]byte{1: 0x64, 2: 0xff, 3: 0x9b}: // NAT64 (RFC 6052 §2.1)
+		return at(last)
+	case [6]byte(b[:]) == [6]byte{0, 0x64, 0xff, 0x9b, 0, 0x01}:
+		// NAT64 of one's own (RFC 8215), whose prefix has 48, 56, 64 or 96 bits (RFC 6052 §2.2).
+		return at(last, [4]int{6, 7, 9, 10}, [4]int{7, 9, 10, 11}, [4]int{9, 10, 11, 12})
 	case [2]byte(b[:]) == [2]byte{0x20, 0x02}: // 6to4 (RFC 3056 §2)
-		return netip.AddrFrom4([4]byte(b[2:])), true
+		return at([4]int{2, 3, 4, 5})
 	}
-	return netip.Addr{}, false
+	return nil
 }
 
 // numeric reports whether a label would be read as a number by inet_aton.
