@@ -51,10 +51,11 @@ func (a *Authenticator) Seen(c *Credentials, status int) {
 }
 
 // proves reports whether a status can only follow authentication. A server that is overloaded, shutting down or unable to read the request says so
-// before it looks at a token (kube-apiserver: 429 and 503 from filters that wrap the authentication filter, 400 and 431 from net/http).
+// before it looks at a token (kube-apiserver: 429 and 503 from filters that wrap the authentication filter, 400 and 431 from net/http),
+// and so does one that answers a preflight (204, --cors-allowed-origins).
 func proves(status int) bool {
 	switch status {
-	case http.StatusBadRequest, http.StatusRequestTimeout, http.StatusRequestEntityTooLarge, http.StatusExpectationFailed,
+	case http.StatusNoContent, http.StatusBadRequest, http.StatusRequestTimeout, http.StatusRequestEntityTooLarge, http.StatusExpectationFailed,
 		http.StatusTooManyRequests, http.StatusRequestHeaderFieldsTooLarge:
 		return false
 	}

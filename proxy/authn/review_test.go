@@ -272,13 +272,13 @@ func TestProven(t *testing.T) {
 			}
 		}
 		pool(PoolUnproven)
-		for _, status := range []int{100, 103, 400, 401, 408, 413, 417, 429, 431, 500, 502, 503, 504} {
+		for _, status := range []int{100, 103, 204, 400, 401, 408, 413, 417, 429, 431, 500, 502, 503, 504} {
 			a.Seen(c, status)
 			if a.Proven(c.Token) {
 				t.Errorf("proven by a %d", status)
 			}
 		}
-		for _, status := range []int{101, 200, 201, 204, 206, 301, 304, 403, 404, 405, 409, 410, 415, 422} {
+		for _, status := range []int{101, 200, 201, 206, 301, 304, 403, 404, 405, 409, 410, 415, 422} {
 			a.Seen(c, status)
 			pool(PoolProven)
 			a.Seen(c, http.StatusUnauthorized)
