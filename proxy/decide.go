@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"net/http"
 	"strings"
 	"time"
 
@@ -121,7 +122,11 @@ func (p *Proxy) locate(d *Decision, h *Head) {
 	t := p.cfg.Table()
 	m := t.Match(h.Path)
 	*d = Decision{Set: d.Set[:0], Entry: m.Entry, Request: parseRequest(h.Method, h.Path, h.RawQuery)}
-	if p.isLoop(h) {
+	switch {
+	case h.Method == http.MethodConnect:
+		d.refuse(errConnect())
+		return
+	case p.isLoop(h):
 		d.refuse(errLoop())
 		return
 	}

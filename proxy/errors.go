@@ -67,6 +67,15 @@ func errAuthorizing() error {
 	return apierrors.NewInternalError(errors.New("the request could not be authorized"))
 }
 
+func errPanicked() error {
+	return apierrors.NewInternalError(errors.New("this process made a mistake"))
+}
+
+// errConnect: tunnels are not what an API front door offers, and over HTTP/2 CONNECT has no path (RFC 9113 §8.5).
+func errConnect() error {
+	return statusError(http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed, "CONNECT is not offered", 0)
+}
+
 func errInvalidPath() error {
 	return apierrors.NewBadRequest("the path is ambiguous: written plainly, it would select something else")
 }

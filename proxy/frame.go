@@ -3,8 +3,10 @@ package proxy
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
 	"net"
 	"net/http"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -131,13 +133,24 @@ func (l *frameLane) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2
 	}
 	r.decision.Set = nil
 	r.head.Fields = append(r.head.Fields[:0:0], h.Fields...) // they live only during this call
-	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), parkTimeout)
-		defer cancel()
-		l.p.decide(ctx, &r.decision, &r.head, conn.conn, true)
-		resume(l.plan(r))
-	}()
+	go func() { resume(l.decideParked(r)) }()
 	return h2.Plan{}, false
+}
+
+// decideParked decides with waiting. It has a goroutine of its own, where a panic would end the process: at a chain
+// that a stranger has made, say (CVE-2025-58188).
+func (l *frameLane) decideParked(r *frameRequest) (plan h2.Plan) {
+	ctx, cancel := context.WithTimeout(context.Background(), parkTimeout)
+	defer cancel()
+	defer func() {
+		if v := recover(); v != nil {
+			l.p.log.Error("deciding panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+			r.held.leave()
+			plan = h2.Plan{Serve: l.p.answer(errPanicked())}
+		}
+	}()
+	l.p.decide(ctx, &r.decision, &r.head, r.conn.conn, true)
+	return l.plan(r)
 }
 
 // parkTimeout bounds how long a stream waits for a TokenReview and a SubjectAccessReview of 10 s each.

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
 
@@ -37,10 +38,13 @@ type owing struct {
 	paid map[payer]time.Duration // when all that was given up will be paid off, since givenUp.began
 }
 
-// payer is who gives up: a user, or a token whose user only the local apiserver knows, or, for nobody in particular, an address.
+// payer is who gives up: a user, or a proven token whose user only the local apiserver knows, or, for strangers, an address
+// (the /64 of an IPv6 address). Anybody can make tokens up, so that all unproven ones of an address are one payer, apart from who
+// comes without: that costs less to do, and new tokens are to be served all the same.
 type payer struct {
 	name, address string
 	token         authn.Token
+	bearer        bool // unproven
 }
 
 const (
@@ -174,8 +178,8 @@ func payerOf(d *Decision, h *Head) payer {
 	switch {
 	case u != nil && u.GetName() != user.Anonymous:
 		return payer{name: u.GetName()}
-	case u == nil && d.Credentials.Kind == authn.KindToken:
+	case u == nil && d.Pool == authn.PoolProven:
 		return payer{token: d.Credentials.Token}
 	}
-	return payer{address: h.RemoteIP}
+	return payer{address: bound.Stranger(h.Remote).Address, bearer: d.Credentials.Kind == authn.KindToken}
 }

@@ -19,7 +19,7 @@ import (
 )
 
 func quitter(name string) (*Decision, *Head) {
-	return &Decision{Action: ToRemote, User: &user.DefaultInfo{Name: name}}, &Head{RemoteIP: "192.0.2.1"}
+	return &Decision{Action: ToRemote, User: &user.DefaultInfo{Name: name}}, &Head{Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1"}
 }
 
 func TestGivenUp(t *testing.T) {
@@ -89,7 +89,7 @@ func TestGivenUpBounded(t *testing.T) {
 
 func TestPayer(t *testing.T) {
 	bob := &user.DefaultInfo{Name: "bob"}
-	h := &Head{RemoteIP: "192.0.2.1"}
+	h := &Head{Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1"}
 	for _, tc := range []struct {
 		name string
 		d    Decision
@@ -123,6 +123,7 @@ func TestGivenUpIsRefused(t *testing.T) {
 				w := newWorld(t, worldConfig{remote: hang, local: hang})
 				const burst = 10
 				w.proxy.givenUp.burst, w.proxy.givenUp.pause = burst, time.Hour
+				w.get(t, proto, path) // which proves the token
 				for range burst + 1 {
 					w.giveUp(t, proto, path, asked)
 				}

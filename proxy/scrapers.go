@@ -33,13 +33,14 @@ type scraper struct {
 // scraperOf returns the caller of a scrape. Not ok: the request is none, or its caller asks in somebody else's name.
 func scraperOf(d *Decision) (s scraper, ok bool) {
 	c := &d.Credentials
-	if d.Request.Path != metricsPath || c.Impersonates {
+	if d.Request.Path != metricsPath || d.Request.Verb != "get" || c.Impersonates {
 		return s, false
 	}
-	switch c.Kind {
-	case authn.KindToken:
+	switch {
+	case c.Kind == authn.KindToken:
 		return scraper{token: c.Token}, true
-	case authn.KindCertificate, authn.KindFrontProxy:
+	case c.Kind == authn.KindFrontProxy && len(c.User.GetExtra()) > 0: // it may be a limit
+	case c.Kind == authn.KindCertificate || c.Kind == authn.KindFrontProxy:
 		u := c.User
 		return scraper{user: u.GetName(), uid: u.GetUID(), groups: strings.Join(u.GetGroups(), "\n")}, true
 	}

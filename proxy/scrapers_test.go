@@ -92,7 +92,7 @@ func TestScrapersAreForgotten(t *testing.T) {
 	var k scrapers
 	now := time.Now()
 	scrape := func(name string) *Decision {
-		return &Decision{Request: Request{Path: metricsPath}, Credentials: authn.Credentials{Kind: authn.KindCertificate, User: &user.DefaultInfo{Name: name}}}
+		return &Decision{Request: Request{Verb: "get", Path: metricsPath}, Credentials: authn.Credentials{Kind: authn.KindCertificate, User: &user.DefaultInfo{Name: name}}}
 	}
 	d := scrape("prometheus")
 	k.remember(d, now)

@@ -1,0 +1,176 @@
+package proxy
+
+import (
+	"bufio"
+	"crypto/x509"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// Attacks that were tried when the seams between the lanes had been closed; docs/security.md lists them ("Tried anew").
+
+// A chain at which verification panics (CVE-2024-24783 and CVE-2025-58188 were such in crypto/x509) ends its own requests,
+// not the process: the frame lane verifies on a goroutine that nobody else recovers.
+func TestChainThatPanics(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	a, err := authn.New(authn.Config{Anonymous: true, VerifyClient: func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
+		panic("verifying " + peer[0].Subject.CommonName)
+	}})
+	check(t, err)
+	w.proxy.cfg.Authn = a
+	everyWay(t, func(t *testing.T, proto string) {
+		c := w.httpClient(t, proto, w.client.Issue(pki.Leaf{CommonName: "mallory"}))
+		for range 2 {
+			res, err := c.Do(w.request(t, "GET", "/api/v1/pods", nil))
+			if err == nil {
+				res.Body.Close()
+				if res.StatusCode != http.StatusInternalServerError {
+					t.Errorf("status %d", res.StatusCode)
+				}
+			}
+		}
+		if got := w.do(t, w.httpClient(t, proto, nil), w.request(t, "GET", "/api/v1/pods", nil)); got.status != http.StatusOK {
+			t.Errorf("another client: %d %s", got.status, got.body)
+		}
+	})
+}
+
+// Whoever makes up a token for each request, or takes another address of its own network for each connection, is still one
+// stranger when it gives requests up.
+func TestStrangersDebtFollows(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		of   func(i int) (*Decision, *Head)
+		owes bool
+	}{
+		{"made-up tokens", func(i int) (*Decision, *Head) {
+			c, _ := newTokens(t).Read(nil, authn.Head{{Name: "authorization", Value: fmt.Sprint("Bearer made-up-", i)}}, "")
+			return &Decision{Action: ToLocal, Credentials: c, Pool: authn.PoolUnproven}, &Head{Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1"}
+		}, true},
+		{"addresses of one /64", func(i int) (*Decision, *Head) {
+			return &Decision{Action: ToLocal, Pool: authn.PoolUnproven}, &Head{Remote: fmt.Sprintf("[2001:db8::%x]:1", i+1), RemoteIP: fmt.Sprintf("2001:db8::%x", i+1)}
+		}, true},
+		{"and who comes without, beside made-up tokens", func(i int) (*Decision, *Head) {
+			d := &Decision{Action: ToLocal, Pool: authn.PoolUnproven}
+			if i <= 50 {
+				d.Credentials, _ = newTokens(t).Read(nil, authn.Head{{Name: "authorization", Value: "Bearer made-up"}}, "")
+			}
+			return d, &Head{Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1"}
+		}, false},
+		{"proven tokens", func(i int) (*Decision, *Head) {
+			c, _ := newTokens(t).Read(nil, authn.Head{{Name: "authorization", Value: fmt.Sprint("Bearer known-", i)}}, "")
+			return &Decision{Action: ToLocal, Credentials: c, Pool: authn.PoolProven}, &Head{Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1"}
+		}, false},
+		{"users behind one proxy", func(i int) (*Decision, *Head) {
+			return &Decision{Action: ToRemote, User: &user.DefaultInfo{Name: fmt.Sprint("user-", i)}}, &Head{Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1"}
+		}, false},
+	} {
+		g := newGivenUp()
+		g.burst, g.pause = 50, time.Hour
+		for i := range g.burst + 1 {
+			d, h := tc.of(i)
+			g.ended(d, h, 0)
+		}
+		d, h := tc.of(g.burst + 1)
+		if got := g.owes(d, h); got != tc.owes {
+			t.Errorf("%s: owes %v", tc.name, got)
+		}
+	}
+}
+
+func newTokens(t *testing.T) *authn.Authenticator {
+	t.Helper()
+	a, err := authn.New(authn.Config{})
+	check(t, err)
+	return a
+}
+
+// CONNECT is no method of an API: the frame lane answers 405, and so does the other one. Over HTTP/2 a backend would get no
+// path with it, that is, something else than was authorized.
+func TestConnectIsRefused(t *testing.T) {
+	bothBackends(t, worldConfig{}, func(t *testing.T, w *world) {
+		for _, target := range []string{remoteGV + "/widgets", "/api/v1/namespaces/a/pods/b/proxy/", "10.0.0.1:22"} {
+			remote, local := w.remote.count(), w.local.count()
+			conn := w.dialFront(t)
+			check(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+			fmt.Fprintf(conn, "CONNECT %s HTTP/1.1\r\nHost: victim.example.com\r\nAuthorization: Bearer token-of-bob\r\nConnection: close\r\n\r\n", target)
+			res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			check(t, err)
+			res.Body.Close()
+			if res.StatusCode != http.StatusMethodNotAllowed {
+				t.Errorf("%s: status %d, want 405", target, res.StatusCode)
+			}
+			if w.remote.count() != remote || w.local.count() != local {
+				t.Errorf("%s: reached a backend", target)
+			}
+		}
+	})
+}
+
+// What vouches for a scraper while nobody can be asked is a GET of /metrics, by one whose user has no extra that could be a limit.
+func TestScraperByAnotherWord(t *testing.T) {
+	now := time.Now()
+	of := func(verb string, kind authn.Kind, extra map[string][]string) *Decision {
+		return &Decision{Request: Request{Verb: verb, Path: metricsPath}, Credentials: authn.Credentials{Kind: kind, User: &user.DefaultInfo{Name: "prometheus", Extra: extra}}}
+	}
+	scoped := map[string][]string{"scopes": {"none"}}
+	for _, tc := range []struct {
+		name          string
+		known, caller *Decision
+		want          bool
+	}{
+		{"the same", of("get", authn.KindFrontProxy, nil), of("get", authn.KindFrontProxy, nil), true},
+		{"a renewed certificate", of("get", authn.KindCertificate, map[string][]string{"credential-id": {"1"}}), of("get", authn.KindCertificate, map[string][]string{"credential-id": {"2"}}), true},
+		{"let in for another method", of("post", authn.KindFrontProxy, nil), of("get", authn.KindFrontProxy, nil), false},
+		{"by another method", of("get", authn.KindFrontProxy, nil), of("post", authn.KindFrontProxy, nil), false},
+		{"with a limit", of("get", authn.KindFrontProxy, nil), of("get", authn.KindFrontProxy, scoped), false},
+	} {
+		var k scrapers
+		k.remember(tc.known, now)
+		if got := k.knows(tc.caller, now); got != tc.want {
+			t.Errorf("%s: known %v", tc.name, got)
+		}
+	}
+}
+
+// A preflight that kube-apiserver answers before it looks at a token proves none (--cors-allowed-origins): else a stranger's bogus
+// tokens would share the connections of everybody's good ones, and earn them GOAWAYs.
+func TestPreflightProvesNothing(t *testing.T) {
+	w := newWorld(t, worldConfig{local: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }})
+	everyWay(t, func(t *testing.T, proto string) {
+		r := w.request(t, "OPTIONS", "/api/v1/pods", nil)
+		r.Header.Set("Authorization", "Bearer bogus")
+		r.Header.Set("Origin", "https://console.example.com")
+		w.do(t, w.httpClient(t, proto, nil), r)
+		c, _ := w.proxy.cfg.Authn.Read(nil, authn.Head{{Name: "authorization", Value: "Bearer bogus"}}, "")
+		if w.proxy.cfg.Authn.Proven(c.Token) {
+			t.Error("the token is proven")
+		}
+	})
+}
+
+// A selector that is too long to be looked at asks the authorizer for the whole collection, never for less.
+func TestLongSelectorAsksForMore(t *testing.T) {
+	long := strings.Repeat("&x=y", maxSelectors/4)
+	for _, q := range []string{"fieldSelector=metadata.name%3Dmine", "fieldSelector=metadata.name%3Dmine&labelSelector=a%3Db", "labelSelector=a%3Db"} {
+		for _, method := range []string{"GET", "DELETE"} {
+			for _, watch := range []string{"", "&watch=1", "&watch=0"} {
+				r := parseRequest(method, remoteGV+"/widgets", q+watch+long)
+				if r.Name != "" || r.FieldSelector != "" || r.LabelSelector != "" {
+					t.Errorf("%s %s%s: asks for less: %+v", method, q, watch, r)
+				}
+				if want := parseRequest(method, remoteGV+"/widgets", strings.TrimPrefix(watch, "&")); r.Verb != want.Verb {
+					t.Errorf("%s %s%s: %s, want %s", method, q, watch, r.Verb, want.Verb)
+				}
+			}
+		}
+	}
+}
