@@ -65,6 +65,10 @@ func (s *stream) kept(fields []hpack.HeaderField) []hpack.HeaderField {
 
 // response forwards the final head.
 func (e *engine) response(c *conn, s *stream, r responseHead) *connError {
+	if !c.useful {
+		c.useful = true
+		c.pool.works()
+	}
 	d := &s.half[down]
 	s.noBody = s.method == methodHead || r.status == http.StatusNoContent || r.status == http.StatusNotModified
 	if c.blockES && r.length > 0 && !s.noBody {
@@ -124,7 +128,7 @@ func (e *engine) responseTrailers(c *conn, s *stream) *connError {
 	if err != nil {
 		return e.violation(s, down, http2.ErrCodeProtocol, err.Error())
 	}
-	d.trailers = trailers
+	e.keepTrailers(s, down, trailers)
 	e.push(s, down, nil, true)
 	return nil
 }

@@ -124,10 +124,11 @@ func (e *engine) resumed(t *ticket, p Plan) {
 	}
 	t.s, s.ticket, s.parked = nil, nil, false // never used for another stream: resume may be called twice
 	if u := &s.half[up]; u.trailers != nil && p.Forward != nil && p.Remove != nil {
-		u.trailers = slices.DeleteFunc(u.trailers, func(f hpack.HeaderField) bool { return p.Remove(f.Name) })
-		if len(u.trailers) == 0 {
-			u.trailers = nil
+		kept := slices.DeleteFunc(u.trailers, func(f hpack.HeaderField) bool { return p.Remove(f.Name) })
+		if len(kept) == 0 {
+			kept = nil
 		}
+		e.keepTrailers(s, up, kept)
 	}
 	h := t.head
 	t.head = nil
@@ -229,7 +230,7 @@ func (e *engine) requestTrailers(c *conn, s *stream) *connError {
 		return e.violation(s, up, http2.ErrCodeProtocol, err.Error())
 	}
 	if !u.discard {
-		u.trailers = trailers
+		e.keepTrailers(s, up, trailers)
 	}
 	e.push(s, up, nil, true)
 	return nil

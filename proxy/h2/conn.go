@@ -23,6 +23,7 @@ type conn struct {
 	preface int    // bytes of the client preface still to come
 	started bool   // the peer's first SETTINGS have come (§3.4)
 	heard   bool   // the peer has acknowledged ours: it reads what we send
+	useful  bool   // a backend has answered a request on it
 	data    dataFrame
 	block   []byte // the field block being received
 	blockID uint32 // its stream; 0: none is being received
@@ -306,4 +307,13 @@ func (c *conn) rememberReset(id uint32) {
 
 func (c *conn) wasReset(id uint32) bool {
 	return slices.Contains(c.resets, id)
+}
+
+// forgetReset is told that nothing more may come for a stream that was reset, and reports whether it was.
+func (c *conn) forgetReset(id uint32) bool {
+	i := slices.Index(c.resets, id)
+	if i >= 0 {
+		c.resets[i] = 0 // no stream's
+	}
+	return i >= 0
 }

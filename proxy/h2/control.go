@@ -223,7 +223,11 @@ func (e *engine) resetFrame(c *conn, h frameHeader, p []byte) *connError {
 		return &connError{http2.ErrCodeProtocol, "RST_STREAM on an idle stream"}
 	}
 	s := c.streams[h.id]
-	if s == nil {
+	switch {
+	case s != nil:
+	case c.forgetReset(h.id):
+		return nil // it has crossed ours
+	default:
 		return c.spend(budget.Control)
 	}
 	code := http2.ErrCode(binary.BigEndian.Uint32(p))

@@ -136,7 +136,7 @@ func (e *engine) sendEnd(dst *conn, s *stream, d dir) {
 	if h.trailers != nil {
 		dst.writeHeaders(s.id[1-d], true, h.trailers)
 		if d == down || !h.q.keep {
-			h.trailers = nil
+			e.keepTrailers(s, d, nil)
 		}
 	} else {
 		dst.writeData(s.id[1-d], nil, true)

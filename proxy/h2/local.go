@@ -97,7 +97,7 @@ func (e *engine) localEnd(l *local, status int, fields, trailers []hpack.HeaderF
 		e.review(s)
 		return
 	}
-	d.trailers = trailers
+	e.keepTrailers(s, down, trailers)
 	e.push(s, down, nil, true)
 }
 

@@ -3,6 +3,8 @@ package h2
 import (
 	"errors"
 
+	"golang.org/x/net/http2/hpack"
+
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 )
 
@@ -21,9 +23,9 @@ func (e *engine) report(step int64) {
 }
 
 // weigh counts what the connection itself holds: output, which is there twice while it is written
-// (as it is and encrypted), and the frame or field block that comes in.
+// (as it is and encrypted), the frame or field block that comes in, and heads of requests that wait.
 func (c *conn) weigh() {
-	n := len(c.out) + 2*c.inflight + len(c.in) + len(c.block)
+	n := len(c.out) + 2*c.inflight + len(c.in) + len(c.block) + c.heads
 	c.e.held += int64(n - c.weight)
 	c.weight = n
 }
@@ -31,7 +33,7 @@ func (c *conn) weigh() {
 // weigh counts what bodies of the stream hold for the client's connection. It is called when its
 // queues have changed.
 func (e *engine) weigh(s *stream) {
-	c, n := s.leg[up], (s.half[up].q.chunks+s.half[down].q.chunks)*chunkSize
+	c, n := s.leg[up], (s.half[up].q.chunks+s.half[down].q.chunks)*chunkSize+s.half[up].tail+s.half[down].tail
 	if c == nil || n == s.held {
 		return
 	}
@@ -41,6 +43,17 @@ func (e *engine) weigh(s *stream) {
 	if less {
 		c.giveCredit() // it may have had to wait
 	}
+}
+
+// keepTrailers has trailers wait until the body has gone; nil: none do any more. They are held as the body is.
+func (e *engine) keepTrailers(s *stream, d dir, list []hpack.HeaderField) {
+	h, n := &s.half[d], int32(0)
+	for i := range list {
+		n += int32(list[i].Size()) //nolint:gosec // at most limits.maxHeader together
+	}
+	e.held += int64(n - h.tail)
+	h.trailers, h.tail = list, n
+	e.weigh(s)
 }
 
 // greedy reports whether a connection holds more than its share: its peer may send nothing more,

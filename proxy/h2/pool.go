@@ -24,8 +24,10 @@ type pool struct {
 	perConn int
 	said    bool
 
-	failures int           // dials that have failed since one succeeded
-	redialAt time.Duration // before then no dial is made, because connections are there that may serve; 0: it may be
+	failures int // dials that have failed since one succeeded
+	// redialAt is before when no dial is made, because connections are there that may serve, or the last one was good for
+	// nothing; 0: it may be.
+	redialAt time.Duration
 }
 
 const (
@@ -174,7 +176,6 @@ func (e *engine) connected(p *pool) (c *conn) {
 		e.closeIfDone(c)
 		return c
 	}
-	p.redialAt = 0
 	p.conns = append(p.conns, c)
 	p.serve(c)
 	return c
@@ -267,13 +268,22 @@ func (p *pool) drop(c *conn, err error) {
 	p.conns = slices.DeleteFunc(p.conns, func(o *conn) bool { return o == c })
 	switch {
 	case p.waiting.n == 0:
+	case c.useful:
+		p.works()
 	case c.started:
-		p.redialAt = 0
-		p.grow()
+		// It has taken nothing, or given all of it back: a backend that does so again and again is not to be dialled
+		// as fast as handshakes go.
+		p.redialAt = p.e.now + firstRedial
 	default:
 		p.failed(cmp.Or(err, errNotBegun))
 	}
 	p.e.forgetPool(p)
+}
+
+// works is told that a connection is good for something: another may be, too.
+func (p *pool) works() {
+	p.redialAt = 0
+	p.grow()
 }
 
 var errNotBegun = errors.New("connection ended before the backend's SETTINGS")

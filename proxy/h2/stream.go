@@ -19,7 +19,8 @@ const (
 // half is one direction of a stream.
 type half struct {
 	q        queue
-	trailers []hpack.HeaderField // to be sent when q is empty
+	trailers []hpack.HeaderField // to be sent when q is empty, see keepTrailers
+	tail     int32               // bytes of trailers
 	window   int32               // what the receiving peer still allows us to send on the stream; may be negative (§6.9.2)
 	recv     int32               // what the sending peer may still send on the stream
 	credit   int32               // bytes passed on, whose window was not given back yet
@@ -309,6 +310,5 @@ func (e *engine) unqueue(s *stream, d dir) {
 	h := &s.half[d]
 	h.q.keep = false
 	h.q.clear(e)
-	h.trailers = nil
-	e.weigh(s)
+	e.keepTrailers(s, d, nil)
 }
