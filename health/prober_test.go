@@ -156,10 +156,10 @@ func TestPacesWhileFailing(t *testing.T) {
 		fail func(*host, *backend)
 		want []time.Duration
 	}{
-		{"bad status", func(_ *host, s *backend) { s.status.Store(403) }, ms(200, 200, 200, 200, 200, 200, 200, 200, 200, 225, 253)},
-		{"refused", func(h *host, _ *backend) { h.set(refusing) }, ms(200, 200, 200, 200, 200)},
-		{"vanished", func(h *host, _ *backend) { h.set(vanished) }, ms(250, 2200, 2200, 2200)},
-		{"hung", func(_ *host, s *backend) { s.hung.Store(true) }, ms(250, 5200, 5200, 5200)},
+		{"bad status", func(_ *host, s *backend) { s.status.Store(403) }, ms(100, 100, 100, 100, 100, 100, 100, 100, 100, 112, 126)},
+		{"refused", func(h *host, _ *backend) { h.set(refusing) }, ms(100, 100, 100, 100, 100)},
+		{"vanished", func(h *host, _ *backend) { h.set(vanished) }, ms(250, 2100, 2100, 2100)},
+		{"hung", func(_ *host, s *backend) { s.hung.Store(true) }, ms(250, 5100, 5100, 5100)},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -39,7 +39,7 @@ func TestServedAgainAfterARestart(t *testing.T) {
 	}
 }
 
-// A cluster whose nodes are gone costs a bounded part of a processor, not one redial for each endpoint every 200 ms.
+// A cluster whose nodes are gone costs a bounded part of a processor, not one redial for each endpoint every 100 ms.
 func TestManyThatAreDownAreNotHammered(t *testing.T) {
 	const endpoints, window = 4000, 2 * time.Second
 	for name, tc := range map[string]struct {

@@ -116,7 +116,7 @@ func TestSeriesComeAndGoWithTheObjects(t *testing.T) {
 			fairlead_endpoint_healthy{endpoint="10.0.0.2:443",name="v1beta1.metrics.k8s.io"} 0
 			# HELP fairlead_probe_total Probes of backend endpoints, by APIService and result (passed, failed).
 			# TYPE fairlead_probe_total counter
-			fairlead_probe_total{name="v1beta1.metrics.k8s.io",result="failed"} 2
+			fairlead_probe_total{name="v1beta1.metrics.k8s.io",result="failed"} 4
 			fairlead_probe_total{name="v1beta1.metrics.k8s.io",result="passed"} 1
 		`
 		if err := testutil.GatherAndCompare(r, strings.NewReader(want), "fairlead_endpoint_healthy", "fairlead_probe_total"); err != nil {

@@ -26,13 +26,13 @@ const (
 	// firstRetry is the pause after a probe that failed. While not even the dial succeeds it stays so: such an
 	// attempt costs one SYN. What answers, but badly, is asked again after a fraction (retryFraction) of the time for which it
 	// has, up to lastRetry: an extension server that comes back answers 403 or 500 until its informers have synced,
-	// a second at most, and is to be served again within 0.3 s of its first good answer.
-	firstRetry    = 200 * time.Millisecond
+	// a second at most, and is to be served again within 0.3 s of its first good answer: a pause, a probe on a busy machine, and the table.
+	firstRetry    = 100 * time.Millisecond
 	lastRetry     = 5 * time.Second
 	retryFraction = 8
 	// dialShare and probeShare stretch the pause where many fail alike, to as many times that as there are: 4,000
 	// redials a second at some 50 µs, 200 probes at a millisecond (the handshake), a fifth of a processor each.
-	// 800 endpoints that refuse are asked every 200 ms, 10,000 every 2.5 s.
+	// 400 endpoints that refuse are asked every 100 ms, 10,000 every 2.5 s.
 	dialShare  = 250 * time.Microsecond
 	probeShare = 5 * time.Millisecond
 	// alarmGap is the least time between probes that alarms ask for. It doubles up to the interval each time an alarm of the same source proves

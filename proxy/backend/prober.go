@@ -23,7 +23,7 @@ const (
 	probeDial      = 2 * time.Second
 	hedgeAfter     = time.Second
 	hedgeSuspected = 250 * time.Millisecond
-	firstRetry     = 200 * time.Millisecond
+	firstRetry     = 100 * time.Millisecond
 	lastRetry      = 5 * time.Second
 	retryFraction  = 8
 	alarmGap       = 250 * time.Millisecond

@@ -14,11 +14,11 @@ import (
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
-	corev1 "k8s.io/api/core/v1"
+	v1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	typed "k8s.io/client-go/kubernetes/typed/core/v1"
+	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -48,7 +48,7 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-func (h *harbour) accounts(t *testing.T) typed.ServiceAccountInterface {
+func (h *harbour) accounts(t *testing.T) corev1.ServiceAccountInterface {
 	t.Helper()
 	core, err := kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin()))
 	if err != nil {
@@ -60,7 +60,7 @@ func (h *harbour) accounts(t *testing.T) typed.ServiceAccountInterface {
 // account makes the one whose tokens mint gives: no controller manager runs here.
 func (h *harbour) account(t *testing.T) {
 	t.Helper()
-	if _, err := h.accounts(t).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "robot"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := h.accounts(t).Create(t.Context(), &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "robot"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -95,6 +95,24 @@ func (h *harbour) mint(t *testing.T, n int) []string {
 		tokens = append(tokens, r.Status.Token)
 	}
 	return tokens
+}
+
+// attack is what each of its connections does, once at the beginning or again and again.
+type attack struct {
+	name, proto string
+	// many is for what HTTP/2 does in one connection and HTTP/1.1 in many.
+	many bool
+	// records has the connection write TLS records itself.
+	records bool
+	// user has a client certificate. Empty: the attacker is nobody.
+	user string
+	// chain replaces the user's certificate.
+	chain *tls.Certificate
+	// every is the time between two strikes of a connection. 0: there is one.
+	every time.Duration
+	// fresh has each strike open a connection of its own.
+	fresh  bool
+	strike func(ctx context.Context, s *striker) error
 }
 
 const (
@@ -141,10 +159,16 @@ func (s *siege) run(t *testing.T) {
 		served, worst := s.window(t, c)
 		s.calm, s.worst[0] = append(s.calm, served), max(s.worst[0], worst)
 		ctx, cancel := context.WithCancel(t.Context())
-		var strikers sync.WaitGroup
+		var strikers, holding sync.WaitGroup
 		for i := range s.connections {
-			strikers.Go(func() { s.strikes(ctx, i) })
+			struck := func() {}
+			if s.attack.every == 0 {
+				holding.Add(1)
+				struck = sync.OnceFunc(holding.Done)
+			}
+			strikers.Go(func() { s.strikes(ctx, i, struck) })
 		}
+		holding.Wait() // handshakes are work too, but none that this is about
 		pause(t, swing)
 		var meanwhile sync.WaitGroup
 		meanwhile.Go(func() { s.others(t) })

@@ -16,24 +16,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/tlsrecords"
 )
 
-// attack is what each of its connections does, once at the beginning or again and again.
-type attack struct {
-	name, proto string
-	// many is for what HTTP/2 does in one connection and HTTP/1.1 in many.
-	many bool
-	// records has the connection write TLS records itself.
-	records bool
-	// user has a client certificate. Empty: the attacker is nobody.
-	user string
-	// chain replaces the user's certificate.
-	chain *tls.Certificate
-	// every is the time between two strikes of a connection. 0: there is one.
-	every time.Duration
-	// fresh has each strike open a connection of its own.
-	fresh  bool
-	strike func(ctx context.Context, s *striker) error
-}
-
 // striker is one connection of an attack. One of h1, h2 and records is set.
 type striker struct {
 	h1      *tls.Conn
@@ -118,8 +100,10 @@ func speakRecords(ctx context.Context, address string, as *tls.Config) (*striker
 }
 
 // strikes is what one connection of an attack does until ctx ends. One that the server has ended opens another.
-func (s *siege) strikes(ctx context.Context, i int) {
+// struck is called when one that strikes once has struck.
+func (s *siege) strikes(ctx context.Context, i int, struck func()) {
 	var on *striker
+	defer struck()
 	defer func() {
 		if on != nil {
 			on.close()
@@ -155,6 +139,7 @@ func (s *siege) strikes(ctx context.Context, i int) {
 			continue
 		}
 		if every == 0 {
+			struck()
 			<-ctx.Done()
 			return
 		}
