@@ -72,16 +72,12 @@ const (
 	loopHeader = "fairlead-via"
 )
 
-// Decide says where a request goes. With wait false it does no I/O and verifies no certificates, and reports
+// decide says where a request goes. With wait false it does no I/O and verifies no certificates, and reports
 // false when it would need to (a connection's first request, a token or an authorization that is not cached):
 // the caller then asks again, with wait, where waiting hurts nobody. It keeps nothing of h but strings.
-func (p *Proxy) Decide(ctx context.Context, h *Head, c *authn.Conn, wait bool) (Decision, bool) {
-	var d Decision
-	known := p.decide(ctx, &d, h, c, wait)
-	return d, known
-}
-
-// decide is Decide in place: a Decision is half a kilobyte, and copying it from hand to hand showed in profiles. The room of d.Set is used again.
+//
+// It fills d in place: a Decision is half a kilobyte, and copying it from hand to hand showed in profiles. The
+// room of d.Set is used again.
 func (p *Proxy) decide(ctx context.Context, d *Decision, h *Head, c *authn.Conn, wait bool) (known bool) {
 	p.locate(d, h)
 	if d.Err != nil {
@@ -276,11 +272,12 @@ func (p *Proxy) authorizeSlow(ctx context.Context, d *Decision, verdict authz.De
 	return true, nil
 }
 
+// attributes are what the authorizer is asked. The audit log asks again, when Action may have become Refuse: Entry still says what is remote.
 func (d *Decision) attributes() authz.Attributes {
 	r := &d.Request
 	return authz.Attributes{
 		User: d.User, Verb: r.Verb, ResourceRequest: r.IsResource, Group: r.Group, Version: r.Version, Namespace: r.Namespace, Resource: r.Resource,
-		Subresource: r.Subresource, Name: r.Name, FieldSelector: r.FieldSelector, LabelSelector: r.LabelSelector, Path: r.Path, Remote: d.Action == ToRemote, Now: d.Credentials.Now,
+		Subresource: r.Subresource, Name: r.Name, FieldSelector: r.FieldSelector, LabelSelector: r.LabelSelector, Path: r.Path, Remote: d.Entry != nil && !d.Entry.Local(), Now: d.Credentials.Now,
 	}
 }
 

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"strings"
 	"testing"
 
@@ -20,11 +21,17 @@ func usualHead() *Head {
 	}
 }
 
+// decision is decide's, made anew.
+func (p *Proxy) decision(ctx context.Context, h *Head, c *authn.Conn, wait bool) (d Decision, known bool) {
+	known = p.decide(ctx, &d, h, c, wait)
+	return d, known
+}
+
 // A decision that needs no I/O allocates its Audit-ID and X-Forwarded fields, and nothing else.
 func TestDecideAllocates(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	h, c := usualHead(), &authn.Conn{}
-	if d, _ := w.proxy.Decide(t.Context(), h, c, true); d.Action != ToRemote {
+	if d, _ := w.proxy.decision(t.Context(), h, c, true); d.Action != ToRemote {
 		t.Fatalf("%v: %v", d.Action, d.Err)
 	}
 	var d Decision

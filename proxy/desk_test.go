@@ -77,13 +77,13 @@ func TestChainsOffTheLoop(t *testing.T) {
 	pair := w.client.Issue(pki.Leaf{CommonName: "alice"})
 	c := &authn.Conn{Peer: []*x509.Certificate{pair.Certificate}}
 	h := &Head{Method: "GET", Path: "/api/v1/pods", Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1"}
-	if _, known := w.proxy.Decide(t.Context(), h, c, false); known || n.Load() != 0 {
+	if _, known := w.proxy.decision(t.Context(), h, c, false); known || n.Load() != 0 {
 		t.Fatalf("decided without waiting: %v, verified %d times", known, n.Load())
 	}
-	if d, known := w.proxy.Decide(t.Context(), h, c, true); !known || d.Action != ToLocal || d.User.GetName() != "alice" {
+	if d, known := w.proxy.decision(t.Context(), h, c, true); !known || d.Action != ToLocal || d.User.GetName() != "alice" {
 		t.Fatalf("%+v", d)
 	}
-	if _, known := w.proxy.Decide(t.Context(), h, c, false); !known || n.Load() != 1 {
+	if _, known := w.proxy.decision(t.Context(), h, c, false); !known || n.Load() != 1 {
 		t.Errorf("known %v, verified %d times", known, n.Load())
 	}
 	n.Store(0)

@@ -6,8 +6,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 )
 
-// Explain says what Decide would say of a request by a user who is authenticated (by client certificate) and authorized. It is the same code with those two questions
-// left out, so that an explanation cannot differ from what happens. It does no I/O.
+// Explain says what decide would say of a request by a user who is authenticated (by client certificate) and authorized. It is the same
+// code with those two questions left out, so that an explanation cannot differ from what happens. It does no I/O.
 func (p *Proxy) Explain(h *Head, u user.Info) Decision {
 	var d Decision
 	p.locate(&d, h)

@@ -168,7 +168,8 @@ func (f *follow) authorized(d *Decision) {
 	if d.User == nil || d.Action == ToLocal || d.Action == ToHealth || d.Action == Impersonate {
 		return
 	}
-	a := authorization(d)
+	a := d.attributes()
+	a.Now = time.Time{} // the request may have taken hours
 	verdict, known := f.p.cfg.Authz.Cached(&a)
 	if !known {
 		return

@@ -7,17 +7,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
-	"github.com/fairlead-proxy/fairlead/proxy/authz"
 )
-
-// authorization is what the authorizer is asked for a decision.
-func authorization(d *Decision) authz.Attributes {
-	r := &d.Request
-	return authz.Attributes{
-		User: d.User, Verb: r.Verb, ResourceRequest: r.IsResource, Group: r.Group, Version: r.Version, Namespace: r.Namespace, Resource: r.Resource,
-		Subresource: r.Subresource, Name: r.Name, FieldSelector: r.FieldSelector, LabelSelector: r.LabelSelector, Path: r.Path, Remote: d.Entry != nil && !d.Entry.Local(),
-	}
-}
 
 // caller is who asked: not whom it impersonates. Nil: nobody that is known here.
 func caller(d *Decision) user.Info {

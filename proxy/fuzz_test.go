@@ -62,7 +62,7 @@ func FuzzDecide(f *testing.F) {
 		if token {
 			h.Fields = append([]hpack.HeaderField{{Name: "authorization", Value: "Bearer token-of-carol"}}, h.Fields...)
 		}
-		d, known := p.Decide(t.Context(), h, &authn.Conn{}, true)
+		d, known := p.decision(t.Context(), h, &authn.Conn{}, true)
 		if !known {
 			t.Fatal("undecided")
 		}

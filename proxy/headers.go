@@ -14,7 +14,7 @@ import (
 )
 
 // Strip tells which of a client's fields and trailers are not forwarded. Its zero value strips hop-by-hop fields only and must not be used toward a
-// backend; Decide fills it in.
+// backend; decide fills it in.
 type Strip struct {
 	authn *authn.Authenticator
 	// pool is where the request leaves: it decides about credentials.
