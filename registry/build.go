@@ -302,12 +302,13 @@ func backend(object *apiregistrationv1.APIService, s *settings, old *Entry) *Bac
 }
 
 func sameBackend(a, b *Backend) bool {
-	return sameService(a, b) && a.ServerName == b.ServerName && bytes.Equal(a.CABundle, b.CABundle) &&
+	return a.SameService(b) && a.ServerName == b.ServerName && bytes.Equal(a.CABundle, b.CABundle) &&
 		a.CAFrom == b.CAFrom && a.Insecure == b.Insecure && a.HTTP1 == b.HTTP1
 }
 
-func sameService(a, b *Backend) bool {
-	return a.Namespace == b.Namespace && a.Service == b.Service && a.Port == b.Port
+// SameService reports whether two backends differ in nothing but trust and protocol.
+func (b *Backend) SameService(other *Backend) bool {
+	return b.Namespace == other.Namespace && b.Service == other.Service && b.Port == other.Port
 }
 
 // unchanged reports whether a reader of the table could tell the two entries apart.

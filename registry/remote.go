@@ -41,7 +41,7 @@ func (b *builder) remote(e *Entry, s *settings, src *origin, old *Entry) {
 // carry takes over what was known about the endpoints that are still there. It survives a new Backend as long as that is the same Service:
 // a CA that is being rotated is no reason to answer 503 until the next probe has ended.
 func (b *builder) carry(e, old *Entry) {
-	if old == nil || old.Backend == nil || !sameService(old.Backend, e.Backend) {
+	if old == nil || old.Backend == nil || !old.Backend.SameService(e.Backend) {
 		return
 	}
 	for i := range e.Endpoints {
@@ -108,7 +108,7 @@ func (b *builder) verdict(e *Entry, static Verdict, ca *bundle, old *Entry) Verd
 // serving reports whether e has been available until now. A bundle that has just become unreadable is then left to the probes: the last good one is trusted for the
 // time of a rotation's overlap, and what they say when that is over is InvalidCABundle, too.
 func serving(e, old *Entry) bool {
-	return old != nil && old.Backend != nil && sameService(old.Backend, e.Backend) && old.Verdict.Available()
+	return old != nil && old.Backend != nil && old.Backend.SameService(e.Backend) && old.Verdict.Available()
 }
 
 // probed is the verdict of the probes: available while one endpoint is healthy, unavailable when all are not. In between, when endpoints are
@@ -128,7 +128,7 @@ func probed(e, old *Entry) Verdict {
 	if !unprobed && len(e.Endpoints) > 0 {
 		return failed(e)
 	}
-	if old != nil && old.Backend != nil && sameService(old.Backend, e.Backend) {
+	if old != nil && old.Backend != nil && old.Backend.SameService(e.Backend) {
 		switch old.Verdict.Reason {
 		case ReasonPassed, ReasonFailedDiscoveryCheck:
 			return old.Verdict

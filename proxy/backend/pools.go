@@ -219,15 +219,11 @@ func (p *Pools) follow(r *remote, e *registry.Entry) {
 	if fewer && r.group != nil {
 		p.thinned[r.group] = struct{}{}
 	}
-	// A connection keeps the ping that it was made with: a policy that changes is for the next ones.
-	if repinged || old != e.Backend && (p.cfg.Guard == nil || !sameService(old, e.Backend)) {
+	// A connection keeps the ping that it was made with: a policy that changes is for the next ones. Where only the trust differs, that is
+	// Guard's matter: a connection that verifies under the new one goes on.
+	if b := e.Backend; repinged || old != b && (p.cfg.Guard == nil || !old.SameService(b) || old.HTTP1 != b.HTTP1) {
 		r.drain()
 	}
-}
-
-// sameService reports whether only the trust differs. Trust is Guard's matter: a connection that verifies under the new one goes on.
-func sameService(a, b *registry.Backend) bool {
-	return a.Namespace == b.Namespace && a.Service == b.Service && a.Port == b.Port && a.HTTP1 == b.HTTP1
 }
 
 func (p *Pools) newRemote(e *registry.Entry) *remote {
