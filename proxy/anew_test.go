@@ -157,6 +157,29 @@ func TestPreflightProvesNothing(t *testing.T) {
 	})
 }
 
+// Servers of Java cut parameters off a segment before they resolve dots: "..;x" is ".." to them (CVE-2020-5902 and its kin),
+// and would be another object than the one that was authorized.
+func TestDotSegmentsWithParameters(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	for target, want := range map[string]int{
+		remoteGV + "/namespaces/mine/widgets/..;/..;/theirs/widgets": http.StatusBadRequest,
+		remoteGV + "/widgets/..;x=y/secrets":                         http.StatusBadRequest,
+		remoteGV + "/widgets/.%2e;a/secrets":                         http.StatusBadRequest,
+		remoteGV + "/..;/..;/..;/api/v1/secrets":                     http.StatusBadRequest,
+		remoteGV + "/widgets/a;b=c":                                  http.StatusOK,
+		remoteGV + "/widgets/a%2Fb;c":                                http.StatusOK,
+		remoteGV + "/widgets/...;c":                                  http.StatusOK,
+	} {
+		everyWay(t, func(t *testing.T, proto string) {
+			r := w.request(t, "GET", target, nil)
+			r.Header.Set("Authorization", "Bearer token-of-bob")
+			if got := w.do(t, w.httpClient(t, proto, nil), r); got.status != want {
+				t.Errorf("%s: status %d, want %d", target, got.status, want)
+			}
+		})
+	}
+}
+
 // A selector that is too long to be looked at asks the authorizer for the whole collection, never for less.
 func TestLongSelectorAsksForMore(t *testing.T) {
 	long := strings.Repeat("&x=y", maxSelectors/4)

@@ -37,7 +37,8 @@ func inspect(path string) shape {
 }
 
 // oddity is what one pass over an odd path finds. Servers decode a path or not, take backslashes for
-// slashes (IIS, browsers), cut it at a fragment or query that should not be there, merge slashes (nginx,
+// slashes (IIS, browsers), cut it at a fragment or query that should not be there, cut parameters off its
+// segments, so that "..;" is ".." (servers of Java), merge slashes (nginx,
 // path.Clean), and resolve dot segments with merging and without (RFC 3986 §5.2.4). We do not try these
 // readings, because they are many and a path is as long as a stranger likes. Instead a segment ends here
 // where it ends for anybody, and depth counts the segments that are there for everybody.
@@ -71,7 +72,7 @@ func findOddity(path string) oddity {
 		case '/':
 			separates, plain = true, true
 			o.odd = o.odd || o.length == 0 && o.slashes < o.settled
-		case '\\', '#', '?':
+		case '\\', '#', '?', ';':
 			separates = true
 		case '%':
 			if b, ok := unescape(path, i); ok {
