@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/http/httptrace"
+	"runtime/debug"
 	"slices"
 	"time"
 )
@@ -47,7 +48,7 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, protocols []s
 	raw = wrapped(ctx, raw)
 	start := time.Now()
 	c := tls.Client(raw, cfg)
-	if err := c.HandshakeContext(ctx); err != nil {
+	if err := u.handshake(ctx, c); err != nil {
 		_ = raw.Close()
 		return nil, &dialError{dialTLS, err}
 	}
@@ -60,6 +61,18 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, protocols []s
 		return nil, &dialError{dialTLS, fmt.Errorf("the server agreed to protocol %q, want one of %q", p, protocols)}
 	}
 	return c, nil
+}
+
+// handshake is c's. What a server presents may make verification panic (CVE-2025-58188), on a goroutine where that would
+// end the process.
+func (u *Upstream) handshake(ctx context.Context, c *tls.Conn) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			u.owner.log.Error("handshake panicked", "backend", u.name, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+			err = fmt.Errorf("handshake panicked: %v", v)
+		}
+	}()
+	return c.HandshakeContext(ctx)
 }
 
 func (u *Upstream) dialTCP(ctx context.Context, address string) (net.Conn, *dialError) {
