@@ -64,7 +64,8 @@ type frameRequest struct {
 	held     place
 	up       *frameUpstream
 	conn     *frameConn
-	audit    string // Audit-ID
+	audit    string               // Audit-ID
+	name     [1]hpack.HeaderField // see named
 	// follow is set when there is an audit log or tracing; own is the error that this lane has answered with.
 	follow *follow
 	own    error
@@ -213,9 +214,9 @@ func (r *frameRequest) refuseGivenUp() h2.Plan {
 
 // named is what an answer of ours has of its own.
 func (r *frameRequest) named() []hpack.HeaderField {
-	set := append(r.decision.Set[:0], hpack.HeaderField{Name: auditHeader, Value: r.audit, Sensitive: true})
 	r.decision.Set = nil
-	return set
+	r.name[0] = hpack.HeaderField{Name: auditHeader, Value: r.audit, Sensitive: true}
+	return r.name[:]
 }
 
 // ready returns the document that is asked for, if it need only be sent.
