@@ -19,7 +19,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
-	"github.com/fairlead-proxy/fairlead/proxy/prepared"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -182,16 +182,18 @@ func (p *Proxy) writeError(w http.ResponseWriter, r *http.Request, err error) {
 }
 
 // readyAnswer is what writeError answers to who accepts JSON.
-func readyAnswer(err *apierrors.StatusError) *prepared.Answer {
+func readyAnswer(err *apierrors.StatusError) *h2.Answer {
 	s := err.ErrStatus
 	s.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
 	body, _ := json.Marshal(&s) // of strings and numbers
 	body = append(body, '\n')
 	fields := []hpack.HeaderField{
-		{Name: "cache-control", Value: "no-cache, private"}, {Name: "content-type", Value: "application/json"}, {Name: "x-content-type-options", Value: "nosniff"},
+		{Name: ":status", Value: strconv.Itoa(int(s.Code))},
+		{Name: "cache-control", Value: "no-cache, private"}, {Name: "content-type", Value: "application/json"}, {Name: "content-length", Value: strconv.Itoa(len(body))},
+		{Name: "x-content-type-options", Value: "nosniff"},
 	}
 	if s.Details != nil && s.Details.RetryAfterSeconds > 0 {
 		fields = append(fields, hpack.HeaderField{Name: "retry-after", Value: strconv.Itoa(int(s.Details.RetryAfterSeconds))})
 	}
-	return prepared.Make(int(s.Code), body, fields...)
+	return &h2.Answer{Status: int(s.Code), Fields: fields, Body: body}
 }

@@ -58,7 +58,7 @@ func (d *door) readyDocument(h *proxy.Head) *h2.Answer {
 	if h.Path == "/api" && d.o.alone() {
 		return nil
 	}
-	return d.documents.discovery.Rendered(h.Path, h.RawQuery, h.Fields)
+	return (*h2.Answer)(d.documents.discovery.Rendered(h.Path, h.RawQuery, h.Fields))
 }
 
 // asAggregator gives a request of our own the identity that kube-aggregator asks under; extension servers and the local apiserver know it.

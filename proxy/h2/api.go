@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"golang.org/x/net/http2/hpack"
-
-	"github.com/fairlead-proxy/fairlead/proxy/prepared"
 )
 
 // Head is one decoded request head. Its strings stay valid after the call it is passed to; Fields only lives during it.
@@ -80,8 +78,13 @@ type Plan struct {
 	Done func(o Outcome)
 }
 
-// Answer is not for HEAD, and not for more content than its Content-Length says. Its Status is a final one; the date is added.
-type Answer = prepared.Answer
+// Answer is a whole response that was made beforehand. Nothing of it may change: it is sent from where it is, as fast as the client takes it. It is not for
+// HEAD, and not for more content than its Content-Length says.
+type Answer struct {
+	Status int                 // a final one
+	Fields []hpack.HeaderField // :status, then the head; the date is added
+	Body   []byte              // empty: none
+}
 
 // Reason says why a stream ended other than by a complete response.
 type Reason string

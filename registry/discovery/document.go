@@ -16,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/fairlead-proxy/fairlead/proxy/prepared"
 	"github.com/fairlead-proxy/fairlead/registry/negotiate"
 )
 
@@ -27,7 +26,7 @@ type document struct {
 	// cache is Cache-Control: public lets shared caches keep it, as kube-apiserver lets them keep aggregated discovery and nothing else.
 	cache string
 	// unchanged are what clients get who have it already, and do not take gzip, and do.
-	unchanged [2]*prepared.Answer
+	unchanged [2]*negotiate.Answer
 	forms     [2 * len(medias{})]form
 }
 
@@ -45,7 +44,7 @@ type form struct {
 	plain, zipped []byte
 	contentType   string
 	// answers are what clients get who do not take gzip, and who do. Nil: nobody has asked yet.
-	answers [2]atomic.Pointer[prepared.Answer]
+	answers [2]atomic.Pointer[negotiate.Answer]
 }
 
 // leastZipped is from what size on a body is compressed. It is done once per change, so it may be far below kube-apiserver's 128 KiB; what fits into a few packets
@@ -64,7 +63,7 @@ func newDocument(write func(*sheet, string, bool), marshalled []byte, public boo
 	}
 	d.etag = tagOf(body)
 	for i, gzip := range []bool{false, true} {
-		d.unchanged[i] = prepared.Make(http.StatusNotModified, nil, d.common(gzip)...)
+		d.unchanged[i] = negotiate.Prepare(http.StatusNotModified, nil, d.common(gzip)...)
 	}
 	return d
 }
@@ -104,7 +103,7 @@ func (d *document) form(c choice) *form {
 }
 
 // answer returns the answer with a form, making it if nobody has asked for it yet.
-func (d *document) answer(c choice, gzip bool) *prepared.Answer {
+func (d *document) answer(c choice, gzip bool) *negotiate.Answer {
 	f := d.form(c)
 	known := f.known(gzip)
 	if a := known.Load(); a != nil {
@@ -116,13 +115,13 @@ func (d *document) answer(c choice, gzip bool) *prepared.Answer {
 		body = zipped
 		fields = append(fields, hpack.HeaderField{Name: "content-encoding", Value: "gzip"})
 	}
-	a := prepared.Make(http.StatusOK, body, fields...)
+	a := negotiate.Prepare(http.StatusOK, body, fields...)
 	known.Store(a)
 	return a
 }
 
 // known is where an answer with the form is kept.
-func (f *form) known(gzip bool) *atomic.Pointer[prepared.Answer] {
+func (f *form) known(gzip bool) *atomic.Pointer[negotiate.Answer] {
 	return &f.answers[at(gzip)]
 }
 

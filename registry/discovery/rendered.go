@@ -3,13 +3,12 @@ package discovery
 import (
 	"golang.org/x/net/http2/hpack"
 
-	"github.com/fairlead-proxy/fairlead/proxy/prepared"
 	"github.com/fairlead-proxy/fairlead/registry/negotiate"
 )
 
 // Rendered returns what ServeHTTP would answer a GET of a path (as in a URL, without the query), where that was rendered before: it takes a fraction of a
 // microsecond, waits for nobody and allocates nothing. Nil: ServeHTTP has to be asked. The fields' names are in lower case.
-func (d *Discovery) Rendered(path, query string, fields []hpack.HeaderField) *prepared.Answer {
+func (d *Discovery) Rendered(path, query string, fields []hpack.HeaderField) *negotiate.Answer {
 	docs := d.documents.Load()
 	if docs == nil {
 		return nil

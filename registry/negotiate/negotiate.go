@@ -1,5 +1,5 @@
 // Package negotiate reads the two request fields on which an answer from a rendered document depends: which encodings the client takes, and which state it has already.
-// These functions are pure, allocate nothing and may be called by any goroutine. It is not for media types: those are the business of the package whose document it is.
+// These functions are pure, allocate nothing and may be called by any goroutine. An Answer is what was rendered. It is not for media types: those are the business of the package whose document it is.
 package negotiate
 
 import (

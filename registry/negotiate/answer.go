@@ -1,5 +1,4 @@
-// Package prepared has answers that are made once and sent many times, over either lane. They are read-only: any goroutine may send them.
-package prepared
+package negotiate
 
 import (
 	"net/http"
@@ -8,8 +7,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// Answer is a whole response that was made beforehand, and is shared by all requests that get it: nobody changes it. The frame lane sends
-// it from where it is.
+// Answer is a whole response that was made beforehand, and is shared by all requests that get it: nobody changes it.
 type Answer struct {
 	// Status is the HTTP status.
 	Status int
@@ -19,8 +17,8 @@ type Answer struct {
 	Body []byte
 }
 
-// Make makes an answer of fields and content, whose length is added.
-func Make(status int, body []byte, fields ...hpack.HeaderField) *Answer {
+// Prepare makes an answer of fields and content, whose length is added.
+func Prepare(status int, body []byte, fields ...hpack.HeaderField) *Answer {
 	a := &Answer{Status: status, Body: body, Fields: make([]hpack.HeaderField, 0, len(fields)+2)}
 	a.Fields = append(append(a.Fields, hpack.HeaderField{Name: ":status", Value: strconv.Itoa(status)}), fields...)
 	if body != nil {
