@@ -49,7 +49,7 @@ func (e *engine) weigh(s *stream) {
 func (e *engine) keepTrailers(s *stream, d dir, list []hpack.HeaderField) {
 	h, n := &s.half[d], int32(0)
 	for i := range list {
-		n += int32(list[i].Size()) //nolint:gosec // at most limits.maxHeader together
+		n += int32(list[i].Size()) // at most limits.maxHeader together
 	}
 	e.held += int64(n - h.tail)
 	h.trailers, h.tail = list, n

@@ -57,7 +57,9 @@ func New[K, V any](cfg Config) *Cache[K, V] {
 	return &Cache[K, V]{generation: cfg.Generation, sets: make([]set[K, V], max(cfg.Entries/Ways, 1)), maxBytes: cfg.Bytes}
 }
 
-func (c *Cache[K, V]) set(hash uint64) *set[K, V] { return &c.sets[hash&uint64(len(c.sets)-1)] }
+func (c *Cache[K, V]) set(hash uint64) *set[K, V] {
+	return &c.sets[hash&uint64(len(c.sets)-1)] //nolint:gosec // a length is not negative
+}
 
 func (e *Entry[K, V]) alive(now time.Time, generation uint64) bool {
 	return now.Before(e.Until) && e.Generation == generation

@@ -14,11 +14,11 @@ import (
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
-	v1 "k8s.io/api/core/v1"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	typed "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -48,7 +48,7 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-func (h *harbour) accounts(t *testing.T) corev1.ServiceAccountInterface {
+func (h *harbour) accounts(t *testing.T) typed.ServiceAccountInterface {
 	t.Helper()
 	core, err := kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin()))
 	if err != nil {
@@ -60,7 +60,7 @@ func (h *harbour) accounts(t *testing.T) corev1.ServiceAccountInterface {
 // account makes the one whose tokens mint gives: no controller manager runs here.
 func (h *harbour) account(t *testing.T) {
 	t.Helper()
-	if _, err := h.accounts(t).Create(t.Context(), &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "robot"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := h.accounts(t).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "robot"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
