@@ -17,8 +17,6 @@ import (
 const (
 	// maxSteps bounds what of one head is looked at on the loop: each byte of a target and each field some ten times.
 	maxSteps = 10 * (quickHead + quickQuery)
-	// maxDecided bounds what deciding one head allocates, wherever it is decided: four times the longest head.
-	maxDecided = 1 << 20
 )
 
 // FuzzHeadCost holds the rule of docs/architecture.md, "What a stranger can cost", for one head: the steps that the code counts, and what it allocates.
