@@ -19,10 +19,10 @@ const (
 	maxResponseHeader = 1 << 20
 	// watchGrace is how long a watch goes on after the trust of its connection has ended: it must be gone within 5 s, and noticing takes up to one.
 	watchGrace = 4 * time.Second
-	// freshStreams is how many requests a new HTTP/2 connection gets before its peer's SETTINGS can have come. Until then net/http assumes a limit of 100 streams; what
-	// is above the peer's own would wait on this connection for others to end, which watches do not. RFC 9113 §6.5.2 asks for at least 100, so 8 is for the odd one.
-	freshStreams = 8
-	// minFresh and maxFresh bound the time for that, which is else twice that of the handshake: one round trip and the crypto on the same two machines.
+	// assumedStreams is the limit that net/http assumes until its peer's SETTINGS have come.
+	assumedStreams = 100
+	// minFresh and maxFresh bound for how long SETTINGS are waited for before another connection is dialled, which is
+	// else twice the time of the handshake: one round trip and the crypto on the same two machines.
 	minFresh, maxFresh = 5 * time.Millisecond, 250 * time.Millisecond
 	// defaultPing is within how long a dead HTTP/2 connection is noticed when the policy does not say.
 	defaultPing = 5 * time.Second
@@ -36,11 +36,13 @@ type conn struct {
 	// watches are the long-running requests, which end soon after the connection's trust does.
 	watches cancels
 	gone    chan struct{} // closed when the connection has ended
-	settled time.Time     // when its peer's SETTINGS have surely come
+	fresh   time.Time     // until then its peer's SETTINGS are waited for
 	once    sync.Once
 	pinged  atomic.Bool // a ping was not answered
 	ours    atomic.Bool // closed by us while it was fine
+	heard   atomic.Bool // a response has come
 
+	settled  bool      // mu: its peer's SETTINGS have come
 	inFlight int       // mu
 	draining bool      // mu: takes no new request and is closed with its last one
 	full     bool      // mu: had no place when last asked
@@ -69,7 +71,7 @@ func (e *endpoint) connect(ctx context.Context) (*conn, error) {
 	if c.http1 {
 		expire(tc.NetConn(), e.up.view.Load().pingTimeout)
 	} else {
-		c.settled = time.Now().Add(fresh)
+		c.fresh = time.Now().Add(fresh)
 		time.AfterFunc(fresh, func() { e.noticed(c) })
 	}
 	e.up.owner.spawn(func() { c.watch(lost, release) })
@@ -229,9 +231,34 @@ func (c *conn) staleLocked() bool {
 	return c.http1 && c.inFlight == 0 && time.Since(c.idle) >= staleIdle
 }
 
-// freshLocked reports whether the connection must wait for its peer's SETTINGS before it gets more requests.
+// unsettledLocked reports whether the connection must wait for its peer's SETTINGS before it gets a second request. If they
+// allow fewer than were reserved, net/http never sends the rest: the first that finds no room waits with the lock in hand
+// that the others need to use up their reservations.
+func (c *conn) unsettledLocked() bool {
+	if c.http1 || c.settled || c.inFlight == 0 {
+		return false
+	}
+	// The one request may begin or end between the two questions. A limit so close to what is assumed shows when
+	// there is an answer.
+	limit := c.cc.InFlight() + c.cc.Available()
+	c.settled = limit < assumedStreams-1 || limit > assumedStreams+1
+	return !c.settled
+}
+
+// freshLocked reports whether the connection is about to take more requests.
 func (c *conn) freshLocked() bool {
-	return !c.http1 && !c.draining && c.inFlight >= freshStreams && time.Now().Before(c.settled)
+	return !c.draining && c.unsettledLocked() && time.Now().Before(c.fresh)
+}
+
+// heardOf is told how a request has ended: before a response its peer's SETTINGS have come.
+func (c *conn) heardOf(err error) {
+	if err != nil || c.http1 || c.heard.Swap(true) {
+		return
+	}
+	c.e.mu.Lock()
+	c.settled = true
+	c.e.mu.Unlock()
+	c.e.noticed(c)
 }
 
 // offers reports whether protocols hold p.

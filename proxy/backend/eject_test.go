@@ -53,6 +53,15 @@ func TestEjectedWhileDialling(t *testing.T) {
 					hung.CloseClientConnections()
 					<-done
 				}
+				for _, x := range f.Upstream(e).snapshot() {
+					x.mu.Lock()
+					for _, c := range x.conns {
+						if n := c.cc.InFlight(); n != 0 && x.address == hung.address {
+							t.Errorf("%d places on the connection to it are lost", n)
+						}
+					}
+					x.mu.Unlock()
+				}
 			})
 		}
 	})

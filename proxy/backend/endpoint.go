@@ -143,7 +143,7 @@ func (e *endpoint) reserveLocked(once bool) *conn {
 	for {
 		var best *conn
 		for _, c := range e.conns {
-			if c.draining || c.full || once && c.staleLocked() || c.freshLocked() {
+			if c.draining || c.full || once && c.staleLocked() || c.unsettledLocked() {
 				continue
 			}
 			if best == nil || c.inFlight < best.inFlight {
@@ -289,6 +289,12 @@ func (e *endpoint) release(c *conn, broken bool) {
 	if done {
 		c.discard()
 	}
+}
+
+// callOff gives back a place on c that was not used.
+func (e *endpoint) callOff(c *conn) {
+	c.cc.Release()
+	e.release(c, false)
 }
 
 // settleLocked takes c out when it is no longer needed, and reports whether the caller is to close it.

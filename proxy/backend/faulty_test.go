@@ -21,6 +21,7 @@ type faulty struct {
 	listener net.Listener
 	address  string
 	executed atomic.Int64
+	late     atomic.Bool // who answers sends the SETTINGS
 	conns    atomic.Int64
 	wg       sync.WaitGroup
 	mu       sync.Mutex
@@ -91,8 +92,10 @@ func (f *faulty) serve(c net.Conn, proto string, act answer) error {
 		return err
 	}
 	fr := http2.NewFramer(c, c)
-	if err := fr.WriteSettings(); err != nil {
-		return err
+	if !f.late.Load() {
+		if err := fr.WriteSettings(); err != nil {
+			return err
+		}
 	}
 	decoder := hpack.NewDecoder(4096, nil)
 	requests := map[uint32]*exchange{}

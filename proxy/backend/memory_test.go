@@ -21,6 +21,8 @@ type memoryNet struct {
 	servers map[string]*memoryServer
 	// silent addresses are blackholes: a dial to them never ends.
 	silent map[string]bool
+	// streams is what servers allow a connection. Zero: as many as net/http does.
+	streams int
 }
 
 type memoryServer struct {
@@ -73,7 +75,7 @@ func (n *memoryNet) serve(address, proto string, handler http.HandlerFunc) *memo
 	protocols.SetHTTP2(proto == h2)
 	s := &memoryServer{
 		net: n, address: address, accept: make(chan net.Conn), done: make(chan struct{}), frozen: make(chan struct{}),
-		http: &http.Server{Handler: handler, Protocols: &protocols, TLSConfig: &tls.Config{Certificates: []tls.Certificate{n.cert}}, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)},
+		http: &http.Server{Handler: handler, Protocols: &protocols, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: n.streams}, TLSConfig: &tls.Config{Certificates: []tls.Certificate{n.cert}}, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)},
 	}
 	n.mu.Lock()
 	n.servers[address] = s

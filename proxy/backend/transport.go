@@ -146,11 +146,12 @@ func (c *call) try(l Lease) (*http.Response, *failure) {
 		// Ejected between the choice and now, so nobody calls the request back. Nothing was sent.
 		forget()
 		cancel(nil)
-		e.release(cn, false)
+		e.callOff(cn)
 		return nil, &failure{kind: failDial, address: e.address, err: errEjected}
 	}
 	start := time.Now()
 	res, err := cn.cc.RoundTrip(c.outgoing(ctx, e.address))
+	cn.heardOf(err)
 	switch {
 	case err != nil:
 	case res.StatusCode == http.StatusSwitchingProtocols:
