@@ -180,9 +180,8 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 		l.recycle(r)
 		return h2.Plan{Serve: l.p, GoAway: l.p.goAway()}
 	}
-	if l.p.enter(&r.held, d, u, d.source(&r.head)) != nil {
-		l.recycle(r)
-		return h2.Plan{Serve: l.p, GoAway: l.p.goAway()}
+	if err := l.p.enter(&r.held, d, u, d.source(&r.head)); err != nil {
+		return r.refuse(err)
 	}
 	up.count()
 	r.up = up
@@ -198,6 +197,26 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 		Retries: maxRetries, Wait: up.wait, Again: again && !d.LongRunning,
 		Budget: up.budget, Accept: r.accept, Fail: r.fail, Done: r.done, GoAway: l.p.goAway(),
 	}
+}
+
+// refuse answers a request for which there is no place. The net/http lane is not asked: by then there may be one, and
+// it would forward over connections of its own what belongs here.
+func (r *frameRequest) refuse(err error) h2.Plan {
+	if r.follow != nil {
+		r.beginFollow()
+	}
+	r.decision.Set = nil
+	return h2.Plan{Serve: r.answer(err), Done: r.done, GoAway: r.l.p.goAway()}
+}
+
+// answer is a handler that answers with err. It may run after the request has ended.
+func (r *frameRequest) answer(err error) http.Handler {
+	r.own = err
+	p, audit := r.l.p, r.audit
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		w.Header().Set("Audit-Id", audit)
+		p.writeError(w, req, err)
+	})
 }
 
 // refuseGivenUp answers with the net/http lane only where it must: who asks so has to cost little.
@@ -352,16 +371,14 @@ func (r *frameRequest) onResponse(status int) http.Handler {
 	if d.Action == ToLocal {
 		r.l.p.cfg.Authn.Seen(&d.Credentials, status)
 	} else if r.l.p.rejects(status) {
-		r.own = errRedirect(d.Entry.Name)
-		return r.l.p.answer(r.own)
+		return r.answer(errRedirect(d.Entry.Name))
 	}
 	r.follow.responded(status)
 	return nil
 }
 
 func (r *frameRequest) onFailure(o h2.Outcome) http.Handler {
-	r.own = forwardError(r.decision.name(), frameError(o))
-	return r.l.p.answer(r.own)
+	return r.answer(forwardError(r.decision.name(), frameError(o)))
 }
 
 // frameError is the lane's reason in the words of the other one, so that both answer alike.

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
@@ -62,6 +63,8 @@ type worldConfig struct {
 	access      *accesslog.Log
 	audit       *audit.Log
 	tracer      *tracing.Tracer
+	// metrics are the backends'.
+	metrics prometheus.Registerer
 	// forwardRedirects is Config.ForwardRedirects.
 	forwardRedirects bool
 	// documents and ready are Config's.
@@ -104,7 +107,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 				tc.RootCAs = anchored{b: b}.pool()
 			}
 			return tc, nil
-		}, Guard: c.guard, Share: c.share, IdentityChanged: c.identity, Observe: c.observe,
+		}, Guard: c.guard, Share: c.share, IdentityChanged: c.identity, Observe: c.observe, Metrics: c.metrics,
 	})
 	check(t, err)
 	local, err := backend.NewLocal(backend.LocalConfig{

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
@@ -65,6 +67,9 @@ func TestErrors(t *testing.T) {
 				if got.status != tc.code || int(s.Code) != tc.code || !strings.Contains(s.Message, tc.message) || got.header.Get("Retry-After") != tc.retryAfter {
 					t.Errorf("%d %+v, Retry-After %q", got.status, s, got.header.Get("Retry-After"))
 				}
+				if ids := got.header.Values("Audit-Id"); len(ids) != 1 || ids[0] == "" {
+					t.Errorf("Audit-Id %q", ids)
+				}
 				if strings.Contains(got.body, "10.1.2.3") || strings.Contains(got.body, "127.0.0.1") {
 					t.Errorf("the answer tells an address: %s", got.body)
 				}
@@ -88,20 +93,33 @@ func TestLoop(t *testing.T) {
 	}
 }
 
+// A request for which there is no place is refused by the lane that it came on, once. The other lane would forward it
+// over connections of its own if a place came free in between (defect C14).
 func TestBusy(t *testing.T) {
-	began, end := make(chan struct{}), make(chan struct{})
-	w := newWorld(t, worldConfig{change: annotate("max-inflight", "1"), remote: func(http.ResponseWriter, *http.Request) { began <- struct{}{}; <-end }})
-	first := make(chan answer)
-	go func() { first <- w.get(t, "h2", remoteGV+"/widgets") }()
-	<-began
-	got := w.get(t, "h2", remoteGV+"/widgets")
-	if s := statusOf(t, got); got.status != 429 || got.header.Get("Retry-After") != "1" || s.Reason != metav1.StatusReasonTooManyRequests {
-		t.Errorf("%d %+v", got.status, s)
-	}
-	close(end)
-	if got := <-first; got.status != 200 {
-		t.Errorf("the first: %d", got.status)
-	}
+	everyWay(t, func(t *testing.T, proto string) {
+		began, end := make(chan struct{}), make(chan struct{})
+		metrics := prometheus.NewRegistry()
+		w := newWorld(t, worldConfig{change: annotate("max-inflight", "1"), metrics: metrics, remote: func(http.ResponseWriter, *http.Request) { began <- struct{}{}; <-end }})
+		first := make(chan answer)
+		go func() { first <- w.get(t, proto, remoteGV+"/widgets") }()
+		<-began
+		got := w.get(t, proto, remoteGV+"/widgets")
+		if s := statusOf(t, got); got.status != 429 || got.header.Get("Retry-After") != "1" || s.Reason != metav1.StatusReasonTooManyRequests {
+			t.Errorf("%d %+v", got.status, s)
+		}
+		close(end)
+		if got := <-first; got.status != 200 {
+			t.Errorf("the first: %d", got.status)
+		}
+		const want = `
+# HELP fairlead_backend_rejections_total Requests refused at a limit, and retries refused by the retry budget.
+# TYPE fairlead_backend_rejections_total counter
+fairlead_backend_rejections_total{limit="inflight",name="v1.remote.example.com"} 1
+fairlead_backend_rejections_total{limit="longrunning",name="v1.remote.example.com"} 0
+fairlead_backend_rejections_total{limit="retry_budget",name="v1.remote.example.com"} 0
+`
+		check(t, testutil.GatherAndCompare(metrics, strings.NewReader(want), "fairlead_backend_rejections_total"))
+	})
 }
 
 // A watch's events come when they are sent, and a drain ends it as if its time had come.
