@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
@@ -63,8 +62,8 @@ type worldConfig struct {
 	access      *accesslog.Log
 	audit       *audit.Log
 	tracer      *tracing.Tracer
-	// metrics are the backends'.
-	metrics prometheus.Registerer
+	// backends changes the backends' configuration. Nil: nothing is changed.
+	backends func(*backend.Config)
 	// forwardRedirects is Config.ForwardRedirects.
 	forwardRedirects bool
 	// documents and ready are Config's.
@@ -100,15 +99,19 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		}
 		return tc
 	}
-	pools, err := backend.New(backend.Config{
+	backends := backend.Config{
 		Table: w.table, Dial: new(net.Dialer).DialContext, TLS: func(b *registry.Backend) (*tls.Config, error) {
 			tc := tlsTo(b.ServerName, true)
 			if c.share != nil {
 				tc.RootCAs = anchored{b: b}.pool()
 			}
 			return tc, nil
-		}, Guard: c.guard, Share: c.share, IdentityChanged: c.identity, Observe: c.observe, Metrics: c.metrics,
-	})
+		}, Guard: c.guard, Share: c.share, IdentityChanged: c.identity, Observe: c.observe,
+	}
+	if c.backends != nil {
+		c.backends(&backends)
+	}
+	pools, err := backend.New(backends)
 	check(t, err)
 	local, err := backend.NewLocal(backend.LocalConfig{
 		Servers: []string{w.local.URL}, Dial: new(net.Dialer).DialContext, TLS: func(certificate bool) (*tls.Config, error) { return tlsTo("localhost", certificate), nil },

@@ -14,6 +14,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
 )
 
 // get asks for a target as bob.
@@ -99,7 +101,8 @@ func TestBusy(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
 		began, end := make(chan struct{}), make(chan struct{})
 		metrics := prometheus.NewRegistry()
-		w := newWorld(t, worldConfig{change: annotate("max-inflight", "1"), metrics: metrics, remote: func(http.ResponseWriter, *http.Request) { began <- struct{}{}; <-end }})
+		counted := func(cfg *backend.Config) { cfg.Metrics = metrics }
+		w := newWorld(t, worldConfig{change: annotate("max-inflight", "1"), backends: counted, remote: func(http.ResponseWriter, *http.Request) { began <- struct{}{}; <-end }})
 		first := make(chan answer)
 		go func() { first <- w.get(t, proto, remoteGV+"/widgets") }()
 		<-began
