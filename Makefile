@@ -90,7 +90,7 @@ recovery: ## Real extension servers ended and started again: how soon Fairlead s
 	go test -tags e2e -count=1 -timeout 30m -json ./tests/recovery | go run ./tests/count -v -want tests/recovery/COUNT
 
 .PHONY: streams
-streams: ## Backends with few streams a connection, beside kube-apiserver's own aggregator (15 min; root, otherwise idle)
+streams: ## Backends with few streams a connection, beside kube-apiserver's own aggregator (30 min; root, otherwise idle)
 	$(TOOLS) -q etcd kube-apiserver
 	@command -v ip >/dev/null || apt-get install -y iproute2
 	@command -v h2load >/dev/null || apt-get install -y --no-install-recommends nghttp2-client

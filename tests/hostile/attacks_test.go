@@ -63,11 +63,11 @@ func holds(path string) func(context.Context, *striker) error {
 	}
 }
 
-// names has questions of authorization asked, of which each is another: a hundred a second, since sixteen times as many
-// are half a processor of kube-apiserver's.
+// names has questions of authorization asked, of which each is another: fifty a second, since sixteen times as many are a
+// quarter of a processor of kube-apiserver's.
 func names(proto string) func(context.Context, *striker) error {
 	return func(_ context.Context, s *striker) error {
-		burst := 100
+		burst := 50
 		if proto != "h2" {
 			burst = 1 // answers come one after the other
 		}

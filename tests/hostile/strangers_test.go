@@ -40,7 +40,7 @@ func TestStrangers(t *testing.T) {
 			numbers = append(numbers, 256) // one request each: as many as a connection of HTTP/2 has
 		}
 		for _, connections := range numbers {
-			t.Run(fmt.Sprintf("%s/%s/%d", a.name, a.proto, connections), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s over %s from %d", a.name, strings.ReplaceAll(a.proto, "/", " "), connections), func(t *testing.T) {
 				s := &siege{h: h, attack: a, connections: connections, tokens: h.mint(t, 2*siegeWindows)}
 				s.run(t)
 			})
