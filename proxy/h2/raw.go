@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -17,11 +18,11 @@ type rawConn struct {
 	net.Conn                 // what was accepted or dialled: whoever wrapped the socket learns of its end by Close
 	sock     socket          // below it; nil: only Conn may be read and written
 	sys      syscall.RawConn // of sock; nil: reads and writes block
-	async    bool
-	early    []byte // what rest is part of until takeOver
-	rest     []byte // read from the socket, not yet by TLS
-	left     int    // bytes of the TLS record being passed on that are still to come, if its header is complete
-	head     []byte // the beginning of a record's header, if it is not
+	async    atomic.Bool     // after takeOver; whoever closes a server may close the connection meanwhile
+	early    []byte          // what rest is part of until takeOver
+	rest     []byte          // read from the socket, not yet by TLS
+	left     int             // bytes of the TLS record being passed on that are still to come, if its header is complete
+	head     []byte          // the beginning of a record's header, if it is not
 	hold     [recordHeader]byte
 
 	records int // whose headers were passed on to TLS
@@ -100,7 +101,10 @@ func (errNoInput) Timeout() bool   { return true }
 func (errNoInput) Temporary() bool { return true }
 
 // takeOver ends the time when reads and writes go straight to the connection. What was read too much stays in rest.
-func (r *rawConn) takeOver(out *spare) { r.async, r.early, r.spare = true, nil, out }
+func (r *rawConn) takeOver(out *spare) {
+	r.early, r.spare = nil, out
+	r.async.Store(true) // last: who sees it sees what is above
+}
 
 // Read gives TLS at most the rest of one record: so it never holds a record that it was not asked for, and when everything was read
 // nobody has to ask it (which is an allocation) whether there is more. It does so from the first byte, because a client's first
@@ -108,7 +112,7 @@ func (r *rawConn) takeOver(out *spare) { r.async, r.early, r.spare = true, nil, 
 func (r *rawConn) Read(p []byte) (int, error) {
 	if len(r.rest) == 0 {
 		switch {
-		case r.async:
+		case r.async.Load():
 			return 0, errNoInput{}
 		case r.left > 0:
 			n, err := r.Conn.Read(p[:min(len(p), r.left)])
@@ -173,7 +177,7 @@ func (r *rawConn) closeWrite() {
 
 // SetWriteDeadline does nothing once TLS writes into a buffer: it sets one in the past after its last alert, which would be lost then.
 func (r *rawConn) SetWriteDeadline(t time.Time) error {
-	if r.async {
+	if r.async.Load() {
 		return nil
 	}
 	return r.Conn.SetWriteDeadline(t)
@@ -197,7 +201,7 @@ const (
 )
 
 func (r *rawConn) Write(p []byte) (int, error) {
-	if !r.async {
+	if !r.async.Load() {
 		return r.Conn.Write(p)
 	}
 	r.mu.Lock()

@@ -57,12 +57,12 @@ func TestRawReadKeepsRecordsApart(t *testing.T) {
 		over := rnd.IntN(len(stream))
 		var got []byte
 		for len(got) < len(stream) {
-			if !r.async && len(got) >= over && ends[len(got)] {
+			if !r.async.Load() && len(got) >= over && ends[len(got)] {
 				r.takeOver(&spare{})
 			}
 			buf := make([]byte, 512+rnd.IntN(17000)) // crypto/tls always has 512 free
 			n, err := r.Read(buf)
-			if errors.Is(err, errNoInput{}) && r.async {
+			if errors.Is(err, errNoInput{}) && r.async.Load() {
 				r.rest = make([]byte, rawBuffer)
 				k, _ := src.Read(r.rest)
 				r.rest = r.rest[:k]
