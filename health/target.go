@@ -132,24 +132,28 @@ func (t *target) poke() {
 	}
 }
 
+// atOnce is not zero: under the race detector Go 1.26.8 crashes in maybeRunChan when a timer of a synctest bubble is
+// due as it is selected on.
+const atOnce = time.Nanosecond
+
 func (t *target) run(ctx context.Context) {
 	defer t.unwatch()
 	defer t.suffer(none)
-	timer := time.NewTimer(0)
+	timer := time.NewTimer(time.Hour) // set before it is waited for
 	defer timer.Stop()
 	for {
+		t.step(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		t.tell()
+		timer.Reset(max(time.Until(t.next()), atOnce))
 		select {
 		case <-timer.C:
 		case <-t.wake:
 		case <-ctx.Done():
 			return
 		}
-		t.step(ctx)
-		if ctx.Err() != nil {
-			return
-		}
-		t.tell()
-		timer.Reset(time.Until(t.next()))
 	}
 }
 
