@@ -108,7 +108,7 @@ func TestSeriesComeAndGoWithTheObjects(t *testing.T) {
 		b := startBench(t, ca, []*registry.Entry{entry(at, "10.0.0.2:443")}, func(c *Config) { c.Metrics = r })
 		b.cable.host(at).serve(t, ca, newBackend().ServeHTTP)
 		b.run(t)
-		time.Sleep(300 * time.Millisecond)
+		time.Sleep(350 * time.Millisecond) // four probes of what is down
 		want := `
 			# HELP fairlead_endpoint_healthy 1 if the endpoint is healthy, 0 if it is not or has not been found out yet.
 			# TYPE fairlead_endpoint_healthy gauge
