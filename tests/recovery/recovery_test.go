@@ -139,26 +139,9 @@ func (w *world) adapter(t *testing.T) server {
 	}
 	client := suite.Client(t, e, w.Admin())
 	part, err := w.Run(t.Context(), cluster.Command{Name: "test-adapter", Path: path, Args: args, Ready: func(ctx context.Context) error {
-		return ok(ctx, client, e.URL+"/readyz")
+		return suite.Serves(ctx, client, e.URL+"/readyz")
 	}})
 	suite.Check(t, err)
 	suite.Check(t, w.Register(t.Context(), b))
 	return server{part: part, e: e, path: "/apis/external.metrics.k8s.io/v1beta1/namespaces/default/my-external-metric"}
-}
-
-// ok asks once.
-func ok(ctx context.Context, c *http.Client, url string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return err
-	}
-	res, err := c.Do(req)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = res.Body.Close() }()
-	if res.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s", url, res.Status)
-	}
-	return nil
 }

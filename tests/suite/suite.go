@@ -10,6 +10,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
@@ -195,4 +196,21 @@ func Commit(t *testing.T) string {
 	out, err := exec.CommandContext(t.Context(), "git", "describe", "--always", "--dirty").Output()
 	Check(t, err)
 	return strings.TrimSpace(string(out))
+}
+
+// Serves asks once, and returns an error unless the answer is 200.
+func Serves(ctx context.Context, c *http.Client, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	res, err := c.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = res.Body.Close() }()
+	if res.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", url, res.Status)
+	}
+	return nil
 }
