@@ -30,6 +30,7 @@ type conn struct {
 	blockES bool   // it ends the stream
 	blockAt time.Duration
 	frames  int // CONTINUATION frames of it
+	turn    int // field blocks of a client that were handled in this turn
 	dec     *hpack.Decoder
 
 	// Writing.

@@ -34,8 +34,7 @@ func FuzzClientBytes(f *testing.F) {
 	f.Fuzz(func(t *testing.T, in []byte) {
 		r := newRig(t)
 		c := r.client()
-		r.e.feed(c.c, in)
-		r.run()
+		r.feed(c.c, in)
 		for _, b := range r.backends {
 			if len(b.c.streams) > 0 {
 				b.respond(1, "answer")
@@ -71,8 +70,7 @@ func FuzzBackendBytes(f *testing.F) {
 		c.data(3, "body", true)
 		c.request(5, "PUT", false)
 		b := r.backend(0)
-		r.e.feed(b.c, in)
-		r.run()
+		r.feed(b.c, in)
 		finish(r)
 	})
 }

@@ -20,9 +20,12 @@ type link struct {
 	paused atomic.Bool   // the loop does not read: set by it, cleared under the shard's mutex
 
 	// Of whoever reads.
-	seen int  // records of raw up to the last one with application data
-	idle int  // records without any since the engine was asked
-	deaf bool // the engine is closing the connection: what still comes is not worth decrypting
+	seen  int         // records of raw up to the last one with application data
+	idle  int         // records without any since the engine was asked
+	deaf  bool        // the engine is closing the connection: what still comes is not worth decrypting
+	took  int         // field blocks that the engine has handled since the loop asked
+	plain *plainBytes // what rest is part of; nil: there is none
+	rest  []byte      // decrypted, and left by the engine for the next turn
 }
 
 // plainBuffer is how much is decrypted before the engine is asked: one turn under the mutex for four full records.
@@ -87,8 +90,9 @@ func (l *link) read() error {
 	}
 	bufs := l.sh.pool
 	defer l.raw.drop(bufs)
+	defer l.drop()
 	for {
-		if len(l.raw.rest) == 0 { // else it came with the handshake, or the turn was over
+		if len(l.raw.rest) == 0 && l.plain == nil { // else it came with the handshake, or the turn was over
 			if err := l.raw.fill(bufs); err != nil {
 				return err
 			}
@@ -106,23 +110,49 @@ func (l *link) read() error {
 // costs the engine, and a key update ten times that.
 const turnRecords = 256
 
-// decrypt has the engine handle what was read from the socket. Some is left in raw.rest when the turn has been long enough.
+// decrypt has the engine handle what was read from the socket. Some is left in rest or raw.rest
+// when the turn has been long enough.
 func (l *link) decrypt(buf []byte) error {
+	if l.plain != nil {
+		if l.rest = l.take(l.rest); len(l.rest) > 0 {
+			return nil
+		}
+		l.drop()
+	}
 	for last := l.raw.records + turnRecords; !l.deaf; {
 		n, more, err := l.gather(buf, last)
 		if n > 0 {
-			l.take(buf[:n])
+			l.keep(l.take(buf[:n]))
 		}
 		if err == nil {
 			err = l.raw.flushOwn()
 		}
-		if err != nil || !more || n < len(buf) { // else TLS may hold what was decrypted
+		if err != nil || !more || n < len(buf) || l.plain != nil { // else TLS may hold what was decrypted
 			return err
 		}
 	}
 	l.raw.rest = nil
 	return nil
 }
+
+// keep holds what the engine has left until the next turn.
+func (l *link) keep(rest []byte) {
+	if len(rest) > 0 {
+		l.plain = l.sh.pool.getPlain()
+		l.rest = l.plain[:copy(l.plain[:], rest)]
+	}
+}
+
+// drop gives the buffer back.
+func (l *link) drop() {
+	if l.plain != nil {
+		l.sh.pool.putPlain(l.plain)
+		l.plain, l.rest = nil, nil
+	}
+}
+
+// begun reports whether there is input that was read and not handled.
+func (l *link) begun() bool { return l.raw.in != nil || l.plain != nil }
 
 // gather decrypts what has come in, up to the last record of the turn; more: there may be more.
 func (l *link) gather(buf []byte, last int) (n int, more bool, err error) {
@@ -152,8 +182,8 @@ func (l *link) readBlocking() error {
 	buf := make([]byte, minMaxFrame)
 	for {
 		n, err := l.tls.Read(buf)
-		if n > 0 {
-			l.take(buf[:n])
+		for p := buf[:n]; len(p) > 0; {
+			p = l.take(p)
 		}
 		if err != nil {
 			return err
@@ -166,22 +196,24 @@ func (c *conn) over() bool {
 	return c.side == up && len(c.out)+c.inflight > pauseLimit && !c.closing
 }
 
-// take has the engine handle input, unless the client owes us reading first.
-func (l *link) take(p []byte) {
+// take has the engine handle input, unless the client owes us reading first. It returns what the
+// engine has left for another turn.
+func (l *link) take(p []byte) []byte {
 	l.sh.lock()
 	l.sh.e.idleRecords(l.c, l.idle)
-	l.sh.e.feed(l.c, p)
+	p = l.sh.e.feed(l.c, p)
 	l.idle, l.deaf = 0, l.c.closing
+	l.took += l.c.turn
 	if l.loop != nil {
 		if l.c.over() {
 			l.paused.Store(true)
 		}
 		l.sh.mu.Unlock() // the loop settles everything it has read at once
-		return
+		return p
 	}
 	if !l.c.over() {
 		l.sh.settle()
-		return
+		return p
 	}
 	l.sh.settle()
 	l.sh.lock()
@@ -189,6 +221,7 @@ func (l *link) take(p []byte) {
 		l.room.Wait()
 	}
 	l.sh.settle()
+	return p
 }
 
 // write encrypts and writes output without waiting; true: some is left, and a goroutine of its own goes on with it.

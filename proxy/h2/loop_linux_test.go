@@ -1,11 +1,15 @@
 package h2
 
 import (
+	"crypto/tls"
 	"errors"
 	"io"
 	"os"
+	"slices"
 	"testing"
 	"time"
+
+	"golang.org/x/net/http2/hpack"
 )
 
 // A loop that cannot wait any more serves nobody: its connections end, and Run says so and ends.
@@ -29,5 +33,45 @@ func TestLoopThatCannotWait(t *testing.T) {
 	}
 	if !errors.Is(s.runErr, os.ErrDeadlineExceeded) {
 		t.Errorf("Run returned %v", s.runErr)
+	}
+}
+
+// Sixteen connections send 200 requests each at once, and then another sends one: it does not wait
+// for all of them. All are answered.
+func TestTurnsAreShared(t *testing.T) {
+	const strangers, each = 16, 200
+	var order []string // guarded by the shard's mutex
+	busy, gate := make(chan struct{}), make(chan struct{})
+	s := &stand{t: t, ended: make(chan Outcome, strangers*each+2)}
+	answer := &Answer{Status: 200, Fields: []hpack.HeaderField{field(":status", "200")}}
+	s.start(Config{Shards: 1, Decide: func(_ *ConnInfo, h *Head, _ func(Plan)) (Plan, bool) {
+		if order = append(order, h.Path); h.Path == "/gate" {
+			close(busy)
+			<-gate
+		}
+		return Plan{Answer: answer, Done: s.done}, true
+	}})
+	first, innocent := s.greet(), s.greet()
+	var all []*tls.Conn
+	for range strangers {
+		all = append(all, s.greet())
+	}
+	send := func(c *tls.Conn, n int, path string) {
+		if _, err := c.Write(many(t, n, path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send(first, 1, "/gate")
+	<-busy
+	for _, c := range all {
+		send(c, each, "/stranger")
+	}
+	send(innocent, 1, "/innocent")
+	close(gate)
+	for range strangers*each + 2 {
+		<-s.ended
+	}
+	if at := slices.Index(order, "/innocent"); at > 1+strangers*turnHeads {
+		t.Errorf("%d requests that came at once were handled before another's one", at)
 	}
 }

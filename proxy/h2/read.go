@@ -8,8 +8,14 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
 )
 
-// feed handles bytes that came in on c. It may be called with any split of the stream of bytes.
-func (e *engine) feed(c *conn, p []byte) {
+// turnHeads is how many field blocks of a client are handled in one turn: half a millisecond or so
+// under the mutex. A connection may send its 250 requests at once, and sixteen may; others, whose
+// requests came meanwhile, are served after 64 of each.
+const turnHeads = 64
+
+// feed handles bytes that came in on c, and returns those that are left for another turn. It may be
+// called with any split of the stream of bytes.
+func (e *engine) feed(c *conn, p []byte) []byte {
 	defer e.rescue(c)
 	c.lastRead = e.now
 	c.bytesIn += int64(len(p))
@@ -17,7 +23,7 @@ func (e *engine) feed(c *conn, p []byte) {
 	if c.preface > 0 {
 		p = e.feedPreface(c, p)
 	}
-	for len(p) > 0 && !c.closing {
+	for c.turn = 0; len(p) > 0 && !c.closing && c.turn < turnHeads; {
 		if c.data.on {
 			p = e.feedData(c, p)
 			continue
@@ -25,11 +31,15 @@ func (e *engine) feed(c *conn, p []byte) {
 		n, err := e.feedFrame(c, p)
 		if err != nil {
 			e.fail(c, err)
-			return
+			return nil
 		}
 		p = p[n:]
 	}
 	c.weigh()
+	if c.closing {
+		return nil
+	}
+	return p
 }
 
 // feedFrame handles the frame that p begins or goes on with, and says how much of p it took. What is incomplete is carried over in c.in.
@@ -325,6 +335,7 @@ func (e *engine) fieldBlock(c *conn, block []byte, selfish bool) *connError {
 		return err
 	}
 	if c.side == up {
+		c.turn++
 		return e.requestBlock(c, id, selfish)
 	}
 	return e.responseBlock(c, id)

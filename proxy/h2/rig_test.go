@@ -133,8 +133,15 @@ func (r *rig) client() *peer {
 func (p *peer) flush() {
 	b := bytes.Clone(p.to.Bytes())
 	p.to.Reset()
-	p.r.e.feed(p.c, b)
-	p.r.run()
+	p.r.feed(p.c, b)
+}
+
+// feed has the engine handle bytes in as many turns as it wants.
+func (r *rig) feed(c *conn, b []byte) {
+	for more := true; more; more = len(b) > 0 {
+		b = r.e.feed(c, b)
+		r.run()
+	}
 }
 
 // run does what a driver does.

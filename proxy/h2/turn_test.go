@@ -1,0 +1,84 @@
+package h2
+
+import (
+	"bytes"
+	"crypto/tls"
+	"io"
+	"testing"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// many are requests of a connection that has sent its preface, as it may send them at once.
+func many(t *testing.T, n int, path string) []byte {
+	t.Helper()
+	var all, block bytes.Buffer
+	fr, enc := http2.NewFramer(&all, nil), hpack.NewEncoder(&block)
+	for i := range n {
+		block.Reset()
+		for _, f := range []hpack.HeaderField{field(":method", "GET"), field(":scheme", "https"), field(":authority", "a"), field(":path", path)} {
+			if err := enc.WriteField(f); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := fr.WriteHeaders(http2.HeadersFrameParam{StreamID: uint32(2*i + 1), BlockFragment: block.Bytes(), EndStream: true, EndHeaders: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return all.Bytes()
+}
+
+// A turn under the mutex ends after so many requests, whatever has come.
+func TestTurnHasSoManyHeads(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	b := many(t, 200, "/")
+	for _, want := range []int{64, 128, 192, 200} {
+		b = r.e.feed(c.c, b)
+		if n := len(c.c.streams); n != want {
+			t.Fatalf("%d requests are under way, want %d", n, want)
+		}
+	}
+	if len(b) > 0 {
+		t.Errorf("%d bytes are left", len(b))
+	}
+}
+
+// What a turn has left is handled in the next one, on every driver.
+func TestMoreThanATurn(t *testing.T) {
+	for _, driver := range drivers {
+		t.Run(driver, func(t *testing.T) {
+			s := newStand(t, driver, newHolding(""), func(_ *Head, p *Plan) {
+				p.Forward, p.Answer = nil, &Answer{Status: 200, Fields: []hpack.HeaderField{field(":status", "200")}}
+			})
+			c := s.greet()
+			if _, err := c.Write(many(t, 3*turnHeads, "/")); err != nil {
+				t.Fatal(err)
+			}
+			for range 3 * turnHeads {
+				<-s.ended
+			}
+		})
+	}
+}
+
+// greet connects, and returns when the server has the connection.
+func (s *stand) greet() *tls.Conn {
+	c, err := tls.Dial("tcp", s.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { _ = c.Close() })
+	if _, err := io.WriteString(c, http2.ClientPreface); err != nil {
+		s.t.Fatal(err)
+	}
+	fr := http2.NewFramer(c, c)
+	if err := fr.WriteSettings(); err != nil {
+		s.t.Fatal(err)
+	}
+	if _, err := fr.ReadFrame(); err != nil {
+		s.t.Fatal(err)
+	}
+	return c
+}
