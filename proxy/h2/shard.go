@@ -24,6 +24,7 @@ type shard struct {
 	links   *sync.WaitGroup // counts links and what they started
 	loop    *loop           // nil: every link has a goroutine
 	ended   bool            // no connection is taken any more; guarded by mu
+	resumed resumptions
 }
 
 // dialTimeout bounds a dial and its handshake when Endpoint.Dial does not: a request should not wait longer for a connection.
@@ -41,11 +42,7 @@ func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buf
 	sh.batches.New = func() any { return &batch{} }
 	sh.e.memory = cfg.Memory
 	sh.e.decide = cfg.Decide
-	sh.e.resume = func(t *ticket, p Plan) {
-		sh.lock()
-		sh.e.resumed(t, p)
-		sh.settle()
-	}
+	sh.e.resume = sh.resume
 	sh.e.caught = sh.caught
 	sh.e.taken = func(c *conn) uint64 {
 		if c.link == nil || c.link.raw == nil {

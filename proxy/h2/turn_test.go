@@ -82,3 +82,38 @@ func (s *stand) greet() *tls.Conn {
 	}
 	return c
 }
+
+// Five hundred requests wait for one answer. When it comes one goroutine has them go on, and the
+// others do not queue for the mutex.
+func TestResumedTogether(t *testing.T) {
+	const n = 500
+	resumes := make(chan func(Plan), n)
+	s := &stand{t: t, ended: make(chan Outcome, n)}
+	s.start(Config{Shards: 1, MaxStreams: n, Decide: func(_ *ConnInfo, _ *Head, resume func(Plan)) (Plan, bool) {
+		resumes <- resume
+		return Plan{}, false
+	}})
+	if _, err := s.greet().Write(many(t, n, "/")); err != nil {
+		t.Fatal(err)
+	}
+	all := make([]func(Plan), n)
+	for i := range all {
+		all[i] = <-resumes
+	}
+	sh := s.server.shards[0]
+	sh.mu.Lock()
+	back := make(chan struct{}, n)
+	for _, resume := range all {
+		go func() {
+			resume(Plan{Answer: &Answer{Status: 200, Fields: []hpack.HeaderField{field(":status", "200")}}, Done: s.done})
+			back <- struct{}{}
+		}()
+	}
+	for range n - 1 {
+		<-back
+	}
+	sh.mu.Unlock()
+	for range n {
+		<-s.ended
+	}
+}
