@@ -3,10 +3,8 @@ package proxy
 import (
 	"context"
 	"crypto/tls"
-	"fmt"
 	"net"
 	"net/http"
-	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,6 +52,10 @@ type frameConn struct {
 	remoteIP string
 	number   uint32
 	set      []hpack.HeaderField // room for Decision.Set: one request is decided at a time, and a watch need not keep its own
+
+	mu       sync.Mutex // guards what follows
+	deciding int        // goroutines that decide with waiting
+	parked   []func()   // what waits for one of them
 }
 
 // frameRequest is one request on the frame lane, used again when it has ended. Its func fields are made once.
@@ -106,8 +108,7 @@ func (l *frameLane) newConn(c *h2.ConnInfo) *frameConn {
 	return conn
 }
 
-// decide is h2.Config.Decide. What needs I/O, or a turn at the desk for the connection's certificates, is decided
-// on a goroutine of its own, which ends with the look-ups' own timeouts; there are at most as many as streams.
+// decide is h2.Config.Decide. What needs I/O, or a turn at the desk for the connection's certificates, is parked.
 // A long head is the net/http lane's, which decides it at the desk.
 //
 //fairlead:loop
@@ -134,28 +135,12 @@ func (l *frameLane) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2
 	}
 	r.decision.Set = nil
 	r.head.Fields = append(r.head.Fields[:0:0], h.Fields...) // they live only during this call
-	go func() { resume(l.decideParked(r)) }()
+	if !conn.park(func() { resume(l.decideParked(r)) }) {
+		l.recycle(r)
+		return h2.Plan{Serve: l.p.answer(errBusy("the front door"))}, true
+	}
 	return h2.Plan{}, false
 }
-
-// decideParked decides with waiting. It has a goroutine of its own, where a panic would end the process: at a chain
-// that a stranger has made, say (CVE-2025-58188).
-func (l *frameLane) decideParked(r *frameRequest) (plan h2.Plan) {
-	ctx, cancel := context.WithTimeout(context.Background(), parkTimeout)
-	defer cancel()
-	defer func() {
-		if v := recover(); v != nil {
-			l.p.log.Error("deciding panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
-			r.held.leave()
-			plan = h2.Plan{Serve: l.p.answer(errPanicked())}
-		}
-	}()
-	l.p.decide(ctx, &r.decision, &r.head, r.conn.conn, true)
-	return l.plan(r)
-}
-
-// parkTimeout bounds how long a stream waits for a TokenReview and a SubjectAccessReview of 10 s each.
-const parkTimeout = 25 * time.Second
 
 // plan is the decision in the lane's words.
 //
