@@ -24,6 +24,7 @@ type frameLane struct {
 	server   *h2.Server
 	dialled  sync.Map  // *tls.Conn of a backend → *frameBackend
 	requests sync.Pool // of *frameRequest
+	parked   parking
 	conns    atomic.Uint32
 }
 
@@ -52,10 +53,6 @@ type frameConn struct {
 	remoteIP string
 	number   uint32
 	set      []hpack.HeaderField // room for Decision.Set: one request is decided at a time, and a watch need not keep its own
-
-	mu       sync.Mutex // guards what follows
-	deciding int        // goroutines that decide with waiting
-	parked   []func()   // what waits for one of them
 }
 
 // frameRequest is one request on the frame lane, used again when it has ended. Its func fields are made once.
@@ -135,7 +132,7 @@ func (l *frameLane) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2
 	}
 	r.decision.Set = nil
 	r.head.Fields = append(r.head.Fields[:0:0], h.Fields...) // they live only during this call
-	if !conn.park(func() { resume(l.decideParked(r)) }) {
+	if !l.parked.park(r.decision.source(&r.head), func() { resume(l.decideParked(r)) }) {
 		l.recycle(r)
 		return h2.Plan{Serve: l.p.answer(errBusy("the front door"))}, true
 	}

@@ -4,53 +4,78 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
+	"sync"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/proxy/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
 
 const (
-	// parkedAtOnce is how many requests of a connection are decided with waiting at once: as many as
-	// one user's reviews. The rest of its requests would wait for those anyway, and two hundred
-	// goroutines that are answered together would keep the loop from a processor.
+	// parkedAtOnce is how many requests of a source are decided with waiting at once: as many as one
+	// user's reviews. The rest would wait for those anyway, and thousands of goroutines that are
+	// answered together would keep the loop from a processor.
 	parkedAtOnce = 16
-	// maxParked is how many wait for that: a connection's streams, and those that it has given up.
-	maxParked = 1024
+	// maxParked is how many of a source wait for that: the streams of sixty-five connections. A
+	// kilobyte each; their heads count for their connections.
+	maxParked = 1 << 14
 )
+
+// parking holds the requests that are decided with waiting.
+type parking struct {
+	mu sync.Mutex // guards what follows
+	by map[bound.Source]*line
+}
+
+// line is one source's. There is none without requests.
+type line struct {
+	deciding int // goroutines
+	waiting  []func()
+}
 
 // park has a request decided on a goroutine of its own, or after another one; false: too many wait.
 // The goroutine ends with the look-ups' own timeouts.
-func (c *frameConn) park(decide func()) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func (l *parking) park(s bound.Source, decide func()) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	at := l.by[s]
 	switch {
-	case c.deciding < parkedAtOnce:
-		c.deciding++
-		go func() {
-			for ; decide != nil; decide = c.unpark() {
-				decide()
-			}
-		}()
-	case len(c.parked) < maxParked:
-		c.parked = append(c.parked, decide)
+	case at == nil:
+		at = &line{deciding: 1}
+		if l.by == nil {
+			l.by = make(map[bound.Source]*line)
+		}
+		l.by[s] = at
+	case at.deciding < parkedAtOnce:
+		at.deciding++
+	case len(at.waiting) < maxParked:
+		at.waiting = append(at.waiting, decide)
+		return true
 	default:
 		return false
 	}
+	go func() {
+		for ; decide != nil; decide = l.next(s, at) {
+			decide()
+		}
+	}()
 	return true
 }
 
-// unpark returns what waits longest; nil: nothing does.
-func (c *frameConn) unpark() func() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.parked) == 0 {
-		c.parked = nil
-		c.deciding--
+// next returns what waits longest in a line; nil: nothing does.
+func (l *parking) next(s bound.Source, at *line) func() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(at.waiting) == 0 {
+		if at.waiting = nil; at.deciding == 1 {
+			delete(l.by, s)
+		}
+		at.deciding--
 		return nil
 	}
-	first := c.parked[0]
-	c.parked[0] = nil
-	c.parked = c.parked[1:]
+	first := at.waiting[0]
+	at.waiting[0] = nil
+	at.waiting = at.waiting[1:]
 	return first
 }
 

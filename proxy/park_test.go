@@ -4,17 +4,26 @@ import (
 	"slices"
 	"testing"
 	"testing/synctest"
+
+	"github.com/fairlead-proxy/fairlead/proxy/bound"
 )
 
-// Of a connection's requests that need look-ups, sixteen are decided at once, and the others in turn.
+// Of a source's requests that need look-ups, sixteen are decided at once, and the others in turn.
 func TestParkedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, step, order := &frameConn{}, make(chan struct{}), make(chan int, 200)
+		ann, bob := bound.Source{User: "ann"}, bound.Source{User: "bob"}
+		l, step, order := &parking{}, make(chan struct{}), make(chan int, 200)
 		for i := range 200 {
-			if !c.park(func() { order <- i; <-step }) {
+			if !l.park(ann, func() { order <- i; <-step }) {
 				t.Fatalf("request %d is refused", i)
 			}
 			synctest.Wait()
+		}
+		other := false
+		l.park(bob, func() { other = true })
+		synctest.Wait()
+		if !other {
+			t.Error("another's request waits")
 		}
 		for done := range 200 {
 			if n := len(order); n != min(parkedAtOnce+done, 200) {
@@ -28,16 +37,16 @@ func TestParkedAtOnce(t *testing.T) {
 		for i := range order {
 			got = append(got, i)
 		}
-		if !slices.IsSorted(got) || c.deciding != 0 || c.parked != nil {
-			t.Errorf("in the order %v, %d goroutines are left", got, c.deciding)
+		if !slices.IsSorted(got) || len(l.by) > 0 {
+			t.Errorf("in the order %v, %d lines are left", got, len(l.by))
 		}
 	})
 }
 
 func TestParkedIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, gate, n := &frameConn{}, make(chan struct{}), 0
-		for c.park(func() { <-gate }) {
+		l, gate, n := &parking{}, make(chan struct{}), 0
+		for l.park(bound.Source{}, func() { <-gate }) {
 			n++
 		}
 		if n != parkedAtOnce+maxParked {
