@@ -1,15 +1,15 @@
-# Static binary on an empty base: nothing to patch but Fairlead itself.
+# Static binaries on an empty base: nothing to patch but Fairlead itself.
 FROM golang:1.26 AS build
 WORKDIR /src
 COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
 ARG VERSION=unknown
-RUN CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=${VERSION}" -o /out/fairlead ./cmd/fairlead
+RUN CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=${VERSION}" -o /out/ ./cmd/fairlead ./cmd/kubectl-fairlead
 
 # distroless/static brings CA certificates, tzdata and a passwd with a nonroot user; no shell, no libc.
 FROM gcr.io/distroless/static-debian12:nonroot
-COPY --from=build /out/fairlead /usr/local/bin/fairlead
+COPY --from=build /out/ /usr/local/bin/
 # 65532 by number, so that runAsNonRoot can be checked without reading passwd.
 USER 65532:65532
 # 6443 the front door, 6444 the admin port.

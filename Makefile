@@ -25,7 +25,7 @@ help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
-build: ## Build bin/fairlead and bin/fairlead-dev (static)
+build: ## Build bin/fairlead, bin/kubectl-fairlead and bin/fairlead-dev (static)
 	@mkdir -p bin
 	$(GOBUILD) -o bin/ ./cmd/...
 
@@ -158,9 +158,11 @@ microbench: ## Go benchmarks with allocations (BENCH=regexp, BENCHTIME=1s)
 	go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -benchmem ./...
 
 .PHONY: sbom
-sbom: build ## Bill of materials of bin/fairlead, CycloneDX: bin/fairlead.cdx.json
-	"$$($(TOOLS) cyclonedx-gomod)" bin -json -noserial -notimestamp -std -version $(VERSION) -output bin/fairlead.cdx.json bin/fairlead
+sbom: build ## Bills of materials of what the image holds, CycloneDX: bin/*.cdx.json
+	@for bin in fairlead kubectl-fairlead; do \
+	  "$$($(TOOLS) cyclonedx-gomod)" bin -json -noserial -notimestamp -std -version $(VERSION) -output bin/$$bin.cdx.json bin/$$bin; \
+	done
 
 .PHONY: image
-image: sbom ## Build the container image, and the bill of materials beside it
+image: sbom ## Build the container image, and the bills of materials beside it
 	docker build --build-arg VERSION=$(VERSION) -t $(IMAGE) .

@@ -1,6 +1,6 @@
 // Command fairlead is the Kubernetes API aggregation layer as a program of its own: the front door of a cluster.
 //
-// Its subcommands share nothing but this file: serve runs the front door, status and explain ask a running one, lint finds what is wrong, version says what was built.
+// serve runs the front door, version says what was built. For status, explain and lint it becomes kubectl-fairlead.
 package main
 
 import (
@@ -9,15 +9,10 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"runtime"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
-
-	"github.com/fairlead-proxy/fairlead/cmd/fairlead/console"
 )
 
 // version is set by the linker (make build).
@@ -38,9 +33,6 @@ func main() {
 	// The first signal drains; with the handler gone, the second one ends the process at once.
 	context.AfterFunc(ctx, stop)
 	if err := root().ExecuteContext(ctx); err != nil {
-		if errors.As(err, new(console.Unavailable)) {
-			os.Exit(console.ExitUnavailable)
-		}
 		fmt.Fprintln(os.Stderr, err)
 		if errors.As(err, new(usageError)) {
 			os.Exit(exitUsage)
@@ -58,13 +50,10 @@ func root() *cobra.Command {
 		Args:          cobra.NoArgs,
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	if strings.HasPrefix(filepath.Base(os.Args[0]), "kubectl-") {
-		// Installed as kubectl-fairlead it is a plugin: help should show what was typed.
-		cmd.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl fairlead"}
-	}
-	cmd.AddCommand(serveCommand(), lintCommand(), versionCommand())
-	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
-	cmd.AddCommand(console.Commands(streams, func(err error) error { return usageError{err} })...)
+	cmd.AddCommand(serveCommand(), versionCommand(),
+		pluginCommand("status", "Show the APIServices in order, and whether each can be used"),
+		pluginCommand("explain", "Say where a request goes, why, as whom, and what is wrong there"),
+		pluginCommand("lint", "Find what is wrong, or soon will be, with APIServices and certificates"))
 	return cmd
 }
 

@@ -208,11 +208,9 @@ func (w *world) lint(t *testing.T, name, want string, byClusterIP bool) {
 	})
 }
 
-// testPlugin installs the program as kubectl finds plugins.
+// testPlugin runs the plugin as kubectl finds it.
 func testPlugin(t *testing.T, w *world) {
-	bin := t.TempDir()
-	suite.Check(t, os.Symlink(w.fairlead, filepath.Join(bin, "kubectl-fairlead")))
-	path := "PATH=" + bin + ":" + os.Getenv("PATH")
+	path := "PATH=" + w.dir + ":" + os.Getenv("PATH")
 	a := command(t, "", "env", path, w.kubectl, "fairlead", "status", "--kubeconfig", w.admin)
 	if a.Code != 3 || !strings.Contains(a.Out, "v9.batch ") || !strings.Contains(a.Out, "ProtectedGroup") {
 		t.Errorf("exit code %d\n%s%s", a.Code, a.Out, a.Errs)

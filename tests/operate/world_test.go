@@ -37,7 +37,7 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	netns.Up(t, "10.79.0.0/16")
 	dir := suite.Folder(t, "operate")
-	w := &world{dir: dir, fairlead: suite.Build(t, dir), kubectl: suite.Tool(t, "kubectl"), ca: pki.NewCA("extension-ca"), admin: filepath.Join(dir, "front.kubeconfig"), direct: filepath.Join(dir, "direct.kubeconfig")}
+	w := &world{dir: dir, fairlead: suite.Build(t, dir, "cmd/kubectl-fairlead"), kubectl: suite.Tool(t, "kubectl"), ca: pki.NewCA("extension-ca"), admin: filepath.Join(dir, "front.kubeconfig"), direct: filepath.Join(dir, "direct.kubeconfig")}
 	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: []string{"--advertise-address=10.79.0.1"}})
 	config := w.Cluster.Endpoint().RESTConfig(w.Admin())
 	config.WarningHandler = rest.NoWarnings{} // that Endpoints are old is known

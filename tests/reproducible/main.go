@@ -1,4 +1,4 @@
-// Command reproducible builds fairlead twice, from copies of the tracked files in two folders of different depth and with a build cache of its own each, and compares the
+// Command reproducible builds what the image holds twice, from copies of the tracked files in two folders of different depth and with a build cache of its own each, and compares the
 // bytes. Whoever builds a release again gets what was published.
 package main
 
@@ -50,7 +50,7 @@ func run(ctx context.Context, version string, out io.Writer) error {
 	return nil
 }
 
-// build copies the tracked files to src and builds there, with the Makefile's own command.
+// build copies the tracked files to src and builds there, with the Makefile's own command. It returns the programs, one after the other.
 func build(ctx context.Context, src, cache, version string) ([]byte, error) {
 	list, err := exec.CommandContext(ctx, "git", "ls-files", "-z").Output()
 	if err != nil {
@@ -67,11 +67,15 @@ func build(ctx context.Context, src, cache, version string) ([]byte, error) {
 	if said, err := cmd.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("building in %s: %w\n%s", src, err, said)
 	}
-	one, err := os.ReadFile(filepath.Join(src, "bin", "fairlead"))
-	if err != nil {
-		return nil, fmt.Errorf("reading what was built: %w", err)
+	var all []byte
+	for _, name := range []string{"fairlead", "kubectl-fairlead"} {
+		one, err := os.ReadFile(filepath.Join(src, "bin", name))
+		if err != nil {
+			return nil, fmt.Errorf("reading what was built: %w", err)
+		}
+		all = append(all, one...)
 	}
-	return one, nil
+	return all, nil
 }
 
 func copyFile(from, to string) error {

@@ -67,7 +67,7 @@ func newWorld(t *testing.T) *world {
 		_ = os.RemoveAll(dir)
 	})
 	w.binary = filepath.Join(dir, "fairlead")
-	if out, err := exec.CommandContext(ctx, "go", "build", "-o", w.binary, "../../cmd/fairlead").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(ctx, "go", "build", "-o", dir+"/", "../../cmd/fairlead", "../../cmd/kubectl-fairlead").CombinedOutput(); err != nil {
 		t.Fatalf("building fairlead: %v\n%s", err, out)
 	}
 	rc := w.Endpoint().RESTConfig(w.Admin())

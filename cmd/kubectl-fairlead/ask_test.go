@@ -1,4 +1,4 @@
-package console
+package main
 
 import (
 	"bytes"
@@ -14,7 +14,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
@@ -66,8 +65,8 @@ func TestStatus(t *testing.T) {
 
 func TestStatusUnavailable(t *testing.T) {
 	out, err := newFront(t, broken()).run(t, "status", "-o", "wide", "--all")
-	if !errors.As(err, new(Unavailable)) {
-		t.Errorf("error %v, want Unavailable", err)
+	if !errors.Is(err, errUnavailable) {
+		t.Errorf("error %v, want errUnavailable", err)
 	}
 	for _, want := range []string{"False       FailedDiscoveryCheck   30s", "2.5/s", "100/10", "metrics-server.kube-system.svc", "v1.apps", "Local", "annotation fairlead.dev/x", "local apiserver 10.0.0.9:6443 is unhealthy: dial"} {
 		if !strings.Contains(out, want) {
@@ -105,7 +104,7 @@ func TestStatusWatch(t *testing.T) {
 func TestMistakes(t *testing.T) {
 	f := newFront(t, sample())
 	for _, args := range [][]string{{"status", "-o", "xml"}, {"status", "-w", "-o", "json"}, {"explain"}, {"explain", "a", "b"}, {"explain", "/x", "-o", "table"}} {
-		if _, err := f.run(t, args...); !errors.Is(err, errUsage) {
+		if _, err := f.run(t, args...); !errors.As(err, new(usageError)) {
 			t.Errorf("%v: %v, want a mistake in the command line", args, err)
 		}
 	}
@@ -158,7 +157,7 @@ func TestExplain(t *testing.T) {
 			f := newFront(t, sample())
 			f.last, f.crds = sample(), tc.crds
 			out, err := f.run(t, append([]string{"explain", tc.subject}, tc.args...)...)
-			if tc.refused != errors.As(err, new(Unavailable)) || !tc.refused && err != nil {
+			if tc.refused != errors.Is(err, errUnavailable) || !tc.refused && err != nil {
 				t.Fatalf("error %v", err)
 			}
 			if diff := cmp.Diff([]string{tc.path}, f.explained); diff != "" {
@@ -180,11 +179,11 @@ func TestCompletion(t *testing.T) {
 	f := newFront(t, sample())
 	t.Setenv("KUBECONFIG", f.kubeconfig)
 	var out bytes.Buffer
-	root := &cobra.Command{Use: "fairlead"}
-	root.AddCommand(Commands(genericiooptions.IOStreams{Out: &out, ErrOut: io.Discard}, func(err error) error { return err })...)
-	root.SetOut(&out)
-	root.SetArgs([]string{cobra.ShellCompRequestCmd, "explain", ""})
-	if err := root.ExecuteContext(context.WithoutCancel(t.Context())); err != nil || !strings.Contains(out.String(), "v1beta1.metrics.k8s.io\n") {
+	cmd := root()
+	cmd.SetOut(&out)
+	cmd.SetErr(io.Discard)
+	cmd.SetArgs([]string{cobra.ShellCompRequestCmd, "explain", ""})
+	if err := cmd.ExecuteContext(context.WithoutCancel(t.Context())); err != nil || !strings.Contains(out.String(), "v1beta1.metrics.k8s.io\n") {
 		t.Errorf("%v\n%s", err, out.String())
 	}
 }

@@ -1,4 +1,4 @@
-package console
+package main
 
 import (
 	"context"
@@ -10,25 +10,11 @@ import (
 	"net/url"
 	"strings"
 
-	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 )
-
-// Exit codes beside 0 (all is well), 1 (something failed) and 2 (a mistake in the command line).
-const (
-	// ExitUnavailable says that what was asked about is unavailable or refused: for scripts that wait or watch.
-	ExitUnavailable = 3
-)
-
-// Unavailable is how a command ends that worked and has nothing good to tell. It has been said already: there is nothing to print.
-type Unavailable struct{}
-
-// Error is only for those who do not know it.
-func (Unavailable) Error() string { return "unavailable" }
 
 // maxAnswer bounds what is read of a server: 10,000 APIServices with their certificates are some 30 MB.
 const maxAnswer = 256 << 20
@@ -36,19 +22,14 @@ const maxAnswer = 256 << 20
 // client asks one Fairlead.
 type client struct {
 	flags   *genericclioptions.ConfigFlags
-	streams genericiooptions.IOStreams
+	out     io.Writer
 	base    *url.URL
 	http    *http.Client
 	palette palette
 }
 
-// Commands are the subcommands. Usage is what makes a mistake in the command line of an error.
-func Commands(streams genericiooptions.IOStreams, usage func(error) error) []*cobra.Command {
-	return []*cobra.Command{statusCommand(streams, usage), explainCommand(streams, usage)}
-}
-
 // connect reads the kubeconfig as kubectl does.
-func connect(flags *genericclioptions.ConfigFlags, streams genericiooptions.IOStreams) (*client, error) {
+func connect(flags *genericclioptions.ConfigFlags, out io.Writer) (*client, error) {
 	rc, err := flags.ToRESTConfig()
 	if err != nil {
 		return nil, fmt.Errorf("reading kubeconfig: %w", err)
@@ -61,7 +42,7 @@ func connect(flags *genericclioptions.ConfigFlags, streams genericiooptions.IOSt
 	if err != nil {
 		return nil, fmt.Errorf("reading kubeconfig: %w", err)
 	}
-	return &client{flags: flags, streams: streams, base: base, http: hc, palette: paletteFor(streams.Out)}, nil
+	return &client{flags: flags, out: out, base: base, http: hc, palette: paletteFor(out)}, nil
 }
 
 var errNotFairlead = errors.New("the server has no such page: is it Fairlead, or kube-apiserver itself? See --server and --context")

@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/manifest"
+	"github.com/fairlead-proxy/fairlead/registry/reach"
 )
 
 // maxManifest bounds one file, as the dir: registry does.
@@ -58,8 +59,14 @@ func (l *linter) files(paths []string) {
 }
 
 func (l *linter) tableOptions() *registry.Options {
-	return &registry.Options{ClusterIPRouting: !l.o.endpointRouting, Reach: l.o.reach(), ProtectedGroups: protectedGroups(l.o.protectedGroups)}
+	groups := l.protectedGroups
+	if slices.Equal(groups, []string{"-"}) {
+		groups = []string{}
+	}
+	return &registry.Options{ClusterIPRouting: !l.endpointRouting, Reach: l.reach(), ProtectedGroups: groups}
 }
+
+func (l *linter) reach() reach.Rules { return reach.Rules{AllowLoopback: l.allowLoopback} }
 
 // expand is a file itself, or the manifests below a directory.
 func (l *linter) expand(path string) []string {

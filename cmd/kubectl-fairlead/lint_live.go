@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -32,9 +33,9 @@ const (
 
 // live checks the wiring of a cluster end to end.
 func (l *linter) live(ctx context.Context) {
-	cfg, err := loadConfig(l.o.kubeconfig)
+	cfg, err := clientcmd.BuildConfigFromFlags("", l.kubeconfig)
 	if err != nil {
-		l.error("kubeconfig", "correct it", "%v", err)
+		l.error("kubeconfig", "correct it", "--kubeconfig: %v", err)
 		return
 	}
 	cfg.UserAgent = "fairlead-lint/" + version
@@ -64,26 +65,26 @@ func (l *linter) live(ctx context.Context) {
 
 // proxyClient compares the proxy client certificate with the cluster's authentication ConfigMap. False: there is no cluster to talk to.
 func (l *linter) proxyClient(ctx context.Context, client corev1client.CoreV1Interface) bool {
-	ref := authConfigMap()
-	cm, err := client.ConfigMaps(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+	const name = "extension-apiserver-authentication"
+	cm, err := client.ConfigMaps(metav1.NamespaceSystem).Get(ctx, name, metav1.GetOptions{})
 	if network := net.Error(nil); errors.As(err, &network) {
 		l.error("local apiserver", "see that it runs, and that the kubeconfig names its own address", "it cannot be reached: %v", err)
 		return false
 	}
 	var authentication map[string][]byte
 	if err != nil {
-		l.warn("ConfigMap "+ref.Namespace+"/"+ref.Name, "bind the Role extension-apiserver-authentication-reader", "reading: %v", err)
+		l.warn("ConfigMap "+metav1.NamespaceSystem+"/"+name, "bind the Role extension-apiserver-authentication-reader", "reading: %v", err)
 	} else {
 		authentication = make(map[string][]byte, len(cm.Data))
 		for k, v := range cm.Data {
 			authentication[k] = []byte(v)
 		}
 	}
-	if l.o.proxyCert == "" {
+	if l.proxyCert == "" {
 		l.warn("proxy client certificate", "give --proxy-client-cert-file and --proxy-client-key-file, as for serve", "it was not checked, because it was not named")
 		return true
 	}
-	if chain := l.pair("proxy client certificate", l.o.proxyCert, l.o.proxyKey); chain != nil {
+	if chain := l.pair("proxy client certificate", l.proxyCert, l.proxyKey); chain != nil {
 		l.found = append(l.found, certs.CheckProxyClient(chain, authentication)...)
 	}
 	return true
@@ -140,7 +141,7 @@ func (l *linter) presented(ctx context.Context, e *registry.Entry) map[string][]
 	var mu sync.Mutex // guards what follows
 	chains := make(map[string][]*x509.Certificate)
 	faults := make(map[string]error)
-	rules := l.o.reach()
+	rules := l.reach()
 	var g errgroup.Group
 	g.SetLimit(maxHandshakes)
 	for _, endpoint := range e.Endpoints {
@@ -165,7 +166,7 @@ func (l *linter) presented(ctx context.Context, e *registry.Entry) map[string][]
 	return chains
 }
 
-func chainOf(ctx context.Context, dial dialFunc, address, name string) ([]*x509.Certificate, error) {
+func chainOf(ctx context.Context, dial func(ctx context.Context, network, address string) (net.Conn, error), address, name string) ([]*x509.Certificate, error) {
 	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
 	defer cancel()
 	raw, err := dial(ctx, "tcp", address)
@@ -183,7 +184,7 @@ func chainOf(ctx context.Context, dial dialFunc, address, name string) ([]*x509.
 	return conn.ConnectionState().PeerCertificates, nil
 }
 
-// crd is what lint looks at in a CustomResourceDefinition.
+// crd is what is looked at in a CustomResourceDefinition.
 type crd struct {
 	Metadata struct {
 		Name string `json:"name"`

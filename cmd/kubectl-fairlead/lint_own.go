@@ -12,12 +12,11 @@ import (
 
 // own checks the certificates that the flags name, by themselves.
 func (l *linter) own() {
-	if l.o.tlsCert != "" {
-		l.serving("serving certificate", l.o.tlsCert, l.o.tlsKey, l.names)
+	if l.tlsCert != "" {
+		l.serving("serving certificate", l.tlsCert, l.tlsKey, l.names)
 	}
-	for _, flag := range l.o.sniPairs {
-		files, names, _ := strings.Cut(flag, ":")
-		cert, key, _ := strings.Cut(files, ",")
+	for _, flag := range l.sniPairs {
+		cert, key, names := splitSNI(flag)
 		var want []string
 		for name := range strings.SplitSeq(names, ",") {
 			if name != "" && !strings.Contains(name, "*") {
@@ -27,18 +26,18 @@ func (l *linter) own() {
 		l.serving("SNI certificate "+cert, cert, key, want)
 	}
 	// With a cluster to compare with, live does more.
-	if l.o.proxyCert != "" && l.o.kubeconfig == "" {
-		if chain := l.pair("proxy client certificate", l.o.proxyCert, l.o.proxyKey); chain != nil {
+	if l.proxyCert != "" && l.kubeconfig == "" {
+		if chain := l.pair("proxy client certificate", l.proxyCert, l.proxyKey); chain != nil {
 			l.found = append(l.found, certs.CheckProxyClient(chain, nil)...)
 		}
 	}
 	before := len(l.found)
-	l.bundle("client CA", l.o.clientCA)
-	l.bundle("request-header CA", l.o.requestHeaderCA)
-	if l.o.clientCA == "" || l.o.requestHeaderCA == "" || len(l.found) > before {
+	l.bundle("client CA", l.clientCA)
+	l.bundle("request-header CA", l.requestHeaderCA)
+	if l.clientCA == "" || l.requestHeaderCA == "" || len(l.found) > before {
 		return
 	}
-	_, err := certs.New(certs.Config{ClientCA: certs.Source{File: l.o.clientCA}, RequestHeaderCA: certs.Source{File: l.o.requestHeaderCA}, AllowedNames: l.o.allowedNames})
+	_, err := certs.New(certs.Config{ClientCA: certs.Source{File: l.clientCA}, RequestHeaderCA: certs.Source{File: l.requestHeaderCA}, AllowedNames: l.allowedNames})
 	if err != nil {
 		l.error("client CA", "use separate CAs, or set --requestheader-allowed-names to the front proxies' common names", "%v", err)
 	}

@@ -1,4 +1,4 @@
-package console
+package main
 
 import (
 	"encoding/json"
@@ -38,10 +38,11 @@ func (p palette) good(text string) string { return p.paint("32", text) }
 func (p palette) bad(text string) string  { return p.paint("31", text) }
 func (p palette) dim(text string) string  { return p.paint("2", text) }
 
-// printable takes control characters out of what a backend or an object's author may have written: a terminal would obey them.
+// printable puts spaces for what a terminal would obey, or would show in another order, in what a backend, a
+// certificate or an object's author may have written.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) || r == utf8.RuneError {
+		if !unicode.IsGraphic(r) || r == utf8.RuneError {
 			return ' '
 		}
 		return r

@@ -1,4 +1,4 @@
-package console
+package main
 
 import (
 	"context"
@@ -11,14 +11,13 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 )
 
 type explainOptions struct{ output, method string }
 
-func explainCommand(streams genericiooptions.IOStreams, usage func(error) error) *cobra.Command {
+func explainCommand() *cobra.Command {
 	flags := genericclioptions.NewConfigFlags(true)
 	o := &explainOptions{}
 	cmd := &cobra.Command{
@@ -35,15 +34,15 @@ Exit code 0: the request is forwarded or answered. 1: it could not be asked. 2: 
   kubectl fairlead explain nodes.metrics.k8s.io --as=system:serviceaccount:default:reader`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if err := cobra.ExactArgs(1)(cmd, args); err != nil {
-				return usage(err)
+				return usageError{err}
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := checkOutput(o.output); err != nil {
-				return usage(err)
+				return usageError{err}
 			}
-			c, err := connect(flags, streams)
+			c, err := connect(flags, cmd.OutOrStdout())
 			if err != nil {
 				return err
 			}
@@ -53,7 +52,7 @@ Exit code 0: the request is forwarded or answered. 1: it could not be asked. 2: 
 			if len(args) > 0 {
 				return nil, cobra.ShellCompDirectiveNoFileComp
 			}
-			return apiServiceNames(cmd.Context(), flags, streams), cobra.ShellCompDirectiveNoFileComp
+			return apiServiceNames(cmd.Context(), flags), cobra.ShellCompDirectiveNoFileComp
 		},
 	}
 	flags.AddFlags(cmd.Flags())
@@ -64,8 +63,8 @@ Exit code 0: the request is forwarded or answered. 1: it could not be asked. 2: 
 }
 
 // apiServiceNames are for shell completion, where an error is no help to anybody.
-func apiServiceNames(ctx context.Context, flags *genericclioptions.ConfigFlags, streams genericiooptions.IOStreams) []string {
-	c, err := connect(flags, streams)
+func apiServiceNames(ctx context.Context, flags *genericclioptions.ConfigFlags) []string {
+	c, err := connect(flags, io.Discard)
 	if err != nil {
 		return nil
 	}
@@ -90,15 +89,15 @@ func (c *client) explain(ctx context.Context, subject string, o *explainOptions)
 		return err
 	}
 	c.findShadowed(ctx, x)
-	done, err := encode(c.streams.Out, o.output, x)
+	done, err := encode(c.out, o.output, x)
 	if !done {
-		_, err = io.WriteString(c.streams.Out, c.describe(x))
+		_, err = io.WriteString(c.out, c.describe(x))
 	}
 	if err != nil {
 		return err
 	}
 	if x.Code != 0 {
-		return Unavailable{}
+		return errUnavailable
 	}
 	return nil
 }
@@ -158,16 +157,7 @@ func (c *client) findShadowed(ctx context.Context, x *pages.Explanation) {
 		return
 	}
 	var list struct {
-		Items []struct {
-			Metadata struct{ Name string }
-			Spec     struct {
-				Group    string
-				Versions []struct {
-					Name   string
-					Served bool
-				}
-			}
-		}
+		Items []crd `json:"items"`
 	}
 	if err := c.get(ctx, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", url.Values{"limit": {"5000"}}, &list); err != nil {
 		return

@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
 
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -186,6 +188,32 @@ func TestLintUsage(t *testing.T) {
 	} {
 		if out, err := lint(t, "", args...); !errors.As(err, new(usageError)) || out != "" {
 			t.Errorf("%q: %T %v, printed %q", args, err, err, out)
+		}
+	}
+}
+
+// lint has flags of serve, so that one can give it serve's own. The README lists those.
+func TestLintFlags(t *testing.T) {
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lintCommand().Flags().VisitAll(func(f *pflag.Flag) {
+		def := strings.Trim(f.DefValue, "[]")
+		if def != "" {
+			def = "`" + def + "`"
+		}
+		row := fmt.Sprintf("| `--%s` | %s | ", f.Name, def)
+		if own := f.Name == "output" || f.Name == "serving-names"; own == strings.Contains(string(readme), row) {
+			t.Errorf("a row %q in the README: %t", row, !own)
+		}
+	})
+}
+
+func TestCalled(t *testing.T) {
+	for self, want := range map[string]string{"/usr/bin/kubectl-fairlead": "kubectl fairlead", "/usr/bin/fairlead": "fairlead"} {
+		if got := called(self); got != want {
+			t.Errorf("called as %s: %q, want %q", self, got, want)
 		}
 	}
 }

@@ -1,10 +1,9 @@
-package console
+package main
 
 import (
 	"bytes"
 	"encoding/json"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -13,8 +12,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spf13/cobra"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
@@ -95,16 +92,14 @@ func kubeconfig(t *testing.T, s *httptest.Server) string {
 	return file
 }
 
-var errUsage = errors.New("a mistake in the command line")
-
 // run runs one command line against f.
 func (f *front) run(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
-	root := &cobra.Command{Use: "fairlead", SilenceErrors: true, SilenceUsage: true}
-	root.AddCommand(Commands(genericiooptions.IOStreams{In: strings.NewReader(""), Out: &out, ErrOut: io.Discard}, func(err error) error { return fmt.Errorf("%w: %w", errUsage, err) })...)
-	root.SetArgs(append(args, "--kubeconfig", f.kubeconfig, "--cache-dir", t.TempDir()))
-	root.SetOut(&out)
-	err := root.ExecuteContext(t.Context())
+	cmd := root()
+	cmd.SetArgs(append(args, "--kubeconfig", f.kubeconfig, "--cache-dir", t.TempDir()))
+	cmd.SetOut(&out)
+	cmd.SetErr(io.Discard)
+	err := cmd.ExecuteContext(t.Context())
 	return out.String(), err
 }

@@ -1,4 +1,4 @@
-package console
+package main
 
 import (
 	"bufio"
@@ -12,7 +12,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 )
@@ -23,7 +22,7 @@ type statusOptions struct {
 	all    bool
 }
 
-func statusCommand(streams genericiooptions.IOStreams, usage func(error) error) *cobra.Command {
+func statusCommand() *cobra.Command {
 	flags := genericclioptions.NewConfigFlags(true)
 	o := &statusOptions{}
 	cmd := &cobra.Command{
@@ -35,12 +34,12 @@ Exit code 0: every APIService can be used. 1: it could not be asked. 2: a mistak
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(o.output); err != nil {
-				return usage(err)
+				return usageError{err}
 			}
 			if o.watch && (o.output == "json" || o.output == "yaml") {
-				return usage(errors.New("--watch shows the table only: ask again for -o " + o.output))
+				return usageError{errors.New("--watch shows the table only: ask again for -o " + o.output)}
 			}
-			c, err := connect(flags, streams)
+			c, err := connect(flags, cmd.OutOrStdout())
 			if err != nil {
 				return err
 			}
@@ -79,11 +78,11 @@ func completeOutput(cmd *cobra.Command) {
 
 // show writes a status once.
 func (c *client) show(s *pages.Status, o *statusOptions) error {
-	if done, err := encode(c.streams.Out, o.output, s); done {
+	if done, err := encode(c.out, o.output, s); done {
 		return errors.Join(err, sound(s))
 	}
 	shown, local := choose(s, o)
-	if err := table(c.streams.Out, c.rows(s, shown, o)); err != nil {
+	if err := table(c.out, c.rows(s, shown, o)); err != nil {
 		return err
 	}
 	if err := c.footer(s, local); err != nil {
@@ -92,14 +91,14 @@ func (c *client) show(s *pages.Status, o *statusOptions) error {
 	return sound(s)
 }
 
-// sound is Unavailable unless every APIService can be used.
+// sound is errUnavailable unless every APIService can be used.
 func sound(s *pages.Status) error {
 	if s.Ready != "" {
-		return Unavailable{}
+		return errUnavailable
 	}
 	for i := range s.APIServices {
 		if !s.APIServices[i].Available() {
-			return Unavailable{}
+			return errUnavailable
 		}
 	}
 	return nil
@@ -196,7 +195,7 @@ func (c *client) footer(s *pages.Status, local int) error {
 			fmt.Fprintln(&b, c.palette.bad(printable(f.Use+" ("+f.Source+"): "+f.Err)))
 		}
 	}
-	_, err := io.WriteString(c.streams.Out, b.String())
+	_, err := io.WriteString(c.out, b.String())
 	return err
 }
 
@@ -250,5 +249,5 @@ func (c *client) showChanged(s *pages.Status, shown []*pages.APIService, known m
 	if !first {
 		rows = rows[1:]
 	}
-	return table(c.streams.Out, rows)
+	return table(c.out, rows)
 }

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
-	"unicode"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -16,7 +16,20 @@ import (
 
 // linter is one run of lint.
 type linter struct {
-	o      *options
+	// Flags of serve that say who trusts whom, spelled as there.
+	kubeconfig      string
+	tlsCert, tlsKey string
+	sniPairs        []string
+	clientCA        string
+	requestHeaderCA string
+	allowedNames    []string
+
+	proxyCert, proxyKey string
+
+	endpointRouting bool
+	allowLoopback   bool
+	protectedGroups []string
+
 	output string
 	names  []string // that clients use for the front door
 	stdin  io.Reader
@@ -24,16 +37,8 @@ type linter struct {
 	found []certs.Finding
 }
 
-// lintFlags are the flags of serve that lint has, too: those that say who trusts whom.
-func lintFlags() []string {
-	return []string{
-		"kubeconfig", "tls-cert-file", "tls-private-key-file", "tls-sni-cert-key", "client-ca-file", "requestheader-client-ca-file",
-		"requestheader-allowed-names", "proxy-client-cert-file", "proxy-client-key-file", "enable-aggregator-routing", "allow-loopback-backends", "protected-groups",
-	}
-}
-
 func lintCommand() *cobra.Command {
-	l := &linter{o: &options{}}
+	l := &linter{}
 	cmd := &cobra.Command{
 		Use:   "lint [FILE…]",
 		Short: "Find what is wrong, or soon will be, with APIServices and certificates",
@@ -51,55 +56,89 @@ Exit code 0: nothing is wrong, though there may be warnings. 1: something is. 2:
 			}
 			l.files(args)
 			l.own()
-			if l.o.kubeconfig != "" {
+			if l.kubeconfig != "" {
 				l.live(cmd.Context())
 			}
 			return l.report(cmd.OutOrStdout())
 		},
 	}
-	all := pflag.NewFlagSet("serve", pflag.ContinueOnError)
-	l.o.addFlags(all)
-	for _, name := range lintFlags() {
-		cmd.Flags().AddFlag(all.Lookup(name))
-	}
-	cmd.Flags().StringVarP(&l.output, "output", "o", "text", "Form of the findings: text (a line each) or json (a list).")
-	cmd.Flags().StringSliceVar(&l.names, "serving-names", nil, "Names and addresses that clients use for Fairlead; the serving certificate must be valid for each.")
+	l.addFlags(cmd.Flags())
 	cmd.Flags().SortFlags = false
 	return cmd
+}
+
+func (l *linter) addFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&l.kubeconfig, "kubeconfig", "", "Kubeconfig of the local apiserver. Empty: no cluster is checked.")
+	fs.StringVar(&l.tlsCert, "tls-cert-file", "", "Serving certificate (PEM, chain).")
+	fs.StringVar(&l.tlsKey, "tls-private-key-file", "", "Key of the serving certificate.")
+	fs.StringArrayVar(&l.sniPairs, "tls-sni-cert-key", nil, "A further serving pair, certfile,keyfile[:name,…]; may repeat.")
+	fs.StringVar(&l.clientCA, "client-ca-file", "", "CA bundle of client certificates.")
+	fs.StringVar(&l.requestHeaderCA, "requestheader-client-ca-file", "", "CA bundle of front proxies that may name their user.")
+	fs.StringSliceVar(&l.allowedNames, "requestheader-allowed-names", nil, "Common names of such front proxies. Empty: any certificate of that CA.")
+	fs.StringVar(&l.proxyCert, "proxy-client-cert-file", "", "Certificate by which backends and the local apiserver know Fairlead as their front proxy.")
+	fs.StringVar(&l.proxyKey, "proxy-client-key-file", "", "Key of that certificate.")
+	fs.BoolVar(&l.endpointRouting, "enable-aggregator-routing", true, "Requests are sent to endpoints. False: to the Service's ClusterIP.")
+	fs.BoolVar(&l.allowLoopback, "allow-loopback-backends", false, "Backends may have loopback addresses.")
+	fs.StringSliceVar(&l.protectedGroups, "protected-groups", nil, "Groups that no remote may claim. Empty: Kubernetes' built-in ones. \"-\": none.")
+	fs.StringVarP(&l.output, "output", "o", "text", "Form of the findings: text (a line each) or json (a list).")
+	fs.StringSliceVar(&l.names, "serving-names", nil, "Names and addresses that clients use for Fairlead; the serving certificate must be valid for each.")
 }
 
 // validate finds mistakes of the command line; a file that is missing is one.
 func (l *linter) validate(files []string) error {
 	var faults []error
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	readable := func(name, path string) {
+		f, err := os.Open(path)
+		if err != nil {
+			fault("%s: %w", name, err)
+			return
+		}
+		_ = f.Close() // it was only opened to see whether it can be
+	}
 	if l.output != "text" && l.output != "json" {
 		fault("--output %q is neither text nor json", l.output)
 	}
-	given := []struct{ flag, path string }{
-		{"--kubeconfig", l.o.kubeconfig}, {"--tls-cert-file", l.o.tlsCert}, {"--tls-private-key-file", l.o.tlsKey}, {"--client-ca-file", l.o.clientCA},
-		{"--requestheader-client-ca-file", l.o.requestHeaderCA}, {"--proxy-client-cert-file", l.o.proxyCert}, {"--proxy-client-key-file", l.o.proxyKey},
-	}
-	nothing := len(files) == 0 && len(l.o.sniPairs) == 0
-	for _, g := range given {
-		checkReadable(fault, g.flag, g.path)
-		nothing = nothing && g.path == ""
+	nothing := len(files) == 0 && len(l.sniPairs) == 0
+	for _, given := range []struct{ flag, path string }{
+		{"--kubeconfig", l.kubeconfig}, {"--tls-cert-file", l.tlsCert}, {"--tls-private-key-file", l.tlsKey}, {"--client-ca-file", l.clientCA},
+		{"--requestheader-client-ca-file", l.requestHeaderCA}, {"--proxy-client-cert-file", l.proxyCert}, {"--proxy-client-key-file", l.proxyKey},
+	} {
+		if given.path != "" {
+			nothing = false
+			readable(given.flag, given.path)
+		}
 	}
 	for _, f := range files {
 		if f != "-" {
-			checkReadable(fault, "FILE", f)
+			readable("FILE", f)
 		}
 	}
-	if (l.o.tlsCert == "") != (l.o.tlsKey == "") {
+	if (l.tlsCert == "") != (l.tlsKey == "") {
 		fault("--tls-cert-file and --tls-private-key-file go together")
 	}
-	if (l.o.proxyCert == "") != (l.o.proxyKey == "") {
+	if (l.proxyCert == "") != (l.proxyKey == "") {
 		fault("--proxy-client-cert-file and --proxy-client-key-file go together")
 	}
-	l.o.validateTLS(fault)
+	for _, pair := range l.sniPairs {
+		if cert, key, _ := splitSNI(pair); cert == "" || key == "" {
+			fault("--tls-sni-cert-key %q is not certfile,keyfile[:name,…]", pair)
+		} else {
+			readable("--tls-sni-cert-key", cert)
+			readable("--tls-sni-cert-key", key)
+		}
+	}
 	if nothing {
 		fault("nothing to check: name files, or the cluster with --kubeconfig, or certificates")
 	}
 	return errors.Join(faults...)
+}
+
+// splitSNI reads certfile,keyfile[:name,…].
+func splitSNI(pair string) (cert, key, names string) {
+	files, names, _ := strings.Cut(pair, ":")
+	cert, key, _ = strings.Cut(files, ",")
+	return cert, key, names
 }
 
 // error and warn add a finding.
@@ -147,14 +186,4 @@ func (l *linter) report(out io.Writer) error {
 		return fmt.Errorf("%d errors, %d warnings", failed, len(l.found)-failed)
 	}
 	return nil
-}
-
-// printable keeps what certificates and manifests say from commanding the terminal.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsGraphic(r) {
-			return r
-		}
-		return unicode.ReplacementChar
-	}, s)
 }

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// asFairlead in the environment makes the test's own executable fairlead.
+const asFairlead = "TEST_AS_FAIRLEAD"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asFairlead) != "" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// program writes an executable that says how it was called.
+func program(t *testing.T, file string) {
+	t.Helper()
+	const text = "#!/bin/sh\necho \"told: $*\"\nexit 3\n"
+	if err := os.WriteFile(file, []byte(text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestBecomesPlugin(t *testing.T) {
+	dir := t.TempDir()
+	program(t, filepath.Join(dir, plugin))
+	for _, tt := range []struct {
+		name string
+		args []string
+		want string
+	}{
+		{"flags are the plugin's", []string{"status", "-o", "wide", "--no-such-flag"}, "told: status -o wide --no-such-flag\n"},
+		{"and so is help", []string{"lint", "--help"}, "told: lint --help\n"},
+		{"shell completion", []string{"__complete", "explain", "--as", "bob", "v1"}, "told: __complete explain --as bob v1\n"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			cmd := exec.CommandContext(t.Context(), os.Args[0], tt.args...)
+			cmd.Env = append(os.Environ(), asFairlead+"=1", "PATH="+dir)
+			out, err := cmd.Output()
+			if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 3 || string(out) != tt.want {
+				t.Errorf("%v, said %q, want exit code 3 and %q", err, out, tt.want)
+			}
+		})
+	}
+	t.Run("no plugin", func(t *testing.T) {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "status")
+		cmd.Env = append(os.Environ(), asFairlead+"=1", "PATH="+t.TempDir())
+		var errs strings.Builder
+		cmd.Stderr = &errs
+		out, err := cmd.Output()
+		exit, ok := errors.AsType[*exec.ExitError](err)
+		if said := errs.String(); !ok || exit.ExitCode() != exitFailed || len(out) > 0 || strings.Count(said, "\n") != 1 ||
+			!strings.HasPrefix(said, plugin+", which has this subcommand, is neither beside ") {
+			t.Errorf("%v, said %q and %q", err, out, said)
+		}
+	})
+}
+
+func TestFindPlugin(t *testing.T) {
+	beside, elsewhere := t.TempDir(), t.TempDir()
+	self := filepath.Join(beside, "fairlead")
+	program(t, self)
+	t.Setenv("PATH", elsewhere)
+	// The name under which fairlead was installed when it was its own plugin.
+	if err := os.Symlink(self, filepath.Join(beside, plugin)); err != nil {
+		t.Fatal(err)
+	}
+	if path, err := findPlugin(self); err == nil {
+		t.Errorf("%s is fairlead itself", path)
+	}
+	program(t, filepath.Join(elsewhere, plugin))
+	if path, err := findPlugin(self); err != nil || path != filepath.Join(elsewhere, plugin) {
+		t.Errorf("in PATH: %q, %v", path, err)
+	}
+	if err := os.Remove(filepath.Join(beside, plugin)); err != nil {
+		t.Fatal(err)
+	}
+	program(t, filepath.Join(beside, plugin))
+	if path, err := findPlugin(self); err != nil || path != filepath.Join(beside, plugin) {
+		t.Errorf("beside: %q, %v", path, err)
+	}
+}
