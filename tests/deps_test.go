@@ -2,6 +2,7 @@ package tests
 
 import (
 	"os"
+	"os/exec"
 	"path"
 	"slices"
 	"strconv"
@@ -165,6 +166,33 @@ func (r rule) forbids(s source, imp string) bool {
 		return false
 	}
 	return !slices.ContainsFunc(r.except, func(place string) bool { return s.name == place || s.under(place) })
+}
+
+// The process that holds the front-proxy key links nothing of kubectl's: kubectl-fairlead has the subcommands for people.
+func TestKeyIsKeptFromKubectl(t *testing.T) {
+	linked := func(command string) []string {
+		cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", module+"/cmd/"+command)
+		cmd.Stderr = os.Stderr
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var found []string
+		for p := range strings.FieldsSeq(string(out)) {
+			for _, foreign := range []string{"k8s.io/cli-runtime/", "k8s.io/kubectl/", "sigs.k8s.io/kustomize/"} {
+				if strings.HasPrefix(p, foreign) {
+					found = append(found, p)
+				}
+			}
+		}
+		return found
+	}
+	if found := linked("fairlead"); len(found) > 0 {
+		t.Errorf("cmd/fairlead links %s", strings.Join(found, ", "))
+	}
+	if len(linked("kubectl-fairlead")) == 0 {
+		t.Error("cmd/kubectl-fairlead links none of them: this test looks for what nobody has")
+	}
 }
 
 func imports(s source) []string {
