@@ -16,7 +16,7 @@ import (
 	discoveryv1 "k8s.io/client-go/kubernetes/typed/discovery/v1"
 	"k8s.io/client-go/rest"
 
-	"github.com/fairlead-proxy/fairlead/health/entrypoint"
+	"github.com/fairlead-proxy/fairlead/cmd/fairlead/entrypoint"
 )
 
 // publisher keeps this replica among the endpoints of default/kubernetes.

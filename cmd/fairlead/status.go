@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
-	"github.com/fairlead-proxy/fairlead/health/status"
+	"github.com/fairlead-proxy/fairlead/cmd/fairlead/status"
 )
 
 // makeStatus makes the writer of fairlead.dev/Available. Available itself belongs to kube-apiserver's own controllers, which cannot be switched off.

@@ -13,7 +13,7 @@ import (
 	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	apiregistrationv1client "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
-	"github.com/fairlead-proxy/fairlead/health/status"
+	"github.com/fairlead-proxy/fairlead/cmd/fairlead/status"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
