@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
-	"github.com/fairlead-proxy/fairlead/registry/manifest"
+	"github.com/fairlead-proxy/fairlead/registry/directory"
 )
 
 // kind is one of the kinds of objects that the table is made from.
@@ -51,7 +51,7 @@ type batch struct {
 	// replaced kinds have been read anew: what is not in objects is gone.
 	replaced [kinds]bool
 	reports  map[reportKey]Report
-	problems []manifest.Fault
+	problems []directory.Fault
 	told     bool // problems has been set
 	// shadowed are the definitions that APIServices hide.
 	shadowed map[schema.GroupVersion]string
@@ -93,20 +93,22 @@ func (c *changes) replace(what kind, objects map[types.NamespacedName]runtime.Ob
 	c.wake()
 }
 
-// sets are all objects of each kind.
-type sets [kinds]map[types.NamespacedName]runtime.Object
-
 // replaceAll notes the complete set of every kind at once, so that no table sees a new APIService without its new Service.
-func (c *changes) replaceAll(all sets, problems []manifest.Fault) {
+func (c *changes) replaceAll(objects []runtime.Object, problems []directory.Fault) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.objects = make(map[key]runtime.Object)
-	for what, objects := range all {
-		for name, object := range objects {
-			c.objects[key{kind(what), name}] = object
+	c.objects = make(map[key]runtime.Object, len(objects))
+	for _, o := range objects {
+		switch o := o.(type) {
+		case *apiregistrationv1.APIService:
+			c.objects[key{kindAPIService, types.NamespacedName{Name: o.Name}}] = o
+		case *corev1.Service:
+			c.objects[key{kindService, types.NamespacedName{Namespace: o.Namespace, Name: o.Name}}] = o
+		case *discoveryv1.EndpointSlice:
+			c.objects[key{kindSlice, types.NamespacedName{Namespace: o.Namespace, Name: o.Name}}] = o
 		}
-		c.replaced[what] = true
 	}
+	c.replaced = [kinds]bool{kindAPIService: true, kindService: true, kindSlice: true}
 	c.problems, c.told = problems, true
 	c.wake()
 }
@@ -163,7 +165,7 @@ type objects struct {
 	// grouped are the slices by Service. A list is replaced, never changed: Build compares lists by identity.
 	grouped  map[types.NamespacedName][]*discoveryv1.EndpointSlice
 	read     [kinds]bool
-	problems []manifest.Fault
+	problems []directory.Fault
 	shadowed map[schema.GroupVersion]string
 }
 

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
-	"github.com/fairlead-proxy/fairlead/registry/manifest"
+	"github.com/fairlead-proxy/fairlead/registry/directory"
 	"github.com/fairlead-proxy/fairlead/registry/reach"
 )
 
@@ -29,7 +29,7 @@ type Input struct {
 	// Options are the settings. Nil: all defaults. The same pointer from build to build, else every entry is made anew.
 	Options *Options
 	// Problems are the faults of the source that belong to no entry. See Table.Problems.
-	Problems []manifest.Fault
+	Problems []directory.Fault
 	// Complete says that every source has been read once.
 	Complete bool
 	// Now is the time for Since.

@@ -60,17 +60,9 @@ func New(c Config) (*Registry, error) {
 	case c.Directory != "":
 		// What is in the directory was put there by whoever runs this process, on a machine that need not have a network.
 		c.Options.Directory, c.Options.Reach.AllowLoopback = true, true
-		from, err := newDirectory(c.Directory)
+		from, err := newManifests(c)
 		if err != nil {
 			return nil, err
-		}
-		if c.Client != nil {
-			if from.cluster, err = newCluster(c.Client, c.Logger); err != nil {
-				return nil, err
-			}
-			if from.local, err = newLocal(c.Client, c.Logger); err != nil {
-				return nil, err
-			}
 		}
 		return newRegistry(c, from)
 	}

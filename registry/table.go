@@ -7,7 +7,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/fairlead-proxy/fairlead/registry/manifest"
+	"github.com/fairlead-proxy/fairlead/registry/directory"
 )
 
 // Table is one immutable state of the set of APIServices. Its methods may be called by any goroutine at any time.
@@ -18,7 +18,7 @@ type Table struct {
 	origins    []origin // :: what entries[i] was made from; for Build
 	groups     []Group
 	layout     layout
-	problems   []manifest.Fault
+	problems   []directory.Fault
 	options    *Options
 	superseded chan struct{}
 }
@@ -81,7 +81,7 @@ func (t *Table) Group(name string) *Group {
 
 // Problems are the faults of the directory's files, ordered by file and line. The last good objects of a file with faults are still in the
 // table. The caller must not change the slice.
-func (t *Table) Problems() []manifest.Fault { return t.problems }
+func (t *Table) Problems() []directory.Fault { return t.problems }
 
 // named returns the entry of an APIService by its name, version.group, nil when there is none.
 func (t *Table) named(name string) *Entry {

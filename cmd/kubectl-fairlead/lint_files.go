@@ -17,7 +17,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/manifest"
+	"github.com/fairlead-proxy/fairlead/registry/directory/manifest"
 	"github.com/fairlead-proxy/fairlead/registry/reach"
 )
 

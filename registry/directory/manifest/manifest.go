@@ -1,7 +1,7 @@
 // Package manifest reads Kubernetes objects from files: YAML or JSON, several to a file, strictly decoded, defaulted and validated by
 // Kubernetes' own rules. Every fault is told with file, line and field, because whoever reads it has an editor open and no API server to ask.
 //
-// A Decoder is safe for concurrent use. This package reads no files and follows nothing: registry does.
+// A Decoder is safe for concurrent use. This package reads no files and follows nothing: registry/directory does.
 package manifest
 
 import (

@@ -1,10 +1,18 @@
-package registry
+// Package directory is the registry without a cluster: it follows a folder of manifests (--registry=dir:PATH). Its child
+// manifest reads them, and its child apiservices serves what became of them where no local apiserver does.
+//
+// Run is the one writer. It hands the objects that the table is made from to whoever runs it, and keeps ConfigMaps and
+// roles itself, in one immutable state behind an atomic pointer: Watch and Roles may be called by any goroutine.
+//
+// What this package is not: it makes no table, and it knows nothing about a request.
+package directory
 
 import (
 	"cmp"
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,28 +26,50 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
-	"github.com/fairlead-proxy/fairlead/registry/manifest"
+	"github.com/fairlead-proxy/fairlead/registry/directory/manifest"
 )
 
-// directory is the source that reads manifests. It has one writer, run; ConfigMaps are read from maps by anyone.
-type directory struct {
+// Fault is what is wrong with a manifest.
+type Fault = manifest.Fault
+
+// Config is what New needs.
+type Config struct {
+	// Path holds the manifests: every .yaml, .yml and .json file in it and in the directories below it. Names that
+	// begin with a dot are passed over.
+	Path string
+	// Client reaches a local apiserver, whose group-versions are registered as Local ones. Nil: there is none.
+	Client *rest.Config
+	// Local reports whether the local apiserver serves an APIService. Required with Client.
+	Local func(*apiregistrationv1.APIService) bool
+	// Logger is told when the local apiserver cannot be asked. Nil discards.
+	Logger *slog.Logger
+}
+
+// Publish takes all APIServices, Services and EndpointSlices that are valid, and the faults of the files. Those that did
+// not change are the same pointers as before.
+type Publish = func(objects []runtime.Object, faults []Fault)
+
+// Directory follows a folder. Watch and Roles work from the start, but nothing is known until Run has read the folder.
+type Directory struct {
 	path    string
 	parent  string // real name of the directory that path is in
 	base    string // last element of path
 	decoder *manifest.Decoder
 	files   map[string]*file // :: path → what was read; run's own
 	shown   atomic.Pointer[shown]
-	// cluster is the local apiserver's. Nil: there is none.
-	cluster *cluster
-	// local registers what the local apiserver serves. Nil: there is none.
-	local *local
+	// local registers what the local apiserver serves, and isLocal knows what it serves. Nil: there is none.
+	local   *local
+	isLocal func(*apiregistrationv1.APIService) bool
 	// served is what it has registered; run's own.
 	served []*apiregistrationv1.APIService
 }
 
-func newDirectory(path string) (*directory, error) {
+// New looks whether the folder is there. It reads nothing yet: see Run.
+func New(c Config) (*Directory, error) {
+	path := c.Path
 	decoder, err := manifest.NewDecoder()
 	if err != nil {
 		return nil, err
@@ -53,9 +83,14 @@ func newDirectory(path string) (*directory, error) {
 	if err != nil {
 		return nil, fmt.Errorf("following directory %s: %w", path, err)
 	}
-	d := &directory{path: path, base: filepath.Base(absolute), decoder: decoder, files: make(map[string]*file)}
+	d := &Directory{path: path, base: filepath.Base(absolute), decoder: decoder, files: make(map[string]*file), isLocal: c.Local}
 	if d.parent, err = filepath.EvalSymlinks(filepath.Dir(absolute)); err != nil {
 		return nil, fmt.Errorf("following directory %s: %w", path, err)
+	}
+	if c.Client != nil {
+		if d.local, err = newLocal(c.Client, cmp.Or(c.Logger, slog.New(slog.DiscardHandler))); err != nil {
+			return nil, err
+		}
 	}
 	d.shown.Store(newShown())
 	return d, nil
@@ -72,8 +107,8 @@ const (
 	settle = 100 * time.Millisecond
 )
 
-// run implements source.
-func (d *directory) run(ctx context.Context, to *changes) error {
+// Run follows the folder until ctx ends, and publishes what it holds whenever that has changed.
+func (d *Directory) Run(ctx context.Context, publish Publish) error {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
 		return fmt.Errorf("following directory %s: %w", d.path, err)
@@ -98,7 +133,7 @@ func (d *directory) run(ctx context.Context, to *changes) error {
 		// Nothing at all could be read: that is no empty registry, whose every path would be answered with 404.
 		if lost := first && found.broken && len(found.files) == 0; !lost {
 			again = d.read(found, first) //nolint:contextcheck // kube-aggregator's validation asks for a context and waits for nothing
-			d.publish(to, found.faults)
+			d.publish(publish, found.faults)
 			first = false
 		}
 		if err := d.wait(ctx, signals{w, poll.C, served}, again); err != nil {
@@ -115,7 +150,7 @@ type signals struct {
 }
 
 // wait returns when it is time to look again. Again asks for that soon.
-func (d *directory) wait(ctx context.Context, w signals, again bool) error {
+func (d *Directory) wait(ctx context.Context, w signals, again bool) error {
 	var soon <-chan time.Time
 	if again {
 		soon = time.After(settle)
@@ -167,11 +202,8 @@ func rewatch(w *fsnotify.Watcher, watched map[string]bool, directories []string)
 
 // publish hands the last good objects of all files to the table and to those who follow ConfigMaps. Of two files that claim the same object the
 // one whose name comes first has it, on every replica alike; both are named.
-func (d *directory) publish(to *changes, faults []manifest.Fault) {
-	var all sets
-	for i := range all {
-		all[i] = make(map[types.NamespacedName]runtime.Object)
-	}
+func (d *Directory) publish(to Publish, faults []Fault) {
+	var objects []runtime.Object
 	now := newShown()
 	owners := make(map[string]string) // :: object → "file:line"
 	for _, path := range sortedKeys(d.files) {
@@ -184,31 +216,32 @@ func (d *directory) publish(to *changes, faults []manifest.Fault) {
 				continue
 			}
 			owners[name] = fmt.Sprintf("%s:%d", path, o.Line)
-			sortIn(o, &all, now)
-			if a, ok := o.Value.(*apiregistrationv1.APIService); ok && !isLocal(a) && d.serves(a) {
+			if !now.take(o.Value) {
+				objects = append(objects, o.Value)
+			}
+			if a, ok := o.Value.(*apiregistrationv1.APIService); ok && d.serves(a) && !d.isLocal(a) {
 				faults = append(faults, claim(path, o, fmt.Sprintf("the local apiserver serves it too, and service/%s in %q claims it",
 					a.Spec.Service.Name, a.Spec.Service.Namespace)))
 			}
 		}
 	}
 	for _, o := range d.served {
-		name := types.NamespacedName{Name: o.Name}
-		if all[kindAPIService][name] == nil { // what someone wrote counts more than what registers itself
-			all[kindAPIService][name] = o
+		if owners["APIService "+o.Name] == "" { // what someone wrote counts more than what registers itself
+			objects = append(objects, o)
 		}
 	}
-	slices.SortStableFunc(faults, func(a, b manifest.Fault) int { return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line)) })
-	to.replaceAll(all, faults)
+	slices.SortStableFunc(faults, func(a, b Fault) int { return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line)) })
+	to(objects, faults)
 	d.show(now)
 }
 
 // claim is a fault about who an object belongs to.
-func claim(path string, o manifest.Object, what string) manifest.Fault {
-	return manifest.Fault{File: path, Line: o.Line, Field: "metadata.name", Message: "metadata.name: " + o.Name() + ": " + what}
+func claim(path string, o manifest.Object, what string) Fault {
+	return Fault{File: path, Line: o.Line, Field: "metadata.name", Message: "metadata.name: " + o.Name() + ": " + what}
 }
 
 // serves reports whether the local apiserver serves an APIService's group-version: a CRD's or its own.
-func (d *directory) serves(a *apiregistrationv1.APIService) bool {
+func (d *Directory) serves(a *apiregistrationv1.APIService) bool {
 	_, found := slices.BinarySearchFunc(d.served, a.Name, func(o *apiregistrationv1.APIService, name string) int {
 		return strings.Compare(o.Name, name)
 	})

@@ -1,4 +1,4 @@
-package registry
+package directory
 
 import (
 	"context"
@@ -6,14 +6,9 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
-
-	"github.com/fairlead-proxy/fairlead/registry/manifest"
 )
 
 // shown is one immutable state of the objects that the table is not made from.
@@ -37,7 +32,7 @@ func newShown() *shown {
 }
 
 // show puts a state that was read in place.
-func (d *directory) show(now *shown) {
+func (d *Directory) show(now *shown) {
 	now.read = true
 	old := d.shown.Load()
 	if now.generation = old.generation; !old.read || !maps.Equal(old.roles, now.roles) || !slices.Equal(old.bindings, now.bindings) {
@@ -47,46 +42,31 @@ func (d *directory) show(now *shown) {
 	close(old.superseded) // after the store: whoever wakes up must find the new state
 }
 
-// Roles returns the ClusterRoles by name and the ClusterRoleBindings of the directory, and a number that is another one whenever either has changed.
-// Nothing of it may be changed. Without a directory there are none.
-func (r *Registry) Roles() (map[string]*rbacv1.ClusterRole, []*rbacv1.ClusterRoleBinding, uint64) {
-	d, ok := r.source.(*directory)
-	if !ok {
-		return nil, nil, 0
-	}
+// Roles returns the ClusterRoles by name and the ClusterRoleBindings, and a number that is another one whenever either
+// has changed. Nothing of it may be changed.
+func (d *Directory) Roles() (map[string]*rbacv1.ClusterRole, []*rbacv1.ClusterRoleBinding, uint64) {
 	now := d.shown.Load()
 	return now.roles, now.bindings, now.generation
 }
 
-// sortIn puts an object where it belongs.
-func sortIn(o manifest.Object, all *sets, to *shown) {
-	m, err := meta.Accessor(o.Value)
-	if err != nil {
-		return // every kind of manifest has metadata
-	}
-	name := types.NamespacedName{Namespace: m.GetNamespace(), Name: m.GetName()}
-	switch v := o.Value.(type) {
-	case *apiregistrationv1.APIService:
-		all[kindAPIService][name] = v
-	case *corev1.Service:
-		all[kindService][name] = v
-	case *discoveryv1.EndpointSlice:
-		all[kindSlice][name] = v
+// take keeps an object that the table is not made from. It reports false for the others.
+func (s *shown) take(o runtime.Object) bool {
+	switch o := o.(type) {
 	case *corev1.ConfigMap:
-		to.maps[name] = v
+		s.maps[types.NamespacedName{Namespace: o.Namespace, Name: o.Name}] = o
 	case *rbacv1.ClusterRole:
-		to.roles[v.Name] = v
+		s.roles[o.Name] = o
 	case *rbacv1.ClusterRoleBinding:
-		to.bindings = append(to.bindings, v)
+		s.bindings = append(s.bindings, o)
+	case *corev1.Secret: // valid beside the others, and of no use here
+	default:
+		return false
 	}
+	return true
 }
 
-// watch implements source.
-func (d *directory) watch(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap)) error {
-	if d.cluster != nil && namespace == metav1.NamespaceSystem && name == "extension-apiserver-authentication" {
-		// It is the local apiserver's word on whom its servers trust, which no file can give.
-		return d.cluster.watch(ctx, namespace, name, f)
-	}
+// Watch follows one ConfigMap until ctx ends. F is called from one goroutine, with nil when there is none.
+func (d *Directory) Watch(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap)) error {
 	var last *corev1.ConfigMap
 	told := false
 	for {

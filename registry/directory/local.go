@@ -1,4 +1,4 @@
-package registry
+package directory
 
 import (
 	"context"
@@ -81,7 +81,7 @@ func (l *local) run(ctx context.Context, to chan<- []*apiregistrationv1.APIServi
 func (l *local) objects(list *metav1.APIGroupList) []*apiregistrationv1.APIService {
 	var out []*apiregistrationv1.APIService
 	for _, g := range list.Groups {
-		if g.Name == apiregistration {
+		if g.Name == apiregistrationv1.GroupName {
 			continue // it has no APIService: no aggregator registers itself
 		}
 		for _, v := range g.Versions {

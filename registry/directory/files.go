@@ -1,4 +1,4 @@
-package registry
+package directory
 
 import (
 	"crypto/sha256"
@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/registry/manifest"
+	"github.com/fairlead-proxy/fairlead/registry/directory/manifest"
 )
 
 // file is what was read of one file.
@@ -26,14 +26,14 @@ type file struct {
 	// objects are the last good ones, with the same pointers until the file changes.
 	objects []manifest.Object
 	// faults are those of the last reading; empty when objects are of that reading.
-	faults []manifest.Fault
+	faults []Fault
 }
 
 // listing is what is in a directory.
 type listing struct {
 	files       []string // in order
 	directories []string // real names, to be watched
-	faults      []manifest.Fault
+	faults      []Fault
 	// broken says that some directory could not be read, so that a file that is not listed may still be there.
 	broken bool
 }
@@ -51,7 +51,7 @@ const (
 
 // list finds the manifests. Directories are followed by their real names, because a watch stays with the directory that had the name when it
 // was made, while a ConfigMap's mount gets another one with every change.
-func (d *directory) list() listing {
+func (d *Directory) list() listing {
 	var l listing
 	l.directories = append(l.directories, d.parent) // the directory's own name may be moved to another one
 	l.walk(d.path, 0)
@@ -89,7 +89,7 @@ func (l *listing) walk(path string, depth int) {
 
 func (l *listing) fault(path, doing string, err error) {
 	l.broken = true
-	l.faults = append(l.faults, manifest.Fault{File: path, Message: doing + ": " + plain(err)})
+	l.faults = append(l.faults, Fault{File: path, Message: doing + ": " + plain(err)})
 }
 
 // plain is the text of an error without the path, which the fault names already.
@@ -109,7 +109,7 @@ func isManifest(name string) bool {
 }
 
 // read reads the files that have changed. It reports whether some of them should be looked at again soon.
-func (d *directory) read(l listing, first bool) (again bool) {
+func (d *Directory) read(l listing, first bool) (again bool) {
 	for path := range d.files {
 		if _, listed := slices.BinarySearch(l.files, path); !listed && !l.broken {
 			delete(d.files, path)
@@ -136,10 +136,10 @@ func (d *directory) read(l listing, first bool) (again bool) {
 
 // readFile reads one file. It returns old when it has not changed and nil when it is gone. A file that cannot be read, or is not valid, keeps
 // its last good objects.
-func (d *directory) readFile(path string, old *file) *file {
+func (d *Directory) readFile(path string, old *file) *file {
 	f := &file{readAt: time.Now(), objects: old.objects}
 	wrong := func(doing string, err error) *file {
-		f.faults = []manifest.Fault{{File: path, Message: doing + ": " + plain(err)}}
+		f.faults = []Fault{{File: path, Message: doing + ": " + plain(err)}}
 		return f
 	}
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {

@@ -61,7 +61,7 @@ func TestDirectoryBeforeAnAPIServer(t *testing.T) {
 	for _, e := range table.Entries() {
 		kind := "remote"
 		if e.Local() {
-			kind = e.Object.Labels[automanaged]
+			kind = e.Object.Labels["kube-aggregator.kubernetes.io/automanaged"]
 		}
 		got = append(got, e.Name+" "+kind)
 	}
@@ -75,15 +75,6 @@ func TestDirectoryBeforeAnAPIServer(t *testing.T) {
 	}
 	if m := table.Match("/apis/a.io/v1/things"); m.Route != RouteRemote {
 		t.Errorf("the manifest does not win: %+v", m)
-	}
-	// The pointers stay while nothing changes, so no table is made for nothing.
-	list := &metav1.APIGroupList{Groups: []metav1.APIGroup{{Name: "b.io", Versions: []metav1.GroupVersionForDiscovery{{Version: "v1"}}}}}
-	l, err := newLocal(&rest.Config{Host: server.URL}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if a, b := l.objects(list), l.objects(list); len(a) != 1 || a[0] != b[0] {
-		t.Errorf("objects %v and %v", a, b)
 	}
 }
 
@@ -100,12 +91,5 @@ func TestDirectoryWithoutItsAPIServer(t *testing.T) {
 	table := until(t, r, "the directory", (*Table).Complete)
 	if address(table, "v1.a.io") == "" {
 		t.Errorf("table %s", show(table))
-	}
-}
-
-func TestUIDs(t *testing.T) {
-	a, b := string(uidOf("a")), string(uidOf("b"))
-	if len(a) != 36 || a == b || a[14] != '8' || !strings.ContainsRune("89ab", rune(a[19])) || a[8] != '-' || a[23] != '-' {
-		t.Errorf("%s, %s", a, b)
 	}
 }

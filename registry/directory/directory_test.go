@@ -1,0 +1,94 @@
+package directory
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+)
+
+// How a directory is followed is tested where its table is: registry/manifests_test.go.
+
+// The pointers stay while nothing changes, so no table is made for nothing.
+func TestLocalKeepsItsObjects(t *testing.T) {
+	list := &metav1.APIGroupList{Groups: []metav1.APIGroup{{Name: "b.io", Versions: []metav1.GroupVersionForDiscovery{{Version: "v1"}}}}}
+	l, err := newLocal(&rest.Config{Host: "http://localhost"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, b := l.objects(list), l.objects(list); len(a) != 1 || a[0] != b[0] {
+		t.Errorf("objects %v and %v", a, b)
+	}
+}
+
+func TestUIDs(t *testing.T) {
+	a, b := string(uidOf("a")), string(uidOf("b"))
+	if len(a) != 36 || a == b || a[14] != '8' || !strings.ContainsRune("89ab", rune(a[19])) || a[8] != '-' || a[23] != '-' {
+		t.Errorf("%s, %s", a, b)
+	}
+}
+
+// remote is an API group with its backend.
+const remote = `apiVersion: apiregistration.k8s.io/v1
+kind: APIService
+metadata: {name: v1.g%[1]d.io}
+spec: {group: g%[1]d.io, version: v1, groupPriorityMinimum: 100, versionPriority: 100, insecureSkipTLSVerify: true, service: {namespace: x, name: g%[1]d}}
+---
+apiVersion: v1
+kind: Service
+metadata: {namespace: x, name: g%[1]d}
+spec: {ports: [{port: 443}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {namespace: x, name: g%[1]d, labels: {kubernetes.io/service-name: g%[1]d}}
+addressType: IPv4
+ports: [{port: 8443}]
+endpoints: [{addresses: [%[2]s]}]
+`
+
+// BenchmarkDirectory measures reading 1,000 manifests from nothing, and one changed file among them.
+func BenchmarkDirectory(b *testing.B) {
+	dir := b.TempDir()
+	for i := range 1_000 {
+		text := fmt.Sprintf(remote, i, "127.0.0.1")
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.yaml", i)), []byte(text), 0o600); err != nil {
+			b.Fatal(err)
+		}
+	}
+	whole := func(objects []runtime.Object, faults []Fault) {
+		if len(objects) != 3_000 || len(faults) > 0 {
+			b.Fatalf("%d objects, faults %v", len(objects), faults)
+		}
+	}
+	b.Run("nothing", func(b *testing.B) {
+		for b.Loop() {
+			d, err := New(Config{Path: dir})
+			if err != nil {
+				b.Fatal(err)
+			}
+			d.read(d.list(), true)
+			d.publish(whole, nil)
+		}
+	})
+	b.Run("change", func(b *testing.B) {
+		d, err := New(Config{Path: dir})
+		if err != nil {
+			b.Fatal(err)
+		}
+		d.read(d.list(), true)
+		for i := 0; b.Loop(); i++ {
+			text := fmt.Sprintf(remote, 7, fmt.Sprintf("127.0.0.%d", i%200+1))
+			if err := os.WriteFile(filepath.Join(dir, "7.yaml"), []byte(text), 0o600); err != nil {
+				b.Fatal(err)
+			}
+			d.read(d.list(), true)
+			d.publish(whole, nil)
+		}
+	})
+}
