@@ -10,7 +10,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/health"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/apiservices"
+	"github.com/fairlead-proxy/fairlead/registry/directory/apiservices"
 )
 
 // directory is the PATH of --registry=dir:PATH. Empty: APIServices come from the local apiserver.

@@ -21,7 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/apiservices"
+	"github.com/fairlead-proxy/fairlead/registry/directory/apiservices"
 	"github.com/fairlead-proxy/fairlead/registry/reach"
 )
 
