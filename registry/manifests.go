@@ -38,8 +38,9 @@ func (m *manifests) watch(ctx context.Context, namespace, name string, f func(*c
 	return m.Watch(ctx, namespace, name, f)
 }
 
-// Roles returns the ClusterRoles by name and the ClusterRoleBindings of the directory, and a number that is another one
-// whenever either has changed. Nothing of it may be changed. Without a directory there are none.
+// Roles returns the ClusterRoles by name and the ClusterRoleBindings of the directory, and a number
+// that is another one whenever either has changed. Nothing of it may be changed. Without a
+// directory there are none.
 func (r *Registry) Roles() (map[string]*rbacv1.ClusterRole, []*rbacv1.ClusterRoleBinding, uint64) {
 	m, ok := r.source.(*manifests)
 	if !ok {

@@ -117,11 +117,11 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.anonymous, "anonymous-auth", false, "Serve remotes to callers without credentials, as system:anonymous.")
 	fs.StringVar(&o.tokenFile, "token-auth-file", "", "Tokens where there is no local apiserver: lines of token,user,uid,\"groups\". Reloaded when it changes. Empty: none.")
 	fs.StringVar(&o.authConfig, "authentication-config", "", "AuthenticationConfiguration of apiserver.config.k8s.io: who may be anonymous and, where there is no local apiserver, whose JWTs are believed (reloaded when it changes). A jwt section beside a local apiserver is an error. Empty: none.")
-	fs.DurationVar(&o.tokenTTL, "authentication-token-webhook-cache-ttl", 10*time.Second, "How long a TokenReview is believed.")
+	fs.DurationVar(&o.tokenTTL, "authentication-token-webhook-cache-ttl", 10*time.Second, "How long a TokenReview is cached.")
 	fs.StringVar(&o.authzMode, "authorization-mode", "", "Who authorizes requests to remotes: webhook (SubjectAccessReview at the local apiserver), RBAC (ClusterRoles of --registry=dir:), backend (the extension server alone) or AlwaysAllow (nobody, with --registry=dir: only). Empty: webhook, or RBAC without a local apiserver.")
 	fs.StringSliceVar(&o.alwaysAllow, "authorization-always-allow-paths", []string{"/healthz", "/readyz", "/livez"}, "Paths of ours that need no authorization.")
-	fs.DurationVar(&o.authorizedTTL, "authorization-webhook-cache-authorized-ttl", 10*time.Second, "How long an allowing SubjectAccessReview is believed.")
-	fs.DurationVar(&o.unauthorizedTTL, "authorization-webhook-cache-unauthorized-ttl", 10*time.Second, "How long a denying one is.")
+	fs.DurationVar(&o.authorizedTTL, "authorization-webhook-cache-authorized-ttl", 10*time.Second, "How long an allowed SubjectAccessReview is cached.")
+	fs.DurationVar(&o.unauthorizedTTL, "authorization-webhook-cache-unauthorized-ttl", 10*time.Second, "How long a denied SubjectAccessReview is cached.")
 
 	fs.DurationVar(&o.requestTimeout, "request-timeout", time.Minute, "Bound of a request to a remote that is not long-running.")
 	fs.IntVar(&o.maxConnections, "max-connections", 0, "Bound of client connections to the front door; more wait in the kernel's queue. 0: three quarters of the files that the process may have open.")
@@ -134,8 +134,8 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.maxMutating, "max-mutating-requests-inflight", 0, "Bound of mutating requests under way to remotes. 0: none.")
 
 	fs.StringVar(&o.egress, "egress-selector-config-file", "", "EgressSelectorConfiguration whose entry cluster says how backends are reached. Empty: directly.")
-	fs.BoolVar(&o.writeStatus, "write-status", false, "Write the condition fairlead.dev/Available to APIServices, by one replica that holds the Lease kube-system/fairlead-status.")
-	fs.BoolVar(&o.emitEvents, "emit-events", false, "Tell of verdicts that change by Events on the APIServices, by one replica that holds the Lease kube-system/fairlead-events.")
+	fs.BoolVar(&o.writeStatus, "write-status", false, "Write the condition fairlead.dev/Available to APIServices, by the one replica that holds the Lease kube-system/fairlead-status.")
+	fs.BoolVar(&o.emitEvents, "emit-events", false, "Report changed verdicts as Events on the APIServices, by the one replica that holds the Lease kube-system/fairlead-events.")
 
 	fs.BoolVar(&o.publishEndpoints, "publish-kubernetes-endpoints", false, "Publish this replica, while it is ready, in the endpoints of the Service default/kubernetes. kube-apiserver must run with --endpoint-reconciler-type=none.")
 	fs.StringVar(&o.advertiseAddress, "advertise-address", "", "Address at which clients in the cluster reach this replica, for --publish-kubernetes-endpoints. Empty: that of the environment variable POD_IP, or else --bind-address.")

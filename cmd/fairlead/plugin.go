@@ -12,11 +12,12 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// plugin is the program that has the subcommands for people. It links kubectl's connection flags and with them
-// kustomize, which have no business in the process that holds the front-proxy key.
+// plugin is the program that has the subcommands for people. It links kubectl's connection flags
+// and with them kustomize, which have no business in the process that holds the front-proxy key.
 const plugin = "kubectl-fairlead"
 
-// pluginCommand is a subcommand of the plugin: this process becomes it. Its flags are the plugin's to read.
+// pluginCommand is a subcommand of the plugin: this process becomes it. Its flags are the plugin's
+// to read.
 func pluginCommand(name, short string) *cobra.Command {
 	return &cobra.Command{
 		Use:                name,
@@ -33,7 +34,8 @@ func pluginCommand(name, short string) *cobra.Command {
 	}
 }
 
-// becomePlugin runs the plugin in place of this process, under the same name, so that its help shows what was typed.
+// becomePlugin runs the plugin in place of this process, under the same name, so that its help
+// shows what was typed.
 func becomePlugin(args []string) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -48,8 +50,8 @@ func becomePlugin(args []string) error {
 	return fmt.Errorf("running %s: %w", path, err)
 }
 
-// findPlugin looks beside the executable self, then in PATH. A link to self is passed over: fairlead was its own
-// plugin once, and would run itself for ever.
+// findPlugin looks beside the executable self, then in PATH. A link to self is passed over:
+// fairlead was its own plugin once, and would run itself for ever.
 func findPlugin(self string) (string, error) {
 	own, err := os.Stat(self)
 	if err != nil {

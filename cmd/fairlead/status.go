@@ -46,7 +46,7 @@ func replicaName() (string, error) {
 	return host + "_" + rand.Text(), nil
 }
 
-// makeEvents makes what tells of verdicts by Events.
+// makeEvents makes what reports changed verdicts as Events.
 func (d *door) makeEvents(context.Context) error {
 	if !d.o.emitEvents {
 		return nil

@@ -16,7 +16,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 )
 
-// maxAnswer bounds what is read of a server: 10,000 APIServices with their certificates are some 30 MB.
+// maxAnswer bounds what is read of a server: 10,000 APIServices with their certificates are some 30
+// MB.
 const maxAnswer = 256 << 20
 
 // client asks one Fairlead.

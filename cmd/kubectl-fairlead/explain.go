@@ -149,8 +149,9 @@ func resource(mapper meta.RESTMapper, subject string) (schema.GroupVersionResour
 	return mapper.ResourceFor(partial.WithVersion(""))
 }
 
-// findShadowed looks for a CustomResourceDefinition of the group-version that a remote has taken over: its objects are still there, and nobody sees them. Who may not
-// list CustomResourceDefinitions is not told.
+// findShadowed looks for a CustomResourceDefinition of the group-version that a remote has taken
+// over: its objects are still there, and nobody sees them. A user who may not list
+// CustomResourceDefinitions learns nothing of it.
 func (c *client) findShadowed(ctx context.Context, x *pages.Explanation) {
 	a := x.APIService
 	if a == nil || a.Kind != "remote" {

@@ -24,9 +24,11 @@ import (
 )
 
 const (
-	// clusterTimeout bounds reading the cluster: three lists and three watches, seconds at most even for 10,000 APIServices.
+	// clusterTimeout bounds reading the cluster: three lists and three watches, seconds at most
+	// even for 10,000 APIServices.
 	clusterTimeout = 30 * time.Second
-	// handshakeTimeout bounds one endpoint, as a probe's does, and maxHandshakes how many are asked at the same time.
+	// handshakeTimeout bounds one endpoint, as a probe's does, and maxHandshakes how many are asked
+	// at the same time.
 	handshakeTimeout = 5 * time.Second
 	maxHandshakes    = 16
 )
@@ -63,7 +65,8 @@ func (l *linter) live(ctx context.Context) {
 	l.shadowed(ctx, client.RESTClient(), entries)
 }
 
-// proxyClient compares the proxy client certificate with the cluster's authentication ConfigMap. False: there is no cluster to talk to.
+// proxyClient compares the proxy client certificate with the cluster's authentication ConfigMap.
+// False: there is no cluster to talk to.
 func (l *linter) proxyClient(ctx context.Context, client corev1client.CoreV1Interface) bool {
 	const name = "extension-apiserver-authentication"
 	cm, err := client.ConfigMaps(metav1.NamespaceSystem).Get(ctx, name, metav1.GetOptions{})
@@ -135,8 +138,9 @@ func (l *linter) backend(ctx context.Context, client corev1client.CoreV1Interfac
 	l.found = append(l.found, certs.CheckBackend(e.Name, b, bundle, l.presented(ctx, e))...)
 }
 
-// presented asks every endpoint for its chain, and the proxy client certificate is shown to none. Who cannot be reached from here is left out with a warning: this may not be
-// the network that Fairlead runs in.
+// presented asks every endpoint for its chain, and shows the proxy client certificate to none. An
+// endpoint that cannot be reached from here is left out with a warning: Fairlead may run in another
+// network.
 func (l *linter) presented(ctx context.Context, e *registry.Entry) map[string][]*x509.Certificate {
 	var mu sync.Mutex // guards what follows
 	chains := make(map[string][]*x509.Certificate)
@@ -198,7 +202,8 @@ type crd struct {
 	} `json:"spec"`
 }
 
-// shadowed finds CustomResourceDefinitions whose group-version an APIService sends elsewhere: their objects are still there, and nobody can reach them.
+// shadowed finds CustomResourceDefinitions whose group-version an APIService sends elsewhere: their
+// objects are still there, and nobody can reach them.
 func (l *linter) shadowed(ctx context.Context, client rest.Interface, entries []*registry.Entry) {
 	remote := make(map[string]*registry.Entry)
 	for _, e := range entries {

@@ -37,7 +37,8 @@ func lintText(t *testing.T, stdin string, args ...string) string {
 	return out
 }
 
-// manifestOf is an APIService with its Service. Lines of changes replace those that begin alike; a change that ends in a colon deletes its line.
+// manifestOf is an APIService with its Service. Lines of changes replace those that begin alike; a
+// change that ends in a colon deletes its line.
 func manifestOf(changes ...string) string {
 	lines := strings.Split(strings.TrimSpace(`
 apiVersion: apiregistration.k8s.io/v1

@@ -1,11 +1,12 @@
-// Command kubectl-fairlead is what people ask of Fairlead: status and explain ask a running one through its front door,
-// lint finds what is wrong, version says what was built. kubectl finds it in PATH as its plugin, and fairlead becomes
-// it for these subcommands. It is a program of its own because kubectl's connection flags bring kustomize with them:
-// the process that holds the front-proxy key links neither.
+// Command kubectl-fairlead is what people ask of Fairlead: status and explain ask a running one
+// through its front door, lint finds what is wrong, version says what was built. kubectl finds it
+// in PATH as its plugin, and fairlead becomes it for these subcommands. It is a program of its own
+// because kubectl's connection flags bring kustomize with them: the process that holds the
+// front-proxy key links neither.
 //
-// status and explain read kubectl's own kubeconfig and flags, need no more access than kubectl has, and show what the
-// server says. They find out nothing by themselves but which path a resource name means, and whether a
-// CustomResourceDefinition claims it too.
+// status and explain read kubectl's own kubeconfig and flags, need no more access than kubectl has,
+// and show what the server says. They find out nothing by themselves but which path a resource name
+// means, and whether a CustomResourceDefinition claims it too.
 //
 // Each command is used by one goroutine.
 package main
@@ -37,7 +38,8 @@ const (
 // usageError is a mistake in the command line: one line per fault.
 type usageError struct{ error }
 
-// errUnavailable is how a command ends that worked and has nothing good to tell. It has told it already.
+// errUnavailable ends a command that worked and found something unavailable or refused. The command
+// has said so already.
 var errUnavailable = errors.New("unavailable")
 
 func main() {

@@ -20,7 +20,8 @@ import (
 // palette colours words. The zero palette does not.
 type palette struct{ on bool }
 
-// paletteFor is for a terminal, unless its user has asked for none (https://no-color.org) or it can do none.
+// paletteFor is for a terminal, unless its user has asked for none (https://no-color.org) or it can
+// do none.
 func paletteFor(w io.Writer) palette {
 	f, ok := w.(*os.File)
 	_, no := os.LookupEnv("NO_COLOR")
@@ -38,8 +39,8 @@ func (p palette) good(text string) string { return p.paint("32", text) }
 func (p palette) bad(text string) string  { return p.paint("31", text) }
 func (p palette) dim(text string) string  { return p.paint("2", text) }
 
-// printable puts spaces for what a terminal would obey, or would show in another order, in what a backend, a
-// certificate or an object's author may have written.
+// printable puts spaces for what a terminal would obey, or would show in another order, in what a
+// backend, a certificate or an object's author may have written.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsGraphic(r) || r == utf8.RuneError {

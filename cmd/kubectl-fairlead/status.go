@@ -199,7 +199,8 @@ func (c *client) footer(s *pages.Status, local int) error {
 	return err
 }
 
-// watch writes the table once and then every row that has changed, as kubectl get --watch does, until interrupted.
+// watch writes the table once and then every row that has changed, as kubectl get --watch does,
+// until interrupted.
 func (c *client) watch(ctx context.Context, o *statusOptions) error {
 	resp, err := c.open(ctx, pages.Below+"/events", nil)
 	if err != nil {

@@ -15,9 +15,11 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
-// local registers by itself what the local apiserver serves, for a directory registry in front of one: kube-apiserver does the same with its
-// autoregister controllers (kube-aggregator pkg/controllers/autoregister, kubernetes pkg/controlplane/controller/crdregistration). It asks
-// for the legacy list of groups, which is names and versions only, a fiftieth of the aggregated document.
+// local registers by itself what the local apiserver serves, for a directory registry in front of
+// one: kube-apiserver does the same with its autoregister controllers (kube-aggregator
+// pkg/controllers/autoregister, kubernetes pkg/controlplane/controller/crdregistration). It asks
+// for the legacy list of groups, which is names and versions only, a fiftieth of the aggregated
+// document.
 type local struct {
 	groups func(context.Context) (*metav1.APIGroupList, error)
 	log    *slog.Logger
@@ -25,8 +27,8 @@ type local struct {
 	made   map[schema.GroupVersion]*apiregistrationv1.APIService
 }
 
-// localInterval is how often the local apiserver is asked. What it serves is routed to it whether or not it is registered: only listings and
-// the report of shadowed groups wait for it.
+// localInterval is how often the local apiserver is asked. What it serves is routed to it whether
+// or not it is registered: only listings and the report of shadowed groups wait for it.
 const localInterval = 10 * time.Second
 
 func newLocal(c *rest.Config, log *slog.Logger) (*local, error) {
@@ -45,7 +47,8 @@ func newLocal(c *rest.Config, log *slog.Logger) (*local, error) {
 	}, nil
 }
 
-// run sends the local APIServices whenever they have changed, until ctx ends. When the apiserver is away the last ones stay.
+// run sends the local APIServices whenever they have changed, until ctx ends. When the apiserver is
+// away the last ones stay.
 func (l *local) run(ctx context.Context, to chan<- []*apiregistrationv1.APIService) {
 	var last []*apiregistrationv1.APIService
 	failing := false
@@ -77,7 +80,8 @@ func (l *local) run(ctx context.Context, to chan<- []*apiregistrationv1.APIServi
 	}
 }
 
-// objects makes the APIServices of a list of groups, with the same pointers for the same group-versions.
+// objects makes the APIServices of a list of groups, with the same pointers for the same
+// group-versions.
 func (l *local) objects(list *metav1.APIGroupList) []*apiregistrationv1.APIService {
 	var out []*apiregistrationv1.APIService
 	for _, g := range list.Groups {
@@ -99,7 +103,8 @@ func (l *local) objects(list *metav1.APIGroupList) []*apiregistrationv1.APIServi
 // automanaged is the label by which kube-aggregator knows what it registered itself.
 const automanaged = "kube-aggregator.kubernetes.io/automanaged"
 
-// object makes one Local APIService. A group that is not built in is a CRD's: 1000/100, as crdregistration has it.
+// object makes one Local APIService. A group that is not built in is a CRD's: 1000/100, as
+// crdregistration has it.
 func (l *local) object(gv schema.GroupVersion) *apiregistrationv1.APIService {
 	o := &apiregistrationv1.APIService{
 		ObjectMeta: metav1.ObjectMeta{Name: gv.Version + "." + gv.Group, Labels: map[string]string{automanaged: "true"}},
@@ -119,8 +124,9 @@ func (l *local) object(gv schema.GroupVersion) *apiregistrationv1.APIService {
 // priority is where a built-in group-version stands.
 type priority struct{ group, version int32 }
 
-// builtinPriority returns the priority of a group-version of kube-apiserver v1.36 (pkg/controlplane/apiserver/aggregator.go and
-// cmd/kube-apiserver/app/aggregator.go). A version of a built-in group that is newer than this list comes last in its group.
+// builtinPriority returns the priority of a group-version of kube-apiserver v1.36
+// (pkg/controlplane/apiserver/aggregator.go and cmd/kube-apiserver/app/aggregator.go). A version of
+// a built-in group that is newer than this list comes last in its group.
 func builtinPriority(gv schema.GroupVersion) (priority, bool) {
 	var group int32
 	versions := map[string]int32{"v1": 15}

@@ -42,8 +42,8 @@ func (d *Directory) show(now *shown) {
 	close(old.superseded) // after the store: whoever wakes up must find the new state
 }
 
-// Roles returns the ClusterRoles by name and the ClusterRoleBindings, and a number that is another one whenever either
-// has changed. Nothing of it may be changed.
+// Roles returns the ClusterRoles by name and the ClusterRoleBindings, and a number that is another
+// one whenever either has changed. Nothing of it may be changed.
 func (d *Directory) Roles() (map[string]*rbacv1.ClusterRole, []*rbacv1.ClusterRoleBinding, uint64) {
 	now := d.shown.Load()
 	return now.roles, now.bindings, now.generation
@@ -65,7 +65,8 @@ func (s *shown) take(o runtime.Object) bool {
 	return true
 }
 
-// Watch follows one ConfigMap until ctx ends. F is called from one goroutine, with nil when there is none.
+// Watch follows one ConfigMap until ctx ends. F is called from one goroutine, with nil when there
+// is none.
 func (d *Directory) Watch(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap)) error {
 	var last *corev1.ConfigMap
 	told := false

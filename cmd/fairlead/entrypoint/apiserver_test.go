@@ -21,7 +21,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// apiserver keeps objects in memory and refuses what is based on an older state, as an apiserver does and client-go's tracker does not.
+// apiserver keeps objects in memory and refuses what is based on an older state, as an apiserver
+// does and client-go's tracker does not.
 type apiserver struct {
 	fake    clienttesting.Fake
 	tracker clienttesting.ObjectTracker
@@ -159,8 +160,8 @@ func (s *apiserver) said(t *testing.T) string {
 	return content(e)
 }
 
-// overwrite does what kube-apiserver's reconciler does: it sets the subsets of the Endpoints (to none, if address is empty), keeping their annotations, and
-// replaces the EndpointSlice.
+// overwrite does what kube-apiserver's reconciler does: it sets the subsets of the Endpoints (to
+// none, if address is empty), keeping their annotations, and replaces the EndpointSlice.
 func (s *apiserver) overwrite(t *testing.T, address string) {
 	t.Helper()
 	c := s.config()

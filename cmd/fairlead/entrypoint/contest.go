@@ -5,10 +5,12 @@ import (
 )
 
 const (
-	// quiet is how long nobody else may write before it is forgotten that somebody did. kube-apiserver's reconciler writes every 10 s.
+	// quiet is how long after its last write another writer is forgotten. kube-apiserver's
+	// reconciler writes every 10 s.
 	quiet = time.Minute
-	// shortPause and longPause bound how long another writer is given way to: long enough that in-cluster clients are not thrown to and fro, short enough that the entrypoint
-	// is taken over soon after the last kube-apiserver was restarted without its reconciler.
+	// shortPause and longPause bound how long we give way to another writer: long enough that
+	// in-cluster clients are not sent back and forth, short enough that we take over soon after the
+	// last kube-apiserver was restarted without its reconciler.
 	shortPause, longPause = time.Minute, 5 * time.Minute
 )
 
@@ -16,14 +18,14 @@ const (
 type contest struct {
 	strikes int           // foreign writes since it was quiet
 	last    time.Time     // of the latest strike
-	pause   time.Duration // how long is given way; 0: never was
+	pause   time.Duration // how long we give way; 0: not yet
 	until   time.Time     // until then nothing is written
 }
 
-// paused reports whether another writer is given way to.
+// paused reports whether we give way to another writer.
 func (c *contest) paused(now time.Time) bool { return now.Before(c.until) }
 
-// strike notes a foreign write. From the second one on the other is given way to: the first may be somebody's mistake.
+// strike notes a foreign write. We give way from the second one on: the first may be a mistake.
 func (c *contest) strike(now time.Time) {
 	c.strikes++
 	c.last = now

@@ -33,7 +33,8 @@ type member struct {
 	alive   bool
 }
 
-// leaseName is one per address: a process that follows another at the same address takes its Lease over.
+// leaseName is one per address: a process that follows another at the same address takes its Lease
+// over.
 func leaseName(a netip.AddrPort) string {
 	return fmt.Sprintf("fairlead-entrypoint-%s-%d", strings.NewReplacer(":", "-", ".", "-").Replace(a.Addr().StringExpanded()), a.Port())
 }
@@ -42,7 +43,7 @@ func leaseName(a netip.AddrPort) string {
 func (m *members) observe(leases []coordinationv1.Lease, now time.Time) (alive, dead []*coordinationv1.Lease) {
 	if now.Sub(m.last) > leaseDuration {
 		for _, k := range m.known {
-			k.seen = now // who could not look has not seen that nothing was renewed
+			k.seen = now // we could not look, so we cannot know that nothing was renewed
 		}
 	}
 	m.last = now
@@ -53,7 +54,7 @@ func (m *members) observe(leases []coordinationv1.Lease, now time.Time) (alive, 
 		k := m.known[l.Name]
 		switch {
 		case k == nil:
-			// Nobody here has seen it renewed: its own word must do, until it changes or does not.
+			// We have not seen it renewed yet: until we have, we believe its own renewTime.
 			k = &member{version: l.ResourceVersion, seen: now, alive: l.Spec.RenewTime != nil && now.Before(l.Spec.RenewTime.Add(leaseDuration))}
 			m.known[l.Name] = k
 		case k.version != l.ResourceVersion:
@@ -87,7 +88,7 @@ func (p *Publisher) census(ctx context.Context, ready bool) ([]netip.AddrPort, e
 			return false
 		}
 		mine = &l
-		return ready || held(mine, p.config.Identity) // another process may be at our address by now: its Lease is as everybody's
+		return ready || held(mine, p.config.Identity) // another process may have our address by now: its Lease counts as any other
 	})
 	if ready {
 		err = p.renew(ctx, mine)
@@ -155,7 +156,8 @@ func (p *Publisher) present(now bool) {
 	p.metrics.published.Set(map[bool]float64{true: 1}[now])
 }
 
-// bury deletes Leases that have run out, so that a replica that starts later need not find that out again.
+// bury deletes expired Leases, so that a replica that starts later need not wait for their expiry
+// again.
 func (p *Publisher) bury(ctx context.Context, dead []*coordinationv1.Lease) {
 	for _, l := range dead {
 		if err := p.remove(ctx, l); err != nil {
@@ -177,7 +179,8 @@ func (p *Publisher) remove(ctx context.Context, l *coordinationv1.Lease) error {
 	return err
 }
 
-// addresses are those of Leases. Whoever may write Leases in kube-system may publish an address; but not one that Kubernetes would refuse, and with it all others.
+// addresses are those of Leases. Anyone who may write Leases in kube-system may publish an address,
+// but not one that Kubernetes would refuse: it would refuse the whole list.
 func (p *Publisher) addresses(leases []*coordinationv1.Lease) []netip.AddrPort {
 	var list []netip.AddrPort
 	for _, l := range leases {

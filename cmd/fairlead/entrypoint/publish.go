@@ -17,13 +17,16 @@ import (
 )
 
 const (
-	// service is kube-apiserver's own, in namespace default. kube-apiserver makes it also without its reconciler.
+	// service is kube-apiserver's own, in namespace default. kube-apiserver makes it also without
+	// its reconciler.
 	service = "kubernetes"
 	// portName is that of the Service's only port.
 	portName = "https"
-	// manager is who manages the EndpointSlices, so that Kubernetes' own controllers leave them alone.
+	// manager is who manages the EndpointSlices, so that Kubernetes' own controllers leave them
+	// alone.
 	manager = "fairlead.dev"
-	// contentAnnotation repeats what Fairlead has published: an object that says something else was written by another.
+	// contentAnnotation repeats what Fairlead has published: an object that says something else was
+	// written by another.
 	contentAnnotation = "fairlead.dev/published"
 )
 
@@ -46,9 +49,11 @@ func (p *Publisher) publish(ctx context.Context, addresses []netip.AddrPort) err
 	return errors.Join(p.writeEndpoints(ctx, have, addresses), p.writeSlices(ctx, list.Items, addresses))
 }
 
-// mayWrite looks whether somebody else has written since Fairlead did, and gives way to whoever does so again.
+// mayWrite looks whether somebody else has written since Fairlead did, and gives way to whoever
+// does so again.
 func (p *Publisher) mayWrite(have *corev1.Endpoints, list []discoveryv1.EndpointSlice, now time.Time) bool {
-	// Nobody's list is empty: the last kube-apiserver that published itself takes itself out as it ends, and from then on in-cluster clients would reach nobody.
+	// An empty list is overwritten at once, whoever wrote it: the last kube-apiserver that
+	// published itself removes itself as it ends, and in-cluster clients would reach nobody.
 	if p.contest.paused(now) && content(have) != "" {
 		return false
 	}
@@ -74,7 +79,8 @@ func (p *Publisher) mayWrite(have *corev1.Endpoints, list []discoveryv1.Endpoint
 	return true
 }
 
-// foreign reports whether the objects, once Fairlead's, say what Fairlead has not said. kube-apiserver keeps the annotations of Endpoints and drops those of the EndpointSlice.
+// foreign reports whether another writer has changed objects that Fairlead published.
+// kube-apiserver keeps the annotations of Endpoints and drops those of the EndpointSlice.
 func foreign(have *corev1.Endpoints, list []discoveryv1.EndpointSlice) bool {
 	if have == nil {
 		return false

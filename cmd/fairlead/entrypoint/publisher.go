@@ -19,9 +19,11 @@ import (
 type Config struct {
 	// Endpoints writes default/kubernetes; it needs the verbs get, create and update there.
 	Endpoints corev1.EndpointsGetter
-	// Slices writes the same as EndpointSlices; it needs the verbs list, create, update and delete there.
+	// Slices writes the same as EndpointSlices; it needs the verbs list, create, update and delete
+	// there.
 	Slices discoveryv1.EndpointSlicesGetter
-	// Leases keeps the replicas' Leases in kube-system; it needs the verbs list, create, update and delete there.
+	// Leases keeps the replicas' Leases in kube-system; it needs the verbs list, create, update and
+	// delete there.
 	Leases coordinationv1.LeasesGetter
 	// Address is where clients reach this replica.
 	Address netip.AddrPort
@@ -36,14 +38,16 @@ type Config struct {
 }
 
 const (
-	// leaseDuration is how long a Lease lasts: three renewals may be lost before its replica seems to have died.
+	// leaseDuration is how long a Lease lasts: three renewals may be lost before it expires.
 	leaseDuration = 8 * time.Second
-	// interval is the time between two rounds: four small requests each, of which one writes. Another replica sees a Lease change up to one of them late, and drops it up to
-	// one of them after it has run out: who died is published for 12 s at most.
+	// interval is the time between two rounds: four small requests each, of which one writes.
+	// Another replica sees a Lease change up to one interval late, and drops it up to one interval
+	// after its expiry: a dead replica stays published for at most 12 s.
 	interval = 2 * time.Second
 	// glance is how often readiness is looked at between rounds. It costs no request.
 	glance = 250 * time.Millisecond
-	// retry is the pause when a replica that should be published is not, or the other way round: three tries before a Lease is missed.
+	// retry is the pause while a replica should be published and is not, or the reverse: three
+	// tries before its Lease expires.
 	retry = time.Second
 	// roundTimeout bounds one round, so that two fit into a Lease when the apiserver hangs.
 	roundTimeout = 4 * time.Second
@@ -95,7 +99,8 @@ func CheckAddress(a netip.Addr) error {
 	return nil
 }
 
-// Withdraw takes this replica out at once and for good: it is about to end. It does not wait, and may be called by any goroutine, repeatedly.
+// Withdraw removes this replica at once and for good: it is about to end. It does not wait, and may
+// be called by any goroutine, repeatedly.
 func (p *Publisher) Withdraw() {
 	select {
 	case p.leaving <- struct{}{}:
@@ -110,7 +115,8 @@ func (p *Publisher) Run(ctx context.Context) error {
 	due, was := time.Now(), false
 	for {
 		ready := p.ready()
-		// One that never was ready has nothing to say: it would only take what kube-apiserver published, and put nothing in its place.
+		// A replica that was never ready must not write: it would replace what kube-apiserver
+		// published with nothing.
 		p.served = p.served || ready
 		if p.served && (ready != was || !time.Now().Before(due)) {
 			was = ready
@@ -136,9 +142,11 @@ func (p *Publisher) Run(ctx context.Context) error {
 
 func (p *Publisher) ready() bool { return !p.withdrawn && p.config.Ready() == nil }
 
-// round renews or drops our own Lease, and then publishes what is alive. Whatever fails is tried again in the next round.
+// round renews or drops our own Lease, then publishes the live ones. The next round tries again
+// what fails.
 func (p *Publisher) round(ctx context.Context, ready bool) {
-	// Its own bound alone: a withdrawal that the end of this process has cut short would leave the entry of a Lease that is gone.
+	// Only roundTimeout bounds it: a withdrawal cut short by the end of this process would leave an
+	// address whose Lease is gone.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), roundTimeout)
 	defer cancel()
 	alive, err := p.census(ctx, ready)
@@ -147,12 +155,12 @@ func (p *Publisher) round(ctx context.Context, ready bool) {
 		err = p.publish(ctx, alive)
 	}
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
-		err = p.publish(ctx, alive) // another replica was faster, with the same most likely
+		err = p.publish(ctx, alive) // another replica was faster, most likely with the same
 	}
 	p.note(err)
 }
 
-// note tells of a fault once, and of its end.
+// note logs a fault once, and its end.
 func (p *Publisher) note(err error) {
 	fault := ""
 	if err != nil {

@@ -237,7 +237,8 @@ func TestAnApiserverThatWasAwayCostsNobodyItsPlace(t *testing.T) {
 	})
 }
 
-// A process that follows another at the same address takes its Lease over, and the former's drain does not take it away.
+// A process that follows another at the same address takes its Lease over, and the former's drain
+// does not take it away.
 func TestASuccessorAtTheSameAddress(t *testing.T) {
 	story(t, func(t *testing.T, s *apiserver) {
 		a := start(t, s, "one", "10.0.0.1:8443")
@@ -288,7 +289,8 @@ func TestGivesWayToAnotherWriter(t *testing.T) {
 		if !strings.Contains(a.log.String(), "--endpoint-reconciler-type=none") || testutil.ToFloat64(a.metrics.contested) != 1 {
 			t.Errorf("nobody is told: contested %v\n%s", testutil.ToFloat64(a.metrics.contested), a.log.String())
 		}
-		// It goes on every ten seconds: the pauses grow, so that clients are thrown about ever less.
+		// It goes on every ten seconds: the pauses grow, so that clients are thrown about ever
+		// less.
 		writes := s.written()
 		for range 6 * 60 {
 			time.Sleep(10 * time.Second)

@@ -20,7 +20,8 @@ type group struct {
 	addresses []string
 }
 
-// groups are those of sorted addresses. The first one's slice is called as kube-apiserver calls its only one, so that none of kube-apiserver's is left behind.
+// groups are those of sorted addresses. The first one's slice has the name of kube-apiserver's only
+// one, so that nothing of kube-apiserver's is left behind.
 func groups(addresses []netip.AddrPort) []group {
 	list := []group{}
 	for _, a := range addresses {

@@ -20,7 +20,8 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
-// apiserver keeps Leases and APIServices in memory and knows server-side apply of our condition, which client-go's tracker does not.
+// apiserver keeps Leases and APIServices in memory and knows server-side apply of our condition,
+// which client-go's tracker does not.
 type apiserver struct {
 	fake    clienttesting.Fake
 	tracker clienttesting.ObjectTracker
@@ -65,7 +66,8 @@ func newAPIServer(t *testing.T, objects ...*apiregistrationv1.APIService) *apise
 	return s
 }
 
-// updateLease refuses what is based on an older state, as an apiserver does and client-go's tracker does not.
+// updateLease refuses what is based on an older state, as an apiserver does and client-go's tracker
+// does not.
 func (s *apiserver) updateLease(lease *coordinationv1.Lease) error {
 	resource := coordinationv1.SchemeGroupVersion.WithResource("leases")
 	o, err := s.tracker.Get(resource, lease.Namespace, lease.Name)

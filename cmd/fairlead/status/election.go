@@ -11,22 +11,24 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// The times of the election are those of Kubernetes' own components: a leader that dies is replaced within some 17 s, and one that cannot
-// reach the apiserver for 10 s stops writing 5 s before another may begin.
+// The times of the election are those of Kubernetes' own components: a leader that dies is replaced
+// within some 17 s, and one that cannot reach the apiserver for 10 s stops writing 5 s before
+// another may begin.
 const (
 	leaseDuration = 15 * time.Second
 	renewDeadline = 10 * time.Second
 	retryPeriod   = 2 * time.Second
 )
 
-// election decides which replica does a thing that one has to do.
+// election decides which replica does what only one may do.
 type election struct {
 	leases                     coordinationv1.LeasesGetter
 	namespace, lease, identity string
 	turn                       chan struct{} // has room for one: holds an element while a goroutine leads
 }
 
-// run takes part until ctx ends, and calls lead while this replica leads. Losing the Lease only ends the leading.
+// run takes part until ctx ends, and calls lead while this replica leads. Losing the Lease only
+// ends the leading.
 func (e *election) run(ctx context.Context, lead func(context.Context)) error {
 	for ctx.Err() == nil {
 		// A new elector each time: one that has lost keeps what it last saw of the Lease.
@@ -38,7 +40,8 @@ func (e *election) run(ctx context.Context, lead func(context.Context)) error {
 				LockConfig: resourcelock.ResourceLockConfig{Identity: e.identity},
 			},
 			LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
-			// A write that is in flight then is cut by its context, and the next leader reads every condition before it writes any.
+			// The context ends a write in flight, and the next leader reads every condition before
+			// it writes.
 			ReleaseOnCancel: true,
 			Callbacks: leaderelection.LeaderCallbacks{
 				OnStartedLeading: func(ctx context.Context) { e.lead(ctx, lead) },

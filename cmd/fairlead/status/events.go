@@ -23,13 +23,15 @@ import (
 type EventsConfig struct {
 	// Table returns the current table.
 	Table func() *registry.Table
-	// Events records them; it needs the verbs create and patch on events in namespace default, where those of cluster-scoped objects are.
+	// Events records them; it needs the verbs create and patch on events in namespace default,
+	// which is where Events of cluster-scoped objects are.
 	Events typedv1.EventsGetter
 	// Leases elects the one who records; it needs the verbs get, create and update on leases.
 	Leases coordinationv1.LeasesGetter
 	// Identity names this replica in the Lease. No two replicas may have the same.
 	Identity string
-	// Faults are what else is wrong with APIServices, by name, in one sentence each: an unreadable bundle, say. Nil: nothing.
+	// Faults says by name what else is wrong with an APIService, such as an unreadable bundle. Nil:
+	// nothing.
 	Faults func() map[string]string
 	// Namespace and Lease name the Lease. Empty: kube-system, fairlead-events.
 	Namespace, Lease string
@@ -39,10 +41,10 @@ type EventsConfig struct {
 	Metrics prometheus.Registerer
 }
 
-// Events tells of verdicts that change, by Events on the APIServices, while this replica leads.
+// Events reports changed verdicts as Events on the APIServices, while this replica leads.
 //
-// client-go's recorder makes one of those that are alike, drops what one object says too often (25 at once of each type, then one in five minutes), and holds at most a
-// thousand that wait for the apiserver.
+// client-go's recorder merges similar Events, drops those that one object repeats too often (25 at
+// once of each type, then one in five minutes), and queues at most a thousand for the apiserver.
 type Events struct {
 	config  EventsConfig
 	log     *slog.Logger
@@ -84,7 +86,7 @@ func NewEvents(c EventsConfig) (*Events, error) {
 	return e, c.Metrics.Register(e.emitted)
 }
 
-// Run takes part in the election until ctx ends, and tells of changes while it leads.
+// Run takes part in the election until ctx ends, and reports changes while it leads.
 func (e *Events) Run(ctx context.Context) error {
 	el := election{leases: e.config.Leases, namespace: e.config.Namespace, lease: e.config.Lease, identity: e.config.Identity, turn: make(chan struct{}, 1)}
 	return el.run(ctx, func(ctx context.Context) {
@@ -98,17 +100,17 @@ func (e *Events) Run(ctx context.Context) error {
 	})
 }
 
-// faultsEvery is how often Faults is asked: it changes without the table, and nobody waits for it.
+// faultsEvery is how often Faults is called: it changes without the table, and nobody waits for it.
 const faultsEvery = 5 * time.Second
 
-// told is what was last said of an APIService.
+// told is what was last reported of an APIService.
 type told struct {
 	verdict registry.Verdict
 	fault   string
 }
 
-// tell tells of every change until ctx ends. What is already so when it begins was told by the leader before, if anybody; what is found out for the first
-// time is told when it is bad.
+// tell reports every change until ctx ends. The previous leader has reported what was so before; a
+// first verdict is reported only if it is bad.
 func (e *Events) tell(ctx context.Context, to record.EventRecorder) {
 	known := map[string]*told{}
 	tick := time.NewTicker(faultsEvery)
@@ -145,7 +147,7 @@ func (e *Events) tell(ctx context.Context, to record.EventRecorder) {
 	}
 }
 
-// compare tells how an APIService differs from what was last said of it.
+// compare reports how an APIService differs from what was last reported of it.
 func (e *Events) compare(to record.EventRecorder, entry *registry.Entry, last *told, fault string) {
 	v := entry.Verdict
 	if v.Status != last.verdict.Status || v.Reason != last.verdict.Reason {

@@ -18,13 +18,17 @@ const (
 	conditionType = "fairlead.dev/Available"
 	// fieldManager owns it: an apply without it takes it away again.
 	fieldManager = "fairlead"
-	// relist is how often the conditions are read again. Only this process writes them, so this only mends what somebody else has done.
+	// relist is how often the conditions are read again. Only this process should write them, so
+	// this only repairs what others have done.
 	relist = 10 * time.Minute
-	// spacing is the least time between two writes of one APIService: one that flaps costs the apiserver one write a second.
+	// spacing is the least time between two writes of one APIService: one that flaps costs the
+	// apiserver one write a second.
 	spacing = time.Second
-	// lastRetry bounds the pause after a write or a list that failed, which begins at spacing and doubles.
+	// lastRetry bounds the pause after a write or a list that failed, which begins at spacing and
+	// doubles.
 	lastRetry = 30 * time.Second
-	// callTimeout bounds one call to the apiserver, so that one that hangs holds up the others no longer than this.
+	// callTimeout bounds one call to the apiserver, and so how long a hanging one delays the
+	// others.
 	callTimeout = 10 * time.Second
 )
 
@@ -77,7 +81,8 @@ func (t *term) run(ctx context.Context) {
 	}
 }
 
-// list reads what the apiserver has. The table will not do: an Entry's Object is not renewed when only a status has changed.
+// list reads what the apiserver has. The table will not do: an Entry's Object is not renewed when
+// only a status has changed.
 func (t *term) list(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -113,7 +118,8 @@ func (t *term) of(name string) *written {
 	return have
 }
 
-// write applies every condition that differs and may be written now. It returns when the next one may.
+// write applies every condition that differs and may be written now. It returns when the next one
+// may.
 func (t *term) write(ctx context.Context, entries []*registry.Entry) (next time.Time) {
 	next = t.due
 	for _, e := range entries {
@@ -147,7 +153,8 @@ func (t *term) replace(ctx context.Context, e *registry.Entry, have *written, wa
 	}
 	err := t.apply(ctx, e.Name, want, since)
 	if apierrors.IsNotFound(err) {
-		// Deleted, and the table will say so; should it be there again with the same UID, a cache was behind.
+		// Deleted, and the table will say so; should it be there again with the same UID, a cache
+		// was behind.
 		have.pause = retry(have.pause)
 		have.notBefore = time.Now().Add(have.pause)
 		return
@@ -163,7 +170,8 @@ func (t *term) replace(ctx context.Context, e *registry.Entry, have *written, wa
 	have.pause, have.notBefore = 0, time.Now().Add(spacing)
 }
 
-// wanted is the condition that an entry should have, the zero value for none. Not known: leave what is there, a verdict is still to come.
+// wanted is the condition that an entry should have, the zero value for none. Not known: there is
+// no verdict yet, so leave what is there.
 func wanted(e *registry.Entry) (want condition, known bool) {
 	if e.Local() {
 		return condition{}, true
@@ -196,7 +204,7 @@ func (t *term) apply(ctx context.Context, name string, want condition, since met
 		status.WithConditions(apply.APIServiceCondition().WithType(conditionType).WithStatus(want.status).
 			WithReason(want.reason).WithMessage(want.message).WithLastTransitionTime(since))
 	}
-	// Force: whoever else has applied a condition of this name was not to.
+	// Force: nobody else may own a condition of this name.
 	_, err := t.writer.config.APIServices.ApplyStatus(ctx, apply.APIService(name).WithStatus(status),
 		metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
 	return err

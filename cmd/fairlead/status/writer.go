@@ -17,7 +17,8 @@ import (
 type Config struct {
 	// Table returns the current table.
 	Table func() *registry.Table
-	// APIServices writes the conditions; it needs the verbs list on apiservices and patch on apiservices/status.
+	// APIServices writes the conditions; it needs the verbs list on apiservices and patch on
+	// apiservices/status.
 	APIServices apiregistrationv1.APIServiceInterface
 	// Leases elects the writer; it needs the verbs get, create and update on leases.
 	Leases coordinationv1.LeasesGetter
@@ -66,7 +67,8 @@ func New(c Config) (*Writer, error) {
 	return w, nil
 }
 
-// Run takes part in the election until ctx ends, and writes while it leads. Losing the Lease only ends the writing.
+// Run takes part in the election until ctx ends, and writes while it leads. Losing the Lease only
+// ends the writing.
 func (w *Writer) Run(ctx context.Context) error {
 	e := election{leases: w.config.Leases, namespace: w.config.Namespace, lease: w.config.Lease, identity: w.config.Identity, turn: make(chan struct{}, 1)}
 	return e.run(ctx, func(ctx context.Context) {

@@ -165,7 +165,8 @@ func TestSurvivesTheLossOfTheLease(t *testing.T) {
 		s := newAPIServer(t, o)
 		f, _ := start(t, s, "one", remote(o, "True", "Passed"))
 		time.Sleep(time.Second)
-		// Somebody takes the Lease by force and writes something else, which this replica's table does not show.
+		// Somebody takes the Lease by force and writes something else, which this replica's table
+		// does not show.
 		s.steal(t)
 		if err := s.tracker.Update(apiregistrationv1.SchemeGroupVersion.WithResource("apiservices"), object("a", ours("False", "Other")), ""); err != nil {
 			t.Fatal(err)
