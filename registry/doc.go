@@ -13,6 +13,6 @@
 // The concurrency rule: everything reachable from a *Table is read-only from the moment it is stored; any goroutine may read it without a
 // lock, for as long as it likes. The writer does no I/O and holds no lock while it builds.
 //
-// What this package is not: it dials nothing, serves nothing (its children registry/discovery and registry/openapi do) and decides nothing
-// about a request beyond the entry that its path selects.
+// What this package is not: it dials nothing, serves nothing (registry/documents and registry/directory/apiservices do) and decides nothing about a
+// request beyond the entry that its path selects.
 package registry

@@ -43,7 +43,7 @@ func forbiddenEdge(s source, to string) string {
 		return "what users run contains no test code"
 	case strings.HasPrefix(to, "cmd/") && !s.under("cmd"):
 		return "cmd is where everything is wired; nothing hangs on it"
-	case (to == "registry/poll" || to == "registry/negotiate") && s.under("registry"):
+	case (to == "registry/documents" || to == "registry/documents/negotiate") && s.under("registry/documents"):
 		return "" // both kinds of documents stand on them
 	case slices.Contains(leaves(), to):
 		return ""
@@ -75,8 +75,8 @@ func TestForbiddenEdge(t *testing.T) {
 		{"anything may import registry", "health/probe.go", "registry", true},
 		{"a child may import registry", "proxy/authn/token.go", "registry", true},
 		{"a parent may import its child", "proxy/proxy.go", "proxy/authn", true},
-		{"registry may import its child", "registry/kubernetes.go", "registry/discovery", true},
-		{"what is merged has one poller", "registry/openapi/source.go", "registry/poll", true},
+		{"registry may import its child", "registry/kubernetes.go", "registry/manifest", true},
+		{"what is merged has one machine", "registry/documents/openapi/source.go", "registry/documents", true},
 		{"cmd wires", "cmd/fairlead/serve.go", "proxy/backend", true},
 		{"tests see everything", "tests/e2e/x_test.go", "health", true},
 		{"a test may use real servers", "proxy/proxy_test.go", "tests/extension", true},
@@ -89,7 +89,7 @@ func TestForbiddenEdge(t *testing.T) {
 		{"children of one parent", "proxy/backend/pool.go", "proxy/authn", false},
 		{"a stranger's child", "health/probe.go", "proxy/backend", false},
 		{"a child and its parent", "proxy/backend/pool.go", "proxy", false},
-		{"the poller is nobody else's", "health/probe.go", "registry/poll", false},
+		{"the machine is nobody else's", "health/probe.go", "registry/documents", false},
 		{"nothing hangs on cmd", "proxy/proxy.go", "cmd/fairlead", false},
 		{"no test code in the product", "proxy/proxy.go", "tests/pki", false},
 		{"nor in its command", "cmd/fairlead/serve.go", "tests/pki", false},

@@ -17,8 +17,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/discovery"
-	"github.com/fairlead-proxy/fairlead/registry/openapi"
+	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
+	"github.com/fairlead-proxy/fairlead/registry/documents/openapi"
 )
 
 // adminPages are Fairlead's own pages. Health is open, because load balancers and kubelets have no credentials; guard sees to the rest.

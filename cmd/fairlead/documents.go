@@ -9,13 +9,13 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/discovery"
-	"github.com/fairlead-proxy/fairlead/registry/openapi"
-	"github.com/fairlead-proxy/fairlead/registry/poll"
+	"github.com/fairlead-proxy/fairlead/registry/documents"
+	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
+	"github.com/fairlead-proxy/fairlead/registry/documents/openapi"
 )
 
-// documents are what is merged of the local apiserver's documents and the backends'.
-type documents struct {
+// merged are the documents that are made of the local apiserver's documents and the backends'.
+type merged struct {
 	discovery *discovery.Discovery
 	openapi   *openapi.OpenAPI
 }
@@ -83,7 +83,7 @@ func (d *door) followCRDs(ctx context.Context) error {
 	watch := func(_ context.Context, r *http.Request) (*http.Response, error) {
 		return d.local.RoundTrip(asAggregator(r), backend.PoolCertificate, true) //nolint:contextcheck // the request carries it
 	}
-	return poll.Watch(ctx, watch, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", func() {
+	return documents.Watch(ctx, watch, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", func() {
 		d.documents.discovery.LocalChanged()
 		d.documents.openapi.LocalChanged()
 	})

@@ -62,7 +62,7 @@ type door struct {
 	local     *backend.Local // nil: there is none
 	tokens    *tokens.Tokens
 	proxy     *proxy.Proxy
-	documents documents
+	documents merged
 	frames    *h2.Server // nil: --h2-lane=nethttp
 	// adminFrames is the admin port's. Nil: the same.
 	adminFrames *h2.Server

@@ -18,9 +18,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/discovery"
-	"github.com/fairlead-proxy/fairlead/registry/openapi"
-	"github.com/fairlead-proxy/fairlead/registry/poll"
+	"github.com/fairlead-proxy/fairlead/registry/documents"
+	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
+	"github.com/fairlead-proxy/fairlead/registry/documents/openapi"
 )
 
 // manifest is one remote group-version with one endpoint.
@@ -98,11 +98,11 @@ func newStand(t *testing.T) *stand {
 		Trust:        func() []trust.Status { return []trust.Status{{APIService: "local-apiserver", Source: "kubeconfig"}} },
 		Ready:        func() error { return nil },
 		Discovery: func() []discovery.Status {
-			good := poll.Freshness{Name: "v1.good.example.com", Reason: "too_large", Message: "33554433 bytes", Confirmed: time.Now().Add(-90*time.Minute - 30*time.Second)}
-			return []discovery.Status{{Freshness: good, Resources: 3}, {Freshness: poll.Freshness{Name: "v1.gone.example.com"}}}
+			good := documents.Freshness{Name: "v1.good.example.com", Reason: "too_large", Message: "33554433 bytes", Confirmed: time.Now().Add(-90*time.Minute - 30*time.Second)}
+			return []discovery.Status{{Freshness: good, Resources: 3}, {Freshness: documents.Freshness{Name: "v1.gone.example.com"}}}
 		},
 		OpenAPI: func() []openapi.Status {
-			return []openapi.Status{{Freshness: poll.Freshness{Name: "v1.good.example.com", Confirmed: time.Now()}, V3: true}}
+			return []openapi.Status{{Freshness: documents.Freshness{Name: "v1.good.example.com", Confirmed: time.Now()}, V3: true}}
 		},
 	})
 	check(t, err)

@@ -15,8 +15,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/discovery"
-	"github.com/fairlead-proxy/fairlead/registry/openapi"
+	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
+	"github.com/fairlead-proxy/fairlead/registry/documents/openapi"
 )
 
 // Config is where the pages take what they show. All func fields are required; cmd has them all.

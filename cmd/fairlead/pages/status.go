@@ -7,8 +7,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/discovery"
-	"github.com/fairlead-proxy/fairlead/registry/openapi"
+	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
+	"github.com/fairlead-proxy/fairlead/registry/documents/openapi"
 )
 
 // Status is this replica as it sees itself: the answer to /status.

@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/fairlead-proxy/fairlead/registry/negotiate"
+	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 )
 
 // document is one object in all the forms in which it can be asked for. It never changes; a form is rendered when it is first asked for.

@@ -7,12 +7,12 @@ import (
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/poll"
+	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
 // Status is how current one remote APIService's part of the documents is.
 type Status struct {
-	poll.Freshness
+	documents.Freshness
 	// Stale says that clients are told to ignore what is listed.
 	Stale bool `json:"stale"`
 	// Resources is how many resources are listed.
@@ -29,7 +29,7 @@ type row struct {
 
 // Status tells of every remote APIService, by name.
 func (d *Discovery) Status() []Status {
-	docs := d.documents.Load()
+	docs := d.view.Load()
 	if docs == nil {
 		return nil
 	}
@@ -63,5 +63,5 @@ func (r *row) status() Status {
 			v = *known
 		}
 	}
-	return Status{Freshness: poll.Freshness{Confirmed: v.confirmed}.Of(r.entry, v.err), Stale: r.stale, Resources: r.resources}
+	return Status{Freshness: documents.Freshness{Confirmed: v.confirmed}.Of(r.entry, v.err), Stale: r.stale, Resources: r.resources}
 }

@@ -9,7 +9,7 @@ import (
 
 	"k8s.io/kube-openapi/pkg/handler3"
 
-	"github.com/fairlead-proxy/fairlead/registry/poll"
+	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
 const (
@@ -56,7 +56,7 @@ func (o *OpenAPI) LocalChanged() { o.local.wake() }
 
 // followLocal asks until ctx ends.
 func (o *OpenAPI) followLocal(ctx context.Context) {
-	poll.Pace{Every: indexEvery, Hints: o.local.poke, After: hurries()}.Follow(ctx, o.askLocal)
+	documents.Pace{Every: indexEvery, Hints: o.local.poke, After: hurries()}.Follow(ctx, o.askLocal)
 }
 
 // askLocal asks once and publishes what has changed.
@@ -87,7 +87,7 @@ func (o *OpenAPI) askLocal(ctx context.Context) error {
 }
 
 func (o *OpenAPI) localIndex(ctx context.Context, s *localState) error {
-	a, err := poll.Get(ctx, o.cfg.FetchLocal, poll.Question{Path: "/openapi/v3", Accept: typeJSON, Limit: maxIndex, Timeout: fetchTimeout})
+	a, err := documents.Get(ctx, o.cfg.FetchLocal, documents.Question{Path: "/openapi/v3", Accept: typeJSON, Limit: maxIndex, Timeout: fetchTimeout})
 	if err != nil {
 		return err
 	}
@@ -109,7 +109,7 @@ func (o *OpenAPI) localIndex(ctx context.Context, s *localState) error {
 
 func (o *OpenAPI) localSpec(ctx context.Context, s *localState) error {
 	begun := time.Now()
-	a, err := poll.Get(ctx, o.cfg.FetchLocal, poll.Question{Path: "/openapi/v2", Accept: typeJSON, ETag: s.specTag, Limit: maxLocalSpec, Timeout: fetchTimeout})
+	a, err := documents.Get(ctx, o.cfg.FetchLocal, documents.Question{Path: "/openapi/v2", Accept: typeJSON, ETag: s.specTag, Limit: maxLocalSpec, Timeout: fetchTimeout})
 	switch {
 	case err != nil:
 		return err

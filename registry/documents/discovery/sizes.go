@@ -28,7 +28,7 @@ func (s *sizes) Describe(to chan<- *prometheus.Desc) { to <- s.desc }
 
 // Collect implements prometheus.Collector.
 func (s *sizes) Collect(to chan<- prometheus.Metric) {
-	docs := s.d.documents.Load()
+	docs := s.d.view.Load()
 	if docs == nil {
 		return
 	}

@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/discovery"
 
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/poll"
+	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
 const (
@@ -86,18 +86,18 @@ func grouped(entries []*registry.Entry) []*registry.Entry {
 
 // answer asks, and returns what is known afterwards and the first failure.
 func (d *Discovery) answer(ctx context.Context, old *state, entries []*registry.Entry) (*state, error) {
-	q := poll.Question{Path: "/apis", Accept: discovery.AcceptV2}
+	q := documents.Question{Path: "/apis", Accept: discovery.AcceptV2}
 	if covers(old, entries) {
 		q.ETag = old.etag
 	}
-	a, err := poll.Get(ctx, d.doer(entries[0]), q) //nolint:bodyclose // Get closes it
+	a, err := documents.Get(ctx, d.doer(entries[0]), q) //nolint:bodyclose // Get closes it
 	switch {
 	case err != nil:
 		return failed(old, entries, err), err
 	case a.Status == http.StatusNotModified && q.ETag != "":
 		return confirmed(old, entries), nil
 	case a.Status == http.StatusServiceUnavailable:
-		err = &poll.Error{Reason: poll.ReasonStatus, Err: errors.New("getting /apis: 503 Service Unavailable")}
+		err = &documents.Error{Reason: documents.ReasonStatus, Err: errors.New("getting /apis: 503 Service Unavailable")}
 		return failed(old, entries, err), err
 	case a.Status == http.StatusOK && isAggregated(a.Header):
 		found, err := d.parse(a)
@@ -130,7 +130,7 @@ func isAggregated(h http.Header) bool {
 }
 
 // parse reads an aggregated document.
-func (d *Discovery) parse(a poll.Answer) (map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery, error) {
+func (d *Discovery) parse(a documents.Answer) (map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery, error) {
 	list := &apidiscoveryv2.APIGroupDiscoveryList{}
 	media, _, err := mime.ParseMediaType(a.Header.Get("Content-Type"))
 	if err == nil {
@@ -140,7 +140,7 @@ func (d *Discovery) parse(a poll.Answer) (map[schema.GroupVersion]*apidiscoveryv
 		list, err = clean(list)
 	}
 	if err != nil {
-		return nil, &poll.Error{Reason: poll.ReasonInvalid, Err: fmt.Errorf("reading /apis: %w", err)}
+		return nil, &documents.Error{Reason: documents.ReasonInvalid, Err: fmt.Errorf("reading /apis: %w", err)}
 	}
 	return byGroupVersion(list), nil
 }
@@ -189,7 +189,7 @@ func accept(old *version, gv schema.GroupVersion, doc *apidiscoveryv2.APIVersion
 		old = &version{}
 	}
 	if size := doc.Size(); size > maxVersion {
-		return &version{doc: old.doc, confirmed: old.confirmed, err: &poll.Error{Reason: poll.ReasonTooLarge, Err: fmt.Errorf("reading %s: %d bytes of resources, at most %d", gv, size, maxVersion)}}
+		return &version{doc: old.doc, confirmed: old.confirmed, err: &documents.Error{Reason: documents.ReasonTooLarge, Err: fmt.Errorf("reading %s: %d bytes of resources, at most %d", gv, size, maxVersion)}}
 	}
 	if old.doc != nil && apiequality.Semantic.DeepEqual(old.doc, doc) {
 		doc = old.doc

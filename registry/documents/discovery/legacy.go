@@ -13,7 +13,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints"
 
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/poll"
+	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
 // legacyVersion asks for one group-version's APIResourceList and converts it as kube-aggregator does.
@@ -30,22 +30,22 @@ func (d *Discovery) legacyVersion(ctx context.Context, old *version, e *registry
 
 func (d *Discovery) askLegacy(ctx context.Context, e *registry.Entry) (*apidiscoveryv2.APIVersionDiscovery, error) {
 	path := "/apis/" + e.GroupVersion.String()
-	a, err := poll.Get(ctx, d.doer(e), poll.Question{Path: path, Accept: runtime.ContentTypeJSON}) //nolint:bodyclose // Get closes it
+	a, err := documents.Get(ctx, d.doer(e), documents.Question{Path: path, Accept: runtime.ContentTypeJSON}) //nolint:bodyclose // Get closes it
 	if err != nil {
 		return nil, err
 	}
 	if a.Status != http.StatusOK {
-		return nil, &poll.Error{Reason: poll.ReasonStatus, Err: fmt.Errorf("getting %s: %d %s", path, a.Status, http.StatusText(a.Status))}
+		return nil, &documents.Error{Reason: documents.ReasonStatus, Err: fmt.Errorf("getting %s: %d %s", path, a.Status, http.StatusText(a.Status))}
 	}
 	doc, err := d.convert(a)
 	if err != nil {
-		return nil, &poll.Error{Reason: poll.ReasonInvalid, Err: fmt.Errorf("reading %s: %w", path, err)}
+		return nil, &documents.Error{Reason: documents.ReasonInvalid, Err: fmt.Errorf("reading %s: %w", path, err)}
 	}
 	return doc, nil
 }
 
 // convert makes aggregated discovery of an APIResourceList.
-func (d *Discovery) convert(a poll.Answer) (*apidiscoveryv2.APIVersionDiscovery, error) {
+func (d *Discovery) convert(a documents.Answer) (*apidiscoveryv2.APIVersionDiscovery, error) {
 	media := runtime.ContentTypeJSON
 	if t := a.Header.Get("Content-Type"); t != "" {
 		var err error

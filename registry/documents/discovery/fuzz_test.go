@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/poll"
+	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
 // Whatever a backend says, it is read or refused, and of what is read nothing touches another group: the rest of the document is as if the backend had said nothing.
@@ -41,7 +41,7 @@ func FuzzBackendSays(f *testing.F) {
 		if proto {
 			media = runtime.ContentTypeProtobuf
 		}
-		a := poll.Answer{Status: http.StatusOK, Header: http.Header{"Content-Type": {media + aggregatedParams}}, Body: bytes.Clone(body)}
+		a := documents.Answer{Status: http.StatusOK, Header: http.Header{"Content-Type": {media + aggregatedParams}}, Body: bytes.Clone(body)}
 		found := map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery{}
 		if legacy {
 			doc, err := d.convert(a)

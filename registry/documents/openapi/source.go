@@ -16,7 +16,7 @@ import (
 	"k8s.io/kube-openapi/pkg/handler3"
 
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/poll"
+	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
 const (
@@ -144,7 +144,7 @@ func (o *OpenAPI) report(e *registry.Entry, was, now error) {
 
 // index gets the v3 index. Nil: the backend has none.
 func (q *question) index(ctx context.Context) (*handler3.OpenAPIV3Discovery, error) {
-	a, err := poll.Get(ctx, q.do, poll.Question{Path: "/openapi/v3", Accept: typeJSON, Limit: maxIndex, Timeout: fetchTimeout})
+	a, err := documents.Get(ctx, q.do, documents.Question{Path: "/openapi/v3", Accept: typeJSON, Limit: maxIndex, Timeout: fetchTimeout})
 	if err != nil {
 		return nil, err
 	}
@@ -189,7 +189,7 @@ func (q *question) documents(ctx context.Context, index *handler3.OpenAPIV3Disco
 }
 
 func (q *question) document(ctx context.Context, path string) ([]byte, error) {
-	a, err := poll.Get(ctx, q.do, poll.Question{Path: path, Accept: typeJSON, Limit: maxDocument, Timeout: fetchTimeout})
+	a, err := documents.Get(ctx, q.do, documents.Question{Path: path, Accept: typeJSON, Limit: maxDocument, Timeout: fetchTimeout})
 	if err != nil {
 		return nil, err
 	}
@@ -211,11 +211,11 @@ func (q *question) document(ctx context.Context, path string) ([]byte, error) {
 // spec gets the v2 document, if it has changed.
 func (q *question) spec(ctx context.Context, next *state) error {
 	same := slices.Equal(q.old.specOf, q.own)
-	ask := poll.Question{Path: "/openapi/v2", Accept: typeJSON, Limit: maxSpec, Timeout: fetchTimeout}
+	ask := documents.Question{Path: "/openapi/v2", Accept: typeJSON, Limit: maxSpec, Timeout: fetchTimeout}
 	if same {
 		ask.ETag = q.old.specTag
 	}
-	a, err := poll.Get(ctx, q.do, ask)
+	a, err := documents.Get(ctx, q.do, ask)
 	switch {
 	case err != nil:
 		return err
@@ -255,7 +255,7 @@ func (o *OpenAPI) begin(ctx context.Context) (release func(), err error) {
 	case o.heavy <- struct{}{}:
 		return func() { <-o.heavy }, nil
 	case <-ctx.Done():
-		return nil, &poll.Error{Reason: poll.ReasonTimeout, Err: fmt.Errorf("waiting to read /openapi/v2: %w", ctx.Err())}
+		return nil, &documents.Error{Reason: documents.ReasonTimeout, Err: fmt.Errorf("waiting to read /openapi/v2: %w", ctx.Err())}
 	}
 }
 
@@ -298,9 +298,9 @@ func (q *question) converted(ctx context.Context, next *state) error {
 }
 
 func badStatus(path string, code int) error {
-	return &poll.Error{Reason: poll.ReasonStatus, Err: fmt.Errorf("getting %s: %d %s", path, code, http.StatusText(code))}
+	return &documents.Error{Reason: documents.ReasonStatus, Err: fmt.Errorf("getting %s: %d %s", path, code, http.StatusText(code))}
 }
 
 func invalid(path string, err error) error {
-	return &poll.Error{Reason: poll.ReasonInvalid, Err: fmt.Errorf("reading %s: %w", path, err)}
+	return &documents.Error{Reason: documents.ReasonInvalid, Err: fmt.Errorf("reading %s: %w", path, err)}
 }

@@ -3,13 +3,13 @@ package discovery
 import (
 	"golang.org/x/net/http2/hpack"
 
-	"github.com/fairlead-proxy/fairlead/registry/negotiate"
+	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 )
 
 // Rendered returns what ServeHTTP would answer a GET of a path (as in a URL, without the query), where that was rendered before: it takes a fraction of a
 // microsecond, waits for nobody and allocates nothing. Nil: ServeHTTP has to be asked. The fields' names are in lower case.
 func (d *Discovery) Rendered(path, query string, fields []hpack.HeaderField) *negotiate.Answer {
-	docs := d.documents.Load()
+	docs := d.view.Load()
 	if docs == nil {
 		return nil
 	}

@@ -20,7 +20,7 @@ import (
 	"k8s.io/kube-openapi/pkg/handler3"
 
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/poll"
+	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
 // Config is what New needs: Table and Fetch, and FetchLocal unless there is no local apiserver.
@@ -47,7 +47,7 @@ type OpenAPI struct {
 	cfg     Config
 	log     *slog.Logger
 	metrics *metrics
-	set     *poll.Set[*source]
+	set     *documents.Set[*source]
 	local   local
 	own     *state        // what this process serves itself, written once, by Run. Nil: nothing
 	changed chan struct{} // holds one token: something to publish
@@ -88,7 +88,7 @@ func New(cfg Config) (*OpenAPI, error) {
 	}
 	o := &OpenAPI{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), changed: make(chan struct{}, 1), heavy: make(chan struct{}, maxHeavy), last: cfg.Table()}
 	o.local.poke = make(chan struct{}, 1)
-	o.set = poll.NewSet(poll.Config[*source]{New: o.newSource, Ask: o.ask, Every: cfg.Every})
+	o.set = documents.NewSet(documents.Config[*source]{New: o.newSource, Ask: o.ask, Every: cfg.Every})
 	var err error
 	if o.metrics, err = newMetrics(o.Status, cfg.Metrics); err != nil {
 		return nil, err

@@ -5,20 +5,20 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/fairlead-proxy/fairlead/registry/poll"
+	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
 // metrics are the counters of the documents, and what Status says at the time of a scrape.
 type metrics struct {
-	*poll.Metrics
+	*documents.Metrics
 	aggregations prometheus.Counter
 }
 
 func newMetrics(status func() []Status, to prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
-		Metrics: poll.NewMetrics("discovery", func() []poll.Freshness {
+		Metrics: documents.NewMetrics("discovery", func() []documents.Freshness {
 			all := status()
-			out := make([]poll.Freshness, len(all))
+			out := make([]documents.Freshness, len(all))
 			for i := range all {
 				out[i] = all[i].Freshness
 			}

@@ -6,12 +6,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/poll"
+	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
 // Status is how current one remote APIService's part of the documents is.
 type Status struct {
-	poll.Freshness
+	documents.Freshness
 	// V2 and V3 say whether it has a part in the documents.
 	V2 bool `json:"v2"`
 	V3 bool `json:"v3"`
@@ -32,22 +32,22 @@ func (o *OpenAPI) Status() []Status {
 	out := make([]Status, len(v.rows))
 	for i, r := range v.rows {
 		st := r.source.state.Load()
-		out[i] = Status{Freshness: poll.Freshness{Confirmed: st.confirmed}.Of(r.entry, st.err), V2: st.spec != nil, V3: st.documents[r.entry.GroupVersion] != nil}
+		out[i] = Status{Freshness: documents.Freshness{Confirmed: st.confirmed}.Of(r.entry, st.err), V2: st.spec != nil, V3: st.documents[r.entry.GroupVersion] != nil}
 	}
 	return out
 }
 
 // metrics are counters of the work, and what Status says at the time of a scrape.
 type metrics struct {
-	*poll.Metrics
+	*documents.Metrics
 	build prometheus.Histogram
 }
 
 func newMetrics(status func() []Status, to prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
-		Metrics: poll.NewMetrics("OpenAPI", func() []poll.Freshness {
+		Metrics: documents.NewMetrics("OpenAPI", func() []documents.Freshness {
 			all := status()
-			out := make([]poll.Freshness, len(all))
+			out := make([]documents.Freshness, len(all))
 			for i := range all {
 				out[i] = all[i].Freshness
 			}

@@ -48,7 +48,7 @@ func customResource() apidiscoveryv2.APIVersionDiscovery {
 func (s *stage) merge() {
 	st := s.d.local.state.Load()
 	m := &merge{table: s.table.Load(), local: st.groups, now: time.Now()}
-	s.d.documents.Store(s.d.render(m, st, s.d.documents.Load()))
+	s.d.view.Store(s.d.render(m, st, s.d.view.Load()))
 }
 
 // BenchmarkMemory is what the documents of a thousand CRDs take, in all the forms that clients ask for.
@@ -56,10 +56,10 @@ func BenchmarkMemory(b *testing.B) {
 	s := thousand(b)
 	taken := 0.0
 	for b.Loop() {
-		s.d.documents.Store(nil)
+		s.d.view.Store(nil)
 		before := heap()
 		s.merge()
-		docs := s.d.documents.Load()
+		docs := s.d.view.Load()
 		for _, c := range []choice{{media: 0}, {media: 2}} {
 			for _, d := range []*document{docs.groups, docs.legacy} {
 				d.form(c).compressed(true)
@@ -84,7 +84,7 @@ func BenchmarkGet(b *testing.B) {
 	s := thousand(b)
 	for name, header := range map[string]http.Header{
 		"plain": {"Accept": {aggregatedJSON}}, "gzip": {"Accept": {aggregatedJSON}, "Accept-Encoding": {"gzip"}},
-		"unchanged": {"Accept": {aggregatedJSON}, "If-None-Match": {s.d.documents.Load().groups.etag}},
+		"unchanged": {"Accept": {aggregatedJSON}, "If-None-Match": {s.d.view.Load().groups.etag}},
 	} {
 		b.Run(name, func(b *testing.B) {
 			r := httptest.NewRequestWithContext(b.Context(), http.MethodGet, "/apis", nil)

@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/fairlead-proxy/fairlead/registry/poll"
+	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
 const (
@@ -70,7 +70,7 @@ func (d *Discovery) LocalChanged() { d.local.wake() }
 
 // followLocal asks until ctx ends.
 func (d *Discovery) followLocal(ctx context.Context) {
-	poll.Pace{Every: localEvery, Hints: d.local.poke, After: hurries()}.Follow(ctx, d.askLocal)
+	documents.Pace{Every: localEvery, Hints: d.local.poke, After: hurries()}.Follow(ctx, d.askLocal)
 }
 
 // askLocal asks for all documents and publishes what has changed. On an error what was known stays.
@@ -155,16 +155,16 @@ const maxLocal = 32 << 20
 
 // list returns an aggregated document and its tag, or nil if it has not changed.
 func (d *Discovery) list(ctx context.Context, do func(context.Context, *http.Request) (*http.Response, error), path, tag string) (*apidiscoveryv2.APIGroupDiscoveryList, string, error) {
-	a, err := poll.Get(ctx, do, poll.Question{Path: path, Accept: acceptLocal, ETag: tag, Limit: maxLocal})
+	a, err := documents.Get(ctx, do, documents.Question{Path: path, Accept: acceptLocal, ETag: tag, Limit: maxLocal})
 	switch {
 	case err != nil:
 		return nil, "", err
 	case a.Status == http.StatusNotModified && tag != "":
 		return nil, tag, nil
 	case a.Status != http.StatusOK:
-		return nil, "", &poll.Error{Reason: poll.ReasonStatus, Err: fmt.Errorf("getting %s: %d %s", path, a.Status, http.StatusText(a.Status))}
+		return nil, "", &documents.Error{Reason: documents.ReasonStatus, Err: fmt.Errorf("getting %s: %d %s", path, a.Status, http.StatusText(a.Status))}
 	case !isAggregated(a.Header):
-		return nil, "", &poll.Error{Reason: poll.ReasonInvalid, Err: fmt.Errorf("getting %s: the local apiserver has no aggregated discovery v2: it must be Kubernetes 1.30 or later", path)}
+		return nil, "", &documents.Error{Reason: documents.ReasonInvalid, Err: fmt.Errorf("getting %s: the local apiserver has no aggregated discovery v2: it must be Kubernetes 1.30 or later", path)}
 	}
 	list := &apidiscoveryv2.APIGroupDiscoveryList{}
 	media, _, err := mime.ParseMediaType(a.Header.Get("Content-Type"))
@@ -172,7 +172,7 @@ func (d *Discovery) list(ctx context.Context, do func(context.Context, *http.Req
 		err = decode(d.codecs.aggregated, media, a.Body, list)
 	}
 	if err != nil {
-		return nil, "", &poll.Error{Reason: poll.ReasonInvalid, Err: fmt.Errorf("reading %s: %w", path, err)}
+		return nil, "", &documents.Error{Reason: documents.ReasonInvalid, Err: fmt.Errorf("reading %s: %w", path, err)}
 	}
 	return list, a.Header.Get("Etag"), nil
 }
@@ -181,16 +181,16 @@ func (d *Discovery) localVersions(ctx context.Context, s *localState, changed *b
 	if s.versions != nil && time.Since(s.versionsAt) < localSlow {
 		return nil
 	}
-	a, err := poll.Get(ctx, d.cfg.FetchLocal, poll.Question{Path: "/api", Accept: runtime.ContentTypeJSON})
+	a, err := documents.Get(ctx, d.cfg.FetchLocal, documents.Question{Path: "/api", Accept: runtime.ContentTypeJSON})
 	if err != nil {
 		return err
 	}
 	if a.Status != http.StatusOK {
-		return &poll.Error{Reason: poll.ReasonStatus, Err: fmt.Errorf("getting /api: %d %s", a.Status, http.StatusText(a.Status))}
+		return &documents.Error{Reason: documents.ReasonStatus, Err: fmt.Errorf("getting /api: %d %s", a.Status, http.StatusText(a.Status))}
 	}
 	v := &metav1.APIVersions{}
 	if err := json.Unmarshal(a.Body, v); err != nil { // it has no apiVersion, which the codecs want
-		return &poll.Error{Reason: poll.ReasonInvalid, Err: fmt.Errorf("reading /api: %w", err)}
+		return &documents.Error{Reason: documents.ReasonInvalid, Err: fmt.Errorf("reading /api: %w", err)}
 	}
 	s.versionsAt = time.Now()
 	if s.versions == nil || !slices.Equal(s.versions.ServerAddressByClientCIDRs, v.ServerAddressByClientCIDRs) {

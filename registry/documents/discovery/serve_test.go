@@ -104,7 +104,7 @@ func TestRenderedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := opened(t)
 		before := testutil.ToFloat64(s.d.metrics.aggregations)
-		docs := s.d.documents.Load()
+		docs := s.d.view.Load()
 		s.questions(s.local)
 		for range 100 {
 			s.get("/apis", http.Header{"Accept": {aggregatedJSON}})
@@ -116,7 +116,7 @@ func TestRenderedOnce(t *testing.T) {
 		s.d.touch()
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if s.d.documents.Load() == docs || s.d.documents.Load().groups != docs.groups || testutil.ToFloat64(s.d.metrics.aggregations) != before {
+		if s.d.view.Load() == docs || s.d.view.Load().groups != docs.groups || testutil.ToFloat64(s.d.metrics.aggregations) != before {
 			t.Error("a document that has not changed was rendered again")
 		}
 	})

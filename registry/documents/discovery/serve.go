@@ -12,7 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/negotiate"
+	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 )
 
 // groupDocument is the legacy document of one group, and what it was made of.
@@ -22,8 +22,8 @@ type groupDocument struct {
 }
 
 // render makes the documents. What has not changed is taken over from old, which may be nil.
-func (d *Discovery) render(m *merge, l *localState, old *documents) *documents {
-	next := &documents{groups: d.aggregatedDocument(m.list(), olds(old, func(o *documents) *document { return o.groups }))}
+func (d *Discovery) render(m *merge, l *localState, old *view) *view {
+	next := &view{groups: d.aggregatedDocument(m.list(), olds(old, func(o *view) *document { return o.groups }))}
 	next.rows = m.rows()
 	list := groupList(m.table)
 	next.legacy = newDocument(func(s *sheet, media string, pretty bool) { own := *list; d.codecs.writeLegacy(s, &own, media, pretty) }, nil, false)
@@ -31,7 +31,7 @@ func (d *Discovery) render(m *merge, l *localState, old *documents) *documents {
 		next.legacy = old.legacy
 	}
 	if l.core != nil {
-		next.core = d.aggregatedDocument(l.core, olds(old, func(o *documents) *document { return o.core }))
+		next.core = d.aggregatedDocument(l.core, olds(old, func(o *view) *document { return o.core }))
 	}
 	if l.versions != nil {
 		next.versions = newDocument(func(s *sheet, media string, pretty bool) { d.codecs.writeVersions(s, l.versions, media, pretty) }, nil, false)
@@ -39,7 +39,7 @@ func (d *Discovery) render(m *merge, l *localState, old *documents) *documents {
 	return next
 }
 
-func olds(o *documents, of func(*documents) *document) *document {
+func olds(o *view, of func(*view) *document) *document {
 	if o == nil {
 		return nil
 	}
@@ -63,7 +63,7 @@ func (d *Discovery) aggregatedDocument(list *apidiscoveryv2.APIGroupDiscoveryLis
 
 // Ready says why the documents cannot be served yet. Nil: they can.
 func (d *Discovery) Ready() error {
-	if d.documents.Load() == nil {
+	if d.view.Load() == nil {
 		return errNotReady()
 	}
 	return nil
@@ -71,7 +71,7 @@ func (d *Discovery) Ready() error {
 
 // ServeHTTP answers /api, /apis, /apis/<group>, and the same with a slash. Whatever else it is asked for is not found.
 func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	docs := d.documents.Load()
+	docs := d.view.Load()
 	if docs == nil {
 		d.writeError(w, r, errNotReady())
 		return
@@ -95,7 +95,7 @@ func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // serveCore answers /api. In kube-apiserver go-restful stands before it, which knows GET only and no type/*.
-func (d *Discovery) serveCore(w http.ResponseWriter, r *http.Request, docs *documents) {
+func (d *Discovery) serveCore(w http.ResponseWriter, r *http.Request, docs *view) {
 	switch {
 	case docs.versions == nil:
 		d.writeError(w, r, errNotFound())
@@ -111,7 +111,7 @@ func (d *Discovery) serveCore(w http.ResponseWriter, r *http.Request, docs *docu
 }
 
 // groupDocument returns the document of a group as the table has it now. Nil: it has none.
-func (d *Discovery) groupDocument(docs *documents, name string) *document {
+func (d *Discovery) groupDocument(docs *view, name string) *document {
 	g := d.cfg.Table().Group(name)
 	if g == nil || name == "" {
 		return nil

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/registry/negotiate"
+	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 )
 
 // packed is a document, kept compressed: OpenAPI shrinks to a tenth, and nearly every client takes it as it is.

@@ -2,7 +2,7 @@
 // backends, in the forms, order and negotiation of kube-apiserver.
 //
 // Sources: a Local group-version comes from the local apiserver's document, less every version whose table entry is remote (its own aggregator lists those, too); a
-// remote one only from its backend, which is asked by its own goroutine (registry/poll) and believed only about itself. A backend that fails keeps its last known
+// remote one only from its backend, which is asked by its own goroutine (registry/documents) and believed only about itself. A backend that fails keeps its last known
 // resources, Current: client-go ignores what is Stale, and that is what makes namespaces hang. Here this differs from kube-aggregator, deliberately. It is safe: where
 // a deletable resource cannot be listed, deletion waits.
 //

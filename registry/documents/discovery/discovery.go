@@ -16,7 +16,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/poll"
+	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
 // Config is what New needs: Table and Fetch, and FetchLocal unless there is no local apiserver.
@@ -46,12 +46,12 @@ type Discovery struct {
 	log     *slog.Logger
 	codecs  *codecs
 	metrics *metrics
-	set     *poll.Set[*source]
+	set     *documents.Set[*source]
 	local   local
 	own     map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery // written once, by Run
 	changed chan struct{}                                               // holds one token: something to merge anew
 
-	documents    atomic.Pointer[documents]
+	view         atomic.Pointer[view]
 	root, legacy negotiator
 
 	// What follows belongs to Run's goroutine.
@@ -68,8 +68,8 @@ type remembered struct {
 	version            *version
 }
 
-// documents are all documents of one moment.
-type documents struct {
+// view is all documents of one moment.
+type view struct {
 	groups, legacy *document // /apis in both kinds
 	core, versions *document // /api in both kinds. Nil: there is no local apiserver.
 	group          sync.Map  // :: group → *groupDocument, made when first asked for
@@ -90,7 +90,7 @@ func New(cfg Config) (*Discovery, error) {
 	supported, _ := negotiation.MediaTypesForSerializer(d.codecs.legacy)
 	d.root = negotiator{codecs: d.codecs, supported: supported, aggregates: true}
 	d.legacy = negotiator{codecs: d.codecs, supported: supported}
-	d.set = poll.NewSet(poll.Config[*source]{New: d.newSource, Ask: d.ask, Every: cfg.Every})
+	d.set = documents.NewSet(documents.Config[*source]{New: d.newSource, Ask: d.ask, Every: cfg.Every})
 	d.last = cfg.Table()
 	if d.metrics, err = newMetrics(d.Status, cfg.Metrics); err != nil {
 		return nil, err
@@ -183,7 +183,7 @@ func rest(ctx context.Context, d time.Duration) error {
 
 // follow brings the goroutines in step with a table.
 func (d *Discovery) follow(ctx context.Context, t *registry.Table) {
-	if t == d.last && d.documents.Load() != nil {
+	if t == d.last && d.view.Load() != nil {
 		return
 	}
 	d.set.Update(ctx, t)
@@ -220,7 +220,7 @@ func (d *Discovery) publish(t *registry.Table) time.Time {
 		return time.Time{}
 	}
 	sources, settled := d.gather()
-	if until := d.began.Add(settling); !settled && d.documents.Load() == nil && time.Now().Before(until) {
+	if until := d.began.Add(settling); !settled && d.view.Load() == nil && time.Now().Before(until) {
 		return until
 	}
 	for gv := range d.departed {
@@ -229,7 +229,7 @@ func (d *Discovery) publish(t *registry.Table) time.Time {
 		}
 	}
 	m := &merge{table: t, local: l.groups, sources: sources, departed: d.departed, staleAfter: d.cfg.StaleAfter, now: time.Now()}
-	d.documents.Store(d.render(m, l, d.documents.Load()))
+	d.view.Store(d.render(m, l, d.view.Load()))
 	return m.becomesStale
 }
 
@@ -243,7 +243,7 @@ func (d *Discovery) gather() (map[string]*source, bool) {
 			if v := st.versions[e.GroupVersion]; v != nil {
 				known[e.Name] = remembered{e.Backend.Namespace, e.Backend.Service, e.Backend.Port, v}
 			}
-			settled = settled && (st.tried || !poll.Askable(e) || e.GroupVersion.Group == "")
+			settled = settled && (st.tried || !documents.Askable(e) || e.GroupVersion.Group == "")
 		}
 	})
 	d.known = known
