@@ -22,22 +22,17 @@ type merged struct {
 
 // makeDocuments makes them.
 func (d *door) makeDocuments(context.Context) (err error) {
-	var local, own func(context.Context, *http.Request) (*http.Response, error)
+	cfg := documents.Config{Table: d.registry.Table, Fetch: d.fetchRemote, Logger: d.log, Metrics: d.metrics}
 	if !d.o.alone() {
-		local = d.fetchLocal
+		cfg.FetchLocal = d.fetchLocal
 	}
 	if d.apiServices != nil {
-		own = inProcess(d.apiServices) //nolint:bodyclose // whoever fetches closes what it is given
+		cfg.FetchOwn = inProcess(d.apiServices) //nolint:bodyclose // whoever fetches closes what it is given
 	}
-	d.documents.discovery, err = discovery.New(discovery.Config{
-		Table: d.registry.Table, Fetch: d.fetchRemote, FetchLocal: local, FetchOwn: own, StaleAfter: d.o.staleAfter, Logger: d.log, Metrics: d.metrics,
-	})
-	if err != nil {
+	if d.documents.discovery, err = discovery.New(discovery.Config{Config: cfg, StaleAfter: d.o.staleAfter}); err != nil {
 		return err
 	}
-	d.documents.openapi, err = openapi.New(openapi.Config{
-		Table: d.registry.Table, Fetch: d.fetchRemote, FetchLocal: local, FetchOwn: own, Logger: d.log, Metrics: d.metrics,
-	})
+	d.documents.openapi, err = openapi.New(cfg)
 	return err
 }
 

@@ -5,12 +5,10 @@ import (
 	"time"
 )
 
-// Pace is how often Follow asks.
+// Pace is how often the local apiserver is asked.
 type Pace struct {
 	// Every is the time between questions while nothing happens. Required.
 	Every time.Duration
-	// Hints says that there may be something new. Nil: nobody does.
-	Hints <-chan struct{}
 	// After are the pauses between the questions that follow a hint; the first comes at once. What is hinted at may take a while to come. Nil: none.
 	After []time.Duration
 }
@@ -18,14 +16,14 @@ type Pace struct {
 const (
 	// leastRest is between two questions, so that the events of one change are one question.
 	leastRest = 20 * time.Millisecond
-	// restFactor is how much longer than a question Follow rests after it: in a storm of changes, asking for and reading documents that grow takes a fifth of a core.
+	// restFactor is how much longer than a question or a publication the rest after it is: in a storm of changes, asking for, reading and merging documents that grow takes a fifth of a core each.
 	restFactor = 4
 	// firstAgain is the pause after a first failure; it doubles up to Every.
 	firstAgain = 100 * time.Millisecond
 )
 
-// Follow asks over and over until ctx ends. It is for the one server whose changes somebody hears of; backends are a Set's.
-func (p Pace) Follow(ctx context.Context, ask func(context.Context) error) {
+// follow asks over and over until ctx ends. It is for the one server whose changes somebody hears of, and gives hints of; backends are a set's.
+func (p Pace) follow(ctx context.Context, hints <-chan struct{}, ask func(context.Context) error) {
 	var after []time.Duration
 	failures := 0
 	for {
@@ -48,7 +46,7 @@ func (p Pace) Follow(ctx context.Context, ask func(context.Context) error) {
 		t := time.NewTimer(wait - rest)
 		select {
 		case <-t.C:
-		case <-p.Hints:
+		case <-hints:
 			after = p.After
 		case <-ctx.Done():
 		}

@@ -35,15 +35,15 @@ func (d *diary) read() []time.Duration {
 	return out
 }
 
-// following runs Follow with an ask that takes a while and may fail.
+// following runs follow with an ask that takes a while and may fail.
 func following(t *testing.T, takes time.Duration, failing *atomic.Bool) (*diary, chan struct{}) {
 	d, hints := &diary{begun: time.Now()}, make(chan struct{}, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		p := Pace{Every: 2 * time.Second, Hints: hints, After: []time.Duration{30 * time.Millisecond, 300 * time.Millisecond}}
-		p.Follow(ctx, func(ctx context.Context) error {
+		p := Pace{Every: 2 * time.Second, After: []time.Duration{30 * time.Millisecond, 300 * time.Millisecond}}
+		p.follow(ctx, hints, func(ctx context.Context) error {
 			d.note()
 			if sleep(ctx, takes) && failing.Load() {
 				return errors.New("no")

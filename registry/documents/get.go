@@ -33,6 +33,18 @@ type Answer struct {
 	Header http.Header
 	// Body is the whole body.
 	Body []byte
+
+	path string // asked for
+}
+
+// Unexpected is the error of an answer whose status was not to be expected.
+func (a *Answer) Unexpected() error {
+	return &Error{ReasonStatus, fmt.Errorf("getting %s: %d %s", a.path, a.Status, http.StatusText(a.Status))}
+}
+
+// Invalid is the error of an answer that cannot be read.
+func (a *Answer) Invalid(err error) error {
+	return &Error{ReasonInvalid, fmt.Errorf("reading %s: %w", a.path, err)}
 }
 
 // Reason is why there is no answer, in one word from a fixed set: it labels metrics.
@@ -84,7 +96,7 @@ const (
 )
 
 // Get asks a question over do, which sends a request to one backend.
-func Get(ctx context.Context, do func(context.Context, *http.Request) (*http.Response, error), q Question) (Answer, error) {
+func Get(ctx context.Context, do Do, q Question) (Answer, error) {
 	timeout, limit := q.Timeout, q.Limit
 	if timeout == 0 {
 		timeout = defaultTimeout
@@ -109,7 +121,7 @@ func Get(ctx context.Context, do func(context.Context, *http.Request) (*http.Res
 	case err != nil:
 		return Answer{}, broken(ctx, q, err)
 	}
-	return Answer{Status: res.StatusCode, Header: res.Header, Body: body}, nil
+	return Answer{Status: res.StatusCode, Header: res.Header, Body: body, path: q.Path}, nil
 }
 
 const (

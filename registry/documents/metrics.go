@@ -1,6 +1,7 @@
 package documents
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -37,22 +38,23 @@ func (f Freshness) Of(e *registry.Entry, err error) Freshness {
 	return f
 }
 
-// Metrics counts questions, and says at each scrape how current a merged document is: fairlead_<document>_polls_total, _failing and _age_seconds.
-type Metrics struct {
-	status func() []Freshness
+// metrics counts questions, and says at each scrape how current and how large a merged document is: fairlead_<document>_polls_total, _failing, _age_seconds and
+// _document_bytes.
+type metrics struct {
 	polls  *prometheus.CounterVec
+	status func(show func(Freshness))
+	sizes  func(show func(document string, bytes int))
 
-	failing, age *prometheus.Desc
+	failing, age, bytes *prometheus.Desc
 }
 
 // resultOK is the result of a question that was answered; the others are Reasons.
 const resultOK = "ok"
 
-// NewMetrics makes the metrics of a document. It is for the caller to register.
-func NewMetrics(document string, status func() []Freshness) *Metrics {
+func newMetrics(document, sizesHelp string, status func(func(Freshness)), sizes func(func(string, int))) *metrics {
 	name := "fairlead_" + strings.ToLower(document)
-	m := &Metrics{
-		status: status,
+	m := &metrics{
+		status: status, sizes: sizes,
 		polls: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: name + "_polls_total", Help: fmt.Sprintf("Questions to backends and to the local apiserver for %s, by result.", document),
 		}, []string{"result"}),
@@ -60,6 +62,7 @@ func NewMetrics(document string, status func() []Freshness) *Metrics {
 			fmt.Sprintf("1 while a remote APIService's part of %s is not confirmed by its backend, by reason.", document), []string{"name", "reason"}, nil),
 		age: prometheus.NewDesc(name+"_age_seconds",
 			fmt.Sprintf("Time since a remote APIService's backend last confirmed its part of %s. Absent: it never did.", document), []string{"name"}, nil),
+		bytes: prometheus.NewDesc(name+"_document_bytes", sizesHelp, []string{"document"}, nil),
 	}
 	for _, r := range []Reason{resultOK, ReasonUnreachable, ReasonTimeout, ReasonStatus, ReasonTooLarge, ReasonInvalid} {
 		m.polls.WithLabelValues(string(r))
@@ -67,32 +70,32 @@ func NewMetrics(document string, status func() []Freshness) *Metrics {
 	return m
 }
 
-// Polled counts a question by how it ended.
-func (m *Metrics) Polled(err error) {
-	result := resultOK
-	if err != nil {
-		result = string(reasonOf(err))
-	}
-	m.polls.WithLabelValues(result).Inc()
+// polled counts a question by how it ended.
+func (m *metrics) polled(err error) {
+	m.polls.WithLabelValues(string(cmp.Or(reasonOf(err), resultOK))).Inc()
 }
 
 // Describe implements prometheus.Collector.
-func (m *Metrics) Describe(to chan<- *prometheus.Desc) {
+func (m *metrics) Describe(to chan<- *prometheus.Desc) {
 	m.polls.Describe(to)
-	to <- m.failing
-	to <- m.age
+	for _, d := range []*prometheus.Desc{m.failing, m.age, m.bytes} {
+		to <- d
+	}
 }
 
 // Collect implements prometheus.Collector. The series of APIServices come and go with them.
-func (m *Metrics) Collect(to chan<- prometheus.Metric) {
+func (m *metrics) Collect(to chan<- prometheus.Metric) {
 	m.polls.Collect(to)
 	now := time.Now()
-	for _, s := range m.status() {
-		if s.Reason != "" {
-			to <- prometheus.MustNewConstMetric(m.failing, prometheus.GaugeValue, 1, s.Name, s.Reason)
+	m.status(func(f Freshness) {
+		if f.Reason != "" {
+			to <- prometheus.MustNewConstMetric(m.failing, prometheus.GaugeValue, 1, f.Name, f.Reason)
 		}
-		if !s.Confirmed.IsZero() {
-			to <- prometheus.MustNewConstMetric(m.age, prometheus.GaugeValue, now.Sub(s.Confirmed).Seconds(), s.Name)
+		if !f.Confirmed.IsZero() {
+			to <- prometheus.MustNewConstMetric(m.age, prometheus.GaugeValue, now.Sub(f.Confirmed).Seconds(), f.Name)
 		}
-	}
+	})
+	m.sizes(func(document string, bytes int) {
+		to <- prometheus.MustNewConstMetric(m.bytes, prometheus.GaugeValue, float64(bytes), document)
+	})
 }

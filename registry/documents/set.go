@@ -16,16 +16,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// Config is what a Set needs. S is what its owner keeps per backend.
-type Config[S any] struct {
-	// New makes the owner's part of a backend that has appeared. It is called by Update. Required.
-	New func(entries []*registry.Entry) S
-	// Ask asks the backend, once. It is called by the backend's own goroutine. The entries are those of the backend that may be asked now; there is at least one. Required.
-	Ask func(ctx context.Context, of S, entries []*registry.Entry) error
-	// Every is the time between questions that were answered, ± 20 %. Zero: 50 s, so that a change is seen within a minute even when the jitter is against it.
-	Every time.Duration
-}
-
 const (
 	defaultEvery = 50 * time.Second
 	// firstRetry and lastRetry are the pauses after failures, doubling. A restart is over in a second or so; a backend that fails for long is asked as often as one that is well.
@@ -46,39 +36,57 @@ func keyOf(b *registry.Backend) key {
 	return key{b.Namespace, b.Service, b.ServerName, string(b.CABundle), b.CAFrom, b.Port, b.Insecure, b.HTTP1}
 }
 
-// Set is the backends of a table, each with the goroutine that asks it. Its methods are called by one goroutine, its owner's.
-type Set[S any] struct {
-	cfg      Config[S]
+// sameService reports whether two backends are one Service, whatever the trust in it.
+func (k key) sameService(as key) bool {
+	return k.namespace == as.namespace && k.service == as.service && k.port == as.port
+}
+
+// set is the backends of a table, each with the goroutine that asks it. Its methods are called by one goroutine, its owner's.
+type set[S any] struct {
+	ask      func(ctx context.Context, known *atomic.Pointer[S], entries []*registry.Entry) error
+	every    time.Duration
 	backends map[key]*backend[S]
+	serving  map[string]*backend[S] // :: APIService → its backend
 	running  sync.WaitGroup
 }
 
-// NewSet makes an empty Set.
-func NewSet[S any](cfg Config[S]) *Set[S] {
-	if cfg.Every == 0 {
-		cfg.Every = defaultEvery
-	}
-	return &Set[S]{cfg: cfg, backends: make(map[key]*backend[S])}
+// newSet makes an empty set. The backends' own goroutines call ask, with the entries that may be asked for now; there is at least one.
+func newSet[S any](ask func(context.Context, *atomic.Pointer[S], []*registry.Entry) error, every time.Duration) *set[S] {
+	return &set[S]{ask: ask, every: every, backends: make(map[key]*backend[S])}
 }
 
 // backend is one backend and its goroutine.
 type backend[S any] struct {
-	cfg     *Config[S]
-	of      S
+	set     *set[S]
+	key     key
+	known   atomic.Pointer[S] // never nil
 	entries atomic.Pointer[[]*registry.Entry]
 	poke    chan struct{} // holds one token: ask now
 	end     context.CancelFunc
 }
 
-// Update brings the Set in step with a table: it starts, ends and wakes goroutines, and waits for none. They all end with ctx.
-func (s *Set[S]) Update(ctx context.Context, t *registry.Table) { s.update(ctx, t.Entries()) }
-
-func (s *Set[S]) update(ctx context.Context, entries []*registry.Entry) {
+// update brings the set in step with a table: it starts, ends and wakes goroutines, and waits for none. They all end with ctx.
+func (s *set[S]) update(ctx context.Context, entries []*registry.Entry) {
 	groups := make(map[key][]*registry.Entry)
 	for _, e := range entries {
 		if e.Backend != nil {
 			k := keyOf(e.Backend)
 			groups[k] = append(groups[k], e)
+		}
+	}
+	serving := make(map[string]*backend[S], len(entries))
+	for k, entries := range groups {
+		b := s.backends[k]
+		switch {
+		case b == nil:
+			b = s.start(ctx, k, entries)
+		case !slices.Equal(*b.entries.Load(), entries):
+			if old := b.entries.Swap(&entries); worthAsking(*old, entries) {
+				leave(b.poke)
+			}
+		}
+		for _, e := range entries {
+			serving[e.Name] = b
 		}
 	}
 	for k, b := range s.backends {
@@ -87,38 +95,28 @@ func (s *Set[S]) update(ctx context.Context, entries []*registry.Entry) {
 			delete(s.backends, k)
 		}
 	}
-	for k, entries := range groups {
-		b := s.backends[k]
-		if b == nil {
-			s.start(ctx, k, entries)
-			continue
-		}
-		if old := *b.entries.Load(); !slices.Equal(old, entries) {
-			b.entries.Store(&entries)
-			if worthAsking(old, entries) {
-				b.wake()
-			}
-		}
-	}
+	s.serving = serving
 }
 
-func (s *Set[S]) start(ctx context.Context, k key, entries []*registry.Entry) {
+func (s *set[S]) start(ctx context.Context, k key, entries []*registry.Entry) *backend[S] {
 	ctx, cancel := context.WithCancel(ctx) //nolint:gosec // b.end, once the table has nothing for it any more
-	b := &backend[S]{cfg: &s.cfg, of: s.cfg.New(entries), poke: make(chan struct{}, 1), end: cancel}
+	b := &backend[S]{set: s, key: k, poke: make(chan struct{}, 1), end: cancel}
 	b.entries.Store(&entries)
+	b.known.Store(s.before(k, entries))
 	s.backends[k] = b
 	s.running.Go(func() { b.run(ctx) })
+	return b
 }
 
-// Each calls f with every backend of the last table.
-func (s *Set[S]) Each(f func(of S, entries []*registry.Entry)) {
-	for _, b := range s.backends {
-		f(b.of, *b.entries.Load())
+// before is what is known of a new backend: what was known of its Service under other trust, because another CA or TLS name is no other backend.
+func (s *set[S]) before(k key, entries []*registry.Entry) *S {
+	for _, e := range entries {
+		if was := s.serving[e.Name]; was != nil && was.key.sameService(k) {
+			return was.known.Load()
+		}
 	}
+	return new(S)
 }
-
-// Wait returns when every goroutine has ended; the ctx of Update must have.
-func (s *Set[S]) Wait() { s.running.Wait() }
 
 // worthAsking reports whether something has happened after which a backend may have something new to say: another group-version, other endpoints, a recovery, or a
 // change of the APIService itself, by which an operator can ask for it.
@@ -150,20 +148,13 @@ func Askable(e *registry.Entry) bool {
 	return len(e.Endpoints) > 0 && e.Verdict.Status != corev1.ConditionFalse
 }
 
-func (b *backend[S]) wake() {
-	select {
-	case b.poke <- struct{}{}:
-	default:
-	}
-}
-
 // run asks until ctx ends.
 func (b *backend[S]) run(ctx context.Context) {
 	failures := 0
 	for {
 		var wait <-chan time.Time // an unavailable backend is asked when the table says something new
 		if entries := b.askable(); len(entries) > 0 {
-			if err := b.cfg.Ask(ctx, b.of, entries); err != nil {
+			if err := b.set.ask(ctx, &b.known, entries); err != nil {
 				failures++
 			} else {
 				failures = 0
@@ -171,7 +162,7 @@ func (b *backend[S]) run(ctx context.Context) {
 			if !sleep(ctx, leastGap) {
 				return
 			}
-			wait = time.After(pause(b.cfg.Every, failures))
+			wait = time.After(pause(b.set.every, failures))
 		}
 		select {
 		case <-wait:

@@ -20,7 +20,7 @@ const (
 
 // Watch calls changed whenever something in a collection has changed, or may have: it keeps no objects and reads none. do sends a request that may last. It returns when
 // ctx ends. A collection that cannot be watched is tried again and again: a hint is all that is missing then.
-func Watch(ctx context.Context, do func(context.Context, *http.Request) (*http.Response, error), path string, changed func()) error {
+func Watch(ctx context.Context, do Do, path string, changed func()) error {
 	pause := firstRewatch
 	for {
 		begun := time.Now()
@@ -35,7 +35,7 @@ func Watch(ctx context.Context, do func(context.Context, *http.Request) (*http.R
 }
 
 // watchOnce watches until the server ends it.
-func watchOnce(ctx context.Context, do func(context.Context, *http.Request) (*http.Response, error), path string, changed func()) error {
+func watchOnce(ctx context.Context, do Do, path string, changed func()) error {
 	// From now on: without a version the server would begin by sending everything there is.
 	a, err := Get(ctx, do, Question{Path: path, Query: "limit=1", Accept: "application/json;as=PartialObjectMetadataList" + metadataOnly})
 	if err != nil {

@@ -29,7 +29,7 @@ func thousand(tb testing.TB) *stage {
 	for _, v := range st.groups {
 		*v = customResource()
 	}
-	s.d.local.state.Store(st)
+	s.d.local.Store(st)
 	s.merge()
 	return s
 }
@@ -46,7 +46,7 @@ func customResource() apidiscoveryv2.APIVersionDiscovery {
 
 // merge renders the documents of the stage anew.
 func (s *stage) merge() {
-	st := s.d.local.state.Load()
+	st := s.d.local.Load()
 	m := &merge{table: s.table.Load(), local: st.groups, now: time.Now()}
 	s.d.view.Store(s.d.render(m, st, s.d.view.Load()))
 }
@@ -118,11 +118,11 @@ func TestGetAllocates(t *testing.T) {
 // BenchmarkRebuild merges and renders a thousand group-versions after a change of one, and says what the documents take.
 func BenchmarkRebuild(b *testing.B) {
 	s := thousand(b)
-	m := &merge{table: s.table.Load(), local: s.d.local.state.Load().groups, now: time.Now()}
+	m := &merge{table: s.table.Load(), local: s.d.local.Load().groups, now: time.Now()}
 	bytes := 0
 	b.ReportAllocs()
 	for b.Loop() {
-		docs := s.d.render(m, s.d.local.state.Load(), nil)
+		docs := s.d.render(m, s.d.local.Load(), nil)
 		f := docs.groups.form(choice{})
 		bytes = len(f.plain) + len(f.zipped) + len(docs.legacy.form(choice{}).plain)
 	}

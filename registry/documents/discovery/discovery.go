@@ -3,9 +3,7 @@ package discovery
 import (
 	"cmp"
 	"context"
-	"errors"
 	"log/slog"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,53 +17,30 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
-// Config is what New needs: Table and Fetch, and FetchLocal unless there is no local apiserver.
+// Config is what New needs.
 type Config struct {
-	// Table returns the table in force. Required.
-	Table func() *registry.Table
-	// Fetch sends a request to a remote entry's backend, under an identity that may read discovery. Required.
-	Fetch func(ctx context.Context, e *registry.Entry, r *http.Request) (*http.Response, error)
-	// FetchLocal sends a request to the local apiserver, likewise. Nil: there is none.
-	FetchLocal func(ctx context.Context, r *http.Request) (*http.Response, error)
-	// FetchOwn asks this process for what it serves itself: apiregistration.k8s.io with the dir: registry, whatever the local apiserver says of that group. It is asked
-	// once. Nil: nothing.
-	FetchOwn func(ctx context.Context, r *http.Request) (*http.Response, error)
+	documents.Config
 	// StaleAfter is for how long what a failing backend said last stays Current. Zero: for ever, while the APIService names the same Service.
 	StaleAfter time.Duration
-	// Every is the time between questions to a backend that answers. Zero: 50 s, and so within a minute with its jitter.
-	Every time.Duration
-	// Logger is for what goes wrong. Nil discards.
-	Logger *slog.Logger
-	// Metrics is where fairlead_discovery_* and aggregator_discovery_aggregation_count_total are registered. Nil: unregistered.
-	Metrics prometheus.Registerer
 }
 
 // Discovery holds the merged documents. It is an http.Handler, safe for concurrent use; until Run has read the local apiserver's documents once it answers 503.
 type Discovery struct {
-	cfg     Config
-	log     *slog.Logger
-	codecs  *codecs
-	metrics *metrics
-	set     *documents.Set[*source]
-	local   local
-	own     map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery // written once, by Run
-	changed chan struct{}                                               // holds one token: something to merge anew
+	cfg          Config
+	log          *slog.Logger
+	codecs       *codecs
+	aggregations prometheus.Counter
+	sources      *documents.Sources[state]
+	local        atomic.Pointer[localState]                                  // nil: not asked yet
+	own          map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery // written once, by Run
 
 	view         atomic.Pointer[view]
 	root, legacy negotiator
 
 	// What follows belongs to Run's goroutine.
-	known    map[string]remembered
 	departed map[schema.GroupVersion]bool
 	last     *registry.Table
 	began    time.Time
-}
-
-// remembered is what was last known of an APIService, and of which Service: another CA or TLS name is the same backend still.
-type remembered struct {
-	namespace, service string
-	port               int32
-	version            *version
 }
 
 // view is all documents of one moment.
@@ -78,11 +53,12 @@ type view struct {
 
 // New makes a Discovery.
 func New(cfg Config) (*Discovery, error) {
-	if cfg.Table == nil || cfg.Fetch == nil {
-		return nil, errors.New("making discovery: Table and Fetch are required")
+	d := &Discovery{
+		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), departed: make(map[schema.GroupVersion]bool),
+		aggregations: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "aggregator_discovery_aggregation_count_total", Help: "Counter of number of times discovery was aggregated",
+		}),
 	}
-	d := &Discovery{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), changed: make(chan struct{}, 1), departed: make(map[schema.GroupVersion]bool)}
-	d.local.poke = make(chan struct{}, 1)
 	var err error
 	if d.codecs, err = newCodecs(); err != nil {
 		return nil, err
@@ -90,132 +66,41 @@ func New(cfg Config) (*Discovery, error) {
 	supported, _ := negotiation.MediaTypesForSerializer(d.codecs.legacy)
 	d.root = negotiator{codecs: d.codecs, supported: supported, aggregates: true}
 	d.legacy = negotiator{codecs: d.codecs, supported: supported}
-	d.set = documents.NewSet(documents.Config[*source]{New: d.newSource, Ask: d.ask, Every: cfg.Every})
-	d.last = cfg.Table()
-	if d.metrics, err = newMetrics(d.Status, cfg.Metrics); err != nil {
+	d.sources, err = documents.New(cfg.Config, documents.Kind[state]{
+		Name: "discovery", Ask: d.ask, AskLocal: d.askLocal, Pace: documents.Pace{Every: localEvery, After: hurries()}, Publish: d.publish,
+		Status: d.showStatus, Sizes: d.showSizes, SizesHelp: "Size of the merged discovery documents as JSON, uncompressed.",
+		Metrics: []prometheus.Collector{d.aggregations},
+	})
+	if err != nil {
 		return nil, err
 	}
-	return d, registerSizes(d, cfg.Metrics)
+	d.last = cfg.Table()
+	return d, nil
 }
 
-// touch says that there is something to merge anew.
-func (d *Discovery) touch() {
-	select {
-	case d.changed <- struct{}{}:
-	default:
-	}
-}
-
-// newSource makes the source of a backend that has appeared, with what was known of it under other trust.
-func (d *Discovery) newSource(entries []*registry.Entry) *source {
-	s, first := &source{}, &state{versions: make(map[schema.GroupVersion]*version)}
-	for _, e := range entries {
-		if k, ok := d.known[e.Name]; ok && k.namespace == e.Backend.Namespace && k.service == e.Backend.Service && k.port == e.Backend.Port {
-			first.versions[e.GroupVersion] = k.version
-		}
-	}
-	s.state.Store(first)
-	return s
-}
-
-const (
-	// settling bounds how long the first documents wait for backends that have not answered yet: at start all are new, and a document that calls them Stale for a
-	// moment would fail every namespace deletion of that moment.
-	settling = 2 * time.Second
-	// restFactor is how much longer than merging Run rests, and mostRest its bound: a storm of changes costs a fifth of a core and a change is seen in a quarter of a second.
-	restFactor = 4
-	mostRest   = 200 * time.Millisecond
-)
+// settling bounds how long the first documents wait for backends that have not answered yet: at start all are new, and a document that calls them Stale for a
+// moment would fail every namespace deletion of that moment.
+const settling = 2 * time.Second
 
 // Run follows the table, the local apiserver and the backends until ctx ends.
 func (d *Discovery) Run(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	var following sync.WaitGroup
-	defer func() { cancel(); following.Wait(); d.set.Wait() }()
-	if d.cfg.FetchOwn != nil {
-		if err := d.askOwn(ctx); err != nil {
-			return err
-		}
+	if err := d.askOwn(ctx); err != nil {
+		return err
 	}
-	if d.cfg.FetchLocal != nil {
-		following.Go(func() { d.followLocal(ctx) })
-	} else {
-		d.local.state.Store(&localState{confirmed: time.Now(), groups: d.own})
+	if d.cfg.FetchLocal == nil {
+		d.local.Store(&localState{groups: d.own})
 	}
 	d.began = time.Now()
-	for {
-		t := d.cfg.Table()
-		begun := time.Now()
-		d.follow(ctx, t)
-		again := d.publish(t)
-		if err := rest(ctx, min(restFactor*time.Since(begun), mostRest)); err != nil {
-			return err
-		}
-		timer := wakeAt(again)
-		select {
-		case <-t.Superseded():
-		case <-d.changed:
-		case <-timer:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
+	return d.sources.Run(ctx)
 }
 
-// wakeAt returns a channel that delivers at a time. Zero: never.
-func wakeAt(at time.Time) <-chan time.Time {
-	if at.IsZero() {
-		return nil
-	}
-	return time.After(time.Until(at))
-}
-
-func rest(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// follow brings the goroutines in step with a table.
-func (d *Discovery) follow(ctx context.Context, t *registry.Table) {
-	if t == d.last && d.view.Load() != nil {
-		return
-	}
-	d.set.Update(ctx, t)
-	if d.compare(d.last, t) {
-		d.local.wake()
-	}
-	d.last = t
-}
-
-// compare notes which remote group-versions are gone, and reports whether the local apiserver may have something new to say.
-func (d *Discovery) compare(old, t *registry.Table) (localChanged bool) {
-	for _, e := range old.Entries() {
-		now := t.Entry(e.GroupVersion)
-		if now == nil && !e.Local() {
-			d.departed[e.GroupVersion] = true
-		}
-		if (now == nil || now.Local()) != e.Local() || now == nil {
-			localChanged = true
-		}
-	}
-	for _, e := range t.Entries() {
-		delete(d.departed, e.GroupVersion)
-		if old.Entry(e.GroupVersion) == nil {
-			localChanged = true
-		}
-	}
-	return localChanged
-}
+// LocalChanged hints that the local apiserver may have something new to say: a CRD has changed. It never blocks.
+func (d *Discovery) LocalChanged() { d.sources.LocalChanged() }
 
 // publish merges and renders what is known now. It returns when to do so again without being asked; zero: never.
 func (d *Discovery) publish(t *registry.Table) time.Time {
-	l := d.local.state.Load()
+	d.depart(t)
+	l := d.local.Load()
 	if !t.Complete() || !l.complete() && d.cfg.FetchLocal != nil {
 		return time.Time{}
 	}
@@ -233,19 +118,27 @@ func (d *Discovery) publish(t *registry.Table) time.Time {
 	return m.becomesStale
 }
 
+// depart notes which remote group-versions are gone.
+func (d *Discovery) depart(t *registry.Table) {
+	for _, e := range d.last.Entries() {
+		if !e.Local() {
+			d.departed[e.GroupVersion] = true
+		}
+	}
+	for _, e := range t.Entries() {
+		delete(d.departed, e.GroupVersion)
+	}
+	d.last = t
+}
+
 // gather collects the sources of all remotes, by APIService, and reports whether each backend that can be asked has been.
 func (d *Discovery) gather() (map[string]*source, bool) {
-	sources, known, settled := make(map[string]*source), make(map[string]remembered), true
-	d.set.Each(func(s *source, entries []*registry.Entry) {
-		st := s.state.Load()
+	sources, settled := make(map[string]*source), true
+	d.sources.Each(func(s *source, entries []*registry.Entry) {
 		for _, e := range entries {
 			sources[e.Name] = s
-			if v := st.versions[e.GroupVersion]; v != nil {
-				known[e.Name] = remembered{e.Backend.Namespace, e.Backend.Service, e.Backend.Port, v}
-			}
-			settled = settled && (st.tried || !documents.Askable(e) || e.GroupVersion.Group == "")
+			settled = settled && (s.Load().tried || !documents.Askable(e) || e.GroupVersion.Group == "")
 		}
 	})
-	d.known = known
 	return sources, settled
 }

@@ -2,13 +2,9 @@ package discovery
 
 import (
 	"bytes"
-	"compress/gzip"
-	"crypto/sha512"
-	"encoding/hex"
 	"net"
 	"net/http"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -75,11 +71,8 @@ func (d *document) common(gzip bool) []hpack.HeaderField {
 	}
 }
 
-// tagOf is the quoted, upper-case SHA-512 of a body, as kube-apiserver makes its ETags.
-func tagOf(body []byte) string {
-	sum := sha512.Sum512(body)
-	return strconv.Quote(strings.ToUpper(hex.EncodeToString(sum[:])))
-}
+// tagOf is the ETag of a body.
+func tagOf(body []byte) string { return strconv.Quote(negotiate.Hash(body)) }
 
 // at is where a form is kept.
 func (d *document) at(c choice) *form {
@@ -138,14 +131,7 @@ func (f *form) compressed(wanted bool) []byte {
 	if !wanted || len(f.plain) < leastZipped {
 		return nil
 	}
-	f.gzipOnce.Do(func() {
-		var b bytes.Buffer
-		z := gzip.NewWriter(&b)
-		// A bytes.Buffer takes everything.
-		_, _ = z.Write(f.plain)
-		_ = z.Close()
-		f.zipped = bytes.Clone(b.Bytes())
-	})
+	f.gzipOnce.Do(func() { f.zipped = negotiate.Gzip(f.plain) })
 	return f.zipped
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/documents"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 )
 
@@ -17,6 +18,13 @@ func remote(t *testing.T, s *extension.Server) *http.Client {
 	transport := &http.Transport{TLSClientConfig: s.TLS(), ForceAttemptHTTP2: true}
 	t.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
+
+// fetching is a Config that asks every backend by do.
+func fetching(do func(*http.Request) (*http.Response, error)) Config {
+	return Config{Config: documents.Config{Fetch: func(_ context.Context, _ *registry.Entry, r *http.Request) (*http.Response, error) {
+		return do(r)
+	}}}
 }
 
 // Whatever a real backend does to its connections and bodies, it is asked in vain at worst: its resources stay as they were, it is over in time, and another backend
@@ -44,39 +52,30 @@ func TestFaults(t *testing.T) {
 			t.Parallel()
 			s := extension.Start(t, extension.Config{})
 			client := remote(t, s)
-			d := &Discovery{changed: make(chan struct{}, 1)}
-			var err error
-			if d.codecs, err = newCodecs(); err != nil {
-				t.Fatal(err)
-			}
-			if d.metrics, err = newMetrics(d.Status, nil); err != nil {
-				t.Fatal(err)
-			}
-			d.cfg.Fetch = func(_ context.Context, _ *registry.Entry, r *http.Request) (*http.Response, error) {
-				r.URL.Host = strings.TrimPrefix(s.URL(), "https://")
-				return client.Do(r)
-			}
 			st := newStage(t)
 			st.claim("widgets.example.com/v1", "widgets", 100, 10)
+			st.make(fetching(func(r *http.Request) (*http.Response, error) {
+				r.URL.Host = strings.TrimPrefix(s.URL(), "https://")
+				return client.Do(r)
+			}))
 			entries := st.table.Load().Entries()
-			src := &source{}
-			src.state.Store(&state{})
-			if err := d.ask(t.Context(), src, entries); err != nil {
+			known, _, err := st.d.ask(t.Context(), &state{}, entries)
+			if err != nil {
 				t.Fatal(err)
 			}
-			before := src.state.Load().versions[entries[0].GroupVersion]
+			before := known.versions[entries[0].GroupVersion]
 			if len(before.doc.Resources) != 1 || before.doc.Resources[0].Resource != "widgets" {
 				t.Fatalf("read %+v", before.doc)
 			}
 			// Without the tag, so that the whole document comes again.
-			src.state.Store(&state{versions: src.state.Load().versions, tried: true})
+			known = &state{versions: known.versions, tried: true}
 			if err := s.Set(fault...); err != nil {
 				t.Fatal(err)
 			}
 			client.CloseIdleConnections()
 			begun := time.Now()
-			err = d.ask(t.Context(), src, entries)
-			after := src.state.Load().versions[entries[0].GroupVersion]
+			known, _, err = st.d.ask(t.Context(), known, entries)
+			after := known.versions[entries[0].GroupVersion]
 			if err == nil || after.err == nil {
 				t.Error("nothing is reported")
 			}
@@ -91,7 +90,7 @@ func TestFaults(t *testing.T) {
 				t.Fatal(err)
 			}
 			client = remote(t, s) // what is left of the fault on a connection would be its next request's
-			if err := d.ask(t.Context(), src, entries); err != nil {
+			if _, _, err := st.d.ask(t.Context(), known, entries); err != nil {
 				t.Errorf("after the fault: %v", err)
 			}
 		})
@@ -109,17 +108,15 @@ func TestFallback(t *testing.T) {
 		st := newStage(t)
 		st.claim("widgets.example.com/v1", "widgets", 100, 10)
 		st.claim("widgets.example.com/v2", "widgets", 100, 10)
-		st.make(Config{})
-		st.d.cfg.Fetch = func(_ context.Context, _ *registry.Entry, r *http.Request) (*http.Response, error) {
+		st.make(fetching(func(r *http.Request) (*http.Response, error) {
 			r.URL.Host = s.Addr()
 			return client.Do(r)
-		}
-		src := &source{}
-		src.state.Store(&state{})
-		if err := st.d.ask(t.Context(), src, st.table.Load().Entries()); err != nil {
+		}))
+		known, _, err := st.d.ask(t.Context(), &state{}, st.table.Load().Entries())
+		if err != nil {
 			t.Fatalf("%d: %v", code, err)
 		}
-		for gv, v := range src.state.Load().versions {
+		for gv, v := range known.versions {
 			if len(v.doc.Resources) != 1 || len(v.doc.Resources[0].Subresources) != 5 || v.doc.Resources[0].ResponseKind.Kind != "Widget" {
 				t.Errorf("%d: %s is %+v", code, gv, v.doc)
 			}

@@ -73,8 +73,10 @@ func (s *stage) make(cfg Config) {
 	s.Helper()
 	s.metrics = prometheus.NewRegistry()
 	cfg.Table, cfg.Logger, cfg.Metrics = s.table.Load, slog.New(slog.DiscardHandler), s.metrics
-	cfg.Fetch = func(_ context.Context, e *registry.Entry, r *http.Request) (*http.Response, error) {
-		return s.answer(s.server(e.Backend.Service), r)
+	if cfg.Fetch == nil {
+		cfg.Fetch = func(_ context.Context, e *registry.Entry, r *http.Request) (*http.Response, error) {
+			return s.answer(s.server(e.Backend.Service), r)
+		}
 	}
 	cfg.FetchLocal = func(_ context.Context, r *http.Request) (*http.Response, error) { return s.answer(s.local, r) }
 	var err error
@@ -134,7 +136,7 @@ func (s *stage) build(reports ...registry.Report) {
 	s.in.Reports, s.in.Now = reports, time.Now()
 	s.table.Store(registry.Build(s.in, s.table.Load()))
 	if s.d != nil {
-		s.d.touch() // the table of a test cannot supersede another
+		s.d.sources.Touch() // the table of a test cannot supersede another
 	}
 }
 

@@ -2,7 +2,6 @@ package discovery
 
 import (
 	"context"
-	"fmt"
 	"mime"
 	"net/http"
 	"time"
@@ -29,17 +28,16 @@ func (d *Discovery) legacyVersion(ctx context.Context, old *version, e *registry
 }
 
 func (d *Discovery) askLegacy(ctx context.Context, e *registry.Entry) (*apidiscoveryv2.APIVersionDiscovery, error) {
-	path := "/apis/" + e.GroupVersion.String()
-	a, err := documents.Get(ctx, d.doer(e), documents.Question{Path: path, Accept: runtime.ContentTypeJSON}) //nolint:bodyclose // Get closes it
+	a, err := documents.Get(ctx, d.cfg.From(e), documents.Question{Path: "/apis/" + e.GroupVersion.String(), Accept: runtime.ContentTypeJSON})
 	if err != nil {
 		return nil, err
 	}
 	if a.Status != http.StatusOK {
-		return nil, &documents.Error{Reason: documents.ReasonStatus, Err: fmt.Errorf("getting %s: %d %s", path, a.Status, http.StatusText(a.Status))}
+		return nil, a.Unexpected()
 	}
 	doc, err := d.convert(a)
 	if err != nil {
-		return nil, &documents.Error{Reason: documents.ReasonInvalid, Err: fmt.Errorf("reading %s: %w", path, err)}
+		return nil, a.Invalid(err)
 	}
 	return doc, nil
 }

@@ -9,7 +9,6 @@ import (
 	"mime"
 	"net/http"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
@@ -34,13 +33,6 @@ func hurries() []time.Duration {
 	return []time.Duration{30 * time.Millisecond, 70 * time.Millisecond, 150 * time.Millisecond, 300 * time.Millisecond, 600 * time.Millisecond, time.Second}
 }
 
-// local follows the local apiserver's documents.
-type local struct {
-	state atomic.Pointer[localState]
-	poke  chan struct{} // holds one token: there may be something new
-	last  localState    // of the one goroutine
-}
-
 // localState is immutable.
 type localState struct {
 	groups   map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery
@@ -49,8 +41,6 @@ type localState struct {
 
 	groupsTag, coreTag string
 	versionsAt         time.Time
-	confirmed          time.Time
-	err                error
 }
 
 // complete reports whether every document has been there once.
@@ -58,47 +48,18 @@ func (s *localState) complete() bool {
 	return s != nil && s.groups != nil && s.core != nil && s.versions != nil
 }
 
-func (l *local) wake() {
-	select {
-	case l.poke <- struct{}{}:
-	default:
-	}
-}
-
-// LocalChanged hints that the local apiserver may have something new to say: a CRD has changed. It never blocks.
-func (d *Discovery) LocalChanged() { d.local.wake() }
-
-// followLocal asks until ctx ends.
-func (d *Discovery) followLocal(ctx context.Context) {
-	documents.Pace{Every: localEvery, Hints: d.local.poke, After: hurries()}.Follow(ctx, d.askLocal)
-}
-
-// askLocal asks for all documents and publishes what has changed. On an error what was known stays.
+// askLocal asks for all documents and keeps what has changed. On an error what was known stays.
 func (d *Discovery) askLocal(ctx context.Context) error {
-	l := &d.local
-	next := l.last
-	changed := false
-	next.err = errors.Join(d.localGroups(ctx, &next, &changed), d.localCore(ctx, &next, &changed), d.localVersions(ctx, &next, &changed))
-	if ctx.Err() != nil {
-		return ctx.Err()
+	next, changed := localState{}, false
+	if last := d.local.Load(); last != nil {
+		next = *last
 	}
-	if next.err == nil {
-		next.confirmed = time.Now()
-	}
-	if (next.err == nil) != (l.last.err == nil) {
-		if next.err != nil {
-			d.log.Warn("local apiserver's discovery cannot be read, what was known stays", "err", next.err)
-		} else if l.last.err != nil {
-			d.log.Info("local apiserver's discovery can be read again")
-		}
-	}
-	l.last = next
-	l.state.Store(&next)
-	d.metrics.Polled(next.err)
+	err := errors.Join(d.localGroups(ctx, &next, &changed), d.localCore(ctx, &next, &changed), d.localVersions(ctx, &next, &changed))
+	d.local.Store(&next)
 	if changed {
-		d.touch()
+		d.sources.Touch()
 	}
-	return next.err
+	return err
 }
 
 // acceptLocal prefers protobuf: a cluster's own document is read at every change of a CRD.
@@ -119,8 +80,11 @@ func (d *Discovery) localGroups(ctx context.Context, s *localState, changed *boo
 	return nil
 }
 
-// askOwn reads what this process serves itself.
+// askOwn reads what this process serves itself, if it does.
 func (d *Discovery) askOwn(ctx context.Context) error {
+	if d.cfg.FetchOwn == nil {
+		return nil
+	}
 	list, _, err := d.list(ctx, d.cfg.FetchOwn, "/apis", "")
 	if err != nil {
 		return fmt.Errorf("reading discovery of this process itself: %w", err)
@@ -154,7 +118,7 @@ func (d *Discovery) localCore(ctx context.Context, s *localState, changed *bool)
 const maxLocal = 32 << 20
 
 // list returns an aggregated document and its tag, or nil if it has not changed.
-func (d *Discovery) list(ctx context.Context, do func(context.Context, *http.Request) (*http.Response, error), path, tag string) (*apidiscoveryv2.APIGroupDiscoveryList, string, error) {
+func (d *Discovery) list(ctx context.Context, do documents.Do, path, tag string) (*apidiscoveryv2.APIGroupDiscoveryList, string, error) {
 	a, err := documents.Get(ctx, do, documents.Question{Path: path, Accept: acceptLocal, ETag: tag, Limit: maxLocal})
 	switch {
 	case err != nil:
@@ -162,9 +126,9 @@ func (d *Discovery) list(ctx context.Context, do func(context.Context, *http.Req
 	case a.Status == http.StatusNotModified && tag != "":
 		return nil, tag, nil
 	case a.Status != http.StatusOK:
-		return nil, "", &documents.Error{Reason: documents.ReasonStatus, Err: fmt.Errorf("getting %s: %d %s", path, a.Status, http.StatusText(a.Status))}
+		return nil, "", a.Unexpected()
 	case !isAggregated(a.Header):
-		return nil, "", &documents.Error{Reason: documents.ReasonInvalid, Err: fmt.Errorf("getting %s: the local apiserver has no aggregated discovery v2: it must be Kubernetes 1.30 or later", path)}
+		return nil, "", a.Invalid(errors.New("the local apiserver has no aggregated discovery v2: it must be Kubernetes 1.30 or later"))
 	}
 	list := &apidiscoveryv2.APIGroupDiscoveryList{}
 	media, _, err := mime.ParseMediaType(a.Header.Get("Content-Type"))
@@ -172,7 +136,7 @@ func (d *Discovery) list(ctx context.Context, do func(context.Context, *http.Req
 		err = decode(d.codecs.aggregated, media, a.Body, list)
 	}
 	if err != nil {
-		return nil, "", &documents.Error{Reason: documents.ReasonInvalid, Err: fmt.Errorf("reading %s: %w", path, err)}
+		return nil, "", a.Invalid(err)
 	}
 	return list, a.Header.Get("Etag"), nil
 }
@@ -186,11 +150,11 @@ func (d *Discovery) localVersions(ctx context.Context, s *localState, changed *b
 		return err
 	}
 	if a.Status != http.StatusOK {
-		return &documents.Error{Reason: documents.ReasonStatus, Err: fmt.Errorf("getting /api: %d %s", a.Status, http.StatusText(a.Status))}
+		return a.Unexpected()
 	}
 	v := &metav1.APIVersions{}
 	if err := json.Unmarshal(a.Body, v); err != nil { // it has no apiVersion, which the codecs want
-		return &documents.Error{Reason: documents.ReasonInvalid, Err: fmt.Errorf("reading /api: %w", err)}
+		return a.Invalid(err)
 	}
 	s.versionsAt = time.Now()
 	if s.versions == nil || !slices.Equal(s.versions.ServerAddressByClientCIDRs, v.ServerAddressByClientCIDRs) {

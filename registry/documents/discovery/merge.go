@@ -92,7 +92,7 @@ func (m *merge) known(e *registry.Entry) *version {
 	if s == nil {
 		return nil
 	}
-	return s.state.Load().versions[e.GroupVersion]
+	return s.Load().versions[e.GroupVersion]
 }
 
 // failing reports whether what is known of an entry is no longer confirmed.

@@ -54,7 +54,7 @@ func TestOrdersAreKubernetes(t *testing.T) {
 			} else {
 				st := &state{versions: map[schema.GroupVersion]*version{e.GroupVersion: {doc: &v}}}
 				m.sources[e.Name] = &source{}
-				m.sources[e.Name].state.Store(st)
+				m.sources[e.Name].Store(st)
 			}
 			rm := theirs.WithSource(from)
 			rm.AddGroupVersion(e.GroupVersion.Group, v)

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
 // What this process serves itself is listed as this process says, whatever the local apiserver says of that group, and also where that does not have it.
@@ -17,7 +19,7 @@ func TestOwnGroup(t *testing.T) {
 			s.claim("apps/v1", "", 17800, 15)
 			s.set(s.local, serving(listOf(local, "apiregistration.k8s.io/v1beta1=old", "apps/v1=deployments")))
 			s.set(s.server("own"), serving(listOf("apiregistration.k8s.io/v1=apiservices")))
-			s.open(Config{FetchOwn: func(_ context.Context, r *http.Request) (*http.Response, error) { return s.answer(s.server("own"), r) }})
+			s.open(own(s, "own"))
 			time.Sleep(5 * time.Second)
 			synctest.Wait()
 			got := s.show()
@@ -31,11 +33,16 @@ func TestOwnGroup(t *testing.T) {
 	}
 }
 
+// own is a Config by which a server of the stage stands for this process.
+func own(s *stage, server string) Config {
+	return Config{Config: documents.Config{FetchOwn: func(_ context.Context, r *http.Request) (*http.Response, error) {
+		return s.answer(s.server(server), r)
+	}}}
+}
+
 func TestOwnGroupMissing(t *testing.T) {
 	s := newStage(t)
-	s.make(Config{FetchOwn: func(_ context.Context, r *http.Request) (*http.Response, error) {
-		return s.answer(s.server("nobody"), r)
-	}})
+	s.make(own(s, "nobody"))
 	if err := s.d.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "reading discovery of this process itself") {
 		t.Error(err)
 	}

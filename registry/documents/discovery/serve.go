@@ -55,7 +55,7 @@ func (d *Discovery) aggregatedDocument(list *apidiscoveryv2.APIGroupDiscoveryLis
 	if old != nil && old.etag == tagOf(marshalled) {
 		return old
 	}
-	d.metrics.aggregations.Inc()
+	d.aggregations.Inc()
 	doc := newDocument(func(s *sheet, media string, pretty bool) { d.codecs.writeAggregated(s, list, media, pretty) }, marshalled, true)
 	doc.form(choice{}).compressed(true)
 	return doc
@@ -64,7 +64,7 @@ func (d *Discovery) aggregatedDocument(list *apidiscoveryv2.APIGroupDiscoveryLis
 // Ready says why the documents cannot be served yet. Nil: they can.
 func (d *Discovery) Ready() error {
 	if d.view.Load() == nil {
-		return errNotReady()
+		return d.sources.NotReady()
 	}
 	return nil
 }
@@ -73,7 +73,7 @@ func (d *Discovery) Ready() error {
 func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	docs := d.view.Load()
 	if docs == nil {
-		d.writeError(w, r, errNotReady())
+		d.writeError(w, r, d.sources.NotReady())
 		return
 	}
 	switch path := r.URL.Path; path {
@@ -161,18 +161,8 @@ func (d *Discovery) writeError(w http.ResponseWriter, r *http.Request, err error
 	responsewriters.ErrorNegotiated(err, d.codecs.legacy, schema.GroupVersion{Version: "v1"}, w, r)
 }
 
-func statusError(code int, reason metav1.StatusReason, message string, retryAfter int32) error {
-	s := metav1.Status{Status: metav1.StatusFailure, Code: int32(code), Reason: reason, Message: message} //nolint:gosec // an HTTP status
-	if retryAfter > 0 {
-		s.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfter}
-	}
-	return &apierrors.StatusError{ErrStatus: s}
-}
-
-func errNotReady() error {
-	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "discovery is not complete yet, please try again", 1)
-}
-
 func errNotFound() error {
-	return statusError(http.StatusNotFound, metav1.StatusReasonNotFound, "the server could not find the requested resource", 0)
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound, Message: "the server could not find the requested resource",
+	}}
 }

@@ -103,7 +103,7 @@ func TestConditionalAndCompressed(t *testing.T) {
 func TestRenderedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := opened(t)
-		before := testutil.ToFloat64(s.d.metrics.aggregations)
+		before := testutil.ToFloat64(s.d.aggregations)
 		docs := s.d.view.Load()
 		s.questions(s.local)
 		for range 100 {
@@ -113,10 +113,10 @@ func TestRenderedOnce(t *testing.T) {
 		if n := len(s.questions(s.local)); n > 0 {
 			t.Errorf("100 requests asked the local apiserver %d times", n)
 		}
-		s.d.touch()
+		s.d.sources.Touch()
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if s.d.view.Load() == docs || s.d.view.Load().groups != docs.groups || testutil.ToFloat64(s.d.metrics.aggregations) != before {
+		if s.d.view.Load() == docs || s.d.view.Load().groups != docs.groups || testutil.ToFloat64(s.d.aggregations) != before {
 			t.Error("a document that has not changed was rendered again")
 		}
 	})

@@ -3,7 +3,6 @@ package discovery
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"mime"
@@ -31,12 +30,10 @@ const (
 	maxLegacy = 4
 )
 
-// source is what is known of one backend. Its goroutine writes state, anyone may read it.
-type source struct {
-	state atomic.Pointer[state]
-}
+// source is where what is known of one backend is kept. Its goroutine writes it, anyone may read it.
+type source = atomic.Pointer[state]
 
-// state is immutable.
+// state is what is known of one backend. It is immutable.
 type state struct {
 	versions map[schema.GroupVersion]*version
 	etag     string
@@ -54,23 +51,13 @@ type version struct {
 }
 
 // ask asks a backend for its group-versions, by aggregated discovery if it knows that.
-func (d *Discovery) ask(ctx context.Context, s *source, entries []*registry.Entry) error {
-	entries = grouped(entries)
-	if len(entries) == 0 {
-		return nil
+func (d *Discovery) ask(ctx context.Context, known *state, entries []*registry.Entry) (next *state, changed bool, err error) {
+	if entries = grouped(entries); len(entries) == 0 {
+		return nil, false, nil
 	}
-	old := s.state.Load()
-	next, err := d.answer(ctx, old, entries)
-	if ctx.Err() != nil {
-		return ctx.Err() // the backend is gone: what it said no longer matters
-	}
+	next, err = d.answer(ctx, known, entries)
 	next.tried = true
-	s.state.Store(next)
-	d.metrics.Polled(err)
-	if !sameContent(old, next) {
-		d.touch()
-	}
-	return err
+	return next, !sameContent(known, next), err
 }
 
 // grouped leaves out the core group: /api is proxied whole when it is remote.
@@ -90,15 +77,14 @@ func (d *Discovery) answer(ctx context.Context, old *state, entries []*registry.
 	if covers(old, entries) {
 		q.ETag = old.etag
 	}
-	a, err := documents.Get(ctx, d.doer(entries[0]), q) //nolint:bodyclose // Get closes it
+	a, err := documents.Get(ctx, d.cfg.From(entries[0]), q)
 	switch {
 	case err != nil:
 		return failed(old, entries, err), err
 	case a.Status == http.StatusNotModified && q.ETag != "":
 		return confirmed(old, entries), nil
 	case a.Status == http.StatusServiceUnavailable:
-		err = &documents.Error{Reason: documents.ReasonStatus, Err: errors.New("getting /apis: 503 Service Unavailable")}
-		return failed(old, entries, err), err
+		return failed(old, entries, a.Unexpected()), a.Unexpected()
 	case a.Status == http.StatusOK && isAggregated(a.Header):
 		found, err := d.parse(a)
 		if err != nil {
@@ -108,10 +94,6 @@ func (d *Discovery) answer(ctx context.Context, old *state, entries []*registry.
 	}
 	// 404, 406, 403 or a legacy list: a server that does not know aggregated discovery. It is asked anew each time, so that one that learns it is found out.
 	return d.askEach(ctx, old, entries)
-}
-
-func (d *Discovery) doer(e *registry.Entry) func(context.Context, *http.Request) (*http.Response, error) {
-	return func(ctx context.Context, r *http.Request) (*http.Response, error) { return d.cfg.Fetch(ctx, e, r) }
 }
 
 // covers reports whether an ETag stands for all entries: each has been said something of.
@@ -140,7 +122,7 @@ func (d *Discovery) parse(a documents.Answer) (map[schema.GroupVersion]*apidisco
 		list, err = clean(list)
 	}
 	if err != nil {
-		return nil, &documents.Error{Reason: documents.ReasonInvalid, Err: fmt.Errorf("reading /apis: %w", err)}
+		return nil, a.Invalid(err)
 	}
 	return byGroupVersion(list), nil
 }

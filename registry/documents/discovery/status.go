@@ -59,9 +59,30 @@ func (m *merge) rows() []row {
 func (r *row) status() Status {
 	var v version
 	if r.source != nil {
-		if known := r.source.state.Load().versions[r.entry.GroupVersion]; known != nil {
+		if known := r.source.Load().versions[r.entry.GroupVersion]; known != nil {
 			v = *known
 		}
 	}
 	return Status{Freshness: documents.Freshness{Confirmed: v.confirmed}.Of(r.entry, v.err), Stale: r.stale, Resources: r.resources}
+}
+
+func (d *Discovery) showStatus(show func(documents.Freshness)) {
+	for _, s := range d.Status() {
+		show(s.Freshness)
+	}
+}
+
+func (d *Discovery) showSizes(show func(document string, bytes int)) {
+	docs := d.view.Load()
+	if docs == nil {
+		return
+	}
+	for _, is := range []struct {
+		name string
+		doc  *document
+	}{{"apis", docs.legacy}, {"apis_aggregated", docs.groups}, {"api", docs.versions}, {"api_aggregated", docs.core}} {
+		if is.doc != nil {
+			show(is.name, len(is.doc.form(choice{}).plain))
+		}
+	}
 }

@@ -1,8 +1,13 @@
 package negotiate
 
 import (
+	"bytes"
+	"compress/gzip"
+	"crypto/sha512"
+	"encoding/hex"
 	"net/http"
 	"strconv"
+	"strings"
 
 	"golang.org/x/net/http2/hpack"
 )
@@ -43,4 +48,20 @@ func (a *Answer) Write(w http.ResponseWriter, r *http.Request) {
 	if a.Body != nil && r.Method != http.MethodHead {
 		_, _ = w.Write(a.Body) // a client that has gone
 	}
+}
+
+// Hash is the upper-case SHA-512 of a body, of which kube-apiserver makes its ETags.
+func Hash(body []byte) string {
+	sum := sha512.Sum512(body)
+	return strings.ToUpper(hex.EncodeToString(sum[:]))
+}
+
+// Gzip compresses a body.
+func Gzip(body []byte) []byte {
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	// A bytes.Buffer takes everything.
+	_, _ = z.Write(body)
+	_ = z.Close()
+	return bytes.Clone(b.Bytes()) // without the room that the buffer had grown
 }

@@ -39,7 +39,7 @@ func (o *OpenAPI) document(ctx context.Context) (*built, error) {
 		return last, nil
 	}
 	done := o.flights.DoChan("", func() (any, error) {
-		b, err := o.build(v.inputs)
+		b, err := o.merge(v.inputs)
 		if err != nil {
 			return nil, err
 		}
@@ -61,8 +61,8 @@ func (o *OpenAPI) document(ctx context.Context) (*built, error) {
 	}
 }
 
-// build merges. What it decodes it lets go: kept decoded, the document of a plain cluster takes 60 MB.
-func (o *OpenAPI) build(in *inputs) (b *built, err error) {
+// merge makes the document. What it decodes it lets go: kept decoded, the document of a plain cluster takes 60 MB.
+func (o *OpenAPI) merge(in *inputs) (b *built, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			b, err = nil, fmt.Errorf("merging: %v", p)
@@ -93,7 +93,7 @@ func (o *OpenAPI) build(in *inputs) (b *built, err error) {
 	}
 	b = &built{of: in, json: pack(body), done: time.Now(), took: time.Since(begun)}
 	b.proto = sync.OnceValues(func() (*packed, error) { return convert(b.json, handler.ToProtoBinary) })
-	o.metrics.build.Observe(b.took.Seconds())
+	o.build.Observe(b.took.Seconds())
 	return b, nil
 }
 

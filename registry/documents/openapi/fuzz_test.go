@@ -143,9 +143,7 @@ func FuzzBackendSays(f *testing.F) {
 			t.Fatal(err)
 		}
 		entries := s.table.Load().Entries()
-		from := s.o.newSource(entries)
-		_ = s.o.ask(t.Context(), from, entries) // it may say what it likes
-		st := from.state.Load()
+		st, _, _ := s.o.ask(t.Context(), &state{}, entries) // it may say what it likes
 		for gv, d := range st.documents {
 			if gv.String() != "own.example.com/v1" {
 				t.Errorf("it describes %s", gv)
@@ -154,11 +152,11 @@ func FuzzBackendSays(f *testing.F) {
 				t.Errorf("%s is served as %.200q: %v", gv, body, err)
 			}
 		}
-		in := &inputs{local: s.o.local.state.Load().spec, remote: []schema.GroupVersion{entries[0].GroupVersion}}
+		in := &inputs{local: s.o.local.Load().spec, remote: []schema.GroupVersion{entries[0].GroupVersion}}
 		if st.spec != nil {
 			in.sources = []input{{name: "own", spec: st.spec, own: in.remote}}
 		}
-		b, err := s.o.build(in)
+		b, err := s.o.merge(in)
 		if err != nil {
 			t.Fatalf("the document of all is gone: %v", err)
 		}

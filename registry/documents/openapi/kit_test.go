@@ -21,6 +21,8 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/documents"
+	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 )
 
 type object = map[string]any
@@ -28,7 +30,7 @@ type object = map[string]any
 // stage is an OpenAPI among servers that are functions: all of it fits into a synctest bubble.
 type stage struct {
 	testing.TB
-	cfg   Config
+	cfg   documents.Config
 	in    registry.Input
 	table atomic.Pointer[registry.Table]
 	o     *OpenAPI
@@ -47,7 +49,7 @@ func newStage(tb testing.TB) *stage {
 		Slices: map[types.NamespacedName][]*discoveryv1.EndpointSlice{}, Options: &registry.Options{}, Complete: true,
 	}
 	s.table.Store(registry.Build(s.in, nil))
-	s.cfg = Config{
+	s.cfg = documents.Config{
 		Table: s.table.Load, Logger: slog.New(slog.DiscardHandler),
 		Fetch: func(_ context.Context, e *registry.Entry, r *http.Request) (*http.Response, error) {
 			return s.answer(e.Backend.Service, r)
@@ -134,7 +136,7 @@ func (s *stage) claim(gv, service string) {
 func (s *stage) build() {
 	s.in.Now = time.Now()
 	s.table.Store(registry.Build(s.in, s.table.Load()))
-	s.o.touch() // the table of a test cannot supersede another
+	s.o.sources.Touch() // the table of a test cannot supersede another
 }
 
 func (s *stage) get(path string, header http.Header) *httptest.ResponseRecorder {
@@ -180,7 +182,7 @@ func serving(kinds ...kind) http.HandlerFunc {
 		case "/openapi/v3":
 			paths := object{"version": object{"serverRelativeURL": "/openapi/v3/version?hash=V"}}
 			for _, k := range kinds {
-				paths["apis/"+k.gv] = object{"serverRelativeURL": "/openapi/v3/apis/" + k.gv + "?hash=" + hashOf([]byte(k.description))}
+				paths["apis/"+k.gv] = object{"serverRelativeURL": "/openapi/v3/apis/" + k.gv + "?hash=" + negotiate.Hash([]byte(k.description))}
 			}
 			doc = object{"paths": paths}
 		default:
@@ -195,7 +197,7 @@ func serving(kinds ...kind) http.HandlerFunc {
 			return
 		}
 		b, _ := json.Marshal(doc)
-		tag := fmt.Sprintf("%q", hashOf(b))
+		tag := fmt.Sprintf("%q", negotiate.Hash(b))
 		if r.URL.Path == "/openapi/v2" {
 			w.Header().Set("Etag", tag)
 			if r.Header.Get("If-None-Match") == tag {

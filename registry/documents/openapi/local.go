@@ -4,12 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
-	"sync/atomic"
 	"time"
 
 	"k8s.io/kube-openapi/pkg/handler3"
 
 	"github.com/fairlead-proxy/fairlead/registry/documents"
+	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 )
 
 const (
@@ -26,13 +26,6 @@ func hurries() []time.Duration {
 	return []time.Duration{50 * time.Millisecond, 200 * time.Millisecond, 500 * time.Millisecond, time.Second, time.Second}
 }
 
-// local follows the local apiserver's documents.
-type local struct {
-	state atomic.Pointer[localState]
-	last  localState    // of the one goroutine
-	poke  chan struct{} // holds one token: there may be something new
-}
-
 // localState is immutable.
 type localState struct {
 	index     map[string]handler3.OpenAPIV3DiscoveryGroupVersion
@@ -41,49 +34,24 @@ type localState struct {
 	specTag   string
 	owed      int // looks at spec that a change of the index has called for
 	specAt    time.Time
-	err       error
 }
 
-func (l *local) wake() {
-	select {
-	case l.poke <- struct{}{}:
-	default:
-	}
-}
-
-// LocalChanged hints that the local apiserver may have something new to say: a CRD has changed. It never blocks.
-func (o *OpenAPI) LocalChanged() { o.local.wake() }
-
-// followLocal asks until ctx ends.
-func (o *OpenAPI) followLocal(ctx context.Context) {
-	documents.Pace{Every: indexEvery, Hints: o.local.poke, After: hurries()}.Follow(ctx, o.askLocal)
-}
-
-// askLocal asks once and publishes what has changed.
+// askLocal asks for what may have changed, and keeps it. On an error what was known stays.
 func (o *OpenAPI) askLocal(ctx context.Context) error {
-	last := o.local.last
-	next := last
-	next.err = o.localIndex(ctx, &next)
-	if next.err == nil && (next.spec == nil || time.Since(next.specAt) >= specEvery || next.owed > 0 && time.Since(next.specAt) >= specGap) {
-		next.err = o.localSpec(ctx, &next)
+	last := o.local.Load()
+	if last == nil {
+		last = &localState{}
 	}
-	if ctx.Err() != nil {
-		return ctx.Err()
+	next := *last
+	err := o.localIndex(ctx, &next)
+	if err == nil && (next.spec == nil || time.Since(next.specAt) >= specEvery || next.owed > 0 && time.Since(next.specAt) >= specGap) {
+		err = o.localSpec(ctx, &next)
 	}
-	if (next.err == nil) != (last.err == nil) {
-		if next.err != nil {
-			o.log.Warn("OpenAPI of local apiserver cannot be read, what was known stays", "err", next.err)
-		} else {
-			o.log.Info("OpenAPI of local apiserver can be read again")
-		}
-	}
-	o.metrics.Polled(next.err)
-	o.local.last = next
-	o.local.state.Store(&next)
+	o.local.Store(&next)
 	if next.spec != last.spec || next.indexHash != last.indexHash {
-		o.touch()
+		o.sources.Touch()
 	}
-	return next.err
+	return err
 }
 
 func (o *OpenAPI) localIndex(ctx context.Context, s *localState) error {
@@ -92,15 +60,15 @@ func (o *OpenAPI) localIndex(ctx context.Context, s *localState) error {
 		return err
 	}
 	if a.Status != http.StatusOK {
-		return badStatus("/openapi/v3", a.Status)
+		return a.Unexpected()
 	}
-	hash := hashOf(a.Body)
+	hash := negotiate.Hash(a.Body)
 	if hash == s.indexHash {
 		return nil
 	}
 	index := &handler3.OpenAPIV3Discovery{}
 	if err := json.Unmarshal(a.Body, index); err != nil {
-		return invalid("/openapi/v3", err)
+		return a.Invalid(err)
 	}
 	// kube-apiserver's two documents follow a change one after the other, so v2 is looked at twice.
 	s.index, s.indexHash, s.owed = index.Paths, hash, 2
@@ -115,7 +83,7 @@ func (o *OpenAPI) localSpec(ctx context.Context, s *localState) error {
 		return err
 	case a.Status == http.StatusNotModified && s.specTag != "":
 	case a.Status != http.StatusOK:
-		return badStatus("/openapi/v2", a.Status)
+		return a.Unexpected()
 	default:
 		s.spec, s.specTag = pack(a.Body), a.Header.Get("Etag")
 	}

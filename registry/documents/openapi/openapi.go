@@ -4,13 +4,10 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"log/slog"
 	"maps"
-	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -21,42 +18,22 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
+	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 )
-
-// Config is what New needs: Table and Fetch, and FetchLocal unless there is no local apiserver.
-type Config struct {
-	// Table returns the table in force. Required.
-	Table func() *registry.Table
-	// Fetch sends a request to a remote entry's backend, under an identity that may read OpenAPI. Required.
-	Fetch func(ctx context.Context, e *registry.Entry, r *http.Request) (*http.Response, error)
-	// FetchLocal sends a request to the local apiserver, likewise. Nil: there is none.
-	FetchLocal func(ctx context.Context, r *http.Request) (*http.Response, error)
-	// FetchOwn asks this process for what it serves itself: apiregistration.k8s.io with the dir: registry, whatever the local apiserver says of that group. It is asked
-	// once. Nil: nothing.
-	FetchOwn func(ctx context.Context, r *http.Request) (*http.Response, error)
-	// Every is the time between questions to a backend that answers. Zero: 50 s, and so within a minute with its jitter.
-	Every time.Duration
-	// Logger is for what goes wrong. Nil discards.
-	Logger *slog.Logger
-	// Metrics is where fairlead_openapi_* are registered. Nil: unregistered.
-	Metrics prometheus.Registerer
-}
 
 // OpenAPI holds the merged documents. It is an http.Handler, safe for concurrent use; until Run has read the local apiserver's documents once it answers 503.
 type OpenAPI struct {
-	cfg     Config
+	cfg     documents.Config
 	log     *slog.Logger
-	metrics *metrics
-	set     *documents.Set[*source]
-	local   local
-	own     *state        // what this process serves itself, written once, by Run. Nil: nothing
-	changed chan struct{} // holds one token: something to publish
-	heavy   chan struct{} // has a place for each document that may be decoded at a time
+	build   prometheus.Histogram
+	sources *documents.Sources[state]
+	local   atomic.Pointer[localState] // nil: not asked yet
+	own     *state                     // what this process serves itself, written once, by Run. Nil: nothing
+	heavy   chan struct{}              // has a place for each document that may be decoded at a time
 
 	view    atomic.Pointer[view]
 	built   atomic.Pointer[built]
 	flights singleflight.Group
-	last    *registry.Table // of Run's goroutine
 }
 
 // view is all that is known at one moment.
@@ -82,102 +59,43 @@ type input struct {
 }
 
 // New makes an OpenAPI.
-func New(cfg Config) (*OpenAPI, error) {
-	if cfg.Table == nil || cfg.Fetch == nil {
-		return nil, errors.New("making OpenAPI: Table and Fetch are required")
+func New(cfg documents.Config) (*OpenAPI, error) {
+	o := &OpenAPI{
+		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), heavy: make(chan struct{}, maxHeavy),
+		build: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "fairlead_openapi_build_seconds", Help: "Time to merge the OpenAPI v2 document.",
+			// From 50 ms, which a plain cluster takes, to 25 s, at which clients give up.
+			Buckets: prometheus.ExponentialBuckets(0.05, 2, 10),
+		}),
 	}
-	o := &OpenAPI{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), changed: make(chan struct{}, 1), heavy: make(chan struct{}, maxHeavy), last: cfg.Table()}
-	o.local.poke = make(chan struct{}, 1)
-	o.set = documents.NewSet(documents.Config[*source]{New: o.newSource, Ask: o.ask, Every: cfg.Every})
 	var err error
-	if o.metrics, err = newMetrics(o.Status, cfg.Metrics); err != nil {
-		return nil, err
-	}
-	return o, registerSizes(o, cfg.Metrics)
+	o.sources, err = documents.New(cfg, documents.Kind[state]{
+		Name: "OpenAPI", Ask: o.ask, AskLocal: o.askLocal, Pace: documents.Pace{Every: indexEvery, After: hurries()}, Publish: o.publish,
+		Status: o.showStatus, Sizes: o.showSizes,
+		SizesHelp: "Size of the merged OpenAPI v2 document, once somebody has asked for it, and of the v3 index, uncompressed.",
+		Metrics:   []prometheus.Collector{o.build},
+	})
+	return o, err
 }
-
-func (o *OpenAPI) touch() {
-	select {
-	case o.changed <- struct{}{}:
-	default:
-	}
-}
-
-// newSource makes the source of a backend that has appeared, with what was known of its Service under other trust.
-func (o *OpenAPI) newSource(entries []*registry.Entry) *source {
-	s, first := &source{}, &state{documents: make(map[schema.GroupVersion]*document)}
-	if v := o.view.Load(); v != nil {
-		for _, r := range v.rows {
-			if b := r.entry.Backend; b.Namespace == entries[0].Backend.Namespace && b.Service == entries[0].Backend.Service && b.Port == entries[0].Backend.Port {
-				first = r.source.state.Load()
-				break
-			}
-		}
-	}
-	s.state.Store(first)
-	return s
-}
-
-// leastRest is the time between two publications: the hundred events of a start are one.
-const leastRest = 20 * time.Millisecond
 
 // Run follows the table, the local apiserver and the backends until ctx ends.
 func (o *OpenAPI) Run(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	var following sync.WaitGroup
-	defer func() { cancel(); following.Wait(); o.set.Wait() }()
-	if o.cfg.FetchOwn != nil {
-		if err := o.askOwn(ctx); err != nil {
-			return err
-		}
+	if err := o.askOwn(ctx); err != nil {
+		return err
 	}
-	if o.cfg.FetchLocal != nil {
-		following.Go(func() { o.followLocal(ctx) })
-	}
-	for {
-		t := o.cfg.Table()
-		if t != o.last || o.view.Load() == nil {
-			o.set.Update(ctx, t)
-			if localChanged(o.last, t) {
-				o.local.wake()
-			}
-			o.last = t
-		}
-		o.publish(t)
-		select {
-		case <-time.After(leastRest):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		select {
-		case <-t.Superseded():
-		case <-o.changed:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
+	return o.sources.Run(ctx)
 }
 
-// localChanged reports whether the local apiserver may have something new to say.
-func localChanged(old, t *registry.Table) bool {
-	count := 0
-	for _, e := range t.Entries() {
-		was := old.Entry(e.GroupVersion)
-		if was == nil || was.Local() != e.Local() {
-			return true
-		}
-		count++
-	}
-	return count != len(old.Entries())
-}
+// LocalChanged hints that the local apiserver may have something new to say: a CRD has changed. It never blocks.
+func (o *OpenAPI) LocalChanged() { o.sources.LocalChanged() }
 
-// publish makes a view of what is known now.
-func (o *OpenAPI) publish(t *registry.Table) {
+// publish makes a view of what is known now. It need not be called again unless something happens.
+func (o *OpenAPI) publish(t *registry.Table) time.Time {
 	v := &view{remote: make(map[schema.GroupVersion]*document)}
 	in := &inputs{}
 	place := places(t)
-	o.set.Each(func(s *source, entries []*registry.Entry) {
-		st := s.state.Load()
+	o.sources.Each(func(s *source, entries []*registry.Entry) {
+		st := s.Load()
 		part := input{name: entries[0].Name, spec: st.spec}
 		for _, e := range entries {
 			v.rows = append(v.rows, row{e, s})
@@ -200,7 +118,7 @@ func (o *OpenAPI) publish(t *registry.Table) {
 	slices.SortFunc(v.rows, func(a, b row) int { return strings.Compare(a.entry.Name, b.entry.Name) })
 	slices.SortFunc(in.remote, func(a, b schema.GroupVersion) int { return cmp.Compare(place[a], place[b]) })
 	slices.SortFunc(in.sources, func(a, b input) int { return cmp.Compare(place[a.own[0]], place[b.own[0]]) })
-	l := o.local.state.Load()
+	l := o.local.Load()
 	if l != nil {
 		in.local = l.spec
 	}
@@ -212,6 +130,7 @@ func (o *OpenAPI) publish(t *registry.Table) {
 		v.index = o.mergeIndex(t, l, v.remote)
 	}
 	o.view.Store(v)
+	return time.Time{}
 }
 
 // places is where each group-version stands in the order of aggregated discovery, apiregistration.k8s.io first: whose definition keeps its name when two clash.
@@ -250,7 +169,7 @@ func (o *OpenAPI) mergeIndex(t *registry.Table, l *localState, remote map[schema
 	if err != nil {
 		o.log.Error("encoding the index of OpenAPI", "err", err) // it holds strings
 	}
-	if old := o.view.Load(); old != nil && old.index != nil && old.index.hash == hashOf(body) {
+	if old := o.view.Load(); old != nil && old.index != nil && old.index.hash == negotiate.Hash(body) {
 		return old.index
 	}
 	return pack(body)

@@ -19,8 +19,11 @@ func ofOwn(path string) bool {
 	return ok && (rest == "" || rest[0] == '/')
 }
 
-// askOwn reads the documents of what this process serves itself.
+// askOwn reads the documents of what this process serves itself, if it does.
 func (o *OpenAPI) askOwn(ctx context.Context) error {
+	if o.cfg.FetchOwn == nil {
+		return nil
+	}
 	q := question{o: o, do: o.cfg.FetchOwn, old: &state{}, own: []schema.GroupVersion{ownGroupVersion()}}
 	next := &state{documents: make(map[schema.GroupVersion]*document)}
 	index, err := q.index(ctx)

@@ -3,13 +3,10 @@ package openapi
 import (
 	"bytes"
 	"compress/gzip"
-	"crypto/sha512"
-	"encoding/hex"
 	"fmt"
 	"io"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
@@ -24,17 +21,7 @@ type packed struct {
 }
 
 func pack(body []byte) *packed {
-	var b bytes.Buffer
-	z := gzip.NewWriter(&b)
-	// A bytes.Buffer takes everything.
-	_, _ = z.Write(body)
-	_ = z.Close()
-	return &packed{zipped: bytes.Clone(b.Bytes()), size: len(body), hash: hashOf(body), made: time.Now()}
-}
-
-func hashOf(body []byte) string {
-	sum := sha512.Sum512(body)
-	return strings.ToUpper(hex.EncodeToString(sum[:]))
+	return &packed{zipped: negotiate.Gzip(body), size: len(body), hash: negotiate.Hash(body), made: time.Now()}
 }
 
 // open returns what is inside.

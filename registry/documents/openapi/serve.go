@@ -32,7 +32,7 @@ func (o *OpenAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/openapi/v3":
 		v := o.view.Load()
 		if v == nil || v.index == nil {
-			writeError(w, errNotReady())
+			writeError(w, o.sources.NotReady())
 			return
 		}
 		// kube-apiserver lets net/http guess the type, and that is its guess.
@@ -51,7 +51,7 @@ func (o *OpenAPI) serveV2(w http.ResponseWriter, r *http.Request) {
 	}
 	b, err := o.document(r.Context())
 	if err != nil {
-		writeError(w, errNotReady())
+		writeError(w, o.sources.NotReady())
 		return
 	}
 	if form == subtypeJSON {
@@ -71,7 +71,7 @@ func (o *OpenAPI) serveV2(w http.ResponseWriter, r *http.Request) {
 func (o *OpenAPI) serveV3(w http.ResponseWriter, r *http.Request, path string) {
 	v := o.view.Load()
 	if v == nil {
-		writeError(w, errNotReady())
+		writeError(w, o.sources.NotReady())
 		return
 	}
 	gv, ok := groupVersionOf(path)
@@ -145,21 +145,13 @@ func writeError(w http.ResponseWriter, err *apierrors.StatusError) {
 	if d := err.ErrStatus.Details; d != nil && d.RetryAfterSeconds > 0 {
 		w.Header().Set("Retry-After", "1")
 	}
-	responsewriters.WriteRawJSON(int(err.ErrStatus.Code), &err.ErrStatus, w)
-}
-
-func status(code int, reason metav1.StatusReason, message string) *apierrors.StatusError {
-	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Code: int32(code), Reason: reason, Message: message, //nolint:gosec // an HTTP status
-	}}
-}
-
-func errNotReady() *apierrors.StatusError {
-	err := status(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "OpenAPI is not complete yet, please try again")
-	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
-	return err
+	status := responsewriters.ErrorToAPIStatus(err)
+	responsewriters.WriteRawJSON(int(status.Code), status, w)
 }
 
 func errNoForm() *apierrors.StatusError {
-	return status(http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable, "the document cannot be written in protobuf: ask for JSON")
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusNotAcceptable, Reason: metav1.StatusReasonNotAcceptable,
+		Message: "the document cannot be written in protobuf: ask for JSON",
+	}}
 }

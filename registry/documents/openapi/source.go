@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
+	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 )
 
 const (
@@ -36,12 +38,10 @@ const maxHeavy = 1
 
 const typeJSON = "application/json"
 
-// source is what is known of one backend.
-type source struct {
-	state atomic.Pointer[state]
-}
+// source is where what is known of one backend is kept.
+type source = atomic.Pointer[state]
 
-// state is immutable.
+// state is what is known of one backend. It is immutable.
 type state struct {
 	documents map[schema.GroupVersion]*document // v3
 	spec      *packed                           // v2, filtered. Nil: there is none
@@ -85,55 +85,50 @@ func convert(from *packed, to func([]byte) ([]byte, error)) (out *packed, err er
 // question is one exchange with a backend.
 type question struct {
 	o   *OpenAPI
-	do  func(context.Context, *http.Request) (*http.Response, error)
+	do  documents.Do
 	old *state
 	own []schema.GroupVersion
 }
 
 // ask asks a backend for its documents. What it cannot say now stays as it was.
-func (o *OpenAPI) ask(whole context.Context, s *source, entries []*registry.Entry) error {
+func (o *OpenAPI) ask(whole context.Context, known *state, entries []*registry.Entry) (next *state, changed bool, err error) {
 	ctx, cancel := context.WithTimeout(whole, fetchTimeout)
 	defer cancel()
-	q := question{o: o, old: s.state.Load(), do: func(ctx context.Context, r *http.Request) (*http.Response, error) {
-		return o.cfg.Fetch(ctx, entries[0], r)
-	}}
+	q := question{o: o, old: known, do: o.cfg.From(entries[0])}
 	for _, e := range entries {
 		q.own = append(q.own, e.GroupVersion)
 	}
-	next := *q.old
-	next.documents = make(map[schema.GroupVersion]*document)
+	now := *known
+	now.documents = make(map[schema.GroupVersion]*document)
 	var err2 error
 	var asking sync.WaitGroup
-	asking.Go(func() { err2 = q.spec(ctx, &next) }) // it may hang, or the other may
+	asking.Go(func() { err2 = q.spec(ctx, &now) }) // it may hang, or the other may
 	index, err3 := q.index(ctx)
 	if err3 == nil && index != nil {
-		err3 = q.documents(ctx, index, &next)
+		err3 = q.documents(ctx, index, &now)
 	}
 	asking.Wait()
 	if err3 == nil && index == nil && err2 == nil {
-		err3 = q.converted(ctx, &next)
+		err3 = q.converted(ctx, &now)
 	}
 	if whole.Err() != nil {
-		return whole.Err() // the backend is gone: what it said no longer matters
+		return nil, false, whole.Err() // the backend is gone: its failures are nobody's
 	}
-	for gv, d := range q.old.documents {
-		if next.documents[gv] == nil && (err3 != nil || index == nil && err2 != nil || !slices.Contains(q.own, gv)) {
-			next.documents[gv] = d
+	for gv, d := range known.documents {
+		if now.documents[gv] == nil && (err3 != nil || index == nil && err2 != nil || !slices.Contains(q.own, gv)) {
+			now.documents[gv] = d
 		}
 	}
-	next.err = errors.Join(err3, err2)
-	if next.err == nil {
-		next.confirmed = time.Now()
+	now.err = errors.Join(err3, err2)
+	if now.err == nil {
+		now.confirmed = time.Now()
 	}
-	o.report(entries[0], q.old.err, next.err)
-	s.state.Store(&next)
-	o.touch()
-	return next.err
+	o.report(entries[0], known.err, now.err)
+	return &now, now.spec != known.spec || !maps.Equal(now.documents, known.documents), now.err
 }
 
 // report logs when a backend's documents begin or cease to be usable.
 func (o *OpenAPI) report(e *registry.Entry, was, now error) {
-	o.metrics.Polled(now)
 	switch {
 	case now != nil && (was == nil || was.Error() != now.Error()):
 		o.log.Warn("OpenAPI of backend cannot be used, what was known stays", "apiservice", e.Name, "err", now)
@@ -153,11 +148,11 @@ func (q *question) index(ctx context.Context) (*handler3.OpenAPIV3Discovery, err
 	case http.StatusNotFound:
 		return nil, nil
 	default:
-		return nil, badStatus("/openapi/v3", a.Status)
+		return nil, a.Unexpected()
 	}
 	index := &handler3.OpenAPIV3Discovery{}
 	if err := json.Unmarshal(a.Body, index); err != nil {
-		return nil, invalid("/openapi/v3", err)
+		return nil, a.Invalid(err)
 	}
 	return index, nil
 }
@@ -179,7 +174,7 @@ func (q *question) documents(ctx context.Context, index *handler3.OpenAPIV3Disco
 		switch {
 		case err != nil:
 			errs = append(errs, err)
-		case old != nil && old.json.hash == hashOf(body):
+		case old != nil && old.json.hash == negotiate.Hash(body):
 			next.documents[gv] = old
 		default:
 			next.documents[gv] = newDocument(body, item.ServerRelativeURL)
@@ -194,16 +189,16 @@ func (q *question) document(ctx context.Context, path string) ([]byte, error) {
 		return nil, err
 	}
 	if a.Status != http.StatusOK {
-		return nil, badStatus(path, a.Status)
+		return nil, a.Unexpected()
 	}
 	var head struct {
 		OpenAPI string `json:"openapi"`
 	}
 	if err := json.Unmarshal(a.Body, &head); err != nil {
-		return nil, invalid(path, err)
+		return nil, a.Invalid(err)
 	}
 	if !strings.HasPrefix(head.OpenAPI, "3.") {
-		return nil, invalid(path, fmt.Errorf("%q is not OpenAPI 3", head.OpenAPI))
+		return nil, a.Invalid(fmt.Errorf("%q is not OpenAPI 3", head.OpenAPI))
 	}
 	return a.Body, nil
 }
@@ -225,7 +220,7 @@ func (q *question) spec(ctx context.Context, next *state) error {
 		next.spec, next.specTag, next.specOf = nil, "", q.own
 		return nil
 	case a.Status != http.StatusOK:
-		return badStatus("/openapi/v2", a.Status)
+		return a.Unexpected()
 	}
 	release, err := q.o.begin(ctx)
 	if err != nil {
@@ -241,9 +236,9 @@ func (q *question) spec(ctx context.Context, next *state) error {
 		body, err = encode(sw)
 	}
 	if err != nil {
-		return invalid("/openapi/v2", err)
+		return a.Invalid(err)
 	}
-	if next.specTag, next.specOf = a.Header.Get("Etag"), q.own; next.spec == nil || next.spec.hash != hashOf(body) {
+	if next.specTag, next.specOf = a.Header.Get("Etag"), q.own; next.spec == nil || next.spec.hash != negotiate.Hash(body) {
 		next.spec = pack(body)
 	}
 	return nil
@@ -279,16 +274,16 @@ func (q *question) converted(ctx context.Context, next *state) error {
 			sw, err = filterRemote(sw, []schema.GroupVersion{gv})
 		}
 		if err != nil {
-			return invalid("/openapi/v2", err)
+			return invalid(err)
 		}
 		if len(sw.Paths.Paths) == 0 {
 			continue
 		}
 		v3, err := toV3(sw)
 		if err != nil {
-			return invalid("/openapi/v2", err)
+			return invalid(err)
 		}
-		if old := q.old.documents[gv]; old != nil && old.json.hash == hashOf(v3) {
+		if old := q.old.documents[gv]; old != nil && old.json.hash == negotiate.Hash(v3) {
 			next.documents[gv] = old
 			continue
 		}
@@ -297,10 +292,6 @@ func (q *question) converted(ctx context.Context, next *state) error {
 	return nil
 }
 
-func badStatus(path string, code int) error {
-	return &documents.Error{Reason: documents.ReasonStatus, Err: fmt.Errorf("getting %s: %d %s", path, code, http.StatusText(code))}
-}
-
-func invalid(path string, err error) error {
-	return &documents.Error{Reason: documents.ReasonInvalid, Err: fmt.Errorf("reading %s: %w", path, err)}
+func invalid(err error) error {
+	return &documents.Error{Reason: documents.ReasonInvalid, Err: fmt.Errorf("converting /openapi/v2: %w", err)}
 }

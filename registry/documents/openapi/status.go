@@ -1,10 +1,6 @@
 package openapi
 
 import (
-	"fmt"
-
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
@@ -31,41 +27,23 @@ func (o *OpenAPI) Status() []Status {
 	}
 	out := make([]Status, len(v.rows))
 	for i, r := range v.rows {
-		st := r.source.state.Load()
+		st := r.source.Load()
 		out[i] = Status{Freshness: documents.Freshness{Confirmed: st.confirmed}.Of(r.entry, st.err), V2: st.spec != nil, V3: st.documents[r.entry.GroupVersion] != nil}
 	}
 	return out
 }
 
-// metrics are counters of the work, and what Status says at the time of a scrape.
-type metrics struct {
-	*documents.Metrics
-	build prometheus.Histogram
+func (o *OpenAPI) showStatus(show func(documents.Freshness)) {
+	for _, s := range o.Status() {
+		show(s.Freshness)
+	}
 }
 
-func newMetrics(status func() []Status, to prometheus.Registerer) (*metrics, error) {
-	m := &metrics{
-		Metrics: documents.NewMetrics("OpenAPI", func() []documents.Freshness {
-			all := status()
-			out := make([]documents.Freshness, len(all))
-			for i := range all {
-				out[i] = all[i].Freshness
-			}
-			return out
-		}),
-		build: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "fairlead_openapi_build_seconds", Help: "Time to merge the OpenAPI v2 document.",
-			// From 50 ms, which a plain cluster takes, to 25 s, at which clients give up.
-			Buckets: prometheus.ExponentialBuckets(0.05, 2, 10),
-		}),
+func (o *OpenAPI) showSizes(show func(document string, bytes int)) {
+	if b := o.built.Load(); b != nil && b.json != nil {
+		show("v2", b.json.size)
 	}
-	if to == nil {
-		return m, nil
+	if v := o.view.Load(); v != nil && v.index != nil {
+		show("v3_index", v.index.size)
 	}
-	for _, c := range []prometheus.Collector{m.build, m.Metrics} {
-		if err := to.Register(c); err != nil {
-			return nil, fmt.Errorf("registering metrics of OpenAPI: %w", err)
-		}
-	}
-	return m, nil
 }

@@ -1,16 +1,12 @@
 package documents
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"io"
-	"net/http"
-	"runtime"
-	"strings"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
-	"testing/iotest"
 	"testing/synctest"
 	"time"
 
@@ -48,34 +44,28 @@ func (b *book) behave(err error, hang bool) {
 }
 
 type rig struct {
-	set   *Set[*book]
+	set   *set[book]
 	books []*book
 	begun time.Time
 }
 
 func newRig() *rig {
 	r := &rig{begun: time.Now()}
-	r.set = NewSet(Config[*book]{
-		New: func([]*registry.Entry) *book {
-			b := &book{}
-			r.books = append(r.books, b)
-			return b
-		},
-		Ask: func(ctx context.Context, b *book, entries []*registry.Entry) error {
-			b.mu.Lock()
-			var names []string
-			for _, e := range entries {
-				names = append(names, e.Name)
-			}
-			b.times, b.asked = append(b.times, time.Since(r.begun)), append(b.asked, names)
-			err, hang := b.err, b.hang
-			b.mu.Unlock()
-			if hang {
-				<-ctx.Done()
-			}
-			return err
-		},
-	})
+	r.set = newSet(func(ctx context.Context, known *atomic.Pointer[book], entries []*registry.Entry) error {
+		b := known.Load()
+		b.mu.Lock()
+		var names []string
+		for _, e := range entries {
+			names = append(names, e.Name)
+		}
+		b.times, b.asked = append(b.times, time.Since(r.begun)), append(b.asked, names)
+		err, hang := b.err, b.hang
+		b.mu.Unlock()
+		if hang {
+			<-ctx.Done()
+		}
+		return err
+	}, defaultEvery)
 	return r
 }
 
@@ -87,7 +77,14 @@ func entry(name string, b *registry.Backend, verdict corev1.ConditionStatus) *re
 	}
 }
 
-func (r *rig) update(ctx context.Context, entries ...*registry.Entry) { r.set.update(ctx, entries) }
+func (r *rig) update(ctx context.Context, entries ...*registry.Entry) {
+	r.set.update(ctx, entries)
+	for _, b := range r.set.backends {
+		if known := b.known.Load(); !slices.Contains(r.books, known) {
+			r.books = append(r.books, known)
+		}
+	}
+}
 
 func TestPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -127,7 +124,7 @@ func TestPace(t *testing.T) {
 			t.Errorf("asked %d times in ten minutes of failure", len(times))
 		}
 		cancel()
-		r.set.Wait()
+		r.set.running.Wait()
 	})
 }
 
@@ -171,7 +168,7 @@ func TestWakes(t *testing.T) {
 					t.Errorf("asked %d times", len(times))
 				}
 				cancel()
-				r.set.Wait()
+				r.set.running.Wait()
 			})
 		})
 	}
@@ -191,83 +188,34 @@ func TestHungBackendEnds(t *testing.T) {
 			t.Errorf("the other backend was asked at %v", times)
 		}
 		r.update(t.Context())
-		r.set.Wait()
+		r.set.running.Wait()
 	})
 }
 
-func TestGet(t *testing.T) {
-	answer := func(body string, length int64) func(context.Context, *http.Request) (*http.Response, error) {
-		return func(context.Context, *http.Request) (*http.Response, error) {
-			return &http.Response{StatusCode: http.StatusOK, ContentLength: length, Body: io.NopCloser(strings.NewReader(body))}, nil
-		}
-	}
-	hang := func(ctx context.Context, _ *http.Request) (*http.Response, error) {
-		<-ctx.Done()
-		return nil, ctx.Err()
-	}
+// Another trust in a Service is another connection, not another backend: what was known of it stays. Another Service is another backend.
+func TestKnownUnderOtherTrust(t *testing.T) {
 	tests := []struct {
 		name string
-		do   func(context.Context, *http.Request) (*http.Response, error)
-		want Reason
+		now  registry.Backend
+		want int // backends of which something else is known
 	}{
-		{"answer", answer("1234", 4), ""},
-		{"too long", answer("12345", -1), ReasonTooLarge},
-		{"announces too much", answer("", 5), ReasonTooLarge},
-		{"hangs", hang, ReasonTimeout},
-		{"refuses", func(context.Context, *http.Request) (*http.Response, error) { return nil, errors.New("refused") }, ReasonUnreachable},
-		{"breaks off", func(context.Context, *http.Request) (*http.Response, error) {
-			return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(io.MultiReader(bytes.NewReader([]byte("1")), cutShort{}))}, nil
-		}, ReasonUnreachable},
+		{"another TLS name", registry.Backend{Service: "a", Port: 443, ServerName: "other"}, 1},
+		{"another CA", registry.Backend{Service: "a", Port: 443, CABundle: []byte("other")}, 1},
+		{"another Service", registry.Backend{Service: "b", Port: 443}, 2},
+		{"another port", registry.Backend{Service: "a", Port: 444}, 2},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				a, err := Get(t.Context(), tt.do, Question{Path: "/apis", Limit: 4})
-				if reasonOf(err) != tt.want {
-					t.Errorf("got %q (%v), %q", reasonOf(err), err, a.Body)
+				r := newRig()
+				r.update(t.Context(), entry("a1", &registry.Backend{Service: "a", Port: 443}, ""))
+				r.update(t.Context(), entry("a1", &tt.now, ""))
+				if len(r.set.backends) != 1 || len(r.books) != tt.want {
+					t.Errorf("%d backends, %d were known", len(r.set.backends), len(r.books))
 				}
+				r.update(t.Context())
+				r.set.running.Wait()
 			})
 		})
 	}
 }
-
-// A body of any length comes out as it went in, whatever is announced, and nothing beyond the limit is put together.
-func TestReadAll(t *testing.T) {
-	const limit = 5*mostChunk + 3
-	text := bytes.Repeat([]byte("0123456789abcdef-"), limit/17+1)
-	for _, n := range []int{0, 1, leastChunk - 1, leastChunk, leastChunk + 1, mostChunk, 3*mostChunk + 1, limit, limit + 1} {
-		for _, announced := range []int64{-1, 0, int64(n), 1 << 40} {
-			got, err := readAll(iotest.HalfReader(bytes.NewReader(text[:n])), announced, limit)
-			if n > limit {
-				if !errors.Is(err, errTooLong) || got != nil {
-					t.Errorf("%d bytes: %d came out, %v", n, len(got), err)
-				}
-				continue
-			}
-			if err != nil || !bytes.Equal(got, text[:n]) {
-				t.Errorf("%d bytes, %d announced: %d came out, %v", n, announced, len(got), err)
-			}
-		}
-	}
-	before := allocated()
-	if _, err := readAll(endless{}, -1, 32<<20); !errors.Is(err, errTooLong) {
-		t.Errorf("a body without end: %v", err)
-	}
-	if n := (allocated() - before) >> 20; n > 34 {
-		t.Errorf("%d MiB were taken for 32 MiB", n)
-	}
-}
-
-func allocated() uint64 {
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return m.TotalAlloc
-}
-
-type endless struct{}
-
-func (endless) Read(p []byte) (int, error) { return len(p), nil }
-
-type cutShort struct{}
-
-func (cutShort) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
