@@ -5,119 +5,56 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
+	"github.com/fairlead-proxy/fairlead/registry/notify"
 )
 
 const (
-	// pollEvery is how often files are read without being told to: network file systems tell nothing. It is upstream's number.
-	pollEvery = time.Minute
-	// settle is how long a directory must be quiet before its files are read. Writers that do not rename write in parts, and the certificate after the key, usually
-	// within milliseconds.
-	settle = 100 * time.Millisecond
-	// settleAtMost bounds that wait in a directory that is never quiet.
-	settleAtMost = time.Second
+	// quiet is how long directories must be quiet before their files are read. Writers that do not rename write in parts, and the certificate after the key, usually
+	// within milliseconds. It is waited for quietAtMost, in a directory that never is.
+	quiet       = 100 * time.Millisecond
+	quietAtMost = time.Second
 	// maxLinks bounds the symlinks followed to one file, as the kernel does.
 	maxLinks = 40
 )
 
 // runFiles reads the files again when something happens in their directories, and once a minute, until ctx ends.
 func (s *Store) runFiles(ctx context.Context) {
-	var files []*followed
+	var paths []string
 	for _, f := range s.followed {
-		if len(f.files()) > 0 {
-			files = append(files, f)
-		}
+		paths = append(paths, f.files()...)
 	}
-	if len(files) == 0 {
+	if len(paths) == 0 {
 		return
 	}
-	var events chan fsnotify.Event
-	var errs chan error
-	w, err := fsnotify.NewWatcher()
-	if err != nil {
-		// The number of inotify instances is a limit of the node that others may have used up.
-		s.logger.Warn("watching files, polling instead", "err", err)
-	} else {
-		defer func() { _ = w.Close() }() // it watches nothing any more
-		events, errs = w.Events, w.Errors
-	}
-	// Whatever changed between New and here is seen now: first watch, then read.
-	s.rewatch(w, files)
-	s.reload(files)
-	poll := time.NewTicker(pollEvery)
-	defer poll.Stop()
-	quiet := time.NewTimer(settle)
-	defer quiet.Stop()
-	quiet.Stop()
-	var first time.Time // of the events not yet acted upon
+	w := notify.New(notify.Config{Quiet: quiet, AtMost: quietAtMost, Logger: s.logger})
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	watching.Go(func() { w.Run(ctx) })
 	for {
-		select {
-		case <-ctx.Done():
-			return
-		case _, ok := <-events:
-			if !ok {
-				events = nil
-				continue
-			}
-			if first.IsZero() {
-				first = time.Now()
-			}
-			quiet.Reset(max(0, min(settle, settleAtMost-time.Since(first))))
-			continue
-		case err, ok := <-errs:
-			if !ok {
-				errs = nil
-				continue
-			}
-			// Events were lost: read everything.
-			s.logger.Warn("watching files", "err", err)
-		case <-quiet.C:
-		case <-poll.C:
-		}
-		first = time.Time{}
-		s.rewatch(w, files)
-		s.reload(files)
-	}
-}
-
-func (s *Store) reload(files []*followed) {
-	for _, f := range files {
-		s.report(f)(f.load())
-	}
-}
-
-// rewatch watches every directory on the way to every file. Directories, because a file that is replaced or deleted takes its watch with it, and because in a Kubernetes
-// volume nothing but a symlink beside the file changes.
-func (s *Store) rewatch(w *fsnotify.Watcher, files []*followed) {
-	if w == nil {
-		return
-	}
-	var want []string
-	for _, f := range files {
-		for _, path := range f.files() {
+		// Watch before reading: whatever changed between New and here is seen now.
+		var want []string
+		for _, path := range paths {
 			want = append(want, directories(path)...)
 		}
-	}
-	have := w.WatchList()
-	for _, dir := range have {
-		if !slices.Contains(want, dir) {
-			// Gone meanwhile, or no longer on the way: either way there is nothing to do about an error.
-			_ = w.Remove(dir)
+		w.Watch(want)
+		for _, f := range s.followed {
+			if len(f.files()) > 0 {
+				s.report(f)(f.load())
+			}
 		}
-	}
-	for _, dir := range want {
-		if slices.Contains(have, dir) {
-			continue
-		}
-		if err := w.Add(dir); err != nil && !os.IsNotExist(err) {
-			s.logger.Warn("watching directory, polling instead", "dir", dir, "err", err)
+		select {
+		case <-w.Changed():
+		case <-ctx.Done():
+			return
 		}
 	}
 }
 
-// directories are the directories in which a change may change what path leads to: its own, and those of the symlinks that it leads through.
+// directories are the directories in which a change may change what path leads to: its own, and those of the symlinks that it leads through. Directories, because a
+// file that is replaced or deleted takes its watch with it, and because in a Kubernetes volume nothing but a symlink beside the file changes.
 func directories(path string) []string {
 	path, err := filepath.Abs(path)
 	if err != nil {

@@ -21,7 +21,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -30,6 +29,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry/directory/manifest"
+	"github.com/fairlead-proxy/fairlead/registry/notify"
 )
 
 // Fault is what is wrong with a manifest.
@@ -44,7 +44,7 @@ type Config struct {
 	Client *rest.Config
 	// Local reports whether the local apiserver serves an APIService. Required with Client.
 	Local func(*apiregistrationv1.APIService) bool
-	// Logger is told when the local apiserver cannot be asked. Nil discards.
+	// Logger is told when the local apiserver cannot be asked, or the folder not watched. Nil discards.
 	Logger *slog.Logger
 }
 
@@ -58,6 +58,7 @@ type Directory struct {
 	parent  string // real name of the directory that path is in
 	base    string // last element of path
 	decoder *manifest.Decoder
+	log     *slog.Logger     // nil discards
 	files   map[string]*file // :: path → what was read; run's own
 	shown   atomic.Pointer[shown]
 	// local registers what the local apiserver serves, and isLocal knows what it serves. Nil: there is none.
@@ -83,7 +84,7 @@ func New(c Config) (*Directory, error) {
 	if err != nil {
 		return nil, fmt.Errorf("following directory %s: %w", path, err)
 	}
-	d := &Directory{path: path, base: filepath.Base(absolute), decoder: decoder, files: make(map[string]*file), isLocal: c.Local}
+	d := &Directory{path: path, base: filepath.Base(absolute), decoder: decoder, log: c.Logger, files: make(map[string]*file), isLocal: c.Local}
 	if d.parent, err = filepath.EvalSymlinks(filepath.Dir(absolute)); err != nil {
 		return nil, fmt.Errorf("following directory %s: %w", path, err)
 	}
@@ -97,8 +98,6 @@ func New(c Config) (*Directory, error) {
 }
 
 const (
-	// pollInterval is the safety net for file systems that tell of no changes (NFS, some container mounts).
-	pollInterval = time.Minute
 	// gather is how long to wait for the rest of a change: an editor's rename is two or three events, a ConfigMap's swap six. A tenth of the
 	// 0.1 s within which a renamed file must be routed.
 	gather = 10 * time.Millisecond
@@ -109,26 +108,20 @@ const (
 
 // Run follows the folder until ctx ends, and publishes what it holds whenever that has changed.
 func (d *Directory) Run(ctx context.Context, publish Publish) error {
-	w, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("following directory %s: %w", d.path, err)
-	}
-	defer func() { _ = w.Close() }() // nothing can be done about it, and nothing is lost
-	watched := make(map[string]bool)
-	poll := time.NewTicker(pollInterval)
-	defer poll.Stop()
+	var following sync.WaitGroup
+	defer following.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	w := notify.New(notify.Config{Quiet: gather, Ignore: d.neighbour, Logger: d.log})
+	following.Go(func() { w.Run(ctx) })
 	served := make(chan []*apiregistrationv1.APIService)
 	if d.local != nil {
-		var wg sync.WaitGroup
-		defer wg.Wait()
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		wg.Go(func() { d.local.run(ctx, served) })
+		following.Go(func() { d.local.run(ctx, served) })
 	}
 	for first := true; ; {
 		// Watch before reading: a change in between is seen twice, never missed.
 		found := d.list()
-		rewatch(w, watched, found.directories)
+		w.Watch(found.directories)
 		again := true
 		// Nothing at all could be read: that is no empty registry, whose every path would be answered with 404.
 		if lost := first && found.broken && len(found.files) == 0; !lost {
@@ -136,68 +129,23 @@ func (d *Directory) Run(ctx context.Context, publish Publish) error {
 			d.publish(publish, found.faults)
 			first = false
 		}
-		if err := d.wait(ctx, signals{w, poll.C, served}, again); err != nil {
-			return err
+		var soon <-chan time.Time
+		if again {
+			soon = time.After(settle)
 		}
-	}
-}
-
-// signals are what run waits for.
-type signals struct {
-	*fsnotify.Watcher
-	poll   <-chan time.Time
-	served <-chan []*apiregistrationv1.APIService
-}
-
-// wait returns when it is time to look again. Again asks for that soon.
-func (d *Directory) wait(ctx context.Context, w signals, again bool) error {
-	var soon <-chan time.Time
-	if again {
-		soon = time.After(settle)
-	}
-	for waiting := true; waiting; {
 		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case e := <-w.Events:
-			waiting = filepath.Dir(e.Name) == d.parent && filepath.Base(e.Name) != d.base // a neighbour
-		case <-w.Errors: //nolint:errcheck // an overflow of the kernel's queue as a rule: something has changed
-			waiting = false
-		case d.served = <-w.served:
-			return nil
-		case <-w.poll:
-			return nil
+		case <-w.Changed():
+		case d.served = <-served:
 		case <-soon:
-			return nil
-		}
-	}
-	rest := time.After(gather)
-	for {
-		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-w.Events:
-		case <-w.Errors: //nolint:errcheck // as above
-		case <-rest:
-			return nil
 		}
 	}
 }
 
-// rewatch watches what is there now, what was watched before once more: a name may have been given to a new directory. Errors are left to
-// the poll: a directory that is gone again by now, or more of them than the system allows to watch.
-func rewatch(w *fsnotify.Watcher, watched map[string]bool, directories []string) {
-	for path := range watched {
-		if !slices.Contains(directories, path) {
-			_ = w.Remove(path)
-			delete(watched, path)
-		}
-	}
-	for _, path := range directories {
-		if w.Add(path) == nil {
-			watched[path] = true
-		}
-	}
+// neighbour reports whether a path is beside the directory and none of it.
+func (d *Directory) neighbour(path string) bool {
+	return filepath.Dir(path) == d.parent && filepath.Base(path) != d.base
 }
 
 // publish hands the last good objects of all files to the table and to those who follow ConfigMaps. Of two files that claim the same object the

@@ -1,0 +1,174 @@
+package notify
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	ms  = time.Millisecond
+	sec = time.Second
+)
+
+// event is what the kernel reports at a time.
+type event struct {
+	at   time.Duration
+	path string // empty: an error
+}
+
+// every is an event at each of some times.
+func every(gap, until time.Duration) (out []event) {
+	for at := gap; at <= until; at += gap {
+		out = append(out, event{at, "d/f"})
+	}
+	return out
+}
+
+// A change counts once it is quiet, or after AtMost; without any it is time to look once a minute.
+func TestPace(t *testing.T) {
+	tests := []struct {
+		name   string
+		cfg    Config
+		events []event
+		want   []time.Duration
+	}{
+		{"nothing", Config{Quiet: 100 * ms}, nil, []time.Duration{60 * sec}},
+		{"an event", Config{Quiet: 100 * ms}, []event{{sec, "d/f"}}, []time.Duration{sec + 100*ms, 60 * sec}},
+		{"at once", Config{}, []event{{sec, "d/f"}, {sec + ms, "d/f"}}, []time.Duration{sec, sec + ms, 60 * sec}},
+		{"a fixed wait", Config{Quiet: 100 * ms}, every(40*ms, 80*ms), []time.Duration{140 * ms, 60 * sec}},
+		{"a change in parts", Config{Quiet: 100 * ms, AtMost: sec}, every(50*ms, 500*ms), []time.Duration{600 * ms, 60 * sec}},
+		{"never quiet", Config{Quiet: 100 * ms, AtMost: sec}, every(30*ms, 2*sec), []time.Duration{1030 * ms, 2050 * ms, 60 * sec}},
+		{"two changes", Config{Quiet: 100 * ms, AtMost: sec}, []event{{sec, "d/f"}, {2 * sec, "d/f"}}, []time.Duration{1100 * ms, 2100 * ms, 60 * sec}},
+		{"lost events", Config{Quiet: 100 * ms}, []event{{sec, ""}}, []time.Duration{1100 * ms, 60 * sec}},
+		{"a neighbour", Config{Quiet: 100 * ms, Ignore: func(path string) bool { return path == "d/x" }}, []event{{sec, "d/x"}}, []time.Duration{60 * sec}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), pollEvery+sec)
+				defer cancel()
+				w := newPoller(tt.cfg)
+				events, errs, begun := make(chan fsnotify.Event), make(chan error), time.Now()
+				var running sync.WaitGroup
+				running.Go(func() { w.follow(ctx, events, errs) })
+				running.Go(func() {
+					for _, e := range tt.events {
+						time.Sleep(e.at - time.Since(begun))
+						if e.path == "" {
+							errs <- fsnotify.ErrEventOverflow
+						} else {
+							events <- fsnotify.Event{Name: e.path, Op: fsnotify.Write}
+						}
+					}
+				})
+				var got []time.Duration
+				for ctx.Err() == nil {
+					select {
+					case <-w.Changed():
+						got = append(got, time.Since(begun))
+					case <-ctx.Done():
+					}
+				}
+				running.Wait()
+				if !slices.Equal(got, tt.want) {
+					t.Errorf("told at %v, want %v", got, tt.want)
+				}
+			})
+		})
+	}
+}
+
+// Where nothing can be watched, it is time to look once a minute all the same.
+func TestPollsAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		w := newPoller(Config{})
+		var running sync.WaitGroup
+		running.Go(func() { w.Run(ctx) })
+		w.Watch([]string{"/"})
+		begun := time.Now()
+		for range 3 {
+			<-w.Changed()
+		}
+		if took := time.Since(begun); took != 3*pollEvery {
+			t.Errorf("told three times in %s", took)
+		}
+		cancel()
+		running.Wait()
+	})
+}
+
+// What happens in real directories is told, also in one that has been given the name of another; what is no longer watched is not.
+func TestDirectories(t *testing.T) {
+	root := t.TempDir()
+	dir := func(name string) string { return filepath.Join(root, name) }
+	write := func(path string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(path), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.Mkdir(dir("a"), 0o700), os.Mkdir(dir("b"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	seen := make(chan string, 100)
+	w := New(Config{Quiet: ms, Ignore: func(path string) bool { seen <- path; return false }})
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { w.Run(ctx) })
+	defer func() { cancel(); running.Wait() }()
+
+	w.Watch([]string{dir("a"), dir("missing")})
+	write(dir("a/f"))
+	<-w.Changed()
+
+	if err := errors.Join(os.Rename(dir("a"), dir("old")), os.Mkdir(dir("a"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	w.Watch([]string{dir("a")})
+	drain(w.Changed(), seen)
+	write(dir("a/g"))
+	for path := range seen {
+		if path == dir("a/g") {
+			break
+		}
+	}
+	<-w.Changed()
+
+	w.Watch([]string{dir("b")})
+	drain(w.Changed(), seen)
+	write(dir("a/h"))
+	write(dir("b/i")) // the kernel reports in order
+	for path := range seen {
+		if path == dir("a/h") {
+			t.Error("told of a directory that is no longer watched")
+		}
+		if path == dir("b/i") {
+			break
+		}
+	}
+}
+
+// drain forgets what has been told so far.
+func drain(changed <-chan struct{}, seen <-chan string) {
+	for {
+		select {
+		case <-changed:
+		case <-seen:
+		default:
+			return
+		}
+	}
+}
