@@ -36,11 +36,6 @@ func keyOf(b *registry.Backend) key {
 	return key{b.Namespace, b.Service, b.ServerName, string(b.CABundle), b.CAFrom, b.Port, b.Insecure, b.HTTP1}
 }
 
-// sameService reports whether two backends are one Service, whatever the trust in it.
-func (k key) sameService(as key) bool {
-	return k.namespace == as.namespace && k.service == as.service && k.port == as.port
-}
-
 // set is the backends of a table, each with the goroutine that asks it. Its methods are called by one goroutine, its owner's.
 type set[S any] struct {
 	ask      func(ctx context.Context, known *atomic.Pointer[S], entries []*registry.Entry) error
@@ -58,7 +53,6 @@ func newSet[S any](ask func(context.Context, *atomic.Pointer[S], []*registry.Ent
 // backend is one backend and its goroutine.
 type backend[S any] struct {
 	set     *set[S]
-	key     key
 	known   atomic.Pointer[S] // never nil
 	entries atomic.Pointer[[]*registry.Entry]
 	poke    chan struct{} // holds one token: ask now
@@ -100,18 +94,18 @@ func (s *set[S]) update(ctx context.Context, entries []*registry.Entry) {
 
 func (s *set[S]) start(ctx context.Context, k key, entries []*registry.Entry) *backend[S] {
 	ctx, cancel := context.WithCancel(ctx) //nolint:gosec // b.end, once the table has nothing for it any more
-	b := &backend[S]{set: s, key: k, poke: make(chan struct{}, 1), end: cancel}
+	b := &backend[S]{set: s, poke: make(chan struct{}, 1), end: cancel}
 	b.entries.Store(&entries)
-	b.known.Store(s.before(k, entries))
+	b.known.Store(s.before(entries))
 	s.backends[k] = b
 	s.running.Go(func() { b.run(ctx) })
 	return b
 }
 
 // before is what is known of a new backend: what was known of its Service under other trust, because another CA or TLS name is no other backend.
-func (s *set[S]) before(k key, entries []*registry.Entry) *S {
+func (s *set[S]) before(entries []*registry.Entry) *S {
 	for _, e := range entries {
-		if was := s.serving[e.Name]; was != nil && was.key.sameService(k) {
+		if was := s.serving[e.Name]; was != nil && (*was.entries.Load())[0].Backend.SameService(e.Backend) {
 			return was.known.Load()
 		}
 	}
