@@ -230,32 +230,7 @@ func explain(err error, url string) (reason, message string) {
 	if errors.As(err, &typed) && typed.Reason() != "" {
 		return typed.Reason(), bounded(typed.Error())
 	}
-	return registry.ReasonFailedDiscoveryCheck, bounded("failing or missing response from " + url + ": " + steady(err))
-}
-
-// steady is an error's text without what differs from one occurrence of the same fault to the next. Each new message would be written to the
-// APIService's status (kube-aggregator does, port by port).
-func steady(err error) string {
-	if op := (*net.OpError)(nil); errors.As(err, &op) && op.Source != nil {
-		text := op.Error()
-		anonymous := *op
-		anonymous.Source = nil
-		return withoutClock(strings.Replace(err.Error(), text, anonymous.Error(), 1))
-	}
-	return withoutClock(err.Error())
-}
-
-// withoutClock cuts the time of day from crypto/x509's message about a certificate that has expired: "current time T is after T2".
-func withoutClock(text string) string {
-	before, rest, ok := strings.Cut(text, "current time ")
-	if !ok {
-		return text
-	}
-	_, after, ok := strings.Cut(rest, " is ")
-	if !ok {
-		return text
-	}
-	return before + "current time is " + after
+	return registry.ReasonFailedDiscoveryCheck, bounded("failing or missing response from " + url + ": " + err.Error())
 }
 
 // bounded cuts a message that a backend may have had a hand in, and keeps it valid text.

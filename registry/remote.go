@@ -159,11 +159,17 @@ func failed(e *Entry) Verdict {
 // maxCause is room for the longest of Go's own TLS errors with a few names in it.
 const maxCause = 1024
 
-// steady takes out of an error what differs from probe to probe, the local address of "read tcp 10.0.0.1:34567->10.0.0.2:443": a backend that
-// keeps failing in the same way must not make a new table every time. It also bounds the text, some of which the backend chose.
+// steady takes out of an error what differs from probe to probe, the local address of "read tcp 10.0.0.1:34567->10.0.0.2:443" and the time of
+// "current time T is after T2", crypto/x509's words for a certificate that has expired: a backend that keeps failing in the same way must not
+// make a new table every time. It also bounds the text, some of which the backend chose.
 func steady(message string) string {
 	if len(message) > maxCause {
 		message = strings.ToValidUTF8(message[:maxCause], "") + "…"
+	}
+	if before, rest, ok := strings.Cut(message, "current time "); ok {
+		if _, after, ok := strings.Cut(rest, " is "); ok {
+			message = before + "current time is " + after
+		}
 	}
 	if !strings.Contains(message, "->") {
 		return message
