@@ -31,6 +31,7 @@ type conn struct {
 	blockAt time.Duration
 	frames  int // CONTINUATION frames of it
 	turn    int // field blocks of a client that were handled in this turn
+	left    int // bytes of input that wait for the next one
 	dec     *hpack.Decoder
 
 	// Writing.

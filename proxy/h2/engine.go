@@ -208,7 +208,7 @@ func (e *engine) close(c *conn, err error) {
 		return
 	}
 	c.closing, c.closingAt = true, e.now
-	c.in, c.block, c.data = nil, nil, dataFrame{}
+	c.in, c.block, c.left, c.data = nil, nil, 0, dataFrame{}
 	if c.pool != nil {
 		c.pool.drop(c, err) // before its streams look for another connection
 	}

@@ -2,6 +2,7 @@ package h2
 
 import (
 	"crypto/tls"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -20,12 +21,11 @@ type link struct {
 	paused atomic.Bool   // the loop does not read: set by it, cleared under the shard's mutex
 
 	// Of whoever reads.
-	seen  int         // records of raw up to the last one with application data
-	idle  int         // records without any since the engine was asked
-	deaf  bool        // the engine is closing the connection: what still comes is not worth decrypting
-	took  int         // field blocks that the engine has handled since the loop asked
-	plain *plainBytes // what rest is part of; nil: there is none
-	rest  []byte      // decrypted, and left by the engine for the next turn
+	seen int    // records of raw up to the last one with application data
+	idle int    // records without any since the engine was asked
+	deaf bool   // the engine is closing the connection: what still comes is not worth decrypting
+	took int    // field blocks that the engine has handled since the loop asked
+	rest []byte // decrypted, and left by the engine for the next turn
 }
 
 // plainBuffer is how much is decrypted before the engine is asked: one turn under the mutex for four full records.
@@ -90,9 +90,8 @@ func (l *link) read() error {
 	}
 	bufs := l.sh.pool
 	defer l.raw.drop(bufs)
-	defer l.drop()
 	for {
-		if len(l.raw.rest) == 0 && l.plain == nil { // else it came with the handshake, or the turn was over
+		if len(l.raw.rest) == 0 && len(l.rest) == 0 { // else it came with the handshake, or the turn was over
 			if err := l.raw.fill(bufs); err != nil {
 				return err
 			}
@@ -113,21 +112,20 @@ const turnRecords = 256
 // decrypt has the engine handle what was read from the socket. Some is left in rest or raw.rest
 // when the turn has been long enough.
 func (l *link) decrypt(buf []byte) error {
-	if l.plain != nil {
+	if len(l.rest) > 0 {
 		if l.rest = l.take(l.rest); len(l.rest) > 0 {
 			return nil
 		}
-		l.drop()
 	}
 	for last := l.raw.records + turnRecords; !l.deaf; {
 		n, more, err := l.gather(buf, last)
 		if n > 0 {
-			l.keep(l.take(buf[:n]))
+			l.rest = slices.Clone(l.take(buf[:n])) // as much as came: many connections may wait
 		}
 		if err == nil {
 			err = l.raw.flushOwn()
 		}
-		if err != nil || !more || n < len(buf) || l.plain != nil { // else TLS may hold what was decrypted
+		if err != nil || !more || n < len(buf) || len(l.rest) > 0 { // else TLS may hold what was decrypted
 			return err
 		}
 	}
@@ -135,24 +133,8 @@ func (l *link) decrypt(buf []byte) error {
 	return nil
 }
 
-// keep holds what the engine has left until the next turn.
-func (l *link) keep(rest []byte) {
-	if len(rest) > 0 {
-		l.plain = l.sh.pool.getPlain()
-		l.rest = l.plain[:copy(l.plain[:], rest)]
-	}
-}
-
-// drop gives the buffer back.
-func (l *link) drop() {
-	if l.plain != nil {
-		l.sh.pool.putPlain(l.plain)
-		l.plain, l.rest = nil, nil
-	}
-}
-
 // begun reports whether there is input that was read and not handled.
-func (l *link) begun() bool { return l.raw.in != nil || l.plain != nil }
+func (l *link) begun() bool { return l.raw.in != nil || len(l.rest) > 0 }
 
 // gather decrypts what has come in, up to the last record of the turn; more: there may be more.
 func (l *link) gather(buf []byte, last int) (n int, more bool, err error) {

@@ -240,7 +240,7 @@ func (lp *loop) own(r *rawConn) error {
 // watch begins to serve a link whose connection is owned. A link that cannot be watched has ended.
 func (lp *loop) watch(l *link) {
 	fd := l.raw.fd
-	for len(l.raw.rest) > 0 || l.plain != nil { // came with the handshake
+	for len(l.raw.rest) > 0 || len(l.rest) > 0 { // came with the handshake
 		if err := l.decrypt(make([]byte, minMaxFrame)); err != nil {
 			lp.end(l, err)
 			return
@@ -285,9 +285,8 @@ func (lp *loop) end(l *link, err error) {
 	}
 	lp.mu.Unlock()
 	p := lp.disown(r)
-	r.rest = nil
+	r.rest, l.rest = nil, nil
 	r.drop(lp.sh.pool)
-	l.drop()
 	lp.sh.lock()
 	if p != nil {
 		l.c.finishWrite(p, err)

@@ -23,9 +23,10 @@ func (e *engine) report(step int64) {
 }
 
 // weigh counts what the connection itself holds: output, which is there twice while it is written
-// (as it is and encrypted), the frame or field block that comes in, and heads of requests that wait.
+// (as it is and encrypted), the frame or field block that comes in, input that waits for a turn, and
+// heads of requests that wait.
 func (c *conn) weigh() {
-	n := len(c.out) + 2*c.inflight + len(c.in) + len(c.block) + c.heads
+	n := len(c.out) + 2*c.inflight + len(c.in) + len(c.block) + c.left + c.heads
 	c.e.held += int64(n - c.weight)
 	c.weight = n
 }

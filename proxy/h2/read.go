@@ -13,12 +13,13 @@ import (
 // requests came meanwhile, are served after 64 of each.
 const turnHeads = 64
 
-// feed handles bytes that came in on c, and returns those that are left for another turn. It may be
-// called with any split of the stream of bytes.
+// feed handles bytes that came in on c, and returns those that are left for another turn, with which
+// the next input begins. It may be called with any split of the stream of bytes.
 func (e *engine) feed(c *conn, p []byte) []byte {
 	defer e.rescue(c)
 	c.lastRead = e.now
-	c.bytesIn += int64(len(p))
+	c.bytesIn += int64(len(p) - c.left)
+	c.left = 0
 	c.pingAt = 0
 	if c.preface > 0 {
 		p = e.feedPreface(c, p)
@@ -35,10 +36,11 @@ func (e *engine) feed(c *conn, p []byte) []byte {
 		}
 		p = p[n:]
 	}
-	c.weigh()
-	if c.closing {
-		return nil
+	if c.closing || len(p) == 0 {
+		p = nil // an idle connection holds no buffer
 	}
+	c.left = len(p)
+	c.weigh()
 	return p
 }
 

@@ -65,7 +65,7 @@ func (e *engine) fell(c *conn) {
 // forsake takes a connection's streams out of all tables, without asking anybody anything. Nothing is freed for reuse.
 func (e *engine) forsake(c *conn) {
 	c.closing, c.closingAt = true, e.now
-	c.in, c.block, c.data, c.ready = nil, nil, dataFrame{}, list{}
+	c.in, c.block, c.left, c.data, c.ready = nil, nil, 0, dataFrame{}, list{}
 	if c.pool != nil {
 		c.pool.conns = slices.DeleteFunc(c.pool.conns, func(o *conn) bool { return o == c })
 	}

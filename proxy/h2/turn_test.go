@@ -45,6 +45,29 @@ func TestTurnHasSoManyHeads(t *testing.T) {
 	}
 }
 
+// What waits for another turn is counted once as input, and as held as long as it waits.
+func TestTurnsCountInputOnce(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	c.c.bytesIn = 0
+	b := many(t, 200, "/")
+	held := func() int { return c.c.weight - c.c.heads - len(c.c.out) - 2*c.c.inflight }
+	rest := r.e.feed(c.c, b)
+	if n := held(); n != len(rest) {
+		t.Errorf("%d bytes wait, and %d are counted", len(rest), n)
+	}
+	r.feed(c.c, rest)
+	if n := held(); n != 0 || c.c.bytesIn != int64(len(b)) {
+		t.Errorf("%d bytes have come in; %d are counted, and %d as waiting", len(b), c.c.bytesIn, n)
+	}
+	lost := r.client()
+	r.e.feed(lost.c, b)
+	r.e.lose(lost.c, errServerEnded)
+	if n := lost.c.weight; n != 0 {
+		t.Errorf("%d bytes of a connection that has ended are counted", n)
+	}
+}
+
 // What a turn has left is handled in the next one, on every driver.
 func TestMoreThanATurn(t *testing.T) {
 	for _, driver := range drivers {
