@@ -26,6 +26,7 @@ type link struct {
 	deaf bool   // the engine is closing the connection: what still comes is not worth decrypting
 	took int    // field blocks that the engine has handled since the loop asked
 	rest []byte // decrypted, and left by the engine for the next turn
+	at   int    // where in the loop's turn it is, if it is there
 }
 
 // plainBuffer is how much is decrypted before the engine is asked: one turn under the mutex for four full records.

@@ -142,12 +142,15 @@ func (lp *loop) close() {
 
 // serve reads the connections that have input.
 func (lp *loop) serve(events []syscall.EpollEvent) {
-	lp.turn = append(lp.turn[:0], lp.again...)
+	lp.turn = lp.turn[:0]
+	for _, t := range lp.again {
+		lp.add(t)
+	}
 	lp.again = lp.again[:0]
 	lp.mu.Lock()
 	for i := range events {
 		if l := lp.links[events[i].Fd]; l != nil {
-			lp.turn = append(lp.turn, turn{l, events[i].Events})
+			lp.add(turn{l, events[i].Events})
 		}
 	}
 	lp.mu.Unlock()
@@ -166,6 +169,16 @@ func (lp *loop) serve(events []syscall.EpollEvent) {
 		}
 	}
 	clear(lp.turn)
+}
+
+// add gives a connection a turn, and only one, whatever it sends while its input waits.
+func (lp *loop) add(t turn) {
+	if at := t.l.at; at < len(lp.turn) && lp.turn[at].l == t.l {
+		lp.turn[at].ev |= t.ev
+		return
+	}
+	t.l.at = len(lp.turn)
+	lp.turn = append(lp.turn, t)
 }
 
 // read takes one buffer of input in, or goes on with one.

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 )
 
@@ -73,5 +74,63 @@ func TestTurnsAreShared(t *testing.T) {
 	}
 	if at := slices.Index(order, "/innocent"); at > 1+strangers*turnHeads {
 		t.Errorf("%d requests that came at once were handled before another's one", at)
+	}
+}
+
+// Four connections have 3000 requests waiting each, and send something else all the time. That gives
+// them no more turns: another's request waits for one of each.
+func TestOneTurnEach(t *testing.T) {
+	const strangers, each, sent = 4, 3000, 3000
+	var (
+		handled, at int // of the strangers' requests, and before the other's; guarded by the shard's mutex
+		all         []*tls.Conn
+		innocent    *tls.Conn
+	)
+	busy, gate := make(chan struct{}), make(chan struct{})
+	s := &stand{t: t, ended: make(chan Outcome, strangers*each+2)}
+	answer := &Answer{Status: 204, Fields: []hpack.HeaderField{field(":status", "204")}}
+	send := func(c *tls.Conn, b []byte) {
+		if _, err := c.Write(b); err != nil {
+			t.Error(err)
+		}
+	}
+	stranger := func() {
+		if handled++; handled%16 == 0 {
+			for _, c := range all {
+				send(c, appendFrameHeader(nil, 0, http2.FrameSettings, http2.FlagSettingsAck, 0))
+			}
+		}
+		if handled == sent {
+			send(innocent, many(t, 1, "/innocent"))
+		}
+	}
+	s.start(Config{Shards: 1, Decide: func(_ *ConnInfo, h *Head, _ func(Plan)) (Plan, bool) {
+		switch h.Path {
+		case "/gate":
+			close(busy)
+			<-gate
+		case "/innocent":
+			at = handled
+		default:
+			stranger()
+		}
+		return Plan{Answer: answer, Done: s.done}, true
+	}})
+	first := s.greet()
+	innocent = s.greet()
+	for range strangers {
+		all = append(all, s.greet())
+	}
+	send(first, many(t, 1, "/gate"))
+	<-busy
+	for _, c := range all {
+		send(c, many(t, each, "/stranger"))
+	}
+	close(gate)
+	for range strangers*each + 2 {
+		<-s.ended
+	}
+	if at > sent+roundHeads+strangers*turnHeads {
+		t.Errorf("%d requests that waited were handled before another's one", at-sent)
 	}
 }
