@@ -37,6 +37,18 @@ func (h *Head) dear() bool {
 	return n > quickHead || len(h.RawQuery) > quickQuery
 }
 
+// size is how many bytes a head has. It looks at each field once.
+//
+//fairlead:loop
+func (h *Head) size() int {
+	h.steps += len(h.Fields)
+	n := len(h.Path) + len(h.RawQuery)
+	for i := range h.Fields {
+		n += len(h.Fields[i].Name) + len(h.Fields[i].Value) + fieldCost
+	}
+	return n
+}
+
 // fieldCost is what a field counts for beside its bytes, as in RFC 9113 §6.5.2.
 const fieldCost = 32
 

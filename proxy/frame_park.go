@@ -16,13 +16,18 @@ const (
 	// user's reviews. The rest would wait for those anyway, and thousands of goroutines that are
 	// answered together would keep the loop from a processor.
 	parkedAtOnce = 16
-	// maxParked is how many of a source wait for that: the streams of sixty-five connections. A
-	// kilobyte each; their heads count for their connections.
-	maxParked = 1 << 14
+	// maxParked bounds the bytes that wait for that, of whom a source has a quarter: the ordinary
+	// requests of a hundred connections. A connection has a sixteenth, twice what the heads of its
+	// streams may have: a head waits although its stream was reset, or its connection has ended.
+	maxParked = 128 << 20
+	// parkedSize is what waits beside the head's own bytes.
+	parkedSize = 1 << 10
 )
 
 // parking holds the requests that are decided with waiting.
 type parking struct {
+	held bound.Places // bytes that wait
+
 	mu sync.Mutex // guards what follows
 	by map[bound.Source]*line
 }
@@ -30,12 +35,18 @@ type parking struct {
 // line is one source's. There is none without requests.
 type line struct {
 	deciding int // goroutines
-	waiting  []func()
+	waiting  []parked
 }
 
-// park has a request decided on a goroutine of its own, or after another one; false: too many wait.
-// The goroutine ends with the look-ups' own timeouts.
-func (l *parking) park(s bound.Source, decide func()) bool {
+// parked is a request that waits in a line.
+type parked struct {
+	decide func()
+	place  bound.Place
+}
+
+// park has a request of so many bytes decided on a goroutine of its own, or after another one; false:
+// too much waits. The goroutine ends with the look-ups' own timeouts.
+func (l *parking) park(s bound.Source, size int, decide func()) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	at := l.by[s]
@@ -48,11 +59,12 @@ func (l *parking) park(s bound.Source, decide func()) bool {
 		l.by[s] = at
 	case at.deciding < parkedAtOnce:
 		at.deciding++
-	case len(at.waiting) < maxParked:
-		at.waiting = append(at.waiting, decide)
-		return true
 	default:
-		return false
+		place, ok := l.held.Take(s, parkedSize+int64(size), maxParked)
+		if ok {
+			at.waiting = append(at.waiting, parked{decide, place})
+		}
+		return ok
 	}
 	go func() {
 		for ; decide != nil; decide = l.next(s, at) {
@@ -74,9 +86,10 @@ func (l *parking) next(s bound.Source, at *line) func() {
 		return nil
 	}
 	first := at.waiting[0]
-	at.waiting[0] = nil
+	at.waiting[0] = parked{}
 	at.waiting = at.waiting[1:]
-	return first
+	first.place.Leave()
+	return first.decide
 }
 
 // decideParked decides with waiting. On this goroutine a panic would end the process: at a chain that

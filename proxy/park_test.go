@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -14,13 +15,13 @@ func TestParkedAtOnce(t *testing.T) {
 		ann, bob := bound.Source{User: "ann"}, bound.Source{User: "bob"}
 		l, step, order := &parking{}, make(chan struct{}), make(chan int, 200)
 		for i := range 200 {
-			if !l.park(ann, func() { order <- i; <-step }) {
+			if !l.park(ann, 0, func() { order <- i; <-step }) {
 				t.Fatalf("request %d is refused", i)
 			}
 			synctest.Wait()
 		}
 		other := false
-		l.park(bob, func() { other = true })
+		l.park(bob, 0, func() { other = true })
 		synctest.Wait()
 		if !other {
 			t.Error("another's request waits")
@@ -43,15 +44,32 @@ func TestParkedAtOnce(t *testing.T) {
 	})
 }
 
+// What waits is bounded in bytes: a connection may end, and its address begin another.
 func TestParkedIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, gate, n := &parking{}, make(chan struct{}), 0
-		for l.park(bound.Source{}, func() { <-gate }) {
-			n++
+		const head = quickHead - parkedSize
+		l, gate := &parking{}, make(chan struct{})
+		fill := func(s bound.Source) (n int) {
+			for l.park(s, head, func() { <-gate }) {
+				n++
+			}
+			return n - parkedAtOnce
 		}
-		if n != parkedAtOnce+maxParked {
-			t.Errorf("%d are parked, want %d", n, parkedAtOnce+maxParked)
+		all := 0
+		for i := range 10 {
+			n := fill(bound.Stranger(fmt.Sprint("192.0.2.1:", i+1)))
+			if want := maxParked / 16 / quickHead; i == 0 && n != want {
+				t.Errorf("%d of a connection wait, want %d", n, want)
+			}
+			all += n
+		}
+		if want := maxParked / 4 / quickHead; all != want || fill(bound.Source{User: "ann"}) != want {
+			t.Errorf("%d of an address wait, want %d, and as many of a user", all, want)
 		}
 		close(gate)
+		synctest.Wait()
+		if n := l.held.Held(); n != 0 {
+			t.Errorf("nothing waits, and %d bytes are counted", n)
+		}
 	})
 }
