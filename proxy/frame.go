@@ -132,7 +132,7 @@ func (l *frameLane) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2
 	}
 	r.decision.Set = nil
 	r.head.Fields = append(r.head.Fields[:0:0], h.Fields...) // they live only during this call
-	if !l.parked.park(r.decision.source(&r.head), r.head.size(), func() { resume(l.decideParked(r)) }) {
+	if !l.parked.park(r.line(), r.head.size(), func() { resume(l.decideParked(r)) }) {
 		l.recycle(r)
 		return h2.Plan{Serve: l.p.answer(errBusy("the front door"))}, true
 	}

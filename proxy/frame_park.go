@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
@@ -90,6 +91,16 @@ func (l *parking) next(s bound.Source, at *line) func() {
 	at.waiting = at.waiting[1:]
 	first.place.Leave()
 	return first.decide
+}
+
+// line is whose line a request waits in: its source's, or that of its token while nobody knows whose
+// it is and the local apiserver has accepted it, for bad ones may come over the same connection.
+func (r *frameRequest) line() bound.Source {
+	c := &r.decision.Credentials
+	if r.decision.User == nil && c.Kind == authn.KindToken && r.l.p.cfg.Authn.Pool(c) == authn.PoolProven {
+		return bound.Source{User: c.Token.Secret()}
+	}
+	return r.decision.source(&r.head)
 }
 
 // decideParked decides with waiting. On this goroutine a panic would end the process: at a chain that

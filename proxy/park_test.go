@@ -1,12 +1,23 @@
 package proxy
 
 import (
+	"context"
 	"fmt"
+	"net"
+	"net/http"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
+	"golang.org/x/net/http2/hpack"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/bound"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
 
 // Of a source's requests that need look-ups, sixteen are decided at once, and the others in turn.
@@ -72,4 +83,48 @@ func TestParkedIsBounded(t *testing.T) {
 			t.Errorf("nothing waits, and %d bytes are counted", n)
 		}
 	})
+}
+
+// Bad tokens that nobody answers about do not keep a good one of the same connection waiting.
+func TestParkedBehindBadTokens(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	var generation atomic.Uint64
+	gate := make(chan struct{})
+	defer close(gate)
+	var err error
+	w.proxy.cfg.Authn, err = authn.New(authn.Config{
+		ReviewGeneration: generation.Load,
+		Review: func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
+			if token == "good" {
+				return &authenticator.Response{User: &user.DefaultInfo{Name: "ann"}}, true, nil
+			}
+			select {
+			case <-gate:
+			case <-ctx.Done():
+			}
+			return nil, false, nil
+		},
+	})
+	check(t, err)
+	l := &frameLane{p: w.proxy}
+	l.requests.New = func() any { return newFrameRequest(l) }
+	conn := &h2.ConnInfo{Remote: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1}}
+	ask := func(token string) chan h2.Plan {
+		plan := make(chan h2.Plan, 1)
+		h := &h2.Head{Method: http.MethodGet, Path: remoteGV + "/widgets", Fields: []hpack.HeaderField{{Name: "authorization", Value: "Bearer " + token}}}
+		if p, ok := l.decide(conn, h, func(p h2.Plan) { plan <- p }); ok {
+			plan <- p
+		}
+		return plan
+	}
+	<-ask("good")
+	generation.Add(1) // whose it is has to be asked again
+	for i := range parkedAtOnce {
+		ask(fmt.Sprint("bad-", i))
+	}
+	select {
+	case <-ask("good"):
+	case <-time.After(5 * time.Second): // a look-up takes 10 s at most
+		t.Error("the good token waits for the bad ones")
+	}
 }
