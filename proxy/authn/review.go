@@ -142,6 +142,9 @@ func (a *Authenticator) shared(ctx context.Context, token Token, from bound.Sour
 	if id, ok, err := a.remembered(token); ok {
 		return id, err
 	}
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("reviewing token: %w", err)
+	}
 	//nolint:contextcheck // many callers share it: it must not end, nor speak through a recorder or a span, with the first of them
 	ch := a.flight.DoChan(token.Secret(), func() (any, error) { return a.review(token, from) })
 	select {

@@ -50,3 +50,22 @@ func TestRegularsDoNotWaitForStrangers(t *testing.T) {
 		time.Sleep(time.Minute)
 	})
 }
+
+// Nobody is asked for a request whose time is over: it may have waited for others.
+func TestNoReviewInVain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		asked := false
+		a := newAuthenticator(t, Config{Review: func(context.Context, string) (*authenticator.Response, bool, error) {
+			asked = true
+			return nil, false, nil
+		}})
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err := a.Review(ctx, credentials(a, "new"), "")
+		synctest.Wait()
+		if asked || !errors.Is(err, context.Canceled) {
+			t.Errorf("asked %v, and then %v", asked, err)
+		}
+	})
+}

@@ -182,6 +182,9 @@ func (z *Authorizer) Authorize(ctx context.Context, a *Attributes) (Decision, er
 	if d, ok := z.Cached(a); ok {
 		return d, nil
 	}
+	if err := ctx.Err(); err != nil {
+		return Decision{}, fmt.Errorf("authorizing: %w", err)
+	}
 	own := a.clone() // the review may outlive the request and its buffers
 	//nolint:contextcheck // many callers share it: it must not end, nor speak through a recorder or a span, with the first of them
 	ch := z.flight.DoChan(own.key(), func() (any, error) { return z.review(own) })

@@ -52,3 +52,22 @@ func TestReviewsOfOneUser(t *testing.T) {
 		}
 	})
 }
+
+// Nobody is asked for a request whose time is over: it may have waited for others.
+func TestNoReviewInVain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		asked := false
+		z := newAuthorizer(t, Config{Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+			asked = true
+			return authorizer.DecisionAllow, "", nil
+		}})
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err := z.Authorize(ctx, get("alice"))
+		synctest.Wait()
+		if asked || !errors.Is(err, context.Canceled) {
+			t.Errorf("asked %v, and then %v", asked, err)
+		}
+	})
+}
