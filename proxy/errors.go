@@ -48,7 +48,7 @@ func statusError(code int32, reason metav1.StatusReason, message string, retryAf
 	return &apierrors.StatusError{ErrStatus: s}
 }
 
-func errUnauthorized() error { return apierrors.NewUnauthorized("Unauthorized") }
+func errUnauthorized() *apierrors.StatusError { return apierrors.NewUnauthorized("Unauthorized") }
 
 func errForbidden(a *authz.Attributes, reason string) error {
 	return responsewriters.ForbiddenStatusError(&authorizer.AttributesRecord{

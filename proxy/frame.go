@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"golang.org/x/net/http2/hpack"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
@@ -25,12 +26,15 @@ type frameLane struct {
 	dialled  sync.Map  // *tls.Conn of a backend → *frameBackend
 	requests sync.Pool // of *frameRequest
 	parked   parking
-	conns    atomic.Uint32
+	// unauthorized is errUnauthorized, in JSON whatever the client would like best: a hundred of them, each
+	// on a goroutine of its own, kept the loop from a processor for 10 ms.
+	unauthorized *h2.Answer
+	conns        atomic.Uint32
 }
 
 // Frames returns the frame lane, whose Run must run while it serves. It is made anew by each call.
 func (p *Proxy) Frames(cfg h2.Config) *h2.Server {
-	l := &frameLane{p: p}
+	l := &frameLane{p: p, unauthorized: readyAnswer(errUnauthorized())}
 	l.requests.New = func() any { return newFrameRequest(l) }
 	cfg.Decide = l.decide
 	l.server = h2.New(cfg)
@@ -152,6 +156,9 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 	if answer != nil {
 		return h2.Plan{Answer: answer, Set: r.named(), Done: r.done, GoAway: l.p.goAway()}
 	}
+	if d.Action == Refuse && apierrors.IsUnauthorized(d.Err) && r.plain() {
+		return r.unwelcome(l.unauthorized, d.Err)
+	}
 	u := l.p.upstream(d, false)
 	up := l.known(u)
 	if up != nil && l.p.givenUp.owes(d, &r.head) {
@@ -204,13 +211,21 @@ func (r *frameRequest) answer(err error) http.Handler {
 // refuseGivenUp answers with the net/http lane only where it must: who asks so has to cost little.
 func (r *frameRequest) refuseGivenUp() h2.Plan {
 	l := r.l
-	if r.follow != nil || r.head.Method == http.MethodHead {
+	if !r.plain() {
 		l.recycle(r)
 		return h2.Plan{Serve: l.p, Unwelcome: true}
 	}
 	l.p.givenUp.refused.Inc()
-	r.own = errGivenUp()
-	return h2.Plan{Answer: l.p.givenUp.answer, Set: r.named(), Done: r.done, Unwelcome: true}
+	return r.unwelcome(l.p.givenUp.answer, errGivenUp())
+}
+
+// plain reports whether a refusal needs nothing but its answer.
+func (r *frameRequest) plain() bool { return r.follow == nil && r.head.Method != http.MethodHead }
+
+// unwelcome answers with what was made beforehand, and charges the connection for it.
+func (r *frameRequest) unwelcome(a *h2.Answer, err error) h2.Plan {
+	r.own = err
+	return h2.Plan{Answer: a, Set: r.named(), Done: r.done, Unwelcome: true}
 }
 
 // named is what an answer of ours has of its own.
