@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"runtime"
+	"strings"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/bound"
@@ -47,6 +48,19 @@ func (h *Head) size() int {
 		n += len(h.Fields[i].Name) + len(h.Fields[i].Value) + fieldCost
 	}
 	return n
+}
+
+// json reports whether JSON is what the client likes best. It looks at each field once.
+//
+//fairlead:loop
+func (h *Head) json() bool {
+	h.steps += len(h.Fields)
+	for i := range h.Fields {
+		if f := &h.Fields[i]; f.Name == "accept" {
+			return strings.HasPrefix(f.Value, "application/json") || strings.HasPrefix(f.Value, "*/*")
+		}
+	}
+	return true
 }
 
 // fieldCost is what a field counts for beside its bytes, as in RFC 9113 §6.5.2.

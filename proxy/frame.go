@@ -26,8 +26,8 @@ type frameLane struct {
 	dialled  sync.Map  // *tls.Conn of a backend → *frameBackend
 	requests sync.Pool // of *frameRequest
 	parked   parking
-	// unauthorized is errUnauthorized, in JSON whatever the client would like best: a hundred of them, each
-	// on a goroutine of its own, kept the loop from a processor for 10 ms.
+	// unauthorized is errUnauthorized for who accepts JSON: a hundred of them, each on a goroutine of its
+	// own, kept the loop from a processor for 10 ms.
 	unauthorized *h2.Answer
 	conns        atomic.Uint32
 }
@@ -151,12 +151,12 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 	d.Set = identified(d.Set, &r.head)
 	r.audit = auditID(d.Set, &r.head)
 	r.follow = l.p.follow(&r.head, d)
-	answer := r.ready()
+	answer, unauthorized := r.ready(), d.Action == Refuse && apierrors.IsUnauthorized(d.Err) && r.plain() && r.head.json()
 	r.head.Fields = nil // they are not to be looked at any more
 	if answer != nil {
 		return h2.Plan{Answer: answer, Set: r.named(), Done: r.done, GoAway: l.p.goAway()}
 	}
-	if d.Action == Refuse && apierrors.IsUnauthorized(d.Err) && r.plain() {
+	if unauthorized {
 		return r.unwelcome(l.unauthorized, d.Err)
 	}
 	u := l.p.upstream(d, false)
