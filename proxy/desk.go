@@ -3,7 +3,6 @@ package proxy
 import (
 	"context"
 	"runtime"
-	"strings"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/bound"
@@ -23,10 +22,15 @@ const (
 	quickHead, quickQuery = 16 << 10, 1 << 10
 )
 
-// dear reports whether a head is too long to be decided on the loop. It looks at each field once.
+// dear reports whether a head is too long to be decided on the loop.
 //
 //fairlead:loop
-func (h *Head) dear() bool {
+func (h *Head) dear() bool { return h.size() > quickHead || len(h.RawQuery) > quickQuery }
+
+// size is how many bytes a head has; above quickHead it says no more than that. It looks at each field once.
+//
+//fairlead:loop
+func (h *Head) size() int {
 	h.steps += len(h.Fields)
 	n := len(h.Path) + len(h.RawQuery)
 	for i := range h.Fields {
@@ -35,32 +39,7 @@ func (h *Head) dear() bool {
 		}
 		n += len(h.Fields[i].Name) + len(h.Fields[i].Value) + fieldCost
 	}
-	return n > quickHead || len(h.RawQuery) > quickQuery
-}
-
-// size is how many bytes a head has. It looks at each field once.
-//
-//fairlead:loop
-func (h *Head) size() int {
-	h.steps += len(h.Fields)
-	n := len(h.Path) + len(h.RawQuery)
-	for i := range h.Fields {
-		n += len(h.Fields[i].Name) + len(h.Fields[i].Value) + fieldCost
-	}
 	return n
-}
-
-// json reports whether JSON is what the client likes best. It looks at each field once.
-//
-//fairlead:loop
-func (h *Head) json() bool {
-	h.steps += len(h.Fields)
-	for i := range h.Fields {
-		if f := &h.Fields[i]; f.Name == "accept" {
-			return strings.HasPrefix(f.Value, "application/json") || strings.HasPrefix(f.Value, "*/*")
-		}
-	}
-	return true
 }
 
 // fieldCost is what a field counts for beside its bytes, as in RFC 9113 §6.5.2.

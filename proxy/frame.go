@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -151,7 +152,7 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 	d.Set = identified(d.Set, &r.head)
 	r.audit = auditID(d.Set, &r.head)
 	r.follow = l.p.follow(&r.head, d)
-	answer, unauthorized := r.ready(), d.Action == Refuse && apierrors.IsUnauthorized(d.Err) && r.plain() && r.head.json()
+	answer, unauthorized := r.ready(), r.unauthorized()
 	r.head.Fields = nil // they are not to be looked at any more
 	if answer != nil {
 		return h2.Plan{Answer: answer, Set: r.named(), Done: r.done, GoAway: l.p.goAway()}
@@ -217,6 +218,15 @@ func (r *frameRequest) refuseGivenUp() h2.Plan {
 	}
 	l.p.givenUp.refused.Inc()
 	return r.unwelcome(l.p.givenUp.answer, errGivenUp())
+}
+
+// unauthorized reports whether frameLane.unauthorized is the answer: it is when the client likes JSON best.
+func (r *frameRequest) unauthorized() bool {
+	if r.decision.Action != Refuse || !apierrors.IsUnauthorized(r.decision.Err) || !r.plain() {
+		return false
+	}
+	accept := r.head.get("accept")
+	return accept == "" || strings.HasPrefix(accept, "application/json") || strings.HasPrefix(accept, "*/*")
 }
 
 // plain reports whether a refusal needs nothing but its answer.
