@@ -98,9 +98,12 @@ func (r *frameRequest) withholds(name string) bool {
 	return name != "trailer" && r.decision.withholds(name)
 }
 
+// usualSet is how many fields are set for most requests: a user with a few groups, and what forwarded adds.
+const usualSet = 12
+
 // newConn takes the slot that net/http has made for the connection, so that its certificates are verified once.
 func (l *frameLane) newConn(c *h2.ConnInfo) *frameConn {
-	conn := &frameConn{remote: c.Remote.String(), number: l.conns.Add(1)}
+	conn := &frameConn{remote: c.Remote.String(), number: l.conns.Add(1), set: make([]hpack.HeaderField, 0, usualSet)}
 	conn.remoteIP = hostOnly(conn.remote)
 	if s := slotOf(c.Context()); s != nil {
 		conn.conn = s.of(&c.TLS)
@@ -149,8 +152,7 @@ func (l *frameLane) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2
 //fairlead:loop
 func (l *frameLane) plan(r *frameRequest) h2.Plan {
 	d := &r.decision
-	d.Set = identified(d.Set, &r.head)
-	r.audit = auditID(d.Set, &r.head)
+	d.Set, r.audit = identified(d.Set, &r.head)
 	r.follow = l.p.follow(&r.head, d)
 	answer, unauthorized := r.ready(), r.unauthorized()
 	r.head.Fields = nil // they are not to be looked at any more

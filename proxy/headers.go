@@ -107,16 +107,18 @@ func (p *Proxy) forwarded(set []hpack.HeaderField, h *Head, trusted bool) []hpac
 		hpack.HeaderField{Name: "x-forwarded-proto", Value: "https"},
 		hpack.HeaderField{Name: loopHeader, Value: via},
 	)
-	return identified(set, h)
+	set, _ = identified(set, h)
+	return set
 }
 
-// identified adds an ID of ours if the client has sent none.
-func identified(set []hpack.HeaderField, h *Head) []hpack.HeaderField {
-	if auditID(set, h) != "" {
-		return set
+// identified returns auditID, and adds an ID of ours if there is none yet.
+func identified(set []hpack.HeaderField, h *Head) ([]hpack.HeaderField, string) {
+	if id := auditID(set, h); id != "" {
+		return set, id
 	}
+	id := newAuditID()
 	// Sensitive keeps it out of the tables of HPACK, where it would push out, request by request, what is worth keeping.
-	return append(set, hpack.HeaderField{Name: auditHeader, Value: newAuditID(), Sensitive: true})
+	return append(set, hpack.HeaderField{Name: auditHeader, Value: id, Sensitive: true}), id
 }
 
 // auditHeader correlates the logs of all who see a request.

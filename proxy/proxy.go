@@ -159,7 +159,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx := context.WithValue(r.Context(), exchangeKey{}, x)
 	r = r.WithContext(ctx)
 	p.decideDear(ctx, &x.decision, x.head, x.conn)
-	x.decision.Set = identified(x.decision.Set, x.head)
+	x.decision.Set, _ = identified(x.decision.Set, x.head)
 	if s := slotOf(ctx); s != nil && r.ProtoMajor == 2 {
 		s.who.asks(payerOf(&x.decision, x.head))
 	}

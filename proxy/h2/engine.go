@@ -105,7 +105,8 @@ type engine struct {
 	fields     []hpack.HeaderField
 	fieldsSize int
 	fieldsOver bool
-	head       Head // the request being decided
+	head       Head   // the request being decided
+	valid      string // see validValue
 
 	date   []hpack.HeaderField // see dated
 	dateOf time.Duration       // the second of now in which it was made
