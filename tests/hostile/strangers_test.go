@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -120,6 +121,9 @@ const (
 	siegeWindows = 9
 	// swing is how long an attack has begun before a window does.
 	swing = 100 * time.Millisecond
+	// maxStolen is what the hypervisor may take of a window's two cores. One of which it takes more says
+	// nothing of Fairlead: it is measured once more, and logged. A window in six loses 10 ms, one in sixty 20.
+	maxStolen = 20 * time.Millisecond
 	// The bounds: requests of others served in the attacked windows, as a share of those in the calm ones; their slowest
 	// beside the calm windows' slowest; memory.
 	siegeShare  = 0.8
@@ -191,8 +195,34 @@ func (s *siege) client(proto string, as *tls.Config) *http.Client {
 // askers of one connection ask again as soon as they are answered.
 const askers = 4
 
-// window has others ask for a second. It returns how many were served within it, and the slowest answer of all.
+// window is one on cores that are this machine's own.
 func (s *siege) window(t *testing.T, c *http.Client) (served int, worst time.Duration) {
+	before := stolen(t)
+	served, worst = s.second(t, c)
+	if lost := stolen(t) - before; lost > maxStolen {
+		t.Logf("measured again: %d served, the slowest in %v, while the hypervisor took %v", served, worst, lost)
+		return s.second(t, c)
+	}
+	return served, worst
+}
+
+// stolen is how long cores were ready to run and did not, since the machine has started (steal of proc_stat(5)).
+func stolen(t *testing.T) time.Duration {
+	t.Helper()
+	stat, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, _, _ := strings.Cut(string(stat), "\n")
+	ticks, err := strconv.Atoi(strings.Fields(all)[8])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond // USER_HZ is 100
+}
+
+// second has others ask for a second. It returns how many were served within it, and the slowest answer of all.
+func (s *siege) second(t *testing.T, c *http.Client) (served int, worst time.Duration) {
 	var all sync.WaitGroup
 	var mu sync.Mutex // guards served and worst
 	end := time.Now().Add(time.Second)
