@@ -65,11 +65,20 @@ func newFeed(entries ...*registry.Entry) *feed {
 	return &feed{entries: entries, superseded: make(chan struct{})}
 }
 
-func (f *feed) source() ([]*registry.Entry, <-chan struct{}) {
+func (f *feed) table() table {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.entries, f.superseded
+	return fed{f.entries, f.superseded}
 }
+
+// fed is what a feed was once.
+type fed struct {
+	entries    []*registry.Entry
+	superseded <-chan struct{}
+}
+
+func (f fed) Entries() []*registry.Entry  { return f.entries }
+func (f fed) Superseded() <-chan struct{} { return f.superseded }
 
 func (f *feed) set(entries ...*registry.Entry) {
 	f.mu.Lock()
@@ -155,7 +164,7 @@ func startBench(t *testing.T, a authority, entries []*registry.Entry, change fun
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.source = b.feed.source
+	p.table = b.feed.table
 	b.Prober = p
 	return b
 }

@@ -231,7 +231,7 @@ func TestDeathAndReturnOfARealProcess(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p.source = f.source
+			p.table = f.table
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan struct{})
 			go func() { defer close(done); _ = p.Run(ctx) }()

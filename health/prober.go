@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 // Config is what a Prober needs. Table, Report, TLS and Dial must be set.
@@ -48,8 +49,14 @@ type Prober struct {
 	// failing counts the endpoints that fail, by how.
 	failing [troubles]atomic.Int64
 	index   atomic.Pointer[index]
-	// source is config.Table taken apart.
-	source func() (entries []*registry.Entry, superseded <-chan struct{})
+	// table is config.Table; tests have tables of their own.
+	table func() table
+}
+
+// table is what the Prober needs of a *registry.Table.
+type table interface {
+	Entries() []*registry.Entry
+	Superseded() <-chan struct{}
 }
 
 // place is where a request goes: what live traffic knows of an endpoint.
@@ -93,10 +100,7 @@ func New(c Config) (*Prober, error) {
 		return nil, err
 	}
 	p := &Prober{config: c, log: c.Logger, metrics: m, gate: newGate()}
-	p.source = func() ([]*registry.Entry, <-chan struct{}) {
-		t := c.Table()
-		return t.Entries(), t.Superseded()
-	}
+	p.table = func() table { return c.Table() }
 	p.index.Store(&index{})
 	return p, nil
 }
@@ -109,16 +113,11 @@ func (p *Prober) Run(ctx context.Context) error {
 	defer cancel()
 	s := &set{prober: p, running: map[key]*target{}, owners: &owners}
 	owners.Go(func() { p.judgeLatencies(ctx) })
-	for {
-		entries, superseded := p.source()
-		s.apply(ctx, entries)
-		select {
-		case <-superseded:
-		case <-ctx.Done():
-			s.apply(ctx, nil) // forget their metrics
-			return ctx.Err()
-		}
+	for t := range latest.Of(ctx, p.table, nil) {
+		s.apply(ctx, t.Entries())
 	}
+	s.apply(ctx, nil) // forget their metrics
+	return ctx.Err()
 }
 
 // Signal says that live traffic could not reach an endpoint: a failed dial, handshake or ping. The endpoint is probed at once, or as soon as

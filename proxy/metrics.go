@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 // metrics counts requests. Its labels are bounded by the table and by lists of this file, never by what a client sends.
@@ -142,7 +143,7 @@ func (of *entrySeries) find(verb string, code int, long bool) *series {
 
 // follow removes the series of group-versions that have left the table, until ctx ends.
 func (m *metrics) follow(ctx context.Context) error {
-	for t := range m.table().Follow(ctx, m.table) {
+	for t := range latest.Of(ctx, m.table, nil) {
 		m.seen.Range(func(key, value any) bool {
 			e := key.(*registry.Entry) //nolint:forcetypeassert // nothing else is stored
 			switch now := t.Entry(e.GroupVersion); now {

@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/rest"
+
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 // Config is what New needs: Client, Directory, or both.
@@ -199,7 +201,7 @@ func (r *Registry) step(o *objects) {
 // a table that is replaced at once.
 func (r *Registry) narrate(ctx context.Context) error {
 	last := r.Table()
-	for t := range last.Follow(ctx, r.Table) {
+	for t := range latest.Of(ctx, r.Table, nil) {
 		if t != last {
 			r.compare(last, t)
 			last = t

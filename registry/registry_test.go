@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -18,6 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 // start runs a registry over a source until the test ends.
@@ -39,46 +40,13 @@ func until(t *testing.T, r *Registry, what string, ok func(*Table) bool) *Table 
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	for table := range r.Table().Follow(ctx, r.Table) {
+	for table := range latest.Of(ctx, r.Table, nil) {
 		if ok(table) {
 			return table
 		}
 	}
 	t.Fatalf("no table with %s:\n%s", what, show(r.Table()))
 	return nil
-}
-
-// A reader sees the table in place and the newest after it, not those between, and ends with its context.
-func TestFollow(t *testing.T) {
-	t.Parallel()
-	var all []*Table
-	for i := range 4 {
-		all = append(all, &Table{generation: uint64(i), superseded: make(chan struct{})})
-	}
-	at := 0
-	pass := func(to int) {
-		old := all[at]
-		at = to
-		close(old.superseded)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var seen []uint64
-	for table := range all[0].Follow(ctx, func() *Table { return all[at] }) {
-		seen = append(seen, table.Generation())
-		switch table.Generation() {
-		case 0:
-			pass(1)
-			pass(2)
-		case 2:
-			pass(3)
-		case 3:
-			cancel()
-		}
-	}
-	if want := []uint64{0, 2, 3}; !slices.Equal(seen, want) {
-		t.Errorf("saw the tables %v, want %v", seen, want)
-	}
 }
 
 func TestClusterFollows(t *testing.T) {

@@ -13,6 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
+
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 const (
@@ -42,29 +44,23 @@ type shadows struct {
 // run asks whenever the claims have changed, and from time to time, until ctx ends. It is a reader of the table like any other.
 func (s *shadows) run(ctx context.Context) error {
 	var asked []schema.GroupVersion
-	tick := time.NewTicker(shadowInterval)
-	defer tick.Stop()
-	for due := false; ; {
-		t := s.table()
-		if claimed := t.claimed(); t.complete && (due || !slices.Equal(claimed, asked)) {
+	var due time.Time // to ask again though the claims are the same
+	wake := time.NewTimer(shadowInterval)
+	defer wake.Stop()
+	for t := range latest.Of(ctx, s.table, wake.C) {
+		if claimed := t.claimed(); t.complete && (!time.Now().Before(due) || !slices.Equal(claimed, asked)) {
 			if s.ask(ctx, claimed) {
 				asked = claimed
 			}
+			due = time.Now().Add(shadowInterval)
+			wake.Reset(shadowInterval)
 		}
-		due = false
 		select {
-		case <-t.Superseded():
-			select {
-			case <-time.After(shadowPause):
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-		case <-tick.C:
-			due = true
+		case <-time.After(shadowPause):
 		case <-ctx.Done():
-			return ctx.Err()
 		}
 	}
+	return ctx.Err()
 }
 
 // claimed are the group-versions that remotes claim, in the table's order.

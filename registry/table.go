@@ -1,8 +1,6 @@
 package registry
 
 import (
-	"context"
-	"iter"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -42,20 +40,6 @@ func (t *Table) Complete() bool { return t.complete }
 
 // Superseded is closed once a newer table is in place.
 func (t *Table) Superseded() <-chan struct{} { return t.superseded }
-
-// Follow yields t and then, each time the last one is superseded, the table that load finds in place, until ctx ends. A table that is
-// replaced while the loop body runs is skipped.
-func (t *Table) Follow(ctx context.Context, load func() *Table) iter.Seq[*Table] {
-	return func(yield func(*Table) bool) {
-		for now := t; yield(now); now = load() {
-			select {
-			case <-now.superseded:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}
-}
 
 // Entries returns all entries in legacy order: groupPriorityMinimum descending, then name. The caller must not change the slice.
 func (t *Table) Entries() []*Entry { return t.entries }

@@ -9,11 +9,13 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 // Config is what a Trust needs. Only Table must be set.
@@ -44,8 +46,8 @@ type Trust struct {
 	backends map[string]*backend
 	bySpec   map[*registry.Backend]*backend
 
-	// rewatch asks Run to look at the references anew; one waiting request says all there is to say.
-	rewatch chan struct{}
+	// rewatch asks Run to look at the references anew: whoever applies a table need not be Run.
+	rewatch atomic.Bool
 }
 
 // New makes a Trust and registers its metrics.
@@ -57,7 +59,6 @@ func New(cfg Config) (*Trust, error) {
 		cfg:      cfg,
 		backends: make(map[string]*backend),
 		bySpec:   make(map[*registry.Backend]*backend),
-		rewatch:  make(chan struct{}, 1),
 	}
 	t.hooks = newHooks(cfg)
 	t.local = newLocal(t.hooks)
@@ -80,27 +81,18 @@ func (t *Trust) Run(ctx context.Context) error {
 	// Replaced roots and expired chains are looked for once a second: a watch must end within 5 s of its trust, and its pool needs most of that.
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	for {
-		table := t.cfg.Table()
+	for table := range latest.Of(ctx, t.cfg.Table, tick.C) {
 		t.apply(table.Generation(), table.Entries())
-		w.sync(ctx)
-	wait:
-		for {
-			select {
-			case <-ctx.Done():
-				return ctx.Err()
-			case <-table.Superseded():
-				break wait
-			case <-t.rewatch:
-				w.sync(ctx)
-			case now := <-tick.C:
-				t.local.tick(now)
-				for _, b := range t.all() {
-					b.tick(now)
-				}
-			}
+		if t.rewatch.Swap(false) {
+			w.sync(ctx)
+		}
+		now := time.Now()
+		t.local.tick(now)
+		for _, b := range t.all() {
+			b.tick(now)
 		}
 	}
+	return ctx.Err()
 }
 
 // TLS returns a client configuration for dialling b: it sends b's server name, shows the client certificate and verifies the server against what b's APIService trusts
@@ -190,10 +182,7 @@ func (t *Trust) apply(generation uint64, entries []*registry.Entry) {
 			t.bySpec[spec] = s
 		}
 	}
-	select {
-	case t.rewatch <- struct{}{}:
-	default:
-	}
+	t.rewatch.Store(true)
 }
 
 // all returns the backends in order of their APIServices' names.

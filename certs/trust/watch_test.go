@@ -42,6 +42,12 @@ func (c *cluster) watch(ctx context.Context, ref Ref, changed func(map[string][]
 	}
 }
 
+// settle has Run see what was applied without a new table: it looks once a second.
+func settle() {
+	time.Sleep(time.Second)
+	synctest.Wait()
+}
+
 func TestReferencedBundle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := Ref{Kind: "ConfigMap", Namespace: "kube-system", Name: "bundle"}
@@ -69,7 +75,7 @@ func TestReferencedBundle(t *testing.T) {
 
 		b.set(func(s *registry.Backend) { s.CAFrom = "bundle/ca.crt" })
 		expect("before the ConfigMap was read", first, "InvalidCABundle")
-		synctest.Wait()
+		settle()
 		say(a, object{err: fmt.Errorf("getting it: %w", fs.ErrNotExist)})
 		expect("no such ConfigMap", first, "InvalidCABundle")
 		say(a, object{data: map[string][]byte{"ca.crt": first.PEM(), "other.crt": second.PEM()}})
@@ -100,7 +106,7 @@ func TestReferencedBundle(t *testing.T) {
 		expect("a broken watch is started again", first, "")
 
 		b.set(func(s *registry.Backend) { s.CAFrom = "other/ca.crt" })
-		synctest.Wait()
+		settle()
 		expect("until the other has been read the first counts", first, "")
 		say(other, object{data: map[string][]byte{"ca.crt": second.PEM()}})
 		expect("read", second, "")
@@ -134,11 +140,12 @@ func TestSharedReference(t *testing.T) {
 		}
 		one, two := spec("one"), spec("two")
 		b.apply(1, []*registry.Entry{one})
+		settle()
 		first, second := pki.NewCA("first"), pki.NewCA("second")
 		c.changes[ref] <- object{data: map[string][]byte{"one": first.PEM(), "two": second.PEM()}}
 		synctest.Wait()
 		b.apply(2, []*registry.Entry{one, two})
-		synctest.Wait()
+		settle()
 		for spec, ca := range map[*registry.Backend]*pki.CA{one.Backend: first, two.Backend: second} {
 			b.spec = spec
 			if got := reason(t, b.dial(good(ca))); got != "" {
@@ -159,7 +166,7 @@ func TestReferenceWithoutWatch(t *testing.T) {
 		defer func() { cancel(); synctest.Wait() }()
 		go b.Run(ctx)
 		b.set(func(s *registry.Backend) { s.CAFrom = "bundle/ca.crt" })
-		synctest.Wait()
+		settle()
 		if got := reason(t, b.dial(good(pki.NewCA("ca")))); got != "InvalidCABundle" {
 			t.Errorf("%q, want InvalidCABundle", got)
 		}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 const (
@@ -104,7 +105,7 @@ func (l *linter) table(ctx context.Context, cfg *rest.Config) ([]*registry.Entry
 	defer owner.Wait()
 	defer cancel(nil)
 	owner.Go(func() { cancel(r.Run(ctx)) })
-	for t := range r.Table().Follow(ctx, r.Table) {
+	for t := range latest.Of(ctx, r.Table, nil) {
 		if t.Complete() {
 			return t.Entries(), nil
 		}

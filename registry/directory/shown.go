@@ -9,6 +9,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 // shown is one immutable state of the objects that the table is not made from.
@@ -24,6 +26,9 @@ type shown struct {
 	// superseded is closed once a newer state is in place.
 	superseded chan struct{}
 }
+
+// Superseded is for latest.Of.
+func (s *shown) Superseded() <-chan struct{} { return s.superseded }
 
 func newShown() *shown {
 	return &shown{
@@ -70,17 +75,12 @@ func (s *shown) take(o runtime.Object) bool {
 func (d *Directory) Watch(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap)) error {
 	var last *corev1.ConfigMap
 	told := false
-	for {
-		state := d.shown.Load()
+	for state := range latest.Of(ctx, d.shown.Load, nil) {
 		now := state.maps[types.NamespacedName{Namespace: namespace, Name: name}]
 		if state.read && (!told || now != last) {
 			f(now)
 			last, told = now, true
 		}
-		select {
-		case <-state.superseded:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
 	}
+	return ctx.Err()
 }

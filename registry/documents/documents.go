@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 // Do sends a request to one server.
@@ -81,8 +82,8 @@ type Sources[S any] struct {
 	log     *slog.Logger
 	metrics *metrics
 	set     *set[S]
-	changed chan struct{} // holds one token: something to publish
-	hints   chan struct{} // holds one token: the local apiserver may have something new to say
+	changed chan time.Time // holds one token: something to publish
+	hints   chan struct{}  // holds one token: the local apiserver may have something new to say
 
 	localFails bool            // of the local apiserver's goroutine
 	last       *registry.Table // of Run's goroutine
@@ -95,7 +96,7 @@ func New[S any](cfg Config, kind Kind[S]) (*Sources[S], error) {
 	}
 	s := &Sources[S]{
 		cfg: cfg, kind: kind, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), last: cfg.Table(),
-		changed: make(chan struct{}, 1), hints: make(chan struct{}, 1),
+		changed: make(chan time.Time, 1), hints: make(chan struct{}, 1),
 	}
 	s.set = newSet(s.ask, cmp.Or(cfg.Every, defaultEvery))
 	s.metrics = newMetrics(kind.Name, kind.SizesHelp, kind.Status, kind.Sizes)
@@ -145,31 +146,25 @@ func (s *Sources[S]) Run(ctx context.Context) error {
 	if s.cfg.FetchLocal != nil {
 		local.Go(func() { s.kind.Pace.follow(ctx, s.hints, s.askLocal) })
 	}
-	for first := true; ; first = false {
-		t, begun := s.cfg.Table(), time.Now()
+	again := time.AfterFunc(time.Hour, s.Touch) // the hour is nothing: Publish says when
+	again.Stop()
+	defer again.Stop()
+	first := true
+	for t := range latest.Of(ctx, s.cfg.Table, s.changed) {
+		begun := time.Now()
 		if first || t != s.last {
 			s.set.update(ctx, t.Entries())
 			if localChanged(s.last, t) {
 				s.LocalChanged()
 			}
-			s.last = t
+			s.last, first = t, false
 		}
-		again := s.kind.Publish(t)
-		if !sleep(ctx, min(restFactor*time.Since(begun), mostRest)) {
-			return ctx.Err()
+		if at := s.kind.Publish(t); !at.IsZero() {
+			again.Reset(time.Until(at))
 		}
-		var timer <-chan time.Time
-		if !again.IsZero() {
-			timer = time.After(time.Until(again))
-		}
-		select {
-		case <-t.Superseded():
-		case <-s.changed:
-		case <-timer:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+		sleep(ctx, min(restFactor*time.Since(begun), mostRest))
 	}
+	return ctx.Err()
 }
 
 // ask asks a backend, and keeps what it has said.
@@ -218,9 +213,10 @@ func localChanged(old, t *registry.Table) bool {
 }
 
 // leave leaves a token, unless one is there.
-func leave(in chan<- struct{}) {
+func leave[T any](in chan<- T) {
+	var token T
 	select {
-	case in <- struct{}{}:
+	case in <- token:
 	default:
 	}
 }

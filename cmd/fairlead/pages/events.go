@@ -2,9 +2,12 @@ package pages
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"sync/atomic"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 const (
@@ -12,9 +15,10 @@ const (
 	maxSubscribers = 64
 	// eventGap is the least time between two events: a browser that redraws more often only costs.
 	eventGap = time.Second
-	// beat is how often a stream looks whether the process drains, and heartbeats how many beats lie between two comments that keep proxies from closing it.
-	beat       = time.Second
-	heartbeats = 15
+	// beat is how often a stream looks whether the process drains.
+	beat = time.Second
+	// heartbeat is how long a stream says nothing before a comment keeps proxies from closing it.
+	heartbeat = 15 * time.Second
 )
 
 // events counts the subscribers.
@@ -33,32 +37,23 @@ func (p *Pages) serveEvents(w http.ResponseWriter, r *http.Request) {
 	rc := http.NewResponseController(w)
 	tick := time.NewTicker(beat)
 	defer tick.Stop()
-	for beats := 0; !p.cfg.Draining(); {
-		t := p.cfg.Table()
-		if _, err := fmt.Fprintf(w, "event: table\ndata: %d\n\n", t.Generation()); err != nil || rc.Flush() != nil {
+	var generation uint64 // that was sent last
+	var sent time.Time
+	for t := range latest.Of(r.Context(), p.cfg.Table, tick.C) {
+		if p.cfg.Draining() {
 			return
 		}
-		sent := time.Now()
-		for changed := false; !changed || time.Since(sent) < eventGap; {
-			superseded := t.Superseded()
-			if changed {
-				superseded = nil // known already: only the gap is waited for
-			}
-			select {
-			case <-superseded:
-				changed = true
-			case <-r.Context().Done():
-				return
-			case <-tick.C:
-				if p.cfg.Draining() {
-					return
-				}
-				if beats++; beats%heartbeats == 0 {
-					if _, err := fmt.Fprint(w, ": alive\n\n"); err != nil || rc.Flush() != nil {
-						return
-					}
-				}
-			}
+		text := ": alive\n\n"
+		switch quiet := time.Since(sent); {
+		case t.Generation() != generation && quiet >= eventGap:
+			generation = t.Generation()
+			text = fmt.Sprintf("event: table\ndata: %d\n\n", generation)
+		case quiet < heartbeat:
+			continue
 		}
+		if _, err := io.WriteString(w, text); err != nil || rc.Flush() != nil {
+			return
+		}
+		sent = time.Now()
 	}
 }

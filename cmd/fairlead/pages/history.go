@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 // maxTransitions is how many changes of verdicts are kept: a day of a cluster with trouble, in 20 KB.
@@ -51,7 +52,7 @@ func (h *history) newest() []Transition {
 // follow notes how verdicts change until ctx ends. A change that is taken back before it is seen is none.
 func (h *history) follow(ctx context.Context, table func() *registry.Table) error {
 	last := map[string]registry.Verdict{}
-	for t := range table().Follow(ctx, table) {
+	for t := range latest.Of(ctx, table, nil) {
 		if t.Complete() {
 			h.add(compare(last, t.Entries(), time.Now())...)
 		}

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 // EventsConfig is what Events need. Table, Events, Leases and Identity must be set.
@@ -49,8 +50,8 @@ type Events struct {
 	config  EventsConfig
 	log     *slog.Logger
 	emitted *prometheus.CounterVec // :: type
-	// source is config.Table taken apart.
-	source func() (entries []*registry.Entry, superseded <-chan struct{})
+	// table is config.Table; tests have tables of their own.
+	table func() table
 }
 
 // NewEvents makes Events. It does nothing until Run.
@@ -70,15 +71,11 @@ func NewEvents(c EventsConfig) (*Events, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	e := &Events{config: c, log: c.Logger, emitted: prometheus.NewCounterVec(prometheus.CounterOpts{
+	e := &Events{config: c, log: c.Logger, table: func() table { return c.Table() }, emitted: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "fairlead_event_total", Help: "Events told of APIServices, by type (Normal, Warning), before those that are alike are made one.",
 	}, []string{"type"})}
 	for _, kind := range []string{corev1.EventTypeNormal, corev1.EventTypeWarning} {
 		e.emitted.WithLabelValues(kind)
-	}
-	e.source = func() ([]*registry.Entry, <-chan struct{}) {
-		t := c.Table()
-		return t.Entries(), t.Superseded()
 	}
 	if c.Metrics == nil {
 		return e, nil
@@ -115,9 +112,9 @@ func (e *Events) tell(ctx context.Context, to record.EventRecorder) {
 	known := map[string]*told{}
 	tick := time.NewTicker(faultsEvery)
 	defer tick.Stop()
-	for begun := false; ; begun = true {
-		entries, superseded := e.source()
-		faults := e.config.Faults()
+	begun := false
+	for t := range latest.Of(ctx, e.table, tick.C) {
+		entries, faults := t.Entries(), e.config.Faults()
 		seen := make(map[string]bool, len(entries))
 		for _, entry := range entries {
 			if entry.Local() {
@@ -138,12 +135,7 @@ func (e *Events) tell(ctx context.Context, to record.EventRecorder) {
 				delete(known, name)
 			}
 		}
-		select {
-		case <-superseded:
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
+		begun = true
 	}
 }
 

@@ -29,7 +29,7 @@ func startEvents(t *testing.T, s *apiserver, identity string, faults func() map[
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.source = f.source
+	e.table = f.table
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { _ = e.Run(ctx); close(done) }()

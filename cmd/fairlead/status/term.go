@@ -11,6 +11,7 @@ import (
 	apply "k8s.io/kube-aggregator/pkg/client/applyconfiguration/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 const (
@@ -60,24 +61,17 @@ type term struct {
 func (t *term) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for {
+	for now := range latest.Of(ctx, t.writer.table, timer.C) {
 		if !time.Now().Before(t.due) {
 			t.list(ctx)
 		}
-		entries, superseded := t.writer.source()
 		next := t.due
 		if !t.listed.IsZero() { // until then everything would seem to differ
-			if at := t.write(ctx, entries); at.Before(next) {
+			if at := t.write(ctx, now.Entries()); at.Before(next) {
 				next = at
 			}
 		}
 		timer.Reset(time.Until(next))
-		select {
-		case <-superseded:
-		case <-timer.C:
-		case <-ctx.Done():
-			return
-		}
 	}
 }
 

@@ -37,8 +37,14 @@ type Writer struct {
 	config  Config
 	log     *slog.Logger
 	metrics *metrics
-	// source is config.Table taken apart.
-	source func() (entries []*registry.Entry, superseded <-chan struct{})
+	// table is config.Table; tests have tables of their own.
+	table func() table
+}
+
+// table is what is needed of a *registry.Table.
+type table interface {
+	Entries() []*registry.Entry
+	Superseded() <-chan struct{}
 }
 
 // New makes a Writer. It does nothing until Run.
@@ -59,12 +65,7 @@ func New(c Config) (*Writer, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Writer{config: c, log: c.Logger, metrics: m}
-	w.source = func() ([]*registry.Entry, <-chan struct{}) {
-		t := c.Table()
-		return t.Entries(), t.Superseded()
-	}
-	return w, nil
+	return &Writer{config: c, log: c.Logger, metrics: m, table: func() table { return c.Table() }}, nil
 }
 
 // Run takes part in the election until ctx ends, and writes while it leads. Losing the Lease only

@@ -31,11 +31,20 @@ type feed struct {
 	superseded chan struct{}
 }
 
-func (f *feed) source() ([]*registry.Entry, <-chan struct{}) {
+func (f *feed) table() table {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.entries, f.superseded
+	return fed{f.entries, f.superseded}
 }
+
+// fed is what a feed was once.
+type fed struct {
+	entries    []*registry.Entry
+	superseded <-chan struct{}
+}
+
+func (f fed) Entries() []*registry.Entry  { return f.entries }
+func (f fed) Superseded() <-chan struct{} { return f.superseded }
 
 func (f *feed) set(entries ...*registry.Entry) {
 	f.mu.Lock()
@@ -58,7 +67,7 @@ func start(t *testing.T, s *apiserver, identity string, entries ...*registry.Ent
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.source = f.source
+	w.table = f.table
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx) }()

@@ -14,6 +14,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 // state is one immutable state of the served objects. Nothing reachable from it is changed once it is published.
@@ -62,7 +63,7 @@ func (s *store) state() *state { return s.current.Load() }
 // Run follows the table until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
 	made := make(map[*registry.Entry]*apiregistrationv1.APIService) // :: entry → its object as it is served
-	for t := range s.table().Follow(ctx, s.table) {
+	for t := range latest.Of(ctx, s.table, nil) {
 		if t.Complete() {
 			made = s.store.follow(t, made)
 		}
