@@ -10,6 +10,7 @@ import (
 	"gopkg.in/natefinch/lumberjack.v2"
 	"k8s.io/apiserver/pkg/audit/policy"
 
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/proxy/audit"
 )
 
@@ -54,7 +55,7 @@ func (d *door) makeAudit() error {
 	}
 	rules, err := policy.LoadPolicyFromFile(o.policy)
 	if err != nil {
-		return usageError{fmt.Errorf("--audit-policy-file: %w", err)}
+		return cli.Usage(fmt.Errorf("--audit-policy-file: %w", err))
 	}
 	if d.auditFile, err = o.open(); err != nil {
 		return err

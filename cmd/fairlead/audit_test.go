@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/proxy/audit"
 )
 
@@ -77,7 +78,7 @@ func TestAuditPolicyFaults(t *testing.T) {
 			t.Fatal(err)
 		}
 		err := (&door{o: o}).makeAudit()
-		if _, ok := err.(usageError); !ok || !strings.HasPrefix(err.Error(), "--audit-policy-file: ") { //nolint:errorlint // it is what main looks for, unwrapped
+		if !cli.IsUsage(err) || !strings.HasPrefix(err.Error(), "--audit-policy-file: ") {
 			t.Errorf("%q: %v", policy, err)
 		}
 	}

@@ -7,6 +7,8 @@ import (
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 )
 
 // clientConfig says how Fairlead itself speaks to the local apiserver, and where its servers are. Only those are ever dialled, and own chooses among them if they were named.
@@ -24,7 +26,7 @@ func clientConfig(kubeconfig string, servers []string) (c *rest.Config, urls []s
 	for _, s := range servers {
 		u, err := url.Parse(s)
 		if err != nil || u.Scheme != "https" || u.Host == "" {
-			return nil, nil, nil, usageError{fmt.Errorf("--local-apiserver %q is not an https URL", s)}
+			return nil, nil, nil, cli.Usage(fmt.Errorf("--local-apiserver %q is not an https URL", s))
 		}
 		port := u.Port()
 		if port == "" {
@@ -44,13 +46,13 @@ func loadConfig(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig == "" {
 		c, err := rest.InClusterConfig()
 		if err != nil {
-			return nil, usageError{fmt.Errorf("--kubeconfig is required outside a pod: %w", err)}
+			return nil, cli.Usage(fmt.Errorf("--kubeconfig is required outside a pod: %w", err))
 		}
 		return c, nil
 	}
 	c, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
-		return nil, usageError{fmt.Errorf("--kubeconfig: %w", err)}
+		return nil, cli.Usage(fmt.Errorf("--kubeconfig: %w", err))
 	}
 	return c, nil
 }

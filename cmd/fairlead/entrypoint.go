@@ -16,6 +16,7 @@ import (
 	discoveryv1 "k8s.io/client-go/kubernetes/typed/discovery/v1"
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/entrypoint"
 )
 
@@ -59,7 +60,7 @@ func (d *door) makeEntrypoint(context.Context) error {
 	}
 	address, err := d.o.advertised()
 	if err != nil {
-		return usageError{err}
+		return cli.Usage(err)
 	}
 	c := rest.CopyConfig(d.client)
 	c.WarningHandler = rest.NoWarnings{} // that Endpoints are old is known: they are for clients that know nothing newer

@@ -10,6 +10,7 @@ import (
 	authorizationv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
 
 	"github.com/fairlead-proxy/fairlead/certs"
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authn/tokens"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
@@ -45,7 +46,7 @@ func (d *door) anonymous(c *authn.Config) error {
 		return nil
 	}
 	if d.o.anonymousSet {
-		return usageError{errors.New("--anonymous-auth cannot be set when the file of --authentication-config has an anonymous section")}
+		return cli.Usage(errors.New("--anonymous-auth cannot be set when the file of --authentication-config has an anonymous section"))
 	}
 	c.Anonymous, c.AnonymousPaths = allowed, paths
 	return nil
@@ -73,7 +74,7 @@ func (d *door) makeAuthn() (*authn.Authenticator, error) {
 	}
 	who, err := authn.New(c)
 	if err != nil {
-		return nil, usageError{err}
+		return nil, cli.Usage(err)
 	}
 	return who, nil
 }
@@ -140,7 +141,7 @@ func (d *door) makeAuthz() (*authz.Authorizer, error) {
 	}
 	may, err := authz.New(c)
 	if err != nil {
-		return nil, usageError{err}
+		return nil, cli.Usage(err)
 	}
 	return may, nil
 }

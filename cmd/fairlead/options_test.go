@@ -1,13 +1,14 @@
 package main
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/spf13/pflag"
+
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 )
 
 // parse reads a command line as serve does.
@@ -103,11 +104,11 @@ func TestValidate(t *testing.T) {
 func TestUsageErrors(t *testing.T) {
 	cmd := root()
 	cmd.SetArgs([]string{"serve", "--secure-port", "0"})
-	if err := cmd.ExecuteContext(t.Context()); !errors.As(err, new(usageError)) {
+	if err := cmd.ExecuteContext(t.Context()); !cli.IsUsage(err) {
 		t.Errorf("%T: %v", err, err)
 	}
 	cmd.SetArgs([]string{"serve", "--no-such-flag"})
-	if err := cmd.ExecuteContext(t.Context()); !errors.As(err, new(usageError)) {
+	if err := cmd.ExecuteContext(t.Context()); !cli.IsUsage(err) {
 		t.Errorf("%T: %v", err, err)
 	}
 }

@@ -57,7 +57,7 @@ func TestBecomesPlugin(t *testing.T) {
 		cmd.Stderr = &errs
 		out, err := cmd.Output()
 		exit, ok := errors.AsType[*exec.ExitError](err)
-		if said := errs.String(); !ok || exit.ExitCode() != exitFailed || len(out) > 0 || strings.Count(said, "\n") != 1 ||
+		if said := errs.String(); !ok || exit.ExitCode() != 1 || len(out) > 0 || strings.Count(said, "\n") != 1 ||
 			!strings.HasPrefix(said, plugin+", which has this subcommand, is neither beside ") {
 			t.Errorf("%v, said %q and %q", err, out, said)
 		}

@@ -18,6 +18,8 @@ import (
 	tracingapi "k8s.io/component-base/tracing/api/v1"
 
 	requests "github.com/fairlead-proxy/fairlead/proxy/tracing"
+
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 )
 
 // flushTime is how long the last spans have to reach their collector: one that is away must not keep a process from ending.
@@ -30,7 +32,7 @@ func (d *door) makeTracer() (*requests.Tracer, error) {
 	}
 	config, err := readTracing(d.o.tracing)
 	if err != nil {
-		return nil, usageError{fmt.Errorf("--tracing-config-file: %w", err)}
+		return nil, cli.Usage(fmt.Errorf("--tracing-config-file: %w", err))
 	}
 	identity, err := replicaName()
 	if err != nil {

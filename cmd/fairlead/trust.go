@@ -12,6 +12,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -37,7 +38,7 @@ func (d *door) makeTrust(context.Context) (err error) {
 		ProxyClient: filePair(d.o.proxyCert, d.o.proxyKey), Files: append(d.localFiles(), d.makeTokens()...), Watch: d.watchConfigMap, Logger: d.log, Metrics: d.metrics,
 	})
 	if err != nil {
-		return usageError{err}
+		return cli.Usage(err)
 	}
 	return nil
 }

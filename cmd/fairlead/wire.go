@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/certs"
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/health"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
@@ -43,7 +44,7 @@ func (d *door) refuseSelf(ctx context.Context) error {
 	for _, s := range d.servers {
 		u, err := url.Parse(s)
 		if err != nil {
-			return usageError{fmt.Errorf("local apiserver %q: %w", s, err)}
+			return cli.Usage(fmt.Errorf("local apiserver %q: %w", s, err))
 		}
 		ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", u.Hostname())
 		if err != nil {
@@ -51,11 +52,11 @@ func (d *door) refuseSelf(ctx context.Context) error {
 		}
 		port, err := net.DefaultResolver.LookupPort(ctx, "tcp", portOf(u))
 		if err != nil {
-			return usageError{fmt.Errorf("local apiserver %q: %w", s, err)}
+			return cli.Usage(fmt.Errorf("local apiserver %q: %w", s, err))
 		}
 		for _, ip := range ips {
 			if own.Refusal(ip.String(), int32(port)) != "" { //nolint:gosec // LookupPort returns at most 65535
-				return usageError{fmt.Errorf("local apiserver %q is this Fairlead itself: name kube-apiserver's own address with --local-apiserver", s)}
+				return cli.Usage(fmt.Errorf("local apiserver %q is this Fairlead itself: name kube-apiserver's own address with --local-apiserver", s))
 			}
 		}
 	}
@@ -74,7 +75,7 @@ func (d *door) makeReach(context.Context) (err error) {
 	d.reach = d.o.reach()
 	d.reach.Self = d.self
 	if d.reach.Via, err = egressDialer(d.o.egress); err != nil {
-		return usageError{err}
+		return cli.Usage(err)
 	}
 	return nil
 }
@@ -220,7 +221,7 @@ func (d *door) makeServers(context.Context) (err error) {
 	}
 	for _, s := range []*http.Server{d.admin, d.front} {
 		if d.sendAway, err = calm(s, d.o.streamsPerConn, d.proxy.Unserved); err != nil { //nolint:contextcheck // connections end with the server, not with its making
-			return usageError{err} // cipher suites without one that HTTP/2 requires
+			return cli.Usage(err) // cipher suites without one that HTTP/2 requires
 		}
 	}
 	return nil

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 )
 
@@ -104,7 +105,7 @@ func TestStatusWatch(t *testing.T) {
 func TestMistakes(t *testing.T) {
 	f := newFront(t, sample())
 	for _, args := range [][]string{{"status", "-o", "xml"}, {"status", "-w", "-o", "json"}, {"explain"}, {"explain", "a", "b"}, {"explain", "/x", "-o", "table"}} {
-		if _, err := f.run(t, args...); !errors.As(err, new(usageError)) {
+		if _, err := f.run(t, args...); !cli.IsUsage(err) {
 			t.Errorf("%v: %v, want a mistake in the command line", args, err)
 		}
 	}

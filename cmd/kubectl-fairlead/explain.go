@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 )
 
@@ -34,13 +35,13 @@ Exit code 0: the request is forwarded or answered. 1: it could not be asked. 2: 
   kubectl fairlead explain nodes.metrics.k8s.io --as=system:serviceaccount:default:reader`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if err := cobra.ExactArgs(1)(cmd, args); err != nil {
-				return usageError{err}
+				return cli.Usage(err)
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := checkOutput(o.output); err != nil {
-				return usageError{err}
+				return cli.Usage(err)
 			}
 			c, err := connect(flags, cmd.OutOrStdout())
 			if err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/fairlead-proxy/fairlead/certs"
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 )
 
 // linter is one run of lint.
@@ -52,7 +53,7 @@ Exit code 0: nothing is wrong, though there may be warnings. 1: something is. 2:
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l.stdin = cmd.InOrStdin()
 			if err := l.validate(args); err != nil {
-				return usageError{err}
+				return cli.Usage(err)
 			}
 			l.files(args)
 			l.own()

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -123,7 +123,7 @@ func TestLintFiles(t *testing.T) {
 			if wrong := strings.Contains(out, "error: "); (err != nil) != wrong {
 				t.Errorf("error %v, findings of severity error: %t", err, wrong)
 			}
-			if errors.As(err, new(usageError)) {
+			if cli.IsUsage(err) {
 				t.Errorf("exit code 2 for a finding: %v", err)
 			}
 		})
@@ -187,7 +187,7 @@ func TestLintUsage(t *testing.T) {
 		{"-", "--tls-cert-file", "/dev/null"},
 		{"-", "--no-such-flag"},
 	} {
-		if out, err := lint(t, "", args...); !errors.As(err, new(usageError)) || out != "" {
+		if out, err := lint(t, "", args...); !cli.IsUsage(err) || out != "" {
 			t.Errorf("%q: %T %v, printed %q", args, err, err, out)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 )
 
@@ -34,10 +35,10 @@ Exit code 0: every APIService can be used. 1: it could not be asked. 2: a mistak
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(o.output); err != nil {
-				return usageError{err}
+				return cli.Usage(err)
 			}
 			if o.watch && (o.output == "json" || o.output == "yaml") {
-				return usageError{errors.New("--watch shows the table only: ask again for -o " + o.output)}
+				return cli.Usage(errors.New("--watch shows the table only: ask again for -o " + o.output))
 			}
 			c, err := connect(flags, cmd.OutOrStdout())
 			if err != nil {
