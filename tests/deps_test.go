@@ -171,9 +171,11 @@ func (r rule) forbids(s source, imp string) bool {
 	return !slices.ContainsFunc(r.except, func(place string) bool { return s.name == place || s.under(place) })
 }
 
-// The process that holds the front-proxy key links nothing of kubectl's: kubectl-fairlead has the subcommands for people.
+// The process that holds the front-proxy key links nothing of kubectl's: kubectl-fairlead has the subcommands for people, and nothing that
+// forwards.
 func TestKeyIsKeptFromKubectl(t *testing.T) {
-	linked := func(command string) []string {
+	kubectl := []string{"k8s.io/cli-runtime/", "k8s.io/kubectl/", "sigs.k8s.io/kustomize/"}
+	linked := func(command string, unwanted ...string) []string {
 		cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", module+"/cmd/"+command)
 		cmd.Stderr = os.Stderr
 		out, err := cmd.Output()
@@ -182,18 +184,19 @@ func TestKeyIsKeptFromKubectl(t *testing.T) {
 		}
 		var found []string
 		for p := range strings.FieldsSeq(string(out)) {
-			for _, foreign := range []string{"k8s.io/cli-runtime/", "k8s.io/kubectl/", "sigs.k8s.io/kustomize/"} {
-				if strings.HasPrefix(p, foreign) {
-					found = append(found, p)
-				}
+			if slices.ContainsFunc(unwanted, func(prefix string) bool { return strings.HasPrefix(p, prefix) }) {
+				found = append(found, p)
 			}
 		}
 		return found
 	}
-	if found := linked("fairlead"); len(found) > 0 {
+	if found := linked("fairlead", kubectl...); len(found) > 0 {
 		t.Errorf("cmd/fairlead links %s", strings.Join(found, ", "))
 	}
-	if len(linked("kubectl-fairlead")) == 0 {
+	if found := linked("kubectl-fairlead", module+"/proxy", module+"/health"); len(found) > 0 {
+		t.Errorf("cmd/kubectl-fairlead links %s", strings.Join(found, ", "))
+	}
+	if len(linked("kubectl-fairlead", kubectl...)) == 0 {
 		t.Error("cmd/kubectl-fairlead links none of them: this test looks for what nobody has")
 	}
 }

@@ -16,30 +16,30 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
-	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 )
 
-func sample() *pages.Status {
+func sample() *answer.Status {
 	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
-	return &pages.Status{
+	return &answer.Status{
 		Time: now, Complete: true, Generation: 4,
-		APIServices: []pages.APIService{
+		APIServices: []answer.APIService{
 			{
 				Name: "v1beta1.metrics.k8s.io", Group: "metrics.k8s.io", Version: "v1beta1", Kind: "remote", Service: "kube-system/metrics-server:443", ServerName: "metrics-server.kube-system.svc",
-				GroupPriority: 100, VersionPriority: 10, Verdict: pages.Verdict{Status: "True", Reason: "Passed", Since: now.Add(-5 * time.Hour)}, InFlight: 3, LongRunning: 1, Traffic: &pages.Traffic{Rate: 2.5, P99: .042},
-				Endpoints: []pages.Endpoint{{Address: "10.0.0.1:443", Health: "healthy"}, {Address: "10.0.0.2:443", Health: "unhealthy", Error: "refused"}},
+				GroupPriority: 100, VersionPriority: 10, Verdict: answer.Verdict{Status: "True", Reason: "Passed", Since: now.Add(-5 * time.Hour)}, InFlight: 3, LongRunning: 1, Traffic: &answer.Traffic{Rate: 2.5, P99: .042},
+				Endpoints: []answer.Endpoint{{Address: "10.0.0.1:443", Health: "healthy"}, {Address: "10.0.0.2:443", Health: "unhealthy", Error: "refused"}},
 				Trust:     &trust.Status{Leaves: []trust.Certificate{{NotAfter: now.Add(50 * 24 * time.Hour)}}, CAs: []trust.Certificate{{NotAfter: now.Add(400 * 24 * time.Hour)}}},
 			},
-			{Name: "v1.apps", Group: "apps", Version: "v1", Kind: "local", Verdict: pages.Verdict{Status: "True", Reason: "Local"}},
+			{Name: "v1.apps", Group: "apps", Version: "v1", Kind: "local", Verdict: answer.Verdict{Status: "True", Reason: "Local"}},
 		},
-		LocalServers: []pages.Endpoint{{Address: "10.0.0.9:6443", Health: "healthy"}},
+		LocalServers: []answer.Endpoint{{Address: "10.0.0.9:6443", Health: "healthy"}},
 	}
 }
 
-func broken() *pages.Status {
+func broken() *answer.Status {
 	s := sample()
-	s.APIServices[0].Verdict = pages.Verdict{Status: "False", Reason: "FailedDiscoveryCheck", Message: "no \x1b[2Janswer", Since: s.Time.Add(-30 * time.Second)}
+	s.APIServices[0].Verdict = answer.Verdict{Status: "False", Reason: "FailedDiscoveryCheck", Message: "no \x1b[2Janswer", Since: s.Time.Add(-30 * time.Second)}
 	s.APIServices[0].Problems = []string{"annotation fairlead.dev/x: unknown"}
 	s.LocalServers[0].Health, s.LocalServers[0].Error = "unhealthy", "dial"
 	return s

@@ -13,7 +13,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/client-go/rest"
 
-	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
 )
 
 // maxAnswer bounds what is read of a server: 10,000 APIServices with their certificates are some 30
@@ -64,7 +64,7 @@ func (c *client) open(ctx context.Context, path string, query url.Values) (*http
 		return resp, nil
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode == http.StatusNotFound && strings.HasPrefix(path, pages.Below) {
+	if resp.StatusCode == http.StatusNotFound && strings.HasPrefix(path, answer.Below) {
 		return nil, errNotFairlead
 	}
 	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10)) // a Status is far smaller
@@ -91,7 +91,7 @@ func (c *client) get(ctx context.Context, path string, query url.Values, into an
 	return nil
 }
 
-func (c *client) status(ctx context.Context) (*pages.Status, error) {
-	s := &pages.Status{}
-	return s, c.get(ctx, pages.Below+"/status", nil, s)
+func (c *client) status(ctx context.Context) (*answer.Status, error) {
+	s := &answer.Status{}
+	return s, c.get(ctx, answer.Below+"/status", nil, s)
 }

@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
-	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 )
 
 type explainOptions struct{ output, method string }
@@ -85,8 +85,8 @@ func (c *client) explain(ctx context.Context, subject string, o *explainOptions)
 	if err != nil {
 		return err
 	}
-	x := &pages.Explanation{}
-	if err := c.get(ctx, pages.Below+"/explain", url.Values{"path": {path}, "method": {o.method}}, x); err != nil {
+	x := &answer.Explanation{}
+	if err := c.get(ctx, answer.Below+"/explain", url.Values{"path": {path}, "method": {o.method}}, x); err != nil {
 		return err
 	}
 	c.findShadowed(ctx, x)
@@ -153,7 +153,7 @@ func resource(mapper meta.RESTMapper, subject string) (schema.GroupVersionResour
 // findShadowed looks for a CustomResourceDefinition of the group-version that a remote has taken
 // over: its objects are still there, and nobody sees them. A user who may not list
 // CustomResourceDefinitions learns nothing of it.
-func (c *client) findShadowed(ctx context.Context, x *pages.Explanation) {
+func (c *client) findShadowed(ctx context.Context, x *answer.Explanation) {
 	a := x.APIService
 	if a == nil || a.Kind != "remote" {
 		return
@@ -186,7 +186,7 @@ func compact(texts ...string) []string {
 }
 
 // describe writes an explanation for people.
-func (c *client) describe(x *pages.Explanation) string {
+func (c *client) describe(x *answer.Explanation) string {
 	var b strings.Builder
 	line := func(name, text string) {
 		if name != "" {
@@ -220,7 +220,7 @@ func (c *client) describe(x *pages.Explanation) string {
 	return b.String()
 }
 
-func (c *client) describeEntry(line func(name, text string), a *pages.APIService) {
+func (c *client) describeEntry(line func(name, text string), a *answer.APIService) {
 	line("APIService", a.Name)
 	line("Service", a.Service)
 	line("TLS name", a.ServerName)

@@ -15,23 +15,23 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
-	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
 )
 
 // front answers as a Fairlead does, and notes as whom it was asked.
 type front struct {
 	*httptest.Server
 	kubeconfig string
-	statuses   chan *pages.Status // one for each question; the last one stays
-	last       *pages.Status
+	statuses   chan *answer.Status // one for each question; the last one stays
+	last       *answer.Status
 	explained  []string // paths
 	as         string
 	crds       string
 }
 
-func newFront(t *testing.T, list ...*pages.Status) *front {
+func newFront(t *testing.T, list ...*answer.Status) *front {
 	t.Helper()
-	f := &front{statuses: make(chan *pages.Status, len(list))}
+	f := &front{statuses: make(chan *answer.Status, len(list))}
 	for _, s := range list {
 		f.statuses <- s
 	}
@@ -46,9 +46,9 @@ func newFront(t *testing.T, list ...*pages.Status) *front {
 	})
 	mux.HandleFunc("/fairlead/explain", func(w http.ResponseWriter, r *http.Request) {
 		f.explained = append(f.explained, r.URL.Query().Get("path"))
-		x := &pages.Explanation{
+		x := &answer.Explanation{
 			Method: r.URL.Query().Get("method"), Path: r.URL.Query().Get("path"), Verb: "list", Destination: "remote", Why: []string{"one", "two"}, APIService: &f.last.APIServices[0],
-			Identity: &pages.Identity{User: "alice", How: "asserted", Headers: []string{"x-remote-user: alice"}}, Timeout: "request: 1m0s",
+			Identity: &answer.Identity{User: "alice", How: "asserted", Headers: []string{"x-remote-user: alice"}}, Timeout: "request: 1m0s",
 		}
 		if strings.HasPrefix(x.Path, "/apis/dead") {
 			x.Destination, x.Code, x.Message, x.Cause, x.Advice = "refused", 503, "unavailable", "the \x1b[31mcause", "look there"

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/term"
 	"sigs.k8s.io/yaml"
 
-	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
 )
 
 // palette colours words. The zero palette does not.
@@ -125,7 +125,7 @@ func ago(now, t time.Time) string {
 }
 
 // latency is the 99th percentile of the last minute.
-func latency(t *pages.Traffic) string {
+func latency(t *answer.Traffic) string {
 	switch {
 	case t == nil || t.P99 <= 0:
 		return "-"
@@ -138,7 +138,7 @@ func latency(t *pages.Traffic) string {
 }
 
 // perSecond is the rate of requests of the last minute.
-func perSecond(t *pages.Traffic) string {
+func perSecond(t *answer.Traffic) string {
 	if t == nil || t.Rate <= 0 {
 		return "-"
 	}

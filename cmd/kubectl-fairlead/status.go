@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
-	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 )
 
 type statusOptions struct {
@@ -78,7 +78,7 @@ func completeOutput(cmd *cobra.Command) {
 }
 
 // show writes a status once.
-func (c *client) show(s *pages.Status, o *statusOptions) error {
+func (c *client) show(s *answer.Status, o *statusOptions) error {
 	if done, err := encode(c.out, o.output, s); done {
 		return errors.Join(err, sound(s))
 	}
@@ -93,7 +93,7 @@ func (c *client) show(s *pages.Status, o *statusOptions) error {
 }
 
 // sound is errUnavailable unless every APIService can be used.
-func sound(s *pages.Status) error {
+func sound(s *answer.Status) error {
 	if s.Ready != "" {
 		return errUnavailable
 	}
@@ -105,7 +105,7 @@ func sound(s *pages.Status) error {
 	return nil
 }
 
-func choose(s *pages.Status, o *statusOptions) (shown []*pages.APIService, local int) {
+func choose(s *answer.Status, o *statusOptions) (shown []*answer.APIService, local int) {
 	for i := range s.APIServices {
 		if a := &s.APIServices[i]; a.Kind != "local" || o.all {
 			shown = append(shown, a)
@@ -116,7 +116,7 @@ func choose(s *pages.Status, o *statusOptions) (shown []*pages.APIService, local
 	return shown, local
 }
 
-func (c *client) rows(s *pages.Status, shown []*pages.APIService, o *statusOptions) [][]cell {
+func (c *client) rows(s *answer.Status, shown []*answer.APIService, o *statusOptions) [][]cell {
 	head := []string{"NAME", "SERVICE", "AVAILABLE", "REASON", "FOR", "ENDPOINTS", "IN-FLIGHT", "P99", "CERT"}
 	if o.output == "wide" {
 		head = append(head, "RATE", "LONG-RUNNING", "PRIORITY", "TLS-NAME", "MESSAGE")
@@ -131,7 +131,7 @@ func (c *client) rows(s *pages.Status, shown []*pages.APIService, o *statusOptio
 	return rows
 }
 
-func (c *client) row(now time.Time, a *pages.APIService, wide bool) []cell {
+func (c *client) row(now time.Time, a *answer.APIService, wide bool) []cell {
 	available, reason, paint := a.Verdict.Status, a.Verdict.Reason, c.palette.bad
 	switch {
 	case a.Maintenance != "":
@@ -163,14 +163,14 @@ func (c *client) expires(now, t time.Time) cell {
 	switch {
 	case t.IsZero():
 		return cell{text: "-"}
-	case t.Sub(now) < pages.Soon:
-		return cell{pages.Left(now, t), c.palette.bad}
+	case t.Sub(now) < answer.Soon:
+		return cell{answer.Left(now, t), c.palette.bad}
 	}
-	return cell{text: pages.Left(now, t)}
+	return cell{text: answer.Left(now, t)}
 }
 
 // footer is what concerns this Fairlead as a whole.
-func (c *client) footer(s *pages.Status, local int) error {
+func (c *client) footer(s *answer.Status, local int) error {
 	var b strings.Builder
 	if local > 0 {
 		fmt.Fprintln(&b, c.palette.dim(fmt.Sprintf("%d Local APIServices are not shown (--all).", local)))
@@ -203,7 +203,7 @@ func (c *client) footer(s *pages.Status, local int) error {
 // watch writes the table once and then every row that has changed, as kubectl get --watch does,
 // until interrupted.
 func (c *client) watch(ctx context.Context, o *statusOptions) error {
-	resp, err := c.open(ctx, pages.Below+"/events", nil)
+	resp, err := c.open(ctx, answer.Below+"/events", nil)
 	if err != nil {
 		return err
 	}
@@ -237,9 +237,9 @@ func interrupted(ctx context.Context, err error) error {
 	return err
 }
 
-func (c *client) showChanged(s *pages.Status, shown []*pages.APIService, known map[string]string, o *statusOptions) error {
+func (c *client) showChanged(s *answer.Status, shown []*answer.APIService, known map[string]string, o *statusOptions) error {
 	first := len(known) == 0
-	var changed []*pages.APIService
+	var changed []*answer.APIService
 	for _, a := range shown {
 		text := fmt.Sprint(a.Verdict.Status, a.Verdict.Reason, a.Maintenance, a.Service, a.Healthy(), len(a.Endpoints))
 		if known[a.Name] != text {

@@ -14,47 +14,10 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
-
-// Explanation says what becomes of a request: the answer to /explain.
-type Explanation struct {
-	// Method, Path and Verb are the request's; Verb is Kubernetes' for a resource, the method for anything else.
-	Method string `json:"method"`
-	Path   string `json:"path"`
-	Verb   string `json:"verb"`
-	// Destination is local, remote, document, page, health, or refused.
-	Destination string `json:"destination"`
-	// Why is how the path came to lead there, one step each.
-	Why []string `json:"why"`
-	// APIService is the entry that claims the path. Nil: none does.
-	APIService *APIService `json:"apiService,omitempty"`
-	// Identity is what the destination is told of the caller. Nil: it is told nothing by us.
-	Identity *Identity `json:"identity,omitempty"`
-	// Timeout is the class of the deadline and its length.
-	Timeout string `json:"timeout,omitempty"`
-	// Code and Message are those of the answer when the request is refused here. Zero: it is not.
-	Code    int    `json:"code,omitempty"`
-	Message string `json:"message,omitempty"`
-	// Cause says in one sentence why it is refused, or what is wrong although it is not. Empty: all is well.
-	Cause string `json:"cause,omitempty"`
-	// Advice is what to look at. Empty: nothing.
-	Advice string `json:"advice,omitempty"`
-}
-
-// Identity is a user as a destination sees it.
-type Identity struct {
-	// User, UID, Groups and Extra are the caller's.
-	User   string              `json:"user"`
-	UID    string              `json:"uid,omitempty"`
-	Groups []string            `json:"groups,omitempty"`
-	Extra  map[string][]string `json:"extra,omitempty"`
-	// Headers are the fields that are added, as name: value. Empty: none.
-	Headers []string `json:"headers,omitempty"`
-	// How is the way in which it arrives.
-	How string `json:"how"`
-}
 
 // maxPath bounds what is explained: longer than any path that Kubernetes has.
 const maxPath = 8 << 10
@@ -75,11 +38,11 @@ func (p *Pages) serveExplain(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, p.explain(method, target, u))
 }
 
-func (p *Pages) explain(method, target string, u user.Info) *Explanation {
+func (p *Pages) explain(method, target string, u user.Info) *answer.Explanation {
 	h := &proxy.Head{Method: method}
 	h.Path, h.RawQuery, h.HasQuery = strings.Cut(target, "?")
 	d := p.cfg.Explain(h, u)
-	x := &Explanation{Method: method, Path: target, Verb: d.Request.Verb, Destination: destination(d.Action)}
+	x := &answer.Explanation{Method: method, Path: target, Verb: d.Request.Verb, Destination: destination(d.Action)}
 	x.Why = append(x.Why, names(h.Path))
 	if d.Entry != nil {
 		a := p.apiService(d.Entry)
@@ -174,11 +137,11 @@ func serviceOf(b *registry.Backend) string {
 	return b.Namespace + "/" + net.JoinHostPort(b.Service, strconv.Itoa(int(b.Port)))
 }
 
-func identity(d *proxy.Decision, u user.Info) *Identity {
+func identity(d *proxy.Decision, u user.Info) *answer.Identity {
 	if d.Action != proxy.ToLocal && d.Action != proxy.ToRemote {
 		return nil
 	}
-	id := &Identity{User: u.GetName(), UID: u.GetUID(), Groups: u.GetGroups(), Extra: u.GetExtra()}
+	id := &answer.Identity{User: u.GetName(), UID: u.GetUID(), Groups: u.GetGroups(), Extra: u.GetExtra()}
 	for _, f := range d.Set {
 		if strings.HasPrefix(f.Name, "x-remote-") {
 			id.Headers = append(id.Headers, f.Name+": "+f.Value)

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
@@ -13,26 +14,13 @@ import (
 // maxTransitions is how many changes of verdicts are kept: a day of a cluster with trouble, in 20 KB.
 const maxTransitions = 100
 
-// Transition is one change of an APIService's verdict.
-type Transition struct {
-	// Time is when it was seen.
-	Time time.Time `json:"time"`
-	// APIService is its name.
-	APIService string `json:"apiService"`
-	// Status and Reason are the new verdict's; "gone" is the status of an APIService that was deleted.
-	Status string `json:"status"`
-	Reason string `json:"reason,omitempty"`
-	// Message is the new verdict's.
-	Message string `json:"message,omitempty"`
-}
-
 // history keeps the last transitions.
 type history struct {
 	mu   sync.Mutex // guards list
-	list []Transition
+	list []answer.Transition
 }
 
-func (h *history) add(t ...Transition) {
+func (h *history) add(t ...answer.Transition) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.list = append(h.list, t...)
@@ -41,7 +29,7 @@ func (h *history) add(t ...Transition) {
 	}
 }
 
-func (h *history) newest() []Transition {
+func (h *history) newest() []answer.Transition {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	out := slices.Clone(h.list)
@@ -61,8 +49,8 @@ func (h *history) follow(ctx context.Context, table func() *registry.Table) erro
 }
 
 // compare brings last up to date and returns what has changed in it.
-func compare(last map[string]registry.Verdict, entries []*registry.Entry, now time.Time) []Transition {
-	var changes []Transition
+func compare(last map[string]registry.Verdict, entries []*registry.Entry, now time.Time) []answer.Transition {
+	var changes []answer.Transition
 	seen := make(map[string]bool, len(entries))
 	for _, e := range entries {
 		if e.Local() {
@@ -75,12 +63,12 @@ func compare(last map[string]registry.Verdict, entries []*registry.Entry, now ti
 		}
 		last[e.Name] = v
 		shown := verdict(&v)
-		changes = append(changes, Transition{Time: now, APIService: e.Name, Status: shown.Status, Reason: v.Reason, Message: v.Message})
+		changes = append(changes, answer.Transition{Time: now, APIService: e.Name, Status: shown.Status, Reason: v.Reason, Message: v.Message})
 	}
 	for name := range last {
 		if !seen[name] {
 			delete(last, name)
-			changes = append(changes, Transition{Time: now, APIService: name, Status: "gone"})
+			changes = append(changes, answer.Transition{Time: now, APIService: name, Status: "gone"})
 		}
 	}
 	return changes

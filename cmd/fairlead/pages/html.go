@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
 )
 
 //go:embed assets
@@ -19,7 +21,7 @@ const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect
 
 // addHTML adds the page, the detail of an APIService, and their two files.
 func (p *Pages) addHTML() error {
-	t, err := template.New("").Funcs(template.FuncMap{"ago": ago, "left": Left, "urgency": urgency, "stamp": stamp, "told": func(now time.Time, list []Transition) story { return story{now, list} }, "took": took, "rate": rate, "spark": spark, "worst": worst}).ParseFS(assets, "assets/*.html")
+	t, err := template.New("").Funcs(template.FuncMap{"ago": ago, "left": answer.Left, "urgency": urgency, "stamp": stamp, "told": func(now time.Time, list []answer.Transition) story { return story{now, list} }, "took": took, "rate": rate, "spark": spark, "worst": worst}).ParseFS(assets, "assets/*.html")
 	if err != nil {
 		return fmt.Errorf("reading templates: %w", err)
 	}
@@ -58,31 +60,31 @@ func (p *Pages) addHTML() error {
 
 // view is what the templates show.
 type view struct {
-	*Status
+	*answer.Status
 	// One is the APIService of the detail.
-	One *APIService
+	One *answer.APIService
 	// Asked is the path in the explain box, Explanation the answer.
 	Asked       string
-	Explanation *Explanation
+	Explanation *answer.Explanation
 }
 
 // Remotes are the APIServices of extension servers, Locals the others, each in order.
-func (v *view) Remotes() []*APIService {
-	return v.those(func(a *APIService) bool { return a.Kind != "local" })
+func (v *view) Remotes() []*answer.APIService {
+	return v.those(func(a *answer.APIService) bool { return a.Kind != "local" })
 }
 
 // Locals are those that the local apiserver serves.
-func (v *view) Locals() []*APIService {
-	return v.those(func(a *APIService) bool { return a.Kind == "local" })
+func (v *view) Locals() []*answer.APIService {
+	return v.those(func(a *answer.APIService) bool { return a.Kind == "local" })
 }
 
 // Unavailable counts the APIServices that get no requests.
 func (v *view) Unavailable() int {
-	return len(v.those(func(a *APIService) bool { return !a.Available() }))
+	return len(v.those(func(a *answer.APIService) bool { return !a.Available() }))
 }
 
-func (v *view) those(which func(*APIService) bool) []*APIService {
-	var list []*APIService
+func (v *view) those(which func(*answer.APIService) bool) []*answer.APIService {
+	var list []*answer.APIService
 	for i := range v.APIServices {
 		if a := &v.APIServices[i]; which(a) {
 			list = append(list, a)
@@ -141,8 +143,8 @@ func (v *view) LocalHealthy() int {
 }
 
 // History is what the transitions say of the one APIService.
-func (v *view) History() []Transition {
-	var own []Transition
+func (v *view) History() []answer.Transition {
+	var own []answer.Transition
 	for _, t := range v.Transitions {
 		if v.One != nil && t.APIService == v.One.Name {
 			own = append(own, t)
@@ -154,7 +156,7 @@ func (v *view) History() []Transition {
 // story is a list of transitions, and when it is told.
 type story struct {
 	Now  time.Time
-	List []Transition
+	List []answer.Transition
 }
 
 func render(w http.ResponseWriter, t *template.Template, name string, v *view) {

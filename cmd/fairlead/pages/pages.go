@@ -13,6 +13,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
@@ -76,22 +77,19 @@ func (p *Pages) Run(ctx context.Context) error {
 	return p.history.follow(ctx, p.cfg.Table)
 }
 
-// Below is the prefix under which the pages are found on the front door.
-const Below = "/fairlead"
-
 // ServeHTTP answers the pages at the root, as on the admin port, and below /fairlead/, as on the front door.
 func (p *Pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Cache-Control", "no-store") // it is true for a moment, and not for everybody
-	if r.URL.Path == Below {
+	if r.URL.Path == answer.Below {
 		// The page's own links are relative: it may be behind kubectl proxy, under any prefix.
 		h.Set("Location", "fairlead/")
 		w.WriteHeader(http.StatusMovedPermanently)
 		return
 	}
-	if strings.HasPrefix(r.URL.Path, Below+"/") {
-		http.StripPrefix(Below, p.mux).ServeHTTP(w, r)
+	if strings.HasPrefix(r.URL.Path, answer.Below+"/") {
+		http.StripPrefix(answer.Below, p.mux).ServeHTTP(w, r)
 		return
 	}
 	p.mux.ServeHTTP(w, r)

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -23,7 +24,7 @@ func TestStatus(t *testing.T) {
 	s := newStand(t)
 	for _, path := range []string{"/status", "/fairlead/status"} {
 		resp, body := s.get(t, path)
-		var got Status
+		var got answer.Status
 		check(t, json.Unmarshal([]byte(body), &got))
 		if resp.Header.Get("Content-Type") != "application/json" || resp.Header.Get("Cache-Control") != "no-store" {
 			t.Errorf("%s: headers %v", path, resp.Header)
@@ -92,7 +93,7 @@ func TestExplain(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, body := s.get(t, "/fairlead/explain?"+url.Values{"path": {tc.path}, "method": {tc.method}}.Encode())
-			var got Explanation
+			var got answer.Explanation
 			check(t, json.Unmarshal([]byte(body), &got))
 			if got.Destination != tc.destination || got.Timeout != tc.timeout || got.Code != tc.code {
 				t.Errorf("%s, timeout %q, code %d; want %s, %q, %d", got.Destination, got.Timeout, got.Code, tc.destination, tc.timeout, tc.code)
@@ -209,7 +210,7 @@ func TestTransitions(t *testing.T) {
 func TestHistoryIsBounded(t *testing.T) {
 	var h history
 	for i := range 3 * maxTransitions {
-		h.add(Transition{Message: fmt.Sprint(i)})
+		h.add(answer.Transition{Message: fmt.Sprint(i)})
 	}
 	got := h.newest()
 	if len(got) != maxTransitions || got[0].Message != fmt.Sprint(3*maxTransitions-1) {

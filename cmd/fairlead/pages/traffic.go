@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -17,16 +18,6 @@ const (
 	// recent is how many of the last points the numbers are made of: a minute.
 	recent = 6
 )
-
-// Traffic is how fast an APIService's requests are answered, watches and the like aside.
-type Traffic struct {
-	// Rate is requests per second, P50 and P99 are seconds from a request's arrival to its last byte, all of the last minute. Zero: there were none.
-	Rate float64 `json:"rate"`
-	P50  float64 `json:"p50"`
-	P99  float64 `json:"p99"`
-	// Points are the 99th percentiles of the last ten minutes, one for every ten seconds, oldest first, in seconds. Zero: there was no request.
-	Points []float64 `json:"points"`
-}
 
 // traffic follows the latencies of the backends.
 type traffic struct {
@@ -96,14 +87,14 @@ func (t *tape) add(now []uint64) {
 }
 
 // of returns what is known of an APIService. Nil: it had no request.
-func (tr *traffic) of(name string) *Traffic {
+func (tr *traffic) of(name string) *answer.Traffic {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
 	t := tr.tapes[name]
 	if t == nil {
 		return nil
 	}
-	out := &Traffic{}
+	out := &answer.Traffic{}
 	minute := make([]uint64, len(t.last))
 	last := t.diffs[max(len(t.diffs)-recent, 0):]
 	for _, diff := range last {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
 )
 
 // ago is how long something has lasted, in its two largest units.
@@ -24,27 +26,10 @@ func ago(now, t time.Time) string {
 	return fmt.Sprintf("%ds", d/time.Second)
 }
 
-// Left is how long a certificate is still good: in whole days, and on its last day in whole hours. Zero is a dash.
-func Left(now, t time.Time) string {
-	switch d := t.Sub(now); {
-	case t.IsZero():
-		return "–"
-	case d <= 0:
-		return "expired"
-	case d < 24*time.Hour:
-		return fmt.Sprintf("%dh", d/time.Hour)
-	default:
-		return fmt.Sprintf("%dd", d/(24*time.Hour))
-	}
-}
-
-// Soon is when a certificate's end is worth a colour: as long before as the shipped alerts are.
-const Soon = 7 * 24 * time.Hour
-
 // urgency is the class of the style sheet for what Left says.
 func urgency(now, t time.Time) string {
 	switch d := t.Sub(now); {
-	case t.IsZero() || d >= Soon:
+	case t.IsZero() || d >= answer.Soon:
 		return "dim"
 	case d >= 24*time.Hour:
 		return "warn"
