@@ -20,10 +20,10 @@ func thousand(tb testing.TB) *stage {
 	var words []string
 	for i := range 1000 {
 		group := fmt.Sprintf("group%d.example.com", i)
-		s.in.APIServices["v1."+group] = crdService(group, "v1")
+		s.Input.APIServices["v1."+group] = crdService(group, "v1")
 		words = append(words, group+"/v1=things")
 	}
-	s.build()
+	s.Build()
 	s.make(Config{})
 	st := &localState{groups: versions(words)}
 	for _, v := range st.groups {
@@ -47,7 +47,7 @@ func customResource() apidiscoveryv2.APIVersionDiscovery {
 // merge renders the documents of the stage anew.
 func (s *stage) merge() {
 	st := s.d.local.Load()
-	m := &merge{table: s.table.Load(), local: st.groups, now: time.Now()}
+	m := &merge{table: s.Table(), local: st.groups, now: time.Now()}
 	s.d.view.Store(s.d.render(m, st, s.d.view.Load()))
 }
 
@@ -118,7 +118,7 @@ func TestGetAllocates(t *testing.T) {
 // BenchmarkRebuild merges and renders a thousand group-versions after a change of one, and says what the documents take.
 func BenchmarkRebuild(b *testing.B) {
 	s := thousand(b)
-	m := &merge{table: s.table.Load(), local: s.d.local.Load().groups, now: time.Now()}
+	m := &merge{table: s.Table(), local: s.d.local.Load().groups, now: time.Now()}
 	bytes := 0
 	b.ReportAllocs()
 	for b.Loop() {

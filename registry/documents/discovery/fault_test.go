@@ -53,12 +53,12 @@ func TestFaults(t *testing.T) {
 			s := extension.Start(t, extension.Config{})
 			client := remote(t, s)
 			st := newStage(t)
-			st.claim("widgets.example.com/v1", "widgets", 100, 10)
+			st.Claim("widgets.example.com/v1", "widgets", 100, 10)
 			st.make(fetching(func(r *http.Request) (*http.Response, error) {
 				r.URL.Host = strings.TrimPrefix(s.URL(), "https://")
 				return client.Do(r)
 			}))
-			entries := st.table.Load().Entries()
+			entries := st.Table().Entries()
 			known, _, err := st.d.ask(t.Context(), &state{}, entries)
 			if err != nil {
 				t.Fatal(err)
@@ -106,13 +106,13 @@ func TestFallback(t *testing.T) {
 		}
 		client := remote(t, s)
 		st := newStage(t)
-		st.claim("widgets.example.com/v1", "widgets", 100, 10)
-		st.claim("widgets.example.com/v2", "widgets", 100, 10)
+		st.Claim("widgets.example.com/v1", "widgets", 100, 10)
+		st.Claim("widgets.example.com/v2", "widgets", 100, 10)
 		st.make(fetching(func(r *http.Request) (*http.Response, error) {
 			r.URL.Host = s.Addr()
 			return client.Do(r)
 		}))
-		known, _, err := st.d.ask(t.Context(), &state{}, st.table.Load().Entries())
+		known, _, err := st.d.ask(t.Context(), &state{}, st.Table().Entries())
 		if err != nil {
 			t.Fatalf("%d: %v", code, err)
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry/documents"
+	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
 // What this process serves itself is listed as this process says, whatever the local apiserver says of that group, and also where that does not have it.
@@ -16,9 +17,9 @@ func TestOwnGroup(t *testing.T) {
 	for _, local := range []string{"apiregistration.k8s.io/v1=apiservices,writes", "other.example.com/v1=others"} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newStage(t)
-			s.claim("apps/v1", "", 17800, 15)
-			s.set(s.local, serving(listOf(local, "apiregistration.k8s.io/v1beta1=old", "apps/v1=deployments")))
-			s.set(s.server("own"), serving(listOf("apiregistration.k8s.io/v1=apiservices")))
+			s.Claim("apps/v1", "", 17800, 15)
+			s.Set(scene.Home, serving(listOf(local, "apiregistration.k8s.io/v1beta1=old", "apps/v1=deployments")))
+			s.Set("own", serving(listOf("apiregistration.k8s.io/v1=apiservices")))
 			s.open(own(s, "own"))
 			time.Sleep(5 * time.Second)
 			synctest.Wait()
@@ -26,7 +27,7 @@ func TestOwnGroup(t *testing.T) {
 			if !strings.HasPrefix(got, "apiregistration.k8s.io/v1 Current apiservices\napps/v1 Current deployments\n") || strings.Contains(got, "old") {
 				t.Errorf("with %s:\n%s", local, got)
 			}
-			if n := len(s.questions(s.server("own"))); n != 1 {
+			if n := len(s.Questions("own")); n != 1 {
 				t.Errorf("this process was asked %d times", n)
 			}
 		})
@@ -36,7 +37,7 @@ func TestOwnGroup(t *testing.T) {
 // own is a Config by which a server of the stage stands for this process.
 func own(s *stage, server string) Config {
 	return Config{Config: documents.Config{FetchOwn: func(_ context.Context, r *http.Request) (*http.Response, error) {
-		return s.answer(s.server(server), r)
+		return s.Answer(server, r)
 	}}}
 }
 

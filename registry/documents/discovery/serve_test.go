@@ -13,13 +13,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
 // opened is a stage with two local group-versions, that is ready.
 func opened(t *testing.T) *stage {
 	s := newStage(t)
-	s.claim("apps/v1", "", 17800, 15)
-	s.set(s.local, serving(listOf("apps/v1="+strings.Repeat("deployments,", 200))))
+	s.Claim("apps/v1", "", 17800, 15)
+	s.Set(scene.Home, serving(listOf("apps/v1="+strings.Repeat("deployments,", 200))))
 	s.open(Config{})
 	time.Sleep(time.Second)
 	synctest.Wait()
@@ -105,12 +107,12 @@ func TestRenderedOnce(t *testing.T) {
 		s := opened(t)
 		before := testutil.ToFloat64(s.d.aggregations)
 		docs := s.d.view.Load()
-		s.questions(s.local)
+		s.Questions(scene.Home)
 		for range 100 {
 			s.get("/apis", http.Header{"Accept": {aggregatedJSON}})
 			s.get("/api", nil)
 		}
-		if n := len(s.questions(s.local)); n > 0 {
+		if n := len(s.Questions(scene.Home)); n > 0 {
 			t.Errorf("100 requests asked the local apiserver %d times", n)
 		}
 		s.d.sources.Touch()
@@ -125,11 +127,11 @@ func TestRenderedOnce(t *testing.T) {
 func TestMetrics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)
-		s.claim("apps/v1", "", 17800, 15)
-		s.claim("a.example.com/v1", "well", 100, 10)
-		s.claim("b.example.com/v1", "dead", 100, 10)
-		s.set(s.local, serving(listOf("apps/v1=deployments")))
-		s.set(s.server("well"), serving(listOf("a.example.com/v1=as")))
+		s.Claim("apps/v1", "", 17800, 15)
+		s.Claim("a.example.com/v1", "well", 100, 10)
+		s.Claim("b.example.com/v1", "dead", 100, 10)
+		s.Set(scene.Home, serving(listOf("apps/v1=deployments")))
+		s.Set("well", serving(listOf("a.example.com/v1=as")))
 		s.open(Config{})
 		time.Sleep(100 * time.Millisecond)
 		synctest.Wait()

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/tools/txtar"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
 var update = flag.Bool("update", false, "rewrite the expectations of the stories")
@@ -77,7 +78,7 @@ func (s *stage) step(at string, words []string) {
 	s.Helper()
 	switch words[0] {
 	case "local":
-		s.set(s.local, serving(listOf(words[1:]...)))
+		s.Set(scene.Home, serving(listOf(words[1:]...)))
 	case "claim":
 		service, group, version := words[2], int64(1000), int64(10)
 		if len(words) > 3 {
@@ -89,21 +90,21 @@ func (s *stage) step(at string, words []string) {
 		if service == "local" {
 			service = ""
 		}
-		s.claim(words[1], service, int32(group), int32(version))
+		s.Claim(words[1], service, int32(group), int32(version))
 	case "trust":
-		for name, o := range s.in.APIServices {
+		for name, o := range s.Input.APIServices {
 			if o.Spec.Service != nil && o.Spec.Service.Name == words[1] {
 				o = o.DeepCopy()
 				o.Annotations = map[string]string{"fairlead.dev/tls-server-name": words[2]}
-				s.in.APIServices[name] = o
+				s.Input.APIServices[name] = o
 			}
 		}
-		s.build()
+		s.Build()
 	case "delete":
-		delete(s.in.APIServices, words[1])
-		s.build()
+		delete(s.Input.APIServices, words[1])
+		s.Build()
 	case "backend":
-		s.set(s.server(words[1]), behaviour(words[2:]))
+		s.Set(words[1], behaviour(words[2:]))
 	case "report":
 		health := registry.Unhealthy
 		if words[2] == "healthy" {
@@ -125,7 +126,7 @@ func (s *stage) step(at string, words []string) {
 	case "asked":
 		least, _ := strconv.Atoi(words[2])
 		most, _ := strconv.Atoi(words[3])
-		if n := len(s.questions(s.server(words[1]))); n < least || n > most {
+		if n := len(s.Questions(words[1])); n < least || n > most {
 			s.Errorf("%s: %s was asked %d times, want %d to %d", at, words[1], n, least, most)
 		}
 	default:

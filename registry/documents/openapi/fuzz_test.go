@@ -11,6 +11,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/kube-openapi/pkg/validation/spec"
+
+	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
 // Whatever a backend's v2 document says, it is merged or left out, and every path and definition that others have stays as it was.
@@ -124,8 +126,8 @@ func FuzzBackendSays(f *testing.F) {
 		}
 		begun := time.Now()
 		s := newStage(t)
-		s.set(home, serving(define("apps/v1", "local")))
-		s.set("own", func(w http.ResponseWriter, r *http.Request) {
+		s.Set(scene.Home, serving(define("apps/v1", "local")))
+		s.Set("own", func(w http.ResponseWriter, r *http.Request) {
 			body := document
 			switch r.URL.Path {
 			case "/openapi/v2":
@@ -138,11 +140,11 @@ func FuzzBackendSays(f *testing.F) {
 			}
 			_, _ = w.Write(body)
 		})
-		s.claim("own.example.com/v1", "own")
+		s.Claim("own.example.com/v1", "own", 100, 10)
 		if err := s.o.askLocal(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		entries := s.table.Load().Entries()
+		entries := s.Table().Entries()
 		st, _, _ := s.o.ask(t.Context(), &state{}, entries) // it may say what it likes
 		for gv, d := range st.documents {
 			if gv.String() != "own.example.com/v1" {

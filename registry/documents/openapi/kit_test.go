@@ -1,61 +1,30 @@
 package openapi
 
 import (
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
-
-	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
+	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
 type object = map[string]any
 
-// stage is an OpenAPI among servers that are functions: all of it fits into a synctest bubble.
+// stage is an OpenAPI in a scene.
 type stage struct {
-	testing.TB
-	cfg   documents.Config
-	in    registry.Input
-	table atomic.Pointer[registry.Table]
-	o     *OpenAPI
-
-	mu       sync.Mutex // guards what follows
-	handlers map[string]http.HandlerFunc
-	asked    map[string][]string // :: server → paths
+	*scene.Scene
+	cfg documents.Config
+	o   *OpenAPI
 }
 
-const home = "home" // the local apiserver
-
 func newStage(tb testing.TB) *stage {
-	s := &stage{TB: tb, handlers: map[string]http.HandlerFunc{}, asked: map[string][]string{}}
-	s.in = registry.Input{
-		APIServices: map[string]*apiregistrationv1.APIService{}, Services: map[types.NamespacedName]*corev1.Service{},
-		Slices: map[types.NamespacedName][]*discoveryv1.EndpointSlice{}, Options: &registry.Options{}, Complete: true,
-	}
-	s.table.Store(registry.Build(s.in, nil))
-	s.cfg = documents.Config{
-		Table: s.table.Load, Logger: slog.New(slog.DiscardHandler),
-		Fetch: func(_ context.Context, e *registry.Entry, r *http.Request) (*http.Response, error) {
-			return s.answer(e.Backend.Service, r)
-		},
-		FetchLocal: func(_ context.Context, r *http.Request) (*http.Response, error) { return s.answer(home, r) },
-	}
+	s := &stage{Scene: scene.New(tb)}
+	s.cfg = s.Config()
 	s.make()
 	return s
 }
@@ -67,86 +36,13 @@ func (s *stage) make() {
 	if s.o, err = New(s.cfg); err != nil {
 		s.Fatal(err)
 	}
+	s.Built = s.o.sources.Touch
 }
 
-func (s *stage) open() {
-	ctx, cancel := context.WithCancel(s.Context())
-	done := make(chan error, 1)
-	go func() { done <- s.o.Run(ctx) }()
-	s.Cleanup(func() {
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			s.Errorf("Run: %v", err)
-		}
-	})
-}
-
-func (s *stage) set(server string, h http.HandlerFunc) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.handlers[server] = h
-}
-
-func (s *stage) questions(server string) []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	out := s.asked[server]
-	delete(s.asked, server)
-	return out
-}
-
-func (s *stage) answer(server string, r *http.Request) (*http.Response, error) {
-	s.mu.Lock()
-	h := s.handlers[server]
-	s.asked[server] = append(s.asked[server], r.URL.Path)
-	s.mu.Unlock()
-	if h == nil {
-		return nil, errors.New("connection refused")
-	}
-	rec := httptest.NewRecorder()
-	h(rec, r)
-	if err := r.Context().Err(); err != nil {
-		return nil, err
-	}
-	return rec.Result(), nil
-}
-
-// claim adds an APIService. An empty service makes it Local.
-func (s *stage) claim(gv, service string) {
-	group, version, _ := strings.Cut(gv, "/")
-	o := &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: version + "." + group}, Spec: apiregistrationv1.APIServiceSpec{
-		Group: group, Version: version, GroupPriorityMinimum: 100, VersionPriority: 10,
-	}}
-	if service != "" {
-		o.Spec.Service = &apiregistrationv1.ServiceReference{Namespace: "x", Name: service}
-		name := types.NamespacedName{Namespace: "x", Name: service}
-		port, ready := int32(8443), true
-		s.in.Services[name] = &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "x", Name: service}, Spec: corev1.ServiceSpec{
-			Type: corev1.ServiceTypeClusterIP, ClusterIP: "10.0.0.1", Ports: []corev1.ServicePort{{Port: 443}},
-		}}
-		s.in.Slices[name] = []*discoveryv1.EndpointSlice{{
-			AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: &port, Name: new(string)}},
-			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.1.0.1"}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
-		}}
-	}
-	s.in.APIServices[o.Name] = o
-	s.build()
-}
-
-func (s *stage) build() {
-	s.in.Now = time.Now()
-	s.table.Store(registry.Build(s.in, s.table.Load()))
-	s.o.sources.Touch() // the table of a test cannot supersede another
-}
+func (s *stage) open() { s.Start(s.o.Run) }
 
 func (s *stage) get(path string, header http.Header) *httptest.ResponseRecorder {
-	r := httptest.NewRequestWithContext(s.Context(), http.MethodGet, path, nil)
-	if header != nil {
-		r.Header = header
-	}
-	w := httptest.NewRecorder()
-	s.o.ServeHTTP(w, r)
-	return w
+	return s.Get(s.o, path, header)
 }
 
 // kind is a part of a server's documents: a kind with a path and a definition.

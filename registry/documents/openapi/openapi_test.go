@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
 func keys(o any) []string {
@@ -27,15 +29,15 @@ func settle() {
 func TestMerge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)
-		s.claim("apps/v1", "")
-		s.claim("a.example.com/v1", "a")
-		s.claim("b.example.com/v1", "b")
+		s.Claim("apps/v1", "", 100, 10)
+		s.Claim("a.example.com/v1", "a", 100, 10)
+		s.Claim("b.example.com/v1", "b", 100, 10)
 		// The local apiserver's documents hold the remotes as its own aggregator sees them.
-		s.set(home, serving(define("apps/v1", "local"), define("a.example.com/v1", "lies")))
+		s.Set(scene.Home, serving(define("apps/v1", "local"), define("a.example.com/v1", "lies")))
 		poison := define("apps/v1", "poison")
 		poison.name = "more"
-		s.set("a", serving(define("a.example.com/v1", "from a"), poison, define("b.example.com/v1", "poison")))
-		s.set("b", serving(define("b.example.com/v1", "from b")))
+		s.Set("a", serving(define("a.example.com/v1", "from a"), poison, define("b.example.com/v1", "poison")))
+		s.Set("b", serving(define("b.example.com/v1", "from b")))
 		if w := s.get("/openapi/v2", nil); w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") != "1" {
 			t.Errorf("before there is anything: %d", w.Code)
 		}
@@ -101,19 +103,19 @@ func TestBadSpecs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newStage(t)
-				s.claim("apps/v1", "")
-				s.claim("bad.example.com/v1", "bad")
-				s.claim("never.example.com/v1", "never")
-				s.claim("good.example.com/v1", "good")
-				s.set(home, serving(define("apps/v1", "local")))
-				s.set("bad", serving(good))
-				s.set("never", h)
-				s.set("good", serving(define("good.example.com/v1", "good")))
+				s.Claim("apps/v1", "", 100, 10)
+				s.Claim("bad.example.com/v1", "bad", 100, 10)
+				s.Claim("never.example.com/v1", "never", 100, 10)
+				s.Claim("good.example.com/v1", "good", 100, 10)
+				s.Set(scene.Home, serving(define("apps/v1", "local")))
+				s.Set("bad", serving(good))
+				s.Set("never", h)
+				s.Set("good", serving(define("good.example.com/v1", "good")))
 				s.open()
 				settle()
 				before, index := s.v2(), s.index()
-				s.set("bad", h)
-				s.set("good", serving(define("good.example.com/v1", "better")))
+				s.Set("bad", h)
+				s.Set("good", serving(define("good.example.com/v1", "better")))
 				time.Sleep(time.Minute + 2*fetchTimeout)
 				synctest.Wait()
 				after := s.v2()
@@ -140,13 +142,13 @@ func TestBadSpecs(t *testing.T) {
 func TestOneQuestionIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)
-		s.set(home, serving())
-		s.claim("hung.example.com/v1", "hung")
-		s.set("hung", hanging)
-		s.claim("half.example.com/v1", "half")
-		s.claim("half.example.com/v2", "half")
+		s.Set(scene.Home, serving())
+		s.Claim("hung.example.com/v1", "hung", 100, 10)
+		s.Set("hung", hanging)
+		s.Claim("half.example.com/v1", "half", 100, 10)
+		s.Claim("half.example.com/v2", "half", 100, 10)
 		both := serving(define("half.example.com/v1", "one"), define("half.example.com/v2", "two"))
-		s.set("half", only("/openapi/v2", hanging, only("/openapi/v3/apis/half.example.com/v2", hanging, both)))
+		s.Set("half", only("/openapi/v2", hanging, only("/openapi/v3/apis/half.example.com/v2", hanging, both)))
 		s.open()
 		time.Sleep(31 * time.Second)
 		synctest.Wait()
@@ -165,13 +167,13 @@ func TestOneQuestionIsBounded(t *testing.T) {
 func TestDefinitionsOfStrangers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)
-		s.claim("apps/v1", "")
-		s.claim("a.example.com/v1", "a")
-		s.set(home, serving(define("apps/v1", "local")))
+		s.Claim("apps/v1", "", 100, 10)
+		s.Claim("a.example.com/v1", "a", 100, 10)
+		s.Set(scene.Home, serving(define("apps/v1", "local")))
 		thief := define("a.example.com/v1", "thief")
 		thief.definition = "def.apps/v1"
 		thief.gvks = []any{object{"group": "apps", "version": "v1", "kind": "Deployment"}, object{"group": "a.example.com", "version": "v1", "kind": "Thing"}}
-		s.set("a", serving(thief))
+		s.Set("a", serving(thief))
 		s.open()
 		settle()
 		definitions := s.v2()["definitions"].(object)
@@ -189,10 +191,10 @@ func TestDefinitionsOfStrangers(t *testing.T) {
 func TestConverted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)
-		s.claim("a.example.com/v1", "a")
-		s.claim("a.example.com/v2", "a")
-		s.set(home, serving())
-		s.set("a", only("/openapi/v3", saying(http.StatusNotFound, ""), serving(define("a.example.com/v1", "one"))))
+		s.Claim("a.example.com/v1", "a", 100, 10)
+		s.Claim("a.example.com/v2", "a", 100, 10)
+		s.Set(scene.Home, serving())
+		s.Set("a", only("/openapi/v3", saying(http.StatusNotFound, ""), serving(define("a.example.com/v1", "one"))))
 		s.open()
 		settle()
 		if _, ok := s.index()["apis/a.example.com/v1"]; !ok || len(s.index()) != 2 {
@@ -208,14 +210,14 @@ func TestConverted(t *testing.T) {
 func TestFewAreDecodedAtATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)
-		s.set(home, serving())
+		s.Set(scene.Home, serving())
 		for i := range 2 * maxHeavy {
 			name := fmt.Sprintf("hung%d", i)
-			s.claim(name+".example.com/v1", name)
-			s.set(name, hanging)
+			s.Claim(name+".example.com/v1", name, 100, 10)
+			s.Set(name, hanging)
 		}
-		s.claim("a.example.com/v1", "a")
-		s.set("a", serving(define("a.example.com/v1", "well")))
+		s.Claim("a.example.com/v1", "a", 100, 10)
+		s.Set("a", serving(define("a.example.com/v1", "well")))
 		for range maxHeavy {
 			s.o.heavy <- struct{}{} // documents that take long
 		}
@@ -252,12 +254,12 @@ func TestNotConvertible(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newStage(t)
-				s.claim("bad.example.com/v1", "bad")
-				s.claim("good.example.com/v1", "good")
-				s.set(home, serving())
+				s.Claim("bad.example.com/v1", "bad", 100, 10)
+				s.Claim("good.example.com/v1", "good", 100, 10)
+				s.Set(scene.Home, serving())
 				body := `{"swagger":"2.0","info":{"title":"t","version":"v"},"paths":{"/apis/bad.example.com/v1/x":{"get":` + operation + `}}}`
-				s.set("bad", only("/openapi/v2", saying(http.StatusOK, body), saying(http.StatusNotFound, "")))
-				s.set("good", serving(define("good.example.com/v1", "good")))
+				s.Set("bad", only("/openapi/v2", saying(http.StatusOK, body), saying(http.StatusNotFound, "")))
+				s.Set("good", serving(define("good.example.com/v1", "good")))
 				s.open()
 				settle()
 				if got := keys(s.index()); slices.Contains(got, "apis/bad.example.com/v1") || !slices.Contains(got, "apis/good.example.com/v1") {
@@ -275,16 +277,16 @@ func TestNotConvertible(t *testing.T) {
 func TestMergedWhenAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)
-		s.claim("a.example.com/v1", "a")
-		s.set(home, serving(define("apps/v1", "local")))
-		s.set("a", serving(define("a.example.com/v1", "one")))
+		s.Claim("a.example.com/v1", "a", 100, 10)
+		s.Set(scene.Home, serving(define("apps/v1", "local")))
+		s.Set("a", serving(define("a.example.com/v1", "one")))
 		s.open()
 		settle()
 		if s.o.built.Load() != nil {
 			t.Error("it was merged before anybody asked")
 		}
-		s.questions(home)
-		s.questions("a")
+		s.Questions(scene.Home)
+		s.Questions("a")
 		var asking sync.WaitGroup
 		for range 20 {
 			asking.Go(func() { s.get("/openapi/v2", nil) })
@@ -295,7 +297,7 @@ func TestMergedWhenAsked(t *testing.T) {
 		if s.o.built.Load() != first {
 			t.Error("it was merged again though nothing had changed")
 		}
-		if got := append(s.questions(home), s.questions("a")...); len(got) > 0 {
+		if got := append(s.Questions(scene.Home), s.Questions("a")...); len(got) > 0 {
 			t.Errorf("requests asked servers: %v", got)
 		}
 		time.Sleep(10 * time.Minute)
@@ -304,7 +306,7 @@ func TestMergedWhenAsked(t *testing.T) {
 		if s.o.built.Load() != first {
 			t.Error("polls that found nothing new had it merged again")
 		}
-		s.set("a", serving(define("a.example.com/v1", "two")))
+		s.Set("a", serving(define("a.example.com/v1", "two")))
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if got := s.v2()["definitions"].(object)["def.a.example.com/v1"].(object)["description"]; got != "two" {
@@ -317,14 +319,14 @@ func TestMergedWhenAsked(t *testing.T) {
 func TestLocalIsFollowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)
-		s.set(home, serving(define("apps/v1", "local")))
+		s.Set(scene.Home, serving(define("apps/v1", "local")))
 		s.open()
 		settle()
 		if d := cmp.Diff([]string{"apis/apps/v1", "version"}, keys(s.index())); d != "" {
 			t.Error(d)
 		}
-		s.set(home, serving(define("apps/v1", "local"), define("crd.example.com/v1", "crd")))
-		s.claim("crd.example.com/v1", "")
+		s.Set(scene.Home, serving(define("apps/v1", "local"), define("crd.example.com/v1", "crd")))
+		s.Claim("crd.example.com/v1", "", 100, 10)
 		settle()
 		if _, ok := s.index()["apis/crd.example.com/v1"]; !ok {
 			t.Error("a CRD is not in the index")
@@ -334,7 +336,7 @@ func TestLocalIsFollowed(t *testing.T) {
 		if _, ok := s.v2()["definitions"].(object)["def.crd.example.com/v1"]; !ok {
 			t.Error("a CRD is not in the v2 document")
 		}
-		s.set(home, nil)
+		s.Set(scene.Home, nil)
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
 		if len(s.index()) != 3 || len(s.v2()) == 0 {
@@ -346,9 +348,9 @@ func TestLocalIsFollowed(t *testing.T) {
 func TestForms(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)
-		s.claim("a.example.com/v1", "a")
-		s.set(home, serving(define("apps/v1", "local")))
-		s.set("a", serving(define("a.example.com/v1", "one")))
+		s.Claim("a.example.com/v1", "a", 100, 10)
+		s.Set(scene.Home, serving(define("apps/v1", "local")))
+		s.Set("a", serving(define("a.example.com/v1", "one")))
 		s.open()
 		settle()
 		for _, path := range []string{"/openapi/v2", "/openapi/v3/apis/a.example.com/v1"} {

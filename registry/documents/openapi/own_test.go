@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
 // What this process serves itself is described by this process, whatever the local apiserver and the backends say of it: in the index, under the address in the index,
@@ -16,15 +18,15 @@ func TestOwnGroup(t *testing.T) {
 	for _, alone := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newStage(t)
-			s.set("own", serving(define(group, "read only")))
-			s.set(home, serving(define(group, "with writes"), define("apiregistration.k8s.io/v1beta1", "old"), define("apps/v1", "deployments")))
-			s.set("liar", serving(define(group, "lies"), define("liar.example.com/v1", "itself")))
-			s.cfg.FetchOwn = func(_ context.Context, r *http.Request) (*http.Response, error) { return s.answer("own", r) }
+			s.Set("own", serving(define(group, "read only")))
+			s.Set(scene.Home, serving(define(group, "with writes"), define("apiregistration.k8s.io/v1beta1", "old"), define("apps/v1", "deployments")))
+			s.Set("liar", serving(define(group, "lies"), define("liar.example.com/v1", "itself")))
+			s.cfg.FetchOwn = func(_ context.Context, r *http.Request) (*http.Response, error) { return s.Answer("own", r) }
 			if alone {
 				s.cfg.FetchLocal = nil
 			}
 			s.make()
-			s.claim("liar.example.com/v1", "liar")
+			s.Claim("liar.example.com/v1", "liar", 100, 10)
 			s.open()
 			time.Sleep(10 * time.Second)
 			synctest.Wait()
@@ -57,8 +59,8 @@ func TestOwnGroup(t *testing.T) {
 func TestOwnGroupMissing(t *testing.T) {
 	s := newStage(t)
 	for name, h := range map[string]http.HandlerFunc{"nothing": saying(http.StatusNotFound, ""), "another": serving(define("apps/v1", "x")), "garbage": saying(http.StatusOK, "]")} {
-		s.set("own", h)
-		s.cfg.FetchOwn = func(_ context.Context, r *http.Request) (*http.Response, error) { return s.answer("own", r) }
+		s.Set("own", h)
+		s.cfg.FetchOwn = func(_ context.Context, r *http.Request) (*http.Response, error) { return s.Answer("own", r) }
 		s.make()
 		if err := s.o.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "reading OpenAPI of this process itself") {
 			t.Errorf("%s: %v", name, err)

@@ -1,0 +1,165 @@
+// Package scene is a table and servers that are functions, for what asks backends and the local apiserver: all of it fits into a synctest
+// bubble.
+//
+// The Input and Build belong to the test's goroutine; servers are asked, and may be changed, by any.
+package scene
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/documents"
+)
+
+// Home is the local apiserver's name among the servers; the others are named as their Services.
+const Home = "home"
+
+// Scene is where a test plays. Its table is complete, and empty at first.
+type Scene struct {
+	testing.TB
+	// Input is what Build makes the next table of.
+	Input registry.Input
+	// Built is told of each table, since the tables of a test cannot supersede each other. Nil: nobody is.
+	Built func()
+
+	table atomic.Pointer[registry.Table]
+
+	mu       sync.Mutex // guards what follows
+	handlers map[string]http.HandlerFunc
+	asked    map[string][]string // :: server → paths
+}
+
+// New makes a Scene without servers.
+func New(tb testing.TB) *Scene {
+	s := &Scene{TB: tb, handlers: map[string]http.HandlerFunc{}, asked: map[string][]string{}}
+	s.Input = registry.Input{
+		APIServices: map[string]*apiregistrationv1.APIService{}, Services: map[types.NamespacedName]*corev1.Service{},
+		Slices: map[types.NamespacedName][]*discoveryv1.EndpointSlice{}, Options: &registry.Options{}, Complete: true,
+	}
+	s.Build()
+	return s
+}
+
+// Config is for documents of this scene's servers.
+func (s *Scene) Config() documents.Config {
+	return documents.Config{
+		Table: s.Table, Logger: slog.New(slog.DiscardHandler),
+		Fetch: func(_ context.Context, e *registry.Entry, r *http.Request) (*http.Response, error) {
+			return s.Answer(e.Backend.Service, r)
+		},
+		FetchLocal: func(_ context.Context, r *http.Request) (*http.Response, error) { return s.Answer(Home, r) },
+	}
+}
+
+// Start runs something until the test ends.
+func (s *Scene) Start(run func(context.Context) error) {
+	ctx, cancel := context.WithCancel(s.Context())
+	done := make(chan error, 1)
+	go func() { done <- run(ctx) }()
+	s.Cleanup(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			s.Errorf("Run: %v", err)
+		}
+	})
+}
+
+// Set has a server answer so from now on. Nil: nobody is there.
+func (s *Scene) Set(server string, h http.HandlerFunc) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.handlers[server] = h
+}
+
+// Questions returns the paths that a server was asked for since the last call.
+func (s *Scene) Questions(server string) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := s.asked[server]
+	delete(s.asked, server)
+	return out
+}
+
+// Answer asks a server.
+func (s *Scene) Answer(server string, r *http.Request) (*http.Response, error) {
+	s.mu.Lock()
+	h := s.handlers[server]
+	s.asked[server] = append(s.asked[server], r.URL.Path)
+	s.mu.Unlock()
+	if h == nil {
+		return nil, errors.New("connection refused")
+	}
+	rec := httptest.NewRecorder()
+	h(rec, r)
+	if err := r.Context().Err(); err != nil {
+		return nil, err
+	}
+	return rec.Result(), nil
+}
+
+// Table is the table in force.
+func (s *Scene) Table() *registry.Table { return s.table.Load() }
+
+// Build makes the next table.
+func (s *Scene) Build(reports ...registry.Report) {
+	s.Input.Reports, s.Input.Now = reports, time.Now()
+	s.table.Store(registry.Build(s.Input, s.table.Load()))
+	if s.Built != nil {
+		s.Built()
+	}
+}
+
+// Claim adds an APIService. An empty service makes it Local.
+func (s *Scene) Claim(gv, service string, group, version int32) {
+	g, v, _ := strings.Cut(gv, "/")
+	o := &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: v + "." + g}, Spec: apiregistrationv1.APIServiceSpec{
+		Group: g, Version: v, GroupPriorityMinimum: group, VersionPriority: version,
+	}}
+	if service != "" {
+		o.Spec.Service = &apiregistrationv1.ServiceReference{Namespace: "x", Name: service}
+		o.Spec.InsecureSkipTLSVerify = true
+		s.serve(types.NamespacedName{Namespace: "x", Name: service})
+	}
+	s.Input.APIServices[o.Name] = o
+	s.Build()
+}
+
+// serve adds a Service with one endpoint.
+func (s *Scene) serve(name types.NamespacedName) {
+	port, ready := int32(8443), true
+	s.Input.Services[name] = &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}, Spec: corev1.ServiceSpec{
+		Type: corev1.ServiceTypeClusterIP, ClusterIP: "10.0.0.1", Ports: []corev1.ServicePort{{Port: 443}},
+	}}
+	if s.Input.Slices[name] == nil {
+		s.Input.Slices[name] = []*discoveryv1.EndpointSlice{{
+			AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: &port, Name: new(string)}},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.1.0.1"}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
+		}}
+	}
+}
+
+// Get asks a handler for a path.
+func (s *Scene) Get(from http.Handler, path string, header http.Header) *httptest.ResponseRecorder {
+	r := httptest.NewRequestWithContext(s.Context(), http.MethodGet, path, nil)
+	if header != nil {
+		r.Header = header
+	}
+	w := httptest.NewRecorder()
+	from.ServeHTTP(w, r)
+	return w
+}
