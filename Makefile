@@ -123,6 +123,12 @@ verify: tidy-diff lint ## Everything that needs no test run: tidy modules, linte
 	go vet -tags e2e ./tests/...
 	go test -count=1 ./tests
 	go run ./tests/vulncheck -unchecked-ok
+	@$(MAKE) --no-print-directory size
+
+.PHONY: size
+size: ## Lines of Go that ship, and lines of tests (*_test.go and tests/); examples are neither
+	@echo "lines that ship: $$(git ls-files -z '*.go' ':!tests' ':!examples' ':!*_test.go' | xargs -0 cat | wc -l)"
+	@echo "lines of tests: $$(git ls-files -z '*_test.go' 'tests/*.go' ':!examples' | xargs -0 cat | wc -l)"
 
 .PHONY: vulncheck
 vulncheck: ## Known vulnerabilities that the code reaches (govulncheck); fails when the database cannot be read. VULNDB=url of a mirror
