@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
 )
 
 const (
@@ -66,8 +66,8 @@ func (w *world) wrong() string {
 
 // groupWrong compares what both doors show of a group with what the cluster was told.
 func (w *world) groupWrong(g *group) string {
-	return w.ofDoors(func(s *pages.Status) string {
-		i := slices.IndexFunc(s.APIServices, func(a pages.APIService) bool { return a.Name == g.apiService() })
+	return w.ofDoors(func(s *answer.Status) string {
+		i := slices.IndexFunc(s.APIServices, func(a answer.APIService) bool { return a.Name == g.apiService() })
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if !g.exists {
@@ -83,7 +83,7 @@ func (w *world) groupWrong(g *group) string {
 	})
 }
 
-func (g *group) compareLocked(a *pages.APIService) string {
+func (g *group) compareLocked(a *answer.APIService) string {
 	current := g.services[g.current]
 	if want := namespace + "/" + current.name + ":443"; a.Service != want {
 		return fmt.Sprintf("%s is at %s, want %s", g.name, a.Service, want)
@@ -106,10 +106,10 @@ func (g *group) compareLocked(a *pages.APIService) string {
 	return g.compareSitesLocked(a, current)
 }
 
-func (g *group) compareSitesLocked(a *pages.APIService, current *service) string {
+func (g *group) compareSitesLocked(a *answer.APIService, current *service) string {
 	listed, well := 0, 0
 	for _, x := range current.sites {
-		i := slices.IndexFunc(a.Endpoints, func(e pages.Endpoint) bool { return e.Address == x.address() })
+		i := slices.IndexFunc(a.Endpoints, func(e answer.Endpoint) bool { return e.Address == x.address() })
 		switch {
 		case !x.listed && i >= 0:
 			return x.name + " is still an endpoint"
@@ -136,7 +136,7 @@ func (g *group) compareSitesLocked(a *pages.APIService, current *service) string
 
 // planeWrong looks at what the doors think of both kube-apiservers.
 func (w *world) planeWrong() string {
-	return w.ofDoors(func(s *pages.Status) string {
+	return w.ofDoors(func(s *answer.Status) string {
 		for _, e := range s.LocalServers {
 			if e.Health != "healthy" {
 				return fmt.Sprintf("kube-apiserver at %s is %s: %s", e.Address, e.Health, e.Error)
@@ -158,7 +158,7 @@ func (w *world) everywhere(g *group) string {
 }
 
 // ofDoors asks f about the view of each door that is there.
-func (w *world) ofDoors(f func(*pages.Status) string) string {
+func (w *world) ofDoors(f func(*answer.Status) string) string {
 	for _, d := range w.doors {
 		if d.away.Load() {
 			continue

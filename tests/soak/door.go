@@ -13,7 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 )
 
@@ -37,7 +37,7 @@ type door struct {
 	away  atomic.Bool // its process is being replaced
 
 	mu     sync.Mutex // guards status
-	status *pages.Status
+	status *answer.Status
 	err    error // of reading it
 
 	stop   context.CancelFunc
@@ -121,7 +121,7 @@ func (d *door) ask(ctx context.Context) {
 
 // look reads the door's status.
 func (d *door) look(ctx context.Context) {
-	status := new(pages.Status)
+	status := new(answer.Status)
 	text, err := get(ctx, d.admin, d.Admin.URL+"/status")
 	if err == nil {
 		err = json.Unmarshal(text, status)
@@ -132,7 +132,7 @@ func (d *door) look(ctx context.Context) {
 }
 
 // seen is the door's latest status.
-func (d *door) seen() (*pages.Status, error) {
+func (d *door) seen() (*answer.Status, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.status == nil {
