@@ -17,9 +17,8 @@ import (
 	"k8s.io/component-base/tracing"
 	tracingapi "k8s.io/component-base/tracing/api/v1"
 
-	requests "github.com/fairlead-proxy/fairlead/proxy/tracing"
-
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	requests "github.com/fairlead-proxy/fairlead/proxy/tracing"
 )
 
 // flushTime is how long the last spans have to reach their collector: one that is away must not keep a process from ending.
