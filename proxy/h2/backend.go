@@ -50,6 +50,11 @@ func (e *engine) interim(c *conn, s *stream, r responseHead) *connError {
 	}
 	// An interim answer has no content, and says no length (RFC 9110 §8.6).
 	fields := slices.DeleteFunc(s.kept(r.fields), func(f hpack.HeaderField) bool { return f.Name == "content-length" })
+	if s.guest != nil {
+		r.fields = fields
+		e.interimGuest(s.guest, r)
+		return nil
+	}
 	s.leg[up].writeHeaders(s.id[up], false, e.fields[:1], fields)
 	return nil
 }
@@ -90,7 +95,11 @@ func (e *engine) response(c *conn, s *stream, r responseHead) *connError {
 	e.freeSending(s)
 	s.half[up].q.forget(e)
 	e.weigh(s)
-	s.leg[up].finalHead(s, c.blockES, e.fields[:1], s.kept(r.fields))
+	if r.fields = s.kept(r.fields); s.guest != nil {
+		e.headGuest(s, r, c.blockES)
+	} else {
+		s.leg[up].finalHead(s, c.blockES, e.fields[:1], r.fields)
+	}
 	if c.blockES {
 		e.review(s)
 	}
@@ -221,7 +230,7 @@ type failure struct {
 
 // failed tries another connection, or tells the client. The backend's leg is gone already.
 func (e *engine) failed(s *stream, f failure) {
-	defer e.rescue(s.leg[up])
+	defer e.rescueStream(s)
 	if s.half[down].head {
 		code := http2.ErrCodeInternal // as a broken body of ReverseProxy ends
 		if f.code == http2.ErrCodeCancel || f.code == http2.ErrCodeEnhanceYourCalm {
@@ -317,6 +326,10 @@ func (e *engine) answerFailure(s *stream) {
 			return
 		}
 	}
+	if s.guest != nil {
+		e.dismiss(s, nil)
+		return
+	}
 	e.discardUpload(s)
 	switch s.reason {
 	case ReasonDeadline:
@@ -350,6 +363,10 @@ func (h *Head) restore(fields []hpack.HeaderField) {
 
 // serveInstead lets a handler answer in place of the backend. The request's body is of no use to it.
 func (e *engine) serveInstead(s *stream, h http.Handler) {
+	if s.guest != nil {
+		e.dismiss(s, h)
+		return
+	}
 	head := Head{ContentLength: 0, EndStream: true}
 	if s.sending != nil { // else it was not to be forwarded
 		head.restore(s.sending.fields)

@@ -91,6 +91,7 @@ type engine struct {
 	reported int64 // what of held the bound knows of
 	wheel    wheel
 	idling   list // streams that wait for any endpoint to come back
+	guests   list // streams without a client's connection
 	count    counters
 
 	bufferMark freedMark // of spares.buffers
@@ -137,6 +138,8 @@ type call struct {
 	do      func()
 	done    func(Outcome)
 	outcome Outcome
+	guest   *guest // to be woken in dir
+	dir     dir
 }
 
 func newEngine(lim limits) *engine {

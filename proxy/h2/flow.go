@@ -33,8 +33,12 @@ func (e *engine) push(s *stream, d dir, p []byte, end bool) {
 		h.q.push(e, p)
 		e.weigh(s)
 	}
-	if d == up && s.local != nil {
+	switch {
+	case d == up && s.local != nil:
 		s.local.wake()
+	case d == down && s.guest != nil:
+		s.guest.waits = false
+		e.wakeGuest(s.guest, down)
 	}
 	e.advance(s, d)
 }
@@ -117,6 +121,9 @@ func (e *engine) sendQueued(c *conn, s *stream, d dir) {
 		if h.q.kept > e.lim.replay {
 			h.q.forget(e) // too much to send again
 		}
+		if s.guest != nil {
+			e.wakeGuest(s.guest, up)
+		}
 	} else if s.local != nil {
 		s.local.wake()
 	}
@@ -182,6 +189,9 @@ func (e *engine) discardUpload(s *stream) {
 	h.discard = true
 	e.unqueue(s, up)
 	e.giveStreamCredit(s, up, n)
+	if s.guest != nil {
+		e.wakeGuest(s.guest, up)
+	}
 }
 
 // giveCredit gives the connection's window back in large steps (RFC 9113 §6.9 leaves the timing to us).

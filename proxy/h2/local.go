@@ -180,7 +180,7 @@ func (l *local) request() (*http.Request, error) {
 			continue
 		}
 		if f.Name == "trailer" {
-			announce(r, f.Value)
+			r.Trailer = announced(r.Trailer, f.Value)
 			continue
 		}
 		r.Header[name] = append(r.Header[name], f.Value)
@@ -195,18 +195,19 @@ func (l *local) request() (*http.Request, error) {
 	return r.WithContext(l.ctx), nil
 }
 
-// announce notes the trailers that the request will have; others are not shown to the handler, as by net/http.
-func announce(r *http.Request, names string) {
+// announced notes the trailers that a message will have; others are not shown to the handler, as by net/http.
+func announced(trailer http.Header, names string) http.Header {
 	for name := range strings.SplitSeq(names, ",") {
 		name = http.CanonicalHeaderKey(strings.TrimSpace(name))
 		if name == "" || !httpguts.ValidTrailerHeader(name) {
 			continue
 		}
-		if r.Trailer == nil {
-			r.Trailer = http.Header{}
+		if trailer == nil {
+			trailer = http.Header{}
 		}
-		r.Trailer[name] = nil
+		trailer[name] = nil
 	}
+	return trailer
 }
 
 // body is the request's body as the handler reads it.

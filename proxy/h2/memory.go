@@ -3,6 +3,7 @@ package h2
 import (
 	"errors"
 
+	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
@@ -35,7 +36,11 @@ func (c *conn) weigh() {
 // queues have changed.
 func (e *engine) weigh(s *stream) {
 	c, n := s.leg[up], (s.half[up].q.chunks+s.half[down].q.chunks)*chunkSize+s.half[up].tail+s.half[down].tail
-	if c == nil || n == s.held {
+	if n == s.held {
+		return
+	}
+	if c == nil {
+		s.held = n
 		return
 	}
 	less := n < s.held
@@ -64,16 +69,21 @@ func (c *conn) greedy() bool {
 	return n > hold.Least && n > c.e.memory.Share()
 }
 
-// largest is the connection that holds most, if that is worth closing it; nil: there is none.
-func (e *engine) largest() *conn {
-	var most *conn
+// largest is the connection that holds most, or the guest, which is as good as one: it has one over
+// HTTP/1.1. Both nil: there is none that is worth closing.
+func (e *engine) largest() (most *conn, guest *stream) {
 	n := hold.Least
 	for _, c := range e.conns {
 		if k := c.queued + c.weight; k > n && !c.cut {
 			most, n = c, k
 		}
 	}
-	return most
+	for at := e.guests.first; at != nil; at = at.next {
+		if k := int(at.s.held); k > n {
+			guest, n = at.s, k
+		}
+	}
+	return most, guest
 }
 
 var errMemory = errors.New("closed because connections hold too much memory, and this one most")
@@ -82,14 +92,18 @@ var errMemory = errors.New("closed because connections hold too much memory, and
 // megabytes to come.
 func (e *engine) shed() {
 	for e.memory.Over() > 0 {
-		c := e.largest()
-		if c == nil {
+		c, s := e.largest()
+		switch {
+		case s != nil:
+			e.abort(s, ReasonClientReset, errMemory, http2.ErrCodeCancel)
+		case c != nil:
+			c.cut = true
+			e.lose(c, errMemory)
+			c.touch()
+		default:
 			return
 		}
 		e.memory.Refuse(hold.Connection)
-		c.cut = true
-		e.lose(c, errMemory)
-		c.touch()
 		e.report(1)
 	}
 }

@@ -55,7 +55,7 @@ func (e *engine) pool(ep *Endpoint) *pool {
 
 // place finds a connection for the stream's request.
 func (e *engine) place(s *stream) {
-	defer e.rescue(s.leg[up])
+	defer e.rescueStream(s)
 	ep := s.plan.Forward.Pick(s.sending.tried)
 	if ep == nil {
 		if e.refuses(s) {

@@ -22,6 +22,16 @@ func (e *engine) rescue(c *conn) {
 	}
 }
 
+// rescueStream is rescue where the engine works for one stream. What a guest asks for has no connection that could end.
+func (e *engine) rescueStream(s *stream) {
+	if v := recover(); v != nil {
+		e.recovered(s.leg[up], v)
+		if s.guest != nil {
+			e.bury(s)
+		}
+	}
+}
+
 // recovered goes on after a panic. Without a driver, that is in the engine's own tests, it does not.
 func (e *engine) recovered(c *conn, v any) {
 	if e.caught == nil {
@@ -122,6 +132,9 @@ func (e *engine) bury(s *stream) {
 			e.after(l.cancel)
 		}
 	}
+	if s.guest != nil {
+		e.endGuest(s, &Failure{Outcome: Outcome{Reason: ReasonAbort, Err: errPanicked}})
+	}
 	s.leg, s.local, s.picked, s.decided = [2]*conn{}, nil, false, false
 	for d := range s.half {
 		e.unqueue(s, dir(d))
@@ -137,6 +150,6 @@ func (e *engine) accepts(s *stream, status int) (h http.Handler, ok bool) {
 	if accept == nil {
 		return nil, true
 	}
-	defer e.rescue(s.leg[up])
+	defer e.rescueStream(s)
 	return accept(status), true
 }

@@ -153,9 +153,12 @@ func (sh *shard) call(c *call) {
 			sh.say(v, debug.Stack())
 		}
 	}()
-	if c.do != nil {
+	switch {
+	case c.guest != nil:
+		c.guest.wake(c.dir)
+	case c.do != nil:
 		c.do()
-	} else {
+	default:
 		c.done(c.outcome)
 	}
 }
@@ -264,6 +267,7 @@ func (sh *shard) cutAll(err error) {
 		sh.e.lose(c, err)
 		c.touch()
 	}
+	sh.e.cutGuests(err)
 	sh.settle()
 }
 

@@ -58,6 +58,7 @@ type stream struct {
 	sending  *sending  // nil: nothing is sent again
 	ticket   *ticket
 	local    *local
+	guest    *guest
 	freed    freed
 	free     *stream // the next on the engine's free list
 	tries    int8
@@ -164,6 +165,16 @@ type ticket struct {
 }
 
 func (e *engine) newStream(c *conn, id uint32) *stream {
+	s := e.freshStream()
+	s.leg[up], s.id[up] = c, id
+	s.half[down].window = c.peerWindow
+	s.half[up].recv, s.half[up].full = e.lim.streamWindow, e.lim.streamWindow
+	c.streams[id] = s
+	return s
+}
+
+// freshStream is one that has no connection yet.
+func (e *engine) freshStream() *stream {
 	s := e.streams
 	if s == nil {
 		s = &stream{}
@@ -172,16 +183,12 @@ func (e *engine) newStream(c *conn, id uint32) *stream {
 		s.freed.use()
 		e.freeStreams--
 	}
-	s.leg[up], s.id[up] = c, id
 	s.started = e.now
 	for d := range s.half {
 		s.half[d].ready = node{s: s, d: dir(d)}
 		s.half[d].declared = -1
 	}
 	s.timer, s.wait = node{s: s}, node{s: s}
-	s.half[down].window = c.peerWindow
-	s.half[up].recv, s.half[up].full = e.lim.streamWindow, e.lim.streamWindow
-	c.streams[id] = s
 	e.count.streams.Add(1)
 	return s
 }
@@ -192,7 +199,7 @@ const maxFreeStreams = 1024
 // settle ends the stream if nothing of it is left. It must be called after a leg, a handler or a wait has gone; s is not to be used
 // afterwards.
 func (e *engine) settle(s *stream) {
-	if s.leg[0] != nil || s.leg[1] != nil || s.local != nil || s.wait.in != nil {
+	if s.leg[0] != nil || s.leg[1] != nil || s.local != nil || s.guest != nil || s.wait.in != nil {
 		return
 	}
 	s.freed.free()
@@ -302,6 +309,7 @@ func (e *engine) abort(s *stream, r Reason, err error, code http2.ErrCode) {
 	e.reset(s, down, http2.ErrCodeCancel)
 	e.leaveWait(s)
 	e.stopLocal(s)
+	e.stopGuest(s)
 	e.settle(s)
 }
 

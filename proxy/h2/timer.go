@@ -53,6 +53,7 @@ func (e *engine) tick(now time.Duration) {
 		}
 	}
 	e.placeIdling()
+	e.checkGuests()
 	e.report(1)
 	e.shed()
 	for _, p := range e.pools {
@@ -264,7 +265,7 @@ func (e *engine) cutLongRunning(c *conn, of *Upstream, r Reason) {
 // that has not begun has nothing to end: those are reset.
 func (e *engine) endLongRunning(s *stream, r Reason) {
 	h := &s.half[down]
-	if !h.head || h.end || h.declared >= 0 || s.local != nil || s.leg[up] == nil {
+	if !h.head || h.end || h.declared >= 0 || s.local != nil || s.leg[up] == nil && s.guest == nil {
 		e.abort(s, r, nil, http2.ErrCodeCancel)
 		return
 	}

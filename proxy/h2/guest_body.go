@@ -1,0 +1,188 @@
+package h2
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+
+	"golang.org/x/net/http2/hpack"
+)
+
+// answer waits for the response.
+func (g *guest) answer() (*http.Response, error) {
+	trace := httptrace.ContextClientTrace(g.ctx)
+	for {
+		select {
+		case <-g.ready[down]:
+		case <-g.ctx.Done():
+			g.abandon(g.ctx.Err())
+			return nil, g.ctx.Err() //nolint:wrapcheck // as http.Transport
+		}
+		interims, res, err := g.take()
+		for i := range interims {
+			if err == nil && trace != nil && trace.Got1xxResponse != nil {
+				err = trace.Got1xxResponse(interims[i].status, textproto.MIMEHeader(guestHeader(interims[i].fields)))
+			}
+		}
+		if err != nil {
+			g.abandon(err)
+			return nil, err
+		}
+		if res != nil {
+			return res, nil
+		}
+	}
+}
+
+// take returns what has come. A response that is here as a whole costs no further turn.
+func (g *guest) take() (interims []guestHead, res *http.Response, err error) {
+	head, body := guestHead{}, []byte(nil)
+	interims, head, body, err = g.takeHead()
+	if err != nil || head.status == 0 {
+		return interims, nil, err
+	}
+	res = &http.Response{
+		StatusCode: head.status, Status: fmt.Sprint(head.status, " ", http.StatusText(head.status)), Proto: "HTTP/2.0", ProtoMajor: 2,
+		Header: guestHeader(head.fields), ContentLength: head.length, Request: g.request,
+	}
+	b := &guestBody{g: g, res: res, whole: body != nil}
+	b.rest.Reset(body)
+	for _, names := range res.Header["Trailer"] {
+		res.Trailer = announced(res.Trailer, names)
+	}
+	if res.Body = b; b.whole {
+		b.trailers()
+	} else {
+		b.stop = context.AfterFunc(g.ctx, func() { g.abandon(g.ctx.Err()) }) // else a body that nobody reads would outlast the request
+	}
+	return interims, res, nil
+}
+
+// takeHead returns what has come under the mutex. A body that is not nil is all of it.
+func (g *guest) takeHead() (interims []guestHead, head guestHead, body []byte, err error) {
+	g.sh.lock()
+	defer g.leave()
+	interims, g.interims = g.interims, nil
+	s := g.s
+	if s == nil && (g.head.status == 0 || len(g.rest) == 0) {
+		return interims, guestHead{}, nil, g.err
+	}
+	if head = g.head; s == nil || head.status == 0 {
+		return interims, head, nil, nil
+	}
+	if d := &s.half[down]; d.end && d.q.size <= localBuffer {
+		body = make([]byte, d.q.size)
+		g.copy(body)
+		g.sh.e.completeGuest(s)
+	}
+	return interims, head, body, nil
+}
+
+// copy takes what it can of the response's body.
+func (g *guest) copy(p []byte) (n int) {
+	d, e := &g.s.half[down], g.sh.e
+	for n < len(p) && d.q.size > 0 {
+		k := copy(p[n:], d.q.peek())
+		d.q.read(e, k)
+		n += k
+	}
+	d.sent += int64(n)
+	e.weigh(g.s)
+	e.giveStreamCredit(g.s, down, n)
+	return n
+}
+
+func guestHeader(fields []hpack.HeaderField) http.Header {
+	header := make(http.Header, len(fields))
+	values := make([]string, len(fields))
+	for i := range fields {
+		key := http.CanonicalHeaderKey(fields[i].Name)
+		if known := header[key]; known != nil {
+			header[key] = append(known, fields[i].Value)
+			continue
+		}
+		values[i] = fields[i].Value
+		header[key] = values[i : i+1 : i+1]
+	}
+	return header
+}
+
+// guestBody is the response's body as the caller reads it.
+type guestBody struct {
+	g     *guest
+	res   *http.Response
+	rest  bytes.Reader // what has come of a stream that has ended
+	whole bool         // and that is all
+	stop  func() bool
+}
+
+// Read waits for the body's next bytes, and credits the backend with them.
+func (b *guestBody) Read(p []byte) (int, error) {
+	for {
+		if b.rest.Len() > 0 {
+			n, _ := b.rest.Read(p)
+			return n, nil
+		}
+		if b.whole {
+			return 0, io.EOF
+		}
+		n, wait, err := b.read(p)
+		if !wait {
+			return n, err
+		}
+		<-b.g.ready[down] // the end of the context ends the stream, which makes it ready
+	}
+}
+
+func (b *guestBody) read(p []byte) (n int, wait bool, err error) {
+	g := b.g
+	g.sh.lock()
+	defer g.leave()
+	s := g.s
+	if s == nil {
+		if len(g.rest) > 0 {
+			b.rest.Reset(g.rest)
+			g.rest = nil
+			n, _ = b.rest.Read(p)
+			return n, false, nil
+		}
+		return 0, false, g.err
+	}
+	n = g.copy(p)
+	d := &s.half[down]
+	if d.q.size > 0 || !d.end {
+		return n, n == 0 && len(p) > 0, nil
+	}
+	g.sh.e.completeGuest(s)
+	b.whole = true
+	b.trailers()
+	b.stop()
+	return n, false, io.EOF
+}
+
+// trailers puts them where net/http's transport puts them.
+func (b *guestBody) trailers() {
+	for _, f := range b.g.trailers {
+		if b.res.Trailer == nil {
+			b.res.Trailer = http.Header{}
+		}
+		b.res.Trailer.Add(f.Name, f.Value)
+	}
+}
+
+// Close ends the request if the body was not read to its end.
+func (b *guestBody) Close() error {
+	if b.stop == nil {
+		return nil // it is here as a whole
+	}
+	b.stop()
+	b.g.abandon(http.ErrBodyReadAfterClose)
+	b.g.sh.lock()
+	b.g.rest = nil
+	b.g.sh.settle()
+	return nil
+}

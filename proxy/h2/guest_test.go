@@ -1,0 +1,480 @@
+package h2
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"strings"
+	"sync"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+)
+
+// hotel has guests: callers of RoundTrip, and a backend over real TLS.
+type hotel struct {
+	*stand
+	plan Plan
+}
+
+func newHotel(t *testing.T, driver string, h http.Handler) *hotel {
+	x := &hotel{stand: newStand(t, driver, h, nil)}
+	x.plan = forward(x.ep)
+	x.plan.Done = x.done
+	return x
+}
+
+func (x *hotel) ask(ctx context.Context, method, target string, body io.Reader, change ...func(*http.Request, *Plan)) (*http.Response, error) {
+	x.t.Helper()
+	r, err := http.NewRequestWithContext(ctx, method, "https://front.example"+target, body)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	p := x.plan
+	for _, f := range change {
+		f(r, &p)
+	}
+	return x.server.RoundTrip(r, p)
+}
+
+func (x *hotel) must(method, target string, body io.Reader, change ...func(*http.Request, *Plan)) *http.Response {
+	x.t.Helper()
+	res, err := x.ask(x.t.Context(), method, target, body, change...)
+	if err != nil {
+		x.t.Fatalf("%s %s: %v", method, target, err)
+	}
+	x.t.Cleanup(func() { _ = res.Body.Close() })
+	return res
+}
+
+// empty fails the test if anything is left of the guests.
+func (x *hotel) empty() {
+	x.t.Helper()
+	for _, sh := range x.server.shards {
+		sh.lock()
+		if n, held := sh.e.guests.n, sh.e.count.queued.Load(); n > 0 || held > 0 || sh.e.count.streams.Load() > 0 {
+			x.t.Errorf("%d guests, %d streams, %d bytes of bodies are left", n, sh.e.count.streams.Load(), held)
+		}
+		sh.settle()
+	}
+}
+
+func TestGuest(t *testing.T) { onDrivers(t, testGuest) }
+
+func testGuest(t *testing.T, driver string) {
+	x := newHotel(t, driver, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header()["X-Got"] = []string{r.Method, r.Host, r.RequestURI, fmt.Sprint(r.Header["X-A"], r.Header["X-Strip"], r.Header["X-Remote-User"], r.Header["Te"])}
+		w.Header().Set("X-Secret", "1")
+		w.Header()["X-Two"] = []string{"1", "2"}
+		w.WriteHeader(http.StatusAccepted)
+		_, _ = io.WriteString(w, "hello")
+	}))
+	res := x.must("GET", "/apis/a.b/v1?q=%2F&x", nil, func(r *http.Request, p *Plan) {
+		r.Header = http.Header{"X-A": {"1", "2"}, "X-Strip": {"no"}, "X-Remote-User": {"mallory"}, "Connection": {"x-a"}, "Te": {"gzip"}}
+		p.Authority = "seen.example"
+		p.Remove = func(name string) bool { return name == "x-strip" }
+		p.RemoveResponse = func(name string) bool { return name == "x-secret" }
+		p.Set = []hpack.HeaderField{field("x-remote-user", "alice")}
+	})
+	if got, want := fmt.Sprint(res.Header["X-Got"]), "[GET seen.example /apis/a.b/v1?q=%2F&x [1 2] [] [alice] []]"; got != want {
+		t.Errorf("the backend saw %s, want %s", got, want)
+	}
+	if res.StatusCode != 202 || res.Status != "202 Accepted" || res.ProtoMajor != 2 || res.ContentLength != 5 || res.Request == nil {
+		t.Errorf("got %+v", res)
+	}
+	if res.Header.Get("X-Secret") != "" || fmt.Sprint(res.Header["X-Two"]) != "[1 2]" {
+		t.Errorf("header %v", res.Header)
+	}
+	if got := x.read(res); got != "hello" {
+		t.Errorf("body %q", got)
+	}
+	if o := <-x.ended; o.Status != 202 || o.Sent != 5 || o.Reason != ReasonNone || o.Endpoint != x.ep || o.Wait <= 0 || o.Answer <= 0 {
+		t.Errorf("outcome %+v", o)
+	}
+	x.empty()
+}
+
+func TestGuestHead(t *testing.T) {
+	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/none" {
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		w.Header().Set("Content-Length", "5")
+	}))
+	for method, target := range map[string]string{"HEAD": "/", "GET": "/none"} {
+		if res := x.must(method, target, nil); x.read(res) != "" || method == "HEAD" && res.ContentLength != 5 {
+			t.Errorf("%s %s: length %d, or there is a body", method, target, res.ContentLength)
+		}
+		<-x.ended
+	}
+	x.empty()
+}
+
+func TestGuestEcho(t *testing.T) { onDrivers(t, testGuestEcho) }
+
+func testGuestEcho(t *testing.T, driver string) {
+	x := newHotel(t, driver, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Trailer", "X-T")
+		w.(http.Flusher).Flush()
+		_, _ = io.Copy(w, r.Body)
+		w.Header().Set("X-T", r.Trailer.Get("X-Up")+r.Trailer.Get("X-Strip")+fmt.Sprint(r.ContentLength))
+		w.Header().Set(http.TrailerPrefix+"X-Unannounced", "1")
+	}))
+	var wg sync.WaitGroup
+	for i, size := range []int{0, 1, 1000, 16384, 100_000, 5_000_000, 3_000_000, 70_000} {
+		wg.Go(func() {
+			body := bytes.Repeat([]byte("0123456789abcde\n"), size/16+1)[:size]
+			var reader io.Reader = bytes.NewReader(body)
+			want := fmt.Sprint(size)
+			if size == 0 {
+				reader = http.NoBody
+			}
+			if i%2 == 1 {
+				reader, want = iotest.OneByteReader(bytes.NewReader(body[:min(size, 9000)])), "up-1"
+				body = body[:min(size, 9000)]
+			}
+			res, err := x.ask(t.Context(), "PUT", "/", reader, func(r *http.Request, p *Plan) {
+				p.Retries = i % 3
+				p.Remove = func(name string) bool { return name == "x-strip" }
+				if i%2 == 1 {
+					r.Trailer = http.Header{"X-Up": {"up"}, "X-Strip": {"no"}}
+				}
+			})
+			if err != nil {
+				t.Errorf("size %d: %v", size, err)
+				return
+			}
+			defer res.Body.Close()
+			got, err := io.ReadAll(res.Body)
+			if err != nil || !bytes.Equal(got, body) {
+				t.Errorf("size %d: %d bytes came back: %v", size, len(got), err)
+			}
+			if got := res.Trailer.Get("X-T"); got != want || res.Trailer.Get("X-Unannounced") != "1" {
+				t.Errorf("size %d: trailers %v, want %q", size, res.Trailer, want)
+			}
+		})
+	}
+	wg.Wait()
+	for range 8 {
+		if o := <-x.ended; o.Reason != ReasonNone {
+			t.Errorf("outcome %+v", o)
+		}
+	}
+	x.empty()
+}
+
+func TestGuestInterim(t *testing.T) {
+	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Link", "</a>")
+		w.WriteHeader(http.StatusEarlyHints)
+		w.Header().Set("Link", "</b>")
+		w.WriteHeader(http.StatusEarlyHints)
+		w.Header().Del("Link")
+		w.WriteHeader(http.StatusOK)
+	}))
+	var got []string
+	refuse := error(nil)
+	trace := &httptrace.ClientTrace{Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
+		got = append(got, fmt.Sprint(code, h.Get("Link")))
+		return refuse
+	}}
+	ctx := httptrace.WithClientTrace(t.Context(), trace)
+	res, err := x.ask(ctx, "GET", "/", nil)
+	if err != nil || res.StatusCode != 200 || strings.Join(got, " ") != "103</a> 103</b>" {
+		t.Fatalf("got %v after %v", err, got)
+	}
+	_ = res.Body.Close()
+	<-x.ended
+	refuse = errors.New("no hints, please")
+	if _, err := x.ask(ctx, "GET", "/", nil); !errors.Is(err, refuse) {
+		t.Errorf("got %v", err)
+	}
+	<-x.ended
+	x.empty()
+}
+
+// A guest may leave at any time: nothing is left of it, and the backend hears of it.
+func TestGuestLeaves(t *testing.T) { onDrivers(t, testGuestLeaves) }
+
+func testGuestLeaves(t *testing.T, driver string) {
+	left := make(chan struct{}, 10)
+	x := newHotel(t, driver, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/silent":
+		case "/head":
+			w.(http.Flusher).Flush()
+		case "/much":
+			for r.Context().Err() == nil {
+				_, _ = w.Write(make([]byte, 64<<10))
+			}
+		}
+		<-r.Context().Done()
+		left <- struct{}{}
+	}))
+	endless := func() io.Reader {
+		return io.MultiReader(strings.NewReader("begin"), readerFunc(func(p []byte) (int, error) { return len(p), nil }))
+	}
+	for _, tc := range []struct {
+		path string
+		body io.Reader
+		stay bool // it does not close the body: its context ends
+	}{
+		{path: "/silent"}, {path: "/head"}, {path: "/head", stay: true}, {path: "/much"}, {path: "/much", stay: true},
+		{path: "/silent", body: endless()}, {path: "/head", body: endless()}, {path: "/much", body: endless(), stay: true},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		if tc.path == "/silent" {
+			time.AfterFunc(20*time.Millisecond, cancel)
+		}
+		res, err := x.ask(ctx, "POST", tc.path, tc.body)
+		switch {
+		case tc.path == "/silent":
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("%+v: %v", tc, err)
+			}
+		case err != nil:
+			t.Errorf("%+v: %v", tc, err)
+		case tc.stay:
+			cancel()
+			if _, err := io.Copy(io.Discard, res.Body); !errors.Is(err, context.Canceled) {
+				t.Errorf("%+v: reading on: %v", tc, err)
+			}
+		default:
+			_ = res.Body.Close()
+			if _, err := res.Body.Read(make([]byte, 1)); err == nil {
+				t.Errorf("%+v: a closed body was read", tc)
+			}
+		}
+		cancel()
+		if o := <-x.ended; o.Reason != ReasonClientReset {
+			t.Errorf("%+v: outcome %+v", tc, o)
+		}
+		<-left
+	}
+	x.empty()
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+// A body that fails, or is not as long as was said, ends the request.
+func TestGuestBrokenBody(t *testing.T) {
+	x := newHotel(t, "loop", http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body); <-r.Context().Done() }))
+	broken := errors.New("broken")
+	for name, tc := range map[string]struct {
+		body   io.Reader
+		length int64
+		want   error
+	}{
+		"fails": {io.MultiReader(strings.NewReader("begin"), iotest.ErrReader(broken)), -1, broken},
+		"short": {strings.NewReader("begin"), 6, nil},
+		"long":  {strings.NewReader("begin"), 4, nil},
+	} {
+		_, err := x.ask(t.Context(), "POST", "/", io.NopCloser(tc.body), func(r *http.Request, _ *Plan) { r.ContentLength = tc.length })
+		if err == nil || tc.want != nil && !errors.Is(err, tc.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if o := <-x.ended; o.Reason != ReasonClientReset {
+			t.Errorf("%s: outcome %+v", name, o)
+		}
+	}
+	x.empty()
+}
+
+// What the plan answers a failure with comes to the caller.
+func TestGuestFailures(t *testing.T) {
+	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/redirect":
+			http.Redirect(w, r, "/elsewhere", http.StatusFound)
+		case "/cut":
+			_, _ = io.WriteString(w, "begin")
+			w.(http.Flusher).Flush()
+			panic(http.ErrAbortHandler)
+		case "/late":
+			<-r.Context().Done()
+		default:
+			panic(http.ErrAbortHandler)
+		}
+	}))
+	answer := http.NotFoundHandler()
+	x.plan.Fail = func(Outcome) http.Handler { return answer }
+	x.plan.Accept = func(status int) http.Handler {
+		if status == http.StatusFound {
+			return answer
+		}
+		return nil
+	}
+	for _, tc := range []struct {
+		path   string
+		change func(*http.Request, *Plan)
+		reason Reason
+	}{
+		{"/reset", nil, ReasonReset},
+		{"/redirect", nil, ReasonRejected},
+		{"/late", func(_ *http.Request, p *Plan) { p.Deadline = 10 * time.Millisecond }, ReasonDeadline},
+		{"/none", func(_ *http.Request, p *Plan) {
+			p.Forward = &Upstream{Pick: func([]*Endpoint) *Endpoint { return nil }}
+		}, ReasonNoEndpoint},
+	} {
+		var changes []func(*http.Request, *Plan)
+		if tc.change != nil {
+			changes = append(changes, tc.change)
+		}
+		_, err := x.ask(t.Context(), "GET", tc.path, nil, changes...)
+		var f *Failure
+		if !errors.As(err, &f) || f.Reason != tc.reason || f.Answer == nil {
+			t.Errorf("%s: %v", tc.path, err)
+		}
+		if o := <-x.ended; o.Reason != tc.reason {
+			t.Errorf("%s: outcome %+v", tc.path, o)
+		}
+	}
+	res := x.must("GET", "/cut", nil)
+	body, err := io.ReadAll(res.Body)
+	var f *Failure
+	if string(body) != "begin" || !errors.As(err, &f) || f.Reason != ReasonReset {
+		t.Errorf("a response that is cut: %q, %v", body, err)
+	}
+	<-x.ended
+	x.empty()
+}
+
+// What no backend has processed is sent again with its whole body, elsewhere.
+func TestGuestRetries(t *testing.T) {
+	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, r.Body) }))
+	dead := endpoint("127.0.0.1:1")
+	x.plan.Retries = 2
+	x.plan.Forward = &Upstream{Pick: func(tried []*Endpoint) *Endpoint {
+		if len(tried) == 0 {
+			return dead
+		}
+		return x.ep
+	}}
+	body := strings.Repeat("0123456789", 20_000)
+	if got := x.read(x.must("POST", "/", strings.NewReader(body))); got != body {
+		t.Errorf("%d bytes came back", len(got))
+	}
+	if o := <-x.ended; o.Retries != 1 || o.Reason != ReasonNone {
+		t.Errorf("outcome %+v", o)
+	}
+	x.empty()
+}
+
+// A caller that does not read holds a window of the body at most, and others go on.
+func TestGuestReadsSlowly(t *testing.T) {
+	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/much" {
+			for range 64 {
+				_, _ = w.Write(make([]byte, 64<<10))
+			}
+		}
+	}))
+	slow := x.must("GET", "/much", nil)
+	for range 20 {
+		_ = x.must("GET", "/", nil).Body.Close()
+		<-x.ended
+	}
+	for _, sh := range x.server.shards {
+		if n := sh.e.count.queued.Load(); n > 2*256<<10 {
+			t.Errorf("%d bytes are held", n)
+		}
+	}
+	if n, err := io.Copy(io.Discard, slow.Body); n != 64*64<<10 || err != nil {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+	<-x.ended
+	x.empty()
+}
+
+// A drain ends watches cleanly, and the end of the server everything.
+func TestGuestDrain(t *testing.T) { onDrivers(t, testGuestDrain) }
+
+func testGuestDrain(t *testing.T, driver string) {
+	x := newHotel(t, driver, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, "event\n")
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	}))
+	watch := x.must("GET", "/", nil, func(_ *http.Request, p *Plan) { p.LongRunning = true })
+	plain := x.must("GET", "/", nil)
+	if err := x.server.Shutdown(t.Context(), time.Millisecond); err != nil {
+		t.Error(err)
+	}
+	if got := x.read(watch); got != "event\n" {
+		t.Errorf("the watch got %q", got)
+	}
+	if o := <-x.ended; o.Reason != ReasonDrain {
+		t.Errorf("outcome of the watch: %+v", o)
+	}
+	x.server.end()
+	if _, err := io.ReadAll(plain.Body); err == nil {
+		t.Error("a response outlasted the server")
+	}
+	<-x.ended
+	if _, err := x.ask(t.Context(), "GET", "/", nil); !errors.Is(err, errServerEnded) {
+		t.Errorf("after the end: %v", err)
+	}
+	<-x.ended
+}
+
+// A panic on behalf of a guest ends its request, and nobody else's.
+func TestGuestPanic(t *testing.T) {
+	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "fine") }))
+	x.panics = 2
+	for name, change := range map[string]func(*http.Request, *Plan){
+		"pick": func(_ *http.Request, p *Plan) {
+			p.Forward = &Upstream{Pick: func([]*Endpoint) *Endpoint { panic("pick") }}
+		},
+		"accept": func(_ *http.Request, p *Plan) { p.Accept = func(int) http.Handler { panic("accept") } },
+	} {
+		if _, err := x.ask(t.Context(), "GET", "/", nil, change); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+		<-x.ended
+	}
+	if got := x.read(x.must("GET", "/", nil)); got != "fine" {
+		t.Errorf("got %q", got)
+	}
+	<-x.ended
+	x.empty()
+}
+
+// Callers that do not read are as those who do not read over HTTP/2: who holds most is ended when the
+// process holds too much.
+func TestGuestsStayWithinBound(t *testing.T) {
+	x := &hotel{stand: &stand{t: t, ended: make(chan Outcome, 100)}}
+	x.backend = newBackend(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		for range 16 {
+			_, _ = w.Write(make([]byte, 64<<10))
+		}
+	}))
+	x.ep = x.endpoint(x.backend.Listener.Addr().String(), "loop")
+	bound := hold.New(2 << 20)
+	x.start(Config{Memory: bound, Shards: 1})
+	x.plan = forward(x.ep)
+	x.plan.Done = x.done
+	for range 32 {
+		x.must("GET", "/", nil)
+	}
+	if o := <-x.ended; !errors.Is(o.Err, errMemory) {
+		t.Errorf("outcome %+v", o)
+	}
+	sh := x.server.shards[0]
+	sh.lock()
+	if over := bound.Over(); over > 0 {
+		t.Errorf("%d bytes too much are held", over)
+	}
+	sh.settle()
+}
