@@ -11,7 +11,10 @@ import (
 
 // EndLongRunning ends every watch and log stream cleanly: its client sees the end of the body, as when kube-apiserver's own watch timeout has passed, and
 // starts a new one elsewhere. Requests that are not long-running go on. It is the step of a drain after the watches' grace.
-func (p *Proxy) EndLongRunning() { p.end() }
+func (p *Proxy) EndLongRunning() {
+	p.end()
+	p.lane.server.EndLongRunning()
+}
 
 // Leave ends every HTTP/1.1 connection with its next response, from now on: HTTP/1.1 has no way to tell a client which of its requests still count, so one that
 // is on its way when an idle connection is closed is lost. It is the first step of a drain; new connections are still served.

@@ -30,11 +30,6 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 		p.writeError(w, r, errGivenUp())
 		return
 	}
-	if d.Timeout > 0 {
-		ctx, cancel := context.WithTimeout(r.Context(), d.Timeout)
-		defer cancel()
-		r = r.WithContext(ctx)
-	}
 	from := d.source(x.head)
 	if err := p.prove(r.Context(), d, from); err != nil {
 		p.forwardFailed(w, r, err)
@@ -44,18 +39,34 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 		p.forwardFailed(w, r, backend.ErrUnreachable)
 		return
 	}
+	if err := p.learn(r, x); err != nil {
+		p.forwardFailed(w, r, err)
+		return
+	}
+	if x.up = p.lane.known(x.upstream); x.up != nil && x.head.Upgrade == "" {
+		if err := p.enter(&x.held, d, x.upstream, from); err != nil {
+			p.noPlace(w, r, x, err)
+			return
+		}
+		p.carry(w, r, x)
+		return
+	}
+	if d.Timeout > 0 {
+		ctx, cancel := context.WithTimeout(r.Context(), d.Timeout)
+		defer cancel()
+		r = r.WithContext(ctx)
+	}
 	end, err := p.hold(w, r, x, from)
 	if err != nil {
 		p.forwardFailed(w, r, err)
 		return
 	}
 	defer end()
-	var held place
-	if err := p.enter(&held, d, x.upstream, from); err != nil {
+	if err := p.enter(&x.held, d, x.upstream, from); err != nil {
 		p.noPlace(w, r, x, err)
 		return
 	}
-	defer held.leave()
+	defer x.held.leave()
 	r, cancel := p.within(r, x)
 	defer cancel()
 	if x.head.Upgrade != "" {
@@ -86,7 +97,7 @@ func (p *Proxy) newReverse() *httputil.ReverseProxy {
 		ModifyResponse: p.checkResponse,
 		ErrorHandler:   p.forwardFailed,
 		ErrorLog:       slog.NewLogLogger(p.log.Handler(), slog.LevelDebug),
-		BufferPool:     newBuffers(),
+		BufferPool:     &p.copies,
 	}
 }
 
@@ -240,9 +251,11 @@ func (p *Proxy) forwardFailed(w http.ResponseWriter, r *http.Request, err error)
 // buffers are the copy buffers of ReverseProxy. 32 KiB is its own size; without a pool each response allocates one.
 type buffers struct{ pool sync.Pool }
 
-func newBuffers() *buffers {
-	return &buffers{pool: sync.Pool{New: func() any { b := make([]byte, 32<<10); return &b }}}
+func (b *buffers) Get() []byte {
+	if p, ok := b.pool.Get().(*[]byte); ok {
+		return *p
+	}
+	return make([]byte, 32<<10)
 }
 
-func (b *buffers) Get() []byte  { return *b.pool.Get().(*[]byte) }
 func (b *buffers) Put(p []byte) { b.pool.Put(&p) }

@@ -39,6 +39,7 @@ func (p *Proxy) Frames(cfg h2.Config) *h2.Server {
 	l.requests.New = func() any { return newFrameRequest(l) }
 	cfg.Decide = l.decide
 	l.server = h2.New(cfg)
+	p.lane = l
 	if p.cfg.Backends != nil {
 		p.cfg.Backends.Serve(l)
 	}
@@ -62,40 +63,18 @@ type frameConn struct {
 
 // frameRequest is one request on the frame lane, used again when it has ended. Its func fields are made once.
 type frameRequest struct {
-	l        *frameLane
-	head     Head
-	decision Decision
-	held     place
-	up       *frameUpstream
-	conn     *frameConn
-	audit    string               // Audit-ID
-	name     [1]hpack.HeaderField // see named
-	// follow is set when there is an audit log or tracing; own is the error that this lane has answered with.
-	follow *follow
-	own    error
-
-	remove   func(string) bool
-	withhold func(string) bool
-	accept   func(int) http.Handler
-	fail     func(h2.Outcome) http.Handler
-	done     func(h2.Outcome)
+	exchange
+	l     *frameLane
+	front *frameConn
+	name  [1]hpack.HeaderField // see named
+	done  func(h2.Outcome)
 }
 
 func newFrameRequest(l *frameLane) *frameRequest {
-	r := &frameRequest{l: l}
-	r.remove, r.withhold = r.removes, r.withholds
-	r.accept, r.fail, r.done = r.onResponse, r.onFailure, r.onEnd
+	r := &frameRequest{l: l, exchange: exchange{p: l.p, head: new(Head)}}
+	r.bind()
+	r.accept, r.done = r.onHead, r.onEnd
 	return r
-}
-
-// removes reports whether a field or trailer stays behind. Trailer is only an announcement (RFC 9110 §6.6.2), and on this lane trailers pass.
-func (r *frameRequest) removes(name string) bool {
-	return name != "trailer" && r.decision.Strip.Removes(name)
-}
-
-// withholds is the same for what the backend answers.
-func (r *frameRequest) withholds(name string) bool {
-	return name != "trailer" && r.decision.withholds(name)
 }
 
 // usualSet is how many fields are set for most requests: a user with a few groups, and what forwarded adds.
@@ -124,8 +103,8 @@ func (l *frameLane) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2
 		c.Value = conn
 	}
 	r := l.requests.Get().(*frameRequest) //nolint:forcetypeassert // nothing else is put there
-	r.conn = conn
-	r.head = Head{
+	r.front = conn
+	*r.head = Head{
 		Method: h.Method, Authority: h.Authority, Path: h.Path, RawQuery: h.RawQuery, Fields: h.Fields, Remote: conn.remote, RemoteIP: conn.remoteIP, Arrived: time.Now(),
 	}
 	if r.head.dear() {
@@ -133,7 +112,7 @@ func (l *frameLane) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2
 		return h2.Plan{Serve: l.p}, true
 	}
 	r.decision.Set = conn.set
-	known := l.p.decide(context.Background(), &r.decision, &r.head, conn.conn, false)
+	known := l.p.decide(context.Background(), &r.decision, r.head, conn.conn, false)
 	conn.set = r.decision.Set
 	if known {
 		return l.plan(r), true
@@ -152,8 +131,8 @@ func (l *frameLane) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2
 //fairlead:loop
 func (l *frameLane) plan(r *frameRequest) h2.Plan {
 	d := &r.decision
-	d.Set, r.audit = identified(d.Set, &r.head)
-	r.follow = l.p.follow(&r.head, d)
+	d.Set, r.audit = identified(d.Set, r.head)
+	r.follow = l.p.follow(r.head, d)
 	answer, unauthorized := r.ready(), r.unauthorized()
 	r.head.Fields = nil // they are not to be looked at any more
 	if answer != nil {
@@ -164,7 +143,7 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 	}
 	u := l.p.upstream(d, false)
 	up := l.known(u)
-	if up != nil && l.p.givenUp.owes(d, &r.head) {
+	if up != nil && l.p.givenUp.owes(d, r.head) {
 		return r.refuseGivenUp()
 	}
 	if up == nil || r.follow.bodies(d) {
@@ -172,43 +151,22 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 		l.recycle(r)
 		return h2.Plan{Serve: l.p, GoAway: l.p.goAway()}
 	}
-	if err := l.p.enter(&r.held, d, u, d.source(&r.head)); err != nil {
+	r.follow.begin(d)
+	if err := l.p.enter(&r.held, d, u, d.source(r.head)); err != nil {
 		return r.refuse(err)
 	}
-	up.count()
 	r.up = up
-	remove := r.remove
-	if r.follow != nil {
-		remove = r.beginFollow()
-	}
-	set := d.Set
+	plan := r.plan()
+	plan.Done, plan.GoAway = r.done, l.p.goAway()
 	d.Set = nil
-	again := d.Request.Verb == "get" || d.Request.Verb == "list" || d.Request.Verb == "head"
-	return h2.Plan{
-		Forward: up.frames, Authority: d.host(&r.head), Remove: remove, RemoveResponse: r.withhold, Set: set, Deadline: d.Timeout, LongRunning: d.LongRunning,
-		Retries: maxRetries, Wait: up.wait, Again: again && !d.LongRunning,
-		Budget: up.budget, Accept: r.accept, Fail: r.fail, Done: r.done, GoAway: l.p.goAway(),
-	}
+	return plan
 }
 
 // refuse answers a request for which there is no place. The net/http lane is not asked: by then there may be one, and
 // it would forward over connections of its own what belongs here.
 func (r *frameRequest) refuse(err error) h2.Plan {
-	if r.follow != nil {
-		r.beginFollow()
-	}
 	r.decision.Set = nil
 	return h2.Plan{Serve: r.answer(err), Done: r.done, GoAway: r.l.p.goAway()}
-}
-
-// answer is a handler that answers with err. It may run after the request has ended.
-func (r *frameRequest) answer(err error) http.Handler {
-	r.own = err
-	p, audit := r.l.p, r.audit
-	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		w.Header().Set("Audit-Id", audit)
-		p.writeError(w, req, err)
-	})
 }
 
 // refuseGivenUp answers with the net/http lane only where it must: who asks so has to cost little.
@@ -253,7 +211,7 @@ func (r *frameRequest) ready() *h2.Answer {
 	if ready == nil || r.decision.Action != ToDocument || r.follow != nil || r.head.Method != http.MethodGet {
 		return nil
 	}
-	return ready(&r.head)
+	return ready(r.head)
 }
 
 // maxRetries is design's bound of further tries; the backend's budget is asked for each.
@@ -274,7 +232,7 @@ type frameUpstream struct {
 
 // known returns what the lane knows of an upstream that speaks HTTP/2. Nil: it is the net/http lane's.
 func (l *frameLane) known(u *backend.Upstream) *frameUpstream {
-	if u == nil || !u.HTTP2() {
+	if l == nil || u == nil || !u.HTTP2() {
 		return nil
 	}
 	slot := u.Slot()
@@ -283,7 +241,10 @@ func (l *frameLane) known(u *backend.Upstream) *frameUpstream {
 			return known
 		}
 		slot.CompareAndSwap(nil, &frameUpstream{
-			frames: &h2.Upstream{Pick: func(tried []*h2.Endpoint) *h2.Endpoint { return l.pick(u, tried) }},
+			frames: &h2.Upstream{
+				Pick:    func(tried []*h2.Endpoint) *h2.Endpoint { return l.pick(u, tried) },
+				Retried: func(after h2.Reason) { u.Retried(string(after)) },
+			},
 			budget: u.AllowRetry, count: u.CountRequest, wait: u.Wait(), observe: u.Observe, finish: u.Finish,
 		})
 	}
@@ -374,20 +335,13 @@ func (l *frameLane) followVerdict(u *backend.Upstream, ep *h2.Endpoint, closed <
 // noEnd lets the watches of a connection that merely takes no new streams go on.
 const noEnd = 365 * 24 * time.Hour
 
-// onResponse sees every final response head.
-func (r *frameRequest) onResponse(status int) http.Handler {
-	d := &r.decision
-	if d.Action == ToLocal {
-		r.l.p.cfg.Authn.Seen(&d.Credentials, status)
-	} else if r.l.p.rejects(status) {
-		return r.answer(errRedirect(d.Entry.Name))
+// onHead sees every final response head.
+func (r *frameRequest) onHead(status int) http.Handler {
+	h := r.onResponse(status)
+	if h == nil {
+		r.follow.responded(status)
 	}
-	r.follow.responded(status)
-	return nil
-}
-
-func (r *frameRequest) onFailure(o h2.Outcome) http.Handler {
-	return r.answer(forwardError(r.decision.name(), frameError(o)))
+	return h
 }
 
 // frameError is the lane's reason in the words of the other one, so that both answer alike.
@@ -406,18 +360,14 @@ func frameError(o h2.Outcome) error {
 }
 
 func (r *frameRequest) onEnd(o h2.Outcome) {
-	if o.Answer > 0 && !r.decision.LongRunning {
-		r.up.observe(o.Endpoint.Name, o.Answer)
-		r.up.finish(o.Duration)
-	}
-	r.held.leave()
+	r.carried(&o)
 	status := o.Status
 	if status == 0 {
 		status = statusClientGone
 	}
 	p := r.l.p
 	if o.Reason == h2.ReasonClientReset || o.Reason == h2.ReasonClientLost {
-		p.givenUp.ended(&r.decision, &r.head, o.Duration)
+		p.givenUp.ended(&r.decision, r.head, o.Duration)
 	}
 	p.metrics.observe(&r.decision, status, o.Duration)
 	if r.follow != nil {
@@ -425,14 +375,14 @@ func (r *frameRequest) onEnd(o h2.Outcome) {
 	}
 	if p.cfg.AccessLog != nil && p.cfg.AccessLog.Wants(status) {
 		line := accesslog.Line{Proto: "HTTP/2.0", Status: status, Bytes: o.Sent, Took: o.Duration, AuditID: r.audit, Ended: r.head.Arrived.Add(o.Duration)}
-		p.logAccess(r.conn.number, &r.head, &r.decision, &line)
+		p.logAccess(r.front.number, r.head, &r.decision, &line)
 	}
 	r.l.recycle(r)
 }
 
 func (l *frameLane) recycle(r *frameRequest) {
-	r.head, r.decision, r.up, r.conn, r.audit = Head{}, Decision{}, nil, nil, ""
-	r.follow, r.own = nil, nil
+	*r.head, r.decision, r.audit = Head{}, Decision{}, ""
+	r.up, r.front, r.follow, r.own = nil, nil, nil, nil
 	l.requests.Put(r)
 }
 

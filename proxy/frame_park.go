@@ -100,7 +100,7 @@ func (r *frameRequest) line() bound.Source {
 	if r.decision.User == nil && c.Kind == authn.KindToken && r.l.p.cfg.Authn.Pool(c) == authn.PoolProven {
 		return bound.Source{User: c.Token.Secret()}
 	}
-	return r.decision.source(&r.head)
+	return r.decision.source(r.head)
 }
 
 // decideParked decides with waiting. On this goroutine a panic would end the process: at a chain that
@@ -115,7 +115,7 @@ func (l *frameLane) decideParked(r *frameRequest) (plan h2.Plan) {
 			plan = h2.Plan{Serve: l.p.answer(errPanicked())}
 		}
 	}()
-	l.p.decide(ctx, &r.decision, &r.head, r.conn.conn, true)
+	l.p.decide(ctx, &r.decision, r.head, r.front.conn, true)
 	return l.plan(r)
 }
 

@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
@@ -132,12 +131,6 @@ func (w *world) start(t *testing.T, c worldConfig) {
 	w.frames.Listener = w.lane.Listener(w.frames.Listener)
 	w.front.StartTLS()
 	w.frames.StartTLS()
-	if e := w.table().Entry(schema.GroupVersion{Group: "remote.example.com", Version: "v1"}); !c.remoteHTTP1 {
-		// Until a connection has shown that the backend speaks HTTP/2, the net/http lane has its requests.
-		conn, err := pools.Upstream(e).DialH2(ctx, e.Endpoints[0].Address, nil)
-		check(t, err)
-		conn.Close()
-	}
 	t.Cleanup(func() {
 		for _, s := range []*httptest.Server{w.front, w.frames} {
 			s.CloseClientConnections()
@@ -219,7 +212,7 @@ func (w *world) request(t *testing.T, method, target string, body io.Reader) *ht
 	return r
 }
 
-// everyWay runs a test over HTTP/1.1 and HTTP/2 on the net/http lane, and over HTTP/2 on the frame lane: they must not be told apart.
+// everyWay runs a test over HTTP/1.1 and HTTP/2 by net/http, and over HTTP/2 by the frame lane: they must not be told apart.
 func everyWay(t *testing.T, f func(t *testing.T, proto string)) {
 	for _, proto := range []string{"http/1.1", "h2", "frames"} {
 		t.Run(proto, func(t *testing.T) { f(t, proto) })

@@ -20,7 +20,6 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
-	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/bound"
 )
 
@@ -33,6 +32,8 @@ type Proxy struct {
 	admitted http.Handler // behind the impersonation filter
 	health   http.Handler
 	metrics  *metrics
+	lane     *frameLane
+	copies   buffers
 	underWay underWay
 	// bodyTime is bodyTime, but for tests. proofs are under way, by token.
 	bodyTime time.Duration
@@ -128,22 +129,6 @@ func (s *slot) of(state *tls.ConnectionState) *authn.Conn {
 	return &s.conn
 }
 
-// exchange is one request on its way through the net/http lane.
-type exchange struct {
-	head     *Head
-	conn     *authn.Conn
-	decision Decision
-	// upstream is what carries the request, once it is forwarded. relayed says that the health relay asks for it.
-	upstream *backend.Upstream
-	relayed  bool
-	// follow is set when there is an audit log or tracing.
-	follow *follow
-	// events are those of a long-running response.
-	events events
-	// own is the error that this process has answered with. Nil: somebody else answered, or there was no error.
-	own error
-}
-
 type exchangeKey struct{}
 
 func exchangeOf(ctx context.Context) *exchange {
@@ -153,13 +138,13 @@ func exchangeOf(ctx context.Context) *exchange {
 
 // ServeHTTP is the net/http lane.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	x := &exchange{head: headOf(r), conn: p.connOf(r)}
+	x := &exchange{p: p, head: headOf(r), conn: p.connOf(r)}
 	rec := p.record(w, r, x)
 	defer rec.done()
 	ctx := context.WithValue(r.Context(), exchangeKey{}, x)
 	r = r.WithContext(ctx)
 	p.decideDear(ctx, &x.decision, x.head, x.conn)
-	x.decision.Set, _ = identified(x.decision.Set, x.head)
+	x.decision.Set, x.audit = identified(x.decision.Set, x.head)
 	if s := slotOf(ctx); s != nil && r.ProtoMajor == 2 {
 		s.who.asks(payerOf(&x.decision, x.head))
 	}

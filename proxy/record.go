@@ -80,7 +80,7 @@ func (rec *recorder) responded(status int) {
 	rec.status = status
 	x, h := rec.exchange, rec.Header()
 	if x.upstream == nil || x.own != nil {
-		h["Audit-Id"] = []string{auditID(x.decision.Set, x.head)}
+		h["Audit-Id"] = []string{x.audit}
 		if h["Cache-Control"] == nil {
 			h["Cache-Control"] = []string{"no-cache, private"}
 		}
@@ -120,15 +120,20 @@ func (rec *recorder) done() {
 		rec.proxy.givenUp.ended(&x.decision, x.head, took)
 	}
 	rec.proxy.metrics.observe(&x.decision, rec.status, took)
-	if x.upstream != nil && x.own == nil && rec.status != statusClientGone && !x.decision.LongRunning {
+	if x.up == nil && x.upstream != nil && x.own == nil && rec.status != statusClientGone && !x.decision.LongRunning {
 		x.upstream.Finish(took)
 	}
 	if x.follow != nil {
-		x.follow.end(&x.decision, &ending{status: rec.status, own: x.own != nil, err: message(x.own, rec.status), took: took})
+		o := x.ended.get()
+		e := ending{status: rec.status, own: x.own != nil, err: message(x.own, rec.status), took: took, retries: o.Retries, wait: o.Wait}
+		if o.Endpoint != nil {
+			e.endpoint = o.Endpoint.Name
+		}
+		x.follow.end(&x.decision, &e)
 	}
 	if p := rec.proxy; p.cfg.AccessLog != nil && p.cfg.AccessLog.Wants(rec.status) {
 		p.logAccess(0, x.head, &x.decision, &accesslog.Line{
-			Proto: rec.request.Proto, Status: rec.status, Bytes: rec.bytes, Took: took, AuditID: auditID(x.decision.Set, x.head),
+			Proto: rec.request.Proto, Status: rec.status, Bytes: rec.bytes, Took: took, AuditID: x.audit,
 		})
 	}
 }

@@ -140,10 +140,3 @@ func (s *streamedBody) Close() error {
 	}
 	return nil
 }
-
-// closeBody closes the body of a request that is not sent, as RoundTrip must.
-func closeBody(req *http.Request) {
-	if req.Body != nil {
-		_ = req.Body.Close() // nobody has read it
-	}
-}

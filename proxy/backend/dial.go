@@ -10,6 +10,7 @@ import (
 	"net/http/httptrace"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -93,6 +94,16 @@ func (u *Upstream) dialTCP(ctx context.Context, address string) (net.Conn, *dial
 	}
 	u.counted().phase(phaseConnect, time.Since(start))
 	return raw, nil
+}
+
+// offers reports whether protocols hold p.
+func offers(protocols []string, p string) bool {
+	for _, have := range protocols {
+		if strings.EqualFold(have, p) {
+			return true
+		}
+	}
+	return false
 }
 
 // noGuard watches over nothing.

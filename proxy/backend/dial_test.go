@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -53,7 +54,7 @@ func TestHTTP2Only(t *testing.T) {
 	s := newServer(t, h1, apiserver)
 	l := newLocal(t, func(cfg *LocalConfig) { cfg.Wait = -1 }, s.address)
 	for _, p := range []Pool{PoolCertificate, PoolProven} {
-		if _, _, err := l.get(t, p, "good"); !errors.Is(err, ErrUnreachable) {
+		if _, err := l.Upstream(p).DialH2(t.Context(), s.address, nil); !errors.Is(err, ErrUnreachable) {
 			t.Errorf("pool %d: got %v, want ErrUnreachable", p, err)
 		}
 	}
@@ -73,8 +74,11 @@ func TestHTTP1Only(t *testing.T) {
 		b := *f.backend
 		b.HTTP1 = http1
 		f.backend = &b
-		want := map[bool]string{false: "HTTP/2.0", true: "HTTP/1.1"}[http1]
-		if _, got, err := f.do(f.set(healthy(s.address)), http.MethodGet, ""); err != nil || got != want {
+		e := f.set(healthy(s.address))
+		if err := f.Upstream(e).Learn(t.Context()); err != nil || f.Upstream(e).HTTP2() == http1 {
+			t.Errorf("http1 %v: HTTP/2 is %v, %v", http1, f.Upstream(e).HTTP2(), err)
+		}
+		if _, got, err := f.do(e, http.MethodGet, ""); err != nil || got != "HTTP/1.1" {
 			t.Errorf("http1 %v: got %q, %v", http1, got, err)
 		}
 	}
@@ -104,8 +108,17 @@ func TestFrames(t *testing.T) {
 		if u.HTTP2() || u.PingTimeout() != 3*time.Second {
 			t.Errorf("before the first connection: HTTP/2 %v, ping %v", u.HTTP2(), u.PingTimeout())
 		}
-		if _, _, err := f.do(e, http.MethodGet, ""); err != nil {
-			t.Fatal(err)
+		var asking sync.WaitGroup
+		for range 10 {
+			asking.Go(func() {
+				if err := u.Learn(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		asking.Wait()
+		if n := s.conns.Load(); n != 1 {
+			t.Errorf("ten who ask made %d connections", n)
 		}
 		if u.HTTP2() != (proto == h2) {
 			t.Errorf("HTTP/2 is %v", u.HTTP2())

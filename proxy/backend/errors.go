@@ -10,8 +10,6 @@ import (
 	"net"
 	"os"
 	"syscall"
-
-	"golang.org/x/net/http2"
 )
 
 // What a failed request may tell its caller. Every error of this package matches exactly one of them with errors.Is, or is the request's own context's.
@@ -35,12 +33,8 @@ const (
 	failDial kind = iota
 	// failBusy: too many requests wait for a connection.
 	failBusy
-	// failUnsent: a connection was there, but closed before the request head was written.
-	failUnsent
-	// failRefused: the backend says that it has not processed the request: REFUSED_STREAM (RFC 9113 §8.7).
+	// failRefused: the backend says that it has not processed the request: REFUSED_STREAM (RFC 9113 §8.7), or a GOAWAY below the request's stream (§6.8).
 	failRefused
-	// failGoaway: the same by a GOAWAY below the request's stream (RFC 9113 §6.8).
-	failGoaway
 	// failLost: the connection ended or was reset, or its ping stayed unanswered, after the request was sent and before a response head.
 	failLost
 	// failEjected: the endpoint's verdict became Unhealthy while the response was awaited.
@@ -54,12 +48,7 @@ const (
 )
 
 func (k kind) String() string {
-	return [...]string{"dial", "busy", "unsent", "refused", "goaway", "lost", "ejected", "bad", "body", "context"}[k]
-}
-
-// unprocessed reports whether the backend certainly has not executed the request.
-func (k kind) unprocessed() bool {
-	return k == failDial || k == failBusy || k == failUnsent || k == failRefused || k == failGoaway
+	return [...]string{"dial", "busy", "refused", "lost", "ejected", "bad", "body", "context"}[k]
 }
 
 // failure is the error of one try.
@@ -97,56 +86,10 @@ func (f *failure) Is(target error) bool {
 var (
 	errNoEndpoint = errors.New("there is no endpoint")
 	errGone       = errors.New("the endpoint is gone")
-	errQueue      = errors.New("too many requests wait for a connection")
-	errPatience   = errors.New("waiting for a connection took too long")
-	errEjected    = errors.New("the endpoint is unhealthy")
-	errTrustEnded = errors.New("the connection's trust has ended")
 	errSwitched   = errors.New("the backend switched protocols unasked")
 	errLost       = errors.New("the connection was lost")
-	errNoPool     = errors.New("there is no such pool")
 	errFull       = errors.New("the unproven pool is full")
 )
-
-// Texts of net/http's HTTP/2 errors that have no exported value. A test provokes each against a real server.
-const (
-	textGoaway   = "http2: Transport received Server's graceful shutdown GOAWAY"
-	textUnusable = "http2: client conn not usable"
-	textLostPing = "http2: client connection lost"
-)
-
-// classify says how a round trip failed. wrote tells whether the request head had been written.
-func classify(ctx context.Context, err error, wrote bool) kind {
-	if cause := context.Cause(ctx); cause != nil {
-		switch {
-		case errors.Is(cause, errEjected):
-			return failEjected
-		case errors.Is(cause, errTrustEnded):
-			return failLost
-		case errors.Is(cause, errSwitched):
-			return failBad
-		}
-		return failContext
-	}
-	if _, ok := errors.AsType[*bodyError](err); ok {
-		return failBody
-	}
-	if !wrote || err.Error() == textUnusable {
-		return failUnsent
-	}
-	if err.Error() == textGoaway {
-		return failGoaway
-	}
-	if stream, ok := errors.AsType[http2.StreamError](err); ok {
-		if stream.Code == http2.ErrCodeRefusedStream {
-			return failRefused
-		}
-		return failLost
-	}
-	if err.Error() == textLostPing || isConnectionError(err) {
-		return failLost
-	}
-	return failBad
-}
 
 // isConnectionError tells a connection that ended from a response that makes no sense.
 func isConnectionError(err error) bool {
@@ -158,18 +101,7 @@ func isConnectionError(err error) bool {
 	if _, ok := errors.AsType[net.Error](err); ok {
 		return true
 	}
-	switch err.Error() {
-	case "http: server closed idle connection", "http2: client connection force closed via ClientConn.Close", "ClientConn closed":
-		return true
-	}
-	return isClosedAfterGoaway(err)
-}
-
-// isClosedAfterGoaway recognises a connection that ended after a GOAWAY that had promised to process the request. net/http does not export the type.
-func isClosedAfterGoaway(err error) bool {
-	const prefix = "http2: server sent GOAWAY and closed the connection"
-	text := err.Error()
-	return len(text) >= len(prefix) && text[:len(prefix)] == prefix
+	return err.Error() == "http: server closed idle connection" // net/http does not export it
 }
 
 // dialError says in which phase (dialResolve to dialTrust) no connection came about.

@@ -8,18 +8,46 @@ import (
 
 // What the frame lane (proxy/h2) needs besides Pick and Acquire: it owns its connections itself.
 
-// HTTP2 reports whether this upstream is known to speak HTTP/2. A backend is asked by the first connection of RoundTrip; until then, and if it did not agree, the answer
-// is no.
+// Learn finds out whether HTTP/2 is spoken, if nobody knows yet: the first request to a backend makes one more
+// handshake for it, and whoever comes meanwhile waits for that.
+func (u *Upstream) Learn(ctx context.Context) error {
+	if _, known := u.speaks(); known {
+		return nil
+	}
+	asked := u.learning.DoChan("", func() (any, error) { //nolint:contextcheck // many wait for it
+		c, f := u.dialAny(u.owner.ctx, u.target.protocols()...)
+		if f != nil {
+			return nil, f
+		}
+		return nil, c.Close()
+	})
+	select {
+	case r := <-asked:
+		if isError[*failure](r.Err) {
+			return r.Err
+		}
+		return nil // closing may fail
+	case <-ctx.Done():
+		return &failure{kind: failContext, err: ctx.Err()}
+	}
+}
+
+// HTTP2 reports whether this upstream is known to speak HTTP/2.
 func (u *Upstream) HTTP2() bool {
+	yes, _ := u.speaks()
+	return yes
+}
+
+func (u *Upstream) speaks() (http2, known bool) {
 	protocols := u.target.protocols()
 	if len(protocols) == 1 {
-		return protocols[0] == "h2"
+		return protocols[0] == "h2", true
 	}
 	agreed := u.agreed.Load()
 	if c := u.carrier.Load(); c != nil && c.agreed.Load() != 0 {
 		agreed = c.agreed.Load() // who shares connections shares what they have come to
 	}
-	return agreed == agreedHTTP2
+	return agreed == agreedHTTP2, agreed != 0
 }
 
 // What the last connection's ALPN came to. The zero value is that there was none.
@@ -51,16 +79,28 @@ func (u *Upstream) PingTimeout() time.Duration {
 // Wait is for how long a request waits when none of the endpoints can be dialled. Zero: not at all.
 func (u *Upstream) Wait() time.Duration { return max(u.target.wait, 0) }
 
-// CountRequest earns the retry budget its share of a request that does not go through RoundTrip.
+// CountRequest earns the retry budget its share of a request.
 func (u *Upstream) CountRequest() { u.budget.deposit() }
 
-// AllowRetry takes one try from the retry budget, which RoundTrip uses, too. It reports false when the budget is used up.
+// AllowRetry takes one try from the retry budget. It reports false when the budget is used up.
 func (u *Upstream) AllowRetry() bool {
 	if u.budget.withdraw() {
 		return true
 	}
 	u.meter.exhausted.Add(1)
 	return false
+}
+
+// Retried counts a try after the first that the lane makes, by how the one before failed.
+func (u *Upstream) Retried(after string) {
+	if after == "reset" {
+		after = failLost.String()
+	}
+	for k := range u.meter.retries {
+		if kind(k).String() == after {
+			u.meter.retry(kind(k))
+		}
+	}
 }
 
 // Signal tells health that an endpoint failed on a connection that the caller owns.
@@ -99,9 +139,16 @@ func (u *Upstream) DialH2(ctx context.Context, address string, wrap func(net.Con
 		if alert := alertOf(err); alert != nil && alert.Error() == textNoProtocol {
 			u.note("http/1.1") // so that the next request goes where this is spoken
 		}
-		return nil, &failure{kind: getKind(ctx, err), address: address, err: err}
+		return nil, &failure{kind: dialKind(ctx), address: address, err: err}
 	}
 	return conn, nil
+}
+
+func dialKind(ctx context.Context) kind {
+	if ctx.Err() != nil {
+		return failContext
+	}
+	return failDial
 }
 
 type wrapKey struct{}

@@ -208,10 +208,12 @@ func newRequest(t testing.TB, method, body string) *http.Request {
 
 // RoundTrip holds a short body first, as the front door does.
 func (f *fixture) RoundTrip(e *registry.Entry, req *http.Request, longRunning bool) (*http.Response, error) {
-	if u := f.Upstream(e); u != nil {
-		if _, err := u.Hold(req, bound.Source{User: "ann"}); err != nil {
-			return nil, err
-		}
+	u := f.Upstream(e)
+	if u == nil {
+		return nil, ErrUnreachable
 	}
-	return f.Pools.RoundTrip(e, req, longRunning)
+	if _, err := u.Hold(req, bound.Source{User: "ann"}); err != nil {
+		return nil, err
+	}
+	return u.RoundTrip(req, longRunning)
 }

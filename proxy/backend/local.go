@@ -187,8 +187,6 @@ func (l *Local) Run(ctx context.Context) error {
 	for _, p := range l.probers {
 		probing.Go(func() { p.run(ctx) })
 	}
-	reap := time.NewTicker(idleTimeout / 6)
-	defer reap.Stop()
 	identity := l.identity()
 	for {
 		select {
@@ -197,10 +195,6 @@ func (l *Local) Run(ctx context.Context) error {
 		case <-identity:
 			identity = l.identity()
 			l.pools[PoolCertificate-1].drain()
-		case now := <-reap.C:
-			for _, u := range l.pools {
-				u.reap(now)
-			}
 		}
 	}
 }

@@ -67,10 +67,7 @@ func (l *Local) get(t *testing.T, p Pool, token string) (int, string, error) {
 	if token != "" {
 		req.Header.Set("Authorization", "Bearer "+token)
 	}
-	if p == PoolCertificate {
-		req.Header.Set("X-Remote-User", "jane")
-	}
-	res, err := l.RoundTrip(req, p, false)
+	res, err := l.Upstream(p).RoundTrip(req, false)
 	if err != nil {
 		return 0, "", err
 	}
@@ -89,22 +86,18 @@ func TestLocalPools(t *testing.T) {
 			return inner(certificate)
 		}
 	}, s.address)
-	for _, tt := range []struct {
-		pool  Pool
-		token string
-		want  string
-	}{
-		{PoolCertificate, "", "HTTP/2.0"},
-		{PoolProven, "good", "HTTP/2.0"},
-		{PoolUnproven, "good", "HTTP/1.1"},
-	} {
-		status, text, err := l.get(t, tt.pool, tt.token)
-		if err != nil || status != http.StatusOK || text != tt.want {
-			t.Errorf("pool %d: got %d %q %v, want 200 %q", tt.pool, status, text, err, tt.want)
+	for _, p := range []Pool{PoolCertificate, PoolProven} {
+		c, err := l.Upstream(p).DialH2(t.Context(), s.address, nil)
+		if err != nil || !l.Upstream(p).HTTP2() {
+			t.Fatalf("pool %d: got %v, HTTP/2 is %v", p, err, l.Upstream(p).HTTP2())
 		}
+		_ = c.Close()
 	}
-	if _, _, err := l.get(t, 0, ""); !errors.Is(err, ErrUnreachable) {
-		t.Errorf("the zero pool: got %v, want ErrUnreachable", err)
+	if status, text, err := l.get(t, PoolUnproven, "good"); err != nil || status != http.StatusOK || text != "HTTP/1.1" || l.Upstream(PoolUnproven).HTTP2() {
+		t.Errorf("the unproven pool: got %d %q %v", status, text, err)
+	}
+	if l.Upstream(0) != nil {
+		t.Error("the zero pool is one")
 	}
 	close(certificates)
 	with, without := 0, 0
@@ -120,17 +113,14 @@ func TestLocalPools(t *testing.T) {
 	}
 }
 
-// A thousand bad tokens must cost nobody a connection (design §3): the unproven pool keeps its own, the proven pool does not notice.
+// A thousand bad tokens must cost nobody a connection (design §3): the unproven pool keeps its own.
 func TestBadTokensCostNoConnection(t *testing.T) {
 	s := newServer(t, h2, apiserver)
 	l := newLocal(t, nil, s.address)
-	if status, _, err := l.get(t, PoolProven, "good"); err != nil || status != http.StatusOK {
-		t.Fatalf("got %d, %v", status, err)
-	}
 	if status, _, err := l.get(t, PoolUnproven, "bad"); err != nil || status != http.StatusUnauthorized {
 		t.Fatalf("got %d, %v", status, err)
 	}
-	before := l.Upstream(PoolProven).meter.connections.Load() + l.Upstream(PoolUnproven).meter.connections.Load()
+	before := l.Upstream(PoolUnproven).meter.connections.Load()
 	dials := s.conns.Load()
 	for range 1000 {
 		if status, _, err := l.get(t, PoolUnproven, "bad"); err != nil || status != http.StatusUnauthorized {
@@ -140,7 +130,7 @@ func TestBadTokensCostNoConnection(t *testing.T) {
 	if n := s.conns.Load() - dials; n > 1 { // a probe of the server may fall into the time
 		t.Errorf("1,000 bad tokens made %d connections", n)
 	}
-	if after := l.Upstream(PoolProven).meter.connections.Load() + l.Upstream(PoolUnproven).meter.connections.Load(); after != before {
+	if after := l.Upstream(PoolUnproven).meter.connections.Load(); after != before {
 		t.Errorf("pooled connections went from %d to %d", before, after)
 	}
 }
@@ -171,7 +161,7 @@ func TestLocalFailover(t *testing.T) {
 		if i == 100 {
 			a.kill()
 		}
-		if status, _, err := l.get(t, PoolCertificate, ""); err != nil || status != http.StatusOK {
+		if status, _, err := l.get(t, PoolUnproven, "good"); err != nil || status != http.StatusOK {
 			t.Fatalf("request %d: got %d, %v", i, status, err)
 		}
 	}
@@ -191,7 +181,7 @@ func TestLocalRestart(t *testing.T) {
 				n := newMemoryNet(t)
 				s := n.serve("10.0.0.1:6443", h2, apiserver)
 				l := newLocal(t, func(cfg *LocalConfig) { cfg.Dial = n.dial }, "10.0.0.1:6443")
-				if status, _, err := l.get(t, PoolCertificate, ""); err != nil || status != http.StatusOK {
+				if status, _, err := l.get(t, PoolUnproven, "good"); err != nil || status != http.StatusOK {
 					t.Fatalf("got %d, %v", status, err)
 				}
 				s.stop()
@@ -199,8 +189,8 @@ func TestLocalRestart(t *testing.T) {
 				time.AfterFunc(1500*time.Millisecond, func() { n.serve("10.0.0.1:6443", h2, apiserver) })
 				start := time.Now()
 				req := newRequest(t, method, "")
-				req.Header.Set("X-Remote-User", "jane")
-				res, err := l.RoundTrip(req, PoolCertificate, false)
+				req.Header.Set("Authorization", "Bearer good")
+				res, err := l.Upstream(PoolUnproven).RoundTrip(req, false)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -220,7 +210,7 @@ func TestLocalGivesUp(t *testing.T) {
 		n := newMemoryNet(t)
 		l := newLocal(t, func(cfg *LocalConfig) { cfg.Dial = n.dial }, "10.0.0.1:6443")
 		start := time.Now()
-		_, _, err := l.get(t, PoolCertificate, "")
+		_, _, err := l.get(t, PoolUnproven, "good")
 		if !errors.Is(err, ErrUnreachable) {
 			t.Errorf("got %v, want ErrUnreachable", err)
 		}

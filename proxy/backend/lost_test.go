@@ -18,7 +18,7 @@ func TestLostConnectionsWaitForProbe(t *testing.T) {
 		s := n.serve(restarted, h2, apiserver)
 		l := newLocal(t, func(cfg *LocalConfig) { cfg.Dial = n.dial }, restarted, other)
 		for range 20 {
-			if status, _, err := l.get(t, PoolCertificate, ""); err != nil || status != http.StatusOK {
+			if status, _, err := l.get(t, PoolUnproven, "good"); err != nil || status != http.StatusOK {
 				t.Fatalf("got %d, %v", status, err)
 			}
 		}
@@ -42,7 +42,7 @@ func TestLostConnectionsWaitForProbe(t *testing.T) {
 		})
 		synctest.Wait()
 		for range 100 {
-			if status, _, err := l.get(t, PoolCertificate, ""); err != nil || status != http.StatusOK {
+			if status, _, err := l.get(t, PoolUnproven, "good"); err != nil || status != http.StatusOK {
 				t.Errorf("got %d, %v", status, err)
 			}
 			time.Sleep(20 * time.Millisecond)
@@ -52,7 +52,7 @@ func TestLostConnectionsWaitForProbe(t *testing.T) {
 		}
 		time.Sleep(20 * time.Second)
 		for range 20 {
-			if status, _, err := l.get(t, PoolCertificate, ""); err != nil || status != http.StatusOK {
+			if status, _, err := l.get(t, PoolUnproven, "good"); err != nil || status != http.StatusOK {
 				t.Errorf("got %d, %v", status, err)
 			}
 		}

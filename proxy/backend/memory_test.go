@@ -11,6 +11,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // memoryNet is a network inside the process, for synctest: real TLS and HTTP servers behind pipes.
@@ -103,6 +104,7 @@ func (n *memoryNet) stopAll() {
 	for _, s := range list {
 		s.stop()
 	}
+	time.Sleep(6 * time.Second) // TLS gives its last word 5 s
 }
 
 func (s *memoryServer) Accept() (net.Conn, error) {

@@ -119,7 +119,7 @@ func newCollector(upstreams func() []*Upstream, described bool) *collector {
 		described:      described,
 		upstreams:      upstreams,
 		inFlight:       desc("requests_in_flight", "Requests that hold a place among those in flight, by kind.", "kind"),
-		connections:    desc("connections", "Open pooled connections of the net/http lane."),
+		connections:    desc("connections", "Open pooled connections over HTTP/1.1."),
 		dials:          desc("dials_total", "Connections dialled, by what failed, or ok. One that several APIServices share is counted for one of them.", "result"),
 		handshakes:     desc("handshake_errors_total", "Failed TLS handshakes, by class.", "class"),
 		retries:        desc("retries_total", "Tries after the first, by how the one before failed.", "after"),

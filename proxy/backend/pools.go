@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -100,8 +99,6 @@ func New(cfg Config) (*Pools, error) {
 // Run follows the table until ctx ends, and then closes every connection.
 func (p *Pools) Run(ctx context.Context) error {
 	defer p.owner.stop()
-	reap := time.NewTicker(idleTimeout / 6)
-	defer reap.Stop()
 	join := time.NewTicker(time.Second) // it may wait, and the end of an overlap is no new table
 	defer join.Stop()
 	identity := p.identity()
@@ -119,10 +116,6 @@ func (p *Pools) Run(ctx context.Context) error {
 			}
 		case <-join.C:
 			p.regroup()
-		case now := <-reap.C:
-			for _, u := range p.upstreams() {
-				u.reap(now)
-			}
 		}
 	}
 }
@@ -152,16 +145,6 @@ func (p *Pools) Upstream(e *registry.Entry) *Upstream {
 		return r.Upstream
 	}
 	return nil
-}
-
-// RoundTrip is Upstream.RoundTrip for a remote entry.
-func (p *Pools) RoundTrip(e *registry.Entry, req *http.Request, longRunning bool) (*http.Response, error) {
-	u := p.Upstream(e)
-	if u == nil {
-		closeBody(req)
-		return nil, &failure{kind: failDial, err: errGone}
-	}
-	return u.RoundTrip(req, longRunning)
 }
 
 // apply takes the remote entries of a table, unless a newer one has been taken.

@@ -2,6 +2,7 @@ package backend
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -209,7 +210,7 @@ func (p *prober) probe(ctx context.Context) probed {
 	if derr != nil {
 		return probed{err: derr, undialled: !dialled && derr.phase == dialConnect}
 	}
-	cc, cerr := newTransport(tc, defaultPing, func(string) {}).NewClientConn(ctx, "https", p.address)
+	cc, cerr := probeTransport(tc).NewClientConn(ctx, "https", p.address)
 	if cerr != nil {
 		_ = tc.Close()
 		return probed{err: fmt.Errorf("opening connection: %w", cerr)}
@@ -224,6 +225,19 @@ func (p *prober) probe(ctx context.Context) probed {
 		}
 	})
 	return probed{conn: cc}
+}
+
+// probeTransport makes an http.ClientConn's transport of one connection that is there already.
+func probeTransport(tc *tls.Conn) *http.Transport {
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true)
+	return &http.Transport{
+		DialTLSContext: func(context.Context, string, string) (net.Conn, error) { return tc, nil },
+		Protocols:      &protocols,
+		// A silent connection is asked early, so that a throttled server has most of the time to answer.
+		HTTP2: &http.HTTP2Config{SendPingTimeout: defaultPing * 2 / 10, PingTimeout: defaultPing * 7 / 10, WriteByteTimeout: defaultPing},
+	}
 }
 
 // keepAlive makes the kernel ask the other once a second whether its host is still there: one that has lost its network shows within two.

@@ -32,9 +32,6 @@ func TestRoundTrip(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := "POST HTTP/1.1 body"
-			if proto == h2 {
-				want = "POST HTTP/2.0 body"
-			}
 			if status != http.StatusTemporaryRedirect || text != want {
 				t.Errorf("got %d %q, want %q", status, text, want)
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -15,9 +16,24 @@ type Conn struct {
 	// Cut is closed when watches must end, too: 5 s after the end of the trust.
 	Cut <-chan struct{}
 
-	lease  Lease // held by upgraded connections
+	lease  Lease // what it was dialled for. Upgraded connections hold it
+	held   bool
 	closed chan struct{}
 	once   sync.Once
+	ended  sync.Once   // by itself
+	long   atomic.Bool // carries a long-running request over HTTP/1.1
+}
+
+func (c *Conn) isClosed() bool { return isOver(c.closed) }
+func (c *Conn) isCut() bool    { return isOver(c.Cut) }
+
+func isOver(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // Address is the endpoint's, as DialUpgrade has dialled it.
@@ -27,7 +43,9 @@ func (c *Conn) Address() string { return c.lease.Address() }
 func (c *Conn) Close() error {
 	c.once.Do(func() {
 		close(c.closed)
-		c.lease.Release()
+		if c.held {
+			c.lease.Release()
+		}
 	})
 	return c.Conn.Close() //nolint:wrapcheck // nothing to add
 }
@@ -35,21 +53,22 @@ func (c *Conn) Close() error {
 // DialUpgrade returns a new HTTP/1.1 connection for one request that asks for an upgrade; the caller closes it when its session has ended. It is a *Conn that closes
 // itself on Cut; Address tells the endpoint. An endpoint that cannot be reached is followed by another: nothing has been sent.
 func (u *Upstream) DialUpgrade(ctx context.Context) (*Conn, error) {
-	c, f := u.dialUpgrade(ctx)
+	c, f := u.dialAny(ctx, "http/1.1")
 	if f != nil {
 		return nil, f
 	}
 	return c, nil
 }
 
-func (u *Upstream) dialUpgrade(ctx context.Context) (*Conn, *failure) {
+// dialAny dials one endpoint after the other, until one answers.
+func (u *Upstream) dialAny(ctx context.Context, protocols ...string) (*Conn, *failure) {
 	c := &call{u: u, long: true, body: &body{}}
 	for {
 		l, ok := u.Pick(c.tried...)
 		if !ok {
 			l = Lease{}
 		}
-		conn, f := u.tryUpgrade(ctx, l)
+		conn, f := u.tryAny(ctx, l, protocols)
 		if f == nil {
 			return conn, nil
 		}
@@ -60,15 +79,15 @@ func (u *Upstream) dialUpgrade(ctx context.Context) (*Conn, *failure) {
 	}
 }
 
-func (u *Upstream) tryUpgrade(ctx context.Context, l Lease) (*Conn, *failure) {
+func (u *Upstream) tryAny(ctx context.Context, l Lease, protocols []string) (*Conn, *failure) {
 	if l.e == nil {
 		return nil, &failure{kind: failDial, err: errNoEndpoint}
 	}
-	conn, err := u.dialOwned(ctx, l.e, "http/1.1")
+	conn, err := u.dialOwned(ctx, l.e, protocols...)
 	if err != nil {
-		return nil, &failure{kind: getKind(ctx, err), address: l.e.address, err: err}
+		return nil, &failure{kind: dialKind(ctx), address: l.e.address, err: err}
 	}
-	conn.lease = l
+	conn.held = true
 	u.owner.spawn(func() {
 		select {
 		case <-conn.Cut:
@@ -80,16 +99,16 @@ func (u *Upstream) tryUpgrade(ctx context.Context, l Lease) (*Conn, *failure) {
 }
 
 // dialOwned dials and watches over a connection until it is closed.
-func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, protocol string) (*Conn, error) {
+func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, protocols ...string) (*Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	e.mu.Lock()
 	changed, removed := e.changed, e.removed
 	e.mu.Unlock()
 	if removed {
-		return nil, errGone
+		return nil, &dialError{dialConnect, errGone}
 	}
-	tc, err := u.dialTLS(ctx, e.address, []string{protocol})
+	tc, err := u.dialTLS(ctx, e.address, protocols)
 	if err != nil {
 		if ctx.Err() != context.Canceled {
 			e.suspicion.dialFailed()
@@ -99,7 +118,7 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, protocol string) 
 	e.suspicion.dialSucceeded()
 	lost, release := u.target.guard(tc.ConnectionState().PeerCertificates)
 	drain, cut := make(chan struct{}), make(chan struct{})
-	c := &Conn{Conn: tc, Drain: drain, Cut: cut, closed: make(chan struct{})}
+	c := &Conn{Conn: tc, Drain: drain, Cut: cut, closed: make(chan struct{}), lease: Lease{e}}
 	u.owner.spawn(func() {
 		defer release()
 		u.owner.follow(c.closed, changed, lost, drain, cut)

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/singleflight"
+
 	"github.com/fairlead-proxy/fairlead/proxy/bound"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -27,7 +29,8 @@ type Upstream struct {
 	view  atomic.Pointer[view]
 	picks atomic.Uint64
 	// agreed is what the last connection that offered HTTP/2 came to.
-	agreed atomic.Int32
+	agreed   atomic.Int32
+	learning singleflight.Group
 	// carrier is whose HTTP/2 connections carry this one's requests. Nil: its own.
 	carrier atomic.Pointer[Upstream]
 	// ejected is told of endpoints that are unhealthy while others are not and were reached over a carrier. Nil: nobody is.
@@ -187,6 +190,7 @@ func (u *Upstream) update(v *view, list []registry.Endpoint) (fewer bool) {
 				e.share(c)
 			}
 			u.endpoints[address] = e
+			u.agreed.CompareAndSwap(agreedHTTP1, 0) // what comes new may be able to do more
 		}
 	}
 	v.arrange(list, u.endpoints)
@@ -217,14 +221,7 @@ func (u *Upstream) update(v *view, list []registry.Endpoint) (fewer bool) {
 // drain lets every connection finish its requests and take no new one: another identity, or another protocol, is to be used from now on.
 func (u *Upstream) drain() {
 	for _, e := range u.snapshot() {
-		e.drain()
-	}
-}
-
-// reap closes connections that were idle for too long.
-func (u *Upstream) reap(now time.Time) {
-	for _, e := range u.snapshot() {
-		e.reap(now)
+		e.recall()
 	}
 }
 

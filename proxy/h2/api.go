@@ -107,6 +107,7 @@ const (
 	ReasonDrain       Reason = "drain"        // this process is going away
 	ReasonAbort       Reason = "abort"        // the handler panicked
 	ReasonRetired     Reason = "retired"      // the endpoint was retired and its grace is over
+	ReasonEjected     Reason = "ejected"      // of a try alone: the endpoint was found unhealthy
 )
 
 // Outcome is how a stream ended.
@@ -128,6 +129,8 @@ type Upstream struct {
 	// Pick chooses an endpoint for one request, other than those it tried before if there is a choice, and counts the request
 	// as in flight there; nil: there is none. It must not block.
 	Pick func(tried []*Endpoint) *Endpoint
+	// Retried hears of each further try, and how the one before has failed. It must not block. nil: nobody listens.
+	Retried func(after Reason)
 }
 
 // Endpoint is one address of a backend. Connections are pooled by its identity: who hands it out keeps returning the same pointer

@@ -243,7 +243,7 @@ func (e *engine) failed(s *stream, f failure) {
 		s.sent = 0 // as if it had not been
 	}
 	if e.mayRetry(s, f) {
-		e.retry(s)
+		e.retry(s, f.reason)
 		return
 	}
 	if f.reason == ReasonDial && e.refuses(s) {
@@ -302,8 +302,11 @@ func (to *sending) safe() bool {
 }
 
 // retry sends the request again from its beginning.
-func (e *engine) retry(s *stream) {
+func (e *engine) retry(s *stream, after Reason) {
 	s.tries++
+	if heard := s.plan.Forward.Retried; heard != nil {
+		heard(after)
+	}
 	s.sending.tried = append(s.sending.tried, s.ep)
 	e.resend(s)
 }

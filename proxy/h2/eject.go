@@ -63,7 +63,7 @@ func (e *engine) again(c *conn, which func(*stream) bool) {
 	for _, id := range c.ids(func(s *stream) bool { return !s.half[down].head && s.sending.again && which(s) }) {
 		if s := c.streams[id]; s != nil && e.mayRetry(s, failure{reason: ReasonLost}) {
 			e.reset(s, down, http2.ErrCodeCancel)
-			e.retry(s)
+			e.retry(s, ReasonEjected)
 		}
 	}
 }

@@ -1,12 +1,15 @@
 package h2
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"slices"
+	"strconv"
+	"strings"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -19,6 +22,8 @@ type guest struct {
 	sh      *shard
 	ctx     context.Context
 	request *http.Request
+	// announced are the request's trailers that are forwarded, as keys of its Trailer.
+	announced []string
 	// ready has an element when it is worth looking again: for what has come of the response [down],
 	// or for room in the queue of the request's body [up].
 	ready [2]chan struct{}
@@ -48,6 +53,7 @@ type Failure struct {
 	Answer http.Handler
 }
 
+// Error names the reason.
 func (f *Failure) Error() string {
 	if f.Err == nil {
 		return string(f.Reason)
@@ -55,15 +61,18 @@ func (f *Failure) Error() string {
 	return string(f.Reason) + ": " + f.Err.Error()
 }
 
+// Unwrap returns what Reason names in more detail.
 func (f *Failure) Unwrap() error { return f.Err }
 
 // RoundTrip forwards a request as if an HTTP/2 client had sent it and Config.Decide had returned
-// the plan, whose Forward must be set. Its own answers come as a *Failure; if r's context ends, that
-// is what errors.Is finds. Plan.Done is called in any case.
+// the plan, whose Forward must be set. h is r's head, if the caller has made it already: of r, only
+// the body, its length, the trailers and the context count then. What the plan would have a client
+// answered with comes as a *Failure; if r's context ends, that is what errors.Is finds.
 //
+// Plan.Done is called in any case, and has returned when RoundTrip or Read returns an error.
 // As with http.RoundTripper, r's body is closed, perhaps later, and the response's must be read to
 // its end or closed. Interim heads go to the httptrace.ClientTrace of r's context.
-func (s *Server) RoundTrip(r *http.Request, p Plan) (*http.Response, error) {
+func (s *Server) RoundTrip(r *http.Request, h *Head, p Plan) (*http.Response, error) {
 	sh := s.shards[int(s.next.Add(1))%len(s.shards)]
 	g := &guest{sh: sh, ctx: r.Context(), request: r}
 	g.ready[down] = make(chan struct{}, 1)
@@ -71,7 +80,7 @@ func (s *Server) RoundTrip(r *http.Request, p Plan) (*http.Response, error) {
 	if hasBody {
 		g.ready[up] = make(chan struct{}, 1)
 	}
-	head, err := guestRequest(r, hasBody)
+	head, err := g.requestHead(h, hasBody, p.Remove)
 	if err == nil && !sh.invite(g, &head, p) {
 		err = errServerEnded
 	}
@@ -110,31 +119,46 @@ func (sh *shard) invite(g *guest, h *Head, p Plan) bool {
 	return true
 }
 
-// guestRequest makes the head of a request, and checks what no HTTP/2 client's may have.
-func guestRequest(r *http.Request, body bool) (Head, error) {
-	h := Head{Method: r.Method, Scheme: "https", Authority: r.Host, ContentLength: -1, EndStream: !body}
-	if h.Method == "" {
-		h.Method = http.MethodGet
-	}
-	h.setTarget(r.URL.RequestURI())
-	if !validMethod(h.Method) || !validValue(h.target) || !validValue(h.Authority) {
-		return h, errBadRequest
-	}
-	h.Fields = make([]hpack.HeaderField, 0, len(r.Header)+2)
-	for key, values := range r.Header {
-		if key == "Content-Length" || key == "Host" || key == "Te" || key == "Trailer" {
-			continue
+// requestHead makes the request's head. What the caller has made is as valid as a client's; of other
+// requests what no HTTP/2 client's may have is left out, or refused.
+func (g *guest) requestHead(known *Head, body bool, remove func(string) bool) (h Head, err error) {
+	r := g.request
+	if known != nil {
+		h = *known
+	} else {
+		h = Head{Method: cmp.Or(r.Method, http.MethodGet), Authority: r.Host}
+		h.setTarget(r.URL.RequestURI())
+		if !validMethod(h.Method) || !validValue(h.target) || !validValue(h.Authority) {
+			return h, errBadRequest
 		}
-		h.Fields = appendValues(h.Fields, key, values)
+		h.Fields = requestFields(r, body)
 	}
+	h.ContentLength, h.EndStream = -1, !body
 	if body && r.ContentLength > 0 {
 		h.ContentLength = r.ContentLength
-		h.Fields = append(h.Fields, hpack.HeaderField{Name: "content-length", Value: fmt.Sprint(r.ContentLength)})
 	}
 	for key := range r.Trailer {
-		h.Fields = appendValues(h.Fields, "Trailer", []string{key})
+		if name := strings.ToLower(key); passesTrailer(name) && (remove == nil || !remove(name)) {
+			g.announced = append(g.announced, key)
+			h.Fields = append(h.Fields, hpack.HeaderField{Name: "trailer", Value: name})
+		}
 	}
 	return h, nil
+}
+
+func requestFields(r *http.Request, body bool) []hpack.HeaderField {
+	fields := make([]hpack.HeaderField, 0, len(r.Header)+2)
+	for key, values := range r.Header {
+		switch key {
+		case "Content-Length", "Host", "Te", "Trailer":
+		default:
+			fields = appendValues(fields, key, values)
+		}
+	}
+	if body && r.ContentLength > 0 {
+		fields = append(fields, hpack.HeaderField{Name: "content-length", Value: strconv.FormatInt(r.ContentLength, 10)})
+	}
+	return fields
 }
 
 var errBadRequest = errors.New("request cannot be sent over HTTP/2")
@@ -201,13 +225,20 @@ func (e *engine) stopGuest(s *stream) {
 	e.endGuest(s, &Failure{Outcome: e.outcome(s)})
 }
 
-// endGuest takes the stream away from its caller. What is left of it is to be settled.
+// endGuest takes the stream away from its caller, who hears of it when it is settled.
 func (e *engine) endGuest(s *stream, err error) {
 	g := s.guest
 	s.guest, g.s, g.err, g.waits = nil, nil, err, false
 	g.listed.unlink()
-	e.wakeGuest(g, down)
-	e.wakeGuest(g, up)
+	s.left = g
+}
+
+// farewell tells a guest that its stream has ended, after Plan.Done was.
+func (e *engine) farewell(s *stream) {
+	if g := s.left; g != nil {
+		e.wakeGuest(g, down)
+		e.wakeGuest(g, up)
+	}
 }
 
 // completeGuest ends the stream of a response that was read to its end.
@@ -230,19 +261,29 @@ func (g *guest) abandon(err error) {
 
 // checkGuests looks after guests as check does after connections.
 func (e *engine) checkGuests() {
-	var cut []*stream
 	for n := e.guests.first; n != nil; n = n.next {
 		if g := n.s.guest; g.waits {
 			g.waits = false
 			e.wakeGuest(g, down)
 		}
-		if e.going && e.now >= e.cutAt && n.s.plan.LongRunning {
-			cut = append(cut, n.s)
+	}
+	if e.going && e.now >= e.cutAt {
+		e.endGuests(ReasonDrain)
+	}
+}
+
+// endGuests ends what runs long.
+func (e *engine) endGuests(r Reason) {
+	defer e.rescue(nil)
+	var long []*stream
+	for n := e.guests.first; n != nil; n = n.next {
+		if n.s.plan.LongRunning {
+			long = append(long, n.s)
 		}
 	}
-	for _, s := range cut {
-		if s.guest != nil { // else it has ended with another
-			e.endLongRunning(s, ReasonDrain)
+	for _, s := range long {
+		if s.guest != nil && s.plan.LongRunning { // else it has ended with another
+			e.endLongRunning(s, r)
 		}
 	}
 }
@@ -307,8 +348,8 @@ func (g *guest) pass(p []byte, err error) (more, wait bool) {
 func (g *guest) requestTrailers(s *stream) []hpack.HeaderField {
 	e := g.sh.e
 	e.fields = e.fields[:0]
-	for key, values := range g.request.Trailer {
-		e.fields = appendValues(e.fields, key, values)
+	for _, key := range g.announced {
+		e.fields = appendValues(e.fields, key, g.request.Trailer[key])
 	}
 	if len(e.fields) == 0 {
 		return nil

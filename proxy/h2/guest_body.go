@@ -54,6 +54,7 @@ func (g *guest) take() (interims []guestHead, res *http.Response, err error) {
 	for _, names := range res.Header["Trailer"] {
 		res.Trailer = announced(res.Trailer, names)
 	}
+	delete(res.Header, "Trailer") // as net/http's transport
 	if res.Body = b; b.whole {
 		b.trailers()
 	} else {
@@ -117,7 +118,19 @@ type guestBody struct {
 	res   *http.Response
 	rest  bytes.Reader // what has come of a stream that has ended
 	whole bool         // and that is all
+	more  bool         // there was more than was read
 	stop  func() bool
+}
+
+// AtHand reports whether the next Read need not wait: what was written so far need not be flushed then.
+func (b *guestBody) AtHand() bool {
+	if b.whole || b.more {
+		return true
+	}
+	g := b.g
+	g.sh.lock()
+	defer g.sh.settle()
+	return g.s == nil || g.s.half[down].q.size > 0 || g.s.half[down].end
 }
 
 // Read waits for the body's next bytes, and credits the backend with them.
@@ -154,7 +167,7 @@ func (b *guestBody) read(p []byte) (n int, wait bool, err error) {
 	}
 	n = g.copy(p)
 	d := &s.half[down]
-	if d.q.size > 0 || !d.end {
+	if b.more = d.q.size > 0; b.more || !d.end {
 		return n, n == 0 && len(p) > 0, nil
 	}
 	g.sh.e.completeGuest(s)

@@ -43,7 +43,7 @@ func (x *hotel) ask(ctx context.Context, method, target string, body io.Reader, 
 	for _, f := range change {
 		f(r, &p)
 	}
-	return x.server.RoundTrip(r, p)
+	return x.server.RoundTrip(r, nil, p)
 }
 
 func (x *hotel) must(method, target string, body io.Reader, change ...func(*http.Request, *Plan)) *http.Response {

@@ -278,6 +278,12 @@ func (e *engine) parseResponse() (responseHead, error) {
 	return r, nil
 }
 
+// passesTrailer reports whether a trailer of that name may be forwarded. Some would change a message
+// that was already acted upon (RFC 9110 §6.5.1), or say who asks.
+func passesTrailer(name string) bool {
+	return httpguts.ValidTrailerHeader(name) && !ConnectionSpecific(name) && !credential(name)
+}
+
 // parseTrailers checks trailers and returns a copy without the fields that remove names.
 func (e *engine) parseTrailers(remove func(string) bool) ([]hpack.HeaderField, error) {
 	out := []hpack.HeaderField{}
@@ -286,8 +292,7 @@ func (e *engine) parseTrailers(remove func(string) bool) ([]hpack.HeaderField, e
 		if !validName(f.Name) || !validValue(f.Value) {
 			return nil, fmt.Errorf("bad trailer %.40q", f.Name)
 		}
-		// Some would change a message that was already acted upon (RFC 9110 §6.5.1), or say who asks.
-		if !httpguts.ValidTrailerHeader(f.Name) || ConnectionSpecific(f.Name) || credential(f.Name) || remove != nil && remove(f.Name) {
+		if !passesTrailer(f.Name) || remove != nil && remove(f.Name) {
 			continue
 		}
 		out = append(out, f)

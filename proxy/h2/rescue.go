@@ -122,6 +122,10 @@ func (e *engine) bury(s *stream) {
 	if s.decided && s.plan.Done != nil {
 		e.calls = append(e.calls, call{done: s.plan.Done, outcome: e.outcome(s)})
 	}
+	if s.guest != nil {
+		e.endGuest(s, &Failure{Outcome: e.outcome(s)})
+	}
+	e.farewell(s)
 	if t := s.ticket; t != nil {
 		t.s, t.head = nil, nil
 	}
@@ -131,9 +135,6 @@ func (e *engine) bury(s *stream) {
 		if l.cancel != nil {
 			e.after(l.cancel)
 		}
-	}
-	if s.guest != nil {
-		e.endGuest(s, &Failure{Outcome: Outcome{Reason: ReasonAbort, Err: errPanicked}})
 	}
 	s.leg, s.local, s.picked, s.decided = [2]*conn{}, nil, false, false
 	for d := range s.half {

@@ -227,6 +227,15 @@ func (s *Server) SendAway() {
 	}
 }
 
+// EndLongRunning ends the long-running requests of RoundTrip's callers, as Shutdown ends those of clients: cleanly, between two events.
+func (s *Server) EndLongRunning() {
+	for _, sh := range s.shards {
+		sh.lock()
+		sh.e.endGuests(ReasonDrain)
+		sh.settle()
+	}
+}
+
 // Shutdown asks all clients to go (GOAWAY), lets their requests finish and ends long-running ones after grace. It returns when no client
 // is left, or with ctx's error when ctx ends; what is left then is closed.
 func (s *Server) Shutdown(ctx context.Context, grace time.Duration) error {

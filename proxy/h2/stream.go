@@ -59,6 +59,7 @@ type stream struct {
 	ticket   *ticket
 	local    *local
 	guest    *guest
+	left     *guest // was guest, and is to hear that the stream has ended
 	freed    freed
 	free     *stream // the next on the engine's free list
 	tries    int8
@@ -208,6 +209,7 @@ func (e *engine) settle(s *stream) {
 	if s.decided && s.plan.Done != nil {
 		e.calls = append(e.calls, call{done: s.plan.Done, outcome: e.outcome(s)})
 	}
+	e.farewell(s)
 	if s.parked {
 		s.ticket.s, s.ticket.head = nil, nil // a plan that still comes only gets its Done
 		s.ticket = nil

@@ -10,16 +10,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/bound"
 )
 
-// RoundTrip is Upstream.RoundTrip for a pool.
-func (l *Local) RoundTrip(req *http.Request, p Pool, longRunning bool) (*http.Response, error) {
-	u := l.Upstream(p)
-	if u == nil {
-		closeBody(req)
-		return nil, &failure{kind: failDial, err: errNoPool}
-	}
-	return u.RoundTrip(req, longRunning)
-}
-
 // proofTime bounds a proof: as long as a review may take.
 const proofTime = 10 * time.Second
 

@@ -1,0 +1,182 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"sync"
+
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
+)
+
+// carry forwards a request of an HTTP/1.1 client over the engine, which does what it does for
+// HTTP/2: it places, repeats, limits and cleans, and says how the request has ended.
+func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange) {
+	defer r.Body.Close() // what still reads it must not outlive the handler (golang/go#46866)
+	x.bind()
+	x.ended = &ended{}
+	plan := x.plan()
+	plan.Path = x.head.target()
+	plan.Done = func(o h2.Outcome) {
+		x.carried(&o)
+		x.ended.set(o)
+	}
+	ctx := httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
+		Got1xxResponse: func(code int, header textproto.MIMEHeader) error { relayInterim(w, code, header); return nil },
+	})
+	h := x.head
+	res, err := p.lane.server.RoundTrip(r.WithContext(ctx), &h2.Head{Method: h.Method, Authority: h.Authority, Fields: h.Fields}, plan)
+	var failure *h2.Failure
+	switch {
+	case err == nil:
+		p.relay(w, res)
+	case errors.As(err, &failure) && failure.Answer != nil:
+		failure.Answer.ServeHTTP(w, r)
+	default:
+		p.forwardFailed(w, r, err)
+	}
+}
+
+// learn finds out whether the backend speaks HTTP/2, within the time that the request has.
+func (p *Proxy) learn(r *http.Request, x *exchange) error {
+	ctx := r.Context()
+	if x.head.Upgrade != "" {
+		return nil // is spoken over HTTP/1.1 in any case
+	}
+	if limit := x.decision.Timeout; limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, limit)
+		defer cancel()
+	}
+	return x.upstream.Learn(ctx) //nolint:wrapcheck // forwardError knows it
+}
+
+// Fetch asks an upstream for what this process itself wants to know. It counts against none of its limits.
+func (p *Proxy) Fetch(u *backend.Upstream, r *http.Request, longRunning bool) (*http.Response, error) {
+	if u == nil {
+		return nil, backend.ErrUnreachable
+	}
+	if err := u.Learn(r.Context()); err != nil {
+		return nil, err //nolint:wrapcheck // names the backend
+	}
+	up := p.lane.known(u)
+	if up == nil {
+		return u.RoundTrip(r, longRunning) //nolint:wrapcheck // as above
+	}
+	up.count()
+	read := r.Method == http.MethodGet || r.Method == http.MethodHead
+	return p.lane.server.RoundTrip(r, nil, h2.Plan{ //nolint:wrapcheck // as above
+		Forward: up.frames, LongRunning: longRunning, Retries: maxRetries, Wait: up.wait, Again: read && !longRunning, Budget: up.budget,
+		Done: func(o h2.Outcome) {
+			if o.Answer > 0 && !longRunning {
+				up.observe(o.Endpoint.Name, o.Answer)
+			}
+		},
+	})
+}
+
+// target is the client's, byte for byte.
+func (h *Head) target() string {
+	if !h.HasQuery {
+		return h.Path
+	}
+	return h.Path + "?" + h.RawQuery
+}
+
+// ended is how the engine has ended a request. It may end before its client has all of the answer,
+// and after.
+type ended struct {
+	mu sync.Mutex // guards o
+	o  h2.Outcome
+}
+
+func (e *ended) set(o h2.Outcome) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.o = o
+}
+
+func (e *ended) get() (o h2.Outcome) {
+	if e == nil {
+		return o
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.o
+}
+
+// relayInterim passes a 1xx head on, and leaves nothing of it for the final one.
+func relayInterim(w http.ResponseWriter, code int, header textproto.MIMEHeader) {
+	h := w.Header()
+	for key, values := range header {
+		h[key] = append(h[key], values...)
+	}
+	w.WriteHeader(code)
+	for key := range header {
+		h.Del(key)
+	}
+}
+
+// relay passes a backend's answer on to a client of net/http. What cannot be passed on as a whole
+// breaks the client's connection, or stream: it must not look whole.
+func (p *Proxy) relay(w http.ResponseWriter, res *http.Response) {
+	defer res.Body.Close()
+	h := w.Header()
+	for key, values := range res.Header {
+		h[key] = append(h[key], values...)
+	}
+	announced := make(map[string]bool, len(res.Trailer))
+	for key := range res.Trailer {
+		announced[key] = true
+		h.Add("Trailer", key)
+	}
+	w.WriteHeader(res.StatusCode)
+	if err := p.relayBody(w, res); err != nil {
+		p.log.Debug("relaying a response", "err", err)
+		panic(http.ErrAbortHandler)
+	}
+	if len(res.Trailer) > 0 {
+		_ = http.NewResponseController(w).Flush() // else a short body is sent with its length, and no trailers
+	}
+	for key, values := range res.Trailer {
+		if !announced[key] {
+			key = http.TrailerPrefix + key
+		}
+		h[key] = values
+	}
+}
+
+// relayBody flushes what is of no known length whenever there is no more at hand: its client waits for
+// it, as for the events of a watch.
+func (p *Proxy) relayBody(w http.ResponseWriter, res *http.Response) error {
+	buf := p.copies.Get()
+	defer p.copies.Put(buf)
+	body, _ := res.Body.(interface{ AtHand() bool })
+	flush := func() error { return nil }
+	if res.ContentLength < 0 {
+		flush = http.NewResponseController(w).Flush
+	}
+	for {
+		if body == nil || !body.AtHand() {
+			if err := flush(); err != nil {
+				return err
+			}
+		}
+		n, err := res.Body.Read(buf)
+		if n > 0 {
+			if _, err := w.Write(buf[:n]); err != nil {
+				return err //nolint:wrapcheck // the client's
+			}
+		}
+		switch {
+		case err == io.EOF: //nolint:errorlint // readers do not wrap it
+			return nil
+		case err != nil:
+			return err //nolint:wrapcheck // the backend's
+		}
+	}
+}

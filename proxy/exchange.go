@@ -1,0 +1,110 @@
+package proxy
+
+import (
+	"net/http"
+
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/tracing"
+)
+
+// exchange is one request on its way, whichever protocol it has come over.
+type exchange struct {
+	p        *Proxy
+	head     *Head
+	conn     *authn.Conn
+	decision Decision
+	// upstream is what carries the request, once it is forwarded; up is the same as the engine knows
+	// it. relayed says that the health relay asks for it.
+	upstream *backend.Upstream
+	up       *frameUpstream
+	relayed  bool
+	held     place
+	audit    string // Audit-ID
+	// follow is set when there is an audit log or tracing.
+	follow *follow
+	// events are those of a long-running response.
+	events events
+	// own is the error that this process has answered with. Nil: somebody else answered, or there was no error.
+	own error
+	// ended is how the engine has carried the request. Nil: it has not.
+	ended *ended
+
+	// What a plan calls, made by bind.
+	remove   func(string) bool
+	withhold func(string) bool
+	accept   func(int) http.Handler
+	fail     func(h2.Outcome) http.Handler
+}
+
+func (x *exchange) bind() {
+	x.remove, x.withhold = x.removes, x.withholds
+	x.accept, x.fail = x.onResponse, x.onFailure
+}
+
+// plan is a decision to forward in the engine's words.
+//
+//fairlead:loop
+func (x *exchange) plan() h2.Plan {
+	d, up := &x.decision, x.up
+	up.count()
+	remove, set := x.remove, d.Set
+	if x.follow != nil && x.follow.span != nil {
+		remove, set = x.removesTrace, x.follow.span.Fields(set)
+	}
+	again := d.Request.Verb == "get" || d.Request.Verb == "list" || d.Request.Verb == "head"
+	return h2.Plan{
+		Forward: up.frames, Authority: d.host(x.head), Remove: remove, RemoveResponse: x.withhold, Set: set, Deadline: d.Timeout, LongRunning: d.LongRunning,
+		Retries: maxRetries, Wait: up.wait, Again: again && !d.LongRunning, Budget: up.budget, Accept: x.accept, Fail: x.fail,
+	}
+}
+
+// removes reports whether a field or trailer stays behind. Trailer is only an announcement (RFC 9110 §6.6.2), and the engine forwards trailers.
+func (x *exchange) removes(name string) bool {
+	return name != "trailer" && x.decision.Strip.Removes(name)
+}
+
+// removesTrace is removes where a span takes the place of the client's.
+func (x *exchange) removesTrace(name string) bool {
+	return tracing.Carries(name) || x.removes(name)
+}
+
+// withholds is the same for what the backend answers.
+func (x *exchange) withholds(name string) bool {
+	return name != "trailer" && x.decision.withholds(name)
+}
+
+// onResponse sees every final response head. Not nil: who answers in its place.
+func (x *exchange) onResponse(status int) http.Handler {
+	d := &x.decision
+	if d.Action == ToLocal {
+		x.p.cfg.Authn.Seen(&d.Credentials, status)
+	} else if x.p.rejects(status) {
+		return x.answer(errRedirect(d.Entry.Name))
+	}
+	return nil
+}
+
+func (x *exchange) onFailure(o h2.Outcome) http.Handler {
+	return x.answer(forwardError(x.decision.name(), frameError(o)))
+}
+
+// answer is a handler that answers with err. It may run after the request has ended.
+func (x *exchange) answer(err error) http.Handler {
+	x.own = err
+	p, audit := x.p, x.audit
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		w.Header().Set("Audit-Id", audit)
+		p.writeError(w, req, err)
+	})
+}
+
+// carried is told how the engine has ended a request that it forwarded.
+func (x *exchange) carried(o *h2.Outcome) {
+	if o.Answer > 0 && !x.decision.LongRunning {
+		x.up.observe(o.Endpoint.Name, o.Answer)
+		x.up.finish(o.Duration)
+	}
+	x.held.leave()
+}
