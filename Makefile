@@ -66,11 +66,11 @@ slow: ## Suites with bounds in seconds (faults, rotations, operation, directory,
 	go test -tags e2e -count=1 -timeout 15m -json ./tests/directory | go run ./tests/count -want tests/directory/COUNT
 	go test -tags e2e -count=1 -timeout 15m -json ./tests/differential | go run ./tests/count -want tests/differential/COUNT
 
-# How Fairlead forwards HTTP/2 in make conformance: frame or nethttp; direct is without Fairlead.
-LANE ?= frame
+# What Fairlead offers its clients in make conformance and make soak: h2 or http1; direct is without Fairlead.
+LANE ?= h2
 
 .PHONY: conformance
-conformance: build ## Kubernetes' own specs of sig-api-machinery that need no pods, through Fairlead (LANE=frame|nethttp|direct); minutes, outside CI
+conformance: build ## Kubernetes' own specs of sig-api-machinery that need no pods, through Fairlead (LANE=h2|http1|direct); minutes, outside CI
 	go run ./tests/conformance -lane=$(LANE) -want=56
 
 # How long to break things, and what is drawn from.
@@ -78,7 +78,7 @@ MINUTES ?= 20
 SEED    ?= 1
 
 .PHONY: soak
-soak: build ## Break everything at random under load and keep account, for MINUTES=20 with SEED=1 on LANE=frame|nethttp (Linux, root)
+soak: build ## Break everything at random under load and keep account, for MINUTES=20 with SEED=1 on LANE=h2|http1 (Linux, root)
 	$(TOOLS) -q etcd kube-apiserver
 	@command -v ip >/dev/null || apt-get install -y iproute2
 	go run ./tests/soak -minutes=$(MINUTES) -seed=$(SEED) -lane=$(LANE)

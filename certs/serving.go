@@ -112,7 +112,7 @@ func (n *servingNames) either(name string) *tls.Certificate {
 func (s *Store) TLS() *tls.Config {
 	return &tls.Config{
 		MinVersion:         s.cfg.minVersion(),
-		NextProtos:         nextProtos(),
+		NextProtos:         s.cfg.nextProtos(),
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return s.serving.Load(), nil },
 		// A ticket would bring back the client certificate of an earlier handshake without proof that the client still has its key, and outlive the rotation of the
 		// serving pair. Nothing that talks to an apiserver keeps tickets across processes, so the price is nothing.
@@ -121,7 +121,12 @@ func (s *Store) TLS() *tls.Config {
 }
 
 // nextProtos is the offer of protocols: h2 first, as every Kubernetes client prefers it.
-func nextProtos() []string { return []string{"h2", "http/1.1"} }
+func (c Config) nextProtos() []string {
+	if c.HTTP1 {
+		return []string{"http/1.1"}
+	}
+	return []string{"h2", "http/1.1"}
+}
 
 func (c Config) minVersion() uint16 {
 	if c.MinVersion == 0 {
@@ -142,7 +147,7 @@ func (s *Store) rebuild() {
 	s.serving.Store(&tls.Config{
 		MinVersion:             s.cfg.minVersion(),
 		CipherSuites:           s.cfg.CipherSuites,
-		NextProtos:             nextProtos(),
+		NextProtos:             s.cfg.nextProtos(),
 		GetCertificate:         names.certificate,
 		ClientAuth:             tls.RequestClientCert,
 		ClientCAs:              s.clients.current.Load().union,

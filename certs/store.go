@@ -24,6 +24,8 @@ type Config struct {
 	MinVersion uint16
 	// CipherSuites are for TLS 1.2. Nil: Go's choice.
 	CipherSuites []uint16
+	// HTTP1 offers clients HTTP/1.1 alone. False: HTTP/2 too.
+	HTTP1 bool
 
 	// ClientCA vouches for users. Zero: no certificate makes a user, unless the ConfigMap is trusted.
 	ClientCA Source

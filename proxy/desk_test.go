@@ -85,7 +85,7 @@ func TestChainsOffTheLoop(t *testing.T) {
 		t.Errorf("known %v, verified %d times", known, n.Load())
 	}
 	n.Store(0)
-	client := w.httpClient(t, "frames", pair)
+	client := w.httpClient(t, "h2", pair)
 	for _, query := range []string{"", "?labelSelector=a%2C" + strings.Repeat("b", 2*quickQuery), "?x=1", "?labelSelector=a%2C" + strings.Repeat("b", 4*maxSelectors)} {
 		if got := w.do(t, client, w.request(t, "GET", "/api/v1/pods"+query, nil)); got.status != http.StatusOK {
 			t.Errorf("%.20s: %d %s", query, got.status, got.body)

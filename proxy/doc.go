@@ -1,7 +1,7 @@
 // Package proxy is the front door: it takes a request, decides where it goes and as whom, and carries it there.
 //
-// decide is the one decision, shared by two lanes: the frame lane (proxy/h2: HTTP/2 client to HTTP/2 backend, nothing to rewrite but
-// header fields) and the net/http lane (HTTP/1.1, upgrades, documents and pages of our own, everything odd). Both must behave the same.
+// decide is the one decision, and proxy/h2 the one engine that forwards: frame by frame for HTTP/2 clients, as guests for those of HTTP/1.1.
+// Upgrades, callers whom nobody has proven and backends that speak HTTP/1.1 only are carried by net/http; documents and pages are handlers.
 //
 // The concurrency rule: a Proxy is safe for concurrent use once New has returned; each request loads one *registry.Table and keeps to it.
 //

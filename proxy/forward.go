@@ -24,9 +24,6 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 	// A load balancer's probe may come from the address that gives up: its relay has a bound of its own.
 	if !x.relayed && p.givenUp.owes(d, x.head) {
 		p.givenUp.refused.Inc()
-		if r.ProtoMajor == 2 {
-			w.Header().Set("Connection", "close") // net/http makes a GOAWAY of it, after which what comes on the connection costs it little
-		}
 		p.writeError(w, r, errGivenUp())
 		return
 	}

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"context"
 	"hash/maphash"
 	"sync"
 	"sync/atomic"
@@ -132,41 +131,6 @@ func (s *owing) sweep(now time.Duration) {
 		}
 		delete(s.paid, who)
 	}
-}
-
-// Unserved is told of a connection of the net/http lane that was ended because net/http had to refuse too much on it, before anybody could see whose it was. ctx
-// is the connection's, or one made of it. If all that was served on it was one user's, so was this, and that user has used up what may be given up at once: a
-// connection that is ended does not stop who opens another, and the second makes the user owe.
-func (p *Proxy) Unserved(ctx context.Context) {
-	s := slotOf(ctx)
-	if s == nil {
-		return
-	}
-	if who, ok := s.who.known(); ok {
-		p.givenUp.charge(who, p.givenUp.burst)
-	}
-}
-
-// sole is who asks on a connection, as long as it is one and the same.
-type sole struct {
-	mu    sync.Mutex // guards what follows
-	who   payer
-	asked bool
-	mixed bool // more than one has
-}
-
-func (s *sole) asks(who payer) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.mixed = s.mixed || s.asked && s.who != who
-	s.who, s.asked = who, true
-}
-
-// known returns who has asked, if it was one.
-func (s *sole) known() (payer, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.who, s.asked && !s.mixed
 }
 
 // payerOf is who gives a request up: of a user who was impersonated, whoever did.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"runtime"
 	"sync"
 	"testing"
@@ -190,53 +189,4 @@ func (w *world) given() time.Duration {
 		s.mu.Unlock()
 	}
 	return n
-}
-
-// What net/http has refused on a connection is its user's, if it has one.
-func TestUnserved(t *testing.T) {
-	bob, alice := payer{name: "bob"}, payer{name: "alice"}
-	for _, tc := range []struct {
-		name string
-		asks []payer
-		want bool
-	}{
-		{"one user", []payer{bob, bob}, true},
-		{"a proxy's", []payer{bob, alice, bob}, false},
-		{"nobody yet", nil, false},
-	} {
-		p := &Proxy{givenUp: newGivenUp()}
-		ctx := p.ConnContext(t.Context(), nil)
-		for _, who := range tc.asks {
-			slotOf(ctx).who.asks(who)
-		}
-		d, h := quitter("bob")
-		p.givenUp.pause = time.Hour
-		p.Unserved(ctx)
-		p.Unserved(t.Context()) // of another server
-		if p.givenUp.owes(d, h) {
-			t.Errorf("%s: owes for the first", tc.name)
-		}
-		p.Unserved(ctx)
-		if got := p.givenUp.owes(d, h); got != tc.want {
-			t.Errorf("%s: owes %v", tc.name, got)
-		}
-		if d, h := quitter("alice"); p.givenUp.owes(d, h) {
-			t.Errorf("%s: somebody else owes", tc.name)
-		}
-	}
-}
-
-// The net/http lane knows who asks on its connections, and only of those on which streams can be refused.
-func TestWhoAsks(t *testing.T) {
-	w := newWorld(t, worldConfig{remote: func(http.ResponseWriter, *http.Request) {}})
-	for major, want := range map[int]bool{1: false, 2: true} {
-		r := httptest.NewRequestWithContext(t.Context(), "GET", remoteGV+"/widgets", nil)
-		r.Header.Set("Authorization", "Bearer token-of-bob")
-		r.ProtoMajor = major
-		r = r.WithContext(w.proxy.ConnContext(r.Context(), nil))
-		w.proxy.ServeHTTP(httptest.NewRecorder(), r)
-		if who, ok := slotOf(r.Context()).who.known(); ok != want || ok && who.name != "bob" {
-			t.Errorf("HTTP/%d: %+v, %v", major, who, ok)
-		}
-	}
 }

@@ -29,7 +29,7 @@ type world struct {
 	authorities
 	proxy         *Proxy
 	local, remote *far
-	// front is the net/http lane, frames the frame lane of the same Proxy.
+	// front is for HTTP/1.1, frames for HTTP/2.
 	front, frames *httptest.Server
 	lane          *h2.Server
 	table         func() *registry.Table
@@ -125,7 +125,6 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		loops.Go(func() { _ = run(ctx) })
 	}
 	w.front, w.frames = w.server(), w.server()
-	w.front.EnableHTTP2 = true
 	w.frames.TLS.NextProtos = []string{"h2"}
 	w.frames.Config.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": w.lane.Serve}
 	w.frames.Listener = w.lane.Listener(w.frames.Listener)
@@ -166,7 +165,7 @@ func (w *world) httpClient(t *testing.T, proto string, pair *pki.Pair) *http.Cli
 		tc.Certificates = []tls.Certificate{pair.TLS()}
 	}
 	tr := &http.Transport{TLSClientConfig: tc, ForceAttemptHTTP2: proto != "http/1.1", DisableCompression: true}
-	if proto == "frames" {
+	if proto == "h2" {
 		tr.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, network, w.frames.Listener.Addr().String())
 		}
@@ -212,9 +211,9 @@ func (w *world) request(t *testing.T, method, target string, body io.Reader) *ht
 	return r
 }
 
-// everyWay runs a test over HTTP/1.1 and HTTP/2 by net/http, and over HTTP/2 by the frame lane: they must not be told apart.
+// everyWay runs a test over HTTP/1.1 and HTTP/2: they must not be told apart.
 func everyWay(t *testing.T, f func(t *testing.T, proto string)) {
-	for _, proto := range []string{"http/1.1", "h2", "frames"} {
+	for _, proto := range []string{"http/1.1", "h2"} {
 		t.Run(proto, func(t *testing.T) { f(t, proto) })
 	}
 }

@@ -156,7 +156,7 @@ func TestWatch(t *testing.T) {
 				}
 			}
 			w.proxy.EndLongRunning()
-			if proto == "frames" {
+			if proto == "h2" {
 				go func() { _ = w.lane.Shutdown(t.Context(), 0) }() // waits for the client to go
 			}
 			if rest, err := io.ReadAll(res.Body); err != nil || len(rest) != 0 {
@@ -191,7 +191,7 @@ func TestWatchEndsBetweenEvents(t *testing.T) {
 			_, err = io.ReadFull(res.Body, got)
 			check(t, err)
 			w.proxy.EndLongRunning()
-			if proto == "frames" {
+			if proto == "h2" {
 				go func() { _ = w.lane.Shutdown(t.Context(), 0) }() // waits for the client to go
 			}
 			time.AfterFunc(100*time.Millisecond, func() { close(more) })
@@ -242,7 +242,7 @@ func TestServerWideLimit(t *testing.T) {
 		}
 	}})
 	first := make(chan answer)
-	go func() { first <- w.get(t, "frames", remoteGV+"/widgets") }()
+	go func() { first <- w.get(t, "h2", remoteGV+"/widgets") }()
 	<-began
 	everyWay(t, func(t *testing.T, proto string) {
 		if got := w.get(t, proto, remoteGV+"/widgets"); got.status != 429 || got.header.Get("Retry-After") != "1" {
@@ -265,7 +265,7 @@ func TestServerWideLimit(t *testing.T) {
 	// A place is given back once the last byte is on its way, which is a moment before or after the client has it.
 	last := 429
 	for deadline := time.Now().Add(10 * time.Second); last == 429 && time.Now().Before(deadline); {
-		last = w.get(t, "frames", remoteGV+"/widgets").status
+		last = w.get(t, "h2", remoteGV+"/widgets").status
 	}
 	if last != 200 {
 		t.Errorf("after the first: %d", last)
@@ -318,7 +318,7 @@ func TestShareOfServerWideLimit(t *testing.T) {
 		}})
 		held := make(chan answer, share)
 		for i := range share {
-			go func() { held <- w.get(t, []string{"frames", "h2"}[i%2], remoteGV+"/widgets/slow") }()
+			go func() { held <- w.get(t, []string{"h2", "http/1.1"}[i%2], remoteGV+"/widgets/slow") }()
 			<-began
 		}
 		everyWay(t, func(t *testing.T, proto string) {
@@ -338,7 +338,7 @@ func TestShareOfServerWideLimit(t *testing.T) {
 			}
 		}
 		w.settled(t)
-		if got := w.get(t, "frames", remoteGV+"/widgets"); got.status != 200 {
+		if got := w.get(t, "h2", remoteGV+"/widgets"); got.status != 200 {
 			t.Errorf("limit %d, none under way: answered %d", limit, got.status)
 		}
 	}
@@ -360,7 +360,7 @@ func TestRejectNew(t *testing.T) {
 // With a chance of one, each request comes over a connection of its own.
 func TestGoAway(t *testing.T) {
 	w := newWorld(t, worldConfig{goAway: 1})
-	for _, proto := range []string{"h2", "frames"} {
+	for _, proto := range []string{"h2"} {
 		c := w.httpClient(t, proto, nil)
 		seen := map[string]bool{}
 		for range 3 {

@@ -100,7 +100,6 @@ func newInstance() string {
 type slot struct {
 	once sync.Once
 	conn authn.Conn
-	who  sole
 }
 
 type slotKey struct{}
@@ -145,16 +144,10 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	r = r.WithContext(ctx)
 	p.decideDear(ctx, &x.decision, x.head, x.conn)
 	x.decision.Set, x.audit = identified(x.decision.Set, x.head)
-	if s := slotOf(ctx); s != nil && r.ProtoMajor == 2 {
-		s.who.asks(payerOf(&x.decision, x.head))
-	}
 	if p.following() {
 		r = rec.follow(r) //nolint:contextcheck // the request carries it
 	}
 	p.endConn(w, r)
-	if r.ProtoMajor == 2 && p.goAway() {
-		w.Header().Set("Connection", "close") // net/http makes a GOAWAY of it
-	}
 	p.carryOut(rec.writer(), r, x)
 }
 

@@ -45,7 +45,7 @@ func TestReadyDocument(t *testing.T) {
 				r.Header.Set("Authorization", "Bearer "+tc.token)
 			}
 			got := w.do(t, w.httpClient(t, proto, nil), r)
-			if tc.body == "ready" && proto != "frames" {
+			if tc.body == "ready" && proto != "h2" {
 				tc.body = "asked"
 			}
 			if got.status != tc.status || tc.status == 200 && got.body != tc.body {

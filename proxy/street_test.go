@@ -102,7 +102,7 @@ func newStreet(t *testing.T, groups ...string) *street {
 		s.homes[g] = &neighbour{}
 	}
 	s.config.also = s.input
-	s.client = s.httpClient(t, "frames", nil)
+	s.client = s.httpClient(t, "h2", nil)
 	s.apply()
 	return s
 }

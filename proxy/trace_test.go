@@ -86,7 +86,7 @@ func TestTrace(t *testing.T) {
 			if len(s.Events) != 1 || s.Events[0] != "response head" {
 				t.Errorf("events %q", s.Events)
 			}
-			if remote := i%2 == 0; remote && a["fairlead.apiservice"] != "v1.remote.example.com" || proto == "frames" && a["fairlead.endpoint"] == "" {
+			if remote := i%2 == 0; remote && a["fairlead.apiservice"] != "v1.remote.example.com" || proto == "h2" && a["fairlead.endpoint"] == "" {
 				t.Errorf("attributes %v", a)
 			}
 		}

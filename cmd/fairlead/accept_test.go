@@ -40,7 +40,7 @@ func boundedPort(t *testing.T, most int) (c *connections, client *tls.Config) {
 
 	ca := pki.NewCA("serving")
 	tc := &tls.Config{Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, MinVersion: tls.VersionTLS12}
-	s := newServer(http.NotFoundHandler(), tc, 100, d.log)
+	s := newServer(http.NotFoundHandler(), tc, d.log)
 	s.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": lane.Serve}
 	go func() { _ = serve(s, lane.Listener(bounded)) }() // ends with Close
 	t.Cleanup(func() { _ = s.Close() })

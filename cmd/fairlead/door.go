@@ -63,16 +63,14 @@ type door struct {
 	tokens    *tokens.Tokens
 	proxy     *proxy.Proxy
 	documents merged
-	frames    *h2.Server // nil: --h2-lane=nethttp
-	// adminFrames is the admin port's. Nil: the same.
+	frames    *h2.Server
+	// adminFrames is the admin port's.
 	adminFrames *h2.Server
 	held        *hold.Bound // by connections
 	target      atomic.Pointer[target]
-	// sendAway asks the clients of the front door that speak HTTP/2 to go.
-	sendAway func()
-	draining health.Draining
-	live     *health.Checks
-	ready    *health.Checks
+	draining    health.Draining
+	live        *health.Checks
+	ready       *health.Checks
 	records
 
 	pages        *pages.Pages

@@ -25,7 +25,7 @@ type drainer struct {
 	// endWatches and endSessions end what would last for ever; sessions counts the latter.
 	endWatches, endSessions func()
 	sessions                func() int
-	// frames drains the frame lane's connections, which net/http only waits for. Nil: there are none.
+	// frames drains the frame lane's connections, which net/http only waits for.
 	frames func(ctx context.Context, watches time.Duration) error
 	log    *slog.Logger
 }
@@ -44,9 +44,7 @@ func (d *drainer) drain(front, admin *http.Server) {
 	}
 	d.log.Info("draining: no new connections", "sessions", d.sessions())
 	var lanes errgroup.Group
-	if d.frames != nil {
-		lanes.Go(func() error { return d.frames(ctx, d.watches) })
-	}
+	lanes.Go(func() error { return d.frames(ctx, d.watches) })
 	lanes.Go(func() error { return front.Shutdown(ctx) })
 	if err := lanes.Wait(); err != nil {
 		d.log.Warn("draining: requests were cut", "err", err)

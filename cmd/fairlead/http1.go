@@ -24,7 +24,6 @@ const (
 func patientNoMore(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ProtoMajor != 1 {
-			defer pay(r)()
 			next.ServeHTTP(w, r)
 			return
 		}

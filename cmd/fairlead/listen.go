@@ -21,9 +21,6 @@ const (
 	// maxHeaderBytes is the frame lane's limit, a quarter of net/http's default and kube-apiserver's: 4 KB of HPACK can stand for as much as this, frame after
 	// frame, and net/http ends no connection for it.
 	maxHeaderBytes = 256 << 10
-	// pingAfter and pingTimeout find clients that went away without a word, whose watches would hold resources for ever.
-	pingAfter   = 30 * time.Second
-	pingTimeout = 15 * time.Second
 )
 
 // listen opens a TCP listener. It is done for every port before anything is served, so that a port in use is a clear error.
@@ -35,13 +32,8 @@ func listen(ctx context.Context, address string, port int) (net.Listener, error)
 	return l, nil
 }
 
-// maxHandlers is how many streams of a connection net/http serves: it runs all of them at once, so that
-// others wait for a turn of each. With 250 of two connections each their p99 rose from 15 to 70 ms.
-// A hundred is kube-apiserver's default, and what clients assume.
-const maxHandlers = 100
-
-// newServer is an HTTP/1.1 and HTTP/2 server with sane limits.
-func newServer(h http.Handler, tc *tls.Config, streams int, log *slog.Logger) *http.Server {
+// newServer is an HTTP/1.1 server with sane limits; HTTP/2 is proxy/h2's.
+func newServer(h http.Handler, tc *tls.Config, log *slog.Logger) *http.Server {
 	return &http.Server{
 		Handler:           patientNoMore(h),
 		TLSConfig:         tc,
@@ -49,11 +41,6 @@ func newServer(h http.Handler, tc *tls.Config, streams int, log *slog.Logger) *h
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-		HTTP2: &http.HTTP2Config{
-			MaxConcurrentStreams: min(streams, maxHandlers),
-			SendPingTimeout:      pingAfter,
-			PingTimeout:          pingTimeout,
-		},
 	}
 }
 

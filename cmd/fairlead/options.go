@@ -71,7 +71,7 @@ type options struct {
 	publishEndpoints bool
 	advertiseAddress string
 
-	h2Lane    string
+	http2     bool
 	access    accessOptions
 	audit     auditOptions
 	tracing   string
@@ -140,7 +140,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.publishEndpoints, "publish-kubernetes-endpoints", false, "Publish this replica, while it is ready, in the endpoints of the Service default/kubernetes. kube-apiserver must run with --endpoint-reconciler-type=none.")
 	fs.StringVar(&o.advertiseAddress, "advertise-address", "", "Address at which clients in the cluster reach this replica, for --publish-kubernetes-endpoints. Empty: that of the environment variable POD_IP, or else --bind-address.")
 
-	fs.StringVar(&o.h2Lane, "h2-lane", "frame", "How HTTP/2 requests are forwarded: frame by frame (frame), or by net/http (nethttp), for comparison and emergencies.")
+	fs.BoolVar(&o.http2, "http2", true, "Offer HTTP/2 to clients. False: HTTP/1.1 alone, for emergencies; kube-apiserver's is --disable-http2-serving.")
 	o.access.addFlags(fs)
 	o.audit.addFlags(fs)
 	fs.StringVar(&o.tracing, "tracing-config-file", "", "TracingConfiguration of apiserver.config.k8s.io: where spans of requests go, and of how many. Empty: no tracing.")
@@ -210,9 +210,6 @@ func (o *options) validateChoices(fault func(string, ...any)) {
 	o.access.validate(fault)
 	o.audit.validate(fault)
 	checkReadable(fault, "--tracing-config-file", o.tracing)
-	if o.h2Lane != "frame" && o.h2Lane != "nethttp" {
-		fault("--h2-lane %q is neither frame nor nethttp", o.h2Lane)
-	}
 	if o.logFormat != "text" && o.logFormat != "json" {
 		fault("--logging-format %q is neither text nor json", o.logFormat)
 	}

@@ -91,9 +91,7 @@ func (d *door) loops() map[string]func(context.Context) error {
 	}
 	loops["pages"], loops["readiness"] = d.pages.Run, d.shed
 	loops["systemd"] = d.tellReady
-	if d.frames != nil {
-		loops["frame lane"], loops["admin frame lane"] = d.frames.Run, d.adminFrames.Run
-	}
+	loops["frame lane"], loops["admin frame lane"] = d.frames.Run, d.adminFrames.Run
 	if d.memory != nil {
 		loops["memory"] = d.memory.Run
 	}
@@ -109,10 +107,7 @@ func (d *door) loops() map[string]func(context.Context) error {
 func (d *door) drainer() *drainer {
 	dr := &drainer{
 		delay: d.o.shutdownDelay, requests: d.o.requestTimeout, watches: d.o.watchGrace, unready: d.leave,
-		endWatches: d.proxy.EndLongRunning, endSessions: d.proxy.EndSessions, sessions: d.proxy.Sessions, log: d.log,
-	}
-	if d.frames != nil {
-		dr.frames = d.frames.Shutdown
+		endWatches: d.proxy.EndLongRunning, endSessions: d.proxy.EndSessions, sessions: d.proxy.Sessions, frames: d.frames.Shutdown, log: d.log,
 	}
 	if d.o.sendRetryAfter {
 		dr.reject, dr.underWay = d.proxy.RejectNew, d.proxy.UnderWay

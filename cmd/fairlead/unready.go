@@ -41,7 +41,7 @@ func (d *door) shed(ctx context.Context) error {
 			was = ready
 		}
 		if !ready {
-			d.sendAway()
+			d.frames.SendAway()
 		}
 	}
 }

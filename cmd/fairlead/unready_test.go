@@ -17,9 +17,9 @@ import (
 )
 
 // serveDoor serves a door that is ready as long as ill is false.
-func serveDoor(t *testing.T, lane string) (address string, client *tls.Config, ill *atomic.Bool) {
+func serveDoor(t *testing.T, change func(*options)) (address string, client *tls.Config, ill *atomic.Bool) {
 	t.Helper()
-	d, ca := aloneDoor(t, func(o *options) { o.h2Lane = lane })
+	d, ca := aloneDoor(t, change)
 	ill = &atomic.Bool{}
 	d.ready.List = append(d.ready.List, health.Check{Name: "test", Func: func(*http.Request) error {
 		if ill.Load() {
@@ -117,49 +117,62 @@ func farewell(f http2.Frame) bool {
 
 // A replica without a healthy apiserver does not keep its clients: behind a balancer of TCP connections nothing else moves them.
 func TestUnreadySendsClientsAway(t *testing.T) {
-	for _, lane := range []string{"frame", "nethttp"} {
-		t.Run(lane, func(t *testing.T) {
-			address, c, ill := serveDoor(t, lane)
-			for from := time.Now(); ; { // it is not ready as soon as it serves
-				if status, last := dialOld(t, address, c).ask(t); status == http.StatusOK && !last {
-					break
-				}
-				if time.Since(from) > 20*time.Second {
-					t.Fatal("it is never ready")
-				}
-			}
-			one, two := dialOld(t, address, c), dialRaw(t, address, c.Clone())
-			if _, last := one.ask(t); last {
-				t.Error("a connection ends although all is well")
-			}
-			two.ask(t, 1)
-			ill.Store(true)
-			if !two.await(t, farewell) {
-				t.Error("HTTP/2: no GOAWAY")
-			}
-			if two.await(t, func(http2.Frame) bool { return false }) {
-				t.Error("HTTP/2: the idle connection is kept")
-			}
-			if _, err := one.r.ReadByte(); !errors.Is(err, io.EOF) {
-				t.Errorf("HTTP/1.1: the idle connection is kept: %v", err)
-			}
-			if status, last := dialOld(t, address, c).ask(t); status != http.StatusInternalServerError || !last {
-				t.Errorf("HTTP/1.1: a new connection gets %d, and ends %v", status, last)
-			}
-			late := dialRaw(t, address, c.Clone())
-			late.ask(t, 1)
-			if !late.await(t, farewell) {
-				t.Error("HTTP/2: no GOAWAY on a new connection")
-			}
-			ill.Store(false)
-			for from := time.Now(); ; {
-				if status, last := dialOld(t, address, c).ask(t); status == http.StatusOK && !last {
-					break
-				}
-				if time.Since(from) > 20*time.Second {
-					t.Fatal("connections still end when all is well again")
-				}
-			}
-		})
+	address, c, ill := serveDoor(t, func(*options) {})
+	for from := time.Now(); ; { // it is not ready as soon as it serves
+		if status, last := dialOld(t, address, c).ask(t); status == http.StatusOK && !last {
+			break
+		}
+		if time.Since(from) > 20*time.Second {
+			t.Fatal("it is never ready")
+		}
+	}
+	one, two := dialOld(t, address, c), dialRaw(t, address, c.Clone())
+	if _, last := one.ask(t); last {
+		t.Error("a connection ends although all is well")
+	}
+	two.ask(t, 1)
+	ill.Store(true)
+	if !two.await(t, farewell) {
+		t.Error("HTTP/2: no GOAWAY")
+	}
+	if two.await(t, func(http2.Frame) bool { return false }) {
+		t.Error("HTTP/2: the idle connection is kept")
+	}
+	if _, err := one.r.ReadByte(); !errors.Is(err, io.EOF) {
+		t.Errorf("HTTP/1.1: the idle connection is kept: %v", err)
+	}
+	if status, last := dialOld(t, address, c).ask(t); status != http.StatusInternalServerError || !last {
+		t.Errorf("HTTP/1.1: a new connection gets %d, and ends %v", status, last)
+	}
+	late := dialRaw(t, address, c.Clone())
+	late.ask(t, 1)
+	if !late.await(t, farewell) {
+		t.Error("HTTP/2: no GOAWAY on a new connection")
+	}
+	ill.Store(false)
+	for from := time.Now(); ; {
+		if status, last := dialOld(t, address, c).ask(t); status == http.StatusOK && !last {
+			break
+		}
+		if time.Since(from) > 20*time.Second {
+			t.Fatal("connections still end when all is well again")
+		}
+	}
+}
+
+// With --http2=false clients are offered HTTP/1.1 alone.
+func TestHTTP1Alone(t *testing.T) {
+	address, c, _ := serveDoor(t, func(o *options) { o.http2 = false })
+	c.NextProtos = []string{"h2", "http/1.1"}
+	conn, err := tls.Dial("tcp", address, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if got := conn.ConnectionState().NegotiatedProtocol; got != "http/1.1" {
+		t.Errorf("negotiated %q", got)
+	}
+	if status, _ := dialOld(t, address, c).ask(t); status == 0 {
+		t.Error("no answer")
 	}
 }

@@ -200,30 +200,19 @@ func (d *door) tableReady(*http.Request) error {
 
 func (d *door) localReady(*http.Request) error { return d.local.Ready() }
 
-func (d *door) makeServers(context.Context) (err error) {
-	d.front = newServer(d.proxy, d.certs.TLS(), d.o.streamsPerConn, d.log)
+// makeServers makes the ports' servers. Those of HTTP/2 have their connections only where it is offered; the front door's has those to backends in any case.
+func (d *door) makeServers(context.Context) error {
+	d.front = newServer(d.proxy, d.certs.TLS(), d.log)
 	d.front.ConnContext = d.proxy.ConnContext
-	if d.o.h2Lane == "frame" {
-		d.frames = d.proxy.Frames(h2.Config{MaxStreams: uint32(d.o.streamsPerConn), Memory: d.held, Logger: d.log, Metrics: d.metrics}) //nolint:gosec,contextcheck // validated; connections end with the server, not with its making
-		d.front.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": d.frames.Serve}
-		d.frontListener = d.frames.Listener(d.frontListener)
-	}
-	d.admin = newServer(adminPages(d.live, d.ready, d.metrics, d.pages, d.proxy.Guard), d.certs.TLS(), d.o.streamsPerConn, d.log)
+	d.frames = d.proxy.Frames(h2.Config{MaxStreams: uint32(d.o.streamsPerConn), Memory: d.held, Logger: d.log, Metrics: d.metrics}) //nolint:gosec,contextcheck // validated; connections end with the server, not with its making
+	d.front.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": d.frames.Serve}
+	d.frontListener = d.frames.Listener(d.frontListener)
+
+	d.admin = newServer(adminPages(d.live, d.ready, d.metrics, d.pages, d.proxy.Guard), d.certs.TLS(), d.log)
 	d.admin.ConnContext = d.proxy.ConnContext
-	if d.frames != nil {
-		d.adminFrames = d.adminLane() //nolint:contextcheck // connections end with the server, not with its making
-		d.admin.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": d.adminFrames.Serve}
-		d.adminListener = d.adminFrames.Listener(d.adminListener)
-	}
-	if d.frames != nil {
-		d.sendAway = d.frames.SendAway
-		return nil
-	}
-	for _, s := range []*http.Server{d.admin, d.front} {
-		if d.sendAway, err = calm(s, d.o.streamsPerConn, d.proxy.Unserved); err != nil { //nolint:contextcheck // connections end with the server, not with its making
-			return cli.Usage(err) // cipher suites without one that HTTP/2 requires
-		}
-	}
+	d.adminFrames = d.adminLane() //nolint:contextcheck // connections end with the server, not with its making
+	d.admin.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": d.adminFrames.Serve}
+	d.adminListener = d.adminFrames.Listener(d.adminListener)
 	return nil
 }
 

@@ -1,12 +1,11 @@
-// Package backend carries requests to extension servers and to the local apiserver: choice of an endpoint, connections, retry, limits.
+// Package backend knows the endpoints of extension servers and of the local apiserver: which to choose, how to dial them, how much they may be asked.
 //
-// An Upstream is one set of endpoints under one trust: an APIService's backend (Pools), or one of the three pools of the local apiserver (Local). Each of its
-// endpoints has a pool of connections, HTTP/2 or HTTP/1.1, which this package opens and closes; the frame lane takes only the choice (Pick) and the dialling
-// (DialH2) and owns its connections itself.
+// An Upstream is one set of endpoints under one trust: an APIService's backend (Pools), or one of the pools of the local apiserver (Local). Over HTTP/2 requests
+// are forwarded by the engine of proxy/h2, which takes the choice (Pick) and the dialling (DialH2) and owns its connections itself. Over HTTP/1.1 they are
+// forwarded here (RoundTrip), by an http.Transport for each endpoint.
 //
-// The concurrency rule: what a request reads to choose an endpoint (a view) is immutable and is swapped as a whole; an endpoint's connections are guarded by the
-// endpoint's own mutex, which is never held over I/O. Connections are dialled and closed by goroutines of the Pools or the Local, which end with its Run; no
-// request dials by itself, so that a request that gives up leaves no half-open connection behind and a thousand waiting requests make one dial.
+// The concurrency rule: what a request reads to choose an endpoint (a view) is immutable and is swapped as a whole; no mutex is held over I/O. What watches over
+// connections ends with the Run of the Pools or the Local.
 //
 // What this package is not: it does not decide where a request goes, changes none of its header fields, writes no response, and does not probe extension servers
 // (health does; it is told what live traffic has seen).

@@ -199,6 +199,7 @@ func TestLocalRestart(t *testing.T) {
 					t.Errorf("took %v", took)
 				}
 				n.stopAll()
+				time.Sleep(6 * time.Second) // TLS gives its last word 5 s
 			})
 		})
 	}

@@ -11,7 +11,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // memoryNet is a network inside the process, for synctest: real TLS and HTTP servers behind pipes.
@@ -104,7 +103,6 @@ func (n *memoryNet) stopAll() {
 	for _, s := range list {
 		s.stop()
 	}
-	time.Sleep(6 * time.Second) // TLS gives its last word 5 s
 }
 
 func (s *memoryServer) Accept() (net.Conn, error) {

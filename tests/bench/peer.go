@@ -28,8 +28,7 @@ var nginxConfig string
 // The peers, in the order of the report.
 const (
 	fairlead   = "fairlead"
-	base       = "fairlead-base"    // an earlier Fairlead
-	nethttp    = "fairlead-nethttp" // Fairlead's other lane
+	base       = "fairlead-base" // an earlier Fairlead
 	reverse    = "reverseproxy"
 	haproxy    = "haproxy"
 	nginx      = "nginx"
@@ -77,8 +76,6 @@ func (w *world) start(ctx context.Context, name string) error {
 		err = w.startFairlead(ctx, p)
 	case base:
 		err = w.startFairlead(ctx, p)
-	case nethttp:
-		err = w.startFairlead(ctx, p, "--h2-lane=nethttp")
 	case aggregator:
 		p.part, p.address = w.APIServers[0], strings.TrimPrefix(w.Endpoint().URL, "https://")
 	case direct:

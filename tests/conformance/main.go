@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -34,7 +35,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	var o options
-	flag.StringVar(&o.lane, "lane", "frame", "how Fairlead forwards HTTP/2: frame or nethttp; direct: no Fairlead at all")
+	flag.StringVar(&o.lane, "lane", "h2", "what Fairlead offers its clients: h2 or http1; direct: no Fairlead at all")
 	flag.StringVar(&o.fairlead, "fairlead", "bin/fairlead", "fairlead executable")
 	flag.StringVar(&o.focus, "focus", focus(), "regular expression of the specs to run")
 	flag.IntVar(&o.want, "want", 0, "least number of specs; fewer is a failure")
@@ -96,7 +97,7 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 func raise(ctx context.Context, c *cluster.Cluster, o options) (cluster.Endpoint, error) {
 	server := c.Endpoint()
 	if o.lane != direct {
-		front, err := c.StartFairlead(ctx, cluster.Fairlead{Path: o.fairlead, Args: []string{"--h2-lane=" + o.lane}})
+		front, err := c.StartFairlead(ctx, cluster.Fairlead{Path: o.fairlead, Args: []string{"--http2=" + strconv.FormatBool(o.lane == "h2")}})
 		if err != nil {
 			return server, err
 		}

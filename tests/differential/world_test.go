@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -61,9 +62,9 @@ func newWorld(t *testing.T, args ...string) *world {
 	}
 	w := &world{Cluster: c, clients: map[string]*http.Client{}}
 	w.start = func(lane string) (*cluster.Front, error) {
-		return c.StartFairlead(t.Context(), cluster.Fairlead{Path: binary, Name: "fairlead-" + lane, Args: append([]string{"--h2-lane=" + lane}, args...)})
+		return c.StartFairlead(t.Context(), cluster.Fairlead{Path: binary, Name: "fairlead-" + lane, Args: append([]string{"--http2=" + strconv.FormatBool(lane == "h2")}, args...)})
 	}
-	if w.front, err = w.start("frame"); err != nil {
+	if w.front, err = w.start("h2"); err != nil {
 		t.Fatal(err)
 	}
 	rc := c.Endpoint().RESTConfig(c.Admin())
@@ -74,18 +75,18 @@ func newWorld(t *testing.T, args ...string) *world {
 	return w
 }
 
-// eachLane runs a test through each way in which Fairlead forwards HTTP/2, all in the same cluster.
+// eachLane runs a test over each protocol that Fairlead offers its clients, all in the same cluster.
 func (w *world) eachLane(t *testing.T, f func(*testing.T, *world)) {
 	t.Helper()
-	front, err := w.start("nethttp")
+	front, err := w.start("http1")
 	if err != nil {
 		t.Fatal(err)
 	}
 	other := *w
 	other.front = front
 	w.clients[front.Endpoint.URL] = client(t, front.Endpoint, w.Admin())
-	t.Run("frame", func(t *testing.T) { f(t, w) })
-	t.Run("nethttp", func(t *testing.T) { f(t, &other) })
+	t.Run("h2", func(t *testing.T) { f(t, w) })
+	t.Run("http1", func(t *testing.T) { f(t, &other) })
 }
 
 func client(t *testing.T, e cluster.Endpoint, cr cluster.Credentials) *http.Client {

@@ -12,15 +12,15 @@ import (
 // is the case, not Fairlead.
 const direct = "FAIRLEAD_E2E_DIRECT"
 
-// lanes are the ways in which Fairlead forwards HTTP/2 (--h2-lane). Nobody may feel a difference.
+// lanes are the protocols that Fairlead offers its clients (--http2). Nobody may feel a difference.
 func lanes() []string {
 	if os.Getenv(direct) != "" {
 		return []string{direct}
 	}
-	return []string{"frame", "nethttp"}
+	return []string{"h2", "http1"}
 }
 
-// TestE2E runs every case through Fairlead, on each lane: with kubectl and client-go, and nothing changed but the address of the server.
+// TestE2E runs every case through Fairlead, over each protocol: with kubectl and client-go, and nothing changed but the address of the server.
 func TestE2E(t *testing.T) {
 	fairlead := buildFairlead(t, t.TempDir())
 	t.Run("usage", func(t *testing.T) { testUsage(t, fairlead) })

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -48,7 +49,7 @@ func newWorld(t *testing.T, lane, fairlead string) *world {
 	}
 	// kube-apiserver forgets old revisions every five minutes: a case that wants to see one forgotten has not that long.
 	// One lane's cluster believes X-Remote-Uid, the other's does not, as kubeadm's. Both have more than one name for everything that a front proxy says.
-	w := &world{lane: lane, uids: lane != "frame", cache: filepath.Join(dir, "kubectl-cache")}
+	w := &world{lane: lane, uids: lane != "h2", cache: filepath.Join(dir, "kubectl-cache")}
 	aliases := []string{"--requestheader-username-headers=X-Harbour-User", "--requestheader-group-headers=X-Harbour-Group", "--requestheader-extra-headers-prefix=X-Harbour-Extra-"}
 	w.Cluster, err = cluster.Start(ctx, cluster.Config{Dir: dir, UIDHeaders: w.uids, APIServerArgs: append(aliases, "--etcd-compaction-interval=5s")})
 	if err != nil {
@@ -69,7 +70,7 @@ func newWorld(t *testing.T, lane, fairlead string) *world {
 	w.must(t, "starting the sample extension server", func() error { _, err := c.StartSampleAPIServer(ctx); return err })
 	if lane != direct {
 		args := []string{
-			"--h2-lane=" + lane, "--requestheader-username-headers=X-Remote-User,X-Harbour-User", "--requestheader-group-headers=X-Remote-Group,X-Harbour-Group",
+			"--http2=" + strconv.FormatBool(lane == "h2"), "--requestheader-username-headers=X-Remote-User,X-Harbour-User", "--requestheader-group-headers=X-Remote-Group,X-Harbour-Group",
 			"--requestheader-extra-headers-prefix=X-Remote-Extra-,X-Harbour-Extra-",
 		}
 		if w.uids {

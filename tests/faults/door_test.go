@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -33,7 +34,7 @@ func (w *world) newDoor(t *testing.T, lane string, args ...string) *door {
 // newDoorTo is newDoor before the kube-apiservers named.
 func (w *world) newDoorTo(t *testing.T, lane string, servers []string, args ...string) *door {
 	t.Helper()
-	args = append([]string{"--h2-lane=" + lane, "--local-apiserver=" + strings.Join(servers, ",")}, args...)
+	args = append([]string{"--http2=" + strconv.FormatBool(lane == "h2"), "--local-apiserver=" + strings.Join(servers, ",")}, args...)
 	front, err := w.StartFairlead(t.Context(), cluster.Fairlead{Path: filepath.Join(w.bin, "fairlead"), Name: w.name("fairlead"), Args: args})
 	if err != nil {
 		t.Fatal(err)

@@ -30,5 +30,5 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// lanes are the ways in which Fairlead forwards HTTP/2 (--h2-lane).
-func lanes() []string { return []string{"frame", "nethttp"} }
+// lanes are the protocols that Fairlead offers its clients (--http2).
+func lanes() []string { return []string{"h2", "http1"} }

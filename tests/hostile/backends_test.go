@@ -130,10 +130,10 @@ func (d *door) taste(t *testing.T, c *http.Client, path string) int {
 }
 
 // testBombs has a backend's discovery and OpenAPI unpack to a thousand times their size, or never end, from the beginning.
-func testBombs(t *testing.T, w *world, lane string) {
+func testBombs(t *testing.T, w *world) {
 	for _, kind := range []extension.Kind{extension.GzipBomb, extension.HugeBody, extension.EndlessHeaders, extension.InformationalFlood, extension.Redirect, extension.Garbage} {
 		t.Run(string(kind), func(t *testing.T) {
-			d := w.open(t, "--h2-lane="+lane)
+			d := w.open(t)
 			before, _ := d.memory(t)
 			d.forgetPeak(t)
 			if err := d.target.Set(extension.Fault{Kind: kind, Path: "/openapi", Size: 1 << 28}, extension.Fault{Kind: kind, Path: "/apis", Size: 1 << 28}); err != nil {

@@ -35,7 +35,7 @@ type harbour struct {
 const remotePath = "/apis/mirror.example.com/v1/namespaces/default/widgets"
 
 // newHarbour starts one. Nobody may read discovery or own pages without a role, so that refusals name who asked.
-func newHarbour(t *testing.T, w *world, lane string) *harbour {
+func newHarbour(t *testing.T, w *world) *harbour {
 	t.Helper()
 	c, err := cluster.Start(t.Context(), cluster.Config{UIDHeaders: true})
 	if err != nil {
@@ -49,7 +49,7 @@ func newHarbour(t *testing.T, w *world, lane string) *harbour {
 		t.Fatal(err)
 	}
 	h.front, err = c.StartFairlead(t.Context(), cluster.Fairlead{Path: w.bin, Args: []string{
-		"--h2-lane=" + lane, "--requestheader-client-ca-file=" + outer, "--requestheader-allowed-names=outer", "--requestheader-uid-headers=X-Remote-Uid",
+		"--requestheader-client-ca-file=" + outer, "--requestheader-allowed-names=outer", "--requestheader-uid-headers=X-Remote-Uid",
 	}})
 	if err != nil {
 		t.Fatal(err)

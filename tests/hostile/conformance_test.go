@@ -12,8 +12,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
-// testConformance runs h2spec against both ports, as somebody without credentials. With --h2-lane=nethttp both are Go's own server,
-// which answers five of the malformed requests instead of resetting them.
+// testConformance runs h2spec against both ports, as somebody without credentials.
 func testConformance(t *testing.T, w *world) {
 	h2spec, err := tools.Path(t.Context(), tools.Config{Progress: os.Stderr}, "h2spec")
 	if err != nil {

@@ -210,13 +210,10 @@ func testFloods(t *testing.T, d *door) {
 			t.Logf("%d frames on %d connections, told %v; %s", y.frames.Load(), y.connections.Load(), slices.Sorted(maps.Keys(y.told)), c)
 			c.held(t, floodMemory)
 			// Whose user has given up too much is asked to go, which is NO_ERROR, before the connection's own budget is spent.
-			if f.want != "" && isFrame(t) && y.told[f.want]+y.told["NO_ERROR"] == 0 {
+			if f.want != "" && y.told[f.want]+y.told["NO_ERROR"] == 0 {
 				t.Errorf("connections ended with %v, want %s", y.told, f.want)
 			}
 		})
 	}
 	d.serves(t, target)
 }
-
-// isFrame reports whether a case is about the frame lane, whose answers are ours; the other lane's are net/http's.
-func isFrame(t *testing.T) bool { return strings.Contains(t.Name(), "/frame") }

@@ -18,17 +18,15 @@ var (
 func TestProtocol(t *testing.T) {
 	w := newWorld(t)
 	t.Run("h2spec", func(t *testing.T) { testConformance(t, w) })
-	for _, lane := range []string{"frame", "nethttp"} {
-		t.Run(lane, func(t *testing.T) {
-			d := w.open(t, "--h2-lane="+lane)
-			t.Run("smuggling", func(t *testing.T) { testSmuggling(t, d) })
-			t.Run("backends", func(t *testing.T) { testBackends(t, d) })
-			t.Run("bombs", func(t *testing.T) { testBombs(t, w, lane) })
-			t.Run("floods", func(t *testing.T) { testFloods(t, d) })
-			t.Run("many streams", func(t *testing.T) { testManyStreams(t, d) })
-			t.Run("idle connections", func(t *testing.T) { testIdle(t, d) })
-			t.Run("slow peers", func(t *testing.T) { testSlow(t, d) })
-			t.Run("slow readers", func(t *testing.T) { testSlowReaders(t, d) })
-		})
-	}
+	t.Run("frame", func(t *testing.T) {
+		d := w.open(t)
+		t.Run("smuggling", func(t *testing.T) { testSmuggling(t, d) })
+		t.Run("backends", func(t *testing.T) { testBackends(t, d) })
+		t.Run("bombs", func(t *testing.T) { testBombs(t, w) })
+		t.Run("floods", func(t *testing.T) { testFloods(t, d) })
+		t.Run("many streams", func(t *testing.T) { testManyStreams(t, d) })
+		t.Run("idle connections", func(t *testing.T) { testIdle(t, d) })
+		t.Run("slow peers", func(t *testing.T) { testSlow(t, d) })
+		t.Run("slow readers", func(t *testing.T) { testSlowReaders(t, d) })
+	})
 }

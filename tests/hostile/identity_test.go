@@ -23,13 +23,11 @@ import (
 // TestIdentity is about who one is: nobody may become somebody else, whatever is said beside the credentials.
 func TestIdentity(t *testing.T) {
 	w := newWorld(t)
-	for _, lane := range []string{"frame", "nethttp"} {
-		t.Run(lane, func(t *testing.T) {
-			h := newHarbour(t, w, lane)
-			t.Run("matrix", func(t *testing.T) { testMatrix(t, h) })
-			t.Run("leakage", func(t *testing.T) { testLeakage(t, h) })
-		})
-	}
+	t.Run("frame", func(t *testing.T) {
+		h := newHarbour(t, w)
+		t.Run("matrix", func(t *testing.T) { testMatrix(t, h) })
+		t.Run("leakage", func(t *testing.T) { testLeakage(t, h) })
+	})
 }
 
 // passport is one way of saying who one is.

@@ -21,11 +21,10 @@ import (
 // lame is a peer that begins something and does not go on with it, or hardly.
 type lame struct {
 	name  string
-	proto string // what it negotiates. Empty: no TLS at all
-	say   string // what it says at once
-	drip  string // what it says again every half second, when it was not cut
-	// frame and nethttp are for how long the lanes may bear with it.
-	frame, nethttp time.Duration
+	proto string        // what it negotiates. Empty: no TLS at all
+	say   string        // what it says at once
+	drip  string        // what it says again every half second, when it was not cut
+	bound time.Duration // for how long it may be borne with
 }
 
 // slack is for a busy machine, and for the ticks of timers.
@@ -43,16 +42,16 @@ func lames() []lame {
 		return "POST " + target + "?timeout=2s HTTP/1.1\r\nHost: x\r\n" + fields + "\r\n"
 	}
 	return []lame{
-		{name: "no handshake", frame: head, nethttp: head},
-		{name: "half a head over HTTP/1.1", proto: "http/1.1", say: "GET / HTTP/1.1\r\nHost: x\r\n", drip: "X: y\r\n", frame: head, nethttp: head},
-		{name: "no preface over HTTP/2", proto: "h2", frame: h2, nethttp: h2},
-		{name: "half a preface", proto: "h2", say: http2.ClientPreface[:10], frame: h2, nethttp: h2},
-		{name: "no SETTINGS", proto: "h2", say: http2.ClientPreface, frame: h2, nethttp: gone},
-		{name: "half a field block", proto: "h2", say: http2.ClientPreface + "\x00\x00\x00\x04\x00\x00\x00\x00\x00" + "\x00\x00\x01\x01\x01\x00\x00\x00\x01\x82", frame: h2, nethttp: gone},
-		{name: "a body that drips", proto: "http/1.1", say: post("Content-Length: 100000\r\n"), drip: "x", frame: asks + rest, nethttp: asks + rest},
-		{name: "chunks that drip", proto: "http/1.1", say: post("Transfer-Encoding: chunked\r\n"), drip: "1\r\nx\r\n", frame: asks + rest, nethttp: asks + rest},
-		{name: "a body that nobody wants", proto: "http/1.1", say: strings.Replace(post("Authorization: Basic eDp5\r\nContent-Length: 100000\r\n"), target, "/nowhere", 1), drip: "x", frame: rest, nethttp: rest},
-		{name: "a long body that stops", proto: "http/1.1", say: post("Content-Length: 100000\r\n") + strings.Repeat("x", 1000), frame: asks + rest, nethttp: asks + rest},
+		{name: "no handshake", bound: head},
+		{name: "half a head over HTTP/1.1", proto: "http/1.1", say: "GET / HTTP/1.1\r\nHost: x\r\n", drip: "X: y\r\n", bound: head},
+		{name: "no preface over HTTP/2", proto: "h2", bound: h2},
+		{name: "half a preface", proto: "h2", say: http2.ClientPreface[:10], bound: h2},
+		{name: "no SETTINGS", proto: "h2", say: http2.ClientPreface, bound: h2},
+		{name: "half a field block", proto: "h2", say: http2.ClientPreface + "\x00\x00\x00\x04\x00\x00\x00\x00\x00" + "\x00\x00\x01\x01\x01\x00\x00\x00\x01\x82", bound: h2},
+		{name: "a body that drips", proto: "http/1.1", say: post("Content-Length: 100000\r\n"), drip: "x", bound: asks + rest},
+		{name: "chunks that drip", proto: "http/1.1", say: post("Transfer-Encoding: chunked\r\n"), drip: "1\r\nx\r\n", bound: asks + rest},
+		{name: "a body that nobody wants", proto: "http/1.1", say: strings.Replace(post("Authorization: Basic eDp5\r\nContent-Length: 100000\r\n"), target, "/nowhere", 1), drip: "x", bound: rest},
+		{name: "a long body that stops", proto: "http/1.1", say: post("Content-Length: 100000\r\n") + strings.Repeat("x", 1000), bound: asks + rest},
 	}
 }
 
@@ -89,13 +88,9 @@ func testSlow(t *testing.T, d *door) {
 		longest[x.l.name] = max(longest[x.l.name], x.took)
 	}
 	for _, l := range lames() {
-		bound := l.frame
-		if !isFrame(t) {
-			bound = l.nethttp
-		}
-		t.Logf("%s: cut after %s, bound %s", l.name, longest[l.name].Round(time.Second), bound)
-		if longest[l.name] > bound+slack {
-			t.Errorf("%s: borne with for %s, want %s", l.name, longest[l.name], bound)
+		t.Logf("%s: cut after %s, bound %s", l.name, longest[l.name].Round(time.Second), l.bound)
+		if longest[l.name] > l.bound+slack {
+			t.Errorf("%s: borne with for %s, want %s", l.name, longest[l.name], l.bound)
 		}
 	}
 }

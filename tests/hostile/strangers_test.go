@@ -29,7 +29,7 @@ import (
 // kube-apiserver, over both HTTP versions. The letters are those of the review that found the attacks.
 func TestStrangers(t *testing.T) {
 	w := newWorld(t)
-	h := newHarbour(t, w, "frame")
+	h := newHarbour(t, w)
 	h.account(t)
 	h.publish(t)
 	if err := h.remote.Set(extension.Fault{Kind: extension.Slow, Delay: othersTake, Path: remotePath}); err != nil {

@@ -64,7 +64,7 @@ func startFront(t *testing.T, w *world, lane string, args ...string) *front {
 		Args: append([]string{
 			"--tls-cert-file=" + filepath.Join(f.serving.dir, "tls.crt"), "--tls-private-key-file=" + filepath.Join(f.serving.dir, "tls.key"),
 			"--client-ca-file=" + f.clients.file, "--requestheader-client-ca-file=" + f.proxies.file, "--requestheader-allowed-names=gateway",
-			"--proxy-client-cert-file=" + cert, "--proxy-client-key-file=" + key, "--h2-lane=" + lane,
+			"--proxy-client-cert-file=" + cert, "--proxy-client-key-file=" + key, fmt.Sprint("--http2=", lane == "h2"),
 		}, args...),
 	})
 	if err != nil {

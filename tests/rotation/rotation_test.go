@@ -11,8 +11,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// lanes are the values of --h2-lane that everything is shown on.
-func lanes() []string { return []string{"frame", "nethttp"} }
+// lanes are the protocols over which everything is shown (--http2).
+func lanes() []string { return []string{"h2", "http1"} }
 
 func TestRotation(t *testing.T) {
 	w := newWorld(t)

@@ -47,7 +47,7 @@ type door struct {
 func (w *world) raiseDoors(ctx context.Context) error {
 	for i, name := range []string{"a", "b"} {
 		front, err := w.StartFairlead(ctx, cluster.Fairlead{Path: w.o.fairlead, Name: "fairlead-" + name, Args: []string{
-			"--h2-lane=" + w.o.lane,
+			fmt.Sprint("--http2=", w.o.lane == "h2"),
 			"--local-apiserver=" + w.EndpointOf(0).URL + "," + w.EndpointOf(1).URL,
 			"--request-timeout=" + requestTimeout.String(), "--shutdown-delay-duration=" + drainDelay.String(), "--shutdown-watch-termination-grace-period=1s",
 			"--access-log=" + filepath.Join(w.Dir(), "access-"+name+".jsonl"),

@@ -37,7 +37,7 @@ func main() {
 	var o options
 	flag.Float64Var(&o.minutes, "minutes", 20, "how long to break things")
 	flag.Uint64Var(&o.seed, "seed", 1, "what to draw faults and requests from")
-	flag.StringVar(&o.lane, "lane", "frame", "how Fairlead forwards HTTP/2: frame or nethttp")
+	flag.StringVar(&o.lane, "lane", "h2", "what Fairlead offers its clients: h2 or http1")
 	flag.StringVar(&o.fairlead, "fairlead", "bin/fairlead", "fairlead executable")
 	flag.IntVar(&o.rate, "rate", 120, "requests a second")
 	flag.StringVar(&o.only, "only", "", "tormentors to let loose, comma-separated: backend, registry, plane, door. Empty: all")
