@@ -8,6 +8,8 @@ import (
 	"net/http/httptrace"
 	"net/textproto"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
@@ -16,7 +18,13 @@ import (
 // carry forwards a request of an HTTP/1.1 client over the engine, which does what it does for
 // HTTP/2: it places, repeats, limits and cleans, and says how the request has ended.
 func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange) {
-	defer r.Body.Close() // what still reads it must not outlive the handler (golang/go#46866)
+	body := &uploaded{ReadCloser: r.Body}
+	if r.Body != http.NoBody {
+		own := *r
+		own.Body, r = body, &own
+	}
+	answered := false
+	defer func() { body.end(w, answered) }()
 	x.bind()
 	x.ended = &ended{}
 	plan := x.plan()
@@ -39,6 +47,38 @@ func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange) {
 	default:
 		p.forwardFailed(w, r, err)
 	}
+	answered = true
+}
+
+// uploaded is a body that tells whether it was read to its end.
+type uploaded struct {
+	io.ReadCloser
+	ended atomic.Bool
+}
+
+func (b *uploaded) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil {
+		b.ended.Store(true)
+	}
+	return n, err //nolint:wrapcheck // io.EOF must stay what it is
+}
+
+// uploadRest is how long the end of a Read is waited for that is under way when the request was answered.
+const uploadRest = 5 * time.Second
+
+// end closes the body: what still reads it must not outlive the handler (golang/go#46866), and net/http's Close waits for it. The
+// client has its answer meanwhile.
+func (b *uploaded) end(w http.ResponseWriter, answered bool) {
+	if b.ReadCloser != http.NoBody && !b.ended.Load() {
+		control := http.NewResponseController(w)
+		if answered {
+			_ = control.Flush()
+		}
+		_ = control.SetReadDeadline(time.Now().Add(uploadRest))
+		defer func() { _ = control.SetReadDeadline(time.Time{}) }()
+	}
+	_ = b.Close() // nobody reads any more
 }
 
 // learn finds out whether the backend speaks HTTP/2, within the time that the request has.

@@ -16,7 +16,7 @@ type exchange struct {
 	conn     *authn.Conn
 	decision Decision
 	// upstream is what carries the request, once it is forwarded; up is the same as the engine knows
-	// it. relayed says that the health relay asks for it.
+	// it, nil beside it. relayed says that the health relay asks for it.
 	upstream *backend.Upstream
 	up       *frameUpstream
 	relayed  bool

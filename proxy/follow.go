@@ -23,7 +23,7 @@ type follow struct {
 // following reports whether any request is followed.
 func (p *Proxy) following() bool { return p.cfg.Audit != nil || p.cfg.Tracer != nil }
 
-// follow begins to follow a request that was decided upon. It emits nothing yet: the other lane may have the request after all.
+// follow begins to follow a request that was decided upon. It emits nothing yet: Proxy.ServeHTTP may have the request after all.
 func (p *Proxy) follow(h *Head, d *Decision) *follow {
 	if !p.following() {
 		return nil
@@ -92,7 +92,7 @@ func (f *follow) responded(status int) {
 	}
 }
 
-// propagate tells the next hop of the span, on the net/http lane.
+// propagate tells the next hop of the span, over HTTP/1.1.
 func (f *follow) propagate(h http.Header) {
 	if f != nil && f.span != nil {
 		f.span.Header(h)

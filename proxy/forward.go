@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 )
 
-// forward carries a request out on the net/http lane.
+// forward carries a request out that has not come frame by frame.
 func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 	d := &x.decision
 	// A load balancer's probe may come from the address that gives up: its relay has a bound of its own.

@@ -20,7 +20,7 @@ import (
 )
 
 // frameLane carries out decisions on proxy/h2: what is forwarded from an HTTP/2 client to an HTTP/2 backend goes frame by frame, everything else is handed
-// to the net/http lane. What it knows of upstreams and endpoints, *frameUpstream and *h2.Endpoint, is in their slots.
+// to Proxy.ServeHTTP. What it knows of upstreams and endpoints, *frameUpstream and *h2.Endpoint, is in their slots.
 type frameLane struct {
 	p        *Proxy
 	server   *h2.Server
@@ -54,7 +54,7 @@ type frameBackend struct {
 
 // frameConn is what is known of a client's connection beside its requests.
 type frameConn struct {
-	conn     *authn.Conn // the one that the net/http lane knows, too
+	conn     *authn.Conn // the one that Proxy.ServeHTTP knows, too
 	remote   string
 	remoteIP string
 	number   uint32
@@ -93,7 +93,7 @@ func (l *frameLane) newConn(c *h2.ConnInfo) *frameConn {
 }
 
 // decide is h2.Config.Decide. What needs I/O, or a turn at the desk for the connection's certificates, is parked.
-// A long head is the net/http lane's, which decides it at the desk.
+// A long head is decided at the desk, by Proxy.ServeHTTP.
 //
 //fairlead:loop
 func (l *frameLane) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2.Plan, bool) {
@@ -147,7 +147,7 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 		return r.refuseGivenUp()
 	}
 	if up == nil || r.follow.bodies(d) {
-		// The net/http lane decides again, from the caches.
+		// Proxy.ServeHTTP decides again, from the caches.
 		l.recycle(r)
 		return h2.Plan{Serve: l.p, GoAway: l.p.goAway()}
 	}
@@ -162,14 +162,14 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 	return plan
 }
 
-// refuse answers a request for which there is no place. The net/http lane is not asked: by then there may be one, and
+// refuse answers a request for which there is no place. Proxy.ServeHTTP is not asked: by then there may be one, and
 // it would forward over connections of its own what belongs here.
 func (r *frameRequest) refuse(err error) h2.Plan {
 	r.decision.Set = nil
 	return h2.Plan{Serve: r.answer(err), Done: r.done, GoAway: r.l.p.goAway()}
 }
 
-// refuseGivenUp answers with the net/http lane only where it must: who asks so has to cost little.
+// refuseGivenUp answers by Proxy.ServeHTTP only where it must: who asks so has to cost little.
 func (r *frameRequest) refuseGivenUp() h2.Plan {
 	l := r.l
 	if !r.plain() {
@@ -230,7 +230,7 @@ type frameUpstream struct {
 	finish func(took time.Duration)
 }
 
-// known returns what the lane knows of an upstream that speaks HTTP/2. Nil: it is the net/http lane's.
+// known returns what the lane knows of an upstream that speaks HTTP/2. Nil: it does not.
 func (l *frameLane) known(u *backend.Upstream) *frameUpstream {
 	if l == nil || u == nil || !u.HTTP2() {
 		return nil

@@ -135,7 +135,7 @@ func exchangeOf(ctx context.Context) *exchange {
 	return x
 }
 
-// ServeHTTP is the net/http lane.
+// ServeHTTP has the requests of HTTP/1.1 clients, and those of HTTP/2 clients that are not forwarded frame by frame.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x := &exchange{p: p, head: headOf(r), conn: p.connOf(r)}
 	rec := p.record(w, r, x)

@@ -12,7 +12,7 @@ import (
 // statusClientGone is what is counted when the client went away before an answer; nobody receives it.
 const statusClientGone = 499
 
-// recorder sees one request of the net/http lane from head to end: it counts it, and writes its line of the access log.
+// recorder sees one request of ServeHTTP from head to end: it counts it, and writes its line of the access log.
 type recorder struct {
 	http.ResponseWriter
 	proxy    *Proxy

@@ -167,7 +167,7 @@ func TestRetryBudget(t *testing.T) {
 	bad, worse := newFaulty(t, closeExecuted), newFaulty(t, closeExecuted)
 	f := newFixture(t, nil)
 	e := f.set(healthy(bad.address), healthy(worse.address))
-	const stock, requests = 100, 200
+	const stock, requests = 20, 200
 	for range retryBurst - stock {
 		if !f.Upstream(e).AllowRetry() {
 			t.Fatal("the stock is smaller than it says")

@@ -6,7 +6,7 @@ import (
 )
 
 const (
-	// slowDial is when a dial that nothing has come of makes its endpoint the worse choice: far above a handshake between continents' neighbours, far below impatience.
+	// slowDial is when a dial that nothing has come of makes its endpoint the worse choice: far above a handshake between continents' neighbours, far below dialTimeout.
 	slowDial = 250 * time.Millisecond
 	// suspicionTime is for how long after a failed dial an endpoint stays the worse choice. Then one request may find out, unless the verdict has come first.
 	suspicionTime = time.Second
@@ -18,7 +18,7 @@ const (
 // begun anew and not be ready, until health has judged it. It ejects nobody: among suspects alone it changes nothing.
 type suspicion struct {
 	any     atomic.Bool  // something is to be looked at: the only thing that a choice reads when all is well
-	dialing atomic.Int64 // since when a dial is under way without a connection to fall back on. Zero: none is
+	dialing atomic.Int64 // since when a dial is under way. Zero: none is
 	failed  atomic.Int64 // when a dial failed last. Zero: the last one succeeded
 	doubted atomic.Int64 // until when a lost connection counts. Zero: it does not
 }
@@ -37,6 +37,8 @@ func (s *suspicion) dialStarted() {
 		s.any.Store(true)
 	}
 }
+
+func (s *suspicion) dialGivenUp() { s.dialing.Store(0) }
 
 func (s *suspicion) dialFailed() {
 	s.dialing.Store(0)

@@ -108,9 +108,12 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, protocols ...stri
 	if removed {
 		return nil, &dialError{dialConnect, errGone}
 	}
+	e.suspicion.dialStarted()
 	tc, err := u.dialTLS(ctx, e.address, protocols)
 	if err != nil {
-		if ctx.Err() != context.Canceled {
+		if ctx.Err() == context.Canceled {
+			e.suspicion.dialGivenUp()
+		} else {
 			e.suspicion.dialFailed()
 		}
 		return nil, err

@@ -215,14 +215,11 @@ type body struct {
 	l       *local
 	r       *http.Request
 	expects bool // the client waits for 100 Continue
-	closed  bool
+	closed  bool // guarded by the shard's mutex
 	eof     bool
 }
 
 func (b *body) Read(p []byte) (int, error) {
-	if b.closed {
-		return 0, http.ErrBodyReadAfterClose
-	}
 	if b.eof {
 		return 0, io.EOF
 	}
@@ -235,8 +232,11 @@ func (b *body) Read(p []byte) (int, error) {
 		l.sh.lock()
 	}
 	b.expects = false
-	for l.s != nil && l.s.half[up].q.size == 0 && !l.s.half[up].end && !l.deadlines.late[up] {
+	for l.s != nil && l.s.half[up].q.size == 0 && !l.s.half[up].end && !l.deadlines.late[up] && !b.closed {
 		l.cond.Wait()
+	}
+	if b.closed {
+		return 0, http.ErrBodyReadAfterClose
 	}
 	s := l.s
 	if s == nil || s.half[up].q.size == 0 && !s.half[up].end {
@@ -266,7 +266,11 @@ func (b *body) Read(p []byte) (int, error) {
 	return 0, io.EOF
 }
 
+// Close ends a Read that is under way: who reads may be another goroutine.
 func (b *body) Close() error {
+	b.l.sh.lock()
+	defer b.l.leave()
 	b.closed = true
+	b.l.wake()
 	return nil
 }
