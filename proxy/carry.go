@@ -33,11 +33,8 @@ func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange) {
 		x.carried(&o)
 		x.ended.set(o)
 	}
-	ctx := httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
-		Got1xxResponse: func(code int, header textproto.MIMEHeader) error { relayInterim(w, code, header); return nil },
-	})
 	h := x.head
-	res, err := p.lane.server.RoundTrip(r.WithContext(ctx), &h2.Head{Method: h.Method, Authority: h.Authority, Fields: h.Fields}, plan)
+	res, err := p.lane.server.RoundTrip(r.WithContext(relayInterims(r.Context(), w)), &h2.Head{Method: h.Method, Authority: h.Authority, Fields: h.Fields}, plan)
 	var failure *h2.Failure
 	switch {
 	case err == nil:
@@ -149,16 +146,19 @@ func (e *ended) get() (o h2.Outcome) {
 	return e.o
 }
 
-// relayInterim passes a 1xx head on, and leaves nothing of it for the final one.
-func relayInterim(w http.ResponseWriter, code int, header textproto.MIMEHeader) {
-	h := w.Header()
-	for key, values := range header {
-		h[key] = append(h[key], values...)
-	}
-	w.WriteHeader(code)
-	for key := range header {
-		h.Del(key)
-	}
+// relayInterims has 1xx heads passed on, of which nothing is left for the final one.
+func relayInterims(ctx context.Context, w http.ResponseWriter) context.Context {
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: func(code int, header textproto.MIMEHeader) error {
+		h := w.Header()
+		for key, values := range header {
+			h[key] = append(h[key], values...)
+		}
+		w.WriteHeader(code)
+		for key := range header {
+			h.Del(key)
+		}
+		return nil
+	}})
 }
 
 // relay passes a backend's answer on to a client of net/http. What cannot be passed on as a whole

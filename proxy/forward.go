@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"net/http"
-	"net/http/httputil"
 	"net/url"
 	"strings"
 	"sync"
@@ -70,8 +68,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 		p.upgrade(w, r, x)
 		return
 	}
-	p.reverse.ServeHTTP(w, r)
-	d.clean(w.Header()) // it holds the trailers, which go out now
+	p.beside(w, r, x)
 }
 
 // upstream is what carries a forwarded request. Nil: its APIService is gone. relayed says that the health relay asks.
@@ -87,37 +84,40 @@ func (p *Proxy) upstream(d *Decision, relayed bool) *backend.Upstream {
 	return nil
 }
 
-func (p *Proxy) newReverse() *httputil.ReverseProxy {
-	return &httputil.ReverseProxy{
-		Rewrite:        p.rewrite,
-		Transport:      roundTripper(p.roundTrip),
-		ModifyResponse: p.checkResponse,
-		ErrorHandler:   p.forwardFailed,
-		ErrorLog:       slog.NewLogLogger(p.log.Handler(), slog.LevelDebug),
-		BufferPool:     &p.copies,
+// beside forwards a request over HTTP/1.1.
+func (p *Proxy) beside(w http.ResponseWriter, r *http.Request, x *exchange) {
+	defer r.Body.Close() // what still reads it must not outlive the handler (golang/go#46866)
+	d := &x.decision
+	out := outgoing(r, x, d.host(x.head))
+	out.Body, out.ContentLength = r.Body, r.ContentLength
+	if out.Trailer = keptTrailers(r.Trailer, &d.Strip); out.Trailer != nil {
+		out.Body = &trailing{r.Body, r.Trailer, out.Trailer}
 	}
+	res, err := x.upstream.RoundTrip(out.WithContext(relayInterims(r.Context(), w)), d.LongRunning) //nolint:contextcheck // the request carries it
+	if err != nil {
+		p.forwardFailed(w, r, err)
+		return
+	}
+	if d.Action == ToLocal {
+		p.cfg.Authn.Seen(&d.Credentials, res.StatusCode)
+	} else if p.rejects(res.StatusCode) {
+		_ = res.Body.Close() // nobody reads it
+		p.forwardFailed(w, r, errRedirect(d.Entry.Name))
+		return
+	}
+	endInTime(r.Context(), res)
+	p.endCleanly(res, d, &x.events)
+	d.clean(res.Header)
+	p.relay(w, res)
+	d.clean(w.Header()) // it holds the trailers, which go out now
 }
 
-type roundTripper func(*http.Request) (*http.Response, error)
-
-func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
-
-// rewrite makes the outgoing request: the same target bytes, the client's fields less what is stripped, then ours.
-func (p *Proxy) rewrite(pr *httputil.ProxyRequest) {
-	x := exchangeOf(pr.In.Context())
-	d := &x.decision
-	pr.Out.URL = targetURL(x.head)
-	pr.Out.Host = d.host(x.head)
-	for name, values := range pr.In.Header { // ReverseProxy has removed what Connection lists
-		if personal(strings.ToLower(name)) {
-			pr.Out.Header[name] = values
-		}
-	}
-	applyFields(pr.Out.Header, d)
-	x.follow.propagate(pr.Out.Header)
-	if pr.Out.Trailer = keptTrailers(pr.In.Trailer, &d.Strip); pr.Out.Trailer != nil && pr.Out.Body != nil {
-		pr.Out.Body = &trailing{pr.Out.Body, pr.In.Trailer, pr.Out.Trailer}
-	}
+// outgoing is the request over HTTP/1.1, without its body: the same target bytes, the client's fields less what is stripped, then ours.
+func outgoing(r *http.Request, x *exchange, host string) *http.Request {
+	out := &http.Request{Method: r.Method, URL: targetURL(x.head), Host: host, Header: r.Header.Clone(), Body: http.NoBody, ProtoMajor: 1, ProtoMinor: 1}
+	applyFields(out.Header, &x.decision)
+	x.follow.propagate(out.Header)
+	return out
 }
 
 // host is what the backend sees as the host it is asked for. Empty: its own address, as remotes see
@@ -195,20 +195,6 @@ func (b *trailing) Read(p []byte) (int, error) {
 	return n, err //nolint:wrapcheck // io.EOF must stay what it is
 }
 
-func (p *Proxy) roundTrip(r *http.Request) (*http.Response, error) {
-	x := exchangeOf(r.Context())
-	d := &x.decision
-	res, err := x.upstream.RoundTrip(r, d.LongRunning) //nolint:contextcheck // the request carries it
-	if err != nil {
-		return nil, err
-	}
-	if d.Action == ToLocal {
-		p.cfg.Authn.Seen(&d.Credentials, res.StatusCode)
-	}
-	endInTime(r.Context(), res)
-	return res, nil
-}
-
 // localPool is the pool that fits credentials; none fits what was meant for a remote.
 func localPool(p authn.Pool) backend.Pool {
 	switch p {
@@ -220,17 +206,6 @@ func localPool(p authn.Pool) backend.Pool {
 		return backend.PoolUnproven
 	}
 	return 0
-}
-
-func (p *Proxy) checkResponse(res *http.Response) error {
-	x := exchangeOf(res.Request.Context())
-	d := &x.decision
-	p.endCleanly(res, d, &x.events)
-	d.clean(res.Header)
-	if d.Action == ToRemote && p.rejects(res.StatusCode) {
-		return errRedirect(d.Entry.Name)
-	}
-	return nil
 }
 
 func (p *Proxy) forwardFailed(w http.ResponseWriter, r *http.Request, err error) {
@@ -245,7 +220,7 @@ func (p *Proxy) forwardFailed(w http.ResponseWriter, r *http.Request, err error)
 	p.writeError(w, r, forwardError(name, err))
 }
 
-// buffers are the copy buffers of ReverseProxy. 32 KiB is its own size; without a pool each response allocates one.
+// buffers are for copying responses. 32 KiB is httputil.ReverseProxy's size.
 type buffers struct{ pool sync.Pool }
 
 func (b *buffers) Get() []byte {

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/http/httputil"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,7 +27,6 @@ type Proxy struct {
 	cfg      Config
 	log      *slog.Logger
 	codecs   runtime.NegotiatedSerializer
-	reverse  *httputil.ReverseProxy
 	admitted http.Handler // behind the impersonation filter
 	health   http.Handler
 	metrics  *metrics
@@ -67,7 +65,6 @@ func New(cfg Config) (*Proxy, error) {
 	}
 	p.limits.init(cfg.MaxInFlight, cfg.MaxMutating)
 	p.ending, p.end = context.WithCancel(context.Background())
-	p.reverse = p.newReverse()
 	p.admitted = p.impersonation(http.HandlerFunc(p.serveImpersonated))
 	if cfg.Local != nil {
 		p.health = http.HandlerFunc(p.serveLocal)

@@ -31,12 +31,8 @@ func (p *Proxy) record(w http.ResponseWriter, r *http.Request, x *exchange) *rec
 
 func (rec *recorder) writer() http.ResponseWriter { return rec }
 
-// WriteHeader notes the final status; interim ones are passed on. Not 101, which net/http/httputil passes on as if it were one: sessions are hijacked, so this
-// is a backend that switches without being asked, and its request fails (proxy/backend).
+// WriteHeader notes the final status; interim ones are passed on.
 func (rec *recorder) WriteHeader(code int) {
-	if code == http.StatusSwitchingProtocols {
-		return
-	}
 	if code < 200 {
 		rec.exchange.decision.clean(rec.Header())
 	} else if rec.status == 0 {

@@ -77,13 +77,10 @@ func (p *Proxy) upgrade(w http.ResponseWriter, r *http.Request, x *exchange) {
 
 // upgradeRequest is the request as the backend at an address gets it: one head, no body.
 func upgradeRequest(r *http.Request, x *exchange, address string) *http.Request {
-	host := cmp.Or(x.decision.host(x.head), address)
-	out := &http.Request{Method: r.Method, URL: targetURL(x.head), Host: host, Header: r.Header.Clone(), Body: http.NoBody, ProtoMajor: 1, ProtoMinor: 1}
-	applyFields(out.Header, &x.decision)
+	out := outgoing(r, x, cmp.Or(x.decision.host(x.head), address))
 	if pool := x.decision.Strip.pool; pool == authn.PoolRemote || pool == authn.PoolCertificate {
 		cutProtocols(out.Header)
 	}
-	x.follow.propagate(out.Header)
 	out.Header.Set("Connection", "Upgrade")
 	out.Header.Set("Upgrade", x.head.Upgrade)
 	return out
