@@ -207,10 +207,11 @@ func TestGuestInterim(t *testing.T) {
 func TestGuestLeaves(t *testing.T) { onDrivers(t, testGuestLeaves) }
 
 func testGuestLeaves(t *testing.T, driver string) {
-	left := make(chan struct{}, 10)
+	arrived, left := make(chan struct{}), make(chan struct{}, 10)
 	x := newHotel(t, driver, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/silent":
+			arrived <- struct{}{}
 		case "/head":
 			w.(http.Flusher).Flush()
 		case "/much":
@@ -234,7 +235,7 @@ func testGuestLeaves(t *testing.T, driver string) {
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
 		if tc.path == "/silent" {
-			time.AfterFunc(20*time.Millisecond, cancel)
+			go func() { <-arrived; cancel() }()
 		}
 		res, err := x.ask(ctx, "POST", tc.path, tc.body)
 		switch {
