@@ -125,7 +125,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 
 	fs.DurationVar(&o.requestTimeout, "request-timeout", time.Minute, "Bound of a request to a remote that is not long-running.")
 	fs.IntVar(&o.maxConnections, "max-connections", 0, "Bound of client connections to the front door; more wait in the kernel's queue. 0: three quarters of the files that the process may have open.")
-	fs.IntVar(&o.streamsPerConn, "http2-max-streams-per-connection", 250, "Concurrent streams that a client may open on one connection; with --h2-lane=nethttp at most 100.")
+	fs.IntVar(&o.streamsPerConn, "http2-max-streams-per-connection", 250, "Concurrent streams that a client may open on one connection.")
 	fs.Float64Var(&o.goawayChance, "goaway-chance", 0, "Chance that an HTTP/2 client is asked to reconnect after a request, at most 0.02: spreads clients over replicas.")
 	fs.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", 0, "How long to go on serving, unready, after SIGTERM.")
 	fs.DurationVar(&o.watchGrace, "shutdown-watch-termination-grace-period", 0, "How long watches may go on after that.")
