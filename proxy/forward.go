@@ -105,7 +105,6 @@ func (p *Proxy) beside(w http.ResponseWriter, r *http.Request, x *exchange) {
 		p.forwardFailed(w, r, errRedirect(d.Entry.Name))
 		return
 	}
-	endInTime(r.Context(), res)
 	p.endCleanly(res, d, &x.events)
 	d.clean(res.Header)
 	p.relay(w, res)

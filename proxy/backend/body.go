@@ -2,6 +2,7 @@ package backend
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -21,17 +22,6 @@ const (
 	minCharged = 4 << 10
 )
 
-// body is a request's body: held in memory, so that it can be sent again, or streamed and sent once.
-type body struct {
-	held   []byte
-	place  bound.Place        // of what is held
-	grant  func(n int64) bool // has granted what is held. Nil: nobody was asked
-	stream io.ReadCloser      // nil: held, or there is none
-	// touched: somebody has begun to read stream.
-	touched atomic.Bool
-	close   sync.Once
-}
-
 // bodyError is a failure to read the request's own body: the caller's fault, not the backend's.
 type bodyError struct{ err error }
 
@@ -43,7 +33,7 @@ func (e *bodyError) Unwrap() error { return e.err }
 // returns when the body was read or cannot be: who gives it a deadline sets one on the connection. A body that is long, of unknown
 // length or beyond what from may have held stays what it is, to be streamed. Whoever calls it calls end when the request has ended.
 func (u *Upstream) Hold(r *http.Request, from bound.Source) (end func(), err error) {
-	n := r.ContentLength
+	n, grant := r.ContentLength, u.owner.grant
 	if r.Body == nil || r.Body == http.NoBody || n <= 0 || n > maxHeld || len(r.Trailer) > 0 {
 		return func() {}, nil
 	}
@@ -51,73 +41,63 @@ func (u *Upstream) Hold(r *http.Request, from bound.Source) (end func(), err err
 	if !ok {
 		return func() {}, nil
 	}
-	grant := u.owner.grant
 	if grant != nil && !grant(n) {
 		place.Leave()
 		return func() {}, nil
 	}
-	b := &body{held: make([]byte, n), place: place, grant: grant}
-	if _, err := io.ReadFull(r.Body, b.held); err != nil {
-		b.end()
+	end = sync.OnceFunc(func() {
+		place.Leave()
+		if grant != nil {
+			grant(-n)
+		}
+	})
+	held := make([]byte, n)
+	if _, err := io.ReadFull(r.Body, held); err != nil {
+		end()
 		return nil, &failure{kind: failBody, err: &bodyError{fmt.Errorf("%d bytes were announced: %w", n, err)}}
 	}
-	r.Body = &heldBody{Reader: bytes.NewReader(b.held), body: b}
-	return b.end, nil
+	r.Body = heldBody{bytes.NewReader(held)}
+	return end, nil
 }
 
-// heldBody is what Hold leaves in a request. RoundTrip takes the body out of it, for each try.
-type heldBody struct {
-	*bytes.Reader
-	body *body
+// heldBody is what Hold leaves in a request.
+type heldBody struct{ *bytes.Reader }
+
+// Close leaves the memory to who has called Hold.
+func (heldBody) Close() error { return nil }
+
+// tries are a request's body for one try after the other: held, or streamed and sent once.
+type tries struct {
+	stream io.ReadCloser // nil: there is none
+	// touched: somebody has begun to read what is streamed.
+	touched atomic.Bool
 }
 
-// Close gives the memory back.
-func (h *heldBody) Close() error {
-	h.body.end()
-	return nil
-}
-
-// bodyOf is the body of a request that is to be sent.
-func bodyOf(req *http.Request) *body {
-	if h, ok := req.Body.(*heldBody); ok {
-		return h.body
+// next is the body for one try.
+func (t *tries) next() io.ReadCloser {
+	switch b := t.stream.(type) {
+	case nil:
+		return http.NoBody
+	case heldBody:
+		r := *b.Reader // which nobody has read
+		return heldBody{&r}
 	}
-	if req.Body == nil || req.Body == http.NoBody {
-		return &body{}
-	}
-	return &body{stream: req.Body}
-}
-
-// reader is the body for one try.
-func (b *body) reader() io.ReadCloser {
-	switch {
-	case b.held != nil:
-		return io.NopCloser(bytes.NewReader(b.held))
-	case b.stream != nil:
-		return &streamedBody{b: b}
-	}
-	return http.NoBody
+	return &streamedBody{t: t}
 }
 
 // rewind reports whether the body can be sent again from its beginning.
-func (b *body) rewind() bool { return b.stream == nil || !b.touched.Load() }
+func (t *tries) rewind() bool { return !t.touched.Load() }
 
-// end gives the memory back and closes the stream. It may be called more than once.
-func (b *body) end() {
-	b.close.Do(func() {
-		if b.stream != nil {
-			_ = b.stream.Close() // nobody reads any more
-		}
-		b.place.Leave()
-		if b.grant != nil {
-			b.grant(-int64(len(b.held)))
-		}
-	})
+// end closes what is streamed.
+func (t *tries) end() {
+	if t.stream != nil {
+		_ = t.stream.Close() // nobody reads any more
+	}
 }
 
 // streamedBody is one try's view of a stream. Closing it before the first Read leaves the stream for the next try: a failed dial must not close the client's body.
 type streamedBody struct {
-	b      *body
+	t      *tries
 	closed atomic.Bool
 }
 
@@ -125,9 +105,9 @@ func (s *streamedBody) Read(p []byte) (int, error) {
 	if s.closed.Load() {
 		return 0, &bodyError{http.ErrBodyReadAfterClose}
 	}
-	s.b.touched.Store(true)
-	n, err := s.b.stream.Read(p)
-	if err != nil && err != io.EOF {
+	s.t.touched.Store(true)
+	n, err := s.t.stream.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
 		err = &bodyError{err}
 	}
 	return n, err
@@ -135,8 +115,8 @@ func (s *streamedBody) Read(p []byte) (int, error) {
 
 func (s *streamedBody) Close() error {
 	s.closed.Store(true)
-	if s.b.touched.Load() {
-		s.b.end() // wakes a Read that is under way
+	if s.t.touched.Load() {
+		s.t.end() // wakes a Read that is under way
 	}
 	return nil
 }

@@ -1,14 +1,67 @@
 package backend
 
 import (
+	"context"
 	"errors"
+	"net"
 	"net/http"
 	"runtime"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 )
+
+// What waits for an endpoint that is found unhealthy goes elsewhere as long as nothing was sent, or if it may be sent again. A write that was sent may still be answered.
+func TestEjected(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		method string
+		sent   bool // before the endpoint is found unhealthy
+		want   int64
+	}{
+		{"read that waits for a connection", http.MethodGet, false, 1},
+		{"write that waits for a connection", http.MethodPost, false, 1},
+		{"read that waits for an answer", http.MethodGet, true, 1},
+		{"write that waits for an answer", http.MethodPost, true, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const hung, well = "10.0.0.1:443", "10.0.0.2:443"
+				n := newMemoryNet(t)
+				f := newFixture(t, func(cfg *Config) {
+					cfg.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+						if address == hung && !tt.sent {
+							time.Sleep(time.Second)
+						}
+						return n.dial(ctx, network, address)
+					}
+				})
+				n.serve(hung, h1, func(_ http.ResponseWriter, r *http.Request) { time.Sleep(3 * time.Second) })
+				var got atomic.Int64
+				n.serve(well, h1, func(http.ResponseWriter, *http.Request) { got.Add(1) })
+				defer n.stopAll()
+				unhealthy := registry.Endpoint{Address: hung, Health: registry.Unhealthy}
+				e := f.set(unhealthy) // alone: it is the floor
+				start := time.Now()
+				time.AfterFunc(500*time.Millisecond, func() { f.set(unhealthy, healthy(well)) })
+				status, _, err := f.do(e, tt.method, "")
+				if err != nil || status != http.StatusOK || got.Load() != tt.want {
+					t.Errorf("%d, %v; %d requests reached the endpoint that is well, want %d", status, err, got.Load(), tt.want)
+				}
+				if took := time.Since(start); tt.want > 0 && took != 500*time.Millisecond {
+					t.Errorf("took %v", took)
+				}
+				if retried := f.Upstream(e).meter.retries[failEjected].Load(); (retried > 0) != (tt.sent && tt.want > 0) {
+					t.Errorf("%d retries are counted as of ejected endpoints", retried)
+				}
+				time.Sleep(5 * time.Second) // the dial goes on, and the handler
+			})
+		})
+	}
+}
 
 // The frame lane asks while it dials, which may be after the ejection that it wants to know of.
 func TestEjectedIsAState(t *testing.T) {
@@ -46,7 +99,7 @@ func TestEjectedIsAState(t *testing.T) {
 // An endpoint dies with many reads under way: all are answered by the other one. The budget is for backends that are sick, not for
 // one death.
 func TestManyReadsSurviveADeath(t *testing.T) {
-	const reads = 50
+	const reads = 600
 	var at [2]atomic.Int64
 	end := make(chan struct{})
 	wait := func(i int) http.HandlerFunc {

@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,7 +27,7 @@ type endpoint struct {
 	// inFlight counts the Leases.
 	inFlight  atomic.Int64
 	suspicion suspicion
-	// out says that the endpoint is unhealthy while others are not. It is set before ejected is closed.
+	// out says that the endpoint is unhealthy while others are not. It is set before verdict ends.
 	out atomic.Bool
 	// via is the endpoint whose HTTP/2 connections carry the requests while the Upstream has its carrier. Nil: there was never one. Set by Pools.mu.
 	via atomic.Pointer[endpoint]
@@ -37,12 +38,22 @@ type endpoint struct {
 	removed bool
 	// changed is closed when connections made before must take no new request; another takes its place.
 	changed chan struct{}
-	// ejected is closed when the endpoint is found unhealthy while others are not; another takes its place.
-	ejected chan struct{}
+	// verdict ends, by eject, when the endpoint is found unhealthy while others are not; another takes its place.
+	verdict context.Context
+	ejected context.CancelFunc
 }
 
 func newEndpoint(u *Upstream, address string) *endpoint {
-	return &endpoint{up: u, address: address, changed: make(chan struct{}), ejected: make(chan struct{})}
+	e := &endpoint{up: u, address: address, changed: make(chan struct{})}
+	e.verdict, e.ejected = context.WithCancel(context.Background())
+	return e
+}
+
+// state is the verdict, which ends when the endpoint may have become unhealthy while others are not, and whether it is so now.
+func (e *endpoint) state() (verdict context.Context, out bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.verdict, e.out.Load() // verdict ends under the mutex, and after out was set: nothing is missed
 }
 
 // lost makes the endpoint the worse choice until a probe has looked.
@@ -81,6 +92,6 @@ func (e *endpoint) eject() {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	close(e.ejected)
-	e.ejected = make(chan struct{})
+	e.ejected()
+	e.verdict, e.ejected = context.WithCancel(context.Background())
 }

@@ -89,6 +89,8 @@ var (
 	errSwitched   = errors.New("the backend switched protocols unasked")
 	errLost       = errors.New("the connection was lost")
 	errFull       = errors.New("the unproven pool is full")
+	errPatience   = errors.New("waiting for a connection took too long")
+	errEjected    = errors.New("the endpoint is unhealthy")
 )
 
 // isConnectionError tells a connection that ended from a response that makes no sense.

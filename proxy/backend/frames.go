@@ -121,9 +121,8 @@ func (u *Upstream) Ejected(address string) (next <-chan struct{}, out bool) {
 	if e == nil {
 		return nil, false
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.ejected, e.out.Load() // next is closed under the mutex, and after out was set: nothing is missed
+	verdict, out := e.state()
+	return verdict.Done(), out
 }
 
 // DialH2 returns a new HTTP/2 connection to one endpoint, on which nothing has been sent. wrap, if not nil, gets the TCP connection before TLS begins on it.

@@ -212,8 +212,10 @@ func (f *fixture) RoundTrip(e *registry.Entry, req *http.Request, longRunning bo
 	if u == nil {
 		return nil, ErrUnreachable
 	}
-	if _, err := u.Hold(req, bound.Source{User: "ann"}); err != nil {
+	end, err := u.Hold(req, bound.Source{User: "ann"})
+	if err != nil {
 		return nil, err
 	}
+	defer end()
 	return u.RoundTrip(req, longRunning)
 }

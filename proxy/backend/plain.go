@@ -16,12 +16,15 @@ const (
 	// staleIdle is after how long without use a connection is closed. HTTP/1.1 does not tell whether a server that closes an idle connection has read the
 	// request that was on its way, so a write must not go where the server may be about to close.
 	staleIdle = 3 * time.Second
+	// maxDialing bounds the dials under way to one endpoint: hundreds of handshakes at once, of a crowd whose server has died, would all take longer than dialTimeout.
+	maxDialing = 16
 )
 
 // plain is net/http's pool of connections over HTTP/1.1 to one endpoint: for backends that speak nothing else, and for callers whom nobody has proven.
 type plain struct {
 	e         *endpoint
 	transport *http.Transport
+	dialing   chan struct{} // has an element for each dial under way
 
 	mu      sync.Mutex // guards what follows
 	failed  time.Time  // when the last dial failed
@@ -33,7 +36,7 @@ func (e *endpoint) http1() *plain {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.plain == nil && !e.removed {
-		p := &plain{e: e}
+		p := &plain{e: e, dialing: make(chan struct{}, maxDialing)}
 		var protocols http.Protocols
 		protocols.SetHTTP1(true)
 		p.transport = &http.Transport{
@@ -57,8 +60,11 @@ func (p *plain) retire() {
 	}
 }
 
-// dial makes a connection, unless one has just failed. net/http has it done by a goroutine of its own, which goes on when the request is given up.
+// dial makes a connection, unless one has just failed. net/http has it done by a goroutine of its own, which goes on when the request is given up; those that wait here end
+// with the dials before them.
 func (p *plain) dial(ctx context.Context) (net.Conn, error) {
+	p.dialing <- struct{}{}
+	defer func() { <-p.dialing }()
 	p.mu.Lock()
 	err := p.failure
 	recent := err != nil && time.Since(p.failed) < dialPause

@@ -215,8 +215,8 @@ func TestBlackhole(t *testing.T) {
 			if status, _, err := f.do(e, http.MethodPost, "body"); err != nil || status != http.StatusNotFound {
 				t.Errorf("got %d, %v", status, err)
 			}
-			if took := time.Since(start); took > dialTimeout {
-				t.Errorf("took %v, want at most %v", took, dialTimeout)
+			if took := time.Since(start); took > impatience {
+				t.Errorf("took %v, want at most %v", took, impatience)
 			}
 			time.Sleep(dialTimeout)
 			synctest.Wait()
@@ -248,11 +248,40 @@ func TestBlackhole(t *testing.T) {
 			if _, _, err := f.do(e, http.MethodPost, "body"); err != nil {
 				t.Error(err)
 			}
-			if took := time.Since(start); took > dialTimeout {
-				t.Errorf("took %v, want at most %v", took, dialTimeout)
+			if took := time.Since(start); took > impatience {
+				t.Errorf("took %v, want at most %v", took, impatience)
 			}
+			time.Sleep(dialTimeout) // the dial goes on without the request
 		})
 	})
+}
+
+// Before anybody knows whether HTTP/2 is spoken, and before an upgrade, a silent endpoint is left as early.
+func TestSilentHandshake(t *testing.T) {
+	for name, dial := range map[string]func(context.Context, *Upstream) error{
+		"learning": func(ctx context.Context, u *Upstream) error { return u.Learn(ctx) },
+		"upgrade": func(ctx context.Context, u *Upstream) error {
+			c, err := u.DialUpgrade(ctx)
+			if err == nil {
+				err = c.Close()
+			}
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n, f := newMemoryFixture(t)
+				n.silent["10.0.0.1:443"] = true
+				n.serve("10.0.0.2:443", h1, nil)
+				defer n.stopAll()
+				e := f.set(healthy("10.0.0.1:443"), registry.Endpoint{Address: "10.0.0.2:443"})
+				start := time.Now()
+				if err := dial(t.Context(), f.Upstream(e)); err != nil || time.Since(start) > impatience {
+					t.Errorf("got %v after %v, want an answer within %v", err, time.Since(start), impatience)
+				}
+			})
+		})
+	}
 }
 
 // The caller's deadline bounds everything, waiting for a connection included.

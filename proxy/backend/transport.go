@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
+	"slices"
 	"sync/atomic"
 	"time"
 )
@@ -14,6 +15,10 @@ import (
 const (
 	// maxRetries is how many more tries a request gets: a third failure in a row is not one endpoint's accident.
 	maxRetries = 2
+	// impatience is how long a request waits for a connection of one endpoint when there is another to go to. The dial goes on without it.
+	impatience = 500 * time.Millisecond
+	// queueTimeout is how long it waits when there is none. A dial that fails ends the wait of all much earlier; this is for a queue that moves.
+	queueTimeout = 10 * time.Second
 	// waitPause is the time between tries while a request waits for any endpoint to come back.
 	waitPause = dialPause
 )
@@ -21,17 +26,23 @@ const (
 // RoundTrip sends req to an endpoint over HTTP/1.1 and returns its response. It follows no redirect, decompresses nothing and adds no header field. Of req's URL the path and the
 // query count; an empty Host becomes the endpoint's address. The response's Request is the one that was sent: its URL's Host tells the endpoint.
 //
-// What no connection came about for is tried on another endpoint, if there is one; so is a GET or HEAD, not longRunning, whose connection was lost before a response head; at most
-// twice, within req's context and the retry budget. A body takes part in that as long as nothing of it was read, or if it was held (Hold).
+// What no connection came about for is tried on another endpoint, if there is one; so is a GET or HEAD, not longRunning, whose connection was lost, or whose endpoint was found unhealthy,
+// before a response head; at most twice, within req's context and the retry budget. A body takes part in that as long as nothing of it was read, or if it was held (Hold).
 //
 // As in net/http, the body of req is closed, also on errors, and the response's must be.
-func (u *Upstream) RoundTrip(req *http.Request, longRunning bool) (*http.Response, error) {
+func (u *Upstream) RoundTrip(req *http.Request, longRunning bool) (res *http.Response, err error) {
 	u.CountRequest()
-	b := bodyOf(req)
-	c := &call{u: u, req: req, long: longRunning, body: b, safe: !longRunning && (req.Method == http.MethodGet || req.Method == http.MethodHead || req.Method == "")}
-	res, f := c.run()
+	c := &call{u: u, req: req, long: longRunning}
+	if req.Body != http.NoBody {
+		c.body.stream = req.Body
+	}
+	c.safe = !longRunning && (req.Method == http.MethodGet || req.Method == http.MethodHead || req.Method == "")
+	f := c.run(req.Context(), func(l Lease) (f *failure) {
+		res, f = c.try(l)
+		return f
+	})
 	if f != nil {
-		b.end()
+		c.body.end()
 		return nil, f
 	}
 	return res, nil
@@ -43,37 +54,33 @@ type call struct {
 	req  *http.Request
 	long bool
 	safe bool // executing it twice does no harm
-	body *body
+	body tries
 
 	tried   []Lease // released ones: only to be avoided
 	retries int
 	until   time.Time // for so long any endpoint may come back. Zero: none has been out of reach yet
 }
 
-func (c *call) run() (*http.Response, *failure) {
+// run tries one endpoint after the other. The Lease is try's if it succeeds.
+func (c *call) run(ctx context.Context, try func(Lease) *failure) *failure {
 	for {
-		lease, ok := c.u.Pick(c.tried...)
-		if !ok {
-			f := &failure{kind: failDial, err: errNoEndpoint}
-			if !c.again(c.req.Context(), Lease{}, f) {
-				return nil, f
+		l, ok := c.u.Pick(c.tried...)
+		f := &failure{kind: failDial, err: errNoEndpoint}
+		if ok {
+			if f = try(l); f == nil {
+				return nil
 			}
-			continue
+			l.Release()
 		}
-		res, f := c.try(lease)
-		if f == nil {
-			return res, nil
-		}
-		lease.Release()
-		if !c.again(c.req.Context(), lease, f) {
-			return nil, f
+		if !c.again(ctx, l, f) {
+			return f
 		}
 	}
 }
 
 // again reports whether to try once more, after a pause if need be.
 func (c *call) again(ctx context.Context, l Lease, f *failure) bool {
-	if ctx.Err() != nil || f.kind != failDial && (!c.safe || f.kind != failLost) || !c.body.rewind() {
+	if ctx.Err() != nil || f.kind != failDial && (!c.safe || f.kind != failLost && f.kind != failEjected) || !c.body.rewind() {
 		return false
 	}
 	if l.e != nil {
@@ -97,6 +104,19 @@ func (c *call) again(ctx context.Context, l Lease, f *failure) bool {
 	return true
 }
 
+// elsewhere reports whether there is another endpoint to try after l.
+func (c *call) elsewhere(l Lease) bool {
+	return c.retries < maxRetries && c.u.view.Load().other(append(slices.Clip(c.tried), l)) != nil
+}
+
+// patience is for how long to wait for a connection.
+func (c *call) patience(l Lease) time.Duration {
+	if c.elsewhere(l) {
+		return impatience
+	}
+	return queueTimeout
+}
+
 // pause reports whether the caller still waits.
 func pause(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
@@ -116,7 +136,7 @@ func (c *call) try(l Lease) (*http.Response, *failure) {
 	if p == nil {
 		return nil, &failure{kind: failDial, address: e.address, err: errGone}
 	}
-	ctx, cancel := context.WithCancel(c.req.Context())
+	ctx, cancel := context.WithCancelCause(c.req.Context())
 	var on atomic.Pointer[Conn]
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
 		if got, ok := i.Conn.(*pooled); ok {
@@ -124,8 +144,25 @@ func (c *call) try(l Lease) (*http.Response, *failure) {
 			got.long.Store(c.long)
 		}
 	}})
+	verdict, out := e.state()
+	if out && c.elsewhere(l) { // since it was chosen
+		cancel(nil)
+		return nil, &failure{kind: failDial, address: e.address, err: errEjected}
+	}
+	stays := context.AfterFunc(verdict, func() {
+		if c.safe || on.Load() == nil { // nothing was sent, or what may be sent again
+			cancel(errEjected)
+		}
+	})
+	patience := time.AfterFunc(c.patience(l), func() {
+		if on.Load() == nil {
+			cancel(errPatience)
+		}
+	})
 	start := time.Now()
 	res, err := p.transport.RoundTrip(c.outgoing(ctx, e.address))
+	stays()
+	patience.Stop()
 	if err == nil && res.StatusCode == http.StatusSwitchingProtocols {
 		_ = res.Body.Close() // it is the connection
 		err = errSwitched
@@ -133,11 +170,11 @@ func (c *call) try(l Lease) (*http.Response, *failure) {
 	if err == nil && ctx.Err() != nil {
 		// net/http prefers an answer to the end of the context. A server that sees the end of its connection may well make one up: 200, of a handler that has given up.
 		_ = res.Body.Close()
-		err = ctx.Err()
+		err = context.Cause(ctx)
 	}
 	if err != nil {
-		k := classify(c.req.Context(), err)
-		cancel()
+		k := classify(ctx, err, on.Load() != nil)
+		cancel(nil)
 		if k == failContext {
 			err = c.req.Context().Err() // net/http may wrap it, or tell its cause
 		}
@@ -149,7 +186,7 @@ func (c *call) try(l Lease) (*http.Response, *failure) {
 		res.Body = &watchBody{res.Body, on.Load()}
 	}
 	res.Body = &responseBody{ReadCloser: res.Body, done: func() {
-		cancel()
+		cancel(nil)
 		l.Release()
 		c.body.end()
 	}}
@@ -162,8 +199,7 @@ func (c *call) outgoing(ctx context.Context, address string) *http.Request {
 	target := *c.req.URL
 	target.Scheme, target.Host, target.User = "https", address, (*url.Userinfo)(nil)
 	out.URL = &target
-	out.Body = c.body.reader()
-	out.GetBody = nil
+	out.Body, out.GetBody = c.body.next(), nil
 	out.Close = false
 	out.RequestURI = ""
 	if out.Header == nil {
@@ -203,10 +239,14 @@ func (b *responseBody) end() {
 	}
 }
 
-// classify says how a round trip failed.
-func classify(ctx context.Context, err error) kind {
-	switch {
-	case ctx.Err() != nil:
+// classify says how a round trip failed. sent: there was a connection, so that the request may have been sent.
+func classify(ctx context.Context, err error, sent bool) kind {
+	switch cause := context.Cause(ctx); {
+	case (cause == errEjected || cause == errPatience) && !sent: //nolint:errorlint // they are ours
+		return failDial
+	case cause == errEjected || cause == errPatience: //nolint:errorlint // they are ours
+		return failEjected
+	case cause != nil:
 		return failContext
 	case isError[*bodyError](err):
 		return failBody

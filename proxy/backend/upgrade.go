@@ -61,31 +61,19 @@ func (u *Upstream) DialUpgrade(ctx context.Context) (*Conn, error) {
 }
 
 // dialAny dials one endpoint after the other, until one answers.
-func (u *Upstream) dialAny(ctx context.Context, protocols ...string) (*Conn, *failure) {
-	c := &call{u: u, long: true, body: &body{}}
-	for {
-		l, ok := u.Pick(c.tried...)
-		if !ok {
-			l = Lease{}
+func (u *Upstream) dialAny(ctx context.Context, protocols ...string) (conn *Conn, f *failure) {
+	c := &call{u: u}
+	f = c.run(ctx, func(l Lease) *failure {
+		within, cancel := context.WithTimeout(ctx, c.patience(l))
+		defer cancel()
+		var err error
+		if conn, err = u.dialOwned(within, l.e, protocols...); err != nil {
+			return &failure{kind: dialKind(ctx), address: l.e.address, err: err}
 		}
-		conn, f := u.tryAny(ctx, l, protocols)
-		if f == nil {
-			return conn, nil
-		}
-		l.Release()
-		if !c.again(ctx, l, f) {
-			return nil, f
-		}
-	}
-}
-
-func (u *Upstream) tryAny(ctx context.Context, l Lease, protocols []string) (*Conn, *failure) {
-	if l.e == nil {
-		return nil, &failure{kind: failDial, err: errNoEndpoint}
-	}
-	conn, err := u.dialOwned(ctx, l.e, protocols...)
-	if err != nil {
-		return nil, &failure{kind: dialKind(ctx), address: l.e.address, err: err}
+		return nil
+	})
+	if f != nil {
+		return nil, f
 	}
 	conn.held = true
 	u.owner.spawn(func() {
