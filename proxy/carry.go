@@ -100,20 +100,17 @@ func (p *Proxy) Fetch(u *backend.Upstream, r *http.Request, longRunning bool) (*
 	if err := u.Learn(r.Context()); err != nil {
 		return nil, err //nolint:wrapcheck // names the backend
 	}
-	up := p.lane.known(u)
-	if up == nil {
+	if !u.HTTP2() {
 		return u.RoundTrip(r, longRunning) //nolint:wrapcheck // as above
 	}
-	up.count()
-	read := r.Method == http.MethodGet || r.Method == http.MethodHead
-	return p.lane.server.RoundTrip(r, nil, h2.Plan{ //nolint:wrapcheck // as above
-		Forward: up.frames, LongRunning: longRunning, Retries: maxRetries, Wait: up.wait, Again: read && !longRunning, Budget: up.budget,
-		Done: func(o h2.Outcome) {
-			if o.Answer > 0 && !longRunning {
-				up.observe(o.Endpoint.Name, o.Answer)
-			}
-		},
-	})
+	plan := u.Plan()
+	plan.LongRunning, plan.Again = longRunning, !longRunning && (r.Method == http.MethodGet || r.Method == http.MethodHead)
+	plan.Done = func(o h2.Outcome) {
+		if o.Answer > 0 && !longRunning {
+			u.Observe(o.Endpoint.Name, o.Answer)
+		}
+	}
+	return p.lane.server.RoundTrip(r, nil, plan) //nolint:wrapcheck // as above
 }
 
 // target is the client's, byte for byte.

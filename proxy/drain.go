@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"sync/atomic"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
 
 // EndLongRunning ends every watch and log stream cleanly: its client sees the end of the body, as when kube-apiserver's own watch timeout has passed, and
@@ -37,22 +39,16 @@ func (p *Proxy) endable(r *http.Request, e *events) (*http.Request, context.Canc
 	return r.WithContext(ctx), func() { stop(); cancel() }
 }
 
-// events is what is known of where the events of a long-running response end. The frame lane has the same rule and
-// numbers (proxy/h2, amidEvent).
+// events is what is known of where the events of a long-running response end.
 type events struct {
 	last    atomic.Int64 // when bytes came last, Unix time in nanoseconds; 0: never
 	newline atomic.Bool  // the last byte ended a line
 }
 
-const (
-	eventGap      = 250 * time.Millisecond
-	eventPatience = 750 * time.Millisecond
-)
-
-// await returns when what has come is whole events, as far as one can tell, after eventPatience at the latest.
+// await returns when what has come is whole events, as far as one can tell, as the engine does.
 func (e *events) await(ctx context.Context) {
 	const every = 5 * time.Millisecond // short against the time between two events
-	for from := time.Now(); e.amid() && time.Since(from) < eventPatience && ctx.Err() == nil; {
+	for from := time.Now(); e.amid(time.Since(from)) && ctx.Err() == nil; {
 		t := time.NewTimer(every)
 		select {
 		case <-t.C:
@@ -62,9 +58,9 @@ func (e *events) await(ctx context.Context) {
 	}
 }
 
-func (e *events) amid() bool {
+func (e *events) amid(waited time.Duration) bool {
 	last := e.last.Load()
-	return last != 0 && !e.newline.Load() && time.Since(time.Unix(0, last)) < eventGap
+	return last != 0 && h2.AmidEvent(waited, time.Since(time.Unix(0, last)), e.newline.Load())
 }
 
 // endingBody turns the error that ending, or the end of a stranger's time, causes in a response body into a clean end.

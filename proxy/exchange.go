@@ -15,10 +15,9 @@ type exchange struct {
 	head     *Head
 	conn     *authn.Conn
 	decision Decision
-	// upstream is what carries the request, once it is forwarded; up is the same as the engine knows
-	// it, nil beside it. relayed says that the health relay asks for it.
+	// upstream is what carries the request, once it is forwarded. relayed says that the health relay
+	// asks for it.
 	upstream *backend.Upstream
-	up       *frameUpstream
 	relayed  bool
 	held     place
 	audit    string // Audit-ID
@@ -47,17 +46,16 @@ func (x *exchange) bind() {
 //
 //fairlead:loop
 func (x *exchange) plan() h2.Plan {
-	d, up := &x.decision, x.up
-	up.count()
+	d := &x.decision
 	remove, set := x.remove, d.Set
 	if x.follow != nil && x.follow.span != nil {
 		remove, set = x.removesTrace, x.follow.span.Fields(set)
 	}
 	again := d.Request.Verb == "get" || d.Request.Verb == "list" || d.Request.Verb == "head"
-	return h2.Plan{
-		Forward: up.frames, Authority: d.host(x.head), Remove: remove, RemoveResponse: x.withhold, Set: set, Deadline: d.Timeout, LongRunning: d.LongRunning,
-		Retries: maxRetries, Wait: up.wait, Again: again && !d.LongRunning, Budget: up.budget, Accept: x.accept, Fail: x.fail,
-	}
+	p := x.upstream.Plan()
+	p.Authority, p.Remove, p.RemoveResponse, p.Set = d.host(x.head), remove, x.withhold, set
+	p.Deadline, p.LongRunning, p.Again, p.Accept, p.Fail = d.Timeout, d.LongRunning, again && !d.LongRunning, x.accept, x.fail
+	return p
 }
 
 // removes reports whether a field or trailer stays behind. Trailer is only an announcement (RFC 9110 §6.6.2), and the engine forwards trailers.
@@ -103,8 +101,8 @@ func (x *exchange) answer(err error) http.Handler {
 // carried is told how the engine has ended a request that it forwarded.
 func (x *exchange) carried(o *h2.Outcome) {
 	if o.Answer > 0 && !x.decision.LongRunning {
-		x.up.observe(o.Endpoint.Name, o.Answer)
-		x.up.finish(o.Duration)
+		x.upstream.Observe(o.Endpoint.Name, o.Answer)
+		x.upstream.Finish(o.Duration)
 	}
 	x.held.leave()
 }

@@ -38,7 +38,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 		p.forwardFailed(w, r, err)
 		return
 	}
-	if x.up = p.lane.known(x.upstream); x.up != nil && x.head.Upgrade == "" {
+	if x.upstream.HTTP2() && x.head.Upgrade == "" {
 		if err := p.enter(&x.held, d, x.upstream, from); err != nil {
 			p.noPlace(w, r, x, err)
 			return

@@ -2,8 +2,6 @@ package proxy
 
 import (
 	"context"
-	"crypto/tls"
-	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -20,11 +18,10 @@ import (
 )
 
 // frameLane carries out decisions on proxy/h2: what is forwarded from an HTTP/2 client to an HTTP/2 backend goes frame by frame, everything else is handed
-// to Proxy.ServeHTTP. What it knows of upstreams and endpoints, *frameUpstream and *h2.Endpoint, is in their slots.
+// to Proxy.ServeHTTP.
 type frameLane struct {
 	p        *Proxy
 	server   *h2.Server
-	dialled  sync.Map  // *tls.Conn of a backend → *frameBackend
 	requests sync.Pool // of *frameRequest
 	parked   parking
 	// unauthorized is errUnauthorized for who accepts JSON: a hundred of them, each on a goroutine of its
@@ -41,15 +38,12 @@ func (p *Proxy) Frames(cfg h2.Config) *h2.Server {
 	l.server = h2.New(cfg)
 	p.lane = l
 	if p.cfg.Backends != nil {
-		p.cfg.Backends.Serve(l)
+		p.cfg.Backends.Serve(l.server)
+	}
+	if p.cfg.Local != nil {
+		p.cfg.Local.Serve(l.server)
 	}
 	return l.server
-}
-
-// frameBackend is an open connection to a backend.
-type frameBackend struct {
-	conn  *backend.Conn
-	ended chan struct{} // closed when it has
 }
 
 // frameConn is what is known of a client's connection beside its requests.
@@ -142,11 +136,11 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 		return r.unwelcome(l.unauthorized, d.Err)
 	}
 	u := l.p.upstream(d, false)
-	up := l.known(u)
-	if up != nil && l.p.givenUp.owes(d, r.head) {
+	http2 := u != nil && u.HTTP2()
+	if http2 && l.p.givenUp.owes(d, r.head) {
 		return r.refuseGivenUp()
 	}
-	if up == nil || r.follow.bodies(d) {
+	if !http2 || r.follow.bodies(d) {
 		// Proxy.ServeHTTP decides again, from the caches.
 		l.recycle(r)
 		return h2.Plan{Serve: l.p, GoAway: l.p.goAway()}
@@ -155,7 +149,7 @@ func (l *frameLane) plan(r *frameRequest) h2.Plan {
 	if err := l.p.enter(&r.held, d, u, d.source(r.head)); err != nil {
 		return r.refuse(err)
 	}
-	r.up = up
+	r.upstream = u
 	plan := r.plan()
 	plan.Done, plan.GoAway = r.done, l.p.goAway()
 	d.Set = nil
@@ -214,127 +208,6 @@ func (r *frameRequest) ready() *h2.Answer {
 	return ready(r.head)
 }
 
-// maxRetries is design's bound of further tries; the backend's budget is asked for each.
-const maxRetries = 2
-
-// frameUpstream is a backend as both packages know it.
-type frameUpstream struct {
-	frames *h2.Upstream
-	budget func() bool
-	count  func()
-	// wait is for how long a request waits when no endpoint can be dialled.
-	wait time.Duration
-	// observe tells health how fast an endpoint has answered.
-	observe func(address string, took time.Duration)
-	// finish counts how long a request has taken as a whole.
-	finish func(took time.Duration)
-}
-
-// known returns what the lane knows of an upstream that speaks HTTP/2. Nil: it does not.
-func (l *frameLane) known(u *backend.Upstream) *frameUpstream {
-	if l == nil || u == nil || !u.HTTP2() {
-		return nil
-	}
-	slot := u.Slot()
-	for {
-		if known, ok := slot.Load().(*frameUpstream); ok {
-			return known
-		}
-		slot.CompareAndSwap(nil, &frameUpstream{
-			frames: &h2.Upstream{
-				Pick:    func(tried []*h2.Endpoint) *h2.Endpoint { return l.pick(u, tried) },
-				Retried: func(after h2.Reason) { u.Retried(string(after)) },
-			},
-			budget: u.AllowRetry, count: u.CountRequest, wait: u.Wait(), observe: u.Observe, finish: u.Finish,
-		})
-	}
-}
-
-// pick chooses an endpoint. Those that were tried are avoided.
-func (l *frameLane) pick(u *backend.Upstream, tried []*h2.Endpoint) *h2.Endpoint {
-	var avoid [maxRetries]backend.Lease
-	n := 0
-	for _, t := range tried[:min(len(tried), len(avoid))] {
-		if lease, ok := t.Value.(backend.Lease); ok {
-			avoid[n] = lease
-			n++
-		}
-	}
-	lease, ok := u.Pick(avoid[:n]...)
-	if !ok {
-		return nil
-	}
-	if via, carrier := lease.Via(); carrier != nil {
-		return l.sharing(u, lease, l.own(carrier, via))
-	}
-	return l.own(u, lease)
-}
-
-func (l *frameLane) newEndpoint(u *backend.Upstream, lease backend.Lease) *h2.Endpoint {
-	ep := &h2.Endpoint{Name: lease.Address(), Value: lease, Release: lease.Release, Lost: lease.Lost, Closed: l.ended, PingTimeout: u.PingTimeout()}
-	ep.Failed = func(err error) { u.Signal(lease.Address(), err) }
-	ep.Dial = func(ctx context.Context, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
-		return l.dial(ctx, u, lease, ep, wrap)
-	}
-	return ep
-}
-
-// dial makes a connection that is retired when the backend package says that its time is over.
-func (l *frameLane) dial(ctx context.Context, u *backend.Upstream, lease backend.Lease, ep *h2.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
-	closed := make(chan struct{})
-	go l.followVerdict(u, ep, closed)
-	conn, err := u.DialH2(ctx, lease.Address(), wrap)
-	if err != nil {
-		close(closed)
-		return nil, err
-	}
-	l.dialled.Store(conn.Conn, &frameBackend{conn, closed})
-	go func() { // ends when the connection has ended
-		defer func() { _ = conn.Close() }() // it has ended already
-		select {
-		case <-closed:
-			return
-		case <-conn.Drain:
-		}
-		// From now on the endpoint is another one: whoever picks it dials anew.
-		lease.Slot().CompareAndSwap(ep, (*h2.Endpoint)(nil))
-		l.server.Retire(ep, noEnd)
-		select {
-		case <-closed:
-			return
-		case <-conn.Cut:
-		}
-		l.server.Retire(ep, 0)
-		<-closed
-	}()
-	return conn.Conn, nil
-}
-
-// ended is h2.Endpoint.Closed.
-func (l *frameLane) ended(c *tls.Conn) {
-	if known, ok := l.dialled.LoadAndDelete(c); ok {
-		close(known.(*frameBackend).ended) //nolint:forcetypeassert // nothing else is stored
-	}
-}
-
-// followVerdict sends elsewhere what waits for an endpoint that was found unhealthy, from the beginning of a dial until its connection is closed.
-func (l *frameLane) followVerdict(u *backend.Upstream, ep *h2.Endpoint, closed <-chan struct{}) {
-	for {
-		next, out := u.Ejected(ep.Name)
-		if out {
-			l.server.Eject(ep)
-		}
-		select {
-		case <-closed:
-			return
-		case <-next:
-		}
-	}
-}
-
-// noEnd lets the watches of a connection that merely takes no new streams go on.
-const noEnd = 365 * 24 * time.Hour
-
 // onHead sees every final response head.
 func (r *frameRequest) onHead(status int) http.Handler {
 	h := r.onResponse(status)
@@ -382,7 +255,7 @@ func (r *frameRequest) onEnd(o h2.Outcome) {
 
 func (l *frameLane) recycle(r *frameRequest) {
 	*r.head, r.decision, r.audit = Head{}, Decision{}, ""
-	r.up, r.front, r.follow, r.own = nil, nil, nil, nil
+	r.upstream, r.front, r.follow, r.own = nil, nil, nil, nil
 	l.requests.Put(r)
 }
 

@@ -116,7 +116,7 @@ func (rec *recorder) done() {
 		rec.proxy.givenUp.ended(&x.decision, x.head, took)
 	}
 	rec.proxy.metrics.observe(&x.decision, rec.status, took)
-	if x.up == nil && x.upstream != nil && x.own == nil && rec.status != statusClientGone && !x.decision.LongRunning {
+	if x.ended == nil && x.upstream != nil && x.own == nil && rec.status != statusClientGone && !x.decision.LongRunning {
 		x.upstream.Finish(took)
 	}
 	if x.follow != nil {

@@ -52,7 +52,7 @@ func (p *Pools) regroup() {
 func (p *Pools) alone() []candidate {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.cfg.Share == nil || p.lane == nil {
+	if p.cfg.Share == nil || p.owner.serving() == nil {
 		return nil
 	}
 	var list []candidate
@@ -93,7 +93,7 @@ func (p *Pools) admit(c candidate, a anchor) {
 
 // newCarrier makes the connections that a group shares. What they cost is counted, and what is wrong with them told, as payer's.
 func (p *Pools) newCarrier(key groupKey, a anchor, payer *remote) *Upstream {
-	h2 := []string{"h2"}
+	only := []string{"h2"}
 	var c *Upstream
 	c = newUpstream(fmt.Sprintf("%s/%s:%d", key.namespace, key.service, key.port), p.owner, target{
 		tls:   func() (*tls.Config, error) { return a.tls(), nil },
@@ -102,7 +102,7 @@ func (p *Pools) newCarrier(key groupKey, a anchor, payer *remote) *Upstream {
 		// Those whose requests are on a connection hear of it from the lane. One more is for a connection that nobody uses.
 		signal:    func(address string, err error) { c.payer.Load().target.signal(address, err) },
 		observe:   func(string, time.Duration) {}, // each member is told of its own requests
-		protocols: func() []string { return h2 },
+		protocols: func() []string { return only },
 		maxConns:  1, // of RoundTrip, which nobody calls: the lane has its own bound
 	})
 	c.payer.Store(payer)
@@ -139,7 +139,7 @@ func (u *Upstream) provide(address string) *endpoint {
 	return e
 }
 
-// part takes r off the connections that it shares: no request that is decided from here on goes over them. carryOut does the rest.
+// part takes r off the connections that it shares: no request that is decided from here on goes over them. leave does the rest.
 func (p *Pools) part(r *remote) {
 	g := r.group
 	if g == nil {
@@ -150,7 +150,7 @@ func (p *Pools) part(r *remote) {
 	p.thinned[g] = struct{}{}
 	if g.carrier != nil {
 		r.carrier.Store(nil)
-		p.left = append(p.left, leaver{r.Upstream, p.lane.Find(r.Upstream)})
+		p.left = append(p.left, r.Upstream)
 	}
 	if len(g.members) == 0 {
 		delete(p.groups, g.key)
@@ -194,8 +194,8 @@ func (g *group) forsake() {
 	}
 }
 
-// Via is the place of a shared carrier that requests under this Lease are sent over, and its Upstream. The zero Lease: they have connections of their own.
-func (l Lease) Via() (Lease, *Upstream) {
+// via is the place of a shared carrier that requests under this Lease are sent over, and its Upstream. The zero Lease: they have connections of their own.
+func (l Lease) via() (Lease, *Upstream) {
 	if l.e == nil {
 		return Lease{}, nil
 	}

@@ -18,14 +18,14 @@ import (
 
 // DialUpgrade speaks HTTP/1.1 to a server that prefers HTTP/2, goes past endpoints that are not there, and holds a lease until it is closed.
 func TestDialUpgrade(t *testing.T) {
-	s := newServer(t, h2, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) })
+	s := newServer(t, protoH2, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) })
 	f := newFixture(t, nil)
 	e := f.set(healthy(deadAddress(t)), registry.Endpoint{Address: s.address})
 	c, err := f.Upstream(e).DialUpgrade(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p := c.ConnectionState().NegotiatedProtocol; p == h2 || c.Address() != s.address {
+	if p := c.ConnectionState().NegotiatedProtocol; p == protoH2 || c.Address() != s.address {
 		t.Errorf("got %q with %s", p, c.Address())
 	}
 	inFlight := func() (n int64) {
@@ -51,22 +51,22 @@ func TestDialUpgrade(t *testing.T) {
 
 // What needs HTTP/2 does not fall back to HTTP/1.1.
 func TestHTTP2Only(t *testing.T) {
-	s := newServer(t, h1, apiserver)
+	s := newServer(t, protoH1, apiserver)
 	l := newLocal(t, func(cfg *LocalConfig) { cfg.Wait = -1 }, s.address)
 	for _, p := range []Pool{PoolCertificate, PoolProven} {
-		if _, err := l.Upstream(p).DialH2(t.Context(), s.address, nil); !errors.Is(err, ErrUnreachable) {
+		if _, err := l.Upstream(p).dialH2(t.Context(), s.address, nil); !errors.Is(err, ErrUnreachable) {
 			t.Errorf("pool %d: got %v, want ErrUnreachable", p, err)
 		}
 	}
 	f := newFixture(t, nil)
-	if _, err := f.Upstream(f.set(healthy(s.address))).DialH2(t.Context(), s.address, nil); !errors.Is(err, ErrUnreachable) {
-		t.Errorf("DialH2: got %v, want ErrUnreachable", err)
+	if _, err := f.Upstream(f.set(healthy(s.address))).dialH2(t.Context(), s.address, nil); !errors.Is(err, ErrUnreachable) {
+		t.Errorf("dialH2: got %v, want ErrUnreachable", err)
 	}
 }
 
 // An annotation turns HTTP/2 off, for the connections that there are, too.
 func TestHTTP1Only(t *testing.T) {
-	s := newServer(t, h2, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) })
+	s := newServer(t, protoH2, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) })
 	f := newFixture(t, func(cfg *Config) {
 		cfg.Guard = func(*registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }
 	})
@@ -105,8 +105,8 @@ func TestFrames(t *testing.T) {
 		f.policy.PingTimeout = 3 * time.Second
 		e := f.set(healthy(s.address))
 		u := f.Upstream(e)
-		if u.HTTP2() || u.PingTimeout() != 3*time.Second {
-			t.Errorf("before the first connection: HTTP/2 %v, ping %v", u.HTTP2(), u.PingTimeout())
+		if u.HTTP2() || u.pingTimeout() != 3*time.Second {
+			t.Errorf("before the first connection: HTTP/2 %v, ping %v", u.HTTP2(), u.pingTimeout())
 		}
 		var asking sync.WaitGroup
 		for range 10 {
@@ -120,16 +120,16 @@ func TestFrames(t *testing.T) {
 		if n := s.conns.Load(); n != 1 {
 			t.Errorf("ten who ask made %d connections", n)
 		}
-		if u.HTTP2() != (proto == h2) {
+		if u.HTTP2() != (proto == protoH2) {
 			t.Errorf("HTTP/2 is %v", u.HTTP2())
 		}
 		u.note("h2") // of another endpoint, which has it
 		wraps := 0
-		c, err := u.DialH2(t.Context(), s.address, func(c net.Conn) net.Conn {
+		c, err := u.dialH2(t.Context(), s.address, func(c net.Conn) net.Conn {
 			wraps++
 			return c
 		})
-		if wraps != 1 || (err == nil) != (proto == h2) || u.HTTP2() != (proto == h2) {
+		if wraps != 1 || (err == nil) != (proto == protoH2) || u.HTTP2() != (proto == protoH2) {
 			t.Errorf("wrapped %d times, HTTP/2 is %v, got %v", wraps, u.HTTP2(), err)
 		}
 		if err == nil {
@@ -140,7 +140,7 @@ func TestFrames(t *testing.T) {
 
 // Another ping timeout is for every request from now on: connections made before finish what they carry.
 func TestPingTimeoutIsLive(t *testing.T) {
-	s := newServer(t, h2, nil)
+	s := newServer(t, protoH2, nil)
 	f := newFixture(t, nil)
 	f.policy.PingTimeout = 3 * time.Second
 	for want, ping := range []time.Duration{3 * time.Second, 3 * time.Second, time.Second, 3 * time.Second} {
@@ -153,7 +153,7 @@ func TestPingTimeoutIsLive(t *testing.T) {
 		if n := s.conns.Load(); n != int64(max(want, 1)) {
 			t.Errorf("after %d tables: %d connections, want %d", want+1, n, max(want, 1))
 		}
-		if got := f.Upstream(e).PingTimeout(); got != ping {
+		if got := f.Upstream(e).pingTimeout(); got != ping {
 			t.Errorf("ping timeout %s, want %s", got, ping)
 		}
 	}
@@ -161,7 +161,7 @@ func TestPingTimeoutIsLive(t *testing.T) {
 
 // Handshake errors are told apart as they come from real handshakes.
 func TestHandshakeClasses(t *testing.T) {
-	s := newServer(t, h1, nil)
+	s := newServer(t, protoH1, nil)
 	trust := trusting(t)
 	for _, tt := range []struct {
 		want      string
@@ -214,7 +214,7 @@ func TestHandshakeClasses(t *testing.T) {
 			o := newOwner(nil)
 			defer o.stop()
 			u := newUpstream("test", o, cfg)
-			protocol := h1
+			protocol := protoH1
 			if tt.protocols != "" {
 				protocol = tt.protocols
 			}

@@ -39,9 +39,9 @@ func TestEjected(t *testing.T) {
 						return n.dial(ctx, network, address)
 					}
 				})
-				n.serve(hung, h1, func(_ http.ResponseWriter, r *http.Request) { time.Sleep(3 * time.Second) })
+				n.serve(hung, protoH1, func(_ http.ResponseWriter, r *http.Request) { time.Sleep(3 * time.Second) })
 				var got atomic.Int64
-				n.serve(well, h1, func(http.ResponseWriter, *http.Request) { got.Add(1) })
+				n.serve(well, protoH1, func(http.ResponseWriter, *http.Request) { got.Add(1) })
 				defer n.stopAll()
 				unhealthy := registry.Endpoint{Address: hung, Health: registry.Unhealthy}
 				e := f.set(unhealthy) // alone: it is the floor
@@ -63,36 +63,33 @@ func TestEjected(t *testing.T) {
 	}
 }
 
-// The frame lane asks while it dials, which may be after the ejection that it wants to know of.
+// A request asks when it has chosen, which may be after the ejection that it wants to know of.
 func TestEjectedIsAState(t *testing.T) {
 	const one, other = "10.0.0.1:443", "10.0.0.2:443"
 	f := newFixture(t, nil)
 	e := f.set(healthy(one), healthy(other))
-	u := f.Upstream(e)
-	was, out := u.Ejected(one)
+	at := f.Upstream(e).endpoints[one]
+	was, out := at.state()
 	if out {
 		t.Error("a healthy endpoint is out")
 	}
 	bad := registry.Endpoint{Address: one, Health: registry.Unhealthy}
 	f.set(bad, healthy(other))
-	<-was
-	if _, out := u.Ejected(one); !out {
+	<-was.Done()
+	if _, out := at.state(); !out {
 		t.Error("asked after the ejection: not out")
 	}
 	f.set(bad, registry.Endpoint{Address: other, Health: registry.Unhealthy})
-	if _, out := u.Ejected(one); out {
+	if _, out := at.state(); out {
 		t.Error("out although no other is better")
 	}
 	f.set(bad, healthy(other))
-	if _, out := u.Ejected(one); !out {
+	if _, out := at.state(); !out {
 		t.Error("not out although another is better again")
 	}
 	f.set(healthy(one), healthy(other))
-	if _, out := u.Ejected(one); out {
+	if _, out := at.state(); out {
 		t.Error("out although healthy again")
-	}
-	if next, out := u.Ejected("10.0.0.3:443"); next != nil || out {
-		t.Error("an endpoint that is not there can be out")
 	}
 }
 
@@ -111,7 +108,7 @@ func TestManyReadsSurviveADeath(t *testing.T) {
 			}
 		}
 	}
-	dying, other := newServer(t, h2, wait(0)), newServer(t, h2, wait(1))
+	dying, other := newServer(t, protoH2, wait(0)), newServer(t, protoH2, wait(1))
 	f := newFixture(t, nil)
 	e := f.set(healthy(dying.address))
 	results := make(chan error, reads)

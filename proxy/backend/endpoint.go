@@ -5,6 +5,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
 
 const (
@@ -23,7 +25,7 @@ const (
 type endpoint struct {
 	up      *Upstream
 	address string
-	slot    atomic.Value // the lane's
+	frames  atomic.Pointer[h2.Endpoint] // the endpoint as the engine knows it. Nil: no request was sent there since its last connection drained
 	// inFlight counts the Leases.
 	inFlight  atomic.Int64
 	suspicion suspicion
@@ -87,8 +89,8 @@ func (e *endpoint) remove() {
 
 // eject tells of an endpoint that is unhealthy while others are not.
 func (e *endpoint) eject() {
-	if hear := e.up.ejected; hear != nil && e.via.Load() != nil {
-		hear(e.address)
+	if ep, lane := e.frames.Load(), e.up.owner.serving(); ep != nil && lane != nil {
+		e.up.owner.spawn(func() { lane.Eject(ep) }) // short
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -31,7 +31,7 @@ func newFaulty(t *testing.T, act answer) *faulty {
 	s.StartTLS()
 	cert := s.TLS.Certificates[0]
 	s.Close()
-	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{h1}})
+	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{protoH1}})
 	if err != nil {
 		t.Fatal(err)
 	}

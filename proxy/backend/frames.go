@@ -2,11 +2,102 @@ package backend
 
 import (
 	"context"
+	"crypto/tls"
 	"net"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
 
-// What the frame lane (proxy/h2) needs besides Pick and Acquire: it owns its connections itself.
+// What the engine (proxy/h2) needs: it owns its connections itself.
+
+// noEnd lets the watches of a connection that merely takes no new streams go on.
+const noEnd = 365 * 24 * time.Hour
+
+// Plan begins a request over HTTP/2: it is what the engine has to know of the backend.
+func (u *Upstream) Plan() h2.Plan {
+	u.budget.deposit()
+	return h2.Plan{Forward: &u.frames, Retries: maxRetries, Wait: max(u.target.wait, 0), Budget: u.mayRetry}
+}
+
+// pick chooses an endpoint. Those that were tried are avoided.
+func (u *Upstream) pick(tried []*h2.Endpoint) *h2.Endpoint {
+	var avoid [maxRetries]Lease
+	n := 0
+	for _, t := range tried[:min(len(tried), len(avoid))] {
+		if lease, ok := t.Value.(Lease); ok {
+			avoid[n] = lease
+			n++
+		}
+	}
+	lease, ok := u.Pick(avoid[:n]...)
+	if !ok {
+		return nil
+	}
+	if via, carrier := lease.via(); carrier != nil {
+		return lease.e.engine(via.e.engine(nil))
+	}
+	return lease.e.engine(nil)
+}
+
+// engine is the endpoint as the engine knows it, with connections of its own or with those of via: once it shares them, or no longer does, it is another.
+func (e *endpoint) engine(via *h2.Endpoint) *h2.Endpoint {
+	for {
+		was := e.frames.Load()
+		if was != nil && was.Via == via {
+			return was
+		}
+		if next := e.newFrames(via); e.frames.CompareAndSwap(was, next) {
+			return next
+		}
+	}
+}
+
+func (e *endpoint) newFrames(via *h2.Endpoint) *h2.Endpoint {
+	u, lease := e.up, Lease{e}
+	ep := &h2.Endpoint{
+		Name: e.address, Via: via, Value: lease, Release: lease.Release, Lost: e.lost, Closed: u.owner.ended, PingTimeout: u.pingTimeout(),
+		Failed: func(err error) { u.target.signal(e.address, err) },
+	}
+	ep.Dial = func(ctx context.Context, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
+		return e.dialFrames(ctx, ep, wrap)
+	}
+	return ep
+}
+
+// dialFrames makes a connection that is retired when its time is over.
+func (e *endpoint) dialFrames(ctx context.Context, ep *h2.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
+	owner := e.up.owner
+	conn, err := e.up.dialH2(ctx, e.address, wrap)
+	if err != nil {
+		return nil, err
+	}
+	owner.dialled.Store(conn.Conn, conn)
+	go func() { // ends when the connection has ended
+		select {
+		case <-conn.closed:
+			return
+		case <-conn.Drain:
+		}
+		// From now on the endpoint is another one: whoever picks it dials anew.
+		e.frames.CompareAndSwap(ep, nil)
+		owner.serving().Retire(ep, noEnd)
+		select {
+		case <-conn.closed:
+			return
+		case <-conn.Cut:
+		}
+		owner.serving().Retire(ep, 0)
+	}()
+	return conn.Conn, nil
+}
+
+// ended is h2.Endpoint.Closed.
+func (o *owner) ended(c *tls.Conn) {
+	if known, ok := o.dialled.LoadAndDelete(c); ok {
+		_ = known.(*Conn).Close() //nolint:forcetypeassert // nothing else is stored; it has ended already
+	}
+}
 
 // Learn finds out whether HTTP/2 is spoken, if nobody knows yet: the first request to a backend makes one more
 // handshake for it, and whoever comes meanwhile waits for that.
@@ -68,22 +159,16 @@ func (u *Upstream) note(protocol string) {
 	}
 }
 
-// PingTimeout is within how long a silent connection must be found dead.
-func (u *Upstream) PingTimeout() time.Duration {
+// pingTimeout is within how long a silent connection must be found dead.
+func (u *Upstream) pingTimeout() time.Duration {
 	if d := u.view.Load().pingTimeout; d > 0 {
 		return d
 	}
 	return defaultPing
 }
 
-// Wait is for how long a request waits when none of the endpoints can be dialled. Zero: not at all.
-func (u *Upstream) Wait() time.Duration { return max(u.target.wait, 0) }
-
-// CountRequest earns the retry budget its share of a request.
-func (u *Upstream) CountRequest() { u.budget.deposit() }
-
-// AllowRetry takes one try from the retry budget. It reports false when the budget is used up.
-func (u *Upstream) AllowRetry() bool {
+// allowRetry takes one try from the retry budget. It reports false when the budget is used up.
+func (u *Upstream) allowRetry() bool {
 	if u.budget.withdraw() {
 		return true
 	}
@@ -91,42 +176,26 @@ func (u *Upstream) AllowRetry() bool {
 	return false
 }
 
-// Retried counts a try after the first that the lane makes, by how the one before failed.
-func (u *Upstream) Retried(after string) {
-	if after == "reset" {
-		after = failLost.String()
+// retried counts a try of the engine's after the first, by how the one before failed.
+func (u *Upstream) retried(after h2.Reason) {
+	if after == h2.ReasonReset {
+		after = h2.ReasonLost
 	}
 	for k := range u.meter.retries {
-		if kind(k).String() == after {
+		if kind(k).String() == string(after) {
 			u.meter.retry(kind(k))
 		}
 	}
 }
 
-// Signal tells health that an endpoint failed on a connection that the caller owns.
-func (u *Upstream) Signal(address string, err error) { u.target.signal(address, err) }
-
-// Observe tells health how long an endpoint took to answer a request that is not long-running on a connection that the caller owns. It never waits and does not allocate.
+// Observe tells health how long an endpoint took to answer a request that is not long-running. It never waits and does not allocate.
 func (u *Upstream) Observe(address string, took time.Duration) {
 	u.meter.phase(phaseFirstByte, took)
 	u.target.observe(address, took)
 }
 
-// Ejected reports whether an endpoint is unhealthy while others are not: requests that it holds up should go elsewhere. next is closed when it may have become so; then
-// ask again. A nil next: there is no such endpoint.
-func (u *Upstream) Ejected(address string) (next <-chan struct{}, out bool) {
-	u.mu.Lock()
-	e := u.endpoints[address]
-	u.mu.Unlock()
-	if e == nil {
-		return nil, false
-	}
-	verdict, out := e.state()
-	return verdict.Done(), out
-}
-
-// DialH2 returns a new HTTP/2 connection to one endpoint, on which nothing has been sent. wrap, if not nil, gets the TCP connection before TLS begins on it.
-func (u *Upstream) DialH2(ctx context.Context, address string, wrap func(net.Conn) net.Conn) (*Conn, error) {
+// dialH2 returns a new HTTP/2 connection to one endpoint, on which nothing has been sent. wrap, if not nil, gets the TCP connection before TLS begins on it.
+func (u *Upstream) dialH2(ctx context.Context, address string, wrap func(net.Conn) net.Conn) (*Conn, error) {
 	u.mu.Lock()
 	e := u.endpoints[address]
 	u.mu.Unlock()

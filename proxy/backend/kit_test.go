@@ -33,13 +33,13 @@ type server struct {
 }
 
 const (
-	h1 = "http/1.1"
-	h2 = "h2"
+	protoH1 = "http/1.1"
+	protoH2 = "h2"
 )
 
 // bothProtocols runs f for a backend of each protocol.
 func bothProtocols(t *testing.T, f func(t *testing.T, proto string)) {
-	for _, proto := range []string{h1, h2} {
+	for _, proto := range []string{protoH1, protoH2} {
 		t.Run(strings.ReplaceAll(proto, "/", ""), func(t *testing.T) { f(t, proto) })
 	}
 }
@@ -53,7 +53,7 @@ func newServer(t *testing.T, proto string, handler http.HandlerFunc) *server {
 			handler(w, r)
 		}
 	}))
-	s.EnableHTTP2 = proto == h2
+	s.EnableHTTP2 = proto == protoH2
 	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
 		switch state {
 		case http.StateNew:

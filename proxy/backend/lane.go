@@ -1,35 +1,26 @@
 package backend
 
 import (
-	"sync/atomic"
+	"crypto/tls"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
 
-// lane is what forwards frames over connections from DialH2. Its methods may be called by any goroutine, and none of them with a mutex held that Pick or Pools.Upstream
-// needs, but for Find.
+// lane is what of an h2.Server is used. None of it may be called with a mutex held that pick or Pools.Upstream needs.
 type lane interface {
-	// Find returns what an Upstream's requests are known by, nil if there has been none. It must not wait.
-	Find(u *Upstream) (what any)
-	// Leave has requests choose again that wait for a shared connection, and returns for each of the whats on which shared connections its long-running ones are.
-	Leave(whats []any) [][]*Conn
-	// End ends the long-running ones on one connection.
-	End(what any, on *Conn)
-	// Eject sends elsewhere requests over shared connections to addresses that were found unhealthy for their Upstream while others are not; those that have no answer yet
-	// and may be sent again.
-	Eject(addresses map[any][]string)
+	Retire(ep *h2.Endpoint, grace time.Duration)
+	Eject(ep *h2.Endpoint)
+	// The rest is for shared connections.
+	Leave(of []*h2.Upstream, on func(of *h2.Upstream, c *tls.Conn))
+	End(of *h2.Upstream, on *tls.Conn)
 }
 
-// Slot is room for what the lane knows of an Upstream: it is found without a look-up, and goes when the Upstream goes. Empty, Load returns nil.
-func (u *Upstream) Slot() *atomic.Value { return &u.slot }
+// Serve names the engine. Until there is one nothing is shared.
+func (p *Pools) Serve(s *h2.Server) { p.owner.serve(s) }
 
-// Slot is as Upstream's, for the endpoint.
-func (l Lease) Slot() *atomic.Value { return &l.e.slot }
-
-// leaver is who has shared connections until now.
-type leaver struct {
-	u    *Upstream
-	what any
-}
+// Serve names the engine.
+func (l *Local) Serve(s *h2.Server) { l.owner.serve(s) }
 
 // held is a shared connection on which one that has left has long-running requests.
 type held struct {
@@ -37,38 +28,28 @@ type held struct {
 	on *Conn
 }
 
-// Serve names the frame lane. There is one; until it is named nothing is shared.
-func (p *Pools) Serve(l lane) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.lane = l
-}
-
-// carryOut has the lane do what a table that was just applied means for requests over shared connections. It is called with the mutex held; the lane is asked without.
-func (p *Pools) carryOut() {
-	lane, left, ejected := p.lane, p.left, p.ejected
-	p.left, p.ejected = nil, make(map[any][]string)
-	var whats []any
-	var whose []*Upstream
-	for _, l := range left {
-		if l.what != nil {
-			whats, whose = append(whats, l.what), append(whose, l.u)
-		}
-	}
-	if len(whats)+len(ejected) == 0 {
+// leave has requests of those that a table which was just applied has taken off shared connections choose again, or guarded. It is called with the mutex held; the lane is asked without.
+func (p *Pools) leave() {
+	lane, left := p.owner.serving(), p.left
+	p.left = nil
+	if len(left) == 0 || lane == nil {
 		return
 	}
 	p.owner.spawn(func() { // short; the guards that it leaves behind end with their connections
-		if len(ejected) > 0 {
-			lane.Eject(ejected)
+		of := make([]*h2.Upstream, len(left))
+		whose := make(map[*h2.Upstream]*Upstream, len(left))
+		for i, u := range left {
+			of[i] = &u.frames
+			whose[of[i]] = u
 		}
-		if len(whats) == 0 {
-			return
-		}
-		for i, conns := range lane.Leave(whats) {
-			for _, c := range conns {
-				p.guardHeld(held{whose[i], c}, func() { lane.End(whats[i], c) })
+		var long []held
+		lane.Leave(of, func(of *h2.Upstream, c *tls.Conn) {
+			if on, ok := p.owner.dialled.Load(c); ok { // else it has ended
+				long = append(long, held{whose[of], on.(*Conn)}) //nolint:forcetypeassert // nothing else is stored
 			}
+		})
+		for _, h := range long {
+			p.guardHeld(h, func() { lane.End(&h.u.frames, h.on.Conn) })
 		}
 	})
 }

@@ -77,7 +77,7 @@ func (l *Local) get(t *testing.T, p Pool, token string) (int, string, error) {
 }
 
 func TestLocalPools(t *testing.T) {
-	s := newServer(t, h2, apiserver)
+	s := newServer(t, protoH2, apiserver)
 	certificates := make(chan bool, 100)
 	l := newLocal(t, func(cfg *LocalConfig) {
 		inner := cfg.TLS
@@ -87,7 +87,7 @@ func TestLocalPools(t *testing.T) {
 		}
 	}, s.address)
 	for _, p := range []Pool{PoolCertificate, PoolProven} {
-		c, err := l.Upstream(p).DialH2(t.Context(), s.address, nil)
+		c, err := l.Upstream(p).dialH2(t.Context(), s.address, nil)
 		if err != nil || !l.Upstream(p).HTTP2() {
 			t.Fatalf("pool %d: got %v, HTTP/2 is %v", p, err, l.Upstream(p).HTTP2())
 		}
@@ -115,7 +115,7 @@ func TestLocalPools(t *testing.T) {
 
 // A thousand bad tokens must cost nobody a connection (design §3): the unproven pool keeps its own.
 func TestBadTokensCostNoConnection(t *testing.T) {
-	s := newServer(t, h2, apiserver)
+	s := newServer(t, protoH2, apiserver)
 	l := newLocal(t, nil, s.address)
 	if status, _, err := l.get(t, PoolUnproven, "bad"); err != nil || status != http.StatusUnauthorized {
 		t.Fatalf("got %d, %v", status, err)
@@ -155,7 +155,7 @@ func TestServerAddress(t *testing.T) {
 
 // One of two apiservers is killed: reads that are under way or come later fail nowhere.
 func TestLocalFailover(t *testing.T) {
-	a, b := newServer(t, h2, apiserver), newServer(t, h2, apiserver)
+	a, b := newServer(t, protoH2, apiserver), newServer(t, protoH2, apiserver)
 	l := newLocal(t, nil, a.address, b.address)
 	for i := range 400 {
 		if i == 100 {
@@ -179,14 +179,14 @@ func TestLocalRestart(t *testing.T) {
 		t.Run(method, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n := newMemoryNet(t)
-				s := n.serve("10.0.0.1:6443", h2, apiserver)
+				s := n.serve("10.0.0.1:6443", protoH2, apiserver)
 				l := newLocal(t, func(cfg *LocalConfig) { cfg.Dial = n.dial }, "10.0.0.1:6443")
 				if status, _, err := l.get(t, PoolUnproven, "good"); err != nil || status != http.StatusOK {
 					t.Fatalf("got %d, %v", status, err)
 				}
 				s.stop()
 				synctest.Wait()
-				time.AfterFunc(1500*time.Millisecond, func() { n.serve("10.0.0.1:6443", h2, apiserver) })
+				time.AfterFunc(1500*time.Millisecond, func() { n.serve("10.0.0.1:6443", protoH2, apiserver) })
 				start := time.Now()
 				req := newRequest(t, method, "")
 				req.Header.Set("Authorization", "Bearer good")
@@ -230,14 +230,14 @@ func TestLocalReadyz(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newMemoryNet(t)
 		var draining atomic.Bool
-		n.serve("10.0.0.1:6443", h2, func(w http.ResponseWriter, r *http.Request) {
+		n.serve("10.0.0.1:6443", protoH2, func(w http.ResponseWriter, r *http.Request) {
 			if draining.Load() && r.URL.Path == "/readyz" {
 				http.Error(w, "[-]shutdown failed", http.StatusInternalServerError)
 				return
 			}
 			apiserver(w, r)
 		})
-		n.serve("10.0.0.2:6443", h2, apiserver)
+		n.serve("10.0.0.2:6443", protoH2, apiserver)
 		l := newLocal(t, func(cfg *LocalConfig) { cfg.Dial = n.dial }, "10.0.0.1:6443", "10.0.0.2:6443")
 		synctest.Wait()
 		if got := len(l.Upstream(PoolProven).view.Load().preferred); got != 2 {
@@ -260,7 +260,7 @@ func TestLocalReadyz(t *testing.T) {
 
 // A token is proven over the unproven pool, and holds a place of it as long as that takes.
 func TestProve(t *testing.T) {
-	s := newServer(t, h2, apiserver)
+	s := newServer(t, protoH2, apiserver)
 	l := newLocal(t, nil, s.address)
 	from := bound.Stranger("10.0.0.1:1")
 	for token, want := range map[string]int{"good": http.StatusOK, "bad": http.StatusUnauthorized} {

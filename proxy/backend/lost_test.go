@@ -14,8 +14,8 @@ func TestLostConnectionsWaitForProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newMemoryNet(t)
 		const restarted, other = "10.0.0.1:6443", "10.0.0.2:6443"
-		n.serve(other, h2, apiserver)
-		s := n.serve(restarted, h2, apiserver)
+		n.serve(other, protoH2, apiserver)
+		s := n.serve(restarted, protoH2, apiserver)
 		l := newLocal(t, func(cfg *LocalConfig) { cfg.Dial = n.dial }, restarted, other)
 		for range 20 {
 			if status, _, err := l.get(t, PoolUnproven, "good"); err != nil || status != http.StatusOK {
@@ -26,7 +26,7 @@ func TestLostConnectionsWaitForProbe(t *testing.T) {
 		s.stop()
 		var early, late atomic.Int32
 		begun := time.Now()
-		n.serve(restarted, h2, func(w http.ResponseWriter, r *http.Request) {
+		n.serve(restarted, protoH2, func(w http.ResponseWriter, r *http.Request) {
 			ready := time.Since(begun) > 3*time.Second
 			switch {
 			case r.URL.Path == "/readyz" && !ready:

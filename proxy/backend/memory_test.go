@@ -72,7 +72,7 @@ func (n *memoryNet) serve(address, proto string, handler http.HandlerFunc) *memo
 	}
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
-	protocols.SetHTTP2(proto == h2)
+	protocols.SetHTTP2(proto == protoH2)
 	s := &memoryServer{
 		net: n, address: address, accept: make(chan net.Conn), done: make(chan struct{}), frozen: make(chan struct{}),
 		http: &http.Server{Handler: handler, Protocols: &protocols, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: n.streams}, TLSConfig: &tls.Config{Certificates: []tls.Certificate{n.cert}}, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)},

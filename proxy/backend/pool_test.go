@@ -29,7 +29,7 @@ func hold(started chan<- struct{}) http.HandlerFunc {
 func TestManyWatches(t *testing.T) {
 	const watches = 60
 	started := make(chan struct{}, watches)
-	s := newServer(t, h1, hold(started))
+	s := newServer(t, protoH1, hold(started))
 	f := newFixture(t, nil)
 	e := f.set(healthy(s.address))
 	var wg sync.WaitGroup
@@ -77,8 +77,8 @@ func TestRemovedEndpoint(t *testing.T) {
 		fresh := newServer(t, proto, nil)
 		f := newFixture(t, nil)
 		e := f.set(healthy(old.address))
-		conn, err := f.Upstream(e).DialH2(t.Context(), old.address, nil)
-		if proto == h2 && err != nil {
+		conn, err := f.Upstream(e).dialH2(t.Context(), old.address, nil)
+		if proto == protoH2 && err != nil {
 			t.Fatal(err)
 		}
 		res, err := f.RoundTrip(e, newRequest(t, http.MethodGet, ""), false)
@@ -101,8 +101,8 @@ func TestRemovedEndpoint(t *testing.T) {
 		}
 		_ = res.Body.Close()
 		waitFor(t, "the old connections to close", func() bool { return old.open.Load() == 0 })
-		if _, err := f.Upstream(e).DialH2(t.Context(), old.address, nil); !errors.Is(err, ErrUnreachable) {
-			t.Errorf("DialH2 to a removed endpoint: %v", err)
+		if _, err := f.Upstream(e).dialH2(t.Context(), old.address, nil); !errors.Is(err, ErrUnreachable) {
+			t.Errorf("dialH2 to a removed endpoint: %v", err)
 		}
 	})
 }
@@ -142,7 +142,7 @@ func TestTrustEnds(t *testing.T) {
 				}
 			}
 		})
-		n.serve("10.0.0.1:443", h2, func(w http.ResponseWriter, r *http.Request) {
+		n.serve("10.0.0.1:443", protoH2, func(w http.ResponseWriter, r *http.Request) {
 			w.WriteHeader(http.StatusOK)
 			_ = http.NewResponseController(w).Flush()
 			select {
@@ -153,7 +153,7 @@ func TestTrustEnds(t *testing.T) {
 		})
 		defer n.stopAll()
 		e := f.set(healthy("10.0.0.1:443"))
-		owned, err := f.Upstream(e).DialH2(t.Context(), "10.0.0.1:443", nil)
+		owned, err := f.Upstream(e).dialH2(t.Context(), "10.0.0.1:443", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -214,7 +214,7 @@ func TestTrustEnds(t *testing.T) {
 
 // A new proxy client certificate drains all connections.
 func TestIdentityChanged(t *testing.T) {
-	s := newServer(t, h2, nil)
+	s := newServer(t, protoH2, nil)
 	changed := make(chan struct{})
 	asked := make(chan struct{}, 2)
 	f := newFixture(t, func(cfg *Config) {
@@ -230,7 +230,7 @@ func TestIdentityChanged(t *testing.T) {
 	if _, _, err := f.do(e, http.MethodGet, ""); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := f.Upstream(e).DialH2(t.Context(), s.address, nil)
+	conn, err := f.Upstream(e).dialH2(t.Context(), s.address, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -245,7 +245,7 @@ func TestIdentityChanged(t *testing.T) {
 
 // Connections that nobody uses are closed.
 func TestIdle(t *testing.T) {
-	for _, proto := range []string{h1, h2} {
+	for _, proto := range []string{protoH1, protoH2} {
 		synctest.Test(t, func(t *testing.T) {
 			n, f := newMemoryFixture(t)
 			n.serve("10.0.0.1:443", proto, nil)
@@ -272,7 +272,7 @@ func TestIdle(t *testing.T) {
 func TestStaleHTTP1(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, f := newMemoryFixture(t)
-		n.serve("10.0.0.1:443", h1, nil)
+		n.serve("10.0.0.1:443", protoH1, nil)
 		defer n.stopAll()
 		e := f.set(healthy("10.0.0.1:443"))
 		for _, tt := range []struct {

@@ -62,12 +62,10 @@ type Pools struct {
 	mu      sync.Mutex
 	remotes map[string]*remote // by APIService
 	groups  map[groupKey]*group
-	lane    lane // nil: nothing is shared
 	held    map[held]struct{}
-	// thinned waits for forsake, left and ejected for carryOut.
+	// thinned waits for forsake, left for leave.
 	thinned map[*group]struct{}
-	left    []leaver
-	ejected map[any][]string
+	left    []*Upstream
 }
 
 // remote is an APIService's Upstream, which outlives changes of its trust.
@@ -85,7 +83,7 @@ func New(cfg Config) (*Pools, error) {
 	}
 	p := &Pools{
 		cfg: cfg, owner: newOwner(cfg.Logger), remotes: make(map[string]*remote), groups: make(map[groupKey]*group), held: make(map[held]struct{}),
-		thinned: make(map[*group]struct{}), ejected: make(map[any][]string),
+		thinned: make(map[*group]struct{}),
 	}
 	p.owner.grant = cfg.Hold
 	if cfg.Metrics != nil {
@@ -176,7 +174,7 @@ func (p *Pools) apply(generation uint64, entries []*registry.Entry) {
 		}
 	}
 	p.forsake()
-	p.carryOut()
+	p.leave()
 	// After the maps: who finds the generation applied must find what is in it.
 	p.applied.Store(generation)
 }
@@ -242,11 +240,6 @@ func (p *Pools) newRemote(e *registry.Entry) *remote {
 		maxConns: 16 << 10,
 		doubt:    suspicionTime,
 	})
-	r.ejected = func(address string) { // by update, which apply calls
-		if what := p.lane.Find(r.Upstream); what != nil {
-			p.ejected[what] = append(p.ejected[what], address)
-		}
-	}
 	p.bySpec.Store(e.Backend, r.Upstream)
 	return r
 }

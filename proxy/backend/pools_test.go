@@ -16,7 +16,7 @@ import (
 
 // Nothing is left over of a thousand updates, CA changes and deletions (kubernetes/kubernetes#117250 leaked a transport per sync).
 func TestNoLeaks(t *testing.T) {
-	a, b := newServer(t, h2, nil), newServer(t, h1, nil)
+	a, b := newServer(t, protoH2, nil), newServer(t, protoH1, nil)
 	f := newFixture(t, nil)
 	reg := prometheus.NewPedanticRegistry()
 	reg.MustRegister(newCollector(f.upstreams, true))
@@ -68,7 +68,7 @@ func TestNoLeaks(t *testing.T) {
 // Both metrics of a Pools and of a Local can be registered, and come out well-formed.
 func TestMetrics(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
-	s := newServer(t, h2, apiserver)
+	s := newServer(t, protoH2, apiserver)
 	l := newLocal(t, func(cfg *LocalConfig) { cfg.Metrics = reg }, s.address)
 	f := newFixture(t, func(cfg *Config) { cfg.Metrics = reg })
 	e := f.set(healthy(deadAddress(t)), registry.Endpoint{Address: s.address})
@@ -101,7 +101,7 @@ fairlead_backend_dials_total{name="v1.example.com",result="ok"} 1
 
 // A request may have matched a table that is older or newer than the one that was applied.
 func TestOtherTables(t *testing.T) {
-	s := newServer(t, h2, nil)
+	s := newServer(t, protoH2, nil)
 	f := newFixture(t, nil)
 	old := f.set(healthy(deadAddress(t)))
 	f.backend = &registry.Backend{Namespace: "ns", Service: "other", Port: 443}

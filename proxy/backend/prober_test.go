@@ -37,9 +37,9 @@ func TestLocalHealthIdle(t *testing.T) {
 						w.WriteHeader(code)
 					}
 				}
-				n.serve(other, h2, apiserver)
+				n.serve(other, protoH2, apiserver)
 				worst, worstBack := time.Duration(0), time.Duration(0)
-				s := n.serve(one, h2, answer)
+				s := n.serve(one, protoH2, answer)
 				l := newLocal(t, func(cfg *LocalConfig) { cfg.Dial = n.dial }, one, other)
 				for i := range 20 {
 					l.until(t, one, registry.Healthy, time.Minute)
@@ -49,7 +49,7 @@ func TestLocalHealthIdle(t *testing.T) {
 					ready.Store(0)
 					n.mute(one, false)
 					s.stop()
-					s = n.serve(one, h2, answer)
+					s = n.serve(one, protoH2, answer)
 					worstBack = max(worstBack, l.until(t, one, registry.Healthy, time.Minute))
 				}
 				t.Logf("worst of 20: out after %s, back after %s", worst, worstBack)
@@ -85,7 +85,7 @@ func TestLocalProbesDoNotFlap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newMemoryNet(t)
 		var asked atomic.Int64
-		n.serve("10.0.0.1:6443", h2, func(w http.ResponseWriter, r *http.Request) {
+		n.serve("10.0.0.1:6443", protoH2, func(w http.ResponseWriter, r *http.Request) {
 			if asked.Add(1)%3 == 0 {
 				w.WriteHeader(http.StatusInternalServerError)
 			}

@@ -37,7 +37,7 @@ func TestRetry(t *testing.T) {
 		for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete} {
 			t.Run(tt.name+" "+method, func(t *testing.T) {
 				bad := newFaulty(t, tt.act)
-				good := newServer(t, h2, nil)
+				good := newServer(t, protoH2, nil)
 				f := newFixture(t, nil)
 				// Unprobed endpoints are a lower tier than healthy ones: the first try goes to the bad one.
 				e := f.set(healthy(bad.address), registry.Endpoint{Address: good.address})
@@ -61,10 +61,10 @@ func TestRetry(t *testing.T) {
 
 // Endpoints that cannot be reached cost nobody a request, whatever its verb.
 func TestRetryUnreachable(t *testing.T) {
-	wrong := newServer(t, h2, nil)
+	wrong := newServer(t, protoH2, nil)
 	for name, address := range map[string]string{"refused": deadAddress(t), "wrong certificate": wrong.address} {
 		t.Run(name, func(t *testing.T) {
-			good := newServer(t, h2, nil)
+			good := newServer(t, protoH2, nil)
 			trust := trusting(t)
 			f := newFixture(t, func(cfg *Config) {
 				cfg.TLS = func(*registry.Backend) (*tls.Config, error) {
@@ -135,7 +135,7 @@ func TestRetryBody(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			want := strings.Repeat("x", tt.size)
 			address := deadAddress(t)
-			good := newServer(t, h2, func(w http.ResponseWriter, r *http.Request) {
+			good := newServer(t, protoH2, func(w http.ResponseWriter, r *http.Request) {
 				got := new(strings.Builder)
 				if err := r.Write(got); err != nil {
 					t.Error(err)
@@ -169,7 +169,7 @@ func TestRetryBudget(t *testing.T) {
 	e := f.set(healthy(bad.address), healthy(worse.address))
 	const stock, requests = 20, 200
 	for range retryBurst - stock {
-		if !f.Upstream(e).AllowRetry() {
+		if !f.Upstream(e).allowRetry() {
 			t.Fatal("the stock is smaller than it says")
 		}
 	}
@@ -191,7 +191,7 @@ func TestRetryBudget(t *testing.T) {
 // A watch is sent once: it may have been answered by then.
 func TestNoRetryOfWatch(t *testing.T) {
 	bad := newFaulty(t, closeExecuted)
-	good := newServer(t, h2, nil)
+	good := newServer(t, protoH2, nil)
 	f := newFixture(t, nil)
 	e := f.set(healthy(bad.address), registry.Endpoint{Address: good.address})
 	if _, err := f.RoundTrip(e, newRequest(t, http.MethodGet, ""), true); !errors.Is(err, ErrUnanswered) {
@@ -208,7 +208,7 @@ func TestBlackhole(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			n, f := newMemoryFixture(t)
 			n.silent["10.0.0.1:443"] = true
-			n.serve("10.0.0.2:443", h2, nil)
+			n.serve("10.0.0.2:443", protoH2, nil)
 			defer n.stopAll()
 			e := f.set(healthy("10.0.0.1:443"), registry.Endpoint{Address: "10.0.0.2:443"})
 			start := time.Now()
@@ -239,7 +239,7 @@ func TestBlackhole(t *testing.T) {
 	t.Run("accepts and stays silent", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			n, f := newMemoryFixture(t)
-			n.serve("10.0.0.2:443", h2, nil)
+			n.serve("10.0.0.2:443", protoH2, nil)
 			defer n.stopAll()
 			l := &memoryServer{net: n, address: "10.0.0.1:443", accept: make(chan net.Conn, 10), done: make(chan struct{}), http: &http.Server{}}
 			n.servers["10.0.0.1:443"] = l
@@ -272,7 +272,7 @@ func TestSilentHandshake(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n, f := newMemoryFixture(t)
 				n.silent["10.0.0.1:443"] = true
-				n.serve("10.0.0.2:443", h1, nil)
+				n.serve("10.0.0.2:443", protoH1, nil)
 				defer n.stopAll()
 				e := f.set(healthy("10.0.0.1:443"), registry.Endpoint{Address: "10.0.0.2:443"})
 				start := time.Now()
@@ -289,8 +289,8 @@ func TestDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, f := newMemoryFixture(t)
 		n.silent["10.0.0.1:443"] = true
-		n.serve("10.0.0.2:443", h2, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
-		n.serve("10.0.0.3:443", h1, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+		n.serve("10.0.0.2:443", protoH2, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+		n.serve("10.0.0.3:443", protoH1, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 		defer n.stopAll()
 		for _, address := range []string{"10.0.0.1:443", "10.0.0.2:443", "10.0.0.3:443"} {
 			e := f.set(healthy(address))

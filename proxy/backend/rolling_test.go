@@ -39,7 +39,7 @@ func TestRollingUpdate(t *testing.T) {
 		current.Store(f.set(list...))
 	}
 	for i := range servers {
-		servers[i] = newServer(t, h2, handler)
+		servers[i] = newServer(t, protoH2, handler)
 	}
 	publish(nil)
 
@@ -70,7 +70,7 @@ func TestRollingUpdate(t *testing.T) {
 	}
 	for i := range servers {
 		old := servers[i]
-		servers[i] = newServer(t, h2, handler)
+		servers[i] = newServer(t, protoH2, handler)
 		publish(old)
 		// A process that is told to end finishes its requests, and may be gone before the table says so.
 		if err := old.Config.Shutdown(t.Context()); err != nil && !errors.Is(err, context.Canceled) {

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -30,36 +31,35 @@ func (s still) Guard([]*x509.Certificate) (<-chan struct{}, func()) { return s.l
 // recorder is a lane that writes down what it is told.
 type recorder struct {
 	mu      sync.Mutex
-	on      map[*Upstream][]*Conn // where long-running requests are
-	left    []*Upstream
-	ended   []*Conn
-	ejected []map[any][]string
+	on      map[*h2.Upstream][]*Conn // where long-running requests are
+	left    []*h2.Upstream
+	ended   []*tls.Conn
+	ejected []*h2.Endpoint
 }
 
-func (l *recorder) Find(u *Upstream) any { return u }
+func (*recorder) Retire(*h2.Endpoint, time.Duration) {}
 
-func (l *recorder) Leave(whats []any) [][]*Conn {
+func (l *recorder) Eject(ep *h2.Endpoint) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var on [][]*Conn
-	for _, w := range whats {
-		u := w.(*Upstream)
-		l.left = append(l.left, u)
-		on = append(on, l.on[u])
-	}
-	return on
+	l.ejected = append(l.ejected, ep)
 }
 
-func (l *recorder) End(_ any, on *Conn) {
+func (l *recorder) Leave(of []*h2.Upstream, on func(*h2.Upstream, *tls.Conn)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, u := range of {
+		l.left = append(l.left, u)
+		for _, c := range l.on[u] {
+			on(u, c.Conn)
+		}
+	}
+}
+
+func (l *recorder) End(_ *h2.Upstream, on *tls.Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ended = append(l.ended, on)
-}
-
-func (l *recorder) Eject(addresses map[any][]string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.ejected = append(l.ejected, addresses)
 }
 
 // street is a Pools whose APIServices may be neighbours. Its Run does not run: tables are applied, and neighbours joined, when a test says so.
@@ -79,7 +79,7 @@ type street struct {
 func newStreet(t *testing.T, change func(*Config)) *street {
 	t.Helper()
 	s := &street{t: t, entries: map[string]*registry.Entry{}, lost: make(chan struct{})}
-	s.recorder.on = map[*Upstream][]*Conn{}
+	s.recorder.on = map[*h2.Upstream][]*Conn{}
 	s.trust = func(b *registry.Backend) string { return b.ServerName + " " + string(b.CABundle) }
 	cfg := Config{
 		Table: func() *registry.Table { return &registry.Table{} }, Dial: new(net.Dialer).DialContext,
@@ -101,7 +101,7 @@ func newStreet(t *testing.T, change func(*Config)) *street {
 		t.Fatal(err)
 	}
 	s.Pools = p
-	s.Serve(&s.recorder)
+	p.owner.serve(&s.recorder)
 	t.Cleanup(p.owner.stop)
 	return s
 }
@@ -150,7 +150,7 @@ func (s *street) via(name string) *Upstream {
 		s.t.Fatalf("%s has no endpoint", name)
 	}
 	defer l.Release()
-	at, c := l.Via()
+	at, c := l.via()
 	if c != nil && at.Address() != l.Address() {
 		s.t.Errorf("%s goes to %s by way of %s", name, l.Address(), at.Address())
 	}
@@ -161,7 +161,7 @@ const place1, place2 = "10.0.0.1:443", "10.0.0.2:443"
 
 // served is a street before a real server.
 func served(t *testing.T, change func(*Config)) (*street, *server) {
-	well := newServer(t, h2, nil)
+	well := newServer(t, protoH2, nil)
 	s := newStreet(t, change)
 	s.anchor.tls = trusting(t)
 	for _, name := range []string{"a", "b"} {
@@ -173,7 +173,7 @@ func served(t *testing.T, change func(*Config)) (*street, *server) {
 
 func dialShared(t *testing.T, s *street, address string) *Conn {
 	t.Helper()
-	c, err := s.via("a").DialH2(t.Context(), address, nil)
+	c, err := s.via("a").dialH2(t.Context(), address, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

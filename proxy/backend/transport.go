@@ -31,7 +31,7 @@ const (
 //
 // As in net/http, the body of req is closed, also on errors, and the response's must be.
 func (u *Upstream) RoundTrip(req *http.Request, longRunning bool) (res *http.Response, err error) {
-	u.CountRequest()
+	u.budget.deposit()
 	c := &call{u: u, req: req, long: longRunning}
 	if req.Body != http.NoBody {
 		c.body.stream = req.Body
@@ -96,7 +96,7 @@ func (c *call) again(ctx context.Context, l Lease, f *failure) bool {
 	case f.kind == failDial && time.Now().Before(c.until):
 		c.tried = c.tried[:0]
 		return pause(ctx, waitPause)
-	case f.kind == failDial, !another, c.retries >= maxRetries, !c.u.AllowRetry():
+	case f.kind == failDial, !another, c.retries >= maxRetries, !c.u.allowRetry():
 		return false
 	}
 	c.retries++

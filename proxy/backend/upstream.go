@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/fairlead-proxy/fairlead/proxy/bound"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -22,7 +23,9 @@ type Upstream struct {
 	target target
 	owner  *owner
 	meter  meter
-	slot   atomic.Value // the lane's
+	frames h2.Upstream // the backend as the engine knows it
+	// mayRetry is allowRetry, made once.
+	mayRetry func() bool
 	// payer is whose dials are counted, in a carrier. Nil: its own.
 	payer atomic.Pointer[remote]
 
@@ -33,8 +36,6 @@ type Upstream struct {
 	learning singleflight.Group
 	// carrier is whose HTTP/2 connections carry this one's requests. Nil: its own.
 	carrier atomic.Pointer[Upstream]
-	// ejected is told of endpoints that are unhealthy while others are not and were reached over a carrier. Nil: nobody is.
-	ejected func(address string)
 
 	inFlight, longRunning bound.Places
 	// reads and writes count the requests that were acquired under a share of the whole server's limits.
@@ -77,9 +78,11 @@ type owner struct {
 	log      *slog.Logger
 	buffered bound.Places       // bytes of request bodies that are held
 	grant    func(n int64) bool // Config.Hold; may be nil
+	dialled  sync.Map           // *tls.Conn of the engine's → *Conn
 
-	// mu guards stopped, so that nothing joins running once it is waited for.
+	// mu guards what follows; stopped, so that nothing joins running once it is waited for.
 	mu      sync.Mutex
+	lane    lane // nil: nobody serves yet
 	stopped bool
 	running sync.WaitGroup // dials, watched connections, closing ones
 }
@@ -93,6 +96,19 @@ func (o *owner) spawn(f func()) {
 		return
 	}
 	o.running.Go(f)
+}
+
+// serving is the engine. Nil: there is none yet.
+func (o *owner) serving() lane {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.lane
+}
+
+func (o *owner) serve(l lane) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.lane = l
 }
 
 // stop ends all that was spawned.
@@ -115,6 +131,8 @@ func newOwner(log *slog.Logger) *owner {
 
 func newUpstream(name string, o *owner, t target) *Upstream {
 	u := &Upstream{name: name, target: t, owner: o, endpoints: make(map[string]*endpoint)}
+	u.frames = h2.Upstream{Pick: u.pick, Retried: u.retried}
+	u.mayRetry = u.allowRetry
 	u.inFlight.Lend, u.longRunning.Lend = true, true // one controller may be all that an extension server has for clients
 	u.releaseRead = func() { u.reads.Add(-1) }
 	u.releaseWrite = func() { u.writes.Add(-1) }

@@ -135,13 +135,6 @@ func (l Lease) Address() string {
 	return l.e.address
 }
 
-// Lost says that a connection to the endpoint, one of the caller's, was lost. It never waits.
-func (l Lease) Lost() {
-	if l.e != nil {
-		l.e.lost()
-	}
-}
-
 // Release gives the place back. It must be called once for every Lease that was picked.
 func (l Lease) Release() {
 	if l.e != nil {

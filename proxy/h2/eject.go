@@ -10,13 +10,14 @@ import (
 // to it, which have cost nobody anything, and those that wait for its answer and may be sent again.
 func (e *engine) eject(ep *Endpoint) {
 	defer e.rescue(nil)
-	p := e.pools[ep]
+	p := e.pools[ep.carrier()]
 	if p == nil {
 		return
 	}
-	e.elsewhere(p, e.anew)
+	here := func(s *stream) bool { return s.ep == ep } // others may go over the same connections
+	e.elsewhere(p, func(s *stream) bool { return here(s) && e.anew(s) })
 	for _, c := range slices.Clone(p.conns) {
-		e.again(c, func(*stream) bool { return true })
+		e.again(c, here)
 	}
 }
 

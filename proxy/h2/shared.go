@@ -4,12 +4,6 @@ import "crypto/tls"
 
 // What upstreams need that share another endpoint's connections (Endpoint.Via).
 
-// Share is what one upstream has under way over shared connections to an address.
-type Share struct {
-	Of   *Upstream // whose it is; never nil
-	Name string    // Endpoint.Name
-}
-
 // carrier is the endpoint whose connections are used.
 func (ep *Endpoint) carrier() *Endpoint {
 	if ep.Via != nil {
@@ -42,7 +36,11 @@ func (s *Server) Leave(of []*Upstream, on func(of *Upstream, c *tls.Conn)) {
 // leave is Server.Leave.
 func (e *engine) leave(of map[*Upstream]bool, on func(*Upstream, *conn)) {
 	defer e.rescue(nil)
-	e.reconsider(func(s *stream) bool { return of[s.plan.Forward] })
+	for _, p := range e.pools {
+		if p.waiting.n > 0 {
+			e.elsewhere(p, func(s *stream) bool { return s.shared() && of[s.plan.Forward] && e.anew(s) })
+		}
+	}
 	for _, c := range e.conns {
 		if c.pool == nil {
 			continue
@@ -53,15 +51,6 @@ func (e *engine) leave(of map[*Upstream]bool, on func(*Upstream, *conn)) {
 				told[u] = true
 				on(u, c)
 			}
-		}
-	}
-}
-
-// reconsider has requests that wait for a shared connection choose again.
-func (e *engine) reconsider(which func(*stream) bool) {
-	for _, p := range e.pools {
-		if p.waiting.n > 0 {
-			e.elsewhere(p, func(s *stream) bool { return s.shared() && which(s) && e.anew(s) })
 		}
 	}
 }
@@ -77,31 +66,6 @@ func (s *Server) End(of *Upstream, on *tls.Conn) {
 			}
 		}
 		sh.settle()
-	}
-}
-
-// EjectShares is Eject for what upstreams have under way over shared connections.
-func (s *Server) EjectShares(list []Share) {
-	set := make(map[Share]bool, len(list))
-	for _, x := range list {
-		set[x] = true
-	}
-	for _, sh := range s.shards {
-		sh.lock()
-		sh.e.ejectShares(set)
-		sh.settle()
-	}
-}
-
-// ejectShares is EjectShares.
-func (e *engine) ejectShares(set map[Share]bool) {
-	defer e.rescue(nil)
-	which := func(s *stream) bool { return s.shared() && set[Share{s.plan.Forward, s.ep.Name}] }
-	e.reconsider(which)
-	for _, c := range append([]*conn(nil), e.conns...) {
-		if c.pool != nil {
-			e.again(c, which)
-		}
 	}
 }
 

@@ -155,7 +155,7 @@ func TestEndOn(t *testing.T) {
 }
 
 // An endpoint that is out for one upstream only loses that one's requests: those that wait for a connection or for an answer, and may be repeated.
-func TestEjectShares(t *testing.T) {
+func TestEjectOfSharers(t *testing.T) {
 	s := newSharers(t)
 	c := s.client()
 	s.ask(c, 1, "a", "GET", "/")
@@ -164,11 +164,11 @@ func TestEjectShares(t *testing.T) {
 	s.ask(c, 7, "a", "GET", "/?watch=1")
 	b := s.backend(0)
 	b.see()
-	s.e.ejectShares(map[Share]bool{{s.ups["a"], "elsewhere"}: true})
+	s.e.eject(&Endpoint{Name: "ep", Via: s.ep})
 	s.run()
 	b.want()
 	s.apart["a"] = s.endpoint("other")
-	s.e.ejectShares(map[Share]bool{{s.ups["a"], "ep"}: true})
+	s.e.eject(s.eps["a"])
 	s.run()
 	b.want("RST 1 CANCEL")
 	s.backend(1).respond(1, "again")

@@ -272,7 +272,7 @@ func (e *engine) endLongRunning(s *stream, r Reason) {
 	if s.endBy == 0 {
 		s.endBy, s.endWhy = e.now+eventPatience, r
 	}
-	if e.now < s.endBy && e.amidEvent(s) {
+	if e.amidEvent(s) {
 		e.arm(s, e.now+tickEvery)
 		return
 	}
@@ -288,11 +288,20 @@ const (
 	eventPatience = 3 * tickEvery
 )
 
-// amidEvent reports whether a long-running response may have come only part of an event: a client that sees the end
-// there logs an unexpected one. Events of JSON and lines of logs end with a newline, those of protobuf with silence.
+// AmidEvent reports whether to wait on with the end of a long-running response, after having waited for so long: its
+// last bytes came so long ago, and may be only part of an event. A client that sees the end there logs an unexpected one.
+// Events of JSON and lines of logs end with a newline, those of protobuf with silence.
+func AmidEvent(waited, silence time.Duration, newline bool) bool {
+	return waited < eventPatience && silence < eventGap && !newline
+}
+
 func (e *engine) amidEvent(s *stream) bool {
 	if c := s.leg[down]; c != nil && c.data.on && c.data.id == s.id[down] && c.data.left > 0 {
-		return true
+		return e.now < s.endBy
 	}
-	return !s.newline && s.event > 0 && (s.half[down].q.size > 0 || e.now-s.event < eventGap)
+	silence := e.now - s.event
+	if s.half[down].q.size > 0 {
+		silence = 0
+	}
+	return s.event > 0 && AmidEvent(e.now-(s.endBy-eventPatience), silence, s.newline)
 }
