@@ -27,7 +27,7 @@ func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange) {
 	defer func() { body.end(w, answered) }()
 	x.bind()
 	x.ended = &ended{}
-	plan := x.plan()
+	plan := x.plan() //nolint:contextcheck // a span has its own
 	plan.Path = x.head.target()
 	plan.Done = func(o h2.Outcome) {
 		x.carried(&o)
@@ -210,7 +210,7 @@ func (p *Proxy) relayBody(w http.ResponseWriter, res *http.Response) error {
 			}
 		}
 		switch {
-		case err == io.EOF: //nolint:errorlint // readers do not wrap it
+		case err == io.EOF:
 			return nil
 		case err != nil:
 			return err //nolint:wrapcheck // the backend's

@@ -88,12 +88,12 @@ func (p *Proxy) upstream(d *Decision, relayed bool) *backend.Upstream {
 func (p *Proxy) beside(w http.ResponseWriter, r *http.Request, x *exchange) {
 	defer r.Body.Close() // what still reads it must not outlive the handler (golang/go#46866)
 	d := &x.decision
-	out := outgoing(r, x, d.host(x.head))
+	out := outgoing(r, x, d.host(x.head)) //nolint:contextcheck // a span has its own
 	out.Body, out.ContentLength = r.Body, r.ContentLength
 	if out.Trailer = keptTrailers(r.Trailer, &d.Strip); out.Trailer != nil {
 		out.Body = &trailing{r.Body, r.Trailer, out.Trailer}
 	}
-	res, err := x.upstream.RoundTrip(out.WithContext(relayInterims(r.Context(), w)), d.LongRunning) //nolint:contextcheck // the request carries it
+	res, err := x.upstream.RoundTrip(out.WithContext(relayInterims(r.Context(), w)), d.LongRunning)
 	if err != nil {
 		p.forwardFailed(w, r, err)
 		return

@@ -65,18 +65,18 @@ func asAggregator(r *http.Request) *http.Request {
 
 // fetchRemote asks an extension server. The request counts against none of its limits: it is one of ours, and there is one at a time.
 func (d *door) fetchRemote(_ context.Context, e *registry.Entry, r *http.Request) (*http.Response, error) {
-	return d.proxy.Fetch(d.backends.Upstream(e), asAggregator(r), false) //nolint:contextcheck // the request carries it
+	return d.proxy.Fetch(d.backends.Upstream(e), asAggregator(r), false)
 }
 
 // fetchLocal asks the local apiserver.
 func (d *door) fetchLocal(_ context.Context, r *http.Request) (*http.Response, error) {
-	return d.proxy.Fetch(d.local.Upstream(backend.PoolCertificate), asAggregator(r), false) //nolint:contextcheck // the request carries it
+	return d.proxy.Fetch(d.local.Upstream(backend.PoolCertificate), asAggregator(r), false)
 }
 
 // followCRDs has both documents look again when a CRD changes: a short name, a column or a schema comes without any change of an APIService. It ends with ctx.
 func (d *door) followCRDs(ctx context.Context) error {
 	watch := func(_ context.Context, r *http.Request) (*http.Response, error) {
-		return d.proxy.Fetch(d.local.Upstream(backend.PoolCertificate), asAggregator(r), true) //nolint:contextcheck // the request carries it
+		return d.proxy.Fetch(d.local.Upstream(backend.PoolCertificate), asAggregator(r), true)
 	}
 	return documents.Watch(ctx, watch, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", func() {
 		d.documents.discovery.LocalChanged()

@@ -105,7 +105,7 @@ func (u *Upstream) Learn(ctx context.Context) error {
 	if _, known := u.speaks(); known {
 		return nil
 	}
-	asked := u.learning.DoChan("", func() (any, error) { //nolint:contextcheck // many wait for it
+	asked := u.learning.DoChan("", func() (any, error) {
 		c, f := u.dialAny(u.owner.ctx, u.target.protocols()...)
 		if f != nil {
 			return nil, f
@@ -178,13 +178,15 @@ func (u *Upstream) allowRetry() bool {
 
 // retried counts a try of the engine's after the first, by how the one before failed.
 func (u *Upstream) retried(after h2.Reason) {
-	if after == h2.ReasonReset {
-		after = h2.ReasonLost
-	}
-	for k := range u.meter.retries {
-		if kind(k).String() == string(after) {
-			u.meter.retry(kind(k))
-		}
+	switch after {
+	case h2.ReasonDial:
+		u.meter.retry(failDial)
+	case h2.ReasonRefused:
+		u.meter.retry(failRefused)
+	case h2.ReasonLost, h2.ReasonReset:
+		u.meter.retry(failLost)
+	case h2.ReasonEjected:
+		u.meter.retry(failEjected)
 	}
 }
 

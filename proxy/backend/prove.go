@@ -25,7 +25,7 @@ func (l *Local) Prove(ctx context.Context, token string, from bound.Source) (sta
 	ctx, cancel := context.WithTimeout(ctx, proofTime)
 	defer cancel()
 	ask := &http.Request{Method: http.MethodGet, URL: &url.URL{Path: "/version"}, Header: http.Header{"Authorization": {"Bearer " + token}}}
-	res, err := u.RoundTrip(ask.WithContext(ctx), false) //nolint:contextcheck // the request carries it
+	res, err := u.RoundTrip(ask.WithContext(ctx), false)
 	if err != nil {
 		return 0, err
 	}

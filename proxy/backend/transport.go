@@ -30,22 +30,18 @@ const (
 // before a response head; at most twice, within req's context and the retry budget. A body takes part in that as long as nothing of it was read, or if it was held (Hold).
 //
 // As in net/http, the body of req is closed, also on errors, and the response's must be.
-func (u *Upstream) RoundTrip(req *http.Request, longRunning bool) (res *http.Response, err error) {
+func (u *Upstream) RoundTrip(req *http.Request, longRunning bool) (*http.Response, error) {
 	u.budget.deposit()
 	c := &call{u: u, req: req, long: longRunning}
 	if req.Body != http.NoBody {
 		c.body.stream = req.Body
 	}
 	c.safe = !longRunning && (req.Method == http.MethodGet || req.Method == http.MethodHead || req.Method == "")
-	f := c.run(req.Context(), func(l Lease) (f *failure) {
-		res, f = c.try(l)
-		return f
-	})
-	if f != nil {
+	if f := c.run(req.Context(), c.try); f != nil {
 		c.body.end()
 		return nil, f
 	}
-	return res, nil
+	return c.res, nil
 }
 
 // call is one request on its way through its tries.
@@ -55,6 +51,7 @@ type call struct {
 	long bool
 	safe bool // executing it twice does no harm
 	body tries
+	res  *http.Response // when a try has succeeded
 
 	tried   []Lease // released ones: only to be avoided
 	retries int
@@ -130,11 +127,11 @@ func pause(ctx context.Context, d time.Duration) bool {
 }
 
 // try sends the request to one endpoint.
-func (c *call) try(l Lease) (*http.Response, *failure) {
+func (c *call) try(l Lease) *failure {
 	e := l.e
 	p := e.http1()
 	if p == nil {
-		return nil, &failure{kind: failDial, address: e.address, err: errGone}
+		return &failure{kind: failDial, address: e.address, err: errGone}
 	}
 	ctx, cancel := context.WithCancelCause(c.req.Context())
 	var on atomic.Pointer[Conn]
@@ -147,7 +144,7 @@ func (c *call) try(l Lease) (*http.Response, *failure) {
 	verdict, out := e.state()
 	if out && c.elsewhere(l) { // since it was chosen
 		cancel(nil)
-		return nil, &failure{kind: failDial, address: e.address, err: errEjected}
+		return &failure{kind: failDial, address: e.address, err: errEjected}
 	}
 	stays := context.AfterFunc(verdict, func() {
 		if c.safe || on.Load() == nil { // nothing was sent, or what may be sent again
@@ -178,7 +175,7 @@ func (c *call) try(l Lease) (*http.Response, *failure) {
 		if k == failContext {
 			err = c.req.Context().Err() // net/http may wrap it, or tell its cause
 		}
-		return nil, &failure{kind: k, address: e.address, err: err}
+		return &failure{kind: k, address: e.address, err: err}
 	}
 	if !c.long {
 		c.u.Observe(e.address, time.Since(start))
@@ -190,7 +187,8 @@ func (c *call) try(l Lease) (*http.Response, *failure) {
 		l.Release()
 		c.body.end()
 	}}
-	return res, nil
+	c.res = res
+	return nil
 }
 
 // outgoing is the request as it is sent. Header is shared with the caller's: RoundTrip does not change it, but for a User-Agent that net/http would invent.

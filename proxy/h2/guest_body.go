@@ -40,8 +40,7 @@ func (g *guest) answer() (*http.Response, error) {
 
 // take returns what has come. A response that is here as a whole costs no further turn.
 func (g *guest) take() (interims []guestHead, res *http.Response, err error) {
-	head, body := guestHead{}, []byte(nil)
-	interims, head, body, err = g.takeHead()
+	interims, head, body, err := g.takeHead()
 	if err != nil || head.status == 0 {
 		return interims, nil, err
 	}
