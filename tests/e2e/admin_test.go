@@ -20,7 +20,7 @@ func testAdmin(t *testing.T, w *world) {
 	}
 	ask := func(t *testing.T, cr cluster.Credentials, path string, header http.Header) reply {
 		t.Helper()
-		v := visit{proto: "h2", pair: cr.Pair, method: http.MethodGet, path: path, header: header}
+		v := visit{proto: w.protos()[0], pair: cr.Pair, method: http.MethodGet, path: path, header: header}
 		if cr.Token != "" {
 			v.header = with(v.header, bearer(cr.Token))
 		}

@@ -21,7 +21,7 @@ func testExtension(t *testing.T, q *quay) {
 	callers := newCallers(t, q)
 	// Parallel cases begin when the sequential ones have ended; those that live long do not wait for anything else.
 	t.Run("streams", func(t *testing.T) { t.Parallel(); testStreams(t, q) })
-	for _, proto := range []string{"h2", "http/1.1"} {
+	for _, proto := range q.protos() {
 		for _, c := range callers.rows() {
 			t.Run(c.name+" by "+proto, func(t *testing.T) { t.Parallel(); testRow(t, q, c, proto) })
 		}

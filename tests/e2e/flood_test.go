@@ -51,10 +51,13 @@ func (y *tally) String() string {
 	return fmt.Sprintf("%v, half within %s, all within %s", y.codes, y.times[len(y.times)/2].Round(time.Millisecond), y.times[len(y.times)-1].Round(time.Millisecond))
 }
 
-// h2Client is an HTTP/2 client with one connection.
-func h2Client(t *testing.T, e cluster.Endpoint, pair cluster.Pair) *http.Client {
+// thrifty is a client with one connection, or as many as it needs over HTTP/1.1.
+func (w *world) thrifty(t *testing.T, e cluster.Endpoint, pair cluster.Pair) *http.Client {
 	t.Helper()
-	transport := &http.Transport{TLSClientConfig: clientTLS(t, e, pair, "h2"), ForceAttemptHTTP2: true, MaxConnsPerHost: 1}
+	transport := &http.Transport{TLSClientConfig: clientTLS(t, e, pair, w.protos()[0]), ForceAttemptHTTP2: w.lane != "http1", MaxConnsPerHost: 1}
+	if w.lane == "http1" {
+		transport.MaxConnsPerHost, transport.MaxIdleConnsPerHost = 16, 16
+	}
 	t.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: transport}
 }
@@ -125,7 +128,7 @@ func steadily(ctx context.Context, every time.Duration, do func(i int)) {
 // dials are the connections that Fairlead has made to the local apiserver for those who are somebody.
 func (w *world) dials(t *testing.T) map[string]string {
 	t.Helper()
-	c := h2Client(t, w.front.Admin, w.PKI.Admin)
+	c := w.thrifty(t, w.front.Admin, w.PKI.Admin)
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, w.front.Admin.URL+"/metrics", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -162,9 +165,9 @@ func testFlood(t *testing.T, q *quay) {
 		a := who.try(t, "", "get", "configmaps", "-n", ns)
 		return a.code == 0, a.errs
 	})
-	byCert, byToken, intruders := h2Client(t, q.server, q.PKI.Admin), h2Client(t, q.server, cluster.Pair{}), make([]*http.Client, 4)
+	byCert, byToken, intruders := q.thrifty(t, q.server, q.PKI.Admin), q.thrifty(t, q.server, cluster.Pair{}), make([]*http.Client, 4)
 	for i := range intruders {
-		intruders[i] = h2Client(t, q.server, cluster.Pair{})
+		intruders[i] = q.thrifty(t, q.server, cluster.Pair{})
 	}
 	watches := q.openWatches(t, ns, byCert, byToken, alice)
 	var users, strangers, newcomers tally

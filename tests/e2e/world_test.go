@@ -37,6 +37,14 @@ type world struct {
 	dynamic dynamic.Interface
 }
 
+// protos are the protocols that the server offers, the best first.
+func (w *world) protos() []string {
+	if w.lane == "http1" {
+		return []string{"http/1.1"}
+	}
+	return []string{"h2", "http/1.1"}
+}
+
 // newWorld starts a cluster with the sample extension server, Fairlead in front on the given lane, and kube-controller-manager
 // as a client of Fairlead.
 func newWorld(t *testing.T, lane, fairlead string) *world {
