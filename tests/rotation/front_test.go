@@ -163,8 +163,9 @@ type client struct {
 	dials     atomic.Int64
 }
 
-// client makes connections of its own. Over HTTP/1.1 or HTTP/2.
+// client makes connections of its own, over HTTP/1.1 or, where it is offered, HTTP/2.
 func (f *front) client(id identity, h2 bool) *client {
+	h2 = h2 && f.lane == "h2"
 	cfg := &tls.Config{RootCAs: f.servingCA.Pool(), MinVersion: tls.VersionTLS12}
 	if id.pair != nil {
 		// Whatever CAs the server names: with Certificates, crypto/tls would send none of another CA, and the request would be anonymous.
@@ -179,7 +180,7 @@ func (f *front) client(id identity, h2 bool) *client {
 		cfg.NextProtos = []string{"h2"}
 	}
 	c := &client{base: f.Endpoint.URL, header: id.header}
-	c.transport = &http.Transport{Protocols: &protocols, DisableCompression: true, DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+	c.transport = &http.Transport{Protocols: &protocols, DisableCompression: true, MaxIdleConnsPerHost: 16, DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 		c.dials.Add(1)
 		return dialer.DialContext(ctx, network, address)
 	}}
