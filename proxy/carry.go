@@ -5,8 +5,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"net/http/httptrace"
-	"net/textproto"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,7 +32,9 @@ func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange) {
 		x.ended.set(o)
 	}
 	h := x.head
-	res, err := p.lane.server.RoundTrip(r.WithContext(relayInterims(r.Context(), w)), &h2.Head{Method: h.Method, Authority: h.Authority, Fields: h.Fields}, plan)
+	ctx, end := relayInterims(r.Context(), w)
+	res, err := p.lane.server.RoundTrip(r.WithContext(ctx), &h2.Head{Method: h.Method, Authority: h.Authority, Fields: h.Fields}, plan)
+	end()
 	var failure *h2.Failure
 	switch {
 	case err == nil:
@@ -141,21 +141,6 @@ func (e *ended) get() (o h2.Outcome) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.o
-}
-
-// relayInterims has 1xx heads passed on, of which nothing is left for the final one.
-func relayInterims(ctx context.Context, w http.ResponseWriter) context.Context {
-	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: func(code int, header textproto.MIMEHeader) error {
-		h := w.Header()
-		for key, values := range header {
-			h[key] = append(h[key], values...)
-		}
-		w.WriteHeader(code)
-		for key := range header {
-			h.Del(key)
-		}
-		return nil
-	}})
 }
 
 // relay passes a backend's answer on to a client of net/http. What cannot be passed on as a whole

@@ -93,7 +93,9 @@ func (p *Proxy) beside(w http.ResponseWriter, r *http.Request, x *exchange) {
 	if out.Trailer = keptTrailers(r.Trailer, &d.Strip); out.Trailer != nil {
 		out.Body = &trailing{r.Body, r.Trailer, out.Trailer}
 	}
-	res, err := x.upstream.RoundTrip(out.WithContext(relayInterims(r.Context(), w)), d.LongRunning)
+	ctx, end := relayInterims(r.Context(), w)
+	res, err := x.upstream.RoundTrip(out.WithContext(ctx), d.LongRunning)
+	end()
 	if err != nil {
 		p.forwardFailed(w, r, err)
 		return

@@ -1,0 +1,57 @@
+package proxy
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httptrace"
+	"net/textproto"
+	"testing"
+)
+
+func countHints(ctx context.Context, n *int) context.Context {
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: func(int, textproto.MIMEHeader) error { *n++; return nil }})
+}
+
+// A backend that does not stop hinting is stopped, whatever it speaks.
+func TestInterimFlood(t *testing.T) {
+	flood := func(w http.ResponseWriter, r *http.Request) {
+		for r.Context().Err() == nil {
+			w.WriteHeader(http.StatusEarlyHints)
+		}
+	}
+	for _, http1 := range []bool{true, false} {
+		w := newWorld(t, worldConfig{remote: flood, remoteHTTP1: http1})
+		everyWay(t, func(t *testing.T, proto string) {
+			r := w.request(t, "GET", remoteGV+"/widgets?timeout=5s", nil)
+			r.Header.Set("Authorization", "Bearer token-of-bob")
+			n := 0
+			got := w.do(t, w.httpClient(t, proto, nil), r.WithContext(countHints(r.Context(), &n)))
+			if got.status != http.StatusBadGateway || n > maxHints {
+				t.Errorf("HTTP/1.1 backend %v: %d after %d hints: %s", http1, got.status, n, got.body)
+			}
+		})
+	}
+}
+
+// A hint that comes when its request has ended is nobody's, and none takes away what the final head was to say.
+func TestInterimTooLate(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Connection", "close")
+		ctx, end := relayInterims(r.Context(), w)
+		hint := httptrace.ContextClientTrace(ctx).Got1xxResponse
+		check(t, hint(http.StatusEarlyHints, textproto.MIMEHeader{"Connection": {"x-a"}, "Link": {"</a>"}}))
+		end()
+		check(t, hint(http.StatusEarlyHints, textproto.MIMEHeader{"Link": {"</late>"}}))
+	}))
+	t.Cleanup(s.Close)
+	n := 0
+	r, err := http.NewRequestWithContext(countHints(t.Context(), &n), http.MethodGet, s.URL, nil)
+	check(t, err)
+	res, err := s.Client().Do(r)
+	check(t, err)
+	defer res.Body.Close()
+	if n != 1 || !res.Close || res.Header.Get("Link") != "" {
+		t.Errorf("%d hints, then %v; the connection ends: %v", n, res.Header, res.Close)
+	}
+}
