@@ -50,9 +50,12 @@ func (e *engine) interim(c *conn, s *stream, r responseHead) *connError {
 	}
 	// An interim answer has no content, and says no length (RFC 9110 §8.6).
 	fields := slices.DeleteFunc(s.kept(r.fields), func(f hpack.HeaderField) bool { return f.Name == "content-length" })
-	if s.guest != nil {
+	if g := s.guest; g != nil {
+		if g.hinted += e.fieldsSize; g.hinted > e.lim.maxHeader { // its caller may not come to take them
+			return e.violation(s, down, http2.ErrCodeEnhanceYourCalm, "interim responses too large")
+		}
 		r.fields = fields
-		e.interimGuest(s.guest, r)
+		e.interimGuest(g, r)
 		return nil
 	}
 	s.leg[up].writeHeaders(s.id[up], false, e.fields[:1], fields)

@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 )
 
 // guest is a stream that no client's connection carries: in the client's place is a caller of
@@ -31,6 +33,7 @@ type guest struct {
 	// The shard's mutex guards what follows.
 	s        *stream // nil: it has ended
 	interims []guestHead
+	hinted   int       // the size of all that have come
 	head     guestHead // final; its status is 0 until it has come
 	waits    bool      // the head waits for the first bytes of its body, see finalHead
 	rest     []byte    // what had come of the body when the stream ended too early
@@ -211,13 +214,14 @@ func (e *engine) dismiss(s *stream, h http.Handler) {
 	e.settle(s)
 }
 
-// stopGuest takes an aborted stream away from its caller, who still gets what has come of the body.
+// stopGuest takes an aborted stream away from its caller, who still gets a little of what has come of the body: no more than
+// everybody may hold, because it is not counted any more. Who has left or holds too much gets nothing.
 func (e *engine) stopGuest(s *stream) {
 	g := s.guest
 	if g == nil {
 		return
 	}
-	for q := &s.half[down].q; q.size > 0; {
+	for q := &s.half[down].q; q.size > 0 && len(g.rest) < hold.Least && s.reason != ReasonClientReset; {
 		p := q.peek()
 		g.rest = append(g.rest, p...)
 		q.read(e, len(p))

@@ -203,6 +203,23 @@ func TestGuestInterim(t *testing.T) {
 	x.empty()
 }
 
+// All interim heads of a response are together no longer than one head may be.
+func TestGuestLongInterims(t *testing.T) {
+	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("X-Long", strings.Repeat("0123456789", 10_000))
+		for range 3 {
+			w.WriteHeader(http.StatusEarlyHints)
+		}
+	}))
+	_, err := x.ask(t.Context(), "GET", "/", nil)
+	var f *Failure
+	if !errors.As(err, &f) || f.Reason != ReasonBadResponse {
+		t.Errorf("got %v", err)
+	}
+	<-x.ended
+	x.empty()
+}
+
 // A guest may leave at any time: nothing is left of it, and the backend hears of it.
 func TestGuestLeaves(t *testing.T) { onDrivers(t, testGuestLeaves) }
 
@@ -466,16 +483,37 @@ func TestGuestsStayWithinBound(t *testing.T) {
 	x.start(Config{Memory: bound, Shards: 1})
 	x.plan = forward(x.ep)
 	x.plan.Done = x.done
+	var guests []*guest
 	for range 32 {
-		x.must("GET", "/", nil)
+		guests = append(guests, x.must("GET", "/", nil).Body.(*guestBody).g)
 	}
 	if o := <-x.ended; !errors.Is(o.Err, errMemory) {
 		t.Errorf("outcome %+v", o)
 	}
 	sh := x.server.shards[0]
 	sh.lock()
+	defer sh.settle()
 	if over := bound.Over(); over > 0 {
 		t.Errorf("%d bytes too much are held", over)
 	}
-	sh.settle()
+	for _, g := range guests {
+		if len(g.rest) > 0 {
+			t.Fatalf("%d bytes are held that are not counted", len(g.rest))
+		}
+	}
+}
+
+// Who does not read holds little when its time is over.
+func TestGuestIsLate(t *testing.T) {
+	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		for r.Context().Err() == nil {
+			_, _ = w.Write(make([]byte, 64<<10))
+		}
+	}))
+	res := x.must("GET", "/", nil, func(_ *http.Request, p *Plan) { p.Deadline = 10 * time.Millisecond })
+	<-x.ended
+	if n, err := io.Copy(io.Discard, res.Body); n == 0 || n > hold.Least+chunkSize || err == nil {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+	x.empty()
 }
