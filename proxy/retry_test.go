@@ -39,6 +39,28 @@ func newWorldBeside(t *testing.T, bad *faulty) *world {
 	return w
 }
 
+// Nothing that a client says has a write sent again that may have been executed.
+func TestIdempotencyKey(t *testing.T) {
+	for _, http1 := range []bool{false, true} {
+		w := newWorld(t, worldConfig{remoteHTTP1: http1, remote: func(_ http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodDelete {
+				panic(http.ErrAbortHandler)
+			}
+		}})
+		everyWay(t, func(t *testing.T, proto string) {
+			w.get(t, proto, remoteGV+"/widgets") // makes the connection, which net/http only then takes for one that was idle for too long
+			before := w.remote.count()
+			r := w.request(t, http.MethodDelete, remoteGV+"/widgets/a", nil)
+			r.Header.Set("Authorization", "Bearer token-of-bob")
+			r.Header.Set("Idempotency-Key", "1")
+			got := w.do(t, w.httpClient(t, proto, nil), r)
+			if n := w.remote.count() - before; n != 1 || got.status != http.StatusServiceUnavailable || w.remote.last(t).header.Get("Idempotency-Key") != "1" {
+				t.Errorf("HTTP/1.1 backend %v: executed %d times, answered with %d", http1, n, got.status)
+			}
+		})
+	}
+}
+
 // Whatever one endpoint does to a request, the other serves what may be sent again, and nothing that may have been executed is executed twice.
 func TestRetry(t *testing.T) {
 	for _, tt := range []struct {

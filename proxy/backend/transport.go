@@ -8,6 +8,7 @@ import (
 	"net/http/httptrace"
 	"net/url"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 )
@@ -207,7 +208,23 @@ func (c *call) outgoing(ctx context.Context, address string) *http.Request {
 		out.Header = out.Header.Clone()
 		out.Header["User-Agent"] = []string{""}
 	}
+	if !c.safe {
+		out.Header = unrepeated(out.Header)
+	}
 	return out
+}
+
+// unrepeated hides from net/http what would have it send a write again by itself when a connection is lost (http.Transport): whether
+// it may is not for a client's field to say. It looks for the usual spelling, which means no other to the backend.
+func unrepeated(h http.Header) http.Header {
+	for _, name := range []string{"Idempotency-Key", "X-Idempotency-Key"} {
+		if values, ok := h[name]; ok {
+			h = h.Clone()
+			delete(h, name)
+			h[strings.ToLower(name)] = values
+		}
+	}
+	return h
 }
 
 // responseBody gives everything back when the response has been read, or closed.
