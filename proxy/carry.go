@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"sync"
@@ -10,19 +11,17 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/proxy/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
 
 // carry forwards a request of an HTTP/1.1 client over the engine, which does what it does for
 // HTTP/2: it places, repeats, limits and cleans, and says how the request has ended.
-func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange) {
-	body := &uploaded{ReadCloser: r.Body}
-	if r.Body != http.NoBody {
-		own := *r
-		own.Body, r = body, &own
+func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange, from bound.Source) {
+	if err := p.enter(&x.held, &x.decision, x.upstream, from); err != nil {
+		p.noPlace(w, r, x, err)
+		return
 	}
-	answered := false
-	defer func() { body.end(w, answered) }()
 	x.bind()
 	x.ended = &ended{}
 	plan := x.plan() //nolint:contextcheck // a span has its own
@@ -44,38 +43,63 @@ func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange) {
 	default:
 		p.forwardFailed(w, r, err)
 	}
-	answered = true
 }
 
-// uploaded is a body that tells whether it was read to its end.
+// uploaded is a client's body that is read by others than its handler.
 type uploaded struct {
 	io.ReadCloser
-	ended atomic.Bool
+	w        http.ResponseWriter
+	ended    atomic.Bool // it was read to its end, or cannot be
+	answered bool        // the request was
+}
+
+// lend returns the request with a body that others may close at any time: net/http's Close waits for a Read that is under way, as
+// long as the client likes. Whoever calls it calls end before the handler returns.
+func lend(w http.ResponseWriter, r *http.Request) (*uploaded, *http.Request) {
+	b := &uploaded{ReadCloser: r.Body, w: w}
+	if r.Body != http.NoBody {
+		own := *r
+		own.Body, r = io.NopCloser(b), &own
+	}
+	return b, r
 }
 
 func (b *uploaded) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err != nil {
 		b.ended.Store(true)
+		if err != io.EOF { //nolint:errorlint // readers do not wrap it
+			err = fmt.Errorf("%w: %w", errBadBody, err)
+		}
 	}
 	return n, err //nolint:wrapcheck // io.EOF must stay what it is
 }
+
+// errBadBody is the client's fault.
+var errBadBody = errors.New("the request's body cannot be read")
 
 // uploadRest is how long the end of a Read is waited for that is under way when the request was answered.
 const uploadRest = 5 * time.Second
 
 // end closes the body: what still reads it must not outlive the handler (golang/go#46866), and net/http's Close waits for it. The
 // client has its answer meanwhile.
-func (b *uploaded) end(w http.ResponseWriter, answered bool) {
+func (b *uploaded) end() {
 	if b.ReadCloser != http.NoBody && !b.ended.Load() {
-		control := http.NewResponseController(w)
-		if answered {
+		control := http.NewResponseController(b.w)
+		if b.answered {
 			_ = control.Flush()
 		}
 		_ = control.SetReadDeadline(time.Now().Add(uploadRest))
 		defer func() { _ = control.SetReadDeadline(time.Time{}) }()
 	}
 	_ = b.Close() // nobody reads any more
+}
+
+// cut ends a Read that is under way: net/http's transport does not give a request up before (persistConn.mapRoundTripError).
+func (b *uploaded) cut() {
+	if b.ReadCloser != http.NoBody && !b.ended.Load() {
+		_ = http.NewResponseController(b.w).SetReadDeadline(time.Now())
+	}
 }
 
 // learn finds out whether the backend speaks HTTP/2, within the time that the request has.

@@ -153,6 +153,8 @@ func forwardError(name string, err error) error {
 		return err
 	case errors.Is(err, context.DeadlineExceeded):
 		return statusError(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, name+" did not answer within the allotted time", 0)
+	case errors.Is(err, errBadBody):
+		return apierrors.NewBadRequest(errBadBody.Error())
 	case errors.Is(err, backend.ErrBusy):
 		return errBusy(name)
 	case errors.Is(err, errNoRoom):

@@ -38,14 +38,20 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 		p.forwardFailed(w, r, err)
 		return
 	}
+	body, r := lend(w, r)
+	defer body.end()
 	if x.upstream.HTTP2() && x.head.Upgrade == "" {
-		if err := p.enter(&x.held, d, x.upstream, from); err != nil {
-			p.noPlace(w, r, x, err)
-			return
-		}
-		p.carry(w, r, x)
-		return
+		p.carry(w, r, x, from)
+	} else {
+		p.beside(w, r, x, body)
 	}
+	body.answered = true
+}
+
+// beside forwards a request over HTTP/1.1.
+func (p *Proxy) beside(w http.ResponseWriter, r *http.Request, x *exchange, body *uploaded) {
+	d := &x.decision
+	from := d.source(x.head)
 	if d.Timeout > 0 {
 		ctx, cancel := context.WithTimeout(r.Context(), d.Timeout)
 		defer cancel()
@@ -68,7 +74,8 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 		p.upgrade(w, r, x)
 		return
 	}
-	p.beside(w, r, x)
+	defer context.AfterFunc(r.Context(), body.cut)()
+	p.ask(w, r, x)
 }
 
 // upstream is what carries a forwarded request. Nil: its APIService is gone. relayed says that the health relay asks.
@@ -84,9 +91,8 @@ func (p *Proxy) upstream(d *Decision, relayed bool) *backend.Upstream {
 	return nil
 }
 
-// beside forwards a request over HTTP/1.1.
-func (p *Proxy) beside(w http.ResponseWriter, r *http.Request, x *exchange) {
-	defer r.Body.Close() // what still reads it must not outlive the handler (golang/go#46866)
+// ask has a backend over HTTP/1.1 answer a request that has its place.
+func (p *Proxy) ask(w http.ResponseWriter, r *http.Request, x *exchange) {
 	d := &x.decision
 	out := outgoing(r, x, d.host(x.head)) //nolint:contextcheck // a span has its own
 	out.Body, out.ContentLength = r.Body, r.ContentLength

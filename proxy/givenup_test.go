@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -146,6 +147,31 @@ func TestGivenUpIsRefused(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// A body that breaks off as nonsense gives its request up as well as a client that goes does.
+func TestGivenUpByItsBody(t *testing.T) {
+	w := newWorld(t, worldConfig{remote: func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			<-r.Context().Done()
+		}
+	}})
+	const burst = 2
+	w.proxy.givenUp.burst, w.proxy.givenUp.pause = burst, time.Hour
+	for range burst + 1 {
+		conn := w.dialFront(t)
+		_, err := fmt.Fprintf(conn, "POST %s/widgets HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-bob\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nbegin\r\nzz\r\n", remoteGV)
+		check(t, err)
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		check(t, err)
+		if res.StatusCode != http.StatusBadRequest || res.Header.Get("Retry-After") != "" {
+			t.Errorf("answered with %d %v", res.StatusCode, res.Header)
+		}
+		res.Body.Close()
+	}
+	if got := w.get(t, "http/1.1", remoteGV+"/widgets"); got.status != http.StatusTooManyRequests {
+		t.Errorf("then served with %d", got.status)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
 
 // statusClientGone is what is counted when the client went away before an answer; nobody receives it.
@@ -112,7 +113,8 @@ func (rec *recorder) done() {
 	}
 	took := time.Since(rec.began)
 	x := rec.exchange
-	if rec.request.Context().Err() != nil { // only the server ends it, when the client has
+	// Only the server ends the context, when the client has. A body that breaks off as nonsense gives its request up, too.
+	if rec.request.Context().Err() != nil || x.ended.get().Reason == h2.ReasonClientReset {
 		rec.proxy.givenUp.ended(&x.decision, x.head, took)
 	}
 	rec.proxy.metrics.observe(&x.decision, rec.status, took)

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"bufio"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -60,10 +59,33 @@ func TestLocalRestarts(t *testing.T) {
 
 // Who is answered before its body has come does not keep the answer waiting, nor its request's goroutine, however long the rest takes.
 func TestAnswerBeforeTheBody(t *testing.T) {
-	w := newWorld(t, worldConfig{remote: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusConflict) }})
+	for _, http1 := range []bool{false, true} {
+		for _, length := range []string{"Content-Length: 1000000\r\n\r\nbegin", "Transfer-Encoding: chunked\r\n\r\n5\r\nbegin\r\n"} {
+			for query, status := range map[string]int{"": http.StatusConflict, "?timeout=300ms": http.StatusGatewayTimeout} {
+				t.Run(fmt.Sprint(http1, length[:7], query), func(t *testing.T) {
+					t.Parallel()
+					answerBeforeTheBody(t, http1, query, length, status)
+				})
+			}
+		}
+	}
+}
+
+func answerBeforeTheBody(t *testing.T, http1 bool, query, length string, status int) {
+	w := newWorld(t, worldConfig{remoteHTTP1: http1, remote: func(w http.ResponseWriter, r *http.Request) {
+		check(t, http.NewResponseController(w).EnableFullDuplex())
+		if r.URL.RawQuery == "" {
+			w.WriteHeader(http.StatusConflict)
+			check(t, http.NewResponseController(w).Flush())
+			return
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+		<-r.Context().Done()
+	}})
 	s := w.server()
 	s.Config.Handler = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		check(t, http.NewResponseController(rw).EnableFullDuplex()) // as cmd/fairlead does
+		check(t, http.NewResponseController(rw).EnableFullDuplex()) // as cmd/fairlead does, and ends the connection
+		rw.Header().Set("Connection", "close")
 		w.proxy.ServeHTTP(rw, r)
 	})
 	s.StartTLS()
@@ -72,16 +94,16 @@ func TestAnswerBeforeTheBody(t *testing.T) {
 	w.front = s
 	conn := w.dialFront(t)
 	w.front = old
-	_, err := fmt.Fprintf(conn, "POST %s/widgets HTTP/1.1\r\nHost: x\r\nX-Unread: 1\r\nAuthorization: Bearer token-of-bob\r\nContent-Length: 1000000\r\n\r\nbegin", remoteGV)
+	_, err := fmt.Fprintf(conn, "POST %s/widgets%s HTTP/1.1\r\nHost: x\r\nX-Unread: 1\r\nAuthorization: Bearer token-of-bob\r\n%s", remoteGV, query, length)
 	check(t, err)
 	check(t, conn.SetReadDeadline(time.Now().Add(uploadRest/2)))
-	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	if err != nil || res.StatusCode != http.StatusConflict {
+	br := bufio.NewReader(conn)
+	res, err := http.ReadResponse(br, nil)
+	if err != nil || res.StatusCode != status {
 		t.Fatalf("%v, %v", res, err)
 	}
-	res.Body.Close()
 	check(t, conn.SetReadDeadline(time.Now().Add(2*uploadRest)))
-	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+	if _, err := io.Copy(io.Discard, br); err != nil {
 		t.Errorf("the connection does not end: %v", err)
 	}
 }
