@@ -1,0 +1,78 @@
+package h2
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+)
+
+// All interim heads of a response are together no longer than one head may be.
+func TestGuestLongInterims(t *testing.T) {
+	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("X-Long", strings.Repeat("0123456789", 10_000))
+		for range 3 {
+			w.WriteHeader(http.StatusEarlyHints)
+		}
+	}))
+	_, err := x.ask(t.Context(), "GET", "/", nil)
+	var f *Failure
+	if !errors.As(err, &f) || f.Reason != ReasonBadResponse {
+		t.Errorf("got %v", err)
+	}
+	<-x.ended
+	x.empty()
+}
+
+// Callers that do not read are as those who do not read over HTTP/2: who holds most is ended when the
+// process holds too much.
+func TestGuestsStayWithinBound(t *testing.T) {
+	x := &hotel{stand: &stand{t: t, ended: make(chan Outcome, 100)}}
+	x.backend = newBackend(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		for range 16 {
+			_, _ = w.Write(make([]byte, 64<<10))
+		}
+	}))
+	x.ep = x.endpoint(x.backend.Listener.Addr().String(), "loop")
+	bound := hold.New(2 << 20)
+	x.start(Config{Memory: bound, Shards: 1})
+	x.plan = forward(x.ep)
+	x.plan.Done = x.done
+	var guests []*guest
+	for range 32 {
+		guests = append(guests, x.must("GET", "/", nil).Body.(*guestBody).g)
+	}
+	if o := <-x.ended; !errors.Is(o.Err, errMemory) {
+		t.Errorf("outcome %+v", o)
+	}
+	sh := x.server.shards[0]
+	sh.lock()
+	defer sh.settle()
+	if over := bound.Over(); over > 0 {
+		t.Errorf("%d bytes too much are held", over)
+	}
+	for _, g := range guests {
+		if len(g.rest) > 0 {
+			t.Fatalf("%d bytes are held that are not counted", len(g.rest))
+		}
+	}
+}
+
+// Who does not read holds little when its time is over.
+func TestGuestIsLate(t *testing.T) {
+	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		for r.Context().Err() == nil {
+			_, _ = w.Write(make([]byte, 64<<10))
+		}
+	}))
+	res := x.must("GET", "/", nil, func(_ *http.Request, p *Plan) { p.Deadline = 10 * time.Millisecond })
+	<-x.ended
+	if n, err := io.Copy(io.Discard, res.Body); n == 0 || n > hold.Least+chunkSize || err == nil {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+	x.empty()
+}
