@@ -6,6 +6,8 @@
 // last probe left open, and a light check on that connection that got no answer. None of them ejects an endpoint; only two failed probes do,
 // each on a connection dialled for it.
 //
+// A table may name servers that serve no group-version: the local apiservers, which are asked for /readyz over HTTP/2, and follow the same rules.
+//
 // Checks, Relay and Draining are this process's own health: /livez and /readyz of the admin port and what load balancers see on the main port.
 //
 // The concurrency rule: all state of an endpoint belongs to its goroutine. Others leave it notes (atomics and a one-slot channel) and never

@@ -65,7 +65,7 @@ func newFeed(entries ...*registry.Entry) *feed {
 	return &feed{entries: entries, superseded: make(chan struct{})}
 }
 
-func (f *feed) table() table {
+func (f *feed) table() Table {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return fed{f.entries, f.superseded}
@@ -146,7 +146,7 @@ type bench struct {
 
 func (b *bench) config(a authority) Config {
 	return Config{
-		Table:  func() *registry.Table { return nil },
+		Table:  b.feed.table,
 		Report: b.notes.report,
 		TLS:    func(*registry.Backend) (*tls.Config, error) { return &tls.Config{RootCAs: a.roots}, nil },
 		Dial:   b.cable.dial,
@@ -164,7 +164,6 @@ func startBench(t *testing.T, a authority, entries []*registry.Entry, change fun
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.table = b.feed.table
 	b.Prober = p
 	return b
 }

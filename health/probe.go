@@ -44,7 +44,10 @@ type outcome struct {
 // probeURL is the address as kube-aggregator writes it in its messages.
 func probeURL(e *registry.Entry, address string) string {
 	u := url.URL{Scheme: "https", Host: address, Path: "/apis/" + e.GroupVersion.Group + "/" + e.GroupVersion.Version}
-	if e.GroupVersion.Group == "" {
+	switch {
+	case e.GroupVersion.Empty():
+		u.Path = "/readyz"
+	case e.GroupVersion.Group == "":
 		u.Path = "/api/" + e.GroupVersion.Version
 	}
 	return u.String()
@@ -120,7 +123,7 @@ func (t *target) ask(ctx context.Context) (o outcome) {
 		// A redirect is an answer, and not a good one (kube-aggregator, remote_available_controller.go).
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
-	err = get(ctx, client.Do, t.url, t.prober.config.Header)
+	err = t.get(ctx, client.Do)
 	if err == nil && f.conn.Err() == nil {
 		return outcome{conn: f.conn, latency: f.latency}
 	}
@@ -128,25 +131,34 @@ func (t *target) ask(ctx context.Context) (o outcome) {
 	return outcome{err: err, latency: f.latency, undialled: !f.dialled && !errors.As(err, new(*net.DNSError))}
 }
 
-// get asks for a group-version's document and says whether the answer is one.
-func get(ctx context.Context, do func(*http.Request) (*http.Response, error), url string, header http.Header) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+// get asks for a group-version's document, or whether a server is ready, and says whether the answer is good.
+func (t *target) get(ctx context.Context, do func(*http.Request) (*http.Response, error)) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, t.url, nil)
 	if err != nil {
 		return err
 	}
-	req.Header = header.Clone()
+	req.Header = t.prober.config.Header.Clone()
 	resp, err := do(req)
 	if err != nil {
 		return err
 	}
 	// A body that does not end, or not well, says nothing against the endpoint (kube-aggregator does not read it); closing it unfinished ends the
 	// connection or, on HTTP/2, the stream.
-	_, _ = io.CopyN(io.Discard, resp.Body, maxBody)
-	_ = resp.Body.Close()
-	if resp.StatusCode < http.StatusOK || resp.StatusCode >= http.StatusMultipleChoices {
-		return fmt.Errorf("bad status from %v: %d", url, resp.StatusCode)
+	defer func() {
+		_, _ = io.CopyN(io.Discard, resp.Body, maxBody)
+		_ = resp.Body.Close()
+	}()
+	switch code := resp.StatusCode; {
+	case code >= http.StatusOK && code < http.StatusMultipleChoices:
+		return nil
+	case !t.server:
+		return fmt.Errorf("bad status from %v: %d", t.url, code)
+	case code == http.StatusUnauthorized || code == http.StatusForbidden:
+		return nil // this is about us, not about the server's health
+	default:
+		failing, _ := io.ReadAll(io.LimitReader(resp.Body, maxMessage)) // the names of the checks that fail
+		return fmt.Errorf("bad status from %v: %d: %s", t.url, code, failing)
 	}
-	return nil
 }
 
 // flight is the transport of one probe: it dials one connection, which outlives it.
@@ -186,7 +198,7 @@ func (f *flight) transport() *http.Transport {
 		trust.ServerName = b.ServerName
 	}
 	protocols := new(http.Protocols)
-	protocols.SetHTTP1(true)
+	protocols.SetHTTP1(!f.target.server) // what is sent to a server with our certificate goes over HTTP/2 alone
 	protocols.SetHTTP2(!b.HTTP1)
 	return &http.Transport{
 		DialContext:            f.dial,

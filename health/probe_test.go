@@ -31,8 +31,16 @@ func (typedError) Reason() string { return registry.ReasonInvalidCABundle }
 // probeOnce asks a real address once.
 func probeOnce(tb testing.TB, b *registry.Backend, address string, trust func() (*tls.Config, error)) (outcome, *target) {
 	tb.Helper()
+	e := entry(address)
+	e.Backend = b
+	return probeEntry(tb, e, trust)
+}
+
+// probeEntry asks an entry's one endpoint once.
+func probeEntry(tb testing.TB, e *registry.Entry, trust func() (*tls.Config, error)) (outcome, *target) {
+	tb.Helper()
 	p, err := New(Config{
-		Table:  func() *registry.Table { return nil },
+		Table:  func() Table { return new(registry.Table) },
 		Report: func(registry.Report) {},
 		Dial:   new(net.Dialer).DialContext,
 		TLS:    func(*registry.Backend) (*tls.Config, error) { return trust() },
@@ -40,9 +48,7 @@ func probeOnce(tb testing.TB, b *registry.Backend, address string, trust func() 
 	if err != nil {
 		tb.Fatal(err)
 	}
-	e := entry(address)
-	e.Backend = b
-	tgt := newTarget(p, key{e.Name, place{b, address}}, e, func() {})
+	tgt := newTarget(p, key{e.Name, place{e.Backend, e.Endpoints[0].Address}}, e, func() {})
 	o := tgt.ask(tb.Context())
 	tb.Cleanup(func() { closeConn(o.conn) })
 	return o, tgt
@@ -223,7 +229,7 @@ func TestDeathAndReturnOfARealProcess(t *testing.T) {
 			reports := make(chan registry.Report, 10)
 			f := newFeed(entry(address))
 			p, err := New(Config{
-				Table:  func() *registry.Table { return nil },
+				Table:  func() Table { return new(registry.Table) },
 				Report: func(r registry.Report) { reports <- r },
 				Dial:   new(net.Dialer).DialContext,
 				TLS:    func(*registry.Backend) (*tls.Config, error) { return &tls.Config{RootCAs: ca.roots}, nil },
@@ -231,7 +237,7 @@ func TestDeathAndReturnOfARealProcess(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p.table = f.table
+			p.config.Table = f.table
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan struct{})
 			go func() { defer close(done); _ = p.Run(ctx) }()

@@ -20,8 +20,8 @@ import (
 // Config is what a Prober needs. Table, Report, TLS and Dial must be set.
 type Config struct {
 	// Table returns the current table.
-	Table func() *registry.Table
-	// Report takes what was found out about an endpoint. It is called only when something changed, by many goroutines.
+	Table func() Table
+	// Report takes what was found out about an endpoint. It is called only when something changed and, for a server, after a Signal; by many goroutines.
 	Report func(registry.Report)
 	// TLS returns how to trust a backend, the proxy client certificate included. An error (or an error of the verification it sets up) that has
 	// a method Reason() string gives the report its reason and its whole message. The result is cloned, never changed.
@@ -49,13 +49,13 @@ type Prober struct {
 	// failing counts the endpoints that fail, by how.
 	failing [troubles]atomic.Int64
 	index   atomic.Pointer[index]
-	// table is config.Table; tests have tables of their own.
-	table func() table
 }
 
-// table is what the Prober needs of a *registry.Table.
-type table interface {
+// Table says what is probed. It is a *registry.Table, or what never changes: servers that are configured.
+type Table interface {
+	// Entries are those whose endpoints are asked: for the document of their group-version or, where they have none, whether the server is ready.
 	Entries() []*registry.Entry
+	// Superseded is closed once a newer table is in place. Nil: never.
 	Superseded() <-chan struct{}
 }
 
@@ -100,7 +100,6 @@ func New(c Config) (*Prober, error) {
 		return nil, err
 	}
 	p := &Prober{config: c, log: c.Logger, metrics: m, gate: newGate()}
-	p.table = func() table { return c.Table() }
 	p.index.Store(&index{})
 	return p, nil
 }
@@ -113,7 +112,7 @@ func (p *Prober) Run(ctx context.Context) error {
 	defer cancel()
 	s := &set{prober: p, running: map[key]*target{}, owners: &owners}
 	owners.Go(func() { p.judgeLatencies(ctx) })
-	for t := range latest.Of(ctx, p.table, nil) {
+	for t := range latest.Of(ctx, p.config.Table, nil) {
 		s.apply(ctx, t.Entries())
 	}
 	s.apply(ctx, nil) // forget their metrics

@@ -46,6 +46,7 @@ type target struct {
 	prober *Prober
 	key    key
 	url    string
+	server bool // it is asked whether it is ready, rather than for a group-version
 	cancel context.CancelFunc
 	series endpointSeries
 	log    *slog.Logger
@@ -91,7 +92,7 @@ const (
 
 func newTarget(p *Prober, k key, e *registry.Entry, cancel context.CancelFunc) *target {
 	t := &target{
-		prober: p, key: k, url: probeURL(e, k.address), cancel: cancel, series: p.metrics.endpoint(k),
+		prober: p, key: k, url: probeURL(e, k.address), server: e.GroupVersion.Empty(), cancel: cancel, series: p.metrics.endpoint(k),
 		log:  p.log.With("apiservice", k.name, "endpoint", k.address),
 		wake: make(chan struct{}, 1), hintGap: alarmGap, lostGap: alarmGap,
 		report: registry.Report{Name: k.name, Backend: k.backend, Address: k.address},
@@ -216,6 +217,9 @@ func (t *target) probe(ctx context.Context, suspicious bool) {
 	t.renewed.Store(false)
 	t.silent = false
 	t.started = time.Now()
+	if hinted && t.server {
+		t.restate.Store(true) // whoever gave the hint doubts the server until it is told, though it is what was known
+	}
 	o := t.round(ctx, suspicious)
 	if ctx.Err() != nil {
 		closeConn(o.conn)

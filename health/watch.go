@@ -70,7 +70,7 @@ func (t *target) checkOnce(ctx context.Context) error {
 		latency = time.Since(start)
 		return resp, err
 	}
-	err := get(ctx, send, t.url, t.prober.config.Header)
+	err := t.get(ctx, send)
 	if err != nil {
 		return err
 	}

@@ -116,6 +116,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		Servers: []string{w.local.URL}, Dial: new(net.Dialer).DialContext, TLS: func(certificate bool) (*tls.Config, error) { return tlsTo("localhost", certificate), nil },
 	})
 	check(t, err)
+	local.Report(w.local.Listener.Addr().String(), registry.Healthy, "")
 	w.proxy, err = New(Config{Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t), Backends: pools, Local: local, MaxInFlight: c.maxInFlight, GoAwayChance: c.goAway, ForwardRedirects: c.forwardRedirects, AccessLog: c.access, Audit: c.audit, Tracer: c.tracer, Documents: c.documents, Ready: c.ready})
 	check(t, err)
 	ctx, cancel := context.WithCancel(context.Background())

@@ -52,18 +52,19 @@ type door struct {
 	// apiServices serves apiregistration.k8s.io. Nil: the local apiserver does.
 	apiServices *apiservices.Server
 
-	certs     *certs.Store
-	trust     *trust.Trust
-	prober    *health.Prober
-	status    *status.Writer // nil: no --write-status
-	events    *status.Events // nil: no --emit-events
-	entry     *publisher     // nil: no --publish-kubernetes-endpoints
-	backends  *backend.Pools
-	local     *backend.Local // nil: there is none
-	tokens    *tokens.Tokens
-	proxy     *proxy.Proxy
-	documents merged
-	frames    *h2.Server
+	certs       *certs.Store
+	trust       *trust.Trust
+	prober      *health.Prober
+	localProber *health.Prober // nil: there is no local apiserver
+	status      *status.Writer // nil: no --write-status
+	events      *status.Events // nil: no --emit-events
+	entry       *publisher     // nil: no --publish-kubernetes-endpoints
+	backends    *backend.Pools
+	local       *backend.Local // nil: there is none
+	tokens      *tokens.Tokens
+	proxy       *proxy.Proxy
+	documents   merged
+	frames      *h2.Server
 	// adminFrames is the admin port's.
 	adminFrames *h2.Server
 	held        *hold.Bound // by connections

@@ -53,8 +53,8 @@ func (r *recorder) MustRegister(list ...prometheus.Collector) {
 	}
 }
 
-// buildDoor builds everything that serve builds, short of serving.
-func buildDoor(t *testing.T, metrics *recorder) {
+// buildDoor builds everything that serve builds, short of serving. Its local apiserver is trusted by a CA.
+func buildDoor(t *testing.T, metrics *recorder, change func(*options, *pki.CA)) *door {
 	t.Helper()
 	dir := t.TempDir()
 	ca := pki.NewCA("ca")
@@ -86,18 +86,20 @@ func buildDoor(t *testing.T, metrics *recorder) {
 	if err := os.WriteFile(o.audit.policy, []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	change(o, ca)
 	d := &door{o: o, log: slog.New(slog.DiscardHandler), metrics: metrics}
 	t.Cleanup(d.closeListeners)
 	if err := d.build(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	return d
 }
 
 // described are all metrics of our own, in order of their names.
 func described(t *testing.T) ([]family, *recorder) {
 	t.Helper()
 	r := &recorder{Registry: prometheus.NewRegistry()}
-	buildDoor(t, r)
+	buildDoor(t, r, func(*options, *pki.CA) {})
 	kinds := map[string]string{}
 	gathered, err := r.Gather()
 	if err != nil {

@@ -118,7 +118,7 @@ func protectedGroups(flag []string) []string {
 }
 
 func (d *door) makeBackends(context.Context) (err error) {
-	d.prober, err = health.New(health.Config{Table: d.registry.Table, Report: d.registry.Report, TLS: d.trust.TLS, Dial: d.reach.Dial, Logger: d.log, Metrics: d.metrics})
+	d.prober, err = health.New(health.Config{Table: func() health.Table { return d.registry.Table() }, Report: d.registry.Report, TLS: d.trust.TLS, Dial: d.reach.Dial, Logger: d.log, Metrics: d.metrics})
 	if err != nil {
 		return err
 	}
@@ -130,8 +130,30 @@ func (d *door) makeBackends(context.Context) (err error) {
 	if err != nil || d.o.alone() {
 		return err
 	}
+	return d.makeLocal(identity)
+}
+
+// fixed is a table that nothing supersedes.
+type fixed []*registry.Entry
+
+func (f fixed) Entries() []*registry.Entry { return f }
+
+func (f fixed) Superseded() <-chan struct{} { return nil }
+
+// makeLocal makes the local apiserver's pools and a prober of its servers, of its own: it has no metrics, and the pools log what it finds.
+func (d *door) makeLocal(identity func() <-chan struct{}) (err error) {
+	own, dial := &registry.Backend{}, d.operatorReach().Dial
 	d.local, err = backend.NewLocal(backend.LocalConfig{
-		Servers: d.servers, TLS: d.localTLS, Guard: d.localGuard(), IdentityChanged: identity, Dial: d.operatorReach().Dial, Hold: d.held.Hold, Logger: d.log, Metrics: d.metrics,
+		Servers: d.servers, TLS: d.localTLS, Guard: d.localGuard(), IdentityChanged: identity, Dial: dial,
+		Signal: func(address string, err error) { d.localProber.Signal(own, address, err) }, Hold: d.held.Hold, Logger: d.log, Metrics: d.metrics,
+	})
+	if err != nil {
+		return err
+	}
+	servers := fixed{{Name: "local-apiserver", Backend: own, Endpoints: d.local.Servers()}}
+	d.localProber, err = health.New(health.Config{
+		Table: func() health.Table { return servers }, Report: func(r registry.Report) { d.local.Report(r.Address, r.Health, r.Message) },
+		TLS: func(*registry.Backend) (*tls.Config, error) { return d.localTLS(true) }, Dial: dial,
 	})
 	return err
 }

@@ -7,6 +7,6 @@
 // The concurrency rule: what a request reads to choose an endpoint (a view) is immutable and is swapped as a whole; no mutex is held over I/O. What watches over
 // connections ends with the Run of the Pools or the Local.
 //
-// What this package is not: it does not decide where a request goes, changes none of its header fields, writes no response, and does not probe extension servers
+// What this package is not: it does not decide where a request goes, changes none of its header fields, writes no response, and does not probe
 // (health does; it is told what live traffic has seen).
 package backend

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"net/url"
 	"sync"
 	"sync/atomic"
@@ -50,6 +49,8 @@ const (
 	// defaultWait is how long a request waits for any local apiserver to come back: a reconnect through a load balancer or a quick restart. Longer waits would heap up
 	// requests; after it clients get 503 and a Retry-After, which client-go obeys ten times.
 	defaultWait = 2 * time.Second
+	// localDoubt is for how long a server that has lost a connection is the worse choice: until the probe that Signal asks for, which comes much earlier.
+	localDoubt = 10 * time.Second
 )
 
 // LocalConfig is what a Local needs. Servers, TLS and Dial must be set.
@@ -65,8 +66,8 @@ type LocalConfig struct {
 	IdentityChanged func() <-chan struct{}
 	// Dial connects to an address, or refuses to.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// ProbeHeader is sent with GET /readyz over the certificate pool. Nil: X-Remote-User system:kube-aggregator, X-Remote-Group system:masters.
-	ProbeHeader http.Header
+	// Signal is as in Config. Nil: nobody is told.
+	Signal func(address string, err error)
 	// Wait is how long a request waits when no server can be reached. Zero: 2 s. Negative: not at all.
 	Wait time.Duration
 	// Hold is as in Config.
@@ -77,7 +78,7 @@ type LocalConfig struct {
 	Metrics prometheus.Registerer
 }
 
-// Local carries requests to the local apiserver. It works from NewLocal on; Run probes its servers.
+// Local carries requests to the local apiserver. It works from NewLocal on; Report says which of its servers are well.
 type Local struct {
 	cfg   LocalConfig
 	owner *owner
@@ -87,8 +88,7 @@ type Local struct {
 	mu     sync.Mutex
 	health []registry.Endpoint
 
-	probers []*prober
-	ready   atomic.Bool
+	ready atomic.Bool
 }
 
 // NewLocal makes a Local and registers its metrics.
@@ -104,7 +104,6 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 			return nil, err
 		}
 		l.health = append(l.health, registry.Endpoint{Address: address})
-		l.probers = append(l.probers, newProber(l, address))
 	}
 	l.pools = [pools]*Upstream{
 		l.newPool("local-certificate", true, 1024, "h2"),
@@ -155,7 +154,7 @@ func (l *Local) newPool(name string, certificate bool, maxConns int, protocol st
 		observe:   func(string, time.Duration) {}, // apiservers are not compared: each serves the same etcd
 		protocols: func() []string { return protocols },
 		maxConns:  maxConns,
-		doubt:     probeInterval, // the probe that a loss asks for comes much earlier
+		doubt:     localDoubt,
 		wait:      wait,
 	})
 	// These bounds are against strangers, who are lent nothing.
@@ -179,14 +178,9 @@ func (l *Local) Ready() error {
 	return errors.New("no local apiserver is healthy")
 }
 
-// Run probes the servers until ctx ends, and then closes every connection.
+// Run looks after the connections until ctx ends, and then closes every one.
 func (l *Local) Run(ctx context.Context) error {
 	defer l.owner.stop()
-	var probing sync.WaitGroup
-	defer probing.Wait()
-	for _, p := range l.probers {
-		probing.Go(func() { p.run(ctx) })
-	}
 	identity := l.identity()
 	for {
 		select {
@@ -206,8 +200,8 @@ func (l *Local) identity() <-chan struct{} {
 	return l.cfg.IdentityChanged()
 }
 
-// report takes a server's health.
-func (l *Local) report(address string, health registry.Health, message string) {
+// Report takes what a probe has found out about a server. After a Signal it is called even if nothing has changed.
+func (l *Local) Report(address string, health registry.Health, message string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := range l.health {
@@ -256,12 +250,10 @@ func (l *Local) publishLocked() {
 	}
 }
 
-// signal makes the prober look at once. What one pool has lost the others will.
-func (l *Local) signal(address string, _ error) {
+// signal asks for a probe. What one pool has lost the others will.
+func (l *Local) signal(address string, err error) {
 	l.each(address, (*endpoint).lost)
-	for _, p := range l.probers {
-		if p.address == address {
-			p.poke()
-		}
+	if l.cfg.Signal != nil {
+		l.cfg.Signal(address, err)
 	}
 }

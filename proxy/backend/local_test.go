@@ -7,7 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"sync/atomic"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -108,8 +108,8 @@ func TestLocalPools(t *testing.T) {
 			without++
 		}
 	}
-	if with < 2 || without != 2 { // the pool and at least one probe; proven and unproven
-		t.Errorf("%d connections with a certificate, %d without; want at least 2 and exactly 2", with, without)
+	if with != 1 || without != 2 { // proven and unproven
+		t.Errorf("%d connections with a certificate, %d without; want 1 and 2", with, without)
 	}
 }
 
@@ -127,7 +127,7 @@ func TestBadTokensCostNoConnection(t *testing.T) {
 			t.Fatalf("got %d, %v", status, err)
 		}
 	}
-	if n := s.conns.Load() - dials; n > 1 { // a probe of the server may fall into the time
+	if n := s.conns.Load() - dials; n > 0 {
 		t.Errorf("1,000 bad tokens made %d connections", n)
 	}
 	if after := l.Upstream(PoolUnproven).meter.connections.Load(); after != before {
@@ -167,9 +167,6 @@ func TestLocalFailover(t *testing.T) {
 	}
 	if a.hits.Load() == 0 || b.hits.Load() < 300 {
 		t.Errorf("got %d and %d requests", a.hits.Load(), b.hits.Load())
-	}
-	if err := l.Ready(); err != nil {
-		t.Errorf("one apiserver is up, but Ready says %v", err)
 	}
 }
 
@@ -225,37 +222,39 @@ func TestLocalGivesUp(t *testing.T) {
 	})
 }
 
-// A server that says it is not ready gets no request while another is.
-func TestLocalReadyz(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n := newMemoryNet(t)
-		var draining atomic.Bool
-		n.serve("10.0.0.1:6443", protoH2, func(w http.ResponseWriter, r *http.Request) {
-			if draining.Load() && r.URL.Path == "/readyz" {
-				http.Error(w, "[-]shutdown failed", http.StatusInternalServerError)
-				return
+// A server that is not ready gets no request while another is.
+func TestLocalReport(t *testing.T) {
+	const one, other = "10.0.0.1:6443", "10.0.0.2:6443"
+	n := newMemoryNet(t)
+	l := newLocal(t, func(cfg *LocalConfig) { cfg.Dial = n.dial }, one, other)
+	for _, step := range []struct {
+		address   string
+		health    registry.Health
+		message   string
+		preferred []string
+		ready     bool
+	}{
+		{one, registry.Healthy, "", []string{one}, true},
+		{other, registry.Healthy, "", []string{one, other}, true},
+		{one, registry.Unhealthy, "[-]shutdown failed", []string{other}, true},
+		{other, registry.Unhealthy, "connection refused", []string{one, other}, false}, // never nobody
+		{one, registry.Healthy, "", []string{one}, true},
+	} {
+		l.Report(step.address, step.health, step.message)
+		var preferred []string
+		for _, e := range l.Upstream(PoolProven).view.Load().preferred {
+			preferred = append(preferred, e.address)
+		}
+		slices.Sort(preferred)
+		if !slices.Equal(preferred, step.preferred) || (l.Ready() == nil) != step.ready {
+			t.Errorf("%s %d: %v are preferred, ready: %v", step.address, step.health, preferred, l.Ready())
+		}
+		for _, e := range l.Servers() {
+			if e.Address == step.address && (e.Health != step.health || e.Message != step.message || e.Since.IsZero()) {
+				t.Errorf("after %+v it is %+v", step, e)
 			}
-			apiserver(w, r)
-		})
-		n.serve("10.0.0.2:6443", protoH2, apiserver)
-		l := newLocal(t, func(cfg *LocalConfig) { cfg.Dial = n.dial }, "10.0.0.1:6443", "10.0.0.2:6443")
-		synctest.Wait()
-		if got := len(l.Upstream(PoolProven).view.Load().preferred); got != 2 {
-			t.Fatalf("%d servers preferred, want 2", got)
 		}
-		draining.Store(true)
-		time.Sleep(13 * time.Second) // the next probe within 12 s, the second 250 ms after it
-		v := l.Upstream(PoolProven).view.Load()
-		if len(v.preferred) != 1 || v.preferred[0].address != "10.0.0.2:6443" {
-			t.Errorf("preferred: %v", v.preferred)
-		}
-		l.mu.Lock()
-		if h := l.health[0]; h.Health != registry.Unhealthy || h.Message == "" {
-			t.Errorf("health: %+v", h)
-		}
-		l.mu.Unlock()
-		n.stopAll()
-	})
+	}
 }
 
 // A token is proven over the unproven pool, and holds a place of it as long as that takes.

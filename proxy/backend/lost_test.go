@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 // An apiserver that has begun anew answers before it is ready, with 403: after its connections were lost requests go to
@@ -16,47 +18,45 @@ func TestLostConnectionsWaitForProbe(t *testing.T) {
 		const restarted, other = "10.0.0.1:6443", "10.0.0.2:6443"
 		n.serve(other, protoH2, apiserver)
 		s := n.serve(restarted, protoH2, apiserver)
-		l := newLocal(t, func(cfg *LocalConfig) { cfg.Dial = n.dial }, restarted, other)
-		for range 20 {
-			if status, _, err := l.get(t, PoolUnproven, "good"); err != nil || status != http.StatusOK {
-				t.Fatalf("got %d, %v", status, err)
+		var told atomic.Int32
+		l := newLocal(t, func(cfg *LocalConfig) {
+			cfg.Dial = n.dial
+			cfg.Signal = func(address string, err error) {
+				if address == restarted && err != nil {
+					told.Add(1)
+				}
 			}
+		}, restarted, other)
+		ask := func() {
+			t.Helper()
+			if status, _, err := l.get(t, PoolUnproven, "good"); err != nil || status != http.StatusOK {
+				t.Errorf("got %d, %v", status, err)
+			}
+		}
+		for range 20 {
+			ask()
 		}
 		synctest.Wait()
 		s.stop()
-		var early, late atomic.Int32
-		begun := time.Now()
-		n.serve(restarted, protoH2, func(w http.ResponseWriter, r *http.Request) {
-			ready := time.Since(begun) > 3*time.Second
-			switch {
-			case r.URL.Path == "/readyz" && !ready:
-				time.Sleep(800 * time.Millisecond)
-				w.WriteHeader(http.StatusInternalServerError)
-			case r.URL.Path == "/readyz":
-			case !ready:
-				early.Add(1)
-				w.WriteHeader(http.StatusForbidden)
-			default:
-				late.Add(1)
-			}
-		})
+		var begun atomic.Int32
+		n.serve(restarted, protoH2, func(http.ResponseWriter, *http.Request) { begun.Add(1) })
 		synctest.Wait()
+		if told.Load() == 0 {
+			t.Error("nobody was asked for a probe")
+		}
 		for range 100 {
-			if status, _, err := l.get(t, PoolUnproven, "good"); err != nil || status != http.StatusOK {
-				t.Errorf("got %d, %v", status, err)
-			}
+			ask()
 			time.Sleep(20 * time.Millisecond)
 		}
-		if n := early.Load(); n > 0 {
-			t.Errorf("%d requests reached a server that was not ready", n)
+		if n := begun.Load(); n > 0 {
+			t.Errorf("%d requests reached a server that may not be ready", n)
 		}
-		time.Sleep(20 * time.Second)
+		l.Report(restarted, registry.Healthy, "")
+		l.Report(other, registry.Healthy, "")
 		for range 20 {
-			if status, _, err := l.get(t, PoolUnproven, "good"); err != nil || status != http.StatusOK {
-				t.Errorf("got %d, %v", status, err)
-			}
+			ask()
 		}
-		if late.Load() == 0 {
+		if begun.Load() == 0 {
 			t.Error("it gets no requests now that it is ready")
 		}
 		n.stopAll()

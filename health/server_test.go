@@ -1,0 +1,140 @@
+package health
+
+import (
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// servers is an entry of no group-version: the local apiservers.
+func servers(addresses ...string) *registry.Entry {
+	e := &registry.Entry{Name: "local-apiserver", Backend: &registry.Backend{ServerName: serverName}}
+	for _, a := range addresses {
+		e.Endpoints = append(e.Endpoints, registry.Endpoint{Address: a})
+	}
+	return e
+}
+
+func TestServersAreAskedWhetherTheyAreReady(t *testing.T) {
+	ca := newAuthority(t, serverName, farFuture())
+	for _, tt := range []struct {
+		code  int
+		http1 bool
+		why   string // empty: it passes
+	}{
+		{code: 200},
+		{code: 401}, // this is about us
+		{code: 403},
+		{code: 404, why: "404: [-]etcd failed"},
+		{code: 500, why: "500: [-]etcd failed"},
+		{code: 200, http1: true, why: "tls: no application protocol"},
+	} {
+		var path string
+		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			path = r.URL.Path
+			http.Error(w, "[-]etcd failed", tt.code)
+		}))
+		s.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+		s.TLS = &tls.Config{Certificates: []tls.Certificate{ca.pair}}
+		if s.EnableHTTP2 = !tt.http1; tt.http1 {
+			s.TLS.NextProtos = []string{"http/1.1"}
+		}
+		s.StartTLS()
+		o, _ := probeEntry(t, servers(s.Listener.Addr().String()), func() (*tls.Config, error) { return &tls.Config{RootCAs: ca.roots}, nil })
+		closeConn(o.conn)
+		s.Close()
+		switch {
+		case !tt.http1 && path != "/readyz":
+			t.Errorf("%d: asked for %s", tt.code, path)
+		case (o.err == nil) != (tt.why == ""):
+			t.Errorf("%d: %v", tt.code, o.err)
+		case o.err != nil && !strings.Contains(o.err.Error(), tt.why):
+			t.Errorf("%d: %v, want it to say %q", tt.code, o.err, tt.why)
+		}
+	}
+}
+
+// The goals of the design hold for a server as for an extension server's endpoint, while nothing asks for it.
+func TestServersIdle(t *testing.T) {
+	for _, tt := range []struct {
+		name       string
+		fail       func(*host, *backend)
+		out, again time.Duration // at most
+	}{
+		{"killed", func(h *host, _ *backend) { h.set(refusing) }, time.Second, time.Second},
+		{"hung", func(_ *host, s *backend) { s.hung.Store(true) }, 10 * time.Second, 6 * time.Second},
+		{"unready", func(_ *host, s *backend) { s.status.Store(500) }, 4 * time.Second, 700 * time.Millisecond},
+		{"without a network", func(h *host, _ *backend) { h.set(vanished) }, 7 * time.Second, 3 * time.Second}, // 2 s less where the kernel finds out (keep-alive)
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ca := newAuthority(t, serverName, farFuture())
+				b := startBench(t, ca, []*registry.Entry{servers(at)}, nil)
+				h, s := b.cable.host(at), newBackend()
+				h.serve(t, ca, s.ServeHTTP)
+				b.run(t)
+				worst, worstBack := time.Duration(0), time.Duration(0)
+				b.until(t, at, registry.Healthy, time.Minute)
+				for i := range 20 {
+					time.Sleep(time.Duration(i) * 731 * time.Millisecond)
+					tt.fail(h, s)
+					worst = max(worst, b.until(t, at, registry.Unhealthy, time.Minute))
+					s.hung.Store(false)
+					s.status.Store(0)
+					h.set(listening)
+					worstBack = max(worstBack, b.until(t, at, registry.Healthy, time.Minute))
+				}
+				if worst > tt.out || worstBack > tt.again {
+					t.Errorf("out after %s, want %s; back after %s, want %s", worst, tt.out, worstBack, tt.again)
+				}
+			})
+		})
+	}
+}
+
+// Whoever gave a hint has doubts until a probe has looked: it is told, though nothing has changed.
+func TestHintsAreAnswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ca := newAuthority(t, serverName, farFuture())
+		b := startBench(t, ca, []*registry.Entry{servers(at)}, nil)
+		b.cable.host(at).serve(t, ca, newBackend().ServeHTTP)
+		b.run(t)
+		time.Sleep(time.Second)
+		b.Signal(b.feed.entries[0].Backend, at, errors.New("connection lost"))
+		synctest.Wait()
+		if got := b.notes.all(); len(got) != 2 || got[1].Report != got[0].Report {
+			t.Errorf("reported %+v, want the first again", got)
+		}
+	})
+}
+
+// Every third question is answered badly, on whatever connection: the verdict stays.
+func TestServersDoNotFlap(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ca := newAuthority(t, serverName, farFuture())
+		b := startBench(t, ca, []*registry.Entry{servers(at)}, nil)
+		var asked atomic.Int64
+		b.cable.host(at).serve(t, ca, func(w http.ResponseWriter, _ *http.Request) {
+			if asked.Add(1)%3 == 0 {
+				w.WriteHeader(http.StatusInternalServerError)
+			}
+		})
+		b.run(t)
+		time.Sleep(10 * time.Minute)
+		if got := b.notes.all(); len(got) != 1 || got[0].Health != registry.Healthy {
+			t.Errorf("after ten minutes: %+v", got)
+		}
+		if n := asked.Load(); n > 10*60 {
+			t.Errorf("%d questions in ten minutes", n)
+		}
+	})
+}
