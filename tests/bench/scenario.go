@@ -22,6 +22,7 @@ type scenario struct {
 // shape is a load that does not depend on the peer.
 type shape struct {
 	conns, streams int
+	http1          bool
 	rate           float64
 	size           int
 	next           func(conn, n int) load.Request
@@ -48,6 +49,8 @@ func (o *options) list() []scenario {
 		loads("get-8x1", "GET 1 KB, 8 × 1", false, proxies, gets(8, 1)),
 		loads("get-100x1", "GET 1 KB, 100 × 1", false, proxies, gets(100, 1)),
 		loads("list-4x4", "LIST 100 KB, 4 × 4", true, everybody, shape{conns: 4, streams: 4, size: listSize, next: always(resources)}),
+		loads("http1-get", "GET 1 KB over HTTP/1.1, 8 connections", false, []string{fairlead, reverse}, shape{conns: 8, http1: true, size: objectSize, next: always(resources + "/one")}),
+		loads("http1-list", "LIST 100 KB over HTTP/1.1, 8 connections", false, []string{fairlead, reverse}, shape{conns: 8, http1: true, size: listSize, next: always(resources)}),
 		paced(),
 		loads("apis", "GET /apis, 4 × 4", false, []string{fairlead, aggregator}, shape{conns: 4, streams: 4, next: always("/apis")}),
 		local(),
@@ -111,7 +114,7 @@ func (w *world) want(ctx context.Context, names []string) ([]*peer, error) {
 }
 
 func (w *world) config(p *peer, s shape) load.Config {
-	return load.Config{Address: p.address, TLS: p.tls, Connections: s.conns, Streams: s.streams, Rate: s.rate, Size: s.size, Next: s.next}
+	return load.Config{Address: p.address, TLS: p.tls, Connections: s.conns, Streams: s.streams, Rate: s.rate, Size: s.size, HTTP1: s.http1, Next: s.next}
 }
 
 // measure puts one peer under load and takes what the load cost between two moments.

@@ -87,7 +87,11 @@ func (c *conn) flush() error {
 }
 
 func (c *conn) run() {
-	if err := c.converse(); err != nil {
+	converse := c.converse
+	if c.l.cfg.HTTP1 {
+		converse = c.converse1
+	}
+	if err := converse(); err != nil {
 		c.l.fault(err)
 	}
 }

@@ -39,8 +39,17 @@ type Config struct {
 	Size int
 	// First is asked once on every connection before Start returns; the others then wait for Go. Nil: they begin at once.
 	First *Request
+	// HTTP1 has it speak HTTP/1.1, with one request under way on each connection. Streams, Rate, First and Watch do not go with it. False: HTTP/2.
+	HTTP1 bool
 	// Watch leaves requests open: an answer never ends, and its first DATA counts as done. False: they end.
 	Watch bool
+}
+
+func (cfg *Config) protocol() string {
+	if cfg.HTTP1 {
+		return "http/1.1"
+	}
+	return "h2"
 }
 
 // Load is one that runs.
@@ -70,7 +79,7 @@ func Start(ctx context.Context, cfg Config) (*Load, error) {
 	l := &Load{cfg: cfg, begin: make(chan struct{})}
 	l.ctx, l.cancel = context.WithCancel(ctx)
 	tc := cfg.TLS.Clone()
-	tc.NextProtos = []string{"h2"}
+	tc.NextProtos = []string{cfg.protocol()}
 	for i := range cfg.Connections {
 		c, err := l.connect(i, tc)
 		if err != nil {
@@ -105,9 +114,12 @@ func (l *Load) connect(i int, tc *tls.Config) (*conn, error) {
 		return nil, fmt.Errorf("connecting: %w", err)
 	}
 	t := raw.(*tls.Conn) //nolint:forcetypeassert // a tls.Dialer makes no other
-	if p := t.ConnectionState().NegotiatedProtocol; p != "h2" {
+	if p := t.ConnectionState().NegotiatedProtocol; p != l.cfg.protocol() {
 		_ = t.Close()
-		return nil, fmt.Errorf("connecting: the server chose %q, not h2", p)
+		return nil, fmt.Errorf("connecting: the server chose %q, not %s", p, l.cfg.protocol())
+	}
+	if l.cfg.HTTP1 {
+		return newConn1(l, i, t), nil
 	}
 	return newConn(l, i, t)
 }

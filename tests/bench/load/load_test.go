@@ -2,6 +2,7 @@ package load
 
 import (
 	"crypto/tls"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -10,11 +11,12 @@ import (
 	"time"
 )
 
-// serve answers over HTTP/2, with a thousand streams per connection.
+// serve answers over HTTP/1.1 and HTTP/2, with a thousand streams per connection.
 func serve(t *testing.T, h http.HandlerFunc) Config {
 	t.Helper()
 	s := httptest.NewUnstartedServer(h)
 	s.EnableHTTP2 = true
+	s.TLS = &tls.Config{NextProtos: []string{"h2", "http/1.1"}}
 	s.StartTLS()
 	t.Cleanup(s.Close)
 	return Config{Address: s.Listener.Addr().String(), TLS: s.Client().Transport.(*http.Transport).TLSClientConfig, Connections: 2, Streams: 4, Next: same}
@@ -23,6 +25,12 @@ func serve(t *testing.T, h http.HandlerFunc) Config {
 func same(int, int) Request { return Request{Path: "/x?y", Token: "t"} }
 
 func TestLoad(t *testing.T) {
+	for _, http1 := range []bool{false, true} {
+		t.Run(fmt.Sprint("http1 ", http1), func(t *testing.T) { testLoad(t, http1) })
+	}
+}
+
+func testLoad(t *testing.T, http1 bool) {
 	var mu sync.Mutex
 	seen := map[string]int{}
 	cfg := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -31,7 +39,7 @@ func TestLoad(t *testing.T) {
 		mu.Unlock()
 		_, _ = w.Write(make([]byte, 100_000)) // more than a frame, and many of them more than a window
 	})
-	cfg.Size = 100_000
+	cfg.Size, cfg.HTTP1 = 100_000, http1
 	l, err := Start(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
