@@ -74,7 +74,7 @@ func (p *Proxy) beside(w http.ResponseWriter, r *http.Request, x *exchange, body
 		p.upgrade(w, r, x)
 		return
 	}
-	defer context.AfterFunc(r.Context(), body.cut)()
+	defer context.AfterFunc(r.Context(), body.cut)() //nolint:contextcheck // it needs none
 	p.ask(w, r, x)
 }
 

@@ -31,7 +31,6 @@ type memoryServer struct {
 	http    *http.Server
 	accept  chan net.Conn
 	done    chan struct{}
-	frozen  chan struct{}
 	once    sync.Once
 }
 
@@ -74,7 +73,7 @@ func (n *memoryNet) serve(address, proto string, handler http.HandlerFunc) *memo
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(proto == protoH2)
 	s := &memoryServer{
-		net: n, address: address, accept: make(chan net.Conn), done: make(chan struct{}), frozen: make(chan struct{}),
+		net: n, address: address, accept: make(chan net.Conn), done: make(chan struct{}),
 		http: &http.Server{Handler: handler, Protocols: &protocols, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: n.streams}, TLSConfig: &tls.Config{Certificates: []tls.Certificate{n.cert}}, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)},
 	}
 	n.mu.Lock()
@@ -108,7 +107,7 @@ func (n *memoryNet) stopAll() {
 func (s *memoryServer) Accept() (net.Conn, error) {
 	select {
 	case c := <-s.accept:
-		return &freezable{Conn: c, frozen: s.frozen, closed: make(chan struct{})}, nil
+		return c, nil
 	case <-s.done:
 		return nil, errors.New("closed")
 	}
@@ -126,50 +125,4 @@ func newMemoryFixture(t *testing.T) (*memoryNet, *fixture) {
 	t.Helper()
 	n := newMemoryNet(t)
 	return n, newFixture(t, func(cfg *Config) { cfg.Dial = n.dial })
-}
-
-// freezable is the server's side of a connection that may fall silent: it then reads and writes nothing, and does not close.
-type freezable struct {
-	net.Conn
-	frozen chan struct{}
-	closed chan struct{}
-	once   sync.Once
-}
-
-func (c *freezable) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
-	select {
-	case <-c.frozen:
-		for err == nil { // into nowhere: what is written to a host that is gone blocks nobody for a while
-			_, err = c.Conn.Read(p)
-		}
-		<-c.closed
-		return 0, net.ErrClosed
-	default:
-		return n, err
-	}
-}
-
-func (c *freezable) Write(p []byte) (int, error) {
-	select {
-	case <-c.frozen:
-		return len(p), nil // into the buffer of a kernel that resends it in vain
-	default:
-		return c.Conn.Write(p)
-	}
-}
-
-func (c *freezable) Close() error {
-	c.once.Do(func() { close(c.closed) })
-	return c.Conn.Close()
-}
-
-// freeze makes the server's connections fall silent, as those of a host that is gone.
-func (s *memoryServer) freeze() { close(s.frozen) }
-
-// mute makes an address a blackhole, or ends that.
-func (n *memoryNet) mute(address string, silent bool) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.silent[address] = silent
 }

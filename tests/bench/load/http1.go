@@ -20,7 +20,7 @@ func (c *conn) converse1() error {
 		if err != nil {
 			return fmt.Errorf("sending: %w", err)
 		}
-		res, err := http.ReadResponse(c.in, nil)
+		res, err := http.ReadResponse(c.in, nil) //nolint:bodyclose // it is read to its end, and holds nothing else
 		if err != nil {
 			return fmt.Errorf("receiving: %w", err)
 		}
