@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net"
 	"net/http"
-	"runtime"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -96,12 +95,15 @@ func TestEjectedIsAState(t *testing.T) {
 // An endpoint dies with many reads under way: all are answered by the other one. The budget is for backends that are sick, not for
 // one death.
 func TestManyReadsSurviveADeath(t *testing.T) {
-	const reads = 600
+	const reads = 100 // each has a connection of its own, and so a handshake
 	var at [2]atomic.Int64
+	all := [2]chan struct{}{make(chan struct{}), make(chan struct{})}
 	end := make(chan struct{})
 	wait := func(i int) http.HandlerFunc {
 		return func(_ http.ResponseWriter, r *http.Request) {
-			at[i].Add(1)
+			if at[i].Add(1) == reads {
+				close(all[i])
+			}
 			select {
 			case <-end:
 			case <-r.Context().Done():
@@ -121,14 +123,17 @@ func TestManyReadsSurviveADeath(t *testing.T) {
 			results <- err
 		}()
 	}
-	for at[0].Load() < reads && len(results) == 0 {
-		runtime.Gosched()
+	until := func(arrived <-chan struct{}) {
+		select {
+		case <-arrived:
+		case err := <-results: // the test has failed
+			results <- err
+		}
 	}
+	until(all[0])
 	e = f.set(healthy(dying.address), healthy(other.address))
 	dying.kill()
-	for at[1].Load() < reads && len(results) == 0 {
-		runtime.Gosched()
-	}
+	until(all[1])
 	close(end)
 	failed := 0
 	for range reads {
