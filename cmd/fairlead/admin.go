@@ -67,9 +67,9 @@ func (d *door) makePages(context.Context) (err error) {
 	return err
 }
 
-// adminLane serves the admin port's HTTP/2 by the frame lane too, whose bounds are ours: net/http's own server answers requests that RFC 9113 §8.2.2 calls malformed.
-func (d *door) adminLane() *h2.Server {
-	plan := h2.Plan{Serve: d.admin.Handler}
+// adminEngine serves the admin port's HTTP/2, by the bounds of the front door's: net/http's own server answers requests that RFC 9113 §8.2.2 calls malformed.
+func (d *door) adminEngine(own http.Handler) *h2.Server {
+	plan := h2.Plan{Serve: own}
 	return h2.New(h2.Config{
 		Decide:     func(*h2.ConnInfo, *h2.Head, func(h2.Plan)) (h2.Plan, bool) { return plan, true },
 		MaxStreams: uint32(d.o.streamsPerConn), Shards: 1, Memory: d.held, Logger: d.log, //nolint:gosec // validated

@@ -2,8 +2,6 @@ package main
 
 import (
 	"log/slog"
-	"net"
-	"net/http"
 	"net/netip"
 	"sync/atomic"
 
@@ -18,6 +16,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/proxy/authn/tokens"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/proxy/front"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -43,7 +42,7 @@ type door struct {
 	servers      []string
 	own          *apiservers // where Fairlead's own clients go. Nil: to the kubeconfig's server
 
-	frontListener, adminListener net.Listener
+	frontListener, adminListener *front.Listener
 	self                         []netip.AddrPort
 	// reach is how backends are dialled, by everything that dials them.
 	reach reach.Rules
@@ -75,5 +74,5 @@ type door struct {
 	records
 
 	pages        *pages.Pages
-	front, admin *http.Server
+	front, admin *front.Port
 }

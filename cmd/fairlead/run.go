@@ -5,10 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/fairlead-proxy/fairlead/proxy/front"
 )
 
 // run builds the door top to bottom, serves until ctx ends, and drains.
@@ -24,7 +25,7 @@ func run(ctx context.Context, o *options, stderr io.Writer) error {
 // build makes everything, and listens, but serves nothing yet.
 func (d *door) build(ctx context.Context) error {
 	for _, step := range []func(context.Context) error{
-		d.countProcess, d.findAPIServer, d.openListeners, d.makeReach, d.makeTable, d.makeTrust, d.makeBackends, d.makeStatus, d.makeEvents, d.makeEntrypoint, d.makeDocuments, d.makePages, d.makeProxy, d.makeServers,
+		d.countProcess, d.findAPIServer, d.openListeners, d.makeReach, d.makeTable, d.makeTrust, d.makeBackends, d.makeStatus, d.makeEvents, d.makeEntrypoint, d.makeDocuments, d.makePages, d.makeProxy, d.makePorts,
 	} {
 		if err := step(ctx); err != nil {
 			d.closeListeners()
@@ -47,14 +48,14 @@ func (d *door) serve(ctx context.Context) error {
 			return nil
 		})
 	}
-	g.Go(func() error { return serve(d.front, d.frontListener) })
-	g.Go(func() error { return serve(d.admin, d.adminListener) })
+	g.Go(d.front.Serve)
+	g.Go(d.admin.Serve)
 	g.Go(func() error {
 		select {
 		case <-ctx.Done():
 		case <-gctx.Done():
 		}
-		d.drainer().drain(d.front, d.admin) //nolint:contextcheck // the drain begins when ctx has ended
+		d.drain() //nolint:contextcheck // the drain begins when ctx has ended
 		stop()
 		return nil
 	})
@@ -89,9 +90,8 @@ func (d *door) loops() map[string]func(context.Context) error {
 	if d.entry != nil {
 		loops["entrypoint"] = d.entry.Run
 	}
-	loops["pages"], loops["readiness"] = d.pages.Run, d.shed
-	loops["systemd"] = d.tellReady
-	loops["frame lane"], loops["admin frame lane"] = d.frames.Run, d.adminFrames.Run
+	loops["pages"], loops["readiness"] = d.pages.Run, d.followReadiness
+	loops["HTTP/2"], loops["admin HTTP/2"] = d.frames.Run, d.adminFrames.Run
 	if d.memory != nil {
 		loops["memory"] = d.memory.Run
 	}
@@ -104,42 +104,35 @@ func (d *door) loops() map[string]func(context.Context) error {
 	return loops
 }
 
-func (d *door) drainer() *drainer {
-	dr := &drainer{
-		delay: d.o.shutdownDelay, requests: d.o.requestTimeout, watches: d.o.watchGrace, unready: d.leave,
-		endWatches: d.proxy.EndLongRunning, endSessions: d.proxy.EndSessions, sessions: d.proxy.Sessions, frames: d.frames.Shutdown, log: d.log,
-	}
-	if d.o.sendRetryAfter {
-		dr.reject, dr.underWay = d.proxy.RejectNew, d.proxy.UnderWay
-	}
-	return dr
-}
+// The parts of the descriptors that client connections may take; the rest is for backends, probes and files.
+const (
+	frontShare = 3. / 4
+	adminShare = 1. / 16
+)
 
 func (d *door) openListeners(ctx context.Context) (err error) {
-	if d.frontListener, err = listen(ctx, d.o.bindAddress, d.o.securePort); err != nil {
+	d.frontListener, err = front.Listen(ctx, front.Address{
+		Host: d.o.bindAddress, Port: d.o.securePort, Name: "front", MaxConnections: d.o.maxConnections, Share: frontShare, Logger: d.log, Metrics: d.metrics,
+	})
+	if err != nil {
 		return err
 	}
-	if d.adminListener, err = listen(ctx, d.o.bindAddress, d.o.adminPort); err != nil {
+	d.adminListener, err = front.Listen(ctx, front.Address{Host: d.o.bindAddress, Port: d.o.adminPort, Name: "admin", Share: adminShare, Logger: d.log, Metrics: d.metrics})
+	if err != nil {
 		return err
 	}
-	for _, l := range []net.Listener{d.frontListener, d.adminListener} {
-		own, err := ownAddresses(l)
+	for _, l := range []*front.Listener{d.frontListener, d.adminListener} {
+		own, err := l.Own()
 		if err != nil {
 			return err
 		}
 		d.self = append(d.self, own...)
 	}
-	if d.frontListener, err = d.bound(d.frontListener, "front", d.o.maxConnections, frontShare); err != nil {
-		return err
-	}
-	if d.adminListener, err = d.bound(d.adminListener, "admin", 0, adminShare); err != nil {
-		return err
-	}
 	return d.refuseSelf(ctx)
 }
 
 func (d *door) closeListeners() {
-	for _, l := range []net.Listener{d.frontListener, d.adminListener} {
+	for _, l := range []*front.Listener{d.frontListener, d.adminListener} {
 		if l != nil {
 			_ = l.Close() // the process ends with the error that brought it here
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/proxy/front"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/reach"
@@ -222,19 +223,14 @@ func (d *door) tableReady(*http.Request) error {
 
 func (d *door) localReady(*http.Request) error { return d.local.Ready() }
 
-// makeServers makes the ports' servers. Those of HTTP/2 have their connections only where it is offered; the front door's has those to backends in any case.
-func (d *door) makeServers(context.Context) error {
-	d.front = newServer(d.proxy, d.certs.TLS(), d.log)
-	d.front.ConnContext = d.proxy.ConnContext
+// makePorts makes what serves. The engines have clients only where HTTP/2 is offered; the front door's has the connections to backends in any case.
+func (d *door) makePorts(context.Context) error {
 	d.frames = d.proxy.Frames(h2.Config{MaxStreams: uint32(d.o.streamsPerConn), Memory: d.held, Logger: d.log, Metrics: d.metrics}) //nolint:gosec,contextcheck // validated; connections end with the server, not with its making
-	d.front.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": d.frames.Serve}
-	d.frontListener = d.frames.Listener(d.frontListener)
+	d.front = front.New(front.Config{Listener: d.frontListener, TLS: d.certs.TLS(), Handler: d.proxy, ConnContext: d.proxy.ConnContext, Frames: d.frames, Logger: d.log})
 
-	d.admin = newServer(adminPages(d.live, d.ready, d.metrics, d.pages, d.proxy.Guard), d.certs.TLS(), d.log)
-	d.admin.ConnContext = d.proxy.ConnContext
-	d.adminFrames = d.adminLane() //nolint:contextcheck // connections end with the server, not with its making
-	d.admin.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": d.adminFrames.Serve}
-	d.adminListener = d.adminFrames.Listener(d.adminListener)
+	own := adminPages(d.live, d.ready, d.metrics, d.pages, d.proxy.Guard)
+	d.adminFrames = d.adminEngine(own) //nolint:contextcheck // as above
+	d.admin = front.New(front.Config{Listener: d.adminListener, TLS: d.certs.TLS(), Handler: own, ConnContext: d.proxy.ConnContext, Frames: d.adminFrames, Logger: d.log})
 	return nil
 }
 

@@ -1,9 +1,7 @@
-package main
+package front
 
 import (
-	"context"
 	"crypto/tls"
-	"log/slog"
 	"net/http"
 	"runtime"
 	"testing"
@@ -15,36 +13,18 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
-	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// boundedPort is a port that takes most connections, as serve makes it with the frame lane.
-func boundedPort(t *testing.T, most int) (c *connections, client *tls.Config) {
+// boundedPort is a port that takes most connections.
+func boundedPort(t *testing.T, most int) (l *Listener, client *tls.Config) {
 	t.Helper()
-	metrics := prometheus.NewRegistry()
-	d := &door{log: slog.New(slog.DiscardHandler), metrics: metrics}
-	l, err := listen(t.Context(), "127.0.0.1", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	bounded, err := d.bound(l, "front", most, frontShare)
+	l, err := Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: most, Metrics: prometheus.NewRegistry()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	answer := &h2.Answer{Status: http.StatusNoContent, Fields: []hpack.HeaderField{{Name: ":status", Value: "204"}}}
-	lane := h2.New(h2.Config{Decide: func(*h2.ConnInfo, *h2.Head, func(h2.Plan)) (h2.Plan, bool) { return h2.Plan{Answer: answer}, true }})
-	ctx, cancel := context.WithCancel(context.Background())
-	stopped := make(chan struct{})
-	go func() { defer close(stopped); _ = lane.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-stopped })
-
-	ca := pki.NewCA("serving")
-	tc := &tls.Config{Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, MinVersion: tls.VersionTLS12}
-	s := newServer(http.NotFoundHandler(), tc, d.log)
-	s.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": lane.Serve}
-	go func() { _ = serve(s, lane.Listener(bounded)) }() // ends with Close
-	t.Cleanup(func() { _ = s.Close() })
-	return bounded.(*connections), &tls.Config{RootCAs: ca.Pool(), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12}
+	_, client = serve(t, l, h2.Plan{Answer: answer}, http.NotFoundHandler())
+	return l, client
 }
 
 // until waits for something that another goroutine brings about.

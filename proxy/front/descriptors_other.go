@@ -1,6 +1,6 @@
 //go:build !unix
 
-package main
+package front
 
 // descriptorLimit is a guess where the system does not tell.
 func descriptorLimit() int { return 1 << 16 }

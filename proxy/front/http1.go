@@ -1,4 +1,4 @@
-package main
+package front
 
 import (
 	"bufio"
@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	// stall is how long an HTTP/1.1 client may take nothing of what is written to it: as on the frame lane.
+	// stall is how long an HTTP/1.1 client may take nothing of what is written to it: as over HTTP/2.
 	stall = 30 * time.Second
 	// bodyRest is how long the rest of a body is waited for after the answer. net/http reads up to 256 KiB of it, without any bound of time, so that
 	// the connection can be used again: who sends one byte a minute would have it, and a goroutine, for half a year.
