@@ -24,17 +24,11 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/reach"
 )
 
-// metricsRegistry is a *prometheus.Registry, or one that a test looks into.
-type metricsRegistry interface {
-	prometheus.Registerer
-	prometheus.Gatherer
-}
-
 // door is everything that serve runs.
 type door struct {
 	o       *options
 	log     *slog.Logger
-	metrics metricsRegistry
+	metrics *prometheus.Registry
 	memory  *memory // nil: the operator has set GOGC
 	// kube is how the local apiserver is reached as the kubeconfig said at the start, client the same for our own clients, which follow it.
 	kube, client *rest.Config

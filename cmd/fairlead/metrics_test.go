@@ -30,31 +30,8 @@ const metricsDoc = "../../docs/metrics.md"
 // family is one metric as its collector describes it.
 type family struct{ name, help, kind, labels string }
 
-// recorder is a registry that keeps what is registered with it.
-type recorder struct {
-	*prometheus.Registry
-	descs []*prometheus.Desc
-}
-
-func (r *recorder) Register(c prometheus.Collector) error {
-	ch := make(chan *prometheus.Desc)
-	go func() { defer close(ch); c.Describe(ch) }()
-	for d := range ch {
-		r.descs = append(r.descs, d)
-	}
-	return r.Registry.Register(c)
-}
-
-func (r *recorder) MustRegister(list ...prometheus.Collector) {
-	for _, c := range list {
-		if err := r.Register(c); err != nil {
-			panic(err)
-		}
-	}
-}
-
 // buildDoor builds everything that serve builds, short of serving. Its local apiserver is trusted by a CA.
-func buildDoor(t *testing.T, metrics *recorder, change func(*options, *pki.CA)) *door {
+func buildDoor(t *testing.T, metrics *prometheus.Registry, change func(*options, *pki.CA)) *door {
 	t.Helper()
 	dir := t.TempDir()
 	ca := pki.NewCA("ca")
@@ -96,9 +73,9 @@ func buildDoor(t *testing.T, metrics *recorder, change func(*options, *pki.CA)) 
 }
 
 // described are all metrics of our own, in order of their names.
-func described(t *testing.T) ([]family, *recorder) {
+func described(t *testing.T) ([]family, *prometheus.Registry) {
 	t.Helper()
-	r := &recorder{Registry: prometheus.NewRegistry()}
+	r := prometheus.NewRegistry()
 	buildDoor(t, r, func(*options, *pki.CA) {})
 	kinds := map[string]string{}
 	gathered, err := r.Gather()
@@ -110,7 +87,9 @@ func described(t *testing.T) ([]family, *recorder) {
 	}
 	re := regexp.MustCompile(`^Desc\{fqName: "([^"]+)", help: "(.*?)"(?:, unit: "[^"]*")?, constLabels: \{(.*)\}, variableLabels: \{(.*)\}\}$`)
 	all := map[string]family{}
-	for _, d := range r.descs {
+	descs := make(chan *prometheus.Desc)
+	go func() { defer close(descs); r.Describe(descs) }()
+	for d := range descs {
 		m := re.FindStringSubmatch(d.String())
 		if m == nil {
 			t.Fatalf("a description of a new form: %s", d)

@@ -22,7 +22,7 @@ func TestLocalApiserverIsProbed(t *testing.T) {
 	var unready atomic.Bool
 	asked := make(chan string, 100)
 	var s *httptest.Server
-	d := buildDoor(t, &recorder{Registry: prometheus.NewRegistry()}, func(o *options, ca *pki.CA) {
+	d := buildDoor(t, prometheus.NewRegistry(), func(o *options, ca *pki.CA) {
 		s = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			asked <- r.Proto + " " + r.URL.Path + " " + r.Header.Get("X-Remote-User") + " " + r.TLS.PeerCertificates[0].Subject.CommonName
 			if unready.Load() {

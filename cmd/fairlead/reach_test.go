@@ -48,7 +48,7 @@ func aloneDoor(t *testing.T, change func(*options)) (*door, *pki.CA) {
 	o.registry, o.bindAddress, o.securePort, o.adminPort = "dir:"+manifests, "127.0.0.1", 0, 0
 	o.tlsCert, o.tlsKey, o.proxyCert, o.proxyKey = cert, key, cert, key
 	change(o)
-	d := &door{o: o, log: slog.New(slog.DiscardHandler), metrics: &recorder{Registry: prometheus.NewRegistry()}}
+	d := &door{o: o, log: slog.New(slog.DiscardHandler), metrics: prometheus.NewRegistry()}
 	t.Cleanup(d.closeListeners)
 	if err := d.build(t.Context()); err != nil {
 		t.Fatal(err)

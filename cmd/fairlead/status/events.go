@@ -50,7 +50,7 @@ type Events struct {
 	config  EventsConfig
 	log     *slog.Logger
 	emitted *prometheus.CounterVec // :: type
-	// table is config.Table; tests have tables of their own.
+	// table is of config.Table; tests have tables of their own.
 	table func() table
 }
 
@@ -71,7 +71,7 @@ func NewEvents(c EventsConfig) (*Events, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	e := &Events{config: c, log: c.Logger, table: func() table { return c.Table() }, emitted: prometheus.NewCounterVec(prometheus.CounterOpts{
+	e := &Events{config: c, log: c.Logger, table: tableOf(c.Table), emitted: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "fairlead_event_total", Help: "Events told of APIServices, by type (Normal, Warning), before those that are alike are made one.",
 	}, []string{"type"})}
 	for _, kind := range []string{corev1.EventTypeNormal, corev1.EventTypeWarning} {
@@ -114,7 +114,7 @@ func (e *Events) tell(ctx context.Context, to record.EventRecorder) {
 	defer tick.Stop()
 	begun := false
 	for t := range latest.Of(ctx, e.table, tick.C) {
-		entries, faults := t.Entries(), e.config.Faults()
+		entries, faults := t.entries, e.config.Faults()
 		seen := make(map[string]bool, len(entries))
 		for _, entry := range entries {
 			if entry.Local() {

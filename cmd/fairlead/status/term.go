@@ -67,7 +67,7 @@ func (t *term) run(ctx context.Context) {
 		}
 		next := t.due
 		if !t.listed.IsZero() { // until then everything would seem to differ
-			if at := t.write(ctx, now.Entries()); at.Before(next) {
+			if at := t.write(ctx, now.entries); at.Before(next) {
 				next = at
 			}
 		}

@@ -37,14 +37,24 @@ type Writer struct {
 	config  Config
 	log     *slog.Logger
 	metrics *metrics
-	// table is config.Table; tests have tables of their own.
+	// table is of config.Table; tests have tables of their own.
 	table func() table
 }
 
 // table is what is needed of a *registry.Table.
-type table interface {
-	Entries() []*registry.Entry
-	Superseded() <-chan struct{}
+type table struct {
+	entries    []*registry.Entry
+	superseded <-chan struct{}
+}
+
+// Superseded is for latest.Of.
+func (t table) Superseded() <-chan struct{} { return t.superseded }
+
+func tableOf(load func() *registry.Table) func() table {
+	return func() table {
+		t := load()
+		return table{t.Entries(), t.Superseded()}
+	}
 }
 
 // New makes a Writer. It does nothing until Run.
@@ -65,7 +75,7 @@ func New(c Config) (*Writer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Writer{config: c, log: c.Logger, metrics: m, table: func() table { return c.Table() }}, nil
+	return &Writer{config: c, log: c.Logger, metrics: m, table: tableOf(c.Table)}, nil
 }
 
 // Run takes part in the election until ctx ends, and writes while it leads. Losing the Lease only

@@ -34,17 +34,8 @@ type feed struct {
 func (f *feed) table() table {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return fed{f.entries, f.superseded}
+	return table{f.entries, f.superseded}
 }
-
-// fed is what a feed was once.
-type fed struct {
-	entries    []*registry.Entry
-	superseded <-chan struct{}
-}
-
-func (f fed) Entries() []*registry.Entry  { return f.entries }
-func (f fed) Superseded() <-chan struct{} { return f.superseded }
 
 func (f *feed) set(entries ...*registry.Entry) {
 	f.mu.Lock()
