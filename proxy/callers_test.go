@@ -36,10 +36,14 @@ func (w *world) authenticator(t testing.TB, c worldConfig) *authn.Authenticator 
 	return a
 }
 
-// newTestAuthorizer allows everybody whose name does not begin with "no", and lets only "boss" impersonate.
-func newTestAuthorizer(t testing.TB) *authz.Authorizer {
+// newTestAuthorizer allows everybody whose name does not begin with "no", and lets only "boss" impersonate. Asked is called
+// with each question.
+func newTestAuthorizer(t testing.TB, asked func()) *authz.Authorizer {
 	t.Helper()
 	z, err := authz.New(authz.Config{Review: func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+		if asked != nil {
+			asked()
+		}
 		name := a.GetUser().GetName()
 		if strings.HasPrefix(name, "no") || strings.HasPrefix(a.GetVerb(), "impersonate") && name != "boss" {
 			return authorizer.DecisionDeny, "", nil

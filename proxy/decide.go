@@ -37,7 +37,7 @@ const (
 	Impersonate
 )
 
-// Decision says where a request goes, as whom, with which header fields and within which limits. Both lanes carry out the same Decision.
+// Decision says where a request goes, as whom, with which header fields and within which limits. It is the same over both protocols.
 type Decision struct {
 	// Action is what becomes of the request.
 	Action Action
@@ -45,6 +45,9 @@ type Decision struct {
 	Err error
 	// Entry is the table's entry of the path. Nil: the table names none.
 	Entry *registry.Entry
+	// route is where the same table leads the path. A request keeps to both, whatever is in force when it is carried out; not to the
+	// table itself, which a watch would keep in memory for as long as it lasts.
+	route registry.Route
 	// Request is what is asked for, in Kubernetes' terms.
 	Request Request
 	// User is as whom the request is served. Nil: the local apiserver finds out by itself.
@@ -117,7 +120,7 @@ func (p *Proxy) locate(d *Decision, h *Head) {
 	h.steps += 3*len(h.Path) + 4*len(h.RawQuery) // matched in two passes, decoded in one; see parseRequest for the query
 	t := p.cfg.Table()
 	m := t.Match(h.Path)
-	*d = Decision{Set: d.Set[:0], Entry: m.Entry, Request: parseRequest(h.Method, h.Path, h.RawQuery)}
+	*d = Decision{Set: d.Set[:0], Entry: m.Entry, route: m.Route, Request: parseRequest(h.Method, h.Path, h.RawQuery)}
 	switch {
 	case h.Method == http.MethodConnect:
 		d.refuse(errConnect())
@@ -193,7 +196,7 @@ func (p *Proxy) admit(ctx context.Context, d *Decision, h *Head, wait bool) (kno
 
 // dispatch decides for a user who may: whether the backend is well, and within which limits it is asked.
 func (p *Proxy) dispatch(d *Decision, h *Head) {
-	if d.Action == ToPage && p.cfg.Local == nil && strings.HasPrefix(h.Path, "/api") && p.cfg.Table().Match(h.Path).Route == registry.RouteLocal {
+	if d.Action == ToPage && p.cfg.Local == nil && strings.HasPrefix(h.Path, "/api") && d.route == registry.RouteLocal {
 		d.refuse(errNotFound()) // an API that nobody serves
 		return
 	}

@@ -29,7 +29,7 @@ func thinker(f *testing.F) *Proxy {
 		Servers: []string{"https://127.0.0.1:1"}, Dial: new(net.Dialer).DialContext, TLS: func(bool) (*tls.Config, error) { return &tls.Config{MinVersion: tls.VersionTLS12}, nil },
 	})
 	check(f, err)
-	p, err := New(Config{Table: func() *registry.Table { return table }, Authn: w.authenticator(f, worldConfig{}), Authz: newTestAuthorizer(f), Backends: pools, Local: local})
+	p, err := New(Config{Table: func() *registry.Table { return table }, Authn: w.authenticator(f, worldConfig{}), Authz: newTestAuthorizer(f, nil), Backends: pools, Local: local})
 	check(f, err)
 	return p
 }

@@ -67,7 +67,9 @@ type worldConfig struct {
 	forwardRedirects bool
 	// documents and ready are Config's.
 	documents http.Handler
-	ready     func(*Head) *h2.Answer
+	// reviewed is called when the authorizer is asked. Nil: nothing is done then.
+	reviewed func()
+	ready    func(*Head) *h2.Answer
 }
 
 func newWorld(t *testing.T, c worldConfig) *world {
@@ -117,7 +119,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 	})
 	check(t, err)
 	local.Report(w.local.Listener.Addr().String(), registry.Healthy, "")
-	w.proxy, err = New(Config{Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t), Backends: pools, Local: local, MaxInFlight: c.maxInFlight, GoAwayChance: c.goAway, ForwardRedirects: c.forwardRedirects, AccessLog: c.access, Audit: c.audit, Tracer: c.tracer, Documents: c.documents, Ready: c.ready})
+	w.proxy, err = New(Config{Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t, c.reviewed), Backends: pools, Local: local, MaxInFlight: c.maxInFlight, GoAwayChance: c.goAway, ForwardRedirects: c.forwardRedirects, AccessLog: c.access, Audit: c.audit, Tracer: c.tracer, Documents: c.documents, Ready: c.ready})
 	check(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops sync.WaitGroup

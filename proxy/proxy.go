@@ -179,13 +179,8 @@ func (p *Proxy) serveImpersonated(w http.ResponseWriter, r *http.Request) {
 		p.writeError(w, r, errUnauthorized())
 		return
 	}
-	// Entry and route come from one table: between the first decision and now there may have been another.
-	d, m := &x.decision, p.cfg.Table().Match(x.head.Path)
-	d.Impersonator, d.User, d.Entry, d.Action = authz.Impersonator(r.Context()), as, m.Entry, p.actionOf(m.Route)
-	if d.Action == Refuse || d.Action == ToLocal {
-		p.writeError(w, r, errNotReady()) // it has just left the table: the next try finds out what it is now
-		return
-	}
+	d := &x.decision
+	d.Impersonator, d.User, d.Action = authz.Impersonator(r.Context()), as, p.actionOf(d.route)
 	p.admit(r.Context(), d, x.head, true)
 	p.carryOut(w, r, x)
 }

@@ -1,7 +1,10 @@
 package proxy
 
 import (
+	"io"
+	"net/http"
 	"net/netip"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -71,4 +74,53 @@ func buildTable(t testing.TB, w *world, c worldConfig) *registry.Table {
 		}
 	}
 	return registry.Build(in, first)
+}
+
+// A request keeps to the table that decided it, whatever is in force when it is carried out. Here another one, without the
+// APIService, comes while the authorizer is asked.
+func TestOneTableForARequest(t *testing.T) {
+	widgets := remoteGV + "/widgets"
+	for _, tt := range []struct {
+		name, proto, path string
+		as                string // whom the caller impersonates
+		unhealthy         bool
+		want              string // begins the body
+		remote            int    // requests that the backend got
+	}{
+		{name: "forwarded", proto: "http/1.1", path: widgets, want: "far", remote: 1},
+		{name: "forwarded", proto: "h2", path: widgets, want: "far", remote: 1},
+		{name: "forwarded as somebody else", proto: "http/1.1", path: widgets, as: "jane", want: "far", remote: 1},
+		{name: "forwarded as somebody else", proto: "h2", path: widgets, as: "jane", want: "far", remote: 1},
+		{name: "refused", proto: "http/1.1", path: widgets, unhealthy: true, want: `{"kind":"Status"`},
+		{name: "document", proto: "http/1.1", path: "/apis/remote.example.com", want: "document"},
+		{name: "document as somebody else", proto: "http/1.1", path: "/apis/remote.example.com", as: "jane", want: "document"},
+	} {
+		t.Run(tt.name+" over "+tt.proto, func(t *testing.T) {
+			says := func(text string) http.HandlerFunc {
+				return func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, text) }
+			}
+			var w *world
+			var armed atomic.Bool
+			w = newWorld(t, worldConfig{
+				remote: says("far"), local: says("local"), documents: says("document"), unhealthy: tt.unhealthy,
+				reviewed: func() {
+					if armed.Load() {
+						w.current.Store(registry.Build(registry.Input{Complete: true}, nil))
+					}
+				},
+			})
+			w.get(t, tt.proto, widgets) // by bob: what the backend speaks is known then
+			before := w.remote.count()
+			armed.Store(true)
+			r := w.request(t, "GET", tt.path, nil)
+			r.Header.Set("Authorization", "Bearer token-of-boss")
+			if tt.as != "" {
+				r.Header.Set("Impersonate-User", tt.as)
+			}
+			got := w.do(t, w.httpClient(t, tt.proto, nil), r)
+			if !strings.HasPrefix(got.body, tt.want) || w.remote.count()-before != tt.remote {
+				t.Errorf("%d %s, and the backend got %d requests", got.status, got.body, w.remote.count()-before)
+			}
+		})
+	}
 }
