@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
@@ -93,14 +92,14 @@ func (l *parking) next(s bound.Source, at *line) func() {
 	return first.decide
 }
 
-// line is whose line a request waits in: its source's, or that of its token while nobody knows whose
-// it is and the local apiserver has accepted it, for bad ones may come over the same connection.
+// line is whose line a request waits in. A token that the local apiserver has accepted counts for itself while nobody
+// knows whose it is, wherever the request goes: bad ones may come over the same connection.
 func (r *frameRequest) line() bound.Source {
-	c := &r.decision.Credentials
-	if r.decision.User == nil && c.Kind == authn.KindToken && r.l.p.cfg.Authn.Pool(c) == authn.PoolProven {
-		return bound.Source{User: c.Token.Secret()}
+	d := &r.decision // which is made anew afterwards
+	if d.User == nil {
+		d.Pool = r.l.p.cfg.Authn.Pool(&d.Credentials)
 	}
-	return r.decision.source(r.head)
+	return d.source(r.head)
 }
 
 // decideParked decides with waiting. On this goroutine a panic would end the process: at a chain that

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/bound"
@@ -37,13 +36,11 @@ type owing struct {
 	paid map[payer]time.Duration // when all that was given up will be paid off, since givenUp.began
 }
 
-// payer is who gives up: a user, or a proven token whose user only the local apiserver knows, or, for strangers, an address
-// (the /64 of an IPv6 address). Anybody can make tokens up, so that all unproven ones of an address are one payer, apart from who
-// comes without: that costs less to do, and new tokens are to be served all the same.
+// payer is who gives up: a request's source, over all connections. Anybody can make tokens up, so that all unproven ones of an
+// address are one payer, apart from who comes without: that costs less to do, and new tokens are to be served all the same.
 type payer struct {
-	name, address string
-	token         authn.Token
-	bearer        bool // unproven
+	bound.Source
+	bearer bool // unproven
 }
 
 const (
@@ -133,17 +130,8 @@ func (s *owing) sweep(now time.Duration) {
 	}
 }
 
-// payerOf is who gives a request up: of a user who was impersonated, whoever did.
 func payerOf(d *Decision, h *Head) payer {
-	u := d.User
-	if d.Impersonator != nil {
-		u = d.Impersonator
-	}
-	switch {
-	case u != nil && u.GetName() != user.Anonymous:
-		return payer{name: u.GetName()}
-	case u == nil && d.Pool == authn.PoolProven:
-		return payer{token: d.Credentials.Token}
-	}
-	return payer{address: bound.Stranger(h.Remote).Address, bearer: d.Credentials.Kind == authn.KindToken}
+	from := d.source(h)
+	from.Conn = ""
+	return payer{from, from.User == "" && d.Credentials.Kind == authn.KindToken}
 }

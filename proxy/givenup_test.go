@@ -16,6 +16,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/bound"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
 func quitter(name string) (*Decision, *Head) {
@@ -90,15 +94,20 @@ func TestGivenUpBounded(t *testing.T) {
 func TestPayer(t *testing.T) {
 	bob := &user.DefaultInfo{Name: "bob"}
 	h := &Head{Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1"}
+	address := bound.Source{Address: "192.0.2.1"}
+	w := &world{authorities: authorities{pki.NewCA("clients"), pki.NewCA("front"), pki.NewCA("serving")}}
+	token, _ := w.authenticator(t, worldConfig{}).Read(&authn.Conn{}, authn.Head{{Name: "authorization", Value: "Bearer token-of-bob"}}, "")
 	for _, tc := range []struct {
 		name string
 		d    Decision
 		want payer
 	}{
-		{"user", Decision{User: bob}, payer{name: "bob"}},
-		{"impersonator", Decision{User: bob, Impersonator: &user.DefaultInfo{Name: "root"}}, payer{name: "root"}},
-		{"nobody", Decision{}, payer{address: "192.0.2.1"}},
-		{"anonymous", Decision{User: &user.DefaultInfo{Name: user.Anonymous}}, payer{address: "192.0.2.1"}},
+		{"user", Decision{User: bob}, payer{Source: bound.Source{User: "bob"}}},
+		{"impersonator", Decision{User: bob, Impersonator: &user.DefaultInfo{Name: "root"}}, payer{Source: bound.Source{User: "root"}}},
+		{"nobody", Decision{}, payer{Source: address}},
+		{"anonymous", Decision{User: &user.DefaultInfo{Name: user.Anonymous}}, payer{Source: address}},
+		{"a token that anybody may have made up", Decision{Pool: authn.PoolUnproven, Credentials: token}, payer{address, true}},
+		{"a token that the local apiserver has accepted", Decision{Pool: authn.PoolProven, Credentials: token}, payer{Source: bound.Source{User: "token-of-bob"}}},
 	} {
 		if got := payerOf(&tc.d, h); got != tc.want {
 			t.Errorf("%s: %+v", tc.name, got)

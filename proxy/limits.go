@@ -51,15 +51,18 @@ type place struct {
 	count           *atomic.Int64
 }
 
-// source is who holds the places of a request: its user, of one who was impersonated whoever did; where it comes from if only the
-// local apiserver, or nobody, knows whose it is.
+// source is whose a request is, for all bounds: its user's, of one who was impersonated whoever did; a proven token's, whose
+// user only the local apiserver knows; of everybody else where it comes from.
 func (d *Decision) source(h *Head) bound.Source {
 	u := d.User
 	if d.Impersonator != nil {
 		u = d.Impersonator
 	}
-	if u != nil && u.GetName() != user.Anonymous {
+	switch {
+	case u != nil && u.GetName() != user.Anonymous:
 		return bound.Source{User: u.GetName()}
+	case u == nil && d.Pool == authn.PoolProven:
+		return bound.Source{User: d.Credentials.Token.Secret()}
 	}
 	return bound.Stranger(h.Remote)
 }

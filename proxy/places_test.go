@@ -143,7 +143,7 @@ func TestOwnReadiness(t *testing.T) {
 	fillUp(t, w.proxy.cfg.Local.Upstream(backend.PoolUnproven))
 	everyWay(t, func(t *testing.T, proto string) { ready(t, proto, true) })
 	// Somebody at the prober's address has given up too much.
-	w.proxy.givenUp.charge(payer{address: "127.0.0.1"}, 10*givenUpBurst)
+	w.proxy.givenUp.charge(payer{Source: bound.Source{Address: "127.0.0.1"}}, 10*givenUpBurst)
 	everyWay(t, func(t *testing.T, proto string) { ready(t, proto, true) })
 	fillUp(t, w.proxy.cfg.Local.Upstream(backend.PoolHealth))
 	everyWay(t, func(t *testing.T, proto string) { ready(t, proto, false) })
