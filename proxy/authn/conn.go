@@ -136,18 +136,11 @@ func (a *Authenticator) Verify(c *Conn, enter func() (leave func(), err error)) 
 //fairlead:dear
 func (a *Authenticator) verify(peer []*x509.Certificate, now time.Time) *verdict {
 	v := &verdict{until: peer[0].NotAfter}
-	if a.cfg.VerifyFrontProxy != nil {
-		chains, err := a.cfg.VerifyFrontProxy(peer)
-		v.front, v.frontErr = err == nil && len(chains) > 0, err
-		v.shorten(chains)
-	}
-	if a.cfg.VerifyClient != nil {
-		chains, err := a.cfg.VerifyClient(peer)
-		if err == nil && len(chains) > 0 {
-			v.client, err = certificateUser(chains[0])
-		}
-		v.clientErr = err
-		v.shorten(chains)
+	var front, client []*x509.Certificate
+	front, v.frontErr = v.chain(a.cfg.VerifyFrontProxy, peer)
+	v.front = front != nil
+	if client, v.clientErr = v.chain(a.cfg.VerifyClient, peer); client != nil {
+		v.client, v.clientErr = certificateUser(client)
 	}
 	// A certificate that is good for one of the two is expected to fail the other.
 	if !v.front && v.client == nil {
@@ -161,7 +154,15 @@ func (a *Authenticator) verify(peer []*x509.Certificate, now time.Time) *verdict
 	return v
 }
 
-func (v *verdict) shorten(chains [][]*x509.Certificate) {
+// chain returns what one of the two CAs has found, nil if nothing. A verdict lasts no longer than any chain of either.
+func (v *verdict) chain(verify func([]*x509.Certificate) ([][]*x509.Certificate, error), peer []*x509.Certificate) ([]*x509.Certificate, error) {
+	if verify == nil {
+		return nil, nil
+	}
+	chains, err := verify(peer)
+	if err != nil || len(chains) == 0 {
+		return nil, err
+	}
 	for _, chain := range chains {
 		for _, cert := range chain {
 			if cert.NotAfter.Before(v.until) {
@@ -169,6 +170,7 @@ func (v *verdict) shorten(chains [][]*x509.Certificate) {
 			}
 		}
 	}
+	return chains[0], nil
 }
 
 // certificateUser is the user that upstream's own conversion makes of a chain; nil without an error when its leaf has no common name. All chains of a
