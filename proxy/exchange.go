@@ -2,7 +2,9 @@ package proxy
 
 import (
 	"net/http"
+	"time"
 
+	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
@@ -105,4 +107,42 @@ func (x *exchange) carried(o *h2.Outcome) {
 		x.upstream.Finish(o.Duration)
 	}
 	x.held.leave()
+}
+
+// finished is what the protocol of a request's client knows of its end.
+type finished struct {
+	proto  string
+	conn   uint32 // the connection's number, by which lines of the access log are in order
+	status int    // 0: the client went away before an answer
+	bytes  int64
+	took   time.Duration
+	at     time.Time // zero: now
+	gaveUp bool      // the client has given the request up
+}
+
+// finish is the end of every request: it is counted, and written down wherever that is wanted. What the
+// engine has made of it is o, the zero Outcome if it has not carried it.
+func (x *exchange) finish(f *finished, o *h2.Outcome) {
+	p, d := x.p, &x.decision
+	if f.status == 0 {
+		f.status = statusClientGone
+	}
+	if f.gaveUp {
+		p.givenUp.ended(d, x.head, f.took)
+	}
+	p.metrics.observe(d, f.status, f.took)
+	if x.follow != nil {
+		e := ending{status: f.status, own: x.own != nil, err: message(x.own, f.status), retries: o.Retries, wait: o.Wait, took: f.took}
+		if e.err == "" {
+			e.err = string(o.Reason)
+		}
+		if o.Endpoint != nil {
+			e.endpoint = o.Endpoint.Name
+		}
+		x.follow.end(d, &e)
+	}
+	if p.cfg.AccessLog != nil && p.cfg.AccessLog.Wants(f.status) {
+		line := accesslog.Line{Proto: f.proto, Status: f.status, Bytes: f.bytes, Took: f.took, AuditID: x.audit, Ended: f.at}
+		p.logAccess(f.conn, x.head, d, &line)
+	}
 }

@@ -11,7 +11,6 @@ import (
 	"golang.org/x/net/http2/hpack"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
-	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
@@ -234,22 +233,10 @@ func frameError(o h2.Outcome) error {
 
 func (r *frameRequest) onEnd(o h2.Outcome) {
 	r.carried(&o)
-	status := o.Status
-	if status == 0 {
-		status = statusClientGone
-	}
-	p := r.l.p
-	if o.Reason == h2.ReasonClientReset || o.Reason == h2.ReasonClientLost {
-		p.givenUp.ended(&r.decision, r.head, o.Duration)
-	}
-	p.metrics.observe(&r.decision, status, o.Duration)
-	if r.follow != nil {
-		r.endFollow(status, &o)
-	}
-	if p.cfg.AccessLog != nil && p.cfg.AccessLog.Wants(status) {
-		line := accesslog.Line{Proto: "HTTP/2.0", Status: status, Bytes: o.Sent, Took: o.Duration, AuditID: r.audit, Ended: r.head.Arrived.Add(o.Duration)}
-		p.logAccess(r.front.number, r.head, &r.decision, &line)
-	}
+	r.finish(&finished{
+		proto: "HTTP/2.0", conn: r.front.number, status: o.Status, bytes: o.Sent, took: o.Duration, at: r.head.Arrived.Add(o.Duration),
+		gaveUp: o.Reason == h2.ReasonClientReset || o.Reason == h2.ReasonClientLost,
+	}, &o)
 	r.l.recycle(r)
 }
 

@@ -108,35 +108,20 @@ func (rec *recorder) done() {
 			rec.exchange.follow.panicked(cause)
 		}
 	}
-	if rec.status == 0 {
-		rec.status = statusClientGone
-	}
 	took := time.Since(rec.began)
 	x := rec.exchange
-	// Only the server ends the context, when the client has. A body that breaks off as nonsense gives its request up, too.
-	if rec.request.Context().Err() != nil || x.ended.get().Reason == h2.ReasonClientReset {
-		rec.proxy.givenUp.ended(&x.decision, x.head, took)
-	}
-	rec.proxy.metrics.observe(&x.decision, rec.status, took)
-	if x.ended == nil && x.upstream != nil && x.own == nil && rec.status != statusClientGone && !x.decision.LongRunning {
+	if x.ended == nil && x.upstream != nil && x.own == nil && rec.status != 0 && rec.status != statusClientGone && !x.decision.LongRunning {
 		x.upstream.Finish(took)
 	}
-	if x.follow != nil {
-		o := x.ended.get()
-		e := ending{status: rec.status, own: x.own != nil, err: message(x.own, rec.status), took: took, retries: o.Retries, wait: o.Wait}
-		if o.Endpoint != nil {
-			e.endpoint = o.Endpoint.Name
-		}
-		x.follow.end(&x.decision, &e)
-	}
-	if p := rec.proxy; p.cfg.AccessLog != nil && p.cfg.AccessLog.Wants(rec.status) {
-		p.logAccess(0, x.head, &x.decision, &accesslog.Line{
-			Proto: rec.request.Proto, Status: rec.status, Bytes: rec.bytes, Took: took, AuditID: x.audit,
-		})
-	}
+	o := x.ended.get()
+	x.finish(&finished{
+		proto: rec.request.Proto, status: rec.status, bytes: rec.bytes, took: took,
+		// Only the server ends the context, when the client has. A body that breaks off as nonsense gives its request up, too.
+		gaveUp: rec.request.Context().Err() != nil || o.Reason == h2.ReasonClientReset,
+	}, &o)
 }
 
-// logAccess writes the access log's line, of which the lane has filled in what only it knows. Lines of one key stay in order. The query is left out: it
+// logAccess writes the access log's line, of which finish has filled in how the request has ended. Lines of one key stay in order. The query is left out: it
 // can hold secrets.
 func (p *Proxy) logAccess(key uint32, h *Head, d *Decision, line *accesslog.Line) {
 	line.Method, line.Path, line.Verb, line.From = h.Method, h.Path, d.Request.Verb, h.RemoteIP
