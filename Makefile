@@ -104,7 +104,7 @@ fleet: ## Two control planes behind HAProxy with hollow kubelets: every server s
 	go test -tags e2e -count=1 -timeout 60m -json ./tests/fleet | go run ./tests/count -v -want tests/fleet/COUNT
 
 .PHONY: interop
-interop: ## h2spec, curl, nghttp and node (from the machine), and a gigabyte each way, against the frame lane, on each of its drivers
+interop: ## h2spec, curl, nghttp and node (from the machine), and a gigabyte each way, against the engine, on each of its drivers
 	go test -tags e2e -count=1 -timeout 10m -run 'H2spec|Interop|Gigabyte' ./proxy/h2
 
 .PHONY: hostile

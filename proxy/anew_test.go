@@ -15,10 +15,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// Attacks that were tried when the seams between the lanes had been closed; docs/security.md lists them ("Tried anew").
+// Attacks that were tried when the seams between the two roads of then had been closed; docs/security.md lists them ("Tried anew").
 
 // A chain at which verification panics (CVE-2024-24783 and CVE-2025-58188 were such in crypto/x509) ends its own requests,
-// not the process: the frame lane verifies on a goroutine that nobody else recovers.
+// not the process: over HTTP/2 it is verified on a goroutine that nobody else recovers.
 func TestChainThatPanics(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	a, err := authn.New(authn.Config{Anonymous: true, VerifyClient: func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
@@ -93,7 +93,7 @@ func newTokens(t *testing.T) *authn.Authenticator {
 	return a
 }
 
-// CONNECT is no method of an API: the frame lane answers 405, and so does the other one. Over HTTP/2 a backend would get no
+// CONNECT is no method of an API: it is answered with 405 over both protocols. Over HTTP/2 a backend would get no
 // path with it, that is, something else than was authorized.
 func TestConnectIsRefused(t *testing.T) {
 	bothBackends(t, worldConfig{}, func(t *testing.T, w *world) {

@@ -32,7 +32,7 @@ func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange, from 
 	}
 	h := x.head
 	ctx, end := relayInterims(r.Context(), w)
-	res, err := p.lane.server.RoundTrip(r.WithContext(ctx), &h2.Head{Method: h.Method, Authority: h.Authority, Fields: h.Fields}, plan)
+	res, err := p.frames.server.RoundTrip(r.WithContext(ctx), &h2.Head{Method: h.Method, Authority: h.Authority, Fields: h.Fields}, plan)
 	end()
 	var failure *h2.Failure
 	switch {
@@ -134,7 +134,7 @@ func (p *Proxy) Fetch(u *backend.Upstream, r *http.Request, longRunning bool) (*
 			u.Observe(o.Endpoint.Name, o.Answer)
 		}
 	}
-	return p.lane.server.RoundTrip(r, nil, plan) //nolint:wrapcheck // as above
+	return p.frames.server.RoundTrip(r, nil, plan) //nolint:wrapcheck // as above
 }
 
 // target is the client's, byte for byte.

@@ -17,7 +17,7 @@ func newDesk() *bound.Queue {
 const (
 	// maxAtDesk is how many wait, a sixteenth of them from one connection: 64 heads of 256 KB.
 	maxAtDesk = 1024
-	// quickHead and quickQuery are what of a head is looked at on the frame lane's loop: 16 KiB hold a token of
+	// quickHead and quickQuery are what of a head is looked at on the engine's loop: 16 KiB hold a token of
 	// 4 KB and three times as much besides. Queries are bounded more closely because selectors are parsed.
 	quickHead, quickQuery = 16 << 10, 1 << 10
 )

@@ -40,7 +40,7 @@ func FuzzHeadCost(f *testing.F) {
 	f.Fuzz(func(t *testing.T, method, path, query, text string) {
 		h := &Head{Method: method, Path: path, RawQuery: query, Fields: fuzzFields(text), Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1"}
 		if len(path)+len(query)+len(text) > 256<<10 {
-			return // no lane takes it
+			return // neither protocol takes it
 		}
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
@@ -62,7 +62,7 @@ func FuzzHeadCost(f *testing.F) {
 	})
 }
 
-// TestChainsOffTheLoop: what the loop asks verifies no certificate; one turn at the desk verifies it for all who wait, on both lanes.
+// TestChainsOffTheLoop: what the loop asks verifies no certificate; one turn at the desk verifies it for all who wait, over both protocols.
 func TestChainsOffTheLoop(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	var n atomic.Int64

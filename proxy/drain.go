@@ -15,7 +15,7 @@ import (
 // starts a new one elsewhere. Requests that are not long-running go on. It is the step of a drain after the watches' grace.
 func (p *Proxy) EndLongRunning() {
 	p.end()
-	p.lane.server.EndLongRunning()
+	p.frames.server.EndLongRunning()
 }
 
 // Leave ends every HTTP/1.1 connection with its next response, from now on: HTTP/1.1 has no way to tell a client which of its requests still count, so one that

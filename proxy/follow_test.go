@@ -77,7 +77,7 @@ func inShort(ev *auditv1.Event) string {
 	return strings.Join(words, " ")
 }
 
-// Every request is recorded by whoever answers it, on either lane, with what kube-apiserver would say of it.
+// Every request is recorded by whoever answers it, over either protocol, with what kube-apiserver would say of it.
 func TestAudit(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
 		log, read := auditLog(t, "rules: [{level: None, nonResourceURLs: [/readyz]}, {level: Metadata}]", false)

@@ -16,9 +16,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
 
-// frameLane carries out decisions on proxy/h2: what is forwarded from an HTTP/2 client to an HTTP/2 backend goes frame by frame, everything else is handed
+// frames carries out decisions on proxy/h2: what is forwarded from an HTTP/2 client to an HTTP/2 backend goes frame by frame, everything else is handed
 // to Proxy.ServeHTTP.
-type frameLane struct {
+type frames struct {
 	p        *Proxy
 	server   *h2.Server
 	requests sync.Pool // of *frameRequest
@@ -29,13 +29,13 @@ type frameLane struct {
 	conns        atomic.Uint32
 }
 
-// Frames returns the frame lane, whose Run must run while it serves. It is made anew by each call.
+// Frames returns the engine, whose Run must run while it serves. It is made anew by each call.
 func (p *Proxy) Frames(cfg h2.Config) *h2.Server {
-	l := &frameLane{p: p, unauthorized: readyAnswer(errUnauthorized())}
+	l := &frames{p: p, unauthorized: readyAnswer(errUnauthorized())}
 	l.requests.New = func() any { return newFrameRequest(l) }
 	cfg.Decide = l.decide
 	l.server = h2.New(cfg)
-	p.lane = l
+	p.frames = l
 	if p.cfg.Backends != nil {
 		p.cfg.Backends.Serve(l.server)
 	}
@@ -54,16 +54,16 @@ type frameConn struct {
 	set      []hpack.HeaderField // room for Decision.Set: one request is decided at a time, and a watch need not keep its own
 }
 
-// frameRequest is one request on the frame lane, used again when it has ended. Its func fields are made once.
+// frameRequest is one request over HTTP/2, used again when it has ended. Its func fields are made once.
 type frameRequest struct {
 	exchange
-	l     *frameLane
+	l     *frames
 	front *frameConn
 	name  [1]hpack.HeaderField // see named
 	done  func(h2.Outcome)
 }
 
-func newFrameRequest(l *frameLane) *frameRequest {
+func newFrameRequest(l *frames) *frameRequest {
 	r := &frameRequest{l: l, exchange: exchange{p: l.p, head: new(Head)}}
 	r.bind()
 	r.accept, r.done = r.onHead, r.onEnd
@@ -74,7 +74,7 @@ func newFrameRequest(l *frameLane) *frameRequest {
 const usualSet = 12
 
 // newConn takes the slot that net/http has made for the connection, so that its certificates are verified once.
-func (l *frameLane) newConn(c *h2.ConnInfo) *frameConn {
+func (l *frames) newConn(c *h2.ConnInfo) *frameConn {
 	conn := &frameConn{remote: c.Remote.String(), number: l.conns.Add(1), set: make([]hpack.HeaderField, 0, usualSet)}
 	conn.remoteIP = hostOnly(conn.remote)
 	if s := slotOf(c.Context()); s != nil {
@@ -89,7 +89,7 @@ func (l *frameLane) newConn(c *h2.ConnInfo) *frameConn {
 // A long head is decided at the desk, by Proxy.ServeHTTP.
 //
 //fairlead:loop
-func (l *frameLane) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2.Plan, bool) {
+func (l *frames) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2.Plan, bool) {
 	conn, _ := c.Value.(*frameConn)
 	if conn == nil {
 		conn = l.newConn(c)
@@ -119,10 +119,10 @@ func (l *frameLane) decide(c *h2.ConnInfo, h *h2.Head, resume func(h2.Plan)) (h2
 	return h2.Plan{}, false
 }
 
-// plan is the decision in the lane's words.
+// plan is the decision in the engine's words.
 //
 //fairlead:loop
-func (l *frameLane) plan(r *frameRequest) h2.Plan {
+func (l *frames) plan(r *frameRequest) h2.Plan {
 	d := &r.decision
 	d.Set, r.audit = identified(d.Set, r.head)
 	r.follow = l.p.follow(r.head, d)
@@ -173,7 +173,7 @@ func (r *frameRequest) refuseGivenUp() h2.Plan {
 	return r.unwelcome(l.p.givenUp.answer, errGivenUp())
 }
 
-// unauthorized reports whether frameLane.unauthorized is the answer: it is when the client likes JSON best.
+// unauthorized reports whether frames.unauthorized is the answer: it is when the client likes JSON best.
 func (r *frameRequest) unauthorized() bool {
 	if r.decision.Action != Refuse || !apierrors.IsUnauthorized(r.decision.Err) || !r.plain() {
 		return false
@@ -216,7 +216,7 @@ func (r *frameRequest) onHead(status int) http.Handler {
 	return h
 }
 
-// frameError is the lane's reason in the words of the other one, so that both answer alike.
+// frameError is the engine's reason in the words of proxy/backend, so that a client cannot tell them apart.
 func frameError(o h2.Outcome) error {
 	switch o.Reason {
 	case h2.ReasonDeadline:
@@ -240,7 +240,7 @@ func (r *frameRequest) onEnd(o h2.Outcome) {
 	r.l.recycle(r)
 }
 
-func (l *frameLane) recycle(r *frameRequest) {
+func (l *frames) recycle(r *frameRequest) {
 	*r.head, r.decision, r.audit = Head{}, Decision{}, ""
 	r.upstream, r.front, r.follow, r.own = nil, nil, nil, nil
 	l.requests.Put(r)

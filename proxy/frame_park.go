@@ -104,7 +104,7 @@ func (r *frameRequest) line() bound.Source {
 
 // decideParked decides with waiting. On this goroutine a panic would end the process: at a chain that
 // a stranger has made, say (CVE-2025-58188).
-func (l *frameLane) decideParked(r *frameRequest) (plan h2.Plan) {
+func (l *frames) decideParked(r *frameRequest) (plan h2.Plan) {
 	ctx, cancel := context.WithDeadline(context.Background(), r.head.Arrived.Add(parkTimeout))
 	defer cancel()
 	defer func() {

@@ -34,7 +34,7 @@ func thinker(f *testing.F) *Proxy {
 	return p
 }
 
-// fuzzFields reads lines of name: value, names in lower case as both lanes hand them over.
+// fuzzFields reads lines of name: value, names in lower case as both protocols hand them over.
 func fuzzFields(text string) []hpack.HeaderField {
 	var fields []hpack.HeaderField
 	for line := range strings.SplitSeq(text, "\n") {

@@ -27,7 +27,7 @@ type givenUp struct {
 	// until is when nobody owes any more, since began. Zero: nobody does.
 	until   atomic.Int64
 	refused prometheus.Counter
-	answer  *h2.Answer // errGivenUp for the frame lane, in JSON whatever the client would like best: rendering it for each would pay
+	answer  *h2.Answer // errGivenUp over HTTP/2, in JSON whatever the client would like best: rendering it for each would pay
 }
 
 // owing are the users of a shard.

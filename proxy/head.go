@@ -9,7 +9,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// Head is a request head as a lane has read it: all that decide may look at.
+// Head is a request head, whichever protocol it has come over: all that decide may look at.
 type Head struct {
 	// Method is as the client sent it.
 	Method string

@@ -100,7 +100,7 @@ func TestForgedTrailersDoNothing(t *testing.T) {
 			t.Fatalf("status %d: %s", got.status, got.body)
 		}
 		in := w.remote.last(t)
-		// The frame lane passes the announcement on, and no value.
+		// The engine passes the announcement on, and no value.
 		maps.DeleteFunc(in.trailer, func(_ string, values []string) bool { return values == nil })
 		if diff := cmp.Diff(http.Header{"X-Checksum": {"abc"}}, in.trailer); diff != "" {
 			t.Errorf("trailers (-want +got):\n%s", diff)

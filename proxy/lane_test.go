@@ -95,7 +95,7 @@ func TestLoop(t *testing.T) {
 	}
 }
 
-// A request for which there is no place is refused by the lane that it came on, once. The other lane would forward it
+// A request for which there is no place is refused once, as it has come. Asked again it would be forwarded
 // over connections of its own if a place came free in between (defect C14).
 func TestBusy(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {

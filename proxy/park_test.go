@@ -106,7 +106,7 @@ func TestParkedBehindBadTokens(t *testing.T) {
 		},
 	})
 	check(t, err)
-	l := &frameLane{p: w.proxy}
+	l := &frames{p: w.proxy}
 	l.requests.New = func() any { return newFrameRequest(l) }
 	conn := &h2.ConnInfo{Remote: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1}}
 	ask := func(token string) chan h2.Plan {

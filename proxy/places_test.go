@@ -87,7 +87,7 @@ func TestSilentBodies(t *testing.T) {
 func TestSlowBody(t *testing.T) {
 	w := newWorld(t, worldConfig{remoteHTTP1: true})
 	w.proxy.bodyTime = 50 * time.Millisecond
-	// On the frame lane nothing is held: a body goes on as it comes, and the backend is who waits.
+	// Over HTTP/2 nothing is held: a body goes on as it comes, and the backend is who waits.
 	for target, token := range map[string]string{"/api/v1/namespaces/x/pods": "", remoteGV + "/widgets": "Bearer token-of-bob"} {
 		everyWay(t, func(t *testing.T, proto string) {
 			body, unsent := io.Pipe()

@@ -30,7 +30,7 @@ type Proxy struct {
 	admitted http.Handler // behind the impersonation filter
 	health   http.Handler
 	metrics  *metrics
-	lane     *frameLane
+	frames   *frames
 	copies   buffers
 	underWay underWay
 	// bodyTime is bodyTime, but for tests. proofs are under way, by token.

@@ -30,7 +30,7 @@ func TestReadyDocument(t *testing.T) {
 		for _, tc := range []struct {
 			method, token, accept string
 			status                int
-			body                  string // on the frame lane
+			body                  string // over HTTP/2
 		}{
 			{"GET", "token-of-bob", "", 200, "ready"},
 			{"GET", "token-of-bob", "fresh", 200, "asked"},

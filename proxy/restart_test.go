@@ -40,7 +40,7 @@ func (f *far) restart(t *testing.T, after time.Duration) {
 	})
 }
 
-// An apiserver that restarts costs its clients nothing but the time, whichever the lane.
+// An apiserver that restarts costs its clients nothing but the time, whichever the protocol.
 func TestLocalRestarts(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
 		w := newWorld(t, worldConfig{})

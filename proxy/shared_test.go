@@ -35,7 +35,7 @@ func TestSharedConnections(t *testing.T) {
 		t.Error("two of different trust share a connection")
 	}
 	for _, g := range []string{"order.example.com", "name.example.com", "port.example.com", "ping.example.com"} {
-		for range 3 { // the first may go over HTTP/1.1's lane, which finds out what the backend speaks
+		for range 3 { // the first may go by net/http's handler, which finds out what the backend speaks
 			if at := s.conn(g); used[at] != "" && used[at] != g {
 				t.Errorf("%s goes over a connection of %s", g, used[at])
 			} else {

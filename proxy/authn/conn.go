@@ -35,8 +35,8 @@ type authorization struct {
 // maxRemembered bounds the value that a connection remembers: longer ones fit in no HPACK table either.
 const maxRemembered = 4 << 10
 
-// token returns the bearer token of an Authorization value. A client mostly comes with the same one again: comparing is cheaper than cutting and hashing, and on the
-// frame lane the value is mostly the very same string.
+// token returns the bearer token of an Authorization value. A client mostly comes with the same one again: comparing is cheaper than cutting and hashing, and over
+// HTTP/2 the value is mostly the very same string.
 func (c *Conn) token(value string) Token {
 	if c == nil || value == "" {
 		return newToken(bearerToken(value))

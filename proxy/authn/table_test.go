@@ -13,7 +13,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// forward is the least that a lane must do with what this package says: drop what is hop-by-hop or stripped, cut tokens out of subprotocols, then set.
+// forward is the least that a proxy must do with what this package says: drop what is hop-by-hop or stripped, cut tokens out of subprotocols, then set.
 func forward(t *testing.T, a *Authenticator, h Head, c *Credentials, p Pool) []string {
 	t.Helper()
 	var listed []string

@@ -1,4 +1,4 @@
-// Package tracing makes an OpenTelemetry span of a request, on either lane, as kube-apiserver does: the same span names, the same rule for whose trace is
+// Package tracing makes an OpenTelemetry span of a request, over either protocol, as kube-apiserver does: the same span names, the same rule for whose trace is
 // continued, the same header toward the backend.
 //
 // The one rule of concurrency: a Tracer may be used by any goroutine; a Span belongs to its request. Exporting is the provider's, in its own goroutine, with

@@ -15,7 +15,7 @@ import (
 )
 
 // serveReverse is the subcommand that runs a bare httputil.ReverseProxy: HTTP/2 on both sides, a pool of buffers, and nothing else. What net/http costs
-// without a proxy's duties is what the frame lane is measured against.
+// without a proxy's duties is what the engine is measured against.
 func serveReverse(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("reverseproxy", flag.ContinueOnError)
 	address := flags.String("address", "", "`host:port` to serve on")

@@ -1,4 +1,4 @@
-// Package hostile attacks the real fairlead: floods and slow peers on both ports and lanes, smuggled requests, backends that attack, forged identities, and a
+// Package hostile attacks the real fairlead: floods and slow peers on both ports, over both protocols, smuggled requests, backends that attack, forged identities, and a
 // machine that runs out of what a process needs. Each case prints its figures; docs/security.md and docs/endurance.md quote them.
 //
 // Everything runs with the build tag e2e (make hostile). What is measured is compared with the same clients undisturbed in the same run.

@@ -39,7 +39,7 @@ type flood struct {
 	step func(w *wire, n int) (int, error)
 	// breath is the time from one step to the next, for frames that are work by their size. 0: many steps a millisecond.
 	breath time.Duration
-	// want is how the frame lane must end the connection. Empty: it may live.
+	// want is how the engine must end the connection. Empty: it may live.
 	want string
 }
 

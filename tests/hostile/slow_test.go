@@ -33,7 +33,7 @@ const slack = 5 * time.Second
 func lames() []lame {
 	const (
 		head = 32 * time.Second // kube-apiserver's ReadHeaderTimeout, of the handshake too
-		h2   = 10 * time.Second // the frame lane's for prefaces and heads; net/http's for prefaces
+		h2   = 10 * time.Second // the engine's for prefaces and heads; net/http's for prefaces
 		gone = 45 * time.Second // a PING after 30 s, and 15 s for its answer
 		rest = 5 * time.Second  // for what is left of a body when the answer is there
 		asks = 2 * time.Second  // the request's own timeout
