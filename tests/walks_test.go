@@ -1,6 +1,7 @@
 package tests
 
 import (
+	"cmp"
 	"go/ast"
 	"os"
 	"path"
@@ -12,39 +13,88 @@ import (
 // The walks of docs/architecture.md lead through the code by the names of functions, pkg.Func and pkg.Type.Method: each is declared, so that
 // a walk still leads somewhere when the code has moved on.
 func TestWalksNameWhatExists(t *testing.T) {
-	_, all := sources(t)
-	declared := map[string]bool{}
-	for _, s := range all {
-		if s.isTest() {
-			continue
-		}
-		for _, f := range funcs(s) {
-			declared[path.Base(s.dir)+"."+receiver(f)+f.Name.Name] = true
-		}
-	}
-	text, err := os.ReadFile("../docs/architecture.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, walks, _ := strings.Cut(string(text), "\n## Walks\n")
-	walks, _, _ = strings.Cut(walks, "\n## ")
-	name := regexp.MustCompile("`([a-z][a-z0-9]*(?:\\.[A-Za-z][A-Za-z0-9]*){1,2})`")
-	sections := strings.Split(walks, "\n### ")[1:]
+	declared, _ := functions(t)
+	sections := strings.Split(section(t, "Walks"), "\n### ")[1:]
 	if len(sections) != 4 {
 		t.Fatalf("%d walks, want one GET, one upgrade, one APIService event and one CA change", len(sections))
 	}
 	for _, section := range sections {
 		title, _, _ := strings.Cut(section, "\n")
-		found := name.FindAllStringSubmatch(section, -1)
+		found := function().FindAllStringSubmatch(section, -1)
 		if len(found) < 6 {
 			t.Errorf("%s: it names %d functions", title, len(found))
 		}
 		for _, m := range found {
-			if !declared[m[1]] {
+			if declared[m[1]] == "" {
 				t.Errorf("%s: there is no function %s", title, m[1])
 			}
 		}
 	}
+}
+
+// What stands once has its place: a function in the file beside it, and tests.
+func TestOneOfEachNamesWhatExists(t *testing.T) {
+	declared, tests := functions(t)
+	text := section(t, "One of each")
+	for _, m := range function().FindAllStringSubmatch(text, -1) {
+		if at := declared[m[1]]; at == "" || m[2] != "" && m[2] != at {
+			t.Errorf("there is no function %s in %s", m[1], cmp.Or(m[2], "any file"))
+		}
+	}
+	rows := 0
+	for line := range strings.Lines(text) {
+		columns := strings.Split(line, " | ")
+		if !strings.HasPrefix(line, "| ") || columns[0] == "| what" {
+			continue
+		}
+		rows++
+		named := regexp.MustCompile("`(Test[A-Za-z0-9]+)`").FindAllStringSubmatch(columns[len(columns)-1], -1)
+		if len(columns) != 3 || !function().MatchString(columns[1]) || len(named) == 0 {
+			t.Errorf("no function, or no test: %s", line)
+		}
+		for _, m := range named {
+			if !tests[m[1]] {
+				t.Errorf("there is no test %s", m[1])
+			}
+		}
+	}
+	if rows < 11 {
+		t.Errorf("%d rows", rows)
+	}
+}
+
+// function finds names of functions, with the file if it stands beside them.
+func function() *regexp.Regexp {
+	return regexp.MustCompile("`([a-z][a-z0-9]*(?:\\.[A-Za-z][A-Za-z0-9]*){1,2})`(?: \\(`([^`]+)`\\))?")
+}
+
+// functions are those that ship, with their files, and the names of all tests.
+func functions(t *testing.T) (declared map[string]string, tests map[string]bool) {
+	t.Helper()
+	_, all := sources(t)
+	declared, tests = map[string]string{}, map[string]bool{}
+	for _, s := range all {
+		for _, f := range funcs(s) {
+			if s.isTest() {
+				tests[f.Name.Name] = true
+			} else {
+				declared[path.Base(s.dir)+"."+receiver(f)+f.Name.Name] = s.name
+			}
+		}
+	}
+	return declared, tests
+}
+
+// section is what stands below a title of docs/architecture.md.
+func section(t *testing.T, title string) string {
+	t.Helper()
+	text, err := os.ReadFile("../docs/architecture.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, below, _ := strings.Cut(string(text), "\n## "+title+"\n")
+	below, _, _ = strings.Cut(below, "\n## ")
+	return below
 }
 
 // receiver is the type that a method belongs to, with a dot; empty: it is a function.
