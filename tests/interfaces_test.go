@@ -82,14 +82,16 @@ func returnAny() map[string]string {
 	return map[string]string{"proxy/backend.Share": "TODO(#17): goes with the shared connections of decision 0015"}
 }
 
-// What a reader follows ends in code: not in an interface of one implementation, nor in a func field that returns any.
+// What a reader follows ends in code: not in an interface of one implementation, nor in a func
+// field that returns any.
 func TestNoDetours(t *testing.T) {
 	all := shipped(t)
 	t.Run("interfaces", func(t *testing.T) { haveImplementations(t, all) })
 	t.Run("func fields", func(t *testing.T) { returnTypes(t, all) })
 }
 
-// haveImplementations: an interface has two real implementations, or none of ours because it stands before a library: of one, its only implementation says more.
+// haveImplementations: an interface has two real implementations, or none of ours because it stands
+// before a library: of one, its only implementation says more.
 func haveImplementations(t *testing.T, all map[string]*types.Info) {
 	t.Helper()
 	named := map[string]*types.Named{}

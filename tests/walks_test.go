@@ -10,8 +10,9 @@ import (
 	"testing"
 )
 
-// The walks of docs/architecture.md lead through the code by the names of functions, pkg.Func and pkg.Type.Method: each is declared, so that
-// a walk still leads somewhere when the code has moved on.
+// The walks of docs/architecture.md lead through the code by the names of functions, pkg.Func and
+// pkg.Type.Method: each is declared, so that a walk still leads somewhere when the code has moved
+// on.
 func TestWalksNameWhatExists(t *testing.T) {
 	declared, _ := functions(t)
 	sections := strings.Split(section(t, "Walks"), "\n### ")[1:]

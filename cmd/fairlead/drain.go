@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// drain ends serving so that no client sees an error: unready first, so that load balancers look elsewhere; then GOAWAY; then everything that is under way
-// ends in its own time. It blocks until everything has ended or the time for it is over, and is called once, after the signal.
+// drain ends serving so that no client sees an error: unready first, so that load balancers look
+// elsewhere; then GOAWAY; then everything that is under way ends in its own time. It blocks until
+// everything has ended or the time for it is over, and is called once, after the signal.
 func (d *door) drain() {
 	d.leave()
 	d.log.Info("draining: unready", "delay", d.o.shutdownDelay)
@@ -32,8 +33,9 @@ func (d *door) drain() {
 	d.log.Info("drained")
 }
 
-// rejectNew tells new requests to come back later, on connections old and new, until those under way have ended, or ctx ends. Without it a client that does not
-// know of another replica finds nobody at the address in the meantime.
+// rejectNew tells new requests to come back later, on connections old and new, until those under
+// way have ended, or ctx ends. Without it a client that does not know of another replica finds
+// nobody at the address in the meantime.
 func (d *door) rejectNew(ctx context.Context) {
 	d.log.Info("draining: rejecting new requests", "underWay", d.proxy.UnderWay())
 	d.proxy.RejectNew()

@@ -7,15 +7,17 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 )
 
-// lookReady is how often this process looks whether it is ready: soon against the seconds after which a load
-// balancer notices, and against the start of whatever is ordered after this unit; long against the work of looking.
+// lookReady is how often this process looks whether it is ready: soon against the seconds after
+// which a load balancer notices, and against the start of whatever is ordered after this unit; long
+// against the work of looking.
 const lookReady = 250 * time.Millisecond
 
-// followReadiness tells systemd when this process is first ready, and sends clients away while it is not, until ctx
-// ends: behind a balancer of TCP connections nothing else moves them, and here they would get 503 for as long as their
-// connection lasts. kube-apiserver does so when it ends. New connections are served, each until its first answer: the
-// balancer may not have noticed yet, or there may be nobody else. A local apiserver is not unhealthy before its second
-// failed probe, so one that is lost moves nobody.
+// followReadiness tells systemd when this process is first ready, and sends clients away while it
+// is not, until ctx ends: behind a balancer of TCP connections nothing else moves them, and here
+// they would get 503 for as long as their connection lasts. kube-apiserver does so when it ends.
+// New connections are served, each until its first answer: the balancer may not have noticed yet,
+// or there may be nobody else. A local apiserver is not unhealthy before its second failed probe,
+// so one that is lost moves nobody.
 //
 // A drain is not its business: that has an order of its own.
 func (d *door) followReadiness(ctx context.Context) error {

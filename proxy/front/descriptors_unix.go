@@ -6,7 +6,8 @@ import (
 	"syscall"
 )
 
-// descriptorLimit is how many files and sockets this process may have open. Go has raised the soft limit to the hard one.
+// descriptorLimit is how many files and sockets this process may have open. Go has raised the soft
+// limit to the hard one.
 func descriptorLimit() int {
 	var l syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l); err != nil || l.Cur > 1<<20 {

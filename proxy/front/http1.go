@@ -10,17 +10,21 @@ import (
 )
 
 const (
-	// stall is how long an HTTP/1.1 client may take nothing of what is written to it: as over HTTP/2.
+	// stall is how long an HTTP/1.1 client may take nothing of what is written to it: as over
+	// HTTP/2.
 	stall = 30 * time.Second
-	// bodyRest is how long the rest of a body is waited for after the answer. net/http reads up to 256 KiB of it, without any bound of time, so that
-	// the connection can be used again: who sends one byte a minute would have it, and a goroutine, for half a year.
+	// bodyRest is how long the rest of a body is waited for after the answer. net/http reads up to
+	// 256 KiB of it, without any bound of time, so that the connection can be used again: who sends
+	// one byte a minute would have it, and a goroutine, for half a year.
 	bodyRest = 5 * time.Second
 )
 
-// patientNoMore bounds what net/http does not: clients over HTTP/1.1 that are slow to send a body that is not needed any more, or to take an answer.
+// patientNoMore bounds what net/http does not: clients over HTTP/1.1 that are slow to send a body
+// that is not needed any more, or to take an answer.
 //
-// And it ends the connection after every chunked body. RFC 9112 §6.1 asks for that where there was a Content-Length too, which net/http has forgotten by now: what
-// follows such a body may be a request that somebody has hidden from a proxy in front.
+// And it ends the connection after every chunked body. RFC 9112 §6.1 asks for that where there was
+// a Content-Length too, which net/http has forgotten by now: what follows such a body may be a
+// request that somebody has hidden from a proxy in front.
 func patientNoMore(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ProtoMajor != 1 {
@@ -33,8 +37,9 @@ func patientNoMore(next http.Handler) http.Handler {
 		b := &bounded{ResponseWriter: w, control: http.NewResponseController(w)}
 		_ = b.control.SetWriteDeadline(time.Time{}) // of the request before
 		if r.Body != http.NoBody {
-			// A backend may answer while it still reads: without this, net/http takes what is left of the body for itself as soon as there is a response head
-			// (golang/go#15527), and the backend gets a shorter one. It can fail only where it is not needed.
+			// A backend may answer while it still reads: without this, net/http takes what is left
+			// of the body for itself as soon as there is a response head (golang/go#15527), and the
+			// backend gets a shorter one. It can fail only where it is not needed.
 			_ = b.control.EnableFullDuplex()
 			b.body = &watched{ReadCloser: r.Body}
 			own := *r // net/http looks at its own one
@@ -69,7 +74,8 @@ type bounded struct {
 	hijacked bool
 }
 
-// head comes before the final head. What is left of a body at that time is nobody's next request: the connection ends with this answer.
+// head comes before the final head. What is left of a body at that time is nobody's next request:
+// the connection ends with this answer.
 func (b *bounded) head() {
 	if !b.headed && b.body != nil && !b.body.ended.Load() {
 		b.Header().Set("Connection", "close")
@@ -77,7 +83,8 @@ func (b *bounded) head() {
 	b.headed = true
 }
 
-// end comes after the handler: the client gets its answer at once, and some time for the rest of its body, so that it is not reset while it sends.
+// end comes after the handler: the client gets its answer at once, and some time for the rest of
+// its body, so that it is not reset while it sends.
 func (b *bounded) end() {
 	if b.hijacked {
 		return

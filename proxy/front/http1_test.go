@@ -11,8 +11,9 @@ import (
 	"time"
 )
 
-// A backend may begin its answer before it has read the whole body. The rest of the body is the backend's all the same: a body that was taken away would end
-// there too early, or reset the request in the middle of its answer.
+// A backend may begin its answer before it has read the whole body. The rest of the body is the
+// backend's all the same: a body that was taken away would end there too early, or reset the
+// request in the middle of its answer.
 func TestAnswerWhileTheBodyComes(t *testing.T) {
 	s := httptest.NewServer(patientNoMore(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		b := make([]byte, 5)

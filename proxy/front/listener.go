@@ -29,19 +29,23 @@ type Address struct {
 	Port int
 	// Name is the label "port" of the metrics.
 	Name string
-	// MaxConnections may be open at once. Zero: Share of the descriptors that this process may have, and a few in any case.
+	// MaxConnections may be open at once. Zero: Share of the descriptors that this process may
+	// have, and a few in any case.
 	//
-	// Descriptors are what strangers can take all of, by opening connections and doing nothing. Without a bound, dials to backends and
-	// probes would fail with theirs, and every APIService would be found unavailable.
+	// Descriptors are what strangers can take all of, by opening connections and doing nothing.
+	// Without a bound, dials to backends and probes would fail with theirs, and every APIService
+	// would be found unavailable.
 	MaxConnections int
 	Share          float64
 	// Logger is told when connections wait. Nil discards.
 	Logger *slog.Logger
-	// Metrics is where fairlead_connections and fairlead_accept_stalls_total are registered. Nil: unregistered.
+	// Metrics is where fairlead_connections and fairlead_accept_stalls_total are registered. Nil:
+	// unregistered.
 	Metrics prometheus.Registerer
 }
 
-// Listener bounds the connections of a port: beyond it they wait in the kernel's queue, and a load balancer's probes with them, so that it looks elsewhere.
+// Listener bounds the connections of a port: beyond it they wait in the kernel's queue, and a load
+// balancer's probes with them, so that it looks elsewhere.
 type Listener struct {
 	net.Listener
 	log  *slog.Logger
@@ -56,7 +60,8 @@ type Listener struct {
 	done chan struct{} // closed by Close
 }
 
-// Listen opens a port. It is done for every port before anything is served, so that a port in use is a clear error.
+// Listen opens a port. It is done for every port before anything is served, so that a port in use
+// is a clear error.
 func Listen(ctx context.Context, a Address) (*Listener, error) {
 	most := a.MaxConnections
 	if most == 0 {
@@ -89,7 +94,8 @@ func Listen(ctx context.Context, a Address) (*Listener, error) {
 	return l, nil
 }
 
-// Own are the addresses at which the port can be reached: a backend that resolves to one of them would be ourselves.
+// Own are the addresses at which the port can be reached: a backend that resolves to one of them
+// would be ourselves.
 func (l *Listener) Own() ([]netip.AddrPort, error) {
 	bound, err := netip.ParseAddrPort(l.Addr().String())
 	if err != nil {
@@ -164,5 +170,6 @@ func (p *placed) Close() error {
 	return p.Conn.Close() //nolint:wrapcheck // this is the connection
 }
 
-// Wraps lets the engine read and write the socket: nothing is done to the bytes, and the place is given back by Close.
+// Wraps lets the engine read and write the socket: nothing is done to the bytes, and the place is
+// given back by Close.
 func (p *placed) Wraps() net.Conn { return p.Conn }

@@ -17,8 +17,9 @@ import (
 )
 
 const (
-	// readHeaderTimeout and idleTimeout are those of kube-apiserver's own server (k8s.io/apiserver/pkg/server/secure_serving.go): a slow head is an attack, and
-	// an idle connection lives a little longer than the 90 s for which clients keep theirs.
+	// readHeaderTimeout and idleTimeout are those of kube-apiserver's own server
+	// (k8s.io/apiserver/pkg/server/secure_serving.go): a slow head is an attack, and an idle
+	// connection lives a little longer than the 90 s for which clients keep theirs.
 	readHeaderTimeout = 32 * time.Second
 	idleTimeout       = 2 * time.Minute
 	// maxHeaderBytes is the engine's limit, a quarter of net/http's default and kube-apiserver's.
@@ -75,8 +76,9 @@ func (p *Port) Serve() error {
 	return nil
 }
 
-// Keep says whether clients may keep their connections. While they may not, what is under way goes on, what is idle is closed, and a new
-// connection ends with its first answer. With false it is called again and again, since HTTP/2 clients are sent away when they have asked.
+// Keep says whether clients may keep their connections. While they may not, what is under way goes
+// on, what is idle is closed, and a new connection ends with its first answer. With false it is
+// called again and again, since HTTP/2 clients are sent away when they have asked.
 func (p *Port) Keep(keep bool) {
 	if p.away.Swap(!keep) == keep {
 		p.http1.SetKeepAlivesEnabled(keep) // it also closes what is idle
@@ -86,8 +88,8 @@ func (p *Port) Keep(keep bool) {
 	}
 }
 
-// Shutdown takes no new connections and lets requests finish, long-running ones over HTTP/2 for watches. What is left when ctx ends is cut,
-// and reported as an error.
+// Shutdown takes no new connections and lets requests finish, long-running ones over HTTP/2 for
+// watches. What is left when ctx ends is cut, and reported as an error.
 func (p *Port) Shutdown(ctx context.Context, watches time.Duration) error {
 	var both errgroup.Group
 	both.Go(func() error { return p.frames.Shutdown(ctx, watches) }) // net/http only waits for its connections
