@@ -40,6 +40,8 @@ func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange, from 
 		p.relay(w, res)
 	case errors.As(err, &failure) && failure.Answer != nil:
 		failure.Answer.ServeHTTP(w, r)
+	case failure != nil && !errors.Is(err, errBadBody): // aborted, perhaps when the answer had begun
+		p.forwardFailed(w, r, frameError(failure.Outcome))
 	default:
 		p.forwardFailed(w, r, err)
 	}

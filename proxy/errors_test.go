@@ -25,6 +25,8 @@ func TestFrameFailures(t *testing.T) {
 		h2.ReasonLost:        {503, "ended the connection", 0},
 		h2.ReasonBadResponse: {502, "cannot be understood", 0},
 		h2.ReasonDeadline:    {504, "did not answer", 0},
+		h2.ReasonDrain:       {503, "ended the connection", 0},
+		h2.ReasonClientReset: {503, "ended the connection", 0},
 	} {
 		var status *apierrors.StatusError
 		if !errors.As(forwardError("v1.a", frameError(h2.Outcome{Reason: reason})), &status) {

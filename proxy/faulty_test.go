@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"crypto/tls"
 	"errors"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"testing"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 )
 
 // faulty is a backend that speaks frames: it reads each request wholly, counts it as executed or not, and then does what answer says.
@@ -121,6 +123,32 @@ func goawayExecuted(f *faulty, fr *http2.Framer, stream uint32) bool {
 func resetExecuted(f *faulty, fr *http2.Framer, stream uint32) bool {
 	f.executed.Add(1)
 	return fr.WriteRSTStream(stream, http2.ErrCodeInternal) == nil
+}
+
+// created begins to answer what it has executed.
+func (f *faulty) created(fr *http2.Framer, stream uint32) {
+	f.executed.Add(1)
+	head := bytes.NewBuffer(nil)
+	enc := hpack.NewEncoder(head)
+	_ = enc.WriteField(hpack.HeaderField{Name: ":status", Value: "201"})
+	_ = enc.WriteField(hpack.HeaderField{Name: "content-length", Value: "2"})
+	_ = fr.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: head.Bytes(), EndHeaders: true})
+}
+
+// createdThenReset, createdThenClose and createdThenShort break the answer off in different ways.
+func createdThenReset(f *faulty, fr *http2.Framer, stream uint32) bool {
+	f.created(fr, stream)
+	return fr.WriteRSTStream(stream, http2.ErrCodeInternal) == nil
+}
+
+func createdThenClose(f *faulty, fr *http2.Framer, stream uint32) bool {
+	f.created(fr, stream)
+	return false
+}
+
+func createdThenShort(f *faulty, fr *http2.Framer, stream uint32) bool {
+	f.created(fr, stream)
+	return fr.WriteData(stream, true, []byte("{")) == nil
 }
 
 // closeExecuted executes and closes the connection.

@@ -221,14 +221,14 @@ func frameError(o h2.Outcome) error {
 	switch o.Reason {
 	case h2.ReasonDeadline:
 		return context.DeadlineExceeded
-	case h2.ReasonLost, h2.ReasonReset, h2.ReasonRetired:
-		return backend.ErrUnanswered
+	case h2.ReasonNoEndpoint, h2.ReasonDial:
+		return backend.ErrUnreachable
 	case h2.ReasonBusy, h2.ReasonRefused:
 		return errNoRoom
 	case h2.ReasonBadResponse, h2.ReasonTooLarge:
 		return backend.ErrBadResponse
 	}
-	return backend.ErrUnreachable
+	return backend.ErrUnanswered // a backend may have executed it
 }
 
 func (r *frameRequest) onEnd(o h2.Outcome) {

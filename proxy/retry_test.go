@@ -103,3 +103,19 @@ func TestRetry(t *testing.T) {
 		}
 	}
 }
+
+// A write was executed whose answer has broken off before its client had any of it: nobody tells the client to repeat it.
+func TestBrokenAnswerOfAWrite(t *testing.T) {
+	for name, do := range map[string]act{"reset": createdThenReset, "closed": createdThenClose, "short": createdThenShort} {
+		t.Run(name, func(t *testing.T) {
+			bad := newFaulty(t, do)
+			w := newWorldBeside(t, bad)
+			r := w.request(t, http.MethodPost, remoteGV+"/widgets", strings.NewReader("body"))
+			r.Header.Set("Authorization", "Bearer token-of-bob")
+			got := w.do(t, w.httpClient(t, "http/1.1", nil), r)
+			if bad.executed.Load() != 1 || w.remote.count() != 0 || got.status < 500 || got.header.Get("Retry-After") != "" {
+				t.Errorf("executed %d times, answered with %d %v %s", bad.executed.Load(), got.status, got.header, got.body)
+			}
+		})
+	}
+}
