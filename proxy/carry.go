@@ -31,7 +31,7 @@ func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange, from 
 		x.ended.set(o)
 	}
 	h := x.head
-	ctx, end := relayInterims(r.Context(), w)
+	ctx, end := relayInterims(r, w)
 	res, err := p.frames.server.RoundTrip(r.WithContext(ctx), &h2.Head{Method: h.Method, Authority: h.Authority, Fields: h.Fields}, plan)
 	end()
 	var failure *h2.Failure

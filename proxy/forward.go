@@ -99,7 +99,7 @@ func (p *Proxy) ask(w http.ResponseWriter, r *http.Request, x *exchange) {
 	if out.Trailer = keptTrailers(r.Trailer, &d.Strip); out.Trailer != nil {
 		out.Body = &trailing{r.Body, r.Trailer, out.Trailer}
 	}
-	ctx, end := relayInterims(r.Context(), w)
+	ctx, end := relayInterims(r, w)
 	res, err := x.upstream.RoundTrip(out.WithContext(ctx), d.LongRunning)
 	end()
 	if err != nil {

@@ -8,6 +8,8 @@ import (
 	"net/http/httptrace"
 	"net/textproto"
 	"sync"
+
+	"golang.org/x/net/http/httpguts"
 )
 
 // maxHints is how many 1xx heads of one response are passed on: as many as the engine lets through. net/http counts none that
@@ -24,24 +26,37 @@ type hints struct {
 	w    http.ResponseWriter
 	n    int
 	over bool
+	// expects says that net/http is to write 100 Continue to the client, when somebody reads the body: perhaps now.
+	expects bool
 }
 
-// relayInterims has 1xx heads passed on until end is called, which must be before the response is.
-func relayInterims(ctx context.Context, w http.ResponseWriter) (relayed context.Context, end func()) {
-	h := &hints{w: w}
-	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: h.relay}), h.end
+// relayInterims has 1xx heads passed on until end is called, which must be before the response is. A client over HTTP/1.0 gets none:
+// it would take the first for its answer (RFC 9110 §15.2).
+func relayInterims(r *http.Request, w http.ResponseWriter) (relayed context.Context, end func()) {
+	h := &hints{w: w, over: !r.ProtoAtLeast(1, 1)}
+	h.expects = r.ProtoMajor == 1 && httpguts.HeaderValuesContainsToken(r.Header["Expect"], "100-continue")
+	return httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{Got1xxResponse: h.relay}), h.end
 }
 
 func (h *hints) relay(code int, header textproto.MIMEHeader) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.over {
-		return nil
-	}
 	if h.n++; h.n > maxHints {
 		return errHints
 	}
-	// The final head gets nothing of it, and keeps what it has: the end of the connection, say.
+	if h.over {
+		return nil
+	}
+	if h.expects && code != http.StatusContinue {
+		h.write(http.StatusContinue, nil) // net/http writes none from now on, which else would be amid what follows
+	}
+	h.expects = false
+	h.write(code, header)
+	return nil
+}
+
+// write leaves the final head nothing of an interim one, and what it has: the end of the connection, say.
+func (h *hints) write(code int, header textproto.MIMEHeader) {
 	to := h.w.Header()
 	own := maps.Clone(to)
 	clear(to)
@@ -49,7 +64,6 @@ func (h *hints) relay(code int, header textproto.MIMEHeader) error {
 	h.w.WriteHeader(code)
 	clear(to)
 	maps.Copy(to, own)
-	return nil
 }
 
 func (h *hints) end() {

@@ -1,11 +1,15 @@
 package proxy
 
 import (
+	"bufio"
 	"context"
+	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httptrace"
 	"net/textproto"
+	"strings"
 	"testing"
 )
 
@@ -38,7 +42,7 @@ func TestInterimFlood(t *testing.T) {
 func TestInterimTooLate(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Connection", "close")
-		ctx, end := relayInterims(r.Context(), w)
+		ctx, end := relayInterims(r, w)
 		hint := httptrace.ContextClientTrace(ctx).Got1xxResponse
 		check(t, hint(http.StatusEarlyHints, textproto.MIMEHeader{"Connection": {"x-a"}, "Link": {"</a>"}}))
 		end()
@@ -53,5 +57,50 @@ func TestInterimTooLate(t *testing.T) {
 	defer res.Body.Close()
 	if n != 1 || !res.Close || res.Header.Get("Link") != "" {
 		t.Errorf("%d hints, then %v; the connection ends: %v", n, res.Header, res.Close)
+	}
+}
+
+func hintThenRead(w http.ResponseWriter, r *http.Request) {
+	w.WriteHeader(http.StatusEarlyHints)
+	_, _ = io.Copy(io.Discard, r.Body)
+	w.Header().Set("Connection", "close")
+}
+
+// A client over HTTP/1.0 knows no interim heads.
+func TestInterimOfAnOldClient(t *testing.T) {
+	for _, http1 := range []bool{true, false} {
+		w := newWorld(t, worldConfig{remote: hintThenRead, remoteHTTP1: http1})
+		conn := w.dialFront(t)
+		_, err := fmt.Fprintf(conn, "GET %s/widgets HTTP/1.0\r\nAuthorization: Bearer token-of-bob\r\n\r\n", remoteGV)
+		check(t, err)
+		if got, err := io.ReadAll(conn); err != nil || !strings.HasPrefix(string(got), "HTTP/1.0 200 OK\r\n") {
+			t.Errorf("HTTP/1.1 backend %v: %q, %v", http1, got, err)
+		}
+	}
+}
+
+// An interim head of the backend and net/http's own 100 Continue do not get in each other's way: under the race detector.
+func TestInterimBesideContinue(t *testing.T) {
+	for _, http1 := range []bool{true, false} {
+		w := newWorld(t, worldConfig{remote: hintThenRead, remoteHTTP1: http1})
+		conn := w.dialFront(t)
+		_, err := fmt.Fprintf(conn, "POST %s/widgets HTTP/1.1\r\nHost: x\r\nX-Unread: 1\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\nAuthorization: Bearer token-of-bob\r\n\r\n", remoteGV)
+		check(t, err)
+		br := bufio.NewReader(conn)
+		for hinted := false; ; {
+			res, err := http.ReadResponse(br, nil)
+			check(t, err)
+			if res.StatusCode == http.StatusOK && hinted {
+				break
+			}
+			if res.StatusCode >= 200 {
+				t.Fatalf("%d", res.StatusCode)
+			}
+			if res.StatusCode == http.StatusEarlyHints {
+				hinted = true
+				_, err := io.WriteString(conn, "1\r\na\r\n0\r\n\r\n")
+				check(t, err)
+			}
+		}
 	}
 }
