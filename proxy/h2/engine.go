@@ -138,8 +138,9 @@ type call struct {
 	do      func()
 	done    func(Outcome)
 	outcome Outcome
-	guest   *guest // to be woken in dir
+	guest   *guest // to be woken in dir, or told that it is over
 	dir     dir
+	over    bool
 }
 
 func newEngine(lim limits) *engine {

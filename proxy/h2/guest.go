@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -29,6 +30,7 @@ type guest struct {
 	// ready has an element when it is worth looking again: for what has come of the response [down],
 	// or for room in the queue of the request's body [up].
 	ready [2]chan struct{}
+	over  atomic.Bool // Plan.Done has returned
 
 	// The shard's mutex guards what follows.
 	s        *stream // nil: it has ended
@@ -103,7 +105,7 @@ func (s *Server) RoundTrip(r *http.Request, h *Head, p Plan) (*http.Response, er
 }
 
 // invite begins the stream. False: the server has ended.
-func (sh *shard) invite(g *guest, h *Head, p Plan) bool {
+func (sh *shard) invite(g *guest, h *Head, p Plan) (begun bool) {
 	sh.lock()
 	defer g.leave()
 	if sh.ended {
@@ -118,8 +120,9 @@ func (sh *shard) invite(g *guest, h *Head, p Plan) bool {
 	if h.Method == http.MethodHead {
 		s.method = methodHead
 	}
+	begun = true // if what follows panics, too
 	e.apply(s, h, p)
-	return true
+	return begun
 }
 
 // requestHead makes the request's head. What the caller has made is as valid as a client's; of other
@@ -240,8 +243,21 @@ func (e *engine) endGuest(s *stream, err error) {
 // farewell tells a guest that its stream has ended, after Plan.Done was.
 func (e *engine) farewell(s *stream) {
 	if g := s.left; g != nil {
-		e.wakeGuest(g, down)
-		e.wakeGuest(g, up)
+		e.calls = append(e.calls, call{guest: g, over: true})
+	}
+}
+
+// end does that.
+func (g *guest) end() {
+	g.over.Store(true)
+	g.wake(down)
+	g.wake(up)
+}
+
+// ended waits for Plan.Done, which another's turn may still have to call.
+func (g *guest) ended() {
+	for !g.over.Load() {
+		<-g.ready[down]
 	}
 }
 

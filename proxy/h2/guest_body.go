@@ -20,6 +20,7 @@ func (g *guest) answer() (*http.Response, error) {
 		case <-g.ready[down]:
 		case <-g.ctx.Done():
 			g.abandon(g.ctx.Err())
+			g.ended()
 			return nil, g.ctx.Err() //nolint:wrapcheck // as http.Transport
 		}
 		interims, res, err := g.take()
@@ -30,6 +31,7 @@ func (g *guest) answer() (*http.Response, error) {
 		}
 		if err != nil {
 			g.abandon(err)
+			g.ended()
 			return nil, err
 		}
 		if res != nil {
@@ -143,6 +145,9 @@ func (b *guestBody) Read(p []byte) (int, error) {
 			return 0, io.EOF
 		}
 		n, wait, err := b.read(p)
+		if err != nil {
+			b.g.ended()
+		}
 		if !wait {
 			return n, err
 		}

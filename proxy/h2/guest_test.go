@@ -428,24 +428,73 @@ func testGuestDrain(t *testing.T, driver string) {
 	<-x.ended
 }
 
-// A panic on behalf of a guest ends its request, and nobody else's.
+// Plan.Done has returned when Read fails, also to who looks while another's turn ends the stream.
+func TestGuestHearsAfterDone(t *testing.T) {
+	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "begin")
+		w.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	}))
+	begun, read := make(chan struct{}), make(chan error, 1)
+	res := x.must("GET", "/", nil, func(_ *http.Request, p *Plan) {
+		p.LongRunning = true
+		p.Done = func(Outcome) {
+			close(begun)
+			select {
+			case err := <-read:
+				t.Errorf("told of %v before Done has returned", err)
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+	})
+	<-begun
+	_, err := io.ReadAll(res.Body)
+	if read <- err; err == nil {
+		t.Error("no error")
+	}
+}
+
+// A panic on behalf of a guest ends its request, once, and nobody else's.
 func TestGuestPanic(t *testing.T) {
-	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "fine") }))
-	x.panics = 2
+	x := newHotel(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/hangs" {
+			w.(http.Flusher).Flush()
+		}
+		if r.URL.Path != "/" {
+			<-r.Context().Done()
+		}
+		_, _ = io.WriteString(w, "fine")
+	}))
+	other := x.must("GET", "/hangs", nil)
 	for name, change := range map[string]func(*http.Request, *Plan){
 		"pick": func(_ *http.Request, p *Plan) {
 			p.Forward = &Upstream{Pick: func([]*Endpoint) *Endpoint { panic("pick") }}
 		},
+		"remove": func(r *http.Request, p *Plan) {
+			r.Header.Set("X-A", "b")
+			p.Remove = func(string) bool { panic("remove") }
+		},
 		"accept": func(_ *http.Request, p *Plan) { p.Accept = func(int) http.Handler { panic("accept") } },
+		"fail": func(r *http.Request, p *Plan) {
+			r.URL.Path = "/silent"
+			p.Deadline, p.Fail = 10*time.Millisecond, func(Outcome) http.Handler { panic("fail") }
+		},
 	} {
-		if _, err := x.ask(t.Context(), "GET", "/", nil, change); err == nil {
-			t.Errorf("%s: no error", name)
+		x.panics++
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		if _, err := x.ask(ctx, "GET", "/", nil, change); err == nil || ctx.Err() != nil {
+			t.Errorf("%s: %v", name, err)
 		}
+		cancel()
 		<-x.ended
 	}
 	if got := x.read(x.must("GET", "/", nil)); got != "fine" {
 		t.Errorf("got %q", got)
 	}
 	<-x.ended
+	_ = other.Body.Close()
+	if o := <-x.ended; o.Reason != ReasonClientReset {
+		t.Errorf("the other ended with %+v", o)
+	}
 	x.empty()
 }

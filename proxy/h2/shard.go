@@ -154,6 +154,8 @@ func (sh *shard) call(c *call) {
 		}
 	}()
 	switch {
+	case c.over:
+		c.guest.end()
 	case c.guest != nil:
 		c.guest.wake(c.dir)
 	case c.do != nil:

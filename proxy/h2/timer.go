@@ -95,7 +95,11 @@ func (e *engine) overslept(now time.Duration) {
 
 // expired ends a stream whose time is over.
 func (e *engine) expired(s *stream) {
-	defer e.rescue(s.anyLeg())
+	if s.guest != nil {
+		defer e.rescueStream(s) // its only connection is the backend's, which has others' streams
+	} else {
+		defer e.rescue(s.anyLeg())
+	}
 	switch {
 	case s.endBy > 0:
 		e.endLongRunning(s, s.endWhy)
