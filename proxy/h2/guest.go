@@ -315,17 +315,17 @@ func (e *engine) cutGuests(err error) {
 	}
 }
 
-// guestChunk is how much of a request's body is read at a time.
+// guestChunk is how much of a request's body is read at a time, and held for one that does not come.
 const guestChunk = 16 << 10
 
 // upload sends the request's body.
 func (g *guest) upload() {
 	body := g.request.Body
 	defer body.Close()
-	buf := g.sh.pool.getPlain()
-	defer g.sh.pool.putPlain(buf)
+	buf := g.sh.pool.getPart()
+	defer g.sh.pool.putPart(buf)
 	for more := true; more; {
-		n, err := body.Read(buf[:guestChunk])
+		n, err := body.Read(buf[:])
 		for wait := true; wait; {
 			if more, wait = g.pass(buf[:n], err); wait {
 				<-g.ready[up] // which the end of the stream makes ready, too

@@ -76,3 +76,21 @@ func TestGuestIsLate(t *testing.T) {
 	}
 	x.empty()
 }
+
+// measured is a body that notes what room it is given.
+type measured struct{ room int }
+
+func (m *measured) Read(p []byte) (int, error) {
+	m.room = cap(p)
+	return 0, io.EOF
+}
+
+// A body that does not come holds no more than is read of one at a time.
+func TestGuestUploadHoldsLittle(t *testing.T) {
+	x := newHotel(t, "loop", http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	body := &measured{}
+	_ = x.read(x.must("POST", "/", body))
+	if <-x.ended; body.room != guestChunk {
+		t.Errorf("%d bytes are held for it, want %d", body.room, guestChunk)
+	}
+}

@@ -274,8 +274,8 @@ func (l *link) shut() {
 
 // buffers are the read buffers that all links share.
 type buffers struct {
-	raw, plain sync.Pool
-	out        spare
+	raw, plain, part sync.Pool
+	out              spare
 }
 
 // spare keeps a few output buffers.
@@ -324,6 +324,7 @@ func (s *spare) drop() {
 type (
 	rawBytes   [rawBuffer]byte
 	plainBytes [plainBuffer]byte
+	partBytes  [guestChunk]byte
 )
 
 func (b *buffers) getRaw() *rawBytes {
@@ -343,3 +344,12 @@ func (b *buffers) getPlain() *plainBytes {
 }
 
 func (b *buffers) putPlain(p *plainBytes) { b.plain.Put(p) }
+
+func (b *buffers) getPart() *partBytes {
+	if p, ok := b.part.Get().(*partBytes); ok {
+		return p
+	}
+	return &partBytes{}
+}
+
+func (b *buffers) putPart(p *partBytes) { b.part.Put(p) }
