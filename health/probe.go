@@ -198,7 +198,11 @@ func (f *flight) transport() *http.Transport {
 		trust.ServerName = b.ServerName
 	}
 	protocols := new(http.Protocols)
-	protocols.SetHTTP1(!f.target.server) // what is sent to a server with our certificate goes over HTTP/2 alone
+	if f.target.server { // what is sent there with our certificate goes over HTTP/2 alone
+		trust.VerifyConnection = speaksHTTP2(trust.VerifyConnection)
+	} else {
+		protocols.SetHTTP1(true)
+	}
 	protocols.SetHTTP2(!b.HTTP1)
 	return &http.Transport{
 		DialContext:            f.dial,
@@ -206,6 +210,21 @@ func (f *flight) transport() *http.Transport {
 		Protocols:              protocols,
 		DisableCompression:     true,
 		MaxResponseHeaderBytes: maxHead,
+	}
+}
+
+var errNoHTTP2 = errors.New("the server does not speak HTTP/2")
+
+// speaksHTTP2 adds to a verification. With a server that knows no ALPN net/http speaks HTTP/1.1 even where that is not among the protocols.
+func speaksHTTP2(verify func(tls.ConnectionState) error) func(tls.ConnectionState) error {
+	return func(c tls.ConnectionState) error {
+		if c.NegotiatedProtocol != "h2" {
+			return errNoHTTP2
+		}
+		if verify == nil {
+			return nil
+		}
+		return verify(c)
 	}
 }
 

@@ -27,34 +27,38 @@ func servers(addresses ...string) *registry.Entry {
 func TestServersAreAskedWhetherTheyAreReady(t *testing.T) {
 	ca := newAuthority(t, serverName, farFuture())
 	for _, tt := range []struct {
-		code  int
-		http1 bool
-		why   string // empty: it passes
+		code int
+		alpn []string // nil: HTTP/2
+		why  string   // empty: it passes
 	}{
 		{code: 200},
 		{code: 401}, // this is about us
 		{code: 403},
 		{code: 404, why: "404: [-]etcd failed"},
 		{code: 500, why: "500: [-]etcd failed"},
-		{code: 200, http1: true, why: "tls: no application protocol"},
+		{code: 200, alpn: []string{"http/1.1"}, why: "tls: no application protocol"},
+		{code: 200, alpn: []string{}, why: "does not speak HTTP/2"},
 	} {
-		var path string
+		path := ""
 		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			path = r.URL.Path
 			http.Error(w, "[-]etcd failed", tt.code)
 		}))
 		s.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 		s.TLS = &tls.Config{Certificates: []tls.Certificate{ca.pair}}
-		if s.EnableHTTP2 = !tt.http1; tt.http1 {
-			s.TLS.NextProtos = []string{"http/1.1"}
+		if s.EnableHTTP2 = tt.alpn == nil; s.EnableHTTP2 {
+			s.StartTLS()
+		} else {
+			s.TLS.NextProtos = tt.alpn // StartTLS would add to none
+			s.Listener = tls.NewListener(s.Listener, s.TLS)
+			s.Start()
 		}
-		s.StartTLS()
 		o, _ := probeEntry(t, servers(s.Listener.Addr().String()), func() (*tls.Config, error) { return &tls.Config{RootCAs: ca.roots}, nil })
 		closeConn(o.conn)
 		s.Close()
 		switch {
-		case !tt.http1 && path != "/readyz":
-			t.Errorf("%d: asked for %s", tt.code, path)
+		case tt.alpn == nil && path != "/readyz", tt.alpn != nil && path != "":
+			t.Errorf("%d over %q: asked for %q", tt.code, tt.alpn, path)
 		case (o.err == nil) != (tt.why == ""):
 			t.Errorf("%d: %v", tt.code, o.err)
 		case o.err != nil && !strings.Contains(o.err.Error(), tt.why):
@@ -111,6 +115,29 @@ func TestHintsAreAnswered(t *testing.T) {
 		time.Sleep(time.Second)
 		b.Signal(b.feed.entries[0].Backend, at, errors.New("connection lost"))
 		synctest.Wait()
+		if got := b.notes.all(); len(got) != 2 || got[1].Report != got[0].Report {
+			t.Errorf("reported %+v, want the first again", got)
+		}
+	})
+}
+
+// Whoever doubts a server goes on to while it fails, and is told when it does not any more.
+func TestHintsOutlastAFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ca := newAuthority(t, serverName, farFuture())
+		b := startBench(t, ca, []*registry.Entry{servers(at)}, nil)
+		h, s := b.cable.host(at), newBackend()
+		h.serve(t, ca, s.ServeHTTP)
+		b.run(t)
+		time.Sleep(time.Second)
+		s.status.Store(500)
+		b.Signal(b.feed.entries[0].Backend, at, errors.New("connection lost"))
+		synctest.Wait()
+		if got := b.notes.all(); len(got) != 1 {
+			t.Errorf("reported %+v after one failure, want the first alone", got)
+		}
+		s.status.Store(0)
+		time.Sleep(time.Second)
 		if got := b.notes.all(); len(got) != 2 || got[1].Report != got[0].Report {
 			t.Errorf("reported %+v, want the first again", got)
 		}

@@ -299,6 +299,9 @@ func (t *target) retry() time.Duration {
 // tell reports what is known, if it is not what was reported last.
 func (t *target) tell() {
 	t.report.Slow = t.slow.Load() && t.report.Health == registry.Healthy
+	if t.server && t.failures > 0 && t.report == t.told {
+		return // what was known may be over: whoever gave a hint doubts on
+	}
 	lost := t.restate.Swap(false)
 	if t.report.Health == registry.Unprobed || (t.report == t.told && !lost) {
 		return
