@@ -159,7 +159,7 @@ func forwardError(name string, err error) error {
 		return errBusy(name)
 	case errors.Is(err, errNoRoom):
 		return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, name+" takes no further requests at the moment, please try again later", retrySoon)
-	case errors.Is(err, backend.ErrUnanswered):
+	case errors.Is(err, backend.ErrUnanswered), errors.Is(err, context.Canceled): // by the end of this process: its client is still there
 		// The backend may have acted on it. client-go repeats even a write when it is told to retry.
 		return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, name+" ended the connection before it had answered", 0)
 	case errors.Is(err, backend.ErrBadResponse):

@@ -119,3 +119,23 @@ func TestBrokenAnswerOfAWrite(t *testing.T) {
 		})
 	}
 }
+
+// A write that the end of this process ends, as it runs long, may have been executed: nobody tells its client to repeat it.
+func TestWriteAtADrain(t *testing.T) {
+	for _, http1 := range []bool{false, true} {
+		came := make(chan struct{})
+		w := newWorld(t, worldConfig{remoteHTTP1: http1, remote: func(_ http.ResponseWriter, r *http.Request) {
+			close(came)
+			<-r.Context().Done()
+		}})
+		r := w.request(t, http.MethodPost, remoteGV+"/namespaces/a/widgets/b/proxy", strings.NewReader("body"))
+		r.Header.Set("Authorization", "Bearer token-of-bob")
+		go func() {
+			<-came
+			w.proxy.EndLongRunning()
+		}()
+		if got := w.do(t, w.httpClient(t, "http/1.1", nil), r); got.status != http.StatusServiceUnavailable || got.header.Get("Retry-After") != "" {
+			t.Errorf("HTTP/1.1 backend %v: %d %v %s", http1, got.status, got.header, got.body)
+		}
+	}
+}
