@@ -42,8 +42,8 @@ func TestVerify(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		clientCA, proxyCA, stranger := pki.NewCA("client CA"), pki.NewCA("front-proxy-ca"), pki.NewCA("stranger")
 		s := store(t, Config{
-			ClientCA:        Source{Inline: clientCA.PEM()},
-			RequestHeaderCA: Source{Inline: proxyCA.PEM()},
+			ClientCA:        written(t, clientCA.PEM()),
+			RequestHeaderCA: written(t, proxyCA.PEM()),
 			AllowedNames:    []string{"front-proxy-client", "other"},
 		})
 		hour := time.Hour
@@ -87,7 +87,7 @@ func TestVerify(t *testing.T) {
 // Every change of the CAs is another generation, and counts at once.
 func TestGeneration(t *testing.T) {
 	ca, next := pki.NewCA("ca"), pki.NewCA("next")
-	c := store(t, Config{ClientCA: Source{Inline: ca.PEM()}}).Clients()
+	c := store(t, Config{ClientCA: written(t, ca.PEM())}).Clients()
 	jane := chainOf(t, ca.Issue(pki.Leaf{CommonName: "jane"}))
 	if user, proxy := worth(c, jane); !user || proxy {
 		t.Errorf("user %v, front proxy %v", user, proxy)
@@ -114,7 +114,7 @@ func TestSharedCARefusedAtReload(t *testing.T) {
 	dir := t.TempDir()
 	client, proxy := write(t, dir, "client.crt", clientCA.PEM()), write(t, dir, "proxy.crt", proxyCA.PEM())
 	metrics := prometheus.NewRegistry()
-	s := store(t, Config{ClientCA: Source{File: client}, RequestHeaderCA: Source{File: proxy}, Metrics: metrics})
+	s := store(t, Config{ClientCA: client, RequestHeaderCA: proxy, Metrics: metrics})
 	run(t, s)
 	generation := s.Clients().Generation()
 	status := func(use string) Status {
@@ -231,7 +231,7 @@ func TestConfigMapAndFiles(t *testing.T) {
 	for _, trusted := range []bool{false, true} {
 		ref := trust.Ref{Namespace: "kube-system", Name: "x"}
 		s := store(t, Config{
-			ClientCA: Source{Inline: clientCA.PEM()}, ConfigMap: ref, TrustConfigMap: trusted,
+			ClientCA: written(t, clientCA.PEM()), ConfigMap: ref, TrustConfigMap: trusted,
 			Watch: func(ctx context.Context, _ trust.Ref, changed func(map[string][]byte, error)) error {
 				changed(data, nil)
 				<-ctx.Done()

@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"crypto/x509"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"reflect"
 
 	"github.com/fairlead-proxy/fairlead/certs/trust"
@@ -43,12 +41,8 @@ func (c *Clients) takeProxy(data [][]byte) error {
 // deleted, or a CA that is taken out of it, ends that trust (kubernetes/kubernetes#140130 is about a server that went on).
 func (c *Clients) takeConfigMap(trusted bool) func(map[string][]byte, error) error {
 	return func(data map[string][]byte, err error) error {
-		gone := errors.Is(err, fs.ErrNotExist)
-		if err != nil && !gone {
-			return err
-		}
 		var h RequestHeaders
-		if !gone {
+		if err == nil { // it is there
 			if h, err = parseHeaders(data); err != nil {
 				return err
 			}

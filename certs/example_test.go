@@ -3,6 +3,8 @@ package certs_test
 import (
 	"crypto/x509"
 	"fmt"
+	"os"
+	"path/filepath"
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -11,7 +13,18 @@ import (
 // A store serves its pair and verifies clients from the moment it is made; Run makes it follow the files.
 func ExampleNew() {
 	clients := pki.NewCA("client CA")
-	store, err := certs.New(certs.Config{ClientCA: certs.Source{Inline: clients.PEM()}})
+	dir, err := os.MkdirTemp("", "certs")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(dir)
+	bundle := filepath.Join(dir, "ca.crt")
+	if err := os.WriteFile(bundle, clients.PEM(), 0o600); err != nil {
+		fmt.Println(err)
+		return
+	}
+	store, err := certs.New(certs.Config{ClientCA: bundle})
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -24,7 +24,7 @@ const (
 func (s *Store) runFiles(ctx context.Context) {
 	var paths []string
 	for _, f := range s.followed {
-		paths = append(paths, f.files()...)
+		paths = append(paths, f.files...)
 	}
 	if len(paths) == 0 {
 		return
@@ -41,7 +41,7 @@ func (s *Store) runFiles(ctx context.Context) {
 		}
 		w.Watch(want)
 		for _, f := range s.followed {
-			if len(f.files()) > 0 {
+			if len(f.files) > 0 {
 				s.report(f)(f.load())
 			}
 		}

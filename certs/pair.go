@@ -17,12 +17,12 @@ import (
 	"time"
 )
 
-// PairSource says where a key pair comes from: two files, two keys of one Secret, or inline.
+// PairSource says which files a key pair comes from.
 type PairSource struct {
-	// Cert is the certificate, followed by its intermediates. Zero: there is no pair.
-	Cert Source
-	// Key is its private key, not encrypted.
-	Key Source
+	// Cert has the certificate, followed by its intermediates. Empty: there is no pair.
+	Cert string
+	// Key has its private key, not encrypted.
+	Key string
 	// Names are the names that a client may ask for to get this pair, for an SNI pair; "*.example.com" is a wildcard. Empty: those in the certificate.
 	Names []string
 }

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -104,7 +105,7 @@ func TestRotationUnderTraffic(t *testing.T) {
 		t.Fatal(err)
 	}
 	clientCA := write(t, dir, "client.crt", oldClients.PEM())
-	s := store(t, Config{Serving: PairSource{Cert: Source{File: certFile}, Key: Source{File: keyFile}}, ClientCA: Source{File: clientCA}})
+	s := store(t, Config{Serving: PairSource{Cert: certFile, Key: keyFile}, ClientCA: clientCA})
 	run(t, s)
 	feed := make(chan string)
 	url := server(t, s, feed)
@@ -170,11 +171,11 @@ func TestMetrics(t *testing.T) {
 	client := write(t, dir, "client.crt", bundleOf(clients, clients)) // twice: a series twice would spoil the scrape
 	metrics := prometheus.NewRegistry()
 	s := store(t, Config{
-		Serving:         inlinePair(ca.Issue(pki.Leaf{CommonName: "serving"})),
-		SNI:             []PairSource{inlinePair(ca.Issue(pki.Leaf{CommonName: "sni-1"})), inlinePair(ca.Issue(pki.Leaf{CommonName: "sni-2"}))},
-		ClientCA:        Source{File: client},
-		RequestHeaderCA: Source{Inline: proxies.PEM()},
-		ProxyClient:     inlinePair(proxies.Issue(pki.Leaf{CommonName: "front-proxy-client"})),
+		Serving:         pairFiles(t, ca.Issue(pki.Leaf{CommonName: "serving"})),
+		SNI:             []PairSource{pairFiles(t, ca.Issue(pki.Leaf{CommonName: "sni-1"})), pairFiles(t, ca.Issue(pki.Leaf{CommonName: "sni-2"}))},
+		ClientCA:        client,
+		RequestHeaderCA: written(t, proxies.PEM()),
+		ProxyClient:     pairFiles(t, proxies.Issue(pki.Leaf{CommonName: "front-proxy-client"})),
 		Metrics:         metrics,
 	})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -194,7 +195,7 @@ func TestMetrics(t *testing.T) {
 			key := strings.TrimPrefix(f.GetName(), "fairlead_certificate_")
 			for _, l := range m.Label {
 				if l.GetName() != "fingerprint" {
-					key += " " + strings.ReplaceAll(l.GetValue(), dir+"/", "")
+					key += " " + filepath.Base(l.GetValue())
 				}
 			}
 			got[key] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
@@ -207,28 +208,28 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	want := map[string]float64{
-		"expiration_timestamp_seconds client.crt kubernetes client-ca":        -1,
-		"expiration_timestamp_seconds inline front-proxy-ca requestheader-ca": -1,
-		"expiration_timestamp_seconds inline front-proxy-client proxy-client": -1,
-		"expiration_timestamp_seconds inline serving serving":                 -1,
-		"expiration_timestamp_seconds inline sni-1 sni":                       -1,
-		"expiration_timestamp_seconds inline sni-2 sni":                       -1,
-		"reload_valid client.crt client-ca":                                   0,
-		"reload_valid inline requestheader-ca":                                1,
-		"reload_valid inline proxy-client":                                    1,
-		"reload_valid inline serving":                                         1,
-		"reload_valid inline sni":                                             1,
-		"reloads_total failure client.crt client-ca":                          1,
-		"reloads_total success client.crt client-ca":                          0,
-		"change_timestamp_seconds client.crt client-ca":                       -1,
-		"change_timestamp_seconds inline requestheader-ca":                    -1,
-		"change_timestamp_seconds inline proxy-client":                        -1,
-		"change_timestamp_seconds inline serving":                             -1,
-		"change_timestamp_seconds inline sni":                                 -1,
+		"expiration_timestamp_seconds client.crt kubernetes client-ca":         -1,
+		"expiration_timestamp_seconds ca.crt front-proxy-ca requestheader-ca":  -1,
+		"expiration_timestamp_seconds tls.crt front-proxy-client proxy-client": -1,
+		"expiration_timestamp_seconds tls.crt serving serving":                 -1,
+		"expiration_timestamp_seconds tls.crt sni-1 sni":                       -1,
+		"expiration_timestamp_seconds tls.crt sni-2 sni":                       -1,
+		"reload_valid client.crt client-ca":                                    0,
+		"reload_valid ca.crt requestheader-ca":                                 1,
+		"reload_valid tls.crt proxy-client":                                    1,
+		"reload_valid tls.crt serving":                                         1,
+		"reload_valid tls.crt sni":                                             1,
+		"reloads_total failure client.crt client-ca":                           1,
+		"reloads_total success client.crt client-ca":                           0,
+		"change_timestamp_seconds client.crt client-ca":                        -1,
+		"change_timestamp_seconds ca.crt requestheader-ca":                     -1,
+		"change_timestamp_seconds tls.crt proxy-client":                        -1,
+		"change_timestamp_seconds tls.crt serving":                             -1,
+		"change_timestamp_seconds tls.crt sni":                                 -1,
 	}
-	for _, use := range []string{"requestheader-ca", "proxy-client", "serving", "sni"} {
+	for _, from := range []string{"ca.crt requestheader-ca", "tls.crt proxy-client", "tls.crt serving", "tls.crt sni"} {
 		for _, outcome := range []string{"success", "failure"} {
-			want["reloads_total "+outcome+" inline "+use] = 0
+			want["reloads_total "+outcome+" "+from] = 0
 		}
 	}
 	if d := cmp.Diff(want, got); d != "" {

@@ -1,7 +1,6 @@
 package certs
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -12,52 +11,23 @@ import (
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/fairlead-proxy/fairlead/certs/trust"
 )
 
 // maxFile bounds what is read from a file: etcd refuses objects larger than 1.5 MiB, and nothing that is mounted from one is larger.
 const maxFile = 1 << 20
 
-// Source says where PEM comes from. At most one of File, Object and Inline is set; the zero Source is nothing.
-type Source struct {
-	// File is a path. It may be a symlink, or below one, as in a Kubernetes volume. Empty: not a file.
-	File string
-	// Object is a ConfigMap or Secret, followed by Config.Watch. Zero: not an object.
-	Object trust.Ref
-	// Key is the key in Object.
-	Key string
-	// Inline is the PEM itself, which then never changes. Nil: not inline.
-	Inline []byte
-}
-
-// zero reports whether there is no source.
-func (s Source) zero() bool { return s.File == "" && s.Object == (trust.Ref{}) && s.Inline == nil }
-
-// String names the source in logs, metrics and status.
-func (s Source) String() string {
-	switch {
-	case s.File != "":
-		return s.File
-	case s.Object != (trust.Ref{}):
-		name := cmp.Or(s.Object.Kind, "ConfigMap") + " " + s.Object.Namespace + "/" + s.Object.Name
-		if s.Key != "" {
-			name += "/" + s.Key
-		}
-		return name
-	case s.Inline != nil:
-		return "inline"
-	}
-	return ""
-}
-
-// followed is one value that is read from one or more sources of the same kind, and taken only as a whole.
+// followed is one value that is read from one or more files, or from the authentication ConfigMap, and taken only as a whole.
 type followed struct {
-	use     string
-	sources []Source
-	// take parses the data of the sources, in their order, and puts it in force. After an error what was in force stays.
+	use string
+	// source names where it comes from, in logs, metrics and status; it tells two values of the same use apart.
+	source string
+	// files are the paths that it is read from. Each may be a symlink, or below one, as in a Kubernetes volume.
+	files []string
+	// given is the data itself, which then never changes. Nil: it is read from files, or delivered.
+	given [][]byte
+	// take parses the data, in the order of the files, and puts it in force. After an error what was in force stays.
 	take func(data [][]byte) error
-	// whole, when set, takes all of an object instead; err wraps fs.ErrNotExist when there is none.
+	// whole takes all of the ConfigMap instead; err wraps fs.ErrNotExist when there is none.
 	whole func(data map[string][]byte, err error) error
 
 	// mu guards what follows. Only the goroutine that reads the source writes it.
@@ -69,80 +39,25 @@ type followed struct {
 	err     error // of the last reading: verdict, or why there was nothing to read
 }
 
-// name is what tells two values of the same use apart.
-func (f *followed) name() string { return f.sources[0].String() }
-
-// files are the paths that the value is read from. None: it is not read from files.
-func (f *followed) files() []string {
-	var out []string
-	for _, s := range f.sources {
-		if s.File != "" {
-			out = append(out, s.File)
-		}
-	}
-	return out
-}
-
-// object is where the value is read from when it is an object.
-func (f *followed) object() (trust.Ref, bool) {
-	ref := f.sources[0].Object
-	return ref, ref != (trust.Ref{})
-}
-
-// check refuses sources that cannot be followed as one.
-func (f *followed) check() error {
-	first := f.sources[0]
-	for _, s := range f.sources {
-		n := 0
-		for _, set := range []bool{s.File != "", s.Object != (trust.Ref{}), s.Inline != nil} {
-			if set {
-				n++
-			}
-		}
-		if n != 1 {
-			return fmt.Errorf("reading %s: want a file, an object or inline data for each part, and only one", f.use)
-		}
-		if (s.File == "") != (first.File == "") || s.Object != first.Object {
-			return fmt.Errorf("reading %s: its parts must come from files or from one object", f.use)
-		}
-	}
-	return nil
-}
-
-// load reads files and inline data. An object is delivered instead. changed tells that the outcome is news.
+// load reads the files. changed tells that the outcome is news.
 func (f *followed) load() (changed bool, err error) {
-	data := make([][]byte, len(f.sources))
-	for i, s := range f.sources {
-		if s.File == "" {
-			data[i] = s.Inline
-			continue
-		}
-		if data[i], err = readFile(s.File); err != nil {
+	data := f.given
+	for _, file := range f.files {
+		part, err := readFile(file)
+		if err != nil {
 			return f.unreadable(err)
 		}
+		data = append(data, part)
 	}
 	return f.offer(data, func() error { return f.take(data) })
 }
 
-// deliver takes what a watch says of the object.
+// deliver takes what a watch says of the ConfigMap.
 func (f *followed) deliver(data map[string][]byte, err error) (changed bool, _ error) {
-	if f.whole != nil && (err == nil || errors.Is(err, fs.ErrNotExist)) {
-		gone := []byte{0}
-		if err != nil {
-			gone[0] = 1
-		}
-		return f.offer(append(flatten(data), gone), func() error { return f.whole(data, err) })
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return f.unreadable(err)
 	}
-	parts := make([][]byte, len(f.sources))
-	for i, s := range f.sources {
-		if parts[i] = data[s.Key]; len(parts[i]) == 0 {
-			return f.unreadable(fmt.Errorf("key %q is empty or not there", s.Key))
-		}
-	}
-	return f.offer(parts, func() error { return f.take(parts) })
+	return f.offer(append(flatten(data), []byte(text(err))), func() error { return f.whole(data, err) })
 }
 
 // offer has data taken, unless it is what was seen last: a file that comes back as it was is no change.

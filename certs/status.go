@@ -36,7 +36,7 @@ func (s *Store) Status() []Status {
 	out := make([]Status, 0, len(s.followed))
 	for _, f := range s.followed {
 		f.mu.Lock()
-		st := Status{Use: f.use, Source: f.name(), Read: f.read, Changed: f.changed}
+		st := Status{Use: f.use, Source: f.source, Read: f.read, Changed: f.changed}
 		err := f.err
 		f.mu.Unlock()
 		if errors.Is(err, errShared) {
@@ -114,7 +114,7 @@ func (s *Store) register(r prometheus.Registerer) error {
 	for _, f := range s.followed {
 		for _, outcome := range []string{"success", "failure"} {
 			// At 0 from the start, so that the first failure is an increase.
-			s.reloads.WithLabelValues(f.use, f.name(), outcome)
+			s.reloads.WithLabelValues(f.use, f.source, outcome)
 		}
 	}
 	if err := r.Register(s.reloads); err != nil {

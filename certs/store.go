@@ -27,15 +27,15 @@ type Config struct {
 	// HTTP1 offers clients HTTP/1.1 alone. False: HTTP/2 too.
 	HTTP1 bool
 
-	// ClientCA vouches for users. Zero: no certificate makes a user, unless the ConfigMap is trusted.
-	ClientCA Source
-	// RequestHeaderCA vouches for front proxies. Zero: there are none, unless the ConfigMap is trusted.
-	RequestHeaderCA Source
+	// ClientCA is the file of the bundle that vouches for users. Empty: no certificate makes a user, unless the ConfigMap is trusted.
+	ClientCA string
+	// RequestHeaderCA is the file of the bundle that vouches for front proxies. Empty: there are none, unless the ConfigMap is trusted.
+	RequestHeaderCA string
 	// AllowedNames are the common names that may be front proxies. Empty: all that RequestHeaderCA signed, or what a trusted ConfigMap says.
 	AllowedNames []string
 	// ConfigMap is the cluster's authentication ConfigMap, read for its header names. Zero: it is not read.
 	ConfigMap trust.Ref
-	// TrustConfigMap takes its CAs too, where ClientCA or RequestHeaderCA is zero. False: only files give CAs, because kube-apiserver never takes a CA out of it.
+	// TrustConfigMap takes its CAs too, where ClientCA or RequestHeaderCA is empty. False: only files give CAs, because kube-apiserver never takes a CA out of it.
 	TrustConfigMap bool
 
 	// ProxyClient is the pair that this process presents to the local apiserver and to backends. Zero: none.
@@ -43,7 +43,7 @@ type Config struct {
 	// Files are further files to follow, such as a kubeconfig. Nil: none.
 	Files []File
 
-	// Watch follows objects. Nil: no source may be an object.
+	// Watch follows the ConfigMap. Required with one.
 	Watch trust.Watch
 	// Logger gets reloads. Nil discards.
 	Logger *slog.Logger
@@ -78,7 +78,7 @@ type Store struct {
 	mu sync.Mutex
 }
 
-// New reads every file once; one that cannot be read or parsed is an error, because at the start there is no last good value. Objects are read by Run.
+// New reads every file once; one that cannot be read or parsed is an error, because at the start there is no last good value. The ConfigMap is read by Run.
 func New(cfg Config) (*Store, error) {
 	s := &Store{cfg: cfg, logger: cfg.Logger, pair: newPair(), proxy: newPair(), reloads: newReloads()}
 	if s.logger == nil {
@@ -90,13 +90,7 @@ func New(cfg Config) (*Store, error) {
 	}
 	s.rebuild()
 	for _, f := range s.followed {
-		if err := f.check(); err != nil {
-			return nil, err
-		}
-		if _, ok := f.object(); ok {
-			if cfg.Watch == nil {
-				return nil, fmt.Errorf("reading %s: objects are not followed in this configuration", f.use)
-			}
+		if f.whole != nil {
 			continue
 		}
 		if _, err := f.load(); err != nil {
@@ -117,7 +111,7 @@ func New(cfg Config) (*Store, error) {
 
 func newClients(cfg Config, changed func()) *Clients {
 	c := &Clients{allowed: cfg.AllowedNames, changed: changed}
-	c.files.client, c.files.proxy = !cfg.ClientCA.zero(), !cfg.RequestHeaderCA.zero()
+	c.files.client, c.files.proxy = cfg.ClientCA != "", cfg.RequestHeaderCA != ""
 	c.current.Store(&clientTrust{})
 	return c
 }
@@ -125,46 +119,51 @@ func newClients(cfg Config, changed func()) *Clients {
 // sources lists what is to be followed.
 func (s *Store) sources() error {
 	c := s.cfg
-	if c.Serving.Cert.zero() && len(c.SNI) == 0 {
+	s.follow("serving", c.Serving, s.pair, s.rebuild)
+	if c.Serving.Cert == "" && len(c.SNI) == 0 {
 		cert, key, err := selfSigned()
 		if err != nil {
 			return fmt.Errorf("making self-signed pair: %w", err)
 		}
-		c.Serving = PairSource{Cert: Source{Inline: cert}, Key: Source{Inline: key}}
+		s.followed = append(s.followed, &followed{use: "serving", source: "inline", given: [][]byte{cert, key}, take: func(data [][]byte) error {
+			defer s.rebuild()
+			return s.pair.take(data)
+		}})
 		s.logger.Warn("serving a self-signed certificate, because none was given")
 	}
-	s.follow("serving", c.Serving, s.pair, s.rebuild)
 	for _, src := range c.SNI {
 		p := newPair()
 		s.sni = append(s.sni, p)
 		s.follow("sni", src, p, s.rebuild)
 	}
 	s.follow("proxy-client", c.ProxyClient, s.proxy, func() {})
-	if !c.ClientCA.zero() {
-		s.followed = append(s.followed, &followed{use: "client-ca", sources: []Source{c.ClientCA}, take: s.clients.takeClient})
+	if c.ClientCA != "" {
+		s.followed = append(s.followed, &followed{use: "client-ca", source: c.ClientCA, files: []string{c.ClientCA}, take: s.clients.takeClient})
 	}
-	if !c.RequestHeaderCA.zero() {
-		s.followed = append(s.followed, &followed{use: "requestheader-ca", sources: []Source{c.RequestHeaderCA}, take: s.clients.takeProxy})
+	if c.RequestHeaderCA != "" {
+		s.followed = append(s.followed, &followed{use: "requestheader-ca", source: c.RequestHeaderCA, files: []string{c.RequestHeaderCA}, take: s.clients.takeProxy})
 	}
 	for _, f := range c.Files {
-		s.followed = append(s.followed, &followed{use: f.Use, sources: []Source{{File: f.Path}}, take: func(data [][]byte) error { return f.Take(data[0]) }})
+		s.followed = append(s.followed, &followed{use: f.Use, source: f.Path, files: []string{f.Path}, take: func(data [][]byte) error { return f.Take(data[0]) }})
 	}
 	switch zero := c.ConfigMap == (trust.Ref{}); {
 	case zero && c.TrustConfigMap:
 		return errors.New("trusting the authentication ConfigMap: none is named")
+	case !zero && c.Watch == nil:
+		return errors.New("following the authentication ConfigMap: Watch is required")
 	case !zero:
 		s.followed = append(s.followed, &followed{
-			use: "authentication-configmap", sources: []Source{{Object: c.ConfigMap}}, whole: s.clients.takeConfigMap(c.TrustConfigMap),
+			use: "authentication-configmap", source: "ConfigMap " + c.ConfigMap.Namespace + "/" + c.ConfigMap.Name, whole: s.clients.takeConfigMap(c.TrustConfigMap),
 		})
 	}
 	return nil
 }
 
 func (s *Store) follow(use string, src PairSource, p *Pair, then func()) {
-	if src.Cert.zero() && src.Key.zero() {
+	if src.Cert == "" && src.Key == "" {
 		return
 	}
-	s.followed = append(s.followed, &followed{use: use, sources: []Source{src.Cert, src.Key}, take: func(data [][]byte) error {
+	s.followed = append(s.followed, &followed{use: use, source: src.Cert, files: []string{src.Cert, src.Key}, take: func(data [][]byte) error {
 		if err := p.take(data); err != nil {
 			return err
 		}
@@ -182,20 +181,12 @@ func (s *Store) ProxyClient() *Pair { return s.proxy }
 // Run follows every source until ctx ends.
 func (s *Store) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
-	objects := make(map[trust.Ref][]*followed)
 	for _, f := range s.followed {
-		if ref, ok := f.object(); ok {
-			objects[ref] = append(objects[ref], f)
-		}
-	}
-	for ref, uses := range objects {
-		wg.Go(func() {
-			s.cfg.Watch.Keep(ctx, ref, s.logger, func(data map[string][]byte, err error) {
-				for _, f := range uses {
-					s.report(f)(f.deliver(data, err))
-				}
+		if f.whole != nil {
+			wg.Go(func() {
+				s.cfg.Watch.Keep(ctx, s.cfg.ConfigMap, s.logger, func(data map[string][]byte, err error) { s.report(f)(f.deliver(data, err)) })
 			})
-		})
+		}
 	}
 	wg.Go(func() { s.runFiles(ctx) })
 	wg.Wait()
@@ -208,11 +199,11 @@ func (s *Store) report(f *followed) func(changed bool, err error) {
 		switch {
 		case !changed:
 		case err != nil:
-			s.reloads.WithLabelValues(f.use, f.name(), "failure").Inc()
-			s.logger.Warn("reload refused, keeping the last good one", "use", f.use, "source", f.name(), "err", err)
+			s.reloads.WithLabelValues(f.use, f.source, "failure").Inc()
+			s.logger.Warn("reload refused, keeping the last good one", "use", f.use, "source", f.source, "err", err)
 		default:
-			s.reloads.WithLabelValues(f.use, f.name(), "success").Inc()
-			s.logger.Info("reloaded", "use", f.use, "source", f.name())
+			s.reloads.WithLabelValues(f.use, f.source, "success").Inc()
+			s.logger.Info("reloaded", "use", f.use, "source", f.source)
 		}
 	}
 }

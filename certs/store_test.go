@@ -29,8 +29,20 @@ func write(t *testing.T, dir, name string, data []byte) string {
 	return path
 }
 
-func inlinePair(p *pki.Pair) PairSource {
-	return PairSource{Cert: Source{Inline: p.CertPEM()}, Key: Source{Inline: p.KeyPEM()}}
+// written puts a bundle into a file of its own.
+func written(t *testing.T, bundle []byte) string {
+	t.Helper()
+	return write(t, t.TempDir(), "ca.crt", bundle)
+}
+
+// pairFiles puts a key pair into files of its own.
+func pairFiles(t *testing.T, p *pki.Pair) PairSource {
+	t.Helper()
+	cert, key, err := p.WriteFiles(t.TempDir(), "tls")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return PairSource{Cert: cert, Key: key}
 }
 
 func bundleOf(cas ...*pki.CA) []byte {
@@ -93,21 +105,21 @@ func TestServing(t *testing.T) {
 	ca := pki.NewCA("serving CA")
 	issue := func(cn string, names ...string) *pki.Pair { return ca.Issue(pki.Leaf{CommonName: cn, Names: names}) }
 	sni := func(p *pki.Pair, names ...string) PairSource {
-		src := inlinePair(p)
+		src := pairFiles(t, p)
 		src.Names = names
 		return src
 	}
 	clientCA, proxyCA := pki.NewCA("client CA"), pki.NewCA("front-proxy-ca")
 	s := store(t, Config{
-		Serving: inlinePair(issue("default")),
+		Serving: pairFiles(t, issue("default")),
 		SNI: []PairSource{
 			sni(issue("first", "a.example.com", "*.example.com")),
 			sni(issue("second", "a.example.com", "b.example.com")),
 			sni(issue("explicit"), "B.example.com", "*.wild.test", "10.0.0.9"),
 			sni(issue("cn.test")),
 		},
-		ClientCA:        Source{Inline: clientCA.PEM()},
-		RequestHeaderCA: Source{Inline: proxyCA.PEM()},
+		ClientCA:        written(t, clientCA.PEM()),
+		RequestHeaderCA: written(t, proxyCA.PEM()),
 	})
 	for name, want := range map[string]string{
 		"":                                 "default",
@@ -156,7 +168,7 @@ func (addressed) LocalAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(10, 0, 
 // The server asks for certificates of both CAs, takes any, and gives no tickets.
 func TestClientCertificateRequest(t *testing.T) {
 	clientCA, proxyCA := pki.NewCA("client CA"), pki.NewCA("front-proxy-ca")
-	s := store(t, Config{ClientCA: Source{Inline: clientCA.PEM()}, RequestHeaderCA: Source{Inline: proxyCA.PEM()}})
+	s := store(t, Config{ClientCA: written(t, clientCA.PEM()), RequestHeaderCA: written(t, proxyCA.PEM())})
 	stranger := pki.NewCA("stranger").Issue(pki.Leaf{CommonName: "eve"}).TLS()
 	cache := tls.NewLRUClientSessionCache(1)
 	var asked [][]byte
@@ -208,23 +220,21 @@ func TestNewRefuses(t *testing.T) {
 	other := write(t, dir, "other.key", ca.Issue(pki.Leaf{}).KeyPEM())
 	empty := write(t, dir, "empty.crt", nil)
 	middle := ca.Intermediate("middle")
-	file := func(p string) Source { return Source{File: p} }
 	tests := []struct {
 		name string
 		cfg  Config
 		want string
 	}{
-		{"no such file", Config{Serving: PairSource{Cert: file(filepath.Join(dir, "none.crt")), Key: file(keyFile)}}, "reading serving: stat"},
-		{"a directory", Config{Serving: PairSource{Cert: file(dir), Key: file(keyFile)}}, "not a regular file"},
-		{"another key", Config{Serving: PairSource{Cert: file(certFile), Key: file(other)}}, "reading serving: parsing key pair"},
-		{"no key", Config{ProxyClient: PairSource{Cert: file(certFile)}}, "reading proxy-client: want a file, an object or inline data"},
-		{"empty", Config{ClientCA: file(empty)}, "reading client-ca: reading " + empty},
-		{"a key for a bundle", Config{RequestHeaderCA: file(keyFile)}, "no PEM certificate"},
-		{"two kinds", Config{Serving: PairSource{Cert: file(certFile), Key: Source{Inline: pair.KeyPEM()}}}, "from files or from one object"},
-		{"two at once", Config{ClientCA: Source{File: certFile, Inline: ca.PEM()}}, "only one"},
-		{"an object without watch", Config{ClientCA: Source{Object: trust.Ref{Kind: "ConfigMap", Namespace: "a", Name: "b"}, Key: "c"}}, "objects are not followed"},
-		{"a shared CA", Config{ClientCA: Source{Inline: ca.PEM()}, RequestHeaderCA: Source{Inline: bundleOf(pki.NewCA("x"), ca)}}, "share a certificate"},
-		{"a client CA issued by the request-header CA", Config{ClientCA: Source{Inline: middle.PEM()}, RequestHeaderCA: Source{Inline: ca.PEM()}}, "issue each other"},
+		{"no such file", Config{Serving: PairSource{Cert: filepath.Join(dir, "none.crt"), Key: keyFile}}, "reading serving: stat"},
+		{"a directory", Config{Serving: PairSource{Cert: dir, Key: keyFile}}, "not a regular file"},
+		{"another key", Config{Serving: PairSource{Cert: certFile, Key: other}}, "reading serving: parsing key pair"},
+		{"no key", Config{ProxyClient: PairSource{Cert: certFile}}, "reading proxy-client: stat"},
+		{"empty", Config{ClientCA: empty}, "reading client-ca: reading " + empty},
+		{"a key for a bundle", Config{RequestHeaderCA: keyFile}, "no PEM certificate"},
+		{"no certificate", Config{Serving: PairSource{Key: keyFile}}, "reading serving: stat"},
+		{"a ConfigMap without watch", Config{ConfigMap: trust.Ref{Namespace: "a", Name: "b"}}, "Watch is required"},
+		{"a shared CA", Config{ClientCA: written(t, ca.PEM()), RequestHeaderCA: written(t, bundleOf(pki.NewCA("x"), ca))}, "share a certificate"},
+		{"a client CA issued by the request-header CA", Config{ClientCA: written(t, middle.PEM()), RequestHeaderCA: written(t, ca.PEM())}, "issue each other"},
 		{"no ConfigMap to trust", Config{TrustConfigMap: true}, "none is named"},
 	}
 	for _, tt := range tests {
@@ -234,7 +244,7 @@ func TestNewRefuses(t *testing.T) {
 			}
 		})
 	}
-	store(t, Config{ClientCA: Source{Inline: ca.PEM()}, RequestHeaderCA: Source{Inline: ca.PEM()}, AllowedNames: []string{"front-proxy-client"}})
+	store(t, Config{ClientCA: written(t, ca.PEM()), RequestHeaderCA: written(t, ca.PEM()), AllowedNames: []string{"front-proxy-client"}})
 }
 
 // waitFor polls until ok, which a file watch brings about in its own time.
@@ -280,7 +290,7 @@ func TestFilesFollowed(t *testing.T) {
 	var kubeconfig atomic.Value
 	kubeconfigPath := write(t, dir, "kubeconfig", []byte("first"))
 	s := store(t, Config{
-		Serving: PairSource{Cert: Source{File: filepath.Join(dir, "tls.crt")}, Key: Source{File: filepath.Join(dir, "tls.key")}},
+		Serving: PairSource{Cert: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key")},
 		Files:   []File{{Use: "kubeconfig", Path: kubeconfigPath, Take: func(b []byte) error { kubeconfig.Store(string(b)); return nil }}},
 	})
 	run(t, s)

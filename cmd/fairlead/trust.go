@@ -33,7 +33,7 @@ func (d *door) makeTrust(context.Context) (err error) {
 	}
 	d.certs, err = certs.New(certs.Config{
 		Serving: filePair(d.o.tlsCert, d.o.tlsKey), SNI: sniPairs(d.o.sniPairs), MinVersion: tlsVersion(d.o.minTLSVersion), CipherSuites: cipherSuites(d.o.cipherSuites), HTTP1: !d.o.http2,
-		ClientCA: certs.Source{File: d.o.clientCA}, RequestHeaderCA: certs.Source{File: d.o.requestHeaderCA}, AllowedNames: d.o.allowedNames,
+		ClientCA: d.o.clientCA, RequestHeaderCA: d.o.requestHeaderCA, AllowedNames: d.o.allowedNames,
 		ConfigMap: authConfigMap(), TrustConfigMap: d.o.authConfigMap,
 		ProxyClient: filePair(d.o.proxyCert, d.o.proxyKey), Files: append(d.localFiles(), d.makeTokens()...), Watch: d.watchConfigMap, Logger: d.log, Metrics: d.metrics,
 	})

@@ -235,7 +235,7 @@ func (d *door) makePorts(context.Context) error {
 }
 
 func filePair(cert, key string) certs.PairSource {
-	return certs.PairSource{Cert: certs.Source{File: cert}, Key: certs.Source{File: key}}
+	return certs.PairSource{Cert: cert, Key: key}
 }
 
 // sniPairs reads certfile,keyfile[:name,…], as kube-apiserver does. validate has seen to their form.

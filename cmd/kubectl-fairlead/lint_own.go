@@ -37,7 +37,7 @@ func (l *linter) own() {
 	if l.clientCA == "" || l.requestHeaderCA == "" || len(l.found) > before {
 		return
 	}
-	_, err := certs.New(certs.Config{ClientCA: certs.Source{File: l.clientCA}, RequestHeaderCA: certs.Source{File: l.requestHeaderCA}, AllowedNames: l.allowedNames})
+	_, err := certs.New(certs.Config{ClientCA: l.clientCA, RequestHeaderCA: l.requestHeaderCA, AllowedNames: l.allowedNames})
 	if err != nil {
 		l.error("client CA", "use separate CAs, or set --requestheader-allowed-names to the front proxies' common names", "%v", err)
 	}
