@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -186,10 +187,12 @@ func (o *objects) complete() bool {
 // apply brings a batch in.
 func (o *objects) apply(b *batch) {
 	if b.replaced[kindAPIService] {
-		retain(o.apiServices, func(name string) bool { return b.has(kindAPIService, types.NamespacedName{Name: name}) })
+		maps.DeleteFunc(o.apiServices, func(name string, _ *apiregistrationv1.APIService) bool {
+			return !b.has(kindAPIService, types.NamespacedName{Name: name})
+		})
 	}
 	if b.replaced[kindService] {
-		retain(o.services, func(name types.NamespacedName) bool { return b.has(kindService, name) })
+		maps.DeleteFunc(o.services, func(name types.NamespacedName, _ *corev1.Service) bool { return !b.has(kindService, name) })
 	}
 	if b.replaced[kindSlice] {
 		for name := range o.slices {
@@ -276,12 +279,4 @@ func put[K comparable, T runtime.Object](m map[K]T, k K, object runtime.Object) 
 		return
 	}
 	delete(m, k)
-}
-
-func retain[K comparable, T any](m map[K]T, keep func(K) bool) {
-	for k := range m {
-		if !keep(k) {
-			delete(m, k)
-		}
-	}
 }

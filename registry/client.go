@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 
@@ -14,7 +15,7 @@ import (
 // cluster is the source that watches a kube-apiserver. Reflectors write straight into the changes: there is no informer store, so the writer's
 // objects are the only copy.
 type cluster struct {
-	apiServices apiregistrationv1client.APIServicesGetter
+	apiServices apiregistrationv1client.ApiregistrationV1Interface
 	core        corev1client.CoreV1Interface
 	discovery   discoveryv1client.DiscoveryV1Interface
 	log         *slog.Logger
@@ -29,16 +30,10 @@ func newCluster(given *rest.Config, log *slog.Logger) (*cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making client of the local apiserver: %w", err)
 	}
-	aggregation, err := apiregistrationv1client.NewForConfigAndClient(c, client)
-	if err != nil {
-		return nil, fmt.Errorf("making client of the local apiserver: %w", err)
-	}
-	core, err := corev1client.NewForConfigAndClient(c, client)
-	if err != nil {
-		return nil, fmt.Errorf("making client of the local apiserver: %w", err)
-	}
-	discovery, err := discoveryv1client.NewForConfigAndClient(c, client)
-	if err != nil {
+	aggregation, err1 := apiregistrationv1client.NewForConfigAndClient(c, client)
+	core, err2 := corev1client.NewForConfigAndClient(c, client)
+	discovery, err3 := discoveryv1client.NewForConfigAndClient(c, client)
+	if err := errors.Join(err1, err2, err3); err != nil {
 		return nil, fmt.Errorf("making client of the local apiserver: %w", err)
 	}
 	return &cluster{apiServices: aggregation, core: core, discovery: discovery, log: log}, nil

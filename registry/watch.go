@@ -29,33 +29,29 @@ var errNoAPIServices = errors.New("the local apiserver does not serve apiregistr
 func (c *cluster) run(ctx context.Context, to *changes) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	services := c.apiServices.APIServices()
+	everything := func(from cache.Getter, resource string) *cache.ListWatch {
+		return cache.NewListWatchFromClient(from, resource, metav1.NamespaceAll, fields.Everything())
+	}
 	lists := []*lister{
 		{
-			kind: kindAPIService, example: &apiregistrationv1.APIService{},
-			list:   func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return services.List(ctx, o) },
-			watch:  services.Watch,
+			kind: kindAPIService, example: &apiregistrationv1.APIService{}, from: everything(c.apiServices.RESTClient(), "apiservices"),
 			absent: func() { cancel(errNoAPIServices) },
 		},
-		{
-			kind: kindService, example: &corev1.Service{},
-			list: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				return c.core.Services(metav1.NamespaceAll).List(ctx, o)
-			},
-			watch: c.core.Services(metav1.NamespaceAll).Watch,
-		},
-		{
-			kind: kindSlice, example: &discoveryv1.EndpointSlice{},
-			list: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				return c.discovery.EndpointSlices(metav1.NamespaceAll).List(ctx, o)
-			},
-			watch: c.discovery.EndpointSlices(metav1.NamespaceAll).Watch,
-		},
+		{kind: kindService, example: &corev1.Service{}, from: everything(c.core.RESTClient(), "services")},
+		{kind: kindSlice, example: &discoveryv1.EndpointSlice{}, from: everything(c.discovery.RESTClient(), "endpointslices")},
 	}
 	var wg sync.WaitGroup
 	for _, l := range lists {
 		l.log = c.log
-		wg.Go(func() { l.reflect(ctx, &store{kind: l.kind, to: to, synced: l.succeeded}) })
+		wg.Go(func() {
+			l.reflect(ctx, &store{
+				set: func(name types.NamespacedName, o runtime.Object) { to.set(key{l.kind, name}, o) },
+				replace: func(all map[types.NamespacedName]runtime.Object) {
+					l.succeeded()
+					to.replace(l.kind, all)
+				},
+			})
+		})
 	}
 	wg.Wait() // every reflector ends with ctx
 	return context.Cause(ctx)
@@ -63,20 +59,24 @@ func (c *cluster) run(ctx context.Context, to *changes) error {
 
 // watch implements source.
 func (c *cluster) watch(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap)) error {
-	byName := fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 	l := &lister{
-		example: &corev1.ConfigMap{},
-		list: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.FieldSelector = byName
-			return c.core.ConfigMaps(namespace).List(ctx, o)
-		},
-		watch: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.FieldSelector = byName
-			return c.core.ConfigMaps(namespace).Watch(ctx, o)
-		},
-		log: c.log,
+		example: &corev1.ConfigMap{}, log: c.log,
+		from: cache.NewListWatchFromClient(c.core.RESTClient(), "configmaps", namespace, fields.OneTermEqualSelector(metav1.ObjectNameField, name)),
 	}
-	l.reflect(ctx, &single{name: types.NamespacedName{Namespace: namespace, Name: name}, f: f})
+	tell := func(o runtime.Object) {
+		cm, _ := o.(*corev1.ConfigMap)
+		f(cm)
+	}
+	wanted := types.NamespacedName{Namespace: namespace, Name: name}
+	// The field selector is the server's to honour; what comes from elsewhere is not trusted to have done so.
+	l.reflect(ctx, &store{
+		set: func(name types.NamespacedName, o runtime.Object) {
+			if name == wanted {
+				tell(o)
+			}
+		},
+		replace: func(all map[types.NamespacedName]runtime.Object) { tell(all[wanted]) },
+	})
 	return ctx.Err()
 }
 
@@ -84,8 +84,7 @@ func (c *cluster) watch(ctx context.Context, namespace, name string, f func(*cor
 type lister struct {
 	kind    kind
 	example runtime.Object
-	list    cache.ListWithContextFunc
-	watch   cache.WatchFuncWithContext
+	from    *cache.ListWatch
 	log     *slog.Logger
 	// absent is called when the kind is not served and has never been. Nil: that is a fault like any other.
 	absent func()
@@ -104,12 +103,12 @@ func again() *wait.Backoff {
 func (l *lister) reflect(ctx context.Context, to cache.ReflectorStore) {
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			list, err := l.list(ctx, o)
+			list, err := l.from.ListWithContext(ctx, o)
 			l.note(ctx, err)
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			w, err := l.watch(ctx, o)
+			w, err := l.from.WatchWithContext(ctx, o)
 			l.note(ctx, err)
 			return w, err
 		},
@@ -146,23 +145,24 @@ func (l *lister) succeeded() {
 	l.served = true
 }
 
-// store turns what a reflector sees into changes. It implements cache.ReflectorStore and cache.TransformingStore.
+// store hands on what a reflector sees, which is its only caller. It implements cache.ReflectorStore and cache.TransformingStore.
 type store struct {
-	kind   kind
-	to     *changes
-	synced func()
+	// set takes the new state of an object, nil when it was deleted.
+	set func(types.NamespacedName, runtime.Object)
+	// replace takes the complete set of objects.
+	replace func(map[types.NamespacedName]runtime.Object)
 }
 
-func (s *store) Add(o any) error    { return s.set(o) }
-func (s *store) Update(o any) error { return s.set(o) }
+func (s *store) Add(o any) error    { return s.put(o) }
+func (s *store) Update(o any) error { return s.put(o) }
 func (s *store) Resync() error      { return nil }
 
-func (s *store) set(o any) error {
+func (s *store) put(o any) error {
 	object, name, err := named(o)
 	if err != nil {
 		return err
 	}
-	s.to.set(key{s.kind, name}, object)
+	s.set(name, object)
 	return nil
 }
 
@@ -171,7 +171,7 @@ func (s *store) Delete(o any) error {
 	if err != nil {
 		return err
 	}
-	s.to.set(key{s.kind, name}, nil)
+	s.set(name, nil)
 	return nil
 }
 
@@ -184,8 +184,7 @@ func (s *store) Replace(list []any, _ string) error {
 		}
 		all[name] = object
 	}
-	s.synced()
-	s.to.replace(s.kind, all)
+	s.replace(all)
 	return nil
 }
 
@@ -231,40 +230,4 @@ func strip(o runtime.Object) {
 			*e = discoveryv1.Endpoint{Addresses: e.Addresses, Conditions: e.Conditions}
 		}
 	}
-}
-
-// single tells a function about one ConfigMap. It implements cache.ReflectorStore; its one reflector is its only caller.
-type single struct {
-	name types.NamespacedName
-	f    func(*corev1.ConfigMap)
-}
-
-func (s *single) Add(o any) error    { return s.tell(o) }
-func (s *single) Update(o any) error { return s.tell(o) }
-func (s *single) Resync() error      { return nil }
-
-func (s *single) tell(o any) error {
-	// The field selector is the server's to honour; what comes from elsewhere is not trusted to have done so.
-	if m, ok := o.(*corev1.ConfigMap); ok && m.Namespace == s.name.Namespace && m.Name == s.name.Name {
-		s.f(m)
-	}
-	return nil
-}
-
-func (s *single) Delete(o any) error {
-	if m, ok := o.(*corev1.ConfigMap); ok && m.Namespace == s.name.Namespace && m.Name == s.name.Name {
-		s.f(nil)
-	}
-	return nil
-}
-
-func (s *single) Replace(list []any, _ string) error {
-	for _, o := range list {
-		if m, ok := o.(*corev1.ConfigMap); ok && m.Namespace == s.name.Namespace && m.Name == s.name.Name {
-			s.f(m)
-			return nil
-		}
-	}
-	s.f(nil)
-	return nil
 }
