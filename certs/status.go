@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 // maxSeries bounds the expiry series of one bundle.
@@ -117,10 +118,7 @@ func (s *Store) register(r prometheus.Registerer) error {
 			s.reloads.WithLabelValues(f.use, f.source, outcome)
 		}
 	}
-	if err := r.Register(s.reloads); err != nil {
-		return err
-	}
-	return r.Register(newCollector(s))
+	return metric.Register(r, "certificates", s.reloads, newCollector(s))
 }
 
 // collector makes gauges of the status at the moment of a scrape.

@@ -101,12 +101,7 @@ func New(cfg Config) (*Store, error) {
 		s.logger.Warn("the authentication ConfigMap is trusted: kube-apiserver never takes a CA out of it, so a CA that was removed from its flags stays trusted here",
 			"configmap", cfg.ConfigMap.Namespace+"/"+cfg.ConfigMap.Name)
 	}
-	if cfg.Metrics != nil {
-		if err := s.register(cfg.Metrics); err != nil {
-			return nil, fmt.Errorf("registering certificate metrics: %w", err)
-		}
-	}
-	return s, nil
+	return s, s.register(cfg.Metrics)
 }
 
 func newClients(cfg Config, changed func()) *Clients {

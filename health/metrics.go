@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 // metrics are the prober's. Series come and go with the objects of the table, whose names are their only labels.
@@ -32,15 +33,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 			Help: "1 if the endpoint is healthy, 0 if it is not or has not been found out yet.",
 		}, []string{"name", "endpoint"}),
 	}
-	if r == nil {
-		return m, nil
-	}
-	for _, c := range []prometheus.Collector{m.duration, m.probes, m.healthy} {
-		if err := r.Register(c); err != nil {
-			return nil, err
-		}
-	}
-	return m, nil
+	return m, metric.Register(r, "the prober", m.duration, m.probes, m.healthy)
 }
 
 // endpointSeries are the series of one target, looked up once. A target that has been forgotten keeps counting into series that nobody

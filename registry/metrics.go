@@ -1,12 +1,13 @@
 package registry
 
 import (
-	"fmt"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 // unavailableReasons are the values of the label reason. Every series exists from the start, at 0, because rate() cannot see the first step of
@@ -51,15 +52,7 @@ func newMetrics(table func() *Table, to prometheus.Registerer) (*metrics, error)
 			"Faults of each file of the directory that is not valid and of which the last good objects are used.", []string{"file"}, nil),
 		edges: make(map[string]*[len(unavailableReasons)]uint64),
 	}
-	if to == nil {
-		return m, nil
-	}
-	for _, c := range []prometheus.Collector{m, m.build} {
-		if err := to.Register(c); err != nil {
-			return nil, fmt.Errorf("registering metrics of the registry: %w", err)
-		}
-	}
-	return m, nil
+	return m, metric.Register(to, "the registry", m, m.build)
 }
 
 // built counts what a new table changes. Only the step from available to unavailable counts, as upstream has it.

@@ -12,7 +12,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"math/rand/v2"
@@ -22,6 +21,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 // Config is what a Log needs.
@@ -78,16 +79,10 @@ func New(cfg Config) (*Log, error) {
 	if l.log == nil {
 		l.log = slog.New(slog.DiscardHandler)
 	}
-	if cfg.Metrics == nil {
-		return l, nil
-	}
 	lost := prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "fairlead_access_log_lost_total", Help: "Lines of the access log that were lost, because it could not be written, or not fast enough.",
 	}, func() float64 { return float64(l.lost.Load()) })
-	if err := cfg.Metrics.Register(lost); err != nil {
-		return nil, fmt.Errorf("registering access log metrics: %w", err)
-	}
-	return l, nil
+	return l, metric.Register(cfg.Metrics, "the access log", lost)
 }
 
 // Wants reports whether a request that was answered so is to have a line. Each call draws anew.

@@ -26,6 +26,7 @@ import (
 	auditlog "k8s.io/apiserver/plugin/pkg/audit/log"
 
 	"github.com/fairlead-proxy/fairlead/proxy/bound"
+	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 // Config is what a Log needs.
@@ -95,15 +96,7 @@ func New(cfg Config) (*Log, error) {
 	}
 	l.places.Lend, l.waiting.Lend = true, true // one that is busy at night has the log for itself
 	l.backend = auditlog.NewBackend(&l.lines, cfg.Format, auditv1.SchemeGroupVersion)
-	if cfg.Metrics == nil {
-		return l, nil
-	}
-	for _, c := range []prometheus.Collector{l.events, l.lost} {
-		if err := cfg.Metrics.Register(c); err != nil {
-			return nil, fmt.Errorf("registering audit metrics: %w", err)
-		}
-	}
-	return l, nil
+	return l, metric.Register(cfg.Metrics, "the audit log", l.events, l.lost)
 }
 
 // Local reports whether what the local apiserver answers is recorded too.

@@ -1,6 +1,10 @@
 package authn
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-proxy/fairlead/registry/metric"
+)
 
 // metrics are the package's counters; their labels are fixed, so nothing that a client sends makes a series.
 type metrics struct {
@@ -14,13 +18,7 @@ func newMetrics(reg prometheus.Registerer) metrics {
 			Name: "fairlead_authentication_cache_hits_total",
 			Help: "Bearer tokens whose owner, or whose invalidity, was known without asking.",
 		}),
-		reviews: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "fairlead_authentication_reviews_total",
-			Help: "TokenReviews by result: authenticated, refused, error, or busy (too many under way).",
-		}, []string{"result"}),
-	}
-	for _, result := range []string{"authenticated", "refused", "error", "busy"} {
-		m.reviews.WithLabelValues(result)
+		reviews: metric.Counter("fairlead_authentication_reviews_total", "TokenReviews by result: authenticated, refused, error, or busy (too many under way).", "result", "authenticated", "refused", "error", "busy"),
 	}
 	if reg != nil {
 		reg.MustRegister(m.hits, m.reviews)

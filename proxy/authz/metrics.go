@@ -1,6 +1,10 @@
 package authz
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-proxy/fairlead/registry/metric"
+)
 
 // metrics are the package's counters; their labels are fixed, so nothing that a client sends makes a series.
 type metrics struct {
@@ -14,13 +18,7 @@ func newMetrics(reg prometheus.Registerer) metrics {
 			Name: "fairlead_authorization_cache_hits_total",
 			Help: "Authorization decisions taken from the cache.",
 		}),
-		reviews: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "fairlead_authorization_reviews_total",
-			Help: "SubjectAccessReviews by result: allowed, denied, error, or busy (too many under way).",
-		}, []string{"result"}),
-	}
-	for _, result := range []string{"allowed", "denied", "error", "busy"} {
-		m.reviews.WithLabelValues(result)
+		reviews: metric.Counter("fairlead_authorization_reviews_total", "SubjectAccessReviews by result: allowed, denied, error, or busy (too many under way).", "result", "allowed", "denied", "error", "busy"),
 	}
 	if reg != nil {
 		reg.MustRegister(m.hits, m.reviews)

@@ -3,7 +3,6 @@ package documents
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
+	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 // Do sends a request to one server.
@@ -100,17 +100,7 @@ func New[S any](cfg Config, kind Kind[S]) (*Sources[S], error) {
 	}
 	s.set = newSet(s.ask, cmp.Or(cfg.Every, defaultEvery))
 	s.metrics = newMetrics(kind.Name, kind.SizesHelp, kind.Status, kind.Sizes)
-	if cfg.Metrics == nil {
-		return s, nil
-	}
-	var errs []error
-	for _, c := range append(kind.Metrics, s.metrics) {
-		errs = append(errs, cfg.Metrics.Register(c))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, fmt.Errorf("registering metrics of %s: %w", kind.Name, err)
-	}
-	return s, nil
+	return s, metric.Register(cfg.Metrics, kind.Name, append(kind.Metrics, s.metrics)...)
 }
 
 // Touch says that there is something to publish anew. It never blocks.

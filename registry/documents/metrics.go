@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 // Freshness is how current one remote APIService's part of a merged document is.
@@ -55,17 +56,13 @@ func newMetrics(document, sizesHelp string, status func(func(Freshness)), sizes 
 	name := "fairlead_" + strings.ToLower(document)
 	m := &metrics{
 		status: status, sizes: sizes,
-		polls: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: name + "_polls_total", Help: fmt.Sprintf("Questions to backends and to the local apiserver for %s, by result.", document),
-		}, []string{"result"}),
+		polls: metric.Counter(name+"_polls_total", fmt.Sprintf("Questions to backends and to the local apiserver for %s, by result.", document), "result",
+			resultOK, string(ReasonUnreachable), string(ReasonTimeout), string(ReasonStatus), string(ReasonTooLarge), string(ReasonInvalid)),
 		failing: prometheus.NewDesc(name+"_failing",
 			fmt.Sprintf("1 while a remote APIService's part of %s is not confirmed by its backend, by reason.", document), []string{"name", "reason"}, nil),
 		age: prometheus.NewDesc(name+"_age_seconds",
 			fmt.Sprintf("Time since a remote APIService's backend last confirmed its part of %s. Absent: it never did.", document), []string{"name"}, nil),
 		bytes: prometheus.NewDesc(name+"_document_bytes", sizesHelp, []string{"document"}, nil),
-	}
-	for _, r := range []Reason{resultOK, ReasonUnreachable, ReasonTimeout, ReasonStatus, ReasonTooLarge, ReasonInvalid} {
-		m.polls.WithLabelValues(string(r))
 	}
 	return m
 }

@@ -2,6 +2,8 @@ package entrypoint
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 // metrics are the publisher's.
@@ -24,22 +26,9 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		foreign: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "fairlead_entrypoint_foreign_writes_total", Help: "Changes of the endpoints of default/kubernetes by somebody other than Fairlead.",
 		}),
-		rounds: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "fairlead_entrypoint_rounds_total", Help: "Rounds of renewing the Lease and publishing, by result (passed, failed).",
-		}, []string{"result"}),
+		rounds: metric.Counter("fairlead_entrypoint_rounds_total", "Rounds of renewing the Lease and publishing, by result (passed, failed).", "result", "passed", "failed"),
 	}
-	for _, result := range []string{"passed", "failed"} {
-		m.rounds.WithLabelValues(result) // exists at 0, so that a rate over it is right from the first one
-	}
-	if r == nil {
-		return m, nil
-	}
-	for _, c := range []prometheus.Collector{m.published, m.replicas, m.contested, m.foreign, m.rounds} {
-		if err := r.Register(c); err != nil {
-			return nil, err
-		}
-	}
-	return m, nil
+	return m, metric.Register(r, "the entrypoint", m.published, m.replicas, m.contested, m.foreign, m.rounds)
 }
 
 func (m *metrics) round(err error) {

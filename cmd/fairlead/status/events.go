@@ -18,6 +18,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
+	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 // EventsConfig is what Events need. Table, Events, Leases and Identity must be set.
@@ -71,16 +72,9 @@ func NewEvents(c EventsConfig) (*Events, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	e := &Events{config: c, log: c.Logger, table: tableOf(c.Table), emitted: prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "fairlead_event_total", Help: "Events told of APIServices, by type (Normal, Warning), before those that are alike are made one.",
-	}, []string{"type"})}
-	for _, kind := range []string{corev1.EventTypeNormal, corev1.EventTypeWarning} {
-		e.emitted.WithLabelValues(kind)
-	}
-	if c.Metrics == nil {
-		return e, nil
-	}
-	return e, c.Metrics.Register(e.emitted)
+	e := &Events{config: c, log: c.Logger, table: tableOf(c.Table), emitted: metric.Counter("fairlead_event_total",
+		"Events told of APIServices, by type (Normal, Warning), before those that are alike are made one.", "type", corev1.EventTypeNormal, corev1.EventTypeWarning)}
+	return e, metric.Register(c.Metrics, "events", e.emitted)
 }
 
 // Run takes part in the election until ctx ends, and reports changes while it leads.

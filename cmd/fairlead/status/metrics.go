@@ -2,6 +2,8 @@ package status
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 // metrics are the writer's.
@@ -16,23 +18,10 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 			Name: "fairlead_status_writer_leading",
 			Help: "1 while this replica holds the Lease and writes statuses.",
 		}),
-		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "fairlead_status_write_total",
-			Help: "Writes of the condition fairlead.dev/Available, by result (written, failed).",
-		}, []string{"result"}),
+		writes: metric.Counter("fairlead_status_write_total", "Writes of the condition fairlead.dev/Available, by result (written, failed).",
+			"result", "written", "failed"),
 	}
-	for _, result := range []string{"written", "failed"} {
-		m.writes.WithLabelValues(result) // exists at 0, so that a rate over it is right from the first one
-	}
-	if r == nil {
-		return m, nil
-	}
-	for _, c := range []prometheus.Collector{m.leading, m.writes} {
-		if err := r.Register(c); err != nil {
-			return nil, err
-		}
-	}
-	return m, nil
+	return m, metric.Register(r, "the status writer", m.leading, m.writes)
 }
 
 func (m *metrics) wrote(err error) {
