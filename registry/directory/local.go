@@ -112,72 +112,47 @@ func (l *local) object(gv schema.GroupVersion) *apiregistrationv1.APIService {
 			Group: gv.Group, Version: gv.Version, GroupPriorityMinimum: 1000, VersionPriority: 100,
 		},
 	}
-	if p, builtin := builtinPriority(gv); builtin {
+	if g, ok := builtins()[gv.Group]; ok {
 		o.Labels[automanaged] = "onstart"
-		o.Spec.GroupPriorityMinimum, o.Spec.VersionPriority = p.group, p.version
+		// A version that is newer than this list comes last in its group.
+		o.Spec.GroupPriorityMinimum, o.Spec.VersionPriority = g.priority, max(g.versions[gv.Version], 1)
 	}
 	o.UID = uidOf("APIService " + o.Name)
 	o.CreationTimestamp = metav1.NewTime(l.begun.Truncate(time.Second))
 	return o
 }
 
-// priority is where a built-in group-version stands.
-type priority struct{ group, version int32 }
+// builtin is where a built-in group and its versions stand.
+type builtin struct {
+	priority int32
+	versions map[string]int32
+}
 
-// builtinPriority returns the priority of a group-version of kube-apiserver v1.36
-// (pkg/controlplane/apiserver/aggregator.go and cmd/kube-apiserver/app/aggregator.go). A version of
-// a built-in group that is newer than this list comes last in its group.
-func builtinPriority(gv schema.GroupVersion) (priority, bool) {
-	var group int32
-	versions := map[string]int32{"v1": 15}
-	switch gv.Group {
-	case "":
-		group, versions = 18000, map[string]int32{"v1": 1}
-	case "apps":
-		group = 17800
-	case "events.k8s.io":
-		group, versions = 17750, map[string]int32{"v1": 15, "v1beta1": 5}
-	case "authentication.k8s.io":
-		group, versions = 17700, map[string]int32{"v1": 15, "v1beta1": 9, "v1alpha1": 1}
-	case "authorization.k8s.io":
-		group = 17600
-	case "autoscaling":
-		group, versions = 17500, map[string]int32{"v1": 15, "v2": 30, "v2beta1": 9, "v2beta2": 1}
-	case "batch":
-		group, versions = 17400, map[string]int32{"v1": 15, "v1beta1": 9, "v2alpha1": 9}
-	case "certificates.k8s.io":
-		group, versions = 17300, map[string]int32{"v1": 15, "v1beta1": 9, "v1alpha1": 1}
-	case "networking.k8s.io":
-		group, versions = 17200, map[string]int32{"v1": 15, "v1beta1": 9}
-	case "policy":
-		group, versions = 17100, map[string]int32{"v1": 15, "v1beta1": 9}
-	case "rbac.authorization.k8s.io":
-		group = 17000
-	case "storage.k8s.io":
-		group, versions = 16800, map[string]int32{"v1": 15, "v1beta1": 9, "v1alpha1": 1}
-	case "apiextensions.k8s.io":
-		group = 16700
-	case "admissionregistration.k8s.io":
-		group, versions = 16700, map[string]int32{"v1": 15, "v1beta1": 12, "v1alpha1": 9}
-	case "scheduling.k8s.io":
-		group, versions = 16600, map[string]int32{"v1": 15, "v1alpha2": 2}
-	case "coordination.k8s.io":
-		group, versions = 16500, map[string]int32{"v1": 15, "v1beta1": 13, "v1alpha2": 12}
-	case "node.k8s.io":
-		group, versions = 16300, map[string]int32{"v1": 15, "v1alpha1": 1, "v1beta1": 9}
-	case "discovery.k8s.io":
-		group, versions = 16200, map[string]int32{"v1": 15, "v1beta1": 12}
-	case "resource.k8s.io":
-		group, versions = 16200, map[string]int32{"v1": 21, "v1beta2": 15, "v1beta1": 9, "v1alpha3": 1}
-	case "flowcontrol.apiserver.k8s.io":
-		group, versions = 16100, map[string]int32{"v1": 21, "v1beta3": 18, "v1beta2": 15, "v1beta1": 12, "v1alpha1": 9}
-	case "internal.apiserver.k8s.io":
-		group, versions = 16000, map[string]int32{"v1alpha1": 9}
-	case "storagemigration.k8s.io":
-		group, versions = 15800, map[string]int32{"v1beta1": 9}
-	default:
-		return priority{}, false
+// builtins are the groups of kube-apiserver v1.36 (pkg/controlplane/apiserver/aggregator.go and
+// cmd/kube-apiserver/app/aggregator.go).
+func builtins() map[string]builtin {
+	return map[string]builtin{
+		"":                             {18000, map[string]int32{"v1": 1}},
+		"apps":                         {17800, map[string]int32{"v1": 15}},
+		"events.k8s.io":                {17750, map[string]int32{"v1": 15, "v1beta1": 5}},
+		"authentication.k8s.io":        {17700, map[string]int32{"v1": 15, "v1beta1": 9, "v1alpha1": 1}},
+		"authorization.k8s.io":         {17600, map[string]int32{"v1": 15}},
+		"autoscaling":                  {17500, map[string]int32{"v1": 15, "v2": 30, "v2beta1": 9, "v2beta2": 1}},
+		"batch":                        {17400, map[string]int32{"v1": 15, "v1beta1": 9, "v2alpha1": 9}},
+		"certificates.k8s.io":          {17300, map[string]int32{"v1": 15, "v1beta1": 9, "v1alpha1": 1}},
+		"networking.k8s.io":            {17200, map[string]int32{"v1": 15, "v1beta1": 9}},
+		"policy":                       {17100, map[string]int32{"v1": 15, "v1beta1": 9}},
+		"rbac.authorization.k8s.io":    {17000, map[string]int32{"v1": 15}},
+		"storage.k8s.io":               {16800, map[string]int32{"v1": 15, "v1beta1": 9, "v1alpha1": 1}},
+		"apiextensions.k8s.io":         {16700, map[string]int32{"v1": 15}},
+		"admissionregistration.k8s.io": {16700, map[string]int32{"v1": 15, "v1beta1": 12, "v1alpha1": 9}},
+		"scheduling.k8s.io":            {16600, map[string]int32{"v1": 15, "v1alpha2": 2}},
+		"coordination.k8s.io":          {16500, map[string]int32{"v1": 15, "v1beta1": 13, "v1alpha2": 12}},
+		"node.k8s.io":                  {16300, map[string]int32{"v1": 15, "v1alpha1": 1, "v1beta1": 9}},
+		"discovery.k8s.io":             {16200, map[string]int32{"v1": 15, "v1beta1": 12}},
+		"resource.k8s.io":              {16200, map[string]int32{"v1": 21, "v1beta2": 15, "v1beta1": 9, "v1alpha3": 1}},
+		"flowcontrol.apiserver.k8s.io": {16100, map[string]int32{"v1": 21, "v1beta3": 18, "v1beta2": 15, "v1beta1": 12, "v1alpha1": 9}},
+		"internal.apiserver.k8s.io":    {16000, map[string]int32{"v1alpha1": 9}},
+		"storagemigration.k8s.io":      {15800, map[string]int32{"v1beta1": 9}},
 	}
-	version := versions[gv.Version]
-	return priority{group, max(version, 1)}, true
 }
