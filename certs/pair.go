@@ -35,8 +35,7 @@ type Pair struct {
 // pairState is one key pair. It is immutable.
 type pairState struct {
 	cert       *tls.Certificate // nil: none yet
-	generation uint64
-	superseded chan struct{} // closed once another is in place
+	superseded chan struct{}    // closed once another is in place
 }
 
 func newPair() *Pair {
@@ -48,10 +47,7 @@ func newPair() *Pair {
 // Certificate is the pair in force, nil while there is none. The caller must not change it.
 func (p *Pair) Certificate() *tls.Certificate { return p.current.Load().cert }
 
-// Generation counts the pairs, from 1; 0 while there is none. A connection made with an older generation should take no new stream; its requests and watches go on.
-func (p *Pair) Generation() uint64 { return p.current.Load().generation }
-
-// Changed is closed once another pair is in force than now.
+// Changed is closed once another pair is in force than now. A connection made with an older one should take no new stream; its requests and watches go on.
 func (p *Pair) Changed() <-chan struct{} { return p.current.Load().superseded }
 
 // GetClientCertificate is for tls.Config: it gives the pair of now to whichever server asks, as client-go does, because servers that ask for the wrong CA are common and
@@ -70,7 +66,7 @@ func (p *Pair) take(data [][]byte) error {
 		return err
 	}
 	old := p.current.Load()
-	p.current.Store(&pairState{cert: cert, generation: old.generation + 1, superseded: make(chan struct{})})
+	p.current.Store(&pairState{cert: cert, superseded: make(chan struct{})})
 	// Swap before close: who wakes up must find the new one.
 	close(old.superseded)
 	return nil

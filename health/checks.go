@@ -43,9 +43,7 @@ type Checks struct {
 	Draining *Draining
 	// List holds the checks, in the order in which they are shown. Empty: none besides those above.
 	List []Check
-	// Detailed says whether a caller may read why a check fails, which its sub-path then tells. Nil: nobody; the path is open to strangers.
-	Detailed func(*http.Request) bool
-	// Logger gets the reasons whenever what fails changes. Nil discards.
+	// Logger gets the reasons, which no caller may read: the path is open to strangers, whenever what fails changes. Nil discards.
 	Logger *slog.Logger
 
 	failing atomic.Pointer[string] // names that were logged last
@@ -65,7 +63,7 @@ func (c *Checks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
-	c.serveOne(w, r, checks[i])
+	serveOne(w, r, checks[i])
 }
 
 // Err returns why this process is not ready, nil when it is.
@@ -91,16 +89,12 @@ func (c *Checks) all() []Check {
 	return append(checks, c.List...)
 }
 
-func (c *Checks) serveOne(w http.ResponseWriter, r *http.Request, k Check) {
-	err := k.Func(r)
-	switch {
-	case err == nil:
-		writeOK(w, "ok")
-	case c.Detailed != nil && c.Detailed(r):
-		http.Error(w, fmt.Sprintf("internal server error: %v", err), http.StatusInternalServerError)
-	default:
+func serveOne(w http.ResponseWriter, r *http.Request, k Check) {
+	if k.Func(r) != nil {
 		http.Error(w, "internal server error: reason withheld", http.StatusInternalServerError)
+		return
 	}
+	writeOK(w, "ok")
 }
 
 func (c *Checks) serveAll(w http.ResponseWriter, r *http.Request) {

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"math/rand/v2"
@@ -102,10 +103,7 @@ func newTarget(p *Prober, k key, e *registry.Entry, cancel context.CancelFunc) *
 }
 
 func interval(e *registry.Entry) time.Duration {
-	if e.Policy.ProbeInterval > 0 {
-		return e.Policy.ProbeInterval
-	}
-	return defaultInterval
+	return cmp.Or(e.Policy.ProbeInterval, defaultInterval)
 }
 
 // follow takes over what a newer table says of the endpoint.

@@ -198,7 +198,7 @@ func TestUpgradeInNameOnly(t *testing.T) {
 				t.Errorf("%q: arrived with %v", fields, in)
 			}
 		}
-		h := &Head{Method: "GET", Path: "/api/v1/pods", Fields: authn.Head(nil).Append(http.Header{"Authorization": {"Bearer token-nobody-knows"}})}
+		h := &Head{Method: "GET", Path: "/api/v1/pods", Fields: authn.Head{{Name: "authorization", Value: "Bearer token-nobody-knows"}}}
 		if d, _ := w.proxy.decision(t.Context(), h, nil, true); d.Pool != authn.PoolUnproven {
 			t.Fatalf("%q: a token that nobody knows goes over pool %d", fields, d.Pool)
 		}

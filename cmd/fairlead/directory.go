@@ -49,7 +49,7 @@ func (d *door) makeAPIServices() (err error) {
 	if d.o.directory() == "" {
 		return nil
 	}
-	d.apiServices, err = apiservices.New(apiservices.Config{Table: d.registry.Table, Version: kubernetesVersion(), Logger: d.log})
+	d.apiServices, err = apiservices.New(apiservices.Config{Table: d.registry.Table, Version: kubernetesVersion()})
 	return err
 }
 

@@ -1,6 +1,7 @@
 package authn
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -48,8 +49,6 @@ type Config struct {
 	// ProvenTTL is how long a token counts as proven after the local apiserver last accepted it. Zero: 1 min, so that a client that asks every few
 	// seconds stays proven, and a stolen list of dead tokens is worth at most one refusal each.
 	ProvenTTL time.Duration
-	// ReviewTimeout bounds one TokenReview with its retries. Zero: 10 s, as upstream.
-	ReviewTimeout time.Duration
 	// Metrics registers the counters. Nil: they are not registered.
 	Metrics prometheus.Registerer
 }
@@ -72,9 +71,8 @@ type Authenticator struct {
 
 // New checks a Config and returns an Authenticator for it.
 func New(cfg Config) (*Authenticator, error) {
-	cfg.TokenTTL = orDefault(cfg.TokenTTL, 10*time.Second)
-	cfg.ProvenTTL = orDefault(cfg.ProvenTTL, time.Minute)
-	cfg.ReviewTimeout = orDefault(cfg.ReviewTimeout, 10*time.Second)
+	cfg.TokenTTL = cmp.Or(cfg.TokenTTL, 10*time.Second)
+	cfg.ProvenTTL = cmp.Or(cfg.ProvenTTL, time.Minute)
 	if cfg.ReviewGeneration == nil {
 		cfg.ReviewGeneration = func() uint64 { return 0 }
 	}
@@ -104,11 +102,4 @@ func New(cfg Config) (*Authenticator, error) {
 		return nil, fmt.Errorf("reading the names that the target trusts: %w", err)
 	}
 	return a, nil
-}
-
-func orDefault(d, def time.Duration) time.Duration {
-	if d == 0 {
-		return def
-	}
-	return d
 }

@@ -1,7 +1,6 @@
 package authn
 
 import (
-	"net/http"
 	"strings"
 	"time"
 
@@ -13,17 +12,6 @@ import (
 
 // Head is a request head's fields with lower-case names, in order. Pseudo-header fields may be among them and are ignored.
 type Head []hpack.HeaderField
-
-// Append adds the fields of a net/http header. Fields of one name keep their order.
-func (h Head) Append(from http.Header) Head {
-	for name, values := range from {
-		name = strings.ToLower(name)
-		for _, v := range values {
-			h = append(h, hpack.HeaderField{Name: name, Value: v})
-		}
-	}
-	return h
-}
 
 const fieldProtocol = "sec-websocket-protocol"
 

@@ -24,6 +24,8 @@ const (
 	// maxWaiting is how many may be under way or wait for it. More are refused at once. Both hold for strangers, of whom an address has
 	// a quarter, and again for those who are known.
 	maxWaiting = 4096
+	// reviewTimeout bounds one TokenReview with its retries, as upstream.
+	reviewTimeout = 10 * time.Second
 )
 
 var (
@@ -183,7 +185,7 @@ func (a *Authenticator) review(token Token, from bound.Source) (id *identity, er
 		q, from = a.regulars, bound.Source{User: token.Secret()} // whose it is is forgotten; one token has one review at a time
 	}
 	// Nobody's context: those who ask share the answer, and the first of them may leave.
-	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.ReviewTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), reviewTimeout)
 	defer cancel()
 	leave, err := q.Enter(ctx, from)
 	if err != nil {

@@ -255,6 +255,16 @@ func TestStrip(t *testing.T) {
 	}
 }
 
+// headOf has the fields of a net/http header.
+func headOf(from http.Header) (h Head) {
+	for name, values := range from {
+		for _, v := range values {
+			h = append(h, hpack.HeaderField{Name: strings.ToLower(name), Value: v})
+		}
+	}
+	return h
+}
+
 // TestStripOverHTTP: Go's own canonical spelling of whatever a client can send is stripped too.
 func TestStripOverHTTP(t *testing.T) {
 	t.Parallel()
@@ -262,7 +272,7 @@ func TestStripOverHTTP(t *testing.T) {
 	for _, f := range forgeries() {
 		h := http.Header{}
 		h.Set(f.Name, f.Value)
-		for _, got := range Head(nil).Append(h) {
+		for _, got := range headOf(h) {
 			own := strings.Contains(f.Name, "flag") || strings.Contains(f.Name, "cluster") || f.Name == "connection"
 			if !own && !a.Strip(got.Name, PoolRemote) {
 				t.Errorf("%q passes", got.Name)

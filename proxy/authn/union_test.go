@@ -191,7 +191,7 @@ func request(peer []*x509.Certificate, h, up http.Header, auth, proto []string) 
 // compare holds our answer for a side where Fairlead must know the caller to upstream's.
 func compare(t *testing.T, a *Authenticator, upstream authenticator.Request, conn *Conn, r *http.Request, name string) {
 	t.Helper()
-	c := read(a, conn, Head(nil).Append(r.Header), r.Header.Get("Upgrade"))
+	c := read(a, conn, headOf(r.Header), r.Header.Get("Upgrade"))
 	u, err := a.Review(t.Context(), &c, r.URL.Path)
 	if cached, known := a.Cached(&c, r.URL.Path); known && describe(cached) != describe(u) {
 		t.Errorf("%s: Cached says %s, Review %s", name, describe(cached), describe(u))

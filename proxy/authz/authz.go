@@ -1,6 +1,7 @@
 package authz
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,8 +32,6 @@ type Config struct {
 	AllowPaths []string
 	// AllowTTL and DenyTTL are how long a yes and a no are kept. Zero: 10 s each, as k8s.io/apiserver's delegating options. Negative: not at all.
 	AllowTTL, DenyTTL time.Duration
-	// Timeout bounds one SubjectAccessReview with its retries. Zero: 10 s, as upstream.
-	Timeout time.Duration
 	// Metrics registers the counters. Nil: they are not registered.
 	Metrics prometheus.Registerer
 }
@@ -82,6 +81,8 @@ const (
 	maxReviews = 64
 	// maxWaiting is how many may be under way or wait for it, a quarter of them for one user; more are refused at once.
 	maxWaiting = 4096
+	// reviewTimeout bounds one SubjectAccessReview with its retries, as upstream.
+	reviewTimeout = 10 * time.Second
 	// maxCached is the size of a request's own words beyond which an answer is not kept, as upstream: they are the caller's choice, and could fill any cache.
 	maxCached = 10000
 )
@@ -94,9 +95,8 @@ var (
 
 // New checks a Config and returns an Authorizer for it.
 func New(cfg Config) (*Authorizer, error) {
-	cfg.AllowTTL = orDefault(cfg.AllowTTL, 10*time.Second)
-	cfg.DenyTTL = orDefault(cfg.DenyTTL, 10*time.Second)
-	cfg.Timeout = orDefault(cfg.Timeout, 10*time.Second)
+	cfg.AllowTTL = cmp.Or(cfg.AllowTTL, 10*time.Second)
+	cfg.DenyTTL = cmp.Or(cfg.DenyTTL, 10*time.Second)
 	if cfg.AllowPaths == nil {
 		cfg.AllowPaths = []string{"/healthz", "/readyz", "/livez"}
 	}
@@ -123,13 +123,6 @@ func New(cfg Config) (*Authorizer, error) {
 		}
 	}
 	return z, nil
-}
-
-func orDefault(d, def time.Duration) time.Duration {
-	if d == 0 {
-		return def
-	}
-	return d
 }
 
 // shortcut decides what needs no review.
@@ -223,7 +216,7 @@ func (z *Authorizer) review(a *Attributes) (d Decision, err error) {
 }
 
 func (z *Authorizer) ask(ctx context.Context, a authorizer.Attributes) (Decision, error) {
-	ctx, cancel := context.WithTimeout(ctx, z.cfg.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
 	leave, err := z.queue.Enter(ctx, bound.Source{User: a.GetUser().GetName()})
 	if err != nil {

@@ -35,9 +35,6 @@ type Config struct {
 	// FetchOwn asks this process for what it serves itself: apiregistration.k8s.io with the dir:
 	// registry, whatever the local apiserver says of that group. It is asked once. Nil: nothing.
 	FetchOwn Do
-	// Every is the time between questions to a backend that answers, ± 20 %. Zero: 50 s, so that a
-	// change is seen within a minute even when the jitter is against it.
-	Every time.Duration
 	// Logger is for what goes wrong. Nil discards.
 	Logger *slog.Logger
 	// Metrics is where fairlead_<document>_* are registered. Nil: unregistered.
@@ -98,7 +95,7 @@ func New[S any](cfg Config, kind Kind[S]) (*Sources[S], error) {
 		cfg: cfg, kind: kind, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), last: cfg.Table(),
 		changed: make(chan time.Time, 1), hints: make(chan struct{}, 1),
 	}
-	s.set = newSet(s.ask, cmp.Or(cfg.Every, defaultEvery))
+	s.set = newSet(s.ask)
 	s.metrics = newMetrics(kind.Name, kind.SizesHelp, kind.Status, kind.Sizes)
 	return s, metric.Register(cfg.Metrics, kind.Name, append(kind.Metrics, s.metrics)...)
 }

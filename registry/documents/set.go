@@ -17,10 +17,11 @@ import (
 )
 
 const (
-	defaultEvery = 50 * time.Second
+	// every is the time between questions to a backend that answers, ± 20 %: a change is seen within a minute even when the jitter is against it.
+	every = 50 * time.Second
 	// firstRetry and lastRetry are the pauses after failures, doubling. A restart is over in a second or so; a backend that fails for long is asked as often as one that is well.
 	firstRetry = 250 * time.Millisecond
-	lastRetry  = defaultEvery
+	lastRetry  = every
 	// leastGap is the time between questions that were asked for by changes: a rollout of ten endpoints is one question, and a new group-version waits for nobody.
 	leastGap = 100 * time.Millisecond
 )
@@ -39,15 +40,14 @@ func keyOf(b *registry.Backend) key {
 // set is the backends of a table, each with the goroutine that asks it. Its methods are called by one goroutine, its owner's.
 type set[S any] struct {
 	ask      func(ctx context.Context, known *atomic.Pointer[S], entries []*registry.Entry) error
-	every    time.Duration
 	backends map[key]*backend[S]
 	serving  map[string]*backend[S] // :: APIService → its backend
 	running  sync.WaitGroup
 }
 
 // newSet makes an empty set. The backends' own goroutines call ask, with the entries that may be asked for now; there is at least one.
-func newSet[S any](ask func(context.Context, *atomic.Pointer[S], []*registry.Entry) error, every time.Duration) *set[S] {
-	return &set[S]{ask: ask, every: every, backends: make(map[key]*backend[S])}
+func newSet[S any](ask func(context.Context, *atomic.Pointer[S], []*registry.Entry) error) *set[S] {
+	return &set[S]{ask: ask, backends: make(map[key]*backend[S])}
 }
 
 // backend is one backend and its goroutine.
@@ -156,7 +156,7 @@ func (b *backend[S]) run(ctx context.Context) {
 			if !sleep(ctx, leastGap) {
 				return
 			}
-			wait = time.After(pause(b.set.every, failures))
+			wait = time.After(pause(failures))
 		}
 		select {
 		case <-wait:
@@ -188,7 +188,7 @@ func (b *backend[S]) askable() []*registry.Entry {
 }
 
 // pause is the time until the next question. The jitter keeps replicas and backends from asking in step.
-func pause(every time.Duration, failures int) time.Duration {
+func pause(failures int) time.Duration {
 	d := every
 	if failures > 0 {
 		d = min(firstRetry<<min(failures-1, 10), lastRetry)

@@ -65,7 +65,7 @@ func newRig() *rig {
 			<-ctx.Done()
 		}
 		return err
-	}, defaultEvery)
+	})
 	return r
 }
 

@@ -32,8 +32,6 @@ type Rules struct {
 	Self []netip.AddrPort
 	// Via dials through an egress proxy. Nil: directly.
 	Via func(ctx context.Context, network, address string) (net.Conn, error)
-	// Resolver resolves names. Nil: net.DefaultResolver.
-	Resolver *net.Resolver
 }
 
 // Refusal says why a host may not be dialled, or "". A name that passes is looked at again by Dial: it may lead
@@ -163,7 +161,6 @@ func numeric(label string) bool {
 func (r *Rules) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	if r.Via == nil {
 		d := net.Dialer{
-			Resolver:       r.Resolver,
 			ControlContext: func(_ context.Context, _, to string, _ syscall.RawConn) error { return r.check(to) },
 		}
 		return d.DialContext(ctx, network, address) //nolint:wrapcheck // net's own, which says all
@@ -178,7 +175,7 @@ func (r *Rules) Dial(ctx context.Context, network, address string) (net.Conn, er
 	if r.AllowLoopback {
 		return r.Via(ctx, network, address)
 	}
-	addresses, err := r.Resolver.LookupNetIP(ctx, "ip", host) // a nil Resolver is the default one
+	addresses, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 	if err != nil {
 		return nil, err //nolint:wrapcheck // a *net.DNSError, which says all
 	}

@@ -65,7 +65,7 @@ const (
 	waitForKeys = time.Minute
 	// askForKeys is how often they are looked at meanwhile.
 	askForKeys = 100 * time.Millisecond
-	// retire is how long an old configuration lives on for the requests that are just using it: their bound, see authn.Config.ReviewTimeout.
+	// retire is how long an old configuration lives on for the requests that are just using it: their bound, see proxy/authn's reviewTimeout.
 	retire = 10 * time.Second
 )
 

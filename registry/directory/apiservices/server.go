@@ -11,7 +11,6 @@ package apiservices
 
 import (
 	"fmt"
-	"log/slog"
 	"net/http"
 	"strings"
 	"time"
@@ -36,8 +35,6 @@ type Config struct {
 	Table func() *registry.Table
 	// Version is what /version says. Nil: it is not found.
 	Version *version.Info
-	// Logger receives what goes wrong while serving. Nil discards.
-	Logger *slog.Logger
 }
 
 // Server serves the group. Run must run for it to have anything to serve.
