@@ -1,6 +1,7 @@
 package certs
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -80,10 +81,7 @@ type Store struct {
 
 // New reads every file once; one that cannot be read or parsed is an error, because at the start there is no last good value. The ConfigMap is read by Run.
 func New(cfg Config) (*Store, error) {
-	s := &Store{cfg: cfg, logger: cfg.Logger, pair: newPair(), proxy: newPair(), reloads: newReloads()}
-	if s.logger == nil {
-		s.logger = slog.New(slog.DiscardHandler)
-	}
+	s := &Store{cfg: cfg, logger: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), pair: newPair(), proxy: newPair(), reloads: newReloads()}
 	s.clients = newClients(cfg, s.rebuild)
 	if err := s.sources(); err != nil {
 		return nil, err

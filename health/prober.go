@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -89,17 +90,12 @@ func New(c Config) (*Prober, error) {
 	if c.Header == nil {
 		c.Header = http.Header{"X-Remote-User": {"system:kube-aggregator"}, "X-Remote-Group": {"system:masters"}}
 	}
-	if c.MaxWatched == 0 {
-		c.MaxWatched = maxWatched
-	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
+	c.MaxWatched = cmp.Or(c.MaxWatched, maxWatched)
 	m, err := newMetrics(c.Metrics)
 	if err != nil {
 		return nil, err
 	}
-	p := &Prober{config: c, log: c.Logger, metrics: m, gate: newGate()}
+	p := &Prober{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: m, gate: newGate()}
 	p.index.Store(&index{})
 	return p, nil
 }

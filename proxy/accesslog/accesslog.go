@@ -10,6 +10,7 @@ package accesslog
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -75,10 +76,7 @@ func New(cfg Config) (*Log, error) {
 	if cfg.Writer == nil {
 		return nil, errors.New("making an access log: Writer is required")
 	}
-	l := &Log{cfg: cfg, log: cfg.Logger, wake: make(chan struct{}, 1), full: make(chan struct{}, 1)}
-	if l.log == nil {
-		l.log = slog.New(slog.DiscardHandler)
-	}
+	l := &Log{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), wake: make(chan struct{}, 1), full: make(chan struct{}, 1)}
 	lost := prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "fairlead_access_log_lost_total", Help: "Lines of the access log that were lost, because it could not be written, or not fast enough.",
 	}, func() float64 { return float64(l.lost.Load()) })

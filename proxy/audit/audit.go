@@ -10,6 +10,7 @@ package audit
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -85,14 +86,11 @@ func New(cfg Config) (*Log, error) {
 		return nil, fmt.Errorf("making an audit log: format %q is neither json nor legacy", cfg.Format)
 	}
 	l := &Log{
-		cfg: cfg, log: cfg.Logger, queue: make(chan entry, queued),
+		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), queue: make(chan entry, queued),
 		events: prometheus.NewCounter(prometheus.CounterOpts{Name: "fairlead_audit_events_total", Help: "Events of the audit log that were written."}),
 		lost: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "fairlead_audit_lost_total", Help: "Events of the audit log that were lost, because it could not be written, or not fast enough.",
 		}),
-	}
-	if l.log == nil {
-		l.log = slog.New(slog.DiscardHandler)
 	}
 	l.places.Lend, l.waiting.Lend = true, true // one that is busy at night has the log for itself
 	l.backend = auditlog.NewBackend(&l.lines, cfg.Format, auditv1.SchemeGroupVersion)

@@ -1,6 +1,7 @@
 package entrypoint
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -80,15 +81,12 @@ func New(c Config) (*Publisher, error) {
 	if c.Address.Port() == 0 {
 		return nil, errors.New("configuring entrypoint: the port must be set")
 	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
 	m, err := newMetrics(c.Metrics)
 	if err != nil {
 		return nil, err
 	}
 	c.Address = netip.AddrPortFrom(c.Address.Addr().Unmap(), c.Address.Port())
-	return &Publisher{config: c, log: c.Logger, metrics: m, members: members{known: map[string]*member{}}, leaving: make(chan struct{}, 1)}, nil
+	return &Publisher{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: m, members: members{known: map[string]*member{}}, leaving: make(chan struct{}, 1)}, nil
 }
 
 // CheckAddress returns why clients cannot be sent to an address; Kubernetes would refuse it too.

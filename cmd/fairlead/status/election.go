@@ -22,9 +22,9 @@ const (
 
 // election decides which replica does what only one may do.
 type election struct {
-	leases                     coordinationv1.LeasesGetter
-	namespace, lease, identity string
-	turn                       chan struct{} // has room for one: holds an element while a goroutine leads
+	leases          coordinationv1.LeasesGetter
+	lease, identity string        // the Lease is in kube-system
+	turn            chan struct{} // has room for one: holds an element while a goroutine leads
 }
 
 // run takes part until ctx ends, and calls lead while this replica leads. Losing the Lease only
@@ -35,7 +35,7 @@ func (e *election) run(ctx context.Context, lead func(context.Context)) error {
 		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 			Name: e.lease,
 			Lock: &resourcelock.LeaseLock{
-				LeaseMeta:  metav1.ObjectMeta{Namespace: e.namespace, Name: e.lease},
+				LeaseMeta:  metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: e.lease},
 				Client:     e.leases,
 				LockConfig: resourcelock.ResourceLockConfig{Identity: e.identity},
 			},

@@ -1,6 +1,7 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,7 +11,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -35,8 +35,6 @@ type EventsConfig struct {
 	// Faults says by name what else is wrong with an APIService, such as an unreadable bundle. Nil:
 	// nothing.
 	Faults func() map[string]string
-	// Namespace and Lease name the Lease. Empty: kube-system, fairlead-events.
-	Namespace, Lease string
 	// Logger gets changes of the leader. Nil discards.
 	Logger *slog.Logger
 	// Metrics takes fairlead_event_total. Nil: unregistered.
@@ -60,29 +58,23 @@ func NewEvents(c EventsConfig) (*Events, error) {
 	if c.Table == nil || c.Events == nil || c.Leases == nil || c.Identity == "" {
 		return nil, errors.New("configuring events: Table, Events, Leases and Identity must be set")
 	}
-	if c.Namespace == "" {
-		c.Namespace = metav1.NamespaceSystem
-	}
-	if c.Lease == "" {
-		c.Lease = "fairlead-events"
-	}
 	if c.Faults == nil {
 		c.Faults = func() map[string]string { return nil }
 	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
-	e := &Events{config: c, log: c.Logger, table: tableOf(c.Table), emitted: metric.Counter("fairlead_event_total",
+	e := &Events{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), table: tableOf(c.Table), emitted: metric.Counter("fairlead_event_total",
 		"Events told of APIServices, by type (Normal, Warning), before those that are alike are made one.", "type", corev1.EventTypeNormal, corev1.EventTypeWarning)}
 	return e, metric.Register(c.Metrics, "events", e.emitted)
 }
 
+// eventsLease elects the one who records.
+const eventsLease = "fairlead-events"
+
 // Run takes part in the election until ctx ends, and reports changes while it leads.
 func (e *Events) Run(ctx context.Context) error {
-	el := election{leases: e.config.Leases, namespace: e.config.Namespace, lease: e.config.Lease, identity: e.config.Identity, turn: make(chan struct{}, 1)}
+	el := election{leases: e.config.Leases, lease: eventsLease, identity: e.config.Identity, turn: make(chan struct{}, 1)}
 	return el.run(ctx, func(ctx context.Context) {
-		e.log.Info("telling of verdicts by events", "lease", e.config.Lease)
-		defer e.log.Info("no longer telling of verdicts by events", "lease", e.config.Lease)
+		e.log.Info("telling of verdicts by events", "lease", eventsLease)
+		defer e.log.Info("no longer telling of verdicts by events", "lease", eventsLease)
 		broadcaster := record.NewBroadcaster(record.WithContext(ctx))
 		broadcaster.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: e.config.Events.Events("")})
 		defer broadcaster.Shutdown()

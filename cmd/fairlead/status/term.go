@@ -135,7 +135,6 @@ func (t *term) write(ctx context.Context, entries []*registry.Entry) (next time.
 		}
 		next = earlier(next, have.notBefore)
 	}
-	t.forget(entries)
 	return next
 }
 
@@ -175,18 +174,6 @@ func wanted(e *registry.Entry) (want condition, known bool) {
 		return condition{}, false
 	}
 	return condition{apiregistrationv1.ConditionStatus(v.Status), v.Reason, v.Message}, true
-}
-
-// forget drops what is no longer in the table, lest names pile up between two lists.
-func (t *term) forget(entries []*registry.Entry) {
-	if len(t.entries) <= 2*len(entries)+100 {
-		return
-	}
-	kept := make(map[string]*written, len(entries))
-	for _, e := range entries {
-		kept[e.Name] = t.of(e.Name)
-	}
-	t.entries = kept
 }
 
 // apply makes our condition what it should be, the zero value none. Nobody else's is touched.

@@ -1,12 +1,12 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
 
 	"github.com/prometheus/client_golang/prometheus"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
@@ -24,8 +24,6 @@ type Config struct {
 	Leases coordinationv1.LeasesGetter
 	// Identity names this replica in the Lease. No two replicas may have the same.
 	Identity string
-	// Namespace and Lease name the Lease. Empty: kube-system, fairlead-status.
-	Namespace, Lease string
 	// Logger gets writes that fail and changes of the leader. Nil discards.
 	Logger *slog.Logger
 	// Metrics takes the writer's metrics. Nil: unregistered.
@@ -62,31 +60,25 @@ func New(c Config) (*Writer, error) {
 	if c.Table == nil || c.APIServices == nil || c.Leases == nil || c.Identity == "" {
 		return nil, errors.New("configuring status writer: Table, APIServices, Leases and Identity must be set")
 	}
-	if c.Namespace == "" {
-		c.Namespace = metav1.NamespaceSystem
-	}
-	if c.Lease == "" {
-		c.Lease = "fairlead-status"
-	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
 	m, err := newMetrics(c.Metrics)
 	if err != nil {
 		return nil, err
 	}
-	return &Writer{config: c, log: c.Logger, metrics: m, table: tableOf(c.Table)}, nil
+	return &Writer{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: m, table: tableOf(c.Table)}, nil
 }
+
+// lease elects the one who writes.
+const lease = "fairlead-status"
 
 // Run takes part in the election until ctx ends, and writes while it leads. Losing the Lease only
 // ends the writing.
 func (w *Writer) Run(ctx context.Context) error {
-	e := election{leases: w.config.Leases, namespace: w.config.Namespace, lease: w.config.Lease, identity: w.config.Identity, turn: make(chan struct{}, 1)}
+	e := election{leases: w.config.Leases, lease: lease, identity: w.config.Identity, turn: make(chan struct{}, 1)}
 	return e.run(ctx, func(ctx context.Context) {
-		w.log.Info("writing statuses", "lease", w.config.Lease)
+		w.log.Info("writing statuses", "lease", lease)
 		w.metrics.leading.Set(1)
 		defer w.metrics.leading.Set(0)
-		defer w.log.Info("no longer writing statuses", "lease", w.config.Lease)
+		defer w.log.Info("no longer writing statuses", "lease", lease)
 		(&term{writer: w, entries: map[string]*written{}}).run(ctx)
 	})
 }

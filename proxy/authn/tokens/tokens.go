@@ -1,6 +1,7 @@
 package tokens
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -37,10 +38,7 @@ type Config struct {
 
 // New makes one that knows no token yet.
 func New(c Config) *Tokens {
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
-	return &Tokens{log: c.Logger, judged: c.Judged, changed: make(chan struct{}, 1)}
+	return &Tokens{log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), judged: c.Judged, changed: make(chan struct{}, 1)}
 }
 
 var errJudged = errors.New("jwt: the local apiserver judges all tokens: configure its issuers there, or run without one (--registry=dir: without --kubeconfig)")
