@@ -114,7 +114,7 @@ func (c *client) pathOf(ctx context.Context, subject string) (string, error) {
 	}
 	for i := range s.APIServices {
 		if a := &s.APIServices[i]; a.Name == subject {
-			return groupVersionPath(schema.GroupVersion{Group: a.Group, Version: a.Version}), nil
+			return a.Path(), nil
 		}
 	}
 	mapper, err := c.flags.ToRESTMapper()
@@ -125,18 +125,11 @@ func (c *client) pathOf(ctx context.Context, subject string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%q is neither a path nor an APIService nor a resource: %w", subject, err)
 	}
-	path := groupVersionPath(gvr.GroupVersion()) + "/"
+	path := (&answer.APIService{Group: gvr.Group, Version: gvr.Version}).Path() + "/"
 	if ns := *c.flags.Namespace; ns != "" {
 		path += "namespaces/" + ns + "/"
 	}
 	return path + gvr.Resource, nil
-}
-
-func groupVersionPath(gv schema.GroupVersion) string {
-	if gv.Group == "" {
-		return "/api/" + gv.Version
-	}
-	return "/apis/" + gv.Group + "/" + gv.Version
 }
 
 // resource reads a resource as kubectl get does: name, name.group, or name.version.group.

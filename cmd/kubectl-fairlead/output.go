@@ -5,16 +5,12 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strconv"
 	"strings"
-	"time"
 	"unicode"
 	"unicode/utf8"
 
 	"golang.org/x/term"
 	"sigs.k8s.io/yaml"
-
-	"github.com/fairlead-proxy/fairlead/cmd/answer"
 )
 
 // palette colours words. The zero palette does not.
@@ -104,43 +100,4 @@ func encode(w io.Writer, form string, v any) (done bool, err error) {
 		return true, err
 	}
 	return false, nil
-}
-
-// ago is how long something has lasted, roughly.
-func ago(now, t time.Time) string {
-	if t.IsZero() {
-		return "-"
-	}
-	d := max(now.Sub(t), 0)
-	const day = 24 * time.Hour
-	switch {
-	case d >= 2*day:
-		return fmt.Sprintf("%dd", d/day)
-	case d >= 2*time.Hour:
-		return fmt.Sprintf("%dh", d/time.Hour)
-	case d >= 2*time.Minute:
-		return fmt.Sprintf("%dm", d/time.Minute)
-	}
-	return fmt.Sprintf("%ds", d/time.Second)
-}
-
-// latency is the 99th percentile of the last minute.
-func latency(t *answer.Traffic) string {
-	switch {
-	case t == nil || t.P99 <= 0:
-		return "-"
-	case t.P99 < .01:
-		return fmt.Sprintf("%.1fms", t.P99*1e3)
-	case t.P99 < 1:
-		return fmt.Sprintf("%.0fms", t.P99*1e3)
-	}
-	return fmt.Sprintf("%.1fs", t.P99)
-}
-
-// perSecond is the rate of requests of the last minute.
-func perSecond(t *answer.Traffic) string {
-	if t == nil || t.Rate <= 0 {
-		return "-"
-	}
-	return strconv.FormatFloat(t.Rate, 'f', -1, 64) + "/s"
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -143,16 +144,17 @@ func (c *client) row(now time.Time, a *answer.APIService, wide bool) []cell {
 	if a.Kind == "local" {
 		service, endpoints = "Local", "-"
 	}
+	traffic := cmp.Or(a.Traffic, &answer.Traffic{})
 	row := []cell{
-		{text: a.Name}, {text: service}, {available, paint}, {reason, paint}, {text: ago(now, a.Verdict.Since)}, {text: endpoints},
-		{text: strconv.FormatInt(a.InFlight, 10)}, {text: latency(a.Traffic)}, c.expires(now, a.Expires()),
+		{text: a.Name}, {text: service}, {available, paint}, {reason, paint}, {text: answer.Ago(now, a.Verdict.Since)}, {text: endpoints},
+		{text: strconv.FormatInt(a.InFlight, 10)}, {text: answer.Latency(traffic.P99)}, c.expires(now, a.Expires()),
 	}
 	if wide {
 		message := a.Verdict.Message
 		if a.Maintenance != "" {
 			message = a.Maintenance
 		}
-		row = append(row, cell{text: perSecond(a.Traffic)}, cell{text: strconv.FormatInt(a.LongRunning, 10)}, cell{text: fmt.Sprintf("%d/%d", a.GroupPriority, a.VersionPriority)},
+		row = append(row, cell{text: answer.Rate(traffic.Rate)}, cell{text: strconv.FormatInt(a.LongRunning, 10)}, cell{text: fmt.Sprintf("%d/%d", a.GroupPriority, a.VersionPriority)},
 			cell{text: a.ServerName}, cell{text: message})
 	}
 	return row

@@ -21,7 +21,7 @@ const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect
 
 // addHTML adds the page, the detail of an APIService, and their two files.
 func (p *Pages) addHTML() error {
-	t, err := template.New("").Funcs(template.FuncMap{"ago": ago, "left": answer.Left, "urgency": urgency, "stamp": stamp, "told": func(now time.Time, list []answer.Transition) story { return story{now, list} }, "took": took, "rate": rate, "spark": spark, "worst": worst}).ParseFS(assets, "assets/*.html")
+	t, err := template.New("").Funcs(template.FuncMap{"ago": answer.Ago, "left": answer.Left, "urgency": urgency, "stamp": stamp, "told": func(now time.Time, list []answer.Transition) story { return story{now, list} }, "took": answer.Latency, "rate": answer.Rate, "spark": spark, "worst": worst}).ParseFS(assets, "assets/*.html")
 	if err != nil {
 		return fmt.Errorf("reading templates: %w", err)
 	}

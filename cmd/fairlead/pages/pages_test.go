@@ -57,7 +57,7 @@ func TestDocuments(t *testing.T) {
 	for path, wants := range map[string][]string{
 		"/status":                         {`"reason": "too_large"`, `"message": "33554433 bytes"`, `"resources": 3`, `"confirmed": "20`, `"v2": false`, `"v3": true`},
 		"/":                               {"discovery: too_large"},
-		"/apiservice/v1.good.example.com": {"3 resources", "confirmed 1h30m ago", "33554433 bytes", "no v2, v3, confirmed 0s ago"},
+		"/apiservice/v1.good.example.com": {"3 resources", "confirmed 90m ago", "33554433 bytes", "no v2, v3, confirmed 0s ago"},
 	} {
 		_, body := s.get(t, path)
 		for _, want := range wants {

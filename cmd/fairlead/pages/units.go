@@ -8,24 +8,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 )
 
-// ago is how long something has lasted, in its two largest units.
-func ago(now, t time.Time) string {
-	if t.IsZero() {
-		return "–"
-	}
-	d := max(now.Sub(t), 0)
-	const day = 24 * time.Hour
-	switch {
-	case d >= day:
-		return fmt.Sprintf("%dd%dh", d/day, d%day/time.Hour)
-	case d >= time.Hour:
-		return fmt.Sprintf("%dh%dm", d/time.Hour, d%time.Hour/time.Minute)
-	case d >= time.Minute:
-		return fmt.Sprintf("%dm%ds", d/time.Minute, d%time.Minute/time.Second)
-	}
-	return fmt.Sprintf("%ds", d/time.Second)
-}
-
 // urgency is the class of the style sheet for what Left says.
 func urgency(now, t time.Time) string {
 	switch d := t.Sub(now); {
@@ -44,30 +26,6 @@ func stamp(now, t time.Time) string {
 		return t.Format("Jan _2 15:04")
 	}
 	return t.Format(time.TimeOnly)
-}
-
-// took is a latency in seconds, with the two digits that one can compare.
-func took(seconds float64) string {
-	switch {
-	case seconds <= 0:
-		return "–"
-	case seconds < .01:
-		return fmt.Sprintf("%.1f ms", seconds*1e3)
-	case seconds < 1:
-		return fmt.Sprintf("%.0f ms", seconds*1e3)
-	}
-	return fmt.Sprintf("%.1f s", seconds)
-}
-
-// rate is a number of requests per second.
-func rate(perSecond float64) string {
-	switch {
-	case perSecond <= 0:
-		return "–"
-	case perSecond < 10:
-		return fmt.Sprintf("%.1f/s", perSecond)
-	}
-	return fmt.Sprintf("%.0f/s", perSecond)
 }
 
 func worst(list []float64) float64 {
