@@ -4,6 +4,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -193,13 +194,8 @@ func CheckBackend(apiService string, b *registry.Backend, bundle []byte, live ma
 	}
 	cas := r.bundle(bundle)
 	used := make(map[string]bool)
-	endpoints := make([]string, 0, len(live))
-	for endpoint := range live {
-		endpoints = append(endpoints, endpoint)
-	}
-	slices.Sort(endpoints)
 	sound := true
-	for _, endpoint := range endpoints {
+	for _, endpoint := range slices.Sorted(maps.Keys(live)) {
 		root, err := trust.VerifyChain(bundle, b.ServerName, live[endpoint])
 		if err != nil {
 			sound = false

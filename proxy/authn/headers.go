@@ -2,6 +2,7 @@ package authn
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -81,12 +82,7 @@ type renderer struct {
 }
 
 func (r *renderer) addExtra(prefix string, extra map[string][]string) {
-	keys := make([]string, 0, len(extra))
-	for k := range extra {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	for _, k := range keys {
+	for _, k := range slices.Sorted(maps.Keys(extra)) {
 		name := prefix + escapeKey(k)
 		for _, v := range extra[k] {
 			r.add("extra", name, v)

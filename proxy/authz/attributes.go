@@ -1,7 +1,7 @@
 package authz
 
 import (
-	"encoding/binary"
+	"fmt"
 	"hash/maphash"
 	"maps"
 	"slices"
@@ -98,29 +98,9 @@ func cloneAll(in []string) []string {
 	return out
 }
 
-// key writes a question down so that no two have the same text: every part is preceded by its length.
+// key writes a question down so that no two have the same text: every part is quoted, and a map is in order.
 func (a *Attributes) key() string {
-	var b []byte
-	add := func(parts ...string) {
-		b = binary.AppendUvarint(b, uint64(len(parts)))
-		for _, p := range parts {
-			b = binary.AppendUvarint(b, uint64(len(p)))
-			b = append(b, p...)
-		}
-	}
-	if a.ResourceRequest {
-		add("resource")
-	}
-	w := a.words()
-	add(w[:]...)
-	add(a.User.GetName(), a.User.GetUID())
-	add(a.User.GetGroups()...)
-	extra := a.User.GetExtra()
-	for _, k := range slices.Sorted(maps.Keys(extra)) {
-		add(k)
-		add(extra[k]...)
-	}
-	return string(b)
+	return fmt.Sprintf("%t%q%q%q%q%q", a.ResourceRequest, a.words(), a.User.GetName(), a.User.GetUID(), a.User.GetGroups(), a.User.GetExtra())
 }
 
 // record is what a review is asked with: the same that upstream's authorization filter makes of a request (GetAuthorizerAttributes in

@@ -10,6 +10,7 @@ package tracing
 import (
 	"context"
 	"net/http"
+	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -57,27 +58,17 @@ type Span struct {
 	seen  bool // the response head
 }
 
-// carrier reads fields where they are.
-type carrier []hpack.HeaderField
-
-func (c carrier) Get(key string) string {
-	for i := range c {
-		if c[i].Name == key {
-			return c[i].Value
-		}
-	}
-	return ""
-}
-
-func (carrier) Set(string, string) {}
-
-func (carrier) Keys() []string { return nil }
-
 // Start begins a span.
 func (t *Tracer) Start(r *Request) *Span {
 	ctx := context.Background()
 	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindServer), trace.WithTimestamp(r.Began)}
-	if from := trace.SpanContextFromContext(propagation.TraceContext{}.Extract(ctx, carrier(r.Fields))); from.IsValid() {
+	received := propagation.MapCarrier{}
+	for _, f := range slices.Backward(r.Fields) { // of several the first counts
+		if Carries(f.Name) {
+			received[f.Name] = f.Value
+		}
+	}
+	if from := trace.SpanContextFromContext(propagation.TraceContext{}.Extract(ctx, received)); from.IsValid() {
 		if r.Trusted {
 			ctx = trace.ContextWithRemoteSpanContext(ctx, from)
 		} else {
@@ -96,34 +87,16 @@ func (t *Tracer) Start(r *Request) *Span {
 
 // Fields appends the fields that tell the next hop of this span.
 func (s *Span) Fields(set []hpack.HeaderField) []hpack.HeaderField {
-	out := injected{}
-	propagation.TraceContext{}.Inject(trace.ContextWithSpanContext(context.Background(), s.span.SpanContext()), &out)
-	if out.parent == "" {
-		return set
-	}
-	// Sensitive keeps what differs with each request out of the tables of HPACK.
-	set = append(set, hpack.HeaderField{Name: parentHeader, Value: out.parent, Sensitive: true})
-	if out.state != "" {
-		set = append(set, hpack.HeaderField{Name: stateHeader, Value: out.state, Sensitive: true})
+	out := propagation.MapCarrier{}
+	propagation.TraceContext{}.Inject(trace.ContextWithSpanContext(context.Background(), s.span.SpanContext()), out)
+	for _, name := range []string{parentHeader, stateHeader} {
+		if value := out[name]; value != "" {
+			// Sensitive keeps what differs with each request out of the tables of HPACK.
+			set = append(set, hpack.HeaderField{Name: name, Value: value, Sensitive: true})
+		}
 	}
 	return set
 }
-
-// injected takes what the propagator writes.
-type injected struct{ parent, state string }
-
-func (*injected) Get(string) string { return "" }
-
-func (i *injected) Set(key, value string) {
-	switch key {
-	case parentHeader:
-		i.parent = value
-	case stateHeader:
-		i.state = value
-	}
-}
-
-func (*injected) Keys() []string { return nil }
 
 // Header puts the same fields into the header of net/http's kind, in the place of the client's.
 func (s *Span) Header(h http.Header) {
