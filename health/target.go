@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 const (
@@ -124,12 +125,7 @@ func (t *target) alarm(source *atomic.Bool) {
 	}
 }
 
-func (t *target) poke() {
-	select {
-	case t.wake <- struct{}{}:
-	default:
-	}
-}
+func (t *target) poke() { latest.Wake(t.wake) }
 
 // atOnce is not zero: under the race detector Go 1.26.8 crashes in maybeRunChan when a timer of a synctest bubble is
 // due as it is selected on.

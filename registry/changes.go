@@ -14,6 +14,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry/directory"
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 // kind is one of the kinds of objects that the table is made from.
@@ -68,7 +69,7 @@ func (c *changes) set(k key, object runtime.Object) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.setLocked(k, object)
-	c.wake()
+	latest.Wake(c.signal)
 }
 
 func (c *changes) setLocked(k key, object runtime.Object) {
@@ -91,7 +92,7 @@ func (c *changes) replace(what kind, objects map[types.NamespacedName]runtime.Ob
 		c.setLocked(key{what, name}, object)
 	}
 	c.replaced[what] = true
-	c.wake()
+	latest.Wake(c.signal)
 }
 
 // replaceAll notes the complete set of every kind at once, so that no table sees a new APIService without its new Service.
@@ -111,7 +112,7 @@ func (c *changes) replaceAll(objects []runtime.Object, problems []directory.Faul
 	}
 	c.replaced = [kinds]bool{kindAPIService: true, kindService: true, kindSlice: true}
 	c.problems, c.told = problems, true
-	c.wake()
+	latest.Wake(c.signal)
 }
 
 // shadow notes which definitions of custom resources are hidden, by the group-versions that they serve.
@@ -119,7 +120,7 @@ func (c *changes) shadow(definitions map[schema.GroupVersion]string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.shadowed, c.looked = definitions, true
-	c.wake()
+	latest.Wake(c.signal)
 }
 
 // report notes a verdict.
@@ -130,7 +131,7 @@ func (c *changes) report(r Report) {
 		c.reports = make(map[reportKey]Report)
 	}
 	c.reports[reportKey{r.Name, r.Address}] = r
-	c.wake()
+	latest.Wake(c.signal)
 }
 
 // reported reports whether a verdict about the endpoint waits to be taken.
@@ -139,14 +140,6 @@ func (c *changes) reported(r Report) bool {
 	defer c.mu.Unlock()
 	_, ok := c.reports[reportKey{r.Name, r.Address}]
 	return ok
-}
-
-// wake leaves a token for the writer, unless one is there.
-func (c *changes) wake() {
-	select {
-	case c.signal <- struct{}{}:
-	default:
-	}
 }
 
 // take empties the changes.

@@ -23,6 +23,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
@@ -107,17 +108,9 @@ func (l *Log) Add(key uint32, line *Line) {
 	s.mu.Unlock()
 	switch {
 	case before == 0:
-		signal(l.wake)
+		latest.Wake(l.wake)
 	case before < soon && after >= soon:
-		signal(l.full)
-	}
-}
-
-// signal is for channels with room for one: who reads looks at everything.
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
+		latest.Wake(l.full)
 	}
 }
 

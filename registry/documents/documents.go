@@ -101,11 +101,11 @@ func New[S any](cfg Config, kind Kind[S]) (*Sources[S], error) {
 }
 
 // Touch says that there is something to publish anew. It never blocks.
-func (s *Sources[S]) Touch() { leave(s.changed) }
+func (s *Sources[S]) Touch() { latest.Wake(s.changed) }
 
 // LocalChanged hints that the local apiserver may have something new to say: a CRD has changed. It
 // never blocks.
-func (s *Sources[S]) LocalChanged() { leave(s.hints) }
+func (s *Sources[S]) LocalChanged() { latest.Wake(s.hints) }
 
 // Each calls f with what is known of every backend of the last table. It is for Publish.
 func (s *Sources[S]) Each(f func(known *atomic.Pointer[S], entries []*registry.Entry)) {
@@ -197,13 +197,4 @@ func localChanged(old, t *registry.Table) bool {
 		}
 	}
 	return len(t.Entries()) != len(old.Entries())
-}
-
-// leave leaves a token, unless one is there.
-func leave[T any](in chan<- T) {
-	var token T
-	select {
-	case in <- token:
-	default:
-	}
 }

@@ -14,6 +14,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 const (
@@ -76,7 +77,7 @@ func (s *set[S]) update(ctx context.Context, entries []*registry.Entry) {
 			b = s.start(ctx, k, entries)
 		case !slices.Equal(*b.entries.Load(), entries):
 			if old := b.entries.Swap(&entries); worthAsking(*old, entries) {
-				leave(b.poke)
+				latest.Wake(b.poke)
 			}
 		}
 		for _, e := range entries {

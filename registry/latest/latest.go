@@ -30,3 +30,12 @@ func Of[S interface{ Superseded() <-chan struct{} }](ctx context.Context, load f
 		}
 	}
 }
+
+// Wake leaves a token in a channel with room for one, unless one is there: whoever takes it looks at everything. It never blocks.
+func Wake[T any](wake chan<- T) {
+	var token T
+	select {
+	case wake <- token:
+	default:
+	}
+}

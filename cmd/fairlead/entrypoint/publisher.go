@@ -14,6 +14,8 @@ import (
 	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	discoveryv1 "k8s.io/client-go/kubernetes/typed/discovery/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 // Config is what a Publisher needs. All but Logger and Metrics must be set.
@@ -99,12 +101,7 @@ func CheckAddress(a netip.Addr) error {
 
 // Withdraw removes this replica at once and for good: it is about to end. It does not wait, and may
 // be called by any goroutine, repeatedly.
-func (p *Publisher) Withdraw() {
-	select {
-	case p.leaving <- struct{}{}:
-	default: // it is known already
-	}
-}
+func (p *Publisher) Withdraw() { latest.Wake(p.leaving) }
 
 // Run publishes until ctx ends, and withdraws before it returns.
 func (p *Publisher) Run(ctx context.Context) error {

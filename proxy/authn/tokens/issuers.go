@@ -10,6 +10,8 @@ import (
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	tokenunion "k8s.io/apiserver/pkg/authentication/token/union"
 	"k8s.io/apiserver/plugin/pkg/authenticator/token/oidc"
+
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 // issuers are the JWT issuers of one configuration.
@@ -120,10 +122,7 @@ func (t *Tokens) await(ctx context.Context, next *issuers) error {
 		case <-ctx.Done():
 			return fmt.Errorf("waiting for the keys of issuers: %w", err)
 		case <-t.changed:
-			select {
-			case t.changed <- struct{}{}: // for Run
-			default: // there is yet another one
-			}
+			latest.Wake(t.changed) // for Run
 			return fmt.Errorf("waiting for the keys of issuers, there is a newer configuration: %w", err)
 		case <-tick.C:
 		}

@@ -11,6 +11,8 @@ import (
 	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/token/tokenfile"
+
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 // Tokens says who a bearer token belongs to. Make one with New.
@@ -66,10 +68,7 @@ func (t *Tokens) TakeConfig(data []byte) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.config = config
-	select {
-	case t.changed <- struct{}{}:
-	default: // Run will find the latest
-	}
+	latest.Wake(t.changed)
 	return nil
 }
 
