@@ -16,13 +16,11 @@ import (
 )
 
 // legacyVersion asks for one group-version's APIResourceList and converts it as kube-aggregator does.
-func (d *Discovery) legacyVersion(ctx context.Context, old *version, e *registry.Entry) *version {
-	if old == nil {
-		old = &version{}
-	}
+func (d *Discovery) legacyVersion(ctx context.Context, old version, e *registry.Entry) *version {
 	doc, err := d.askLegacy(ctx, e)
 	if err != nil {
-		return &version{doc: old.doc, confirmed: old.confirmed, err: err}
+		old.err = err
+		return &old
 	}
 	return accept(old, e.GroupVersion, doc, time.Now())
 }

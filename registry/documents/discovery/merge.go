@@ -68,7 +68,7 @@ func (m *merge) version(e *registry.Entry) *apidiscoveryv2.APIVersionDiscovery {
 		return m.local[e.GroupVersion]
 	}
 	v := m.known(e)
-	if v == nil || v.doc == nil {
+	if v.doc == nil {
 		return &apidiscoveryv2.APIVersionDiscovery{Version: e.GroupVersion.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessStale}
 	}
 	if m.staleAfter <= 0 || !failing(e, v) {
@@ -86,17 +86,16 @@ func (m *merge) version(e *registry.Entry) *apidiscoveryv2.APIVersionDiscovery {
 	return &stale
 }
 
-// known is what the backend of a remote entry has said. Nil: it has not been asked.
-func (m *merge) known(e *registry.Entry) *version {
-	s := m.sources[e.Name]
-	if s == nil {
-		return nil
+// known is what the backend of a remote entry has said. Zero: it has not been asked.
+func (m *merge) known(e *registry.Entry) version {
+	if s := m.sources[e.Name]; s != nil {
+		return s.Load().version(e.GroupVersion)
 	}
-	return s.Load().versions[e.GroupVersion]
+	return version{}
 }
 
 // failing reports whether what is known of an entry is no longer confirmed.
-func failing(e *registry.Entry, v *version) bool {
+func failing(e *registry.Entry, v version) bool {
 	return v.err != nil || e.Verdict.Status == corev1.ConditionFalse
 }
 

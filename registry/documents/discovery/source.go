@@ -50,6 +50,21 @@ type version struct {
 	err error
 }
 
+// version is what is known of a group-version. Zero: nothing.
+func (s *state) version(gv schema.GroupVersion) version {
+	if v := s.versions[gv]; v != nil {
+		return *v
+	}
+	return version{}
+}
+
+// next begins what is known afterwards: what is not asked for now, because it is unavailable for a while, stays.
+func (s *state) next(etag string) *state {
+	next := &state{versions: make(map[schema.GroupVersion]*version, len(s.versions)), etag: etag}
+	maps.Copy(next.versions, s.versions)
+	return next
+}
+
 // ask asks a backend for its group-versions, by aggregated discovery if it knows that.
 func (d *Discovery) ask(ctx context.Context, known *state, entries []*registry.Entry) (next *state, changed bool, err error) {
 	if entries = grouped(entries); len(entries) == 0 {
@@ -99,7 +114,7 @@ func (d *Discovery) answer(ctx context.Context, old *state, entries []*registry.
 // covers reports whether an ETag stands for all entries: each has been said something of.
 func covers(s *state, entries []*registry.Entry) bool {
 	for _, e := range entries {
-		if v := s.versions[e.GroupVersion]; v == nil || v.doc == nil {
+		if s.version(e.GroupVersion).doc == nil {
 			return false
 		}
 	}
@@ -113,11 +128,7 @@ func isAggregated(h http.Header) bool {
 
 // parse reads an aggregated document.
 func (d *Discovery) parse(a documents.Answer) (map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery, error) {
-	list := &apidiscoveryv2.APIGroupDiscoveryList{}
-	media, _, err := mime.ParseMediaType(a.Header.Get("Content-Type"))
-	if err == nil {
-		err = decode(d.codecs.aggregated, media, a.Body, list)
-	}
+	list, media, err := d.aggregatedList(a)
 	if err == nil && media == runtime.ContentTypeProtobuf {
 		list, err = clean(list)
 	}
@@ -125,6 +136,15 @@ func (d *Discovery) parse(a documents.Answer) (map[schema.GroupVersion]*apidisco
 		return nil, a.Invalid(err)
 	}
 	return byGroupVersion(list), nil
+}
+
+// aggregatedList decodes an aggregated document and says which media type it came in.
+func (d *Discovery) aggregatedList(a documents.Answer) (list *apidiscoveryv2.APIGroupDiscoveryList, media string, err error) {
+	list = &apidiscoveryv2.APIGroupDiscoveryList{}
+	if media, _, err = mime.ParseMediaType(a.Header.Get("Content-Type")); err == nil {
+		err = decode(d.codecs.aggregated, media, a.Body, list)
+	}
+	return list, media, err
 }
 
 // clean makes valid UTF-8 of all texts, as JSON is in any case. Go's protobuf does not look at them, but that of other languages refuses a whole document for one byte.
@@ -143,14 +163,14 @@ func clean(list *apidiscoveryv2.APIGroupDiscoveryList) (*apidiscoveryv2.APIGroup
 // taken takes from a document what belongs to the entries, and nothing else. What it does not hold is Current and empty: the backend is there and serves nothing.
 func taken(old *state, entries []*registry.Entry, found map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery, etag string) (*state, error) {
 	var first error
-	next := &state{versions: make(map[schema.GroupVersion]*version, len(entries)), etag: etag}
+	next := old.next(etag)
 	now := time.Now()
 	for _, e := range entries {
 		doc := found[e.GroupVersion]
 		if doc == nil {
 			doc = &apidiscoveryv2.APIVersionDiscovery{}
 		}
-		v := accept(old.versions[e.GroupVersion], e.GroupVersion, doc, now)
+		v := accept(old.version(e.GroupVersion), e.GroupVersion, doc, now)
 		next.versions[e.GroupVersion] = v
 		if first == nil {
 			first = v.err
@@ -159,19 +179,16 @@ func taken(old *state, entries []*registry.Entry, found map[schema.GroupVersion]
 	if first != nil {
 		next.etag = "" // a 304 must not make it look well
 	}
-	keep(next, old)
 	return next, first
 }
 
 // accept makes a version of what a backend has said of it: bounded, and repaired where clients are known to stumble.
-func accept(old *version, gv schema.GroupVersion, doc *apidiscoveryv2.APIVersionDiscovery, now time.Time) *version {
+func accept(old version, gv schema.GroupVersion, doc *apidiscoveryv2.APIVersionDiscovery, now time.Time) *version {
 	doc.Version, doc.Freshness = gv.Version, apidiscoveryv2.DiscoveryFreshnessCurrent
 	repair(doc)
-	if old == nil {
-		old = &version{}
-	}
 	if size := doc.Size(); size > maxVersion {
-		return &version{doc: old.doc, confirmed: old.confirmed, err: &documents.Error{Reason: documents.ReasonTooLarge, Err: fmt.Errorf("reading %s: %d bytes of resources, at most %d", gv, size, maxVersion)}}
+		old.err = &documents.Error{Reason: documents.ReasonTooLarge, Err: fmt.Errorf("reading %s: %d bytes of resources, at most %d", gv, size, maxVersion)}
+		return &old
 	}
 	if old.doc != nil && apiequality.Semantic.DeepEqual(old.doc, doc) {
 		doc = old.doc
@@ -196,7 +213,7 @@ func repair(doc *apidiscoveryv2.APIVersionDiscovery) {
 
 // confirmed is old, said again.
 func confirmed(old *state, entries []*registry.Entry) *state {
-	next := &state{versions: maps.Clone(old.versions), etag: old.etag}
+	next := old.next(old.etag)
 	now := time.Now()
 	for _, e := range entries {
 		next.versions[e.GroupVersion] = &version{doc: old.versions[e.GroupVersion].doc, confirmed: now}
@@ -206,25 +223,13 @@ func confirmed(old *state, entries []*registry.Entry) *state {
 
 // failed is old with a failure.
 func failed(old *state, entries []*registry.Entry, err error) *state {
-	next := &state{versions: make(map[schema.GroupVersion]*version, len(entries)), etag: old.etag}
+	next := old.next(old.etag)
 	for _, e := range entries {
-		v := version{err: err}
-		if was := old.versions[e.GroupVersion]; was != nil {
-			v.doc, v.confirmed = was.doc, was.confirmed
-		}
+		v := old.version(e.GroupVersion)
+		v.err = err
 		next.versions[e.GroupVersion] = &v
 	}
-	keep(next, old)
 	return next
-}
-
-// keep takes over what was not asked for now: an entry that is unavailable for a while.
-func keep(next, old *state) {
-	for gv, v := range old.versions {
-		if next.versions[gv] == nil {
-			next.versions[gv] = v
-		}
-	}
 }
 
 // askEach asks for each group-version by itself.
@@ -236,19 +241,18 @@ func (d *Discovery) askEach(ctx context.Context, old *state, entries []*registry
 		slots <- struct{}{}
 		asking.Go(func() {
 			defer func() { <-slots }()
-			found[i] = d.legacyVersion(ctx, old.versions[e.GroupVersion], e)
+			found[i] = d.legacyVersion(ctx, old.version(e.GroupVersion), e)
 		})
 	}
 	asking.Wait()
 	var first error
-	next := &state{versions: make(map[schema.GroupVersion]*version, len(entries))}
+	next := old.next("")
 	for i, e := range entries {
 		next.versions[e.GroupVersion] = found[i]
 		if first == nil {
 			first = found[i].err
 		}
 	}
-	keep(next, old)
 	return next, first
 }
 

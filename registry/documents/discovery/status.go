@@ -59,9 +59,7 @@ func (m *merge) rows() []row {
 func (r *row) status() Status {
 	var v version
 	if r.source != nil {
-		if known := r.source.Load().versions[r.entry.GroupVersion]; known != nil {
-			v = *known
-		}
+		v = r.source.Load().version(r.entry.GroupVersion)
 	}
 	return Status{Freshness: documents.Freshness{Confirmed: v.confirmed}.Of(r.entry, v.err), Stale: r.stale, Resources: r.resources}
 }
