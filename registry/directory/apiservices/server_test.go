@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
@@ -166,7 +167,10 @@ func TestPages(t *testing.T) {
 			t.Errorf("continue=%s: %v", bad, err)
 		}
 	}
-	old := page{Revision: 1, After: "v1.a.io"}.String()
+	old, err := storage.EncodeContinue("/v1.a.io", "/", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if _, err := c.List(t.Context(), metav1.ListOptions{Limit: 3, Continue: old}); !apierrors.IsResourceExpired(err) {
 		t.Errorf("an old continue token: %v", err)
 	}

@@ -1,6 +1,7 @@
 package apiservices
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strconv"
@@ -131,26 +132,20 @@ func (s *state) record(kind watch.EventType, object, before *apiregistrationv1.A
 
 // get finds an object by name.
 func (s *state) get(name string) *apiregistrationv1.APIService {
-	at, found := slices.BinarySearchFunc(s.objects, name, func(o *apiregistrationv1.APIService, name string) int {
-		return strings.Compare(o.Name, name)
-	})
+	at, found := slices.BinarySearchFunc(s.objects, name, compareName)
 	if !found {
 		return nil
 	}
 	return s.objects[at]
 }
 
+func compareName(o *apiregistrationv1.APIService, name string) int {
+	return strings.Compare(o.Name, name)
+}
+
 // since returns the changes after a revision.
 func (s *state) since(revision uint64) []change {
-	at, found := slices.BinarySearchFunc(s.events, revision, func(c change, revision uint64) int {
-		switch {
-		case c.revision < revision:
-			return -1
-		case c.revision > revision:
-			return 1
-		}
-		return 0
-	})
+	at, found := slices.BinarySearchFunc(s.events, revision, func(c change, revision uint64) int { return cmp.Compare(c.revision, revision) })
 	if found {
 		at++
 	}

@@ -2,8 +2,6 @@ package apiservices
 
 import (
 	"context"
-	"encoding/base64"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
@@ -15,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/storage"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
@@ -49,38 +48,29 @@ func (s *store) Get(_ context.Context, name string, options *metav1.GetOptions) 
 	return o.DeepCopy(), nil
 }
 
-// selector is what a list or a watch is about.
-type selector struct {
-	labels labels.Selector
-	fields fields.Selector
-}
-
-func selectorOf(o *metainternalversion.ListOptions) selector {
-	s := selector{labels: labels.Everything(), fields: fields.Everything()}
+// predicateOf is what a list or a watch is about.
+func predicateOf(o *metainternalversion.ListOptions) storage.SelectionPredicate {
+	p := storage.SelectionPredicate{Label: labels.Everything(), Field: fields.Everything()}
 	if o.LabelSelector != nil {
-		s.labels = o.LabelSelector
+		p.Label = o.LabelSelector
 	}
 	if o.FieldSelector != nil {
-		s.fields = o.FieldSelector
+		p.Field = o.FieldSelector
 	}
-	return s
+	return p
 }
 
-// everything reports whether nothing is left out.
-func (s selector) everything() bool { return s.labels.Empty() && s.fields.Empty() }
-
-func (s selector) matches(o *apiregistrationv1.APIService) bool {
-	return s.labels.Matches(labels.Set(o.Labels)) && s.fields.Matches(fields.Set{"metadata.name": o.Name})
+func matches(p storage.SelectionPredicate, o *apiregistrationv1.APIService) bool {
+	return p.MatchesObjectAttributes(o.Labels, fields.Set{"metadata.name": o.Name})
 }
 
 // List implements rest.Lister.
 func (s *store) List(_ context.Context, options *metainternalversion.ListOptions) (runtime.Object, error) {
 	state := s.state()
-	sel := selectorOf(options)
-	page := page{Revision: state.revision}
+	wants, after, at := predicateOf(options), "", state.revision
 	if options.Continue != "" {
 		var err error
-		if page, err = readPage(options.Continue, state); err != nil {
+		if after, at, err = readPage(options.Continue, state); err != nil {
 			return nil, err
 		}
 	} else if revision, err := wanted(state, options.ResourceVersion); err != nil {
@@ -90,21 +80,21 @@ func (s *store) List(_ context.Context, options *metainternalversion.ListOptions
 	}
 	list := &apiregistrationv1.APIServiceList{Items: []apiregistrationv1.APIService{}}
 	// Every page has the revision of the first: a watch from there tells what later pages already show once more, and misses nothing.
-	list.ResourceVersion = strconv.FormatUint(page.Revision, 10)
-	from, _ := slices.BinarySearchFunc(state.objects, page.After, func(o *apiregistrationv1.APIService, after string) int {
-		if strings.Compare(o.Name, after) <= 0 {
-			return -1
-		}
-		return 1
-	})
+	list.ResourceVersion = strconv.FormatUint(at, 10)
+	from, listed := slices.BinarySearchFunc(state.objects, after, compareName)
+	if listed {
+		from++
+	}
 	for i, o := range state.objects[from:] {
-		if !sel.matches(o) {
+		if !matches(wants, o) {
 			continue
 		}
 		if options.Limit > 0 && int64(len(list.Items)) == options.Limit {
-			page.After = list.Items[len(list.Items)-1].Name
-			list.Continue = page.String()
-			if sel.everything() {
+			var err error
+			if list.Continue, err = storage.EncodeContinue("/"+list.Items[len(list.Items)-1].Name, "/", int64(at)); err != nil { //nolint:gosec // a time in milliseconds, times 2²⁰
+				return nil, apierrors.NewInternalError(err)
+			}
+			if wants.Empty() {
 				rest := int64(len(state.objects) - from - i)
 				list.RemainingItemCount = &rest
 			}
@@ -115,33 +105,17 @@ func (s *store) List(_ context.Context, options *metainternalversion.ListOptions
 	return list, nil
 }
 
-// page is what a continue token holds.
-type page struct {
-	Revision uint64 `json:"rv"`
-	After    string `json:"after"`
-}
-
-func (p page) String() string {
-	raw, err := json.Marshal(p)
+// readPage reads a continue token: after which name to go on, and the revision of the first page.
+func readPage(token string, state *state) (after string, revision uint64, err error) {
+	key, at, err := storage.DecodeContinue(token, "/")
 	if err != nil {
-		return "" // a number and a string can be marshalled
+		return "", 0, apierrors.NewBadRequest(err.Error())
 	}
-	return base64.RawURLEncoding.EncodeToString(raw)
-}
-
-func readPage(token string, state *state) (page, error) {
-	var p page
-	raw, err := base64.RawURLEncoding.DecodeString(token)
-	if err == nil {
-		err = json.Unmarshal(raw, &p)
+	revision = uint64(at) //nolint:gosec // a negative one is none of ours, and too new
+	if revision < state.floor || revision > state.revision {
+		return "", 0, apierrors.NewResourceExpired("The provided continue parameter is too old to display a consistent list result")
 	}
-	if err != nil || p.After == "" {
-		return p, apierrors.NewBadRequest("continue key is not valid")
-	}
-	if p.Revision < state.floor || p.Revision > state.revision {
-		return p, apierrors.NewResourceExpired("The provided continue parameter is too old to display a consistent list result")
-	}
-	return p, nil
+	return strings.TrimPrefix(key, "/"), revision, nil
 }
 
 // wanted reads the resourceVersion of a request for what is current. One from the future belongs to another replica or an earlier life of this

@@ -10,6 +10,7 @@ import (
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/storage"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
@@ -19,7 +20,7 @@ const bookmarkInterval = time.Minute
 // Watch implements rest.Watcher.
 func (s *store) Watch(ctx context.Context, options *metainternalversion.ListOptions) (watch.Interface, error) {
 	state := s.state()
-	w := &watcher{store: s, selector: selectorOf(options), events: make(chan watch.Event), bookmarks: options.AllowWatchBookmarks}
+	w := &watcher{store: s, wants: predicateOf(options), events: make(chan watch.Event), bookmarks: options.AllowWatchBookmarks}
 	w.list = options.SendInitialEvents != nil && *options.SendInitialEvents
 	synthetic := options.ResourceVersion == "" || options.ResourceVersion == "0"
 	revision, err := wanted(state, options.ResourceVersion)
@@ -45,7 +46,7 @@ func (s *store) Watch(ctx context.Context, options *metainternalversion.ListOpti
 // watcher is one watch. Its goroutine is the only sender on events and closes it.
 type watcher struct {
 	store     *store
-	selector  selector
+	wants     storage.SelectionPredicate
 	events    chan watch.Event
 	cancel    context.CancelFunc
 	bookmarks bool
@@ -99,7 +100,7 @@ func (w *watcher) run(ctx context.Context) {
 
 func (w *watcher) sendInitial(ctx context.Context) bool {
 	for _, o := range w.initial.objects {
-		if w.selector.matches(o) && !w.send(ctx, watch.Event{Type: watch.Added, Object: o.DeepCopy()}) {
+		if matches(w.wants, o) && !w.send(ctx, watch.Event{Type: watch.Added, Object: o.DeepCopy()}) {
 			return false
 		}
 	}
@@ -118,8 +119,8 @@ func (w *watcher) bookmark(ctx context.Context, annotations map[string]string) b
 
 // tell sends a change as it looks through the selector: what begins to match is added, what ceases to is deleted.
 func (w *watcher) tell(ctx context.Context, c change) bool {
-	after := c.kind != watch.Deleted && w.selector.matches(c.object)
-	before := c.before != nil && w.selector.matches(c.before)
+	after := c.kind != watch.Deleted && matches(w.wants, c.object)
+	before := c.before != nil && matches(w.wants, c.before)
 	switch {
 	case after && before:
 		return w.send(ctx, watch.Event{Type: watch.Modified, Object: c.object.DeepCopy()})

@@ -148,7 +148,7 @@ func TestSlowWatcher(t *testing.T) {
 		made = s.follow(src.table.Load(), made)
 	}
 	write(2)
-	w := &watcher{store: s, selector: selectorOf(&metainternalversion.ListOptions{}), at: s.state().revision, events: make(chan watch.Event)}
+	w := &watcher{store: s, wants: predicateOf(&metainternalversion.ListOptions{}), at: s.state().revision, events: make(chan watch.Event)}
 	var ctx context.Context
 	ctx, w.cancel = context.WithCancel(t.Context())
 	write(history/2 + 1)
