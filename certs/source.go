@@ -2,6 +2,7 @@ package certs
 
 import (
 	"crypto/sha256"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -29,6 +30,9 @@ type followed struct {
 	take func(data [][]byte) error
 	// whole takes all of the ConfigMap instead; err wraps fs.ErrNotExist when there is none.
 	whole func(data map[string][]byte, err error) error
+
+	// held returns the certificates in force, the leaf of a pair. Nil: it has none.
+	held func() []*x509.Certificate
 
 	// mu guards what follows. Only the goroutine that reads the source writes it.
 	mu      sync.Mutex

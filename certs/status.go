@@ -32,7 +32,6 @@ type Status struct {
 
 // Status describes every followed value, in a fixed order.
 func (s *Store) Status() []Status {
-	held := s.held()
 	refusal := s.clients.refused()
 	out := make([]Status, 0, len(s.followed))
 	for _, f := range s.followed {
@@ -50,8 +49,10 @@ func (s *Store) Status() []Status {
 		if err != nil {
 			st.Err = err.Error()
 		}
-		for _, c := range held[f] {
-			st.Certificates = append(st.Certificates, trust.Describe(c))
+		if f.held != nil {
+			for _, c := range f.held() {
+				st.Certificates = append(st.Certificates, trust.Describe(c))
+			}
 		}
 		out = append(out, st)
 	}
@@ -68,36 +69,20 @@ func (c *Clients) refused() error {
 	return c.refusal
 }
 
-// held are the certificates in force of each value.
-func (s *Store) held() map[*followed][]*x509.Certificate {
-	out := make(map[*followed][]*x509.Certificate)
-	sni := s.sni
+// heldByConfigMap are the certificates in force that no file gives.
+func (s *Store) heldByConfigMap() (held []*x509.Certificate) {
 	t := s.clients.current.Load()
-	for _, f := range s.followed {
-		switch f.use {
-		case "serving":
-			out[f] = leafOf(s.pair)
-		case "sni":
-			out[f], sni = leafOf(sni[0]), sni[1:]
-		case "proxy-client":
-			out[f] = leafOf(s.proxy)
-		case "client-ca":
-			out[f] = t.client
-		case "requestheader-ca":
-			out[f] = t.proxy
-		case "authentication-configmap":
-			if s.cfg.TrustConfigMap && !s.clients.files.client {
-				out[f] = append(out[f], t.client...)
-			}
-			if s.cfg.TrustConfigMap && !s.clients.files.proxy {
-				out[f] = append(out[f], t.proxy...)
-			}
-		}
+	if s.cfg.TrustConfigMap && !s.clients.files.client {
+		held = append(held, t.client...)
 	}
-	return out
+	if s.cfg.TrustConfigMap && !s.clients.files.proxy {
+		held = append(held, t.proxy...)
+	}
+	return held
 }
 
-func leafOf(p *Pair) []*x509.Certificate {
+// leaf is the leaf in force, if there is one.
+func (p *Pair) leaf() []*x509.Certificate {
 	if c := p.Certificate(); c != nil {
 		return []*x509.Certificate{c.Leaf}
 	}

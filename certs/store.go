@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -118,7 +119,7 @@ func (s *Store) sources() error {
 		if err != nil {
 			return fmt.Errorf("making self-signed pair: %w", err)
 		}
-		s.followed = append(s.followed, &followed{use: "serving", source: "inline", given: [][]byte{cert, key}, take: func(data [][]byte) error {
+		s.followed = append(s.followed, &followed{use: "serving", source: "inline", given: [][]byte{cert, key}, held: s.pair.leaf, take: func(data [][]byte) error {
 			defer s.rebuild()
 			return s.pair.take(data)
 		}})
@@ -130,11 +131,13 @@ func (s *Store) sources() error {
 		s.follow("sni", src, p, s.rebuild)
 	}
 	s.follow("proxy-client", c.ProxyClient, s.proxy, func() {})
+	client := func() []*x509.Certificate { return s.clients.current.Load().client }
+	proxy := func() []*x509.Certificate { return s.clients.current.Load().proxy }
 	if c.ClientCA != "" {
-		s.followed = append(s.followed, &followed{use: "client-ca", source: c.ClientCA, files: []string{c.ClientCA}, take: s.clients.takeClient})
+		s.followed = append(s.followed, &followed{use: "client-ca", source: c.ClientCA, files: []string{c.ClientCA}, take: s.clients.takeClient, held: client})
 	}
 	if c.RequestHeaderCA != "" {
-		s.followed = append(s.followed, &followed{use: "requestheader-ca", source: c.RequestHeaderCA, files: []string{c.RequestHeaderCA}, take: s.clients.takeProxy})
+		s.followed = append(s.followed, &followed{use: "requestheader-ca", source: c.RequestHeaderCA, files: []string{c.RequestHeaderCA}, take: s.clients.takeProxy, held: proxy})
 	}
 	for _, f := range c.Files {
 		s.followed = append(s.followed, &followed{use: f.Use, source: f.Path, files: []string{f.Path}, take: func(data [][]byte) error { return f.Take(data[0]) }})
@@ -147,6 +150,7 @@ func (s *Store) sources() error {
 	case !zero:
 		s.followed = append(s.followed, &followed{
 			use: "authentication-configmap", source: "ConfigMap " + c.ConfigMap.Namespace + "/" + c.ConfigMap.Name, whole: s.clients.takeConfigMap(c.TrustConfigMap),
+			held: s.heldByConfigMap,
 		})
 	}
 	return nil
@@ -156,7 +160,7 @@ func (s *Store) follow(use string, src PairSource, p *Pair, then func()) {
 	if src.Cert == "" && src.Key == "" {
 		return
 	}
-	s.followed = append(s.followed, &followed{use: use, source: src.Cert, files: []string{src.Cert, src.Key}, take: func(data [][]byte) error {
+	s.followed = append(s.followed, &followed{use: use, source: src.Cert, files: []string{src.Cert, src.Key}, held: p.leaf, take: func(data [][]byte) error {
 		if err := p.take(data); err != nil {
 			return err
 		}
