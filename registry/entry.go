@@ -33,6 +33,17 @@ type Entry struct {
 // Local reports whether the local apiserver serves this group-version.
 func (e *Entry) Local() bool { return e.Backend == nil }
 
+// Kind is local, remote, or refused: a remote that claims a protected group.
+func (e *Entry) Kind() string {
+	switch {
+	case e.Local():
+		return "local"
+	case e.Verdict.Reason == ReasonProtectedGroup:
+		return "refused"
+	}
+	return "remote"
+}
+
 // Backend is the remote side of an Entry: what it is called and whom to trust there. It is the same pointer from table to table while none of
 // its fields has changed, whatever becomes of its endpoints, so trust and connection pools may be keyed by it.
 type Backend struct {

@@ -94,7 +94,7 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 	counts := map[string]int{"local": 0, "remote": 0, "refused": 0}
 	problems := len(t.problems)
 	for _, e := range t.entries {
-		counts[e.kind()]++
+		counts[e.Kind()]++
 		problems += len(e.Problems)
 		value := 1.0
 		if e.Verdict.Available() {
@@ -131,15 +131,4 @@ func (m *metrics) collectTotal(to chan<- prometheus.Metric, name string) {
 	for i, reason := range unavailableReasons {
 		to <- prometheus.MustNewConstMetric(m.total, prometheus.CounterValue, float64(values[i]), name, reason)
 	}
-}
-
-// kind is the value of the label kind.
-func (e *Entry) kind() string {
-	switch {
-	case e.Local():
-		return "local"
-	case e.Verdict.Reason == ReasonProtectedGroup:
-		return "refused"
-	}
-	return "remote"
 }

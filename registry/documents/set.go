@@ -169,23 +169,16 @@ func (b *backend[S]) run(ctx context.Context) {
 }
 
 func (b *backend[S]) askable() []*registry.Entry {
-	var out []*registry.Entry
+	var well, others []*registry.Entry
 	for _, e := range *b.entries.Load() {
-		if Askable(e) {
-			out = append(out, e)
+		switch {
+		case e.Verdict.Available() && Askable(e):
+			well = append(well, e)
+		case Askable(e):
+			others = append(others, e)
 		}
 	}
-	// Those that are known to be well first: whoever needs any one asks through the first.
-	slices.SortStableFunc(out, func(x, y *registry.Entry) int {
-		switch a, b := x.Verdict.Available(), y.Verdict.Available(); {
-		case a && !b:
-			return -1
-		case b && !a:
-			return 1
-		}
-		return 0
-	})
-	return out
+	return append(well, others...) // whoever needs any one asks through the first
 }
 
 // pause is the time until the next question. The jitter keeps replicas and backends from asking in step.

@@ -11,6 +11,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 )
 
 const (
@@ -109,7 +110,7 @@ func (p *Publisher) census(ctx context.Context, ready bool) ([]netip.AddrPort, e
 }
 
 func held(l *coordinationv1.Lease, identity string) bool {
-	return l.Spec.HolderIdentity != nil && *l.Spec.HolderIdentity == identity
+	return ptr.Deref(l.Spec.HolderIdentity, "") == identity
 }
 
 // renew makes our Lease last, taking it over from a process that was at our address before.

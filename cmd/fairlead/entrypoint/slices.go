@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 )
 
 // group is what one EndpointSlice can hold: one family and one port.
@@ -117,21 +118,14 @@ func sliceContent(s *discoveryv1.EndpointSlice) string {
 	for _, port := range s.Ports {
 		for _, e := range s.Endpoints {
 			unready := ""
-			if e.Conditions.Ready != nil && !*e.Conditions.Ready {
+			if !ptr.Deref(e.Conditions.Ready, true) {
 				unready = "!"
 			}
 			for _, a := range e.Addresses {
-				list = append(list, fmt.Sprintf("%s %s%s %d", value(port.Name), unready, a, value(port.Port)))
+				list = append(list, fmt.Sprintf("%s %s%s %d", ptr.Deref(port.Name, ""), unready, a, ptr.Deref(port.Port, 0)))
 			}
 		}
 	}
 	slices.Sort(list)
 	return strings.Join(list, ", ")
-}
-
-func value[T any](p *T) (v T) {
-	if p != nil {
-		v = *p
-	}
-	return v
 }

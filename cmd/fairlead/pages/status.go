@@ -64,15 +64,11 @@ func (p *Pages) documents(to []answer.APIService) {
 
 func (p *Pages) apiService(e *registry.Entry) answer.APIService {
 	a := answer.APIService{
-		Name: e.Name, Group: e.GroupVersion.Group, Version: e.GroupVersion.Version, Kind: "local", Problems: e.Problems, Maintenance: e.Policy.Maintenance,
+		Name: e.Name, Group: e.GroupVersion.Group, Version: e.GroupVersion.Version, Kind: e.Kind(), Problems: e.Problems, Maintenance: e.Policy.Maintenance,
 		GroupPriority: e.Object.Spec.GroupPriorityMinimum, VersionPriority: e.Object.Spec.VersionPriority, Verdict: verdict(&e.Verdict),
 	}
 	if e.Local() {
 		return a
-	}
-	a.Kind = "remote"
-	if e.Verdict.Reason == registry.ReasonProtectedGroup {
-		a.Kind = "refused"
 	}
 	a.Service, a.ServerName = serviceOf(e.Backend), e.Backend.ServerName
 	a.MaxInFlight, a.MaxLongRunning = e.Policy.MaxInFlight, e.Policy.MaxLongRunning
