@@ -63,11 +63,7 @@ func (o *OpenAPI) document(ctx context.Context) (*built, error) {
 
 // merge makes the document. What it decodes it lets go: kept decoded, the document of a plain cluster takes 60 MB.
 func (o *OpenAPI) merge(in *inputs) (b *built, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			b, err = nil, fmt.Errorf("merging: %v", p)
-		}
-	}()
+	defer guard("merging", &err)
 	begun := time.Now()
 	merged := &spec.Swagger{SwaggerProps: spec.SwaggerProps{
 		Swagger: "2.0", Info: &spec.Info{InfoProps: spec.InfoProps{Title: "Kubernetes", Version: "unversioned"}}, Paths: &spec.Paths{},
@@ -107,11 +103,7 @@ func unpackSpec(p *packed) (*spec.Swagger, error) {
 
 // add merges a backend's spec into a copy of what there is: one that turns out to be bad halfway leaves no trace.
 func add(merged *spec.Swagger, s input) (out *spec.Swagger, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			out, err = nil, fmt.Errorf("merging: %v", p)
-		}
-	}()
+	defer guard("merging", &err)
 	sw, err := unpackSpec(s.spec)
 	if err != nil {
 		return nil, err

@@ -29,13 +29,16 @@ func pathOf(gv schema.GroupVersion) string {
 	return "apis/" + gv.Group + "/" + gv.Version
 }
 
-// readSpec reads a v2 document. It survives any input: kube-openapi's decoders were made for well-meaning servers.
+// guard makes an error of a panic: kube-openapi was made for well-meaning servers.
+func guard(doing string, err *error) {
+	if p := recover(); p != nil {
+		*err = fmt.Errorf("%s: %v", doing, p)
+	}
+}
+
+// readSpec reads a v2 document. It survives any input.
 func readSpec(body []byte) (sw *spec.Swagger, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			sw, err = nil, fmt.Errorf("decoding: %v", p)
-		}
-	}()
+	defer guard("decoding", &err)
 	sw = &spec.Swagger{}
 	if err := sw.UnmarshalJSON(body); err != nil {
 		return nil, fmt.Errorf("decoding: %w", err)
@@ -62,11 +65,7 @@ func readForeign(body []byte) (*spec.Swagger, error) {
 // filterRemote leaves of a backend's document the paths of its own group-versions and the definitions that those refer to, with the kinds of its own groups: who looks
 // a kind up in the merged document must not find what a stranger says of it.
 func filterRemote(sw *spec.Swagger, own []schema.GroupVersion) (out *spec.Swagger, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			out, err = nil, fmt.Errorf("filtering: %v", p)
-		}
-	}()
+	defer guard("filtering", &err)
 	if err := checkParameters(sw); err != nil {
 		return nil, err
 	}
@@ -187,11 +186,7 @@ func everything(sw *spec.Swagger) []spec.Parameter {
 
 // toV3 makes a v3 document of a v2 one. The library copies a schema for each media type, so documents that would grow without measure are refused.
 func toV3(sw *spec.Swagger) (body []byte, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			body, err = nil, fmt.Errorf("converting: %v", p)
-		}
-	}()
+	defer guard("converting", &err)
 	cost := 0
 	for path, item := range sw.Paths.Paths {
 		for _, o := range []*spec.Operation{item.Get, item.Put, item.Post, item.Delete, item.Options, item.Head, item.Patch} {

@@ -65,13 +65,9 @@ func newDocument(body []byte, advertised string) *document {
 	return d
 }
 
-// convert makes another form of a document. The library was made for well-meaning servers.
+// convert makes another form of a document.
 func convert(from *packed, to func([]byte) ([]byte, error)) (out *packed, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			out, err = nil, fmt.Errorf("converting to protobuf: %v", p)
-		}
-	}()
+	defer guard("converting to protobuf", &err)
 	body, err := from.open()
 	if err != nil {
 		return nil, err
