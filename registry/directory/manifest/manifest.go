@@ -29,6 +29,8 @@ type Object struct {
 	Value runtime.Object
 	// Line is where its document begins, from 1.
 	Line int
+
+	kind string // of Value
 }
 
 // Fault is one thing that is wrong with a file.
@@ -111,22 +113,35 @@ func (d *Decoder) value(raw []byte, doc *document, at string) ([]Object, []Fault
 	if err != nil {
 		return nil, doc.decodeFaults(err, at)
 	}
+	d.scheme.Default(value)
+	setDefaults(value)
+	var wrong field.ErrorList
 	switch o := value.(type) {
 	case *corev1.List:
 		return d.list(o, doc, at)
-	case *apiregistrationv1.APIService, *corev1.Service, *discoveryv1.EndpointSlice, *corev1.ConfigMap, *corev1.Secret,
-		*rbacv1.ClusterRole, *rbacv1.ClusterRoleBinding:
+	case *apiregistrationv1.APIService:
+		wrong = validateAPIService(o)
+	case *corev1.Service:
+		wrong = validateService(o)
+	case *discoveryv1.EndpointSlice:
+		wrong = validateSlice(o)
+	case *corev1.ConfigMap:
+		wrong = validateConfigMap(o)
+	case *corev1.Secret:
+		wrong = validateSecret(o)
+	case *rbacv1.ClusterRole:
+		wrong = validateRole(o)
+	case *rbacv1.ClusterRoleBinding:
+		wrong = validateBinding(o)
 	default:
 		return nil, []Fault{doc.fault(at+"kind", fmt.Sprintf("%s is not read from a directory: only APIService, Service, "+
 			"EndpointSlice, ConfigMap, Secret, ClusterRole, ClusterRoleBinding and List are", kind.Kind))}
 	}
-	d.scheme.Default(value)
-	setDefaults(value)
 	var faults []Fault
-	for _, e := range d.validate(value) {
+	for _, e := range wrong {
 		faults = append(faults, doc.fieldFault(e, at))
 	}
-	return []Object{{Value: value, Line: doc.lineOf(strings.TrimSuffix(at, "."))}}, faults
+	return []Object{{Value: value, Line: doc.lineOf(strings.TrimSuffix(at, ".")), kind: kind.Kind}}, faults
 }
 
 // list reads the items of a List, as kubectl get -o yaml writes them.
@@ -145,31 +160,14 @@ func (d *Decoder) list(l *corev1.List, doc *document, at string) ([]Object, []Fa
 
 // Name returns the kind, namespace and name of an object in one string, such as "Service kube-system/metrics".
 func (o Object) Name() string {
-	kind := ""
-	switch o.Value.(type) {
-	case *apiregistrationv1.APIService:
-		kind = "APIService"
-	case *corev1.Service:
-		kind = "Service"
-	case *discoveryv1.EndpointSlice:
-		kind = "EndpointSlice"
-	case *corev1.ConfigMap:
-		kind = "ConfigMap"
-	case *corev1.Secret:
-		kind = "Secret"
-	case *rbacv1.ClusterRole:
-		kind = "ClusterRole"
-	case *rbacv1.ClusterRoleBinding:
-		kind = "ClusterRoleBinding"
-	}
 	m, err := meta.Accessor(o.Value)
 	if err != nil {
-		return kind
+		return o.kind
 	}
 	if m.GetNamespace() == metav1.NamespaceNone {
-		return kind + " " + m.GetName()
+		return o.kind + " " + m.GetName()
 	}
-	return kind + " " + m.GetNamespace() + "/" + m.GetName()
+	return o.kind + " " + m.GetNamespace() + "/" + m.GetName()
 }
 
 // duplicates finds objects that are in a file twice.
@@ -188,27 +186,6 @@ func duplicates(file string, objects []Object) []Fault {
 		lines[name] = o.Line
 	}
 	return faults
-}
-
-// validate applies the rules of an object's kind.
-func (d *Decoder) validate(value runtime.Object) field.ErrorList {
-	switch o := value.(type) {
-	case *apiregistrationv1.APIService:
-		return validateAPIService(o)
-	case *corev1.Service:
-		return validateService(o)
-	case *discoveryv1.EndpointSlice:
-		return validateSlice(o)
-	case *corev1.ConfigMap:
-		return validateConfigMap(o)
-	case *corev1.Secret:
-		return validateSecret(o)
-	case *rbacv1.ClusterRole:
-		return validateRole(o)
-	case *rbacv1.ClusterRoleBinding:
-		return validateBinding(o)
-	}
-	return nil
 }
 
 // cause is the innermost error, which says what is wrong without how it was found.
