@@ -7,6 +7,8 @@ import (
 	"os"
 	"strings"
 
+	certutil "k8s.io/client-go/util/cert"
+
 	"github.com/fairlead-proxy/fairlead/certs"
 )
 
@@ -59,19 +61,13 @@ func (l *linter) serving(object, cert, key string, names []string) {
 
 // pair reads a key pair as serve does. Nil: it cannot be used, which is a finding.
 func (l *linter) pair(object, cert, key string) []*x509.Certificate {
-	pair, err := tls.LoadX509KeyPair(cert, key)
-	if err != nil {
+	if _, err := tls.LoadX509KeyPair(cert, key); err != nil {
 		l.error(object, "put a certificate and its own key into "+cert+" and "+key, "the pair cannot be used: %v", err)
 		return nil
 	}
-	var chain []*x509.Certificate
-	for i, der := range pair.Certificate {
-		c, err := x509.ParseCertificate(der)
-		if err != nil {
-			l.error(object, "repair "+cert, "certificate %d of the file cannot be read: %v", i+1, err)
-			return nil
-		}
-		chain = append(chain, c)
+	chain, err := certutil.CertsFromFile(cert)
+	if err != nil {
+		l.error(object, "repair "+cert, "it cannot be read: %v", err)
 	}
 	return chain
 }

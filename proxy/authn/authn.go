@@ -73,8 +73,10 @@ type Authenticator struct {
 func New(cfg Config) (*Authenticator, error) {
 	cfg.TokenTTL = cmp.Or(cfg.TokenTTL, 10*time.Second)
 	cfg.ProvenTTL = cmp.Or(cfg.ProvenTTL, time.Minute)
-	if cfg.ReviewGeneration == nil {
-		cfg.ReviewGeneration = func() uint64 { return 0 }
+	for _, generation := range []*func() uint64{&cfg.Generation, &cfg.ReviewGeneration} {
+		if *generation == nil {
+			*generation = func() uint64 { return 0 }
+		}
 	}
 	read, err := newReadNames(cfg.RequestHeaders)
 	if err != nil {

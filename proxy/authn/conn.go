@@ -76,13 +76,6 @@ func (v *verdict) err() error {
 	return v.frontErr
 }
 
-func (a *Authenticator) generation() uint64 {
-	if a.cfg.Generation == nil {
-		return 0
-	}
-	return a.cfg.Generation()
-}
-
 func (v *verdict) alive(generation uint64, now time.Time) bool {
 	return v != nil && v.generation == generation && !now.After(v.until)
 }
@@ -96,7 +89,7 @@ func (a *Authenticator) verdict(c *Conn) (v *verdict, known bool) {
 		return nil, true
 	}
 	v = c.verdict.Load()
-	return v, v.alive(a.generation(), time.Now())
+	return v, v.alive(a.cfg.Generation(), time.Now())
 }
 
 // Verified reports whether Read knows all about a connection's certificates.
@@ -126,7 +119,7 @@ func (a *Authenticator) Verify(c *Conn, enter func() (leave func(), err error)) 
 	}
 	defer leave()
 	// The generation is read before verifying: if the CA changes meanwhile, the verdict is already dead.
-	generation := a.generation()
+	generation := a.cfg.Generation()
 	v := a.verify(c.Peer, time.Now())
 	v.generation = generation
 	c.verdict.Store(v)
