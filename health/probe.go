@@ -283,8 +283,6 @@ const (
 // gate is the bound. A slot is an element in the channel.
 type gate chan struct{}
 
-func newGate() gate { return make(gate, gateSlots) }
-
 func (g gate) enter(ctx context.Context) (leave func(), err error) {
 	select {
 	case g <- struct{}{}:

@@ -95,7 +95,7 @@ func New(c Config) (*Prober, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Prober{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: m, gate: newGate()}
+	p := &Prober{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: m, gate: make(gate, gateSlots)}
 	p.index.Store(&index{})
 	return p, nil
 }

@@ -45,11 +45,8 @@ func (c *cluster) run(ctx context.Context, to *changes) error {
 		l.log = c.log
 		wg.Go(func() {
 			l.reflect(ctx, &store{
-				set: func(name types.NamespacedName, o runtime.Object) { to.set(key{l.kind, name}, o) },
-				replace: func(all map[types.NamespacedName]runtime.Object) {
-					l.succeeded()
-					to.replace(l.kind, all)
-				},
+				set:     func(name types.NamespacedName, o runtime.Object) { to.set(key{l.kind, name}, o) },
+				replace: func(all map[types.NamespacedName]runtime.Object) { to.replace(l.kind, all) },
 			})
 		})
 	}
@@ -129,6 +126,7 @@ func (l *lister) note(ctx context.Context, err error) {
 	}
 	news := text != l.last
 	l.last = text
+	l.served = known || err == nil // from now on a 404 is an apiserver that is just starting
 	l.mu.Unlock()
 	switch {
 	case apierrors.IsNotFound(err) && !known && l.absent != nil:
@@ -136,13 +134,6 @@ func (l *lister) note(ctx context.Context, err error) {
 	case err != nil && news:
 		l.log.Warn("reading from the local apiserver, the last state is kept", "kind", fmt.Sprintf("%T", l.example), "err", err)
 	}
-}
-
-// succeeded notes that the kind is served: from now on a 404 is an apiserver that is just starting.
-func (l *lister) succeeded() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.served = true
 }
 
 // store hands on what a reflector sees, which is its only caller. It implements cache.ReflectorStore and cache.TransformingStore.

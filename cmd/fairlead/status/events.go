@@ -133,7 +133,7 @@ func (e *Events) compare(to record.EventRecorder, entry *registry.Entry, last *t
 		case v.Status == corev1.ConditionFalse:
 			e.emit(to, entry, corev1.EventTypeWarning, v.Reason, "requests are answered with 503: "+v.Message)
 		case v.Status == corev1.ConditionTrue && last.verdict.Status == corev1.ConditionFalse:
-			e.emit(to, entry, corev1.EventTypeNormal, "Available", fmt.Sprintf("requests are forwarded again, after %s of %s", since(last.verdict.Since), last.verdict.Reason))
+			e.emit(to, entry, corev1.EventTypeNormal, "Available", fmt.Sprintf("requests are forwarded again, after %s of %s", time.Since(last.verdict.Since).Round(time.Second), last.verdict.Reason))
 		}
 		last.verdict = v
 	}
@@ -144,8 +144,6 @@ func (e *Events) compare(to record.EventRecorder, entry *registry.Entry, last *t
 		last.fault = fault
 	}
 }
-
-func since(t time.Time) time.Duration { return time.Since(t).Round(time.Second) }
 
 // maxMessage is what the apiserver takes of an Event's message.
 const maxMessage = 1024

@@ -49,10 +49,6 @@ func newIssuers(ctx context.Context, config *apiserver.AuthenticationConfigurati
 	return made, nil
 }
 
-func (i *issuers) authenticate(ctx context.Context, token string) (*authenticator.Response, bool, error) {
-	return i.token.AuthenticateToken(ctx, token)
-}
-
 // err says which issuers have not given their keys yet.
 func (i *issuers) err() error {
 	var faults []error

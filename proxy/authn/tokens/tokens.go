@@ -106,7 +106,7 @@ func (t *Tokens) Review(ctx context.Context, token string) (*authenticator.Respo
 	if i == nil {
 		return nil, false, nil
 	}
-	r, ok, err := i.authenticate(ctx, token)
+	r, ok, err := i.token.AuthenticateToken(ctx, token)
 	switch {
 	case ok:
 		return r, true, nil

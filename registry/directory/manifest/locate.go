@@ -9,7 +9,6 @@ import (
 
 	"go.yaml.in/yaml/v3"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
 // document is one YAML document of a file.
@@ -64,11 +63,6 @@ func (d *document) fault(path, message string) Fault {
 		message = path + ": " + message
 	}
 	return Fault{Line: d.lineOf(path), Field: path, Message: message}
-}
-
-// fieldFault makes a fault from one of validation.
-func (d *document) fieldFault(e *field.Error, at string) Fault {
-	return d.fault(at+e.Field, e.ErrorBody())
 }
 
 // find returns what the group of an expression matches, or "". It is compiled on the spot: faults are rare.

@@ -139,7 +139,7 @@ func (d *Decoder) value(raw []byte, doc *document, at string) ([]Object, []Fault
 	}
 	var faults []Fault
 	for _, e := range wrong {
-		faults = append(faults, doc.fieldFault(e, at))
+		faults = append(faults, doc.fault(at+e.Field, e.ErrorBody()))
 	}
 	return []Object{{Value: value, Line: doc.lineOf(strings.TrimSuffix(at, ".")), kind: kind.Kind}}, faults
 }
