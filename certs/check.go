@@ -15,23 +15,25 @@ import (
 
 // Finding is one thing that is wrong, or soon will be, with what to do about it.
 type Finding struct {
-	// Warning tells that everything works for now. False: something does not.
-	Warning bool
+	// Severity is SeverityWarning when everything works for now, SeverityError when something does not.
+	Severity string `json:"severity"`
 	// Object is what it is about: "proxy client certificate", "serving certificate", an APIService.
-	Object string
+	Object string `json:"object"`
 	// Message says what is wrong, Do what to do about it. Neither is ever empty.
-	Message string
+	Message string `json:"message"`
 	// Do is an instruction.
-	Do string
+	Do string `json:"do"`
 }
+
+// The severities.
+const (
+	SeverityError   = "error"
+	SeverityWarning = "warning"
+)
 
 // String is the finding on one line.
 func (f Finding) String() string {
-	level := "error"
-	if f.Warning {
-		level = "warning"
-	}
-	return strings.Join(strings.Fields(fmt.Sprintf("%s: %s: %s; %s", level, f.Object, f.Message, f.Do)), " ")
+	return strings.Join(strings.Fields(fmt.Sprintf("%s: %s: %s; %s", f.Severity, f.Object, f.Message, f.Do)), " ")
 }
 
 // report collects findings about one object.
@@ -40,10 +42,10 @@ type report struct {
 	found  []Finding
 }
 
-func (r *report) error(do, format string, args ...any) { r.add(false, do, format, args...) }
-func (r *report) warn(do, format string, args ...any)  { r.add(true, do, format, args...) }
-func (r *report) add(warning bool, do, format string, args ...any) {
-	r.found = append(r.found, Finding{Warning: warning, Object: r.object, Message: fmt.Sprintf(format, args...), Do: do})
+func (r *report) error(do, format string, args ...any) { r.add(SeverityError, do, format, args...) }
+func (r *report) warn(do, format string, args ...any)  { r.add(SeverityWarning, do, format, args...) }
+func (r *report) add(severity, do, format string, args ...any) {
+	r.found = append(r.found, Finding{Severity: severity, Object: r.object, Message: fmt.Sprintf(format, args...), Do: do})
 }
 
 // soon is when a certificate's end is worth a warning: thirty days are what people need, but a certificate of a day is renewed within the day.
@@ -132,15 +134,15 @@ func (r *report) headers(authentication map[string][]byte) {
 	for _, want := range []struct {
 		name, flag string
 		trusted    []string
-		warning    bool
+		severity   string
 	}{
-		{"X-Remote-User", "--requestheader-username-headers", h.Username, false},
-		{"X-Remote-Group", "--requestheader-group-headers", h.Group, false},
-		{"X-Remote-Extra-", "--requestheader-extra-headers-prefix", h.ExtraPrefix, true},
-		{"X-Remote-Uid", "--requestheader-uid-headers", h.UID, true},
+		{"X-Remote-User", "--requestheader-username-headers", h.Username, SeverityError},
+		{"X-Remote-Group", "--requestheader-group-headers", h.Group, SeverityError},
+		{"X-Remote-Extra-", "--requestheader-extra-headers-prefix", h.ExtraPrefix, SeverityWarning},
+		{"X-Remote-Uid", "--requestheader-uid-headers", h.UID, SeverityWarning},
 	} {
 		if !slices.ContainsFunc(want.trusted, func(s string) bool { return strings.EqualFold(s, want.name) }) {
-			r.add(want.warning, fmt.Sprintf("start kube-apiserver with %s=%s", want.flag, want.name), "the cluster does not trust %s, so what it says of a user is dropped", want.name)
+			r.add(want.severity, fmt.Sprintf("start kube-apiserver with %s=%s", want.flag, want.name), "the cluster does not trust %s, so what it says of a user is dropped", want.name)
 		}
 	}
 }

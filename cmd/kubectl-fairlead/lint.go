@@ -144,29 +144,18 @@ func splitSNI(pair string) (cert, key, names string) {
 
 // error and warn add a finding.
 func (l *linter) error(object, do, format string, args ...any) {
-	l.found = append(l.found, certs.Finding{Object: object, Message: fmt.Sprintf(format, args...), Do: do})
+	l.found = append(l.found, certs.Finding{Severity: certs.SeverityError, Object: object, Message: fmt.Sprintf(format, args...), Do: do})
 }
 
 func (l *linter) warn(object, do, format string, args ...any) {
-	l.found = append(l.found, certs.Finding{Warning: true, Object: object, Message: fmt.Sprintf(format, args...), Do: do})
-}
-
-// jsonFinding is a finding as lint prints it with -o json.
-type jsonFinding struct {
-	Severity string `json:"severity"`
-	Object   string `json:"object"`
-	Message  string `json:"message"`
-	Do       string `json:"do"`
+	l.found = append(l.found, certs.Finding{Severity: certs.SeverityWarning, Object: object, Message: fmt.Sprintf(format, args...), Do: do})
 }
 
 // report prints the findings. Its error says that there are some of severity error.
 func (l *linter) report(out io.Writer) error {
-	list := make([]jsonFinding, 0, len(l.found)) // [] rather than null
 	failed := 0
 	for _, f := range l.found {
-		severity := "warning"
-		if !f.Warning {
-			severity = "error"
+		if f.Severity == certs.SeverityError {
 			failed++
 		}
 		if l.output == "text" {
@@ -174,12 +163,11 @@ func (l *linter) report(out io.Writer) error {
 				return err
 			}
 		}
-		list = append(list, jsonFinding{severity, f.Object, f.Message, f.Do})
 	}
 	if l.output == "json" {
 		e := json.NewEncoder(out)
 		e.SetIndent("", "  ")
-		if err := e.Encode(list); err != nil {
+		if err := e.Encode(append([]certs.Finding{}, l.found...)); err != nil { // [] rather than null
 			return err
 		}
 	}

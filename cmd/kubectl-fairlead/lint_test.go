@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 
+	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -228,7 +229,7 @@ func TestLintJSON(t *testing.T) {
 	if err == nil {
 		t.Error("want an error for findings")
 	}
-	var got []jsonFinding
+	var got []certs.Finding
 	if err := json.Unmarshal([]byte(out), &got); err != nil {
 		t.Fatal(err)
 	}
