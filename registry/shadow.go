@@ -2,19 +2,14 @@ package registry
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
-	"maps"
 	"slices"
-	"strings"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/registry/latest"
+	"github.com/fairlead-proxy/fairlead/registry/shadow"
 )
 
 const (
@@ -24,11 +19,7 @@ const (
 	shadowPause = time.Second
 	// shadowTimeout is far more than the list of the names of a thousand definitions takes.
 	shadowTimeout = 10 * time.Second
-	// mostDefinitions bounds how many definitions are read whole. One group with more of them is not known.
-	mostDefinitions = 500
 )
-
-const definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 // shadows finds the CustomResourceDefinitions that an APIService hides: in a cluster no two APIServices can claim one group-version, since it is their name, but
 // a definition and an APIService can. The objects are still there then, and nobody can reach them.
@@ -78,7 +69,7 @@ func (t *Table) claimed() []schema.GroupVersion {
 func (s *shadows) ask(ctx context.Context, claimed []schema.GroupVersion) bool {
 	within, cancel := context.WithTimeout(ctx, shadowTimeout)
 	defer cancel()
-	found, err := s.find(within, claimed)
+	found, err := shadow.Find(within, s.client, claimed)
 	if err != nil {
 		if text := err.Error(); ctx.Err() == nil && text != s.last {
 			s.last = text
@@ -89,73 +80,4 @@ func (s *shadows) ask(ctx context.Context, claimed []schema.GroupVersion) bool {
 	s.last = ""
 	s.to.shadow(found)
 	return true
-}
-
-// find returns the name of the definition that serves each of the claimed group-versions.
-func (s *shadows) find(ctx context.Context, claimed []schema.GroupVersion) (map[schema.GroupVersion]string, error) {
-	groups := make(map[string]bool)
-	for _, gv := range claimed {
-		groups[gv.Group] = true
-	}
-	if len(groups) == 0 {
-		return nil, nil //nolint:nilnil // nothing is hidden
-	}
-	var list metav1.PartialObjectMetadataList
-	// Names alone, of whatever age: a thousand definitions whole would be 20 MB.
-	err := s.get(ctx, definitions, "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", &list)
-	if apierrors.IsNotFound(err) {
-		return nil, nil //nolint:nilnil // an apiserver without definitions
-	}
-	if err != nil {
-		return nil, err
-	}
-	found := make(map[schema.GroupVersion]string)
-	read := 0
-	for i := range list.Items {
-		name := list.Items[i].Name
-		if _, group, _ := strings.Cut(name, "."); !groups[group] || read == mostDefinitions {
-			continue
-		}
-		read++
-		if err := s.read(ctx, name, found); err != nil && !apierrors.IsNotFound(err) {
-			return nil, err
-		}
-	}
-	maps.DeleteFunc(found, func(gv schema.GroupVersion, _ string) bool { return !slices.Contains(claimed, gv) })
-	return found, nil
-}
-
-// read notes what a definition serves. The first in the order of names stands for all of a group-version.
-func (s *shadows) read(ctx context.Context, name string, found map[schema.GroupVersion]string) error {
-	var definition struct {
-		Spec struct {
-			Group    string `json:"group"`
-			Versions []struct {
-				Name   string `json:"name"`
-				Served bool   `json:"served"`
-			} `json:"versions"`
-		} `json:"spec"`
-	}
-	if err := s.get(ctx, definitions+"/"+name, "application/json", &definition); err != nil {
-		return err
-	}
-	for _, v := range definition.Spec.Versions {
-		gv := schema.GroupVersion{Group: definition.Spec.Group, Version: v.Name}
-		if old := found[gv]; v.Served && (old == "" || name < old) {
-			found[gv] = name
-		}
-	}
-	return nil
-}
-
-func (s *shadows) get(ctx context.Context, path, accept string, into any) error {
-	result := s.client.Get().AbsPath(path).Param("resourceVersion", "0").SetHeader("Accept", accept).Do(ctx)
-	if err := result.Error(); err != nil { // DoRaw would say "unknown" whatever the apiserver says
-		return fmt.Errorf("reading definitions of custom resources: %w", err)
-	}
-	data, _ := result.Raw()
-	if err := json.Unmarshal(data, into); err != nil {
-		return fmt.Errorf("reading definitions of custom resources: %w", err)
-	}
-	return nil
 }

@@ -140,7 +140,7 @@ func TestExplain(t *testing.T) {
 	for _, tc := range []struct {
 		name, subject, path string
 		args                []string
-		crds                string
+		crd                 string
 		refused             bool
 		want                []string
 	}{
@@ -151,12 +151,12 @@ func TestExplain(t *testing.T) {
 		{"core resource in a namespace", "pods", "/api/v1/namespaces/default/pods", []string{"-n", "default"}, "", false, nil},
 		{"refused", "/apis/dead/v1", "/apis/dead/v1", nil, "", true, []string{"refused: 503 unavailable", "Cause:        the  [31mcause", "Advice:       look there"}},
 		{"shadowed CRD", "/apis/metrics.k8s.io/v1beta1/nodes", "/apis/metrics.k8s.io/v1beta1/nodes", nil,
-			`{"items":[{"metadata":{"name":"nodes.metrics.k8s.io"},"spec":{"group":"metrics.k8s.io","versions":[{"name":"v1beta1","served":true}]}}]}`, false,
+			`{"metadata":{"name":"nodes.metrics.k8s.io"},"spec":{"group":"metrics.k8s.io","versions":[{"name":"v1beta1","served":true}]}}`, false,
 			[]string{"CustomResourceDefinition nodes.metrics.k8s.io serves metrics.k8s.io/v1beta1 too"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			f := newFront(t, sample())
-			f.last, f.crds = sample(), tc.crds
+			f.last, f.crd = sample(), tc.crd
 			out, err := f.run(t, append([]string{"explain", tc.subject}, tc.args...)...)
 			if tc.refused != errors.Is(err, errUnavailable) || !tc.refused && err != nil {
 				t.Fatalf("error %v", err)

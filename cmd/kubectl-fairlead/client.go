@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"k8s.io/cli-runtime/pkg/genericclioptions"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
@@ -22,11 +23,12 @@ const maxAnswer = 256 << 20
 
 // client asks one Fairlead.
 type client struct {
-	flags   *genericclioptions.ConfigFlags
-	out     io.Writer
-	base    *url.URL
-	http    *http.Client
-	palette palette
+	flags     *genericclioptions.ConfigFlags
+	out       io.Writer
+	base      *url.URL
+	http      *http.Client
+	apiserver rest.Interface // what is behind it
+	palette   palette
 }
 
 // connect reads the kubeconfig as kubectl does.
@@ -35,6 +37,7 @@ func connect(flags *genericclioptions.ConfigFlags, out io.Writer) (*client, erro
 	if err != nil {
 		return nil, fmt.Errorf("reading kubeconfig: %w", err)
 	}
+	rc.QPS = -1 // no limit: definitions are read one at a time
 	base, _, err := rest.DefaultServerUrlFor(rc)
 	if err != nil {
 		return nil, fmt.Errorf("reading kubeconfig: %w", err)
@@ -43,7 +46,11 @@ func connect(flags *genericclioptions.ConfigFlags, out io.Writer) (*client, erro
 	if err != nil {
 		return nil, fmt.Errorf("reading kubeconfig: %w", err)
 	}
-	return &client{flags: flags, out: out, base: base, http: hc, palette: paletteFor(out)}, nil
+	core, err := corev1client.NewForConfigAndClient(rc, hc)
+	if err != nil {
+		return nil, fmt.Errorf("reading kubeconfig: %w", err)
+	}
+	return &client{flags: flags, out: out, base: base, http: hc, apiserver: core.RESTClient(), palette: paletteFor(out)}, nil
 }
 
 var errNotFairlead = errors.New("the server has no such page: is it Fairlead, or kube-apiserver itself? See --server and --context")

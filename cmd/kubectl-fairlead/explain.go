@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/registry/shadow"
 )
 
 type explainOptions struct{ output, method string }
@@ -151,20 +152,12 @@ func (c *client) findShadowed(ctx context.Context, x *answer.Explanation) {
 	if a == nil || a.Kind != "remote" {
 		return
 	}
-	var list struct {
-		Items []crd `json:"items"`
-	}
-	if err := c.get(ctx, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", url.Values{"limit": {"5000"}}, &list); err != nil {
-		return
-	}
-	for _, crd := range list.Items {
-		for _, v := range crd.Spec.Versions {
-			if crd.Spec.Group == a.Group && v.Name == a.Version && v.Served {
-				shadow := fmt.Sprintf("CustomResourceDefinition %s serves %s/%s too, and is shadowed by APIService %s", crd.Metadata.Name, a.Group, a.Version, a.Name)
-				x.Cause = strings.Join(compact(x.Cause, shadow), "; ")
-				x.Advice = strings.Join(compact(x.Advice, "a group-version has one owner: delete one of the two, or rename the group"), "; ")
-			}
-		}
+	gv := schema.GroupVersion{Group: a.Group, Version: a.Version}
+	found, err := shadow.Find(ctx, c.apiserver, []schema.GroupVersion{gv})
+	if name := found[gv]; err == nil && name != "" {
+		hidden := fmt.Sprintf("CustomResourceDefinition %s serves %s too, and is shadowed by APIService %s", name, gv, a.Name)
+		x.Cause = strings.Join(compact(x.Cause, hidden), "; ")
+		x.Advice = strings.Join(compact(x.Advice, "a group-version has one owner: delete one of the two, or rename the group"), "; ")
 	}
 }
 

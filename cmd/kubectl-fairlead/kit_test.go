@@ -26,7 +26,7 @@ type front struct {
 	last       *answer.Status
 	explained  []string // paths
 	as         string
-	crds       string
+	crd        string // in JSON; nodes.metrics.k8s.io is its name
 }
 
 func newFront(t *testing.T, list ...*answer.Status) *front {
@@ -60,9 +60,9 @@ func newFront(t *testing.T, list ...*answer.Status) *front {
 			fmt.Fprintf(w, "event: table\ndata: %d\n\n", i)
 		}
 	})
-	mux.HandleFunc("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, f.crds)
-	})
+	const crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+	mux.HandleFunc(crds, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintf(w, `{"items":[%s]}`, f.crd) })
+	mux.HandleFunc(crds+"/nodes.metrics.k8s.io", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, f.crd) })
 	discovery := func(text string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "application/json")

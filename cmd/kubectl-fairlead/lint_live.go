@@ -4,9 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"strings"
@@ -15,6 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -22,6 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
+	"github.com/fairlead-proxy/fairlead/registry/shadow"
 )
 
 const (
@@ -42,6 +42,7 @@ func (l *linter) live(ctx context.Context) {
 		return
 	}
 	cfg.UserAgent = "fairlead-lint/" + version
+	cfg.QPS = -1 // no limit: a bundle or a definition at a time
 	client, err := corev1client.NewForConfig(cfg)
 	if err != nil {
 		l.error("kubeconfig", "correct it", "making a client: %v", err)
@@ -189,51 +190,24 @@ func chainOf(ctx context.Context, dial func(ctx context.Context, network, addres
 	return conn.ConnectionState().PeerCertificates, nil
 }
 
-// crd is what is looked at in a CustomResourceDefinition.
-type crd struct {
-	Metadata struct {
-		Name string `json:"name"`
-	} `json:"metadata"`
-	Spec struct {
-		Group    string `json:"group"`
-		Versions []struct {
-			Name   string `json:"name"`
-			Served bool   `json:"served"`
-		} `json:"versions"`
-	} `json:"spec"`
-}
-
 // shadowed finds CustomResourceDefinitions whose group-version an APIService sends elsewhere: their
 // objects are still there, and nobody can reach them.
 func (l *linter) shadowed(ctx context.Context, client rest.Interface, entries []*registry.Entry) {
-	remote := make(map[string]*registry.Entry)
+	var claimed []schema.GroupVersion
 	for _, e := range entries {
 		if !e.Local() {
-			remote[e.GroupVersion.String()] = e
+			claimed = append(claimed, e.GroupVersion)
 		}
 	}
-	if len(remote) == 0 {
-		return
-	}
-	result := client.Get().AbsPath("/apis/apiextensions.k8s.io/v1/customresourcedefinitions").Do(ctx)
-	if err := result.Error(); err != nil { // DoRaw would say "unknown" whatever the apiserver says
+	found, err := shadow.Find(ctx, client, claimed)
+	if err != nil {
 		l.warn("CustomResourceDefinitions", "allow listing customresourcedefinitions.apiextensions.k8s.io", "whether one is shadowed was not checked: %v", err)
 		return
 	}
-	var list struct {
-		Items []crd `json:"items"`
-	}
-	data, _ := result.Raw()
-	if err := json.Unmarshal(data, &list); err != nil {
-		l.warn("CustomResourceDefinitions", "look at what the local apiserver answers", "whether one is shadowed was not checked: %v", err)
-		return
-	}
-	for _, c := range list.Items {
-		for _, v := range c.Spec.Versions {
-			if e := remote[fmt.Sprintf("%s/%s", c.Spec.Group, v.Name)]; e != nil && v.Served {
-				l.error("APIService "+e.Name, "delete the APIService or the CustomResourceDefinition, whichever is left over",
-					"it shadows CustomResourceDefinition %s: its objects cannot be reached in version %s", c.Metadata.Name, v.Name)
-			}
+	for _, gv := range claimed {
+		if name := found[gv]; name != "" {
+			l.error("APIService "+gv.Version+"."+gv.Group, "delete the APIService or the CustomResourceDefinition, whichever is left over",
+				"it shadows CustomResourceDefinition %s: its objects cannot be reached in version %s", name, gv.Version)
 		}
 	}
 }
