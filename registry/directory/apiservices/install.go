@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/emicklei/go-restful/v3"
@@ -51,8 +50,10 @@ func (s *Server) install(container *restful.Container, scheme *runtime.Scheme, v
 	if err != nil {
 		return fmt.Errorf("installing handlers: %w", err)
 	}
-	s.paths = make(map[string]http.Handler)
-	s.paths[root+"/v1"], s.paths[root+"/v1/"] = container, container
+	s.paths.NotFoundHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.fail(w, r, notFound()) }))
+	s.paths.Handle(root+"/v1", container)
+	s.paths.Handle(root+"/v1/", container)
+	s.paths.HandlePrefix(root+"/v1/", http.HandlerFunc(s.serveObjects))
 	s.installDiscovery(resources, v)
 	return s.installOpenAPI(container, scheme)
 }
@@ -69,24 +70,24 @@ func (s *Server) installDiscovery(resources []apidiscoveryv2.APIResourceDiscover
 	})
 	// Above all others, as kube-aggregator has it (20,000 is the highest that an APIService may ask for).
 	all.SetGroupVersionPriority(metav1.GroupVersion{Group: group.Name, Version: "v1"}, 20_001, 1)
-	s.paths["/apis"] = aggregated.WrapAggregatedDiscoveryToHandler(legacy, all, all)
-	s.paths["/apis/"] = legacy // always the legacy form, see design §6
+	s.paths.Handle("/apis", aggregated.WrapAggregatedDiscoveryToHandler(legacy, all, all))
+	s.paths.Handle("/apis/", legacy) // always the legacy form, see design §6
 
 	core := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		none := &metav1.APIVersions{Versions: []string{}, ServerAddressByClientCIDRs: []metav1.ServerAddressByClientCIDR{}}
 		responsewriters.WriteObjectNegotiated(s.codecs, negotiation.DefaultEndpointRestrictions, metav1.Unversioned, w, r, http.StatusOK, none, false)
 	})
 	empty := aggregated.NewResourceManager("api")
-	s.paths["/api"] = aggregated.WrapAggregatedDiscoveryToHandler(core, empty, empty)
-	s.paths["/api/"] = core
+	s.paths.Handle("/api", aggregated.WrapAggregatedDiscoveryToHandler(core, empty, empty))
+	s.paths.Handle("/api/", core)
 
 	groupHandler := discovery.NewAPIGroupHandler(s.codecs, group)
-	s.paths[root], s.paths[root+"/"] = groupHandler, groupHandler
+	s.paths.Handle(root, groupHandler)
+	s.paths.Handle(root+"/", groupHandler)
 	if v != nil {
-		s.paths["/version"] = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			responsewriters.WriteRawJSON(http.StatusOK, *v, w)
-		})
-		s.paths["/version/"] = s.paths["/version"]
+		say := func(w http.ResponseWriter, _ *http.Request) { responsewriters.WriteRawJSON(http.StatusOK, *v, w) }
+		s.paths.HandleFunc("/version", say)
+		s.paths.HandleFunc("/version/", say)
 	}
 }
 
@@ -94,15 +95,3 @@ func (s *Server) installDiscovery(resources []apidiscoveryv2.APIResourceDiscover
 type nowhere struct{}
 
 func (nowhere) ServerAddressByClientCIDRs(net.IP) []metav1.ServerAddressByClientCIDR { return nil }
-
-// pathMap collects the handlers that kube-openapi registers.
-type pathMap struct {
-	exact  func(path string, h http.Handler)
-	prefix func(h http.Handler)
-}
-
-// Handle implements common.PathHandler.
-func (p pathMap) Handle(path string, h http.Handler) { p.exact(strings.TrimSuffix(path, "/"), h) }
-
-// HandlePrefix implements common.PathHandlerByGroupVersion.
-func (p pathMap) HandlePrefix(_ string, h http.Handler) { p.prefix(h) }

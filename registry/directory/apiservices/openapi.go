@@ -8,6 +8,7 @@ import (
 	"github.com/emicklei/go-restful/v3"
 	"k8s.io/apimachinery/pkg/runtime"
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
+	"k8s.io/apiserver/pkg/server/mux"
 	generated "k8s.io/kube-aggregator/pkg/generated/openapi"
 	"k8s.io/kube-openapi/pkg/builder"
 	"k8s.io/kube-openapi/pkg/builder3"
@@ -25,10 +26,6 @@ const title = "Fairlead"
 // installOpenAPI makes the OpenAPI documents of the group, which kubectl explain reads. They are built lazily by their handlers.
 func (s *Server) installOpenAPI(container *restful.Container, scheme *runtime.Scheme) error {
 	names := openapinamer.NewDefinitionNamer(scheme)
-	to := pathMap{
-		exact:  func(path string, h http.Handler) { s.paths[path] = h },
-		prefix: func(h http.Handler) { s.spec = h },
-	}
 	services := restfuladapter.AdaptWebServices(container.RegisteredWebServices())
 	v2, err := builder.BuildOpenAPISpecFromRoutes(services, &common.Config{
 		ProtocolList:          []string{"https"},
@@ -42,7 +39,7 @@ func (s *Server) installOpenAPI(container *restful.Container, scheme *runtime.Sc
 		return fmt.Errorf("building OpenAPI v2: %w", err)
 	}
 	v2.Definitions = handler.PruneDefaults(v2.Definitions)
-	handler.NewOpenAPIService(v2).RegisterOpenAPIVersionedService("/openapi/v2", to)
+	handler.NewOpenAPIService(v2).RegisterOpenAPIVersionedService("/openapi/v2", s.paths)
 
 	config := &common.OpenAPIV3Config{
 		Info:                  &spec.Info{InfoProps: spec.InfoProps{Title: title, Version: "v1"}},
@@ -61,8 +58,14 @@ func (s *Server) installOpenAPI(container *restful.Container, scheme *runtime.Sc
 	}
 	service := handler3.NewOpenAPIService()
 	service.UpdateGroupVersion(strings.TrimPrefix(root, "/")+"/v1", v3)
-	if err := service.RegisterOpenAPIV3VersionedService("/openapi/v3", to); err != nil {
+	if err := service.RegisterOpenAPIV3VersionedService("/openapi/v3", oneSpec{s.paths}); err != nil {
 		return fmt.Errorf("registering OpenAPI v3: %w", err)
 	}
 	return nil
 }
+
+// oneSpec registers the one document that there is: of all others kube-openapi's handler would say 200.
+type oneSpec struct{ *mux.PathRecorderMux }
+
+// HandlePrefix implements common.PathHandlerByGroupVersion.
+func (o oneSpec) HandlePrefix(_ string, h http.Handler) { o.Handle("/openapi/v3"+root+"/v1", h) }

@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/server/mux"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -42,9 +43,8 @@ type Server struct {
 	table   func() *registry.Table
 	store   *store
 	codecs  serializer.CodecFactory
-	paths   map[string]http.Handler // exact paths
-	objects http.Handler            // below the group-version
-	spec    http.Handler            // the OpenAPI v3 document
+	paths   *mux.PathRecorderMux
+	objects http.Handler // below the group-version
 	info    *request.RequestInfoFactory
 }
 
@@ -61,6 +61,7 @@ func New(c Config) (*Server, error) {
 		table:  c.Table,
 		store:  newStore(),
 		codecs: serializer.NewCodecFactory(scheme),
+		paths:  mux.NewPathRecorderMux("apiservices"),
 		info:   &request.RequestInfoFactory{APIPrefixes: sets.NewString("apis", "api"), GrouplessAPIPrefixes: sets.NewString("api")},
 	}
 	container := restful.NewContainer()
@@ -93,18 +94,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, r, group)
 		return
 	}
-	if h := s.paths[path]; h != nil {
-		h.ServeHTTP(w, r)
-		return
-	}
-	switch {
-	case path == "/openapi/v3"+root+"/v1":
-		s.spec.ServeHTTP(w, r)
-	case strings.HasPrefix(path, root+"/v1/"):
-		s.serveObjects(w, r)
-	default:
-		s.fail(w, r, notFound())
-	}
+	s.paths.ServeHTTP(w, r)
 }
 
 // root of the group.
