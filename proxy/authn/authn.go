@@ -56,7 +56,7 @@ type Config struct {
 // Authenticator says who is asking. Make one with New.
 type Authenticator struct {
 	cfg     Config
-	read    readNames
+	read    HeaderNames
 	names   atomic.Pointer[nameSet]
 	paths   map[string]bool
 	nobody  *identity

@@ -10,7 +10,7 @@ import (
 
 // user reads the user that a verified front proxy asserts, nil when it asserts none: then the certificate and the token are tried, as in
 // k8s.io/apiserver/pkg/authentication/request/headerrequest. Strings are cloned: an identity outlives the request's buffers.
-func (r *readNames) user(h Head) *identity {
+func (r *HeaderNames) user(h Head) *identity {
 	name := first(h, r.Username)
 	if name == "" {
 		return nil

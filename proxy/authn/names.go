@@ -56,10 +56,8 @@ func (n HeaderNames) lower() (HeaderNames, error) {
 	return out, errors.Join(errs[:]...)
 }
 
-// readNames are the lower-case names that a front proxy's assertion is read from.
-type readNames struct{ HeaderNames }
-
-func newReadNames(n HeaderNames) (readNames, error) {
+// newReadNames are the lower-case names that a front proxy's assertion is read from.
+func newReadNames(n HeaderNames) (HeaderNames, error) {
 	if n.empty() {
 		n = HeaderNames{Username: []string{remoteUser}, Group: []string{remoteGroup}, ExtraPrefix: []string{remoteExtra}}
 	}
@@ -67,7 +65,7 @@ func newReadNames(n HeaderNames) (readNames, error) {
 	if err == nil && len(low.Username) == 0 {
 		err = errors.New("there is none for the user")
 	}
-	return readNames{low}, err
+	return low, err
 }
 
 // nameSet is what follows from one value of Config.Target: what to send and what to strip.
@@ -89,7 +87,7 @@ func (a *Authenticator) nameSet() *nameSet {
 	if s := a.names.Load(); s != nil && s.target == target {
 		return s
 	}
-	s := newNameSet(target, a.read.HeaderNames)
+	s := newNameSet(target, a.read)
 	a.names.Store(s)
 	return s
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"sync/atomic"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry/latest"
@@ -21,18 +20,15 @@ const (
 	heartbeat = 15 * time.Second
 )
 
-// events counts the subscribers.
-type events struct{ subscribers atomic.Int64 }
-
 // serveEvents streams one event per change of the table, as server-sent events (HTML Standard, section 9.2): its data is the generation.
 func (p *Pages) serveEvents(w http.ResponseWriter, r *http.Request) {
-	if p.events.subscribers.Add(1) > maxSubscribers {
-		p.events.subscribers.Add(-1)
+	if p.subscribers.Add(1) > maxSubscribers {
+		p.subscribers.Add(-1)
 		w.Header().Set("Retry-After", "10")
 		http.Error(w, "too many streams of events", http.StatusTooManyRequests)
 		return
 	}
-	defer p.events.subscribers.Add(-1)
+	defer p.subscribers.Add(-1)
 	w.Header().Set("Content-Type", "text/event-stream")
 	rc := http.NewResponseController(w)
 	tick := time.NewTicker(beat)

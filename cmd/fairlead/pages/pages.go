@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -48,12 +49,12 @@ type Config struct {
 
 // Pages serves the pages. Run keeps the history of verdicts; everything else works without it.
 type Pages struct {
-	cfg     Config
-	started time.Time
-	history history
-	traffic traffic
-	events  events
-	mux     *http.ServeMux
+	cfg         Config
+	started     time.Time
+	history     history
+	traffic     traffic
+	subscribers atomic.Int64 // to the stream of events
+	mux         *http.ServeMux
 }
 
 // New makes the pages.

@@ -177,11 +177,11 @@ func TestEvents(t *testing.T) {
 
 func TestEventsAreBounded(t *testing.T) {
 	s := newStand(t)
-	s.events.subscribers.Store(maxSubscribers)
+	s.subscribers.Store(maxSubscribers)
 	if resp, _ := s.get(t, "/events"); resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") == "" {
 		t.Errorf("%s %v", resp.Status, resp.Header)
 	}
-	if n := s.events.subscribers.Load(); n != maxSubscribers {
+	if n := s.subscribers.Load(); n != maxSubscribers {
 		t.Errorf("%d subscribers after a refusal", n)
 	}
 }
