@@ -24,7 +24,7 @@ func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange, from 
 	}
 	x.bind()
 	x.ended = &ended{}
-	plan := x.plan() //nolint:contextcheck // a span has its own
+	plan := x.plan()
 	plan.Path = x.head.target()
 	plan.Done = func(o h2.Outcome) {
 		x.carried(&o)

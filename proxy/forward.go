@@ -41,7 +41,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 	body, r := lend(w, r)
 	defer body.end()
 	if x.upstream.HTTP2() && x.head.Upgrade == "" {
-		p.carry(w, r, x, from)
+		p.carry(w, r, x, from) //nolint:contextcheck // a span has its own
 	} else {
 		p.beside(w, r, x, body)
 	}
@@ -75,7 +75,7 @@ func (p *Proxy) beside(w http.ResponseWriter, r *http.Request, x *exchange, body
 		return
 	}
 	defer context.AfterFunc(r.Context(), body.cut)() //nolint:contextcheck // it needs none
-	p.ask(w, r, x)
+	p.ask(w, r, x) //nolint:contextcheck // a span has its own
 }
 
 // upstream is what carries a forwarded request. Nil: its APIService is gone. relayed says that the health relay asks.
@@ -94,7 +94,7 @@ func (p *Proxy) upstream(d *Decision, relayed bool) *backend.Upstream {
 // ask has a backend over HTTP/1.1 answer a request that has its place.
 func (p *Proxy) ask(w http.ResponseWriter, r *http.Request, x *exchange) {
 	d := &x.decision
-	out := outgoing(r, x, d.host(x.head)) //nolint:contextcheck // a span has its own
+	out := outgoing(r, x, d.host(x.head))
 	out.Body, out.ContentLength = r.Body, r.ContentLength
 	if out.Trailer = keptTrailers(r.Trailer, &d.Strip); out.Trailer != nil {
 		out.Body = &trailing{r.Body, r.Trailer, out.Trailer}
