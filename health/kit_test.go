@@ -148,7 +148,7 @@ func (b *bench) config(a authority) Config {
 	return Config{
 		Table:  b.feed.table,
 		Report: b.notes.report,
-		TLS:    func(*registry.Backend) (*tls.Config, error) { return &tls.Config{RootCAs: a.roots}, nil },
+		TLS:    func(string, *registry.Backend) (*tls.Config, error) { return &tls.Config{RootCAs: a.roots}, nil },
 		Dial:   b.cable.dial,
 	}
 }

@@ -52,7 +52,7 @@ type sample struct {
 	newLive, newProbe bool          // came since the last comparison
 }
 
-// judgeLatencies compares the endpoints of each backend until ctx ends.
+// judgeLatencies compares the endpoints of each APIService until ctx ends.
 func (p *Prober) judgeLatencies(ctx context.Context) {
 	tick := time.NewTicker(judgeEvery)
 	defer tick.Stop()

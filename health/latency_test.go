@@ -26,11 +26,11 @@ func trio(t *testing.T) (*bench, []string, []*backend) {
 
 // traffic observes ten requests a second at each address for a while; took says how long each took.
 func (b *bench) traffic(addresses []string, d time.Duration, took func(i int) time.Duration) {
-	backend := b.feed.entries[0].Backend
+	name := b.feed.entries[0].Name
 	for range int(d / (100 * time.Millisecond)) {
 		for i, a := range addresses {
 			if l := took(i); l > 0 {
-				b.Observe(backend, a, l)
+				b.Observe(name, a, l)
 			}
 		}
 		time.Sleep(100 * time.Millisecond)
@@ -90,7 +90,7 @@ func TestOneStuckRequestMakesNoEndpointSlow(t *testing.T) {
 		b, addresses, _ := trio(t)
 		for range 10 {
 			b.traffic(addresses, 3*time.Second, func(int) time.Duration { return 5 * time.Millisecond })
-			b.Observe(b.feed.entries[0].Backend, addresses[0], time.Minute)
+			b.Observe(b.feed.entries[0].Name, addresses[0], time.Minute)
 		}
 		if b.notes.last(addresses[0]).Slow {
 			t.Error("slow because of single requests")
@@ -130,13 +130,13 @@ func TestLiveTrafficOutweighsProbes(t *testing.T) {
 					s.delay.Store(int64(2 * time.Millisecond))
 				}
 				live := func(d, slow time.Duration) {
-					backend := b.feed.entries[0].Backend
+					name := b.feed.entries[0].Name
 					for i := range int(d / every) {
 						// In turns: rarely do two endpoints answer within the same second.
 						if a := addresses[i%3]; a == addresses[0] {
-							b.Observe(backend, a, slow)
+							b.Observe(name, a, slow)
 						} else {
-							b.Observe(backend, a, 2*time.Millisecond)
+							b.Observe(name, a, 2*time.Millisecond)
 						}
 						time.Sleep(every)
 					}
@@ -162,11 +162,10 @@ func TestLiveTrafficOutweighsProbes(t *testing.T) {
 }
 
 func TestObserveDoesNotAllocate(t *testing.T) {
-	b := &registry.Backend{}
 	p := &Prober{}
 	tgt := &target{}
-	p.index.Store(&index{places: map[place][]*target{{b, at}: {tgt}}})
-	if n := testing.AllocsPerRun(100, func() { p.Observe(b, at, time.Millisecond) }); n != 0 {
+	p.index.Store(&index{places: map[place]*target{{"v1.example.com", at}: tgt}})
+	if n := testing.AllocsPerRun(100, func() { p.Observe("v1.example.com", at, time.Millisecond) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 	if tgt.latency.count.Load() == 0 {

@@ -112,7 +112,7 @@ func (t *target) ask(ctx context.Context) (o outcome) {
 			t.series.probed(o.err, time.Since(start))
 		}
 	}()
-	trust, err := t.prober.config.TLS(t.key.backend)
+	trust, err := t.prober.config.TLS(t.key.name, t.key.backend)
 	if err != nil {
 		return outcome{err: err}
 	}

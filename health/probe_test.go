@@ -43,12 +43,12 @@ func probeEntry(tb testing.TB, e *registry.Entry, trust func() (*tls.Config, err
 		Table:  func() Table { return new(registry.Table) },
 		Report: func(registry.Report) {},
 		Dial:   new(net.Dialer).DialContext,
-		TLS:    func(*registry.Backend) (*tls.Config, error) { return trust() },
+		TLS:    func(string, *registry.Backend) (*tls.Config, error) { return trust() },
 	})
 	if err != nil {
 		tb.Fatal(err)
 	}
-	tgt := newTarget(p, key{e.Name, place{e.Backend, e.Endpoints[0].Address}}, e, func() {})
+	tgt := newTarget(p, key{place{e.Name, e.Endpoints[0].Address}, e.Backend}, e, func() {})
 	o := tgt.ask(tb.Context())
 	tb.Cleanup(func() { closeConn(o.conn) })
 	return o, tgt
@@ -232,7 +232,7 @@ func TestDeathAndReturnOfARealProcess(t *testing.T) {
 				Table:  func() Table { return new(registry.Table) },
 				Report: func(r registry.Report) { reports <- r },
 				Dial:   new(net.Dialer).DialContext,
-				TLS:    func(*registry.Backend) (*tls.Config, error) { return &tls.Config{RootCAs: ca.roots}, nil },
+				TLS:    func(string, *registry.Backend) (*tls.Config, error) { return &tls.Config{RootCAs: ca.roots}, nil },
 			})
 			if err != nil {
 				t.Fatal(err)

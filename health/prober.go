@@ -24,9 +24,9 @@ type Config struct {
 	Table func() Table
 	// Report takes what was found out about an endpoint. It is called only when something changed and, for a server, after a Signal; by many goroutines.
 	Report func(registry.Report)
-	// TLS returns how to trust a backend, the proxy client certificate included. An error (or an error of the verification it sets up) that has
-	// a method Reason() string gives the report its reason and its whole message. The result is cloned, never changed.
-	TLS func(*registry.Backend) (*tls.Config, error)
+	// TLS returns how an APIService's backend is trusted, the proxy client certificate included. An error (or an error of the verification it sets
+	// up) that has a method Reason() string gives the report its reason and its whole message. The result is cloned, never changed.
+	TLS func(apiService string, b *registry.Backend) (*tls.Config, error)
 	// Dial opens the connections of probes, or refuses to, as for live traffic: a probe carries our client
 	// certificate and asks as system:masters.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
@@ -60,22 +60,20 @@ type Table interface {
 	Superseded() <-chan struct{}
 }
 
-// place is where a request goes: what live traffic knows of an endpoint.
-type place struct {
-	backend *registry.Backend
-	address string
-}
+// place is an endpoint of an APIService: what live traffic knows. APIServices that have one Backend are told nothing of each other's traffic:
+// a thousand probes that one failure asked for would help nobody.
+type place struct{ name, address string }
 
-// key names one running probe.
+// key names one running probe. There is one for a place.
 type key struct {
-	name string
 	place
+	backend *registry.Backend
 }
 
 // index is how the running probes are found. It is immutable: apply stores a new one when the set changes.
 type index struct {
-	places map[place][]*target             // nearly always one: a Backend belongs to one entry
-	peers  map[*registry.Backend][]*target // the endpoints of one Backend
+	places map[place]*target
+	peers  map[string][]*target // the endpoints of one APIService
 }
 
 // maxWatched is the default of Config.MaxWatched: 1024 idle TLS connections are some 30 MiB and 1024 descriptors, half the endpoints of the
@@ -117,19 +115,16 @@ func (p *Prober) Run(ctx context.Context) error {
 
 // Signal says that live traffic could not reach an endpoint: a failed dial, handshake or ping. The endpoint is probed at once, or as soon as
 // the bound on such probes allows. It never waits and alone never ejects. A nil err is ignored.
-func (p *Prober) Signal(b *registry.Backend, address string, err error) {
-	if err == nil {
-		return
-	}
-	for _, t := range p.index.Load().places[place{b, address}] {
+func (p *Prober) Signal(apiService, address string, err error) {
+	if t := p.index.Load().places[place{apiService, address}]; t != nil && err != nil {
 		t.alarm(&t.hinted)
 	}
 }
 
-// Renew says that what is trusted as b has changed without another Backend in the table: a referenced bundle. Its endpoints are probed at once, however long the
+// Renew says that what an APIService trusts has changed without another Backend in the table: a referenced bundle. Its endpoints are probed at once, however long the
 // pause that failures have led to. It never waits.
-func (p *Prober) Renew(b *registry.Backend) {
-	for _, t := range p.index.Load().peers[b] {
+func (p *Prober) Renew(apiService string) {
+	for _, t := range p.index.Load().peers[apiService] {
 		t.renewed.Store(true)
 		t.poke()
 	}
@@ -137,8 +132,8 @@ func (p *Prober) Renew(b *registry.Backend) {
 
 // Observe says how long an endpoint took to send the first byte of its response to a request that is not long-running. It never waits and
 // does not allocate.
-func (p *Prober) Observe(b *registry.Backend, address string, d time.Duration) {
-	for _, t := range p.index.Load().places[place{b, address}] {
+func (p *Prober) Observe(apiService, address string, d time.Duration) {
+	if t := p.index.Load().places[place{apiService, address}]; t != nil {
 		t.latency.observe(d)
 	}
 }

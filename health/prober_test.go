@@ -168,7 +168,7 @@ func TestPacesWhileFailing(t *testing.T) {
 				time.Sleep(time.Second)
 				tt.fail(h, s)
 				before := len(b.cable.dialled(at))
-				b.Signal(b.feed.entries[0].Backend, at, errors.New("no answer"))
+				b.Signal(b.feed.entries[0].Name, at, errors.New("no answer"))
 				time.Sleep(5 * time.Minute)
 				synctest.Wait()
 				var got []time.Duration
@@ -229,22 +229,22 @@ func TestVanishedHostIsOutAfterOneDialTimeout(t *testing.T) {
 func TestSignalsAloneNeverEjectAndAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, _, _ := single(t)
-		backend := b.feed.entries[0].Backend
+		name := b.feed.entries[0].Name
 		time.Sleep(time.Second)
 		before := len(b.cable.dialled(at))
-		b.Signal(backend, at, nil)
-		b.Signal(&registry.Backend{}, at, errors.New("of another backend"))
+		b.Signal(name, at, nil)
+		b.Signal("v1.other.example.com", at, errors.New("of another APIService"))
 		synctest.Wait()
 		if n := len(b.cable.dialled(at)) - before; n != 0 {
 			t.Errorf("%d probes without a reason", n)
 		}
-		b.Signal(backend, at, errors.New("dial failed"))
+		b.Signal(name, at, errors.New("dial failed"))
 		synctest.Wait()
 		if n := len(b.cable.dialled(at)) - before; n != 1 {
 			t.Errorf("%d probes at once, want 1", n)
 		}
 		for range 60 * 100 {
-			b.Signal(backend, at, errors.New("dial failed"))
+			b.Signal(name, at, errors.New("dial failed"))
 			time.Sleep(10 * time.Millisecond)
 		}
 		// 0.25 + 0.5 + … + 8 s, then one each 10 s.
@@ -272,7 +272,7 @@ func TestFalseAlarmsDoNotBlind(t *testing.T) {
 				worst := time.Duration(0)
 				for i := range 20 {
 					for range 600 + 7*i {
-						b.Signal(b.feed.entries[0].Backend, at, errors.New("connection lost"))
+						b.Signal(b.feed.entries[0].Name, at, errors.New("connection lost"))
 						time.Sleep(100 * time.Millisecond)
 					}
 					tc.fail(h, s)
@@ -294,14 +294,14 @@ func TestFalseAlarmsDoNotBlind(t *testing.T) {
 func TestRenew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, _, s := single(t)
-		backend := b.feed.entries[0].Backend
+		name := b.feed.entries[0].Name
 		s.status.Store(http.StatusInternalServerError)
 		b.until(t, at, registry.Unhealthy, 12*time.Second)
 		for range 20 {
 			time.Sleep(time.Second) // any moment within a pause of 5 s
 			before := len(b.cable.dialled(at))
-			b.Renew(&registry.Backend{})
-			b.Renew(backend)
+			b.Renew("v1.other.example.com")
+			b.Renew(name)
 			time.Sleep(alarmGap)
 			synctest.Wait()
 			if n := len(b.cable.dialled(at)) - before; n < 1 || n > 2 {
@@ -309,7 +309,7 @@ func TestRenew(t *testing.T) {
 			}
 		}
 		s.status.Store(http.StatusOK)
-		b.Renew(backend)
+		b.Renew(name)
 		if took := b.until(t, at, registry.Healthy, time.Second); took > alarmGap {
 			t.Errorf("healed after %v", took)
 		}

@@ -113,7 +113,7 @@ func TestHintsAreAnswered(t *testing.T) {
 		b.cable.host(at).serve(t, ca, newBackend().ServeHTTP)
 		b.run(t)
 		time.Sleep(time.Second)
-		b.Signal(b.feed.entries[0].Backend, at, errors.New("connection lost"))
+		b.Signal(b.feed.entries[0].Name, at, errors.New("connection lost"))
 		synctest.Wait()
 		if got := b.notes.all(); len(got) != 2 || got[1].Report != got[0].Report {
 			t.Errorf("reported %+v, want the first again", got)
@@ -131,7 +131,7 @@ func TestHintsOutlastAFailure(t *testing.T) {
 		b.run(t)
 		time.Sleep(time.Second)
 		s.status.Store(500)
-		b.Signal(b.feed.entries[0].Backend, at, errors.New("connection lost"))
+		b.Signal(b.feed.entries[0].Name, at, errors.New("connection lost"))
 		synctest.Wait()
 		if got := b.notes.all(); len(got) != 1 {
 			t.Errorf("reported %+v after one failure, want the first alone", got)

@@ -25,7 +25,7 @@ func (s *set) apply(ctx context.Context, entries []*registry.Entry) {
 		}
 		names[e.Name] = struct{}{}
 		for i := range e.Endpoints {
-			k := key{e.Name, place{e.Backend, e.Endpoints[i].Address}}
+			k := key{place{e.Name, e.Endpoints[i].Address}, e.Backend}
 			wanted[k] = e
 			if t := s.running[k]; t != nil {
 				t.follow(e, &e.Endpoints[i])
@@ -82,12 +82,12 @@ func (s *set) start(ctx context.Context, k key, e *registry.Entry) {
 // publish lets Signal and Observe find what runs now.
 func (s *set) publish() {
 	x := &index{
-		places: make(map[place][]*target, len(s.running)),
-		peers:  make(map[*registry.Backend][]*target, len(s.running)),
+		places: make(map[place]*target, len(s.running)),
+		peers:  make(map[string][]*target, len(s.named)),
 	}
 	for k, t := range s.running {
-		x.places[k.place] = append(x.places[k.place], t)
-		x.peers[k.backend] = append(x.peers[k.backend], t)
+		x.places[k.place] = t
+		x.peers[k.name] = append(x.peers[k.name], t)
 	}
 	s.prober.index.Store(x)
 }

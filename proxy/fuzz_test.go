@@ -23,7 +23,9 @@ func thinker(f *testing.F) *Proxy {
 	w.remote = &far{Server: httptest.NewUnstartedServer(http.NotFoundHandler())} // for its address
 	f.Cleanup(func() { _ = w.remote.Listener.Close() })
 	table := buildTable(f, w, worldConfig{})
-	pools, err := backend.New(backend.Config{Table: func() *registry.Table { return table }, Dial: new(net.Dialer).DialContext, TLS: func(*registry.Backend) (*tls.Config, error) { return &tls.Config{MinVersion: tls.VersionTLS12}, nil }})
+	pools, err := backend.New(backend.Config{Table: func() *registry.Table { return table }, Dial: new(net.Dialer).DialContext, TLS: func(string, *registry.Backend) (*tls.Config, error) {
+		return &tls.Config{MinVersion: tls.VersionTLS12}, nil
+	}})
 	check(f, err)
 	local, err := backend.NewLocal(backend.LocalConfig{
 		Servers: []string{"https://127.0.0.1:1"}, Dial: new(net.Dialer).DialContext, TLS: func(bool) (*tls.Config, error) { return &tls.Config{MinVersion: tls.VersionTLS12}, nil },

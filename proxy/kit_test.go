@@ -49,13 +49,14 @@ type worldConfig struct {
 	anonymous   bool
 	incomplete  bool
 	// guard is the backends'. Nil: their trust lasts.
-	guard func(*registry.Backend, []*x509.Certificate) (<-chan struct{}, func())
-	// share is the backends'. Nil: nothing is shared.
-	share func(*registry.Backend) (any, func() *tls.Config, func([]*x509.Certificate) (<-chan struct{}, func()))
+	guard func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func())
+	// roots are what verifies backends, pair what they are shown. Nil: what does, and one of front-proxy-client.
+	roots func(apiService string, b *registry.Backend) *x509.CertPool
+	pair  func() tls.Certificate
 	// identity is the backends' IdentityChanged.
 	identity func() <-chan struct{}
 	// observe is the backends'.
-	observe     func(b *registry.Backend, address string, took time.Duration)
+	observe     func(apiService, address string, took time.Duration)
 	maxInFlight int
 	goAway      float64
 	access      *accesslog.Log
@@ -101,13 +102,13 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		return tc
 	}
 	backends := backend.Config{
-		Table: w.table, Dial: new(net.Dialer).DialContext, TLS: func(b *registry.Backend) (*tls.Config, error) {
+		Table: w.table, Dial: new(net.Dialer).DialContext, TLS: func(apiService string, b *registry.Backend) (*tls.Config, error) {
 			tc := tlsTo(b.ServerName, true)
-			if c.share != nil {
-				tc.RootCAs = anchored{b: b}.pool()
+			if c.roots != nil {
+				tc.RootCAs, tc.Certificates[0] = c.roots(apiService, b), c.pair()
 			}
 			return tc, nil
-		}, Guard: c.guard, Share: c.share, IdentityChanged: c.identity, Observe: c.observe,
+		}, Guard: c.guard, IdentityChanged: c.identity, Observe: c.observe,
 	}
 	if c.backends != nil {
 		c.backends(&backends)

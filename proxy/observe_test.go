@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 // Health hears how fast an endpoint answers over both protocols: of requests that were answered, and not of those whose time says nothing.
@@ -24,13 +22,13 @@ func TestAnswersAreObserved(t *testing.T) {
 				panic(http.ErrAbortHandler)
 			}
 		},
-		observe: func(b *registry.Backend, address string, took time.Duration) {
+		observe: func(apiService, address string, took time.Duration) {
 			mu.Lock()
 			defer mu.Unlock()
-			heard = append(heard, fmt.Sprint(b.Service, " ", address, " ", took > 0))
+			heard = append(heard, fmt.Sprint(apiService, " ", address, " ", took > 0))
 		},
 	})
-	one := "ext " + w.remote.Listener.Addr().String() + " true"
+	one := "v1.remote.example.com " + w.remote.Listener.Addr().String() + " true"
 	everyWay(t, func(t *testing.T, proto string) {
 		for _, tc := range []struct {
 			target string

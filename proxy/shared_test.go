@@ -45,21 +45,19 @@ func TestSharedConnections(t *testing.T) {
 	}
 }
 
-// Who joins leaves connections of its own behind, which end with what they carry.
+// One that comes later uses the connections that are there.
 func TestSharedJoin(t *testing.T) {
 	t.Parallel()
 	s := newStreet(t, a)
 	s.conn(a) // finds out what the backend speaks
-	own := s.conn(a)
+	first := s.conn(a)
 	watch := s.open(things(a) + "?watch=1")
 	s.homes[b] = &neighbour{}
 	s.apply()
-	if s.shared(a, b) == own {
-		t.Error("a connection that was dialled for one is shared")
+	if s.conn(b) != first || s.conn(a) != first {
+		t.Error("equal backends have different connections")
 	}
 	s.goesOn("that had begun before", watch)
-	watch.Body.Close()
-	s.closes("that was its own", own)
 }
 
 // One of several changes its bundle: its next request goes over a connection that was verified by the new one, its watches end if the old connection is not trusted any
@@ -84,6 +82,47 @@ func TestSharedTrustChanges(t *testing.T) {
 	s.ends("whose trust has ended", ends)
 	s.goesOn("of the neighbour", stays)
 	s.goesOn("that the new bundle trusts, too", grows)
+}
+
+// What was verified by a replaced CA is for the one that still trusts it, as long as it does: no request of an APIService that names the new CA alone goes over it, neither
+// during the overlap nor when that is over and both have one Backend.
+func TestOverlapIsNobodyElses(t *testing.T) {
+	t.Parallel()
+	s := newStreet(t, a, b)
+	shared := s.shared(a, b)
+	next := pki.NewCA("next").PEM()
+	s.homes[a].bundle, s.homes[a].annotations = next, map[string]string{"fairlead.dev/ca-rotation-overlap": "2s"}
+	s.overlap(a, true)
+	begun := time.Now()
+	s.apply()
+	if got := s.conn(a); got == shared {
+		t.Error("an APIService in its overlap goes over the connection of its old bundle")
+	}
+	own, neighbours := s.open(things(a)+"?watch=1"), s.open(things(b)+"?watch=1")
+	s.homes[c] = &neighbour{bundle: next}
+	s.apply()
+	refused := func(when, group string) {
+		t.Helper()
+		for range 3 {
+			if res := s.open(things(group)); res.StatusCode != http.StatusServiceUnavailable {
+				t.Errorf("%s: %s is answered %d by a server that its bundle does not verify", when, group, res.StatusCode)
+			}
+		}
+	}
+	refused("during the overlap of a neighbour", c)
+	if at := s.conn(a); at == shared {
+		t.Error("back on what its bundle does not verify")
+	}
+	<-time.After(time.Until(begun.Add(2 * time.Second)))
+	s.overlap(a, false)
+	s.apply()
+	refused("after the overlap", c)
+	refused("after the overlap", a)
+	s.ends("whose trust has ended with the overlap", own)
+	s.goesOn("of the neighbour", neighbours)
+	if s.conn(b) != shared {
+		t.Error("a neighbour lost its connection")
+	}
 }
 
 // One leads elsewhere while requests are under way: those that were sent are answered, the next ones go where it leads now.
@@ -145,7 +184,6 @@ func TestSharedMemberGoes(t *testing.T) {
 	delete(s.homes, b)
 	s.config.change = func(a *apiregistrationv1.APIService) { a.Spec.CABundle = pki.NewCA("other").PEM() }
 	s.apply()
-	s.open("/apis/remote.example.com/v1/things") // has the table applied
 	s.ends("of the last one", last)
 	s.closes("that nobody shares any more", shared)
 }
@@ -220,7 +258,6 @@ func TestSharedEjection(t *testing.T) {
 	<-arrived
 	bad["v1."+a], bad["v1."+b] = second.Listener.Addr().String(), ""
 	s.apply()
-	s.open(things(a)) // has the table applied
 	if got := <-results; got != (result{a, "ok"}) {
 		t.Errorf("the first to be answered: %v; want what waited for the endpoint that is out, by the other one", got)
 	}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,32 +20,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
-
-// anchored is a trust that is its bundle.
-type anchored struct {
-	b    *registry.Backend
-	pair func() tls.Certificate
-}
-
-func (a anchored) key() any { return [2]string{a.b.ServerName, string(a.b.CABundle)} }
-
-func (a anchored) tls() *tls.Config {
-	return &tls.Config{RootCAs: a.pool(), ServerName: a.b.ServerName, Certificates: []tls.Certificate{a.pair()}, MinVersion: tls.VersionTLS12}
-}
-
-func (a anchored) pool() *x509.CertPool {
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(a.b.CABundle)
-	return pool
-}
-
-func (a anchored) guard(chain []*x509.Certificate) (<-chan struct{}, func()) {
-	lost := make(chan struct{})
-	if _, err := chain[0].Verify(x509.VerifyOptions{Roots: a.pool(), DNSName: a.b.ServerName}); err != nil {
-		close(lost)
-	}
-	return lost, func() {}
-}
 
 // neighbour is an APIService of the street's one Service.
 type neighbour struct {
@@ -62,37 +37,27 @@ type street struct {
 	homes   map[string]*neighbour // by group
 	pair    atomic.Pointer[tls.Certificate]
 	rotated chan struct{}
+	tables  int
 
 	mu    sync.Mutex
 	conns map[string]string // :: path of the last request → the connection it came over
 	hung  chan struct{}     // gets one for each request that hangs
 	free  chan struct{}     // closed: they are answered
+	// overlapping APIServices trust the server whatever their bundle says.
+	overlapping map[string]bool
 }
 
 func newStreet(t *testing.T, groups ...string) *street {
-	s := &street{t: t, homes: map[string]*neighbour{}, conns: map[string]string{}, rotated: make(chan struct{}), hung: make(chan struct{}, 64), free: make(chan struct{})}
-	pair := func() tls.Certificate { return *s.pair.Load() }
+	s := &street{t: t, homes: map[string]*neighbour{}, conns: map[string]string{}, overlapping: map[string]bool{}, rotated: make(chan struct{}), hung: make(chan struct{}, 64), free: make(chan struct{})}
 	s.config = worldConfig{
-		share: func(b *registry.Backend) (any, func() *tls.Config, func([]*x509.Certificate) (<-chan struct{}, func())) {
-			a := anchored{b, pair}
-			if s.pair.Load() == nil {
-				return nil, nil, nil
+		pair: func() tls.Certificate {
+			if p := s.pair.Load(); p != nil {
+				return *p
 			}
-			return a.key(), a.tls, a.guard
+			return tls.Certificate{} // the world is being made
 		},
-		guard: func(b *registry.Backend, chain []*x509.Certificate) (<-chan struct{}, func()) {
-			if s.pair.Load() == nil { // the world is being made
-				return nil, func() {}
-			}
-			for _, e := range s.table().Entries() {
-				if e.Backend == b {
-					return anchored{b, pair}.guard(chain)
-				}
-			}
-			gone := make(chan struct{}) // as certs/trust has it: the trust goes with the APIService
-			close(gone)
-			return gone, func() {}
-		},
+		roots:    s.roots,
+		guard:    s.guard,
 		identity: func() <-chan struct{} { return s.rotated },
 		remote:   s.answer,
 	}
@@ -107,6 +72,47 @@ func newStreet(t *testing.T, groups ...string) *street {
 	return s
 }
 
+// roots are those of the bundle and, on behalf of an APIService in its overlap, the server's.
+func (s *street) roots(apiService string, b *registry.Backend) *x509.CertPool {
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM([]byte(b.CABundle))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.overlapping[apiService] {
+		pool.AddCert(s.serving.Certificate)
+	}
+	return pool
+}
+
+// guard ends at once what is not trusted now. As in certs/trust, an APIService's trust goes with it, and that of all that have a Backend never changes.
+func (s *street) guard(apiService string, b *registry.Backend, chain []*x509.Certificate) (<-chan struct{}, func()) {
+	if s.pair.Load() == nil { // the world is being made
+		return nil, func() {}
+	}
+	lost := make(chan struct{})
+	if apiService != "" {
+		b = nil
+		for _, e := range s.table().Entries() {
+			if e.Name == apiService {
+				b = e.Backend
+			}
+		}
+	}
+	if b == nil {
+		close(lost)
+	} else if _, err := chain[0].Verify(x509.VerifyOptions{Roots: s.roots(apiService, b), DNSName: b.ServerName}); err != nil {
+		close(lost)
+	}
+	return lost, func() {}
+}
+
+// overlap has an APIService trust the server beside its bundle, or no longer.
+func (s *street) overlap(group string, begins bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.overlapping["v1."+group] = begins
+}
+
 // show has Fairlead go by another client certificate.
 func (s *street) show(name string) {
 	pair := s.authorities.front.Issue(pki.Leaf{CommonName: name}).TLS()
@@ -116,6 +122,7 @@ func (s *street) show(name string) {
 // input adds the neighbours to the table, and the other port to the Service.
 func (s *street) input(in *registry.Input) {
 	of := in.APIServices["v1.remote.example.com"]
+	of.Labels = map[string]string{"table": strconv.Itoa(s.tables)}
 	for g, h := range s.homes {
 		c := of.DeepCopy()
 		c.ObjectMeta = metav1.ObjectMeta{Name: "v1." + g, Annotations: h.annotations}
@@ -154,8 +161,12 @@ func (s *street) answer(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// apply makes a table of what there is.
-func (s *street) apply() { s.current.Store(buildTable(s.t, s.world, s.config)) }
+// apply makes a table of what there is, and has it applied: by a request to the one entry that is another in every table.
+func (s *street) apply() {
+	s.tables++
+	s.current.Store(buildTable(s.t, s.world, s.config))
+	s.open(remoteGV + "/things").Body.Close()
+}
 
 func things(group string) string { return "/apis/" + group + "/v1/things" }
 
@@ -186,7 +197,7 @@ func (s *street) at(group string) string {
 	return s.conns[things(group)]
 }
 
-// shared waits until groups share a connection, and returns it. Who shares is looked at once a second.
+// shared waits until groups share a connection, and returns it: the first request of each may go over one that finds out what the backend speaks.
 func (s *street) shared(groups ...string) string {
 	s.t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); ; <-time.After(10 * time.Millisecond) {

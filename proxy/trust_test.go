@@ -18,7 +18,7 @@ func TestTrustEnds(t *testing.T) {
 		lost := make(chan struct{})
 		const slow = 6 * time.Second // past the end of the watches
 		w := newWorld(t, worldConfig{
-			guard: func(*registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return lost, func() {} },
+			guard: func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return lost, func() {} },
 			remote: func(w http.ResponseWriter, r *http.Request) {
 				_, _ = io.WriteString(w, "begin ")
 				_ = http.NewResponseController(w).Flush()

@@ -33,6 +33,8 @@ type origin struct {
 	shadowed string
 	// ca is what the object's caBundle holds, nil without one.
 	ca *bundle
+	// owned is until when the Backend has an Owner because its CA was replaced. Zero: it was not.
+	owned time.Time
 }
 
 // equal reports whether both are made from the same objects.
@@ -66,6 +68,9 @@ type builder struct {
 	policy  *Policy             // the defaults, once made
 	reports map[string][]Report // :: APIService → its reports
 	bundles map[string]*bundle  // :: PEM → what it holds; many APIServices share one CA
+
+	backends map[Backend]*Backend // once one is looked for
+	opens    time.Time            // the earliest end of an origin's owned
 
 	entries []*Entry
 	origins []origin
@@ -105,7 +110,7 @@ func (b *builder) keep() {
 		b.matched++
 		was := &b.prev.origins[i]
 		now := b.origin(object)
-		if now.equal(was) && b.same(old) {
+		if now.equal(was) && b.same(old) && !b.over(was.owned) {
 			b.entries, b.origins = append(b.entries, old), append(b.origins, *was)
 			continue
 		}
@@ -181,6 +186,7 @@ func (b *builder) table(prev *Table) *Table {
 		layout:     b.prev.layout,
 		problems:   slices.Clone(b.in.Problems),
 		options:    b.options,
+		opens:      b.opens,
 		superseded: make(chan struct{}),
 	}
 	if b.moved || prev == nil {
@@ -215,7 +221,7 @@ func (b *builder) entry(object *apiregistrationv1.APIService, src *origin, old *
 		Object:       object,
 	}
 	if was != nil {
-		src.ca = was.ca
+		src.ca, src.owned = was.ca, was.owned
 	}
 	if b.policy == nil {
 		p := b.options.defaults()
@@ -230,13 +236,16 @@ func (b *builder) entry(object *apiregistrationv1.APIService, src *origin, old *
 		b.local(e)
 		e.Problems = append(e.Problems, "group "+apiregistration+" is always served here: the service is ignored")
 	case b.options.protects(e.GroupVersion.Group):
-		b.protected(e, &s, old)
+		b.protected(e, &s, src, old)
 	default:
 		b.remote(e, &s, src, old)
 		if src.shadowed != "" {
 			e.Problems = append(e.Problems, fmt.Sprintf("it hides CustomResourceDefinition %s: service/%s in %q has taken over %s, and the objects of the definition cannot be reached",
 				src.shadowed, e.Backend.Service, e.Backend.Namespace, e.GroupVersion))
 		}
+	}
+	if e.Backend == nil {
+		src.owned = time.Time{}
 	}
 	e.Verdict.Since = since(e.Verdict, old, b.now)
 	if old != nil && unchanged(old, e) {
@@ -271,39 +280,15 @@ func (b *builder) local(e *Entry) {
 
 // protected fills an entry whose remote claims a group that no remote may claim. In kubernetes mode it keeps its Backend, so that nobody takes
 // it for Local (the local apiserver's own aggregator would obey the claim), but gets no endpoints, so that nobody dials it.
-func (b *builder) protected(e *Entry, s *settings, old *Entry) {
+func (b *builder) protected(e *Entry, s *settings, src *origin, old *Entry) {
 	name := cmp.Or(e.GroupVersion.Group, "core")
 	ref := e.Object.Spec.Service
 	message := "group " + name + " is protected: service/" + ref.Name + " in \"" + ref.Namespace + "\" may not serve it"
 	e.Verdict = Verdict{Status: corev1.ConditionFalse, Reason: ReasonProtectedGroup, Message: message}
 	e.Problems = append(e.Problems, message)
 	if !b.options.Directory {
-		e.Backend = backend(e.Object, s, old)
+		e.Backend = b.backend(e, s, src, old)
 	}
-}
-
-// backend makes the Backend of a remote entry, or returns the old one when it has not changed.
-func backend(object *apiregistrationv1.APIService, s *settings, old *Entry) *Backend {
-	ref := object.Spec.Service
-	fresh := &Backend{
-		Namespace:  ref.Namespace,
-		Service:    ref.Name,
-		Port:       servicePort(ref),
-		ServerName: cmp.Or(s.serverName, ref.Name+"."+ref.Namespace+".svc"),
-		CABundle:   object.Spec.CABundle,
-		CAFrom:     s.caFrom,
-		Insecure:   object.Spec.InsecureSkipTLSVerify,
-		HTTP1:      s.http1,
-	}
-	if old != nil && old.Backend != nil && sameBackend(old.Backend, fresh) {
-		return old.Backend
-	}
-	return fresh
-}
-
-func sameBackend(a, b *Backend) bool {
-	return a.SameService(b) && a.ServerName == b.ServerName && bytes.Equal(a.CABundle, b.CABundle) &&
-		a.CAFrom == b.CAFrom && a.Insecure == b.Insecure && a.HTTP1 == b.HTTP1
 }
 
 // SameService reports whether two backends differ in nothing but trust and protocol.

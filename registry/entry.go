@@ -44,8 +44,9 @@ func (e *Entry) Kind() string {
 	return "remote"
 }
 
-// Backend is the remote side of an Entry: what it is called and whom to trust there. It is the same pointer from table to table while none of
-// its fields has changed, whatever becomes of its endpoints, so trust and connection pools may be keyed by it.
+// Backend is the remote side of an Entry: what it is called, whom to trust there and what else makes a connection what it is. It is comparable,
+// and equal ones are the same pointer, in all entries of a table and from table to table, whatever becomes of endpoints and of the APIService
+// that brought it first. So trust and connections may be keyed by it.
 type Backend struct {
 	// Namespace and Service name the Service, Port is the APIService's (443 when unset).
 	Namespace, Service string
@@ -53,13 +54,18 @@ type Backend struct {
 	// ServerName is the TLS name to verify and to send: <service>.<namespace>.svc unless the annotation overrides it.
 	ServerName string
 	// CABundle is the inline PEM bundle. Empty: see CAFrom; both empty: the system's roots.
-	CABundle []byte
+	CABundle string
 	// CAFrom is "<configmap>/<key>" in Namespace, from the annotation. Empty: CABundle.
 	CAFrom string
 	// Insecure turns verification off (insecureSkipTLSVerify).
 	Insecure bool
 	// HTTP1 says that the backend must be spoken to in HTTP/1.1 (annotation fairlead.dev/http1).
 	HTTP1 bool
+	// PingTimeout is the Policy's, which a connection keeps for as long as it lasts.
+	PingTimeout time.Duration
+	// Owner is the APIService that has this Backend for itself, because more is trusted there than CABundle says: a CA that was replaced lately, or
+	// what a ConfigMap holds. Empty: whoever names the same has it.
+	Owner string
 }
 
 // Endpoint is one address of an Entry's Backend.

@@ -152,8 +152,13 @@ func (r *Registry) write(ctx context.Context) error {
 	o := newObjects()
 	pause := leastPause
 	for {
+		var opens <-chan time.Time
+		if at := r.Table().opens; !at.IsZero() {
+			opens = time.After(time.Until(at))
+		}
 		select {
 		case <-r.changes.signal:
+		case <-opens:
 		case <-ctx.Done():
 			return ctx.Err()
 		}

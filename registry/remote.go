@@ -12,8 +12,7 @@ import (
 
 // remote fills an entry that has a backend: whom to trust, which endpoints, what their health says.
 func (b *builder) remote(e *Entry, s *settings, src *origin, old *Entry) {
-	e.Backend = backend(e.Object, s, old)
-	src.ca = b.bundle(e.Object, src.ca)
+	e.Backend = b.backend(e, s, src, old)
 	ref := e.Object.Spec.Service
 	r := resolver{
 		options: b.options,

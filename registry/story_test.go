@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -30,6 +31,8 @@ var update = flag.Bool("update", false, "rewrite the expectations of the stories
 //	advance <duration>
 //	same                       the last step made no new table
 //	backend <apiservice> same|new    since the last time this was asked
+//	shared <apiservice>…       they have one Backend
+//	alone <apiservice>…        none has the Backend of another APIService
 //	expect <file>              the table, as text
 func TestStories(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txtar")
@@ -111,6 +114,9 @@ func (s *story) step(at string, words []string) {
 		}
 		s.backends[words[1]] = now
 		return
+	case "shared", "alone":
+		s.compare(at, words[0] == "shared", words[1:])
+		return
 	case "expect":
 		s.expect(at, words[1])
 		return
@@ -123,6 +129,22 @@ func (s *story) step(at string, words []string) {
 	fresh := s.build(nil, nil)
 	if got, want := layoutOf(s.table), layoutOf(fresh); got != want {
 		s.Errorf("%s: the table that grew differs from one made from nothing:\n%s", at, cmp.Diff(want, got))
+	}
+}
+
+// compare looks at who has the Backend of each of the named.
+func (s *story) compare(at string, shared bool, names []string) {
+	first := s.table.named(names[0]).Backend
+	for _, e := range s.table.Entries() {
+		named := slices.Contains(names, e.Name)
+		if shared && named && e.Backend != first {
+			s.Errorf("%s: %s has a Backend that is not that of %s", at, e.Name, names[0])
+		}
+		for _, n := range names {
+			if !shared && n != e.Name && e.Backend == s.table.named(n).Backend {
+				s.Errorf("%s: %s has the Backend of %s", at, e.Name, n)
+			}
+		}
 	}
 }
 

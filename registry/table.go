@@ -2,6 +2,7 @@ package registry
 
 import (
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -18,6 +19,7 @@ type Table struct {
 	layout     layout
 	problems   []directory.Fault
 	options    *Options
+	opens      time.Time // when Build is to be called although nothing has changed: a Backend's Owner loses it. Zero: never
 	superseded chan struct{}
 }
 

@@ -3,7 +3,6 @@ package trust
 import (
 	"crypto/sha256"
 	"crypto/x509"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,13 +16,12 @@ const (
 	// leafMemory is how long a leaf that is no longer presented is remembered. Every endpoint is dialled anew by its prober within seconds, so five minutes
 	// without it mean that it is gone.
 	leafMemory = 5 * time.Minute
-	// maxAliases bounds the superseded *registry.Backend of one APIService that are still answered: a request that began on an older table may dial late.
-	maxAliases = 4
 )
 
-// backend is the trust of one APIService's backend. It outlives the *registry.Backend values, which change with every caBundle.
+// backend is the trust of one APIService's backend, which outlives the *registry.Backend values: they change with every caBundle. Or it is that of all that have one
+// *registry.Backend, which is never another's.
 type backend struct {
-	name    string // the APIService's
+	name    string // the APIService's. Empty: it is that of all
 	hooks   *hooks
 	current atomic.Pointer[view]
 
@@ -34,7 +32,6 @@ type backend struct {
 	source  string // "inline", "system", "none" or "configmap <name>/<key>"
 	inForce bool   // a live chain needed replaced roots
 	ended   bool   // the APIService is gone
-	aliases []*registry.Backend
 	guards  map[*guard]struct{}
 	leaves  map[[sha256.Size]byte]leaf
 }
@@ -68,10 +65,6 @@ func (b *backend) apply(spec *registry.Backend, overlap time.Duration) {
 	if b.spec == spec {
 		return
 	}
-	b.aliases = append(b.aliases, spec)
-	if len(b.aliases) > maxAliases {
-		b.aliases = slices.Delete(b.aliases, 0, len(b.aliases)-maxAliases)
-	}
 	b.spec = spec
 	now := time.Now()
 	if v := b.current.Load(); v.name != spec.ServerName {
@@ -94,7 +87,7 @@ func (b *backend) apply(spec *registry.Backend, overlap time.Duration) {
 		b.bundleLocked(nil, nil, now)
 	default:
 		b.source = "inline"
-		b.bundleLocked(spec.CABundle, nil, now)
+		b.bundleLocked([]byte(spec.CABundle), nil, now)
 	}
 	b.recheckLocked(now)
 }
@@ -114,7 +107,7 @@ func (b *backend) referenced(spec *registry.Backend, data []byte, err error) {
 	b.bundleLocked(data, err, now)
 	b.recheckLocked(now)
 	if b.current.Load() != before {
-		b.hooks.renewed(spec)
+		b.hooks.renewed(b.name)
 	}
 }
 
@@ -219,6 +212,13 @@ func (b *backend) guard(chain []*x509.Certificate) *guard {
 	b.guards[g] = struct{}{}
 	b.checkLocked(g, b.current.Load(), time.Now())
 	return g
+}
+
+// guarding reports whether a connection that was verified here is open.
+func (b *backend) guarding() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.guards) > 0
 }
 
 func (b *backend) release(g *guard) {

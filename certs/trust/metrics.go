@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 // maxSeries bounds the expiry series of one bundle, the CAs that expire first being shown: a bundle of every public CA would make 150 for each APIService.
@@ -16,7 +14,7 @@ const maxSeries = 16
 // hooks are what a backend tells the world: log and metrics. Events come of Status.
 type hooks struct {
 	logger     *slog.Logger
-	renewed    func(*registry.Backend)
+	renewed    func(apiService string)
 	missingSAN prometheus.Counter
 	sha1       prometheus.Counter
 	refusals   *prometheus.CounterVec
@@ -37,7 +35,7 @@ func newHooks(cfg Config) *hooks {
 		}),
 		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "fairlead_certificate_backend_refused_total",
-			Help: "Handshakes in which a backend's certificate was refused, by reason.",
+			Help: "Handshakes in which a backend's certificate was refused, by reason. Connections that APIServices share are not counted, the probes of each are.",
 		}, []string{"apiservice", "reason"}),
 		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "fairlead_certificate_backend_bundle_reloads_total",
@@ -45,7 +43,7 @@ func newHooks(cfg Config) *hooks {
 		}, []string{"apiservice", "outcome"}),
 	}
 	if h.renewed == nil {
-		h.renewed = func(*registry.Backend) {}
+		h.renewed = func(string) {}
 	}
 	return h
 }
@@ -64,12 +62,18 @@ func (h *hooks) count(chain []*x509.Certificate, err *Error) {
 }
 
 func (h *hooks) refused(apiService string, err *Error) {
+	if apiService == "" { // its probes are refused, too, and each APIService's are counted
+		return
+	}
 	h.refusals.WithLabelValues(apiService, err.Reason()).Inc()
 	// The prober logs the verdict that comes of it; here it would be said for every dial.
 	h.logger.Debug("backend certificate refused", "apiservice", apiService, "reason", err.Reason(), "err", err)
 }
 
 func (h *hooks) reloaded(apiService, source string, fault *Error, r *roots) {
+	if apiService == "" { // each APIService that names the bundle has loaded it
+		return
+	}
 	if fault != nil {
 		h.reloads.WithLabelValues(apiService, "failure").Inc()
 		h.logger.Warn("bundle not usable, keeping the last good one for the overlap", "apiservice", apiService, "source", source, "err", fault)

@@ -21,7 +21,7 @@ type rotation struct {
 
 func (r *rotation) open(cas ...*pki.CA) {
 	for _, ca := range cas {
-		ch, release := r.Guard(r.spec, chainOf(r.t, good(ca)))
+		ch, release := r.Guard(apiService, r.spec, chainOf(r.t, good(ca)))
 		r.guards[ca] = ch
 		r.t.Cleanup(release)
 	}
@@ -102,12 +102,12 @@ func TestRotation(t *testing.T) {
 		}},
 		{"a fault keeps the last good one for the overlap", func(r *rotation) {
 			r.open(r.old)
-			r.set(func(s *registry.Backend) { s.CABundle = []byte("garbage") })
+			r.set(func(s *registry.Backend) { s.CABundle = "garbage" })
 			r.pass(59 * time.Second)
 			r.expect("within", m{r.old: true, r.next: false})
 			r.pass(2 * time.Second)
 			r.expect("after", m{r.old: false})
-			if _, err := r.TLS(r.spec); reason(r.t, err) != "InvalidCABundle" {
+			if _, err := r.TLS(apiService, r.spec); reason(r.t, err) != "InvalidCABundle" {
 				r.t.Errorf("TLS: %v, want InvalidCABundle", err)
 			}
 			r.bundle(r.old)
@@ -117,7 +117,7 @@ func TestRotation(t *testing.T) {
 		{"a fault without overlap", func(r *rotation) {
 			r.overlap = 0
 			r.open(r.old)
-			r.set(func(s *registry.Backend) { s.CABundle = []byte("garbage") })
+			r.set(func(s *registry.Backend) { s.CABundle = "garbage" })
 			if !lost(r.guards[r.old]) {
 				r.t.Error("an open connection outlived its bundle")
 			}
@@ -125,7 +125,7 @@ func TestRotation(t *testing.T) {
 		{"a repaired fault that drops a CA drops it at once", func(r *rotation) {
 			r.bundle(r.old, r.next)
 			r.open(r.old)
-			r.set(func(s *registry.Backend) { s.CABundle = []byte("garbage") })
+			r.set(func(s *registry.Backend) { s.CABundle = "garbage" })
 			r.expect("fault", m{r.old: true, r.next: true})
 			r.bundle(r.next)
 			r.expect("repaired", m{r.old: false, r.next: true})
@@ -160,10 +160,10 @@ func TestRotation(t *testing.T) {
 			r.expect("old was replaced", m{r.old: true})
 		}},
 		{"leaving insecure does not overlap", func(r *rotation) {
-			r.set(func(s *registry.Backend) { s.Insecure, s.CABundle = true, nil })
+			r.set(func(s *registry.Backend) { s.Insecure, s.CABundle = true, "" })
 			r.open(r.old)
 			r.expect("anything goes", m{r.old: true, r.third: true})
-			r.set(func(s *registry.Backend) { s.Insecure, s.CABundle = false, r.next.PEM() })
+			r.set(func(s *registry.Backend) { s.Insecure, s.CABundle = false, string(r.next.PEM()) })
 			r.expect("at once", m{r.old: false, r.next: true})
 		}},
 		{"another name", func(r *rotation) {
@@ -172,7 +172,7 @@ func TestRotation(t *testing.T) {
 			r.expect("the name is verified on open connections too", m{r.old: false})
 		}},
 		{"from the system's roots to a bundle and back", func(r *rotation) {
-			r.set(func(s *registry.Backend) { s.CABundle = nil })
+			r.set(func(s *registry.Backend) { s.CABundle = "" })
 			r.expect("overlap", m{r.old: true})
 			r.bundle(r.next)
 			r.expect("new", m{r.next: true})
@@ -195,7 +195,7 @@ func TestChainExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &rotation{bench: newBench(t, Config{}), old: pki.NewCA("old"), guards: make(map[*pki.CA]<-chan struct{})}
 		r.bundle(r.old)
-		open, release := r.Guard(r.spec, chainOf(t, r.old.Issue(pki.Leaf{Names: []string{serverName}, NotAfter: time.Now().Add(time.Minute)})))
+		open, release := r.Guard(apiService, r.spec, chainOf(t, r.old.Issue(pki.Leaf{Names: []string{serverName}, NotAfter: time.Now().Add(time.Minute)})))
 		r.pass(59 * time.Second)
 		if lost(open) {
 			t.Error("lost before it expired")
@@ -246,7 +246,7 @@ func TestRotationIsSeen(t *testing.T) {
 		}
 		r.dial(r.next.Issue(pki.Leaf{CommonName: serverName}))
 		r.dial(r.next.Issue(pki.Leaf{Names: []string{serverName}, SHA1: true}))
-		r.set(func(s *registry.Backend) { s.CABundle = []byte("garbage") })
+		r.set(func(s *registry.Backend) { s.CABundle = "garbage" })
 		got = gather(t, metrics)
 		if got["apiserver_kube_aggregator_x509_missing_san_total"] != 1 || got["apiserver_kube_aggregator_x509_insecure_sha1_total"] != 1 {
 			t.Errorf("upstream's counters: %v", got)

@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -26,8 +27,8 @@ type Config struct {
 	Watch Watch
 	// ClientCertificate is what backends are shown. Nil: nothing.
 	ClientCertificate func(*tls.CertificateRequestInfo) (*tls.Certificate, error)
-	// Renewed tells that a referenced bundle has changed, which no new table says. It must not block. Nil: nobody is told.
-	Renewed func(*registry.Backend)
+	// Renewed tells that an APIService's referenced bundle has changed, which no new table says. It must not block. Nil: nobody is told.
+	Renewed func(apiService string)
 	// Logger gets reloads, overlaps and refused certificates. Nil discards.
 	Logger *slog.Logger
 	// Metrics registers the metrics. Nil: unregistered.
@@ -40,11 +41,13 @@ type Trust struct {
 	hooks *hooks
 	local *backend
 
-	// mu guards the maps and applied. It is never held over I/O.
+	applied atomic.Uint64 // generation of the table that was applied last
+
+	// mu guards the maps and orders apply. It is never held over I/O.
 	mu       sync.RWMutex
-	applied  uint64 // generation of the table that was applied last
-	backends map[string]*backend
-	bySpec   map[*registry.Backend]*backend
+	backends map[string]*backend // by APIService
+	// shared is what holds for all that have a Backend: its bundle, and nothing that was trusted before.
+	shared map[*registry.Backend]*backend
 
 	// rewatch asks Run to look at the references anew: whoever applies a table need not be Run.
 	rewatch atomic.Bool
@@ -58,7 +61,7 @@ func New(cfg Config) (*Trust, error) {
 	t := &Trust{
 		cfg:      cfg,
 		backends: make(map[string]*backend),
-		bySpec:   make(map[*registry.Backend]*backend),
+		shared:   make(map[*registry.Backend]*backend),
 	}
 	t.hooks = newHooks(cfg)
 	t.local = newLocal(t.hooks)
@@ -88,17 +91,18 @@ func (t *Trust) Run(ctx context.Context) error {
 		}
 		now := time.Now()
 		t.local.tick(now)
-		for _, b := range t.all() {
+		for _, b := range append(t.all(), t.common()...) {
 			b.tick(now)
 		}
 	}
 	return ctx.Err()
 }
 
-// TLS returns a client configuration for dialling b: it sends b's server name, shows the client certificate and verifies the server against what b's APIService trusts
-// at the moment of the handshake. The caller owns it and adds its NextProtos. An error, always an *Error, means that no handshake could succeed now.
-func (t *Trust) TLS(b *registry.Backend) (*tls.Config, error) {
-	s, err := t.lookup(b)
+// TLS returns a client configuration for dialling b: it sends the server name, shows the client certificate and verifies the server against what the APIService trusts
+// at the moment of the handshake. Without an APIService it is for a connection that all may use that have b: then b's bundle counts alone, so that what one of them says of
+// trust holds for no other, and b must have no Owner. The caller owns it and adds its NextProtos. An error, always an *Error, means that no handshake could succeed now.
+func (t *Trust) TLS(apiService string, b *registry.Backend) (*tls.Config, error) {
+	s, err := t.lookup(apiService, b)
 	if err != nil {
 		return nil, err
 	}
@@ -117,11 +121,12 @@ func (t *Trust) TLS(b *registry.Backend) (*tls.Config, error) {
 	}, nil
 }
 
-// Guard watches an open connection to b whose server presented chain, leaf first. lost is closed when the chain no longer verifies: from then on the connection must take
-// no new stream, and its watches must end within 5 s. It is closed at once when it does not verify now, so call Guard after the handshake. release ends the guard; it may
-// be called more than once and must be called when the connection closes. lost is closed, too, when the APIService is deleted.
-func (t *Trust) Guard(b *registry.Backend, chain []*x509.Certificate) (lost <-chan struct{}, release func()) {
-	s, err := t.lookup(b)
+// Guard watches an open connection to b whose server presented chain, leaf first. lost is closed when the chain no longer verifies by what the APIService trusts then, or
+// without one by b: from then on the connection must take no new stream, and its watches must end within 5 s. It is closed at once when it does not verify now, so call Guard
+// after the handshake. release ends the guard; it may be called more than once and must be called when the connection closes. lost is closed, too, when the APIService is
+// deleted; without one only time closes it.
+func (t *Trust) Guard(apiService string, b *registry.Backend, chain []*x509.Certificate) (lost <-chan struct{}, release func()) {
+	s, err := t.lookup(apiService, b)
 	if err != nil {
 		gone := make(chan struct{})
 		close(gone)
@@ -131,19 +136,18 @@ func (t *Trust) Guard(b *registry.Backend, chain []*x509.Certificate) (lost <-ch
 	return g.lost, func() { s.release(g) }
 }
 
-// lookup finds the backend's state, applying a table that Run has not come to yet.
-func (t *Trust) lookup(b *registry.Backend) (*backend, error) {
-	t.mu.RLock()
-	s := t.bySpec[b]
-	t.mu.RUnlock()
-	if s != nil {
-		return s, nil
+// lookup finds the trust on whose behalf b is dialled, applying a table that Run has not come to yet.
+func (t *Trust) lookup(apiService string, b *registry.Backend) (*backend, error) {
+	if table := t.cfg.Table(); table.Generation() > t.applied.Load() {
+		t.apply(table.Generation(), table.Entries())
 	}
-	table := t.cfg.Table()
-	t.apply(table.Generation(), table.Entries())
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	if s := t.bySpec[b]; s != nil {
+	s := t.backends[apiService]
+	if apiService == "" {
+		s = t.shared[b]
+	}
+	if s != nil {
 		return s, nil
 	}
 	return nil, refuse(reasonInvalidBundle, nil, "the backend %s/%s is no longer that of an APIService", b.Namespace, b.Service)
@@ -153,11 +157,10 @@ func (t *Trust) lookup(b *registry.Backend) (*backend, error) {
 func (t *Trust) apply(generation uint64, entries []*registry.Entry) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if generation <= t.applied {
+	if generation <= t.applied.Load() {
 		return
 	}
-	t.applied = generation
-	seen := make(map[string]bool, len(entries))
+	seen, used := make(map[string]bool, len(entries)), make(map[*registry.Backend]bool)
 	for _, e := range entries {
 		if e.Backend == nil {
 			continue
@@ -169,20 +172,34 @@ func (t *Trust) apply(generation uint64, entries []*registry.Entry) {
 			t.backends[e.Name] = s
 		}
 		s.apply(e.Backend, e.Policy.CAOverlap)
+		if used[e.Backend] = true; e.Backend.Owner == "" && t.shared[e.Backend] == nil {
+			s := newBackend("", t.hooks)
+			s.apply(e.Backend, 0)
+			t.shared[e.Backend] = s
+		}
 	}
-	clear(t.bySpec)
 	for name, s := range t.backends {
 		if !seen[name] {
 			delete(t.backends, name)
 			s.end()
 			t.hooks.forget(name)
-			continue
 		}
-		for _, spec := range s.aliases {
-			t.bySpec[spec] = s
+	}
+	for b, s := range t.shared {
+		if !used[b] && !s.guarding() { // else its connections may carry what is left of those that had it
+			delete(t.shared, b)
 		}
 	}
 	t.rewatch.Store(true)
+	// After the maps: who finds the generation applied must find what is in it.
+	t.applied.Store(generation)
+}
+
+// common returns the trust of each Backend that several may have.
+func (t *Trust) common() []*backend {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return slices.Collect(maps.Values(t.shared))
 }
 
 // all returns the backends in order of their APIServices' names.

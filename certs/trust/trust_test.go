@@ -18,24 +18,31 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-const serverName = "metrics-server.kube-system.svc"
+const (
+	serverName = "metrics-server.kube-system.svc"
+	apiService = "v1beta1.metrics.k8s.io"
+)
 
 // bench is a Trust with one APIService, driven without a registry.
 type bench struct {
 	*Trust
 	t          *testing.T
 	generation uint64
+	name       string
 	spec       *registry.Backend
 	overlap    time.Duration
 }
 
 func newBench(t *testing.T, cfg Config) *bench {
 	t.Helper()
+	if cfg.Table == nil {
+		cfg.Table = func() *registry.Table { return new(registry.Table) }
+	}
 	tr, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &bench{Trust: tr, t: t, overlap: time.Minute}
+	return &bench{Trust: tr, t: t, name: apiService, overlap: time.Minute}
 }
 
 // set makes the table name this backend, as a new value like the registry does.
@@ -47,12 +54,12 @@ func (b *bench) set(edit func(*registry.Backend)) {
 	edit(&next)
 	b.spec = &next
 	b.generation++
-	b.apply(b.generation, []*registry.Entry{{Name: "v1beta1.metrics.k8s.io", Backend: b.spec, Policy: registry.Policy{CAOverlap: b.overlap}}})
+	b.apply(b.generation, []*registry.Entry{{Name: b.name, Backend: b.spec, Policy: registry.Policy{CAOverlap: b.overlap}}})
 }
 
 // bundle replaces the inline bundle.
 func (b *bench) bundle(cas ...*pki.CA) {
-	b.set(func(s *registry.Backend) { s.CABundle = bundleOf(cas...) })
+	b.set(func(s *registry.Backend) { s.CABundle = string(bundleOf(cas...)) })
 }
 
 func bundleOf(cas ...*pki.CA) []byte {
@@ -66,7 +73,7 @@ func bundleOf(cas ...*pki.CA) []byte {
 // dial does a real handshake in memory with a server that holds the pair.
 func (b *bench) dial(pair *pki.Pair) error {
 	b.t.Helper()
-	cfg, err := b.TLS(b.spec)
+	cfg, err := b.TLS(b.name, b.spec)
 	if err != nil {
 		return err
 	}
@@ -232,7 +239,7 @@ func TestRefusals(t *testing.T) {
 		},
 		{
 			name:  "system roots",
-			issue: good, edit: func(b *registry.Backend) { b.CABundle = nil },
+			issue: good, edit: func(b *registry.Backend) { b.CABundle = "" },
 			want: "UnknownAuthority", message: "which the system's root store does not hold",
 		},
 		{
@@ -242,15 +249,15 @@ func TestRefusals(t *testing.T) {
 			},
 			want: "InvalidCertificate", message: "incompatible key usage",
 		},
-		{name: "no PEM", issue: good, edit: func(b *registry.Backend) { b.CABundle = []byte("hello") }, want: "InvalidCABundle", message: "the CA bundle (inline) holds no readable certificate"},
+		{name: "no PEM", issue: good, edit: func(b *registry.Backend) { b.CABundle = "hello" }, want: "InvalidCABundle", message: "the CA bundle (inline) holds no readable certificate"},
 		{
 			name: "PEM of nonsense", issue: good,
 			edit: func(b *registry.Backend) {
-				b.CABundle = []byte("-----BEGIN CERTIFICATE-----\naGVsbG8=\n-----END CERTIFICATE-----\n")
+				b.CABundle = "-----BEGIN CERTIFICATE-----\naGVsbG8=\n-----END CERTIFICATE-----\n"
 			},
 			want: "InvalidCABundle", message: "parsing certificate 1",
 		},
-		{name: "no verification", issue: func(*pki.CA) *pki.Pair { return pki.NewCA("stranger").Issue(pki.Leaf{}) }, edit: func(b *registry.Backend) { b.CABundle, b.Insecure = nil, true }},
+		{name: "no verification", issue: func(*pki.CA) *pki.Pair { return pki.NewCA("stranger").Issue(pki.Leaf{}) }, edit: func(b *registry.Backend) { b.CABundle, b.Insecure = "", true }},
 		{name: "no name", issue: good, edit: func(b *registry.Backend) { b.ServerName = "" }, want: "WrongServerName", message: "no server name"},
 	}
 	for _, tt := range tests {
@@ -259,7 +266,7 @@ func TestRefusals(t *testing.T) {
 				b := newBench(t, Config{})
 				ca := pki.NewCA("backend CA")
 				b.set(func(s *registry.Backend) {
-					s.CABundle = ca.PEM()
+					s.CABundle = string(ca.PEM())
 					if tt.edit != nil {
 						tt.edit(s)
 					}
@@ -283,16 +290,16 @@ func TestGone(t *testing.T) {
 	ca := pki.NewCA("ca")
 	b := newBench(t, Config{Table: func() *registry.Table { return new(registry.Table) }})
 	b.bundle(ca)
-	open, release := b.Guard(b.spec, chainOf(t, good(ca)))
+	open, release := b.Guard(apiService, b.spec, chainOf(t, good(ca)))
 	defer release()
 	b.apply(b.generation+1, nil)
 	if !lost(open) {
 		t.Error("an open connection to a deleted APIService's backend is still trusted")
 	}
-	if _, err := b.TLS(b.spec); reason(t, err) == "" {
+	if _, err := b.TLS(apiService, b.spec); reason(t, err) == "" {
 		t.Error("a deleted APIService's backend is still trusted")
 	}
-	again, _ := b.Guard(b.spec, chainOf(t, good(ca)))
+	again, _ := b.Guard(apiService, b.spec, chainOf(t, good(ca)))
 	if !lost(again) {
 		t.Error("a new connection to a deleted APIService's backend is still trusted")
 	}
@@ -320,7 +327,7 @@ func TestNoResumption(t *testing.T) {
 	b := newBench(t, Config{})
 	ca := pki.NewCA("ca")
 	b.bundle(ca)
-	client, err := b.TLS(b.spec)
+	client, err := b.TLS(apiService, b.spec)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -342,7 +349,7 @@ func TestClientCertificate(t *testing.T) {
 	b := newBench(t, Config{ClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &proxy, nil }})
 	ca := pki.NewCA("ca")
 	b.bundle(ca)
-	cfg, err := b.TLS(b.spec)
+	cfg, err := b.TLS(apiService, b.spec)
 	if err != nil {
 		t.Fatal(err)
 	}

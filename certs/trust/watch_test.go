@@ -55,7 +55,7 @@ func TestReferencedBundle(t *testing.T) {
 		c := newCluster(a, other)
 		table := new(registry.Table)
 		renewed := 0
-		b := newBench(t, Config{Table: func() *registry.Table { return table }, Watch: c.watch, Renewed: func(*registry.Backend) { renewed++ }})
+		b := newBench(t, Config{Table: func() *registry.Table { return table }, Watch: c.watch, Renewed: func(string) { renewed++ }})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- b.Run(ctx) }()
@@ -136,7 +136,7 @@ func TestSharedReference(t *testing.T) {
 		go b.Run(ctx)
 		synctest.Wait()
 		spec := func(key string) *registry.Entry {
-			return &registry.Entry{Name: key, Backend: &registry.Backend{Namespace: "ns", ServerName: serverName, CAFrom: "bundle/" + key}}
+			return &registry.Entry{Name: key, Backend: &registry.Backend{Namespace: "ns", ServerName: serverName, CAFrom: "bundle/" + key, Owner: key}}
 		}
 		one, two := spec("one"), spec("two")
 		b.apply(1, []*registry.Entry{one})
@@ -146,10 +146,10 @@ func TestSharedReference(t *testing.T) {
 		synctest.Wait()
 		b.apply(2, []*registry.Entry{one, two})
 		settle()
-		for spec, ca := range map[*registry.Backend]*pki.CA{one.Backend: first, two.Backend: second} {
-			b.spec = spec
+		for e, ca := range map[*registry.Entry]*pki.CA{one: first, two: second} {
+			b.name, b.spec = e.Name, e.Backend
 			if got := reason(t, b.dial(good(ca))); got != "" {
-				t.Errorf("%s: %s", spec.CAFrom, got)
+				t.Errorf("%s: %s", e.Name, got)
 			}
 		}
 		if c.started[ref] != 1 {

@@ -13,7 +13,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
-	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 // authConfigMap is where a cluster publishes whom its extension servers trust.
@@ -23,7 +22,7 @@ func authConfigMap() trust.Ref {
 
 func (d *door) makeTrust(context.Context) (err error) {
 	d.trust, err = trust.New(trust.Config{
-		Table: d.registry.Table, Watch: d.watchConfigMap, Renewed: func(b *registry.Backend) { d.prober.Renew(b) }, Logger: d.log, Metrics: d.metrics,
+		Table: d.registry.Table, Watch: d.watchConfigMap, Renewed: func(apiService string) { d.prober.Renew(apiService) }, Logger: d.log, Metrics: d.metrics,
 		ClientCertificate: func(r *tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			return d.certs.ProxyClient().GetClientCertificate(r)
 		},
@@ -41,14 +40,6 @@ func (d *door) makeTrust(context.Context) (err error) {
 		return cli.Usage(err)
 	}
 	return nil
-}
-
-// share is the trust in a backend in proxy/backend's words.
-func (d *door) share(b *registry.Backend) (key any, config func() *tls.Config, guard func([]*x509.Certificate) (<-chan struct{}, func())) {
-	if a, ok := d.trust.Share(b); ok {
-		return a.Key(), a.TLS, a.Guard
-	}
-	return nil, nil, nil
 }
 
 // watchConfigMap is the registry's watch in the words of certs.

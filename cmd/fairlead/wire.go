@@ -125,7 +125,7 @@ func (d *door) makeBackends(context.Context) (err error) {
 	}
 	identity := d.certs.ProxyClient().Changed
 	d.backends, err = backend.New(backend.Config{
-		Table: d.registry.Table, TLS: d.trust.TLS, Guard: d.trust.Guard, Share: d.share, IdentityChanged: identity, Dial: d.reach.Dial,
+		Table: d.registry.Table, TLS: d.trust.TLS, Guard: d.trust.Guard, IdentityChanged: identity, Dial: d.reach.Dial,
 		Signal: d.prober.Signal, Observe: d.prober.Observe, Hold: d.held.Hold, Logger: d.log, Metrics: d.metrics,
 	})
 	if err != nil || d.o.alone() {
@@ -143,18 +143,19 @@ func (f fixed) Superseded() <-chan struct{} { return nil }
 
 // makeLocal makes the local apiserver's pools and a prober of its servers, of its own: it has no metrics, and the pools log what it finds.
 func (d *door) makeLocal(identity func() <-chan struct{}) (err error) {
-	own, dial := &registry.Backend{}, d.operatorReach().Dial
+	const name = "local-apiserver" // as their prober has it
+	dial := d.operatorReach().Dial
 	d.local, err = backend.NewLocal(backend.LocalConfig{
 		Servers: d.servers, TLS: d.localTLS, Guard: d.localGuard(), IdentityChanged: identity, Dial: dial,
-		Signal: func(address string, err error) { d.localProber.Signal(own, address, err) }, Hold: d.held.Hold, Logger: d.log, Metrics: d.metrics,
+		Signal: func(address string, err error) { d.localProber.Signal(name, address, err) }, Hold: d.held.Hold, Logger: d.log, Metrics: d.metrics,
 	})
 	if err != nil {
 		return err
 	}
-	servers := fixed{{Name: "local-apiserver", Backend: own, Endpoints: d.local.Servers()}}
+	servers := fixed{{Name: name, Backend: &registry.Backend{}, Endpoints: d.local.Servers()}}
 	d.localProber, err = health.New(health.Config{
 		Table: func() health.Table { return servers }, Report: func(r registry.Report) { d.local.Report(r.Address, r.Health, r.Message) },
-		TLS: func(*registry.Backend) (*tls.Config, error) { return d.localTLS(true) }, Dial: dial,
+		TLS: func(string, *registry.Backend) (*tls.Config, error) { return d.localTLS(true) }, Dial: dial,
 	})
 	return err
 }

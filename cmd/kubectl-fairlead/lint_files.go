@@ -157,7 +157,7 @@ func (l *linter) entry(e *registry.Entry, at string, s *set) {
 	if s.in.Services[service] != nil && e.Verdict.Reason == registry.ReasonServicePortError {
 		l.error(at+"APIService "+e.Name, "give the Service that port, or name one of its ports in spec.service.port", "%s", e.Verdict.Message)
 	}
-	bundle := b.CABundle
+	bundle := []byte(b.CABundle)
 	if b.CAFrom != "" {
 		name, key, _ := strings.Cut(b.CAFrom, "/")
 		cm := s.maps[types.NamespacedName{Namespace: b.Namespace, Name: name}]

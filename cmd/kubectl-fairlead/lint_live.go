@@ -124,7 +124,7 @@ func (l *linter) backend(ctx context.Context, client corev1client.CoreV1Interfac
 	default:
 		l.error(object, "start its backend, or delete the APIService", "%s: %s", e.Verdict.Reason, e.Verdict.Message)
 	}
-	bundle := b.CABundle
+	bundle := []byte(b.CABundle)
 	if b.CAFrom != "" {
 		name, key, _ := strings.Cut(b.CAFrom, "/")
 		cm, err := client.ConfigMaps(b.Namespace).Get(ctx, name, metav1.GetOptions{})

@@ -16,63 +16,27 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// Only what is the same in everything that makes a connection what it is uses the same connections.
+// APIServices that have one Backend use the same connections, and no others do; nor is there anything to share with a backend without HTTP/2.
 func TestWhoShares(t *testing.T) {
-	for name, c := range map[string]struct {
-		change func(*registry.Entry, *registry.Backend)
-		shares bool
-	}{
-		"same":                      {func(*registry.Entry, *registry.Backend) {}, true},
-		"other limits":              {func(e *registry.Entry, _ *registry.Backend) { e.Policy.MaxInFlight, e.Policy.MaxLongRunning = 1, 1 }, true},
-		"different port":            {func(_ *registry.Entry, b *registry.Backend) { b.Port = 8443 }, false},
-		"different service":         {func(_ *registry.Entry, b *registry.Backend) { b.Service = "other" }, false},
-		"different namespace":       {func(_ *registry.Entry, b *registry.Backend) { b.Namespace = "other" }, false},
-		"different server name":     {func(_ *registry.Entry, b *registry.Backend) { b.ServerName = "other.ns.svc" }, false},
-		"different trust":           {func(_ *registry.Entry, b *registry.Backend) { b.CABundle = []byte("other") }, false},
-		"different ping timeout":    {func(e *registry.Entry, _ *registry.Backend) { e.Policy.PingTimeout = time.Second }, false},
-		"backend without HTTP/2":    {func(_ *registry.Entry, b *registry.Backend) { b.HTTP1 = true }, false},
-		"trust that others have no": {func(_ *registry.Entry, b *registry.Backend) { b.CAFrom = "bundle/ca.crt" }, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := newStreet(t, nil)
-			trust := s.trust
-			s.trust = func(b *registry.Backend) string {
-				if b.CAFrom != "" {
-					return ""
-				}
-				return trust(b)
-			}
-			s.house("a", nil, healthy(place1))
-			s.house("b", c.change, healthy(place1))
-			s.settle()
-			a, b := s.via("a"), s.via("b")
-			if shares := a != nil && a == b; shares != c.shares || !shares && (a != nil || b != nil) {
-				t.Errorf("shared: %v, by %p and %p", shares, a, b)
-			}
-			s.house("c", nil, healthy(place1)) // as the first: now that one has somebody
-			s.settle()
-			if a, b := s.via("a"), s.via("b"); a == nil || a != s.via("c") || (a == b) != c.shares {
-				t.Errorf("with a third: %p, %p", a, b)
-			}
-		})
-	}
-}
-
-// One alone has nothing to do with any of it, and nobody has without a lane.
-func TestNobodySharesAlone(t *testing.T) {
 	s := newStreet(t, nil)
 	s.house("a", nil, healthy(place1))
-	s.settle()
-	if c := s.via("a"); c != nil {
-		t.Errorf("shares %s with nobody", c.name)
-	}
-	s = newStreet(t, nil)
-	s.owner.serve(nil)
-	s.house("a", nil, healthy(place1))
 	s.house("b", nil, healthy(place1))
-	s.settle()
-	if c := s.via("a"); c != nil {
-		t.Errorf("shares %s without a lane", c.name)
+	s.house("c", func(_ *registry.Entry, b *registry.Backend) { b.Owner = "c" }, healthy(place1))
+	s.house("d", func(_ *registry.Entry, b *registry.Backend) { b.HTTP1 = true }, healthy(place1))
+	s.table()
+	a, c := s.via("a"), s.via("c")
+	if a == nil || a != s.via("b") || c == nil || c == a || s.via("d") != nil {
+		t.Errorf("a goes over %p, b over %p, c over %p, d over %p", a, s.via("b"), c, s.via("d"))
+	}
+	for name, of := range map[string]*Upstream{"": a, "c": c} {
+		asked := ""
+		s.cfg.TLS = func(apiService string, _ *registry.Backend) (*tls.Config, error) {
+			asked = apiService
+			return nil, errLost
+		}
+		if _, _ = of.target.tls(); asked != name {
+			t.Errorf("the trust was asked on behalf of %q, want %q", asked, name)
+		}
 	}
 }
 
@@ -81,7 +45,7 @@ func TestSharedEndpointsFollowTheTable(t *testing.T) {
 	s := newStreet(t, nil)
 	s.house("a", nil, healthy(place1))
 	s.house("b", nil, healthy(place1))
-	s.settle()
+	s.table()
 	c := s.via("a")
 	for _, name := range []string{"a", "b"} {
 		s.house(name, nil, healthy(place2))
@@ -100,21 +64,21 @@ func TestRetarget(t *testing.T) {
 	for name, change := range map[string]func(*registry.Entry, *registry.Backend){
 		"port":         func(_ *registry.Entry, b *registry.Backend) { b.Port = 8443 },
 		"service":      func(_ *registry.Entry, b *registry.Backend) { b.Service = "other" },
-		"bundle":       func(_ *registry.Entry, b *registry.Backend) { b.CABundle = []byte("other") },
+		"bundle":       func(_ *registry.Entry, b *registry.Backend) { b.CABundle = "other" },
 		"server name":  func(_ *registry.Entry, b *registry.Backend) { b.ServerName = "other" },
-		"ping timeout": func(e *registry.Entry, _ *registry.Backend) { e.Policy.PingTimeout = time.Second },
+		"ping timeout": func(_ *registry.Entry, b *registry.Backend) { b.PingTimeout = time.Second },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStreet(t, nil)
 			for _, name := range []string{"a", "b", "c"} {
 				s.house(name, nil, healthy(place1))
 			}
-			s.settle()
+			s.table()
 			c, a := s.via("a"), s.up("a")
 			s.house("a", change)
 			s.table()
-			if s.via("a") != nil {
-				t.Error("still over what is shared")
+			if got := s.via("a"); got == nil || got == c {
+				t.Errorf("goes over %p, where it shared %p", got, c)
 			}
 			if s.via("b") != c || s.via("c") != c {
 				t.Error("a neighbour lost its connections")
@@ -123,91 +87,12 @@ func TestRetarget(t *testing.T) {
 			if !slices.Equal(s.recorder.left, []*h2.Upstream{&a.frames}) {
 				t.Errorf("%d have left", len(s.recorder.left))
 			}
-			s.regroup()
-			if s.via("a") != nil || s.via("b") != c {
-				t.Error("joined those that it has left")
-			}
-			s.house("a", func(e *registry.Entry, b *registry.Backend) {
-				*b, e.Policy = *s.entries["b"].Backend, s.entries["b"].Policy
-			})
-			s.settle()
+			s.house("a", func(_ *registry.Entry, b *registry.Backend) { *b = *s.entries["b"].Backend })
+			s.table()
 			if s.via("a") != c {
 				t.Error("did not come back")
 			}
 		})
-	}
-}
-
-// A place that was picked before its APIService changed sides is neither the old carrier's nor the new one's.
-func TestLeaseFromBefore(t *testing.T) {
-	s := newStreet(t, nil)
-	s.house("a", nil, healthy(place1))
-	s.house("b", nil, healthy(place1))
-	s.house("c", func(_ *registry.Entry, b *registry.Backend) { b.CABundle = []byte("other") }, healthy(place2))
-	s.house("d", func(_ *registry.Entry, b *registry.Backend) { b.CABundle = []byte("other") }, healthy(place2))
-	s.settle()
-	l, _ := s.up("a").Pick()
-	defer l.Release()
-	if _, c := l.via(); c == nil {
-		t.Fatal("shares nothing")
-	}
-	s.house("a", func(_ *registry.Entry, b *registry.Backend) { b.CABundle = []byte("other") }, healthy(place2))
-	s.settle()
-	if s.via("a") != s.via("d") || s.via("a") == nil {
-		t.Error("has not changed sides")
-	}
-	if _, c := l.via(); c != nil {
-		t.Errorf("leads to %s, which its APIService has left", c.name)
-	}
-}
-
-// While the trust says that nothing can be shared (an overlap), one has its own; afterwards it joins.
-func TestJoinsWhenItsTrustHasSettled(t *testing.T) {
-	s := newStreet(t, nil)
-	overlap := true
-	trust := s.trust
-	s.trust = func(b *registry.Backend) string {
-		if overlap && b.Service == "svc" && b == s.entries["a"].Backend {
-			return ""
-		}
-		return trust(b)
-	}
-	for _, name := range []string{"a", "b", "c"} {
-		s.house(name, nil, healthy(place1))
-	}
-	s.settle()
-	if s.via("a") != nil || s.via("b") == nil {
-		t.Errorf("during an overlap: %p, its neighbour %p", s.via("a"), s.via("b"))
-	}
-	overlap = false
-	s.regroup()
-	if s.via("a") == nil || s.via("a") != s.via("b") {
-		t.Error("not joined when the overlap was over")
-	}
-}
-
-// The trust is asked before the mutex is taken: what it says of an APIService that has changed meanwhile does not count.
-func TestChangedWhileAsked(t *testing.T) {
-	s := newStreet(t, nil)
-	s.house("a", nil, healthy(place1))
-	s.house("b", nil, healthy(place1))
-	trust := s.trust
-	s.trust = func(b *registry.Backend) string {
-		if b == s.entries["a"].Backend && b.CABundle == nil {
-			was := trust(b)
-			s.house("a", func(_ *registry.Entry, b *registry.Backend) { b.CABundle = []byte("other") })
-			s.table()
-			return was
-		}
-		return trust(b)
-	}
-	s.settle()
-	if s.via("a") != nil {
-		t.Error("shares by a trust that it has no more")
-	}
-	s.regroup()
-	if s.via("a") != nil || s.via("b") != nil {
-		t.Error("two of different trust share")
 	}
 }
 
@@ -217,7 +102,7 @@ func TestLimitsOfSharers(t *testing.T) {
 	for name, n := range map[string]int{"a": 1, "b": 2} {
 		s.house(name, func(e *registry.Entry, _ *registry.Backend) { e.Policy.MaxInFlight, e.Policy.MaxLongRunning = n, n }, healthy(place1))
 	}
-	s.settle()
+	s.table()
 	if s.via("a") == nil || s.via("a") != s.via("b") {
 		t.Fatal("they share nothing")
 	}
@@ -242,7 +127,7 @@ func TestEjectionOfSharers(t *testing.T) {
 	s := newStreet(t, nil)
 	s.house("a", nil, healthy(place1), healthy(place2))
 	s.house("b", nil, healthy(place1), healthy(place2))
-	s.settle()
+	s.table()
 	var known [2]*h2.Endpoint // a's
 	for known[0] == nil || known[1] == nil {
 		ep := s.up("a").pick(nil)
@@ -274,13 +159,12 @@ func TestEjectionOfSharers(t *testing.T) {
 func TestSignalsOfSharers(t *testing.T) {
 	var told []string
 	s := newStreet(t, func(cfg *Config) {
-		cfg.Signal = func(b *registry.Backend, _ string, _ error) { told = append(told, string(b.CABundle)) }
+		cfg.Signal = func(name, _ string, _ error) { told = append(told, name) }
 	})
 	for _, name := range []string{"a", "b", "c"} {
-		s.house(name, func(_ *registry.Entry, b *registry.Backend) { b.CABundle = []byte(name) }, healthy(place1))
+		s.house(name, nil, healthy(place1))
 	}
-	s.trust = func(*registry.Backend) string { return "same" }
-	s.settle()
+	s.table()
 	c := s.via("a")
 	c.target.signal(place1, errLost)
 	payer := told[0]
@@ -299,7 +183,7 @@ func TestHeldConnections(t *testing.T) {
 		for _, name := range []string{"a", "b"} {
 			s.house(name, nil, healthy(place1))
 		}
-		s.settle()
+		s.table()
 		on := func() *Conn {
 			return &Conn{Conn: tls.Client(nil, &tls.Config{ServerName: "x"}), closed: make(chan struct{})}
 		}
@@ -310,10 +194,10 @@ func TestHeldConnections(t *testing.T) {
 			s.owner.dialled.Store(c.Conn, c)
 		}
 		for i := range 10 { // whatever it changes to: as often as it likes
-			s.house("a", func(_ *registry.Entry, b *registry.Backend) { b.CABundle = []byte{byte(i)} })
-			s.settle()
-			s.house("a", func(_ *registry.Entry, b *registry.Backend) { b.CABundle = nil })
-			s.settle()
+			s.house("a", func(_ *registry.Entry, b *registry.Backend) { b.CABundle = fmt.Sprint(i) })
+			s.table()
+			s.house("a", func(_ *registry.Entry, b *registry.Backend) { b.CABundle = "" })
+			s.table()
 		}
 		synctest.Wait()
 		if n := len(s.held); n != 2 {
@@ -351,13 +235,13 @@ func TestLastSharerCloses(t *testing.T) {
 	s, well := served(t, nil)
 	c, carrier := dialShared(t, s, well.address), s.via("a")
 	delete(s.entries, "b")
-	s.settle()
-	if drained(c) || s.via("a") != carrier || gone(carrier) {
+	s.table()
+	if drained(c) || s.via("a") != carrier {
 		t.Fatal("went with one of two")
 	}
 	delete(s.entries, "a")
-	s.settle()
-	if !drained(c) || !gone(carrier) || len(s.groups) != 0 {
+	s.table()
+	if !drained(c) || len(s.carriers) != 0 {
 		t.Error("stays when nobody is left")
 	}
 	if _, err := carrier.dialH2(t.Context(), well.address, nil); err == nil {
@@ -374,7 +258,7 @@ func TestDrainOfOneSharer(t *testing.T) {
 	}
 	defer own.Close()
 	c := dialShared(t, s, well.address)
-	s.house("b", func(e *registry.Entry, _ *registry.Backend) { e.Policy.PingTimeout = time.Second })
+	s.house("b", func(_ *registry.Entry, b *registry.Backend) { b.PingTimeout = time.Second })
 	s.table()
 	if !drained(own) || drained(c) {
 		t.Error("one's own connection is to drain, the shared one is not")
@@ -443,33 +327,4 @@ func TestSharersKnowTheProtocol(t *testing.T) {
 	if s.up("a").HTTP2() || s.up("b").HTTP2() {
 		t.Error("still believed to speak HTTP/2")
 	}
-}
-
-// Who joins needs its own HTTP/2 connections no more: they are not left to idle.
-func TestJoiningDrainsItsOwn(t *testing.T) {
-	well := newServer(t, protoH2, nil)
-	s := newStreet(t, nil)
-	s.anchor.tls = trusting(t)
-	s.house("a", nil, healthy(well.address))
-	s.settle()
-	own, err := s.up("a").dialH2(t.Context(), well.address, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer own.Close()
-	s.house("b", nil, healthy(well.address))
-	s.table()
-	if drained(own) {
-		t.Error("drained before it has joined anybody")
-	}
-	s.regroup()
-	if !drained(own) {
-		t.Error("not drained")
-	}
-}
-
-func gone(u *Upstream) bool {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.closed
 }

@@ -68,7 +68,7 @@ func TestHTTP2Only(t *testing.T) {
 func TestHTTP1Only(t *testing.T) {
 	s := newServer(t, protoH2, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) })
 	f := newFixture(t, func(cfg *Config) {
-		cfg.Guard = func(*registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }
+		cfg.Guard = func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }
 	})
 	for _, http1 := range []bool{false, true} {
 		b := *f.backend
@@ -87,7 +87,7 @@ func TestHTTP1Only(t *testing.T) {
 // A bundle that cannot be used is no fault of the endpoint.
 func TestNoTrust(t *testing.T) {
 	f := newFixture(t, func(cfg *Config) {
-		cfg.TLS = func(*registry.Backend) (*tls.Config, error) { return nil, errors.New("bad bundle") }
+		cfg.TLS = func(string, *registry.Backend) (*tls.Config, error) { return nil, errors.New("bad bundle") }
 	})
 	if _, _, err := f.do(f.set(healthy("10.0.0.1:443")), http.MethodGet, ""); !errors.Is(err, ErrUnreachable) || !strings.Contains(err.Error(), "bad bundle") {
 		t.Errorf("got %v", err)
@@ -102,7 +102,7 @@ func TestFrames(t *testing.T) {
 	bothProtocols(t, func(t *testing.T, proto string) {
 		s := newServer(t, proto, nil)
 		f := newFixture(t, nil)
-		f.policy.PingTimeout = 3 * time.Second
+		f.backend.PingTimeout = 3 * time.Second
 		e := f.set(healthy(s.address))
 		u := f.Upstream(e)
 		if u.HTTP2() || u.pingTimeout() != 3*time.Second {
@@ -142,9 +142,12 @@ func TestFrames(t *testing.T) {
 func TestPingTimeoutIsLive(t *testing.T) {
 	s := newServer(t, protoH2, nil)
 	f := newFixture(t, nil)
-	f.policy.PingTimeout = 3 * time.Second
 	for want, ping := range []time.Duration{3 * time.Second, 3 * time.Second, time.Second, 3 * time.Second} {
-		f.policy.PingTimeout = ping
+		if f.backend.PingTimeout != ping {
+			next := *f.backend
+			next.PingTimeout = ping
+			f.backend = &next
+		}
 		f.policy.MaxInFlight = 10 + want // another entry each time
 		e := f.set(healthy(s.address))
 		if _, _, err := f.do(e, http.MethodGet, ""); err != nil {

@@ -31,7 +31,7 @@ type endpoint struct {
 	suspicion suspicion
 	// out says that the endpoint is unhealthy while others are not. It is set before verdict ends.
 	out atomic.Bool
-	// via is the endpoint whose HTTP/2 connections carry the requests while the Upstream has its carrier. Nil: there was never one. Set by Pools.mu.
+	// via is the carrier's endpoint, whose HTTP/2 connections carry the requests. Nil: its own do. Set by Pools.mu.
 	via atomic.Pointer[endpoint]
 
 	// mu guards what follows. It is never held over I/O.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
@@ -34,14 +35,15 @@ func (u *Upstream) pick(tried []*h2.Endpoint) *h2.Endpoint {
 	if !ok {
 		return nil
 	}
-	if via, carrier := lease.via(); carrier != nil {
-		return lease.e.engine(via.e.engine(nil))
-	}
-	return lease.e.engine(nil)
+	return lease.e.engine()
 }
 
-// engine is the endpoint as the engine knows it, with connections of its own or with those of via: once it shares them, or no longer does, it is another.
-func (e *endpoint) engine(via *h2.Endpoint) *h2.Endpoint {
+// engine is the endpoint as the engine knows it, with connections of its own or with its carrier's: when those are others, so is it.
+func (e *endpoint) engine() *h2.Endpoint {
+	var via *h2.Endpoint
+	if c := e.via.Load(); c != nil {
+		via = c.engine()
+	}
 	for {
 		was := e.frames.Load()
 		if was != nil && was.Via == via {
@@ -134,11 +136,16 @@ func (u *Upstream) speaks() (http2, known bool) {
 	if len(protocols) == 1 {
 		return protocols[0] == "h2", true
 	}
-	agreed := u.agreed.Load()
-	if c := u.carrier.Load(); c != nil && c.agreed.Load() != 0 {
-		agreed = c.agreed.Load() // who shares connections shares what they have come to
-	}
+	agreed := u.spoken().Load()
 	return agreed == agreedHTTP2, agreed != 0
+}
+
+// spoken is what connections have come to: all that have a Backend know.
+func (u *Upstream) spoken() *atomic.Int32 {
+	if c := u.carrier.Load(); c != nil {
+		return &c.agreed
+	}
+	return &u.agreed
 }
 
 // What the last connection's ALPN came to. The zero value is that there was none.
@@ -153,10 +160,7 @@ func (u *Upstream) note(protocol string) {
 	if protocol == "h2" {
 		agreed = agreedHTTP2
 	}
-	u.agreed.Store(agreed)
-	if c := u.carrier.Load(); c != nil {
-		c.agreed.Store(agreed)
-	}
+	u.spoken().Store(agreed)
 }
 
 // pingTimeout is within how long a silent connection must be found dead.

@@ -127,9 +127,9 @@ func newFixture(t testing.TB, change func(*Config)) *fixture {
 	trust := trusting(t)
 	cfg := Config{
 		Table:  func() *registry.Table { return &registry.Table{} },
-		TLS:    func(*registry.Backend) (*tls.Config, error) { return trust() },
+		TLS:    func(string, *registry.Backend) (*tls.Config, error) { return trust() },
 		Dial:   new(net.Dialer).DialContext,
-		Signal: func(_ *registry.Backend, address string, _ error) { f.signals.add(address) },
+		Signal: func(_, address string, _ error) { f.signals.add(address) },
 	}
 	if change != nil {
 		change(&cfg)

@@ -11,24 +11,24 @@ import (
 type lane interface {
 	Retire(ep *h2.Endpoint, grace time.Duration)
 	Eject(ep *h2.Endpoint)
-	// The rest is for shared connections.
+	// The rest is for those that get another carrier.
 	Leave(of []*h2.Upstream, on func(of *h2.Upstream, c *tls.Conn))
 	End(of *h2.Upstream, on *tls.Conn)
 }
 
-// Serve names the engine. Until there is one nothing is shared.
+// Serve names the engine.
 func (p *Pools) Serve(s *h2.Server) { p.owner.serve(s) }
 
 // Serve names the engine.
 func (l *Local) Serve(s *h2.Server) { l.owner.serve(s) }
 
-// held is a shared connection on which one that has left has long-running requests.
+// held is a carrier's connection on which one that has left has long-running requests.
 type held struct {
 	u  *Upstream
 	on *Conn
 }
 
-// leave has requests of those that a table which was just applied has taken off shared connections choose again, or guarded. It is called with the mutex held; the lane is asked without.
+// leave has requests of those that a table which was just applied has taken off their carriers choose again, or guarded. It is called with the mutex held; the lane is asked without.
 func (p *Pools) leave() {
 	lane, left := p.owner.serving(), p.left
 	p.left = nil
@@ -54,7 +54,7 @@ func (p *Pools) leave() {
 	})
 }
 
-// guardHeld ends long-running requests that have stayed on a connection which was shared, when their APIService as it is trusted now does not trust it: at once or later,
+// guardHeld ends long-running requests that have stayed on a carrier's connection, when their APIService as it is trusted now does not trust it: at once or later,
 // as with connections of its own. There is one guard for each, however often the APIService leaves.
 func (p *Pools) guardHeld(h held, end func()) {
 	p.mu.Lock()

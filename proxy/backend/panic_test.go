@@ -16,8 +16,8 @@ func TestServersChainThatPanics(t *testing.T) {
 		s := newServer(t, proto, nil)
 		f := newFixture(t, func(c *Config) {
 			trusting := c.TLS
-			c.TLS = func(b *registry.Backend) (*tls.Config, error) {
-				tc, err := trusting(b)
+			c.TLS = func(_ string, b *registry.Backend) (*tls.Config, error) {
+				tc, err := trusting("", b)
 				tc.VerifyConnection = func(tls.ConnectionState) error { panic("verifying") }
 				return tc, err
 			}

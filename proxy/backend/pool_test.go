@@ -128,7 +128,7 @@ func TestTrustEnds(t *testing.T) {
 		var mu sync.Mutex
 		f := newFixture(t, func(cfg *Config) {
 			cfg.Dial = n.dial
-			cfg.Guard = func(_ *registry.Backend, chain []*x509.Certificate) (<-chan struct{}, func()) {
+			cfg.Guard = func(_ string, _ *registry.Backend, chain []*x509.Certificate) (<-chan struct{}, func()) {
 				mu.Lock()
 				defer mu.Unlock()
 				if len(chain) == 0 {

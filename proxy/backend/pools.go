@@ -21,14 +21,12 @@ import (
 type Config struct {
 	// Table is the registry's current table.
 	Table func() *registry.Table
-	// TLS makes the configuration of one connection to a backend: its trust and our client certificate. It is changed by the caller.
-	TLS func(*registry.Backend) (*tls.Config, error)
-	// Guard watches over a connection whose server presented chain: lost is closed when it is no longer trusted. release is called when the connection has ended. Nil:
-	// connections drain when the registry.Backend changes.
-	Guard func(b *registry.Backend, chain []*x509.Certificate) (lost <-chan struct{}, release func())
-	// Share returns the trust in a backend as one that never changes and that other APIServices may have, too: those of one Service and port with equal (comparable)
-	// keys share HTTP/2 connections, which are made with tls and watched over by guard as by TLS and Guard. A nil key: there is no such trust now. Nil: nothing is shared.
-	Share func(*registry.Backend) (key any, tls func() *tls.Config, guard func(chain []*x509.Certificate) (lost <-chan struct{}, release func()))
+	// TLS makes the configuration of one connection to a backend on behalf of an APIService, or of all that have the Backend if that is empty: the trust and our client
+	// certificate. It is changed by the caller.
+	TLS func(apiService string, b *registry.Backend) (*tls.Config, error)
+	// Guard watches over a connection whose server presented chain: lost is closed when it is no longer trusted, by the APIService, or by b if that is empty. release is called
+	// when the connection has ended. Nil: connections drain when the registry.Backend changes.
+	Guard func(apiService string, b *registry.Backend, chain []*x509.Certificate) (lost <-chan struct{}, release func())
 	// IdentityChanged returns a channel that is closed when the proxy client certificate is replaced; called again, it returns the next one. All connections then
 	// drain. Nil: it never is.
 	IdentityChanged func() <-chan struct{}
@@ -37,10 +35,10 @@ type Config struct {
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Signal tells health that live traffic found an endpoint failing: a dial, a handshake, an unanswered ping, a connection that ended. It must not block. Nil: nobody
 	// is told.
-	Signal func(b *registry.Backend, address string, err error)
+	Signal func(apiService, address string, err error)
 	// Observe tells health how long an endpoint took to send the first byte of its response, from the moment the request went out to it, for every request that is not
 	// long-running. It is called on the hot path: it must not block, lock or allocate. Nil: nobody is told.
-	Observe func(b *registry.Backend, address string, took time.Duration)
+	Observe func(apiService, address string, took time.Duration)
 	// Hold asks for memory for a body that is kept for a retry. A negative n gives back and is always granted. Nil: the
 	// bound of this package alone counts.
 	Hold func(n int64) bool
@@ -52,19 +50,18 @@ type Config struct {
 
 // Pools carry requests to the extension servers of the table. They work from New on, but follow the table only while Run runs.
 type Pools struct {
-	cfg   Config
-	owner *owner
-	// bySpec finds the Upstream of an entry: *registry.Backend → *Upstream.
-	bySpec  sync.Map
+	cfg     Config
+	owner   *owner
+	byEntry sync.Map      // *registry.Entry of the applied table → *Upstream
 	applied atomic.Uint64 // generation of the last applied table
 
 	// mu guards what follows and orders apply. It is never held over I/O. Requests may wait for it with a shard's mutex of the frame lane in hand.
-	mu      sync.Mutex
-	remotes map[string]*remote // by APIService
-	groups  map[groupKey]*group
-	held    map[held]struct{}
+	mu       sync.Mutex
+	remotes  map[string]*remote // by APIService
+	carriers map[*registry.Backend]*carrier
+	held     map[held]struct{}
 	// thinned waits for forsake, left for leave.
-	thinned map[*group]struct{}
+	thinned map[*carrier]struct{}
 	left    []*Upstream
 }
 
@@ -72,8 +69,7 @@ type Pools struct {
 type remote struct {
 	*Upstream
 	spec atomic.Pointer[registry.Backend]
-	// group is who may use each other's connections; by Pools.mu. Nil: nobody's but its own.
-	group *group
+	on   *carrier // by Pools.mu; nil: its backend speaks HTTP/1.1
 }
 
 // New makes Pools and registers their metrics.
@@ -82,8 +78,8 @@ func New(cfg Config) (*Pools, error) {
 		return nil, errors.New("making backend pools: Table, TLS and Dial are required")
 	}
 	p := &Pools{
-		cfg: cfg, owner: newOwner(cfg.Logger), remotes: make(map[string]*remote), groups: make(map[groupKey]*group), held: make(map[held]struct{}),
-		thinned: make(map[*group]struct{}),
+		cfg: cfg, owner: newOwner(cfg.Logger), remotes: make(map[string]*remote), carriers: make(map[*registry.Backend]*carrier), held: make(map[held]struct{}),
+		thinned: make(map[*carrier]struct{}),
 	}
 	p.owner.grant = cfg.Hold
 	if cfg.Metrics != nil {
@@ -97,8 +93,6 @@ func New(cfg Config) (*Pools, error) {
 // Run follows the table until ctx ends, and then closes every connection.
 func (p *Pools) Run(ctx context.Context) error {
 	defer p.owner.stop()
-	join := time.NewTicker(time.Second) // it may wait, and the end of an overlap is no new table
-	defer join.Stop()
 	identity := p.identity()
 	for {
 		t := p.cfg.Table()
@@ -112,8 +106,6 @@ func (p *Pools) Run(ctx context.Context) error {
 			for _, u := range p.all() {
 				u.drain()
 			}
-		case <-join.C:
-			p.regroup()
 		}
 	}
 }
@@ -127,11 +119,8 @@ func (p *Pools) identity() <-chan struct{} {
 
 // Upstream returns what carries the requests of a remote entry. Nil: the APIService is gone.
 func (p *Pools) Upstream(e *registry.Entry) *Upstream {
-	if u, ok := p.bySpec.Load(e.Backend); ok {
-		u := u.(*Upstream) //nolint:forcetypeassert // nothing else is stored
-		if u.view.Load().entry == e {
-			return u
-		}
+	if u, ok := p.byEntry.Load(e); ok {
+		return u.(*Upstream) //nolint:forcetypeassert // nothing else is stored
 	}
 	// The request has seen a newer table than Run has, or an older one: then what is now known by its name counts.
 	if t := p.cfg.Table(); t.Generation() > p.applied.Load() {
@@ -160,7 +149,7 @@ func (p *Pools) apply(generation uint64, entries []*registry.Entry) {
 		seen[e.Name] = true
 		r := p.remotes[e.Name]
 		if r == nil {
-			r = p.newRemote(e)
+			r = p.newRemote(e.Name)
 			p.remotes[e.Name] = r
 		}
 		p.follow(r, e)
@@ -168,7 +157,7 @@ func (p *Pools) apply(generation uint64, entries []*registry.Entry) {
 	for name, r := range p.remotes {
 		if !seen[name] {
 			delete(p.remotes, name)
-			p.bySpec.Delete(r.spec.Load())
+			p.byEntry.Delete(r.view.Load().entry)
 			p.part(r)
 			r.close()
 		}
@@ -181,53 +170,43 @@ func (p *Pools) apply(generation uint64, entries []*registry.Entry) {
 
 // follow brings one upstream to the state of its entry.
 func (p *Pools) follow(r *remote, e *registry.Entry) {
-	old, was := r.spec.Load(), r.view.Load()
-	if old == e.Backend && was.entry == e {
+	old, b, was := r.spec.Load(), e.Backend, r.view.Load()
+	if was.entry == e {
 		return
 	}
-	r.spec.Store(e.Backend)
-	repinged := was.entry != nil && was.pingTimeout != e.Policy.PingTimeout
-	if old != e.Backend || repinged {
-		p.part(r) // before anybody sees the new entry: its requests must not go where the old one's went
+	if old != b {
+		r.spec.Store(b)
+		p.move(r, b) // before anybody sees the new entry: its requests must not go where the old one's went
 	}
-	if old != e.Backend {
-		p.bySpec.Delete(old)
-		p.bySpec.Store(e.Backend, r.Upstream)
+	if fewer := r.update(&view{
+		entry: e, maxInFlight: int64(e.Policy.MaxInFlight), maxLongRunning: int64(e.Policy.MaxLongRunning), pingTimeout: b.PingTimeout,
+	}, e.Endpoints); fewer && r.on != nil {
+		p.thinned[r.on] = struct{}{}
 	}
-	fewer := r.update(&view{
-		entry: e, maxInFlight: int64(e.Policy.MaxInFlight), maxLongRunning: int64(e.Policy.MaxLongRunning), pingTimeout: e.Policy.PingTimeout,
-	}, e.Endpoints)
-	if fewer && r.group != nil {
-		p.thinned[r.group] = struct{}{}
-	}
-	// A connection keeps the ping that it was made with: a policy that changes is for the next ones. Where only the trust differs, that is
-	// Guard's matter: a connection that verifies under the new one goes on.
-	if b := e.Backend; repinged || old != b && (p.cfg.Guard == nil || !old.SameService(b) || old.HTTP1 != b.HTTP1) {
+	p.byEntry.Delete(was.entry)
+	p.byEntry.Store(e, r.Upstream)
+	// A connection keeps the ping that it was made with: another is for the next ones. Where only the trust differs, that is Guard's
+	// matter: a connection that verifies under the new one goes on.
+	if old != nil && old != b && (p.cfg.Guard == nil || !old.SameService(b) || old.HTTP1 != b.HTTP1 || old.PingTimeout != b.PingTimeout) {
 		r.drain()
 	}
 }
 
-func (p *Pools) newRemote(e *registry.Entry) *remote {
+func (p *Pools) newRemote(name string) *remote {
 	r := &remote{}
-	r.spec.Store(e.Backend)
 	old, either := []string{"http/1.1"}, []string{"h2", "http/1.1"} // asked for with every request
-	r.Upstream = newUpstream(e.Name, p.owner, target{
-		tls: func() (*tls.Config, error) { return p.cfg.TLS(r.spec.Load()) },
-		guard: func(chain []*x509.Certificate) (<-chan struct{}, func()) {
-			if p.cfg.Guard == nil {
-				return noGuard(chain)
-			}
-			return p.cfg.Guard(r.spec.Load(), chain)
-		},
-		dial: p.cfg.Dial,
+	r.Upstream = newUpstream(name, p.owner, target{
+		tls:   func() (*tls.Config, error) { return p.cfg.TLS(name, r.spec.Load()) },
+		guard: func(chain []*x509.Certificate) (<-chan struct{}, func()) { return p.guard(name, r.spec.Load(), chain) },
+		dial:  p.cfg.Dial,
 		signal: func(address string, err error) {
 			if p.cfg.Signal != nil {
-				p.cfg.Signal(r.spec.Load(), address, err)
+				p.cfg.Signal(name, address, err)
 			}
 		},
 		observe: func(address string, took time.Duration) {
 			if p.cfg.Observe != nil {
-				p.cfg.Observe(r.spec.Load(), address, took)
+				p.cfg.Observe(name, address, took)
 			}
 		},
 		protocols: func() []string {
@@ -240,8 +219,14 @@ func (p *Pools) newRemote(e *registry.Entry) *remote {
 		maxConns: 16 << 10,
 		doubt:    suspicionTime,
 	})
-	p.bySpec.Store(e.Backend, r.Upstream)
 	return r
+}
+
+func (p *Pools) guard(name string, b *registry.Backend, chain []*x509.Certificate) (lost <-chan struct{}, release func()) {
+	if p.cfg.Guard == nil {
+		return noGuard(chain)
+	}
+	return p.cfg.Guard(name, b, chain)
 }
 
 func (p *Pools) upstreams() []*Upstream {

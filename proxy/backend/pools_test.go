@@ -23,7 +23,7 @@ func TestNoLeaks(t *testing.T) {
 	use := func(i int) {
 		switch i % 4 {
 		case 0:
-			f.backend = &registry.Backend{Namespace: "ns", Service: "svc", Port: 443, CABundle: fmt.Append(nil, i)}
+			f.backend = &registry.Backend{Namespace: "ns", Service: "svc", Port: 443, CABundle: fmt.Sprint(i)}
 		case 1:
 			f.backend = &registry.Backend{Namespace: "ns", Service: fmt.Sprint("svc", i), Port: 443}
 		case 2:
@@ -44,10 +44,10 @@ func TestNoLeaks(t *testing.T) {
 	f.generation++
 	f.apply(f.generation, nil)
 	waitFor(t, "all connections to close", func() bool { return a.open.Load()+b.open.Load() == 0 })
-	specs := 0
-	f.bySpec.Range(func(any, any) bool { specs++; return true })
-	if len(f.remotes) != 0 || specs != 0 {
-		t.Errorf("%d upstreams and %d specs are left", len(f.remotes), specs)
+	entries := 0
+	f.byEntry.Range(func(any, any) bool { entries++; return true })
+	if len(f.remotes)+len(f.carriers)+entries != 0 {
+		t.Errorf("%d upstreams, %d carriers and %d entries are left", len(f.remotes), len(f.carriers), entries)
 	}
 	if n, err := testutil.GatherAndCount(reg); err != nil || n != 0 {
 		t.Errorf("%d series are left: %v", n, err)

@@ -67,7 +67,7 @@ func TestRetryUnreachable(t *testing.T) {
 			good := newServer(t, protoH2, nil)
 			trust := trusting(t)
 			f := newFixture(t, func(cfg *Config) {
-				cfg.TLS = func(*registry.Backend) (*tls.Config, error) {
+				cfg.TLS = func(string, *registry.Backend) (*tls.Config, error) {
 					c, err := trust()
 					c.VerifyConnection = nil
 					return c, err

@@ -4,7 +4,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"net"
-	"reflect"
 	"sync"
 	"testing"
 	"time"
@@ -14,19 +13,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
-
-// still is a trust that does not change.
-type still struct {
-	tls  func() (*tls.Config, error)
-	lost chan struct{}
-}
-
-func (s still) TLS() *tls.Config {
-	cfg, _ := s.tls() // the tests' never fails
-	return cfg
-}
-
-func (s still) Guard([]*x509.Certificate) (<-chan struct{}, func()) { return s.lost, func() {} }
 
 // recorder is a lane that writes down what it is told.
 type recorder struct {
@@ -62,36 +48,32 @@ func (l *recorder) End(_ *h2.Upstream, on *tls.Conn) {
 	l.ended = append(l.ended, on)
 }
 
-// street is a Pools whose APIServices may be neighbours. Its Run does not run: tables are applied, and neighbours joined, when a test says so.
+// street is a Pools whose APIServices may be neighbours. Its Run does not run: tables are applied when a test says so.
 type street struct {
 	*Pools
 	t          *testing.T
 	recorder   recorder
 	generation uint64
 	entries    map[string]*registry.Entry
-	anchor     still
-	// trust is what an APIService's Anchor is called, by server name. Empty: there is none.
-	trust func(*registry.Backend) string
-	// lost is when connections of one that has left are not trusted any more.
+	backends   map[registry.Backend]*registry.Backend // as the registry has them: equal ones are one
+	tls        func() (*tls.Config, error)
+	// lost is when an APIService's connections are not trusted any more. Those of a Backend always are.
 	lost chan struct{}
 }
 
 func newStreet(t *testing.T, change func(*Config)) *street {
 	t.Helper()
-	s := &street{t: t, entries: map[string]*registry.Entry{}, lost: make(chan struct{})}
+	s := &street{t: t, entries: map[string]*registry.Entry{}, backends: map[registry.Backend]*registry.Backend{}, lost: make(chan struct{})}
 	s.recorder.on = map[*h2.Upstream][]*Conn{}
-	s.trust = func(b *registry.Backend) string { return b.ServerName + " " + string(b.CABundle) }
 	cfg := Config{
 		Table: func() *registry.Table { return &registry.Table{} }, Dial: new(net.Dialer).DialContext,
-		TLS: func(*registry.Backend) (*tls.Config, error) { return s.anchor.tls() },
-		Share: func(b *registry.Backend) (any, func() *tls.Config, func([]*x509.Certificate) (<-chan struct{}, func())) {
-			key := s.trust(b)
-			if key == "" {
-				return nil, nil, nil
+		TLS: func(string, *registry.Backend) (*tls.Config, error) { return s.tls() },
+		Guard: func(apiService string, _ *registry.Backend, _ []*x509.Certificate) (<-chan struct{}, func()) {
+			if apiService == "" {
+				return nil, func() {}
 			}
-			return key, s.anchor.TLS, s.anchor.Guard
+			return s.lost, func() {}
 		},
-		Guard: func(*registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return s.lost, func() {} },
 	}
 	if change != nil {
 		change(&cfg)
@@ -119,9 +101,10 @@ func (s *street) house(name string, change func(*registry.Entry, *registry.Backe
 	if change != nil {
 		change(e, b)
 	}
-	if old := s.entries[name]; old != nil && reflect.DeepEqual(old.Backend, b) {
-		e.Backend = old.Backend
+	if known := s.backends[*b]; known != nil {
+		e.Backend = known
 	}
+	s.backends[*b] = e.Backend
 	s.entries[name] = e
 }
 
@@ -135,11 +118,6 @@ func (s *street) table() {
 	s.apply(s.generation, list)
 }
 
-func (s *street) settle() {
-	s.table()
-	s.regroup()
-}
-
 func (s *street) up(name string) *Upstream { return s.Upstream(s.entries[name]) }
 
 // via is over whose connections a request goes. Nil: its own.
@@ -150,11 +128,14 @@ func (s *street) via(name string) *Upstream {
 		s.t.Fatalf("%s has no endpoint", name)
 	}
 	defer l.Release()
-	at, c := l.via()
-	if c != nil && at.Address() != l.Address() {
-		s.t.Errorf("%s goes to %s by way of %s", name, l.Address(), at.Address())
+	at := l.e.via.Load()
+	if at == nil {
+		return nil
 	}
-	return c
+	if at.address != l.Address() {
+		s.t.Errorf("%s goes to %s by way of %s", name, l.Address(), at.address)
+	}
+	return at.up
 }
 
 const place1, place2 = "10.0.0.1:443", "10.0.0.2:443"
@@ -163,11 +144,11 @@ const place1, place2 = "10.0.0.1:443", "10.0.0.2:443"
 func served(t *testing.T, change func(*Config)) (*street, *server) {
 	well := newServer(t, protoH2, nil)
 	s := newStreet(t, change)
-	s.anchor.tls = trusting(t)
+	s.tls = trusting(t)
 	for _, name := range []string{"a", "b"} {
 		s.house(name, nil, healthy(well.address))
 	}
-	s.settle()
+	s.table()
 	return s, well
 }
 

@@ -71,4 +71,10 @@ func (s *suspicion) weight() int64 {
 }
 
 // load is by what endpoints are compared.
-func (e *endpoint) load() int64 { return e.inFlight.Load() + e.suspicion.weight() }
+func (e *endpoint) load() int64 {
+	n := e.inFlight.Load() + e.suspicion.weight()
+	if c := e.via.Load(); c != nil {
+		n += c.suspicion.weight()
+	}
+	return n
+}

@@ -26,7 +26,7 @@ type Upstream struct {
 	frames h2.Upstream // the backend as the engine knows it
 	// mayRetry is allowRetry, made once.
 	mayRetry func() bool
-	// payer is whose dials are counted, in a carrier. Nil: its own.
+	// payer is whose dials are counted, of a carrier. Nil: its own.
 	payer atomic.Pointer[remote]
 
 	view  atomic.Pointer[view]
@@ -34,7 +34,7 @@ type Upstream struct {
 	// agreed is what the last connection that offered HTTP/2 came to.
 	agreed   atomic.Int32
 	learning singleflight.Group
-	// carrier is whose HTTP/2 connections carry this one's requests. Nil: its own.
+	// carrier is whose HTTP/2 connections carry this one's requests: its Backend's. Nil: its own.
 	carrier atomic.Pointer[Upstream]
 
 	inFlight, longRunning bound.Places
@@ -205,10 +205,10 @@ func (u *Upstream) update(v *view, list []registry.Endpoint) (fewer bool) {
 		if e == nil {
 			e = newEndpoint(u, address)
 			if c := u.carrier.Load(); c != nil {
-				e.share(c)
+				e.via.Store(c.provide(address))
 			}
 			u.endpoints[address] = e
-			u.agreed.CompareAndSwap(agreedHTTP1, 0) // what comes new may be able to do more
+			u.spoken().CompareAndSwap(agreedHTTP1, 0) // what comes new may be able to do more
 		}
 	}
 	v.arrange(list, u.endpoints)

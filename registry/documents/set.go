@@ -27,28 +27,17 @@ const (
 	leastGap = 100 * time.Millisecond
 )
 
-// key tells backends apart: APIServices that name the same Service under the same trust are one backend.
-type key struct {
-	namespace, service, serverName, ca, caFrom string
-	port                                       int32
-	insecure, http1                            bool
-}
-
-func keyOf(b *registry.Backend) key {
-	return key{b.Namespace, b.Service, b.ServerName, string(b.CABundle), b.CAFrom, b.Port, b.Insecure, b.HTTP1}
-}
-
 // set is the backends of a table, each with the goroutine that asks it. Its methods are called by one goroutine, its owner's.
 type set[S any] struct {
 	ask      func(ctx context.Context, known *atomic.Pointer[S], entries []*registry.Entry) error
-	backends map[key]*backend[S]
+	backends map[*registry.Backend]*backend[S]
 	serving  map[string]*backend[S] // :: APIService → its backend
 	running  sync.WaitGroup
 }
 
 // newSet makes an empty set. The backends' own goroutines call ask, with the entries that may be asked for now; there is at least one.
 func newSet[S any](ask func(context.Context, *atomic.Pointer[S], []*registry.Entry) error) *set[S] {
-	return &set[S]{ask: ask, backends: make(map[key]*backend[S])}
+	return &set[S]{ask: ask, backends: make(map[*registry.Backend]*backend[S])}
 }
 
 // backend is one backend and its goroutine.
@@ -62,19 +51,18 @@ type backend[S any] struct {
 
 // update brings the set in step with a table: it starts, ends and wakes goroutines, and waits for none. They all end with ctx.
 func (s *set[S]) update(ctx context.Context, entries []*registry.Entry) {
-	groups := make(map[key][]*registry.Entry)
+	groups := make(map[*registry.Backend][]*registry.Entry)
 	for _, e := range entries {
-		if e.Backend != nil {
-			k := keyOf(e.Backend)
-			groups[k] = append(groups[k], e)
+		if b := e.Backend; b != nil {
+			groups[b] = append(groups[b], e)
 		}
 	}
 	serving := make(map[string]*backend[S], len(entries))
-	for k, entries := range groups {
-		b := s.backends[k]
+	for of, entries := range groups {
+		b := s.backends[of]
 		switch {
 		case b == nil:
-			b = s.start(ctx, k, entries)
+			b = s.start(ctx, of, entries)
 		case !slices.Equal(*b.entries.Load(), entries):
 			if old := b.entries.Swap(&entries); worthAsking(*old, entries) {
 				latest.Wake(b.poke)
@@ -84,21 +72,21 @@ func (s *set[S]) update(ctx context.Context, entries []*registry.Entry) {
 			serving[e.Name] = b
 		}
 	}
-	for k, b := range s.backends {
-		if groups[k] == nil {
+	for of, b := range s.backends {
+		if groups[of] == nil {
 			b.end()
-			delete(s.backends, k)
+			delete(s.backends, of)
 		}
 	}
 	s.serving = serving
 }
 
-func (s *set[S]) start(ctx context.Context, k key, entries []*registry.Entry) *backend[S] {
+func (s *set[S]) start(ctx context.Context, of *registry.Backend, entries []*registry.Entry) *backend[S] {
 	ctx, cancel := context.WithCancel(ctx) //nolint:gosec // b.end, once the table has nothing for it any more
 	b := &backend[S]{set: s, poke: make(chan struct{}, 1), end: cancel}
 	b.entries.Store(&entries)
 	b.known.Store(s.before(entries))
-	s.backends[k] = b
+	s.backends[of] = b
 	s.running.Go(func() { b.run(ctx) })
 	return b
 }

@@ -90,8 +90,9 @@ func TestPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		r := newRig()
-		// Two APIServices of one backend, whose Backends differ as pointers only, and one of another.
-		a1, a2 := entry("a1", &registry.Backend{Service: "a"}, corev1.ConditionTrue), entry("a2", &registry.Backend{Service: "a"}, corev1.ConditionFalse)
+		// Two APIServices of one backend, and one of another.
+		a := &registry.Backend{Service: "a"}
+		a1, a2 := entry("a1", a, corev1.ConditionTrue), entry("a2", a, corev1.ConditionFalse)
 		b1 := entry("b1", &registry.Backend{Service: "a", ServerName: "other"}, "")
 		r.update(ctx, a1, a2, b1, entry("local", nil, corev1.ConditionTrue))
 		synctest.Wait()
@@ -200,7 +201,7 @@ func TestKnownUnderOtherTrust(t *testing.T) {
 		want int // backends of which something else is known
 	}{
 		{"another TLS name", registry.Backend{Service: "a", Port: 443, ServerName: "other"}, 1},
-		{"another CA", registry.Backend{Service: "a", Port: 443, CABundle: []byte("other")}, 1},
+		{"another CA", registry.Backend{Service: "a", Port: 443, CABundle: "other"}, 1},
 		{"another Service", registry.Backend{Service: "b", Port: 443}, 2},
 		{"another port", registry.Backend{Service: "a", Port: 444}, 2},
 	}

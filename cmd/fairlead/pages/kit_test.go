@@ -73,7 +73,7 @@ func newStand(t *testing.T) *stand {
 	s.registry, err = registry.New(registry.Config{Directory: s.dir})
 	check(t, err)
 	pools, err := backend.New(backend.Config{
-		Table: s.registry.Table, Dial: new(net.Dialer).DialContext, TLS: func(*registry.Backend) (*tls.Config, error) { return nil, errors.New("nobody dials here") },
+		Table: s.registry.Table, Dial: new(net.Dialer).DialContext, TLS: func(string, *registry.Backend) (*tls.Config, error) { return nil, errors.New("nobody dials here") },
 	})
 	check(t, err)
 	who, err := authn.New(authn.Config{})

@@ -1,0 +1,93 @@
+package trust
+
+import (
+	"crypto/tls"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// What holds for all that have a Backend is its bundle: not what one of them trusts beside it, and whatever becomes of those that had it.
+func TestSharedTrust(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		old, next := pki.NewCA("old"), pki.NewCA("next")
+		reg := prometheus.NewRegistry()
+		w := newBench(t, Config{Metrics: reg})
+		dial := func(b *registry.Backend, pair *pki.Pair) string {
+			t.Helper()
+			cfg, err := w.TLS("", b)
+			if err != nil {
+				return reason(t, err)
+			}
+			return reason(t, shake(t, cfg, &tls.Config{Certificates: []tls.Certificate{pair.TLS()}}))
+		}
+		tick := func(d time.Duration) {
+			time.Sleep(d)
+			for _, b := range w.common() {
+				b.tick(time.Now())
+			}
+		}
+		w.bundle(old)
+		before := w.spec
+		soon := old.Issue(pki.Leaf{CommonName: "soon", Names: []string{serverName}, NotAfter: time.Now().Add(time.Hour)})
+		open, release := w.Guard("", before, chainOf(t, soon))
+		if other, _ := w.Guard("", before, chainOf(t, good(next))); lost(open) || !lost(other) {
+			t.Errorf("at once: its own lost %v, another's lost %v", lost(open), lost(other))
+		}
+		// The APIService trusts both for a minute; who has its next Backend by then, as if the table had given it to all, does not.
+		w.bundle(next)
+		if got := reason(t, w.dial(good(old))); got != "" {
+			t.Errorf("in its overlap: %s", got)
+		}
+		if got := dial(w.spec, good(old)); got != "UnknownAuthority" {
+			t.Errorf("its replaced CA on behalf of all: %q", got)
+		}
+		if got := dial(w.spec, good(next)); got != "" {
+			t.Errorf("its bundle on behalf of all: %q", got)
+		}
+		// Those that had the Backend of before may have watches on its connections, which are theirs to end.
+		tick(59 * time.Minute)
+		w.apply(w.generation+1, nil)
+		if lost(open) {
+			t.Error("lost with the APIServices")
+		}
+		tick(2 * time.Minute)
+		if !lost(open) {
+			t.Error("kept after its certificate has expired")
+		}
+		release()
+		w.apply(w.generation+2, nil)
+		if len(w.shared) != 0 || dial(before, good(old)) != "InvalidCABundle" {
+			t.Errorf("the trust of %d Backends is left that nobody has", len(w.shared))
+		}
+		if n := testutil.CollectAndCount(w.hooks.refusals) + testutil.CollectAndCount(w.hooks.reloads); n != 0 {
+			t.Errorf("%d series are left", n)
+		}
+	})
+}
+
+// A Backend that has an Owner is trusted on its behalf alone, and what cannot be read trusts nobody.
+func TestOwnedTrustIsNotShared(t *testing.T) {
+	ca := pki.NewCA("ca")
+	w := newBench(t, Config{})
+	w.set(func(s *registry.Backend) { s.CABundle, s.Owner = string(ca.PEM()), apiService })
+	if _, err := w.TLS("", w.spec); reason(t, err) != "InvalidCABundle" {
+		t.Errorf("on behalf of all: %v", err)
+	}
+	if open, _ := w.Guard("", w.spec, chainOf(t, good(ca))); !lost(open) {
+		t.Error("a connection of all to a Backend that has an Owner is trusted")
+	}
+	if got := reason(t, w.dial(good(ca))); got != "" {
+		t.Errorf("on behalf of its Owner: %s", got)
+	}
+	w.set(func(s *registry.Backend) { s.CABundle, s.Owner = "nonsense", "" })
+	if _, err := w.TLS("", w.spec); reason(t, err) != "InvalidCABundle" {
+		t.Errorf("with a bundle that cannot be read: %v", err)
+	}
+}

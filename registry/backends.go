@@ -1,0 +1,68 @@
+package registry
+
+import (
+	"cmp"
+	"time"
+)
+
+// backend makes the Backend of a remote entry, or returns the one that is equal.
+func (b *builder) backend(e *Entry, s *settings, src *origin, old *Entry) *Backend {
+	ref := e.Object.Spec.Service
+	fresh := Backend{
+		Namespace:   ref.Namespace,
+		Service:     ref.Name,
+		Port:        servicePort(ref),
+		ServerName:  cmp.Or(s.serverName, ref.Name+"."+ref.Namespace+".svc"),
+		CAFrom:      s.caFrom,
+		Insecure:    e.Object.Spec.InsecureSkipTLSVerify,
+		HTTP1:       s.http1,
+		PingTimeout: e.Policy.PingTimeout,
+	}
+	if src.ca = b.bundle(e.Object, src.ca); src.ca != nil {
+		fresh.CABundle = src.ca.pem
+	}
+	if old != nil && old.Backend != nil && (old.Backend.CABundle != fresh.CABundle || old.Backend.CAFrom != fresh.CAFrom) {
+		src.owned = b.now.Add(e.Policy.CAOverlap)
+	}
+	if b.over(src.owned) {
+		src.owned = time.Time{}
+	}
+	if fresh.CAFrom != "" || !src.owned.IsZero() {
+		fresh.Owner = e.Name
+	}
+	if old != nil && old.Backend != nil && *old.Backend == fresh {
+		return old.Backend
+	}
+	return b.intern(&fresh)
+}
+
+// intern returns the Backend of this table or the last that is equal to fresh, else fresh.
+func (b *builder) intern(fresh *Backend) *Backend {
+	if b.backends == nil {
+		b.backends = make(map[Backend]*Backend, len(b.prev.entries))
+		for _, e := range b.prev.entries {
+			if e.Backend != nil {
+				b.backends[*e.Backend] = e.Backend
+			}
+		}
+	}
+	if known := b.backends[*fresh]; known != nil {
+		return known
+	}
+	b.backends[*fresh] = fresh
+	return fresh
+}
+
+// over reports whether the time of an origin's owned is over. If it is not, the table is built anew when it is.
+func (b *builder) over(owned time.Time) bool {
+	if owned.IsZero() {
+		return false
+	}
+	if !b.now.Before(owned) {
+		return true
+	}
+	if b.opens.IsZero() || owned.Before(b.opens) {
+		b.opens = owned
+	}
+	return false
+}
