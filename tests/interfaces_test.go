@@ -73,7 +73,6 @@ func (f importerFunc) Import(path string) (*types.Package, error) { return f(pat
 func oneImplementation() map[string]string {
 	return map[string]string{
 		"proxy/authz.immutable": "users come from whoever authenticates; proxy/authn, a sibling, makes those that never change",
-		"proxy/backend.lane":    "TODO(#17): goes with the shared connections of decision 0015",
 	}
 }
 

@@ -47,11 +47,11 @@ func (p *Pools) newCarrier(of *registry.Backend, payer *remote) *carrier {
 		tls:   func() (*tls.Config, error) { return p.cfg.TLS(of.Owner, of) },
 		guard: func(chain []*x509.Certificate) (<-chan struct{}, func()) { return p.guard(of.Owner, of, chain) },
 		dial:  p.cfg.Dial,
-		// Those whose requests are on a connection hear of it from the lane. One more is for a connection that nobody uses.
+		// Those whose requests are on a connection hear of it from the engine. One more is for a connection that nobody uses.
 		signal:    func(address string, err error) { c.payer.Load().target.signal(address, err) },
 		observe:   func(string, time.Duration) {}, // each member is told of its own requests
 		protocols: func() []string { return only },
-		maxConns:  1, // of RoundTrip, which nobody calls: the lane has its own bound
+		maxConns:  1, // of RoundTrip, which nobody calls: the engine has its own bound
 		doubt:     suspicionTime,
 	})
 	c.payer.Store(payer)

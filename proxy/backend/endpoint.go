@@ -89,8 +89,8 @@ func (e *endpoint) remove() {
 
 // eject tells of an endpoint that is unhealthy while others are not.
 func (e *endpoint) eject() {
-	if ep, lane := e.frames.Load(), e.up.owner.serving(); ep != nil && lane != nil {
-		e.up.owner.spawn(func() { lane.Eject(ep) }) // short
+	if ep, engine := e.frames.Load(), e.up.owner.serving(); ep != nil && engine != nil {
+		e.up.owner.spawn(func() { engine.Eject(ep) }) // short
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()

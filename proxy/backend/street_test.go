@@ -4,55 +4,18 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"net"
-	"sync"
 	"testing"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
-
-// recorder is a lane that writes down what it is told.
-type recorder struct {
-	mu      sync.Mutex
-	on      map[*h2.Upstream][]*Conn // where long-running requests are
-	left    []*h2.Upstream
-	ended   []*tls.Conn
-	ejected []*h2.Endpoint
-}
-
-func (*recorder) Retire(*h2.Endpoint, time.Duration) {}
-
-func (l *recorder) Eject(ep *h2.Endpoint) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.ejected = append(l.ejected, ep)
-}
-
-func (l *recorder) Leave(of []*h2.Upstream, on func(*h2.Upstream, *tls.Conn)) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, u := range of {
-		l.left = append(l.left, u)
-		for _, c := range l.on[u] {
-			on(u, c.Conn)
-		}
-	}
-}
-
-func (l *recorder) End(_ *h2.Upstream, on *tls.Conn) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.ended = append(l.ended, on)
-}
 
 // street is a Pools whose APIServices may be neighbours. Its Run does not run: tables are applied when a test says so.
 type street struct {
 	*Pools
 	t          *testing.T
-	recorder   recorder
 	generation uint64
 	entries    map[string]*registry.Entry
 	backends   map[registry.Backend]*registry.Backend // as the registry has them: equal ones are one
@@ -64,7 +27,6 @@ type street struct {
 func newStreet(t *testing.T, change func(*Config)) *street {
 	t.Helper()
 	s := &street{t: t, entries: map[string]*registry.Entry{}, backends: map[registry.Backend]*registry.Backend{}, lost: make(chan struct{})}
-	s.recorder.on = map[*h2.Upstream][]*Conn{}
 	cfg := Config{
 		Table: func() *registry.Table { return &registry.Table{} }, Dial: new(net.Dialer).DialContext,
 		TLS: func(string, *registry.Backend) (*tls.Config, error) { return s.tls() },
@@ -83,7 +45,6 @@ func newStreet(t *testing.T, change func(*Config)) *street {
 		t.Fatal(err)
 	}
 	s.Pools = p
-	p.owner.serve(&s.recorder)
 	t.Cleanup(p.owner.stop)
 	return s
 }

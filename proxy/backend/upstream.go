@@ -82,7 +82,7 @@ type owner struct {
 
 	// mu guards what follows; stopped, so that nothing joins running once it is waited for.
 	mu      sync.Mutex
-	lane    lane // nil: nobody serves yet
+	engine  *h2.Server // nil: nobody serves yet
 	stopped bool
 	running sync.WaitGroup // dials, watched connections, closing ones
 }
@@ -99,16 +99,16 @@ func (o *owner) spawn(f func()) {
 }
 
 // serving is the engine. Nil: there is none yet.
-func (o *owner) serving() lane {
+func (o *owner) serving() *h2.Server {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.lane
+	return o.engine
 }
 
-func (o *owner) serve(l lane) {
+func (o *owner) serve(s *h2.Server) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.lane = l
+	o.engine = s
 }
 
 // stop ends all that was spawned.

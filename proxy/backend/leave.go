@@ -7,15 +7,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
 
-// lane is what of an h2.Server is used. None of it may be called with a mutex held that pick or Pools.Upstream needs.
-type lane interface {
-	Retire(ep *h2.Endpoint, grace time.Duration)
-	Eject(ep *h2.Endpoint)
-	// The rest is for those that get another carrier.
-	Leave(of []*h2.Upstream, on func(of *h2.Upstream, c *tls.Conn))
-	End(of *h2.Upstream, on *tls.Conn)
-}
-
 // Serve names the engine.
 func (p *Pools) Serve(s *h2.Server) { p.owner.serve(s) }
 
@@ -28,11 +19,12 @@ type held struct {
 	on *Conn
 }
 
-// leave has requests of those that a table which was just applied has taken off their carriers choose again, or guarded. It is called with the mutex held; the lane is asked without.
+// leave has requests of those that a table which was just applied has taken off their carriers choose again, or guarded. It is called with the mutex held; the engine is asked without,
+// because it needs that for pick.
 func (p *Pools) leave() {
-	lane, left := p.owner.serving(), p.left
+	engine, left := p.owner.serving(), p.left
 	p.left = nil
-	if len(left) == 0 || lane == nil {
+	if len(left) == 0 || engine == nil {
 		return
 	}
 	p.owner.spawn(func() { // short; the guards that it leaves behind end with their connections
@@ -43,13 +35,13 @@ func (p *Pools) leave() {
 			whose[of[i]] = u
 		}
 		var long []held
-		lane.Leave(of, func(of *h2.Upstream, c *tls.Conn) {
+		engine.Leave(of, func(of *h2.Upstream, c *tls.Conn) {
 			if on, ok := p.owner.dialled.Load(c); ok { // else it has ended
 				long = append(long, held{whose[of], on.(*Conn)}) //nolint:forcetypeassert // nothing else is stored
 			}
 		})
 		for _, h := range long {
-			p.guardHeld(h, func() { lane.End(&h.u.frames, h.on.Conn) })
+			p.guardHeld(h, func() { engine.End(&h.u.frames, h.on.Conn) })
 		}
 	})
 }
