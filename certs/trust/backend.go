@@ -57,8 +57,8 @@ func newBackend(name string, h *hooks) *backend {
 	return b
 }
 
-// apply takes what the table says of the backend. It leaves a referenced bundle to bundle.
-func (b *backend) apply(spec *registry.Backend, overlap time.Duration) {
+// apply takes what the table says of the backend. It leaves a referenced bundle to bundle. all is the trust of all that have spec, whose bundle was read; nil: there is none.
+func (b *backend) apply(spec *registry.Backend, overlap time.Duration, all *backend) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.overlap = overlap
@@ -85,6 +85,10 @@ func (b *backend) apply(spec *registry.Backend, overlap time.Duration) {
 	case len(spec.CABundle) == 0:
 		b.source = "system"
 		b.bundleLocked(nil, nil, now)
+	case all != nil:
+		b.source = "inline"
+		read := all.current.Load()
+		b.takeLocked(read.current, read.fault, now)
 	default:
 		b.source = "inline"
 		b.bundleLocked([]byte(spec.CABundle), nil, now)
@@ -113,7 +117,6 @@ func (b *backend) referenced(spec *registry.Backend, data []byte, err error) {
 
 // bundleLocked makes the bundle the backend's roots. Empty data without err means the system's roots.
 func (b *backend) bundleLocked(data []byte, err error, now time.Time) {
-	v := b.current.Load()
 	var next *roots
 	var fault *Error
 	switch {
@@ -132,13 +135,19 @@ func (b *backend) bundleLocked(data []byte, err error, now time.Time) {
 			next.warning = perr.Error()
 		}
 	}
-	switch {
+	b.takeLocked(next, fault, now)
+}
+
+// takeLocked makes next the backend's roots, or takes it that there are none.
+func (b *backend) takeLocked(next *roots, fault *Error, now time.Time) {
+	switch v := b.current.Load(); {
 	case fault != nil && v.fault != nil && fault.Message == v.fault.Message:
 		return
 	case next != nil && !v.insecure && v.current != nil && v.current.same(next):
 		return
+	default:
+		b.setLocked(v.with(next, fault, b.overlap, now))
 	}
-	b.setLocked(v.with(next, fault, b.overlap, now))
 	b.hooks.reloaded(b.name, b.source, fault, next)
 }
 

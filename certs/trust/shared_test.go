@@ -35,6 +35,9 @@ func TestSharedTrust(t *testing.T) {
 		}
 		w.bundle(old)
 		before := w.spec
+		if w.all()[0].current.Load().current != w.common()[0].current.Load().current {
+			t.Error("one bundle was read twice")
+		}
 		soon := old.Issue(pki.Leaf{CommonName: "soon", Names: []string{serverName}, NotAfter: time.Now().Add(time.Hour)})
 		open, release := w.Guard("", before, chainOf(t, soon))
 		if other, _ := w.Guard("", before, chainOf(t, good(next))); lost(open) || !lost(other) {

@@ -171,12 +171,13 @@ func (t *Trust) apply(generation uint64, entries []*registry.Entry) {
 			s = newBackend(e.Name, t.hooks)
 			t.backends[e.Name] = s
 		}
-		s.apply(e.Backend, e.Policy.CAOverlap)
-		if used[e.Backend] = true; e.Backend.Owner == "" && t.shared[e.Backend] == nil {
-			s := newBackend("", t.hooks)
-			s.apply(e.Backend, 0)
-			t.shared[e.Backend] = s
+		used[e.Backend] = true
+		if e.Backend.Owner == "" && t.shared[e.Backend] == nil {
+			all := newBackend("", t.hooks)
+			all.apply(e.Backend, 0, nil)
+			t.shared[e.Backend] = all
 		}
+		s.apply(e.Backend, e.Policy.CAOverlap, t.shared[e.Backend])
 	}
 	for name, s := range t.backends {
 		if !seen[name] {
