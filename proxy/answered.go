@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 // hopByHop reports whether a field (name in lower case) is a matter of two neighbours on a connection
@@ -15,7 +15,7 @@ func hopByHop(name string) bool {
 	case "te", "trailer", "proxy-authenticate", "http2-settings":
 		return true
 	}
-	return h2.ConnectionSpecific(name)
+	return wire.ConnectionSpecific(name)
 }
 
 // crossOrigin reports whether a field lets pages of other origins read an answer. An extension server

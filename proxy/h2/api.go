@@ -5,31 +5,15 @@ import (
 	"crypto/tls"
 	"net"
 	"net/http"
-	"strings"
 	"time"
 
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 // Head is one decoded request head. Its strings stay valid after the call it is passed to; Fields only lives during it.
-type Head struct {
-	Method    string // :method
-	Scheme    string // :scheme
-	Authority string // :authority, or else the host field
-	Path      string // :path as received, up to the first '?'
-	RawQuery  string // :path as received, after the first '?'
-	// Fields are the other fields in the order received: valid lower-case names (RFC 9113 §8.2), without host.
-	Fields        []hpack.HeaderField
-	ContentLength int64 // -1: not declared
-	EndStream     bool  // no body follows
-
-	target string // :path as received
-}
-
-func (h *Head) setTarget(path string) {
-	h.target = path
-	h.Path, h.RawQuery, _ = strings.Cut(path, "?")
-}
+type Head = wire.Head
 
 // ConnInfo is what Decide may know of the client's connection.
 type ConnInfo struct {

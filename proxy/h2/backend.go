@@ -12,12 +12,13 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 // maxInterims bounds the 1xx heads of one response. A backend is not trusted to stop.
 const maxInterims = 16
 
-// responseBlock handles a field block from a backend. The fields are in e.fields.
+// responseBlock handles a field block from a backend. Its fields are e.fields.
 func (e *engine) responseBlock(c *conn, id uint32) *connError {
 	s := c.streams[id]
 	if s == nil {
@@ -29,36 +30,36 @@ func (e *engine) responseBlock(c *conn, id uint32) *connError {
 	if s.waited != 0 {
 		return e.responseTrailers(c, s)
 	}
-	if e.fieldsOver {
+	if e.fields.TooLarge() {
 		return e.violation(s, down, http2.ErrCodeEnhanceYourCalm, "response head too large")
 	}
-	r, err := e.parseResponse()
+	r, err := e.fields.Response()
 	if err != nil {
 		return e.violation(s, down, http2.ErrCodeProtocol, err.Error())
 	}
-	if r.status < 200 {
+	if r.Status < 200 {
 		return e.interim(c, s, r)
 	}
 	return e.response(c, s, r)
 }
 
 // interim forwards a 1xx head (RFC 9110 §15.2).
-func (e *engine) interim(c *conn, s *stream, r responseHead) *connError {
+func (e *engine) interim(c *conn, s *stream, r wire.ResponseHead) *connError {
 	s.interims++
-	if c.blockES || r.status == http.StatusSwitchingProtocols || s.interims > maxInterims { // §8.1, §8.6
+	if c.blockES || r.Status == http.StatusSwitchingProtocols || s.interims > maxInterims { // §8.1, §8.6
 		return e.violation(s, down, http2.ErrCodeProtocol, "interim response that must not be")
 	}
 	// An interim answer has no content, and says no length (RFC 9110 §8.6).
-	fields := slices.DeleteFunc(s.kept(r.fields), func(f hpack.HeaderField) bool { return f.Name == "content-length" })
+	fields := slices.DeleteFunc(s.kept(r.Fields), func(f hpack.HeaderField) bool { return f.Name == "content-length" })
 	if g := s.guest; g != nil {
-		if g.hinted += e.fieldsSize; g.hinted > e.lim.maxHeader { // its caller may not come to take them
+		if g.hinted += e.fields.Size(); g.hinted > e.lim.maxHeader { // its caller may not come to take them
 			return e.violation(s, down, http2.ErrCodeEnhanceYourCalm, "interim responses too large")
 		}
-		r.fields = fields
+		r.Fields = fields
 		e.interimGuest(g, r)
 		return nil
 	}
-	s.leg[up].writeHeaders(s.id[up], false, e.fields[:1], fields)
+	s.leg[up].writeHeaders(s.id[up], false, e.fields.Pseudo(), fields)
 	return nil
 }
 
@@ -72,36 +73,36 @@ func (s *stream) kept(fields []hpack.HeaderField) []hpack.HeaderField {
 }
 
 // response forwards the final head.
-func (e *engine) response(c *conn, s *stream, r responseHead) *connError {
+func (e *engine) response(c *conn, s *stream, r wire.ResponseHead) *connError {
 	if !c.useful {
 		c.useful = true
 		c.pool.works()
 	}
 	d := &s.half[down]
-	s.noBody = s.method == methodHead || r.status == http.StatusNoContent || r.status == http.StatusNotModified
-	if c.blockES && r.length > 0 && !s.noBody {
+	s.noBody = s.method == methodHead || r.Status == http.StatusNoContent || r.Status == http.StatusNotModified
+	if c.blockES && r.ContentLength > 0 && !s.noBody {
 		return e.violation(s, down, http2.ErrCodeProtocol, "content-length does not match")
 	}
-	switch h, ok := e.accepts(s, r.status); {
+	switch h, ok := e.accepts(s, r.Status); {
 	case !ok:
 		return nil
 	case h != nil:
-		s.blame(ReasonRejected, fmt.Errorf("response %d rejected", r.status))
+		s.blame(ReasonRejected, fmt.Errorf("response %d rejected", r.Status))
 		e.reset(s, down, http2.ErrCodeCancel)
 		e.serveInstead(s, h)
 		return nil
 	}
 	s.waited = e.now
 	s.answer = e.now - s.sent
-	s.status = int16(r.status)
-	d.declared, d.end, d.head, d.sentEnd = r.length, c.blockES, true, c.blockES
+	s.status = int16(r.Status)
+	d.declared, d.end, d.head, d.sentEnd = r.ContentLength, c.blockES, true, c.blockES
 	e.freeSending(s)
 	s.half[up].q.forget(e)
 	e.weigh(s)
-	if r.fields = s.kept(r.fields); s.guest != nil {
+	if r.Fields = s.kept(r.Fields); s.guest != nil {
 		e.headGuest(s, r, c.blockES)
 	} else {
-		s.leg[up].finalHead(s, c.blockES, e.fields[:1], r.fields)
+		s.leg[up].finalHead(s, c.blockES, e.fields.Pseudo(), r.Fields)
 	}
 	if c.blockES {
 		e.review(s)
@@ -131,12 +132,12 @@ func (e *engine) responseTrailers(c *conn, s *stream) *connError {
 		return e.violation(s, down, http2.ErrCodeStreamClosed, "HEADERS after END_STREAM")
 	case !c.blockES:
 		return e.violation(s, down, http2.ErrCodeProtocol, "second HEADERS without END_STREAM")
-	case e.fieldsOver:
+	case e.fields.TooLarge():
 		return e.violation(s, down, http2.ErrCodeEnhanceYourCalm, "trailers too large")
 	case d.declared >= 0 && d.got != d.declared && !s.noBody:
 		return e.violation(s, down, http2.ErrCodeProtocol, "content-length does not match")
 	}
-	trailers, err := e.parseTrailers(s.plan.RemoveResponse)
+	trailers, err := e.fields.Trailers(s.plan.RemoveResponse)
 	if err != nil {
 		return e.violation(s, down, http2.ErrCodeProtocol, err.Error())
 	}
@@ -191,9 +192,9 @@ func (e *engine) backendGone(c *conn, s *stream, err error) {
 }
 
 // goAwayFrame handles GOAWAY (§6.8).
-func (e *engine) goAwayFrame(c *conn, h frameHeader, p []byte) *connError {
+func (e *engine) goAwayFrame(c *conn, h wire.FrameHeader, p []byte) *connError {
 	switch {
-	case h.id != 0:
+	case h.StreamID != 0:
 		return &connError{http2.ErrCodeProtocol, "GOAWAY on a stream"}
 	case len(p) < 8:
 		return &connError{http2.ErrCodeFrameSize, "GOAWAY cut short"}
@@ -349,24 +350,6 @@ func (e *engine) answerFailure(s *stream) {
 	}
 }
 
-// restore makes a request's head of the fields that were forwarded.
-func (h *Head) restore(fields []hpack.HeaderField) {
-	for _, f := range fields {
-		switch f.Name {
-		case ":method":
-			h.Method = f.Value
-		case ":authority":
-			h.Authority = f.Value
-		case ":path":
-			h.setTarget(f.Value)
-		case ":scheme":
-			h.Scheme = f.Value
-		default:
-			h.Fields = append(h.Fields, f)
-		}
-	}
-}
-
 // serveInstead lets a handler answer in place of the backend. The request's body is of no use to it.
 func (e *engine) serveInstead(s *stream, h http.Handler) {
 	if s.guest != nil {
@@ -375,7 +358,7 @@ func (e *engine) serveInstead(s *stream, h http.Handler) {
 	}
 	head := Head{ContentLength: 0, EndStream: true}
 	if s.sending != nil { // else it was not to be forwarded
-		head.restore(s.sending.fields)
+		head.Restore(s.sending.fields)
 	}
 	e.freeSending(s)
 	e.discardUpload(s)

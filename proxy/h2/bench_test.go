@@ -6,6 +6,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 // BenchmarkEngineGet is one GET of 1 KiB through the engine alone: client's head in, backend's answer in, both written.
@@ -38,10 +40,10 @@ func engineGet() func() {
 	client := e.acceptClient(&ConnInfo{})
 	e.feed(client, []byte(http2.ClientPreface+"\x00\x00\x00\x04\x00\x00\x00\x00\x00"))
 
-	var wire, block bytes.Buffer
-	fr, enc := http2.NewFramer(&wire, nil), hpack.NewEncoder(&block)
+	var frames, block bytes.Buffer
+	fr, enc := http2.NewFramer(&frames, nil), hpack.NewEncoder(&block)
 	request := func(id uint32) []byte {
-		wire.Reset()
+		frames.Reset()
 		block.Reset()
 		for _, f := range []hpack.HeaderField{
 			field(":method", "GET"), field(":scheme", "https"), field(":authority", "cluster.example"),
@@ -52,18 +54,18 @@ func engineGet() func() {
 		}
 		_ = fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndStream: true, EndHeaders: true})
 		_ = fr.WriteWindowUpdate(0, 1024)
-		return bytes.Clone(wire.Bytes())
+		return bytes.Clone(frames.Bytes())
 	}
 	back := hpack.NewEncoder(&block)
 	response := func(id uint32) []byte {
-		wire.Reset()
+		frames.Reset()
 		block.Reset()
 		for _, f := range []hpack.HeaderField{field(":status", "200"), field("content-type", "application/json"), field("content-length", "1024")} {
 			_ = back.WriteField(f)
 		}
 		_ = fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndHeaders: true})
 		_ = fr.WriteData(id, true, make([]byte, 1024))
-		return bytes.Clone(wire.Bytes())
+		return bytes.Clone(frames.Bytes())
 	}
 	drop := func() {
 		for i, c := range e.dirty {
@@ -97,7 +99,7 @@ func engineGet() func() {
 		// The frames' bytes do not change but for the stream's id.
 		putID(in, id)
 		putID(out, id)
-		putID(out[len(out)-1024-frameHeaderLen:], id)
+		putID(out[len(out)-1024-wire.FrameHeaderLen:], id)
 		e.feed(client, in)
 		drop()
 		e.feed(backend, out)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -13,13 +12,14 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 // maxHeads is how many bytes the heads of one client's requests may have as long as nobody has answered them, here or
 // in what is to be written to backends: 16 KiB for each of 250 streams, of which tokens and groups fill a tenth.
 const maxHeads = 4 << 20
 
-// requestBlock handles a field block from a client: a new request, or trailers. The fields are in e.fields.
+// requestBlock handles a field block from a client: a new request, or trailers. Its fields are e.fields.
 func (e *engine) requestBlock(c *conn, id uint32, selfish bool) *connError {
 	if s := c.streams[id]; s != nil {
 		return e.requestTrailers(c, s)
@@ -43,11 +43,11 @@ func (e *engine) requestBlock(c *conn, id uint32, selfish bool) *connError {
 	case c.greedy():
 		e.memory.Refuse(hold.Stream)
 		return e.refuse(c, id, http2.ErrCodeRefusedStream)
-	case c.heads > 0 && c.heads+e.fieldsSize > maxHeads:
+	case c.heads > 0 && c.heads+e.fields.Size() > maxHeads:
 		return e.refuse(c, id, http2.ErrCodeRefusedStream)
 	case selfish:
 		return e.refuse(c, id, http2.ErrCodeProtocol)
-	case e.fieldsOver:
+	case e.fields.TooLarge():
 		s := e.newStream(c, id)
 		s.half[up].end = c.blockES
 		s.blame(ReasonTooLarge, nil)
@@ -56,7 +56,7 @@ func (e *engine) requestBlock(c *conn, id uint32, selfish bool) *connError {
 	}
 	head := &e.head // in the engine, because what Decide is shown would be allocated otherwise
 	*head = Head{}
-	if err := e.parseRequest(head); err != nil {
+	if err := e.fields.Request(head); err != nil {
 		return e.refuse(c, id, http2.ErrCodeProtocol)
 	}
 	head.EndStream = c.blockES
@@ -64,8 +64,8 @@ func (e *engine) requestBlock(c *conn, id uint32, selfish bool) *connError {
 		return e.refuse(c, id, http2.ErrCodeProtocol)
 	}
 	s := e.newStream(c, id)
-	s.head = int32(e.fieldsSize)
-	c.heads += e.fieldsSize
+	s.head = int32(e.fields.Size())
+	c.heads += e.fields.Size()
 	s.half[up].end = head.EndStream
 	s.half[up].declared = head.ContentLength
 	if head.Method == "CONNECT" { // tunnels are not what an API front door offers
@@ -171,7 +171,7 @@ func (e *engine) buildRequest(s *stream, h *Head, p *Plan) {
 	}
 	path := p.Path
 	if path == "" {
-		path = h.target
+		path = h.Target()
 	}
 	s.sending.named = p.Authority == ""
 	req = append(req,
@@ -183,7 +183,7 @@ func (e *engine) buildRequest(s *stream, h *Head, p *Plan) {
 		if p.Remove != nil && p.Remove(f.Name) || isSet(p.Set, f.Name) {
 			continue
 		}
-		f.Sensitive = f.Sensitive || credential(f.Name)
+		f.Sensitive = f.Sensitive || wire.Credential(f.Name)
 		req = append(req, f)
 	}
 	s.sending.fields = append(req, p.Set...)
@@ -198,16 +198,6 @@ func isSet(set []hpack.HeaderField, name string) bool {
 	return false
 }
 
-// credential names the fields that are never indexed upstream: a table that requests of many users share must not let one find out
-// another's by the size of its requests (RFC 7541 §7.1.3).
-func credential(name string) bool {
-	switch name {
-	case "authorization", "proxy-authorization", "cookie", "set-cookie":
-		return true
-	}
-	return strings.HasPrefix(name, "impersonate-") || strings.HasPrefix(name, "x-remote-")
-}
-
 // requestTrailers ends a request with trailers.
 func (e *engine) requestTrailers(c *conn, s *stream) *connError {
 	u := &s.half[up]
@@ -216,7 +206,7 @@ func (e *engine) requestTrailers(c *conn, s *stream) *connError {
 		return e.violation(s, up, http2.ErrCodeStreamClosed, "HEADERS after END_STREAM")
 	case !c.blockES: // §8.1
 		return e.violation(s, up, http2.ErrCodeProtocol, "second HEADERS without END_STREAM")
-	case e.fieldsOver:
+	case e.fields.TooLarge():
 		return e.violation(s, up, http2.ErrCodeEnhanceYourCalm, "trailers too large")
 	case u.declared >= 0 && u.got != u.declared:
 		return e.violation(s, up, http2.ErrCodeProtocol, "content-length does not match")
@@ -225,7 +215,7 @@ func (e *engine) requestTrailers(c *conn, s *stream) *connError {
 	if s.decided && s.plan.Forward != nil {
 		remove = s.plan.Remove
 	}
-	trailers, err := e.parseTrailers(remove)
+	trailers, err := e.fields.Trailers(remove)
 	if err != nil {
 		return e.violation(s, up, http2.ErrCodeProtocol, err.Error())
 	}

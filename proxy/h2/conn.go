@@ -8,6 +8,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 // conn is one HTTP/2 connection as the engine sees it: of a client (side up) or of a backend (side down).
@@ -39,7 +40,7 @@ type conn struct {
 	inflight int    // bytes the driver has taken and not yet written
 	tail     int    // where in out the last DATA frame begins, if it is the last frame
 	tailID   uint32 // its stream; 0: the last frame is no DATA frame that may grow
-	enc      *encoder
+	enc      *wire.Encoder
 	ready    list          // streams that have something to send here and are only held up by the connection
 	dirty    bool          // on the engine's list of connections with output
 	held     bool          // out is not to be written yet, see finalHead
@@ -105,8 +106,8 @@ func (e *engine) newConn(side dir) *conn {
 		window: defaultWindow, recv: defaultWindow, budget: budget.New(e.now),
 		lastRead: e.now, idleSince: e.now, blockAt: e.now,
 	}
-	c.dec = hpack.NewDecoder(headerTable, e.collect)
-	c.enc = newEncoder()
+	c.dec = e.fields.NewDecoder()
+	c.enc = wire.NewEncoder()
 	if side == up {
 		c.preface = len(http2.ClientPreface)
 	}
@@ -116,9 +117,6 @@ func (e *engine) newConn(side dir) *conn {
 
 // assumedStreams is how many streams are opened before the peer's SETTINGS say how many it takes: what net/http assumes.
 const assumedStreams = 100
-
-// headerTable is the default of SETTINGS_HEADER_TABLE_SIZE, and what we keep on both sides: 4 KiB per connection and direction.
-const headerTable = 4096
 
 // touch makes sure the driver writes the connection's output.
 func (c *conn) touch() {
@@ -176,7 +174,7 @@ func (c *conn) room() int { return c.e.lim.writeLimit - len(c.out) - c.inflight 
 func (c *conn) frame(length int, kind http2.FrameType, flags http2.Flags, id uint32) {
 	c.touch()
 	c.tailID = 0
-	c.out = appendFrameHeader(c.out, length, kind, flags, id)
+	c.out = wire.FrameHeader{Length: length, Type: kind, Flags: flags, StreamID: id}.Append(c.out)
 }
 
 // writeData appends DATA, growing the last frame when it belongs to the same stream: fewer frames cost everybody less.
@@ -188,11 +186,11 @@ func (c *conn) writeData(id uint32, p []byte, end bool) {
 			c.frame(0, http2.FrameData, 0, id)
 			c.tailID = id
 		}
-		have := len(c.out) - c.tail - frameHeaderLen
+		have := len(c.out) - c.tail - wire.FrameHeaderLen
 		n := min(len(p), c.peerFrame-have)
 		c.out = append(c.out, p[:n]...)
 		p = p[n:]
-		putFrameLength(c.out[c.tail:], have+n)
+		wire.PutFrameLength(c.out[c.tail:], have+n)
 		if len(p) == 0 {
 			break
 		}
@@ -241,20 +239,14 @@ func (c *conn) writeHeaders(id uint32, end bool, lists ...[]hpack.HeaderField) {
 	c.e.writing = c
 	start := len(c.out)
 	c.frame(0, http2.FrameHeaders, flags, id)
-	out := c.enc.begin(c.out)
-	for _, fields := range lists {
-		for i := range fields {
-			out = c.enc.field(out, &fields[i])
-		}
-	}
-	c.out = out
-	n := len(c.out) - start - frameHeaderLen
+	c.out = c.enc.Append(c.out, lists...)
+	n := len(c.out) - start - wire.FrameHeaderLen
 	if n <= c.peerFrame {
-		putFrameLength(c.out[start:], n)
+		wire.PutFrameLength(c.out[start:], n)
 		c.e.writing = nil
 		return
 	}
-	block := append([]byte(nil), c.out[start+frameHeaderLen:]...)
+	block := append([]byte(nil), c.out[start+wire.FrameHeaderLen:]...)
 	c.out = c.out[:start]
 	c.frame(c.peerFrame, http2.FrameHeaders, flags&^http2.FlagHeadersEndHeaders, id)
 	c.out = append(c.out, block[:c.peerFrame]...)

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 // smallWindow is the WINDOW_UPDATE that is charged for: every known client gathers at least half of its window, and larger ones soon end in an overflow
@@ -52,11 +53,11 @@ func (e *engine) unwelcome(c *conn) {
 	}
 }
 
-func (c *conn) settingsFrameValid(h frameHeader, p []byte) *connError {
+func (c *conn) settingsFrameValid(h wire.FrameHeader, p []byte) *connError {
 	switch {
-	case h.id != 0:
+	case h.StreamID != 0:
 		return &connError{http2.ErrCodeProtocol, "SETTINGS on a stream"}
-	case h.has(http2.FlagSettingsAck) && len(p) > 0:
+	case h.Has(http2.FlagSettingsAck) && len(p) > 0:
 		return &connError{http2.ErrCodeFrameSize, "SETTINGS acknowledgement with content"}
 	case len(p)%6 != 0:
 		return &connError{http2.ErrCodeFrameSize, "SETTINGS cut short"}
@@ -64,8 +65,8 @@ func (c *conn) settingsFrameValid(h frameHeader, p []byte) *connError {
 	return c.spend(budget.Control + len(p)/6)
 }
 
-func (e *engine) settingsFrame(c *conn, h frameHeader, p []byte) *connError {
-	if err := c.settingsFrameValid(h, p); err != nil || h.has(http2.FlagSettingsAck) {
+func (e *engine) settingsFrame(c *conn, h wire.FrameHeader, p []byte) *connError {
+	if err := c.settingsFrameValid(h, p); err != nil || h.Has(http2.FlagSettingsAck) {
 		c.heard = true
 		return err
 	}
@@ -91,9 +92,7 @@ func (e *engine) settingsFrame(c *conn, h frameHeader, p []byte) *connError {
 func (e *engine) setting(c *conn, id http2.SettingID, v uint32) *connError {
 	switch id {
 	case http2.SettingHeaderTableSize:
-		// Our table only ever shrinks. Growing it again is allowed but needs two size updates in one block (RFC 7541 §4.2), which
-		// x/net's decoder, and so every Go peer, takes for an error while the table holds entries.
-		c.enc.shrink(int(min(v, headerTable)))
+		c.enc.SetTableSize(v)
 	case http2.SettingEnablePush:
 		if v > 1 || v == 1 && c.side == down {
 			return &connError{http2.ErrCodeProtocol, "bad SETTINGS_ENABLE_PUSH"}
@@ -138,13 +137,13 @@ func (e *engine) newInitialWindow(c *conn, v int32) *connError {
 	return nil
 }
 
-func (e *engine) pingFrame(c *conn, h frameHeader, p []byte) *connError {
+func (e *engine) pingFrame(c *conn, h wire.FrameHeader, p []byte) *connError {
 	switch {
-	case h.id != 0:
+	case h.StreamID != 0:
 		return &connError{http2.ErrCodeProtocol, "PING on a stream"}
 	case len(p) != 8:
 		return &connError{http2.ErrCodeFrameSize, "PING of a wrong size"}
-	case h.has(http2.FlagPingAck):
+	case h.Has(http2.FlagPingAck):
 		if c.goAway == goAwaySoon && c.side == up && string(p) == drainPing {
 			e.finalGoAway(c)
 		}
@@ -154,25 +153,25 @@ func (e *engine) pingFrame(c *conn, h frameHeader, p []byte) *connError {
 	return c.spend(budget.Control)
 }
 
-func (e *engine) priorityFrame(c *conn, h frameHeader, p []byte) *connError {
+func (e *engine) priorityFrame(c *conn, h wire.FrameHeader, p []byte) *connError {
 	switch {
-	case h.id == 0:
+	case h.StreamID == 0:
 		return &connError{http2.ErrCodeProtocol, "PRIORITY on stream 0"}
 	case len(p) != 5:
-		if s := c.streams[h.id]; s != nil { // §6.3: a stream error
+		if s := c.streams[h.StreamID]; s != nil { // §6.3: a stream error
 			return e.violation(s, c.side, http2.ErrCodeFrameSize, "PRIORITY of a wrong size")
 		}
-		c.writeReset(h.id, http2.ErrCodeFrameSize)
-	case binary.BigEndian.Uint32(p)&topStreamID == h.id:
-		if s := c.streams[h.id]; s != nil {
+		c.writeReset(h.StreamID, http2.ErrCodeFrameSize)
+	case binary.BigEndian.Uint32(p)&topStreamID == h.StreamID:
+		if s := c.streams[h.StreamID]; s != nil {
 			return e.violation(s, c.side, http2.ErrCodeProtocol, "stream that depends on itself")
 		}
-		c.writeReset(h.id, http2.ErrCodeProtocol)
+		c.writeReset(h.StreamID, http2.ErrCodeProtocol)
 	}
 	return c.spend(budget.Control)
 }
 
-func (e *engine) windowFrame(c *conn, h frameHeader, p []byte) *connError {
+func (e *engine) windowFrame(c *conn, h wire.FrameHeader, p []byte) *connError {
 	if len(p) != 4 {
 		return &connError{http2.ErrCodeFrameSize, "WINDOW_UPDATE of a wrong size"}
 	}
@@ -182,7 +181,7 @@ func (e *engine) windowFrame(c *conn, h frameHeader, p []byte) *connError {
 			return err
 		}
 	}
-	if h.id == 0 {
+	if h.StreamID == 0 {
 		if n == 0 {
 			return &connError{http2.ErrCodeProtocol, "WINDOW_UPDATE of 0"}
 		}
@@ -193,9 +192,9 @@ func (e *engine) windowFrame(c *conn, h frameHeader, p []byte) *connError {
 		e.pump(c)
 		return nil
 	}
-	s := c.streams[h.id]
+	s := c.streams[h.StreamID]
 	if s == nil {
-		if c.idle(h.id) {
+		if c.idle(h.StreamID) {
 			return &connError{http2.ErrCodeProtocol, "WINDOW_UPDATE on an idle stream"}
 		}
 		return nil // §5.1: may come after the stream was closed
@@ -213,19 +212,19 @@ func (e *engine) windowFrame(c *conn, h frameHeader, p []byte) *connError {
 	return nil
 }
 
-func (e *engine) resetFrame(c *conn, h frameHeader, p []byte) *connError {
+func (e *engine) resetFrame(c *conn, h wire.FrameHeader, p []byte) *connError {
 	switch {
-	case h.id == 0:
+	case h.StreamID == 0:
 		return &connError{http2.ErrCodeProtocol, "RST_STREAM on stream 0"}
 	case len(p) != 4:
 		return &connError{http2.ErrCodeFrameSize, "RST_STREAM of a wrong size"}
-	case c.idle(h.id):
+	case c.idle(h.StreamID):
 		return &connError{http2.ErrCodeProtocol, "RST_STREAM on an idle stream"}
 	}
-	s := c.streams[h.id]
+	s := c.streams[h.StreamID]
 	switch {
 	case s != nil:
-	case c.forgetReset(h.id):
+	case c.forgetReset(h.StreamID):
 		return nil // it has crossed ours
 	default:
 		return c.spend(budget.Control)

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 // limits are the bounds of an engine. Tests lower them.
@@ -102,12 +103,8 @@ type engine struct {
 	dirty []*conn // have output, or want to be closed
 	calls []call
 
-	// The field list decoded last.
-	fields     []hpack.HeaderField
-	fieldsSize int
-	fieldsOver bool
-	head       Head   // the request being decided
-	valid      string // see validValue
+	fields wire.FieldSection // decoded last
+	head   Head              // the request being decided
 
 	date   []hpack.HeaderField // see dated
 	dateOf time.Duration       // the second of now in which it was made
@@ -144,7 +141,7 @@ type call struct {
 }
 
 func newEngine(lim limits) *engine {
-	return &engine{lim: lim, now: 1, pools: map[*Endpoint]*pool{}, memory: hold.New(0)}
+	return &engine{lim: lim, now: 1, pools: map[*Endpoint]*pool{}, memory: hold.New(0), fields: wire.FieldSection{Max: lim.maxHeader}}
 }
 
 func (e *engine) after(f func()) { e.calls = append(e.calls, call{do: f}) }

@@ -375,7 +375,7 @@ func TestDialFails(t *testing.T) {
 	if len(r.locals) != 1 || told.Reason != ReasonDial || told.Retries != 2 || r.failed != 3 || !errors.Is(told.Err, r.refuse) {
 		t.Errorf("%d handlers, told %+v, %d signals", len(r.locals), told, r.failed)
 	}
-	if l := r.locals[0]; l.head.Method != "POST" || l.head.target != "/" || l.head.Authority != "a" {
+	if l := r.locals[0]; l.head.Method != "POST" || l.head.Target() != "/" || l.head.Authority != "a" {
 		t.Errorf("the handler is given %+v", l.head)
 	}
 	r.e.localEnd(r.locals[0], 503, okFields(), nil)

@@ -1,14 +1,12 @@
 package h2
 
 import (
-	"bytes"
 	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
 
 	"golang.org/x/net/http2"
-	"golang.org/x/net/http2/hpack"
 )
 
 // FuzzClientBytes feeds arbitrary bytes after a good preface: no panic, no stream left behind, output bounded.
@@ -93,50 +91,6 @@ func finish(r *rig) {
 		r.e.remove(p.c)
 	}
 	r.clean()
-}
-
-// FuzzRequestBlock compares our judgement of a field block with x/net's frame reader: what we accept, it accepts.
-func FuzzRequestBlock(f *testing.F) {
-	p := newRig(f).client()
-	for _, fields := range [][]string{
-		{":method=GET", ":scheme=https", ":authority=a", ":path=/"},
-		{":method=GET", ":scheme=https", ":authority=a", ":path=/?a=b", "te=trailers", "x-a=1", "content-length=0", "cookie=a"},
-		{":method=GET", ":path=/", "connection=x"},
-	} {
-		p.headers(1, true, fields...)
-		f.Add(bytes.Clone(p.block.Bytes()))
-	}
-	f.Fuzz(func(t *testing.T, block []byte) {
-		e := newEngine(defaultLimits())
-		dec := hpack.NewDecoder(4096, e.collect)
-		if _, err := dec.Write(block); err != nil || dec.Close() != nil {
-			return
-		}
-		fields := append([]hpack.HeaderField(nil), e.fields...)
-		var h Head
-		if e.parseRequest(&h) != nil {
-			return
-		}
-		var buf bytes.Buffer
-		enc := hpack.NewEncoder(&buf)
-		for _, hf := range fields {
-			hf.Value = trim(hf.Value)
-			_ = enc.WriteField(hf)
-		}
-		var wire bytes.Buffer
-		fr := http2.NewFramer(&wire, &wire)
-		fr.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
-		fr.SetMaxReadFrameSize(maxMaxFrame)
-		_ = fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: buf.Bytes(), EndHeaders: true})
-		if _, err := fr.ReadFrame(); err != nil {
-			t.Errorf("x/net refuses what we accept: %v: %q", err, fields)
-		}
-		for _, hf := range h.Fields {
-			if !validName(hf.Name) || !validValue(hf.Value) || ConnectionSpecific(hf.Name) || hf.Name == "host" {
-				t.Errorf("forwarded field %q", hf)
-			}
-		}
-	})
 }
 
 // Random interleavings of well-formed frames from clients and backends, full and empty sockets, retries, resets, settings and time:

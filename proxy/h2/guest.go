@@ -16,6 +16,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 // guest is a stream that no client's connection carries: in the client's place is a caller of
@@ -34,21 +35,14 @@ type guest struct {
 
 	// The shard's mutex guards what follows.
 	s        *stream // nil: it has ended
-	interims []guestHead
-	hinted   int       // the size of all that have come
-	head     guestHead // final; its status is 0 until it has come
-	waits    bool      // the head waits for the first bytes of its body, see finalHead
-	rest     []byte    // what had come of the body when the stream ended too early
+	interims []wire.ResponseHead
+	hinted   int               // the size of all that have come
+	head     wire.ResponseHead // final; its Status is 0 until it has come
+	waits    bool              // the head waits for the first bytes of its body, see finalHead
+	rest     []byte            // what had come of the body when the stream ended too early
 	trailers []hpack.HeaderField
 	err      error // why the stream has ended; nil: it is complete
 	listed   node  // on the engine's list of guests
-}
-
-// guestHead is a response head.
-type guestHead struct {
-	status int
-	length int64
-	fields []hpack.HeaderField
 }
 
 // Failure is why RoundTrip, or reading the body of its response, has failed.
@@ -133,8 +127,8 @@ func (g *guest) requestHead(known *Head, body bool, remove func(string) bool) (h
 		h = *known
 	} else {
 		h = Head{Method: cmp.Or(r.Method, http.MethodGet), Authority: r.Host}
-		h.setTarget(r.URL.RequestURI())
-		if !validMethod(h.Method) || !validValue(h.target) || !validValue(h.Authority) {
+		h.SetTarget(r.URL.RequestURI())
+		if !h.Valid() {
 			return h, errBadRequest
 		}
 		h.Fields = requestFields(r, body)
@@ -144,7 +138,7 @@ func (g *guest) requestHead(known *Head, body bool, remove func(string) bool) (h
 		h.ContentLength = r.ContentLength
 	}
 	for key := range r.Trailer {
-		if name := strings.ToLower(key); passesTrailer(name) && (remove == nil || !remove(name)) {
+		if name := strings.ToLower(key); wire.PassesTrailer(name) && (remove == nil || !remove(name)) {
 			g.announced = append(g.announced, key)
 			h.Fields = append(h.Fields, hpack.HeaderField{Name: "trailer", Value: name})
 		}
@@ -158,7 +152,7 @@ func requestFields(r *http.Request, body bool) []hpack.HeaderField {
 		switch key {
 		case "Content-Length", "Host", "Te", "Trailer":
 		default:
-			fields = appendValues(fields, key, values)
+			fields = wire.AppendField(fields, key, values)
 		}
 	}
 	if body && r.ContentLength > 0 {
@@ -194,16 +188,18 @@ func (e *engine) wakeGuest(g *guest, d dir) {
 }
 
 // interimGuest passes a 1xx head on.
-func (e *engine) interimGuest(g *guest, r responseHead) {
-	g.interims = append(g.interims, guestHead{status: r.status, fields: slices.Clone(r.fields)})
+func (e *engine) interimGuest(g *guest, r wire.ResponseHead) {
+	r.Fields = slices.Clone(r.Fields)
+	g.interims = append(g.interims, r)
 	e.wakeGuest(g, down)
 }
 
 // headGuest passes the final head on. One that says how long its body is waits for the first bytes, as with finalHead.
-func (e *engine) headGuest(s *stream, r responseHead, end bool) {
+func (e *engine) headGuest(s *stream, r wire.ResponseHead, end bool) {
 	g := s.guest
-	g.head = guestHead{r.status, r.length, slices.Clone(r.fields)}
-	if g.waits = !end && r.length > 0 && s.half[up].end && !s.noBody && !s.plan.LongRunning; !g.waits {
+	g.head = r
+	g.head.Fields = slices.Clone(r.Fields)
+	if g.waits = !end && r.ContentLength > 0 && s.half[up].end && !s.noBody && !s.plan.LongRunning; !g.waits {
 		e.wakeGuest(g, down)
 	}
 }
@@ -212,7 +208,7 @@ func (e *engine) headGuest(s *stream, r responseHead, end bool) {
 func (e *engine) dismiss(s *stream, h http.Handler) {
 	g := s.guest
 	e.endGuest(s, &Failure{Outcome: e.outcome(s), Answer: h})
-	g.head = guestHead{}
+	g.head = wire.ResponseHead{}
 	e.reset(s, down, http2.ErrCodeCancel)
 	e.settle(s)
 }
@@ -355,7 +351,7 @@ func (g *guest) pass(p []byte, err error) (more, wait bool) {
 		err = fmt.Errorf("%d bytes of body came where %d were announced", u.got, u.declared)
 	default:
 		if end {
-			e.keepTrailers(s, up, g.requestTrailers(s))
+			e.keepTrailers(s, up, g.requestTrailers())
 		}
 		e.push(s, up, p, end)
 		return !end, false
@@ -365,15 +361,9 @@ func (g *guest) pass(p []byte, err error) (more, wait bool) {
 }
 
 // requestTrailers are those of the request that are forwarded. Its body has been read to its end.
-func (g *guest) requestTrailers(s *stream) []hpack.HeaderField {
-	e := g.sh.e
-	e.fields = e.fields[:0]
+func (g *guest) requestTrailers() (trailers []hpack.HeaderField) {
 	for _, key := range g.announced {
-		e.fields = appendValues(e.fields, key, g.request.Trailer[key])
+		trailers = wire.AppendField(trailers, key, g.request.Trailer[key])
 	}
-	if len(e.fields) == 0 {
-		return nil
-	}
-	trailers, _ := e.parseTrailers(s.plan.Remove) // they are valid
 	return trailers
 }

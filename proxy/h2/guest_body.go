@@ -10,6 +10,8 @@ import (
 	"net/textproto"
 
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 // answer waits for the response.
@@ -26,7 +28,7 @@ func (g *guest) answer() (*http.Response, error) {
 		interims, res, err := g.take()
 		for i := range interims {
 			if err == nil && trace != nil && trace.Got1xxResponse != nil {
-				err = trace.Got1xxResponse(interims[i].status, textproto.MIMEHeader(guestHeader(interims[i].fields)))
+				err = trace.Got1xxResponse(interims[i].Status, textproto.MIMEHeader(guestHeader(interims[i].Fields)))
 			}
 		}
 		if err != nil {
@@ -41,14 +43,14 @@ func (g *guest) answer() (*http.Response, error) {
 }
 
 // take returns what has come. A response that is here as a whole costs no further turn.
-func (g *guest) take() (interims []guestHead, res *http.Response, err error) {
+func (g *guest) take() (interims []wire.ResponseHead, res *http.Response, err error) {
 	interims, head, body, err := g.takeHead()
-	if err != nil || head.status == 0 {
+	if err != nil || head.Status == 0 {
 		return interims, nil, err
 	}
 	res = &http.Response{
-		StatusCode: head.status, Status: fmt.Sprint(head.status, " ", http.StatusText(head.status)), Proto: "HTTP/2.0", ProtoMajor: 2,
-		Header: guestHeader(head.fields), ContentLength: head.length, Request: g.request,
+		StatusCode: head.Status, Status: fmt.Sprint(head.Status, " ", http.StatusText(head.Status)), Proto: "HTTP/2.0", ProtoMajor: 2,
+		Header: guestHeader(head.Fields), ContentLength: head.ContentLength, Request: g.request,
 	}
 	b := &guestBody{g: g, res: res, whole: body != nil}
 	b.rest.Reset(body)
@@ -65,15 +67,15 @@ func (g *guest) take() (interims []guestHead, res *http.Response, err error) {
 }
 
 // takeHead returns what has come under the mutex. A body that is not nil is all of it.
-func (g *guest) takeHead() (interims []guestHead, head guestHead, body []byte, err error) {
+func (g *guest) takeHead() (interims []wire.ResponseHead, head wire.ResponseHead, body []byte, err error) {
 	g.sh.lock()
 	defer g.leave()
 	interims, g.interims = g.interims, nil
 	s := g.s
-	if s == nil && (g.head.status == 0 || len(g.rest) == 0) {
-		return interims, guestHead{}, nil, g.err
+	if s == nil && (g.head.Status == 0 || len(g.rest) == 0) {
+		return interims, wire.ResponseHead{}, nil, g.err
 	}
-	if head = g.head; s == nil || head.status == 0 {
+	if head = g.head; s == nil || head.Status == 0 {
 		return interims, head, nil, nil
 	}
 	if d := &s.half[down]; d.end && d.q.size <= localBuffer {

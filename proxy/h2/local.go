@@ -158,12 +158,12 @@ func (l *local) abort() {
 
 // request makes what the handler is given.
 func (l *local) request() (*http.Request, error) {
-	u, err := url.ParseRequestURI(l.head.target)
+	u, err := url.ParseRequestURI(l.head.Target())
 	if err != nil {
 		return nil, err
 	}
 	r := &http.Request{
-		Method: l.head.Method, URL: u, RequestURI: l.head.target, Host: l.head.Authority,
+		Method: l.head.Method, URL: u, RequestURI: l.head.Target(), Host: l.head.Authority,
 		Proto: "HTTP/2.0", ProtoMajor: 2, Header: make(http.Header, len(l.head.Fields)),
 		ContentLength: l.head.ContentLength, Body: http.NoBody,
 	}

@@ -11,6 +11,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 // A loop that cannot wait any more serves nobody: its connections end, and Run says so and ends.
@@ -97,7 +99,7 @@ func TestOneTurnEach(t *testing.T) {
 	stranger := func() {
 		if handled++; handled%16 == 0 {
 			for _, c := range all {
-				send(c, appendFrameHeader(nil, 0, http2.FrameSettings, http2.FlagSettingsAck, 0))
+				send(c, wire.FrameHeader{Type: http2.FrameSettings, Flags: http2.FlagSettingsAck}.Append(nil))
 			}
 		}
 		if handled == sent {

@@ -6,6 +6,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 // turnHeads is how many field blocks of a client are handled in one turn: half a millisecond or so
@@ -47,23 +48,29 @@ func (e *engine) feed(c *conn, p []byte) []byte {
 // feedFrame handles the frame that p begins or goes on with, and says how much of p it took. What is incomplete is carried over in c.in.
 func (e *engine) feedFrame(c *conn, p []byte) (int, *connError) {
 	if len(c.in) == 0 {
-		need, err := needed(p, e.lim.maxFrame[c.side])
-		if err != nil {
-			return 0, err
+		h, need, ok := wire.NextFrame(p, e.lim.maxFrame[c.side])
+		if !ok {
+			return 0, frameTooLarge()
 		}
 		if len(p) >= need {
-			e.handle(c, parseFrameHeader(p), p[frameHeaderLen:need])
+			e.handle(c, h, p[wire.FrameHeaderLen:need])
 			return need, nil
 		}
 	}
 	taken := 0
 	for { // twice, because only the header tells the length
-		need, err := needed(c.in, e.lim.maxFrame[c.side])
-		if err != nil {
-			return 0, err
+		h, need, ok := wire.NextFrame(c.in, e.lim.maxFrame[c.side])
+		if !ok {
+			return 0, frameTooLarge()
 		}
 		if len(c.in) == need {
-			break
+			b := c.in
+			c.in = nil // an idle connection holds no buffer
+			e.handle(c, h, b[wire.FrameHeaderLen:])
+			if cap(b) <= smallFrame && !c.closing {
+				c.in = b[:0]
+			}
+			return taken, nil
 		}
 		n := min(need-len(c.in), len(p)-taken)
 		if n == 0 {
@@ -72,13 +79,10 @@ func (e *engine) feedFrame(c *conn, p []byte) (int, *connError) {
 		c.in = append(c.in, p[taken:taken+n]...)
 		taken += n
 	}
-	b := c.in
-	c.in = nil // an idle connection holds no buffer
-	e.handle(c, parseFrameHeader(b), b[frameHeaderLen:])
-	if cap(b) <= smallFrame && !c.closing {
-		c.in = b[:0]
-	}
-	return taken, nil
+}
+
+func frameTooLarge() *connError {
+	return &connError{http2.ErrCodeFrameSize, "frame larger than our SETTINGS_MAX_FRAME_SIZE"} // §4.2
 }
 
 // smallFrame is what is kept for the next frame that comes in two parts: most control frames and heads fit.
@@ -96,23 +100,23 @@ func (e *engine) feedPreface(c *conn, p []byte) []byte {
 }
 
 // handle handles a whole frame, or the beginning of a DATA frame.
-func (e *engine) handle(c *conn, h frameHeader, p []byte) {
+func (e *engine) handle(c *conn, h wire.FrameHeader, p []byte) {
 	if !c.started {
-		if h.kind != http2.FrameSettings || h.has(http2.FlagSettingsAck) { // §3.4
+		if h.Type != http2.FrameSettings || h.Has(http2.FlagSettingsAck) { // §3.4
 			e.fail(c, &connError{http2.ErrCodeProtocol, "first frame is not SETTINGS"})
 			return
 		}
 		c.started = true
 	}
-	if c.blockID != 0 && (h.kind != http2.FrameContinuation || h.id != c.blockID) { // §6.10
+	if c.blockID != 0 && (h.Type != http2.FrameContinuation || h.StreamID != c.blockID) { // §6.10
 		e.fail(c, &connError{http2.ErrCodeProtocol, "field block interrupted"})
 		return
 	}
-	if h.id != 0 {
+	if h.StreamID != 0 {
 		e.worked = e.now
 	}
 	var err *connError
-	switch h.kind {
+	switch h.Type {
 	case http2.FrameData:
 		err = e.dataBegin(c, h, p)
 	case http2.FrameHeaders:
@@ -142,38 +146,32 @@ func (e *engine) handle(c *conn, h frameHeader, p []byte) {
 }
 
 // dataBegin accounts a DATA frame; p is the pad length if the frame is padded, else empty. The content follows through feedData.
-func (e *engine) dataBegin(c *conn, h frameHeader, p []byte) *connError {
-	if h.id == 0 {
+func (e *engine) dataBegin(c *conn, h wire.FrameHeader, p []byte) *connError {
+	if h.StreamID == 0 {
 		return &connError{http2.ErrCodeProtocol, "DATA on stream 0"}
 	}
-	content, pad := h.length, 0
-	if h.has(http2.FlagDataPadded) {
-		if len(p) == 0 {
-			return &connError{http2.ErrCodeFrameSize, "padded frame without a pad length"}
-		}
-		pad = int(p[0])
-		content -= 1 + pad
-		if content < 0 {
-			return &connError{http2.ErrCodeProtocol, "padding as long as the frame"} // §6.1
-		}
+	before, after, err := padding(h, p)
+	if err != nil {
+		return err
 	}
-	if int64(h.length) > int64(c.recv) {
+	content := h.Length - before - after
+	if int64(h.Length) > int64(c.recv) {
 		return &connError{http2.ErrCodeFlowControl, "connection window exceeded"}
 	}
-	c.recv -= int32(h.length)
+	c.recv -= int32(h.Length)
 	// The connection's credit is given back on receipt: one stuck stream must not stop the others (RFC 9113 §5.2.2). What waits is
 	// bounded by the streams' windows. This also credits DATA of streams that are gone.
-	c.credit += int32(h.length)
-	c.came(int32(h.length))
+	c.credit += int32(h.Length)
+	c.came(int32(h.Length))
 	c.giveCredit()
-	end := h.has(http2.FlagDataEndStream)
-	c.data = dataFrame{id: h.id, left: content, pad: pad, end: end, on: true}
-	s := c.streams[h.id]
+	end := h.Has(http2.FlagDataEndStream)
+	c.data = dataFrame{id: h.StreamID, left: content, pad: after, end: end, on: true}
+	s := c.streams[h.StreamID]
 	if s == nil {
 		if err := e.dataOnNothing(c, h); err != nil {
 			return err
 		}
-	} else if err := e.dataOnStream(c, s, h, h.length-content); err != nil {
+	} else if err := e.dataOnStream(c, s, h, h.Length-content); err != nil {
 		return err
 	}
 	if content == 0 && !end {
@@ -181,38 +179,38 @@ func (e *engine) dataBegin(c *conn, h frameHeader, p []byte) *connError {
 			return err
 		}
 	}
-	if content+pad == 0 {
+	if content+after == 0 {
 		e.feedData(c, nil)
 	}
 	return nil
 }
 
 // dataOnNothing judges DATA on a stream that we do not have.
-func (e *engine) dataOnNothing(c *conn, h frameHeader) *connError {
-	if c.idle(h.id) {
+func (e *engine) dataOnNothing(c *conn, h wire.FrameHeader) *connError {
+	if c.idle(h.StreamID) {
 		return &connError{http2.ErrCodeProtocol, "DATA on an idle stream"} // §5.1
 	}
-	if c.side == down || c.wasReset(h.id) || c.ignores(h.id) {
+	if c.side == down || c.wasReset(h.StreamID) || c.ignores(h.StreamID) {
 		return nil
 	}
-	c.writeReset(h.id, http2.ErrCodeStreamClosed) // §5.1, closed
+	c.writeReset(h.StreamID, http2.ErrCodeStreamClosed) // §5.1, closed
 	return c.spend(budget.Reset)
 }
 
 // dataOnStream checks a DATA frame against its stream; extra bytes of it are padding.
-func (e *engine) dataOnStream(c *conn, s *stream, h frameHeader, extra int) *connError {
+func (e *engine) dataOnStream(c *conn, s *stream, h wire.FrameHeader, extra int) *connError {
 	d := c.side
 	f := &s.half[d]
 	switch {
 	case f.end:
 		return e.violation(s, d, http2.ErrCodeStreamClosed, "DATA after END_STREAM")
-	case int64(h.length) > int64(f.recv):
+	case int64(h.Length) > int64(f.recv):
 		return e.violation(s, d, http2.ErrCodeFlowControl, "stream window exceeded")
 	case d == down && s.waited == 0:
 		return e.violation(s, d, http2.ErrCodeProtocol, "DATA before HEADERS")
 	}
-	f.recv -= int32(h.length)
-	c.cameOn(h.id, f, int32(h.length))
+	f.recv -= int32(h.Length)
+	c.cameOn(h.StreamID, f, int32(h.Length))
 	if extra > 0 {
 		e.giveStreamCredit(s, d, extra)
 	}
@@ -260,26 +258,27 @@ func (e *engine) body(c *conn, s *stream, p []byte, end bool) {
 }
 
 // headersFrame begins a field block.
-func (e *engine) headersFrame(c *conn, h frameHeader, p []byte) *connError {
-	if h.id == 0 || h.id%2 == 0 { // §5.1.1: clients use odd ids, and nobody pushes
+func (e *engine) headersFrame(c *conn, h wire.FrameHeader, p []byte) *connError {
+	if h.StreamID == 0 || h.StreamID%2 == 0 { // §5.1.1: clients use odd ids, and nobody pushes
 		return &connError{http2.ErrCodeProtocol, "HEADERS on a stream no client opens"}
 	}
-	p, err := unpad(h, p)
+	before, after, err := padding(h, p)
 	if err != nil {
 		return err
 	}
+	p = p[before : len(p)-after]
 	selfish := false
-	if h.has(http2.FlagHeadersPriority) {
+	if h.Has(http2.FlagHeadersPriority) {
 		if len(p) < 5 {
 			return &connError{http2.ErrCodeFrameSize, "priority cut short"}
 		}
-		selfish = binary.BigEndian.Uint32(p)&topStreamID == h.id
+		selfish = binary.BigEndian.Uint32(p)&topStreamID == h.StreamID
 		p = p[5:]
 	}
-	c.blockES = h.has(http2.FlagHeadersEndStream)
+	c.blockES = h.Has(http2.FlagHeadersEndStream)
 	c.frames = 0
-	c.blockID = h.id
-	if h.has(http2.FlagHeadersEndHeaders) {
+	c.blockID = h.StreamID
+	if h.Has(http2.FlagHeadersEndHeaders) {
 		return e.fieldBlock(c, p, selfish)
 	}
 	c.blockAt = e.now
@@ -288,7 +287,7 @@ func (e *engine) headersFrame(c *conn, h frameHeader, p []byte) *connError {
 }
 
 // continuationFrame adds to a field block. Size and number of frames are bounded (CVE-2024-27316 and its kin: a block without end).
-func (e *engine) continuationFrame(c *conn, h frameHeader, p []byte) *connError {
+func (e *engine) continuationFrame(c *conn, h wire.FrameHeader, p []byte) *connError {
 	const maxFrames = 256 // 1 KiB each for the largest block; no known sender uses small frames
 	if c.blockID == 0 {
 		return &connError{http2.ErrCodeProtocol, "CONTINUATION without HEADERS"}
@@ -298,7 +297,7 @@ func (e *engine) continuationFrame(c *conn, h frameHeader, p []byte) *connError 
 		return &connError{http2.ErrCodeEnhanceYourCalm, "field block too large"}
 	}
 	c.block = append(c.block, p...)
-	if !h.has(http2.FlagContinuationEndHeaders) {
+	if !h.Has(http2.FlagContinuationEndHeaders) {
 		return nil
 	}
 	block := c.block
@@ -306,13 +305,12 @@ func (e *engine) continuationFrame(c *conn, h frameHeader, p []byte) *connError 
 	return e.fieldBlock(c, block, false)
 }
 
-// chargeFields takes what a field list costs that a small block stands for: decoding it, and where it is passed on, the
-// memory that it needs there. A list that names each entry of the table once, as every known sender's does, is not
-// much longer than its literals (Huffman's shortest code has 5 bits) and the table, and free.
-func (e *engine) chargeFields(c *conn, encoded int) *connError {
-	const free, unit = 2 * headerTable, 256 // a budget pays for 1.2 MiB at once, and 256 KiB a second
-	cost := max(0, e.fieldsSize-2*encoded-free) / unit
-	if e.fieldsOver {
+// chargeFields takes what a field section costs that a small block stands for: decoding it, and where it is passed on, the
+// memory that it needs there.
+func (e *engine) chargeFields(c *conn) *connError {
+	const unit = 256 // a budget pays for 1.2 MiB at once, and 256 KiB a second
+	cost := e.fields.Excess() / unit
+	if e.fields.TooLarge() {
 		cost += budget.Refused
 	}
 	if cost == 0 {
@@ -326,14 +324,10 @@ func (e *engine) chargeFields(c *conn, encoded int) *connError {
 func (e *engine) fieldBlock(c *conn, block []byte, selfish bool) *connError {
 	id := c.blockID
 	c.blockID = 0
-	e.fields, e.fieldsSize, e.fieldsOver = e.fields[:0], 0, false
-	if _, err := c.dec.Write(block); err != nil {
+	if err := e.fields.Decode(c.dec, block); err != nil {
 		return &connError{http2.ErrCodeCompression, err.Error()}
 	}
-	if err := c.dec.Close(); err != nil {
-		return &connError{http2.ErrCodeCompression, err.Error()}
-	}
-	if err := e.chargeFields(c, len(block)); err != nil {
+	if err := e.chargeFields(c); err != nil {
 		return err
 	}
 	if c.side == up {

@@ -9,6 +9,8 @@ import (
 
 	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 // writerBuffer is what a response is collected in: most own documents then leave as one HEADERS and one DATA frame, with a length. One that says how long
@@ -48,8 +50,8 @@ func (w *writer) WriteHeader(status int) {
 	w.status = status
 	w.declared = -1
 	if v := w.header.Get("Content-Length"); v != "" {
-		if n, err := contentLength(v); err == nil {
-			w.declared = n
+		if n, err := strconv.ParseUint(v, 10, 63); err == nil {
+			w.declared = int64(n)
 		} else {
 			w.header.Del("Content-Length")
 		}
@@ -76,20 +78,7 @@ func (w *writer) encode(status int) []hpack.HeaderField {
 		if strings.HasPrefix(key, http.TrailerPrefix) || slices.Contains(w.trailers, key) {
 			continue
 		}
-		fields = appendValues(fields, key, values)
-	}
-	return fields
-}
-
-func appendValues(fields []hpack.HeaderField, key string, values []string) []hpack.HeaderField {
-	name := strings.ToLower(key)
-	if !validName(name) || ConnectionSpecific(name) {
-		return fields
-	}
-	for _, v := range values {
-		if v = trim(v); validValue(v) {
-			fields = append(fields, hpack.HeaderField{Name: name, Value: v})
-		}
+		fields = wire.AppendField(fields, key, values)
 	}
 	return fields
 }
@@ -252,11 +241,11 @@ func (w *writer) finish() {
 func (w *writer) trailerFields() []hpack.HeaderField {
 	var fields []hpack.HeaderField
 	for _, key := range w.trailers {
-		fields = appendValues(fields, key, w.header[key])
+		fields = wire.AppendField(fields, key, w.header[key])
 	}
 	for key, values := range w.header {
 		if name, ok := strings.CutPrefix(key, http.TrailerPrefix); ok && httpguts.ValidTrailerHeader(name) {
-			fields = appendValues(fields, name, values)
+			fields = wire.AppendField(fields, name, values)
 		}
 	}
 	return fields

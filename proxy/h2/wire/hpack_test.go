@@ -1,4 +1,4 @@
-package h2
+package wire
 
 import (
 	"bytes"
@@ -12,27 +12,26 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
+func field(name, value string) hpack.HeaderField { return hpack.HeaderField{Name: name, Value: value} }
+
 // hpackPair is our encoder with x/net's decoder, which is every Go peer's.
 type hpackPair struct {
 	t   testing.TB
-	enc *encoder
+	enc *Encoder
 	dec *hpack.Decoder
 	got []hpack.HeaderField
 }
 
 func newHpackPair(t testing.TB) *hpackPair {
-	p := &hpackPair{t: t, enc: newEncoder()}
-	p.dec = hpack.NewDecoder(headerTable, func(f hpack.HeaderField) { p.got = append(p.got, f) })
+	p := &hpackPair{t: t, enc: NewEncoder()}
+	p.dec = hpack.NewDecoder(tableSize, func(f hpack.HeaderField) { p.got = append(p.got, f) })
 	return p
 }
 
 // pass encodes a block and checks that the decoder sees the same fields. It returns the block.
 func (p *hpackPair) pass(fields ...hpack.HeaderField) []byte {
 	p.t.Helper()
-	b := p.enc.begin(nil)
-	for i := range fields {
-		b = p.enc.field(b, &fields[i])
-	}
+	b := p.enc.Append(nil, fields)
 	p.got = nil
 	if _, err := p.dec.Write(b); err != nil {
 		p.t.Fatalf("decoding %x: %v", b, err)
@@ -119,10 +118,10 @@ func TestEncoderEvictsAndShrinks(t *testing.T) {
 		}
 	}
 	many(1000)
-	for _, size := range []int{1000, 100, 31, 0} {
-		p.enc.shrink(size)
+	for _, size := range []uint32{1000, 100, 31, 0} {
+		p.enc.SetTableSize(size)
 		many(300)
-		if p.enc.size > size {
+		if p.enc.size > int(size) {
 			t.Errorf("the table has %d bytes, want at most %d", p.enc.size, size)
 		}
 	}
@@ -141,7 +140,7 @@ func FuzzEncoder(f *testing.F) {
 			n := int(binary.BigEndian.Uint16(in))
 			switch kind := in[2]; {
 			case kind >= 250:
-				p.enc.shrink(n % (headerTable + 1))
+				p.enc.SetTableSize(uint32(n % (tableSize + 1)))
 			case kind >= 200:
 				p.pass(hpack.HeaderField{Name: "x-remote-group", Value: strings.Repeat("g", n%64), Sensitive: true})
 			case kind >= 150:
@@ -154,22 +153,6 @@ func FuzzEncoder(f *testing.F) {
 	})
 }
 
-func TestValidValue(t *testing.T) {
-	for b := range 256 {
-		want := b >= ' ' && b != 0x7f || b == '\t'
-		for at := range 20 {
-			s := []byte("some value of twenty")
-			s[at] = byte(b)
-			if got := validValue(string(s)); got != want {
-				t.Errorf("validValue(%q) = %v", s, got)
-			}
-		}
-	}
-	if validValue("tab\tthen\x01bell ") || validValue("\x7f") || !validValue("") {
-		t.Error("short values are misjudged")
-	}
-}
-
 func BenchmarkEncoder(b *testing.B) {
 	fields := []hpack.HeaderField{
 		field(":method", "GET"), field(":scheme", "https"), field(":authority", "cluster.example"), field(":path", "/apis/metrics.k8s.io/v1beta1/nodes"),
@@ -178,12 +161,9 @@ func BenchmarkEncoder(b *testing.B) {
 		field("x-forwarded-for", "10.0.0.1"), field("x-forwarded-proto", "https"),
 	}
 	b.Run("ours", func(b *testing.B) {
-		e, out := newEncoder(), []byte(nil)
+		e, out := NewEncoder(), []byte(nil)
 		for b.Loop() {
-			out = e.begin(out[:0])
-			for i := range fields {
-				out = e.field(out, &fields[i])
-			}
+			out = e.Append(out[:0], fields)
 		}
 	})
 	b.Run("xnet", func(b *testing.B) {

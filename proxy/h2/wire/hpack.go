@@ -1,15 +1,15 @@
-package h2
+package wire
 
 import "golang.org/x/net/http2/hpack"
 
-// encoder writes field blocks (RFC 7541). It costs a fifth of x/net's, which hashes every field's name and value two to four times and tries Huffman
+// Encoder writes field blocks (RFC 7541). It costs a fifth of x/net's, which hashes every field's name and value two to four times and tries Huffman
 // coding on all that it has not seen:
 //
 //   - A field goes into the dynamic table when it is sent the second time. What is sent once (a path, an ETag, another server's request id) would push out
 //     what is sent with every request.
 //   - Strings are written as they are: Huffman coding saves a fifth of what is no longer in the table, and costs us and the peer more than it saves.
 //   - Sensitive fields are never indexed, and their values never looked for.
-type encoder struct {
+type Encoder struct {
 	fields []hpack.HeaderField // a ring of a power of two: the table's, by number; nil: nothing was added yet
 	next   []uint64            // beside fields: the number of the one added before to the same bucket, or one that is gone
 	added  uint64              // the number of the field added last; the first is 1
@@ -29,27 +29,34 @@ const (
 	maxIndexed     = 512 // a field that is longer would push out too much: what repeats at that length is a token, and those are not indexed
 )
 
-func newEncoder() *encoder { return &encoder{max: headerTable, first: 1} }
+// NewEncoder makes a connection's encoder.
+func NewEncoder() *Encoder { return &Encoder{max: tableSize, first: 1} }
 
-// begin is called at the beginning of every block.
-func (e *encoder) begin(b []byte) []byte {
+// Append writes the block of a field section that is the lists together.
+func (e *Encoder) Append(b []byte, lists ...[]hpack.HeaderField) []byte {
 	if e.update {
 		e.update = false
 		b = appendInt(b, 0x20, 5, uint64(e.max)) // §6.3
 	}
+	for _, fields := range lists {
+		for i := range fields {
+			b = e.field(b, &fields[i])
+		}
+	}
 	return b
 }
 
-// shrink lowers the table's size.
-func (e *encoder) shrink(size int) {
-	if size < e.max {
-		e.max, e.update = size, true
+// SetTableSize is told SETTINGS_HEADER_TABLE_SIZE. The table only ever shrinks: growing it again is allowed but needs two size updates in
+// one block (RFC 7541 §4.2), which x/net's decoder, and so every Go peer, takes for an error while the table holds entries.
+func (e *Encoder) SetTableSize(size uint32) {
+	if size < uint32(e.max) {
+		e.max, e.update = int(size), true
 		e.evict(0)
 	}
 }
 
 // evict makes room for a field of a size.
-func (e *encoder) evict(size int) {
+func (e *Encoder) evict(size int) {
 	for e.size > 0 && e.size+size > e.max {
 		f := &e.fields[e.first&uint64(len(e.fields)-1)]
 		e.size -= len(f.Name) + len(f.Value) + fieldOverhead
@@ -59,7 +66,7 @@ func (e *encoder) evict(size int) {
 }
 
 // field writes one field.
-func (e *encoder) field(b []byte, f *hpack.HeaderField) []byte {
+func (e *Encoder) field(b []byte, f *hpack.HeaderField) []byte {
 	if f.Sensitive {
 		return appendLiteral(b, 0x10, 4, f) // §6.2.3
 	}
@@ -88,7 +95,7 @@ func (e *encoder) field(b []byte, f *hpack.HeaderField) []byte {
 	return appendLiteral(b, 0x40, 6, f) // §6.2.1
 }
 
-func (e *encoder) add(f *hpack.HeaderField, size int, bucket uint32) {
+func (e *Encoder) add(f *hpack.HeaderField, size int, bucket uint32) {
 	e.evict(size)
 	if int(e.added+1-e.first) == len(e.fields) {
 		e.grow()
@@ -101,7 +108,7 @@ func (e *encoder) add(f *hpack.HeaderField, size int, bucket uint32) {
 }
 
 // grow doubles the ring: to 128 at most, because no field counts for less than 32 bytes of 4,096.
-func (e *encoder) grow() {
+func (e *Encoder) grow() {
 	const least = 16
 	n := uint64(max(least, 2*len(e.fields)))
 	fields, next := make([]hpack.HeaderField, n), make([]uint64, n)

@@ -1,4 +1,4 @@
-package h2
+package wire
 
 import "golang.org/x/net/http2/hpack"
 

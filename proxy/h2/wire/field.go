@@ -1,0 +1,108 @@
+package wire
+
+import (
+	"strings"
+
+	"golang.org/x/net/http/httpguts"
+	"golang.org/x/net/http2/hpack"
+)
+
+// The masks hold the bytes that a field name may have (RFC 9110 §5.6.2, without upper case: RFC 9113 §8.2.1), one bit a byte.
+const (
+	nameMaskLow  uint64 = 1<<'!' | 1<<'#' | 1<<'$' | 1<<'%' | 1<<'&' | 1<<'\'' | 1<<'*' | 1<<'+' | 1<<'-' | 1<<'.' | 0x3ff<<'0'
+	nameMaskHigh uint64 = 1<<('^'-64) | 1<<('_'-64) | 1<<('`'-64) | 1<<('|'-64) | 1<<('~'-64) | 0x3ffffff<<('a'-64)
+)
+
+func validName(s string) bool {
+	if s == "" {
+		return false
+	}
+	for i := 0; i < len(s); i++ {
+		b := s[i]
+		if b >= 128 || b < 64 && nameMaskLow>>b&1 == 0 || b >= 64 && nameMaskHigh>>(b-64)&1 == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// validValue refuses control characters; bytes above 127 are opaque (RFC 9110 §5.5).
+func validValue(s string) bool {
+	// Eight bytes at a time: tokens have a thousand, and looking at them one by one was 9 % of a GET.
+	const ones, high = 0x0101010101010101, 0x8080808080808080
+	for ; len(s) >= 8; s = s[8:] {
+		w := word(s, 0)
+		del := w ^ 0x7f*ones
+		// Not 0 exactly if a byte is below ' ' (a tab, perhaps) or 0x7f: the first such byte borrows from its high bit.
+		if suspects := ((w-' '*ones)&^w | (del-ones)&^del) & high; suspects != 0 && !validBytes(s[:8]) {
+			return false
+		}
+	}
+	return validBytes(s)
+}
+
+func validBytes(s string) bool {
+	for i := 0; i < len(s); i++ {
+		if b := s[i]; b < ' ' && b != '\t' || b == 0x7f {
+			return false
+		}
+	}
+	return true
+}
+
+// trim cuts white space that must not be there (§8.2.1). Refusing it would break clients that net/http serves.
+func trim(s string) string {
+	if s != "" && (s[0] <= ' ' || s[len(s)-1] <= ' ') {
+		return strings.Trim(s, " \t")
+	}
+	return s
+}
+
+func validMethod(m string) bool {
+	for i := 0; i < len(m); i++ {
+		if b := m[i]; (b < 'A' || b > 'Z') && !validName(m[i:i+1]) {
+			return false
+		}
+	}
+	return m != ""
+}
+
+// ConnectionSpecific names (in lower case) the fields that mean something only to one connection and
+// must not appear in HTTP/2 (§8.2.2).
+func ConnectionSpecific(name string) bool {
+	switch name {
+	case "connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade":
+		return true
+	}
+	return false
+}
+
+// Credential names (in lower case) the fields that are never indexed upstream: a table that requests of many users share must not let one find out
+// another's by the size of its requests (RFC 7541 §7.1.3).
+func Credential(name string) bool {
+	switch name {
+	case "authorization", "proxy-authorization", "cookie", "set-cookie":
+		return true
+	}
+	return strings.HasPrefix(name, "impersonate-") || strings.HasPrefix(name, "x-remote-")
+}
+
+// PassesTrailer reports whether a trailer of that name may be forwarded. Some would change a message
+// that was already acted upon (RFC 9110 §6.5.1), or say who asks.
+func PassesTrailer(name string) bool {
+	return httpguts.ValidTrailerHeader(name) && !ConnectionSpecific(name) && !Credential(name)
+}
+
+// AppendField adds a field of an http.Header, unless HTTP/2 has no place for its name or value.
+func AppendField(fields []hpack.HeaderField, key string, values []string) []hpack.HeaderField {
+	name := strings.ToLower(key)
+	if !validName(name) || ConnectionSpecific(name) {
+		return fields
+	}
+	for _, v := range values {
+		if v = trim(v); validValue(v) {
+			fields = append(fields, hpack.HeaderField{Name: name, Value: v})
+		}
+	}
+	return fields
+}

@@ -1,0 +1,38 @@
+package wire
+
+import (
+	"testing"
+
+	"golang.org/x/net/http2"
+)
+
+func TestNextFrame(t *testing.T) {
+	const maxFrame = 100
+	for _, tt := range []struct {
+		name string
+		h    FrameHeader
+		have int // bytes of the header that have come
+		need int
+		ok   bool
+	}{
+		{"nothing", FrameHeader{Length: 5}, 0, 9, true},
+		{"a part of the header", FrameHeader{Length: maxFrame + 1}, 8, 9, true},
+		{"a whole frame", FrameHeader{Length: maxFrame, Type: http2.FrameHeaders, StreamID: 1<<31 - 1}, 9, 109, true},
+		{"too large a frame", FrameHeader{Length: maxFrame + 1, Type: http2.FrameHeaders}, 9, 110, false},
+		{"DATA is not waited for", FrameHeader{Length: maxFrame, Type: http2.FrameData, Flags: http2.FlagDataEndStream, StreamID: 3}, 9, 9, true},
+		{"its padding's length is", FrameHeader{Length: 1, Type: http2.FrameData, Flags: http2.FlagDataPadded, StreamID: 3}, 9, 10, true},
+		{"where there is one", FrameHeader{Type: http2.FrameData, Flags: http2.FlagDataPadded, StreamID: 3}, 9, 9, true},
+		{"too much DATA", FrameHeader{Length: 1<<24 - 1, Type: http2.FrameData}, 9, 9, false},
+	} {
+		b := tt.h.Append(nil)
+		b[5] |= 0x80 // reserved
+		h, need, ok := NextFrame(b[:tt.have], maxFrame)
+		if need != tt.need || ok != tt.ok || tt.have == FrameHeaderLen && h != tt.h {
+			t.Errorf("%s: got %+v, need %d, %v", tt.name, h, need, ok)
+		}
+		PutFrameLength(b, 1<<16+2<<8+3)
+		if h := parseFrameHeader(b); h.Length != 1<<16+2<<8+3 || h.StreamID != tt.h.StreamID {
+			t.Errorf("%s: with another length it is %+v", tt.name, h)
+		}
+	}
+}

@@ -1,0 +1,196 @@
+package wire
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"golang.org/x/net/http2/hpack"
+)
+
+// tableSize is the default of SETTINGS_HEADER_TABLE_SIZE, and what we keep on both sides: 4 KiB per connection and direction.
+const tableSize = 4096
+
+// FieldSection is the field section (RFC 9113 §8.1) that was decoded last. One serves many connections, which take turns.
+type FieldSection struct {
+	Max int // bytes, as SETTINGS_MAX_HEADER_LIST_SIZE counts: fields beyond them are counted and dropped (RFC 9113 §10.5.1)
+
+	fields []hpack.HeaderField
+	size   int
+	block  int    // bytes that it was encoded in
+	valid  string // see validValue
+}
+
+// NewDecoder makes a connection's decoder.
+func (s *FieldSection) NewDecoder() *hpack.Decoder { return hpack.NewDecoder(tableSize, s.add) }
+
+func (s *FieldSection) add(f hpack.HeaderField) {
+	if s.size += len(f.Name) + len(f.Value) + fieldOverhead; s.size <= s.Max {
+		s.fields = append(s.fields, f)
+	}
+}
+
+// Decode decodes a complete field block.
+func (s *FieldSection) Decode(dec *hpack.Decoder, block []byte) error {
+	s.fields, s.size, s.block = s.fields[:0], 0, len(block)
+	if _, err := dec.Write(block); err != nil {
+		return err
+	}
+	return dec.Close()
+}
+
+// Size is how many bytes the section has, as SETTINGS_MAX_HEADER_LIST_SIZE counts (RFC 9113 §6.5.2).
+func (s *FieldSection) Size() int { return s.size }
+
+// TooLarge reports whether fields were dropped.
+func (s *FieldSection) TooLarge() bool { return s.size > s.Max }
+
+// Excess is how many bytes the section has beyond what its block stands for. One that names each entry of the table
+// once, as every known sender's does, is not much longer than its literals (Huffman's shortest code has 5 bits) and
+// the table, and has none.
+func (s *FieldSection) Excess() int { return max(0, s.size-2*s.block-2*tableSize) }
+
+// Request checks a request's head (RFC 9113 §8.3.1) and sorts it into h, whose Fields live until the next section is decoded.
+func (s *FieldSection) Request(h *Head) error {
+	var seen uint8
+	fields, n := s.fields, 0
+	for ; n < len(fields) && strings.HasPrefix(fields[n].Name, ":"); n++ {
+		switch bit, to := h.pseudo(fields[n].Name); {
+		case to == nil:
+			return fmt.Errorf("unknown pseudo-field %q", fields[n].Name)
+		case seen&bit != 0:
+			return fmt.Errorf("second %s", fields[n].Name)
+		default:
+			seen |= bit
+			*to = fields[n].Value
+		}
+	}
+	if err := h.check(seen); err != nil {
+		return err
+	}
+	h.SetTarget(h.target)
+	h.ContentLength = -1
+	host, out := "", fields[:0]
+	for i := n; i < len(fields); i++ {
+		f := fields[i]
+		f.Value = trim(f.Value)
+		keep, err := s.requestField(h, &f, &host)
+		if err != nil {
+			return err
+		}
+		if keep {
+			out = append(out, f)
+		}
+	}
+	h.Fields = out
+	return mergeHost(h, host)
+}
+
+// requestField checks one field; false: it is not kept.
+func (s *FieldSection) requestField(h *Head, f *hpack.HeaderField, host *string) (bool, error) {
+	switch {
+	case !validName(f.Name): // a late pseudo-field too
+		return false, fmt.Errorf("bad field name %q", f.Name)
+	case !s.validValue(f.Value):
+		return false, fmt.Errorf("bad value of field %q", f.Name)
+	case ConnectionSpecific(f.Name):
+		return false, fmt.Errorf("connection-specific field %q", f.Name)
+	}
+	switch f.Name {
+	case "te":
+		if f.Value != "trailers" {
+			return false, errors.New("te other than trailers")
+		}
+	case "host":
+		if *host != "" && *host != f.Value {
+			return false, errors.New("two hosts")
+		}
+		*host = f.Value
+		return false, nil
+	case "content-length":
+		again, err := setLength(&h.ContentLength, f.Value)
+		return !again, err
+	}
+	return true, nil
+}
+
+// validValue is the same for what mostly comes again. Comparing a token with the last one costs a fifth of
+// looking at its bytes.
+func (s *FieldSection) validValue(v string) bool {
+	if v == s.valid {
+		return true
+	}
+	ok := validValue(v)
+	if ok && len(v) >= minRemembered && len(v) <= maxRemembered {
+		s.valid = v
+	}
+	return ok
+}
+
+// minRemembered keeps what is short from pushing tokens out, maxRemembered what fits in no HPACK table
+// and is sent again each time.
+const minRemembered, maxRemembered = 256, 4 << 10
+
+// Response checks a response's head (§8.3.2). Connection-specific fields are dropped rather than refused: net/http does
+// the same, and a backend that sends them works today.
+func (s *FieldSection) Response() (ResponseHead, error) {
+	r := ResponseHead{ContentLength: -1}
+	fields := s.fields
+	if len(fields) == 0 || fields[0].Name != ":status" {
+		return r, errors.New("no :status")
+	}
+	v := fields[0].Value
+	if len(v) != 3 || v[0] < '1' || v[0] > '9' || v[1] < '0' || v[1] > '9' || v[2] < '0' || v[2] > '9' {
+		return r, fmt.Errorf("bad :status %.10q", v)
+	}
+	r.Status = int(v[0]-'0')*100 + int(v[1]-'0')*10 + int(v[2]-'0')
+	out := fields[1:1]
+	for _, f := range fields[1:] {
+		f.Value = trim(f.Value)
+		switch {
+		case !validName(f.Name) || !validValue(f.Value):
+			return r, fmt.Errorf("bad field %.40q", f.Name)
+		case ConnectionSpecific(f.Name):
+			continue
+		case f.Name == "content-length":
+			if again, err := setLength(&r.ContentLength, f.Value); err != nil {
+				return r, err
+			} else if again {
+				continue
+			}
+		}
+		out = append(out, f)
+	}
+	r.Fields = out
+	return r, nil
+}
+
+// Pseudo is the :status field of the response's head.
+func (s *FieldSection) Pseudo() []hpack.HeaderField { return s.fields[:1] }
+
+// setLength takes digits only: no sign, no list (RFC 9110 §8.6). again: the same length was there before.
+func setLength(to *int64, digits string) (again bool, err error) {
+	n, err := strconv.ParseUint(digits, 10, 63)
+	if err != nil || *to >= 0 && *to != int64(n) {
+		return false, errors.New("bad content-length")
+	}
+	again = *to >= 0
+	*to = int64(n)
+	return again, nil
+}
+
+// Trailers checks trailers and returns a copy without the fields that remove names.
+func (s *FieldSection) Trailers(remove func(string) bool) ([]hpack.HeaderField, error) {
+	var out []hpack.HeaderField
+	for _, f := range s.fields {
+		f.Value = trim(f.Value)
+		if !validName(f.Name) || !validValue(f.Value) {
+			return nil, fmt.Errorf("bad trailer %.40q", f.Name)
+		}
+		if PassesTrailer(f.Name) && (remove == nil || !remove(f.Name)) {
+			out = append(out, f)
+		}
+	}
+	return out, nil
+}
