@@ -1,0 +1,70 @@
+package h2_test
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
+)
+
+// A front that forwards everything to one backend, and says who asks.
+func Example() {
+	backend := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = fmt.Fprintf(w, "%s asks for %s", r.Header.Get("X-Remote-User"), r.RequestURI)
+	}))
+	backend.EnableHTTP2 = true
+	backend.StartTLS()
+	defer backend.Close()
+
+	trust := &tls.Config{RootCAs: backend.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs, ServerName: "example.com", NextProtos: []string{"h2"}}
+	endpoint := &h2.Endpoint{Name: "backend", Dial: func(ctx context.Context, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
+		raw, err := new(net.Dialer).DialContext(ctx, "tcp", backend.Listener.Addr().String())
+		if err != nil {
+			return nil, err
+		}
+		conn := tls.Client(wrap(raw), trust)
+		return conn, conn.HandshakeContext(ctx)
+	}}
+	upstream := &h2.Upstream{Pick: func([]*h2.Endpoint) *h2.Endpoint { return endpoint }}
+	server := h2.New(h2.Config{Decide: func(_ *h2.ConnInfo, h *h2.Head, _ func(h2.Plan)) (h2.Plan, bool) {
+		return h2.Plan{
+			Forward: upstream,
+			Set:     []hpack.HeaderField{{Name: "x-remote-user", Value: "jane"}}, // whatever the client says
+			Retries: 2, Again: h.Method == http.MethodGet,
+		}, true
+	}})
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	ended := make(chan error)
+	go func() { ended <- server.Run(ctx) }()
+
+	front := httptest.NewUnstartedServer(http.NotFoundHandler()) // answers HTTP/1.1
+	front.Listener = server.Listener(front.Listener)
+	front.EnableHTTP2 = true
+	front.Config.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": server.Serve}
+	front.StartTLS()
+	defer front.Close()
+
+	res, err := front.Client().Get(front.URL + "/greeting?loud")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	body, err := io.ReadAll(res.Body)
+	_ = res.Body.Close()
+	fmt.Println(res.Proto, res.StatusCode, string(body), err)
+
+	err = server.Shutdown(ctx, 0) // asks the clients to go
+	cancel()
+	fmt.Println(err, <-ended)
+	// Output:
+	// HTTP/2.0 200 jane asks for /greeting?loud <nil>
+	// <nil> <nil>
+}
