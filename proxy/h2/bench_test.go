@@ -70,7 +70,7 @@ func engineGet() func() {
 	drop := func() {
 		for i, c := range e.dirty {
 			c.dirty, e.dirty[i] = false, nil
-			e.freeBuffer(c.take())
+			e.buffers.Put(c.take())
 			c.flushed()
 		}
 		e.dirty = e.dirty[:0]

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/spare"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
@@ -95,8 +96,6 @@ type engine struct {
 	guests   list // streams without a client's connection
 	count    counters
 
-	bufferMark freedMark // of spares.buffers
-
 	writing *conn // a frame is being written to its output; a panic leaves it unfinished
 
 	// What the driver has to do once the mutex is free.
@@ -110,7 +109,8 @@ type engine struct {
 	dateOf time.Duration       // the second of now in which it was made
 
 	spares
-	worked time.Duration // when a frame of a stream came last
+	buffers spare.Buffers
+	worked  time.Duration // when a frame of a stream came last
 }
 
 // spares are kept to be used again.
@@ -120,8 +120,6 @@ type spares struct {
 	chunks      *chunk
 	freeChunks  int
 	sendings    []*sending
-	buffers     [][]byte
-	freeBuffers int // bytes of buffers
 }
 
 // restAfter is how long no frame of a stream came (pings do, on every connection) when a shard gives up its spares, up to 7 MiB: what holds thousands of quiet watches needs none.
@@ -146,29 +144,17 @@ func newEngine(lim limits) *engine {
 
 func (e *engine) after(f func()) { e.calls = append(e.calls, call{do: f}) }
 
-const (
-	maxFreeBuffers = 4 << 20   // bytes of a shard's together: what a thousand connections write in one turn
-	maxBufferKept  = 256 << 10 // two write limits: larger ones were needed for huge heads
-)
-
 func (e *engine) buffer() []byte {
-	if n := len(e.buffers); n > 0 {
-		b := e.buffers[n-1]
-		e.buffers[n-1] = nil
-		e.buffers = e.buffers[:n-1]
-		e.freeBuffers -= cap(b)
-		e.bufferMark.use(b)
+	if b := e.buffers.Get(); b != nil {
 		return b
 	}
 	return make([]byte, 0, 4096)
 }
 
-func (e *engine) freeBuffer(b []byte) {
-	if n := cap(b); n >= markSize && n <= maxBufferKept && e.freeBuffers+n <= maxFreeBuffers {
-		e.bufferMark.free(b)
-		e.buffers = append(e.buffers, b[:0])
-		e.freeBuffers += n
-	}
+// dropSpares gives up what is kept to be used again.
+func (e *engine) dropSpares() {
+	e.spares = spares{}
+	e.buffers.Drop()
 }
 
 func (e *engine) addConn(c *conn) {
@@ -188,7 +174,7 @@ func (e *engine) remove(c *conn) {
 	e.conns[c.at], last.at = last, c.at
 	e.conns[len(e.conns)-1] = nil
 	e.conns = e.conns[:len(e.conns)-1]
-	e.freeBuffer(c.out)
+	e.buffers.Put(c.out)
 	c.out = nil
 	c.weigh()
 }
@@ -243,7 +229,7 @@ func (e *engine) lose(c *conn, err error) {
 		e.failedSharers(c, err)
 	}
 	e.close(c, err)
-	e.freeBuffer(c.out)
+	e.buffers.Put(c.out)
 	c.out, c.tailID = nil, 0
 	c.weigh()
 }

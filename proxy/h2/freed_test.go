@@ -12,9 +12,9 @@ func TestFreedTwice(t *testing.T) {
 		free func(r *rig) func()
 	}{
 		{"a chunk", func(r *rig) func() { c := r.e.chunk(); return func() { r.e.freeChunk(c) } }},
-		{"a buffer", func(r *rig) func() { b := r.e.buffer(); return func() { r.e.freeBuffer(b) } }},
+		{"a buffer", func(r *rig) func() { b := r.e.buffer(); return func() { r.e.buffers.Put(b) } }},
 		{"a buffer of TLS", func(*rig) func() {
-			var s spare
+			var s output
 			s.put(make([]byte, 100))
 			b := s.get()
 			return func() { s.put(b) }
@@ -48,7 +48,7 @@ func TestFreedTwice(t *testing.T) {
 func TestFreedAndUsed(t *testing.T) {
 	r := newRig(t)
 	for range 3 {
-		r.e.freeBuffer(append(r.e.buffer(), "content"...))
+		r.e.buffers.Put(append(r.e.buffer(), "content"...))
 		r.e.freeChunk(r.e.chunk())
 		var s stream
 		s.sending = r.e.newSending(&Plan{})

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/spare"
 )
 
 // link moves the bytes of one connection, on a shard's loop where there is one. Else it has a reader goroutine (serve), which ends when
@@ -275,50 +277,31 @@ func (l *link) shut() {
 // buffers are the read buffers that all links share.
 type buffers struct {
 	raw, plain, part sync.Pool
-	out              spare
+	out              output
 }
 
-// spare keeps a few output buffers.
-type spare struct {
-	mu   sync.Mutex // guards what follows
-	mark freedMark
-	list [][]byte
-	size int // of all of list
+// output is spare output buffers, of all shards together.
+type output struct {
+	mu    sync.Mutex // guards spare
+	spare spare.Buffers
 }
 
-// maxSpare bounds the buffers that are kept, for all shards together: what a thousand connections write in one turn, or a few with two write limits each.
-const maxSpare = 4 << 20
-
-func (s *spare) get() []byte {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	n := len(s.list)
-	if n == 0 {
-		return nil
-	}
-	b := s.list[n-1]
-	s.list[n-1] = nil
-	s.list = s.list[:n-1]
-	s.size -= cap(b)
-	s.mark.use(b)
-	return b
+func (o *output) get() []byte {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.spare.Get()
 }
 
-func (s *spare) put(b []byte) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if n := cap(b); n >= markSize && n <= maxBufferKept && s.size+n <= maxSpare {
-		s.mark.free(b)
-		s.list = append(s.list, b[:0])
-		s.size += n
-	}
+func (o *output) put(b []byte) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.spare.Put(b)
 }
 
-// drop gives all of them up.
-func (s *spare) drop() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.list, s.size = nil, 0
+func (o *output) drop() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.spare.Drop()
 }
 
 type (

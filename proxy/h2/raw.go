@@ -35,7 +35,7 @@ type rawConn struct {
 	err      error
 
 	mu       sync.Mutex // guards what follows, and is held while the socket is written without waiting
-	spare    *spare     // where out comes from
+	spare    *output    // where out comes from
 	out      []byte     // written by TLS, which also writes on its own (key update, alerts), not yet to the socket
 	writable func(fd uintptr) bool
 	put      int
@@ -101,7 +101,7 @@ func (errNoInput) Timeout() bool   { return true }
 func (errNoInput) Temporary() bool { return true }
 
 // takeOver ends the time when reads and writes go straight to the connection. What was read too much stays in rest.
-func (r *rawConn) takeOver(out *spare) {
+func (r *rawConn) takeOver(out *output) {
 	r.early, r.spare = nil, out
 	r.async.Store(true) // last: who sees it sees what is above
 }

@@ -58,7 +58,7 @@ func TestRawReadKeepsRecordsApart(t *testing.T) {
 		var got []byte
 		for len(got) < len(stream) {
 			if !r.async.Load() && len(got) >= over && ends[len(got)] {
-				r.takeOver(&spare{})
+				r.takeOver(&output{})
 			}
 			buf := make([]byte, 512+rnd.IntN(17000)) // crypto/tls always has 512 free
 			n, err := r.Read(buf)

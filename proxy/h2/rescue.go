@@ -40,14 +40,15 @@ func (e *engine) recovered(c *conn, v any) {
 	e.count.panics.Add(1)
 	e.caught(v, debug.Stack())
 	w := e.writing
-	e.spares, e.writing = spares{}, nil
+	e.writing = nil
+	e.dropSpares()
 	if c != nil {
 		e.fell(c)
 	}
 	if w != nil && w != c {
 		e.fell(w)
 	}
-	e.spares = spares{}
+	e.dropSpares()
 }
 
 // fell ends a connection after a panic. If that cannot be done in order, it is done by force.

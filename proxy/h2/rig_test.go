@@ -174,7 +174,7 @@ func (p *peer) take() {
 	for len(p.c.out) > 0 {
 		b := p.c.take()
 		p.from.Write(b)
-		p.r.e.freeBuffer(b)
+		p.r.e.buffers.Put(b)
 		p.c.flushed()
 	}
 }

@@ -196,7 +196,7 @@ func (c *conn) finishWrite(buf []byte, err error) {
 func (c *conn) wrote(buf []byte, err error) {
 	defer c.e.rescue(c)
 	c.flushing = false
-	c.e.freeBuffer(buf)
+	c.e.buffers.Put(buf)
 	if err != nil {
 		c.written()
 		c.cut = true

@@ -60,7 +60,7 @@ func (e *engine) tick(now time.Duration) {
 		p.look()
 	}
 	if e.rests() {
-		e.spares = spares{}
+		e.dropSpares()
 	}
 	for _, c := range slices.Clone(e.conns) {
 		if c.closing {

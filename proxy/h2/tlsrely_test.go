@@ -31,7 +31,7 @@ func TestTLSKeepsPartialRecords(t *testing.T) {
 			if err := <-done; err != nil {
 				t.Fatal(err)
 			}
-			raw.takeOver(&spare{})
+			raw.takeOver(&output{})
 			sent.hold = true
 			const first, second = "the first record", "and the second"
 			for _, p := range []string{first, second} {
