@@ -2,6 +2,8 @@ package proxy
 
 import (
 	"context"
+	"crypto/tls"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -34,6 +36,10 @@ func (p *Proxy) Frames(cfg h2.Config) *h2.Server {
 	l := &frames{p: p, unauthorized: readyAnswer(errUnauthorized())}
 	l.requests.New = func() any { return newFrameRequest(l) }
 	cfg.Decide = l.decide
+	cfg.Dial = func(ctx context.Context, ep *h2.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
+		return ep.Value.(backend.Lease).Dial(ctx, ep, wrap) //nolint:forcetypeassert // as backend's Pick has made it
+	}
+	cfg.Closed = func(ep *h2.Endpoint, c *tls.Conn) { ep.Value.(backend.Lease).Closed(c) } //nolint:forcetypeassert // the same
 	l.server = h2.New(cfg)
 	p.frames = l
 	if p.cfg.Backends != nil {

@@ -57,19 +57,15 @@ func (e *endpoint) engine() *h2.Endpoint {
 
 func (e *endpoint) newFrames(via *h2.Endpoint) *h2.Endpoint {
 	u, lease := e.up, Lease{e}
-	ep := &h2.Endpoint{
-		Name: e.address, Via: via, Value: lease, Release: lease.Release, Lost: e.lost, Closed: u.owner.ended, PingTimeout: u.pingTimeout(),
+	return &h2.Endpoint{
+		Name: e.address, Via: via, Value: lease, Release: lease.Release, Lost: e.lost, PingTimeout: u.pingTimeout(),
 		Failed: func(err error) { u.target.signal(e.address, err) },
 	}
-	ep.Dial = func(ctx context.Context, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
-		return e.dialFrames(ctx, ep, wrap)
-	}
-	return ep
 }
 
-// dialFrames makes a connection that is retired when its time is over.
-func (e *endpoint) dialFrames(ctx context.Context, ep *h2.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
-	owner := e.up.owner
+// Dial is h2.Config.Dial for an endpoint whose Value is l. The connection is retired when its time is over.
+func (l Lease) Dial(ctx context.Context, ep *h2.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
+	e, owner := l.e, l.e.up.owner
 	conn, err := e.up.dialH2(ctx, e.address, wrap)
 	if err != nil {
 		return nil, err
@@ -94,9 +90,9 @@ func (e *endpoint) dialFrames(ctx context.Context, ep *h2.Endpoint, wrap func(ne
 	return conn.Conn, nil
 }
 
-// ended is h2.Endpoint.Closed.
-func (o *owner) ended(c *tls.Conn) {
-	if known, ok := o.dialled.LoadAndDelete(c); ok {
+// Closed is h2.Config.Closed.
+func (l Lease) Closed(c *tls.Conn) {
+	if known, ok := l.e.up.owner.dialled.LoadAndDelete(c); ok {
 		_ = known.(*Conn).Close() //nolint:forcetypeassert // nothing else is stored; it has ended already
 	}
 }

@@ -127,11 +127,6 @@ type Endpoint struct {
 	// Value is free for who made it.
 	Value any
 
-	// Dial connects and finishes the TLS handshake with ALPN h2. It runs on its own goroutine and must obey ctx. The TCP
-	// connection should be passed through wrap before it is handed to tls.Client: writes then never block the lane.
-	Dial func(ctx context.Context, wrap func(net.Conn) net.Conn) (*tls.Conn, error)
-	// Closed hears that a connection which Dial returned has ended, once for each, on a goroutine of its own. nil: nobody listens.
-	Closed func(c *tls.Conn)
 	// Release takes back what Pick counted, once per Pick. It must not block. nil: nobody counts.
 	Release func()
 	// Failed hears of a failed dial, handshake or ping, or a broken connection: a hint, not a verdict. It must not block. nil: nobody listens.

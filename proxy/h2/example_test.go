@@ -24,16 +24,17 @@ func Example() {
 	defer backend.Close()
 
 	trust := &tls.Config{RootCAs: backend.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs, ServerName: "example.com", NextProtos: []string{"h2"}}
-	endpoint := &h2.Endpoint{Name: "backend", Dial: func(ctx context.Context, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
-		raw, err := new(net.Dialer).DialContext(ctx, "tcp", backend.Listener.Addr().String())
+	dial := func(ctx context.Context, ep *h2.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
+		raw, err := new(net.Dialer).DialContext(ctx, "tcp", ep.Name)
 		if err != nil {
 			return nil, err
 		}
 		conn := tls.Client(wrap(raw), trust)
 		return conn, conn.HandshakeContext(ctx)
-	}}
+	}
+	endpoint := &h2.Endpoint{Name: backend.Listener.Addr().String()}
 	upstream := &h2.Upstream{Pick: func([]*h2.Endpoint) *h2.Endpoint { return endpoint }}
-	server := h2.New(h2.Config{Decide: func(_ *h2.ConnInfo, h *h2.Head, _ func(h2.Plan)) (h2.Plan, bool) {
+	server := h2.New(h2.Config{Dial: dial, Decide: func(_ *h2.ConnInfo, h *h2.Head, _ func(h2.Plan)) (h2.Plan, bool) {
 		return h2.Plan{
 			Forward: upstream,
 			Set:     []hpack.HeaderField{{Name: "x-remote-user", Value: "jane"}}, // whatever the client says

@@ -37,7 +37,7 @@ func TestGuestsStayWithinBound(t *testing.T) {
 			_, _ = w.Write(make([]byte, 64<<10))
 		}
 	}))
-	x.ep = x.endpoint(x.backend.Listener.Addr().String(), "loop")
+	x.ep = endpoint(x.backend.Listener.Addr().String())
 	bound := hold.New(2 << 20)
 	x.start(Config{Memory: bound, Shards: 1})
 	x.plan = forward(x.ep)

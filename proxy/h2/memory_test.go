@@ -69,7 +69,7 @@ func testSlowReaders(t *testing.T, driver string) {
 			_, _ = w.Write(leanBody)
 		}
 	}))
-	plan := forward(s.endpoint(s.backend.Listener.Addr().String(), driver))
+	plan := forward(endpoint(s.backend.Listener.Addr().String()))
 	bound := hold.New(limit)
 	s.start(Config{portable: driver != "loop", Memory: bound, Decide: func(*ConnInfo, *Head, func(Plan)) (Plan, bool) { return plan, true }})
 	for range readers {

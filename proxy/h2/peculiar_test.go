@@ -85,7 +85,7 @@ func testGRPCTransport(t *testing.T, driver string) {
 	s = newStand(t, driver, nil, func(_ *Head, p *Plan) {
 		p.Forward = &Upstream{Pick: func([]*Endpoint) *Endpoint { return s.ep }}
 	})
-	s.ep = s.endpoint(l.Addr().String(), driver)
+	s.ep = endpoint(l.Addr().String())
 
 	cc, err := grpc.NewClient(s.addr, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})),
 		grpc.WithDefaultCallOptions(grpc.ForceCodec(rawCodec{})))

@@ -55,7 +55,7 @@ const earlyBuffer = 2 << 10
 
 const recordHeader = 5 // RFC 8446 §5.1
 
-// wrapConn is what Endpoint.Dial and Server.Listener wrap TCP connections in.
+// wrapConn is what Config.Dial and Server.Listener wrap TCP connections in.
 func wrapConn(c net.Conn) net.Conn {
 	r := &rawConn{Conn: c, fd: -1}
 	r.head = r.hold[:0]

@@ -67,7 +67,7 @@ func testPanicEndsItsConnection(t *testing.T, driver string) {
 			var log logbook
 			b := newHolding("fine")
 			s := &stand{t: t, backend: newBackend(t, b), ended: make(chan Outcome, 100), unwrapped: driver == "unwrapped", panics: tt.panics}
-			s.ep = s.endpoint(s.backend.Listener.Addr().String(), driver)
+			s.ep = endpoint(s.backend.Listener.Addr().String())
 			s.start(Config{Shards: 1, portable: driver != "loop", Logger: slog.New(slog.NewTextHandler(&log, nil)), Decide: func(_ *ConnInfo, h *Head, _ func(Plan)) (Plan, bool) {
 				p := forward(s.ep)
 				p.Done = s.done

@@ -54,7 +54,7 @@ func startLane(kind, backend string) string {
 	plan.Done = func(Outcome) {}
 	watch := plan
 	watch.Deadline, watch.LongRunning = 0, true
-	s := New(Config{portable: kind == "portable", Metrics: prometheus.NewRegistry(), Decide: func(_ *ConnInfo, h *Head, _ func(Plan)) (Plan, bool) {
+	s := New(Config{portable: kind == "portable", Metrics: prometheus.NewRegistry(), Dial: dial, Decide: func(_ *ConnInfo, h *Head, _ func(Plan)) (Plan, bool) {
 		if h.Path == "/watch" {
 			return watch, true
 		}

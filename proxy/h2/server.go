@@ -24,6 +24,12 @@ type Config struct {
 	// parked, other streams go on. The Plan's Done is called in any case.
 	Decide func(c *ConnInfo, h *Head, resume func(Plan)) (Plan, bool)
 
+	// Dial connects to an endpoint and finishes the TLS handshake with ALPN h2. It runs on its own goroutine and must obey ctx. The TCP
+	// connection should be passed through wrap before it is handed to tls.Client: writes then never block the lane.
+	Dial func(ctx context.Context, ep *Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error)
+	// Closed hears that a connection which Dial returned has ended, once for each, on a goroutine of its own. nil: nobody listens.
+	Closed func(ep *Endpoint, c *tls.Conn)
+
 	MaxStreams     uint32        // streams per client's connection (--http2-max-streams-per-connection); 0: 250
 	MaxHeaderBytes int           // of a field list, requests and responses; beyond it requests get 431; 0: 256 KiB
 	IdleTimeout    time.Duration // a client's connection without streams is closed; 0: 3 min

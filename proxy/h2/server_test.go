@@ -121,7 +121,7 @@ func testRetireEndpoint(t *testing.T, driver string) {
 	hold := s.begin("/hold", len("begun "))
 	watch := s.begin("/watch", len("event"))
 
-	current.Store(s.endpoint(newBackend(t, second).Listener.Addr().String(), driver))
+	current.Store(endpoint(newBackend(t, second).Listener.Addr().String()))
 	s.server.Retire(s.ep, 50*time.Millisecond)
 	if got := s.read(s.do("GET", "/", nil)); got != "second" {
 		t.Errorf("a new request went to %q", got)

@@ -2,9 +2,11 @@ package h2
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -18,7 +20,9 @@ type shard struct {
 	log *slog.Logger
 
 	ctx     context.Context // ends when the server ends: for dials
-	started time.Time       // the engine's clock counts from here
+	dial    func(ctx context.Context, ep *Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error)
+	closed  func(ep *Endpoint, c *tls.Conn)
+	started time.Time // the engine's clock counts from here
 	pool    *buffers
 	batches sync.Pool
 	links   *sync.WaitGroup // counts links and what they started
@@ -27,11 +31,11 @@ type shard struct {
 	resumed resumptions
 }
 
-// dialTimeout bounds a dial and its handshake when Endpoint.Dial does not: a request should not wait longer for a connection.
+// dialTimeout bounds a dial and its handshake when Config.Dial does not: a request should not wait longer for a connection.
 const dialTimeout = 10 * time.Second
 
 func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buffers) *shard {
-	sh := &shard{log: cfg.logger(), ctx: ctx, started: time.Now(), pool: bufs, links: links, e: newEngine(cfg.limits())}
+	sh := &shard{log: cfg.logger(), ctx: ctx, dial: cfg.Dial, closed: cfg.Closed, started: time.Now(), pool: bufs, links: links, e: newEngine(cfg.limits())}
 	if !cfg.portable {
 		if lp, err := newLoop(sh); err == nil {
 			sh.loop = lp
@@ -225,10 +229,10 @@ func (sh *shard) tick() {
 // connect dials for a pool and serves the connection until it ends.
 func (sh *shard) connect(p *pool) {
 	ctx, cancel := context.WithTimeout(sh.ctx, dialTimeout)
-	tc, err := p.ep.Dial(ctx, wrapConn)
+	tc, err := sh.dial(ctx, p.ep, wrapConn)
 	cancel()
-	if err == nil && p.ep.Closed != nil {
-		defer p.ep.Closed(tc)
+	if err == nil && sh.closed != nil {
+		defer sh.closed(p.ep, tc)
 	}
 	if err == nil && tc.ConnectionState().NegotiatedProtocol != "h2" {
 		_ = tc.Close()

@@ -34,17 +34,6 @@ type stand struct {
 	unwrapped bool  // connections are not passed through Server.Listener and wrap
 }
 
-// endpoint is one that the driver's tests dial.
-func (s *stand) endpoint(addr, driver string) *Endpoint {
-	ep := endpoint(addr)
-	if dial := ep.Dial; driver == "unwrapped" {
-		ep.Dial = func(ctx context.Context, _ func(net.Conn) net.Conn) (*tls.Conn, error) {
-			return dial(ctx, func(c net.Conn) net.Conn { return c })
-		}
-	}
-	return ep
-}
-
 // newBackend starts an HTTP/2 server.
 func newBackend(t testing.TB, h http.Handler) *httptest.Server {
 	b := httptest.NewUnstartedServer(h)
@@ -55,21 +44,22 @@ func newBackend(t testing.TB, h http.Handler) *httptest.Server {
 	return b
 }
 
-// endpoint dials addr with ALPN h2. A machine that is busy with other tests must not make it look silent.
-func endpoint(addr string) *Endpoint {
-	return &Endpoint{Name: addr, PingTimeout: time.Minute, Dial: func(ctx context.Context, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
-		var d net.Dialer
-		raw, err := d.DialContext(ctx, "tcp", addr)
-		if err != nil {
-			return nil, err
-		}
-		tc := tls.Client(wrap(raw), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
-		if err := tc.HandshakeContext(ctx); err != nil {
-			_ = raw.Close()
-			return nil, err
-		}
-		return tc, nil
-	}}
+// endpoint is one at addr. A machine that is busy with other tests must not make it look silent.
+func endpoint(addr string) *Endpoint { return &Endpoint{Name: addr, PingTimeout: time.Minute} }
+
+// dial connects to an endpoint's name with ALPN h2.
+func dial(ctx context.Context, ep *Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
+	var d net.Dialer
+	raw, err := d.DialContext(ctx, "tcp", ep.Name)
+	if err != nil {
+		return nil, err
+	}
+	tc := tls.Client(wrap(raw), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
+	if err := tc.HandshakeContext(ctx); err != nil {
+		_ = raw.Close()
+		return nil, err
+	}
+	return tc, nil
 }
 
 // forward is a Plan that forwards everything to ep.
@@ -80,7 +70,7 @@ func forward(ep *Endpoint) Plan {
 // newStand starts everything. change, if not nil, may change the plan of each request.
 func newStand(t *testing.T, driver string, h http.Handler, change func(h *Head, p *Plan)) *stand {
 	s := &stand{t: t, backend: newBackend(t, h), ended: make(chan Outcome, 10000)}
-	s.ep = s.endpoint(s.backend.Listener.Addr().String(), driver)
+	s.ep = endpoint(s.backend.Listener.Addr().String())
 	plan := forward(s.ep)
 	s.unwrapped = driver == "unwrapped"
 	s.start(Config{portable: driver != "loop", Decide: func(_ *ConnInfo, h *Head, _ func(Plan)) (Plan, bool) {
@@ -111,6 +101,12 @@ func (s *stand) done(o Outcome) {
 
 func (s *stand) start(cfg Config) {
 	t := s.t
+	cfg.Dial = dial
+	if s.unwrapped {
+		cfg.Dial = func(ctx context.Context, ep *Endpoint, _ func(net.Conn) net.Conn) (*tls.Conn, error) {
+			return dial(ctx, ep, func(c net.Conn) net.Conn { return c })
+		}
+	}
 	s.server = New(cfg)
 	ctx, cancel := context.WithCancel(context.Background())
 	s.stopped = make(chan struct{})
