@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
 // EndLongRunning ends every watch and log stream cleanly: its client sees the end of the body, as when kube-apiserver's own watch timeout has passed, and
@@ -60,7 +60,7 @@ func (e *events) await(ctx context.Context) {
 
 func (e *events) amid(waited time.Duration) bool {
 	last := e.last.Load()
-	return last != 0 && h2.AmidEvent(waited, time.Since(time.Unix(0, last)), e.newline.Load())
+	return last != 0 && engine.AmidEvent(waited, time.Since(time.Unix(0, last)), e.newline.Load())
 }
 
 // endingBody turns the error that ending, or the end of a stranger's time, causes in a response body into a clean end.

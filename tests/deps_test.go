@@ -1,9 +1,12 @@
 package tests
 
 import (
+	"go/ast"
+	"go/token"
 	"os"
 	"os/exec"
 	"path"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -54,9 +57,13 @@ func forbiddenEdge(s source, to string) string {
 }
 
 // leaves are packages that every component may import, because they and what is below them import nothing of ours but what is directly
-// below: others can use them. So proxy/h2/wire cannot know the engine.
+// below: others can use them. Of the rooms below proxy/h2 only the engine knows others.
 func leaves() []string {
-	return []string{"proxy/bound", "proxy/h2", "proxy/h2/wire", "proxy/memo", "registry/latest", "registry/metric", "registry/notify"}
+	return append(engineStandsOn(), "proxy/bound", "proxy/h2", "proxy/h2/engine", "proxy/memo", "registry/latest", "registry/metric", "registry/notify")
+}
+
+func engineStandsOn() []string {
+	return []string{"proxy/h2/budget", "proxy/h2/hold", "proxy/h2/spare", "proxy/h2/wire"}
 }
 
 func TestLeavesImportNothing(t *testing.T) {
@@ -71,9 +78,50 @@ func TestLeavesImportNothing(t *testing.T) {
 	}
 }
 
-// ownOrTest reports whether a package is below s, or what only a test needs: s itself, and real servers.
+// The engine does no I/O, waits for nobody, starts nothing and does not know what time it is: whoever drives it does. So a test can have
+// it do in a millisecond, and always in the same order, what takes minutes. Of the libraries that could, it has a few words.
+func TestEngineDoesNothingByItself(t *testing.T) {
+	words := regexp.MustCompile(`^((hpack|wire|budget|hold|spare|atomic|binary|cmp|errors|fmt|maps|slices)\.\w+|` +
+		`http2\.(ClientPreface|ErrCode|Flag|Frame|Setting)\w*|http\.(Handler|(Status|Method|TimeFormat)\w*)|time\.(Duration|Time|Minute|Second|Millisecond)|io\.EOF|sync\.Cond|debug\.Stack)$`)
+	fset, all := sources(t)
+	files := 0
+	for _, s := range all {
+		if s.dir != "proxy/h2/engine" || s.isTest() {
+			continue
+		}
+		files++
+		names := map[string]bool{}
+		for _, imp := range imports(s) {
+			names[path.Base(imp)] = true
+		}
+		ast.Inspect(s.tree, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.GoStmt:
+				t.Errorf("%s: a goroutine: its driver has those", fset.Position(n.Pos()))
+			case *ast.UnaryExpr:
+				if n.Op == token.ARROW {
+					t.Errorf("%s: it waits for a channel", fset.Position(n.Pos()))
+				}
+			case *ast.SelectorExpr:
+				if x, ok := n.X.(*ast.Ident); ok && names[x.Name] && !words.MatchString(x.Name+"."+n.Sel.Name) {
+					t.Errorf("%s: %s.%s: its driver may", fset.Position(n.Pos()), x.Name, n.Sel.Name)
+				}
+			case *ast.CallExpr:
+				if c := callee(n); c == "Wait" || c == "Lock" {
+					t.Errorf("%s: it waits", fset.Position(n.Pos()))
+				}
+			}
+			return true
+		})
+	}
+	if files < 20 {
+		t.Errorf("%d files of the engine, want all", files)
+	}
+}
+
+// ownOrTest reports whether a package is below s, or a room that the engine stands on, or what only a test needs: s itself, and real servers.
 func (s source) ownOrTest(to string) bool {
-	return path.Dir(to) == s.dir || s.isTest() && (to == s.dir || strings.HasPrefix(to, "tests/"))
+	return path.Dir(to) == s.dir || s.under("proxy/h2/engine") && slices.Contains(engineStandsOn(), to) || s.isTest() && (to == s.dir || strings.HasPrefix(to, "tests/"))
 }
 
 func TestForbiddenEdge(t *testing.T) {
@@ -96,6 +144,7 @@ func TestForbiddenEdge(t *testing.T) {
 		{"whoever follows files", "certs/files.go", "registry/notify", true},
 		{"the engine is a leaf", "proxy/backend/frames.go", "proxy/h2", true},
 		{"and so is its wire", "proxy/answered.go", "proxy/h2/wire", true},
+		{"it stands on rooms beside it", "proxy/h2/engine/read.go", "proxy/h2/budget", true},
 		{"siblings", "health/probe.go", "certs", false},
 		{"siblings in tests", "health/probe_test.go", "certs", false},
 		{"children of one parent", "proxy/backend/pool.go", "proxy/authn", false},

@@ -20,7 +20,9 @@ const (
 	maxExported      = 15
 	// The table's vocabulary is what all other packages share instead of words of their own.
 	maxRegistryExported = 20
-	maxNewParams        = 2
+	// The engine has the words of plans, which proxy/h2 passes on, and those between it and its driver.
+	maxEngineExported = 20
+	maxNewParams      = 2
 )
 
 func TestFileBudget(t *testing.T) {
@@ -68,8 +70,11 @@ func TestExportedBudget(t *testing.T) {
 	}
 	for dir, names := range exported {
 		budget := maxExported
-		if dir == "registry" {
+		switch dir {
+		case "registry":
 			budget = maxRegistryExported
+		case "proxy/h2/engine":
+			budget = maxEngineExported
 		}
 		if len(names) > budget {
 			t.Errorf("%s exports %d names, at most %d: %s", dir, len(names), budget, strings.Join(names, ", "))

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 )
 
@@ -64,36 +63,5 @@ func testAnswer(t *testing.T, driver string) {
 		if o := <-s.ended; o.Reason != ReasonNone && o.Reason != ReasonClientReset || o.Status == 0 || o.Endpoint != nil {
 			t.Errorf("outcome %+v", o)
 		}
-	}
-}
-
-// What waits for a client that does not read is where it always was: the connection holds one output's worth of it at most, whoever else asks.
-func TestAnswerWaitsWhereItIs(t *testing.T) {
-	body := make([]byte, 10<<20)
-	r := newRig(t)
-	r.decide = func(*Head, func(Plan)) (Plan, bool) {
-		return Plan{Answer: madeAnswer(http.StatusOK, body), Done: func(o Outcome) { r.outcomes = append(r.outcomes, o) }}, true
-	}
-	c := r.client()
-	_ = c.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 30})
-	_ = c.fr.WriteWindowUpdate(0, 1<<30)
-	c.flush()
-	c.silent = true
-	const streams = 50
-	for i := range uint32(streams) {
-		c.get(1 + 2*i)
-	}
-	if got := len(c.c.out) + c.c.inflight; got > r.e.lim.writeLimit+streams*256 || r.e.count.queued.Load() != 0 {
-		t.Errorf("%d bytes of output, %d in queues", got, r.e.count.queued.Load())
-	}
-	c.rst(1, http2.ErrCodeCancel)
-	if len(r.outcomes) != 1 || r.outcomes[0].Reason != ReasonClientReset || r.outcomes[0].Status != http.StatusOK {
-		t.Errorf("outcomes after a reset: %+v", r.outcomes)
-	}
-	if s := c.c.streams[3]; s == nil || s.half[down].q.size == 0 {
-		t.Error("another stream has lost its body")
-	}
-	if n := len(c.c.streams); n != streams-1 {
-		t.Errorf("%d streams are left, want all but one", n)
 	}
 }

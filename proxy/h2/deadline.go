@@ -5,27 +5,33 @@ import (
 	"fmt"
 	"os"
 	"time"
-
-	"golang.org/x/net/http2"
 )
 
 // deadlines are what a handler has set through http.ResponseController. As with net/http's HTTP/2, a read deadline that has passed
 // ends the body for good, and a write deadline that has passed resets the stream.
 type deadlines struct {
-	timer [2]*time.Timer // by direction; nil: not set
+	timer [2]*time.Timer // nil: not set
 	late  [2]bool        // it has passed
 	over  bool           // the handler has returned: no further timer starts
 }
 
+// way is what a deadline is for.
+type way uint8
+
+const (
+	reading way = iota
+	writing
+)
+
 // SetReadDeadline is for http.ResponseController.
-func (w *writer) SetReadDeadline(t time.Time) error { return w.l.setDeadline(up, t) }
+func (w *writer) SetReadDeadline(t time.Time) error { return w.l.setDeadline(reading, t) }
 
 // SetWriteDeadline is for http.ResponseController.
-func (w *writer) SetWriteDeadline(t time.Time) error { return w.l.setDeadline(down, t) }
+func (w *writer) SetWriteDeadline(t time.Time) error { return w.l.setDeadline(writing, t) }
 
-// setDeadline starts or stops (zero t) the timer of one direction. The timer's own goroutine ends at once: it takes the mutex and
-// marks the direction.
-func (l *local) setDeadline(d dir, t time.Time) error {
+// setDeadline starts or stops (zero t) the timer of one way. The timer's own goroutine ends at once: it takes the mutex and
+// marks the way.
+func (l *local) setDeadline(d way, t time.Time) error {
 	l.sh.lock()
 	defer l.leave()
 	x := &l.deadlines
@@ -54,19 +60,19 @@ func (l *local) setDeadline(d dir, t time.Time) error {
 	return nil
 }
 
-// expire marks a direction late. The shard's mutex is held.
-func (l *local) expire(d dir) {
+// expire marks a way late. The shard's mutex is held.
+func (l *local) expire(d way) {
 	l.deadlines.late[d] = true
-	l.wake()
-	if d == down && l.s != nil {
-		l.sh.e.abort(l.s, ReasonAbort, errWriteDeadline, http2.ErrCodeInternal)
+	l.Changed.Broadcast()
+	if d == writing {
+		l.Abort(errWriteDeadline)
 	}
 }
 
 var errWriteDeadline = errors.New("handler's write deadline has passed")
 
-// gone is why the handler cannot go on in direction d.
-func (l *local) gone(d dir) error {
+// gone is why the handler cannot go on.
+func (l *local) gone(d way) error {
 	if l.deadlines.late[d] {
 		return fmt.Errorf("http2: %w", os.ErrDeadlineExceeded)
 	}

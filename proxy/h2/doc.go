@@ -1,12 +1,10 @@
 // Package h2 is the fast lane: it forwards HTTP/2 requests from clients to HTTP/2 backends frame by frame.
 //
-// It has four layers. Package wire reads and writes frames, field blocks and heads. The engine
-// (engine.go, conn.go, stream.go …) is a pure state machine: bytes of a connection go in, bytes for
-// connections come out, time is handed in, and it never performs I/O, starts a goroutine or reads a
-// clock. A shard (shard.go) puts one engine under one mutex and moves what it produces; links
-// (link.go) read and write the TLS connections, on Linux from one goroutine per shard
-// (loop_linux.go), elsewhere from one per connection. Server takes connections over from an
-// http.Server and says what the outside must provide: Config.Decide and the Endpoints it forwards to.
+// It has three rooms. Package wire reads and writes frames, field blocks and heads. Package engine is a pure
+// state machine: bytes of a connection go in, bytes for connections come out. This package drives engines. A
+// shard (shard.go) puts one under one mutex and moves what it produces; links (link.go) read and write the TLS
+// connections, on Linux from one goroutine per shard (loop_linux.go), elsewhere from one per connection. Server
+// takes connections over from an http.Server and says what the outside must provide: Config.Decide and Config.Dial.
 //
 // The one concurrency rule: everything of an engine (its connections, streams and pools) is touched only under its shard's mutex, and
 // nothing is ever waited for while that mutex is held.

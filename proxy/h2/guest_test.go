@@ -59,8 +59,8 @@ func (x *hotel) empty() {
 	x.t.Helper()
 	for _, sh := range x.server.shards {
 		sh.lock()
-		if n, held := sh.e.guests.n, sh.e.count.queued.Load(); n > 0 || held > 0 || sh.e.count.streams.Load() > 0 {
-			x.t.Errorf("%d guests, %d streams, %d bytes of bodies are left", n, sh.e.count.streams.Load(), held)
+		if n, held := sh.e.Count.Streams.Load(), sh.e.Count.Queued.Load(); n > 0 || held > 0 {
+			x.t.Errorf("%d streams, %d bytes of bodies are left", n, held)
 		}
 		sh.settle()
 	}
@@ -386,7 +386,7 @@ func TestGuestReadsSlowly(t *testing.T) {
 		<-x.ended
 	}
 	for _, sh := range x.server.shards {
-		if n := sh.e.count.queued.Load(); n > 2*256<<10 {
+		if n := sh.e.Count.Queued.Load(); n > 2*256<<10 {
 			t.Errorf("%d bytes are held", n)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/spare"
 )
 
@@ -13,8 +14,9 @@ import (
 // the connection does, and a second one only while the socket is full.
 type link struct {
 	sh   *shard
-	c    *conn
+	c    *engine.Conn
 	tls  *tls.Conn
+	info *ConnInfo // of a client
 	raw  *rawConn  // nil: the connection was not wrapped, so writing blocks
 	room sync.Cond // on the shard's mutex: some output was written
 
@@ -33,10 +35,6 @@ type link struct {
 
 // plainBuffer is how much is decrypted before the engine is asked: one turn under the mutex for four full records.
 const plainBuffer = 64 << 10
-
-// pauseLimit is the output of a client's connection beyond which nothing more is read from it: whoever does not take answers cannot
-// ask questions. DATA stays below it by itself; heads and resets are what could grow.
-const pauseLimit = 256 << 10
 
 // newLink takes a connection after its handshake.
 func (sh *shard) newLink(tc *tls.Conn) *link {
@@ -63,7 +61,10 @@ func (l *link) discard() {
 }
 
 // attach makes the link that of an engine's connection. The shard's mutex is held.
-func (l *link) attach(c *conn) { l.c, c.link = c, l }
+func (l *link) attach(c *engine.Conn) { l.c, c.Value = c, l }
+
+// linkOf is the link that was attached to a connection.
+func linkOf(c *engine.Conn) *link { return c.Value.(*link) } //nolint:forcetypeassert // attach alone sets it
 
 // serve returns when the connection has ended.
 func (l *link) serve() {
@@ -80,9 +81,7 @@ func (l *link) serve() {
 
 // lose tells the engine that the connection has ended. The shard's mutex is held and released.
 func (l *link) lose(err error) {
-	l.c.cut = true
-	l.sh.e.lose(l.c, err)
-	l.sh.e.remove(l.c)
+	l.sh.e.Ended(l.c, err)
 	l.room.Broadcast()
 	l.sh.settle()
 }
@@ -163,8 +162,11 @@ func (l *link) gather(buf []byte, last int) (n int, more bool, err error) {
 	return n, true, nil
 }
 
+// blockingBuffer has room for the largest record.
+const blockingBuffer = 16 << 10
+
 func (l *link) readBlocking() error {
-	buf := make([]byte, minMaxFrame)
+	buf := make([]byte, blockingBuffer)
 	for {
 		n, err := l.tls.Read(buf)
 		for p := buf[:n]; len(p) > 0; {
@@ -176,33 +178,28 @@ func (l *link) readBlocking() error {
 	}
 }
 
-// over reports whether the client owes us reading before it may ask for more.
-func (c *conn) over() bool {
-	return c.side == up && len(c.out)+c.inflight > pauseLimit && !c.closing
-}
-
 // take has the engine handle input, unless the client owes us reading first. It returns what the
 // engine has left for another turn.
 func (l *link) take(p []byte) []byte {
 	l.sh.lock()
-	l.sh.e.idleRecords(l.c, l.idle)
-	p = l.sh.e.feed(l.c, p)
-	l.idle, l.deaf = 0, l.c.closing
-	l.took += l.c.turn
+	l.sh.e.IdleRecords(l.c, l.idle)
+	p = l.sh.e.Feed(l.c, p)
+	l.idle, l.deaf = 0, l.c.Closing()
+	l.took += l.c.Heads()
 	if l.loop != nil {
-		if l.c.over() {
+		if l.c.Over() {
 			l.paused.Store(true)
 		}
 		l.sh.mu.Unlock() // the loop settles everything it has read at once
 		return p
 	}
-	if !l.c.over() {
+	if !l.c.Over() {
 		l.sh.settle()
 		return p
 	}
 	l.sh.settle()
 	l.sh.lock()
-	for l.c.over() {
+	for l.c.Over() {
 		l.room.Wait()
 	}
 	l.sh.settle()
@@ -232,7 +229,6 @@ func (l *link) write(p []byte) (bool, error) {
 
 // writeOn writes, waiting for the socket, until there is no output left. It ends then, or when the connection is closed.
 func (l *link) writeOn(p []byte, encrypted bool) {
-	c := l.c
 	for {
 		var err error
 		if !encrypted {
@@ -243,15 +239,36 @@ func (l *link) writeOn(p []byte, encrypted bool) {
 		}
 		encrypted = false
 		l.sh.lock()
-		c.finishWrite(p, err)
-		if len(c.out) == 0 || c.cut || c.gone {
-			l.sh.settle()
+		l.finishWrite(p, err)
+		p = l.c.More()
+		l.sh.settle()
+		if p == nil {
 			return
 		}
-		c.flushing = true
-		p = c.take()
-		l.sh.settle()
 	}
+}
+
+// finishWrite ends a write: who waited for room goes on. The shard's mutex is held.
+func (l *link) finishWrite(buf []byte, err error) {
+	l.c.Wrote(buf, err)
+	l.room.Broadcast()
+	if l.paused.Load() && !l.c.Over() {
+		l.loop.unpause(l)
+	}
+}
+
+// taken is how many bytes a connection's peer has taken.
+func taken(c *engine.Conn) uint64 {
+	if l := linkOf(c); l.raw != nil {
+		return l.raw.taken()
+	}
+	return 0
+}
+
+// unread reports whether input waits in a connection's socket.
+func unread(c *engine.Conn) bool {
+	l := linkOf(c)
+	return l.raw != nil && l.raw.unread()
 }
 
 // shut closes the connection: at once if it is broken, else so that the peer still reads what we wrote. Closing a socket that has
@@ -259,7 +276,7 @@ func (l *link) writeOn(p []byte, encrypted bool) {
 // engine cuts it.
 func (l *link) shut() {
 	l.sh.mu.Lock()
-	cut := l.c.cut
+	cut := l.c.Cut()
 	l.sh.mu.Unlock()
 	if cut {
 		_ = l.tls.NetConn().Close()

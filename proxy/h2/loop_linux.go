@@ -225,7 +225,7 @@ func (lp *loop) write(l *link) {
 		return
 	}
 	lp.sh.lock()
-	l.c.finishWrite(p, err)
+	l.finishWrite(p, err)
 	lp.sh.mu.Unlock() // settled with everything else of this round
 }
 
@@ -254,7 +254,7 @@ func (lp *loop) own(r *rawConn) error {
 func (lp *loop) watch(l *link) {
 	fd := l.raw.fd
 	for len(l.raw.rest) > 0 || len(l.rest) > 0 { // came with the handshake
-		if err := l.decrypt(make([]byte, minMaxFrame)); err != nil {
+		if err := l.decrypt(make([]byte, blockingBuffer)); err != nil {
 			lp.end(l, err)
 			return
 		}
@@ -302,7 +302,7 @@ func (lp *loop) end(l *link, err error) {
 	r.drop(lp.sh.pool)
 	lp.sh.lock()
 	if p != nil {
-		l.c.finishWrite(p, err)
+		l.finishWrite(p, err)
 	}
 	l.lose(err)
 	close(l.gone)

@@ -74,7 +74,7 @@ func TestTurnsAreShared(t *testing.T) {
 	for range strangers*each + 2 {
 		<-s.ended
 	}
-	if at := slices.Index(order, "/innocent"); at > 1+strangers*turnHeads {
+	if at := slices.Index(order, "/innocent"); at > 1+strangers*turnPlans {
 		t.Errorf("%d requests that came at once were handled before another's one", at)
 	}
 }
@@ -132,7 +132,7 @@ func TestOneTurnEach(t *testing.T) {
 	for range strangers*each + 2 {
 		<-s.ended
 	}
-	if at > sent+roundHeads+strangers*turnHeads {
+	if at > sent+roundHeads+strangers*turnPlans {
 		t.Errorf("%d requests that waited were handled before another's one", at-sent)
 	}
 }

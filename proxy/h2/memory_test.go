@@ -2,61 +2,14 @@ package h2
 
 import (
 	"net/http"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 )
-
-// A connection that holds more than its share gets no credit and no stream; others do, and so does
-// it when its bodies have gone on.
-func TestGreedyConnectionWaits(t *testing.T) {
-	r := newRig(t)
-	r.e.memory = hold.New(4 << 20)
-	c := r.client()
-	stuck := r.ep
-	for id := uint32(1); id <= 15; id += 2 { // 2 MiB
-		c.request(id, "POST", false)
-		c.upload(id, int(r.e.lim.streamWindow))
-		r.e.report(1)
-	}
-	if c.c.queued > 2<<20 || c.c.recv > r.e.lim.clientWindow/2 || !c.c.greedy() {
-		t.Fatalf("%d bytes are held, and %d more may come", c.c.queued, c.c.recv)
-	}
-	c.see()
-	c.get(17)
-	c.want("RST 17 REFUSED_STREAM")
-	r.ep = r.endpoint("healthy")
-	other := r.client()
-	other.request(1, "POST", false)
-	other.data(1, "hello", true)
-	b := r.backend(1)
-	b.respond(b.c.maxID, "hi")
-	other.want("HEADERS 1 :status=200", `DATA 1 "hi" END`)
-	b = r.backend(0)
-	b.grow(0, 4<<20)
-	for id := uint32(1); id <= 15; id += 2 {
-		b.grow(id, 4<<20)
-	}
-	r.e.report(1)
-	r.tick(tickEvery)
-	if c.c.queued != 0 || c.c.recv < r.e.lim.clientWindow/2 || c.c.greedy() {
-		t.Errorf("%d bytes are held, and %d may come", c.c.queued, c.c.recv)
-	}
-	c.get(19)
-	r.backend(1).respond(r.backend(1).c.maxID, "hi")
-	if got := strings.Join(c.see(), "|"); !strings.Contains(got, `DATA 19 "hi" END`) {
-		t.Errorf("the client sees %s", got)
-	}
-	r.e.lose(c.c, errServerEnded)
-	r.e.lose(other.c, errServerEnded)
-	r.e.retire(stuck, 0)
-	r.run()
-	r.clean()
-}
 
 // Clients that take nothing make the process hold no more than its bound, and harm nobody who does.
 func TestSlowReadersStayWithinBound(t *testing.T) { onDrivers(t, testSlowReaders) }
@@ -96,7 +49,7 @@ func testSlowReaders(t *testing.T, driver string) {
 		got()
 		refused = total(t, bound, "fairlead_memory_refused_total")
 	}
-	for end := time.Now().Add(4 * tickEvery); time.Now().Before(end); {
+	for end := time.Now().Add(4 * engine.TickEvery); time.Now().Before(end); {
 		got()
 	}
 	if bound.Over() > limit/4 {

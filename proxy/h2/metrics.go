@@ -4,57 +4,9 @@ import (
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
-
-// counters are what one engine counts. They are written under the shard's mutex and read by a scrape without it.
-type counters struct {
-	conns    [2]atomic.Int64 // by side
-	streams  atomic.Int64    // of clients
-	resets   [resetCauses]atomic.Int64
-	sent     [2]atomic.Int64 // GOAWAY by side
-	received [2]atomic.Int64
-	floods   atomic.Int64
-	queued   atomic.Int64 // bytes of chunks that hold bodies
-	panics   atomic.Int64
-	output   atomic.Int64 // bytes that the driver has taken and not yet written
-}
-
-// resetCause is why a stream was reset. One reset of a forwarded stream counts once, although both its sides see RST_STREAM.
-type resetCause uint8
-
-const (
-	resetByClient  resetCause = iota // the client sent RST_STREAM
-	resetByBackend                   // the backend did
-	resetByLimit                     // more streams than SETTINGS_MAX_CONCURRENT_STREAMS allows
-	resetProtocol                    // a peer broke the protocol on the stream
-	resetByLane                      // a deadline, a drain, a handler that panicked, an upload that nobody wants
-	resetCauses
-)
-
-func (c resetCause) String() string {
-	return [resetCauses]string{"client", "backend", "limit", "protocol", "lane"}[c]
-}
-
-func (c dir) String() string { return [2]string{"client", "backend"}[c] }
-
-func (n *counters) reset(c resetCause) { n.resets[c].Add(1) }
-
-// aborted counts a reset that the engine decided on. What a peer began was counted when its frame came.
-func (n *counters) aborted(r Reason) {
-	switch r {
-	case ReasonDeadline, ReasonDrain, ReasonAbort, ReasonRetired:
-		n.reset(resetByLane)
-	default:
-	}
-}
-
-// failed counts a connection that was closed for a connection error.
-func (n *counters) failed(err *connError) {
-	if err.code == http2.ErrCodeEnhanceYourCalm {
-		n.floods.Add(1)
-	}
-}
 
 // collector shows the counters of all shards, added up at scrape time: nothing is shared between shards while they work.
 type collector struct {
@@ -93,25 +45,25 @@ func (c *collector) Describe(to chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c *collector) Collect(to chan<- prometheus.Metric) {
-	show := func(d *prometheus.Desc, kind prometheus.ValueType, of func(n *counters) *atomic.Int64, labels ...string) {
+	show := func(d *prometheus.Desc, kind prometheus.ValueType, of func(n *engine.Counters) *atomic.Int64, labels ...string) {
 		sum := int64(0)
 		for _, sh := range c.shards {
-			sum += of(&sh.e.count).Load()
+			sum += of(&sh.e.Count).Load()
 		}
 		to <- prometheus.MustNewConstMetric(d, kind, float64(sum), labels...)
 	}
 	const gauge, counter = prometheus.GaugeValue, prometheus.CounterValue
-	for _, side := range []dir{up, down} {
-		show(c.conns, gauge, func(n *counters) *atomic.Int64 { return &n.conns[side] }, side.String())
-		show(c.goAways, counter, func(n *counters) *atomic.Int64 { return &n.sent[side] }, side.String(), "sent")
-		show(c.goAways, counter, func(n *counters) *atomic.Int64 { return &n.received[side] }, side.String(), "received")
+	for side, label := range [...]string{"client", "backend"} {
+		show(c.conns, gauge, func(n *engine.Counters) *atomic.Int64 { return &n.Conns[side] }, label)
+		show(c.goAways, counter, func(n *engine.Counters) *atomic.Int64 { return &n.Sent[side] }, label, "sent")
+		show(c.goAways, counter, func(n *engine.Counters) *atomic.Int64 { return &n.Received[side] }, label, "received")
 	}
-	for cause := range resetCauses {
-		show(c.resets, counter, func(n *counters) *atomic.Int64 { return &n.resets[cause] }, cause.String())
+	for cause, label := range [...]string{"client", "backend", "limit", "protocol", "lane"} {
+		show(c.resets, counter, func(n *engine.Counters) *atomic.Int64 { return &n.Resets[cause] }, label)
 	}
-	show(c.streams, gauge, func(n *counters) *atomic.Int64 { return &n.streams })
-	show(c.floods, counter, func(n *counters) *atomic.Int64 { return &n.floods })
-	show(c.panics, counter, func(n *counters) *atomic.Int64 { return &n.panics })
-	show(c.buffered, gauge, func(n *counters) *atomic.Int64 { return &n.queued }, "streams")
-	show(c.buffered, gauge, func(n *counters) *atomic.Int64 { return &n.output }, "connections")
+	show(c.streams, gauge, func(n *engine.Counters) *atomic.Int64 { return &n.Streams })
+	show(c.floods, counter, func(n *engine.Counters) *atomic.Int64 { return &n.Floods })
+	show(c.panics, counter, func(n *engine.Counters) *atomic.Int64 { return &n.Panics })
+	show(c.buffered, gauge, func(n *engine.Counters) *atomic.Int64 { return &n.Queued }, "streams")
+	show(c.buffered, gauge, func(n *engine.Counters) *atomic.Int64 { return &n.Output }, "connections")
 }

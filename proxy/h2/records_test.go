@@ -104,7 +104,7 @@ func testKeyUpdateFlood(t *testing.T, driver string) {
 		}
 	}
 	// What the socket held when the connection was ended is not known here.
-	if n := s.server.shards[0].e.count.floods.Load(); n != 1 {
+	if n := s.server.shards[0].e.Count.Floods.Load(); n != 1 {
 		t.Errorf("after %d key updates in %v %d connections were ended", sent, time.Since(began), n)
 	}
 }

@@ -9,22 +9,17 @@ import (
 // parked streams.
 type resumptions struct {
 	mu   sync.Mutex // guards what follows; taken without the shard's, or within it
-	list []resumption
+	list []func()
 	busy bool // a goroutine is applying them
-}
-
-type resumption struct {
-	t    *ticket
-	plan Plan
 }
 
 // resume applies a plan, or leaves it to whoever is applying others. Thousands of requests may wait
 // for the same answer: one goroutine at a time asks for the mutex on their behalf, so that the loop
 // gets it after a turn of theirs, and what they send is written together.
-func (sh *shard) resume(t *ticket, p Plan) {
+func (sh *shard) resume(apply func()) {
 	r := &sh.resumed
 	r.mu.Lock()
-	r.list = append(r.list, resumption{t, p})
+	r.list = append(r.list, apply)
 	busy := r.busy
 	r.busy = true
 	r.mu.Unlock()
@@ -32,18 +27,21 @@ func (sh *shard) resume(t *ticket, p Plan) {
 		return
 	}
 	for list := r.take(); list != nil; list = r.take() {
-		for turn := range slices.Chunk(list, turnHeads) {
+		for turn := range slices.Chunk(list, turnPlans) {
 			sh.lock()
-			for i := range turn {
-				sh.e.resumed(turn[i].t, turn[i].plan)
+			for _, apply := range turn {
+				apply()
 			}
 			sh.settle()
 		}
 	}
 }
 
+// turnPlans is how many plans are applied in one turn: as many as requests are decided in one of a connection.
+const turnPlans = 64
+
 // take returns all there are; nil: there is none, and the next one is another goroutine's.
-func (r *resumptions) take() []resumption {
+func (r *resumptions) take() []func() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	list := r.list

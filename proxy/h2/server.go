@@ -14,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 )
 
@@ -40,7 +41,9 @@ type Config struct {
 	// Metrics gets the lane's own metrics; a second Server needs a registerer of its own. nil: unregistered.
 	Metrics prometheus.Registerer
 
-	portable bool // a reader goroutine per connection even where there is an event loop: for tests
+	// For tests.
+	stall    time.Duration // see engine.Config
+	portable bool          // a reader goroutine per connection even where there is an event loop
 }
 
 func (c *Config) logger() *slog.Logger {
@@ -48,20 +51,6 @@ func (c *Config) logger() *slog.Logger {
 		return slog.New(slog.DiscardHandler)
 	}
 	return c.Logger
-}
-
-func (c *Config) limits() limits {
-	l := defaultLimits()
-	if c.MaxStreams > 0 {
-		l.maxStreams = c.MaxStreams
-	}
-	if c.MaxHeaderBytes > 0 {
-		l.maxHeader = c.MaxHeaderBytes
-	}
-	if c.IdleTimeout > 0 {
-		l.idle = c.IdleTimeout
-	}
-	return l
 }
 
 // shards leaves half of the processors to handshakes, handlers and the collector of garbage. Fewer shards batch more: each has
@@ -103,7 +92,7 @@ func New(cfg Config) *Server {
 // Run serves connections until ctx ends, then closes every connection at once and waits for what it started. It does the same, and returns an error, if connections
 // cannot be waited for.
 func (s *Server) Run(ctx context.Context) error {
-	ticker := time.NewTicker(tickEvery)
+	ticker := time.NewTicker(engine.TickEvery)
 	defer ticker.Stop()
 	broken := make(chan error, len(s.shards))
 	var loops sync.WaitGroup
@@ -182,15 +171,27 @@ func (s *Server) Serve(hs *http.Server, conn *tls.Conn, h http.Handler) {
 	s.links.Add(1)
 	defer s.links.Done()
 	l := sh.newLink(conn)
+	l.info = info
 	sh.lock()
 	if sh.ended {
 		sh.settle()
 		l.discard()
 		return
 	}
-	l.attach(sh.e.acceptClient(info))
+	l.attach(sh.e.AcceptClient())
 	sh.settle()
 	l.serve()
+}
+
+// ConnInfo is what Decide may know of the client's connection.
+type ConnInfo struct {
+	Remote net.Addr            // the client's address
+	Local  net.Addr            // ours
+	TLS    tls.ConnectionState // after the handshake
+	// Value is free for Decide, which is never called twice at once for one connection: caches per connection live here.
+	Value any
+
+	ctx context.Context // what requests that are served here derive theirs from
 }
 
 // Context is what net/http made of Server.BaseContext and ConnContext.
@@ -206,7 +207,7 @@ func (c *ConnInfo) Context() context.Context {
 func (s *Server) Retire(ep *Endpoint, grace time.Duration) {
 	for _, sh := range s.shards {
 		sh.lock()
-		sh.e.retire(ep, grace)
+		sh.e.Retire(ep, grace)
 		sh.settle()
 	}
 }
@@ -216,7 +217,30 @@ func (s *Server) Retire(ep *Endpoint, grace time.Duration) {
 func (s *Server) Eject(ep *Endpoint) {
 	for _, sh := range s.shards {
 		sh.lock()
-		sh.e.eject(ep)
+		sh.e.Eject(ep)
+		sh.settle()
+	}
+}
+
+// Leave is told that upstreams share connections no more: their requests that wait for a shared one choose again, those that were sent go on. on is called for each
+// connection that long-running ones are on; it must not block. What was picked before Leave is called is seen by it.
+func (s *Server) Leave(of []*Upstream, on func(of *Upstream, c *tls.Conn)) {
+	set := make(map[*Upstream]bool, len(of))
+	for _, u := range of {
+		set[u] = true
+	}
+	for _, sh := range s.shards {
+		sh.lock()
+		sh.e.Leave(set, func(u *Upstream, c *engine.Conn) { on(u, linkOf(c).tls) })
+		sh.settle()
+	}
+}
+
+// End ends an upstream's long-running requests on one connection, which others go on to use.
+func (s *Server) End(of *Upstream, on *tls.Conn) {
+	for _, sh := range s.shards {
+		sh.lock()
+		sh.e.EndOn(func(c *engine.Conn) bool { return linkOf(c).tls == on }, of)
 		sh.settle()
 	}
 }
@@ -227,7 +251,7 @@ func (s *Server) SendAway() {
 	for _, sh := range s.shards {
 		for more := true; more; {
 			sh.lock()
-			more = sh.e.sendAway()
+			more = sh.e.SendAway()
 			sh.settle()
 		}
 	}
@@ -237,7 +261,7 @@ func (s *Server) SendAway() {
 func (s *Server) EndLongRunning() {
 	for _, sh := range s.shards {
 		sh.lock()
-		sh.e.endGuests(ReasonDrain)
+		sh.e.EndGuests(ReasonDrain)
 		sh.settle()
 	}
 }
@@ -247,16 +271,16 @@ func (s *Server) EndLongRunning() {
 func (s *Server) Shutdown(ctx context.Context, grace time.Duration) error {
 	for _, sh := range s.shards {
 		sh.lock()
-		sh.e.drain(grace)
+		sh.e.Drain(grace)
 		sh.settle()
 	}
 	const every = 20 * time.Millisecond // short against any grace, long against the work of looking
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
 	for {
-		n := 0
+		n := int64(0)
 		for _, sh := range s.shards {
-			n += sh.clients()
+			n += sh.e.Count.Conns[0].Load() // clients
 		}
 		if n == 0 {
 			return nil

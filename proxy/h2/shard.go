@@ -7,16 +7,17 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"runtime/debug"
 	"sync"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
 // shard is one engine with the mutex that guards it. Clients' connections are spread over the shards; each shard has its own
 // connections to the backends, so that a request never crosses shards.
 type shard struct {
 	mu  sync.Mutex // guards e and everything reachable from it, and the links' fields that say so
-	e   *engine
+	e   *engine.Engine
 	log *slog.Logger
 
 	ctx     context.Context // ends when the server ends: for dials
@@ -24,7 +25,7 @@ type shard struct {
 	closed  func(ep *Endpoint, c *tls.Conn)
 	started time.Time // the engine's clock counts from here
 	pool    *buffers
-	batches sync.Pool
+	work    sync.Pool       // of *engine.Work
 	links   *sync.WaitGroup // counts links and what they started
 	loop    *loop           // nil: every link has a goroutine
 	ended   bool            // no connection is taken any more; guarded by mu
@@ -35,7 +36,17 @@ type shard struct {
 const dialTimeout = 10 * time.Second
 
 func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buffers) *shard {
-	sh := &shard{log: cfg.logger(), ctx: ctx, dial: cfg.Dial, closed: cfg.Closed, started: time.Now(), pool: bufs, links: links, e: newEngine(cfg.limits())}
+	sh := &shard{log: cfg.logger(), ctx: ctx, dial: cfg.Dial, closed: cfg.Closed, started: time.Now(), pool: bufs, links: links}
+	sh.e = engine.New(engine.Config{
+		Decide: func(c *engine.Conn, h *Head, resume func(Plan)) (Plan, bool) {
+			return cfg.Decide(linkOf(c).info, h, resume)
+		},
+		Resume: sh.resume, Serve: sh.local, Caught: sh.caught, Taken: taken, Unread: unread, Clock: time.Now,
+		Dial: func(ep *Endpoint, dialled func(error) *engine.Conn) { //nolint:contextcheck // dials end with the shard's own ctx
+			links.Go(func() { sh.connect(ep, dialled) })
+		},
+		Memory: cfg.Memory, MaxStreams: cfg.MaxStreams, MaxHeader: cfg.MaxHeaderBytes, Idle: cfg.IdleTimeout, Stall: cfg.stall,
+	})
 	if !cfg.portable {
 		if lp, err := newLoop(sh); err == nil {
 			sh.loop = lp
@@ -43,28 +54,7 @@ func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buf
 			sh.log.Warn("serving without an event loop", "err", err)
 		}
 	}
-	sh.batches.New = func() any { return &batch{} }
-	sh.e.memory = cfg.Memory
-	sh.e.decide = cfg.Decide
-	sh.e.resume = sh.resume
-	sh.e.caught = sh.caught
-	sh.e.taken = func(c *conn) uint64 {
-		if c.link == nil || c.link.raw == nil {
-			return 0
-		}
-		return c.link.raw.taken()
-	}
-	sh.e.unread = func(c *conn) bool { return c.link != nil && c.link.raw != nil && c.link.raw.unread() }
-	sh.e.serve = func(l *local) func() {
-		l.sh, l.cond.L = sh, &sh.mu
-		return func() {
-			l.prepare()
-			sh.links.Go(l.run)
-		}
-	}
-	sh.e.dial = func(p *pool) func() { //nolint:contextcheck // dials end with the shard's own ctx
-		return func() { sh.links.Go(func() { sh.connect(p) }) }
-	}
+	sh.work.New = func() any { return &engine.Work{} }
 	return sh
 }
 
@@ -72,167 +62,63 @@ func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buf
 func (sh *shard) lock() {
 	now := time.Since(sh.started)
 	sh.mu.Lock()
-	sh.e.now = max(sh.e.now, now)
-}
-
-// batch is what one turn of an engine wants done. It is filled under the mutex and worked off without it.
-type batch struct {
-	writes []write
-	closes []*link
-	calls  []call
-}
-
-type write struct {
-	c    *conn
-	buf  []byte
-	err  error
-	left bool // the socket is full: a goroutine of the link's own goes on
+	sh.e.Advance(now)
 }
 
 // settle does what the engine wants done, and releases the mutex. Output is written first: what waits for the network should not wait
 // for a log line.
 func (sh *shard) settle() {
 	e := sh.e
-	e.report(reportStep)
-	e.shed()
-	if len(e.dirty) == 0 && len(e.calls) == 0 {
+	if !e.Due() {
 		sh.mu.Unlock()
 		return
 	}
-	b := sh.batches.Get().(*batch)
-	for b.collect(e) {
+	w := sh.work.Get().(*engine.Work)
+	for e.Collect(w) {
 		sh.mu.Unlock()
-		for i := range b.writes {
-			w := &b.writes[i]
-			w.left, w.err = w.c.link.write(w.buf)
+		for i := range w.Writes {
+			o := &w.Writes[i]
+			o.Left, o.Err = linkOf(o.Conn).write(o.Buf)
 		}
-		b.run(sh)
+		for _, c := range w.Closes {
+			linkOf(c).shut()
+		}
+		e.Tell(w)
 		sh.mu.Lock()
-		b.written()
+		for i := range w.Writes {
+			if o := &w.Writes[i]; !o.Left {
+				linkOf(o.Conn).finishWrite(o.Buf, o.Err)
+			}
+		}
 	}
-	e.report(reportStep)
 	sh.mu.Unlock()
-	sh.batches.Put(b)
+	sh.work.Put(w)
 }
 
-// collect takes what there is to do; false: nothing.
-func (b *batch) collect(e *engine) bool {
-	for i, c := range e.dirty {
-		e.dirty[i] = nil
-		c.dirty = false
-		switch {
-		case c.gone || c.link == nil:
-		case c.cut:
-			b.closes = append(b.closes, c.link)
-		case c.flushing: // whoever is writing looks again
-			c.weigh()
-		case len(c.out) > 0:
-			c.flushing = true
-			b.writes = append(b.writes, write{c: c, buf: c.take()})
-		case c.closing:
-			b.closes = append(b.closes, c.link)
-		}
-	}
-	e.dirty = e.dirty[:0]
-	b.calls, e.calls = e.calls, b.calls[:0]
-	return len(b.writes) > 0 || len(b.closes) > 0 || len(b.calls) > 0
-}
-
-func (b *batch) run(sh *shard) {
-	for i, l := range b.closes {
-		l.shut()
-		b.closes[i] = nil
-	}
-	b.closes = b.closes[:0]
-	for i := range b.calls {
-		sh.call(&b.calls[i])
-		b.calls[i] = call{}
-	}
-}
-
-func (sh *shard) call(c *call) {
-	defer func() {
-		if v := recover(); v != nil { // the engine is none the worse for it
-			sh.e.count.panics.Add(1)
-			sh.say(v, debug.Stack())
-		}
-	}()
-	switch {
-	case c.over:
-		c.guest.end()
-	case c.guest != nil:
-		c.guest.wake(c.dir)
-	case c.do != nil:
-		c.do()
-	default:
-		c.done(c.outcome)
-	}
-}
-
-// caught has a panic of the engine logged. The shard's mutex is held.
-func (sh *shard) caught(v any, stack []byte) { sh.e.after(func() { sh.say(v, stack) }) }
-
-func (sh *shard) say(v any, stack []byte) {
+// caught logs a panic of the engine.
+func (sh *shard) caught(v any, stack []byte) {
 	sh.log.Error("frame lane panicked", "panic", fmt.Sprint(v), "stack", string(stack))
-}
-
-// written tells the engine what became of the output.
-func (b *batch) written() {
-	for i := range b.writes {
-		w := &b.writes[i]
-		if !w.left {
-			w.c.finishWrite(w.buf, w.err)
-		}
-		*w = write{}
-	}
-	b.writes = b.writes[:0]
-}
-
-// finishWrite ends a write: the output may have grown meanwhile, and streams that waited for room go on.
-func (c *conn) finishWrite(buf []byte, err error) {
-	c.wrote(buf, err)
-	c.link.room.Broadcast()
-	if c.link.paused.Load() && !c.over() {
-		c.link.loop.unpause(c.link)
-	}
-}
-
-func (c *conn) wrote(buf []byte, err error) {
-	defer c.e.rescue(c)
-	c.flushing = false
-	c.e.buffers.Put(buf)
-	if err != nil {
-		c.written()
-		c.cut = true
-		c.e.lose(c, err)
-		c.touch()
-	} else {
-		c.flushed()
-		if len(c.out) > 0 || c.closing {
-			c.touch()
-		}
-	}
 }
 
 // tick lets the engine's timers run.
 func (sh *shard) tick() {
 	now := time.Since(sh.started)
 	sh.mu.Lock()
-	sh.e.overslept(now)
-	sh.e.tick(now)
-	if sh.e.rests() {
+	sh.e.Overslept(now)
+	sh.e.Tick(now)
+	if sh.e.Rests() {
 		sh.pool.out.drop()
 	}
 	sh.settle()
 }
 
-// connect dials for a pool and serves the connection until it ends.
-func (sh *shard) connect(p *pool) {
+// connect dials and serves the connection until it ends.
+func (sh *shard) connect(ep *Endpoint, dialled func(error) *engine.Conn) {
 	ctx, cancel := context.WithTimeout(sh.ctx, dialTimeout)
-	tc, err := sh.dial(ctx, p.ep, wrapConn)
+	tc, err := sh.dial(ctx, ep, wrapConn)
 	cancel()
 	if err == nil && sh.closed != nil {
-		defer sh.closed(p.ep, tc)
+		defer sh.closed(ep, tc)
 	}
 	if err == nil && tc.ConnectionState().NegotiatedProtocol != "h2" {
 		_ = tc.Close()
@@ -240,19 +126,19 @@ func (sh *shard) connect(p *pool) {
 	}
 	if err != nil {
 		sh.lock()
-		sh.e.dialFailed(p, err)
+		dialled(err)
 		sh.settle()
 		return
 	}
 	l := sh.newLink(tc)
 	sh.lock()
 	if sh.ended {
-		sh.e.dialFailed(p, errServerEnded)
+		dialled(errServerEnded)
 		sh.settle()
 		l.discard()
 		return
 	}
-	l.attach(sh.e.connected(p))
+	l.attach(dialled(nil))
 	sh.settle()
 	l.serve()
 }
@@ -268,24 +154,6 @@ func (sh *shard) end() {
 // cutAll closes all connections at once.
 func (sh *shard) cutAll(err error) {
 	sh.lock()
-	for _, c := range append([]*conn(nil), sh.e.conns...) {
-		c.cut = true
-		sh.e.lose(c, err)
-		c.touch()
-	}
-	sh.e.cutGuests(err)
+	sh.e.CutAll(err)
 	sh.settle()
-}
-
-// clients counts the clients' connections.
-func (sh *shard) clients() int {
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	n := 0
-	for _, c := range sh.e.conns {
-		if c.side == up {
-			n++
-		}
-	}
-	return n
 }

@@ -16,14 +16,12 @@ func TestSlowReaderIsNotStalled(t *testing.T) { onRecordDrivers(t, testSlowReade
 
 func testSlowReaderIsNotStalled(t *testing.T, driver string) {
 	const stall = time.Second
-	s := newStand(t, driver, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	s := &stand{t: t, ended: make(chan Outcome, 1), backend: newBackend(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write(bytes.Repeat([]byte("s"), 32<<20))
-	}), nil)
-	for _, sh := range s.server.shards {
-		sh.lock()
-		sh.e.lim.stall = stall
-		sh.settle()
-	}
+	}))}
+	plan := forward(endpoint(s.backend.Listener.Addr().String()))
+	plan.Done = s.done
+	s.start(Config{portable: driver != "loop", stall: stall, Decide: func(*ConnInfo, *Head, func(Plan)) (Plan, bool) { return plan, true }})
 	raw, err := new(net.Dialer).DialContext(t.Context(), "tcp", s.addr)
 	if err != nil {
 		t.Fatal(err)

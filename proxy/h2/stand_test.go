@@ -87,7 +87,7 @@ func newStand(t *testing.T, driver string, h http.Handler, change func(h *Head, 
 // caught counts the panics that were survived.
 func (s *stand) caught() (n int64) {
 	for _, sh := range s.server.shards {
-		n += sh.e.count.panics.Load()
+		n += sh.e.Count.Panics.Load()
 	}
 	return n
 }

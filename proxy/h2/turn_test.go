@@ -29,45 +29,6 @@ func many(t *testing.T, n int, path string) []byte {
 	return all.Bytes()
 }
 
-// A turn under the mutex ends after so many requests, whatever has come.
-func TestTurnHasSoManyHeads(t *testing.T) {
-	r := newRig(t)
-	c := r.client()
-	b := many(t, 200, "/")
-	for _, want := range []int{64, 128, 192, 200} {
-		b = r.e.feed(c.c, b)
-		if n := len(c.c.streams); n != want {
-			t.Fatalf("%d requests are under way, want %d", n, want)
-		}
-	}
-	if len(b) > 0 {
-		t.Errorf("%d bytes are left", len(b))
-	}
-}
-
-// What waits for another turn is counted once as input, and as held as long as it waits.
-func TestTurnsCountInputOnce(t *testing.T) {
-	r := newRig(t)
-	c := r.client()
-	c.c.bytesIn = 0
-	b := many(t, 200, "/")
-	held := func() int { return c.c.weight - c.c.heads - len(c.c.out) - 2*c.c.inflight }
-	rest := r.e.feed(c.c, b)
-	if n := held(); n != len(rest) {
-		t.Errorf("%d bytes wait, and %d are counted", len(rest), n)
-	}
-	r.feed(c.c, rest)
-	if n := held(); n != 0 || c.c.bytesIn != int64(len(b)) {
-		t.Errorf("%d bytes have come in; %d are counted, and %d as waiting", len(b), c.c.bytesIn, n)
-	}
-	lost := r.client()
-	r.e.feed(lost.c, b)
-	r.e.lose(lost.c, errServerEnded)
-	if n := lost.c.weight; n != 0 {
-		t.Errorf("%d bytes of a connection that has ended are counted", n)
-	}
-}
-
 // What a turn has left is handled in the next one, on every driver.
 func TestMoreThanATurn(t *testing.T) {
 	for _, driver := range drivers {
@@ -76,10 +37,10 @@ func TestMoreThanATurn(t *testing.T) {
 				p.Forward, p.Answer = nil, &Answer{Status: 200, Fields: []hpack.HeaderField{field(":status", "200")}}
 			})
 			c := s.greet()
-			if _, err := c.Write(many(t, 3*turnHeads, "/")); err != nil {
+			if _, err := c.Write(many(t, 3*turnPlans, "/")); err != nil {
 				t.Fatal(err)
 			}
-			for range 3 * turnHeads {
+			for range 3 * turnPlans {
 				<-s.ended
 			}
 		})

@@ -167,9 +167,7 @@ func (w *writer) flush(p []byte) error {
 func (l *local) begin(status int, fields []hpack.HeaderField) {
 	l.sh.lock()
 	defer l.leave()
-	if l.s != nil {
-		l.sh.e.localHead(l.s, status, fields)
-	}
+	l.Head(status, fields)
 }
 
 // send passes p on, as fast as the client takes it.
@@ -188,14 +186,14 @@ func (l *local) send(p []byte) error {
 func (l *local) sendPart(p []byte) error {
 	l.sh.lock()
 	defer l.leave()
-	for l.s != nil && l.s.half[down].q.size >= localBuffer {
-		l.cond.Wait()
+	for l.Queued() >= localBuffer {
+		l.Changed.Wait()
 	}
-	if l.s == nil {
-		return l.gone(down)
+	if l.Gone() {
+		return l.gone(writing)
 	}
 	if len(p) > 0 {
-		l.sh.e.push(l.s, down, p, false)
+		l.Send(p)
 	}
 	return nil
 }
@@ -225,17 +223,14 @@ func (w *writer) finish() {
 	}
 	w.l.sh.lock()
 	defer w.l.leave()
-	if s := w.l.s; s != nil { // all of it in one turn: one write
-		if body := len(w.buf) > 0 && !w.head; !w.sent && (body || len(trailers) > 0) {
-			w.l.sh.e.localHead(s, w.status, w.fields)
-			if body {
-				w.l.sh.e.push(s, down, w.buf, false)
-			}
-		}
-		if w.l.s != nil {
-			w.l.sh.e.localEnd(w.l, w.status, w.fields, trailers)
+	// All of it in one turn: one write.
+	if body := len(w.buf) > 0 && !w.head; !w.sent && (body || len(trailers) > 0) {
+		w.l.Head(w.status, w.fields)
+		if body {
+			w.l.Send(w.buf)
 		}
 	}
+	w.l.End(w.status, w.fields, trailers)
 }
 
 func (w *writer) trailerFields() []hpack.HeaderField {

@@ -1,0 +1,110 @@
+package engine
+
+import (
+	"strings"
+	"testing"
+
+	"golang.org/x/net/http2"
+)
+
+// amplify asks with a field that the table holds, times over: a few bytes that stand for many.
+func (p *peer) amplify(id uint32, times int) int {
+	p.headers(id, true, ":method=GET", ":scheme=https", ":authority=a", ":path=/")
+	block := p.block.Bytes()
+	for range times {
+		block = append(block, 0x80|62) // the entry that came last
+	}
+	p.to.Reset()
+	_ = p.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block, EndStream: true, EndHeaders: true})
+	n := p.to.Len()
+	p.flush()
+	return n
+}
+
+// Small heads that stand for large ones make neither connections nor output without end: not to backends that read
+// nothing, and not for who has many connections.
+func TestAmplifiedHeads(t *testing.T) {
+	r := newRig(t)
+	r.plan.Retries = 2
+	sent, ended := 0, 0
+	for range 10 {
+		c := r.client()
+		c.get(1, "x-large="+strings.Repeat("v", 3900))
+		for id := uint32(3); id < 600 && !c.c.closing; id += 2 {
+			sent += c.amplify(id, 57)
+			for _, b := range r.backends {
+				if !b.c.started {
+					b.takes(250)
+				}
+				b.silent = true
+			}
+		}
+		if c.c.closing {
+			ended++
+		}
+	}
+	out := 0
+	for _, b := range r.backends {
+		out += len(b.c.out)
+	}
+	t.Logf("%d bytes, %d connections, %d MiB", sent, len(r.backends), out>>20)
+	if len(r.backends) > 1 || out > r.e.lim.backlogLimit+r.e.lim.maxHeader {
+		t.Errorf("%d bytes of heads made %d connections with %d bytes of output", sent, len(r.backends), out)
+	}
+	if ended != 10 {
+		t.Errorf("%d connections were ended", ended)
+	}
+}
+
+// long asks with a head of 200 KiB.
+func (p *peer) long(id uint32) {
+	p.headers(id, true, ":method=GET", ":scheme=https", ":authority=a", ":path=/", "x-large="+strings.Repeat("{", 200<<10))
+	block := p.block.Bytes()
+	p.to.Reset()
+	_ = p.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block[:minMaxFrame], EndStream: true})
+	for block = block[minMaxFrame:]; len(block) > 0; {
+		n := min(len(block), minMaxFrame)
+		_ = p.fr.WriteContinuation(id, n == len(block), block[:n])
+		block = block[n:]
+	}
+	p.flush()
+}
+
+// A connection's unanswered heads are bounded, however honestly they were sent.
+func TestUnansweredHeads(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	refused := uint32(0)
+	for id := uint32(1); id < 60; id += 2 {
+		c.long(id)
+		if refused == 0 && c.c.wasReset(id) {
+			refused = id
+		}
+	}
+	if got := 200 << 10 * int(refused-1) / 2; refused == 0 || got > maxHeads || c.c.heads > maxHeads {
+		t.Fatalf("%d streams of 200 KiB are taken, %d bytes", (refused-1)/2, c.c.heads)
+	}
+	b := r.backend(0)
+	b.respond(1, "")
+	c.long(101)
+	if c.c.wasReset(101) {
+		t.Error("refused although one was answered")
+	}
+}
+
+// What real clients send costs nothing: tokens, groups and long selectors, from the table or not.
+func TestOrdinaryHeadsAreFree(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	fields := []string{"authorization=Bearer " + strings.Repeat("t", 3000), "user-agent=" + strings.Repeat("u", 300)}
+	for range 60 {
+		fields = append(fields, "impersonate-group="+strings.Repeat("g", 20)+string(rune('a'+len(fields)%26)))
+	}
+	before := c.c.budget
+	for id := uint32(1); id < 200; id += 2 {
+		c.get(id, fields...)
+	}
+	if c.c.budget != before {
+		t.Errorf("budget %+v, was %+v", c.c.budget, before)
+	}
+}

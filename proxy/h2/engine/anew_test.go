@@ -1,0 +1,333 @@
+package engine
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+)
+
+// Attacks that were tried when the engine's bounds had been set; docs/security.md lists them ("Tried anew").
+
+// A backend that begins each connection and ends it again, having taken no request or given back those that it took as one
+// too many, is not dialled as fast as handshakes go: those who wait have no answer, and no try of theirs is used up.
+func TestBackendThatOnlyGreets(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		greet func(b *peer)
+	}{
+		{"takes no stream and goes", func(b *peer) {
+			_ = b.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 0})
+			_ = b.fr.WriteGoAway(0, http2.ErrCodeNo, nil)
+		}},
+		{"says that it takes one, refuses it, and goes", func(b *peer) {
+			_ = b.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 1})
+			b.flush()
+			_ = b.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 0})
+			for id := range b.c.streams {
+				_ = b.fr.WriteRSTStream(id, http2.ErrCodeRefusedStream)
+			}
+			_ = b.fr.WriteGoAway(b.c.maxID, http2.ErrCodeNo, nil)
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newRig(t)
+			r.heldDial = true
+			c := r.client()
+			for id := uint32(1); id < 40; id += 2 {
+				c.get(id)
+			}
+			dials := 0
+			for end := r.e.now + 10*time.Second; r.e.now < end; r.tick(50 * time.Millisecond) {
+				for range 20 { // a handshake takes 2.5 ms
+					if len(r.held) == 0 {
+						break
+					}
+					p := r.held[0]
+					r.held = r.held[1:]
+					dials++
+					b := r.peer(p.dialled(nil))
+					r.backends = append(r.backends, b)
+					r.run()
+					tc.greet(b)
+					b.flush()
+				}
+			}
+			if most := 10 * maxDialing * 5; dials > most {
+				t.Errorf("%d dials in 10 s, at most %d", dials, most)
+			}
+			r.heldDial, r.held = false, nil
+		})
+	}
+}
+
+// Heads and trailers are held, too, while their requests wait: they count against the bound.
+func TestHeldFieldsAreCounted(t *testing.T) {
+	big := "x-big=" + strings.Repeat("b", 15<<10)
+	for _, tc := range []struct {
+		name string
+		ask  func(r *rig, c *peer)
+		want int64
+	}{
+		{"heads of requests that nobody answers", func(_ *rig, c *peer) {
+			for id := uint32(1); id < 20; id += 2 {
+				c.get(id, big)
+			}
+		}, 10 * 15 << 10},
+		{"trailers of uploads that nobody reads", func(r *rig, c *peer) {
+			for id := uint32(1); id < 20; id += 2 {
+				c.request(id, "POST", false)
+				c.upload(id, 65<<10)
+				c.headers(id, true, big)
+				c.flush()
+			}
+		}, 10*(65+15)<<10 - 65<<10},
+		{"trailers of answers that nobody reads", func(r *rig, c *peer) {
+			_ = c.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+			for id := uint32(1); id < 20; id += 2 {
+				c.get(id)
+			}
+			b := r.backend(0)
+			for id := uint32(1); id < 20; id += 2 {
+				b.headers(id, false, ":status=200")
+				_ = b.fr.WriteData(id, false, []byte("x"))
+				b.headers(id, true, big)
+				b.flush()
+			}
+		}, 10 * 15 << 10},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newRig(t)
+			r.e.Memory = hold.New(256 << 20)
+			c := r.client()
+			tc.ask(r, c)
+			if r.e.held < tc.want {
+				t.Errorf("%d bytes are counted, want at least %d", r.e.held, tc.want)
+			}
+			r.e.lose(c.c, errRefused)
+			r.run()
+			for _, b := range r.backends {
+				r.e.lose(b.c, errRefused)
+			}
+			r.run()
+			r.clean()
+		})
+	}
+}
+
+// What a backend may do to the clients of others on its shared connection, and to us, at no charge.
+func TestBackendsTricks(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		do   func(r *rig, c, b *peer)
+		want string
+	}{
+		{"interim answers of 50 KB, without end", func(_ *rig, _, b *peer) {
+			for range 40 {
+				b.headers(1, false, ":status=103", "link="+strings.Repeat("l", 50<<10))
+				b.flush()
+			}
+		}, ":status=502"},
+		{"SETTINGS that flip between none and one stream", func(_ *rig, _, b *peer) {
+			for i := range 20000 {
+				_ = b.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: uint32(i % 2)})
+				for id := range b.c.streams {
+					_ = b.fr.WriteRSTStream(id, http2.ErrCodeRefusedStream)
+				}
+				b.flush()
+			}
+		}, ""},
+		{"trailers twice", func(_ *rig, _, b *peer) {
+			b.headers(1, false, ":status=200")
+			b.headers(1, true, "x-one=1")
+			b.headers(1, true, "x-two=2")
+			b.flush()
+		}, `HEADERS 1 x-one=1 END`},
+		{"trailers that say who asks, and how long it was", func(_ *rig, _, b *peer) {
+			b.headers(1, false, ":status=200")
+			b.headers(1, true, "set-cookie=a", "content-length=9", "x-remote-user=root", "transfer-encoding=chunked", "x-one=1")
+			b.flush()
+		}, `HEADERS 1 x-one=1 END`},
+		{"the length of one answer in another", func(_ *rig, _, b *peer) {
+			b.headers(1, false, ":status=200", "content-length=5", "content-length=6")
+			b.flush()
+		}, ":status=502"},
+		{"a pseudo-field in trailers", func(_ *rig, _, b *peer) {
+			b.headers(1, false, ":status=200")
+			b.headers(1, true, ":status=500")
+			b.flush()
+		}, "RST 1 INTERNAL_ERROR"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newRig(t)
+			r.plan.Retries, r.plan.Again = 2, true
+			c := r.client()
+			c.get(1)
+			b := r.backend(0)
+			tc.do(r, c, b)
+			var got []string
+			for range 5 {
+				r.tick(TickEvery)
+				got = append(got, c.see()...)
+			}
+			if all := strings.Join(got, "|"); tc.want != "" && !strings.Contains(all, tc.want) {
+				t.Errorf("the client sees %.2000s", all)
+			}
+			if r.e.held > 8<<20 {
+				t.Errorf("%d bytes are held", r.e.held)
+			}
+			if n := len(r.backends); n > 5 {
+				t.Errorf("%d connections were made", n)
+			}
+			// The process serves others.
+			r.ep = r.endpoint("other")
+			before := len(r.backends)
+			o := r.client()
+			o.get(1)
+			r.backend(before).respond(1, "hi")
+			o.want("HEADERS 1 :status=200", `DATA 1 "hi" END`)
+		})
+	}
+}
+
+// What a client may make of the counts: none becomes negative, and none is left, whenever it goes.
+func TestClientsTricks(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		do   func(r *rig, c *peer)
+	}{
+		{"reset while parked", func(r *rig, c *peer) {
+			var resume func(Plan)
+			r.decide = func(_ *wire.Head, f func(Plan)) (Plan, bool) { resume = f; return Plan{}, false }
+			c.request(1, "POST", false)
+			c.upload(1, 60<<10)
+			c.rst(1, http2.ErrCodeCancel)
+			resume(r.forward(r.ep))
+			resume(r.forward(r.ep)) // twice
+			r.decide = nil
+		}},
+		{"trailers while parked", func(r *rig, c *peer) {
+			var resume func(Plan)
+			r.decide = func(_ *wire.Head, f func(Plan)) (Plan, bool) { resume = f; return Plan{}, false }
+			c.request(1, "POST", false)
+			c.headers(1, true, "x-remote-user=root", "x-one=1")
+			c.flush()
+			p := r.forward(r.ep)
+			p.Remove = func(name string) bool { return name == "x-one" }
+			resume(p)
+			r.decide = nil
+			if got := strings.Join(r.backend(0).see(), "|"); strings.Contains(got, "root") || strings.Contains(got, "x-one") {
+				r.t.Errorf("the backend sees %s", got)
+			}
+			r.backends[0].respond(1, "ok")
+		}},
+		{"reset while waiting for a connection", func(r *rig, c *peer) {
+			r.heldDial = true
+			c.request(1, "POST", false)
+			c.upload(1, 60<<10)
+			c.rst(1, http2.ErrCodeCancel)
+			r.heldDial = false
+			for _, p := range r.held {
+				r.dialled(p)
+			}
+			r.held = nil
+		}},
+		{"gone while a retry waits", func(r *rig, c *peer) {
+			r.plan.Retries = 2
+			c.request(1, "POST", false)
+			c.upload(1, 60<<10)
+			b := r.backend(0)
+			r.heldDial = true
+			r.e.lose(b.c, errRefused)
+			r.run()
+			r.e.lose(c.c, errRefused)
+			r.run()
+			r.heldDial = false
+			for _, p := range r.held {
+				r.dialled(p)
+			}
+			r.held = nil
+		}},
+		{"a window below zero, and trailers behind it", func(r *rig, c *peer) {
+			c.get(1)
+			b := r.backend(0)
+			b.headers(1, false, ":status=200")
+			_ = b.fr.WriteData(1, false, make([]byte, 30<<10))
+			_ = c.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+			c.flush()
+			_ = b.fr.WriteData(1, false, make([]byte, 30<<10))
+			b.headers(1, true, "x-one=1")
+			b.flush()
+			if got := strings.Join(c.see(), "|"); strings.Contains(got, "x-one") {
+				r.t.Errorf("the client sees %s", got)
+			}
+			c.grow(1, 60<<10)
+			if got := strings.Join(c.see(), "|"); !strings.Contains(got, "HEADERS 1 x-one=1 END") {
+				r.t.Errorf("the client sees %s", got)
+			}
+		}},
+		{"GOAWAY and then streams", func(_ *rig, c *peer) {
+			_ = c.fr.WriteGoAway(0, http2.ErrCodeNo, nil)
+			for id := uint32(1); id < 2000; id += 2 {
+				if c.c.closing {
+					break
+				}
+				c.get(id)
+			}
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newRig(t)
+			c := r.client()
+			tc.do(r, c)
+			r.e.lose(c.c, errRefused)
+			r.run()
+			for _, b := range r.backends {
+				r.e.lose(b.c, errRefused)
+			}
+			r.run()
+			r.clean()
+			if n := r.e.Count.Streams.Load(); n != 0 {
+				t.Errorf("%d streams are counted", n)
+			}
+		})
+	}
+}
+
+// A connection that others share is not charged for what a client does: one that gives up as fast as it may, and drips bodies
+// byte by byte, does not have it ended.
+func TestSharedConnectionOutlivesClients(t *testing.T) {
+	r := newRig(t)
+	watcher := r.client()
+	r.plan.LongRunning = true
+	watcher.get(1)
+	b := r.backend(0)
+	b.headers(1, false, ":status=200")
+	b.flush()
+	r.plan.LongRunning = false
+	for i := range 20 {
+		c := r.client()
+		for id := uint32(1); id < 800 && !c.c.closing; id += 2 {
+			c.request(id, "POST", false)
+			c.data(id, "x", false)
+			sent := b.c.maxID
+			c.rst(id, http2.ErrCodeCancel)
+			b.headers(sent, true, ":status=200") // crosses the reset
+			_ = b.fr.WriteRSTStream(sent, http2.ErrCodeNo)
+			b.flush()
+		}
+		if b.c.closing {
+			t.Fatalf("the shared connection was ended after %d clients: %s", i, fmt.Sprint(b.see()))
+		}
+	}
+	_ = b.fr.WriteData(1, false, []byte("event\n"))
+	b.flush()
+	if got := strings.Join(watcher.see(), "|"); !strings.Contains(got, `event`) {
+		t.Errorf("the watcher sees %s", got)
+	}
+}

@@ -1,0 +1,279 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+)
+
+// maxHeads is how many bytes the heads of one client's requests may have as long as nobody has answered them, here or
+// in what is to be written to backends: 16 KiB for each of 250 streams, of which tokens and groups fill a tenth.
+const maxHeads = 4 << 20
+
+// requestBlock handles a field block from a client: a new request, or trailers. Its fields are e.fields.
+func (e *Engine) requestBlock(c *Conn, id uint32, selfish bool) *connError {
+	if s := c.streams[id]; s != nil {
+		return e.requestTrailers(c, s)
+	}
+	if id <= c.maxID {
+		if c.wasReset(id) || c.ignores(id) {
+			return nil // trailers that were under way when we reset the stream
+		}
+		return &connError{http2.ErrCodeStreamClosed, "HEADERS on a closed stream"}
+	}
+	c.maxID = id
+	if c.ignores(id) {
+		return c.spend(budget.Control) // it had to be decoded
+	}
+	if id >= e.lim.maxStreamID {
+		e.drainConn(c) // ids run out (§5.1.1)
+	}
+	switch {
+	case len(c.streams) >= int(e.lim.maxStreams):
+		return e.refuse(c, id, http2.ErrCodeRefusedStream)
+	case c.greedy():
+		e.Memory.Refuse(hold.Stream)
+		return e.refuse(c, id, http2.ErrCodeRefusedStream)
+	case c.heads > 0 && c.heads+e.fields.Size() > maxHeads:
+		return e.refuse(c, id, http2.ErrCodeRefusedStream)
+	case selfish:
+		return e.refuse(c, id, http2.ErrCodeProtocol)
+	case e.fields.TooLarge():
+		s := e.newStream(c, id)
+		s.half[up].end = c.blockES
+		s.blame(ReasonTooLarge, nil)
+		e.answer(s, 431)
+		return c.spend(budget.Reset)
+	}
+	head := &e.head // in the engine, because what Decide is shown would be allocated otherwise
+	*head = wire.Head{}
+	if err := e.fields.Request(head); err != nil {
+		return e.refuse(c, id, http2.ErrCodeProtocol)
+	}
+	head.EndStream = c.blockES
+	if head.EndStream && head.ContentLength > 0 { // §8.1.1
+		return e.refuse(c, id, http2.ErrCodeProtocol)
+	}
+	s := e.newStream(c, id)
+	s.head = int32(e.fields.Size())
+	c.heads += e.fields.Size()
+	s.half[up].end = head.EndStream
+	s.half[up].declared = head.ContentLength
+	if head.Method == "CONNECT" { // tunnels are not what an API front door offers
+		e.answer(s, 405)
+		return nil
+	}
+	if head.Method == "HEAD" {
+		s.method = methodHead
+	}
+	e.ask(c, s, head)
+	return nil
+}
+
+// refuse resets a stream before anything was done for it.
+func (e *Engine) refuse(c *Conn, id uint32, code http2.ErrCode) *connError {
+	if code == http2.ErrCodeRefusedStream {
+		e.Count.reset(resetByLimit)
+	} else {
+		e.Count.reset(resetProtocol)
+	}
+	c.writeReset(id, code)
+	c.rememberReset(id)
+	return c.spend(budget.Reset)
+}
+
+// ask has the stream decided, or parks it until its plan comes.
+func (e *Engine) ask(c *Conn, s *stream, h *wire.Head) {
+	t := s.ticket
+	if t == nil {
+		t = &ticket{}
+		t.resume = func(p Plan) { e.Resume(func() { e.resumed(t, p) }) }
+		s.ticket = t
+	}
+	plan, ok := e.Decide(c, h, t.resume)
+	if ok {
+		e.apply(s, h, plan)
+		return
+	}
+	s.parked = true
+	head := *h
+	head.Fields = slices.Clone(h.Fields)
+	t.s, t.head = s, &head
+}
+
+// resumed applies the plan of a parked stream. A stream that has ended meanwhile only has its Done called.
+func (e *Engine) resumed(t *ticket, p Plan) {
+	s := t.s
+	if s != nil {
+		defer e.rescue(s.leg[up])
+	}
+	if s == nil {
+		if p.Done != nil {
+			e.calls = append(e.calls, call{done: p.Done, outcome: Outcome{Reason: ReasonClientReset}})
+		}
+		return
+	}
+	t.s, s.ticket, s.parked = nil, nil, false // never used for another stream: resume may be called twice
+	if u := &s.half[up]; u.trailers != nil && p.Forward != nil && p.Remove != nil {
+		kept := slices.DeleteFunc(u.trailers, func(f hpack.HeaderField) bool { return p.Remove(f.Name) })
+		if len(kept) == 0 {
+			kept = nil
+		}
+		e.keepTrailers(s, up, kept)
+	}
+	h := t.head
+	t.head = nil
+	e.apply(s, h, p)
+}
+
+// apply does what the plan says.
+func (e *Engine) apply(s *stream, h *wire.Head, p Plan) {
+	s.plan, s.decided = p.keep(), true
+	if p.GoAway {
+		e.drainConn(s.leg[up])
+	}
+	if p.Unwelcome {
+		e.unwelcome(s.leg[up])
+	}
+	if p.Deadline > 0 {
+		e.arm(s, s.started+p.Deadline)
+	}
+	switch {
+	case p.Forward != nil:
+	case p.Answer != nil:
+		e.respond(s, p.Answer, p.Set)
+		return
+	default:
+		e.serveLocal(s, h, p.Serve)
+		return
+	}
+	e.buildRequest(s, h, &p)
+	s.half[up].q.keep = p.Retries > 0 && !h.EndStream
+	e.place(s)
+}
+
+// buildRequest makes the head as forwarded.
+func (e *Engine) buildRequest(s *stream, h *wire.Head, p *Plan) {
+	s.sending = e.newSending(p)
+	req := s.sending.fields
+	const pseudo = 4
+	if n := pseudo + len(h.Fields) + len(p.Set); cap(req) < n {
+		req = make([]hpack.HeaderField, 0, n) // at once: growing it step by step costs three times as much memory when many requests come together
+	}
+	path := p.Path
+	if path == "" {
+		path = h.Target()
+	}
+	s.sending.named = p.Authority == ""
+	req = append(req,
+		hpack.HeaderField{Name: ":method", Value: h.Method},
+		hpack.HeaderField{Name: ":scheme", Value: "https"}, // every backend is spoken to over TLS
+		hpack.HeaderField{Name: ":authority", Value: p.Authority},
+		hpack.HeaderField{Name: ":path", Value: path})
+	for _, f := range h.Fields {
+		if p.Remove != nil && p.Remove(f.Name) || isSet(p.Set, f.Name) {
+			continue
+		}
+		f.Sensitive = f.Sensitive || wire.Credential(f.Name)
+		req = append(req, f)
+	}
+	s.sending.fields = append(req, p.Set...)
+}
+
+func isSet(set []hpack.HeaderField, name string) bool {
+	for i := range set {
+		if set[i].Name == name {
+			return true
+		}
+	}
+	return false
+}
+
+// requestTrailers ends a request with trailers.
+func (e *Engine) requestTrailers(c *Conn, s *stream) *connError {
+	u := &s.half[up]
+	switch {
+	case u.end:
+		return e.violation(s, up, http2.ErrCodeStreamClosed, "HEADERS after END_STREAM")
+	case !c.blockES: // §8.1
+		return e.violation(s, up, http2.ErrCodeProtocol, "second HEADERS without END_STREAM")
+	case e.fields.TooLarge():
+		return e.violation(s, up, http2.ErrCodeEnhanceYourCalm, "trailers too large")
+	case u.declared >= 0 && u.got != u.declared:
+		return e.violation(s, up, http2.ErrCodeProtocol, "content-length does not match")
+	}
+	var remove func(string) bool
+	if s.decided && s.plan.Forward != nil {
+		remove = s.plan.Remove
+	}
+	trailers, err := e.fields.Trailers(remove)
+	if err != nil {
+		return e.violation(s, up, http2.ErrCodeProtocol, err.Error())
+	}
+	if !u.discard {
+		e.keepTrailers(s, up, trailers)
+	}
+	e.push(s, up, nil, true)
+	return nil
+}
+
+// violation ends a stream whose peer on one side broke the protocol on it.
+func (e *Engine) violation(s *stream, side dir, code http2.ErrCode, why string) *connError {
+	c := s.leg[side]
+	e.Count.reset(resetProtocol)
+	if side == up {
+		e.abort(s, ReasonClientReset, fmt.Errorf("client broke the protocol: %s", why), code)
+	} else {
+		e.reset(s, down, code)
+		e.failed(s, failure{reason: ReasonBadResponse, err: errors.New(why), final: true})
+	}
+	return c.spend(budget.Reset)
+}
+
+// badMessage is violation for a malformed message (§8.1.1) found while its content is read.
+func (e *Engine) badMessage(s *stream, side dir, why string) {
+	c := s.leg[side]
+	if err := e.violation(s, side, http2.ErrCodeProtocol, why); err != nil {
+		e.fail(c, err)
+	}
+}
+
+// respond answers with what was made beforehand.
+func (e *Engine) respond(s *stream, a *Answer, set []hpack.HeaderField) {
+	s.status, s.waited = int16(a.Status), e.now
+	d := &s.half[down]
+	d.head, d.end, d.sentEnd = true, true, len(a.Body) == 0
+	s.leg[up].writeHeaders(s.id[up], d.sentEnd, a.Fields, e.dated(), set)
+	d.q.show(a)
+	e.advance(s, down)
+}
+
+// dated is the Date field, made once a second.
+func (e *Engine) dated() []hpack.HeaderField {
+	if now := e.now.Truncate(time.Second); e.date == nil || now != e.dateOf {
+		e.dateOf = now
+		e.date = []hpack.HeaderField{{Name: "date", Value: e.Clock().UTC().Format(http.TimeFormat)}}
+	}
+	return e.date
+}
+
+// answer ends a stream with an empty response of ours.
+func (e *Engine) answer(s *stream, status int) {
+	s.status = int16(status)
+	s.waited = e.now
+	d := &s.half[down]
+	d.head, d.end, d.sentEnd = true, true, true
+	s.leg[up].writeHeaders(s.id[up], true, []hpack.HeaderField{
+		{Name: ":status", Value: fmt.Sprint(status)}, {Name: "content-length", Value: "0"},
+	})
+	e.review(s)
+}

@@ -1,0 +1,495 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+func TestMaxStreamsOfBackend(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	c.get(1)
+	b := r.backend(0)
+	_ = b.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 2})
+	b.flush()
+	b.see()
+	r.heldDial = true
+	for id := uint32(3); id <= 9; id += 2 {
+		c.get(id)
+	}
+	if got := strings.Join(b.see(), "|"); strings.Count(got, "HEADERS") != 1 {
+		t.Errorf("the backend sees %s", got)
+	}
+	if len(r.held) != 2 {
+		t.Errorf("%d connections are dialled for three streams, at two each", len(r.held))
+	}
+	b.respond(1, "") // a slot is free
+	b.want("HEADERS 5 " + okHead + " END")
+	r.heldDial = false
+	r.dialled(r.held[0])
+	if got := strings.Join(r.backend(1).see(), "|"); strings.Count(got, "HEADERS") != 2 {
+		t.Errorf("the second connection sees %s", got)
+	}
+	for _, id := range []uint32{3, 5} {
+		b.respond(id, "")
+	}
+	for _, id := range []uint32{1, 3} {
+		r.backend(1).respond(id, "")
+	}
+	r.clean()
+}
+
+func TestStreamIDsRunOut(t *testing.T) {
+	r := newRig(t, func(l *limits) { l.maxStreamID = 7 })
+	c := r.client()
+	for id := uint32(1); id <= 7; id += 2 {
+		c.get(id)
+	}
+	r.backend(0).see()
+	if len(r.backends) != 1 || len(r.backends[0].c.streams) != 4 {
+		t.Errorf("%d connections", len(r.backends))
+	}
+	c.want(fmt.Sprintf("GOAWAY %d NO_ERROR", topStreamID), "PING "+drainPing)
+	c.get(9) // was under way
+	r.backend(1)
+	_ = c.fr.WritePing(true, [8]byte([]byte(drainPing)))
+	c.flush()
+	c.want("GOAWAY 9 NO_ERROR")
+	c.get(11) // was told
+	if n := len(r.e.conns[0].streams); n != 5 {
+		t.Errorf("%d streams", n)
+	}
+	for id := uint32(1); id <= 7; id += 2 {
+		r.backends[0].respond(id, "")
+	}
+	if !r.backends[0].c.closing {
+		t.Error("a backend connection without ids is kept")
+	}
+	r.backends[1].respond(1, "")
+	if !c.c.closing {
+		t.Error("the client's connection is kept")
+	}
+	r.clean()
+}
+
+func TestGoAwayOfBackendLetsStreamsFinish(t *testing.T) {
+	r := newRig(t)
+	r.plan.Retries = 1
+	c := r.client()
+	c.get(1)
+	c.get(3)
+	b := r.backend(0)
+	_ = b.fr.WriteGoAway(1, http2.ErrCodeNo, nil)
+	b.flush()
+	b2 := r.backend(1)
+	b.respond(1, "a")
+	b2.respond(1, "b")
+	c.want("HEADERS 1 :status=200", `DATA 1 "a" END`, "HEADERS 3 :status=200", `DATA 3 "b" END`)
+	if !b.c.closing || r.failed != 0 {
+		t.Errorf("closed: %v, %d signals", b.c.closing, r.failed)
+	}
+	c.get(5)
+	if len(b2.c.streams) != 1 {
+		t.Error("the new connection is not used")
+	}
+	b2.respond(3, "")
+	r.clean()
+}
+
+func TestSilentBackendIsFoundInTime(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	c.get(1)
+	b := r.backend(0)
+	b.see()
+	r.tick(3 * time.Second)
+	b.want("PING fairlead")
+	_ = b.fr.WritePing(true, [8]byte([]byte("fairlead")))
+	b.flush()
+	r.tick(3 * time.Second)
+	b.want("PING fairlead")
+	r.tick(3 * time.Second)
+	if !b.c.closing || r.failed != 1 {
+		t.Errorf("closed: %v, %d signals", b.c.closing, r.failed)
+	}
+	c.want("HEADERS 1 :status=503 content-length=0 END")
+	if o := r.outcomes[0]; o.Reason != ReasonLost {
+		t.Errorf("outcome %+v", o)
+	}
+	r.clean()
+}
+
+func TestClientTimeouts(t *testing.T) {
+	gone := func(r *rig, p *peer, after time.Duration) {
+		t.Helper()
+		r.tick(after - time.Second)
+		if p.c.closing {
+			t.Error("closed too early")
+		}
+		r.tick(3 * time.Second)
+		if !p.c.closing {
+			t.Error("not closed")
+		}
+		r.clean()
+	}
+	t.Run("no preface", func(_ *testing.T) {
+		r := newRig(t)
+		gone(r, r.peer(r.e.AcceptClient()), r.e.lim.head)
+	})
+	t.Run("slow head", func(_ *testing.T) {
+		r := newRig(t)
+		c := r.client()
+		_ = c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1})
+		c.flush()
+		gone(r, c, r.e.lim.head)
+	})
+	t.Run("idle", func(_ *testing.T) {
+		r := newRig(t)
+		gone(r, r.client(), r.e.lim.idle)
+	})
+	t.Run("dead with a watch", func(_ *testing.T) {
+		r := newRig(t)
+		c := r.client()
+		c.get(1)
+		b := r.backend(0)
+		b.headers(1, false, ":status=200")
+		b.flush()
+		for range 30 { // the backend is well
+			r.tick(time.Second)
+			_ = b.fr.WritePing(true, [8]byte([]byte("fairlead")))
+			b.flush()
+		}
+		c.silent = true
+		for range 20 {
+			r.tick(time.Second)
+			_ = b.fr.WritePing(true, [8]byte([]byte("fairlead")))
+			b.flush()
+		}
+		if !c.c.closing {
+			t.Error("not closed")
+		}
+		if got := strings.Join(b.see(), "|"); !strings.Contains(got, "RST 1 CANCEL") {
+			t.Errorf("the backend sees %s", got)
+		}
+		r.clean()
+	})
+	t.Run("takes nothing", func(_ *testing.T) {
+		r := newRig(t)
+		c := r.client()
+		c.silent = true
+		c.get(1)
+		r.backend(0).respond(1, "x")
+		c.c.take() // the driver's write does not return
+		gone(r, c, r.e.lim.stall)
+	})
+}
+
+func TestDrain(t *testing.T) {
+	r := newRig(t)
+	c, idle := r.client(), r.client()
+	c.get(1)
+	r.plan.LongRunning = true
+	c.get(3)
+	b := r.backend(0)
+	b.headers(3, false, ":status=200")
+	b.flush()
+	c.see()
+	r.e.Drain(5 * time.Second)
+	r.run()
+	c.want(fmt.Sprintf("GOAWAY %d NO_ERROR", topStreamID), "PING "+drainPing)
+	r.tick(2 * time.Second) // no answer to the PING
+	c.want("GOAWAY 3 NO_ERROR")
+	if !idle.c.closing || c.c.closing {
+		t.Errorf("idle closed: %v, busy closed: %v", idle.c.closing, c.c.closing)
+	}
+	b.respond(1, "done")
+	c.want("HEADERS 1 :status=200", `DATA 1 "done" END`)
+	for range 5 {
+		r.tick(time.Second)
+		_ = b.fr.WritePing(true, [8]byte([]byte("fairlead")))
+		b.flush()
+	}
+	c.want(`DATA 3 "" END`) // a watch ends as if its time had come
+	if !c.c.closing || r.outcomes[1].Reason != ReasonDrain {
+		t.Errorf("closed: %v, outcomes %+v", c.c.closing, r.outcomes)
+	}
+	r.clean()
+}
+
+func TestRetire(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	c.get(1)
+	r.plan.LongRunning = true
+	c.get(3)
+	b := r.backend(0)
+	b.headers(3, false, ":status=200")
+	b.flush()
+	old := r.ep
+	r.ep = r.endpoint("new")
+	r.e.Retire(old, 2*time.Second)
+	r.run()
+	c.get(5)
+	if len(r.backends) != 2 {
+		t.Fatal("a retired endpoint is still used")
+	}
+	b.respond(1, "done")
+	r.tick(3 * time.Second)
+	if !b.c.closing {
+		t.Error("the retired connection is kept")
+	}
+	r.backend(1).respond(1, "")
+	if got := strings.Join(c.see(), "|"); !strings.Contains(got, `DATA 1 "done" END`) || !strings.Contains(got, `DATA 3 "" END`) {
+		t.Errorf("the client sees %s", got)
+	}
+	r.clean()
+}
+
+// An endpoint is first retired for good, so that no request begins there, and later its watches' time is over, too.
+func TestRetireTwice(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	r.plan.LongRunning = true
+	c.get(1)
+	b := r.backend(0)
+	b.headers(1, false, ":status=200")
+	b.flush()
+	r.e.Retire(r.ep, time.Hour)
+	r.tick(3 * time.Second)
+	c.want("HEADERS 1 :status=200")
+	r.e.Retire(r.ep, 0)
+	r.tick(time.Second)
+	c.want(`DATA 1 "" END`)
+	if !b.c.closing {
+		t.Error("the retired connection is kept")
+	}
+	r.clean()
+}
+
+func TestStreamsOfLostClientEndAtBackend(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	c.request(1, "POST", false)
+	c.get(3)
+	b := r.backend(0)
+	b.see()
+	r.e.lose(c.c, nil)
+	r.run()
+	b.want("RST 1 CANCEL", "RST 3 CANCEL")
+	if len(r.outcomes) != 2 || r.outcomes[0].Reason != ReasonClientLost {
+		t.Errorf("outcomes %+v", r.outcomes)
+	}
+	r.e.remove(c.c)
+	r.clean()
+}
+
+func TestDeadline(t *testing.T) {
+	r := newRig(t)
+	r.plan.Deadline = time.Second
+	c := r.client()
+	c.get(1)
+	c.get(3)
+	b := r.backend(0)
+	b.see()
+	b.headers(3, false, ":status=200")
+	b.flush()
+	c.see()
+	r.tick(2 * time.Second)
+	b.want("PING fairlead", "RST 1 CANCEL", "RST 3 CANCEL")
+	c.want("HEADERS 1 :status=504 content-length=0 END", "RST 3 INTERNAL_ERROR")
+	r.clean()
+
+	r.plan.Fail = nil
+	r.heldDial = true
+	r.ep = r.endpoint("other")
+	c.get(5) // no connection in time
+	r.tick(2 * time.Second)
+	c.want("HEADERS 5 :status=504 content-length=0 END")
+	r.dialFailedAll(errors.New("late"))
+	r.clean()
+}
+
+func (r *rig) dialFailedAll(err error) {
+	for _, p := range r.held {
+		p.dialled(err)
+	}
+	r.held = nil
+	r.run()
+}
+
+// A process that did not run for a while (a suspended machine) must not take its own absence for its peers' silence.
+func TestStallIsNotSilence(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	c.get(1)
+	b := r.backend(0)
+	turn := func(step time.Duration) {
+		now := r.e.now + step
+		r.e.Overslept(now)
+		r.e.Tick(now)
+		r.run()
+	}
+	for range 8 {
+		turn(TickEvery)
+	}
+	turn(time.Hour)
+	if b.c.closing || c.c.closing || b.c.cut || c.c.cut {
+		t.Fatal("connections were given up because this process did not run")
+	}
+	for range int(defaultPing/TickEvery) + 2 { // the PING that was due is sent, and not answered
+		turn(TickEvery)
+	}
+	if !b.c.cut {
+		t.Error("a backend that is silent while this process runs was not given up")
+	}
+}
+
+// A peer whose words wait in our socket is not silent: it is we who are late.
+func TestLateReadingIsNotSilence(t *testing.T) {
+	r := newRig(t)
+	waiting := true
+	r.e.Unread = func(*Conn) bool { return waiting }
+	c := r.client()
+	c.get(1)
+	b := r.backend(0)
+	r.tick(3 * time.Minute)
+	if b.c.cut || c.c.cut {
+		t.Fatal("connections were given up because this process was late")
+	}
+	waiting = false
+	r.tick(TickEvery)
+	if !b.c.cut || !c.c.cut {
+		t.Error("peers that are silent were not given up")
+	}
+}
+
+// A server that is not ready asks its clients to go, but for those it has not served yet, and holds its mutex for a few of them at a time.
+func TestSendAway(t *testing.T) {
+	r := newRig(t)
+	idle, busy, fresh := r.client(), r.client(), r.client()
+	idle.get(1)
+	r.backend(0).respond(1, "done")
+	busy.get(1)
+	idle.see()
+	away := []string{fmt.Sprintf("GOAWAY %d NO_ERROR", topStreamID), "PING " + drainPing}
+	send := func() {
+		if r.e.SendAway() {
+			t.Error("there are more than three")
+		}
+		r.run()
+	}
+	send()
+	idle.want(away...)
+	busy.want(away...)
+	if got := fresh.see(); slices.Contains(got, away[0]) {
+		t.Errorf("a client that has asked nothing yet sees %v", got)
+	}
+	for _, c := range []*peer{idle, busy} {
+		_ = c.fr.WritePing(true, [8]byte([]byte(drainPing)))
+		c.flush()
+	}
+	if !idle.c.closing || busy.c.closing {
+		t.Errorf("idle closed: %v, busy closed: %v", idle.c.closing, busy.c.closing)
+	}
+	fresh.get(1)
+	send()
+	fresh.want(away...)
+	r.backend(0).respond(3, "done")
+	r.backend(0).respond(5, "done")
+	if !busy.c.closing {
+		t.Error("a client that was asked to go is kept after its request")
+	}
+	for range sentAwayAtOnce {
+		r.client().get(1)
+	}
+	r.client().get(1)
+	if !r.e.SendAway() || r.e.SendAway() {
+		t.Errorf("not %d at a time", sentAwayAtOnce)
+	}
+}
+
+// What could not be sent anywhere is refused on a connection that is sent away, so that its client repeats it elsewhere; after some
+// seconds it is told what is wrong.
+func TestSendAwayRefuses(t *testing.T) {
+	r := newRig(t)
+	r.plan.Wait = time.Minute
+	c := r.client()
+	c.get(1)
+	r.backend(0).respond(1, "done")
+	r.refuse = errors.New("refused")
+	r.e.lose(r.backend(0).c, errors.New("gone"))
+	r.run()
+	c.see()
+	c.get(3)
+	r.tick(TickEvery)
+	c.want()
+	r.e.SendAway()
+	r.run()
+	c.want(fmt.Sprintf("GOAWAY %d NO_ERROR", topStreamID), "PING "+drainPing)
+	r.tick(TickEvery)
+	c.want("RST 3 REFUSED_STREAM")
+	for range awayRefuses / TickEvery {
+		r.tick(TickEvery)
+		r.e.SendAway()
+	}
+	fresh := r.client()
+	fresh.get(1)
+	r.e.SendAway()
+	r.tick(TickEvery)
+	if got := strings.Join(fresh.see(), "|"); strings.Contains(got, "REFUSED_STREAM") {
+		t.Errorf("refused for longer than %s: %s", awayRefuses, got)
+	}
+}
+
+// A watch that is ended ends between two events, if it ever is between two.
+func TestDrainEndsBetweenEvents(t *testing.T) {
+	begin := func(t *testing.T) (*rig, *peer, *peer) {
+		r := newRig(t)
+		c := r.client()
+		r.plan.LongRunning = true
+		c.get(1)
+		b := r.backend(0)
+		b.headers(1, false, ":status=200")
+		b.data(1, "{half of an", false)
+		c.see()
+		r.e.Drain(0)
+		r.run()
+		r.tick(eventGap / 2)
+		if got := strings.Join(c.see(), "|"); strings.Contains(got, "END") {
+			t.Fatalf("the watch ended in the middle of an event: %s", got)
+		}
+		return r, c, b
+	}
+	t.Run("whole", func(t *testing.T) {
+		r, c, b := begin(t)
+		b.data(1, " event}\n", false)
+		c.see()
+		r.tick(TickEvery)
+		c.want(`DATA 1 "" END`)
+	})
+	t.Run("silent", func(t *testing.T) {
+		r, c, _ := begin(t)
+		r.tick(TickEvery)
+		r.tick(TickEvery)
+		c.want(`DATA 1 "" END`)
+	})
+	t.Run("never whole", func(t *testing.T) {
+		r, c, b := begin(t)
+		for range 3 * (eventPatience/eventGap + 1) {
+			if b.c.streams[1] == nil {
+				break
+			}
+			b.data(1, "more", false)
+			r.tick(eventGap / 2)
+		}
+		if got := strings.Join(c.see(), "|"); !strings.Contains(got, "END") {
+			t.Errorf("it goes on: %s", got)
+		}
+	})
+}

@@ -1,0 +1,274 @@
+package engine
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+)
+
+// smallWindow is the WINDOW_UPDATE that is charged for: every known client gathers at least half of its window, and larger ones soon end in an overflow
+// unless they pay for DATA.
+const smallWindow = 256
+
+// spend takes the cost of a frame from the budget.
+func (c *Conn) spend(n int) *connError {
+	if !c.budget.Spend(n, c.e.now) {
+		return &connError{http2.ErrCodeEnhanceYourCalm, "too much work for nothing"}
+	}
+	return nil
+}
+
+// costIdle is that of a record without application data: TLS derives keys for an update and for the
+// answer to it, and writes one. 500 at once and 100 a second are far above the one in millions of
+// records that RFC 8446 §5.5 asks for, and the two tickets of a server.
+const costIdle = 10
+
+// IdleRecords charges for records of TLS that had nothing for us.
+func (e *Engine) IdleRecords(c *Conn, n int) {
+	if n == 0 || c.closing {
+		return
+	}
+	if err := c.spend(n * costIdle); err != nil {
+		e.fail(c, err)
+	}
+}
+
+// costUnwelcome is 100 at once and 20 a second, less what the stream's end pays back.
+const costUnwelcome = 60
+
+// unwelcome is told that a request was answered here with 401, which costs us a goroutine and an encoded Status, or with Plan.Answer. Whoever asks on has to
+// connect anew: kube-apiserver ends a connection with the first 401. What others have under way on it, if it is a proxy's, is still answered.
+func (e *Engine) unwelcome(c *Conn) {
+	if c.goAway == goAwayFinal || c.spend(costUnwelcome) == nil {
+		return
+	}
+	c.budget.Last(budget.Burst / 10) // for what is under way
+	e.drainConn(c)
+	if !c.closing {
+		e.finalGoAway(c)
+	}
+}
+
+func (c *Conn) settingsFrameValid(h wire.FrameHeader, p []byte) *connError {
+	switch {
+	case h.StreamID != 0:
+		return &connError{http2.ErrCodeProtocol, "SETTINGS on a stream"}
+	case h.Has(http2.FlagSettingsAck) && len(p) > 0:
+		return &connError{http2.ErrCodeFrameSize, "SETTINGS acknowledgement with content"}
+	case len(p)%6 != 0:
+		return &connError{http2.ErrCodeFrameSize, "SETTINGS cut short"}
+	}
+	return c.spend(budget.Control + len(p)/6)
+}
+
+func (e *Engine) settingsFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
+	if err := c.settingsFrameValid(h, p); err != nil || h.Has(http2.FlagSettingsAck) {
+		c.heard = true
+		return err
+	}
+	window := c.peerWindow
+	for ; len(p) > 0; p = p[6:] {
+		if err := e.setting(c, http2.SettingID(binary.BigEndian.Uint16(p)), binary.BigEndian.Uint32(p[2:])); err != nil {
+			return err
+		}
+	}
+	// The acknowledgement goes first (§6.5.3): until it has come, the peer may count by its old window and take more for an error.
+	c.frame(0, http2.FrameSettings, http2.FlagSettingsAck, 0)
+	if c.peerWindow > window {
+		e.readyAll(c)
+	}
+	e.pump(c)
+	if c.pool != nil {
+		c.pool.told(c)
+	}
+	return nil
+}
+
+// setting applies one of the peer's settings (§6.5.2).
+func (e *Engine) setting(c *Conn, id http2.SettingID, v uint32) *connError {
+	switch id {
+	case http2.SettingHeaderTableSize:
+		c.enc.SetTableSize(v)
+	case http2.SettingEnablePush:
+		if v > 1 || v == 1 && c.side == down {
+			return &connError{http2.ErrCodeProtocol, "bad SETTINGS_ENABLE_PUSH"}
+		}
+	case http2.SettingMaxConcurrentStreams:
+		c.peerStreams = v
+	case http2.SettingInitialWindowSize:
+		if v > maxWindow {
+			return &connError{http2.ErrCodeFlowControl, "SETTINGS_INITIAL_WINDOW_SIZE too large"}
+		}
+		return e.newInitialWindow(c, int32(v))
+	case http2.SettingMaxFrameSize:
+		if v < minMaxFrame || v > maxMaxFrame {
+			return &connError{http2.ErrCodeProtocol, "bad SETTINGS_MAX_FRAME_SIZE"}
+		}
+		c.peerFrame = min(int(v), e.lim.writeFrame)
+		c.tailID = 0 // the last frame must not grow beyond the new size
+	case http2.SettingMaxHeaderListSize:
+		c.peerHeaders = v
+	}
+	return nil
+}
+
+// newInitialWindow changes the windows of all streams by the difference, even below zero (§6.9.2).
+func (e *Engine) newInitialWindow(c *Conn, v int32) *connError {
+	diff := int64(v) - int64(c.peerWindow)
+	c.peerWindow = v
+	if diff == 0 {
+		return nil
+	}
+	if err := c.spend(len(c.streams) / 4); err != nil { // walking all streams is work, and each may send a byte
+		return err
+	}
+	for _, s := range c.streams {
+		h := &s.half[1-c.side]
+		w := int64(h.window) + diff
+		if w > maxWindow {
+			return &connError{http2.ErrCodeFlowControl, "stream window above 2^31-1"}
+		}
+		h.window = int32(w)
+	}
+	return nil
+}
+
+func (e *Engine) pingFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
+	switch {
+	case h.StreamID != 0:
+		return &connError{http2.ErrCodeProtocol, "PING on a stream"}
+	case len(p) != 8:
+		return &connError{http2.ErrCodeFrameSize, "PING of a wrong size"}
+	case h.Has(http2.FlagPingAck):
+		if c.goAway == goAwaySoon && c.side == up && string(p) == drainPing {
+			e.finalGoAway(c)
+		}
+		return c.spend(budget.Control) // one or two a minute are asked for
+	}
+	c.writePing(http2.FlagPingAck, p)
+	return c.spend(budget.Control)
+}
+
+func (e *Engine) priorityFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
+	switch {
+	case h.StreamID == 0:
+		return &connError{http2.ErrCodeProtocol, "PRIORITY on stream 0"}
+	case len(p) != 5:
+		if s := c.streams[h.StreamID]; s != nil { // §6.3: a stream error
+			return e.violation(s, c.side, http2.ErrCodeFrameSize, "PRIORITY of a wrong size")
+		}
+		c.writeReset(h.StreamID, http2.ErrCodeFrameSize)
+	case binary.BigEndian.Uint32(p)&topStreamID == h.StreamID:
+		if s := c.streams[h.StreamID]; s != nil {
+			return e.violation(s, c.side, http2.ErrCodeProtocol, "stream that depends on itself")
+		}
+		c.writeReset(h.StreamID, http2.ErrCodeProtocol)
+	}
+	return c.spend(budget.Control)
+}
+
+func (e *Engine) windowFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
+	if len(p) != 4 {
+		return &connError{http2.ErrCodeFrameSize, "WINDOW_UPDATE of a wrong size"}
+	}
+	n := int32(binary.BigEndian.Uint32(p) & maxWindow)
+	if n < smallWindow { // CVE-2019-9511: each may make us write a frame of a few bytes
+		if err := c.spend(budget.Control); err != nil {
+			return err
+		}
+	}
+	if h.StreamID == 0 {
+		if n == 0 {
+			return &connError{http2.ErrCodeProtocol, "WINDOW_UPDATE of 0"}
+		}
+		if int64(c.window)+int64(n) > maxWindow {
+			return &connError{http2.ErrCodeFlowControl, "connection window above 2^31-1"}
+		}
+		c.window += n
+		e.pump(c)
+		return nil
+	}
+	s := c.streams[h.StreamID]
+	if s == nil {
+		if c.idle(h.StreamID) {
+			return &connError{http2.ErrCodeProtocol, "WINDOW_UPDATE on an idle stream"}
+		}
+		return nil // §5.1: may come after the stream was closed
+	}
+	d := 1 - c.side
+	f := &s.half[d]
+	switch {
+	case n == 0:
+		return e.violation(s, c.side, http2.ErrCodeProtocol, "WINDOW_UPDATE of 0")
+	case int64(f.window)+int64(n) > maxWindow:
+		return e.violation(s, c.side, http2.ErrCodeFlowControl, "stream window above 2^31-1")
+	}
+	f.window += n
+	e.advance(s, d)
+	return nil
+}
+
+func (e *Engine) resetFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
+	switch {
+	case h.StreamID == 0:
+		return &connError{http2.ErrCodeProtocol, "RST_STREAM on stream 0"}
+	case len(p) != 4:
+		return &connError{http2.ErrCodeFrameSize, "RST_STREAM of a wrong size"}
+	case c.idle(h.StreamID):
+		return &connError{http2.ErrCodeProtocol, "RST_STREAM on an idle stream"}
+	}
+	s := c.streams[h.StreamID]
+	switch {
+	case s != nil:
+	case c.forgetReset(h.StreamID):
+		return nil // it has crossed ours
+	default:
+		return c.spend(budget.Control)
+	}
+	code := http2.ErrCode(binary.BigEndian.Uint32(p))
+	if c.side == down {
+		e.Count.reset(resetByBackend)
+		e.backendReset(s, code)
+		return nil
+	}
+	if s.half[down].sentEnd {
+		// The request was answered, and the client keeps the rest of its upload, as Go's does.
+		e.unlinkLeg(s, up)
+		e.reset(s, down, http2.ErrCodeCancel)
+		e.settle(s)
+		return c.spend(budget.Control)
+	}
+	// A stream that is given up is work for us and for the backend (CVE-2023-44487).
+	e.Count.reset(resetByClient)
+	err := c.spend(budget.Reset)
+	e.unlinkLeg(s, up)
+	e.abort(s, ReasonClientReset, fmt.Errorf("client reset the stream: %v", code), http2.ErrCodeCancel)
+	return err
+}
+
+// fail closes a connection for a connection error (§5.4.1): GOAWAY, and the connection is closed once that is written.
+func (e *Engine) fail(c *Conn, err *connError) {
+	if c.closing {
+		return
+	}
+	e.Count.failed(err)
+	c.writeGoAway(c.lastHandled(), err.code, err.why)
+	e.close(c, err)
+}
+
+func (c *Conn) lastHandled() uint32 {
+	if c.side == down {
+		return 0 // of the backend's streams, that is pushes
+	}
+	return c.maxID
+}
+
+// idle reports whether a stream was never opened (§5.1).
+func (c *Conn) idle(id uint32) bool { return id%2 == 0 || id > c.maxID }
+
+// ignores reports whether the client was told that the stream is not handled (§6.8).
+func (c *Conn) ignores(id uint32) bool { return c.goAway == goAwayFinal && id > c.lastAccepted }

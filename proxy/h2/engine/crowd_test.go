@@ -1,0 +1,110 @@
+package engine
+
+import (
+	"errors"
+	"testing"
+
+	"golang.org/x/net/http2"
+)
+
+// crowd has clients ask at once, each on a connection of its own, while dials wait.
+func (r *rig) crowd(clients int, each uint32) {
+	r.heldDial = true
+	for range clients {
+		c := r.client()
+		for i := range each {
+			c.get(2*i + 1)
+		}
+	}
+}
+
+// All clients of a replica that went away come to another at once, with all their watches. That must not become hundreds of handshakes, which a backend
+// that has little time to spare answers by giving connections up, each with a hundred watches on it.
+func TestCrowdMakesFewDials(t *testing.T) {
+	const clients, each, perConn = 20, 250, 1000
+	r := newRig(t)
+	r.crowd(clients, each)
+	if n := len(r.held); n != maxDialing {
+		t.Fatalf("%d dials at once for %d requests, want %d", n, clients*each, maxDialing)
+	}
+	dials := 0
+	for ; len(r.held) > 0; dials++ {
+		p := r.held[0]
+		r.held = r.held[1:]
+		b := r.peer(p.dialled(nil))
+		r.backends = append(r.backends, b)
+		b.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: perConn})
+		b.flush()
+	}
+	// Those that were under way before the first backend had said how many streams it takes, one in the place of the first, and no further ones.
+	if dials > maxDialing+1 {
+		t.Errorf("%d dials for what fits on %d connections, want %d", dials, clients*each/perConn, maxDialing+1)
+	}
+	sent := 0
+	for _, b := range r.backends {
+		sent += len(b.c.streams)
+	}
+	if sent != clients*each {
+		t.Errorf("%d of %d requests were sent", sent, clients*each)
+	}
+}
+
+// A backend that takes few streams on a connection still gets as many connections as it needs.
+func TestCrowdOnSmallConnections(t *testing.T) {
+	const clients, each, perConn = 4, 250, 10
+	r := newRig(t)
+	r.crowd(clients, each)
+	sent := 0
+	for len(r.held) > 0 {
+		if n := len(r.held); n > maxDialing {
+			t.Fatalf("%d dials at once", n)
+		}
+		p := r.held[0]
+		r.held = r.held[1:]
+		c := p.dialled(nil)
+		b := r.peer(c)
+		b.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: perConn})
+		b.flush()
+		sent += len(c.streams)
+	}
+	if sent != clients*each {
+		t.Errorf("%d of %d requests were sent", sent, clients*each)
+	}
+}
+
+// A backend that is so busy that it gives a connection up before it has read our SETTINGS has seen nothing of what came after them: watches go elsewhere.
+// One that has acknowledged them may have begun, and a POST may have been executed for all we know.
+func TestWatchOnUnheardConnection(t *testing.T) {
+	for name, tt := range map[string]struct {
+		method string
+		heard  bool
+		again  bool
+	}{
+		"watch":           {method: "GET", again: true},
+		"watch, heard":    {method: "GET", heard: true},
+		"POST":            {method: "POST"},
+		"POST, and heard": {method: "POST", heard: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.plan = Plan{Retries: 2, LongRunning: true}
+			c := r.client()
+			c.request(1, tt.method, true)
+			b := r.backend(0)
+			if tt.heard {
+				b.fr.WriteSettingsAck()
+				b.flush()
+			}
+			r.e.lose(b.c, errors.New("EOF"))
+			r.e.remove(b.c)
+			r.run()
+			if !tt.again {
+				c.want("HEADERS 1 :status=503 content-length=0 END")
+				return
+			}
+			r.backend(1).respond(1, "event")
+			c.want("HEADERS 1 :status=200", `DATA 1 "event" END`)
+			r.clean()
+		})
+	}
+}

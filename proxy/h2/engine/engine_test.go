@@ -1,0 +1,484 @@
+package engine
+
+import (
+	"strings"
+	"testing"
+
+	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+)
+
+func TestRequestAndResponse(t *testing.T) {
+	r := newRig(t)
+	r.plan.Remove = func(name string) bool { return name == "x-remote-user" }
+	r.plan.Set = append(r.plan.Set, field("x-remote-group", "devs"))
+	c := r.client()
+	c.get(1, "x-remote-user=eve", "authorization=Bearer t", "accept=a/b", "x-remote-group=system:masters")
+	b := r.backend(0)
+	b.want("SETTINGS", "WINDOW 0 1073676289", "HEADERS 1 "+okHead+" !authorization=Bearer t accept=a/b x-remote-group=devs END", "SETTINGS ACK")
+	b.respond(1, "hello")
+	c.want("HEADERS 1 :status=200", `DATA 1 "hello" END`)
+	if len(r.outcomes) != 1 || r.outcomes[0].Status != 200 || r.outcomes[0].Sent != 5 || r.outcomes[0].Reason != ReasonNone {
+		t.Errorf("outcomes %+v", r.outcomes)
+	}
+	r.clean()
+}
+
+// Every byte in a frame of its own, and every frame cut anywhere, is the same as all at once.
+func TestInputInAnyPieces(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	c.headers(1, false, ":method=POST", ":scheme=https", ":authority=a", ":path=/")
+	for _, b := range []byte("hello") {
+		_ = c.fr.WriteDataPadded(1, false, []byte{b}, make([]byte, 3))
+	}
+	_ = c.fr.WriteData(1, true, nil)
+	all := c.to.Bytes()
+	for i := range all {
+		r.e.Feed(c.c, all[i:i+1])
+		r.run()
+	}
+	got := strings.Join(r.backend(0).see(), "\n")
+	for _, b := range "hello" {
+		if !strings.Contains(got, string(b)) {
+			t.Errorf("the backend misses %q: %s", b, got)
+		}
+	}
+	if !strings.Contains(got, "END") {
+		t.Errorf("no END_STREAM: %s", got)
+	}
+}
+
+func TestInterimAndTrailersBothWays(t *testing.T) {
+	r := newRig(t)
+	r.plan.Remove = func(name string) bool { return strings.HasPrefix(name, "x-remote-") }
+	c := r.client()
+	c.request(1, "POST", false)
+	b := r.backend(0)
+	b.see()
+	c.data(1, "up", false)
+	c.headers(1, true, "x-sum=1", "x-remote-user=system:admin", "authorization=x")
+	c.flush()
+	b.want(`DATA 1 "up"`, "HEADERS 1 x-sum=1 END") // identity must not ride in trailers
+	b.headers(1, false, ":status=103", "link=l", "content-length=3")
+	b.headers(1, false, ":status=200")
+	_ = b.fr.WriteData(1, false, []byte("down"))
+	b.headers(1, true, "x-sum=2")
+	b.flush()
+	c.want("HEADERS 1 :status=103 link=l", "HEADERS 1 :status=200", `DATA 1 "down"`, "HEADERS 1 x-sum=2 END")
+	r.clean()
+}
+
+func TestEndOnlyAfterPendingData(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	_ = c.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 3})
+	c.get(1)
+	b := r.backend(0)
+	b.headers(1, false, ":status=200")
+	_ = b.fr.WriteData(1, false, []byte("hello"))
+	b.headers(1, true, "x-t=1")
+	b.flush()
+	c.want("SETTINGS ACK", "HEADERS 1 :status=200", `DATA 1 "hel"`)
+	_ = c.fr.WriteWindowUpdate(1, 1)
+	c.flush()
+	c.want(`DATA 1 "l"`)
+	_ = c.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 100}) // changes mid-flight
+	c.flush()
+	c.want("SETTINGS ACK", `DATA 1 "o"`, "HEADERS 1 x-t=1 END")
+	r.clean()
+}
+
+// A slow reader never buffers more than its window, and does not hurt others on the same backend connection.
+func TestSlowReaderHoldsOneWindow(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	c.get(1)
+	c.get(3)
+	b := r.backend(0)
+	b.headers(1, false, ":status=200")
+	b.headers(3, false, ":status=200")
+	chunk := strings.Repeat("x", 16384)
+	sent := 0
+	for sent < int(r.e.lim.streamWindow) {
+		b.data(1, chunk, false)
+		sent += len(chunk)
+	}
+	c.see()
+	for _, f := range b.see() {
+		if strings.HasPrefix(f, "WINDOW 1") {
+			t.Errorf("credit although the client reads nothing: %s", f)
+		}
+	}
+	if q := c.c.streams[1].half[down].q.size; q != sent-defaultWindow {
+		t.Errorf("%d bytes are queued, want %d", q, sent-defaultWindow)
+	}
+	// The client gives the connection window back but not the stream's: the other stream goes on.
+	_ = c.fr.WriteWindowUpdate(0, 1<<20)
+	b.data(3, "y", true)
+	c.flush()
+	c.want(`DATA 3 "y" END`)
+	b.data(1, "z", false) // beyond the window
+	if got := b.see(); len(got) != 1 || got[0] != "RST 1 FLOW_CONTROL_ERROR" {
+		t.Errorf("window exceeded: %q", got)
+	}
+	c.want("RST 1 INTERNAL_ERROR")
+	r.clean()
+}
+
+// A client whose socket takes nothing makes us hold its windows, not more.
+func TestFullSocketStopsData(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	_ = c.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: maxWindow})
+	_ = c.fr.WriteWindowUpdate(0, 1<<30)
+	c.get(1)
+	c.silent = true
+	b := r.backend(0)
+	b.headers(1, false, ":status=200")
+	for range 16 {
+		b.data(1, strings.Repeat("x", 16384), false)
+	}
+	if n := len(c.c.out); n > r.e.lim.writeLimit+1024 {
+		t.Errorf("%d bytes of output", n)
+	}
+	c.silent = false
+	c.take()
+	r.run()
+	total := 0
+	for _, f := range c.see() {
+		total += strings.Count(f, "DATA")
+	}
+	if s := c.c.streams[1]; total == 0 || s.half[down].sent != 16*16384 {
+		t.Errorf("%d bytes sent once the socket took them", s.half[down].sent)
+	}
+}
+
+// Windows are given back in large steps: not one WINDOW_UPDATE per DATA.
+func TestSettingsAreAcknowledgedBeforeTheyAreUsed(t *testing.T) {
+	r := newRig(t)
+	p := r.client()
+	_ = p.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+	p.flush()
+	p.get(1)
+	r.backend(0).respond(1, "answer")
+	p.see()
+	_ = p.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1})
+	p.flush()
+	p.want("SETTINGS ACK", `DATA 1 "a"`)
+}
+
+func TestWindowUpdatesAreBatched(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	c.request(1, "POST", false)
+	b := r.backend(0)
+	_ = b.fr.WriteWindowUpdate(0, 1<<30)
+	_ = b.fr.WriteWindowUpdate(1, 1<<30)
+	b.flush()
+	n := 0
+	for range 1000 {
+		c.data(1, strings.Repeat("x", 1000), false)
+		for _, f := range c.see() {
+			if strings.HasPrefix(f, "WINDOW") {
+				n++
+			}
+		}
+	}
+	if n == 0 || n > 12 {
+		t.Errorf("%d window updates for 1 MB", n)
+	}
+}
+
+// DATA of dead streams still uses up the connection's window: it must be given back (RFC 9113 §5.2, §6.9).
+func TestCreditOfDeadStreams(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	c.request(1, "POST", false)
+	b := r.backend(0)
+	b.see()
+	b.rst(1, http2.ErrCodeInternal)
+	if len(r.e.conns[0].streams) == 0 {
+		t.Fatal("the upload is not drained")
+	}
+	c.see()
+	c.rst(1, http2.ErrCodeCancel)
+	back := 0
+	for range 100 {
+		c.data(1, strings.Repeat("x", 16000), false)
+		for _, f := range c.see() {
+			if strings.HasPrefix(f, "WINDOW 0 ") {
+				back++
+			}
+			if strings.HasPrefix(f, "GOAWAY") {
+				t.Fatal(f)
+			}
+		}
+	}
+	if back == 0 {
+		t.Error("1.6 MB on a dead stream, and no credit")
+	}
+	r.clean()
+}
+
+// The field block of a refused stream changes the table that later blocks refer to.
+func TestRefusedStreamsAreDecoded(t *testing.T) {
+	r := newRig(t, func(l *limits) { l.maxStreams = 1 })
+	c := r.client()
+	c.get(1, "x-a=1")
+	c.get(3, "x-b=2") // refused, but x-b enters the table
+	c.want("RST 3 REFUSED_STREAM")
+	b := r.backend(0)
+	b.see()
+	b.respond(1, "")
+	c.see()
+	c.get(5, "x-b=2")
+	b.want("HEADERS 3 " + okHead + " x-b=2 END")
+}
+
+// curl shows an error instead of the response when RST_STREAM rides with it: the upload is drained, and reset only after a while.
+func TestEarlyResponseDrainsUpload(t *testing.T) {
+	for _, reset := range []bool{false, true} {
+		r := newRig(t)
+		c := r.client()
+		c.request(1, "POST", false)
+		b := r.backend(0)
+		b.see()
+		b.respond(1, "no")
+		if reset {
+			b.rst(1, http2.ErrCodeNo)
+		}
+		c.want("HEADERS 1 :status=200", `DATA 1 "no" END`)
+		c.data(1, strings.Repeat("x", 16000), false)
+		if got := b.see(); reset != (len(got) == 0) {
+			t.Errorf("reset %v: the backend sees %q", reset, got)
+		}
+		r.tick(r.e.lim.drain / 2)
+		c.want()
+		r.tick(r.e.lim.drain)
+		c.want("RST 1 NO_ERROR")
+		r.clean()
+		if r.outcomes[0].Reason != ReasonNone || r.outcomes[0].Status != 200 {
+			t.Errorf("outcome %+v", r.outcomes[0])
+		}
+		// Trailers that were under way must not kill the connection.
+		c.headers(1, true, "x-late=1")
+		c.flush()
+		c.want()
+	}
+}
+
+func TestResetFromClientReachesBackend(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	c.get(1)
+	b := r.backend(0)
+	b.see()
+	c.rst(1, http2.ErrCodeCancel)
+	b.want("RST 1 CANCEL")
+	if o := r.outcomes[0]; o.Reason != ReasonClientReset {
+		t.Errorf("outcome %+v", o)
+	}
+	b.respond(1, "late") // still under way: dropped
+	c.want()
+	r.clean()
+}
+
+func TestResetFromBackendReachesClient(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	var b *peer
+	for i, code := range []http2.ErrCode{http2.ErrCodeInternal, http2.ErrCodeProtocol, http2.ErrCodeCancel, http2.ErrCodeNo} {
+		id := uint32(2*i + 1)
+		c.get(id)
+		b = r.backend(0)
+		b.headers(id, false, ":status=200")
+		b.data(id, "x", false)
+		c.see()
+		b.rst(id, code)
+		want := http2.ErrCodeInternal
+		if code == http2.ErrCodeCancel {
+			want = code
+		}
+		c.want("RST " + string('0'+rune(id)) + " " + want.String())
+	}
+	r.clean()
+}
+
+// CVE-2023-44487.
+func TestRapidReset(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	n := uint32(0)
+	for ; n < 10000 && !c.c.closing; n++ {
+		c.get(2*n + 1)
+		c.rst(2*n+1, http2.ErrCodeCancel)
+	}
+	if !c.c.closing || n > 1000 {
+		t.Errorf("%d resets were tolerated", n)
+	}
+	got := c.see()
+	if !strings.Contains(got[len(got)-1], "ENHANCE_YOUR_CALM") {
+		t.Errorf("the client is told %q", got[len(got)-1])
+	}
+	r.clean()
+}
+
+func TestPaddingAndPrioritiesAreIgnored(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	c.block.Reset()
+	_ = c.enc.WriteField(field(":method", "POST"))
+	_ = c.enc.WriteField(field(":scheme", "https"))
+	_ = c.enc.WriteField(field(":authority", "a"))
+	_ = c.enc.WriteField(field(":path", "/"))
+	_ = c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.block.Bytes(), EndHeaders: true, PadLength: 200,
+		Priority: http2.PriorityParam{StreamDep: 7, Weight: 3, Exclusive: true}})
+	_ = c.fr.WritePriority(1, http2.PriorityParam{StreamDep: 9})
+	_ = c.fr.WriteDataPadded(1, true, []byte("x"), make([]byte, 255))
+	c.flush()
+	b := r.backend(0)
+	got := strings.Join(b.see(), "|")
+	if !strings.Contains(got, "HEADERS 1 :method=POST") || !strings.Contains(got, `DATA 1 "x" END`) {
+		t.Errorf("the backend sees %s", got)
+	}
+}
+
+func TestContinuation(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	_ = c.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: 1 << 20})
+	long := strings.Repeat("v", 50000)
+	c.block.Reset()
+	for _, f := range []string{":method=GET", ":scheme=https", ":authority=a", ":path=/", "x-long=" + long} {
+		i := strings.LastIndex(f, "=")
+		_ = c.enc.WriteField(field(f[:i], f[i+1:]))
+	}
+	block := c.block.Bytes()
+	_ = c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block[:10], EndStream: true})
+	for block = block[10:]; len(block) > 0; block = block[min(1000, len(block)):] {
+		_ = c.fr.WriteContinuation(1, len(block) <= 1000, block[:min(1000, len(block))])
+	}
+	c.flush()
+	b := r.backend(0)
+	if got := strings.Join(b.see(), "|"); !strings.Contains(got, "x-long="+long+" END") {
+		t.Errorf("the backend sees %d bytes", len(got))
+	}
+	b.headers(1, true, ":status=200", "x-long="+long[:16000])
+	b.flush()
+	if got := strings.Join(c.see(), "|"); !strings.Contains(got, "x-long="+long[:16000]) {
+		t.Errorf("the client sees %d bytes", len(got))
+	}
+}
+
+func TestContinuationFlood(t *testing.T) {
+	for name, fragment := range map[string][]byte{"empty": nil, "full": make([]byte, 16384)} {
+		r := newRig(t)
+		c := r.client()
+		_ = c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1})
+		n := 0
+		for ; n < 10000 && !c.c.closing; n++ {
+			_ = c.fr.WriteContinuation(1, false, fragment)
+			c.flush()
+		}
+		if n > 300 || !strings.Contains(strings.Join(c.see(), "|"), "ENHANCE_YOUR_CALM") {
+			t.Errorf("%s: %d CONTINUATION frames were taken", name, n)
+		}
+	}
+}
+
+func TestControlFloods(t *testing.T) {
+	floods := map[string]func(c *peer){
+		"ping":       func(c *peer) { _ = c.fr.WritePing(false, [8]byte{}) },
+		"pong":       func(c *peer) { _ = c.fr.WritePing(true, [8]byte{}) },
+		"window":     func(c *peer) { _ = c.fr.WriteWindowUpdate(0, 1) },
+		"dribble":    func(c *peer) { _ = c.fr.WriteWindowUpdate(1, 1) },
+		"settings":   func(c *peer) { _ = c.fr.WriteSettings() },
+		"empty data": func(c *peer) { _ = c.fr.WriteData(1, false, nil) },
+		"priority":   func(c *peer) { _ = c.fr.WritePriority(1, http2.PriorityParam{StreamDep: 3}) },
+		"unknown":    func(c *peer) { _ = c.fr.WriteRawFrame(0x77, 0, 0, nil) },
+	}
+	for name, flood := range floods {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			c := r.client()
+			c.request(1, "POST", false)
+			c.silent = true // and nothing is read
+			n := 0
+			for ; n < 100_000 && !c.c.closing; n++ {
+				flood(c)
+				c.flush()
+			}
+			if n > 2*budget.Burst || len(c.c.out) > 200<<10 {
+				t.Errorf("%d frames were taken, %d bytes of output wait", n, len(c.c.out))
+			}
+		})
+	}
+}
+
+// Lists that are too long are answered 431, and streams go on; a bomb closes the connection after a few.
+func TestHeaderListLimit(t *testing.T) {
+	r := newRig(t, func(l *limits) { l.maxHeader = 4096 })
+	c := r.client()
+	c.get(1, "x-a="+strings.Repeat("v", 3000), "x-b="+strings.Repeat("w", 3000))
+	c.want("HEADERS 1 :status=431 content-length=0 END")
+	c.get(3)
+	r.backend(0).respond(1, "ok")
+	c.want("HEADERS 3 :status=200", `DATA 3 "ok" END`)
+	r.clean()
+	c.get(5, "x-bomb="+strings.Repeat("v", 3000)) // enters the table
+	bomb := make([]byte, 4000)
+	for i := range bomb {
+		bomb[i] = 0x80 | 62 // 3 KiB each
+	}
+	n := uint32(0)
+	for ; n < 1000 && !c.c.closing; n++ {
+		_ = c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 7 + 2*n, BlockFragment: bomb, EndStream: true, EndHeaders: true})
+		c.flush()
+	}
+	if n > 10 {
+		t.Errorf("%d bombs of 12 MB were decoded", n)
+	}
+}
+
+func TestParkedStream(t *testing.T) {
+	r := newRig(t)
+	var resume func(Plan)
+	r.decide = func(h *wire.Head, f func(Plan)) (Plan, bool) {
+		if h.Path == "/" && resume == nil {
+			resume = f
+			return Plan{}, false
+		}
+		return r.forward(r.ep), true
+	}
+	r.plan.Remove = func(name string) bool { return name == "x-strip" }
+	c := r.client()
+	c.request(1, "POST", false, "x-a=1", "x-strip=1")
+	c.data(1, "body", false)
+	c.headers(1, true, "x-t=1", "x-strip=2")
+	c.flush()
+	c.get(3, "x-a=3") // is not held up
+	b := r.backend(0)
+	if got := strings.Join(b.see(), "|"); !strings.Contains(got, "HEADERS 1 "+okHead+" x-a=3 END") || strings.Contains(got, "POST") {
+		t.Fatalf("the backend sees %s", got)
+	}
+	resume(r.forward(r.ep))
+	b.want("HEADERS 3 :method=POST :scheme=https :authority=a :path=/ x-a=1", `DATA 3 "body"`, "HEADERS 3 x-t=1 END")
+	b.respond(1, "")
+	b.respond(3, "")
+	r.clean()
+
+	// A plan that comes too late only has its Done called.
+	resume = nil
+	c.get(5)
+	c.rst(5, http2.ErrCodeCancel)
+	n := len(r.outcomes)
+	resume(r.forward(r.ep))
+	if len(r.outcomes) != n+1 || r.outcomes[n].Reason != ReasonClientReset {
+		t.Errorf("outcomes %+v", r.outcomes[n:])
+	}
+	resume(r.forward(r.ep)) // twice does no harm
+	r.clean()
+}

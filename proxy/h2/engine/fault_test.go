@@ -1,0 +1,398 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+)
+
+// Backends are not trusted: whatever they send, the client sees a clean answer or a reset, and never the nonsense.
+func TestBackendMisbehaves(t *testing.T) {
+	head := func(b *peer) { b.headers(1, false, ":status=200") }
+	tests := []struct {
+		name string
+		send func(b *peer)
+		want string // a part of what the client sees
+		end  bool   // the backend's connection is closed
+	}{
+		{"data before headers", func(b *peer) { _ = b.fr.WriteData(1, true, []byte("x")) }, ":status=502", false},
+		{"no status", func(b *peer) { b.headers(1, true, "x-a=1") }, ":status=502", false},
+		{"bad status", func(b *peer) { b.headers(1, true, ":status=2000") }, ":status=502", false},
+		{"pseudo-field of requests", func(b *peer) { b.headers(1, true, ":status=200", ":path=/") }, ":status=502", false},
+		{"upper case", func(b *peer) { b.headers(1, true, ":status=200", "X-A=1") }, ":status=502", false},
+		{"control character", func(b *peer) { b.headers(1, true, ":status=200", "x-a=1\r\nx-b: 2") }, ":status=502", false},
+		{"101", func(b *peer) { b.headers(1, false, ":status=101") }, ":status=502", false},
+		{"interim that ends", func(b *peer) { b.headers(1, true, ":status=100") }, ":status=502", false},
+		{"length without body", func(b *peer) { b.headers(1, true, ":status=200", "content-length=3") }, ":status=502", false},
+		{"bad length", func(b *peer) { b.headers(1, true, ":status=200", "content-length=+3") }, ":status=502", false},
+		{"body too long", func(b *peer) {
+			b.headers(1, false, ":status=200", "content-length=3")
+			_ = b.fr.WriteData(1, true, []byte("four"))
+		}, "RST 1 INTERNAL_ERROR", false},
+		{"body too short", func(b *peer) {
+			b.headers(1, false, ":status=200", "content-length=30")
+			_ = b.fr.WriteData(1, true, []byte("four"))
+		}, "RST 1 INTERNAL_ERROR", false},
+		{"body too short with trailers", func(b *peer) {
+			b.headers(1, false, ":status=200", "content-length=30")
+			b.headers(1, true, "x-t=1")
+		}, "RST 1 INTERNAL_ERROR", false},
+		{"body of 204", func(b *peer) {
+			b.headers(1, false, ":status=204")
+			_ = b.fr.WriteData(1, true, []byte("x"))
+		}, "RST 1 INTERNAL_ERROR", false},
+		{"second head", func(b *peer) { head(b); head(b) }, "RST 1 INTERNAL_ERROR", false},
+		{"interims without end", func(b *peer) {
+			for range 1000 {
+				b.headers(1, false, ":status=103")
+			}
+		}, ":status=502", false},
+		{"head too large", func(b *peer) {
+			b.headers(1, true, ":status=200", "x-a="+strings.Repeat("v", 40000))
+		}, ":status=502", false},
+		{"stream never opened", func(b *peer) { b.headers(99, true, ":status=200") }, ":status=503", true},
+		{"even stream", func(b *peer) { b.headers(2, true, ":status=200") }, ":status=503", true},
+		{"push", func(b *peer) {
+			_ = b.fr.WritePushPromise(http2.PushPromiseParam{StreamID: 1, PromiseID: 2, EndHeaders: true})
+		}, ":status=503", true},
+		{"endless headers", func(b *peer) {
+			_ = b.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1})
+			for range 300 {
+				_ = b.fr.WriteContinuation(1, false, make([]byte, 100))
+			}
+		}, ":status=503", true},
+		{"broken table", func(b *peer) {
+			_ = b.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte{0xff, 0xff, 0xff}, EndHeaders: true})
+		}, ":status=503", true},
+		{"window overflow", func(b *peer) { _ = b.fr.WriteWindowUpdate(0, maxWindow) }, ":status=503", true},
+		{"stream window overflow", func(b *peer) { _ = b.fr.WriteWindowUpdate(1, maxWindow) }, ":status=502", false},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			r := newRig(t, func(l *limits) { l.maxHeader = 32 << 10 })
+			c := r.client()
+			if test.name == "stream window overflow" {
+				c.request(1, "POST", false)
+			} else {
+				c.get(1)
+			}
+			b := r.backend(0)
+			test.send(b)
+			b.flush()
+			got := strings.Join(c.see(), "\n")
+			if !strings.Contains(got, test.want) || strings.Contains(got, "x-a") {
+				t.Errorf("the client sees\n%s\nwant %s", got, test.want)
+			}
+			if b.c.closing != test.end {
+				t.Errorf("closed: %v", b.c.closing)
+			}
+			r.tick(r.e.lim.drain + time.Second)
+			r.clean()
+		})
+	}
+}
+
+func TestConnectionFieldsOfBackendAreDropped(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	c.get(1)
+	b := r.backend(0)
+	b.headers(1, true, ":status=200", "connection=x", "keep-alive=1", "transfer-encoding=chunked", "upgrade=h2c", "x-a=1")
+	b.flush()
+	c.want("HEADERS 1 :status=200 x-a=1 END")
+}
+
+func TestRequestValidation(t *testing.T) {
+	std := []string{":method=GET", ":scheme=https", ":authority=a", ":path=/"}
+	with := func(f ...string) []string { return append(append([]string{}, std...), f...) }
+	bad := map[string][]string{
+		"no method":                {":scheme=https", ":authority=a", ":path=/"},
+		"no path":                  {":method=GET", ":scheme=https", ":authority=a"},
+		"no scheme":                {":method=GET", ":authority=a", ":path=/"},
+		"empty path":               {":method=GET", ":scheme=https", ":authority=a", ":path="},
+		"relative path":            {":method=GET", ":scheme=https", ":authority=a", ":path=x"},
+		"space in path":            {":method=GET", ":scheme=https", ":authority=a", ":path=/a b"},
+		"star":                     {":method=GET", ":scheme=https", ":authority=a", ":path=*"},
+		"bad method":               {":method=G T", ":scheme=https", ":authority=a", ":path=/"},
+		"two methods":              {":method=GET", ":method=GET", ":scheme=https", ":authority=a", ":path=/"},
+		"late pseudo-field":        with("x-a=1", ":path=/b"),
+		"status":                   with(":status=200"),
+		"protocol":                 {":method=CONNECT", ":protocol=websocket", ":scheme=https", ":authority=a", ":path=/"},
+		"connect with a path":      {":method=CONNECT", ":scheme=https", ":authority=a", ":path=/"},
+		"upper case":               with("X-A=1"),
+		"space in name":            with("x a=1"),
+		"empty name":               with("=1"),
+		"line break":               with("x-a=1\nb"),
+		"connection":               with("connection=close"),
+		"upgrade":                  with("upgrade=websocket"),
+		"transfer-encoding":        with("transfer-encoding=chunked"),
+		"keep-alive":               with("keep-alive=1"),
+		"te":                       with("te=gzip"),
+		"other host":               with("host=b"),
+		"two hosts":                with("host=a", "host=b"),
+		"length without body":      with("content-length=3"),
+		"two lengths":              with("content-length=0", "content-length=1"),
+		"list of lengths":          with("content-length=0,0"),
+		"signed length":            with("content-length=-0"),
+		"authority with a newline": {":method=GET", ":scheme=https", ":authority=a\n", ":path=/"},
+	}
+	for name, fields := range bad {
+		r := newRig(t)
+		c := r.client()
+		c.headers(1, true, fields...)
+		c.flush()
+		if got := strings.Join(c.see(), "|"); got != "RST 1 PROTOCOL_ERROR" || len(r.backends) != 0 {
+			t.Errorf("%s: the client sees %s", name, got)
+		}
+		c.get(3)
+		if len(r.backends) != 1 {
+			t.Errorf("%s: the connection is of no more use", name)
+		}
+	}
+	good := map[string][]string{
+		okHead + " te=trailers":      with("te=trailers"),
+		okHead:                       with("host=A"),
+		okHead + " content-length=0": with("content-length=0", "content-length=0"),
+		okHead + " x-a=b":            with("x-a= b\t"),
+		":method=OPTIONS :scheme=https :authority=a :path=*": {":method=OPTIONS", ":scheme=https", ":authority=a", ":path=*"},
+		":method=GET :scheme=https :authority=h :path=/":     {":method=GET", ":scheme=https", ":path=/", "host=h"},
+	}
+	for want, fields := range good {
+		r := newRig(t)
+		c := r.client()
+		c.headers(1, true, fields...)
+		c.flush()
+		if got := strings.Join(r.backend(0).see(), "|"); !strings.Contains(got, "HEADERS 1 "+want+" END") {
+			t.Errorf("%s: the backend sees %s", want, got)
+		}
+	}
+}
+
+func TestRequestLengthMismatch(t *testing.T) {
+	for name, send := range map[string]func(c *peer){
+		"long":     func(c *peer) { c.data(1, "four", false) },
+		"short":    func(c *peer) { c.data(1, "tw", true) },
+		"trailers": func(c *peer) { c.data(1, "tw", false); c.headers(1, true, "x-t=1"); c.flush() },
+	} {
+		r := newRig(t)
+		c := r.client()
+		c.request(1, "POST", false, "content-length=3")
+		b := r.backend(0)
+		b.see()
+		send(c)
+		if got := strings.Join(c.see(), "|"); got != "RST 1 PROTOCOL_ERROR" {
+			t.Errorf("%s: the client sees %s", name, got)
+		}
+		if got := strings.Join(b.see(), "|"); !strings.HasSuffix(got, "RST 1 CANCEL") || strings.Contains(got, "END") {
+			t.Errorf("%s: the backend sees %s", name, got)
+		}
+		r.clean()
+	}
+}
+
+func TestRetryOfUnprocessed(t *testing.T) {
+	events := map[string]func(b *peer){
+		"refused": func(b *peer) { b.rst(1, http2.ErrCodeRefusedStream) },
+		"goaway":  func(b *peer) { _ = b.fr.WriteGoAway(0, http2.ErrCodeNo, nil); b.flush() },
+	}
+	for name, event := range events {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.plan.Retries, r.named = 2, true
+			other := r.endpoint("other")
+			r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { return r.forward(r.ep, other), true }
+			c := r.client()
+			c.request(1, "POST", false, "x-a=1")
+			c.data(1, "first", false)
+			b := r.backend(0)
+			b.want("SETTINGS", "WINDOW 0 1073676289", "HEADERS 1 :method=POST :scheme=https :authority=ep :path=/ x-a=1", `DATA 1 "first"`, "SETTINGS ACK")
+			event(b)
+			b2 := r.backend(1)
+			b2.want("SETTINGS", "WINDOW 0 1073676289", "HEADERS 1 :method=POST :scheme=https :authority=other :path=/ x-a=1", `DATA 1 "first"`, "SETTINGS ACK")
+			c.data(1, "second", true)
+			b2.want(`DATA 1 "second" END`)
+			b2.respond(1, "ok")
+			c.want("HEADERS 1 :status=200", `DATA 1 "ok" END`)
+			if o := r.outcomes[0]; o.Retries != 1 || o.Endpoint != other || o.Reason != ReasonNone || o.Received != 11 {
+				t.Errorf("outcome %+v", o)
+			}
+			r.clean()
+		})
+	}
+}
+
+func TestNoRetryOfProcessed(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		again  bool
+		budget bool
+		body   int
+		event  func(r *rig, b *peer)
+		tries  int
+	}{
+		{"reset, GET", true, true, 0, func(_ *rig, b *peer) { b.rst(1, http2.ErrCodeInternal) }, 3},
+		{"reset, other verbs", false, true, 0, func(_ *rig, b *peer) { b.rst(1, http2.ErrCodeInternal) }, 1},
+		{"lost, GET", true, true, 0, func(r *rig, b *peer) { r.e.lose(b.c, errors.New("gone")); r.run() }, 3},
+		{"lost, other verbs", false, true, 0, func(r *rig, b *peer) { r.e.lose(b.c, errors.New("gone")); r.run() }, 1},
+		{"no budget", true, false, 0, func(_ *rig, b *peer) { b.rst(1, http2.ErrCodeRefusedStream) }, 1},
+		{"small body", false, true, 1000, func(_ *rig, b *peer) { b.rst(1, http2.ErrCodeRefusedStream) }, 3},
+		{"large body", false, true, 400_000, func(_ *rig, b *peer) { b.rst(1, http2.ErrCodeRefusedStream) }, 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := newRig(t)
+			r.plan.Retries, r.plan.Again = 5, test.again
+			r.plan.Budget = func() bool { return test.budget }
+			second, third := r.endpoint("second"), r.endpoint("third")
+			r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { return r.forward(r.ep, second, third), true }
+			c := r.client()
+			c.request(1, "POST", test.body == 0)
+			for i := 0; ; i++ {
+				if i >= len(r.backends) {
+					break
+				}
+				b := r.backend(i)
+				_ = b.fr.WriteWindowUpdate(0, 1<<20)
+				_ = b.fr.WriteWindowUpdate(1, 1<<20)
+				b.flush()
+				for left := test.body; left > 0 && i == 0; left -= 1000 {
+					c.data(1, strings.Repeat("x", 1000), false)
+				}
+				sent := 0
+				for _, f := range b.see() {
+					n := 0
+					if _, err := fmt.Sscanf(f, "DATA 1 (%d)", &n); err == nil {
+						sent += n
+					}
+				}
+				if sent != test.body {
+					t.Errorf("try %d got %d bytes of %d", i, sent, test.body)
+				}
+				test.event(r, b)
+			}
+			got := strings.Join(c.see(), "|")
+			if !strings.Contains(got, ":status=50") {
+				t.Errorf("the client sees %s", got)
+			}
+			c.rst(1, http2.ErrCodeCancel)
+			if n := r.outcomes[0].Retries + 1; n != test.tries {
+				t.Errorf("%d tries, want %d", n, test.tries)
+			}
+			r.clean()
+		})
+	}
+}
+
+func TestEject(t *testing.T) {
+	r := newRig(t)
+	r.plan.Retries, r.plan.Again = 2, true
+	other := r.endpoint("other")
+	ejected := false
+	r.decide = func(h *wire.Head, _ func(Plan)) (Plan, bool) {
+		p := r.forward(r.ep)
+		p.Again = h.Method == "GET"
+		p.Forward = &Upstream{Pick: func([]*Endpoint) *Endpoint {
+			r.inFlight++
+			if ejected {
+				return other
+			}
+			return r.ep
+		}}
+		return p, true
+	}
+	c := r.client()
+	c.get(1)
+	c.request(3, "POST", true)
+	c.get(5)
+	b := r.backend(0)
+	b.see()
+	b.headers(5, false, ":status=200") // the response has begun: this one stays
+	b.flush()
+	ejected = true
+	r.e.Eject(r.ep)
+	r.run()
+	b.want("RST 1 CANCEL")
+	b2 := r.backend(1)
+	b2.want("SETTINGS", "WINDOW 0 1073676289", "HEADERS 1 :method=GET :scheme=https :authority=a :path=/ END", "SETTINGS ACK")
+	b2.respond(1, "ok")
+	b.respond(3, "made")
+	b.data(5, "rest", true)
+	c.want("HEADERS 5 :status=200", "HEADERS 1 :status=200", `DATA 1 "ok" END`, "HEADERS 3 :status=200", `DATA 3 "made" END`, `DATA 5 "rest" END`)
+	if o := r.outcomes[0]; o.Retries != 1 || o.Endpoint != other || o.Reason != ReasonNone {
+		t.Errorf("outcome %+v", o)
+	}
+	r.clean()
+}
+
+// A request that waits for a connection to an endpoint that is ejected goes elsewhere, whatever its method and without a retry.
+func TestEjectWhileDialling(t *testing.T) {
+	r := newRig(t)
+	other := r.endpoint("other")
+	ejected := false
+	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) {
+		p := r.forward(r.ep)
+		p.Forward = &Upstream{Pick: func([]*Endpoint) *Endpoint {
+			r.inFlight++
+			if ejected {
+				return other
+			}
+			return r.ep
+		}}
+		return p, true
+	}
+	r.heldDial = true
+	c := r.client()
+	c.request(1, "POST", true)
+	hung := r.held[0]
+	r.heldDial, ejected = false, true
+	r.e.Eject(r.ep)
+	r.run()
+	b := r.backend(0)
+	b.respond(1, "ok")
+	c.want("HEADERS 1 :status=200", `DATA 1 "ok" END`)
+	if o := r.outcomes[0]; o.Retries != 0 || o.Endpoint != other {
+		t.Errorf("outcome %+v", o)
+	}
+	hung.dialled(errors.New("timed out"))
+	r.run()
+	r.clean()
+}
+
+func TestDialFails(t *testing.T) {
+	r := newRig(t)
+	r.refuse = errors.New("connection refused")
+	r.plan.Retries = 2
+	r.plan.Budget = func() bool { return false } // a dial that failed costs nothing of it
+	var told Outcome
+	r.plan.Fail = func(o Outcome) http.Handler { told = o; return http.NotFoundHandler() }
+	c := r.client()
+	c.request(1, "POST", true)
+	if len(r.locals) != 1 || told.Reason != ReasonDial || told.Retries != 2 || r.failed != 3 || !errors.Is(told.Err, r.refuse) {
+		t.Errorf("%d handlers, told %+v, %d signals", len(r.locals), told, r.failed)
+	}
+	if l := r.locals[0]; l.head.Method != "POST" || l.head.Target() != "/" || l.head.Authority != "a" {
+		t.Errorf("the handler is given %+v", l.head)
+	}
+	r.locals[0].End(503, okFields(), nil)
+	r.run()
+	c.want("HEADERS 1 :status=503 END")
+	r.clean()
+
+	r.plan.Fail = nil
+	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { return r.forward(), true }
+	c.get(3)
+	c.want("HEADERS 3 :status=503 content-length=0 END")
+	if o := r.outcomes[1]; o.Reason != ReasonNoEndpoint {
+		t.Errorf("outcome %+v", o)
+	}
+	r.clean()
+}
+
+func okFields() []hpack.HeaderField { return []hpack.HeaderField{field(":status", "503")} }

@@ -1,0 +1,94 @@
+package engine
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+)
+
+// Each SETTINGS moves the windows of all streams, and lets each of them send a byte.
+func TestWindowSeesaw(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	for id := uint32(1); id < 500; id += 2 {
+		c.request(id, "POST", false)
+	}
+	n := 0
+	for ; n < 10_000 && !c.c.closing; n++ {
+		_ = c.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: uint32(n % 2)})
+		c.flush()
+	}
+	if n < 10 || n > 100 {
+		t.Errorf("%d SETTINGS were taken, for 250 streams each", n)
+	}
+	r.clean()
+}
+
+// Whoever asks again and again as nobody is asked to go, and what others have under way on the connection is answered.
+func TestUnauthorizedFlood(t *testing.T) {
+	r := newRig(t)
+	r.decide = func(h *wire.Head, _ func(Plan)) (Plan, bool) {
+		if h.Method == "GET" {
+			return Plan{Serve: http.NotFoundHandler()}, true
+		}
+		return r.forward(r.ep), true
+	}
+	c := r.client()
+	c.request(1, "POST", true)
+	b := r.backend(0)
+	b.see()
+	id, said := uint32(3), ""
+	for ; id < 10_000 && !strings.Contains(said, "GOAWAY"); id += 2 {
+		c.get(id)
+		r.locals[len(r.locals)-1].End(http.StatusUnauthorized, []hpack.HeaderField{{Name: ":status", Value: "401"}}, nil)
+		r.run()
+		said = strings.Join(c.see(), "|")
+	}
+	if n := id / 2; n < 90 || n > 130 {
+		t.Errorf("%d requests were answered with 401", n)
+	}
+	if !strings.Contains(said, "NO_ERROR|HEADERS") {
+		t.Errorf("the last was told %s", said)
+	}
+	answered := len(r.locals)
+	for range 400 { // what was under way
+		if c.get(id); len(r.locals) > answered {
+			t.Fatalf("stream %d was answered", id)
+		}
+		id += 2
+	}
+	b.respond(1, "ok")
+	c.want("HEADERS 1 :status=200", `DATA 1 "ok" END`)
+	r.clean()
+	if !c.c.closing {
+		t.Error("the connection is still open")
+	}
+}
+
+// Plan.Unwelcome is charged for like a 401. Resets that come after the answer cost next to nothing.
+func TestUnwelcome(t *testing.T) {
+	r := newRig(t)
+	answer := &Answer{Status: http.StatusTooManyRequests, Fields: []hpack.HeaderField{{Name: ":status", Value: "429"}, {Name: "content-length", Value: "7"}}, Body: []byte("not now")}
+	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) {
+		return Plan{Answer: answer, Unwelcome: true, Done: func(o Outcome) { r.outcomes = append(r.outcomes, o) }}, true
+	}
+	c := r.client()
+	n := uint32(0)
+	for ; n < 1000 && c.c.goAway == goAwayNone; n++ {
+		c.get(1 + 2*n)
+		c.rst(1+2*n, http2.ErrCodeCancel)
+	}
+	if n < 80 || n > 130 || len(r.outcomes) != int(n) {
+		t.Errorf("%d requests were answered, %d ended", n, len(r.outcomes))
+	}
+	if got := strings.Join(c.see(), "|"); !strings.Contains(got, `DATA 1 "not now" END`) || !strings.HasSuffix(got, `DATA `+fmt.Sprint(2*n-1)+` "not now" END`) {
+		t.Errorf("the client sees %s", got)
+	}
+	r.clean()
+}

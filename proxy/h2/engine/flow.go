@@ -1,0 +1,238 @@
+package engine
+
+import (
+	"maps"
+	"slices"
+
+	"golang.org/x/net/http2"
+)
+
+const (
+	// quantum is what one stream may send before the next one has its turn: a full default frame.
+	quantum = minMaxFrame
+	// maxDrained is how much of an upload that nobody wants is read, so that the client sees the response (curl does not look at
+	// it when a reset comes first); after that it is reset with NO_ERROR (§8.1).
+	maxDrained = 32 << 20
+)
+
+// push takes body bytes of direction d in, sends what may be sent and keeps the rest.
+func (e *Engine) push(s *stream, d dir, p []byte, end bool) {
+	h := &s.half[d]
+	h.end = h.end || end
+	if src := s.leg[d]; end && src != nil {
+		src.cameAll(s.id[d], h)
+	}
+	if h.discard {
+		e.dropped(s, d, len(p))
+		return
+	}
+	if dst := s.leg[1-d]; dst != nil && h.head && h.q.size == 0 && !h.q.keep && dst.ready.n == 0 {
+		p = p[e.send(dst, s, d, p):]
+	}
+	if len(p) > 0 {
+		h.q.push(e, p)
+		e.weigh(s)
+	}
+	switch {
+	case d == up && s.local != nil:
+		s.local.Changed.Broadcast()
+	case d == down && s.guest != nil:
+		s.guest.waits = false
+		e.wakeGuest(s.guest, down)
+	}
+	e.advance(s, d)
+}
+
+// dropped accounts bytes of an upload that nobody wants.
+func (e *Engine) dropped(s *stream, d dir, n int) {
+	h := &s.half[d]
+	if !h.end && s.draining && h.got-h.sent > maxDrained {
+		e.Count.reset(resetByLane)
+		e.reset(s, up, http2.ErrCodeNo)
+		e.settle(s)
+		return
+	}
+	e.giveStreamCredit(s, d, n)
+	if h.end {
+		e.review(s)
+	}
+}
+
+// send writes as much of p as the windows and the connection's output allow.
+func (e *Engine) send(dst *Conn, s *stream, d dir, p []byte) int {
+	h := &s.half[d]
+	n := min(len(p), int(h.window), int(dst.window), dst.room())
+	if n <= 0 {
+		return 0
+	}
+	dst.writeData(s.id[1-d], p[:n], false)
+	h.window -= int32(n)
+	dst.window -= int32(n)
+	h.sent += int64(n)
+	e.giveStreamCredit(s, d, n)
+	return n
+}
+
+// advance sends what direction d has waiting, as far as possible.
+func (e *Engine) advance(s *stream, d dir) {
+	h := &s.half[d]
+	dst := s.leg[1-d]
+	if dst == nil || !h.head || h.sentEnd || h.discard {
+		if h.end {
+			e.review(s)
+		}
+		return
+	}
+	switch {
+	case h.q.size == 0 && h.end:
+		e.sendEnd(dst, s, d)
+	case h.q.size > 0 && h.window > 0:
+		dst.ready.push(&h.ready)
+		e.pump(dst)
+	}
+}
+
+// pump lets the streams that have something to send on c take turns until a bound is met.
+func (e *Engine) pump(c *Conn) {
+	for c.window > 0 && c.room() > 0 && !c.closing {
+		n := c.ready.first
+		if n == nil {
+			return
+		}
+		n.unlink()
+		e.sendQueued(c, n.s, n.d)
+	}
+}
+
+// sendQueued sends up to a quantum of one stream.
+func (e *Engine) sendQueued(c *Conn, s *stream, d dir) {
+	h := &s.half[d]
+	total := 0
+	for total < quantum {
+		p := h.q.peek()
+		n := e.send(c, s, d, p[:min(len(p), quantum-total)])
+		if n == 0 {
+			break
+		}
+		h.q.read(e, n)
+		total += n
+	}
+	if d == up {
+		if h.q.kept > e.lim.replay {
+			h.q.forget(e) // too much to send again
+		}
+		if s.guest != nil {
+			e.wakeGuest(s.guest, up)
+		}
+	} else if s.local != nil {
+		s.local.Changed.Broadcast()
+	}
+	e.weigh(s)
+	switch {
+	case h.q.size == 0 && h.end:
+		e.sendEnd(c, s, d)
+	case h.q.size > 0 && h.window > 0:
+		c.ready.push(&h.ready)
+	}
+}
+
+// sendEnd ends direction d: trailers and END_STREAM only go out after all bytes.
+func (e *Engine) sendEnd(dst *Conn, s *stream, d dir) {
+	h := &s.half[d]
+	h.sentEnd = true
+	if h.trailers != nil {
+		dst.writeHeaders(s.id[1-d], true, h.trailers)
+		if d == down || !h.q.keep {
+			e.keepTrailers(s, d, nil)
+		}
+	} else {
+		dst.writeData(s.id[1-d], nil, true)
+	}
+	e.review(s)
+}
+
+// review closes the sides of a stream that are complete, and ends the stream when both are.
+func (e *Engine) review(s *stream) {
+	u, d := &s.half[up], &s.half[down]
+	if s.leg[down] != nil && d.end && u.sentEnd {
+		e.unlinkLeg(s, down)
+	}
+	if d.sentEnd && s.leg[up] != nil {
+		if u.end {
+			c := s.leg[up]
+			c.budget.Completed()
+			e.unlinkLeg(s, up)
+			e.reset(s, down, http2.ErrCodeCancel) // it has answered, and nobody needs what it might still read
+		} else {
+			e.drainUpload(s)
+		}
+	}
+	e.settle(s)
+}
+
+// drainUpload keeps reading an upload whose response is complete. RST_STREAM(NO_ERROR) right after the response makes clients lose
+// the response (curl reports an error with a 3 MB POST), so it is sent only when the client takes too long or sends too much.
+func (e *Engine) drainUpload(s *stream) {
+	if !s.draining {
+		s.draining = true
+		e.arm(s, e.now+e.lim.drain)
+	}
+	if s.leg[down] == nil && s.local == nil && !s.half[up].discard {
+		e.discardUpload(s)
+	}
+}
+
+// discardUpload drops what waits of an upload, and what will come.
+func (e *Engine) discardUpload(s *stream) {
+	h := &s.half[up]
+	n := h.q.size
+	h.discard = true
+	e.unqueue(s, up)
+	e.giveStreamCredit(s, up, n)
+	if s.guest != nil {
+		e.wakeGuest(s.guest, up)
+	}
+}
+
+// giveCredit gives the connection's window back in large steps (RFC 9113 §6.9 leaves the timing to us).
+func (c *Conn) giveCredit() {
+	step := c.e.lim.backendWindow / 2
+	if c.side == up {
+		step = c.e.lim.clientWindow / 2 // of a wider window, too
+	}
+	if c.credit < step || c.closing || c.side == up && c.greedy() {
+		return
+	}
+	c.writeWindow(0, c.credit)
+	c.recv += c.credit
+	c.credit = 0
+	c.reach.all.start(c.e.now, c.recv)
+}
+
+// giveStreamCredit gives a stream's window back when its bytes were passed on: not earlier, so that a slow reader holds no more than
+// one window of them here.
+func (e *Engine) giveStreamCredit(s *stream, d dir, n int) {
+	h := &s.half[d]
+	h.credit += int32(n)
+	src := s.leg[d]
+	if src == nil || h.end || src.closing {
+		return
+	}
+	src.fit(s, h)
+	if h.credit < e.lim.streamWindow/2 { // of a wider window, too
+		return
+	}
+	src.writeWindow(s.id[d], h.credit)
+	h.recv += h.credit
+	h.credit = 0
+	src.credited(s.id[d], h.recv)
+}
+
+// readyAll looks at all streams of c again after their windows have grown, in a fixed order so that the engine stays deterministic.
+func (e *Engine) readyAll(c *Conn) {
+	for _, id := range slices.Sorted(maps.Keys(c.streams)) {
+		if s := c.streams[id]; s != nil {
+			e.advance(s, 1-c.side)
+		}
+	}
+}

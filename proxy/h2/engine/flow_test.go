@@ -1,0 +1,137 @@
+package engine
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+)
+
+// A connection whose long-running streams are being ended still carries others: its peer's death is
+// noticed.
+func TestSilenceIsFoundAfterCut(t *testing.T) {
+	t.Run("retired backend", func(t *testing.T) {
+		r := newRig(t)
+		c := r.client()
+		c.get(1)
+		b := r.backend(0)
+		b.see()
+		r.e.Retire(r.ep, time.Second)
+		r.tick(2 * time.Second)
+		b.silent = true
+		r.tick(2 * defaultPing)
+		if !b.c.closing {
+			t.Error("a silent backend is kept after its watches' time")
+		}
+		if got := strings.Join(c.see(), "|"); !strings.Contains(got, ":status=503") {
+			t.Errorf("the client sees %q", got)
+		}
+	})
+	t.Run("client of a server that drains", func(t *testing.T) {
+		r := newRig(t)
+		c := r.client()
+		c.get(1)
+		r.e.Drain(time.Second)
+		r.tick(2 * time.Second)
+		c.see()
+		for range int(2 * (r.e.lim.ping + r.e.lim.pong) / time.Second) {
+			r.tick(time.Second)
+			_ = r.backend(0).fr.WritePing(true, [8]byte{})
+			r.backend(0).flush()
+		}
+		if !slices.Contains(c.see(), "PING fairlead") || !c.c.closing {
+			t.Errorf("a silent client is kept after the drain's grace")
+		}
+	})
+}
+
+// What a retry sends again has had its credit when it was sent first.
+func TestCreditOnceThroughRetries(t *testing.T) {
+	r := newRig(t)
+	r.plan.Retries = 2
+	second, third := r.endpoint("second"), r.endpoint("third")
+	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { return r.forward(r.ep, second, third), true }
+	c := r.client()
+	c.request(1, "POST", false)
+	const body = 200_000
+	c.upload(1, body)
+	for i := range 3 {
+		b := r.backend(i)
+		b.grow(0, body)
+		b.grow(1, body)
+		if u := &c.c.streams[1].half[up]; u.recv+u.credit > r.e.lim.streamWindow {
+			t.Fatalf("try %d: the client may send %d bytes, and %d more are due: the bound is %d", i, u.recv, u.credit, r.e.lim.streamWindow)
+		}
+		if i < 2 {
+			b.rst(1, http2.ErrCodeRefusedStream)
+		}
+	}
+	if u := &c.c.streams[1].half[up]; u.recv+u.credit != r.e.lim.streamWindow {
+		t.Errorf("all was passed on, and the window is %d of %d", u.recv+u.credit, r.e.lim.streamWindow)
+	}
+	c.data(1, "", true)
+	r.backend(2).respond(1, "ok")
+	r.clean()
+}
+
+// Go's client resets what is left of an upload when the answer has come. Nothing was given up.
+func TestResetAfterWholeAnswer(t *testing.T) {
+	for _, code := range []http2.ErrCode{http2.ErrCodeNo, http2.ErrCodeCancel} {
+		r := newRig(t)
+		c := r.client()
+		n := uint32(0)
+		for ; n < 2000 && !c.c.closing; n++ { // four times as many as a connection may give up
+			id := 1 + 2*n
+			c.request(id, "POST", false)
+			b := r.backend(0)
+			b.respond(id, "no")
+			c.see()
+			c.rst(id, code)
+			if got := b.see(); got[len(got)-1] != "RST "+strings.Fields(got[len(got)-1])[1]+" CANCEL" {
+				t.Fatalf("the backend sees %q", got)
+			}
+		}
+		if c.c.closing {
+			t.Errorf("the connection was closed after %d answers, reset with %v", n, code)
+		}
+		for _, o := range r.outcomes {
+			if o.Reason != ReasonNone || o.Status != 200 {
+				t.Fatalf("outcome %+v", o)
+			}
+		}
+		if got := r.e.Count.Resets[resetByClient].Load(); got != 0 {
+			t.Errorf("%d resets are counted as the client's", got)
+		}
+		r.clean()
+	}
+}
+
+// Uploads to a backend that does not read hold up nobody else on the client's connection.
+func TestUploadsDoNotBlockEachOther(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	stuck := r.ep
+	for id := uint32(1); id <= 15; id += 2 {
+		c.request(id, "POST", false)
+		c.upload(id, int(r.e.lim.streamWindow))
+	}
+	r.ep = r.endpoint("healthy")
+	c.request(17, "POST", false)
+	if c.c.recv < minMaxFrame {
+		t.Fatalf("the client may send %d bytes more on its connection", c.c.recv)
+	}
+	c.data(17, "hello", true)
+	b := r.backend(1)
+	if got := b.see(); !slices.Contains(got, `DATA 1 "hello" END`) {
+		t.Errorf("the healthy backend sees %q", got)
+	}
+	b.respond(1, "hi")
+	if got := strings.Join(c.see(), "|"); !strings.Contains(got, `DATA 17 "hi" END`) {
+		t.Errorf("the client sees %q", got)
+	}
+	r.e.Retire(stuck, 0)
+}

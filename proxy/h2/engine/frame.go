@@ -1,0 +1,40 @@
+package engine
+
+import (
+	"fmt"
+
+	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+)
+
+const (
+	minMaxFrame   = 1 << 14 // RFC 9113 §4.2: the size every endpoint accepts
+	maxMaxFrame   = 1<<24 - 1
+	maxWindow     = 1<<31 - 1 // §6.9.1
+	topStreamID   = 1<<31 - 1 // §5.1.1
+	defaultWindow = 65535     // §6.9.2: what a peer may assume until it has seen SETTINGS
+)
+
+// padding says how many bytes of a DATA or HEADERS frame's payload, which p begins, stand before its content and after it (§6.1, §6.2).
+func padding(h wire.FrameHeader, p []byte) (before, after int, err *connError) {
+	switch {
+	case !h.Has(http2.FlagDataPadded): // the same bit as FlagHeadersPadded
+		return 0, 0, nil
+	case len(p) == 0:
+		return 0, 0, &connError{http2.ErrCodeFrameSize, "padded frame without a pad length"}
+	case int(p[0]) >= h.Length:
+		return 0, 0, &connError{http2.ErrCodeProtocol, "padding as long as the frame"}
+	}
+	return 1, int(p[0]), nil
+}
+
+// connError is a reason to close a whole connection (RFC 9113 §5.4.1).
+type connError struct {
+	code http2.ErrCode
+	why  string
+}
+
+func (e *connError) Error() string {
+	return fmt.Sprintf("http2 connection error %v: %s", e.code, e.why)
+}

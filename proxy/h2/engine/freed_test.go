@@ -1,0 +1,134 @@
+package engine
+
+import (
+	"testing"
+	"time"
+)
+
+// Whatever is kept for reuse cannot be kept twice: two connections would share it.
+func TestFreedTwice(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		free func(r *rig) func()
+	}{
+		{"a chunk", func(r *rig) func() { c := r.e.chunk(); return func() { r.e.freeChunk(c) } }},
+		{"a buffer", func(r *rig) func() { b := r.e.buffer(); return func() { r.e.buffers.Put(b) } }},
+		{"a stream", func(r *rig) func() {
+			c := r.client()
+			s := r.e.newStream(c.c, 1)
+			r.e.unlinkLeg(s, up)
+			return func() { r.e.settle(s) }
+		}},
+		{"what is needed to send a request", func(r *rig) func() {
+			var s stream
+			to := r.e.newSending(&Plan{})
+			return func() { s.sending = to; r.e.freeSending(&s) }
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			free := tt.free(newRig(t))
+			free()
+			defer func() {
+				if recover() == nil {
+					t.Error("it was freed twice, and nobody noticed")
+				}
+			}()
+			free()
+		})
+	}
+}
+
+// What was freed and taken again is nobody else's, and may be freed again.
+func TestFreedAndUsed(t *testing.T) {
+	r := newRig(t)
+	for range 3 {
+		r.e.buffers.Put(append(r.e.buffer(), "content"...))
+		r.e.freeChunk(r.e.chunk())
+		var s stream
+		s.sending = r.e.newSending(&Plan{})
+		r.e.freeSending(&s)
+	}
+	c := r.client()
+	for id := uint32(1); id < 9; id += 2 {
+		c.get(id)
+		r.backend(0).respond(id, "ok")
+	}
+	r.clean()
+}
+
+// A throttled backend has most of the time to answer a PING in (design §4).
+func TestBackendHasTimeToAnswerPing(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	c.get(1)
+	b := r.backend(0)
+	b.see()
+	r.tick(1250 * time.Millisecond)
+	b.want("PING fairlead")
+	r.tick(3 * time.Second)
+	if b.c.closing {
+		t.Fatal("given up after 3 s")
+	}
+	_ = b.fr.WritePing(true, [8]byte([]byte("fairlead")))
+	b.respond(1, "late")
+	c.see()
+	r.tick(5 * time.Second)
+	if !b.c.closing {
+		t.Error("a silent backend is not found within 5 s")
+	}
+	r.clean()
+}
+
+// Keys are not used for more than they are good for (RFC 8446 §5.5): a connection takes no new request, finishes those it has, and its watches are ended.
+func TestKeysWearOut(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		side dir
+	}{{"of a client", up}, {"of a backend", down}} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t)
+			c := r.client()
+			r.plan.LongRunning = true
+			c.get(1)
+			r.plan.LongRunning = false
+			c.get(3)
+			b := r.backend(0)
+			b.headers(1, false, ":status=200")
+			b.flush()
+			p := map[dir]*peer{up: c, down: b}[tt.side]
+			p.c.bytesIn = r.e.lim.keyBytes
+			alive := func(d time.Duration) {
+				for end := r.e.now + d; r.e.now < end; {
+					r.tick(time.Second)
+					for _, p := range []*peer{c, b} {
+						_ = p.fr.WritePing(true, [8]byte([]byte("fairlead")))
+						p.flush()
+					}
+				}
+			}
+			alive(2 * time.Second)
+			if tt.side == up && c.c.goAway == goAwayNone || tt.side == down && !b.c.drained {
+				t.Fatal("it is used on")
+			}
+			b.respond(3, "under way")
+			if len(r.outcomes) != 1 || r.outcomes[0].Reason != ReasonNone {
+				t.Errorf("what was under way ended with %+v", r.outcomes)
+			}
+			if tt.side == down {
+				c.get(5)
+				if len(r.backends) != 2 {
+					t.Fatal("a new request went over it")
+				}
+				r.backend(1).respond(1, "elsewhere")
+			}
+			alive(r.e.lim.keyGrace)
+			if !p.c.closing {
+				t.Error("it is still open")
+			}
+			if last := r.outcomes[len(r.outcomes)-1]; last.Reason != ReasonRetired {
+				t.Errorf("the watch ended with %+v", last)
+			}
+			r.clean()
+		})
+	}
+}

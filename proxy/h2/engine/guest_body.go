@@ -1,0 +1,108 @@
+package engine
+
+import (
+	"fmt"
+	"io"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+)
+
+// guestBuffer is how much of a guest's body waits for the backend before its caller has to, and up to
+// which a response that is here as a whole is given out as such.
+const guestBuffer = 64 << 10
+
+// Pass takes a part of the request's body in, and what reading it has come to; with io.EOF come its
+// trailers. wait: there is no room yet.
+func (g *Guest) Pass(p []byte, trailers []hpack.HeaderField, err error) (more, wait bool) {
+	s, e := g.s, g.e
+	if s == nil || s.half[up].discard {
+		return false, false
+	}
+	u := &s.half[up]
+	if u.q.size >= guestBuffer {
+		return true, true
+	}
+	u.got += int64(len(p))
+	end := err == io.EOF //nolint:errorlint // readers do not wrap it
+	switch {
+	case err != nil && !end:
+		err = fmt.Errorf("reading the request's body: %w", err)
+	case u.declared >= 0 && (u.got > u.declared || end && u.got != u.declared):
+		err = fmt.Errorf("%d bytes of body came where %d were announced", u.got, u.declared)
+	default:
+		if end {
+			e.keepTrailers(s, up, trailers)
+		}
+		e.push(s, up, p, end)
+		return !end, false
+	}
+	e.abort(s, ReasonClientReset, err, http2.ErrCodeCancel)
+	return false, false
+}
+
+// Take returns what has come of the response; the head's Status is 0 until the final one has. A body that
+// is not nil is all of it.
+func (g *Guest) Take() (interims []wire.ResponseHead, head wire.ResponseHead, body []byte, err error) {
+	interims, g.interims = g.interims, nil
+	s := g.s
+	if s == nil && (g.head.Status == 0 || len(g.rest) == 0) {
+		return interims, wire.ResponseHead{}, nil, g.err
+	}
+	if head = g.head; s == nil || head.Status == 0 {
+		return interims, head, nil, nil
+	}
+	if d := &s.half[down]; d.end && d.q.size <= guestBuffer {
+		body = make([]byte, d.q.size)
+		g.copy(body)
+		g.e.completeGuest(s)
+	}
+	return interims, head, body, nil
+}
+
+// Read takes what is there of the body. more: there is more. io.EOF: that was all of it.
+func (g *Guest) Read(p []byte) (n int, more bool, err error) {
+	if g.s == nil {
+		if len(g.rest) == 0 {
+			return 0, false, g.err
+		}
+		n = copy(p, g.rest)
+		g.rest = g.rest[n:]
+		return n, len(g.rest) > 0, nil
+	}
+	n = g.copy(p)
+	d := &g.s.half[down]
+	if more = d.q.size > 0; more || !d.end {
+		return n, more, nil
+	}
+	g.e.completeGuest(g.s)
+	return n, false, io.EOF
+}
+
+// AtHand reports whether Read has something to say.
+func (g *Guest) AtHand() bool { return g.s == nil || g.s.half[down].q.size > 0 || g.s.half[down].end }
+
+// Trailers are those of a response that was read to its end.
+func (g *Guest) Trailers() []hpack.HeaderField { return g.trailers }
+
+// Leave gives up what was not read.
+func (g *Guest) Leave(err error) {
+	g.Abort(err)
+	g.rest = nil
+}
+
+// copy takes what it can of the response's body.
+func (g *Guest) copy(p []byte) (n int) {
+	d := &g.s.half[down]
+	for n < len(p) && d.q.size > 0 {
+		k := copy(p[n:], d.q.peek())
+		d.q.read(g.e, k)
+		n += k
+	}
+	d.sent += int64(n)
+	g.e.weigh(g.s)
+	g.e.giveStreamCredit(g.s, down, n)
+	return n
+}

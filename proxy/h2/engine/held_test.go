@@ -1,0 +1,82 @@
+package engine
+
+import (
+	"testing"
+
+	"golang.org/x/net/http2"
+)
+
+// A head that says how long the body is leaves with the body's first bytes.
+func TestHeadWaitsForBody(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	c.get(1)
+	b := r.backend(0)
+	b.headers(1, false, ":status=200", "content-length=4")
+	b.flush()
+	c.want()
+	_ = b.fr.WriteData(1, true, []byte("body"))
+	b.flush()
+	c.want("HEADERS 1 :status=200 content-length=4", `DATA 1 "body" END`)
+	r.clean()
+}
+
+func TestHeldHeadEnds(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		by   func(r *rig, c, b *peer)
+		want []string
+	}{
+		{"tick", func(r *rig, _, _ *peer) { r.tick(TickEvery) }, nil},
+		{"another response", func(_ *rig, _, b *peer) { b.headers(3, true, ":status=204"); b.flush() }, []string{"HEADERS 3 :status=204 END"}},
+		{"ping", func(_ *rig, c, _ *peer) { _ = c.fr.WritePing(false, [8]byte{'p'}); c.flush() }, []string{"PING p\x00\x00\x00\x00\x00\x00\x00 ACK"}},
+		{"reset", func(_ *rig, _, b *peer) { b.rst(1, http2.ErrCodeInternal) }, []string{"RST 1 INTERNAL_ERROR"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newRig(t)
+			c := r.client()
+			c.get(1)
+			c.get(3)
+			b := r.backend(0)
+			b.headers(1, false, ":status=200", "content-length=4")
+			b.flush()
+			c.want()
+			tc.by(r, c, b)
+			c.want(append([]string{"HEADERS 1 :status=200 content-length=4"}, tc.want...)...)
+		})
+	}
+}
+
+// What a client may be waiting for is sent at once.
+func TestHeadThatDoesNotWait(t *testing.T) {
+	const length = "content-length=4"
+	for _, tc := range []struct {
+		name  string
+		watch bool
+		ask   func(c *peer)
+		head  []string
+		want  string
+	}{
+		{"no length", false, func(c *peer) { c.get(1) }, []string{":status=200"}, "HEADERS 1 :status=200"},
+		{"upload goes on", false, func(c *peer) { c.request(1, "POST", false) }, []string{":status=200", length}, "HEADERS 1 :status=200 " + length},
+		{"watch", true, func(c *peer) { c.get(1) }, []string{":status=200", length}, "HEADERS 1 :status=200 " + length},
+		{"HEAD", false, func(c *peer) { c.request(1, "HEAD", true) }, []string{":status=200", length}, "HEADERS 1 :status=200 " + length},
+		{"no window", false, func(c *peer) {
+			_ = c.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+			c.get(1)
+			c.want("SETTINGS ACK")
+		}, []string{":status=200", length}, "HEADERS 1 :status=200 " + length},
+		{"empty body", false, func(c *peer) { c.get(1) }, []string{":status=200", "content-length=0"}, "HEADERS 1 :status=200 content-length=0"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newRig(t)
+			r.plan.LongRunning = tc.watch
+			c := r.client()
+			tc.ask(c)
+			b := r.backend(0)
+			b.headers(1, false, tc.head...)
+			b.flush()
+			c.want(tc.want)
+		})
+	}
+}

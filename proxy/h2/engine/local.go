@@ -1,0 +1,149 @@
+package engine
+
+import (
+	"net/http"
+	"sync"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+)
+
+// Local is a stream that is answered by an http.Handler, which the driver runs.
+type Local struct {
+	Changed sync.Cond // on the driver's mutex: the stream, its queues or their ends have changed
+	Cancel  func()    // is called when the stream ends before the handler has returned; may be nil
+
+	c *Conn   // the client's
+	s *stream // nil once the stream has ended or the response is complete
+}
+
+// serveLocal hands the stream to a handler.
+func (e *Engine) serveLocal(s *stream, h *wire.Head, handler http.Handler) {
+	if handler == nil {
+		e.answer(s, http.StatusInternalServerError)
+		return
+	}
+	l, run := e.Serve(s.leg[up], h, handler)
+	l.c, l.s, s.local = s.leg[up], s, l
+	e.after(run)
+}
+
+// stopLocal takes the stream away from its handler.
+func (e *Engine) stopLocal(s *stream) {
+	l := s.local
+	if l == nil {
+		return
+	}
+	s.local, l.s = nil, nil
+	e.stopped(l)
+}
+
+func (e *Engine) stopped(l *Local) {
+	l.Changed.Broadcast()
+	if l.Cancel != nil {
+		e.after(l.Cancel)
+	}
+}
+
+// Gone reports whether the stream has ended, or its response is complete.
+func (l *Local) Gone() bool { return l.s == nil }
+
+// Recovered goes on after a panic in a handler's turn.
+func (l *Local) Recovered(v any) { l.c.e.recovered(l.c, v) }
+
+// Abort ends the stream.
+func (l *Local) Abort(err error) {
+	if l.s != nil {
+		l.c.e.abort(l.s, ReasonAbort, err, http2.ErrCodeInternal)
+	}
+}
+
+// Continue asks the client for the request's body, unless it has begun to send it, or the response has begun.
+func (l *Local) Continue() bool {
+	if l.s == nil || l.s.half[up].got > 0 || l.s.half[down].head {
+		return false
+	}
+	l.Head(http.StatusContinue, []hpack.HeaderField{{Name: ":status", Value: "100"}})
+	return true
+}
+
+// Waits reports whether Read has nothing to say yet.
+func (l *Local) Waits() bool { return l.s != nil && l.s.half[up].q.size == 0 && !l.s.half[up].end }
+
+// Read takes what has come of the request's body, if Waits and Gone report false. Nothing: it has ended.
+func (l *Local) Read(p []byte) (n int) {
+	u, e := &l.s.half[up], l.c.e
+	for n < len(p) && u.q.size > 0 {
+		k := copy(p[n:], u.q.peek())
+		u.q.read(e, k)
+		n += k
+	}
+	e.weigh(l.s)
+	u.sent += int64(n)
+	e.giveStreamCredit(l.s, up, n)
+	return n
+}
+
+// Trailers are the request's, whose body was read to its end.
+func (l *Local) Trailers() []hpack.HeaderField { return l.s.half[up].trailers }
+
+// Queued is how much of the response waits for the client.
+func (l *Local) Queued() int {
+	if l.s == nil {
+		return 0
+	}
+	return l.s.half[down].q.size
+}
+
+// Head sends a response head.
+func (l *Local) Head(status int, fields []hpack.HeaderField) {
+	s := l.s
+	switch {
+	case s == nil:
+		return
+	case status < 200:
+		s.leg[up].writeHeaders(s.id[up], false, fields)
+		return
+	}
+	l.c.e.localStatus(s, status)
+	d := &s.half[down]
+	if !d.head {
+		d.head = true
+		s.leg[up].writeHeaders(s.id[up], false, fields)
+	}
+}
+
+func (e *Engine) localStatus(s *stream, status int) {
+	s.status, s.waited = int16(status), e.now
+	if status == http.StatusUnauthorized {
+		e.unwelcome(s.leg[up])
+	}
+}
+
+// Send sends a part of the response's body.
+func (l *Local) Send(p []byte) {
+	if l.s != nil {
+		l.c.e.push(l.s, down, p, false)
+	}
+}
+
+// End ends the response; without a head nothing was sent yet and fields is the whole of it.
+func (l *Local) End(status int, fields, trailers []hpack.HeaderField) {
+	s, e := l.s, l.c.e
+	if s == nil {
+		return
+	}
+	s.local, l.s = nil, nil
+	d := &s.half[down]
+	if !d.head {
+		e.localStatus(s, status)
+		d.head, d.end, d.sentEnd = true, true, true
+		s.leg[up].writeHeaders(s.id[up], true, fields)
+		e.review(s)
+		return
+	}
+	e.keepTrailers(s, down, trailers)
+	e.push(s, down, nil, true)
+}

@@ -1,0 +1,55 @@
+package engine
+
+import (
+	"testing"
+
+	"golang.org/x/net/http2"
+)
+
+// Trailers that were under way when we reset their stream must not cost the connection.
+func TestLateTrailersOfResetStream(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	c.request(1, "POST", false)
+	b := r.backend(0)
+	b.see()
+	b.headers(1, false, ":status=200")
+	b.rst(1, http2.ErrCodeInternal)
+	c.want("HEADERS 1 :status=200", "RST 1 INTERNAL_ERROR")
+	c.headers(1, true, "x-late=1")
+	c.flush()
+	c.want()
+	c.get(3)
+	b.see()
+	c.rst(3, http2.ErrCodeCancel)
+	b.headers(3, false, ":status=200") // the same from a backend
+	b.headers(3, true, "x-late=1")
+	b.flush()
+	c.get(5)
+	b.see()
+	b.respond(5, "fine")
+	c.want(`HEADERS 5 :status=200`, `DATA 5 "fine" END`)
+	r.clean()
+}
+
+// Peers may count by the default window until they have seen our SETTINGS: a smaller one would make what they send then an error.
+func TestWindowsAreNotBelowTheDefault(t *testing.T) {
+	lim := defaultLimits()
+	if lim.streamWindow < defaultWindow || lim.clientWindow < defaultWindow || lim.backendWindow < defaultWindow {
+		t.Errorf("windows of %d, %d and %d bytes", lim.streamWindow, lim.clientWindow, lim.backendWindow)
+	}
+	r := newRig(t)
+	c := r.peer(r.e.AcceptClient())
+	c.to.WriteString(http2.ClientPreface)
+	c.fr.WriteSettings()
+	c.headers(1, false, ":method=POST", ":scheme=https", ":authority=a", ":path=/")
+	for left := defaultWindow; left > 0; left -= minMaxFrame { // all before our SETTINGS were read
+		_ = c.fr.WriteData(1, left <= minMaxFrame, make([]byte, min(left, minMaxFrame)))
+	}
+	c.flush()
+	if c.c.closing {
+		t.Fatal("a client that uses the whole default window is cut off")
+	}
+	r.backend(0).respond(1, "")
+	r.clean()
+}

@@ -1,0 +1,189 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+)
+
+// TestPoolModel has random things happen to an endpoint's connections, and holds after each what pool promises to those
+// that wait. In the end everybody has an answer.
+func TestPoolModel(t *testing.T) {
+	for seed := range uint64(400) {
+		rnd := rand.New(rand.NewPCG(seed, 16))
+		r := newRig(t, func(l *limits) { l.backlogLimit = 300 })
+		r.heldDial = true
+		r.ep.MaxConns = 1 + rnd.IntN(12)
+		r.plan = Plan{Retries: rnd.IntN(3), Again: rnd.IntN(2) == 0, Wait: time.Duration(rnd.IntN(2)) * time.Second}
+		m := &poolModel{r: r, rnd: rnd, eps: []*Endpoint{r.ep, r.endpoint("other")}[:1+rnd.IntN(2)]}
+		r.decide = func(*wire.Head, func(Plan)) (Plan, bool) {
+			p := r.forward(m.eps...)
+			p.LongRunning = rnd.IntN(3) == 0
+			p.Deadline = time.Duration(rnd.IntN(2)) * time.Minute
+			return p, true
+		}
+		m.client = r.client()
+		for range 300 {
+			m.step()
+			m.check()
+			if t.Failed() {
+				t.Fatalf("seed %d", seed)
+			}
+		}
+		m.end()
+		r.clean()
+		if t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+}
+
+// poolModel is one run.
+type poolModel struct {
+	r      *rig
+	rnd    *rand.Rand
+	eps    []*Endpoint
+	client *peer
+	asked  uint32
+}
+
+func (m *poolModel) step() {
+	r, rnd := m.r, m.rnd
+	switch n := rnd.IntN(20); n {
+	case 0, 1, 2, 3, 4:
+		if len(m.client.c.streams) < 200 {
+			m.client.request(2*m.asked+1, []string{"GET", "POST"}[n%2], true, fmt.Sprintf("x-a=%0100d", rnd.Uint64()))
+			m.asked++
+		}
+	case 5, 6, 7:
+		m.dialEnds(rnd.IntN(3) > 0)
+	case 8:
+		r.tick(time.Duration(rnd.IntN(1500)) * time.Millisecond)
+	case 9:
+		if rnd.IntN(10) == 0 {
+			r.e.Eject(r.ep)
+		} else if rnd.IntN(10) == 0 {
+			r.e.Retire(r.ep, time.Second)
+		}
+		r.run()
+	default:
+		if len(r.backends) > 0 {
+			m.backend(r.backends[rnd.IntN(len(r.backends))])
+		}
+	}
+}
+
+// dialEnds ends the dial that is under way longest.
+func (m *poolModel) dialEnds(well bool) {
+	r := m.r
+	if len(r.held) == 0 {
+		return
+	}
+	p := r.held[0]
+	r.held = r.held[1:]
+	if well {
+		r.backends = append(r.backends, r.peer(p.dialled(nil)))
+	} else {
+		p.dialled(errors.New("refused"))
+	}
+	r.run()
+}
+
+// backend has one connection's backend do something.
+func (m *poolModel) backend(b *peer) {
+	rnd := m.rnd
+	if b.c.closing {
+		return
+	}
+	id := some(rnd, b, func(s *stream) bool { return !s.half[down].head })
+	n := rnd.IntN(40)
+	switch {
+	case !b.c.started || n < 4:
+		_ = b.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: uint32(rnd.IntN(6))})
+		b.flush()
+	case n == 4:
+		_ = b.fr.WriteGoAway(max(1, b.c.maxID)-2*uint32(rnd.IntN(2))%max(1, b.c.maxID), http2.ErrCodeNo, nil)
+		b.flush()
+	case n == 5:
+		m.r.e.lose(b.c, errors.New("lost"))
+		m.r.run()
+	case n < 12:
+		b.silent = true
+	case n < 16:
+		b.silent = false
+		b.take()
+		m.r.run()
+	case id != 0 && id <= b.c.maxID && b.c.streams[id] != nil && n < 24:
+		b.rst(id, http2.ErrCodeRefusedStream)
+	case id != 0 && b.c.streams[id] != nil:
+		b.headers(id, true, ":status=200")
+		b.flush()
+	}
+}
+
+// check holds pool's promise.
+func (m *poolModel) check() {
+	e := m.r.e
+	for _, p := range e.pools {
+		if p.waiting.n == 0 {
+			continue
+		}
+		if p.conn() != nil {
+			m.r.t.Errorf("%d streams wait although a connection takes one", p.waiting.n)
+		}
+		later := p.said && p.perConn == 0 && len(p.conns) > 0 || len(p.conns)+p.dialing >= p.ep.MaxConns && p.ep.MaxConns > 0
+		for _, c := range p.conns {
+			later = later || c.slots(p.expected()) > 0
+		}
+		if p.dialing == 0 && p.redialAt == 0 && !later {
+			m.r.t.Errorf("nothing will wake %d streams that wait; %d connections", p.waiting.n, len(p.conns))
+		}
+		for n := p.waiting.first; n != nil; n = n.next {
+			if u := n.s.sending.until; u == 0 || u > e.now+e.lim.wait || u < e.now-TickEvery {
+				m.r.t.Errorf("a stream waits until %v at %v", u, e.now)
+			}
+		}
+	}
+}
+
+// end has every dial fail and every backend fall silent: those that wait have their answer in time.
+func (m *poolModel) end() {
+	r := m.r
+	for range int((r.e.lim.wait + 3*time.Second) / time.Second) {
+		for len(r.held) > 0 {
+			m.dialEnds(false)
+		}
+		for _, b := range r.backends {
+			b.fr.WritePing(true, [8]byte{}) // it lives
+			b.flush()
+		}
+		r.tick(time.Second)
+		m.check()
+	}
+	for _, p := range r.e.pools {
+		if p.waiting.n > 0 {
+			r.t.Errorf("%d streams still wait", p.waiting.n)
+		}
+	}
+	for _, b := range r.backends {
+		if !b.c.closing {
+			r.e.lose(b.c, errors.New("lost"))
+			r.run()
+		}
+	}
+	for range 60 {
+		for len(r.held) > 0 {
+			m.dialEnds(false)
+		}
+		r.tick(time.Second)
+	}
+	if len(r.outcomes) != int(m.asked) {
+		r.t.Errorf("%d of %d requests have ended", len(r.outcomes), m.asked)
+	}
+}

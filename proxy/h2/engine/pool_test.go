@@ -1,0 +1,227 @@
+package engine
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+)
+
+var errRefused = errors.New("connection refused")
+
+// takes has a backend say how many streams it takes on the connection.
+func (p *peer) takes(n uint32) {
+	_ = p.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: n})
+	p.flush()
+}
+
+// occupied is a connection of one stream, which is taken by a request that runs long or not; no other can be dialled.
+func occupied(r *rig, long bool) (c, b *peer) {
+	r.plan.LongRunning = long
+	c = r.client()
+	c.get(1)
+	b = r.backend(0)
+	b.takes(1)
+	b.see()
+	r.plan.LongRunning = false
+	r.refuse = errRefused
+	return c, b
+}
+
+// alive lets time pass for a backend that answers PING.
+func (r *rig) alive(b *peer, d time.Duration) {
+	for ; d > 0; d -= time.Second {
+		r.tick(time.Second)
+		_ = b.fr.WritePing(true, [8]byte{})
+		b.flush()
+	}
+}
+
+// A connection that will take nothing soon is as good as none when another cannot be dialled: who waits is answered, or
+// goes elsewhere.
+func TestDialFailsBesideUselessConnection(t *testing.T) {
+	for name, useless := range map[string]func(b *peer){
+		"drained":         func(b *peer) { _ = b.fr.WriteGoAway(1, http2.ErrCodeNo, nil); b.flush() },
+		"full of watches": func(*peer) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			c, b := occupied(r, true)
+			useless(b)
+			c.see()
+			c.get(3)
+			c.want("HEADERS 3 :status=503 content-length=0 END")
+			if o := r.outcomes[0]; o.Reason != ReasonDial || !errors.Is(o.Err, errRefused) {
+				t.Errorf("outcome %+v", o)
+			}
+
+			r.plan.Retries, r.plan.Wait = 2, 2*time.Second
+			c.get(5)
+			r.tick(time.Second)
+			c.want()
+			r.refuse = nil // it is back
+			r.tick(time.Second)
+			r.backend(1).respond(1, "")
+			c.want("HEADERS 5 :status=200 END")
+		})
+		t.Run(name+", another endpoint", func(t *testing.T) {
+			r := newRig(t)
+			c, b := occupied(r, true)
+			useless(b)
+			c.see()
+			other := r.endpoint("other")
+			r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { return r.forward(r.ep, other), true }
+			r.plan.Retries, r.heldDial = 1, true
+			c.get(3)
+			r.held[0].dialled(errRefused)
+			r.run()
+			if len(r.held) != 2 || r.held[1].ep != other {
+				t.Fatal("the other endpoint is not dialled")
+			}
+		})
+	}
+}
+
+// A connection that is only full will take who waits when a request ends. Meanwhile another is dialled now and then,
+// and who has another endpoint to go to goes there.
+func TestDialFailsBesideFullConnection(t *testing.T) {
+	r := newRig(t)
+	c, b := occupied(r, false)
+	c.get(3)
+	if r.failed != 1 {
+		t.Fatalf("%d dials have failed", r.failed)
+	}
+	r.alive(b, 5*time.Second)
+	c.want()
+	if r.failed < 5 || r.failed > 10 {
+		t.Errorf("%d dials in five seconds", r.failed)
+	}
+	b.respond(1, "")
+	b.see()
+	b.respond(3, "")
+	c.want("HEADERS 1 :status=200 END", "HEADERS 3 :status=200 END")
+	r.clean()
+
+	r.alive(b, 2*time.Second)
+	other := r.endpoint("other")
+	c.get(5) // it is full again
+	r.heldDial = true
+	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { return r.forward(r.ep, other), true }
+	c.get(7)
+	r.held[0].dialled(errRefused)
+	r.run()
+	if len(r.held) != 2 || r.held[1].ep != other || r.inFlight != 2 {
+		t.Fatal("the other endpoint is not dialled")
+	}
+}
+
+// Who waits for room is answered in time, and told the cause.
+func TestNoRoomInTime(t *testing.T) {
+	for name, tt := range map[string]struct{ deadline, late time.Duration }{
+		"without a deadline":   {0, 30 * time.Second},
+		"with a deadline":      {10 * time.Second, 10 * time.Second},
+		"with a long deadline": {time.Minute, 30 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			c, b := occupied(r, false)
+			c.see()
+			r.plan.Deadline = tt.deadline
+			c.get(3)
+			r.alive(b, tt.late-time.Second)
+			c.see()
+			if len(r.outcomes) > 0 {
+				t.Fatalf("outcome %+v too early", r.outcomes[0])
+			}
+			r.alive(b, 2*time.Second)
+			if got := c.see(); !slices.Contains(got, "HEADERS 3 :status=503 content-length=0 END") {
+				t.Fatalf("sees %q", got)
+			}
+			if o := r.outcomes[0]; o.Reason != ReasonBusy {
+				t.Errorf("outcome %+v", o)
+			}
+		})
+	}
+}
+
+// Before its SETTINGS come, a connection gets one stream, or as many as the endpoint's others take. What it refuses of
+// them waits again, and costs no try.
+func TestRefusedBeforeSettings(t *testing.T) {
+	r := newRig(t)
+	r.plan.Retries = 0
+	c := r.client()
+	for id := uint32(1); id <= 15; id += 2 {
+		c.request(id, "POST", true)
+	}
+	b := r.backends[0]
+	if n := len(b.c.streams); n != 1 {
+		t.Errorf("%d streams before SETTINGS", n)
+	}
+	r.heldDial = true
+	b.to.Reset()
+	b.takes(4)
+	r.dialled(r.held[0])
+	late := r.backends[1]
+	late.to.Reset()
+	if n := len(late.c.streams); n != 4 {
+		t.Fatalf("%d streams on a second connection, want as many as the first has", n)
+	}
+	_ = late.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 2})
+	for _, id := range []uint32{5, 7} {
+		_ = late.fr.WriteRSTStream(id, http2.ErrCodeRefusedStream)
+	}
+	late.flush()
+	if len(r.outcomes) != 0 || len(late.c.streams) != 2 {
+		t.Fatalf("outcomes %v, %d streams", r.outcomes, len(late.c.streams))
+	}
+	for _, id := range []uint32{1, 3, 5, 7} {
+		b.respond(id, "")
+	}
+	for _, id := range []uint32{1, 3} {
+		late.respond(id, "")
+	}
+	for _, id := range []uint32{9, 11} {
+		b.respond(id, "")
+	}
+	if len(r.outcomes) != 8 {
+		t.Fatalf("%d requests have ended", len(r.outcomes))
+	}
+	for _, o := range r.outcomes {
+		if o.Status != 200 || o.Retries != 0 {
+			t.Errorf("outcome %+v", o)
+		}
+	}
+	r.clean()
+}
+
+// What an ejected endpoint holds goes elsewhere only if it may be sent again: otherwise it may still be answered.
+func TestEjectKeepsWhatMayNotBeSentAgain(t *testing.T) {
+	r := newRig(t)
+	r.plan = Plan{Retries: 2, Again: true, Budget: func() bool { return false }}
+	c := r.client()
+	c.get(1)
+	b := r.backend(0)
+	r.e.Eject(r.ep)
+	r.run()
+	b.respond(1, "")
+	c.want("HEADERS 1 :status=200 END")
+	r.clean()
+}
+
+// Who picks next must know of a lost connection: the client's next request may have come with the news.
+func TestLostIsToldAtOnce(t *testing.T) {
+	r := newRig(t)
+	lost := 0
+	r.ep.Lost = func() { lost++ }
+	c := r.client()
+	c.get(1)
+	r.e.lose(r.backend(0).c, errors.New("reset"))
+	if lost != 1 || r.failed != 0 {
+		t.Errorf("told %d times at once, and %d times Failed, which has to wait for the mutex", lost, r.failed)
+	}
+	r.run()
+}

@@ -1,0 +1,147 @@
+package engine
+
+// chunkSize is a page less the chunk's own fields: small enough for one stuck watch event, large enough to copy in one go.
+const chunkSize = 4096 - 24
+
+// maxFreeChunks bounds what a shard keeps for reuse: 1 MiB.
+const maxFreeChunks = 256
+
+type chunk struct {
+	next  *chunk
+	n     int
+	freed freed
+	b     [chunkSize]byte
+}
+
+// queue holds body bytes of one direction of a stream that could not be sent yet. With keep set, bytes stay after they were read, so
+// that rewind can send the body again on another connection.
+type queue struct {
+	head, cur, tail *chunk // head: first kept; cur: first with unread bytes, nil when all is read
+	off             int    // bytes of cur that were read
+	size            int    // unread bytes
+	kept            int    // bytes read and kept
+	chunks          int32
+	keep            bool
+	lost            bool // bytes were read and not kept: the body cannot be sent again
+	// whole is a body that was made beforehand, of which off bytes were read: it is sent from where it is. nil: bytes are in chunks.
+	whole *Answer
+}
+
+// show makes a body that nobody changes the content of an empty queue.
+func (q *queue) show(a *Answer) { q.whole, q.off, q.size = a, 0, len(a.Body) }
+
+func (q *queue) push(e *Engine, p []byte) {
+	q.size += len(p)
+	for len(p) > 0 {
+		if q.tail == nil || q.tail.n == chunkSize {
+			c := e.chunk()
+			q.chunks++
+			if q.tail == nil {
+				q.head = c
+			} else {
+				q.tail.next = c
+			}
+			q.tail = c
+		}
+		if q.cur == nil {
+			q.cur, q.off = q.tail, q.tail.n
+		}
+		n := copy(q.tail.b[q.tail.n:], p)
+		q.tail.n += n
+		p = p[n:]
+	}
+}
+
+// peek returns the next unread bytes, those of one chunk.
+func (q *queue) peek() []byte {
+	switch {
+	case q.whole != nil:
+		return q.whole.Body[q.off:]
+	case q.cur == nil:
+		return nil
+	}
+	return q.cur.b[q.off:q.cur.n]
+}
+
+// read marks n bytes of what peek returned as read.
+func (q *queue) read(e *Engine, n int) {
+	q.size -= n
+	q.off += n
+	if q.whole != nil {
+		return
+	}
+	if q.keep {
+		q.kept += n
+	} else {
+		q.lost = true
+	}
+	if q.off < q.cur.n {
+		return
+	}
+	q.cur, q.off = q.cur.next, 0
+	if !q.keep {
+		q.release(e)
+	}
+}
+
+// release frees the chunks whose bytes were all read.
+func (q *queue) release(e *Engine) {
+	for q.head != nil && q.head != q.cur {
+		c := q.head
+		q.head = c.next
+		q.chunks--
+		e.freeChunk(c)
+	}
+	if q.head == nil {
+		q.tail = nil
+	}
+}
+
+// forget gives up the kept bytes: from now on the body cannot be sent again if any of it was sent.
+func (q *queue) forget(e *Engine) {
+	if !q.keep {
+		return
+	}
+	q.keep = false
+	q.lost = q.lost || q.kept > 0
+	q.kept = 0
+	q.release(e)
+}
+
+// rewind makes every kept byte unread again.
+func (q *queue) rewind() {
+	q.cur, q.off = q.head, 0
+	q.size += q.kept
+	q.kept = 0
+}
+
+func (q *queue) clear(e *Engine) {
+	q.cur, q.off, q.size, q.kept, q.whole = nil, 0, 0, 0, nil
+	q.release(e)
+}
+
+func (e *Engine) chunk() *chunk {
+	e.Count.Queued.Add(chunkSize)
+	e.held += chunkSize
+	c := e.chunks
+	if c == nil {
+		return &chunk{}
+	}
+	e.chunks = c.next
+	e.freeChunks--
+	c.next, c.n = nil, 0
+	c.freed.use()
+	return c
+}
+
+func (e *Engine) freeChunk(c *chunk) {
+	c.freed.free()
+	e.Count.Queued.Add(-chunkSize)
+	e.held -= chunkSize
+	if e.freeChunks >= maxFreeChunks {
+		return
+	}
+	c.next = e.chunks
+	e.chunks = c
+	e.freeChunks++
+}

@@ -1,0 +1,338 @@
+package engine
+
+import (
+	"encoding/binary"
+
+	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+)
+
+// turnHeads is how many field blocks of a client are handled in one turn: half a millisecond or so
+// under the mutex. A connection may send its 250 requests at once, and sixteen may; others, whose
+// requests came meanwhile, are served after 64 of each.
+const turnHeads = 64
+
+// Feed handles bytes that came in on c, and returns those that are left for another turn, with which
+// the next input begins. It may be called with any split of the stream of bytes.
+func (e *Engine) Feed(c *Conn, p []byte) []byte {
+	defer e.rescue(c)
+	c.lastRead = e.now
+	c.bytesIn += int64(len(p) - c.left)
+	c.left = 0
+	c.pingAt = 0
+	if c.preface > 0 {
+		p = e.feedPreface(c, p)
+	}
+	for c.turn = 0; len(p) > 0 && !c.closing && c.turn < turnHeads; {
+		if c.data.on {
+			p = e.feedData(c, p)
+			continue
+		}
+		n, err := e.feedFrame(c, p)
+		if err != nil {
+			e.fail(c, err)
+			return nil
+		}
+		p = p[n:]
+	}
+	if c.closing || len(p) == 0 {
+		p = nil // an idle connection holds no buffer
+	}
+	c.left = len(p)
+	c.weigh()
+	return p
+}
+
+// feedFrame handles the frame that p begins or goes on with, and says how much of p it took. What is incomplete is carried over in c.in.
+func (e *Engine) feedFrame(c *Conn, p []byte) (int, *connError) {
+	if len(c.in) == 0 {
+		h, need, ok := wire.NextFrame(p, e.lim.maxFrame[c.side])
+		if !ok {
+			return 0, frameTooLarge()
+		}
+		if len(p) >= need {
+			e.handle(c, h, p[wire.FrameHeaderLen:need])
+			return need, nil
+		}
+	}
+	taken := 0
+	for { // twice, because only the header tells the length
+		h, need, ok := wire.NextFrame(c.in, e.lim.maxFrame[c.side])
+		if !ok {
+			return 0, frameTooLarge()
+		}
+		if len(c.in) == need {
+			b := c.in
+			c.in = nil // an idle connection holds no buffer
+			e.handle(c, h, b[wire.FrameHeaderLen:])
+			if cap(b) <= smallFrame && !c.closing {
+				c.in = b[:0]
+			}
+			return taken, nil
+		}
+		n := min(need-len(c.in), len(p)-taken)
+		if n == 0 {
+			return taken, nil
+		}
+		c.in = append(c.in, p[taken:taken+n]...)
+		taken += n
+	}
+}
+
+func frameTooLarge() *connError {
+	return &connError{http2.ErrCodeFrameSize, "frame larger than our SETTINGS_MAX_FRAME_SIZE"} // §4.2
+}
+
+// smallFrame is what is kept for the next frame that comes in two parts: most control frames and heads fit.
+const smallFrame = 1 << 10
+
+func (e *Engine) feedPreface(c *Conn, p []byte) []byte {
+	want := http2.ClientPreface[len(http2.ClientPreface)-c.preface:]
+	n := min(len(want), len(p))
+	if string(p[:n]) != want[:n] {
+		e.fail(c, &connError{http2.ErrCodeProtocol, "bad client preface"})
+		return nil
+	}
+	c.preface -= n
+	return p[n:]
+}
+
+// handle handles a whole frame, or the beginning of a DATA frame.
+func (e *Engine) handle(c *Conn, h wire.FrameHeader, p []byte) {
+	if !c.started {
+		if h.Type != http2.FrameSettings || h.Has(http2.FlagSettingsAck) { // §3.4
+			e.fail(c, &connError{http2.ErrCodeProtocol, "first frame is not SETTINGS"})
+			return
+		}
+		c.started = true
+	}
+	if c.blockID != 0 && (h.Type != http2.FrameContinuation || h.StreamID != c.blockID) { // §6.10
+		e.fail(c, &connError{http2.ErrCodeProtocol, "field block interrupted"})
+		return
+	}
+	if h.StreamID != 0 {
+		e.worked = e.now
+	}
+	var err *connError
+	switch h.Type {
+	case http2.FrameData:
+		err = e.dataBegin(c, h, p)
+	case http2.FrameHeaders:
+		err = e.headersFrame(c, h, p)
+	case http2.FrameContinuation:
+		err = e.continuationFrame(c, h, p)
+	case http2.FrameRSTStream:
+		err = e.resetFrame(c, h, p)
+	case http2.FrameSettings:
+		err = e.settingsFrame(c, h, p)
+	case http2.FramePing:
+		err = e.pingFrame(c, h, p)
+	case http2.FrameGoAway:
+		err = e.goAwayFrame(c, h, p)
+	case http2.FrameWindowUpdate:
+		err = e.windowFrame(c, h, p)
+	case http2.FramePriority:
+		err = e.priorityFrame(c, h, p)
+	case http2.FramePushPromise: // a client must not, and we told backends not to (§8.4)
+		err = &connError{http2.ErrCodeProtocol, "PUSH_PROMISE"}
+	default: // §4.1: unknown types are ignored
+		err = c.spend(budget.Control)
+	}
+	if err != nil {
+		e.fail(c, err)
+	}
+}
+
+// dataBegin accounts a DATA frame; p is the pad length if the frame is padded, else empty. The content follows through feedData.
+func (e *Engine) dataBegin(c *Conn, h wire.FrameHeader, p []byte) *connError {
+	if h.StreamID == 0 {
+		return &connError{http2.ErrCodeProtocol, "DATA on stream 0"}
+	}
+	before, after, err := padding(h, p)
+	if err != nil {
+		return err
+	}
+	content := h.Length - before - after
+	if int64(h.Length) > int64(c.recv) {
+		return &connError{http2.ErrCodeFlowControl, "connection window exceeded"}
+	}
+	c.recv -= int32(h.Length)
+	// The connection's credit is given back on receipt: one stuck stream must not stop the others (RFC 9113 §5.2.2). What waits is
+	// bounded by the streams' windows. This also credits DATA of streams that are gone.
+	c.credit += int32(h.Length)
+	c.came(int32(h.Length))
+	c.giveCredit()
+	end := h.Has(http2.FlagDataEndStream)
+	c.data = dataFrame{id: h.StreamID, left: content, pad: after, end: end, on: true}
+	s := c.streams[h.StreamID]
+	if s == nil {
+		if err := e.dataOnNothing(c, h); err != nil {
+			return err
+		}
+	} else if err := e.dataOnStream(c, s, h, h.Length-content); err != nil {
+		return err
+	}
+	if content == 0 && !end {
+		if err := c.spend(budget.Control); err != nil { // CVE-2019-9518: empty frames cost work and no window
+			return err
+		}
+	}
+	if content+after == 0 {
+		e.feedData(c, nil)
+	}
+	return nil
+}
+
+// dataOnNothing judges DATA on a stream that we do not have.
+func (e *Engine) dataOnNothing(c *Conn, h wire.FrameHeader) *connError {
+	if c.idle(h.StreamID) {
+		return &connError{http2.ErrCodeProtocol, "DATA on an idle stream"} // §5.1
+	}
+	if c.side == down || c.wasReset(h.StreamID) || c.ignores(h.StreamID) {
+		return nil
+	}
+	c.writeReset(h.StreamID, http2.ErrCodeStreamClosed) // §5.1, closed
+	return c.spend(budget.Reset)
+}
+
+// dataOnStream checks a DATA frame against its stream; extra bytes of it are padding.
+func (e *Engine) dataOnStream(c *Conn, s *stream, h wire.FrameHeader, extra int) *connError {
+	d := c.side
+	f := &s.half[d]
+	switch {
+	case f.end:
+		return e.violation(s, d, http2.ErrCodeStreamClosed, "DATA after END_STREAM")
+	case int64(h.Length) > int64(f.recv):
+		return e.violation(s, d, http2.ErrCodeFlowControl, "stream window exceeded")
+	case d == down && s.waited == 0:
+		return e.violation(s, d, http2.ErrCodeProtocol, "DATA before HEADERS")
+	}
+	f.recv -= int32(h.Length)
+	c.cameOn(h.StreamID, f, int32(h.Length))
+	if extra > 0 {
+		e.giveStreamCredit(s, d, extra)
+	}
+	return nil
+}
+
+// feedData passes on content of the DATA frame being received and skips its padding.
+func (e *Engine) feedData(c *Conn, p []byte) []byte {
+	n := min(c.data.left, len(p))
+	body := p[:n]
+	p = p[n:]
+	c.data.left -= n
+	end := false
+	if c.data.left == 0 {
+		// END_STREAM counts from here: what still comes of the frame is padding.
+		end, c.data.end = c.data.end, false
+		k := min(c.data.pad, len(p))
+		c.data.pad -= k
+		p = p[k:]
+		c.data.on = c.data.pad > 0
+	}
+	if s := c.streams[c.data.id]; s != nil && (n > 0 || end) {
+		e.body(c, s, body, end)
+	}
+	return p
+}
+
+// body takes content of a message in, checking it against content-length (§8.1.1).
+func (e *Engine) body(c *Conn, s *stream, p []byte, end bool) {
+	d := c.side
+	f := &s.half[d]
+	f.got += int64(len(p))
+	switch {
+	case d == down && s.noBody && f.got > 0:
+		e.badMessage(s, d, "content in a response that has none")
+		return
+	case f.declared >= 0 && (f.got > f.declared || end && f.got != f.declared) && (d == up || !s.noBody):
+		e.badMessage(s, d, "content-length does not match")
+		return
+	}
+	if d == down && len(p) > 0 {
+		s.event, s.newline = e.now, p[len(p)-1] == '\n'
+	}
+	e.push(s, d, p, end)
+}
+
+// headersFrame begins a field block.
+func (e *Engine) headersFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
+	if h.StreamID == 0 || h.StreamID%2 == 0 { // §5.1.1: clients use odd ids, and nobody pushes
+		return &connError{http2.ErrCodeProtocol, "HEADERS on a stream no client opens"}
+	}
+	before, after, err := padding(h, p)
+	if err != nil {
+		return err
+	}
+	p = p[before : len(p)-after]
+	selfish := false
+	if h.Has(http2.FlagHeadersPriority) {
+		if len(p) < 5 {
+			return &connError{http2.ErrCodeFrameSize, "priority cut short"}
+		}
+		selfish = binary.BigEndian.Uint32(p)&topStreamID == h.StreamID
+		p = p[5:]
+	}
+	c.blockES = h.Has(http2.FlagHeadersEndStream)
+	c.frames = 0
+	c.blockID = h.StreamID
+	if h.Has(http2.FlagHeadersEndHeaders) {
+		return e.fieldBlock(c, p, selfish)
+	}
+	c.blockAt = e.now
+	c.block = append(c.block[:0], p...)
+	return nil
+}
+
+// continuationFrame adds to a field block. Size and number of frames are bounded (CVE-2024-27316 and its kin: a block without end).
+func (e *Engine) continuationFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
+	const maxFrames = 256 // 1 KiB each for the largest block; no known sender uses small frames
+	if c.blockID == 0 {
+		return &connError{http2.ErrCodeProtocol, "CONTINUATION without HEADERS"}
+	}
+	c.frames++
+	if c.frames > maxFrames || len(c.block)+len(p) > e.lim.maxHeader {
+		return &connError{http2.ErrCodeEnhanceYourCalm, "field block too large"}
+	}
+	c.block = append(c.block, p...)
+	if !h.Has(http2.FlagContinuationEndHeaders) {
+		return nil
+	}
+	block := c.block
+	c.block = nil
+	return e.fieldBlock(c, block, false)
+}
+
+// chargeFields takes what a field section costs that a small block stands for: decoding it, and where it is passed on, the
+// memory that it needs there.
+func (e *Engine) chargeFields(c *Conn) *connError {
+	const unit = 256 // a budget pays for 1.2 MiB at once, and 256 KiB a second
+	cost := e.fields.Excess() / unit
+	if e.fields.TooLarge() {
+		cost += budget.Refused
+	}
+	if cost == 0 {
+		return nil
+	}
+	return c.spend(cost)
+}
+
+// fieldBlock decodes a complete field block: always, because it changes the state of the table that later blocks refer to (RFC 7541
+// §2.2), and only then asks whether anybody wants it.
+func (e *Engine) fieldBlock(c *Conn, block []byte, selfish bool) *connError {
+	id := c.blockID
+	c.blockID = 0
+	if err := e.fields.Decode(c.dec, block); err != nil {
+		return &connError{http2.ErrCodeCompression, err.Error()}
+	}
+	if err := e.chargeFields(c); err != nil {
+		return err
+	}
+	if c.side == up {
+		c.turn++
+		return e.requestBlock(c, id, selfish)
+	}
+	return e.responseBlock(c, id)
+}

@@ -1,0 +1,37 @@
+package engine
+
+import (
+	"testing"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+)
+
+// What panics again while it is cleaned up is taken out by force: nothing of it is left, and what is owed for its streams is paid.
+func TestPanicWhileCleaningUp(t *testing.T) {
+	r := newRig(t)
+	caught := 0
+	r.e.Caught = func(any, []byte) { caught++ }
+	p, other := r.client(), r.client()
+	p.get(1)
+	p.get(3)
+	other.get(1)
+	b := r.backend(0)
+	b.see()
+	p.c.streams[1].ep = nil // what release panics at
+	r.inFlight--
+	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { panic("deciding") }
+	p.get(5)
+	if caught != 2 || !p.c.closing || !p.c.cut || len(p.c.streams) > 0 {
+		t.Errorf("%d panics; closing %v, cut %v, %d streams", caught, p.c.closing, p.c.cut, len(p.c.streams))
+	}
+	if len(r.outcomes) != 2 {
+		t.Errorf("%d streams ended, want 2", len(r.outcomes))
+	}
+	b.want("RST 1 CANCEL", "RST 3 CANCEL")
+	b.respond(5, "ok")
+	other.want("HEADERS 1 :status=200", `DATA 1 "ok" END`)
+	if n := r.e.Count.Streams.Load(); n != 0 {
+		t.Errorf("%d streams are left", n)
+	}
+	r.clean()
+}

@@ -1,0 +1,386 @@
+package engine
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+)
+
+// rig drives an engine without I/O: peers speak frames, and see frames.
+type rig struct {
+	t        testing.TB
+	e        *Engine
+	peers    []*peer
+	backends []*peer // in the order dialled
+	locals   []answered
+	outcomes []Outcome
+	refuse   error // what dials fail with; nil: they succeed
+	heldDial bool  // dials wait in held
+	held     []dialling
+	ep       *Endpoint
+	inFlight int // Pick minus Release
+	failed   int // calls of Endpoint.Failed
+	// plan may be changed before requests come; Forward and Done are filled in. A nil Forward in it means "forward to ep".
+	plan   Plan
+	named  bool                                               // the backend sees its endpoint's name as :authority, else the client's
+	asked  string                                             // the last head's :authority
+	decide func(h *wire.Head, resume func(Plan)) (Plan, bool) // replaces plan
+}
+
+// dialling is a dial that is under way.
+type dialling struct {
+	ep      *Endpoint
+	dialled func(error) *Conn
+}
+
+// answered is a stream that a handler is to answer.
+type answered struct {
+	*Local
+	head wire.Head
+}
+
+// peer is the other end of one connection.
+type peer struct {
+	r      *rig
+	c      *Conn
+	to     bytes.Buffer // to the engine
+	from   bytes.Buffer // from the engine
+	fr     *http2.Framer
+	enc    *hpack.Encoder
+	block  bytes.Buffer
+	silent bool // what the engine writes is not taken: its socket is full
+}
+
+func newRig(t testing.TB, change ...func(*limits)) *rig {
+	lim := defaultLimits()
+	for _, f := range change {
+		f(&lim)
+	}
+	r := &rig{t: t, e: newEngine(lim)}
+	r.ep = r.endpoint("ep")
+	r.e.Memory, r.e.Clock = hold.New(0), time.Now
+	r.e.Decide = func(_ *Conn, h *wire.Head, resume func(Plan)) (Plan, bool) {
+		r.asked = h.Authority
+		if r.decide != nil {
+			return r.decide(h, resume)
+		}
+		return r.forward(r.ep), true
+	}
+	r.e.Resume = func(apply func()) { apply(); r.run() }
+	r.e.Serve = func(_ *Conn, h *wire.Head, _ http.Handler) (*Local, func()) {
+		l := answered{&Local{}, *h}
+		return l.Local, func() { r.locals = append(r.locals, l) }
+	}
+	r.e.Dial = func(ep *Endpoint, dialled func(error) *Conn) {
+		d := dialling{ep, dialled}
+		if r.heldDial {
+			r.held = append(r.held, d)
+			return
+		}
+		r.dialled(d)
+	}
+	return r
+}
+
+func (r *rig) endpoint(name string) *Endpoint {
+	return &Endpoint{Name: name, Release: func() { r.inFlight-- }, Failed: func(error) { r.failed++ }}
+}
+
+// forward is the rig's plan towards the given endpoints, tried in turn.
+func (r *rig) forward(eps ...*Endpoint) Plan {
+	p := r.plan
+	if !r.named {
+		p.Authority = r.asked
+	}
+	p.Forward = &Upstream{Pick: func(tried []*Endpoint) *Endpoint {
+		if len(eps) == 0 {
+			return nil
+		}
+		r.inFlight++
+		return eps[min(len(tried), len(eps)-1)]
+	}}
+	p.Done = func(o Outcome) { r.outcomes = append(r.outcomes, o) }
+	return p
+}
+
+func (r *rig) dialled(d dialling) {
+	if r.refuse != nil {
+		d.dialled(r.refuse)
+	} else {
+		b := r.peer(d.dialled(nil))
+		r.backends = append(r.backends, b)
+		b.fr.WriteSettings()
+	}
+	r.run()
+}
+
+func (r *rig) peer(c *Conn) *peer {
+	p := &peer{r: r, c: c}
+	p.fr = http2.NewFramer(&p.to, &p.from)
+	p.fr.AllowIllegalWrites = true
+	p.fr.SetMaxReadFrameSize(maxMaxFrame)
+	p.fr.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	p.fr.MaxHeaderListSize = 16 << 20
+	p.enc = hpack.NewEncoder(&p.block)
+	r.peers = append(r.peers, p)
+	return p
+}
+
+// client connects a client and exchanges the preface.
+func (r *rig) client() *peer {
+	p := r.peer(r.e.AcceptClient())
+	p.to.WriteString(http2.ClientPreface)
+	p.fr.WriteSettings()
+	p.flush()
+	p.see()
+	return p
+}
+
+// flush feeds what the peer has written, and lets the engine work.
+func (p *peer) flush() {
+	b := bytes.Clone(p.to.Bytes())
+	p.to.Reset()
+	p.r.feed(p.c, b)
+}
+
+// feed has the engine handle bytes in as many turns as it wants.
+func (r *rig) feed(c *Conn, b []byte) {
+	for more := true; more; more = len(b) > 0 {
+		b = r.e.Feed(c, b)
+		r.run()
+	}
+}
+
+// run does what a driver does.
+func (r *rig) run() {
+	for len(r.e.dirty) > 0 || len(r.e.calls) > 0 {
+		dirty, calls := slices.Clone(r.e.dirty), slices.Clone(r.e.calls)
+		r.e.dirty, r.e.calls = r.e.dirty[:0], r.e.calls[:0]
+		for _, c := range dirty {
+			c.dirty = false
+			p := r.find(c)
+			if p == nil {
+				continue // its peer is made when it is returned
+			}
+			if !p.silent {
+				p.take()
+			}
+		}
+		for _, c := range calls {
+			if c.do != nil {
+				c.do()
+			} else {
+				c.done(c.outcome)
+			}
+		}
+	}
+}
+
+// take receives what the engine has written to the peer.
+func (p *peer) take() {
+	for len(p.c.out) > 0 {
+		b := p.c.take()
+		p.from.Write(b)
+		p.r.e.buffers.Put(b)
+		p.c.flushed()
+	}
+}
+
+func (r *rig) find(c *Conn) *peer {
+	for _, p := range r.peers {
+		if p.c == c {
+			return p
+		}
+	}
+	return nil
+}
+
+// tick advances the engine's clock.
+func (r *rig) tick(d time.Duration) {
+	for end := r.e.now + d; r.e.now < end; {
+		r.e.Tick(min(r.e.now+TickEvery, end))
+		r.run()
+	}
+}
+
+// headers writes a field block: "name=value" each, in one HEADERS frame.
+func (p *peer) headers(id uint32, end bool, fields ...string) {
+	p.block.Reset()
+	for _, f := range fields {
+		name, value, _ := strings.Cut(f, "=")
+		if strings.HasPrefix(f, ":") {
+			name, value, _ = strings.Cut(f[1:], "=")
+			name = ":" + name
+		}
+		_ = p.enc.WriteField(hpack.HeaderField{Name: name, Value: value})
+	}
+	_ = p.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: p.block.Bytes(), EndStream: end, EndHeaders: true})
+}
+
+// get requests "/" with further fields.
+func (p *peer) get(id uint32, fields ...string) { p.request(id, "GET", true, fields...) }
+
+func (p *peer) request(id uint32, method string, end bool, fields ...string) {
+	p.headers(id, end, append([]string{":method=" + method, ":scheme=https", ":authority=a", ":path=/"}, fields...)...)
+	p.flush()
+}
+
+// respond answers 200 with a body.
+func (p *peer) respond(id uint32, body string) {
+	p.headers(id, body == "", ":status=200")
+	if body != "" {
+		_ = p.fr.WriteData(id, true, []byte(body))
+	}
+	p.flush()
+}
+
+func (p *peer) data(id uint32, body string, end bool) {
+	_ = p.fr.WriteData(id, end, []byte(body))
+	p.flush()
+}
+
+func (p *peer) rst(id uint32, code http2.ErrCode) {
+	_ = p.fr.WriteRSTStream(id, code)
+	p.flush()
+}
+
+// see returns what the engine has sent since the last call, one string a frame.
+func (p *peer) see() []string {
+	p.r.t.Helper()
+	var got []string
+	if p.c.side == down && bytes.HasPrefix(p.from.Bytes(), []byte(http2.ClientPreface)) {
+		p.from.Next(len(http2.ClientPreface))
+	}
+	for {
+		f, err := p.fr.ReadFrame()
+		if errors.Is(err, io.EOF) {
+			return got
+		}
+		if err != nil {
+			p.r.t.Fatalf("the engine wrote nonsense: %v (after %q)", err, got)
+		}
+		got = append(got, show(f))
+	}
+}
+
+func show(f http2.Frame) string {
+	h := f.Header()
+	end := ""
+	switch f := f.(type) {
+	case *http2.MetaHeadersFrame:
+		var fields []string
+		for _, hf := range f.Fields {
+			mark := ""
+			if hf.Sensitive {
+				mark = "!"
+			}
+			fields = append(fields, mark+hf.Name+"="+hf.Value)
+		}
+		if f.StreamEnded() {
+			end = " END"
+		}
+		return fmt.Sprintf("HEADERS %d %s%s", h.StreamID, strings.Join(fields, " "), end)
+	case *http2.DataFrame:
+		if f.StreamEnded() {
+			end = " END"
+		}
+		if len(f.Data()) > 40 {
+			return fmt.Sprintf("DATA %d (%d)%s", h.StreamID, len(f.Data()), end)
+		}
+		return fmt.Sprintf("DATA %d %q%s", h.StreamID, f.Data(), end)
+	case *http2.RSTStreamFrame:
+		return fmt.Sprintf("RST %d %v", h.StreamID, f.ErrCode)
+	case *http2.GoAwayFrame:
+		return fmt.Sprintf("GOAWAY %d %v", f.LastStreamID, f.ErrCode)
+	case *http2.WindowUpdateFrame:
+		return fmt.Sprintf("WINDOW %d %d", h.StreamID, f.Increment)
+	case *http2.PingFrame:
+		if f.IsAck() {
+			end = " ACK"
+		}
+		return fmt.Sprintf("PING %s%s", f.Data[:], end)
+	case *http2.SettingsFrame:
+		if f.IsAck() {
+			return "SETTINGS ACK"
+		}
+		return "SETTINGS"
+	}
+	return h.String()
+}
+
+// want checks what the peer sees.
+func (p *peer) want(frames ...string) {
+	p.r.t.Helper()
+	got := p.see()
+	if !slices.Equal(got, frames) {
+		p.r.t.Fatalf("sees\n  %s\nwant\n  %s", strings.Join(got, "\n  "), strings.Join(frames, "\n  "))
+	}
+}
+
+// backend is the i-th backend connection, greeted.
+func (r *rig) backend(i int) *peer {
+	r.t.Helper()
+	if i >= len(r.backends) {
+		r.t.Fatalf("only %d connections to backends", len(r.backends))
+	}
+	b := r.backends[i]
+	if !b.c.started {
+		b.flush()
+	}
+	return b
+}
+
+// clean checks that nothing is left over when all streams have ended.
+func (r *rig) clean() {
+	r.t.Helper()
+	for _, c := range r.e.conns {
+		if len(c.streams) > 0 {
+			r.t.Errorf("side %d still has %d streams", c.side, len(c.streams))
+		}
+		if c.heads != 0 {
+			r.t.Errorf("side %d: %d bytes of heads", c.side, c.heads)
+		}
+		if c.queued != 0 || c.ready.n != 0 {
+			r.t.Errorf("side %d: %d bytes queued, %d streams ready", c.side, c.queued, c.ready.n)
+		}
+	}
+	for _, p := range r.e.pools {
+		if p.waiting.n != 0 {
+			r.t.Errorf("%d streams wait", p.waiting.n)
+		}
+	}
+	held := r.e.Count.Queued.Load()
+	for _, c := range r.e.conns {
+		c.weigh()
+		held += int64(c.weight)
+	}
+	if held != r.e.held {
+		r.t.Errorf("%d bytes are held, %d are counted", held, r.e.held)
+	}
+	if r.inFlight != 0 {
+		r.t.Errorf("%d requests are still counted in flight", r.inFlight)
+	}
+	timers := 0
+	for i := range r.e.wheel.slots {
+		timers += r.e.wheel.slots[i].n
+	}
+	if timers != 0 {
+		r.t.Errorf("%d timers are left", timers)
+	}
+}
+
+const okHead = ":method=GET :scheme=https :authority=a :path=/"
+
+func field(name, value string) hpack.HeaderField { return hpack.HeaderField{Name: name, Value: value} }

@@ -1,0 +1,231 @@
+package engine
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+)
+
+// sharers are two upstreams, "a" and "b" (by :authority), whose requests go over the connections of one endpoint.
+type sharers struct {
+	*rig
+	eps    map[string]*Endpoint // their endpoints
+	ups    map[string]*Upstream
+	apart  map[string]*Endpoint // :: who → where it goes instead
+	failed map[string]int       // calls of Endpoint.Failed
+	ended  map[string][]Outcome
+}
+
+func newSharers(t *testing.T) *sharers {
+	s := &sharers{
+		rig: newRig(t), eps: map[string]*Endpoint{}, ups: map[string]*Upstream{}, apart: map[string]*Endpoint{}, failed: map[string]int{}, ended: map[string][]Outcome{},
+	}
+	for _, who := range []string{"a", "b"} {
+		s.eps[who] = &Endpoint{Name: "ep", Via: s.ep, Release: func() { s.inFlight-- }, Failed: func(error) { s.failed[who]++ }}
+		s.ups[who] = &Upstream{Pick: func([]*Endpoint) *Endpoint {
+			s.inFlight++
+			if ep := s.apart[who]; ep != nil {
+				return ep
+			}
+			return s.eps[who]
+		}}
+	}
+	s.decide = func(h *wire.Head, _ func(Plan)) (Plan, bool) {
+		who := h.Authority
+		return Plan{
+			Forward: s.ups[who], LongRunning: strings.Contains(h.RawQuery, "watch"), Again: h.Method == "GET" && h.RawQuery == "", Retries: 2,
+			Done: func(o Outcome) { s.ended[who] = append(s.ended[who], o) },
+		}, true
+	}
+	return s
+}
+
+func (s *sharers) ask(c *peer, id uint32, who, method, path string) {
+	c.headers(id, true, ":method="+method, ":scheme=https", ":authority="+who, ":path="+path)
+	c.flush()
+}
+
+// leave has upstreams leave, and returns over which backends' connections their long-running requests go.
+func (s *sharers) leave(who ...string) (on []int) {
+	set := map[*Upstream]bool{}
+	for _, w := range who {
+		set[s.ups[w]] = true
+	}
+	s.e.Leave(set, func(u *Upstream, c *Conn) {
+		if !set[u] {
+			s.t.Error("told of somebody who did not leave")
+		}
+		on = append(on, slices.IndexFunc(s.backends, func(b *peer) bool { return b.c == c }))
+	})
+	s.run()
+	return on
+}
+
+// Requests of several upstreams use one connection, and each is counted and told as its own.
+func TestSharersUseOneConnection(t *testing.T) {
+	s := newSharers(t)
+	c := s.client()
+	s.ask(c, 1, "a", "GET", "/")
+	s.ask(c, 3, "b", "GET", "/")
+	if len(s.backends) != 1 || s.inFlight != 2 {
+		t.Fatalf("%d connections, %d in flight", len(s.backends), s.inFlight)
+	}
+	b := s.backend(0)
+	b.respond(1, "to a")
+	b.respond(3, "to b")
+	c.want("HEADERS 1 :status=200", `DATA 1 "to a" END`, "HEADERS 3 :status=200", `DATA 3 "to b" END`)
+	for _, who := range []string{"a", "b"} {
+		if o := s.ended[who]; len(o) != 1 || o[0].Endpoint != s.eps[who] {
+			t.Errorf("%s: %+v", who, o)
+		}
+	}
+	s.clean()
+}
+
+// newWatchers are sharers with requests on one connection: 1 and 5 are watches of a's and of b's, 3 is a's and none.
+func newWatchers(t *testing.T) (s *sharers, c, b *peer) {
+	s = newSharers(t)
+	c = s.client()
+	s.ask(c, 1, "a", "GET", "/?watch=1")
+	s.ask(c, 3, "a", "GET", "/")
+	s.ask(c, 5, "b", "GET", "/?watch=1")
+	b = s.backend(0)
+	b.see()
+	return s, c, b
+}
+
+// Who leaves takes what waits for a shared connection along; what was sent goes on, and where its watches are is told.
+func TestLeave(t *testing.T) {
+	s, c, b := newWatchers(t)
+	s.heldDial = true
+	b.c.drained = true // nobody gets on it any more
+	s.ask(c, 7, "a", "POST", "/")
+	s.ask(c, 9, "b", "POST", "/")
+	dialling := s.held[0]
+	s.heldDial = false
+	s.apart["a"] = s.endpoint("own")
+	if on := s.leave("a"); !slices.Equal(on, []int{0}) {
+		t.Errorf("its watches are on %v", on)
+	}
+	own := s.backend(1)
+	own.want("SETTINGS", "WINDOW 0 1073676289", "HEADERS 1 :method=POST :scheme=https :authority=own :path=/ END", "SETTINGS ACK")
+	own.respond(1, "made")
+	b.want() // nothing happens on the shared one
+	b.respond(3, "late")
+	s.dialled(dialling)
+	s.backend(2).respond(1, "b's")
+	c.want("HEADERS 7 :status=200", `DATA 7 "made" END`, "HEADERS 3 :status=200", `DATA 3 "late" END`, "HEADERS 9 :status=200", `DATA 9 "b's" END`)
+	if on := s.leave("a"); !slices.Equal(on, []int{0}) {
+		t.Errorf("asked again, its watches are on %v", on)
+	}
+	b.respond(1, "event")
+	b.respond(5, "event")
+	if on := s.leave("a", "b"); on != nil {
+		t.Errorf("no watches are left, but on %v", on)
+	}
+	s.ask(c, 11, "b", "GET", "/")
+	if on := s.leave("b"); on != nil {
+		t.Errorf("it has a request that is no watch, but watches on %v", on)
+	}
+	s.backend(2).respond(3, "ok")
+	s.clean()
+}
+
+// Ending one upstream's watches on a connection ends no others, and nothing else of its own.
+func TestEndOn(t *testing.T) {
+	s, c, b := newWatchers(t)
+	for _, id := range []uint32{1, 5} {
+		b.headers(id, false, ":status=200")
+	}
+	b.flush()
+	c.see()
+	s.e.cutLongRunning(b.c, s.ups["a"], ReasonRetired)
+	s.run()
+	b.want("RST 1 CANCEL")
+	c.want(`DATA 1 "" END`)
+	if o := s.ended["a"]; len(o) != 1 || o[0].Reason != ReasonRetired {
+		t.Errorf("%+v", o)
+	}
+	b.respond(3, "ok")
+	b.data(5, "event", true)
+	c.want("HEADERS 3 :status=200", `DATA 3 "ok" END`, `DATA 5 "event" END`)
+	s.clean()
+}
+
+// An endpoint that is out for one upstream only loses that one's requests: those that wait for a connection or for an answer, and may be repeated.
+func TestEjectOfSharers(t *testing.T) {
+	s := newSharers(t)
+	c := s.client()
+	s.ask(c, 1, "a", "GET", "/")
+	s.ask(c, 3, "a", "POST", "/")
+	s.ask(c, 5, "b", "GET", "/")
+	s.ask(c, 7, "a", "GET", "/?watch=1")
+	b := s.backend(0)
+	b.see()
+	s.e.Eject(&Endpoint{Name: "ep", Via: s.ep})
+	s.run()
+	b.want()
+	s.apart["a"] = s.endpoint("other")
+	s.e.Eject(s.eps["a"])
+	s.run()
+	b.want("RST 1 CANCEL")
+	s.backend(1).respond(1, "again")
+	b.respond(3, "made")
+	b.respond(5, "b's")
+	b.respond(7, "event")
+	if o := s.ended["a"]; len(o) != 3 || o[0].Retries != 1 || o[0].Endpoint != s.apart["a"] {
+		t.Errorf("%+v", o)
+	}
+	if o := s.ended["b"]; len(o) != 1 || o[0].Retries != 0 {
+		t.Errorf("%+v", o)
+	}
+	s.clean()
+}
+
+// Everybody whose requests are hit by a failure is told of it once, nobody else.
+func TestSharersHearOfFailures(t *testing.T) {
+	s := newSharers(t)
+	c := s.client()
+	s.ask(c, 1, "a", "GET", "/?watch=1")
+	s.ask(c, 3, "a", "GET", "/?watch=1")
+	b := s.backend(0)
+	b.headers(1, false, ":status=200")
+	b.headers(3, false, ":status=200")
+	b.flush()
+	s.e.lose(b.c, errors.New("broken"))
+	s.run()
+	if s.failed["a"] != 1 || s.failed["b"] != 0 || s.rig.failed != 1 {
+		t.Errorf("a lost connection is told %v, and %d times to its owner", s.failed, s.rig.failed)
+	}
+	s.refuse = errors.New("refused")
+	s.ask(c, 5, "b", "POST", "/")
+	if s.failed["a"] != 1 || s.failed["b"] != 3 || s.rig.failed != 4 { // three tries
+		t.Errorf("failed dials are told %v, and %d times to their owner", s.failed, s.rig.failed)
+	}
+	s.clean()
+}
+
+// Who only wants no new requests on an endpoint does not undo the end that another has set.
+func TestRetireAgain(t *testing.T) {
+	r := newRig(t)
+	r.plan.LongRunning = true
+	c := r.client()
+	c.get(1)
+	b := r.backend(0)
+	b.headers(1, false, ":status=200")
+	b.flush()
+	c.see()
+	for _, grace := range []time.Duration{time.Hour, time.Second, time.Hour} {
+		r.e.Retire(r.ep, grace)
+	}
+	r.run()
+	r.tick(900 * time.Millisecond)
+	c.want()
+	r.tick(200 * time.Millisecond)
+	c.want(`DATA 1 "" END`)
+	r.clean()
+}

@@ -1,0 +1,326 @@
+package engine
+
+import (
+	"net/http"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+)
+
+// dir is a direction of a stream. It is also the index of the leg the bytes come from: they arrive on leg[d] and leave on leg[1-d].
+type dir uint8
+
+const (
+	up   dir = 0 // from the client (leg 0) to the backend or handler (leg 1)
+	down dir = 1 // back
+)
+
+// half is one direction of a stream.
+type half struct {
+	q        queue
+	trailers []hpack.HeaderField // to be sent when q is empty, see keepTrailers
+	tail     int32               // bytes of trailers
+	window   int32               // what the receiving peer still allows us to send on the stream; may be negative (§6.9.2)
+	recv     int32               // what the sending peer may still send on the stream
+	credit   int32               // bytes passed on, whose window was not given back yet
+	full     int32               // recv when nothing is under way or waits
+	declared int64               // content-length; -1: none
+	got      int64               // body bytes received
+	sent     int64               // body bytes sent
+	end      bool                // END_STREAM was received
+	sentEnd  bool                // END_STREAM was sent
+	discard  bool                // bytes are dropped: nobody wants them any more
+	head     bool                // the final head of this direction was sent
+	ready    node                // on the receiving connection's ready list
+}
+
+// stream is one request: a stream of a client's connection, and while it is forwarded one of a backend's connection.
+type stream struct {
+	leg  [2]*Conn // client's and backend's connection; nil: that side's stream does not exist or is closed
+	id   [2]uint32
+	half [2]half
+
+	started time.Duration // on the engine's clock
+	waited  time.Duration // when the final response head came
+	sent    time.Duration // when the head was last sent to a backend
+	answer  time.Duration // from then to the backend's final response head
+	timer   node          // on a wheel slot
+	expires time.Duration // when the timer fires; what for is told by draining
+	event   time.Duration // when body bytes last came from the backend
+	endBy   time.Duration // when a long-running one that is to be ended is, even between two bytes of an event; 0: it is not
+	endWhy  Reason
+	newline bool // the last of those bytes ended a line
+	wait    node // on a pool's list of streams without a connection, or the engine's of those for which none could be dialled
+
+	plan     kept
+	ep       *Endpoint // the one picked last
+	sending  *sending  // nil: nothing is sent again
+	ticket   *ticket
+	local    *Local
+	guest    *Guest
+	left     *Guest // was guest, and is to hear that the stream has ended
+	freed    freed
+	free     *stream // the next on the engine's free list
+	tries    int8
+	interims uint8 // 1xx heads forwarded
+	method   methodKind
+	picked   bool // the endpoint counts this request: Release is owed
+	decided  bool // plan is valid: Done is owed
+	parked   bool // Decide will call resume
+	draining bool // the response is complete, the upload is read and dropped until expires
+	noBody   bool // the response must not have a body: HEAD, 204, 304
+	status   int16
+	head     int32 // bytes that count in the client's conn.heads
+	held     int32 // bytes that its queues count for on the client's connection
+	reason   Reason
+	err      error
+}
+
+// kept is what of a Plan is needed to the end: a watch keeps it for hours.
+type kept struct {
+	Forward                *Upstream
+	Remove, RemoveResponse func(string) bool
+	Fail                   func(Outcome) http.Handler
+	Done                   func(Outcome)
+	LongRunning            bool
+}
+
+func (p *Plan) keep() kept {
+	return kept{Forward: p.Forward, Remove: p.Remove, RemoveResponse: p.RemoveResponse, Fail: p.Fail, Done: p.Done, LongRunning: p.LongRunning}
+}
+
+// sending is what a forwarded request needs until the head of the response: till then it may have to be sent again.
+type sending struct {
+	fields  []hpack.HeaderField // the head as forwarded, pseudo-fields first
+	tried   []*Endpoint
+	until   time.Duration // when waiting for room on a connection ends; 0: there was always some
+	slot    int           // the connection's streams when the request was sent, with it
+	idle    time.Duration // when waiting for an endpoint that can be dialled ends; 0: no dial has failed yet
+	wait    time.Duration // Plan.Wait, and so on
+	accept  func(int) http.Handler
+	budget  func() bool
+	retries int8
+	again   bool
+	named   bool // :authority is the endpoint's name
+	freed   freed
+}
+
+// maxRetries bounds Plan.Retries: design §4.
+const maxRetries = 2
+
+// newSending keeps what p says of sending, with room for fields that an earlier request has left.
+func (e *Engine) newSending(p *Plan) *sending {
+	var to *sending
+	if n := len(e.sendings); n > 0 {
+		to, e.sendings = e.sendings[n-1], e.sendings[:n-1]
+		to.freed.use()
+	} else {
+		to = &sending{}
+	}
+	to.wait, to.accept, to.budget, to.retries, to.again = p.Wait, p.Accept, p.Budget, int8(min(p.Retries, maxRetries)), p.Again
+	return to
+}
+
+// freeSending is called when the request will not be sent again.
+func (e *Engine) freeSending(s *stream) {
+	s.headDone()
+	to := s.sending
+	if to == nil {
+		return
+	}
+	s.sending = nil
+	to.freed.free()
+	if len(e.sendings) < maxFreeSendings {
+		clear(to.fields)
+		clear(to.tried)
+		*to = sending{fields: to.fields[:0], tried: to.tried[:0], freed: true}
+		e.sendings = append(e.sendings, to)
+	}
+}
+
+// headDone ends the counting of the request's head in its connection's.
+func (s *stream) headDone() {
+	if c := s.leg[up]; c != nil {
+		c.heads -= int(s.head)
+		s.head = 0
+	}
+}
+
+// maxFreeSendings bounds what a shard keeps for reuse, some 20 fields of 40 bytes each: for as many requests at once as streams are kept.
+const maxFreeSendings = 1024
+
+// methodKind is what the lane must know of a method.
+type methodKind uint8
+
+const (
+	methodOther methodKind = iota
+	methodHead
+)
+
+// ticket is what a Plan for a parked stream is returned with. It outlives the stream, whose memory is used again.
+type ticket struct {
+	s      *stream    // nil: the stream has ended, or was resumed
+	head   *wire.Head // of a parked stream
+	resume func(Plan)
+}
+
+func (e *Engine) newStream(c *Conn, id uint32) *stream {
+	s := e.freshStream()
+	s.leg[up], s.id[up] = c, id
+	s.half[down].window = c.peerWindow
+	s.half[up].recv, s.half[up].full = e.lim.streamWindow, e.lim.streamWindow
+	c.streams[id] = s
+	return s
+}
+
+// freshStream is one that has no connection yet.
+func (e *Engine) freshStream() *stream {
+	s := e.streams
+	if s == nil {
+		s = &stream{}
+	} else {
+		e.streams, s.free = s.free, nil
+		s.freed.use()
+		e.freeStreams--
+	}
+	s.started = e.now
+	for d := range s.half {
+		s.half[d].ready = node{s: s, d: dir(d)}
+		s.half[d].declared = -1
+	}
+	s.timer, s.wait = node{s: s}, node{s: s}
+	e.Count.Streams.Add(1)
+	return s
+}
+
+// maxFreeStreams bounds what a shard keeps for reuse, about 0.5 MiB.
+const maxFreeStreams = 1024
+
+// settle ends the stream if nothing of it is left. It must be called after a leg, a handler or a wait has gone; s is not to be used
+// afterwards.
+func (e *Engine) settle(s *stream) {
+	if s.leg[0] != nil || s.leg[1] != nil || s.local != nil || s.guest != nil || s.wait.in != nil {
+		return
+	}
+	s.freed.free()
+	e.Count.Streams.Add(-1)
+	e.release(s)
+	if s.decided && s.plan.Done != nil {
+		e.calls = append(e.calls, call{done: s.plan.Done, outcome: e.outcome(s)})
+	}
+	e.farewell(s)
+	if s.parked {
+		s.ticket.s, s.ticket.head = nil, nil // a plan that still comes only gets its Done
+		s.ticket = nil
+	}
+	e.arm(s, 0)
+	for d := range s.half {
+		e.unqueue(s, dir(d))
+		s.half[d].ready.unlink()
+	}
+	e.freeSending(s)
+	if e.freeStreams >= maxFreeStreams {
+		return
+	}
+	*s = stream{ticket: s.ticket, free: e.streams, freed: true}
+	e.streams = s
+	e.freeStreams++
+}
+
+// anyLeg is the client's connection while there is one, else the backend's.
+func (s *stream) anyLeg() *Conn {
+	if c := s.leg[up]; c != nil {
+		return c
+	}
+	return s.leg[down]
+}
+
+func (e *Engine) outcome(s *stream) Outcome {
+	o := Outcome{
+		Status: int(s.status), Reason: s.reason, Err: s.err, Retries: int(s.tries),
+		Received: s.half[up].got, Sent: s.half[down].sent, Duration: e.now - s.started, Answer: s.answer,
+	}
+	o.Endpoint = s.ep
+	if s.waited > 0 {
+		o.Wait = s.waited - s.started
+	}
+	return o
+}
+
+// blame records why the stream ends; the first reason wins, because the later ones follow from it.
+func (s *stream) blame(r Reason, err error) {
+	if s.reason == ReasonNone {
+		s.reason, s.err = r, err
+	}
+}
+
+// release tells the endpoint that the request is no longer in flight there.
+func (e *Engine) release(s *stream) {
+	if !s.picked {
+		return
+	}
+	s.picked = false
+	if f := s.ep.Release; f != nil {
+		defer e.rescue(nil) // whoever counts wrongly, the stream ends as it should
+		f()
+	}
+}
+
+// unlinkLeg takes the stream off one side's connection.
+func (e *Engine) unlinkLeg(s *stream, side dir) {
+	c := s.leg[side]
+	if c == nil {
+		return
+	}
+	s.half[1-side].ready.unlink() // what was to be sent there
+	if side == up {
+		s.headDone()
+	}
+	c.cameAll(s.id[side], &s.half[side])
+	delete(c.streams, s.id[side])
+	s.leg[side] = nil
+	c.idleSince = e.now
+	if side == up {
+		c.queued -= int(s.held)
+		s.held = 0
+		c.giveCredit()
+		e.closeIfDone(c)
+	} else {
+		e.release(s)
+		e.slotFree(c)
+	}
+}
+
+// reset sends RST_STREAM on one side and takes the stream off it.
+func (e *Engine) reset(s *stream, side dir, code http2.ErrCode) {
+	c := s.leg[side]
+	if c == nil {
+		return
+	}
+	c.writeReset(s.id[side], code)
+	c.rememberReset(s.id[side])
+	e.unlinkLeg(s, side)
+}
+
+// abort ends the stream on both sides: the client is told code, the backend that nobody waits any more.
+func (e *Engine) abort(s *stream, r Reason, err error, code http2.ErrCode) {
+	e.Count.aborted(r)
+	s.blame(r, err)
+	e.reset(s, up, code)
+	e.reset(s, down, http2.ErrCodeCancel)
+	e.leaveWait(s)
+	e.stopLocal(s)
+	e.stopGuest(s)
+	e.settle(s)
+}
+
+// unqueue drops what waits to be sent in direction d.
+func (e *Engine) unqueue(s *stream, d dir) {
+	h := &s.half[d]
+	h.q.keep = false
+	h.q.clear(e)
+	e.keepTrailers(s, d, nil)
+}

@@ -1,0 +1,56 @@
+package engine
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+)
+
+// many are requests that the peer has not sent yet, the first on the connection.
+func (p *peer) many(n int) []byte {
+	for i := range n {
+		p.headers(uint32(2*i+1), true, strings.Fields(okHead)...)
+	}
+	b := bytes.Clone(p.to.Bytes())
+	p.to.Reset()
+	return b
+}
+
+// A turn under the mutex ends after so many requests, whatever has come.
+func TestTurnHasSoManyHeads(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	b := c.many(200)
+	for _, want := range []int{64, 128, 192, 200} {
+		b = r.e.Feed(c.c, b)
+		if n := len(c.c.streams); n != want {
+			t.Fatalf("%d requests are under way, want %d", n, want)
+		}
+	}
+	if len(b) > 0 {
+		t.Errorf("%d bytes are left", len(b))
+	}
+}
+
+// What waits for another turn is counted once as input, and as held as long as it waits.
+func TestTurnsCountInputOnce(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	c.c.bytesIn = 0
+	b := c.many(200)
+	held := func() int { return c.c.weight - c.c.heads - len(c.c.out) - 2*c.c.inflight }
+	rest := r.e.Feed(c.c, b)
+	if n := held(); n != len(rest) {
+		t.Errorf("%d bytes wait, and %d are counted", len(rest), n)
+	}
+	r.feed(c.c, rest)
+	if n := held(); n != 0 || c.c.bytesIn != int64(len(b)) {
+		t.Errorf("%d bytes have come in; %d are counted, and %d as waiting", len(b), c.c.bytesIn, n)
+	}
+	lost := r.client()
+	r.e.Feed(lost.c, b)
+	r.e.lose(lost.c, errRefused)
+	if n := lost.c.weight; n != 0 {
+		t.Errorf("%d bytes of a connection that has ended are counted", n)
+	}
+}

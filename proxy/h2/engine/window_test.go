@@ -1,0 +1,197 @@
+package engine
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+)
+
+// goWindow is what Go's client lets one stream send (transportDefaultStreamFlow), and goServer Go's
+// server on a connection.
+const (
+	goWindow = 4 << 20
+	goServer = 1 << 20
+)
+
+// rounds is how many round trips it takes p to send n bytes on each of its streams when only
+// windows hold it up. send is given what may be sent at once; what comes back is seen a round trip
+// later.
+func (p *peer) rounds(distance time.Duration, streams, n int, end bool, send func(id uint32, n int)) int {
+	left := make([]int, streams)
+	for i := range left {
+		left[i] = n
+	}
+	for round := 1; ; round++ {
+		all, may, done := int(p.c.recv), make([]int, streams), true
+		for i := range left {
+			if left[i] > 0 {
+				may[i] = int(p.c.streams[uint32(2*i+1)].half[p.c.side].recv)
+			}
+		}
+		for i := range left {
+			k := max(0, min(left[i], may[i], all))
+			send(uint32(2*i+1), k)
+			all -= k
+			if left[i] -= k; left[i] == 0 && k > 0 && end {
+				p.data(uint32(2*i+1), "", true)
+			}
+			done = done && left[i] == 0
+		}
+		if done {
+			return round
+		}
+		p.r.e.report(1)
+		p.r.tick(distance)
+		for _, other := range p.r.peers { // none of them is silent
+			_ = other.fr.WritePing(true, [8]byte{})
+			other.flush()
+		}
+		if round > 10_000 {
+			p.r.t.Fatal("it never ends")
+		}
+	}
+}
+
+func TestWindowsGrowWithDistance(t *testing.T) {
+	for _, distance := range []time.Duration{50 * time.Millisecond, 200 * time.Millisecond} {
+		for _, streams := range []int{1, 20} {
+			name := fmt.Sprintf("%v, %d streams", distance, streams)
+			n := 64 << 20 / min(streams, 2) // each
+			t.Run("from a backend, "+name, func(t *testing.T) {
+				r := newRig(t)
+				c, b := r.downloads(streams)
+				got := b.rounds(distance, streams, n, true, b.download(c))
+				if most := (n/goWindow + 1) * 10 / 9; got > most {
+					t.Errorf("%d round trips, at most %d", got, most)
+				}
+				t.Logf("%d round trips, Go's client takes %d", got, n/goWindow+1)
+			})
+			t.Run("from a client, "+name, func(t *testing.T) {
+				r := newRig(t)
+				c := r.client()
+				for i := range streams {
+					id := uint32(2*i + 1)
+					c.request(id, "POST", false)
+					r.backend(0).grow(id, 1<<30)
+				}
+				b := r.backend(0)
+				b.grow(0, 1<<30)
+				n := n / 2
+				got := c.rounds(distance, streams, n, true, func(id uint32, n int) {
+					c.upload(id, n)
+					b.from.Reset()
+					c.from.Reset()
+				})
+				if most := streams * n / goServer * 2 / 3; got > most {
+					t.Errorf("%d round trips, at most %d", got, most)
+				}
+				t.Logf("%d round trips, Go's server takes %d", got, streams*n/goServer)
+			})
+		}
+	}
+}
+
+// downloads begins responses whose client takes everything.
+func (r *rig) downloads(streams int) (c, b *peer) {
+	c = r.client()
+	c.grow(0, 1<<30)
+	for i := range streams {
+		id := uint32(2*i + 1)
+		c.get(id)
+		c.grow(id, 1<<30)
+		b = r.backend(0)
+		b.headers(id, false, ":status=200")
+		b.flush()
+	}
+	return c, b
+}
+
+// download sends of a response's body, to a client that sees it.
+func (p *peer) download(to *peer) func(id uint32, n int) {
+	return func(id uint32, n int) {
+		for n > 0 {
+			k := min(n, minMaxFrame)
+			_ = p.fr.WriteData(id, false, make([]byte, k))
+			p.flush()
+			n -= k
+		}
+		p.from.Reset()
+		to.from.Reset()
+	}
+}
+
+// Windows stay as they are when the peer is near, or the receiver is slow, or there is no room; and
+// a wide one becomes narrow again at rest, without taking back what was promised.
+func TestWindowsStayNarrow(t *testing.T) {
+	full := func(b *peer) int32 { return b.c.streams[1].half[down].full }
+	t.Run("near", func(t *testing.T) {
+		r := newRig(t)
+		c, b := r.downloads(1)
+		b.rounds(near/2, 1, 16<<20, false, b.download(c))
+		if full(b) != r.e.lim.streamWindow {
+			t.Errorf("a window of %d", full(b))
+		}
+	})
+	t.Run("slow reader", func(t *testing.T) {
+		r := newRig(t)
+		c := r.client()
+		c.get(1)
+		b := r.backend(0)
+		b.headers(1, false, ":status=200")
+		b.flush()
+		b.rounds(50*time.Millisecond, 1, 4<<20, false, func(id uint32, n int) {
+			c.grow(0, 64<<10)
+			c.grow(id, 64<<10)
+			b.download(c)(id, n)
+		})
+		if full(b) > growth*r.e.lim.streamWindow { // the first burst went through
+			t.Errorf("a window of %d", full(b))
+		}
+	})
+	t.Run("no room", func(t *testing.T) {
+		r := newRig(t)
+		r.e.Memory = hold.New(8 << 20)
+		c, b := r.downloads(20)
+		b.rounds(50*time.Millisecond, 20, 4<<20, false, b.download(c))
+		if p := b.c.reach.promised; p == 0 || p > 2<<20 {
+			t.Errorf("%d bytes are promised", p)
+		}
+	})
+	t.Run("rest", func(t *testing.T) {
+		r := newRig(t)
+		c, b := r.downloads(1)
+		b.rounds(50*time.Millisecond, 1, 32<<20, false, b.download(c))
+		wide := full(b)
+		if int64(wide-r.e.lim.streamWindow) != b.c.reach.promised || wide < 4<<20 {
+			t.Errorf("a window of %d, and %d are promised", wide, b.c.reach.promised)
+		}
+		_ = b.fr.WritePing(true, [8]byte{}) // else it is silent
+		b.flush()
+		for range 7 {
+			r.tick(time.Second)
+			_ = b.fr.WritePing(true, [8]byte{})
+			b.flush()
+		}
+		h := &b.c.streams[1].half[down]
+		if h.recv+h.credit != wide {
+			t.Errorf("of %d bytes that were promised only %d may come", wide, h.recv+h.credit)
+		}
+		b.rounds(far+time.Millisecond, 1, int(wide), false, b.download(c)) // as much as a slow watch sends in days
+		if full(b) != r.e.lim.streamWindow || b.c.reach.promised != 0 || h.recv+h.credit != full(b) {
+			t.Errorf("a window of %d after a rest, of which %d may come, and %d are promised", full(b), h.recv+h.credit, b.c.reach.promised)
+		}
+	})
+	t.Run("end", func(t *testing.T) {
+		r := newRig(t)
+		c, b := r.downloads(2)
+		b.rounds(50*time.Millisecond, 2, 32<<20, false, b.download(c))
+		b.data(1, "", true)
+		c.rst(3, 8)
+		if b.c.reach.promised != 0 {
+			t.Errorf("%d bytes are promised to nobody", b.c.reach.promised)
+		}
+		r.clean()
+	})
+}

@@ -1,0 +1,205 @@
+package h2
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
+)
+
+// localBuffer is how much of a handler's response may wait for the client before the handler has to.
+const localBuffer = 64 << 10
+
+// local is a handler at work. Its goroutine ends when the handler returns; the request's context ends
+// with the stream.
+type local struct {
+	engine.Local // guarded by the shard's mutex
+	sh           *shard
+	head         Head
+	info         *ConnInfo
+	handler      http.Handler
+	ctx          context.Context
+
+	deadlines deadlines // guarded by the shard's mutex
+}
+
+// errStreamGone is what a handler gets when it reads or writes after its stream has ended.
+var errStreamGone = errors.New("http2: stream closed")
+
+// local is what the engine has run for a stream that is answered here.
+func (sh *shard) local(c *engine.Conn, h *Head, handler http.Handler) (*engine.Local, func()) {
+	l := &local{sh: sh, head: *h, info: linkOf(c).info, handler: handler}
+	l.head.Fields = slices.Clone(h.Fields)
+	l.Changed.L = &sh.mu
+	return &l.Local, func() {
+		l.prepare()
+		sh.links.Go(l.run)
+	}
+}
+
+// prepare makes the context. It runs without the mutex, before the handler's goroutine starts.
+func (l *local) prepare() {
+	ctx, cancel := context.WithCancel(l.info.Context())
+	l.sh.lock()
+	l.ctx, l.Cancel = ctx, cancel
+	gone := l.Gone()
+	l.sh.settle()
+	if gone {
+		cancel()
+	}
+}
+
+// run answers the request.
+func (l *local) run() {
+	defer l.Cancel()
+	defer l.stopDeadlines()
+	w := &writer{l: l, header: http.Header{}}
+	r, err := l.request()
+	if err != nil {
+		w.WriteHeader(http.StatusBadRequest)
+		w.finish()
+		return
+	}
+	w.head = r.Method == http.MethodHead
+	complete := false
+	defer func() {
+		// As net/http: a panic breaks the response, and only http.ErrAbortHandler is an ordinary one.
+		if v := recover(); v != nil && v != http.ErrAbortHandler { //nolint:errorlint // the value itself is the sign, as in net/http
+			l.sh.log.Error("handler panicked", "panic", v, "path", l.head.Path)
+		}
+		if !complete {
+			l.abort()
+		}
+	}()
+	l.handler.ServeHTTP(w, r)
+	w.finish()
+	complete = true
+}
+
+// leave is settle for a handler's turn. It is deferred: whatever the engine does in it, the mutex is free afterwards.
+func (l *local) leave() {
+	if v := recover(); v != nil {
+		l.Recovered(v)
+	}
+	l.sh.settle()
+}
+
+func (l *local) abort() {
+	l.sh.lock()
+	defer l.leave()
+	l.Abort(nil)
+}
+
+// request makes what the handler is given.
+func (l *local) request() (*http.Request, error) {
+	u, err := url.ParseRequestURI(l.head.Target())
+	if err != nil {
+		return nil, err
+	}
+	r := &http.Request{
+		Method: l.head.Method, URL: u, RequestURI: l.head.Target(), Host: l.head.Authority,
+		Proto: "HTTP/2.0", ProtoMajor: 2, Header: make(http.Header, len(l.head.Fields)),
+		ContentLength: l.head.ContentLength, Body: http.NoBody,
+	}
+	if l.info.Remote != nil {
+		r.RemoteAddr = l.info.Remote.String()
+	}
+	if l.info.TLS.HandshakeComplete {
+		r.TLS = &l.info.TLS
+	}
+	for _, f := range l.head.Fields {
+		name := http.CanonicalHeaderKey(f.Name)
+		if f.Name == "cookie" && r.Header[name] != nil { // RFC 9113 §8.2.3: crumbs are joined for HTTP/1.1 eyes
+			r.Header[name][0] += "; " + f.Value
+			continue
+		}
+		if f.Name == "trailer" {
+			r.Trailer = announced(r.Trailer, f.Value)
+			continue
+		}
+		r.Header[name] = append(r.Header[name], f.Value)
+	}
+	if l.head.EndStream {
+		r.ContentLength = 0
+	} else {
+		expects := strings.EqualFold(r.Header.Get("Expect"), "100-continue")
+		r.Header.Del("Expect")
+		r.Body = &body{l: l, r: r, expects: expects}
+	}
+	return r.WithContext(l.ctx), nil
+}
+
+// announced notes the trailers that a message will have; others are not shown to the handler, as by net/http.
+func announced(trailer http.Header, names string) http.Header {
+	for name := range strings.SplitSeq(names, ",") {
+		name = http.CanonicalHeaderKey(strings.TrimSpace(name))
+		if name == "" || !httpguts.ValidTrailerHeader(name) {
+			continue
+		}
+		if trailer == nil {
+			trailer = http.Header{}
+		}
+		trailer[name] = nil
+	}
+	return trailer
+}
+
+// body is the request's body as the handler reads it.
+type body struct {
+	l       *local
+	r       *http.Request
+	expects bool // the client waits for 100 Continue
+	closed  bool // guarded by the shard's mutex
+	eof     bool
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	if b.eof {
+		return 0, io.EOF
+	}
+	l := b.l
+	l.sh.lock()
+	defer l.leave()
+	if b.expects && l.Continue() {
+		l.sh.settle()
+		l.sh.lock()
+	}
+	b.expects = false
+	for l.Waits() && !l.deadlines.late[reading] && !b.closed {
+		l.Changed.Wait()
+	}
+	if b.closed {
+		return 0, http.ErrBodyReadAfterClose
+	}
+	if l.Gone() || l.Waits() {
+		return 0, l.gone(reading)
+	}
+	if n := l.Read(p); n > 0 || len(p) == 0 {
+		return n, nil
+	}
+	b.eof = true
+	for _, f := range l.Trailers() {
+		if name := http.CanonicalHeaderKey(f.Name); b.r.Trailer != nil {
+			if _, announced := b.r.Trailer[name]; announced {
+				b.r.Trailer[name] = append(b.r.Trailer[name], f.Value)
+			}
+		}
+	}
+	return 0, io.EOF
+}
+
+// Close ends a Read that is under way: who reads may be another goroutine.
+func (b *body) Close() error {
+	b.l.sh.lock()
+	defer b.l.leave()
+	b.closed = true
+	b.l.Changed.Broadcast()
+	return nil
+}
