@@ -75,7 +75,7 @@ func (p *Proxy) beside(w http.ResponseWriter, r *http.Request, x *exchange, body
 		return
 	}
 	defer context.AfterFunc(r.Context(), body.cut)() //nolint:contextcheck // it needs none
-	p.ask(w, r, x) //nolint:contextcheck // a span has its own
+	p.ask(w, r, x)                                   //nolint:contextcheck // a span has its own
 }
 
 // upstream is what carries a forwarded request. Nil: its APIService is gone. relayed says that the health relay asks.
