@@ -10,20 +10,20 @@ import (
 
 // user reads the user that a verified front proxy asserts, nil when it asserts none: then the certificate and the token are tried, as in
 // k8s.io/apiserver/pkg/authentication/request/headerrequest. Strings are cloned: an identity outlives the request's buffers.
-func (r *HeaderNames) user(h Head) *identity {
-	name := first(h, r.Username)
+func (n *HeaderNames) user(h Head) *identity {
+	name := first(h, n.Username)
 	if name == "" {
 		return nil
 	}
-	u := &user.DefaultInfo{Name: strings.Clone(name), UID: strings.Clone(first(h, r.UID)), Extra: map[string][]string{}}
-	for _, n := range r.Group {
+	u := &user.DefaultInfo{Name: strings.Clone(name), UID: strings.Clone(first(h, n.UID)), Extra: map[string][]string{}}
+	for _, group := range n.Group {
 		for _, f := range h {
-			if f.Name == n && f.Value != "" {
+			if f.Name == group && f.Value != "" {
 				u.Groups = append(u.Groups, strings.Clone(f.Value))
 			}
 		}
 	}
-	for _, prefix := range r.ExtraPrefix {
+	for _, prefix := range n.ExtraPrefix {
 		for _, f := range h {
 			if strings.HasPrefix(f.Name, prefix) {
 				key := extraKey(f.Name[len(prefix):])
