@@ -97,7 +97,7 @@ func TestNoTrust(t *testing.T) {
 	}
 }
 
-// The frame lane finds out which backends it can carry, and whose connection it got.
+// The engine finds out which backends it can carry, and whose connection it got.
 func TestFrames(t *testing.T) {
 	bothProtocols(t, func(t *testing.T, proto string) {
 		s := newServer(t, proto, nil)

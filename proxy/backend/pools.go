@@ -55,7 +55,7 @@ type Pools struct {
 	byEntry sync.Map      // *registry.Entry of the applied table → *Upstream
 	applied atomic.Uint64 // generation of the last applied table
 
-	// mu guards what follows and orders apply. It is never held over I/O. Requests may wait for it with a shard's mutex of the frame lane in hand.
+	// mu guards what follows and orders apply. It is never held over I/O. Requests may wait for it with a shard's mutex of the engine in hand.
 	mu       sync.Mutex
 	remotes  map[string]*remote // by APIService
 	carriers map[*registry.Backend]*carrier

@@ -1,4 +1,4 @@
-// Package h2 is the fast lane: it forwards HTTP/2 requests from clients to HTTP/2 backends frame by frame.
+// Package h2 forwards HTTP/2 requests from clients to HTTP/2 backends frame by frame.
 //
 // It has three rooms. Package wire reads and writes frames, field blocks and heads. Package engine is a pure
 // state machine: bytes of a connection go in, bytes for connections come out. This package drives engines. A

@@ -26,12 +26,12 @@ func newCollector(shards []*shard) *collector {
 	}
 	return &collector{
 		shards:   shards,
-		conns:    desc("connections", "HTTP/2 connections of the frame lane by side: client, backend.", "side"),
-		streams:  desc("streams", "Streams of clients that the frame lane has under way."),
+		conns:    desc("connections", "HTTP/2 connections by side: client, backend.", "side"),
+		streams:  desc("streams", "Streams of clients that the engine has under way."),
 		resets:   desc("resets_total", "Streams that were reset, by cause: client, backend, limit (concurrent streams), protocol, lane (deadline, drain, panic).", "cause"),
 		goAways:  desc("goaways_total", "GOAWAY frames by side of the connection (client, backend) and direction (sent, received).", "side", "direction"),
 		floods:   desc("flood_closes_total", "Connections closed because the peer made too much work for nothing (ENHANCE_YOUR_CALM)."),
-		panics:   desc("panics_total", "Panics of the frame lane that were survived: each ended the connection on whose behalf it worked. The log has the stack."),
+		panics:   desc("panics_total", "Panics of the engine that were survived: each ended the connection on whose behalf it worked. The log has the stack."),
 		buffered: desc("buffered_bytes", "Memory that holds what could not be passed on yet: bodies in streams, output of connections.", "where"),
 	}
 }

@@ -17,7 +17,7 @@ func TestMetricsAreRegistered(t *testing.T) {
 	s.shards[1].e.Count.Streams.Add(3)
 	s.shards[1].e.Count.Resets[4].Add(1)
 	want := `
-# HELP fairlead_h2_streams Streams of clients that the frame lane has under way.
+# HELP fairlead_h2_streams Streams of clients that the engine has under way.
 # TYPE fairlead_h2_streams gauge
 fairlead_h2_streams 5
 # HELP fairlead_h2_resets_total Streams that were reset, by cause: client, backend, limit (concurrent streams), protocol, lane (deadline, drain, panic).

@@ -95,7 +95,7 @@ func (b *modelBackend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestModel has random exchanges done at once over the lane and over net/http with httputil.ReverseProxy, to the same backend: a client
+// TestModel has random exchanges done at once over the engine and over net/http with httputil.ReverseProxy, to the same backend: a client
 // must not be able to tell them apart.
 func TestModel(t *testing.T) { onDrivers(t, testModel) }
 
@@ -148,7 +148,7 @@ func testModel(t *testing.T, driver string) {
 	}
 }
 
-// startModel starts net/http with a ReverseProxy that does what the lane's plan says.
+// startModel starts net/http with a ReverseProxy that does what the plan says.
 func startModel(t *testing.T, backend string) (string, *http.Client) {
 	target := &url.URL{Scheme: "https", Host: backend}
 	tr := &http.Transport{ForceAttemptHTTP2: true, DisableCompression: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}

@@ -130,7 +130,7 @@ func testRequestInTheHandshakesLastSegment(t *testing.T, driver string) {
 		t.Fatal(err)
 	}
 	_ = raw.SetReadDeadline(time.Now().Add(10 * time.Second))
-	for { // without a word, which would wake the lane up
+	for { // without a word, which would wake the engine up
 		f, err := l.fr.ReadFrame()
 		if err != nil {
 			t.Fatal(err)

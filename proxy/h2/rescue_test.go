@@ -107,7 +107,7 @@ func testPanicEndsItsConnection(t *testing.T, driver string) {
 			for end := time.Now().Add(10 * time.Second); ; runtime.Gosched() {
 				n := &sh.e.Count
 				said := log.String() // with the stack
-				if strings.Contains(said, "frame lane panicked") && strings.Contains(said, "rescue_test.go") && s.caught() >= 3*tt.panics && n.Conns[0].Load() == clients && n.Streams.Load() == 0 {
+				if strings.Contains(said, "engine panicked") && strings.Contains(said, "rescue_test.go") && s.caught() >= 3*tt.panics && n.Conns[0].Load() == clients && n.Streams.Load() == 0 {
 					break
 				}
 				if time.Now().After(end) {

@@ -26,7 +26,7 @@ type Config struct {
 	Decide func(c *ConnInfo, h *Head, resume func(Plan)) (Plan, bool)
 
 	// Dial connects to an endpoint and finishes the TLS handshake with ALPN h2. It runs on its own goroutine and must obey ctx. The TCP
-	// connection should be passed through wrap before it is handed to tls.Client: writes then never block the lane.
+	// connection should be passed through wrap before it is handed to tls.Client: writes then never block the engine.
 	Dial func(ctx context.Context, ep *Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error)
 	// Closed hears that a connection which Dial returned has ended, once for each, on a goroutine of its own. nil: nobody listens.
 	Closed func(ep *Endpoint, c *tls.Conn)
@@ -38,7 +38,7 @@ type Config struct {
 	Logger         *slog.Logger  // nil discards
 	// Memory bounds what all connections of the process hold; Servers and others share one. nil: one of its own.
 	Memory *hold.Bound
-	// Metrics gets the lane's own metrics; a second Server needs a registerer of its own. nil: unregistered.
+	// Metrics gets the metrics; a second Server needs a registerer of its own. nil: unregistered.
 	Metrics prometheus.Registerer
 
 	// For tests.
@@ -62,7 +62,7 @@ func (c *Config) shards() int {
 	return max(1, runtime.GOMAXPROCS(0)/2)
 }
 
-// Server is the frame lane. Run must be running while it serves: it moves the bytes and lets the timers run.
+// Server is the engine with its drivers. Run must be running while it serves: it moves the bytes and lets the timers run.
 type Server struct {
 	shards []*shard
 	next   atomic.Uint32
@@ -139,9 +139,9 @@ func (s *Server) end() {
 
 var errServerEnded = errors.New("server ended")
 
-// Listener wraps the TCP listener below TLS, so that writing to its connections never blocks the lane. Without it everything works,
+// Listener wraps the TCP listener below TLS, so that writing to its connections never blocks the engine. Without it everything works,
 // with one more goroutine per connection that has something to write. A connection that wraps another and has a method Wraps() net.Conn
-// says that every byte passes it as it is: the lane then reads and writes the socket itself, and calls the wrapper's Close when the socket
+// says that every byte passes it as it is: the engine then reads and writes the socket itself, and calls the wrapper's Close when the socket
 // has been closed.
 func (s *Server) Listener(l net.Listener) net.Listener { return listener{l} }
 

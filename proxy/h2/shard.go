@@ -97,7 +97,7 @@ func (sh *shard) settle() {
 
 // caught logs a panic of the engine.
 func (sh *shard) caught(v any, stack []byte) {
-	sh.log.Error("frame lane panicked", "panic", fmt.Sprint(v), "stack", string(stack))
+	sh.log.Error("engine panicked", "panic", fmt.Sprint(v), "stack", string(stack))
 }
 
 // tick lets the engine's timers run.

@@ -7,7 +7,7 @@ import (
 	"unsafe"
 )
 
-// The system calls of the lane never wait: sockets are non-blocking, and epoll_wait has a timeout of 0. So the scheduler need not hear of them. Telling it,
+// The system calls of the loops never wait: sockets are non-blocking, and epoll_wait has a timeout of 0. So the scheduler need not hear of them. Telling it,
 // as package syscall does, wakes its monitor thread whenever the process was idle, and that one then looks around every 20 µs: at a load of single
 // requests that was four of six context switches for each.
 

@@ -1,4 +1,4 @@
-// Package budget bounds floods on an HTTP/2 connection, on both lanes.
+// Package budget bounds floods on an HTTP/2 connection.
 package budget
 
 import "time"

@@ -152,7 +152,7 @@ func (s *stream) headDone() {
 // maxFreeSendings bounds what a shard keeps for reuse, some 20 fields of 40 bytes each: for as many requests at once as streams are kept.
 const maxFreeSendings = 1024
 
-// methodKind is what the lane must know of a method.
+// methodKind is what the engine must know of a method.
 type methodKind uint8
 
 const (
