@@ -5,19 +5,26 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// The words of plans are the engine's, and explained there.
 type (
-	Head     = wire.Head
-	Plan     = engine.Plan
-	Answer   = engine.Answer
+	// Head is what a client has asked for.
+	Head = wire.Head
+	// Plan is what becomes of a request.
+	Plan = engine.Plan
+	// Answer is one that is made here.
+	Answer = engine.Answer
+	// Upstream is where requests are forwarded to.
 	Upstream = engine.Upstream
+	// Endpoint is one server of an Upstream.
 	Endpoint = engine.Endpoint
-	Outcome  = engine.Outcome
-	Reason   = engine.Reason
-	Failure  = engine.Failure
+	// Outcome is how a request has ended.
+	Outcome = engine.Outcome
+	// Reason is why it was not answered by a backend, or not wholly.
+	Reason = engine.Reason
+	// Failure is that as an error.
+	Failure = engine.Failure
 )
 
-// The reasons, too.
+// The reasons are the engine's.
 const (
 	ReasonNone        = engine.ReasonNone
 	ReasonNoEndpoint  = engine.ReasonNoEndpoint

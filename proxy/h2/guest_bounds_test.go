@@ -57,7 +57,7 @@ func TestGuestsStayWithinBound(t *testing.T) {
 	}
 	for _, g := range guests {
 		g.Abort(errServerEnded) // those that go on: nothing is left of either kind
-		if n, _, err := g.Guest.Read(make([]byte, 1)); n > 0 {
+		if n, _, err := g.Read(make([]byte, 1)); n > 0 {
 			t.Fatalf("something is held that is not counted, before %v", err)
 		}
 	}

@@ -130,7 +130,7 @@ func (b *guestBody) read(p []byte) (n int, wait bool, err error) {
 	g := b.g
 	g.sh.lock()
 	defer g.leave()
-	if n, b.more, err = g.Guest.Read(p); err == io.EOF { //nolint:errorlint // Guest.Read's own
+	if n, b.more, err = g.Read(p); err == io.EOF { //nolint:errorlint // its own
 		b.whole = true
 		b.trailers()
 		b.stop()
