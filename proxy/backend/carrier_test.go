@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net/http"
-	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -174,10 +173,10 @@ func TestHeldConnections(t *testing.T) {
 			return &Conn{Conn: tls.Client(nil, &tls.Config{ServerName: "x"}), closed: make(chan struct{})}
 		}
 		stays, ends := on(), on()
-		var ended []*Conn
+		ended := make(chan *Conn, 40)
 		for range 20 { // whatever it changes to: as often as it likes
 			for _, c := range []*Conn{stays, ends} {
-				s.guardHeld(held{s.up("a"), c}, func() { ended = append(ended, c) })
+				s.guardHeld(held{s.up("a"), c}, func() { ended <- c })
 			}
 		}
 		synctest.Wait()
@@ -201,7 +200,9 @@ func TestHeldConnections(t *testing.T) {
 		}
 		time.Sleep(2 * time.Millisecond)
 		synctest.Wait()
-		if !slices.Equal(ended, []*Conn{stays}) || len(s.held) != 0 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if len(ended) != 1 || <-ended != stays || len(s.held) != 0 {
 			t.Errorf("%d ended, %d guards", len(ended), len(s.held))
 		}
 	})
