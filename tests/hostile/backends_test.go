@@ -33,14 +33,14 @@ func malices() []malice {
 		sized(extension.EndlessHeaders, endless, 502, 503),
 		sized(extension.EndlessTrailers, endless, broken, 502),
 		sized(extension.InformationalFlood, 1_000_000, 502, 503, 504, broken),
-		of(extension.ShortBody, broken),
+		of(extension.ShortBody, broken, 502), // a head waits for its first bytes: a client over HTTP/1.1 may have had nothing yet
 		of(extension.LongBody, broken, 200, 502), // over HTTP/1.1 what is too much is the next answer, to nobody
 		of(extension.ResetBody, broken),
 		of(extension.Reset, 503, broken),
 		of(extension.ResetConn, 503, broken),
 		of(extension.Redirect, 502),
 		of(extension.Unasked101, 502, 503),
-		of(extension.BodyAfterReset, broken, 200, 502),
+		of(extension.BodyAfterReset, broken, 200, 502, 503),
 		of(extension.GoAway, 200),
 		of(extension.GoAwayUnprocessed, 503),
 		of(extension.Garbage, 200),
