@@ -131,11 +131,12 @@ func (i *innocents) once(ctx context.Context) (time.Duration, string) {
 		return time.Since(begun), err.Error()
 	}
 	defer res.Body.Close()
-	if _, err := io.Copy(io.Discard, res.Body); err != nil {
+	body, err := io.ReadAll(res.Body)
+	if err != nil {
 		return time.Since(begun), err.Error()
 	}
 	if res.StatusCode != http.StatusOK {
-		return time.Since(begun), res.Status
+		return time.Since(begun), res.Status + ": " + string(body[:min(len(body), 300)])
 	}
 	return time.Since(begun), ""
 }
