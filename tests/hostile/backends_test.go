@@ -33,7 +33,7 @@ func malices() []malice {
 		sized(extension.EndlessHeaders, endless, 502, 503),
 		sized(extension.EndlessTrailers, endless, broken, 502),
 		sized(extension.InformationalFlood, 1_000_000, 502, 503, 504, broken),
-		of(extension.ShortBody, broken, 502), // a head waits for its first bytes: a client over HTTP/1.1 may have had nothing yet
+		of(extension.ShortBody, broken, 502),     // a head waits for its first bytes: a client over HTTP/1.1 may have had nothing yet
 		of(extension.LongBody, broken, 200, 502), // over HTTP/1.1 what is too much is the next answer, to nobody
 		of(extension.ResetBody, broken),
 		of(extension.Reset, 503, broken),
