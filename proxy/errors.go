@@ -125,7 +125,7 @@ func errRedirect(name string) error {
 	return statusError(http.StatusBadGateway, metav1.StatusReasonInternalError, name+": the backend attempted to redirect this request, which is not permitted", 0)
 }
 
-func errBusy(name string) error {
+func errBusy(name string) *apierrors.StatusError {
 	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, name+" has as many requests as it may have, please try again later", retrySoon)
 }
 

@@ -132,12 +132,12 @@ func (l *frames) plan(r *frameRequest) h2.Plan {
 	d := &r.decision
 	d.Set, r.audit = identified(d.Set, r.head)
 	r.follow = l.p.follow(r.head, d)
-	answer, unauthorized := r.ready(), r.unauthorized()
+	answer, json := r.ready(), r.likesJSON()
 	r.head.Fields = nil // they are not to be looked at any more
 	if answer != nil {
 		return h2.Plan{Answer: answer, Set: r.named(), Done: r.done, GoAway: l.p.goAway()}
 	}
-	if unauthorized {
+	if json && d.Action == Refuse && apierrors.IsUnauthorized(d.Err) {
 		return r.unwelcome(l.unauthorized, d.Err)
 	}
 	u := l.p.upstream(d, false)
@@ -152,7 +152,7 @@ func (l *frames) plan(r *frameRequest) h2.Plan {
 	}
 	r.follow.begin(d)
 	if err := l.p.enter(&r.held, d, u, d.source(r.head)); err != nil {
-		return r.refuse(err)
+		return r.refuse(err, json)
 	}
 	r.upstream = u
 	plan := r.plan()
@@ -162,10 +162,15 @@ func (l *frames) plan(r *frameRequest) h2.Plan {
 }
 
 // refuse answers a request for which there is no place. Proxy.ServeHTTP is not asked: by then there may be one, and
-// it would forward over connections of its own what belongs here.
-func (r *frameRequest) refuse(err error) h2.Plan {
-	r.decision.Set = nil
-	return h2.Plan{Serve: r.answer(err), Done: r.done, GoAway: r.l.p.goAway()}
+// it would forward over connections of its own what belongs here. Nor is a goroutine begun for who accepts JSON: three
+// thousand at once kept the requests of others waiting for 60 ms.
+func (r *frameRequest) refuse(err *apierrors.StatusError, json bool) h2.Plan {
+	if !json {
+		r.decision.Set = nil
+		return h2.Plan{Serve: r.answer(err), Done: r.done, GoAway: r.l.p.goAway()}
+	}
+	r.own = err
+	return h2.Plan{Answer: readyAnswer(err), Set: r.named(), Done: r.done, GoAway: r.l.p.goAway()}
 }
 
 // refuseGivenUp answers by Proxy.ServeHTTP only where it must: who asks so has to cost little.
@@ -179,13 +184,10 @@ func (r *frameRequest) refuseGivenUp() h2.Plan {
 	return r.unwelcome(l.p.givenUp.answer, errGivenUp())
 }
 
-// unauthorized reports whether frames.unauthorized is the answer: it is when the client likes JSON best.
-func (r *frameRequest) unauthorized() bool {
-	if r.decision.Action != Refuse || !apierrors.IsUnauthorized(r.decision.Err) || !r.plain() {
-		return false
-	}
+// likesJSON reports whether readyAnswer is how to refuse: the client likes JSON best, and nothing else is needed.
+func (r *frameRequest) likesJSON() bool {
 	accept := r.head.get("accept")
-	return accept == "" || strings.HasPrefix(accept, "application/json") || strings.HasPrefix(accept, "*/*")
+	return (accept == "" || strings.HasPrefix(accept, "application/json") || strings.HasPrefix(accept, "*/*")) && r.plain()
 }
 
 // plain reports whether a refusal needs nothing but its answer.

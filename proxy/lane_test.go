@@ -106,9 +106,27 @@ func TestBusy(t *testing.T) {
 		first := make(chan answer)
 		go func() { first <- w.get(t, proto, remoteGV+"/widgets") }()
 		<-began
-		got := w.get(t, proto, remoteGV+"/widgets")
-		if s := statusOf(t, got); got.status != 429 || got.header.Get("Retry-After") != "1" || s.Reason != metav1.StatusReasonTooManyRequests {
-			t.Errorf("%d %+v", got.status, s)
+		const message = "v1.remote.example.com has as many requests as it may have"
+		for accept, want := range map[string]string{
+			"": "application/json", "application/json;as=Table;g=meta.k8s.io;v=v1,application/json": "application/json", "application/yaml": "application/yaml",
+			"application/vnd.kubernetes.protobuf": "application/vnd.kubernetes.protobuf",
+		} {
+			r := w.request(t, "GET", remoteGV+"/widgets", nil)
+			r.Header.Set("Authorization", "Bearer token-of-bob")
+			if accept != "" {
+				r.Header.Set("Accept", accept)
+			}
+			got := w.do(t, w.httpClient(t, proto, nil), r)
+			h := got.header
+			if got.status != 429 || h.Get("Content-Type") != want || h.Get("Retry-After") != "1" || h.Get("Audit-Id") == "" || !strings.Contains(got.body, message) {
+				t.Errorf("who accepts %q is answered %d %v %q", accept, got.status, h, got.body)
+			}
+			if want != "application/json" {
+				continue
+			}
+			if s := statusOf(t, got); s.Reason != metav1.StatusReasonTooManyRequests || s.Details.RetryAfterSeconds != 1 {
+				t.Errorf("%+v", s)
+			}
 		}
 		close(end)
 		if got := <-first; got.status != 200 {
@@ -117,7 +135,7 @@ func TestBusy(t *testing.T) {
 		const want = `
 # HELP fairlead_backend_rejections_total Requests refused at a limit, and retries refused by the retry budget.
 # TYPE fairlead_backend_rejections_total counter
-fairlead_backend_rejections_total{limit="inflight",name="v1.remote.example.com"} 1
+fairlead_backend_rejections_total{limit="inflight",name="v1.remote.example.com"} 4
 fairlead_backend_rejections_total{limit="longrunning",name="v1.remote.example.com"} 0
 fairlead_backend_rejections_total{limit="retry_budget",name="v1.remote.example.com"} 0
 `

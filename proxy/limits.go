@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
@@ -94,7 +95,7 @@ func (p *Proxy) active() []prometheus.Collector {
 
 // enter takes the place of a request that is ready to be forwarded: of one to a remote among all and among those of its upstream, of
 // an unproven one in its pool. What else goes to the local apiserver is that one's to limit.
-func (p *Proxy) enter(held *place, d *Decision, u *backend.Upstream, from bound.Source) error {
+func (p *Proxy) enter(held *place, d *Decision, u *backend.Upstream, from bound.Source) *apierrors.StatusError {
 	if d.Action != ToRemote && d.Pool != authn.PoolUnproven {
 		held.begin(p, d)
 		return nil
