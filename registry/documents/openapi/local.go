@@ -19,6 +19,9 @@ const (
 	// so a storm of CRDs must not make it do so for each.
 	specEvery = time.Minute
 	specGap   = 5 * time.Second
+	// specLooks are the looks after a change of the index, a minute of them: kube-apiserver's two documents follow
+	// a change one after the other, and v2 of one that was busy came more than ten seconds later. Most are answered with 304.
+	specLooks = int(time.Minute / specGap)
 )
 
 // hurries are the pauses after a change of a CRD or of the Local APIServices: kube-apiserver refreshes its index within a second or two.
@@ -70,8 +73,7 @@ func (o *OpenAPI) localIndex(ctx context.Context, s *localState) error {
 	if err := json.Unmarshal(a.Body, index); err != nil {
 		return a.Invalid(err)
 	}
-	// kube-apiserver's two documents follow a change one after the other, so v2 is looked at twice.
-	s.index, s.indexHash, s.owed = index.Paths, hash, 2
+	s.index, s.indexHash, s.owed = index.Paths, hash, specLooks
 	return nil
 }
 

@@ -345,6 +345,25 @@ func TestLocalIsFollowed(t *testing.T) {
 	})
 }
 
+// A busy kube-apiserver's v2 document comes long after its index: it is asked for until then.
+func TestLateSpec(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t)
+		old, changed := serving(define("apps/v1", "old")), serving(define("apps/v1", "new"))
+		s.Set(scene.Home, old)
+		s.open()
+		settle()
+		s.Set(scene.Home, only("/openapi/v2", old, changed))
+		time.Sleep(6 * specGap)
+		s.Set(scene.Home, changed)
+		time.Sleep(specGap + indexEvery)
+		synctest.Wait()
+		if got := s.v2()["definitions"].(object)["def.apps/v1"].(object)["description"]; got != "new" {
+			t.Errorf("it is still the %v one", got)
+		}
+	})
+}
+
 func TestForms(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)
