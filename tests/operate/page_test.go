@@ -36,7 +36,7 @@ func testPage(t *testing.T, w *world) {
 		b.until(t, row+`?.innerText.includes('✓ Passed')`)
 		b.until(t, `document.getElementById('live').textContent.startsWith('live, table ')`)
 		const half = `document.querySelector('a[href="apiservice/v1.half.example.com"]').closest('tr')`
-		b.until(t, half+`.innerText.includes('1/2') && /[0-9.]+ m?s\b/.test(`+half+`.innerText) && `+half+`.querySelector('svg path').getAttribute('d').startsWith('M')`)
+		b.until(t, half+`.innerText.includes('1/2') && /[0-9]ms\b/.test(`+half+`.innerText) && `+half+`.querySelector('svg path').getAttribute('d').startsWith('M')`)
 		if b.eval(t, `document.documentElement.scrollWidth > document.documentElement.clientWidth`) != false {
 			t.Error("the page is wider than its window")
 		}
