@@ -1,5 +1,5 @@
-// Command bench measures Fairlead beside its peers: kube-apiserver's own aggregator, a bare httputil.ReverseProxy, HAProxy and nginx, all before the same
-// extension server. It starts a cluster on loopback, asks the peers in turns, round after round, and prints what a request cost each of them: as ratios
+// Command bench measures Fairlead beside its peers: kube-apiserver's own aggregator, a bare httputil.ReverseProxy, HAProxy, nginx and nghttpx, all before the
+// same extension server. It starts a cluster on loopback, asks the peers in turns, round after round, and prints what a request cost each of them: as ratios
 // taken within a round, because absolute figures drift with the machine.
 //
 // docs/performance.md says what the figures mean. `make bench` runs it.

@@ -25,6 +25,9 @@ var haproxyConfig string
 //go:embed nginx.conf
 var nginxConfig string
 
+//go:embed nghttpx.conf
+var nghttpxConfig string
+
 // The peers, in the order of the report.
 const (
 	fairlead   = "fairlead"
@@ -32,6 +35,7 @@ const (
 	reverse    = "reverseproxy"
 	haproxy    = "haproxy"
 	nginx      = "nginx"
+	nghttpx    = "nghttpx"
 	aggregator = "kube-apiserver"
 	direct     = "direct" // the extension server itself
 )
@@ -137,6 +141,11 @@ func (w *world) startPeer(ctx context.Context, p *peer) error {
 	case nginx:
 		cmd.Args = []string{"-p", w.Dir(), "-c", file}
 		err = write(file, nginxConfig, values)
+	case nghttpx:
+		cmd.Args = []string{"--conf=" + file}
+		_, values["Port"], _ = strings.Cut(p.address, ":")
+		_, values["BackendPort"], _ = strings.Cut(w.backend, ":")
+		err = write(file, nghttpxConfig, values)
 	default:
 		err = errors.New("there is no such peer")
 	}

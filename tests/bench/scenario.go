@@ -40,8 +40,8 @@ func gets(conns, streams int) shape {
 
 // list is every scenario, in the order in which they run. Memory comes first: a process that has been under load has its heap already.
 func (o *options) list() []scenario {
-	proxies := []string{fairlead, reverse, haproxy, nginx}
-	everybody := []string{fairlead, reverse, haproxy, nginx, aggregator, direct}
+	proxies := []string{fairlead, reverse, haproxy, nginx, nghttpx}
+	everybody := []string{fairlead, reverse, haproxy, nginx, nghttpx, aggregator, direct}
 	return []scenario{
 		watches(o),
 		loads("get-8x8", "GET 1 KB, 8 connections × 8 streams", true, everybody, gets(8, 8)),
