@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// sample is one measurement of one peer.
+// sample is one measurement of one peer. What a scenario does not measure is zero.
 type sample struct {
 	CPU     float64 `json:"cpuMicros"`         // µs of processor time per request
 	Rate    float64 `json:"perSecond"`         // requests per second
@@ -121,7 +121,7 @@ func ratio(ours, theirs *series, of func(sample) float64) spread {
 // table is everything, for people.
 func (r *results) table() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s; %s. Figures are medians, ratios Fairlead's by the peer's within a round: least–median–most.\n", r.Machine, r.Options)
+	fmt.Fprintf(&b, "%s; %s. Ratios are Fairlead's by the peer's within a round. Least–median–most, or the median.\n", r.Machine, r.Options)
 	for _, t := range r.Tables {
 		fmt.Fprintf(&b, "\n### %s\n\n", t.Scenario)
 		t.write(&b)
@@ -129,27 +129,55 @@ func (r *results) table() string {
 	return b.String()
 }
 
-func (t *result) write(b *strings.Builder) {
-	b.WriteString("| peer | CPU µs/request | Fairlead's by it | requests/s | per core | p50 ms | p99 ms | p99 ratio | mallocs | KB/watch | ratio |\n")
-	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|\n")
-	cpu := func(s sample) float64 { return s.CPU }
-	p99 := func(s sample) float64 { return s.P99 }
-	watch := func(s sample) float64 { return s.Watch }
-	ours := t.Peers[max(0, slices.IndexFunc(t.Peers, func(s *series) bool { return s.Peer == fairlead }))] // else the first of a row
-	for _, s := range t.Peers {
-		cells := []string{s.Peer, number(s.spread(cpu).middle)}
-		by := func(of func(sample) float64) string {
-			if s == ours {
-				return ""
-			}
-			return ratios(ratio(ours, s, of))
-		}
-		cells = append(cells, by(cpu),
-			number(s.spread(func(s sample) float64 { return s.Rate }).middle), number(s.spread(func(s sample) float64 { return s.PerCore }).middle),
-			number(s.spread(func(s sample) float64 { return s.P50 }).middle), number(s.spread(p99).middle), by(p99),
-			number(s.spread(func(s sample) float64 { return s.Mallocs }).middle), number(s.spread(watch).middle), by(watch))
-		fmt.Fprintf(b, "| %s |\n", strings.Join(cells, " | "))
+// column is a figure of every peer.
+type column struct {
+	head  string
+	ratio string // head of Fairlead's by the peer's. Empty: the figure itself says how it varies
+	of    func(sample) float64
+}
+
+func columns() []column {
+	return []column{
+		{"CPU µs/request", "Fairlead's by it", func(s sample) float64 { return s.CPU }},
+		{"requests/s", "", func(s sample) float64 { return s.Rate }},
+		{"per core", "", func(s sample) float64 { return s.PerCore }},
+		{"p50 ms", "", func(s sample) float64 { return s.P50 }},
+		{"p99 ms", "p99 ratio", func(s sample) float64 { return s.P99 }},
+		{"mallocs", "", func(s sample) float64 { return s.Mallocs }},
+		{"KB/watch", "ratio", func(s sample) float64 { return s.Watch }},
 	}
+}
+
+// write draws the columns in which anybody has a figure.
+func (t *result) write(b *strings.Builder) {
+	ours := t.Peers[max(0, slices.IndexFunc(t.Peers, func(s *series) bool { return s.Peer == fairlead }))] // else the first of a row
+	rows := []string{"| peer |", "|---|"}
+	for _, s := range t.Peers {
+		rows = append(rows, "| "+s.Peer+" |")
+	}
+	add := func(head string, cell func(*series) string) {
+		rows[0] += " " + head + " |"
+		rows[1] += "---|"
+		for i, s := range t.Peers {
+			rows[i+2] += " " + cell(s) + " |"
+		}
+	}
+	for _, c := range columns() {
+		switch {
+		case !slices.ContainsFunc(t.Peers, func(s *series) bool { return s.spread(c.of).most > 0 }):
+		case c.ratio == "":
+			add(c.head, func(s *series) string { return s.spread(c.of).String() })
+		default:
+			add(c.head, func(s *series) string { return number(s.spread(c.of).middle) })
+			add(c.ratio, func(s *series) string {
+				if s == ours {
+					return ""
+				}
+				return ratio(ours, s, c.of).String()
+			})
+		}
+	}
+	b.WriteString(strings.Join(rows, "\n") + "\n")
 }
 
 func number(f float64) string {
@@ -162,9 +190,9 @@ func number(f float64) string {
 	return fmt.Sprintf("%.3g", f)
 }
 
-func ratios(s spread) string {
+func (s spread) String() string {
 	if s.most == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%.2f–**%.2f**–%.2f", s.least, s.middle, s.most)
+	return fmt.Sprintf("%s–**%s**–%s", number(s.least), number(s.middle), number(s.most))
 }

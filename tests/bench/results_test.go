@@ -35,7 +35,7 @@ func TestRatio(t *testing.T) {
 	if s := ratio(r.of("s", fairlead), r.of("s", haproxy), func(s sample) float64 { return s.CPU }); s != (spread{.45, .5, .5}) {
 		t.Errorf("%+v", s)
 	}
-	if table := r.table(); !strings.Contains(table, "0.45–**0.50**–0.50") || !strings.Contains(table, "| haproxy | 20 |") {
+	if table := r.table(); !strings.Contains(table, "| haproxy | 20 | 0.45–**0.5**–0.5 |\n") {
 		t.Error(table)
 	}
 }
