@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -26,7 +27,7 @@ const (
 	eventPath = "/event"
 )
 
-// extension is the extension server behind all peers: an object, lists of any size, and watches that never end, all from memory. It asks nobody who they
+// extension is the extension server behind all peers: an object, lists of any size, bodies and watches that never end, all from memory. It asks nobody who they
 // are, because its own work is not what is measured.
 type extension struct {
 	bodies map[int][]byte // :: size → JSON; filled before it serves
@@ -85,6 +86,12 @@ func (e *extension) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		close(e.tick)
 		e.tick = make(chan struct{})
 		e.mu.Unlock()
+	case r.Method == http.MethodPost:
+		_, _ = io.Copy(io.Discard, r.Body) // until the client goes
+	case strings.HasSuffix(path, "/objects/endless"):
+		for err := error(nil); err == nil; {
+			_, err = w.Write(e.bodies[listSize])
+		}
 	case strings.Contains(r.URL.RawQuery, "watch=true"):
 		e.watch(w, r)
 	case strings.HasSuffix(path, "/objects"):

@@ -42,7 +42,7 @@ func writeTokens(file string, n int) error {
 	return f.Close()
 }
 
-// grant lets every user read what the scenarios read, by RBAC as in any cluster: nobody here is of system:masters.
+// grant lets every user read what the scenarios read, and send what they send, by RBAC as in any cluster: nobody here is of system:masters.
 func (w *world) grant(ctx context.Context) error {
 	core, err := kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin()))
 	if err != nil {
@@ -50,7 +50,7 @@ func (w *world) grant(ctx context.Context) error {
 	}
 	read := []string{"get", "list", "watch"}
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "bench"}, Rules: []rbacv1.PolicyRule{
-		{Verbs: read, APIGroups: []string{"*"}, Resources: []string{"objects"}},
+		{Verbs: append(read, "create"), APIGroups: []string{"*"}, Resources: []string{"objects"}},
 		{Verbs: read, APIGroups: []string{""}, Resources: []string{"configmaps"}},
 	}}
 	if _, err := core.RbacV1().ClusterRoles().Create(ctx, role, metav1.CreateOptions{}); err != nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -47,6 +48,7 @@ type peer struct {
 	tls     *tls.Config
 	part    *cluster.Part
 	front   *cluster.Front // nil: it is not Fairlead
+	backend string         // what a bare proxy forwards to. Empty: the extension server
 }
 
 // world is everything that runs.
@@ -119,7 +121,7 @@ func (w *world) startPeer(ctx context.Context, p *peer) error {
 	if p.address, err = freeAddress(ctx); err != nil {
 		return err
 	}
-	cmd := cluster.Command{Name: p.name, Ready: listens(p.address)}
+	cmd := cluster.Command{Name: p.name + p.backend, Ready: listens(p.address)}
 	values := map[string]any{
 		"Address": p.address, "Backend": w.backend, "CA": w.PKI.Serving.CertFile, "Cert": pair.CertFile, "Key": pair.KeyFile,
 		"Bundle": filepath.Join(w.Dir(), p.name+".pem"), "Dir": w.Dir(), "Streams": maxStreams,
@@ -130,7 +132,7 @@ func (w *world) startPeer(ctx context.Context, p *peer) error {
 		cmd.Path = w.self
 		cmd.Args = []string{
 			"reverseproxy", "-address=" + p.address, "-tls-cert-file=" + pair.CertFile, "-tls-private-key-file=" + pair.KeyFile,
-			"-backend=" + w.backend, "-backend-ca-file=" + w.PKI.Serving.CertFile,
+			"-backend=" + cmp.Or(p.backend, w.backend), "-backend-ca-file=" + w.PKI.Serving.CertFile,
 		}
 	case haproxy:
 		if err := join(values["Bundle"].(string), pair.CertFile, pair.KeyFile); err != nil { //nolint:forcetypeassert // ours

@@ -17,6 +17,7 @@ type sample struct {
 	P99     float64 `json:"p99Millis"`         // latency
 	Mallocs float64 `json:"mallocs,omitempty"` // allocations per request; zero: not known
 	Watch   float64 `json:"kbPerWatch,omitempty"`
+	Flow    float64 `json:"mbPerSecond,omitempty"` // of bodies
 }
 
 func newSample(a, b gauge, took []time.Duration) (sample, error) {
@@ -145,6 +146,7 @@ func columns() []column {
 		{"p99 ms", "p99 ratio", func(s sample) float64 { return s.P99 }},
 		{"mallocs", "", func(s sample) float64 { return s.Mallocs }},
 		{"KB/watch", "ratio", func(s sample) float64 { return s.Watch }},
+		{"MB/s", "Fairlead's by it", func(s sample) float64 { return s.Flow }},
 	}
 }
 

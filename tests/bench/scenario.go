@@ -57,6 +57,7 @@ func (o *options) list() []scenario {
 		loads("get-1x1000", "GET 1 KB, 1 × 1,000", false, proxies, gets(1, 1000)),
 		loads("get-1000x1", "GET 1 KB, 1,000 × 1", false, proxies, gets(1000, 1)),
 		bodies(),
+		distance(),
 		users(o),
 		services(o),
 	}

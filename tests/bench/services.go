@@ -29,7 +29,8 @@ func services(o *options) scenario {
 
 func (w *world) overServices(ctx context.Context, o *options, r *results, name string, n int) error {
 	dir := filepath.Join(w.Dir(), fmt.Sprintf("manifests-%d", n))
-	if err := w.writeManifests(dir, n, o.probes); err != nil {
+	probes := fmt.Sprintf(", fairlead.dev/probe-interval: %s, fairlead.dev/ping-timeout: 5m", o.probes)
+	if err := w.writeManifests(dir, n, []string{w.backend}, probes); err != nil {
 		return err
 	}
 	// What a miss costs is kube-apiserver's matter: with the default of 10 s, 10,000 APIServices in use are 1,000 reviews a second for each user.
@@ -141,7 +142,8 @@ func groupOf(i int) string {
 	return fmt.Sprintf("g%d.%s", i, group)
 }
 
-func (w *world) writeManifests(dir string, n int, probes time.Duration) error {
+// writeManifests writes n APIServices, which have the addresses in turns, each a Service of its own.
+func (w *world) writeManifests(dir string, n int, addresses []string, annotations string) error {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return err
 	}
@@ -150,10 +152,13 @@ func (w *world) writeManifests(dir string, n int, probes time.Duration) error {
 		return err
 	}
 	var b strings.Builder
-	_, port, _ := strings.Cut(w.backend, ":")
-	fmt.Fprintf(&b, serviceManifest, port)
 	for i := range n {
-		fmt.Fprintf(&b, apiServiceManifest, groupOf(i), port, base64.StdEncoding.EncodeToString(ca), probes)
+		service := i % len(addresses)
+		host, port, _ := strings.Cut(addresses[service], ":")
+		if i == service {
+			fmt.Fprintf(&b, serviceManifest, service, host, port)
+		}
+		fmt.Fprintf(&b, apiServiceManifest, groupOf(i), service, port, base64.StdEncoding.EncodeToString(ca), annotations)
 		if (i+1)%perFile > 0 && i < n-1 {
 			continue
 		}
@@ -165,33 +170,34 @@ func (w *world) writeManifests(dir string, n int, probes time.Duration) error {
 	return nil
 }
 
-// perFile is how many APIServices are written to one file: 1 MB of them, where Fairlead takes 4.
+// perFile is how many APIServices are written to one file: 2 MB with a Service each, where Fairlead takes 4.
 const perFile = 1000
 
-const serviceManifest = `apiVersion: v1
+const serviceManifest = `---
+apiVersion: v1
 kind: Service
-metadata: {name: extension, namespace: bench}
+metadata: {name: extension-%[1]d, namespace: bench}
 spec:
-  clusterIP: 10.96.0.99
-  ports: [{port: %[1]s, targetPort: %[1]s}]
+  clusterIP: None
+  ports: [{port: %[3]s, targetPort: %[3]s}]
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
-metadata: {name: extension, namespace: bench, labels: {kubernetes.io/service-name: extension}}
+metadata: {name: extension-%[1]d, namespace: bench, labels: {kubernetes.io/service-name: extension-%[1]d}}
 addressType: IPv4
-ports: [{port: %[1]s, protocol: TCP}]
-endpoints: [{addresses: [127.0.0.1], conditions: {ready: true}}]
+ports: [{port: %[3]s, protocol: TCP}]
+endpoints: [{addresses: [%[2]s], conditions: {ready: true}}]
 `
 
 const apiServiceManifest = `---
 apiVersion: apiregistration.k8s.io/v1
 kind: APIService
-metadata: {name: v1.%[1]s, annotations: {fairlead.dev/probe-interval: %[4]s, fairlead.dev/ping-timeout: 5m}}
+metadata: {name: v1.%[1]s, annotations: {fairlead.dev/tls-server-name: localhost%[5]s}}
 spec:
   group: %[1]s
   version: v1
   groupPriorityMinimum: 1000
   versionPriority: 100
-  caBundle: %[3]s
-  service: {namespace: bench, name: extension, port: %[2]s}
+  caBundle: %[4]s
+  service: {namespace: bench, name: extension-%[2]d, port: %[3]s}
 `

@@ -141,6 +141,18 @@ func (w *world) another(ctx context.Context, name string, args ...string) (*peer
 	return p, w.startFairlead(ctx, p, args...)
 }
 
+// fresh restarts a peer: one that has been under load has its memory already, and connections whose
+// windows have grown.
+func (w *world) fresh(ctx context.Context, p *peer) error {
+	if p.part == nil {
+		return nil
+	}
+	if err := p.part.Restart(ctx); err != nil || p.front == nil {
+		return err
+	}
+	return w.WaitAvailable(ctx, p.front.Endpoint, group+"/v1")
+}
+
 // event makes the backend send one event on every watch.
 func (w *world) event(ctx context.Context) error {
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: w.tls.Clone(), ForceAttemptHTTP2: true}}
@@ -173,14 +185,8 @@ func watches(o *options) scenario {
 			}
 			for round := range min(o.rounds, 3) {
 				for _, p := range list {
-					// Fresh: a process that has been under load has its memory already.
-					if err := p.part.Restart(ctx); err != nil {
+					if err := w.fresh(ctx, p); err != nil {
 						return err
-					}
-					if p.front != nil {
-						if err := w.WaitAvailable(ctx, p.front.Endpoint, group+"/v1"); err != nil {
-							return err
-						}
 					}
 					s, err := w.watch(ctx, o, p, conns)
 					if err != nil {
