@@ -48,6 +48,7 @@ type peer struct {
 	tls     *tls.Config
 	part    *cluster.Part
 	front   *cluster.Front // nil: it is not Fairlead
+	visits  string         // where it takes visits. Empty: at the same address
 	backend string         // what a bare proxy forwards to. Empty: the extension server
 }
 
@@ -124,7 +125,7 @@ func (w *world) startPeer(ctx context.Context, p *peer) error {
 	cmd := cluster.Command{Name: p.name + p.backend, Ready: listens(p.address)}
 	values := map[string]any{
 		"Address": p.address, "Backend": w.backend, "CA": w.PKI.Serving.CertFile, "Cert": pair.CertFile, "Key": pair.KeyFile,
-		"Bundle": filepath.Join(w.Dir(), p.name+".pem"), "Dir": w.Dir(), "Streams": maxStreams,
+		"Dir": w.Dir(), "Streams": maxStreams,
 	}
 	file := filepath.Join(w.Dir(), p.name+".conf")
 	switch p.name {
@@ -135,11 +136,8 @@ func (w *world) startPeer(ctx context.Context, p *peer) error {
 			"-backend=" + cmp.Or(p.backend, w.backend), "-backend-ca-file=" + w.PKI.Serving.CertFile,
 		}
 	case haproxy:
-		if err := join(values["Bundle"].(string), pair.CertFile, pair.KeyFile); err != nil { //nolint:forcetypeassert // ours
-			return err
-		}
 		cmd.Args = []string{"-db", "-f", file}
-		err = write(file, haproxyConfig, values)
+		err = w.configureHAProxy(ctx, p, pair, file, values)
 	case nginx:
 		cmd.Args = []string{"-p", w.Dir(), "-c", file}
 		err = write(file, nginxConfig, values)
@@ -159,6 +157,18 @@ func (w *world) startPeer(ctx context.Context, p *peer) error {
 	}
 	p.part, err = w.Run(ctx, cmd)
 	return err
+}
+
+// configureHAProxy has it forward to the extension server, and where it takes visits discovery to
+// kube-apiserver, as an authenticating proxy.
+func (w *world) configureHAProxy(ctx context.Context, p *peer, pair cluster.Pair, file string, values map[string]any) (err error) {
+	if p.visits, err = freeAddress(ctx); err != nil {
+		return err
+	}
+	bundle, identity, front := file+".pem", file+"-client.pem", w.PKI.FrontProxyPair
+	values["Bundle"], values["Identity"], values["Visits"] = bundle, identity, p.visits
+	values["APIServer"], values["ClientCA"] = strings.TrimPrefix(w.Endpoint().URL, "https://"), w.PKI.Client.CertFile
+	return errors.Join(join(bundle, pair.CertFile, pair.KeyFile), join(identity, front.CertFile, front.KeyFile), write(file, haproxyConfig, values))
 }
 
 func write(file, text string, values any) error {

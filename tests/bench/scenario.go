@@ -26,6 +26,7 @@ type shape struct {
 	rate           float64
 	size           int
 	next           func(conn, n int) load.Request
+	visit          func(context.Context) error // instead of requests. Nil: requests
 }
 
 // always asks for one path as one user.
@@ -58,6 +59,7 @@ func (o *options) list() []scenario {
 		loads("get-1000x1", "GET 1 KB, 1,000 × 1", false, proxies, gets(1000, 1)),
 		bodies(),
 		distance(),
+		visits(),
 		users(o),
 		services(o),
 	}
@@ -115,7 +117,7 @@ func (w *world) want(ctx context.Context, names []string) ([]*peer, error) {
 }
 
 func (w *world) config(p *peer, s shape) load.Config {
-	return load.Config{Address: p.address, TLS: p.tls, Connections: s.conns, Streams: s.streams, Rate: s.rate, Size: s.size, HTTP1: s.http1, Next: s.next}
+	return load.Config{Address: p.address, TLS: p.tls, Connections: s.conns, Streams: s.streams, Rate: s.rate, Size: s.size, HTTP1: s.http1, Next: s.next, Visit: s.visit}
 }
 
 // measure puts one peer under load and takes what the load cost between two moments.

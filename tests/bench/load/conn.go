@@ -88,8 +88,11 @@ func (c *conn) flush() error {
 
 func (c *conn) run() {
 	converse := c.converse
-	if c.l.cfg.HTTP1 {
+	switch {
+	case c.l.cfg.HTTP1:
 		converse = c.converse1
+	case c.l.cfg.Visit != nil:
+		converse = c.visit
 	}
 	if err := converse(); err != nil {
 		c.l.fault(err)

@@ -32,12 +32,28 @@ func (c *conn) converse1() error {
 			return fmt.Errorf("status %d, a body of %d bytes", res.StatusCode, n)
 		}
 		c.bytes.Add(n)
-		c.done.Add(1)
-		if c.l.timed.Load() {
-			c.mu.Lock()
-			c.took = append(c.took, time.Since(began))
-			c.mu.Unlock()
+		c.count(began)
+	}
+}
+
+// visit makes one visit after another.
+func (c *conn) visit() error {
+	for {
+		began := time.Now()
+		if err := c.l.cfg.Visit(c.l.ctx); err != nil {
+			return err
 		}
+		c.count(began)
+	}
+}
+
+// count adds what was answered as it should be.
+func (c *conn) count(began time.Time) {
+	c.done.Add(1)
+	if c.l.timed.Load() {
+		c.mu.Lock()
+		c.took = append(c.took, time.Since(began))
+		c.mu.Unlock()
 	}
 }
 

@@ -41,6 +41,9 @@ type Config struct {
 	First *Request
 	// HTTP1 has it speak HTTP/1.1, with one request under way on each connection. Streams, Rate, First and Watch do not go with it. False: HTTP/2.
 	HTTP1 bool
+	// Visit is done again and again instead of requests, by so many at once as there would be
+	// connections; it makes its own. Nil: requests.
+	Visit func(context.Context) error
 	// Watch leaves requests open: an answer never ends, and its first DATA counts as done. False: they end.
 	Watch bool
 }
@@ -107,6 +110,9 @@ func Start(ctx context.Context, cfg Config) (*Load, error) {
 func (l *Load) Go() { l.once.Do(func() { close(l.begin) }) }
 
 func (l *Load) connect(i int, tc *tls.Config) (*conn, error) {
+	if l.cfg.Visit != nil {
+		return &conn{l: l}, nil
+	}
 	ctx, cancel := context.WithTimeout(l.ctx, dialing)
 	defer cancel()
 	raw, err := (&tls.Dialer{NetDialer: &net.Dialer{}, Config: tc}).DialContext(ctx, "tcp", l.cfg.Address)
@@ -128,7 +134,9 @@ func (l *Load) connect(i int, tc *tls.Config) (*conn, error) {
 func (l *Load) Close() error {
 	l.cancel()
 	for _, c := range l.conns {
-		_ = c.tls.NetConn().Close() // TLS's own farewell would wait for a writer
+		if c.tls != nil {
+			_ = c.tls.NetConn().Close() // TLS's own farewell would wait for a writer
+		}
 	}
 	l.wg.Wait()
 	l.mu.Lock()

@@ -1,12 +1,15 @@
 package load
 
 import (
+	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -83,6 +86,25 @@ func TestFaults(t *testing.T) {
 				t.Errorf("%v, want %q", err, tc.want)
 			}
 		})
+	}
+}
+
+// As many visit at once as there would be connections, and one that fails is a fault.
+func TestVisit(t *testing.T) {
+	var n atomic.Int64
+	cfg := serve(t, nil)
+	cfg.Visit = func(context.Context) error {
+		if n.Add(1) > 10 {
+			return errors.New("no more")
+		}
+		return nil
+	}
+	l, err := Start(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.WaitDone(t.Context(), 11); err == nil || l.Snapshot().Done != 10 || n.Load() != 12 {
+		t.Errorf("%v after %d of %d", err, l.Snapshot().Done, n.Load())
 	}
 }
 
