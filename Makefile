@@ -154,7 +154,7 @@ fuzz: ## Run every fuzz target for FUZZTIME
 	done
 
 .PHONY: bench
-bench: build ## Measure Fairlead beside its peers; BENCHARGS=-full for all of docs/performance.md (20 min), list: -scenarios list
+bench: build ## Measure Fairlead beside its peers; BENCHARGS=-full for all of docs/performance.md (45 min), list: -scenarios list
 	@command -v haproxy >/dev/null && command -v nginx >/dev/null && command -v nghttpx >/dev/null || apt-get install -y --no-install-recommends haproxy nginx-light nghttp2-proxy
 	$(TOOLS) -q etcd kube-apiserver
 	go run ./tests/bench $(BENCHARGS)

@@ -41,7 +41,7 @@ type extension struct {
 // serveBackend is the subcommand that runs it.
 func serveBackend(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("backend", flag.ContinueOnError)
-	address := flags.String("address", "", "`host:port` to serve on")
+	address := flags.String("address", "", "`host:port` to serve on; addresses that follow it have the same port")
 	cert := flags.String("tls-cert-file", "", "PEM `file`")
 	key := flags.String("tls-private-key-file", "", "PEM `file`")
 	if err := flags.Parse(args); err != nil {
@@ -52,7 +52,20 @@ func serveBackend(ctx context.Context, args []string) error {
 		e.bodies[size] = object(size)
 	}
 	e.event = append(append([]byte(`{"type":"ADDED","object":`), object(objectSize)...), '}', '\n')
-	return serveTLS(ctx, *address, *cert, *key, e)
+	ended := make(chan error, addresses)
+	for i := range addresses {
+		go func() { ended <- serveTLS(ctx, addressOf(*address, i), *cert, *key, e) }() // ends with ctx
+	}
+	return <-ended
+}
+
+// addresses is how many the extension server has: for scenario rest, an endpoint each.
+const addresses = 2000
+
+// addressOf is the i-th, all of them loopback.
+func addressOf(first string, i int) string {
+	_, port, _ := strings.Cut(first, ":")
+	return fmt.Sprintf("127.0.%d.%d:%s", i/250, 1+i%250, port)
 }
 
 // serveTLS serves until ctx ends, as kube-apiserver's own library does it: net/http over HTTP/2 with 250 streams per connection.

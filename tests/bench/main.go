@@ -74,7 +74,7 @@ type options struct {
 func parse(args []string) (*options, error) {
 	o := &options{}
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
-	fs.BoolVar(&o.full, "full", false, "all scenarios, seven rounds of 2 s (some 20 min); otherwise the first few, three rounds of 1 s (some 2 min)")
+	fs.BoolVar(&o.full, "full", false, "all scenarios, seven rounds of 2 s (some 45 min); otherwise the first few, three rounds of 1 s (some 2 min)")
 	fs.IntVar(&o.rounds, "rounds", 0, "`number` of interleaved rounds (default 3, with -full 7)")
 	fs.DurationVar(&o.duration, "time", 0, "`duration` of one measurement (default 1s, with -full 2s)")
 	fs.DurationVar(&o.warm, "warm", 300*time.Millisecond, "`duration` of load before it")

@@ -98,6 +98,14 @@ func (w *world) start(ctx context.Context, name string) error {
 }
 
 func (w *world) startFairlead(ctx context.Context, p *peer, args ...string) error {
+	if err := w.launch(ctx, p, args...); err != nil {
+		return err
+	}
+	return w.WaitAvailable(ctx, p.front.Endpoint, group+"/v1")
+}
+
+// launch starts a Fairlead that may have nothing available yet.
+func (w *world) launch(ctx context.Context, p *peer, args ...string) error {
 	args = append([]string{
 		"--access-log=" + filepath.Join(w.Dir(), p.name+".access.log"), "--http2-max-streams-per-connection=" + strconv.Itoa(maxStreams),
 	}, args...)
@@ -110,7 +118,7 @@ func (w *world) startFairlead(ctx context.Context, p *peer, args ...string) erro
 		return err
 	}
 	p.front, p.part, p.address = front, front.Part, strings.TrimPrefix(front.Endpoint.URL, "https://")
-	return w.WaitAvailable(ctx, front.Endpoint, group+"/v1")
+	return nil
 }
 
 // startPeer starts one of those who know nothing of Kubernetes.

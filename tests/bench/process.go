@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -19,30 +18,32 @@ import (
 
 // cpuOf is the processor time of all living threads of a process, by the scheduler's own count: utime and stime come in ticks of 10 ms.
 func cpuOf(pid int) (time.Duration, error) {
+	cpu, _, err := scheduled(pid)
+	return cpu, err
+}
+
+// scheduled is that, and how often they were given a processor.
+func scheduled(pid int) (cpu time.Duration, runs int64, err error) {
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	var sum time.Duration
 	for _, t := range tasks {
 		b, err := os.ReadFile(t)
 		if errors.Is(err, os.ErrNotExist) {
 			continue // the thread has just ended
 		}
-		if err != nil {
-			return 0, err
+		var ran, waited, times int64
+		if _, err := fmt.Sscan(string(b), &ran, &waited, &times); err != nil {
+			return 0, 0, fmt.Errorf("reading %s: %w", t, err)
 		}
-		first, _, _ := bytes.Cut(b, []byte(" "))
-		ns, err := strconv.ParseInt(string(first), 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("reading %s: %w", t, err)
-		}
-		sum += time.Duration(ns)
+		cpu += time.Duration(ran)
+		runs += times
 	}
-	if sum == 0 {
-		return 0, fmt.Errorf("process %d has used no processor time: the kernel keeps no scheduler statistics, or it has ended", pid)
+	if cpu == 0 {
+		return 0, 0, fmt.Errorf("process %d has used no processor time: the kernel keeps no scheduler statistics, or it has ended", pid)
 	}
-	return sum, nil
+	return cpu, runs, nil
 }
 
 // residentOf is a process's resident memory in bytes.

@@ -18,6 +18,11 @@ type sample struct {
 	Mallocs float64 `json:"mallocs,omitempty"` // allocations per request; zero: not known
 	Watch   float64 `json:"kbPerWatch,omitempty"`
 	Flow    float64 `json:"mbPerSecond,omitempty"` // of bodies
+
+	Available float64 `json:"availableSeconds,omitempty"` // from the start until every APIService was
+	Share     float64 `json:"processorPercent,omitempty"` // of one
+	Wakes     float64 `json:"wakesPerSecond,omitempty"`   // of all threads
+	Resident  float64 `json:"residentMB,omitempty"`
 }
 
 func newSample(a, b gauge, took []time.Duration) (sample, error) {
@@ -147,6 +152,10 @@ func columns() []column {
 		{"mallocs", "", func(s sample) float64 { return s.Mallocs }},
 		{"KB/watch", "ratio", func(s sample) float64 { return s.Watch }},
 		{"MB/s", "Fairlead's by it", func(s sample) float64 { return s.Flow }},
+		{"all available after s", "", func(s sample) float64 { return s.Available }},
+		{"% of a processor", "", func(s sample) float64 { return s.Share }},
+		{"wake-ups/s", "", func(s sample) float64 { return s.Wakes }},
+		{"resident MB", "", func(s sample) float64 { return s.Resident }},
 	}
 }
 

@@ -62,6 +62,7 @@ func (o *options) list() []scenario {
 		visits(),
 		users(o),
 		services(o),
+		idleness(),
 	}
 }
 
