@@ -1,12 +1,9 @@
 package pages
 
 import (
-	"bytes"
 	"embed"
 	"fmt"
-	"html/template"
 	"net/http"
-	"time"
 
 	"k8s.io/apiserver/pkg/endpoints/request"
 
@@ -21,10 +18,6 @@ const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect
 
 // addHTML adds the page, the detail of an APIService, and their two files.
 func (p *Pages) addHTML() error {
-	t, err := template.New("").Funcs(template.FuncMap{"ago": answer.Ago, "left": answer.Left, "urgency": urgency, "stamp": stamp, "told": func(now time.Time, list []answer.Transition) story { return story{now, list} }, "took": answer.Latency, "rate": answer.Rate, "spark": spark, "worst": worst}).ParseFS(assets, "assets/*.html")
-	if err != nil {
-		return fmt.Errorf("reading templates: %w", err)
-	}
 	p.mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
 		v := &view{Status: p.status()}
 		if q := r.URL.Query().Get("explain"); q != "" {
@@ -33,13 +26,13 @@ func (p *Pages) addHTML() error {
 				v.Explanation = p.explain(http.MethodGet, q, u)
 			}
 		}
-		render(w, t, "page.html", v)
+		render(w, v, (*document).overview)
 	})
 	p.mux.HandleFunc("GET /apiservice/{name}", func(w http.ResponseWriter, r *http.Request) {
 		s := p.status()
 		for i := range s.APIServices {
 			if a := &s.APIServices[i]; a.Name == r.PathValue("name") {
-				render(w, t, "detail.html", &view{Status: s, One: a})
+				render(w, &view{Status: s, One: a}, (*document).detail)
 				return
 			}
 		}
@@ -58,7 +51,7 @@ func (p *Pages) addHTML() error {
 	return nil
 }
 
-// view is what the templates show.
+// view is what the pages show.
 type view struct {
 	*answer.Status
 	// One is the APIService of the detail.
@@ -153,21 +146,12 @@ func (v *view) History() []answer.Transition {
 	return own
 }
 
-// story is a list of transitions, and when it is told.
-type story struct {
-	Now  time.Time
-	List []answer.Transition
-}
-
-func render(w http.ResponseWriter, t *template.Template, name string, v *view) {
-	var b bytes.Buffer // whole or not at all
-	if err := t.ExecuteTemplate(&b, name, v); err != nil {
-		http.Error(w, "the page cannot be shown", http.StatusInternalServerError)
-		return
-	}
+func render(w http.ResponseWriter, v *view, page func(*document, *view)) {
+	var d document
+	page(&d, v)
 	h := w.Header()
 	h.Set("Content-Type", "text/html; charset=utf-8")
 	h.Set("Content-Security-Policy", policy)
 	h.Set("Referrer-Policy", "no-referrer")
-	_, _ = w.Write(b.Bytes()) // a caller that has gone needs no answer
+	_, _ = w.Write(d.Bytes()) // a caller that has gone needs no answer
 }

@@ -1,0 +1,171 @@
+package pages
+
+import (
+	"net/url"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/registry/documents"
+)
+
+// detail is the page of one APIService.
+func (d *document) detail(v *view) {
+	a := v.One
+	d.begin(a.Name+" · Fairlead", "../")
+	d.put(`<header>
+<p class="brand"><a href="../">Fairlead</a></p>
+<p class="dim"><span id="live" role="status">not live</span> · <a href="../?explain=%s">explain</a></p>
+</header>
+<main>
+`, url.QueryEscape(a.Path()))
+	d.facts(v.Time, a)
+	if a.Kind != "local" {
+		d.endpoints(v.Time, a)
+		d.put(`<div class="two">
+`)
+		d.documents(v.Time, a)
+		d.trust(v.Time, a)
+		d.put(`
+</div>`)
+	}
+	d.put(`
+<section id="story" data-live aria-labelledby="story-title"><h2 id="story-title">What has changed <span class="dim">UTC</span></h2>
+`)
+	d.transitions(v.Time, v.History())
+	d.put(`</section>
+`)
+	d.end()
+}
+
+// facts are its verdict, what it carries, and its latencies.
+func (d *document) facts(now time.Time, a *answer.APIService) {
+	d.put(`<section id="summary" data-live aria-labelledby="name">
+<h1 id="name">%s</h1>
+<p class="answer">`, a.Name)
+	d.state(a)
+	d.put(` <span class="dim">for %s</span></p>
+`, answer.Ago(now, a.Verdict.Since))
+	if !a.Available() {
+		d.put(`<p class="bad">%s</p>`, why(a))
+	}
+	d.items("note warn", a.Problems)
+	d.put(`<dl class="facts">
+<div><dt>Group priority</dt><dd>%s</dd></div><div><dt>Version priority</dt><dd>%s</dd></div>
+`, a.GroupPriority, a.VersionPriority)
+	if a.MaxInFlight > 0 {
+		d.put(`<div><dt>In flight</dt><dd>%s <span class="dim">of %s</span></dd></div><div><dt>Watches</dt><dd>%s <span class="dim">of %s</span></dd></div>`,
+			a.InFlight, a.MaxInFlight, a.LongRunning, a.MaxLongRunning)
+	}
+	if t := a.Traffic; t != nil {
+		most := answer.Latency(worst(t.Points))
+		d.put(`<div><dt>Requests</dt><dd>%s</dd></div><div><dt>Median</dt><dd>%s</dd></div><div><dt>p99</dt><dd>%s</dd></div>
+</dl>
+<figure><svg class="chart" viewBox="0 0 600 80" preserveAspectRatio="none" role="img" aria-label="99th percentile of the last ten minutes, up to %s"><path d="%s"/></svg>
+<figcaption class="dim"><span>ten minutes ago</span><span>p99, up to %s</span><span>now</span></figcaption></figure>
+`, answer.Rate(t.Rate), answer.Latency(t.P50), answer.Latency(t.P99), most, spark(t.Points, 600, 80), most)
+	} else {
+		d.put(`</dl>
+`)
+	}
+	d.put(`</section>
+`)
+}
+
+func (d *document) endpoints(now time.Time, a *answer.APIService) {
+	d.put(`<section id="endpoints" data-live aria-labelledby="endpoints-title"><h2 id="endpoints-title">Endpoints of %s</h2>
+`, a.Service)
+	if len(a.Endpoints) == 0 {
+		d.put(`<p class="dim">none</p></section>
+`)
+		return
+	}
+	d.put(`<div class="card flush" tabindex="0" role="region" aria-labelledby="endpoints-title"><table><thead><tr><th scope="col">Address</th><th scope="col">Health</th><th scope="col" class="n">For</th><th scope="col" class="n">In flight</th><th scope="col">Last error</th></tr></thead><tbody>
+`)
+	for i := range a.Endpoints {
+		e := &a.Endpoints[i]
+		d.put(`<tr><th scope="row">%s</th><td data-label="Health">`, e.Address)
+		d.health(e)
+		if e.Slow {
+			d.put(` <span class="warn">slow</span>`)
+		}
+		if e.Terminating {
+			d.put(` <span class="warn">terminating</span>`)
+		}
+		d.put(`</td><td class="n" data-label="For">%s</td><td class="n" data-label="In flight">%s</td><td class="wide" data-label="Last error">`, answer.Ago(now, e.Since), e.InFlight)
+		if e.Error == "" {
+			d.put(`<span class="dim">–</span>`)
+		}
+		d.put(`%s</td></tr>
+`, e.Error)
+	}
+	d.put(`</tbody></table></div></section>
+`)
+}
+
+// documents are how current its parts of the merged documents are.
+func (d *document) documents(now time.Time, a *answer.APIService) {
+	d.put(`<section id="documents" data-live aria-labelledby="documents-title"><h2 id="documents-title">Documents</h2>
+<ul class="plain">
+`)
+	if s := a.Discovery; s != nil {
+		d.put(`<li><b>Discovery</b> %s resources`, s.Resources)
+		if s.Stale {
+			d.put(`, <span class="bad">stale</span>`)
+		}
+		d.confirmed(now, &s.Freshness)
+	} else {
+		d.put(`<li class="dim">no discovery of its own</li>
+`)
+	}
+	if s := a.OpenAPI; s != nil {
+		d.put(`<li><b>OpenAPI</b> %sv2, %sv3`, when(!s.V2, "no "), when(!s.V3, "no "))
+		d.confirmed(now, &s.Freshness)
+	}
+	d.put(`</ul></section>
+`)
+}
+
+// confirmed ends the line of a document.
+func (d *document) confirmed(now time.Time, f *documents.Freshness) {
+	if f.Confirmed.IsZero() {
+		d.put(`, never confirmed`)
+	} else {
+		d.put(`, confirmed %s ago`, answer.Ago(now, f.Confirmed))
+	}
+	d.some(` <span class="warn">%s</span>`, f.Reason)
+	d.put(` <span class="dim">%s</span></li>
+`, f.Message)
+}
+
+// trust is what its backend is verified by, and what it presents.
+func (d *document) trust(now time.Time, a *answer.APIService) {
+	d.put(`<section id="trust" data-live aria-labelledby="trust-title"><h2 id="trust-title">Trust</h2>
+<ul class="plain"><li><b>TLS name</b> <code>%s</code></li>
+`, a.ServerName)
+	if s := a.Trust; s != nil {
+		d.put(`<li><b>Source</b> %s`, s.Source)
+		d.some(` <span class="bad">%s</span>`, s.Fault)
+		d.some(` <span class="warn">%s</span>`, s.Warning)
+		if s.OverlapInForce {
+			d.put(` <span class="warn">an endpoint still needs the replaced CA, which is trusted until %s</span>`, s.OverlapUntil.UTC().Format(time.TimeOnly))
+		}
+		d.put(`</li>
+`)
+		for i := range s.CAs {
+			d.certificate(now, "CA", &s.CAs[i])
+		}
+		for i := range s.Leaves {
+			d.certificate(now, "Leaf", &s.Leaves[i])
+		}
+	}
+	d.put(`</ul></section>`)
+}
+
+func (d *document) certificate(now time.Time, kind string, c *trust.Certificate) {
+	d.put(`<li><b>%s</b> %s <span class="%s">%s</span>`, kind, c.Subject, urgency(now, c.NotAfter), answer.Left(now, c.NotAfter))
+	if c.Live {
+		d.put(`<span class="dim">, in use</span>`)
+	}
+	d.put(`</li>`)
+}

@@ -1,0 +1,236 @@
+package pages
+
+import (
+	"fmt"
+	"net/url"
+
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
+)
+
+// overview is the page of this replica.
+func (d *document) overview(v *view) {
+	d.begin(fmt.Sprintf("Fairlead: %d unavailable", v.Unavailable()), "")
+	d.put(`<a class="skip" href="#table">Skip to the table</a>
+<header>
+<p class="brand">Fairlead</p>
+<p class="dim"><span id="live" role="status">not live</span> · %s · <a href="status">JSON</a></p>
+</header>
+<main>
+`, v.Version)
+	d.summary(v)
+	d.question(v)
+	d.remotes(v)
+	d.put(`<section id="story" data-live aria-labelledby="story-title">
+<h2 id="story-title">What has changed <span class="dim">UTC</span></h2>
+`)
+	d.transitions(v.Time, v.Transitions)
+	d.put(`
+</section>
+<div class="two">
+`)
+	d.localServers(v)
+	d.certificates(v)
+	d.put(`</div>
+`)
+	d.end()
+}
+
+func (d *document) summary(v *view) {
+	d.put(`<section id="summary" data-live aria-label="Summary">
+<h1 class="%s">%s</h1>
+<dl class="facts">
+<div><dt>This replica</dt><dd>`, when(v.Unavailable() > 0 || v.Ready != "", "bad"), v.Headline())
+	if v.Ready != "" {
+		d.put(`<span class="bad">not ready</span>`)
+	} else {
+		d.put(`<span class="ok">ready</span>`)
+	}
+	servers := "none"
+	if n := len(v.LocalServers); n > 0 {
+		servers = fmt.Sprintf("%d of %d", v.LocalHealthy(), n)
+	}
+	d.put(`</dd></div>
+<div><dt>Up</dt><dd>%s</dd></div>
+<div><dt>Requests</dt><dd>%s</dd></div>
+<div><dt>In flight</dt><dd>%s</dd></div>
+<div><dt>Local apiservers</dt><dd>%s</dd></div>
+<div><dt>Table</dt><dd>%s</dd></div>
+</dl>
+`, answer.Ago(v.Time, v.Started), answer.Rate(v.Rate()), v.InFlight(), servers, v.Generation)
+	d.some(`<p class="note bad">This replica takes no requests: %s</p>`, v.Ready)
+	d.items("note bad", v.Problems)
+	d.put(`</section>
+`)
+}
+
+// question is the box in which one asks where a request goes, and the answer.
+func (d *document) question(v *view) {
+	d.put(`<section aria-labelledby="explain-title">
+<h2 id="explain-title">Where does a request go?</h2>
+<form action="./" method="get">
+<label for="explain" class="hidden">Path of the request</label>
+<input id="explain" name="explain" value="%s" placeholder="/apis/metrics.k8s.io/v1beta1/nodes" spellcheck="false" autocomplete="off" autocapitalize="off" maxlength="8192">
+<button>Explain</button>
+</form>
+`, v.Asked)
+	if v.Explanation != nil {
+		d.explanation(v.Explanation)
+	}
+	d.put(`</section>
+`)
+}
+
+func (d *document) explanation(x *answer.Explanation) {
+	class := "ok"
+	if x.Destination == "refused" {
+		class = "bad"
+	}
+	d.put(`<div class="card" id="explanation">
+<p><code>%s %s</code></p>
+<p class="answer %s">→ %s`, x.Method, x.Path, class, x.Destination)
+	if x.Code != 0 {
+		d.put(` with %s`, x.Code)
+	}
+	d.some(` <span class="dim">timeout %s</span>`, x.Timeout)
+	d.put(`</p>
+`)
+	d.some(`<p class="bad">%s</p>`, x.Message)
+	d.some(`<p class="bad"><b>Cause</b> %s</p>`, x.Cause)
+	d.some(`<p><b>Advice</b> %s</p>`, x.Advice)
+	d.put(`<ol>`)
+	for _, step := range x.Why {
+		d.put(`<li>%s</li>`, step)
+	}
+	d.put(`</ol>
+`)
+	if as := x.Identity; as != nil {
+		d.put(`<p class="dim">As %s, %s%s</p>`, as.User, as.How, when(len(as.Headers) > 0, ":"))
+		if len(as.Headers) > 0 {
+			d.put(`<ul class="plain">`)
+			for _, h := range as.Headers {
+				d.put(`<li><code>%s</code></li>`, h)
+			}
+			d.put(`</ul>`)
+		}
+	}
+	d.put(`</div>`)
+}
+
+// remotes is the table of APIServices, with those that the local apiserver serves below it.
+func (d *document) remotes(v *view) {
+	d.put(`<section id="remotes" data-live aria-labelledby="table-title">
+<h2 id="table-title">APIServices of extension servers, in order</h2>
+`)
+	if remotes := v.Remotes(); len(remotes) > 0 {
+		d.put(`<div class="card flush" tabindex="0" role="region" aria-labelledby="table-title">
+<table id="table">
+<thead><tr><th scope="col">Name</th><th scope="col">Verdict</th><th scope="col" class="n">For</th><th scope="col" class="n">Endpoints</th><th scope="col" class="n">In flight</th><th scope="col" class="n">Watches</th><th scope="col" class="n">p99</th><th scope="col">Ten minutes</th><th scope="col" class="n">Discovery</th><th scope="col" class="n">Certificate</th></tr></thead>
+<tbody>
+`)
+		for _, a := range remotes {
+			d.row(v, a)
+		}
+		d.put(`</tbody>
+</table>
+</div>`)
+	} else {
+		d.put(`<p id="table" class="dim">There are none: everything is served by the local apiserver.</p>`)
+	}
+	if locals := v.Locals(); len(locals) > 0 {
+		d.put(`<details id="locals"><summary>%s served by the local apiserver</summary>
+<ul class="chips">`, len(locals))
+		for _, a := range locals {
+			d.put(`<li><a href="apiservice/%s">%s</a></li>`, url.PathEscape(a.Name), a.Name)
+		}
+		d.put(`</ul></details>`)
+	}
+	d.put(`
+</section>
+`)
+}
+
+// row is an APIService in the table.
+func (d *document) row(v *view, a *answer.APIService) {
+	d.put(`<tr>
+<th scope="row"><a href="apiservice/%s">%s</a><span class="sub">%s</span></th>
+<td data-label="Verdict">`, url.PathEscape(a.Name), a.Name, a.Service)
+	d.state(a)
+	if !a.Available() {
+		d.put(`<span class="sub">%s</span>`, why(a))
+	} else {
+		if a.Discovery != nil {
+			d.some(`<span class="sub warn">discovery: %s</span>`, a.Discovery.Reason)
+		}
+		if a.OpenAPI != nil {
+			d.some(`<span class="sub warn">OpenAPI: %s</span>`, a.OpenAPI.Reason)
+		}
+	}
+	for _, p := range a.Problems {
+		if p != a.Verdict.Message {
+			d.put(`<span class="sub warn">%s</span>`, p)
+		}
+	}
+	d.put(`</td>
+<td class="n" data-label="For">%s</td>
+<td class="n%s" data-label="Endpoints">%s/%s</td>
+<td class="n" data-label="In flight">%s</td>
+<td class="n" data-label="Watches">%s</td>
+`, answer.Ago(v.Time, a.Verdict.Since), when(a.Healthy() < len(a.Endpoints), " warn"), a.Healthy(), len(a.Endpoints), a.InFlight, a.LongRunning)
+	if t := a.Traffic; t != nil {
+		d.put(`<td class="n" data-label="p99">%s</td>
+<td class="wide" data-label="Ten minutes"><svg class="spark" viewBox="0 0 120 24" preserveAspectRatio="xMinYMid" role="img" aria-label="99th percentile of the last ten minutes, up to %s"><path d="%s"/></svg></td>
+`, answer.Latency(t.P99), answer.Latency(worst(t.Points)), spark(t.Points, 120, 24))
+	} else {
+		d.put(`<td class="n" data-label="p99"><span class="dim">–</span></td>
+<td class="wide empty" data-label="Ten minutes"></td>
+`)
+	}
+	d.put(`<td class="n" data-label="Discovery">`)
+	switch s := a.Discovery; {
+	case s == nil:
+		d.put(`<span class="dim">–</span>`)
+	case s.Confirmed.IsZero():
+		d.put(`<span class="warn">never</span>`)
+	default:
+		d.put(`<span class="%s">%s</span>`, when(s.Reason != "", "warn"), answer.Ago(v.Time, s.Confirmed))
+	}
+	d.put(`</td>
+<td class="n" data-label="Certificate"><span class="%s">%s</span></td></tr>
+`, urgency(v.Time, a.Expires()), answer.Left(v.Time, a.Expires()))
+}
+
+func (d *document) localServers(v *view) {
+	d.put(`<section id="locals-health" data-live aria-labelledby="local-title">
+<h2 id="local-title">Local apiservers</h2>
+<ul class="plain">`)
+	for i := range v.LocalServers {
+		e := &v.LocalServers[i]
+		d.put(`<li><code>%s</code> `, e.Address)
+		d.health(e)
+		d.put(` <span class="dim">%s</span></li>`, e.Error)
+	}
+	if len(v.LocalServers) == 0 {
+		d.put(`<li class="dim">none</li>`)
+	}
+	d.put(`</ul>
+</section>
+`)
+}
+
+// certificates are this process's own.
+func (d *document) certificates(v *view) {
+	d.put(`<section id="certificates" data-live aria-labelledby="certificates-title">
+<h2 id="certificates-title">Certificates of this replica</h2>
+<ul class="plain">`)
+	for _, s := range v.Certificates {
+		d.put(`<li><b>%s</b>`, s.Use)
+		for _, c := range s.Certificates {
+			d.put(` <span>%s <span class="%s">%s</span></span>`, c.Subject, urgency(v.Time, c.NotAfter), answer.Left(v.Time, c.NotAfter))
+		}
+		d.some(` <span class="bad">%s</span>`, s.Err)
+		d.put(`<span class="sub"><code>%s</code></span></li>`, s.Source)
+	}
+	d.put(`</ul>
+</section>
+`)
+}
