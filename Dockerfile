@@ -5,7 +5,7 @@ COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
 ARG VERSION=unknown
-RUN CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=${VERSION}" -o /out/ ./cmd/fairlead ./cmd/kubectl-fairlead
+RUN CGO_ENABLED=0 go build -tags grpcnotrace -trimpath -buildvcs=false -ldflags "-s -w -X main.version=${VERSION}" -o /out/ ./cmd/fairlead ./cmd/kubectl-fairlead
 
 # distroless/static brings CA certificates, tzdata and a passwd with a nonroot user; no shell, no libc.
 FROM gcr.io/distroless/static-debian12:nonroot

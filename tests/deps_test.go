@@ -175,6 +175,7 @@ type rule struct {
 
 func rules() []rule {
 	const oneStore = "the watch's store is the only copy of what the cluster says: read registry.Table"
+	const methodsByName = "it calls methods by their names, and so the linker keeps all of them (docs/decisions/0023)"
 	return []rule{
 		{prefix: "k8s.io/client-go/informers", why: oneStore, except: []string{"registry/watch.go"}},
 		{prefix: "k8s.io/client-go/tools/cache", why: oneStore, except: []string{"registry/watch.go"}},
@@ -199,6 +200,8 @@ func rules() []rule {
 		{prefix: "log", why: "log/slog from Config, so that a nil Logger is silent", except: []string{"cmd"}},
 		{prefix: "net/http/httptest", why: "a test server in the product", except: []string{"tests"}},
 		{prefix: "testing", why: "a test flag in the product", except: []string{"tests"}},
+		{prefix: "text/template", why: methodsByName},
+		{prefix: "html/template", why: methodsByName},
 		{prefix: "unsafe", why: "nothing but a token that fmt must not find, and system calls that do not wake the scheduler, is worth it", except: []string{"proxy/authn", "proxy/h2"}, tests: true},
 	}
 }
@@ -233,30 +236,40 @@ func (r rule) forbids(s source, imp string) bool {
 // forwards.
 func TestKeyIsKeptFromKubectl(t *testing.T) {
 	kubectl := []string{"k8s.io/cli-runtime/", "k8s.io/kubectl/", "sigs.k8s.io/kustomize/"}
-	linked := func(command string, unwanted ...string) []string {
-		cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", module+"/cmd/"+command)
-		cmd.Stderr = os.Stderr
-		out, err := cmd.Output()
-		if err != nil {
-			t.Fatal(err)
-		}
-		var found []string
-		for p := range strings.FieldsSeq(string(out)) {
-			if slices.ContainsFunc(unwanted, func(prefix string) bool { return strings.HasPrefix(p, prefix) }) {
-				found = append(found, p)
-			}
-		}
-		return found
-	}
-	if found := linked("fairlead", kubectl...); len(found) > 0 {
+	if found := packagesOf(t, "fairlead", kubectl...); len(found) > 0 {
 		t.Errorf("cmd/fairlead links %s", strings.Join(found, ", "))
 	}
-	if found := linked("kubectl-fairlead", module+"/proxy", module+"/health"); len(found) > 0 {
+	if found := packagesOf(t, "kubectl-fairlead", module+"/proxy", module+"/health"); len(found) > 0 {
 		t.Errorf("cmd/kubectl-fairlead links %s", strings.Join(found, ", "))
 	}
-	if len(linked("kubectl-fairlead", kubectl...)) == 0 {
+	if len(packagesOf(t, "kubectl-fairlead", kubectl...)) == 0 {
 		t.Error("cmd/kubectl-fairlead links none of them: this test looks for what nobody has")
 	}
+}
+
+// The linker leaves out methods that nobody calls as long as nothing in the process can call them by their names: 9 MB (docs/decisions/0023).
+func TestNothingCallsMethodsByName(t *testing.T) {
+	if found := packagesOf(t, "fairlead", "html/template", "golang.org/x/net/trace"); len(found) > 0 {
+		t.Errorf("cmd/fairlead links %s", strings.Join(found, ", "))
+	}
+}
+
+// packagesOf are the unwanted packages in a command that is built as the Makefile does it.
+func packagesOf(t *testing.T, command string, unwanted ...string) []string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-tags", "grpcnotrace", "-deps", module+"/cmd/"+command)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for p := range strings.FieldsSeq(string(out)) {
+		if slices.ContainsFunc(unwanted, func(prefix string) bool { return strings.HasPrefix(p, prefix) }) {
+			found = append(found, p)
+		}
+	}
+	return found
 }
 
 func imports(s source) []string {
