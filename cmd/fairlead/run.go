@@ -15,6 +15,7 @@ import (
 // run builds the door top to bottom, serves until ctx ends, and drains.
 func run(ctx context.Context, o *options, stderr io.Writer) error {
 	d := &door{o: o, log: newLogger(stderr, o.logFormat, o.verbosity), metrics: prometheus.NewRegistry(), memory: keepSmall()}
+	limitMemory(d.log)
 	if err := d.build(ctx); err != nil {
 		return err
 	}

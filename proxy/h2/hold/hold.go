@@ -3,12 +3,9 @@
 package hold
 
 import (
-	"bytes"
 	"log/slog"
 	"math"
-	"os"
 	"runtime/debug"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -65,20 +62,12 @@ func New(limit int64) *Bound {
 	return &Bound{limit: limit}
 }
 
-// available is the memory limit: Go's own (GOMEMLIMIT), else that of the container.
+// available is Go's memory limit: GOMEMLIMIT, or what the process has made of its container's.
 func available() int64 {
 	if n := debug.SetMemoryLimit(-1); n != math.MaxInt64 {
 		return n
 	}
-	text, err := os.ReadFile("/sys/fs/cgroup/memory.max")
-	if err != nil {
-		return assumed // no control group, or an old one
-	}
-	n, err := strconv.ParseInt(string(bytes.TrimSpace(text)), 10, 64)
-	if err != nil || n <= 0 {
-		return assumed // max
-	}
-	return n
+	return assumed
 }
 
 // Add counts n bytes more that are held already; n may be negative.
