@@ -37,7 +37,7 @@ func limitMemory(log *slog.Logger) {
 
 // memory keeps the process small. An operator who sets GOGC has other plans, and is left alone.
 type memory struct {
-	give func() // debug.FreeOSMemory
+	give func()
 	last heap
 }
 
@@ -54,7 +54,10 @@ func keepSmall() *memory {
 		return nil
 	}
 	debug.SetGCPercent(gcPercent)
-	return &memory{give: debug.FreeOSMemory}
+	return &memory{give: func() {
+		debug.FreeOSMemory()
+		unmap()
+	}}
 }
 
 // Run gives memory back in quiet times until ctx ends.
