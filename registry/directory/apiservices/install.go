@@ -52,7 +52,6 @@ func (s *Server) install(container *restful.Container, scheme *runtime.Scheme, v
 	}
 	s.paths.NotFoundHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.fail(w, r, notFound()) }))
 	s.paths.Handle(root+"/v1", container)
-	s.paths.Handle(root+"/v1/", container)
 	s.paths.HandlePrefix(root+"/v1/", http.HandlerFunc(s.serveObjects))
 	s.installDiscovery(resources, v)
 	return s.installOpenAPI(container, scheme)

@@ -100,8 +100,12 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // root of the group.
 const root = "/apis/" + apiregistrationv1.GroupName
 
-// serveObjects answers requests for APIServices.
+// serveObjects answers requests below the group-version.
 func (s *Server) serveObjects(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path == root+"/v1/" { // the list of resources, as without the slash
+		s.objects.ServeHTTP(w, r)
+		return
+	}
 	info, err := s.info.NewRequestInfo(r)
 	if err != nil {
 		s.fail(w, r, apierrors.NewBadRequest(err.Error()))

@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
@@ -210,6 +211,19 @@ func TestNotFound(t *testing.T) {
 		"/apis/apiregistration.k8s.io/v1/apiservices/v1.a/status/more",
 	} {
 		if res, body := get(t, url+path, ""); res.StatusCode != http.StatusNotFound {
+			t.Errorf("%s: %d %s", path, res.StatusCode, body)
+		}
+	}
+}
+
+// k8s.io/apiserver's mux says so with an error and two stacks in an operator's log.
+func TestNoPathIsRegisteredTwice(t *testing.T) {
+	before := utilruntime.ErrorHandlers
+	defer func() { utilruntime.ErrorHandlers = before }()
+	utilruntime.ErrorHandlers = []utilruntime.ErrorHandler{func(_ context.Context, err error, _ string, _ ...any) { t.Error(err) }}
+	url, _ := serve(t, newSource())
+	for _, path := range []string{root + "/v1", root + "/v1/"} {
+		if res, body := get(t, url+path, ""); res.StatusCode != http.StatusOK || !strings.Contains(body, `"APIResourceList"`) {
 			t.Errorf("%s: %d %s", path, res.StatusCode, body)
 		}
 	}
