@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"net"
 	"testing"
@@ -33,7 +34,7 @@ func TestDelay(t *testing.T) {
 				t.Errorf("piece %d came after %v, want %v", i, took, want)
 			}
 		}
-		if _, err := far.Read(make([]byte, 1)); err != io.EOF {
+		if _, err := far.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 			t.Errorf("after the end: %v", err)
 		}
 	})

@@ -131,7 +131,7 @@ func container(t *testing.T, room int) string {
 	} else if err := os.WriteFile(filepath.Join(top, "cgroup.subtree_control"), []byte("+memory"), 0); err != nil {
 		t.Fatalf("limiting memory (this needs root): %v", err)
 	}
-	dir, err := os.MkdirTemp(top, "fairlead-")
+	dir, err := os.MkdirTemp(top, "fairlead-") //nolint:usetesting // it has to be there
 	if err != nil {
 		t.Fatalf("making a control group (this needs root): %v", err)
 	}

@@ -66,8 +66,8 @@ func fill(v reflect.Value, s string, yes bool) {
 			v.Set(reflect.ValueOf(time.Unix(1_000_000_000, 0)))
 			return
 		}
-		for i := range v.NumField() {
-			fill(v.Field(i), s, yes)
+		for _, field := range v.Fields() {
+			fill(field, s, yes)
 		}
 	}
 }
