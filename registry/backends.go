@@ -2,6 +2,7 @@ package registry
 
 import (
 	"cmp"
+	"slices"
 	"time"
 )
 
@@ -36,10 +37,29 @@ func (b *builder) backend(e *Entry, s *settings, src *origin, old *Entry) *Backe
 	return b.intern(&fresh)
 }
 
+// fewInterned is how many Backends are looked for among all others one by one, before a map is made of them.
+const fewInterned = 4
+
 // intern returns the Backend of this table or the last that is equal to fresh, else fresh.
 func (b *builder) intern(fresh *Backend) *Backend {
+	equal := func(o *Backend) bool { return o.Service == fresh.Service && *o == *fresh }
+	if b.interned++; b.interned <= fewInterned {
+		for _, e := range b.prev.entries {
+			if e.Backend != nil && equal(e.Backend) {
+				return e.Backend
+			}
+		}
+		if at := slices.IndexFunc(b.made, equal); at >= 0 {
+			return b.made[at]
+		}
+		b.made = append(b.made, fresh)
+		return fresh
+	}
 	if b.backends == nil {
 		b.backends = make(map[Backend]*Backend, len(b.prev.entries))
+		for _, o := range b.made {
+			b.backends[*o] = o
+		}
 		for _, e := range b.prev.entries {
 			if e.Backend != nil {
 				b.backends[*e.Backend] = e.Backend

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
@@ -66,6 +67,64 @@ func slice(service types.NamespacedName, addresses ...string) *discoveryv1.Endpo
 		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}})
 	}
 	return s
+}
+
+// BenchmarkStep is what the writer does for one change, with ten thousand different Services and with few.
+func BenchmarkStep(b *testing.B) {
+	const n = 10_000
+	for _, services := range []int{n, 20} {
+		start := func() (*Registry, *objects, *apiregistrationv1.APIService) {
+			in := manyRemotes(n)
+			all := batch{objects: make(map[key]runtime.Object), replaced: [kinds]bool{true, true, true}}
+			for name, s := range in.Services {
+				all.objects[key{kindService, name}] = s
+				all.objects[key{kindSlice, name}] = in.Slices[name][0]
+			}
+			i := 0
+			for name, a := range in.APIServices {
+				a.Spec.Service.Name = fmt.Sprintf("server-%d", i%services)
+				all.objects[key{kindAPIService, types.NamespacedName{Name: name}}] = a
+				i++
+			}
+			r, err := newRegistry(Config{}, nil)
+			if err != nil {
+				b.Fatal(err)
+			}
+			o := newObjects()
+			r.changes.batch = all
+			r.step(o)
+			return r, o, remoteService("extra.example.com", "v1", "server-5")
+		}
+		service := types.NamespacedName{Namespace: "extensions", Name: "server-5"}
+		for name, change := range map[string]func(r *Registry, extra *apiregistrationv1.APIService, i int){
+			"endpoint": func(r *Registry, _ *apiregistrationv1.APIService, i int) {
+				r.changes.set(key{kindSlice, types.NamespacedName{Namespace: "extensions", Name: "server-5-1"}}, slice(service, fmt.Sprintf("10.200.0.%d", i%200)))
+			},
+			"report": func(r *Registry, _ *apiregistrationv1.APIService, i int) {
+				e := r.Table().Entries()[n/2]
+				r.Report(Report{Name: e.Name, Backend: e.Backend, Address: e.Endpoints[0].Address, Health: Healthy + Health(i%2)})
+			},
+			"apiservice": func(r *Registry, extra *apiregistrationv1.APIService, i int) {
+				var object runtime.Object = extra
+				if i%2 == 1 {
+					object = nil
+				}
+				r.changes.set(key{kindAPIService, types.NamespacedName{Name: extra.Name}}, object)
+			},
+		} {
+			b.Run(fmt.Sprintf("%s/services=%d", name, services), func(b *testing.B) {
+				r, o, extra := start()
+				b.ReportAllocs()
+				for i := 0; b.Loop(); i++ {
+					before := r.Table()
+					change(r, extra, i)
+					if r.step(o); r.Table() == before {
+						b.Fatal("nothing has changed")
+					}
+				}
+			})
+		}
+	}
 }
 
 func BenchmarkBuild(b *testing.B) {

@@ -54,7 +54,6 @@ func Build(in Input, prev *Table) *Table {
 	}
 	b.groupReports()
 	b.keep()
-	b.add()
 	return b.table(prev)
 }
 
@@ -69,21 +68,15 @@ type builder struct {
 	reports map[string][]Report // :: APIService → its reports
 	bundles map[string]*bundle  // :: PEM → what it holds; many APIServices share one CA
 
-	backends map[Backend]*Backend // once one is looked for
+	interned int                  // how often intern was called
+	made     []*Backend           // by its first calls
+	backends map[Backend]*Backend // once many are looked for
 	opens    time.Time            // the earliest end of an origin's owned
 
-	entries []*Entry
-	origins []origin
-	fresh   []place // entries that are new or have moved, not yet in order
-	matched int     // how many of in.APIServices were in prev
-	changed bool    // an entry is not the one of prev
-	moved   bool    // an entry came, went or changed its place
-}
-
-// place is an entry that has no place yet.
-type place struct {
-	entry *Entry
-	from  origin
+	entries []*Entry          // those of prev, nil where one is gone or has moved
+	fresh   []*Entry          // those that are new or have moved, not yet in order
+	groups  map[string]*Group // those of which an entry has changed
+	moved   bool              // an entry came, went or changed its place
 }
 
 func (b *builder) groupReports() {
@@ -96,36 +89,72 @@ func (b *builder) groupReports() {
 	}
 }
 
-// keep goes through the entries of prev, in their order, and takes over what is still there.
+// keep takes over the entries of prev, in their order, but for those that may have changed.
 func (b *builder) keep() {
-	// One more than before is the most common change of size.
-	b.entries = make([]*Entry, 0, len(b.prev.entries)+1)
-	b.origins = make([]origin, 0, len(b.prev.entries)+1)
-	for i, old := range b.prev.entries {
-		object, ok := b.in.APIServices[old.Name]
-		if !ok {
-			b.changed, b.moved = true, true
-			continue
-		}
-		b.matched++
-		was := &b.prev.origins[i]
-		now := b.origin(object)
-		if now.equal(was) && b.same(old) && !b.over(was.owned) {
-			b.entries, b.origins = append(b.entries, old), append(b.origins, *was)
-			continue
-		}
-		entry := b.entry(object, &now, old, was)
-		if entry != old {
-			b.changed = true
-		}
-		if compareLegacy(entry, old) != 0 || entry.GroupVersion != old.GroupVersion ||
-			entry.Object.Spec.VersionPriority != old.Object.Spec.VersionPriority {
-			b.moved = true
-			b.fresh = append(b.fresh, place{entry, now})
-			continue
-		}
-		b.entries, b.origins = append(b.entries, entry), append(b.origins, now)
+	b.entries = slices.Clone(b.prev.entries)
+	if !b.partial() {
+		b.all()
+		return
 	}
+	b.opens = b.prev.opens
+	for name := range b.in.Touched {
+		if at, known := b.prev.place(name); known {
+			b.revise(at)
+		} else {
+			b.add(name)
+		}
+	}
+	for name := range b.reports {
+		if at, known := b.prev.place(name); known && b.entries[at] == b.prev.entries[at] {
+			b.revise(at)
+		}
+	}
+}
+
+// partial reports whether nothing can have changed but what the input names.
+func (b *builder) partial() bool {
+	opened := !b.prev.opens.IsZero() && !b.now.Before(b.prev.opens)
+	return b.in.Touched != nil && b.prev.complete && b.in.Complete && b.options == b.prev.options && !opened
+}
+
+// all goes through all entries.
+func (b *builder) all() {
+	known := make(map[string]bool, len(b.prev.entries))
+	for at, old := range b.prev.entries {
+		known[old.Name] = true
+		b.revise(at)
+	}
+	for name := range b.in.APIServices {
+		if !known[name] {
+			b.add(name)
+		}
+	}
+}
+
+// revise makes an entry anew if what it was made from has changed.
+func (b *builder) revise(at int) {
+	old := b.prev.entries[at]
+	object := b.in.APIServices[old.Name]
+	if object == nil {
+		b.entries[at], b.moved = nil, true
+		b.regroup(old, nil)
+		return
+	}
+	now := b.origin(object)
+	if now.equal(old.from) && b.same(old) && !b.over(old.from.owned) {
+		return
+	}
+	entry := b.entry(object, now, old)
+	if entry == old {
+		return // although some sources are not: a Service got a label
+	}
+	b.entries[at] = entry
+	if compareLegacy(entry, old) != 0 || entry.GroupVersion != old.GroupVersion ||
+		entry.Object.Spec.VersionPriority != old.Object.Spec.VersionPriority {
+		b.entries[at], b.moved = nil, true
+		b.fresh = append(b.fresh, entry)
+	}
+	b.regroup(old, entry)
 }
 
 // same reports whether nothing but its objects could have changed an entry.
@@ -133,77 +162,47 @@ func (b *builder) same(old *Entry) bool {
 	return b.options == b.prev.options && len(b.reports[old.Name]) == 0
 }
 
-// add makes the entries that prev did not have and brings everything in order.
-func (b *builder) add() {
-	if b.matched < len(b.in.APIServices) {
-		known := make(map[string]bool, len(b.prev.entries))
-		for _, e := range b.prev.entries {
-			known[e.Name] = true
-		}
-		for name, object := range b.in.APIServices {
-			if known[name] {
-				continue
-			}
-			src := b.origin(object)
-			entry := b.entry(object, &src, nil, nil)
-			b.fresh = append(b.fresh, place{entry, src})
-			b.changed, b.moved = true, true
-		}
+// add makes an entry that prev did not have.
+func (b *builder) add(name string) {
+	object := b.in.APIServices[name]
+	if object == nil {
+		return
 	}
-	if len(b.fresh) > 0 {
-		b.merge()
-	}
-}
-
-// merge puts the fresh entries between the kept ones, which are in order already: one new APIService among thousands costs one pass.
-func (b *builder) merge() {
-	slices.SortFunc(b.fresh, func(x, y place) int { return compareLegacy(x.entry, y.entry) })
-	entries := make([]*Entry, 0, len(b.entries)+len(b.fresh))
-	origins := make([]origin, 0, cap(entries))
-	i := 0
-	for _, f := range b.fresh {
-		for i < len(b.entries) && compareLegacy(b.entries[i], f.entry) < 0 {
-			entries, origins = append(entries, b.entries[i]), append(origins, b.origins[i])
-			i++
-		}
-		entries, origins = append(entries, f.entry), append(origins, f.from)
-	}
-	b.entries, b.origins = append(entries, b.entries[i:]...), append(origins, b.origins[i:]...)
+	entry := b.entry(object, b.origin(object), nil)
+	b.fresh, b.moved = append(b.fresh, entry), true
+	b.regroup(nil, entry)
 }
 
 // table is the end of Build.
 func (b *builder) table(prev *Table) *Table {
-	if prev != nil && !b.changed && prev.complete == b.in.Complete && slices.Equal(prev.problems, b.in.Problems) {
-		// Entries are the same although some sources may not be: a Service got a label. Those entries are made and compared again next
-		// time, which is cheaper than waking every reader.
+	if prev != nil && len(b.groups) == 0 && prev.complete == b.in.Complete && prev.opens.Equal(b.opens) && slices.Equal(prev.problems, b.in.Problems) {
 		return prev
 	}
 	t := &Table{
 		generation: b.prev.generation + 1,
 		complete:   b.in.Complete,
 		entries:    b.entries,
-		origins:    b.origins,
-		layout:     b.prev.layout,
+		byGroup:    b.prev.byGroup,
 		problems:   slices.Clone(b.in.Problems),
 		options:    b.options,
 		opens:      b.opens,
 		superseded: make(chan struct{}),
 	}
-	if b.moved || prev == nil {
-		t.layout = newLayout(t.entries)
+	if b.moved {
+		t.entries = merge(b.entries, b.fresh, compareLegacy)
 	}
-	t.groups = t.layout.fill(t.entries)
+	b.arrange(t)
 	return t
 }
 
 // origin looks up what belongs to an APIService.
-func (b *builder) origin(object *apiregistrationv1.APIService) origin {
+func (b *builder) origin(object *apiregistrationv1.APIService) *origin {
 	ref := object.Spec.Service
 	if ref == nil {
-		return origin{object: object}
+		return &origin{object: object}
 	}
 	name := types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}
-	s := origin{
+	s := &origin{
 		object: object, service: b.in.Services[name],
 		shadowed: b.in.Shadowed[schema.GroupVersion{Group: object.Spec.Group, Version: object.Spec.Version}],
 	}
@@ -214,14 +213,15 @@ func (b *builder) origin(object *apiregistrationv1.APIService) origin {
 }
 
 // entry makes an entry, or returns old when that is what it would make.
-func (b *builder) entry(object *apiregistrationv1.APIService, src *origin, old *Entry, was *origin) *Entry {
+func (b *builder) entry(object *apiregistrationv1.APIService, src *origin, old *Entry) *Entry {
 	e := &Entry{
 		Name:         object.Name,
 		GroupVersion: schema.GroupVersion{Group: object.Spec.Group, Version: object.Spec.Version},
 		Object:       object,
+		from:         src,
 	}
-	if was != nil {
-		src.ca, src.owned = was.ca, was.owned
+	if old != nil {
+		src.ca, src.owned = old.from.ca, old.from.owned
 	}
 	if b.policy == nil {
 		p := b.options.defaults()

@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -157,7 +156,10 @@ type objects struct {
 	services    map[types.NamespacedName]*corev1.Service
 	slices      map[types.NamespacedName]*discoveryv1.EndpointSlice
 	// grouped are the slices by Service. A list is replaced, never changed: Build compares lists by identity.
-	grouped  map[types.NamespacedName][]*discoveryv1.EndpointSlice
+	grouped map[types.NamespacedName][]*discoveryv1.EndpointSlice
+	// users are the APIServices that name a Service.
+	users    map[types.NamespacedName][]string
+	touched  map[string]struct{} // what apply has found changed: see Input.Touched
 	read     [kinds]bool
 	problems []directory.Fault
 	shadowed map[schema.GroupVersion]string
@@ -169,6 +171,7 @@ func newObjects() *objects {
 		services:    make(map[types.NamespacedName]*corev1.Service),
 		slices:      make(map[types.NamespacedName]*discoveryv1.EndpointSlice),
 		grouped:     make(map[types.NamespacedName][]*discoveryv1.EndpointSlice),
+		users:       make(map[types.NamespacedName][]string),
 	}
 }
 
@@ -179,13 +182,20 @@ func (o *objects) complete() bool {
 
 // apply brings a batch in.
 func (o *objects) apply(b *batch) {
+	o.touched = make(map[string]struct{})
 	if b.replaced[kindAPIService] {
-		maps.DeleteFunc(o.apiServices, func(name string, _ *apiregistrationv1.APIService) bool {
-			return !b.has(kindAPIService, types.NamespacedName{Name: name})
-		})
+		for name := range o.apiServices {
+			if !b.has(kindAPIService, types.NamespacedName{Name: name}) {
+				o.setAPIService(name, nil)
+			}
+		}
 	}
 	if b.replaced[kindService] {
-		maps.DeleteFunc(o.services, func(name types.NamespacedName, _ *corev1.Service) bool { return !b.has(kindService, name) })
+		for name := range o.services {
+			if !b.has(kindService, name) {
+				o.setService(name, nil)
+			}
+		}
 	}
 	if b.replaced[kindSlice] {
 		for name := range o.slices {
@@ -197,9 +207,11 @@ func (o *objects) apply(b *batch) {
 	for k, object := range b.objects {
 		switch k.kind {
 		case kindAPIService:
-			put(o.apiServices, k.name.Name, object)
+			a, _ := object.(*apiregistrationv1.APIService)
+			o.setAPIService(k.name.Name, a)
 		case kindService:
-			put(o.services, k.name, object)
+			s, _ := object.(*corev1.Service)
+			o.setService(k.name, s)
 		case kindSlice:
 			s, _ := object.(*discoveryv1.EndpointSlice)
 			o.setSlice(k.name, s)
@@ -212,8 +224,65 @@ func (o *objects) apply(b *batch) {
 		o.problems = b.problems
 	}
 	if b.looked {
-		o.shadowed = b.shadowed
+		o.setShadowed(b.shadowed)
 	}
+}
+
+func (o *objects) touch(apiServices ...string) {
+	for _, name := range apiServices {
+		o.touched[name] = struct{}{}
+	}
+}
+
+// setAPIService replaces an APIService, nil to delete it.
+func (o *objects) setAPIService(name string, a *apiregistrationv1.APIService) {
+	old := o.apiServices[name]
+	if old == a {
+		return
+	}
+	o.touch(name)
+	if old != nil && old.Spec.Service != nil {
+		of := serviceOf(old)
+		if o.users[of] = slices.DeleteFunc(o.users[of], func(user string) bool { return user == name }); len(o.users[of]) == 0 {
+			delete(o.users, of)
+		}
+	}
+	if a == nil {
+		delete(o.apiServices, name)
+		return
+	}
+	o.apiServices[name] = a
+	if a.Spec.Service != nil {
+		o.users[serviceOf(a)] = append(o.users[serviceOf(a)], name)
+	}
+}
+
+func serviceOf(a *apiregistrationv1.APIService) types.NamespacedName {
+	return types.NamespacedName{Namespace: a.Spec.Service.Namespace, Name: a.Spec.Service.Name}
+}
+
+// setService replaces a Service, nil to delete it.
+func (o *objects) setService(name types.NamespacedName, s *corev1.Service) {
+	if o.services[name] != s {
+		o.touch(o.users[name]...)
+	}
+	if s == nil {
+		delete(o.services, name)
+		return
+	}
+	o.services[name] = s
+}
+
+// setShadowed replaces what is known of hidden definitions.
+func (o *objects) setShadowed(shadowed map[schema.GroupVersion]string) {
+	for _, side := range []map[schema.GroupVersion]string{o.shadowed, shadowed} {
+		for gv := range side {
+			if o.shadowed[gv] != shadowed[gv] {
+				o.touch(gv.Version + "." + gv.Group)
+			}
+		}
+	}
+	o.shadowed = shadowed
 }
 
 func (b *batch) has(what kind, name types.NamespacedName) bool {
@@ -241,6 +310,7 @@ func (o *objects) setSlice(name types.NamespacedName, s *discoveryv1.EndpointSli
 // regroup makes the list of one Service anew, without the named slice and with s. It is kept in the order of names, so that the table does not
 // depend on the order of events.
 func (o *objects) regroup(service types.NamespacedName, name string, s *discoveryv1.EndpointSlice) {
+	o.touch(o.users[service]...)
 	old := o.grouped[service]
 	list := make([]*discoveryv1.EndpointSlice, 0, len(old)+1)
 	for _, other := range old {
@@ -264,12 +334,4 @@ func (o *objects) regroup(service types.NamespacedName, name string, s *discover
 // owner is the Service that a slice belongs to.
 func owner(s *discoveryv1.EndpointSlice) types.NamespacedName {
 	return types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}
-}
-
-func put[K comparable, T runtime.Object](m map[K]T, k K, object runtime.Object) {
-	if typed, ok := object.(T); ok {
-		m[k] = typed
-		return
-	}
-	delete(m, k)
 }

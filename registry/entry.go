@@ -28,7 +28,12 @@ type Entry struct {
 	Problems []string
 	// Verdict is whether requests may be sent.
 	Verdict Verdict
+
+	from *origin
 }
+
+// Key is the name, for latest.Diff.
+func (e *Entry) Key() string { return e.Name }
 
 // Local reports whether the local apiserver serves this group-version.
 func (e *Entry) Local() bool { return e.Backend == nil }

@@ -22,6 +22,9 @@ type Input struct {
 	Services map[types.NamespacedName]*corev1.Service
 	// Slices by the Service that they belong to (label kubernetes.io/service-name). A list is replaced, never changed in place.
 	Slices map[types.NamespacedName][]*discoveryv1.EndpointSlice
+	// Touched names the APIServices that may not be as in prev because one of their objects has changed: their own, their Service, a slice, what shadows them. It spares Build
+	// the look at all others. Nil: any may be.
+	Touched map[string]struct{}
 	// Reports are the verdicts of the prober since prev. What was reported earlier is carried over from prev.
 	Reports []Report
 	// Shadowed are the CustomResourceDefinitions that serve a group-version which an APIService sends elsewhere.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
@@ -63,13 +64,13 @@ func (m *metrics) built(prev, next *Table, took time.Duration) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, old := range prev.entries {
-		now := next.named(old.Name)
+	for _, c := range latest.Diff(prev.entries, next.entries) {
+		old, now := c.Old, c.New
 		if now == nil {
 			delete(m.edges, old.Name)
 			continue
 		}
-		if now == old || !old.Verdict.Available() || now.Verdict.Available() {
+		if old == nil || !old.Verdict.Available() || now.Verdict.Available() {
 			continue
 		}
 		if at := slices.Index(unavailableReasons[:], now.Verdict.Reason); at >= 0 {

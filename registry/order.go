@@ -19,15 +19,10 @@ func compareLegacy(a, b *Entry) int {
 	)
 }
 
-// compareGroups orders groups for aggregated discovery: highest priority first, then name.
-func compareGroups(a, b extent) int {
-	return cmp.Or(cmp.Compare(b.priority, a.priority), strings.Compare(a.name, b.name))
-}
-
 // Compare orders groups for aggregated discovery, as Table.Groups has them: highest priority first, then name. It is for whoever must place a group that the table
 // does not name among those that it does.
-func (g Group) Compare(other Group) int {
-	return compareGroups(extent{name: g.Name, priority: g.Priority}, extent{name: other.Name, priority: other.Priority})
+func (g *Group) Compare(other *Group) int {
+	return cmp.Or(cmp.Compare(other.Priority, g.Priority), strings.Compare(g.Name, other.Name))
 }
 
 // CompareVersion orders entries of one group, as Group.Entries has them.

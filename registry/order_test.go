@@ -49,7 +49,7 @@ func TestOrdersAreTotal(t *testing.T) {
 	for range 20 {
 		table := Build(someEntries(rng, 40), nil)
 		total(t, "legacy order", table.Entries(), compareLegacy)
-		total(t, "order of groups", table.layout.groups, compareGroups)
+		total(t, "order of groups", table.Groups(), (*Group).Compare)
 		for _, g := range table.Groups() {
 			total(t, "order of versions", g.Entries, make(versionOrder).compare)
 		}

@@ -153,6 +153,9 @@ func (s *story) build(reports map[reportKey]Report, prev *Table) *Table {
 		APIServices: s.objects.apiServices, Services: s.objects.services, Slices: s.objects.grouped,
 		Options: &s.options, Complete: true, Now: s.now,
 	}
+	if prev != nil {
+		in.Touched = s.objects.touched
+	}
 	for _, r := range reports {
 		in.Reports = append(in.Reports, r)
 	}

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -14,16 +15,15 @@ type Table struct {
 	generation uint64
 	complete   bool
 	entries    []*Entry
-	origins    []origin // :: what entries[i] was made from; for Build
-	groups     []Group
-	layout     layout
+	groups     []*Group
+	byGroup    map[string]int // place in groups; shared from table to table while it is the same
 	problems   []directory.Fault
 	options    *Options
 	opens      time.Time // when Build is to be called although nothing has changed: a Backend's Owner loses it. Zero: never
 	superseded chan struct{}
 }
 
-// Group is a group of the table with its versions in order of preference.
+// Group is a group of the table with its versions in order of preference. An unchanged Group is the same pointer from table to table.
 type Group struct {
 	// Name is the API group; empty for core.
 	Name string
@@ -31,6 +31,8 @@ type Group struct {
 	Priority int32
 	// Entries are its versions: versionPriority descending, then Kubernetes' version order.
 	Entries []*Entry
+
+	versions map[string]*Entry // of a group with many. Nil: they are looked for one by one
 }
 
 // Generation counts the tables of this process, from 1. It only ever grows.
@@ -47,20 +49,29 @@ func (t *Table) Superseded() <-chan struct{} { return t.superseded }
 func (t *Table) Entries() []*Entry { return t.entries }
 
 // Groups returns the groups in the order of aggregated discovery: priority descending, then name. The caller must not change the slice.
-func (t *Table) Groups() []Group { return t.groups }
+func (t *Table) Groups() []*Group { return t.groups }
 
 // Entry returns the entry of a group-version, nil when there is none.
 func (t *Table) Entry(gv schema.GroupVersion) *Entry {
-	if i, ok := t.layout.byGV[gv]; ok {
-		return t.entries[i]
+	g := t.Group(gv.Group)
+	if g == nil {
+		return nil
+	}
+	if g.versions != nil {
+		return g.versions[gv.Version]
+	}
+	for _, e := range g.Entries {
+		if e.GroupVersion.Version == gv.Version {
+			return e
+		}
 	}
 	return nil
 }
 
 // Group returns a group by name, nil when there is none.
 func (t *Table) Group(name string) *Group {
-	if i, ok := t.layout.byGroup[name]; ok {
-		return &t.groups[i]
+	if i, ok := t.byGroup[name]; ok {
+		return t.groups[i]
 	}
 	return nil
 }
@@ -76,4 +87,13 @@ func (t *Table) named(name string) *Entry {
 		return e
 	}
 	return nil
+}
+
+// place is where the entry of an APIService stands.
+func (t *Table) place(name string) (at int, known bool) {
+	e := t.named(name)
+	if e == nil {
+		return 0, false
+	}
+	return slices.BinarySearchFunc(t.entries, e, compareLegacy)
 }

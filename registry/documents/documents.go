@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -59,9 +60,12 @@ type Kind[S any] struct {
 	AskLocal func(ctx context.Context) error
 	// Pace is how often it asks the local apiserver.
 	Pace Pace
-	// Publish makes the documents of what is known now. It returns when it wants to be called again
-	// though nothing happens. Zero: never.
+	// Publish makes the documents of what is known now. It is called when something of that has
+	// changed, which endpoints are not, nor verdicts without Verdicts. It returns when it wants to be
+	// called again though nothing happens. Zero: never.
 	Publish func(t *registry.Table) (again time.Time)
+	// Verdicts says that verdicts make another document.
+	Verdicts bool
 	// Status shows how current each APIService's part is.
 	Status func(show func(Freshness))
 	// Sizes shows how large the documents are, of which SizesHelp says more.
@@ -80,6 +84,7 @@ type Sources[S any] struct {
 	metrics *metrics
 	set     *set[S]
 	changed chan time.Time // holds one token: something to publish
+	touched atomic.Bool    // there is something to publish, whatever the table says
 	hints   chan struct{}  // holds one token: the local apiserver may have something new to say
 
 	localFails bool            // of the local apiserver's goroutine
@@ -101,17 +106,21 @@ func New[S any](cfg Config, kind Kind[S]) (*Sources[S], error) {
 }
 
 // Touch says that there is something to publish anew. It never blocks.
-func (s *Sources[S]) Touch() { latest.Wake(s.changed) }
+func (s *Sources[S]) Touch() {
+	s.touched.Store(true)
+	latest.Wake(s.changed)
+}
 
 // LocalChanged hints that the local apiserver may have something new to say: a CRD has changed. It
 // never blocks.
 func (s *Sources[S]) LocalChanged() { latest.Wake(s.hints) }
 
-// Each calls f with what is known of every backend of the last table. It is for Publish.
-func (s *Sources[S]) Each(f func(known *atomic.Pointer[S], entries []*registry.Entry)) {
-	for _, b := range s.set.backends {
-		f(&b.known, *b.entries.Load())
+// Known is where what is known of a backend of the table is kept. Nil: there is no such backend.
+func (s *Sources[S]) Known(of *registry.Backend) *atomic.Pointer[S] {
+	if b := s.set.find(of); b != nil {
+		return &b.known
 	}
+	return nil
 }
 
 // NotReady is the answer to requests until the documents are complete.
@@ -139,19 +148,34 @@ func (s *Sources[S]) Run(ctx context.Context) error {
 	first := true
 	for t := range latest.Of(ctx, s.cfg.Table, s.changed) {
 		begun := time.Now()
-		if first || t != s.last {
-			s.set.update(ctx, t.Entries())
-			if localChanged(s.last, t) {
-				s.LocalChanged()
-			}
-			s.last, first = t, false
+		changes := latest.Diff(s.last.Entries(), t.Entries())
+		if slices.ContainsFunc(changes, movesLocal) {
+			s.LocalChanged()
 		}
-		if at := s.kind.Publish(t); !at.IsZero() {
-			again.Reset(time.Until(at))
+		news := s.touched.Swap(false) || first || s.last.Complete() != t.Complete() || slices.ContainsFunc(changes, s.matters)
+		if first {
+			changes = latest.Diff(nil, t.Entries())
+		}
+		s.set.update(ctx, changes)
+		s.last, first = t, false
+		if news {
+			if at := s.kind.Publish(t); !at.IsZero() {
+				again.Reset(time.Until(at))
+			}
 		}
 		sleep(ctx, min(restFactor*time.Since(begun), mostRest))
 	}
 	return ctx.Err()
+}
+
+// matters reports whether a change of the table may make another document.
+func (s *Sources[S]) matters(c latest.Change[*registry.Entry]) bool {
+	if c.Old == nil || c.New == nil || c.Old.Backend != c.New.Backend || c.Old.Kind() != c.New.Kind() {
+		return true
+	}
+	was, is := &c.Old.Object.Spec, &c.New.Object.Spec
+	return was.GroupPriorityMinimum != is.GroupPriorityMinimum || was.VersionPriority != is.VersionPriority ||
+		s.kind.Verdicts && c.Old.Verdict != c.New.Verdict
 }
 
 // ask asks a backend, and keeps what it has said.
@@ -188,13 +212,8 @@ func (s *Sources[S]) askLocal(ctx context.Context) error {
 	return err
 }
 
-// localChanged reports whether the local apiserver may have something new to say: group-versions
+// movesLocal reports whether the local apiserver may have something new to say after a change: group-versions
 // have come, gone or changed hands.
-func localChanged(old, t *registry.Table) bool {
-	for _, e := range t.Entries() {
-		if was := old.Entry(e.GroupVersion); was == nil || was.Local() != e.Local() {
-			return true
-		}
-	}
-	return len(t.Entries()) != len(old.Entries())
+func movesLocal(c latest.Change[*registry.Entry]) bool {
+	return c.Old == nil || c.New == nil || c.Old.Local() != c.New.Local()
 }

@@ -30,14 +30,22 @@ const (
 // set is the backends of a table, each with the goroutine that asks it. Its methods are called by one goroutine, its owner's.
 type set[S any] struct {
 	ask      func(ctx context.Context, known *atomic.Pointer[S], entries []*registry.Entry) error
-	backends map[*registry.Backend]*backend[S]
+	backends sync.Map               // *registry.Backend → *backend[S]; others may look, too
 	serving  map[string]*backend[S] // :: APIService → its backend
 	running  sync.WaitGroup
 }
 
 // newSet makes an empty set. The backends' own goroutines call ask, with the entries that may be asked for now; there is at least one.
 func newSet[S any](ask func(context.Context, *atomic.Pointer[S], []*registry.Entry) error) *set[S] {
-	return &set[S]{ask: ask, backends: make(map[*registry.Backend]*backend[S])}
+	return &set[S]{ask: ask, serving: make(map[string]*backend[S])}
+}
+
+// find returns a backend, nil when there is none.
+func (s *set[S]) find(of *registry.Backend) *backend[S] {
+	if b, ok := s.backends.Load(of); ok {
+		return b.(*backend[S]) //nolint:forcetypeassert // nothing else is stored
+	}
+	return nil
 }
 
 // backend is one backend and its goroutine.
@@ -49,46 +57,70 @@ type backend[S any] struct {
 	end     context.CancelFunc
 }
 
-// update brings the set in step with a table: it starts, ends and wakes goroutines, and waits for none. They all end with ctx.
-func (s *set[S]) update(ctx context.Context, entries []*registry.Entry) {
-	groups := make(map[*registry.Backend][]*registry.Entry)
-	for _, e := range entries {
-		if b := e.Backend; b != nil {
-			groups[b] = append(groups[b], e)
+// update brings the set in step with a table, of which it is told what has changed: it starts, ends and wakes goroutines, and waits for none. They all end with ctx.
+func (s *set[S]) update(ctx context.Context, changes []latest.Change[*registry.Entry]) {
+	groups := make(map[*registry.Backend][]*registry.Entry) // of the backends that have others than before
+	group := func(of *registry.Backend) []*registry.Entry {
+		if groups[of] == nil {
+			if b := s.find(of); b != nil {
+				groups[of] = slices.Clone(*b.entries.Load())
+			}
+		}
+		return groups[of]
+	}
+	for _, c := range changes {
+		was, is := backendOf(c.Old), backendOf(c.New)
+		switch list := group(was); {
+		case was == nil:
+		case was == is:
+			list[slices.Index(list, c.Old)] = c.New
+			continue
+		default:
+			at := slices.Index(list, c.Old)
+			groups[was] = slices.Delete(list, at, at+1)
+		}
+		if is != nil {
+			groups[is] = append(group(is), c.New)
 		}
 	}
-	serving := make(map[string]*backend[S], len(entries))
+	delete(groups, nil)
 	for of, entries := range groups {
-		b := s.backends[of]
-		switch {
+		switch b := s.find(of); {
+		case len(entries) == 0:
+			b.end()
+			s.backends.Delete(of)
 		case b == nil:
-			b = s.start(ctx, of, entries)
-		case !slices.Equal(*b.entries.Load(), entries):
+			s.start(ctx, of, entries)
+		default:
 			if old := b.entries.Swap(&entries); worthAsking(*old, entries) {
 				latest.Wake(b.poke)
 			}
 		}
-		for _, e := range entries {
-			serving[e.Name] = b
+	}
+	for _, c := range changes {
+		if is := backendOf(c.New); is != nil {
+			s.serving[c.New.Name] = s.find(is)
+		} else if c.Old != nil {
+			delete(s.serving, c.Old.Name)
 		}
 	}
-	for of, b := range s.backends {
-		if groups[of] == nil {
-			b.end()
-			delete(s.backends, of)
-		}
-	}
-	s.serving = serving
 }
 
-func (s *set[S]) start(ctx context.Context, of *registry.Backend, entries []*registry.Entry) *backend[S] {
+// backendOf is an entry's backend. Nil: it has none, or there is no entry.
+func backendOf(e *registry.Entry) *registry.Backend {
+	if e == nil {
+		return nil
+	}
+	return e.Backend
+}
+
+func (s *set[S]) start(ctx context.Context, of *registry.Backend, entries []*registry.Entry) {
 	ctx, cancel := context.WithCancel(ctx) //nolint:gosec // b.end, once the table has nothing for it any more
 	b := &backend[S]{set: s, poke: make(chan struct{}, 1), end: cancel}
 	b.entries.Store(&entries)
 	b.known.Store(s.before(entries))
-	s.backends[of] = b
+	s.backends.Store(of, b)
 	s.running.Go(func() { b.run(ctx) })
-	return b
 }
 
 // before is what is known of a new backend: what was known of its Service under other trust, because another CA or TLS name is no other backend.

@@ -16,6 +16,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -45,6 +46,7 @@ func (b *book) behave(err error, hang bool) {
 
 type rig struct {
 	set   *set[book]
+	last  []*registry.Entry
 	books []*book
 	begun time.Time
 }
@@ -78,9 +80,10 @@ func entry(name string, b *registry.Backend, verdict corev1.ConditionStatus) *re
 }
 
 func (r *rig) update(ctx context.Context, entries ...*registry.Entry) {
-	r.set.update(ctx, entries)
-	for _, b := range r.set.backends {
-		if known := b.known.Load(); !slices.Contains(r.books, known) {
+	r.set.update(ctx, latest.Diff(r.last, entries))
+	r.last = entries
+	for of := range r.set.backends.Range {
+		if known := r.set.find(of.(*registry.Backend)).known.Load(); !slices.Contains(r.books, known) {
 			r.books = append(r.books, known)
 		}
 	}
@@ -211,8 +214,8 @@ func TestKnownUnderOtherTrust(t *testing.T) {
 				r := newRig()
 				r.update(t.Context(), entry("a1", &registry.Backend{Service: "a", Port: 443}, ""))
 				r.update(t.Context(), entry("a1", &tt.now, ""))
-				if len(r.set.backends) != 1 || len(r.books) != tt.want {
-					t.Errorf("%d backends, %d were known", len(r.set.backends), len(r.books))
+				if r.set.find(&tt.now) == nil || len(r.books) != tt.want {
+					t.Errorf("its backend is %v, %d were known", r.set.find(&tt.now), len(r.books))
 				}
 				r.update(t.Context())
 				r.set.running.Wait()

@@ -107,11 +107,11 @@ func (p *Pages) claims(d *proxy.Decision) []string {
 	}
 	out := []string{claim}
 	groups := t.Groups()
-	at := slices.IndexFunc(groups, func(g registry.Group) bool { return g.Name == e.GroupVersion.Group })
+	at := slices.IndexFunc(groups, func(g *registry.Group) bool { return g.Name == e.GroupVersion.Group })
 	if at < 0 {
 		return out
 	}
-	g := &groups[at]
+	g := groups[at]
 	version := slices.IndexFunc(g.Entries, func(o *registry.Entry) bool { return o.Name == e.Name })
 	return append(out, fmt.Sprintf("in discovery its group is %d of %d (priority %d), and its version %d of %d (versionPriority %d)",
 		at+1, len(groups), g.Priority, version+1, len(g.Entries), e.Object.Spec.VersionPriority))

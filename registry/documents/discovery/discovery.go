@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 // Config is what New needs.
@@ -45,10 +47,12 @@ type Discovery struct {
 
 // view is all documents of one moment.
 type view struct {
+	of             *registry.Table
+	local          *localState
+	pieces         []piece   // of groups
 	groups, legacy *document // /apis in both kinds
 	core, versions *document // /api in both kinds. Nil: there is no local apiserver.
 	group          sync.Map  // :: group → *groupDocument, made when first asked for
-	rows           []row
 }
 
 // New makes a Discovery.
@@ -67,7 +71,7 @@ func New(cfg Config) (*Discovery, error) {
 	d.root = negotiator{codecs: d.codecs, supported: supported, aggregates: true}
 	d.legacy = negotiator{codecs: d.codecs, supported: supported}
 	d.sources, err = documents.New(cfg.Config, documents.Kind[state]{
-		Name: "discovery", Ask: d.ask, AskLocal: d.askLocal, Pace: documents.Pace{Every: localEvery, After: hurries()}, Publish: d.publish,
+		Name: "discovery", Ask: d.ask, AskLocal: d.askLocal, Pace: documents.Pace{Every: localEvery, After: hurries()}, Publish: d.publish, Verdicts: cfg.StaleAfter > 0,
 		Status: d.showStatus, Sizes: d.showSizes, SizesHelp: "Size of the merged discovery documents as JSON, uncompressed.",
 		Metrics: []prometheus.Collector{d.aggregations},
 	})
@@ -104,8 +108,7 @@ func (d *Discovery) publish(t *registry.Table) time.Time {
 	if !t.Complete() || !l.complete() && d.cfg.FetchLocal != nil {
 		return time.Time{}
 	}
-	sources, settled := d.gather()
-	if until := d.began.Add(settling); !settled && d.view.Load() == nil && time.Now().Before(until) {
+	if until := d.began.Add(settling); d.view.Load() == nil && time.Now().Before(until) && !d.settled(t) {
 		return until
 	}
 	for gv := range d.departed {
@@ -113,32 +116,31 @@ func (d *Discovery) publish(t *registry.Table) time.Time {
 			delete(d.departed, gv)
 		}
 	}
-	m := &merge{table: t, local: l.groups, sources: sources, departed: d.departed, staleAfter: d.cfg.StaleAfter, now: time.Now()}
+	m := &merge{table: t, local: l.groups, sources: d.sources.Known, departed: d.departed, staleAfter: d.cfg.StaleAfter, now: time.Now()}
 	d.view.Store(d.render(m, l, d.view.Load()))
 	return m.becomesStale
 }
 
 // depart notes which remote group-versions are gone.
 func (d *Discovery) depart(t *registry.Table) {
-	for _, e := range d.last.Entries() {
-		if !e.Local() {
-			d.departed[e.GroupVersion] = true
+	changes := latest.Diff(d.last.Entries(), t.Entries())
+	for _, c := range changes {
+		if c.Old != nil && !c.Old.Local() {
+			d.departed[c.Old.GroupVersion] = true
 		}
 	}
-	for _, e := range t.Entries() {
-		delete(d.departed, e.GroupVersion)
+	for _, c := range changes {
+		if c.New != nil {
+			delete(d.departed, c.New.GroupVersion)
+		}
 	}
 	d.last = t
 }
 
-// gather collects the sources of all remotes, by APIService, and reports whether each backend that can be asked has been.
-func (d *Discovery) gather() (map[string]*source, bool) {
-	sources, settled := make(map[string]*source), true
-	d.sources.Each(func(s *source, entries []*registry.Entry) {
-		for _, e := range entries {
-			sources[e.Name] = s
-			settled = settled && (s.Load().tried || !documents.Askable(e) || e.GroupVersion.Group == "")
-		}
+// settled reports whether each backend that can be asked has been.
+func (d *Discovery) settled(t *registry.Table) bool {
+	return !slices.ContainsFunc(t.Entries(), func(e *registry.Entry) bool {
+		s := d.sources.Known(e.Backend)
+		return s != nil && !s.Load().tried && documents.Askable(e) && e.GroupVersion.Group != ""
 	})
-	return sources, settled
 }

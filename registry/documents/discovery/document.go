@@ -15,15 +15,31 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 )
 
-// document is one object in all the forms in which it can be asked for. It never changes; a form is rendered when it is first asked for.
+// document is one object in all the forms in which it can be asked for. It never changes; a form, and the ETag, is made when it is first asked for.
 type document struct {
 	write func(s *sheet, media string, pretty bool)
-	etag  string
-	// cache is Cache-Control: public lets shared caches keep it, as kube-apiserver lets them keep aggregated discovery and nothing else.
+	// hash is what the ETag says. Nil: that of the form in JSON.
+	hash func() string
+	// pieces are what write leaves out of the form in JSON. Nil: nothing.
+	pieces []*text
+	// of is the local apiserver's object that it shows. Nil: it shows none.
+	of any
+	// cache is Cache-Control.
 	cache string
+
+	once  sync.Once
+	known atomic.Pointer[tag] // nil: nobody has asked yet
+	forms [2 * len(medias{})]form
+}
+
+// public lets shared caches keep a document, as kube-apiserver lets them keep aggregated discovery and nothing else.
+const public, private = "public", "no-cache, private"
+
+// tag is a document's ETag, and what is made of it.
+type tag struct {
+	etag string
 	// unchanged are what clients get who have it already, and do not take gzip, and do.
 	unchanged [2]*negotiate.Answer
-	forms     [2 * len(medias{})]form
 }
 
 // medias are the media types, by number.
@@ -35,10 +51,11 @@ func allMedias() medias {
 
 // form is a document in one media type.
 type form struct {
-	once, gzipOnce sync.Once
-	// plain is the body and zipped the same in gzip, empty when that is not worth it.
-	plain, zipped []byte
-	contentType   string
+	once, joinOnce, gzipOnce sync.Once
+	body                     body
+	// joined is the body in one, and zipped the same in gzip, empty when that is not worth it.
+	joined, zipped []byte
+	contentType    string
 	// answers are what clients get who do not take gzip, and who do. Nil: nobody has asked yet.
 	answers [2]atomic.Pointer[negotiate.Answer]
 }
@@ -47,32 +64,28 @@ type form struct {
 // is not worth anybody's time.
 const leastZipped = 4 << 10
 
-// newDocument makes a document and renders its JSON form, of which the ETag is made; marshalled is what to make it of instead. Nil: of that form.
-func newDocument(write func(*sheet, string, bool), marshalled []byte, public bool) *document {
-	d := &document{write: write, cache: "no-cache, private"}
-	if public {
-		d.cache = "public"
-	}
-	body := d.form(choice{media: 0}).plain
-	if marshalled != nil {
-		body = marshalled
-	}
-	d.etag = tagOf(body)
-	for i, gzip := range []bool{false, true} {
-		d.unchanged[i] = negotiate.Prepare(http.StatusNotModified, nil, d.common(gzip)...)
-	}
-	return d
+// tag returns the ETag, making it if nobody has asked for it yet.
+func (d *document) tag() *tag {
+	d.once.Do(func() {
+		hash := d.hash
+		if hash == nil {
+			hash = func() string { return negotiate.Hash(d.form(choice{}).plain()) }
+		}
+		t := &tag{etag: strconv.Quote(hash())}
+		for i, gzip := range []bool{false, true} {
+			t.unchanged[i] = negotiate.Prepare(http.StatusNotModified, nil, d.common(t.etag, gzip)...)
+		}
+		d.known.Store(t)
+	})
+	return d.known.Load()
 }
 
 // common are the fields that every answer with the document has.
-func (d *document) common(gzip bool) []hpack.HeaderField {
+func (d *document) common(etag string, gzip bool) []hpack.HeaderField {
 	return []hpack.HeaderField{
-		{Name: "cache-control", Value: d.cache}, {Name: "etag", Value: negotiate.Tag(d.etag, gzip)}, {Name: "vary", Value: "Accept"}, {Name: "vary", Value: "Accept-Encoding"},
+		{Name: "cache-control", Value: d.cache}, {Name: "etag", Value: negotiate.Tag(etag, gzip)}, {Name: "vary", Value: "Accept"}, {Name: "vary", Value: "Accept-Encoding"},
 	}
 }
-
-// tagOf is the ETag of a body.
-func tagOf(body []byte) string { return strconv.Quote(negotiate.Hash(body)) }
 
 // at is where a form is kept.
 func (d *document) at(c choice) *form {
@@ -89,7 +102,11 @@ func (d *document) form(c choice) *form {
 	f.once.Do(func() {
 		s := &sheet{header: make(http.Header, 2)}
 		d.write(s, allMedias()[c.media], c.pretty)
-		f.plain = bytes.Clone(s.body.Bytes()) // without the room that the buffer had grown
+		text, pieces := bytes.Clone(s.body.Bytes()), d.pieces // without the room that the buffer had grown
+		if c.media != 0 || c.pretty {
+			pieces = nil
+		}
+		f.body = newBody(text, pieces)
 		f.contentType = s.header.Get("Content-Type")
 	})
 	return f
@@ -102,11 +119,12 @@ func (d *document) answer(c choice, gzip bool) *negotiate.Answer {
 	if a := known.Load(); a != nil {
 		return a
 	}
-	fields := append(d.common(gzip), hpack.HeaderField{Name: "content-type", Value: f.contentType})
-	body := f.plain
-	if zipped := f.compressed(gzip); zipped != nil {
-		body = zipped
+	fields := append(d.common(d.tag().etag, gzip), hpack.HeaderField{Name: "content-type", Value: f.contentType})
+	body := f.compressed(gzip)
+	if body != nil {
 		fields = append(fields, hpack.HeaderField{Name: "content-encoding", Value: "gzip"})
+	} else {
+		body = f.plain()
 	}
 	a := negotiate.Prepare(http.StatusOK, body, fields...)
 	known.Store(a)
@@ -126,12 +144,18 @@ func at(gzip bool) int {
 	return 0
 }
 
-// compressed returns the body in gzip, if that is wanted. Empty: it is not, or the body is too small.
+// plain returns the body in one.
+func (f *form) plain() []byte {
+	f.joinOnce.Do(func() { f.joined = f.body.join() })
+	return f.joined
+}
+
+// compressed returns the body in gzip, if that is wanted. Nil: it is not, or the body is too small.
 func (f *form) compressed(wanted bool) []byte {
-	if !wanted || len(f.plain) < leastZipped {
+	if !wanted || f.body.size() < leastZipped {
 		return nil
 	}
-	f.gzipOnce.Do(func() { f.zipped = negotiate.Gzip(f.plain) })
+	f.gzipOnce.Do(func() { f.zipped = f.body.gzip() })
 	return f.zipped
 }
 

@@ -26,7 +26,7 @@ const (
 type merge struct {
 	table   *registry.Table
 	local   map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery
-	sources map[string]*source // :: APIService → what is known of its backend
+	sources func(*registry.Backend) *source
 	// departed were remote and are gone from the table. The local apiserver's document still lists them for a moment.
 	departed   map[schema.GroupVersion]bool
 	staleAfter time.Duration
@@ -36,38 +36,46 @@ type merge struct {
 	becomesStale time.Time
 }
 
-// list merges. Its versions are shared with their sources and must not be changed.
-func (m *merge) list() *apidiscoveryv2.APIGroupDiscoveryList {
-	strays := m.strays()
+// groups are all groups but core, which is below /api, in the order of the document.
+func (m *merge) groups() []*registry.Group {
 	groups := m.table.Groups()
-	if len(strays) > 0 {
+	if strays := m.strays(); len(strays) > 0 {
 		groups = m.placed(strays)
 	}
-	list := &apidiscoveryv2.APIGroupDiscoveryList{Items: make([]apidiscoveryv2.APIGroupDiscovery, 0, len(groups))}
-	for i := range groups {
-		g := &groups[i]
-		if g.Name == "" {
-			continue // the core group is below /api
-		}
-		item := apidiscoveryv2.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: g.Name}}
-		for _, e := range g.Entries {
-			if v := m.version(e); v != nil {
-				item.Versions = append(item.Versions, *v)
-			}
-		}
-		if len(item.Versions) > 0 {
-			list.Items = append(list.Items, item)
-		}
+	core := slices.IndexFunc(groups, func(g *registry.Group) bool { return g.Name == "" })
+	if core < 0 {
+		return groups
 	}
-	return list
+	return slices.Concat(groups[:core], groups[core+1:])
 }
 
-// version is what an entry contributes. Nil: nothing.
-func (m *merge) version(e *registry.Entry) *apidiscoveryv2.APIVersionDiscovery {
+// parts are what groups contribute.
+func (m *merge) parts(groups ...*registry.Group) []part {
+	var out []part
+	for _, g := range groups {
+		for _, e := range g.Entries {
+			p := part{group: g.Name}
+			if !e.Local() {
+				p.of = m.sources(e.Backend)
+				p.state = p.of.Load()
+			}
+			if p.doc = m.version(e, p.state); p.doc != nil {
+				out = append(out, p)
+			}
+		}
+	}
+	return out
+}
+
+// version is what an entry contributes, of whose backend is known what s says. Nil: nothing.
+func (m *merge) version(e *registry.Entry, s *state) *apidiscoveryv2.APIVersionDiscovery {
 	if e.Local() {
 		return m.local[e.GroupVersion]
 	}
-	v := m.known(e)
+	var v version
+	if s != nil {
+		v = s.version(e.GroupVersion)
+	}
 	if v.doc == nil {
 		return &apidiscoveryv2.APIVersionDiscovery{Version: e.GroupVersion.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessStale}
 	}
@@ -84,14 +92,6 @@ func (m *merge) version(e *registry.Entry) *apidiscoveryv2.APIVersionDiscovery {
 	stale := *v.doc
 	stale.Freshness = apidiscoveryv2.DiscoveryFreshnessStale
 	return &stale
-}
-
-// known is what the backend of a remote entry has said. Zero: it has not been asked.
-func (m *merge) known(e *registry.Entry) version {
-	if s := m.sources[e.Name]; s != nil {
-		return s.Load().version(e.GroupVersion)
-	}
-	return version{}
 }
 
 // failing reports whether what is known of an entry is no longer confirmed.
@@ -116,28 +116,29 @@ func (m *merge) strays() []*registry.Entry {
 }
 
 // placed are the table's groups with strays among them.
-func (m *merge) placed(strays []*registry.Entry) []registry.Group {
+func (m *merge) placed(strays []*registry.Entry) []*registry.Group {
 	groups := slices.Clone(m.table.Groups())
 	at := make(map[string]int, len(strays))
 	for _, e := range strays {
 		name := e.GroupVersion.Group
 		i, known := at[name]
 		if !known {
-			i = slices.IndexFunc(groups, func(g registry.Group) bool { return g.Name == name })
+			i = slices.IndexFunc(groups, func(g *registry.Group) bool { return g.Name == name })
 			if i < 0 {
 				i = len(groups)
-				groups = append(groups, registry.Group{Name: name})
+				groups = append(groups, &registry.Group{Name: name})
 			}
-			at[name] = i
+			own := *groups[i]
+			groups[i], at[name] = &own, i
 		}
-		g := &groups[i]
+		g := groups[i]
 		g.Priority = max(g.Priority, e.Object.Spec.GroupPriorityMinimum)
 		g.Entries = append(slices.Clip(g.Entries), e)
 	}
 	for _, i := range at {
 		slices.SortFunc(groups[i].Entries, (*registry.Entry).CompareVersion)
 	}
-	slices.SortFunc(groups, registry.Group.Compare)
+	slices.SortFunc(groups, (*registry.Group).Compare)
 	return groups
 }
 

@@ -44,7 +44,10 @@ func TestOrdersAreKubernetes(t *testing.T) {
 		services := cluster(rand.New(rand.NewPCG(seed, 1)))
 		table := registry.Build(registry.Input{APIServices: services, Options: &registry.Options{ProtectedGroups: []string{}}, Complete: true}, nil)
 
-		m := &merge{table: table, local: map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery{}, sources: map[string]*source{}}
+		sources := map[*registry.Backend]*source{}
+		m := &merge{
+			table: table, local: map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery{}, sources: func(b *registry.Backend) *source { return sources[b] },
+		}
 		theirs := aggregated.NewResourceManager("apis")
 		for _, e := range table.Entries() {
 			v := resources(e.GroupVersion.Version, "things")
@@ -52,9 +55,11 @@ func TestOrdersAreKubernetes(t *testing.T) {
 			if e.Local() {
 				m.local[e.GroupVersion], from = &v, aggregated.BuiltinSource
 			} else {
-				st := &state{versions: map[schema.GroupVersion]*version{e.GroupVersion: {doc: &v}}}
-				m.sources[e.Name] = &source{}
-				m.sources[e.Name].Store(st)
+				if sources[e.Backend] == nil {
+					sources[e.Backend] = &source{}
+					sources[e.Backend].Store(&state{versions: map[schema.GroupVersion]*version{}})
+				}
+				sources[e.Backend].Load().versions[e.GroupVersion] = &version{doc: &v}
 			}
 			rm := theirs.WithSource(from)
 			rm.AddGroupVersion(e.GroupVersion.Group, v)
@@ -68,7 +73,7 @@ func TestOrdersAreKubernetes(t *testing.T) {
 		if err := json.Unmarshal(w.Body.Bytes(), want); err != nil {
 			t.Fatal(err)
 		}
-		if d := cmp.Diff(names(want), names(m.list())); d != "" {
+		if d := cmp.Diff(names(partsOf(want)), names(m.parts(m.groups()...))); d != "" {
 			t.Errorf("seed %d: aggregated order (- Kubernetes', + ours):\n%s", seed, d)
 		}
 
@@ -91,7 +96,7 @@ func TestOrdersAreKubernetes(t *testing.T) {
 		if d := cmp.Diff(legacy, ours); d != "" {
 			t.Errorf("seed %d: legacy order (- Kubernetes', + ours):\n%s", seed, d)
 		}
-		for i, p := range [][2]string{{"aggregated", fmt.Sprint(len(names(m.list())))}, {"legacy", fmt.Sprint(len(ours))}} {
+		for i, p := range [][2]string{{"aggregated", fmt.Sprint(len(names(m.parts(m.groups()...))))}, {"legacy", fmt.Sprint(len(ours))}} {
 			if p[1] != fmt.Sprint(len(services)) {
 				t.Errorf("seed %d: the %s document has %s group-versions of %d (%d)", seed, p[0], p[1], len(services), i)
 			}
@@ -125,7 +130,7 @@ func TestStraysAreInOrder(t *testing.T) {
 		}
 		list := func(services map[string]*apiregistrationv1.APIService) []string {
 			m := &merge{table: registry.Build(registry.Input{APIServices: services, Complete: true}, nil), local: local}
-			return names(m.list())
+			return names(m.parts(m.groups()...))
 		}
 		if d := cmp.Diff(list(whole), list(part)); d != "" {
 			t.Errorf("seed %d: (- all named, + some named):\n%s", seed, d)
@@ -133,12 +138,20 @@ func TestStraysAreInOrder(t *testing.T) {
 	}
 }
 
-func names(l *apidiscoveryv2.APIGroupDiscoveryList) []string {
-	var out []string
+func partsOf(l *apidiscoveryv2.APIGroupDiscoveryList) []part {
+	var out []part
 	for _, g := range l.Items {
-		for _, v := range g.Versions {
-			out = append(out, g.Name+"/"+v.Version)
+		for i := range g.Versions {
+			out = append(out, part{group: g.Name, doc: &g.Versions[i]})
 		}
+	}
+	return out
+}
+
+func names(parts []part) []string {
+	var out []string
+	for _, p := range parts {
+		out = append(out, p.group+"/"+p.doc.Version)
 	}
 	if s := slices.Clone(out); len(slices.Compact(slices.Sorted(slices.Values(s)))) != len(out) {
 		out = append(out, "twice")

@@ -36,8 +36,14 @@ func (d *Discovery) Rendered(path, query string, fields []hpack.HeaderField) *ne
 		return nil
 	}
 	gzip := negotiate.TakesGzip(asked.encoding)
-	if asked.match != "" && negotiate.Matches(doc.etag, asked.match) {
-		return doc.unchanged[at(gzip)]
+	if asked.match != "" {
+		tag := doc.known.Load()
+		if tag == nil {
+			return nil
+		}
+		if negotiate.Matches(tag.etag, asked.match) {
+			return tag.unchanged[at(gzip)]
+		}
 	}
 	c.pretty = c.media == 0 && (c.pretty || wantsPretty(query, asked.agent))
 	return doc.at(c).known(gzip).Load()

@@ -3,11 +3,13 @@ package discovery
 import (
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strings"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 
@@ -23,42 +25,66 @@ type groupDocument struct {
 
 // render makes the documents. What has not changed is taken over from old, which may be nil.
 func (d *Discovery) render(m *merge, l *localState, old *view) *view {
-	next := &view{groups: d.aggregatedDocument(m.list(), olds(old, func(o *view) *document { return o.groups }))}
-	next.rows = m.rows()
-	list := groupList(m.table)
-	next.legacy = newDocument(func(s *sheet, media string, pretty bool) { own := *list; d.codecs.writeLegacy(s, &own, media, pretty) }, nil, false)
-	if old != nil && old.legacy.etag == next.legacy.etag {
-		next.legacy = old.legacy
+	if old == nil {
+		old = &view{}
 	}
-	if l.core != nil {
-		next.core = d.aggregatedDocument(l.core, olds(old, func(o *view) *document { return o.core }))
+	t := m.table
+	next := &view{of: t, local: l, groups: old.groups, legacy: old.legacy, core: old.core, versions: old.versions}
+	next.pieces = m.cut(old.pieces, old.local == l && m.staleAfter <= 0)
+	if next.groups == nil || !slices.EqualFunc(old.pieces, next.pieces, func(a, b piece) bool { return a.text == b.text }) {
+		next.groups = d.groupsDocument(next.pieces)
 	}
-	if l.versions != nil {
-		next.versions = newDocument(func(s *sheet, media string, pretty bool) { d.codecs.writeVersions(s, l.versions, media, pretty) }, nil, false)
+	if next.legacy == nil || !sameList(old.of, t) {
+		next.legacy = &document{cache: private, write: func(s *sheet, media string, pretty bool) { d.codecs.writeLegacy(s, groupList(t), media, pretty) }}
+	}
+	if l.core != nil && (next.core == nil || next.core.of != l.core) {
+		d.aggregations.Inc()
+		next.core = &document{
+			cache: public, of: l.core, write: func(s *sheet, media string, pretty bool) { d.codecs.writeAggregated(s, l.core, media, pretty) },
+			hash: func() string { return hashOf(l.core) },
+		}
+	}
+	if l.versions != nil && (next.versions == nil || next.versions.of != l.versions) {
+		next.versions = &document{
+			cache: private, of: l.versions, write: func(s *sheet, media string, pretty bool) { d.codecs.writeVersions(s, l.versions, media, pretty) },
+		}
 	}
 	return next
 }
 
-func olds(o *view, of func(*view) *document) *document {
-	if o == nil {
-		return nil
+// groupsDocument makes the aggregated document of pieces.
+func (d *Discovery) groupsDocument(pieces []piece) *document {
+	d.aggregations.Inc()
+	texts, parts := make([]*text, len(pieces)), make([][]part, len(pieces))
+	for i, p := range pieces {
+		texts[i], parts[i] = p.text, p.parts
 	}
-	return of(o)
+	return &document{
+		cache: public, pieces: texts,
+		write: func(s *sheet, media string, pretty bool) {
+			list := &apidiscoveryv2.APIGroupDiscoveryList{Items: []apidiscoveryv2.APIGroupDiscovery{}}
+			if media != runtime.ContentTypeJSON || pretty {
+				list.Items = groupsOf(parts...)
+			}
+			d.codecs.writeAggregated(s, list, media, pretty)
+		},
+		hash: func() string {
+			return hashOf(&apidiscoveryv2.APIGroupDiscoveryList{Items: []apidiscoveryv2.APIGroupDiscovery{}}, texts...)
+		},
+	}
 }
 
-// aggregatedDocument makes a document of a list. Its ETag is that of the list without its kind, as kube-apiserver has it.
-func (d *Discovery) aggregatedDocument(list *apidiscoveryv2.APIGroupDiscoveryList, old *document) *document {
-	marshalled, err := json.Marshal(list)
-	if err != nil {
-		d.log.Error("encoding discovery", "err", err) // it holds nothing that cannot be encoded
-	}
-	if old != nil && old.etag == tagOf(marshalled) {
-		return old
-	}
-	d.aggregations.Inc()
-	doc := newDocument(func(s *sheet, media string, pretty bool) { d.codecs.writeAggregated(s, list, media, pretty) }, marshalled, true)
-	doc.form(choice{}).compressed(true)
-	return doc
+// hashOf is what the ETag of a list says, and of the groups that it lacks: that of its JSON without its kind, as kube-apiserver has it.
+func hashOf(list *apidiscoveryv2.APIGroupDiscoveryList, pieces ...*text) string {
+	text, _ := json.Marshal(list) // it holds nothing that cannot be encoded
+	b := newBody(text, pieces)
+	return b.hash()
+}
+
+// sameList reports whether two tables make the same legacy list.
+func sameList(a, b *registry.Table) bool {
+	return slices.EqualFunc(a.Entries(), b.Entries(), func(x, y *registry.Entry) bool { return x == y || x.GroupVersion == y.GroupVersion }) &&
+		slices.EqualFunc(a.Groups(), b.Groups(), func(x, y *registry.Group) bool { return x == y || x.Name == y.Name && sameVersions(x, y) })
 }
 
 // Ready says why the documents cannot be served yet. Nil: they can.
@@ -122,7 +148,7 @@ func (d *Discovery) groupDocument(docs *view, name string) *document {
 		}
 	}
 	group := legacyGroup(g)
-	doc := newDocument(func(s *sheet, media string, pretty bool) { own := *group; d.codecs.writeLegacy(s, &own, media, pretty) }, nil, false)
+	doc := &document{cache: private, write: func(s *sheet, media string, pretty bool) { own := *group; d.codecs.writeLegacy(s, &own, media, pretty) }}
 	docs.group.Store(name, &groupDocument{g, doc})
 	return doc
 }
@@ -148,8 +174,8 @@ func (d *Discovery) serve(w http.ResponseWriter, r *http.Request, n *negotiator,
 	}
 	doc := c.of(aggregated, legacy)
 	gzip := negotiate.TakesGzip(r.Header["Accept-Encoding"]...)
-	if negotiate.Matches(doc.etag, r.Header["If-None-Match"]...) {
-		doc.unchanged[at(gzip)].Write(w, r)
+	if tag := doc.tag(); negotiate.Matches(tag.etag, r.Header["If-None-Match"]...) {
+		tag.unchanged[at(gzip)].Write(w, r)
 		return
 	}
 	c.pretty = c.media == 0 && (c.pretty || wantsPretty(r.URL.RawQuery, r.UserAgent()))

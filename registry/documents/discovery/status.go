@@ -5,8 +5,8 @@ import (
 	"slices"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
@@ -19,49 +19,30 @@ type Status struct {
 	Resources int `json:"resources"`
 }
 
-// row is one remote APIService as it was rendered, and where to find what its backend has said since: being confirmed again is no reason to render anew.
-type row struct {
-	entry     *registry.Entry
-	source    *source
-	stale     bool
-	resources int
-}
-
 // Status tells of every remote APIService, by name.
 func (d *Discovery) Status() []Status {
 	docs := d.view.Load()
 	if docs == nil {
 		return nil
 	}
-	out := make([]Status, len(docs.rows))
-	for i := range docs.rows {
-		out[i] = docs.rows[i].status()
-	}
-	return out
-}
-
-// rows are the remote APIServices below /apis, by name.
-func (m *merge) rows() []row {
-	var out []row
-	for _, e := range m.table.Entries() {
-		if e.Local() || e.GroupVersion.Group == "" {
-			continue
+	var out []Status
+	t := d.cfg.Table()
+	for _, p := range docs.pieces {
+		for _, listed := range p.parts {
+			gv := schema.GroupVersion{Group: listed.group, Version: listed.doc.Version}
+			e := t.Entry(gv)
+			if listed.of == nil || e == nil {
+				continue
+			}
+			v := listed.of.Load().version(gv) // being confirmed again is no reason to render anew
+			out = append(out, Status{
+				Freshness: documents.Freshness{Confirmed: v.confirmed}.Of(e, v.err),
+				Stale:     listed.doc.Freshness == apidiscoveryv2.DiscoveryFreshnessStale, Resources: len(listed.doc.Resources),
+			})
 		}
-		listed := m.version(e)
-		out = append(out, row{
-			entry: e, source: m.sources[e.Name], stale: listed.Freshness == apidiscoveryv2.DiscoveryFreshnessStale, resources: len(listed.Resources),
-		})
 	}
-	slices.SortFunc(out, func(a, b row) int { return cmp.Compare(a.entry.Name, b.entry.Name) })
+	slices.SortFunc(out, func(a, b Status) int { return cmp.Compare(a.Name, b.Name) })
 	return out
-}
-
-func (r *row) status() Status {
-	var v version
-	if r.source != nil {
-		v = r.source.Load().version(r.entry.GroupVersion)
-	}
-	return Status{Freshness: documents.Freshness{Confirmed: v.confirmed}.Of(r.entry, v.err), Stale: r.stale, Resources: r.resources}
 }
 
 func (d *Discovery) showStatus(show func(documents.Freshness)) {
@@ -80,7 +61,7 @@ func (d *Discovery) showSizes(show func(document string, bytes int)) {
 		doc  *document
 	}{{"apis", docs.legacy}, {"apis_aggregated", docs.groups}, {"api", docs.versions}, {"api_aggregated", docs.core}} {
 		if is.doc != nil {
-			show(is.name, len(is.doc.form(choice{}).plain))
+			show(is.name, is.doc.form(choice{}).body.size())
 		}
 	}
 }

@@ -31,15 +31,15 @@ var errNotYet = errors.New("the local apiserver's OpenAPI is not known yet")
 // document returns the v2 document, merging it if something has changed. Whoever comes while it is merged waits for the same.
 func (o *OpenAPI) document(ctx context.Context) (*built, error) {
 	v := o.view.Load()
-	if v == nil || v.inputs.local == nil && o.cfg.FetchLocal != nil {
+	if v == nil || (v.local == nil || v.local.spec == nil) && o.cfg.FetchLocal != nil {
 		return nil, errNotYet
 	}
 	last := o.built.Load()
-	if last != nil && (last.of == v.inputs || time.Since(last.done) < restFactor*last.took) {
+	if last != nil && (last.of == v.inputs() || time.Since(last.done) < restFactor*last.took) {
 		return last, nil
 	}
 	done := o.flights.DoChan("", func() (any, error) {
-		b, err := o.merge(v.inputs)
+		b, err := o.merge(v.inputs())
 		if err != nil {
 			return nil, err
 		}

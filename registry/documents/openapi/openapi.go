@@ -4,10 +4,11 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"iter"
 	"log/slog"
-	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -34,14 +35,17 @@ type OpenAPI struct {
 	view    atomic.Pointer[view]
 	built   atomic.Pointer[built]
 	flights singleflight.Group
+	indexed atomic.Pointer[packed] // the last index that was made
 }
 
-// view is all that is known at one moment.
+// view is all that is known at one moment. What it is asked for is made when that is asked for.
 type view struct {
-	index  *packed                           // v3. Nil: the local apiserver's is not known yet
-	remote map[schema.GroupVersion]*document // v3, of the remotes
-	inputs *inputs                           // of v2. The same pointer while nothing has changed
-	rows   []row
+	table *registry.Table
+	local *localState // nil: not asked yet
+	// index is v3's. Nil: the local apiserver's is not known yet.
+	index func() *packed
+	// inputs are what v2 is made of: the same pointer as of the document that there is, while nothing has changed.
+	inputs func() *inputs
 }
 
 // inputs are what the v2 document is made of.
@@ -91,46 +95,73 @@ func (o *OpenAPI) LocalChanged() { o.sources.LocalChanged() }
 
 // publish makes a view of what is known now. It need not be called again unless something happens.
 func (o *OpenAPI) publish(t *registry.Table) time.Time {
-	v := &view{remote: make(map[schema.GroupVersion]*document)}
-	in := &inputs{}
-	place := places(t)
-	o.sources.Each(func(s *source, entries []*registry.Entry) {
-		st := s.Load()
-		part := input{name: entries[0].Name, spec: st.spec}
-		for _, e := range entries {
-			v.rows = append(v.rows, row{e, s})
-			in.remote, part.own = append(in.remote, e.GroupVersion), append(part.own, e.GroupVersion)
-			if d := st.documents[e.GroupVersion]; d != nil && e.Verdict.Reason != registry.ReasonProtectedGroup {
-				v.remote[e.GroupVersion] = d
+	v := &view{table: t, local: o.local.Load()}
+	v.index = sync.OnceValue(func() *packed { return o.mergeIndex(v) })
+	v.inputs = sync.OnceValue(func() *inputs {
+		in := o.collect(v)
+		if b := o.built.Load(); b != nil && same(b.of, in) {
+			return b.of
+		}
+		return in
+	})
+	o.view.Store(v)
+	return time.Time{}
+}
+
+// remotes yields the remote entries of a table with what is known of their backends.
+func (o *OpenAPI) remotes(t *registry.Table) iter.Seq2[*registry.Entry, *source] {
+	return func(yield func(*registry.Entry, *source) bool) {
+		for _, e := range t.Entries() {
+			if s := o.sources.Known(e.Backend); s != nil && !yield(e, s) {
+				return
 			}
 		}
-		if st.spec != nil {
-			slices.SortFunc(part.own, func(a, b schema.GroupVersion) int { return cmp.Compare(place[a], place[b]) })
-			in.sources = append(in.sources, part)
+	}
+}
+
+// remote is a group-version's v3 document that is not the local apiserver's. Nil: there is none.
+func (o *OpenAPI) remote(v *view, gv schema.GroupVersion) *document {
+	if o.own != nil && o.own.documents[gv] != nil {
+		return o.own.documents[gv]
+	}
+	e := v.table.Entry(gv)
+	if e == nil || e.Verdict.Reason == registry.ReasonProtectedGroup {
+		return nil
+	}
+	if s := o.sources.Known(e.Backend); s != nil {
+		return s.Load().documents[gv]
+	}
+	return nil
+}
+
+// collect finds the inputs of v2.
+func (o *OpenAPI) collect(v *view) *inputs {
+	in, place := &inputs{}, places(v.table)
+	if v.local != nil {
+		in.local = v.local.spec
+	}
+	parts := make(map[*source]*input)
+	for e, s := range o.remotes(v.table) {
+		in.remote = append(in.remote, e.GroupVersion)
+		if parts[s] == nil {
+			parts[s] = &input{name: e.Name, spec: s.Load().spec}
 		}
-	})
+		parts[s].own = append(parts[s].own, e.GroupVersion)
+	}
+	for _, part := range parts {
+		if part.spec != nil {
+			slices.SortFunc(part.own, func(a, b schema.GroupVersion) int { return cmp.Compare(place[a], place[b]) })
+			in.sources = append(in.sources, *part)
+		}
+	}
 	if o.own != nil {
 		gv := ownGroupVersion()
-		maps.Copy(v.remote, o.own.documents)
 		in.remote = append(in.remote, gv)
 		in.sources = append(in.sources, input{name: "this process", spec: o.own.spec, own: []schema.GroupVersion{gv}})
 	}
-	slices.SortFunc(v.rows, func(a, b row) int { return strings.Compare(a.entry.Name, b.entry.Name) })
 	slices.SortFunc(in.remote, func(a, b schema.GroupVersion) int { return cmp.Compare(place[a], place[b]) })
 	slices.SortFunc(in.sources, func(a, b input) int { return cmp.Compare(place[a.own[0]], place[b.own[0]]) })
-	l := o.local.Load()
-	if l != nil {
-		in.local = l.spec
-	}
-	if old := o.view.Load(); old != nil && same(old.inputs, in) {
-		in = old.inputs
-	}
-	v.inputs = in
-	if l != nil && l.index != nil || o.cfg.FetchLocal == nil {
-		v.index = o.mergeIndex(t, l, v.remote)
-	}
-	o.view.Store(v)
-	return time.Time{}
+	return in
 }
 
 // places is where each group-version stands in the order of aggregated discovery, apiregistration.k8s.io first: whose definition keeps its name when two clash.
@@ -153,26 +184,37 @@ func same(a, b *inputs) bool {
 }
 
 // mergeIndex makes the v3 index. A group-version has one owner, whom the table names.
-func (o *OpenAPI) mergeIndex(t *registry.Table, l *localState, remote map[schema.GroupVersion]*document) *packed {
+func (o *OpenAPI) mergeIndex(v *view) *packed {
+	if o.cfg.FetchLocal != nil && (v.local == nil || v.local.index == nil) {
+		return nil
+	}
 	index := handler3.OpenAPIV3Discovery{Paths: make(map[string]handler3.OpenAPIV3DiscoveryGroupVersion)}
-	if l != nil {
-		for path, item := range l.index {
-			if ofLocal(t, path) && (o.own == nil || !ofOwn(path)) {
+	if v.local != nil {
+		for path, item := range v.local.index {
+			if ofLocal(v.table, path) && (o.own == nil || !ofOwn(path)) {
 				index.Paths[path] = item
 			}
 		}
 	}
-	for gv, d := range remote {
-		index.Paths[pathOf(gv)] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: relativeURL(gv, d.json.hash)}
+	add := func(gv schema.GroupVersion) {
+		if d := o.remote(v, gv); d != nil {
+			index.Paths[pathOf(gv)] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: relativeURL(gv, d.json.hash)}
+		}
 	}
+	for e := range o.remotes(v.table) {
+		add(e.GroupVersion)
+	}
+	add(ownGroupVersion())
 	body, err := json.Marshal(index)
 	if err != nil {
 		o.log.Error("encoding the index of OpenAPI", "err", err) // it holds strings
 	}
-	if old := o.view.Load(); old != nil && old.index != nil && old.index.hash == negotiate.Hash(body) {
-		return old.index
+	if old := o.indexed.Load(); old != nil && old.hash == negotiate.Hash(body) {
+		return old
 	}
-	return pack(body)
+	p := pack(body)
+	o.indexed.Store(p)
+	return p
 }
 
 // ofLocal reports whether a path of the local apiserver's index is its own: neither a remote group-version, nor a group that has no other.

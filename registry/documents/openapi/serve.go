@@ -30,13 +30,16 @@ func (o *OpenAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/openapi/v2":
 		o.serveV2(w, r)
 	case "/openapi/v3":
-		v := o.view.Load()
-		if v == nil || v.index == nil {
+		var index *packed
+		if v := o.view.Load(); v != nil {
+			index = v.index()
+		}
+		if index == nil {
 			writeError(w, o.sources.NotReady())
 			return
 		}
 		// kube-apiserver lets net/http guess the type, and that is its guess.
-		v.index.serve(w, r, "text/plain; charset=utf-8", v.index.hash)
+		index.serve(w, r, "text/plain; charset=utf-8", index.hash)
 	default:
 		o.serveV3(w, r, strings.TrimPrefix(path, "/openapi/v3/"))
 	}
@@ -75,7 +78,7 @@ func (o *OpenAPI) serveV3(w http.ResponseWriter, r *http.Request, path string) {
 		return
 	}
 	gv, ok := groupVersionOf(path)
-	d := v.remote[gv]
+	d := o.remote(v, gv)
 	if !ok || d == nil {
 		w.WriteHeader(http.StatusNotFound)
 		return

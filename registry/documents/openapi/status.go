@@ -1,7 +1,9 @@
 package openapi
 
 import (
-	"github.com/fairlead-proxy/fairlead/registry"
+	"slices"
+	"strings"
+
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
@@ -13,23 +15,14 @@ type Status struct {
 	V3 bool `json:"v3"`
 }
 
-// row is one remote APIService.
-type row struct {
-	entry  *registry.Entry
-	source *source
-}
-
 // Status tells of every remote APIService, by name.
 func (o *OpenAPI) Status() []Status {
-	v := o.view.Load()
-	if v == nil {
-		return nil
+	var out []Status
+	for e, s := range o.remotes(o.cfg.Table()) {
+		st := s.Load()
+		out = append(out, Status{Freshness: documents.Freshness{Confirmed: st.confirmed}.Of(e, st.err), V2: st.spec != nil, V3: st.documents[e.GroupVersion] != nil})
 	}
-	out := make([]Status, len(v.rows))
-	for i, r := range v.rows {
-		st := r.source.Load()
-		out[i] = Status{Freshness: documents.Freshness{Confirmed: st.confirmed}.Of(r.entry, st.err), V2: st.spec != nil, V3: st.documents[r.entry.GroupVersion] != nil}
-	}
+	slices.SortFunc(out, func(a, b Status) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }
 
@@ -43,7 +36,9 @@ func (o *OpenAPI) showSizes(show func(document string, bytes int)) {
 	if b := o.built.Load(); b != nil && b.json != nil {
 		show("v2", b.json.size)
 	}
-	if v := o.view.Load(); v != nil && v.index != nil {
-		show("v3_index", v.index.size)
+	if v := o.view.Load(); v != nil {
+		if index := v.index(); index != nil {
+			show("v3_index", index.size)
+		}
 	}
 }

@@ -1,0 +1,114 @@
+package discovery
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"testing"
+
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
+)
+
+// A document of pieces is, byte by byte, what Kubernetes' own encoder makes of all groups at once; so is its ETag, and what comes out of its gzip. What holds no change has the text
+// of the document before.
+func TestPieces(t *testing.T) {
+	s := newStage(t)
+	s.make(Config{})
+	const n = 1000
+	for i := range n {
+		group := fmt.Sprintf("group%d.example.com", i/2)
+		o := crdService(group, fmt.Sprintf("v%d", i%2+1))
+		o.Spec.Service = &apiregistrationv1.ServiceReference{Namespace: "x", Name: fmt.Sprint(i % 100)}
+		s.Input.APIServices[o.Name] = o
+	}
+	s.Build()
+	sources := map[*registry.Backend]*source{}
+	say := func(e *registry.Entry, names ...string) {
+		v := resources(e.GroupVersion.Version, append(names, "<&>\u2028", "\xff")...)
+		next := sources[e.Backend].Load().next("")
+		next.versions[e.GroupVersion] = &version{doc: &v}
+		sources[e.Backend].Store(next)
+	}
+	for _, e := range s.Table().Entries() {
+		if sources[e.Backend] == nil {
+			sources[e.Backend] = &source{}
+			sources[e.Backend].Store(&state{})
+		}
+		if len(e.Name)%5 > 0 { // others have not been asked yet
+			say(e, e.Name)
+		}
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	local, last := &localState{}, (*view)(nil)
+	for step := range 60 {
+		e := s.Table().Entries()[rng.IntN(len(s.Table().Entries()))]
+		same := false
+		switch step % 6 {
+		case 0:
+			o := e.Object.DeepCopy()
+			o.Name, o.Spec.Group = fmt.Sprintf("v1.fresh%d.example.com", step), fmt.Sprintf("fresh%d.example.com", step)
+			s.Input.APIServices[o.Name] = o
+		case 1:
+			delete(s.Input.APIServices, e.Name)
+		case 2:
+			say(e, fmt.Sprint(step))
+		case 3: // said again
+			sources[e.Backend].Store(sources[e.Backend].Load().next("again"))
+			same = true
+		case 4:
+			local, same = &localState{}, true
+		case 5:
+			o := e.Object.DeepCopy()
+			o.Spec.VersionPriority = int32(1000 + step)
+			s.Input.APIServices[o.Name] = o
+		}
+		s.Build()
+		m := &merge{table: s.Table(), sources: func(b *registry.Backend) *source { return sources[b] }}
+		if step == 59 {
+			m.table, last = registry.Build(registry.Input{Complete: true}, nil), nil
+		}
+		next := s.d.render(m, local, last)
+		fresh := len(next.pieces)
+		for _, p := range next.pieces {
+			if last != nil && slices.ContainsFunc(last.pieces, func(o piece) bool { return o.text == p.text }) {
+				fresh--
+			}
+		}
+		if last != nil && (fresh > 2 || (next.groups == last.groups) != (fresh == 0 && len(next.pieces) == len(last.pieces)) || same && fresh > 0) {
+			t.Errorf("step %d: %d of %d pieces are new", step, fresh, len(next.pieces))
+		}
+		last = next
+
+		list := &apidiscoveryv2.APIGroupDiscoveryList{Items: groupsOf(m.parts(m.groups()...))}
+		sheet := &sheet{header: make(http.Header)}
+		s.d.codecs.writeAggregated(sheet, list, "application/json", false)
+		marshalled, err := json.Marshal(list)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := next.groups.form(choice{})
+		if !bytes.Equal(f.plain(), sheet.body.Bytes()) || f.body.size() != sheet.body.Len() {
+			t.Fatalf("step %d: the text is not Kubernetes'", step)
+		}
+		if want := fmt.Sprintf("%q", negotiate.Hash(marshalled)); next.groups.tag().etag != want {
+			t.Errorf("step %d: ETag %s, want %s", step, next.groups.tag().etag, want)
+		}
+		z, err := gzip.NewReader(bytes.NewReader(f.body.gzip()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		z.Multistream(false)
+		if got, err := io.ReadAll(z); err != nil || !bytes.Equal(got, f.plain()) {
+			t.Errorf("step %d: compressed: %d bytes, want %d, %v", step, len(got), len(f.plain()), err)
+		}
+	}
+}
