@@ -2,6 +2,8 @@ package trust
 
 import (
 	"crypto/tls"
+	"maps"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -29,13 +31,13 @@ func TestSharedTrust(t *testing.T) {
 		}
 		tick := func(d time.Duration) {
 			time.Sleep(d)
-			for _, b := range w.common() {
+			for _, b := range w.shared {
 				b.tick(time.Now())
 			}
 		}
 		w.bundle(old)
 		before := w.spec
-		if w.all()[0].current.Load().current != w.common()[0].current.Load().current {
+		if w.all()[0].current.Load().current != slices.Collect(maps.Values(w.shared))[0].current.Load().current {
 			t.Error("one bundle was read twice")
 		}
 		soon := old.Issue(pki.Leaf{CommonName: "soon", Names: []string{serverName}, NotAfter: time.Now().Add(time.Hour)})

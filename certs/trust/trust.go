@@ -48,6 +48,10 @@ type Trust struct {
 	backends map[string]*backend // by APIService
 	// shared is what holds for all that have a Backend: its bundle, and nothing that was trusted before.
 	shared map[*registry.Backend]*backend
+	// users counts who has a Backend that is shared; unused are those with none, as long as their connections may carry what is left of those that had it.
+	users   map[*registry.Backend]int
+	unused  map[*registry.Backend]struct{}
+	entries []*registry.Entry // of the applied table
 
 	// rewatch asks Run to look at the references anew: whoever applies a table need not be Run.
 	rewatch atomic.Bool
@@ -62,6 +66,8 @@ func New(cfg Config) (*Trust, error) {
 		cfg:      cfg,
 		backends: make(map[string]*backend),
 		shared:   make(map[*registry.Backend]*backend),
+		users:    make(map[*registry.Backend]int),
+		unused:   make(map[*registry.Backend]struct{}),
 	}
 	t.hooks = newHooks(cfg)
 	t.local = newLocal(t.hooks)
@@ -84,14 +90,19 @@ func (t *Trust) Run(ctx context.Context) error {
 	// Replaced roots and expired chains are looked for once a second: a watch must end within 5 s of its trust, and its pool needs most of that.
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
+	var ticked time.Time
 	for table := range latest.Of(ctx, t.cfg.Table, tick.C) {
 		t.apply(table.Generation(), table.Entries())
 		if t.rewatch.Swap(false) {
 			w.sync(ctx)
 		}
 		now := time.Now()
+		if now.Sub(ticked) < time.Second/2 {
+			continue // it is a table that has come, and what it has changed was looked at
+		}
+		ticked = now
 		t.local.tick(now)
-		for _, b := range append(t.all(), t.common()...) {
+		for _, b := range t.both() {
 			b.tick(now)
 		}
 	}
@@ -160,47 +171,70 @@ func (t *Trust) apply(generation uint64, entries []*registry.Entry) {
 	if generation <= t.applied.Load() {
 		return
 	}
-	seen, used := make(map[string]bool, len(entries)), make(map[*registry.Backend]bool)
-	for _, e := range entries {
-		if e.Backend == nil {
-			continue
+	for _, c := range latest.Diff(t.entries, entries) {
+		if c.Old != nil && c.Old.Backend != nil {
+			t.drop(c.Old, c.New)
 		}
-		seen[e.Name] = true
-		s := t.backends[e.Name]
-		if s == nil {
-			s = newBackend(e.Name, t.hooks)
-			t.backends[e.Name] = s
-		}
-		used[e.Backend] = true
-		if e.Backend.Owner == "" && t.shared[e.Backend] == nil {
-			all := newBackend("", t.hooks)
-			all.apply(e.Backend, 0, nil)
-			t.shared[e.Backend] = all
-		}
-		s.apply(e.Backend, e.Policy.CAOverlap, t.shared[e.Backend])
-	}
-	for name, s := range t.backends {
-		if !seen[name] {
-			delete(t.backends, name)
-			s.end()
-			t.hooks.forget(name)
+		if c.New != nil && c.New.Backend != nil {
+			t.take(c.New)
 		}
 	}
-	for b, s := range t.shared {
-		if !used[b] && !s.guarding() { // else its connections may carry what is left of those that had it
+	t.entries = entries
+	for b := range t.unused {
+		if !t.shared[b].guarding() {
 			delete(t.shared, b)
+			delete(t.unused, b)
 		}
 	}
-	t.rewatch.Store(true)
 	// After the maps: who finds the generation applied must find what is in it.
 	t.applied.Store(generation)
 }
 
-// common returns the trust of each Backend that several may have.
-func (t *Trust) common() []*backend {
+// take applies a remote entry that is new or has changed.
+func (t *Trust) take(e *registry.Entry) {
+	s := t.backends[e.Name]
+	if s == nil {
+		s = newBackend(e.Name, t.hooks)
+		t.backends[e.Name] = s
+	}
+	if e.Backend.CAFrom != "" {
+		t.rewatch.Store(true)
+	}
+	if e.Backend.Owner == "" {
+		t.users[e.Backend]++
+		delete(t.unused, e.Backend)
+		if t.shared[e.Backend] == nil {
+			all := newBackend("", t.hooks)
+			all.apply(e.Backend, 0, nil)
+			t.shared[e.Backend] = all
+		}
+	}
+	s.apply(e.Backend, e.Policy.CAOverlap, t.shared[e.Backend])
+}
+
+// drop ends what holds for a remote entry that is not in the table any more, and for its APIService if that is not, or has become Local.
+func (t *Trust) drop(e, now *registry.Entry) {
+	if e.Backend.CAFrom != "" {
+		t.rewatch.Store(true)
+	}
+	if e.Backend.Owner == "" {
+		if t.users[e.Backend]--; t.users[e.Backend] == 0 {
+			delete(t.users, e.Backend)
+			t.unused[e.Backend] = struct{}{}
+		}
+	}
+	if now == nil || now.Backend == nil {
+		t.backends[e.Name].end()
+		delete(t.backends, e.Name)
+		t.hooks.forget(e.Name)
+	}
+}
+
+// both returns the trust of each APIService, and that of each Backend that several may have.
+func (t *Trust) both() []*backend {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	return slices.Collect(maps.Values(t.shared))
+	return slices.AppendSeq(slices.Collect(maps.Values(t.backends)), maps.Values(t.shared))
 }
 
 // all returns the backends in order of their APIServices' names.

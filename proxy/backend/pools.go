@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 // Config is what Pools need. Table, TLS and Dial must be set.
@@ -57,6 +58,7 @@ type Pools struct {
 
 	// mu guards what follows and orders apply. It is never held over I/O. Requests may wait for it with a shard's mutex of the engine in hand.
 	mu       sync.Mutex
+	entries  []*registry.Entry  // of the applied table
 	remotes  map[string]*remote // by APIService
 	carriers map[*registry.Backend]*carrier
 	held     map[held]struct{}
@@ -141,27 +143,28 @@ func (p *Pools) apply(generation uint64, entries []*registry.Entry) {
 	if generation <= p.applied.Load() {
 		return
 	}
-	seen := make(map[string]bool, len(entries))
-	for _, e := range entries {
-		if e.Backend == nil {
+	changes := latest.Diff(p.entries, entries)
+	for _, c := range changes {
+		if e := c.New; e != nil && e.Backend != nil {
+			r := p.remotes[e.Name]
+			if r == nil {
+				r = p.newRemote(e.Name)
+				p.remotes[e.Name] = r
+			}
+			p.follow(r, e)
+		}
+	}
+	for _, c := range changes { // last, so that connections of a Backend that somebody else has now stay
+		if c.Old == nil || c.New != nil && c.New.Backend != nil || p.remotes[c.Old.Name] == nil {
 			continue
 		}
-		seen[e.Name] = true
-		r := p.remotes[e.Name]
-		if r == nil {
-			r = p.newRemote(e.Name)
-			p.remotes[e.Name] = r
-		}
-		p.follow(r, e)
+		r := p.remotes[c.Old.Name]
+		delete(p.remotes, c.Old.Name)
+		p.byEntry.Delete(c.Old)
+		p.part(r)
+		r.close()
 	}
-	for name, r := range p.remotes {
-		if !seen[name] {
-			delete(p.remotes, name)
-			p.byEntry.Delete(r.view.Load().entry)
-			p.part(r)
-			r.close()
-		}
-	}
+	p.entries = entries
 	p.forsake()
 	p.leave()
 	// After the maps: who finds the generation applied must find what is in it.

@@ -39,37 +39,35 @@ func (h *history) newest() []answer.Transition {
 
 // follow notes how verdicts change until ctx ends. A change that is taken back before it is seen is none.
 func (h *history) follow(ctx context.Context, table func() *registry.Table) error {
-	last := map[string]registry.Verdict{}
+	var last []*registry.Entry
 	for t := range latest.Of(ctx, table, nil) {
 		if t.Complete() {
-			h.add(compare(last, t.Entries(), time.Now())...)
+			h.add(transitions(latest.Diff(last, t.Entries()), time.Now())...)
+			last = t.Entries()
 		}
 	}
 	return ctx.Err()
 }
 
-// compare brings last up to date and returns what has changed in it.
-func compare(last map[string]registry.Verdict, entries []*registry.Entry, now time.Time) []answer.Transition {
-	var changes []answer.Transition
-	seen := make(map[string]bool, len(entries))
-	for _, e := range entries {
-		if e.Local() {
-			continue
-		}
-		seen[e.Name] = true
-		v := e.Verdict
-		if old, known := last[e.Name]; (!known && v.Reason == "") || (known && old.Status == v.Status && old.Reason == v.Reason) {
-			continue
-		}
-		last[e.Name] = v
-		shown := verdict(&v)
-		changes = append(changes, answer.Transition{Time: now, APIService: e.Name, Status: shown.Status, Reason: v.Reason, Message: v.Message})
-	}
-	for name := range last {
-		if !seen[name] {
-			delete(last, name)
-			changes = append(changes, answer.Transition{Time: now, APIService: name, Status: "gone"})
+// transitions are how the verdicts of remote APIServices have changed.
+func transitions(changes []latest.Change[*registry.Entry], now time.Time) []answer.Transition {
+	var out []answer.Transition
+	for _, c := range changes {
+		was, is := remote(c.Old), remote(c.New)
+		switch v := is.Verdict; {
+		case is.Name == "" && was.Verdict.Reason != "":
+			out = append(out, answer.Transition{Time: now, APIService: was.Name, Status: "gone"})
+		case was.Verdict.Status != v.Status || was.Verdict.Reason != v.Reason:
+			out = append(out, answer.Transition{Time: now, APIService: is.Name, Status: verdict(&v).Status, Reason: v.Reason, Message: v.Message})
 		}
 	}
-	return changes
+	return out
+}
+
+// remote is the entry, or an empty one where there is none or it is Local.
+func remote(e *registry.Entry) *registry.Entry {
+	if e == nil || e.Local() {
+		return &registry.Entry{}
+	}
+	return e
 }

@@ -16,6 +16,7 @@ import (
 	typed "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 // source is a registry that the test writes to.
@@ -59,11 +60,12 @@ func serve(t *testing.T, s *source) (url string, changed func()) {
 		h.CloseClientConnections()
 		h.Close()
 	})
-	made := make(map[*registry.Entry]*apiregistrationv1.APIService)
+	var last []*registry.Entry
 	return h.URL, func() {
 		s.in.Complete = true
 		s.table.Store(registry.Build(s.in, s.table.Load()))
-		made = server.store.follow(s.table.Load(), made)
+		server.store.follow(latest.Diff(last, s.table.Load().Entries()))
+		last = s.table.Load().Entries()
 	}
 }
 

@@ -63,39 +63,35 @@ func (s *store) state() *state { return s.current.Load() }
 
 // Run follows the table until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
-	made := make(map[*registry.Entry]*apiregistrationv1.APIService) // :: entry → its object as it is served
+	var last []*registry.Entry
 	for t := range latest.Of(ctx, s.table, nil) {
 		if t.Complete() {
-			made = s.store.follow(t, made)
+			s.store.follow(latest.Diff(last, t.Entries()))
+			last = t.Entries()
 		}
 	}
 	return ctx.Err()
 }
 
-// follow publishes what a table has changed. It returns the objects of the table's entries.
-func (s *store) follow(t *registry.Table, made map[*registry.Entry]*apiregistrationv1.APIService) map[*registry.Entry]*apiregistrationv1.APIService {
+// follow publishes what a table has changed.
+func (s *store) follow(changes []latest.Change[*registry.Entry]) {
 	old := s.state()
-	next := &state{read: true, revision: old.revision, events: old.events, floor: old.floor, superseded: make(chan struct{})}
-	now := make(map[*registry.Entry]*apiregistrationv1.APIService, len(t.Entries()))
-	entries := slices.SortedFunc(slices.Values(t.Entries()), func(a, b *registry.Entry) int { return strings.Compare(a.Name, b.Name) })
-	next.objects = make([]*apiregistrationv1.APIService, 0, len(entries))
-	for _, e := range entries {
-		before := old.get(e.Name)
-		object := made[e]
-		if object == nil {
-			object = next.update(e, before)
-		}
-		now[e] = object
-		next.objects = append(next.objects, object)
-	}
-	for _, o := range old.objects {
-		if next.get(o.Name) == nil {
-			gone := o.DeepCopy()
-			next.record(watch.Deleted, gone, o)
+	next := &state{read: true, revision: old.revision, objects: slices.Clone(old.objects), events: old.events, floor: old.floor, superseded: make(chan struct{})}
+	slices.SortFunc(changes, func(a, b latest.Change[*registry.Entry]) int { return strings.Compare(nameOf(a), nameOf(b)) }) // so that it does not depend on the table's order
+	for _, c := range changes {
+		at, there := slices.BinarySearchFunc(next.objects, nameOf(c), compareName)
+		switch {
+		case c.New == nil:
+			next.record(watch.Deleted, next.objects[at].DeepCopy(), next.objects[at])
+			next.objects = slices.Delete(next.objects, at, at+1)
+		case there:
+			next.objects[at] = next.update(c.New, next.objects[at])
+		default:
+			next.objects = slices.Insert(next.objects, at, next.update(c.New, nil))
 		}
 	}
 	if next.revision == old.revision && old.read {
-		return now // nothing that is served has changed
+		return // nothing that is served has changed
 	}
 	if extra := len(next.events) - history; extra > 0 {
 		next.floor = next.events[extra-1].revision
@@ -103,7 +99,13 @@ func (s *store) follow(t *registry.Table, made map[*registry.Entry]*apiregistrat
 	}
 	s.current.Store(next)
 	close(old.superseded) // after the store: whoever wakes up must find the new state
-	return now
+}
+
+func nameOf(c latest.Change[*registry.Entry]) string {
+	if c.New == nil {
+		return c.Old.Name
+	}
+	return c.New.Name
 }
 
 // update makes the object of an entry, or returns the one before when nothing that is served has changed.

@@ -17,6 +17,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
 // next takes the next event of a watch.
@@ -137,7 +138,7 @@ func TestWatchAsTable(t *testing.T) {
 // TestSlowWatcher holds that who reads too slowly is told to list again, and that the history is bounded.
 func TestSlowWatcher(t *testing.T) {
 	s := newStore()
-	made := make(map[*registry.Entry]*apiregistrationv1.APIService)
+	var last []*registry.Entry
 	src := newSource()
 	src.in.Complete = true
 	write := func(n int) {
@@ -145,7 +146,8 @@ func TestSlowWatcher(t *testing.T) {
 			src.in.APIServices[fmt.Sprintf("v1.g%d.io", i)] = object(fmt.Sprintf("v1.g%d.io", i), map[string]string{"n": fmt.Sprint(time.Now().UnixNano())})
 		}
 		src.table.Store(registry.Build(src.in, src.table.Load()))
-		made = s.follow(src.table.Load(), made)
+		s.follow(latest.Diff(last, src.table.Load().Entries()))
+		last = src.table.Load().Entries()
 	}
 	write(2)
 	w := &watcher{store: s, wants: predicateOf(&metainternalversion.ListOptions{}), at: s.state().revision, events: make(chan watch.Event)}
