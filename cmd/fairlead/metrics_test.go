@@ -31,7 +31,7 @@ const metricsDoc = "../../docs/metrics.md"
 type family struct{ name, help, kind, labels string }
 
 // buildDoor builds everything that serve builds, short of serving. Its local apiserver is trusted by a CA.
-func buildDoor(t *testing.T, metrics *prometheus.Registry, change func(*options, *pki.CA)) *door {
+func buildDoor(t testing.TB, metrics *prometheus.Registry, change func(*options, *pki.CA)) *door {
 	t.Helper()
 	dir := t.TempDir()
 	ca := pki.NewCA("ca")
