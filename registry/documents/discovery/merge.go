@@ -54,12 +54,13 @@ func (m *merge) parts(groups ...*registry.Group) []part {
 	var out []part
 	for _, g := range groups {
 		for _, e := range g.Entries {
-			p := part{group: g.Name}
+			p, known := part{group: g.Name}, (*state)(nil)
 			if !e.Local() {
 				p.of = m.sources(e.Backend)
-				p.state = p.of.Load()
+				known = p.of.Load()
+				p.content = known.content
 			}
-			if p.doc = m.version(e, p.state); p.doc != nil {
+			if p.doc = m.version(e, known); p.doc != nil {
 				out = append(out, p)
 			}
 		}

@@ -24,9 +24,9 @@ import (
 type part struct {
 	group string
 	doc   *apidiscoveryv2.APIVersionDiscovery
-	// of is where it comes from, and state what was known there. Nil: the local apiserver.
-	of    *source
-	state *state
+	// of is where it comes from, and content what was known there. Nil: the local apiserver.
+	of      *source
+	content *content
 }
 
 // same reports whether two parts have the same content. It looks at no more than what makes them so: what backends have said is not changed, but replaced.
@@ -90,7 +90,7 @@ func (m *merge) cut(old []piece, settled bool) []piece {
 
 // holds reports whether the piece is what the groups contribute now.
 func (p *piece) holds(groups []*registry.Group) bool {
-	return slices.Equal(p.groups, groups) && !slices.ContainsFunc(p.parts, func(v part) bool { return v.of != nil && v.of.Load() != v.state })
+	return slices.Equal(p.groups, groups) && !slices.ContainsFunc(p.parts, func(v part) bool { return v.of != nil && v.of.Load().content != v.content })
 }
 
 // ends reports whether a piece ends after a group.

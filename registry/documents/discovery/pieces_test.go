@@ -35,7 +35,7 @@ func TestPieces(t *testing.T) {
 	say := func(e *registry.Entry, names ...string) {
 		v := resources(e.GroupVersion.Version, append(names, "<&>\u2028", "\xff")...)
 		next := sources[e.Backend].Load().next("")
-		next.versions[e.GroupVersion] = &version{doc: &v}
+		next.versions[e.GroupVersion], next.content = &version{doc: &v}, new(content)
 		sources[e.Backend].Store(next)
 	}
 	for _, e := range s.Table().Entries() {
@@ -62,7 +62,9 @@ func TestPieces(t *testing.T) {
 		case 2:
 			say(e, fmt.Sprint(step))
 		case 3: // said again
-			sources[e.Backend].Store(sources[e.Backend].Load().next("again"))
+			next := sources[e.Backend].Load().next("again")
+			next.content = sources[e.Backend].Load().content
+			sources[e.Backend].Store(next)
 			same = true
 		case 4:
 			local, same = &localState{}, true

@@ -38,7 +38,12 @@ type state struct {
 	versions map[schema.GroupVersion]*version
 	etag     string
 	tried    bool // at least one question has ended
+	// content is the same pointer while it makes the same document: being confirmed again is nothing new. Nil: not asked yet.
+	content *content
 }
+
+// content has a size, so that each has an address of its own.
+type content struct{ _ byte }
 
 // version is what is known of one group-version.
 type version struct {
@@ -72,7 +77,12 @@ func (d *Discovery) ask(ctx context.Context, known *state, entries []*registry.E
 	}
 	next, err = d.answer(ctx, known, entries)
 	next.tried = true
-	return next, !sameContent(known, next), err
+	if sameContent(known, next) {
+		next.content = known.content
+		return next, false, err
+	}
+	next.content = new(content)
+	return next, true, err
 }
 
 // grouped leaves out the core group: /api is proxied whole when it is remote.
