@@ -97,7 +97,7 @@ func start(ctx context.Context, bin string, n int, interval time.Duration) (w *w
 	if err := w.cmd.Start(); err != nil {
 		return nil, err
 	}
-	err = until(ctx, patience, func() error { _, err := w.get(ctx, w.admin+"/readyz"); return err })
+	err = until(ctx, 50*time.Millisecond, patience, func() error { _, err := w.get(ctx, w.admin+"/readyz"); return err })
 	w.ready = time.Since(begun)
 	return w, err
 }
@@ -185,10 +185,10 @@ func (w *world) log() error {
 }
 
 // until asks until there is no fault.
-func until(ctx context.Context, most time.Duration, ask func() error) error {
+func until(ctx context.Context, every, most time.Duration, ask func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
-	tick := time.NewTicker(50 * time.Millisecond)
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
 		err := ask()
