@@ -1,0 +1,76 @@
+package registry
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+)
+
+// FuzzGrown changes objects at random, some at a time. A table that grew by what its writer has touched is the one that is made of everything.
+func FuzzGrown(f *testing.F) {
+	for seed := range uint64(8) {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, seed uint64) {
+		s := &story{T: t, objects: newObjects(), now: time.Unix(0, 0).UTC()}
+		s.table = Build(Input{Options: &s.options}, nil)
+		r := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // a fuzzer's
+		for step := range 100 {
+			b := batch{objects: make(map[key]runtime.Object)}
+			for range 1 + r.IntN(3) {
+				randomly(r, &b)
+			}
+			s.objects.apply(&b)
+			s.table = s.build(nil, s.table)
+			if got, want := layoutOf(s.table), layoutOf(s.build(nil, nil)); got != want {
+				t.Fatalf("step %d: the table that grew differs from one made from nothing:\n%s", step, cmp.Diff(want, got))
+			}
+		}
+	})
+}
+
+// randomly changes or deletes one object of a few.
+func randomly(r *rand.Rand, b *batch) {
+	n, gone := r.IntN(4), r.IntN(4) == 0
+	service := fmt.Sprintf("s%d", n)
+	meta := metav1.ObjectMeta{Namespace: "ns", Name: service}
+	k, object := key{}, runtime.Object(nil)
+	switch r.IntN(3) {
+	case 0:
+		group, version := fmt.Sprintf("g%d.example.com", r.IntN(5)), fmt.Sprintf("v%d", 1+r.IntN(3))
+		meta = metav1.ObjectMeta{Name: version + "." + group}
+		a := &apiregistrationv1.APIService{ObjectMeta: meta, Spec: apiregistrationv1.APIServiceSpec{
+			Group: group, Version: version, GroupPriorityMinimum: r.Int32N(3), VersionPriority: r.Int32N(3), InsecureSkipTLSVerify: true,
+		}}
+		if r.IntN(5) > 0 {
+			port := int32(443)
+			a.Spec.Service = &apiregistrationv1.ServiceReference{Namespace: "ns", Name: service, Port: &port}
+		}
+		k, object = key{kindAPIService, types.NamespacedName{Name: meta.Name}}, a
+	case 1:
+		k, object = key{kindService, types.NamespacedName{Namespace: "ns", Name: service}}, &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{
+			ClusterIP: "10.0.0.1", Ports: []corev1.ServicePort{{Name: "p", Port: 443}},
+		}}
+	case 2:
+		meta.Name += fmt.Sprint("-", r.IntN(2))
+		meta.Labels = map[string]string{discoveryv1.LabelServiceName: service}
+		name, port, protocol := "p", int32(8443), corev1.ProtocolTCP
+		k, object = key{kindSlice, types.NamespacedName{Namespace: "ns", Name: meta.Name}}, &discoveryv1.EndpointSlice{
+			ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port, Protocol: &protocol}},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{fmt.Sprintf("10.1.0.%d", 1+r.IntN(4))}}},
+		}
+	}
+	if gone {
+		object = nil
+	}
+	b.objects[k] = object
+}
