@@ -146,7 +146,8 @@ func (b *builder) revise(at int) {
 	}
 	entry := b.entry(object, now, old)
 	if entry == old {
-		return // although some sources are not: a Service got a label
+		*old.from = *now // although some sources are others, as after a new list; nobody but Build looks at them
+		return
 	}
 	b.entries[at] = entry
 	if compareLegacy(entry, old) != 0 || entry.GroupVersion != old.GroupVersion ||

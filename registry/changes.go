@@ -234,30 +234,37 @@ func (o *objects) touch(apiServices ...string) {
 	}
 }
 
-// setAPIService replaces an APIService, nil to delete it.
+// setAPIService replaces an APIService, nil to delete it. One whose name is not that of its group-version is none: the API's validation lets nobody write it, and
+// it would be found by neither.
 func (o *objects) setAPIService(name string, a *apiregistrationv1.APIService) {
+	if a != nil && name != a.Spec.Version+"."+a.Spec.Group {
+		a = nil
+	}
 	old := o.apiServices[name]
 	if old == a {
 		return
 	}
 	o.touch(name)
-	if old != nil && old.Spec.Service != nil {
-		of := serviceOf(old)
-		if o.users[of] = slices.DeleteFunc(o.users[of], func(user string) bool { return user == name }); len(o.users[of]) == 0 {
-			delete(o.users, of)
+	// A list that is read anew has other pointers with the same Services.
+	if was, is := serviceOf(old), serviceOf(a); was != is {
+		if o.users[was] = slices.DeleteFunc(o.users[was], func(user string) bool { return user == name }); len(o.users[was]) == 0 {
+			delete(o.users, was)
 		}
+		o.users[is] = append(o.users[is], name)
+		delete(o.users, types.NamespacedName{}) // of those that have none
 	}
 	if a == nil {
 		delete(o.apiServices, name)
 		return
 	}
 	o.apiServices[name] = a
-	if a.Spec.Service != nil {
-		o.users[serviceOf(a)] = append(o.users[serviceOf(a)], name)
-	}
 }
 
+// serviceOf is an APIService's Service. Zero: it has none, or there is no APIService.
 func serviceOf(a *apiregistrationv1.APIService) types.NamespacedName {
+	if a == nil || a.Spec.Service == nil {
+		return types.NamespacedName{}
+	}
 	return types.NamespacedName{Namespace: a.Spec.Service.Namespace, Name: a.Spec.Service.Name}
 }
 

@@ -87,8 +87,8 @@ func New(cfg Config) (*Trust, error) {
 func (t *Trust) Run(ctx context.Context) error {
 	w := newWatches(t)
 	defer w.stop()
-	// Replaced roots and expired chains are looked for once a second: a watch must end within 5 s of its trust, and its pool needs most of that.
-	tick := time.NewTicker(time.Second)
+	// Replaced roots and expired chains are looked for within a second: a watch must end within 5 s of its trust, and its pool needs 4 of them.
+	tick := time.NewTicker(time.Second / 2)
 	defer tick.Stop()
 	var ticked time.Time
 	for table := range latest.Of(ctx, t.cfg.Table, tick.C) {

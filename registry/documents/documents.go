@@ -163,6 +163,7 @@ func (s *Sources[S]) Run(ctx context.Context) error {
 				again.Reset(time.Until(at))
 			}
 		}
+		s.set.forget()
 		sleep(ctx, min(restFactor*time.Since(begun), mostRest))
 	}
 	return ctx.Err()

@@ -31,6 +31,7 @@ const (
 type set[S any] struct {
 	ask      func(ctx context.Context, known *atomic.Pointer[S], entries []*registry.Entry) error
 	backends sync.Map               // *registry.Backend → *backend[S]; others may look, too
+	ended    []*registry.Backend    // those that are to be dropped: see forget
 	serving  map[string]*backend[S] // :: APIService → its backend
 	running  sync.WaitGroup
 }
@@ -88,7 +89,7 @@ func (s *set[S]) update(ctx context.Context, changes []latest.Change[*registry.E
 		switch b := s.find(of); {
 		case len(entries) == 0:
 			b.end()
-			s.backends.Delete(of)
+			s.ended = append(s.ended, of)
 		case b == nil:
 			s.start(ctx, of, entries)
 		default:
@@ -104,6 +105,14 @@ func (s *set[S]) update(ctx context.Context, changes []latest.Change[*registry.E
 			delete(s.serving, c.Old.Name)
 		}
 	}
+}
+
+// forget drops what has ended. Until the documents without it are published, those before may be asked for.
+func (s *set[S]) forget() {
+	for _, of := range s.ended {
+		s.backends.Delete(of)
+	}
+	s.ended = nil
 }
 
 // backendOf is an entry's backend. Nil: it has none, or there is no entry.
@@ -136,12 +145,13 @@ func (s *set[S]) before(entries []*registry.Entry) *S {
 // worthAsking reports whether something has happened after which a backend may have something new to say: another group-version, other endpoints, a recovery, or a
 // change of the APIService itself, by which an operator can ask for it.
 func worthAsking(old, now []*registry.Entry) bool {
-	for _, e := range now {
-		at := slices.IndexFunc(old, func(o *registry.Entry) bool { return o.Name == e.Name })
-		if at < 0 {
-			return true
+	for i, e := range now {
+		if i >= len(old) || old[i].Name != e.Name { // they seldom change places
+			if i = slices.IndexFunc(old, func(o *registry.Entry) bool { return o.Name == e.Name }); i < 0 {
+				return true
+			}
 		}
-		was := old[at]
+		was := old[i]
 		if was == e {
 			continue
 		}

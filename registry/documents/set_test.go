@@ -81,6 +81,7 @@ func entry(name string, b *registry.Backend, verdict corev1.ConditionStatus) *re
 
 func (r *rig) update(ctx context.Context, entries ...*registry.Entry) {
 	r.set.update(ctx, latest.Diff(r.last, entries))
+	r.set.forget()
 	r.last = entries
 	for of := range r.set.backends.Range {
 		if known := r.set.find(of.(*registry.Backend)).known.Load(); !slices.Contains(r.books, known) {
