@@ -102,6 +102,11 @@ func (c *crowd) answer(w http.ResponseWriter, r *http.Request, local bool) {
 		}[parts[len(parts)-1]]
 		write("application/json", object{"kind": kind[0], "apiVersion": kind[1], "metadata": object{"resourceVersion": "1"}, "items": c.list(r.URL.Path)})
 	case local && (r.URL.Path == "/apis" || r.URL.Path == "/api"):
+		if r.Header.Get("If-None-Match") != "" {
+			w.WriteHeader(http.StatusNotModified)
+			return
+		}
+		w.Header().Set("ETag", `"1"`)
 		const aggregated = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 		if strings.Contains(r.Header.Get("Accept"), "APIGroupDiscoveryList") {
 			write(aggregated, object{"kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "items": []object{}})

@@ -42,6 +42,11 @@ type localState struct {
 	versionsAt         time.Time
 }
 
+// sameGroups reports whether /apis is surely what it was: asked again, the local apiserver has said so.
+func (s *localState) sameGroups(old *localState) bool {
+	return s == old || old != nil && s.groupsTag != "" && s.groupsTag == old.groupsTag
+}
+
 // complete reports whether every document has been there once.
 func (s *localState) complete() bool {
 	return s != nil && s.groups != nil && s.core != nil && s.versions != nil

@@ -30,7 +30,7 @@ func (d *Discovery) render(m *merge, l *localState, old *view) *view {
 	}
 	t := m.table
 	next := &view{of: t, local: l, groups: old.groups, legacy: old.legacy, core: old.core, versions: old.versions}
-	next.pieces = m.cut(old.pieces, old.local == l && m.staleAfter <= 0)
+	next.pieces = m.cut(old.pieces, l.sameGroups(old.local) && m.staleAfter <= 0)
 	if next.groups == nil || !slices.EqualFunc(old.pieces, next.pieces, func(a, b piece) bool { return a.text == b.text }) {
 		next.groups = d.groupsDocument(next.pieces)
 	}
