@@ -23,7 +23,7 @@ func FuzzGrown(f *testing.F) {
 	f.Fuzz(func(t *testing.T, seed uint64) {
 		s := &story{T: t, objects: newObjects(), now: time.Unix(0, 0).UTC()}
 		s.table = Build(Input{Options: &s.options}, nil)
-		r := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // a fuzzer's
+		r := rand.New(rand.NewPCG(seed, 0))
 		for step := range 100 {
 			b := batch{objects: make(map[key]runtime.Object)}
 			for range 1 + r.IntN(3) {

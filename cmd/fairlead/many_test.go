@@ -5,8 +5,7 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
-	"io"
-	"log"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -208,7 +207,7 @@ func (c *crowd) start(b *testing.B) *door {
 	d := buildDoor(b, prometheus.NewRegistry(), func(o *options, ca *pki.CA) {
 		serve := func(local bool) *httptest.Server {
 			s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { c.answer(w, r, local) }))
-			s.EnableHTTP2, s.Config.ErrorLog = true, log.New(io.Discard, "", 0)
+			s.EnableHTTP2, s.Config.ErrorLog = true, slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 			s.TLS = &tls.Config{Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12}
 			s.StartTLS()
 			b.Cleanup(func() { s.CloseClientConnections(); s.Close() })

@@ -71,9 +71,9 @@ func (s *set[S]) update(ctx context.Context, changes []latest.Change[*registry.E
 	}
 	for _, c := range changes {
 		was, is := backendOf(c.Old), backendOf(c.New)
-		switch list := group(was); {
-		case was == nil:
-		case was == is:
+		switch list := group(was); was {
+		case nil:
+		case is:
 			list[slices.Index(list, c.Old)] = c.New
 			continue
 		default:

@@ -200,7 +200,7 @@ func (b *body) gzip() []byte {
 		out.Write(p.deflate(z))
 	}
 	out.Write([]byte{1, 0, 0, 0xff, 0xff})                                                                                 // the last block, which is empty
-	return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(bytes.Clone(out.Bytes()), sum), uint32(size)) //nolint:gosec // modulo 2^32, as RFC 1952 has it
+	return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(bytes.Clone(out.Bytes()), sum), uint32(size)) // modulo 2^32, as RFC 1952 has it
 }
 
 // deflate returns the groups compressed, by z if that was not done before. They end at a byte and refer to nothing before them.
