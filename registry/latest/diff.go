@@ -12,7 +12,7 @@ type Change[E any] struct {
 }
 
 // Diff compares the elements of two states, in which the unchanged ones are the same pointers and each key stands once. Who follows a state looks at what it returns only: ten thousand
-// pointers cost some ten microseconds, and a look at each element a hundred times that. It holds for any two states, however many there were between them.
+// pointers cost some forty microseconds (BenchmarkDiff), and a look at each element many times that. It holds for any two states, however many there were between them.
 func Diff[E interface {
 	comparable
 	Key() string

@@ -13,7 +13,7 @@ import (
 // settled waits until every APIService is available, and then until the first probes and polls are over.
 func (w *world) settled(ctx context.Context, n int) error {
 	begun := time.Now()
-	// A scrape of ten thousand APIServices is thirty megabytes: asked for twenty times a second, it is most of what is measured.
+	// A scrape of ten thousand APIServices is megabytes: asked for twenty times a second, it would be much of what is measured.
 	every := time.Duration(max(n, 500)) * 100 * time.Microsecond
 	err := until(ctx, every, patience, func() error {
 		all, err := w.metrics(ctx)
