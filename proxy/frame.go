@@ -132,12 +132,10 @@ func (l *frames) plan(r *frameRequest) h2.Plan {
 	d := &r.decision
 	d.Set, r.audit = identified(d.Set, r.head)
 	r.follow = l.p.follow(r.head, d)
-	answer, json := r.ready(), r.likesJSON()
-	r.head.Fields = nil // they are not to be looked at any more
-	if answer != nil {
-		return h2.Plan{Answer: answer, Set: r.named(), Done: r.done, GoAway: l.p.goAway()}
+	if answer := r.ready(); answer != nil {
+		return r.says(answer)
 	}
-	if json && d.Action == Refuse && apierrors.IsUnauthorized(d.Err) {
+	if d.Action == Refuse && apierrors.IsUnauthorized(d.Err) && r.likesJSON() {
 		return r.unwelcome(l.unauthorized, d.Err)
 	}
 	u := l.p.upstream(d, false)
@@ -152,25 +150,30 @@ func (l *frames) plan(r *frameRequest) h2.Plan {
 	}
 	r.follow.begin(d)
 	if err := l.p.enter(&r.held, d, u, d.source(r.head)); err != nil {
-		return r.refuse(err, json)
+		return r.refuse(err)
 	}
 	r.upstream = u
 	plan := r.plan()
 	plan.Done, plan.GoAway = r.done, l.p.goAway()
-	d.Set = nil
+	r.keep()
 	return plan
 }
 
 // refuse answers a request for which there is no place. Proxy.ServeHTTP is not asked: by then there may be one, and
 // it would forward over connections of its own what belongs here. Nor is a goroutine begun for who accepts JSON: three
 // thousand at once kept the requests of others waiting for 60 ms.
-func (r *frameRequest) refuse(err *apierrors.StatusError, json bool) h2.Plan {
-	if !json {
-		r.decision.Set = nil
+func (r *frameRequest) refuse(err *apierrors.StatusError) h2.Plan {
+	if !r.likesJSON() {
+		r.keep()
 		return h2.Plan{Serve: r.answer(err), Done: r.done, GoAway: r.l.p.goAway()}
 	}
 	r.own = err
-	return h2.Plan{Answer: readyAnswer(err), Set: r.named(), Done: r.done, GoAway: r.l.p.goAway()}
+	return r.says(readyAnswer(err))
+}
+
+// says answers with a document, or a refusal, that need only be sent.
+func (r *frameRequest) says(a *h2.Answer) h2.Plan {
+	return h2.Plan{Answer: a, Set: r.named(), Done: r.done, GoAway: r.l.p.goAway()}
 }
 
 // refuseGivenUp answers by Proxy.ServeHTTP only where it must: who asks so has to cost little.
@@ -201,10 +204,13 @@ func (r *frameRequest) unwelcome(a *h2.Answer, err error) h2.Plan {
 
 // named is what an answer of ours has of its own.
 func (r *frameRequest) named() []hpack.HeaderField {
-	r.decision.Set = nil
+	r.keep()
 	r.name[0] = hpack.HeaderField{Name: auditHeader, Value: r.audit, Sensitive: true}
 	return r.name[:]
 }
+
+// keep lets go of what is the connection's: the request may last for hours.
+func (r *frameRequest) keep() { r.decision.Set, r.head.Fields = nil, nil }
 
 // ready returns the document that is asked for, if it need only be sent.
 func (r *frameRequest) ready() *h2.Answer {
