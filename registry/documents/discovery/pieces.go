@@ -3,14 +3,11 @@ package discovery
 import (
 	"bytes"
 	"compress/flate"
-	"crypto/sha512"
 	"encoding/binary"
-	"encoding/hex"
 	"encoding/json"
 	"hash/crc32"
 	"hash/fnv"
 	"slices"
-	"strings"
 	"sync"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
@@ -164,20 +161,16 @@ func (b *body) join() []byte {
 	if b.pieces == nil {
 		return b.head
 	}
-	out := make([]byte, 0, b.size())
-	for text := range b.all {
-		out = append(out, text...)
-	}
-	return out
+	return bytes.Join(b.parts(), nil)
 }
 
-// hash is negotiate.Hash of the text.
-func (b *body) hash() string {
-	h := sha512.New()
+// parts are the text in order.
+func (b *body) parts() [][]byte {
+	var out [][]byte
 	for text := range b.all {
-		h.Write(text)
+		out = append(out, text)
 	}
-	return strings.ToUpper(hex.EncodeToString(h.Sum(nil)))
+	return out
 }
 
 // gzip is the text as one member of gzip (RFC 1952): DEFLATE's blocks need not know of each other (RFC 1951), so pieces stand there as they were compressed for other

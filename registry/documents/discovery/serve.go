@@ -78,7 +78,7 @@ func (d *Discovery) groupsDocument(pieces []piece) *document {
 func hashOf(list *apidiscoveryv2.APIGroupDiscoveryList, pieces ...*text) string {
 	text, _ := json.Marshal(list) // it holds nothing that cannot be encoded
 	b := newBody(text, pieces)
-	return b.hash()
+	return negotiate.Hash(b.parts()...)
 }
 
 // sameList reports whether two tables make the same legacy list.

@@ -50,10 +50,13 @@ func (a *Answer) Write(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Hash is the upper-case SHA-512 of a body, of which kube-apiserver makes its ETags.
-func Hash(body []byte) string {
-	sum := sha512.Sum512(body)
-	return strings.ToUpper(hex.EncodeToString(sum[:]))
+// Hash is the upper-case SHA-512 of a body, which may come in parts. kube-apiserver makes its ETags of it.
+func Hash(body ...[]byte) string {
+	h := sha512.New()
+	for _, part := range body {
+		_, _ = h.Write(part) // it takes everything
+	}
+	return strings.ToUpper(hex.EncodeToString(h.Sum(nil)))
 }
 
 // Gzip compresses a body.
