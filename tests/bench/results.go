@@ -17,6 +17,7 @@ type sample struct {
 	P99     float64 `json:"p99Millis"`         // latency
 	Mallocs float64 `json:"mallocs,omitempty"` // allocations per request; zero: not known
 	Watch   float64 `json:"kbPerWatch,omitempty"`
+	Last    float64 `json:"lastMillis,omitempty"`  // from an event to the last watch that has it
 	Flow    float64 `json:"mbPerSecond,omitempty"` // of bodies
 
 	Available float64 `json:"availableSeconds,omitempty"` // from the start until every APIService was
@@ -124,6 +125,18 @@ func ratio(ours, theirs *series, of func(sample) float64) spread {
 	return newSpread(v)
 }
 
+// added is what Fairlead adds to direct's figure by what a peer adds, each taken within one round.
+func added(ours, theirs, direct *series, of func(sample) float64) spread {
+	var v []float64
+	for i := range min(len(ours.Samples), len(theirs.Samples), len(direct.Samples)) {
+		a, b, d := ours.Samples[i], theirs.Samples[i], direct.Samples[i]
+		if none := (sample{}); a != none && b != none && d != none {
+			v = append(v, (of(a)-of(d))/(of(b)-of(d)))
+		}
+	}
+	return newSpread(v)
+}
+
 // table is everything, for people.
 func (r *results) table() string {
 	var b strings.Builder
@@ -151,6 +164,7 @@ func columns() []column {
 		{"p99 ms", "p99 ratio", func(s sample) float64 { return s.P99 }},
 		{"mallocs", "", func(s sample) float64 { return s.Mallocs }},
 		{"KB/watch", "ratio", func(s sample) float64 { return s.Watch }},
+		{"last ms", "ratio of last", func(s sample) float64 { return s.Last }},
 		{"MB/s", "Fairlead's by it", func(s sample) float64 { return s.Flow }},
 		{"all available after s", "", func(s sample) float64 { return s.Available }},
 		{"% of a processor", "", func(s sample) float64 { return s.Share }},
@@ -185,6 +199,19 @@ func (t *result) write(b *strings.Builder) {
 					return ""
 				}
 				return ratio(ours, s, c.of).String()
+			})
+		}
+	}
+	if i := slices.IndexFunc(t.Peers, func(s *series) bool { return s.Peer == direct }); i >= 0 {
+		for _, c := range columns()[3:5] { // latencies
+			if t.Peers[i].spread(c.of).most == 0 {
+				continue
+			}
+			add("added to direct's "+strings.TrimSuffix(c.head, " ms")+", by its", func(s *series) string {
+				if s == ours || s == t.Peers[i] {
+					return ""
+				}
+				return added(ours, s, t.Peers[i], c.of).String()
 			})
 		}
 	}

@@ -53,6 +53,7 @@ func (o *options) list() []scenario {
 		loads("http1-get", "GET 1 KB over HTTP/1.1, 8 connections", false, []string{fairlead, reverse}, shape{conns: 8, http1: true, size: objectSize, next: always(resources + "/one")}),
 		loads("http1-list", "LIST 100 KB over HTTP/1.1, 8 connections", false, []string{fairlead, reverse}, shape{conns: 8, http1: true, size: listSize, next: always(resources)}),
 		paced(),
+		alone(),
 		loads("apis", "GET /apis, 4 × 4", false, []string{fairlead, aggregator}, shape{conns: 4, streams: 4, next: always("/apis")}),
 		local(),
 		loads("get-1x1000", "GET 1 KB, 1 × 1,000", false, proxies, gets(1, 1000)),

@@ -39,6 +39,13 @@ func paced() scenario {
 	}}
 }
 
+// alone is one request at a time with nothing else under way: what a proxy adds to its latency.
+func alone() scenario {
+	s := gets(1, maxStreams) // they seldom meet
+	s.rate = 100
+	return loads("alone", "GET 1 KB on one connection, 100 a second: one at a time", false, []string{fairlead, haproxy, nghttpx, direct}, s)
+}
+
 // local compares what is delegated to kube-apiserver with what goes to an extension server, at a rate that kube-apiserver can stand.
 func local() scenario {
 	const name, rate = "local", 1000
@@ -183,7 +190,7 @@ func watches(o *options) scenario {
 			if err != nil {
 				return err
 			}
-			for round := range min(o.rounds, 3) {
+			for round := range o.rounds {
 				for _, p := range list {
 					if err := w.fresh(ctx, p); err != nil {
 						return err
@@ -251,16 +258,20 @@ func (w *world) watch(ctx context.Context, o *options, p *peer, conns int) (s sa
 	if err != nil {
 		return s, err
 	}
+	var last []float64
 	for i := range events {
+		began := time.Now()
 		if err := w.event(ctx); err != nil {
 			return s, err
 		}
 		if err := l.WaitDone(ctx, int64((3+i)*n)); err != nil {
 			return s, err
 		}
+		last = append(last, millis(time.Since(began)))
 	}
 	used, err := cpuOf(p.part.PID())
 	s.CPU = float64((used - cpu).Microseconds()) / float64(events*n)
+	s.Last = newSpread(last).middle
 	return s, err
 }
 
