@@ -41,29 +41,29 @@ const (
 type Decision struct {
 	// Action is what becomes of the request.
 	Action Action
+	// route is where the table of Entry leads the path. A request keeps to both, whatever is in force when it is carried out; not to the
+	// table itself, which a watch would keep in memory for as long as it lasts.
+	route registry.Route
+	// Pool is the local apiserver's pool that fits the credentials.
+	Pool authn.Pool
+	// LongRunning requests have no deadline and count against their own limit.
+	LongRunning bool
 	// Err is what Refuse answers with: an error that carries a metav1.Status.
 	Err error
 	// Entry is the table's entry of the path. Nil: the table names none.
 	Entry *registry.Entry
-	// route is where the same table leads the path. A request keeps to both, whatever is in force when it is carried out; not to the
-	// table itself, which a watch would keep in memory for as long as it lasts.
-	route registry.Route
 	// Request is what is asked for, in Kubernetes' terms.
 	Request Request
 	// User is as whom the request is served. Nil: the local apiserver finds out by itself.
 	User user.Info
 	// Impersonator is who asked to be User. Nil: nobody did.
 	Impersonator user.Info
-	// Pool is the local apiserver's pool that fits the credentials.
-	Pool authn.Pool
 	// Credentials are what the caller presented. The local apiserver's answer to a token tells whether it is proven.
 	Credentials authn.Credentials
 	// Set are the fields that Fairlead adds; they replace fields of the same name.
 	Set []hpack.HeaderField
 	// Strip tells which of the client's fields and trailers are not forwarded.
 	Strip Strip
-	// LongRunning requests have no deadline and count against their own limit.
-	LongRunning bool
 	// Timeout bounds the request. Zero: no bound of ours.
 	Timeout time.Duration
 }

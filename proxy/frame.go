@@ -65,7 +65,6 @@ type frameRequest struct {
 	exchange
 	l     *frames
 	front *frameConn
-	name  [1]hpack.HeaderField // see named
 	done  func(h2.Outcome)
 }
 
@@ -202,11 +201,11 @@ func (r *frameRequest) unwelcome(a *h2.Answer, err error) h2.Plan {
 	return h2.Plan{Answer: a, Set: r.named(), Done: r.done, Unwelcome: true}
 }
 
-// named is what an answer of ours has of its own.
+// named is what an answer of ours has of its own, in the room of fields that nobody is sent.
 func (r *frameRequest) named() []hpack.HeaderField {
+	set := append(r.decision.Set[:0], hpack.HeaderField{Name: auditHeader, Value: r.audit, Sensitive: true})
 	r.keep()
-	r.name[0] = hpack.HeaderField{Name: auditHeader, Value: r.audit, Sensitive: true}
-	return r.name[:]
+	return set
 }
 
 // keep lets go of what is the connection's: the request may last for hours.

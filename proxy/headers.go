@@ -19,10 +19,10 @@ type Strip struct {
 	authn *authn.Authenticator
 	// pool is where the request leaves: it decides about credentials.
 	pool authn.Pool
-	// connection are the lower-case names that an HTTP/1.1 Connection field lists (RFC 9110 §7.6.1).
-	connection []string
 	// upgrade says that the request is one.
 	upgrade bool
+	// connection are the lower-case names that an HTTP/1.1 Connection field lists (RFC 9110 §7.6.1).
+	connection []string
 }
 
 func (p *Proxy) strip(h *Head, pool authn.Pool) Strip {

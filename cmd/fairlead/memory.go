@@ -37,8 +37,9 @@ func limitMemory(log *slog.Logger) {
 
 // memory keeps the process small. An operator who sets GOGC has other plans, and is left alone.
 type memory struct {
-	give func()
-	last heap
+	give  func()
+	last  heap
+	burst bool // garbage was collected more than once between two looks, and nothing was given back since
 }
 
 // heap is what the runtime says of itself, in bytes.
@@ -74,13 +75,16 @@ func (m *memory) Run(ctx context.Context) error {
 	}
 }
 
-// look gives memory back if nothing was collected since it was called last, and an eighth of what lives could be returned.
+// look gives memory back if nothing was collected since it was called last, and an eighth of what lives could be returned. How much that is after a burst
+// nobody knows: what a collection found alive in the midst of it may have been dropped since.
 func (m *memory) look(now heap) {
-	idle := now.cycles == m.last.cycles
+	collected := now.cycles - m.last.cycles
+	m.burst = m.burst || collected > 1
 	m.last = now
-	if spare := now.objects - min(now.live, now.objects) + now.free; idle && spare >= max(worthIt, now.live/8) {
+	if spare := now.objects - min(now.live, now.objects) + now.free; collected == 0 && (m.burst || spare >= max(worthIt, now.live/8)) {
 		m.give()
 		m.last.cycles++ // its own
+		m.burst = false
 	}
 }
 

@@ -66,6 +66,20 @@ func TestGiveBack(t *testing.T) {
 	}
 }
 
+// What a crowd has left behind is not seen before it was collected.
+func TestGiveBackAfterABurst(t *testing.T) {
+	given := 0
+	m := &memory{give: func() { given++ }, last: heap{cycles: 7}}
+	for i, step := range []struct {
+		cycles uint64
+		want   int
+	}{{8, 0}, {8, 0}, {10, 0}, {11, 0}, {11, 1}, {12, 1}, {12, 1}, {13, 1}, {13, 1}} {
+		if m.look(heap{cycles: step.cycles, live: 9 << 20, objects: 9 << 20}); given != step.want {
+			t.Fatalf("step %d: gave memory back %d times, want %d", i, given, step.want)
+		}
+	}
+}
+
 func TestReadHeap(t *testing.T) {
 	if h := readHeap(); h.objects == 0 || h.objects > 1<<40 {
 		t.Errorf("heap is %+v", h)

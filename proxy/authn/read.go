@@ -36,14 +36,14 @@ const (
 type Credentials struct {
 	// Kind says which of them decide.
 	Kind Kind
+	// Impersonates says that there is a field whose name begins with Impersonate-.
+	Impersonates bool
 	// User is set for KindFrontProxy and KindCertificate. Read-only.
 	User user.Info
 	// Token is set for KindToken.
 	Token Token
 	// From is where they came from, for Review, which lets no address take all the places of strangers. Set by the caller.
 	From bound.Source
-	// Impersonates says that there is a field whose name begins with Impersonate-.
-	Impersonates bool
 	// Now is when they were read, so that the clock, which is slow on virtual machines, is asked once per request. Zero: Cached and Pool ask it.
 	Now time.Time
 	// Err is why something failed, for the log: always set for KindInvalid, and for KindToken when a certificate failed. It holds no token.

@@ -46,14 +46,20 @@ func scheduled(pid int) (cpu time.Duration, runs int64, err error) {
 	return cpu, runs, nil
 }
 
+// What of a process's memory is resident: all, or what it has made itself. The rest are pages of its file, which come and go.
+const (
+	all = "VmRSS:"
+	own = "RssAnon:"
+)
+
 // residentOf is a process's resident memory in bytes.
-func residentOf(pid int) (int64, error) {
+func residentOf(pid int, what string) (int64, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0, err
 	}
 	for line := range strings.Lines(string(b)) {
-		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+		if rest, ok := strings.CutPrefix(line, what); ok {
 			kb, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
 			return kb << 10, err
 		}

@@ -123,6 +123,6 @@ func (u *usage) read(p *peer) (err error) {
 	if u.cpu, u.runs, err = scheduled(p.part.PID()); err != nil {
 		return err
 	}
-	u.resident, err = residentOf(p.part.PID())
+	u.resident, err = residentOf(p.part.PID(), all)
 	return err
 }

@@ -223,7 +223,7 @@ func (w *world) watch(ctx context.Context, o *options, p *peer, conns int) (s sa
 	if err := pause(ctx, settle); err != nil {
 		return s, err
 	}
-	before, err := residentOf(p.part.PID())
+	before, err := residentOf(p.part.PID(), own)
 	if err != nil {
 		return s, err
 	}
@@ -240,7 +240,7 @@ func (w *world) watch(ctx context.Context, o *options, p *peer, conns int) (s sa
 	if err := pause(ctx, settle); err != nil {
 		return s, err
 	}
-	after, err := residentOf(p.part.PID())
+	after, err := residentOf(p.part.PID(), own)
 	if err != nil {
 		return s, err
 	}
@@ -279,7 +279,7 @@ func (w *world) watch(ctx context.Context, o *options, p *peer, conns int) (s sa
 func hold(ctx context.Context, d time.Duration, p *peer) error {
 	const every = 30 * time.Second
 	for held := time.Duration(0); held < d; held += every {
-		now, err := residentOf(p.part.PID())
+		now, err := residentOf(p.part.PID(), all)
 		if err != nil {
 			return err
 		}

@@ -112,7 +112,7 @@ type Engine struct {
 
 	spares
 	buffers spare.Buffers
-	worked  time.Duration // when a frame of a stream came last
+	work    activity
 }
 
 // spares are kept to be used again.
@@ -124,11 +124,28 @@ type spares struct {
 	sendings    []*sending
 }
 
-// restAfter is how long no frame of a stream came (pings do, on every connection) when a shard gives up its spares, up to 7 MiB: what holds thousands of quiet watches needs none.
-const restAfter = 5 * time.Second
+// activity counts frames of streams (pings come on every connection).
+type activity struct {
+	frames int           // since the period began
+	since  time.Duration // when it began
+	quiet  bool          // the one before had no more than few
+}
+
+const (
+	// restAfter is how long it must be quiet until a shard gives up its spares, up to 7 MiB: what holds thousands of quiet watches needs none.
+	restAfter = 4 * time.Second
+	// few is what always comes: an event on some watch, and what Fairlead itself asks the local apiserver, such as to renew its lease.
+	few = 100
+)
+
+func (a *activity) look(now time.Duration) {
+	if now-a.since > restAfter {
+		*a = activity{since: now, quiet: a.frames <= few}
+	}
+}
 
 // Rests reports whether there is no work for which spares would be worth keeping.
-func (e *Engine) Rests() bool { return e.now-e.worked > restAfter }
+func (e *Engine) Rests() bool { return e.work.quiet && e.work.frames <= few }
 
 // call is something that must run without the mutex.
 type call struct {

@@ -113,7 +113,7 @@ func (e *Engine) handle(c *Conn, h wire.FrameHeader, p []byte) {
 		return
 	}
 	if h.StreamID != 0 {
-		e.worked = e.now
+		e.work.frames++
 	}
 	var err *connError
 	switch h.Type {

@@ -24,14 +24,14 @@ func TestSparesGoWhenTheShardRests(t *testing.T) {
 	if r.e.empty() || r.e.buffers.Size() == 0 {
 		t.Fatal("a busy shard keeps nothing for reuse")
 	}
-	for range int(restAfter / TickEvery) {
+	for range int(restAfter/TickEvery) - 2 {
 		r.tick(TickEvery)
 		pong(c, b)
 	}
 	if r.e.empty() || r.e.buffers.Size() == 0 {
 		t.Error("spares are gone before it was quiet for long enough")
 	}
-	r.tick(2 * TickEvery)
+	r.tick(3 * TickEvery)
 	pong(c, b)
 	if !r.e.empty() || r.e.buffers.Size() > 0 {
 		t.Errorf("a shard at rest keeps %+v", r.e.spares)
@@ -42,6 +42,41 @@ func TestSparesGoWhenTheShardRests(t *testing.T) {
 	b.respond(5, "again")
 	c.want("HEADERS 5 :status=200", `DATA 5 "again" END`)
 	r.clean()
+}
+
+// What always comes, as a lease that is renewed, keeps no spares.
+func TestFewFramesAreRest(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		gets uint32 // in each tick
+		want bool
+	}{
+		{"a lease", 1, true},
+		{"work", 4, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t)
+			c := r.client()
+			var b *peer
+			id := uint32(1)
+			for range 3 * int(restAfter/TickEvery) {
+				for range tt.gets {
+					c.get(id)
+					if b == nil {
+						b = r.backend(0)
+					}
+					b.respond(id, "done")
+					id += 2
+				}
+				r.tick(TickEvery)
+				pong(c, b)
+				c.see()
+			}
+			if r.e.empty() != tt.want {
+				t.Errorf("%d requests in %v: %+v", tt.gets, TickEvery, r.e.spares)
+			}
+		})
+	}
 }
 
 // pong has peers answer pings.

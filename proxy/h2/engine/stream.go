@@ -27,13 +27,13 @@ type half struct {
 	recv     int32               // what the sending peer may still send on the stream
 	credit   int32               // bytes passed on, whose window was not given back yet
 	full     int32               // recv when nothing is under way or waits
-	declared int64               // content-length; -1: none
-	got      int64               // body bytes received
-	sent     int64               // body bytes sent
 	end      bool                // END_STREAM was received
 	sentEnd  bool                // END_STREAM was sent
 	discard  bool                // bytes are dropped: nobody wants them any more
 	head     bool                // the final head of this direction was sent
+	declared int64               // content-length; -1: none
+	got      int64               // body bytes received
+	sent     int64               // body bytes sent
 	ready    node                // on the receiving connection's ready list
 }
 

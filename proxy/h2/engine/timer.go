@@ -59,6 +59,7 @@ func (e *Engine) Tick(now time.Duration) {
 	for _, p := range e.pools {
 		p.look()
 	}
+	e.work.look(e.now)
 	if e.Rests() {
 		e.dropSpares()
 	}
