@@ -192,12 +192,17 @@ func watches(o *options) scenario {
 			}
 			for round := range o.rounds {
 				for _, p := range list {
+					began := time.Now()
 					if err := w.fresh(ctx, p); err != nil {
 						return err
 					}
+					ready := time.Since(began).Seconds()
 					s, err := w.watch(ctx, o, p, conns)
 					if err != nil {
 						return fmt.Errorf("measuring %s: %w", p.name, err)
+					}
+					if p.front != nil {
+						s.Available = ready
 					}
 					r.add(name, p.name, round, s)
 				}
