@@ -195,7 +195,7 @@ func (f *flight) transport() *http.Transport {
 	trust.ClientSessionCache = nil // a resumed session would not show us the certificate
 	trust.NextProtos = nil
 	if trust.ServerName == "" {
-		trust.ServerName = b.ServerName
+		trust.ServerName = b.NameAt(f.target.key.address)
 	}
 	protocols := new(http.Protocols)
 	if f.target.server { // what is sent there with our certificate goes over HTTP/2 alone

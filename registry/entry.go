@@ -1,6 +1,10 @@
 package registry
 
 import (
+	"cmp"
+	"net"
+	"strconv"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -56,7 +60,10 @@ type Backend struct {
 	// Namespace and Service name the Service, Port is the APIService's (443 when unset).
 	Namespace, Service string
 	Port               int32
-	// ServerName is the TLS name to verify and to send: <service>.<namespace>.svc unless the annotation overrides it.
+	// URLs are https://host:port, comma-separated, of a backend that an annotation names. Then there is no Service, and Namespace is that of CAFrom. Empty: a Service.
+	URLs string
+	// ServerName is the TLS name to verify and to send: <service>.<namespace>.svc, or the host of the URL, unless the annotation overrides it. URLs with several
+	// hosts have all of them, comma-separated: one is verified, and NameAt is sent.
 	ServerName string
 	// CABundle is the inline PEM bundle. Empty: see CAFrom; both empty: the system's roots.
 	CABundle string
@@ -71,6 +78,19 @@ type Backend struct {
 	// Owner is the APIService that has this Backend for itself, because more is trusted there than CABundle says: a CA that was replaced lately, or
 	// what a ConfigMap holds. Empty: whoever names the same has it.
 	Owner string
+}
+
+// String is what people call a backend: <namespace>/<service>:<port>, or its URLs.
+func (b *Backend) String() string {
+	return cmp.Or(b.URLs, b.Namespace+"/"+net.JoinHostPort(b.Service, strconv.Itoa(int(b.Port))))
+}
+
+// NameAt is the TLS name to send to an address.
+func (b *Backend) NameAt(address string) string {
+	if host, _, err := net.SplitHostPort(address); err == nil && strings.Contains(b.ServerName, ",") {
+		return host
+	}
+	return b.ServerName
 }
 
 // Endpoint is one address of an Entry's Backend.

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -109,7 +110,7 @@ func (t *Trust) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// TLS returns a client configuration for dialling b: it sends the server name, shows the client certificate and verifies the server against what the APIService trusts
+// TLS returns a client configuration for dialling b: it sends the server name (the caller sets it to b.NameAt where b has several), shows the client certificate and verifies the server against what the APIService trusts
 // at the moment of the handshake. Without an APIService it is for a connection that all may use that have b: then b's bundle counts alone, so that what one of them says of
 // trust holds for no other, and b must have no Owner. The caller owns it and adds its NextProtos. An error, always an *Error, means that no handshake could succeed now.
 func (t *Trust) TLS(apiService string, b *registry.Backend) (*tls.Config, error) {
@@ -121,8 +122,12 @@ func (t *Trust) TLS(apiService string, b *registry.Backend) (*tls.Config, error)
 	if v.fault != nil && len(live(v.previous, time.Now())) == 0 {
 		return nil, v.fault
 	}
+	name := v.name
+	if strings.Contains(name, ",") { // which one is to be sent depends on the address
+		name = ""
+	}
 	return &tls.Config{
-		ServerName:           v.name,
+		ServerName:           name,
 		MinVersion:           tls.VersionTLS12,
 		GetClientCertificate: t.cfg.ClientCertificate,
 		// VerifyConnection does all that is skipped here, against roots that may change after this configuration was made; and it gives a reason.
@@ -161,7 +166,7 @@ func (t *Trust) lookup(apiService string, b *registry.Backend) (*backend, error)
 	if s != nil {
 		return s, nil
 	}
-	return nil, refuse(reasonInvalidBundle, nil, "the backend %s/%s is no longer that of an APIService", b.Namespace, b.Service)
+	return nil, refuse(reasonInvalidBundle, nil, "the backend %s is no longer that of an APIService", b)
 }
 
 // apply takes the remote entries of a table, unless a newer one has been taken.

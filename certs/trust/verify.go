@@ -5,6 +5,7 @@ import (
 	"encoding/asn1"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -16,8 +17,15 @@ type verified struct {
 	until time.Time
 }
 
-// verifyChain checks what a server presented, leaf first, against r and the name. A nil error means that all of it holds at now.
-func verifyChain(chain []*x509.Certificate, r *roots, name string, now time.Time) (verified, *Error) {
+// verifyChain checks what a server presented, leaf first, against r and the name, or one of several, comma-separated. A nil error means that all of it holds at now.
+func verifyChain(chain []*x509.Certificate, r *roots, names string, now time.Time) (verified, *Error) {
+	name := names // that no certificate has, if there are several
+	for n := range strings.SplitSeq(names, ",") {
+		if len(chain) > 0 && chain[0].VerifyHostname(n) == nil {
+			name = n
+			break
+		}
+	}
 	if name == "" {
 		// To crypto/x509 an empty name would mean any.
 		return verified{}, refuse(reasonWrongName, nil, "there is no server name to verify")

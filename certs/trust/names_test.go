@@ -1,0 +1,53 @@
+package trust
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// Where URLs have several hosts a certificate has one of them, whichever address it is presented at, and no other name: none at all, a part of one, or their list.
+func TestNamesOfSeveralURLs(t *testing.T) {
+	ca := pki.NewCA("ca")
+	b := newBench(t, Config{})
+	b.set(func(s *registry.Backend) {
+		s.CABundle, s.ServerName = string(bundleOf(ca)), "a.example.com,2001:db8::1,10.0.0.1"
+	})
+	cfg, err := b.TLS(b.name, b.spec)
+	if err != nil || cfg.ServerName != "" {
+		t.Fatalf("%q is sent to all: %v", cfg.ServerName, err)
+	}
+	for _, tt := range []struct {
+		names []string
+		want  string
+	}{
+		{[]string{"a.example.com"}, ""},
+		{[]string{"other.example.com", "10.0.0.1"}, ""},
+		{[]string{"2001:db8::1"}, ""},
+		{[]string{"*.example.com"}, ""},
+		{[]string{"example.com"}, "WrongServerName"},
+		{[]string{"10.0.0.2"}, "WrongServerName"},
+		{[]string{serverName}, "WrongServerName"},
+		{nil, "MissingSAN"},
+	} {
+		pair := ca.Issue(pki.Leaf{CommonName: "a.example.com", Names: tt.names})
+		err := b.dial(pair)
+		if got := reason(t, err); got != tt.want || got == "WrongServerName" && !strings.Contains(err.Error(), b.spec.ServerName) {
+			t.Errorf("a certificate for %q: %v, want %q", tt.names, err, tt.want)
+		}
+		open, release := b.Guard(b.name, b.spec, chainOf(t, pair))
+		if lost(open) != (tt.want != "") {
+			t.Errorf("a connection with a certificate for %q ends: %v", tt.names, lost(open))
+		}
+		release()
+	}
+	if got := reason(t, b.dial(pki.NewCA("other").Issue(pki.Leaf{Names: []string{"a.example.com"}}))); got != "UnknownAuthority" {
+		t.Errorf("somebody else's certificate: %q", got)
+	}
+	b.set(func(s *registry.Backend) { s.ServerName = "" }) // of an annotation that cannot be used
+	if got := reason(t, b.dial(ca.Issue(pki.Leaf{Names: []string{"a.example.com"}}))); got != "WrongServerName" {
+		t.Errorf("without a name: %q", got)
+	}
+}
