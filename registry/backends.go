@@ -8,16 +8,16 @@ import (
 
 // backend makes the Backend of a remote entry, or returns the one that is equal.
 func (b *builder) backend(e *Entry, s *settings, src *origin, old *Entry) *Backend {
-	ref := e.Object.Spec.Service
-	fresh := Backend{
-		Namespace:   ref.Namespace,
-		Service:     ref.Name,
-		Port:        servicePort(ref),
-		ServerName:  cmp.Or(s.serverName, ref.Name+"."+ref.Namespace+".svc"),
-		CAFrom:      s.caFrom,
-		Insecure:    e.Object.Spec.InsecureSkipTLSVerify,
-		HTTP1:       s.http1,
-		PingTimeout: e.Policy.PingTimeout,
+	var fresh Backend
+	if ref := e.Object.Spec.Service; s.urls.given() {
+		fresh = s.urls.backend(ref)
+	} else {
+		fresh = Backend{Namespace: ref.Namespace, Service: ref.Name, Port: servicePort(ref), ServerName: ref.Name + "." + ref.Namespace + ".svc"}
+	}
+	fresh.ServerName = cmp.Or(s.serverName, fresh.ServerName)
+	fresh.Insecure, fresh.HTTP1, fresh.PingTimeout = e.Object.Spec.InsecureSkipTLSVerify, s.http1, e.Policy.PingTimeout
+	if s.urls.fault == "" { // nobody follows a ConfigMap for nothing
+		fresh.CAFrom = s.caFrom
 	}
 	if src.ca = b.bundle(e.Object, src.ca); src.ca != nil {
 		fresh.CABundle = src.ca.pem

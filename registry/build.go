@@ -230,6 +230,7 @@ func (b *builder) entry(object *apiregistrationv1.APIService, src *origin, old *
 	}
 	s := readAnnotations(object.Annotations, *b.policy)
 	e.Policy, e.Problems = s.policy, s.problems
+	s.urls.check(b.options, object.Spec.Service, s.caFrom)
 	switch {
 	case isLocal(object):
 		b.local(e)
@@ -241,8 +242,8 @@ func (b *builder) entry(object *apiregistrationv1.APIService, src *origin, old *
 	default:
 		b.remote(e, &s, src, old)
 		if src.shadowed != "" {
-			e.Problems = append(e.Problems, fmt.Sprintf("it hides CustomResourceDefinition %s: service/%s in %q has taken over %s, and the objects of the definition cannot be reached",
-				src.shadowed, e.Backend.Service, e.Backend.Namespace, e.GroupVersion))
+			e.Problems = append(e.Problems, fmt.Sprintf("it hides CustomResourceDefinition %s: %s has taken over %s, and the objects of the definition cannot be reached",
+				src.shadowed, claimant(object), e.GroupVersion))
 		}
 	}
 	if e.Backend == nil {
@@ -255,9 +256,12 @@ func (b *builder) entry(object *apiregistrationv1.APIService, src *origin, old *
 	return e
 }
 
-// isLocal reports whether the local apiserver serves the APIService: it names no Service, or the apiserver's own. Upstream has the same
+// isLocal reports whether the local apiserver serves the APIService: it names no URL, and no Service or the apiserver's own. Upstream has the same
 // special case (loopback resolver, pkg/apiserver/resolvers.go); without it the front door would call itself through the cluster's Service.
 func isLocal(object *apiregistrationv1.APIService) bool {
+	if _, ok := object.Annotations[urlAnnotation]; ok {
+		return false
+	}
 	ref := object.Spec.Service
 	return ref == nil || ref.Namespace == "default" && ref.Name == "kubernetes" && servicePort(ref) == defaultPort
 }
@@ -280,20 +284,23 @@ func (b *builder) local(e *Entry) {
 }
 
 // protected fills an entry whose remote claims a group that no remote may claim. In kubernetes mode it keeps its Backend, so that nobody takes
-// it for Local (the local apiserver's own aggregator would obey the claim), but gets no endpoints, so that nobody dials it.
+// it for Local (the local apiserver's own aggregator would obey the claim, unless a URL makes it), but gets no endpoints, so that nobody dials it.
 func (b *builder) protected(e *Entry, s *settings, src *origin, old *Entry) {
 	name := cmp.Or(e.GroupVersion.Group, "core")
-	ref := e.Object.Spec.Service
-	message := "group " + name + " is protected: service/" + ref.Name + " in \"" + ref.Namespace + "\" may not serve it"
+	message := "group " + name + " is protected: " + claimant(e.Object) + " may not serve it"
 	e.Verdict = Verdict{Status: corev1.ConditionFalse, Reason: ReasonProtectedGroup, Message: message}
 	e.Problems = append(e.Problems, message)
-	if !b.options.Directory {
+	if !b.options.Directory && e.Object.Spec.Service != nil {
 		e.Backend = b.backend(e, s, src, old)
 	}
 }
 
-// SameService reports whether two backends differ in nothing but trust and protocol.
+// SameService reports whether two backends differ in nothing but trust and protocol, or in their URLs: these are to a backend what its endpoints
+// are to a Service.
 func (b *Backend) SameService(other *Backend) bool {
+	if b.URLs != "" && other.URLs != "" {
+		return true
+	}
 	return b.Namespace == other.Namespace && b.Service == other.Service && b.Port == other.Port
 }
 

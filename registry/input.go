@@ -46,6 +46,8 @@ type Options struct {
 	// Reach says which addresses endpoints and external names may have. Config.Directory implies its
 	// AllowLoopback.
 	Reach reach.Rules
+	// AllowURLs admits backends that the annotation url names (--allow-url-backends). Config.Directory implies it.
+	AllowURLs bool
 	// Directory selects the rules of the dir: registry: this process serves apiregistration.k8s.io itself, and a protected group that a remote
 	// claims stays local rather than being refused. New sets it when Config.Directory is set.
 	Directory bool

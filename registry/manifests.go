@@ -19,7 +19,7 @@ type manifests struct {
 
 func newManifests(c Config) (m *manifests, err error) {
 	m = &manifests{}
-	m.Directory, err = directory.New(directory.Config{Path: c.Directory, Client: c.Client, Local: isLocal, Logger: c.Logger})
+	m.Directory, err = directory.New(directory.Config{Path: c.Directory, Client: c.Client, Claimant: claimant, Logger: c.Logger})
 	if err == nil && c.Client != nil {
 		m.cluster, err = newCluster(c.Client, c.Logger)
 	}

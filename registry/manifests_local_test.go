@@ -76,6 +76,12 @@ func TestDirectoryBeforeAnAPIServer(t *testing.T) {
 	if m := table.Match("/apis/a.io/v1/things"); m.Route != RouteRemote {
 		t.Errorf("the manifest does not win: %+v", m)
 	}
+	write(t, file, `{apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1.a.io, annotations: {fairlead.dev/url: "https://a.example.com"}},
+  spec: {group: a.io, version: v1, groupPriorityMinimum: 100, versionPriority: 10}}`)
+	until(t, r, "the URL, which the directory may name", func(t *Table) bool {
+		e, p := t.named("v1.a.io"), t.Problems()
+		return len(e.Endpoints) == 1 && e.Endpoints[0].Address == "a.example.com:443" && len(p) == 1 && strings.Contains(p[0].Message, `and url "https://a.example.com" claims it`)
+	})
 }
 
 func TestDirectoryWithoutItsAPIServer(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 // a series that begins at 1.
 var unavailableReasons = [...]string{
 	ReasonServiceNotFound, ReasonServiceAccessError, ReasonServicePortError, ReasonEndpointsNotFound, ReasonEndpointsAccessError,
-	ReasonMissingEndpoints, ReasonFailedDiscoveryCheck, ReasonInvalidCABundle, ReasonMaintenance, ReasonProtectedGroup,
+	ReasonMissingEndpoints, ReasonFailedDiscoveryCheck, ReasonInvalidCABundle, ReasonMaintenance, ReasonProtectedGroup, ReasonInvalidURL,
 }
 
 // metrics shows the current table. Its series are made from the table when they are scraped, so they come and go with its entries.

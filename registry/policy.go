@@ -24,6 +24,7 @@ type settings struct {
 	serverName string
 	caFrom     string
 	http1      bool
+	urls       urls
 	problems   []string
 }
 
@@ -82,6 +83,9 @@ func (s *settings) set(name, value string) error {
 		return setDuration(&p.PingTimeout, value, 500*time.Millisecond, 5*time.Minute)
 	case "http1":
 		return setBool(&s.http1, value)
+	case "url":
+		s.urls = readURLs(value)
+		return nil
 	case "maintenance":
 		return setMessage(&p.Maintenance, value)
 	}

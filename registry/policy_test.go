@@ -46,6 +46,8 @@ func TestAnnotations(t *testing.T) {
 		{name: "ping-timeout", value: "1s", want: with(func(s *settings) { s.policy.PingTimeout = time.Second })},
 		{name: "http1", value: "true", want: with(func(s *settings) { s.http1 = true })},
 		{name: "http1", value: "yes", bad: "neither true nor false"},
+		{name: "url", value: "https://b,https://a:1", want: with(func(s *settings) { s.urls.addresses = []string{"a:1", "b:443"} })},
+		{name: "url", value: "http://a", want: with(func(s *settings) { s.urls.fault = `"http://a" is not https://<host> or https://<host>:<port>` })},
 		{name: "maintenance", value: " back at noon ", want: with(func(s *settings) { s.policy.Maintenance = "back at noon" })},
 		{name: "maintenance", value: " ", bad: "empty"},
 		{name: "maintenance", value: strings.Repeat("x", 257), bad: "longer"},
@@ -54,7 +56,7 @@ func TestAnnotations(t *testing.T) {
 	} {
 		got := readAnnotations(map[string]string{prefix + tc.name: tc.value, "example.com/other": "x"}, defaults)
 		if tc.bad == "" {
-			if d := cmp.Diff(tc.want, got, cmp.AllowUnexported(settings{}), cmpopts.EquateEmpty()); d != "" {
+			if d := cmp.Diff(tc.want, got, cmp.AllowUnexported(settings{}, urls{}), cmpopts.EquateEmpty()); d != "" {
 				t.Errorf("%s=%q (-want +got):\n%s", tc.name, tc.value, d)
 			}
 			continue
@@ -63,7 +65,7 @@ func TestAnnotations(t *testing.T) {
 			t.Errorf("%s=%q: problems %q, want one with %q", tc.name, tc.value, got.problems, tc.bad)
 		}
 		got.problems = nil
-		if d := cmp.Diff(settings{policy: defaults}, got, cmp.AllowUnexported(settings{}), cmpopts.EquateEmpty()); d != "" {
+		if d := cmp.Diff(settings{policy: defaults}, got, cmp.AllowUnexported(settings{}, urls{}), cmpopts.EquateEmpty()); d != "" {
 			t.Errorf("%s=%q is bad but changes (-want +got):\n%s", tc.name, tc.value, d)
 		}
 	}
@@ -83,13 +85,14 @@ func TestDefaults(t *testing.T) {
 func FuzzAnnotations(f *testing.F) {
 	names := []string{
 		"request-timeout", "max-inflight", "max-longrunning", "long-running-subresources", "tls-server-name", "ca-from",
-		"ca-rotation-overlap", "probe-interval", "ping-timeout", "http1", "maintenance", "other",
+		"ca-rotation-overlap", "probe-interval", "ping-timeout", "http1", "maintenance", "url", "other",
 	}
 	for i := range names {
 		f.Add(i, "1s")
 		f.Add(i, "true")
 		f.Add(i, "a,b")
 		f.Add(i, "a/b")
+		f.Add(i, "https://a,https://b:1")
 		f.Add(i, "99999999999999999999")
 	}
 	defaults := (&Options{}).defaults()

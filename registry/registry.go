@@ -61,7 +61,7 @@ func New(c Config) (*Registry, error) {
 		return nil, errors.New("making registry: neither a local apiserver nor a directory to take APIServices from")
 	case c.Directory != "":
 		// What is in the directory was put there by whoever runs this process, on a machine that need not have a network.
-		c.Options.Directory, c.Options.Reach.AllowLoopback = true, true
+		c.Options.Directory, c.Options.Reach.AllowLoopback, c.Options.AllowURLs = true, true, true
 		from, err := newManifests(c)
 		if err != nil {
 			return nil, err

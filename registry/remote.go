@@ -7,22 +7,28 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // remote fills an entry that has a backend: whom to trust, which endpoints, what their health says.
 func (b *builder) remote(e *Entry, s *settings, src *origin, old *Entry) {
 	e.Backend = b.backend(e, s, src, old)
-	ref := e.Object.Spec.Service
 	r := resolver{
 		options: b.options,
-		ref:     ref,
+		ref:     e.Object.Spec.Service,
 		port:    e.Backend.Port,
 		service: src.service,
-		slices:  b.in.Slices[types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}],
+		slices:  b.in.Slices[serviceOf(e.Object)],
 	}
-	found := r.resolve()
+	var found resolution
+	if s.urls.given() {
+		found = r.fromURLs(&s.urls)
+	} else {
+		found = r.resolve()
+	}
 	e.Endpoints = found.endpoints
+	if s.urls.fault != "" {
+		e.Problems = append(e.Problems, found.fault.Message)
+	}
 	for _, why := range found.refused {
 		e.Problems = append(e.Problems, "endpoint refused: "+why)
 	}

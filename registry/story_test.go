@@ -24,7 +24,7 @@ var update = flag.Bool("update", false, "rewrite the expectations of the stories
 
 // A story is a script of steps, one a line, over the files of its archive:
 //
-//	options <word>…            clusterip, loopback, directory, unprotected; before the first apply
+//	options <word>…            clusterip, loopback, urls, directory, unprotected; before the first apply
 //	apply <file>…              objects that are new or changed
 //	delete <kind> <ns>/<name>
 //	report <apiservice> <address> healthy|slow|unhealthy|badca [cause]
@@ -188,6 +188,8 @@ func (s *story) setOptions(words []string) {
 			s.options.ClusterIPRouting = true
 		case "loopback":
 			s.options.Reach.AllowLoopback = true
+		case "urls":
+			s.options.AllowURLs = true
 		case "directory":
 			s.options.Directory = true
 		case "unprotected":

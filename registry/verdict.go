@@ -6,7 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Reasons of a Verdict. All but the last three are kube-aggregator's own, word for word: Conformance, dashboards and alerts compare them.
+// Reasons of a Verdict. All but the last four are kube-aggregator's own, word for word: Conformance, dashboards and alerts compare them.
 const (
 	ReasonLocal                = "Local"
 	ReasonServiceNotFound      = "ServiceNotFound"
@@ -20,6 +20,7 @@ const (
 	ReasonInvalidCABundle      = "InvalidCABundle"
 	ReasonMaintenance          = "Maintenance"
 	ReasonProtectedGroup       = "ProtectedGroup"
+	ReasonInvalidURL           = "InvalidURL"
 )
 
 // Verdict says whether an APIService can be used, in the words of its Available condition. It is a value; the zero Verdict is "not yet

@@ -51,9 +51,9 @@ type APIService struct {
 	// GroupPriority and VersionPriority are groupPriorityMinimum and versionPriority.
 	GroupPriority   int32 `json:"groupPriorityMinimum"`
 	VersionPriority int32 `json:"versionPriority"`
-	// Service is namespace/name:port. Empty: Local.
+	// Service is namespace/name:port, or the URLs in its place. Empty: Local.
 	Service string `json:"service,omitempty"`
-	// ServerName is the TLS name that is sent and verified. Empty: Local.
+	// ServerName is the TLS name that is sent and verified, or those of several URLs, comma-separated. Empty: Local.
 	ServerName string `json:"serverName,omitempty"`
 	// Verdict is whether requests are sent there.
 	Verdict Verdict `json:"verdict"`

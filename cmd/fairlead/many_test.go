@@ -28,6 +28,7 @@ type object = map[string]any
 // crowd is a kube-apiserver, as far as this process asks it, with very many APIServices, and the one server behind all their Services.
 type crowd struct {
 	apiServices, services int
+	annotations           object // of each APIService
 
 	watches sync.Map // :: path → chan object
 	port    int
@@ -37,7 +38,7 @@ func (c *crowd) service(i int) string { return fmt.Sprintf("s%d", i%c.services) 
 
 func (c *crowd) apiService(i int) object {
 	group := fmt.Sprintf("group%d.example.com", i)
-	return object{"metadata": object{"name": "v1." + group}, "spec": object{
+	return object{"metadata": object{"name": "v1." + group, "annotations": c.annotations}, "spec": object{
 		"group": group, "version": "v1", "groupPriorityMinimum": 100, "versionPriority": 1, "insecureSkipTLSVerify": true,
 		"service": object{"namespace": "many", "name": c.service(i), "port": 443},
 	}}

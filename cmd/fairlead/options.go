@@ -40,6 +40,7 @@ type options struct {
 
 	endpointRouting bool
 	allowLoopback   bool
+	allowURLs       bool
 	rejectRedirects bool
 	protectedGroups []string
 	caOverlap       time.Duration
@@ -109,6 +110,7 @@ func (o *options) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.endpointRouting, "enable-aggregator-routing", true, "Send requests to endpoints. False: to the Service's ClusterIP.")
 	fs.BoolVar(&o.rejectRedirects, "aggregator-reject-forwarding-redirect", true, "Answer a remote's redirects with 502 instead of passing them on.")
 	fs.BoolVar(&o.allowLoopback, "allow-loopback-backends", false, "Allow backends on loopback addresses, and by names that only an egress proxy knows. They receive our client certificate.")
+	fs.BoolVar(&o.allowURLs, "allow-url-backends", false, "Allow backends that APIServices name by URL (annotation fairlead.dev/url): who may write APIServices chooses who receives our client certificate. With --registry=dir: always allowed.")
 	fs.StringSliceVar(&o.protectedGroups, "protected-groups", nil, "Groups that no remote may claim. Empty: Kubernetes' built-in ones. \"-\": none.")
 	fs.DurationVar(&o.caOverlap, "ca-rotation-overlap", time.Minute, "How long a replaced CA of a backend stays trusted while nothing verifies with the new one. 0: not at all.")
 

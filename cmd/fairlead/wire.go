@@ -92,7 +92,7 @@ func (o *options) reach() reach.Rules {
 
 func (d *door) makeTable(context.Context) (err error) {
 	options := registry.Options{
-		ClusterIPRouting: !d.o.endpointRouting, Reach: d.reach, ProtectedGroups: protectedGroups(d.o.protectedGroups),
+		ClusterIPRouting: !d.o.endpointRouting, Reach: d.reach, AllowURLs: d.o.allowURLs, ProtectedGroups: protectedGroups(d.o.protectedGroups),
 		Defaults: registry.Policy{RequestTimeout: d.o.requestTimeout, CAOverlap: orNone(d.o.caOverlap)},
 	}
 	d.registry, err = registry.New(registry.Config{Client: d.client, Directory: d.o.directory(), Options: options, Logger: d.log, Metrics: d.metrics})

@@ -29,6 +29,7 @@ type linter struct {
 
 	endpointRouting bool
 	allowLoopback   bool
+	allowURLs       bool
 	protectedGroups []string
 
 	output string
@@ -80,6 +81,7 @@ func (l *linter) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&l.proxyKey, "proxy-client-key-file", "", "Key of that certificate.")
 	fs.BoolVar(&l.endpointRouting, "enable-aggregator-routing", true, "Requests are sent to endpoints. False: to the Service's ClusterIP.")
 	fs.BoolVar(&l.allowLoopback, "allow-loopback-backends", false, "Backends may have loopback addresses.")
+	fs.BoolVar(&l.allowURLs, "allow-url-backends", false, "Backends may be named by the annotation fairlead.dev/url.")
 	fs.StringSliceVar(&l.protectedGroups, "protected-groups", nil, "Groups that no remote may claim. Empty: Kubernetes' built-in ones. \"-\": none.")
 	fs.StringVarP(&l.output, "output", "o", "text", "Form of the findings: text (a line each) or json (a list).")
 	fs.StringSliceVar(&l.names, "serving-names", nil, "Names and addresses that clients use for Fairlead; the serving certificate must be valid for each.")

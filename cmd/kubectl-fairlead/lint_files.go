@@ -63,7 +63,7 @@ func (l *linter) tableOptions() *registry.Options {
 	if slices.Equal(groups, []string{"-"}) {
 		groups = []string{}
 	}
-	return &registry.Options{ClusterIPRouting: !l.endpointRouting, Reach: l.reach(), ProtectedGroups: groups}
+	return &registry.Options{ClusterIPRouting: !l.endpointRouting, Reach: l.reach(), AllowURLs: l.allowURLs, ProtectedGroups: groups}
 }
 
 func (l *linter) reach() reach.Rules { return reach.Rules{AllowLoopback: l.allowLoopback} }

@@ -118,7 +118,7 @@ func (l *linter) table(ctx context.Context, cfg *rest.Config) ([]*registry.Entry
 func (l *linter) backend(ctx context.Context, client corev1client.CoreV1Interface, e *registry.Entry) {
 	object, b := "APIService "+e.Name, e.Backend
 	switch e.Verdict.Reason {
-	case "", registry.ReasonInvalidCABundle, registry.ReasonMaintenance, registry.ReasonProtectedGroup: // said by others, or on purpose
+	case "", registry.ReasonInvalidCABundle, registry.ReasonMaintenance, registry.ReasonProtectedGroup, registry.ReasonInvalidURL: // said by others, or on purpose
 	case registry.ReasonServicePortError:
 		l.error(object, "give the Service that port, or name one of its ports in spec.service.port", "%s", e.Verdict.Message)
 	default:
@@ -152,7 +152,7 @@ func (l *linter) presented(ctx context.Context, e *registry.Entry) map[string][]
 	g.SetLimit(maxHandshakes)
 	for _, endpoint := range e.Endpoints {
 		g.Go(func() error {
-			chain, err := chainOf(ctx, rules.Dial, endpoint.Address, e.Backend.ServerName)
+			chain, err := chainOf(ctx, rules.Dial, endpoint.Address, e.Backend.NameAt(endpoint.Address))
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {

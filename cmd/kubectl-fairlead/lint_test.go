@@ -116,6 +116,8 @@ func TestLintFiles(t *testing.T) {
 		{"twice", manifestOf(ca) + "---\n" + manifestOf(ca), []string{"error: -:21: metadata.name: APIService v1.widgets.example.com is already at line 1", "error: -:35: metadata.name: Service ns/widgets is already at line 15"}},
 		{"bundle in a ConfigMap", manifestOf("    fairlead.dev/request-timeout: 30s\n    fairlead.dev/ca-from: ca/ca.crt", "  caBundle:") + configMap("ca.crt"), nil},
 		{"bundle in no key of a ConfigMap", manifestOf("    fairlead.dev/request-timeout: 30s\n    fairlead.dev/ca-from: ca/ca.crt", "  caBundle:") + configMap("other"), []string{"error: " + where + "ConfigMap ns/ca, which its bundle comes from"}},
+		{"a URL that is not allowed", manifestOf("    fairlead.dev/request-timeout: 30s\n    fairlead.dev/url: https://api.example.com", ca), []string{"error: " + where + "annotation fairlead.dev/url: URLs are not allowed here (--allow-url-backends)"}},
+		{"a URL that is none", manifestOf("    fairlead.dev/request-timeout: 30s\n    fairlead.dev/url: https://api.example.com/v2", ca), []string{"error: " + where + `annotation fairlead.dev/url: "https://api.example.com/v2" is not https://`}},
 		{"both bundles", manifestOf("    fairlead.dev/request-timeout: 30s\n    fairlead.dev/ca-from: ca/ca.crt", ca), []string{"error: " + where + "annotation fairlead.dev/ca-from and spec.caBundle exclude each other"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -128,6 +130,10 @@ func TestLintFiles(t *testing.T) {
 				t.Errorf("exit code 2 for a finding: %v", err)
 			}
 		})
+	}
+	allowed := manifestOf("    fairlead.dev/request-timeout: 30s\n    fairlead.dev/url: https://api.example.com", ca)
+	if out, err := lint(t, allowed, "--allow-url-backends", "-"); out != "" || err != nil {
+		t.Errorf("a URL that is allowed: %v %s", err, out)
 	}
 }
 

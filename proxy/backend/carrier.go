@@ -3,7 +3,6 @@ package backend
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"fmt"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -43,7 +42,7 @@ func (p *Pools) move(r *remote, to *registry.Backend) {
 func (p *Pools) newCarrier(of *registry.Backend, payer *remote) *carrier {
 	only := []string{"h2"}
 	c := &carrier{of: of, members: make(map[*remote]struct{})}
-	c.Upstream = newUpstream(fmt.Sprintf("%s/%s:%d", of.Namespace, of.Service, of.Port), p.owner, target{
+	c.Upstream = newUpstream(of.String(), p.owner, target{
 		tls:   func() (*tls.Config, error) { return p.cfg.TLS(of.Owner, of) },
 		guard: func(chain []*x509.Certificate) (<-chan struct{}, func()) { return p.guard(of.Owner, of, chain) },
 		dial:  p.cfg.Dial,

@@ -42,8 +42,8 @@ type Config struct {
 	Path string
 	// Client reaches a local apiserver, whose group-versions are registered as Local ones. Nil: there is none.
 	Client *rest.Config
-	// Local reports whether the local apiserver serves an APIService. Required with Client.
-	Local func(*apiregistrationv1.APIService) bool
+	// Claimant is who is to serve an APIService. Empty: the local apiserver. Required with Client.
+	Claimant func(*apiregistrationv1.APIService) string
 	// Logger is told when the local apiserver cannot be asked, or the folder not watched. Nil discards.
 	Logger *slog.Logger
 }
@@ -61,9 +61,9 @@ type Directory struct {
 	log     *slog.Logger     // nil discards
 	files   map[string]*file // :: path → what was read; run's own
 	shown   atomic.Pointer[shown]
-	// local registers what the local apiserver serves, and isLocal knows what it serves. Nil: there is none.
-	local   *local
-	isLocal func(*apiregistrationv1.APIService) bool
+	// local registers what the local apiserver serves, and claimant knows what others are to serve. Nil: there is none.
+	local    *local
+	claimant func(*apiregistrationv1.APIService) string
 	// served is what it has registered; run's own.
 	served []*apiregistrationv1.APIService
 }
@@ -84,7 +84,7 @@ func New(c Config) (*Directory, error) {
 	if err != nil {
 		return nil, fmt.Errorf("following directory %s: %w", path, err)
 	}
-	d := &Directory{path: path, base: filepath.Base(absolute), decoder: decoder, log: c.Logger, files: make(map[string]*file), isLocal: c.Local}
+	d := &Directory{path: path, base: filepath.Base(absolute), decoder: decoder, log: c.Logger, files: make(map[string]*file), claimant: c.Claimant}
 	if d.parent, err = filepath.EvalSymlinks(filepath.Dir(absolute)); err != nil {
 		return nil, fmt.Errorf("following directory %s: %w", path, err)
 	}
@@ -167,9 +167,8 @@ func (d *Directory) publish(to Publish, faults []Fault) {
 			if !now.take(o.Value) {
 				objects = append(objects, o.Value)
 			}
-			if a, ok := o.Value.(*apiregistrationv1.APIService); ok && d.serves(a) && !d.isLocal(a) {
-				faults = append(faults, claim(path, o, fmt.Sprintf("the local apiserver serves it too, and service/%s in %q claims it",
-					a.Spec.Service.Name, a.Spec.Service.Namespace)))
+			if a, ok := o.Value.(*apiregistrationv1.APIService); ok && d.serves(a) && d.claimant(a) != "" {
+				faults = append(faults, claim(path, o, "the local apiserver serves it too, and "+d.claimant(a)+" claims it"))
 			}
 		}
 	}

@@ -64,6 +64,8 @@ func adviceOf(e *registry.Entry) string {
 		return service + " has no endpoint that may be used: are its pods ready, and do their addresses belong to the cluster?"
 	case registry.ReasonInvalidCABundle:
 		return "spec.caBundle (or the ConfigMap of fairlead.dev/ca-from) holds no usable certificate: whoever injects it has not done so, or has damaged it"
+	case registry.ReasonInvalidURL:
+		return "correct the annotation fairlead.dev/url of the APIService; where it is what you mean, see --allow-url-backends and --allow-loopback-backends"
 	case registry.ReasonProtectedGroup:
 		return "only Kubernetes itself may serve this group; if the claim is meant, take the group out of --protected-groups"
 	}
@@ -86,8 +88,8 @@ func symptoms() [][2]string {
 		{"NotYetValidCertificate: ", "the backend's serving certificate is not valid yet: are the clocks right?"},
 		{"ExpiredCA: ", "the CA in spec.caBundle is out of its time: renew it, and then the backend's certificate"},
 		{"UnknownAuthority: ", "the backend's serving certificate is not signed by spec.caBundle: which of the two was rotated without the other?"},
-		{"WrongServerName: ", "the backend's serving certificate lacks the service's name: issue it for <service>.<namespace>.svc, or set fairlead.dev/tls-server-name"},
-		{"MissingSAN: ", "the backend's serving certificate has no subject alternative name: issue it for <service>.<namespace>.svc"},
+		{"WrongServerName: ", "the backend's serving certificate lacks the service's name: issue it for <service>.<namespace>.svc (the host of fairlead.dev/url, if there is one), or set fairlead.dev/tls-server-name"},
+		{"MissingSAN: ", "the backend's serving certificate has no subject alternative name: issue it for <service>.<namespace>.svc (the host of fairlead.dev/url, if there is one)"},
 		{"InsecureSHA1: ", "the backend's serving certificate is signed with SHA-1: issue it anew"},
 		{"InvalidCertificate: ", "the backend's serving certificate cannot be used: issue it anew"},
 		// What servers and networks do.
@@ -101,7 +103,7 @@ func symptoms() [][2]string {
 		{"deadline exceeded", hangs}, {"Client.Timeout", hangs},
 		{"EOF", hangsUp}, {"connection reset", hangsUp},
 		{"first record does not look like a TLS handshake", "the backend does not speak TLS at this port"},
-		{"no such host", "the external name of the service does not resolve"},
+		{"no such host", "the external name of the service, or the host of fairlead.dev/url, does not resolve"},
 	}
 }
 

@@ -4,10 +4,8 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -103,7 +101,7 @@ func (p *Pages) claims(d *proxy.Decision) []string {
 	t := p.cfg.Table()
 	claim := fmt.Sprintf("APIService %s claims it and is Local (spec.service is not set)", e.Name)
 	if !e.Local() {
-		claim = fmt.Sprintf("APIService %s claims it for service %s", e.Name, serviceOf(e.Backend))
+		claim = fmt.Sprintf("APIService %s claims it for %s", e.Name, cmp.Or(e.Backend.URLs, "service "+e.Backend.String()))
 	}
 	out := []string{claim}
 	groups := t.Groups()
@@ -131,10 +129,6 @@ func leads(d *proxy.Decision) string {
 		return "Fairlead answers for its own readiness first, then the local apiserver"
 	}
 	return "Fairlead refuses it"
-}
-
-func serviceOf(b *registry.Backend) string {
-	return b.Namespace + "/" + net.JoinHostPort(b.Service, strconv.Itoa(int(b.Port)))
 }
 
 func identity(d *proxy.Decision, u user.Info) *answer.Identity {

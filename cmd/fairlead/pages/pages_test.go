@@ -71,6 +71,9 @@ func TestDocuments(t *testing.T) {
 // What a path leads to is asked of the proxy that would forward it; here is what it makes of it.
 func TestExplain(t *testing.T) {
 	s := newStand(t)
+	s.write(t, "urls.yaml", manifest("urls.example.com", `fairlead.dev/url: "https://b.example.com,https://10.0.0.9:8443"`))
+	s.write(t, "path.yaml", manifest("path.example.com", `fairlead.dev/url: "https://a.example.com/<b>path</b>"`))
+	s.await(t, func(t *registry.Table) bool { return remotes(t) == 6 })
 	for _, tc := range []struct {
 		name, path, method string
 		destination        string
@@ -85,6 +88,8 @@ func TestExplain(t *testing.T) {
 		{"a write", "/apis/good.example.com/v1/widgets", "POST", "remote", "request: 1m0s", 0, []string{`"create"`}},
 		{"backend refuses", "/apis/bad.example.com/v1/widgets", "", "refused", "", 503, []string{"bad.example.com is unavailable: FailedDiscoveryCheck", "the backend refuses system:kube-aggregator"}},
 		{"no service", "/apis/lost.example.com/v1/widgets", "", "refused", "", 503, []string{"service x/nobody does not exist", "is not present"}},
+		{"by URL", "/apis/urls.example.com/v1/widgets", "", "refused", "", 503, []string{"claims it for https://10.0.0.9:8443,https://b.example.com:443", `"serverName": "10.0.0.9,b.example.com"`, "no probe of it has ended yet"}},
+		{"by a bad URL", "/apis/path.example.com/v1/widgets", "", "refused", "", 503, []string{"claims it for no usable URL", `annotation fairlead.dev/url: \"https://a.example.com/<b>path</b>\" is not https://`, "correct the annotation fairlead.dev/url"}},
 		{"maintenance", "/apis/closed.example.com/v1/widgets", "", "refused", "", 503, []string{"it is in maintenance: back <b>at nine</b>", "remove the annotation"}},
 		{"nobody's", "/apis/nobody.example.com/v1/widgets", "", "refused", "", 404, []string{"no APIService claims it", "the server could not find the requested resource"}},
 		{"ambiguous", "/apis/good.example.com%2fv1/widgets", "", "refused", "", 400, []string{"the path is ambiguous"}},
@@ -123,6 +128,7 @@ func TestDiagnose(t *testing.T) {
 		{registry.ReasonMissingEndpoints, "", "pods ready"},
 		{registry.ReasonInvalidCABundle, "", "caBundle"},
 		{registry.ReasonProtectedGroup, "", "--protected-groups"},
+		{registry.ReasonInvalidURL, "", "--allow-url-backends"},
 		{registry.ReasonFailedDiscoveryCheck, "failing: UnknownAuthority: the backend's certificate", "not signed by spec.caBundle"},
 		{registry.ReasonFailedDiscoveryCheck, "failing: WrongServerName: the backend's certificate", "lacks the service's name"},
 		{registry.ReasonFailedDiscoveryCheck, "bad status from https://10.0.0.1:401/apis/a/v1: 401", "proxy client certificate"},

@@ -70,7 +70,7 @@ func (p *Pages) apiService(e *registry.Entry) answer.APIService {
 	if e.Local() {
 		return a
 	}
-	a.Service, a.ServerName = serviceOf(e.Backend), e.Backend.ServerName
+	a.Service, a.ServerName = e.Backend.String(), e.Backend.ServerName
 	a.MaxInFlight, a.MaxLongRunning = e.Policy.MaxInFlight, e.Policy.MaxLongRunning
 	a.Traffic = p.traffic.of(e.Name)
 	var each map[string]int64

@@ -92,6 +92,8 @@ func TestTables(t *testing.T) {
 	url, changed := serve(t, s)
 	s.in.APIServices["v1.a.io"] = remote("v1.a.io", "gone")
 	s.in.APIServices["v1.apps"] = object("v1.apps", nil)
+	s.in.APIServices["v1.b.io"] = object("v1.b.io", nil)
+	s.in.APIServices["v1.b.io"].Annotations = map[string]string{"fairlead.dev/url": "https://b.example.com"}
 	changed()
 	list := url + "/apis/apiregistration.k8s.io/v1/apiservices"
 	_, body := get(t, list, "application/json;as=Table;v=v1;g=meta.k8s.io,application/json")
@@ -103,7 +105,7 @@ func TestTables(t *testing.T) {
 	for _, r := range table.Rows {
 		got = append(got, r.Cells[:3])
 	}
-	want := [][]any{{"v1.a.io", "x/gone", "False (ServiceNotFound)"}, {"v1.apps", "Local", "True"}}
+	want := [][]any{{"v1.a.io", "x/gone", "False (ServiceNotFound)"}, {"v1.apps", "Local", "True"}, {"v1.b.io", "https://b.example.com", "False (InvalidURL)"}}
 	if d := cmp.Diff(want, got); d != "" || table.Rows[0].Cells[3] != "60m" || len(table.ColumnDefinitions) != 4 || table.ResourceVersion == "" {
 		t.Errorf("table %s (-want +got):\n%s", body, d)
 	}

@@ -11,7 +11,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
-// ConvertToTable implements rest.TableConvertor with the columns of kube-aggregator (pkg/registry/apiservice/etcd).
+// ConvertToTable implements rest.TableConvertor with the columns of kube-aggregator (pkg/registry/apiservice/etcd). Where a URL takes the place of the Service, it does so here.
 func (s *store) ConvertToTable(_ context.Context, o, options runtime.Object) (*metav1.Table, error) {
 	docs := metav1.ObjectMeta{}.SwaggerDoc()
 	t := &metav1.Table{}
@@ -35,7 +35,9 @@ func (s *store) ConvertToTable(_ context.Context, o, options runtime.Object) (*m
 			return nil, fmt.Errorf("printing %T: not an APIService", o)
 		}
 		service := "Local"
-		if ref := a.Spec.Service; ref != nil {
+		if url := a.Annotations["fairlead.dev/url"]; url != "" {
+			service = url
+		} else if ref := a.Spec.Service; ref != nil {
 			service = ref.Namespace + "/" + ref.Name
 		}
 		return []any{name, service, available(a), age}, nil
