@@ -30,6 +30,7 @@ func TestNamesOfSeveralURLs(t *testing.T) {
 		{[]string{"example.com"}, "WrongServerName"},
 		{[]string{"10.0.0.2"}, "WrongServerName"},
 		{[]string{serverName}, "WrongServerName"},
+		{[]string{"a.example.com,2001:db8::1,10.0.0.1"}, "WrongServerName"},
 		{nil, "MissingSAN"},
 	} {
 		pair := ca.Issue(pki.Leaf{CommonName: "a.example.com", Names: tt.names})
@@ -46,8 +47,10 @@ func TestNamesOfSeveralURLs(t *testing.T) {
 	if got := reason(t, b.dial(pki.NewCA("other").Issue(pki.Leaf{Names: []string{"a.example.com"}}))); got != "UnknownAuthority" {
 		t.Errorf("somebody else's certificate: %q", got)
 	}
-	b.set(func(s *registry.Backend) { s.ServerName = "" }) // of an annotation that cannot be used
-	if got := reason(t, b.dial(ca.Issue(pki.Leaf{Names: []string{"a.example.com"}}))); got != "WrongServerName" {
-		t.Errorf("without a name: %q", got)
+	for _, none := range []string{"", ",", ",other.example.com"} { // the first is that of an annotation that cannot be used
+		b.set(func(s *registry.Backend) { s.ServerName = none })
+		if got := reason(t, b.dial(ca.Issue(pki.Leaf{Names: []string{"a.example.com"}}))); got != "WrongServerName" {
+			t.Errorf("with the name %q: %q", none, got)
+		}
 	}
 }

@@ -18,14 +18,7 @@ type verified struct {
 }
 
 // verifyChain checks what a server presented, leaf first, against r and the name, or one of several, comma-separated. A nil error means that all of it holds at now.
-func verifyChain(chain []*x509.Certificate, r *roots, names string, now time.Time) (verified, *Error) {
-	name := names // that no certificate has, if there are several
-	for n := range strings.SplitSeq(names, ",") {
-		if len(chain) > 0 && chain[0].VerifyHostname(n) == nil {
-			name = n
-			break
-		}
-	}
+func verifyChain(chain []*x509.Certificate, r *roots, name string, now time.Time) (verified, *Error) {
 	if name == "" {
 		// To crypto/x509 an empty name would mean any.
 		return verified{}, refuse(reasonWrongName, nil, "there is no server name to verify")
@@ -38,20 +31,20 @@ func verifyAnyName(chain []*x509.Certificate, r *roots, now time.Time) (verified
 	return verifyPath(chain, r, "", now)
 }
 
-func verifyPath(chain []*x509.Certificate, r *roots, name string, now time.Time) (verified, *Error) {
+func verifyPath(chain []*x509.Certificate, r *roots, names string, now time.Time) (verified, *Error) {
 	if len(chain) == 0 {
 		return verified{}, refuse(reasonInvalidCertificate, nil, "the server presented no certificate")
 	}
 	if err := Bounded(chain); err != nil {
 		return verified{}, refuse(reasonInvalidCertificate, nil, "the server presented %v", err)
 	}
-	opts := x509.VerifyOptions{DNSName: name, Roots: r.pool, Intermediates: x509.NewCertPool(), CurrentTime: now}
+	opts := x509.VerifyOptions{DNSName: oneOf(names, chain[0]), Roots: r.pool, Intermediates: x509.NewCertPool(), CurrentTime: now}
 	for _, c := range chain[1:] {
 		opts.Intermediates.AddCert(c)
 	}
 	paths, err := chain[0].Verify(opts)
 	if err != nil {
-		return verified{}, classify(err, chain, r, name, now)
+		return verified{}, classify(err, chain, r, names, now)
 	}
 	var best verified
 	for _, path := range paths {
@@ -66,6 +59,17 @@ func verifyPath(chain []*x509.Certificate, r *roots, name string, now time.Time)
 		}
 	}
 	return best, nil
+}
+
+// oneOf is the one of several names that a certificate is for. If it is for none it is one that no certificate has: to crypto/x509 their list would be a name like any other,
+// and in a certificate names are ASCII (RFC 5280 section 4.2.1.6).
+func oneOf(names string, leaf *x509.Certificate) string {
+	for name := range strings.SplitSeq(names, ",") {
+		if leaf.VerifyHostname(name) == nil {
+			return name
+		}
+	}
+	return strings.ReplaceAll(names, ",", "…")
 }
 
 // classify turns what crypto/x509 says into one of our reasons.
