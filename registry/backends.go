@@ -8,17 +8,17 @@ import (
 
 // backend makes the Backend of a remote entry, or returns the one that is equal.
 func (b *builder) backend(e *Entry, s *settings, src *origin, old *Entry) *Backend {
-	var fresh Backend
-	if ref := e.Object.Spec.Service; s.urls.given() {
-		fresh = s.urls.backend(ref)
+	fresh, ref := Backend{}, e.Object.Spec.Service
+	if s.urls.given() {
+		fresh = s.urls.backend()
 	} else {
-		fresh = Backend{Namespace: ref.Namespace, Service: ref.Name, Port: servicePort(ref), ServerName: ref.Name + "." + ref.Namespace + ".svc"}
+		fresh = Backend{Service: ref.Name, Port: servicePort(ref), ServerName: ref.Name + "." + ref.Namespace + ".svc"}
+	}
+	if ref != nil {
+		fresh.Namespace, fresh.CAFrom = ref.Namespace, s.caFrom
 	}
 	fresh.ServerName = cmp.Or(s.serverName, fresh.ServerName)
 	fresh.Insecure, fresh.HTTP1, fresh.PingTimeout = e.Object.Spec.InsecureSkipTLSVerify, s.http1, e.Policy.PingTimeout
-	if s.urls.fault == "" { // nobody follows a ConfigMap for nothing
-		fresh.CAFrom = s.caFrom
-	}
 	if src.ca = b.bundle(e.Object, src.ca); src.ca != nil {
 		fresh.CABundle = src.ca.pem
 	}
@@ -28,7 +28,7 @@ func (b *builder) backend(e *Entry, s *settings, src *origin, old *Entry) *Backe
 	if b.over(src.owned) {
 		src.owned = time.Time{}
 	}
-	if fresh.CAFrom != "" || !src.owned.IsZero() {
+	if fresh.CAFrom != "" || !src.owned.IsZero() || s.urls.fault != "" {
 		fresh.Owner = e.Name
 	}
 	if old != nil && old.Backend != nil && *old.Backend == fresh {

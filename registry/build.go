@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
@@ -198,11 +197,7 @@ func (b *builder) table(prev *Table) *Table {
 
 // origin looks up what belongs to an APIService.
 func (b *builder) origin(object *apiregistrationv1.APIService) *origin {
-	ref := object.Spec.Service
-	if ref == nil {
-		return &origin{object: object}
-	}
-	name := types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}
+	name := serviceOf(object)
 	s := &origin{
 		object: object, service: b.in.Services[name],
 		shadowed: b.in.Shadowed[schema.GroupVersion{Group: object.Spec.Group, Version: object.Spec.Version}],

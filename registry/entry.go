@@ -75,8 +75,8 @@ type Backend struct {
 	HTTP1 bool
 	// PingTimeout is the Policy's, which a connection keeps for as long as it lasts.
 	PingTimeout time.Duration
-	// Owner is the APIService that has this Backend for itself, because more is trusted there than CABundle says: a CA that was replaced lately, or
-	// what a ConfigMap holds. Empty: whoever names the same has it.
+	// Owner is the APIService that has this Backend for itself, because more is trusted there than CABundle says (a CA that was replaced lately, or
+	// what a ConfigMap holds), or because its URLs cannot be used. Empty: whoever names the same has it.
 	Owner string
 }
 

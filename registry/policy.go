@@ -42,7 +42,7 @@ func (o *Options) defaults() Policy {
 }
 
 // readAnnotations reads the settings from an APIService's annotations. What is wrong is reported and otherwise ignored: a typing error in an
-// annotation must not take an API away.
+// annotation must not take an API away. That in a URL must: see urls.
 func readAnnotations(annotations map[string]string, defaults Policy) settings {
 	s := settings{policy: defaults}
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
@@ -150,7 +150,7 @@ func setNames(to *[]string, value string) error {
 }
 
 func setServerName(to *string, value string) error {
-	if _, err := netip.ParseAddr(value); err != nil && len(validation.IsDNS1123Subdomain(value)) > 0 {
+	if addr, err := netip.ParseAddr(value); (err != nil || addr.Zone() != "") && len(validation.IsDNS1123Subdomain(value)) > 0 {
 		return fmt.Errorf("%q is neither a DNS name nor an IP address", bounded(value))
 	}
 	*to = value

@@ -43,6 +43,7 @@ func TestAnnotations(t *testing.T) {
 		{name: "ca-rotation-overlap", value: "-1s", bad: "outside"},
 		{name: "probe-interval", value: "2s", want: with(func(s *settings) { s.policy.ProbeInterval = 2 * time.Second })},
 		{name: "probe-interval", value: "1ms", bad: "outside"},
+		{name: "tls-server-name", value: "fe80::1%,a.example.com", bad: "neither a DNS name nor"},
 		{name: "ping-timeout", value: "1s", want: with(func(s *settings) { s.policy.PingTimeout = time.Second })},
 		{name: "http1", value: "true", want: with(func(s *settings) { s.http1 = true })},
 		{name: "http1", value: "yes", bad: "neither true nor false"},

@@ -95,6 +95,14 @@ func TestShadowComesAndGoes(t *testing.T) {
 	if again := Build(in, hiding); again != hiding {
 		t.Error("the same once more makes another table")
 	}
+	alone := object.DeepCopy()
+	alone.Spec.Service, alone.Annotations = nil, map[string]string{urlAnnotation: "https://fleet.example.com"}
+	byURL := in
+	byURL.APIServices = map[string]*apiregistrationv1.APIService{"v1.sea.io": alone}
+	byURL.Options = &Options{AllowURLs: true}
+	if p := Build(byURL, nil).named("v1.sea.io").Problems; len(p) != 1 || !strings.Contains(p[0], `boats.sea.io: url "https://fleet.example.com" has taken over`) {
+		t.Errorf("hiding by URL: %q", p)
+	}
 	in.Shadowed = nil
 	if p := Build(in, hiding).named("v1.sea.io").Problems; len(p) != 0 {
 		t.Errorf("no longer hiding: %q", p)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -49,7 +50,9 @@ func readURLs(value string) (u urls) {
 // addressOf is a URL's host:port.
 func addressOf(text string) (string, error) {
 	u, err := url.Parse(text)
-	if err != nil || text != "https://"+u.Host { // user information, a path, a query, a fragment, an escaped host
+	notASCII := func(r rune) bool { return r > unicode.MaxASCII } // some of it is ASCII in lower case
+	// What differs has user information, a path, a query, a fragment, or an escaped host.
+	if err != nil || text != "https://"+u.Host || strings.ContainsFunc(text, notASCII) {
 		return "", fmt.Errorf("%q is not https://<host> or https://<host>:<port>", bounded(text))
 	}
 	var host string
@@ -79,7 +82,7 @@ func (u *urls) check(o *Options, ref *apiregistrationv1.ServiceReference, caFrom
 
 // backend is the Backend that the URLs name. A certificate may be for the host of any: whoever is at one of them gets the requests, with our client
 // certificate, that are meant for all.
-func (u *urls) backend(ref *apiregistrationv1.ServiceReference) Backend {
+func (u *urls) backend() Backend {
 	if u.fault != "" {
 		return Backend{URLs: "no usable URL"}
 	}
@@ -88,11 +91,7 @@ func (u *urls) backend(ref *apiregistrationv1.ServiceReference) Backend {
 		host, _, _ := net.SplitHostPort(address)
 		names = append(names, host)
 	}
-	b := Backend{URLs: "https://" + strings.Join(u.addresses, ",https://"), ServerName: strings.Join(slices.Compact(names), ",")}
-	if ref != nil {
-		b.Namespace = ref.Namespace
-	}
-	return b
+	return Backend{URLs: "https://" + strings.Join(u.addresses, ",https://"), ServerName: strings.Join(slices.Compact(names), ",")}
 }
 
 // fromURLs makes endpoints of URLs, by the rules for those of a slice.

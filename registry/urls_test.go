@@ -55,7 +55,8 @@ func TestURLs(t *testing.T) {
 		{value: "https://2001:db8::1", bad: "is not https://"},
 		{value: "https://a_b.example.com", bad: `"a_b.example.com" is neither`},
 		{value: "https://a.example.com.", bad: "neither"},
-		{value: "https://ä.example.com", bad: "neither"},
+		{value: "https://ä.example.com", bad: "is not https://"},
+		{value: "https://\u212aubernetes.example.com", bad: "is not https://"}, // the Kelvin sign, which becomes a k in lower case
 		{value: "https://*.example.com", bad: "neither"},
 		{value: "https://a b", bad: "is not https://"},
 		{value: "https://a.example.com\r\nX: y", bad: "is not https://"},
@@ -74,7 +75,7 @@ func TestURLs(t *testing.T) {
 			}
 			continue
 		}
-		b := u.backend(nil)
+		b := u.backend()
 		if got := strings.Join(u.addresses, ","); got != tt.want || u.fault != "" || b.ServerName != tt.called {
 			t.Errorf("%q: %+v, called %q; want %s, called %q", tt.value, u, b.ServerName, tt.want, tt.called)
 		}
@@ -169,9 +170,27 @@ func TestURLWithCAFrom(t *testing.T) {
 	if e.Backend.Namespace != "extensions" || e.Backend.CAFrom != "bundle/ca.crt" || len(e.Endpoints) != 1 {
 		t.Errorf("beside a Service: %+v", e.Backend)
 	}
+	o.Annotations[urlAnnotation] = "http://api.example.com" // a typing error is no reason to trust the system's roots until it is mended
+	if e = Build(in, nil).Entries()[0]; e.Backend.Namespace != "extensions" || e.Backend.CAFrom != "bundle/ca.crt" || len(e.Endpoints) != 0 {
+		t.Errorf("by a bad URL: %+v", e.Backend)
+	}
+	o.Annotations[urlAnnotation] = "https://api.example.com"
 	o.Spec.Service = nil
 	e = Build(in, nil).Entries()[0]
 	if e.Backend.CAFrom != "" || e.Verdict.Reason != ReasonInvalidURL || !strings.Contains(e.Verdict.Message, "ca-from") || len(e.Endpoints) != 0 {
 		t.Errorf("without one: %+v %+v", e.Backend, e.Verdict)
+	}
+}
+
+// Two APIServices whose URLs cannot be used have nothing in common: what is known of the one's server is not said of the other.
+func TestBadURLsAreNotShared(t *testing.T) {
+	in := Input{APIServices: map[string]*apiregistrationv1.APIService{}, Options: &Options{}}
+	for _, group := range []string{"a.io", "b.io"} {
+		o := remoteService(group, "v1", "metrics")
+		o.Annotations = map[string]string{urlAnnotation: "https://api." + group}
+		in.APIServices[o.Name] = o
+	}
+	if e := Build(in, nil).Entries(); e[0].Backend == e[1].Backend {
+		t.Errorf("both have %+v", e[0].Backend)
 	}
 }
