@@ -167,6 +167,41 @@ func TestSharedRetarget(t *testing.T) {
 	}
 }
 
+// One is named by URL for a while: it shares connections with those of the same URL, and with nobody of the Service, although both lead to the same address. A URL that
+// cannot be used leads nowhere, neither by the connections that are there.
+func TestSharedByURL(t *testing.T) {
+	t.Parallel()
+	s := newStreet(t, a, b, c)
+	shared := s.shared(a, b)
+	input := s.config.also
+	s.config.also = func(in *registry.Input) { input(in); in.Options.AllowURLs = true }
+	name := func(g, url string) {
+		s.homes[g].annotations = map[string]string{"fairlead.dev/url": url}
+		s.apply()
+	}
+	stays := s.open(things(b) + "?watch=1")
+	url := "https://" + s.remote.Listener.Addr().String()
+	name(a, url)
+	name(c, " "+url+","+url)
+	byURL := s.shared(a, c)
+	if byURL == shared || s.conn(b) != shared {
+		t.Error("one by URL and one by Service share a connection")
+	}
+	s.homes[a].annotations = nil
+	s.apply()
+	if s.shared(a, b) != shared || s.conn(c) != byURL {
+		t.Error("without the annotation it does not go where it went before")
+	}
+	name(c, url+"/")
+	for range 3 {
+		if res := s.open(things(c)); res.StatusCode != http.StatusServiceUnavailable {
+			t.Errorf("by a bad URL: %d", res.StatusCode)
+		}
+	}
+	s.closes("that nobody shares any more", byURL)
+	s.goesOn("of the neighbour", stays)
+}
+
 // One that is deleted takes its own watches with it; the last one that shares a connection has it closed.
 func TestSharedMemberGoes(t *testing.T) {
 	t.Parallel()
