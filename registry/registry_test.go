@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead-proxy/fairlead/registry/latest"
+	"github.com/fairlead-proxy/fairlead/tests/apiserver"
 )
 
 // start runs a registry over a source until the test ends.
@@ -50,12 +51,12 @@ func until(t *testing.T, r *Registry, what string, ok func(*Table) bool) *Table 
 }
 
 func TestClusterFollows(t *testing.T) {
-	server := newAPIServer(t, pathAPIServices, pathServices, pathSlices, pathConfigMaps)
+	server := apiserver.New()
 	name := types.NamespacedName{Namespace: "extensions", Name: "metrics"}
 	managed := remoteService("metrics.k8s.io", "v1beta1", "metrics")
 	managed.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubectl"}}
-	server.put(managed, clusterIP(name), slice(name, "10.0.0.1"))
-	r, err := New(Config{Client: server.config(), Logger: slog.New(slog.DiscardHandler)})
+	server.Put(managed, clusterIP(name), slice(name, "10.0.0.1"))
+	r, err := New(Config{Client: server.Start(t), Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +75,7 @@ func TestClusterFollows(t *testing.T) {
 
 	// A new APIService is routable at once.
 	begun := time.Now()
-	server.put(remoteService("new.example.com", "v1", "metrics"))
+	server.Put(remoteService("new.example.com", "v1", "metrics"))
 	until(t, r, "the new APIService", func(t *Table) bool {
 		return t.Match("/apis/new.example.com/v1/things").Route == RouteRemote
 	})
@@ -85,34 +86,34 @@ func TestClusterFollows(t *testing.T) {
 	r.Report(Report{Name: e.Name, Backend: e.Backend, Address: "10.0.0.1:8443", Health: Healthy})
 	until(t, r, "a verdict", func(t *Table) bool { return t.named(e.Name).Verdict.Available() })
 
-	server.drop(pathSlices, "extensions/metrics-1")
+	server.Drop(apiserver.Slices, "extensions/metrics-1")
 	until(t, r, "no slice", func(t *Table) bool { return t.named(e.Name).Verdict.Reason == ReasonEndpointsNotFound })
-	server.drop(pathAPIServices, "/v1.new.example.com")
+	server.Drop(apiserver.APIServices, "/v1.new.example.com")
 	until(t, r, "one APIService", func(t *Table) bool { return len(t.Entries()) == 1 })
 }
 
 func TestClusterSurvivesRestart(t *testing.T) {
-	server := newAPIServer(t, pathAPIServices, pathServices, pathSlices)
-	server.put(remoteService("metrics.k8s.io", "v1beta1", "metrics"))
-	r, err := New(Config{Client: server.config()})
+	server := apiserver.New()
+	server.Put(remoteService("metrics.k8s.io", "v1beta1", "metrics"))
+	r, err := New(Config{Client: server.Start(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	start(t, r)
 	before := until(t, r, "everything", (*Table).Complete)
-	server.fault(true, false)
-	server.fault(false, true) // it comes back, and says 404 until it is ready
-	server.put(remoteService("while.away.com", "v1", "metrics"))
+	server.Fault(true, false)
+	server.Fault(false, true) // it comes back, and says 404 until it is ready
+	server.Put(remoteService("while.away.com", "v1", "metrics"))
 	if r.Table() != before {
 		t.Errorf("table changed while the apiserver was away:\n%s", show(r.Table()))
 	}
-	server.fault(false, false)
+	server.Fault(false, false)
 	until(t, r, "what happened meanwhile", func(t *Table) bool { return len(t.Entries()) == 2 })
 }
 
 func TestClusterWithoutAggregation(t *testing.T) {
-	server := newAPIServer(t, pathServices, pathSlices)
-	r, err := New(Config{Client: server.config()})
+	server := apiserver.New(apiserver.APIServices)
+	r, err := New(Config{Client: server.Start(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,9 +124,9 @@ func TestClusterWithoutAggregation(t *testing.T) {
 }
 
 func TestClusterNotYetThere(t *testing.T) {
-	server := newAPIServer(t, pathAPIServices, pathServices, pathSlices)
-	server.fault(true, false)
-	r, err := New(Config{Client: server.config()})
+	server := apiserver.New()
+	server.Fault(true, false)
+	r, err := New(Config{Client: server.Start(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,13 +134,13 @@ func TestClusterNotYetThere(t *testing.T) {
 	if r.Table().Complete() {
 		t.Error("complete although nothing could be read")
 	}
-	server.fault(false, false)
+	server.Fault(false, false)
 	until(t, r, "everything", (*Table).Complete)
 }
 
 func TestWatchConfigMap(t *testing.T) {
-	server := newAPIServer(t, pathConfigMaps)
-	r, err := New(Config{Client: server.config()})
+	server := apiserver.New()
+	r, err := New(Config{Client: server.Start(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,11 +165,11 @@ func TestWatchConfigMap(t *testing.T) {
 		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: name}, Data: map[string]string{"ca": ca}}
 	}
 	expect("none")
-	server.put(data("other", "wrong"), data("trust", "one"))
+	server.Put(data("other", "wrong"), data("trust", "one"))
 	expect("one")
-	server.put(data("trust", "two"))
+	server.Put(data("trust", "two"))
 	expect("two")
-	server.drop(pathConfigMaps, "kube-system/trust")
+	server.Drop(apiserver.ConfigMaps, "kube-system/trust")
 	expect("none")
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {

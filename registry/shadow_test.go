@@ -13,12 +13,14 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/apiserver"
 )
 
 const definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 // defining adds definitions of custom resources to a fake apiserver: name → the versions that it serves, those that it does not in parentheses.
-func defining(t *testing.T, s *apiserver, all map[string]string) *rest.Config {
+func defining(t *testing.T, s *apiserver.Server, all map[string]string) *rest.Config {
 	t.Helper()
 	mux := http.NewServeMux()
 	mux.Handle("/", s)
@@ -50,13 +52,13 @@ func defining(t *testing.T, s *apiserver, all map[string]string) *rest.Config {
 }
 
 func TestShadowedDefinitions(t *testing.T) {
-	s := newAPIServer(t, pathAPIServices, pathServices, pathSlices)
+	s := apiserver.New()
 	client := defining(t, s, map[string]string{
 		"boats.sea.io": "v1 (v2)", "anchors.sea.io": "v1", "trees.wood.io": "v1", "crates.sea.io": "v3",
 	})
 	for _, gv := range []string{"sea.io/v1", "sea.io/v2", "air.io/v1"} {
 		group, version, _ := strings.Cut(gv, "/")
-		s.put(&apiregistrationv1.APIService{
+		s.Put(&apiregistrationv1.APIService{
 			ObjectMeta: metav1.ObjectMeta{Name: version + "." + group},
 			Spec: apiregistrationv1.APIServiceSpec{
 				Group: group, Version: version, GroupPriorityMinimum: 1, VersionPriority: 1, Service: &apiregistrationv1.ServiceReference{Namespace: "x", Name: "fleet"},

@@ -13,6 +13,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/apiserver"
 )
 
 func TestURLs(t *testing.T) {
@@ -136,15 +138,15 @@ func FuzzURLs(f *testing.F) {
 // nor to the local apiserver.
 func TestURLsOfACluster(t *testing.T) {
 	for _, allowed := range []bool{false, true} {
-		server := newAPIServer(t, pathAPIServices, pathServices, pathSlices)
+		server := apiserver.New()
 		alone := remoteService("alone.example.com", "v1", "metrics")
 		alone.Spec.Service = nil
 		beside := remoteService("beside.example.com", "v1", "metrics")
 		for _, o := range []*apiregistrationv1.APIService{alone, beside} {
 			o.Annotations = map[string]string{urlAnnotation: "https://api.example.com"}
-			server.put(o)
+			server.Put(o)
 		}
-		r, err := New(Config{Client: server.config(), Options: Options{AllowURLs: allowed}, Logger: slog.New(slog.DiscardHandler)})
+		r, err := New(Config{Client: server.Start(t), Options: Options{AllowURLs: allowed}, Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -2,18 +2,15 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
-	"net/http"
-	"net/http/httptest"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
+	"github.com/fairlead-proxy/fairlead/tests/apiserver"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -21,19 +18,8 @@ import (
 func TestAllowURLBackends(t *testing.T) {
 	for _, allowed := range []bool{false, true} {
 		d := buildDoor(t, prometheus.NewRegistry(), func(o *options, ca *pki.CA) {
-			c := &crowd{apiServices: 1, services: 1, annotations: object{"fairlead.dev/url": "https://far.example.com"}}
-			s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { c.answer(w, r, true) }))
-			s.TLS = &tls.Config{Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, MinVersion: tls.VersionTLS12}
-			s.StartTLS()
-			t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
-			kubeconfig, err := clientcmd.LoadFromFile(o.kubeconfig)
-			if err != nil {
-				t.Fatal(err)
-			}
-			kubeconfig.Clusters["c"].Server = s.URL
-			if err := clientcmd.WriteToFile(*kubeconfig, o.kubeconfig); err != nil {
-				t.Fatal(err)
-			}
+			c := &crowd{Server: apiserver.New(), apiServices: 1, services: 1, annotations: map[string]string{"fairlead.dev/url": "https://far.example.com"}}
+			c.serve(t, o, ca)
 			o.allowURLs = allowed
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
