@@ -208,22 +208,20 @@ func (r *Registry) step(o *objects) {
 // narrate logs what becomes of the APIServices. It is a reader like any other, because logging is I/O and the writer must do none; it may miss
 // a table that is replaced at once.
 func (r *Registry) narrate(ctx context.Context) error {
-	last := r.Table()
-	for t := range latest.Of(ctx, r.Table, nil) {
-		if t != last {
-			r.compare(last, t)
-			last = t
-		}
+	last := &Table{}
+	for t, changes := range latest.Changes(ctx, r.Table, nil) {
+		r.compare(last, t, changes)
+		last = t
 	}
 	return ctx.Err()
 }
 
 // compare logs the differences between two tables.
-func (r *Registry) compare(last, t *Table) {
+func (r *Registry) compare(last, t *Table, changes []latest.Change[*Entry]) {
 	if !last.complete && t.complete {
 		r.log.Info("registry is complete", "apiservices", len(t.entries))
 	}
-	for _, c := range latest.Diff(last.entries, t.entries) {
+	for _, c := range changes {
 		old, e := c.Old, c.New
 		if e == nil {
 			continue

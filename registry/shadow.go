@@ -34,16 +34,17 @@ type shadows struct {
 
 // run asks whenever the claims have changed, and from time to time, until ctx ends. It is a reader of the table like any other.
 func (s *shadows) run(ctx context.Context) error {
-	var asked []schema.GroupVersion
-	var due time.Time // to ask again though the claims are the same
+	var due time.Time // to ask, though the claims are the same
 	wake := time.NewTimer(shadowInterval)
 	defer wake.Stop()
-	for t := range latest.Of(ctx, s.table, wake.C) {
-		if claimed := t.claimed(); t.complete && (!time.Now().Before(due) || !slices.Equal(claimed, asked)) {
-			if s.ask(ctx, claimed) {
-				asked = claimed
+	for t, changes := range latest.Changes(ctx, s.table, wake.C) {
+		if slices.ContainsFunc(changes, claims) {
+			due = time.Time{}
+		}
+		if t.complete && !time.Now().Before(due) {
+			if s.ask(ctx, t.claimed()) {
+				due = time.Now().Add(shadowInterval)
 			}
-			due = time.Now().Add(shadowInterval)
 			wake.Reset(shadowInterval)
 		}
 		select {
@@ -54,9 +55,14 @@ func (s *shadows) run(ctx context.Context) error {
 	return ctx.Err()
 }
 
+// claims reports whether a change is one of what remotes claim.
+func claims(c latest.Change[*Entry]) bool {
+	return c.Old == nil || c.New == nil || c.Old.Local() != c.New.Local()
+}
+
 // claimed are the group-versions that remotes claim, in the table's order.
 func (t *Table) claimed() []schema.GroupVersion {
-	var out []schema.GroupVersion
+	out := make([]schema.GroupVersion, 0, len(t.entries))
 	for _, e := range t.entries {
 		if !e.Local() {
 			out = append(out, e.GroupVersion)

@@ -87,8 +87,7 @@ type Sources[S any] struct {
 	touched atomic.Bool    // there is something to publish, whatever the table says
 	hints   chan struct{}  // holds one token: the local apiserver may have something new to say
 
-	localFails bool            // of the local apiserver's goroutine
-	last       *registry.Table // of Run's goroutine
+	localFails bool // of the local apiserver's goroutine
 }
 
 // New makes the Sources of a kind of document.
@@ -97,7 +96,7 @@ func New[S any](cfg Config, kind Kind[S]) (*Sources[S], error) {
 		return nil, fmt.Errorf("making %s: Table and Fetch are required", kind.Name)
 	}
 	s := &Sources[S]{
-		cfg: cfg, kind: kind, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), last: cfg.Table(),
+		cfg: cfg, kind: kind, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)),
 		changed: make(chan time.Time, 1), hints: make(chan struct{}, 1),
 	}
 	s.set = newSet(s.ask)
@@ -145,20 +144,15 @@ func (s *Sources[S]) Run(ctx context.Context) error {
 	again := time.AfterFunc(time.Hour, s.Touch) // the hour is nothing: Publish says when
 	again.Stop()
 	defer again.Stop()
-	first := true
-	for t := range latest.Of(ctx, s.cfg.Table, s.changed) {
+	complete := false
+	for t, changes := range latest.Changes(ctx, s.cfg.Table, s.changed) {
 		begun := time.Now()
-		changes := latest.Diff(s.last.Entries(), t.Entries())
 		if slices.ContainsFunc(changes, movesLocal) {
 			s.LocalChanged()
 		}
-		news := s.touched.Swap(false) || first || s.last.Complete() != t.Complete() || slices.ContainsFunc(changes, s.matters)
-		if first {
-			changes = latest.Diff(nil, t.Entries())
-		}
 		s.set.update(ctx, changes)
-		s.last, first = t, false
-		if news {
+		news := s.touched.Swap(false) || complete != t.Complete() || slices.ContainsFunc(changes, s.matters)
+		if complete = t.Complete(); news {
 			if at := s.kind.Publish(t); !at.IsZero() {
 				again.Reset(time.Until(at))
 			}

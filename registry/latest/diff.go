@@ -1,14 +1,50 @@
 package latest
 
-import "slices"
+import (
+	"context"
+	"iter"
+	"slices"
+	"time"
+)
 
 // window is how many entries may have come or gone side by side before Diff looks for all others by name.
 const window = 64
 
 // Change is an element of two states that is not the same in both.
-type Change[E any] struct {
+type Change[E interface {
+	comparable
+	Key() string
+}] struct {
 	// Old is nil when it is new, and New when it is gone.
 	Old, New E
+}
+
+// Key is the element's.
+func (c Change[E]) Key() string {
+	var none E
+	if c.New == none {
+		return c.Old.Key()
+	}
+	return c.New.Key()
+}
+
+// Changes yields what Of does, each with what has changed in it since the one before; at first that is everything.
+func Changes[S interface {
+	Superseded() <-chan struct{}
+	Entries() []E
+}, E interface {
+	comparable
+	Key() string
+}](ctx context.Context, load func() S, wake <-chan time.Time) iter.Seq2[S, []Change[E]] {
+	return func(yield func(S, []Change[E]) bool) {
+		var last []E
+		for now := range Of(ctx, load, wake) {
+			changes := Diff(last, now.Entries())
+			if last = now.Entries(); !yield(now, changes) {
+				return
+			}
+		}
+	}
 }
 
 // Diff compares the elements of two states, in which the unchanged ones are the same pointers and each key stands once. Who follows a state looks at what it returns only: ten thousand

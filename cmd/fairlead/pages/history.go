@@ -39,12 +39,8 @@ func (h *history) newest() []answer.Transition {
 
 // follow notes how verdicts change until ctx ends. A change that is taken back before it is seen is none.
 func (h *history) follow(ctx context.Context, table func() *registry.Table) error {
-	var last []*registry.Entry
-	for t := range latest.Of(ctx, table, nil) {
-		if t.Complete() {
-			h.add(transitions(latest.Diff(last, t.Entries()), time.Now())...)
-			last = t.Entries()
-		}
+	for _, changes := range latest.Changes(ctx, table, nil) {
+		h.add(transitions(changes, time.Now())...)
 	}
 	return ctx.Err()
 }

@@ -63,11 +63,9 @@ func (s *store) state() *state { return s.current.Load() }
 
 // Run follows the table until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
-	var last []*registry.Entry
-	for t := range latest.Of(ctx, s.table, nil) {
+	for t, changes := range latest.Changes(ctx, s.table, nil) {
 		if t.Complete() {
-			s.store.follow(latest.Diff(last, t.Entries()))
-			last = t.Entries()
+			s.store.follow(changes)
 		}
 	}
 	return ctx.Err()
@@ -77,9 +75,9 @@ func (s *Server) Run(ctx context.Context) error {
 func (s *store) follow(changes []latest.Change[*registry.Entry]) {
 	old := s.state()
 	next := &state{read: true, revision: old.revision, objects: slices.Clone(old.objects), events: old.events, floor: old.floor, superseded: make(chan struct{})}
-	slices.SortFunc(changes, func(a, b latest.Change[*registry.Entry]) int { return strings.Compare(nameOf(a), nameOf(b)) }) // so that it does not depend on the table's order
+	slices.SortFunc(changes, func(a, b latest.Change[*registry.Entry]) int { return strings.Compare(a.Key(), b.Key()) }) // so that it does not depend on the table's order
 	for _, c := range changes {
-		at, there := slices.BinarySearchFunc(next.objects, nameOf(c), compareName)
+		at, there := slices.BinarySearchFunc(next.objects, c.Key(), compareName)
 		switch {
 		case c.New == nil:
 			next.record(watch.Deleted, next.objects[at].DeepCopy(), next.objects[at])
@@ -99,13 +97,6 @@ func (s *store) follow(changes []latest.Change[*registry.Entry]) {
 	}
 	s.current.Store(next)
 	close(old.superseded) // after the store: whoever wakes up must find the new state
-}
-
-func nameOf(c latest.Change[*registry.Entry]) string {
-	if c.New == nil {
-		return c.Old.Name
-	}
-	return c.New.Name
 }
 
 // update makes the object of an entry, or returns the one before when nothing that is served has changed.
