@@ -145,22 +145,13 @@ func (s *set[S]) before(entries []*registry.Entry) *S {
 // worthAsking reports whether something has happened after which a backend may have something new to say: another group-version, other endpoints, a recovery, or a
 // change of the APIService itself, by which an operator can ask for it.
 func worthAsking(old, now []*registry.Entry) bool {
-	for i, e := range now {
-		if i >= len(old) || old[i].Name != e.Name { // they seldom change places
-			if i = slices.IndexFunc(old, func(o *registry.Entry) bool { return o.Name == e.Name }); i < 0 {
-				return true
-			}
+	return slices.ContainsFunc(latest.Diff(old, now), func(c latest.Change[*registry.Entry]) bool {
+		if c.Old == nil || c.New == nil {
+			return c.Old == nil
 		}
-		was := old[i]
-		if was == e {
-			continue
-		}
-		recovered := e.Verdict.Available() && !was.Verdict.Available()
-		if recovered || edited(was.Object, e.Object) || !slices.EqualFunc(was.Endpoints, e.Endpoints, func(a, b registry.Endpoint) bool { return a.Address == b.Address }) {
-			return true
-		}
-	}
-	return false
+		return c.New.Verdict.Available() && !c.Old.Verdict.Available() || edited(c.Old.Object, c.New.Object) ||
+			!slices.EqualFunc(c.Old.Endpoints, c.New.Endpoints, func(a, b registry.Endpoint) bool { return a.Address == b.Address })
+	})
 }
 
 // edited reports whether somebody has changed an APIService; its status is no such change.
