@@ -11,6 +11,7 @@ import (
 	"time"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -74,7 +75,13 @@ func (d *Discovery) localGroups(ctx context.Context, s *localState, changed *boo
 	if err != nil || list == nil {
 		return err
 	}
+	old := s.groups
 	s.groups, s.groupsTag, *changed = byGroupVersion(list), tag, true
+	for gv, doc := range s.groups {
+		if was := old[gv]; was != nil && apiequality.Semantic.DeepEqual(was, doc) {
+			s.groups[gv] = was // so that its piece is the same
+		}
+	}
 	if d.own != nil {
 		maps.DeleteFunc(s.groups, func(gv schema.GroupVersion, _ *apidiscoveryv2.APIVersionDiscovery) bool {
 			return gv.Group == apiregistration

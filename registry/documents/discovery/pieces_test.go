@@ -12,10 +12,12 @@ import (
 	"testing"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
+	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
 // A document of pieces is, byte by byte, what Kubernetes' own encoder makes of all groups at once; so is its ETag, and what comes out of its gzip. What holds no change has the text
@@ -112,5 +114,24 @@ func TestPieces(t *testing.T) {
 		if got, err := io.ReadAll(z); err != nil || !bytes.Equal(got, f.plain()) {
 			t.Errorf("step %d: compressed: %d bytes, want %d, %v", step, len(got), len(f.plain()), err)
 		}
+	}
+}
+
+// What the local apiserver says again when a CRD has changed makes the same pieces: all others need not be written and compressed anew.
+func TestWhatIsSaidAgainIsTheSame(t *testing.T) {
+	s := newStage(t)
+	s.make(Config{})
+	said := func(change string) map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery {
+		s.Set(scene.Home, serving(listOf("a.example.com/v1=things", "b.example.com/v1=things"+change)))
+		if err := s.d.askLocal(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return s.d.local.Load().groups
+	}
+	before := said("")
+	now := said(",others")
+	a, b := schema.GroupVersion{Group: "a.example.com", Version: "v1"}, schema.GroupVersion{Group: "b.example.com", Version: "v1"}
+	if now[a] != before[a] || now[b] == before[b] || len(now[b].Resources) != 2 {
+		t.Errorf("the one that has not changed is the same %v, the other %v with %d resources", now[a] == before[a], now[b] == before[b], len(now[b].Resources))
 	}
 }
