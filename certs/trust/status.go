@@ -31,6 +31,24 @@ type Status struct {
 	Leaves []Certificate `json:"leaves,omitempty"`
 }
 
+// Faults says by name what is wrong with the trust of APIServices, at a small part of what Status costs.
+func (t *Trust) Faults() map[string]string {
+	out := make(map[string]string)
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	for name, b := range t.backends {
+		b.mu.Lock()
+		switch v := b.current.Load(); {
+		case v.fault != nil:
+			out[name] = "the CA bundle is not used: " + v.fault.Message
+		case b.inForce:
+			out[name] = "the backend still presents a certificate that only the replaced CA verifies: it is trusted until " + v.overlapUntil(time.Now()).UTC().Format(time.RFC3339)
+		}
+		b.mu.Unlock()
+	}
+	return out
+}
+
 // Certificate is one certificate held or seen.
 type Certificate struct {
 	// Subject is its common name, or whatever it has instead.
@@ -63,14 +81,9 @@ func (b *backend) status(now time.Time) Status {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	v := b.current.Load()
-	s := Status{APIService: b.name, Source: b.source, Changed: v.changed, OverlapInForce: b.inForce}
+	s := Status{APIService: b.name, Source: b.source, Changed: v.changed, OverlapInForce: b.inForce, OverlapUntil: v.overlapUntil(now)}
 	if v.fault != nil {
 		s.Fault = v.fault.Message
-	}
-	for _, p := range live(v.previous, now) {
-		if p.until.After(s.OverlapUntil) {
-			s.OverlapUntil = p.until
-		}
 	}
 	liveRoots := make(map[identity]bool)
 	for _, l := range b.leaves {

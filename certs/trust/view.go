@@ -124,6 +124,16 @@ func (v *view) settled(now time.Time, all bool) *view {
 	return &n
 }
 
+// overlapUntil is when the last replaced roots stop being trusted. Zero: there are none.
+func (v *view) overlapUntil(now time.Time) (until time.Time) {
+	for _, p := range live(v.previous, now) {
+		if p.until.After(until) {
+			until = p.until
+		}
+	}
+	return until
+}
+
 // live returns a copy of the replaced roots whose time is not over.
 func live(previous []replaced, now time.Time) []replaced {
 	var out []replaced

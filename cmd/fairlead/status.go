@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"fmt"
 	"os"
-	"time"
 
 	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -64,21 +63,7 @@ func (d *door) makeEvents(context.Context) error {
 		return err
 	}
 	d.events, err = status.NewEvents(status.EventsConfig{
-		Table: d.registry.Table, Events: events, Leases: leases, Identity: identity, Faults: d.trustFaults, Logger: d.log, Metrics: d.metrics,
+		Table: d.registry.Table, Events: events, Leases: leases, Identity: identity, Faults: d.trust.Faults, Logger: d.log, Metrics: d.metrics,
 	})
 	return err
-}
-
-// trustFaults are what is wrong with the bundles that backends are trusted by.
-func (d *door) trustFaults() map[string]string {
-	faults := map[string]string{}
-	for _, s := range d.trust.Status() {
-		switch {
-		case s.Fault != "":
-			faults[s.APIService] = "the CA bundle is not used: " + s.Fault
-		case s.OverlapInForce:
-			faults[s.APIService] = "the backend still presents a certificate that only the replaced CA verifies: it is trusted until " + s.OverlapUntil.UTC().Format(time.RFC3339)
-		}
-	}
-	return faults
 }

@@ -61,7 +61,7 @@ func NewEvents(c EventsConfig) (*Events, error) {
 	if c.Faults == nil {
 		c.Faults = func() map[string]string { return nil }
 	}
-	e := &Events{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), table: tableOf(c.Table), emitted: metric.Counter("fairlead_event_total",
+	e := &Events{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), table: func() table { return c.Table() }, emitted: metric.Counter("fairlead_event_total",
 		"Events told of APIServices, by type (Normal, Warning), before those that are alike are made one.", "type", corev1.EventTypeNormal, corev1.EventTypeWarning)}
 	return e, metric.Register(c.Metrics, "events", e.emitted)
 }
@@ -88,60 +88,61 @@ const faultsEvery = 5 * time.Second
 
 // told is what was last reported of an APIService.
 type told struct {
-	verdict registry.Verdict
-	fault   string
+	entry *registry.Entry
+	fault string
 }
 
 // tell reports every change until ctx ends. The previous leader has reported what was so before; a
 // first verdict is reported only if it is bad.
 func (e *Events) tell(ctx context.Context, to record.EventRecorder) {
 	known := map[string]*told{}
-	tick := time.NewTicker(faultsEvery)
-	defer tick.Stop()
-	begun := false
-	for t := range latest.Of(ctx, e.table, tick.C) {
-		entries, faults := t.entries, e.config.Faults()
-		seen := make(map[string]bool, len(entries))
-		for _, entry := range entries {
-			if entry.Local() {
+	wake := time.NewTimer(faultsEvery)
+	defer wake.Stop()
+	var due time.Time // to ask for faults
+	for _, changes := range latest.Changes(ctx, e.table, wake.C) {
+		for _, c := range changes {
+			if c.New == nil || c.New.Local() {
+				delete(known, c.Key())
 				continue
 			}
-			seen[entry.Name] = true
-			last := known[entry.Name]
-			if last == nil {
-				last = &told{}
-				if known[entry.Name] = last; !begun {
-					*last = told{entry.Verdict, faults[entry.Name]}
-				}
+			last := known[c.New.Name]
+			switch {
+			case last == nil && due.IsZero():
+				last = &told{entry: c.New}
+			case last == nil:
+				last = &told{entry: &registry.Entry{}}
 			}
-			e.compare(to, entry, last, faults[entry.Name])
+			e.compare(to, last.entry.Verdict, c.New)
+			last.entry, known[c.New.Name] = c.New, last
 		}
-		for name := range known {
-			if !seen[name] {
-				delete(known, name)
-			}
+		if now := time.Now(); !now.Before(due) {
+			e.blame(to, known, due.IsZero())
+			due = now.Add(faultsEvery)
+			wake.Reset(faultsEvery)
 		}
-		begun = true
 	}
 }
 
-// compare reports how an APIService differs from what was last reported of it.
-func (e *Events) compare(to record.EventRecorder, entry *registry.Entry, last *told, fault string) {
-	v := entry.Verdict
-	if v.Status != last.verdict.Status || v.Reason != last.verdict.Reason {
-		switch {
-		case v.Status == corev1.ConditionFalse:
-			e.emit(to, entry, corev1.EventTypeWarning, v.Reason, "requests are answered with 503: "+v.Message)
-		case v.Status == corev1.ConditionTrue && last.verdict.Status == corev1.ConditionFalse:
-			e.emit(to, entry, corev1.EventTypeNormal, "Available", fmt.Sprintf("requests are forwarded again, after %s of %s", time.Since(last.verdict.Since).Round(time.Second), last.verdict.Reason))
+// blame reports new faults, unless they are old to whoever has led before.
+func (e *Events) blame(to record.EventRecorder, known map[string]*told, before bool) {
+	faults := e.config.Faults()
+	for name, last := range known {
+		if fault := faults[name]; fault != last.fault {
+			if last.fault = fault; fault != "" && !before {
+				e.emit(to, last.entry, corev1.EventTypeWarning, "Faulty", fault)
+			}
 		}
-		last.verdict = v
 	}
-	if fault != last.fault {
-		if fault != "" {
-			e.emit(to, entry, corev1.EventTypeWarning, "Faulty", fault)
-		}
-		last.fault = fault
+}
+
+// compare reports how a verdict differs from what was last reported.
+func (e *Events) compare(to record.EventRecorder, last registry.Verdict, entry *registry.Entry) {
+	switch v := entry.Verdict; {
+	case v.Status == last.Status && v.Reason == last.Reason:
+	case v.Status == corev1.ConditionFalse:
+		e.emit(to, entry, corev1.EventTypeWarning, v.Reason, "requests are answered with 503: "+v.Message)
+	case v.Status == corev1.ConditionTrue && last.Status == corev1.ConditionFalse:
+		e.emit(to, entry, corev1.EventTypeNormal, "Available", fmt.Sprintf("requests are forwarded again, after %s of %s", time.Since(last.Since).Round(time.Second), last.Reason))
 	}
 }
 

@@ -2,6 +2,8 @@ package status
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -51,33 +53,40 @@ type written struct {
 // term is the time for which this replica leads.
 type term struct {
 	writer  *Writer
-	entries map[string]*written // :: APIService → what the apiserver has
-	listed  time.Time           // zero: not yet
-	due     time.Time           // of the next list
-	pause   time.Duration       // after the last list, if that failed
+	entries map[string]*written        // :: APIService → what the apiserver has. Nil: that was not read yet
+	todo    map[string]*registry.Entry // :: APIService → what may differ from that
+	due     time.Time                  // of the next list
+	pause   time.Duration              // after the last list, if that failed
 }
 
 // run writes what differs until ctx ends.
 func (t *term) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for now := range latest.Of(ctx, t.writer.table, timer.C) {
-		if !time.Now().Before(t.due) {
-			t.list(ctx)
+	for now, changes := range latest.Changes(ctx, t.writer.table, timer.C) {
+		for _, c := range changes {
+			if c.New == nil {
+				delete(t.todo, c.Old.Name)
+			} else {
+				t.todo[c.New.Name] = c.New
+			}
+		}
+		if !time.Now().Before(t.due) && t.list(ctx) {
+			for _, e := range now.Entries() {
+				t.todo[e.Name] = e
+			}
 		}
 		next := t.due
-		if !t.listed.IsZero() { // until then everything would seem to differ
-			if at := t.write(ctx, now.entries); at.Before(next) {
-				next = at
-			}
+		if t.entries != nil { // until then everything would seem to differ
+			next = t.write(ctx)
 		}
 		timer.Reset(time.Until(next))
 	}
 }
 
 // list reads what the apiserver has. The table will not do: an Entry's Object is not renewed when
-// only a status has changed.
-func (t *term) list(ctx context.Context) {
+// only a status has changed. False: it has failed.
+func (t *term) list(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	list, err := t.writer.config.APIServices.List(ctx, metav1.ListOptions{})
@@ -85,55 +94,53 @@ func (t *term) list(ctx context.Context) {
 		t.pause = retry(t.pause)
 		t.due = time.Now().Add(t.pause)
 		t.writer.log.Error("cannot read statuses", "err", err)
-		return
+		return false
 	}
 	entries := make(map[string]*written, len(list.Items))
 	for i := range list.Items {
 		o := &list.Items[i]
 		have := t.of(o.Name)
+		entries[o.Name] = have
 		have.uid, have.condition, have.since = o.UID, condition{}, metav1.Time{}
 		for _, c := range o.Status.Conditions {
 			if c.Type == conditionType {
 				have.condition, have.since = condition{c.Status, c.Reason, c.Message}, c.LastTransitionTime
 			}
 		}
-		entries[o.Name] = have
 	}
-	t.entries, t.listed, t.pause = entries, time.Now(), 0
-	t.due = t.listed.Add(relist)
+	t.entries, t.due, t.pause = entries, time.Now().Add(relist), 0
+	return true
 }
 
 func (t *term) of(name string) *written {
-	have := t.entries[name]
-	if have == nil {
-		have = &written{}
-		t.entries[name] = have
+	if have := t.entries[name]; have != nil {
+		return have
 	}
-	return have
+	return &written{}
 }
 
 // write applies every condition that differs and may be written now. It returns when the next one
 // may.
-func (t *term) write(ctx context.Context, entries []*registry.Entry) (next time.Time) {
+func (t *term) write(ctx context.Context) (next time.Time) {
 	next = t.due
-	for _, e := range entries {
-		have := t.of(e.Name)
+	for _, name := range slices.Sorted(maps.Keys(t.todo)) {
+		e, have := t.todo[name], t.of(name)
+		t.entries[name] = have
 		if have.uid != e.Object.UID {
 			*have = written{uid: e.Object.UID} // deleted and made again: the new one has no condition
 		}
 		want, known := wanted(e)
+		if known && want != have.condition && !time.Now().Before(have.notBefore) {
+			t.replace(ctx, e, have, want)
+			if ctx.Err() != nil {
+				return next
+			}
+		}
 		if !known || want == have.condition {
-			continue
+			delete(t.todo, name)
+		} else if have.notBefore.Before(next) {
+			next = have.notBefore
 		}
-		if time.Now().Before(have.notBefore) {
-			next = earlier(next, have.notBefore)
-			continue
-		}
-		t.replace(ctx, e, have, want)
-		if ctx.Err() != nil {
-			return next
-		}
-		next = earlier(next, have.notBefore)
 	}
 	return next
 }
@@ -193,11 +200,4 @@ func (t *term) apply(ctx context.Context, name string, want condition, since met
 
 func retry(pause time.Duration) time.Duration {
 	return min(max(2*pause, spacing), lastRetry)
-}
-
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
 }

@@ -40,19 +40,9 @@ type Writer struct {
 }
 
 // table is what is needed of a *registry.Table.
-type table struct {
-	entries    []*registry.Entry
-	superseded <-chan struct{}
-}
-
-// Superseded is for latest.Of.
-func (t table) Superseded() <-chan struct{} { return t.superseded }
-
-func tableOf(load func() *registry.Table) func() table {
-	return func() table {
-		t := load()
-		return table{t.Entries(), t.Superseded()}
-	}
+type table interface {
+	Entries() []*registry.Entry
+	Superseded() <-chan struct{}
 }
 
 // New makes a Writer. It does nothing until Run.
@@ -64,7 +54,7 @@ func New(c Config) (*Writer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Writer{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: m, table: tableOf(c.Table)}, nil
+	return &Writer{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: m, table: func() table { return c.Table() }}, nil
 }
 
 // lease elects the one who writes.
@@ -79,6 +69,6 @@ func (w *Writer) Run(ctx context.Context) error {
 		w.metrics.leading.Set(1)
 		defer w.metrics.leading.Set(0)
 		defer w.log.Info("no longer writing statuses", "lease", lease)
-		(&term{writer: w, entries: map[string]*written{}}).run(ctx)
+		(&term{writer: w, todo: map[string]*registry.Entry{}}).run(ctx)
 	})
 }

@@ -31,10 +31,20 @@ type feed struct {
 	superseded chan struct{}
 }
 
+// state is what it was at one moment.
+type state struct {
+	entries    []*registry.Entry
+	superseded <-chan struct{}
+}
+
+func (s state) Entries() []*registry.Entry { return s.entries }
+
+func (s state) Superseded() <-chan struct{} { return s.superseded }
+
 func (f *feed) table() table {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return table{f.entries, f.superseded}
+	return state{f.entries, f.superseded}
 }
 
 func (f *feed) set(entries ...*registry.Entry) {
@@ -104,12 +114,12 @@ func TestWritesOnlyWhatDiffersAndOnlyItsOwn(t *testing.T) {
 		f, _ := start(t, s, "one", remote(fresh, "True", "Passed"), remote(same, "True", "Passed"),
 			remote(changed, "False", "MissingEndpoints"), remote(unknown, "", ""), nowLocal)
 		time.Sleep(time.Second)
-		if diff := cmp.Diff([]string{"fresh", "changed", "local"}, s.since(time.Time{})); diff != "" {
+		if diff := cmp.Diff([]string{"changed", "fresh", "local"}, s.since(time.Time{})); diff != "" {
 			t.Fatalf("written (-want +got):\n%s", diff)
 		}
 		want := `{"kind":"APIService","apiVersion":"apiregistration.k8s.io/v1","metadata":{"name":"fresh"},"status":{"conditions":` +
 			`[{"type":"fairlead.dev/Available","status":"True","lastTransitionTime":"2000-01-01T00:00:00Z","reason":"Passed","message":"m"}]}}`
-		if got := s.patches[0].body; got != want {
+		if got := s.patches[1].body; got != want {
 			t.Errorf("applied\n%s\nwant\n%s", got, want)
 		}
 		for name, want := range map[string][]string{
