@@ -16,6 +16,8 @@ const (
 	// leafMemory is how long a leaf that is no longer presented is remembered. Every endpoint is dialled anew by its prober within seconds, so five minutes
 	// without it mean that it is gone.
 	leafMemory = 5 * time.Minute
+	// forgetEvery is how often all are looked at for such leaves: ten thousand take a few milliseconds.
+	forgetEvery = time.Minute
 )
 
 // backend is the trust of one APIService's backend, which outlives the *registry.Backend values: they change with every caBundle. Or it is that of all that have one
@@ -154,6 +156,9 @@ func (b *backend) takeLocked(next *roots, fault *Error, now time.Time) {
 func (b *backend) setLocked(v *view) {
 	b.inForce = false
 	b.current.Store(v)
+	for _, p := range v.previous {
+		b.hooks.ends(p.until)
+	}
 }
 
 // handshake verifies what an endpoint has just presented. It is called by crypto/tls for every new connection.
@@ -252,6 +257,7 @@ func (b *backend) checkLocked(g *guard, v *view, now time.Time) {
 		return
 	}
 	g.until = got.until
+	b.hooks.ends(g.until)
 }
 
 // end closes every guard: the APIService is gone, and its trust with it.
@@ -270,7 +276,11 @@ func (b *backend) tick(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	v := b.current.Load()
-	if kept := live(v.previous, now); len(kept) < len(v.previous) {
+	kept := live(v.previous, now)
+	for _, p := range kept {
+		b.hooks.ends(p.until)
+	}
+	if len(kept) < len(v.previous) {
 		b.current.Store(v.settled(now, false))
 		if len(kept) == 0 {
 			b.inForce = false
@@ -280,7 +290,7 @@ func (b *backend) tick(now time.Time) {
 	}
 	v = b.current.Load()
 	for g := range b.guards {
-		if !g.until.IsZero() && !now.Before(g.until) {
+		if b.hooks.ends(g.until); !g.until.IsZero() && !now.Before(g.until) {
 			b.checkLocked(g, v, now)
 		}
 	}

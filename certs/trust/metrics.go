@@ -3,6 +3,7 @@ package trust
 import (
 	"crypto/x509"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -19,6 +20,13 @@ type hooks struct {
 	sha1       prometheus.Counter
 	refusals   *prometheus.CounterVec
 	reloads    *prometheus.CounterVec
+	due        atomic.Int64 // when time ends something, as Unix has it: it may be too early, and is never too late
+}
+
+// ends notes when time ends something. Zero: never.
+func (h *hooks) ends(at time.Time) {
+	for due := h.due.Load(); !at.IsZero() && at.Unix() < due && !h.due.CompareAndSwap(due, at.Unix()); due = h.due.Load() {
+	}
 }
 
 func newHooks(cfg Config) *hooks {
@@ -96,15 +104,6 @@ func (h *hooks) forget(apiService string) {
 	of := prometheus.Labels{"apiservice": apiService}
 	h.refusals.DeletePartialMatch(of)
 	h.reloads.DeletePartialMatch(of)
-}
-
-func (t *Trust) register(r prometheus.Registerer) error {
-	for _, c := range []prometheus.Collector{t.hooks.missingSAN, t.hooks.sha1, t.hooks.refusals, t.hooks.reloads, newCollector(t)} {
-		if err := r.Register(c); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // collector makes gauges of the status at the moment of a scrape, so that they live and die with their objects.

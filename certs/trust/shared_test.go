@@ -31,9 +31,7 @@ func TestSharedTrust(t *testing.T) {
 		}
 		tick := func(d time.Duration) {
 			time.Sleep(d)
-			for _, b := range w.shared {
-				b.tick(time.Now())
-			}
+			w.tick(time.Now())
 		}
 		w.bundle(old)
 		before := w.spec

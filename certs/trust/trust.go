@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
+	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 // Config is what a Trust needs. Only Table must be set.
@@ -76,12 +76,8 @@ func New(cfg Config) (*Trust, error) {
 	if _, err := x509.SystemCertPool(); err != nil {
 		cfg.Logger.Warn("reading system roots", "err", err)
 	}
-	if cfg.Metrics != nil {
-		if err := t.register(cfg.Metrics); err != nil {
-			return nil, fmt.Errorf("registering trust metrics: %w", err)
-		}
-	}
-	return t, nil
+	h := t.hooks
+	return t, metric.Register(cfg.Metrics, "backend trust", h.missingSAN, h.sha1, h.refusals, h.reloads, newCollector(t))
 }
 
 // Run follows the table, the referenced ConfigMaps and time, until ctx ends.
@@ -91,23 +87,26 @@ func (t *Trust) Run(ctx context.Context) error {
 	// Replaced roots and expired chains are looked for within a second: a watch must end within 5 s of its trust, and its pool needs 4 of them.
 	tick := time.NewTicker(time.Second / 2)
 	defer tick.Stop()
-	var ticked time.Time
 	for table := range latest.Of(ctx, t.cfg.Table, tick.C) {
 		t.apply(table.Generation(), table.Entries())
 		if t.rewatch.Swap(false) {
 			w.sync(ctx)
 		}
-		now := time.Now()
-		if now.Sub(ticked) < time.Second/2 {
-			continue // it is a table that has come, and what it has changed was looked at
-		}
-		ticked = now
-		t.local.tick(now)
-		for _, b := range t.both() {
-			b.tick(now)
-		}
+		t.tick(time.Now())
 	}
 	return ctx.Err()
+}
+
+// tick ends what time has ended.
+func (t *Trust) tick(now time.Time) {
+	if now.Unix() < t.hooks.due.Load() {
+		return
+	}
+	t.hooks.due.Store(now.Add(forgetEvery).Unix()) // first: what is found to end sooner says so
+	t.local.tick(now)
+	for _, b := range t.both() {
+		b.tick(now)
+	}
 }
 
 // TLS returns a client configuration for dialling b: it sends the server name (the caller sets it to b.NameAt where b has several), shows the client certificate and verifies the server against what the APIService trusts
