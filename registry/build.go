@@ -95,7 +95,14 @@ func (b *builder) keep() {
 		b.all()
 		return
 	}
-	b.opens = b.prev.opens
+	if b.opens = b.prev.opens; !b.opens.IsZero() && !b.now.Before(b.opens) {
+		b.opens = time.Time{} // revise says when the next one is over
+		for at, e := range b.prev.entries {
+			if !e.from.owned.IsZero() {
+				b.revise(at)
+			}
+		}
+	}
 	for name := range b.in.Touched {
 		if at, known := b.prev.place(name); known {
 			b.revise(at)
@@ -104,7 +111,7 @@ func (b *builder) keep() {
 		}
 	}
 	for name := range b.reports {
-		if at, known := b.prev.place(name); known && b.entries[at] == b.prev.entries[at] {
+		if at, known := b.prev.place(name); known {
 			b.revise(at)
 		}
 	}
@@ -112,8 +119,7 @@ func (b *builder) keep() {
 
 // partial reports whether nothing can have changed but what the input names.
 func (b *builder) partial() bool {
-	opened := !b.prev.opens.IsZero() && !b.now.Before(b.prev.opens)
-	return b.in.Touched != nil && b.prev.complete && b.in.Complete && b.options == b.prev.options && !opened
+	return b.in.Touched != nil && b.prev.complete && b.in.Complete && b.options == b.prev.options
 }
 
 // all goes through all entries.
@@ -130,9 +136,12 @@ func (b *builder) all() {
 	}
 }
 
-// revise makes an entry anew if what it was made from has changed.
+// revise makes an entry anew if what it was made from has changed, unless that was done.
 func (b *builder) revise(at int) {
 	old := b.prev.entries[at]
+	if b.entries[at] != old {
+		return
+	}
 	object := b.in.APIServices[old.Name]
 	if object == nil {
 		b.entries[at], b.moved = nil, true
