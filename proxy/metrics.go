@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"context"
-	"fmt"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
+	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 // metrics counts requests. Its labels are bounded by the table and by lists of this file, never by what a client sends.
@@ -39,15 +39,7 @@ func newMetrics(reg prometheus.Registerer, table func() *registry.Table, active 
 			Buckets: []float64{.005, .025, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
 		}, labels),
 	}
-	if reg == nil {
-		return m, nil
-	}
-	for _, c := range append(active, m.total, m.duration) {
-		if err := reg.Register(c); err != nil {
-			return nil, fmt.Errorf("registering request metrics: %w", err)
-		}
-	}
-	return m, nil
+	return m, metric.Register(reg, "requests", append(active, m.total, m.duration)...)
 }
 
 // series are a group-version's, for one verb and status: found once, so that counting a request hashes no label and takes no lock.

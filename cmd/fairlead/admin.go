@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"net/http/pprof"
 	"runtime"
@@ -19,6 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
 	"github.com/fairlead-proxy/fairlead/registry/documents/openapi"
+	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 // adminPages are Fairlead's own pages. Health is open, because load balancers and kubelets have no credentials; guard sees to the rest.
@@ -82,7 +82,7 @@ const maxScrapes = 4
 // countProcess adds the metrics of the process itself.
 func (d *door) countProcess(context.Context) error {
 	d.held = hold.New(0)
-	for _, c := range []prometheus.Collector{
+	return metric.Register(d.metrics, "the process",
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "fairlead_build_info", Help: "1, with the build in the labels.", ConstLabels: prometheus.Labels{"version": version, "go": runtime.Version()},
@@ -94,12 +94,7 @@ func (d *door) countProcess(context.Context) error {
 			return 0
 		}),
 		localHealth{d.localServers}, d.held,
-	} {
-		if err := d.metrics.Register(c); err != nil {
-			return fmt.Errorf("registering process metrics: %w", err)
-		}
-	}
-	return nil
+	)
 }
 
 // localHealth shows the health of the local apiservers, of which the command line or the kubeconfig names a handful.

@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 // Pool is one of the local apiserver's pools. The zero Pool is none, and nothing is sent over it.
@@ -112,12 +113,7 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 		l.newPool("local-health", false, maxHealth, "http/1.1"),
 	}
 	l.publish()
-	if cfg.Metrics != nil {
-		if err := cfg.Metrics.Register(newCollector(func() []*Upstream { return l.pools[:] }, false)); err != nil {
-			return nil, fmt.Errorf("registering local apiserver metrics: %w", err)
-		}
-	}
-	return l, nil
+	return l, metric.Register(cfg.Metrics, "the local apiserver", newCollector(func() []*Upstream { return l.pools[:] }, false))
 }
 
 // serverAddress is the host:port of a server's URL.

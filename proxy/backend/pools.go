@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"sync"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
+	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 // Config is what Pools need. Table, TLS and Dial must be set.
@@ -84,12 +84,7 @@ func New(cfg Config) (*Pools, error) {
 		thinned: make(map[*carrier]struct{}),
 	}
 	p.owner.grant = cfg.Hold
-	if cfg.Metrics != nil {
-		if err := cfg.Metrics.Register(newCollector(p.upstreams, true)); err != nil {
-			return nil, fmt.Errorf("registering backend metrics: %w", err)
-		}
-	}
-	return p, nil
+	return p, metric.Register(cfg.Metrics, "backends", newCollector(p.upstreams, true))
 }
 
 // Run follows the table until ctx ends, and then closes every connection.

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
 const (
@@ -78,16 +80,13 @@ func Listen(ctx context.Context, a Address) (*Listener, error) {
 	if l.log == nil {
 		l.log = slog.New(slog.DiscardHandler)
 	}
-	if a.Metrics != nil {
-		for _, m := range []prometheus.Collector{l.stalls, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "fairlead_connections", Help: "Open connections of clients, by port.", ConstLabels: labels,
-		}, func() float64 { return float64(l.open.Load()) })} {
-			if err := a.Metrics.Register(m); err != nil {
-				return nil, fmt.Errorf("registering connection metrics: %w", err)
-			}
-		}
+	open := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "fairlead_connections", Help: "Open connections of clients, by port.", ConstLabels: labels,
+	}, func() float64 { return float64(l.open.Load()) })
+	err := metric.Register(a.Metrics, "connections", l.stalls, open)
+	if err != nil {
+		return nil, err
 	}
-	var err error
 	if l.Listener, err = new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort(a.Host, strconv.Itoa(a.Port))); err != nil {
 		return nil, fmt.Errorf("listening: %w", err)
 	}
