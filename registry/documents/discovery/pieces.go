@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"hash/crc32"
-	"hash/fnv"
 	"slices"
 	"sync"
 
@@ -90,11 +89,13 @@ func (p *piece) holds(groups []*registry.Group) bool {
 	return slices.Equal(p.groups, groups) && !slices.ContainsFunc(p.parts, func(v part) bool { return v.of != nil && v.of.Load().content != v.content })
 }
 
-// ends reports whether a piece ends after a group.
+// ends reports whether a piece ends after a group, by FNV-1a. hash/fnv wants bytes, and a hash of its own for each.
 func ends(group string) bool {
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(group)) // it takes everything
-	return h.Sum32()%pieceGroups == 0
+	h := uint32(2166136261)
+	for i := range len(group) {
+		h = (h ^ uint32(group[i])) * 16777619
+	}
+	return h%pieceGroups == 0
 }
 
 // groupsOf are the groups of pieces as Kubernetes has them.
