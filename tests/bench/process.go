@@ -13,7 +13,10 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
 )
 
 // cpuOf is the processor time of all living threads of a process, by the scheduler's own count: utime and stime come in ticks of 10 ms.
@@ -84,15 +87,21 @@ func machine() string {
 
 // admin gets a page of Fairlead's own.
 func (w *world) admin(ctx context.Context, p *peer, path string) ([]byte, error) {
-	client, err := rest.HTTPClientFor(p.front.Admin.RESTConfig(w.Admin()))
+	return w.get(ctx, p.front.Admin, path)
+}
+
+// get asks as the administrator, for aggregated discovery where there is such a thing.
+func (w *world) get(ctx context.Context, from cluster.Endpoint, path string) ([]byte, error) {
+	client, err := rest.HTTPClientFor(from.RESTConfig(w.Admin()))
 	if err != nil {
 		return nil, err
 	}
 	defer client.CloseIdleConnections()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.front.Admin.URL+path, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, from.URL+path, nil)
 	if err != nil {
 		return nil, err
 	}
+	req.Header.Set("Accept", discovery.AcceptV2+",*/*")
 	resp, err := client.Do(req)
 	if err != nil {
 		return nil, err

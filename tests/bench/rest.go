@@ -52,7 +52,7 @@ func (w *world) rest(ctx context.Context, o *options, r *results, n int) error {
 	}
 	defer p.part.Kill()
 	for round := range min(o.rounds, 3) {
-		s, err := rested(ctx, p, n)
+		s, err := w.rested(ctx, p, n)
 		if err != nil {
 			return err
 		}
@@ -62,7 +62,7 @@ func (w *world) rest(ctx context.Context, o *options, r *results, n int) error {
 }
 
 // rested starts a Fairlead anew and lets it come to rest.
-func rested(ctx context.Context, p *peer, n int) (s sample, err error) {
+func (w *world) rested(ctx context.Context, p *peer, n int) (s sample, err error) {
 	const patience = 5 * time.Minute // 10,000 took one until they were available
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -93,6 +93,11 @@ func rested(ctx context.Context, p *peer, n int) (s sample, err error) {
 	err = errors.Join(pause(ctx, settling), before.read(p), pause(ctx, resting), after.read(p))
 	took := after.at.Sub(before.at).Seconds()
 	s.Share, s.Wakes, s.Resident = 100*(after.cpu-before.cpu).Seconds()/took, float64(after.runs-before.runs)/took, float64(after.resident)/(1<<20)
+	if err != nil {
+		return s, err
+	}
+	apis, err := w.get(ctx, p.front.Endpoint, "/apis")
+	s.APIs = float64(len(apis)) / 1024
 	return s, err
 }
 

@@ -24,6 +24,7 @@ type sample struct {
 	Share     float64 `json:"processorPercent,omitempty"` // of one
 	Wakes     float64 `json:"wakesPerSecond,omitempty"`   // of all threads
 	Resident  float64 `json:"residentMB,omitempty"`
+	APIs      float64 `json:"apisKB,omitempty"` // aggregated, as JSON
 }
 
 func newSample(a, b gauge, took []time.Duration) (sample, error) {
@@ -170,6 +171,7 @@ func columns() []column {
 		{"% of a processor", "", func(s sample) float64 { return s.Share }},
 		{"wake-ups/s", "", func(s sample) float64 { return s.Wakes }},
 		{"resident MB", "", func(s sample) float64 { return s.Resident }},
+		{"/apis KB", "", func(s sample) float64 { return s.APIs }},
 	}
 }
 
