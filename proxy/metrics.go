@@ -135,22 +135,39 @@ func (of *entrySeries) find(verb string, code int, long bool) *series {
 
 // follow removes the series of group-versions that have left the table, until ctx ends.
 func (m *metrics) follow(ctx context.Context) error {
-	for t := range latest.Of(ctx, m.table, nil) {
-		m.seen.Range(func(key, value any) bool {
-			e := key.(*registry.Entry) //nolint:forcetypeassert // nothing else is stored
-			switch now := t.Entry(e.GroupVersion); now {
-			case e:
-			case nil:
-				m.seen.Delete(key)
-				m.forget(e.GroupVersion)
-			default:
-				m.seen.LoadOrStore(now, value) // it stands for the series now; first, so that they are never without
-				m.seen.Delete(key)
+	tick := time.NewTicker(time.Minute)
+	defer tick.Stop()
+	first := true
+	for t, changes := range latest.Changes(ctx, m.table, tick.C) {
+		for _, c := range changes {
+			if of, ok := m.seen.Load(c.Old); ok {
+				m.pass(c.Old, c.New, of)
 			}
+		}
+		if len(changes) > 0 && !first {
+			continue
+		}
+		first = false
+		m.seen.Range(func(key, of any) bool { // what came and went between two looks, and what requests knew that ended after their table
+			e := key.(*registry.Entry) //nolint:forcetypeassert // nothing else is stored
+			m.pass(e, t.Entry(e.GroupVersion), of)
 			return true
 		})
 	}
 	return ctx.Err()
+}
+
+// pass gives the series of one Entry to the next. Nil: there is none.
+func (m *metrics) pass(e, now *registry.Entry, of any) {
+	switch now {
+	case e:
+		return
+	case nil:
+		m.forget(e.GroupVersion)
+	default:
+		m.seen.LoadOrStore(now, of) // it stands for the series now; first, so that they are never without
+	}
+	m.seen.Delete(e)
 }
 
 func (m *metrics) forget(gv schema.GroupVersion) {
