@@ -1,7 +1,9 @@
 package proxy
 
 import (
+	"maps"
 	"net"
+	"slices"
 	"sync"
 )
 
@@ -38,10 +40,7 @@ func (s *sessions) count() int {
 // closeAll ends every session: closing the client's side ends both pumps.
 func (s *sessions) closeAll() {
 	s.mu.Lock()
-	conns := make([]net.Conn, 0, len(s.open))
-	for c := range s.open {
-		conns = append(conns, c)
-	}
+	conns := slices.Collect(maps.Keys(s.open))
 	s.mu.Unlock()
 	for _, c := range conns {
 		_ = c.Close() // a session that is ended on purpose has no use for the error

@@ -245,10 +245,5 @@ func (t *Trust) both() []*backend {
 func (t *Trust) all() []*backend {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	out := make([]*backend, 0, len(t.backends))
-	for _, s := range t.backends {
-		out = append(out, s)
-	}
-	slices.SortFunc(out, func(a, b *backend) int { return cmp.Compare(a.name, b.name) })
-	return out
+	return slices.SortedFunc(maps.Values(t.backends), func(a, b *backend) int { return cmp.Compare(a.name, b.name) })
 }

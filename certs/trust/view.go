@@ -136,13 +136,7 @@ func (v *view) overlapUntil(now time.Time) (until time.Time) {
 
 // live returns a copy of the replaced roots whose time is not over.
 func live(previous []replaced, now time.Time) []replaced {
-	var out []replaced
-	for _, p := range previous {
-		if now.Before(p.until) {
-			out = append(out, p)
-		}
-	}
-	return out
+	return slices.DeleteFunc(slices.Clone(previous), func(p replaced) bool { return !now.Before(p.until) })
 }
 
 // dropped are the CAs of old that next has not.

@@ -5,7 +5,9 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -257,9 +259,5 @@ func (u *Upstream) close() {
 func (u *Upstream) snapshot() []*endpoint {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	list := make([]*endpoint, 0, len(u.endpoints))
-	for _, e := range u.endpoints {
-		list = append(list, e)
-	}
-	return list
+	return slices.Collect(maps.Values(u.endpoints))
 }
