@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -64,17 +65,11 @@ func (d *door) makeEntrypoint(context.Context) error {
 	}
 	c := rest.CopyConfig(d.client)
 	c.WarningHandler = rest.NoWarnings{} // that Endpoints are old is known: they are for clients that know nothing newer
-	core, err := corev1.NewForConfig(c)
-	if err != nil {
-		return fmt.Errorf("making client of the local apiserver: %w", err)
-	}
-	slices, err := discoveryv1.NewForConfig(c)
-	if err != nil {
-		return fmt.Errorf("making client of the local apiserver: %w", err)
-	}
-	leases, err := coordinationv1.NewForConfig(c)
-	if err != nil {
-		return fmt.Errorf("making client of the local apiserver: %w", err)
+	core, err1 := corev1.NewForConfig(c)
+	slices, err2 := discoveryv1.NewForConfig(c)
+	leases, err3 := coordinationv1.NewForConfig(c)
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return fmt.Errorf("making clients of the local apiserver: %w", err)
 	}
 	d.entry, err = entrypoint.New(entrypoint.Config{
 		Endpoints: core, Slices: slices, Leases: leases, Logger: d.log, Metrics: d.metrics, Identity: rand.Text(),

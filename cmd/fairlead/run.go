@@ -26,7 +26,7 @@ func run(ctx context.Context, o *options, stderr io.Writer) error {
 // build makes everything, and listens, but serves nothing yet.
 func (d *door) build(ctx context.Context) error {
 	for _, step := range []func(context.Context) error{
-		d.countProcess, d.findAPIServer, d.openListeners, d.makeReach, d.makeTable, d.makeTrust, d.makeBackends, d.makeStatus, d.makeEvents, d.makeEntrypoint, d.makeDocuments, d.makePages, d.makeProxy, d.makePorts,
+		d.countProcess, d.findAPIServer, d.openListeners, d.makeReach, d.makeTable, d.makeTrust, d.makeBackends, d.makeStatus, d.makeEntrypoint, d.makeDocuments, d.makePages, d.makeProxy, d.makePorts,
 	} {
 		if err := step(ctx); err != nil {
 			d.closeListeners()

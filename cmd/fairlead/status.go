@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"os"
 
@@ -13,26 +14,30 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/status"
 )
 
-// makeStatus makes the writer of fairlead.dev/Available. Available itself belongs to kube-apiserver's own controllers, which cannot be switched off.
+// makeStatus makes the writer of fairlead.dev/Available, and what reports changed verdicts as Events. Available itself belongs to kube-apiserver's own controllers, which
+// cannot be switched off.
 func (d *door) makeStatus(context.Context) error {
-	if !d.o.writeStatus {
+	if !d.o.writeStatus && !d.o.emitEvents {
 		return nil
 	}
-	objects, err := apiregistrationv1.NewForConfig(d.client)
+	objects, err1 := apiregistrationv1.NewForConfig(d.client)
+	events, err2 := corev1.NewForConfig(d.client)
+	leases, err3 := coordinationv1.NewForConfig(d.client)
+	identity, err4 := replicaName()
+	err := errors.Join(err1, err2, err3, err4)
 	if err != nil {
-		return fmt.Errorf("making client of the local apiserver: %w", err)
+		return fmt.Errorf("making clients of the local apiserver: %w", err)
 	}
-	leases, err := coordinationv1.NewForConfig(d.client)
-	if err != nil {
-		return fmt.Errorf("making client of the local apiserver: %w", err)
+	if d.o.writeStatus {
+		d.status, err = status.New(status.Config{
+			Table: d.registry.Table, APIServices: objects.APIServices(), Leases: leases, Logger: d.log, Metrics: d.metrics, Identity: identity,
+		})
 	}
-	identity, err := replicaName()
-	if err != nil {
-		return err
+	if err == nil && d.o.emitEvents {
+		d.events, err = status.NewEvents(status.EventsConfig{
+			Table: d.registry.Table, Events: events, Leases: leases, Identity: identity, Faults: d.trust.Faults, Logger: d.log, Metrics: d.metrics,
+		})
 	}
-	d.status, err = status.New(status.Config{
-		Table: d.registry.Table, APIServices: objects.APIServices(), Leases: leases, Logger: d.log, Metrics: d.metrics, Identity: identity,
-	})
 	return err
 }
 
@@ -43,27 +48,4 @@ func replicaName() (string, error) {
 		return "", fmt.Errorf("naming this replica: %w", err)
 	}
 	return host + "_" + rand.Text(), nil
-}
-
-// makeEvents makes what reports changed verdicts as Events.
-func (d *door) makeEvents(context.Context) error {
-	if !d.o.emitEvents {
-		return nil
-	}
-	events, err := corev1.NewForConfig(d.client)
-	if err != nil {
-		return fmt.Errorf("making client of the local apiserver: %w", err)
-	}
-	leases, err := coordinationv1.NewForConfig(d.client)
-	if err != nil {
-		return fmt.Errorf("making client of the local apiserver: %w", err)
-	}
-	identity, err := replicaName()
-	if err != nil {
-		return err
-	}
-	d.events, err = status.NewEvents(status.EventsConfig{
-		Table: d.registry.Table, Events: events, Leases: leases, Identity: identity, Faults: d.trust.Faults, Logger: d.log, Metrics: d.metrics,
-	})
-	return err
 }
