@@ -33,7 +33,7 @@ type opinion struct {
 	probe     time.Duration // latest; zero: none yet
 	live      time.Duration // latest of live traffic; zero: none for slowFor
 	lived     time.Time     // when live was new
-	slow      bool          // what the target was last told
+	slow      bool          // what the claim was last told
 	since     time.Time     // comparisons have said otherwise since; zero: the last one agreed
 	witnesses int           // how many
 }
@@ -47,35 +47,39 @@ func (l *latency) probed(d time.Duration) { l.probe.Store(max(int64(d), 1)) }
 
 // sample is what is known of one endpoint's latency when endpoints are compared.
 type sample struct {
-	target            *target
+	claim             *claim
 	live, probe       time.Duration // the latest; zero: none
 	newLive, newProbe bool          // came since the last comparison
 }
 
 // judgeLatencies compares the endpoints of each APIService until ctx ends.
 func (p *Prober) judgeLatencies(ctx context.Context) {
-	tick := time.NewTicker(judgeEvery)
-	defer tick.Stop()
+	ticker := time.NewTicker(judgeEvery)
+	defer ticker.Stop()
 	for {
+		compared := p.index.Load().compared
+		var tick <-chan time.Time // a ticker that nobody waits for wakes nobody
+		if len(compared) > 0 {
+			tick = ticker.C
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case now := <-tick.C:
-			for _, targets := range p.index.Load().peers {
-				if len(targets) > 1 {
-					judge(now, targets)
-				}
+		case <-p.indexed:
+		case now := <-tick:
+			for _, claims := range compared {
+				judge(now, claims)
 			}
 		}
 	}
 }
 
-func judge(now time.Time, targets []*target) {
-	samples := make([]sample, 0, len(targets))
-	for _, t := range targets {
-		s := t.latency.take(now)
-		s.target = t
-		if t.healthy.Load() {
+func judge(now time.Time, claims []*claim) {
+	samples := make([]sample, 0, len(claims))
+	for _, c := range claims {
+		s := c.latency.take(now)
+		s.claim = c
+		if c.healthy.Load() {
 			samples = append(samples, s)
 		}
 	}
@@ -85,9 +89,9 @@ func judge(now time.Time, targets []*target) {
 			continue
 		}
 		slow := value > slowFactor*typical && value > slowFloor
-		if s.target.latency.opinion.hear(now, slow, value) {
-			s.target.slow.Store(s.target.latency.opinion.slow)
-			s.target.poke()
+		if s.claim.latency.opinion.hear(now, slow, value) {
+			s.claim.slow.Store(s.claim.latency.opinion.slow)
+			s.claim.target.poke()
 		}
 	}
 }

@@ -163,12 +163,12 @@ func TestLiveTrafficOutweighsProbes(t *testing.T) {
 
 func TestObserveDoesNotAllocate(t *testing.T) {
 	p := &Prober{}
-	tgt := &target{}
-	p.index.Store(&index{places: map[place]*target{{"v1.example.com", at}: tgt}})
+	c := &claim{}
+	p.index.Store(&index{claims: map[string]peers{"v1.example.com": {at: c}}})
 	if n := testing.AllocsPerRun(100, func() { p.Observe("v1.example.com", at, time.Millisecond) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
-	if tgt.latency.count.Load() == 0 {
+	if c.latency.count.Load() == 0 {
 		t.Error("nothing observed")
 	}
 }

@@ -1,8 +1,6 @@
 package health
 
 import (
-	"time"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -36,7 +34,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	return m, metric.Register(r, "the prober", m.duration, m.probes, m.healthy)
 }
 
-// endpointSeries are the series of one target, looked up once. A target that has been forgotten keeps counting into series that nobody
+// endpointSeries are the series of one claim, looked up once. A claim that has been forgotten keeps counting into series that nobody
 // exports: it cannot bring them back.
 type endpointSeries struct {
 	duration       prometheus.Observer
@@ -44,27 +42,27 @@ type endpointSeries struct {
 	healthy        prometheus.Gauge
 }
 
-func (m *metrics) endpoint(k key) endpointSeries {
+func (m *metrics) endpoint(name, address string) endpointSeries {
 	return endpointSeries{
 		duration: m.duration,
-		passed:   m.probes.WithLabelValues(k.name, "passed"),
-		failed:   m.probes.WithLabelValues(k.name, "failed"),
-		healthy:  m.healthy.WithLabelValues(k.name, k.address),
+		passed:   m.probes.WithLabelValues(name, "passed"),
+		failed:   m.probes.WithLabelValues(name, "failed"),
+		healthy:  m.healthy.WithLabelValues(name, address),
 	}
 }
 
-func (m *metrics) forgetEndpoint(k key) { m.healthy.DeleteLabelValues(k.name, k.address) }
+func (m *metrics) forgetEndpoint(name, address string) { m.healthy.DeleteLabelValues(name, address) }
 
 func (m *metrics) forgetName(name string) {
 	m.probes.DeletePartialMatch(prometheus.Labels{"name": name})
 }
 
-func (s endpointSeries) probed(err error, d time.Duration) {
-	s.duration.Observe(d.Seconds())
-	if err == nil {
+func (s endpointSeries) probed(f finding) {
+	s.duration.Observe(f.took.Seconds())
+	if f.err == nil {
 		s.passed.Inc()
 	} else {
-		s.failed.Inc()
+		s.failed.Add(float64(f.failures))
 	}
 }
 

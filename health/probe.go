@@ -22,24 +22,12 @@ const (
 	// dialTimeout is the part of it that the dial may take: one lost SYN is sent again after 1 s (RFC 6298) and still arrives, and a host whose
 	// packets vanish is out within 2 s (keep-alive) + 0.25 s + 2 s.
 	dialTimeout = 2 * time.Second
-	// hedgeAfter is how long a probe may stay unanswered before a second one runs beside it, so that two failed probes take little longer
-	// than one. Sooner when there is a suspicion already.
-	hedgeAfter, hedgeSuspicious = time.Second, 250 * time.Millisecond
 	// maxBody is how much of a body is drained, so that the backend sees its response taken (kubernetes/kubernetes#133644). A discovery document
 	// of a group-version is some 100 KiB at most; what is longer costs us only that connection.
 	maxBody = 1 << 20
 	// maxHead and maxMessage bound what a backend can make us hold and show.
 	maxHead, maxMessage = 64 << 10, 1 << 10
 )
-
-// outcome is what one round of probes found out.
-type outcome struct {
-	err       error // nil: passed
-	failures  int
-	undialled bool             // not even the dial succeeded, and trying again is cheap
-	latency   time.Duration    // from request to response head
-	conn      *http.ClientConn // idle and open; nil when it failed or cannot be used again
-}
 
 // probeURL is the address as kube-aggregator writes it in its messages.
 func probeURL(e *registry.Entry, address string) string {
@@ -53,91 +41,61 @@ func probeURL(e *registry.Entry, address string) string {
 	return u.String()
 }
 
-// round runs a probe, and a second one beside it when the first stays unanswered and two failures would change the verdict. One that passes is
-// enough.
-func (t *target) round(ctx context.Context, suspicious bool) outcome {
-	ctx, cancel := context.WithCancel(ctx)
+// open dials a connection.
+func (t *target) open(ctx context.Context, apiService string) (f finding) {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	results := make(chan outcome, fall) // room for all: no probe waits to be heard
-	launch := func() { go func() { results <- t.ask(ctx) }() }
-	launch()
-	running := 1
-
-	var hedge <-chan time.Time
-	if t.failures == 0 {
-		after := hedgeAfter
-		if suspicious {
-			after = hedgeSuspicious
-		}
-		timer := time.NewTimer(after)
-		defer timer.Stop()
-		hedge = timer.C
-	}
-	var found outcome
-	passed := false
-	for running > 0 {
-		select {
-		case <-hedge:
-			hedge = nil
-			launch()
-			running++
-		case o := <-results:
-			running--
-			hedge = nil // a quick failure is followed up by the next round, after a pause
-			switch {
-			case passed:
-				closeConn(o.conn)
-			case o.err == nil:
-				found, passed = o, true
-				cancel() // the other one is no longer needed; it is still awaited
-			default:
-				o.failures = found.failures + 1
-				found = o
-			}
-		}
-	}
-	return found
-}
-
-// ask sends one probe on a connection dialled for it.
-func (t *target) ask(ctx context.Context) (o outcome) {
 	leave, err := t.prober.gate.enter(ctx)
 	if err != nil {
-		return outcome{err: err}
+		return finding{err: err, failures: 1}
 	}
 	defer leave()
 	start := time.Now()
-	defer func() {
-		if ctx.Err() == nil {
-			t.series.probed(o.err, time.Since(start))
-		}
-	}()
-	trust, err := t.prober.config.TLS(t.key.name, t.key.backend)
+	trust, err := t.prober.config.TLS(apiService, t.key.backend)
 	if err != nil {
-		return outcome{err: err}
+		return finding{err: err, failures: 1}
 	}
-	f := &flight{target: t, trust: trust}
+	d := &dialler{target: t}
+	conn, err := d.transport(trust).NewClientConn(ctx, "https", t.key.address)
+	f = finding{err: err, conn: conn, took: time.Since(start)}
+	if err != nil {
+		f.failures, f.undialled = 1, !d.dialled && !errors.As(err, new(*net.DNSError))
+	}
+	return f
+}
+
+// try asks for a claim once. The finding has the connection of the first that passes there.
+func (t *target) try(ctx context.Context, c *claim, l *line) finding {
 	client := http.Client{
-		Transport: f,
-		Timeout:   probeTimeout,
+		Transport: l,
+		Timeout:   max(probeTimeout-l.took, time.Millisecond), // zero would be none
 		// A redirect is an answer, and not a good one (kube-aggregator, remote_available_controller.go).
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
-	err = t.get(ctx, client.Do)
-	if err == nil && f.conn.Err() == nil {
-		return outcome{conn: f.conn, latency: f.latency}
+	start := time.Now()
+	var latency time.Duration
+	err := c.get(ctx, func(r *http.Request) (*http.Response, error) {
+		resp, err := client.Do(r)
+		latency = time.Since(start)
+		return resp, err
+	})
+	f := finding{err: err, latency: latency, took: l.took + time.Since(start)}
+	switch {
+	case err != nil:
+		f.failures, f.undialled = max(l.failures, 1), l.undialled
+	case l.conn.Err() == nil && !l.passed.Swap(true):
+		f.conn = l.conn
 	}
-	closeConn(f.conn)
-	return outcome{err: err, latency: f.latency, undialled: !f.dialled && !errors.As(err, new(*net.DNSError))}
+	return f
 }
 
 // get asks for a group-version's document, or whether a server is ready, and says whether the answer is good.
-func (t *target) get(ctx context.Context, do func(*http.Request) (*http.Response, error)) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, t.url, nil)
+func (c *claim) get(ctx context.Context, do func(*http.Request) (*http.Response, error)) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.url, nil)
 	if err != nil {
 		return err
 	}
-	req.Header = t.prober.config.Header.Clone()
+	req.Header = c.target.prober.config.Header.Clone()
 	resp, err := do(req)
 	if err != nil {
 		return err
@@ -151,35 +109,19 @@ func (t *target) get(ctx context.Context, do func(*http.Request) (*http.Response
 	switch code := resp.StatusCode; {
 	case code >= http.StatusOK && code < http.StatusMultipleChoices:
 		return nil
-	case !t.server:
-		return fmt.Errorf("bad status from %v: %d", t.url, code)
+	case !c.target.key.server:
+		return fmt.Errorf("bad status from %v: %d", c.url, code)
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
 		return nil // this is about us, not about the server's health
 	default:
 		failing, _ := io.ReadAll(io.LimitReader(resp.Body, maxMessage)) // the names of the checks that fail
-		return fmt.Errorf("bad status from %v: %d: %s", t.url, code, failing)
+		return fmt.Errorf("bad status from %v: %d: %s", c.url, code, failing)
 	}
 }
 
-// flight is the transport of one probe: it dials one connection, which outlives it.
-type flight struct {
-	target  *target
-	trust   *tls.Config
-	dialled bool
-	conn    *http.ClientConn
-	latency time.Duration
-}
-
-// RoundTrip dials and sends the request.
-func (f *flight) RoundTrip(r *http.Request) (*http.Response, error) {
-	conn, err := f.transport().NewClientConn(r.Context(), "https", f.target.key.address)
-	if err != nil {
-		return nil, err
-	}
-	f.conn = conn
-	start := time.Now()
+// roundTrip sends a request on a connection.
+func roundTrip(conn *http.ClientConn, r *http.Request) (*http.Response, error) {
 	resp, err := conn.RoundTrip(r)
-	f.latency = time.Since(start)
 	// http.Transport unwraps this itself, http.ClientConn does not; kube-aggregator's message has what is inside.
 	const wrapped = "net/http: Transport failed to read from server: "
 	if inner := errors.Unwrap(err); inner != nil && strings.HasPrefix(err.Error(), wrapped) {
@@ -188,24 +130,30 @@ func (f *flight) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// transport is made anew for each probe, so that nothing of an earlier one can answer for the endpoint.
-func (f *flight) transport() *http.Transport {
-	b := f.target.key.backend
-	trust := f.trust.Clone()
+// dialler dials one connection, which outlives it.
+type dialler struct {
+	target  *target
+	dialled bool
+}
+
+// transport is made anew for each, so that nothing of an earlier one can answer for the endpoint.
+func (d *dialler) transport(trust *tls.Config) *http.Transport {
+	b := d.target.key.backend
+	trust = trust.Clone()
 	trust.ClientSessionCache = nil // a resumed session would not show us the certificate
 	trust.NextProtos = nil
 	if trust.ServerName == "" {
-		trust.ServerName = b.NameAt(f.target.key.address)
+		trust.ServerName = b.NameAt(d.target.key.address)
 	}
 	protocols := new(http.Protocols)
-	if f.target.server { // what is sent there with our certificate goes over HTTP/2 alone
+	if d.target.key.server { // what is sent there with our certificate goes over HTTP/2 alone
 		trust.VerifyConnection = speaksHTTP2(trust.VerifyConnection)
 	} else {
 		protocols.SetHTTP1(true)
 	}
 	protocols.SetHTTP2(!b.HTTP1)
 	return &http.Transport{
-		DialContext:            f.dial,
+		DialContext:            d.dial,
 		TLSClientConfig:        trust,
 		Protocols:              protocols,
 		DisableCompression:     true,
@@ -228,14 +176,14 @@ func speaksHTTP2(verify func(tls.ConnectionState) error) func(tls.ConnectionStat
 	}
 }
 
-func (f *flight) dial(ctx context.Context, network, address string) (net.Conn, error) {
+func (d *dialler) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	conn, err := f.target.prober.config.Dial(ctx, network, address)
+	conn, err := d.target.prober.config.Dial(ctx, network, address)
 	if err != nil {
 		return nil, err
 	}
-	f.dialled = true
+	d.dialled = true
 	if c, ok := conn.(interface {
 		SetKeepAliveConfig(net.KeepAliveConfig) error
 	}); ok {
@@ -248,7 +196,7 @@ func (f *flight) dial(ctx context.Context, network, address string) (net.Conn, e
 
 func closeConn(c *http.ClientConn) {
 	if c != nil {
-		_ = c.Close() // it is ours alone and nothing is in flight
+		_ = c.Close() // it is ours, and what is in flight is asked for anew
 	}
 }
 

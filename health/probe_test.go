@@ -29,7 +29,7 @@ func (typedError) Error() string  { return "no certificate in the bundle" }
 func (typedError) Reason() string { return registry.ReasonInvalidCABundle }
 
 // probeOnce asks a real address once.
-func probeOnce(tb testing.TB, b *registry.Backend, address string, trust func() (*tls.Config, error)) (outcome, *target) {
+func probeOnce(tb testing.TB, b *registry.Backend, address string, trust func() (*tls.Config, error)) (finding, *claim) {
 	tb.Helper()
 	e := entry(address)
 	e.Backend = b
@@ -37,7 +37,7 @@ func probeOnce(tb testing.TB, b *registry.Backend, address string, trust func() 
 }
 
 // probeEntry asks an entry's one endpoint once.
-func probeEntry(tb testing.TB, e *registry.Entry, trust func() (*tls.Config, error)) (outcome, *target) {
+func probeEntry(tb testing.TB, e *registry.Entry, trust func() (*tls.Config, error)) (finding, *claim) {
 	tb.Helper()
 	p, err := New(Config{
 		Table:  func() Table { return new(registry.Table) },
@@ -48,10 +48,11 @@ func probeEntry(tb testing.TB, e *registry.Entry, trust func() (*tls.Config, err
 	if err != nil {
 		tb.Fatal(err)
 	}
-	tgt := newTarget(p, key{place{e.Name, e.Endpoints[0].Address}, e.Backend}, e, func() {})
-	o := tgt.ask(tb.Context())
-	tb.Cleanup(func() { closeConn(o.conn) })
-	return o, tgt
+	tgt := newTarget(p, key{e.Backend, e.Endpoints[0].Address, defaultInterval, e.GroupVersion.Empty()})
+	c := newClaim(tgt, e)
+	f := tgt.try(tb.Context(), c, &line{finding: tgt.open(tb.Context(), e.Name)})
+	tb.Cleanup(func() { closeConn(f.conn) })
+	return f, c
 }
 
 func TestProbeAsksAsKubeAggregatorDoes(t *testing.T) {
@@ -146,7 +147,7 @@ func TestWhyAProbeFails(t *testing.T) {
 			return &tls.Config{InsecureSkipVerify: true, VerifyConnection: func(tls.ConnectionState) error { return typedError{} }}, nil
 		}, "InvalidCABundle", "no certificate in the bundle"},
 		{"untyped trust error", good, answer(200), func() (*tls.Config, error) { return nil, errors.New("no key pair") },
-			"FailedDiscoveryCheck", "failing or missing response from $U: no key pair"},
+			"FailedDiscoveryCheck", `failing or missing response from $U: Get "$U": no key pair`},
 	}
 	clock := regexp.MustCompile(`current time \S+ is`)
 	for _, tt := range tests {
@@ -156,7 +157,7 @@ func TestWhyAProbeFails(t *testing.T) {
 			s.TLS = &tls.Config{Certificates: []tls.Certificate{tt.server.pair}}
 			s.StartTLS()
 			defer s.Close()
-			o, tgt := probeOnce(t, &registry.Backend{ServerName: serverName}, s.Listener.Addr().String(), tt.trust)
+			o, c := probeOnce(t, &registry.Backend{ServerName: serverName}, s.Listener.Addr().String(), tt.trust)
 			defer closeConn(o.conn)
 			if tt.message == "" {
 				if o.err != nil || o.conn == nil {
@@ -167,9 +168,9 @@ func TestWhyAProbeFails(t *testing.T) {
 			if o.err == nil || o.conn != nil {
 				t.Fatal("passed")
 			}
-			reason, message := explain(o.err, tgt.url)
+			reason, message := explain(o.err, c.url)
 			message = clock.ReplaceAllString(message, "current time T is")
-			if want := strings.ReplaceAll(tt.message, "$U", tgt.url); reason != tt.reason || message != want {
+			if want := strings.ReplaceAll(tt.message, "$U", c.url); reason != tt.reason || message != want {
 				t.Errorf("got  %s: %s\nwant %s: %s", reason, message, tt.reason, want)
 			}
 		})
@@ -302,12 +303,12 @@ func FuzzProbeAnswer(f *testing.F) {
 	before := runtime.NumGoroutine()
 	f.Fuzz(func(t *testing.T, answer []byte) {
 		answers <- answer
-		o, tgt := probeOnce(t, &registry.Backend{ServerName: serverName, HTTP1: true}, l.Addr().String(), func() (*tls.Config, error) {
+		o, c := probeOnce(t, &registry.Backend{ServerName: serverName, HTTP1: true}, l.Addr().String(), func() (*tls.Config, error) {
 			return &tls.Config{RootCAs: ca.roots}, nil
 		})
 		closeConn(o.conn)
 		if o.err != nil {
-			if _, m := explain(o.err, tgt.url); len(m) > maxMessage+10 || !utf8.ValidString(m) {
+			if _, m := explain(o.err, c.url); len(m) > maxMessage+10 || !utf8.ValidString(m) {
 				t.Errorf("message of %d bytes: %q", len(m), m)
 			}
 		} else if !bytes.Contains(answer, []byte(" 2")) {

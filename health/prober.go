@@ -47,9 +47,10 @@ type Prober struct {
 	metrics *metrics
 	gate    gate
 	watched atomic.Int64 // connections kept open, at most config.MaxWatched
-	// failing counts the endpoints that fail, by how.
+	// failing counts the endpoints of APIServices that fail, by how.
 	failing [troubles]atomic.Int64
 	index   atomic.Pointer[index]
+	indexed chan struct{} // one slot: there is another index
 }
 
 // Table says what is probed. It is a *registry.Table, or what never changes: servers that are configured.
@@ -60,24 +61,15 @@ type Table interface {
 	Superseded() <-chan struct{}
 }
 
-// place is an endpoint of an APIService: what live traffic knows. APIServices that have one Backend are told nothing of each other's traffic:
-// a thousand probes that one failure asked for would help nobody.
-type place struct{ name, address string }
-
-// key names one running probe. There is one for a place.
-type key struct {
-	place
-	backend *registry.Backend
-}
-
-// index is how the running probes are found. It is immutable: apply stores a new one when the set changes.
+// index is how what is probed is found. It is immutable: apply stores a new one when the set changes. APIServices that have one Backend are told nothing of each other's
+// traffic: a thousand questions that one failure asked for would help nobody.
 type index struct {
-	places map[place]*target
-	peers  map[string][]*target // the endpoints of one APIService
+	claims   map[string]peers // :: APIService
+	compared [][]*claim       // the endpoints of each APIService that has several
 }
 
 // maxWatched is the default of Config.MaxWatched: 1024 idle TLS connections are some 30 MiB and 1024 descriptors, half the endpoints of the
-// largest cluster we size for (1,000 APIServices of two endpoints). Those above it lose only the immediate notice of a death.
+// largest cluster we size for (10,000 APIServices on 2,000). Those above it lose only the immediate notice of a death.
 const maxWatched = 1024
 
 // New makes a Prober. It does nothing until Run.
@@ -93,7 +85,7 @@ func New(c Config) (*Prober, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Prober{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: m, gate: make(gate, gateSlots)}
+	p := &Prober{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: m, gate: make(gate, gateSlots), indexed: make(chan struct{}, 1)}
 	p.index.Store(&index{})
 	return p, nil
 }
@@ -104,7 +96,9 @@ func (p *Prober) Run(ctx context.Context) error {
 	defer owners.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s := &set{prober: p, running: map[key]*target{}, owners: &owners}
+	s := &set{
+		prober: p, owners: &owners, targets: map[key]*target{}, entries: map[string]*registry.Entry{}, claims: map[string]peers{}, changed: map[*target]struct{}{},
+	}
 	owners.Go(func() { p.judgeLatencies(ctx) })
 	for t := range latest.Of(ctx, p.config.Table, nil) {
 		s.apply(ctx, t.Entries())
@@ -116,24 +110,23 @@ func (p *Prober) Run(ctx context.Context) error {
 // Signal says that live traffic could not reach an endpoint: a failed dial, handshake or ping. The endpoint is probed at once, or as soon as
 // the bound on such probes allows. It never waits and alone never ejects. A nil err is ignored.
 func (p *Prober) Signal(apiService, address string, err error) {
-	if t := p.index.Load().places[place{apiService, address}]; t != nil && err != nil {
-		t.alarm(&t.hinted)
+	if c := p.index.Load().claims[apiService][address]; c != nil && err != nil {
+		c.note(&c.hinted)
 	}
 }
 
 // Renew says that what an APIService trusts has changed without another Backend in the table: a referenced bundle. Its endpoints are probed at once, however long the
 // pause that failures have led to. It never waits.
 func (p *Prober) Renew(apiService string) {
-	for _, t := range p.index.Load().peers[apiService] {
-		t.renewed.Store(true)
-		t.poke()
+	for _, c := range p.index.Load().claims[apiService] {
+		c.note(&c.renewed)
 	}
 }
 
 // Observe says how long an endpoint took to send the first byte of its response to a request that is not long-running. It never waits and
 // does not allocate.
 func (p *Prober) Observe(apiService, address string, d time.Duration) {
-	if t := p.index.Load().places[place{apiService, address}]; t != nil {
-		t.latency.observe(d)
+	if c := p.index.Load().claims[apiService][address]; c != nil {
+		c.latency.observe(d)
 	}
 }

@@ -2,46 +2,44 @@ package health
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
-// set is the probes that run. Only Run's goroutine touches it.
+// set is what is probed. Only Run's goroutine touches it.
 type set struct {
 	prober  *Prober
-	running map[key]*target
 	owners  *sync.WaitGroup
-	named   map[string]struct{} // APIServices that have series
+	targets map[key]*target
+	entries map[string]*registry.Entry // :: APIService → as it was applied
+	claims  map[string]peers           // :: APIService
+	changed map[*target]struct{}       // whose members others are
 }
 
-// apply starts the probes that entries ask for and running lacks, and stops those that it no longer asks for.
+// peers are the claims of one APIService, by address. They never change.
+type peers map[string]*claim
+
+// apply takes what a table asks for. An entry that is what it was costs a look.
 func (s *set) apply(ctx context.Context, entries []*registry.Entry) {
-	wanted := make(map[key]*registry.Entry, len(s.running))
-	names := make(map[string]struct{}, len(entries))
+	n := 0
 	for _, e := range entries {
 		if !probed(e) {
 			continue
 		}
-		names[e.Name] = struct{}{}
-		for i := range e.Endpoints {
-			k := key{place{e.Name, e.Endpoints[i].Address}, e.Backend}
-			wanted[k] = e
-			if t := s.running[k]; t != nil {
-				t.follow(e, &e.Endpoints[i])
-			}
+		n++
+		if s.entries[e.Name] != e {
+			s.enter(e)
 		}
 	}
-	changed := s.stop(wanted, names)
-	// Stop before start: a probe that replaces another of the same name and address (a new CA) takes over its series.
-	for k, e := range wanted {
-		if s.running[k] == nil {
-			s.start(ctx, k, e)
-			changed = true
-		}
+	if n < len(s.entries) {
+		s.leave(entries)
 	}
-	s.named = names
-	if changed {
+	if len(s.changed) > 0 {
+		s.start(ctx)
 		s.publish()
 	}
 }
@@ -52,42 +50,105 @@ func probed(e *registry.Entry) bool {
 	return !e.Local() && e.Verdict.Reason != registry.ReasonProtectedGroup
 }
 
-func (s *set) stop(wanted map[key]*registry.Entry, names map[string]struct{}) (changed bool) {
-	for k, t := range s.running {
-		if wanted[k] == nil {
+// enter makes an entry's endpoints its claims.
+func (s *set) enter(e *registry.Entry) {
+	was, now := s.claims[e.Name], make(peers, len(e.Endpoints))
+	of := func(ep *registry.Endpoint) key {
+		return key{e.Backend, ep.Address, interval(e), e.GroupVersion.Empty()}
+	}
+	for i := range e.Endpoints {
+		ep := &e.Endpoints[i]
+		if c := was[ep.Address]; c != nil && c.target.key == of(ep) {
+			c.follow(ep)
+			now[ep.Address] = c
+		}
+	}
+	// Drop before add: a claim that replaces another of the same name and address (a new CA) takes over its series.
+	for address, c := range was {
+		if now[address] == nil {
+			s.drop(c)
+		}
+	}
+	for i := range e.Endpoints {
+		if ep := &e.Endpoints[i]; now[ep.Address] == nil {
+			now[ep.Address] = s.add(of(ep), e)
+		}
+	}
+	s.entries[e.Name], s.claims[e.Name] = e, now
+}
+
+// leave forgets the APIServices that a table has no longer.
+func (s *set) leave(entries []*registry.Entry) {
+	named := make(map[string]struct{}, len(entries))
+	for _, e := range entries {
+		if probed(e) {
+			named[e.Name] = struct{}{}
+		}
+	}
+	for name := range s.entries {
+		if _, ok := named[name]; ok {
+			continue
+		}
+		for _, c := range s.claims[name] {
+			s.drop(c)
+		}
+		delete(s.entries, name)
+		delete(s.claims, name)
+		s.prober.metrics.forgetName(name)
+	}
+}
+
+func (s *set) add(k key, e *registry.Entry) *claim {
+	t := s.targets[k]
+	if t == nil {
+		t = newTarget(s.prober, k)
+		s.targets[k] = t
+	}
+	c := newClaim(t, e)
+	t.members[c] = struct{}{}
+	s.changed[t] = struct{}{}
+	return c
+}
+
+func (s *set) drop(c *claim) {
+	c.gone.Store(true)
+	s.prober.metrics.forgetEndpoint(c.name, c.target.key.address)
+	delete(c.target.members, c)
+	s.changed[c.target] = struct{}{}
+}
+
+// start lets the targets know their claims, and ends those that have none.
+func (s *set) start(ctx context.Context) {
+	for t := range s.changed {
+		if len(t.members) == 0 {
 			t.cancel()
-			s.prober.metrics.forgetEndpoint(k)
-			delete(s.running, k)
-			changed = true
+			delete(s.targets, t.key)
+			continue
 		}
-	}
-	for name := range s.named {
-		if _, ok := names[name]; !ok {
-			s.prober.metrics.forgetName(name)
+		claims := slices.Collect(maps.Keys(t.members))
+		t.claims.Store(&claims)
+		if t.cancel != nil {
+			t.poke()
+			continue
 		}
+		ctx, cancel := context.WithCancel(ctx)
+		t.cancel = cancel
+		s.owners.Go(func() {
+			defer cancel()
+			t.run(ctx)
+		})
 	}
-	return changed
+	clear(s.changed)
 }
 
-func (s *set) start(ctx context.Context, k key, e *registry.Entry) {
-	ctx, cancel := context.WithCancel(ctx)
-	t := newTarget(s.prober, k, e, cancel)
-	s.running[k] = t
-	s.owners.Go(func() {
-		defer cancel()
-		t.run(ctx)
-	})
-}
-
-// publish lets Signal and Observe find what runs now.
+// publish lets others find what is probed now.
 func (s *set) publish() {
-	x := &index{
-		places: make(map[place]*target, len(s.running)),
-		peers:  make(map[string][]*target, len(s.named)),
-	}
-	for k, t := range s.running {
-		x.places[k.place] = t
-		x.peers[k.name] = append(x.peers[k.name], t)
+	x := &index{claims: maps.Clone(s.claims)}
+	for _, p := range s.claims {
+		if len(p) > 1 {
+			x.compared = append(x.compared, slices.Collect(maps.Values(p)))
+		}
 	}
 	s.prober.index.Store(x)
+	latest.Wake(s.prober.indexed)
 }

@@ -177,8 +177,13 @@ func TestNothingIsLeftAfterAThousandChanges(t *testing.T) {
 		if n := b.watched.Load(); n != 0 {
 			t.Errorf("%d connections counted as watched", n)
 		}
-		if x := b.index.Load(); len(x.places) != 0 || len(x.peers) != 0 {
-			t.Errorf("%d places and %d backends left", len(x.places), len(x.peers))
+		if x := b.index.Load(); len(x.claims) != 0 || len(x.compared) != 0 {
+			t.Errorf("%d APIServices left, %d with several endpoints", len(x.claims), len(x.compared))
+		}
+		for how := range b.failing {
+			if n := b.failing[how].Load(); n != 0 {
+				t.Errorf("%d counted as failing in way %d", n, how)
+			}
 		}
 	})
 }

@@ -11,23 +11,20 @@ import (
 // is out within 2 s + 0.5 s + 0.25 s + 2 s (dialTimeout), where 5 are promised.
 const lightPatience = 500 * time.Millisecond
 
-// keep takes over the connection of a probe that passed. Blocked in a read, it sees the process die at once; being replaced by that of the next
-// probe it never grows older than the time between two, which is less than servers' idle timeouts, so it needs no pings to live.
+// keep takes over a connection on which a claim has passed. Blocked in a read, it sees the process die at once; being replaced by that of the next
+// round it never grows older than the time between two, which is less than servers' idle timeouts, so it needs no pings to live.
 func (t *target) keep(conn *http.ClientConn) {
 	t.unwatch()
-	if conn == nil {
-		return
-	}
 	if t.prober.watched.Add(1) > int64(t.prober.config.MaxWatched) {
 		t.prober.watched.Add(-1)
 		closeConn(conn)
 		return
 	}
 	t.watch = conn
-	t.light = t.started.Add(t.rest)
+	t.light = time.Now().Add(t.rest)
 	conn.SetStateHook(func(c *http.ClientConn) {
-		if c.Err() != nil {
-			t.alarm(&t.lost)
+		if c.Err() != nil && !t.lost.Swap(true) {
+			t.poke()
 		}
 	})
 }
@@ -52,6 +49,7 @@ func (t *target) check(ctx context.Context) {
 	if err != nil {
 		t.unwatch()
 		t.silent = true
+		t.poke()
 		return
 	}
 	t.light = t.light.Add(t.rest)
@@ -61,6 +59,10 @@ func (t *target) check(ctx context.Context) {
 }
 
 func (t *target) checkOnce(ctx context.Context) error {
+	c := t.next()
+	if c == nil {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, lightPatience)
 	defer cancel()
 	start := time.Now()
@@ -70,10 +72,23 @@ func (t *target) checkOnce(ctx context.Context) error {
 		latency = time.Since(start)
 		return resp, err
 	}
-	err := t.get(ctx, send)
-	if err != nil {
+	if err := c.get(ctx, send); err != nil {
 		return err
 	}
-	t.latency.probed(latency)
+	for _, c := range *t.claims.Load() {
+		c.latency.probed(latency)
+	}
 	return t.watch.Err()
+}
+
+// next is a claim that does not fail, each in its turn. Nil: there is none.
+func (t *target) next() *claim {
+	claims := *t.claims.Load()
+	for range claims {
+		t.turn++
+		if c := claims[t.turn%len(claims)]; c.failures == 0 {
+			return c
+		}
+	}
+	return nil
 }
