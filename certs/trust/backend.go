@@ -30,6 +30,7 @@ type backend struct {
 	// mu guards what follows and orders the changes of current. Verification runs under it (some 100 µs for a chain), I/O never.
 	mu      sync.Mutex
 	spec    *registry.Backend
+	all     *backend // the trust of all that have spec. Nil: there is none, or it is this
 	overlap time.Duration
 	source  string // "inline", "system", "none" or "configmap <name>/<key>"
 	inForce bool   // a live chain needed replaced roots
@@ -63,7 +64,7 @@ func newBackend(name string, h *hooks) *backend {
 func (b *backend) apply(spec *registry.Backend, overlap time.Duration, all *backend) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.overlap = overlap
+	b.overlap, b.all = overlap, all
 	if b.spec == spec {
 		return
 	}
@@ -173,7 +174,7 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.rememberLocked(chain[:min(len(chain), 1)], got.root, now)
+	b.remember(chain[:min(len(chain), 1)], got.root, now)
 	if b.current.Load() != v {
 		// The trust changed while the chain was verified: what counts is the trust of now.
 		if got, old, err = b.current.Load().verify(chain, now); err != nil {
@@ -193,8 +194,14 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 	return nil
 }
 
-// rememberLocked keeps the leaf for status and metrics, the least recently seen one giving way.
-func (b *backend) rememberLocked(chain []*x509.Certificate, root *x509.Certificate, now time.Time) {
+// remember keeps the leaf for status and metrics, the least recently seen one giving way; the caller holds the mutex. What is shown on behalf of one is shown to all: they are
+// probed on one connection.
+func (b *backend) remember(chain []*x509.Certificate, root *x509.Certificate, now time.Time) {
+	if b.all != nil {
+		b = b.all
+		b.mu.Lock()
+		defer b.mu.Unlock()
+	}
 	for _, c := range chain {
 		l := leaf{cert: c, seen: now}
 		if root != nil {

@@ -94,3 +94,21 @@ func TestOwnedTrustIsNotShared(t *testing.T) {
 		t.Errorf("with a bundle that cannot be read: %v", err)
 	}
 }
+
+// APIServices with one Backend are probed on one connection: what is shown there is shown in the status of each.
+func TestWhatIsShownToOneIsShownToAll(t *testing.T) {
+	ca := pki.NewCA("ca")
+	w := newBench(t, Config{})
+	w.bundle(ca)
+	other := newBackend("v1.other.example.com", w.hooks)
+	other.apply(w.spec, time.Minute, w.shared[w.spec])
+	w.backends[other.name] = other
+	if got := reason(t, w.dial(good(ca))); got != "" {
+		t.Fatal(got)
+	}
+	for _, s := range w.Status()[1:] {
+		if len(s.Leaves) != 1 || len(s.CAs) != 1 || !s.CAs[0].Live {
+			t.Errorf("%s: %d leaves, CAs %+v", s.APIService, len(s.Leaves), s.CAs)
+		}
+	}
+}

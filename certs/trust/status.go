@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
+	"maps"
 	"slices"
 	"time"
 )
@@ -86,7 +87,7 @@ func (b *backend) status(now time.Time) Status {
 		s.Fault = v.fault.Message
 	}
 	liveRoots := make(map[identity]bool)
-	for _, l := range b.leaves {
+	for _, l := range b.seen() {
 		s.Leaves = append(s.Leaves, Describe(l.cert))
 		liveRoots[l.root] = true
 	}
@@ -105,4 +106,16 @@ func (b *backend) status(now time.Time) Status {
 	s.CAs = slices.CompactFunc(s.CAs, func(a, b Certificate) bool { return a.Fingerprint == b.Fingerprint })
 	slices.SortFunc(s.Leaves, byExpiry)
 	return s
+}
+
+// seen is what the endpoints presented, to whomever of those that have the Backend; the caller holds the mutex.
+func (b *backend) seen() map[[sha256.Size]byte]leaf {
+	if b.all == nil {
+		return b.leaves
+	}
+	b.all.mu.Lock()
+	defer b.all.mu.Unlock()
+	seen := maps.Clone(b.all.leaves)
+	maps.Copy(seen, b.leaves) // of the time when it had one of its own
+	return seen
 }
