@@ -1,0 +1,276 @@
+package health
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// family is n APIServices with one Backend.
+func family(n int, http1 bool, addresses ...string) (entries []*registry.Entry) {
+	b := *entry().Backend
+	b.HTTP1 = http1
+	for i := range n {
+		e := entry(addresses...)
+		e.GroupVersion = schema.GroupVersion{Group: "g" + strconv.Itoa(i) + ".example.com", Version: "v1"}
+		e.Name, e.Backend = "v1."+e.GroupVersion.Group, &b
+		entries = append(entries, e)
+	}
+	return entries
+}
+
+func pathOf(e *registry.Entry) string { return strings.TrimPrefix(probeURL(e, at), "https://"+at) }
+
+// discovery is a handler that knows how often each path was asked for, and answers some in ways of their own.
+type discovery struct {
+	mu    sync.Mutex // guards what follows
+	asked map[string]int
+	odd   map[string]http.HandlerFunc
+}
+
+func (d *discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	d.mu.Lock()
+	if d.asked == nil {
+		d.asked = map[string]int{}
+	}
+	d.asked[r.URL.Path]++
+	odd := d.odd[r.URL.Path]
+	d.mu.Unlock()
+	if odd != nil {
+		odd(w, r)
+	}
+}
+
+func (d *discovery) times(e *registry.Entry) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.asked[pathOf(e)]
+}
+
+// answers has an entry answered in its own way; nil: as the others.
+func (d *discovery) answers(e *registry.Entry, odd http.HandlerFunc) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.odd = map[string]http.HandlerFunc{pathOf(e): odd}
+}
+
+func hang(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+
+func refuse(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }
+
+// of returns the newest report about an APIService.
+func (n *notebook) of(e *registry.Entry) (last told) {
+	for _, r := range n.all() {
+		if r.Name == e.Name {
+			last = r
+		}
+	}
+	return last
+}
+
+// overBoth runs a test in a bubble over each protocol.
+func overBoth(t *testing.T, test func(t *testing.T, http1 bool)) {
+	t.Helper()
+	for _, http1 := range []bool{false, true} {
+		t.Run(fmt.Sprintf("http1=%v", http1), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { test(t, http1) })
+		})
+	}
+}
+
+// five runs five APIServices on one endpoint.
+func five(t *testing.T, http1 bool) (*bench, *host, *discovery) {
+	t.Helper()
+	ca := newAuthority(t, serverName, farFuture())
+	b := startBench(t, ca, family(5, http1, at), nil)
+	h, d := b.cable.host(at), &discovery{}
+	h.serve(t, ca, d.ServeHTTP)
+	b.run(t)
+	time.Sleep(time.Second)
+	for _, e := range b.feed.entries {
+		if r := b.notes.of(e); r.Health != registry.Healthy {
+			t.Fatalf("%s after a second: %+v", e.Name, r)
+		}
+	}
+	return b, h, d
+}
+
+func TestOneConnectionForAllGroupVersions(t *testing.T) {
+	overBoth(t, func(t *testing.T, http1 bool) {
+		b, h, d := five(t, http1)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		dials := len(b.cable.dialled(at))
+		if dials < 6 || dials > 8 {
+			t.Errorf("%d connections in a minute, want a fresh one every 10 s", dials)
+		}
+		sum := 0
+		for _, e := range b.feed.entries {
+			n := d.times(e)
+			if n < dials {
+				t.Errorf("%s was asked for %d times on %d connections", e.Name, n, dials)
+			}
+			sum += n
+		}
+		if light := sum - 5*dials; light < 2*dials || light > lightChecks*dials {
+			t.Errorf("%d light checks beside %d rounds", light, dials)
+		}
+		if n := h.open(); n != 1 {
+			t.Errorf("%d connections open, want the watched one", n)
+		}
+		if n := len(b.notes.all()); n != 5 {
+			t.Errorf("%d reports, want one each", n)
+		}
+	})
+}
+
+// What is wrong with one group-version is nothing against the others of its endpoint, and what is wrong with the endpoint is found out for them meanwhile.
+func TestVerdictsOfOneEndpoint(t *testing.T) {
+	for name, odd := range map[string]http.HandlerFunc{"hangs": hang, "refuses": refuse} {
+		t.Run(name, func(t *testing.T) {
+			overBoth(t, func(t *testing.T, http1 bool) {
+				b, h, d := five(t, http1)
+				ill, well := b.feed.entries[2], b.feed.entries[3]
+				for i := range 10 {
+					time.Sleep(time.Duration(i) * 1371 * time.Millisecond)
+					d.answers(ill, odd)
+					time.Sleep(19 * time.Second) // a whole interval, and two failures
+					if r := b.notes.of(ill); r.Health != registry.Unhealthy || !strings.Contains(r.Message, pathOf(ill)) {
+						t.Errorf("the ill one: %+v", r)
+					}
+					before, dials := d.times(well), len(b.cable.dialled(at))
+					time.Sleep(time.Minute)
+					if n := d.times(well) - before; n > 20 {
+						t.Errorf("one that is well was asked for %d times in a minute", n)
+					}
+					if n := len(b.cable.dialled(at)) - dials; n > 30 && name == "hangs" {
+						t.Errorf("%d connections in a minute", n)
+					}
+					for _, e := range b.feed.entries {
+						if r := b.notes.of(e); e != ill && r.Health != registry.Healthy {
+							t.Fatalf("%s: %+v", e.Name, r)
+						}
+					}
+					h.set(refusing)
+					time.Sleep(time.Second)
+					for _, e := range b.feed.entries {
+						if r := b.notes.of(e); r.Health != registry.Unhealthy || !strings.Contains(r.Message, pathOf(e)) {
+							t.Errorf("a second after its process died: %+v", r)
+						}
+					}
+					d.answers(ill, nil)
+					h.set(listening)
+					time.Sleep(6 * time.Second) // what hangs may be asked just before
+					for _, e := range b.feed.entries {
+						if r := b.notes.of(e); r.Health != registry.Healthy {
+							t.Errorf("after its process is back: %+v", r)
+						}
+					}
+				}
+			})
+		})
+	}
+}
+
+// The promise of 12 s holds for all group-versions of a process that hangs.
+func TestHungProcessWithManyGroupVersions(t *testing.T) {
+	overBoth(t, func(t *testing.T, http1 bool) {
+		ca := newAuthority(t, serverName, farFuture())
+		b := startBench(t, ca, family(30, http1, at), nil)
+		s := newBackend()
+		b.cable.host(at).serve(t, ca, s.ServeHTTP)
+		b.run(t)
+		worst := time.Duration(0)
+		for i := range 20 {
+			time.Sleep(20*time.Second + time.Duration(i)*371*time.Millisecond)
+			s.hung.Store(true)
+			from := time.Now()
+			time.Sleep(12 * time.Second)
+			for _, e := range b.feed.entries {
+				r := b.notes.of(e)
+				if r.Health != registry.Unhealthy {
+					t.Fatalf("%s is not unhealthy after 12 s", e.Name)
+				}
+				worst = max(worst, r.at.Sub(from))
+			}
+			s.hung.Store(false)
+			time.Sleep(7 * time.Second)
+			for _, e := range b.feed.entries {
+				if r := b.notes.of(e); r.Health != registry.Healthy {
+					t.Fatalf("%s is not healthy again: %+v", e.Name, r)
+				}
+			}
+		}
+		t.Logf("worst of 20: %v", worst)
+	})
+}
+
+// A server that ends each connection after its answer is well.
+func TestConnectionsOfOneAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ca := newAuthority(t, serverName, farFuture())
+		b := startBench(t, ca, family(5, true, at), nil)
+		b.cable.host(at).serve(t, ca, func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Connection", "close") })
+		b.run(t)
+		time.Sleep(5 * time.Minute)
+		if n := len(b.cable.dialled(at)); n > 5*(5*6*2+10) {
+			t.Errorf("%d connections in 5 minutes", n)
+		}
+		if got := b.notes.all(); len(got) != 5 {
+			t.Errorf("reported %+v", got)
+		}
+	})
+}
+
+// A thousand group-versions far away are asked for within seconds, on one connection.
+func TestManyGroupVersionsFarAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ca := newAuthority(t, serverName, farFuture())
+		b := startBench(t, ca, family(1000, false, at), nil)
+		s := newBackend()
+		s.delay.Store(int64(50 * time.Millisecond))
+		b.cable.host(at).serve(t, ca, s.ServeHTTP)
+		b.run(t)
+		time.Sleep(4 * time.Second)
+		if n, dials := len(b.notes.all()), len(b.cable.dialled(at)); n != 1000 || dials != 1 {
+			t.Errorf("%d found out on %d connections", n, dials)
+		}
+	})
+}
+
+func TestGroupVersionsComeAndGo(t *testing.T) {
+	overBoth(t, func(t *testing.T, http1 bool) {
+		b, h, d := five(t, http1)
+		more := append(b.feed.entries, family(6, http1, at)[5])
+		more[5].Backend = more[0].Backend
+		before, dials := d.times(more[0]), len(b.cable.dialled(at))
+		b.feed.set(more...)
+		synctest.Wait()
+		if r := b.notes.of(more[5]); r.Health != registry.Healthy || r.at != time.Now() {
+			t.Errorf("not asked for at once: %+v", r)
+		}
+		if d.times(more[0]) != before || len(b.cable.dialled(at)) != dials+1 {
+			t.Errorf("the others were asked for %d times more, on %d connections", d.times(more[0])-before, len(b.cable.dialled(at))-dials)
+		}
+		b.feed.set(more[1])
+		time.Sleep(time.Minute)
+		gone := d.times(more[0])
+		if n := h.open(); n != 1 || gone > before+1 {
+			t.Errorf("%d connections open, and what is gone was asked for %d times", n, gone-before)
+		}
+		b.feed.set()
+		synctest.Wait()
+		if n := h.open(); n != 0 {
+			t.Errorf("%d connections left", n)
+		}
+	})
+}
