@@ -65,6 +65,7 @@ func (c *Config) shards() int {
 // Server is the engine with its drivers. Run must be running while it serves: it moves the bytes and lets the timers run.
 type Server struct {
 	shards []*shard
+	stir   chan struct{} // one slot: ticks are wanted sooner
 	next   atomic.Uint32
 	links  sync.WaitGroup
 	cancel context.CancelFunc
@@ -78,10 +79,10 @@ func New(cfg Config) *Server {
 	if cfg.Memory == nil {
 		cfg.Memory = hold.New(0)
 	}
-	s := &Server{cancel: cancel, memory: cfg.Memory, log: cfg.logger()}
+	s := &Server{cancel: cancel, stir: make(chan struct{}, 1), memory: cfg.Memory, log: cfg.logger()}
 	pool := &buffers{}
 	for range cfg.shards() {
-		s.shards = append(s.shards, newShard(ctx, &cfg, &s.links, pool))
+		s.shards = append(s.shards, newShard(ctx, &cfg, &s.links, pool, s.stir))
 	}
 	if cfg.Metrics != nil {
 		cfg.Metrics.MustRegister(newCollector(s.shards))
@@ -115,13 +116,24 @@ func (s *Server) Run(ctx context.Context) error {
 			s.end()
 			loops.Wait()
 			return err
+		case <-s.stir:
+			ticker.Reset(engine.TickEvery)
 		case <-ticker.C:
-			for _, sh := range s.shards {
-				sh.tick()
-			}
-			s.memory.Log(s.log)
+			s.tick(ticker)
 		}
 	}
+}
+
+// tick lets all timers run, which the one that wants it soonest says when to do again.
+func (s *Server) tick(ticker *time.Ticker) {
+	pace := time.Hour
+	for _, sh := range s.shards {
+		if p := sh.tick(); p > 0 {
+			pace = min(pace, p)
+		}
+	}
+	ticker.Reset(pace)
+	s.memory.Log(s.log)
 }
 
 func (s *Server) end() {

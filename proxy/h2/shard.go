@@ -29,14 +29,16 @@ type shard struct {
 	links   *sync.WaitGroup // counts links and what they started
 	loop    *loop           // nil: every link has a goroutine
 	ended   bool            // no connection is taken any more; guarded by mu
+	pace    time.Duration   // of ticks, as the engine wanted it last; guarded by mu
+	stirred chan<- struct{} // one slot: it wants them sooner
 	resumed resumptions
 }
 
 // dialTimeout bounds a dial and its handshake when Config.Dial does not: a request should not wait longer for a connection.
 const dialTimeout = 10 * time.Second
 
-func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buffers) *shard {
-	sh := &shard{log: cfg.logger(), ctx: ctx, dial: cfg.Dial, closed: cfg.Closed, started: time.Now(), pool: bufs, links: links}
+func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buffers, stirred chan<- struct{}) *shard {
+	sh := &shard{log: cfg.logger(), stirred: stirred, pace: engine.TickEvery, ctx: ctx, dial: cfg.Dial, closed: cfg.Closed, started: time.Now(), pool: bufs, links: links}
 	sh.e = engine.New(engine.Config{
 		Decide: func(c *engine.Conn, h *Head, resume func(Plan)) (Plan, bool) {
 			return cfg.Decide(linkOf(c).info, h, resume)
@@ -69,6 +71,9 @@ func (sh *shard) lock() {
 // for a log line.
 func (sh *shard) settle() {
 	e := sh.e
+	if sh.pace != engine.TickEvery {
+		sh.stir()
+	}
 	if !e.Due() {
 		sh.mu.Unlock()
 		return
@@ -100,8 +105,20 @@ func (sh *shard) caught(v any, stack []byte) {
 	sh.log.Error("engine panicked", "panic", fmt.Sprint(v), "stack", string(stack))
 }
 
-// tick lets the engine's timers run.
-func (sh *shard) tick() {
+// stir has the next tick come sooner if the engine rests no longer.
+func (sh *shard) stir() {
+	if p := sh.e.Pace(); p == 0 || sh.pace > 0 && sh.pace <= p {
+		return
+	}
+	sh.pace = engine.TickEvery
+	select {
+	case sh.stirred <- struct{}{}:
+	default:
+	}
+}
+
+// tick lets the engine's timers run, and returns when they want to run again.
+func (sh *shard) tick() time.Duration {
 	now := time.Since(sh.started)
 	sh.mu.Lock()
 	sh.e.Overslept(now)
@@ -109,7 +126,10 @@ func (sh *shard) tick() {
 	if sh.e.Rests() {
 		sh.pool.out.drop()
 	}
+	pace := sh.e.Pace()
+	sh.pace = pace
 	sh.settle()
+	return pace
 }
 
 // connect dials and serves the connection until it ends.

@@ -12,6 +12,8 @@ import (
 const (
 	// TickEvery is the resolution of all timers: deadlines are seconds, and 4 turns a second cost nothing.
 	TickEvery = 250 * time.Millisecond
+	// restEvery is enough while no frame of a stream comes: what ends then, or is asked, has seconds.
+	restEvery = 2 * TickEvery
 	// wheelSlots times tickEvery is 64 s, above the usual deadline of 60 s, so that most timers are looked at once.
 	wheelSlots = 256
 )
@@ -70,6 +72,17 @@ func (e *Engine) Tick(now time.Duration) {
 			e.check(c)
 		}
 	}
+}
+
+// Pace is how long after a tick the next is to come, unless something happens. Zero: there is nothing to look after.
+func (e *Engine) Pace() time.Duration {
+	switch {
+	case !e.Rests() || e.idling.n > 0:
+		return TickEvery
+	case len(e.conns) > 0 || len(e.pools) > 0 || e.guests.n > 0:
+		return restEvery
+	}
+	return 0
 }
 
 // late is how much a tick may be late without being taken for a stall: peers have seconds.
@@ -218,8 +231,9 @@ func (e *Engine) checkClient(c *Conn) error {
 
 // askAfter is the part of the limit after which a silent backend is asked. By default that is 0.9 of
 // 4.5 s, so that it has 3.5 s to answer; asking half way left it 2.25 s, and a backend that is
-// throttled lost the connection that many share. An idle connection costs a PING a second.
-const askAfter = 5
+// throttled lost the connection that many share. One without streams is asked half way: nobody loses it,
+// and there may be thousands.
+const askAfter, askIdleAfter = 5, 2
 
 func (e *Engine) checkBackend(c *Conn) error {
 	limit := c.pool.ep.PingTimeout
@@ -238,7 +252,8 @@ func (e *Engine) checkBackend(c *Conn) error {
 		e.closeIfDone(c)
 	case silent >= limit && c.pingAt > 0 && !e.behind(c):
 		return fmt.Errorf("backend silent for %v", silent)
-	case silent >= limit/askAfter && c.pingAt == 0:
+	case c.pingAt > 0:
+	case silent >= limit/askAfter && len(c.streams) > 0, silent >= limit/askIdleAfter:
 		c.ask()
 	}
 	return nil
