@@ -13,12 +13,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-const (
-	// lookAgain is how often the health of the local apiservers is looked at for Fairlead's own connections: their prober takes seconds to find one hung.
-	lookAgain = time.Second
-	// ownDialTimeout is proxy/backend's: a SYN is sent again after 1 s and 3 s, two may get lost.
-	ownDialTimeout = 4 * time.Second
-)
+// ownDialTimeout is proxy/backend's: a SYN is sent again after 1 s and 3 s, two may get lost.
+const ownDialTimeout = 4 * time.Second
 
 // apiservers leads Fairlead's own watches and reviews to one of several local apiservers: to a healthy one, and away from one that hangs while another is well. A server that is stopped still accepts connections, and a review there would wait until its caller gives up.
 type apiservers struct {
@@ -92,20 +88,6 @@ func (s *apiservers) wrap(next http.RoundTripper) http.RoundTripper {
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
-
-// follow prefers what is healthy until ctx ends.
-func (s *apiservers) follow(ctx context.Context, servers func() []registry.Endpoint) error {
-	tick := time.NewTicker(lookAgain)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-			s.prefer(servers())
-		}
-	}
-}
 
 // prefer puts the unhealthy last, and closes the connections to them. Where none is healthy nobody knows better, and all stays as it is.
 func (s *apiservers) prefer(servers []registry.Endpoint) {

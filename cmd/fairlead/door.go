@@ -49,6 +49,7 @@ type door struct {
 	trust       *trust.Trust
 	prober      *health.Prober
 	localProber *health.Prober // nil: there is no local apiserver
+	localNews   chan struct{}  // one slot: it has reported something
 	status      *status.Writer // nil: no --write-status
 	events      *status.Events // nil: no --emit-events
 	entry       *publisher     // nil: no --publish-kubernetes-endpoints

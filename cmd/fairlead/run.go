@@ -76,9 +76,6 @@ func (d *door) loops() map[string]func(context.Context) error {
 	if d.local != nil {
 		loops["local apiserver's pools"], loops["local apiserver's prober"], loops["CRD watch"] = d.local.Run, d.localProber.Run, d.followCRDs
 	}
-	if d.own != nil {
-		loops["own connections"] = func(ctx context.Context) error { return d.own.follow(ctx, d.localServers) }
-	}
 	if d.apiServices != nil {
 		loops["apiservices"] = d.apiServices.Run
 	}

@@ -7,10 +7,9 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 )
 
-// lookReady is how often this process looks whether it is ready: soon against the seconds after
-// which a load balancer notices, and against the start of whatever is ordered after this unit; long
-// against the work of looking.
-const lookReady = 250 * time.Millisecond
+// lookUnready is how often this process looks whether it is ready while it is not: soon against the start of whatever is ordered after this unit, and long against the
+// work of looking. lookReady is how often it looks while it is, unless a local apiserver has something new to say: soon against the seconds after which a load balancer notices.
+const lookUnready, lookReady = 250 * time.Millisecond, time.Second
 
 // followReadiness tells systemd when this process is first ready, and sends clients away while it
 // is not, until ctx ends: behind a balancer of TCP connections nothing else moves them, and here
@@ -19,9 +18,11 @@ const lookReady = 250 * time.Millisecond
 // or there may be nobody else. A local apiserver is not unhealthy before its second failed probe,
 // so one that is lost moves nobody.
 //
+// Fairlead's own connections leave local apiservers that are ill by the way.
+//
 // A drain is not its business: that has an order of its own.
 func (d *door) followReadiness(ctx context.Context) error {
-	tick := time.NewTicker(lookReady)
+	tick := time.NewTicker(lookUnready)
 	defer tick.Stop()
 	was, told := true, false
 	for {
@@ -29,6 +30,10 @@ func (d *door) followReadiness(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-tick.C:
+		case <-d.localNews:
+		}
+		if d.own != nil {
+			d.own.prefer(d.localServers())
 		}
 		if d.draining.Active() {
 			continue
@@ -39,6 +44,11 @@ func (d *door) followReadiness(ctx context.Context) error {
 			d.tellSystemd(daemon.SdNotifyReady)
 			told = true
 		}
+		every := lookUnready
+		if ready {
+			every = lookReady
+		}
+		tick.Reset(every)
 		if ready != was {
 			if ready {
 				d.log.Info("ready")

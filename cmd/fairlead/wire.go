@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/front"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/latest"
 	"github.com/fairlead-proxy/fairlead/registry/reach"
 )
 
@@ -152,12 +153,18 @@ func (d *door) makeLocal(identity func() <-chan struct{}) (err error) {
 	if err != nil {
 		return err
 	}
+	d.localNews = make(chan struct{}, 1)
 	servers := fixed{{Name: name, Backend: &registry.Backend{}, Endpoints: d.local.Servers()}}
 	d.localProber, err = health.New(health.Config{
-		Table: func() health.Table { return servers }, Report: func(r registry.Report) { d.local.Report(r.Address, r.Health, r.Message) },
+		Table: func() health.Table { return servers }, Report: d.localReport,
 		TLS: func(string, *registry.Backend) (*tls.Config, error) { return d.localTLS(true) }, Dial: dial,
 	})
 	return err
+}
+
+func (d *door) localReport(r registry.Report) {
+	d.local.Report(r.Address, r.Health, r.Message)
+	latest.Wake(d.localNews)
 }
 
 func (d *door) makeProxy(context.Context) error {
