@@ -97,7 +97,7 @@ func (p *Prober) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s := &set{
-		prober: p, owners: &owners, targets: map[key]*target{}, entries: map[string]*registry.Entry{}, claims: map[string]peers{}, changed: map[*target]struct{}{},
+		prober: p, owners: &owners, targets: map[key]*target{}, claims: map[string]peers{}, changed: map[*target]struct{}{},
 	}
 	owners.Go(func() { p.judgeLatencies(ctx) })
 	for t := range latest.Of(ctx, p.config.Table, nil) {

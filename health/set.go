@@ -15,29 +15,25 @@ type set struct {
 	prober  *Prober
 	owners  *sync.WaitGroup
 	targets map[key]*target
-	entries map[string]*registry.Entry // :: APIService → as it was applied
-	claims  map[string]peers           // :: APIService
-	changed map[*target]struct{}       // whose members others are
+	entries []*registry.Entry    // as they were applied
+	claims  map[string]peers     // :: APIService
+	changed map[*target]struct{} // whose members others are
 }
 
 // peers are the claims of one APIService, by address. They never change.
 type peers map[string]*claim
 
-// apply takes what a table asks for. An entry that is what it was costs a look.
+// apply takes what a table asks for.
 func (s *set) apply(ctx context.Context, entries []*registry.Entry) {
-	n := 0
-	for _, e := range entries {
-		if !probed(e) {
-			continue
-		}
-		n++
-		if s.entries[e.Name] != e {
-			s.enter(e)
+	for _, c := range latest.Diff(s.entries, entries) {
+		switch {
+		case c.New != nil && probed(c.New):
+			s.enter(c.New)
+		case c.Old != nil && probed(c.Old):
+			s.leave(c.Old.Name)
 		}
 	}
-	if n < len(s.entries) {
-		s.leave(entries)
-	}
+	s.entries = entries
 	if len(s.changed) > 0 {
 		s.start(ctx)
 		s.publish()
@@ -74,28 +70,16 @@ func (s *set) enter(e *registry.Entry) {
 			now[ep.Address] = s.add(of(ep), e)
 		}
 	}
-	s.entries[e.Name], s.claims[e.Name] = e, now
+	s.claims[e.Name] = now
 }
 
-// leave forgets the APIServices that a table has no longer.
-func (s *set) leave(entries []*registry.Entry) {
-	named := make(map[string]struct{}, len(entries))
-	for _, e := range entries {
-		if probed(e) {
-			named[e.Name] = struct{}{}
-		}
+// leave forgets an APIService that is not probed any more.
+func (s *set) leave(name string) {
+	for _, c := range s.claims[name] {
+		s.drop(c)
 	}
-	for name := range s.entries {
-		if _, ok := named[name]; ok {
-			continue
-		}
-		for _, c := range s.claims[name] {
-			s.drop(c)
-		}
-		delete(s.entries, name)
-		delete(s.claims, name)
-		s.prober.metrics.forgetName(name)
-	}
+	delete(s.claims, name)
+	s.prober.metrics.forgetName(name)
 }
 
 func (s *set) add(k key, e *registry.Entry) *claim {
