@@ -142,7 +142,13 @@ func (h *host) Addr() net.Addr { return addr("host") }
 // serve runs an HTTPS server on a host until the test ends; the handler says what it does.
 func (h *host) serve(t *testing.T, a authority, handler http.HandlerFunc) {
 	t.Helper()
-	s := &http.Server{Handler: handler, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError), TLSConfig: &tls.Config{Certificates: []tls.Certificate{a.pair}}}
+	h.serveAs(t, a, &http.Server{Handler: handler})
+}
+
+// serveAs runs a server as it is configured.
+func (h *host) serveAs(t *testing.T, a authority, s *http.Server) {
+	t.Helper()
+	s.ErrorLog, s.TLSConfig = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError), &tls.Config{Certificates: []tls.Certificate{a.pair}}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

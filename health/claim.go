@@ -34,8 +34,6 @@ type claim struct {
 	series endpointSeries
 
 	// Notes from others, each followed by a poke of the target.
-	hinted  atomic.Bool // live traffic could not reach it
-	renewed atomic.Bool
 	slow    atomic.Bool
 	restate atomic.Bool
 	gone    atomic.Bool // the table has it no longer
@@ -50,8 +48,9 @@ type claim struct {
 	trouble  trouble         // how they failed
 	since    time.Time       // when that began: the start of the first probe that failed so
 	started  time.Time       // of the last probe
-	due      time.Time       // of the next one while it fails, and of the first
-	hintGap  time.Duration   // least time from a probe to one that a hint asks for
+	due      time.Time       // of the next one; zero: with all that do not fail
+	doubted  bool            // an alarm has come since the last one
+	owed     bool            // whoever gave a hint doubts the server until it is told, though it be what was known
 }
 
 // trouble is how an endpoint fails.
@@ -66,7 +65,7 @@ const (
 
 func newClaim(t *target, e *registry.Entry) *claim {
 	return &claim{
-		target: t, name: e.Name, url: probeURL(e, t.key.address), hintGap: alarmGap,
+		target: t, name: e.Name, url: probeURL(e, t.key.address), due: time.Now(),
 		series: t.prober.metrics.endpoint(e.Name, t.key.address),
 		report: registry.Report{Name: e.Name, Backend: t.key.backend, Address: t.key.address},
 	}
@@ -76,56 +75,23 @@ func newClaim(t *target, e *registry.Entry) *claim {
 func (c *claim) follow(ep *registry.Endpoint) {
 	// The table has lost what was reported: the endpoint was gone for a table that we did not see.
 	if ep.Health == registry.Unprobed {
-		c.note(&c.restate)
+		c.target.note(&c.restate)
 	}
 }
 
-// note leaves one of the claim's notes.
-func (c *claim) note(n *atomic.Bool) {
-	if !n.Swap(true) {
-		c.target.poke()
-	}
-}
-
-// next is when the claim is to be asked for, and whether that is doubted which is known of it. A claim that fails is asked for again anyway, and an alarm says nothing new
-// there; it is cleared by the next probe. A new trust may heal it, and is followed up even then.
-func (c *claim) next() (at time.Time, doubted bool) {
-	t := c.target
-	at = t.due
-	if c.failures > 0 || c.started.IsZero() {
-		at = c.due
-	}
-	doubt := func(alarmed bool, from time.Time, gap time.Duration) {
-		if !alarmed {
-			return
-		}
-		doubted = true
-		at = earlier(at, from.Add(gap))
-	}
-	doubt(c.renewed.Load(), c.started, alarmGap)
-	if c.failures == 0 {
-		doubt(c.hinted.Load(), c.started, c.hintGap)
-		doubt(t.lost.Load(), t.started, t.lostGap)
-		doubt(t.silent, t.started, alarmGap) // light checks are far apart, and patient
-	}
-	return at, doubted
-}
-
-// begin clears the notes before a probe: one that comes while it is under way may be about something newer than what it sees.
 func (c *claim) begin(now time.Time) {
-	hinted := c.hinted.Swap(false)
-	c.renewed.Store(false)
-	if hinted && c.target.key.server {
-		c.restate.Store(true) // whoever gave the hint doubts the server until it is told, though it is what was known
-	}
-	c.hintGap = c.target.wider(c.hintGap, hinted)
-	c.asking, c.started = true, now
+	c.asking, c.doubted, c.started, c.due = true, false, now, time.Time{}
 }
 
-// take draws the conclusions of a probe.
+// take draws the conclusions of a probe. One that was due meanwhile is so still.
 func (c *claim) take(f finding) {
 	c.asking = false
 	c.series.probed(f)
+	missed := !c.due.IsZero()
+	if c.owed && !missed {
+		c.owed = false
+		c.restate.Store(true)
+	}
 	if f.err == nil {
 		c.failures, c.trouble = 0, none
 		c.report.Health, c.report.Reason, c.report.Message = registry.Healthy, "", ""
@@ -133,7 +99,6 @@ func (c *claim) take(f finding) {
 		return
 	}
 	c.failures += f.failures
-	c.hintGap = alarmGap
 	if c.failures >= fall {
 		c.report.Health = registry.Unhealthy
 		c.report.Reason, c.report.Message = explain(f.err, c.url)
@@ -147,7 +112,7 @@ func (c *claim) take(f finding) {
 	}
 	c.due = c.started.Add(c.retry())
 	// A probe that took long has already waited; still pause, so that two never run back to back.
-	if soonest := time.Now().Add(firstRetry); c.due.Before(soonest) {
+	if soonest := time.Now().Add(firstRetry); missed || c.due.Before(soonest) {
 		c.due = soonest
 	}
 }
@@ -190,11 +155,4 @@ func (c *claim) logChange() {
 	default:
 		log.Info("endpoint is healthy")
 	}
-}
-
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
 }

@@ -41,9 +41,9 @@ func probeURL(e *registry.Entry, address string) string {
 	return u.String()
 }
 
-// open dials a connection.
-func (t *target) open(ctx context.Context, apiService string) (f finding) {
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+// open dials a connection for claims, of whose time so much is gone already.
+func (t *target) open(ctx context.Context, gone time.Duration, claims ...*claim) (f finding) {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout-gone)
 	defer cancel()
 	leave, err := t.prober.gate.enter(ctx)
 	if err != nil {
@@ -51,20 +51,30 @@ func (t *target) open(ctx context.Context, apiService string) (f finding) {
 	}
 	defer leave()
 	start := time.Now()
-	trust, err := t.prober.config.TLS(apiService, t.key.backend)
+	trust, err := t.trust(claims)
 	if err != nil {
 		return finding{err: err, failures: 1}
 	}
 	d := &dialler{target: t}
 	conn, err := d.transport(trust).NewClientConn(ctx, "https", t.key.address)
-	f = finding{err: err, conn: conn, took: time.Since(start)}
+	f = finding{err: err, conn: conn, took: gone + time.Since(start)}
 	if err != nil {
 		f.failures, f.undialled = 1, !d.dialled && !errors.As(err, new(*net.DNSError))
 	}
 	return f
 }
 
-// try asks for a claim once. The finding has the connection of the first that passes there.
+// trust is whom to trust there. All that have the Backend say the same, but for one whose APIService has just been deleted.
+func (t *target) trust(claims []*claim) (trust *tls.Config, err error) {
+	for _, c := range claims {
+		if trust, err = t.prober.config.TLS(c.name, t.key.backend); err == nil {
+			break
+		}
+	}
+	return trust, err
+}
+
+// try asks for a claim once.
 func (t *target) try(ctx context.Context, c *claim, l *line) finding {
 	client := http.Client{
 		Transport: l,
@@ -80,11 +90,8 @@ func (t *target) try(ctx context.Context, c *claim, l *line) finding {
 		return resp, err
 	})
 	f := finding{err: err, latency: latency, took: l.took + time.Since(start)}
-	switch {
-	case err != nil:
+	if err != nil {
 		f.failures, f.undialled = max(l.failures, 1), l.undialled
-	case l.conn.Err() == nil && !l.passed.Swap(true):
-		f.conn = l.conn
 	}
 	return f
 }

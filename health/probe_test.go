@@ -50,7 +50,7 @@ func probeEntry(tb testing.TB, e *registry.Entry, trust func() (*tls.Config, err
 	}
 	tgt := newTarget(p, key{e.Backend, e.Endpoints[0].Address, defaultInterval, e.GroupVersion.Empty()})
 	c := newClaim(tgt, e)
-	f := tgt.try(tb.Context(), c, &line{finding: tgt.open(tb.Context(), e.Name)})
+	f := (&round{target: tgt}).alone(tb.Context(), c, 0)
 	tb.Cleanup(func() { closeConn(f.conn) })
 	return f, c
 }

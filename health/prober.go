@@ -61,8 +61,7 @@ type Table interface {
 	Superseded() <-chan struct{}
 }
 
-// index is how what is probed is found. It is immutable: apply stores a new one when the set changes. APIServices that have one Backend are told nothing of each other's
-// traffic: a thousand questions that one failure asked for would help nobody.
+// index is how what is probed is found. It is immutable: apply stores a new one when the set changes.
 type index struct {
 	claims   map[string]peers // :: APIService
 	compared [][]*claim       // the endpoints of each APIService that has several
@@ -111,7 +110,7 @@ func (p *Prober) Run(ctx context.Context) error {
 // the bound on such probes allows. It never waits and alone never ejects. A nil err is ignored.
 func (p *Prober) Signal(apiService, address string, err error) {
 	if c := p.index.Load().claims[apiService][address]; c != nil && err != nil {
-		c.note(&c.hinted)
+		c.target.note(&c.target.hinted)
 	}
 }
 
@@ -119,7 +118,7 @@ func (p *Prober) Signal(apiService, address string, err error) {
 // pause that failures have led to. It never waits.
 func (p *Prober) Renew(apiService string) {
 	for _, c := range p.index.Load().claims[apiService] {
-		c.note(&c.renewed)
+		c.target.note(&c.target.renewed)
 	}
 }
 

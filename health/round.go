@@ -25,15 +25,18 @@ type finding struct {
 	undialled bool             // not even the dial succeeded, and trying again is cheap
 	latency   time.Duration    // from request to response head
 	took      time.Duration    // dial and handshake included
-	conn      *http.ClientConn // open, and the taker's; nil when it failed, or is somebody else's
+	conn      *http.ClientConn // open, and the taker's; nil when it failed, or is its round's
 }
 
 // line is a connection, or why there is none.
 type line struct {
 	finding
-	used   atomic.Bool // something was answered
-	passed atomic.Bool // a claim has, and whoever took its finding has the connection
+	once     sync.Once
+	answered chan struct{} // closed at the first response, whatever it says
+	passed   atomic.Bool   // a claim has
 }
+
+func newLine(f finding) *line { return &line{finding: f, answered: make(chan struct{})} }
 
 // RoundTrip sends a request.
 func (l *line) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -42,102 +45,136 @@ func (l *line) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	resp, err := roundTrip(l.conn, r)
 	if err == nil {
-		l.used.Store(true)
+		l.once.Do(func() { close(l.answered) })
 	}
 	return resp, err
 }
 
-// round asks for claims on one connection that is dialled for it: nothing of an earlier one can answer for the endpoint. What happens there to one claim is nothing against
-// the others: where the connection is lost, or busy with what is not answered, a claim is asked for on a connection of its own.
+// spent reports whether something was answered, and nothing more can be asked though fewer are than the server has room for.
+func (l *line) spent(room int) bool {
+	select {
+	case <-l.answered:
+		return l.conn.Available() == 0 && l.conn.InFlight() < room
+	default:
+		return false
+	}
+}
+
+// round asks for claims on one connection that is dialled for it: nothing of an earlier one can answer for the endpoint. It is the round's until its end, and another is
+// dialled where a server answers so many questions only. What happens there to one claim is nothing against the others: where the connection is lost, or busy with what is
+// not answered, a claim is asked for on a connection of its own.
 type round struct {
-	target     *target
-	apiService string        // whose trust it is; that of all is the same
-	after      time.Duration // how long what stays unanswered is waited for
-	line       *line
-	stall      sync.Once
-	stalled    chan struct{} // closed once a claim has stayed unanswered
+	target  *target
+	started time.Time
+	after   time.Duration // how long what stays unanswered is waited for
+	room    int           // for how many questions at one time servers there have had
+	shared  bool          // several are asked for
+	lines   []*line       // the last one is asked on
 }
 
 var errUnasked = errors.New("another answer would not change the verdict")
 
 func (r *round) run(ctx context.Context, asked []*claim) {
-	r.line = r.dial(ctx, asked)
-	width := 1
-	if r.line.conn != nil {
-		width = max(min(r.line.conn.Available(), atOneTime), 1)
-	}
-	free := make(chan struct{}, width+len(asked))
-	for range width {
-		free <- struct{}{}
-	}
+	r.shared = len(asked) > 1
+	l := r.dial(ctx, asked)
 	var asks sync.WaitGroup
-	for _, c := range asked {
-		select {
-		case <-free:
-		case <-r.stalled:
+	done := make(chan struct{}, len(asked))
+	running, most, answered := 0, r.room, l.answered
+	stall := time.NewTimer(r.after)
+	defer stall.Stop()
+	for i, c := range asked {
+		for running >= most {
+			select {
+			case <-done:
+				running--
+				stall.Reset(r.after)
+			case <-answered:
+				answered = nil
+				r.room = max(1, min(l.conn.Available()+l.conn.InFlight(), atOneTime)) // it has said so before it answered
+				most = max(most, r.room)
+			case <-stall.C:
+				most += max(most, atOneTime) // where all hang all are asked for soon
+				stall.Reset(r.after)
+			}
 		}
+		if l.spent(r.room) {
+			l = r.dial(ctx, asked[i:])
+			most, answered = r.room, l.answered
+		}
+		running++
+		on := l
 		asks.Go(func() {
-			r.target.answer(ctx, answer{c, r.find(ctx, c)})
-			free <- struct{}{}
+			f := r.find(ctx, c, on)
+			if !r.target.hear(ctx, func() { r.target.take(c, f, r.started) }) {
+				closeConn(f.conn)
+			}
+			done <- struct{}{}
 		})
 	}
 	asks.Wait()
-	if !r.line.passed.Load() {
-		closeConn(r.line.conn)
+	if !r.target.hear(ctx, func() { r.target.end(r) }) {
+		for _, l := range r.lines {
+			closeConn(l.conn)
+		}
 	}
 }
 
-// dial opens the connection of all.
+// dial opens a connection for all that are asked for.
 func (r *round) dial(ctx context.Context, asked []*claim) *line {
-	open := func(ctx context.Context) finding { return r.target.open(ctx, r.apiService) }
+	open := func(ctx context.Context) finding { return r.target.open(ctx, 0, asked...) }
 	beside := func(context.Context) finding { return finding{err: errUnasked} }
 	for _, c := range asked {
 		if c.failures == 0 {
 			beside = open
 		}
 	}
-	return &line{finding: twice(ctx, r.after, open, beside)}
+	l := newLine(twice(ctx, r.after, open, beside))
+	r.lines = append(r.lines, l)
+	return l
 }
 
 // find asks for a claim until its verdict is clear.
-func (r *round) find(ctx context.Context, c *claim) finding {
-	if r.line.err != nil {
-		return r.target.try(ctx, c, r.line)
-	}
-	alone := func(ctx context.Context) finding {
-		l := &line{finding: r.target.open(ctx, r.apiService)}
-		f := r.target.try(ctx, c, l)
-		if f.conn == nil {
-			closeConn(l.conn)
-		}
-		return f
+func (r *round) find(ctx context.Context, c *claim, l *line) finding {
+	if l.err != nil {
+		return r.target.try(ctx, c, l)
 	}
 	return twice(ctx, r.after, func(ctx context.Context) finding {
-		if r.busy() {
-			return alone(ctx)
-		}
-		f := r.target.try(ctx, c, r.line)
-		if lost, ok := errors.AsType[*url.Error](f.err); ok && !lost.Timeout() && r.line.used.Load() && ctx.Err() == nil {
-			return alone(ctx)
+		f, clear := r.onLine(ctx, c, l)
+		if !clear && ctx.Err() == nil {
+			f = r.alone(ctx, c, f.took)
 		}
 		return f
 	}, func(ctx context.Context) finding {
-		r.stall.Do(func() { close(r.stalled) })
 		if c.failures > 0 {
 			return finding{err: errUnasked}
 		}
-		return alone(ctx)
+		return r.alone(ctx, c, 0)
 	})
 }
 
-// busy reports whether the connection of all would keep a claim waiting, or is lost.
-func (r *round) busy() bool {
-	select {
-	case <-r.stalled:
-		return r.line.conn.Available() == 0
-	default:
-		return r.line.conn.Err() != nil
+// onLine asks on the connection of all. What that had no room for, lost or refused to take may be no fault of the claim's.
+func (r *round) onLine(ctx context.Context, c *claim, l *line) (f finding, clear bool) {
+	if l.conn.Reserve() != nil {
+		return finding{}, false
 	}
+	f = r.target.try(ctx, c, l)
+	if f.err == nil {
+		l.passed.Store(true)
+	}
+	lost, ok := errors.AsType[*url.Error](f.err)
+	return f, !r.shared || !ok || lost.Timeout()
+}
+
+// alone asks on a connection of the claim's own, of whose time so much is gone already.
+func (r *round) alone(ctx context.Context, c *claim, gone time.Duration) finding {
+	l := newLine(r.target.open(ctx, gone, c))
+	f := r.target.try(ctx, c, l)
+	if f.err != nil {
+		closeConn(l.conn)
+		return f
+	}
+	f.conn = l.conn
+	return f
 }
 
 // twice runs first, and second beside it when there is no result after a while. One that passes is enough. A quick failure is followed up by the next round, after a pause.

@@ -26,6 +26,8 @@ const (
 	// false: live traffic that fails for reasons of its own must not make us hammer an endpoint that answers, nor make us doubt what we see
 	// ourselves.
 	alarmGap = 250 * time.Millisecond
+	// together is how much sooner than due a claim that fails is asked for where a round begins anyway: half a firstRetry.
+	together = firstRetry / 2
 )
 
 // key names one target. APIServices with one Backend are asked for on the same connections, those with one interval.
@@ -48,37 +50,47 @@ type target struct {
 	cancel  context.CancelFunc  // nil: not started; the set's own
 
 	// Notes from others, each followed by a poke.
-	claims atomic.Pointer[[]*claim]
-	lost   atomic.Bool   // the watched connection has ended
-	wake   chan struct{} // one slot, never closed: full means that a poke is already waiting
+	claims  atomic.Pointer[[]*claim]
+	hinted  atomic.Bool   // live traffic could not reach it
+	lost    atomic.Bool   // the watched connection has ended
+	renewed atomic.Bool   // something else is trusted there
+	wake    chan struct{} // one slot, never closed: full means that a poke is already waiting
 
-	answers chan answer // of rounds
+	news chan func() // what rounds have found out; called by the target's goroutine
 
 	// state
 	rounds  sync.WaitGroup
 	failing [troubles]int // its claims that fail, by how
 	started time.Time     // of the last round of all that do not fail
 	due     time.Time     // of the next one
-	light   time.Time     // of the next light check; zero: none
-	rest    time.Duration // between light checks
-	turn    int           // of the claims, in light checks
-	at      time.Time     // when something is due
+	first   time.Time     // when a claim is due by itself, at the soonest; zero: none is
 	// silent: a light check got no answer.
 	silent bool
-	// lostGap is the least time from a round to one that such an alarm asks for.
-	lostGap time.Duration
-	// watch is a connection on which a claim passed, the last one, left open. Nil: none.
-	watch *http.ClientConn
-}
+	// room is for how many questions at one time the endpoint's servers had room last. One until they have said so.
+	room int
+	// hintGap and lostGap are the least times from a round to one that such an alarm asks for.
+	hintGap, lostGap time.Duration
 
-// answer is what a round has found out about a claim.
-type answer struct {
-	claim *claim
-	finding
+	// watch is a connection on which a claim passed, of the round that began at watched, left open. Nil: none.
+	watch   *http.ClientConn
+	watched time.Time
+	light   time.Time     // of the next light check on it; zero: one is under way
+	rest    time.Duration // between light checks
+	turn    int           // of the claims, in light checks
 }
 
 func newTarget(p *Prober, k key) *target {
-	return &target{prober: p, key: k, members: map[*claim]struct{}{}, wake: make(chan struct{}, 1), answers: make(chan answer), lostGap: alarmGap}
+	return &target{
+		prober: p, key: k, members: map[*claim]struct{}{}, wake: make(chan struct{}, 1), news: make(chan func()),
+		due: time.Now(), room: 1, hintGap: alarmGap, lostGap: alarmGap,
+	}
+}
+
+// note leaves one of the notes.
+func (t *target) note(n *atomic.Bool) {
+	if !n.Swap(true) {
+		t.poke()
+	}
 }
 
 func (t *target) poke() { latest.Wake(t.wake) }
@@ -93,104 +105,97 @@ func (t *target) run(ctx context.Context) {
 	defer t.rounds.Wait()             // ctx has ended
 	timer := time.NewTimer(time.Hour) // set before it is waited for
 	defer timer.Stop()
-	t.step(ctx)
+	for ctx.Err() == nil {
+		t.step(ctx)
+		t.wait(ctx, timer)
+	}
+}
+
+// wait takes what rounds find out until something may be due.
+func (t *target) wait(ctx context.Context, timer *time.Timer) {
 	for {
-		timer.Reset(max(time.Until(t.at), atOnce))
+		timer.Reset(max(time.Until(t.next()), atOnce))
 		select {
-		case a := <-t.answers:
-			t.take(a)
+		case news := <-t.news:
+			news()
 			continue
 		case <-timer.C:
 		case <-t.wake:
 		case <-ctx.Done():
-			return
 		}
-		t.step(ctx)
+		return
 	}
 }
 
-// step tells what has changed, begins a round of the claims that are due, if any, or a light check.
+// next is when something is due. It is worked out of what is known, each time anew, so that nothing that comes can be forgotten.
+func (t *target) next() time.Time {
+	at, _ := t.dueForAll()
+	at = earlier(at, t.first)
+	if t.watch != nil {
+		at = earlier(at, t.light)
+	}
+	return at
+}
+
+// dueForAll is when all that do not fail are to be asked for, and whether that is doubted which is known of them.
+func (t *target) dueForAll() (at time.Time, doubted bool) {
+	at = t.due
+	doubt := func(alarmed bool, gap time.Duration) {
+		if alarmed {
+			at, doubted = earlier(at, t.started.Add(gap)), true
+		}
+	}
+	doubt(t.hinted.Load(), t.hintGap)
+	doubt(t.lost.Load(), t.lostGap)
+	doubt(t.renewed.Load(), alarmGap)
+	doubt(t.silent, alarmGap) // light checks are far apart, and patient
+	return at, doubted
+}
+
+// step tells what has changed, and begins what is due: a round, or a light check.
 func (t *target) step(ctx context.Context) {
 	now := time.Now()
-	next := now.Add(time.Hour)
-	all, suspicious := true, false
+	at, doubted := t.dueForAll()
+	var all, hinted, renewed bool
+	if all = !now.Before(at); all {
+		hinted, renewed = t.begin(now)
+	}
+	t.first = time.Time{}
 	var failing [troubles]int
-	var asked []*claim
 	for _, c := range *t.claims.Load() {
 		c.tell()
 		failing[c.trouble]++
-		if c.asking {
-			continue
+		c.doubted = c.doubted || all && doubted
+		c.owed = c.owed || hinted && t.key.server
+		// What is being asked for is asked for again after an alarm, which may be about something newer than what the answer says.
+		if all && (renewed || c.failures == 0) && (doubted || !c.asking) {
+			c.due = earlier(c.due, now)
 		}
-		switch at, doubted := c.next(); {
-		case now.Before(at):
-			next, all = earlier(next, at), all && c.failures > 0
-		default:
-			asked, suspicious = append(asked, c), suspicious || doubted
+		if !c.asking {
+			t.first = earlier(t.first, c.due)
 		}
 	}
 	if t.suffer(failing); failing[none] == 0 {
 		t.unwatch()
 	}
-	if !now.Before(t.due) || all && len(asked) > 0 {
-		t.begin(now)
-	}
 	switch {
-	case len(asked) > 0:
-		t.ask(ctx, now, asked, suspicious)
-	case !t.light.IsZero() && !now.Before(t.light):
-		t.check(ctx)
-	}
-	t.at = earlier(next, t.due)
-	if !t.light.IsZero() {
-		t.at = earlier(t.at, t.light)
+	case !t.first.IsZero() && !now.Before(t.first):
+		t.ask(ctx, now)
+	case t.watch != nil && !t.light.IsZero() && !now.Before(t.light):
+		t.check(ctx, now)
 	}
 }
 
-// begin notes that all that do not fail are asked for now.
-func (t *target) begin(now time.Time) {
+// begin notes that all that do not fail are asked for now, which answers the alarms.
+func (t *target) begin(now time.Time) (hinted, renewed bool) {
 	pause := time.Duration((1 - jitter + 2*jitter*rand.Float64()) * float64(t.key.interval)) //nolint:gosec // nobody gains by guessing when a probe comes
-	t.started, t.due, t.rest = now, now.Add(pause), pause/lightChecks
-	t.light = time.Time{}
-	t.lostGap = t.wider(t.lostGap, t.lost.Swap(false))
+	t.started, t.due = now, now.Add(pause)
+	t.rest = pause / lightChecks
+	t.light = now.Add(t.rest)
+	hinted, renewed = t.hinted.Swap(false), t.renewed.Swap(false)
+	t.hintGap, t.lostGap = t.wider(t.hintGap, hinted), t.wider(t.lostGap, t.lost.Swap(false))
 	t.silent = false
-}
-
-func (t *target) ask(ctx context.Context, now time.Time, asked []*claim, suspicious bool) {
-	for _, c := range asked {
-		c.begin(now)
-	}
-	r := &round{target: t, apiService: asked[0].name, after: hedgeAfter, stalled: make(chan struct{})}
-	if suspicious {
-		r.after = hedgeSuspicious
-	}
-	t.rounds.Go(func() { r.run(ctx, asked) })
-}
-
-// answer hands over what a round has found out.
-func (t *target) answer(ctx context.Context, a answer) {
-	select {
-	case t.answers <- a:
-	case <-ctx.Done():
-		closeConn(a.conn)
-	}
-}
-
-func (t *target) take(a answer) {
-	if a.claim.gone.Load() {
-		closeConn(a.conn)
-		return
-	}
-	a.claim.take(a.finding)
-	switch {
-	case a.err != nil:
-		t.lostGap = alarmGap
-		t.at = earlier(t.at, a.claim.due)
-	case a.conn != nil:
-		t.keep(a.conn)
-		t.at = earlier(t.at, t.light)
-	}
-	a.claim.tell()
+	return hinted, renewed
 }
 
 // wider is the next gap of a source of alarms. Until a probe fails they are taken to be false.
@@ -201,10 +206,75 @@ func (t *target) wider(gap time.Duration, alarmed bool) time.Duration {
 	return alarmGap
 }
 
+// ask begins a round of the claims that are due, or will be so soon that they need no connection of their own.
+func (t *target) ask(ctx context.Context, now time.Time) {
+	r := &round{target: t, started: now, after: hedgeAfter, room: t.room}
+	var asked []*claim
+	t.first = time.Time{}
+	for _, c := range *t.claims.Load() {
+		switch {
+		case c.asking, c.due.IsZero():
+		case c.due.After(now.Add(together)):
+			t.first = earlier(t.first, c.due)
+		default:
+			asked = append(asked, c)
+			if c.doubted {
+				r.after = hedgeSuspicious
+			}
+			c.begin(now)
+		}
+	}
+	t.rounds.Go(func() { r.run(ctx, asked) })
+}
+
+// hear has news taken by the target's goroutine, unless that has ended.
+func (t *target) hear(ctx context.Context, news func()) (heard bool) {
+	select {
+	case t.news <- news:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// take takes what a round has found out about a claim.
+func (t *target) take(c *claim, f finding, of time.Time) {
+	t.keep(f.conn, of)
+	if c.gone.Load() {
+		return
+	}
+	c.take(f)
+	if f.err != nil {
+		t.hintGap, t.lostGap = alarmGap, alarmGap
+	}
+	c.tell()
+	t.first = earlier(t.first, c.due)
+}
+
+// end takes the connections of a round that is over.
+func (t *target) end(r *round) {
+	t.room = r.room
+	for _, l := range r.lines {
+		if l.passed.Load() {
+			t.keep(l.conn, r.started)
+		} else {
+			closeConn(l.conn)
+		}
+	}
+}
+
 // suffer takes down how many claims fail now.
 func (t *target) suffer(now [troubles]int) {
 	for how, n := range now {
 		t.prober.failing[how].Add(int64(n - t.failing[how]))
 	}
 	t.failing = now
+}
+
+// earlier is the first of two times. Zero is none.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
 }

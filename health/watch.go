@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"time"
@@ -11,20 +12,28 @@ import (
 // is out within 2 s + 0.5 s + 0.25 s + 2 s (dialTimeout), where 5 are promised.
 const lightPatience = 500 * time.Millisecond
 
-// keep takes over a connection on which a claim has passed. Blocked in a read, it sees the process die at once; being replaced by that of the next
-// round it never grows older than the time between two, which is less than servers' idle timeouts, so it needs no pings to live.
-func (t *target) keep(conn *http.ClientConn) {
+// keep takes over a connection on which a claim has passed, if it is of a later round than the one that is watched, and closes it if not. Blocked in a read, it sees the
+// process die at once; being replaced by that of the next round it never grows older than the time between two, which is less than servers' idle timeouts, so it needs no
+// pings to live.
+func (t *target) keep(conn *http.ClientConn, round time.Time) {
+	if conn == nil {
+		return
+	}
+	if conn.Err() != nil || t.watch != nil && !round.After(t.watched) {
+		closeConn(conn)
+		return
+	}
 	t.unwatch()
 	if t.prober.watched.Add(1) > int64(t.prober.config.MaxWatched) {
 		t.prober.watched.Add(-1)
 		closeConn(conn)
 		return
 	}
-	t.watch = conn
+	t.watch, t.watched = conn, round
 	t.light = time.Now().Add(t.rest)
 	conn.SetStateHook(func(c *http.ClientConn) {
-		if c.Err() != nil && !t.lost.Swap(true) {
-			t.poke()
+		if c.Err() != nil {
+			t.note(&t.lost)
 		}
 	})
 }
@@ -35,58 +44,53 @@ func (t *target) unwatch() {
 	}
 	t.watch.SetStateHook(nil) // before it is closed: our own end of it is no alarm
 	closeConn(t.watch)
-	t.watch, t.light = nil, time.Time{}
+	t.watch = nil
 	t.prober.watched.Add(-1)
 }
 
 // check asks on the watched connection, which costs no dial and no handshake. It only ever leads to a probe: a pooled connection can hide an
 // endpoint that takes no new ones, and a process that hangs keeps its connections open.
-func (t *target) check(ctx context.Context) {
-	err := t.checkOnce(ctx)
-	if ctx.Err() != nil {
+func (t *target) check(ctx context.Context, now time.Time) {
+	t.light = now.Add(t.rest)
+	c, conn := t.inTurn(), t.watch
+	if c == nil {
 		return
 	}
-	if err != nil {
-		t.unwatch()
-		t.silent = true
-		t.poke()
-		return
-	}
-	t.light = t.light.Add(t.rest)
-	if !t.light.Before(t.due) {
-		t.light = time.Time{}
-	}
+	t.light = time.Time{}
+	t.rounds.Go(func() {
+		latency, err := c.check(ctx, conn)
+		t.hear(ctx, func() {
+			switch {
+			case t.watch != conn: // it was replaced, and closed amid the question
+			case err != nil:
+				t.unwatch()
+				t.silent = true
+			default:
+				c.latency.probed(latency)
+				t.light = time.Now().Add(t.rest)
+			}
+		})
+	})
 }
 
-func (t *target) checkOnce(ctx context.Context) error {
-	c := t.next()
-	if c == nil {
-		return nil
-	}
+func (c *claim) check(ctx context.Context, conn *http.ClientConn) (latency time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lightPatience)
 	defer cancel()
 	start := time.Now()
-	var latency time.Duration
-	send := func(r *http.Request) (*http.Response, error) {
-		resp, err := t.watch.RoundTrip(r)
+	err = c.get(ctx, func(r *http.Request) (*http.Response, error) {
+		resp, err := conn.RoundTrip(r)
 		latency = time.Since(start)
 		return resp, err
-	}
-	if err := c.get(ctx, send); err != nil {
-		return err
-	}
-	for _, c := range *t.claims.Load() {
-		c.latency.probed(latency)
-	}
-	return t.watch.Err()
+	})
+	return latency, cmp.Or(err, conn.Err())
 }
 
-// next is a claim that does not fail, each in its turn. Nil: there is none.
-func (t *target) next() *claim {
+// inTurn is a claim of which no probe knows better, each in its turn. Nil: there is none.
+func (t *target) inTurn() *claim {
 	claims := *t.claims.Load()
 	for range claims {
 		t.turn++
-		if c := claims[t.turn%len(claims)]; c.failures == 0 {
+		if c := claims[t.turn%len(claims)]; c.failures == 0 && !c.asking {
 			return c
 		}
 	}

@@ -93,7 +93,8 @@ func New(cfg Config) *Server {
 // Run serves connections until ctx ends, then closes every connection at once and waits for what it started. It does the same, and returns an error, if connections
 // cannot be waited for.
 func (s *Server) Run(ctx context.Context) error {
-	ticker := time.NewTicker(engine.TickEvery)
+	pace := engine.TickEvery
+	ticker := time.NewTicker(pace)
 	defer ticker.Stop()
 	broken := make(chan error, len(s.shards))
 	var loops sync.WaitGroup
@@ -117,23 +118,29 @@ func (s *Server) Run(ctx context.Context) error {
 			loops.Wait()
 			return err
 		case <-s.stir:
-			ticker.Reset(engine.TickEvery)
+			if pace > engine.TickEvery { // else the next tick comes in time, and would only be put off
+				pace = engine.TickEvery
+				ticker.Reset(pace)
+			}
 		case <-ticker.C:
-			s.tick(ticker)
+			if next := s.tick(); next != pace {
+				pace = next
+				ticker.Reset(pace)
+			}
 		}
 	}
 }
 
-// tick lets all timers run, which the one that wants it soonest says when to do again.
-func (s *Server) tick(ticker *time.Ticker) {
+// tick lets all timers run, and returns when the one that wants it soonest is to run again.
+func (s *Server) tick() time.Duration {
 	pace := time.Hour
 	for _, sh := range s.shards {
 		if p := sh.tick(); p > 0 {
 			pace = min(pace, p)
 		}
 	}
-	ticker.Reset(pace)
 	s.memory.Log(s.log)
+	return pace
 }
 
 func (s *Server) end() {

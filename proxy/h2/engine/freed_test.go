@@ -79,6 +79,33 @@ func TestBackendHasTimeToAnswerPing(t *testing.T) {
 	r.clean()
 }
 
+// A request that comes the moment after an idle connection was asked is not lost sooner than others.
+func TestIdleBackendHasTimeToAnswerPing(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	c.get(1)
+	b := r.backend(0)
+	b.see()
+	b.respond(1, "")
+	for range 20 { // until it is asked
+		r.tick(TickEvery)
+		if b.c.pingAt > 0 {
+			break
+		}
+	}
+	b.want("PING fairlead")
+	c.get(3)
+	r.tick(3 * time.Second)
+	if b.c.closing {
+		t.Error("given up after 3 s")
+	}
+	r.tick(time.Second)
+	if !b.c.closing {
+		t.Error("a silent backend is not found within 5 s of the request")
+	}
+	r.clean()
+}
+
 // Keys are not used for more than they are good for (RFC 8446 §5.5): a connection takes no new request, finishes those it has, and its watches are ended.
 func TestKeysWearOut(t *testing.T) {
 	for _, tt := range []struct {

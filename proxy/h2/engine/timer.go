@@ -231,9 +231,8 @@ func (e *Engine) checkClient(c *Conn) error {
 
 // askAfter is the part of the limit after which a silent backend is asked. By default that is 0.9 of
 // 4.5 s, so that it has 3.5 s to answer; asking half way left it 2.25 s, and a backend that is
-// throttled lost the connection that many share. One without streams is asked half way: nobody loses it,
-// and there may be thousands.
-const askAfter, askIdleAfter = 5, 2
+// throttled lost the connection that many share. An idle connection costs a PING a second.
+const askAfter = 5
 
 func (e *Engine) checkBackend(c *Conn) error {
 	limit := c.pool.ep.PingTimeout
@@ -252,8 +251,7 @@ func (e *Engine) checkBackend(c *Conn) error {
 		e.closeIfDone(c)
 	case silent >= limit && c.pingAt > 0 && !e.behind(c):
 		return fmt.Errorf("backend silent for %v", silent)
-	case c.pingAt > 0:
-	case silent >= limit/askAfter && len(c.streams) > 0, silent >= limit/askIdleAfter:
+	case silent >= limit/askAfter && c.pingAt == 0:
 		c.ask()
 	}
 	return nil

@@ -1,0 +1,288 @@
+package health
+
+import (
+	"crypto/tls"
+	"errors"
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// many runs n APIServices on one endpoint that a handler answers.
+func many(t *testing.T, n int, http1 bool, handler http.HandlerFunc, change func(*Config)) (*bench, *host) {
+	t.Helper()
+	ca := newAuthority(t, serverName, farFuture())
+	b := startBench(t, ca, family(n, http1, at), change)
+	h := b.cable.host(at)
+	h.serve(t, ca, handler)
+	b.run(t)
+	return b, h
+}
+
+// lasts is a handler's work, which ends when nobody waits for it.
+func lasts(r *http.Request, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-r.Context().Done():
+	}
+}
+
+// wantAllWell fails the test unless all that was ever reported is that each is healthy, and at most so often was dialled.
+func (b *bench) wantAllWell(t *testing.T, dials int) {
+	t.Helper()
+	synctest.Wait()
+	if got := b.notes.all(); len(got) != len(b.feed.entries) {
+		t.Errorf("%d reports of %d APIServices", len(got), len(b.feed.entries))
+	}
+	for _, e := range b.feed.entries {
+		if r := b.notes.of(e); r.Health != registry.Healthy {
+			t.Errorf("%s: %+v", e.Name, r)
+		}
+	}
+	if n := len(b.cable.dialled(at)); n > dials {
+		t.Errorf("%d connections, want %d at most", n, dials)
+	}
+}
+
+// An alarm that comes while a claim is asked for is followed up, and so are those after it.
+func TestAlarmsAmidARound(t *testing.T) {
+	overBoth(t, func(t *testing.T, http1 bool) {
+		s := newBackend()
+		s.delay.Store(int64(800 * time.Millisecond))
+		b, h := many(t, 3, http1, s.ServeHTTP, func(c *Config) { c.MaxWatched = -1 })
+		signal := func() { b.Signal(b.feed.entries[1].Name, at, errors.New("dial failed")) }
+		time.Sleep(100 * time.Millisecond)
+		signal()
+		time.Sleep(6 * time.Second)
+		s.delay.Store(0)
+		h.set(refusing)
+		from := time.Now()
+		for range 10 {
+			time.Sleep(100 * time.Millisecond)
+			signal()
+		}
+		for _, e := range b.feed.entries {
+			if r := b.notes.of(e); r.Health != registry.Unhealthy || r.at.Sub(from) > time.Second {
+				t.Errorf("a second after the process died, under traffic: %+v", r)
+			}
+		}
+	})
+}
+
+// A bundle that arrives while its APIServices are asked for is tried at once.
+func TestRenewAmidARound(t *testing.T) {
+	overBoth(t, func(t *testing.T, http1 bool) {
+		good, other := newAuthority(t, serverName, farFuture()), newAuthority(t, serverName, farFuture())
+		var renewed atomic.Bool
+		b := startBench(t, good, family(3, http1, at), func(c *Config) {
+			c.TLS = func(string, *registry.Backend) (*tls.Config, error) {
+				if renewed.Load() {
+					return &tls.Config{RootCAs: good.roots}, nil
+				}
+				time.Sleep(200 * time.Millisecond) // a slow handshake
+				return &tls.Config{RootCAs: other.roots}, nil
+			}
+		})
+		b.cable.host(at).serve(t, good, newBackend().ServeHTTP)
+		b.run(t)
+		time.Sleep(time.Minute + 100*time.Millisecond)
+		for i := range 20 {
+			renewed.Store(true)
+			b.Renew(b.feed.entries[0].Name)
+			time.Sleep(600 * time.Millisecond)
+			for _, e := range b.feed.entries {
+				if r := b.notes.of(e); r.Health != registry.Healthy {
+					t.Fatalf("after its bundle has come: %+v", r)
+				}
+			}
+			renewed.Store(false)
+			b.Renew(b.feed.entries[0].Name)
+			time.Sleep(20*time.Second + time.Duration(i)*37*time.Millisecond)
+			for _, e := range b.feed.entries {
+				if r := b.notes.of(e); r.Health != registry.Unhealthy {
+					t.Fatalf("after its bundle has gone: %+v", r)
+				}
+			}
+		}
+	})
+}
+
+// A round's connection is the round's until its end, though none may be watched.
+func TestUnwatchedRoundsUseOneConnection(t *testing.T) {
+	overBoth(t, func(t *testing.T, http1 bool) {
+		var asked atomic.Int64
+		b, _ := many(t, 5, http1, func(_ http.ResponseWriter, r *http.Request) {
+			lasts(r, time.Duration(asked.Add(1)%5)*50*time.Millisecond)
+		}, func(c *Config) { c.MaxWatched = -1 })
+		time.Sleep(time.Minute)
+		b.wantAllWell(t, 8)
+	})
+}
+
+// A second question that is answered first ends nobody else's.
+func TestHedgeLeavesTheRoundsConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asked atomic.Int64
+		slow := pathOf(family(1, false, at)[0])
+		b, _ := many(t, 200, false, func(_ http.ResponseWriter, r *http.Request) {
+			d := 400 * time.Millisecond
+			if r.URL.Path == slow && asked.Add(1) == 1 {
+				d = 3 * time.Second
+			}
+			lasts(r, d)
+		}, nil)
+		time.Sleep(7 * time.Second)
+		b.wantAllWell(t, 2)
+	})
+}
+
+// A claim that hangs does not have the others dial all at once.
+func TestHangOfOneIsNoRush(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ill := pathOf(family(1, true, at)[0])
+		var running, most atomic.Int64
+		b, _ := many(t, 100, true, func(_ http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == ill {
+				<-r.Context().Done()
+				return
+			}
+			most.Store(max(most.Load(), running.Add(1)))
+			lasts(r, 10*time.Millisecond)
+			running.Add(-1)
+		}, nil)
+		time.Sleep(7 * time.Second)
+		for _, e := range b.feed.entries {
+			if r := b.notes.of(e); (r.Health == registry.Healthy) == (pathOf(e) == ill) {
+				t.Errorf("%+v", r)
+			}
+		}
+		if n := most.Load(); n > 1+atOneTime {
+			t.Errorf("%d asked for at one time", n)
+		}
+	})
+}
+
+// What a server has room for is asked, and what it ends with a GOAWAY goes on elsewhere: neither is a failure.
+func TestServersWithLittleRoom(t *testing.T) {
+	var answered atomic.Int64
+	for name, tt := range map[string]struct {
+		streams int
+		handler http.HandlerFunc
+		dials   int // in a minute
+	}{
+		"one stream":    {1, func(_ http.ResponseWriter, r *http.Request) { lasts(r, 20*time.Millisecond) }, 8},
+		"three streams": {3, func(_ http.ResponseWriter, r *http.Request) { lasts(r, 20*time.Millisecond) }, 8},
+		// The end of the watched connection asks for a round, too, at ever longer gaps.
+		"seven answers": {0, func(w http.ResponseWriter, _ *http.Request) {
+			if answered.Add(1)%7 == 0 {
+				w.Header().Set("Connection", "close")
+			}
+		}, 8 * 60},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ca := newAuthority(t, serverName, farFuture())
+				b := startBench(t, ca, family(40, false, at), nil)
+				b.cable.host(at).serveAs(t, ca, &http.Server{Handler: tt.handler, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: tt.streams}})
+				b.run(t)
+				time.Sleep(time.Minute)
+				b.wantAllWell(t, tt.dials)
+			})
+		})
+	}
+}
+
+// A light check does not take turns with a round over HTTP/1.1.
+func TestLightChecksKeepOutOfRounds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, _ := many(t, 12, true, func(_ http.ResponseWriter, r *http.Request) { lasts(r, 400*time.Millisecond) }, nil)
+		time.Sleep(2 * time.Minute)
+		b.wantAllWell(t, 16)
+	})
+}
+
+// However its connections end, a claim has the time of one probe, and that of the second beside it.
+func TestOneDeadlineForAClaim(t *testing.T) {
+	overBoth(t, func(t *testing.T, http1 bool) {
+		ill := family(1, http1, at)[0]
+		b, _ := many(t, 5, http1, func(_ http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != pathOf(ill) {
+				return
+			}
+			lasts(r, 4*time.Second)
+			panic(http.ErrAbortHandler)
+		}, nil)
+		time.Sleep(hedgeAfter + probeTimeout + hedgeAfter)
+		if r := b.notes.of(ill); r.Health != registry.Unhealthy {
+			t.Errorf("%+v", r)
+		}
+	})
+}
+
+// An APIService that was deleted a moment ago is trusted no longer, which says nothing of the others.
+func TestTrustOfOneThatIsDeleted(t *testing.T) {
+	for range 10 { // whatever the order
+		synctest.Test(t, func(t *testing.T) {
+			gone := family(1, false, at)[0].Name
+			b, _ := many(t, 3, false, newBackend().ServeHTTP, func(c *Config) {
+				trust := c.TLS
+				c.TLS = func(name string, b *registry.Backend) (*tls.Config, error) {
+					if name == gone {
+						return nil, errors.New("no longer the backend of an APIService")
+					}
+					return trust(name, b)
+				}
+			})
+			time.Sleep(50 * time.Millisecond)
+			b.wantAllWell(t, 1)
+		})
+	}
+}
+
+// What fails alike is asked for together, though its answers come one after the other.
+func TestFailuresStayTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asked atomic.Int64
+		b, _ := many(t, 5, false, func(w http.ResponseWriter, r *http.Request) {
+			lasts(r, 200*time.Millisecond+time.Duration(asked.Add(1)%5)*7*time.Millisecond)
+			w.WriteHeader(http.StatusForbidden)
+		}, nil)
+		time.Sleep(3 * time.Second)
+		if n := len(b.cable.dialled(at)); n > 2*10+2 { // the first one is asked for before the others
+			t.Errorf("%d connections in 3 s", n)
+		}
+	})
+}
+
+// Where one group-version is slow nobody says so of the others.
+func TestOneSlowGroupVersion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ca := newAuthority(t, serverName, farFuture())
+		other := "10.0.0.2:443"
+		b := startBench(t, ca, family(3, false, at, other), nil)
+		slow := b.feed.entries[0]
+		for _, address := range []string{at, other} {
+			b.cable.host(address).serve(t, ca, func(_ http.ResponseWriter, r *http.Request) {
+				d := time.Millisecond
+				if address == at && r.URL.Path == pathOf(slow) {
+					d = 300 * time.Millisecond
+				}
+				lasts(r, d)
+			})
+		}
+		b.run(t)
+		time.Sleep(5 * time.Minute)
+		for _, r := range b.notes.all() {
+			if r.Slow && (r.Name != slow.Name || r.Address != at) {
+				t.Errorf("%+v", r)
+			}
+		}
+		if last := b.notes.all(); !last[len(last)-1].Slow {
+			t.Errorf("the slow one is not: %+v", last[len(last)-1])
+		}
+	})
+}
