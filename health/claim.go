@@ -1,6 +1,7 @@
 package health
 
 import (
+	"net/url"
 	"sync/atomic"
 	"time"
 
@@ -30,7 +31,8 @@ const (
 type claim struct {
 	target *target
 	name   string // the APIService's
-	url    string
+	at     *url.URL
+	url    string // it, as kube-aggregator writes it in its messages
 	series endpointSeries
 
 	// Notes from others, each followed by a poke of the target.
@@ -64,8 +66,9 @@ const (
 )
 
 func newClaim(t *target, e *registry.Entry) *claim {
+	at := probeURL(e, t.key.address)
 	return &claim{
-		target: t, name: e.Name, url: probeURL(e, t.key.address), due: time.Now(),
+		target: t, name: e.Name, at: at, url: at.String(), due: time.Now(),
 		series: t.prober.metrics.endpoint(e.Name, t.key.address),
 		report: registry.Report{Name: e.Name, Backend: t.key.backend, Address: t.key.address},
 	}

@@ -10,8 +10,8 @@
 //
 // Checks, Relay and Draining are this process's own health: /livez and /readyz of the admin port and what load balancers see on the main port.
 //
-// The concurrency rule: all state of a target and its claims belongs to its goroutine, which rounds give their findings to. Others leave it notes (atomics and a one-slot
-// channel) and never wait for it, so Signal and Observe may be called on the hot path.
+// The concurrency rule: all state of a target and its claims belongs to its goroutine, which rounds give their findings to; a round's connections are its own until its end. Others
+// leave the target notes (atomics and a one-slot channel) and never wait for it, so Signal and Observe may be called on the hot path.
 //
 // What this package is not: it keeps no second set of APIServices (only the probes that run), computes no APIService's verdict and picks no
 // endpoint for a request.

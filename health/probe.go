@@ -29,16 +29,16 @@ const (
 	maxHead, maxMessage = 64 << 10, 1 << 10
 )
 
-// probeURL is the address as kube-aggregator writes it in its messages.
-func probeURL(e *registry.Entry, address string) string {
-	u := url.URL{Scheme: "https", Host: address, Path: "/apis/" + e.GroupVersion.Group + "/" + e.GroupVersion.Version}
+// probeURL is what is asked for.
+func probeURL(e *registry.Entry, address string) *url.URL {
+	u := &url.URL{Scheme: "https", Host: address, Path: "/apis/" + e.GroupVersion.Group + "/" + e.GroupVersion.Version}
 	switch {
 	case e.GroupVersion.Empty():
 		u.Path = "/readyz"
 	case e.GroupVersion.Group == "":
 		u.Path = "/api/" + e.GroupVersion.Version
 	}
-	return u.String()
+	return u
 }
 
 // open dials a connection for claims, of whose time so much is gone already.
@@ -98,12 +98,8 @@ func (t *target) try(ctx context.Context, c *claim, l *line) finding {
 
 // get asks for a group-version's document, or whether a server is ready, and says whether the answer is good.
 func (c *claim) get(ctx context.Context, do func(*http.Request) (*http.Response, error)) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.url, nil)
-	if err != nil {
-		return err
-	}
-	req.Header = c.target.prober.config.Header.Clone()
-	resp, err := do(req)
+	req := &http.Request{Method: http.MethodGet, URL: c.at, Host: c.at.Host, Header: c.target.prober.config.Header} // which nobody changes
+	resp, err := do(req.WithContext(ctx))
 	if err != nil {
 		return err
 	}

@@ -97,11 +97,11 @@ func TestProbeAsksAsKubeAggregatorDoes(t *testing.T) {
 
 func TestProbeURL(t *testing.T) {
 	e := entry()
-	if got := probeURL(e, "[fd00::1]:443"); got != "https://[fd00::1]:443/apis/metrics.k8s.io/v1beta1" {
+	if got := probeURL(e, "[fd00::1]:443").String(); got != "https://[fd00::1]:443/apis/metrics.k8s.io/v1beta1" {
 		t.Error(got)
 	}
 	e.Name, e.GroupVersion = "v1.", schema.GroupVersion{Version: "v1"}
-	if got := probeURL(e, "10.0.0.1:443"); got != "https://10.0.0.1:443/api/v1" {
+	if got := probeURL(e, "10.0.0.1:443").String(); got != "https://10.0.0.1:443/api/v1" {
 		t.Error(got)
 	}
 }

@@ -46,6 +46,7 @@ type Prober struct {
 	log     *slog.Logger
 	metrics *metrics
 	gate    gate
+	began   time.Time
 	watched atomic.Int64 // connections kept open, at most config.MaxWatched
 	// failing counts the endpoints of APIServices that fail, by how.
 	failing [troubles]atomic.Int64
@@ -84,9 +85,14 @@ func New(c Config) (*Prober, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Prober{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: m, gate: make(gate, gateSlots), indexed: make(chan struct{}, 1)}
+	p := &Prober{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: m, began: time.Now(), gate: make(gate, gateSlots), indexed: make(chan struct{}, 1)}
 	p.index.Store(&index{})
 	return p, nil
+}
+
+// beat is the first beat that is not before.
+func (p *Prober) beat(at time.Time) time.Time {
+	return at.Add((beat - at.Sub(p.began)%beat) % beat)
 }
 
 // Run follows the table until ctx ends. When it returns no goroutine and no connection of it is left.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -66,35 +67,35 @@ func (l *line) spent(room int) bool {
 type round struct {
 	target  *target
 	started time.Time
-	after   time.Duration // how long what stays unanswered is waited for
+	after   time.Duration // how long what stays unanswered is waited for first
 	room    int           // for how many questions at one time servers there have had
 	shared  bool          // several are asked for
 	lines   []*line       // the last one is asked on
 }
-
-var errUnasked = errors.New("another answer would not change the verdict")
 
 func (r *round) run(ctx context.Context, asked []*claim) {
 	r.shared = len(asked) > 1
 	l := r.dial(ctx, asked)
 	var asks sync.WaitGroup
 	done := make(chan struct{}, len(asked))
-	running, most, answered := 0, r.room, l.answered
-	stall := time.NewTimer(r.after)
+	running, most, answered, after := 0, r.room, l.answered, r.after
+	stall := time.NewTimer(after)
 	defer stall.Stop()
 	for i, c := range asked {
 		for running >= most {
 			select {
 			case <-done:
 				running--
-				stall.Reset(r.after)
+				stall.Reset(after)
 			case <-answered:
 				answered = nil
 				r.room = max(1, min(l.conn.Available()+l.conn.InFlight(), atOneTime)) // it has said so before it answered
 				most = max(most, r.room)
 			case <-stall.C:
-				most += max(most, atOneTime) // where all hang all are asked for soon
-				stall.Reset(r.after)
+				// Where all hang all are asked for soon.
+				most += max(most, atOneTime)
+				after = hedgeSuspicious
+				stall.Reset(after)
 			}
 		}
 		if l.spent(r.room) {
@@ -102,9 +103,9 @@ func (r *round) run(ctx context.Context, asked []*claim) {
 			most, answered = r.room, l.answered
 		}
 		running++
-		on := l
+		on, after := l, after
 		asks.Go(func() {
-			f := r.find(ctx, c, on)
+			f := r.find(ctx, c, on, after)
 			if !r.target.hear(ctx, func() { r.target.take(c, f, r.started) }) {
 				closeConn(f.conn)
 			}
@@ -122,34 +123,23 @@ func (r *round) run(ctx context.Context, asked []*claim) {
 // dial opens a connection for all that are asked for.
 func (r *round) dial(ctx context.Context, asked []*claim) *line {
 	open := func(ctx context.Context) finding { return r.target.open(ctx, 0, asked...) }
-	beside := func(context.Context) finding { return finding{err: errUnasked} }
-	for _, c := range asked {
-		if c.failures == 0 {
-			beside = open
-		}
-	}
-	l := newLine(twice(ctx, r.after, open, beside))
+	l := newLine(twice(ctx, r.after, slices.ContainsFunc(asked, func(c *claim) bool { return c.failures == 0 }), open, open))
 	r.lines = append(r.lines, l)
 	return l
 }
 
 // find asks for a claim until its verdict is clear.
-func (r *round) find(ctx context.Context, c *claim, l *line) finding {
+func (r *round) find(ctx context.Context, c *claim, l *line, after time.Duration) finding {
 	if l.err != nil {
 		return r.target.try(ctx, c, l)
 	}
-	return twice(ctx, r.after, func(ctx context.Context) finding {
+	return twice(ctx, after, c.failures == 0, func(ctx context.Context) finding {
 		f, clear := r.onLine(ctx, c, l)
 		if !clear && ctx.Err() == nil {
 			f = r.alone(ctx, c, f.took)
 		}
 		return f
-	}, func(ctx context.Context) finding {
-		if c.failures > 0 {
-			return finding{err: errUnasked}
-		}
-		return r.alone(ctx, c, 0)
-	})
+	}, func(ctx context.Context) finding { return r.alone(ctx, c, 0) })
 }
 
 // onLine asks on the connection of all. What that had no room for, lost or refused to take may be no fault of the claim's.
@@ -177,8 +167,12 @@ func (r *round) alone(ctx context.Context, c *claim, gone time.Duration) finding
 	return f
 }
 
-// twice runs first, and second beside it when there is no result after a while. One that passes is enough. A quick failure is followed up by the next round, after a pause.
-func twice(ctx context.Context, after time.Duration, first, second func(context.Context) finding) finding {
+// twice runs first, and second beside it when there is no result after a while and two failures would change a verdict. One that passes is enough. A quick failure is followed
+// up by the next round, after a pause.
+func twice(ctx context.Context, after time.Duration, changes bool, first, second func(context.Context) finding) finding {
+	if !changes {
+		return first(ctx)
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	beside := make(chan finding, 1)

@@ -28,7 +28,7 @@ func family(n int, http1 bool, addresses ...string) (entries []*registry.Entry) 
 	return entries
 }
 
-func pathOf(e *registry.Entry) string { return strings.TrimPrefix(probeURL(e, at), "https://"+at) }
+func pathOf(e *registry.Entry) string { return probeURL(e, at).Path }
 
 // discovery is a handler that knows how often each path was asked for, and answers some in ways of their own.
 type discovery struct {
@@ -121,7 +121,7 @@ func TestOneConnectionForAllGroupVersions(t *testing.T) {
 			}
 			sum += n
 		}
-		if light := sum - 5*dials; light < 2*dials || light > lightChecks*dials {
+		if light := sum - 5*dials; light < dials || light > lightChecks*dials {
 			t.Errorf("%d light checks beside %d rounds", light, dials)
 		}
 		if n := h.open(); n != 1 {
@@ -196,11 +196,16 @@ func TestHungProcessWithManyGroupVersions(t *testing.T) {
 			from := time.Now()
 			time.Sleep(12 * time.Second)
 			for _, e := range b.feed.entries {
-				r := b.notes.of(e)
-				if r.Health != registry.Unhealthy {
+				if r := b.notes.of(e); r.Health != registry.Unhealthy {
 					t.Fatalf("%s is not unhealthy after 12 s", e.Name)
 				}
-				worst = max(worst, r.at.Sub(from))
+			}
+			out := map[string]time.Duration{} // at the first report
+			for _, r := range b.notes.all() {
+				if took := r.at.Sub(from); took > 0 && out[r.Name] == 0 {
+					out[r.Name] = took
+					worst = max(worst, took)
+				}
 			}
 			s.hung.Store(false)
 			time.Sleep(7 * time.Second)
@@ -209,6 +214,9 @@ func TestHungProcessWithManyGroupVersions(t *testing.T) {
 					t.Fatalf("%s is not healthy again: %+v", e.Name, r)
 				}
 			}
+		}
+		if worst > 11500*time.Millisecond {
+			t.Errorf("took %v, leaving no margin below 12 s", worst)
 		}
 		t.Logf("worst of 20: %v", worst)
 	})

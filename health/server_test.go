@@ -76,7 +76,7 @@ func TestServersIdle(t *testing.T) {
 	}{
 		{"killed", func(h *host, _ *backend) { h.set(refusing) }, time.Second, time.Second},
 		{"hung", func(_ *host, s *backend) { s.hung.Store(true) }, 10 * time.Second, 6 * time.Second},
-		{"unready", func(_ *host, s *backend) { s.status.Store(500) }, 4 * time.Second, 700 * time.Millisecond},
+		{"unready", func(_ *host, s *backend) { s.status.Store(500) }, 4*time.Second + 200*time.Millisecond, 700 * time.Millisecond},
 		{"without a network", func(h *host, _ *backend) { h.set(vanished) }, 7 * time.Second, 3 * time.Second}, // 2 s less where the kernel finds out (keep-alive)
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -286,3 +286,55 @@ func TestOneSlowGroupVersion(t *testing.T) {
 		}
 	})
 }
+
+// APIServices come and go amid rounds, answers are late or missing, and the process dies: in the end each has its verdict, and nothing is left.
+func TestChangesAmidRounds(t *testing.T) {
+	overBoth(t, func(t *testing.T, http1 bool) {
+		var asked atomic.Int64
+		b, h := many(t, 20, http1, func(w http.ResponseWriter, r *http.Request) {
+			switch n := asked.Add(1); {
+			case n%31 == 0:
+				hang(w, r)
+			case n%17 == 0:
+				panic(http.ErrAbortHandler)
+			case n%13 == 0:
+				refuse(w, r)
+			case n%11 == 0:
+				w.Header().Set("Connection", "close")
+			default:
+				lasts(r, time.Duration(n%7)*100*time.Millisecond)
+			}
+		}, nil)
+		all := b.feed.entries
+		for i := range 120 {
+			b.feed.set(all[i%7 : 20-i%5]...)
+			time.Sleep(time.Duration(i%11) * 50 * time.Millisecond)
+			b.Signal(all[i%20].Name, at, errors.New("dial failed"))
+			b.Renew(all[(i*7)%20].Name)
+			if i%60 == 30 {
+				h.set(refusing)
+			}
+			if i%60 == 33 {
+				h.set(listening)
+			}
+		}
+		b.feed.set(all...)
+		h.set(refusing)
+		time.Sleep(7 * time.Second) // what hangs may have been asked just before
+		for _, e := range all {
+			if r := b.notes.of(e); r.Health != registry.Unhealthy {
+				t.Errorf("%+v", r)
+			}
+		}
+		b.feed.set()
+		synctest.Wait()
+		if n := h.open(); n != 0 {
+			t.Errorf("%d connections left", n)
+		}
+		for how := range b.failing {
+			if n := b.failing[how].Load(); n != 0 {
+				t.Errorf("%d counted as failing in way %d", n, how)
+			}
+		}
+	})
+}

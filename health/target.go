@@ -19,9 +19,12 @@ const (
 	defaultInterval = 10 * time.Second
 	// jitter keeps the probes of endpoints that came together from staying together.
 	jitter = 0.2
-	// lightChecks is how many light checks the time between two probes holds room for, the probe included: at most 3 s pass (12 s / 4)
-	// before something asks, so that an endpoint that hangs is out within 3 + 0.5 + 5.25 s, well under the promised 12.
-	lightChecks = 4
+	// lightChecks is how many light checks the time between two probes holds room for, the probe included: at most 4 s pass (12 s / 3)
+	// before something asks, so that an endpoint that hangs is out within 4 + 0.5 + 5.25 s, under the promised 12.
+	lightChecks = 3
+	// beat is what targets that have nothing to fear wait for together: a process that is woken for each of a thousand spends more on waking than on asking.
+	// What that brings to do at one go is some 20 ms where 2,000 endpoints are probed.
+	beat = 100 * time.Millisecond
 	// alarmGap is the least time between probes that alarms ask for. It doubles up to the interval each time an alarm of the same source proves
 	// false: live traffic that fails for reasons of its own must not make us hammer an endpoint that answers, nor make us doubt what we see
 	// ourselves.
@@ -162,7 +165,8 @@ func (t *target) step(ctx context.Context) {
 	}
 	t.first = time.Time{}
 	var failing [troubles]int
-	for _, c := range *t.claims.Load() {
+	claims := *t.claims.Load()
+	for _, c := range claims {
 		c.tell()
 		failing[c.trouble]++
 		c.doubted = c.doubted || all && doubted
@@ -180,7 +184,7 @@ func (t *target) step(ctx context.Context) {
 	}
 	switch {
 	case !t.first.IsZero() && !now.Before(t.first):
-		t.ask(ctx, now)
+		t.ask(ctx, now, claims)
 	case t.watch != nil && !t.light.IsZero() && !now.Before(t.light):
 		t.check(ctx, now)
 	}
@@ -188,10 +192,10 @@ func (t *target) step(ctx context.Context) {
 
 // begin notes that all that do not fail are asked for now, which answers the alarms.
 func (t *target) begin(now time.Time) (hinted, renewed bool) {
-	pause := time.Duration((1 - jitter + 2*jitter*rand.Float64()) * float64(t.key.interval)) //nolint:gosec // nobody gains by guessing when a probe comes
-	t.started, t.due = now, now.Add(pause)
+	pause := time.Duration((1-jitter+2*jitter*rand.Float64())*float64(t.key.interval)) - beat //nolint:gosec // nobody gains by guessing when a probe comes
+	t.started, t.due = now, t.prober.beat(now.Add(pause))
 	t.rest = pause / lightChecks
-	t.light = now.Add(t.rest)
+	t.light = t.prober.beat(now.Add(t.rest))
 	hinted, renewed = t.hinted.Swap(false), t.renewed.Swap(false)
 	t.hintGap, t.lostGap = t.wider(t.hintGap, hinted), t.wider(t.lostGap, t.lost.Swap(false))
 	t.silent = false
@@ -207,11 +211,11 @@ func (t *target) wider(gap time.Duration, alarmed bool) time.Duration {
 }
 
 // ask begins a round of the claims that are due, or will be so soon that they need no connection of their own.
-func (t *target) ask(ctx context.Context, now time.Time) {
+func (t *target) ask(ctx context.Context, now time.Time, claims []*claim) {
 	r := &round{target: t, started: now, after: hedgeAfter, room: t.room}
 	var asked []*claim
 	t.first = time.Time{}
-	for _, c := range *t.claims.Load() {
+	for _, c := range claims {
 		switch {
 		case c.asking, c.due.IsZero():
 		case c.due.After(now.Add(together)):

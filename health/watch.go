@@ -30,7 +30,7 @@ func (t *target) keep(conn *http.ClientConn, round time.Time) {
 		return
 	}
 	t.watch, t.watched = conn, round
-	t.light = time.Now().Add(t.rest)
+	t.light = t.prober.beat(time.Now().Add(t.rest))
 	conn.SetStateHook(func(c *http.ClientConn) {
 		if c.Err() != nil {
 			t.note(&t.lost)
@@ -51,7 +51,7 @@ func (t *target) unwatch() {
 // check asks on the watched connection, which costs no dial and no handshake. It only ever leads to a probe: a pooled connection can hide an
 // endpoint that takes no new ones, and a process that hangs keeps its connections open.
 func (t *target) check(ctx context.Context, now time.Time) {
-	t.light = now.Add(t.rest)
+	t.light = t.prober.beat(now.Add(t.rest))
 	c, conn := t.inTurn(), t.watch
 	if c == nil {
 		return
@@ -67,7 +67,7 @@ func (t *target) check(ctx context.Context, now time.Time) {
 				t.silent = true
 			default:
 				c.latency.probed(latency)
-				t.light = time.Now().Add(t.rest)
+				t.light = t.prober.beat(time.Now().Add(t.rest))
 			}
 		})
 	})
