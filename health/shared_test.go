@@ -243,6 +243,24 @@ func TestTrustOfOneThatIsDeleted(t *testing.T) {
 	}
 }
 
+// Traffic that fails for reasons of its own does not count for more where one group-version fails anyway.
+func TestFalseAlarmsBesideOneThatFails(t *testing.T) {
+	overBoth(t, func(t *testing.T, http1 bool) {
+		b, _, d := five(t, http1)
+		ill, well := b.feed.entries[2], b.feed.entries[3]
+		d.answers(ill, refuse)
+		time.Sleep(time.Minute)
+		before := d.times(well)
+		for range 600 {
+			b.Signal(well.Name, at, errors.New("connection lost"))
+			time.Sleep(100 * time.Millisecond)
+		}
+		if n := d.times(well) - before; n > 20 {
+			t.Errorf("asked for %d times in a minute", n)
+		}
+	})
+}
+
 // What fails alike is asked for together, though its answers come one after the other.
 func TestFailuresStayTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

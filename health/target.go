@@ -247,10 +247,10 @@ func (t *target) take(c *claim, f finding, of time.Time) {
 	if c.gone.Load() {
 		return
 	}
-	c.take(f)
-	if f.err != nil {
-		t.hintGap, t.lostGap = alarmGap, alarmGap
+	if f.err != nil && c.failures == 0 {
+		t.hintGap, t.lostGap = alarmGap, alarmGap // what fails anyway proves no alarm right
 	}
+	c.take(f)
 	c.tell()
 	t.first = earlier(t.first, c.due)
 }
