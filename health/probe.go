@@ -42,7 +42,7 @@ func probeURL(e *registry.Entry, address string) *url.URL {
 }
 
 // open dials a connection for claims, of whose time so much is gone already.
-func (t *target) open(ctx context.Context, gone time.Duration, claims ...*claim) (f finding) {
+func (t *target) open(ctx context.Context, gone time.Duration) (f finding) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout-gone)
 	defer cancel()
 	leave, err := t.prober.gate.enter(ctx)
@@ -51,7 +51,7 @@ func (t *target) open(ctx context.Context, gone time.Duration, claims ...*claim)
 	}
 	defer leave()
 	start := time.Now()
-	trust, err := t.trust(claims)
+	trust, err := t.prober.config.TLS(t.key.backend.Owner, t.key.backend)
 	if err != nil {
 		return finding{err: err, failures: 1}
 	}
@@ -62,16 +62,6 @@ func (t *target) open(ctx context.Context, gone time.Duration, claims ...*claim)
 		f.failures, f.undialled = 1, !d.dialled && !errors.As(err, new(*net.DNSError))
 	}
 	return f
-}
-
-// trust is whom to trust there. All that have the Backend say the same, but for one whose APIService has just been deleted.
-func (t *target) trust(claims []*claim) (trust *tls.Config, err error) {
-	for _, c := range claims {
-		if trust, err = t.prober.config.TLS(c.name, t.key.backend); err == nil {
-			break
-		}
-	}
-	return trust, err
 }
 
 // try asks for a claim once.

@@ -24,9 +24,9 @@ type Config struct {
 	Table func() Table
 	// Report takes what was found out about an endpoint. It is called only when something changed and, for a server, after a Signal; by many goroutines.
 	Report func(registry.Report)
-	// TLS returns how an APIService's backend is trusted, the proxy client certificate included. An error (or an error of the verification it sets
+	// TLS returns how a Backend is trusted on behalf of its Owner or, where it has none, of all that have it, the proxy client certificate included. An error (or an error of the verification it sets
 	// up) that has a method Reason() string gives the report its reason and its whole message. The result is cloned, never changed.
-	TLS func(apiService string, b *registry.Backend) (*tls.Config, error)
+	TLS func(owner string, b *registry.Backend) (*tls.Config, error)
 	// Dial opens the connections of probes, or refuses to, as for live traffic: a probe carries our client
 	// certificate and asks as system:masters.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)

@@ -122,7 +122,7 @@ func (r *round) run(ctx context.Context, asked []*claim) {
 
 // dial opens a connection for all that are asked for.
 func (r *round) dial(ctx context.Context, asked []*claim) *line {
-	open := func(ctx context.Context) finding { return r.target.open(ctx, 0, asked...) }
+	open := func(ctx context.Context) finding { return r.target.open(ctx, 0) }
 	l := newLine(twice(ctx, r.after, slices.ContainsFunc(asked, func(c *claim) bool { return c.failures == 0 }), open, open))
 	r.lines = append(r.lines, l)
 	return l
@@ -157,7 +157,7 @@ func (r *round) onLine(ctx context.Context, c *claim, l *line) (f finding, clear
 
 // alone asks on a connection of the claim's own, of whose time so much is gone already.
 func (r *round) alone(ctx context.Context, c *claim, gone time.Duration) finding {
-	l := newLine(r.target.open(ctx, gone, c))
+	l := newLine(r.target.open(ctx, gone))
 	f := r.target.try(ctx, c, l)
 	if f.err != nil {
 		closeConn(l.conn)

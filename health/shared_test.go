@@ -223,22 +223,29 @@ func TestOneDeadlineForAClaim(t *testing.T) {
 	})
 }
 
-// An APIService that was deleted a moment ago is trusted no longer, which says nothing of the others.
-func TestTrustOfOneThatIsDeleted(t *testing.T) {
-	for range 10 { // whatever the order
+// What one APIService says of trust holds for no other that has the Backend: an Owner's word counts, and without one the Backend's.
+func TestTrustIsTheBackends(t *testing.T) {
+	for _, owner := range []string{"", family(1, false, at)[0].Name} {
 		synctest.Test(t, func(t *testing.T) {
-			gone := family(1, false, at)[0].Name
-			b, _ := many(t, 3, false, newBackend().ServeHTTP, func(c *Config) {
-				trust := c.TLS
-				c.TLS = func(name string, b *registry.Backend) (*tls.Config, error) {
-					if name == gone {
-						return nil, errors.New("no longer the backend of an APIService")
+			good, other := newAuthority(t, serverName, farFuture()), newAuthority(t, serverName, farFuture())
+			entries := family(2, false, at)
+			entries[0].Backend.Owner = owner // of both, as the prober sees it
+			b := startBench(t, good, entries, func(c *Config) {
+				c.TLS = func(name string, _ *registry.Backend) (*tls.Config, error) {
+					if name != owner { // whoever was edited a moment ago
+						return &tls.Config{InsecureSkipVerify: true}, nil
 					}
-					return trust(name, b)
+					return &tls.Config{RootCAs: other.roots}, nil
 				}
 			})
-			time.Sleep(50 * time.Millisecond)
-			b.wantAllWell(t, 1)
+			b.cable.host(at).serve(t, good, newBackend().ServeHTTP)
+			b.run(t)
+			time.Sleep(time.Second)
+			for _, e := range entries {
+				if r := b.notes.of(e); r.Health != registry.Unhealthy {
+					t.Errorf("with Owner %q: %+v", owner, r)
+				}
+			}
 		})
 	}
 }

@@ -1,6 +1,7 @@
 package trust
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"crypto/x509"
 	"sync"
@@ -37,6 +38,8 @@ type backend struct {
 	ended   bool   // the APIService is gone
 	guards  map[*guard]struct{}
 	leaves  map[[sha256.Size]byte]leaf
+	users   map[string]struct{} // who has spec, if it is that of all
+	payer   string              // one of them, for whom is counted what is refused; else name
 }
 
 // leaf is a certificate that an endpoint presented.
@@ -55,7 +58,7 @@ type guard struct {
 }
 
 func newBackend(name string, h *hooks) *backend {
-	b := &backend{name: name, hooks: h, guards: make(map[*guard]struct{}), leaves: make(map[[sha256.Size]byte]leaf)}
+	b := &backend{name: name, payer: name, hooks: h, guards: make(map[*guard]struct{}), leaves: make(map[[sha256.Size]byte]leaf), users: make(map[string]struct{})}
 	b.current.Store(&view{fault: refuse(reasonInvalidBundle, nil, "the CA bundle has not been read yet")})
 	return b
 }
@@ -169,7 +172,10 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 	got, old, err := v.verify(chain, now)
 	b.hooks.count(chain, err)
 	if err != nil {
-		b.hooks.refused(b.name, err)
+		b.mu.Lock()
+		payer := b.payer
+		b.mu.Unlock()
+		b.hooks.refused(payer, err)
 		return err
 	}
 	b.mu.Lock()
@@ -194,14 +200,8 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 	return nil
 }
 
-// remember keeps the leaf for status and metrics, the least recently seen one giving way; the caller holds the mutex. What is shown on behalf of one is shown to all: they are
-// probed on one connection.
+// remember keeps the leaf for status and metrics, the least recently seen one giving way; the caller holds the mutex.
 func (b *backend) remember(chain []*x509.Certificate, root *x509.Certificate, now time.Time) {
-	if b.all != nil {
-		b = b.all
-		b.mu.Lock()
-		defer b.mu.Unlock()
-	}
 	for _, c := range chain {
 		l := leaf{cert: c, seen: now}
 		if root != nil {
@@ -265,6 +265,28 @@ func (b *backend) checkLocked(g *guard, v *view, now time.Time) {
 	}
 	g.until = got.until
 	b.hooks.ends(g.until)
+}
+
+// join takes it that an APIService has spec.
+func (b *backend) join(name string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.users[name] = struct{}{}
+	b.payer = cmp.Or(b.payer, name)
+}
+
+// part takes it that an APIService has spec no longer, and returns how many have.
+func (b *backend) part(name string) (left int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.users, name)
+	if b.payer == name {
+		b.payer = ""
+		for b.payer = range b.users {
+			break
+		}
+	}
+	return len(b.users)
 }
 
 // end closes every guard: the APIService is gone, and its trust with it.

@@ -43,7 +43,7 @@ func newHooks(cfg Config) *hooks {
 		}),
 		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "fairlead_certificate_backend_refused_total",
-			Help: "Handshakes in which a backend's certificate was refused, by reason. Of connections that APIServices share only probes are counted, for one of them.",
+			Help: "Handshakes in which a backend's certificate was refused, by reason. On connections that APIServices share they are counted for one of them.",
 		}, []string{"apiservice", "reason"}),
 		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "fairlead_certificate_backend_bundle_reloads_total",
@@ -70,7 +70,7 @@ func (h *hooks) count(chain []*x509.Certificate, err *Error) {
 }
 
 func (h *hooks) refused(apiService string, err *Error) {
-	if apiService == "" { // its probes are refused, too, and are counted for one of them
+	if apiService == "" { // nobody has the Backend any more
 		return
 	}
 	h.refusals.WithLabelValues(apiService, err.Reason()).Inc()

@@ -95,7 +95,7 @@ func TestOwnedTrustIsNotShared(t *testing.T) {
 	}
 }
 
-// APIServices with one Backend are probed on one connection: what is shown there is shown in the status of each.
+// APIServices with one Backend are probed on one connection: what is shown there is shown in the status of each, and what is refused counted for one.
 func TestWhatIsShownToOneIsShownToAll(t *testing.T) {
 	ca := pki.NewCA("ca")
 	w := newBench(t, Config{})
@@ -103,12 +103,33 @@ func TestWhatIsShownToOneIsShownToAll(t *testing.T) {
 	other := newBackend("v1.other.example.com", w.hooks)
 	other.apply(w.spec, time.Minute, w.shared[w.spec])
 	w.backends[other.name] = other
-	if got := reason(t, w.dial(good(ca))); got != "" {
+	w.shared[w.spec].join(other.name)
+	dial := func(p *pki.Pair) string {
+		cfg, err := w.TLS("", w.spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return reason(t, shake(t, cfg, &tls.Config{Certificates: []tls.Certificate{p.TLS()}}))
+	}
+	if got := dial(good(ca)); got != "" {
 		t.Fatal(got)
 	}
 	for _, s := range w.Status()[1:] {
 		if len(s.Leaves) != 1 || len(s.CAs) != 1 || !s.CAs[0].Live {
 			t.Errorf("%s: %d leaves, CAs %+v", s.APIService, len(s.Leaves), s.CAs)
 		}
+	}
+	for _, gone := range []string{other.name, apiService} {
+		if got := dial(good(pki.NewCA("another"))); got != "UnknownAuthority" {
+			t.Errorf("another CA's certificate: %q", got)
+		}
+		if n := testutil.CollectAndCount(w.hooks.refusals); n != 1 {
+			t.Errorf("refused certificates are counted for %d", n)
+		}
+		w.shared[w.spec].part(gone)
+		w.hooks.forget(gone)
+	}
+	if got := dial(good(pki.NewCA("another"))); got != "UnknownAuthority" || testutil.CollectAndCount(w.hooks.refusals) != 0 {
+		t.Errorf("%q, which is counted for somebody who is gone", got)
 	}
 }

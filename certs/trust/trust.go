@@ -49,8 +49,7 @@ type Trust struct {
 	backends map[string]*backend // by APIService
 	// shared is what holds for all that have a Backend: its bundle, and nothing that was trusted before.
 	shared map[*registry.Backend]*backend
-	// users counts who has a Backend that is shared; unused are those with none, as long as their connections may carry what is left of those that had it.
-	users   map[*registry.Backend]int
+	// unused are Backends that nobody has any more, as long as their connections may carry what is left of those that had them.
 	unused  map[*registry.Backend]struct{}
 	entries []*registry.Entry // of the applied table
 
@@ -67,7 +66,6 @@ func New(cfg Config) (*Trust, error) {
 		cfg:      cfg,
 		backends: make(map[string]*backend),
 		shared:   make(map[*registry.Backend]*backend),
-		users:    make(map[*registry.Backend]int),
 		unused:   make(map[*registry.Backend]struct{}),
 	}
 	t.hooks = newHooks(cfg)
@@ -205,13 +203,13 @@ func (t *Trust) take(e *registry.Entry) {
 		t.rewatch.Store(true)
 	}
 	if e.Backend.Owner == "" {
-		t.users[e.Backend]++
 		delete(t.unused, e.Backend)
 		if t.shared[e.Backend] == nil {
 			all := newBackend("", t.hooks)
 			all.apply(e.Backend, 0, nil)
 			t.shared[e.Backend] = all
 		}
+		t.shared[e.Backend].join(e.Name)
 	}
 	s.apply(e.Backend, e.Policy.CAOverlap, t.shared[e.Backend])
 }
@@ -221,11 +219,8 @@ func (t *Trust) drop(e, now *registry.Entry) {
 	if e.Backend.CAFrom != "" {
 		t.rewatch.Store(true)
 	}
-	if e.Backend.Owner == "" {
-		if t.users[e.Backend]--; t.users[e.Backend] == 0 {
-			delete(t.users, e.Backend)
-			t.unused[e.Backend] = struct{}{}
-		}
+	if e.Backend.Owner == "" && t.shared[e.Backend].part(e.Name) == 0 {
+		t.unused[e.Backend] = struct{}{}
 	}
 	if now == nil || now.Backend == nil {
 		t.backends[e.Name].end()
