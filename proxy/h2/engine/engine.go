@@ -91,6 +91,7 @@ type Engine struct {
 	awayAt   time.Duration // when clients were last sent away; 0: never
 	awayFrom time.Duration // and since when they are
 	ticked   time.Duration // when the driver last said what time it is; 0: never
+	brisk    bool          // a backend that has streams is to be given up sooner than by default
 	held     int64         // bytes of queues, and of connections as they were weighed last
 	reported int64         // what of held the bound knows of
 	wheel    wheel

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 func (s *spares) empty() bool {
@@ -76,6 +77,54 @@ func TestFewFramesAreRest(t *testing.T) {
 				t.Errorf("%d requests in %v: %+v", tt.gets, TickEvery, r.e.spares)
 			}
 		})
+	}
+}
+
+// A backend with a watch falls silent while nothing else happens: that is found out as soon as amid work.
+func TestSilenceAtRest(t *testing.T) {
+	for _, limit := range []time.Duration{time.Second / 2, time.Second, 2 * time.Second, 3 * time.Second, defaultPing} {
+		for off := time.Duration(0); off < restEvery; off += 10 * time.Millisecond {
+			r := newRig(t)
+			r.ep.PingTimeout = limit
+			c := r.client()
+			c.get(1)
+			b := r.backend(0)
+			pace := func(after time.Duration) { // what a driver does
+				r.e.Tick(after + r.e.Pace())
+				r.run()
+			}
+			for r.e.now < 2*restAfter {
+				pace(r.e.now)
+				pong(b)
+			}
+			ticked := r.e.now
+			r.e.Advance(ticked + off%r.e.Pace()) // its last word comes between two ticks
+			_ = b.fr.WritePing(true, [8]byte{})
+			b.flush()
+			last := r.e.now
+			for pace(ticked); !b.c.cut && r.e.now < time.Minute; {
+				pace(r.e.now)
+			}
+			if took := r.e.now - last; took > max(limit, limit*9/10+TickEvery) {
+				t.Errorf("PingTimeout %v: given up after %v", limit, took)
+			}
+		}
+	}
+}
+
+// A shard that drains is looked after as one that works, though it has rested.
+func TestDrainIsNoRest(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	c.get(1)
+	for range 2 * int(restAfter/TickEvery) {
+		r.tick(TickEvery)
+		pong(c, r.backends[0])
+	}
+	before := r.e.Pace()
+	r.e.Drain(time.Second)
+	if after := r.e.Pace(); before != restEvery || after != TickEvery {
+		t.Errorf("ticks every %v, then every %v", before, after)
 	}
 }
 

@@ -65,6 +65,7 @@ func (e *Engine) Tick(now time.Duration) {
 	if e.Rests() {
 		e.dropSpares()
 	}
+	e.brisk = false
 	for _, c := range slices.Clone(e.conns) {
 		if c.closing {
 			e.checkClosing(c)
@@ -77,7 +78,7 @@ func (e *Engine) Tick(now time.Duration) {
 // Pace is how long after a tick the next is to come, unless something happens. Zero: there is nothing to look after.
 func (e *Engine) Pace() time.Duration {
 	switch {
-	case !e.Rests() || e.idling.n > 0:
+	case !e.Rests() || e.idling.n > 0 || e.brisk || e.going:
 		return TickEvery
 	case len(e.conns) > 0 || len(e.pools) > 0 || e.guests.n > 0:
 		return restEvery
@@ -239,6 +240,7 @@ func (e *Engine) checkBackend(c *Conn) error {
 	if limit <= 0 {
 		limit = defaultPing
 	}
+	e.brisk = e.brisk || limit < defaultPing && len(c.streams) > 0
 	limit -= limit / 10 // a request that was sent must have gone elsewhere when the whole of it is over, and a tick may be late
 	silent := e.now - c.lastRead
 	if c.cutAt > 0 && e.now >= c.cutAt {
