@@ -48,7 +48,7 @@ type Prober struct {
 	gate    gate
 	began   time.Time
 	watched atomic.Int64 // connections kept open, at most config.MaxWatched
-	// failing counts the endpoints of APIServices that fail, by how.
+	// failing is how much there is to ask of targets that fail, by how, in twentieths (oneMore) of what one with one claim is asked.
 	failing [troubles]atomic.Int64
 	index   atomic.Pointer[index]
 	indexed chan struct{} // one slot: there is another index

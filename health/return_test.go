@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -37,6 +38,31 @@ func TestServedAgainAfterARestart(t *testing.T) {
 			})
 		}
 	}
+}
+
+// However many group-versions it has, one endpoint is back within a second.
+func TestManyGroupVersionsAreBackSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var ill atomic.Bool
+		b, h := many(t, 500, false, func(w http.ResponseWriter, r *http.Request) {
+			if ill.Load() {
+				refuse(w, r)
+			}
+		}, nil)
+		time.Sleep(2 * time.Second)
+		ill.Store(true)
+		h.set(refusing)
+		time.Sleep(3 * time.Second)
+		h.set(listening)
+		time.Sleep(700 * time.Millisecond) // it answers badly at first
+		ill.Store(false)
+		time.Sleep(time.Second)
+		for _, e := range b.feed.entries {
+			if r := b.notes.of(e); r.Health != registry.Healthy {
+				t.Fatalf("a second after it answers well: %+v", r)
+			}
+		}
+	})
 }
 
 // A cluster whose nodes are gone costs a bounded part of a processor, not one redial for each endpoint every 100 ms.

@@ -269,8 +269,9 @@ func (t *target) end(r *round) {
 
 // suffer takes down how many claims fail now.
 func (t *target) suffer(now [troubles]int) {
+	weight := func(n int) int64 { return int64(min(n, 1)*(oneMore-1) + n) }
 	for how, n := range now {
-		t.prober.failing[how].Add(int64(n - t.failing[how]))
+		t.prober.failing[how].Add(weight(n) - weight(t.failing[how]))
 	}
 	t.failing = now
 }
