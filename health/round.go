@@ -17,6 +17,9 @@ const (
 	hedgeAfter, hedgeSuspicious = time.Second, 250 * time.Millisecond
 	// atOneTime is how many claims are asked for at one time on a connection: a thousand take 3 s where an endpoint is 50 ms away.
 	atOneTime = 16
+	// oneByOne is how long it may take to ask for one claim after the other, as over HTTP/1.1 or where a server ends each connection after its answer: half a
+	// defaultInterval. What is left then is asked for on connections of its own.
+	oneByOne = defaultInterval / 2
 )
 
 // finding is what probes found out.
@@ -82,6 +85,10 @@ func (r *round) run(ctx context.Context, asked []*claim) {
 	stall := time.NewTimer(after)
 	defer stall.Stop()
 	for i, c := range asked {
+		late := time.Since(r.started) > oneByOne
+		if late {
+			most = max(most, atOneTime)
+		}
 		for running >= most {
 			select {
 			case <-done:
@@ -98,7 +105,7 @@ func (r *round) run(ctx context.Context, asked []*claim) {
 				stall.Reset(after)
 			}
 		}
-		if l.spent(r.room) {
+		if !late && l.spent(r.room) {
 			l = r.dial(ctx, asked[i:])
 			most, answered = r.room, l.answered
 		}

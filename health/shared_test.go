@@ -196,6 +196,22 @@ func TestServersWithLittleRoom(t *testing.T) {
 	}
 }
 
+// A server that answers one question at a time, or one a connection, is asked for all within an interval.
+func TestManyOneByOne(t *testing.T) {
+	for _, end := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			b, _ := many(t, 120, true, func(w http.ResponseWriter, r *http.Request) {
+				if end {
+					w.Header().Set("Connection", "close")
+				}
+				lasts(r, 90*time.Millisecond)
+			}, nil)
+			time.Sleep(oneByOne + time.Second)
+			b.wantAllWell(t, 120)
+		})
+	}
+}
+
 // A light check does not take turns with a round over HTTP/1.1.
 func TestLightChecksKeepOutOfRounds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
