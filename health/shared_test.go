@@ -196,6 +196,29 @@ func TestServersWithLittleRoom(t *testing.T) {
 	}
 }
 
+// A process that hangs amid a round is out within the promised 12 s for all its group-versions: those that have just passed, and those that wait.
+func TestHangAmidARound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var hung atomic.Bool
+		b, _ := many(t, 400, false, func(w http.ResponseWriter, r *http.Request) {
+			if lasts(r, 50*time.Millisecond); hung.Load() {
+				hang(w, r)
+			}
+		}, nil)
+		for len(b.cable.dialled(at)) < 2 {
+			time.Sleep(100 * time.Millisecond)
+		}
+		time.Sleep(200 * time.Millisecond)
+		hung.Store(true)
+		time.Sleep(11 * time.Second)
+		for _, e := range b.feed.entries {
+			if r := b.notes.of(e); r.Health != registry.Unhealthy {
+				t.Fatalf("11 s after: %+v", r)
+			}
+		}
+	})
+}
+
 // A server that answers one question at a time, or one a connection, is asked for all within an interval.
 func TestManyOneByOne(t *testing.T) {
 	for _, end := range []bool{false, true} {
