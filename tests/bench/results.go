@@ -126,6 +126,9 @@ func ratio(ours, theirs *series, of func(sample) float64) spread {
 	return newSpread(v)
 }
 
+// single is where what a proxy adds can be told from what waiting for others adds.
+const single = "alone"
+
 // added is what Fairlead adds to direct's figure by what a peer adds, each taken within one round.
 func added(ours, theirs, direct *series, of func(sample) float64) spread {
 	var v []float64
@@ -204,11 +207,8 @@ func (t *result) write(b *strings.Builder) {
 			})
 		}
 	}
-	if i := slices.IndexFunc(t.Peers, func(s *series) bool { return s.Peer == direct }); i >= 0 {
+	if i := slices.IndexFunc(t.Peers, func(s *series) bool { return s.Peer == direct }); i >= 0 && t.Scenario == single {
 		for _, c := range columns()[3:5] { // latencies
-			if t.Peers[i].spread(c.of).most == 0 {
-				continue
-			}
 			add("added to direct's "+strings.TrimSuffix(c.head, " ms")+", by its", func(s *series) string {
 				if s == ours || s == t.Peers[i] {
 					return ""

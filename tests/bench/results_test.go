@@ -43,11 +43,11 @@ func TestRatio(t *testing.T) {
 func TestAdded(t *testing.T) {
 	r := &results{}
 	for round, x := range []struct{ ours, theirs, direct float64 }{{3, 5, 1}, {6, 6, 2}, {0, 6, 2}, {2.5, 5, 1}} {
-		r.add("s", fairlead, round, sample{P50: x.ours})
-		r.add("s", haproxy, round, sample{P50: x.theirs})
-		r.add("s", direct, round, sample{P50: x.direct})
+		r.add(single, fairlead, round, sample{P50: x.ours})
+		r.add(single, haproxy, round, sample{P50: x.theirs})
+		r.add(single, direct, round, sample{P50: x.direct})
 	}
-	if table := r.table(); !strings.Contains(table, "| haproxy | 5–**5.5**–6 | 0.375–**0.5**–1 |\n") {
+	if table := r.table(); !strings.Contains(table, "| haproxy | 5–**5.5**–6 | 0.375–**0.5**–1 |") {
 		t.Error(table)
 	}
 }

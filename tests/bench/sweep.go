@@ -43,7 +43,7 @@ func paced() scenario {
 func alone() scenario {
 	s := gets(1, maxStreams) // they seldom meet
 	s.rate = 100
-	return loads("alone", "GET 1 KB on one connection, 100 a second: one at a time", false, []string{fairlead, haproxy, nghttpx, direct}, s)
+	return loads(single, "GET 1 KB on one connection, 100 a second: one at a time", false, []string{fairlead, haproxy, nghttpx, direct}, s)
 }
 
 // local compares what is delegated to kube-apiserver with what goes to an extension server, at a rate that kube-apiserver can stand.
