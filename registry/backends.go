@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// backend makes the Backend of a remote entry, or returns the one that is equal.
+// backend makes the Backend of a remote entry, or returns an equal existing one.
 func (b *builder) backend(e *Entry, s *settings, src *origin, old *Entry) *Backend {
 	fresh, ref := Backend{}, e.Object.Spec.Service
 	if s.urls.given() {
@@ -23,12 +23,12 @@ func (b *builder) backend(e *Entry, s *settings, src *origin, old *Entry) *Backe
 		fresh.CABundle = src.ca.pem
 	}
 	if old != nil && old.Backend != nil && (old.Backend.CABundle != fresh.CABundle || old.Backend.CAFrom != fresh.CAFrom) {
-		src.owned = b.now.Add(e.Policy.CAOverlap)
+		src.ownedUntil = b.now.Add(e.Policy.CAOverlap)
 	}
-	if b.over(src.owned) {
-		src.owned = time.Time{}
+	if b.over(src.ownedUntil) {
+		src.ownedUntil = time.Time{}
 	}
-	if fresh.CAFrom != "" || !src.owned.IsZero() || s.urls.fault != "" {
+	if fresh.CAFrom != "" || !src.ownedUntil.IsZero() || s.urls.fault != "" {
 		fresh.Owner = e.Name
 	}
 	if old != nil && old.Backend != nil && *old.Backend == fresh {
@@ -37,10 +37,10 @@ func (b *builder) backend(e *Entry, s *settings, src *origin, old *Entry) *Backe
 	return b.intern(&fresh)
 }
 
-// fewInterned is how many Backends are looked for among all others one by one, before a map is made of them.
+// fewInterned is how many Backends are searched for linearly before a map is made.
 const fewInterned = 4
 
-// intern returns the Backend of this table or the last that is equal to fresh, else fresh.
+// intern returns the equal Backend of this table or of prev, else fresh.
 func (b *builder) intern(fresh *Backend) *Backend {
 	equal := func(o *Backend) bool { return o.Service == fresh.Service && *o == *fresh }
 	if b.interned++; b.interned <= fewInterned {
@@ -73,16 +73,17 @@ func (b *builder) intern(fresh *Backend) *Backend {
 	return fresh
 }
 
-// over reports whether the time of an origin's owned is over. If it is not, the table is built anew when it is.
-func (b *builder) over(owned time.Time) bool {
-	if owned.IsZero() {
+// over reports whether an origin's ownedUntil has passed. If it has not, the table is rebuilt at
+// that time.
+func (b *builder) over(until time.Time) bool {
+	if until.IsZero() {
 		return false
 	}
-	if !b.now.Before(owned) {
+	if !b.now.Before(until) {
 		return true
 	}
-	if b.opens.IsZero() || owned.Before(b.opens) {
-		b.opens = owned
+	if b.rebuildAt.IsZero() || until.Before(b.rebuildAt) {
+		b.rebuildAt = until
 	}
 	return false
 }

@@ -91,19 +91,20 @@ func TestNothingLeftToOpen(t *testing.T) {
 			in.APIServices[a.Name] = a
 			table = Build(in, table)
 		}
-		if table.opens != in.Now.Add(time.Minute) {
-			t.Errorf("it opens at %v", table.opens)
+		if table.rebuildAt != in.Now.Add(time.Minute) {
+			t.Errorf("it is rebuilt at %v", table.rebuildAt)
 		}
 		a := remoteService("a.example.com", "v1", "server")
 		in.APIServices[a.Name] = a
 		change(in.APIServices, a)
-		if table = Build(in, table); !table.opens.IsZero() {
-			t.Errorf("%s: it opens at %v", name, table.opens)
+		if table = Build(in, table); !table.rebuildAt.IsZero() {
+			t.Errorf("%s: it is rebuilt at %v", name, table.rebuildAt)
 		}
 	}
 }
 
-// A Backend that an overlap has given to one APIService is not shared a moment longer, or shorter, than the overlap lasts, though nothing else happens.
+// A Backend that an overlap has given to one APIService is not shared a moment longer, or shorter,
+// than the overlap lasts, though nothing else happens.
 func TestOwnedForTheOverlap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, to := scripted(t, nil)

@@ -14,7 +14,8 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
-// manyRemotes is n APIServices, each with a Service of its own and one slice of three endpoints, in n/2 groups.
+// manyRemotes is n APIServices, each with a Service of its own and one slice of three endpoints, in
+// n/2 groups.
 func manyRemotes(n int) Input {
 	in := Input{
 		APIServices: make(map[string]*apiregistrationv1.APIService, n),
@@ -69,7 +70,8 @@ func slice(service types.NamespacedName, addresses ...string) *discoveryv1.Endpo
 	return s
 }
 
-// BenchmarkStep is what the writer does for one change, with ten thousand different Services and with few.
+// BenchmarkStep is what the writer does for one change, with ten thousand different Services and
+// with few.
 func BenchmarkStep(b *testing.B) {
 	const n = 10_000
 	for _, services := range []int{n, 20} {

@@ -14,26 +14,29 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
-// apiregistration is the group of the APIServices themselves. No APIService can redirect it: in kube-apiserver its own handlers come before
-// the aggregator's, and in the dir: registry this process serves it.
+// apiregistration is the group of the APIServices themselves. No APIService can redirect it: in
+// kube-apiserver its handlers precede the aggregator, and with the dir: registry this process
+// serves it.
 const apiregistration = "apiregistration.k8s.io"
 
-// defaultPort is what spec.service.port is when unset (v1 defaulting).
+// defaultPort is the default of spec.service.port (v1 defaulting).
 const defaultPort = 443
 
-// origin is what an entry was made from. While it is the same, so is the entry.
+// origin is what an entry was made from. An equal origin makes the same entry.
 type origin struct {
 	object  *apiregistrationv1.APIService
 	service *corev1.Service
-	// slices is where the list of slices begins, and count its length: lists are replaced, never changed, so this is the list's identity.
+	// slices points to the first element of the list of slices, and count is its length. Lists are
+	// replaced, never modified, so these two identify the list.
 	slices **discoveryv1.EndpointSlice
 	count  int
-	// shadowed is the CustomResourceDefinition that the object hides. Empty: none.
+	// shadowed is the CustomResourceDefinition that the object shadows. Empty means none.
 	shadowed string
-	// ca is what the object's caBundle holds, nil without one.
+	// ca is the object's parsed caBundle. Nil means none.
 	ca *bundle
-	// owned is until when the Backend has an Owner because its CA was replaced. Zero: it was not.
-	owned time.Time
+	// ownedUntil is when the Backend loses the Owner that it has because its CA was replaced. Zero
+	// means that it was not replaced.
+	ownedUntil time.Time
 }
 
 // equal reports whether both are made from the same objects.
@@ -41,8 +44,9 @@ func (s *origin) equal(o *origin) bool {
 	return s.object == o.object && s.service == o.service && s.slices == o.slices && s.count == o.count && s.shadowed == o.shadowed
 }
 
-// Build makes the table that follows prev. It is pure: the same input and prev make the same table. When nothing has changed that a reader of
-// the table could see it returns prev itself. Entries and Backends that have not changed keep their pointers. Nil prev: start from nothing.
+// Build makes the table that follows prev. It is pure: the same input and prev make the same table.
+// If no change is visible to a reader of the table, it returns prev itself. Unchanged Entries and
+// Backends keep their pointers. A nil prev means an empty table.
 func Build(in Input, prev *Table) *Table {
 	b := builder{in: &in, prev: prev, options: in.Options, now: in.Now}
 	if prev == nil {
@@ -63,18 +67,18 @@ type builder struct {
 	options *Options
 	now     time.Time
 
-	policy  *Policy             // the defaults, once made
+	policy  *Policy             // the defaults; nil until needed
 	reports map[string][]Report // :: APIService → its reports
-	bundles map[string]*bundle  // :: PEM → what it holds; many APIServices share one CA
+	bundles map[string]*bundle  // :: PEM → parsed; many APIServices share one CA
 
-	interned int                  // how often intern was called
-	made     []*Backend           // by its first calls
-	backends map[Backend]*Backend // once many are looked for
-	opens    time.Time            // the earliest end of an origin's owned
+	interned  int                  // how often intern was called
+	made      []*Backend           // by its first calls
+	backends  map[Backend]*Backend // made after fewInterned calls
+	rebuildAt time.Time            // the earliest ownedUntil
 
-	entries []*Entry          // those of prev, nil where one is gone or has moved
-	fresh   []*Entry          // those that are new or have moved, not yet in order
-	groups  map[string]*Group // those of which an entry has changed
+	entries []*Entry          // those of prev; nil for an entry that is gone or has moved
+	fresh   []*Entry          // new and moved entries, unordered
+	groups  map[string]*Group // groups with a changed entry
 	moved   bool              // an entry came, went or changed its place
 }
 
@@ -88,17 +92,17 @@ func (b *builder) groupReports() {
 	}
 }
 
-// keep takes over the entries of prev, in their order, but for those that may have changed.
+// keep copies the entries of prev, in order, and revises those that may have changed.
 func (b *builder) keep() {
 	b.entries = slices.Clone(b.prev.entries)
 	if !b.partial() {
 		b.all()
 		return
 	}
-	if b.opens = b.prev.opens; !b.opens.IsZero() && !b.now.Before(b.opens) {
-		b.opens = time.Time{} // revise says when the next one is over
+	if b.rebuildAt = b.prev.rebuildAt; !b.rebuildAt.IsZero() && !b.now.Before(b.rebuildAt) {
+		b.rebuildAt = time.Time{} // revise sets it to the next one
 		for at, e := range b.prev.entries {
-			if !e.from.owned.IsZero() {
+			if !e.from.ownedUntil.IsZero() {
 				b.revise(at)
 			}
 		}
@@ -117,12 +121,12 @@ func (b *builder) keep() {
 	}
 }
 
-// partial reports whether nothing can have changed but what the input names.
+// partial reports whether only the entries that the input names can have changed.
 func (b *builder) partial() bool {
 	return b.in.Touched != nil && b.prev.complete && b.in.Complete && b.options == b.prev.options
 }
 
-// all goes through all entries.
+// all revises all entries.
 func (b *builder) all() {
 	known := make(map[string]bool, len(b.prev.entries))
 	for at, old := range b.prev.entries {
@@ -136,7 +140,7 @@ func (b *builder) all() {
 	}
 }
 
-// revise makes an entry anew if what it was made from has changed, unless that was done.
+// revise rebuilds an entry if its origin has changed, once per Build.
 func (b *builder) revise(at int) {
 	old := b.prev.entries[at]
 	if b.entries[at] != old {
@@ -149,24 +153,23 @@ func (b *builder) revise(at int) {
 		return
 	}
 	now := b.origin(object)
-	if now.equal(old.from) && b.same(old) && !b.over(old.from.owned) {
+	if now.equal(old.from) && b.same(old) && !b.over(old.from.ownedUntil) {
 		return
 	}
 	entry := b.entry(object, now, old)
 	if entry == old {
-		*old.from = *now // although some sources are others, as after a new list; nobody but Build looks at them
+		*old.from = *now // the pointers may differ, for example after a relist; only Build reads them
 		return
 	}
 	b.entries[at] = entry
-	if compareLegacy(entry, old) != 0 || entry.GroupVersion != old.GroupVersion ||
-		entry.Object.Spec.VersionPriority != old.Object.Spec.VersionPriority {
+	if compareLegacy(entry, old) != 0 || entry.GroupVersion != old.GroupVersion {
 		b.entries[at], b.moved = nil, true
 		b.fresh = append(b.fresh, entry)
 	}
 	b.regroup(old, entry)
 }
 
-// same reports whether nothing but its objects could have changed an entry.
+// same reports whether only its objects could have changed an entry.
 func (b *builder) same(old *Entry) bool {
 	return b.options == b.prev.options && len(b.reports[old.Name]) == 0
 }
@@ -182,9 +185,9 @@ func (b *builder) add(name string) {
 	b.regroup(nil, entry)
 }
 
-// table is the end of Build.
+// table makes the result of Build.
 func (b *builder) table(prev *Table) *Table {
-	if prev != nil && len(b.groups) == 0 && prev.complete == b.in.Complete && prev.opens.Equal(b.opens) && slices.Equal(prev.problems, b.in.Problems) {
+	if prev != nil && len(b.groups) == 0 && prev.complete == b.in.Complete && prev.rebuildAt.Equal(b.rebuildAt) && slices.Equal(prev.problems, b.in.Problems) {
 		return prev
 	}
 	t := &Table{
@@ -194,7 +197,7 @@ func (b *builder) table(prev *Table) *Table {
 		byGroup:    b.prev.byGroup,
 		problems:   slices.Clone(b.in.Problems),
 		options:    b.options,
-		opens:      b.opens,
+		rebuildAt:  b.rebuildAt,
 		superseded: make(chan struct{}),
 	}
 	if b.moved {
@@ -204,20 +207,20 @@ func (b *builder) table(prev *Table) *Table {
 	return t
 }
 
-// origin looks up what belongs to an APIService.
+// origin looks up the objects that an APIService's entry is made from.
 func (b *builder) origin(object *apiregistrationv1.APIService) *origin {
-	name := serviceOf(object)
+	service, list := b.in.backing(serviceOf(object))
 	s := &origin{
-		object: object, service: b.in.Services[name],
+		object: object, service: service,
 		shadowed: b.in.Shadowed[schema.GroupVersion{Group: object.Spec.Group, Version: object.Spec.Version}],
 	}
-	if list := b.in.Slices[name]; len(list) > 0 {
+	if len(list) > 0 {
 		s.slices, s.count = &list[0], len(list)
 	}
 	return s
 }
 
-// entry makes an entry, or returns old when that is what it would make.
+// entry makes an entry, or returns old if the result would be equal.
 func (b *builder) entry(object *apiregistrationv1.APIService, src *origin, old *Entry) *Entry {
 	e := &Entry{
 		Name:         object.Name,
@@ -226,7 +229,7 @@ func (b *builder) entry(object *apiregistrationv1.APIService, src *origin, old *
 		from:         src,
 	}
 	if old != nil {
-		src.ca, src.owned = old.from.ca, old.from.owned
+		src.ca, src.ownedUntil = old.from.ca, old.from.ownedUntil
 	}
 	if b.policy == nil {
 		p := b.options.defaults()
@@ -241,7 +244,7 @@ func (b *builder) entry(object *apiregistrationv1.APIService, src *origin, old *
 	case e.GroupVersion.Group == apiregistration:
 		b.local(e)
 		e.Problems = append(e.Problems, "group "+apiregistration+" is always served here: the service is ignored")
-	case b.options.protects(e.GroupVersion.Group):
+	case b.options.Protects(e.GroupVersion.Group):
 		b.protected(e, &s, src, old)
 	default:
 		b.remote(e, &s, src, old)
@@ -251,7 +254,7 @@ func (b *builder) entry(object *apiregistrationv1.APIService, src *origin, old *
 		}
 	}
 	if e.Backend == nil {
-		src.owned = time.Time{}
+		src.ownedUntil = time.Time{}
 	}
 	e.Verdict.Since = since(e.Verdict, old, b.now)
 	if old != nil && unchanged(old, e) {
@@ -260,8 +263,10 @@ func (b *builder) entry(object *apiregistrationv1.APIService, src *origin, old *
 	return e
 }
 
-// isLocal reports whether the local apiserver serves the APIService: it names no URL, and no Service or the apiserver's own. Upstream has the same
-// special case (loopback resolver, pkg/apiserver/resolvers.go); without it the front door would call itself through the cluster's Service.
+// isLocal reports whether the local apiserver serves the APIService: it names no URL, and either no
+// Service or the apiserver's own. Upstream has the same special case (loopback resolver,
+// pkg/apiserver/resolvers.go). Without it, Fairlead would call itself through the cluster's
+// Service.
 func isLocal(object *apiregistrationv1.APIService) bool {
 	if _, ok := object.Annotations[urlAnnotation]; ok {
 		return false
@@ -281,14 +286,16 @@ func servicePort(ref *apiregistrationv1.ServiceReference) int32 {
 func (b *builder) local(e *Entry) {
 	e.Verdict = Verdict{Status: corev1.ConditionTrue, Reason: ReasonLocal, Message: "Local APIServices are always available"}
 	if m := e.Policy.Maintenance; m != "" {
-		// The local apiserver's requests get no verdict of ours; a Local entry cannot be in maintenance.
+		// Requests to the local apiserver are not subject to a verdict, so a Local entry cannot be
+		// in maintenance.
 		e.Policy.Maintenance = ""
 		e.Problems = append(e.Problems, "annotation "+prefix+"maintenance: it has no effect on a Local APIService")
 	}
 }
 
-// protected fills an entry whose remote claims a group that no remote may claim. In kubernetes mode it keeps its Backend, so that nobody takes
-// it for Local (the local apiserver's own aggregator would obey the claim, unless a URL makes it), but gets no endpoints, so that nobody dials it.
+// protected fills an entry whose remote claims a protected group. In kubernetes mode the entry
+// keeps its Backend, so that it does not count as Local (the local apiserver's own aggregator would
+// obey the claim, unless the claim is a URL), but has no endpoints, so that it is never dialled.
 func (b *builder) protected(e *Entry, s *settings, src *origin, old *Entry) {
 	name := cmp.Or(e.GroupVersion.Group, "core")
 	message := "group " + name + " is protected: " + claimant(e.Object) + " may not serve it"
@@ -299,8 +306,8 @@ func (b *builder) protected(e *Entry, s *settings, src *origin, old *Entry) {
 	}
 }
 
-// SameService reports whether two backends differ in nothing but trust and protocol, or in their URLs: these are to a backend what its endpoints
-// are to a Service.
+// SameService reports whether two backends differ only in trust and protocol, or only in their
+// URLs: URLs are to a backend what endpoints are to a Service.
 func (b *Backend) SameService(other *Backend) bool {
 	if b.URLs != "" && other.URLs != "" {
 		return true
@@ -308,7 +315,7 @@ func (b *Backend) SameService(other *Backend) bool {
 	return b.Namespace == other.Namespace && b.Service == other.Service && b.Port == other.Port
 }
 
-// unchanged reports whether a reader of the table could tell the two entries apart.
+// unchanged reports whether the two entries are equal for readers of the table.
 func unchanged(a, b *Entry) bool {
 	return a.Name == b.Name && a.GroupVersion == b.GroupVersion && a.Backend == b.Backend && a.Verdict == b.Verdict &&
 		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.Problems, b.Problems) && samePolicy(&a.Policy, &b.Policy) &&
@@ -321,8 +328,8 @@ func samePolicy(a, b *Policy) bool {
 		a.ProbeInterval == b.ProbeInterval && a.PingTimeout == b.PingTimeout && a.Maintenance == b.Maintenance
 }
 
-// sameObject ignores what changes without meaning anything here: resourceVersion, managed fields and the status, which kube-apiserver's own
-// availability controllers write whenever they disagree.
+// sameObject compares what matters here. It ignores resourceVersion, managed fields and the status,
+// which kube-apiserver's own availability controllers write whenever they disagree.
 func sameObject(a, b *apiregistrationv1.APIService) bool {
 	x, y := &a.Spec, &b.Spec
 	return a.UID == b.UID && x.Group == y.Group && x.Version == y.Version &&

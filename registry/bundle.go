@@ -9,16 +9,18 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
-// bundle is what a caBundle turned out to hold. Parsing costs about 20 µs per certificate, so the result is kept with the entry.
+// bundle is a parsed caBundle. Parsing costs about 20 µs per certificate, so the result is kept
+// with the entry.
 type bundle struct {
 	pem string
-	// err is why nothing in it can be trusted.
+	// err says why it has no usable certificate.
 	err error
-	// skipped is how many blocks were not understood beside at least one good certificate.
+	// skipped counts the blocks that are no valid certificates.
 	skipped int
 }
 
-// bundle returns what an APIService's caBundle holds, nil without one. Was is the result for the same object before.
+// bundle returns an APIService's parsed caBundle, nil if it has none. Was is the previous result
+// for the APIService.
 func (b *builder) bundle(object *apiregistrationv1.APIService, was *bundle) *bundle {
 	raw := object.Spec.CABundle
 	if len(raw) == 0 {
@@ -38,8 +40,9 @@ func (b *builder) bundle(object *apiregistrationv1.APIService, was *bundle) *bun
 	return parsed
 }
 
-// parseBundle is as lenient as x509.CertPool.AppendCertsFromPEM, which client-go uses: one good certificate is enough, blocks of other kinds
-// are passed over. What is passed over is counted, for it is hardly ever meant.
+// parseBundle is as lenient as x509.CertPool.AppendCertsFromPEM, which client-go uses: one valid
+// certificate is enough, and other blocks are skipped. Skipped blocks are counted, because they are
+// hardly ever intended.
 func parseBundle(raw []byte) *bundle {
 	b := &bundle{pem: string(raw)}
 	good := 0

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -23,6 +24,12 @@ const (
 	kindAPIService kind = iota
 	kindService
 	kindSlice
+	// kindFallback are APIServices that count if there is no kindAPIService of the same name.
+	kindFallback
+	// kindFallbackService and kindFallbackSlice come from a cluster, and count if the directory has
+	// neither the Service nor slices of it.
+	kindFallbackService
+	kindFallbackSlice
 	kinds
 )
 
@@ -35,35 +42,36 @@ type key struct {
 // reportKey names an endpoint of an APIService.
 type reportKey struct{ name, address string }
 
-// changes is where sources and prober leave what is new until the writer takes it. Only the last state of each object is kept, so it is bounded
-// by the number of objects and endpoints however fast they change.
+// changes collects the news of the sources and the prober until the writer takes them. Only the
+// last state of each object is kept, so the number of objects and endpoints bounds it,
+// independently of the rate of changes.
 type changes struct {
-	// signal holds a token while there is something to take.
+	// signal holds a token while there are changes.
 	signal chan struct{}
 
-	mu sync.Mutex // guards what follows
+	mu sync.Mutex // guards batch
 	batch
 }
 
-// batch is what the writer takes at once.
+// batch is the set of changes that the writer takes at once.
 type batch struct {
 	// objects are the changed objects, nil when deleted.
 	objects map[key]runtime.Object
-	// replaced kinds have been read anew: what is not in objects is gone.
-	replaced [kinds]bool
-	reports  map[reportKey]Report
-	problems []directory.Fault
-	told     bool // problems has been set
-	// shadowed are the definitions that APIServices hide.
-	shadowed map[schema.GroupVersion]string
-	looked   bool // shadowed has been set
+	// replaced kinds have been relisted: what is not in objects is gone.
+	replaced    [kinds]bool
+	reports     map[reportKey]Report
+	problems    []directory.Fault
+	problemsSet bool
+	// shadowed are the definitions that APIServices shadow.
+	shadowed    map[schema.GroupVersion]string
+	shadowedSet bool
 }
 
 func newChanges() *changes {
 	return &changes{signal: make(chan struct{}, 1)}
 }
 
-// set notes the new state of an object, nil when it was deleted.
+// set records the new state of an object. Nil means deleted.
 func (c *changes) set(k key, object runtime.Object) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -78,51 +86,54 @@ func (c *changes) setLocked(k key, object runtime.Object) {
 	c.objects[k] = object
 }
 
-// replace notes the complete set of objects of a kind.
+// replace records the complete set of objects of a kind.
 func (c *changes) replace(what kind, objects map[types.NamespacedName]runtime.Object) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for k := range c.objects {
-		if k.kind == what {
-			delete(c.objects, k)
-		}
-	}
+	c.emptyLocked(what)
 	for name, object := range objects {
 		c.setLocked(key{what, name}, object)
 	}
-	c.replaced[what] = true
 	latest.Wake(c.signal)
 }
 
-// replaceAll notes the complete set of every kind at once, so that no table sees a new APIService without its new Service.
-func (c *changes) replaceAll(objects []runtime.Object, problems []directory.Fault) {
+// emptyLocked drops the objects of a kind before a complete set is recorded.
+func (c *changes) emptyLocked(what kind) {
+	maps.DeleteFunc(c.objects, func(k key, _ runtime.Object) bool { return k.kind == what })
+	c.replaced[what] = true
+}
+
+// replaceAll records the complete sets of several kinds at once, so that no table has a new
+// APIService without its new Service. The parameter as is the kind of the APIServices.
+func (c *changes) replaceAll(as kind, objects []runtime.Object, problems []directory.Fault) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.objects = make(map[key]runtime.Object, len(objects))
+	for _, what := range []kind{as, kindService, kindSlice} {
+		c.emptyLocked(what)
+	}
 	for _, o := range objects {
 		switch o := o.(type) {
 		case *apiregistrationv1.APIService:
-			c.objects[key{kindAPIService, types.NamespacedName{Name: o.Name}}] = o
+			c.setLocked(key{as, types.NamespacedName{Name: o.Name}}, o)
 		case *corev1.Service:
-			c.objects[key{kindService, types.NamespacedName{Namespace: o.Namespace, Name: o.Name}}] = o
+			c.setLocked(key{kindService, types.NamespacedName{Namespace: o.Namespace, Name: o.Name}}, o)
 		case *discoveryv1.EndpointSlice:
-			c.objects[key{kindSlice, types.NamespacedName{Namespace: o.Namespace, Name: o.Name}}] = o
+			c.setLocked(key{kindSlice, types.NamespacedName{Namespace: o.Namespace, Name: o.Name}}, o)
 		}
 	}
-	c.replaced = [kinds]bool{kindAPIService: true, kindService: true, kindSlice: true}
-	c.problems, c.told = problems, true
+	c.problems, c.problemsSet = problems, true
 	latest.Wake(c.signal)
 }
 
-// shadow notes which definitions of custom resources are hidden, by the group-versions that they serve.
+// shadow records the shadowed CustomResourceDefinitions by group-version.
 func (c *changes) shadow(definitions map[schema.GroupVersion]string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.shadowed, c.looked = definitions, true
+	c.shadowed, c.shadowedSet = definitions, true
 	latest.Wake(c.signal)
 }
 
-// report notes a verdict.
+// report records a report of the prober.
 func (c *changes) report(r Report) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -133,7 +144,7 @@ func (c *changes) report(r Report) {
 	latest.Wake(c.signal)
 }
 
-// reported reports whether a verdict about the endpoint waits to be taken.
+// reported reports whether a report about the endpoint is pending.
 func (c *changes) reported(r Report) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -141,7 +152,7 @@ func (c *changes) reported(r Report) bool {
 	return ok
 }
 
-// take empties the changes.
+// take returns the changes and empties them.
 func (c *changes) take() batch {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -150,108 +161,164 @@ func (c *changes) take() batch {
 	return b
 }
 
-// objects are the writer's own: the watch's store, and the only one.
+// objects is the writer's store of all objects. There is no other copy.
 type objects struct {
 	apiServices map[string]*apiregistrationv1.APIService
-	services    map[types.NamespacedName]*corev1.Service
-	slices      map[types.NamespacedName]*discoveryv1.EndpointSlice
-	// grouped are the slices by Service. A list is replaced, never changed: Build compares lists by identity.
-	grouped map[types.NamespacedName][]*discoveryv1.EndpointSlice
-	// users are the APIServices that name a Service.
-	users    map[types.NamespacedName][]string
-	touched  map[string]struct{} // what apply has found changed: see Input.Touched
-	read     [kinds]bool
-	problems []directory.Fault
-	shadowed map[schema.GroupVersion]string
+	fallback    map[string]*apiregistrationv1.APIService // of kindFallback, including those that do not count
+	misnamed    map[string]string                        // :: name of an ignored APIService → why
+	backings
+	fallbackBackings backings // of kindFallbackService and kindFallbackSlice
+	awaited          []kind   // kinds to be read before the table is complete
+	read             [kinds]bool
+	problems         []directory.Fault
+	shadowed         map[schema.GroupVersion]string
 }
 
-func newObjects() *objects {
+// backings are Services and their slices. Both backings of an objects share users and touched.
+type backings struct {
+	services map[types.NamespacedName]*corev1.Service
+	slices   map[types.NamespacedName]*discoveryv1.EndpointSlice
+	// grouped are the slices by Service. A list is replaced, never modified: Build compares lists
+	// by identity.
+	grouped map[types.NamespacedName][]*discoveryv1.EndpointSlice
+	// users are the APIServices that name a Service.
+	users   map[types.NamespacedName][]string
+	touched map[string]struct{} // see Input.Touched
+}
+
+// newObjects makes an empty store. It is complete once the kinds of every source and those of more
+// have been read.
+func newObjects(more ...kind) *objects {
+	users := make(map[types.NamespacedName][]string)
 	return &objects{
-		apiServices: make(map[string]*apiregistrationv1.APIService),
-		services:    make(map[types.NamespacedName]*corev1.Service),
-		slices:      make(map[types.NamespacedName]*discoveryv1.EndpointSlice),
-		grouped:     make(map[types.NamespacedName][]*discoveryv1.EndpointSlice),
-		users:       make(map[types.NamespacedName][]string),
+		apiServices:      make(map[string]*apiregistrationv1.APIService),
+		fallback:         make(map[string]*apiregistrationv1.APIService),
+		misnamed:         make(map[string]string),
+		backings:         newBackings(users),
+		fallbackBackings: newBackings(users),
+		awaited:          append([]kind{kindAPIService, kindService, kindSlice}, more...),
 	}
+}
+
+func newBackings(users map[types.NamespacedName][]string) backings {
+	return backings{
+		services: make(map[types.NamespacedName]*corev1.Service),
+		slices:   make(map[types.NamespacedName]*discoveryv1.EndpointSlice),
+		grouped:  make(map[types.NamespacedName][]*discoveryv1.EndpointSlice),
+		users:    users,
+	}
+}
+
+// of returns the backings that hold objects of a kind.
+func (o *objects) of(what kind) *backings {
+	if what == kindFallbackService || what == kindFallbackSlice {
+		return &o.fallbackBackings
+	}
+	return &o.backings
 }
 
 // complete reports whether every kind has been read once.
 func (o *objects) complete() bool {
-	return o.read[kindAPIService] && o.read[kindService] && o.read[kindSlice]
+	return !slices.ContainsFunc(o.awaited, func(k kind) bool { return !o.read[k] })
 }
 
-// apply brings a batch in.
+// apply applies a batch.
 func (o *objects) apply(b *batch) {
 	o.touched = make(map[string]struct{})
-	if b.replaced[kindAPIService] {
-		for name := range o.apiServices {
-			if !b.has(kindAPIService, types.NamespacedName{Name: name}) {
-				o.setAPIService(name, nil)
-			}
+	o.fallbackBackings.touched = o.touched
+	for what, whole := range b.replaced {
+		if !whole {
+			continue
 		}
-	}
-	if b.replaced[kindService] {
-		for name := range o.services {
-			if !b.has(kindService, name) {
-				o.setService(name, nil)
-			}
-		}
-	}
-	if b.replaced[kindSlice] {
-		for name := range o.slices {
-			if !b.has(kindSlice, name) {
-				o.setSlice(name, nil)
+		for _, name := range o.names(kind(what)) {
+			if !b.has(kind(what), name) {
+				o.set(key{kind(what), name}, nil)
 			}
 		}
 	}
 	for k, object := range b.objects {
-		switch k.kind {
-		case kindAPIService:
-			a, _ := object.(*apiregistrationv1.APIService)
-			o.setAPIService(k.name.Name, a)
-		case kindService:
-			s, _ := object.(*corev1.Service)
-			o.setService(k.name, s)
-		case kindSlice:
-			s, _ := object.(*discoveryv1.EndpointSlice)
-			o.setSlice(k.name, s)
-		}
+		o.set(k, object)
 	}
 	for i, r := range b.replaced {
 		o.read[i] = o.read[i] || r
 	}
-	if b.told {
+	if b.problemsSet {
 		o.problems = b.problems
 	}
-	if b.looked {
+	if b.shadowedSet {
 		o.setShadowed(b.shadowed)
 	}
 }
 
-func (o *objects) touch(apiServices ...string) {
+// names returns the names of the objects of a kind.
+func (o *objects) names(what kind) (list []types.NamespacedName) {
+	switch what {
+	case kindService, kindFallbackService:
+		return slices.Collect(maps.Keys(o.of(what).services))
+	case kindSlice, kindFallbackSlice:
+		return slices.Collect(maps.Keys(o.of(what).slices))
+	}
+	all := o.apiServices
+	if what == kindFallback {
+		all = o.fallback
+	}
+	for name := range all {
+		list = append(list, types.NamespacedName{Name: name})
+	}
+	return list
+}
+
+// set replaces an object. Nil deletes it.
+func (o *objects) set(k key, object runtime.Object) {
+	switch k.kind {
+	case kindAPIService:
+		a, _ := object.(*apiregistrationv1.APIService)
+		o.setAPIService(k.name.Name, a)
+	case kindFallback:
+		a, _ := object.(*apiregistrationv1.APIService)
+		o.setFallback(k.name.Name, a)
+	case kindService, kindFallbackService:
+		s, _ := object.(*corev1.Service)
+		o.of(k.kind).setService(k.name, s)
+	case kindSlice, kindFallbackSlice:
+		s, _ := object.(*discoveryv1.EndpointSlice)
+		o.of(k.kind).setSlice(k.name, s)
+	}
+}
+
+func (o *backings) touch(apiServices ...string) {
 	for _, name := range apiServices {
 		o.touched[name] = struct{}{}
 	}
 }
 
-// setAPIService replaces an APIService, nil to delete it. One whose name is not that of its group-version is none: the API's validation lets nobody write it, and
-// it would be found by neither.
+// setAPIService replaces an APIService. Nil deletes it. An APIService whose name does not match its
+// group-version is ignored: the API's validation does not admit it, and lookups would not find it
+// by either.
 func (o *objects) setAPIService(name string, a *apiregistrationv1.APIService) {
-	if a != nil && name != a.Spec.Version+"."+a.Spec.Group {
+	delete(o.misnamed, name)
+	if misnamed(a) {
+		o.misnamed[name] = "its name is not that of its group-version"
+		for _, c := range a.Status.Conditions {
+			o.misnamed[name] = c.Message // the server of the object knows more
+		}
 		a = nil
+	}
+	if a == nil && !misnamed(o.fallback[name]) {
+		a = o.fallback[name]
 	}
 	old := o.apiServices[name]
 	if old == a {
 		return
 	}
 	o.touch(name)
-	// A list that is read anew has other pointers with the same Services.
+	// After a relist the pointers differ, but the Services are the same.
 	if was, is := serviceOf(old), serviceOf(a); was != is {
 		if o.users[was] = slices.DeleteFunc(o.users[was], func(user string) bool { return user == name }); len(o.users[was]) == 0 {
 			delete(o.users, was)
 		}
 		o.users[is] = append(o.users[is], name)
-		delete(o.users, types.NamespacedName{}) // of those that have none
+		delete(o.users, types.NamespacedName{}) // APIServices without a Service
 	}
 	if a == nil {
 		delete(o.apiServices, name)
@@ -260,7 +327,51 @@ func (o *objects) setAPIService(name string, a *apiregistrationv1.APIService) {
 	o.apiServices[name] = a
 }
 
-// serviceOf is an APIService's Service. Zero: it has none, or there is no APIService.
+// misnamed reports whether an object's name does not match its group-version.
+func misnamed(a *apiregistrationv1.APIService) bool {
+	return a != nil && a.Name != a.Spec.Version+"."+a.Spec.Group
+}
+
+// setFallback replaces an APIService of kindFallback. Nil deletes it.
+func (o *objects) setFallback(name string, a *apiregistrationv1.APIService) {
+	old, counts := o.fallback[name], o.apiServices[name]
+	if o.fallback[name] = a; a == nil {
+		delete(o.fallback, name)
+	}
+	if counts == nil || counts == old {
+		o.setAPIService(name, a)
+	}
+}
+
+// inEtcd is the prefix of Fault.File for objects that are in no file.
+const inEtcd = "APIService "
+
+// faults returns the faults of the source, and one for each ignored object.
+func (o *objects) faults() []directory.Fault {
+	list := slices.Clip(o.problems)
+	for name, why := range o.misnamed {
+		list = append(list, directory.Fault{File: inEtcd + name, Message: why})
+	}
+	for name, a := range o.fallback {
+		counts := o.apiServices[name]
+		var whose string
+		switch {
+		case counts == a || counts == nil:
+			continue
+		case claimant(a) != "":
+			whose = "the directory"
+		case claimant(counts) != "" && a.Labels[directory.Automanaged] == "": // else shadows reports it
+			whose = "the cluster"
+		default:
+			continue
+		}
+		list = append(list, directory.Fault{File: inEtcd + name, Message: whose + " has one, too, which is ignored: etcd's counts"})
+	}
+	slices.SortStableFunc(list[len(o.problems):], func(a, b directory.Fault) int { return strings.Compare(a.File, b.File) })
+	return list
+}
+
+// serviceOf returns the name of an APIService's Service. It is zero if a is nil or has no Service.
 func serviceOf(a *apiregistrationv1.APIService) types.NamespacedName {
 	if a == nil || a.Spec.Service == nil {
 		return types.NamespacedName{}
@@ -268,8 +379,8 @@ func serviceOf(a *apiregistrationv1.APIService) types.NamespacedName {
 	return types.NamespacedName{Namespace: a.Spec.Service.Namespace, Name: a.Spec.Service.Name}
 }
 
-// setService replaces a Service, nil to delete it.
-func (o *objects) setService(name types.NamespacedName, s *corev1.Service) {
+// setService replaces a Service. Nil deletes it.
+func (o *backings) setService(name types.NamespacedName, s *corev1.Service) {
 	if o.services[name] != s {
 		o.touch(o.users[name]...)
 	}
@@ -280,7 +391,7 @@ func (o *objects) setService(name types.NamespacedName, s *corev1.Service) {
 	o.services[name] = s
 }
 
-// setShadowed replaces what is known of hidden definitions.
+// setShadowed replaces the shadowed definitions.
 func (o *objects) setShadowed(shadowed map[schema.GroupVersion]string) {
 	for _, side := range []map[schema.GroupVersion]string{o.shadowed, shadowed} {
 		for gv := range side {
@@ -297,11 +408,11 @@ func (b *batch) has(what kind, name types.NamespacedName) bool {
 	return ok && object != nil
 }
 
-// setSlice replaces a slice, nil to delete it, in the list of its Service.
-func (o *objects) setSlice(name types.NamespacedName, s *discoveryv1.EndpointSlice) {
+// setSlice replaces a slice in the list of its Service. Nil deletes it.
+func (o *backings) setSlice(name types.NamespacedName, s *discoveryv1.EndpointSlice) {
 	old := o.slices[name]
 	if old == s {
-		return // its list is still the same, and so is every entry that was made from it
+		return // keep the list, and with it the entries that were made from it
 	}
 	if old != nil {
 		o.regroup(owner(old), old.Name, nil)
@@ -314,9 +425,9 @@ func (o *objects) setSlice(name types.NamespacedName, s *discoveryv1.EndpointSli
 	o.regroup(owner(s), s.Name, s)
 }
 
-// regroup makes the list of one Service anew, without the named slice and with s. It is kept in the order of names, so that the table does not
-// depend on the order of events.
-func (o *objects) regroup(service types.NamespacedName, name string, s *discoveryv1.EndpointSlice) {
+// regroup makes a new list for one Service, without the named slice and with s. It is ordered by
+// name, so that the table does not depend on the order of events.
+func (o *backings) regroup(service types.NamespacedName, name string, s *discoveryv1.EndpointSlice) {
 	o.touch(o.users[service]...)
 	old := o.grouped[service]
 	list := make([]*discoveryv1.EndpointSlice, 0, len(old)+1)
@@ -338,7 +449,7 @@ func (o *objects) regroup(service types.NamespacedName, name string, s *discover
 	o.grouped[service] = list
 }
 
-// owner is the Service that a slice belongs to.
+// owner returns the name of the Service that a slice belongs to.
 func owner(s *discoveryv1.EndpointSlice) types.NamespacedName {
 	return types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}
 }

@@ -2,10 +2,12 @@ package registry
 
 import "slices"
 
-// fewVersions is how many versions of a group are looked for one by one, which for these few is faster than a map. Most groups have one or two.
+// fewVersions is up to how many versions of a group are searched linearly, which is faster than a
+// map. Most groups have one or two.
 const fewVersions = 8
 
-// regroup notes that one entry has become another, in the groups that they belong to. Old nil: it is new. Now nil: it is gone.
+// regroup replaces old by now in the groups they belong to. A nil old means that now is new, a nil
+// now that old is gone.
 func (b *builder) regroup(old, now *Entry) {
 	if old != nil {
 		g := b.group(old)
@@ -17,7 +19,7 @@ func (b *builder) regroup(old, now *Entry) {
 	}
 }
 
-// group returns the group of an entry, to be changed.
+// group returns the group of an entry, as a copy that may be modified.
 func (b *builder) group(of *Entry) *Group {
 	name := of.GroupVersion.Group
 	g := b.groups[name]
@@ -34,7 +36,7 @@ func (b *builder) group(of *Entry) *Group {
 	return g
 }
 
-// arrange gives a table its groups: those of prev, but for what has changed.
+// arrange sets the groups of a table: those of prev with the changes applied.
 func (b *builder) arrange(t *Table) {
 	t.groups = slices.Clone(b.prev.groups)
 	var fresh []*Group
@@ -72,7 +74,8 @@ func (b *builder) arrange(t *Table) {
 	}
 }
 
-// merge puts fresh elements between the kept ones, which are in order already and nil where there is none any more: one among thousands costs one pass.
+// merge merges fresh elements into the kept ones, which are ordered. Nil elements of kept are
+// dropped. It is one pass, so adding one element to thousands is cheap.
 func merge[T any](kept, fresh []*T, compare func(a, b *T) int) []*T {
 	slices.SortFunc(fresh, compare)
 	out := make([]*T, 0, len(kept)+len(fresh))

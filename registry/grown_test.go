@@ -15,7 +15,8 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
-// FuzzGrown changes objects at random, some at a time. A table that grew by what its writer has touched is the one that is made of everything.
+// FuzzGrown changes objects at random, some at a time. A table that grew by what its writer has
+// touched is the one that is made of everything.
 func FuzzGrown(f *testing.F) {
 	for seed := range uint64(8) {
 		f.Add(seed)
@@ -36,6 +37,28 @@ func FuzzGrown(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestAnotherGroupVersion: an APIService that says another group, or another priority of its
+// version, stands where one that is new would.
+func TestAnotherGroupVersion(t *testing.T) {
+	object := func(group string, priority int32) *apiregistrationv1.APIService {
+		return &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: "v1.a.io"}, Spec: apiregistrationv1.APIServiceSpec{
+			Group: group, Version: "v1", GroupPriorityMinimum: 100, VersionPriority: priority,
+		}}
+	}
+	in := Input{Options: &Options{}, Now: time.Unix(0, 0), APIServices: map[string]*apiregistrationv1.APIService{
+		"v1.a.io": object("a.io", 1), "v2.a.io": ranked("a.io", 100, false), "v1.b.io": ranked("b.io", 100, false), "v1.c.io": ranked("c.io", 100, false),
+	}}
+	in.APIServices["v2.a.io"].Name, in.APIServices["v2.a.io"].Spec.Version = "v2.a.io", "v2" // a neighbour in its group
+	table := Build(in, nil)
+	for _, now := range []*apiregistrationv1.APIService{object("a.io", 1000), object("a.io", 1), object("d.io", 1), object("b.io", 1), object("a.io", 1)} {
+		in.APIServices["v1.a.io"] = now
+		table = Build(in, table)
+		if got, want := layoutOf(table), layoutOf(Build(in, nil)); got != want {
+			t.Errorf("group %s, priority %d: %s", now.Spec.Group, now.Spec.VersionPriority, cmp.Diff(want, got))
+		}
+	}
 }
 
 // randomly changes or deletes one object of a few.

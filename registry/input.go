@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,55 +14,78 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/reach"
 )
 
-// Input is everything that Build looks at. Build changes none of it, and nobody may change an object or a list of slices once it was given to
-// Build: what is the same pointer is taken to be unchanged. The maps themselves may be changed between builds.
+// Input is everything that Build reads. Build modifies none of it. Objects and lists of slices must
+// not be modified after they were passed to Build: an equal pointer means unchanged. The maps
+// themselves may be modified between builds.
 type Input struct {
 	// APIServices by name, already validated by their source.
 	APIServices map[string]*apiregistrationv1.APIService
 	// Services by name.
 	Services map[types.NamespacedName]*corev1.Service
-	// Slices by the Service that they belong to (label kubernetes.io/service-name). A list is replaced, never changed in place.
+	// Slices by the Service that they belong to (label kubernetes.io/service-name). A list is
+	// replaced, never modified.
 	Slices map[types.NamespacedName][]*discoveryv1.EndpointSlice
-	// Touched names the APIServices that may not be as in prev because one of their objects has changed: their own, their Service, a slice, what shadows them. It spares Build
-	// the look at all others. Nil: any may be.
+	// FallbackServices and FallbackSlices count if Services and Slices both lack the name. Nil
+	// means none.
+	FallbackServices map[types.NamespacedName]*corev1.Service
+	FallbackSlices   map[types.NamespacedName][]*discoveryv1.EndpointSlice
+	// Touched names the APIServices of which an object has changed since prev: the APIService, its
+	// Service, a slice, or a CustomResourceDefinition that it shadows. Build then skips all others.
+	// Nil means that any may have changed.
 	Touched map[string]struct{}
-	// Reports are the verdicts of the prober since prev. What was reported earlier is carried over from prev.
+	// Reports are the prober's reports since prev. Earlier ones are carried over from prev.
 	Reports []Report
-	// Shadowed are the CustomResourceDefinitions that serve a group-version which an APIService sends elsewhere.
+	// Shadowed are the CustomResourceDefinitions of group-versions that an APIService claims for a
+	// remote.
 	Shadowed map[schema.GroupVersion]string
-	// Options are the settings. Nil: all defaults. The same pointer from build to build, else every entry is made anew.
+	// Options are the settings. Nil means those of prev, else the defaults. With another pointer
+	// than that of prev, every entry is rebuilt.
 	Options *Options
 	// Problems are the faults of the source that belong to no entry. See Table.Problems.
 	Problems []directory.Fault
-	// Complete says that every source has been read once.
+	// Complete reports whether every source has been read once.
 	Complete bool
-	// Now is the time for Since.
+	// Now is the current time, for Since and for the overlap of a replaced CA.
 	Now time.Time
 }
 
-// Options are the settings of Build. The zero value holds the documented defaults.
+// backing returns the named Service and its slices, both from one source: a writer of the other
+// source must not be able to add an address.
+func (in *Input) backing(name types.NamespacedName) (*corev1.Service, []*discoveryv1.EndpointSlice) {
+	if s, list := in.Services[name], in.Slices[name]; s != nil || len(list) > 0 {
+		return s, list
+	}
+	return in.FallbackServices[name], in.FallbackSlices[name]
+}
+
+// Options are the settings of Build. The zero value means the documented defaults.
 type Options struct {
-	// ClusterIPRouting sends requests to a Service's ClusterIP rather than to its endpoints (--enable-aggregator-routing=false).
+	// ClusterIPRouting sends requests to a Service's ClusterIP rather than to its endpoints
+	// (--enable-aggregator-routing=false).
 	ClusterIPRouting bool
-	// Reach says which addresses endpoints and external names may have. Config.Directory implies its
-	// AllowLoopback.
+	// Reach says which addresses endpoints and external names may have. Config.Directory implies
+	// its AllowLoopback, unless Config.Cluster or Config.APIServices is set.
 	Reach reach.Rules
-	// AllowURLs admits backends that the annotation url names (--allow-url-backends). Config.Directory implies it.
+	// AllowURLs allows the annotation url (--allow-url-backends). Config.Directory and
+	// Config.APIServices imply it.
 	AllowURLs bool
-	// Directory selects the rules of the dir: registry: this process serves apiregistration.k8s.io itself, and a protected group that a remote
-	// claims stays local rather than being refused. New sets it when Config.Directory is set.
+	// Directory selects the rules of the registries dir: and etcd:, where this process serves
+	// apiregistration.k8s.io itself and a claim of a protected group is ignored, so that the group
+	// stays Local, rather than refused. New sets it if Config.Directory or Config.APIServices is
+	// set.
 	Directory bool
-	// ProtectedGroups are the groups that no remote may claim, "" or "core" for the core group. Nil: Kubernetes' built-in groups. Empty but not
-	// nil: none.
+	// ProtectedGroups are the groups that no remote may claim, "" or "core" for the core group. Nil
+	// means Kubernetes' built-in groups, empty but not nil means none.
 	ProtectedGroups []string
-	// Defaults are the policy of an APIService without annotations. A zero field means: RequestTimeout 60 s, MaxInFlight 400, MaxLongRunning
+	// Defaults are the policy of an APIService without annotations. Zero means: RequestTimeout 60
+	// s, MaxInFlight 400, MaxLongRunning
 	// 10,000, CAOverlap 1 min (negative: none), ProbeInterval 10 s, PingTimeout 5 s.
 	Defaults Policy
 }
 
-// builtinGroups are the groups that kube-apiserver v1.36 registers for itself (cmd/kube-apiserver/app/aggregator.go and
-// pkg/controlplane/apiserver/aggregator.go). A remote that claims one would see every Secret and could answer every
-// SubjectAccessReview.
+// builtinGroups are the groups that kube-apiserver v1.36 registers for itself
+// (cmd/kube-apiserver/app/aggregator.go and pkg/controlplane/apiserver/aggregator.go). A remote
+// that claimed them would see every Secret and could answer every SubjectAccessReview.
 func builtinGroups() []string {
 	return []string{
 		"", "admissionregistration.k8s.io", "apiextensions.k8s.io", "apiregistration.k8s.io", "apps", "authentication.k8s.io",
@@ -72,16 +96,11 @@ func builtinGroups() []string {
 	}
 }
 
-// protects reports whether no remote may claim the group.
-func (o *Options) protects(group string) bool {
+// Protects reports whether no remote may claim the group.
+func (o *Options) Protects(group string) bool {
 	groups := o.ProtectedGroups
 	if groups == nil {
 		groups = builtinGroups()
 	}
-	for _, g := range groups {
-		if g == group || (g == "core" && group == "") {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(groups, group) || group == "" && slices.Contains(groups, "core")
 }

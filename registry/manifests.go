@@ -3,44 +3,114 @@ package registry
 import (
 	"context"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry/directory"
 )
 
-// manifests is the source that follows a directory, perhaps in front of a local apiserver.
+// manifests is the source for a directory, with or without a local apiserver, and for etcd, with or
+// without a directory.
 type manifests struct {
 	*directory.Directory
-	// cluster is the local apiserver's. Nil: there is none.
+	// cluster reads the local apiserver. Nil means that there is none.
 	cluster *cluster
+	// stored reads the APIServices in etcd. Nil means that the directory has them.
+	stored *cluster
+	// files reports whether there is a directory, and withCluster whether APIServices and Services
+	// of the cluster count in addition if the directory lacks their names.
+	files, withCluster bool
+	// remembered is the file with the last known APIServices of etcd.
+	remembered *remembered
 }
 
 func newManifests(c Config) (m *manifests, err error) {
-	m = &manifests{}
-	m.Directory, err = directory.New(directory.Config{Path: c.Directory, Client: c.Client, Claimant: claimant, Logger: c.Logger})
-	if err == nil && c.Client != nil {
+	m = &manifests{files: c.Directory != "", withCluster: c.Cluster && c.Directory != "", remembered: &remembered{path: c.CacheFile, log: c.Logger}}
+	in := directory.Config{Path: c.Directory, Client: c.Client, Claimant: claimant, Logger: c.Logger}
+	if c.Client != nil {
 		m.cluster, err = newCluster(c.Client, c.Logger)
+	}
+	if c.Cluster {
+		in.Follow = m.cluster.follow
+	}
+	if err == nil {
+		m.Directory, err = directory.New(in)
+	}
+	if err == nil && c.APIServices != nil {
+		m.stored, err = newCluster(c.APIServices, c.Logger)
 	}
 	return m, err
 }
 
 // run implements source.
-func (m *manifests) run(ctx context.Context, to *changes) error { return m.Run(ctx, to.replaceAll) }
+func (m *manifests) run(ctx context.Context, to *changes) error {
+	as, lists := kindAPIService, m.serviceListers(to)
+	g, ctx := errgroup.WithContext(ctx)
+	if m.stored != nil {
+		stored := m.stored.apiServiceLister()
+		stored.torn = true
+		stored.replaced = func(all map[types.NamespacedName]runtime.Object) { m.remembered.seen(to, all) }
+		as, lists = kindFallback, append(lists, stored)
+		if m.remembered.path != "" {
+			g.Go(func() error { m.remembered.recall(ctx, to); return ctx.Err() })
+		}
+	}
+	g.Go(func() error {
+		reflectAll(ctx, to, lists)
+		return ctx.Err()
+	})
+	g.Go(func() error {
+		return m.Run(ctx, func(objects []runtime.Object, faults []directory.Fault) {
+			if m.files || m.cluster == nil {
+				to.replaceAll(as, objects, faults)
+				return
+			}
+			// Only the group-versions of the local apiserver are published.
+			all := make(map[types.NamespacedName]runtime.Object, len(objects))
+			for _, o := range objects {
+				if a, ok := o.(*apiregistrationv1.APIService); ok {
+					all[types.NamespacedName{Name: a.Name}] = a
+				}
+			}
+			to.replace(as, all)
+		})
+	})
+	return g.Wait()
+}
+
+// serviceListers returns listers of the local apiserver's Services, nil if they do not count.
+func (m *manifests) serviceListers(to *changes) []*lister {
+	if m.cluster == nil || m.files && !m.withCluster {
+		return nil
+	}
+	lists := m.cluster.serviceListers()
+	if m.withCluster {
+		for i, what := range []kind{kindFallbackService, kindFallbackSlice} {
+			lists[i].kind, lists[i].denied = what, func() { to.replace(what, nil) }
+		}
+	}
+	return lists
+}
 
 // watch implements source.
 func (m *manifests) watch(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap)) error {
-	if m.cluster != nil && namespace == metav1.NamespaceSystem && name == "extension-apiserver-authentication" {
-		// It is the local apiserver's word on whom its servers trust, which no file can give.
+	if m.cluster != nil && (!m.files || namespace == metav1.NamespaceSystem && name == "extension-apiserver-authentication") {
+		// Only the local apiserver can say whom its extension servers should trust.
 		return m.cluster.watch(ctx, namespace, name, f)
 	}
-	return m.Watch(ctx, namespace, name, f)
+	if !m.withCluster {
+		return m.Watch(ctx, namespace, name, f)
+	}
+	return m.watchBoth(ctx, namespace, name, f)
 }
 
 // Roles returns the ClusterRoles by name and the ClusterRoleBindings of the directory, and a number
-// that is another one whenever either has changed. Nothing of it may be changed. Without a
-// directory there are none.
+// that changes whenever they do. They are read-only. Without a directory there are none.
 func (r *Registry) Roles() (map[string]*rbacv1.ClusterRole, []*rbacv1.ClusterRoleBinding, uint64) {
 	m, ok := r.source.(*manifests)
 	if !ok {

@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -15,6 +14,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/logbook"
 )
 
 // manifests of one remote API group on loopback.
@@ -116,7 +117,7 @@ func TestDirectoryKeepsTheLastGood(t *testing.T) {
 	a, b := filepath.Join(dir, "a.yaml"), filepath.Join(dir, "b.yaml")
 	write(t, a, manifestsOf("a.io", "127.0.0.1"))
 	write(t, b, manifestsOf("b.io", "127.0.0.1"))
-	var logged safeBuffer
+	var logged logbook.Book
 	reg := prometheus.NewPedanticRegistry()
 	r := startDirectory(t, dir, Config{Logger: slog.New(slog.NewTextHandler(&logged, nil)), Metrics: reg})
 	before := r.Table().named("v1.a.io")
@@ -134,7 +135,7 @@ func TestDirectoryKeepsTheLastGood(t *testing.T) {
 		t.Errorf("problem %+v", p)
 	}
 	if err := testutil.GatherAndCompare(reg, strings.NewReader(`
-# HELP fairlead_registry_file_problems Faults of each file of the directory that is not valid and of which the last good objects are used.
+# HELP fairlead_registry_file_problems Faults of each invalid file of the directory, whose last valid objects are used, and of each invalid APIService in etcd.
 # TYPE fairlead_registry_file_problems gauge
 fairlead_registry_file_problems{file="`+a+`"} 1
 `), "fairlead_registry_file_problems"); err != nil {
@@ -161,7 +162,8 @@ func TestDirectoryDuplicates(t *testing.T) {
 	}
 }
 
-// TestDirectoryConfigMapMount swaps files as the kubelet does: they are links through ..data, which is renamed.
+// TestDirectoryConfigMapMount swaps files as the kubelet does: they are links through ..data, which
+// is renamed.
 func TestDirectoryConfigMapMount(t *testing.T) {
 	dir := t.TempDir()
 	version := func(name, text string) {
@@ -293,22 +295,4 @@ func TestDirectoryConfigMap(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect("none")
-}
-
-// safeBuffer is a buffer for logs of several goroutines.
-type safeBuffer struct {
-	mu sync.Mutex // guards b
-	b  bytes.Buffer
-}
-
-func (s *safeBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *safeBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
 }

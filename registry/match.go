@@ -6,45 +6,48 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Route is the kind of place that a path leads to.
+// Route says who serves a path.
 type Route uint8
 
-// The routes. RouteLocal is the zero value: what nothing else claims belongs to the local apiserver.
+// The routes. RouteLocal is the zero value: the local apiserver serves every path that nothing else
+// claims.
 const (
 	// RouteLocal goes to the local apiserver.
 	RouteLocal Route = iota
 	// RouteRemote goes to Match.Entry's backend.
 	RouteRemote
-	// RouteDocument is a merged document that Fairlead answers itself: /api, /apis, /apis/, /apis/<group>, /openapi/v2, /openapi/v3
-	// and /openapi/v3/<path> of a remote group-version.
+	// RouteDocument is a merged document that Fairlead serves itself: /api, /apis, /apis/,
+	// /apis/<group>, /openapi/v2, /openapi/v3 and /openapi/v3/<path> of a remote group-version.
 	RouteDocument
-	// RouteOwn is one of Fairlead's own pages below /fairlead, and with the dir: registry everything below
-	// /apis/apiregistration.k8s.io, which Fairlead serves itself then.
+	// RouteOwn is one of Fairlead's own pages below /fairlead, and with the dir: registry, where
+	// Fairlead serves it itself, everything below /apis/apiregistration.k8s.io.
 	RouteOwn
-	// RouteInvalid is a path that, decoded or cleaned by whoever receives it, could select something else than it does as written. It is
-	// answered with 400 and forwarded to nobody.
+	// RouteInvalid is a path that could select something else after a receiver has decoded or
+	// cleaned it. It is answered with 400 and never forwarded.
 	RouteInvalid
-	// RouteRefused is a group-version that Match.Entry may not serve: a remote claims a protected group.
+	// RouteRefused is a group-version that Match.Entry may not serve: a remote claims a protected
+	// group.
 	RouteRefused
 )
 
-// Match is where a path leads.
+// Match is the result of Table.Match.
 type Match struct {
-	// Route is the kind of place.
+	// Route says who serves the path.
 	Route Route
-	// Entry is set for RouteRemote and RouteRefused, and for RouteLocal when an APIService names the group-version. Else nil.
+	// Entry is set for RouteRemote and RouteRefused, and for RouteLocal if an APIService names the
+	// group-version. Else nil.
 	Entry *Entry
 	// Group is set for RouteDocument of /apis/<group>.
 	Group string
 }
 
-// Match says where a path leads. The path is the one of the request line, still escaped, without query; the
-// same bytes are to be forwarded. It allocates nothing, and looks at each byte twice and at the first few
-// segments once more, however the path is written.
+// Match says who serves a path. The path must be that of the request line, escaped and without
+// query, and the same bytes must be forwarded. Match does not allocate. It reads each byte at most
+// twice, and the first few segments once more, however the path is written.
 //
-// Whoever receives the path may decode and clean it before looking at it: Go's servers decode, others also
-// merge slashes, resolve dot segments and take backslashes for slashes. A path that could then lead somewhere
-// else is RouteInvalid, so that what was authorized here is what is served there.
+// A receiver of the path may decode and clean it first: Go's servers decode, others also merge
+// slashes, resolve dot segments and treat backslashes as slashes. If that could change what the
+// path selects, it is RouteInvalid, so that the backend serves what was authorized here.
 //
 //fairlead:loop
 func (t *Table) Match(path string) Match {
@@ -61,7 +64,7 @@ func (t *Table) Match(path string) Match {
 	return m
 }
 
-// selects says where a path leads as written.
+// selects matches a path as written.
 func (t *Table) selects(path string) Match {
 	if rest, ok := below(path, "/apis"); ok {
 		return t.selectsGroup(rest)
@@ -81,13 +84,13 @@ func (t *Table) selects(path string) Match {
 	return Match{}
 }
 
-// below cuts a root off a path. It holds for the root itself and for what follows it and a slash.
+// below cuts the prefix root off a path. It reports whether the path is root itself or below it.
 func below(path, root string) (rest string, ok bool) {
 	rest, ok = strings.CutPrefix(path, root)
 	return rest, ok && (rest == "" || rest[0] == '/')
 }
 
-// selectsGroup selects by what follows /apis.
+// selectsGroup matches the rest of a path after /apis.
 func (t *Table) selectsGroup(rest string) Match {
 	if len(rest) <= 1 {
 		return Match{Route: RouteDocument} // /apis and /apis/
@@ -109,8 +112,8 @@ func (t *Table) selectsGroup(rest string) Match {
 	return t.toward(t.Entry(schema.GroupVersion{Group: group, Version: version}))
 }
 
-// selectsSchema selects by what follows /openapi/v3. The documents of remote group-versions, and of what this process serves itself, are kept here; the local apiserver
-// has those of all others, and answers for them itself.
+// selectsSchema matches the rest of a path after /openapi/v3. Documents of remote group-versions,
+// and of those that this process serves, are served here. All others are the local apiserver's.
 func (t *Table) selectsSchema(rest string) Match {
 	if rest == "" {
 		return Match{Route: RouteDocument}
@@ -133,7 +136,8 @@ func (t *Table) selectsSchema(rest string) Match {
 	return Match{}
 }
 
-// selectsCore selects by what follows /api. An APIService v1. claims all of it, as upstream has it, even /api/v2.
+// selectsCore matches the rest of a path after /api. As upstream, an APIService v1. claims all of
+// it, even /api/v2.
 func (t *Table) selectsCore(rest string) Match {
 	m := t.toward(t.Entry(schema.GroupVersion{Version: "v1"}))
 	if m.Route == RouteLocal && len(rest) <= 1 {
@@ -142,7 +146,7 @@ func (t *Table) selectsCore(rest string) Match {
 	return m
 }
 
-// toward is where an entry's requests go.
+// toward returns the Match for requests of an entry.
 func (t *Table) toward(e *Entry) Match {
 	switch {
 	case e == nil || e.Local():

@@ -11,7 +11,8 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
-// matchTable holds a remote, a Local group, a CRD's group with a remote version beside it, and a protected group that a remote claims.
+// matchTable holds a remote, a Local group, a CRD's group with a remote version beside it, and a
+// protected group that a remote claims.
 func matchTable(t testing.TB, o Options, extra ...*apiregistrationv1.APIService) *Table {
 	t.Helper()
 	in := manyRemotes(0)
@@ -105,12 +106,16 @@ func TestMatch(t *testing.T) {
 		{path: `/apis\metrics.k8s.io\v1beta1/nodes`, route: invalid},
 		{path: `/apis/metrics.k8s.io/v1beta1/x\..\y`, route: invalid},
 		{path: "/apis/metrics.k8s.io/v1beta1#/nodes", route: invalid},
+		{path: "/apis/metrics.k8s.io/v1beta1?/nodes", route: invalid},
+		{path: "/x/%", route: local},
+		{path: "/x/%2", route: local},
 		{path: "/fairlead/../api/v1/secrets", route: invalid},
 		{path: "/apis/batch/v1/../v2/jobs", route: invalid},
 		{path: "/x\r\n/y", route: invalid},
 		{path: "/apis/metrics.k8s.io/v1beta1/a b", route: invalid},
 		{path: "/apis/metrics.k8s.io/v1beta1/a\x00", route: invalid},
-		// What selects is not read in several ways, even where all of them would be the local apiserver's.
+		// What selects is not read in several ways, even where all of them would be the local
+		// apiserver's.
 		{path: "/%61pi/v1/pods", route: invalid},
 		{path: "/api/v1/../v1/pods", route: invalid},
 		{path: "/apis//v1/x", route: invalid},
@@ -135,7 +140,8 @@ func TestMatchCoreRemote(t *testing.T) {
 			t.Errorf("Match(%q) = %+v, want remote v1.", p, m)
 		}
 	}
-	// Protected, nobody may have it: the local apiserver's own aggregator would send it to the remote.
+	// Protected, nobody may have it: the local apiserver's own aggregator would send it to the
+	// remote.
 	table = matchTable(t, Options{}, core)
 	for _, p := range []string{"/api", "/api/v1/secrets"} {
 		if m := table.Match(p); m.Route != RouteRefused {
@@ -176,7 +182,8 @@ func TestMatchAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestOddPathCost: a path is looked at once more when it is odd, however it is written, and not in every way that it could be read.
+// TestOddPathCost: a path is looked at once more when it is odd, however it is written, and not in
+// every way that it could be read.
 func TestOddPathCost(t *testing.T) {
 	for _, part := range []string{"/", "%61", "/..", `\`, "%2F.", "a/../", "#", "/%2e%2e", "apis/"} {
 		p := "/%61" + strings.Repeat(part, 240_000/len(part))
@@ -186,7 +193,8 @@ func TestOddPathCost(t *testing.T) {
 	}
 }
 
-// servers are ways in which a path is read out there, written without a look at the code under test.
+// servers are ways in which a path is read out there, written without a look at the code under
+// test.
 var servers = map[string]func(string) string{
 	"as written":     func(p string) string { return p },
 	"Go":             decoded,

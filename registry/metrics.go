@@ -11,22 +11,24 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
-// unavailableReasons are the values of the label reason. Every series exists from the start, at 0, because rate() cannot see the first step of
-// a series that begins at 1.
+// unavailableReasons are the values of the label reason. Every series starts at 0, because rate()
+// does not see the first step of a series that begins at 1.
 var unavailableReasons = [...]string{
 	ReasonServiceNotFound, ReasonServiceAccessError, ReasonServicePortError, ReasonEndpointsNotFound, ReasonEndpointsAccessError,
 	ReasonMissingEndpoints, ReasonFailedDiscoveryCheck, ReasonInvalidCABundle, ReasonMaintenance, ReasonProtectedGroup, ReasonInvalidURL,
 }
 
-// metrics shows the current table. Its series are made from the table when they are scraped, so they come and go with its entries.
+// metrics exports the current table. Each scrape makes the series from the table, so they come and
+// go with its entries.
 type metrics struct {
 	table func() *Table
 	build prometheus.Histogram
 
-	unavailable, total, entries, generation, problems, files *prometheus.Desc
+	unavailable, total, info, entries, generation, problems, files *prometheus.Desc
 
 	mu sync.Mutex // guards edges
-	// edges counts, :: APIService → for each of unavailableReasons, how often it became unavailable.
+	// edges counts how often an APIService became unavailable. :: APIService → counts in the order
+	// of unavailableReasons
 	edges map[string]*[len(unavailableReasons)]uint64
 }
 
@@ -36,7 +38,7 @@ func newMetrics(table func() *Table, to prometheus.Registerer) (*metrics, error)
 		build: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "fairlead_registry_build_seconds",
 			Help: "Time to build a table of APIServices.",
-			// From 50 µs, which a hundred entries take, to 0.4 s, at which ten thousand would no longer be routable in time.
+			// From 50 µs (a hundred entries) to 0.4 s (too late for ten thousand entries).
 			Buckets: prometheus.ExponentialBuckets(50e-6, 2, 14),
 		}),
 		unavailable: prometheus.NewDesc("aggregator_unavailable_apiservice",
@@ -44,19 +46,23 @@ func newMetrics(table func() *Table, to prometheus.Registerer) (*metrics, error)
 		total: prometheus.NewDesc("aggregator_unavailable_apiservice_total",
 			"Counter of APIServices which are marked as unavailable broken down by APIService name and reason.",
 			[]string{"name", "reason"}, nil),
+		info: prometheus.NewDesc("fairlead_apiservice_info",
+			"1 for each APIService of an extension server, with its group-version and its owner (annotation fairlead.dev/owner).",
+			[]string{"name", "group", "version", "owner"}, nil),
 		entries: prometheus.NewDesc("fairlead_registry_entries",
 			"APIServices in the table by kind: local, remote, or refused because a remote claims a protected group.", []string{"kind"}, nil),
 		generation: prometheus.NewDesc("fairlead_registry_generation", "Number of the current table, from 1.", nil, nil),
 		problems: prometheus.NewDesc("fairlead_registry_problems",
-			"Faults of APIServices and of their source that are worked around and should be mended.", nil, nil),
+			"Faults of APIServices and of their source that are worked around and should be fixed.", nil, nil),
 		files: prometheus.NewDesc("fairlead_registry_file_problems",
-			"Faults of each file of the directory that is not valid and of which the last good objects are used.", []string{"file"}, nil),
+			"Faults of each invalid file of the directory, whose last valid objects are used, and of each invalid APIService in etcd.", []string{"file"}, nil),
 		edges: make(map[string]*[len(unavailableReasons)]uint64),
 	}
 	return m, metric.Register(to, "the registry", m, m.build)
 }
 
-// built counts what a new table changes. Only the step from available to unavailable counts, as upstream has it.
+// built counts the changes of a new table. As upstream, only the step from available to unavailable
+// counts.
 func (m *metrics) built(prev, next *Table, took time.Duration) {
 	m.build.Observe(took.Seconds())
 	if prev == next {
@@ -84,7 +90,7 @@ func (m *metrics) built(prev, next *Table, took time.Duration) {
 
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{m.unavailable, m.total, m.entries, m.generation, m.problems, m.files} {
+	for _, d := range []*prometheus.Desc{m.unavailable, m.total, m.info, m.entries, m.generation, m.problems, m.files} {
 		to <- d
 	}
 }
@@ -104,6 +110,7 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 		to <- prometheus.MustNewConstMetric(m.unavailable, prometheus.GaugeValue, value, e.Name)
 		if !e.Local() {
 			m.collectTotal(to, e.Name)
+			to <- prometheus.MustNewConstMetric(m.info, prometheus.GaugeValue, 1, e.Name, e.GroupVersion.Group, e.GroupVersion.Version, e.Policy.Owner)
 		}
 	}
 	faulty := make(map[string]int)
@@ -120,8 +127,8 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 	to <- prometheus.MustNewConstMetric(m.problems, prometheus.GaugeValue, float64(problems))
 }
 
-// collectTotal shows the counters of one remote APIService. A Local one cannot become unavailable, and hundreds of CRDs times ten reasons would
-// be most of the scrape.
+// collectTotal exports the counters of one remote APIService. Local ones are left out: they cannot
+// become unavailable, and hundreds of CRDs times ten reasons would be most of the scrape.
 func (m *metrics) collectTotal(to chan<- prometheus.Metric, name string) {
 	m.mu.Lock()
 	var values [len(unavailableReasons)]uint64

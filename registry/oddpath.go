@@ -2,18 +2,18 @@ package registry
 
 import "strings"
 
-// shape is what inspect finds.
+// shape is the result of inspect.
 type shape uint8
 
 const (
 	plainPath shape = iota
-	// oddPath may be read in more than one way by those who decode or clean it.
+	// oddPath is a path that receivers that decode or clean it may read differently.
 	oddPath
-	// brokenPath is no path of a valid request.
+	// brokenPath is not a path of a valid request.
 	brokenPath
 )
 
-// inspect looks at every byte of a path once. What it calls plain reads the same to everybody.
+// inspect reads every byte of a path once. All receivers read a plain path in the same way.
 //
 //fairlead:loop
 func inspect(path string) shape {
@@ -25,8 +25,8 @@ func inspect(path string) shape {
 		c := path[i]
 		switch {
 		case c <= ' ' || c == 0x7f:
-			// No server lets a control byte or a space into a path; one that comes by way of HTTP/2 could
-			// split a request in HTTP/1.1.
+			// No server accepts a control byte or a space in a path. From an HTTP/2 client, it
+			// could split a request in HTTP/1.1.
 			return brokenPath
 		case c == '%' || c == '\\' || c == '#' || c == '?' || last == '/' && (c == '/' || c == '.'):
 			found = oddPath
@@ -36,31 +36,31 @@ func inspect(path string) shape {
 	return found
 }
 
-// oddity is what one pass over an odd path finds. Servers decode a path or not, take backslashes for
-// slashes (IIS, browsers), cut it at a fragment or query that should not be there, cut parameters off its
-// segments, so that "..;" is ".." (servers of Java), merge slashes (nginx,
-// path.Clean), and resolve dot segments with merging and without (RFC 3986 §5.2.4). We do not try these
-// readings, because they are many and a path is as long as a stranger likes. Instead a segment ends here
-// where it ends for anybody, and depth counts the segments that are there for everybody.
+// oddity is what one pass over an odd path finds. Servers decode a path or not, treat backslashes
+// as slashes (IIS, browsers), cut it at an unexpected fragment or query, cut parameters off its
+// segments, so that "..;" is ".." (Java servers), merge slashes (nginx, path.Clean), and resolve
+// dot segments with merging and without (RFC 3986 §5.2.4). We do not try each of these readings:
+// there are many, and strangers can send long paths. Instead a segment ends wherever any server
+// would end it, and depth counts only the segments that every server sees.
 type oddity struct {
-	settled int // slashes before the part that selects nothing any more
+	settled int // slashes before the part that no longer selects anything
 	slashes int
 	depth   int
 	length  int     // of the current segment, decoded
 	dots    int     // at its beginning
 	text    [8]byte // its first bytes; no root is longer
-	soft    bool    // it did not begin after a plain slash
+	soft    bool    // it began after something other than a plain slash
 	named   bool    // a segment other than a dot segment has ended
-	steps   int     // bytes that were looked at, to be held to a bound
+	steps   int     // bytes read, for a test of the bound
 
-	odd    bool // what selects can be read in more than one way
+	odd    bool // the part that selects can be read in more than one way
 	dotted bool // there is a dot segment
-	climbs bool // a dot segment reaches what selects
+	climbs bool // a dot segment reaches the part that selects
 	first  bool // the first segment is a root
 	root   bool // some segment is a root
 }
 
-// findOddity looks at every byte of a path once.
+// findOddity reads every byte of a path once.
 //
 //fairlead:loop
 func findOddity(path string) oddity {
@@ -106,7 +106,7 @@ func (o *oddity) add(c byte) {
 	o.length++
 }
 
-// end ends the segment, at a plain slash or at what only some take for one.
+// end ends the segment, at a plain slash or at a byte that only some servers treat as one.
 func (o *oddity) end(plain bool) {
 	switch {
 	case o.length == 0: // merged, or a segment: it does not count
@@ -126,10 +126,10 @@ func (o *oddity) end(plain bool) {
 	o.length, o.dots, o.soft = 0, 0, !plain
 }
 
-// strays reports whether somebody could read the path as one that leads elsewhere than m. What is the local
-// apiserver's alone is its own to judge, byte for byte. On the way to anything else a dot segment is refused
-// outright: no Kubernetes object can be called "." or "..", and a backend that resolves it would serve
-// another object than the one that was authorized.
+// strays reports whether some server could read the path as one that leads elsewhere than m. A path
+// that can only be the local apiserver's is passed on unjudged, byte for byte. For all others a dot
+// segment is refused outright: no Kubernetes object is named "." or "..", and a backend that
+// resolves it would serve another object than the authorized one.
 func (o *oddity) strays(m Match) bool {
 	if m.Route != RouteLocal {
 		return o.odd || o.dotted
@@ -137,27 +137,28 @@ func (o *oddity) strays(m Match) bool {
 	return o.odd && o.first || o.climbs && o.root
 }
 
-// isRoot reports whether paths that begin with a segment can be somebody else's than the local apiserver's.
+// isRoot reports whether paths that begin with the segment can be served by something other than
+// the local apiserver.
 func isRoot(segment string) bool {
 	return segment == "apis" || segment == "api" || segment == "openapi" || segment == "fairlead"
 }
 
-// settledAfter is how many slashes come before the part of a path that selects nothing any more, where
-// escapes and empty segments are ordinary: %2F in a name, say.
+// settledAfter returns how many slashes precede the part of a path that no longer selects anything.
+// Escapes and empty segments are normal there, for example %2F in a name.
 func settledAfter(path string) int {
 	root, _, _ := strings.Cut(path[1:], "/")
 	switch root {
 	case "apis":
 		return 4 // /apis/<group>/<version>/
 	case "api":
-		return 3 // all of it is one entry's, but /api/ alone is a document
+		return 3 // one entry has all of it, except that /api/ is a document
 	case "openapi":
-		return 7 // /openapi/v3/apis/<group>/<version> is a document, and with a segment more it is none
+		return 7 // /openapi/v3/apis/<group>/<version> is a document, a path with another segment is not
 	}
 	return 2
 }
 
-// unescape decodes the escape at path[i], if that is one.
+// unescape decodes the escape at path[i]. It reports whether there is one.
 func unescape(path string, i int) (byte, bool) {
 	if i+2 >= len(path) {
 		return 0, false

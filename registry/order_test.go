@@ -26,7 +26,8 @@ func someEntries(rng *rand.Rand, n int) Input {
 	return in
 }
 
-// total checks that a comparison is a total order: antisymmetric, transitive, and 0 only for one and the same.
+// total checks that a comparison is a total order: antisymmetric, transitive, and 0 only for one
+// and the same.
 func total[T any](t *testing.T, name string, all []T, compare func(a, b T) int) {
 	t.Helper()
 	for i, a := range all {
@@ -56,7 +57,8 @@ func TestOrdersAreTotal(t *testing.T) {
 	}
 }
 
-// TestOrders checks the documents' orders against their definition, written once more from the description.
+// TestOrders checks the documents' orders against their definition, written once more from the
+// description.
 func TestOrders(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for range 50 {
@@ -109,8 +111,8 @@ func TestOrders(t *testing.T) {
 	}
 }
 
-// TestGrownTableEqualsFresh changes a table at random and compares it with one made from nothing after every step; and every table before it
-// must stay as it was.
+// TestGrownTableEqualsFresh changes a table at random and compares it with one made from nothing
+// after every step; and every table before it must stay as it was.
 func TestGrownTableEqualsFresh(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	in := someEntries(rng, 20)

@@ -15,10 +15,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// prefix of the annotations that are ours. An unknown name below it is reported: it is a typing error, or meant for a newer release.
+// prefix is the prefix of Fairlead's annotations. An unknown name with it is reported: it is a
+// typing error, or meant for a newer release.
 const prefix = "fairlead.dev/"
 
-// settings is what an APIService's annotations say.
+// settings are the parsed annotations of an APIService.
 type settings struct {
 	policy     Policy
 	serverName string
@@ -33,16 +34,17 @@ func (o *Options) defaults() Policy {
 	p := o.Defaults
 	p.RequestTimeout = cmp.Or(p.RequestTimeout, time.Minute)  // kube-apiserver's --request-timeout
 	p.MaxInFlight = cmp.Or(p.MaxInFlight, 400)                // kube-apiserver's --max-requests-inflight, for one backend
-	p.MaxLongRunning = cmp.Or(p.MaxLongRunning, 10_000)       // about 100 MB of stream state at worst
-	p.CAOverlap = max(cmp.Or(p.CAOverlap, time.Minute), 0)    // as long as a kubelet takes to refresh a mounted Secret
+	p.MaxLongRunning = cmp.Or(p.MaxLongRunning, 10_000)       // at most about 100 MB of stream state
+	p.CAOverlap = max(cmp.Or(p.CAOverlap, time.Minute), 0)    // a kubelet takes that long to refresh a mounted Secret
 	p.ProbeInterval = cmp.Or(p.ProbeInterval, 10*time.Second) // a third of kube-aggregator's resync
 	p.PingTimeout = cmp.Or(p.PingTimeout, 5*time.Second)      // upstream's health check of h2 connections takes 45 s
 	p.LongRunningSubresources = slices.Clone(p.LongRunningSubresources)
 	return p
 }
 
-// readAnnotations reads the settings from an APIService's annotations. What is wrong is reported and otherwise ignored: a typing error in an
-// annotation must not take an API away. That in a URL must: see urls.
+// readAnnotations reads the settings from an APIService's annotations. Errors are reported and
+// otherwise ignored: a typing error in an annotation must not make an API unavailable. An error in
+// a URL must: see urls.
 func readAnnotations(annotations map[string]string, defaults Policy) settings {
 	s := settings{policy: defaults}
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
@@ -57,12 +59,13 @@ func readAnnotations(annotations map[string]string, defaults Policy) settings {
 	return s
 }
 
-// set applies one annotation. Bounds keep one APIService from harming the others: a limit of zero or a probe every millisecond.
+// set applies one annotation. The bounds prevent that one APIService harms others, for example by a
+// limit of zero or a probe every millisecond.
 func (s *settings) set(name, value string) error {
 	p := &s.policy
 	switch name {
 	case "request-timeout":
-		// An hour: beyond it a request is long-running and has its own list.
+		// An hour: longer requests are long-running and have an annotation of their own.
 		return setDuration(&p.RequestTimeout, value, time.Second, time.Hour)
 	case "max-inflight":
 		return setInt(&p.MaxInFlight, value, 1, 100_000)
@@ -75,7 +78,7 @@ func (s *settings) set(name, value string) error {
 	case "ca-from":
 		return setCAFrom(&s.caFrom, value)
 	case "ca-rotation-overlap":
-		// A day: a CA that is distrusted for a reason must not outlive the working day.
+		// A day: a CA that was replaced because it is compromised must not stay trusted for longer.
 		return setDuration(&p.CAOverlap, value, 0, 24*time.Hour)
 	case "probe-interval":
 		return setDuration(&p.ProbeInterval, value, time.Second, 10*time.Minute)
@@ -87,7 +90,9 @@ func (s *settings) set(name, value string) error {
 		s.urls = readURLs(value)
 		return nil
 	case "maintenance":
-		return setMessage(&p.Maintenance, value)
+		return setMessage(&p.Maintenance, value, maxMessage)
+	case "owner":
+		return setMessage(&p.Owner, value, maxOwner)
 	}
 	return fmt.Errorf("unknown name")
 }
@@ -128,7 +133,7 @@ func setBool(to *bool, value string) error {
 	return nil
 }
 
-// maxSubresources is far above what any API has; the list is searched for every request.
+// maxSubresources is far above the number in any API. Every request searches the list.
 const maxSubresources = 32
 
 func setNames(to *[]string, value string) error {
@@ -166,24 +171,28 @@ func setCAFrom(to *string, value string) error {
 	return nil
 }
 
-// maxMessage is about two lines of a terminal; the message goes into every refused request.
-const maxMessage = 256
+const (
+	// maxMessage is about two lines of a terminal. The message is in every refused response.
+	maxMessage = 256
+	// maxOwner is the limit for values of Kubernetes labels: alerts are routed by it.
+	maxOwner = 63
+)
 
-func setMessage(to *string, value string) error {
+func setMessage(to *string, value string, most int) error {
 	value = strings.TrimSpace(value)
 	switch {
 	case value == "":
-		return fmt.Errorf("the message is empty")
-	case len(value) > maxMessage:
-		return fmt.Errorf("the message is longer than %d bytes", maxMessage)
+		return fmt.Errorf("it is empty")
+	case len(value) > most:
+		return fmt.Errorf("it is longer than %d bytes", most)
 	case !utf8.ValidString(value) || strings.ContainsFunc(value, func(r rune) bool { return !unicode.IsPrint(r) }):
-		return fmt.Errorf("the message holds characters that cannot be printed")
+		return fmt.Errorf("it has unprintable characters")
 	}
 	*to = value
 	return nil
 }
 
-// bounded shortens a foreign string for a message.
+// bounded shortens an untrusted string for a message.
 func bounded(s string) string {
 	if len(s) > 64 {
 		return strings.ToValidUTF8(s[:64], "") + "…"

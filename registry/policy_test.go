@@ -38,6 +38,7 @@ func TestAnnotations(t *testing.T) {
 		{name: "tls-server-name", value: "a b", bad: "neither"},
 		{name: "ca-from", value: "bundle/ca.crt", want: with(func(s *settings) { s.caFrom = "bundle/ca.crt" })},
 		{name: "ca-from", value: "bundle", bad: "not <configmap name>/<key>"},
+		{name: "ca-from", value: "bundle/a b", bad: "not <configmap name>/<key>"},
 		{name: "ca-from", value: "../kube-system/x", bad: "not <configmap name>/<key>"},
 		{name: "ca-rotation-overlap", value: "0", want: with(func(s *settings) { s.policy.CAOverlap = 0 })},
 		{name: "ca-rotation-overlap", value: "-1s", bad: "outside"},
@@ -52,7 +53,9 @@ func TestAnnotations(t *testing.T) {
 		{name: "maintenance", value: " back at noon ", want: with(func(s *settings) { s.policy.Maintenance = "back at noon" })},
 		{name: "maintenance", value: " ", bad: "empty"},
 		{name: "maintenance", value: strings.Repeat("x", 257), bad: "longer"},
-		{name: "maintenance", value: "a\nb", bad: "cannot be printed"},
+		{name: "maintenance", value: "a\nb", bad: "unprintable characters"},
+		{name: "owner", value: "team metrics", want: with(func(s *settings) { s.policy.Owner = "team metrics" })},
+		{name: "owner", value: strings.Repeat("x", 64), bad: "longer"},
 		{name: "reqest-timeout", value: "90s", bad: "unknown name"},
 	} {
 		got := readAnnotations(map[string]string{prefix + tc.name: tc.value, "example.com/other": "x"}, defaults)
@@ -82,11 +85,12 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// FuzzAnnotations holds that no value, however odd, leaves a setting outside its bounds or without a word about being ignored.
+// FuzzAnnotations holds that no value, however odd, leaves a setting outside its bounds or without
+// a word about being ignored.
 func FuzzAnnotations(f *testing.F) {
 	names := []string{
 		"request-timeout", "max-inflight", "max-longrunning", "long-running-subresources", "tls-server-name", "ca-from",
-		"ca-rotation-overlap", "probe-interval", "ping-timeout", "http1", "maintenance", "url", "other",
+		"ca-rotation-overlap", "probe-interval", "ping-timeout", "http1", "maintenance", "url", "owner", "other",
 	}
 	for i := range names {
 		f.Add(i, "1s")
@@ -110,6 +114,7 @@ func FuzzAnnotations(f *testing.F) {
 			p.ProbeInterval < time.Second || p.ProbeInterval > 10*time.Minute,
 			p.PingTimeout < 500*time.Millisecond || p.PingTimeout > 5*time.Minute,
 			len(p.Maintenance) > maxMessage || strings.ContainsAny(p.Maintenance, "\r\n\x00"),
+			len(p.Owner) > maxOwner || strings.ContainsAny(p.Owner, "\r\n\x00"),
 			strings.Count(s.caFrom, "/") > 1, strings.ContainsAny(s.serverName, " /\x00"):
 			t.Errorf("%s=%q gives %+v", name, value, s)
 		}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -18,24 +19,37 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
-// Config is what New needs: Client, Directory, or both.
+// Config configures New. Set APIServices, Client, Directory, or Client and Directory.
 type Config struct {
-	// Client reaches the local apiserver, whose APIServices, Services and EndpointSlices are watched. With Directory it is only asked which
-	// group-versions it serves, and they are registered as Local ones. Nil: there is no local apiserver.
+	// APIServices connects to the API that this process serves from etcd. Services then come from
+	// Directory, or from Client without one, and Directory's APIServices are added. Nil means that
+	// APIServices come from Client or Directory.
+	APIServices *rest.Config
+	// Client connects to the local apiserver. Its APIServices, Services and EndpointSlices are
+	// watched. With Directory, it is only asked for the group-versions that it serves, which are
+	// registered as Local. Nil means that there is no local apiserver.
 	Client *rest.Config
-	// Directory holds manifests instead (--registry=dir:PATH): every .yaml, .yml and .json file in it and in the directories below it. Names that
-	// begin with a dot are passed over. Empty: APIServices come from Client.
+	// Cluster adds the APIServices, Services and EndpointSlices of Client whose names Directory and
+	// APIServices do not have. These APIServices are Local, even those of extension servers:
+	// requests go to the cluster's own aggregator.
+	Cluster bool
+	// Directory is the directory of manifests (--registry=dir:PATH). Every .yaml, .yml and .json
+	// file in it and below it is read, except names that begin with a dot. Empty means that
+	// APIServices come from Client.
 	Directory string
-	// Options are the settings of the table. Zero: the documented defaults.
+	// CacheFile stores the last known APIServices of etcd, for a start at which etcd cannot be
+	// read. Empty means none.
+	CacheFile string
+	// Options are the settings of the table. Zero means the documented defaults.
 	Options Options
-	// Logger receives what goes wrong with the source and how verdicts change. Nil discards.
+	// Logger receives faults of the source and changes of verdicts. Nil discards.
 	Logger *slog.Logger
-	// Metrics receives the metrics of the table. Nil: unregistered.
+	// Metrics registers the metrics of the table. Nil means unregistered.
 	Metrics prometheus.Registerer
 }
 
-// Registry holds the current table. Table, Report and Watch work from the start, but the table stays empty and incomplete until Run has read
-// every source once.
+// Registry holds the current table. Table, Report and Watch may be called before Run, but the table
+// is empty and incomplete until Run has read every source once.
 type Registry struct {
 	source  source
 	options *Options
@@ -43,25 +57,39 @@ type Registry struct {
 	table   atomic.Pointer[Table]
 	changes *changes
 	metrics *metrics
+	awaited []kind // kinds to be read in addition to those of every source
 }
 
 // source feeds a registry with objects.
 type source interface {
-	// run blocks until ctx ends or the source turns out to be unusable. A source that is merely out of reach keeps trying.
+	// run blocks until ctx ends or the source proves unusable. A source that is only unreachable
+	// keeps trying.
 	run(ctx context.Context, to *changes) error
-	// watch follows one ConfigMap until ctx ends. The function is called from one goroutine, with nil when there is none.
+	// watch watches one ConfigMap until ctx ends. It calls f from one goroutine, with nil if the
+	// ConfigMap does not exist.
 	watch(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap)) error
 }
 
-// New makes a registry. It reads nothing yet: see Run.
+// New makes a registry. It reads nothing: see Run.
 func New(c Config) (*Registry, error) {
 	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	switch {
+	case c.Cluster && c.Client == nil:
+		return nil, errors.New("making registry: a cluster's APIServices are to count, and there is no local apiserver")
+	case c.APIServices != nil:
+		c.Options.Directory, c.Options.AllowURLs = true, true
+		from, err := newManifests(c)
+		if err != nil {
+			return nil, err
+		}
+		return newRegistry(c, from)
 	case c.Client == nil && c.Directory == "":
 		return nil, errors.New("making registry: neither a local apiserver nor a directory to take APIServices from")
 	case c.Directory != "":
-		// What is in the directory was put there by whoever runs this process, on a machine that need not have a network.
-		c.Options.Directory, c.Options.Reach.AllowLoopback, c.Options.AllowURLs = true, true, true
+		// The operator of this process writes the directory, on a machine that may have no network,
+		// so it may name loopback. Slices of a cluster may not.
+		c.Options.Directory, c.Options.AllowURLs = true, true
+		c.Options.Reach.AllowLoopback = c.Options.Reach.AllowLoopback || !c.Cluster
 		from, err := newManifests(c)
 		if err != nil {
 			return nil, err
@@ -84,6 +112,12 @@ func newRegistry(c Config, from source) (*Registry, error) {
 		log:     cmp.Or(c.Logger, slog.New(slog.DiscardHandler)),
 		changes: newChanges(),
 	}
+	if c.Cluster && c.APIServices != nil {
+		r.awaited = append(r.awaited, kindFallback)
+	}
+	if c.Cluster && c.Directory != "" {
+		r.awaited = append(r.awaited, kindFallbackService, kindFallbackSlice)
+	}
 	r.table.Store(Build(Input{Options: r.options}, nil))
 	var err error
 	if r.metrics, err = newMetrics(r.Table, c.Metrics); err != nil {
@@ -95,14 +129,15 @@ func newRegistry(c Config, from source) (*Registry, error) {
 // Table returns the current table. It is never nil.
 func (r *Registry) Table() *Table { return r.table.Load() }
 
-// Watch follows the ConfigMap of that name until ctx ends, and returns ctx's error. F is called from one goroutine with every state, the first
-// one included, and with nil when there is no such ConfigMap. It must not change what it is given.
+// Watch watches the named ConfigMap until ctx ends, and returns ctx's error. It calls f from one
+// goroutine with every state, including the first, and with nil if the ConfigMap does not exist. F
+// must not modify its argument.
 func (r *Registry) Watch(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap)) error {
 	return r.source.watch(ctx, namespace, name, f)
 }
 
-// Report takes what the prober has found out about an endpoint. It never blocks. What the table says already, and what is about a Backend or
-// an address that the table no longer has, is dropped here.
+// Report takes a result of the prober. It never blocks. It drops reports that change nothing, and
+// those about a Backend or an address that the table no longer has.
 func (r *Registry) Report(report Report) {
 	e := r.Table().named(report.Name)
 	if e == nil || e.Backend != report.Backend {
@@ -115,23 +150,27 @@ func (r *Registry) Report(report Report) {
 	r.changes.report(report)
 }
 
-// saysAlready reports whether a report would change nothing. Most do not: a probe that succeeds as the last one did must not cost a table.
+// saysAlready reports whether a report would change nothing. Most change nothing: another
+// successful probe must not cause a new table.
 func saysAlready(e *Endpoint, r *Report) bool {
 	if e.Health != r.Health || e.Slow != r.Slow {
 		return false
 	}
-	return r.Health == Healthy || e.Message == steady(r.Message) && e.Reason == failure(r.Reason)
+	return r.Health == Healthy || e.Message == normalizeCause(r.Message) && e.Reason == failure(r.Reason)
 }
 
-// Run reads the source and keeps the table up to date until ctx ends or the source turns out to be unusable.
+// Run reads the source and keeps the table up to date until ctx ends or the source proves unusable.
 func (r *Registry) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return r.source.run(ctx, r.changes) })
 	g.Go(func() error { return r.write(ctx) })
-	g.Go(func() error { return r.narrate(ctx) })
-	if c, ok := r.source.(*cluster); ok { // a directory tells by itself what its files hide
+	g.Go(func() error { return r.logChanges(ctx) })
+	if m, ok := r.source.(*manifests); ok && m.remembered.path != "" {
+		g.Go(func() error { m.remembered.follow(ctx, r.Table); return ctx.Err() })
+	}
+	if c := r.definitions(); c != nil {
 		s := &shadows{client: c.core.RESTClient(), table: r.Table, to: r.changes, failed: func(err error) {
-			r.log.Warn("finding out which definitions are hidden, what was known stays", "err", err)
+			r.log.Warn("finding shadowed CustomResourceDefinitions, the last result is kept", "err", err)
 		}}
 		g.Go(func() error { return s.run(ctx) })
 	}
@@ -139,29 +178,46 @@ func (r *Registry) Run(ctx context.Context) error {
 }
 
 const (
-	// leastPause lets the events of one change come together: a rollout writes slices and a Service within a millisecond or two.
+	// leastPause batches the events of one change: a rollout writes slices and a Service within 1–2
+	// ms.
 	leastPause = 2 * time.Millisecond
-	// mostPause bounds how old the table may be, far below the 0.1 s within which a new APIService must be routable.
+	// mostPause bounds the age of the table, far below the 0.1 s within which a new APIService must
+	// be routable.
 	mostPause = 40 * time.Millisecond
 )
 
+// definitions returns the cluster whose CustomResourceDefinitions APIServices may shadow. Nil means
+// that there is none, or that the directory reports shadowed definitions by itself.
+func (r *Registry) definitions() *cluster {
+	switch s := r.source.(type) {
+	case *cluster:
+		return s
+	case *manifests:
+		if s.stored != nil {
+			return s.cluster
+		}
+	}
+	return nil
+}
+
 // write is the one writer.
 func (r *Registry) write(ctx context.Context) error {
-	o := newObjects()
+	o := newObjects(r.awaited...)
 	pause := leastPause
 	var last time.Time
 	for {
-		var opens <-chan time.Time
-		if at := r.Table().opens; !at.IsZero() {
-			opens = time.After(time.Until(at))
+		var rebuild <-chan time.Time
+		if at := r.Table().rebuildAt; !at.IsZero() {
+			rebuild = time.After(time.Until(at))
 		}
 		select {
 		case <-r.changes.signal:
-		case <-opens:
+		case <-rebuild:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		// In a storm of events, which may be ten thousand verdicts, there are 25 tables a second: building one costs little, but everybody looks at it.
+		// In a storm of events, for example ten thousand verdicts, there are 25 tables a second:
+		// building one is cheap, but every reader has to process it.
 		if pause = min(2*pause, mostPause); time.Since(last) > mostPause {
 			pause = leastPause
 		}
@@ -175,7 +231,7 @@ func (r *Registry) write(ctx context.Context) error {
 	}
 }
 
-// step brings what has changed into the table.
+// step applies the pending changes and stores the new table.
 func (r *Registry) step(o *objects) {
 	b := r.changes.take()
 	o.apply(&b)
@@ -191,23 +247,26 @@ func (r *Registry) step(o *objects) {
 		Touched:     o.touched,
 		Reports:     slices.Collect(maps.Values(b.reports)),
 		Options:     r.options,
-		Problems:    o.problems,
+		Problems:    o.faults(),
 		Shadowed:    o.shadowed,
 		Complete:    true,
 		Now:         start,
+
+		FallbackServices: o.fallbackBackings.services,
+		FallbackSlices:   o.fallbackBackings.grouped,
 	}, prev)
 	r.metrics.built(prev, next, time.Since(start))
 	if next == prev {
 		return
 	}
-	// Store before close: whoever wakes up must find the new table.
+	// Store before close: readers that wake up must find the new table.
 	r.table.Store(next)
 	close(prev.superseded)
 }
 
-// narrate logs what becomes of the APIServices. It is a reader like any other, because logging is I/O and the writer must do none; it may miss
-// a table that is replaced at once.
-func (r *Registry) narrate(ctx context.Context) error {
+// logChanges logs changes of the APIServices. It reads the table like any other reader, because
+// logging is I/O, which the writer must not do. It may miss a table that is replaced at once.
+func (r *Registry) logChanges(ctx context.Context) error {
 	last := &Table{}
 	for t, changes := range latest.Changes(ctx, r.Table, nil) {
 		r.compare(last, t, changes)
@@ -239,8 +298,13 @@ func (r *Registry) compare(last, t *Table, changes []latest.Change[*Entry]) {
 		}
 	}
 	for _, p := range t.problems {
-		if !slices.Contains(last.problems, p) {
-			r.log.Error("problem with manifest, what was valid before stays", "file", p.File, "line", p.Line, "field", p.Field, "problem", p.Message)
+		if slices.Contains(last.problems, p) {
+			continue
+		}
+		if name, stored := strings.CutPrefix(p.File, inEtcd); stored {
+			r.log.Error("problem with APIService in etcd", "apiservice", name, "problem", p.Message)
+		} else {
+			r.log.Error("problem with manifest, the last valid state is kept", "file", p.File, "line", p.Line, "field", p.Field, "problem", p.Message)
 		}
 	}
 }

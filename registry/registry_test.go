@@ -144,6 +144,24 @@ func TestWatchConfigMap(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	expect := watchTrust(t, r)
+	expect("none")
+	server.Put(configMap("other", "wrong"), configMap("trust", "one"))
+	expect("one")
+	server.Put(configMap("trust", "two"))
+	expect("two")
+	server.Drop(apiserver.ConfigMaps, "kube-system/trust")
+	expect("none")
+}
+
+func configMap(name, ca string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: name}, Data: map[string]string{"ca": ca}}
+}
+
+// watchTrust watches the ConfigMap kube-system/trust until the test ends. What it returns waits for
+// what is seen of it next; the same may be seen again.
+func watchTrust(t *testing.T, r *Registry) (expect func(want string)) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	seen, done := make(chan string, 10), make(chan error, 1)
 	go func() {
@@ -155,25 +173,22 @@ func TestWatchConfigMap(t *testing.T) {
 			seen <- m.Data["ca"]
 		})
 	}()
-	expect := func(want string) {
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Watch: %v", err)
+		}
+	})
+	last := ""
+	return func(want string) {
 		t.Helper()
-		if got := <-seen; got != want {
+		got := <-seen
+		for got == last {
+			got = <-seen
+		}
+		if last = got; got != want {
 			t.Errorf("saw %q, want %q", got, want)
 		}
-	}
-	data := func(name, ca string) *corev1.ConfigMap {
-		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: name}, Data: map[string]string{"ca": ca}}
-	}
-	expect("none")
-	server.Put(data("other", "wrong"), data("trust", "one"))
-	expect("one")
-	server.Put(data("trust", "two"))
-	expect("two")
-	server.Drop(apiserver.ConfigMaps, "kube-system/trust")
-	expect("none")
-	cancel()
-	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("Watch: %v", err)
 	}
 }
 
@@ -275,9 +290,18 @@ func TestReport(t *testing.T) {
 		if settle() != table {
 			t.Error("the same report again made a table")
 		}
-		// Of two verdicts that come together the later one counts, even if the table says it already.
 		bad := good
-		bad.Health, bad.Message = Unhealthy, "refused"
+		for _, reason := range []string{ReasonFailedDiscoveryCheck, ReasonInvalidCABundle} {
+			bad.Health, bad.Message, bad.Reason = Unhealthy, "refused", reason
+			r.Report(bad)
+			if at := settle().named(e.Name).Endpoints[0]; at.Address != bad.Address || at.Reason != reason {
+				t.Errorf("the endpoint is %+v, and the reason was %s", at, reason)
+			}
+		}
+		r.Report(good)
+		table = settle()
+		// Of two verdicts that come together the later one counts, even if the table says it
+		// already.
 		r.Report(bad)
 		r.Report(good)
 		if settle() != table {
@@ -293,7 +317,9 @@ func TestMetrics(t *testing.T) {
 	local := remoteService("b.io", "v1", "")
 	local.Spec.Service = nil
 	c.set(key{kindAPIService, types.NamespacedName{Name: "v1.b.io"}}, local)
-	c.set(key{kindAPIService, types.NamespacedName{Name: "v1.a.io"}}, remoteService("a.io", "v1", "server"))
+	remote := remoteService("a.io", "v1", "server")
+	remote.Annotations = map[string]string{prefix + "owner": "team-a"}
+	c.set(key{kindAPIService, types.NamespacedName{Name: "v1.a.io"}}, remote)
 	c.set(key{kindService, service}, clusterIP(service))
 	c.set(key{kindSlice, service}, slice(service, "10.0.0.1"))
 	table := until(t, r, "an endpoint", func(t *Table) bool { e := t.named("v1.a.io"); return e != nil && len(e.Endpoints) == 1 })
@@ -338,12 +364,15 @@ func TestMetrics(t *testing.T) {
 # TYPE aggregator_unavailable_apiservice gauge
 aggregator_unavailable_apiservice{name="v1.a.io"} 1
 aggregator_unavailable_apiservice{name="v1.b.io"} 0
+# HELP fairlead_apiservice_info 1 for each APIService of an extension server, with its group-version and its owner (annotation fairlead.dev/owner).
+# TYPE fairlead_apiservice_info gauge
+fairlead_apiservice_info{group="a.io",name="v1.a.io",owner="team-a",version="v1"} 1
 # HELP fairlead_registry_entries APIServices in the table by kind: local, remote, or refused because a remote claims a protected group.
 # TYPE fairlead_registry_entries gauge
 fairlead_registry_entries{kind="local"} 1
 fairlead_registry_entries{kind="refused"} 0
 fairlead_registry_entries{kind="remote"} 1
-`), "aggregator_unavailable_apiservice", "fairlead_registry_entries"); err != nil {
+`), "aggregator_unavailable_apiservice", "fairlead_apiservice_info", "fairlead_registry_entries"); err != nil {
 		t.Error(err)
 	}
 	c.set(key{kindAPIService, types.NamespacedName{Name: "v1.a.io"}}, nil)

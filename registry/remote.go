@@ -9,15 +9,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// remote fills an entry that has a backend: whom to trust, which endpoints, what their health says.
+// remote fills an entry that has a backend: its trust, endpoints and verdict.
 func (b *builder) remote(e *Entry, s *settings, src *origin, old *Entry) {
 	e.Backend = b.backend(e, s, src, old)
+	_, list := b.in.backing(serviceOf(e.Object))
 	r := resolver{
 		options: b.options,
 		ref:     e.Object.Spec.Service,
 		port:    e.Backend.Port,
 		service: src.service,
-		slices:  b.in.Slices[serviceOf(e.Object)],
+		slices:  list,
 	}
 	var found resolution
 	if s.urls.given() {
@@ -33,7 +34,7 @@ func (b *builder) remote(e *Entry, s *settings, src *origin, old *Entry) {
 		e.Problems = append(e.Problems, "endpoint refused: "+why)
 	}
 	if src.ca != nil && src.ca.err == nil && src.ca.skipped > 0 {
-		e.Problems = append(e.Problems, fmt.Sprintf("caBundle: %d PEM blocks are no readable certificates; they are ignored", src.ca.skipped))
+		e.Problems = append(e.Problems, fmt.Sprintf("caBundle: %d PEM blocks are not valid certificates; they are ignored", src.ca.skipped))
 	}
 	if src.ca != nil && src.ca.err != nil {
 		e.Problems = append(e.Problems, "caBundle: "+src.ca.err.Error())
@@ -43,8 +44,9 @@ func (b *builder) remote(e *Entry, s *settings, src *origin, old *Entry) {
 	e.Verdict = b.verdict(e, found.fault, src.ca, old)
 }
 
-// carry takes over what was known about the endpoints that are still there. It survives a new Backend as long as that is the same Service:
-// a CA that is being rotated is no reason to answer 503 until the next probe has ended.
+// carry copies the health of the endpoints that remain. It does so even for a new Backend if the
+// Service is the same: the rotation of a CA is no reason to answer 503 until the next probe has
+// ended.
 func (b *builder) carry(e, old *Entry) {
 	if old == nil || old.Backend == nil || !old.Backend.SameService(e.Backend) {
 		return
@@ -61,7 +63,7 @@ func (b *builder) carry(e, old *Entry) {
 	}
 }
 
-// apply brings in the new reports, in the order in which they came.
+// apply applies the new reports, in order of arrival.
 func (b *builder) apply(e *Entry) {
 	for _, r := range b.reports[e.Name] {
 		at := slices.IndexFunc(e.Endpoints, func(o Endpoint) bool { return o.Address == r.Address })
@@ -74,12 +76,13 @@ func (b *builder) apply(e *Entry) {
 		}
 		to.Slow, to.Reason, to.Message = r.Slow, "", ""
 		if r.Health == Unhealthy {
-			to.Reason, to.Message = failure(r.Reason), steady(r.Message)
+			to.Reason, to.Message = failure(r.Reason), normalizeCause(r.Message)
 		}
 	}
 }
 
-// failure is the reason of an unhealthy endpoint: a prober may give two, and the metrics have a series for each.
+// failure returns the reason of an unhealthy endpoint. Only two are allowed, and the metrics have a
+// series for each.
 func failure(reason string) string {
 	if reason == ReasonInvalidCABundle {
 		return reason
@@ -87,7 +90,8 @@ func failure(reason string) string {
 	return ReasonFailedDiscoveryCheck
 }
 
-// verdict combines everything into the words of the Available condition, the operator's own word first.
+// verdict makes the Available condition from everything. Maintenance, which the operator sets,
+// comes first.
 func (b *builder) verdict(e *Entry, static Verdict, ca *bundle, old *Entry) Verdict {
 	no := func(reason, message string) Verdict {
 		return Verdict{Status: corev1.ConditionFalse, Reason: reason, Message: message}
@@ -110,15 +114,16 @@ func (b *builder) verdict(e *Entry, static Verdict, ca *bundle, old *Entry) Verd
 	return probed(e, old)
 }
 
-// serving reports whether e has been available until now. A bundle that has just become unreadable is then left to the probes: the last good one is trusted for the
-// time of a rotation's overlap, and what they say when that is over is InvalidCABundle, too.
+// serving reports whether e has been available until now. If so, a newly unreadable bundle does not
+// decide: the last valid one is trusted for the overlap of a rotation, and after that probes fail
+// with InvalidCABundle.
 func serving(e, old *Entry) bool {
 	return old != nil && old.Backend != nil && old.Backend.SameService(e.Backend) && old.Verdict.Available()
 }
 
-// probed is the verdict of the probes: available while one endpoint is healthy, unavailable when all are not. In between, when endpoints are
-// new (a rollout replaces all of them at once), what the probes said last still stands: it falls neither without a failed probe nor rises
-// without a successful one.
+// probed returns the verdict of the probes: available while one endpoint is healthy, unavailable
+// when all are unhealthy. In between, when endpoints are new (a rollout replaces all of them at
+// once), the last verdict of the probes stays: it changes only with a failed or a successful probe.
 func probed(e, old *Entry) Verdict {
 	unprobed := false
 	for i := range e.Endpoints {
@@ -142,7 +147,8 @@ func probed(e, old *Entry) Verdict {
 	return Verdict{}
 }
 
-// failed is the verdict when every endpoint is unhealthy: the first one's cause, in the form of upstream
+// failed returns the verdict when every endpoint is unhealthy: the cause of the first one, in
+// upstream's form
 // (remote_available_controller.go: "failing or missing response from <url>: <cause>").
 func failed(e *Entry) Verdict {
 	at := slices.IndexFunc(e.Endpoints, func(o Endpoint) bool { return o.Reason == ReasonFailedDiscoveryCheck })
@@ -161,13 +167,15 @@ func failed(e *Entry) Verdict {
 	return Verdict{Status: corev1.ConditionFalse, Reason: ReasonFailedDiscoveryCheck, Message: message}
 }
 
-// maxCause is room for the longest of Go's own TLS errors with a few names in it.
+// maxCause fits the longest of Go's TLS errors with a few names.
 const maxCause = 1024
 
-// steady takes out of an error what differs from probe to probe, the local address of "read tcp 10.0.0.1:34567->10.0.0.2:443" and the time of
-// "current time T is after T2", crypto/x509's words for a certificate that has expired: a backend that keeps failing in the same way must not
-// make a new table every time. It also bounds the text, some of which the backend chose.
-func steady(message string) string {
+// normalizeCause removes from an error what differs from probe to probe: the local address of "read
+// tcp 10.0.0.1:34567->10.0.0.2:443", and the time T of "current time T is after T2" in
+// crypto/x509's error for an expired certificate. Otherwise a backend that keeps failing in the
+// same way would make a new table every time. It also bounds the text, some of which the backend
+// chose.
+func normalizeCause(message string) string {
 	if len(message) > maxCause {
 		message = strings.ToValidUTF8(message[:maxCause], "") + "…"
 	}
@@ -188,7 +196,7 @@ func steady(message string) string {
 	return strings.Join(words, " ")
 }
 
-// since is when the status last changed.
+// since returns when the status last changed.
 func since(v Verdict, old *Entry, now time.Time) time.Time {
 	switch {
 	case v.Status == "":

@@ -29,12 +29,12 @@ func TestMessagesAreSteady(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if got, again := steady(tt.message), steady(tt.again); got != tt.want || again != got {
+			if got, again := normalizeCause(tt.message), normalizeCause(tt.again); got != tt.want || again != got {
 				t.Errorf("got  %s\nthen %s\nwant %s", got, again, tt.want)
 			}
 		})
 	}
-	if got := steady(strings.Repeat("ü", 5000)); len(got) > maxCause+10 || !utf8.ValidString(got) {
+	if got := normalizeCause(strings.Repeat("ü", 5000)); len(got) > maxCause+10 || !utf8.ValidString(got) {
 		t.Errorf("a message of %d bytes", len(got))
 	}
 }

@@ -13,17 +13,18 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
-// resolution is what a Service says about where its backend is.
+// resolution is the result of resolving a Service to endpoints.
 type resolution struct {
 	endpoints []Endpoint
-	// fault is why there is no endpoint, in kube-aggregator's words. Zero: none.
+	// fault says why there is no endpoint, in kube-aggregator's words. Zero means no fault.
 	fault Verdict
-	// refused says which addresses may not be dialled and why.
+	// refused lists addresses that must not be dialled, each with the reason.
 	refused []string
 }
 
-// resolver finds the endpoints of one APIService's Service. The order of its checks, their reasons and their messages are those of
-// kube-aggregator's availability controller (pkg/controllers/status/remote) and of its resolvers (k8s.io/apiserver/pkg/util/proxy).
+// resolver finds the endpoints of one APIService's Service. The order of its checks, their reasons
+// and their messages are those of kube-aggregator's availability controller
+// (pkg/controllers/status/remote) and of its resolvers (k8s.io/apiserver/pkg/util/proxy).
 type resolver struct {
 	options *Options
 	ref     *apiregistrationv1.ServiceReference
@@ -63,7 +64,7 @@ func fault(reason, format string, args ...any) resolution {
 	return resolution{fault: Verdict{Status: corev1.ConditionFalse, Reason: reason, Message: fmt.Sprintf(format, args...)}}
 }
 
-// servicePort finds the name of the Service's port by its number: slices know ports only by name.
+// servicePort returns the name of the Service's port. Slices identify ports by name only.
 func (r *resolver) servicePort() (string, bool) {
 	for i := range r.service.Spec.Ports {
 		if p := &r.service.Spec.Ports[i]; p.Port == r.port {
@@ -73,7 +74,8 @@ func (r *resolver) servicePort() (string, bool) {
 	return "", false
 }
 
-// checkClusterIP makes the checks that kube-aggregator makes of Services of type ClusterIP only, headless ones included.
+// checkClusterIP makes the checks that kube-aggregator makes only for Services of type ClusterIP,
+// including headless ones.
 func (r *resolver) checkClusterIP(port string, found bool) Verdict {
 	switch {
 	case !found:
@@ -89,7 +91,7 @@ func (r *resolver) checkClusterIP(port string, found bool) Verdict {
 	return Verdict{}
 }
 
-// one is the resolution of a Service that is one address.
+// one returns the resolution of a Service that has one address.
 func (r *resolver) one(host, what string) resolution {
 	if host == "" {
 		return fault(ReasonFailedDiscoveryCheck, "service/%s in %q has no %s", r.ref.Name, r.ref.Namespace, what)
@@ -100,9 +102,10 @@ func (r *resolver) one(host, what string) resolution {
 	return resolution{endpoints: []Endpoint{{Address: net.JoinHostPort(host, strconv.Itoa(int(r.port)))}}}
 }
 
-// fromSlices collects the endpoints of the slices that have the port: those of the Service's primary IP family if there are any (the other
-// family's are the same pods again), ready ones first. Terminating ones that still serve come last: kube-proxy uses them when nothing else is
-// left (KEP-1669), upstream's resolver does not.
+// fromSlices returns the endpoints of the slices that have the port: those of the Service's primary
+// IP family if there are any (those of the other family are the same pods), ready ones first.
+// Terminating ones that still serve come last: kube-proxy uses them if no others are left
+// (KEP-1669), upstream's resolver does not.
 func (r *resolver) fromSlices(port string) resolution {
 	var preferred, others []Endpoint
 	var res resolution
@@ -144,7 +147,8 @@ func (r *resolver) add(to *[]Endpoint, res *resolution, e *discoveryv1.Endpoint,
 	if !usable(*e) || len(e.Addresses) == 0 {
 		return
 	}
-	// Only the first address counts: the API says that all are the same endpoint, and upstream and kube-proxy ignore the rest.
+	// Only the first address counts: per the API all are the same endpoint, and upstream and
+	// kube-proxy ignore the others.
 	if why := r.options.Reach.Refusal(e.Addresses[0], port); why != "" {
 		if len(res.refused) < maxRefused && !slices.Contains(res.refused, why) {
 			res.refused = append(res.refused, why)
@@ -157,8 +161,8 @@ func (r *resolver) add(to *[]Endpoint, res *resolution, e *discoveryv1.Endpoint,
 	})
 }
 
-// usable reports whether an endpoint takes requests: it is ready (unset counts as ready, as the API says), or it is on its way out and still
-// serves.
+// usable reports whether an endpoint takes requests: it is ready (per the API, unset means ready),
+// or it is terminating and still serves.
 func usable(e discoveryv1.Endpoint) bool {
 	c := &e.Conditions
 	if c.Ready == nil || *c.Ready {
@@ -167,7 +171,7 @@ func usable(e discoveryv1.Endpoint) bool {
 	return c.Terminating != nil && *c.Terminating && c.Serving != nil && *c.Serving
 }
 
-// slicePort returns the number of the named port of a slice, 0 when it has none.
+// slicePort returns the number of a slice's named port, 0 if there is none.
 func slicePort(s *discoveryv1.EndpointSlice, name string) int32 {
 	for i := range s.Ports {
 		p := &s.Ports[i]
@@ -181,7 +185,8 @@ func slicePort(s *discoveryv1.EndpointSlice, name string) int32 {
 	return 0
 }
 
-// ordered sorts endpoints and drops duplicates: while a pod moves from slice to slice it may be in both, and the ready one of the two counts.
+// ordered sorts endpoints and drops duplicates: a pod that moves between slices may be in both, and
+// the ready endpoint counts.
 func ordered(endpoints []Endpoint) []Endpoint {
 	slices.SortFunc(endpoints, func(a, b Endpoint) int {
 		return cmp.Or(strings.Compare(a.Address, b.Address), compareBool(a.Terminating, b.Terminating))

@@ -13,28 +13,32 @@ import (
 )
 
 const (
-	// shadowInterval is for how long a CustomResourceDefinition may be hidden before it is reported. A question is a list of names from the apiserver's memory.
+	// shadowInterval is how long a CustomResourceDefinition may be shadowed before it is reported.
+	// The request is cheap: the apiserver lists names from its memory.
 	shadowInterval = time.Minute
-	// shadowPause bounds how often new claims make us ask: tables may follow each other within milliseconds.
+	// shadowPause bounds the rate of requests that new claims cause: tables may follow each other
+	// within milliseconds.
 	shadowPause = time.Second
-	// shadowTimeout is far more than the list of the names of a thousand definitions takes.
+	// shadowTimeout is far more than listing the names of a thousand definitions takes.
 	shadowTimeout = 10 * time.Second
 )
 
-// shadows finds the CustomResourceDefinitions that an APIService hides: in a cluster no two APIServices can claim one group-version, since it is their name, but
-// a definition and an APIService can. The objects are still there then, and nobody can reach them.
+// shadows finds the CustomResourceDefinitions that APIServices shadow. Two APIServices of a cluster
+// cannot claim one group-version, because it is their name, but a definition and an APIService can.
+// The objects of the definition then exist and are unreachable.
 type shadows struct {
 	client rest.Interface
 	table  func() *Table
 	to     *changes
-	// failed is told of each failure that is not the last one again.
+	// failed is called with each error that differs from the previous one.
 	failed func(error)
 	last   string
 }
 
-// run asks whenever the claims have changed, and from time to time, until ctx ends. It is a reader of the table like any other.
+// run asks whenever the claims have changed, and every shadowInterval, until ctx ends. It reads the
+// table like any other reader.
 func (s *shadows) run(ctx context.Context) error {
-	var due time.Time // to ask, though the claims are the same
+	var due time.Time // when to ask again if the claims do not change
 	wake := time.NewTimer(shadowInterval)
 	defer wake.Stop()
 	for t, changes := range latest.Changes(ctx, s.table, wake.C) {
@@ -55,12 +59,12 @@ func (s *shadows) run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// claims reports whether a change is one of what remotes claim.
+// claims reports whether a change affects the claims of remotes.
 func claims(c latest.Change[*Entry]) bool {
 	return c.Old == nil || c.New == nil || c.Old.Local() != c.New.Local()
 }
 
-// claimed are the group-versions that remotes claim, in the table's order.
+// claimed returns the group-versions that remotes claim, in the table's order.
 func (t *Table) claimed() []schema.GroupVersion {
 	out := make([]schema.GroupVersion, 0, len(t.entries))
 	for _, e := range t.entries {
@@ -71,7 +75,8 @@ func (t *Table) claimed() []schema.GroupVersion {
 	return out
 }
 
-// ask finds out about all claims and tells the writer. False: it has failed, and what was known stays.
+// ask looks up all claims and passes the result to the writer. It reports whether that succeeded.
+// Otherwise the last result stays.
 func (s *shadows) ask(ctx context.Context, claimed []schema.GroupVersion) bool {
 	within, cancel := context.WithTimeout(ctx, shadowTimeout)
 	defer cancel()

@@ -19,7 +19,8 @@ import (
 
 const definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
-// defining adds definitions of custom resources to a fake apiserver: name → the versions that it serves, those that it does not in parentheses.
+// defining adds definitions of custom resources to a fake apiserver: name → the versions that it
+// serves, those that it does not in parentheses.
 func defining(t *testing.T, s *apiserver.Server, all map[string]string) *rest.Config {
 	t.Helper()
 	mux := http.NewServeMux()

@@ -3,6 +3,7 @@ package registry
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,6 +27,7 @@ var update = flag.Bool("update", false, "rewrite the expectations of the stories
 //
 //	options <word>…            clusterip, loopback, urls, directory, unprotected; before the first apply
 //	apply <file>…              objects that are new or changed
+//	beside <file>…             the same, of a cluster beside a directory
 //	delete <kind> <ns>/<name>
 //	report <apiservice> <address> healthy|slow|unhealthy|badca [cause]
 //	advance <duration>
@@ -85,9 +87,16 @@ func (s *story) step(at string, words []string) {
 	case "options":
 		s.setOptions(words[1:])
 		return
-	case "apply":
+	case "apply", "beside":
 		for _, f := range words[1:] {
 			s.read(f, &b)
+		}
+		if words[0] == "beside" {
+			theirs := map[kind]kind{kindService: kindFallbackService, kindSlice: kindFallbackSlice}
+			for k, o := range maps.Clone(b.objects) {
+				delete(b.objects, k)
+				b.objects[key{theirs[k.kind], k.name}] = o
+			}
 		}
 	case "delete":
 		ns, name, _ := strings.Cut(words[2], "/")
@@ -151,6 +160,7 @@ func (s *story) compare(at string, shared bool, names []string) {
 func (s *story) build(reports map[reportKey]Report, prev *Table) *Table {
 	in := Input{
 		APIServices: s.objects.apiServices, Services: s.objects.services, Slices: s.objects.grouped,
+		FallbackServices: s.objects.fallbackBackings.services, FallbackSlices: s.objects.fallbackBackings.grouped,
 		Options: &s.options, Complete: true, Now: s.now,
 	}
 	if prev != nil {

@@ -15,22 +15,26 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
-// urlAnnotation names an APIService's backend in place of its Service, which is not looked up then: one URL or several, comma-separated.
+// urlAnnotation names an APIService's backend by one or several comma-separated URLs. Its Service
+// is then not looked up.
 const urlAnnotation = prefix + "url"
 
-// maxURLs bounds the URLs of one APIService: each is probed, and a certificate is compared with the host of each.
+// maxURLs bounds the URLs of an APIService: each is probed, and each host is compared with the
+// certificate.
 const maxURLs = 32
 
-// urls are what the annotation says.
+// urls is the parsed annotation.
 type urls struct {
-	// addresses are host:port, in order, none twice.
+	// addresses are host:port, sorted, without duplicates.
 	addresses []string
-	// fault is why they may not be used. An APIService that has one is unavailable: its requests were meant for somebody else than the Service
-	// beside it, or the local apiserver. Empty: they may, or there are none.
+	// fault says why they cannot be used. The APIService is then unavailable: its requests were not
+	// meant for the local apiserver, nor for a Service that it also names. Empty means usable or
+	// absent.
 	fault string
 }
 
-// readURLs parses the annotation. Each URL is a host and perhaps a port, and nothing else: a path could select another API than was authorized.
+// readURLs parses the annotation. A URL has a host and an optional port only: a path could select
+// another API than the authorized one.
 func readURLs(value string) (u urls) {
 	for text := range strings.SplitSeq(value, ",") {
 		address, err := addressOf(strings.TrimSpace(text))
@@ -47,11 +51,11 @@ func readURLs(value string) (u urls) {
 	return u
 }
 
-// addressOf is a URL's host:port.
+// addressOf returns a URL's host:port.
 func addressOf(text string) (string, error) {
 	u, err := url.Parse(text)
-	notASCII := func(r rune) bool { return r > unicode.MaxASCII } // some of it is ASCII in lower case
-	// What differs has user information, a path, a query, a fragment, or an escaped host.
+	notASCII := func(r rune) bool { return r > unicode.MaxASCII } // lower case turns some of them into ASCII
+	// A URL that differs has user information, a path, a query, a fragment, or an escaped host.
 	if err != nil || text != "https://"+u.Host || strings.ContainsFunc(text, notASCII) {
 		return "", fmt.Errorf("%q is not https://<host> or https://<host>:<port>", bounded(text))
 	}
@@ -66,22 +70,22 @@ func addressOf(text string) (string, error) {
 	return net.JoinHostPort(host, strconv.Itoa(port)), nil
 }
 
-// given reports whether there is the annotation.
+// given reports whether the annotation exists.
 func (u *urls) given() bool { return u.fault != "" || len(u.addresses) > 0 }
 
-// check looks at what the annotation cannot know.
+// check sets a fault that does not depend on the annotation's text alone.
 func (u *urls) check(o *Options, ref *apiregistrationv1.ServiceReference, caFrom string) {
 	switch {
 	case u.fault != "" || !u.given():
 	case !o.AllowURLs:
-		u.fault = "URLs are not allowed here (--allow-url-backends): who may write APIServices would choose where the proxy client certificate goes"
+		u.fault = "URLs are not allowed here (--allow-url-backends): anybody who may write APIServices could choose where the proxy client certificate is used"
 	case caFrom != "" && ref == nil:
 		u.fault = "the ConfigMap of " + prefix + "ca-from is in the namespace of spec.service, and there is none: name one, it is not looked up"
 	}
 }
 
-// backend is the Backend that the URLs name. A certificate may be for the host of any: whoever is at one of them gets the requests, with our client
-// certificate, that are meant for all.
+// backend returns the Backend that the URLs name. The certificate may be for any of the hosts: each
+// URL is trusted with the requests for all of them, and with our client certificate.
 func (u *urls) backend() Backend {
 	if u.fault != "" {
 		return Backend{URLs: "no usable URL"}
@@ -94,11 +98,11 @@ func (u *urls) backend() Backend {
 	return Backend{URLs: "https://" + strings.Join(u.addresses, ",https://"), ServerName: strings.Join(slices.Compact(names), ",")}
 }
 
-// fromURLs makes endpoints of URLs, by the rules for those of a slice.
+// fromURLs makes endpoints from URLs, by the rules for those of a slice.
 func (r *resolver) fromURLs(u *urls) (res resolution) {
 	for _, address := range u.addresses {
 		host, port, _ := net.SplitHostPort(address)
-		number, _ := strconv.ParseInt(port, 10, 32) // addressOf made it
+		number, _ := strconv.ParseInt(port, 10, 32) // addressOf has checked it
 		r.add(&res.endpoints, &res, &discoveryv1.Endpoint{Addresses: []string{host}}, int32(number))
 	}
 	switch {
@@ -110,7 +114,7 @@ func (r *resolver) fromURLs(u *urls) (res resolution) {
 	return res
 }
 
-// claimant is who is to serve an APIService that is not Local. Empty: it is.
+// claimant describes the remote that an APIService names. Empty means Local.
 func claimant(object *apiregistrationv1.APIService) string {
 	if value, ok := object.Annotations[urlAnnotation]; ok {
 		return fmt.Sprintf("url %q", bounded(value))

@@ -92,7 +92,8 @@ func TestURLs(t *testing.T) {
 	}
 }
 
-// FuzzURLs holds that what is dialled is what anybody reads in a URL: a host and a port, and nothing that could be taken for another.
+// FuzzURLs holds that what is dialled is what anybody reads in a URL: a host and a port, and
+// nothing that could be taken for another.
 func FuzzURLs(f *testing.F) {
 	for _, s := range []string{
 		"https://a.example.com", "https://[::1]:8443,https://10.0.0.1", "https://a@b", "https://a/b", "https://a:0", "https://a?b#c", "https://%61", "https://[::ffff:7f00:1%25x]:1", "https://127.1", ",",
@@ -134,8 +135,8 @@ func FuzzURLs(f *testing.F) {
 	})
 }
 
-// In a cluster who may write APIServices is not who runs this process: a URL counts only where the latter says so. It neither leads to the Service beside it instead,
-// nor to the local apiserver.
+// In a cluster who may write APIServices is not who runs this process: a URL counts only where the
+// latter says so. It neither leads to the Service beside it instead, nor to the local apiserver.
 func TestURLsOfACluster(t *testing.T) {
 	for _, allowed := range []bool{false, true} {
 		server := apiserver.New()
@@ -162,7 +163,8 @@ func TestURLsOfACluster(t *testing.T) {
 	}
 }
 
-// The ConfigMap of ca-from is nobody's where there is no Service to say in which namespace it is: nobody asks for it in all of them.
+// The ConfigMap of ca-from is nobody's where there is no Service to say in which namespace it is:
+// nobody asks for it in all of them.
 func TestURLWithCAFrom(t *testing.T) {
 	o := remoteService("a.example.com", "v1", "metrics")
 	o.Annotations = map[string]string{urlAnnotation: "https://api.example.com", prefix + "ca-from": "bundle/ca.crt"}
@@ -184,7 +186,8 @@ func TestURLWithCAFrom(t *testing.T) {
 	}
 }
 
-// Two APIServices whose URLs cannot be used have nothing in common: what is known of the one's server is not said of the other.
+// Two APIServices whose URLs cannot be used have nothing in common: what is known of the one's
+// server is not said of the other.
 func TestBadURLsAreNotShared(t *testing.T) {
 	in := Input{APIServices: map[string]*apiregistrationv1.APIService{}, Options: &Options{}}
 	for _, group := range []string{"a.io", "b.io"} {

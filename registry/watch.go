@@ -22,81 +22,115 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
-// errNoAPIServices is what a local apiserver without the aggregation API earns: it will never have one, so waiting would hide a wrong setting.
+// errNoAPIServices ends Run if the local apiserver has no aggregation API. It will never get one,
+// so waiting would hide a wrong setting.
 var errNoAPIServices = errors.New("the local apiserver does not serve apiregistration.k8s.io/v1: " +
 	"run kube-apiserver with its aggregator, or register APIServices from files with --registry=dir:PATH")
 
 func (c *cluster) run(ctx context.Context, to *changes) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	everything := func(from cache.Getter, resource string) *cache.ListWatch {
-		return cache.NewListWatchFromClient(from, resource, metav1.NamespaceAll, fields.Everything())
+	l := c.apiServiceLister()
+	l.absent = func() { cancel(errNoAPIServices) }
+	reflectAll(ctx, to, append(c.serviceListers(), l))
+	return context.Cause(ctx)
+}
+
+func everything(from cache.Getter, resource string) *cache.ListWatch {
+	return cache.NewListWatchFromClient(from, resource, metav1.NamespaceAll, fields.Everything())
+}
+
+func (c *cluster) apiServiceLister() *lister {
+	return &lister{kind: kindAPIService, example: &apiregistrationv1.APIService{}, from: everything(c.apiServices.RESTClient(), "apiservices"), log: c.log}
+}
+
+func (c *cluster) serviceListers() []*lister {
+	return []*lister{
+		{kind: kindService, example: &corev1.Service{}, from: everything(c.core.RESTClient(), "services"), log: c.log},
+		{kind: kindSlice, example: &discoveryv1.EndpointSlice{}, from: everything(c.discovery.RESTClient(), "endpointslices"), log: c.log},
 	}
-	lists := []*lister{
-		{
-			kind: kindAPIService, example: &apiregistrationv1.APIService{}, from: everything(c.apiServices.RESTClient(), "apiservices"),
-			absent: func() { cancel(errNoAPIServices) },
-		},
-		{kind: kindService, example: &corev1.Service{}, from: everything(c.core.RESTClient(), "services")},
-		{kind: kindSlice, example: &discoveryv1.EndpointSlice{}, from: everything(c.discovery.RESTClient(), "endpointslices")},
-	}
+}
+
+// reflectAll records what the listers read until ctx ends.
+func reflectAll(ctx context.Context, to *changes, lists []*lister) {
 	var wg sync.WaitGroup
 	for _, l := range lists {
-		l.log = c.log
 		wg.Go(func() {
-			l.reflect(ctx, &store{
+			s := &store{
 				set:     func(name types.NamespacedName, o runtime.Object) { to.set(key{l.kind, name}, o) },
-				replace: func(all map[types.NamespacedName]runtime.Object) { to.replace(l.kind, all) },
-			})
+				replace: l.replaced,
+			}
+			if s.replace == nil {
+				s.replace = func(all map[types.NamespacedName]runtime.Object) { to.replace(l.kind, all) }
+			}
+			l.reflect(ctx, s)
 		})
 	}
 	wg.Wait() // every reflector ends with ctx
-	return context.Cause(ctx)
 }
 
 // watch implements source.
 func (c *cluster) watch(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap)) error {
+	return c.watchOr(ctx, namespace, name, f, nil)
+}
+
+// watchOr is like watch, and calls denied if reading the ConfigMap is forbidden and has never
+// succeeded.
+func (c *cluster) watchOr(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap), denied func()) error {
 	l := &lister{
-		example: &corev1.ConfigMap{}, log: c.log,
+		example: &corev1.ConfigMap{}, log: c.log, denied: denied,
 		from: cache.NewListWatchFromClient(c.core.RESTClient(), "configmaps", namespace, fields.OneTermEqualSelector(metav1.ObjectNameField, name)),
 	}
-	tell := func(o runtime.Object) {
+	deliver := func(o runtime.Object) {
 		cm, _ := o.(*corev1.ConfigMap)
 		f(cm)
 	}
 	wanted := types.NamespacedName{Namespace: namespace, Name: name}
-	// The field selector is the server's to honour; what comes from elsewhere is not trusted to have done so.
+	// The server may ignore the field selector, so the name is checked again.
 	l.reflect(ctx, &store{
 		set: func(name types.NamespacedName, o runtime.Object) {
 			if name == wanted {
-				tell(o)
+				deliver(o)
 			}
 		},
-		replace: func(all map[types.NamespacedName]runtime.Object) { tell(all[wanted]) },
+		replace: func(all map[types.NamespacedName]runtime.Object) { deliver(all[wanted]) },
 	})
 	return ctx.Err()
 }
 
-// lister is how one kind is read.
+// lister lists and watches one kind.
 type lister struct {
 	kind    kind
 	example runtime.Object
 	from    *cache.ListWatch
 	log     *slog.Logger
-	// absent is called when the kind is not served and has never been. Nil: that is a fault like any other.
+	// replaced is called with each complete list. Nil means changes.replace.
+	replaced func(map[types.NamespacedName]runtime.Object)
+	// absent is called if the kind is not served and never was. Nil means that this is an ordinary
+	// fault.
 	absent func()
+	// denied is called if reading the kind is forbidden and has never succeeded. Nil is as for
+	// absent.
+	denied func()
+	// torn says that many changes may share one revision, that of one transaction of etcd (`etcdctl
+	// del --prefix`). A watch that ends early may have delivered only some of them, and the next
+	// one would begin after that revision, so the kind is relisted.
+	torn  bool
+	until time.Time // when the last watch ends regularly; only the reflector's goroutine uses it
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards served and last
 	served bool
-	last   string // the error that was logged last, so that one outage is one line
+	last   string // the last error, so that one outage is logged once
 }
 
-// again is how long a reflector waits after a fault: less than client-go's 30 s at most, because while it waits the table is old.
+// again returns the backoff of reflectors. It ends below client-go's 30 s, because the table is
+// outdated meanwhile.
 func again() *wait.Backoff {
 	return &wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 8, Cap: 3 * time.Second}
 }
 
-// reflect keeps a store up to date until ctx ends. When the apiserver goes away the store keeps what it has.
+// reflect keeps a store up to date until ctx ends. While the apiserver is unreachable the store
+// keeps its state.
 func (l *lister) reflect(ctx context.Context, to cache.ReflectorStore) {
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -105,7 +139,14 @@ func (l *lister) reflect(ctx context.Context, to cache.ReflectorStore) {
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			now, until := time.Now(), l.until
+			if l.until = (time.Time{}); l.torn && o.SendInitialEvents == nil && now.Before(until) {
+				return nil, apierrors.NewResourceExpired("the watch was cut short")
+			}
 			w, err := l.from.WatchWithContext(ctx, o)
+			if err == nil && o.TimeoutSeconds != nil {
+				l.until = now.Add(time.Duration(*o.TimeoutSeconds) * time.Second)
+			}
 			l.note(ctx, err)
 			return w, err
 		},
@@ -114,7 +155,7 @@ func (l *lister) reflect(ctx context.Context, to cache.ReflectorStore) {
 	r.RunWithContext(ctx)
 }
 
-// note looks at how a request to the apiserver ended.
+// note handles the result of a request to the apiserver.
 func (l *lister) note(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
@@ -126,21 +167,25 @@ func (l *lister) note(ctx context.Context, err error) {
 	}
 	news := text != l.last
 	l.last = text
-	l.served = known || err == nil // from now on a 404 is an apiserver that is just starting
+	l.served = known || err == nil // from now on a 404 means that the apiserver is starting
 	l.mu.Unlock()
 	switch {
 	case apierrors.IsNotFound(err) && !known && l.absent != nil:
 		l.absent()
+	case apierrors.IsForbidden(err) && !known && l.denied != nil && news:
+		l.log.Warn("reading from the local apiserver is forbidden, only objects of the directory are used", "kind", fmt.Sprintf("%T", l.example), "err", err)
+		l.denied()
 	case err != nil && news:
-		l.log.Warn("reading from the local apiserver, the last state is kept", "kind", fmt.Sprintf("%T", l.example), "err", err)
+		l.log.Warn("reading the registry, the last state is kept", "kind", fmt.Sprintf("%T", l.example), "err", err)
 	}
 }
 
-// store hands on what a reflector sees, which is its only caller. It implements cache.ReflectorStore and cache.TransformingStore.
+// store passes on what a reflector, its only caller, reads. It implements cache.ReflectorStore and
+// cache.TransformingStore.
 type store struct {
-	// set takes the new state of an object, nil when it was deleted.
+	// set is called with the new state of an object, nil if it was deleted.
 	set func(types.NamespacedName, runtime.Object)
-	// replace takes the complete set of objects.
+	// replace is called with the complete set of objects.
 	replace func(map[types.NamespacedName]runtime.Object)
 }
 
@@ -179,7 +224,8 @@ func (s *store) Replace(list []any, _ string) error {
 	return nil
 }
 
-// Transformer spares the reflector from holding a list with all its managed fields.
+// Transformer strips objects early, so that the reflector does not hold a list with all managed
+// fields.
 func (s *store) Transformer() cache.TransformFunc {
 	return func(o any) (any, error) {
 		object, _, err := named(o)
@@ -187,7 +233,7 @@ func (s *store) Transformer() cache.TransformFunc {
 	}
 }
 
-// named strips an object and tells its name.
+// named strips an object and returns it with its name.
 func named(o any) (runtime.Object, types.NamespacedName, error) {
 	object, ok := o.(runtime.Object)
 	if !ok {
@@ -201,13 +247,15 @@ func named(o any) (runtime.Object, types.NamespacedName, error) {
 	return object, types.NamespacedName{Namespace: m.GetNamespace(), Name: m.GetName()}, nil
 }
 
-// strip drops what nobody here reads, so that ten thousand Services fit into a few megabytes. The reflector hands over objects that nobody else
-// has yet, so they may be changed.
+// strip drops fields that are not used here, so that ten thousand Services fit into a few
+// megabytes. The reflector passes objects that nothing else refers to, so they may be modified.
 func strip(o runtime.Object) {
 	switch o := o.(type) {
 	case *apiregistrationv1.APIService:
-		// The verdict here is this replica's own: kube-aggregator's must not be taken for it.
-		o.ManagedFields, o.Status = nil, apiregistrationv1.APIServiceStatus{}
+		// The verdict is this replica's own, and kube-aggregator's must not be mistaken for it.
+		if o.ManagedFields = nil; !misnamed(o) {
+			o.Status = apiregistrationv1.APIServiceStatus{}
+		}
 	case *corev1.Service:
 		o.ObjectMeta = metav1.ObjectMeta{Namespace: o.Namespace, Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}
 		o.Spec.Selector, o.Status = nil, corev1.ServiceStatus{}

@@ -56,6 +56,7 @@ func TestShareOfPlaces(t *testing.T) {
 		{"one place", false, 1, user, 1, 0},
 		{"no bound", false, 0, user, 1000, 4000},
 		{"lent", true, 400, user, 388, 12},
+		{"lent of many", true, 1024, user, 992, 32},
 		{"lent of few", true, 4, user, 3, 1},
 		{"lent of one", true, 1, user, 1, 0},
 		{"lent without a bound", true, 0, user, 1000, 4000},
@@ -143,7 +144,8 @@ func BenchmarkTake(b *testing.B) {
 	}
 }
 
-// TestQueueShares: one source's flood is refused beyond its quarter, has a quarter of the slots, and holds up nobody else.
+// TestQueueShares: one source's flood is refused beyond its quarter, has a quarter of the slots,
+// and holds up nobody else.
 func TestQueueShares(t *testing.T) {
 	for _, tc := range []struct {
 		name          string

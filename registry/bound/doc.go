@@ -1,7 +1,8 @@
-// Package bound is about limits that many callers share: so many places, of which no caller may take all.
+// Package bound implements limits that many callers share. No caller may use all of a limit.
 //
-// The one rule: no source holds more than a quarter of a bound. Where one user's ordinary work may need more (Places.Lend), it gets
+// The rule: no source holds more than a quarter of a limit. With Places.Lend, a source may hold
 // more as long as some places stay free for others.
 //
-// Everything here may be called by any goroutine. A mutex is held for a look-up in a map, and never over a wait.
+// Everything here is safe for concurrent use. A mutex is held for a map look-up, never while
+// waiting.
 package bound

@@ -5,22 +5,23 @@ import (
 	"sync/atomic"
 )
 
-// Places counts what is held of a bound, and by whom. The zero Places are empty. They are not to be copied.
+// Places counts the places held of a limit, by source. The zero Places are empty. Do not copy them.
 type Places struct {
-	// Lend gives a source more than its quarter while at least a 32nd of the bound, and one place, stays free for others. The first
-	// quarter of the bound is then not counted by source: taking a place costs one addition. False: a quarter is a quarter.
+	// Lend allows a source more than its quarter while at least a 32nd of the limit, and at least
+	// one place, stays free for others. Then the first quarter of the limit is not counted by
+	// source, so taking a place costs one addition. If false, no source gets more than a quarter.
 	Lend bool
 
 	held atomic.Int64
 	mu   sync.Mutex // guards by
-	// by :: what each source holds, those alone that hold something
+	// by :: the places of each source, only sources that hold some
 	by map[Source]int64
 }
 
-// spare is the part of a bound that is never lent.
+// spare is the fraction of a limit that is never lent.
 const spare = 32
 
-// Place is what Take gives. The zero Place holds nothing.
+// Place is the result of Take. The zero Place holds nothing.
 type Place struct {
 	of      *Places
 	source  Source
@@ -28,7 +29,8 @@ type Place struct {
 	counted bool
 }
 
-// Take takes n places of most, or none. With most 0 there is no bound, and they are only counted together.
+// Take takes n places of most, or none. Zero most means no limit; the places are then counted only
+// in total.
 func (p *Places) Take(s Source, n, most int64) (Place, bool) {
 	held := p.held.Add(n)
 	counted := most > 0 && (!p.Lend || held > most/quarter)
@@ -39,10 +41,10 @@ func (p *Places) Take(s Source, n, most int64) (Place, bool) {
 	return Place{of: p, source: s, n: n, counted: counted}, true
 }
 
-// count notes n more for s, unless it holds its share. held is what is held with them.
+// count adds n for s, unless that exceeds its share. held is the total with them.
 func (p *Places) count(s Source, n, most, held int64) bool {
 	lends := p.Lend && most-held >= max(1, most/spare)
-	keys := s.parts()
+	keys := s.shares()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := range keys {
@@ -61,10 +63,10 @@ func (p *Places) count(s Source, n, most, held int64) bool {
 	return true
 }
 
-// Held is how many places are taken.
+// Held returns the number of places taken.
 func (p *Places) Held() int64 { return p.held.Load() }
 
-// Leave gives the place back. It may be called again.
+// Leave gives the place back. Further calls do nothing.
 func (h *Place) Leave() {
 	p := h.of
 	if p == nil {
@@ -78,7 +80,7 @@ func (h *Place) Leave() {
 }
 
 func (p *Places) uncount(s Source, n int64) {
-	keys := s.parts()
+	keys := s.shares()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := range keys {

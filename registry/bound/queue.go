@@ -6,41 +6,44 @@ import (
 	"sync"
 )
 
-// ErrFull is what a Queue says to a source that has its share in it, and to everybody when it is full.
+// ErrFull is returned to a source that has used up its share of a Queue, and to all when it is
+// full.
 var ErrFull = errors.New("too many are waiting")
 
-// Queue lets some of those that come be under way at once; the others wait. No source has more than a quarter of either bound, so
-// one that comes with very much waits for itself.
+// Queue runs a limited number of callers at once; others wait. No source has more than a quarter of
+// either limit, so a source with many callers waits for itself.
 type Queue struct {
-	slots chan struct{} // those under way
-	most  int64         // that wait or are under way
+	slots chan struct{} // one element for each running caller
+	most  int64         // waiting and running
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	held int64
-	// by :: the line of each source that has something here
-	by map[Source]*line
+	// by :: the queue of each source with callers
+	by map[Source]*sourceQueue
 }
 
-// line is one source's part of a Queue.
-type line struct {
+// sourceQueue is the queue of one source.
+type sourceQueue struct {
 	held  int64
 	slots chan struct{}
 }
 
-// NewQueue makes a Queue of which slots are under way at once, and most wait or are under way.
+// NewQueue returns a Queue that runs slots callers at once; at most most may wait or run.
 func NewQueue(slots, most int) *Queue {
-	return &Queue{slots: make(chan struct{}, slots), most: int64(most), by: make(map[Source]*line)}
+	return &Queue{slots: make(chan struct{}, slots), most: int64(most), by: make(map[Source]*sourceQueue)}
 }
 
-// Enter waits until it is s's turn: leave must then be called once. ErrFull comes at once, ctx's error when it ends first.
+// Enter waits for s's turn; the caller must then call leave once. It returns ErrFull at once, or
+// ctx's error when ctx ends first.
 func (q *Queue) Enter(ctx context.Context, s Source) (leave func(), err error) {
-	keys := s.parts()
-	lines, ok := q.join(&keys)
+	keys := s.shares()
+	queues, ok := q.join(&keys)
 	if !ok {
 		return nil, ErrFull
 	}
-	// The narrowest first: who waits for its connection's turn must not take its address's.
-	waits := [...]chan struct{}{lines[1].slots, lines[0].slots, q.slots}
+	// The narrowest first: a caller that waits for its connection's turn must not take its
+	// address's.
+	waits := [...]chan struct{}{queues[1].slots, queues[0].slots, q.slots}
 	for i, slots := range waits {
 		if slots == nil {
 			continue
@@ -54,22 +57,23 @@ func (q *Queue) Enter(ctx context.Context, s Source) (leave func(), err error) {
 		case <-ctx.Done():
 		}
 		q.leave(&keys, waits[:i])
-		return nil, ctx.Err() //nolint:wrapcheck // the caller's own
+		return nil, ctx.Err() //nolint:wrapcheck // the caller's ctx
 	}
 	return func() { q.leave(&keys, waits[:]) }, nil
 }
 
-// join counts one more in the lines of its keys, if there is room in each. The second line is empty if there is no second key.
-func (q *Queue) join(keys *[2]part) (lines [2]line, ok bool) {
+// join counts a caller in the queues of its keys, if each has room. The second queue is empty if
+// there is no second key.
+func (q *Queue) join(keys *[2]share) (queues [2]sourceQueue, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.held >= q.most {
-		return lines, false
+		return queues, false
 	}
 	for i := range keys {
 		k := &keys[i]
 		if l := q.by[k.key]; k.parts > 0 && l != nil && l.held >= k.of(q.most) {
-			return lines, false
+			return queues, false
 		}
 	}
 	q.held++
@@ -80,17 +84,17 @@ func (q *Queue) join(keys *[2]part) (lines [2]line, ok bool) {
 		}
 		l := q.by[k.key]
 		if l == nil {
-			l = &line{slots: make(chan struct{}, k.of(int64(cap(q.slots))))}
+			l = &sourceQueue{slots: make(chan struct{}, k.of(int64(cap(q.slots))))}
 			q.by[k.key] = l
 		}
 		l.held++
-		lines[i] = *l
+		queues[i] = *l
 	}
-	return lines, true
+	return queues, true
 }
 
-// leave gives slots back, and the places in the lines.
-func (q *Queue) leave(keys *[2]part, slots []chan struct{}) {
+// leave gives back slots, and the caller's places in the queues.
+func (q *Queue) leave(keys *[2]share, slots []chan struct{}) {
 	for _, s := range slots {
 		if s != nil {
 			<-s

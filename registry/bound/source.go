@@ -4,18 +4,20 @@ import (
 	"net/netip"
 )
 
-// Source is who holds a place. Equal Sources are the same one.
+// Source identifies who holds a place. Equal Sources are the same source.
 type Source struct {
-	// User is who is known by name. Empty: nobody is known, and the place counts for where the request comes from.
+	// User is the user's name. If empty, the place counts for the request's address.
 	User string
-	// Address is where a stranger comes from: an IPv4 address, or the /64 of an IPv6 address, which is what one subscriber gets.
+	// Address is a stranger's address: an IPv4 address, or the /64 of an IPv6 address, which one
+	// subscriber gets.
 	Address string
-	// Conn is the connection of a stranger, as address and port. One connection holds at most a quarter of what its address may:
-	// behind a balancer or a NAT all strangers have one address. Empty: connections are not told apart.
+	// Conn is the address and port of a stranger's connection. A connection may hold a quarter of
+	// its address's share: behind a load balancer or NAT all strangers have one address. Empty
+	// means that connections are not distinguished.
 	Conn string
 }
 
-// Stranger is the Source of a request that comes from remote (address and port) and whose caller nobody knows.
+// Stranger returns the Source of a request from remote (address and port) without a known user.
 func Stranger(remote string) Source {
 	at, err := netip.ParseAddrPort(remote)
 	if err != nil {
@@ -29,23 +31,24 @@ func Stranger(remote string) Source {
 	return Source{Address: prefix.String(), Conn: remote}
 }
 
-// part is one of the keys that a Source counts under, and of how many equal parts of a bound it may hold one.
-type part struct {
+// share is one of the keys under which a Source is counted. The key may hold one of parts equal
+// parts of a limit.
+type share struct {
 	key   Source
 	parts int64
 }
 
-// quarter is the share of one source.
+// quarter is the number of shares of a limit: one source may hold one.
 const quarter = 4
 
-// parts returns the keys of s. The second is empty if there is one only.
-func (s Source) parts() [2]part {
-	list := [2]part{{Source{User: s.User, Address: s.Address}, quarter}}
+// shares returns the keys of s. The second is empty if there is only one.
+func (s Source) shares() [2]share {
+	list := [2]share{{Source{User: s.User, Address: s.Address}, quarter}}
 	if s.Conn != "" {
-		list[1] = part{Source{Conn: s.Conn}, quarter * quarter}
+		list[1] = share{Source{Conn: s.Conn}, quarter * quarter}
 	}
 	return list
 }
 
-// of is how much of most one key may hold: at least one place.
-func (p *part) of(most int64) int64 { return max(1, most/p.parts) }
+// of returns how many of most one key may hold: at least one.
+func (p *share) of(most int64) int64 { return max(1, most/p.parts) }

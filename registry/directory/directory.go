@@ -1,10 +1,11 @@
-// Package directory is the registry without a cluster: it follows a folder of manifests (--registry=dir:PATH). Its child
-// manifest reads them, and its child apiservices serves what became of them where no local apiserver does.
+// Package directory reads the registry from a directory of manifests (--registry=dir:PATH) and
+// watches it. Its child package manifest decodes them.
 //
-// Run is the one writer. It hands the objects that the table is made from to whoever runs it, and keeps ConfigMaps and
-// roles itself, in one immutable state behind an atomic pointer: Watch and Roles may be called by any goroutine.
+// Run is the only writer. It publishes the objects that the table is made from to its caller, and
+// keeps ConfigMaps and roles itself, in one immutable state behind an atomic pointer: any goroutine
+// may call Watch and Roles.
 //
-// What this package is not: it makes no table, and it knows nothing about a request.
+// This package makes no table and knows nothing about requests.
 package directory
 
 import (
@@ -32,81 +33,104 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/notify"
 )
 
-// Fault is what is wrong with a manifest.
+// Fault is a fault of a manifest.
 type Fault = manifest.Fault
 
-// Config is what New needs.
+// Config configures New.
 type Config struct {
-	// Path holds the manifests: every .yaml, .yml and .json file in it and in the directories below it. Names that
-	// begin with a dot are passed over.
+	// Path is the directory. Every .yaml, .yml and .json file in it and below it is read, except
+	// names that begin with a dot. Empty means that there is no directory, only the group-versions
+	// that Client or Follow yields.
 	Path string
-	// Client reaches a local apiserver, whose group-versions are registered as Local ones. Nil: there is none.
+	// Client connects to a local apiserver, whose group-versions are registered as Local. Nil means
+	// none.
 	Client *rest.Config
-	// Claimant is who is to serve an APIService. Empty: the local apiserver. Required with Client.
+	// Follow sends the APIServices of a local apiserver, ordered by name. Nothing is published
+	// before it has sent once. Nil means that they are made from discovery with Client.
+	Follow func(ctx context.Context, to chan<- []*apiregistrationv1.APIService)
+	// Claimant describes the remote that an APIService names. Empty means the local apiserver.
+	// Required with Client and Follow.
 	Claimant func(*apiregistrationv1.APIService) string
-	// Logger is told when the local apiserver cannot be asked, or the folder not watched. Nil discards.
+	// Logger receives failures to ask the local apiserver and to watch the directory. Nil discards.
 	Logger *slog.Logger
 }
 
-// Publish takes all APIServices, Services and EndpointSlices that are valid, and the faults of the files. Those that did
-// not change are the same pointers as before.
+// Publish is called with all valid APIServices, Services and EndpointSlices, and with the faults of
+// the files. Unchanged objects are the same pointers as before.
 type Publish = func(objects []runtime.Object, faults []Fault)
 
-// Directory follows a folder. Watch and Roles work from the start, but nothing is known until Run has read the folder.
+// Directory watches a directory of manifests. Watch and Roles may be called before Run, but nothing
+// is known until Run has read the directory.
 type Directory struct {
 	path    string
-	parent  string // real name of the directory that path is in
+	parent  string // real name of the directory that contains path
 	base    string // last element of path
 	decoder *manifest.Decoder
 	log     *slog.Logger     // nil discards
-	files   map[string]*file // :: path → what was read; run's own
+	files   map[string]*file // :: path → last read; only Run uses it
 	shown   atomic.Pointer[shown]
-	// local registers what the local apiserver serves, and claimant knows what others are to serve. Nil: there is none.
-	local    *local
+	// follow and claimant are Config's, or follow asks Client. Nil means no local apiserver.
+	follow   func(context.Context, chan<- []*apiregistrationv1.APIService)
 	claimant func(*apiregistrationv1.APIService) string
-	// served is what it has registered; run's own.
-	served []*apiregistrationv1.APIService
+	// served is what follow sent last, and awaited says that nothing is published before it has
+	// sent. Only Run uses them.
+	served  []*apiregistrationv1.APIService
+	awaited bool
 }
 
-// New looks whether the folder is there. It reads nothing yet: see Run.
+// New checks that the directory exists. It reads nothing: see Run.
 func New(c Config) (*Directory, error) {
-	path := c.Path
 	decoder, err := manifest.NewDecoder()
 	if err != nil {
 		return nil, err
 	}
-	if info, err := os.Stat(path); err != nil {
-		return nil, fmt.Errorf("following directory: %w", err)
-	} else if !info.IsDir() {
-		return nil, fmt.Errorf("following directory: %s is no directory", path)
+	d := &Directory{path: c.Path, decoder: decoder, log: c.Logger, files: make(map[string]*file), claimant: c.Claimant, follow: c.Follow, awaited: c.Follow != nil}
+	if err := d.find(); err != nil {
+		return nil, err
 	}
-	absolute, err := filepath.Abs(path)
-	if err != nil {
-		return nil, fmt.Errorf("following directory %s: %w", path, err)
-	}
-	d := &Directory{path: path, base: filepath.Base(absolute), decoder: decoder, log: c.Logger, files: make(map[string]*file), claimant: c.Claimant}
-	if d.parent, err = filepath.EvalSymlinks(filepath.Dir(absolute)); err != nil {
-		return nil, fmt.Errorf("following directory %s: %w", path, err)
-	}
-	if c.Client != nil {
-		if d.local, err = newLocal(c.Client, cmp.Or(c.Logger, slog.New(slog.DiscardHandler))); err != nil {
+	if c.Client != nil && c.Follow == nil {
+		local, err := newLocal(c.Client, cmp.Or(c.Logger, slog.New(slog.DiscardHandler)))
+		if err != nil {
 			return nil, err
 		}
+		d.follow = local.run
 	}
 	d.shown.Store(newShown())
 	return d, nil
 }
 
+// find checks that the directory exists, and finds its real parent.
+func (d *Directory) find() error {
+	if d.path == "" {
+		return nil
+	}
+	if info, err := os.Stat(d.path); err != nil {
+		return fmt.Errorf("following directory: %w", err)
+	} else if !info.IsDir() {
+		return fmt.Errorf("following directory: %s is not a directory", d.path)
+	}
+	absolute, err := filepath.Abs(d.path)
+	if err != nil {
+		return fmt.Errorf("following directory %s: %w", d.path, err)
+	}
+	d.base = filepath.Base(absolute)
+	if d.parent, err = filepath.EvalSymlinks(filepath.Dir(absolute)); err != nil {
+		return fmt.Errorf("following directory %s: %w", d.path, err)
+	}
+	return nil
+}
+
 const (
-	// gather is how long to wait for the rest of a change: an editor's rename is two or three events, a ConfigMap's swap six. A tenth of the
-	// 0.1 s within which a renamed file must be routed.
+	// gather is how long to wait for the rest of a change: an editor's rename is two or three
+	// events, a ConfigMap update six. It is a tenth of the 0.1 s within which a renamed file must
+	// be routed.
 	gather = 10 * time.Millisecond
-	// settle is how old a file must be before its faults are believed. A file that is written rather than renamed into place is seen half
-	// done, and one that is still being written has the time of now.
+	// settle is how old a file must be before its faults count. A file that is written in place,
+	// not renamed into place, is seen incomplete, and its modification time is recent meanwhile.
 	settle = 100 * time.Millisecond
 )
 
-// Run follows the folder until ctx ends, and publishes what it holds whenever that has changed.
+// Run watches the directory until ctx ends, and publishes its content whenever that changes.
 func (d *Directory) Run(ctx context.Context, publish Publish) error {
 	var following sync.WaitGroup
 	defer following.Wait()
@@ -115,16 +139,17 @@ func (d *Directory) Run(ctx context.Context, publish Publish) error {
 	w := notify.New(notify.Config{Quiet: gather, Ignore: d.neighbour, Logger: d.log})
 	following.Go(func() { w.Run(ctx) })
 	served := make(chan []*apiregistrationv1.APIService)
-	if d.local != nil {
-		following.Go(func() { d.local.run(ctx, served) })
+	if d.follow != nil {
+		following.Go(func() { d.follow(ctx, served) })
 	}
 	for first := true; ; {
 		// Watch before reading: a change in between is seen twice, never missed.
 		found := d.list()
 		w.Watch(found.directories)
 		again := true
-		// Nothing at all could be read: that is no empty registry, whose every path would be answered with 404.
-		if lost := first && found.broken && len(found.files) == 0; !lost {
+		// If nothing could be read, do not publish an empty registry: every path would be answered
+		// with 404.
+		if lost := first && found.broken && len(found.files) == 0; !lost && !d.awaited {
 			again = d.read(found, first) //nolint:contextcheck // kube-aggregator's validation asks for a context and waits for nothing
 			d.publish(publish, found.faults)
 			first = false
@@ -136,6 +161,14 @@ func (d *Directory) Run(ctx context.Context, publish Publish) error {
 		select {
 		case <-w.Changed():
 		case d.served = <-served:
+			d.awaited = false
+			for rest := time.After(gather); rest != nil; { // batch: each pass reads all files and objects
+				select {
+				case d.served = <-served:
+				case <-rest:
+					rest = nil
+				}
+			}
 		case <-soon:
 		case <-ctx.Done():
 			return ctx.Err()
@@ -143,13 +176,14 @@ func (d *Directory) Run(ctx context.Context, publish Publish) error {
 	}
 }
 
-// neighbour reports whether a path is beside the directory and none of it.
+// neighbour reports whether a path is a sibling of the directory.
 func (d *Directory) neighbour(path string) bool {
 	return filepath.Dir(path) == d.parent && filepath.Base(path) != d.base
 }
 
-// publish hands the last good objects of all files to the table and to those who follow ConfigMaps. Of two files that claim the same object the
-// one whose name comes first has it, on every replica alike; both are named.
+// publish passes the last valid objects of all files to the table and to the watchers of
+// ConfigMaps. If two files have the same object, the first in order of names wins, which is the
+// same on every replica, and a fault names both.
 func (d *Directory) publish(to Publish, faults []Fault) {
 	var objects []runtime.Object
 	now := newShown()
@@ -173,7 +207,7 @@ func (d *Directory) publish(to Publish, faults []Fault) {
 		}
 	}
 	for _, o := range d.served {
-		if owners["APIService "+o.Name] == "" { // what someone wrote counts more than what registers itself
+		if owners["APIService "+o.Name] == "" { // manifests take precedence
 			objects = append(objects, o)
 		}
 	}
@@ -182,12 +216,13 @@ func (d *Directory) publish(to Publish, faults []Fault) {
 	d.show(now)
 }
 
-// claim is a fault about who an object belongs to.
+// claim makes a fault about conflicting claims of an object.
 func claim(path string, o manifest.Object, what string) Fault {
 	return Fault{File: path, Line: o.Line, Field: "metadata.name", Message: "metadata.name: " + o.Name() + ": " + what}
 }
 
-// serves reports whether the local apiserver serves an APIService's group-version: a CRD's or its own.
+// serves reports whether the local apiserver serves an APIService's group-version, built in or by a
+// CRD.
 func (d *Directory) serves(a *apiregistrationv1.APIService) bool {
 	_, found := slices.BinarySearchFunc(d.served, a.Name, func(o *apiregistrationv1.APIService, name string) int {
 		return strings.Compare(o.Name, name)
@@ -195,8 +230,9 @@ func (d *Directory) serves(a *apiregistrationv1.APIService) bool {
 	return found
 }
 
-// identify gives an object what an API server would: an identity that is the same on every replica, and the file's time for its age. What an
-// export brought along of another server's bookkeeping is dropped.
+// identify sets the metadata that an API server would set: a UID that is the same on every replica,
+// and the file's modification time as creation time. It drops another server's bookkeeping from an
+// export.
 func identify(o manifest.Object, modified time.Time) {
 	m, err := meta.Accessor(o.Value)
 	if err != nil {
@@ -213,7 +249,7 @@ func identify(o manifest.Object, modified time.Time) {
 	}
 }
 
-// uidOf makes a UUID from a name (RFC 9562 §5.8, version 8: of one's own making).
+// uidOf makes a UUID from a name (RFC 9562 §5.8, version 8: custom).
 func uidOf(name string) types.UID {
 	h := sha256.Sum256([]byte(name))
 	h[6] = h[6]&0x0f | 0x80

@@ -1,15 +1,21 @@
 package directory
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
 // How a directory is followed is tested where its table is: registry/manifests_test.go.
@@ -24,6 +30,66 @@ func TestLocalKeepsItsObjects(t *testing.T) {
 	if a, b := l.objects(list), l.objects(list); len(a) != 1 || a[0] != b[0] {
 		t.Errorf("objects %v and %v", a, b)
 	}
+}
+
+// What the local apiserver serves is told when it has changed, not whenever it was asked for.
+func TestLocalTellsChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, err := newLocal(&rest.Config{Host: "http://localhost"}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var list atomic.Pointer[metav1.APIGroupList]
+		list.Store(&metav1.APIGroupList{Groups: []metav1.APIGroup{{Name: "b.io", Versions: []metav1.GroupVersionForDiscovery{{Version: "v1"}}}}})
+		l.groups = func(context.Context) (*metav1.APIGroupList, error) { return list.Load(), nil }
+		told := make(chan []*apiregistrationv1.APIService, 9)
+		go l.run(t.Context(), told)
+		for n := 1; n <= 2; n++ {
+			time.Sleep(10*localInterval + time.Second)
+			synctest.Wait()
+			if len(told) != n {
+				t.Errorf("told %d times of %d lists", len(told), n)
+			}
+			list.Store(&metav1.APIGroupList{})
+		}
+	})
+}
+
+// Who watches a ConfigMap is told of it at first and when it has changed, not of changes beside it.
+func TestWatchTellsChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		d, err := New(Config{Path: dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var told []string
+		go func() {
+			_ = d.Watch(t.Context(), "x", "ca", func(m *corev1.ConfigMap) {
+				text := "none"
+				if m != nil {
+					text = m.Data["a"]
+				}
+				told = append(told, text)
+			})
+		}()
+		for i, step := range []struct{ file, text, want string }{
+			{"other", "{name: b, namespace: x}", "[none]"},
+			{"ca", "{name: ca, namespace: x}\ndata: {a: one}", "[none one]"},
+			{"other", "{name: bb, namespace: x}", "[none one]"},
+			{"ca", "{name: ca, namespace: x}\ndata: {a: three}", "[none one three]"},
+		} {
+			if err := os.WriteFile(filepath.Join(dir, step.file+".yaml"), []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: "+step.text+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			d.read(d.list(), true)
+			d.publish(func([]runtime.Object, []Fault) {}, nil)
+			synctest.Wait()
+			if got := fmt.Sprint(told); got != step.want {
+				t.Errorf("step %d: told %s, want %s", i, got, step.want)
+			}
+		}
+	})
 }
 
 func TestUIDs(t *testing.T) {
@@ -52,7 +118,8 @@ ports: [{port: 8443}]
 endpoints: [{addresses: [%[2]s]}]
 `
 
-// BenchmarkDirectory measures reading 1,000 manifests from nothing, and one changed file among them.
+// BenchmarkDirectory measures reading 1,000 manifests from nothing, and one changed file among
+// them.
 func BenchmarkDirectory(b *testing.B) {
 	dir := b.TempDir()
 	for i := range 1_000 {

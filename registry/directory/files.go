@@ -16,44 +16,50 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/directory/manifest"
 )
 
-// file is what was read of one file.
+// file is the last state read from a file.
 type file struct {
 	info fs.FileInfo
-	// readAt is when. A file that was changed within a tick of its clock before that may have changed again without looking different.
+	// readAt is when the file was read. If its modification time is within clockTick before that,
+	// it may have changed again without a new time.
 	readAt time.Time
-	// sum is of the content.
+	// sum is the digest of the content.
 	sum [sha256.Size]byte
-	// objects are the last good ones, with the same pointers until the file changes.
+	// objects are the last valid ones, with the same pointers until the file changes.
 	objects []manifest.Object
-	// faults are those of the last reading; empty when objects are of that reading.
+	// faults are those of the last read. Empty means that objects are of that read.
 	faults []Fault
 }
 
-// listing is what is in a directory.
+// listing is the result of listing the directory.
 type listing struct {
 	files       []string // in order
 	directories []string // real names, to be watched
 	faults      []Fault
-	// broken says that some directory could not be read, so that a file that is not listed may still be there.
+	// broken says that a directory could not be read, so that files may be missing in the listing.
 	broken bool
 }
 
 const (
-	// maxFileSize bounds one file: etcd would not take an object of more than 1.5 MiB, and a List of all APIServices of a large cluster has 2.
+	// maxFileSize bounds one file: etcd rejects objects above 1.5 MiB, and a List of all
+	// APIServices of a large cluster has 2 MiB.
 	maxFileSize = 4 << 20
-	// maxFiles is twice the 10,000 APIServices that are supported, each with a file for its Service.
+	// maxFiles is for the supported 10,000 APIServices, each with a file for its Service.
 	maxFiles = 20_000
-	// maxDepth is how many directories below each other are read.
+	// maxDepth is how deep subdirectories may be nested.
 	maxDepth = 8
-	// clockTick is the coarsest time stamp of a file system that is still met (FAT has 2 s).
+	// clockTick is the coarsest resolution of modification times in use (FAT has 2 s).
 	clockTick = 2 * time.Second
 )
 
-// list finds the manifests. Directories are followed by their real names, because a watch stays with the directory that had the name when it
-// was made, while a ConfigMap's mount gets another one with every change.
+// list finds the manifests. Directories are listed by their real names, because a watch stays with
+// the directory that had the name when the watch was made, and a ConfigMap's mount links to a new
+// directory with every change.
 func (d *Directory) list() listing {
 	var l listing
-	l.directories = append(l.directories, d.parent) // the directory's own name may be moved to another one
+	if d.path == "" {
+		return l
+	}
+	l.directories = append(l.directories, d.parent) // the directory's name may be linked to another directory
 	l.walk(d.path, 0)
 	slices.Sort(l.files)
 	return l
@@ -72,7 +78,8 @@ func (l *listing) walk(path string, depth int) {
 		name := filepath.Join(path, e.Name())
 		switch {
 		case strings.HasPrefix(e.Name(), "."):
-			// Editors' swap files, version control, and ..data of a ConfigMap's mount, whose files are linked to beside it.
+			// Editors' swap files, version control, and ..data of a ConfigMap's mount: links in the
+			// mount point itself lead to its files.
 		case e.IsDir() && depth < maxDepth:
 			l.walk(name, depth+1)
 		case e.IsDir():
@@ -92,7 +99,7 @@ func (l *listing) fault(path, doing string, err error) {
 	l.faults = append(l.faults, Fault{File: path, Message: doing + ": " + plain(err)})
 }
 
-// plain is the text of an error without the path, which the fault names already.
+// plain returns the text of an error without the path, which the fault already has.
 func plain(err error) string {
 	if p, ok := err.(*fs.PathError); ok { //nolint:errorlint // os returns it unwrapped
 		return p.Err.Error()
@@ -108,7 +115,7 @@ func isManifest(name string) bool {
 	return false
 }
 
-// read reads the files that have changed. It reports whether some of them should be looked at again soon.
+// read reads the changed files. It reports whether some must be read again soon.
 func (d *Directory) read(l listing, first bool) (again bool) {
 	for path := range d.files {
 		if _, listed := slices.BinarySearch(l.files, path); !listed && !l.broken {
@@ -134,8 +141,8 @@ func (d *Directory) read(l listing, first bool) (again bool) {
 	return again
 }
 
-// readFile reads one file. It returns old when it has not changed and nil when it is gone. A file that cannot be read, or is not valid, keeps
-// its last good objects.
+// readFile reads one file. It returns old if the file has not changed, and nil if it is gone. A
+// file that is unreadable or invalid keeps its last valid objects.
 func (d *Directory) readFile(path string, old *file) *file {
 	f := &file{readAt: time.Now(), objects: old.objects}
 	wrong := func(doing string, err error) *file {
@@ -175,7 +182,7 @@ func (d *Directory) readFile(path string, old *file) *file {
 	return f
 }
 
-// unsettled reports whether a file is not valid and so new that perhaps it is still being written.
+// unsettled reports whether a file is invalid and so new that it may still be being written.
 func (f *file) unsettled() bool {
 	if len(f.faults) == 0 || f.info == nil {
 		return false
@@ -184,7 +191,7 @@ func (f *file) unsettled() bool {
 	return 0 <= age && age < settle
 }
 
-// unchanged reports whether a file is surely the one that was read.
+// unchanged reports whether a file is certainly the same as when it was read.
 func (f *file) unchanged(info fs.FileInfo) bool {
 	return f.info != nil && os.SameFile(f.info, info) && f.info.Size() == info.Size() && f.info.ModTime().Equal(info.ModTime()) &&
 		f.readAt.Sub(info.ModTime()) > clockTick

@@ -15,11 +15,10 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
-// local registers by itself what the local apiserver serves, for a directory registry in front of
-// one: kube-apiserver does the same with its autoregister controllers (kube-aggregator
-// pkg/controllers/autoregister, kubernetes pkg/controlplane/controller/crdregistration). It asks
-// for the legacy list of groups, which is names and versions only, a fiftieth of the aggregated
-// document.
+// local registers the group-versions of the local apiserver, as kube-apiserver does with its
+// autoregister controllers (kube-aggregator pkg/controllers/autoregister, kubernetes
+// pkg/controlplane/controller/crdregistration). It asks for the legacy list of groups, which has
+// only names and versions and is a fiftieth of the aggregated document.
 type local struct {
 	groups func(context.Context) (*metav1.APIGroupList, error)
 	log    *slog.Logger
@@ -27,8 +26,9 @@ type local struct {
 	made   map[schema.GroupVersion]*apiregistrationv1.APIService
 }
 
-// localInterval is how often the local apiserver is asked. What it serves is routed to it whether
-// or not it is registered: only listings and the report of shadowed groups wait for it.
+// localInterval is how often the local apiserver is asked. Its group-versions are routed to it
+// whether or not they are registered: only listings and the report of shadowed groups depend on
+// this.
 const localInterval = 10 * time.Second
 
 func newLocal(c *rest.Config, log *slog.Logger) (*local, error) {
@@ -47,8 +47,8 @@ func newLocal(c *rest.Config, log *slog.Logger) (*local, error) {
 	}, nil
 }
 
-// run sends the local APIServices whenever they have changed, until ctx ends. When the apiserver is
-// away the last ones stay.
+// run sends the local APIServices whenever they change, until ctx ends. While the apiserver is
+// unreachable the last ones stay.
 func (l *local) run(ctx context.Context, to chan<- []*apiregistrationv1.APIService) {
 	var last []*apiregistrationv1.APIService
 	failing := false
@@ -80,8 +80,7 @@ func (l *local) run(ctx context.Context, to chan<- []*apiregistrationv1.APIServi
 	}
 }
 
-// objects makes the APIServices of a list of groups, with the same pointers for the same
-// group-versions.
+// objects makes the APIServices of a list of groups. The same group-version is the same pointer.
 func (l *local) objects(list *metav1.APIGroupList) []*apiregistrationv1.APIService {
 	var out []*apiregistrationv1.APIService
 	for _, g := range list.Groups {
@@ -100,21 +99,21 @@ func (l *local) objects(list *metav1.APIGroupList) []*apiregistrationv1.APIServi
 	return slices.Compact(out)
 }
 
-// automanaged is the label by which kube-aggregator knows what it registered itself.
-const automanaged = "kube-aggregator.kubernetes.io/automanaged"
+// Automanaged is kube-aggregator's label for APIServices that it registered itself.
+const Automanaged = "kube-aggregator.kubernetes.io/automanaged"
 
-// object makes one Local APIService. A group that is not built in is a CRD's: 1000/100, as
-// crdregistration has it.
+// object makes one Local APIService. A group that is not built in is a CRD's and gets 1000/100, as
+// crdregistration sets it.
 func (l *local) object(gv schema.GroupVersion) *apiregistrationv1.APIService {
 	o := &apiregistrationv1.APIService{
-		ObjectMeta: metav1.ObjectMeta{Name: gv.Version + "." + gv.Group, Labels: map[string]string{automanaged: "true"}},
+		ObjectMeta: metav1.ObjectMeta{Name: gv.Version + "." + gv.Group, Labels: map[string]string{Automanaged: "true"}},
 		Spec: apiregistrationv1.APIServiceSpec{
 			Group: gv.Group, Version: gv.Version, GroupPriorityMinimum: 1000, VersionPriority: 100,
 		},
 	}
 	if g, ok := builtins()[gv.Group]; ok {
-		o.Labels[automanaged] = "onstart"
-		// A version that is newer than this list comes last in its group.
+		o.Labels[Automanaged] = "onstart"
+		// A version that is not in this list comes last in its group.
 		o.Spec.GroupPriorityMinimum, o.Spec.VersionPriority = g.priority, max(g.versions[gv.Version], 1)
 	}
 	o.UID = uidOf("APIService " + o.Name)
@@ -122,7 +121,7 @@ func (l *local) object(gv schema.GroupVersion) *apiregistrationv1.APIService {
 	return o
 }
 
-// builtin is where a built-in group and its versions stand.
+// builtin has the priorities of a built-in group and its versions.
 type builtin struct {
 	priority int32
 	versions map[string]int32

@@ -13,21 +13,21 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
-// shown is one immutable state of the objects that the table is not made from.
+// shown is one immutable state of the objects that are not in the table.
 type shown struct {
 	maps map[types.NamespacedName]*corev1.ConfigMap
 	// roles by name, bindings in order of file.
 	roles    map[string]*rbacv1.ClusterRole
 	bindings []*rbacv1.ClusterRoleBinding
-	// generation is another one whenever the roles or bindings are.
+	// generation changes whenever the roles or bindings do.
 	generation uint64
-	// read says that the directory has been read: until then nobody knows what is in it.
+	// read reports whether the directory has been read.
 	read bool
-	// superseded is closed once a newer state is in place.
+	// superseded is closed once a newer state is stored.
 	superseded chan struct{}
 }
 
-// Superseded is for latest.Of.
+// Superseded implements the state of latest.Of.
 func (s *shown) Superseded() <-chan struct{} { return s.superseded }
 
 func newShown() *shown {
@@ -36,7 +36,7 @@ func newShown() *shown {
 	}
 }
 
-// show puts a state that was read in place.
+// show stores a new state.
 func (d *Directory) show(now *shown) {
 	now.read = true
 	old := d.shown.Load()
@@ -44,17 +44,17 @@ func (d *Directory) show(now *shown) {
 		now.generation++
 	}
 	d.shown.Store(now)
-	close(old.superseded) // after the store: whoever wakes up must find the new state
+	close(old.superseded) // after the store: readers that wake up must find the new state
 }
 
-// Roles returns the ClusterRoles by name and the ClusterRoleBindings, and a number that is another
-// one whenever either has changed. Nothing of it may be changed.
+// Roles returns the ClusterRoles by name and the ClusterRoleBindings, and a number that changes
+// whenever they do. They are read-only.
 func (d *Directory) Roles() (map[string]*rbacv1.ClusterRole, []*rbacv1.ClusterRoleBinding, uint64) {
 	now := d.shown.Load()
 	return now.roles, now.bindings, now.generation
 }
 
-// take keeps an object that the table is not made from. It reports false for the others.
+// take keeps an object that is not for the table. It reports false for one that is.
 func (s *shown) take(o runtime.Object) bool {
 	switch o := o.(type) {
 	case *corev1.ConfigMap:
@@ -63,23 +63,23 @@ func (s *shown) take(o runtime.Object) bool {
 		s.roles[o.Name] = o
 	case *rbacv1.ClusterRoleBinding:
 		s.bindings = append(s.bindings, o)
-	case *corev1.Secret: // valid beside the others, and of no use here
+	case *corev1.Secret: // allowed in manifests, but unused here
 	default:
 		return false
 	}
 	return true
 }
 
-// Watch follows one ConfigMap until ctx ends. F is called from one goroutine, with nil when there
-// is none.
+// Watch watches one ConfigMap until ctx ends. It calls f from one goroutine, with nil if the
+// ConfigMap does not exist.
 func (d *Directory) Watch(ctx context.Context, namespace, name string, f func(*corev1.ConfigMap)) error {
 	var last *corev1.ConfigMap
-	told := false
+	notified := false
 	for state := range latest.Of(ctx, d.shown.Load, nil) {
 		now := state.maps[types.NamespacedName{Namespace: namespace, Name: name}]
-		if state.read && (!told || now != last) {
+		if state.read && (!notified || now != last) {
 			f(now)
-			last, told = now, true
+			last, notified = now, true
 		}
 	}
 	return ctx.Err()

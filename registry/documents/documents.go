@@ -23,22 +23,23 @@ import (
 // Do sends a request to one server.
 type Do = func(ctx context.Context, r *http.Request) (*http.Response, error)
 
-// Config is what every document needs: Table and Fetch, and FetchLocal unless there is no local
-// apiserver.
+// Config is common to all documents. Table and Fetch are required, and FetchLocal unless there is
+// no local apiserver.
 type Config struct {
-	// Table returns the table in force. Required.
+	// Table returns the current table. Required.
 	Table func() *registry.Table
 	// Fetch sends a request to a remote entry's backend, under an identity that may read its
 	// documents. Required.
 	Fetch func(ctx context.Context, e *registry.Entry, r *http.Request) (*http.Response, error)
-	// FetchLocal sends a request to the local apiserver, likewise. Nil: there is none.
+	// FetchLocal sends a request to the local apiserver, likewise. Nil means that there is none.
 	FetchLocal Do
-	// FetchOwn asks this process for what it serves itself: apiregistration.k8s.io with the dir:
-	// registry, whatever the local apiserver says of that group. It is asked once. Nil: nothing.
+	// FetchOwn sends a request to this process for what it serves itself: apiregistration.k8s.io
+	// with the dir: registry, whatever the local apiserver has. Run uses it once. Nil means
+	// nothing.
 	FetchOwn Do
-	// Logger is for what goes wrong. Nil discards.
+	// Logger gets failures. Nil discards.
 	Logger *slog.Logger
-	// Metrics is where fairlead_<document>_* are registered. Nil: unregistered.
+	// Metrics registers fairlead_<document>_*. Nil means that they are unregistered.
 	Metrics prometheus.Registerer
 }
 
@@ -47,47 +48,48 @@ func (c *Config) From(e *registry.Entry) Do {
 	return func(ctx context.Context, r *http.Request) (*http.Response, error) { return c.Fetch(ctx, e, r) }
 }
 
-// Kind is one kind of document: what is asked for, and what is made of it. S is what is known of
-// one backend; once returned it is not changed. Every field but Pace and Metrics is required.
+// Kind is one kind of document: what is fetched, and what is made of it. S is the state of one
+// backend, immutable once returned. Every field but Pace and Metrics is required.
 type Kind[S any] struct {
 	// Name is the document's, in texts and (in lower case) in metrics.
 	Name string
-	// Ask asks a backend once and returns what is known afterwards, and whether that makes another
-	// document. The entries are those of the backend that may be asked now; there is at least one.
-	// Nil: there is nothing to ask it for.
+	// Ask asks a backend once and returns its next state, and whether that changes the document.
+	// entries are those of the backend that may be asked now; there is at least one. A nil state
+	// means that there is nothing to ask.
 	Ask func(ctx context.Context, known *S, entries []*registry.Entry) (next *S, changed bool, err error)
-	// AskLocal asks the local apiserver once. What it finds the kind keeps, and touches the Sources.
+	// AskLocal asks the local apiserver once. The kind keeps the result itself, and calls Touch if
+	// it has changed.
 	AskLocal func(ctx context.Context) error
 	// Pace is how often it asks the local apiserver.
 	Pace Pace
-	// Publish makes the documents of what is known now. It is called when something of that has
-	// changed, which endpoints are not, nor verdicts without Verdicts. It returns when it wants to be
-	// called again though nothing happens. Zero: never.
+	// Publish makes the documents of the current state. It is called when that or the table has
+	// changed, except for endpoints and, without Verdicts, for verdicts. It returns when to call it
+	// again even without a change. Zero means never.
 	Publish func(t *registry.Table) (again time.Time)
-	// Verdicts says that verdicts make another document.
+	// Verdicts says that verdicts change the document.
 	Verdicts bool
-	// Status shows how current each APIService's part is.
+	// Status calls show with the freshness of each APIService's part.
 	Status func(show func(Freshness))
-	// Sizes shows how large the documents are, of which SizesHelp says more.
+	// Sizes calls show with the size of each document; SizesHelp is the metric's help.
 	Sizes     func(show func(document string, bytes int))
 	SizesHelp string
-	// Metrics are further ones of this kind's own. Nil: none.
+	// Metrics are further metrics of this kind. Nil means none.
 	Metrics []prometheus.Collector
 }
 
-// Sources is where the parts of a merged document come from: the backends of the table, each asked
-// by a goroutine of its own, and the local apiserver.
+// Sources are the sources of a merged document: the backends of the table, each with its own
+// goroutine, and the local apiserver.
 type Sources[S any] struct {
 	cfg     Config
 	kind    Kind[S]
 	log     *slog.Logger
 	metrics *metrics
 	set     *set[S]
-	changed chan time.Time // holds one token: something to publish
-	touched atomic.Bool    // there is something to publish, whatever the table says
-	hints   chan struct{}  // holds one token: the local apiserver may have something new to say
+	changed chan time.Time // one slot: something to publish
+	touched atomic.Bool    // publish even if the table has not changed
+	hints   chan struct{}  // one slot: the local apiserver's documents may have changed
 
-	localFails bool // of the local apiserver's goroutine
+	localFails bool // owned by the local apiserver's goroutine
 }
 
 // New makes the Sources of a kind of document.
@@ -104,17 +106,17 @@ func New[S any](cfg Config, kind Kind[S]) (*Sources[S], error) {
 	return s, metric.Register(cfg.Metrics, kind.Name, append(kind.Metrics, s.metrics)...)
 }
 
-// Touch says that there is something to publish anew. It never blocks.
+// Touch asks for another publication. It never blocks.
 func (s *Sources[S]) Touch() {
 	s.touched.Store(true)
 	latest.Wake(s.changed)
 }
 
-// LocalChanged hints that the local apiserver may have something new to say: a CRD has changed. It
-// never blocks.
+// LocalChanged hints that the local apiserver's documents may have changed, as after a change of a
+// CRD. It never blocks.
 func (s *Sources[S]) LocalChanged() { latest.Wake(s.hints) }
 
-// Known is where what is known of a backend of the table is kept. Nil: there is no such backend.
+// Known returns where the state of a backend is stored. Nil means that there is no such backend.
 func (s *Sources[S]) Known(of *registry.Backend) *atomic.Pointer[S] {
 	if b := s.set.find(of); b != nil {
 		return &b.known
@@ -122,15 +124,15 @@ func (s *Sources[S]) Known(of *registry.Backend) *atomic.Pointer[S] {
 	return nil
 }
 
-// NotReady is the answer to requests until the documents are complete.
+// NotReady returns the error for requests until the documents are complete.
 func (s *Sources[S]) NotReady() *apierrors.StatusError {
 	err := apierrors.NewServiceUnavailable(s.kind.Name + " is not complete yet, please try again")
 	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
 	return err
 }
 
-// mostRest bounds how long Run rests after publishing: a change is seen in a quarter of a second,
-// whatever goes on.
+// mostRest bounds how long Run rests after publishing: every change is seen within a quarter of a
+// second.
 const mostRest = 200 * time.Millisecond
 
 // Run follows the table, the local apiserver and the backends until ctx ends.
@@ -141,7 +143,7 @@ func (s *Sources[S]) Run(ctx context.Context) error {
 	if s.cfg.FetchLocal != nil {
 		local.Go(func() { s.kind.Pace.follow(ctx, s.hints, s.askLocal) })
 	}
-	again := time.AfterFunc(time.Hour, s.Touch) // the hour is nothing: Publish says when
+	again := time.AfterFunc(time.Hour, s.Touch) // stopped at once: Publish says when
 	again.Stop()
 	defer again.Stop()
 	complete := false
@@ -163,7 +165,7 @@ func (s *Sources[S]) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// matters reports whether a change of the table may make another document.
+// matters reports whether a change of the table may change the document.
 func (s *Sources[S]) matters(c latest.Change[*registry.Entry]) bool {
 	if c.Old == nil || c.New == nil || c.Old.Backend != c.New.Backend || c.Old.Kind() != c.New.Kind() {
 		return true
@@ -173,12 +175,12 @@ func (s *Sources[S]) matters(c latest.Change[*registry.Entry]) bool {
 		s.kind.Verdicts && c.Old.Verdict != c.New.Verdict
 }
 
-// ask asks a backend, and keeps what it has said.
+// ask asks a backend and stores its state.
 func (s *Sources[S]) ask(ctx context.Context, known *atomic.Pointer[S], entries []*registry.Entry) error {
 	next, changed, err := s.kind.Ask(ctx, known.Load(), entries)
 	switch {
 	case ctx.Err() != nil:
-		return ctx.Err() // the backend is gone: what it said no longer matters
+		return ctx.Err() // the backend has left the table: ignore its response
 	case next == nil:
 		return nil
 	}
@@ -199,7 +201,7 @@ func (s *Sources[S]) askLocal(ctx context.Context) error {
 	s.metrics.polled(err)
 	switch {
 	case err != nil && !s.localFails:
-		s.log.Warn("documents of local apiserver cannot be read, what was known stays", "document", s.kind.Name, "err", err)
+		s.log.Warn("documents of local apiserver cannot be read, the last good ones stay", "document", s.kind.Name, "err", err)
 	case err == nil && s.localFails:
 		s.log.Info("documents of local apiserver can be read again", "document", s.kind.Name)
 	}
@@ -207,8 +209,8 @@ func (s *Sources[S]) askLocal(ctx context.Context) error {
 	return err
 }
 
-// movesLocal reports whether the local apiserver may have something new to say after a change: group-versions
-// have come, gone or changed hands.
+// movesLocal reports whether a change of the table may change the local apiserver's documents: a
+// group-version is new, is gone, or became Local or remote.
 func movesLocal(c latest.Change[*registry.Entry]) bool {
 	return c.Old == nil || c.New == nil || c.Old.Local() != c.New.Local()
 }

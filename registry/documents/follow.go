@@ -7,22 +7,26 @@ import (
 
 // Pace is how often the local apiserver is asked.
 type Pace struct {
-	// Every is the time between questions while nothing happens. Required.
+	// Every is the time between requests while nothing happens. Required.
 	Every time.Duration
-	// After are the pauses between the questions that follow a hint; the first comes at once. What is hinted at may take a while to come. Nil: none.
+	// After are the pauses between the requests that follow a hint; the first is sent at once. The
+	// change behind a hint may take a while to show. Nil means none.
 	After []time.Duration
 }
 
 const (
-	// leastRest is between two questions, so that the events of one change are one question.
+	// leastRest is the least pause between two requests: events of one change cause one request.
 	leastRest = 20 * time.Millisecond
-	// restFactor is how much longer than a question or a publication the rest after it is: in a storm of changes, asking for, reading and merging documents that grow takes a fifth of a core each.
+	// restFactor is how much longer than a request or a publication the pause after it is: in a
+	// storm of changes fetching, reading and merging growing documents takes a fifth of a core
+	// each.
 	restFactor = 4
 	// firstAgain is the pause after a first failure; it doubles up to Every.
 	firstAgain = 100 * time.Millisecond
 )
 
-// follow asks over and over until ctx ends. It is for the one server whose changes somebody hears of, and gives hints of; backends are a set's.
+// follow calls ask repeatedly until ctx ends. It is for the one server with hints of changes;
+// backends are in a set.
 func (p Pace) follow(ctx context.Context, hints <-chan struct{}, ask func(context.Context) error) {
 	var after []time.Duration
 	failures := 0

@@ -105,7 +105,8 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// A storm of hints about a server whose documents take long to read costs a fifth of the time, however hard it blows.
+// A storm of hints about a server whose documents take long to read costs a fifth of the time,
+// however hard it blows.
 func TestFollowRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, hints := following(t, 100*time.Millisecond, new(atomic.Bool))
@@ -174,7 +175,8 @@ func TestWatch(t *testing.T) {
 			t.Errorf("three events were %d changes", n)
 		}
 
-		// The watch ends, and the collection may not be read for ten minutes: it is asked for ever more seldom, and never given up.
+		// The watch ends, and the collection may not be read for ten minutes: it is asked for ever
+		// more seldom, and never given up.
 		_ = events.Close()
 		time.Sleep(10 * time.Minute)
 		asked, _ = c.behave(http.StatusOK)

@@ -1,31 +1,34 @@
 package documents
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
-	"slices"
 	"time"
 )
 
 // Question is one GET.
 type Question struct {
-	// Path is asked for, unescaped. Query is its query, without a question mark. Empty: none.
+	// Path is the unescaped path to get, Query its query, without a question mark, or empty.
 	Path, Query string
 	// Accept is the Accept field.
 	Accept string
-	// ETag makes the question conditional (If-None-Match). Empty: it is not.
+	// ETag makes the request conditional (If-None-Match). Empty means that it is not.
 	ETag string
-	// Limit bounds the body. Zero: 8 MiB, well above any discovery document seen: a thousand custom resources make one.
+	// Limit bounds the body. Zero means 8 MiB, well above any discovery document seen: a thousand
+	// custom resources make one.
 	Limit int64
-	// Timeout bounds the exchange from dialling to the last byte. Zero: 5 s, as kube-apiserver has it for discovery.
+	// Timeout bounds the exchange from dialling to the last byte. Zero means 5 s, kube-apiserver's
+	// timeout for discovery.
 	Timeout time.Duration
 }
 
-// Answer is what came back. Its body has been read to its end, so that the connection can be used again.
+// Answer is a response. Its body has been read to its end, so that the connection can be used
+// again.
 type Answer struct {
 	// Status is the HTTP status.
 	Status int
@@ -34,41 +37,41 @@ type Answer struct {
 	// Body is the whole body.
 	Body []byte
 
-	path string // asked for
+	path string // of the request
 }
 
-// Unexpected is the error of an answer whose status was not to be expected.
+// Unexpected returns the error for an unexpected status.
 func (a *Answer) Unexpected() error {
 	return &Error{ReasonStatus, fmt.Errorf("getting %s: %d %s", a.path, a.Status, http.StatusText(a.Status))}
 }
 
-// Invalid is the error of an answer that cannot be read.
+// Invalid returns the error for a response that cannot be parsed.
 func (a *Answer) Invalid(err error) error {
 	return &Error{ReasonInvalid, fmt.Errorf("reading %s: %w", a.path, err)}
 }
 
-// Reason is why there is no answer, in one word from a fixed set: it labels metrics.
+// Reason is why there is no response, in one word from a fixed set: it labels metrics.
 type Reason string
 
 // The reasons.
 const (
 	// ReasonUnreachable: no connection, or it ended.
 	ReasonUnreachable Reason = "unreachable"
-	// ReasonTimeout: no answer, or no end of one, in time.
+	// ReasonTimeout: no complete response in time.
 	ReasonTimeout Reason = "timeout"
 	// ReasonStatus: an unexpected HTTP status.
 	ReasonStatus Reason = "status"
 	// ReasonTooLarge: more than the limit.
 	ReasonTooLarge Reason = "too_large"
-	// ReasonInvalid: a body that is not what it says, or that says what it may not.
+	// ReasonInvalid: a body that cannot be parsed, or has what it may not have.
 	ReasonInvalid Reason = "invalid"
 )
 
-// Error is a failed question.
+// Error is a failed request.
 type Error struct {
 	// Reason is the kind of failure.
 	Reason Reason
-	// Err is the cause, for the operator: it may hold addresses.
+	// Err is the cause, for the operator: it may contain addresses.
 	Err error
 }
 
@@ -78,7 +81,8 @@ func (e *Error) Error() string { return e.Err.Error() }
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// reasonOf is the reason of an error of this package. Anything else is ReasonUnreachable. Nil: empty.
+// reasonOf returns the reason of an error of this package, else ReasonUnreachable. A nil error has
+// none.
 func reasonOf(err error) Reason {
 	var e *Error
 	switch {
@@ -95,16 +99,10 @@ const (
 	defaultTimeout = 5 * time.Second
 )
 
-// Get asks a question over do, which sends a request to one backend.
+// Get sends a question by do, which sends a request to one backend.
 func Get(ctx context.Context, do Do, q Question) (Answer, error) {
-	timeout, limit := q.Timeout, q.Limit
-	if timeout == 0 {
-		timeout = defaultTimeout
-	}
-	if limit == 0 {
-		limit = defaultLimit
-	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	limit := cmp.Or(q.Limit, defaultLimit)
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(q.Timeout, defaultTimeout))
 	defer cancel()
 	res, err := do(ctx, newRequest(ctx, q))
 	if err != nil {
@@ -114,47 +112,14 @@ func Get(ctx context.Context, do Do, q Question) (Answer, error) {
 	if res.ContentLength > limit {
 		return Answer{}, tooLarge(q, limit)
 	}
-	body, err := readAll(res.Body, res.ContentLength, limit)
+	body, err := io.ReadAll(io.LimitReader(res.Body, limit+1))
 	switch {
-	case errors.Is(err, errTooLong):
+	case int64(len(body)) > limit:
 		return Answer{}, tooLarge(q, limit)
 	case err != nil:
 		return Answer{}, broken(ctx, q, err)
 	}
 	return Answer{Status: res.StatusCode, Header: res.Header, Body: body, path: q.Path}, nil
-}
-
-const (
-	// leastChunk and mostChunk are the pieces a body is read in: small documents are one, and large ones waste no more than a twentieth.
-	leastChunk = 8 << 10
-	mostChunk  = 1 << 20
-)
-
-// errTooLong is what readAll returns for a body beyond its limit.
-var errTooLong = errors.New("too long")
-
-// readAll reads a body of at most limit bytes. io.ReadAll would copy it into ever larger buffers, and leave four times as much behind as it returns; what is too
-// long is held once here, and not put together.
-func readAll(r io.Reader, announced, limit int64) ([]byte, error) {
-	var chunks [][]byte
-	size := min(max(announced+1, leastChunk), mostChunk)
-	chunk := make([]byte, 0, size)
-	for have := int64(0); ; {
-		n, err := r.Read(chunk[len(chunk):cap(chunk)])
-		chunk = chunk[:len(chunk)+n]
-		have += int64(n)
-		switch {
-		case have > limit:
-			return nil, errTooLong
-		case errors.Is(err, io.EOF):
-			return slices.Concat(append(chunks, chunk)...), nil
-		case err != nil:
-			return nil, err //nolint:wrapcheck // the caller does
-		case len(chunk) == cap(chunk):
-			size = min(2*size, mostChunk)
-			chunks, chunk = append(chunks, chunk), make([]byte, 0, size)
-		}
-	}
 }
 
 func newRequest(ctx context.Context, q Question) *http.Request {

@@ -6,10 +6,8 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"runtime"
 	"strings"
 	"testing"
-	"testing/iotest"
 	"testing/synctest"
 )
 
@@ -40,51 +38,33 @@ func TestGet(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				a, err := Get(t.Context(), tt.do, Question{Path: "/apis", Limit: 4})
+				opened, closed := 0, 0
+				do := func(ctx context.Context, r *http.Request) (*http.Response, error) {
+					res, err := tt.do(ctx, r)
+					if err == nil {
+						opened++
+						res.Body = closing{res.Body, &closed}
+					}
+					return res, err
+				}
+				a, err := Get(t.Context(), do, Question{Path: "/apis", Limit: 4})
 				if reasonOf(err) != tt.want {
 					t.Errorf("got %q (%v), %q", reasonOf(err), err, a.Body)
+				}
+				if opened != closed {
+					t.Error("the body was not closed, and its connection is lost")
 				}
 			})
 		})
 	}
 }
 
-// A body of any length comes out as it went in, whatever is announced, and nothing beyond the limit is put together.
-func TestReadAll(t *testing.T) {
-	const limit = 5*mostChunk + 3
-	text := bytes.Repeat([]byte("0123456789abcdef-"), limit/17+1)
-	for _, n := range []int{0, 1, leastChunk - 1, leastChunk, leastChunk + 1, mostChunk, 3*mostChunk + 1, limit, limit + 1} {
-		for _, announced := range []int64{-1, 0, int64(n), 1 << 40} {
-			got, err := readAll(iotest.HalfReader(bytes.NewReader(text[:n])), announced, limit)
-			if n > limit {
-				if !errors.Is(err, errTooLong) || got != nil {
-					t.Errorf("%d bytes: %d came out, %v", n, len(got), err)
-				}
-				continue
-			}
-			if err != nil || !bytes.Equal(got, text[:n]) {
-				t.Errorf("%d bytes, %d announced: %d came out, %v", n, announced, len(got), err)
-			}
-		}
-	}
-	before := allocated()
-	if _, err := readAll(endless{}, -1, 32<<20); !errors.Is(err, errTooLong) {
-		t.Errorf("a body without end: %v", err)
-	}
-	if n := (allocated() - before) >> 20; n > 34 {
-		t.Errorf("%d MiB were taken for 32 MiB", n)
-	}
+type closing struct {
+	io.Reader
+	n *int
 }
 
-func allocated() uint64 {
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return m.TotalAlloc
-}
-
-type endless struct{}
-
-func (endless) Read(p []byte) (int, error) { return len(p), nil }
+func (c closing) Close() error { *c.n++; return nil }
 
 type cutShort struct{}
 

@@ -17,7 +17,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// Documents are made anew when something has changed of which they are made. With ten thousand APIServices most tables are another verdict or endpoint.
+// Documents are made anew when something has changed of which they are made. With ten thousand
+// APIServices most tables are another verdict or endpoint.
 func TestPublishedWhenItMatters(t *testing.T) {
 	for _, verdicts := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -65,7 +66,8 @@ func TestPublishedWhenItMatters(t *testing.T) {
 			expect := func(what string, want int) {
 				t.Helper()
 				table.Store(registry.Build(in, table.Load()))
-				// Tables of a test do not supersede each other: the token stands for that, without saying that there is something to publish.
+				// Tables of a test do not supersede each other: the token stands for that, without
+				// saying that there is something to publish.
 				select {
 				case s.changed <- time.Time{}:
 				default:

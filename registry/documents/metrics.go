@@ -13,19 +13,20 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
-// Freshness is how current one remote APIService's part of a merged document is.
+// Freshness says how current one remote APIService's part of a merged document is.
 type Freshness struct {
 	// Name is the APIService's.
 	Name string `json:"-"`
-	// Reason is why the backend's last answer could not be used: a Reason, "unavailable" when its verdict says so, or "pending" when it has not been asked yet. Empty: it could.
+	// Reason is why the backend's last response could not be used: a Reason, "unavailable" when its
+	// verdict says so, or "pending" before the first request. Empty means that it could.
 	Reason string `json:"reason,omitempty"`
-	// Message is the cause, for the operator: it may hold addresses.
+	// Message is the cause, for the operator: it may contain addresses.
 	Message string `json:"message,omitempty"`
-	// Confirmed is when the backend last answered in full. Zero: never.
+	// Confirmed is when the backend last gave a complete response. Zero means never.
 	Confirmed time.Time `json:"confirmed,omitzero"`
 }
 
-// Of says whose part it is, and why the last question about it failed, if it did.
+// Of returns f with the name of e and why the last request for it failed, if it did.
 func (f Freshness) Of(e *registry.Entry, err error) Freshness {
 	f.Name = e.Name
 	switch {
@@ -39,8 +40,8 @@ func (f Freshness) Of(e *registry.Entry, err error) Freshness {
 	return f
 }
 
-// metrics counts questions, and says at each scrape how current and how large a merged document is: fairlead_<document>_polls_total, _failing, _age_seconds and
-// _document_bytes.
+// metrics counts requests, and shows at each scrape how current and how large a merged document is:
+// fairlead_<document>_polls_total, _failing, _age_seconds and _document_bytes.
 type metrics struct {
 	polls  *prometheus.CounterVec
 	status func(show func(Freshness))
@@ -49,25 +50,25 @@ type metrics struct {
 	failing, age, bytes *prometheus.Desc
 }
 
-// resultOK is the result of a question that was answered; the others are Reasons.
+// resultOK is the result of a successful request. The other results are Reasons.
 const resultOK = "ok"
 
 func newMetrics(document, sizesHelp string, status func(func(Freshness)), sizes func(func(string, int))) *metrics {
 	name := "fairlead_" + strings.ToLower(document)
 	m := &metrics{
 		status: status, sizes: sizes,
-		polls: metric.Counter(name+"_polls_total", fmt.Sprintf("Questions to backends and to the local apiserver for %s, by result.", document), "result",
+		polls: metric.Counter(name+"_polls_total", fmt.Sprintf("Requests to backends and to the local apiserver for %s, by result.", document), "result",
 			resultOK, string(ReasonUnreachable), string(ReasonTimeout), string(ReasonStatus), string(ReasonTooLarge), string(ReasonInvalid)),
 		failing: prometheus.NewDesc(name+"_failing",
 			fmt.Sprintf("1 while a remote APIService's part of %s is not confirmed by its backend, by reason.", document), []string{"name", "reason"}, nil),
 		age: prometheus.NewDesc(name+"_age_seconds",
-			fmt.Sprintf("Time since a remote APIService's backend last confirmed its part of %s. Absent: it never did.", document), []string{"name"}, nil),
+			fmt.Sprintf("Time since a remote APIService's backend last confirmed its part of %s. Absent if it never did.", document), []string{"name"}, nil),
 		bytes: prometheus.NewDesc(name+"_document_bytes", sizesHelp, []string{"document"}, nil),
 	}
 	return m
 }
 
-// polled counts a question by how it ended.
+// polled counts a request by its result.
 func (m *metrics) polled(err error) {
 	m.polls.WithLabelValues(string(cmp.Or(reasonOf(err), resultOK))).Inc()
 }

@@ -18,25 +18,30 @@ import (
 )
 
 const (
-	// every is the time between questions to a backend that answers, ± 20 %: a change is seen within a minute even when the jitter is against it.
+	// every is the time between requests to a healthy backend, ± 20 %: a change is seen within a
+	// minute even with the longest jitter.
 	every = 50 * time.Second
-	// firstRetry and lastRetry are the pauses after failures, doubling. A restart is over in a second or so; a backend that fails for long is asked as often as one that is well.
+	// firstRetry and lastRetry are the pauses after failures, doubling. A restart takes a second or
+	// so. A backend that fails for long is asked as often as a healthy one.
 	firstRetry = 250 * time.Millisecond
 	lastRetry  = every
-	// leastGap is the time between questions that were asked for by changes: a rollout of ten endpoints is one question, and a new group-version waits for nobody.
+	// leastGap is the least time between requests caused by changes: a rollout of ten endpoints
+	// causes one request, and a new group-version waits for nothing.
 	leastGap = 100 * time.Millisecond
 )
 
-// set is the backends of a table, each with the goroutine that asks it. Its methods are called by one goroutine, its owner's.
+// set has the backends of a table, each with its goroutine. Only its owner's goroutine calls its
+// methods.
 type set[S any] struct {
 	ask      func(ctx context.Context, known *atomic.Pointer[S], entries []*registry.Entry) error
-	backends sync.Map               // *registry.Backend → *backend[S]; others may look, too
-	ended    []*registry.Backend    // those that are to be dropped: see forget
+	backends sync.Map               // *registry.Backend → *backend[S]; other goroutines may read it
+	ended    []*registry.Backend    // to be dropped: see forget
 	serving  map[string]*backend[S] // :: APIService → its backend
 	running  sync.WaitGroup
 }
 
-// newSet makes an empty set. The backends' own goroutines call ask, with the entries that may be asked for now; there is at least one.
+// newSet returns an empty set. The backends' goroutines call ask, with the entries that may be
+// asked for now; there is at least one.
 func newSet[S any](ask func(context.Context, *atomic.Pointer[S], []*registry.Entry) error) *set[S] {
 	return &set[S]{ask: ask, serving: make(map[string]*backend[S])}
 }
@@ -54,13 +59,14 @@ type backend[S any] struct {
 	set     *set[S]
 	known   atomic.Pointer[S] // never nil
 	entries atomic.Pointer[[]*registry.Entry]
-	poke    chan struct{} // holds one token: ask now
+	poke    chan struct{} // one slot: ask now
 	end     context.CancelFunc
 }
 
-// update brings the set in step with a table, of which it is told what has changed: it starts, ends and wakes goroutines, and waits for none. They all end with ctx.
+// update applies the changes of a table: it starts, ends and wakes goroutines, and waits for none.
+// They all end with ctx.
 func (s *set[S]) update(ctx context.Context, changes []latest.Change[*registry.Entry]) {
-	groups := make(map[*registry.Backend][]*registry.Entry) // of the backends that have others than before
+	groups := make(map[*registry.Backend][]*registry.Entry) // of backends with other entries than before
 	group := func(of *registry.Backend) []*registry.Entry {
 		if groups[of] == nil {
 			if b := s.find(of); b != nil {
@@ -107,7 +113,8 @@ func (s *set[S]) update(ctx context.Context, changes []latest.Change[*registry.E
 	}
 }
 
-// forget drops what has ended. Until the documents without it are published, those before may be asked for.
+// forget drops the ended backends. Until documents without a backend are published, the documents
+// before may still read its state.
 func (s *set[S]) forget() {
 	for _, of := range s.ended {
 		s.backends.Delete(of)
@@ -115,7 +122,7 @@ func (s *set[S]) forget() {
 	s.ended = nil
 }
 
-// backendOf is an entry's backend. Nil: it has none, or there is no entry.
+// backendOf returns an entry's backend. Nil means that it has none, or that there is no entry.
 func backendOf(e *registry.Entry) *registry.Backend {
 	if e == nil {
 		return nil
@@ -124,7 +131,7 @@ func backendOf(e *registry.Entry) *registry.Backend {
 }
 
 func (s *set[S]) start(ctx context.Context, of *registry.Backend, entries []*registry.Entry) {
-	ctx, cancel := context.WithCancel(ctx) //nolint:gosec // b.end, once the table has nothing for it any more
+	ctx, cancel := context.WithCancel(ctx) //nolint:gosec // b.end, once the backend has no entry any more
 	b := &backend[S]{set: s, poke: make(chan struct{}, 1), end: cancel}
 	b.entries.Store(&entries)
 	b.known.Store(s.before(entries))
@@ -132,7 +139,8 @@ func (s *set[S]) start(ctx context.Context, of *registry.Backend, entries []*reg
 	s.running.Go(func() { b.run(ctx) })
 }
 
-// before is what is known of a new backend: what was known of its Service under other trust, because another CA or TLS name is no other backend.
+// before returns the initial state of a new backend: that of its Service with other trust, because
+// another CA or TLS name does not make it another server.
 func (s *set[S]) before(entries []*registry.Entry) *S {
 	for _, e := range entries {
 		if was := s.serving[e.Name]; was != nil && (*was.entries.Load())[0].Backend.SameService(e.Backend) {
@@ -142,8 +150,9 @@ func (s *set[S]) before(entries []*registry.Entry) *S {
 	return new(S)
 }
 
-// worthAsking reports whether something has happened after which a backend may have something new to say: another group-version, other endpoints, a recovery, or a
-// change of the APIService itself, by which an operator can ask for it.
+// worthAsking reports whether a backend's documents may have changed: it has another group-version
+// or other endpoints, has recovered, or its APIService has changed, by which an operator can ask
+// for it.
 func worthAsking(old, now []*registry.Entry) bool {
 	return slices.ContainsFunc(latest.Diff(old, now), func(c latest.Change[*registry.Entry]) bool {
 		if c.Old == nil || c.New == nil {
@@ -154,12 +163,13 @@ func worthAsking(old, now []*registry.Entry) bool {
 	})
 }
 
-// edited reports whether somebody has changed an APIService; its status is no such change.
+// edited reports whether a user has changed an APIService. Its status does not count.
 func edited(a, b *apiregistrationv1.APIService) bool {
 	return a != b && (!apiequality.Semantic.DeepEqual(a.Spec, b.Spec) || !maps.Equal(a.Labels, b.Labels) || !maps.Equal(a.Annotations, b.Annotations))
 }
 
-// Askable reports whether a backend may be asked for an entry: it has somewhere to ask, and is not known to be unavailable. An entry that was never checked may.
+// Askable reports whether a backend may be asked for an entry: it has endpoints, and is not known
+// to be unavailable. An entry that was never probed may be asked for.
 func Askable(e *registry.Entry) bool {
 	return len(e.Endpoints) > 0 && e.Verdict.Status != corev1.ConditionFalse
 }
@@ -168,7 +178,7 @@ func Askable(e *registry.Entry) bool {
 func (b *backend[S]) run(ctx context.Context) {
 	failures := 0
 	for {
-		var wait <-chan time.Time // an unavailable backend is asked when the table says something new
+		var wait <-chan time.Time // an unavailable backend is asked after a change of the table
 		if entries := b.askable(); len(entries) > 0 {
 			if err := b.set.ask(ctx, &b.known, entries); err != nil {
 				failures++
@@ -199,10 +209,11 @@ func (b *backend[S]) askable() []*registry.Entry {
 			others = append(others, e)
 		}
 	}
-	return append(well, others...) // whoever needs any one asks through the first
+	return append(well, others...) // a caller that needs only one uses the first
 }
 
-// pause is the time until the next question. The jitter keeps replicas and backends from asking in step.
+// pause returns the time until the next request. The jitter keeps replicas and backends from asking
+// in step.
 func pause(failures int) time.Duration {
 	d := every
 	if failures > 0 {
@@ -211,12 +222,10 @@ func pause(failures int) time.Duration {
 	return time.Duration(float64(d) * (0.8 + 0.4*rand.Float64())) //nolint:gosec // jitter
 }
 
-// sleep reports whether ctx has lasted.
+// sleep waits for d and reports whether ctx is still alive.
 func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 		return true
 	case <-ctx.Done():
 		return false

@@ -133,6 +133,19 @@ func TestPace(t *testing.T) {
 	})
 }
 
+func TestAskable(t *testing.T) {
+	backend := &registry.Backend{Service: "a"}
+	for verdict, want := range map[corev1.ConditionStatus]bool{"": true, corev1.ConditionUnknown: true, corev1.ConditionTrue: true, corev1.ConditionFalse: false} {
+		e := entry("a", backend, verdict)
+		if Askable(e) != want {
+			t.Errorf("with a verdict of %q: %v", verdict, !want)
+		}
+		if e.Endpoints = nil; Askable(e) {
+			t.Errorf("with a verdict of %q, and nowhere to ask", verdict)
+		}
+	}
+}
+
 func TestWakes(t *testing.T) {
 	backend := &registry.Backend{Service: "a"}
 	changed := func(f func(*registry.Entry)) *registry.Entry {
@@ -197,7 +210,8 @@ func TestHungBackendEnds(t *testing.T) {
 	})
 }
 
-// Another trust in a Service is another connection, not another backend: what was known of it stays. Another Service is another backend.
+// Another trust in a Service is another connection, not another backend: what was known of it
+// stays. Another Service is another backend.
 func TestKnownUnderOtherTrust(t *testing.T) {
 	tests := []struct {
 		name string

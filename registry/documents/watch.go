@@ -11,21 +11,24 @@ import (
 )
 
 const (
-	// firstRewatch and lastRewatch are the pauses between watches, doubling. Whoever watches asks from time to time as well, so that little is lost meanwhile.
+	// firstRewatch and lastRewatch are the pauses between watches, doubling. A watcher also asks
+	// from time to time, so little is lost meanwhile.
 	firstRewatch = time.Second
 	lastRewatch  = 30 * time.Second
-	// metadataOnly spares the server and us the objects themselves: the schemas of a thousand custom resources are tens of megabytes.
+	// metadataOnly saves sending the objects themselves: the schemas of a thousand custom resources
+	// are tens of megabytes.
 	metadataOnly = ";g=meta.k8s.io;v=v1,application/json"
 )
 
-// Watch calls changed whenever something in a collection has changed, or may have: it keeps no objects and reads none. do sends a request that may last. It returns when
-// ctx ends. A collection that cannot be watched is tried again and again: a hint is all that is missing then.
+// Watch calls changed whenever something in a collection has changed, or may have. It parses and
+// keeps no objects. do sends a request that may last for hours. Watch returns when ctx ends. If the
+// collection cannot be watched, it tries again and again: only the hints are missing meanwhile.
 func Watch(ctx context.Context, do Do, path string, changed func()) error {
 	pause := firstRewatch
 	for {
 		begun := time.Now()
 		if err := watchOnce(ctx, do, path, changed); err == nil || time.Since(begun) > lastRewatch {
-			pause = firstRewatch // it has ended as all watches do
+			pause = firstRewatch // it has ended normally
 		}
 		if !sleep(ctx, time.Duration(float64(pause)*(0.8+0.4*rand.Float64()))) { //nolint:gosec // jitter
 			return ctx.Err()
@@ -36,7 +39,7 @@ func Watch(ctx context.Context, do Do, path string, changed func()) error {
 
 // watchOnce watches until the server ends it.
 func watchOnce(ctx context.Context, do Do, path string, changed func()) error {
-	// From now on: without a version the server would begin by sending everything there is.
+	// Begin now: without a resourceVersion the server would first send all objects.
 	a, err := Get(ctx, do, Question{Path: path, Query: "limit=1", Accept: "application/json;as=PartialObjectMetadataList" + metadataOnly})
 	if err != nil {
 		return err
@@ -49,7 +52,7 @@ func watchOnce(ctx context.Context, do Do, path string, changed func()) error {
 	if err := json.Unmarshal(a.Body, &list); err != nil || a.Status != http.StatusOK || list.Metadata.ResourceVersion == "" {
 		return errors.Join(err, fmt.Errorf("listing %s: %d %s", path, a.Status, http.StatusText(a.Status)))
 	}
-	changed() // whatever has happened since somebody last looked
+	changed() // for changes before the watch began
 	q := Question{Path: path, Query: "watch=true&resourceVersion=" + list.Metadata.ResourceVersion, Accept: "application/json;as=PartialObjectMetadata" + metadataOnly}
 	res, err := do(ctx, newRequest(ctx, q))
 	if err != nil {
@@ -65,7 +68,7 @@ func watchOnce(ctx context.Context, do Do, path string, changed func()) error {
 			changed()
 		}
 		if err != nil {
-			return nil //nolint:nilerr // however it ends, the next one begins with what has changed
+			return nil //nolint:nilerr // the next watch begins with a call of changed
 		}
 	}
 }

@@ -1,9 +1,10 @@
-// Package latest is the loop of everybody who reads a state that one writer replaces, a *registry.Table above all.
+// Package latest is the loop of the readers of a state that one writer replaces, such as a
+// *registry.Table.
 //
-// The concurrency rule: the writer stores the new state where load finds it, and then closes Superseded of the old one. In this order,
-// whoever wakes up finds the new one. A state itself never changes.
+// Concurrency: the writer stores the new state where load finds it, and then closes Superseded of
+// the old one. In this order, a reader that wakes up finds the new one. A state never changes.
 //
-// What this package is not: it holds no state and starts no goroutine.
+// This package holds no state and starts no goroutine.
 package latest
 
 import (
@@ -12,8 +13,9 @@ import (
 	"time"
 )
 
-// Of yields the state that load finds in place, and then, each time it is superseded or wake delivers, the one that load finds then,
-// until ctx ends. A state that is replaced while the loop body runs is skipped. Wake is for what the body does without a new state; nil: nothing.
+// Of yields the state that load returns, and then the current one each time it is superseded or
+// wake delivers, until ctx ends. A state that is replaced while the loop body runs is skipped. Wake
+// lets the body run without a new state. Nil means that it never does.
 func Of[S interface{ Superseded() <-chan struct{} }](ctx context.Context, load func() S, wake <-chan time.Time) iter.Seq[S] {
 	return func(yield func(S) bool) {
 		for {
@@ -31,7 +33,8 @@ func Of[S interface{ Superseded() <-chan struct{} }](ctx context.Context, load f
 	}
 }
 
-// Wake leaves a token in a channel with room for one, unless one is there: whoever takes it looks at everything. It never blocks.
+// Wake puts a token into a channel of capacity one, unless it has one: the receiver processes
+// everything that is pending. It never blocks.
 func Wake[T any](wake chan<- T) {
 	var token T
 	select {

@@ -15,7 +15,8 @@ type state struct {
 
 func (s *state) Superseded() <-chan struct{} { return s.superseded }
 
-// A reader sees the state in place and the newest after it, not those between, the same again when it is woken, and ends with its context.
+// A reader sees the state in place and the newest after it, not those between, the same again when
+// it is woken, and ends with its context.
 func TestOf(t *testing.T) {
 	t.Parallel()
 	var all []*state

@@ -1,6 +1,7 @@
-// Package metric is what all packages do alike with their metrics: registering them, and having counters begin at 0.
+// Package metric has the helpers for metrics that all packages share: registering, and counters
+// that start at 0.
 //
-// It is used while components are made. It knows no metric and holds no state.
+// It is used while components are constructed. It defines no metric and holds no state.
 package metric
 
 import (
@@ -9,7 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Register registers the metrics of somebody. A nil Registerer registers nothing.
+// Register registers the metrics of a component. A nil Registerer registers nothing.
 func Register(to prometheus.Registerer, of string, all ...prometheus.Collector) error {
 	if to == nil {
 		return nil
@@ -22,7 +23,8 @@ func Register(to prometheus.Registerer, of string, all ...prometheus.Collector) 
 	return nil
 }
 
-// Counter counts by one label of few values. All its series exist at 0 from the start, because rate() cannot see the first step of a series that begins at 1.
+// Counter makes a counter with one label of few values. All series start at 0, because rate() does
+// not see the first step of a series that begins at 1.
 func Counter(name, help, label string, values ...string) *prometheus.CounterVec {
 	c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{label})
 	for _, v := range values {

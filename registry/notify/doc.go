@@ -1,8 +1,9 @@
-// Package notify tells when something in directories may have changed, for those who follow files: by what the kernel reports, once it is quiet again, and once a
-// minute, because network file systems report nothing.
+// Package notify signals that something in directories may have changed, for readers of files. It
+// signals when the kernel reports events, once they have stopped, and every minute, because network
+// file systems report nothing.
 //
-// The concurrency rule: Run's goroutine waits for events; Watch may be called meanwhile, by one goroutine. Watch before reading: then a change in between is seen
-// twice, never missed.
+// Concurrency: Run's goroutine waits for events. Meanwhile one goroutine may call Watch. Watch
+// before reading: a change in between is then seen twice, never missed.
 //
-// What this package is not: it reads no file, and does not know which directories matter.
+// This package reads no files, and does not know which directories matter.
 package notify

@@ -12,52 +12,55 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// pollEvery is how often to look without being told to. It is upstream's number.
+// pollEvery is the interval of polling. It is upstream's.
 const pollEvery = time.Minute
 
-// Config says how to wait.
+// Config configures New.
 type Config struct {
-	// Quiet is how long nothing must happen before a change counts as complete. Zero: it counts at once.
+	// Quiet is how long there must be no event before a change counts as complete. Zero means at
+	// once.
 	Quiet time.Duration
-	// AtMost bounds that wait where it is never quiet. Zero: Quiet.
+	// AtMost bounds that wait if events keep coming. Zero means Quiet.
 	AtMost time.Duration
-	// Ignore says of which paths events mean nothing. Nil: none.
+	// Ignore reports whether to ignore events of a path. Nil means that none are ignored.
 	Ignore func(path string) bool
-	// Logger gets what cannot be watched. Nil discards.
+	// Logger receives failures to watch. Nil discards.
 	Logger *slog.Logger
 }
 
-// Watcher watches directories. It tells of changes while Run runs.
+// Watcher watches directories. It signals changes while Run runs.
 type Watcher struct {
 	cfg     Config
-	from    *fsnotify.Watcher // nil: nothing can be watched, and polling has to do
+	from    *fsnotify.Watcher // nil means polling only
 	changed chan struct{}     // holds one token
-	watched map[string]bool   // :: directory → it could be; Watch's own
+	watched map[string]bool   // :: directory → watching succeeded; only Watch uses it
 }
 
-// New makes a Watcher, which Run ends.
+// New makes a Watcher. Run releases it.
 func New(cfg Config) *Watcher {
 	w := newPoller(cfg)
 	var err error
 	if w.from, err = fsnotify.NewWatcher(); err != nil {
-		// The number of inotify instances is a limit of the node that others may have used up.
+		// The node limits the number of inotify instances, and other programs may have used them
+		// up.
 		w.cfg.Logger.Warn("watching files, polling instead", "err", err)
 	}
 	return w
 }
 
-// newPoller makes a Watcher that watches nothing, and polls.
+// newPoller makes a Watcher that only polls.
 func newPoller(cfg Config) *Watcher {
 	cfg.AtMost = max(cfg.AtMost, cfg.Quiet)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	return &Watcher{cfg: cfg, changed: make(chan struct{}, 1), watched: make(map[string]bool)}
 }
 
-// Changed delivers when it is time to look again.
+// Changed returns a channel that delivers when something may have changed.
 func (w *Watcher) Changed() <-chan struct{} { return w.changed }
 
-// Watch watches these directories from now on, and no others. What was watched before is watched once more: its name may have been given to another directory. They
-// are to be real names, because a watch stays with the directory that had the name when it was made.
+// Watch sets the watched directories. Those that were watched before are watched anew, because the
+// name may now be another directory's. Names must be real (without links), because a watch stays
+// with the directory that had the name when the watch was made.
 func (w *Watcher) Watch(directories []string) {
 	if w.from == nil {
 		return
@@ -68,7 +71,7 @@ func (w *Watcher) Watch(directories []string) {
 		}
 		delete(w.watched, dir)
 		if watched {
-			_ = w.from.Remove(dir) // gone meanwhile, or no longer of interest: either way there is nothing to do about an error
+			_ = w.from.Remove(dir) // the directory may be gone: nothing to do about an error
 		}
 	}
 	for _, dir := range directories {
@@ -80,20 +83,20 @@ func (w *Watcher) Watch(directories []string) {
 	}
 }
 
-// Run tells of changes until ctx ends.
+// Run signals changes until ctx ends.
 func (w *Watcher) Run(ctx context.Context) {
 	if w.from == nil {
 		w.follow(ctx, nil, nil)
 		return
 	}
-	defer func() { _ = w.from.Close() }() // it watches nothing any more
+	defer func() { _ = w.from.Close() }()
 	w.follow(ctx, w.from.Events, w.from.Errors)
 }
 
 func (w *Watcher) follow(ctx context.Context, events <-chan fsnotify.Event, errs <-chan error) {
 	poll := time.NewTicker(pollEvery)
 	defer poll.Stop()
-	var quiet <-chan time.Time // once there was an event
+	var quiet <-chan time.Time // set while events are pending
 	var first time.Time
 	for {
 		select {
@@ -104,13 +107,13 @@ func (w *Watcher) follow(ctx context.Context, events <-chan fsnotify.Event, errs
 				continue
 			}
 		case err := <-errs:
-			w.cfg.Logger.Warn("watching files", "err", err) // events were lost, as a rule: something has changed
+			w.cfg.Logger.Warn("watching files", "err", err) // usually events were lost, so something has changed
 		case <-quiet:
 			quiet = nil
-			w.tell()
+			w.signal()
 			continue
 		case <-poll.C:
-			w.tell()
+			w.signal()
 			continue
 		}
 		if quiet == nil {
@@ -120,7 +123,7 @@ func (w *Watcher) follow(ctx context.Context, events <-chan fsnotify.Event, errs
 	}
 }
 
-func (w *Watcher) tell() {
+func (w *Watcher) signal() {
 	select {
 	case w.changed <- struct{}{}:
 	default:

@@ -3,9 +3,11 @@ package notify
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -110,7 +112,8 @@ func TestPollsAlone(t *testing.T) {
 	})
 }
 
-// What happens in real directories is told, also in one that has been given the name of another; what is no longer watched is not.
+// What happens in real directories is told, also in one that has been given the name of another;
+// what is no longer watched is not.
 func TestDirectories(t *testing.T) {
 	root := t.TempDir()
 	dir := func(name string) string { return filepath.Join(root, name) }
@@ -124,11 +127,18 @@ func TestDirectories(t *testing.T) {
 		t.Fatal(err)
 	}
 	seen := make(chan string, 100)
-	w := New(Config{Quiet: ms, Ignore: func(path string) bool { seen <- path; return false }})
+	var warnings strings.Builder
+	w := New(Config{Quiet: ms, Ignore: func(path string) bool { seen <- path; return false }, Logger: slog.New(slog.NewTextHandler(&warnings, nil))})
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { w.Run(ctx) })
-	defer func() { cancel(); running.Wait() }()
+	defer func() {
+		cancel()
+		running.Wait()
+		if warnings.Len() > 0 {
+			t.Errorf("there was nothing to warn of, not even the directory that is missing: %s", warnings.String())
+		}
+	}()
 
 	w.Watch([]string{dir("a"), dir("missing")})
 	write(dir("a/f"))

@@ -1,8 +1,8 @@
-// Package reach says which addresses may be dialled for a backend, and dials them.
+// Package reach decides which addresses may be dialled for a backend, and dials them.
 //
-// It is the one check there is: live traffic, probes, the fetching of documents and upgrades all dial with
-// Rules.Dial, through an egress proxy or not, and the registry refuses by the same rules what it can refuse
-// before anybody dials. Everything here may be called by any goroutine.
+// It is the only such check: live traffic, probes, fetches of documents and upgrades all dial with
+// Rules.Dial, directly or through an egress proxy, and the registry refuses early, by the same
+// rules, what it can. Everything here may be called by any goroutine.
 package reach
 
 import (
@@ -16,26 +16,27 @@ import (
 	"syscall"
 )
 
-// Rules are what may be dialled. Whoever may write an EndpointSlice or a Service chooses the addresses of
-// backends, and with them what receives our client certificate, which can be any user. Loopback and
-// link-local addresses are this machine's own, not the cluster's; those of the cloud's services give
-// credentials to whoever asks from this machine. The zero value holds all of that.
+// Rules say what may be dialled. A writer of EndpointSlices or Services chooses the addresses of
+// backends, and so which servers receive our client certificate, with which we can act as any user.
+// Loopback and link-local addresses are this machine's, not the cluster's, and the metadata
+// services of clouds give credentials to every caller on this machine. The zero value refuses all
+// of them.
 type Rules struct {
-	// AllowLoopback admits loopback (--allow-loopback-backends, and the dir: registry). Then an egress proxy
-	// also gets names as they are.
+	// AllowLoopback allows loopback (--allow-loopback-backends, and the dir: registry). An egress
+	// proxy then also gets names unresolved.
 	AllowLoopback bool
-	// Operator says that whoever runs this process has named the addresses, so that only Self is refused: the
-	// local apiserver's.
+	// Operator says that the operator of this process has chosen the addresses, as for the local
+	// apiserver. Only Self is refused then.
 	Operator bool
-	// Self are the addresses on which this process listens: requests to them would go round in circles. IPv4
+	// Self are the addresses on which this process listens: requests to them would loop. IPv4
 	// addresses are not mapped, and there are no zones.
 	Self []netip.AddrPort
-	// Via dials through an egress proxy. Nil: directly.
+	// Via dials through an egress proxy. Nil means directly.
 	Via func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
-// Refusal says why a host may not be dialled, or "". A name that passes is looked at again by Dial: it may lead
-// anywhere, and may change.
+// Refusal returns why a host must not be dialled, or "". Dial checks the addresses of a name again,
+// because it may resolve to anything and may change.
 func (r *Rules) Refusal(host string, port int32) string {
 	if addr, err := netip.ParseAddr(host); err == nil {
 		return r.refusalIP(addr, port)
@@ -49,13 +50,14 @@ func (r *Rules) Refusal(host string, port int32) string {
 			return host + " is a loopback name"
 		}
 	case numeric(name[strings.LastIndexByte(name, '.')+1:]):
-		// No top-level domain is a number, but some resolvers read "127.1" and "0x7f000001" as addresses.
+		// No top-level domain is a number, but some resolvers read "127.1" and "0x7f000001" as
+		// addresses.
 		return host + " is a number, not a DNS name"
 	}
 	return ""
 }
 
-// refusalIP is Refusal of an address.
+// refusalIP is Refusal for an address.
 func (r *Rules) refusalIP(addr netip.Addr, port int32) string {
 	addr = addr.Unmap().WithZone("")
 	if why := r.refusalOf(addr, port); why != "" {
@@ -90,7 +92,8 @@ func (r *Rules) refusalOf(addr netip.Addr, port int32) string {
 	return ""
 }
 
-// clouds reports whether an address is that of a cloud's metadata or wire server, where it is not link-local.
+// clouds reports whether an address is that of a cloud's metadata or wire server, if it is not
+// link-local.
 func clouds(addr netip.Addr) bool {
 	if addr.Is4() {
 		switch addr.As4() {
@@ -102,12 +105,13 @@ func clouds(addr netip.Addr) bool {
 		return false
 	}
 	b := addr.As16()
-	// AWS keeps fd00:ec2::/32: metadata at ::254, and neighbours that hand out credentials, too (EKS, ::23).
+	// AWS uses fd00:ec2::/32: metadata at ::254, and other services that return credentials (EKS,
+	// ::23).
 	return [4]byte(b[:]) == [4]byte{0xfd, 0x00, 0x0e, 0xc2} ||
 		b == [16]byte{0: 0xfd, 1: 0x20, 3: 0xce, 14: 0x02, 15: 0x54} // Google, fd20:ce::254
 }
 
-// embedded returns the IPv4 addresses that translators or tunnels on the way may make of an IPv6 address.
+// embedded returns the IPv4 addresses that translators or tunnels may derive from an IPv6 address.
 func embedded(addr netip.Addr) []netip.Addr {
 	if addr.Is4() {
 		return nil
@@ -116,7 +120,7 @@ func embedded(addr netip.Addr) []netip.Addr {
 	at := func(places ...[4]int) (list []netip.Addr) {
 		for _, p := range places {
 			a := netip.AddrFrom4([4]byte{b[p[0]], b[p[1]], b[p[2]], b[p[3]]})
-			if !a.IsUnspecified() { // nobody makes that of it: it is the rest of a prefix, or a suffix
+			if !a.IsUnspecified() { // not an address: the rest of a prefix, or a suffix
 				list = append(list, a)
 			}
 		}
@@ -129,7 +133,7 @@ func embedded(addr netip.Addr) []netip.Addr {
 		head == [12]byte{1: 0x64, 2: 0xff, 3: 0x9b}: // NAT64 (RFC 6052 §2.1)
 		return at(last)
 	case [6]byte(b[:]) == [6]byte{0, 0x64, 0xff, 0x9b, 0, 0x01}:
-		// NAT64 of one's own (RFC 8215), whose prefix has 48, 56, 64 or 96 bits (RFC 6052 §2.2).
+		// Local-use NAT64 (RFC 8215), whose prefix has 48, 56, 64 or 96 bits (RFC 6052 §2.2).
 		return at(last, [4]int{6, 7, 9, 10}, [4]int{7, 9, 10, 11}, [4]int{9, 10, 11, 12})
 	case [2]byte(b[:]) == [2]byte{0x20, 0x02}: // 6to4 (RFC 3056 §2)
 		return at([4]int{2, 3, 4, 5})
@@ -153,17 +157,17 @@ func numeric(label string) bool {
 	return hex == "" || err == nil
 }
 
-// Dial connects to an address, checked after resolving.
+// Dial connects to an address, which is checked after resolution.
 //
-// What an egress proxy resolves cannot be checked here, so a name is resolved here and the proxy is given the
-// address. A name that only the proxy knows is not reached without AllowLoopback: it could lead to the proxy's
-// own machine.
+// Addresses that an egress proxy resolves cannot be checked here, so names are resolved here and
+// the proxy gets the address. Without AllowLoopback, a name that only the proxy can resolve is
+// unreachable: it could resolve to the proxy's own machine.
 func (r *Rules) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	if r.Via == nil {
 		d := net.Dialer{
 			ControlContext: func(_ context.Context, _, to string, _ syscall.RawConn) error { return r.check(to) },
 		}
-		return d.DialContext(ctx, network, address) //nolint:wrapcheck // net's own, which says all
+		return d.DialContext(ctx, network, address) //nolint:wrapcheck // net's error, which says all
 	}
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -191,7 +195,7 @@ func (r *Rules) Dial(ctx context.Context, network, address string) (net.Conn, er
 	return nil, err
 }
 
-// through has the proxy dial a literal address.
+// through dials a literal address through the proxy.
 func (r *Rules) through(ctx context.Context, network, address string) (net.Conn, error) {
 	if err := r.check(address); err != nil {
 		return nil, err
@@ -199,11 +203,11 @@ func (r *Rules) through(ctx context.Context, network, address string) (net.Conn,
 	return r.Via(ctx, network, address)
 }
 
-// check asks about a literal address.
+// check returns an error if a literal address is refused.
 func (r *Rules) check(address string) error {
 	a, err := netip.ParseAddrPort(address)
 	if err != nil {
-		return fmt.Errorf("checking where a backend is: %w", err)
+		return fmt.Errorf("checking the address of a backend: %w", err)
 	}
 	if why := r.refusalIP(a.Addr(), int32(a.Port())); why != "" {
 		return fmt.Errorf("the address is refused: %s", why)

@@ -141,7 +141,8 @@ func TestEgressNamesAreResolvedHere(t *testing.T) {
 		t.Errorf("%v; it was asked for %q", err, asked)
 	}
 	asked = nil
-	// .invalid does not exist (RFC 6761 §6.4). Who can resolve here nothing at all gets an error of DNS, too.
+	// .invalid does not exist (RFC 6761 §6.4). Who can resolve here nothing at all gets an error of
+	// DNS, too.
 	if _, err := r.Dial(t.Context(), "tcp", "inside.invalid:443"); err == nil || errors.Is(err, nobody) || asked != nil {
 		t.Errorf("a name that is not known here: %v; it was asked for %q", err, asked)
 	}

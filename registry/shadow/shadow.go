@@ -1,6 +1,7 @@
-// Package shadow finds the CustomResourceDefinitions that APIServices hide.
+// Package shadow finds the CustomResourceDefinitions that APIServices shadow.
 //
-// It keeps nothing: each call of Find asks anew. When to ask, and what to say of it, is its callers' to know.
+// It is stateless: each call of Find asks the apiserver. Callers decide when to ask and what to
+// report.
 package shadow
 
 import (
@@ -19,22 +20,23 @@ import (
 
 const (
 	definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-	// mostDefinitions bounds how many definitions are read whole. One group with more of them is not known.
+	// mostDefinitions bounds how many definitions are read in full. No group is known to have more.
 	mostDefinitions = 500
 )
 
-// Find asks an apiserver which CustomResourceDefinitions serve the claimed group-versions too, and returns the name of one for each that has any. Its error says
-// that nobody can tell.
+// Find asks an apiserver which CustomResourceDefinitions also serve the claimed group-versions, and
+// returns the name of one definition for each such group-version. An error means that the result is
+// unknown.
 func Find(ctx context.Context, client rest.Interface, claimed []schema.GroupVersion) (map[schema.GroupVersion]string, error) {
 	groups := make(map[string]bool)
 	for _, gv := range claimed {
 		groups[gv.Group] = true
 	}
 	if len(groups) == 0 {
-		return nil, nil //nolint:nilnil // nothing is hidden
+		return nil, nil //nolint:nilnil // nothing is shadowed
 	}
 	var list metav1.PartialObjectMetadataList
-	// Names alone, of whatever age: a thousand definitions whole would be 20 MB.
+	// Names only, from the apiserver's cache: a thousand definitions in full would be 20 MB.
 	err := getDefinitions(ctx, client, definitions, "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", &list)
 	if apierrors.IsNotFound(err) {
 		return nil, nil //nolint:nilnil // an apiserver without definitions
@@ -58,7 +60,8 @@ func Find(ctx context.Context, client rest.Interface, claimed []schema.GroupVers
 	return found, nil
 }
 
-// readDefinition notes what a definition serves. The first in the order of names stands for all of a group-version.
+// readDefinition adds the group-versions that a definition serves. Of several definitions, the
+// first in order of names is kept.
 func readDefinition(ctx context.Context, client rest.Interface, name string, found map[schema.GroupVersion]string) error {
 	var definition struct {
 		Spec struct {
@@ -83,7 +86,7 @@ func readDefinition(ctx context.Context, client rest.Interface, name string, fou
 
 func getDefinitions(ctx context.Context, client rest.Interface, path, accept string, into any) error {
 	result := client.Get().AbsPath(path).Param("resourceVersion", "0").SetHeader("Accept", accept).Do(ctx)
-	if err := result.Error(); err != nil { // DoRaw would say "unknown" whatever the apiserver says
+	if err := result.Error(); err != nil { // DoRaw would replace the apiserver's error by "unknown"
 		return fmt.Errorf("reading definitions of custom resources: %w", err)
 	}
 	data, _ := result.Raw()

@@ -29,3 +29,41 @@ func TestWhyNothingIsKnown(t *testing.T) {
 		t.Errorf("%v, want what the apiserver says", err)
 	}
 }
+
+// A definition that goes between the list and its own reading hides nothing; of a group with very
+// many not all are read.
+func TestFind(t *testing.T) {
+	names := []string{"gone.sea.io", "trees.wood.io", "boats.sea.io"}
+	for i := range mostDefinitions {
+		names = append(names, fmt.Sprintf("many%d.air.io", i))
+	}
+	read := 0
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		name, one := strings.CutPrefix(r.URL.Path, definitions+"/")
+		_, group, _ := strings.Cut(name, ".")
+		switch {
+		case !one:
+			fmt.Fprintf(w, `{"items":[{"metadata":{"name":"%s"}}]}`, strings.Join(names, `"}},{"metadata":{"name":"`))
+		case name == "gone.sea.io":
+			w.WriteHeader(http.StatusNotFound)
+			fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404}`)
+		default:
+			read++
+			fmt.Fprintf(w, `{"spec":{"group":%q,"versions":[{"name":"v1","served":true}]}}`, group)
+		}
+	}))
+	t.Cleanup(front.Close)
+	core, err := corev1.NewForConfig(&rest.Config{Host: front.URL, QPS: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sea, air := schema.GroupVersion{Group: "sea.io", Version: "v1"}, schema.GroupVersion{Group: "air.io", Version: "v1"}
+	found, err := Find(t.Context(), core.RESTClient(), []schema.GroupVersion{sea, air})
+	if err != nil || found[sea] != "boats.sea.io" || found[air] != "many0.air.io" || len(found) != 2 {
+		t.Errorf("%v, %v", found, err)
+	}
+	if read != mostDefinitions-1 { // and the one that was gone
+		t.Errorf("%d were read", read)
+	}
+}

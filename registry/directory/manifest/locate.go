@@ -14,13 +14,14 @@ import (
 // document is one YAML document of a file.
 type document struct {
 	text []byte
-	// line is the file's line on which text begins, from 1.
+	// line is the line of the file at which text begins, from 1.
 	line int
-	// root is the document parsed, once lineOf needed it.
+	// root is the parsed document. Nil until lineOf needs it.
 	root *yaml.Node
 }
 
-// split cuts a file at its document markers. They stand at the beginning of a line, where no block of text can have them.
+// split splits a file at its document markers. These are at the beginning of a line, where a block
+// of text cannot have them.
 func split(data []byte) []*document {
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
 	var docs []*document
@@ -35,7 +36,8 @@ func split(data []byte) []*document {
 		text := bytes.TrimRight(data[at:end], "\r\n")
 		if bytes.Equal(text, []byte("---")) || bytes.HasPrefix(text, []byte("--- ")) || bytes.Equal(text, []byte("...")) {
 			docs = append(docs, &document{text: data[begin:at], line: first})
-			// What follows the marker on its line, a comment as a rule, belongs to the next document; the marker itself is cut out.
+			// The rest of the marker's line, usually a comment, belongs to the next document. The
+			// marker itself is cut out.
 			begin, first = at+3, line
 		}
 		at = end
@@ -65,7 +67,8 @@ func (d *document) fault(path, message string) Fault {
 	return Fault{Line: d.lineOf(path), Field: path, Message: message}
 }
 
-// find returns what the group of an expression matches, or "". It is compiled on the spot: faults are rare.
+// find returns the match of an expression's group, or "". It compiles the expression each time:
+// faults are rare.
 func find(expression, text string) string {
 	if m := regexp.MustCompile(expression).FindStringSubmatch(text); m != nil {
 		return m[1]
@@ -73,7 +76,8 @@ func find(expression, text string) string {
 	return ""
 }
 
-// syntaxFault makes a fault from an error of the YAML parser, which counts lines from the beginning of the document.
+// syntaxFault makes a fault from an error of the YAML parser, which counts lines from the beginning
+// of the document.
 func (d *document) syntaxFault(err error) Fault {
 	message := strings.ReplaceAll(strings.TrimPrefix(err.Error(), "yaml: "), "\n", " ")
 	message = strings.TrimSpace(strings.TrimPrefix(message, "unmarshal errors: "))
@@ -114,8 +118,8 @@ func (d *document) decodeFaults(err error, at string) []Fault {
 	return faults
 }
 
-// lineOf finds the line of a field in the file, or of the nearest field around it. It parses the document once more, which only happens when
-// something is wrong with it or it is a list.
+// lineOf returns the line of a field in the file, or of the nearest enclosing field. It parses the
+// document again, only for faults and Lists.
 func (d *document) lineOf(path string) int {
 	if path == "" {
 		return d.line
@@ -123,7 +127,7 @@ func (d *document) lineOf(path string) int {
 	if d.root == nil {
 		d.root = &yaml.Node{}
 		if err := yaml.Unmarshal(d.text, d.root); err != nil {
-			d.root = &yaml.Node{} // sigs.k8s.io/yaml could read it: it is only the line that is not known
+			d.root = &yaml.Node{} // sigs.k8s.io/yaml could read it, so only the line is unknown
 		}
 	}
 	if len(d.root.Content) == 0 {
@@ -140,7 +144,7 @@ func (d *document) lineOf(path string) int {
 	return d.line + line - 1
 }
 
-// child finds a member of a mapping or sequence and the line that it begins on.
+// child returns a member of a mapping or sequence and the line at which it begins.
 func child(n *yaml.Node, step string) (*yaml.Node, int) {
 	for n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -160,7 +164,7 @@ func child(n *yaml.Node, step string) (*yaml.Node, int) {
 	return nil, 0
 }
 
-// steps cuts a path such as spec.ports[0].name or metadata.annotations[a.b/c] into its steps.
+// steps splits a path such as spec.ports[0].name or metadata.annotations[a.b/c].
 func steps(path string) []string {
 	var out []string
 	for path != "" {

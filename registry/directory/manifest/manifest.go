@@ -1,7 +1,9 @@
-// Package manifest reads Kubernetes objects from files: YAML or JSON, several to a file, strictly decoded, defaulted and validated by
-// Kubernetes' own rules. Every fault is told with file, line and field, because whoever reads it has an editor open and no API server to ask.
+// Package manifest decodes Kubernetes objects from files: YAML or JSON, several to a file, strictly
+// decoded, defaulted and validated by Kubernetes' own rules. Every fault has file, line and field,
+// because its reader has an editor open and no API server to ask.
 //
-// A Decoder is safe for concurrent use. This package reads no files and follows nothing: registry/directory does.
+// A Decoder is safe for concurrent use. This package does not read or watch files:
+// registry/directory does.
 package manifest
 
 import (
@@ -24,28 +26,31 @@ import (
 
 // Object is one object of a file.
 type Object struct {
-	// Value is a *v1.APIService, *v1.Service, *v1.EndpointSlice, *v1.ConfigMap, *v1.Secret, *v1.ClusterRole or *v1.ClusterRoleBinding, defaulted and
-	// valid.
+	// Value is a *v1.APIService, *v1.Service, *v1.EndpointSlice, *v1.ConfigMap, *v1.Secret,
+	// *v1.ClusterRole or *v1.ClusterRoleBinding, defaulted. From Decode it is valid.
 	Value runtime.Object
-	// Line is where its document begins, from 1.
+	// Line is the line at which it begins, from 1.
 	Line int
 
 	kind string // of Value
 }
 
-// Fault is one thing that is wrong with a file.
+// Fault is one fault of a file.
 type Fault struct {
-	// File is the name that Decode was given.
+	// File is the name that was passed to Decode.
 	File string
-	// Line is where it is wrong, from 1; 0 when the whole file is.
+	// Line is the line of the fault, from 1. Zero means the whole file.
 	Line int
-	// Field is the path of the field, such as spec.service.port. Empty: the document as a whole.
+	// Field is the path of the field, such as spec.service.port. Empty means the whole document.
 	Field string
-	// Message is what is wrong, beginning with the field if there is one.
+	// Message describes the fault. It begins with Field if that is set.
 	Message string
+	// Foreign is the kind of an object that is not used here, but may be valid. Empty means a real
+	// fault.
+	Foreign string
 }
 
-// String writes a fault as compilers do.
+// String formats a fault as compilers do.
 func (f Fault) String() string {
 	if f.Line == 0 {
 		return f.File + ": " + f.Message
@@ -55,6 +60,10 @@ func (f Fault) String() string {
 
 // Decoder reads objects.
 type Decoder struct {
+	// Namespace is set on objects that need one and have none, as kubectl does. Empty means that
+	// they are refused.
+	Namespace string
+
 	scheme *runtime.Scheme
 	strict runtime.Decoder
 }
@@ -73,11 +82,23 @@ func NewDecoder() (*Decoder, error) {
 	return &Decoder{scheme: scheme, strict: codecs.UniversalDeserializer()}, nil
 }
 
-// maxFaults is how many faults of one file are told: a reader mends the first ones and looks again.
+// maxFaults bounds the faults that are reported for a file: a reader fixes the first ones and tries
+// again.
 const maxFaults = 20
 
-// Decode reads all objects of a file. When anything is wrong with it, it returns the faults and no object.
+// Decode decodes all objects of a file. If there is any fault, it returns the faults and no
+// objects.
 func (d *Decoder) Decode(file string, data []byte) ([]Object, []Fault) {
+	objects, faults := d.DecodeGood(file, data)
+	if faults = append(faults, duplicates(file, objects)...); len(faults) > 0 {
+		return nil, faults[:min(len(faults), maxFaults)]
+	}
+	return objects, nil
+}
+
+// DecodeGood decodes the objects of a file that can be decoded, and returns all faults. It does not
+// check for duplicates.
+func (d *Decoder) DecodeGood(file string, data []byte) ([]Object, []Fault) {
 	var objects []Object
 	var faults []Fault
 	for _, doc := range split(data) {
@@ -88,14 +109,10 @@ func (d *Decoder) Decode(file string, data []byte) ([]Object, []Fault) {
 			faults = append(faults, f)
 		}
 	}
-	faults = append(faults, duplicates(file, objects)...)
-	if len(faults) > 0 {
-		return nil, faults[:min(len(faults), maxFaults)]
-	}
-	return objects, nil
+	return objects, faults
 }
 
-// document reads one document, which may be a List.
+// document decodes one document, which may be a List.
 func (d *Decoder) document(doc *document) ([]Object, []Fault) {
 	raw, err := yaml.YAMLToJSONStrict(doc.text)
 	if err != nil {
@@ -107,14 +124,20 @@ func (d *Decoder) document(doc *document) ([]Object, []Fault) {
 	return d.value(raw, doc, "")
 }
 
-// value reads one object from its JSON. At is where it is in its document, empty for the whole.
+// value decodes one object from its JSON. At is its path in the document, empty for the whole
+// document.
 func (d *Decoder) value(raw []byte, doc *document, at string) ([]Object, []Fault) {
 	value, kind, err := d.strict.Decode(raw, nil, nil)
 	if err != nil {
-		return nil, doc.decodeFaults(err, at)
+		faults := doc.decodeFaults(err, at)
+		if runtime.IsNotRegisteredError(err) && kind != nil && !d.scheme.IsGroupRegistered(kind.Group) {
+			faults[0].Foreign = kind.Kind
+		}
+		return nil, faults
 	}
 	d.scheme.Default(value)
 	setDefaults(value)
+	d.setNamespace(value)
 	var wrong field.ErrorList
 	switch o := value.(type) {
 	case *corev1.List:
@@ -134,8 +157,10 @@ func (d *Decoder) value(raw []byte, doc *document, at string) ([]Object, []Fault
 	case *rbacv1.ClusterRoleBinding:
 		wrong = validateBinding(o)
 	default:
-		return nil, []Fault{doc.fault(at+"kind", fmt.Sprintf("%s is not read from a directory: only APIService, Service, "+
-			"EndpointSlice, ConfigMap, Secret, ClusterRole, ClusterRoleBinding and List are", kind.Kind))}
+		fault := doc.fault(at+"kind", fmt.Sprintf("%s is not read from a directory: only APIService, Service, "+
+			"EndpointSlice, ConfigMap, Secret, ClusterRole, ClusterRoleBinding and List are", kind.Kind))
+		fault.Foreign = kind.Kind
+		return nil, []Fault{fault}
 	}
 	var faults []Fault
 	for _, e := range wrong {
@@ -144,7 +169,16 @@ func (d *Decoder) value(raw []byte, doc *document, at string) ([]Object, []Fault
 	return []Object{{Value: value, Line: doc.lineOf(strings.TrimSuffix(at, ".")), kind: kind.Kind}}, faults
 }
 
-// list reads the items of a List, as kubectl get -o yaml writes them.
+func (d *Decoder) setNamespace(value runtime.Object) {
+	switch o := value.(type) {
+	case *corev1.Service, *discoveryv1.EndpointSlice, *corev1.ConfigMap, *corev1.Secret:
+		if m, err := meta.Accessor(o); err == nil && m.GetNamespace() == "" {
+			m.SetNamespace(d.Namespace)
+		}
+	}
+}
+
+// list decodes the items of a List, as kubectl get -o yaml writes them.
 func (d *Decoder) list(l *corev1.List, doc *document, at string) ([]Object, []Fault) {
 	if at != "" {
 		return nil, []Fault{doc.fault(at+"kind", "a List in a List is not read")}
@@ -158,7 +192,8 @@ func (d *Decoder) list(l *corev1.List, doc *document, at string) ([]Object, []Fa
 	return objects, faults
 }
 
-// Name returns the kind, namespace and name of an object in one string, such as "Service kube-system/metrics".
+// Name returns the kind, namespace and name of an object in one string, such as "Service
+// kube-system/metrics".
 func (o Object) Name() string {
 	m, err := meta.Accessor(o.Value)
 	if err != nil {
@@ -188,7 +223,7 @@ func duplicates(file string, objects []Object) []Fault {
 	return faults
 }
 
-// cause is the innermost error, which says what is wrong without how it was found.
+// cause returns the innermost error, which is the one without the decoder's context.
 func cause(err error) error {
 	for {
 		inner := errors.Unwrap(err)

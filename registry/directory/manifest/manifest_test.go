@@ -68,6 +68,11 @@ items:
   kind: Secret
   metadata: {namespace: kube-system, name: pair}
   stringData: {tls.key: x}
+
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {namespace: kube-system, name: last}
 `
 
 func TestDecode(t *testing.T) {
@@ -81,7 +86,7 @@ func TestDecode(t *testing.T) {
 	}
 	want := []string{
 		"1 APIService v1beta1.metrics.k8s.io", "17 Service kube-system/metrics", "23 EndpointSlice kube-system/metrics-1",
-		"36 ConfigMap kube-system/ca", "43 Secret kube-system/pair",
+		"36 ConfigMap kube-system/ca", "43 Secret kube-system/pair", "49 ConfigMap kube-system/last",
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("objects (-want +got):\n%s", d)
@@ -124,6 +129,24 @@ func TestManyFaults(t *testing.T) {
 	_, faults := decoder(t).Decode("bad.yaml", []byte(strings.Repeat("apiVersion: v1\nkind: Pod\n---\n", 100)))
 	if len(faults) != maxFaults {
 		t.Errorf("%d faults, want %d", len(faults), maxFaults)
+	}
+}
+
+// What is good is read beside what is not; what is of another trade is told apart from mistakes.
+func TestDecodeGood(t *testing.T) {
+	d := decoder(t)
+	d.Namespace = "own"
+	text := "apiVersion: apps/v1\nkind: Deployment\n---\napiVersion: v1\nkind: Pod\n---\napiVersion: v1\nkind: Servise\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n"
+	objects, faults := d.DecodeGood("f.yaml", []byte(text))
+	if len(objects) != 1 || objects[0].Name() != "ConfigMap own/a" {
+		t.Errorf("objects %v", objects)
+	}
+	var foreign []string
+	for _, f := range faults {
+		foreign = append(foreign, f.Foreign)
+	}
+	if diff := cmp.Diff([]string{"Deployment", "Pod", ""}, foreign); diff != "" {
+		t.Errorf("%s\n%v", diff, faults)
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// setBindingDefaults sets what pkg/apis/rbac/v1/defaults.go sets.
+// setBindingDefaults sets the defaults of pkg/apis/rbac/v1/defaults.go.
 func setBindingDefaults(o *rbacv1.ClusterRoleBinding) {
 	o.RoleRef.APIGroup = cmp.Or(o.RoleRef.APIGroup, rbacv1.GroupName)
 	for i := range o.Subjects {
@@ -19,7 +19,7 @@ func setBindingDefaults(o *rbacv1.ClusterRoleBinding) {
 	}
 }
 
-// roleName is the rule for names of roles and bindings: they are part of a path, and may hold colons.
+// roleName validates names of roles and bindings: they are path segments, and may have colons.
 func roleName(name string, prefix bool) []string {
 	if prefix {
 		return content.IsPathSegmentPrefix(name)
@@ -27,7 +27,8 @@ func roleName(name string, prefix bool) []string {
 	return content.IsPathSegmentName(name)
 }
 
-// validateRole applies the rules of pkg/apis/rbac/validation. Roles that a controller would put together from others are refused, since none runs here.
+// validateRole applies the rules of pkg/apis/rbac/validation. Aggregated roles are refused, because
+// the controller that aggregates them does not run here.
 func validateRole(o *rbacv1.ClusterRole) field.ErrorList {
 	errs := apivalidation.ValidateObjectMeta(&o.ObjectMeta, false, roleName, metadata())
 	if o.AggregationRule != nil {

@@ -20,8 +20,9 @@ import (
 	aggregatorvalidation "k8s.io/kube-aggregator/pkg/apis/apiregistration/validation"
 )
 
-// setDefaults sets what kube-apiserver sets for the kinds whose defaults are not in a library (pkg/apis/core/v1/defaults.go,
-// pkg/apis/discovery/v1/defaults.go), as far as anyone here looks.
+// setDefaults sets kube-apiserver's defaults for the kinds whose defaults are not in a library
+// (pkg/apis/core/v1/defaults.go, pkg/apis/discovery/v1/defaults.go), for the fields that are used
+// here.
 func setDefaults(value runtime.Object) {
 	switch o := value.(type) {
 	case *corev1.Service:
@@ -44,7 +45,7 @@ func setDefaults(value runtime.Object) {
 	}
 }
 
-// validateAPIService applies kube-aggregator's own rules.
+// validateAPIService applies kube-aggregator's rules.
 func validateAPIService(o *apiregistrationv1.APIService) field.ErrorList {
 	var internal apiregistration.APIService
 	if err := apiregistrationv1.Convert_v1_APIService_To_apiregistration_APIService(o, &internal, nil); err != nil {
@@ -55,7 +56,8 @@ func validateAPIService(o *apiregistrationv1.APIService) field.ErrorList {
 
 func metadata() *field.Path { return field.NewPath("metadata") }
 
-// validateService applies the rules of pkg/apis/core/validation that matter to whoever routes to the Service.
+// validateService applies the rules of pkg/apis/core/validation that matter for routing to the
+// Service.
 func validateService(o *corev1.Service) field.ErrorList {
 	errs := apivalidation.ValidateObjectMeta(&o.ObjectMeta, true, apivalidation.NameIsDNS1035Label, metadata())
 	spec := field.NewPath("spec")
@@ -128,12 +130,13 @@ func validateProtocol(p corev1.Protocol, path *field.Path) field.ErrorList {
 }
 
 const (
-	maxEndpoints = 1000 // of one slice; pkg/apis/discovery/validation
-	maxAddresses = 100  // of one endpoint
+	maxEndpoints = 1000 // per slice; pkg/apis/discovery/validation
+	maxAddresses = 100  // per endpoint
 	maxPorts     = 20_000
 )
 
-// validateSlice applies the rules of pkg/apis/discovery/validation that matter to whoever dials the endpoints.
+// validateSlice applies the rules of pkg/apis/discovery/validation that matter for dialling the
+// endpoints.
 func validateSlice(o *discoveryv1.EndpointSlice) field.ErrorList {
 	errs := apivalidation.ValidateObjectMeta(&o.ObjectMeta, true, apivalidation.NameIsDNSSubdomain, metadata())
 	if o.Labels[discoveryv1.LabelServiceName] == "" {

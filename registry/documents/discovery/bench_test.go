@@ -51,7 +51,8 @@ func (s *stage) merge() {
 	s.d.view.Store(s.d.render(m, st, s.d.view.Load()))
 }
 
-// BenchmarkMemory is what the documents of a thousand CRDs take, in all the forms that clients ask for.
+// BenchmarkMemory is what the documents of a thousand CRDs take, in all the forms that clients ask
+// for.
 func BenchmarkMemory(b *testing.B) {
 	s := thousand(b)
 	taken := 0.0
@@ -79,7 +80,8 @@ func heap() float64 {
 	return float64(m.HeapAlloc)
 }
 
-// BenchmarkGet is GET /apis from the rendered document: no question to anybody, and at most five allocations.
+// BenchmarkGet is GET /apis from the rendered document: no question to anybody, and at most five
+// allocations.
 func BenchmarkGet(b *testing.B) {
 	s := thousand(b)
 	for name, header := range map[string]http.Header{
@@ -115,7 +117,8 @@ func TestGetAllocates(t *testing.T) {
 	}
 }
 
-// BenchmarkRebuild merges and renders a thousand group-versions after a change of one, and says what the documents take.
+// BenchmarkRebuild merges and renders a thousand group-versions after a change of one, and says
+// what the documents take.
 func BenchmarkRebuild(b *testing.B) {
 	s := thousand(b)
 	m := &merge{table: s.Table(), local: s.d.local.Load().groups, now: time.Now()}

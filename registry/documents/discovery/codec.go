@@ -21,7 +21,8 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 )
 
-// codecs are the serializers of both kinds of documents. They are k8s.io/apiserver's own, so that the bytes are kube-apiserver's.
+// codecs are the serializers of both kinds of documents. They are k8s.io/apiserver's own, so that
+// the bytes are the same as kube-apiserver's.
 type codecs struct {
 	aggregated, legacy runtime.NegotiatedSerializer
 }
@@ -47,7 +48,7 @@ func newCodecs() (*codecs, error) {
 // aggregatedParams are the parameters that ask for aggregated discovery.
 const aggregatedParams = ";g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
-// sheet collects what a handler of k8s.io/apiserver writes.
+// sheet is a ResponseWriter that collects the output of a handler of k8s.io/apiserver.
 type sheet struct {
 	header http.Header
 	body   bytes.Buffer
@@ -57,7 +58,7 @@ func (s *sheet) Header() http.Header         { return s.header }
 func (s *sheet) WriteHeader(int)             {}
 func (s *sheet) Write(b []byte) (int, error) { return s.body.Write(b) }
 
-// formRequest makes a request that asks for one form.
+// formRequest returns a request for one form.
 func formRequest(accept string, pretty bool) *http.Request {
 	r := &http.Request{Method: http.MethodGet, URL: &url.URL{}, Header: http.Header{"Accept": {accept}}}
 	if pretty {
@@ -73,17 +74,20 @@ func (c *codecs) writeAggregated(s *sheet, list *apidiscoveryv2.APIGroupDiscover
 		formRequest(media+aggregatedParams, pretty), http.StatusOK, &own, true)
 }
 
-// writeLegacy writes an APIGroupList or an APIGroup as kube-aggregator does. The object must be the caller's own: encoding sets its kind for a while.
+// writeLegacy writes an APIGroupList or an APIGroup as kube-aggregator does. No other goroutine may
+// use the object: encoding sets its kind for a while.
 func (c *codecs) writeLegacy(s *sheet, o runtime.Object, media string, pretty bool) {
 	responsewriters.WriteObjectNegotiated(c.legacy, negotiation.DefaultEndpointRestrictions, schema.GroupVersion{}, s, formRequest(media, pretty), http.StatusOK, o, false)
 }
 
-// writeVersions writes the legacy form of /api, which has no apiVersion for the sake of Kubernetes 1.1.
+// writeVersions writes the legacy form of /api, which for the sake of Kubernetes 1.1 has no
+// apiVersion.
 func (c *codecs) writeVersions(s *sheet, v *metav1.APIVersions, media string, pretty bool) {
 	apidiscovery.NewLegacyRootAPIHandler(addresses(v.ServerAddressByClientCIDRs), c.legacy, "/api").ServeHTTP(s, formRequest(media, pretty))
 }
 
-// decode reads a body of a media type that the codecs have, by its Content-Type alone: what a body looks like is its sender's choice, and YAML is nobody's here.
+// decode decodes a body by its Content-Type alone: its sender controls what the body looks like.
+// YAML is never accepted here.
 func decode(s runtime.NegotiatedSerializer, media string, body []byte, into runtime.Object) error {
 	if media != runtime.ContentTypeJSON && media != runtime.ContentTypeProtobuf {
 		return fmt.Errorf("the media type %q is neither JSON nor protobuf", media)

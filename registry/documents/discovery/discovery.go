@@ -19,43 +19,45 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
-// Config is what New needs.
+// Config configures a Discovery.
 type Config struct {
 	documents.Config
-	// StaleAfter is for how long what a failing backend said last stays Current. Zero: for ever, while the APIService names the same Service.
+	// StaleAfter is how long the last response of a failing backend stays Current. Zero means for
+	// ever, while the APIService names the same Service.
 	StaleAfter time.Duration
 }
 
-// Discovery holds the merged documents. It is an http.Handler, safe for concurrent use; until Run has read the local apiserver's documents once it answers 503.
+// Discovery holds the merged documents. It is an http.Handler, safe for concurrent use. It responds
+// with 503 until Run has read the local apiserver's documents once.
 type Discovery struct {
 	cfg          Config
 	log          *slog.Logger
 	codecs       *codecs
 	aggregations prometheus.Counter
 	sources      *documents.Sources[state]
-	local        atomic.Pointer[localState]                                  // nil: not asked yet
+	local        atomic.Pointer[localState]                                  // nil before the first request
 	own          map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery // written once, by Run
 
 	view         atomic.Pointer[view]
 	root, legacy negotiator
 
-	// What follows belongs to Run's goroutine.
+	// The fields below belong to Run's goroutine.
 	departed map[schema.GroupVersion]bool
 	last     *registry.Table
 	began    time.Time
 }
 
-// view is all documents of one moment.
+// view has all documents of one moment.
 type view struct {
 	of             *registry.Table
 	local          *localState
 	pieces         []piece   // of groups
 	groups, legacy *document // /apis in both kinds
-	core, versions *document // /api in both kinds. Nil: there is no local apiserver.
-	group          sync.Map  // :: group → *groupDocument, made when first asked for
+	core, versions *document // /api in both kinds. Nil means no local apiserver.
+	group          sync.Map  // :: group → *groupDocument, made on first request
 }
 
-// New makes a Discovery.
+// New returns a Discovery.
 func New(cfg Config) (*Discovery, error) {
 	d := &Discovery{
 		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), departed: make(map[schema.GroupVersion]bool),
@@ -82,8 +84,9 @@ func New(cfg Config) (*Discovery, error) {
 	return d, nil
 }
 
-// settling bounds how long the first documents wait for backends that have not answered yet: at start all are new, and a document that calls them Stale for a
-// moment would fail every namespace deletion of that moment.
+// settling bounds how long the first documents wait for backends that have not answered yet: at
+// start all backends are new, and a document that has them Stale for a moment would fail every
+// namespace deletion of that moment.
 const settling = 2 * time.Second
 
 // Run follows the table, the local apiserver and the backends until ctx ends.
@@ -98,10 +101,12 @@ func (d *Discovery) Run(ctx context.Context) error {
 	return d.sources.Run(ctx)
 }
 
-// LocalChanged hints that the local apiserver may have something new to say: a CRD has changed. It never blocks.
+// LocalChanged hints that the local apiserver's documents may have changed, as after a change of a
+// CRD. It never blocks.
 func (d *Discovery) LocalChanged() { d.sources.LocalChanged() }
 
-// publish merges and renders what is known now. It returns when to do so again without being asked; zero: never.
+// publish merges and renders the current state. It returns when to do so again even without a
+// change. Zero means never.
 func (d *Discovery) publish(t *registry.Table) time.Time {
 	d.depart(t)
 	l := d.local.Load()
@@ -121,7 +126,7 @@ func (d *Discovery) publish(t *registry.Table) time.Time {
 	return m.becomesStale
 }
 
-// depart notes which remote group-versions are gone.
+// depart records which remote group-versions have left the table.
 func (d *Discovery) depart(t *registry.Table) {
 	changes := latest.Diff(d.last.Entries(), t.Entries())
 	for _, c := range changes {
@@ -137,7 +142,7 @@ func (d *Discovery) depart(t *registry.Table) {
 	d.last = t
 }
 
-// settled reports whether each backend that can be asked has been.
+// settled reports whether each backend that can be asked has been asked.
 func (d *Discovery) settled(t *registry.Table) bool {
 	return !slices.ContainsFunc(t.Entries(), func(e *registry.Entry) bool {
 		s := d.sources.Known(e.Backend)

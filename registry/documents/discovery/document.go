@@ -15,30 +15,32 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 )
 
-// document is one object in all the forms in which it can be asked for. It never changes; a form, and the ETag, is made when it is first asked for.
+// document is one object in all its forms. It never changes. Each form, and the ETag, is made on
+// first request.
 type document struct {
 	write func(s *sheet, media string, pretty bool)
-	// hash is what the ETag says. Nil: that of the form in JSON.
+	// hash returns the value of the ETag. Nil means the hash of the JSON form.
 	hash func() string
-	// pieces are what write leaves out of the form in JSON. Nil: nothing.
+	// pieces are the groups that write leaves out of the JSON form. Nil means none.
 	pieces []*text
-	// of is the local apiserver's object that it shows. Nil: it shows none.
+	// of is the local apiserver's object that it shows. Nil means none.
 	of any
-	// cache is Cache-Control.
+	// cache is the value of Cache-Control.
 	cache string
 
 	once  sync.Once
-	known atomic.Pointer[tag] // nil: nobody has asked yet
+	known atomic.Pointer[tag] // nil before the first request
 	forms [2 * len(medias{})]form
 }
 
-// public lets shared caches keep a document, as kube-apiserver lets them keep aggregated discovery and nothing else.
+// public lets shared caches keep a document. As in kube-apiserver, only aggregated discovery is
+// public.
 const public, private = "public", "no-cache, private"
 
-// tag is a document's ETag, and what is made of it.
+// tag is a document's ETag, with the responses made from it.
 type tag struct {
 	etag string
-	// unchanged are what clients get who have it already, and do not take gzip, and do.
+	// unchanged are the responses for clients that have this version: without gzip, and with.
 	unchanged [2]*negotiate.Answer
 }
 
@@ -53,18 +55,18 @@ func allMedias() medias {
 type form struct {
 	once, joinOnce, gzipOnce sync.Once
 	body                     body
-	// joined is the body in one, and zipped the same in gzip, empty when that is not worth it.
+	// joined is the body as one slice, and zipped the same compressed, empty if too small.
 	joined, zipped []byte
 	contentType    string
-	// answers are what clients get who do not take gzip, and who do. Nil: nobody has asked yet.
+	// answers are the responses without gzip, and with. Nil means not requested yet.
 	answers [2]atomic.Pointer[negotiate.Answer]
 }
 
-// leastZipped is from what size on a body is compressed. It is done once per change, so it may be far below kube-apiserver's 128 KiB; what fits into a few packets
-// is not worth anybody's time.
+// leastZipped is the size from which a body is compressed. That is done once per change, so it may
+// be far below kube-apiserver's 128 KiB. Compressing a body of a few packets is not worth the time.
 const leastZipped = 4 << 10
 
-// tag returns the ETag, making it if nobody has asked for it yet.
+// tag returns the ETag, which it makes on first use.
 func (d *document) tag() *tag {
 	d.once.Do(func() {
 		hash := d.hash
@@ -80,14 +82,14 @@ func (d *document) tag() *tag {
 	return d.known.Load()
 }
 
-// common are the fields that every answer with the document has.
+// common returns the fields of every response with the document.
 func (d *document) common(etag string, gzip bool) []hpack.HeaderField {
 	return []hpack.HeaderField{
 		{Name: "cache-control", Value: d.cache}, {Name: "etag", Value: negotiate.Tag(etag, gzip)}, {Name: "vary", Value: "Accept"}, {Name: "vary", Value: "Accept-Encoding"},
 	}
 }
 
-// at is where a form is kept.
+// at returns the slot of a form.
 func (d *document) at(c choice) *form {
 	i := 2 * c.media
 	if c.pretty {
@@ -96,13 +98,13 @@ func (d *document) at(c choice) *form {
 	return &d.forms[i]
 }
 
-// form returns a form, rendering it if nobody has asked for it yet.
+// form returns a form, which it renders on first use.
 func (d *document) form(c choice) *form {
 	f := d.at(c)
 	f.once.Do(func() {
 		s := &sheet{header: make(http.Header, 2)}
 		d.write(s, allMedias()[c.media], c.pretty)
-		text, pieces := bytes.Clone(s.body.Bytes()), d.pieces // without the room that the buffer had grown
+		text, pieces := bytes.Clone(s.body.Bytes()), d.pieces // without the buffer's spare capacity
 		if c.media != 0 || c.pretty {
 			pieces = nil
 		}
@@ -112,7 +114,7 @@ func (d *document) form(c choice) *form {
 	return f
 }
 
-// answer returns the answer with a form, making it if nobody has asked for it yet.
+// answer returns the response with a form, which it makes on first use.
 func (d *document) answer(c choice, gzip bool) *negotiate.Answer {
 	f := d.form(c)
 	known := f.known(gzip)
@@ -131,12 +133,12 @@ func (d *document) answer(c choice, gzip bool) *negotiate.Answer {
 	return a
 }
 
-// known is where an answer with the form is kept.
+// known returns the slot of a response with the form.
 func (f *form) known(gzip bool) *atomic.Pointer[negotiate.Answer] {
 	return &f.answers[at(gzip)]
 }
 
-// at is where that stands which depends on whether a client takes gzip.
+// at returns the index for clients with or without gzip.
 func at(gzip bool) int {
 	if gzip {
 		return 1
@@ -144,13 +146,13 @@ func at(gzip bool) int {
 	return 0
 }
 
-// plain returns the body in one.
+// plain returns the body as one slice.
 func (f *form) plain() []byte {
 	f.joinOnce.Do(func() { f.joined = f.body.join() })
 	return f.joined
 }
 
-// compressed returns the body in gzip, if that is wanted. Nil: it is not, or the body is too small.
+// compressed returns the body compressed. Nil means not wanted, or that the body is too small.
 func (f *form) compressed(wanted bool) []byte {
 	if !wanted || f.body.size() < leastZipped {
 		return nil
@@ -159,7 +161,7 @@ func (f *form) compressed(wanted bool) []byte {
 	return f.zipped
 }
 
-// addresses are what the local apiserver says of its own addresses.
+// addresses are the local apiserver's addresses, as it reports them.
 type addresses []metav1.ServerAddressByClientCIDR
 
 // ServerAddressByClientCIDRs implements discovery.Addresses.

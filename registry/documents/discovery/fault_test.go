@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
@@ -27,8 +29,24 @@ func fetching(do func(*http.Request) (*http.Response, error)) Config {
 	}}}
 }
 
-// Whatever a real backend does to its connections and bodies, it is asked in vain at worst: its resources stay as they were, it is over in time, and another backend
-// does not notice.
+// What is too large is asked for in full each time: by "not modified" its backend would look well.
+func TestTooLargeHasNoTag(t *testing.T) {
+	entries := []*registry.Entry{{Name: "v1.own.example.com", GroupVersion: schema.GroupVersion{Group: "own.example.com", Version: "v1"}}}
+	known := &state{}
+	for _, tt := range []struct {
+		size int
+		fits bool
+	}{{1, true}, {maxVersion, false}, {1, true}} {
+		next, err := taken(known, entries, byGroupVersion(listOf("own.example.com/v1="+strings.Repeat("a", tt.size))), `"tag"`)
+		if (err == nil) != tt.fits || covers(next, entries) != tt.fits {
+			t.Errorf("%d bytes: %v, asked for by its tag: %v", tt.size, err, covers(next, entries))
+		}
+		known = next
+	}
+}
+
+// Whatever a real backend does to its connections and bodies, it is asked in vain at worst: its
+// resources stay as they were, it is over in time, and another backend does not notice.
 func TestFaults(t *testing.T) {
 	faults := map[string][]extension.Fault{
 		"hang":              {{Kind: extension.Hang}},
@@ -97,7 +115,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// A backend without aggregated discovery, whatever the code by which it says so, is asked for each group-version.
+// A backend without aggregated discovery, whatever the code by which it says so, is asked for each
+// group-version.
 func TestFallback(t *testing.T) {
 	for _, code := range []int{404, 406, 403, 401, 400} {
 		s := extension.Start(t, extension.Config{GroupVersions: []string{"widgets.example.com/v1", "widgets.example.com/v2"}})

@@ -3,20 +3,28 @@ package discovery
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"net/http"
+	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	apidiscovery "k8s.io/apiserver/pkg/endpoints/discovery"
+	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
-// Whatever a backend says, it is read or refused, and of what is read nothing touches another group: the rest of the document is as if the backend had said nothing.
+// Whatever a backend says, it is read or refused, and of what is read nothing touches another
+// group: the rest of the document is as if the backend had said nothing.
 func FuzzBackendSays(f *testing.F) {
 	d := &Discovery{}
 	var err error
@@ -97,21 +105,40 @@ func mustJSON(t *testing.T, v any) []byte {
 	return b
 }
 
-// Whatever a client accepts, it gets a form or 406, the same each time, and within the bound on what is remembered.
+// Whatever a client accepts, it gets the form that it gets from Kubernetes' own handlers, or their
+// 406; the same each time, and within the bound on what is remembered.
 func FuzzAccept(f *testing.F) {
-	for _, s := range []string{"", "*/*", aggregatedJSON, "application/json;q=0.1, text/html", "a/b;c=d;;,", "application/json;as=;g=;v="} {
+	for _, s := range []string{
+		"", "*/*", aggregatedJSON, aggregatedJSON + ",application/json", "application/json;q=0.1, text/html", "a/b;c=d;;,", "application/json;as=;g=;v=", "application/yaml;pretty=1", "application/*;q=0",
+		"text/html," + runtime.ContentTypeProtobuf + aggregatedParams, strings.ReplaceAll(aggregatedJSON, "v=v2", "v=v2beta1"), "application/json;as=Table;g=meta.k8s.io;v=v1", "application/json;stream=watch",
+	} {
 		f.Add(s)
 	}
-	c, err := newCodecs()
-	if err != nil {
+	d := &Discovery{}
+	var err error
+	if d.codecs, err = newCodecs(); err != nil {
 		f.Fatal(err)
 	}
-	n := &negotiator{codecs: c, aggregates: true}
+	n := &negotiator{codecs: d.codecs, aggregates: true}
+	n.supported, _ = negotiation.MediaTypesForSerializer(d.codecs.legacy)
+	rich := &document{write: func(s *sheet, media string, pretty bool) { d.codecs.writeAggregated(s, listOf(), media, pretty) }}
+	legacy := &document{write: func(s *sheet, media string, pretty bool) {
+		d.codecs.writeLegacy(s, &metav1.APIGroupList{}, media, pretty)
+	}}
+	theirs := aggregated.WrapAggregatedDiscoveryToHandler(apidiscovery.NewRootAPIsHandler(addresses{}, d.codecs.legacy), aggregated.NewResourceManager("apis"), nil)
 	f.Fuzz(func(t *testing.T, accept string) {
-		begun := time.Now()
-		first := n.choose(accept)
-		if again := n.choose(accept); again != first || n.negotiate(accept) != first {
-			t.Errorf("%q: %+v, then %+v", accept, first, again)
+		answer := func(serve http.HandlerFunc) string {
+			r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/apis", nil)
+			r.Header["Accept"] = []string{accept}
+			w := httptest.NewRecorder()
+			serve(w, r)
+			return fmt.Sprintf("%d %q, indented %v", w.Code, w.Header().Get("Content-Type"), bytes.Contains(w.Body.Bytes(), []byte("\n ")))
+		}
+		begun, want := time.Now(), answer(theirs.ServeHTTP)
+		for range 2 { // the second time it is remembered
+			if got := answer(func(w http.ResponseWriter, r *http.Request) { d.serve(w, r, n, rich, legacy) }); got != want {
+				t.Errorf("%q is answered %s, want %s", accept, got, want)
+			}
 		}
 		if known := n.known.Load(); known != nil && len(*known) > maxAccepts {
 			t.Errorf("%d Accept fields are remembered", len(*known))

@@ -18,6 +18,7 @@ const aggregatedJSON = "application/json" + aggregatedParams
 // stage is a Discovery in a scene.
 type stage struct {
 	*scene.Scene
+	alone   bool // there is no local apiserver
 	d       *Discovery
 	metrics *prometheus.Registry
 }
@@ -40,6 +41,9 @@ func (s *stage) make(cfg Config) {
 	given := cfg.Config
 	cfg.Config = s.Config()
 	cfg.FetchOwn = given.FetchOwn
+	if s.alone {
+		cfg.FetchLocal = nil
+	}
 	if given.Fetch != nil {
 		cfg.Fetch = given.Fetch
 	}

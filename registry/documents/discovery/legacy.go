@@ -15,7 +15,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
-// legacyVersion asks for one group-version's APIResourceList and converts it as kube-aggregator does.
+// legacyVersion requests one group-version's APIResourceList and converts it as kube-aggregator
+// does.
 func (d *Discovery) legacyVersion(ctx context.Context, old version, e *registry.Entry) *version {
 	doc, err := d.askLegacy(ctx, e)
 	if err != nil {
@@ -40,7 +41,7 @@ func (d *Discovery) askLegacy(ctx context.Context, e *registry.Entry) (*apidisco
 	return doc, nil
 }
 
-// convert makes aggregated discovery of an APIResourceList.
+// convert converts an APIResourceList to aggregated discovery.
 func (d *Discovery) convert(a documents.Answer) (*apidiscoveryv2.APIVersionDiscovery, error) {
 	media := runtime.ContentTypeJSON
 	if t := a.Header.Get("Content-Type"); t != "" {

@@ -20,15 +20,17 @@ import (
 )
 
 const (
-	// localEvery is the time between conditional GETs of the local apiserver's documents. A 304 costs it some 50 µs, and a CRD that changes without a change of its
-	// APIServices (short names, categories, a subresource) is seen this soon.
+	// localEvery is the time between conditional GETs of the local apiserver's documents. A 304
+	// costs it some 50 µs. This is also how soon a change of a CRD is seen that does not change its
+	// APIServices (short names, categories, a subresource).
 	localEvery = 2 * time.Second
-	// localSlow is the same for the legacy form of /api, which has no ETag and never changes while its server lives.
+	// localSlow is the same for the legacy form of /api, which has no ETag and never changes while
+	// its server lives.
 	localSlow = time.Minute
 )
 
-// hurries are the pauses after a change of a CRD or of the Local APIServices: kube-apiserver's own document follows them, or goes before them, by some tens of
-// milliseconds, and by more when it is busy.
+// hurries returns the pauses after a change of a CRD or of the Local APIServices: kube-apiserver's
+// own document changes some tens of milliseconds before or after them, or later when it is busy.
 func hurries() []time.Duration {
 	return []time.Duration{30 * time.Millisecond, 70 * time.Millisecond, 150 * time.Millisecond, 300 * time.Millisecond, 600 * time.Millisecond, time.Second}
 }
@@ -43,17 +45,17 @@ type localState struct {
 	versionsAt         time.Time
 }
 
-// sameGroups reports whether /apis is surely what it was: asked again, the local apiserver has said so.
+// sameGroups reports whether /apis is certainly unchanged: the ETag is the same.
 func (s *localState) sameGroups(old *localState) bool {
 	return s == old || old != nil && s.groupsTag != "" && s.groupsTag == old.groupsTag
 }
 
-// complete reports whether every document has been there once.
+// complete reports whether every document has been read once.
 func (s *localState) complete() bool {
 	return s != nil && s.groups != nil && s.core != nil && s.versions != nil
 }
 
-// askLocal asks for all documents and keeps what has changed. On an error what was known stays.
+// askLocal requests all documents and stores the changed ones. An error changes nothing.
 func (d *Discovery) askLocal(ctx context.Context) error {
 	next, changed := localState{}, false
 	if last := d.local.Load(); last != nil {
@@ -79,7 +81,7 @@ func (d *Discovery) localGroups(ctx context.Context, s *localState, changed *boo
 	s.groups, s.groupsTag, *changed = byGroupVersion(list), tag, true
 	for gv, doc := range s.groups {
 		if was := old[gv]; was != nil && apiequality.Semantic.DeepEqual(was, doc) {
-			s.groups[gv] = was // so that its piece is the same
+			s.groups[gv] = was // so that its piece stays the same
 		}
 	}
 	if d.own != nil {
@@ -91,7 +93,7 @@ func (d *Discovery) localGroups(ctx context.Context, s *localState, changed *boo
 	return nil
 }
 
-// askOwn reads what this process serves itself, if it does.
+// askOwn reads the documents of what this process serves itself, if anything.
 func (d *Discovery) askOwn(ctx context.Context) error {
 	if d.cfg.FetchOwn == nil {
 		return nil
@@ -120,12 +122,12 @@ func (d *Discovery) localCore(ctx context.Context, s *localState, changed *bool)
 	if err != nil || list == nil {
 		return err
 	}
-	list.TypeMeta = metav1.TypeMeta{} // it is put there by encoding
+	list.TypeMeta = metav1.TypeMeta{} // encoding sets it
 	s.core, s.coreTag, *changed = list, tag, true
 	return nil
 }
 
-// maxLocal bounds the local apiserver's documents, which list what all its CRDs define.
+// maxLocal bounds the local apiserver's documents, which list the resources of all its CRDs.
 const maxLocal = 32 << 20
 
 // list returns an aggregated document and its tag, or nil if it has not changed.
@@ -160,7 +162,7 @@ func (d *Discovery) localVersions(ctx context.Context, s *localState, changed *b
 		return a.Unexpected()
 	}
 	v := &metav1.APIVersions{}
-	if err := json.Unmarshal(a.Body, v); err != nil { // it has no apiVersion, which the codecs want
+	if err := json.Unmarshal(a.Body, v); err != nil { // it has no apiVersion, which the codecs require
 		return a.Invalid(err)
 	}
 	s.versionsAt = time.Now()

@@ -13,8 +13,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// Priorities of what the table does not name. apiregistration.k8s.io has no APIService and always comes first, above the highest that one may have (20000). A
-// group-version of the local apiserver's that has none is a CRD's that is not registered yet; CRDs have 1000 and 100.
+// Priorities of groups without an APIService. apiregistration.k8s.io has none and always comes
+// first, above the highest priority of an APIService (20000). Another group-version of the local
+// apiserver without one is of a CRD that is not registered yet; CRDs have 1000 and 100.
 const (
 	apiregistration         = "apiregistration.k8s.io"
 	apiregistrationPriority = 20001
@@ -22,21 +23,22 @@ const (
 	crdVersionPriority      = 100
 )
 
-// merge is everything the aggregated document is made of.
+// merge is the input of the aggregated document.
 type merge struct {
 	table   *registry.Table
 	local   map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery
 	sources func(*registry.Backend) *source
-	// departed were remote and are gone from the table. The local apiserver's document still lists them for a moment.
+	// departed were remote and have left the table. The local apiserver's document still lists them
+	// for a moment.
 	departed   map[schema.GroupVersion]bool
 	staleAfter time.Duration
 	now        time.Time
 
-	// becomesStale is when the first entry will be Stale by age alone. Zero: none will.
+	// becomesStale is when the first entry will become Stale by age alone. Zero means never.
 	becomesStale time.Time
 }
 
-// groups are all groups but core, which is below /api, in the order of the document.
+// groups returns all groups but core, which is below /api, in the order of the document.
 func (m *merge) groups() []*registry.Group {
 	groups := m.table.Groups()
 	if strays := m.strays(); len(strays) > 0 {
@@ -49,7 +51,7 @@ func (m *merge) groups() []*registry.Group {
 	return slices.Concat(groups[:core], groups[core+1:])
 }
 
-// parts are what groups contribute.
+// parts returns the parts of groups.
 func (m *merge) parts(groups ...*registry.Group) []part {
 	var out []part
 	for _, g := range groups {
@@ -68,7 +70,7 @@ func (m *merge) parts(groups ...*registry.Group) []part {
 	return out
 }
 
-// version is what an entry contributes, of whose backend is known what s says. Nil: nothing.
+// version returns the part of an entry whose backend has state s. Nil means none.
 func (m *merge) version(e *registry.Entry, s *state) *apidiscoveryv2.APIVersionDiscovery {
 	if e.Local() {
 		return m.local[e.GroupVersion]
@@ -95,12 +97,12 @@ func (m *merge) version(e *registry.Entry, s *state) *apidiscoveryv2.APIVersionD
 	return &stale
 }
 
-// failing reports whether what is known of an entry is no longer confirmed.
+// failing reports whether the state of an entry is no longer confirmed.
 func failing(e *registry.Entry, v version) bool {
 	return v.err != nil || e.Verdict.Status == corev1.ConditionFalse
 }
 
-// strays are entries for the local apiserver's group-versions that the table does not name.
+// strays returns entries for group-versions of the local apiserver that the table does not have.
 func (m *merge) strays() []*registry.Entry {
 	var out []*registry.Entry
 	for gv := range m.local {
@@ -116,7 +118,7 @@ func (m *merge) strays() []*registry.Entry {
 	return out
 }
 
-// placed are the table's groups with strays among them.
+// placed returns the table's groups with the strays inserted.
 func (m *merge) placed(strays []*registry.Entry) []*registry.Group {
 	groups := slices.Clone(m.table.Groups())
 	at := make(map[string]int, len(strays))
@@ -143,7 +145,8 @@ func (m *merge) placed(strays []*registry.Entry) []*registry.Group {
 	return groups
 }
 
-// groupList is the legacy list: every APIService, unavailable ones included; groups in the order of their best APIService.
+// groupList returns the legacy list: every APIService, unavailable ones included, with groups in
+// the order of their best APIService.
 func groupList(t *registry.Table) *metav1.APIGroupList {
 	own := metav1.GroupVersionForDiscovery{GroupVersion: apiregistration + "/v1", Version: "v1"}
 	list := &metav1.APIGroupList{Groups: make([]metav1.APIGroup, 0, len(t.Groups())+1)}
@@ -158,7 +161,7 @@ func groupList(t *registry.Table) *metav1.APIGroupList {
 	return list
 }
 
-// legacyGroup is one group. Its preferred version is the first, whether that is available or not.
+// legacyGroup returns one group. Its preferred version is the first one, available or not.
 func legacyGroup(g *registry.Group) *metav1.APIGroup {
 	out := &metav1.APIGroup{Name: g.Name, Versions: make([]metav1.GroupVersionForDiscovery, 0, len(g.Entries))}
 	for _, e := range g.Entries {

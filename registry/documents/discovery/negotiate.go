@@ -16,25 +16,27 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 )
 
-// choice is the form that an Accept field asks for.
+// choice is the form negotiated by an Accept field.
 type choice struct {
 	media      int // in allMedias
 	aggregated bool
 	pretty     bool
-	refused    bool // nothing of what it names can be had: 406
+	refused    bool // no acceptable form: 406
 }
 
 const (
-	// maxAccepts bounds the remembered Accept fields. A cluster's clients use a dozen; others are negotiated anew each time.
+	// maxAccepts bounds the cached Accept fields. A cluster's clients use a dozen; others are
+	// negotiated each time.
 	maxAccepts = 128
-	// maxAccept bounds the length of one that is remembered.
+	// maxAccept bounds the length of a cached field.
 	maxAccept = 512
 )
 
-// negotiator chooses forms as k8s.io/apiserver does, and remembers what it has chosen: parsing an Accept field costs ten times what serving a document does.
+// negotiator chooses forms as k8s.io/apiserver does, and caches its choices: parsing an Accept
+// field costs ten times as much as serving a document.
 type negotiator struct {
 	codecs *codecs
-	// aggregates says that aggregated discovery may be had.
+	// aggregates says that aggregated discovery is available.
 	aggregates bool
 	// supported are the media types, by name.
 	supported []string
@@ -43,7 +45,7 @@ type negotiator struct {
 	mu    sync.Mutex // guards the writing of known
 }
 
-// of returns the document that is asked for.
+// of returns the chosen document.
 func (c choice) of(aggregated, legacy *document) *document {
 	if c.aggregated {
 		return aggregated
@@ -51,7 +53,7 @@ func (c choice) of(aggregated, legacy *document) *document {
 	return legacy
 }
 
-// remembered returns what was chosen before.
+// remembered returns the cached choice.
 func (n *negotiator) remembered(accept string) (c choice, ok bool) {
 	if known := n.known.Load(); known != nil {
 		c, ok = (*known)[accept]
@@ -86,7 +88,8 @@ func (n *negotiator) remember(accept string, c choice) {
 
 func (n *negotiator) negotiate(accept string) choice {
 	if n.aggregates {
-		// v2beta1 is not recognised any more, as in kube-apiserver since 1.35: the next clause decides.
+		// v2beta1 is no longer recognised, as in kube-apiserver since 1.35: the next clause
+		// decides.
 		m, _ := negotiation.NegotiateMediaTypeOptions(accept, n.codecs.aggregated.SupportedMediaTypes(), aggregated.DiscoveryEndpointRestrictions)
 		if aggregated.IsAggregatedDiscoveryGVK(m.Convert) {
 			return choice{media: mediaNumber(m.Accepted), aggregated: true, pretty: m.Pretty}
@@ -104,13 +107,13 @@ func mediaNumber(info runtime.SerializerInfo) int {
 	return max(0, slices.Index(all[:], info.MediaType))
 }
 
-// refuse answers 406 as k8s.io/apiserver does.
+// refuse responds with 406 as k8s.io/apiserver does.
 func (n *negotiator) refuse(w http.ResponseWriter) {
 	status := responsewriters.ErrorToAPIStatus(negotiation.NewNotAcceptableError(n.supported))
 	responsewriters.WriteRawJSON(int(status.Code), status, w)
 }
 
-// acceptOf is the Accept field as kube-apiserver reads it: one, however many lines there are.
+// acceptOf returns the Accept field as kube-apiserver reads it: the first line only.
 func acceptOf(r *http.Request) string {
 	if values := r.Header["Accept"]; len(values) > 0 {
 		return values[0]
@@ -132,10 +135,11 @@ func produces(accept string, supported []string) bool {
 	return false
 }
 
-// wantsPretty reports whether a request asks for indented text: by the query, or by being sent by a tool that people read.
+// wantsPretty reports whether a request asks for indented text, by its query, or comes from a tool
+// that people read.
 func wantsPretty(query, agent string) bool {
 	if strings.Contains(query, "pretty") {
-		values, _ := url.ParseQuery(query) // what can be read of it
+		values, _ := url.ParseQuery(query) // as far as it can be parsed
 		if v := values.Get("pretty"); v != "" {
 			pretty, _ := strconv.ParseBool(v)
 			return pretty

@@ -20,7 +20,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// cluster is a random set of APIServices with few different names and priorities, so that there are ties of every kind. Some are Local.
+// cluster is a random set of APIServices with few different names and priorities, so that there are
+// ties of every kind. Some are Local.
 func cluster(rnd *rand.Rand) map[string]*apiregistrationv1.APIService {
 	pick := func(from ...string) string { return from[rnd.IntN(len(from))] }
 	out := map[string]*apiregistrationv1.APIService{}

@@ -20,27 +20,29 @@ import (
 type part struct {
 	group string
 	doc   *apidiscoveryv2.APIVersionDiscovery
-	// of is where it comes from, and content what was known there. Nil: the local apiserver.
+	// of is its source, and content the source's content then. Nil means the local apiserver.
 	of      *source
 	content *content
 }
 
-// same reports whether two parts have the same content. It looks at no more than what makes them so: what backends have said is not changed, but replaced.
+// same reports whether two parts have the same content. It compares by identity: a backend's
+// response is never changed, only replaced.
 func (p part) same(o part) bool {
 	a, b := p.doc, o.doc
 	return p.group == o.group && p.of == o.of && (a == b || a.Version == b.Version && a.Freshness == b.Freshness &&
 		len(a.Resources) == len(b.Resources) && (len(a.Resources) == 0 || &a.Resources[0] == &b.Resources[0]))
 }
 
-// piece is a run of groups of the aggregated document. What has not changed has the same text in the next document, so that a change costs what its own groups cost,
-// however many others there are.
+// piece is a run of groups of the aggregated document. An unchanged piece keeps its text in the
+// next document, so that a change costs only the work of its own piece, whatever the number of
+// groups.
 type piece struct {
 	groups []*registry.Group
 	parts  []part
 	*text
 }
 
-// text is a piece as JSON and compressed.
+// text is a piece as JSON, plain and compressed.
 type text struct {
 	of            []part
 	once, zipOnce sync.Once
@@ -48,12 +50,13 @@ type text struct {
 	zipped        []byte // the same as whole blocks of DEFLATE
 }
 
-// pieceGroups is how many groups a piece has, on average: some 64 KB, of which compressing each by itself loses next to nothing (DEFLATE looks 32 KB back), and which is done in
-// two milliseconds.
+// pieceGroups is how many groups a piece has on average: some 64 KB. Compressing pieces of that
+// size separately loses next to nothing (DEFLATE looks 32 KB back), and takes two milliseconds.
 const pieceGroups = 64
 
-// cut merges, and makes pieces. Where one ends depends on the name of its last group alone, so a group that comes or goes changes one piece. settled says that nothing
-// has changed since old but the table and what backends have said.
+// cut merges and makes pieces. Where a piece ends depends on the name of its last group alone, so
+// that a new or removed group changes one piece. settled says that since old only the table and
+// responses of backends have changed.
 func (m *merge) cut(old []piece, settled bool) []piece {
 	known := make(map[string]*piece, len(old))
 	for i := range old {
@@ -78,18 +81,19 @@ func (m *merge) cut(old []piece, settled bool) []piece {
 		if p.text = (&text{of: p.parts}); was != nil && slices.EqualFunc(was.parts, p.parts, part.same) {
 			p.text = was.text
 		}
-		p.groups = slices.Clone(p.groups) // without all others of the table
+		p.groups = slices.Clone(p.groups) // a copy, which does not keep the table's other groups alive
 		out = append(out, p)
 	}
 	return out
 }
 
-// holds reports whether the piece is what the groups contribute now.
+// holds reports whether the groups still make this piece.
 func (p *piece) holds(groups []*registry.Group) bool {
 	return slices.Equal(p.groups, groups) && !slices.ContainsFunc(p.parts, func(v part) bool { return v.of != nil && v.of.Load().content != v.content })
 }
 
-// ends reports whether a piece ends after a group, by FNV-1a. hash/fnv wants bytes, and a hash of its own for each.
+// ends reports whether a piece ends after a group, by FNV-1a. hash/fnv would need the name as
+// bytes, and an allocation for each hash.
 func ends(group string) bool {
 	h := uint32(2166136261)
 	for i := range len(group) {
@@ -98,7 +102,7 @@ func ends(group string) bool {
 	return h%pieceGroups == 0
 }
 
-// groupsOf are the groups of pieces as Kubernetes has them.
+// groupsOf returns the groups of pieces in Kubernetes' type.
 func groupsOf(pieces ...[]part) []apidiscoveryv2.APIGroupDiscovery {
 	out := []apidiscoveryv2.APIGroupDiscovery{}
 	for _, parts := range pieces {
@@ -116,7 +120,7 @@ func groupsOf(pieces ...[]part) []apidiscoveryv2.APIGroupDiscovery {
 // json returns the groups as JSON with commas between them.
 func (t *text) json() []byte {
 	t.once.Do(func() {
-		b, _ := json.Marshal(groupsOf(t.of)) // it holds nothing that cannot be encoded
+		b, _ := json.Marshal(groupsOf(t.of)) // it cannot fail
 		t.plain = bytes.Clone(b[1 : len(b)-1])
 	})
 	return t.plain
@@ -128,7 +132,8 @@ type body struct {
 	pieces     []*text
 }
 
-// newBody makes a body of a document and the groups that it lacks: its last list is empty. Without pieces it lacks nothing.
+// newBody makes a body of a document's text and the groups to insert: in the text the last list is
+// empty. Nil pieces mean that the text is complete.
 func newBody(text []byte, pieces []*text) body {
 	if pieces == nil {
 		return body{head: text}
@@ -137,7 +142,7 @@ func newBody(text []byte, pieces []*text) body {
 	return body{text[:at], text[at:], pieces}
 }
 
-// all yields the text.
+// all yields the text in parts.
 func (b *body) all(yield func(text []byte, of *text) bool) {
 	if !yield(b.head, nil) {
 		return
@@ -157,7 +162,7 @@ func (b *body) size() (n int) {
 	return n
 }
 
-// join returns the text in one.
+// join returns the text as one slice.
 func (b *body) join() []byte {
 	if b.pieces == nil {
 		return b.head
@@ -165,7 +170,7 @@ func (b *body) join() []byte {
 	return bytes.Join(b.parts(), nil)
 }
 
-// parts are the text in order.
+// parts returns the parts of the text in order.
 func (b *body) parts() [][]byte {
 	var out [][]byte
 	for text := range b.all {
@@ -174,13 +179,14 @@ func (b *body) parts() [][]byte {
 	return out
 }
 
-// gzip is the text as one member of gzip (RFC 1952): DEFLATE's blocks need not know of each other (RFC 1951), so pieces stand there as they were compressed for other
-// documents, and what is between them as it is.
+// gzip returns the text as one gzip member (RFC 1952). DEFLATE blocks may be independent of each
+// other (RFC 1951), so pieces keep the compressed form of earlier documents, and the text between
+// them is stored uncompressed.
 func (b *body) gzip() []byte {
 	if b.pieces == nil {
 		return negotiate.Gzip(b.head)
 	}
-	out := bytes.NewBuffer([]byte{0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff}) // as compress/gzip begins
+	out := bytes.NewBuffer([]byte{0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff}) // the header of compress/gzip
 	z, _ := flate.NewWriter(nil, flate.DefaultCompression)                // the level is valid
 	sum, size := uint32(0), 0
 	for text, p := range b.all {
@@ -193,16 +199,17 @@ func (b *body) gzip() []byte {
 		}
 		out.Write(p.deflate(z))
 	}
-	out.Write([]byte{1, 0, 0, 0xff, 0xff})                                                                                 // the last block, which is empty
-	return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(bytes.Clone(out.Bytes()), sum), uint32(size)) // modulo 2^32, as RFC 1952 has it
+	out.Write([]byte{1, 0, 0, 0xff, 0xff})                                                                                 // the last, empty block
+	return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(bytes.Clone(out.Bytes()), sum), uint32(size)) // modulo 2^32 (RFC 1952)
 }
 
-// deflate returns the groups compressed, by z if that was not done before. They end at a byte and refer to nothing before them.
+// deflate returns the groups compressed, by z if that was not done before. The result ends at a
+// byte boundary and refers to nothing before it.
 func (t *text) deflate(z *flate.Writer) []byte {
 	t.zipOnce.Do(func() {
 		var b bytes.Buffer
 		z.Reset(&b)
-		_, _ = z.Write(t.json()) // a bytes.Buffer takes everything
+		_, _ = z.Write(t.json()) // writing to a bytes.Buffer never fails
 		_ = z.Flush()
 		t.zipped = bytes.Clone(b.Bytes())
 	})

@@ -20,8 +20,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
-// A document of pieces is, byte by byte, what Kubernetes' own encoder makes of all groups at once; so is its ETag, and what comes out of its gzip. What holds no change has the text
-// of the document before.
+// A document of pieces is, byte by byte, what Kubernetes' own encoder makes of all groups at once;
+// so is its ETag, and what comes out of its gzip. What holds no change has the text of the document
+// before.
 func TestPieces(t *testing.T) {
 	s := newStage(t)
 	s.make(Config{})
@@ -117,7 +118,8 @@ func TestPieces(t *testing.T) {
 	}
 }
 
-// What the local apiserver says again when a CRD has changed makes the same pieces: all others need not be written and compressed anew.
+// What the local apiserver says again when a CRD has changed makes the same pieces: all others need
+// not be written and compressed anew.
 func TestWhatIsSaidAgainIsTheSame(t *testing.T) {
 	s := newStage(t)
 	s.make(Config{})

@@ -6,8 +6,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 )
 
-// Rendered returns what ServeHTTP would answer a GET of a path (as in a URL, without the query), where that was rendered before: it takes a fraction of a
-// microsecond, waits for nobody and allocates nothing. Nil: ServeHTTP has to be asked. The fields' names are in lower case.
+// Rendered returns ServeHTTP's response to a GET of a path (as in a URL, without the query), if it
+// was rendered before. It takes a fraction of a microsecond, never blocks and allocates nothing.
+// Nil means that ServeHTTP must be called. The fields' names are in lower case.
 func (d *Discovery) Rendered(path, query string, fields []hpack.HeaderField) *negotiate.Answer {
 	docs := d.view.Load()
 	if docs == nil {
@@ -49,10 +50,10 @@ func (d *Discovery) Rendered(path, query string, fields []hpack.HeaderField) *ne
 	return doc.at(c).known(gzip).Load()
 }
 
-// asked are the fields on which the answer depends.
+// asked are the request fields on which the response depends.
 type asked struct{ accept, encoding, match, agent string }
 
-// read takes them out of a head. It reports false when one stands there more than once.
+// read finds them in a request head. It reports false if one occurs more than once.
 func read(fields []hpack.HeaderField) (a asked, ok bool) {
 	for i := range fields {
 		var to *string

@@ -17,13 +17,13 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 )
 
-// groupDocument is the legacy document of one group, and what it was made of.
+// groupDocument is the legacy document of one group, and the group it was made of.
 type groupDocument struct {
 	of  *registry.Group
 	doc *document
 }
 
-// render makes the documents. What has not changed is taken over from old, which may be nil.
+// render makes the documents. It takes unchanged ones from old, which may be nil.
 func (d *Discovery) render(m *merge, l *localState, old *view) *view {
 	if old == nil {
 		old = &view{}
@@ -52,7 +52,7 @@ func (d *Discovery) render(m *merge, l *localState, old *view) *view {
 	return next
 }
 
-// groupsDocument makes the aggregated document of pieces.
+// groupsDocument makes the aggregated document from pieces.
 func (d *Discovery) groupsDocument(pieces []piece) *document {
 	d.aggregations.Inc()
 	texts, parts := make([]*text, len(pieces)), make([][]part, len(pieces))
@@ -74,9 +74,10 @@ func (d *Discovery) groupsDocument(pieces []piece) *document {
 	}
 }
 
-// hashOf is what the ETag of a list says, and of the groups that it lacks: that of its JSON without its kind, as kube-apiserver has it.
+// hashOf returns the ETag value of a list with the groups of pieces inserted: the hash of its JSON
+// without its kind, as in kube-apiserver.
 func hashOf(list *apidiscoveryv2.APIGroupDiscoveryList, pieces ...*text) string {
-	text, _ := json.Marshal(list) // it holds nothing that cannot be encoded
+	text, _ := json.Marshal(list) // it cannot fail
 	b := newBody(text, pieces)
 	return negotiate.Hash(b.parts()...)
 }
@@ -87,7 +88,7 @@ func sameList(a, b *registry.Table) bool {
 		slices.EqualFunc(a.Groups(), b.Groups(), func(x, y *registry.Group) bool { return x == y || x.Name == y.Name && sameVersions(x, y) })
 }
 
-// Ready says why the documents cannot be served yet. Nil: they can.
+// Ready returns why the documents cannot be served yet. Nil means that they can.
 func (d *Discovery) Ready() error {
 	if d.view.Load() == nil {
 		return d.sources.NotReady()
@@ -95,7 +96,8 @@ func (d *Discovery) Ready() error {
 	return nil
 }
 
-// ServeHTTP answers /api, /apis, /apis/<group>, and the same with a slash. Whatever else it is asked for is not found.
+// ServeHTTP serves /api, /apis, /apis/<group>, and the same with a slash. Any other path is not
+// found.
 func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	docs := d.view.Load()
 	if docs == nil {
@@ -120,7 +122,8 @@ func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serveCore answers /api. In kube-apiserver go-restful stands before it, which knows GET only and no type/*.
+// serveCore serves /api. In kube-apiserver go-restful handles it first, which knows only GET, and
+// no type/*.
 func (d *Discovery) serveCore(w http.ResponseWriter, r *http.Request, docs *view) {
 	switch {
 	case docs.versions == nil:
@@ -136,7 +139,7 @@ func (d *Discovery) serveCore(w http.ResponseWriter, r *http.Request, docs *view
 	}
 }
 
-// groupDocument returns the document of a group as the table has it now. Nil: it has none.
+// groupDocument returns the document of a group in the current table. Nil means that it has none.
 func (d *Discovery) groupDocument(docs *view, name string) *document {
 	g := d.cfg.Table().Group(name)
 	if g == nil || name == "" {
@@ -154,15 +157,7 @@ func (d *Discovery) groupDocument(docs *view, name string) *document {
 }
 
 func sameVersions(a, b *registry.Group) bool {
-	if len(a.Entries) != len(b.Entries) {
-		return false
-	}
-	for i := range a.Entries {
-		if a.Entries[i].GroupVersion != b.Entries[i].GroupVersion {
-			return false
-		}
-	}
-	return true
+	return slices.EqualFunc(a.Entries, b.Entries, func(x, y *registry.Entry) bool { return x.GroupVersion == y.GroupVersion })
 }
 
 // serve writes the form of a document that a request asks for.

@@ -136,7 +136,7 @@ func TestMetrics(t *testing.T) {
 		time.Sleep(100 * time.Millisecond)
 		synctest.Wait()
 		want := `
-# HELP fairlead_discovery_age_seconds Time since a remote APIService's backend last confirmed its part of discovery. Absent: it never did.
+# HELP fairlead_discovery_age_seconds Time since a remote APIService's backend last confirmed its part of discovery. Absent if it never did.
 # TYPE fairlead_discovery_age_seconds gauge
 fairlead_discovery_age_seconds{name="v1.a.example.com"} 0.1
 # HELP fairlead_discovery_failing 1 while a remote APIService's part of discovery is not confirmed by its backend, by reason.
@@ -146,7 +146,74 @@ fairlead_discovery_failing{name="v1.b.example.com",reason="unreachable"} 1
 		if err := testutil.GatherAndCompare(s.metrics, strings.NewReader(want), "fairlead_discovery_age_seconds", "fairlead_discovery_failing"); err != nil {
 			t.Error(err)
 		}
+		if all := s.d.Status(); len(all) != 2 || all[0].Resources != 1 || all[1].Resources != 0 {
+			t.Errorf("status %+v", all)
+		}
 	})
+}
+
+// What changes is served: the order of a group's versions, and where the core group is.
+func TestChangesAreServed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t)
+		home, address := serving(listOf("apps/v1=deployments")), ""
+		s.Set(scene.Home, func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/api" && r.Header.Get("Accept") == "application/json" {
+				_, _ = w.Write([]byte(`{"versions":["v1"],"serverAddressByClientCIDRs":[{"clientCIDR":"0.0.0.0/0","serverAddress":"` + address + `"}]}`))
+				return
+			}
+			home(w, r)
+		})
+		s.Claim("a.example.com/v2", "a", 100, 20)
+		s.Set("a", serving(listOf("a.example.com/v1=as", "a.example.com/v2=as")))
+		s.open(Config{})
+		for _, tt := range []struct {
+			address   string
+			priority  int32
+			preferred string
+		}{{"10.0.0.1:6443", 10, "v2"}, {"10.0.0.2:6443", 30, "v1"}} {
+			address = tt.address
+			s.Claim("a.example.com/v1", "a", 100, tt.priority)
+			time.Sleep(2 * localSlow)
+			synctest.Wait()
+			if got := s.get("/api", nil).Body.String(); !strings.Contains(got, tt.address) {
+				t.Errorf("the core group is %s", got)
+			}
+			for _, path := range []string{"/apis", "/apis/a.example.com"} {
+				if got := s.get(path, nil).Body.String(); !strings.Contains(got, `"preferredVersion":{"groupVersion":"a.example.com/`+tt.preferred) {
+					t.Errorf("%s prefers another than %s: %s", path, tt.preferred, got)
+				}
+			}
+		}
+	})
+}
+
+// What the local apiserver says that cannot be read is counted as that.
+func TestLocalGarbage(t *testing.T) {
+	for name, h := range map[string]http.HandlerFunc{"garbage": behaviour([]string{"garbage"}), "old": saying(http.StatusOK, "application/json", []byte(`{}`))} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newStage(t)
+			s.Set(scene.Home, h)
+			s.open(Config{})
+			time.Sleep(time.Second)
+			synctest.Wait()
+			want := map[string]bool{"ok": false, "invalid": true}
+			families, err := s.metrics.Gather()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range families {
+				if f.GetName() != "fairlead_discovery_polls_total" {
+					continue
+				}
+				for _, m := range f.GetMetric() {
+					if counted, known := want[m.GetLabel()[0].GetValue()]; known && counted != (m.GetCounter().GetValue() > 0) {
+						t.Errorf("%s: %v", name, m)
+					}
+				}
+			}
+		})
+	}
 }
 
 func TestNewRefuses(t *testing.T) {
@@ -155,7 +222,8 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// What Rendered returns is what ServeHTTP would answer, and it returns it for what was asked for once.
+// What Rendered returns is what ServeHTTP would answer, and it returns it for what was asked for
+// once.
 func TestRenderedIsServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := opened(t)

@@ -73,7 +73,8 @@ func serving(list *apidiscoveryv2.APIGroupDiscoveryList) http.HandlerFunc {
 	}
 }
 
-// legacyServing knows APIResourceLists only, and answers 404, or another code, to whoever asks for more.
+// legacyServing knows APIResourceLists only, and answers 404, or another code, to whoever asks for
+// more.
 func legacyServing(code int, words ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		for _, word := range words {

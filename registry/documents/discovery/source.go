@@ -23,39 +23,42 @@ import (
 )
 
 const (
-	// maxVersion bounds one group-version's part of the document, encoded. The largest that Kubernetes has, core, takes 15 KB; what a backend lists, every client of
-	// the cluster downloads.
+	// maxVersion bounds one group-version's part of the document, encoded: every client of the
+	// cluster downloads it. The largest part in Kubernetes, core, takes 15 KB.
 	maxVersion = 4 << 20
-	// maxLegacy bounds how many group-versions of one backend are asked for at a time when it knows legacy discovery only.
+	// maxLegacy bounds how many group-versions are requested at a time from a backend that knows
+	// legacy discovery only.
 	maxLegacy = 4
 )
 
-// source is where what is known of one backend is kept. Its goroutine writes it, anyone may read it.
+// source holds the state of one backend. Only the backend's goroutine writes it, any goroutine may
+// read it.
 type source = atomic.Pointer[state]
 
-// state is what is known of one backend. It is immutable.
+// state is the state of one backend. It is immutable.
 type state struct {
 	versions map[schema.GroupVersion]*version
 	etag     string
-	tried    bool // at least one question has ended
-	// content is the same pointer while it makes the same document: being confirmed again is nothing new. Nil: not asked yet.
+	tried    bool // at least one request has ended
+	// content is the same pointer while the document stays the same: a confirmation changes
+	// nothing. Nil means not asked yet.
 	content *content
 }
 
-// content has a size, so that each has an address of its own.
+// content has a size, so that each value has an address of its own.
 type content struct{ _ byte }
 
-// version is what is known of one group-version.
+// version is the state of one group-version.
 type version struct {
-	// doc is what the backend said last. Nil: it has never said anything.
+	// doc is the backend's last document. Nil means none yet.
 	doc *apidiscoveryv2.APIVersionDiscovery
-	// confirmed is when it last said so.
+	// confirmed is when the backend last sent or confirmed it.
 	confirmed time.Time
-	// err is why the last question failed. Nil: it did not.
+	// err is why the last request failed. Nil means that it succeeded.
 	err error
 }
 
-// version is what is known of a group-version. Zero: nothing.
+// version returns the state of a group-version. Zero means unknown.
 func (s *state) version(gv schema.GroupVersion) version {
 	if v := s.versions[gv]; v != nil {
 		return *v
@@ -63,14 +66,15 @@ func (s *state) version(gv schema.GroupVersion) version {
 	return version{}
 }
 
-// next begins what is known afterwards: what is not asked for now, because it is unavailable for a while, stays.
+// next begins the next state. Group-versions that are not requested now, because they are
+// unavailable for a while, keep theirs.
 func (s *state) next(etag string) *state {
 	next := &state{versions: make(map[schema.GroupVersion]*version, len(s.versions)), etag: etag}
 	maps.Copy(next.versions, s.versions)
 	return next
 }
 
-// ask asks a backend for its group-versions, by aggregated discovery if it knows that.
+// ask asks a backend for its group-versions, by aggregated discovery if the backend supports it.
 func (d *Discovery) ask(ctx context.Context, known *state, entries []*registry.Entry) (next *state, changed bool, err error) {
 	if entries = grouped(entries); len(entries) == 0 {
 		return nil, false, nil
@@ -85,7 +89,7 @@ func (d *Discovery) ask(ctx context.Context, known *state, entries []*registry.E
 	return next, true, err
 }
 
-// grouped leaves out the core group: /api is proxied whole when it is remote.
+// grouped leaves out the core group: if /api is remote, it is proxied as a whole.
 func grouped(entries []*registry.Entry) []*registry.Entry {
 	out := make([]*registry.Entry, 0, len(entries))
 	for _, e := range entries {
@@ -96,7 +100,7 @@ func grouped(entries []*registry.Entry) []*registry.Entry {
 	return out
 }
 
-// answer asks, and returns what is known afterwards and the first failure.
+// answer asks, and returns the next state and the first failure.
 func (d *Discovery) answer(ctx context.Context, old *state, entries []*registry.Entry) (*state, error) {
 	q := documents.Question{Path: "/apis", Accept: discovery.AcceptV2}
 	if covers(old, entries) {
@@ -117,11 +121,12 @@ func (d *Discovery) answer(ctx context.Context, old *state, entries []*registry.
 		}
 		return taken(old, entries, found, a.Header.Get("Etag"))
 	}
-	// 404, 406, 403 or a legacy list: a server that does not know aggregated discovery. It is asked anew each time, so that one that learns it is found out.
+	// 404, 406, 403 or a legacy list: the server does not support aggregated discovery. It is asked
+	// again each time, to notice when it does.
 	return d.askEach(ctx, old, entries)
 }
 
-// covers reports whether an ETag stands for all entries: each has been said something of.
+// covers reports whether the ETag covers all entries: there is a document of each.
 func covers(s *state, entries []*registry.Entry) bool {
 	for _, e := range entries {
 		if s.version(e.GroupVersion).doc == nil {
@@ -148,7 +153,7 @@ func (d *Discovery) parse(a documents.Answer) (map[schema.GroupVersion]*apidisco
 	return byGroupVersion(list), nil
 }
 
-// aggregatedList decodes an aggregated document and says which media type it came in.
+// aggregatedList decodes an aggregated document and returns its media type.
 func (d *Discovery) aggregatedList(a documents.Answer) (list *apidiscoveryv2.APIGroupDiscoveryList, media string, err error) {
 	list = &apidiscoveryv2.APIGroupDiscoveryList{}
 	if media, _, err = mime.ParseMediaType(a.Header.Get("Content-Type")); err == nil {
@@ -157,7 +162,8 @@ func (d *Discovery) aggregatedList(a documents.Answer) (list *apidiscoveryv2.API
 	return list, media, err
 }
 
-// clean makes valid UTF-8 of all texts, as JSON is in any case. Go's protobuf does not look at them, but that of other languages refuses a whole document for one byte.
+// clean makes all texts valid UTF-8, as they are in JSON. Go's protobuf does not check them, but
+// that of other languages rejects a whole document for one byte.
 func clean(list *apidiscoveryv2.APIGroupDiscoveryList) (*apidiscoveryv2.APIGroupDiscoveryList, error) {
 	b, err := json.Marshal(list)
 	if err != nil {
@@ -170,7 +176,8 @@ func clean(list *apidiscoveryv2.APIGroupDiscoveryList) (*apidiscoveryv2.APIGroup
 	return out, nil
 }
 
-// taken takes from a document what belongs to the entries, and nothing else. What it does not hold is Current and empty: the backend is there and serves nothing.
+// taken takes the entries' part of a document, and nothing else. An entry that is not in it becomes
+// Current and empty: the backend is up and serves nothing.
 func taken(old *state, entries []*registry.Entry, found map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery, etag string) (*state, error) {
 	var first error
 	next := old.next(etag)
@@ -187,12 +194,13 @@ func taken(old *state, entries []*registry.Entry, found map[schema.GroupVersion]
 		}
 	}
 	if first != nil {
-		next.etag = "" // a 304 must not make it look well
+		next.etag = "" // a 304 must not hide the failure
 	}
 	return next, first
 }
 
-// accept makes a version of what a backend has said of it: bounded, and repaired where clients are known to stumble.
+// accept makes a version of a backend's document: bounded, and repaired where clients are known to
+// fail.
 func accept(old version, gv schema.GroupVersion, doc *apidiscoveryv2.APIVersionDiscovery, now time.Time) *version {
 	doc.Version, doc.Freshness = gv.Version, apidiscoveryv2.DiscoveryFreshnessCurrent
 	repair(doc)
@@ -206,7 +214,8 @@ func accept(old version, gv schema.GroupVersion, doc *apidiscoveryv2.APIVersionD
 	return &version{doc: doc, confirmed: now}
 }
 
-// repair fills in a missing responseKind, at which client-go 0.26.0–0.26.3 panics (kubernetes/kubernetes#118361), as kube-aggregator does.
+// repair fills in a missing responseKind, at which client-go 0.26.0–0.26.3 panics
+// (kubernetes/kubernetes#118361), as kube-aggregator does.
 func repair(doc *apidiscoveryv2.APIVersionDiscovery) {
 	for i := range doc.Resources {
 		r := &doc.Resources[i]
@@ -221,7 +230,7 @@ func repair(doc *apidiscoveryv2.APIVersionDiscovery) {
 	}
 }
 
-// confirmed is old, said again.
+// confirmed returns old, confirmed now.
 func confirmed(old *state, entries []*registry.Entry) *state {
 	next := old.next(old.etag)
 	now := time.Now()
@@ -231,7 +240,7 @@ func confirmed(old *state, entries []*registry.Entry) *state {
 	return next
 }
 
-// failed is old with a failure.
+// failed returns old with a failure.
 func failed(old *state, entries []*registry.Entry, err error) *state {
 	next := old.next(old.etag)
 	for _, e := range entries {
@@ -242,7 +251,7 @@ func failed(old *state, entries []*registry.Entry, err error) *state {
 	return next
 }
 
-// askEach asks for each group-version by itself.
+// askEach requests each group-version separately.
 func (d *Discovery) askEach(ctx context.Context, old *state, entries []*registry.Entry) (*state, error) {
 	found := make([]*version, len(entries))
 	var asking sync.WaitGroup
@@ -266,7 +275,7 @@ func (d *Discovery) askEach(ctx context.Context, old *state, entries []*registry
 	return next, first
 }
 
-// sameContent reports whether two states make the same document, now and when they have become old.
+// sameContent reports whether two states make the same document, now and after StaleAfter.
 func sameContent(a, b *state) bool {
 	return a.tried == b.tried && maps.EqualFunc(a.versions, b.versions, func(x, y *version) bool { return x.doc == y.doc && (x.err == nil) == (y.err == nil) })
 }

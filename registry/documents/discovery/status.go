@@ -10,16 +10,16 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
-// Status is how current one remote APIService's part of the documents is.
+// Status says how current one remote APIService's part of the documents is.
 type Status struct {
 	documents.Freshness
-	// Stale says that clients are told to ignore what is listed.
+	// Stale says that the resources are listed as Stale, so that clients ignore them.
 	Stale bool `json:"stale"`
 	// Resources is how many resources are listed.
 	Resources int `json:"resources"`
 }
 
-// Status tells of every remote APIService, by name.
+// Status returns the status of every remote APIService, sorted by name.
 func (d *Discovery) Status() []Status {
 	docs := d.view.Load()
 	if docs == nil {
@@ -34,7 +34,7 @@ func (d *Discovery) Status() []Status {
 			if listed.of == nil || e == nil {
 				continue
 			}
-			v := listed.of.Load().version(gv) // being confirmed again is no reason to render anew
+			v := listed.of.Load().version(gv) // a confirmation does not render the document again
 			out = append(out, Status{
 				Freshness: documents.Freshness{Confirmed: v.confirmed}.Of(e, v.err),
 				Stale:     listed.doc.Freshness == apidiscoveryv2.DiscoveryFreshnessStale, Resources: len(listed.doc.Resources),

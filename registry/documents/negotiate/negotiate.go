@@ -1,5 +1,7 @@
-// Package negotiate reads the two request fields on which an answer from a rendered document depends: which encodings the client takes, and which state it has already.
-// These functions are pure, allocate nothing and may be called by any goroutine. An Answer is what was rendered. It is not for media types: those are the business of the package whose document it is.
+// Package negotiate reads the two request fields on which the response with a rendered document
+// depends: the encodings that the client accepts, and the version that it has. These functions are
+// pure, allocate nothing and may be called by any goroutine. An Answer is a rendered response.
+// Media types are negotiated by the package of the document.
 package negotiate
 
 import (
@@ -7,7 +9,8 @@ import (
 	"strings"
 )
 
-// TakesGzip reports whether a response may be compressed: lines of Accept-Encoding accept gzip or *, and not with weight zero (RFC 9110 §12.5.3).
+// TakesGzip reports whether a response may be compressed: lines of Accept-Encoding accept gzip or
+// *, and not with weight zero (RFC 9110 §12.5.3).
 func TakesGzip(lines ...string) bool {
 	takes, named := false, false
 	for _, line := range lines {
@@ -26,10 +29,10 @@ func TakesGzip(lines ...string) bool {
 	return takes
 }
 
-// Tag is the tag of what is sent to a client that takes gzip, or does not. One tag stands for a
-// document in several forms, as at kube-apiserver, but a strong one must not stand for two encodings
-// of the same form (RFC 9110 §8.8.3): a cache could join the pieces of both. So it is weak where gzip
-// is taken. If-None-Match compares weakly (§13.1.2), and clients send it back as it is.
+// Tag returns the ETag for clients with or without gzip. As in kube-apiserver, one tag stands for a
+// document in several forms, but a strong tag must not stand for two encodings of the same form
+// (RFC 9110 §8.8.3): a cache could join the parts of both. So with gzip the tag is weak.
+// If-None-Match compares weakly (§13.1.2), and clients send the tag back unchanged.
 func Tag(strong string, gzip bool) string {
 	if gzip {
 		return "W/" + strong
@@ -46,7 +49,8 @@ func isZero(weight string) bool {
 	return err == nil && q == 0
 }
 
-// Matches reports whether lines of If-None-Match name the tag: lists, weak tags (compared weakly) and * (RFC 9110 §13.1.2). kube-apiserver compares the whole field only.
+// Matches reports whether lines of If-None-Match match the tag: lists, weak tags (compared weakly)
+// and * (RFC 9110 §13.1.2). kube-apiserver compares only the whole field.
 func Matches(tag string, lines ...string) bool {
 	for _, line := range lines {
 		for line = strings.TrimLeft(line, " \t,"); line != ""; line = strings.TrimLeft(line, " \t,") {
@@ -55,7 +59,7 @@ func Matches(tag string, lines ...string) bool {
 			}
 			item := strings.TrimPrefix(line, "W/")
 			if item == "" || item[0] != '"' {
-				break // no tag: what follows cannot be told apart
+				break // no tag: the rest cannot be parsed
 			}
 			end := strings.IndexByte(item[1:], '"')
 			if end < 0 {

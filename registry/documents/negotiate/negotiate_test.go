@@ -65,7 +65,8 @@ func TestTakesGzip(t *testing.T) {
 	}
 }
 
-// Whatever a client sends, a tag that is nowhere in it does not match, and a field that is the tag does.
+// Whatever a client sends, a tag that is nowhere in it does not match, and a field that is the tag
+// does.
 func FuzzMatches(f *testing.F) {
 	for _, s := range []string{`"A1"`, "*", `W/"x","y"`, `"`, `W/`, ` ,"a" "b"`} {
 		f.Add(s)

@@ -9,7 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// thousand is the v2 document of a thousand CRDs, 20 MB: a CRD's part is 20 KB as a rule, most of it the schema.
+// thousand is the v2 document of a thousand CRDs, 20 MB: a CRD's part is 20 KB as a rule, most of
+// it the schema.
 func thousand(tb testing.TB) object {
 	tb.Helper()
 	var kinds []kind
@@ -27,7 +28,8 @@ func thousand(tb testing.TB) object {
 	return doc
 }
 
-// BenchmarkThousandCRDs merges the v2 document of a thousand CRDs with one backend's, and says what is kept of it afterwards.
+// BenchmarkThousandCRDs merges the v2 document of a thousand CRDs with one backend's, and says what
+// is kept of it afterwards.
 func BenchmarkThousandCRDs(b *testing.B) {
 	s := newStage(b)
 	body, err := json.Marshal(thousand(b))

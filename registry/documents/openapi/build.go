@@ -17,18 +17,20 @@ import (
 type built struct {
 	of   *inputs
 	json *packed
-	// proto is made of json when somebody asks for it.
+	// proto returns the protobuf form, made from json on first call.
 	proto func() (*packed, error)
 	took  time.Duration
 	done  time.Time
 }
 
-// restFactor is how much longer than merging a merged document is good enough: in a storm of CRDs, merging for everybody who asks would take all there is of CPU.
+// restFactor is how long a merged document stays good enough, as a multiple of the time it took to
+// merge: in a storm of CRDs, merging for every request would take all CPU.
 const restFactor = 4
 
 var errNotYet = errors.New("the local apiserver's OpenAPI is not known yet")
 
-// document returns the v2 document, merging it if something has changed. Whoever comes while it is merged waits for the same.
+// document returns the v2 document, and merges it if something has changed. Requests that come
+// during a merge wait for its result.
 func (o *OpenAPI) document(ctx context.Context) (*built, error) {
 	v := o.view.Load()
 	if v == nil || (v.local == nil || v.local.spec == nil) && o.cfg.FetchLocal != nil {
@@ -61,7 +63,8 @@ func (o *OpenAPI) document(ctx context.Context) (*built, error) {
 	}
 }
 
-// merge makes the document. What it decodes it lets go: kept decoded, the document of a plain cluster takes 60 MB.
+// merge makes the document. It keeps nothing decoded: decoded, the document of a plain cluster
+// takes 60 MB.
 func (o *OpenAPI) merge(in *inputs) (b *built, err error) {
 	defer guard("merging", &err)
 	begun := time.Now()
@@ -101,7 +104,7 @@ func unpackSpec(p *packed) (*spec.Swagger, error) {
 	return readSpec(body)
 }
 
-// add merges a backend's spec into a copy of what there is: one that turns out to be bad halfway leaves no trace.
+// add merges a backend's spec into a copy of merged: a spec that fails halfway leaves no trace.
 func add(merged *spec.Swagger, s input) (out *spec.Swagger, err error) {
 	defer guard("merging", &err)
 	sw, err := unpackSpec(s.spec)

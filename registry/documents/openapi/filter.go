@@ -16,12 +16,13 @@ import (
 
 const (
 	gvkExtension = "x-kubernetes-group-version-kind"
-	// kept marks paths while a spec is filtered; no path of HTTP begins so. discarded is one that refers to all definitions.
+	// kept marks paths while a spec is filtered; no HTTP path begins like that. discarded marks the
+	// others, and a path that refers to all definitions.
 	kept      = "kept "
 	discarded = "discarded "
 )
 
-// pathOf is where a group-version is served, without slashes at its ends: its name in the v3 index.
+// pathOf returns a group-version's path without slashes at its ends: its name in the v3 index.
 func pathOf(gv schema.GroupVersion) string {
 	if gv.Group == "" {
 		return "api/" + gv.Version
@@ -29,14 +30,14 @@ func pathOf(gv schema.GroupVersion) string {
 	return "apis/" + gv.Group + "/" + gv.Version
 }
 
-// guard makes an error of a panic: kube-openapi was made for well-meaning servers.
+// guard turns a panic into an error: kube-openapi was made for trusted servers.
 func guard(doing string, err *error) {
 	if p := recover(); p != nil {
 		*err = fmt.Errorf("%s: %v", doing, p)
 	}
 }
 
-// readSpec reads a v2 document. It survives any input.
+// readSpec parses a v2 document. It survives any input.
 func readSpec(body []byte) (sw *spec.Swagger, err error) {
 	defer guard("decoding", &err)
 	sw = &spec.Swagger{}
@@ -46,14 +47,17 @@ func readSpec(body []byte) (sw *spec.Swagger, err error) {
 	return sw, nil
 }
 
-// maxObjects and maxValues bound what a backend's document takes once it is decoded: some 400 MB. An object of two bytes may stand for a spec.Schema of 528, in a slice
-// that grows, and a number of one for 24: as many objects as fit into maxSpec took twelve gigabytes. Kubernetes' own document has 23,000 objects and 51,000 commas.
+// maxObjects and maxValues bound the memory of a backend's decoded document: some 400 MB. An object
+// of two bytes may become a spec.Schema of 528 bytes, in a slice that grows, and a number one of
+// 24: as many objects as fit into maxSpec took twelve gigabytes. Kubernetes' own document has
+// 23,000 objects and 51,000 commas.
 const (
 	maxObjects = 200_000
 	maxValues  = 1_000_000
 )
 
-// readForeign is readSpec for a backend's. Braces and commas within strings count too: those of prose are few.
+// readForeign is readSpec for a backend's document. Braces and commas within strings count too:
+// prose has few.
 func readForeign(body []byte) (*spec.Swagger, error) {
 	objects, values := bytes.Count(body, []byte("{")), bytes.Count(body, []byte(","))
 	if objects > maxObjects || values > maxValues {
@@ -62,8 +66,9 @@ func readForeign(body []byte) (*spec.Swagger, error) {
 	return readSpec(body)
 }
 
-// filterRemote leaves of a backend's document the paths of its own group-versions and the definitions that those refer to, with the kinds of its own groups: who looks
-// a kind up in the merged document must not find what a stranger says of it.
+// filterRemote reduces a backend's document to the paths of its own group-versions and the
+// definitions they refer to, with the kinds of its own groups only: a client that looks up a kind
+// in the merged document must not find another server's definition.
 func filterRemote(sw *spec.Swagger, own []schema.GroupVersion) (out *spec.Swagger, err error) {
 	defer guard("filtering", &err)
 	if err := checkParameters(sw); err != nil {
@@ -81,11 +86,14 @@ func filterRemote(sw *spec.Swagger, own []schema.GroupVersion) (out *spec.Swagge
 	return out, nil
 }
 
-// maxExpansion bounds what a walk over a document costs when every reference to a shared parameter is followed, in bytes. Kubernetes' own takes 15 MB.
+// maxExpansion bounds the bytes visited when a walk over a document follows every reference to a
+// shared parameter. Kubernetes' own document takes 15 MB.
 const maxExpansion = 256 << 20
 
-// checkParameters refuses documents that cannot be walked. kube-openapi's walker follows references to shared parameters without remembering where it has been: one that
-// refers to itself is a stack overflow, which nobody can recover from and which ends kube-apiserver; two that refer to the next twice, and so on, are for ever.
+// checkParameters refuses documents that cannot be walked. kube-openapi's walker follows references
+// to shared parameters without detecting cycles. A parameter that refers to itself causes a stack
+// overflow, which cannot be recovered from and which ends kube-apiserver. A chain in which each
+// parameter refers to the next one twice takes for ever.
 func checkParameters(sw *spec.Swagger) error {
 	const reference = `"#/parameters/`
 	largest := 0
@@ -112,7 +120,8 @@ func checkParameters(sw *spec.Swagger) error {
 	return nil
 }
 
-// ownKinds drops kinds of other groups from a definition. A list that is no list of kinds is an error: merging it would fail, and with it the whole document.
+// ownKinds drops kinds of other groups from a definition. A value that is no list of kinds is an
+// error: merging it would fail, and with it the whole document.
 func ownKinds(d *spec.Schema, own []schema.GroupVersion) error {
 	value, ok := d.Extensions[gvkExtension]
 	if !ok {
@@ -140,15 +149,17 @@ func ownKinds(d *spec.Schema, own []schema.GroupVersion) error {
 	return nil
 }
 
-// filterLocal leaves of the local apiserver's document everything but the paths of remote group-versions: it holds them as its own aggregator sees them.
+// filterLocal removes the paths of remote group-versions from the local apiserver's document: that
+// has them as its own aggregator sees them.
 func filterLocal(sw *spec.Swagger, remote []schema.GroupVersion) *spec.Swagger {
 	return prune(sw, func(path string) bool {
 		return !slices.ContainsFunc(remote, func(gv schema.GroupVersion) bool { return strings.HasPrefix(path, "/"+pathOf(gv)+"/") })
 	}, false)
 }
 
-// prune keeps some paths, and the definitions that are used. The library prunes by prefixes, and /apis/ is a path as well as a prefix of all others; so paths are marked
-// for the while. With strict, definitions that no path ever used go, too.
+// prune keeps some paths, and the definitions that they use. The library prunes by prefixes, and
+// /apis/ is both a path and a prefix of all others, so paths are marked meanwhile. With strict,
+// definitions that no path ever used are removed, too.
 func prune(sw *spec.Swagger, keep func(path string) bool, strict bool) *spec.Swagger {
 	marked := *sw
 	marked.Paths = &spec.Paths{Paths: make(map[string]spec.PathItem)}
@@ -174,7 +185,7 @@ func prune(sw *spec.Swagger, keep func(path string) bool, strict bool) *spec.Swa
 	return out
 }
 
-// everything is a parameter for each definition.
+// everything returns a parameter for each definition.
 func everything(sw *spec.Swagger) []spec.Parameter {
 	out := make([]spec.Parameter, 0, len(sw.Definitions))
 	for name := range sw.Definitions {
@@ -184,7 +195,8 @@ func everything(sw *spec.Swagger) []spec.Parameter {
 	return out
 }
 
-// toV3 makes a v3 document of a v2 one. The library copies a schema for each media type, so documents that would grow without measure are refused.
+// toV3 converts a v2 document to v3. The library copies a schema for each media type, so documents
+// that would grow without bound are refused.
 func toV3(sw *spec.Swagger) (body []byte, err error) {
 	defer guard("converting", &err)
 	cost := 0
@@ -213,7 +225,7 @@ func toV3(sw *spec.Swagger) (body []byte, err error) {
 	return body, nil
 }
 
-// encode writes a spec.
+// encode encodes a spec.
 func encode(sw *spec.Swagger) ([]byte, error) {
 	body, err := json.Marshal(sw)
 	if err != nil {

@@ -15,7 +15,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
-// Whatever a backend's v2 document says, it is merged or left out, and every path and definition that others have stays as it was.
+// Whatever a backend's v2 document says, it is merged or left out, and every path and definition
+// that others have stays as it was.
 func FuzzSpec(f *testing.F) {
 	own := define("own.example.com/v1", "own")
 	for _, doc := range []object{specOf(own), specOf(own, define("apps/v1", "poison")), {"paths": nil}, {"paths": object{}, "definitions": object{"def.apps/v1": object{}}}} {
@@ -104,7 +105,8 @@ func FuzzDocument(f *testing.F) {
 	})
 }
 
-// Whatever a backend answers, to whichever question: it speaks for itself only, what others have stays as it is, and nobody waits long.
+// Whatever a backend answers, to whichever question: it speaks for itself only, what others have
+// stays as it is, and nobody waits long.
 func FuzzBackendSays(f *testing.F) {
 	own := define("own.example.com/v1", "own")
 	v2, err := json.Marshal(specOf(own, define("apps/v1", "poison")))
@@ -175,7 +177,8 @@ func FuzzBackendSays(f *testing.F) {
 		if d := merged.Definitions["def.apps/v1"]; d.Description != "local" {
 			t.Errorf("another's definition has become %v", d)
 		}
-		// Sixty-four kilobytes take milliseconds; a hundred times that under a fuzzer on a busy machine.
+		// Sixty-four kilobytes take milliseconds; a hundred times that under a fuzzer on a busy
+		// machine.
 		if took := time.Since(begun); took > 10*time.Second {
 			t.Errorf("it took %s", took)
 		}

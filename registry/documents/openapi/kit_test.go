@@ -45,6 +45,12 @@ func (s *stage) get(path string, header http.Header) *httptest.ResponseRecorder 
 	return s.Get(s.o, path, header)
 }
 
+// sizes names what there are sizes of.
+func (s *stage) sizes() (names string) {
+	s.o.showSizes(func(document string, _ int) { names += document + " " })
+	return names
+}
+
 // kind is a part of a server's documents: a kind with a path and a definition.
 type kind struct {
 	gv, name, definition, description string

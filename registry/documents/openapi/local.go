@@ -13,18 +13,22 @@ import (
 )
 
 const (
-	// indexEvery is the time between looks at the local apiserver's index: a few kilobytes, in which everything that changes changes a hash.
+	// indexEvery is the time between requests for the local apiserver's index: a few kilobytes, in
+	// which every change changes a hash.
 	indexEvery = 3 * time.Second
-	// specEvery is the longest, and specGap the shortest time between looks at its v2 document. It must merge a changed one for us, which may take it a second of CPU,
+	// specEvery is the longest, and specGap the shortest time between requests for its v2 document.
+	// After a change the local apiserver must merge it for us, which may take it a second of CPU,
 	// so a storm of CRDs must not make it do so for each.
 	specEvery = time.Minute
 	specGap   = 5 * time.Second
-	// specLooks are the looks after a change of the index, a minute of them: kube-apiserver's two documents follow
-	// a change one after the other, and v2 of one that was busy came more than ten seconds later. Most are answered with 304.
-	specLooks = int(time.Minute / specGap)
+	// specPolls are the requests after a change of the index, a minute of them: kube-apiserver's
+	// two documents change one after the other, and the v2 document of a busy one came more than
+	// ten seconds later. Most get a 304.
+	specPolls = int(time.Minute / specGap)
 )
 
-// hurries are the pauses after a change of a CRD or of the Local APIServices: kube-apiserver refreshes its index within a second or two.
+// hurries returns the pauses after a change of a CRD or of the Local APIServices: kube-apiserver
+// refreshes its index within a second or two.
 func hurries() []time.Duration {
 	return []time.Duration{50 * time.Millisecond, 200 * time.Millisecond, 500 * time.Millisecond, time.Second, time.Second}
 }
@@ -35,11 +39,11 @@ type localState struct {
 	indexHash string
 	spec      *packed // v2
 	specTag   string
-	owed      int // looks at spec that a change of the index has called for
+	pending   int // requests for spec still to send after a change of the index
 	specAt    time.Time
 }
 
-// askLocal asks for what may have changed, and keeps it. On an error what was known stays.
+// askLocal requests what may have changed, and stores it. After an error the former state stays.
 func (o *OpenAPI) askLocal(ctx context.Context) error {
 	last := o.local.Load()
 	if last == nil {
@@ -47,7 +51,7 @@ func (o *OpenAPI) askLocal(ctx context.Context) error {
 	}
 	next := *last
 	err := o.localIndex(ctx, &next)
-	if err == nil && (next.spec == nil || time.Since(next.specAt) >= specEvery || next.owed > 0 && time.Since(next.specAt) >= specGap) {
+	if err == nil && (next.spec == nil || time.Since(next.specAt) >= specEvery || next.pending > 0 && time.Since(next.specAt) >= specGap) {
 		err = o.localSpec(ctx, &next)
 	}
 	o.local.Store(&next)
@@ -73,7 +77,7 @@ func (o *OpenAPI) localIndex(ctx context.Context, s *localState) error {
 	if err := json.Unmarshal(a.Body, index); err != nil {
 		return a.Invalid(err)
 	}
-	s.index, s.indexHash, s.owed = index.Paths, hash, specLooks
+	s.index, s.indexHash, s.pending = index.Paths, hash, specPolls
 	return nil
 }
 
@@ -89,6 +93,6 @@ func (o *OpenAPI) localSpec(ctx context.Context, s *localState) error {
 	default:
 		s.spec, s.specTag = pack(a.Body), a.Header.Get("Etag")
 	}
-	s.specAt, s.owed = begun, max(0, s.owed-1)
+	s.specAt, s.pending = begun, max(0, s.pending-1)
 	return nil
 }

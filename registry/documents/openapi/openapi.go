@@ -22,35 +22,37 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 )
 
-// OpenAPI holds the merged documents. It is an http.Handler, safe for concurrent use; until Run has read the local apiserver's documents once it answers 503.
+// OpenAPI holds the merged documents. It is an http.Handler, safe for concurrent use. It responds
+// with 503 until Run has read the local apiserver's documents once.
 type OpenAPI struct {
 	cfg     documents.Config
 	log     *slog.Logger
 	build   prometheus.Histogram
 	sources *documents.Sources[state]
-	local   atomic.Pointer[localState] // nil: not asked yet
-	own     *state                     // what this process serves itself, written once, by Run. Nil: nothing
-	heavy   chan struct{}              // has a place for each document that may be decoded at a time
+	local   atomic.Pointer[localState] // nil before the first request
+	own     *state                     // what this process serves itself; written once, by Run. Nil means nothing
+	heavy   chan struct{}              // its capacity is how many documents may be decoded at a time
 
 	view    atomic.Pointer[view]
 	built   atomic.Pointer[built]
 	flights singleflight.Group
-	indexed atomic.Pointer[packed] // the last index that was made
+	indexed atomic.Pointer[packed] // the last index made
 }
 
-// view is all that is known at one moment. What it is asked for is made when that is asked for.
+// view is the state of one moment. Its documents are made on request.
 type view struct {
 	table *registry.Table
-	local *localState // nil: not asked yet
-	// index is v3's. Nil: the local apiserver's is not known yet.
+	local *localState // nil before the first request
+	// index returns the v3 index. Nil means that the local apiserver's is not known yet.
 	index func() *packed
-	// inputs are what v2 is made of: the same pointer as of the document that there is, while nothing has changed.
+	// inputs returns the inputs of v2: as long as nothing has changed, the same pointer as that of
+	// the merged document.
 	inputs func() *inputs
 }
 
-// inputs are what the v2 document is made of.
+// inputs are the inputs of the v2 document.
 type inputs struct {
-	local   *packed // nil: there is no local apiserver
+	local   *packed // nil means no local apiserver
 	remote  []schema.GroupVersion
 	sources []input // in order of their best group
 }
@@ -62,7 +64,7 @@ type input struct {
 	own  []schema.GroupVersion
 }
 
-// New makes an OpenAPI.
+// New returns an OpenAPI.
 func New(cfg documents.Config) (*OpenAPI, error) {
 	o := &OpenAPI{
 		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), heavy: make(chan struct{}, maxHeavy),
@@ -76,7 +78,7 @@ func New(cfg documents.Config) (*OpenAPI, error) {
 	o.sources, err = documents.New(cfg, documents.Kind[state]{
 		Name: "OpenAPI", Ask: o.ask, AskLocal: o.askLocal, Pace: documents.Pace{Every: indexEvery, After: hurries()}, Publish: o.publish,
 		Status: o.showStatus, Sizes: o.showSizes,
-		SizesHelp: "Size of the merged OpenAPI v2 document, once somebody has asked for it, and of the v3 index, uncompressed.",
+		SizesHelp: "Size of the merged OpenAPI v2 document, once it was requested, and of the v3 index, uncompressed.",
 		Metrics:   []prometheus.Collector{o.build},
 	})
 	return o, err
@@ -90,10 +92,11 @@ func (o *OpenAPI) Run(ctx context.Context) error {
 	return o.sources.Run(ctx)
 }
 
-// LocalChanged hints that the local apiserver may have something new to say: a CRD has changed. It never blocks.
+// LocalChanged hints that the local apiserver's documents may have changed, as after a change of a
+// CRD. It never blocks.
 func (o *OpenAPI) LocalChanged() { o.sources.LocalChanged() }
 
-// publish makes a view of what is known now. It need not be called again unless something happens.
+// publish makes a view of the current state. Without a change it need not be called again.
 func (o *OpenAPI) publish(t *registry.Table) time.Time {
 	v := &view{table: t, local: o.local.Load()}
 	v.index = sync.OnceValue(func() *packed { return o.mergeIndex(v) })
@@ -108,7 +111,7 @@ func (o *OpenAPI) publish(t *registry.Table) time.Time {
 	return time.Time{}
 }
 
-// remotes yields the remote entries of a table with what is known of their backends.
+// remotes yields the remote entries of a table with the states of their backends.
 func (o *OpenAPI) remotes(t *registry.Table) iter.Seq2[*registry.Entry, *source] {
 	return func(yield func(*registry.Entry, *source) bool) {
 		for _, e := range t.Entries() {
@@ -119,7 +122,7 @@ func (o *OpenAPI) remotes(t *registry.Table) iter.Seq2[*registry.Entry, *source]
 	}
 }
 
-// remote is a group-version's v3 document that is not the local apiserver's. Nil: there is none.
+// remote returns the v3 document of a group-version that is not Local, or nil.
 func (o *OpenAPI) remote(v *view, gv schema.GroupVersion) *document {
 	if o.own != nil && o.own.documents[gv] != nil {
 		return o.own.documents[gv]
@@ -164,7 +167,8 @@ func (o *OpenAPI) collect(v *view) *inputs {
 	return in
 }
 
-// places is where each group-version stands in the order of aggregated discovery, apiregistration.k8s.io first: whose definition keeps its name when two clash.
+// places returns the position of each group-version in aggregated discovery, apiregistration.k8s.io
+// first. When two definitions of one name differ, the first keeps the name.
 func places(t *registry.Table) map[schema.GroupVersion]int {
 	out := make(map[schema.GroupVersion]int, len(t.Entries())+1)
 	for _, g := range t.Groups() {
@@ -183,7 +187,7 @@ func same(a, b *inputs) bool {
 	})
 }
 
-// mergeIndex makes the v3 index. A group-version has one owner, whom the table names.
+// mergeIndex makes the v3 index. A group-version has one owner, as the table says.
 func (o *OpenAPI) mergeIndex(v *view) *packed {
 	if o.cfg.FetchLocal != nil && (v.local == nil || v.local.index == nil) {
 		return nil
@@ -207,7 +211,7 @@ func (o *OpenAPI) mergeIndex(v *view) *packed {
 	add(ownGroupVersion())
 	body, err := json.Marshal(index)
 	if err != nil {
-		o.log.Error("encoding the index of OpenAPI", "err", err) // it holds strings
+		o.log.Error("encoding the index of OpenAPI", "err", err) // cannot happen: it has only strings
 	}
 	if old := o.indexed.Load(); old != nil && old.hash == negotiate.Hash(body) {
 		return old
@@ -217,7 +221,8 @@ func (o *OpenAPI) mergeIndex(v *view) *packed {
 	return p
 }
 
-// ofLocal reports whether a path of the local apiserver's index is its own: neither a remote group-version, nor a group that has no other.
+// ofLocal reports whether a path of the local apiserver's index is its own: neither a remote
+// group-version, nor a group that has only remote ones.
 func ofLocal(t *registry.Table, path string) bool {
 	parts := strings.Split(path, "/")
 	switch {

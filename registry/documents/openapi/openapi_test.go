@@ -73,7 +73,8 @@ func TestMerge(t *testing.T) {
 	})
 }
 
-// A spec that is bad in whatever way is left out, or what was known stays; nobody else's part changes.
+// A spec that is bad in whatever way is left out, or what was known stays; nobody else's part
+// changes.
 func TestBadSpecs(t *testing.T) {
 	good := define("bad.example.com/v1", "good")
 	gvks := func(v any) kind { k := good; k.gvks = v; return k }
@@ -128,6 +129,9 @@ func TestBadSpecs(t *testing.T) {
 				if !cmp.Equal(keys(index), keys(s.index())) || strings.Contains(strings.Join(keys(index), " "), "never") {
 					t.Errorf("index %v, before %v", keys(s.index()), keys(index))
 				}
+				if !slices.IsSortedFunc(s.o.Status(), func(a, b Status) int { return strings.Compare(a.Name, b.Name) }) {
+					t.Errorf("status in the order %+v", s.o.Status())
+				}
 				for _, st := range s.o.Status() {
 					if bad := !strings.HasPrefix(st.Name, "v1.good"); bad != (st.Reason != "") {
 						t.Errorf("status %+v", st)
@@ -138,7 +142,8 @@ func TestBadSpecs(t *testing.T) {
 	}
 }
 
-// A backend that never answers is told of after half a minute, whatever it is asked for; what it did answer until then counts.
+// A backend that never answers is told of after half a minute, whatever it is asked for; what it
+// did answer until then counts.
 func TestOneQuestionIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)
@@ -238,8 +243,9 @@ func TestFewAreDecodedAtATime(t *testing.T) {
 	})
 }
 
-// A v2 document that cannot be converted harms nobody but its backend. kube-openapi's converter makes a copy of a schema for each media type, and a megabyte can name a
-// hundred thousand: together they would take all there is of memory.
+// A v2 document that cannot be converted harms nobody but its backend. kube-openapi's converter
+// makes a copy of a schema for each media type, and a megabyte can name a hundred thousand:
+// together they would take all there is of memory.
 func TestNotConvertible(t *testing.T) {
 	types := make([]string, 50_000)
 	for i := range types {
@@ -273,7 +279,8 @@ func TestNotConvertible(t *testing.T) {
 	}
 }
 
-// Nothing is merged unless somebody asks, everybody who asks at the same time gets the same, and no request asks a server.
+// Nothing is merged unless somebody asks, everybody who asks at the same time gets the same, and no
+// request asks a server.
 func TestMergedWhenAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)
@@ -282,8 +289,8 @@ func TestMergedWhenAsked(t *testing.T) {
 		s.Set("a", serving(define("a.example.com/v1", "one")))
 		s.open()
 		settle()
-		if s.o.built.Load() != nil {
-			t.Error("it was merged before anybody asked")
+		if s.o.built.Load() != nil || s.sizes() != "v3_index " {
+			t.Errorf("it was merged before anybody asked: there are sizes of %s", s.sizes())
 		}
 		s.Questions(scene.Home)
 		s.Questions("a")
@@ -293,6 +300,9 @@ func TestMergedWhenAsked(t *testing.T) {
 		}
 		asking.Wait()
 		first := s.o.built.Load()
+		if got := s.sizes(); got != "v2 v3_index " {
+			t.Errorf("there are sizes of %s", got)
+		}
 		s.get("/openapi/v2", nil)
 		if s.o.built.Load() != first {
 			t.Error("it was merged again though nothing had changed")
@@ -315,7 +325,40 @@ func TestMergedWhenAsked(t *testing.T) {
 	})
 }
 
-// What is local changes is seen soon: the index within seconds, at once after a change of an APIService.
+// Who says that nothing is new has said nothing to whoever knows nothing.
+func TestNothingIsNew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t)
+		s.Claim("a.example.com/v1", "a", 100, 10)
+		s.Set(scene.Home, serving())
+		s.Set("a", only("/openapi/v2", saying(http.StatusNotModified, ""), saying(http.StatusNotFound, "")))
+		s.open()
+		settle()
+		if st := s.o.Status()[0]; st.Reason != "status" {
+			t.Errorf("status %+v", st)
+		}
+	})
+}
+
+func TestOfLocal(t *testing.T) {
+	s := newStage(t)
+	s.Claim("/v1", "", 18000, 1)
+	s.Claim("apps/v1", "", 100, 10)
+	s.Claim("both.example.com/v1", "", 100, 10)
+	s.Claim("both.example.com/v2", "a", 100, 10)
+	s.Claim("a.example.com/v1", "a", 100, 10)
+	for path, want := range map[string]bool{
+		"api": true, "api/v1": true, "version": true, "apis": true, "apis/apps": true, "apis/apps/v1": true, "apis/none.example.com/v1": true,
+		"apis/both.example.com": true, "apis/both.example.com/v1": true, "apis/both.example.com/v2": false, "apis/a.example.com": false, "apis/a.example.com/v1": false,
+	} {
+		if got := ofLocal(s.Table(), path); got != want {
+			t.Errorf("%s: %v", path, got)
+		}
+	}
+}
+
+// What is local changes is seen soon: the index within seconds, at once after a change of an
+// APIService.
 func TestLocalIsFollowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)

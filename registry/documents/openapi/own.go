@@ -8,18 +8,18 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// ownGroupVersion is what this process serves itself with the dir: registry.
+// ownGroupVersion returns the group-version that this process serves itself with the dir: registry.
 func ownGroupVersion() schema.GroupVersion {
 	return schema.GroupVersion{Group: "apiregistration.k8s.io", Version: "v1"}
 }
 
-// ofOwn reports whether a path of the local apiserver's index is about that group.
+// ofOwn reports whether a path of the local apiserver's index belongs to that group.
 func ofOwn(path string) bool {
 	rest, ok := strings.CutPrefix(path, "apis/"+ownGroupVersion().Group)
 	return ok && (rest == "" || rest[0] == '/')
 }
 
-// askOwn reads the documents of what this process serves itself, if it does.
+// askOwn reads the documents of what this process serves itself, if anything.
 func (o *OpenAPI) askOwn(ctx context.Context) error {
 	if o.cfg.FetchOwn == nil {
 		return nil

@@ -11,8 +11,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
-// What this process serves itself is described by this process, whatever the local apiserver and the backends say of it: in the index, under the address in the index,
-// and in the v2 document.
+// What this process serves itself is described by this process, whatever the local apiserver and
+// the backends say of it: in the index, under the address in the index, and in the v2 document.
 func TestOwnGroup(t *testing.T) {
 	const group, path = "apiregistration.k8s.io/v1", "/apis/apiregistration.k8s.io/v1/things"
 	for _, alone := range []bool{false, true} {

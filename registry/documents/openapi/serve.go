@@ -13,7 +13,8 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 )
 
-// The subtypes of application/ that each version has, the last two being the same thing: kube-openapi's old name is no valid media type.
+// The subtypes of application/ of each version. Each protobuf type has two names: kube-openapi's
+// old name is no valid media type.
 const (
 	subtypeJSON = "json"
 
@@ -23,9 +24,9 @@ const (
 	subtypeProto3Old = "com.github.proto-openapi.spec.v3@v1.0+protobuf"
 )
 
-// ServeHTTP answers /openapi/v2, /openapi/v3 and /openapi/v3/<path of a remote group-version>.
+// ServeHTTP serves /openapi/v2, /openapi/v3 and /openapi/v3/<path of a remote group-version>.
 func (o *OpenAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	w.Header().Set("Cache-Control", "no-cache, private") // as all of kube-apiserver's, unless it says otherwise
+	w.Header().Set("Cache-Control", "no-cache, private") // kube-apiserver's default
 	switch path := r.URL.Path; path {
 	case "/openapi/v2":
 		o.serveV2(w, r)
@@ -38,7 +39,7 @@ func (o *OpenAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			writeError(w, o.sources.NotReady())
 			return
 		}
-		// kube-apiserver lets net/http guess the type, and that is its guess.
+		// kube-apiserver lets net/http guess the type, and this is the result.
 		index.serve(w, r, "text/plain; charset=utf-8", index.hash)
 	default:
 		o.serveV3(w, r, strings.TrimPrefix(path, "/openapi/v3/"))
@@ -70,7 +71,8 @@ func (o *OpenAPI) serveV2(w http.ResponseWriter, r *http.Request) {
 	proto.serve(w, r, "application/"+subtypeProto2, b.json.hash)
 }
 
-// serveV3 answers with one document. One that is asked for by its hash never changes, and clients may keep it for ever.
+// serveV3 serves one document. A document requested by its hash never changes, so clients may cache
+// it for ever.
 func (o *OpenAPI) serveV3(w http.ResponseWriter, r *http.Request, path string) {
 	v := o.view.Load()
 	if v == nil {
@@ -121,13 +123,13 @@ func groupVersionOf(path string) (schema.GroupVersion, bool) {
 	return schema.GroupVersion{}, false
 }
 
-// relativeURL is where a document of this hash is found.
+// relativeURL returns the URL of the document with this hash.
 func relativeURL(gv schema.GroupVersion, hash string) string {
 	u := url.URL{Path: "/openapi/v3/" + pathOf(gv), RawQuery: url.Values{"hash": {hash}}.Encode()}
 	return u.String()
 }
 
-// choose returns the subtype that the client likes best, as kube-openapi chooses. Empty: none.
+// choose returns the subtype that the client prefers, as kube-openapi does. Empty means none.
 func choose(r *http.Request, subtypes ...string) string {
 	accept := r.Header.Get("Accept")
 	if accept == "" {
@@ -143,7 +145,8 @@ func choose(r *http.Request, subtypes ...string) string {
 	return ""
 }
 
-// writeError answers with a Status in JSON, whatever was asked for: there is no Status in OpenAPI's own types.
+// writeError sends a Status in JSON, whatever the request accepts: OpenAPI's own types have no
+// Status.
 func writeError(w http.ResponseWriter, err *apierrors.StatusError) {
 	if d := err.ErrStatus.Details; d != nil && d.RetryAfterSeconds > 0 {
 		w.Header().Set("Retry-After", "1")

@@ -22,10 +22,12 @@ import (
 )
 
 const (
-	// fetchTimeout bounds all that a backend is asked for at a time. kube-apiserver takes seconds to merge a v2 document that has changed, so must a backend be allowed to.
+	// fetchTimeout bounds all requests of one poll of a backend. kube-apiserver takes seconds to
+	// merge a changed v2 document, so a backend may, too.
 	fetchTimeout = 30 * time.Second
-	// maxIndex, maxDocument and maxSpec bound bodies of backends: of an index, a v3 document and a v2 document. The largest known are 150 KB, 2 MB and 5 MB, which
-	// is kube-apiserver's own. maxLocalSpec bounds the local apiserver's v2 document: 20 MB with a thousand CRDs.
+	// maxIndex, maxDocument and maxSpec bound bodies of backends: an index, a v3 document and a v2
+	// document. The largest known are 150 KB, 2 MB and 5 MB, those of kube-apiserver itself.
+	// maxLocalSpec bounds the local apiserver's v2 document: 20 MB with a thousand CRDs.
 	maxIndex    = 4 << 20
 	maxDocument = 16 << 20
 	maxSpec     = 16 << 20
@@ -33,20 +35,21 @@ const (
 	maxLocalSpec = 128 << 20
 )
 
-// maxHeavy bounds how many v2 documents of backends are decoded at a time: one of 16 MB takes hundreds of megabytes for seconds, and twenty backends may have one.
+// maxHeavy bounds how many v2 documents of backends are decoded at a time: one of 16 MB takes
+// hundreds of megabytes for seconds, and twenty backends may have one.
 const maxHeavy = 1
 
 const typeJSON = "application/json"
 
-// source is where what is known of one backend is kept.
+// source holds the state of one backend.
 type source = atomic.Pointer[state]
 
-// state is what is known of one backend. It is immutable.
+// state is the state of one backend. It is immutable.
 type state struct {
 	documents map[schema.GroupVersion]*document // v3
-	spec      *packed                           // v2, filtered. Nil: there is none
-	specTag   string                            // what the backend calls it. Empty: it must be asked for anew
-	specOf    []schema.GroupVersion             // what it was filtered for
+	spec      *packed                           // v2, filtered. Nil means none
+	specTag   string                            // the backend's ETag. Empty makes the next request unconditional
+	specOf    []schema.GroupVersion             // the group-versions it was filtered for
 	confirmed time.Time
 	err       error
 }
@@ -54,8 +57,8 @@ type state struct {
 // document is one group-version's v3 document.
 type document struct {
 	json       *packed
-	advertised string // its place in the backend's index, which holds a hash
-	// proto is made of json when somebody asks for it.
+	advertised string // its URL in the backend's index, which has a hash
+	// proto returns the protobuf form, made from json on first call.
 	proto func() (*packed, error)
 }
 
@@ -65,7 +68,7 @@ func newDocument(body []byte, advertised string) *document {
 	return d
 }
 
-// convert makes another form of a document.
+// convert converts a document to another form.
 func convert(from *packed, to func([]byte) ([]byte, error)) (out *packed, err error) {
 	defer guard("converting to protobuf", &err)
 	body, err := from.open()
@@ -78,7 +81,7 @@ func convert(from *packed, to func([]byte) ([]byte, error)) (out *packed, err er
 	return pack(body), nil
 }
 
-// question is one exchange with a backend.
+// question is one poll of a backend.
 type question struct {
 	o   *OpenAPI
 	do  documents.Do
@@ -86,7 +89,7 @@ type question struct {
 	own []schema.GroupVersion
 }
 
-// ask asks a backend for its documents. What it cannot say now stays as it was.
+// ask asks a backend for its documents. Those that it cannot give now stay as they were.
 func (o *OpenAPI) ask(whole context.Context, known *state, entries []*registry.Entry) (next *state, changed bool, err error) {
 	ctx, cancel := context.WithTimeout(whole, fetchTimeout)
 	defer cancel()
@@ -98,7 +101,7 @@ func (o *OpenAPI) ask(whole context.Context, known *state, entries []*registry.E
 	now.documents = make(map[schema.GroupVersion]*document)
 	var err2 error
 	var asking sync.WaitGroup
-	asking.Go(func() { err2 = q.spec(ctx, &now) }) // it may hang, or the other may
+	asking.Go(func() { err2 = q.spec(ctx, &now) }) // in parallel: one of the two may hang
 	index, err3 := q.index(ctx)
 	if err3 == nil && index != nil {
 		err3 = q.documents(ctx, index, &now)
@@ -108,7 +111,7 @@ func (o *OpenAPI) ask(whole context.Context, known *state, entries []*registry.E
 		err3 = q.converted(ctx, &now)
 	}
 	if whole.Err() != nil {
-		return nil, false, whole.Err() // the backend is gone: its failures are nobody's
+		return nil, false, whole.Err() // the backend has left the table: ignore its failures
 	}
 	for gv, d := range known.documents {
 		if now.documents[gv] == nil && (err3 != nil || index == nil && err2 != nil || !slices.Contains(q.own, gv)) {
@@ -123,17 +126,17 @@ func (o *OpenAPI) ask(whole context.Context, known *state, entries []*registry.E
 	return &now, now.spec != known.spec || !maps.Equal(now.documents, known.documents), now.err
 }
 
-// report logs when a backend's documents begin or cease to be usable.
+// report logs when a backend's documents become unusable or usable.
 func (o *OpenAPI) report(e *registry.Entry, was, now error) {
 	switch {
 	case now != nil && (was == nil || was.Error() != now.Error()):
-		o.log.Warn("OpenAPI of backend cannot be used, what was known stays", "apiservice", e.Name, "err", now)
+		o.log.Warn("OpenAPI of backend cannot be used, the last good documents stay", "apiservice", e.Name, "err", now)
 	case now == nil && was != nil:
 		o.log.Info("OpenAPI of backend can be used again", "apiservice", e.Name)
 	}
 }
 
-// index gets the v3 index. Nil: the backend has none.
+// index gets the v3 index. Nil means that the backend has none.
 func (q *question) index(ctx context.Context) (*handler3.OpenAPIV3Discovery, error) {
 	a, err := documents.Get(ctx, q.do, documents.Question{Path: "/openapi/v3", Accept: typeJSON, Limit: maxIndex, Timeout: fetchTimeout})
 	if err != nil {
@@ -153,7 +156,7 @@ func (q *question) index(ctx context.Context) (*handler3.OpenAPIV3Discovery, err
 	return index, nil
 }
 
-// documents gets the documents of the own group-versions that have changed.
+// documents gets the documents of the backend's own group-versions that have changed.
 func (q *question) documents(ctx context.Context, index *handler3.OpenAPIV3Discovery, next *state) error {
 	var errs []error
 	for _, gv := range q.own {
@@ -240,7 +243,8 @@ func (q *question) spec(ctx context.Context, next *state) error {
 	return nil
 }
 
-// begin waits for a place to decode a document in. Whoever holds one waits for nobody, so a backend that hangs holds none.
+// begin waits until a document may be decoded. Its holder waits for nothing, so a backend that
+// hangs blocks no other.
 func (o *OpenAPI) begin(ctx context.Context) (release func(), err error) {
 	select {
 	case o.heavy <- struct{}{}:
@@ -250,7 +254,8 @@ func (o *OpenAPI) begin(ctx context.Context) (release func(), err error) {
 	}
 }
 
-// converted makes v3 documents of the v2 document of a backend that has nothing else. Something is lost by it, as in kube-aggregator.
+// converted makes v3 documents from v2 if the backend has no v3. This loses something, as in
+// kube-aggregator.
 func (q *question) converted(ctx context.Context, next *state) error {
 	if next.spec == nil {
 		return nil

@@ -7,15 +7,15 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
-// Status is how current one remote APIService's part of the documents is.
+// Status says how current one remote APIService's part of the documents is.
 type Status struct {
 	documents.Freshness
-	// V2 and V3 say whether it has a part in the documents.
+	// V2 and V3 say whether the APIService has a part in the documents.
 	V2 bool `json:"v2"`
 	V3 bool `json:"v3"`
 }
 
-// Status tells of every remote APIService, by name.
+// Status returns the status of every remote APIService, sorted by name.
 func (o *OpenAPI) Status() []Status {
 	var out []Status
 	for e, s := range o.remotes(o.cfg.Table()) {

@@ -48,7 +48,8 @@ func remote(name, service string) *apiregistrationv1.APIService {
 	return o
 }
 
-// serve serves the source's table over HTTP. Changed publishes what the test wrote and waits until it is served.
+// serve serves the source's table over HTTP. Changed publishes what the test wrote and waits until
+// it is served.
 func serve(t *testing.T, s *source) (url string, changed func()) {
 	t.Helper()
 	server, err := New(Config{Table: s.table.Load, Version: &version.Info{GitVersion: "v1.36.3"}})
@@ -59,6 +60,7 @@ func serve(t *testing.T, s *source) (url string, changed func()) {
 	t.Cleanup(func() {
 		h.CloseClientConnections()
 		h.Close()
+		server.store.stop()
 	})
 	var last []*registry.Entry
 	return h.URL, func() {
@@ -66,6 +68,9 @@ func serve(t *testing.T, s *source) (url string, changed func()) {
 		s.table.Store(registry.Build(s.in, s.table.Load()))
 		server.store.follow(latest.Diff(last, s.table.Load().Entries()))
 		last = s.table.Load().Entries()
+		for server.store.cached() != nil {
+			<-time.After(time.Millisecond)
+		}
 	}
 }
 
@@ -112,7 +117,8 @@ func names(l *apiregistrationv1.APIServiceList) []string {
 	return out
 }
 
-// recorder is a writer as the front door's is: it can flush, but tells nobody that its client has gone.
+// recorder is a writer as the front door's is: it can flush, but tells nobody that its client has
+// gone.
 type recorder struct{ http.ResponseWriter }
 
 func (r recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }

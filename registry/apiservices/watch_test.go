@@ -5,14 +5,17 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/gorilla/websocket"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/client-go/tools/cache"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
@@ -67,7 +70,7 @@ func TestWatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	all := open(metav1.ListOptions{})
-	since := open(metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	since, numbered := open(metav1.ListOptions{ResourceVersion: list.ResourceVersion}), open(metav1.ListOptions{ResourceVersion: list.ResourceVersion})
 	selected := open(metav1.ListOptions{ResourceVersion: list.ResourceVersion, LabelSelector: "tier=a"})
 	named := open(metav1.ListOptions{FieldSelector: "metadata.name=v1.b.io"})
 	stream := open(metav1.ListOptions{
@@ -100,14 +103,44 @@ func TestWatch(t *testing.T) {
 	expect("selected", selected, "ADDED v1.b.io", "DELETED v1.apps", "DELETED v1.b.io")
 	expect("named", named, "MODIFIED v1.b.io", "DELETED v1.b.io")
 
+	last := list.ResourceVersion
+	for range everything { // each has a later revision, also the last state of what is deleted: clients resume from there
+		e := <-numbered.ResultChan()
+		o, ok := e.Object.(*apiregistrationv1.APIService)
+		if !ok {
+			t.Fatalf("event %v", e)
+		}
+		if order, err := resourceversion.CompareResourceVersion(last, o.ResourceVersion); err != nil || order >= 0 {
+			t.Errorf("%s %s is of revision %s, after %s (%v)", e.Type, o.Name, o.ResourceVersion, last, err)
+		}
+		last = o.ResourceVersion
+	}
+
+	expect("old", open(metav1.ListOptions{ResourceVersion: "1"}), "ERROR Expired", "end")
 	for rv, want := range map[string]func(error) bool{
-		"1":                    apierrors.IsResourceExpired,
 		"18446744073709551615": apierrors.IsTimeout,
 		"x":                    apierrors.IsBadRequest,
 	} {
 		if w, err := c.Watch(t.Context(), metav1.ListOptions{ResourceVersion: rv}); err == nil || !want(err) {
 			t.Errorf("watch from %s: %v %v", rv, w, err)
 		}
+	}
+}
+
+// A watch may come by WebSocket, as browsers' do.
+func TestWatchByWebSocket(t *testing.T) {
+	s := newSource()
+	url, changed := serve(t, s)
+	s.in.APIServices["v1.a.io"] = object("v1.a.io", nil)
+	changed()
+	c, res, err := websocket.DefaultDialer.DialContext(t.Context(), strings.Replace(url, "http", "ws", 1)+root+"/v1/apiservices?watch=1", http.Header{"Origin": {url}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	defer res.Body.Close()
+	if _, data, err := c.ReadMessage(); err != nil || !strings.Contains(string(data), `"type":"ADDED"`) || !strings.Contains(string(data), "v1.a.io") {
+		t.Errorf("%v %s", err, data)
 	}
 }
 
@@ -135,7 +168,8 @@ func TestWatchAsTable(t *testing.T) {
 	}
 }
 
-// TestSlowWatcher holds that who reads too slowly is told to list again, and that the history is bounded.
+// TestSlowWatcher holds that a cache that is too far behind is told to list again, and that the
+// history is bounded.
 func TestSlowWatcher(t *testing.T) {
 	s := newStore()
 	var last []*registry.Entry
@@ -150,12 +184,13 @@ func TestSlowWatcher(t *testing.T) {
 		last = src.table.Load().Entries()
 	}
 	write(2)
-	w := &watcher{store: s, wants: predicateOf(&metainternalversion.ListOptions{}), at: s.state().revision, events: make(chan watch.Event)}
-	var ctx context.Context
-	ctx, w.cancel = context.WithCancel(t.Context())
+	at := fmt.Sprint(s.state().revision)
 	write(history/2 + 1)
 	write(history/2 + 1)
-	go w.run(ctx)
+	w, err := s.Watch(t.Context(), "", storage.ListOptions{ResourceVersion: at})
+	if err != nil {
+		t.Fatal(err)
+	}
 	if got := next(t, w); got != "ERROR Expired" {
 		t.Errorf("first event %s", got)
 	}

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/apiserver/pkg/endpoints"
@@ -18,33 +19,56 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
-	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration/install"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
-// watchTime is how long a watch lasts that names no time of its own: kube-apiserver's --min-request-timeout, up to twice that at random.
+// watchTime is how long a watch without a timeout lasts, up to twice that at random:
+// kube-apiserver's --min-request-timeout.
 const watchTime = 30 * time.Minute
 
-// install makes all handlers.
-func (s *Server) install(container *restful.Container, scheme *runtime.Scheme, v *version.Info) error {
-	gv := apiregistrationv1.SchemeGroupVersion
-	group := &endpoints.APIGroupVersion{
-		Storage:               map[string]rest.Storage{"apiservices": s.store, "apiservices/status": statusStore{s.store}},
-		Root:                  "/apis",
-		GroupVersion:          gv,
-		Serializer:            s.codecs,
-		ParameterCodec:        runtime.NewParameterCodec(scheme),
-		Typer:                 scheme,
-		Creater:               scheme, //nolint:misspell // its name there
-		Convertor:             scheme,
-		ConvertabilityChecker: scheme,
-		UnsafeConvertor:       runtime.UnsafeObjectConvertor(scheme),
-		Defaulter:             scheme,
-		Namer:                 runtime.Namer(meta.NewAccessor()),
-		MinRequestTimeout:     watchTime,
-		// Both are for writes, which never come so far, but the installer wants them.
-		TypeConverter:              managedfields.NewDeducedTypeConverter(),
+// newScheme makes a scheme of the group and of the kinds that every API server returns.
+func newScheme() *runtime.Scheme {
+	scheme := runtime.NewScheme()
+	install.Install(scheme)
+	v1 := metav1.Unversioned
+	metav1.AddToGroupVersion(scheme, v1)
+	scheme.AddUnversionedTypes(v1, &metav1.Status{}, &metav1.APIVersions{}, &metav1.APIGroupList{}, &metav1.APIGroup{}, &metav1.APIResourceList{})
+	return scheme
+}
+
+// maxBody is kube-apiserver's limit for request bodies.
+const maxBody = 3 << 20
+
+// groupVersion returns the installer's input, without the storage.
+func groupVersion(scheme *runtime.Scheme, codecs serializer.CodecFactory) *endpoints.APIGroupVersion {
+	return &endpoints.APIGroupVersion{
+		Root:                       "/apis",
+		GroupVersion:               apiregistrationv1.SchemeGroupVersion,
+		OptionsExternalVersion:     &metav1.Unversioned,
+		Serializer:                 codecs,
+		ParameterCodec:             metav1.ParameterCodec,
+		Typer:                      scheme,
+		Creater:                    scheme, //nolint:misspell // its name there
+		Convertor:                  scheme,
+		ConvertabilityChecker:      scheme,
+		UnsafeConvertor:            runtime.UnsafeObjectConvertor(scheme),
+		Defaulter:                  scheme,
+		Namer:                      runtime.Namer(meta.NewAccessor()),
+		MinRequestTimeout:          watchTime,
+		MaxRequestBodyBytes:        maxBody,
 		EquivalentResourceRegistry: runtime.NewEquivalentResourceRegistry(),
+	}
+}
+
+// install installs all handlers.
+func (s *Server) install(container *restful.Container, group *endpoints.APIGroupVersion, v *version.Info) (err error) {
+	documents := newOpenAPI(group.Typer.(*runtime.Scheme))
+	group.TypeConverter = managedfields.NewDeducedTypeConverter() // required by the installer
+	if s.etcd != nil {
+		if group.TypeConverter, err = documents.types(); err != nil {
+			return err
+		}
 	}
 	resources, _, err := group.InstallREST(container)
 	if err != nil {
@@ -54,10 +78,10 @@ func (s *Server) install(container *restful.Container, scheme *runtime.Scheme, v
 	s.paths.Handle(root+"/v1", container)
 	s.paths.HandlePrefix(root+"/v1/", http.HandlerFunc(s.serveObjects))
 	s.installDiscovery(resources, v)
-	return s.installOpenAPI(container, scheme)
+	return documents.install(container, s.paths)
 }
 
-// installDiscovery makes the documents that list the group.
+// installDiscovery installs the discovery documents and /version.
 func (s *Server) installDiscovery(resources []apidiscoveryv2.APIResourceDiscovery, v *version.Info) {
 	gv := metav1.GroupVersionForDiscovery{GroupVersion: apiregistrationv1.SchemeGroupVersion.String(), Version: "v1"}
 	group := metav1.APIGroup{Name: apiregistrationv1.GroupName, Versions: []metav1.GroupVersionForDiscovery{gv}, PreferredVersion: gv}
@@ -67,7 +91,7 @@ func (s *Server) installDiscovery(resources []apidiscoveryv2.APIResourceDiscover
 	all.AddGroupVersion(group.Name, apidiscoveryv2.APIVersionDiscovery{
 		Version: "v1", Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent, Resources: resources,
 	})
-	// Above all others, as kube-aggregator has it (20,000 is the highest that an APIService may ask for).
+	// Above all others, as in kube-aggregator (20,000 is the maximum for an APIService).
 	all.SetGroupVersionPriority(metav1.GroupVersion{Group: group.Name, Version: "v1"}, 20_001, 1)
 	s.paths.Handle("/apis", aggregated.WrapAggregatedDiscoveryToHandler(legacy, all, all))
 	s.paths.Handle("/apis/", legacy) // always the legacy form, see design §6
@@ -90,7 +114,7 @@ func (s *Server) installDiscovery(resources []apidiscoveryv2.APIResourceDiscover
 	}
 }
 
-// nowhere implements discovery.Addresses: which server to use from which network was meant for federations.
+// nowhere implements discovery.Addresses without addresses: they were meant for federations.
 type nowhere struct{}
 
 func (nowhere) ServerAddressByClientCIDRs(net.IP) []metav1.ServerAddressByClientCIDR { return nil }

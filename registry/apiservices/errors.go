@@ -1,0 +1,56 @@
+package apiservices
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+
+	"github.com/emicklei/go-restful/v3"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+)
+
+// refuse answers a request with a method that is not allowed.
+func (s *Server) refuse(w http.ResponseWriter, r *http.Request, group bool) {
+	if !group {
+		s.fail(w, r, notFound())
+		return
+	}
+	err := apierrors.NewMethodNotSupported(apiregistrationv1.Resource("apiservices"), strings.ToLower(r.Method))
+	if s.store != nil {
+		err.ErrStatus.Message = "APIServices are read from a directory (--registry=dir:) and cannot be changed here: change the manifest"
+	}
+	w.Header().Set("Allow", "GET, HEAD") // RFC 9110 §15.5.6
+	s.fail(w, r, err)
+}
+
+// fail answers with a Status in the client's form.
+func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
+	responsewriters.ErrorNegotiated(err, s.codecs, apiregistrationv1.SchemeGroupVersion, w, r)
+}
+
+// errReadOnly is never returned to clients, because no handlers for writes are installed.
+var errReadOnly = errors.New("the table is read-only")
+
+// unserved answers requests that go-restful refuses, as kube-apiserver does
+// (k8s.io/apiserver/pkg/server/handler.go).
+func (s *Server) unserved(e restful.ServiceError, r *restful.Request, w *restful.Response) {
+	s.fail(w, r.Request, apierrors.NewGenericServerResponse(e.Code, "", schema.GroupResource{}, "", e.Message, 0, false))
+}
+
+func notFound() error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound,
+		Message: "the server could not find the requested resource", Details: &metav1.StatusDetails{},
+	}}
+}
+
+// unread is the error until the directory has been read: clients would take a 404 as "gone".
+func unread() error {
+	err := apierrors.NewServiceUnavailable("the directory of APIServices has not been read yet")
+	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
+	return err
+}

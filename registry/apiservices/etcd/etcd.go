@@ -1,0 +1,148 @@
+// Package etcd stores APIServices as kube-apiserver does: with the same keys and encoding, by
+// k8s.io/apiserver's storage and watch cache, and with kube-aggregator's strategy. Any number of
+// processes may share them.
+//
+// A Store may be made and used while etcd is unreachable: it connects when it can, and until then
+// returns errors that say "unavailable". Any goroutine may call its methods. The watch cache has
+// its own goroutines, which end with Run.
+//
+// This package serves nothing, and knows neither table nor requests.
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+	"go.etcd.io/etcd/client/v3/kubernetes"
+	"go.uber.org/zap"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/cacher"
+	"k8s.io/apiserver/pkg/storage/etcd3/metrics"
+	restetcd "k8s.io/kube-aggregator/pkg/registry/apiservice/etcd"
+)
+
+// Config says how to connect to etcd. Except Endpoints, names are those of kube-apiserver's flags.
+type Config struct {
+	// Endpoints are the URLs of etcd's members.
+	Endpoints []string
+	// CAFile, CertFile and KeyFile are PEM files, read anew for each connection. Empty means the
+	// system's roots, and no client certificate.
+	CAFile, CertFile, KeyFile string
+	// Prefix is the prefix of all keys. Empty means /registry.
+	Prefix string
+}
+
+// Store stores APIServices. Make one with New.
+type Store struct {
+	client *kubernetes.Client
+	rest   REST
+	status *restetcd.StatusREST
+	prefix string
+	raw    *bounded // below rest
+	cached *cacher.Cacher
+	end    func() // closes raw
+}
+
+const (
+	// keepAlive and keepAliveTimeout detect a dead member in 15 s on connections with requests in
+	// flight: etcd closes connections that are pinged without any. gRPC allows no more frequent
+	// pings, and etcd's default of --grpc-keepalive-min-time is 5 s.
+	keepAlive        = 10 * time.Second
+	keepAliveTimeout = 5 * time.Second
+	// leaseSeconds is how long the lease of a leader that has died lasts, as for Kubernetes' own
+	// components.
+	leaseSeconds = 15
+)
+
+// New makes a Store of the objects that scheme knows. It does not wait for etcd.
+func New(scheme *runtime.Scheme, c Config) (*Store, error) {
+	if c.Prefix == "" {
+		c.Prefix = "/registry"
+	}
+	client := clientv3.Config{
+		Endpoints: c.Endpoints, DialKeepAliveTime: keepAlive, DialKeepAliveTimeout: keepAliveTimeout,
+		Logger: zap.NewNop(), // callers log what fails
+	}
+	var err error
+	if len(c.Endpoints) > 0 && strings.HasPrefix(c.Endpoints[0], "https:") {
+		if client.DialOptions, err = transportCredentials(c); err != nil {
+			return nil, fmt.Errorf("reading keys for etcd: %w", err)
+		}
+	}
+	s := &Store{prefix: c.Prefix}
+	if s.client, err = kubernetes.New(client); err != nil {
+		return nil, fmt.Errorf("making client of etcd: %w", err)
+	}
+	if s.raw, s.end, err = s.open(scheme, c.Prefix); err != nil {
+		return nil, fmt.Errorf("making storage in etcd: %w", err)
+	}
+	metrics.Register()
+	s.rest = Over(scheme, s.raw, func(cached *cacher.Cacher, all storage.Interface) storage.Interface {
+		s.cached = cached
+		return &present{all, cached, s.raw}
+	})
+	s.status = restetcd.NewStatusREST(scheme, s.rest.REST)
+	return s, nil
+}
+
+// Storage returns the storages for k8s.io/apiserver's installer, by path.
+func (s *Store) Storage() map[string]rest.Storage {
+	return map[string]rest.Storage{"apiservices": s.rest, "apiservices/status": s.status}
+}
+
+// Run checks for restores of etcd until ctx ends, and then closes the Store.
+func (s *Store) Run(ctx context.Context) error {
+	s.raw.detectRestores(ctx, s.cached)
+	err := s.client.Close() // first: it ends requests that wait for etcd
+	s.rest.Destroy()
+	s.end()
+	return errors.Join(ctx.Err(), err)
+}
+
+// again is how long to wait before a failed election is retried.
+const again = time.Second
+
+// Elect takes part in the named election among all processes with the same prefix, until ctx ends,
+// and calls lead while this process leads. When lead's context ends, the election is lost.
+func (s *Store) Elect(ctx context.Context, name string, lead func(context.Context)) error {
+	for ctx.Err() == nil {
+		if err := s.elect(ctx, name, lead); err == nil {
+			continue
+		}
+		select {
+		case <-time.After(again):
+		case <-ctx.Done():
+		}
+	}
+	return ctx.Err()
+}
+
+// elect leads once.
+func (s *Store) elect(ctx context.Context, name string, lead func(context.Context)) error {
+	session, err := concurrency.NewSession(s.client.Client, concurrency.WithTTL(leaseSeconds), concurrency.WithContext(ctx))
+	if err != nil {
+		return err
+	}
+	// Revoke the lease even after ctx has ended, so that others need not wait until it expires.
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		session.Orphan()
+		_, _ = s.client.Revoke(ctx, session.Lease()) // else it expires
+	}()
+	e := concurrency.NewElection(session, path.Join("/", s.prefix, "fairlead.dev", name))
+	held := session.Ctx()                        // ends with the lease, and with ctx
+	if err := e.Campaign(held, ""); err != nil { //nolint:contextcheck // it is derived from ctx
+		return err
+	}
+	lead(held) //nolint:contextcheck // likewise
+	return nil
+}

@@ -1,0 +1,131 @@
+package etcd
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/storage/etcd3/testserver"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration/install"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+)
+
+// open opens what c says until the test ends.
+func open(t *testing.T, c Config) *Store {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	install.Install(scheme)
+	s, err := New(scheme, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	return s
+}
+
+// asked is the context of a request.
+func asked(t *testing.T) context.Context {
+	t.Helper()
+	return request.WithRequestInfo(request.WithNamespace(t.Context(), ""), &request.RequestInfo{})
+}
+
+func create(t *testing.T, s *Store, name string) error {
+	t.Helper()
+	to := s.Storage()["apiservices"].(rest.Creater) //nolint:forcetypeassert,misspell // it is one, as it is called there
+	_, err := to.Create(asked(t), &apiregistration.APIService{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       apiregistration.APIServiceSpec{Version: "v1", Group: name[3:], GroupPriorityMinimum: 100, VersionPriority: 10},
+	}, rest.ValidateAllObjectFunc, &metav1.CreateOptions{})
+	return err
+}
+
+// Keys and values are kube-apiserver's; protobuf, which it never writes here, is read too.
+func TestKeysAndValues(t *testing.T) {
+	kv := testserver.RunEtcd(t, nil)
+	s := open(t, Config{Endpoints: kv.Endpoints(), Prefix: "/cluster/one"})
+	if err := create(t, s, "v1.a.io"); err != nil {
+		t.Fatal(err)
+	}
+	const prefix = "/cluster/one/apiregistration.k8s.io/apiservices/"
+	res, err := kv.KV.Get(t.Context(), prefix+"v1.a.io")
+	if err != nil || len(res.Kvs) != 1 || !bytes.HasPrefix(res.Kvs[0].Value, []byte(`{"kind":"APIService","apiVersion":"apiregistration.k8s.io/v1","metadata":{"name":"v1.a.io"`)) {
+		t.Fatalf("stored: %v %v", err, res)
+	}
+	scheme := runtime.NewScheme()
+	install.Install(scheme)
+	binary := protobuf.NewSerializer(scheme, scheme)
+	o := &apiregistrationv1.APIService{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "apiregistration.k8s.io/v1", Kind: "APIService"},
+		ObjectMeta: metav1.ObjectMeta{Name: "v1.b.io"}, Spec: apiregistrationv1.APIServiceSpec{Group: "b.io", Version: "v1"},
+	}
+	var b bytes.Buffer
+	if err := binary.Encode(o, &b); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := kv.Put(t.Context(), prefix+"v1.b.io", b.String()); err != nil {
+		t.Fatal(err)
+	}
+	from := s.Storage()["apiservices"].(rest.Getter) //nolint:forcetypeassert // it is one
+	got, err := from.Get(asked(t), "v1.b.io", &metav1.GetOptions{})
+	if err != nil || got.(*apiregistration.APIService).Spec.Group != "b.io" { //nolint:forcetypeassert // a failure either way
+		t.Errorf("protobuf: %v %v", err, got)
+	}
+}
+
+// One leads at a time, and the next one when the first goes.
+func TestElect(t *testing.T) {
+	kv := testserver.RunEtcd(t, nil)
+	leads := make(chan string)
+	begin := func(name string) (stop func()) {
+		s := open(t, Config{Endpoints: kv.Endpoints()})
+		ctx, cancel := context.WithCancel(t.Context())
+		var ended sync.WaitGroup
+		ended.Go(func() {
+			_ = s.Elect(ctx, "test", func(ctx context.Context) {
+				select {
+				case leads <- name:
+				case <-ctx.Done():
+				}
+				<-ctx.Done()
+			})
+		})
+		stop = sync.OnceFunc(func() {
+			cancel()
+			ended.Wait()
+		})
+		t.Cleanup(stop)
+		return stop
+	}
+	stop := begin("first")
+	if got := <-leads; got != "first" {
+		t.Fatalf("%s leads", got)
+	}
+	begin("second")
+	select {
+	case got := <-leads:
+		t.Fatalf("%s leads, too", got)
+	case <-time.After(200 * time.Millisecond):
+	}
+	begun := time.Now()
+	stop()
+	if got := <-leads; got != "second" || time.Since(begun) > 10*time.Second {
+		t.Errorf("%s leads after %s", got, time.Since(begun))
+	}
+}

@@ -1,0 +1,45 @@
+package etcd
+
+import (
+	"context"
+	"net"
+
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"k8s.io/klog/v2"
+)
+
+// reloading reads the CA and the key pair anew for each connection, and logs failed handshakes:
+// gRPC itself retries silently.
+type reloading struct {
+	credentials.TransportCredentials
+	files transport.TLSInfo
+}
+
+func transportCredentials(c Config) ([]grpc.DialOption, error) {
+	b := &reloading{files: transport.TLSInfo{TrustedCAFile: c.CAFile, CertFile: c.CertFile, KeyFile: c.KeyFile}}
+	config, err := b.files.ClientConfig()
+	if err != nil {
+		return nil, err
+	}
+	b.TransportCredentials = credentials.NewTLS(config)
+	return []grpc.DialOption{grpc.WithTransportCredentials(b)}, nil
+}
+
+// ClientHandshake implements credentials.TransportCredentials.
+func (b *reloading) ClientHandshake(ctx context.Context, authority string, c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	config, err := b.files.ClientConfig()
+	if err == nil {
+		var info credentials.AuthInfo
+		var safe net.Conn
+		if safe, info, err = credentials.NewTLS(config).ClientHandshake(ctx, authority, c); err == nil {
+			return safe, info, nil
+		}
+	}
+	klog.ErrorS(err, "no TLS connection to etcd", "address", c.RemoteAddr().String()) // gRPC's backoff limits how often
+	return nil, nil, err
+}
+
+// Clone implements credentials.TransportCredentials.
+func (b *reloading) Clone() credentials.TransportCredentials { return b }

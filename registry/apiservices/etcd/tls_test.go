@@ -1,0 +1,74 @@
+package etcd
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/storage/etcd3/testserver"
+	"k8s.io/klog/v2"
+
+	"github.com/fairlead-proxy/fairlead/registry/latest"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// distrust has a place for one line that says of an etcd that it is not believed.
+var distrust = make(chan struct{}, 1)
+
+// TestMain sets klog's logger before anybody logs: what client-go leaves behind a store that has
+// ended may log for a while yet.
+func TestMain(m *testing.M) {
+	klog.SetLogger(funcr.New(func(_, args string) {
+		if strings.Contains(args, "no TLS connection to etcd") && strings.Contains(args, "signed by unknown authority") {
+			latest.Wake(distrust)
+		}
+	}, funcr.Options{}))
+	os.Exit(m.Run())
+}
+
+// Etcd may want to know its clients, and is known by its CA.
+func TestKeysOfEtcd(t *testing.T) {
+	dir, ca := t.TempDir(), pki.NewCA("etcd")
+	files := func(name string, leaf pki.Leaf) (cert, key string) {
+		cert, key, err := ca.Issue(leaf).WriteFiles(dir, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cert, key
+	}
+	caFile, _, err := ca.WriteFiles(dir, "ca")
+	if err != nil {
+		t.Fatal(err)
+	}
+	serving, servingKey := files("serving", pki.Leaf{Names: []string{"localhost", "127.0.0.1"}})
+	client, clientKey := files("client", pki.Leaf{CommonName: "fairlead"})
+	server := testserver.NewTestConfig(t)
+	server.ListenClientUrls[0].Scheme, server.AdvertiseClientUrls[0].Scheme = "https", "https"
+	server.ClientTLSInfo = transport.TLSInfo{CertFile: serving, KeyFile: servingKey, TrustedCAFile: caFile, ClientCertAuth: true}
+	kv := testserver.RunEtcd(t, server)
+	if err := create(t, open(t, Config{Endpoints: kv.Endpoints(), CAFile: caFile, CertFile: client, KeyFile: clientKey}), "v1.a.io"); err != nil {
+		t.Error(err)
+	}
+	if err := create(t, open(t, Config{Endpoints: kv.Endpoints(), CAFile: caFile}), "v1.b.io"); !apierrors.IsServiceUnavailable(err) {
+		t.Errorf("without a certificate: %v", err)
+	}
+	// One that is not believed is named, and believed as soon as its CA is in the file.
+	bundle := filepath.Join(dir, "bundle")
+	write := func(ca *pki.CA) {
+		if err := os.WriteFile(bundle, ca.PEM(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(pki.NewCA("another"))
+	s := open(t, Config{Endpoints: kv.Endpoints(), CAFile: bundle, CertFile: client, KeyFile: clientKey})
+	<-distrust
+	write(ca)
+	for err := create(t, s, "v1.c.io"); err != nil && !apierrors.IsAlreadyExists(err); err = create(t, s, "v1.c.io") {
+		<-time.After(50 * time.Millisecond)
+	}
+}

@@ -1,0 +1,79 @@
+package etcd
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/storage/value"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+)
+
+// Corrupt is the reason of the condition Available of an object that cannot be read.
+const Corrupt = "Corrupt"
+
+// maxFault bounds the error text about an object: it may contain the whole object.
+const maxFault = 1 << 10
+
+// vetting replaces objects that cannot be decoded by stand-ins: one such object would otherwise
+// fail every list, and with it the watch cache, as it does in kube-apiserver. The stand-in has the
+// object's name and an error message. It claims no group-version, so nothing is routed by it. It
+// can be deleted or replaced by a valid object, but kube-aggregator's validation rejects partial
+// changes.
+type vetting struct {
+	codec  runtime.Codec
+	prefix string // of the keys
+}
+
+// TransformFromStorage implements value.Transformer.
+func (v *vetting) TransformFromStorage(_ context.Context, data []byte, of value.Context) ([]byte, bool, error) {
+	name := strings.TrimPrefix(string(of.AuthenticatedData()), v.prefix)
+	fault := v.fault(data, name)
+	if fault == nil {
+		return data, false, nil
+	}
+	name = strings.ReplaceAll(name, "/", ":") // no valid object can have such a name
+	why := fault.Error()
+	if len(why) > maxFault {
+		why = strings.ToValidUTF8(why[:maxFault], "") + "…"
+	}
+	stand, err := json.Marshal(&apiregistrationv1.APIService{
+		TypeMeta:   metav1.TypeMeta{APIVersion: apiregistrationv1.SchemeGroupVersion.String(), Kind: "APIService"},
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: uidOf(of.AuthenticatedData())}, // a patch requires a UID
+		Status: apiregistrationv1.APIServiceStatus{Conditions: []apiregistrationv1.APIServiceCondition{{
+			Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionFalse, Reason: Corrupt, Message: "what etcd has under this name cannot be read: " + why,
+		}}},
+	})
+	return stand, false, err
+}
+
+// uidOf makes a UUID from a key (RFC 9562 §5.8).
+func uidOf(key []byte) types.UID {
+	h := sha256.Sum256(key)
+	h[6], h[8] = h[6]&0x0f|0x80, h[8]&0x3f|0x80
+	return types.UID(fmt.Sprintf("%x-%x-%x-%x-%x", h[0:4], h[4:6], h[6:8], h[8:10], h[10:16]))
+}
+
+// fault returns why data is not a valid object of that name, nil if it is.
+func (v *vetting) fault(data []byte, name string) error {
+	o, _, err := v.codec.Decode(data, nil, one())
+	if err != nil {
+		return err
+	}
+	m, err := meta.Accessor(o)
+	if err == nil && m.GetName() != name { // an object under a deeper key must not replace another
+		err = fmt.Errorf("its metadata.name is %q", m.GetName())
+	}
+	return err
+}
+
+// TransformToStorage implements value.Transformer.
+func (v *vetting) TransformToStorage(_ context.Context, data []byte, _ value.Context) ([]byte, error) {
+	return data, nil
+}

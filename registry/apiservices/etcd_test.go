@@ -1,0 +1,336 @@
+package apiservices
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/client/v3/kubernetes"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/version"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/storage/etcd3/testserver"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	typed "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry/apiservices/etcd"
+)
+
+// serveEtcd serves what an etcd of the test's own has.
+func serveEtcd(t *testing.T) (*kubernetes.Client, string) {
+	t.Helper()
+	client := testserver.RunEtcd(t, nil)
+	return client, serveOf(t, client.Endpoints()...)
+}
+
+// serverOf is a server of what the members have.
+func serverOf(t *testing.T, members ...string) *Server {
+	t.Helper()
+	server, err := New(Config{
+		Etcd: &etcd.Config{Endpoints: members}, Version: &version.Info{GitVersion: "v1.37.2"},
+		Protects: func(group string) bool { return group == "apps" },
+		Authorize: func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+			if a.GetVerb() == "create" && a.GetName() == "v1.forbidden.io" {
+				return authorizer.DecisionNoOpinion, "not you", nil
+			}
+			return authorizer.DecisionAllow, "", nil
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return server
+}
+
+// serveOf serves what the members have.
+func serveOf(t *testing.T, members ...string) (url string) {
+	t.Helper()
+	return serveFor(t, serverOf(t, members...))
+}
+
+// serveFor runs a server for whom the header User names.
+func serveFor(t *testing.T, server *Server) (url string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- server.Run(ctx) }()
+	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		server.ServeHTTP(recorder{w}, r.WithContext(request.WithUser(r.Context(), &user.DefaultInfo{Name: r.Header.Get("User")})))
+	}))
+	t.Cleanup(func() {
+		h.CloseClientConnections()
+		h.Close()
+		cancel()
+		<-ended
+	})
+	return h.URL
+}
+
+// ready waits for the cache.
+func ready(t *testing.T, c typed.APIServiceInterface) {
+	t.Helper()
+	for {
+		_, err := c.List(t.Context(), metav1.ListOptions{ResourceVersion: "0"})
+		if err == nil {
+			return
+		}
+		t.Log(err)
+		select {
+		case <-t.Context().Done():
+			t.Fatal("the cache never came")
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+func TestEtcdIsServed(t *testing.T) {
+	_, url := serveEtcd(t)
+	c := client(t, url, "application/json")
+	ready(t, c)
+	w, err := c.Watch(t.Context(), metav1.ListOptions{AllowWatchBookmarks: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	event := func(want watch.EventType) *apiregistrationv1.APIService {
+		t.Helper()
+		e, ok := <-w.ResultChan()
+		for ok && e.Type == watch.Bookmark {
+			e, ok = <-w.ResultChan()
+		}
+		if !ok || e.Type != want {
+			t.Fatalf("event %v %v, want %s", e.Type, e.Object, want)
+		}
+		return e.Object.(*apiregistrationv1.APIService)
+	}
+	made, err := c.Create(t.Context(), remote("v1.a.io", "one"), metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *made.Spec.Service.Port != 443 || made.UID == "" || made.ResourceVersion == "" {
+		t.Errorf("no defaults: %v", made)
+	}
+	event(watch.Added)
+	made.Spec.VersionPriority = 20
+	if _, err := c.Update(t.Context(), made, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if o := event(watch.Modified); o.Spec.VersionPriority != 20 {
+		t.Errorf("modified: %v", o)
+	}
+	if _, err := c.Update(t.Context(), made, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
+		t.Errorf("update of an old one: %v", err)
+	}
+	o, err := c.Patch(t.Context(), "v1.a.io", types.MergePatchType, []byte(`{"status":{"conditions":[{"type":"Available","status":"False","reason":"X"}]},"spec":{"versionPriority":30}}`), metav1.PatchOptions{}, "status")
+	if err != nil || o.Spec.VersionPriority != 20 || o.Status.Conditions[0].Reason != "X" {
+		t.Errorf("patch of the status: %v %v", err, o)
+	}
+	event(watch.Modified)
+	_, body := get(t, url+"/apis/apiregistration.k8s.io/v1/apiservices", "application/json;as=Table;v=v1;g=meta.k8s.io,application/json")
+	if !strings.Contains(body, `"cells":["v1.a.io","x/one","False (X)"`) {
+		t.Errorf("table: %s", body)
+	}
+	if err := c.Delete(t.Context(), "v1.a.io", metav1.DeleteOptions{}); err != nil {
+		t.Error(err)
+	}
+	event(watch.Deleted)
+	if _, err := c.Get(t.Context(), "v1.a.io", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("get of what is deleted: %v", err)
+	}
+}
+
+// Nobody collects garbage here: what a deletion would leave to those who do ends at once.
+func TestDeletionWaitsForNobody(t *testing.T) {
+	_, url := serveEtcd(t)
+	c := client(t, url, "application/json")
+	for _, p := range []metav1.DeletionPropagation{metav1.DeletePropagationForeground, metav1.DeletePropagationBackground, metav1.DeletePropagationOrphan} {
+		if _, err := c.Create(t.Context(), object("v1.a.io", nil), metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Delete(t.Context(), "v1.a.io", metav1.DeleteOptions{PropagationPolicy: &p}); err != nil {
+			t.Errorf("%s: %v", p, err)
+		}
+		if o, err := c.Get(t.Context(), "v1.a.io", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			t.Fatalf("after %s: %v %v", p, err, o)
+		}
+	}
+}
+
+// What a patch creates must be allowed to be created.
+func TestApply(t *testing.T) {
+	_, url := serveEtcd(t)
+	c := client(t, url, "application/json")
+	apply := func(name, manager, spec string, o metav1.PatchOptions) (*apiregistrationv1.APIService, error) {
+		o.FieldManager = manager
+		v, group, _ := strings.Cut(name, ".")
+		return c.Patch(t.Context(), name, types.ApplyPatchType, []byte(`{"apiVersion":"apiregistration.k8s.io/v1","kind":"APIService","metadata":{"name":"`+name+`"},"spec":{"version":"`+v+`","group":"`+group+`",`+spec+`}}`), o)
+	}
+	const spec = `"groupPriorityMinimum":100,"versionPriority":10`
+	if _, err := apply("v1.forbidden.io", "me", spec, metav1.PatchOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("creating without the right to: %v", err)
+	}
+	if _, err := apply("v1.a.io", "me", spec, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
+		t.Errorf("dry run: %v", err)
+	}
+	if _, err := c.Get(t.Context(), "v1.a.io", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("after a dry run: %v", err)
+	}
+	o, err := apply("v1.a.io", "me", spec, metav1.PatchOptions{})
+	if err != nil || len(o.ManagedFields) != 1 || o.ManagedFields[0].Manager != "me" {
+		t.Fatalf("apply: %v %v", err, o)
+	}
+	if _, err := apply("v1.a.io", "other", `"groupPriorityMinimum":200,"versionPriority":10`, metav1.PatchOptions{}); !apierrors.IsConflict(err) {
+		t.Errorf("apply over another's field: %v", err)
+	}
+	if _, err := apply("v1.a.io", "me", spec+`,"color":"blue"`, metav1.PatchOptions{FieldValidation: "Strict"}); !apierrors.IsBadRequest(err) && !apierrors.IsInternalError(err) {
+		t.Errorf("unknown field: %v", err)
+	}
+}
+
+func TestProtectedGroupsAreRefused(t *testing.T) {
+	_, url := serveEtcd(t)
+	c := client(t, url, "application/json")
+	if _, err := c.Create(t.Context(), remote("v1.apps", "mine"), metav1.CreateOptions{}); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `group "apps" is protected`) {
+		t.Errorf("a remote claims it: %v", err)
+	}
+	o, err := c.Create(t.Context(), object("v1.apps", nil), metav1.CreateOptions{})
+	if err != nil || o.Status.Conditions[0].Reason != "Local" {
+		t.Fatalf("a local one: %v %v", err, o)
+	}
+	o.Spec.Service = &apiregistrationv1.ServiceReference{Namespace: "x", Name: "y"}
+	if _, err := c.Update(t.Context(), o, metav1.UpdateOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("it becomes remote: %v", err)
+	}
+	o.Spec.Service, o.Annotations = nil, map[string]string{"fairlead.dev/url": "https://10.0.0.1"}
+	if _, err := c.Update(t.Context(), o, metav1.UpdateOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("it becomes remote by its annotation: %v", err)
+	}
+}
+
+// One object that nobody can read is named and costs none of the others.
+func TestCorruptObjects(t *testing.T) {
+	kv, url := serveEtcd(t)
+	c := client(t, url, "application/json")
+	ready(t, c)
+	w, err := c.Watch(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	put := func(name, value string) {
+		t.Helper()
+		if _, err := kv.Put(t.Context(), "/registry/apiregistration.k8s.io/apiservices/"+name, value); err != nil {
+			t.Fatal(err)
+		}
+		if e := <-w.ResultChan(); e.Type != watch.Added {
+			t.Fatalf("%v", e)
+		}
+	}
+	put("v1.noise.io", "\x00\x01\x02")
+	put("v1.other.io", `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"v1.other.io"}}`)
+	put("v1.long.io", `{"apiVersion":"`+strings.Repeat("x", 1<<18)+`/v1","kind":"Pod","metadata":{"name":"v1.other.io"}}`)
+	put("v1.astray.io", `{"apiVersion":"apiregistration.k8s.io/v1","kind":"APIService","metadata":{"name":"v1.elsewhere.io"},"spec":{"group":"elsewhere.io","version":"v1"}}`)
+	if _, err := c.Create(t.Context(), object("v1.sound.io", nil), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	<-w.ResultChan()
+	put("sub/v1.sound.io", `{"apiVersion":"apiregistration.k8s.io/v1","kind":"APIService","metadata":{"name":"v1.sound.io"},"spec":{"group":"elsewhere.io","version":"v1"}}`)
+	check := func(c typed.APIServiceInterface) {
+		t.Helper()
+		all, err := c.List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range all.Items {
+			reason := o.Status.Conditions[0].Reason
+			if n := len(o.Status.Conditions[0].Message); n > 2<<10 {
+				t.Errorf("%s: a message of %d bytes", o.Name, n)
+			}
+			if want := map[bool]string{true: "Local", false: etcd.Corrupt}[o.Name == "v1.sound.io"]; reason != want {
+				t.Errorf("%s: %s, want %s", o.Name, reason, want)
+			}
+		}
+		if len(all.Items) != 6 {
+			t.Errorf("%d objects: %v", len(all.Items), names(all))
+		}
+	}
+	check(c)
+	anew := client(t, serveOf(t, kv.Endpoints()...), "application/json")
+	ready(t, anew)
+	check(anew)
+	if _, err := c.Patch(t.Context(), "v1.noise.io", types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{}); !apierrors.IsInvalid(err) {
+		t.Errorf("patch of a part: %v", err)
+	}
+	whole := object("v1.noise.io", nil)
+	o, err := c.Get(t.Context(), "v1.noise.io", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole.ResourceVersion, whole.CreationTimestamp = o.ResourceVersion, o.CreationTimestamp
+	if _, err := c.Update(t.Context(), whole, metav1.UpdateOptions{}); err != nil {
+		t.Errorf("replacing it: %v", err)
+	}
+	for _, name := range []string{"v1.other.io", "v1.astray.io"} {
+		if err := c.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+			t.Errorf("deleting %s: %v", name, err)
+		}
+	}
+}
+
+// Without etcd there is an answer, soon, and it says that asking again may help.
+func TestEtcdIsAway(t *testing.T) {
+	url := serveOf(t, "http://127.0.0.1:1")
+	for _, method := range []string{http.MethodGet, http.MethodDelete} {
+		begun := time.Now()
+		res, body := do(t, method, url+"/apis/apiregistration.k8s.io/v1/apiservices/v1.a.io", "")
+		if res.StatusCode != http.StatusServiceUnavailable || res.Header.Get("Retry-After") == "" || time.Since(begun) > 10*time.Second {
+			t.Errorf("%s: %d after %s: %s", method, res.StatusCode, time.Since(begun), body)
+		}
+	}
+}
+
+// After a compaction who was away lists again.
+func TestCompaction(t *testing.T) {
+	kv, url := serveEtcd(t)
+	c := client(t, url, "application/json")
+	o, err := c.Create(t.Context(), object("v1.a.io", nil), metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := o.ResourceVersion
+	for i := range int32(3) {
+		o.Spec.VersionPriority = 20 + i
+		if o, err = c.Update(t.Context(), o, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	now, err := strconv.ParseInt(o.ResourceVersion, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := kv.Compact(t.Context(), now); err != nil {
+		t.Fatal(err)
+	}
+	anew := client(t, serveOf(t, kv.Endpoints()...), "application/json")
+	ready(t, anew)
+	w, err := anew.Watch(t.Context(), metav1.ListOptions{ResourceVersion: old})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	if got := next(t, w); got != "ERROR Expired" {
+		t.Errorf("watch from before: %s", got)
+	}
+	if _, err := anew.List(t.Context(), metav1.ListOptions{ResourceVersion: old, ResourceVersionMatch: metav1.ResourceVersionMatchExact}); !apierrors.IsResourceExpired(err) {
+		t.Errorf("list from before: %v", err)
+	}
+}

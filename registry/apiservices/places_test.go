@@ -1,0 +1,187 @@
+package apiservices
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/fairlead-proxy/fairlead/registry/bound"
+)
+
+// No user has all places.
+func TestPlaces(t *testing.T) {
+	for _, verb := range []string{"create", "get", "list", "watch"} {
+		p := newPlaces()
+		ask := func(name string) bool {
+			r := httptest.NewRequestWithContext(request.WithUser(t.Context(), &user.DefaultInfo{Name: name}), http.MethodPost, "/", nil)
+			_, ok := p.take(r, verb)
+			return ok
+		}
+		for _, slow := range []string{"ann", "bob"} {
+			for ask(slow) {
+			}
+		}
+		if !ask("cid") {
+			t.Errorf("%s: two users have all places", verb)
+		}
+	}
+}
+
+// A patch is a small thing, and costs more than its length.
+func TestLongPatch(t *testing.T) {
+	_, url := serveEtcd(t)
+	c := client(t, url, "application/json")
+	ready(t, c)
+	_, err := c.Patch(t.Context(), "v1.a.io", types.MergePatchType, []byte(`{"metadata":{"labels":{"x":"`+strings.Repeat("x", maxPatch)+`"}}}`), metav1.PatchOptions{})
+	if !apierrors.IsRequestEntityTooLargeError(err) || !strings.Contains(err.Error(), "limit is 524288") {
+		t.Errorf("patch: %v", err)
+	}
+}
+
+// halves sends the head of a POST and the beginning of its body, as ann.
+func halves(t *testing.T, url string) net.Conn {
+	t.Helper()
+	c, err := new(net.Dialer).DialContext(t.Context(), "tcp", strings.TrimPrefix(url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	if _, err := io.WriteString(c, "POST "+root+"/v1/apiservices HTTP/1.1\r\nHost: x\r\nUser: ann\r\nContent-Length: 99\r\n\r\n{"); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// Bodies that come slowly hold up nobody else.
+func TestSlowBodies(t *testing.T) {
+	s := serverOf(t, "http://127.0.0.1:1")
+	url := serveFor(t, s)
+	for range 2 * maxWrites {
+		halves(t, url)
+	}
+	for s.places.bodies.Held() < 2*maxWrites*100 {
+		<-time.After(time.Millisecond)
+	}
+	if n := s.places.writes.Held(); n != 0 {
+		t.Errorf("%d places of writes are held", n)
+	}
+	if res, body := do(t, http.MethodPost, url+root+"/v1/apiservices", ""); res.StatusCode == http.StatusTooManyRequests {
+		t.Errorf("another one's: %s", body)
+	}
+}
+
+// Nor are they waited for for ever.
+func TestBodyThatDoesNotCome(t *testing.T) {
+	s := serverOf(t, "http://127.0.0.1:1")
+	s.places.bodyTime = 10 * time.Millisecond
+	res, err := http.ReadResponse(bufio.NewReader(halves(t, serveFor(t, s))), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusRequestTimeout || s.places.bodies.Held() != 0 {
+		t.Errorf("%s; %d bytes are held", res.Status, s.places.bodies.Held())
+	}
+}
+
+// A request of this process takes nobody's place, and nobody takes its.
+func TestOwnPlaces(t *testing.T) {
+	p := newPlaces()
+	own := httptest.NewRequestWithContext(Own(t.Context()), http.MethodGet, "/", nil)
+	for range 2 * maxWatches {
+		if _, ok := p.take(own, "watch"); !ok {
+			t.Fatal("refused")
+		}
+	}
+	if p.watches.Held() != 0 {
+		t.Errorf("%d places are taken", p.watches.Held())
+	}
+}
+
+// Each list and watch may hold all objects for a slow reader.
+func TestPlacesOfReaders(t *testing.T) {
+	for verb, most := range map[string]int{"list": 8, "watch": 100} { // of 20 MB and of 3 MB each, with 10,000 objects
+		p, n := newPlaces(), 0
+		r := httptest.NewRequestWithContext(request.WithUser(t.Context(), &user.DefaultInfo{Name: "ann"}), http.MethodGet, "/", nil)
+		for {
+			if _, ok := p.take(r, verb); !ok {
+				break
+			}
+			n++
+		}
+		if n > most {
+			t.Errorf("%s: one user has %d places, more than %d", verb, n, most)
+		}
+	}
+}
+
+// A patch that doubles an object with each operation is refused before it takes all memory.
+func TestCopyingPatch(t *testing.T) {
+	_, url := serveEtcd(t)
+	c := client(t, url, "application/json")
+	ready(t, c)
+	if _, err := c.Create(t.Context(), object("v1.a.io", map[string]string{"x": strings.Repeat("x", 60)}), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	patch := `[{"op":"copy","from":"/metadata/labels","path":"/metadata/b"}`
+	for i := range 17 { // 60 bytes become 8 MiB
+		patch += `,{"op":"copy","from":"/metadata/b","path":"/metadata/c"},{"op":"move","from":"/metadata/c","path":"/metadata/b/c` + strconv.Itoa(i) + `"}`
+	}
+	_, err := c.Patch(t.Context(), "v1.a.io", types.JSONPatchType, []byte(patch+"]"), metav1.PatchOptions{})
+	if refused := (*apierrors.StatusError)(nil); !errors.As(err, &refused) || refused.ErrStatus.Code != http.StatusUnprocessableEntity {
+		t.Errorf("patch: %v", err)
+	}
+}
+
+// A body that says to be larger than any may be is refused as that, and takes no more places than
+// the largest.
+func TestDeclaredSize(t *testing.T) {
+	for _, declared := range []int64{-1, maxBody + 1, 1 << 40} {
+		p := newPlaces()
+		r := httptest.NewRequest(http.MethodPost, "/", io.LimitReader(zeros{}, maxBody+1))
+		r.ContentLength = declared
+		if _, err := p.body(httptest.NewRecorder(), r); !apierrors.IsRequestEntityTooLargeError(err) || p.bodies.Held() != 0 {
+			t.Errorf("%d bytes declared: %v, %d held", declared, err, p.bodies.Held())
+		}
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// Whom nobody knows counts for where he comes from, whatever he is called.
+func TestSourceOf(t *testing.T) {
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	r.RemoteAddr = "192.0.2.1:1"
+	stranger := bound.Stranger(r.RemoteAddr)
+	for name, want := range map[string]bound.Source{"": stranger, user.Anonymous: stranger, "ann": {User: "ann"}} {
+		r := r
+		if name != "" {
+			r = r.WithContext(request.WithUser(r.Context(), &user.DefaultInfo{Name: name}))
+		}
+		if got := sourceOf(r); got != want {
+			t.Errorf("%q: %+v, want %+v", name, got, want)
+		}
+	}
+}
+
+// Whoever asks for a state of the future is not told to wait: client-go would, ten times over.
+func TestTooLarge(t *testing.T) {
+	if after, told := apierrors.SuggestsClientDelay(tooLarge(2, 1)); told {
+		t.Errorf("it is to come again after %d s", after)
+	}
+}

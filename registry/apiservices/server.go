@@ -1,0 +1,163 @@
+// Package apiservices serves the group apiregistration.k8s.io/v1 as kube-apiserver does: from etcd
+// (--registry=etcd:), where objects can be written, or read-only from the table (--registry=dir:),
+// where the status of each object is this replica's own verdict.
+//
+// It uses k8s.io/apiserver's handlers, so that negotiation, patches, tables, selectors, watches,
+// discovery and OpenAPI are Kubernetes' own. Without a local apiserver, the same Server also
+// answers in its place, as the smallest possible one: /api, /apis, /openapi, /version, and 404 for
+// all other paths.
+//
+// Concurrency: one writer (Run) follows the table and publishes immutable states; each request
+// reads one of them. Package etcd has its own rules. Requests are authorized before they come here,
+// except an apply that creates an object.
+package apiservices
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"github.com/emicklei/go-restful/v3"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/version"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/endpoints/filters"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/server/mux"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/apiservices/etcd"
+)
+
+// Config configures New. Set either Table or Etcd.
+type Config struct {
+	// Table returns the current table, which is served read-only. Nil means Etcd.
+	Table func() *registry.Table
+	// Etcd says where the objects are stored. Nil means Table.
+	Etcd *etcd.Config
+	// Protects reports whether no remote may claim a group. Required with Etcd.
+	Protects func(group string) bool
+	// Authorize says whether the caller of an apply may create a missing object. Required with
+	// Etcd.
+	Authorize func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error)
+	// Version is the content of /version. Nil means 404.
+	Version *version.Info
+}
+
+// Server serves the group. It has no objects to serve until Run runs.
+type Server struct {
+	table   func() *registry.Table
+	store   *store      // objects of the table. Nil means etcd
+	etcd    *etcd.Store // nil means store
+	codecs  serializer.CodecFactory
+	paths   *mux.PathRecorderMux
+	objects http.Handler // below the group-version
+	info    *request.RequestInfoFactory
+	places  *places
+}
+
+// New makes a server.
+func New(c Config) (*Server, error) {
+	if (c.Table == nil) == (c.Etcd == nil) {
+		return nil, errors.New("making server of apiregistration.k8s.io: either a table or etcd must be given")
+	}
+	scheme := newScheme()
+	s := &Server{
+		table:  c.Table,
+		codecs: serializer.NewCodecFactory(scheme),
+		paths:  mux.NewPathRecorderMux("apiservices"),
+		places: newPlaces(),
+		info:   &request.RequestInfoFactory{APIPrefixes: sets.NewString("apis", "api"), GrouplessAPIPrefixes: sets.NewString("api")},
+	}
+	container := restful.NewContainer()
+	container.Router(restful.CurlyRouter{})
+	container.RecoverHandler(func(panicked any, w http.ResponseWriter) { panic(panicked) }) // Fairlead's own recovery answers
+	container.ServiceErrorHandler(s.unserved)
+	group := groupVersion(scheme, s.codecs)
+	if c.Etcd != nil {
+		var err error
+		if s.etcd, err = etcd.New(scheme, *c.Etcd); err != nil {
+			return nil, err
+		}
+		boundCopies()
+		group.Storage, group.Admit, group.Authorizer = s.etcd.Storage(), protection(c.Protects), authorizer.AuthorizerFunc(c.Authorize)
+	} else {
+		s.store = newStore()
+		group.Storage = s.store.readOnly(scheme)
+	}
+	if err := s.install(container, group, c.Version); err != nil {
+		return nil, fmt.Errorf("making server of apiregistration.k8s.io: %w", err)
+	}
+	s.objects = filters.WithWarningRecorder(container)
+	return s, nil
+}
+
+// Run serves the objects of the table, or of etcd, until ctx ends.
+func (s *Server) Run(ctx context.Context) error {
+	if s.etcd != nil {
+		return s.etcd.Run(ctx)
+	}
+	defer s.store.stop()
+	return s.follow(ctx)
+}
+
+// Elect calls etcd.Store.Elect.
+func (s *Server) Elect(ctx context.Context, name string, lead func(context.Context)) error {
+	return s.etcd.Elect(ctx, name, lead)
+}
+
+// ServeHTTP implements http.Handler.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w = &flushing{w, r.Context()}
+	path := r.URL.Path
+	group := path == root || strings.HasPrefix(path, root+"/")
+	if r.Method != http.MethodGet && r.Method != http.MethodHead && (s.store != nil || !strings.HasPrefix(path+"/", root+"/v1/")) {
+		s.refuse(w, r, group)
+		return
+	}
+	s.paths.ServeHTTP(w, r)
+}
+
+// root of the group.
+const root = "/apis/" + apiregistrationv1.GroupName
+
+// serveObjects answers requests below the group-version.
+func (s *Server) serveObjects(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path == root+"/v1/" { // the list of resources, as without the slash
+		s.objects.ServeHTTP(w, r)
+		return
+	}
+	info, err := s.info.NewRequestInfo(r)
+	if err != nil {
+		s.fail(w, r, apierrors.NewBadRequest(err.Error()))
+		return
+	}
+	parts := info.Parts
+	switch {
+	case s.store != nil && s.store.cached() != nil:
+		s.fail(w, r, unread())
+		return
+	case !info.IsResourceRequest || info.Resource != "apiservices" || len(parts) > 3 || len(parts) == 3 && parts[2] != "status":
+		s.fail(w, r, notFound())
+		return
+	}
+	release, err := s.places.body(w, r)
+	if err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	defer release()
+	place, ok := s.places.take(r, info.Verb)
+	if !ok {
+		s.fail(w, r, busy())
+		return
+	}
+	defer place.Leave()
+	ctx := handling(request.WithRequestInfo(r.Context(), info))
+	s.objects.ServeHTTP(w, r.WithContext(ctx))
+}

@@ -1,0 +1,178 @@
+package apiservices
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/latest"
+)
+
+// state is one immutable state of the served objects. Nothing reachable from it is modified after
+// it is published.
+type state struct {
+	// read reports whether a complete table has been processed.
+	read bool
+	// revision is the resourceVersion of the newest change.
+	revision uint64
+	// objects in order of name.
+	objects []*apiregistration.APIService
+	// events are the latest changes, ascending. They are complete for watches from a revision of at
+	// least floor.
+	events []change
+	floor  uint64
+	// superseded is closed once a newer state is stored.
+	superseded chan struct{}
+}
+
+// change is one event of the history.
+type change struct {
+	kind     watch.EventType
+	revision uint64
+	// object is the new state, or the last one of a deleted object.
+	object *apiregistration.APIService
+}
+
+// history is how many changes the cache may be behind before it must relist. 10,000 is one change
+// of every object of the largest supported table.
+const history = 10_000
+
+// store holds the current state. It is the storage below k8s.io/apiserver's watch cache.
+type store struct {
+	current atomic.Pointer[state]
+	// cached returns nil when the cache can answer, and end stops it.
+	cached func() error
+	end    func()
+	ended  chan struct{} // closed by stop
+}
+
+func newStore() *store {
+	s := &store{ended: make(chan struct{})}
+	// Revisions begin above those of earlier processes: milliseconds, times more changes than fit
+	// into one. If a client has a revision of another replica, it gets "too old" or "too large" and
+	// relists.
+	begin := uint64(time.Now().UnixMilli()) << 20
+	s.current.Store(&state{revision: begin, floor: begin, superseded: make(chan struct{})})
+	return s
+}
+
+func (s *store) state() *state { return s.current.Load() }
+
+// stop stops the cache.
+func (s *store) stop() {
+	close(s.ended)
+	s.end()
+}
+
+// follow follows the table until ctx ends.
+func (s *Server) follow(ctx context.Context) error {
+	for t, changes := range latest.Changes(ctx, s.table, nil) {
+		if t.Complete() {
+			s.store.follow(changes)
+		}
+	}
+	return ctx.Err()
+}
+
+// follow publishes the changes of a table.
+func (s *store) follow(changes []latest.Change[*registry.Entry]) {
+	old := s.state()
+	next := &state{read: true, revision: old.revision, objects: slices.Clone(old.objects), events: old.events, floor: old.floor, superseded: make(chan struct{})}
+	// The result must not depend on the table's order.
+	slices.SortFunc(changes, func(a, b latest.Change[*registry.Entry]) int { return strings.Compare(a.Key(), b.Key()) })
+	for _, c := range changes {
+		at, there := slices.BinarySearchFunc(next.objects, c.Key(), compareName)
+		switch {
+		case c.New == nil:
+			next.record(watch.Deleted, next.objects[at].DeepCopy())
+			next.objects = slices.Delete(next.objects, at, at+1)
+		case there:
+			next.objects[at] = next.update(c.New, next.objects[at])
+		default:
+			next.objects = slices.Insert(next.objects, at, next.update(c.New, nil))
+		}
+	}
+	if next.revision == old.revision && old.read {
+		return // no served object has changed
+	}
+	if extra := len(next.events) - history; extra > 0 {
+		next.floor = next.events[extra-1].revision
+		next.events = slices.Clone(next.events[extra:])
+	}
+	s.current.Store(next)
+	close(old.superseded) // after the store: readers that wake up must find the new state
+}
+
+// update makes the object of an entry, or returns before if it is equal.
+func (s *state) update(e *registry.Entry, before *apiregistration.APIService) *apiregistration.APIService {
+	object := &apiregistration.APIService{}
+	// The conversion never fails. The result shares memory with e.Object.
+	_ = apiregistrationv1.Convert_v1_APIService_To_apiregistration_APIService(e.Object, object, nil)
+	object.Status.Conditions = conditions(e.Verdict)
+	if before == nil {
+		s.record(watch.Added, object)
+		return object
+	}
+	object.ResourceVersion = before.ResourceVersion
+	if equality.Semantic.DeepEqual(object, before) {
+		return before
+	}
+	s.record(watch.Modified, object)
+	return object
+}
+
+// record adds a change with a new revision.
+func (s *state) record(kind watch.EventType, object *apiregistration.APIService) {
+	s.revision++
+	object.ResourceVersion = strconv.FormatUint(s.revision, 10)
+	// Older states share the array, but their slices end before the new event.
+	s.events = append(s.events, change{kind: kind, revision: s.revision, object: object})
+}
+
+// get returns an object by name, nil if there is none.
+func (s *state) get(name string) *apiregistration.APIService {
+	at, found := slices.BinarySearchFunc(s.objects, name, compareName)
+	if !found {
+		return nil
+	}
+	return s.objects[at]
+}
+
+func compareName(o *apiregistration.APIService, name string) int {
+	return strings.Compare(o.Name, name)
+}
+
+// since returns the changes after a revision.
+func (s *state) since(revision uint64) []change {
+	at, found := slices.BinarySearchFunc(s.events, revision, func(c change, revision uint64) int { return cmp.Compare(c.revision, revision) })
+	if found {
+		at++
+	}
+	return s.events[at:]
+}
+
+// conditions returns the verdict as kube-aggregator would write it: no condition until the first
+// check has ended.
+func conditions(v registry.Verdict) []apiregistration.APIServiceCondition {
+	if v.Status == "" {
+		return nil
+	}
+	return []apiregistration.APIServiceCondition{{
+		Type:               apiregistration.Available,
+		Status:             apiregistration.ConditionStatus(v.Status),
+		LastTransitionTime: metav1.NewTime(v.Since.Truncate(time.Second)), // the wire has no fractions
+		Reason:             v.Reason,
+		Message:            v.Message,
+	}}
+}

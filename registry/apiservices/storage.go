@@ -1,0 +1,235 @@
+package apiservices
+
+import (
+	"context"
+	"fmt"
+	"path"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/cacher"
+	"k8s.io/apiserver/pkg/storage/feature"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
+
+	"github.com/fairlead-proxy/fairlead/registry/apiservices/etcd"
+)
+
+// readOnly returns the storages of the table, with the interfaces for reads only.
+func (s *store) readOnly(scheme *runtime.Scheme) map[string]rest.Storage {
+	all := etcd.Over(scheme, s, func(_ *cacher.Cacher, cache storage.Interface) storage.Interface { return fresh{cache, s} })
+	s.cached, s.end = all.ReadinessCheckFunc, all.Destroy
+	feature.DefaultFeatureSupportChecker.CheckClient(context.Background(), table{}, storage.RequestWatchProgress)
+	return map[string]rest.Storage{
+		"apiservices": struct {
+			rest.Storage
+			rest.Getter
+			rest.Lister
+			rest.Watcher
+			rest.Scoper
+			rest.SingularNameProvider
+			rest.CategoriesProvider
+		}{all, all, all, all, all, all, all},
+		"apiservices/status": struct {
+			rest.Storage
+			rest.Getter
+			rest.TableConvertor
+		}{all, all, all},
+	}
+}
+
+// table poses as a client of etcd, which k8s.io/apiserver asks whether watch-list is supported: its
+// watch cache supports it if etcd's version can report its progress. A table is always up to date.
+type table struct{}
+
+func (table) Endpoints() []string { return []string{"table"} }
+
+func (table) Status(context.Context, string) (*clientv3.StatusResponse, error) {
+	return &clientv3.StatusResponse{Version: "3.6.0"}, nil
+}
+
+// fresh makes the cache answer with at least the current state of the table.
+type fresh struct {
+	storage.Interface
+	store *store
+}
+
+// checkRevision checks the resourceVersion of a request. One from the future is of another replica
+// or an earlier process. The error then makes client-go relist.
+func (f fresh) checkRevision(text string) error {
+	revision, err := f.Versioner().ParseResourceVersion(text)
+	if err != nil {
+		return apierrors.NewBadRequest(fmt.Sprintf("invalid resource version %q", text))
+	}
+	if now := f.store.state().revision; revision > now {
+		return tooLarge(revision, now)
+	}
+	return nil
+}
+
+// tooLarge is the error of k8s.io/apiserver/pkg/storage for a resource version from the future,
+// whose cause client-go checks. Unlike there, it has no Retry-After, with which client-go would
+// retry ten times in vain: this replica never reaches another one's revision.
+func tooLarge(revision, current uint64) error {
+	err := apierrors.NewTimeoutError(fmt.Sprintf("Too large resource version: %d, current: %d", revision, current), 0)
+	err.ErrStatus.Details.Causes = []metav1.StatusCause{{
+		Type: metav1.CauseTypeResourceVersionTooLarge, Message: "Too large resource version",
+	}}
+	return err
+}
+
+// Get implements storage.Interface.
+func (f fresh) Get(ctx context.Context, key string, o storage.GetOptions, into runtime.Object) error {
+	if err := f.checkRevision(o.ResourceVersion); err != nil {
+		return err
+	}
+	return f.Interface.Get(ctx, key, o, into)
+}
+
+// GetList implements storage.Interface.
+func (f fresh) GetList(ctx context.Context, key string, o storage.ListOptions, into runtime.Object) error {
+	if err := f.checkRevision(o.ResourceVersion); err != nil {
+		return err
+	}
+	if o.ResourceVersion == "" && o.Predicate.Continue == "" {
+		o.ResourceVersion, o.ResourceVersionMatch = fmt.Sprint(f.store.state().revision), metav1.ResourceVersionMatchNotOlderThan
+	}
+	return f.Interface.GetList(ctx, key, o, into)
+}
+
+// Watch implements storage.Interface.
+func (f fresh) Watch(ctx context.Context, key string, o storage.ListOptions) (watch.Interface, error) {
+	if err := f.checkRevision(o.ResourceVersion); err != nil {
+		return nil, err
+	}
+	return f.Interface.Watch(ctx, key, o)
+}
+
+// store is the storage that the watch cache reads: it lists everything and watches from there.
+// There are no writes.
+
+// Versioner implements storage.Interface.
+func (s *store) Versioner() storage.Versioner { return storage.APIObjectVersioner{} }
+
+// IsWatchListSemanticsUnSupported makes the cache list.
+func (s *store) IsWatchListSemanticsUnSupported() bool { return true }
+
+// Get implements storage.Interface.
+func (s *store) Get(_ context.Context, key string, _ storage.GetOptions, into runtime.Object) error {
+	o := s.state().get(path.Base(key))
+	if o == nil {
+		return storage.NewKeyNotFoundError(key, 0)
+	}
+	o.DeepCopyInto(into.(*apiregistration.APIService)) //nolint:forcetypeassert // always this type
+	return nil
+}
+
+// GetList implements storage.Interface. It waits for the first table.
+func (s *store) GetList(ctx context.Context, key string, o storage.ListOptions, into runtime.Object) error {
+	state := s.state()
+	for ; !state.read; state = s.state() {
+		select {
+		case <-state.superseded:
+		case <-s.ended:
+			return unread()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if now := fmt.Sprint(state.revision); o.Predicate.Continue != "" || o.ResourceVersionMatch == metav1.ResourceVersionMatchExact && o.ResourceVersion != now {
+		return apierrors.NewResourceExpired("the resource version is too old, or the list has changed; current: " + now)
+	}
+	list := into.(*apiregistration.APIServiceList) //nolint:forcetypeassert // as above
+	list.Items = make([]apiregistration.APIService, 0, len(state.objects))
+	for _, object := range state.objects {
+		// The cache itself lists everything, but it may pass on a request that is authorized for
+		// one object only.
+		matches, err := o.Predicate.Matches(object)
+		if err != nil {
+			return err
+		}
+		if matches && (o.Recursive || object.Name == path.Base(key)) {
+			list.Items = append(list.Items, *object)
+		}
+	}
+	return s.Versioner().UpdateList(list, state.revision, "", nil)
+}
+
+// Watch implements storage.Interface.
+func (s *store) Watch(ctx context.Context, _ string, o storage.ListOptions) (watch.Interface, error) {
+	at, err := s.Versioner().ParseResourceVersion(o.ResourceVersion)
+	if err != nil {
+		return nil, err
+	}
+	events := make(chan watch.Event)
+	w := watch.NewProxyWatcher(events)
+	send := func(e watch.Event) bool {
+		select {
+		case events <- e:
+			return true
+		case <-w.StopChan():
+		case <-ctx.Done():
+		}
+		return false
+	}
+	go func() { // ends with the watch
+		defer close(events)
+		for {
+			state := s.state()
+			if at < state.floor {
+				send(watch.Event{Type: watch.Error, Object: &apierrors.NewResourceExpired("too old resource version").ErrStatus})
+				return
+			}
+			for _, c := range state.since(at) {
+				if !send(watch.Event{Type: c.kind, Object: c.object}) {
+					return
+				}
+			}
+			at = state.revision
+			select {
+			case <-state.superseded:
+			case <-w.StopChan():
+				return
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return w, nil
+}
+
+// GetCurrentResourceVersion implements storage.Interface.
+func (s *store) GetCurrentResourceVersion(context.Context) (uint64, error) {
+	return s.state().revision, nil
+}
+
+// Stats implements storage.Interface.
+func (s *store) Stats(context.Context) (storage.Stats, error) {
+	return storage.Stats{ObjectCount: int64(len(s.state().objects))}, nil
+}
+
+// The rest of storage.Interface is not used.
+
+func (s *store) RequestWatchProgress(context.Context) error { return nil }
+
+func (s *store) ReadinessCheck() error { return nil }
+
+func (s *store) EnableResourceSizeEstimation(storage.KeysFunc) error { return nil }
+
+func (s *store) CompactRevision() int64 { return 0 }
+
+func (s *store) Create(context.Context, string, runtime.Object, runtime.Object, uint64) error {
+	return errReadOnly
+}
+
+func (s *store) Delete(context.Context, string, runtime.Object, *storage.Preconditions, storage.ValidateObjectFunc, runtime.Object, storage.DeleteOptions) error {
+	return errReadOnly
+}
+
+func (s *store) GuaranteedUpdate(context.Context, string, runtime.Object, bool, *storage.Preconditions, storage.UpdateFunc, runtime.Object) error {
+	return errReadOnly
+}

@@ -1,0 +1,241 @@
+package registry
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/apiserver"
+)
+
+// ranked is a cluster's APIService of no Service, or of service/theirs.
+func ranked(group string, priority int32, remote bool) *apiregistrationv1.APIService {
+	a := &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: "v1." + group}, Spec: apiregistrationv1.APIServiceSpec{
+		Group: group, Version: "v1", GroupPriorityMinimum: priority, VersionPriority: 10,
+	}}
+	if remote {
+		a.Spec.Service, a.Spec.CABundle = &apiregistrationv1.ServiceReference{Namespace: "x", Name: "theirs"}, []byte("not for us")
+	}
+	return a
+}
+
+// kindsOf are the entries in their order.
+func kindsOf(t *Table) string {
+	var got []string
+	for _, e := range t.Entries() {
+		got = append(got, e.Name+" "+e.Kind())
+	}
+	return strings.Join(got, ", ")
+}
+
+func TestDirectoryBesideCluster(t *testing.T) {
+	server := apiserver.New()
+	url := ranked("url.io", 3, true)
+	url.Annotations = map[string]string{urlAnnotation: "https://theirs.example.com"}
+	server.Put(ranked("apps", 17800, false), ranked("low.io", 2, true), ranked("a.io", 5, true), url)
+	own, elsewhere := types.NamespacedName{Namespace: "x", Name: "a-io"}, types.NamespacedName{Namespace: "x", Name: "elsewhere"}
+	server.Put(clusterIP(own), slice(own, "10.0.0.9"), clusterIP(elsewhere), slice(elsewhere, "10.0.0.2"))
+	dir := t.TempDir()
+	file := filepath.Join(dir, "a.yaml")
+	write(t, file, manifestsOf("a.io", "10.0.0.1"))
+	write(t, filepath.Join(dir, "b.yaml"), `{apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1.b.io},
+  spec: {group: b.io, version: v1, groupPriorityMinimum: 100, versionPriority: 10, insecureSkipTLSVerify: true, service: {namespace: x, name: elsewhere}}}`)
+	write(t, filepath.Join(dir, "loop.yaml"), manifestsOf("loop.io", "127.0.0.1"))
+
+	server.Fault(true, false)
+	metrics := prometheus.NewPedanticRegistry()
+	r, err := New(Config{Directory: dir, Client: server.Start(t), Cluster: true, Metrics: metrics})
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, r)
+	if r.Table().Complete() {
+		t.Error("complete although the cluster was not read")
+	}
+	server.Fault(false, false)
+	table := until(t, r, "both", (*Table).Complete)
+	const want = "v1.apps local, v1.a.io remote, v1.b.io remote, v1.loop.io remote, v1.url.io local, v1.low.io local"
+	if got := kindsOf(table); got != want {
+		t.Errorf("entries %q, want %q", got, want)
+	}
+	// The directory's own Service counts, and the cluster's where it has none.
+	if a, b := address(table, "v1.a.io"), address(table, "v1.b.io"); a != "10.0.0.1:8443" || b != "10.0.0.2:8443" {
+		t.Errorf("endpoints %q and %q", a, b)
+	}
+	if e := table.named("v1.loop.io"); len(e.Endpoints) != 0 {
+		t.Errorf("loopback is allowed beside a cluster whose slices somebody else writes: %+v", e)
+	}
+	if p := table.Problems(); len(p) != 1 || p[0].File != file || !strings.Contains(p[0].Message, `the local apiserver serves it too, and service/a-io in "x" claims it`) {
+		t.Errorf("problems %v", p)
+	}
+	// That, and the address on loopback.
+	const counted = "# HELP fairlead_registry_problems Faults of APIServices and of their source that are worked around and should be fixed.\n" +
+		"# TYPE fairlead_registry_problems gauge\nfairlead_registry_problems 2\n"
+	if err := testutil.GatherAndCompare(metrics, strings.NewReader(counted), "fairlead_registry_problems"); err != nil {
+		t.Error(err)
+	}
+	if m := table.Match("/apis/low.io/v1/things"); m.Route != RouteLocal {
+		t.Errorf("what the cluster's aggregator serves: %+v", m)
+	}
+
+	// What its aggregator finds out changes nothing here.
+	noted := ranked("low.io", 2, true)
+	noted.Status.Conditions = []apiregistrationv1.APIServiceCondition{{Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionFalse}}
+	server.Put(noted, ranked("new.io", 4, true))
+	next := until(t, r, "a new one", func(t *Table) bool { return t.named("v1.new.io") != nil })
+	if e := next.named("v1.low.io"); e != table.named("v1.low.io") || !e.Verdict.Available() {
+		t.Errorf("a condition has changed %+v", e)
+	}
+	server.Drop(apiserver.APIServices, "/v1.new.io")
+	until(t, r, "it is gone", func(t *Table) bool { return t.named("v1.new.io") == nil })
+
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	table = until(t, r, "the cluster's", func(t *Table) bool { return t.named("v1.a.io").Local() })
+	if p := table.Problems(); len(p) != 0 || table.named("v1.a.io").Object.Spec.GroupPriorityMinimum != 5 {
+		t.Errorf("problems %v, %+v", p, table.named("v1.a.io").Object)
+	}
+}
+
+// forbidden answers requests for a collection as kube-apiserver does who may not read it.
+type forbidden struct {
+	paths []string
+	next  http.RoundTripper
+}
+
+func (f *forbidden) RoundTrip(r *http.Request) (*http.Response, error) {
+	if !slices.Contains(f.paths, r.URL.Path) {
+		return f.next.RoundTrip(r)
+	}
+	body, err := json.Marshal(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonForbidden, Message: "forbidden", Code: http.StatusForbidden})
+	return &http.Response{
+		StatusCode: http.StatusForbidden, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(string(body))), Request: r,
+	}, err
+}
+
+func TestDirectoryBesideClusterWithoutItsServices(t *testing.T) {
+	server := apiserver.New()
+	server.Put(ranked("theirs.io", 5, true))
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "a.yaml"), manifestsOf("a.io", "10.0.0.1"))
+	client := server.Start(t)
+	client.WrapTransport = func(next http.RoundTripper) http.RoundTripper {
+		return &forbidden{paths: []string{apiserver.Services, apiserver.Slices}, next: next}
+	}
+	r := startDirectory(t, dir, Config{Client: client, Cluster: true})
+	if got := kindsOf(r.Table()); got != "v1.a.io remote, v1.theirs.io local" || address(r.Table(), "v1.a.io") == "" {
+		t.Errorf("entries %q", got)
+	}
+}
+
+func TestBesideClusterConfigMap(t *testing.T) {
+	server := apiserver.New()
+	dir := t.TempDir()
+	r := startDirectory(t, dir, Config{Client: server.Start(t), Cluster: true})
+	expect := watchTrust(t, r)
+	expect("none")
+	server.Put(configMap("trust", "theirs"))
+	expect("theirs")
+	file := filepath.Join(dir, "trust.yaml")
+	rename(t, file, "{apiVersion: v1, kind: ConfigMap, metadata: {namespace: kube-system, name: trust}, data: {ca: ours}}")
+	expect("ours")
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	expect("theirs")
+}
+
+func TestStoredBesideCluster(t *testing.T) {
+	for _, tc := range []struct{ name, directory, want, problem string }{
+		{"cluster", "", "v1.apps local, v1.a.io remote, v1.theirs.io local", "APIService v1.a.io: the cluster has one, too, which is ignored: etcd's counts"},
+		{"directory and cluster", manifestsOf("theirs.io", "10.0.0.1") + "---\n" + manifestsOf("a.io", "10.0.0.1"), "v1.apps local, v1.a.io remote, v1.theirs.io remote", "APIService v1.a.io: the directory has one, too, which is ignored: etcd's counts"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			server, local := apiserver.New(), apiserver.New()
+			server.Put(stored("a.io", "one"))
+			name := types.NamespacedName{Namespace: "x", Name: "one"}
+			local.Put(ranked("apps", 17800, false), ranked("a.io", 5, true), ranked("theirs.io", 4, true), clusterIP(name), slice(name, "10.0.0.3"))
+			c := Config{APIServices: server.Start(t), Client: defining(t, local, map[string]string{"boats.a.io": "v1"}), Cluster: true}
+			if tc.directory != "" {
+				c.Directory = t.TempDir()
+				write(t, filepath.Join(c.Directory, "a.yaml"), tc.directory)
+			}
+			r, err := New(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			start(t, r)
+			table := until(t, r, "all", (*Table).Complete)
+			if at := address(table, "v1.a.io"); at != "10.0.0.3:8443" {
+				t.Errorf("the cluster's Service is at %q", at)
+			}
+			until(t, r, "what is hidden", func(t *Table) bool {
+				return strings.Contains(strings.Join(t.named("v1.a.io").Problems, ""), "it hides CustomResourceDefinition boats.a.io")
+			})
+			if got := kindsOf(table); got != tc.want {
+				t.Errorf("entries %q, want %q", got, tc.want)
+			}
+			p := table.Problems()
+			if len(p) == 0 || p[len(p)-1].String() != tc.problem {
+				t.Errorf("problems %v, want %q", p, tc.problem)
+			}
+			m := &remembered{path: filepath.Join(t.TempDir(), "cache")}
+			if err := m.write(table.Entries()); err != nil {
+				t.Fatal(err)
+			}
+			if list, err := m.read(); err != nil || len(list.Items) != 1 || list.Items[0].Name != "v1.a.io" {
+				t.Errorf("kept are %v: %v", list, err)
+			}
+		})
+	}
+}
+
+func TestBesideNoCluster(t *testing.T) {
+	if _, err := New(Config{Directory: t.TempDir(), Cluster: true}); err == nil || !strings.Contains(err.Error(), "there is no local apiserver") {
+		t.Error(err)
+	}
+	if _, err := New(Config{Directory: t.TempDir(), Cluster: true, Client: &rest.Config{Host: "http://a b"}}); err == nil {
+		t.Error("a client that cannot be made is no error")
+	}
+}
+
+// A ConfigMap that is taken out of the folder is gone, though the cluster's may not be read: it was
+// a bundle that nobody is to trust any longer.
+func TestBesideConfigMapRemoved(t *testing.T) {
+	client, dir := apiserver.New().Start(t), t.TempDir()
+	client.WrapTransport = func(next http.RoundTripper) http.RoundTripper {
+		return &forbidden{paths: []string{"/api/v1/namespaces/kube-system/configmaps"}, next: next}
+	}
+	file := filepath.Join(dir, "trust.yaml")
+	write(t, file, "{apiVersion: v1, kind: ConfigMap, metadata: {namespace: kube-system, name: trust}, data: {ca: ours}}")
+	r := startDirectory(t, dir, Config{Client: client, Cluster: true})
+	expect := watchTrust(t, r)
+	expect("ours")
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	expect("none")
+}
+
+func TestMisnamedUnderCountsNot(t *testing.T) {
+	a := ranked("x.io", 5, false)
+	a.Name = "v2.x.io"
+	o := newObjects()
+	o.apply(&batch{})
+	if o.setFallback(a.Name, a); o.apiServices[a.Name] != nil {
+		t.Error("it counts")
+	}
+}

@@ -1,0 +1,175 @@
+package registry
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/apiserver"
+)
+
+func stored(group, service string) *apiregistrationv1.APIService {
+	return &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: "v1." + group, UID: "etcd"}, Spec: apiregistrationv1.APIServiceSpec{
+		Group: group, Version: "v1", GroupPriorityMinimum: 100, VersionPriority: 10, InsecureSkipTLSVerify: true,
+		Service: &apiregistrationv1.ServiceReference{Namespace: "x", Name: service},
+	}}
+}
+
+// What is in etcd wins over the directory beside it, whose Services serve both.
+func TestStoredBesideDirectory(t *testing.T) {
+	server := apiserver.New()
+	server.Put(stored("b.io", "a-io"))
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "a.yaml"), manifestsOf("a.io", "10.0.0.1"))
+	r, err := New(Config{APIServices: server.Start(t), Directory: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, r)
+	until(t, r, "both", func(t *Table) bool { return address(t, "v1.a.io") != "" && address(t, "v1.b.io") != "" })
+	// Who writes to etcd is not who runs this process.
+	write(t, filepath.Join(dir, "b.yaml"), manifestsOf("lo.io", "127.0.0.1"))
+	byURL := stored("url.io", "a-io")
+	byURL.Annotations = map[string]string{urlAnnotation: "https://127.0.0.1:1"}
+	server.Put(byURL)
+	table := until(t, r, "more", func(t *Table) bool { return t.named("v1.lo.io") != nil && t.named("v1.url.io") != nil })
+	for _, name := range []string{"v1.lo.io", "v1.url.io"} {
+		if e := table.named(name); len(e.Endpoints) != 0 || !strings.Contains(e.Verdict.Message+strings.Join(e.Problems, ""), "refused") {
+			t.Errorf("%s has a backend on loopback: %+v", name, e)
+		}
+	}
+	if m := r.Table().Match(apiserver.APIServices); m.Route != RouteOwn {
+		t.Errorf("the APIServices themselves: %+v", m)
+	}
+	server.Put(stored("a.io", "nowhere"))
+	table = until(t, r, "etcd's own", func(t *Table) bool { return address(t, "v1.a.io") == "" })
+	if p := table.Problems(); len(p) != 1 || p[0].File != "APIService v1.a.io" || !strings.Contains(p[0].Message, "the directory has one, too") {
+		t.Errorf("problems %v", p)
+	}
+	server.Drop(apiserver.APIServices, "/v1.a.io")
+	table = until(t, r, "the directory's again", func(t *Table) bool { return address(t, "v1.a.io") != "" })
+	if p := table.Problems(); len(p) != 0 {
+		t.Errorf("problems %v", p)
+	}
+}
+
+func TestStoredBesideAnAPIServer(t *testing.T) {
+	server, local := apiserver.New(), apiserver.New()
+	server.Put(stored("a.io", "one"))
+	r, err := New(Config{APIServices: server.Start(t), Client: local.Start(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, r)
+	until(t, r, "all lists", (*Table).Complete)
+	name := types.NamespacedName{Namespace: "x", Name: "one"}
+	local.Put(clusterIP(name), slice(name, "10.0.0.1"))
+	until(t, r, "the Service", func(t *Table) bool { return address(t, "v1.a.io") == "10.0.0.1:8443" })
+}
+
+// An object that cannot be read is shown, and routes nothing.
+func TestStoredAndMisnamed(t *testing.T) {
+	server := apiserver.New()
+	odd := &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: "v1.odd.io"}}
+	odd.Status.Conditions = []apiregistrationv1.APIServiceCondition{{Type: "Available", Status: "False", Reason: "Corrupt", Message: "no JSON"}}
+	server.Put(odd, stored("a.io", "one"))
+	r, err := New(Config{APIServices: server.Start(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, r)
+	table := until(t, r, "the list", (*Table).Complete)
+	if p := table.Problems(); len(table.Entries()) != 1 || len(p) != 1 || p[0].String() != "APIService v1.odd.io: no JSON" {
+		t.Errorf("%s, problems %v", show(table), p)
+	}
+	server.Drop(apiserver.APIServices, "/v1.odd.io")
+	until(t, r, "it is gone", func(t *Table) bool { return len(t.Problems()) == 0 })
+}
+
+// Who begins without etcd knows what was there last.
+func TestStoredAndRemembered(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "cache.json")
+	begin := func(server *apiserver.Server) *Registry {
+		r, err := New(Config{APIServices: server.Start(t), CacheFile: file})
+		if err != nil {
+			t.Fatal(err)
+		}
+		start(t, r)
+		return r
+	}
+	server := apiserver.New()
+	o := stored("a.io", "one")
+	o.ResourceVersion = "7"
+	server.Put(o)
+	until(t, begin(server), "the list", (*Table).Complete)
+	for {
+		if info, err := os.Stat(file); err == nil {
+			if info.Mode().Perm() != 0o600 {
+				t.Errorf("mode %v", info.Mode())
+			}
+			break
+		}
+		<-time.After(time.Millisecond)
+	}
+	away := apiserver.New()
+	away.Fault(true, false)
+	r := begin(away)
+	until(t, r, "the file", func(t *Table) bool { return t.named("v1.a.io") != nil })
+	away.Fault(false, false)
+	until(t, r, "etcd, which has none", func(t *Table) bool { return t.Complete() && len(t.Entries()) == 0 })
+
+	m := &remembered{path: file}
+	if err := os.Chmod(file, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.read(); err == nil || !strings.Contains(err.Error(), "mode 0644") {
+		t.Errorf("a file that others can read: %v", err)
+	}
+	m.path = filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(file, m.path); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.read(); err == nil {
+		t.Error("a link is followed")
+	}
+	for name, tc := range map[string]struct {
+		make func(path string) error
+		want string
+	}{
+		"fifo":    {func(path string) error { return syscall.Mkfifo(path, 0o600) }, "not a regular file"},
+		"folder":  {func(path string) error { return os.Mkdir(path, 0o700) }, "not a regular file"},
+		"garbage": {func(path string) error { return os.WriteFile(path, []byte("\x00\x01"), 0o600) }, "invalid character"},
+		"empty":   {func(path string) error { return os.WriteFile(path, nil, 0o600) }, "EOF"},
+		"other":   {func(path string) error { return os.WriteFile(path, []byte(`{"kind":"List"}`), 0o600) }, `"List", want APIServiceList`},
+		"half": {func(path string) error {
+			return os.WriteFile(path, []byte(`{"kind":"APIServiceList","items":[{`), 0o600)
+		}, "EOF"},
+	} {
+		m.path = filepath.Join(t.TempDir(), name)
+		if err := tc.make(m.path); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := m.read(); err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: %v, want %q", name, err, tc.want)
+		}
+	}
+	// Nor does writing follow a link that somebody has put in its way, or leave anything behind.
+	m.path = filepath.Join(t.TempDir(), "cache")
+	if err := os.Symlink(file, m.path+".new"); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.write(nil); err != nil {
+		t.Fatal(err)
+	}
+	left, err := os.ReadDir(filepath.Dir(m.path))
+	if _, bad := m.read(); err != nil || bad != nil || len(left) != 1 {
+		t.Errorf("%v %v %v", err, bad, left)
+	}
+}

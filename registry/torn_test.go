@@ -1,0 +1,92 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+)
+
+// What a watch that was cut short has not told of a revision is found by another list.
+func TestTornRevision(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	lists := 0
+	l := &lister{torn: true, example: &apiregistrationv1.APIService{}, log: slog.New(slog.DiscardHandler), from: &cache.ListWatch{
+		ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
+			list := &apiregistrationv1.APIServiceList{ListMeta: metav1.ListMeta{ResourceVersion: "4"}}
+			if lists++; lists == 1 {
+				list.Items = append(list.Items, *stored("a.io", "x"), *stored("b.io", "x"))
+			}
+			return list, nil
+		},
+		WatchFuncWithContext: func(_ context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			if o.SendInitialEvents != nil {
+				return nil, apierrors.NewInvalid(apiregistrationv1.SchemeGroupVersion.WithKind("APIService").GroupKind(), "", nil)
+			}
+			w := watch.NewFakeWithChanSize(1, false)
+			if lists == 1 && o.ResourceVersion == "4" { // both are deleted at 5, and it tells of one
+				gone := stored("a.io", "x")
+				gone.ResourceVersion = "5"
+				w.Delete(gone)
+				w.Stop()
+			}
+			return w, nil
+		},
+	}}
+	all := make(chan int, 9)
+	go l.reflect(ctx, &store{
+		set:     func(types.NamespacedName, runtime.Object) {},
+		replace: func(list map[types.NamespacedName]runtime.Object) { all <- len(list) },
+	})
+	for want := 2; want >= 0; want -= 2 {
+		select {
+		case n := <-all:
+			if n != want {
+				t.Errorf("a list of %d, want %d", n, want)
+			}
+		case <-ctx.Done():
+			t.Fatalf("no list of %d", want)
+		}
+	}
+}
+
+// Where an apiserver does not stream lists, the list tells that reading is denied.
+func TestListIsDenied(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	l := &lister{example: &apiregistrationv1.APIService{}, log: slog.New(slog.DiscardHandler), denied: cancel, from: &cache.ListWatch{
+		ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
+			return nil, apierrors.NewForbidden(apiregistrationv1.Resource("apiservices"), "", nil)
+		},
+		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) {
+			return nil, apierrors.NewInvalid(apiregistrationv1.SchemeGroupVersion.WithKind("APIService").GroupKind(), "", nil)
+		},
+	}}
+	l.reflect(ctx, &store{})
+	if !errors.Is(ctx.Err(), context.Canceled) {
+		t.Error("nobody was told")
+	}
+}
+
+// One outage is one line of the log, however often it is met.
+func TestOutageIsOneLine(t *testing.T) {
+	var log strings.Builder
+	l := &lister{example: &apiregistrationv1.APIService{}, log: slog.New(slog.NewTextHandler(&log, nil))}
+	for _, err := range []error{errors.New("away"), errors.New("away"), errors.New("still starting"), errors.New("still starting"), nil, errors.New("away")} {
+		l.note(t.Context(), err)
+	}
+	if n := strings.Count(log.String(), "\n"); n != 3 {
+		t.Errorf("%d lines, want 3:\n%s", n, log.String())
+	}
+}
