@@ -166,7 +166,8 @@ type addr string
 func (addr) Network() string  { return "tcp" }
 func (a addr) String() string { return string(a) }
 
-// stream is one direction of a connection: bytes, and how it ends. net.Pipe would not do: it has no buffer, and TLS writes from both sides.
+// stream is one direction of a connection: bytes, and how it ends. net.Pipe would not do: it has no
+// buffer, and TLS writes from both sides.
 type stream struct {
 	mu       sync.Mutex // guards what follows
 	changed  *sync.Cond

@@ -11,13 +11,14 @@ import (
 	"sync/atomic"
 )
 
-// ownCheck is the name under which this process's readiness shows, on the admin port and in the answers that it gives for the cluster.
+// ownCheck is the name of this process's readiness check, on the admin port and in its responses
+// for the cluster.
 const ownCheck = "fairlead"
 
 var errDraining = errors.New("shutting down")
 
-// Draining is the switch that ends readiness before anything else of a shutdown. The zero value is off; it is never turned off again. All
-// methods may be called by any goroutine; on a nil *Draining it is off.
+// Draining is the switch that ends readiness, before anything else of a shutdown. The zero value is
+// off. Once on, it stays on. Its methods are safe for concurrent use. A nil *Draining is off.
 type Draining struct{ on atomic.Bool }
 
 // Start turns it on.
@@ -26,7 +27,7 @@ func (d *Draining) Start() { d.on.Store(true) }
 // Active reports whether it is on.
 func (d *Draining) Active() bool { return d != nil && d.on.Load() }
 
-// Check is one named question about this process. It must not wait for anything.
+// Check is one named health check of this process. It must not block.
 type Check struct {
 	// Name is shown, selects the check by sub-path and excludes it. It must not be empty.
 	Name string
@@ -34,20 +35,23 @@ type Check struct {
 	Func func(*http.Request) error
 }
 
-// Checks answers a health path as kube-apiserver does: /readyz with ?verbose and ?exclude=, and /readyz/<check> for one of them. Two checks come
-// before those listed: ping, which always passes, and fairlead, which fails while draining.
+// Checks answers a health path as kube-apiserver does: /readyz with ?verbose and ?exclude=, and
+// /readyz/<check> for one of them. Two checks come before those listed: ping, which always passes,
+// and fairlead, which fails while draining.
 type Checks struct {
 	// Name is the path without its slash: livez, readyz.
 	Name string
-	// Draining makes the check fairlead fail. Nil: there is no such check (a process that drains is alive).
+	// Draining makes the check fairlead fail. Nil means that there is no such check (a process that
+	// drains is alive).
 	Draining *Draining
-	// List holds the checks, in the order in which they are shown. Empty: none besides those above.
+	// List holds the checks, in the order shown. Empty means none besides those above.
 	List []Check
-	// Logger gets the reasons, which no caller may read: the path is open to strangers, whenever what fails changes. Nil discards.
+	// Logger gets the reasons whenever the set of failing checks changes. No response contains
+	// them: the path is open to strangers. Nil discards.
 	Logger *slog.Logger
 
-	failing atomic.Pointer[string] // names that were logged last
-	passed  atomic.Bool            // at any time
+	failing atomic.Pointer[string] // names of failing checks, as last logged
+	passed  atomic.Bool            // all checks have passed once
 }
 
 // ServeHTTP answers the path and those below it.
@@ -99,7 +103,7 @@ func serveOne(w http.ResponseWriter, r *http.Request, k Check) {
 
 func (c *Checks) serveAll(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
-	excluded := map[string]bool{} // :: name → whether there is such a check
+	excluded := map[string]bool{} // :: name → whether a check has it
 	for _, name := range query["exclude"] {
 		excluded[name] = false
 	}
@@ -148,7 +152,7 @@ func warnUnmatched(text *strings.Builder, excluded map[string]bool) {
 	}
 }
 
-// logChange keeps a load balancer that asks every second from filling the log.
+// logChange logs changes only: a load balancer that asks every second must not fill the log.
 func (c *Checks) logChange(failed []string, causes []any) {
 	now := strings.Join(failed, ",")
 	before := ""
@@ -166,7 +170,7 @@ func (c *Checks) logChange(failed []string, causes []any) {
 		return
 	}
 	if !c.passed.Load() {
-		c.Logger.Info("not ready yet", append(causes, "path", c.Name)...) // as every process that has just begun
+		c.Logger.Info("not ready yet", append(causes, "path", c.Name)...) // like every process that has just started
 		return
 	}
 	c.Logger.Warn("health checks fail", append(causes, "path", c.Name)...)
@@ -175,11 +179,12 @@ func (c *Checks) logChange(failed []string, causes []any) {
 func writeOK(w http.ResponseWriter, text string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	_, _ = w.Write([]byte(text)) // a caller that has gone needs no answer
+	_, _ = w.Write([]byte(text)) // a client that has gone needs no response
 }
 
-// Relay answers /readyz and /healthz of the main port, where load balancers ask: 500 with the check name fairlead while this process drains or
-// is not ready, else what the local apiserver says, sub-checks and query included. ?exclude=fairlead asks the local apiserver alone.
+// Relay answers /readyz and /healthz of the main port, where load balancers ask. While this process
+// drains or is not ready, the response is 500 with the check name fairlead. Otherwise it is that of
+// the local apiserver, sub-checks and query included. ?exclude=fairlead asks only the latter.
 type Relay struct {
 	// Ready is this process's own readiness.
 	Ready *Checks

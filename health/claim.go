@@ -9,52 +9,65 @@ import (
 )
 
 const (
-	// fall is how many probes in a row must fail before an endpoint is unhealthy: one lost probe changes nothing. One that passes makes it
-	// healthy.
+	// fall is how many probes in a row must fail before an endpoint is unhealthy: one lost probe
+	// changes nothing. One probe that passes makes it healthy.
 	fall = 2
-	// firstRetry is the pause after a probe that failed. While not even the dial succeeds it stays so: such an
-	// attempt costs one SYN. What answers, but badly, is asked again after a fraction (retryFraction) of the time for which it
-	// has, up to lastRetry: an extension server that comes back answers 403 or 500 until its informers have synced,
-	// a second at most, and is to be served again within 0.3 s of its first good answer: a pause, a probe on a busy machine, and the table.
+	// firstRetry is the pause after a failed probe. It stays the same while not even the dial
+	// succeeds: such an attempt costs one SYN. An endpoint that answers with an error is probed
+	// again after a fraction (retryFraction) of the time since its first error, up to lastRetry: an
+	// extension server that comes back answers 403 or 500 until its informers have synced, a second
+	// at most. It must be served again within 0.3 s of its first good response: a pause, a probe on
+	// a busy machine, and the table.
 	firstRetry    = 100 * time.Millisecond
 	lastRetry     = 5 * time.Second
 	retryFraction = 8
-	// dialShare and probeShare stretch the pause where many endpoints fail alike, to as many times that as there are: 4,000
-	// redials a second at some 50 µs, 200 handshakes at a millisecond, a fifth of a processor each.
-	// 400 endpoints that refuse are asked every 100 ms, 10,000 every 2.5 s. All claims of an endpoint are asked for on one connection: each one more costs
-	// a twentieth of what the first does, some 50 µs beside a handshake.
+	// dialShare and probeShare stretch the pause where many endpoints fail in the same way. The
+	// pause is at least this share times their number: 4,000 redials a second at some 50 µs, or 200
+	// handshakes at a millisecond, a fifth of a processor each. 400 endpoints that refuse are asked
+	// every 100 ms, 10,000 every 2.5 s. All claims of an endpoint share one connection, so each
+	// further claim costs a twentieth (oneMore) of the first: some 50 µs, against a handshake.
 	dialShare  = 250 * time.Microsecond
 	probeShare = 5 * time.Millisecond
 	oneMore    = 20
 )
 
-// claim is that an endpoint serves an APIService's group-version: what it is asked for, and what was found out. Each has a verdict of its own. The fields below state
-// belong to its target's goroutine; while it is asked for, what asks reads failures.
+// claim says that an endpoint serves an APIService's group-version. It holds what is requested for
+// the claim and what was found out. Each claim has its own verdict. The fields below state belong
+// to the target's goroutine. While a probe of the claim runs, the probe reads failures.
 type claim struct {
 	target *target
 	name   string // the APIService's
 	at     *url.URL
-	url    string // it, as kube-aggregator writes it in its messages
+	url    string // at, as kube-aggregator writes it in its messages
 	series endpointSeries
 
-	// Notes from others, each followed by a poke of the target.
+	// Flags set by other goroutines. Each is followed by a poke of the target.
 	slow    atomic.Bool
 	restate atomic.Bool
-	gone    atomic.Bool // the table has it no longer
-	healthy atomic.Bool // a note to others: the last report said Healthy
+	gone    atomic.Bool // the table no longer has it
+	healthy atomic.Bool // for other goroutines: the last report said Healthy
+	last    atomic.Pointer[probe]
 	latency latency
 
 	// state
-	report   registry.Report // what is known now; Unprobed: nothing yet
-	told     registry.Report // last one sent
+	report   registry.Report // what is known now; Unprobed means nothing yet
+	reported registry.Report // the last one sent
 	asking   bool            // a probe is under way
 	failures int             // probes failed in a row
 	trouble  trouble         // how they failed
-	since    time.Time       // when that began: the start of the first probe that failed so
+	since    time.Time       // start of the first probe that failed in this way
 	started  time.Time       // of the last probe
-	due      time.Time       // of the next one; zero: with all that do not fail
-	doubted  bool            // an alarm has come since the last one
-	owed     bool            // whoever gave a hint doubts the server until it is told, though it be what was known
+	due      time.Time       // of the next probe; zero means together with all claims that do not fail
+	suspect  bool            // an alarm has come since the last probe began
+	// mustReport: report the next result even if unchanged, because of a hint.
+	mustReport bool
+}
+
+// probe is the result of the last probe of an endpoint.
+type probe struct {
+	ended time.Time
+	took  time.Duration // dial and handshake included
+	fault string        // empty means that it passed
 }
 
 // trouble is how an endpoint fails.
@@ -63,7 +76,7 @@ type trouble uint8
 const (
 	none      trouble = iota
 	unreached         // not even the dial succeeds
-	answered          // by a fault
+	answered          // the endpoint answers, but with a fault
 	troubles
 )
 
@@ -76,37 +89,39 @@ func newClaim(t *target, e *registry.Entry) *claim {
 	}
 }
 
-// follow takes over what a newer table says of the endpoint.
+// follow takes over the endpoint's state in a newer table.
 func (c *claim) follow(ep *registry.Endpoint) {
-	// The table has lost what was reported: the endpoint was gone for a table that we did not see.
+	// The table has lost the report: some table between, which we did not see, lacked the endpoint.
 	if ep.Health == registry.Unprobed {
-		c.target.note(&c.restate)
+		c.target.set(&c.restate)
 	}
 }
 
 func (c *claim) begin(now time.Time) {
-	c.asking, c.doubted, c.started, c.due = true, false, now, time.Time{}
+	c.asking, c.suspect, c.started, c.due = true, false, now, time.Time{}
 }
 
-// take draws the conclusions of a probe. One that was due meanwhile is so still.
+// take updates the claim from the result of a probe. One that was due meanwhile is still due.
 func (c *claim) take(f finding) {
 	c.asking = false
 	c.series.probed(f)
 	missed := !c.due.IsZero()
-	if c.owed && !missed {
-		c.owed = false
+	if c.mustReport && !missed {
+		c.mustReport = false
 		c.restate.Store(true)
 	}
 	if f.err == nil {
 		c.failures, c.trouble = 0, none
 		c.report.Health, c.report.Reason, c.report.Message = registry.Healthy, "", ""
 		c.latency.probed(f.latency)
+		c.last.Store(&probe{time.Now(), f.took, ""})
 		return
 	}
+	reason, message := explain(f.err, c.url)
+	c.last.Store(&probe{time.Now(), f.took, message})
 	c.failures += f.failures
 	if c.failures >= fall {
-		c.report.Health = registry.Unhealthy
-		c.report.Reason, c.report.Message = explain(f.err, c.url)
+		c.report.Health, c.report.Reason, c.report.Message = registry.Unhealthy, reason, message
 	}
 	how := answered
 	if f.undialled {
@@ -116,13 +131,13 @@ func (c *claim) take(f finding) {
 		c.trouble, c.since = how, c.started
 	}
 	c.due = c.started.Add(c.retry())
-	// A probe that took long has already waited; still pause, so that two never run back to back.
+	// A slow probe has waited already. Still pause: two probes must not run back to back.
 	if soonest := time.Now().Add(firstRetry); missed || c.due.Before(soonest) {
 		c.due = soonest
 	}
 }
 
-// retry is the time from the start of a probe that failed to the next.
+// retry returns the time from the start of a failed probe to the start of the next.
 func (c *claim) retry() time.Duration {
 	pause, share := firstRetry, dialShare
 	if c.trouble == answered {
@@ -131,20 +146,20 @@ func (c *claim) retry() time.Duration {
 	return min(max(pause, time.Duration(c.target.prober.failing[c.trouble].Load())*share/oneMore), lastRetry)
 }
 
-// tell reports what is known, if it is not what was reported last.
-func (c *claim) tell() {
+// sendReport reports what is known, unless that was the last report already.
+func (c *claim) sendReport() {
 	c.report.Slow = c.slow.Load() && c.report.Health == registry.Healthy
-	if c.target.key.server && c.failures > 0 && c.report == c.told {
-		return // what was known may be over: whoever gave a hint doubts on
+	if c.target.key.server && c.failures > 0 && c.report == c.reported {
+		return // the last report may be out of date: do not confirm it to whoever sent a hint
 	}
 	lost := c.restate.Swap(false)
-	if c.report.Health == registry.Unprobed || (c.report == c.told && !lost) {
+	if c.report.Health == registry.Unprobed || (c.report == c.reported && !lost) {
 		return
 	}
-	if was := c.told; was.Health != c.report.Health || was.Slow != c.report.Slow {
+	if was := c.reported; was.Health != c.report.Health || was.Slow != c.report.Slow {
 		c.logChange()
 	}
-	c.told = c.report
+	c.reported = c.report
 	c.healthy.Store(c.report.Health == registry.Healthy)
 	c.series.set(c.report)
 	c.target.prober.config.Report(c.report)
@@ -156,7 +171,7 @@ func (c *claim) logChange() {
 	case c.report.Health == registry.Unhealthy:
 		log.Warn("endpoint is unhealthy", "reason", c.report.Reason, "err", c.report.Message)
 	case c.report.Slow:
-		log.Warn("endpoint is slow beside its peers")
+		log.Warn("endpoint is slow compared with its peers")
 	default:
 		log.Info("endpoint is healthy")
 	}

@@ -22,7 +22,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// authority is a CA and a certificate of it that outlive any time a test may have (a bubble begins in the year 2000).
+// authority is a CA and a certificate of it that outlive any time a test may have (a bubble begins
+// in the year 2000).
 type authority struct {
 	roots *x509.CertPool
 	pair  tls.Certificate
@@ -95,14 +96,29 @@ type told struct {
 }
 
 type notebook struct {
-	mu    sync.Mutex // guards notes
+	mu    sync.Mutex // guards what follows
 	notes []told
+	more  chan struct{} // closed by the next report; nil: nobody waits for it
 }
 
 func (n *notebook) report(r registry.Report) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.notes = append(n.notes, told{r, time.Now()})
+	if n.more != nil {
+		close(n.more)
+		n.more = nil
+	}
+}
+
+// next is closed by the next report.
+func (n *notebook) next() <-chan struct{} {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.more == nil {
+		n.more = make(chan struct{})
+	}
+	return n.more
 }
 
 func (n *notebook) all() []told {

@@ -10,32 +10,36 @@ import (
 const (
 	// judgeEvery is how often latencies are compared.
 	judgeEvery = time.Second
-	// slowFactor and slowFor make an endpoint slow, or no longer: its latency is that many times its peers' median, for so long. Ten times is
-	// far outside what nodes and zones differ by.
+	// slowFactor and slowFor make an endpoint slow: its latency is slowFactor times its peers'
+	// median, for slowFor. Recovery takes as long. Ten times is more than nodes and zones differ
+	// by.
 	slowFactor = 10
 	slowFor    = 10 * time.Second
-	// slowFloor is what nobody calls slow, whatever its peers do: below it ten times the median is noise.
+	// slowFloor is the latency up to which no endpoint is slow, whatever its peers do: below it ten
+	// times the median is noise.
 	slowFloor = 20 * time.Millisecond
-	// slowWitnesses is how many comparisons must agree: one stuck request is none of the endpoint's.
+	// slowWitnesses is how many comparisons must agree: one stuck request says nothing about the
+	// endpoint.
 	slowWitnesses = 3
 )
 
-// latency is what is known of how fast an endpoint answers. Anyone may add to it; opinion belongs to the goroutine that judges.
+// latency collects how fast an endpoint answers. Any goroutine may add to it. opinion belongs to
+// the goroutine that compares.
 type latency struct {
-	sum, count atomic.Int64 // of live traffic, in nanoseconds, since it was last judged
-	probe      atomic.Int64 // of the last probe, until it is judged
+	sum, count atomic.Int64 // of live traffic, in nanoseconds, since the last comparison
+	probe      atomic.Int64 // of the last probe, until the next comparison
 
 	opinion opinion
 }
 
 // opinion is what the comparisons of one endpoint have shown.
 type opinion struct {
-	probe     time.Duration // latest; zero: none yet
-	live      time.Duration // latest of live traffic; zero: none for slowFor
+	probe     time.Duration // latest; zero means none yet
+	live      time.Duration // latest of live traffic; zero means none for slowFor
 	lived     time.Time     // when live was new
-	slow      bool          // what the claim was last told
-	since     time.Time     // comparisons have said otherwise since; zero: the last one agreed
-	witnesses int           // how many
+	slow      bool          // as the claim has it
+	since     time.Time     // since when comparisons contradict slow; zero if the last one agreed
+	witnesses int           // how many comparisons contradict slow
 }
 
 func (l *latency) observe(d time.Duration) {
@@ -45,11 +49,11 @@ func (l *latency) observe(d time.Duration) {
 
 func (l *latency) probed(d time.Duration) { l.probe.Store(max(int64(d), 1)) }
 
-// sample is what is known of one endpoint's latency when endpoints are compared.
+// sample is the latency of one endpoint at the time of a comparison.
 type sample struct {
 	claim             *claim
-	live, probe       time.Duration // the latest; zero: none
-	newLive, newProbe bool          // came since the last comparison
+	live, probe       time.Duration // the latest; zero means none
+	newLive, newProbe bool          // new since the last comparison
 }
 
 // judgeLatencies compares the endpoints of each APIService until ctx ends.
@@ -58,7 +62,7 @@ func (p *Prober) judgeLatencies(ctx context.Context) {
 	defer ticker.Stop()
 	for {
 		compared := p.index.Load().compared
-		var tick <-chan time.Time // a ticker that nobody waits for wakes nobody
+		var tick <-chan time.Time // without work, do not wake up
 		if len(compared) > 0 {
 			tick = ticker.C
 		}
@@ -89,7 +93,7 @@ func judge(now time.Time, claims []*claim) {
 			continue
 		}
 		slow := value > slowFactor*typical && value > slowFloor
-		if s.claim.latency.opinion.hear(now, slow, value) {
+		if s.claim.latency.opinion.update(now, slow, value) {
 			s.claim.slow.Store(s.claim.latency.opinion.slow)
 			s.claim.target.poke()
 		}
@@ -99,7 +103,8 @@ func judge(now time.Time, claims []*claim) {
 func (l *latency) take(now time.Time) sample {
 	o := &l.opinion
 	s := sample{}
-	// Not both at one go: an observation in between moves into the next sample by half, which a sum of zero shows.
+	// The two swaps are not atomic together: an observation in between moves into the next sample
+	// by half. A sum of zero shows that.
 	if n, sum := l.count.Swap(0), l.sum.Swap(0); n > 0 && sum > 0 {
 		o.live, o.lived, s.newLive = time.Duration(sum/n), now, true
 	} else if now.Sub(o.lived) > slowFor {
@@ -112,8 +117,9 @@ func (l *latency) take(now time.Time) sample {
 	return s
 }
 
-// compare returns the latency of samples[i] and the median of its peers', like with like: live traffic where both sides have had some, else probes.
-// Typical is zero when nothing new can be compared. A probe says nothing where live traffic does: a discovery document may be cheap where everything
+// compare returns the latency of samples[i] and the median of its peers: of live traffic where both
+// sides have some, else of probes. Typical is zero when there is nothing new to compare. Where
+// there is live traffic probes do not count: a discovery document may be cheap where everything
 // else is slow.
 func compare(samples []sample, i int) (value, typical time.Duration) {
 	s := samples[i]
@@ -129,7 +135,7 @@ func compare(samples []sample, i int) (value, typical time.Duration) {
 	return 0, 0
 }
 
-// medianOfOthers is zero when none has a value. Of an even number it is the lower middle one.
+// medianOfOthers returns zero if no other has a value, of an even number the lower middle one.
 func medianOfOthers(samples []sample, i int, of func(sample) time.Duration) time.Duration {
 	values := make([]time.Duration, 0, len(samples))
 	for j, o := range samples {
@@ -144,8 +150,9 @@ func medianOfOthers(samples []sample, i int, of func(sample) time.Duration) time
 	return values[(len(values)-1)/2]
 }
 
-// hear takes one comparison and reports whether it changed the opinion. What agrees with the opinion ends all doubt.
-func (o *opinion) hear(now time.Time, slow bool, value time.Duration) (changed bool) {
+// update adds one comparison and reports whether it changed the opinion. A comparison that agrees
+// with the opinion resets all that contradicted it.
+func (o *opinion) update(now time.Time, slow bool, value time.Duration) (changed bool) {
 	if slow == o.slow {
 		o.since, o.witnesses = time.Time{}, 0
 		return false
@@ -153,7 +160,7 @@ func (o *opinion) hear(now time.Time, slow bool, value time.Duration) (changed b
 	if o.witnesses++; o.witnesses == 1 {
 		o.since = now
 		if slow {
-			o.since = now.Add(-min(value, slowFor/2)) // a response that took so long has been slow since it was asked for
+			o.since = now.Add(-min(value, slowFor/2)) // such a response has been slow since its request
 		}
 	}
 	if o.witnesses < slowWitnesses || now.Sub(o.since) < slowFor {

@@ -120,7 +120,8 @@ func TestIdleEndpointIsJudgedByItsProbes(t *testing.T) {
 	})
 }
 
-// What users feel counts, not what probes do: a discovery document may be cheap where everything else is slow.
+// What users feel counts, not what probes do: a discovery document may be cheap where everything
+// else is slow.
 func TestLiveTrafficOutweighsProbes(t *testing.T) {
 	for name, every := range map[string]time.Duration{"many": 100 * time.Millisecond, "one at a time": 1700 * time.Millisecond} {
 		t.Run(name, func(t *testing.T) {
@@ -193,7 +194,7 @@ func TestOpinionNeedsTimeAndWitnesses(t *testing.T) {
 		var o opinion
 		for i, step := range steps {
 			was := o.slow
-			if changed := o.hear(start.Add(step.after), step.slow, 0); changed != (o.slow != was) || o.slow != step.want {
+			if changed := o.update(start.Add(step.after), step.slow, 0); changed != (o.slow != was) || o.slow != step.want {
 				t.Errorf("%s, step %d: slow %v, changed %v, want slow %v", name, i, o.slow, changed, step.want)
 			}
 		}

@@ -7,7 +7,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
-// metrics are the prober's. Series come and go with the objects of the table, whose names are their only labels.
+// metrics are the prober's. Series come and go with the objects of the table. Only the objects'
+// names are labels.
 type metrics struct {
 	duration prometheus.Histogram
 	probes   *prometheus.CounterVec // :: name, result
@@ -34,8 +35,8 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	return m, metric.Register(r, "the prober", m.duration, m.probes, m.healthy)
 }
 
-// endpointSeries are the series of one claim, looked up once. A claim that has been forgotten keeps counting into series that nobody
-// exports: it cannot bring them back.
+// endpointSeries are the series of one claim, looked up once. A forgotten claim goes on counting
+// into series that are no longer exported: it cannot bring them back.
 type endpointSeries struct {
 	duration       prometheus.Observer
 	passed, failed prometheus.Counter

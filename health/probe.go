@@ -17,19 +17,21 @@ import (
 )
 
 const (
-	// probeTimeout is kube-aggregator's own.
+	// probeTimeout is the same as kube-aggregator's.
 	probeTimeout = 5 * time.Second
-	// dialTimeout is the part of it that the dial may take: one lost SYN is sent again after 1 s (RFC 6298) and still arrives, and a host whose
-	// packets vanish is out within 2 s (keep-alive) + 0.25 s + 2 s.
+	// dialTimeout is the part of probeTimeout that the dial may take. One lost SYN is sent again
+	// after 1 s (RFC 6298) and still arrives. A host whose packets vanish is ejected within 2 s
+	// (keep-alive) + 0.25 s + 2 s.
 	dialTimeout = 2 * time.Second
-	// maxBody is how much of a body is drained, so that the backend sees its response taken (kubernetes/kubernetes#133644). A discovery document
-	// of a group-version is some 100 KiB at most; what is longer costs us only that connection.
+	// maxBody is how much of a body is drained, so that the backend sees its response read to the
+	// end (kubernetes/kubernetes#133644). A group-version's discovery document is some 100 KiB at
+	// most. A longer body costs only that connection.
 	maxBody = 1 << 20
-	// maxHead and maxMessage bound what a backend can make us hold and show.
+	// maxHead and maxMessage bound what a backend can make us keep and show.
 	maxHead, maxMessage = 64 << 10, 1 << 10
 )
 
-// probeURL is what is asked for.
+// probeURL returns the URL of a probe.
 func probeURL(e *registry.Entry, address string) *url.URL {
 	u := &url.URL{Scheme: "https", Host: address, Path: "/apis/" + e.GroupVersion.Group + "/" + e.GroupVersion.Version}
 	switch {
@@ -41,9 +43,9 @@ func probeURL(e *registry.Entry, address string) *url.URL {
 	return u
 }
 
-// open dials a connection for claims, of whose time so much is gone already.
-func (t *target) open(ctx context.Context, gone time.Duration) (f finding) {
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout-gone)
+// open dials a connection for claims. elapsed is the part of the timeout that is used up already.
+func (t *target) open(ctx context.Context, elapsed time.Duration) (f finding) {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout-elapsed)
 	defer cancel()
 	leave, err := t.prober.gate.enter(ctx)
 	if err != nil {
@@ -57,19 +59,20 @@ func (t *target) open(ctx context.Context, gone time.Duration) (f finding) {
 	}
 	d := &dialler{target: t}
 	conn, err := d.transport(trust).NewClientConn(ctx, "https", t.key.address)
-	f = finding{err: err, conn: conn, took: gone + time.Since(start)}
+	f = finding{err: err, conn: conn, took: elapsed + time.Since(start)}
 	if err != nil {
 		f.failures, f.undialled = 1, !d.dialled && !errors.As(err, new(*net.DNSError))
 	}
 	return f
 }
 
-// try asks for a claim once.
-func (t *target) try(ctx context.Context, c *claim, l *line) finding {
+// try probes a claim once, on l.
+func (t *target) try(ctx context.Context, c *claim, l *probeConn) finding {
 	client := http.Client{
 		Transport: l,
-		Timeout:   max(probeTimeout-l.took, time.Millisecond), // zero would be none
-		// A redirect is an answer, and not a good one (kube-aggregator, remote_available_controller.go).
+		Timeout:   max(probeTimeout-l.took, time.Millisecond), // zero would mean no timeout
+		// A redirect is not followed: it counts as a bad response (kube-aggregator,
+		// remote_available_controller.go).
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	start := time.Now()
@@ -79,6 +82,7 @@ func (t *target) try(ctx context.Context, c *claim, l *line) finding {
 		latency = time.Since(start)
 		return resp, err
 	})
+	err = inTime(err, latency, client.Timeout)
 	f := finding{err: err, latency: latency, took: l.took + time.Since(start)}
 	if err != nil {
 		f.failures, f.undialled = max(l.failures, 1), l.undialled
@@ -86,15 +90,32 @@ func (t *target) try(ctx context.Context, c *claim, l *line) finding {
 	return f
 }
 
-// get asks for a group-version's document, or whether a server is ready, and says whether the answer is good.
+// inTime refuses a response that comes only when the timeout ends: a handler that waits until its
+// client leaves may still answer 200 while we are leaving.
+func inTime(err error, latency, timeout time.Duration) error {
+	if err == nil && latency >= timeout {
+		return context.DeadlineExceeded
+	}
+	return err
+}
+
+// get requests a group-version's document, or a server's readiness, and returns an error if the
+// response is bad.
 func (c *claim) get(ctx context.Context, do func(*http.Request) (*http.Response, error)) error {
-	req := &http.Request{Method: http.MethodGet, URL: c.at, Host: c.at.Host, Header: c.target.prober.config.Header} // which nobody changes
+	config := &c.target.prober.config
+	req := &http.Request{Method: http.MethodGet, URL: c.at, Host: c.at.Host, Header: config.Header}
+	if config.Authorization != nil {
+		req.Header = http.Header{}
+		if own := config.Authorization(); own != "" {
+			req.Header["Authorization"] = []string{own}
+		}
+	}
 	resp, err := do(req.WithContext(ctx))
 	if err != nil {
 		return err
 	}
-	// A body that does not end, or not well, says nothing against the endpoint (kube-aggregator does not read it); closing it unfinished ends the
-	// connection or, on HTTP/2, the stream.
+	// A body that does not end, or ends badly, is no failure of the endpoint (kube-aggregator does
+	// not read it). Closing it unfinished ends the connection or, on HTTP/2, the stream.
 	defer func() {
 		_, _ = io.CopyN(io.Discard, resp.Body, maxBody)
 		_ = resp.Body.Close()
@@ -105,9 +126,9 @@ func (c *claim) get(ctx context.Context, do func(*http.Request) (*http.Response,
 	case !c.target.key.server:
 		return fmt.Errorf("bad status from %v: %d", c.url, code)
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
-		return nil // this is about us, not about the server's health
+		return nil // it refuses us, but it is healthy
 	default:
-		failing, _ := io.ReadAll(io.LimitReader(resp.Body, maxMessage)) // the names of the checks that fail
+		failing, _ := io.ReadAll(io.LimitReader(resp.Body, maxMessage)) // the names of the failing checks
 		return fmt.Errorf("bad status from %v: %d: %s", c.url, code, failing)
 	}
 }
@@ -115,7 +136,8 @@ func (c *claim) get(ctx context.Context, do func(*http.Request) (*http.Response,
 // roundTrip sends a request on a connection.
 func roundTrip(conn *http.ClientConn, r *http.Request) (*http.Response, error) {
 	resp, err := conn.RoundTrip(r)
-	// http.Transport unwraps this itself, http.ClientConn does not; kube-aggregator's message has what is inside.
+	// http.Transport unwraps this error, http.ClientConn does not. kube-aggregator's message has
+	// the inner error.
 	const wrapped = "net/http: Transport failed to read from server: "
 	if inner := errors.Unwrap(err); inner != nil && strings.HasPrefix(err.Error(), wrapped) {
 		err = inner
@@ -123,13 +145,13 @@ func roundTrip(conn *http.ClientConn, r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// dialler dials one connection, which outlives it.
+// dialler dials one connection. The connection outlives it.
 type dialler struct {
 	target  *target
 	dialled bool
 }
 
-// transport is made anew for each, so that nothing of an earlier one can answer for the endpoint.
+// transport returns a new Transport: nothing of an earlier connection may answer for this one.
 func (d *dialler) transport(trust *tls.Config) *http.Transport {
 	b := d.target.key.backend
 	trust = trust.Clone()
@@ -139,7 +161,7 @@ func (d *dialler) transport(trust *tls.Config) *http.Transport {
 		trust.ServerName = b.NameAt(d.target.key.address)
 	}
 	protocols := new(http.Protocols)
-	if d.target.key.server { // what is sent there with our certificate goes over HTTP/2 alone
+	if d.target.key.server { // requests with our certificate go there over HTTP/2 alone
 		trust.VerifyConnection = speaksHTTP2(trust.VerifyConnection)
 	} else {
 		protocols.SetHTTP1(true)
@@ -156,7 +178,8 @@ func (d *dialler) transport(trust *tls.Config) *http.Transport {
 
 var errNoHTTP2 = errors.New("the server does not speak HTTP/2")
 
-// speaksHTTP2 adds to a verification. With a server that knows no ALPN net/http speaks HTTP/1.1 even where that is not among the protocols.
+// speaksHTTP2 adds a check for HTTP/2 to verify. With a server without ALPN net/http speaks
+// HTTP/1.1 even where Protocols does not contain it.
 func speaksHTTP2(verify func(tls.ConnectionState) error) func(tls.ConnectionState) error {
 	return func(c tls.ConnectionState) error {
 		if c.NegotiatedProtocol != "h2" {
@@ -180,8 +203,9 @@ func (d *dialler) dial(ctx context.Context, network, address string) (net.Conn, 
 	if c, ok := conn.(interface {
 		SetKeepAliveConfig(net.KeepAliveConfig) error
 	}); ok {
-		// Once a second the kernel asks the peer's kernel: a host whose packets vanish shows within 2 s, at no cost to either process. One lost
-		// answer is enough, for it only leads to a probe. Where it cannot be set (a tunnel), the light checks find out.
+		// Once a second the kernel asks the peer's kernel. So a host whose packets vanish is found
+		// within 2 s, at no cost to either process. One lost answer is enough, for it only leads to
+		// a probe. Where keep-alive cannot be set (a tunnel), the light checks find it.
 		_ = c.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: time.Second, Interval: time.Second, Count: 1})
 	}
 	return conn, nil
@@ -189,11 +213,13 @@ func (d *dialler) dial(ctx context.Context, network, address string) (net.Conn, 
 
 func closeConn(c *http.ClientConn) {
 	if c != nil {
-		_ = c.Close() // it is ours, and what is in flight is asked for anew
+		_ = c.Close() // the connection is ours alone, and requests in flight are sent again
 	}
 }
 
-// explain makes a report's reason and message of an error: what a typed error says of itself, else kube-aggregator's words.
+// explain returns a report's reason and message for an error: those of a typed error, else
+// kube-aggregator's words. All timeouts get one text, whichever timer fired first and whatever was
+// awaited. Other texts that differ without a difference in cause are merged by the registry.
 func explain(err error, url string) (reason, message string) {
 	var typed interface {
 		error
@@ -202,10 +228,15 @@ func explain(err error, url string) (reason, message string) {
 	if errors.As(err, &typed) && typed.Reason() != "" {
 		return typed.Reason(), bounded(typed.Error())
 	}
+	var late net.Error
+	var op *net.OpError
+	if errors.As(err, &late) && late.Timeout() && (!errors.As(err, &op) || op.Op != "dial") {
+		err = context.DeadlineExceeded
+	}
 	return registry.ReasonFailedDiscoveryCheck, bounded("failing or missing response from " + url + ": " + err.Error())
 }
 
-// bounded cuts a message that a backend may have had a hand in, and keeps it valid text.
+// bounded cuts a message that may come from a backend, and keeps it valid UTF-8.
 func bounded(text string) string {
 	if len(text) > maxMessage {
 		text = text[:maxMessage] + "…"
@@ -214,14 +245,16 @@ func bounded(text string) string {
 }
 
 const (
-	// gateSlots and gateHold bound how many probes start at once. Their cost is the handshake, about a millisecond of CPU: a start with 1,000
-	// entries takes a second or two rather than all CPUs at one go. A slot is held for no longer than gateHold, so that backends that do not
-	// answer never keep others from being asked: in the worst case, when none answers, 640 probes start each second.
+	// gateSlots and gateHold bound how many probes start at once. The cost of a start is the
+	// handshake, about a millisecond of CPU: a process with 1,000 entries takes a second or two to
+	// start, instead of all CPUs at once. A slot is held for gateHold at most, so that backends
+	// that do not answer never keep others from being probed: in the worst case, when none answers,
+	// 640 probes start each second.
 	gateSlots = 64
 	gateHold  = 100 * time.Millisecond
 )
 
-// gate is the bound. A slot is an element in the channel.
+// gate is that bound. Each element in the channel is a used slot.
 type gate chan struct{}
 
 func (g gate) enter(ctx context.Context) (leave func(), err error) {

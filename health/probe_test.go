@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"regexp"
 	"runtime"
 	"strings"
@@ -71,7 +72,8 @@ func TestProbeAsksAsKubeAggregatorDoes(t *testing.T) {
 		s.EnableHTTP2 = true
 		s.StartTLS()
 		address := s.Listener.Addr().String()
-		// The pair of this test has no client usage: any usage will do for a server that does not ask for one.
+		// The pair of this test has no client usage: any usage will do for a server that does not
+		// ask for one.
 		o, _ := probeOnce(t, &registry.Backend{ServerName: serverName, HTTP1: http1}, address, func() (*tls.Config, error) {
 			return &tls.Config{RootCAs: ca.roots, Certificates: []tls.Certificate{ca.pair}}, nil
 		})
@@ -177,13 +179,44 @@ func TestWhyAProbeFails(t *testing.T) {
 	}
 }
 
+// A backend that hangs has one message, wherever it does so and whichever timer tells; one that
+// cannot be dialled has another.
+func TestHangsAreExplainedAlike(t *testing.T) {
+	hang := func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+	s := httptest.NewServer(http.HandlerFunc(hang))
+	defer s.Close()
+	get := func(ctx context.Context, patience time.Duration) error {
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = (&http.Client{Timeout: patience}).Do(r)
+		return err
+	}
+	short, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	const want = "failing or missing response from U: context deadline exceeded"
+	for name, err := range map[string]error{
+		"client": get(t.Context(), time.Millisecond), "context": get(short, time.Minute), "late": context.DeadlineExceeded,
+		"read": &net.OpError{Op: "read", Net: "tcp", Err: os.ErrDeadlineExceeded},
+	} {
+		if _, got := explain(err, "U"); got != want {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+	if _, got := explain(&net.OpError{Op: "dial", Net: "tcp", Err: os.ErrDeadlineExceeded}, "U"); got != "failing or missing response from U: dial tcp: i/o timeout" {
+		t.Error(got)
+	}
+}
+
 func TestMessagesAreBounded(t *testing.T) {
 	if _, got := explain(errors.New(strings.Repeat("ü", 5000)), "U"); len(got) > maxMessage+10 || !utf8.ValidString(got) {
 		t.Errorf("a message of %d bytes", len(got))
 	}
 }
 
-// process is a real server that can be killed: its listener and every connection are closed at once.
+// process is a real server that can be killed: its listener and every connection are closed at
+// once.
 type process struct {
 	*http.Server
 	listener net.Listener
@@ -217,8 +250,8 @@ func (p *process) kill() {
 	<-p.done
 }
 
-// busy is what a real process's death and return may take on a busy machine: half a second on one that is not. The bubbles' tests hold us to
-// what is promised to the millisecond.
+// busy is what a real process's death and return may take on a busy machine: half a second on one
+// that is not. The bubbles' tests hold us to what is promised to the millisecond.
 const busy = 2 * time.Second
 
 func TestDeathAndReturnOfARealProcess(t *testing.T) {
@@ -268,7 +301,8 @@ func TestDeathAndReturnOfARealProcess(t *testing.T) {
 	}
 }
 
-// A backend may answer anything at all: a probe ends, its message is bounded text and nothing is left.
+// A backend may answer anything at all: a probe ends, its message is bounded text and nothing is
+// left.
 func FuzzProbeAnswer(f *testing.F) {
 	for _, seed := range []string{
 		"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",

@@ -22,25 +22,33 @@ import (
 type Config struct {
 	// Table returns the current table.
 	Table func() Table
-	// Report takes what was found out about an endpoint. It is called only when something changed and, for a server, after a Signal; by many goroutines.
+	// Report takes what was found out about an endpoint. It is called only when something has
+	// changed and, for a server, after a Signal. It may be called by many goroutines.
 	Report func(registry.Report)
-	// TLS returns how a Backend is trusted on behalf of its Owner or, where it has none, of all that have it, the proxy client certificate included. An error (or an error of the verification it sets
-	// up) that has a method Reason() string gives the report its reason and its whole message. The result is cloned, never changed.
+	// TLS returns the client configuration for a Backend, with the proxy client certificate: by
+	// what its Owner trusts or, without one, what all that have the Backend trust. If an error (or
+	// an error of the verification that it sets up) has a method Reason() string, the report has
+	// this reason and the error's text as its whole message. The result is cloned, never changed.
 	TLS func(owner string, b *registry.Backend) (*tls.Config, error)
-	// Dial opens the connections of probes, or refuses to, as for live traffic: a probe carries our client
-	// certificate and asks as system:masters.
+	// Dial opens the connections of probes, or refuses to, as for live traffic: a probe carries our
+	// client certificate and asks as system:masters.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// Header is sent with every probe. Nil: the identity that kube-aggregator sends, user system:kube-aggregator in group system:masters.
+	// Header is sent with every probe. Nil means the identity that kube-aggregator sends, user
+	// system:kube-aggregator in group system:masters.
 	Header http.Header
-	// MaxWatched bounds the connections that are kept open to see a process die at once. Zero: 1024 (some 30 KiB each). Negative: none.
+	// Authorization returns this field, sent instead of Header, for each probe. Nil means Header.
+	Authorization func() string
+	// MaxWatched bounds the connections that are kept open to see a process die at once. Zero means
+	// 1024 (some 30 KiB each), negative means none.
 	MaxWatched int
 	// Logger gets one line for each change of an endpoint's health. Nil discards.
 	Logger *slog.Logger
-	// Metrics takes the prober's metrics. Nil: unregistered.
+	// Metrics registers the metrics. Nil means that they are unregistered.
 	Metrics prometheus.Registerer
 }
 
-// Prober probes every endpoint of the table. Signal and Observe may be called before Run; they do nothing until it has seen a table.
+// Prober probes every endpoint of the table. Signal and Observe may be called before Run. They do
+// nothing until Run has seen a table.
 type Prober struct {
 	config  Config
 	log     *slog.Logger
@@ -48,31 +56,35 @@ type Prober struct {
 	gate    gate
 	began   time.Time
 	watched atomic.Int64 // connections kept open, at most config.MaxWatched
-	// failing is how much there is to ask of targets that fail, by how, in twentieths (oneMore) of what one with one claim is asked.
+	// failing weighs the failing targets, by the way in which they fail: oneMore for a target with
+	// one failing claim, and one more for each further claim.
 	failing [troubles]atomic.Int64
 	index   atomic.Pointer[index]
-	indexed chan struct{} // one slot: there is another index
+	indexed chan struct{} // one slot: the index has changed
 }
 
-// Table says what is probed. It is a *registry.Table, or what never changes: servers that are configured.
+// Table names what is probed. It is a *registry.Table, or a set that never changes: configured
+// servers.
 type Table interface {
-	// Entries are those whose endpoints are asked: for the document of their group-version or, where they have none, whether the server is ready.
+	// Entries returns the entries whose endpoints are probed: for the document of their
+	// group-version or, where they have none, for the server's readiness.
 	Entries() []*registry.Entry
-	// Superseded is closed once a newer table is in place. Nil: never.
+	// Superseded returns a channel that is closed once a newer table is in place. Nil means never.
 	Superseded() <-chan struct{}
 }
 
-// index is how what is probed is found. It is immutable: apply stores a new one when the set changes.
+// index finds what is probed. It is immutable: apply stores a new one when the set changes.
 type index struct {
 	claims   map[string]peers // :: APIService
 	compared [][]*claim       // the endpoints of each APIService that has several
 }
 
-// maxWatched is the default of Config.MaxWatched: 1024 idle TLS connections are some 30 MiB and 1024 descriptors, half the endpoints of the
-// largest cluster we size for (10,000 APIServices on 2,000). Those above it lose only the immediate notice of a death.
+// maxWatched is the default of Config.MaxWatched: 1024 idle TLS connections are some 30 MiB and
+// 1024 descriptors, half the endpoints of the largest cluster we size for (10,000 APIServices on
+// 2,000). Endpoints beyond it lose only the immediate notice of a death.
 const maxWatched = 1024
 
-// New makes a Prober. It does nothing until Run.
+// New returns a Prober. It does nothing until Run.
 func New(c Config) (*Prober, error) {
 	if c.Table == nil || c.Report == nil || c.TLS == nil || c.Dial == nil {
 		return nil, errors.New("configuring prober: Table, Report, TLS and Dial must be set")
@@ -90,12 +102,13 @@ func New(c Config) (*Prober, error) {
 	return p, nil
 }
 
-// beat is the first beat that is not before.
+// beat returns the first beat at or after a time.
 func (p *Prober) beat(at time.Time) time.Time {
 	return at.Add((beat - at.Sub(p.began)%beat) % beat)
 }
 
-// Run follows the table until ctx ends. When it returns no goroutine and no connection of it is left.
+// Run follows the table until ctx ends. When it returns, none of its goroutines and connections are
+// left.
 func (p *Prober) Run(ctx context.Context) error {
 	var owners sync.WaitGroup
 	defer owners.Wait()
@@ -112,24 +125,37 @@ func (p *Prober) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// Signal says that live traffic could not reach an endpoint: a failed dial, handshake or ping. The endpoint is probed at once, or as soon as
-// the bound on such probes allows. It never waits and alone never ejects. A nil err is ignored.
+// Signal is the hint that live traffic could not reach an endpoint: a failed dial, handshake or
+// ping. The endpoint is probed at once, or as soon as the bound on such probes allows. Signal never
+// blocks and alone never ejects. A nil err is ignored.
 func (p *Prober) Signal(apiService, address string, err error) {
 	if c := p.index.Load().claims[apiService][address]; c != nil && err != nil {
-		c.target.note(&c.target.hinted)
+		c.target.set(&c.target.hinted)
 	}
 }
 
-// Renew says that what an APIService trusts has changed without another Backend in the table: a referenced bundle. Its endpoints are probed at once, however long the
-// pause that failures have led to. It never waits.
+// Renew says that an APIService's trust has changed without another Backend in the table: a
+// referenced bundle. Its endpoints are probed at once, even during the pause after failures. Renew
+// never blocks.
 func (p *Prober) Renew(apiService string) {
 	for _, c := range p.index.Load().claims[apiService] {
-		c.target.note(&c.target.renewed)
+		c.target.set(&c.target.renewed)
 	}
 }
 
-// Observe says how long an endpoint took to send the first byte of its response to a request that is not long-running. It never waits and
-// does not allocate.
+// Last returns when the last probe of an endpoint for an APIService ended, how long it took, and
+// why it failed. An empty fault means that it passed, a zero time that no probe has ended.
+func (p *Prober) Last(apiService, address string) (ended time.Time, took time.Duration, fault string) {
+	if c := p.index.Load().claims[apiService][address]; c != nil {
+		if l := c.last.Load(); l != nil {
+			return l.ended, l.took, l.fault
+		}
+	}
+	return time.Time{}, 0, ""
+}
+
+// Observe takes how long an endpoint took to send the first byte of its response to a request that
+// is not long-running. It never blocks and does not allocate.
 func (p *Prober) Observe(apiService, address string, d time.Duration) {
 	if c := p.index.Load().claims[apiService][address]; c != nil {
 		c.latency.observe(d)

@@ -59,19 +59,27 @@ func single(t *testing.T) (*bench, *host, *backend) {
 	return b, h, s
 }
 
-// until returns how long after now the newest report about an address says want, giving up after limit.
+// until returns how long after now the newest report about an address says want, giving up after
+// limit.
 func (b *bench) until(t *testing.T, address string, want registry.Health, limit time.Duration) time.Duration {
 	t.Helper()
 	from := time.Now()
-	for time.Since(from) <= limit {
+	patience := time.NewTimer(limit)
+	defer patience.Stop()
+	for {
 		synctest.Wait()
+		more := b.notes.next()
 		if last := b.notes.last(address); last.Health == want {
 			return last.at.Sub(from)
 		}
-		time.Sleep(10 * time.Millisecond)
+		if time.Since(from) >= limit {
+			t.Fatalf("endpoint %s was not reported %d within %v: %+v", address, want, limit, b.notes.all())
+		}
+		select {
+		case <-more:
+		case <-patience.C:
+		}
 	}
-	t.Fatalf("endpoint %s was not reported %d within %v: %+v", address, want, limit, b.notes.all())
-	return 0
 }
 
 func TestHealthyEndpointIsProbedEveryTenSecondsGiveOrTake(t *testing.T) {
@@ -93,6 +101,32 @@ func TestHealthyEndpointIsProbedEveryTenSecondsGiveOrTake(t *testing.T) {
 		}
 		if n := len(b.notes.all()); n != 1 {
 			t.Errorf("%d reports of an endpoint that did not change, want 1", n)
+		}
+	})
+}
+
+// What the last probe said is known before it is a verdict, and of nothing else.
+func TestLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, h, s := single(t)
+		name := entry(at).Name
+		if ended, took, fault := b.Last(name, at); time.Since(ended) > time.Second || took != 0 || fault != "" {
+			t.Errorf("of a probe that passed: %v, took %v: %q", ended, took, fault)
+		}
+		s.delay.Store(int64(300 * time.Millisecond))
+		time.Sleep(15 * time.Second)
+		if _, took, fault := b.Last(name, at); took < 300*time.Millisecond || took > time.Second || fault != "" {
+			t.Errorf("of a slow one: took %v: %q", took, fault)
+		}
+		h.set(refusing)
+		b.until(t, at, registry.Unhealthy, time.Second)
+		if ended, _, fault := b.Last(name, at); time.Since(ended) > time.Second || fault != b.notes.last(at).Message {
+			t.Errorf("of one that failed: %v: %q", ended, fault)
+		}
+		for _, none := range [][2]string{{name, "10.9.9.9:443"}, {"v1.none", at}} {
+			if ended, took, fault := b.Last(none[0], none[1]); !ended.IsZero() || took != 0 || fault != "" {
+				t.Errorf("%v was never probed: %v, took %v: %q", none, ended, took, fault)
+			}
 		}
 	})
 }
@@ -129,6 +163,7 @@ func TestOneLostProbeChangesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, _, s := single(t)
 		for range 5 {
+			synctest.Wait() // a probe of this very instant is over
 			before := len(b.cable.dialled(at))
 			s.status.Store(http.StatusInternalServerError)
 			for len(b.cable.dialled(at)) == before {
@@ -251,13 +286,21 @@ func TestSignalsAloneNeverEjectAndAreBounded(t *testing.T) {
 		if n := len(b.cable.dialled(at)) - before; n > 14 {
 			t.Errorf("%d probes in a minute of signals", n)
 		}
+		for range 600 { // no pause grows beyond the interval, however long they go on
+			b.Signal(name, at, errors.New("dial failed"))
+			time.Sleep(time.Second)
+		}
+		if n := len(b.cable.dialled(at)) - before; n > 14+70 {
+			t.Errorf("%d probes in eleven minutes of signals", n)
+		}
 		if got := b.notes.all(); len(got) != 1 {
 			t.Errorf("ejected by signals alone: %+v", got)
 		}
 	})
 }
 
-// Traffic that fails for reasons of its own makes its hints count for less, but not what the watched connection shows.
+// Traffic that fails for reasons of its own makes its hints count for less, but not what the
+// watched connection shows.
 func TestFalseAlarmsDoNotBlind(t *testing.T) {
 	for name, tc := range map[string]struct {
 		fail   func(*host, *backend)
@@ -290,7 +333,31 @@ func TestFalseAlarmsDoNotBlind(t *testing.T) {
 	}
 }
 
-// A bundle that arrives heals what was refused for want of it, even in the middle of the longest pause between probes.
+// Once traffic was right, its next alarm is believed at once, however many were false before.
+func TestAlarmsCountAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, _, s := single(t)
+		alarm := func() { b.Signal(b.feed.entries[0].Name, at, errors.New("connection lost")) }
+		for range 600 {
+			alarm()
+			time.Sleep(100 * time.Millisecond)
+		}
+		s.status.Store(http.StatusInternalServerError)
+		for late := time.Now().Add(time.Minute); b.notes.last(at).Health != registry.Unhealthy && time.Now().Before(late); {
+			alarm()
+			time.Sleep(10 * time.Millisecond)
+		}
+		s.status.Store(http.StatusOK)
+		b.until(t, at, registry.Healthy, 6*time.Second)
+		time.Sleep(alarmGap)
+		s.status.Store(http.StatusInternalServerError)
+		alarm()
+		b.until(t, at, registry.Unhealthy, time.Second)
+	})
+}
+
+// A bundle that arrives heals what was refused for want of it, even in the middle of the longest
+// pause between probes.
 func TestRenew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, _, s := single(t)

@@ -12,7 +12,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// An extension server that comes back answers 403 or 500 until its informers have synced. It is served again at once after that, however long it was down.
+// An extension server that comes back answers 403 or 500 until its informers have synced. It is
+// served again at once after that, however long it was down.
 func TestServedAgainAfterARestart(t *testing.T) {
 	const promised = 300 * time.Millisecond
 	for _, down := range []time.Duration{0, 100 * time.Millisecond, 2 * time.Second, 5 * time.Second, 10 * time.Second, time.Minute} {
@@ -65,9 +66,11 @@ func TestManyGroupVersionsAreBackSoon(t *testing.T) {
 	})
 }
 
-// A cluster whose nodes are gone costs a bounded part of a processor, not one redial for each endpoint every 100 ms.
+// A cluster whose nodes are gone costs a bounded part of a processor, not one redial for each
+// endpoint every 100 ms.
 func TestManyThatAreDownAreNotHammered(t *testing.T) {
-	// Twice as many as are asked every 100 ms, and far fewer goroutines than the 8,128 that the race detector knows.
+	// Twice as many as are asked every 100 ms, and far fewer goroutines than the 8,128 that the
+	// race detector knows.
 	const endpoints, window = 800, 2 * time.Second
 	for name, tc := range map[string]struct {
 		set  func(*host, *backend)

@@ -12,68 +12,79 @@ import (
 )
 
 const (
-	// hedgeAfter is how long a probe may stay unanswered before a second one runs beside it, so that two failed probes take little longer
-	// than one. Sooner when there is a suspicion already.
+	// hedgeAfter is how long a probe may stay unanswered before a second runs in parallel, so that
+	// two failed probes take little longer than one. After an alarm it is hedgeSuspicious.
 	hedgeAfter, hedgeSuspicious = time.Second, 250 * time.Millisecond
-	// atOneTime is how many claims are asked for at one time on a connection: a thousand take 3 s where an endpoint is 50 ms away.
+	// atOneTime is how many claims are probed at one time on a connection: a thousand take 3 s
+	// where an endpoint is 50 ms away.
 	atOneTime = 16
-	// oneByOne is how long it may take to ask for one claim after the other, as over HTTP/1.1 or where a server ends each connection after its answer: half a
-	// defaultInterval. What is left then is asked for on connections of its own.
+	// oneByOne is how long a round may probe its claims one after the other, as over HTTP/1.1 or
+	// where a server closes each connection after its response: half a defaultInterval. The claims
+	// that are left then get connections of their own.
 	oneByOne = defaultInterval / 2
 )
 
-// finding is what probes found out.
+// finding is the result of one or more probes.
 type finding struct {
-	err       error // nil: passed
+	err       error // nil means passed
 	failures  int
 	undialled bool             // not even the dial succeeded, and trying again is cheap
 	latency   time.Duration    // from request to response head
 	took      time.Duration    // dial and handshake included
-	conn      *http.ClientConn // open, and the taker's; nil when it failed, or is its round's
+	conn      *http.ClientConn // open, and owned by the receiver; nil after a failure, or if the round owns it
 }
 
-// line is a connection, or why there is none.
-type line struct {
+// probeConn is a connection, or the error of its dial.
+type probeConn struct {
 	finding
 	once     sync.Once
-	answered chan struct{} // closed at the first response, whatever it says
-	passed   atomic.Bool   // a claim has
+	answered chan struct{} // closed at the first response, good or bad
+	passed   atomic.Bool   // a claim has passed on it
+	// ends: a response says that the connection closes. The next request may come before the close
+	// is noticed.
+	ends atomic.Bool
 }
 
-func newLine(f finding) *line { return &line{finding: f, answered: make(chan struct{})} }
+func newProbeConn(f finding) *probeConn { return &probeConn{finding: f, answered: make(chan struct{})} }
 
 // RoundTrip sends a request.
-func (l *line) RoundTrip(r *http.Request) (*http.Response, error) {
+func (l *probeConn) RoundTrip(r *http.Request) (*http.Response, error) {
 	if l.err != nil {
 		return nil, l.err
 	}
 	resp, err := roundTrip(l.conn, r)
 	if err == nil {
+		if resp.Close {
+			l.ends.Store(true)
+		}
 		l.once.Do(func() { close(l.answered) })
 	}
 	return resp, err
 }
 
-// spent reports whether something was answered, and nothing more can be asked though fewer are than the server has room for.
-func (l *line) spent(room int) bool {
+// spent reports whether the connection has answered, and takes no more requests: it ends, or fewer
+// are in flight than room.
+func (l *probeConn) spent(room int) bool {
 	select {
 	case <-l.answered:
-		return l.conn.Available() == 0 && l.conn.InFlight() < room
+		return l.ends.Load() || l.conn.Available() == 0 && l.conn.InFlight() < room
 	default:
 		return false
 	}
 }
 
-// round asks for claims on one connection that is dialled for it: nothing of an earlier one can answer for the endpoint. It is the round's until its end, and another is
-// dialled where a server answers so many questions only. What happens there to one claim is nothing against the others: where the connection is lost, or busy with what is
-// not answered, a claim is asked for on a connection of its own.
+// round probes claims on one connection that is dialled for it: nothing of an earlier connection
+// can answer for the endpoint. The round owns the connection until it ends. It dials another where
+// a server limits the requests of a connection. A failure of one claim there does not count against
+// the others: where the connection is lost, or busy with unanswered requests, a claim is probed on
+// a connection of its own.
 type round struct {
 	target  *target
 	started time.Time
-	after   time.Duration // how long what stays unanswered is waited for first
-	room    int           // for how many questions at one time servers there have had
-	shared  bool          // several are asked for
-	lines   []*line       // the last one is asked on
+	after   time.Duration // how long to wait for a response before the hedge
+	room    int           // how many concurrent requests the servers there have allowed
+	shared  bool          // several claims are probed
+	conns   []*probeConn  // the last one is in use
 }
 
 func (r *round) run(ctx context.Context, asked []*claim) {
@@ -93,13 +104,14 @@ func (r *round) run(ctx context.Context, asked []*claim) {
 			select {
 			case <-done:
 				running--
+				after = r.after // some requests get answers
 				stall.Reset(after)
 			case <-answered:
 				answered = nil
-				r.room = max(1, min(l.conn.Available()+l.conn.InFlight(), atOneTime)) // it has said so before it answered
+				r.room = max(1, min(l.conn.Available()+l.conn.InFlight(), atOneTime)) // SETTINGS came before the response
 				most = max(most, r.room)
 			case <-stall.C:
-				// Where all hang all are asked for soon.
+				// Where all requests hang, all claims are to be probed soon.
 				most += max(most, atOneTime)
 				after = hedgeSuspicious
 				stall.Reset(after)
@@ -113,35 +125,35 @@ func (r *round) run(ctx context.Context, asked []*claim) {
 		on, after := l, after
 		asks.Go(func() {
 			f := r.find(ctx, c, on, after)
-			if !r.target.hear(ctx, func() { r.target.take(c, f, r.started) }) {
+			if !r.target.deliver(ctx, func() { r.target.take(c, f, r.started) }) {
 				closeConn(f.conn)
 			}
 			done <- struct{}{}
 		})
 	}
 	asks.Wait()
-	if !r.target.hear(ctx, func() { r.target.end(r) }) {
-		for _, l := range r.lines {
+	if !r.target.deliver(ctx, func() { r.target.end(r) }) {
+		for _, l := range r.conns {
 			closeConn(l.conn)
 		}
 	}
 }
 
-// dial opens a connection for all that are asked for.
-func (r *round) dial(ctx context.Context, asked []*claim) *line {
+// dial opens a connection for all claims in asked.
+func (r *round) dial(ctx context.Context, asked []*claim) *probeConn {
 	open := func(ctx context.Context) finding { return r.target.open(ctx, 0) }
-	l := newLine(twice(ctx, r.after, slices.ContainsFunc(asked, func(c *claim) bool { return c.failures == 0 }), open, open))
-	r.lines = append(r.lines, l)
+	l := newProbeConn(hedge(ctx, r.after, slices.ContainsFunc(asked, func(c *claim) bool { return c.failures == 0 }), open, open))
+	r.conns = append(r.conns, l)
 	return l
 }
 
-// find asks for a claim until its verdict is clear.
-func (r *round) find(ctx context.Context, c *claim, l *line, after time.Duration) finding {
+// find probes a claim until its verdict is clear.
+func (r *round) find(ctx context.Context, c *claim, l *probeConn, after time.Duration) finding {
 	if l.err != nil {
 		return r.target.try(ctx, c, l)
 	}
-	return twice(ctx, after, c.failures == 0, func(ctx context.Context) finding {
-		f, clear := r.onLine(ctx, c, l)
+	return hedge(ctx, after, c.failures == 0, func(ctx context.Context) finding {
+		f, clear := r.onShared(ctx, c, l)
 		if !clear && ctx.Err() == nil {
 			f = r.alone(ctx, c, f.took)
 		}
@@ -149,8 +161,9 @@ func (r *round) find(ctx context.Context, c *claim, l *line, after time.Duration
 	}, func(ctx context.Context) finding { return r.alone(ctx, c, 0) })
 }
 
-// onLine asks on the connection of all. What that had no room for, lost or refused to take may be no fault of the claim's.
-func (r *round) onLine(ctx context.Context, c *claim, l *line) (f finding, clear bool) {
+// onShared probes a claim on the connection of all. clear is false if the connection had no room,
+// was lost or refused the request: that may be no fault of the claim.
+func (r *round) onShared(ctx context.Context, c *claim, l *probeConn) (f finding, clear bool) {
 	if l.conn.Reserve() != nil {
 		return finding{}, false
 	}
@@ -162,11 +175,11 @@ func (r *round) onLine(ctx context.Context, c *claim, l *line) (f finding, clear
 	return f, !r.shared || !ok || lost.Timeout()
 }
 
-// alone asks on a connection of the claim's own, of whose time so much is gone already.
-func (r *round) alone(ctx context.Context, c *claim, gone time.Duration) finding {
-	l := newLine(r.target.open(ctx, gone))
+// alone probes a claim on a connection of its own. elapsed is the part of the timeout already used.
+func (r *round) alone(ctx context.Context, c *claim, elapsed time.Duration) finding {
+	l := newProbeConn(r.target.open(ctx, elapsed))
 	f := r.target.try(ctx, c, l)
-	if f.err != nil {
+	if f.err != nil || l.ends.Load() {
 		closeConn(l.conn)
 		return f
 	}
@@ -174,21 +187,22 @@ func (r *round) alone(ctx context.Context, c *claim, gone time.Duration) finding
 	return f
 }
 
-// twice runs first, and second beside it when there is no result after a while and two failures would change a verdict. One that passes is enough. A quick failure is followed
-// up by the next round, after a pause.
-func twice(ctx context.Context, after time.Duration, changes bool, first, second func(context.Context) finding) finding {
+// hedge runs first, and in parallel second, when there is no result after a while and two failures
+// would change a verdict. One pass is enough. A quick failure is followed by the next round, after
+// a pause.
+func hedge(ctx context.Context, after time.Duration, changes bool, first, second func(context.Context) finding) finding {
 	if !changes {
 		return first(ctx)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	beside := make(chan finding, 1)
+	other := make(chan finding, 1)
 	timer := time.AfterFunc(after, func() {
 		f := second(ctx)
 		if f.err == nil {
-			cancel() // the first is no longer needed; it is still awaited
+			cancel() // the first is no longer needed, but still awaited
 		}
-		beside <- f
+		other <- f
 	})
 	f := first(ctx)
 	if timer.Stop() {
@@ -197,7 +211,7 @@ func twice(ctx context.Context, after time.Duration, changes bool, first, second
 	if f.err == nil {
 		cancel()
 	}
-	switch b := <-beside; {
+	switch b := <-other; {
 	case f.err == nil:
 		closeConn(b.conn)
 	case b.err == nil:

@@ -67,7 +67,8 @@ func TestServersAreAskedWhetherTheyAreReady(t *testing.T) {
 	}
 }
 
-// The goals of the design hold for a server as for an extension server's endpoint, while nothing asks for it.
+// The goals of the design hold for a server as for an extension server's endpoint, while nothing
+// asks for it.
 func TestServersIdle(t *testing.T) {
 	for _, tt := range []struct {
 		name       string

@@ -10,20 +10,20 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
-// set is what is probed. Only Run's goroutine touches it.
+// set holds what is probed. Only Run's goroutine touches it.
 type set struct {
 	prober  *Prober
 	owners  *sync.WaitGroup
 	targets map[key]*target
-	entries []*registry.Entry    // as they were applied
+	entries []*registry.Entry    // as last applied
 	claims  map[string]peers     // :: APIService
-	changed map[*target]struct{} // whose members others are
+	changed map[*target]struct{} // those with changed members
 }
 
 // peers are the claims of one APIService, by address. They never change.
 type peers map[string]*claim
 
-// apply takes what a table asks for.
+// apply changes the set to what a table asks for.
 func (s *set) apply(ctx context.Context, entries []*registry.Entry) {
 	for _, c := range latest.Diff(s.entries, entries) {
 		switch {
@@ -40,13 +40,13 @@ func (s *set) apply(ctx context.Context, entries []*registry.Entry) {
 	}
 }
 
-// probed reports whether an entry's endpoints are probed. A protected group's are not: nothing is ever sent there, so neither is our
-// certificate.
+// probed reports whether an entry's endpoints are probed. Those of a protected group are not:
+// nothing is ever sent there, not even our certificate.
 func probed(e *registry.Entry) bool {
 	return !e.Local() && e.Verdict.Reason != registry.ReasonProtectedGroup
 }
 
-// enter makes an entry's endpoints its claims.
+// enter makes claims of an entry's endpoints.
 func (s *set) enter(e *registry.Entry) {
 	was, now := s.claims[e.Name], make(peers, len(e.Endpoints))
 	of := func(ep *registry.Endpoint) key {
@@ -59,7 +59,8 @@ func (s *set) enter(e *registry.Entry) {
 			now[ep.Address] = c
 		}
 	}
-	// Drop before add: a claim that replaces another of the same name and address (a new CA) takes over its series.
+	// Drop before add: a claim that replaces another of the same name and address (a new CA) takes
+	// over its series.
 	for address, c := range was {
 		if now[address] == nil {
 			s.drop(c)
@@ -73,7 +74,7 @@ func (s *set) enter(e *registry.Entry) {
 	s.claims[e.Name] = now
 }
 
-// leave forgets an APIService that is not probed any more.
+// leave forgets an APIService that is no longer probed.
 func (s *set) leave(name string) {
 	for _, c := range s.claims[name] {
 		s.drop(c)
@@ -101,7 +102,7 @@ func (s *set) drop(c *claim) {
 	s.changed[c.target] = struct{}{}
 }
 
-// start lets the targets know their claims, and ends those that have none.
+// start hands the changed targets their claims, and ends the targets that have none.
 func (s *set) start(ctx context.Context) {
 	for t := range s.changed {
 		if len(t.members) == 0 {
@@ -125,7 +126,7 @@ func (s *set) start(ctx context.Context) {
 	clear(s.changed)
 }
 
-// publish lets others find what is probed now.
+// publish stores the index of what is probed now.
 func (s *set) publish() {
 	x := &index{claims: maps.Clone(s.claims)}
 	for _, p := range s.claims {

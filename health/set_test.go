@@ -30,7 +30,13 @@ func TestFollowsTheTable(t *testing.T) {
 			t.Errorf("%d probes of an endpoint that is gone", n)
 		}
 
-		// The same entry again, then one that differs in its backend (a new CA): each is asked at once.
+		// The same entry again, then one that differs in its backend (a new CA): each is asked at
+		// once.
+		b.feed.set(first)
+		synctest.Wait()
+		if last := b.notes.last(at); last.at != time.Now() {
+			t.Errorf("an endpoint that is back is not asked at once: %+v", last)
+		}
 		for range 2 {
 			next := *first
 			again := *first.Backend
@@ -76,7 +82,8 @@ func TestNewIntervalAppliesAtOnce(t *testing.T) {
 	})
 }
 
-// A table that has forgotten what was reported (the endpoint came and went between two tables that were seen) is told again.
+// A table that has forgotten what was reported (the endpoint came and went between two tables that
+// were seen) is told again.
 func TestTellsAForgetfulTableAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, _, _ := single(t)

@@ -14,99 +14,107 @@ import (
 )
 
 const (
-	// defaultInterval is the time between probes of a healthy endpoint whose Policy names none. kube-aggregator resyncs every 30 s with five
-	// requests at once; this is as many a minute, spread.
+	// defaultInterval is the time between probes of a healthy endpoint whose Policy names none.
+	// kube-aggregator resyncs every 30 s with five requests at once; this is the same number a
+	// minute, evenly spread.
 	defaultInterval = 10 * time.Second
-	// jitter keeps the probes of endpoints that came together from staying together.
+	// jitter spreads the probes of endpoints that came at the same time.
 	jitter = 0.2
-	// lightChecks is how many light checks the time between two probes holds room for, the probe included: at most 4 s pass (12 s / 3)
-	// before something asks, so that an endpoint that hangs is out within 4 + 0.5 + 5.25 s, under the promised 12.
+	// lightChecks is how many checks the time between two probes is divided into, the probe
+	// included: at most 4 s pass (12 s / 3) before a check, so that an endpoint that hangs is
+	// ejected within 4 + 0.5 + 5.25 s, under the promised 12.
 	lightChecks = 3
-	// beat is what targets that have nothing to fear wait for together: a process that is woken for each of a thousand spends more on waking than on asking.
-	// What that brings to do at one go is some 20 ms where 2,000 endpoints are probed.
+	// beat aligns the timers of healthy targets: a process that wakes up for each of a thousand
+	// spends more on waking than on probing. The work of one beat takes some 20 ms where 2,000
+	// endpoints are probed.
 	beat = 100 * time.Millisecond
-	// alarmGap is the least time between probes that alarms ask for. It doubles up to the interval each time an alarm of the same source proves
-	// false: live traffic that fails for reasons of its own must not make us hammer an endpoint that answers, nor make us doubt what we see
-	// ourselves.
+	// alarmGap is the least time between probes caused by alarms. It doubles up to the interval
+	// each time an alarm of the same source proves false: live traffic that fails for reasons of
+	// its own must not make us hammer an endpoint that answers, nor make us doubt our own findings.
 	alarmGap = 250 * time.Millisecond
-	// together is how much sooner than due a claim that fails is asked for where a round begins anyway: half a firstRetry.
+	// together is how far ahead of time a failing claim is probed where a round begins anyway: half
+	// a firstRetry.
 	together = firstRetry / 2
 )
 
-// key names one target. APIServices with one Backend are asked for on the same connections, those with one interval.
+// key identifies one target. APIServices with the same Backend and interval are probed on the same
+// connections.
 type key struct {
 	backend  *registry.Backend
 	address  string
 	interval time.Duration
-	server   bool // it is asked whether it is ready, rather than for group-versions
+	server   bool // it is probed for readiness, not for group-versions
 }
 
 func interval(e *registry.Entry) time.Duration {
 	return cmp.Or(e.Policy.ProbeInterval, defaultInterval)
 }
 
-// target is one endpoint of a Backend: when it is dialled and what is asked for there. The fields below state belong to its goroutine.
+// target is one endpoint of a Backend: when it is dialled and which claims are probed there. The
+// fields below state belong to its goroutine.
 type target struct {
 	prober  *Prober
 	key     key
-	members map[*claim]struct{} // what claims will be; the set's own
-	cancel  context.CancelFunc  // nil: not started; the set's own
+	members map[*claim]struct{} // the next claims; owned by the set
+	cancel  context.CancelFunc  // nil means not started; owned by the set
 
-	// Notes from others, each followed by a poke.
+	// Flags set by other goroutines. Each is followed by a poke.
 	claims  atomic.Pointer[[]*claim]
 	hinted  atomic.Bool   // live traffic could not reach it
 	lost    atomic.Bool   // the watched connection has ended
-	renewed atomic.Bool   // something else is trusted there
-	wake    chan struct{} // one slot, never closed: full means that a poke is already waiting
+	renewed atomic.Bool   // the trust in it has changed
+	wake    chan struct{} // one slot, never closed: full means that a poke is pending
 
-	news chan func() // what rounds have found out; called by the target's goroutine
+	findings chan func() // findings of rounds; called by the target's goroutine
 
 	// state
 	rounds  sync.WaitGroup
-	failing [troubles]int // its claims that fail, by how
-	started time.Time     // of the last round of all that do not fail
-	due     time.Time     // of the next one
-	first   time.Time     // when a claim is due by itself, at the soonest; zero: none is
-	// silent: a light check got no answer.
+	failing [troubles]int // its failing claims, by the way in which they fail
+	started time.Time     // of the last round of all claims that do not fail
+	due     time.Time     // of the next such round
+	first   time.Time     // when the first claim is due by itself; zero means none is
+	// silent says that a light check got no response.
 	silent bool
-	// room is for how many questions at one time the endpoint's servers had room last. One until they have said so.
+	// room is how many concurrent requests the endpoint's server last allowed. It is one until the
+	// server has said so.
 	room int
-	// hintGap and lostGap are the least times from a round to one that such an alarm asks for.
+	// hintGap and lostGap are the least times from a round to one that such an alarm causes.
 	hintGap, lostGap time.Duration
 
-	// watch is a connection on which a claim passed, of the round that began at watched, left open. Nil: none.
+	// watch is a connection of the round that began at watched, left open after a claim has passed
+	// on it. Nil means none.
 	watch   *http.ClientConn
 	watched time.Time
-	light   time.Time     // of the next light check on it; zero: one is under way
+	light   time.Time     // of the next light check on it; zero means that one is under way
 	rest    time.Duration // between light checks
-	turn    int           // of the claims, in light checks
+	turn    int           // selects the claim of the next light check
 }
 
 func newTarget(p *Prober, k key) *target {
 	return &target{
-		prober: p, key: k, members: map[*claim]struct{}{}, wake: make(chan struct{}, 1), news: make(chan func()),
+		prober: p, key: k, members: map[*claim]struct{}{}, wake: make(chan struct{}, 1), findings: make(chan func()),
 		due: time.Now(), room: 1, hintGap: alarmGap, lostGap: alarmGap,
 	}
 }
 
-// note leaves one of the notes.
-func (t *target) note(n *atomic.Bool) {
-	if !n.Swap(true) {
+// set sets one of the flags.
+func (t *target) set(flag *atomic.Bool) {
+	if !flag.Swap(true) {
 		t.poke()
 	}
 }
 
 func (t *target) poke() { latest.Wake(t.wake) }
 
-// atOnce is not zero: under the race detector Go 1.26.8 crashes in maybeRunChan when a timer of a synctest bubble is
-// due as it is selected on.
+// atOnce is not zero: under the race detector Go 1.26.8 crashes in maybeRunChan when a timer of a
+// synctest bubble is due as it is selected on.
 const atOnce = time.Nanosecond
 
 func (t *target) run(ctx context.Context) {
 	defer t.unwatch()
-	defer t.suffer([troubles]int{})
+	defer t.countFailing([troubles]int{})
 	defer t.rounds.Wait()             // ctx has ended
-	timer := time.NewTimer(time.Hour) // set before it is waited for
+	timer := time.NewTimer(time.Hour) // set before each wait
 	defer timer.Stop()
 	for ctx.Err() == nil {
 		t.step(ctx)
@@ -114,13 +122,13 @@ func (t *target) run(ctx context.Context) {
 	}
 }
 
-// wait takes what rounds find out until something may be due.
+// wait takes the findings of rounds until something may be due.
 func (t *target) wait(ctx context.Context, timer *time.Timer) {
 	for {
 		timer.Reset(max(time.Until(t.next()), atOnce))
 		select {
-		case news := <-t.news:
-			news()
+		case take := <-t.findings:
+			take()
 			continue
 		case <-timer.C:
 		case <-t.wake:
@@ -130,7 +138,8 @@ func (t *target) wait(ctx context.Context, timer *time.Timer) {
 	}
 }
 
-// next is when something is due. It is worked out of what is known, each time anew, so that nothing that comes can be forgotten.
+// next returns when something is due. It is computed from the state each time anew, so that no
+// event can be forgotten.
 func (t *target) next() time.Time {
 	at, _ := t.dueForAll()
 	at = earlier(at, t.first)
@@ -140,25 +149,26 @@ func (t *target) next() time.Time {
 	return at
 }
 
-// dueForAll is when all that do not fail are to be asked for, and whether that is doubted which is known of them.
-func (t *target) dueForAll() (at time.Time, doubted bool) {
+// dueForAll returns when all claims that do not fail are due, and whether an alarm has made them
+// suspect.
+func (t *target) dueForAll() (at time.Time, suspect bool) {
 	at = t.due
-	doubt := func(alarmed bool, gap time.Duration) {
+	alarm := func(alarmed bool, gap time.Duration) {
 		if alarmed {
-			at, doubted = earlier(at, t.started.Add(gap)), true
+			at, suspect = earlier(at, t.started.Add(gap)), true
 		}
 	}
-	doubt(t.hinted.Load(), t.hintGap)
-	doubt(t.lost.Load(), t.lostGap)
-	doubt(t.renewed.Load(), alarmGap)
-	doubt(t.silent, alarmGap) // light checks are far apart, and patient
-	return at, doubted
+	alarm(t.hinted.Load(), t.hintGap)
+	alarm(t.lost.Load(), t.lostGap)
+	alarm(t.renewed.Load(), alarmGap)
+	alarm(t.silent, alarmGap) // light checks are rare, and have a timeout
+	return at, suspect
 }
 
-// step tells what has changed, and begins what is due: a round, or a light check.
+// step reports changes, and starts what is due: a round, or a light check.
 func (t *target) step(ctx context.Context) {
 	now := time.Now()
-	at, doubted := t.dueForAll()
+	at, suspect := t.dueForAll()
 	var all, hinted, renewed bool
 	if all = !now.Before(at); all {
 		hinted, renewed = t.begin(now)
@@ -167,19 +177,20 @@ func (t *target) step(ctx context.Context) {
 	var failing [troubles]int
 	claims := *t.claims.Load()
 	for _, c := range claims {
-		c.tell()
+		c.sendReport()
 		failing[c.trouble]++
-		c.doubted = c.doubted || all && doubted
-		c.owed = c.owed || hinted && t.key.server
-		// What is being asked for is asked for again after an alarm, which may be about something newer than what the answer says.
-		if all && (renewed || c.failures == 0) && (doubted || !c.asking) {
+		c.suspect = c.suspect || all && suspect
+		c.mustReport = c.mustReport || hinted && t.key.server
+		// After an alarm a claim is probed again even while a probe runs: the alarm may be newer
+		// than that probe's response.
+		if all && (renewed || c.failures == 0) && (suspect || !c.asking) {
 			c.due = earlier(c.due, now)
 		}
 		if !c.asking {
 			t.first = earlier(t.first, c.due)
 		}
 	}
-	if t.suffer(failing); failing[none] == 0 {
+	if t.countFailing(failing); failing[none] == 0 {
 		t.unwatch()
 	}
 	switch {
@@ -190,27 +201,28 @@ func (t *target) step(ctx context.Context) {
 	}
 }
 
-// begin notes that all that do not fail are asked for now, which answers the alarms.
+// begin starts the interval of a round of all claims that do not fail, which answers the alarms.
 func (t *target) begin(now time.Time) (hinted, renewed bool) {
-	pause := time.Duration((1-jitter+2*jitter*rand.Float64())*float64(t.key.interval)) - beat //nolint:gosec // nobody gains by guessing when a probe comes
+	pause := time.Duration((1-jitter+2*jitter*rand.Float64())*float64(t.key.interval)) - beat //nolint:gosec // the time of a probe is no secret
 	t.started, t.due = now, t.prober.beat(now.Add(pause))
 	t.rest = pause / lightChecks
 	t.light = t.prober.beat(now.Add(t.rest))
 	hinted, renewed = t.hinted.Swap(false), t.renewed.Swap(false)
-	t.hintGap, t.lostGap = t.wider(t.hintGap, hinted), t.wider(t.lostGap, t.lost.Swap(false))
+	t.hintGap, t.lostGap = t.nextGap(t.hintGap, hinted), t.nextGap(t.lostGap, t.lost.Swap(false))
 	t.silent = false
 	return hinted, renewed
 }
 
-// wider is the next gap of a source of alarms. Until a probe fails they are taken to be false.
-func (t *target) wider(gap time.Duration, alarmed bool) time.Duration {
+// nextGap returns the next gap of a source of alarms. Alarms count as false until a probe fails.
+func (t *target) nextGap(gap time.Duration, alarmed bool) time.Duration {
 	if alarmed {
 		return min(2*gap, t.key.interval)
 	}
 	return alarmGap
 }
 
-// ask begins a round of the claims that are due, or will be so soon that they need no connection of their own.
+// ask starts a round of the claims that are due, or will be so soon that they need no connection of
+// their own.
 func (t *target) ask(ctx context.Context, now time.Time, claims []*claim) {
 	r := &round{target: t, started: now, after: hedgeAfter, room: t.room}
 	var asked []*claim
@@ -222,7 +234,7 @@ func (t *target) ask(ctx context.Context, now time.Time, claims []*claim) {
 			t.first = earlier(t.first, c.due)
 		default:
 			asked = append(asked, c)
-			if c.doubted {
+			if c.suspect {
 				r.after = hedgeSuspicious
 			}
 			c.begin(now)
@@ -231,35 +243,35 @@ func (t *target) ask(ctx context.Context, now time.Time, claims []*claim) {
 	t.rounds.Go(func() { r.run(ctx, asked) })
 }
 
-// hear has news taken by the target's goroutine, unless that has ended.
-func (t *target) hear(ctx context.Context, news func()) (heard bool) {
+// deliver has the target's goroutine call f, unless that goroutine has ended.
+func (t *target) deliver(ctx context.Context, f func()) (delivered bool) {
 	select {
-	case t.news <- news:
+	case t.findings <- f:
 		return true
 	case <-ctx.Done():
 		return false
 	}
 }
 
-// take takes what a round has found out about a claim.
+// take takes a round's finding about a claim.
 func (t *target) take(c *claim, f finding, of time.Time) {
 	t.keep(f.conn, of)
 	if c.gone.Load() {
 		return
 	}
 	if f.err != nil && c.failures == 0 {
-		t.hintGap, t.lostGap = alarmGap, alarmGap // what fails anyway proves no alarm right
+		t.hintGap, t.lostGap = alarmGap, alarmGap // a claim that failed before would prove no alarm right
 	}
 	c.take(f)
-	c.tell()
+	c.sendReport()
 	t.first = earlier(t.first, c.due)
 }
 
-// end takes the connections of a round that is over.
+// end takes over or closes the connections of a round that has ended.
 func (t *target) end(r *round) {
 	t.room = r.room
-	for _, l := range r.lines {
-		if l.passed.Load() {
+	for _, l := range r.conns {
+		if l.passed.Load() && !l.ends.Load() {
 			t.keep(l.conn, r.started)
 		} else {
 			closeConn(l.conn)
@@ -267,8 +279,8 @@ func (t *target) end(r *round) {
 	}
 }
 
-// suffer takes down how many claims fail now.
-func (t *target) suffer(now [troubles]int) {
+// countFailing updates the prober's weights with the number of claims that fail now.
+func (t *target) countFailing(now [troubles]int) {
 	weight := func(n int) int64 { return int64(min(n, 1)*(oneMore-1) + n) }
 	for how, n := range now {
 		t.prober.failing[how].Add(weight(n) - weight(t.failing[how]))
@@ -276,7 +288,7 @@ func (t *target) suffer(now [troubles]int) {
 	t.failing = now
 }
 
-// earlier is the first of two times. Zero is none.
+// earlier returns the earlier of two times. Zero means no time.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b

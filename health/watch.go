@@ -7,19 +7,22 @@ import (
 	"time"
 )
 
-// lightPatience is how long a light check may stay unanswered before the endpoint is probed. It decides nothing, so it may be short; and it has to be: the kernel
-// sends no keep-alive while a question is under way, so that a host whose packets vanish may be asked just before the 2 s after which the kernel would have told, and
-// is out within 2 s + 0.5 s + 0.25 s + 2 s (dialTimeout), where 5 are promised.
-const lightPatience = 500 * time.Millisecond
+// lightTimeout is how long a light check may stay unanswered before the endpoint is probed. It
+// decides nothing, so it may be short. And it must be: the kernel sends no keep-alive while a
+// request is under way, so a host whose packets vanish may get a light check just before the 2 s
+// after which keep-alive would have failed. It is then ejected within 2 s + 0.5 s + 0.25 s + 2 s
+// (dialTimeout), where 5 s are promised.
+const lightTimeout = 500 * time.Millisecond
 
-// keep takes over a connection on which a claim has passed, if it is of a later round than the one that is watched, and closes it if not. Blocked in a read, it sees the
-// process die at once; being replaced by that of the next round it never grows older than the time between two, which is less than servers' idle timeouts, so it needs no
-// pings to live.
+// keep takes over a connection on which a claim has passed, if its round is later than that of the
+// watched one, and closes it if not. Blocked in a read, the connection sees the process die at
+// once. The next round's connection replaces it, so it is never older than the time between two
+// rounds, which is less than servers' idle timeouts: it needs no pings to live.
 func (t *target) keep(conn *http.ClientConn, round time.Time) {
 	if conn == nil {
 		return
 	}
-	if conn.Err() != nil || t.watch != nil && !round.After(t.watched) {
+	if t.watch != nil && !round.After(t.watched) {
 		closeConn(conn)
 		return
 	}
@@ -33,35 +36,40 @@ func (t *target) keep(conn *http.ClientConn, round time.Time) {
 	t.light = t.prober.beat(time.Now().Add(t.rest))
 	conn.SetStateHook(func(c *http.ClientConn) {
 		if c.Err() != nil {
-			t.note(&t.lost)
+			t.set(&t.lost)
 		}
 	})
+	if conn.Err() != nil { // it ended after its answer, before it was watched
+		t.unwatch()
+		t.set(&t.lost)
+	}
 }
 
 func (t *target) unwatch() {
 	if t.watch == nil {
 		return
 	}
-	t.watch.SetStateHook(nil) // before it is closed: our own end of it is no alarm
+	t.watch.SetStateHook(nil) // before closing: closing it ourselves is no alarm
 	closeConn(t.watch)
 	t.watch = nil
 	t.prober.watched.Add(-1)
 }
 
-// check asks on the watched connection, which costs no dial and no handshake. It only ever leads to a probe: a pooled connection can hide an
-// endpoint that takes no new ones, and a process that hangs keeps its connections open.
+// check sends a request on the watched connection, which costs no dial and no handshake. It can
+// only lead to a probe: an open connection can hide that an endpoint accepts no new ones, and a
+// process that hangs keeps its connections open.
 func (t *target) check(ctx context.Context, now time.Time) {
 	t.light = t.prober.beat(now.Add(t.rest))
-	c, conn := t.inTurn(), t.watch
+	c, conn := t.nextClaim(), t.watch
 	if c == nil {
 		return
 	}
 	t.light = time.Time{}
 	t.rounds.Go(func() {
 		latency, err := c.check(ctx, conn)
-		t.hear(ctx, func() {
+		t.deliver(ctx, func() {
 			switch {
-			case t.watch != conn: // it was replaced, and closed amid the question
+			case t.watch != conn: // it was replaced, and closed during the request
 			case err != nil:
 				t.unwatch()
 				t.silent = true
@@ -74,7 +82,7 @@ func (t *target) check(ctx context.Context, now time.Time) {
 }
 
 func (c *claim) check(ctx context.Context, conn *http.ClientConn) (latency time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(ctx, lightPatience)
+	ctx, cancel := context.WithTimeout(ctx, lightTimeout)
 	defer cancel()
 	start := time.Now()
 	err = c.get(ctx, func(r *http.Request) (*http.Response, error) {
@@ -82,11 +90,11 @@ func (c *claim) check(ctx context.Context, conn *http.ClientConn) (latency time.
 		latency = time.Since(start)
 		return resp, err
 	})
-	return latency, cmp.Or(err, conn.Err())
+	return latency, cmp.Or(inTime(err, latency, lightTimeout), conn.Err())
 }
 
-// inTurn is a claim of which no probe knows better, each in its turn. Nil: there is none.
-func (t *target) inTurn() *claim {
+// nextClaim returns, in rotation, a claim that neither fails nor is being probed. Nil means none.
+func (t *target) nextClaim() *claim {
 	claims := *t.claims.Load()
 	for range claims {
 		t.turn++
