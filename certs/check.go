@@ -13,13 +13,14 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// Finding is one thing that is wrong, or soon will be, with what to do about it.
+// Finding is one fault, or a coming one, with advice.
 type Finding struct {
-	// Severity is SeverityWarning when everything works for now, SeverityError when something does not.
+	// Severity is SeverityWarning when everything works for now, SeverityError when something does
+	// not.
 	Severity string `json:"severity"`
-	// Object is what it is about: "proxy client certificate", "serving certificate", an APIService.
+	// Object is the subject: "proxy client certificate", "serving certificate", an APIService.
 	Object string `json:"object"`
-	// Message says what is wrong, Do what to do about it. Neither is ever empty.
+	// Message says what is wrong, Do how to correct it. Neither is ever empty.
 	Message string `json:"message"`
 	// Do is an instruction.
 	Do string `json:"do"`
@@ -31,7 +32,7 @@ const (
 	SeverityWarning = "warning"
 )
 
-// String is the finding on one line.
+// String returns the finding on one line.
 func (f Finding) String() string {
 	return strings.Join(strings.Fields(fmt.Sprintf("%s: %s: %s; %s", f.Severity, f.Object, f.Message, f.Do)), " ")
 }
@@ -48,10 +49,11 @@ func (r *report) add(severity, do, format string, args ...any) {
 	r.found = append(r.found, Finding{Severity: severity, Object: r.object, Message: fmt.Sprintf(format, args...), Do: do})
 }
 
-// soon is when a certificate's end is worth a warning: thirty days are what people need, but a certificate of a day is renewed within the day.
+// soon is how long before its expiry a certificate causes a warning: people need thirty days. A
+// short-lived certificate is renewed sooner, so a quarter of its lifetime is enough.
 const soon = 30 * 24 * time.Hour
 
-// expiry looks at the dates of a certificate.
+// expiry checks the dates of a certificate.
 func (r *report) expiry(c *x509.Certificate, what, do string) {
 	now := time.Now()
 	left := c.NotAfter.Sub(now)
@@ -73,12 +75,14 @@ func days(d time.Duration) string {
 	return fmt.Sprintf("%d days", int(d/(24*time.Hour)))
 }
 
-// CheckProxyClient says whether the certificate that Fairlead presents, leaf first, makes it a front proxy to those who follow the cluster's authentication ConfigMap, and
-// whether the names in it are those that Fairlead sends. authentication is the ConfigMap's data; nil when it could not be read.
+// CheckProxyClient checks whether servers that follow the cluster's authentication ConfigMap accept
+// the certificate that Fairlead presents, leaf first, as a front proxy's, and whether the ConfigMap
+// has the header names that Fairlead sends. authentication is the ConfigMap's data, nil if it could
+// not be read.
 func CheckProxyClient(chain []*x509.Certificate, authentication map[string][]byte) []Finding {
 	r := &report{object: "proxy client certificate"}
 	if len(chain) == 0 {
-		r.error("set --proxy-client-cert-file and --proxy-client-key-file (kubeadm keeps them in /etc/kubernetes/pki/front-proxy-client.{crt,key})", "there is none, so no extension server will believe who a user is")
+		r.error("set --proxy-client-cert-file and --proxy-client-key-file (kubeadm keeps them in /etc/kubernetes/pki/front-proxy-client.{crt,key})", "there is none, so no extension server will accept the user that Fairlead names")
 		return r.found
 	}
 	r.expiry(chain[0], "certificate", "renew it; a new pair in the same files is taken up without a restart")
@@ -119,17 +123,17 @@ func (r *report) frontProxy(chain []*x509.Certificate, authentication map[string
 	shared := clientTrust{client: clients, proxy: cas, allowed: headers.AllowedNames}
 	switch err := shared.check(); {
 	case err != nil:
-		r.error("use separate CAs, or set kube-apiserver's --requestheader-allowed-names", "in this cluster every user can be anyone: %v", err)
+		r.error("use separate CAs, or set kube-apiserver's --requestheader-allowed-names", "in this cluster every user can impersonate every other: %v", err)
 	case len(headers.AllowedNames) == 0:
-		r.warn("set kube-apiserver's --requestheader-allowed-names", "every certificate of the cluster's request-header CA is a front proxy, because no name is asked for")
+		r.warn("set kube-apiserver's --requestheader-allowed-names", "every certificate of the cluster's request-header CA counts as a front proxy, because any name is allowed")
 	}
 }
 
-// headers compares the names that the cluster trusts with those that Fairlead sends.
+// headers compares the header names that the cluster trusts with those that Fairlead sends.
 func (r *report) headers(authentication map[string][]byte) {
 	h, err := parseHeaders(authentication)
 	if err != nil {
-		return // frontProxy has said so
+		return // frontProxy has reported it
 	}
 	for _, want := range []struct {
 		name, flag string
@@ -142,12 +146,13 @@ func (r *report) headers(authentication map[string][]byte) {
 		{"X-Remote-Uid", "--requestheader-uid-headers", h.UID, SeverityWarning},
 	} {
 		if !slices.ContainsFunc(want.trusted, func(s string) bool { return strings.EqualFold(s, want.name) }) {
-			r.add(want.severity, fmt.Sprintf("start kube-apiserver with %s=%s", want.flag, want.name), "the cluster does not trust %s, so what it says of a user is dropped", want.name)
+			r.add(want.severity, fmt.Sprintf("start kube-apiserver with %s=%s", want.flag, want.name), "the cluster does not trust %s, so that part of a user's identity is lost", want.name)
 		}
 	}
 }
 
-// CheckServing says whether the certificate that Fairlead serves, leaf first, suits the names and addresses that clients use.
+// CheckServing checks whether the certificate that Fairlead serves, leaf first, suits the names and
+// addresses that clients use.
 func CheckServing(chain []*x509.Certificate, names []string) []Finding {
 	r := &report{object: "serving certificate"}
 	if len(chain) == 0 {
@@ -162,7 +167,7 @@ func CheckServing(chain []*x509.Certificate, names []string) []Finding {
 		}
 	}
 	if !usable(leaf, x509.ExtKeyUsageServerAuth) {
-		r.error("have it issued with extended key usage serverAuth", "it is not for servers")
+		r.error("have it issued with extended key usage serverAuth", "it is not a server certificate")
 	}
 	return r.found
 }
@@ -171,12 +176,13 @@ func usable(c *x509.Certificate, usage x509.ExtKeyUsage) bool {
 	return len(c.ExtKeyUsage)+len(c.UnknownExtKeyUsage) == 0 || slices.Contains(c.ExtKeyUsage, usage) || slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageAny)
 }
 
-// CheckBundle says whether a bundle of ours, such as that of --client-ca-file, is sound. object is what the findings are about.
+// CheckBundle checks a bundle of ours, such as that of --client-ca-file. object is the Object of
+// the findings.
 func CheckBundle(object string, bundle []byte) []Finding {
 	r := &report{object: object}
 	cas, err := trust.ParseBundle(bundle)
 	if err != nil {
-		// Parts that can be read make it no better: a reload takes all of it or nothing.
+		// That some parts can be read does not help: a reload takes all of it or nothing.
 		r.error("repair the file; until then the last good bundle stays in force, and a restart fails", "it is not usable: %v", err)
 		return r.found
 	}
@@ -186,12 +192,13 @@ func CheckBundle(object string, bundle []byte) []Finding {
 	return r.found
 }
 
-// CheckBackend says whether an APIService's bundle is sound, and whether it verifies what the endpoints present. bundle is the inline one or that of the ConfigMap; live are
-// chains, leaf first, by the endpoint that presented them, none when they were not asked.
+// CheckBackend checks whether an APIService's bundle is sound, and whether it verifies the
+// endpoints. bundle is the inline one or that of the ConfigMap. live has the chain, leaf first,
+// that each endpoint presented; it is empty if they were not asked.
 func CheckBackend(apiService string, b *registry.Backend, bundle []byte, live map[string][]*x509.Certificate) []Finding {
 	r := &report{object: "APIService " + apiService}
 	if b.Insecure {
-		r.warn("set caBundle (or let cert-manager inject it) and remove insecureSkipTLSVerify", "its backend is not verified: whoever gets between sees every request and can be every user to it")
+		r.warn("set caBundle (or let cert-manager inject it) and remove insecureSkipTLSVerify", "its backend is not verified: an attacker in between reads every request and can send its own as any user")
 		return r.found
 	}
 	cas := r.bundle(bundle)
@@ -225,10 +232,10 @@ func (r *report) bundle(bundle []byte) []*x509.Certificate {
 	case len(cas) == 0:
 		r.error("set caBundle to the PEM of the CA that signed the backend's certificate", "its CA bundle is not usable: %v", err)
 	case err != nil:
-		r.warn("remove or repair that part", "a part of its CA bundle is passed over: %v", err)
+		r.warn("remove or repair that part", "a part of its CA bundle is ignored: %v", err)
 	}
 	for _, c := range cas {
-		do := "put its successor beside it in the bundle before the backend gets a certificate of the new CA"
+		do := "add its successor to the bundle before the backend gets a certificate of the new CA"
 		if time.Now().After(c.NotAfter) {
 			do = "remove it, and add its successor"
 		}
@@ -237,7 +244,7 @@ func (r *report) bundle(bundle []byte) []*x509.Certificate {
 	return cas
 }
 
-// remedy is what to do about a chain that does not verify.
+// remedy returns the advice for a chain that does not verify.
 func remedy(err error, name string) string {
 	var typed *trust.Error
 	if !errors.As(err, &typed) {

@@ -13,7 +13,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// begins compares findings by how their lines begin, and asks that each is one line that ends in an instruction.
+// begins compares findings by how their lines begin, and asks that each is one line that ends in an
+// instruction.
 func begins(t *testing.T, name string, got []Finding, want ...string) {
 	t.Helper()
 	var lines []string
@@ -67,10 +68,10 @@ func TestCheckProxyClient(t *testing.T) {
 			e+`certificate "front-proxy-client" is not valid before`, e+"the cluster's request-header CA")
 		begins(t, "another CA", CheckProxyClient(leaf(clientCA, "front-proxy-client", 100*day), with()), e+`the cluster's request-header CA "front-proxy-ca" does not vouch for "front-proxy-client"`)
 		begins(t, "another name", CheckProxyClient(leaf(proxyCA, "fairlead", 100*day), with()), e+`its common name "fairlead" is not among the cluster's allowed names ["front-proxy-client"]; add "fairlead" to`)
-		begins(t, "any name", CheckProxyClient(good, with("requestheader-allowed-names", "[]")), w+"every certificate of the cluster's request-header CA is a front proxy")
-		begins(t, "one CA for all", CheckProxyClient(good, with("requestheader-allowed-names", "[]", "client-ca-file", string(proxyCA.PEM()))), e+"in this cluster every user can be anyone")
+		begins(t, "any name", CheckProxyClient(good, with("requestheader-allowed-names", "[]")), w+"every certificate of the cluster's request-header CA counts as a front proxy")
+		begins(t, "one CA for all", CheckProxyClient(good, with("requestheader-allowed-names", "[]", "client-ca-file", string(proxyCA.PEM()))), e+"in this cluster every user can impersonate every other")
 		begins(t, "no CA", CheckProxyClient(good, with("requestheader-client-ca-file", "")), e+"the cluster has no usable request-header CA")
-		begins(t, "kubeadm", CheckProxyClient(good, with("requestheader-uid-headers", "")), w+"the cluster does not trust X-Remote-Uid, so what it says of a user is dropped; start kube-apiserver with --requestheader-uid-headers=X-Remote-Uid")
+		begins(t, "kubeadm", CheckProxyClient(good, with("requestheader-uid-headers", "")), w+"the cluster does not trust X-Remote-Uid, so that part of a user's identity is lost; start kube-apiserver with --requestheader-uid-headers=X-Remote-Uid")
 		begins(t, "no headers", CheckProxyClient(good, with("requestheader-username-headers", `["X-User"]`)), e+"the cluster does not trust X-Remote-User")
 		begins(t, "broken", CheckProxyClient(good, with("requestheader-allowed-names", "x")), e+"the authentication ConfigMap is broken")
 	})
@@ -84,7 +85,7 @@ func TestCheckServing(t *testing.T) {
 	begins(t, "names", CheckServing(chain, []string{"kubernetes.default.svc", "10.96.0.1"}),
 		`error: serving certificate: clients that use "kubernetes.default.svc" will refuse it`, `error: serving certificate: clients that use "10.96.0.1" will refuse it`)
 	client := chainOf(t, ca.Issue(pki.Leaf{Usage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}))
-	begins(t, "usage", CheckServing(client, nil), "error: serving certificate: it is not for servers")
+	begins(t, "usage", CheckServing(client, nil), "error: serving certificate: it is not a server certificate")
 }
 
 func TestCheckBackend(t *testing.T) {
@@ -109,7 +110,7 @@ func TestCheckBackend(t *testing.T) {
 		begins(t, "rotation", CheckBackend(name, b, bundleOf(ca, next), live(good)), w+`CA "next CA" of its bundle verifies no endpoint; remove it once`)
 		begins(t, "half", CheckBackend(name, b, bundleOf(next), live(good, chainOf(t, next.Issue(pki.Leaf{Names: []string{b.ServerName}})))), e+`endpoint a: UnknownAuthority: the backend's certificate "metrics" is signed by "backend CA"`)
 		begins(t, "no PEM", CheckBackend(name, b, []byte("x"), live(good)), e+"its CA bundle is not usable", e+"endpoint a: the CA bundle holds no readable certificate")
-		begins(t, "a part", CheckBackend(name, b, append(ca.PEM(), next.PEM()[:100]...), live(good)), w+"a part of its CA bundle is passed over")
+		begins(t, "a part", CheckBackend(name, b, append(ca.PEM(), next.PEM()[:100]...), live(good)), w+"a part of its CA bundle is ignored")
 		begins(t, "wrong name", CheckBackend(name, b, ca.PEM(), live(chainOf(t, ca.Issue(pki.Leaf{Names: []string{"other"}})))), e+"endpoint a: WrongServerName: the backend's certificate")
 		begins(t, "no SAN", CheckBackend(name, b, ca.PEM(), live(chainOf(t, ca.Issue(pki.Leaf{CommonName: "metrics"})))), e+`endpoint a: MissingSAN: the backend's certificate "metrics" has no subject alternative name`)
 		begins(t, "SHA-1", CheckBackend(name, b, ca.PEM(), live(chainOf(t, ca.Issue(pki.Leaf{Names: []string{b.ServerName}, SHA1: true})))), e+"endpoint a: InsecureSHA1: the backend's certificate")
@@ -117,7 +118,7 @@ func TestCheckBackend(t *testing.T) {
 		time.Sleep(20 * time.Hour)
 		begins(t, "renewal", CheckBackend(name, b, ca.PEM(), live(good)), w+`endpoint a: certificate "metrics" expires in 4 hours; renew it at the backend`)
 		time.Sleep(8 * 24 * time.Hour)
-		begins(t, "CA soon", CheckBackend(name, b, ca.PEM(), nil), w+`CA "backend CA" expires in 28 hours; put its successor beside it`)
+		begins(t, "CA soon", CheckBackend(name, b, ca.PEM(), nil), w+`CA "backend CA" expires in 28 hours; add its successor to the bundle`)
 		time.Sleep(8 * 24 * time.Hour)
 		begins(t, "all over", CheckBackend(name, b, ca.PEM(), live(good)), e+`CA "backend CA" expired at`, e+`endpoint a: ExpiredCertificate: the backend's certificate "metrics" expired at`)
 	})

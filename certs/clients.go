@@ -12,42 +12,45 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 )
 
-// Clients verifies the certificates that clients present. All methods may be called at any time by any goroutine.
+// Clients verifies the certificates that clients present. All methods are safe for concurrent use.
 type Clients struct {
 	allowed []string // from the flags
 	files   struct{ client, proxy bool }
 
-	// current is what is in force.
+	// current is the generation in force.
 	current atomic.Pointer[clientTrust]
 	headers atomic.Pointer[RequestHeaders]
 
-	// mu guards the candidates: what was read last, which is in force only when the whole passes check.
+	// mu guards the candidate: what was read last. It is put in force only if the whole passes
+	// check.
 	mu        sync.Mutex
 	candidate clientTrust
 	refusal   error
-	changed   func() // told after every swap
+	changed   func() // called after every swap
 }
 
-// clientTrust is one generation of what clients are trusted by. It is immutable once in force.
+// clientTrust is one generation of CAs that clients are verified by. It is immutable once in force.
 type clientTrust struct {
 	generation    uint64
 	client, proxy []*x509.Certificate
-	// allowed are the common names that may be front proxies. Empty: every certificate of the CA.
+	// allowed are the common names that front proxies may have. Empty means any that the CA signed.
 	allowed []string
 
 	clientPool, proxyPool, union *x509.CertPool
 }
 
-// Generation counts what clients were trusted by. Whatever was concluded under another one must be concluded anew.
+// Generation counts the changes of client trust. Results of another generation must be verified
+// again.
 func (c *Clients) Generation() uint64 { return c.current.Load().generation }
 
-// Headers are the names in the cluster's authentication ConfigMap, nil while it has not been read.
+// Headers returns the header names in the cluster's authentication ConfigMap, nil until it is read.
 func (c *Clients) Headers() *RequestHeaders { return c.headers.Load() }
 
-// VerifyUser verifies what a peer presented, leaf first, against the client CA and returns the chains found. No chain and no error: there is no client CA
-// now, or nothing was presented.
+// VerifyUser verifies a peer's certificates, leaf first, against the client CA and returns the
+// chains found. No chain and no error means that there is no client CA now, or no certificate.
 //
-// The result holds until the earliest NotAfter in the chains and for this Generation; whoever keeps it reads the Generation before the call.
+// The result holds until the earliest NotAfter in the chains and for this Generation. A caller that
+// caches it must read the Generation before the call.
 func (c *Clients) VerifyUser(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
 	chains, err := verify(peer, c.current.Load().clientPool)
 	if err != nil {
@@ -56,7 +59,8 @@ func (c *Clients) VerifyUser(peer []*x509.Certificate) ([][]*x509.Certificate, e
 	return chains, nil
 }
 
-// VerifyFrontProxy does the same against the request-header CA and checks that the leaf's common name is among the allowed ones: such a peer may assert X-Remote-*.
+// VerifyFrontProxy does the same against the request-header CA and checks that the leaf's common
+// name is among the allowed ones. Such a peer may assert X-Remote-*.
 func (c *Clients) VerifyFrontProxy(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
 	t := c.current.Load()
 	chains, err := verify(peer, t.proxyPool)
@@ -71,11 +75,11 @@ func (c *Clients) VerifyFrontProxy(peer []*x509.Certificate) ([][]*x509.Certific
 
 func verify(peer []*x509.Certificate, pool *x509.CertPool) ([][]*x509.Certificate, error) {
 	if pool == nil || len(peer) == 0 {
-		// To crypto/x509 a nil pool would mean the system's roots.
+		// In crypto/x509 a nil pool would mean the system's roots.
 		return nil, nil
 	}
 	if err := trust.Bounded(peer); err != nil {
-		return nil, err //nolint:wrapcheck // the callers say what was being done
+		return nil, err //nolint:wrapcheck // the callers wrap it
 	}
 	opts := x509.VerifyOptions{Roots: pool, Intermediates: x509.NewCertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
 	for _, c := range peer[1:] {
@@ -84,7 +88,8 @@ func verify(peer []*x509.Certificate, pool *x509.CertPool) ([][]*x509.Certificat
 	return peer[0].Verify(opts)
 }
 
-// update edits the candidate and puts it in force if it passes. Otherwise what was in force stays, and so does the candidate: another change may mend it.
+// update edits the candidate and puts it in force if it passes. Otherwise the former trust stays in
+// force. The candidate is kept: a change of the other bundle may cure it.
 func (c *Clients) update(edit func(*clientTrust)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -104,8 +109,8 @@ func (c *Clients) update(edit func(*clientTrust)) error {
 	return nil
 }
 
-// errShared is the rule of kube-apiserver's own flags, held at every reload here: with one CA for users and for front proxies, and any name allowed, every user could
-// assert to be any other.
+// errShared is the rule of kube-apiserver's own flags, checked here at every reload: with one CA
+// for users and for front proxies, and any name allowed, every user could impersonate every other.
 var errShared = errors.New("the client CA and the request-header CA share a certificate or issue each other; that needs --requestheader-allowed-names")
 
 func (t *clientTrust) check() error {
@@ -127,15 +132,16 @@ func sharesKey(c *x509.Certificate, bundle []*x509.Certificate) bool {
 	})
 }
 
-// issued reports whether a request-header CA signed the client CA c: then a user who sends c along as an intermediate has a chain to the request-header CA. Dates do not
-// matter: what has expired may be renewed.
+// issued reports whether a request-header CA signed the client CA c: then a user who presents c as
+// an intermediate has a chain to the request-header CA. Dates do not matter: an expired CA may be
+// renewed.
 func issued(c *x509.Certificate, bundle []*x509.Certificate) bool {
 	return slices.ContainsFunc(bundle, func(o *x509.Certificate) bool {
 		return bytes.Equal(c.RawIssuer, o.RawSubject) && c.CheckSignatureFrom(o) == nil
 	})
 }
 
-// pool is nil for no certificate at all, which verifies nobody.
+// pool returns nil for an empty list, by which nobody is verified.
 func pool(certs []*x509.Certificate) *x509.CertPool {
 	if len(certs) == 0 {
 		return nil

@@ -108,7 +108,8 @@ func TestGeneration(t *testing.T) {
 	}
 }
 
-// A reload that would make users front proxies is refused and said; a change of the other bundle mends it.
+// A reload that would make users front proxies is refused and said; a change of the other bundle
+// mends it.
 func TestSharedCARefusedAtReload(t *testing.T) {
 	clientCA, proxyCA := pki.NewCA("client CA"), pki.NewCA("front-proxy-ca")
 	dir := t.TempDir()
@@ -128,6 +129,9 @@ func TestSharedCARefusedAtReload(t *testing.T) {
 	}
 	write(t, dir, "proxy.crt", bundleOf(proxyCA, clientCA))
 	waitFor(t, "the refusal", func() bool { return strings.Contains(status("requestheader-ca").Err, "share a certificate") })
+	if text := status("serving").Err; text != "" {
+		t.Errorf("the serving pair is blamed: %s", text)
+	}
 	jane := chainOf(t, clientCA.Issue(pki.Leaf{CommonName: "jane"}))
 	if user, proxy := worth(s.Clients(), jane); !user || proxy || s.Clients().Generation() != generation {
 		t.Error("the refused bundle is in force")

@@ -10,13 +10,15 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 )
 
-// RequestHeaders are the header names that the cluster's authentication ConfigMap tells extension servers to trust.
+// RequestHeaders are the header names in the cluster's authentication ConfigMap, which extension
+// servers trust.
 type RequestHeaders struct {
-	// Username, UID and Group are header names in order of preference. Nil: the ConfigMap names none.
+	// Username, UID and Group are header names in order of preference. Nil means that the ConfigMap
+	// has none.
 	Username, UID, Group []string
 	// ExtraPrefix are prefixes of header names.
 	ExtraPrefix []string
-	// AllowedNames are the common names that may assert them. Empty: any that the CA signed.
+	// AllowedNames are the common names that may send them. Empty means any that the CA signed.
 	AllowedNames []string
 }
 
@@ -37,16 +39,17 @@ func (c *Clients) takeProxy(data [][]byte) error {
 	return c.update(func(t *clientTrust) { t.proxy = certs })
 }
 
-// takeConfigMap takes the cluster's authentication ConfigMap: its header names always, its CAs where no file gives one and trusted says so. A ConfigMap that is
-// deleted, or a CA that is taken out of it, ends that trust (kubernetes/kubernetes#140130 is about a server that went on).
+// takeConfigMap takes the cluster's authentication ConfigMap: its header names always, its CAs only
+// if trusted, and where no file gives one. Deleting the ConfigMap, or removing a CA from it, ends
+// that trust (kubernetes/kubernetes#140130 is about a server that went on).
 func (c *Clients) takeConfigMap(trusted bool) func(map[string][]byte, error) error {
 	return func(data map[string][]byte, err error) error {
 		var h RequestHeaders
-		if err == nil { // it is there
+		if err == nil { // it exists
 			if h, err = parseHeaders(data); err != nil {
 				return err
 			}
-			// The pointer changes only with the names: who keeps identities keys them by it.
+			// The pointer changes only with the names: caches of identities use it as a key.
 			if old := c.headers.Load(); old == nil || !reflect.DeepEqual(*old, h) {
 				c.headers.Store(&h)
 			}

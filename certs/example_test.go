@@ -10,7 +10,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// A store serves its pair and verifies clients from the moment it is made; Run makes it follow the files.
+// A store serves its pair and verifies clients from the moment it is made; Run makes it follow the
+// files.
 func ExampleNew() {
 	clients := pki.NewCA("client CA")
 	dir, err := os.MkdirTemp("", "certs")

@@ -12,15 +12,17 @@ import (
 )
 
 const (
-	// quiet is how long directories must be quiet before their files are read. Writers that do not rename write in parts, and the certificate after the key, usually
-	// within milliseconds. It is waited for quietAtMost, in a directory that never is.
+	// quiet is how long directories must be quiet before their files are read. Writers that do not
+	// rename write in parts, and the certificate after the key, usually within milliseconds. In a
+	// directory that is never quiet the wait ends after quietAtMost.
 	quiet       = 100 * time.Millisecond
 	quietAtMost = time.Second
-	// maxLinks bounds the symlinks followed to one file, as the kernel does.
+	// maxLinks bounds the symlinks on the way to one file, as the kernel does.
 	maxLinks = 40
 )
 
-// runFiles reads the files again when something happens in their directories, and once a minute, until ctx ends.
+// runFiles reads the files again when something changes in their directories, and once a minute,
+// until ctx ends.
 func (s *Store) runFiles(ctx context.Context) {
 	var paths []string
 	for _, f := range s.followed {
@@ -34,7 +36,7 @@ func (s *Store) runFiles(ctx context.Context) {
 	defer watching.Wait()
 	watching.Go(func() { w.Run(ctx) })
 	for {
-		// Watch before reading: whatever changed between New and here is seen now.
+		// Watch before reading: a change between New and this point is seen now.
 		var want []string
 		for _, path := range paths {
 			want = append(want, directories(path)...)
@@ -53,8 +55,9 @@ func (s *Store) runFiles(ctx context.Context) {
 	}
 }
 
-// directories are the directories in which a change may change what path leads to: its own, and those of the symlinks that it leads through. Directories, because a
-// file that is replaced or deleted takes its watch with it, and because in a Kubernetes volume nothing but a symlink beside the file changes.
+// directories returns the directories in which a change may change the file at path: its own, and
+// those of the symlinks on the way. It watches directories because a replaced or deleted file takes
+// its watch with it, and because in a Kubernetes volume only a symlink next to the file changes.
 func directories(path string) []string {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -63,12 +66,13 @@ func directories(path string) []string {
 	var out []string
 	for range maxLinks {
 		dir := filepath.Dir(path)
-		// By its real name: fsnotify knows a watch by its path, and the same path may be another directory tomorrow.
+		// By its real name: fsnotify identifies a watch by its path, and the same path may later be
+		// another directory.
 		if dirReal, err := filepath.EvalSymlinks(dir); err == nil {
 			if !slices.Contains(out, dirReal) {
 				out = append(out, dirReal)
 			}
-			// A symlink among the directories themselves, such as ..data, changes in its parent.
+			// If a directory on the path is a symlink, such as ..data, it changes in its parent.
 			for d := dir; d != filepath.Dir(d) && d != dirReal; d = filepath.Dir(d) {
 				if info, err := os.Lstat(d); err == nil && info.Mode()&os.ModeSymlink != 0 {
 					if parent, err := filepath.EvalSymlinks(filepath.Dir(d)); err == nil && !slices.Contains(out, parent) {

@@ -48,7 +48,8 @@ func FuzzPair(f *testing.F) {
 	})
 }
 
-// Whatever the files and the ConfigMap hold: nobody is trusted whom no bundle in force names, and a bundle shared without allowed names never is in force.
+// Whatever the files and the ConfigMap hold: nobody is trusted whom no bundle in force names, and a
+// bundle shared without allowed names never is in force.
 func FuzzClientTrust(f *testing.F) {
 	one, two := pki.NewCA("one"), pki.NewCA("two")
 	names, _ := json.Marshal([]string{"front"})

@@ -11,19 +11,19 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"math/big"
 	"net"
 	"sync/atomic"
 	"time"
 )
 
-// PairSource says which files a key pair comes from.
+// PairSource names the files of a key pair.
 type PairSource struct {
-	// Cert has the certificate, followed by its intermediates. Empty: there is no pair.
+	// Cert has the certificate, followed by its intermediates. Empty means that there is no pair.
 	Cert string
-	// Key has its private key, not encrypted.
+	// Key has its private key, unencrypted.
 	Key string
-	// Names are the names that a client may ask for to get this pair, for an SNI pair; "*.example.com" is a wildcard. Empty: those in the certificate.
+	// Names are the names for which an SNI pair is used; "*.example.com" is a wildcard. Empty means
+	// those in the certificate.
 	Names []string
 }
 
@@ -34,8 +34,8 @@ type Pair struct {
 
 // pairState is one key pair. It is immutable.
 type pairState struct {
-	cert       *tls.Certificate // nil: none yet
-	superseded chan struct{}    // closed once another is in place
+	cert       *tls.Certificate // nil means none yet
+	superseded chan struct{}    // closed once another is in force
 }
 
 func newPair() *Pair {
@@ -44,14 +44,16 @@ func newPair() *Pair {
 	return p
 }
 
-// Certificate is the pair in force, nil while there is none. The caller must not change it.
+// Certificate returns the pair in force, nil while there is none. The caller must not change it.
 func (p *Pair) Certificate() *tls.Certificate { return p.current.Load().cert }
 
-// Changed is closed once another pair is in force than now. A connection made with an older one should take no new stream; its requests and watches go on.
+// Changed returns a channel that is closed once the pair in force changes. A connection made with
+// an older pair should take no new stream. Its requests and watches go on.
 func (p *Pair) Changed() <-chan struct{} { return p.current.Load().superseded }
 
-// GetClientCertificate is for tls.Config: it gives the pair of now to whichever server asks, as client-go does, because servers that ask for the wrong CA are common and
-// verify all the same. Without a pair it gives an empty certificate, which crypto/tls takes for none.
+// GetClientCertificate is for tls.Config. It returns the current pair whichever CAs the server asks
+// for, as client-go does: servers that ask for the wrong CA are common and verify the certificate
+// all the same. Without a pair it returns an empty certificate, which means none to crypto/tls.
 func (p *Pair) GetClientCertificate(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 	if c := p.Certificate(); c != nil {
 		return c, nil
@@ -59,7 +61,7 @@ func (p *Pair) GetClientCertificate(*tls.CertificateRequestInfo) (*tls.Certifica
 	return &tls.Certificate{}, nil
 }
 
-// take parses data (certificate, key) and puts it in force. One goroutine at a time calls it.
+// take parses data (certificate, key) and puts it in force. Calls must not overlap.
 func (p *Pair) take(data [][]byte) error {
 	cert, err := parsePair(data[0], data[1])
 	if err != nil {
@@ -67,12 +69,13 @@ func (p *Pair) take(data [][]byte) error {
 	}
 	old := p.current.Load()
 	p.current.Store(&pairState{cert: cert, superseded: make(chan struct{})})
-	// Swap before close: who wakes up must find the new one.
+	// Swap before close: a goroutine that wakes up must find the new pair.
 	close(old.superseded)
 	return nil
 }
 
-// parsePair makes a pair of PEM. It refuses a certificate file that is cut short even when its first certificate is whole: clients would miss the intermediates.
+// parsePair parses a pair in PEM. It refuses a truncated certificate file even if its first
+// certificate is complete: clients would miss the intermediates.
 func parsePair(certPEM, keyPEM []byte) (*tls.Certificate, error) {
 	if len(certPEM) > maxFile || len(keyPEM) > maxFile {
 		return nil, fmt.Errorf("parsing key pair: more than %d bytes", maxFile)
@@ -99,26 +102,22 @@ func parsePair(certPEM, keyPEM []byte) (*tls.Certificate, error) {
 	return &cert, nil
 }
 
-// selfSigned makes a pair for a server that was given none, so that a first start needs no preparation. Nobody trusts it.
+// selfSigned makes a pair for a server without one, so that a first start needs no preparation. No
+// client trusts it.
 func selfSigned() (certPEM, keyPEM []byte, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, nil, fmt.Errorf("making key: %w", err)
 	}
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 126))
-	if err != nil {
-		return nil, nil, fmt.Errorf("making serial number: %w", err)
-	}
 	now := time.Now()
 	template := &x509.Certificate{
-		SerialNumber: serial,
-		Subject:      pkix.Name{CommonName: "fairlead self-signed"},
-		NotBefore:    now.Add(-time.Hour),   // clocks differ
-		NotAfter:     now.AddDate(1, 0, 0),  // as kube-apiserver's own
-		DNSNames:     []string{"localhost"}, // what it can be reached at without anybody's help
-		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
-		KeyUsage:     x509.KeyUsageDigitalSignature,
-		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		Subject:     pkix.Name{CommonName: "fairlead self-signed"},
+		NotBefore:   now.Add(-time.Hour),   // clocks differ
+		NotAfter:    now.AddDate(1, 0, 0),  // like kube-apiserver's self-signed one
+		DNSNames:    []string{"localhost"}, // reachable under it without any DNS record
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {

@@ -21,7 +21,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// server serves the store's pairs over HTTP/2. /who answers with the user that the connection's certificate makes now, /watch with a line for each that is fed.
+// server serves the store's pairs over HTTP/2. /who answers with the user that the connection's
+// certificate makes now, /watch with a line for each that is fed.
 func server(t *testing.T, s *Store, feed <-chan string) string {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -94,8 +95,9 @@ func code(t *testing.T, c *http.Client, url string) string {
 	return fmt.Sprint(resp.StatusCode, " ", resp.Proto, " ", string(body))
 }
 
-// A serving pair and a client CA are replaced under an open watch: the watch goes on, new connections get the new pair, and a user of the CA that was removed is
-// one no more, on the open connection as on a new one.
+// A serving pair and a client CA are replaced under an open watch: the watch goes on, new
+// connections get the new pair, and a user of the CA that was removed is one no more, on the open
+// connection as on a new one.
 func TestRotationUnderTraffic(t *testing.T) {
 	oldServing, newServing, oldClients, newClients := pki.NewCA("old serving"), pki.NewCA("new serving"), pki.NewCA("old clients"), pki.NewCA("new clients")
 	dir := t.TempDir()
@@ -142,7 +144,8 @@ func TestRotationUnderTraffic(t *testing.T) {
 	write(t, dir, "client.crt", bundleOf(oldClients, newClients))
 	var kim *http.Client
 	waitFor(t, "both client CAs", func() bool {
-		// Anew each time: a client keeps its certificate to itself when the server has not asked for one of that CA.
+		// Anew each time: a client keeps its certificate to itself when the server has not asked
+		// for one of that CA.
 		kim = visitor(t, newClients.Issue(pki.Leaf{CommonName: "kim"}), newServing)
 		return code(t, kim, url+"/who") == "200 HTTP/2.0 kim"
 	})

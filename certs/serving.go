@@ -1,6 +1,7 @@
 package certs
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"net"
@@ -10,10 +11,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// servingNames says which pair answers to which name. It is immutable.
+// servingNames maps names to serving pairs. It is immutable.
 type servingNames struct {
 	fallback *tls.Certificate
-	// explicit names come from the flags, implied ones from a certificate without explicit names. The first pair that has a name keeps it.
+	// explicit names come from the flags, implied ones from a certificate without explicit names.
+	// If two pairs have a name, the first gets it.
 	explicit, implied map[string]*tls.Certificate
 }
 
@@ -23,8 +25,8 @@ type sniPair struct {
 	names []string
 }
 
-// newServingNames orders the pairs as kube-apiserver does: a name without wildcard goes before a wildcard, an explicit one before one from a certificate, an
-// earlier flag before a later one.
+// newServingNames gives precedence as kube-apiserver does: a full name before a wildcard, an
+// explicit name before one from a certificate, an earlier flag before a later one.
 func newServingNames(fallback *tls.Certificate, sni []sniPair) *servingNames {
 	n := &servingNames{fallback: fallback, explicit: make(map[string]*tls.Certificate), implied: make(map[string]*tls.Certificate)}
 	for _, p := range sni {
@@ -48,7 +50,8 @@ func newServingNames(fallback *tls.Certificate, sni []sniPair) *servingNames {
 	return n
 }
 
-// certificateNames are the names that a certificate is for. The common name counts here, as upstream: it only selects, the client verifies.
+// certificateNames returns the names of a certificate. The common name counts here, as upstream: it
+// only selects the pair, the client verifies it.
 func certificateNames(c *tls.Certificate) []string {
 	var names []string
 	cn := c.Leaf.Subject.CommonName
@@ -58,10 +61,11 @@ func certificateNames(c *tls.Certificate) []string {
 	return append(names, c.Leaf.DNSNames...)
 }
 
-// errNoServing is what a handshake ends with while a pair from an object has not been read.
+// errNoServing fails handshakes while there is no serving pair yet.
 var errNoServing = errors.New("there is no serving certificate yet")
 
-// certificate chooses by the name that the client asks for, and without one by the address that it dialled: a client that dials an IP address sends no name.
+// certificate selects a pair by the SNI name or, if there is none, by the address that the client
+// dialled: a client that dials an IP address sends no name.
 func (n *servingNames) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 	name := strings.ToLower(strings.TrimSuffix(hello.ServerName, "."))
 	if name == "" && hello.Conn != nil {
@@ -85,7 +89,8 @@ func (n *servingNames) lookup(name string) *tls.Certificate {
 	if c := n.either(name); c != nil {
 		return c
 	}
-	// A wildcard stands for whole labels, from the left: crypto/tls and kube-apiserver try them in this order.
+	// A wildcard replaces whole labels, from the left: crypto/tls and kube-apiserver try them in
+	// this order.
 	labels := strings.Split(name, ".")
 	for i := range min(len(labels), maxWildcards) {
 		labels[i] = "*"
@@ -93,11 +98,12 @@ func (n *servingNames) lookup(name string) *tls.Certificate {
 			return c
 		}
 	}
-	// "*.example.com" for a.example.com was tried above; a lone "*" answers to all.
+	// "*.example.com" for a.example.com was tried above. A lone "*" matches every name.
 	return n.either("*")
 }
 
-// maxWildcards bounds the labels tried as wildcards: the name comes from a stranger and may have 127.
+// maxWildcards bounds the labels tried as wildcards: the name comes from a stranger and may have
+// 127.
 const maxWildcards = 8
 
 func (n *servingNames) either(name string) *tls.Certificate {
@@ -107,20 +113,23 @@ func (n *servingNames) either(name string) *tls.Certificate {
 	return n.implied[name]
 }
 
-// TLS is the configuration of the listeners. It follows the pairs and CAs: each handshake uses those of its moment, open connections are left alone. A client
-// certificate is asked for but not verified; VerifyUser does that, so that a bad one is answered with 401 and not with a broken connection.
+// TLS returns the configuration of the listeners. It follows the pairs and CAs: each handshake uses
+// the current ones, open connections stay as they are. Clients are asked for a certificate, which
+// is not verified here: VerifyUser does that, so that a bad certificate gets a 401 response and not
+// a broken connection.
 func (s *Store) TLS() *tls.Config {
 	return &tls.Config{
-		MinVersion:         s.cfg.minVersion(),
+		MinVersion:         cmp.Or(s.cfg.MinVersion, tls.VersionTLS12), // RFC 8996 deprecated the older versions
 		NextProtos:         s.cfg.nextProtos(),
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return s.serving.Load(), nil },
-		// A ticket would bring back the client certificate of an earlier handshake without proof that the client still has its key, and outlive the rotation of the
-		// serving pair. Nothing that talks to an apiserver keeps tickets across processes, so the price is nothing.
+		// A ticket would restore the client certificate of an earlier handshake without proof that
+		// the client still has its key, and would outlive a rotation of the serving pair. No client
+		// of an apiserver keeps tickets across processes, so disabling them costs nothing.
 		SessionTicketsDisabled: true,
 	}
 }
 
-// nextProtos is the offer of protocols: h2 first, as every Kubernetes client prefers it.
+// nextProtos returns the ALPN protocols: h2 first, as every Kubernetes client prefers it.
 func (c Config) nextProtos() []string {
 	if c.HTTP1 {
 		return []string{"http/1.1"}
@@ -128,14 +137,7 @@ func (c Config) nextProtos() []string {
 	return []string{"h2", "http/1.1"}
 }
 
-func (c Config) minVersion() uint16 {
-	if c.MinVersion == 0 {
-		return tls.VersionTLS12 // RFC 8996 retired what is older
-	}
-	return c.MinVersion
-}
-
-// rebuild makes the configuration for the next handshakes of what is in force.
+// rebuild makes the configuration for the next handshakes from the values in force.
 func (s *Store) rebuild() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,7 +147,7 @@ func (s *Store) rebuild() {
 	}
 	names := newServingNames(s.pair.Certificate(), sni)
 	s.serving.Store(&tls.Config{
-		MinVersion:             s.cfg.minVersion(),
+		MinVersion:             cmp.Or(s.cfg.MinVersion, tls.VersionTLS12),
 		CipherSuites:           s.cfg.CipherSuites,
 		NextProtos:             s.cfg.nextProtos(),
 		GetCertificate:         names.certificate,

@@ -14,36 +14,40 @@ import (
 	"time"
 )
 
-// maxFile bounds what is read from a file: etcd refuses objects larger than 1.5 MiB, and nothing that is mounted from one is larger.
+// maxFile bounds a file. etcd refuses objects above 1.5 MiB, and no file that is mounted from one
+// is larger.
 const maxFile = 1 << 20
 
-// followed is one value that is read from one or more files, or from the authentication ConfigMap, and taken only as a whole.
+// followed is one value that is read from one or more files, or from the authentication ConfigMap.
+// It is taken as a whole or not at all.
 type followed struct {
 	use string
-	// source names where it comes from, in logs, metrics and status; it tells two values of the same use apart.
+	// source names the origin in logs, metrics and status. It distinguishes two values of the same
+	// use.
 	source string
-	// files are the paths that it is read from. Each may be a symlink, or below one, as in a Kubernetes volume.
+	// files are the paths to read. Each may be a symlink, or below one, as in a Kubernetes volume.
 	files []string
-	// given is the data itself, which then never changes. Nil: it is read from files, or delivered.
+	// given is the data itself, which never changes. Nil means that it is read, or delivered.
 	given [][]byte
-	// take parses the data, in the order of the files, and puts it in force. After an error what was in force stays.
+	// take parses the data, in the order of the files, and puts it in force. After an error the
+	// former value stays in force.
 	take func(data [][]byte) error
-	// whole takes all of the ConfigMap instead; err wraps fs.ErrNotExist when there is none.
+	// whole takes all of the ConfigMap instead. err wraps fs.ErrNotExist when there is none.
 	whole func(data map[string][]byte, err error) error
 
-	// held returns the certificates in force, the leaf of a pair. Nil: it has none.
+	// held returns the certificates in force: of a pair, the leaf. Nil means that it has none.
 	held func() []*x509.Certificate
 
-	// mu guards what follows. Only the goroutine that reads the source writes it.
+	// mu guards the fields below. Only the goroutine that reads the source writes them.
 	mu      sync.Mutex
-	digest  [sha256.Size]byte // of what was taken or refused last; zero: nothing was
+	digest  [sha256.Size]byte // of the last data taken or refused; zero means none yet
 	verdict error             // why it was refused
 	read    time.Time
 	changed time.Time
-	err     error // of the last reading: verdict, or why there was nothing to read
+	err     error // of the last read: verdict, or why nothing could be read
 }
 
-// load reads the files. changed tells that the outcome is news.
+// load reads the files. changed tells whether the outcome is new.
 func (f *followed) load() (changed bool, err error) {
 	data := f.given
 	for _, file := range f.files {
@@ -56,7 +60,7 @@ func (f *followed) load() (changed bool, err error) {
 	return f.offer(data, func() error { return f.take(data) })
 }
 
-// deliver takes what a watch says of the ConfigMap.
+// deliver takes the ConfigMap from a watch.
 func (f *followed) deliver(data map[string][]byte, err error) (changed bool, _ error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return f.unreadable(err)
@@ -64,7 +68,8 @@ func (f *followed) deliver(data map[string][]byte, err error) (changed bool, _ e
 	return f.offer(append(flatten(data), []byte(text(err))), func() error { return f.whole(data, err) })
 }
 
-// offer has data taken, unless it is what was seen last: a file that comes back as it was is no change.
+// offer calls take, unless data is the same as last time: a file that comes back unchanged is no
+// change.
 func (f *followed) offer(data [][]byte, take func() error) (changed bool, err error) {
 	sum := digest(data)
 	f.mu.Lock()
@@ -85,7 +90,7 @@ func (f *followed) offer(data [][]byte, take func() error) (changed bool, err er
 	return changed, verdict
 }
 
-// unreadable notes that there was nothing to offer.
+// unreadable notes that nothing could be read.
 func (f *followed) unreadable(err error) (changed bool, _ error) {
 	err = fmt.Errorf("reading %s: %w", f.use, err)
 	f.mu.Lock()
@@ -102,7 +107,7 @@ func text(err error) string {
 	return err.Error()
 }
 
-// flatten makes a list of a map, in the order of its keys.
+// flatten returns keys and values of a map as a list, sorted by key.
 func flatten(data map[string][]byte) [][]byte {
 	var out [][]byte
 	for _, k := range slices.Sorted(maps.Keys(data)) {
@@ -114,15 +119,15 @@ func flatten(data map[string][]byte) [][]byte {
 func digest(data [][]byte) [sha256.Size]byte {
 	h := sha256.New()
 	for _, d := range data {
-		_, _ = fmt.Fprintf(h, "%d:", len(d)) // a hash takes everything
+		_, _ = fmt.Fprintf(h, "%d:", len(d)) // writing to a hash never fails
 		h.Write(d)
 	}
 	return [sha256.Size]byte(h.Sum(nil))
 }
 
-// readFile reads a regular file of bounded size: a fifo would block for ever, a device has no end.
+// readFile reads a regular file of bounded size: a FIFO would block for ever, a device has no end.
 func readFile(path string) ([]byte, error) {
-	// Stat first: opening a fifo blocks already.
+	// Stat first: opening a FIFO already blocks.
 	if info, err := os.Stat(path); err != nil {
 		return nil, err
 	} else if !info.Mode().IsRegular() {

@@ -14,19 +14,20 @@ import (
 // maxSeries bounds the expiry series of one bundle.
 const maxSeries = 16
 
-// Status is one value that is followed: what is in force and how the last reading ended.
+// Status describes one followed value: what is in force and how the last read ended.
 type Status struct {
-	// Use is what it is for: serving, sni, proxy-client, client-ca, requestheader-ca, authentication-configmap, or a File's.
+	// Use is the purpose: serving, sni, proxy-client, client-ca, requestheader-ca,
+	// authentication-configmap, or a File's.
 	Use string `json:"use"`
 	// Source is where it comes from.
 	Source string `json:"source"`
-	// Read is when it was last read. Zero: never.
+	// Read is when it was last read. Zero means never.
 	Read time.Time `json:"read,omitzero"`
-	// Changed is when it was last put in force. Zero: never.
+	// Changed is when it was last put in force. Zero means never.
 	Changed time.Time `json:"changed,omitzero"`
-	// Err is why what was read last is not in force. Empty: it is.
+	// Err is why the last value read is not in force. Empty means that it is.
 	Err string `json:"err,omitempty"`
-	// Certificates are those in force, the leaf first in a pair.
+	// Certificates are those in force. In a pair the leaf comes first.
 	Certificates []trust.Certificate `json:"certificates,omitempty"`
 }
 
@@ -40,7 +41,7 @@ func (s *Store) Status() []Status {
 		err := f.err
 		f.mu.Unlock()
 		if errors.Is(err, errShared) {
-			// The other bundle may have mended it since.
+			// A later change of the other bundle may have cured it.
 			err = nil
 		}
 		if err == nil && isClientTrust(f.use) {
@@ -69,7 +70,7 @@ func (c *Clients) refused() error {
 	return c.refusal
 }
 
-// heldByConfigMap are the certificates in force that no file gives.
+// heldByConfigMap returns the certificates in force that come from the ConfigMap, not from a file.
 func (s *Store) heldByConfigMap() (held []*x509.Certificate) {
 	t := s.clients.current.Load()
 	if s.cfg.TrustConfigMap && !s.clients.files.client {
@@ -81,7 +82,7 @@ func (s *Store) heldByConfigMap() (held []*x509.Certificate) {
 	return held
 }
 
-// leaf is the leaf in force, if there is one.
+// leaf returns the leaf in force, if there is one.
 func (p *Pair) leaf() []*x509.Certificate {
 	if c := p.Certificate(); c != nil {
 		return []*x509.Certificate{c.Leaf}
@@ -106,7 +107,7 @@ func (s *Store) register(r prometheus.Registerer) error {
 	return metric.Register(r, "certificates", s.reloads, newCollector(s))
 }
 
-// collector makes gauges of the status at the moment of a scrape.
+// collector makes gauges of the status at each scrape.
 type collector struct {
 	s                     *Store
 	expiry, valid, change *prometheus.Desc
@@ -119,7 +120,7 @@ func newCollector(s *Store) *collector {
 		expiry: prometheus.NewDesc("fairlead_certificate_expiration_timestamp_seconds",
 			"When a certificate in force expires: the leaf of a pair, each CA of a bundle.", append(labels, "subject", "fingerprint"), nil),
 		valid: prometheus.NewDesc("fairlead_certificate_reload_valid",
-			"1 while what was read last is in force, 0 while a last good value stands in for it.", labels, nil),
+			"1 while the last value read is in force, 0 while the last good value is used instead.", labels, nil),
 		change: prometheus.NewDesc("fairlead_certificate_change_timestamp_seconds", "When the value was last put in force.", labels, nil),
 	}
 }
@@ -139,7 +140,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	for _, st := range c.s.Status() {
-		// One source may be given twice, and one certificate may be twice in a bundle: a series twice would spoil the whole scrape.
+		// One source may be given twice, and a bundle may have a certificate twice: a duplicate
+		// series would fail the whole scrape.
 		if key := (series{st.Use, st.Source, ""}); !seen[key] {
 			seen[key] = true
 			valid := 1.0

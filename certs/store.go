@@ -16,54 +16,66 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 )
 
-// Config says where everything comes from. The zero Config serves a self-signed pair and trusts no client certificate.
+// Config names the sources of all values. The zero Config serves a self-signed pair and trusts no
+// client certificate.
 type Config struct {
-	// Serving is the pair for clients that ask for no name of SNI. Zero: the first of SNI, or a self-signed pair when there is none either.
+	// Serving is the pair for clients that send no SNI name. Zero means the first pair of SNI, or a
+	// self-signed pair when there is none either.
 	Serving PairSource
-	// SNI are pairs for the names that clients ask for. Nil: Serving answers to all.
+	// SNI are pairs for names that clients send. Nil means that Serving is used for all.
 	SNI []PairSource
-	// MinVersion of TLS and CipherSuites for TLS 1.2. Zero: TLS 1.2 and Go's choice.
+	// MinVersion is the least version of TLS. Zero means TLS 1.2.
 	MinVersion uint16
-	// CipherSuites are for TLS 1.2. Nil: Go's choice.
+	// CipherSuites are for TLS 1.2. Nil means Go's choice.
 	CipherSuites []uint16
-	// HTTP1 offers clients HTTP/1.1 alone. False: HTTP/2 too.
+	// HTTP1 offers clients HTTP/1.1 alone. False means HTTP/2 too.
 	HTTP1 bool
 
-	// ClientCA is the file of the bundle that vouches for users. Empty: no certificate makes a user, unless the ConfigMap is trusted.
+	// ClientCA is the file of the bundle that verifies users. Empty means that no certificate
+	// authenticates a user, unless the ConfigMap is trusted.
 	ClientCA string
-	// RequestHeaderCA is the file of the bundle that vouches for front proxies. Empty: there are none, unless the ConfigMap is trusted.
+	// RequestHeaderCA is the file of the bundle that verifies front proxies. Empty means that there
+	// are none, unless the ConfigMap is trusted.
 	RequestHeaderCA string
-	// AllowedNames are the common names that may be front proxies. Empty: all that RequestHeaderCA signed, or what a trusted ConfigMap says.
+	// AllowedNames are the common names that front proxies may have. Empty means all that
+	// RequestHeaderCA signed, or those of a trusted ConfigMap.
 	AllowedNames []string
-	// ConfigMap is the cluster's authentication ConfigMap, read for its header names. Zero: it is not read.
+	// ConfigMap is the cluster's authentication ConfigMap, read for its header names. Zero means
+	// that it is not read.
 	ConfigMap trust.Ref
-	// TrustConfigMap takes its CAs too, where ClientCA or RequestHeaderCA is empty. False: only files give CAs, because kube-apiserver never takes a CA out of it.
+	// TrustConfigMap takes its CAs too, where ClientCA or RequestHeaderCA is empty. False means
+	// that only files give CAs, because kube-apiserver never removes a CA from the ConfigMap.
 	TrustConfigMap bool
 
-	// ProxyClient is the pair that this process presents to the local apiserver and to backends. Zero: none.
+	// ProxyClient is the pair that this process presents to the local apiserver and to backends.
+	// Zero means none.
 	ProxyClient PairSource
-	// Files are further files to follow, such as a kubeconfig. Nil: none.
+	// Files are further files to follow, such as a kubeconfig. Nil means none.
 	Files []File
 
-	// Watch follows the ConfigMap. Required with one.
+	// Watch follows the ConfigMap. It is required if ConfigMap is set.
 	Watch trust.Watch
 	// Logger gets reloads. Nil discards.
 	Logger *slog.Logger
-	// Metrics registers the metrics. Nil: unregistered.
+	// Metrics registers the metrics. Nil means that they are unregistered.
 	Metrics prometheus.Registerer
 }
 
-// File is a file of somebody else's that is followed with the same care.
+// File is a file of another package that is followed with the same care.
 type File struct {
 	// Use names it in status and metrics: "kubeconfig".
 	Use string
 	// Path is the file.
 	Path string
-	// Take parses the content and puts it in force. After an error the former content counts. New calls it first, later one goroutine of Run.
+	// Take parses the content and puts it in force. After an error the former content stays. New
+	// calls it first, later one goroutine of Run.
 	Take func(data []byte) error
+	// Held returns the certificates in it that are in force. Nil means that it has none.
+	Held func() []*x509.Certificate
 }
 
-// Store holds the certificates of this process. Everything works from New on; it needs Run to follow its sources.
+// Store holds the certificates of this process. All of it works once New returns. It needs Run to
+// follow its sources.
 type Store struct {
 	cfg      Config
 	logger   *slog.Logger
@@ -80,14 +92,14 @@ type Store struct {
 	mu sync.Mutex
 }
 
-// New reads every file once; one that cannot be read or parsed is an error, because at the start there is no last good value. The ConfigMap is read by Run.
+// New reads every file once. A file that cannot be read or parsed is an error, because there is no
+// last good value yet. Run reads the ConfigMap.
 func New(cfg Config) (*Store, error) {
 	s := &Store{cfg: cfg, logger: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), pair: newPair(), proxy: newPair(), reloads: newReloads()}
 	s.clients = newClients(cfg, s.rebuild)
 	if err := s.sources(); err != nil {
 		return nil, err
 	}
-	s.rebuild()
 	for _, f := range s.followed {
 		if f.whole != nil {
 			continue
@@ -110,7 +122,7 @@ func newClients(cfg Config, changed func()) *Clients {
 	return c
 }
 
-// sources lists what is to be followed.
+// sources lists the values to follow.
 func (s *Store) sources() error {
 	c := s.cfg
 	s.follow("serving", c.Serving, s.pair, s.rebuild)
@@ -140,7 +152,7 @@ func (s *Store) sources() error {
 		s.followed = append(s.followed, &followed{use: "requestheader-ca", source: c.RequestHeaderCA, files: []string{c.RequestHeaderCA}, take: s.clients.takeProxy, held: proxy})
 	}
 	for _, f := range c.Files {
-		s.followed = append(s.followed, &followed{use: f.Use, source: f.Path, files: []string{f.Path}, take: func(data [][]byte) error { return f.Take(data[0]) }})
+		s.followed = append(s.followed, &followed{use: f.Use, source: f.Path, files: []string{f.Path}, held: f.Held, take: func(data [][]byte) error { return f.Take(data[0]) }})
 	}
 	switch zero := c.ConfigMap == (trust.Ref{}); {
 	case zero && c.TrustConfigMap:
@@ -169,10 +181,11 @@ func (s *Store) follow(use string, src PairSource, p *Pair, then func()) {
 	}})
 }
 
-// Clients verifies what clients present.
+// Clients returns the verifier of clients' certificates.
 func (s *Store) Clients() *Clients { return s.clients }
 
-// ProxyClient is the pair that this process presents to the local apiserver and to backends; without one configured it is empty.
+// ProxyClient returns the pair that this process presents to the local apiserver and to backends.
+// If none is configured, it is empty.
 func (s *Store) ProxyClient() *Pair { return s.proxy }
 
 // Run follows every source until ctx ends.
@@ -190,7 +203,7 @@ func (s *Store) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// report logs and counts how a reading ended, once for each change.
+// report logs and counts the outcome of a read, once for each change.
 func (s *Store) report(f *followed) func(changed bool, err error) {
 	return func(changed bool, err error) {
 		switch {

@@ -262,7 +262,8 @@ func waitFor(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// The life of a Kubernetes volume and of files written by hand, with the kubelet's and everybody else's manners.
+// The life of a Kubernetes volume and of files written by hand, with the kubelet's and everybody
+// else's manners.
 func TestFilesFollowed(t *testing.T) {
 	ca := pki.NewCA("ca")
 	issue := func(cn string) *pki.Pair { return ca.Issue(pki.Leaf{CommonName: cn}) }

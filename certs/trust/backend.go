@@ -12,34 +12,38 @@ import (
 )
 
 const (
-	// maxLeaves bounds the leaves remembered of one backend: one per endpoint, and the status page shows no more.
+	// maxLeaves bounds the leaves remembered per backend: one per endpoint. The status page shows
+	// no more.
 	maxLeaves = 16
-	// leafMemory is how long a leaf that is no longer presented is remembered. Every endpoint is dialled anew by its prober within seconds, so five minutes
-	// without it mean that it is gone.
+	// leafMemory is how long a leaf is remembered after it was last presented. The prober dials
+	// every endpoint anew within seconds, so five minutes without it mean that it is gone.
 	leafMemory = 5 * time.Minute
-	// forgetEvery is how often all are looked at for such leaves: ten thousand take a few milliseconds.
+	// forgetEvery is how often all backends are searched for such leaves: ten thousand take a few
+	// milliseconds.
 	forgetEvery = time.Minute
 )
 
-// backend is the trust of one APIService's backend, which outlives the *registry.Backend values: they change with every caBundle. Or it is that of all that have one
-// *registry.Backend, which is never another's.
+// backend is the trust of one APIService's backend. It outlives the *registry.Backend values, which
+// change with every caBundle. Or it is the trust shared by all users of one *registry.Backend, and
+// then it keeps that one.
 type backend struct {
-	name    string // the APIService's. Empty: it is that of all
+	name    string // the APIService's; empty means shared
 	hooks   *hooks
 	current atomic.Pointer[view]
 
-	// mu guards what follows and orders the changes of current. Verification runs under it (some 100 µs for a chain), I/O never.
+	// mu guards the fields below and serializes changes of current. It is held for verification
+	// (some 100 µs for a chain), never for I/O.
 	mu      sync.Mutex
 	spec    *registry.Backend
-	all     *backend // the trust of all that have spec. Nil: there is none, or it is this
+	all     *backend // the shared trust of spec; nil means none, or that this is it
 	overlap time.Duration
 	source  string // "inline", "system", "none" or "configmap <name>/<key>"
 	inForce bool   // a live chain needed replaced roots
-	ended   bool   // the APIService is gone
+	ended   bool   // the APIService was deleted
 	guards  map[*guard]struct{}
 	leaves  map[[sha256.Size]byte]leaf
-	users   map[string]struct{} // who has spec, if it is that of all
-	payer   string              // one of them, for whom is counted what is refused; else name
+	users   map[string]struct{} // of a shared trust: the APIServices that have spec
+	counted string              // the APIService for which refusals are counted: one of users, else name
 }
 
 // leaf is a certificate that an endpoint presented.
@@ -49,21 +53,22 @@ type leaf struct {
 	seen time.Time
 }
 
-// guard is an open connection whose chain is to keep verifying.
+// guard is an open connection whose chain must stay valid.
 type guard struct {
 	chain []*x509.Certificate
-	// until is when the chain is to be looked at again. Zero: only when the view changes.
+	// until is when to check the chain again. Zero means only when the view changes.
 	until time.Time
 	lost  chan struct{} // closed once, by recheckLocked
 }
 
 func newBackend(name string, h *hooks) *backend {
-	b := &backend{name: name, payer: name, hooks: h, guards: make(map[*guard]struct{}), leaves: make(map[[sha256.Size]byte]leaf), users: make(map[string]struct{})}
+	b := &backend{name: name, counted: name, hooks: h, guards: make(map[*guard]struct{}), leaves: make(map[[sha256.Size]byte]leaf), users: make(map[string]struct{})}
 	b.current.Store(&view{fault: refuse(reasonInvalidBundle, nil, "the CA bundle has not been read yet")})
 	return b
 }
 
-// apply takes what the table says of the backend. It leaves a referenced bundle to bundle. all is the trust of all that have spec, whose bundle was read; nil: there is none.
+// apply takes the backend of a table. A referenced bundle comes by referenced. all is the shared
+// trust of spec, with its parsed bundle; nil means none.
 func (b *backend) apply(spec *registry.Backend, overlap time.Duration, all *backend) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -85,7 +90,8 @@ func (b *backend) apply(spec *registry.Backend, overlap time.Duration, all *back
 	case spec.CAFrom != "":
 		b.source = "configmap " + spec.Namespace + "/" + spec.CAFrom
 		if v.insecure {
-			// Nothing was verified so far, so there is nothing to fall back on until the ConfigMap has been read.
+			// Nothing was verified so far, so there are no former roots to use until the ConfigMap
+			// has been read.
 			b.setLocked(v.with(nil, b.unread(), 0, now))
 		}
 	case len(spec.CABundle) == 0:
@@ -106,7 +112,8 @@ func (b *backend) unread() *Error {
 	return refuse(reasonInvalidBundle, nil, "%s has not been read yet", b.source)
 }
 
-// referenced takes the bundle that spec's ConfigMap holds, or the fact that it holds none (err). It is dropped when the reference has changed meanwhile.
+// referenced takes the bundle in spec's ConfigMap, or the error that there is none. It does nothing
+// if the reference has changed meanwhile.
 func (b *backend) referenced(spec *registry.Backend, data []byte, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -121,7 +128,8 @@ func (b *backend) referenced(spec *registry.Backend, data []byte, err error) {
 	}
 }
 
-// bundleLocked makes the bundle the backend's roots. Empty data without err means the system's roots.
+// bundleLocked sets the backend's roots from a bundle. Empty data without err means the system's
+// roots.
 func (b *backend) bundleLocked(data []byte, err error, now time.Time) {
 	var next *roots
 	var fault *Error
@@ -144,7 +152,7 @@ func (b *backend) bundleLocked(data []byte, err error, now time.Time) {
 	b.takeLocked(next, fault, now)
 }
 
-// takeLocked makes next the backend's roots, or takes it that there are none.
+// takeLocked sets the backend's roots to next, or to none if fault is set.
 func (b *backend) takeLocked(next *roots, fault *Error, now time.Time) {
 	switch v := b.current.Load(); {
 	case fault != nil && v.fault != nil && fault.Message == v.fault.Message:
@@ -165,7 +173,8 @@ func (b *backend) setLocked(v *view) {
 	}
 }
 
-// handshake verifies what an endpoint has just presented. It is called by crypto/tls for every new connection.
+// handshake verifies the chain that an endpoint has just presented. crypto/tls calls it for every
+// new connection.
 func (b *backend) handshake(chain []*x509.Certificate) error {
 	now := time.Now()
 	v := b.current.Load()
@@ -173,16 +182,16 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 	b.hooks.count(chain, err)
 	if err != nil {
 		b.mu.Lock()
-		payer := b.payer
+		counted := b.counted
 		b.mu.Unlock()
-		b.hooks.refused(payer, err)
+		b.hooks.refused(counted, err)
 		return err
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.remember(chain[:min(len(chain), 1)], got.root, now)
 	if b.current.Load() != v {
-		// The trust changed while the chain was verified: what counts is the trust of now.
+		// The trust changed during verification: the current one decides.
 		if got, old, err = b.current.Load().verify(chain, now); err != nil {
 			return err
 		}
@@ -200,7 +209,8 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 	return nil
 }
 
-// remember keeps the leaf for status and metrics, the least recently seen one giving way; the caller holds the mutex.
+// remember keeps the leaf for status and metrics, and evicts the least recently seen one if there
+// are too many. The caller holds the mutex.
 func (b *backend) remember(chain []*x509.Certificate, root *x509.Certificate, now time.Time) {
 	for _, c := range chain {
 		l := leaf{cert: c, seen: now}
@@ -221,7 +231,7 @@ func (b *backend) remember(chain []*x509.Certificate, root *x509.Certificate, no
 	}
 }
 
-// guard adds an open connection. Its channel is closed at once when the chain does not verify now.
+// guard adds an open connection. Its channel is closed at once if the chain does not verify now.
 func (b *backend) guard(chain []*x509.Certificate) *guard {
 	g := &guard{chain: chain, lost: make(chan struct{})}
 	b.mu.Lock()
@@ -248,7 +258,7 @@ func (b *backend) release(g *guard) {
 	delete(b.guards, g)
 }
 
-// recheckLocked ends the guards whose chain the present view does not verify.
+// recheckLocked ends the guards whose chain the current view does not verify.
 func (b *backend) recheckLocked(now time.Time) {
 	v := b.current.Load()
 	for g := range b.guards {
@@ -267,29 +277,29 @@ func (b *backend) checkLocked(g *guard, v *view, now time.Time) {
 	b.hooks.ends(g.until)
 }
 
-// join takes it that an APIService has spec.
+// join adds an APIService that has spec.
 func (b *backend) join(name string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.users[name] = struct{}{}
-	b.payer = cmp.Or(b.payer, name)
+	b.counted = cmp.Or(b.counted, name)
 }
 
-// part takes it that an APIService has spec no longer, and returns how many have.
-func (b *backend) part(name string) (left int) {
+// leave removes an APIService that no longer has spec, and returns how many are left.
+func (b *backend) leave(name string) (left int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.users, name)
-	if b.payer == name {
-		b.payer = ""
-		for b.payer = range b.users {
+	if b.counted == name {
+		b.counted = ""
+		for b.counted = range b.users {
 			break
 		}
 	}
 	return len(b.users)
 }
 
-// end closes every guard: the APIService is gone, and its trust with it.
+// end closes every guard: the APIService was deleted, and so its trust ends.
 func (b *backend) end() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -300,7 +310,7 @@ func (b *backend) end() {
 	}
 }
 
-// tick ends what time has ended: replaced roots, guarded chains, leaves long unseen.
+// tick ends what has expired: replaced roots, guarded chains, leaves not seen for long.
 func (b *backend) tick(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -7,21 +7,25 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"slices"
 )
 
-// maxBundle bounds a bundle. etcd refuses objects above 1.5 MiB, and a bundle of every public CA has a quarter of this.
+// maxBundle bounds a bundle. etcd refuses objects above 1.5 MiB, and a bundle of every public CA
+// has a quarter of this.
 const maxBundle = 1 << 20
 
-// ParseBundle reads the certificates of a PEM bundle. Blocks of other types and text between blocks are passed over, as kube-apiserver does.
+// ParseBundle parses the certificates of a PEM bundle. Like kube-apiserver, it ignores blocks of
+// other types and text between blocks.
 //
-// When some blocks are unreadable it returns the readable certificates together with an error. A caller that reads a file must then refuse the whole: a half-written file
-// looks just like this. A caller that reads an API object, which is written at once or not at all, may use what is there, as kube-aggregator does.
-// The error is never nil when no certificate was found.
+// When some blocks are unreadable it returns the readable certificates together with an error. A
+// caller that reads a file must then refuse the whole: a half-written file looks like this. A
+// caller that reads an API object, which is written as a whole, may use the readable part, as
+// kube-aggregator does. If there is no certificate, the error is never nil.
 func ParseBundle(data []byte) ([]*x509.Certificate, error) {
 	if len(data) > maxBundle {
 		return nil, fmt.Errorf("reading bundle: %d bytes, more than %d", len(data), maxBundle)
 	}
-	// pem.Decode passes over a broken block without a word, so the openings are counted first and compared.
+	// pem.Decode silently skips a broken block, so count the opening lines first and compare.
 	begun := bytes.Count(data, []byte("-----BEGIN CERTIFICATE-----"))
 	var certs []*x509.Certificate
 	var errs []error
@@ -37,15 +41,15 @@ func ParseBundle(data []byte) ([]*x509.Certificate, error) {
 		blocks++
 		c, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
-			if unread++; unread <= maxTold {
+			if unread++; unread <= maxNamed {
 				errs = append(errs, fmt.Errorf("parsing certificate %d: %w", blocks, err))
 			}
 			continue
 		}
 		certs = append(certs, c)
 	}
-	if unread > maxTold {
-		errs = append(errs, fmt.Errorf("parsing %d more certificates failed, too", unread-maxTold))
+	if unread > maxNamed {
+		errs = append(errs, fmt.Errorf("parsing %d more certificates failed, too", unread-maxNamed))
 	}
 	if blocks < begun {
 		errs = append(errs, fmt.Errorf("reading bundle: %d of %d certificates are broken or cut short", begun-blocks, begun))
@@ -56,11 +60,11 @@ func ParseBundle(data []byte) ([]*x509.Certificate, error) {
 	return certs, errors.Join(errs...)
 }
 
-// maxTold bounds the unreadable certificates that an error names: a bundle has room for 17,000, and whoever may write an APIService would have them all in log, verdict
-// and status.
-const maxTold = 3
+// maxNamed bounds the unreadable certificates that an error names: a bundle has room for 17,000,
+// and anyone who may write an APIService could put them all into log, verdict and status.
+const maxNamed = 3
 
-// identity is what makes a CA the same CA: its subject and its key. A renewed CA certificate keeps both.
+// identity identifies a CA by its subject and its key. A renewed CA certificate keeps both.
 type identity [sha256.Size]byte
 
 func identify(c *x509.Certificate) identity {
@@ -77,13 +81,13 @@ type roots struct {
 	ids   map[identity]bool
 	// pool is nil for the system's roots.
 	pool *x509.CertPool
-	// digest is of the certificates in their order.
+	// digest is the hash of the certificates in their order.
 	digest [sha256.Size]byte
-	// warning says which part of the bundle was unreadable. Empty: none.
+	// warning says which part of the bundle was unreadable. Empty means none.
 	warning string
 }
 
-// systemRoots stands for the roots of the machine: what an empty caBundle means.
+// systemRoots stands for the system's roots, which an empty caBundle means.
 func systemRoots() *roots { return &roots{} }
 
 func newRoots(certs []*x509.Certificate) *roots {
@@ -100,24 +104,14 @@ func newRoots(certs []*x509.Certificate) *roots {
 
 func (r *roots) system() bool { return r.pool == nil }
 
-// same reports whether both hold exactly the same certificates.
+// same reports whether both have exactly the same certificates.
 func (r *roots) same(o *roots) bool {
-	if r.system() != o.system() || len(r.certs) != len(o.certs) {
-		return false
-	}
-	for i := range r.certs {
-		if !r.certs[i].Equal(o.certs[i]) {
-			return false
-		}
-	}
-	return true
+	return r.system() == o.system() && slices.EqualFunc(r.certs, o.certs, (*x509.Certificate).Equal)
 }
 
-// shares reports whether a CA is in both: then the newer one is an edit of the older, not its replacement.
+// shares reports whether both have a CA in common: then the newer one is an edit of the older, not
+// its replacement. The system's roots are not listed, and share none.
 func (r *roots) shares(o *roots) bool {
-	if r.system() || o.system() {
-		return r.system() && o.system()
-	}
 	for id := range r.ids {
 		if o.ids[id] {
 			return true
@@ -126,7 +120,7 @@ func (r *roots) shares(o *roots) bool {
 	return false
 }
 
-// without returns r less the CAs that drop holds, nil when none is left.
+// without returns r without the CAs in drop, nil when none is left.
 func (r *roots) without(drop map[identity]bool) *roots {
 	if r.system() || len(drop) == 0 {
 		return r

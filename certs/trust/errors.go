@@ -8,7 +8,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// The reasons of an Error. They stand in verdicts, so each is a name that an operator can search for.
+// The reasons of an Error. They appear in verdicts, so an operator can search for each.
 const (
 	reasonInvalidBundle      = registry.ReasonInvalidCABundle
 	reasonExpiredCA          = "ExpiredCA"
@@ -21,20 +21,24 @@ const (
 	reasonInvalidCertificate = "InvalidCertificate"
 )
 
-// maxMessage bounds a message: names in it come from a certificate that nobody has vouched for. A condition's message may have 32 KiB; half a KiB is what one reads.
+// maxMessage bounds a message: names in it come from an unverified certificate. A condition's
+// message may have 32 KiB; half a KiB is still readable.
 const maxMessage = 512
 
-// Error says why a backend's certificate, or the bundle that it should verify against, was refused. Handshakes return it as it is, so errors.As finds it.
+// Error says why a backend's certificate, or the bundle that it should verify against, was refused.
+// Handshakes return it as it is, so errors.As finds it.
 type Error struct {
-	// Message is one line for the operator: what is wrong and where, without the reason. It holds names from certificates but no address that was dialled.
+	// Message is one line for the operator: what is wrong and where, without the reason. It has
+	// names from certificates, but never a dialled address.
 	Message string
-	// Err is the cause. Nil: there is none beyond the message.
+	// Err is the cause. Nil means that there is none beyond the message.
 	Err error
 
 	reason string
 }
 
-// Error is the reason and the message: but for InvalidCABundle a condition has only kube-aggregator's own reasons, so the text must carry ours.
+// Error returns the reason and the message: except for InvalidCABundle a condition has only
+// kube-aggregator's own reasons, so the text must have ours.
 func (e *Error) Error() string {
 	if e.reason == reasonInvalidBundle {
 		return e.Message
@@ -42,11 +46,12 @@ func (e *Error) Error() string {
 	return e.reason + ": " + e.Message
 }
 
-// Unwrap is the cause.
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Reason is that of the verdict: InvalidCABundle, ExpiredCA, ExpiredCertificate, NotYetValidCertificate, MissingSAN, InsecureSHA1, WrongServerName, UnknownAuthority or
-// InvalidCertificate. A method, because those who may not import this package ask for it.
+// Reason returns the reason for the verdict: InvalidCABundle, ExpiredCA, ExpiredCertificate,
+// NotYetValidCertificate, MissingSAN, InsecureSHA1, WrongServerName, UnknownAuthority or
+// InvalidCertificate. It is a method for packages that may not import this one.
 func (e *Error) Reason() string { return e.reason }
 
 // refuse makes an Error of one line.
@@ -87,7 +92,7 @@ func clip(s string) string {
 
 // list shows the first few of many names.
 func list(names []string) string {
-	const shown = 5 // as many as fit a line of a terminal beside the sentence around them
+	const shown = 5 // the message still fits a line of a terminal
 	quoted := make([]string, 0, shown)
 	for _, n := range names[:min(len(names), shown)] {
 		quoted = append(quoted, fmt.Sprintf("%q", clip(n)))

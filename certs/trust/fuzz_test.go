@@ -55,7 +55,8 @@ func FuzzParseBundle(f *testing.F) {
 	})
 }
 
-// Whatever a server presents and whatever the bundle holds: one line of an explanation, bounded, or success.
+// Whatever a server presents and whatever the bundle holds: one line of an explanation, bounded, or
+// success.
 func FuzzVerify(f *testing.F) {
 	s := seeds(f)
 	for _, chain := range s {
@@ -85,7 +86,8 @@ func FuzzVerify(f *testing.F) {
 	})
 }
 
-// A half-written bundle is never taken for a whole one, except where it happens to end between two certificates.
+// A half-written bundle is never taken for a whole one, except where it happens to end between two
+// certificates.
 func TestCutShort(t *testing.T) {
 	ca := pki.NewCA("ca")
 	whole := bundleOf(ca, pki.NewCA("second"))
@@ -121,5 +123,21 @@ func TestIdentity(t *testing.T) {
 	}
 	if !newRoots([]*x509.Certificate{ca.Certificate}).shares(newRoots([]*x509.Certificate{&renewed, again.Certificate})) {
 		t.Error("a bundle with a renewed CA keeps it")
+	}
+}
+
+// Of a CA that was renewed with its key, the certificate that is good for longest is blamed.
+func TestIssuer(t *testing.T) {
+	ca := pki.NewCA("ca")
+	expired := *ca.Certificate
+	expired.NotAfter = time.Now().Add(-time.Hour)
+	leaf, err := x509.ParseCertificate(ca.Issue(pki.Leaf{}).TLS().Certificate[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, candidates := range [][]*x509.Certificate{{&expired, ca.Certificate}, {ca.Certificate, &expired}} {
+		if parent, why := issuer(leaf, candidates); parent != ca.Certificate {
+			t.Errorf("%v, %q", parent, why)
+		}
 	}
 }

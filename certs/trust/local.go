@@ -7,12 +7,14 @@ import (
 	"time"
 )
 
-// localName is what the local apiserver is called in metrics and status, where an APIService's name stands otherwise; no APIService can have it, theirs have a dot.
+// localName stands for the local apiserver in metrics and status, in place of an APIService's name.
+// No APIService can have it: their names have a dot.
 const localName = "local-apiserver"
 
-// LocalBundle sets the roots that the local apiserver is verified with: the certificate-authority of the kubeconfig. Empty data means the system's roots, and so does
-// never calling it. An unreadable bundle, or one of which only a part is readable, changes nothing: it comes from a file that may be half-written. A CA that is taken out is
-// distrusted at once; the control plane's own procedure for rotating it has an overlap of its own.
+// LocalBundle sets the roots for verifying the local apiserver: the certificate-authority of the
+// kubeconfig. Empty data means the system's roots, as before the first call. A bundle that is
+// wholly or partly unreadable changes nothing: its file may be half-written. A CA that is removed
+// is distrusted at once: the control plane's own procedure for rotating it has an overlap.
 func (t *Trust) LocalBundle(data []byte) error {
 	if len(data) > 0 {
 		if _, err := ParseBundle(data); err != nil {
@@ -29,8 +31,9 @@ func (t *Trust) LocalBundle(data []byte) error {
 	return nil
 }
 
-// LocalTLS returns a client configuration for dialling the local apiserver, without a server name: the caller sets it, and adds its NextProtos. certificate tells whether the
-// client certificate is shown. It is verified against the roots of this moment, so it is for one dial.
+// LocalTLS returns a client configuration for dialling the local apiserver, without a server name.
+// The caller sets the name and adds its NextProtos. certificate says whether to present the client
+// certificate. The result has the current roots, so use it for one dial.
 func (t *Trust) LocalTLS(certificate bool) (*tls.Config, error) {
 	v := t.local.current.Load()
 	if v.current == nil {
@@ -56,7 +59,8 @@ func (t *Trust) LocalGuard(chain []*x509.Certificate) (lost <-chan struct{}, rel
 	return g.lost, func() { t.local.release(g) }
 }
 
-// newLocal makes the trust in the local apiserver. Its name is verified by crypto/tls, because each of its addresses may have another.
+// newLocal returns the trust in the local apiserver. crypto/tls verifies its name, because each of
+// its addresses may have another.
 func newLocal(h *hooks) *backend {
 	b := newBackend(localName, h)
 	b.source = "system"

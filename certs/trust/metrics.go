@@ -9,10 +9,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// maxSeries bounds the expiry series of one bundle, the CAs that expire first being shown: a bundle of every public CA would make 150 for each APIService.
+// maxSeries bounds the expiry series of one bundle; the CAs that expire first are shown. A bundle
+// of every public CA would make 150 for each APIService.
 const maxSeries = 16
 
-// hooks are what a backend tells the world: log and metrics. Events come of Status.
+// hooks are a backend's log and metrics. Events are made from Status.
 type hooks struct {
 	logger     *slog.Logger
 	renewed    func(apiService string)
@@ -20,10 +21,10 @@ type hooks struct {
 	sha1       prometheus.Counter
 	refusals   *prometheus.CounterVec
 	reloads    *prometheus.CounterVec
-	due        atomic.Int64 // when time ends something, as Unix has it: it may be too early, and is never too late
+	due        atomic.Int64 // Unix time of the next expiry: possibly too early, never too late
 }
 
-// ends notes when time ends something. Zero: never.
+// ends notes when something expires. Zero means never.
 func (h *hooks) ends(at time.Time) {
 	for due := h.due.Load(); !at.IsZero() && at.Unix() < due && !h.due.CompareAndSwap(due, at.Unix()); due = h.due.Load() {
 	}
@@ -43,7 +44,7 @@ func newHooks(cfg Config) *hooks {
 		}),
 		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "fairlead_certificate_backend_refused_total",
-			Help: "Handshakes in which a backend's certificate was refused, by reason. On connections that APIServices share they are counted for one of them.",
+			Help: "Handshakes in which a backend's certificate was refused, by reason. On a connection shared by several APIServices the refusal counts for one of them.",
 		}, []string{"apiservice", "reason"}),
 		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "fairlead_certificate_backend_bundle_reloads_total",
@@ -56,7 +57,8 @@ func newHooks(cfg Config) *hooks {
 	return h
 }
 
-// count keeps upstream's two counters. Upstream counts a request, this counts a handshake: a certificate is shown once per connection.
+// count updates upstream's two counters. Upstream counts requests, this counts handshakes: a
+// certificate is presented once per connection.
 func (h *hooks) count(chain []*x509.Certificate, err *Error) {
 	if len(chain) == 0 {
 		return
@@ -70,16 +72,16 @@ func (h *hooks) count(chain []*x509.Certificate, err *Error) {
 }
 
 func (h *hooks) refused(apiService string, err *Error) {
-	if apiService == "" { // nobody has the Backend any more
+	if apiService == "" { // no APIService has the Backend any more
 		return
 	}
 	h.refusals.WithLabelValues(apiService, err.Reason()).Inc()
-	// The prober logs the verdict that comes of it; here it would be said for every dial.
+	// The prober logs the resulting verdict; here it would be logged for every dial.
 	h.logger.Debug("backend certificate refused", "apiservice", apiService, "reason", err.Reason(), "err", err)
 }
 
 func (h *hooks) reloaded(apiService, source string, fault *Error, r *roots) {
-	if apiService == "" { // each APIService that names the bundle has loaded it
+	if apiService == "" { // each APIService that has the bundle reports the reload
 		return
 	}
 	if fault != nil {
@@ -106,7 +108,7 @@ func (h *hooks) forget(apiService string) {
 	h.reloads.DeletePartialMatch(of)
 }
 
-// collector makes gauges of the status at the moment of a scrape, so that they live and die with their objects.
+// collector makes gauges of the status at each scrape, so that they disappear with their objects.
 type collector struct {
 	t                              *Trust
 	expiry, overlap, valid, change *prometheus.Desc
@@ -119,7 +121,7 @@ func newCollector(t *Trust) *collector {
 			"When a certificate of a backend expires: a CA of its bundle (kind ca) or what an endpoint presented (kind leaf).",
 			[]string{"apiservice", "kind", "subject", "fingerprint"}, nil),
 		overlap: prometheus.NewDesc("fairlead_certificate_backend_overlap",
-			"1 while replaced roots are trusted beside the bundle and an endpoint still needs them, 0 otherwise.", []string{"apiservice"}, nil),
+			"1 while replaced roots are trusted in addition to the bundle and an endpoint still needs them, 0 otherwise.", []string{"apiservice"}, nil),
 		valid: prometheus.NewDesc("fairlead_certificate_backend_bundle_valid",
 			"1 while the newest bundle is in use, 0 while it is unreadable.", []string{"apiservice"}, nil),
 		change: prometheus.NewDesc("fairlead_certificate_backend_bundle_change_timestamp_seconds",

@@ -8,7 +8,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// Where URLs have several hosts a certificate has one of them, whichever address it is presented at, and no other name: none at all, a part of one, or their list.
+// Where URLs have several hosts a certificate has one of them, whichever address it is presented
+// at, and no other name: none at all, a part of one, or their list.
 func TestNamesOfSeveralURLs(t *testing.T) {
 	ca := pki.NewCA("ca")
 	b := newBench(t, Config{})

@@ -8,15 +8,17 @@ import (
 const (
 	// maxChain bounds the certificates that a peer may present. Real chains have two to four.
 	maxChain = 16
-	// maxChecks bounds the signatures of presented certificates that one verification may check. A chain needs
-	// one for each intermediate; two CAs above each other that are both cross-signed need six. One costs up to
-	// 2 ms, where the peer has chosen P-521 or RSA of 8192 bits, and crypto/x509 alone stops only after 100.
+	// maxChecks bounds the signatures of presented certificates that one verification may check. A
+	// chain needs one for each intermediate; two CAs above each other that are both cross-signed
+	// need six. One check takes up to 2 ms if the peer has chosen P-521 or RSA of 8192 bits, and
+	// crypto/x509 alone stops only after 100.
 	maxChecks = 8
 )
 
-// Bounded refuses what a peer presented, leaf first, if verifying it could cost more than a stated bound: a
-// stranger's chain is verified before anybody knows whose it is. Path building tries every presented certificate
-// whose subject is the issuer that it looks for, so intermediates of one subject multiply.
+// Bounded refuses a peer's chain, leaf first, if verifying it could cost more than a fixed bound: a
+// stranger's chain is verified before its owner is known. Path building tries every presented
+// certificate whose subject is the wanted issuer, so intermediates with the same subject multiply
+// the work.
 func Bounded(chain []*x509.Certificate) error {
 	if len(chain) > maxChain {
 		return fmt.Errorf("%d certificates, more than %d", len(chain), maxChain)
@@ -27,8 +29,8 @@ func Bounded(chain []*x509.Certificate) error {
 	return nil
 }
 
-// checks takes off left what path building above child may check, by names alone. It stops below zero. used holds
-// the certificates that the path has already.
+// checks subtracts from left the signature checks that path building above child may need, by names
+// alone. It stops below zero. used has the certificates that are on the path already.
 func checks(child *x509.Certificate, above []*x509.Certificate, used uint32, left int) int {
 	for i, c := range above {
 		if used&(1<<i) != 0 || string(c.RawSubject) != string(child.RawIssuer) {

@@ -7,7 +7,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// TestChainCost: what real peers present is verified, and what only multiplies the work is not looked at.
+// TestChainCost: what real peers present is verified, and what only multiplies the work is not
+// looked at.
 func TestChainCost(t *testing.T) {
 	root := pki.NewCA("root")
 	same := func(n int) (all []*x509.Certificate) { // that all could have issued each other, by their names

@@ -1,7 +1,9 @@
 package trust
 
 import (
+	"crypto/x509"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -98,6 +100,22 @@ func TestRotation(t *testing.T) {
 			r.bundle(r.next)
 			r.expect("at once", m{r.old: false, r.next: true})
 		}},
+		{"overlaps turned off during one", func(r *rotation) {
+			r.open(r.old)
+			r.bundle(r.next)
+			r.overlap = 0
+			r.bundle(r.next, r.third)
+			r.expect("at once", m{r.old: false, r.third: true})
+		}},
+		{"replaced again and again", func(r *rotation) {
+			r.open(r.old)
+			for range maxPrevious {
+				r.bundle(pki.NewCA("another"))
+			}
+			r.expect("so many are kept", m{r.old: true})
+			r.bundle(r.next)
+			r.expect("and no more", m{r.old: false, r.next: true})
+		}},
 		{"a fault keeps the last good one for the overlap", func(r *rotation) {
 			r.open(r.old)
 			r.set(func(s *registry.Backend) { s.CABundle = "garbage" })
@@ -188,6 +206,37 @@ func TestRotation(t *testing.T) {
 	}
 }
 
+// What counts is the trust of the end of a handshake: it is another than at its beginning when the
+// bundle was replaced meanwhile.
+func TestReplacedDuringAHandshake(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		overlap time.Duration
+		want    string
+	}{
+		{"without overlap", 0, "UnknownAuthority"},
+		{"with overlap, which goes on", time.Minute, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			b, old, next := newBench(t, Config{}), pki.NewCA("old"), pki.NewCA("new")
+			b.overlap = tc.overlap
+			b.bundle(old)
+			var replace sync.Once
+			pool := x509.NewCertPool()
+			pool.AddCertWithConstraint(old.Certificate, func([]*x509.Certificate) error {
+				replace.Do(func() { b.bundle(next) })
+				return nil
+			})
+			b.backends[apiService].current.Load().current.pool = pool
+			for _, when := range []string{"during", "after"} {
+				if got := reason(t, b.dial(good(old))); got != tc.want {
+					t.Errorf("%s: %q, want %q", when, got, tc.want)
+				}
+			}
+		})
+	}
+}
+
 // The chain of an open connection ends with its earliest NotAfter.
 func TestChainExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -211,6 +260,9 @@ func TestRotationIsSeen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		metrics := prometheus.NewRegistry()
 		b := newBench(t, Config{Metrics: metrics})
+		if _, err := New(Config{Metrics: metrics}); err == nil {
+			t.Error("two have the same metrics")
+		}
 		r := &rotation{bench: b, old: pki.NewCA("old"), next: pki.NewCA("new")}
 		r.bundle(r.old)
 		r.dial(good(r.old))

@@ -15,7 +15,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// What holds for all that have a Backend is its bundle: not what one of them trusts beside it, and whatever becomes of those that had it.
+// What holds for all that have a Backend is its bundle: not what one of them trusts beside it, and
+// whatever becomes of those that had it.
 func TestSharedTrust(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		old, next := pki.NewCA("old"), pki.NewCA("next")
@@ -43,7 +44,8 @@ func TestSharedTrust(t *testing.T) {
 		if other, _ := w.Guard("", before, chainOf(t, good(next))); lost(open) || !lost(other) {
 			t.Errorf("at once: its own lost %v, another's lost %v", lost(open), lost(other))
 		}
-		// The APIService trusts both for a minute; who has its next Backend by then, as if the table had given it to all, does not.
+		// The APIService trusts both for a minute; who has its next Backend by then, as if the
+		// table had given it to all, does not.
 		w.bundle(next)
 		if got := reason(t, w.dial(good(old))); got != "" {
 			t.Errorf("in its overlap: %s", got)
@@ -54,7 +56,8 @@ func TestSharedTrust(t *testing.T) {
 		if got := dial(w.spec, good(next)); got != "" {
 			t.Errorf("its bundle on behalf of all: %q", got)
 		}
-		// Those that had the Backend of before may have watches on its connections, which are theirs to end.
+		// Those that had the Backend of before may have watches on its connections, which are
+		// theirs to end.
 		tick(59 * time.Minute)
 		w.apply(w.generation+1, nil)
 		if lost(open) {
@@ -75,7 +78,8 @@ func TestSharedTrust(t *testing.T) {
 	})
 }
 
-// A Backend that has an Owner is trusted on its behalf alone, and what cannot be read trusts nobody.
+// A Backend that has an Owner is trusted on its behalf alone, and what cannot be read trusts
+// nobody.
 func TestOwnedTrustIsNotShared(t *testing.T) {
 	ca := pki.NewCA("ca")
 	w := newBench(t, Config{})
@@ -95,7 +99,8 @@ func TestOwnedTrustIsNotShared(t *testing.T) {
 	}
 }
 
-// APIServices with one Backend are probed on one connection: what is shown there is shown in the status of each, and what is refused counted for one.
+// APIServices with one Backend are probed on one connection: what is shown there is shown in the
+// status of each, and what is refused counted for one.
 func TestWhatIsShownToOneIsShownToAll(t *testing.T) {
 	ca := pki.NewCA("ca")
 	w := newBench(t, Config{})
@@ -126,7 +131,7 @@ func TestWhatIsShownToOneIsShownToAll(t *testing.T) {
 		if n := testutil.CollectAndCount(w.hooks.refusals); n != 1 {
 			t.Errorf("refused certificates are counted for %d", n)
 		}
-		w.shared[w.spec].part(gone)
+		w.shared[w.spec].leave(gone)
 		w.hooks.forget(gone)
 	}
 	if got := dial(good(pki.NewCA("another"))); got != "UnknownAuthority" || testutil.CollectAndCount(w.hooks.refusals) != 0 {

@@ -10,29 +10,32 @@ import (
 	"time"
 )
 
-// Status is what one APIService's backend is trusted by, for the status page and for metrics.
+// Status describes the trust of one APIService's backend, for the status page and for metrics.
 type Status struct {
 	// APIService is its name, "local-apiserver" for the local apiserver.
 	APIService string `json:"apiService"`
-	// Source is where the roots come from: "inline", "system", "none" (verification is off), "configmap <namespace>/<name>/<key>" or "kubeconfig".
+	// Source is where the roots come from: "inline", "system", "none" (verification is off),
+	// "configmap <namespace>/<name>/<key>" or "kubeconfig".
 	Source string `json:"source"`
 	// Changed is when the bundle was last replaced or became unreadable.
 	Changed time.Time `json:"changed"`
-	// Fault is why the newest bundle is not used. Empty: it is.
+	// Fault is why the newest bundle is not used. Empty means that it is.
 	Fault string `json:"fault,omitempty"`
-	// Warning says which part of the bundle was passed over. Empty: none.
+	// Warning says which part of the bundle was ignored. Empty means none.
 	Warning string `json:"warning,omitempty"`
-	// OverlapUntil is when the last replaced roots stop being trusted. Zero: there are none.
+	// OverlapUntil is when the last replaced roots stop being trusted. Zero means none.
 	OverlapUntil time.Time `json:"overlapUntil,omitzero"`
-	// OverlapInForce tells that an endpoint still presents a chain that only the replaced roots verify.
+	// OverlapInForce says that an endpoint still presents a chain that only the replaced roots
+	// verify.
 	OverlapInForce bool `json:"overlapInForce,omitempty"`
-	// CAs are the certificates of the bundle. Empty for the system's roots and without verification.
+	// CAs are the certificates of the bundle. It is empty for the system's roots and without
+	// verification.
 	CAs []Certificate `json:"cas,omitempty"`
-	// Leaves are what the endpoints presented in the last minutes.
+	// Leaves are the certificates that endpoints presented in the last minutes.
 	Leaves []Certificate `json:"leaves,omitempty"`
 }
 
-// Faults says by name what is wrong with the trust of APIServices, at a small part of what Status costs.
+// Faults returns the faults in the trust of APIServices, by name. It costs much less than Status.
 func (t *Trust) Faults() map[string]string {
 	out := make(map[string]string)
 	t.mu.RLock()
@@ -50,25 +53,26 @@ func (t *Trust) Faults() map[string]string {
 	return out
 }
 
-// Certificate is one certificate held or seen.
+// Certificate is one certificate, held or presented.
 type Certificate struct {
-	// Subject is its common name, or whatever it has instead.
+	// Subject is its common name or, without one, another name.
 	Subject string `json:"subject"`
 	// Fingerprint is the first half of its SHA-256, in hexadecimal.
 	Fingerprint string `json:"fingerprint"`
 	// NotAfter is when it expires.
 	NotAfter time.Time `json:"notAfter"`
-	// Live tells, of a CA, that a chain presented in the last minutes ends in it.
+	// Live says of a CA that a chain presented in the last minutes ends in it.
 	Live bool `json:"live,omitempty"`
 }
 
-// Describe makes a Certificate of c.
+// Describe returns a Certificate for c.
 func Describe(c *x509.Certificate) Certificate {
 	sum := sha256.Sum256(c.Raw)
 	return Certificate{Subject: subject(c), Fingerprint: hex.EncodeToString(sum[:16]), NotAfter: c.NotAfter}
 }
 
-// Status describes the local apiserver's trust and then every backend's, in order of their APIServices' names.
+// Status describes the local apiserver's trust and then every backend's, sorted by the names of
+// their APIServices.
 func (t *Trust) Status() []Status {
 	all := append([]*backend{t.local}, t.all()...)
 	out := make([]Status, 0, len(all))
@@ -108,7 +112,8 @@ func (b *backend) status(now time.Time) Status {
 	return s
 }
 
-// seen is what the endpoints presented, to whomever of those that have the Backend; the caller holds the mutex.
+// seen returns the leaves that endpoints presented to any user of the Backend. The caller holds the
+// mutex.
 func (b *backend) seen() map[[sha256.Size]byte]leaf {
 	if b.all == nil {
 		return b.leaves
@@ -116,6 +121,6 @@ func (b *backend) seen() map[[sha256.Size]byte]leaf {
 	b.all.mu.Lock()
 	defer b.all.mu.Unlock()
 	seen := maps.Clone(b.all.leaves)
-	maps.Copy(seen, b.leaves) // of the time when it had one of its own
+	maps.Copy(seen, b.leaves) // presented while this backend was not shared
 	return seen
 }

@@ -20,23 +20,25 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
-// Config is what a Trust needs. Only Table must be set.
+// Config configures a Trust. Only Table must be set.
 type Config struct {
-	// Table is the registry's current table.
+	// Table returns the registry's current table.
 	Table func() *registry.Table
-	// Watch follows ConfigMaps. Nil: backends with the annotation ca-from are refused.
+	// Watch follows ConfigMaps. Nil means that backends with the annotation ca-from are refused.
 	Watch Watch
-	// ClientCertificate is what backends are shown. Nil: nothing.
+	// ClientCertificate returns the certificate to present to backends. Nil means none.
 	ClientCertificate func(*tls.CertificateRequestInfo) (*tls.Certificate, error)
-	// Renewed tells that an APIService's referenced bundle has changed, which no new table says. It must not block. Nil: nobody is told.
+	// Renewed is called when an APIService's referenced bundle has changed, for which there is no
+	// new table. It must not block. Nil means that nothing is called.
 	Renewed func(apiService string)
 	// Logger gets reloads, overlaps and refused certificates. Nil discards.
 	Logger *slog.Logger
-	// Metrics registers the metrics. Nil: unregistered.
+	// Metrics registers the metrics. Nil means that they are unregistered.
 	Metrics prometheus.Registerer
 }
 
-// Trust holds whom to trust as each APIService's backend. It needs Run to follow the table and time; TLS works before, for what is in the table.
+// Trust verifies the backend of each APIService. It needs Run to follow the table and time. TLS
+// works before Run, for backends in the table.
 type Trust struct {
 	cfg   Config
 	hooks *hooks
@@ -44,24 +46,24 @@ type Trust struct {
 
 	applied atomic.Uint64 // generation of the table that was applied last
 
-	// mu guards the maps and orders apply. It is never held over I/O.
+	// mu guards the maps and serializes apply. It is never held over I/O.
 	mu       sync.RWMutex
 	backends map[string]*backend // by APIService
-	// shared is what holds for all that have a Backend: its bundle, and nothing that was trusted before.
+	// shared has the trust that all users of a Backend have in common: its bundle, without any
+	// replaced roots.
 	shared map[*registry.Backend]*backend
-	// unused are Backends that nobody has any more, as long as their connections may carry what is left of those that had them.
+	// unused are Backends that no entry has any more. They are kept while their connections may
+	// carry the last requests of former users.
 	unused  map[*registry.Backend]struct{}
 	entries []*registry.Entry // of the applied table
 
-	// rewatch asks Run to look at the references anew: whoever applies a table need not be Run.
+	// rewatch asks Run to sync the references: another goroutine may have applied the table.
 	rewatch atomic.Bool
 }
 
-// New makes a Trust and registers its metrics.
+// New returns a Trust and registers its metrics.
 func New(cfg Config) (*Trust, error) {
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	t := &Trust{
 		cfg:      cfg,
 		backends: make(map[string]*backend),
@@ -70,7 +72,8 @@ func New(cfg Config) (*Trust, error) {
 	}
 	t.hooks = newHooks(cfg)
 	t.local = newLocal(t.hooks)
-	// The system's roots are read from disk on first use: do it here, not under a lock. Without any the empty pool refuses everybody.
+	// The system's roots are read from disk on first use: do that here, not under a lock. If there
+	// are none, the empty pool refuses every server.
 	if _, err := x509.SystemCertPool(); err != nil {
 		cfg.Logger.Warn("reading system roots", "err", err)
 	}
@@ -82,7 +85,8 @@ func New(cfg Config) (*Trust, error) {
 func (t *Trust) Run(ctx context.Context) error {
 	w := newWatches(t)
 	defer w.stop()
-	// Replaced roots and expired chains are looked for within a second: a watch must end within 5 s of its trust, and its pool needs 4 of them.
+	// Check replaced roots and expired chains every half second: a watch must end within 5 s of its
+	// trust, and its pool needs 4 of them.
 	tick := time.NewTicker(time.Second / 2)
 	defer tick.Stop()
 	for table := range latest.Of(ctx, t.cfg.Table, tick.C) {
@@ -95,21 +99,24 @@ func (t *Trust) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// tick ends what time has ended.
+// tick ends trust that has expired.
 func (t *Trust) tick(now time.Time) {
 	if now.Unix() < t.hooks.due.Load() {
 		return
 	}
-	t.hooks.due.Store(now.Add(forgetEvery).Unix()) // first: what is found to end sooner says so
+	t.hooks.due.Store(now.Add(forgetEvery).Unix()) // first: an earlier end found below lowers it
 	t.local.tick(now)
 	for _, b := range t.both() {
 		b.tick(now)
 	}
 }
 
-// TLS returns a client configuration for dialling b: it sends the server name (the caller sets it to b.NameAt where b has several), shows the client certificate and verifies the server against what the APIService trusts
-// at the moment of the handshake. Without an APIService it is for a connection that all may use that have b: then b's bundle counts alone, so that what one of them says of
-// trust holds for no other, and b must have no Owner. The caller owns it and adds its NextProtos. An error, always an *Error, means that no handshake could succeed now.
+// TLS returns a client configuration for dialling b. It sends the server name (the caller sets it
+// to b.NameAt where b has several), presents the client certificate, and verifies the server by
+// what the APIService trusts at the moment of the handshake. An empty apiService means a connection
+// shared by all users of b: then b must have no Owner, and only b's bundle counts, so that what one
+// APIService trusts in addition holds for no other. The caller owns the result and adds its
+// NextProtos. An error, always an *Error, means that no handshake could succeed now.
 func (t *Trust) TLS(apiService string, b *registry.Backend) (*tls.Config, error) {
 	s, err := t.lookup(apiService, b)
 	if err != nil {
@@ -120,24 +127,27 @@ func (t *Trust) TLS(apiService string, b *registry.Backend) (*tls.Config, error)
 		return nil, v.fault
 	}
 	name := v.name
-	if strings.Contains(name, ",") { // which one is to be sent depends on the address
+	if strings.Contains(name, ",") { // the name to send depends on the address
 		name = ""
 	}
 	return &tls.Config{
 		ServerName:           name,
 		MinVersion:           tls.VersionTLS12,
 		GetClientCertificate: t.cfg.ClientCertificate,
-		// VerifyConnection does all that is skipped here, against roots that may change after this configuration was made; and it gives a reason.
+		// VerifyConnection does everything that is skipped here, against roots that may change
+		// after this call, and it gives a reason.
 		InsecureSkipVerify: true, //nolint:gosec // see above
 		VerifyConnection:   func(cs tls.ConnectionState) error { return s.handshake(cs.PeerCertificates) },
 		// No ClientSessionCache: see the package's concurrency rule.
 	}, nil
 }
 
-// Guard watches an open connection to b whose server presented chain, leaf first. lost is closed when the chain no longer verifies by what the APIService trusts then, or
-// without one by b: from then on the connection must take no new stream, and its watches must end within 5 s. It is closed at once when it does not verify now, so call Guard
-// after the handshake. release ends the guard; it may be called more than once and must be called when the connection closes. lost is closed, too, when the APIService is
-// deleted; without one only time closes it.
+// Guard watches an open connection to b whose server presented chain, leaf first. lost is closed
+// when the APIService (or b, if apiService is empty) no longer trusts the chain: from then on the
+// connection must take no new stream, and its watches must end within 5 s. It is closed at once if
+// the chain does not verify now, so call Guard after the handshake. lost is also closed when the
+// APIService is deleted; if apiService is empty only time closes it. release ends the guard. It
+// must be called when the connection closes, and may be called more than once.
 func (t *Trust) Guard(apiService string, b *registry.Backend, chain []*x509.Certificate) (lost <-chan struct{}, release func()) {
 	s, err := t.lookup(apiService, b)
 	if err != nil {
@@ -149,7 +159,8 @@ func (t *Trust) Guard(apiService string, b *registry.Backend, chain []*x509.Cert
 	return g.lost, func() { s.release(g) }
 }
 
-// lookup finds the trust on whose behalf b is dialled, applying a table that Run has not come to yet.
+// lookup finds the trust for dialling b on behalf of an APIService. It applies a table that Run has
+// not seen yet.
 func (t *Trust) lookup(apiService string, b *registry.Backend) (*backend, error) {
 	if table := t.cfg.Table(); table.Generation() > t.applied.Load() {
 		t.apply(table.Generation(), table.Entries())
@@ -163,10 +174,10 @@ func (t *Trust) lookup(apiService string, b *registry.Backend) (*backend, error)
 	if s != nil {
 		return s, nil
 	}
-	return nil, refuse(reasonInvalidBundle, nil, "the backend %s is no longer that of an APIService", b)
+	return nil, refuse(reasonInvalidBundle, nil, "no APIService has the backend %s any more", b)
 }
 
-// apply takes the remote entries of a table, unless a newer one has been taken.
+// apply takes the remote entries of a table, unless a newer table has been applied.
 func (t *Trust) apply(generation uint64, entries []*registry.Entry) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -188,7 +199,7 @@ func (t *Trust) apply(generation uint64, entries []*registry.Entry) {
 			delete(t.unused, b)
 		}
 	}
-	// After the maps: who finds the generation applied must find what is in it.
+	// After the maps: a goroutine that sees the generation must find its entries.
 	t.applied.Store(generation)
 }
 
@@ -214,12 +225,13 @@ func (t *Trust) take(e *registry.Entry) {
 	s.apply(e.Backend, e.Policy.CAOverlap, t.shared[e.Backend])
 }
 
-// drop ends what holds for a remote entry that is not in the table any more, and for its APIService if that is not, or has become Local.
+// drop ends the trust of a remote entry that left the table, and that of its APIService if it is
+// deleted or has become Local.
 func (t *Trust) drop(e, now *registry.Entry) {
 	if e.Backend.CAFrom != "" {
 		t.rewatch.Store(true)
 	}
-	if e.Backend.Owner == "" && t.shared[e.Backend].part(e.Name) == 0 {
+	if e.Backend.Owner == "" && t.shared[e.Backend].leave(e.Name) == 0 {
 		t.unused[e.Backend] = struct{}{}
 	}
 	if now == nil || now.Backend == nil {
@@ -229,14 +241,14 @@ func (t *Trust) drop(e, now *registry.Entry) {
 	}
 }
 
-// both returns the trust of each APIService, and that of each Backend that several may have.
+// both returns the trust of each APIService and of each Backend that may be shared.
 func (t *Trust) both() []*backend {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	return slices.AppendSeq(slices.Collect(maps.Values(t.backends)), maps.Values(t.shared))
 }
 
-// all returns the backends in order of their APIServices' names.
+// all returns the backends sorted by the names of their APIServices.
 func (t *Trust) all() []*backend {
 	t.mu.RLock()
 	defer t.mu.RUnlock()

@@ -80,7 +80,8 @@ func (b *bench) dial(pair *pki.Pair) error {
 	return shake(b.t, cfg, &tls.Config{Certificates: []tls.Certificate{pair.TLS()}})
 }
 
-// buffered is an end of a net.Pipe whose writes do not wait for the other side: when a client refuses a certificate both sides write at once.
+// buffered is an end of a net.Pipe whose writes do not wait for the other side: when a client
+// refuses a certificate both sides write at once.
 type buffered struct {
 	net.Conn
 	writes chan []byte
@@ -292,7 +293,11 @@ func TestGone(t *testing.T) {
 	b.bundle(ca)
 	open, release := b.Guard(apiService, b.spec, chainOf(t, good(ca)))
 	defer release()
+	was := b.backends[apiService]
 	b.apply(b.generation+1, nil)
+	if was.guarding() {
+		t.Error("open connections to a deleted APIService's backend are still counted")
+	}
 	if !lost(open) {
 		t.Error("an open connection to a deleted APIService's backend is still trusted")
 	}
@@ -322,7 +327,8 @@ func TestOldTable(t *testing.T) {
 	}
 }
 
-// Two handshakes with one configuration are two full ones: the second sees the certificate that the server holds by then.
+// Two handshakes with one configuration are two full ones: the second sees the certificate that the
+// server holds by then.
 func TestNoResumption(t *testing.T) {
 	b := newBench(t, Config{})
 	ca := pki.NewCA("ca")

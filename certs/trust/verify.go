@@ -2,31 +2,35 @@ package trust
 
 import (
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/asn1"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
 
-// verified is what a chain was found to be.
+// verified is the result of verifying a chain.
 type verified struct {
 	// root is the anchor that the best path ends in.
 	root *x509.Certificate
-	// until is the earliest NotAfter of that path; the best path is the one that lasts longest. Zero: nothing was verified (insecure).
+	// until is the earliest NotAfter of the best path, which is the one that lasts longest. Zero
+	// means that nothing was verified (insecure).
 	until time.Time
 }
 
-// verifyChain checks what a server presented, leaf first, against r and the name, or one of several, comma-separated. A nil error means that all of it holds at now.
+// verifyChain verifies the chain of a server, leaf first, against r and a name, or one of several
+// comma-separated names. A nil error means that all of it is valid at now.
 func verifyChain(chain []*x509.Certificate, r *roots, name string, now time.Time) (verified, *Error) {
 	if name == "" {
-		// To crypto/x509 an empty name would mean any.
+		// In crypto/x509 an empty name would mean any.
 		return verified{}, refuse(reasonWrongName, nil, "there is no server name to verify")
 	}
 	return verifyPath(chain, r, name, now)
 }
 
-// verifyAnyName checks all but the name, which somebody else has checked.
+// verifyAnyName verifies everything but the name, which the caller has verified.
 func verifyAnyName(chain []*x509.Certificate, r *roots, now time.Time) (verified, *Error) {
 	return verifyPath(chain, r, "", now)
 }
@@ -38,7 +42,7 @@ func verifyPath(chain []*x509.Certificate, r *roots, names string, now time.Time
 	if err := Bounded(chain); err != nil {
 		return verified{}, refuse(reasonInvalidCertificate, nil, "the server presented %v", err)
 	}
-	opts := x509.VerifyOptions{DNSName: oneOf(names, chain[0]), Roots: r.pool, Intermediates: x509.NewCertPool(), CurrentTime: now}
+	opts := x509.VerifyOptions{DNSName: matchingName(names, chain[0]), Roots: r.pool, Intermediates: x509.NewCertPool(), CurrentTime: now}
 	for _, c := range chain[1:] {
 		opts.Intermediates.AddCert(c)
 	}
@@ -61,9 +65,10 @@ func verifyPath(chain []*x509.Certificate, r *roots, names string, now time.Time
 	return best, nil
 }
 
-// oneOf is the one of several names that a certificate is for. If it is for none it is one that no certificate has: to crypto/x509 their list would be a name like any other,
-// and in a certificate names are ASCII (RFC 5280 section 4.2.1.6).
-func oneOf(names string, leaf *x509.Certificate) string {
+// matchingName returns the one of several names that a certificate is valid for. If there is none,
+// it returns a name that no certificate has: crypto/x509 would take the comma-separated list for a
+// single name, and names in a certificate are ASCII (RFC 5280 section 4.2.1.6).
+func matchingName(names string, leaf *x509.Certificate) string {
 	for name := range strings.SplitSeq(names, ",") {
 		if leaf.VerifyHostname(name) == nil {
 			return name
@@ -72,7 +77,7 @@ func oneOf(names string, leaf *x509.Certificate) string {
 	return strings.ReplaceAll(names, ",", "…")
 }
 
-// classify turns what crypto/x509 says into one of our reasons.
+// classify makes one of our reasons from an error of crypto/x509.
 func classify(err error, chain []*x509.Certificate, r *roots, name string, now time.Time) *Error {
 	leaf := chain[0]
 	if invalid, ok := errors.AsType[x509.CertificateInvalidError](err); ok && invalid.Reason == x509.Expired {
@@ -87,7 +92,7 @@ func classify(err error, chain []*x509.Certificate, r *roots, name string, now t
 	return refuse(reasonInvalidCertificate, err, "the backend's certificate %q is not usable: %v", subject(leaf), err)
 }
 
-// outOfDate is the fault of a certificate outside its validity: the leaf or a CA above it.
+// outOfDate returns the error for a certificate outside its validity: the leaf or a CA above it.
 func outOfDate(err error, leaf, c *x509.Certificate, now time.Time) *Error {
 	what, reason := fmt.Sprintf("the backend's certificate %q", subject(leaf)), reasonExpiredCertificate
 	if c != nil && !c.Equal(leaf) {
@@ -101,7 +106,8 @@ func outOfDate(err error, leaf, c *x509.Certificate, now time.Time) *Error {
 	return refuse(reason, err, "%s expired at %s", what, stamp(c.NotAfter))
 }
 
-// wrongName tells a certificate for somebody else from one without any subject alternative name, which Go no longer reads the common name of.
+// wrongName returns the error for a certificate of another name, or for one without any subject
+// alternative name: Go no longer reads the common name.
 func wrongName(err error, leaf *x509.Certificate, name string) *Error {
 	if !hasSAN(leaf) {
 		return refuse(reasonMissingSAN, err, "the backend's certificate %q has no subject alternative name; it must carry %q (the common name is not read)", subject(leaf), name)
@@ -113,7 +119,8 @@ func wrongName(err error, leaf *x509.Certificate, name string) *Error {
 	return refuse(reasonWrongName, err, "the backend's certificate %q is not valid for %q, only for %s", subject(leaf), name, list(names))
 }
 
-// unknownAuthority finds out why no path from the leaf to a root was accepted: crypto/x509 keeps what it tried to itself.
+// unknownAuthority finds out why no path from the leaf to a root was accepted: crypto/x509 does not
+// report the paths it tried.
 func unknownAuthority(err error, chain []*x509.Certificate, r *roots, now time.Time) *Error {
 	candidates := append(append([]*x509.Certificate{}, r.certs...), chain[1:]...)
 	child := chain[0]
@@ -132,7 +139,8 @@ func unknownAuthority(err error, chain []*x509.Certificate, r *roots, now time.T
 	return refuse(reasonUnknownAuthority, err, "the backend's certificate %q is not signed by a CA of %s", subject(chain[0]), r)
 }
 
-// issuer finds the certificate that signed child. It prefers a candidate in date, so that an expired CA is blamed only when nothing better is there.
+// issuer finds the certificate that signed child. It prefers a candidate in date, so that an
+// expired CA is reported only when there is no better one.
 func issuer(child *x509.Certificate, candidates []*x509.Certificate) (parent *x509.Certificate, reason string) {
 	for _, c := range candidates {
 		if string(c.RawSubject) != string(child.RawIssuer) {
@@ -164,7 +172,7 @@ func issuerName(c *x509.Certificate) string {
 	return clip(c.Issuer.String())
 }
 
-// String names the roots in a message.
+// String describes the roots for a message.
 func (r *roots) String() string {
 	if r.system() {
 		return "the system's root store"
@@ -176,35 +184,30 @@ func (r *roots) String() string {
 	return "the bundle (" + list(names) + ")"
 }
 
-// oidSAN is the subject alternative name extension, RFC 5280 section 4.2.1.6. A function, because a package holds no variable.
+// oidSAN returns the OID of the subject alternative name extension, RFC 5280 section 4.2.1.6. It is
+// a function because packages have no variables here.
 func oidSAN() asn1.ObjectIdentifier { return asn1.ObjectIdentifier{2, 5, 29, 17} }
 
-// hasSAN looks for the extension rather than for names in it, as upstream's counter does.
+// hasSAN reports whether c has the extension, even without names in it, like upstream's counter.
 func hasSAN(c *x509.Certificate) bool {
-	for _, e := range c.Extensions {
-		if e.Id.Equal(oidSAN()) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(c.Extensions, func(e pkix.Extension) bool { return e.Id.Equal(oidSAN()) })
 }
 
-// usesSHA1 reports whether a certificate that somebody else signed bears a SHA-1 signature. A self-signed root's own signature proves nothing and is not looked at.
+// usesSHA1 reports whether a certificate that is not self-signed has a SHA-1 signature. A root's
+// own signature proves nothing and is not checked.
 func usesSHA1(chain []*x509.Certificate) bool {
-	for _, c := range chain {
-		if isSHA1(c.SignatureAlgorithm) && string(c.RawIssuer) != string(c.RawSubject) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(chain, func(c *x509.Certificate) bool {
+		return isSHA1(c.SignatureAlgorithm) && string(c.RawIssuer) != string(c.RawSubject)
+	})
 }
 
 func isSHA1(a x509.SignatureAlgorithm) bool { return a == x509.SHA1WithRSA || a == x509.ECDSAWithSHA1 }
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// VerifyChain verifies what a server presented, leaf first, as a handshake now would: against the bundle (empty: the system's roots) and the name. It returns the certificate
-// of the bundle that the chain ends in; an error is an *Error.
+// VerifyChain verifies the chain that a server presented, leaf first, as a handshake now would:
+// against the bundle (empty means the system's roots) and the name. It returns the root that the
+// chain ends in. An error is an *Error.
 func VerifyChain(bundle []byte, serverName string, chain []*x509.Certificate) (root *x509.Certificate, err error) {
 	r := systemRoots()
 	if len(bundle) > 0 {

@@ -6,36 +6,38 @@ import (
 	"time"
 )
 
-// maxPrevious bounds the replaced roots that are kept at once. Four replacements within one overlap are a flapping installer, not a rotation.
+// maxPrevious bounds the replaced roots that are kept. Four replacements within one overlap are a
+// flapping installer, not a rotation.
 const maxPrevious = 4
 
-// view is what one backend is trusted by at one moment. It is immutable; every change makes another.
+// view is the trust of one backend at one moment. It is immutable; every change makes a new view.
 type view struct {
 	// generation counts the views of a backend, from 1.
 	generation uint64
 	// name is verified against the leaf.
 	name string
-	// anyName leaves the name to crypto/tls: the local apiserver, whose every address may have another.
+	// anyName leaves the name to crypto/tls: for the local apiserver, where each address may have
+	// another name.
 	anyName bool
 	// insecure accepts anything.
 	insecure bool
-	// current are the roots to verify with. Nil: there are none, and fault says why.
+	// current are the roots to verify with. Nil means none, and fault says why.
 	current *roots
 	// fault is set when the newest bundle could not be used.
 	fault *Error
-	// previous are replaced roots still trusted, oldest first.
+	// previous are replaced roots that are still trusted, oldest first.
 	previous []replaced
-	// changed is when this view's roots came.
+	// changed is when the current roots were set.
 	changed time.Time
 }
 
-// replaced are roots on their way out.
+// replaced are replaced roots and the end of their overlap.
 type replaced struct {
 	roots *roots
 	until time.Time
 }
 
-// verify checks a chain at now. old tells that only replaced roots verified it.
+// verify checks a chain at now. old says that only replaced roots verified it.
 func (v *view) verify(chain []*x509.Certificate, now time.Time) (got verified, old bool, err *Error) {
 	if v.insecure {
 		return verified{}, false, nil
@@ -68,7 +70,8 @@ func (v *view) against(r *roots, chain []*x509.Certificate, now time.Time) (veri
 	return verifyChain(chain, r, v.name, now)
 }
 
-// with returns the view after the bundle became next, or became unreadable (next nil, fault set). The overlap begins at now.
+// with returns the view after the bundle became next, or became unreadable (next nil, fault set).
+// The overlap begins at now.
 func (v *view) with(next *roots, fault *Error, overlap time.Duration, now time.Time) *view {
 	n := *v
 	n.generation++
@@ -78,17 +81,17 @@ func (v *view) with(next *roots, fault *Error, overlap time.Duration, now time.T
 	old := v.current
 	switch {
 	case v.insecure:
-		// Verifying nothing is not a trust that could overlap.
+		// "Verify nothing" never overlaps.
 		n.previous = nil
 	case old == nil:
-		// The last good ones are among the previous, with the time that they got when the fault came. What the repaired bundle drops from them is judged as if
-		// the fault had never been.
+		// The last good roots are in previous, until the end set when the fault came. If the
+		// repaired bundle drops some of their CAs, treat that as if there had been no fault.
 		if next != nil {
 			n.previous = edit(n.previous, next)
 		}
 	case next != nil && old.shares(next):
 		n.previous = drop(n.previous, dropped(old, next))
-	case overlap > 0:
+	default:
 		n.previous = append(n.previous, replaced{old, now.Add(overlap)})
 	}
 	if overlap <= 0 {
@@ -100,7 +103,7 @@ func (v *view) with(next *roots, fault *Error, overlap time.Duration, now time.T
 	return &n
 }
 
-// skipping returns the view of a backend that is not verified at all.
+// skipping returns the view without verification.
 func (v *view) skipping(now time.Time) *view {
 	return &view{generation: v.generation + 1, name: v.name, insecure: true, changed: now}
 }
@@ -113,7 +116,8 @@ func (v *view) named(name string) *view {
 	return &n
 }
 
-// settled returns the view without replaced roots: an endpoint has shown that it has moved on, or their time is over.
+// settled returns the view without replaced roots: an endpoint has shown a chain of the new roots,
+// or their time is over. Unless all is set, only expired ones go.
 func (v *view) settled(now time.Time, all bool) *view {
 	n := *v
 	n.generation++
@@ -124,7 +128,7 @@ func (v *view) settled(now time.Time, all bool) *view {
 	return &n
 }
 
-// overlapUntil is when the last replaced roots stop being trusted. Zero: there are none.
+// overlapUntil returns when the last replaced roots stop being trusted. Zero means none.
 func (v *view) overlapUntil(now time.Time) (until time.Time) {
 	for _, p := range live(v.previous, now) {
 		if p.until.After(until) {
@@ -134,12 +138,12 @@ func (v *view) overlapUntil(now time.Time) (until time.Time) {
 	return until
 }
 
-// live returns a copy of the replaced roots whose time is not over.
+// live returns a copy of the replaced roots that have not expired.
 func live(previous []replaced, now time.Time) []replaced {
 	return slices.DeleteFunc(slices.Clone(previous), func(p replaced) bool { return !now.Before(p.until) })
 }
 
-// dropped are the CAs of old that next has not.
+// dropped returns the CAs of old that next does not have.
 func dropped(old, next *roots) map[identity]bool {
 	d := make(map[identity]bool)
 	for id := range old.ids {
@@ -150,7 +154,7 @@ func dropped(old, next *roots) map[identity]bool {
 	return d
 }
 
-// drop takes CAs out of the replaced roots.
+// drop removes CAs from the replaced roots.
 func drop(previous []replaced, ids map[identity]bool) []replaced {
 	var out []replaced
 	for _, p := range previous {
@@ -161,7 +165,8 @@ func drop(previous []replaced, ids map[identity]bool) []replaced {
 	return out
 }
 
-// edit applies to replaced roots what next says about them: those that share a CA with it lose the CAs that it lacks.
+// edit applies the edit of a bundle to replaced roots: those that share a CA with next lose the CAs
+// that next does not have.
 func edit(previous []replaced, next *roots) []replaced {
 	for _, p := range previous {
 		if p.roots.shares(next) {

@@ -14,22 +14,25 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// rewatchAfter is the pause before an ended watch is started again, ±half: as long as kube-apiserver takes to get over a hiccup, and one object's watch costs little.
+// rewatchAfter is the pause before an ended watch is started again, ±half: kube-apiserver takes as
+// long to recover from a hiccup, and one object's watch costs little.
 const rewatchAfter = 2 * time.Second
 
 // Ref names one ConfigMap or Secret.
 type Ref struct {
-	// Kind is ConfigMap or Secret. Empty: ConfigMap.
+	// Kind is ConfigMap or Secret. Empty means ConfigMap.
 	Kind string
 	// Namespace and Name name the object. Never empty.
 	Namespace, Name string
 }
 
-// Watch follows one object until ctx ends: it calls changed with the object's data, once at the start and after every change. An error that wraps fs.ErrNotExist means that
-// there is no such object (now); any other means that it could not be read and that what was known still counts. Calls of changed do not overlap.
+// Watch follows one object until ctx ends: it calls changed with the object's data, once at the
+// start and after every change. An error that wraps fs.ErrNotExist means that the object does not
+// exist (now). Any other means that it could not be read and that the former data stays valid.
+// Calls of changed do not overlap.
 type Watch func(ctx context.Context, ref Ref, changed func(data map[string][]byte, err error)) error
 
-// Keep runs the watch until ctx ends and starts it again, after a pause, when it ends before.
+// Keep runs the watch until ctx ends, and starts it again after a pause if it ends earlier.
 func (w Watch) Keep(ctx context.Context, ref Ref, logger *slog.Logger, changed func(data map[string][]byte, err error)) {
 	for {
 		err := w(ctx, ref, changed)
@@ -37,28 +40,28 @@ func (w Watch) Keep(ctx context.Context, ref Ref, logger *slog.Logger, changed f
 			return
 		}
 		logger.Warn("watching object ended", "kind", ref.Kind, "object", ref.Namespace+"/"+ref.Name, "err", err)
-		pause := time.NewTimer(rewatchAfter/2 + rand.N(rewatchAfter)) //nolint:gosec // jitter
 		select {
 		case <-ctx.Done():
-			pause.Stop()
 			return
-		case <-pause.C:
+		case <-time.After(rewatchAfter/2 + rand.N(rewatchAfter)): //nolint:gosec // jitter
 		}
 	}
 }
 
-// watches are the ConfigMaps that some backend's bundle comes from: one watch per object, however many refer to it. Only Run's goroutine calls sync and stop.
+// watches are the watches of ConfigMaps with backends' bundles: one per object, whatever the number
+// of references. Only Run's goroutine calls sync and stop.
 type watches struct {
 	t       *Trust
 	running map[Ref]context.CancelFunc
 	done    sync.WaitGroup
 
-	// mu guards seen, the last word on each object, for the backends that come to refer to it later; and it keeps an older word from being delivered after a newer.
+	// mu guards seen, the last state of each object, for backends that refer to it later. It also
+	// keeps an older state from being delivered after a newer one.
 	mu   sync.Mutex
 	seen map[Ref]object
 }
 
-// object is the last word on one ConfigMap.
+// object is the last known state of one ConfigMap.
 type object struct {
 	data map[string][]byte
 	err  error
@@ -75,7 +78,8 @@ func newWatches(t *Trust) *watches {
 	return &watches{t: t, running: make(map[Ref]context.CancelFunc), seen: make(map[Ref]object)}
 }
 
-// sync starts and ends watches so that they are those that the backends ask for. Their number is bounded by the table.
+// sync starts and ends watches until there is one for each reference. Their number is bounded by
+// the table.
 func (w *watches) sync(ctx context.Context) {
 	wanted := w.t.references()
 	for ref, cancel := range w.running {
@@ -115,7 +119,8 @@ func (w *watches) stop() {
 	w.done.Wait()
 }
 
-// changed takes the news of one object. An object that cannot be read now says nothing against what it said before.
+// changed takes a change of one object. If the object cannot be read now, its former state stays
+// valid.
 func (w *watches) changed(ctx context.Context, ref Ref, o object) {
 	if o.err != nil && !errors.Is(o.err, fs.ErrNotExist) {
 		w.t.cfg.Logger.Warn("reading bundle", "configmap", ref.Namespace+"/"+ref.Name, "err", o.err)
@@ -130,19 +135,19 @@ func (w *watches) changed(ctx context.Context, ref Ref, o object) {
 	deliver(w.t.references()[ref], o)
 }
 
-// deliver gives each backend its key of the object.
+// deliver hands each backend its key of the object.
 func deliver(uses []use, o object) {
 	for _, u := range uses {
 		data, err := o.data[u.key], o.err
 		if err == nil && len(data) == 0 {
-			// An empty bundle would mean the system's roots; whoever refers to one means one.
-			err = fmt.Errorf("key %q is empty or not there", u.key)
+			// An empty bundle would mean the system's roots, but a reference asks for a bundle.
+			err = fmt.Errorf("key %q is empty or missing", u.key)
 		}
 		u.backend.referenced(u.spec, data, err)
 	}
 }
 
-// references collects which backends get their bundle from which object.
+// references returns, for each object, the backends whose bundle it has.
 func (t *Trust) references() map[Ref][]use {
 	refs := make(map[Ref][]use)
 	for _, b := range t.all() {

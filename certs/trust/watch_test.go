@@ -124,7 +124,8 @@ func TestReferencedBundle(t *testing.T) {
 	})
 }
 
-// Two APIServices share one watch, each with its key; the later one is told what the object says already.
+// Two APIServices share one watch, each with its key; the later one is told what the object says
+// already.
 func TestSharedReference(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ref := Ref{Kind: "ConfigMap", Namespace: "ns", Name: "bundle"}
