@@ -15,10 +15,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// Attacks that were tried when the seams between the two roads of then had been closed; docs/security.md lists them ("Tried anew").
+// Attacks that were tried when the seams between the two roads of then had been closed;
+// docs/evidence/attacks.md lists them ("Tried anew").
 
-// A chain at which verification panics (CVE-2024-24783 and CVE-2025-58188 were such in crypto/x509) ends its own requests,
-// not the process: over HTTP/2 it is verified on a goroutine that nobody else recovers.
+// A chain at which verification panics (CVE-2024-24783 and CVE-2025-58188 were such in crypto/x509)
+// ends its own requests, not the process: over HTTP/2 it is verified on a goroutine that nobody
+// else recovers.
 func TestChainThatPanics(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	a, err := authn.New(authn.Config{Anonymous: true, VerifyClient: func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
@@ -43,8 +45,8 @@ func TestChainThatPanics(t *testing.T) {
 	})
 }
 
-// Whoever makes up a token for each request, or takes another address of its own network for each connection, is still one
-// stranger when it gives requests up.
+// Whoever makes up a token for each request, or takes another address of its own network for each
+// connection, is still one stranger when it gives requests up.
 func TestStrangersDebtFollows(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -80,7 +82,7 @@ func TestStrangersDebtFollows(t *testing.T) {
 			g.ended(d, h, 0)
 		}
 		d, h := tc.of(g.burst + 1)
-		if got := g.owes(d, h); got != tc.owes {
+		if got := g.overLimit(d, h); got != tc.owes {
 			t.Errorf("%s: owes %v", tc.name, got)
 		}
 	}
@@ -93,8 +95,8 @@ func newTokens(t *testing.T) *authn.Authenticator {
 	return a
 }
 
-// CONNECT is no method of an API: it is answered with 405 over both protocols. Over HTTP/2 a backend would get no
-// path with it, that is, something else than was authorized.
+// CONNECT is no method of an API: it is answered with 405 over both protocols. Over HTTP/2 a
+// backend would get no path with it, that is, something else than was authorized.
 func TestConnectIsRefused(t *testing.T) {
 	bothBackends(t, worldConfig{}, func(t *testing.T, w *world) {
 		for _, target := range []string{remoteGV + "/widgets", "/api/v1/namespaces/a/pods/b/proxy/", "10.0.0.1:22"} {
@@ -115,7 +117,8 @@ func TestConnectIsRefused(t *testing.T) {
 	})
 }
 
-// What vouches for a scraper while nobody can be asked is a GET of /metrics, by one whose user has no extra that could be a limit.
+// What vouches for a scraper while nobody can be asked is a GET of /metrics, by one whose user has
+// no extra that could be a limit.
 func TestScraperByAnotherWord(t *testing.T) {
 	now := time.Now()
 	of := func(verb string, kind authn.Kind, extra map[string][]string) *Decision {
@@ -141,8 +144,9 @@ func TestScraperByAnotherWord(t *testing.T) {
 	}
 }
 
-// A preflight that kube-apiserver answers before it looks at a token proves none (--cors-allowed-origins): else a stranger's bogus
-// tokens would share the connections of everybody's good ones, and earn them GOAWAYs.
+// A preflight that kube-apiserver answers before it looks at a token proves none
+// (--cors-allowed-origins): else a stranger's bogus tokens would share the connections of
+// everybody's good ones, and earn them GOAWAYs.
 func TestPreflightProvesNothing(t *testing.T) {
 	w := newWorld(t, worldConfig{local: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }})
 	everyWay(t, func(t *testing.T, proto string) {
@@ -157,8 +161,8 @@ func TestPreflightProvesNothing(t *testing.T) {
 	})
 }
 
-// Servers of Java cut parameters off a segment before they resolve dots: "..;x" is ".." to them (CVE-2020-5902 and its kin),
-// and would be another object than the one that was authorized.
+// Servers of Java cut parameters off a segment before they resolve dots: "..;x" is ".." to them
+// (CVE-2020-5902 and its kin), and would be another object than the one that was authorized.
 func TestDotSegmentsWithParameters(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	for target, want := range map[string]int{
@@ -180,7 +184,8 @@ func TestDotSegmentsWithParameters(t *testing.T) {
 	}
 }
 
-// A selector that is too long to be looked at asks the authorizer for the whole collection, never for less.
+// A selector that is too long to be looked at asks the authorizer for the whole collection, never
+// for less.
 func TestLongSelectorAsksForMore(t *testing.T) {
 	long := strings.Repeat("&x=y", maxSelectors/4)
 	for _, q := range []string{"fieldSelector=metadata.name%3Dmine", "fieldSelector=metadata.name%3Dmine&labelSelector=a%3Db", "labelSelector=a%3Db"} {

@@ -8,8 +8,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// hopByHop reports whether a field (name in lower case) is a matter of two neighbours on a connection
-// (RFC 9110 §7.6.1): it is forwarded in neither direction.
+// hopByHop reports whether a field (name in lower case) concerns a single connection (RFC 9110
+// §7.6.1). Such a field is forwarded in neither direction.
 func hopByHop(name string) bool {
 	switch name {
 	case "te", "trailer", "proxy-authenticate", "http2-settings":
@@ -18,8 +18,9 @@ func hopByHop(name string) bool {
 	return wire.ConnectionSpecific(name)
 }
 
-// crossOrigin reports whether a field lets pages of other origins read an answer. An extension server
-// has no say in who may read the cluster's API from a browser: upstream drops them, too.
+// crossOrigin reports whether a field lets pages of other origins read a response. An extension
+// server must not decide who may read the cluster's API from a browser; upstream drops these
+// fields, too.
 func crossOrigin(name string) bool {
 	switch name {
 	case "access-control-allow-credentials", "access-control-allow-headers", "access-control-allow-methods", "access-control-allow-origin":
@@ -28,13 +29,14 @@ func crossOrigin(name string) bool {
 	return false
 }
 
-// withholds reports whether a field of what the backend has said stays behind, wherever it has said
-// it: in an interim head or the final one, in a trailer, in a 101 or in the refusal of an upgrade.
+// withholds reports whether a field of the backend's response is not forwarded: in an interim head,
+// the final head, a trailer, a 101, or a refused upgrade.
 func (d *Decision) withholds(name string) bool {
 	return hopByHop(name) || d.Action == ToRemote && crossOrigin(name)
 }
 
-// clean does that to a header that net/http has read, or that holds trailers for it to write.
+// clean removes such fields from a header that net/http has read, or that holds trailers that it
+// will write.
 func (d *Decision) clean(header http.Header) {
 	listed := listedIn(nil, header["Connection"]...)
 	for name := range header {

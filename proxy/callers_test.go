@@ -15,6 +15,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
+// ownCredential is what a world's proxy impersonates with.
+const ownCredential = "Bearer the-front-doors-own"
+
 func (w *world) authenticator(t testing.TB, c worldConfig) *authn.Authenticator {
 	t.Helper()
 	verify := func(ca *pki.CA) func([]*x509.Certificate) ([][]*x509.Certificate, error) {
@@ -22,22 +25,31 @@ func (w *world) authenticator(t testing.TB, c worldConfig) *authn.Authenticator 
 			return peer[0].Verify(x509.VerifyOptions{Roots: ca.Pool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 		}
 	}
-	a, err := authn.New(authn.Config{
+	cfg := authn.Config{
 		VerifyClient: verify(w.client), VerifyFrontProxy: verify(w.authorities.front), Anonymous: c.anonymous,
 		Review: func(_ context.Context, token string) (*authenticator.Response, bool, error) {
 			name, ok := strings.CutPrefix(token, "token-of-")
+			if c.impersonate && !ok {
+				name, ok = strings.CutPrefix(token, "jwt.of.")
+			}
 			if !ok {
 				return nil, false, nil
 			}
 			return &authenticator.Response{User: &user.DefaultInfo{Name: name, UID: "uid-" + name, Groups: []string{"people"}, Extra: map[string][]string{"scope": {"all"}}}}, true, nil
 		},
-	})
+	}
+	if c.impersonate {
+		cfg.Impersonate = func() string { return ownCredential }
+		cfg.Issued = func(token string) bool { return strings.HasPrefix(token, "jwt.") }
+		cfg.RefuseUsers, cfg.RefuseGroups = []string{"system:serviceaccount:*"}, []string{"system:masters"}
+	}
+	a, err := authn.New(cfg)
 	check(t, err)
 	return a
 }
 
-// newTestAuthorizer allows everybody whose name does not begin with "no", and lets only "boss" impersonate. Asked is called
-// with each question.
+// newTestAuthorizer allows everybody whose name does not begin with "no", and lets only "boss"
+// impersonate. Asked is called with each question.
 func newTestAuthorizer(t testing.TB, asked func()) *authz.Authorizer {
 	t.Helper()
 	z, err := authz.New(authz.Config{Review: func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {

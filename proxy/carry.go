@@ -6,24 +6,22 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
-	"github.com/fairlead-proxy/fairlead/proxy/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
-// carry forwards a request of an HTTP/1.1 client over the engine, which does what it does for
-// HTTP/2: it places, repeats, limits and cleans, and says how the request has ended.
+// carry forwards a request of an HTTP/1.1 client through the engine, which treats it like a request
+// over HTTP/2: it chooses the endpoint, retries, limits, strips fields, and reports the outcome.
 func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange, from bound.Source) {
 	if err := p.enter(&x.held, &x.decision, x.upstream, from); err != nil {
 		p.noPlace(w, r, x, err)
 		return
 	}
 	x.bind()
-	x.ended = &ended{}
 	plan := x.plan()
 	plan.Path = x.head.target()
 	plan.Done = func(o h2.Outcome) {
@@ -32,6 +30,7 @@ func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange, from 
 	}
 	h := x.head
 	ctx, end := relayInterims(r, w)
+	x.noteSent()
 	res, err := p.frames.server.RoundTrip(r.WithContext(ctx), &h2.Head{Method: h.Method, Authority: h.Authority, Fields: h.Fields}, plan)
 	end()
 	var failure *h2.Failure
@@ -40,24 +39,26 @@ func (p *Proxy) carry(w http.ResponseWriter, r *http.Request, x *exchange, from 
 		p.relay(w, res)
 	case errors.As(err, &failure) && failure.Answer != nil:
 		failure.Answer.ServeHTTP(w, r)
-	case failure != nil && !errors.Is(err, errBadBody): // aborted, perhaps when the answer had begun
+	case failure != nil && !errors.Is(err, errBadBody): // aborted, maybe after the response had begun
 		p.forwardFailed(w, r, frameError(failure.Outcome))
 	default:
 		p.forwardFailed(w, r, err)
 	}
 }
 
-// uploaded is a client's body that is read by others than its handler.
+// uploaded is a client's body that other goroutines may read.
 type uploaded struct {
 	io.ReadCloser
 	w        http.ResponseWriter
-	ended    atomic.Bool // it was read to its end, or cannot be
-	answered bool        // the request was
+	read     atomic.Int64 // bytes
+	ended    atomic.Bool  // read to its end, or failed
+	answered bool         // the request was answered
 }
 
-// lend returns the request with a body that others may close at any time: net/http's Close waits for a Read that is under way, as
-// long as the client likes. Whoever calls it calls end before the handler returns.
-func lend(w http.ResponseWriter, r *http.Request) (*uploaded, *http.Request) {
+// detachBody returns the request with a body that may be closed at any time: net/http's Close
+// blocks while a Read is in progress, which a client can prolong. The caller must call end before
+// the handler returns.
+func detachBody(w http.ResponseWriter, r *http.Request) (*uploaded, *http.Request) {
 	b := &uploaded{ReadCloser: r.Body, w: w}
 	if r.Body != http.NoBody {
 		own := *r
@@ -68,23 +69,24 @@ func lend(w http.ResponseWriter, r *http.Request) (*uploaded, *http.Request) {
 
 func (b *uploaded) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
+	b.read.Add(int64(n))
 	if err != nil {
 		b.ended.Store(true)
-		if err != io.EOF { //nolint:errorlint // readers do not wrap it
+		if err != io.EOF { //nolint:errorlint // readers do not wrap io.EOF
 			err = fmt.Errorf("%w: %w", errBadBody, err)
 		}
 	}
-	return n, err //nolint:wrapcheck // io.EOF must stay what it is
+	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }
 
-// errBadBody is the client's fault.
+// errBadBody marks errors of the client's body.
 var errBadBody = errors.New("the request's body cannot be read")
 
-// uploadRest is how long the end of a Read is waited for that is under way when the request was answered.
+// uploadRest is how long end waits for a Read in progress after the response.
 const uploadRest = 5 * time.Second
 
-// end closes the body: what still reads it must not outlive the handler (golang/go#46866), and net/http's Close waits for it. The
-// client has its answer meanwhile.
+// end closes the body: no Read may outlive the handler (golang/go#46866), and net/http's Close
+// waits for it. Meanwhile the client already has its response.
 func (b *uploaded) end() {
 	if b.ReadCloser != http.NoBody && !b.ended.Load() {
 		control := http.NewResponseController(b.w)
@@ -94,31 +96,32 @@ func (b *uploaded) end() {
 		_ = control.SetReadDeadline(time.Now().Add(uploadRest))
 		defer func() { _ = control.SetReadDeadline(time.Time{}) }()
 	}
-	_ = b.Close() // nobody reads any more
+	_ = b.Close() // nothing reads any more
 }
 
-// cut ends a Read that is under way: net/http's transport does not give a request up before (persistConn.mapRoundTripError).
+// cut ends a Read in progress: net/http's transport does not cancel a request before
+// (persistConn.mapRoundTripError).
 func (b *uploaded) cut() {
 	if b.ReadCloser != http.NoBody && !b.ended.Load() {
 		_ = http.NewResponseController(b.w).SetReadDeadline(time.Now())
 	}
 }
 
-// learn finds out whether the backend speaks HTTP/2, within the time that the request has.
+// learn finds out whether the backend speaks HTTP/2, within the request's timeout.
 func (p *Proxy) learn(r *http.Request, x *exchange) error {
 	ctx := r.Context()
 	if x.head.Upgrade != "" {
-		return nil // is spoken over HTTP/1.1 in any case
+		return nil // always over HTTP/1.1
 	}
 	if limit := x.decision.Timeout; limit > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, limit)
 		defer cancel()
 	}
-	return x.upstream.Learn(ctx) //nolint:wrapcheck // forwardError knows it
+	return x.upstream.Learn(ctx) //nolint:wrapcheck // forwardError recognizes it
 }
 
-// Fetch asks an upstream for what this process itself wants to know. It counts against none of its limits.
+// Fetch sends a request of this process itself. It counts against no limit.
 func (p *Proxy) Fetch(u *backend.Upstream, r *http.Request, longRunning bool) (*http.Response, error) {
 	if u == nil {
 		return nil, backend.ErrUnreachable
@@ -139,7 +142,7 @@ func (p *Proxy) Fetch(u *backend.Upstream, r *http.Request, longRunning bool) (*
 	return p.frames.server.RoundTrip(r, nil, plan) //nolint:wrapcheck // as above
 }
 
-// target is the client's, byte for byte.
+// target returns the client's request target, byte for byte.
 func (h *Head) target() string {
 	if !h.HasQuery {
 		return h.Path
@@ -147,30 +150,8 @@ func (h *Head) target() string {
 	return h.Path + "?" + h.RawQuery
 }
 
-// ended is how the engine has ended a request. It may end before its client has all of the answer,
-// and after.
-type ended struct {
-	mu sync.Mutex // guards o
-	o  h2.Outcome
-}
-
-func (e *ended) set(o h2.Outcome) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.o = o
-}
-
-func (e *ended) get() (o h2.Outcome) {
-	if e == nil {
-		return o
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.o
-}
-
-// relay passes a backend's answer on to a client of net/http. What cannot be passed on as a whole
-// breaks the client's connection, or stream: it must not look whole.
+// relay copies a backend's response to a client of net/http. If it cannot be completed, the
+// client's connection or stream is aborted, so that it does not look complete.
 func (p *Proxy) relay(w http.ResponseWriter, res *http.Response) {
 	defer res.Body.Close()
 	h := w.Header()
@@ -188,7 +169,7 @@ func (p *Proxy) relay(w http.ResponseWriter, res *http.Response) {
 		panic(http.ErrAbortHandler)
 	}
 	if len(res.Trailer) > 0 {
-		_ = http.NewResponseController(w).Flush() // else a short body is sent with its length, and no trailers
+		_ = http.NewResponseController(w).Flush() // else net/http sends a short body without trailers
 	}
 	for key, values := range res.Trailer {
 		if !announced[key] {
@@ -198,8 +179,8 @@ func (p *Proxy) relay(w http.ResponseWriter, res *http.Response) {
 	}
 }
 
-// relayBody flushes what is of no known length whenever there is no more at hand: its client waits for
-// it, as for the events of a watch.
+// relayBody flushes a body of unknown length whenever no more of it is at hand, because the client
+// waits for it, as for the events of a watch.
 func (p *Proxy) relayBody(w http.ResponseWriter, res *http.Response) error {
 	buf := p.copies.Get()
 	defer p.copies.Put(buf)
@@ -217,14 +198,14 @@ func (p *Proxy) relayBody(w http.ResponseWriter, res *http.Response) error {
 		n, err := res.Body.Read(buf)
 		if n > 0 {
 			if _, err := w.Write(buf[:n]); err != nil {
-				return err //nolint:wrapcheck // the client's
+				return err //nolint:wrapcheck // an error of the client
 			}
 		}
 		switch {
 		case err == io.EOF:
 			return nil
 		case err != nil:
-			return err //nolint:wrapcheck // the backend's
+			return err //nolint:wrapcheck // an error of the backend
 		}
 	}
 }

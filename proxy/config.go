@@ -16,42 +16,58 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// Config is all that a Proxy is made of.
+// Config configures a Proxy.
 type Config struct {
-	// Table returns the table in force. Required.
+	// Table returns the current table. Required.
 	Table func() *registry.Table
-	// Authn says who is asking. Required.
+	// Authn authenticates callers. Required.
 	Authn *authn.Authenticator
-	// Authz says whether they may, wherever the local apiserver does not. Required.
+	// Authz authorizes requests that the local apiserver does not authorize. Required.
 	Authz *authz.Authorizer
 	// Backends carries requests to extension servers. Required.
 	Backends *backend.Pools
-	// Local carries requests to the local apiserver. Nil: there is none, and Pages answers what no APIService claims.
+	// Local carries requests to the local apiserver. Nil means that there is none; Pages then
+	// answers requests that no APIService claims.
 	Local *backend.Local
-	// Documents answers /api, /apis, /apis/<group> and /openapi. Nil: they are the local apiserver's.
+	// Disbelieved is called when the local apiserver rejects the credential with which this process
+	// impersonates. It must not block. It may be nil.
+	Disbelieved func()
+	// Documents answers /api, /apis, /apis/<group> and /openapi. If nil, the local apiserver
+	// answers them.
 	Documents http.Handler
-	// Ready returns what Documents would answer a GET, where that needs no work and no waiting. Nil from it, and a nil func: Documents is asked.
+	// Ready returns Documents' response to a GET if that is at hand: it must neither compute nor
+	// block. If Ready or its result is nil, Documents answers.
 	Ready func(h *Head) *h2.Answer
-	// Pages answers /fairlead/, apiregistration.k8s.io with the dir: registry, and without Local all that is nobody else's. Nil: 404.
+	// Pages answers /fairlead/, apiregistration.k8s.io with the dir: registry, and without Local
+	// all requests that nothing else answers. Nil means 404.
 	Pages http.Handler
-	// Health wraps the local apiserver's /readyz and /healthz with the own readiness of this process; without Local, where it is given nil, it answers them
-	// and /livez. Nil: they are relayed as they are.
+	// Health combines the local apiserver's /readyz and /healthz with this process's readiness.
+	// Without Local it gets nil, and answers these and /livez alone. If nil, they are forwarded
+	// unchanged.
 	Health func(local http.Handler) http.Handler
-	// MaxInFlight and MaxMutating bound the requests under way to all remotes together, long-running ones aside. Zero: no bound.
+	// MaxInFlight and MaxMutating limit the requests in flight to all remotes together, without
+	// long-running ones. Zero means no limit.
 	MaxInFlight, MaxMutating int
-	// ForwardRedirects passes a remote's redirects on (--aggregator-reject-forwarding-redirect=false). False: they are answered with 502, because a client that
-	// follows one sends its credentials wherever the backend likes.
+	// ForwardRedirects forwards a remote's redirects
+	// (--aggregator-reject-forwarding-redirect=false). If false, they are answered with 502,
+	// because a client that follows a redirect sends its credentials to any address that the
+	// backend names.
 	ForwardRedirects bool
-	// GoAwayChance is the probability with which an HTTP/2 client is asked to reconnect after a request. Zero: never.
+	// GoAwayChance is the probability with which an HTTP/2 client is asked to reconnect after a
+	// request. Zero means never.
 	GoAwayChance float64
-	// AccessLog gets one line per request. Nil: no access log.
+	// AccessLog gets one line per request. Nil means no access log.
 	AccessLog *accesslog.Log
-	// Audit gets an event per stage of the requests that its policy chooses. Nil: no audit log.
+	// Taps shows the requests of single users to operators. Nil means no taps.
+	Taps *accesslog.Taps
+	// Audit gets an event for each stage of the requests that its policy selects. Nil means no
+	// audit log.
 	Audit *audit.Log
-	// Tracer makes a span of each request. Nil: no tracing, and a client's trace context is passed on as it is.
+	// Tracer makes a span of each request. Nil means no tracing; a client's trace context is then
+	// forwarded unchanged.
 	Tracer *tracing.Tracer
-	// Logger is for what goes wrong. Nil discards.
+	// Logger logs failures. Nil discards.
 	Logger *slog.Logger
-	// Metrics is where fairlead_request_* are registered. Nil: unregistered.
+	// Metrics registers fairlead_request_*. Nil means unregistered.
 	Metrics prometheus.Registerer
 }

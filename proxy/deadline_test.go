@@ -9,8 +9,9 @@ import (
 	"time"
 )
 
-// A backend that begins its answer, reads no more of a large body and then hangs holds nobody beyond the deadline: net/http's HTTP/2 client waits for room to go
-// on with the body, and does not look at the request's context meanwhile.
+// A backend that begins its answer, reads no more of a large body and then hangs holds nobody
+// beyond the deadline: net/http's HTTP/2 client waits for room to go on with the body, and does not
+// look at the request's context meanwhile.
 func TestDeadlineOfAnUpload(t *testing.T) {
 	hang := func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusOK)

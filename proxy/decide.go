@@ -12,14 +12,14 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
-	"github.com/fairlead-proxy/fairlead/proxy/bound"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
-// Action is what becomes of a request.
+// Action is how a request is answered.
 type Action uint8
 
-// The actions. Refuse is the zero value: a Decision that nobody filled in lets nobody through.
+// The actions. Refuse is the zero value: an empty Decision lets no request through.
 const (
 	// Refuse answers with Decision.Err.
 	Refuse Action = iota
@@ -27,60 +27,68 @@ const (
 	ToLocal
 	// ToRemote forwards to Decision.Entry's backend.
 	ToRemote
-	// ToDocument answers with a merged document of our own.
+	// ToDocument answers with a merged document of this process.
 	ToDocument
-	// ToPage answers with a page of our own: below /fairlead/, and whatever else nobody serves when there is no local apiserver.
+	// ToPage answers with a page of this process: below /fairlead/, and without a local apiserver
+	// everything that nothing else answers.
 	ToPage
-	// ToHealth answers /readyz or /healthz: our own readiness first, then the local apiserver's.
+	// ToHealth answers /readyz or /healthz: this process's readiness first, then the local
+	// apiserver's.
 	ToHealth
-	// Impersonate hands the request to the impersonation filter, which decides again as whom the caller asked to be.
+	// Impersonate passes the request to the impersonation filter, which decides again for the
+	// requested user.
 	Impersonate
 )
 
-// Decision says where a request goes, as whom, with which header fields and within which limits. It is the same over both protocols.
+// Decision says where a request goes, as which user, with which header fields and within which
+// limits. It is the same over both protocols.
 type Decision struct {
-	// Action is what becomes of the request.
+	// Action is how the request is answered.
 	Action Action
-	// route is where the table of Entry leads the path. A request keeps to both, whatever is in force when it is carried out; not to the
-	// table itself, which a watch would keep in memory for as long as it lasts.
+	// route is the route of the path in the table of Entry. A request keeps both, whatever table is
+	// current when it is served. It does not keep the table, which a watch would hold in memory
+	// until it ends.
 	route registry.Route
-	// Pool is the local apiserver's pool that fits the credentials.
+	// Pool is the pool of the local apiserver that matches the credentials.
 	Pool authn.Pool
-	// LongRunning requests have no deadline and count against their own limit.
+	// LongRunning requests have no deadline and a limit of their own.
 	LongRunning bool
-	// Err is what Refuse answers with: an error that carries a metav1.Status.
+	// Err is the error for Refuse. It carries a metav1.Status.
 	Err error
-	// Entry is the table's entry of the path. Nil: the table names none.
+	// Entry is the table's entry for the path. Nil means that the table has none.
 	Entry *registry.Entry
-	// Request is what is asked for, in Kubernetes' terms.
+	// Request is the request in Kubernetes' terms.
 	Request Request
-	// User is as whom the request is served. Nil: the local apiserver finds out by itself.
+	// User is the effective user. Nil means that the local apiserver authenticates the caller.
 	User user.Info
-	// Impersonator is who asked to be User. Nil: nobody did.
+	// Impersonator is the caller that impersonates User. Nil means no impersonation.
 	Impersonator user.Info
-	// Credentials are what the caller presented. The local apiserver's answer to a token tells whether it is proven.
+	// Credentials are the caller's. The local apiserver's response to a token shows whether the
+	// token is valid.
 	Credentials authn.Credentials
 	// Set are the fields that Fairlead adds; they replace fields of the same name.
 	Set []hpack.HeaderField
-	// Strip tells which of the client's fields and trailers are not forwarded.
+	// Strip says which of the client's fields and trailers are not forwarded.
 	Strip Strip
-	// Timeout bounds the request. Zero: no bound of ours.
+	// Timeout limits the request. Zero means that Fairlead sets no limit.
 	Timeout time.Duration
 }
 
 const (
-	// discoveryTimeout bounds GET /apis/<group>/<version> of a remote: kubectl waits on it (kubernetes/kubernetes#82172).
+	// discoveryTimeout limits GET /apis/<group>/<version> of a remote: kubectl waits for it
+	// (kubernetes/kubernetes#82172).
 	discoveryTimeout = 5 * time.Second
-	// loopHeader carries the names of the Fairleads that a request has passed.
+	// loopHeader lists the Fairleads that a request has passed.
 	loopHeader = "fairlead-via"
 )
 
-// decide says where a request goes. With wait false it does no I/O and verifies no certificates, and reports
-// false when it would need to (a connection's first request, a token or an authorization that is not cached):
-// the caller then asks again, with wait, where waiting hurts nobody. It keeps nothing of h but strings.
+// decide decides where a request goes. If wait is false, it does no I/O and verifies no
+// certificates; it reports false if it would have to (for a connection's first request, or for a
+// token or an authorization that is not cached). The caller then calls it again with wait, on a
+// goroutine that may block. It keeps nothing of h but strings.
 //
-// It fills d in place: a Decision is half a kilobyte, and copying it from hand to hand showed in profiles. The
-// room of d.Set is used again.
+// It fills d in place and reuses the room of d.Set: a Decision is half a kilobyte, and copying it
+// showed in profiles.
 func (p *Proxy) decide(ctx context.Context, d *Decision, h *Head, c *authn.Conn, wait bool) (known bool) {
 	p.locate(d, h)
 	if d.Err != nil {
@@ -101,7 +109,14 @@ func (p *Proxy) decide(ctx context.Context, d *Decision, h *Head, c *authn.Conn,
 	} else if d.Credentials, known = p.cfg.Authn.Read(c, h.Fields, h.Upgrade); !known {
 		return false
 	} else {
-		d.Credentials.Now = h.Arrived // with wait, it may have waited already
+		d.Credentials.Now = h.Arrived // with wait, decide may already have waited
+	}
+	switch known, err := p.checkCaller(ctx, d, h, c, wait); {
+	case !known:
+		return false
+	case err != nil:
+		d.refuse(err)
+		return true
 	}
 	switch d.Action {
 	case ToHealth:
@@ -113,11 +128,11 @@ func (p *Proxy) decide(ctx context.Context, d *Decision, h *Head, c *authn.Conn,
 	return p.decideOwn(ctx, d, h, wait)
 }
 
-// locate says where a path leads, whoever asks.
+// locate decides where a path leads, without regard to the caller.
 //
 //fairlead:loop
 func (p *Proxy) locate(d *Decision, h *Head) {
-	h.steps += 3*len(h.Path) + 4*len(h.RawQuery) // matched in two passes, decoded in one; see parseRequest for the query
+	h.steps += 3*len(h.Path) + 4*len(h.RawQuery) // matched in two passes, decoded in one; query: see parseRequest
 	t := p.cfg.Table()
 	m := t.Match(h.Path)
 	*d = Decision{Set: d.Set[:0], Entry: m.Entry, route: m.Route, Request: parseRequest(h.Method, h.Path, h.RawQuery)}
@@ -148,23 +163,35 @@ func (p *Proxy) locate(d *Decision, h *Head) {
 
 func (d *Decision) refuse(err error) { d.Action, d.Err = Refuse, err }
 
-// decideLocal passes on what the caller presented: the local apiserver authenticates tokens and authorizes everything.
+// decideLocal passes the caller's credentials on: the local apiserver authenticates tokens and
+// authorizes all requests.
 func (p *Proxy) decideLocal(d *Decision, h *Head) {
 	switch d.Credentials.Kind {
 	case authn.KindInvalid:
-		// Passed on without its bad certificate, the request would be anonymous; kube-apiserver would have refused it.
+		// Forwarded without its bad certificate, the request would be anonymous; kube-apiserver
+		// would have refused it.
 		d.refuse(errUnauthorized())
 		return
-	case authn.KindCertificate, authn.KindFrontProxy:
+	case authn.KindCertificate, authn.KindFrontProxy, authn.KindIssued:
 		d.User = d.Credentials.User
+		if d.Credentials.Impersonates && p.cfg.Authn.Pool(&d.Credentials) == authn.PoolImpersonate {
+			d.Action = Impersonate // the request will carry one identity only, so the permission is checked here
+			return
+		}
 	}
+	p.dispatchLocal(d, h)
+}
+
+// dispatchLocal chooses the pool of the local apiserver, once the user is decided.
+func (p *Proxy) dispatchLocal(d *Decision, h *Head) {
 	d.LongRunning = h.Upgrade != "" || d.Request.longRunning(nil)
 	d.Pool = p.cfg.Authn.Pool(&d.Credentials)
 	d.Strip = p.strip(h, d.Pool)
 	p.finish(d, h)
 }
 
-// decideOwn is for what Fairlead authenticates and authorizes itself: remotes, documents and pages.
+// decideOwn decides for remotes, documents and pages, for which Fairlead itself authenticates and
+// authorizes.
 func (p *Proxy) decideOwn(ctx context.Context, d *Decision, h *Head, wait bool) (known bool) {
 	known, err := p.authenticate(ctx, d, wait)
 	switch {
@@ -180,7 +207,8 @@ func (p *Proxy) decideOwn(ctx context.Context, d *Decision, h *Head, wait bool) 
 	return p.admit(ctx, d, h, wait)
 }
 
-// admit decides for a user who is known: authorization first, so that a stranger does not even learn whether a backend is well.
+// admit decides for an authenticated user. It authorizes first, so that a stranger does not learn
+// whether a backend is healthy.
 func (p *Proxy) admit(ctx context.Context, d *Decision, h *Head, wait bool) (known bool) {
 	known, err := p.authorize(ctx, d, wait)
 	switch {
@@ -194,10 +222,11 @@ func (p *Proxy) admit(ctx context.Context, d *Decision, h *Head, wait bool) (kno
 	return true
 }
 
-// dispatch decides for a user who may: whether the backend is well, and within which limits it is asked.
+// dispatch decides for an authorized user: whether the backend is available, and the request's
+// limits.
 func (p *Proxy) dispatch(d *Decision, h *Head) {
 	if d.Action == ToPage && p.cfg.Local == nil && strings.HasPrefix(h.Path, "/api") && d.route == registry.RouteLocal {
-		d.refuse(errNotFound()) // an API that nobody serves
+		d.refuse(errNotFound()) // an API that nothing serves
 		return
 	}
 	if d.Action != ToRemote {
@@ -221,7 +250,8 @@ func (p *Proxy) dispatch(d *Decision, h *Head) {
 	p.finish(d, h)
 }
 
-// authenticate finds out who the caller is. It reports false when only a TokenReview could tell.
+// authenticate returns the caller's identity in d.User. It reports false if that needs a
+// TokenReview and wait is false.
 func (p *Proxy) authenticate(ctx context.Context, d *Decision, wait bool) (known bool, err error) {
 	d.User, known = p.cfg.Authn.Cached(&d.Credentials, d.Request.Path)
 	if !known && wait {
@@ -243,7 +273,8 @@ func (p *Proxy) authenticate(ctx context.Context, d *Decision, wait bool) (known
 	return known, nil
 }
 
-// authorize finds out whether the caller may. It reports false when only a SubjectAccessReview could tell.
+// authorize checks whether the user may send the request. It reports false if that needs a
+// SubjectAccessReview and wait is false.
 func (p *Proxy) authorize(ctx context.Context, d *Decision, wait bool) (known bool, err error) {
 	a := d.attributes()
 	verdict, known := p.cfg.Authz.Cached(&a)
@@ -253,7 +284,7 @@ func (p *Proxy) authorize(ctx context.Context, d *Decision, wait bool) (known bo
 	return p.authorizeSlow(ctx, d, verdict, known, wait)
 }
 
-// authorizeSlow is apart because what it does with the attributes has them allocated.
+// authorizeSlow is a function of its own because it makes the attributes escape to the heap.
 func (p *Proxy) authorizeSlow(ctx context.Context, d *Decision, verdict authz.Decision, known, wait bool) (bool, error) {
 	a := d.attributes()
 	if !known {
@@ -275,7 +306,8 @@ func (p *Proxy) authorizeSlow(ctx context.Context, d *Decision, verdict authz.De
 	return true, nil
 }
 
-// attributes are what the authorizer is asked. The audit log asks again, when Action may have become Refuse: Entry still says what is remote.
+// attributes are the authorizer's input. The audit log asks for them again when Action may have
+// become Refuse; Entry still says whether the request is for a remote.
 func (d *Decision) attributes() authz.Attributes {
 	r := &d.Request
 	return authz.Attributes{
@@ -284,10 +316,14 @@ func (d *Decision) attributes() authz.Attributes {
 	}
 }
 
-// finish adds the fields that every forwarded request gets.
+// finish adds the fields of every forwarded request.
 func (p *Proxy) finish(d *Decision, h *Head) {
 	if d.User != nil {
-		set, err := p.cfg.Authn.Headers(d.Set, d.User)
+		assert := p.cfg.Authn.Headers
+		if d.Strip.pool == authn.PoolImpersonate {
+			assert = p.cfg.Authn.Impersonation
+		}
+		set, err := assert(d.Set, d.User)
 		if err != nil {
 			p.log.Warn("asserting an identity", "err", err)
 			d.refuse(errUnauthorized())
@@ -298,8 +334,8 @@ func (p *Proxy) finish(d *Decision, h *Head) {
 	d.Set = p.forwarded(d.Set, h, d.Credentials.Kind == authn.KindFrontProxy)
 }
 
-// actionOf is where a route leads. What is the local apiserver's becomes a page of our own when there is none: its callers are authenticated and authorized
-// here, by nobody else.
+// actionOf returns the action of a route. Without a local apiserver, its routes lead to pages of
+// this process, which then authenticates and authorizes the callers.
 func (p *Proxy) actionOf(route registry.Route) Action {
 	switch {
 	case route == registry.RouteRefused || route == registry.RouteInvalid:
@@ -316,8 +352,8 @@ func (p *Proxy) actionOf(route registry.Route) Action {
 	return ToLocal
 }
 
-// ownHealth are the health paths of the main port that answer for this process first; load balancers probe them. /livez is the local apiserver's, if
-// there is one.
+// ownHealth reports whether a path is a health path that this process answers first; load balancers
+// probe them on the main port. /livez is the local apiserver's, if there is one.
 func (p *Proxy) ownHealth(path string) bool {
 	rest, ok := strings.CutPrefix(path, "/readyz")
 	if !ok {
@@ -329,13 +365,13 @@ func (p *Proxy) ownHealth(path string) bool {
 	return ok && (rest == "" || rest[0] == '/')
 }
 
-// kubernetesPath reports whether a 404 for this path would be read as "the API is gone".
+// kubernetesPath reports whether a client would take a 404 for this path as "the API is gone".
 func kubernetesPath(path string) bool {
 	return strings.HasPrefix(path, "/api") || strings.HasPrefix(path, "/openapi")
 }
 
-// longPage are pages of our own that stream.
-func longPage(h *Head) bool { return h.Path == "/fairlead/events" }
+// longPage reports whether a page of this process streams.
+func longPage(h *Head) bool { return h.Path == "/fairlead/events" || h.Path == "/fairlead/tap" }
 
 //fairlead:loop
 func (p *Proxy) isLoop(h *Head) bool {
@@ -348,9 +384,10 @@ func (p *Proxy) isLoop(h *Head) bool {
 	return false
 }
 
-// requestTimeout is the policy's bound, or the smaller one of ?timeout=, or the fixed one of a remote's discovery document.
+// requestTimeout returns the smallest of the policy's timeout, ?timeout= and, for a discovery
+// document of a remote, discoveryTimeout.
 func requestTimeout(h *Head, r *Request, limit time.Duration) (time.Duration, error) {
-	if !r.IsResource && strings.Count(strings.TrimSuffix(h.Path, "/"), "/") <= 3 {
+	if !r.IsResource {
 		limit = min(limit, discoveryTimeout)
 	}
 	asked, err := timeoutParam(h.RawQuery)
@@ -363,7 +400,7 @@ func requestTimeout(h *Head, r *Request, limit time.Duration) (time.Duration, er
 	return limit, nil
 }
 
-// name is what errors call the place that a decision leads to.
+// name returns the destination's name for error messages.
 func (d *Decision) name() string {
 	if d.Action == ToRemote {
 		return d.Entry.Name

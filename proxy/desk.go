@@ -5,29 +5,33 @@ import (
 	"runtime"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
-	"github.com/fairlead-proxy/fairlead/proxy/bound"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
-// newDesk makes the queue for what is dear: certificate chains and long heads. Half of the processors at most
-// work on it, so that strangers do not have all of them, and each source waits behind itself.
+// newDesk returns the queue for costly decisions: certificate chains and long heads. At most half
+// of the processors work on it, so that strangers cannot use all of them, and each source has its
+// own queue.
 func newDesk() *bound.Queue {
 	return bound.NewQueue(max(1, runtime.GOMAXPROCS(0)/2), maxAtDesk)
 }
 
 const (
-	// maxAtDesk is how many wait, a sixteenth of them from one connection: 64 heads of 256 KB.
+	// maxAtDesk limits the waiting decisions. One connection may use a sixteenth: 64 heads of 256
+	// KB.
 	maxAtDesk = 1024
-	// quickHead and quickQuery are what of a head is looked at on the engine's loop: 16 KiB hold a token of
-	// 4 KB and three times as much besides. Queries are bounded more closely because selectors are parsed.
+	// quickHead and quickQuery limit the head that is decided on the engine's loop: 16 KiB hold a
+	// token of 4 KB and three times as much again. The limit for queries is lower because selectors
+	// are parsed.
 	quickHead, quickQuery = 16 << 10, 1 << 10
 )
 
-// dear reports whether a head is too long to be decided on the loop.
+// costly reports whether a head is too long to be decided on the loop.
 //
 //fairlead:loop
-func (h *Head) dear() bool { return h.size() > quickHead || len(h.RawQuery) > quickQuery }
+func (h *Head) costly() bool { return h.size() > quickHead || len(h.RawQuery) > quickQuery }
 
-// size is how many bytes a head has; above quickHead it says no more than that. It looks at each field once.
+// size returns the size of a head in bytes. It stops counting above quickHead. It looks at each
+// field once.
 //
 //fairlead:loop
 func (h *Head) size() int {
@@ -42,7 +46,7 @@ func (h *Head) size() int {
 	return n
 }
 
-// fieldCost is what a field counts for beside its bytes, as in RFC 9113 §6.5.2.
+// fieldCost is added to the bytes of each field, as in RFC 9113 §6.5.2.
 const fieldCost = 32
 
 // turn waits for a turn at the desk.
@@ -54,9 +58,10 @@ func (p *Proxy) turn(ctx context.Context, h *Head) (leave func(), err error) {
 	return leave, nil
 }
 
-// decideDear decides what is too dear for the loop. What needs I/O goes on without a place at the desk.
-func (p *Proxy) decideDear(ctx context.Context, d *Decision, h *Head, c *authn.Conn) {
-	if h.dear() {
+// decideOffLoop decides a request off the loop. A long head needs a place at the desk, except while
+// it waits for I/O.
+func (p *Proxy) decideOffLoop(ctx context.Context, d *Decision, h *Head, c *authn.Conn) {
+	if h.costly() {
 		leave, err := p.turn(ctx, h)
 		if err != nil {
 			d.refuse(err)
@@ -73,16 +78,17 @@ func (p *Proxy) decideDear(ctx context.Context, d *Decision, h *Head, c *authn.C
 	p.decide(ctx, d, h, c, true)
 }
 
-// read says who is asking, and verifies the connection's certificates at the desk if nobody has.
+// read returns the caller's credentials. It verifies the connection's certificates at the desk, if
+// that is not done yet.
 func (p *Proxy) read(ctx context.Context, h *Head, c *authn.Conn, upgrade string) (authn.Credentials, error) {
 	for {
 		got, known := p.cfg.Authn.Read(c, h.Fields, upgrade)
 		if known {
 			return got, nil
 		}
-		// Another round comes only when the CAs have changed meanwhile.
+		// The loop repeats only if the CAs have changed meanwhile.
 		if err := p.cfg.Authn.Verify(c, func() (func(), error) { return p.turn(ctx, h) }); err != nil {
-			return authn.Credentials{}, err //nolint:wrapcheck // our own
+			return authn.Credentials{}, err //nolint:wrapcheck // an error of this package
 		}
 	}
 }

@@ -15,13 +15,15 @@ import (
 )
 
 const (
-	// maxSteps bounds what of one head is looked at on the loop: each byte of a target and each field some ten times.
+	// maxSteps bounds what of one head is looked at on the loop: each byte of a target and each
+	// field some ten times.
 	maxSteps = 10 * (quickHead + quickQuery)
 )
 
-// FuzzHeadCost holds the rule of docs/architecture.md, "What a stranger can cost", for one head: the steps that the code counts, and what it allocates.
+// FuzzHeadCost holds the rule of docs/architecture.md, "What a stranger can cost", for one head:
+// the steps that the code counts, and what it allocates.
 func FuzzHeadCost(f *testing.F) {
-	p := thinker(f)
+	_, p := thinker(f, worldConfig{})
 	const long = 240_000
 	for _, seed := range []struct{ path, query, fields string }{
 		{"/%61" + strings.Repeat("/", long), "", ""},
@@ -45,11 +47,11 @@ func FuzzHeadCost(f *testing.F) {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		var d Decision
-		if !h.dear() {
+		if !h.costly() {
 			p.decide(t.Context(), &d, h, nil, false)
 		}
 		steps := h.steps
-		if h.dear() {
+		if h.costly() {
 			p.decide(t.Context(), &d, h, nil, false)
 		}
 		runtime.ReadMemStats(&after)
@@ -62,7 +64,8 @@ func FuzzHeadCost(f *testing.F) {
 	})
 }
 
-// TestChainsOffTheLoop: what the loop asks verifies no certificate; one turn at the desk verifies it for all who wait, over both protocols.
+// TestChainsOffTheLoop: what the loop asks verifies no certificate; one turn at the desk verifies
+// it for all who wait, over both protocols.
 func TestChainsOffTheLoop(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	var n atomic.Int64
@@ -100,7 +103,7 @@ func TestChainsOffTheLoop(t *testing.T) {
 func TestDeskIsShared(t *testing.T) {
 	p := &Proxy{desk: newDesk()}
 	long := &Head{Remote: "192.0.2.1:1", Fields: []hpack.HeaderField{{Name: "x", Value: strings.Repeat("x", quickHead)}}}
-	if !long.dear() {
+	if !long.costly() {
 		t.Error("a long head is quick")
 	}
 	ctx := t.Context()

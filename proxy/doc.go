@@ -1,11 +1,13 @@
-// Package proxy is the front door: it takes a request, decides where it goes and as whom, and carries it there.
+// Package proxy is the front door. For each request it decides where the request goes and as which
+// user, and then carries the request there.
 //
-// decide is the one decision, and proxy/h2 the one engine that forwards: frame by frame for HTTP/2 clients, as guests for those of HTTP/1.1.
-// Upgrades, callers whom nobody has proven and backends that speak HTTP/1.1 only are carried by net/http; documents and pages are handlers.
+// decide makes all decisions, and the engine in proxy/h2 forwards: frame by frame for HTTP/2
+// clients, as guests for HTTP/1.1 clients. net/http carries upgrades, requests over the unproven
+// pool and requests to backends that speak only HTTP/1.1. Handlers answer documents and pages.
 //
-// The concurrency rule: a Proxy is safe for concurrent use once New has returned; a decision loads one
-// *registry.Table, and its request keeps to what that one says.
+// The concurrency rule: a Proxy is safe for concurrent use once New has returned. A decision loads
+// one *registry.Table, and its request uses only that table.
 //
-// What this package is not: it knows nothing of how APIServices are found, whether a backend is well, or where certificates come from; all that
-// comes in by func fields of Config.
+// This package does not know how APIServices are found, whether a backend is healthy, or where
+// certificates come from. Func fields of Config provide all that.
 package proxy

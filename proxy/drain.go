@@ -11,25 +11,28 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
-// EndLongRunning ends every watch and log stream cleanly: its client sees the end of the body, as when kube-apiserver's own watch timeout has passed, and
-// starts a new one elsewhere. Requests that are not long-running go on. It is the step of a drain after the watches' grace.
+// EndLongRunning ends every watch and log stream cleanly: the client sees the end of the body, as
+// after kube-apiserver's watch timeout, and starts a new watch elsewhere. Other requests continue.
+// It is the step of a drain after the grace period for watches.
 func (p *Proxy) EndLongRunning() {
 	p.end()
 	p.frames.server.EndLongRunning()
 }
 
-// Leave ends every HTTP/1.1 connection with its next response, from now on: HTTP/1.1 has no way to tell a client which of its requests still count, so one that
-// is on its way when an idle connection is closed is lost. It is the first step of a drain; new connections are still served.
+// Leave closes every HTTP/1.1 connection after its next response. HTTP/1.1 cannot tell a client
+// which requests will still be processed, so a request that arrives while its idle connection is
+// closed would be lost. It is the first step of a drain; new connections are still served.
 func (p *Proxy) Leave() { p.leaving.Store(true) }
 
-// endConn tells an HTTP/1.1 client not to use its connection again. An upgrade has its connection for itself anyhow.
+// endConn tells an HTTP/1.1 client not to reuse its connection. An upgrade does not reuse it
+// anyway.
 func (p *Proxy) endConn(w http.ResponseWriter, r *http.Request) {
 	if r.ProtoMajor == 1 && p.leaving.Load() && r.Header.Get("Upgrade") == "" {
 		w.Header().Set("Connection", "close")
 	}
 }
 
-// endable makes a long-running request one that EndLongRunning ends, between two events.
+// endable returns a request that EndLongRunning ends between two events.
 func (p *Proxy) endable(r *http.Request, e *events) (*http.Request, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(r.Context())
 	stop := context.AfterFunc(p.ending, func() { //nolint:contextcheck // what ends is the process, not the request
@@ -39,31 +42,30 @@ func (p *Proxy) endable(r *http.Request, e *events) (*http.Request, context.Canc
 	return r.WithContext(ctx), func() { stop(); cancel() }
 }
 
-// events is what is known of where the events of a long-running response end.
+// events tracks where the events of a long-running response end.
 type events struct {
-	last    atomic.Int64 // when bytes came last, Unix time in nanoseconds; 0: never
+	last    atomic.Int64 // when bytes last arrived, Unix time in nanoseconds; 0 means never
 	newline atomic.Bool  // the last byte ended a line
 }
 
-// await returns when what has come is whole events, as far as one can tell, as the engine does.
+// await returns when the response is probably between two events, by the engine's rule.
 func (e *events) await(ctx context.Context) {
 	const every = 5 * time.Millisecond // short against the time between two events
-	for from := time.Now(); e.amid(time.Since(from)) && ctx.Err() == nil; {
-		t := time.NewTimer(every)
+	for from := time.Now(); e.midEvent(time.Since(from)) && ctx.Err() == nil; {
 		select {
-		case <-t.C:
+		case <-time.After(every):
 		case <-ctx.Done():
-			t.Stop()
 		}
 	}
 }
 
-func (e *events) amid(waited time.Duration) bool {
+func (e *events) midEvent(waited time.Duration) bool {
 	last := e.last.Load()
 	return last != 0 && engine.AmidEvent(waited, time.Since(time.Unix(0, last)), e.newline.Load())
 }
 
-// endingBody turns the error that ending, or the end of a stranger's time, causes in a response body into a clean end.
+// endingBody turns a read error into a clean end of the response body, if ending or the end of a
+// stranger's time caused it.
 type endingBody struct {
 	io.ReadCloser
 	ending, request context.Context

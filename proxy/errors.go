@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"strconv"
 	"time"
@@ -23,9 +24,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// This is the only file that turns an error into what a client sees. A client learns the group-version and a short cause, never an address.
+// Only this file turns errors into responses. A client learns the group-version and a short cause,
+// never an address.
 
-// errorCodecs encodes metav1.Status in whatever form the client accepts.
+// errorCodecs encodes metav1.Status in any form that the client may accept.
 func errorCodecs() runtime.NegotiatedSerializer {
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
@@ -33,11 +35,13 @@ func errorCodecs() runtime.NegotiatedSerializer {
 	return serializer.NewCodecFactory(scheme)
 }
 
-// retrySoon is the Retry-After of everything that is expected to pass within seconds. client-go retries such answers up to ten times, so it is only said
-// where a retry helps: a client of a backend that has been dead for an hour should learn so at once.
+// retrySoon is the Retry-After of errors that should pass within seconds. client-go retries such
+// responses up to ten times, so it is only set where a retry helps: a client of a backend that has
+// been down for an hour should learn so at once.
 const retrySoon = 1
 
-// recent is how long an unavailable backend is taken to be restarting rather than gone: the usual time of a rolling update's step.
+// recent is how long an unavailable backend counts as restarting: the usual time of a rolling
+// update's step.
 const recent = 10 * time.Second
 
 func statusError(code int32, reason metav1.StatusReason, message string, retryAfter int32) *apierrors.StatusError {
@@ -50,6 +54,27 @@ func statusError(code int32, reason metav1.StatusReason, message string, retryAf
 
 func errUnauthorized() *apierrors.StatusError { return apierrors.NewUnauthorized("Unauthorized") }
 
+// errNotImpersonated refuses a known user whom this process must not impersonate.
+func errNotImpersonated(name, group string) error {
+	who, flag := fmt.Sprintf("user %q", name), "--impersonate-refuse-users"
+	if group != "" {
+		who, flag = fmt.Sprintf("user %q of group %q", name, group), "--impersonate-refuse-groups"
+	}
+	return statusError(http.StatusForbidden, metav1.StatusReasonForbidden, who+" may not be impersonated ("+flag+"): the cluster accepts such users only with their own token", 0)
+}
+
+// errNested refuses a header field that the impersonation filter does not know, and that nothing
+// else would check.
+func errNested(name string) error {
+	return apierrors.NewBadRequest(name + " is not a supported impersonation header")
+}
+
+// errOwnCredential means that the local apiserver rejected this process's credential before it
+// looked at the caller. A 401 would blame the caller's credentials.
+func errOwnCredential() error {
+	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "the local apiserver rejects the front door's own credential, please try again", retrySoon)
+}
+
 func errForbidden(a *authz.Attributes, reason string) error {
 	return responsewriters.ForbiddenStatusError(&authorizer.AttributesRecord{
 		User: a.User, Verb: a.Verb, ResourceRequest: a.ResourceRequest, APIGroup: a.Group, APIVersion: a.Version, Namespace: a.Namespace, Resource: a.Resource,
@@ -57,34 +82,37 @@ func errForbidden(a *authz.Attributes, reason string) error {
 	}, reason)
 }
 
-// errAuthenticating is for a caller whom nobody could be asked about. A 401 would tell a good client that its credentials are bad, and it would give up.
+// errAuthenticating means that no server could authenticate the caller. A 401 would make a good
+// client give up.
 func errAuthenticating() error {
 	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "the caller could not be authenticated", 1)
 }
 
-// errAuthorizing fails closed, with the code that kube-apiserver has for an authorizer that cannot answer.
+// errAuthorizing fails closed, with kube-apiserver's code for an authorizer that cannot decide.
 func errAuthorizing() error {
 	return apierrors.NewInternalError(errors.New("the request could not be authorized"))
 }
 
 func errPanicked() error {
-	return apierrors.NewInternalError(errors.New("this process made a mistake"))
+	return apierrors.NewInternalError(errors.New("internal error in this process"))
 }
 
-// errConnect: tunnels are not what an API front door offers, and over HTTP/2 CONNECT has no path (RFC 9113 §8.5).
+// errConnect refuses tunnels: the API does not use them, and over HTTP/2 CONNECT has no path (RFC
+// 9113 §8.5).
 func errConnect() error {
 	return statusError(http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed, "CONNECT is not offered", 0)
 }
 
 func errInvalidPath() error {
-	return apierrors.NewBadRequest("the path is ambiguous: written plainly, it would select something else")
+	return apierrors.NewBadRequest("the path is ambiguous: its normalized form would select something else")
 }
 
 func errNotReady() error {
 	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "the table of APIServices is not complete yet, please try again", retrySoon)
 }
 
-// errShuttingDown is what kube-apiserver says while it drains, with its own Retry-After (k8s.io/apiserver/pkg/server/filters/with_retry_after.go).
+// errShuttingDown is kube-apiserver's response while it drains, with the same Retry-After
+// (k8s.io/apiserver/pkg/server/filters/with_retry_after.go).
 func errShuttingDown() error {
 	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "the front door is shutting down, please try again", 5)
 }
@@ -105,7 +133,7 @@ func errProtected(e *registry.Entry) error {
 	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, e.Name+" is unavailable: "+registry.ReasonProtectedGroup, 0)
 }
 
-// errUnavailable says why an entry may not be used, by the verdict's reason alone: its message may hold addresses.
+// errUnavailable gives only the verdict's reason, because its message may hold addresses.
 func errUnavailable(e *registry.Entry, now time.Time) error {
 	v := e.Verdict
 	if e.Policy.Maintenance != "" {
@@ -126,27 +154,28 @@ func errRedirect(name string) error {
 }
 
 func errBusy(name string) *apierrors.StatusError {
-	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, name+" has as many requests as it may have, please try again later", retrySoon)
+	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, name+" is at its request limit, please try again later", retrySoon)
 }
 
-// errNoRoom: the backend took no further request in time, or refused it unprocessed.
+// errNoRoom means that the backend accepted no further request in time, or refused it unprocessed.
 var errNoRoom = errors.New("backend has no room")
 
-// errReviews is for a caller who comes with more that only the local apiserver can decide than may wait for it.
+// errReviews means that too many requests of a caller wait for the local apiserver's reviews.
 func errReviews() error {
-	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "too many requests of this caller wait to be authenticated or authorized, please try again later", retrySoon)
+	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "too many requests of this caller are waiting to be authenticated or authorized, please try again later", retrySoon)
 }
 
-// errSlowBody is for a client that has announced a body and does not send it.
+// errSlowBody refuses a client that has announced a body and does not send it.
 func errSlowBody() error {
 	return statusError(http.StatusRequestTimeout, metav1.StatusReasonTimeout, "the body of the request did not come within the allotted time", 0)
 }
 
 func errGivenUp() *apierrors.StatusError {
-	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "too many requests of this user were given up, please try again later", retrySoon)
+	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "this user has canceled too many requests, please try again later", retrySoon)
 }
 
-// forwardError is what a client sees when forwarding to name has failed with err before a response head had come.
+// forwardError returns the client's error when forwarding to name failed with err before a response
+// head.
 func forwardError(name string, err error) error {
 	switch {
 	case errors.As(err, new(*apierrors.StatusError)):
@@ -159,8 +188,9 @@ func forwardError(name string, err error) error {
 		return errBusy(name)
 	case errors.Is(err, errNoRoom):
 		return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, name+" takes no further requests at the moment, please try again later", retrySoon)
-	case errors.Is(err, backend.ErrUnanswered), errors.Is(err, context.Canceled): // by the end of this process: its client is still there
-		// The backend may have acted on it. client-go repeats even a write when it is told to retry.
+	case errors.Is(err, backend.ErrUnanswered), errors.Is(err, context.Canceled): // canceled by this process
+		// The backend may have executed the request, so no Retry-After: client-go would repeat even
+		// a write.
 		return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, name+" ended the connection before it had answered", 0)
 	case errors.Is(err, backend.ErrBadResponse):
 		return statusError(http.StatusBadGateway, metav1.StatusReasonInternalError, name+": the backend sent a response that cannot be understood", 0)
@@ -168,8 +198,8 @@ func forwardError(name string, err error) error {
 	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, name+" could not be reached", retrySoon)
 }
 
-// writeError answers with err, in the form that the client accepts. HTTP/2 connections stay open: unlike kube-apiserver's, a refused request of ours says
-// nothing about the others on its connection.
+// writeError answers with err, in a form that the client accepts. HTTP/2 connections stay open,
+// unlike kube-apiserver's: a refused request says nothing about others on its connection.
 func (p *Proxy) writeError(w http.ResponseWriter, r *http.Request, err error) {
 	if x := exchangeOf(r.Context()); x != nil {
 		x.own = err
@@ -179,15 +209,15 @@ func (p *Proxy) writeError(w http.ResponseWriter, r *http.Request, err error) {
 		h.Del(name)
 	}
 	h.Set("Cache-Control", "no-cache, private")
-	h.Set("X-Content-Type-Options", "nosniff") // it may quote what was asked for
+	h.Set("X-Content-Type-Options", "nosniff") // the text may quote the request
 	responsewriters.ErrorNegotiated(err, p.codecs, schema.GroupVersion{Version: "v1"}, w, r)
 }
 
-// readyAnswer is what writeError answers to who accepts JSON.
+// readyAnswer is writeError's response for a client that accepts JSON.
 func readyAnswer(err *apierrors.StatusError) *h2.Answer {
 	s := err.ErrStatus
 	s.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
-	body, _ := json.Marshal(&s) // of strings and numbers
+	body, _ := json.Marshal(&s) // strings and numbers always marshal
 	body = append(body, '\n')
 	fields := []hpack.HeaderField{
 		{Name: ":status", Value: strconv.Itoa(int(s.Code))},

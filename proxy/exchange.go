@@ -4,35 +4,35 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/tracing"
 )
 
-// exchange is one request on its way, whichever protocol it has come over.
+// exchange is one request and its response, over either protocol.
 type exchange struct {
 	p        *Proxy
 	head     *Head
 	conn     *authn.Conn
 	decision Decision
-	// upstream is what carries the request, once it is forwarded. relayed says that the health relay
-	// asks for it.
+	// upstream carries the request once it is forwarded. relayed says that the request is for the
+	// health relay.
 	upstream *backend.Upstream
 	relayed  bool
 	held     place
 	audit    string // Audit-ID
-	// follow is set when there is an audit log or tracing.
-	follow *follow
-	// events are those of a long-running response.
+	// observer is set if there is an audit log or tracing.
+	observer *observer
+	// events describes the body of a long-running response.
 	events events
-	// own is the error that this process has answered with. Nil: somebody else answered, or there was no error.
+	// own is the error with which this process has answered. Nil means that it has not answered
+	// with an error.
 	own error
-	// ended is how the engine has carried the request. Nil: it has not.
+	// ended is the outcome of a request that ServeHTTP forwards, else nil.
 	ended *ended
 
-	// What a plan calls, made by bind.
+	// Callbacks of a plan, set by bind.
 	remove   func(string) bool
 	withhold func(string) bool
 	accept   func(int) http.Handler
@@ -44,14 +44,14 @@ func (x *exchange) bind() {
 	x.accept, x.fail = x.onResponse, x.onFailure
 }
 
-// plan is a decision to forward in the engine's words.
+// plan returns the engine's plan for a decision to forward.
 //
 //fairlead:loop
 func (x *exchange) plan() h2.Plan {
 	d := &x.decision
 	remove, set := x.remove, d.Set
-	if x.follow != nil && x.follow.span != nil {
-		remove, set = x.removesTrace, x.follow.span.Fields(set)
+	if x.observer != nil && x.observer.span != nil {
+		remove, set = x.removesTrace, x.observer.span.Fields(set)
 	}
 	again := d.Request.Verb == "get" || d.Request.Verb == "list" || d.Request.Verb == "head"
 	p := x.upstream.Plan()
@@ -60,26 +60,31 @@ func (x *exchange) plan() h2.Plan {
 	return p
 }
 
-// removes reports whether a field or trailer stays behind. Trailer is only an announcement (RFC 9110 §6.6.2), and the engine forwards trailers.
+// removes reports whether a field or trailer is not forwarded. Trailer itself is forwarded: it is
+// only an announcement (RFC 9110 §6.6.2), and the engine forwards trailers.
 func (x *exchange) removes(name string) bool {
 	return name != "trailer" && x.decision.Strip.Removes(name)
 }
 
-// removesTrace is removes where a span takes the place of the client's.
+// removesTrace is removes for a request whose span replaces the client's.
 func (x *exchange) removesTrace(name string) bool {
 	return tracing.Carries(name) || x.removes(name)
 }
 
-// withholds is the same for what the backend answers.
+// withholds is removes for the backend's response.
 func (x *exchange) withholds(name string) bool {
 	return name != "trailer" && x.decision.withholds(name)
 }
 
-// onResponse sees every final response head. Not nil: who answers in its place.
+// onResponse is called for every final response head. A non-nil handler answers instead of the
+// backend.
 func (x *exchange) onResponse(status int) http.Handler {
 	d := &x.decision
 	if d.Action == ToLocal {
 		x.p.cfg.Authn.Seen(&d.Credentials, status)
+		if d.rejectsOwnCredential(status) {
+			return x.answer(x.p.credentialRejected())
+		}
 	} else if x.p.rejects(status) {
 		return x.answer(errRedirect(d.Entry.Name))
 	}
@@ -90,7 +95,7 @@ func (x *exchange) onFailure(o h2.Outcome) http.Handler {
 	return x.answer(forwardError(x.decision.name(), frameError(o)))
 }
 
-// answer is a handler that answers with err. It may run after the request has ended.
+// answer returns a handler that answers with err. It may run after the request has ended.
 func (x *exchange) answer(err error) http.Handler {
 	x.own = err
 	p, audit := x.p, x.audit
@@ -100,7 +105,7 @@ func (x *exchange) answer(err error) http.Handler {
 	})
 }
 
-// carried is told how the engine has ended a request that it forwarded.
+// carried is called with the outcome of a request that the engine has forwarded.
 func (x *exchange) carried(o *h2.Outcome) {
 	if o.Answer > 0 && !x.decision.LongRunning {
 		x.upstream.Observe(o.Endpoint.Name, o.Answer)
@@ -109,19 +114,25 @@ func (x *exchange) carried(o *h2.Outcome) {
 	x.held.leave()
 }
 
-// finished is what the protocol of a request's client knows of its end.
+// finished is what the client's protocol knows about the end of a request.
 type finished struct {
 	proto  string
-	conn   uint32 // the connection's number, by which lines of the access log are in order
-	status int    // 0: the client went away before an answer
+	tls    uint16
+	conn   uint32 // the connection's number, which keeps lines of the access log in order
+	status int    // 0 means that the client went away before a response
 	bytes  int64
+	waited time.Duration // until the request was sent to a backend
+	first  time.Duration // until the response head; zero means that there was none, or that it was not measured
 	took   time.Duration
-	at     time.Time // zero: now
-	gaveUp bool      // the client has given the request up
+	at     time.Time // zero means now
+	gaveUp bool      // the client has canceled the request
 }
 
-// finish is the end of every request: it is counted, and written down wherever that is wanted. What the
-// engine has made of it is o, the zero Outcome if it has not carried it.
+// writesLines reports whether a request that ends now may need an access-log line.
+func (p *Proxy) writesLines() bool { return p.cfg.AccessLog != nil || p.cfg.Taps.Active() }
+
+// finish ends every request: it counts the request, and logs it where that is wanted. o is the
+// engine's outcome, or zero if the engine did not forward the request.
 func (x *exchange) finish(f *finished, o *h2.Outcome) {
 	p, d := x.p, &x.decision
 	if f.status == 0 {
@@ -131,7 +142,7 @@ func (x *exchange) finish(f *finished, o *h2.Outcome) {
 		p.givenUp.ended(d, x.head, f.took)
 	}
 	p.metrics.observe(d, f.status, f.took)
-	if x.follow != nil {
+	if x.observer != nil {
 		e := ending{status: f.status, own: x.own != nil, err: message(x.own, f.status), retries: o.Retries, wait: o.Wait, took: f.took}
 		if e.err == "" {
 			e.err = string(o.Reason)
@@ -139,10 +150,18 @@ func (x *exchange) finish(f *finished, o *h2.Outcome) {
 		if o.Endpoint != nil {
 			e.endpoint = o.Endpoint.Name
 		}
-		x.follow.end(d, &e)
+		x.observer.end(d, &e)
 	}
-	if p.cfg.AccessLog != nil && p.cfg.AccessLog.Wants(f.status) {
-		line := accesslog.Line{Proto: f.proto, Status: f.status, Bytes: f.bytes, Took: f.took, AuditID: x.audit, Ended: f.at}
-		p.logAccess(f.conn, x.head, d, &line)
+	tapped := p.cfg.Taps.Active()
+	logged := p.cfg.AccessLog != nil && p.cfg.AccessLog.Wants(f.status)
+	if !tapped && !logged {
+		return
+	}
+	line := x.line(f, o)
+	if logged {
+		p.cfg.AccessLog.Add(f.conn, &line) // ordered with other lines of its connection
+	}
+	if tapped {
+		p.cfg.Taps.Add(&line)
 	}
 }

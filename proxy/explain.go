@@ -1,28 +1,32 @@
 package proxy
 
 import (
+	"context"
+
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 )
 
-// Explain says what decide would say of a request by a user who is authenticated (by client certificate) and authorized. It is the same
-// code with those two questions left out, so that an explanation cannot differ from what happens. It does no I/O.
-func (p *Proxy) Explain(h *Head, u user.Info) Decision {
-	var d Decision
+// Explain returns decide's decision for a user with a client certificate, and the reason if the
+// user may not send the request. It uses the same code without authentication, so an explanation
+// cannot differ from the behavior. For the local apiserver, denied predicts its answer.
+func (p *Proxy) Explain(ctx context.Context, h *Head, u user.Info) (d Decision, denied error) {
 	p.locate(&d, h)
 	if d.Err != nil {
-		return d
+		return d, nil
 	}
 	d.User = u
 	switch d.Action {
 	case ToHealth:
-		return d
+		return d, nil
 	case ToLocal:
 		d.Credentials = authn.Credentials{Kind: authn.KindCertificate, User: u}
+		_, denied = p.authorize(ctx, &d, true)
 		p.decideLocal(&d, h)
-		return d
+		return d, denied
 	}
+	_, denied = p.authorize(ctx, &d, true)
 	p.dispatch(&d, h)
-	return d
+	return d, denied
 }

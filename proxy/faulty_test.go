@@ -14,7 +14,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// faulty is a backend that speaks frames: it reads each request wholly, counts it as executed or not, and then does what answer says.
+// faulty is a backend that speaks frames: it reads each request wholly, counts it as executed or
+// not, and then does what answer says.
 type faulty struct {
 	address  string
 	pair     atomic.Pointer[tls.Certificate]

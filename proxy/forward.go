@@ -16,11 +16,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 )
 
-// forward carries a request out that has not come frame by frame.
+// forward forwards a request that does not go frame by frame.
 func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 	d := &x.decision
-	// A load balancer's probe may come from the address that gives up: its relay has a bound of its own.
-	if !x.relayed && p.givenUp.owes(d, x.head) {
+	// A load balancer's probe may share its address with a client that gives requests up. The relay
+	// has its own limit.
+	if !x.relayed && p.givenUp.overLimit(d, x.head) {
 		p.givenUp.refused.Inc()
 		p.writeError(w, r, errGivenUp())
 		return
@@ -38,18 +39,19 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, x *exchange) {
 		p.forwardFailed(w, r, err)
 		return
 	}
-	body, r := lend(w, r)
+	body, r := detachBody(w, r)
 	defer body.end()
-	if x.upstream.HTTP2() && x.head.Upgrade == "" {
-		p.carry(w, r, x, from) //nolint:contextcheck // a span has its own
+	x.ended = &ended{body: body, offEngine: !x.upstream.HTTP2() || x.head.Upgrade != ""}
+	if x.ended.offEngine {
+		p.forwardHTTP1(w, r, x, body)
 	} else {
-		p.beside(w, r, x, body)
+		p.carry(w, r, x, from) //nolint:contextcheck // a span has its own
 	}
 	body.answered = true
 }
 
-// beside forwards a request over HTTP/1.1.
-func (p *Proxy) beside(w http.ResponseWriter, r *http.Request, x *exchange, body *uploaded) {
+// forwardHTTP1 forwards a request over HTTP/1.1.
+func (p *Proxy) forwardHTTP1(w http.ResponseWriter, r *http.Request, x *exchange, body *uploaded) {
 	d := &x.decision
 	from := d.source(x.head)
 	if d.Timeout > 0 {
@@ -78,7 +80,8 @@ func (p *Proxy) beside(w http.ResponseWriter, r *http.Request, x *exchange, body
 	p.ask(w, r, x)                                   //nolint:contextcheck // a span has its own
 }
 
-// upstream is what carries a forwarded request. Nil: its APIService is gone. relayed says that the health relay asks.
+// upstream returns the upstream of a forwarded request. Nil means that its APIService is gone.
+// relayed says that the request is for the health relay.
 func (p *Proxy) upstream(d *Decision, relayed bool) *backend.Upstream {
 	switch {
 	case d.Action == ToRemote:
@@ -91,7 +94,7 @@ func (p *Proxy) upstream(d *Decision, relayed bool) *backend.Upstream {
 	return nil
 }
 
-// ask has a backend over HTTP/1.1 answer a request that has its place.
+// ask forwards a request over HTTP/1.1 once it holds its place.
 func (p *Proxy) ask(w http.ResponseWriter, r *http.Request, x *exchange) {
 	d := &x.decision
 	out := outgoing(r, x, d.host(x.head))
@@ -100,37 +103,40 @@ func (p *Proxy) ask(w http.ResponseWriter, r *http.Request, x *exchange) {
 		out.Body = &trailing{r.Body, r.Trailer, out.Trailer}
 	}
 	ctx, end := relayInterims(r, w)
+	x.noteSent()
 	res, err := x.upstream.RoundTrip(out.WithContext(ctx), d.LongRunning)
 	end()
 	if err != nil {
 		p.forwardFailed(w, r, err)
 		return
 	}
+	x.ended.at(res.Request.URL.Host)
 	if d.Action == ToLocal {
 		p.cfg.Authn.Seen(&d.Credentials, res.StatusCode)
 	} else if p.rejects(res.StatusCode) {
-		_ = res.Body.Close() // nobody reads it
+		_ = res.Body.Close() // the body is not needed
 		p.forwardFailed(w, r, errRedirect(d.Entry.Name))
 		return
 	}
 	p.endCleanly(res, d, &x.events)
 	d.clean(res.Header)
 	p.relay(w, res)
-	d.clean(w.Header()) // it holds the trailers, which go out now
+	d.clean(w.Header()) // the header holds the trailers, which are sent now
 }
 
-// outgoing is the request over HTTP/1.1, without its body: the same target bytes, the client's fields less what is stripped, then ours.
+// outgoing returns the HTTP/1.1 request without its body: the client's target byte for byte, its
+// fields that are not stripped, and ours.
 func outgoing(r *http.Request, x *exchange, host string) *http.Request {
 	out := &http.Request{Method: r.Method, URL: targetURL(x.head), Host: host, Header: r.Header.Clone(), Body: http.NoBody, ProtoMajor: 1, ProtoMinor: 1}
 	applyFields(out.Header, &x.decision)
-	x.follow.propagate(out.Header)
+	x.observer.propagate(out.Header)
 	return out
 }
 
-// host is what the backend sees as the host it is asked for. Empty: its own address, as remotes see
-// it from kube-aggregator (newReq.Host in k8s.io/apiserver/pkg/util/proxy): behind a name that leads
-// to a shared ingress the client would choose the virtual host, over our certificate. The local
-// apiserver sees the client's, as if there were nobody between: it passes it on to pods and services.
+// host returns the Host that the backend gets. Empty means its own address, as kube-aggregator
+// sends to remotes (newReq.Host in k8s.io/apiserver/pkg/util/proxy): if a shared ingress answered
+// that address, the client could otherwise choose the virtual host, with our certificate. The local
+// apiserver gets the client's Host, as without a proxy: it passes it on to pods and services.
 func (d *Decision) host(h *Head) string {
 	if d.Action == ToLocal && httpguts.ValidHostHeader(h.Authority) {
 		return h.Authority
@@ -138,11 +144,12 @@ func (d *Decision) host(h *Head) string {
 	return ""
 }
 
-// targetURL is a URL whose request target is the client's, byte for byte: an opaque part is not escaped anew, and the query is kept even where it does not
-// parse (upstream decodes and re-encodes both).
+// targetURL returns a URL with the client's request target, byte for byte. An opaque part is not
+// escaped again, and the query is kept even if it does not parse (upstream decodes and re-encodes
+// both).
 func targetURL(h *Head) *url.URL {
 	u := &url.URL{Scheme: "https", RawQuery: h.RawQuery, ForceQuery: h.HasQuery && h.RawQuery == ""}
-	if strings.HasPrefix(h.Path, "//") { // an opaque part that begins so would be taken for an authority
+	if strings.HasPrefix(h.Path, "//") { // as an opaque part it would be parsed as an authority
 		u.Path, u.RawPath = h.Path, h.Path
 		if p, err := url.PathUnescape(h.Path); err == nil {
 			u.Path = p
@@ -166,11 +173,11 @@ func applyFields(header http.Header, d *Decision) {
 		header.Add(f.Name, f.Value)
 	}
 	if _, ok := header["User-Agent"]; !ok {
-		header.Set("User-Agent", "") // or net/http invents one
+		header.Set("User-Agent", "") // else net/http sets its own
 	}
 }
 
-// keptTrailers are the names of the client's announced trailers that may pass, without values.
+// keptTrailers returns the announced trailers that may be forwarded, without values.
 func keptTrailers(announced http.Header, strip *Strip) http.Header {
 	var kept http.Header
 	for name := range announced {
@@ -185,8 +192,8 @@ func keptTrailers(announced http.Header, strip *Strip) http.Header {
 	return kept
 }
 
-// trailing gives the names their values when the body has ended. It leaves alone what was not
-// announced: over HTTP/1.1 the server puts that into the same map.
+// trailing sets the values of the kept trailers when the body has ended. It ignores trailers that
+// were not announced: over HTTP/1.1 the server puts them into the same map.
 type trailing struct {
 	io.ReadCloser
 	from, to http.Header
@@ -199,13 +206,13 @@ func (b *trailing) Read(p []byte) (int, error) {
 			b.to[name] = b.from[name]
 		}
 	}
-	return n, err //nolint:wrapcheck // io.EOF must stay what it is
+	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }
 
-// localPool is the pool that fits credentials; none fits what was meant for a remote.
+// localPool returns the local apiserver's pool for credentials, and zero for a remote's.
 func localPool(p authn.Pool) backend.Pool {
 	switch p {
-	case authn.PoolCertificate:
+	case authn.PoolCertificate, authn.PoolImpersonate: // only one of the two is in use
 		return backend.PoolCertificate
 	case authn.PoolProven:
 		return backend.PoolProven
@@ -217,17 +224,18 @@ func localPool(p authn.Pool) backend.Pool {
 
 func (p *Proxy) forwardFailed(w http.ResponseWriter, r *http.Request, err error) {
 	x := exchangeOf(r.Context())
-	// net/http takes a client for gone, too, whose body did not come in time (errSlowBody).
+	// net/http also reports a client as gone if its body did not come in time (errSlowBody).
 	if errors.Is(r.Context().Err(), context.Canceled) && p.ending.Err() == nil && !errors.As(err, new(*apierrors.StatusError)) {
-		// The client has gone; nobody reads an answer. The recorder counts it as 499.
+		// The client has gone, so nothing is sent. The recorder counts it as 499.
 		panic(http.ErrAbortHandler)
 	}
+	x.ended.broke(err)
 	name := x.decision.name()
 	p.log.Debug("forwarding", "apiservice", name, "err", err)
 	p.writeError(w, r, forwardError(name, err))
 }
 
-// buffers are for copying responses. 32 KiB is httputil.ReverseProxy's size.
+// buffers is a pool for copying responses. 32 KiB is httputil.ReverseProxy's size.
 type buffers struct{ pool sync.Pool }
 
 func (b *buffers) Get() []byte {

@@ -7,54 +7,55 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/proxy/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
 const (
-	// parkedAtOnce is how many requests of a source are decided with waiting at once: as many as one
-	// user's reviews. The rest would wait for those anyway, and thousands of goroutines that are
-	// answered together would keep the loop from a processor.
+	// parkedAtOnce limits how many requests of a source are decided at once on goroutines that may
+	// block: as many as one user's reviews. More would wait for those anyway, and thousands of
+	// goroutines that finish together would keep the loop from a processor.
 	parkedAtOnce = 16
-	// maxParked bounds the bytes that wait for that, of whom a source has a quarter: the ordinary
-	// requests of a hundred connections. A connection has a sixteenth, twice what the heads of its
-	// streams may have: a head waits although its stream was reset, or its connection has ended.
+	// maxParked limits the bytes of the waiting requests: the ordinary requests of a hundred
+	// connections. A source may use a quarter. A connection may use a sixteenth, twice the limit
+	// for the heads of its streams: a head still waits after its stream was reset or its connection
+	// has ended.
 	maxParked = 128 << 20
-	// parkedSize is what waits beside the head's own bytes.
+	// parkedSize is charged for a waiting request in addition to its head.
 	parkedSize = 1 << 10
 )
 
-// parking holds the requests that are decided with waiting.
+// parking holds the parked requests.
 type parking struct {
-	held bound.Places // bytes that wait
+	held bound.Places // the bytes of waiting requests
 
-	mu sync.Mutex // guards what follows
-	by map[bound.Source]*line
+	mu sync.Mutex // guards by
+	by map[bound.Source]*parkQueue
 }
 
-// line is one source's. There is none without requests.
-type line struct {
+// parkQueue is the queue of a source. It exists only while the source has requests.
+type parkQueue struct {
 	deciding int // goroutines
 	waiting  []parked
 }
 
-// parked is a request that waits in a line.
+// parked is a request in a queue.
 type parked struct {
 	decide func()
 	place  bound.Place
 }
 
-// park has a request of so many bytes decided on a goroutine of its own, or after another one; false:
-// too much waits. The goroutine ends with the look-ups' own timeouts.
+// park runs decide on a goroutine of its own, or after another request of its source. It reports
+// false if too many bytes wait. The goroutine ends with the look-ups' own timeouts.
 func (l *parking) park(s bound.Source, size int, decide func()) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	at := l.by[s]
 	switch {
 	case at == nil:
-		at = &line{deciding: 1}
+		at = &parkQueue{deciding: 1}
 		if l.by == nil {
-			l.by = make(map[bound.Source]*line)
+			l.by = make(map[bound.Source]*parkQueue)
 		}
 		l.by[s] = at
 	case at.deciding < parkedAtOnce:
@@ -74,8 +75,8 @@ func (l *parking) park(s bound.Source, size int, decide func()) bool {
 	return true
 }
 
-// next returns what waits longest in a line; nil: nothing does.
-func (l *parking) next(s bound.Source, at *line) func() {
+// next returns the oldest waiting request of a queue, or nil.
+func (l *parking) next(s bound.Source, at *parkQueue) func() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(at.waiting) == 0 {
@@ -92,18 +93,19 @@ func (l *parking) next(s bound.Source, at *line) func() {
 	return first.decide
 }
 
-// line is whose line a request waits in. A token that the local apiserver has accepted counts for itself while nobody
-// knows whose it is, wherever the request goes: bad ones may come over the same connection.
-func (r *frameRequest) line() bound.Source {
-	d := &r.decision // which is made anew afterwards
+// parkSource returns the source in whose queue a request waits. An accepted token is a source of
+// its own while its user is not known, wherever the request goes: bad tokens may come over the same
+// connection.
+func (r *frameRequest) parkSource() bound.Source {
+	d := &r.decision // decided again afterwards
 	if d.User == nil {
 		d.Pool = r.l.p.cfg.Authn.Pool(&d.Credentials)
 	}
 	return d.source(r.head)
 }
 
-// decideParked decides with waiting. On this goroutine a panic would end the process: at a chain that
-// a stranger has made, say (CVE-2025-58188).
+// decideParked decides on a goroutine that may block. A panic there would end the process, for
+// example one caused by a stranger's certificate chain (CVE-2025-58188).
 func (l *frames) decideParked(r *frameRequest) (plan h2.Plan) {
 	ctx, cancel := context.WithDeadline(context.Background(), r.head.Arrived.Add(parkTimeout))
 	defer cancel()
@@ -118,5 +120,6 @@ func (l *frames) decideParked(r *frameRequest) (plan h2.Plan) {
 	return l.plan(r)
 }
 
-// parkTimeout bounds how long a stream waits for a TokenReview and a SubjectAccessReview of 10 s each.
+// parkTimeout limits how long a stream waits for a TokenReview and a SubjectAccessReview of 10 s
+// each.
 const parkTimeout = 25 * time.Second

@@ -18,11 +18,11 @@ import (
 )
 
 // thinker is a Proxy that decides and forwards nothing.
-func thinker(f *testing.F) *Proxy {
+func thinker(f testing.TB, c worldConfig) (*world, *Proxy) {
 	w := &world{authorities: authorities{pki.NewCA("clients"), pki.NewCA("front"), pki.NewCA("serving")}}
 	w.remote = &far{Server: httptest.NewUnstartedServer(http.NotFoundHandler())} // for its address
 	f.Cleanup(func() { _ = w.remote.Listener.Close() })
-	table := buildTable(f, w, worldConfig{})
+	table := buildTable(f, w, c)
 	pools, err := backend.New(backend.Config{Table: func() *registry.Table { return table }, Dial: new(net.Dialer).DialContext, TLS: func(string, *registry.Backend) (*tls.Config, error) {
 		return &tls.Config{MinVersion: tls.VersionTLS12}, nil
 	}})
@@ -31,9 +31,9 @@ func thinker(f *testing.F) *Proxy {
 		Servers: []string{"https://127.0.0.1:1"}, Dial: new(net.Dialer).DialContext, TLS: func(bool) (*tls.Config, error) { return &tls.Config{MinVersion: tls.VersionTLS12}, nil },
 	})
 	check(f, err)
-	p, err := New(Config{Table: func() *registry.Table { return table }, Authn: w.authenticator(f, worldConfig{}), Authz: newTestAuthorizer(f, nil), Backends: pools, Local: local})
+	p, err := New(Config{Table: func() *registry.Table { return table }, Authn: w.authenticator(f, c), Authz: newTestAuthorizer(f, nil), Backends: pools, Local: local})
 	check(f, err)
-	return p
+	return w, p
 }
 
 // fuzzFields reads lines of name: value, names in lower case as both protocols hand them over.
@@ -47,10 +47,10 @@ func fuzzFields(text string) []hpack.HeaderField {
 	return fields
 }
 
-// FuzzDecide holds every decision to what must never happen: a path that leads to a backend it does not spell, a request of somebody else, a field of the client
-// that says who it is.
+// FuzzDecide holds every decision to what must never happen: a path that leads to a backend it does
+// not spell, a request of somebody else, a field of the client that says who it is.
 func FuzzDecide(f *testing.F) {
-	p := thinker(f)
+	_, p := thinker(f, worldConfig{})
 	const forged = "x-remote-user: system:admin\nX_Remote-Group: system:masters\nauthorization: Bearer token-of-bob\nconnection: authorization, x-remote-user\nimpersonate-user: boss"
 	for _, path := range []string{
 		remoteGV, remoteGV + "/", remoteGV + "/widgets", remoteGV + "/widgets/a%2Fb", "/apis/remote.example.com%2Fv1/widgets", "/apis//remote.example.com/v1", "/api/v1/../../apis/remote.example.com/v1",
@@ -85,7 +85,8 @@ func checkRoute(t *testing.T, path string, d *Decision) {
 		t.Errorf("%q is refused without a word", path)
 	}
 	for part := range strings.SplitSeq(path, "/") {
-		// What leads neither as it stands nor resolved to one of ours is the local apiserver's to judge, byte for byte.
+		// What leads neither as it stands nor resolved to one of ours is the local apiserver's to
+		// judge, byte for byte.
 		if (part == ".." || part == ".") && d.Action != Refuse && d.Action != ToLocal {
 			t.Errorf("%q is carried out: %v", path, d.Action)
 		}

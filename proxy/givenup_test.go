@@ -18,7 +18,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
-	"github.com/fairlead-proxy/fairlead/proxy/bound"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -33,31 +33,31 @@ func TestGivenUp(t *testing.T) {
 		for range g.burst {
 			g.ended(bob, h, 0)
 		}
-		if g.owes(bob, h) {
+		if g.overLimit(bob, h) {
 			t.Fatal("owes within the burst")
 		}
 		g.ended(bob, h, 0)
-		if !g.owes(bob, h) {
+		if !g.overLimit(bob, h) {
 			t.Fatal("owes nothing beyond it")
 		}
-		if alice, h := quitter("alice"); g.owes(alice, h) {
+		if alice, h := quitter("alice"); g.overLimit(alice, h) {
 			t.Error("another user owes too")
 		}
 		time.Sleep(g.pause)
-		if g.owes(bob, h) {
+		if g.overLimit(bob, h) {
 			t.Error("still owes after a pause")
 		}
 		for range 100 * g.burst { // nobody counts on being asked first
 			g.ended(bob, h, 0)
 		}
 		full := time.Duration(g.burst) * g.pause
-		if time.Sleep(full - g.pause); !g.owes(bob, h) {
+		if time.Sleep(full - g.pause); !g.overLimit(bob, h) {
 			t.Error("all is paid off too early")
 		}
-		if time.Sleep(2 * g.pause); g.owes(bob, h) {
+		if time.Sleep(2 * g.pause); g.overLimit(bob, h) {
 			t.Error("has to wait longer than the bound")
 		}
-		if time.Sleep(full); g.owes(bob, h) || g.until.Load() != 0 {
+		if time.Sleep(full); g.overLimit(bob, h) || g.until.Load() != 0 {
 			t.Error("requests still look for who owes")
 		}
 	})
@@ -73,19 +73,19 @@ func TestGivenUpFree(t *testing.T) {
 		g.ended(bob, h, quickly)
 		g.ended(&page, h, 0)
 	}
-	if g.owes(bob, h) {
+	if g.overLimit(bob, h) {
 		t.Error("owes")
 	}
 }
 
 func TestGivenUpBounded(t *testing.T) {
 	g := newGivenUp()
-	for i := range 3 * maxOwing * len(g.shards) {
+	for i := range 3 * maxAccounts * len(g.shards) {
 		d, h := quitter(fmt.Sprint(i))
 		g.ended(d, h, 0)
 	}
 	for i := range g.shards {
-		if n := len(g.shards[i].paid); n > maxOwing {
+		if n := len(g.shards[i].debts); n > maxAccounts {
 			t.Errorf("%d users", n)
 		}
 	}
@@ -100,22 +100,23 @@ func TestPayer(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		d    Decision
-		want payer
+		want account
 	}{
-		{"user", Decision{User: bob}, payer{Source: bound.Source{User: "bob"}}},
-		{"impersonator", Decision{User: bob, Impersonator: &user.DefaultInfo{Name: "root"}}, payer{Source: bound.Source{User: "root"}}},
-		{"nobody", Decision{}, payer{Source: address}},
-		{"anonymous", Decision{User: &user.DefaultInfo{Name: user.Anonymous}}, payer{Source: address}},
-		{"a token that anybody may have made up", Decision{Pool: authn.PoolUnproven, Credentials: token}, payer{address, true}},
-		{"a token that the local apiserver has accepted", Decision{Pool: authn.PoolProven, Credentials: token}, payer{Source: bound.Source{User: "token-of-bob"}}},
+		{"user", Decision{User: bob}, account{Source: bound.Source{User: "bob"}}},
+		{"impersonator", Decision{User: bob, Impersonator: &user.DefaultInfo{Name: "root"}}, account{Source: bound.Source{User: "root"}}},
+		{"nobody", Decision{}, account{Source: address}},
+		{"anonymous", Decision{User: &user.DefaultInfo{Name: user.Anonymous}}, account{Source: address}},
+		{"a token that anybody may have made up", Decision{Pool: authn.PoolUnproven, Credentials: token}, account{address, true}},
+		{"a token that the local apiserver has accepted", Decision{Pool: authn.PoolProven, Credentials: token}, account{Source: bound.Source{User: "token-of-bob"}}},
 	} {
-		if got := payerOf(&tc.d, h); got != tc.want {
+		if got := accountOf(&tc.d, h); got != tc.want {
 			t.Errorf("%s: %+v", tc.name, got)
 		}
 	}
 }
 
-// A user who gives up request after request, on any number of connections, reaches no backend for a while; others do.
+// A user who gives up request after request, on any number of connections, reaches no backend for a
+// while; others do.
 func TestGivenUpIsRefused(t *testing.T) {
 	for side, path := range map[string]string{"remote": remoteGV + "/widgets", "local": "/api/v1/pods"} {
 		t.Run(side, func(t *testing.T) {
@@ -142,7 +143,7 @@ func TestGivenUpIsRefused(t *testing.T) {
 				if d := cmp.Diff(answer{http.StatusTooManyRequests, http.Header{
 					"Cache-Control": {"no-cache, private"}, "Content-Type": {"application/json"}, "Content-Length": {fmt.Sprint(len(refused.body))}, "Retry-After": {"1"},
 					"X-Content-Type-Options": {"nosniff"},
-				}, `{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"too many requests of this user were given up, please try again later",` +
+				}, `{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"this user has canceled too many requests, please try again later",` +
 					`"reason":"TooManyRequests","details":{"retryAfterSeconds":1},"code":429}` + "\n"}, refused, cmp.AllowUnexported(answer{})); d != "" {
 					t.Errorf("answered otherwise (-want +got):\n%s", d)
 				}
@@ -184,7 +185,8 @@ func TestGivenUpByItsBody(t *testing.T) {
 	}
 }
 
-// giveUp asks on a connection of its own, and gives up when the backend has heard of it. It returns when that was noticed.
+// giveUp asks on a connection of its own, and gives up when the backend has heard of it. It returns
+// when that was noticed.
 func (w *world) giveUp(t *testing.T, proto, path string, asked <-chan struct{}) {
 	t.Helper()
 	before := w.given()
@@ -218,7 +220,7 @@ func (w *world) given() time.Duration {
 	for i := range g.shards {
 		s := &g.shards[i]
 		s.mu.Lock()
-		for _, at := range s.paid {
+		for _, at := range s.debts {
 			n += at.Round(g.pause)
 		}
 		s.mu.Unlock()

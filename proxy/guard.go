@@ -8,17 +8,21 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
-	"github.com/fairlead-proxy/fairlead/proxy/bound"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
-// Guard lets a request through to one of Fairlead's own pages when the cluster says that its caller may have it: authenticated as on the front door,
-// authorized as a non-resource URL, impersonation included. It serves the admin port. While no local apiserver can be asked, known scrapers may go on
-// reading /metrics for five minutes.
+// Guard protects one of Fairlead's own pages on the admin port. Callers are authenticated as on the
+// front door and authorized for a non-resource URL, including impersonation. While the local
+// apiserver is down, known scrapers may read /metrics for five more minutes.
 func (p *Proxy) Guard(next http.Handler) http.Handler {
 	impersonated := p.impersonation(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x := exchangeOf(r.Context())
 		x.decision.Impersonator = authz.Impersonator(r.Context())
 		x.decision.User, _ = request.UserFrom(r.Context())
+		if err := p.checkImpersonated(&x.decision, r.Header); err != nil {
+			p.writeError(w, r, err)
+			return
+		}
 		p.servePermitted(w, r, next)
 	}))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -28,14 +32,18 @@ func (p *Proxy) Guard(next http.Handler) http.Handler {
 			p.writeError(w, r, err)
 			return
 		}
+		credentials.From = bound.Stranger(x.head.Remote)
 		x.decision = Decision{
 			Action: ToPage, Request: parseRequest(x.head.Method, x.head.Path, x.head.RawQuery), Credentials: credentials,
 		}
-		if p.vouched(&x.decision, time.Now()) {
+		if _, err := p.checkCaller(r.Context(), &x.decision, x.head, x.conn, true); err != nil {
+			p.writeError(w, r, err)
+			return
+		}
+		if p.knownScraper(&x.decision, time.Now()) {
 			next.ServeHTTP(w, r)
 			return
 		}
-		x.decision.Credentials.From = bound.Stranger(x.head.Remote)
 		if _, err := p.authenticate(r.Context(), &x.decision, true); err != nil {
 			p.writeError(w, r, err)
 			return

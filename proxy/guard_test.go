@@ -11,7 +11,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// TestGuardServesWhatItAuthorizes: however a request line is written, the page is the one that was authorized.
+// TestGuardServesWhatItAuthorizes: however a request line is written, the page is the one that was
+// authorized.
 func TestGuardServesWhatItAuthorizes(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	guarded := w.server()

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// Head is a request head, whichever protocol it has come over: all that decide may look at.
+// Head is a request head of either protocol. decide reads nothing else of a request.
 type Head struct {
 	// Method is as the client sent it.
 	Method string
@@ -17,22 +17,25 @@ type Head struct {
 	Authority string
 	// Path is the escaped path, byte for byte as on the wire, without the query.
 	Path string
-	// RawQuery is what followed the first '?', byte for byte; HasQuery tells "/x?" from "/x".
+	// RawQuery is everything after the first '?', byte for byte. HasQuery distinguishes "/x?" from
+	// "/x".
 	RawQuery string
 	HasQuery bool
-	// Fields are the header fields in order, names in lower case, without pseudo fields. They are read-only and valid only during the decision.
+	// Fields are the header fields in order, with names in lower case and without pseudo-header
+	// fields. They are read-only and valid only during the decision.
 	Fields []hpack.HeaderField
-	// Upgrade is the protocol that an HTTP/1.1 client asks to switch to, in its own spelling. Empty: none, or none that is offered.
+	// Upgrade is the protocol that an HTTP/1.1 client wants to switch to, in its own spelling.
+	// Empty means none, or none that is offered.
 	Upgrade string
-	// Arrived is when the head came. Zero: now.
+	// Arrived is when the head arrived. Zero means now.
 	Arrived time.Time
-	// Remote is the address and port of the connection's other end, RemoteIP the address alone.
+	// Remote is the client's address and port, RemoteIP the address alone.
 	Remote, RemoteIP string
 
-	steps int // how much of the head was looked at for the decision: bytes of the target, and fields, each time anew
+	steps int // work of the decision so far: bytes of the target and fields, counted again in each pass
 }
 
-// get returns the first value of a lower-case name.
+// get returns the first value of a field. The name must be in lower case.
 func (h *Head) get(name string) string {
 	h.steps += len(h.Fields)
 	for i := range h.Fields {
@@ -43,9 +46,9 @@ func (h *Head) get(name string) string {
 	return ""
 }
 
-// headOf reads the head of a net/http request. Path and query come from its URL, which the pages' muxes look
-// at too: what is authorized is what is served. RawPath is set where the path was not written as url.URL would
-// write it, so these are the bytes of the request line, which is what is matched and forwarded.
+// headOf returns the head of a net/http request. Path and query come from its URL, which the muxes
+// of the pages also use, so that what is authorized is what is served. RawPath is set if url.URL
+// would write the path differently, so Path has the bytes of the request line.
 func headOf(r *http.Request) *Head {
 	h := &Head{Method: r.Method, Authority: r.Host, Remote: r.RemoteAddr, RemoteIP: hostOnly(r.RemoteAddr), Arrived: time.Now()}
 	h.RawQuery, h.HasQuery = r.URL.RawQuery, r.URL.ForceQuery || r.URL.RawQuery != ""
@@ -63,11 +66,11 @@ func headOf(r *http.Request) *Head {
 	return h
 }
 
-// upgradeOf returns the protocol that a request asks to switch to, empty if it is no upgrade. Nothing
-// else says what an upgrade is. HTTP/2 has none (RFC 9113 §8.6), HTTP/1.0 had none (RFC 9110 §7.8),
-// and a protocol that Kubernetes does not upgrade to is ignored, as RFC 9110 allows: a tunnel of, say,
-// h2c to a backend would carry our client certificate, and behind it the client could write any
-// X-Remote-User it likes. kube-apiserver takes x-upgrade in Connection for upgrade, too
+// upgradeOf returns the protocol that a request asks to switch to, and the empty string if it is no
+// upgrade. It is the only check. HTTP/2 has no upgrades (RFC 9113 §8.6), HTTP/1.0 had none (RFC
+// 9110 §7.8). Protocols that Kubernetes does not use are ignored, as RFC 9110 allows: an h2c tunnel
+// to a backend would carry our client certificate, and through it the client could send any
+// X-Remote-User. kube-apiserver also accepts x-upgrade in Connection
 // (k8s.io/streaming/pkg/httpstream); we follow RFC 9110 §7.6.1.
 func upgradeOf(r *http.Request) string {
 	protocol := r.Header.Get("Upgrade")

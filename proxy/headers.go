@@ -13,15 +13,16 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 )
 
-// Strip tells which of a client's fields and trailers are not forwarded. Its zero value strips hop-by-hop fields only and must not be used toward a
-// backend; decide fills it in.
+// Strip says which of a client's fields and trailers are not forwarded. Its zero value strips only
+// hop-by-hop fields and must not be used toward a backend; decide fills it in.
 type Strip struct {
 	authn *authn.Authenticator
-	// pool is where the request leaves: it decides about credentials.
+	// pool is the pool over which the request is sent. It decides which credentials are stripped.
 	pool authn.Pool
-	// upgrade says that the request is one.
+	// upgrade says that the request is an upgrade.
 	upgrade bool
-	// connection are the lower-case names that an HTTP/1.1 Connection field lists (RFC 9110 §7.6.1).
+	// connection are the names that an HTTP/1.1 Connection field lists, in lower case (RFC 9110
+	// §7.6.1).
 	connection []string
 }
 
@@ -29,12 +30,12 @@ func (p *Proxy) strip(h *Head, pool authn.Pool) Strip {
 	return Strip{authn: p.cfg.Authn, pool: pool, connection: connectionListed(h), upgrade: h.Upgrade != ""}
 }
 
-// Removes reports whether the field or trailer of a lower-case name stays behind.
+// Removes reports whether a field or trailer is not forwarded. The name must be in lower case.
 func (s *Strip) Removes(name string) bool {
 	switch name {
 	case "forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-uri", loopHeader:
 		return true
-	case "sec-websocket-protocol": // it can hold a token, and is of no use without an upgrade
+	case "sec-websocket-protocol": // it may hold a token, and has no use without an upgrade
 		if !s.upgrade {
 			return true
 		}
@@ -45,16 +46,17 @@ func (s *Strip) Removes(name string) bool {
 	return s.authn == nil || s.authn.Strip(name, s.pool)
 }
 
-// RemovesTrailer is Removes for a trailer. None says who asks or how long the body is, whoever may see
-// such a field in the head: what was decided from the head must stay true.
+// RemovesTrailer is Removes for a trailer. No trailer may name the caller or the body's length,
+// even if the pool allows such a field in the head: what was decided from the head must stay true.
 func (s *Strip) RemovesTrailer(name string) bool {
 	strict := *s
 	strict.pool = authn.PoolRemote
 	return !httpguts.ValidTrailerHeader(name) || strict.Removes(name)
 }
 
-// connectionListed returns what the Connection fields list, less the tokens that have a meaning of their own and less what says as whom the request is made.
-// What a client lists is dropped even when it is one of our own names: we set those after stripping.
+// connectionListed returns the names that the Connection fields list, without tokens that have a
+// meaning of their own and without fields that name the caller. A listed name of ours is dropped,
+// too: we set our fields after stripping.
 func connectionListed(h *Head) []string {
 	var names []string
 	h.steps += len(h.Fields)
@@ -63,10 +65,10 @@ func connectionListed(h *Head) []string {
 			names = listedIn(names, h.Fields[i].Value)
 		}
 	}
-	return slices.DeleteFunc(names, personal)
+	return slices.DeleteFunc(names, namesCaller)
 }
 
-// listedIn adds to names what lines of Connection list, in lower case.
+// listedIn appends to names the names that Connection lines list, in lower case.
 func listedIn(names []string, lines ...string) []string {
 	for _, line := range lines {
 		for token := range strings.SplitSeq(line, ",") {
@@ -79,14 +81,15 @@ func listedIn(names []string, lines ...string) []string {
 	return names
 }
 
-// personal fields say as whom a request is made. Listing them in Connection must not take them away, as it does not at kube-apiserver: the user of a proxy that
-// impersonates would become that proxy.
-func personal(name string) bool {
+// namesCaller reports whether a field says who the caller is. Listing such a field in Connection
+// must not remove it, as it does not at kube-apiserver: otherwise a user behind an impersonating
+// proxy would become that proxy.
+func namesCaller(name string) bool {
 	return name == "authorization" || strings.HasPrefix(name, "impersonate-")
 }
 
-// forwarded adds what tells the next hop about this one. X-Forwarded-For is appended to only when the client is a front proxy that we trust; anybody
-// else's is a claim, and is dropped.
+// forwarded adds the fields that describe this hop to the next one. It appends to X-Forwarded-For
+// only if the client is a trusted front proxy; from other clients the field is dropped.
 func (p *Proxy) forwarded(set []hpack.HeaderField, h *Head, trusted bool) []hpack.HeaderField {
 	via, client := p.instance, h.RemoteIP
 	if seen := h.get(loopHeader); seen != "" && len(seen) < maxVia {
@@ -111,24 +114,26 @@ func (p *Proxy) forwarded(set []hpack.HeaderField, h *Head, trusted bool) []hpac
 	return set
 }
 
-// identified returns auditID, and adds an ID of ours if there is none yet.
+// identified returns the request's audit ID. It adds a new one to set if there is none yet.
 func identified(set []hpack.HeaderField, h *Head) ([]hpack.HeaderField, string) {
 	if id := auditID(set, h); id != "" {
 		return set, id
 	}
 	id := newAuditID()
-	// Sensitive keeps it out of the tables of HPACK, where it would push out, request by request, what is worth keeping.
+	// Sensitive keeps the ID out of HPACK's tables, where it would evict reusable fields with every
+	// request.
 	return append(set, hpack.HeaderField{Name: auditHeader, Value: id, Sensitive: true}), id
 }
 
-// auditHeader correlates the logs of all who see a request.
+// auditHeader correlates the logs of all servers that handle a request.
 const auditHeader = "audit-id"
 
-// maxAuditID is as much of an ID as k8s.io/apiserver writes down (truncateAuditID in pkg/audit).
+// maxAuditID is the length at which k8s.io/apiserver truncates an ID in its log (truncateAuditID in
+// pkg/audit).
 const maxAuditID = 64
 
-// auditID is what a request is forwarded or answered with: the client's own, if it is not too long to
-// be sent back, or ours. Empty: it has none yet.
+// auditID returns the ID with which a request is forwarded and answered: the client's, if it is
+// short enough, or ours. Empty means that there is none yet.
 func auditID(set []hpack.HeaderField, h *Head) string {
 	for _, f := range slices.Backward(set) {
 		if f.Name == auditHeader {
@@ -141,10 +146,12 @@ func auditID(set []hpack.HeaderField, h *Head) string {
 	return ""
 }
 
-// maxVia bounds the loop header: some sixty hops, after which it starts anew. A chain of that length is a loop that does not come through here.
+// maxVia limits the loop header to about sixty hops; a longer one is replaced. A chain of that
+// length is a loop that does not pass through this process.
 const maxVia = 1024
 
-// newAuditID is a version 4 UUID. It correlates logs and keeps no secret, so the runtime's own generator (ChaCha8) does.
+// newAuditID returns a version 4 UUID. It correlates logs and is no secret, so the runtime's
+// generator (ChaCha8) is good enough.
 func newAuditID() string {
 	var id [16]byte
 	binary.BigEndian.PutUint64(id[:], rand.Uint64()&^0xf000|0x4000)  //nolint:gosec // see above

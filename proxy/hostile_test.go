@@ -51,7 +51,8 @@ func TestForgedHeadersDoNothing(t *testing.T) {
 	})
 }
 
-// A client that lists what says as whom it comes must not become somebody else: not nobody, and not the proxy that impersonates it.
+// A client that lists what says as whom it comes must not become somebody else: not nobody, and not
+// the proxy that impersonates it.
 func TestListedCredentialsStay(t *testing.T) {
 	w := newWorld(t, worldConfig{local: switching})
 	want := map[string][]string{"authorization": {"Bearer token-of-bob"}, "impersonate-user": {"carol"}, "impersonate-extra-scope": {"all"}}
@@ -73,8 +74,9 @@ func TestListedCredentialsStay(t *testing.T) {
 	}
 }
 
-// HTTP/2 has no 101 (RFC 9113, 8.6), and a client that did not ask for another protocol must not be told that it is spoken now: what stands between it and us
-// may take all that follows for that protocol's.
+// HTTP/2 has no 101 (RFC 9113, 8.6), and a client that did not ask for another protocol must not be
+// told that it is spoken now: what stands between it and us may take all that follows for that
+// protocol's.
 func TestUnasked101(t *testing.T) {
 	w := newWorld(t, worldConfig{remote: func(rw http.ResponseWriter, _ *http.Request) {
 		rw.WriteHeader(http.StatusSwitchingProtocols)
@@ -159,8 +161,8 @@ func TestForwardedForOfATrustedProxy(t *testing.T) {
 	}
 }
 
-// CVE-2018-1002105: after an upgrade that the backend refused, kube-apiserver left the connection to the backend open for whatever the client sent next,
-// with the proxy's own identity.
+// CVE-2018-1002105: after an upgrade that the backend refused, kube-apiserver left the connection
+// to the backend open for whatever the client sent next, with the proxy's own identity.
 func TestCVE20181002105(t *testing.T) {
 	refuse := func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no upgrade here", http.StatusForbidden) }
 	for _, side := range []struct{ name, path string }{{"remote", remoteGV + "/namespaces/a/pods/b/exec"}, {"local", "/api/v1/namespaces/a/pods/b/exec"}} {

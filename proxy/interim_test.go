@@ -31,14 +31,15 @@ func TestInterimFlood(t *testing.T) {
 			r.Header.Set("Authorization", "Bearer token-of-bob")
 			n := 0
 			got := w.do(t, w.httpClient(t, proto, nil), r.WithContext(countHints(r.Context(), &n)))
-			if got.status != http.StatusBadGateway || n > maxHints {
+			if got.status != http.StatusBadGateway || n > maxInterims {
 				t.Errorf("HTTP/1.1 backend %v: %d after %d hints: %s", http1, got.status, n, got.body)
 			}
 		})
 	}
 }
 
-// A hint that comes when its request has ended is nobody's, and none takes away what the final head was to say.
+// A hint that comes when its request has ended is nobody's, and none takes away what the final head
+// was to say.
 func TestInterimTooLate(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Connection", "close")
@@ -79,7 +80,8 @@ func TestInterimOfAnOldClient(t *testing.T) {
 	}
 }
 
-// An interim head of the backend and net/http's own 100 Continue do not get in each other's way: under the race detector.
+// An interim head of the backend and net/http's own 100 Continue do not get in each other's way:
+// under the race detector.
 func TestInterimBesideContinue(t *testing.T) {
 	for _, http1 := range []bool{true, false} {
 		w := newWorld(t, worldConfig{remote: hintThenRead, remoteHTTP1: http1})

@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -34,6 +35,7 @@ type world struct {
 	lane          *h2.Server
 	table         func() *registry.Table
 	current       current
+	disbelieved   atomic.Int32
 }
 
 const remoteGV = "/apis/remote.example.com/v1"
@@ -50,18 +52,24 @@ type worldConfig struct {
 	incomplete  bool
 	// guard is the backends'. Nil: their trust lasts.
 	guard func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func())
-	// roots are what verifies backends, pair what they are shown. Nil: what does, and one of front-proxy-client.
+	// roots are what verifies backends, pair what they are shown. Nil: what does, and one of
+	// front-proxy-client.
 	roots func(apiService string, b *registry.Backend) *x509.CertPool
 	pair  func() tls.Certificate
 	// identity is the backends' IdentityChanged.
 	identity func() <-chan struct{}
+	// impersonate has the local apiserver told of callers by Impersonate-*, beside a credential of
+	// ours.
+	impersonate bool
 	// observe is the backends'.
 	observe     func(apiService, address string, took time.Duration)
 	maxInFlight int
 	goAway      float64
 	access      *accesslog.Log
-	audit       *audit.Log
-	tracer      *tracing.Tracer
+	// taps has the world serve /fairlead/tap.
+	taps   bool
+	audit  *audit.Log
+	tracer *tracing.Tracer
 	// backends changes the backends' configuration. Nil: nothing is changed.
 	backends func(*backend.Config)
 	// forwardRedirects is Config.ForwardRedirects.
@@ -116,11 +124,19 @@ func (w *world) start(t *testing.T, c worldConfig) {
 	pools, err := backend.New(backends)
 	check(t, err)
 	local, err := backend.NewLocal(backend.LocalConfig{
-		Servers: []string{w.local.URL}, Dial: new(net.Dialer).DialContext, TLS: func(certificate bool) (*tls.Config, error) { return tlsTo("localhost", certificate), nil },
+		Servers: []string{w.local.URL}, Dial: new(net.Dialer).DialContext, TLS: func(certificate bool) (*tls.Config, error) {
+			return tlsTo("localhost", certificate && !c.impersonate), nil
+		},
 	})
 	check(t, err)
 	local.Report(w.local.Listener.Addr().String(), registry.Healthy, "")
-	w.proxy, err = New(Config{Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t, c.reviewed), Backends: pools, Local: local, MaxInFlight: c.maxInFlight, GoAwayChance: c.goAway, ForwardRedirects: c.forwardRedirects, AccessLog: c.access, Audit: c.audit, Tracer: c.tracer, Documents: c.documents, Ready: c.ready})
+	var taps *accesslog.Taps
+	var pages http.Handler
+	if c.taps {
+		taps = &accesslog.Taps{}
+		pages = taps
+	}
+	w.proxy, err = New(Config{Disbelieved: func() { w.disbelieved.Add(1) }, Taps: taps, Pages: pages, Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t, c.reviewed), Backends: pools, Local: local, MaxInFlight: c.maxInFlight, GoAwayChance: c.goAway, ForwardRedirects: c.forwardRedirects, AccessLog: c.access, Audit: c.audit, Tracer: c.tracer, Documents: c.documents, Ready: c.ready})
 	check(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops sync.WaitGroup
@@ -161,7 +177,8 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// httpClient speaks to the front door over one protocol, with a client certificate if pair is not nil.
+// httpClient speaks to the front door over one protocol, with a client certificate if pair is not
+// nil.
 func (w *world) httpClient(t *testing.T, proto string, pair *pki.Pair) *http.Client {
 	t.Helper()
 	tc := &tls.Config{RootCAs: w.serving.Pool(), MinVersion: tls.VersionTLS12}
@@ -178,10 +195,18 @@ func (w *world) httpClient(t *testing.T, proto string, pair *pki.Pair) *http.Cli
 	return &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
-// dialFront opens an HTTP/1.1 connection to the front door, for requests that no client library would send.
-func (w *world) dialFront(t *testing.T) net.Conn {
+// dialFront opens an HTTP/1.1 connection to the front door, for requests that no client library
+// would send.
+func (w *world) dialFront(t *testing.T) net.Conn { return w.dialFrontAs(t, nil) }
+
+// dialFrontAs is dialFront with a client certificate, if pair is not nil.
+func (w *world) dialFrontAs(t *testing.T, pair *pki.Pair) net.Conn {
 	t.Helper()
-	c, err := tls.Dial("tcp", w.front.Listener.Addr().String(), &tls.Config{RootCAs: w.serving.Pool(), ServerName: "127.0.0.1", NextProtos: []string{"http/1.1"}, MinVersion: tls.VersionTLS12})
+	tc := &tls.Config{RootCAs: w.serving.Pool(), ServerName: "127.0.0.1", NextProtos: []string{"http/1.1"}, MinVersion: tls.VersionTLS12}
+	if pair != nil {
+		tc.Certificates = []tls.Certificate{pair.TLS()}
+	}
+	c, err := tls.Dial("tcp", w.front.Listener.Addr().String(), tc)
 	check(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c

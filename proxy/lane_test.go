@@ -95,8 +95,8 @@ func TestLoop(t *testing.T) {
 	}
 }
 
-// A request for which there is no place is refused once, as it has come. Asked again it would be forwarded
-// over connections of its own if a place came free in between (defect C14).
+// A request for which there is no place is refused once, as it has come. Asked again it would be
+// forwarded over connections of its own if a place came free in between (defect C14).
 func TestBusy(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
 		began, end := make(chan struct{}), make(chan struct{})
@@ -106,7 +106,7 @@ func TestBusy(t *testing.T) {
 		first := make(chan answer)
 		go func() { first <- w.get(t, proto, remoteGV+"/widgets") }()
 		<-began
-		const message = "v1.remote.example.com has as many requests as it may have"
+		const message = "v1.remote.example.com is at its request limit"
 		for accept, want := range map[string]string{
 			"": "application/json", "application/json;as=Table;g=meta.k8s.io;v=v1,application/json": "application/json", "application/yaml": "application/yaml",
 			"application/vnd.kubernetes.protobuf": "application/vnd.kubernetes.protobuf",
@@ -280,7 +280,8 @@ func TestServerWideLimit(t *testing.T) {
 		t.Errorf("the first: %d", got.status)
 	}
 	go func() { <-began }()
-	// A place is given back once the last byte is on its way, which is a moment before or after the client has it.
+	// A place is given back once the last byte is on its way, which is a moment before or after the
+	// client has it.
 	last := 429
 	for deadline := time.Now().Add(10 * time.Second); last == 429 && time.Now().Before(deadline); {
 		last = w.get(t, "h2", remoteGV+"/widgets").status
@@ -324,7 +325,8 @@ func TestLeave(t *testing.T) {
 	})
 }
 
-// One backend gets half of a limit of the whole server, at least one place, of reads and of writes apart.
+// One backend gets half of a limit of the whole server, at least one place, of reads and of writes
+// apart.
 func TestShareOfServerWideLimit(t *testing.T) {
 	for limit, share := range map[int]int{1: 1, 2: 1, 3: 2, 5: 3} {
 		began, end := make(chan struct{}), make(chan struct{})
@@ -405,7 +407,8 @@ func TestForwardRedirects(t *testing.T) {
 	})
 }
 
-// TestCORSFieldsAreDropped: an extension server has no say in who may read the cluster's API from a browser, whatever carries its answer.
+// TestCORSFieldsAreDropped: an extension server has no say in who may read the cluster's API from a
+// browser, whatever carries its answer.
 func TestCORSFieldsAreDropped(t *testing.T) {
 	fields := []string{"Access-Control-Allow-Credentials", "Access-Control-Allow-Headers", "Access-Control-Allow-Methods", "Access-Control-Allow-Origin"}
 	w := newWorld(t, worldConfig{remote: func(w http.ResponseWriter, _ *http.Request) {

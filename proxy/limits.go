@@ -10,19 +10,20 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
-	"github.com/fairlead-proxy/fairlead/proxy/bound"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
-// limits bound the requests under way to all remotes together, long-running ones aside (--max-requests-inflight, --max-mutating-requests-inflight). What
-// goes to the local apiserver is its own priority and fairness' to bound.
+// limits limit the requests in flight to all remotes together, without long-running ones
+// (--max-requests-inflight, --max-mutating-requests-inflight). Requests to the local apiserver are
+// limited by its priority and fairness.
 type limits struct {
 	reads, writes limit
 }
 
-// limit is one bound. The zero limit bounds nothing.
+// limit is one limit. The zero limit limits nothing.
 type limit struct {
 	max    int64
-	share  int64 // of it, for one backend: half, so that one that is slow leaves room for others; at least one
+	share  int64 // of max, for one backend: half, so that a slow one leaves room for others; at least one
 	write  bool
 	places bound.Places
 }
@@ -45,15 +46,16 @@ func (l *limits) of(verb string) *limit {
 	return &l.writes
 }
 
-// place is what a request that is forwarded holds while it is under way. The zero place holds nothing.
+// place is what a forwarded request holds while it is in flight. The zero place holds nothing.
 type place struct {
 	server, backend bound.Place
 	share           func()
 	count           *atomic.Int64
 }
 
-// source is whose a request is, for all bounds: its user's, of one who was impersonated whoever did; a proven token's, whose
-// user only the local apiserver knows; of everybody else where it comes from.
+// source returns the source of a request for all limits: its user, or with impersonation the
+// impersonator; the token itself if it is proven, because only the local apiserver knows its user;
+// otherwise the client's address and connection.
 func (d *Decision) source(h *Head) bound.Source {
 	u := d.User
 	if d.Impersonator != nil {
@@ -68,15 +70,15 @@ func (d *Decision) source(h *Head) bound.Source {
 	return bound.Stranger(h.Remote)
 }
 
-// underWay counts the requests that are being forwarded. Upgraded sessions are among the long-running ones.
+// underWay counts the forwarded requests in flight. longRunning includes upgraded sessions.
 type underWay struct{ requests, longRunning atomic.Int64 }
 
-// UnderWay is how many requests are being forwarded, upgraded sessions aside.
+// UnderWay returns the number of forwarded requests in flight, without upgraded sessions.
 func (p *Proxy) UnderWay() int {
 	return int(p.underWay.requests.Load()+p.underWay.longRunning.Load()) - p.Sessions()
 }
 
-// active are the gauges of what is under way.
+// active returns the gauges of requests in flight.
 func (p *Proxy) active() []prometheus.Collector {
 	var list []prometheus.Collector
 	for kind, f := range map[string]func() int{
@@ -93,8 +95,9 @@ func (p *Proxy) active() []prometheus.Collector {
 	return list
 }
 
-// enter takes the place of a request that is ready to be forwarded: of one to a remote among all and among those of its upstream, of
-// an unproven one in its pool. What else goes to the local apiserver is that one's to limit.
+// enter takes the places of a request that is ready to be forwarded: for a remote, one of all
+// remotes and one of its upstream; for an unproven token, one of its pool. The local apiserver
+// limits other requests itself.
 func (p *Proxy) enter(held *place, d *Decision, u *backend.Upstream, from bound.Source) *apierrors.StatusError {
 	if d.Action != ToRemote && d.Pool != authn.PoolUnproven {
 		held.begin(p, d)
@@ -138,12 +141,12 @@ func (h *place) leave() {
 	*h = place{}
 }
 
-// goAway draws whether a client is asked to reconnect (--goaway-chance): connections of clients that never close would otherwise stay with the replica that
-// was there first.
+// goAway decides at random whether a client is asked to reconnect (--goaway-chance): clients that
+// never close their connections would otherwise stay with the replica that started first.
 func (p *Proxy) goAway() bool {
-	return p.cfg.GoAwayChance > 0 && rand.Float64() < p.cfg.GoAwayChance //nolint:gosec // a lot, not a secret
+	return p.cfg.GoAwayChance > 0 && rand.Float64() < p.cfg.GoAwayChance //nolint:gosec // needs no secret
 }
 
-// RejectNew answers every request from now on with 429 and Retry-After (--shutdown-send-retry-after): those under way end in their time. Health paths
-// stay open.
+// RejectNew answers every new request with 429 and Retry-After (--shutdown-send-retry-after).
+// Requests in flight continue. Health paths stay open.
 func (p *Proxy) RejectNew() { p.rejecting.Store(true) }

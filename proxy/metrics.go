@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"net/http"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -15,7 +16,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
-// metrics counts requests. Its labels are bounded by the table and by lists of this file, never by what a client sends.
+// metrics counts requests. Its labels are bounded by the table and by lists in this file, never by
+// a client's input.
 type metrics struct {
 	total    *prometheus.CounterVec
 	duration *prometheus.HistogramVec
@@ -30,35 +32,39 @@ func newMetrics(reg prometheus.Registerer, table func() *registry.Table, active 
 		table: table,
 		total: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "fairlead_request_total",
-			Help: "Requests by Kubernetes verb, group-version of the table and HTTP status; 499 is a client that went away, 101 a session that was upgraded.",
+			Help: "Requests by Kubernetes verb, group-version of the table and HTTP status; 499 is a client that went away, 101 an upgraded session.",
 		}, labels),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "fairlead_request_duration_seconds",
-			Help: "Time from a request's head to its last byte, long-running requests left out.",
-			// From a cached answer to the request timeout; ten buckets keep a thousand group-versions affordable.
+			Help: "Time from a request's head to its last byte, without long-running requests.",
+			// From a cached answer to the request timeout; ten buckets keep a thousand
+			// group-versions affordable.
 			Buckets: []float64{.005, .025, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
 		}, labels),
 	}
 	return m, metric.Register(reg, "requests", append(active, m.total, m.duration)...)
 }
 
-// series are a group-version's, for one verb and status: found once, so that counting a request hashes no label and takes no lock.
+// series are the metrics of a group-version for one verb and status. They are cached, so that
+// counting a request hashes no label and takes no lock.
 type series struct {
 	verb     string
 	code     int
 	long     bool
 	total    prometheus.Counter
-	duration prometheus.Observer // nil: of long-running requests
+	duration prometheus.Observer // nil for long-running requests
 }
 
-// maxSeries bounds what is remembered of an entry: a backend that answers with every status there is must not make finding the usual ones slow.
+// maxSeries limits the cached series of an entry: a backend that answers with every possible status
+// must not slow down finding the usual ones.
 const maxSeries = 32
 
-// entrySeries are those of one registry.Entry.
+// entrySeries are the series of one registry.Entry.
 type entrySeries struct {
 	list atomic.Pointer[[]series] // copied on write; a handful
-	// current is the generation of the last table that was seen to have the group-version.
+	// current is the generation of the last table that was seen with the group-version.
 	current atomic.Uint64
+	failed  atomic.Uint64 // requests answered with 5xx
 
 	mu sync.Mutex // orders writes of list
 }
@@ -72,6 +78,9 @@ func (m *metrics) observe(d *Decision, code int, took time.Duration) {
 		}
 		of = known.(*entrySeries) //nolint:forcetypeassert // nothing else is stored
 	}
+	if code >= http.StatusInternalServerError {
+		of.failed.Add(1)
+	}
 	s := m.series(of, d, code)
 	s.total.Inc()
 	if s.duration != nil {
@@ -80,7 +89,8 @@ func (m *metrics) observe(d *Decision, code int, took time.Duration) {
 	if d.Entry == nil {
 		return
 	}
-	// A watch ends after its APIService was deleted, and would make series that nobody removes. Asked after they are made: follow may be at it right now.
+	// A watch ends after its APIService was deleted, and would create series that are never
+	// removed. So check after creating them: prune may be running right now.
 	switch t := m.table(); {
 	case t.Generation() == of.current.Load():
 	case t.Entry(d.Entry.GroupVersion) == nil:
@@ -88,6 +98,16 @@ func (m *metrics) observe(d *Decision, code int, took time.Duration) {
 	default:
 		of.current.Store(t.Generation())
 	}
+}
+
+// Failed returns the number of requests for an entry that were answered with 5xx. A replaced entry
+// starts from zero.
+func (p *Proxy) Failed(e *registry.Entry) uint64 {
+	known, ok := p.metrics.seen.Load(e)
+	if !ok {
+		return 0
+	}
+	return known.(*entrySeries).failed.Load() //nolint:forcetypeassert // nothing else is stored
 }
 
 func (m *metrics) series(of *entrySeries, d *Decision, code int) *series {
@@ -119,7 +139,7 @@ func (m *metrics) series(of *entrySeries, d *Decision, code int) *series {
 	return &list[len(list)-1]
 }
 
-// find looks through a list of, ordinarily, one or two verbs with one or two statuses.
+// find searches a list that usually has one or two verbs with one or two statuses.
 func (of *entrySeries) find(verb string, code int, long bool) *series {
 	list := of.list.Load()
 	if list == nil {
@@ -133,39 +153,39 @@ func (of *entrySeries) find(verb string, code int, long bool) *series {
 	return nil
 }
 
-// follow removes the series of group-versions that have left the table, until ctx ends.
-func (m *metrics) follow(ctx context.Context) error {
+// prune removes the series of group-versions that have left the table, until ctx ends.
+func (m *metrics) prune(ctx context.Context) error {
 	tick := time.NewTicker(time.Minute)
 	defer tick.Stop()
 	first := true
 	for t, changes := range latest.Changes(ctx, m.table, tick.C) {
 		for _, c := range changes {
 			if of, ok := m.seen.Load(c.Old); ok {
-				m.pass(c.Old, c.New, of)
+				m.move(c.Old, c.New, of)
 			}
 		}
 		if len(changes) > 0 && !first {
 			continue
 		}
 		first = false
-		m.seen.Range(func(key, of any) bool { // what came and went between two looks, and what requests knew that ended after their table
+		m.seen.Range(func(key, of any) bool { // for changes between two looks, and requests that outlived their table
 			e := key.(*registry.Entry) //nolint:forcetypeassert // nothing else is stored
-			m.pass(e, t.Entry(e.GroupVersion), of)
+			m.move(e, t.Entry(e.GroupVersion), of)
 			return true
 		})
 	}
 	return ctx.Err()
 }
 
-// pass gives the series of one Entry to the next. Nil: there is none.
-func (m *metrics) pass(e, now *registry.Entry, of any) {
+// move moves the series of an old Entry to the new one; nil means that there is none.
+func (m *metrics) move(e, now *registry.Entry, of any) {
 	switch now {
 	case e:
 		return
 	case nil:
 		m.forget(e.GroupVersion)
 	default:
-		m.seen.LoadOrStore(now, of) // it stands for the series now; first, so that they are never without
+		m.seen.LoadOrStore(now, of) // stored before the delete, so that the series always have an entry
 	}
 	m.seen.Delete(e)
 }
@@ -184,7 +204,7 @@ func boundedVerb(verb string) string {
 	return "other"
 }
 
-// statusLabel is strconv.Itoa; numbers below 100 and what is no status at all become "other".
+// statusLabel is strconv.Itoa, but "other" for numbers that are no HTTP status.
 func statusLabel(code int) string {
 	if code < 100 || code > 599 {
 		return "other"

@@ -27,7 +27,24 @@ func tableOf(prev *registry.Table, groups ...string) *registry.Table {
 	return registry.Build(in, prev)
 }
 
-// Series come and go with their APIService, also when a request ends later than that, and when it came and went between two looks at the table.
+// What has failed is counted of each entry, by whoever answered.
+func TestFailed(t *testing.T) {
+	table := tableOf(nil, "x", "y")
+	m, err := newMetrics(nil, func() *registry.Table { return table })
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, x := &Proxy{metrics: m}, table.Entries()[0]
+	for _, code := range []int{200, 404, 429, 499, 500, 503, 599} {
+		m.observe(&Decision{Entry: x, Request: Request{Verb: "get"}}, code, time.Second)
+	}
+	if got, other := p.Failed(x), p.Failed(table.Entries()[1]); got != 3 || other != 0 {
+		t.Errorf("%d and %d have failed, want 3 and 0", got, other)
+	}
+}
+
+// Series come and go with their APIService, also when a request ends later than that, and when it
+// came and went between two looks at the table.
 func TestSeriesEndWithTheAPIService(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var now atomic.Pointer[registry.Table]
@@ -59,7 +76,7 @@ func TestSeriesEndWithTheAPIService(t *testing.T) {
 		now.Store(tableOf(second, "stays"))
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
-		go func() { ended <- m.follow(ctx) }()
+		go func() { ended <- m.prune(ctx) }()
 		synctest.Wait()
 		watch(goes)
 		get(goes)
@@ -77,7 +94,7 @@ func TestSeriesEndWithTheAPIService(t *testing.T) {
 			cancel()
 			<-ended
 			ctx, cancel = context.WithCancel(context.Background())
-			go func() { ended <- m.follow(ctx) }()
+			go func() { ended <- m.prune(ctx) }()
 			synctest.Wait()
 		}
 		if n := testutil.CollectAndCount(m.total); n != 1 {
@@ -90,7 +107,8 @@ func TestSeriesEndWithTheAPIService(t *testing.T) {
 	})
 }
 
-// Counting a request allocates nothing, however many statuses a backend has shown before, and every one is counted.
+// Counting a request allocates nothing, however many statuses a backend has shown before, and every
+// one is counted.
 func TestObserve(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	table := tableOf(nil, "one")

@@ -12,7 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Health hears how fast an endpoint answers over both protocols: of requests that were answered, and not of those whose time says nothing.
+// Health hears how fast an endpoint answers over both protocols: of requests that were answered,
+// and not of those whose time says nothing.
 func TestAnswersAreObserved(t *testing.T) {
 	var mu sync.Mutex
 	var heard []string
@@ -54,7 +55,8 @@ func TestAnswersAreObserved(t *testing.T) {
 	})
 }
 
-// settled waits until no request is under way: the engine does its sums once the last byte is on its way.
+// settled waits until no request is under way: the engine does its sums once the last byte is on
+// its way.
 func (w *world) settled(t *testing.T) {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); w.proxy.UnderWay() > 0; {

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
-	"github.com/fairlead-proxy/fairlead/proxy/bound"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
 // announce sends n heads of requests whose bodies do not come until the test ends.
@@ -127,7 +127,8 @@ func fillUp(t *testing.T, u *backend.Upstream) {
 	}
 }
 
-// TestOwnReadiness: /readyz and /healthz answer while every pool is full, and the relay's own places are taken too.
+// TestOwnReadiness: /readyz and /healthz answer while every pool is full, and the relay's own
+// places are taken too.
 func TestOwnReadiness(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	ready := func(t *testing.T, proto string, relayed bool) {
@@ -143,13 +144,14 @@ func TestOwnReadiness(t *testing.T) {
 	fillUp(t, w.proxy.cfg.Local.Upstream(backend.PoolUnproven))
 	everyWay(t, func(t *testing.T, proto string) { ready(t, proto, true) })
 	// Somebody at the prober's address has given up too much.
-	w.proxy.givenUp.charge(payer{Source: bound.Source{Address: "127.0.0.1"}}, 10*givenUpBurst)
+	w.proxy.givenUp.charge(account{Source: bound.Source{Address: "127.0.0.1"}}, 10*givenUpBurst)
 	everyWay(t, func(t *testing.T, proto string) { ready(t, proto, true) })
 	fillUp(t, w.proxy.cfg.Local.Upstream(backend.PoolHealth))
 	everyWay(t, func(t *testing.T, proto string) { ready(t, proto, false) })
 }
 
-// TestUnprovenWatch: watches with one new token prove it once, and then share an HTTP/2 connection with others whose tokens are good.
+// TestUnprovenWatch: watches with one new token prove it once, and then share an HTTP/2 connection
+// with others whose tokens are good.
 func TestUnprovenWatch(t *testing.T) {
 	local := func(rw http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") == "Bearer bad" {

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -19,21 +20,21 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
-	"github.com/fairlead-proxy/fairlead/proxy/bound"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
 // Proxy is the front door. It is an http.Handler, safe for concurrent use.
 type Proxy struct {
-	cfg      Config
-	log      *slog.Logger
-	codecs   runtime.NegotiatedSerializer
-	admitted http.Handler // behind the impersonation filter
-	health   http.Handler
-	metrics  *metrics
-	frames   *frames
-	copies   buffers
-	underWay underWay
-	// bodyTime is bodyTime, but for tests. proofs are under way, by token.
+	cfg          Config
+	log          *slog.Logger
+	codecs       runtime.NegotiatedSerializer
+	impersonated http.Handler // behind the impersonation filter
+	health       http.Handler
+	metrics      *metrics
+	frames       *frames
+	copies       buffers
+	underWay     underWay
+	// bodyTime is the constant bodyTime, except in tests. proofs are the running proofs, by token.
 	bodyTime time.Duration
 	proofs   singleflight.Group
 	sessions sessions
@@ -41,9 +42,10 @@ type Proxy struct {
 	givenUp  *givenUp
 	desk     *bound.Queue
 	scrapers scrapers
-	// rejecting turns every new request away, leaving every HTTP/1.1 connection.
+	// rejecting refuses every new request. leaving closes each HTTP/1.1 connection after its
+	// response.
 	rejecting, leaving atomic.Bool
-	// ending ends when long-running requests must; end is what ends it.
+	// ending is done when long-running requests must end; end cancels it.
 	ending context.Context
 	end    context.CancelFunc
 	// instance is this process's name in the loop header.
@@ -55,17 +57,14 @@ func New(cfg Config) (*Proxy, error) {
 	if cfg.Table == nil || cfg.Authn == nil || cfg.Authz == nil || cfg.Backends == nil {
 		return nil, errors.New("making a proxy: Table, Authn, Authz and Backends are required")
 	}
-	p := &Proxy{cfg: cfg, log: cfg.Logger, codecs: errorCodecs(), instance: newInstance(), givenUp: newGivenUp(), desk: newDesk(), bodyTime: bodyTime}
-	if p.log == nil {
-		p.log = slog.New(slog.DiscardHandler)
-	}
+	p := &Proxy{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), codecs: errorCodecs(), instance: newInstance(), givenUp: newGivenUp(), desk: newDesk(), bodyTime: bodyTime}
 	var err error
 	if p.metrics, err = newMetrics(cfg.Metrics, cfg.Table, append(p.active(), p.givenUp.refused)...); err != nil {
 		return nil, err
 	}
 	p.limits.init(cfg.MaxInFlight, cfg.MaxMutating)
 	p.ending, p.end = context.WithCancel(context.Background())
-	p.admitted = p.impersonation(http.HandlerFunc(p.serveImpersonated))
+	p.impersonated = p.impersonation(http.HandlerFunc(p.serveImpersonated))
 	if cfg.Local != nil {
 		p.health = http.HandlerFunc(p.serveLocal)
 	}
@@ -78,22 +77,23 @@ func New(cfg Config) (*Proxy, error) {
 	return p, nil
 }
 
-// impersonation is k8s.io/apiserver's filter: what is behind it runs as whom the caller asked to be, if the caller may.
+// impersonation is k8s.io/apiserver's filter: next runs as the requested user, if the caller may
+// impersonate that user.
 func (p *Proxy) impersonation(next http.Handler) http.Handler {
 	return p.cfg.Authz.Impersonate(next, p.codecs)
 }
 
 // Run removes the series of group-versions that have left the table. It returns when ctx ends.
-func (p *Proxy) Run(ctx context.Context) error { return p.metrics.follow(ctx) }
+func (p *Proxy) Run(ctx context.Context) error { return p.metrics.prune(ctx) }
 
-// newInstance is 64 random bits: no two Fairleads of a chain share it.
+// newInstance returns 64 random bits, so that no two Fairleads of a chain share a name.
 func newInstance() string {
 	var b [8]byte
 	rand.Read(b[:])
 	return hex.EncodeToString(b[:])
 }
 
-// slot is what is known of a connection beside its requests.
+// slot holds the state of a connection that its requests share.
 type slot struct {
 	once sync.Once
 	conn authn.Conn
@@ -111,7 +111,7 @@ func slotOf(ctx context.Context) *slot {
 	return s
 }
 
-// connOf returns the request's connection. Nil: nobody is known by certificate.
+// connOf returns the request's connection. Nil means that it has no client certificate.
 func (p *Proxy) connOf(r *http.Request) *authn.Conn {
 	s := slotOf(r.Context())
 	if s == nil || r.TLS == nil {
@@ -132,46 +132,48 @@ func exchangeOf(ctx context.Context) *exchange {
 	return x
 }
 
-// ServeHTTP has the requests of HTTP/1.1 clients, and those of HTTP/2 clients that are not forwarded frame by frame.
+// ServeHTTP serves the requests of HTTP/1.1 clients, and those of HTTP/2 clients that are not
+// forwarded frame by frame.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x := &exchange{p: p, head: headOf(r), conn: p.connOf(r)}
 	rec := p.record(w, r, x)
 	defer rec.done()
 	ctx := context.WithValue(r.Context(), exchangeKey{}, x)
 	r = r.WithContext(ctx)
-	p.decideDear(ctx, &x.decision, x.head, x.conn)
+	p.decideOffLoop(ctx, &x.decision, x.head, x.conn)
 	x.decision.Set, x.audit = identified(x.decision.Set, x.head)
-	if p.following() {
-		r = rec.follow(r) //nolint:contextcheck // the request carries it
+	if p.observing() {
+		r = rec.observe(r) //nolint:contextcheck // the request carries it
 	}
 	p.endConn(w, r)
-	p.carryOut(rec.writer(), r, x)
+	p.serveDecision(rec.writer(), r, x)
 }
 
-func (p *Proxy) carryOut(w http.ResponseWriter, r *http.Request, x *exchange) {
+func (p *Proxy) serveDecision(w http.ResponseWriter, r *http.Request, x *exchange) {
 	switch x.decision.Action {
 	case ToLocal, ToRemote:
 		p.forward(w, r, x)
 	case ToDocument:
-		p.cfg.Documents.ServeHTTP(w, r) // they are the same for everybody who may see them
+		p.cfg.Documents.ServeHTTP(w, r) // equal for everybody who may read them
 	case ToPage:
 		p.servePage(w, p.asUser(r, x))
 	case ToHealth:
 		p.health.ServeHTTP(w, r)
 	case Impersonate:
-		p.admitted.ServeHTTP(w, p.asUser(r, x))
+		p.impersonated.ServeHTTP(w, p.asUser(r, x))
 	default:
 		p.writeError(w, r, x.decision.Err)
 	}
 }
 
-// asUser puts the caller and the request's attributes where k8s.io/apiserver's filters look for them.
+// asUser puts the user and the request's attributes where k8s.io/apiserver's filters expect them.
 func (p *Proxy) asUser(r *http.Request, x *exchange) *http.Request {
 	ctx := request.WithUser(r.Context(), x.decision.User)
 	return r.WithContext(request.WithRequestInfo(ctx, x.decision.Request.info()))
 }
 
-// serveImpersonated is behind the impersonation filter: the context's user is whom the caller asked to be, and may.
+// serveImpersonated runs behind the impersonation filter: the context's user is the one that the
+// caller may impersonate.
 func (p *Proxy) serveImpersonated(w http.ResponseWriter, r *http.Request) {
 	x := exchangeOf(r.Context())
 	as, ok := request.UserFrom(r.Context())
@@ -181,8 +183,14 @@ func (p *Proxy) serveImpersonated(w http.ResponseWriter, r *http.Request) {
 	}
 	d := &x.decision
 	d.Impersonator, d.User, d.Action = authz.Impersonator(r.Context()), as, p.actionOf(d.route)
-	p.admit(r.Context(), d, x.head, true)
-	p.carryOut(w, r, x)
+	if err := p.checkImpersonated(d, r.Header); err != nil {
+		d.refuse(err)
+	} else if d.Action == ToLocal {
+		p.dispatchLocal(d, x.head)
+	} else {
+		p.admit(r.Context(), d, x.head, true)
+	}
+	p.serveDecision(w, r, x)
 }
 
 func (p *Proxy) servePage(w http.ResponseWriter, r *http.Request) {
@@ -198,10 +206,11 @@ func (p *Proxy) servePage(w http.ResponseWriter, r *http.Request) {
 	p.cfg.Pages.ServeHTTP(w, r)
 }
 
-// serveLocal relays a request of the health relay to the local apiserver, with what its caller presented.
+// serveLocal forwards a request of the health relay to the local apiserver, with its caller's
+// credentials.
 func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request) {
 	x := exchangeOf(r.Context())
 	x.decision.Action, x.relayed = ToLocal, true
 	p.decideLocal(&x.decision, x.head)
-	p.carryOut(w, r, x)
+	p.serveDecision(w, r, x)
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
 
-// TestReadyDocument: a document that is ready is sent to whom the cluster lets have it, counted and logged like any other answer.
+// TestReadyDocument: a document that is ready is sent to whom the cluster lets have it, counted and
+// logged like any other answer.
 func TestReadyDocument(t *testing.T) {
 	access, seen := newLog(t)
 	ready := &h2.Answer{Status: 200, Body: []byte("ready"), Fields: []hpack.HeaderField{{Name: ":status", Value: "200"}, {Name: "content-length", Value: "5"}}}

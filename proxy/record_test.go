@@ -40,7 +40,8 @@ func newLog(t *testing.T) (*accesslog.Log, lines) {
 	return access, seen
 }
 
-// TestAccessLog: every request has its line, whichever way it came and however it ended, and the line leads to the logs of whoever answered it.
+// TestAccessLog: every request has its line, whichever way it came and however it ended, and the
+// line leads to the logs of whoever answered it.
 func TestAccessLog(t *testing.T) {
 	access, seen := newLog(t)
 	audit := make(chan string, 64)
@@ -53,8 +54,8 @@ func TestAccessLog(t *testing.T) {
 			target, token string
 			want          map[string]any
 		}{
-			{remoteGV + "/widgets?secret=x", "token-of-bob", map[string]any{"verb": "list", "status": 200., "bytes": 7., "user": "bob", "apiservice": "v1.remote.example.com"}},
-			{remoteGV + "/widgets/one", "token-of-nobody", map[string]any{"verb": "get", "status": 403., "user": "nobody", "apiservice": "v1.remote.example.com"}},
+			{remoteGV + "/widgets?secret=x", "token-of-bob", map[string]any{"verb": "list", "status": 200., "bytes": 7., "user": "bob", "apiservice": "v1.remote.example.com", "end": "complete", "tries": 1.}},
+			{remoteGV + "/widgets/one", "token-of-nobody", map[string]any{"verb": "get", "status": 403., "user": "nobody", "apiservice": "v1.remote.example.com", "end": "refused-here"}},
 		} {
 			r := w.request(t, "GET", tc.target, nil)
 			r.Header.Set("Authorization", "Bearer "+tc.token)
@@ -71,6 +72,12 @@ func TestAccessLog(t *testing.T) {
 				t.Errorf("%v, %v", at, err)
 			}
 			if tc.want["status"] == 200. {
+				tc.want["endpoint"] = w.remote.Listener.Addr().String()
+				waited, _ := got["waited"].(float64)
+				first, _ := got["first"].(float64)
+				if took := got["took"].(float64); waited <= 0 && proto == "http/1.1" || first < waited || took < first {
+					t.Errorf("waited %v, first %v, took %v", waited, first, took)
+				}
 				if id := <-audit; id == "" || got["audit"] != id {
 					t.Errorf("the backend saw %q, the log says %v", id, got["audit"])
 				}
@@ -79,7 +86,8 @@ func TestAccessLog(t *testing.T) {
 			}
 			tc.want["path"], _, _ = strings.Cut(tc.target, "?")
 			tc.want["method"], tc.want["from"], tc.want["level"], tc.want["msg"] = "GET", "127.0.0.1", "INFO", "request"
-			for _, name := range []string{"took", "time", "audit", "proto"} {
+			tc.want["tls"] = "TLS 1.3"
+			for _, name := range []string{"took", "time", "audit", "proto", "first", "waited", "new"} {
 				delete(got, name)
 			}
 			if diff := cmp.Diff(tc.want, got); diff != "" {

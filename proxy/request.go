@@ -5,7 +5,9 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metainternalversionscheme "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
@@ -13,16 +15,17 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// Request is what a method and a path ask for in Kubernetes' terms. Its fields are those of k8s.io/apiserver's RequestInfo, and so are their
-// values (a fuzz test holds it to that); its strings are parts of the path.
+// Request is what a method and a path ask for in Kubernetes' terms. It has fields of
+// k8s.io/apiserver's RequestInfo with equal values (a fuzz test compares them). Its strings share
+// the path's memory.
 type Request struct {
-	// Resource requests name an API resource; others are asked for by path.
+	// IsResource says that the request names an API resource, rather than only a path.
 	IsResource bool
-	// Verb is Kubernetes' verb of a resource request, the lower-case method of another.
+	// Verb is Kubernetes' verb for a resource request, else the method in lower case.
 	Verb string
-	// Group and Version are empty for a request that is not for a resource; Group is empty for core too.
+	// Group and Version are empty for non-resource requests. Group is also empty for core.
 	Group, Version string
-	// Namespace, Resource, Subresource and Name are empty where the path has none.
+	// Namespace, Resource, Subresource and Name are empty if the path has none.
 	Namespace, Resource, Subresource, Name string
 	// Path is the decoded path.
 	Path string
@@ -30,8 +33,9 @@ type Request struct {
 	FieldSelector, LabelSelector string
 }
 
-// parseRequest reads a head. It finds what upstream's RequestInfoFactory.NewRequestInfo does, step by step, but
-// parses selectors only where the outcome depends on it: upstream takes half a second for 240 KB of them.
+// parseRequest parses a request head. It has the result of upstream's
+// RequestInfoFactory.NewRequestInfo, but parses selectors only where they change the result:
+// upstream needs half a second for 240 KB of them.
 //
 //fairlead:loop
 func parseRequest(method, path, rawQuery string) Request {
@@ -64,8 +68,8 @@ func parseRequest(method, path, rawQuery string) Request {
 	return r
 }
 
-// param returns the first value of a query's parameter that can be decoded, as url.ParseQuery finds it, which
-// makes a map of everything.
+// param returns the first decodable value of a query parameter, as url.ParseQuery does, but without
+// a map of all parameters.
 func param(q, name string) (value string, ok bool) {
 	for pair := range strings.SplitSeq(q, "&") {
 		key, value, _ := strings.Cut(pair, "=")
@@ -82,18 +86,35 @@ func param(q, name string) (value string, ok bool) {
 	return "", false
 }
 
-// maxSelectors bounds the query whose selectors are looked at, because parsing them costs some 100 µs a
-// kilobyte and the authorizer parses them again. In a longer one they are left out, which asks the authorizer
-// for more: for the whole collection. A name takes 253 bytes, and RBAC looks at no other selector.
+// timeoutParam parses ?timeout= like k8s.io/apiserver's WithRequestDeadline: a Go duration. Zero or
+// absent means the server's default, anything else is a bad request.
+func timeoutParam(rawQuery string) (time.Duration, error) {
+	if !strings.Contains(rawQuery, "timeout=") {
+		return 0, nil // most requests have none, and need no parsing
+	}
+	value, _ := param(rawQuery, "timeout")
+	if value == "" {
+		return 0, nil
+	}
+	d, err := time.ParseDuration(value)
+	if err != nil || d < 0 {
+		return 0, apierrors.NewBadRequest("invalid timeout specified in the request URL")
+	}
+	return d, nil
+}
+
+// maxSelectors limits the query whose selectors are parsed: that takes about 100 µs a kilobyte, and
+// the authorizer parses them again. In a longer query they are left out, so that the request needs
+// permission for the whole collection. A name takes 253 bytes, and RBAC looks at no other selector.
 const maxSelectors = 8 << 10
 
-// plainQuery reports whether a query's only interesting part can be its watch parameter.
+// plainQuery reports whether only the watch parameter of a query can matter.
 func plainQuery(q string) bool {
 	return q == "" || !strings.ContainsAny(q, "%+;") && !strings.Contains(q, "Selector")
 }
 
-// namedBy returns the name that a field selector asks for alone. Upstream takes it only from list options that
-// can be read as a whole; it would log others, with the query, which may hold secrets.
+// namedBy returns the name that a field selector requires. Upstream uses it only if all list
+// options can be parsed; it would log others with the query, which may hold secrets.
 func namedBy(fieldSelector, rawQuery string) string {
 	if !strings.Contains(fieldSelector, "metadata.name") {
 		return ""
@@ -111,7 +132,7 @@ func namedBy(fieldSelector, rawQuery string) string {
 	return name
 }
 
-// info is the request in the words of k8s.io/apiserver's filters, which look at no more than this.
+// info returns the fields that k8s.io/apiserver's filters read.
 func (r *Request) info() *request.RequestInfo {
 	return &request.RequestInfo{
 		IsResourceRequest: r.IsResource, Path: r.Path, Verb: r.Verb, APIGroup: r.Group, APIVersion: r.Version, Namespace: r.Namespace,
@@ -125,7 +146,7 @@ func segment(path string) (first, rest string) {
 	return first, rest
 }
 
-// parsePath reads a decoded path. It reports whether the verb is part of it (/api/v1/watch/pods).
+// parsePath parses a decoded path. It reports whether the path names the verb (/api/v1/watch/pods).
 func parsePath(method, path string) (r Request, viaPath bool) {
 	nonResource := Request{Verb: lowerMethod(method), Path: path}
 	prefix, rest := segment(strings.Trim(path, "/"))
@@ -138,7 +159,7 @@ func parsePath(method, path string) (r Request, viaPath bool) {
 		return nonResource, false
 	}
 	r.Version, rest = segment(rest)
-	if rest == "" { // fewer than four segments (three for core): the document of a group-version, or less
+	if rest == "" { // fewer than four segments (three for core): at most the document of a group-version
 		return nonResource, false
 	}
 	first, after := segment(rest)
@@ -155,7 +176,7 @@ func parsePath(method, path string) (r Request, viaPath bool) {
 	return r, viaPath
 }
 
-// parseObject reads [namespaces/<ns>/]<resource>[/<name>[/<subresource>[/…]]].
+// parseObject parses [namespaces/<ns>/]<resource>[/<name>[/<subresource>[/…]]].
 func (r *Request) parseObject(rest string) {
 	first, after := segment(rest)
 	if first == "namespaces" && strings.Contains(rest, "/") {
@@ -175,7 +196,8 @@ func (r *Request) parseObject(rest string) {
 	}
 }
 
-// refineVerb turns a get without a name into a list or watch, and a delete without a name into a deletecollection.
+// refineVerb turns a get without a name into a list or watch, and a delete without a name into a
+// deletecollection.
 func (r *Request) refineVerb(watch bool) {
 	if r.Name != "" {
 		return
@@ -191,7 +213,8 @@ func (r *Request) refineVerb(watch bool) {
 	}
 }
 
-// watchParam reads the first watch parameter of a plain query as upstream's conversion does: present is true, unless it says false or 0.
+// watchParam parses the first watch parameter of a plain query like upstream's conversion: it is
+// true unless its value is false or 0.
 func watchParam(q string) bool {
 	for q != "" {
 		var pair string
@@ -222,7 +245,7 @@ func resourceVerb(method string) string {
 	return ""
 }
 
-// lowerMethod is strings.ToLower without its allocation for the usual methods.
+// lowerMethod is strings.ToLower without an allocation for the usual methods.
 func lowerMethod(method string) string {
 	switch method {
 	case http.MethodGet:
@@ -243,8 +266,9 @@ func lowerMethod(method string) string {
 	return strings.ToLower(method)
 }
 
-// longRunning reports whether a request may last as long as it likes: kube-apiserver's verbs and subresources, its profiler, and the subresources
-// that the APIService declares (kubernetes/kubernetes#73421: there, an aggregated server cannot).
+// longRunning reports whether a request has no time limit: for kube-apiserver's verbs and
+// subresources, its profiler, and the subresources that the APIService declares
+// (kubernetes/kubernetes#73421: kube-aggregator has no such declaration).
 func (r *Request) longRunning(declared []string) bool {
 	switch r.Verb {
 	case "watch", "proxy":

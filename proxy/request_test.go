@@ -63,7 +63,8 @@ func FuzzParseRequest(f *testing.F) {
 	})
 }
 
-// A query that is no list options must not reach the log: it may hold secrets, and anybody may ask that as often as he likes.
+// A query that is no list options must not reach the log: it may hold secrets, and anybody may ask
+// that as often as he likes.
 func TestParseRequestLogsNothing(t *testing.T) {
 	var log bytes.Buffer
 	klog.SetSlogLogger(slog.New(slog.NewTextHandler(&log, nil)))

@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// restart ends the server as a killed process does, and brings it back at its old address after a while.
+// restart ends the server as a killed process does, and brings it back at its old address after a
+// while.
 func (f *far) restart(t *testing.T, after time.Duration) {
 	t.Helper()
 	address := f.Listener.Addr().String()
@@ -57,7 +58,8 @@ func TestLocalRestarts(t *testing.T) {
 	})
 }
 
-// Who is answered before its body has come does not keep the answer waiting, nor its request's goroutine, however long the rest takes.
+// Who is answered before its body has come does not keep the answer waiting, nor its request's
+// goroutine, however long the rest takes.
 func TestAnswerBeforeTheBody(t *testing.T) {
 	for _, http1 := range []bool{false, true} {
 		for _, length := range []string{"Content-Length: 1000000\r\n\r\nbegin", "Transfer-Encoding: chunked\r\n\r\n5\r\nbegin\r\n"} {

@@ -61,7 +61,8 @@ func TestIdempotencyKey(t *testing.T) {
 	}
 }
 
-// Whatever one endpoint does to a request, the other serves what may be sent again, and nothing that may have been executed is executed twice.
+// Whatever one endpoint does to a request, the other serves what may be sent again, and nothing
+// that may have been executed is executed twice.
 func TestRetry(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -104,7 +105,8 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// A write was executed whose answer has broken off before its client had any of it: nobody tells the client to repeat it.
+// A write was executed whose answer has broken off before its client had any of it: nobody tells
+// the client to repeat it.
 func TestBrokenAnswerOfAWrite(t *testing.T) {
 	for name, do := range map[string]act{"reset": createdThenReset, "closed": createdThenClose, "short": createdThenShort} {
 		t.Run(name, func(t *testing.T) {
@@ -120,7 +122,8 @@ func TestBrokenAnswerOfAWrite(t *testing.T) {
 	}
 }
 
-// A write that the end of this process ends, as it runs long, may have been executed: nobody tells its client to repeat it.
+// A write that the end of this process ends, as it runs long, may have been executed: nobody tells
+// its client to repeat it.
 func TestWriteAtADrain(t *testing.T) {
 	for _, http1 := range []bool{false, true} {
 		came := make(chan struct{})

@@ -9,37 +9,40 @@ import (
 )
 
 const (
-	// scraperMemory is how long a scraper that was let in stays known while no local apiserver can be asked.
-	// Without it the metrics of an outage are missing from its first minute on (design §8).
+	// scraperMemory is how long an admitted scraper is remembered for times when the local
+	// apiserver is down. Without it the metrics of an outage would be missing from its first minute
+	// on (design §8).
 	scraperMemory = 5 * time.Minute
-	// maxScrapers bounds the scrapers that are remembered: a few Prometheus replicas and an agent.
+	// maxScrapers limits the remembered scrapers: a few Prometheus replicas and an agent.
 	maxScrapers = 16
 	metricsPath = "/metrics"
 )
 
-// scrapers remembers the callers that the cluster let read /metrics lately. The zero value remembers nobody.
+// scrapers remembers the callers that were lately allowed to read /metrics. The zero value
+// remembers none.
 type scrapers struct {
 	mu    sync.Mutex            // guards known
 	known map[scraper]time.Time // :: scraper → when it is forgotten
 }
 
-// scraper is a caller by what it presented: another token, or a certificate of another user, is another
-// caller.
+// scraper identifies a caller by its credentials: another token, or a certificate of another user,
+// is another caller.
 type scraper struct {
 	token             authn.Token
 	user, uid, groups string
 }
 
-// scraperOf returns the caller of a scrape. Not ok: the request is none, or its caller asks in somebody else's name.
+// scraperOf returns the caller of a scrape. It reports false if the request is no scrape, or
+// impersonates.
 func scraperOf(d *Decision) (s scraper, ok bool) {
 	c := &d.Credentials
 	if d.Request.Path != metricsPath || d.Request.Verb != "get" || c.Impersonates {
 		return s, false
 	}
 	switch {
-	case c.Kind == authn.KindToken:
+	case c.Kind == authn.KindToken || c.Kind == authn.KindIssued:
 		return scraper{token: c.Token}, true
-	case c.Kind == authn.KindFrontProxy && len(c.User.GetExtra()) > 0: // it may be a limit
+	case c.Kind == authn.KindFrontProxy && len(c.User.GetExtra()) > 0: // the extra fields may limit the user
 	case c.Kind == authn.KindCertificate || c.Kind == authn.KindFrontProxy:
 		u := c.User
 		return scraper{user: u.GetName(), uid: u.GetUID(), groups: strings.Join(u.GetGroups(), "\n")}, true
@@ -47,7 +50,7 @@ func scraperOf(d *Decision) (s scraper, ok bool) {
 	return s, false
 }
 
-// remember is told of a request that was authenticated and authorized.
+// remember records the caller of an authenticated and authorized scrape.
 func (k *scrapers) remember(d *Decision, now time.Time) {
 	s, ok := scraperOf(d)
 	if !ok {
@@ -68,7 +71,7 @@ func (k *scrapers) remember(d *Decision, now time.Time) {
 	}
 }
 
-// knows reports whether the caller of a scrape was let in within the last scraperMemory.
+// knows reports whether the caller of a scrape was allowed within the last scraperMemory.
 func (k *scrapers) knows(d *Decision, now time.Time) bool {
 	s, ok := scraperOf(d)
 	if !ok {
@@ -79,7 +82,8 @@ func (k *scrapers) knows(d *Decision, now time.Time) bool {
 	return now.Before(k.known[s])
 }
 
-// vouched reports whether a request is a known scraper's while no local apiserver can say who it is and what it may.
-func (p *Proxy) vouched(d *Decision, now time.Time) bool {
+// knownScraper reports whether a request comes from a known scraper while the local apiserver is
+// down.
+func (p *Proxy) knownScraper(d *Decision, now time.Time) bool {
 	return p.cfg.Local != nil && p.cfg.Local.Ready() != nil && p.scrapers.knows(d, now)
 }

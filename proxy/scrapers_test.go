@@ -19,7 +19,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// While no local apiserver can be asked, /metrics goes on for callers that it let in lately, and for nobody else.
+// While no local apiserver can be asked, /metrics goes on for callers that it let in lately, and
+// for nobody else.
 func TestKnownScrapers(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	var asked, deaf atomic.Bool

@@ -42,13 +42,14 @@ func (w *world) raw(t *testing.T, target, rest string) *http.Response {
 	return res
 }
 
-// withheld are fields by which a remote could do what is not its business: those of its connection, and those that let a page of a browser's read the
-// cluster's API.
+// withheld are fields by which a remote could do what is not its business: those of its connection,
+// and those that let a page of a browser's read the cluster's API.
 func withheld(more ...string) []string {
 	return append([]string{"Access-Control-Allow-Credentials", "Access-Control-Allow-Headers", "Access-Control-Allow-Methods", "Access-Control-Allow-Origin", "Proxy-Authenticate", "Http2-Settings", "Te"}, more...)
 }
 
-// TestAnswersAreCleaned: what a remote has no say in is removed from whatever it sends: interim heads, the final one and trailers, announced or not.
+// TestAnswersAreCleaned: what a remote has no say in is removed from whatever it sends: interim
+// heads, the final one and trailers, announced or not.
 func TestAnswersAreCleaned(t *testing.T) {
 	names := withheld()
 	bothBackends(t, worldConfig{remote: func(w http.ResponseWriter, _ *http.Request) {
@@ -100,9 +101,10 @@ func TestAnswersAreCleaned(t *testing.T) {
 	})
 }
 
-// TestUpgradeAnswersAreCleaned is the same for a backend that agrees to an upgrade, and for one that refuses.
+// TestUpgradeAnswersAreCleaned is the same for a backend that agrees to an upgrade, and for one
+// that refuses.
 func TestUpgradeAnswersAreCleaned(t *testing.T) {
-	for status, text := range map[int]string{101: "Connection: Upgrade, X-Listed\r\nUpgrade: websocket\r\n", 403: "Connection: X-Listed\r\nKeep-Alive: x\r\nContent-Length: 0\r\n"} {
+	for status, text := range map[int]string{101: "Connection: Upgrade, X-Listed\r\nUpgrade: websocket\r\n", 400: "Connection: X-Listed\r\nContent-Length: 0\r\n", 403: "Connection: X-Listed\r\nKeep-Alive: x\r\nContent-Length: 0\r\n"} {
 		names := withheld("X-Listed", "Keep-Alive")
 		w := newWorld(t, worldConfig{remote: hijacked(func(c io.Writer, _ *http.Request) {
 			fmt.Fprintf(c, "HTTP/1.1 %d It is\r\nX-Kept: yes\r\n%s", status, text)
@@ -138,8 +140,9 @@ func hijacked(f func(io.Writer, *http.Request)) http.HandlerFunc {
 	}
 }
 
-// TestUpgradeRedirectCVE20208559: an extension server that answers an upgrade with a redirect sends kubectl, credentials and all, wherever it likes. No answer
-// to an upgrade but 101 and errors reaches the client, whatever is said of other requests' redirects.
+// TestUpgradeRedirectCVE20208559: an extension server that answers an upgrade with a redirect sends
+// kubectl, credentials and all, wherever it likes. No answer to an upgrade but 101 and errors
+// reaches the client, whatever is said of other requests' redirects.
 func TestUpgradeRedirectCVE20208559(t *testing.T) {
 	for _, forward := range []bool{false, true} {
 		for _, status := range []int{200, 204, 300, 301, 302, 303, 304, 307, 308} {
@@ -155,8 +158,9 @@ func TestUpgradeRedirectCVE20208559(t *testing.T) {
 	}
 }
 
-// TestUnannouncedTrailersDoNothing: net/http puts every trailer of HTTP/1.1 into its map, once one was announced. None that was not, and none that says who
-// asks or how long the body is, reaches a backend.
+// TestUnannouncedTrailersDoNothing: net/http puts every trailer of HTTP/1.1 into its map, once one
+// was announced. None that was not, and none that says who asks or how long the body is, reaches a
+// backend.
 func TestUnannouncedTrailersDoNothing(t *testing.T) {
 	bothBackends(t, worldConfig{}, func(t *testing.T, w *world) {
 		for _, target := range []string{remoteGV + "/widgets", "/api/v1/pods"} {
@@ -177,8 +181,8 @@ func TestUnannouncedTrailersDoNothing(t *testing.T) {
 	})
 }
 
-// TestUpgradeInNameOnly: what is no upgrade to who forwards it is none to who looks for a token in it. Else the token is read and not sent, and the answer to
-// nobody in particular proves it.
+// TestUpgradeInNameOnly: what is no upgrade to who forwards it is none to who looks for a token in
+// it. Else the token is read and not sent, and the answer to nobody in particular proves it.
 func TestUpgradeInNameOnly(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	const token = "base64url.bearer.authorization.k8s.io.dG9rZW4tbm9ib2R5LWtub3dz" // token-nobody-knows
@@ -205,8 +209,8 @@ func TestUpgradeInNameOnly(t *testing.T) {
 	}
 }
 
-// TestOnlyTokensAreProven: a long-running request of nobody's, whatever stands in Authorization, is not asked about and keeps away from the connections of
-// proven tokens.
+// TestOnlyTokensAreProven: a long-running request of nobody's, whatever stands in Authorization, is
+// not asked about and keeps away from the connections of proven tokens.
 func TestOnlyTokensAreProven(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	for authorization, proto := range map[string]string{"Basic x": "HTTP/1.1", "Bearer": "HTTP/1.1", "Bearer  token-of-bob": "HTTP/1.1", "Bearer token-of-bob": "HTTP/2.0"} {
@@ -229,8 +233,10 @@ func TestOnlyTokensAreProven(t *testing.T) {
 	}
 }
 
-// TestHostOfBackends: a remote sees its own address as the host, as from kube-aggregator, however a request is carried: behind a name that leads to an ingress the
-// client would choose the virtual host. The local apiserver sees the client's, as if it had been asked directly: it passes it on to pods and services.
+// TestHostOfBackends: a remote sees its own address as the host, as from kube-aggregator, however a
+// request is carried: behind a name that leads to an ingress the client would choose the virtual
+// host. The local apiserver sees the client's, as if it had been asked directly: it passes it on to
+// pods and services.
 func TestHostOfBackends(t *testing.T) {
 	bothBackends(t, worldConfig{remote: switchingIfAsked, local: switchingIfAsked}, func(t *testing.T, w *world) {
 		for _, side := range []struct {
@@ -264,7 +270,8 @@ func switchingIfAsked(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestOwnAnswers: what is answered here says what every answer of kube-apiserver's says, whoever asks.
+// TestOwnAnswers: what is answered here says what every answer of kube-apiserver's says, whoever
+// asks.
 func TestOwnAnswers(t *testing.T) {
 	w := newWorld(t, worldConfig{unhealthy: true, documents: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotAcceptable) })})
 	everyWay(t, func(t *testing.T, proto string) {

@@ -18,7 +18,8 @@ const (
 	c = "c.example.com"
 )
 
-// APIServices of one Service and one trust share connections; those of another trust, server name or port never use them.
+// APIServices of one Service and one trust share connections; those of another trust, server name
+// or port never use them.
 func TestSharedConnections(t *testing.T) {
 	t.Parallel()
 	s := newStreet(t, a, b, c)
@@ -60,8 +61,9 @@ func TestSharedJoin(t *testing.T) {
 	s.goesOn("that had begun before", watch)
 }
 
-// One of several changes its bundle: its next request goes over a connection that was verified by the new one, its watches end if the old connection is not trusted any
-// more, and nothing happens to its neighbours.
+// One of several changes its bundle: its next request goes over a connection that was verified by
+// the new one, its watches end if the old connection is not trusted any more, and nothing happens
+// to its neighbours.
 func TestSharedTrustChanges(t *testing.T) {
 	t.Parallel()
 	s := newStreet(t, a, b, c)
@@ -84,8 +86,9 @@ func TestSharedTrustChanges(t *testing.T) {
 	s.goesOn("that the new bundle trusts, too", grows)
 }
 
-// What was verified by a replaced CA is for the one that still trusts it, as long as it does: no request of an APIService that names the new CA alone goes over it, neither
-// during the overlap nor when that is over and both have one Backend.
+// What was verified by a replaced CA is for the one that still trusts it, as long as it does: no
+// request of an APIService that names the new CA alone goes over it, neither during the overlap nor
+// when that is over and both have one Backend.
 func TestOverlapIsNobodyElses(t *testing.T) {
 	t.Parallel()
 	s := newStreet(t, a, b)
@@ -93,7 +96,6 @@ func TestOverlapIsNobodyElses(t *testing.T) {
 	next := pki.NewCA("next").PEM()
 	s.homes[a].bundle, s.homes[a].annotations = next, map[string]string{"fairlead.dev/ca-rotation-overlap": "2s"}
 	s.overlap(a, true)
-	begun := time.Now()
 	s.apply()
 	if got := s.conn(a); got == shared {
 		t.Error("an APIService in its overlap goes over the connection of its old bundle")
@@ -113,8 +115,8 @@ func TestOverlapIsNobodyElses(t *testing.T) {
 	if at := s.conn(a); at == shared {
 		t.Error("back on what its bundle does not verify")
 	}
-	<-time.After(time.Until(begun.Add(2 * time.Second)))
 	s.overlap(a, false)
+	s.later = 2 * time.Second
 	s.apply()
 	refused("after the overlap", c)
 	refused("after the overlap", a)
@@ -125,7 +127,8 @@ func TestOverlapIsNobodyElses(t *testing.T) {
 	}
 }
 
-// One leads elsewhere while requests are under way: those that were sent are answered, the next ones go where it leads now.
+// One leads elsewhere while requests are under way: those that were sent are answered, the next
+// ones go where it leads now.
 func TestSharedRetarget(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*neighbour){
@@ -167,8 +170,9 @@ func TestSharedRetarget(t *testing.T) {
 	}
 }
 
-// One is named by URL for a while: it shares connections with those of the same URL, and with nobody of the Service, although both lead to the same address. A URL that
-// cannot be used leads nowhere, neither by the connections that are there.
+// One is named by URL for a while: it shares connections with those of the same URL, and with
+// nobody of the Service, although both lead to the same address. A URL that cannot be used leads
+// nowhere, neither by the connections that are there.
 func TestSharedByURL(t *testing.T) {
 	t.Parallel()
 	s := newStreet(t, a, b, c)
@@ -202,7 +206,8 @@ func TestSharedByURL(t *testing.T) {
 	s.goesOn("of the neighbour", stays)
 }
 
-// One that is deleted takes its own watches with it; the last one that shares a connection has it closed.
+// One that is deleted takes its own watches with it; the last one that shares a connection has it
+// closed.
 func TestSharedMemberGoes(t *testing.T) {
 	t.Parallel()
 	s := newStreet(t, a, b)
@@ -251,7 +256,8 @@ func TestSharedLimits(t *testing.T) {
 	<-done
 }
 
-// An endpoint that is out for one goes on serving the other, whose verdict is its own: only the one's requests that wait for it go elsewhere.
+// An endpoint that is out for one goes on serving the other, whose verdict is its own: only the
+// one's requests that wait for it go elsewhere.
 func TestSharedEjection(t *testing.T) {
 	t.Parallel()
 	s := newStreet(t, a, b)
@@ -302,7 +308,8 @@ func TestSharedEjection(t *testing.T) {
 	}
 }
 
-// Another client certificate is what all who share connections go by from then on, and watches go on.
+// Another client certificate is what all who share connections go by from then on, and watches go
+// on.
 func TestSharedRotation(t *testing.T) {
 	t.Parallel()
 	s := newStreet(t, a, b)

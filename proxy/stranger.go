@@ -9,22 +9,25 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
-	"github.com/fairlead-proxy/fairlead/proxy/bound"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
-// What a request holds is taken when it is ready to be sent, and given back by time.
+// A request takes its places when it is ready to be sent, and gives them back by these times.
 const (
-	// bodyTime is for how long a body is waited for that is read before its request is sent, of 256 KiB at most: kube-apiserver gives
-	// the whole request no longer (--request-timeout), so who needs longer has never been served.
+	// bodyTime limits the wait for a body that is read before its request is sent, of at most 256
+	// KiB: kube-apiserver's limit for the whole request (--request-timeout), so a slower client was
+	// never served.
 	bodyTime = time.Minute
-	// strangerTime is for how long a request of the unproven pool may hold its place: kube-apiserver's own --request-timeout.
+	// strangerTime limits how long a request of the unproven pool may hold its place:
+	// kube-apiserver's --request-timeout.
 	strangerTime = time.Minute
-	// strangerWatch is the same for long-running ones: kube-apiserver ends each watch after an hour at the latest
-	// (--min-request-timeout, and as much again by chance).
+	// strangerWatch is the limit for long-running ones: kube-apiserver ends each watch after at
+	// most an hour (--min-request-timeout, plus up to as much again at random).
 	strangerWatch = time.Hour
 )
 
-// strangersTime is for how long a request may hold its place. Zero: it holds none of the unproven pool's.
+// strangersTime returns how long a request may hold its place. Zero means that it holds no place of
+// the unproven pool.
 func strangersTime(d *Decision) time.Duration {
 	switch {
 	case d.Action != ToLocal || d.Pool != authn.PoolUnproven:
@@ -35,7 +38,8 @@ func strangersTime(d *Decision) time.Duration {
 	return strangerTime
 }
 
-// within gives a request the time that its place may be held, and has a long-running one end with the process.
+// within limits a request to the time for its place, and lets EndLongRunning end a long-running
+// one.
 func (p *Proxy) within(r *http.Request, x *exchange) (*http.Request, context.CancelFunc) {
 	d := &x.decision
 	ctx, cancel := r.Context(), context.CancelFunc(func() {})
@@ -50,16 +54,17 @@ func (p *Proxy) within(r *http.Request, x *exchange) (*http.Request, context.Can
 	return r, func() { end(); cancel() }
 }
 
-// prove asks the local apiserver whether it knows a long-running request's token that is not proven, so that the request can go
-// over the proven pool: after a restart of ours every watch and session of the cluster comes back with a token that we have not
-// seen, and must neither hold a stranger's place for its whole life nor share a connection with tokens that may be bad. Requests
-// that come together with one token wait for one proof.
+// prove asks the local apiserver whether it accepts the unproven token of a long-running request,
+// so that the request can use the proven pool. After a restart of Fairlead, all watches and
+// sessions of the cluster return with tokens that it has not seen. They must neither hold a place
+// of the unproven pool for hours nor share a connection with tokens that may be bad. Concurrent
+// requests with one token share a proof.
 func (p *Proxy) prove(ctx context.Context, d *Decision, from bound.Source) error {
 	if d.Action != ToLocal || d.Pool != authn.PoolUnproven || !d.LongRunning || !d.Credentials.Provable() {
 		return nil
 	}
 	token := d.Credentials.Token.Secret()
-	//nolint:contextcheck // many requests share it: it must not end with the first of them
+	//nolint:contextcheck // requests share it: it must not end with the first of them
 	proof := p.proofs.DoChan(token, func() (any, error) { return p.cfg.Local.Prove(context.Background(), token, from) })
 	select {
 	case <-ctx.Done():
@@ -76,16 +81,16 @@ func (p *Proxy) prove(ctx context.Context, d *Decision, from bound.Source) error
 	return nil
 }
 
-// hold reads a short body of a client that has announced its length, before its request takes any place.
+// hold reads a short body of announced length before its request takes any place.
 func (p *Proxy) hold(w http.ResponseWriter, r *http.Request, x *exchange, from bound.Source) (end func(), err error) {
-	if r.ContentLength <= 0 || x.head.Upgrade != "" { // which may have none
+	if r.ContentLength <= 0 || x.head.Upgrade != "" { // an upgrade may have no body
 		return func() {}, nil
 	}
 	until := time.Now().Add(p.bodyTime)
 	if at, ok := r.Context().Deadline(); ok && at.Before(until) {
 		until = at
 	}
-	// A writer without deadlines is one of this process's own, whose bodies are in memory.
+	// Only writers of this process itself have no deadlines; their bodies are in memory.
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(until)
 	if end, err = x.upstream.Hold(r, from); errors.Is(err, os.ErrDeadlineExceeded) {
@@ -95,13 +100,14 @@ func (p *Proxy) hold(w http.ResponseWriter, r *http.Request, x *exchange, from b
 	return end, err
 }
 
-// noPlace answers a request for which there is no place. The health relay's callers are load balancers: that others ask too is no
-// reason to send nobody here any more, and our own prober's last word is a second or two old.
+// noPlace answers a request that got no place. Callers of the health relay are load balancers. Load
+// from other callers must not make them take this replica out, and the prober's own result is at
+// most two seconds old.
 func (p *Proxy) noPlace(w http.ResponseWriter, r *http.Request, x *exchange, err error) {
 	if x.relayed && p.cfg.Local.Ready() == nil {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
-		_, _ = w.Write([]byte("ok")) // a caller that has gone needs no answer
+		_, _ = w.Write([]byte("ok")) // a caller that has gone needs no response
 		return
 	}
 	p.writeError(w, r, err)

@@ -38,6 +38,7 @@ type street struct {
 	pair    atomic.Pointer[tls.Certificate]
 	rotated chan struct{}
 	tables  int
+	later   time.Duration // than now: when the next table is made
 
 	mu    sync.Mutex
 	conns map[string]string // :: path of the last request → the connection it came over
@@ -84,7 +85,8 @@ func (s *street) roots(apiService string, b *registry.Backend) *x509.CertPool {
 	return pool
 }
 
-// guard ends at once what is not trusted now. As in certs/trust, an APIService's trust goes with it, and that of all that have a Backend never changes.
+// guard ends at once what is not trusted now. As in certs/trust, an APIService's trust goes with
+// it, and that of all that have a Backend never changes.
 func (s *street) guard(apiService string, b *registry.Backend, chain []*x509.Certificate) (<-chan struct{}, func()) {
 	if s.pair.Load() == nil { // the world is being made
 		return nil, func() {}
@@ -121,6 +123,7 @@ func (s *street) show(name string) {
 
 // input adds the neighbours to the table, and the other port to the Service.
 func (s *street) input(in *registry.Input) {
+	in.Now = in.Now.Add(s.later)
 	of := in.APIServices["v1.remote.example.com"]
 	of.Labels = map[string]string{"table": strconv.Itoa(s.tables)}
 	for g, h := range s.homes {
@@ -142,7 +145,8 @@ func (s *street) input(in *registry.Input) {
 	}
 }
 
-// answer is the backend: it writes down over which connection it was asked; a watch goes on, and what is to hang hangs.
+// answer is the backend: it writes down over which connection it was asked; a watch goes on, and
+// what is to hang hangs.
 func (s *street) answer(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	s.conns[r.URL.Path] = r.RemoteAddr
@@ -161,7 +165,8 @@ func (s *street) answer(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// apply makes a table of what there is, and has it applied: by a request to the one entry that is another in every table.
+// apply makes a table of what there is, and has it applied: by a request to the one entry that is
+// another in every table.
 func (s *street) apply() {
 	s.tables++
 	s.current.Store(buildTable(s.t, s.world, s.config))
@@ -197,7 +202,8 @@ func (s *street) at(group string) string {
 	return s.conns[things(group)]
 }
 
-// shared waits until groups share a connection, and returns it: the first request of each may go over one that finds out what the backend speaks.
+// shared waits until groups share a connection, and returns it: the first request of each may go
+// over one that finds out what the backend speaks.
 func (s *street) shared(groups ...string) string {
 	s.t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); ; <-time.After(10 * time.Millisecond) {
@@ -226,7 +232,8 @@ func (s *street) goesOn(what string, w *http.Response) {
 	}
 }
 
-// ends checks that a watch ends cleanly within the 5 s that are promised, and a little for the machine.
+// ends checks that a watch ends cleanly within the 5 s that are promised, and a little for the
+// machine.
 func (s *street) ends(what string, w *http.Response) {
 	s.t.Helper()
 	begun := time.Now()

@@ -76,8 +76,8 @@ func buildTable(t testing.TB, w *world, c worldConfig) *registry.Table {
 	return registry.Build(in, first)
 }
 
-// A request keeps to the table that decided it, whatever is in force when it is carried out. Here another one, without the
-// APIService, comes while the authorizer is asked.
+// A request keeps to the table that decided it, whatever is in force when it is carried out. Here
+// another one, without the APIService, comes while the authorizer is asked.
 func TestOneTableForARequest(t *testing.T) {
 	widgets := remoteGV + "/widgets"
 	for _, tt := range []struct {

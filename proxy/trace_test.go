@@ -15,7 +15,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// tracer sends spans to a collector. read waits for a number of them, ends it, and returns what the collector has. A span may end after its answer.
+// tracer sends spans to a collector. read waits for a number of them, ends it, and returns what the
+// collector has. A span may end after its answer.
 func tracer(t *testing.T, perMillion int32) (tr *traced.Tracer, read func(n int) []otlp.Span) {
 	t.Helper()
 	c, err := otlp.Start(t.Context())
@@ -38,7 +39,8 @@ const (
 	callers      = "00-" + callersTrace + "-" + callersSpan + "-01"
 )
 
-// A trace is continued for those whom kube-apiserver continues it for; anybody else's begins anew, with a link.
+// A trace is continued for those whom kube-apiserver continues it for; anybody else's begins anew,
+// with a link.
 func TestTrace(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
 		tr, read := tracer(t, 1_000_000)
@@ -93,7 +95,8 @@ func TestTrace(t *testing.T) {
 	})
 }
 
-// What is not sampled is not exported, whoever asks for it, unless it is somebody whose trace is continued; the next hop is told.
+// What is not sampled is not exported, whoever asks for it, unless it is somebody whose trace is
+// continued; the next hop is told.
 func TestTraceNotSampled(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
 		tr, read := tracer(t, 0)

@@ -11,7 +11,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// When the trust in a backend's connection ends, its watches end after 5 s as if their own time were over, and its requests are answered.
+// When the trust in a backend's connection ends, its watches end after 5 s as if their own time
+// were over, and its requests are answered.
 func TestTrustEnds(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
 		t.Parallel()

@@ -22,33 +22,36 @@ import (
 const (
 	// maxUpgradeHead bounds the response head of an upgrade: net/http's own default for servers.
 	maxUpgradeHead = 1 << 20
-	// maxRefusal and refusalTimeout bound what is relayed of a backend's answer that is no 101: enough for any Status.
+	// maxRefusal and refusalTimeout limit the copy of a response that is no 101. Any Status fits.
 	maxRefusal     = 1 << 20
 	refusalTimeout = 10 * time.Second
-	// maxInterim is how many 1xx answers may come before the real one.
-	maxInterim = 5
+	// maxUpgradeInterims limits the 1xx responses before the final one.
+	maxUpgradeInterims = 5
 )
 
 var errNoUpgrade = fmt.Errorf("switching protocols: %w", backend.ErrBadResponse)
 
-// upgrade carries SPDY and WebSocket over an HTTP/1.1 connection of its own. Nothing that the client sends after its head reaches the backend before the
-// backend has agreed with a 101 that names the same protocol; any other answer ends both connections (CVE-2018-1002105).
+// upgrade carries SPDY and WebSocket over an HTTP/1.1 connection of its own. Nothing that the
+// client sends after its head reaches the backend before the backend has answered with a 101 for
+// the same protocol; any other response ends both connections (CVE-2018-1002105).
 func (p *Proxy) upgrade(w http.ResponseWriter, r *http.Request, x *exchange) {
-	// What the client may have sent after its head was meant for a tunnel, and must be read by nobody.
+	// Bytes after the client's head were meant for the tunnel, and must not be read as a request.
 	w.Header().Set("Connection", "close")
 	if r.ContentLength != 0 {
 		p.writeError(w, r, errTooLong())
 		return
 	}
+	x.noteSent()
 	conn, err := x.upstream.DialUpgrade(r.Context())
 	if err != nil {
 		p.forwardFailed(w, r, err)
 		return
 	}
+	x.ended.at(conn.Address())
 	closeConn := func() { _ = conn.Close() }
 	defer closeConn()
 	stop := context.AfterFunc(r.Context(), closeConn)
-	res, br, err := switchProtocols(conn, upgradeRequest(r, x, conn.Address())) //nolint:contextcheck // the request carries it
+	res, br, err := switchProtocols(conn, upgradeRequest(r, x, conn.Address())) //nolint:contextcheck // r carries it
 	if !stop() && err == nil {
 		err = r.Context().Err()
 	}
@@ -56,9 +59,13 @@ func (p *Proxy) upgrade(w http.ResponseWriter, r *http.Request, x *exchange) {
 		p.forwardFailed(w, r, err)
 		return
 	}
+	if x.decision.rejectsOwnCredential(res.StatusCode) {
+		p.forwardFailed(w, r, p.credentialRejected())
+		return
+	}
 	switched := res.StatusCode == http.StatusSwitchingProtocols
 	if switched && !sameUpgrade(x.head, res) || !switched && x.decision.Action == ToRemote && res.StatusCode < http.StatusBadRequest {
-		// CVE-2020-8559: a remote's redirect would take the client, and its credentials, elsewhere.
+		// CVE-2020-8559: a remote's redirect would send the client and its credentials elsewhere.
 		p.forwardFailed(w, r, errNoUpgrade)
 		return
 	}
@@ -70,15 +77,15 @@ func (p *Proxy) upgrade(w http.ResponseWriter, r *http.Request, x *exchange) {
 	res.Header.Set("Connection", "Upgrade")
 	res.Header.Set("Upgrade", x.head.Upgrade)
 	if limit := strangersTime(&x.decision); limit > 0 {
-		defer time.AfterFunc(limit, closeConn).Stop() // which ends the session
+		defer time.AfterFunc(limit, closeConn).Stop() // ends the session
 	}
-	p.tunnel(w, res, conn, br)
+	p.tunnel(w, res, conn, br, x.ended)
 }
 
-// upgradeRequest is the request as the backend at an address gets it: one head, no body.
+// upgradeRequest returns the request for a backend at an address: one head, no body.
 func upgradeRequest(r *http.Request, x *exchange, address string) *http.Request {
 	out := outgoing(r, x, cmp.Or(x.decision.host(x.head), address))
-	if pool := x.decision.Strip.pool; pool == authn.PoolRemote || pool == authn.PoolCertificate {
+	if pool := x.decision.Strip.pool; pool != authn.PoolProven && pool != authn.PoolUnproven {
 		cutProtocols(out.Header)
 	}
 	out.Header.Set("Connection", "Upgrade")
@@ -86,14 +93,15 @@ func upgradeRequest(r *http.Request, x *exchange, address string) *http.Request 
 	return out
 }
 
-// switchProtocols sends the head and reads the answer, skipping interim ones. The reader holds what the backend has sent after its head.
+// switchProtocols sends the head and reads the final response. The reader holds what the backend
+// has sent after its head.
 func switchProtocols(conn net.Conn, out *http.Request) (*http.Response, *bufio.Reader, error) {
 	if err := out.Write(conn); err != nil {
 		return nil, nil, fmt.Errorf("sending upgrade request: %w", err)
 	}
 	limit := &io.LimitedReader{R: conn, N: maxUpgradeHead}
 	br := bufio.NewReader(limit)
-	for range maxInterim {
+	for range maxUpgradeInterims {
 		res, err := http.ReadResponse(br, out)
 		if err != nil {
 			return nil, nil, fmt.Errorf("reading upgrade response: %w", err)
@@ -110,7 +118,7 @@ func sameUpgrade(h *Head, res *http.Response) bool {
 	return strings.EqualFold(res.Header.Get("Upgrade"), h.Upgrade) && httpguts.HeaderValuesContainsToken(res.Header["Connection"], "upgrade")
 }
 
-// cutProtocols takes tokens out of every Sec-WebSocket-Protocol line.
+// cutProtocols removes tokens from every Sec-WebSocket-Protocol line.
 func cutProtocols(header http.Header) {
 	const name = "Sec-Websocket-Protocol"
 	lines := header[name]
@@ -125,21 +133,21 @@ func cutProtocols(header http.Header) {
 	}
 }
 
-// relayRefusal passes on an answer that is no 101, within bounds.
+// relayRefusal copies a response that is no 101, within limits.
 func (p *Proxy) relayRefusal(w http.ResponseWriter, conn net.Conn, res *http.Response) {
-	// A deadline on a connection that is to be closed cannot fail in a way that matters.
+	// The connection will be closed, so an error here does not matter.
 	_ = conn.SetDeadline(time.Now().Add(refusalTimeout))
 	defer res.Body.Close()
 	maps.Copy(w.Header(), res.Header)
 	w.WriteHeader(res.StatusCode)
 	if _, err := io.CopyN(w, res.Body, maxRefusal); !errors.Is(err, io.EOF) {
 		p.log.Debug("relaying a refused upgrade", "err", err)
-		panic(http.ErrAbortHandler) // it is longer, or was cut: it must not look whole
+		panic(http.ErrAbortHandler) // too long or cut off: it must not look complete
 	}
 }
 
-// tunnel hands the bytes over in both directions until both have ended, or one has failed.
-func (p *Proxy) tunnel(w http.ResponseWriter, res *http.Response, conn net.Conn, br *bufio.Reader) {
+// tunnel copies in both directions until both have ended or one has failed.
+func (p *Proxy) tunnel(w http.ResponseWriter, res *http.Response, conn net.Conn, br *bufio.Reader, note *ended) {
 	client, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		p.log.Error("taking over a client's connection", "err", err)
@@ -148,7 +156,7 @@ func (p *Proxy) tunnel(w http.ResponseWriter, res *http.Response, conn net.Conn,
 	defer client.Close()
 	end := p.sessions.add(client)
 	defer end()
-	// Deadlines of the server's would cut the session.
+	// The server's deadlines would end the session.
 	if err := client.SetDeadline(time.Time{}); err != nil {
 		return
 	}
@@ -160,16 +168,19 @@ func (p *Proxy) tunnel(w http.ResponseWriter, res *http.Response, conn net.Conn,
 		return
 	}
 	ended := make(chan error, 2)
-	go func() { ended <- pump(conn, rw) }() // ends when either connection is closed, at the latest by the deferred calls here
-	go func() { ended <- pump(client, br) }()
-	if err := <-ended; err == nil {
-		<-ended //nolint:errcheck // the session is over, however it ended
+	go func() { ended <- pump(conn, rw, &note.up) }() // ends when either connection is closed
+	go func() { ended <- pump(client, br, &note.down) }()
+	if err := <-ended; err != nil {
+		_ = client.Close() // the session is over
+		_ = conn.Close()
 	}
+	<-ended //nolint:errcheck // however it ended
 }
 
-// pump copies until the source ends, and then says so to the destination while the other direction goes on.
-func pump(dst net.Conn, src io.Reader) error {
-	if _, err := io.Copy(dst, src); err != nil {
+// pump copies until the source ends. Then it closes the destination for writing; the other
+// direction continues.
+func pump(dst net.Conn, src io.Reader, count *int64) (err error) {
+	if *count, err = io.Copy(dst, src); err != nil {
 		return err
 	}
 	if half, ok := dst.(interface{ CloseWrite() error }); ok {

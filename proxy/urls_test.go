@@ -14,7 +14,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// URLs are endpoints like any other: of two, one of which nobody is at, each request is served by the other, a write too, since nothing of it was sent.
+// URLs are endpoints like any other: of two, one of which nobody is at, each request is served by
+// the other, a write too, since nothing of it was sent.
 func TestURLs(t *testing.T) {
 	for _, http1 := range []bool{false, true} {
 		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")

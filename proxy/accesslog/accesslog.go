@@ -1,11 +1,13 @@
-// Package accesslog writes one line of JSON per request without making requests wait: a line is encoded by hand into a buffer in memory, which allocates
-// nothing, and one goroutine (Run) writes what has gathered, many lines in one system call.
+// Package accesslog writes one line of JSON per request without making requests wait: a line is
+// encoded by hand into a buffer, which does not allocate, and one goroutine (Run) writes the
+// buffers, many lines in one system call.
 //
-// The one rule of concurrency: a line is added under the mutex of its stripe, never over I/O, and connections are spread over the stripes, so that no lock
-// is shared by all. Lines of different stripes may be written in another order than they were added; each has its time.
+// The concurrency rule: a line is added under the mutex of its stripe, never during I/O.
+// Connections are spread over the stripes, so that no lock is shared by all. Lines of different
+// stripes may be written in another order than they were added; each has its time.
 //
-// The buffers are bounded. When what they are written to is slower than the requests, lines are dropped and counted: the log must not be what takes the
-// front door down.
+// The buffers are bounded. If the writer is slower than the requests, lines are dropped and
+// counted: the log must not take the front door down.
 package accesslog
 
 import (
@@ -27,41 +29,47 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
-// Config is what a Log needs.
+// Config configures a Log.
 type Config struct {
-	// Writer gets whole lines, by Run alone. Required.
+	// Writer gets whole lines, only from Run. Required.
 	Writer io.Writer
-	// Skip is the fraction of requests, from 0 to 1, that have no line; those that were answered with 400 or more always have one. Zero: every request has.
+	// Skip is the fraction of requests, from 0 to 1, without a line; responses with 400 or more
+	// always have one. Zero means that every request has a line.
 	Skip float64
-	// Logger hears of lines that were lost. Nil discards.
+	// Logger logs the loss of lines. Nil discards.
 	Logger *slog.Logger
-	// Metrics registers fairlead_access_log_lost_total. Nil: unregistered.
+	// Metrics registers fairlead_access_log_lost_total. Nil means unregistered.
 	Metrics prometheus.Registerer
 }
 
-// Log is an access log. Add may be called at any time by any goroutine; lines are written while Run runs, and when it ends.
+// Log is an access log. Add is safe for concurrent use. Lines are written while Run runs, and when
+// it ends.
 type Log struct {
 	cfg     Config
 	log     *slog.Logger
 	stripes [stripes]stripe
-	// wake says that there is a line, full that a stripe should be written soon. Nobody closes them.
+	// wake signals that there is a line, full that a stripe should be written soon. They are never
+	// closed.
 	wake, full chan struct{}
 	lost       atomic.Int64
-	told       int64     // of lost, Run's own
-	next       time.Time // when losses may be told again
+	logged     int64     // of lost; used by Run only
+	next       time.Time // when losses may be logged again
 }
 
 const (
-	// stripes is enough that cores rarely wait for each other: one is locked for some 200 ns.
+	// stripes is enough that cores rarely wait for each other: each is locked for about 200 ns.
 	stripes = 16
-	// soon is when a stripe is written without waiting for gather's end; a write of that size costs no more per line than a larger one.
+	// soon is the size at which a stripe is written before gather ends; larger writes are no
+	// cheaper per line.
 	soon = 64 << 10
-	// bound is when a stripe takes no more lines: some four thousand of them, a tenth of a second of the busiest connection measured, and 16 MiB in all.
+	// bound is the size at which a stripe drops lines: about four thousand lines, a tenth of a
+	// second of the busiest connection measured, and 16 MiB in all stripes.
 	bound = 1 << 20
-	// gather is for how long lines are gathered: a human who follows the file does not notice, and a system call is shared by thousands of lines.
+	// gather is how long lines are gathered: short for a human who follows the file, and thousands
+	// of lines share a system call.
 	gather = 50 * time.Millisecond
-	// tell is how often losses are told at most.
-	tell = time.Minute
+	// lossLogInterval is the least time between two logs of losses.
+	lossLogInterval = time.Minute
 )
 
 type stripe struct {
@@ -69,7 +77,7 @@ type stripe struct {
 	buf   []byte
 	clock clock
 
-	spare []byte // Run's own: the buffer that buf is exchanged with
+	spare []byte // used by Run only: swapped with buf
 }
 
 // New returns a Log.
@@ -84,12 +92,12 @@ func New(cfg Config) (*Log, error) {
 	return l, metric.Register(cfg.Metrics, "the access log", lost)
 }
 
-// Wants reports whether a request that was answered so is to have a line. Each call draws anew.
+// Wants reports whether a request with this status gets a line. Each call samples anew.
 func (l *Log) Wants(status int) bool {
 	return l.cfg.Skip == 0 || status >= http.StatusBadRequest || rand.Float64() >= l.cfg.Skip //nolint:gosec // a sample, not a secret
 }
 
-// Add adds a line. Lines of one key, best a connection's number, are written in order.
+// Add adds a line. Lines with the same key, preferably a connection's number, are written in order.
 func (l *Log) Add(key uint32, line *Line) {
 	at := line.Ended
 	if at.IsZero() {
@@ -114,7 +122,7 @@ func (l *Log) Add(key uint32, line *Line) {
 	}
 }
 
-// Run writes lines until ctx ends, and then what is left.
+// Run writes lines until ctx ends, and then the remaining ones.
 func (l *Log) Run(ctx context.Context) error {
 	timer := time.NewTimer(gather)
 	defer timer.Stop()
@@ -135,7 +143,7 @@ func (l *Log) Run(ctx context.Context) error {
 	}
 }
 
-// flush writes what has gathered.
+// flush writes the gathered lines.
 func (l *Log) flush() {
 	for i := range l.stripes {
 		s := &l.stripes[i]
@@ -147,13 +155,13 @@ func (l *Log) flush() {
 			l.write(p)
 		}
 		if cap(p) > 2*soon {
-			p = nil // grown in a rush that may be over
+			p = nil // grown in a burst that may be over
 		}
 		s.spare = p
 	}
-	if lost := l.lost.Load(); lost > l.told && time.Now().After(l.next) {
-		l.log.Warn("access log lost lines", "lines", lost-l.told)
-		l.told, l.next = lost, time.Now().Add(tell)
+	if lost := l.lost.Load(); lost > l.logged && time.Now().After(l.next) {
+		l.log.Warn("access log lost lines", "lines", lost-l.logged)
+		l.logged, l.next = lost, time.Now().Add(lossLogInterval)
 	}
 }
 
@@ -163,7 +171,7 @@ func (l *Log) write(p []byte) {
 		return
 	}
 	lost := int64(bytes.Count(p[min(n, len(p)):], []byte("\n")))
-	if l.lost.Add(lost)-lost == l.told {
+	if l.lost.Add(lost)-lost == l.logged {
 		l.log.Error("writing access log", "err", err)
 	}
 }

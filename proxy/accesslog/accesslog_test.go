@@ -24,6 +24,7 @@ func full() *Line {
 	return &Line{
 		Method: "GET", Path: `/apis/"quoted"`, Verb: "list", Status: 200, Bytes: 17, Took: 1500 * time.Microsecond, Proto: "HTTP/2.0", From: "192.0.2.1",
 		User: "jane\n", Impersonator: "joe\\", APIService: "v1.x", AuditID: "id",
+		In: 3, Waited: time.Microsecond, First: time.Millisecond, End: "lost", Endpoint: "10.0.0.1:443", Tries: 2, New: true, TLS: "TLS 1.3",
 	}
 }
 
@@ -38,9 +39,10 @@ func TestLine(t *testing.T) {
 		{"full", full(), map[string]any{
 			"time": "2026-11-21T08:08:07.065Z", "level": "INFO", "msg": "request", "method": "GET", "path": `/apis/"quoted"`, "verb": "list", "status": 200.,
 			"bytes": 17., "took": 1.5e6, "proto": "HTTP/2.0", "from": "192.0.2.1", "user": "jane\n", "impersonator": "joe\\", "apiservice": "v1.x", "audit": "id",
+			"in": 3., "waited": 1e3, "first": 1e6, "end": "lost", "endpoint": "10.0.0.1:443", "tries": 2., "new": true, "tls": "TLS 1.3",
 		}},
-		{"empty", &Line{}, map[string]any{
-			"time": "2026-11-21T08:08:07.065Z", "level": "INFO", "msg": "request", "method": "", "path": "", "verb": "", "status": 0., "bytes": 0., "took": 0.,
+		{"a backslash", &Line{Method: `\`}, map[string]any{
+			"time": "2026-11-21T08:08:07.065Z", "level": "INFO", "msg": "request", "method": `\`, "path": "", "verb": "", "status": 0., "bytes": 0., "took": 0.,
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -159,7 +161,8 @@ func TestGathers(t *testing.T) {
 	})
 }
 
-// A writer that hangs costs a bounded buffer and lines, which are counted, and no request waits for it.
+// A writer that hangs costs a bounded buffer and lines, which are counted, and no request waits for
+// it.
 func TestBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{open: make(chan struct{})}

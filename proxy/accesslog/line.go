@@ -6,49 +6,78 @@ import (
 	"unicode/utf8"
 )
 
-// Line is what is written of a request. Strings that are empty are left out, but for Method, Path and Verb.
+// Line is the access log's data of a request. Empty and zero fields are left out, except Method,
+// Path, Verb, Status, Bytes and Took.
 type Line struct {
-	// Method and Path are as received. The query is not for the log: it can hold secrets.
+	// Method and Path are as received. The query is left out because it can hold secrets.
 	Method, Path string
 	// Verb is Kubernetes' verb.
 	Verb string
-	// Status is the answer's; 499 when the client went away before there was one.
+	// Status is the response's; 499 if the client went away before it.
 	Status int
-	// Bytes is the length of the answer's body.
-	Bytes int64
-	// Took is from the request's head to its end; in the log in nanoseconds.
+	// Bytes is the length of the response's body, In of the request's, as far as it was read.
+	Bytes, In int64
+	// Took is from the request's head to its end; nanoseconds in the log.
 	Took time.Duration
-	// Ended is when the request ended. Zero: now.
+	// Waited is from the request's head until it was sent to a backend, First until the response
+	// head. Zero means at once or never, and is left out.
+	Waited, First time.Duration
+	// Endpoint is the last address tried, Tries the number of tries. New says that the connection
+	// had answered nothing before. Zero Tries means not forwarded, or unknown.
+	Endpoint string
+	Tries    int
+	New      bool
+	// End says how the request ended: complete, refused here, or why it was aborted.
+	End string
+	// Ended is when the request ended. Zero means now.
 	Ended time.Time
-	// Proto is the client's protocol.
-	Proto string
+	// Proto is the client's protocol, TLS its TLS version.
+	Proto, TLS string
 	// From is the client's address, without port.
 	From string
-	// User is as whom the request was served, Impersonator who asked for that.
+	// User is the effective user, Impersonator the user that impersonates it.
 	User, Impersonator string
-	// APIService is the one that the path belongs to.
+	// APIService is the APIService of the path.
 	APIService string
-	// AuditID is the request's Audit-ID, which leads to the audit logs of kube-apiserver and of extension servers.
+	// AuditID is the request's Audit-ID, to find it in the audit logs of kube-apiserver and of
+	// extension servers.
 	AuditID string
 }
 
 func (l *Line) append(b []byte, at []byte) []byte {
 	b = append(b, `{"time":"`...)
 	b = append(b, at...)
-	b = append(b, `","level":"INFO","msg":"request"`...) // as all other lines of this process have it
+	b = append(b, `","level":"INFO","msg":"request"`...) // as in all other lines of this process
 	b = field(b, `,"method":`, l.Method)
 	b = field(b, `,"path":`, l.Path)
 	b = field(b, `,"verb":`, l.Verb)
 	b = strconv.AppendInt(append(b, `,"status":`...), int64(l.Status), 10)
 	b = strconv.AppendInt(append(b, `,"bytes":`...), l.Bytes, 10)
+	b = number(b, `,"in":`, l.In)
+	b = number(b, `,"waited":`, int64(l.Waited))
+	b = number(b, `,"first":`, int64(l.First))
 	b = strconv.AppendInt(append(b, `,"took":`...), int64(l.Took), 10)
+	b = optional(b, `,"end":`, l.End)
+	b = optional(b, `,"endpoint":`, l.Endpoint)
+	b = number(b, `,"tries":`, int64(l.Tries))
+	if l.New {
+		b = append(b, `,"new":true`...)
+	}
 	b = optional(b, `,"proto":`, l.Proto)
+	b = optional(b, `,"tls":`, l.TLS)
 	b = optional(b, `,"from":`, l.From)
 	b = optional(b, `,"user":`, l.User)
 	b = optional(b, `,"impersonator":`, l.Impersonator)
 	b = optional(b, `,"apiservice":`, l.APIService)
 	b = optional(b, `,"audit":`, l.AuditID)
 	return append(b, '}', '\n')
+}
+
+func number(b []byte, name string, value int64) []byte {
+	if value == 0 {
+		return b
+	}
+	return strconv.AppendInt(append(b, name...), value, 10)
 }
 
 func optional(b []byte, name, value string) []byte {
@@ -58,8 +87,8 @@ func optional(b []byte, name, value string) []byte {
 	return field(b, name, value)
 }
 
-// field appends a name, which is written as it is, and a value. What clients send is nearly always plain; the rest is escaped, so that nobody can write
-// lines of his own.
+// field appends a name, which needs no escaping, and a value. Clients' values rarely need escaping;
+// others are escaped, so that no client can forge lines.
 func field(b []byte, name, value string) []byte {
 	b = append(b, name...)
 	b = append(b, '"')
@@ -78,7 +107,7 @@ func escape(b []byte, s string) []byte {
 	for i := 0; i < len(s); {
 		r, n := utf8.DecodeRuneInString(s[i:])
 		switch {
-		case r == utf8.RuneError && n == 1: // a byte that is no UTF-8
+		case r == utf8.RuneError && n == 1: // an invalid byte in UTF-8
 			b = append(b, `\ufffd`...)
 		case r == '"' || r == '\\':
 			b = append(b, '\\', byte(r))
@@ -92,13 +121,13 @@ func escape(b []byte, s string) []byte {
 	return b
 }
 
-// clock writes times down, RFC 3339 with milliseconds. It keeps what it wrote of the current second.
+// clock formats times in RFC 3339 with milliseconds. It keeps the text of the current second.
 type clock struct {
 	second int64
 	text   [len("2006-01-02T15:04:05.000Z")]byte
 }
 
-// at returns a text that lives until the next call.
+// at returns a text that is valid until the next call.
 func (c *clock) at(t time.Time) []byte {
 	const whole = len("2006-01-02T15:04:05.")
 	if s := t.Unix(); s != c.second {

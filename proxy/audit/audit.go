@@ -1,11 +1,13 @@
-// Package audit records who asked for what, as kube-apiserver's audit log does: the same policy, the same events, the same lines. Rules and encoding are
-// k8s.io/apiserver's own; what is here is what makes them cost a request next to nothing.
+// Package audit writes an audit log like kube-apiserver's: the same policy, events and format.
+// Rules and encoding are k8s.io/apiserver's; this package keeps the cost for a request small.
 //
-// The one rule of concurrency: a request's Event belongs to the request, and is used by one goroutine at a time; what it emits are copies in a bounded queue,
-// and one goroutine (Run) encodes and writes them. When what they are written to is slower than the requests, events are dropped and counted, as
-// kube-apiserver's batch mode does: the log must not be what takes the front door down.
+// The concurrency rule: an Event belongs to its request, and is used by one goroutine at a time. It
+// emits copies into a bounded queue, and one goroutine (Run) encodes and writes them. If the writer
+// is slower than the requests, events are dropped and counted, as in kube-apiserver's batch mode:
+// the log must not take the front door down.
 //
-// What this package is not: it decides nothing and sees no credentials. A query's secrets are masked before they are kept.
+// This package decides nothing and sees no credentials. It masks secrets in a query before it keeps
+// the query.
 package audit
 
 import (
@@ -26,51 +28,54 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	auditlog "k8s.io/apiserver/plugin/pkg/audit/log"
 
-	"github.com/fairlead-proxy/fairlead/proxy/bound"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
-// Config is what a Log needs.
+// Config configures a Log.
 type Config struct {
-	// Policy says which requests are recorded, at which stages and how much of them. Required.
+	// Policy decides which requests are recorded, at which stages and levels. Required.
 	Policy audit.PolicyRuleEvaluator
-	// Writer gets whole lines, from Run alone. Required.
+	// Writer gets whole lines, only from Run. Required.
 	Writer io.Writer
-	// Format is json, or legacy for one line of text per event. Empty: json.
+	// Format is json, or legacy for one line of text per event. Empty means json.
 	Format string
-	// Local records what the local apiserver answers too. False: it records that itself, with the same Audit-ID and knowing whose token it was.
+	// Local also records requests that the local apiserver answers. If false, it records them
+	// itself, with the same Audit-ID and the user of the token.
 	Local bool
-	// Logger hears of events that were lost. Nil discards.
+	// Logger logs the loss of events. Nil discards.
 	Logger *slog.Logger
-	// Metrics registers fairlead_audit_*. Nil: unregistered.
+	// Metrics registers fairlead_audit_*. Nil means unregistered.
 	Metrics prometheus.Registerer
 }
 
-// Log is an audit log. Open may be called at any time by any goroutine; events are written while Run runs, and when it ends.
+// Log is an audit log. Open is safe for concurrent use. Events are written while Run runs, and when
+// it ends.
 type Log struct {
 	cfg     Config
 	log     *slog.Logger
 	backend audit.Backend
-	// lines is what the backend writes to, Run's own.
+	// lines is the backend's output, used by Run only.
 	lines bytes.Buffer
 	queue chan entry
-	// places are the events in the queue, waiting the size of their bodies; both by user.
+	// places counts the events in the queue, waiting the size of their bodies; both by user.
 	places, waiting bound.Places
 	events          prometheus.Counter
 	lost            prometheus.Counter
-	missing         atomic.Int64 // of lost, not told yet
-	told            time.Time    // Run's own
+	unlogged        atomic.Int64 // of lost, not logged yet
+	logged          time.Time    // time of the last log of losses; used by Run only
 }
 
 const (
-	// queued is kube-apiserver's own bound of its batch mode's buffer.
+	// queued is the buffer size of kube-apiserver's batch mode.
 	queued = 10_000
-	// maxWaiting bounds the bodies among them: some hundreds of the largest.
+	// maxWaiting limits the queued bodies: some hundreds of the largest.
 	maxWaiting = 64 << 20
-	// soon is when lines are written although more events wait: a write of that size costs no more per line than a larger one.
+	// soon is the size at which lines are written although more events wait; larger writes are no
+	// cheaper per line.
 	soon = 64 << 10
-	// tell is how often losses are told at most.
-	tell = time.Minute
+	// lossLogInterval is the least time between two logs of losses.
+	lossLogInterval = time.Minute
 )
 
 // New returns a Log.
@@ -92,21 +97,21 @@ func New(cfg Config) (*Log, error) {
 			Name: "fairlead_audit_lost_total", Help: "Events of the audit log that were lost, because it could not be written, or not fast enough.",
 		}),
 	}
-	l.places.Lend, l.waiting.Lend = true, true // one that is busy at night has the log for itself
+	l.places.Lend, l.waiting.Lend = true, true // a single busy user may use most of the queue
 	l.backend = auditlog.NewBackend(&l.lines, cfg.Format, auditv1.SchemeGroupVersion)
 	return l, metric.Register(cfg.Metrics, "the audit log", l.events, l.lost)
 }
 
-// Local reports whether what the local apiserver answers is recorded too.
+// Local reports whether requests that the local apiserver answers are recorded here.
 func (l *Log) Local() bool { return l.cfg.Local }
 
-// entry is an event in the queue, with what it holds of its bounds.
+// entry is an event in the queue, with its places.
 type entry struct {
 	ev            *auditinternal.Event
 	place, bodies bound.Place
 }
 
-// emit puts an event into the queue, or loses it.
+// emit puts an event into the queue, or drops it.
 func (l *Log) emit(ev *auditinternal.Event) {
 	from := source(ev)
 	place, ok := l.places.Take(from, 1, queued)
@@ -122,23 +127,23 @@ func (l *Log) emit(ev *auditinternal.Event) {
 			return
 		}
 	}
-	l.queue <- e // which has room for as many as there are places
+	l.queue <- e // does not block: the queue has room for all places
 }
 
-// source is who makes an event: a user, or an address of whom nobody knows.
+// source returns the source of an event: a user, or a stranger's address.
 func source(ev *auditinternal.Event) bound.Source {
 	if name := ev.User.Username; name != "" && name != user.Anonymous {
 		return bound.Source{User: name}
 	}
 	if n := len(ev.SourceIPs); n > 0 {
-		return bound.Source{Address: ev.SourceIPs[n-1]} // the connection's own; those before it are its word
+		return bound.Source{Address: ev.SourceIPs[n-1]} // the connection's; others are the client's claims
 	}
 	return bound.Source{}
 }
 
 func (l *Log) lose(n int) {
 	l.lost.Add(float64(n))
-	l.missing.Add(int64(n))
+	l.unlogged.Add(int64(n))
 }
 
 func bodies(ev *auditinternal.Event) int64 {
@@ -152,7 +157,7 @@ func bodies(ev *auditinternal.Event) int64 {
 	return int64(n)
 }
 
-// Run writes events until ctx ends, and then what is left.
+// Run writes events until ctx ends, and then the remaining ones.
 func (l *Log) Run(ctx context.Context) error {
 	for {
 		select {
@@ -171,10 +176,10 @@ func (l *Log) Run(ctx context.Context) error {
 	}
 }
 
-// write encodes an event and what waits behind it, and writes their lines with as few calls as that allows. Lines are never torn: what is written to may
-// change files between two calls.
+// write encodes an event and those that wait behind it, and writes their lines in few calls. A call
+// has whole lines only: the writer may change files between calls.
 func (l *Log) write(e entry) {
-	defer l.tellLosses()
+	defer l.logLosses()
 	for n := 0; ; {
 		e.bodies.Leave()
 		e.place.Leave()
@@ -204,11 +209,11 @@ func (l *Log) write(e entry) {
 	}
 }
 
-// tellLosses says that events were lost, but not for each.
-func (l *Log) tellLosses() {
-	if l.missing.Load() == 0 || time.Since(l.told) < tell {
+// logLosses logs lost events, with a pause between logs.
+func (l *Log) logLosses() {
+	if l.unlogged.Load() == 0 || time.Since(l.logged) < lossLogInterval {
 		return
 	}
-	l.told = time.Now()
-	l.log.Error("audit log lost events", "events", l.missing.Swap(0))
+	l.logged = time.Now()
+	l.log.Error("audit log lost events", "events", l.unlogged.Swap(0))
 }

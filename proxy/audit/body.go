@@ -12,15 +12,17 @@ import (
 	auditinternal "k8s.io/apiserver/pkg/apis/audit"
 )
 
-// maxBody is how much of a body is kept: nearly every object of etcd's 1.5 MiB, and no list of thousands of them. A body is recorded whole or not at all.
+// maxBody limits the recorded bodies: nearly every object below etcd's 1.5 MiB fits, and no list of
+// thousands. A body is recorded whole or not at all.
 const maxBody = 1 << 20
 
-// captured are a request's bodies. Transports may still read a request's when its answer has been written, so both have a lock.
+// captured are the bodies of a request and its response. Transports may still read the request's
+// after the response, so each has a lock.
 type captured struct{ request, response copied }
 
-// copied is the beginning of a body as it went by.
+// copied is a recorded body.
 type copied struct {
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards data and tooLong
 	data    []byte
 	tooLong bool
 
@@ -42,12 +44,13 @@ func (c *copied) add(p []byte) {
 	c.data = append(c.data, p...)
 }
 
-// Bodies reports whether the policy wants more than metadata of a request that has bodies: a watch's stream and a session's are never recorded.
+// Bodies reports whether the policy wants the request's bodies. Those of watches and sessions are
+// never recorded.
 func (e *Event) Bodies() bool {
 	return !e.longRunning && auditinternal.LevelMetadata.Less(e.cfg.Level)
 }
 
-// Request returns body such that what is read of it is recorded, if the policy wants that.
+// Request returns body, recording what is read from it if the policy wants that.
 func (e *Event) Request(body io.ReadCloser, contentType string) io.ReadCloser {
 	if !e.Bodies() || body == nil {
 		return body
@@ -68,7 +71,7 @@ func (t *tee) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// ResponseHead notes what a response's body will be.
+// ResponseHead notes the type of a response's body.
 func (e *Event) ResponseHead(contentType, encoding string) {
 	if e.Bodies() && auditinternal.LevelRequest.Less(e.cfg.Level) {
 		c := &e.bodies.response
@@ -76,21 +79,22 @@ func (e *Event) ResponseHead(contentType, encoding string) {
 	}
 }
 
-// Response records a piece of a response, if ResponseHead found that the policy wants it.
+// Response records a piece of a response, if the policy wants it.
 func (e *Event) Response(p []byte) {
 	if e.bodies.response.wanted {
 		e.bodies.response.add(p)
 	}
 }
 
-// The annotations that say why an event lacks a body.
+// Annotations that say why an event has no body.
 const (
 	annotateRequest  = "fairlead.dev/request-body"
 	annotateResponse = "fairlead.dev/response-body"
 )
 
-// into puts into an event what can be read. An extension server's types are not known here, so nothing but JSON can: clients of extension servers speak
-// little else, because only built-in types and generated clients have protobuf.
+// into adds the recorded bodies to an event. The types of extension servers are unknown here, so
+// only JSON can be read. Their clients rarely use anything else, because protobuf exists only for
+// built-in types and generated clients.
 func (c *captured) into(ev *auditinternal.Event, omitManagedFields bool, annotate func(key, value string)) {
 	for _, b := range []struct {
 		from *copied
@@ -108,7 +112,7 @@ func (c *captured) into(ev *auditinternal.Event, omitManagedFields bool, annotat
 	}
 }
 
-// object is the body as events have it, or why there is none.
+// object returns the body in the form of events, or the reason why there is none.
 func (c *copied) object(omitManagedFields bool) (*runtime.Unknown, string) {
 	c.mu.Lock()
 	data, tooLong := c.data, c.tooLong
@@ -142,7 +146,8 @@ func jsonType(media string) bool {
 	return false
 }
 
-// inflate decompresses what is no larger than a body may be. What is no gzip comes back as it is, and is no JSON.
+// inflate decompresses a body up to maxBody. If the data is no gzip, it returns it unchanged; that
+// is not JSON.
 func inflate(data []byte) (plain []byte, tooLong bool) {
 	r, err := gzip.NewReader(bytes.NewReader(data))
 	if err != nil {
@@ -155,7 +160,7 @@ func inflate(data []byte) (plain []byte, tooLong bool) {
 	return plain, len(plain) > maxBody
 }
 
-// withoutManagedFields takes metadata.managedFields out of an object, or out of a list's items.
+// withoutManagedFields removes metadata.managedFields from an object or from a list's items.
 func withoutManagedFields(data []byte) []byte {
 	var o map[string]any
 	d := json.NewDecoder(bytes.NewReader(data))

@@ -15,21 +15,22 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// Request is what is known of a request when it has been decided upon.
+// Request describes a request after its decision.
 type Request struct {
-	// Attributes are what is asked for, and by whom: the caller itself, not whom it impersonates. No user: the local apiserver finds out, or nobody did.
+	// Attributes are what is asked for and the caller, also with impersonation. No user means that
+	// it is not known here.
 	Attributes authorizer.AttributesRecord
-	// ID is the request's Audit-ID. Empty: one is made.
+	// ID is the request's Audit-ID. If empty, a new one is made.
 	ID string
-	// Path and RawQuery are as received; secrets of the query are masked here.
+	// Path and RawQuery are as received; Open masks secrets of the query.
 	Path, RawQuery string
-	// UserAgent is the client's word. Empty: it gave none.
+	// UserAgent is the client's. It may be empty.
 	UserAgent string
-	// SourceIPs is where the request came from, the nearest last.
+	// SourceIPs are the addresses of the request's hops, the nearest last.
 	SourceIPs []string
-	// Received is when its head had arrived.
+	// Received is when the request's head arrived.
 	Received time.Time
-	// LongRunning requests have a stage of their own for the beginning of the response.
+	// LongRunning requests have a stage for the start of the response.
 	LongRunning bool
 }
 
@@ -43,10 +44,10 @@ type Event struct {
 	bodies      captured
 }
 
-// maxAgent is how much of a User-Agent is kept: as much as kube-apiserver keeps.
+// maxAgent limits the User-Agent, like kube-apiserver.
 const maxAgent = 1024
 
-// Open begins the record of a request. Nil: the policy leaves it out.
+// Open starts the record of a request. Nil means that the policy leaves it out.
 func (l *Log) Open(r *Request) *Event {
 	cfg := l.cfg.Policy.EvaluatePolicyRule(&r.Attributes)
 	if cfg.Level == auditinternal.LevelNone {
@@ -86,7 +87,7 @@ func cut(agent string) string {
 	return agent
 }
 
-// Annotate adds a fact to what is emitted from now on.
+// Annotate adds an annotation to later stages.
 func (e *Event) Annotate(key, value string) {
 	if e.ev.Annotations == nil {
 		e.ev.Annotations = map[string]string{}
@@ -97,13 +98,14 @@ func (e *Event) Annotate(key, value string) {
 // Received emits the stage RequestReceived.
 func (e *Event) Received() { e.stage(auditinternal.StageRequestReceived) }
 
-// Refused emits all that there is of a request whose caller could not be authenticated, as kube-apiserver has it: the stage ResponseStarted.
+// Refused emits the only stage of a request whose caller could not be authenticated:
+// ResponseStarted, as in kube-apiserver.
 func (e *Event) Refused(code int, message string) {
 	e.status(code, message)
 	e.stage(auditinternal.StageResponseStarted)
 }
 
-// Started emits the stage ResponseStarted of a long-running request; others have none.
+// Started emits the stage ResponseStarted of a long-running request; others do not have it.
 func (e *Event) Started(code int) {
 	if !e.longRunning || e.started {
 		return
@@ -113,13 +115,13 @@ func (e *Event) Started(code int) {
 	e.stage(auditinternal.StageResponseStarted)
 }
 
-// Impersonated notes as whom a caller was served that asked to be somebody else.
+// Impersonated records the effective user of an impersonating caller.
 func (e *Event) Impersonated(as user.Info) {
 	info := describe(as)
 	e.ev.ImpersonatedUser = &info
 }
 
-// Completed emits the stage ResponseComplete. The message is for what is no ordinary end; most have none.
+// Completed emits the stage ResponseComplete. The message is empty for an ordinary end.
 func (e *Event) Completed(code int, message string) {
 	e.Started(code)
 	e.status(code, message)

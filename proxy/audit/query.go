@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// requestURI is the request's target without what must not be in a log.
+// requestURI returns the request target with masked secrets.
 func requestURI(path, rawQuery string) string {
 	if rawQuery == "" {
 		return path
@@ -13,15 +13,16 @@ func requestURI(path, rawQuery string) string {
 	return path + "?" + Mask(rawQuery)
 }
 
-// masked stands for a value that was left out.
+// masked replaces a secret value.
 const masked = "MASKED"
 
-// Mask replaces the values of a raw query's parameters whose names say that they hold a secret: a token, a password, a signature. Everything else stays, byte
-// for byte. kube-apiserver writes the whole query down; but extension servers and proxied Services are anybody's, and so are their parameters.
+// Mask replaces the values of a raw query's parameters whose names suggest a secret, such as a
+// token, a password or a signature. Everything else stays, byte for byte. kube-apiserver logs the
+// whole query, but extension servers and proxied Services may have parameters of any meaning.
 func Mask(rawQuery string) string {
 	var b strings.Builder
 	for rest := rawQuery; rest != ""; {
-		// Some servers take a semicolon for an ampersand.
+		// Some servers treat a semicolon like an ampersand.
 		end := strings.IndexAny(rest, "&;")
 		pair, separator := rest, ""
 		if rest = ""; end >= 0 {
@@ -41,7 +42,8 @@ func Mask(rawQuery string) string {
 	return b.String()
 }
 
-// secret reports whether a lower-case name is one that secrets have. The names are those that Kubernetes, OAuth 2 and the signed URLs of object stores use.
+// secret reports whether a name in lower case suggests a secret. The names are those of Kubernetes,
+// OAuth 2 and the signed URLs of object stores.
 func secret(name string) bool {
 	for _, word := range []string{"token", "passw", "secret", "credential", "authorization", "bearer", "signature", "apikey", "api_key", "api-key", "assertion", "jwt"} {
 		if strings.Contains(name, word) {

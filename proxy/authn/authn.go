@@ -14,51 +14,77 @@ import (
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 
-	"github.com/fairlead-proxy/fairlead/proxy/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/memo"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
-// ErrUnauthenticated is the cause of every refusal that is the caller's own fault. It is answered with 401.
+// ErrUnauthenticated is the cause of every refusal that is the caller's fault. It is answered with
+// 401.
 var ErrUnauthenticated = errors.New("unauthenticated")
 
-// Config is what an Authenticator needs. The zero Config knows nobody: all but anonymous requests are refused.
+// Config configures an Authenticator. The zero Config refuses all requests except anonymous ones.
 type Config struct {
-	// VerifyClient verifies a peer's certificates (leaf first) against the client CA and returns the verified chains. No chain and no error means that
-	// there is no client CA at present: no opinion. Nil: client certificates are not looked at.
+	// VerifyClient verifies a peer's certificates (leaf first) against the client CA and returns
+	// the verified chains. No chain and no error mean that there is currently no client CA, so no
+	// opinion. Nil means that client certificates are ignored.
 	VerifyClient func(peer []*x509.Certificate) ([][]*x509.Certificate, error)
-	// VerifyFrontProxy does the same against the request-header CA, and checks the leaf's name against the allowed ones. Nil: no front proxy is trusted.
+	// VerifyFrontProxy does the same with the request-header CA, and checks the leaf's name against
+	// the allowed names. Nil means that no front proxy is trusted.
 	VerifyFrontProxy func(peer []*x509.Certificate) ([][]*x509.Certificate, error)
-	// Generation changes whenever either verification might answer differently: another CA, other allowed names. Nil: they never change.
+	// Generation changes whenever the result of either verification may change: with another CA, or
+	// other allowed names. Nil means that they never change.
 	Generation func() uint64
-	// Review authenticates a token; see TokenReview. Nil: no token is known, so wherever Fairlead itself must know the caller a token is refused.
+	// Review authenticates a token; see TokenReview. If nil, Fairlead refuses tokens wherever it
+	// must know the caller itself.
 	Review func(ctx context.Context, token string) (*authenticator.Response, bool, error)
-	// ReviewGeneration changes whenever Review might answer differently, and ends the answers that are kept. Nil: only time does.
+	// ReviewGeneration changes whenever Review's result may change, which drops cached results. If
+	// nil, they only expire.
 	ReviewGeneration func() uint64
-	// RequestHeaders are the header fields that a verified front proxy asserts its user in. Zero: X-Remote-User, X-Remote-Group and X-Remote-Extra-, but no
-	// field for the UID, as kube-apiserver's flags have it: a front proxy that does not know of the field would let its own clients set it.
+	// Impersonate returns the credential of this process as an Authorization value. It is for a
+	// local apiserver that gets users by Impersonate-*. Empty means that the connection's
+	// certificate is the credential. It does no I/O. If Impersonate is nil, the local apiserver
+	// gets users by X-Remote-*.
+	Impersonate func() string
+	// Issued reports whether a token claims an issuer whose tokens Review verifies itself. Such a
+	// token is never forwarded, valid or not. Nil means that there is none.
+	Issued func(token string) bool
+	// RefuseUsers and RefuseGroups must not be impersonated; a trailing * makes a name a prefix.
+	// They are users whom the cluster would refuse anyway, and identities of this process itself,
+	// which have its rights. Empty means none.
+	RefuseUsers, RefuseGroups []string
+	// RequestHeaders are the header fields in which a verified front proxy asserts its user. Zero
+	// means X-Remote-User, X-Remote-Group and X-Remote-Extra-, as kube-apiserver's flags do. There
+	// is no field for the UID then: a front proxy that does not know the field would let its
+	// clients set it.
 	RequestHeaders HeaderNames
-	// Target returns the names that the receiving side trusts (the cluster's ConfigMap). The value must not be changed once returned; another pointer means
-	// that the names changed. Nil, or a nil result: X-Remote-User, X-Remote-Uid, X-Remote-Group and X-Remote-Extra-, what kube-aggregator sends.
+	// Target returns the names that the receiver trusts (the cluster's ConfigMap). The result must
+	// be immutable; another pointer means other names. If Target or its result is nil, they are
+	// X-Remote-User, X-Remote-Uid, X-Remote-Group and X-Remote-Extra-, as kube-aggregator sends.
 	Target func() *HeaderNames
-	// Anonymous lets a request that presents nothing pass as system:anonymous. False: it is refused wherever Fairlead must know the caller.
+	// Anonymous allows requests without credentials as system:anonymous. If false, they are refused
+	// wherever Fairlead must know the caller.
 	Anonymous bool
-	// AnonymousPaths narrows Anonymous to these exact paths (--authentication-config). Empty: every path.
+	// AnonymousPaths limits Anonymous to these exact paths (--authentication-config). Empty means
+	// every path.
 	AnonymousPaths []string
-	// TokenTTL is how long a TokenReview's answer is kept, yes or no. Zero: 10 s, as k8s.io/apiserver's delegating options. Negative: not at all.
+	// TokenTTL is how long the result of a TokenReview is cached, positive or negative. Zero means
+	// 10 s, as in k8s.io/apiserver's delegating options. Negative means no cache.
 	TokenTTL time.Duration
-	// ProvenTTL is how long a token counts as proven after the local apiserver last accepted it. Zero: 1 min, so that a client that asks every few
-	// seconds stays proven, and a stolen list of dead tokens is worth at most one refusal each.
+	// ProvenTTL is how long a token stays proven after the local apiserver last accepted it. Zero
+	// means 1 min: a client that sends a request every few seconds stays proven, and each revoked
+	// token is refused at most once on a proven connection.
 	ProvenTTL time.Duration
-	// Metrics registers the counters. Nil: they are not registered.
+	// Metrics registers the counters. Nil means unregistered.
 	Metrics prometheus.Registerer
 }
 
-// Authenticator says who is asking. Make one with New.
+// Authenticator authenticates callers. Make one with New.
 type Authenticator struct {
 	cfg     Config
 	read    HeaderNames
 	names   atomic.Pointer[nameSet]
 	paths   map[string]bool
+	as      *nameSet // for Impersonate
 	nobody  *identity
 	known   *cache[*identity]
 	refused *cache[struct{}]
@@ -66,7 +92,7 @@ type Authenticator struct {
 	flight  singleflight.Group
 	metrics metrics
 
-	strangers, regulars *bound.Queue // of reviews
+	strangers, regulars *bound.Queue // of waiting reviews
 }
 
 // New checks a Config and returns an Authenticator for it.
@@ -86,12 +112,15 @@ func New(cfg Config) (*Authenticator, error) {
 		cfg:    cfg,
 		read:   read,
 		paths:  map[string]bool{},
+		as:     &nameSet{user: asUser, uid: asUID, group: asGroup, extra: asExtra, completes: true},
 		nobody: &identity{DefaultInfo: user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}},
-		// A hundred thousand tokens, which is more than a cluster of Kubernetes' largest supported size has in use; of a service account's usual 1.2 KB they
-		// take 120 MB, once for both caches. Only good tokens are kept here.
+		// A hundred thousand tokens are more than a cluster of Kubernetes' largest supported size
+		// uses. With a service account's usual 1.2 KB they take 120 MB, shared by both caches. Only
+		// valid tokens are kept here.
 		known:  newCache[*identity](memo.Config{Entries: 1 << 18, Bytes: 160 << 20, Generation: cfg.ReviewGeneration}),
 		proven: newCache[struct{}](memo.Config{Entries: 1 << 18, Bytes: 160 << 20}),
-		// Bad tokens are kept apart, or a flood of them would push the good ones out.
+		// Invalid tokens have a cache of their own, so that a flood of them does not evict valid
+		// ones.
 		refused: newCache[struct{}](memo.Config{Entries: 4096, Bytes: 8 << 20, Generation: cfg.ReviewGeneration}),
 		metrics: newMetrics(cfg.Metrics),
 

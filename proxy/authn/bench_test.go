@@ -17,7 +17,8 @@ func usual() Head {
 		"traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 }
 
-// hot is what one request costs when everything is known: who it is, where it goes, what of it passes and what is said of it.
+// hot is what one request costs when everything is known: who it is, where it goes, what of it
+// passes and what is said of it.
 func hot(t testing.TB, a *Authenticator, conn *Conn, h Head, dst []hpack.HeaderField) {
 	c := read(a, conn, h, "")
 	u, known := a.Cached(&c, "/apis")

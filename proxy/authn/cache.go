@@ -7,11 +7,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/memo"
 )
 
-// cache remembers something of a token until a given time. Tokens are canonical, so comparing two takes one instruction.
+// cache caches a value for each token until it expires. Tokens are canonical, so comparing two
+// takes one instruction.
 type cache[V any] struct {
 	memo *memo.Cache[Token, V]
 	seed maphash.Seed
-	// largest is the size of a token beyond which it is not worth it.
+	// largest is the size of the longest cached token.
 	largest int
 }
 
@@ -21,7 +22,7 @@ func newCache[V any](c memo.Config) *cache[V] {
 
 func (c *cache[V]) hash(t Token) uint64 { return maphash.Comparable(c.seed, t) }
 
-// get returns what is remembered of a token and until when. The zero now is time.Now.
+// get returns the cached value of a token, and when it expires. The zero now means time.Now.
 func (c *cache[V]) get(t Token, now time.Time) (v V, until time.Time, ok bool) {
 	e := c.memo.Get(c.hash(t), now, t.is)
 	if e == nil {
@@ -30,12 +31,12 @@ func (c *cache[V]) get(t Token, now time.Time) (v V, until time.Time, ok bool) {
 	return e.Value, e.Until, true
 }
 
-// put remembers v of a token, which was found out in a generation that may be over by now.
+// put caches v for a token. generation was read before v was determined, and may be over by now.
 func (c *cache[V]) put(t Token, v V, until time.Time, generation uint64) {
 	if size := len(t.Secret()); size <= c.largest {
 		c.memo.Put(&memo.Entry[Token, V]{Hash: c.hash(t), Key: t, Value: v, Size: size, Until: until, Generation: generation}, t.is)
 	}
 }
 
-// drop forgets a token.
+// drop removes a token.
 func (c *cache[V]) drop(t Token) { c.memo.Drop(c.hash(t), t.is) }

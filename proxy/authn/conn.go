@@ -13,30 +13,33 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 )
 
-// Conn is a client connection's slot: its certificates, and what verifying them found out. Verifying costs some
-// 100 µs, and ten times as much where a stranger chose the keys, so it is done once per connection and CA
-// generation, by Verify; the result dies with the earliest NotAfter of the chains. A nil Conn has no
-// certificate. It belongs to one Authenticator and must not be copied.
+// Conn holds a client connection's certificates and the result of their verification. Verifying
+// takes about 100 µs, and ten times as long if a stranger chose the keys, so Verify does it once
+// per connection and CA generation. The result expires with the earliest NotAfter of the chains. A
+// nil Conn has no certificate. A Conn belongs to one Authenticator and must not be copied.
 type Conn struct {
-	// Peer is what the peer presented, leaf first. Empty: nothing. Set it before the first Read and leave it alone.
+	// Peer is the peer's certificates, leaf first. It may be empty. Set it before the first Read
+	// and do not change it.
 	Peer []*x509.Certificate
 
 	last    atomic.Pointer[authorization]
+	issued  atomic.Pointer[issued]
 	verdict atomic.Pointer[verdict]
-	mu      sync.Mutex // held while verifying, so that a connection's first hundred streams verify once
+	mu      sync.Mutex // held during verification, so that a connection's streams share it
 }
 
-// authorization is the value of a field and what bearerToken finds in it.
+// authorization is a field's value and its bearer token.
 type authorization struct {
 	value string
 	token Token
 }
 
-// maxRemembered bounds the value that a connection remembers: longer ones fit in no HPACK table either.
+// maxRemembered limits the value that a connection remembers: longer ones do not fit in an HPACK
+// table either.
 const maxRemembered = 4 << 10
 
-// token returns the bearer token of an Authorization value. A client mostly comes with the same one again: comparing is cheaper than cutting and hashing, and over
-// HTTP/2 the value is mostly the very same string.
+// token returns the bearer token of an Authorization value. Most clients repeat the last value:
+// comparing is cheaper than parsing and hashing, and over HTTP/2 it is usually the same string.
 func (c *Conn) token(value string) Token {
 	if c == nil || value == "" {
 		return newToken(bearerToken(value))
@@ -51,24 +54,24 @@ func (c *Conn) token(value string) Token {
 	return b.token
 }
 
-// retryVerify is for how long a failed verification is believed at most. Other CAs end it at once, by their
-// generation, and so does the next NotBefore of what was presented; what is left are CAs of the cluster that are
-// not valid yet, and a clock that was wrong.
+// retryVerify is how long a failed verification is cached at most. It ends earlier with a new CA,
+// by the generation, and at the next NotBefore of the peer's certificates. The remaining causes are
+// CAs of the cluster that are not valid yet, and a wrong clock.
 const retryVerify = 10 * time.Minute
 
-// verdict is what verifying found out. Immutable.
+// verdict is the result of a verification. It is immutable.
 type verdict struct {
 	generation uint64
 	until      time.Time
 	// front says that the peer is a trusted front proxy.
 	front    bool
 	frontErr error
-	// client is the certificate's own user, nil when it has none.
+	// client is the certificate's own user. Nil means none.
 	client    *identity
 	clientErr error
 }
 
-// err is why the certificate failed, nil when no verification failed.
+// err returns why the verification failed, or nil.
 func (v *verdict) err() error {
 	if v.clientErr != nil {
 		return v.clientErr
@@ -80,8 +83,8 @@ func (v *verdict) alive(generation uint64, now time.Time) bool {
 	return v != nil && v.generation == generation && !now.After(v.until)
 }
 
-// verdict returns what is known of a connection's certificates, nil when it has none. It reports false when they
-// have to be verified first.
+// verdict returns the result for a connection's certificates, nil if it has none. It reports false
+// if they must be verified first.
 //
 //fairlead:loop
 func (a *Authenticator) verdict(c *Conn) (v *verdict, known bool) {
@@ -92,7 +95,7 @@ func (a *Authenticator) verdict(c *Conn) (v *verdict, known bool) {
 	return v, v.alive(a.cfg.Generation(), time.Now())
 }
 
-// Verified reports whether Read knows all about a connection's certificates.
+// Verified reports whether Read needs no verification of the connection's certificates.
 //
 //fairlead:loop
 func (a *Authenticator) Verified(c *Conn) bool {
@@ -100,8 +103,9 @@ func (a *Authenticator) Verified(c *Conn) bool {
 	return known
 }
 
-// Verify verifies a connection's certificates, unless that was done. It is dear, so enter is asked for a turn
-// first, once for all who wait for the same connection; its error is Verify's.
+// Verify verifies a connection's certificates, unless that is done. It is costly, so it first calls
+// enter to wait for a turn, once for all callers of the same connection; Verify returns enter's
+// error.
 //
 //fairlead:dear
 func (a *Authenticator) Verify(c *Conn, enter func() (leave func(), err error)) error {
@@ -118,7 +122,8 @@ func (a *Authenticator) Verify(c *Conn, enter func() (leave func(), err error)) 
 		return err
 	}
 	defer leave()
-	// The generation is read before verifying: if the CA changes meanwhile, the verdict is already dead.
+	// Read the generation before verifying: if the CA changes meanwhile, the verdict is outdated at
+	// once.
 	generation := a.cfg.Generation()
 	v := a.verify(c.Peer, time.Now())
 	v.generation = generation
@@ -135,7 +140,7 @@ func (a *Authenticator) verify(peer []*x509.Certificate, now time.Time) *verdict
 	if client, v.clientErr = v.chain(a.cfg.VerifyClient, peer); client != nil {
 		v.client, v.clientErr = certificateUser(client)
 	}
-	// A certificate that is good for one of the two is expected to fail the other.
+	// A certificate that is valid for one of the two CAs is expected to fail the other.
 	if !v.front && v.client == nil {
 		v.until = now.Add(retryVerify)
 		for _, cert := range peer {
@@ -147,7 +152,7 @@ func (a *Authenticator) verify(peer []*x509.Certificate, now time.Time) *verdict
 	return v
 }
 
-// chain returns what one of the two CAs has found, nil if nothing. A verdict lasts no longer than any chain of either.
+// chain returns the first verified chain, nil if there is none. No verdict outlasts any chain.
 func (v *verdict) chain(verify func([]*x509.Certificate) ([][]*x509.Certificate, error), peer []*x509.Certificate) ([]*x509.Certificate, error) {
 	if verify == nil {
 		return nil, nil
@@ -166,8 +171,9 @@ func (v *verdict) chain(verify func([]*x509.Certificate) ([][]*x509.Certificate,
 	return chains[0], nil
 }
 
-// certificateUser is the user that upstream's own conversion makes of a chain; nil without an error when its leaf has no common name. All chains of a
-// certificate have the same leaf, and nothing else is looked at.
+// certificateUser returns the user of a chain by upstream's conversion; nil without an error if its
+// leaf has no common name. All chains of a certificate have the same leaf, and only the leaf is
+// used.
 func certificateUser(chain []*x509.Certificate) (*identity, error) {
 	resp, ok, err := x509request.CommonNameUserConversion(chain)
 	if err != nil || !ok {
@@ -176,7 +182,7 @@ func certificateUser(chain []*x509.Certificate) (*identity, error) {
 	return authenticated(resp)
 }
 
-// authenticated makes an identity of a response, with system:authenticated added as upstream's own adder does.
+// authenticated returns the identity of a response. It adds system:authenticated like upstream.
 func authenticated(resp *authenticator.Response) (*identity, error) {
 	adder := group.NewAuthenticatedGroupAdder(authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
 		return resp, true, nil

@@ -66,7 +66,8 @@ func TestConnFollowsGeneration(t *testing.T) {
 	check(will, KindCertificate)
 }
 
-// TestConnGenerationRace: a CA that changes while a certificate is verified must not leave the old verdict behind.
+// TestConnGenerationRace: a CA that changes while a certificate is verified must not leave the old
+// verdict behind.
 func TestConnGenerationRace(t *testing.T) {
 	t.Parallel()
 	ca := newAuthority(t, "client-ca")
@@ -112,7 +113,8 @@ func TestConnDiesAtNotAfter(t *testing.T) {
 	})
 }
 
-// TestConnRetriesFailure: a certificate that is not valid yet becomes valid without a new connection.
+// TestConnRetriesFailure: a certificate that is not valid yet becomes valid without a new
+// connection.
 func TestConnRetriesFailure(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

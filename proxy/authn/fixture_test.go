@@ -97,7 +97,8 @@ func withUID(n pkix.Name, uids ...string) pkix.Name {
 	return n
 }
 
-// tokens is an apiserver that knows tokens that begin with "good", and counts how often it is asked.
+// tokens is an apiserver that knows tokens that begin with "good", and counts how often it is
+// asked.
 type tokens struct {
 	n     atomic.Int64
 	now   atomic.Int64
@@ -159,9 +160,6 @@ func describe(u user.Info) string {
 	}
 	return fmt.Sprintf("%s/%s%q%v", u.GetName(), u.GetUID(), u.GetGroups(), u.GetExtra())
 }
-
-// pass lets so much of a bubble's time go by.
-func pass(d time.Duration) { <-time.After(d) }
 
 // read is Read after Verify, which gets its turn at once.
 func read(a *Authenticator, c *Conn, h Head, upgrade string) Credentials {

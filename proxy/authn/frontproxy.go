@@ -8,8 +8,10 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 )
 
-// user reads the user that a verified front proxy asserts, nil when it asserts none: then the certificate and the token are tried, as in
-// k8s.io/apiserver/pkg/authentication/request/headerrequest. Strings are cloned: an identity outlives the request's buffers.
+// user returns the user that a verified front proxy asserts, nil if it asserts none: then the
+// certificate and the token are tried, as in
+// k8s.io/apiserver/pkg/authentication/request/headerrequest. Strings are cloned, because an
+// identity outlives the request's buffers.
 func (n *HeaderNames) user(h Head) *identity {
 	name := first(h, n.Username)
 	if name == "" {
@@ -38,7 +40,8 @@ func (n *HeaderNames) user(h Head) *identity {
 	return id
 }
 
-// first is the first value of the first name that has one. Only a field's first line counts, even when it is empty.
+// first returns the first value of the first name that has one. Only the first field of a name
+// counts, even if it is empty.
 func first(h Head, names []string) string {
 	for _, n := range names {
 		for _, f := range h {
@@ -53,7 +56,8 @@ func first(h Head, names []string) string {
 	return ""
 }
 
-// extraKey decodes the key in a field's name. A malformed one is kept as it is: an extra may be a limit, and must not be lost.
+// extraKey decodes the key in a field's name. A malformed one is kept unchanged: an extra may be a
+// restriction, and must not be lost.
 func extraKey(encoded string) string {
 	if key, err := url.PathUnescape(encoded); err == nil {
 		return strings.Clone(key)

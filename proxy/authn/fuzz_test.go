@@ -10,7 +10,8 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// FuzzRead feeds foreign Authorization, subprotocol, and front-proxy fields to us and to upstream's authenticators.
+// FuzzRead feeds foreign Authorization, subprotocol, and front-proxy fields to us and to upstream's
+// authenticators.
 func FuzzRead(f *testing.F) {
 	front := newAuthority(f, "front-ca")
 	s := setup{front: front, names: []string{"front-proxy-client"}}
@@ -42,7 +43,8 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// FuzzCutProtocol: no token is left, nothing else is lost, and what upstream would read as the token is what is gone.
+// FuzzCutProtocol: no token is left, nothing else is lost, and what upstream would read as the
+// token is what is gone.
 func FuzzCutProtocol(f *testing.F) {
 	f.Add("a, " + protocolOf("good") + " ,b")
 	f.Add(strings.ToUpper(protocolOf("good")))

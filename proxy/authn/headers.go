@@ -12,39 +12,47 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 )
 
-// identity is a user of ours: a user.Info that remembers its own header fields, which are the same for every one of its requests.
+// identity is a user of this package. It caches its header fields, which are the same for all its
+// requests.
 type identity struct {
 	user.DefaultInfo
-	rendered atomic.Pointer[rendering]
+	rendered [2]atomic.Pointer[rendering] // for Headers, and for Impersonation
 }
 
-// Is reports whether another user is this very one. An identity never changes, so then nothing of it needs to be compared.
+// Is reports whether other is the same identity. Identities are immutable, so then no fields need
+// to be compared.
 func (id *identity) Is(other user.Info) bool {
 	o, ok := other.(*identity)
 	return ok && o == id
 }
 
-// rendering is an identity's fields for one set of names. Immutable.
+// rendering is an identity's fields for one set of names. It is immutable.
 type rendering struct {
 	names  *nameSet
 	fields []hpack.HeaderField
 	err    error
 }
 
-// Headers appends the fields that assert a user: what transport.SetAuthProxyHeaders of client-go sets, under the names that the target trusts, marked
-// Sensitive so that no HPACK table keeps them. A value that could not arrive as it is makes it fail and append nothing: cut or trimmed, a name could
-// become another's. Append them last, after everything of the client's was stripped. For a user that came from this package it allocates nothing but dst.
+// Headers appends the fields that assert a user. They are those of client-go's
+// transport.SetAuthProxyHeaders, under the names that the target trusts, and Sensitive so that no
+// HPACK table keeps them. It fails and appends nothing if HTTP would change a value: cut or
+// trimmed, a name could become another user's. Append them last, after all stripping. For a user of
+// this package it allocates only dst.
 func (a *Authenticator) Headers(dst []hpack.HeaderField, u user.Info) ([]hpack.HeaderField, error) {
-	names := a.nameSet()
+	return a.nameSet().assert(dst, u, 0)
+}
+
+// assert appends a user's fields. An identity caches them at the index place.
+func (s *nameSet) assert(dst []hpack.HeaderField, u user.Info, place int) ([]hpack.HeaderField, error) {
 	id, ours := u.(*identity)
 	if ours {
-		if r := id.rendered.Load(); r != nil && r.names == names {
+		if r := id.rendered[place].Load(); r != nil && r.names == s {
 			return append(dst, r.fields...), r.err
 		}
 	}
-	fields, err := names.render(u)
+	fields, err := s.render(u)
 	if ours {
-		id.rendered.Store(&rendering{names: names, fields: fields, err: err})
+		id.rendered[place].Store(&rendering{names: s, fields: fields, err: err})
 	}
 	return append(dst, fields...), err
 }
@@ -53,18 +61,18 @@ func (s *nameSet) render(u user.Info) ([]hpack.HeaderField, error) {
 	if s.err != nil {
 		return nil, fmt.Errorf("asserting a user: %w", s.err)
 	}
-	// Without a name the target would take the request for that of our own certificate.
+	// Without a name the target would use the identity of our own certificate.
 	if u == nil || u.GetName() == "" {
 		return nil, fmt.Errorf("asserting a user: it has no name")
 	}
 	r := renderer{}
-	r.add("user name", remoteUser, u.GetName())
+	r.add("user name", s.user, u.GetName())
 	if s.uid != "" && u.GetUID() != "" {
 		r.add("UID", s.uid, u.GetUID())
 	}
 	for _, g := range u.GetGroups() {
-		if g != "" { // the reader ignores an empty one
-			r.add("group", remoteGroup, g)
+		if g != "" && (!s.completes || !implied(u, g)) { // readers ignore an empty group
+			r.add("group", s.group, g)
 		}
 	}
 	if s.extra != "" {
@@ -90,7 +98,8 @@ func (r *renderer) addExtra(prefix string, extra map[string][]string) {
 	}
 }
 
-// add refuses what HTTP would change on the way: control characters (RFC 9110 section 5.5), and white space at either end, which readers trim.
+// add refuses values that HTTP would change: control characters (RFC 9110 section 5.5), and leading
+// or trailing white space, which readers trim.
 func (r *renderer) add(what, name, value string) {
 	if !httpguts.ValidHeaderFieldValue(value) || strings.Trim(value, " \t") != value {
 		r.err = fmt.Errorf("its %s %q cannot be a header field's value", what, value)
@@ -99,8 +108,9 @@ func (r *renderer) add(what, name, value string) {
 	r.fields = append(r.fields, hpack.HeaderField{Name: name, Value: value, Sensitive: true})
 }
 
-// escapeKey writes an extra's key into a field name: bytes that a name cannot hold, and the percent sign, are percent-encoded. Readers lower-case the
-// name before they decode it, so upper-case letters are lost here as they are upstream.
+// escapeKey encodes an extra's key for a field name: the percent sign, and bytes that are invalid
+// in a name, are percent-encoded. Readers convert the name to lower case before they decode it, so
+// upper-case letters are lost, as they are upstream.
 func escapeKey(key string) string {
 	const hex = "0123456789abcdef"
 	var b strings.Builder

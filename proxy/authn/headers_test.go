@@ -22,7 +22,8 @@ func toHTTP(fields []hpack.HeaderField) http.Header {
 	return h
 }
 
-// TestHeadersLikeUpstream compares with client-go's SetAuthProxyHeaders, and with what an extension server reads from it.
+// TestHeadersLikeUpstream compares with client-go's SetAuthProxyHeaders, and with what an extension
+// server reads from it.
 func TestHeadersLikeUpstream(t *testing.T) {
 	t.Parallel()
 	a := newAuthenticator(t, Config{})
@@ -143,7 +144,8 @@ func TestNewRefusesBadNames(t *testing.T) {
 	}
 }
 
-// FuzzHeaders: whatever a user is called, an extension server reads exactly that user, or the request is refused.
+// FuzzHeaders: whatever a user is called, an extension server reads exactly that user, or the
+// request is refused.
 func FuzzHeaders(f *testing.F) {
 	f.Add("alice", "7", "dev", "authentication.kubernetes.io/credential-id", "X509SHA256=ab")
 	f.Add(" a", "\n", "", "%zz", "ü")

@@ -6,7 +6,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
-// metrics are the package's counters; their labels are fixed, so nothing that a client sends makes a series.
+// metrics are the package's counters. Their labels are fixed, so clients cannot create series.
 type metrics struct {
 	hits    prometheus.Counter
 	reviews *prometheus.CounterVec

@@ -9,19 +9,21 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// HeaderNames are the header fields that carry a user between a front proxy and who trusts it. Case does not matter.
+// HeaderNames are the header fields that carry a user from a front proxy to a server that trusts
+// it. Case does not matter.
 type HeaderNames struct {
-	// Username fields are looked at in order; the first with a value wins.
+	// Username fields are tried in order; the first with a value wins.
 	Username []string
-	// UID fields likewise. Empty: no UID is carried.
+	// UID fields are tried likewise. Empty means that no UID is carried.
 	UID []string
 	// Group fields are all read.
 	Group []string
-	// ExtraPrefix is what the names of extra fields begin with; the rest is the key. Empty: no extra is carried.
+	// ExtraPrefix are the prefixes of extra fields; the rest of the name is the key. Empty means
+	// that no extra is carried.
 	ExtraPrefix []string
 }
 
-// The names that kube-aggregator sends and that every extension server trusts unless it was told otherwise.
+// The names that kube-aggregator sends, and that extension servers trust by default.
 const (
 	remoteUser  = "x-remote-user"
 	remoteUID   = "x-remote-uid"
@@ -33,7 +35,8 @@ func (n HeaderNames) empty() bool {
 	return len(n.Username)+len(n.UID)+len(n.Group)+len(n.ExtraPrefix) == 0
 }
 
-// lower returns valid names in lower case. An empty one is refused: as a prefix it would be every field.
+// lower returns valid names in lower case. It refuses an empty name, because as a prefix it would
+// match every field.
 func lower(names []string) ([]string, error) {
 	var out []string
 	for _, name := range names {
@@ -56,7 +59,7 @@ func (n HeaderNames) lower() (HeaderNames, error) {
 	return out, errors.Join(errs[:]...)
 }
 
-// newReadNames are the lower-case names that a front proxy's assertion is read from.
+// newReadNames returns the lower-case names in which a front proxy asserts its user.
 func newReadNames(n HeaderNames) (HeaderNames, error) {
 	if n.empty() {
 		n = HeaderNames{Username: []string{remoteUser}, Group: []string{remoteGroup}, ExtraPrefix: []string{remoteExtra}}
@@ -68,17 +71,22 @@ func newReadNames(n HeaderNames) (HeaderNames, error) {
 	return low, err
 }
 
-// nameSet is what follows from one value of Config.Target: what to send and what to strip.
+// nameSet is derived from one result of Config.Target: the names to send and to strip.
 type nameSet struct {
 	target *HeaderNames
-	// user and group are always the standard names; uid and extra are empty when the target trusts none.
-	uid, extra string
-	strip      stripper
-	// err says why no identity can be sent to such a target: what it does not trust it would ignore, and take the request for our own.
+	// user and group are always the standard names; uid and extra are empty if the target trusts
+	// none.
+	user, group, uid, extra string
+	// completes says that the target adds groups itself: see implied.
+	completes bool
+	strip     stripper
+	// err says why no identity can be sent to this target: it would ignore fields that it does not
+	// trust, and use our own identity.
 	err error
 }
 
-// nameSet returns the set of the present target. Rebuilding it twice in a race is harmless: both are the same.
+// nameSet returns the set of the current target. Concurrent rebuilds are harmless: the results are
+// equal.
 func (a *Authenticator) nameSet() *nameSet {
 	var target *HeaderNames
 	if a.cfg.Target != nil {
@@ -96,7 +104,7 @@ func newNameSet(target *HeaderNames, read HeaderNames) *nameSet {
 	n := HeaderNames{
 		Username: []string{remoteUser}, UID: []string{remoteUID}, Group: []string{remoteGroup}, ExtraPrefix: []string{remoteExtra},
 	}
-	s := &nameSet{target: target}
+	s := &nameSet{target: target, user: remoteUser, group: remoteGroup}
 	if target != nil {
 		n, s.err = target.lower()
 	}
@@ -112,7 +120,8 @@ func newNameSet(target *HeaderNames, read HeaderNames) *nameSet {
 	return s
 }
 
-// preferred is the standard name when it is trusted, else the first that is: dropping an extra could drop a limit on what its user may do.
+// preferred returns the standard name if it is trusted, else the first trusted one: without the
+// extra, a user could lose a restriction.
 func preferred(trusted []string, standard string) string {
 	if len(trusted) == 0 || slices.Contains(trusted, standard) {
 		if len(trusted) == 0 {

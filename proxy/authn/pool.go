@@ -5,13 +5,17 @@ import (
 	"time"
 )
 
-// Pool says over which pool credentials go to the local apiserver. KindInvalid goes nowhere: it is answered with 401.
+// Pool returns the pool of the local apiserver for credentials. KindInvalid is not forwarded: it is
+// answered with 401.
 func (a *Authenticator) Pool(c *Credentials) Pool {
 	switch c.Kind {
-	case KindFrontProxy, KindCertificate:
+	case KindFrontProxy, KindCertificate, KindIssued:
+		if a.cfg.Impersonate != nil {
+			return PoolImpersonate
+		}
 		return PoolCertificate
 	case KindToken:
-		// With two tokens nobody can tell which of them was accepted.
+		// With two tokens it is unknown which one was accepted.
 		if !c.Provable() {
 			break
 		}
@@ -22,17 +26,18 @@ func (a *Authenticator) Pool(c *Credentials) Pool {
 	return PoolUnproven
 }
 
-// Provable reports whether credentials are one token, which the local apiserver's answer can prove.
+// Provable reports whether the credentials are a single token, which the local apiserver's response
+// can prove.
 func (c *Credentials) Provable() bool { return c.Kind == KindToken && c.second.none() }
 
-// Proven reports whether the local apiserver lately accepted a token.
+// Proven reports whether the local apiserver recently accepted a token.
 func (a *Authenticator) Proven(t Token) bool {
 	_, _, ok := a.proven.get(t, time.Time{})
 	return ok
 }
 
-// Seen notes how the local apiserver answered a request that came with these credentials. A token is proven by an answer that only an authenticated
-// request gets, and is forgotten, as is who it belongs to, with a 401.
+// Seen records the local apiserver's status for a request with these credentials. A status that
+// only authenticated requests get proves the token. A 401 drops the token and its cached user.
 func (a *Authenticator) Seen(c *Credentials, status int) {
 	if !c.Provable() {
 		return
@@ -43,16 +48,17 @@ func (a *Authenticator) Seen(c *Credentials, status int) {
 		a.known.drop(c.Token)
 	case proves(status):
 		now := time.Now()
-		// A token in use is rewritten once in half its time, not with every answer.
+		// A token in use is renewed once in half its TTL, not with every response.
 		if _, until, ok := a.proven.get(c.Token, now); !ok || until.Sub(now) < a.cfg.ProvenTTL/2 {
 			a.proven.put(c.Token, struct{}{}, now.Add(a.cfg.ProvenTTL), 0)
 		}
 	}
 }
 
-// proves reports whether a status can only follow authentication. A server that is overloaded, shutting down or unable to read the request says so
-// before it looks at a token (kube-apiserver: 429 and 503 from filters that wrap the authentication filter, 400 and 431 from net/http),
-// and so does one that answers a preflight (204, --cors-allowed-origins).
+// proves reports whether a status can only follow authentication. A server that is overloaded,
+// shutting down or unable to parse the request answers before it checks a token (kube-apiserver:
+// 429 and 503 from filters outside the authentication filter, 400 and 431 from net/http). So does
+// one that answers a preflight (204, --cors-allowed-origins).
 func proves(status int) bool {
 	switch status {
 	case http.StatusNoContent, http.StatusBadRequest, http.StatusRequestTimeout, http.StatusRequestEntityTooLarge, http.StatusExpectationFailed,

@@ -7,63 +7,72 @@ import (
 	"golang.org/x/net/http2/hpack"
 	"k8s.io/apiserver/pkg/authentication/user"
 
-	"github.com/fairlead-proxy/fairlead/proxy/bound"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
-// Head is a request head's fields with lower-case names, in order. Pseudo-header fields may be among them and are ignored.
+// Head is the fields of a request head in order, with names in lower case. Pseudo-header fields are
+// ignored.
 type Head []hpack.HeaderField
 
 const fieldProtocol = "sec-websocket-protocol"
 
-// Kind is what kind of credentials decide a request.
+// Kind is the kind of the credentials that decide a request.
 type Kind uint8
 
-// The kinds. KindNone is the zero value: nothing was presented that kube-apiserver would look at.
+// The kinds. KindNone is the zero value: there are no credentials that kube-apiserver would use.
 const (
 	KindNone Kind = iota
 	// KindFrontProxy is a user asserted by a verified front proxy.
 	KindFrontProxy
 	// KindCertificate is the user of a verified client certificate.
 	KindCertificate
-	// KindToken is a bearer token, not yet looked at. It decides even when a certificate came with it and failed.
+	// KindToken is a bearer token, not yet reviewed. It decides even if a certificate came with it
+	// and failed.
 	KindToken
-	// KindInvalid is something that failed with nothing beside it that could succeed: 401, whatever the side. Passed on without its failed certificate
-	// it would be anonymous.
+	// KindInvalid means that credentials failed and there are no others: 401, on either side.
+	// Without its failed certificate the forwarded request would be anonymous.
 	KindInvalid
+	// KindIssued is a token that this process verifies itself and never forwards. Read returns
+	// KindToken; after Issued and Review, the caller sets KindIssued.
+	KindIssued
 )
 
-// Credentials are what a request presented.
+// Credentials are the credentials of a request.
 type Credentials struct {
-	// Kind says which of them decide.
+	// Kind says which credentials decide.
 	Kind Kind
-	// Impersonates says that there is a field whose name begins with Impersonate-.
+	// Impersonates says that there is a field with the prefix Impersonate-.
 	Impersonates bool
-	// User is set for KindFrontProxy and KindCertificate. Read-only.
+	// User is set for KindFrontProxy, KindCertificate and KindIssued. Read-only.
 	User user.Info
 	// Token is set for KindToken.
 	Token Token
-	// From is where they came from, for Review, which lets no address take all the places of strangers. Set by the caller.
+	// From is the source of the request, for Review's queue, in which no address may take all
+	// places of strangers. Set by the caller.
 	From bound.Source
-	// Now is when they were read, so that the clock, which is slow on virtual machines, is asked once per request. Zero: Cached and Pool ask it.
+	// Now is when they were read, so that the clock, which is slow on virtual machines, is read
+	// once per request. If zero, Cached and Pool read it.
 	Now time.Time
-	// Err is why something failed, for the log: always set for KindInvalid, and for KindToken when a certificate failed. It holds no token.
+	// Err says why credentials failed, for the log. It is always set for KindInvalid, and for
+	// KindToken if a certificate failed. It holds no token.
 	Err error
 
-	// second is the WebSocket token when there is a bearer token too: it is tried if the first fails.
+	// second is the WebSocket token if there is also a bearer token. It is tried if the first
+	// fails.
 	second Token
 }
 
-// presented is what one pass over the fields found.
+// presented is the result of one pass over the fields.
 type presented struct {
 	authorization              string
 	authorized, protocol, imps bool
 }
 
-// Read says who is asking, as far as can be known without I/O. It reports false when the connection's
-// certificates have to be verified first. The upgrade is the protocol that the request will ask its
-// backend to switch to, empty if none: only a WebSocket's subprotocols can be a token. Whoever
-// forwards the request says so, since a token that were read here and not in the forwarded request
-// would be proven by an answer to nobody.
+// Read returns the caller's credentials, as far as they can be checked without I/O. It reports
+// false if the connection's certificates must be verified first. upgrade is the protocol to which
+// the forwarded request will ask to switch, or empty: only a WebSocket upgrade carries a token in
+// its subprotocols. It must match the forwarded request; otherwise a response could prove a token
+// that was not forwarded.
 //
 //fairlead:loop
 func (a *Authenticator) Read(c *Conn, h Head, upgrade string) (Credentials, bool) {
@@ -113,7 +122,7 @@ func scan(h Head) presented {
 	for i := range h {
 		f := &h[i]
 		switch f.Name {
-		case "authorization": // the first counts, empty or not, as http.Header.Get has it
+		case "authorization": // the first counts, empty or not, as in http.Header.Get
 			if !p.authorized {
 				p.authorized, p.authorization = true, f.Value
 			}
@@ -126,8 +135,8 @@ func scan(h Head) presented {
 	return p
 }
 
-// bearerToken cuts the token out of an Authorization value. Whatever is not "Bearer <token>" is nothing, as upstream has it: any other scheme, no
-// token, or a second space before it.
+// bearerToken returns the token of an Authorization value. As upstream, it returns nothing unless
+// the value is "Bearer <token>": for another scheme, no token, or a second space before it.
 func bearerToken(authorization string) string {
 	scheme, rest, ok := strings.Cut(strings.TrimSpace(authorization), " ")
 	if !ok || !strings.EqualFold(scheme, "bearer") {

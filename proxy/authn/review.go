@@ -14,17 +14,18 @@ import (
 	"k8s.io/apiserver/plugin/pkg/authenticator/token/webhook"
 	authenticationv1client "k8s.io/client-go/kubernetes/typed/authentication/v1"
 
-	"github.com/fairlead-proxy/fairlead/proxy/bound"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
 const (
-	// maxReviews is how many TokenReviews are under way at once. One takes a millisecond or two, so this is tens of thousands a second, and a flood of
-	// bad tokens takes no more of the local apiserver than a busy controller does.
+	// maxReviews limits the concurrent TokenReviews. One takes a millisecond or two, so these are
+	// tens of thousands a second, and a flood of bad tokens loads the local apiserver no more than
+	// a busy controller does.
 	maxReviews = 64
-	// maxWaiting is how many may be under way or wait for it. More are refused at once. Both hold for strangers, of whom an address has
-	// a quarter, and again for those who are known.
+	// maxWaiting limits the running and waiting ones. More are refused at once. Both limits apply
+	// to strangers, with a quarter for one address, and separately to proven tokens.
 	maxWaiting = 4096
-	// reviewTimeout bounds one TokenReview with its retries, as upstream.
+	// reviewTimeout limits one TokenReview with its retries, as upstream.
 	reviewTimeout = 10 * time.Second
 )
 
@@ -35,11 +36,13 @@ var (
 	errPanicked = errors.New("reviewing token: it panicked")
 )
 
-// invalidToken is kube-apiserver's reason for a token that none of its authenticators knows. With any other reason one of them may have been unable to tell.
+// invalidToken is kube-apiserver's reason for a token that no authenticator knows. Any other reason
+// may mean that an authenticator was unable to decide.
 const invalidToken = "invalid bearer token"
 
-// TokenReview makes a Config.Review that asks the local apiserver, with the retries of k8s.io/apiserver's own client (five, from 500 ms on). Unlike that, it
-// tells a token that was refused from one that nobody could be asked about: kube-apiserver gives a reason with every refusal.
+// TokenReview returns a Config.Review that asks the local apiserver, with the retries of
+// k8s.io/apiserver's client (five, from 500 ms). Unlike that client, it distinguishes a refused
+// token from a failed review: kube-apiserver gives a reason with every refusal.
 func TokenReview(client authenticationv1client.AuthenticationV1Interface) (func(context.Context, string) (*authenticator.Response, bool, error), error) {
 	if client == nil {
 		return nil, errors.New("making a token reviewer: a client is required")
@@ -73,11 +76,12 @@ func answerOf(s *authenticationv1.TokenReviewStatus) (*authenticator.Response, b
 	return &authenticator.Response{User: u}, true, nil
 }
 
-// Cached says without I/O who credentials belong to, for a side where Fairlead itself must know. Known without a user means refused: 401. Not known
-// means that Review must be asked. The path is the request's decoded one; it matters only for AnonymousPaths.
+// Cached returns the user of credentials without I/O, for requests whose caller Fairlead must know.
+// A nil user with known means refused: 401. If known is false, Review must be called. path is the
+// decoded path, for AnonymousPaths.
 func (a *Authenticator) Cached(c *Credentials, path string) (u user.Info, known bool) {
 	switch c.Kind {
-	case KindFrontProxy, KindCertificate:
+	case KindFrontProxy, KindCertificate, KindIssued:
 		return c.User, true
 	case KindNone:
 		if a.cfg.Anonymous && (len(a.paths) == 0 || a.paths[path]) {
@@ -110,8 +114,9 @@ func (a *Authenticator) cachedTokens(c *Credentials) (user.Info, bool) {
 	return nil, true
 }
 
-// Review says who credentials belong to, asking the local apiserver if it must. An error that is ErrUnauthenticated is the caller's own fault; any other
-// means that nobody could be asked, and the request must be refused all the same.
+// Review returns the user of credentials, and asks the local apiserver if necessary.
+// ErrUnauthenticated means that the caller is refused; any other error means that the review
+// failed, and the request must be refused, too.
 func (a *Authenticator) Review(ctx context.Context, c *Credentials, path string) (user.Info, error) {
 	if c.Kind != KindToken {
 		if u, _ := a.Cached(c, path); u != nil {
@@ -139,7 +144,8 @@ func (a *Authenticator) Review(ctx context.Context, c *Credentials, path string)
 	return id, nil
 }
 
-// shared reviews a token once for all who ask at the same time. The review outlives a caller that gives up, for the others; its timeout ends it.
+// shared reviews a token once for all concurrent callers. The review outlives a caller that gives
+// up; its timeout ends it.
 func (a *Authenticator) shared(ctx context.Context, token Token, from bound.Source) (*identity, error) {
 	if id, ok, err := a.remembered(token); ok {
 		return id, err
@@ -147,7 +153,7 @@ func (a *Authenticator) shared(ctx context.Context, token Token, from bound.Sour
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("reviewing token: %w", err)
 	}
-	//nolint:contextcheck // many callers share it: it must not end, nor speak through a recorder or a span, with the first of them
+	//nolint:contextcheck // callers share it: it must not end, nor use a recorder or a span, with the first of them
 	ch := a.flight.DoChan(token.Secret(), func() (any, error) { return a.review(token, from) })
 	select {
 	case r := <-ch:
@@ -158,7 +164,7 @@ func (a *Authenticator) shared(ctx context.Context, token Token, from bound.Sour
 	}
 }
 
-// remembered is what is known of a token; with ok, id and err are what was answered.
+// remembered returns the cached result for a token: the identity or the error, if ok.
 func (a *Authenticator) remembered(token Token) (id *identity, ok bool, err error) {
 	if id, _, ok := a.known.get(token, time.Time{}); ok {
 		return id, true, nil
@@ -170,21 +176,21 @@ func (a *Authenticator) remembered(token Token) (id *identity, ok bool, err erro
 }
 
 func (a *Authenticator) review(token Token, from bound.Source) (id *identity, err error) {
-	// It runs in a goroutine of singleflight's, where a panic would end the process.
+	// This is a goroutine of singleflight's, where a panic would end the process.
 	defer func() {
 		if recover() != nil {
 			id, err = nil, errPanicked
 		}
 	}()
-	// The one before may have ended between our look-up and here.
+	// The previous review may have ended between our look-up and here.
 	if id, ok, err := a.remembered(token); ok {
 		return id, err
 	}
 	q := a.strangers
-	if a.Proven(token) { // a flood of bad tokens does not keep those waiting who are known
-		q, from = a.regulars, bound.Source{User: token.Secret()} // whose it is is forgotten; one token has one review at a time
+	if a.Proven(token) { // a flood of bad tokens must not delay proven ones
+		q, from = a.regulars, bound.Source{User: token.Secret()} // its user is not cached any more
 	}
-	// Nobody's context: those who ask share the answer, and the first of them may leave.
+	// Not a caller's context: callers share the result, and the first of them may leave.
 	ctx, cancel := context.WithTimeout(context.Background(), reviewTimeout)
 	defer cancel()
 	leave, err := q.Enter(ctx, from)
@@ -197,7 +203,7 @@ func (a *Authenticator) review(token Token, from bound.Source) (id *identity, er
 }
 
 func (a *Authenticator) ask(ctx context.Context, token Token) (*identity, error) {
-	// Counted from before the question: the answer was true then at the earliest.
+	// Both are taken before the call, because the answer may be as old as that.
 	until, generation := time.Now().Add(a.cfg.TokenTTL), a.cfg.ReviewGeneration()
 	resp, ok, err := a.cfg.Review(ctx, token.Secret())
 	if err == nil && ok && (resp == nil || resp.User == nil || resp.User.GetName() == "") {

@@ -16,17 +16,22 @@ import (
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/proxy/memo"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
 func credentials(a *Authenticator, token string) *Credentials {
 	c := read(a, nil, bearer(token), "")
 	return &c
 }
+
+// pass lets so much of a bubble's time go by.
+func pass(d time.Duration) { time.Sleep(d) }
 
 func TestReviewCaches(t *testing.T) {
 	t.Parallel()
@@ -58,6 +63,13 @@ func TestReviewCaches(t *testing.T) {
 				if u, err := a.Review(t.Context(), c, ""); (u != nil) != tt.ok || (err == nil) != tt.ok {
 					t.Fatalf("%v, %v", u, err)
 				}
+				if tt.fresh > 0 { // also who comes late, to a question that has just been answered, asks nobody
+					id, late := a.review(c.Token, bound.Source{})
+					u, again := a.Review(t.Context(), c, "")
+					if (id != nil) != tt.ok || (late == nil) != tt.ok || (u != nil) != tt.ok || (again == nil) != tt.ok || api.n.Load() != 1 {
+						t.Errorf("late: %v, %v, again: %v, %v, asked %d times", id, late, u, again, api.n.Load())
+					}
+				}
 				pass(tt.fresh)
 				u, known := a.Cached(c, "")
 				if known != (tt.fresh > 0) || (u != nil) != (known && tt.ok) {
@@ -72,6 +84,42 @@ func TestReviewCaches(t *testing.T) {
 					t.Errorf("asked %d times, want 2", api.n.Load())
 				}
 			})
+		})
+	}
+}
+
+// An answer holds for the configuration that it was asked under, for its time from then on.
+func TestRevoked(t *testing.T) {
+	t.Parallel()
+	for _, token := range []string{"good", "bad"} {
+		synctest.Test(t, func(t *testing.T) {
+			var generation atomic.Uint64
+			api := &tokens{delay: time.Second}
+			a := newAuthenticator(t, Config{Review: api.review, ReviewGeneration: generation.Load})
+			c := credentials(a, token)
+			for _, step := range []struct {
+				name           string
+				during, change uint64 // of the configuration: while it is asked, and afterwards
+				later          time.Duration
+				known          bool
+			}{
+				{"nothing changed", 0, 0, 8 * time.Second, true},
+				{"too old, counted from the question", 0, 0, 9 * time.Second, false},
+				{"another configuration afterwards", 0, 1, 0, false},
+				{"another configuration meanwhile", 1, 0, 0, false},
+			} {
+				pass(time.Minute) // of what was asked before nothing is left
+				var answered sync.WaitGroup
+				answered.Go(func() { _, _ = a.Review(t.Context(), c, "") })
+				synctest.Wait()
+				generation.Add(step.during)
+				answered.Wait()
+				generation.Add(step.change)
+				pass(step.later)
+				if _, known := a.Cached(c, ""); known != step.known {
+					t.Errorf("%s, %s: known %v", token, step.name, known)
+				}
+			}
 		})
 	}
 }
@@ -193,23 +241,25 @@ func TestReviewIsBounded(t *testing.T) {
 	})
 }
 
-// TestBadTokensPushNobodyOut: a flood of bad tokens neither makes good ones forgotten nor grows without bound.
+// A flood of bad tokens neither evicts good ones nor grows without bound.
 func TestBadTokensPushNobodyOut(t *testing.T) {
 	t.Parallel()
-	a := newAuthenticator(t, Config{Review: (&tokens{}).review})
-	good := credentials(a, "good")
-	if _, err := a.Review(t.Context(), good, ""); err != nil {
-		t.Fatal(err)
-	}
-	for i := range 6000 {
-		_, _ = a.Review(t.Context(), credentials(a, fmt.Sprint("bad", i)), "")
-	}
-	if u, known := a.Cached(good, ""); u == nil || !known {
-		t.Error("the good token was forgotten")
-	}
-	if n := kept(a.refused, 6000, "bad"); n > 4096 || n < 2048 {
-		t.Errorf("%d bad tokens are kept", n)
-	}
+	synctest.Test(t, func(t *testing.T) { // no token is forgotten for its age
+		a := newAuthenticator(t, Config{Review: (&tokens{}).review})
+		good := credentials(a, "good")
+		if _, err := a.Review(t.Context(), good, ""); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 6000 {
+			_, _ = a.Review(t.Context(), credentials(a, fmt.Sprint("bad", i)), "")
+		}
+		if u, known := a.Cached(good, ""); u == nil || !known {
+			t.Error("the good token was forgotten")
+		}
+		if n := kept(a.refused, 6000, "bad"); n > 4096 || n < 2048 {
+			t.Errorf("%d bad tokens are kept", n)
+		}
+	})
 }
 
 // kept counts those of n tokens that a cache still knows.
@@ -262,8 +312,10 @@ func TestCacheHoldsAHundredThousand(t *testing.T) {
 func TestProven(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		api := &tokens{}
-		a := newAuthenticator(t, Config{Review: api.review})
+		review := (&tokens{}).review
+		a := newAuthenticator(t, Config{Review: func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
+			return review(ctx, token)
+		}})
 		c := credentials(a, "good")
 		pool := func(want Pool) {
 			t.Helper()
@@ -299,6 +351,17 @@ func TestProven(t *testing.T) {
 		a.Seen(c, 401)
 		if _, known := a.Cached(c, ""); known {
 			t.Error("a refused token's owner is still known")
+		}
+		// Nor is it proven when its review says that it is nobody's any more.
+		for _, err := range []error{nil, fmt.Errorf("%w: revoked", ErrUnauthenticated)} {
+			a.Seen(c, 200)
+			pool(PoolProven)
+			review = func(context.Context, string) (*authenticator.Response, bool, error) { return nil, false, err }
+			if _, err := a.Review(t.Context(), c, ""); !errors.Is(err, ErrUnauthenticated) {
+				t.Errorf("a revoked token: %v", err)
+			}
+			pool(PoolUnproven)
+			pass(time.Minute) // until the refusal is forgotten
 		}
 		// With two tokens nobody knows which was accepted.
 		two := read(a, nil, append(bearer("bad"), head("sec-websocket-protocol", "x,"+protocolOf("good"))...), "websocket")
@@ -405,7 +468,7 @@ func TestTokenReview(t *testing.T) {
 	}
 }
 
-// TestConcurrently looks up, reviews, proves and refuses a few tokens from many goroutines: the race detector's part.
+// TestConcurrently uses a few tokens from many goroutines, for the race detector.
 func TestConcurrently(t *testing.T) {
 	t.Parallel()
 	names := &HeaderNames{Username: []string{"X-Remote-User"}, Group: []string{"X-Remote-Group"}}

@@ -2,33 +2,44 @@ package authn
 
 import "strings"
 
-// Pool is the kind of connection that a request leaves on: it decides what may be forwarded and who is believed at the other end.
+// Pool is the kind of connection over which a request is sent. It decides which fields are
+// forwarded, and how the identity is asserted.
 type Pool uint8
 
 // The pools. PoolRemote is the zero value and the strictest.
 const (
-	// PoolRemote leads to an extension server: it gets the identity and nothing that could be used to become the caller elsewhere.
+	// PoolRemote leads to an extension server. It gets the identity, and nothing with which it
+	// could act as the caller elsewhere.
 	PoolRemote Pool = iota
-	// PoolCertificate leads to the local apiserver and carries our proxy client certificate: it gets the identity in X-Remote-*, without Authorization.
+	// PoolCertificate leads to the local apiserver with our proxy client certificate. It gets the
+	// identity in X-Remote-*, without Authorization.
 	PoolCertificate
-	// PoolProven leads to the local apiserver without a client certificate, for tokens that it lately accepted. They pass untouched.
+	// PoolProven leads to the local apiserver without a client certificate, for recently accepted
+	// tokens, which are forwarded unchanged.
 	PoolProven
-	// PoolUnproven is the same for anonymous requests and tokens not lately accepted. kube-apiserver answers an unauthenticated HTTP/2 request with
-	// GOAWAY, so such requests must not share a connection with anybody's long-running one.
+	// PoolUnproven is the same for anonymous requests and other tokens. kube-apiserver answers an
+	// unauthenticated HTTP/2 request with GOAWAY, so such requests must not share a connection with
+	// long-running ones.
 	PoolUnproven
+	// PoolImpersonate leads to the local apiserver with a credential of this process that may
+	// impersonate. It gets the identity in Impersonate-*, and of the caller's fields only those
+	// that an extension server gets.
+	PoolImpersonate
 )
 
-// Strip reports whether a client's header or trailer field must not be forwarded over a pool: any field that could assert an identity (X-Remote-*, every
-// name and prefix of our flags and of the target), however it is spelled, and what is secret or already used up. Underscores count as dashes, because
-// CGI-like servers cannot tell them apart. The caller drops hop-by-hop fields itself.
+// Strip reports whether a client's header or trailer field must not be forwarded over a pool. It
+// matches all fields that could assert an identity (X-Remote-*, every name and prefix of our flags
+// and of the target), in any spelling, and fields that are secret or already used. Underscores
+// count as dashes, because CGI-like servers treat them alike. The caller drops hop-by-hop fields
+// itself.
 func (a *Authenticator) Strip(name string, p Pool) bool {
 	return a.nameSet().strip.match(name, p)
 }
 
-// stripper matches names without allocating. Its names are lower-case with dashes only.
+// stripper matches names without allocating. Its names are in lower case, with dashes only.
 type stripper struct {
 	names, prefixes []string
-	// first holds the first bytes of everything that may match, so that most names cost one look-up.
+	// first holds the first byte of all names and prefixes, so that most fields cost one look-up.
 	first [256]bool
 }
 
@@ -72,23 +83,26 @@ func (s *stripper) match(name string, p Pool) bool {
 	return matchSecret(name, p)
 }
 
-// matchSecret matches what proves or changes who the caller is. Its exact names pass to the local apiserver over the token pools, which do not assert
-// anything: there the caller speaks for itself. Spelled with an underscore they mean nothing to kube-apiserver and may mean the same to others.
+// matchSecret matches fields that prove or change the caller's identity. In their exact spelling
+// they may pass to the local apiserver over the token pools, where the caller speaks for itself.
+// kube-apiserver ignores spellings with underscores, but other servers may not.
 func matchSecret(name string, p Pool) bool {
+	asserted := p == PoolRemote || p == PoolImpersonate
 	switch {
 	case len(name) == len("authorization") && hasPrefix(name, "authorization"):
-		return p == PoolRemote || p == PoolCertificate
+		return asserted || p == PoolCertificate
 	case len(name) == len("proxy-authorization") && hasPrefix(name, "proxy-authorization"):
 		return true
 	case hasPrefix(name, "impersonate-"):
-		return p == PoolRemote
+		return asserted
 	case len(name) == len(fieldProtocol) && hasPrefix(name, fieldProtocol):
-		return p == PoolRemote && strings.IndexByte(name, '_') >= 0 // the proper spelling is kept, less its token: see CutProtocol
+		return asserted && strings.IndexByte(name, '_') >= 0 // exact spelling: see CutProtocol
 	}
 	return false
 }
 
-// hasPrefix reports whether name begins with prefix, which is lower-case and dashed, in any case and with underscores for dashes.
+// hasPrefix reports whether name has a prefix, ignoring case and treating underscores as dashes.
+// The prefix must be in lower case with dashes.
 func hasPrefix(name, prefix string) bool {
 	if len(name) < len(prefix) {
 		return false

@@ -13,7 +13,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// forward is the least that a proxy must do with what this package says: drop what is hop-by-hop or stripped, cut tokens out of subprotocols, then set.
+// forward is the least that a proxy must do with what this package says: drop what is hop-by-hop or
+// stripped, cut tokens out of subprotocols, then set.
 func forward(t *testing.T, a *Authenticator, h Head, c *Credentials, p Pool) []string {
 	t.Helper()
 	var listed []string
@@ -65,7 +66,8 @@ func forgeries() Head {
 	)
 }
 
-// TestDesignTable is the table of design section 3: who came with what, and exactly what each side receives.
+// TestDesignTable is the table of design section 3: who came with what, and exactly what each side
+// receives.
 func TestDesignTable(t *testing.T) {
 	t.Parallel()
 	clientCA, frontCA, foreignCA := newAuthority(t, "client-ca"), newAuthority(t, "front-ca"), newAuthority(t, "foreign-ca")
@@ -87,7 +89,8 @@ func TestDesignTable(t *testing.T) {
 	spoken := func(token string) []string {
 		return []string{"sec-websocket-protocol: a, " + protocolOf(token) + ", b"}
 	}
-	// Impersonation is passed through to local and never reaches a remote, where the impersonated user is who is asserted.
+	// Impersonation is passed through to local and never reaches a remote, where the impersonated
+	// user is who is asserted.
 	as := "impersonate-user: carol"
 	tests := []struct {
 		name    string
@@ -239,8 +242,9 @@ func TestStrip(t *testing.T) {
 	always := []string{"x-remote-user", "X-REMOTE-USER", "x_remote_user", "X-Remote_Group", "x-remote-", "x-remote-extra-", "x_remote_extra_a", "my-user", "MY_USER", "zz-", "zz_key", "Zz-Key", "proxy-authorization", "proxy_authorization"}
 	secret := []string{"authorization", "Authorization", "AUTHORIZATION"}
 	remote := []string{"impersonate-user", "Impersonate-Extra-A", "impersonate_group", "impersonate-", "sec_websocket_protocol", "sec-websocket_protocol"}
-	never := []string{"", "x", "x-remote", "xx-remote-user", "x-remoteuser", "my-users", "my", "z", "zz", "accept", "sec-websocket-protocol", "authorization-x", "impersonate", "cookie", "x-forwarded-for", ":path", "\xff"}
-	for p := PoolRemote; p <= PoolUnproven; p++ {
+	never := []string{"", "x", "x-remote", "xx-remote-user", "x-remoteuser", "my-users", "my", "z", "zz", "accept", "sec-websocket-protocol", "some_header_of_22_byte", "authorization-x", "impersonate", "cookie", "x-forwarded-for", ":path", "\xff"}
+	for p := PoolRemote; p <= PoolImpersonate; p++ {
+		asserted := p == PoolRemote || p == PoolImpersonate
 		check := func(names []string, want bool) {
 			for _, n := range names {
 				if got := a.Strip(n, p); got != want {
@@ -249,8 +253,8 @@ func TestStrip(t *testing.T) {
 			}
 		}
 		check(always, true)
-		check(secret, p == PoolRemote || p == PoolCertificate)
-		check(remote, p == PoolRemote)
+		check(secret, asserted || p == PoolCertificate)
+		check(remote, asserted)
 		check(never, false)
 	}
 }

@@ -5,12 +5,13 @@ import (
 	"unique"
 )
 
-// Token is a bearer token that cannot be printed by accident: neither fmt (at any depth, exported or not, %#v included) nor slog nor an encoder shows
-// it. The zero Token is no token.
+// Token is a bearer token that cannot be printed by accident: neither fmt (at any depth, exported
+// or not, even with %#v) nor slog nor an encoder shows it. The zero Token is no token.
 //
-// Tokens are canonical (package unique): equal ones are the same pointer, found by a hash with a secret seed and a comparison of the whole token. So a
-// token is hashed once per request however often it is looked up, kept once however many caches know it, and is no part of any request's buffer. fmt
-// prints a pointer inside of a struct as an address; a nested unexported string it would print past any String method.
+// Tokens are canonical (package unique): equal tokens are the same pointer, found by a hash with a
+// secret seed and a comparison of the whole token. So a token is hashed once per request, kept once
+// for all caches, and shares no memory with a request's buffer. fmt prints a pointer inside a
+// struct as an address; it would print a nested unexported string despite any String method.
 type Token struct{ handle unique.Handle[string] }
 
 func newToken(s string) Token {

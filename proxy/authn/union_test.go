@@ -32,7 +32,8 @@ type setup struct {
 	anonymous     bool
 }
 
-// upstream builds the union as kube-apiserver does (pkg/kubeapiserver/authenticator.Config.New): the same parts in the same order.
+// upstream builds the union as kube-apiserver does (pkg/kubeapiserver/authenticator.Config.New):
+// the same parts in the same order.
 func (s *setup) upstream(token authenticator.Token) authenticator.Request {
 	var all []authenticator.Request
 	if s.front != nil {
@@ -76,7 +77,8 @@ func protocolOf(token string) string {
 	return bearerProtocol + base64.RawURLEncoding.EncodeToString([]byte(token))
 }
 
-// TestUnion compares every combination of what can be presented with k8s.io/apiserver's own authenticators.
+// TestUnion compares every combination of what can be presented with k8s.io/apiserver's own
+// authenticators.
 func TestUnion(t *testing.T) {
 	t.Parallel()
 	client, front, foreign := newAuthority(t, "client-ca"), newAuthority(t, "front-ca"), newAuthority(t, "foreign-ca")
@@ -161,7 +163,8 @@ func TestUnion(t *testing.T) {
 	}
 }
 
-// worthwhile leaves out what only repeats: of what is rare, one thing at a time, and the pairs that can meet in one authenticator.
+// worthwhile leaves out what only repeats: of what is rare, one thing at a time, and the pairs that
+// can meet in one authenticator.
 func worthwhile(cert, header, auth, protocol string) bool {
 	rare := 0
 	for _, name := range []string{cert, header, auth, protocol} {
@@ -207,7 +210,8 @@ func compare(t *testing.T, a *Authenticator, upstream authenticator.Request, con
 	if (u == nil) == (err == nil) {
 		t.Errorf("%s: user %v and error %v", name, u, err)
 	}
-	// Toward the local apiserver nothing that failed may become anonymous: what has no token and no user must have been refused by upstream too.
+	// Toward the local apiserver nothing that failed may become anonymous: what has no token and no
+	// user must have been refused by upstream too.
 	if c.Kind == KindInvalid && wantErr == nil {
 		t.Errorf("%s: refused (%v), upstream sees %s", name, c.Err, want)
 	}

@@ -7,10 +7,11 @@ import (
 	"unicode/utf8"
 )
 
-// bearerProtocol begins the WebSocket subprotocol by which a browser, which cannot set Authorization, presents a token.
+// bearerProtocol is the prefix of the WebSocket subprotocol with which a browser sends a token,
+// because it cannot set Authorization.
 const bearerProtocol = "base64url.bearer.authorization.k8s.io." //nolint:gosec // a prefix that everybody knows
 
-// The ways in which such a subprotocol can be wrong, as k8s.io/apiserver/pkg/authentication/request/websocket tells them apart.
+// The errors of such a subprotocol, as in k8s.io/apiserver/pkg/authentication/request/websocket.
 var (
 	errTwoTokens   = fmt.Errorf("%w: several bearer tokens in the subprotocols", ErrUnauthenticated)
 	errEncoding    = fmt.Errorf("%w: the bearer token in the subprotocols is not base64url", ErrUnauthenticated)
@@ -18,7 +19,8 @@ var (
 	errNoneToSpeak = fmt.Errorf("%w: a bearer token but no other subprotocol", ErrUnauthenticated)
 )
 
-// protocolToken finds the token in a WebSocket request's subprotocols; empty without an error when there is none.
+// protocolToken returns the token in a WebSocket request's subprotocols; empty without an error if
+// there is none.
 func protocolToken(h Head) (string, error) {
 	token, seen, others := "", false, false
 	for _, f := range h {
@@ -45,22 +47,24 @@ func protocolToken(h Head) (string, error) {
 			token = string(raw)
 		}
 	}
-	// The server must answer with a subprotocol, and must not answer with the token.
+	// The server must select a subprotocol, and must not select the token.
 	if token != "" && !others {
 		return "", errNoneToSpeak
 	}
 	return token, nil
 }
 
-// CutProtocol takes bearer tokens out of one Sec-WebSocket-Protocol value and keeps the others in order. Everything but the token pools must do it to
-// every such line, upgrade or not; a line that comes back empty is left out. A line without a token comes back as it is.
+// CutProtocol removes bearer tokens from one Sec-WebSocket-Protocol value and keeps the others in
+// order. It must be applied to each such line, upgrade or not, except over the token pools; drop a
+// line that becomes empty. A line without a token is returned unchanged.
 func CutProtocol(line string) string {
 	if !containsFold(line, bearerProtocol) {
 		return line
 	}
 	var kept []string
 	for protocol := range strings.SplitSeq(line, ",") {
-		// In any case and anywhere in it: what upstream would not take for a token is a token all the same to who finds it in a log.
+		// In any case and position: even if upstream would not accept it as a token, it must not
+		// appear in a log.
 		if !containsFold(protocol, bearerProtocol) {
 			kept = append(kept, strings.TrimSpace(protocol))
 		}
@@ -68,7 +72,7 @@ func CutProtocol(line string) string {
 	return strings.Join(kept, ",")
 }
 
-// containsFold reports whether s contains sub, which is lower-case, in any case.
+// containsFold reports whether s contains sub, ignoring case. sub must be in lower case.
 func containsFold(s, sub string) bool {
 	for i := 0; i+len(sub) <= len(s); i++ {
 		if hasPrefix(s[i:], sub) {

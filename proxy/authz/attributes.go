@@ -13,8 +13,8 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// words are what of the attributes, the user aside, is sent in a review: a path's for a path, a resource's for a resource. What is not sent must not
-// make two cache entries of one question.
+// words returns the attributes that a review sends, without the user: a path or a resource.
+// Attributes that are not sent must not split cache entries.
 func (a *Attributes) words() [9]string {
 	if !a.ResourceRequest {
 		return [9]string{a.Verb, a.Path}
@@ -22,7 +22,7 @@ func (a *Attributes) words() [9]string {
 	return [9]string{a.Verb, a.Group, a.Version, a.Resource, a.Subresource, a.Namespace, a.Name, a.FieldSelector, a.LabelSelector}
 }
 
-// size is how much of a question its caller chose.
+// size returns the size of the attributes that the caller chose.
 func (a *Attributes) size() int {
 	n := 0
 	for _, w := range a.words() {
@@ -31,7 +31,8 @@ func (a *Attributes) size() int {
 	return n
 }
 
-// hash depends on what equal compares, but for the user's extra, which is seldom all that differs and slow to walk.
+// hash hashes what equal compares, except the user's extra, which is rarely the only difference and
+// slow to hash.
 func (a *Attributes) hash(seed maphash.Seed) uint64 {
 	h := uint64(0)
 	for _, w := range a.words() {
@@ -44,7 +45,8 @@ func (a *Attributes) hash(seed maphash.Seed) uint64 {
 	return h ^ h>>32 // the low bits choose the set
 }
 
-// mix goes on with a hash; the order of strings matters. The factor is odd and has bits everywhere (2⁶⁴ by the golden ratio).
+// mix adds a string to a hash; the order of strings matters. The factor is odd with well-spread
+// bits (2⁶⁴ divided by the golden ratio).
 func mix(h uint64, seed maphash.Seed, s string) uint64 {
 	if s != "" {
 		h ^= maphash.String(seed, s)
@@ -52,7 +54,7 @@ func mix(h uint64, seed maphash.Seed, s string) uint64 {
 	return (h ^ h>>29) * 0x9e3779b97f4a7c15
 }
 
-// equal reports whether two questions are the same in every field that is sent.
+// equal reports whether two questions are equal in every field that is sent.
 func (a *Attributes) equal(b *Attributes) bool {
 	return a.ResourceRequest == b.ResourceRequest && a.words() == b.words() && sameUser(a.User, b.User)
 }
@@ -65,10 +67,11 @@ func sameUser(a, b user.Info) bool {
 		maps.EqualFunc(a.GetExtra(), b.GetExtra(), slices.Equal[[]string])
 }
 
-// immutable is a user that never changes, and knows itself: the usual one needs neither to be compared field by field nor to be copied.
+// immutable is a user that never changes and recognizes itself: it needs neither comparison by
+// field nor copying.
 type immutable interface{ Is(other user.Info) bool }
 
-// clone copies everything, strings included: they may be parts of a request's buffers.
+// clone copies everything, including strings, which may share memory with a request's buffers.
 func (a *Attributes) clone() *Attributes {
 	c := *a
 	for _, s := range []*string{
@@ -98,13 +101,14 @@ func cloneAll(in []string) []string {
 	return out
 }
 
-// key writes a question down so that no two have the same text: every part is quoted, and a map is in order.
+// key returns a unique text of a question: every part is quoted, and maps are sorted.
 func (a *Attributes) key() string {
 	return fmt.Sprintf("%t%q%q%q%q%q", a.ResourceRequest, a.words(), a.User.GetName(), a.User.GetUID(), a.User.GetGroups(), a.User.GetExtra())
 }
 
-// record is what a review is asked with: the same that upstream's authorization filter makes of a request (GetAuthorizerAttributes in
-// k8s.io/apiserver/pkg/endpoints/filters), selectors parsed, and left out when they cannot be, which asks for more.
+// record returns the input of a review. It equals the result of upstream's authorization filter
+// (GetAuthorizerAttributes in k8s.io/apiserver/pkg/endpoints/filters): with parsed selectors, or
+// without those that do not parse, which needs more permission.
 func (a *Attributes) record() authorizer.AttributesRecord {
 	r := authorizer.AttributesRecord{
 		User: a.User, Verb: a.Verb, ResourceRequest: a.ResourceRequest, Path: a.Path,

@@ -14,57 +14,65 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
-	"github.com/fairlead-proxy/fairlead/proxy/bound"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
-// Config is what an Authorizer needs. The zero Config allows system:masters and the health paths, and nobody else anything.
+// Config configures an Authorizer. The zero Config allows only system:masters and the health paths.
 type Config struct {
-	// Review decides what the short-cuts do not; see SubjectAccessReview. Nil: everything else is refused.
+	// Review decides everything except the short-cuts; see SubjectAccessReview. Nil means that
+	// everything else is refused.
 	Review func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error)
-	// Generation changes whenever Review might answer differently, and ends the answers that are kept. Nil: only time does.
+	// Generation changes whenever Review's result may change, which drops cached results. If nil,
+	// they only expire.
 	Generation func() uint64
-	// Ready reports whether who answers a Review knows its rules: a kube-apiserver that has just begun refuses what it has not read yet. While it does not, a no
-	// is no answer. Nil: it always does.
+	// Ready reports whether Review's server has read its rules: a kube-apiserver that has just
+	// started refuses requests until then. While Ready returns false, a refusal is an error. Nil
+	// means always ready.
 	Ready func() bool
-	// LeaveRemotes allows every request with Attributes.Remote, for the backend to decide (--authorization-mode=backend). False: they are reviewed.
+	// LeaveRemotes allows every request with Attributes.Remote, so that the backend decides
+	// (--authorization-mode=backend). If false, they are reviewed.
 	LeaveRemotes bool
-	// AllowPaths are open to everybody; one that ends in * is a prefix. Nil: /healthz, /readyz, /livez, as upstream. Empty and not nil: none.
+	// AllowPaths are open to all; a trailing * makes one a prefix. Nil means /healthz, /readyz and
+	// /livez, as upstream. Empty but not nil means none.
 	AllowPaths []string
-	// AllowTTL and DenyTTL are how long a yes and a no are kept. Zero: 10 s each, as k8s.io/apiserver's delegating options. Negative: not at all.
+	// AllowTTL and DenyTTL are how long a positive and a negative result are cached. Zero means 10
+	// s, as in k8s.io/apiserver's delegating options. Negative means no cache.
 	AllowTTL, DenyTTL time.Duration
-	// Metrics registers the counters. Nil: they are not registered.
+	// Metrics registers the counters. Nil means unregistered.
 	Metrics prometheus.Registerer
 }
 
-// Attributes are what is to be decided: a user, and what it wants to do.
+// Attributes are the question: a user and its request.
 type Attributes struct {
-	// User is who wants it. Nil is refused.
+	// User is the user. Nil is refused.
 	User user.Info
-	// Verb is Kubernetes' verb for a resource, the lower-case method for a path.
+	// Verb is Kubernetes' verb for a resource, the method in lower case for a path.
 	Verb string
-	// Resource requests are decided by the fields below; others by Path.
+	// ResourceRequest says that the fields below decide, else Path.
 	ResourceRequest bool
-	// Group is empty for core. Name, Namespace and Subresource are empty where there is none.
+	// Group is empty for core. Name, Namespace and Subresource may be empty.
 	Group, Version, Resource, Subresource, Namespace, Name string
-	// Path is the decoded path of a request that is not for a resource. Ignored for one that is.
+	// Path is the decoded path. It is ignored for resource requests.
 	Path string
-	// FieldSelector and LabelSelector are the query's, as they stand. Empty: none.
+	// FieldSelector and LabelSelector are the query's, unparsed. They may be empty.
 	FieldSelector, LabelSelector string
-	// Now is when it wants to, so that the clock is asked once per request. Zero: it is asked. It is no part of the question.
+	// Now is the current time, so that the clock is read once per request. If zero, it is read. It
+	// is not part of the question.
 	Now time.Time
-	// Remote says that the request goes to an extension server, which can decide for itself. It matters for Config.LeaveRemotes alone.
+	// Remote says that the request goes to an extension server, which can authorize it. Only
+	// Config.LeaveRemotes uses it.
 	Remote bool
 }
 
-// Decision is an answer. The zero Decision is no.
+// Decision is the result. The zero Decision refuses.
 type Decision struct {
-	// Allowed is whether it may.
+	// Allowed says whether the user may do it.
 	Allowed bool
-	// Reason is the authorizer's, for the 403's message and the log. Often empty.
+	// Reason is the authorizer's, for the message of the 403 and the log. It is often empty.
 	Reason string
 }
 
-// Authorizer says whether a user may. Make one with New.
+// Authorizer authorizes requests. Make one with New.
 type Authorizer struct {
 	cfg      Config
 	paths    map[string]bool
@@ -76,14 +84,16 @@ type Authorizer struct {
 }
 
 const (
-	// maxReviews is how many SubjectAccessReviews are under way at once: at a millisecond or two each, tens of thousands a second, a
-	// quarter of them for one user.
+	// maxReviews limits the concurrent SubjectAccessReviews: at a millisecond or two each, tens of
+	// thousands a second, with a quarter for one user.
 	maxReviews = 64
-	// maxWaiting is how many may be under way or wait for it, a quarter of them for one user; more are refused at once.
+	// maxWaiting limits the running and waiting ones, with a quarter for one user; more are refused
+	// at once.
 	maxWaiting = 4096
-	// reviewTimeout bounds one SubjectAccessReview with its retries, as upstream.
+	// reviewTimeout limits one SubjectAccessReview with its retries, as upstream.
 	reviewTimeout = 10 * time.Second
-	// maxCached is the size of a request's own words beyond which an answer is not kept, as upstream: they are the caller's choice, and could fill any cache.
+	// maxCached is the size of a request's attributes from which on its result is not cached, as
+	// upstream: callers choose them, and could fill any cache.
 	maxCached = 10000
 )
 
@@ -125,7 +135,7 @@ func New(cfg Config) (*Authorizer, error) {
 	return z, nil
 }
 
-// shortcut decides what needs no review.
+// shortcut reports whether a request is allowed without a review.
 func (z *Authorizer) shortcut(a *Attributes) bool {
 	if slices.Contains(a.User.GetGroups(), user.SystemPrivilegedGroup) {
 		return true
@@ -148,7 +158,7 @@ func (z *Authorizer) shortcut(a *Attributes) bool {
 	return false
 }
 
-// Cached decides what can be decided without I/O. It keeps nothing of a.
+// Cached decides without I/O, if possible. It keeps nothing of a.
 func (z *Authorizer) Cached(a *Attributes) (Decision, bool) {
 	if a.User == nil {
 		return Decision{}, true
@@ -166,8 +176,8 @@ func (z *Authorizer) Cached(a *Attributes) (Decision, bool) {
 	return d, ok
 }
 
-// Authorize decides, asking the local apiserver if it must. An error means that nobody could be asked: the request is refused with 500, as upstream,
-// except for ctx's own.
+// Authorize decides, and asks the local apiserver if necessary. An error means that the review
+// failed: the request is refused with 500, as upstream, except for the error of ctx.
 func (z *Authorizer) Authorize(ctx context.Context, a *Attributes) (Decision, error) {
 	if a.User == nil {
 		return Decision{}, errNoUser
@@ -179,7 +189,7 @@ func (z *Authorizer) Authorize(ctx context.Context, a *Attributes) (Decision, er
 		return Decision{}, fmt.Errorf("authorizing: %w", err)
 	}
 	own := a.clone() // the review may outlive the request and its buffers
-	//nolint:contextcheck // many callers share it: it must not end, nor speak through a recorder or a span, with the first of them
+	//nolint:contextcheck // callers share it: it must not end, nor use a recorder or a span, with the first of them
 	ch := z.flight.DoChan(own.key(), func() (any, error) { return z.review(own) })
 	select {
 	case r := <-ch:
@@ -190,18 +200,18 @@ func (z *Authorizer) Authorize(ctx context.Context, a *Attributes) (Decision, er
 	}
 }
 
-// review asks, in a goroutine of singleflight's, where a panic would end the process.
+// review asks on a goroutine of singleflight's, where a panic would end the process.
 func (z *Authorizer) review(a *Attributes) (d Decision, err error) {
 	defer func() {
 		if recover() != nil {
 			d, err = Decision{}, errPanicked
 		}
 	}()
-	// The one before may have ended between our look-up and here.
+	// The previous review may have ended between our look-up and here.
 	if d, ok := z.cache.get(a); ok {
 		return d, nil
 	}
-	// Counted from before the question: the answer was true then at the earliest.
+	// Both are taken before the call, because the answer may be as old as that.
 	asked, generation := time.Now(), z.cfg.Generation()
 	d, err = z.ask(context.Background(), a.record())
 	if err != nil || a.size() >= maxCached {
@@ -226,7 +236,7 @@ func (z *Authorizer) ask(ctx context.Context, a authorizer.Attributes) (Decision
 	defer leave()
 	decision, reason, err := z.cfg.Review(ctx, a)
 	switch {
-	case decision == authorizer.DecisionAllow: // upstream's filter looks at the decision first: RBAC may fail in part and still allow
+	case decision == authorizer.DecisionAllow: // as upstream, an allow counts even with an error: RBAC may fail in part
 		z.metrics.reviewed("allowed")
 		return Decision{Allowed: true, Reason: reason}, nil
 	case err != nil:

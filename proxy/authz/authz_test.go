@@ -165,7 +165,8 @@ func TestPaths(t *testing.T) {
 	}
 }
 
-// TestKeyDistinguishes changes every field in turn: another question must never get the first one's answer, even when all hashes collide.
+// TestKeyDistinguishes changes every field in turn: another question must never get the first one's
+// answer, even when all hashes collide.
 func TestKeyDistinguishes(t *testing.T) {
 	t.Parallel()
 	base := func() *Attributes {
@@ -352,7 +353,8 @@ func kept(c *cache, n int, ask func(int) *Attributes) (found int) {
 	return found
 }
 
-// A hundred thousand users who each ask for one thing fit: hardly any answer is forgotten before its time.
+// A hundred thousand users who each ask for one thing fit: hardly any answer is forgotten before
+// its time.
 func TestCacheHoldsAHundredThousand(t *testing.T) {
 	t.Parallel()
 	const n = 100_000
@@ -479,4 +481,4 @@ func TestCachedAllocatesNothing(t *testing.T) {
 }
 
 // pass lets so much of a bubble's time go by.
-func pass(d time.Duration) { <-time.After(d) }
+func pass(d time.Duration) { time.Sleep(d) }

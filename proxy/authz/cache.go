@@ -8,20 +8,23 @@ import (
 )
 
 const (
-	// maxEntries bounds the answers kept, so that a hundred thousand users who each want one thing find room (in half as many sets
-	// 6,000 did not, and drove out others). An ordinary answer takes 1 KB.
+	// maxEntries limits the cached results, so that a hundred thousand users with one question each
+	// fit (with half as many sets, 6,000 did not fit and evicted others). An ordinary result takes
+	// 1 KB.
 	maxEntries = 1 << 18
-	// maxBytes bounds what they take together: an answer may have up to maxCached bytes that its caller chose.
+	// maxBytes limits their total size: a result may have up to maxCached bytes that its caller
+	// chose.
 	maxBytes = 128 << 20
-	// overhead is what an answer takes beside its strings.
+	// overhead is the size of a result in addition to its strings.
 	overhead = 512
 )
 
-// cache keeps answers, each until a given time. Questions are compared field by field, so a collision costs nothing but a place.
+// cache caches results until they expire. Questions are compared field by field, so a hash
+// collision only costs a place.
 type cache struct {
 	memo *memo.Cache[*Attributes, Decision]
 	seed maphash.Seed
-	// narrow makes hashes collide, for tests: nil.
+	// narrow makes hashes collide, for tests; otherwise nil.
 	narrow func(uint64) uint64
 }
 
@@ -46,7 +49,7 @@ func (c *cache) get(q *Attributes) (Decision, bool) {
 	return e.Value, true
 }
 
-// put keeps an answer that was true of a generation. The question becomes the cache's.
+// put caches a result of a generation. The cache owns the question from then on.
 func (c *cache) put(q *Attributes, d Decision, until time.Time, generation uint64) {
 	c.memo.Put(&memo.Entry[*Attributes, Decision]{
 		Hash: c.hash(q), Key: q, Value: d, Size: q.size() + len(d.Reason) + overhead, Until: until, Generation: generation,

@@ -1,13 +1,16 @@
-// Package authz says whether a user may: SubjectAccessReview, asked of the local apiserver and cached.
+// Package authz authorizes users by SubjectAccessReviews of the local apiserver, with a cache.
 //
-// Cached answers from memory without allocating; Authorize asks on a miss, once for all who ask the same at the same time. Before either is asked come
-// upstream's two short-cuts: system:masters may do everything, and some paths are open to all. Whatever cannot be asked is refused.
+// Cached reads the cache without allocating; on a miss Authorize asks, once for all concurrent
+// equal questions. Two short-cuts of upstream come first: system:masters may do everything, and
+// some paths are open to all. If a review fails, the request is refused.
 //
-// Impersonate runs k8s.io/apiserver's own impersonation filter, constrained impersonation included, for what Fairlead authorizes itself.
+// Impersonate runs k8s.io/apiserver's own impersonation filter, including constrained
+// impersonation, for requests that Fairlead itself authorizes.
 //
-// The concurrency rule: an Authorizer is safe for concurrent use and no lock is held over I/O. The only goroutines are SubjectAccessReviews, each ended
-// by its timeout.
+// The concurrency rule: an Authorizer is safe for concurrent use, and no lock is held during I/O.
+// The only goroutines are SubjectAccessReviews, each ended by its timeout.
 //
-// What this package is not: it does not know who is asking (proxy/authn), nor which requests are authorized here rather than by the local apiserver, and
-// writes no response but those of the impersonation filter.
+// This package does not authenticate (proxy/authn does), does not choose which requests are
+// authorized here rather than by the local apiserver, and writes only the impersonation filter's
+// responses.
 package authz

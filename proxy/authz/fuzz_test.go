@@ -10,7 +10,8 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 )
 
-// dice makes questions of bytes, from few letters, so that two that are nearly the same are frequent.
+// dice makes questions of bytes, from few letters, so that two that are nearly the same are
+// frequent.
 type dice struct{ bytes []byte }
 
 func (d *dice) roll(n int) int {
@@ -62,7 +63,8 @@ func spelled(a *Attributes) string {
 	return fmt.Sprintf("path %q %q as %q %q %q %s", a.Verb, a.Path, a.User.GetName(), a.User.GetUID(), a.User.GetGroups(), extra)
 }
 
-// FuzzKey: two questions share a key, and an answer in the cache, when and only when they are the same one, even if all hashes collide.
+// FuzzKey: two questions share a key, and an answer in the cache, when and only when they are the
+// same one, even if all hashes collide.
 func FuzzKey(f *testing.F) {
 	f.Add([]byte{}, []byte{1})
 	f.Add([]byte{2, 0, 1, 0, 2, 1, 0, 1, 1}, []byte{1, 0, 0, 3, 0, 1, 2, 1})

@@ -12,18 +12,21 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// requestorKey is the context key of who sent a request, before impersonation.
+// requestorKey is the context key of a request's sender before impersonation.
 type requestorKey struct{}
 
-// Impersonate wraps a handler in k8s.io/apiserver's impersonation filter: a request with Impersonate-* fields goes on as the user it names if its sender
-// may (legacy and constrained impersonation alike), without those fields, and is answered with 400, 403 or 500 in the client's negotiated form if not.
-// The context must carry the sender (request.WithUser) and what is asked for (request.WithRequestInfo); the handler finds the user to serve there.
-// Serializer writes the errors.
+// Impersonate wraps a handler in k8s.io/apiserver's impersonation filter. A request with
+// Impersonate-* fields continues as the user that it names, without those fields, if its sender may
+// impersonate that user (by legacy or constrained impersonation). If not, it is answered with 400,
+// 403 or 500 in a form that the client accepts. The context must carry the sender
+// (request.WithUser) and the request's attributes (request.WithRequestInfo); for the handler, it
+// carries the effective user. serializer encodes the errors.
 func (z *Authorizer) Impersonate(next http.Handler, serializer runtime.NegotiatedSerializer) http.Handler {
 	filter := impersonation.WithConstrainedImpersonation(next, z.Upstream(), serializer)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := audit.WithAuditContext(r.Context())
-		// The filter's own test: with a name it impersonates or answers itself, without one it does neither.
+		// The filter's own test: with a name it impersonates or answers, without one it does
+		// neither.
 		if u, ok := request.UserFrom(ctx); ok && r.Header.Get(authenticationv1.ImpersonateUserHeader) != "" {
 			ctx = context.WithValue(ctx, requestorKey{}, u)
 		}
@@ -31,7 +34,8 @@ func (z *Authorizer) Impersonate(next http.Handler, serializer runtime.Negotiate
 	})
 }
 
-// Impersonator returns who really sent a request that goes on as somebody else, nil when nobody was impersonated. It works below Impersonate.
+// Impersonator returns the sender of a request that runs as another user, or nil. It works behind
+// Impersonate.
 func Impersonator(ctx context.Context) user.Info {
 	sender, _ := ctx.Value(requestorKey{}).(user.Info)
 	return sender

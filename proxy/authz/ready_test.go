@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// A no of an apiserver that is not ready is neither passed on nor kept. Its yes is: rules that are not read yet allow nothing.
+// A no of an apiserver that is not ready is neither passed on nor kept. Its yes is: rules that are
+// not read yet allow nothing.
 func TestNotReady(t *testing.T) {
 	t.Parallel()
 	var ready atomic.Bool

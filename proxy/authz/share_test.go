@@ -11,10 +11,11 @@ import (
 
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
-	"github.com/fairlead-proxy/fairlead/proxy/bound"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
-// TestReviewsOfOneUser: who asks for very many names at once waits for himself, and is told to come again; others are served (defect A7).
+// TestReviewsOfOneUser: who asks for very many names at once waits for himself, and is told to come
+// again; others are served (defect A7).
 func TestReviewsOfOneUser(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -12,11 +12,13 @@ import (
 	authorizationv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
 )
 
-// SubjectAccessReview makes a Config.Review that asks the local apiserver, by k8s.io/apiserver's own client, with its retries (five, from 500 ms on).
+// SubjectAccessReview returns a Config.Review that asks the local apiserver with k8s.io/apiserver's
+// client and its retries (five, from 500 ms).
 func SubjectAccessReview(client authorizationv1.AuthorizationV1Interface) (
 	func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error), error,
 ) {
-	// Its own cache marshals the question on every look-up; ours stands before it, so entries of its are born dead.
+	// The client's own cache marshals the question on every look-up. Ours comes before it, so its
+	// entries expire at once.
 	const never = -time.Second
 	w, err := webhook.NewFromInterface(client, never, never, *webhook.DefaultRetryBackoff(), authorizer.DecisionNoOpinion,
 		webhookmetrics.NoopAuthorizerMetrics{}, authorizationcel.NewDefaultCompiler())
@@ -26,7 +28,8 @@ func SubjectAccessReview(client authorizationv1.AuthorizationV1Interface) (
 	return w.Authorize, nil
 }
 
-// Upstream is the Authorizer as k8s.io/apiserver's filters want it, with the same short-cuts and the same cache.
+// Upstream returns the Authorizer for k8s.io/apiserver's filters, with the same short-cuts and
+// cache.
 func (z *Authorizer) Upstream() authorizer.Authorizer {
 	return authorizer.AuthorizerFunc(func(ctx context.Context, attr authorizer.Attributes) (authorizer.Decision, string, error) {
 		d, err := z.authorizeParsed(ctx, attr)
@@ -40,8 +43,8 @@ func (z *Authorizer) Upstream() authorizer.Authorizer {
 	})
 }
 
-// authorizeParsed authorizes attributes whose selectors are already parsed. The cache knows selectors as they stand in a query, so a question that
-// has any is asked anew.
+// authorizeParsed authorizes attributes with parsed selectors. The cache has selectors only in
+// their unparsed form, so questions with selectors are not cached.
 func (z *Authorizer) authorizeParsed(ctx context.Context, attr authorizer.Attributes) (Decision, error) {
 	a := &Attributes{
 		User: attr.GetUser(), Verb: attr.GetVerb(), ResourceRequest: attr.IsResourceRequest(), Group: attr.GetAPIGroup(), Version: attr.GetAPIVersion(),

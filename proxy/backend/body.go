@@ -9,35 +9,36 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/fairlead-proxy/fairlead/proxy/bound"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
 const (
 	// maxHeld is the longest request body that is kept for a retry.
 	maxHeld = 256 << 10
-	// maxHeldTotal bounds what all requests together keep: 256 of the longest. Beyond it bodies are streamed, and sent
-	// once; so they are when the process holds too much for connections.
+	// maxHeldTotal limits the bodies kept by all requests together: 256 of the longest. Beyond it,
+	// or if the process holds too much for connections, bodies are streamed and sent once.
 	maxHeldTotal = 64 << 20
-	// minCharged is what the shortest counts for, since a request that waits for it takes about as much.
+	// minCharged is the least that a body is charged: a waiting request takes about as much.
 	minCharged = 4 << 10
 )
 
-// bodyError is a failure to read the request's own body: the caller's fault, not the backend's.
+// bodyError is an error of the request's own body: the caller's fault, not the backend's.
 type bodyError struct{ err error }
 
 func (e *bodyError) Error() string { return "reading request body: " + e.err.Error() }
 func (e *bodyError) Unwrap() error { return e.err }
 
-// Hold reads a short body of known length and puts it in the place of r.Body, before a place is taken for the request: a client
-// that has announced a length sends it without waiting for an answer, and neither a backend nor a place waits for a slow one. It
-// returns when the body was read or cannot be: who gives it a deadline sets one on the connection. A body that is long, of unknown
-// length or beyond what from may have held stays what it is, to be streamed. Whoever calls it calls end when the request has ended.
+// Hold reads a short body of known length into memory and replaces r.Body, before a place is taken
+// for the request: so neither a backend nor a place waits for a slow client, which sends a body of
+// announced length without waiting for a response. It returns when the body was read or failed; a
+// deadline must be set on the connection. A body that is long, of unknown length, or beyond the
+// share of from is left to be streamed. The caller must call end when the request has ended.
 func (u *Upstream) Hold(r *http.Request, from bound.Source) (end func(), err error) {
-	n, grant := r.ContentLength, u.owner.grant
+	n, grant := r.ContentLength, u.shared.grant
 	if r.Body == nil || r.Body == http.NoBody || n <= 0 || n > maxHeld || len(r.Trailer) > 0 {
 		return func() {}, nil
 	}
-	place, ok := u.owner.buffered.Take(from, max(n, minCharged), maxHeldTotal)
+	place, ok := u.shared.buffered.Take(from, max(n, minCharged), maxHeldTotal)
 	if !ok {
 		return func() {}, nil
 	}
@@ -60,26 +61,26 @@ func (u *Upstream) Hold(r *http.Request, from bound.Source) (end func(), err err
 	return end, nil
 }
 
-// heldBody is what Hold leaves in a request.
+// heldBody is a body that Hold has read.
 type heldBody struct{ *bytes.Reader }
 
-// Close leaves the memory to who has called Hold.
+// Close does nothing: the memory belongs to Hold's caller.
 func (heldBody) Close() error { return nil }
 
-// tries are a request's body for one try after the other: held, or streamed and sent once.
+// tries provide a request's body for each try: held, or streamed and sent once.
 type tries struct {
-	stream io.ReadCloser // nil: there is none
-	// touched: somebody has begun to read what is streamed.
+	stream io.ReadCloser // nil means no body
+	// touched says that reading of stream has begun.
 	touched atomic.Bool
 }
 
-// next is the body for one try.
+// next returns the body for one try.
 func (t *tries) next() io.ReadCloser {
 	switch b := t.stream.(type) {
 	case nil:
 		return http.NoBody
 	case heldBody:
-		r := *b.Reader // which nobody has read
+		r := *b.Reader // b itself is never read
 		return heldBody{&r}
 	}
 	return &streamedBody{t: t}
@@ -88,14 +89,15 @@ func (t *tries) next() io.ReadCloser {
 // rewind reports whether the body can be sent again from its beginning.
 func (t *tries) rewind() bool { return !t.touched.Load() }
 
-// end closes what is streamed.
+// end closes stream.
 func (t *tries) end() {
 	if t.stream != nil {
-		_ = t.stream.Close() // nobody reads any more
+		_ = t.stream.Close() // nothing reads any more
 	}
 }
 
-// streamedBody is one try's view of a stream. Closing it before the first Read leaves the stream for the next try: a failed dial must not close the client's body.
+// streamedBody is one try's view of a stream. Closing it before the first Read leaves the stream
+// open for the next try: a failed dial must not close the client's body.
 type streamedBody struct {
 	t      *tries
 	closed atomic.Bool
@@ -116,7 +118,7 @@ func (s *streamedBody) Read(p []byte) (int, error) {
 func (s *streamedBody) Close() error {
 	s.closed.Store(true)
 	if s.t.touched.Load() {
-		s.t.end() // wakes a Read that is under way
+		s.t.end() // ends a Read in progress
 	}
 	return nil
 }

@@ -8,16 +8,19 @@ import (
 // Retries are counted in thousandths.
 const (
 	oneRetry = 1000
-	// retryShare of the requests may be retries: a backend that fails a fifth is sick, and one that fails all must not get three times the load.
+	// retryShare of the requests may be retried: a backend that fails a fifth is ill, and one that
+	// fails all must not get three times the load.
 	retryShare = 0.2
-	// retryFloor is how many retries a second are free, so that a quiet backend gets its own.
+	// retryFloor is the number of free retries a second, so that a quiet backend gets some.
 	retryFloor = 10
-	// retryBurst is the most that may have been saved up: a process that dies resets all that it has under way at once, and every read of them is to be answered by
-	// another. kube-apiserver works on 600 by default, and more wait in its queues.
+	// retryBurst is the largest balance: a process that dies resets all its requests in flight at
+	// once, and all reads among them should be retried. kube-apiserver works on 600 by default, and
+	// more wait in its queues.
 	retryBurst = 1000
 )
 
-// budget bounds retries to a share of the requests. Every request of every connection passes through it, so it has no lock, and while it is full nothing is written.
+// budget limits retries to a share of the requests. Every request uses it, so it has no lock, and
+// while it is full nothing is written.
 type budget struct {
 	saved  atomic.Int64 // thousandths of retries
 	filled atomic.Int64 // when the floor was last added, in nanoseconds
@@ -30,12 +33,12 @@ func (b *budget) init() {
 
 // deposit counts a request.
 func (b *budget) deposit() {
-	if b.saved.Load() < retryBurst*oneRetry { // several at once may exceed it by a share each
+	if b.saved.Load() < retryBurst*oneRetry { // concurrent ones may exceed it by a share each
 		b.saved.Add(retryShare * oneRetry)
 	}
 }
 
-// withdraw takes a retry, if there is one.
+// withdraw takes one retry if the balance allows.
 func (b *budget) withdraw() bool {
 	b.refill()
 	for {
@@ -49,12 +52,12 @@ func (b *budget) withdraw() bool {
 	}
 }
 
-// refill adds the floor of the time since it was last added.
+// refill adds the floor for the time since the last refill.
 func (b *budget) refill() {
 	now, last := time.Now().UnixNano(), b.filled.Load()
 	earned := (now - last) / int64(time.Second/(retryFloor*oneRetry))
 	if earned <= 0 || !b.filled.CompareAndSwap(last, now) {
-		return // or another adds it
+		return // or another goroutine adds it
 	}
 	for {
 		n := b.saved.Load()

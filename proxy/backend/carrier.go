@@ -8,19 +8,21 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// carrier is an Upstream with the HTTP/2 connections of one registry.Backend, which carry the requests of all APIServices that have it. They are verified by what the
-// Backend says of trust, which never changes, so that none carries a request of somebody who would not trust it. Limits, verdicts, ejection and the choice of an endpoint
-// remain each APIService's own. By Pools.mu.
+// carrier is an Upstream with the HTTP/2 connections of one registry.Backend. They carry the
+// requests of all APIServices that have the Backend. They are verified with the Backend's trust,
+// which never changes, so no request goes over a connection that its APIService would not trust.
+// Each APIService keeps its own limits, verdict, ejections and choice of endpoints. Guarded by
+// Pools.mu.
 type carrier struct {
 	*Upstream
 	of      *registry.Backend
 	members map[*remote]struct{}
 }
 
-// move has r's requests go over the connections of another Backend.
+// move moves r's requests to the connections of another Backend.
 func (p *Pools) move(r *remote, to *registry.Backend) {
-	agreed := r.spoken().Load()
-	p.part(r)
+	agreed := r.agreement().Load()
+	p.detach(r)
 	if to.HTTP1 {
 		return
 	}
@@ -38,27 +40,29 @@ func (p *Pools) move(r *remote, to *registry.Backend) {
 	}
 }
 
-// newCarrier makes the connections of a Backend. What they cost is counted, and what is wrong with them told, as payer's.
-func (p *Pools) newCarrier(of *registry.Backend, payer *remote) *carrier {
+// newCarrier makes the carrier of a Backend. Its dials are counted, and its failures signaled, for
+// reporter.
+func (p *Pools) newCarrier(of *registry.Backend, reporter *remote) *carrier {
 	only := []string{"h2"}
 	c := &carrier{of: of, members: make(map[*remote]struct{})}
-	c.Upstream = newUpstream(of.String(), p.owner, target{
+	c.Upstream = newUpstream(of.String(), p.shared, target{
 		tls:   func() (*tls.Config, error) { return p.cfg.TLS(of.Owner, of) },
 		guard: func(chain []*x509.Certificate) (<-chan struct{}, func()) { return p.guard(of.Owner, of, chain) },
 		dial:  p.cfg.Dial,
-		// Those whose requests are on a connection hear of it from the engine. One more is for a connection that nobody uses.
-		signal:    func(address string, err error) { c.payer.Load().target.signal(address, err) },
-		observe:   func(string, time.Duration) {}, // each member is told of its own requests
+		// The engine signals failures to APIServices with requests on the connection. This signal
+		// is for idle connections.
+		signal:    func(address string, err error) { c.reporter.Load().target.signal(address, err) },
+		observe:   func(string, time.Duration) {}, // members observe their own requests
 		protocols: func() []string { return only },
-		maxConns:  1, // of RoundTrip, which nobody calls: the engine has its own bound
+		maxConns:  1, // for RoundTrip, which is never called: the engine has its own limit
 		doubt:     suspicionTime,
 	})
-	c.payer.Store(payer)
+	c.reporter.Store(reporter)
 	c.view.Store(&view{pingTimeout: of.PingTimeout})
 	return c
 }
 
-// provide returns the endpoint with an address, which it makes if need be.
+// provide returns the endpoint with an address. It makes one if there is none.
 func (u *Upstream) provide(address string) *endpoint {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -70,27 +74,29 @@ func (u *Upstream) provide(address string) *endpoint {
 	return e
 }
 
-// part takes r off its Backend's connections: no request that is decided from here on goes over them. leave does the rest.
-func (p *Pools) part(r *remote) {
+// detach removes r from its carrier: later decisions do not use the carrier's connections.
+// moveDetached does the rest.
+func (p *Pools) detach(r *remote) {
 	c := r.on
 	if c == nil {
 		return
 	}
 	r.on = nil
 	r.carrier.Store(nil)
-	p.left = append(p.left, r.Upstream)
+	p.detached = append(p.detached, r.Upstream)
 	delete(c.members, r)
-	p.thinned[c] = struct{}{}
+	p.shrunk[c] = struct{}{}
 	for m := range c.members {
-		c.payer.Store(m)
+		c.reporter.Store(m)
 		return
 	}
 	delete(p.carriers, c.of)
 }
 
-// forsake closes connections to addresses that no member has any more, after all have been told where else to go.
-func (p *Pools) forsake() {
-	for c := range p.thinned {
+// closeUnused closes connections to addresses that no member has any more. It runs after all
+// members have their new views.
+func (p *Pools) closeUnused() {
+	for c := range p.shrunk {
 		used := make(map[string]bool)
 		for m := range c.members {
 			for _, e := range m.snapshot() {
@@ -106,18 +112,18 @@ func (p *Pools) forsake() {
 			}
 		}
 	}
-	clear(p.thinned)
+	clear(p.shrunk)
 }
 
-// counted is the meter of what is dialled: a carrier's connection is counted by one of its members.
-func (u *Upstream) counted() *meter {
-	if r := u.payer.Load(); r != nil {
+// dialMeter returns the meter for dials: for a carrier it is a member's.
+func (u *Upstream) dialMeter() *meter {
+	if r := u.reporter.Load(); r != nil {
 		return &r.meter
 	}
 	return &u.meter
 }
 
-// all are the upstreams with the carriers.
+// all returns the upstreams and the carriers.
 func (p *Pools) all() []*Upstream {
 	list := p.upstreams()
 	p.mu.Lock()

@@ -10,11 +10,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/proxy/bound"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
-// APIServices that have one Backend use the same connections, and no others do; nor is there anything to share with a backend without HTTP/2.
+// APIServices that have one Backend use the same connections, and no others do; nor is there
+// anything to share with a backend without HTTP/2.
 func TestWhoShares(t *testing.T) {
 	s := newStreet(t, nil)
 	s.house("a", nil, healthy(place1))
@@ -38,7 +39,8 @@ func TestWhoShares(t *testing.T) {
 	}
 }
 
-// A new endpoint is reached over shared connections from its first request on, one that is gone by nobody.
+// A new endpoint is reached over shared connections from its first request on, one that is gone by
+// nobody.
 func TestSharedEndpointsFollowTheTable(t *testing.T) {
 	s := newStreet(t, nil)
 	s.house("a", nil, healthy(place1))
@@ -57,7 +59,8 @@ func TestSharedEndpointsFollowTheTable(t *testing.T) {
 	}
 }
 
-// An APIService that changes where it leads to, or whom it trusts, is off the shared connections for every request that knows so, and its neighbour is not.
+// An APIService that changes where it leads to, or whom it trusts, is off the shared connections
+// for every request that knows so, and its neighbour is not.
 func TestRetarget(t *testing.T) {
 	for name, change := range map[string]func(*registry.Entry, *registry.Backend){
 		"port":         func(_ *registry.Entry, b *registry.Backend) { b.Port = 8443 },
@@ -116,7 +119,8 @@ func TestLimitsOfSharers(t *testing.T) {
 	}
 }
 
-// What one finds out about an endpoint is its own verdict: the other goes on using it, over the same connections.
+// What one finds out about an endpoint is its own verdict: the other goes on using it, over the
+// same connections.
 func TestEjectionOfSharers(t *testing.T) {
 	s := newStreet(t, nil)
 	s.house("a", nil, healthy(place1), healthy(place2))
@@ -140,7 +144,8 @@ func TestEjectionOfSharers(t *testing.T) {
 	}
 }
 
-// A failure on a connection that nobody uses is told as one's; those whose requests it hits are told by the engine.
+// A failure on a connection that nobody uses is told as one's; those whose requests it hits are
+// told by the engine.
 func TestSignalsOfSharers(t *testing.T) {
 	var told []string
 	s := newStreet(t, func(cfg *Config) {
@@ -161,7 +166,8 @@ func TestSignalsOfSharers(t *testing.T) {
 	}
 }
 
-// What those who leave have under way on shared connections ends 4 s after their trust in it does, once, and not before.
+// What those who leave have under way on shared connections ends 4 s after their trust in it does,
+// once, and not before.
 func TestHeldConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStreet(t, nil)
@@ -176,18 +182,18 @@ func TestHeldConnections(t *testing.T) {
 		ended := make(chan *Conn, 40)
 		for range 20 { // whatever it changes to: as often as it likes
 			for _, c := range []*Conn{stays, ends} {
-				s.guardHeld(held{s.up("a"), c}, func() { ended <- c })
+				s.guardHeld(heldConn{s.up("a"), c}, func() { ended <- c })
 			}
 		}
 		synctest.Wait()
-		if n := len(s.held); n != 2 {
+		if n := len(s.guarded); n != 2 {
 			t.Errorf("%d guards of two connections", n)
 		}
 		close(ends.closed)
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		s.mu.Lock()
-		guards := len(s.held)
+		guards := len(s.guarded)
 		s.mu.Unlock()
 		if n := guards; n != 1 || len(ended) != 0 {
 			t.Errorf("%d guards, %d ended, while all is trusted", n, len(ended))
@@ -202,8 +208,8 @@ func TestHeldConnections(t *testing.T) {
 		synctest.Wait()
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if len(ended) != 1 || <-ended != stays || len(s.held) != 0 {
-			t.Errorf("%d ended, %d guards", len(ended), len(s.held))
+		if len(ended) != 1 || <-ended != stays || len(s.guarded) != 0 {
+			t.Errorf("%d ended, %d guards", len(ended), len(s.guarded))
 		}
 	})
 }
@@ -243,7 +249,8 @@ func TestDrainOfOneSharer(t *testing.T) {
 	}
 }
 
-// Another proxy client certificate is shown by everybody from the next request on: shared connections and own ones drain.
+// Another proxy client certificate is shown by everybody from the next request on: shared
+// connections and own ones drain.
 func TestRotationDrainsShared(t *testing.T) {
 	changed := make(chan struct{})
 	s, well := served(t, func(cfg *Config) {
@@ -277,7 +284,8 @@ func TestRotationDrainsShared(t *testing.T) {
 	<-done
 }
 
-// What a shared connection costs is counted once, and whether the backend speaks HTTP/2 is known to all.
+// What a shared connection costs is counted once, and whether the backend speaks HTTP/2 is known to
+// all.
 func TestSharersKnowTheProtocol(t *testing.T) {
 	s, well := served(t, nil)
 	if s.up("a").HTTP2() || s.up("b").HTTP2() {

@@ -14,16 +14,17 @@ import (
 	"time"
 )
 
-// dialTLS makes one connection: resolve, connect, handshake. It tells health of failures, and counts them.
+// dialTLS makes one connection: resolve, connect, handshake. It counts failures and signals them to
+// health.
 func (u *Upstream) dialTLS(ctx context.Context, address string, protocols []string) (*tls.Conn, error) {
 	c, err := u.dialPhases(ctx, address, protocols)
-	u.counted().dialled(err)
+	u.dialMeter().dialled(err)
 	if err == nil {
 		return c, nil
 	}
-	u.owner.log.Debug("dialling", "backend", u.name, "endpoint", address, "err", err)
-	// A dial that was given up says nothing about the endpoint, nor does a bundle that cannot be read.
-	if u.owner.ctx.Err() == nil && !errors.Is(err, context.Canceled) && err.phase != dialTrust {
+	u.shared.log.Debug("dialling", "backend", u.name, "endpoint", address, "err", err)
+	// A canceled dial says nothing about the endpoint, nor does an unreadable bundle.
+	if u.shared.ctx.Err() == nil && !errors.Is(err, context.Canceled) && err.phase != dialTrust {
 		u.target.signal(address, err)
 	}
 	return nil, err
@@ -53,9 +54,9 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, protocols []s
 		_ = raw.Close()
 		return nil, &dialError{dialTLS, err}
 	}
-	u.counted().phase(phaseTLS, time.Since(start))
+	u.dialMeter().phase(phaseTLS, time.Since(start))
 	if offers(protocols, "h2") {
-		u.note(c.ConnectionState().NegotiatedProtocol)
+		u.noteProtocol(c.ConnectionState().NegotiatedProtocol)
 	}
 	if p := c.ConnectionState().NegotiatedProtocol; !offers(protocols, p) && (p != "" || !offers(protocols, "http/1.1")) {
 		_ = raw.Close()
@@ -64,12 +65,12 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, protocols []s
 	return c, nil
 }
 
-// handshake is c's. What a server presents may make verification panic (CVE-2025-58188), on a goroutine where that would
-// end the process.
+// handshake runs c's handshake. A server's certificate can make verification panic
+// (CVE-2025-58188), which would end the process on this goroutine.
 func (u *Upstream) handshake(ctx context.Context, c *tls.Conn) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			u.owner.log.Error("handshake panicked", "backend", u.name, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+			u.shared.log.Error("handshake panicked", "backend", u.name, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 			err = fmt.Errorf("handshake panicked: %v", v)
 		}
 	}()
@@ -89,22 +90,17 @@ func (u *Upstream) dialTCP(ctx context.Context, address string) (net.Conn, *dial
 		return nil, &dialError{dialConnect, err}
 	}
 	if !resolved.IsZero() {
-		u.counted().phase(phaseResolve, resolved.Sub(start))
+		u.dialMeter().phase(phaseResolve, resolved.Sub(start))
 		start = resolved
 	}
-	u.counted().phase(phaseConnect, time.Since(start))
+	u.dialMeter().phase(phaseConnect, time.Since(start))
 	return raw, nil
 }
 
-// offers reports whether protocols hold p.
+// offers reports whether protocols contain p.
 func offers(protocols []string, p string) bool {
-	for _, have := range protocols {
-		if strings.EqualFold(have, p) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(protocols, func(have string) bool { return strings.EqualFold(have, p) })
 }
 
-// noGuard watches over nothing.
+// noGuard never loses trust.
 func noGuard([]*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }

@@ -16,7 +16,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// DialUpgrade speaks HTTP/1.1 to a server that prefers HTTP/2, goes past endpoints that are not there, and holds a lease until it is closed.
+// DialUpgrade speaks HTTP/1.1 to a server that prefers HTTP/2, goes past endpoints that are not
+// there, and holds a lease until it is closed.
 func TestDialUpgrade(t *testing.T) {
 	s := newServer(t, protoH2, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) })
 	f := newFixture(t, nil)
@@ -123,7 +124,7 @@ func TestFrames(t *testing.T) {
 		if u.HTTP2() != (proto == protoH2) {
 			t.Errorf("HTTP/2 is %v", u.HTTP2())
 		}
-		u.note("h2") // of another endpoint, which has it
+		u.noteProtocol("h2") // of another endpoint, which has it
 		wraps := 0
 		c, err := u.dialH2(t.Context(), s.address, func(c net.Conn) net.Conn {
 			wraps++
@@ -138,7 +139,8 @@ func TestFrames(t *testing.T) {
 	})
 }
 
-// Another ping timeout is for every request from now on: connections made before finish what they carry.
+// Another ping timeout is for every request from now on: connections made before finish what they
+// carry.
 func TestPingTimeoutIsLive(t *testing.T) {
 	s := newServer(t, protoH2, nil)
 	f := newFixture(t, nil)
@@ -214,7 +216,7 @@ func TestHandshakeClasses(t *testing.T) {
 				},
 				signal: func(string, error) {},
 			}
-			o := newOwner(nil)
+			o := newShared(nil)
 			defer o.stop()
 			u := newUpstream("test", o, cfg)
 			protocol := protoH1

@@ -1,12 +1,15 @@
-// Package backend knows the endpoints of extension servers and of the local apiserver: which to choose, how to dial them, how much they may be asked.
+// Package backend manages the endpoints of extension servers and of the local apiserver: it chooses
+// endpoints, dials them and limits their requests.
 //
-// An Upstream is one set of endpoints under one trust: an APIService's backend (Pools), or one of the pools of the local apiserver (Local). Over HTTP/2 requests
-// are forwarded by the engine of proxy/h2, which asks for the choice and the dialling (Plan) and owns its connections itself. Over HTTP/1.1 they are
-// forwarded here (RoundTrip), by an http.Transport for each endpoint.
+// An Upstream is a set of endpoints with one trust: the backend of an APIService (Pools), or a pool
+// of the local apiserver (Local). HTTP/2 requests are forwarded by the engine of proxy/h2, which
+// owns its connections; this package chooses and dials for it (Plan). HTTP/1.1 requests are
+// forwarded here (RoundTrip), with an http.Transport for each endpoint.
 //
-// The concurrency rule: what a request reads to choose an endpoint (a view) is immutable and is swapped as a whole; no mutex is held over I/O. What watches over
-// connections ends with the Run of the Pools or the Local.
+// The concurrency rule: requests choose endpoints from an immutable view, which is swapped as a
+// whole. No mutex is held during I/O. The goroutines that watch connections end with the Run of the
+// Pools or the Local.
 //
-// What this package is not: it does not decide where a request goes, changes none of its header fields, writes no response, and does not probe
-// (health does; it is told what live traffic has seen).
+// This package does not decide where a request goes, changes no header fields, writes no responses,
+// and does not probe. It reports the failures of live traffic to health, which probes.
 package backend

@@ -13,7 +13,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// What waits for an endpoint that is found unhealthy goes elsewhere as long as nothing was sent, or if it may be sent again. A write that was sent may still be answered.
+// What waits for an endpoint that is found unhealthy goes elsewhere as long as nothing was sent, or
+// if it may be sent again. A write that was sent may still be answered.
 func TestEjected(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -92,8 +93,8 @@ func TestEjectedIsAState(t *testing.T) {
 	}
 }
 
-// An endpoint dies with many reads under way: all are answered by the other one. The budget is for backends that are sick, not for
-// one death.
+// An endpoint dies with many reads under way: all are answered by the other one. The budget is for
+// backends that are sick, not for one death.
 func TestManyReadsSurviveADeath(t *testing.T) {
 	const reads = 100 // each has a connection of its own, and so a handshake
 	var at [2]atomic.Int64

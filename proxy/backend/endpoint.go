@@ -10,37 +10,42 @@ import (
 )
 
 const (
-	// dialTimeout bounds resolving, connecting and TLS together. A SYN is sent again after 1 s and 3 s: two may get lost. It must stay below the 5 s in which a
-	// blackholed host is to be noticed.
+	// dialTimeout limits resolving, connecting and TLS together. A SYN is resent after 1 s and 3 s,
+	// so two may get lost. It must stay below 5 s, within which an unreachable host must be
+	// noticed.
 	dialTimeout = 4 * time.Second
-	// dialPause is for how long a failed dial answers for those that follow: a refusing endpoint gets at most ten dials a second.
+	// dialPause is how long later dials return the error of a failed one: an endpoint that refuses
+	// connections gets at most ten dials a second.
 	dialPause = 100 * time.Millisecond
-	// defaultPing is within how long a dead connection is noticed when the policy does not say.
+	// defaultPing is the time to notice a dead connection if the policy has none.
 	defaultPing = 5 * time.Second
-	// watchGrace is how long a watch goes on after the trust of its connection has ended: it must be gone within 5 s, and noticing takes up to one.
+	// watchGrace is how long a watch continues after its connection has lost trust: it must end
+	// within 5 s, and noticing takes up to 1 s.
 	watchGrace = 4 * time.Second
 )
 
-// endpoint is one address of an Upstream, and what was dialled to it.
+// endpoint is one address of an Upstream, with its connections.
 type endpoint struct {
 	up      *Upstream
 	address string
-	frames  atomic.Pointer[h2.Endpoint] // the endpoint as the engine knows it. Nil: no request was sent there since its last connection drained
+	frames  atomic.Pointer[h2.Endpoint] // nil if no request was sent since its last connection drained
 	// inFlight counts the Leases.
 	inFlight  atomic.Int64
 	suspicion suspicion
 	// out says that the endpoint is unhealthy while others are not. It is set before verdict ends.
 	out atomic.Bool
-	// via is the carrier's endpoint, whose HTTP/2 connections carry the requests. Nil: its own do. Set by Pools.mu.
+	// via is the carrier's endpoint, whose HTTP/2 connections carry the requests. Nil means that
+	// the endpoint has its own. Set with Pools.mu held.
 	via atomic.Pointer[endpoint]
 
-	// mu guards what follows. It is never held over I/O.
+	// mu guards the fields below. It is never held during I/O.
 	mu      sync.Mutex
-	plain   *plain // connections over HTTP/1.1. Nil: there was none since the last recall
+	plain   *plain // HTTP/1.1 connections; nil if there are none since the last drain
 	removed bool
-	// changed is closed when connections made before must take no new request; another takes its place.
+	// changed is closed when older connections must take no new requests. It is then replaced.
 	changed chan struct{}
-	// verdict ends, by eject, when the endpoint is found unhealthy while others are not; another takes its place.
+	// verdict is canceled by eject, when the endpoint becomes unhealthy while others are not. It is
+	// then replaced.
 	verdict context.Context
 	ejected context.CancelFunc
 }
@@ -51,20 +56,21 @@ func newEndpoint(u *Upstream, address string) *endpoint {
 	return e
 }
 
-// state is the verdict, which ends when the endpoint may have become unhealthy while others are not, and whether it is so now.
+// state returns the verdict, whose end means that the endpoint may have been ejected, and whether
+// the endpoint is ejected now.
 func (e *endpoint) state() (verdict context.Context, out bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.verdict, e.out.Load() // verdict ends under the mutex, and after out was set: nothing is missed
+	return e.verdict, e.out.Load() // verdict ends under the mutex, after out was set, so no ejection is missed
 }
 
-// lost makes the endpoint the worse choice until a probe has looked.
+// lost makes the endpoint suspect until a probe has judged it.
 func (e *endpoint) lost() { e.suspicion.doubt(e.up.target.doubt) }
 
-// recall lets connections finish their requests and take no new one.
-func (e *endpoint) recall() {
+// drain lets connections finish their requests and take no new ones.
+func (e *endpoint) drain() {
 	e.mu.Lock()
-	if !e.removed { // else changed is closed for good
+	if !e.removed { // otherwise changed stays closed
 		close(e.changed)
 		e.changed = make(chan struct{})
 	}
@@ -74,7 +80,7 @@ func (e *endpoint) recall() {
 	old.retire()
 }
 
-// remove does so for an endpoint that is gone for good.
+// remove drains an endpoint that is gone for good.
 func (e *endpoint) remove() {
 	e.mu.Lock()
 	if !e.removed {
@@ -87,10 +93,10 @@ func (e *endpoint) remove() {
 	old.retire()
 }
 
-// eject tells of an endpoint that is unhealthy while others are not.
+// eject cancels requests to an endpoint that became unhealthy while others are not.
 func (e *endpoint) eject() {
-	if ep, engine := e.frames.Load(), e.up.owner.serving(); ep != nil && engine != nil {
-		e.up.owner.spawn(func() { engine.Eject(ep) }) // short
+	if ep, engine := e.frames.Load(), e.up.shared.serving(); ep != nil && engine != nil {
+		e.up.shared.spawn(func() { engine.Eject(ep) }) // short
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()

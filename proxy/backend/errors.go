@@ -12,38 +12,46 @@ import (
 	"syscall"
 )
 
-// What a failed request may tell its caller. Every error of this package matches exactly one of them with errors.Is, or is the request's own context's.
+// The errors of a failed request. Every error of this package matches exactly one of them with
+// errors.Is, or is the error of the request's context.
 var (
-	// ErrBusy: as many requests as allowed are in flight or waiting. Nothing was sent. Answer 429 with Retry-After.
+	// ErrBusy means that the limit of requests in flight or waiting is reached. Nothing was sent.
+	// Answer 429 with Retry-After.
 	ErrBusy = errors.New("backend is busy")
-	// ErrUnreachable: no endpoint could be reached, or each refused the request unprocessed. Nothing was executed. Answer 503 with Retry-After.
+	// ErrUnreachable means that no endpoint could be reached, or each refused the request
+	// unprocessed. Nothing was executed. Answer 503 with Retry-After.
 	ErrUnreachable = errors.New("backend is unreachable")
-	// ErrUnanswered: the request was sent, and the connection ended before a response head. It may have been executed, so do not invite the caller to repeat it:
-	// answer 502 or 503 without Retry-After (client-go repeats writes, too, when it sees one).
+	// ErrUnanswered means that the request was sent and the connection ended before a response
+	// head. The request may have been executed, so do not invite a retry: answer 502 or 503 without
+	// Retry-After (with it, client-go repeats even writes).
 	ErrUnanswered = errors.New("backend did not answer")
-	// ErrBadResponse: what came back is not HTTP. Answer 502.
+	// ErrBadResponse means that the response is not HTTP. Answer 502.
 	ErrBadResponse = errors.New("backend sent a bad response")
 )
 
-// kind is how a try failed: it decides about another try, and labels metrics.
+// kind is how a try failed. It decides about retries, and labels metrics.
 type kind uint8
 
 const (
-	// failDial: no connection came about (resolving, connecting, TLS, waiting for a free connection). Nothing was sent.
+	// failDial means that there was no connection (resolving, connecting, TLS, waiting for a free
+	// one). Nothing was sent.
 	failDial kind = iota
-	// failBusy: too many requests wait for a connection.
+	// failBusy means that too many requests wait for a connection.
 	failBusy
-	// failRefused: the backend says that it has not processed the request: REFUSED_STREAM (RFC 9113 §8.7), or a GOAWAY below the request's stream (§6.8).
+	// failRefused means that the backend has not processed the request: REFUSED_STREAM (RFC 9113
+	// §8.7), or a GOAWAY below its stream (§6.8).
 	failRefused
-	// failLost: the connection ended or was reset, or its ping stayed unanswered, after the request was sent and before a response head.
+	// failLost means that the connection ended, was reset or did not answer its ping, after the
+	// request was sent and before a response head.
 	failLost
-	// failEjected: the endpoint's verdict became Unhealthy while the response was awaited.
+	// failEjected means that the endpoint's verdict became Unhealthy while the request waited for
+	// the response.
 	failEjected
-	// failBad: a response came that is not HTTP.
+	// failBad means that the response is not HTTP.
 	failBad
-	// failBody: the request's own body could not be read.
+	// failBody means that the request's own body could not be read.
 	failBody
-	// failContext: the caller's context ended.
+	// failContext means that the caller's context ended.
 	failContext
 )
 
@@ -54,7 +62,7 @@ func (k kind) String() string {
 // failure is the error of one try.
 type failure struct {
 	kind    kind
-	address string // empty: no endpoint was chosen
+	address string // empty means that no endpoint was chosen
 	err     error
 }
 
@@ -67,7 +75,7 @@ func (f *failure) Error() string {
 
 func (f *failure) Unwrap() error { return f.err }
 
-// Is makes a failure match the one sentinel that tells its caller what to answer.
+// Is makes a failure match the one sentinel that says what to answer.
 func (f *failure) Is(target error) bool {
 	switch f.kind {
 	case failBusy:
@@ -93,7 +101,7 @@ var (
 	errEjected    = errors.New("the endpoint is unhealthy")
 )
 
-// isConnectionError tells a connection that ended from a response that makes no sense.
+// isConnectionError distinguishes a connection that ended from a malformed response.
 func isConnectionError(err error) bool {
 	for _, target := range []error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE, os.ErrDeadlineExceeded} {
 		if errors.Is(err, target) {
@@ -106,7 +114,7 @@ func isConnectionError(err error) bool {
 	return err.Error() == "http: server closed idle connection" // net/http does not export it
 }
 
-// dialError says in which phase (dialResolve to dialTrust) no connection came about.
+// dialError says in which phase (dialResolve to dialTrust) a dial failed.
 type dialError struct {
 	phase int
 	err   error
@@ -115,17 +123,18 @@ type dialError struct {
 func (e *dialError) Error() string { return dialResult(e.phase) + ": " + e.err.Error() }
 func (e *dialError) Unwrap() error { return e.err }
 
-// handshakeClasses is the number of classes that TLS errors are sorted into, for metrics.
+// handshakeClasses is the number of classes of TLS errors in metrics.
 const handshakeClasses = 9
 
 func handshakeClass(i int) string {
 	return [handshakeClasses]string{"other", "timeout", "unknown_authority", "hostname", "expired", "invalid", "alert", "not_tls", "closed"}[i]
 }
 
-// textNoProtocol is the alert of a server that speaks none of the offered protocols (RFC 7301 §3.2). crypto/tls exports neither its type nor its number.
+// textNoProtocol is the alert of a server that speaks none of the offered protocols (RFC 7301
+// §3.2). crypto/tls exports neither its type nor its number.
 const textNoProtocol = "tls: no application protocol"
 
-// alertOf is what the peer complained of. Nil: it did not.
+// alertOf returns the TLS alert that the peer sent, or nil.
 func alertOf(err error) error {
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "remote error" {

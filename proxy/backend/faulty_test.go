@@ -13,7 +13,8 @@ import (
 	"testing"
 )
 
-// faulty is a backend over HTTP/1.1: it reads the head of each request, counts it as executed, and then does what answer says.
+// faulty is a backend over HTTP/1.1: it reads the head of each request, counts it as executed, and
+// then does what answer says.
 type faulty struct {
 	address  string
 	executed atomic.Int64

@@ -10,18 +10,18 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
 
-// What the engine (proxy/h2) needs: it owns its connections itself.
+// The engine (proxy/h2) owns its connections; this file dials and chooses for it.
 
-// noEnd lets the watches of a connection that merely takes no new streams go on.
+// noEnd lets the watches of a draining connection continue.
 const noEnd = 365 * 24 * time.Hour
 
-// Plan begins a request over HTTP/2: it is what the engine has to know of the backend.
+// Plan returns the plan of a request over HTTP/2, as far as it depends on the backend.
 func (u *Upstream) Plan() h2.Plan {
 	u.budget.deposit()
 	return h2.Plan{Forward: &u.frames, Retries: maxRetries, Wait: max(u.target.wait, 0), Budget: u.mayRetry}
 }
 
-// pick chooses an endpoint. Those that were tried are avoided.
+// pick chooses an endpoint, if possible none that was tried.
 func (u *Upstream) pick(tried []*h2.Endpoint) *h2.Endpoint {
 	var avoid [maxRetries]Lease
 	n := 0
@@ -38,7 +38,8 @@ func (u *Upstream) pick(tried []*h2.Endpoint) *h2.Endpoint {
 	return lease.e.engine()
 }
 
-// engine is the endpoint as the engine knows it, with connections of its own or with its carrier's: when those are others, so is it.
+// engine returns the endpoint for the engine. It has its own connections or its carrier's, and is
+// replaced when those are.
 func (e *endpoint) engine() *h2.Endpoint {
 	var via *h2.Endpoint
 	if c := e.via.Load(); c != nil {
@@ -63,48 +64,49 @@ func (e *endpoint) newFrames(via *h2.Endpoint) *h2.Endpoint {
 	}
 }
 
-// Dial is h2.Config.Dial for an endpoint whose Value is l. The connection is retired when its time is over.
+// Dial is h2.Config.Dial for an endpoint whose Value is l. It retires the connection in the engine
+// when that must drain.
 func (l Lease) Dial(ctx context.Context, ep *h2.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
-	e, owner := l.e, l.e.up.owner
+	e, shared := l.e, l.e.up.shared
 	conn, err := e.up.dialH2(ctx, e.address, wrap)
 	if err != nil {
 		return nil, err
 	}
-	owner.dialled.Store(conn.Conn, conn)
-	go func() { // ends when the connection has ended
+	shared.dialled.Store(conn.Conn, conn)
+	go func() { // ends with the connection
 		select {
 		case <-conn.closed:
 			return
 		case <-conn.Drain:
 		}
-		// From now on the endpoint is another one: whoever picks it dials anew.
+		// Replace the endpoint for the engine, so that the next pick dials again.
 		e.frames.CompareAndSwap(ep, nil)
-		owner.serving().Retire(ep, noEnd)
+		shared.serving().Retire(ep, noEnd)
 		select {
 		case <-conn.closed:
 			return
 		case <-conn.Cut:
 		}
-		owner.serving().Retire(ep, 0)
+		shared.serving().Retire(ep, 0)
 	}()
 	return conn.Conn, nil
 }
 
 // Closed is h2.Config.Closed.
 func (l Lease) Closed(c *tls.Conn) {
-	if known, ok := l.e.up.owner.dialled.LoadAndDelete(c); ok {
+	if known, ok := l.e.up.shared.dialled.LoadAndDelete(c); ok {
 		_ = known.(*Conn).Close() //nolint:forcetypeassert // nothing else is stored; it has ended already
 	}
 }
 
-// Learn finds out whether HTTP/2 is spoken, if nobody knows yet: the first request to a backend makes one more
-// handshake for it, and whoever comes meanwhile waits for that.
+// Learn finds out whether the backend speaks HTTP/2, if that is not known: the first request makes
+// one extra handshake, and concurrent requests wait for it.
 func (u *Upstream) Learn(ctx context.Context) error {
 	if _, known := u.speaks(); known {
 		return nil
 	}
 	asked := u.learning.DoChan("", func() (any, error) {
-		c, f := u.dialAny(u.owner.ctx, u.target.protocols()...)
+		c, f := u.dialAny(u.shared.ctx, u.target.protocols()...)
 		if f != nil {
 			return nil, f
 		}
@@ -115,7 +117,7 @@ func (u *Upstream) Learn(ctx context.Context) error {
 		if isError[*failure](r.Err) {
 			return r.Err
 		}
-		return nil // closing may fail
+		return nil // an error of Close does not matter
 	case <-ctx.Done():
 		return &failure{kind: failContext, err: ctx.Err()}
 	}
@@ -132,34 +134,34 @@ func (u *Upstream) speaks() (http2, known bool) {
 	if len(protocols) == 1 {
 		return protocols[0] == "h2", true
 	}
-	agreed := u.spoken().Load()
+	agreed := u.agreement().Load()
 	return agreed == agreedHTTP2, agreed != 0
 }
 
-// spoken is what connections have come to: all that have a Backend know.
-func (u *Upstream) spoken() *atomic.Int32 {
+// agreement returns the agreed protocol, which all Upstreams with the Backend share.
+func (u *Upstream) agreement() *atomic.Int32 {
 	if c := u.carrier.Load(); c != nil {
 		return &c.agreed
 	}
 	return &u.agreed
 }
 
-// What the last connection's ALPN came to. The zero value is that there was none.
+// The protocol that the last connection agreed on by ALPN. Zero means that there was none.
 const (
 	agreedHTTP2 int32 = iota + 1
 	agreedHTTP1
 )
 
-// note keeps what a connection that had offered HTTP/2 has agreed to.
-func (u *Upstream) note(protocol string) {
+// noteProtocol records the protocol of a connection that had offered HTTP/2.
+func (u *Upstream) noteProtocol(protocol string) {
 	agreed := agreedHTTP1
 	if protocol == "h2" {
 		agreed = agreedHTTP2
 	}
-	u.spoken().Store(agreed)
+	u.agreement().Store(agreed)
 }
 
-// pingTimeout is within how long a silent connection must be found dead.
+// pingTimeout returns the time within which a dead connection must be noticed.
 func (u *Upstream) pingTimeout() time.Duration {
 	if d := u.view.Load().pingTimeout; d > 0 {
 		return d
@@ -167,7 +169,7 @@ func (u *Upstream) pingTimeout() time.Duration {
 	return defaultPing
 }
 
-// allowRetry takes one try from the retry budget. It reports false when the budget is used up.
+// allowRetry takes one retry from the budget. It reports false if the budget is used up.
 func (u *Upstream) allowRetry() bool {
 	if u.budget.withdraw() {
 		return true
@@ -176,7 +178,7 @@ func (u *Upstream) allowRetry() bool {
 	return false
 }
 
-// retried counts a try of the engine's after the first, by how the one before failed.
+// retried counts a retry of the engine, by how the previous try failed.
 func (u *Upstream) retried(after h2.Reason) {
 	switch after {
 	case h2.ReasonDial:
@@ -190,13 +192,15 @@ func (u *Upstream) retried(after h2.Reason) {
 	}
 }
 
-// Observe tells health how long an endpoint took to answer a request that is not long-running. It never waits and does not allocate.
+// Observe reports to health how long an endpoint took to respond to a request that is not
+// long-running. It does not block or allocate.
 func (u *Upstream) Observe(address string, took time.Duration) {
 	u.meter.phase(phaseFirstByte, took)
 	u.target.observe(address, took)
 }
 
-// dialH2 returns a new HTTP/2 connection to one endpoint, on which nothing has been sent. wrap, if not nil, gets the TCP connection before TLS begins on it.
+// dialH2 returns a new, unused HTTP/2 connection to one endpoint. wrap, if not nil, wraps the TCP
+// connection before TLS.
 func (u *Upstream) dialH2(ctx context.Context, address string, wrap func(net.Conn) net.Conn) (*Conn, error) {
 	u.mu.Lock()
 	e := u.endpoints[address]
@@ -207,7 +211,7 @@ func (u *Upstream) dialH2(ctx context.Context, address string, wrap func(net.Con
 	conn, err := u.dialOwned(withWrap(ctx, wrap), e, "h2")
 	if err != nil {
 		if alert := alertOf(err); alert != nil && alert.Error() == textNoProtocol {
-			u.note("http/1.1") // so that the next request goes where this is spoken
+			u.noteProtocol("http/1.1") // so that the next request uses HTTP/1.1
 		}
 		return nil, &failure{kind: dialKind(ctx), address: address, err: err}
 	}
@@ -223,7 +227,7 @@ func dialKind(ctx context.Context) kind {
 
 type wrapKey struct{}
 
-// withWrap has the TCP connection of a dial wrapped before TLS begins on it. Nil: as it is.
+// withWrap makes a dial wrap its TCP connection before TLS. Nil means no wrapping.
 func withWrap(ctx context.Context, wrap func(net.Conn) net.Conn) context.Context {
 	if wrap == nil {
 		return ctx

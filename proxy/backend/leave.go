@@ -7,37 +7,39 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
 
-// Serve names the engine.
-func (p *Pools) Serve(s *h2.Server) { p.owner.serve(s) }
+// Serve sets the engine.
+func (p *Pools) Serve(s *h2.Server) { p.shared.serve(s) }
 
-// Serve names the engine.
-func (l *Local) Serve(s *h2.Server) { l.owner.serve(s) }
+// Serve sets the engine.
+func (l *Local) Serve(s *h2.Server) { l.shared.serve(s) }
 
-// held is a carrier's connection on which one that has left has long-running requests.
-type held struct {
+// heldConn is a carrier's connection that still has long-running requests of an Upstream that has
+// left the carrier.
+type heldConn struct {
 	u  *Upstream
 	on *Conn
 }
 
-// leave has requests of those that a table which was just applied has taken off their carriers choose again, or guarded. It is called with the mutex held; the engine is asked without,
-// because it needs that for pick.
-func (p *Pools) leave() {
-	engine, left := p.owner.serving(), p.left
-	p.left = nil
+// moveDetached moves the requests of upstreams that apply has taken off their carriers;
+// long-running ones stay and are guarded. The mutex must be held. The engine is called without it,
+// because the engine needs it for pick.
+func (p *Pools) moveDetached() {
+	engine, left := p.shared.serving(), p.detached
+	p.detached = nil
 	if len(left) == 0 || engine == nil {
 		return
 	}
-	p.owner.spawn(func() { // short; the guards that it leaves behind end with their connections
+	p.shared.spawn(func() { // short; the guards end with their connections
 		of := make([]*h2.Upstream, len(left))
 		whose := make(map[*h2.Upstream]*Upstream, len(left))
 		for i, u := range left {
 			of[i] = &u.frames
 			whose[of[i]] = u
 		}
-		var long []held
+		var long []heldConn
 		engine.Leave(of, func(of *h2.Upstream, c *tls.Conn) {
-			if on, ok := p.owner.dialled.Load(c); ok { // else it has ended
-				long = append(long, held{whose[of], on.(*Conn)}) //nolint:forcetypeassert // nothing else is stored
+			if on, ok := p.shared.dialled.Load(c); ok { // otherwise it has ended
+				long = append(long, heldConn{whose[of], on.(*Conn)}) //nolint:forcetypeassert // nothing else is stored
 			}
 		})
 		for _, h := range long {
@@ -46,20 +48,21 @@ func (p *Pools) leave() {
 	})
 }
 
-// guardHeld ends long-running requests that have stayed on a carrier's connection, when their APIService as it is trusted now does not trust it: at once or later,
-// as with connections of its own. There is one guard for each, however often the APIService leaves.
-func (p *Pools) guardHeld(h held, end func()) {
+// guardHeld ends long-running requests on a carrier's connection once their APIService's current
+// trust rejects it, now or later, as with connections of its own. There is one guard for each
+// heldConn, even if the APIService leaves several times.
+func (p *Pools) guardHeld(h heldConn, end func()) {
 	p.mu.Lock()
-	_, guarded := p.held[h]
-	p.held[h] = struct{}{}
+	_, guarded := p.guarded[h]
+	p.guarded[h] = struct{}{}
 	p.mu.Unlock()
 	if guarded {
 		return
 	}
-	p.owner.spawn(func() {
-		cut := p.outlast(h)
+	p.shared.spawn(func() {
+		cut := p.awaitEnd(h)
 		p.mu.Lock()
-		delete(p.held, h) // before the end: who leaves again afterwards has a guard of its own
+		delete(p.guarded, h) // before end: if the APIService leaves again, it needs a new guard
 		p.mu.Unlock()
 		if cut {
 			end()
@@ -67,24 +70,23 @@ func (p *Pools) guardHeld(h held, end func()) {
 	})
 }
 
-// outlast returns when the connection has ended, or true when the long-running requests on it have to.
-func (p *Pools) outlast(h held) (cut bool) {
+// awaitEnd returns false when the connection has ended, and true when its long-running requests
+// must end.
+func (p *Pools) awaitEnd(h heldConn) (cut bool) {
 	lost, release := h.u.target.guard(h.on.ConnectionState().PeerCertificates)
 	defer release()
 	select {
 	case <-lost:
 	case <-h.on.closed:
 		return false
-	case <-p.owner.ctx.Done():
+	case <-p.shared.ctx.Done():
 		return false
 	}
-	grace := time.NewTimer(watchGrace)
-	defer grace.Stop()
 	select {
-	case <-grace.C:
+	case <-time.After(watchGrace):
 		return true
 	case <-h.on.closed:
-	case <-p.owner.ctx.Done():
+	case <-p.shared.ctx.Done():
 	}
 	return false
 }

@@ -6,7 +6,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// Load is what this Upstream carries now, for status: its requests in flight, its long-running ones, and the requests of each of its endpoints by address.
+// Load returns the current load for the status page: requests in flight, long-running ones, and the
+// requests of each endpoint by address.
 func (u *Upstream) Load() (inFlight, longRunning int64, endpoints map[string]int64) {
 	list := u.snapshot()
 	endpoints = make(map[string]int64, len(list))
@@ -16,7 +17,8 @@ func (u *Upstream) Load() (inFlight, longRunning int64, endpoints map[string]int
 	return u.inFlight.Held(), u.longRunning.Held(), endpoints
 }
 
-// Servers are the local apiservers with their health, in the order of LocalConfig.Servers, for status.
+// Servers returns the local apiservers with their health, in the order of LocalConfig.Servers, for
+// the status page.
 func (l *Local) Servers() []registry.Endpoint {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -19,86 +20,102 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
-// Pool is one of the local apiserver's pools. The zero Pool is none, and nothing is sent over it.
+// Pool is a pool of the local apiserver. The zero Pool is none.
 type Pool uint8
 
 // The pools.
 const (
-	// PoolCertificate carries the proxy client certificate: whoever writes on it can be anyone by X-Remote-*. HTTP/2 only.
+	// PoolCertificate carries the proxy client certificate, with which any user can be asserted by
+	// X-Remote-*. If Fairlead impersonates callers, it carries this process's own certificate, if
+	// it has one. HTTP/2 only.
 	PoolCertificate Pool = iota + 1
-	// PoolProven has no client certificate, for tokens that were lately accepted. HTTP/2 only.
+	// PoolProven has no client certificate. It is for recently accepted tokens. HTTP/2 only.
 	PoolProven
-	// PoolUnproven has no client certificate, for anonymous requests and tokens not lately accepted. kube-apiserver answers an unauthenticated HTTP/2 request with a
-	// GOAWAY, but leaves an HTTP/1.1 connection open: so this pool speaks HTTP/1.1, where a connection carries one request at a time, and bad tokens cost neither new
-	// connections nor anybody else's. It is bounded.
+	// PoolUnproven has no client certificate. It is for anonymous requests and other tokens.
+	// kube-apiserver closes an HTTP/2 connection with GOAWAY after an unauthenticated request, but
+	// leaves HTTP/1.1 connections open. So this pool uses HTTP/1.1, with one request at a time on a
+	// connection: bad tokens cost no new connections, and no other client's. It is limited.
 	PoolUnproven
-	// PoolHealth is as PoolUnproven, for /readyz and /healthz alone: a load balancer's probe must not wait for anybody's place.
+	// PoolHealth is like PoolUnproven, but only for /readyz and /healthz: a load balancer's probe
+	// must not wait for other clients.
 	PoolHealth
 
 	pools = int(PoolHealth)
 )
 
 const (
-	// maxUnproven bounds the unproven pool's requests in flight. A token is unproven for one request, and a refused one is answered
-	// within a millisecond; a quarter, which one address may have, is what comes at once when all clients behind a balancer are new.
+	// maxUnproven limits the unproven pool's requests in flight. A token is unproven for one
+	// request, and refused within a millisecond. One address may use a quarter: enough if all
+	// clients behind a load balancer are new.
 	maxUnproven = 1024
-	// maxUnprovenLong bounds its long-running requests and upgraded sessions, each on a connection of its own: those of callers without
-	// a token, and with one that was not accepted.
+	// maxUnprovenLong limits its long-running requests and upgraded sessions, each with its own
+	// connection: those without a token, or with one that was not accepted.
 	maxUnprovenLong = 1024
-	// maxHealth bounds the health pool: a probe takes a millisecond or two, and beyond it our own prober's last verdict is the answer.
+	// maxHealth limits the health pool: a probe takes a millisecond or two, and above the limit the
+	// prober's last verdict is the answer.
 	maxHealth = 16
-	// defaultWait is how long a request waits for any local apiserver to come back: a reconnect through a load balancer or a quick restart. Longer waits would heap up
-	// requests; after it clients get 503 and a Retry-After, which client-go obeys ten times.
+	// defaultWait is how long a request waits if no local apiserver can be reached: for a reconnect
+	// through a load balancer or a quick restart. With longer waits requests would pile up; clients
+	// then get 503 with Retry-After, and client-go retries ten times.
 	defaultWait = 2 * time.Second
-	// localDoubt is for how long a server that has lost a connection is the worse choice: until the probe that Signal asks for, which comes much earlier.
+	// localDoubt is how long a server that has lost a connection is avoided, unless the probe that
+	// Signal requests judges it first, which is usual.
 	localDoubt = 10 * time.Second
 )
 
-// LocalConfig is what a Local needs. Servers, TLS and Dial must be set.
+// LocalConfig configures a Local. Servers, TLS and Dial are required.
 type LocalConfig struct {
-	// Servers are the URLs of the local apiservers: https, host and port (443 when missing), nothing else.
+	// Servers are the URLs of the local apiservers: https, host and port (default 443), nothing
+	// else.
 	Servers []string
-	// TLS makes the configuration of one connection, with the proxy client certificate if certificate is set, without any if not. An empty ServerName becomes the
-	// server's host. It is changed by the caller.
+	// TLS makes the configuration of one connection, with the proxy client certificate if
+	// certificate is set, otherwise without one. An empty ServerName becomes the server's host. The
+	// caller may change the result.
 	TLS func(certificate bool) (*tls.Config, error)
-	// Guard is as in Config. Nil: connections are trusted for as long as they last.
+	// Name is PoolCertificate's name in metrics. Empty means local-certificate.
+	Name string
+	// Guard is as in Config. Nil means that connections are trusted as long as they last.
 	Guard func(chain []*x509.Certificate) (lost <-chan struct{}, release func())
-	// IdentityChanged is as in Config, for the certificate pool. Nil: the certificate never changes.
+	// IdentityChanged is as in Config, for PoolCertificate. Nil means that the certificate never
+	// changes.
 	IdentityChanged func() <-chan struct{}
 	// Dial connects to an address, or refuses to.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// Signal is as in Config. Nil: nobody is told.
+	// Signal is as in Config. It may be nil.
 	Signal func(address string, err error)
-	// Wait is how long a request waits when no server can be reached. Zero: 2 s. Negative: not at all.
+	// Wait is how long a request waits if no server can be reached. Zero means 2 s, negative means
+	// no wait.
 	Wait time.Duration
 	// Hold is as in Config.
 	Hold func(n int64) bool
-	// Logger gets changes of a server's health. Nil discards.
+	// Logger logs changes of a server's health. Nil discards.
 	Logger *slog.Logger
-	// Metrics registers fairlead_backend_*; give it the Pools' too, the names of the pools are distinct. Nil: unregistered.
+	// Metrics registers fairlead_backend_*. It may be the registry of Pools, since the names of the
+	// pools differ. Nil means unregistered.
 	Metrics prometheus.Registerer
 }
 
-// Local carries requests to the local apiserver. It works from NewLocal on; Report says which of its servers are well.
+// Local carries requests to the local apiserver. It works once NewLocal has returned; Report sets
+// the health of its servers.
 type Local struct {
-	cfg   LocalConfig
-	owner *owner
-	pools [pools]*Upstream
+	cfg    LocalConfig
+	shared *shared
+	pools  [pools]*Upstream
 
-	// mu guards health and orders its publication. It is never held over I/O.
+	// mu guards health and orders its publication. It is never held during I/O.
 	mu     sync.Mutex
 	health []registry.Endpoint
 
 	ready atomic.Bool
 }
 
-// NewLocal makes a Local and registers its metrics.
+// NewLocal returns a Local and registers its metrics.
 func NewLocal(cfg LocalConfig) (*Local, error) {
 	if len(cfg.Servers) == 0 || cfg.TLS == nil || cfg.Dial == nil {
 		return nil, errors.New("making the local apiserver's pools: Servers, TLS and Dial are required")
 	}
-	l := &Local{cfg: cfg, owner: newOwner(cfg.Logger)}
-	l.owner.grant = cfg.Hold
+	l := &Local{cfg: cfg, shared: newShared(cfg.Logger)}
+	l.shared.grant = cfg.Hold
 	for _, s := range cfg.Servers {
 		address, err := serverAddress(s)
 		if err != nil {
@@ -107,7 +124,7 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 		l.health = append(l.health, registry.Endpoint{Address: address})
 	}
 	l.pools = [pools]*Upstream{
-		l.newPool("local-certificate", true, 1024, "h2"),
+		l.newPool(cmp.Or(cfg.Name, "local-certificate"), true, 1024, "h2"),
 		l.newPool("local-proven", false, 1024, "h2"),
 		l.newPool("local-unproven", false, maxUnproven+maxUnprovenLong, "http/1.1"),
 		l.newPool("local-health", false, maxHealth, "http/1.1"),
@@ -116,7 +133,7 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 	return l, metric.Register(cfg.Metrics, "the local apiserver", newCollector(func() []*Upstream { return l.pools[:] }, false))
 }
 
-// serverAddress is the host:port of a server's URL.
+// serverAddress returns the host:port of a server's URL.
 func serverAddress(server string) (string, error) {
 	u, err := url.Parse(server)
 	if err != nil {
@@ -125,11 +142,7 @@ func serverAddress(server string) (string, error) {
 	if u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || (u.Path != "" && u.Path != "/") {
 		return "", fmt.Errorf("parsing local apiserver %q: want https://host:port", server)
 	}
-	port := u.Port()
-	if port == "" {
-		port = "443"
-	}
-	return net.JoinHostPort(u.Hostname(), port), nil
+	return net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")), nil
 }
 
 func (l *Local) newPool(name string, certificate bool, maxConns int, protocol string) *Upstream {
@@ -137,28 +150,24 @@ func (l *Local) newPool(name string, certificate bool, maxConns int, protocol st
 	if guard == nil {
 		guard = noGuard
 	}
-	wait := l.cfg.Wait
-	if wait == 0 {
-		wait = defaultWait
-	}
 	protocols := []string{protocol}
-	u := newUpstream(name, l.owner, target{
+	u := newUpstream(name, l.shared, target{
 		tls:       func() (*tls.Config, error) { return l.cfg.TLS(certificate) },
 		guard:     guard,
 		dial:      l.cfg.Dial,
 		signal:    l.signal,
-		observe:   func(string, time.Duration) {}, // apiservers are not compared: each serves the same etcd
+		observe:   func(string, time.Duration) {}, // apiservers are not compared: all serve the same etcd
 		protocols: func() []string { return protocols },
 		maxConns:  maxConns,
 		doubt:     localDoubt,
-		wait:      wait,
+		wait:      cmp.Or(l.cfg.Wait, defaultWait),
 	})
-	// These bounds are against strangers, who are lent nothing.
+	// These limits are against strangers, so no place is lent.
 	u.inFlight.Lend, u.longRunning.Lend = false, false
 	return u
 }
 
-// Upstream returns a pool. Nil: there is no such pool.
+// Upstream returns a pool, or nil if there is no such pool.
 func (l *Local) Upstream(p Pool) *Upstream {
 	if p == 0 || int(p) > pools {
 		return nil
@@ -166,7 +175,7 @@ func (l *Local) Upstream(p Pool) *Upstream {
 	return l.pools[p-1]
 }
 
-// Ready says why no local apiserver can be used. Nil: one can.
+// Ready returns nil if a local apiserver can be used, otherwise an error.
 func (l *Local) Ready() error {
 	if l.ready.Load() {
 		return nil
@@ -174,9 +183,9 @@ func (l *Local) Ready() error {
 	return errors.New("no local apiserver is healthy")
 }
 
-// Run looks after the connections until ctx ends, and then closes every one.
+// Run watches the identity until ctx ends. Then it closes every connection.
 func (l *Local) Run(ctx context.Context) error {
-	defer l.owner.stop()
+	defer l.shared.stop()
 	identity := l.identity()
 	for {
 		select {
@@ -196,21 +205,22 @@ func (l *Local) identity() <-chan struct{} {
 	return l.cfg.IdentityChanged()
 }
 
-// Report takes what a probe has found out about a server. After a Signal it is called even if nothing has changed.
+// Report sets the health of a server after a probe. After a Signal it is called even if the health
+// is unchanged.
 func (l *Local) Report(address string, health registry.Health, message string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := range l.health {
 		if e := &l.health[i]; e.Address == address && e.Health != health {
 			e.Health, e.Message, e.Since = health, message, time.Now()
-			l.owner.log.Info("local apiserver changed", "endpoint", address, "healthy", health == registry.Healthy, "message", message)
+			l.shared.log.Info("local apiserver changed", "endpoint", address, "healthy", health == registry.Healthy, "message", message)
 		}
 	}
 	l.publishLocked()
 	l.each(address, func(e *endpoint) { e.suspicion.trust() })
 }
 
-// each does f for a server's endpoint in each pool.
+// each calls f for a server's endpoint in each pool.
 func (l *Local) each(address string, f func(*endpoint)) {
 	for _, u := range l.pools {
 		u.mu.Lock()
@@ -246,7 +256,7 @@ func (l *Local) publishLocked() {
 	}
 }
 
-// signal asks for a probe. What one pool has lost the others will.
+// signal asks for a probe. A server that one pool has lost is suspect in all pools.
 func (l *Local) signal(address string, err error) {
 	l.each(address, (*endpoint).lost)
 	if l.cfg.Signal != nil {

@@ -12,11 +12,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/proxy/bound"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
-// apiserver answers as kube-apiserver does as far as pools can tell: 401 with Connection: close to HTTP/2 requests without a name or a good token.
+// apiserver answers as kube-apiserver does as far as pools can tell: 401 with Connection: close to
+// HTTP/2 requests without a name or a good token.
 func apiserver(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == "/readyz" {
 		if r.Header.Get("X-Remote-User") != "system:kube-aggregator" {
@@ -170,7 +171,8 @@ func TestLocalFailover(t *testing.T) {
 	}
 }
 
-// The only apiserver restarts within the wait: nothing fails, neither reads nor writes that were not sent.
+// The only apiserver restarts within the wait: nothing fails, neither reads nor writes that were
+// not sent.
 func TestLocalRestart(t *testing.T) {
 	for _, method := range []string{http.MethodGet, http.MethodPost} {
 		t.Run(method, func(t *testing.T) {

@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// An apiserver that has begun anew answers before it is ready, with 403: after its connections were lost requests go to
-// another until a probe has looked.
+// An apiserver that has begun anew answers before it is ready, with 403: after its connections were
+// lost requests go to another until a probe has looked.
 func TestLostConnectionsWaitForProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newMemoryNet(t)

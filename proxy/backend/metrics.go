@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// phase is a part of the time that a dial or a request takes.
+// phase is a part of the duration of a dial or a request.
 type phase uint8
 
 const (
@@ -23,7 +23,7 @@ func (p phase) String() string {
 	return [...]string{"resolve", "connect", "tls", "first_byte", "total"}[p]
 }
 
-// What a dial's result is labelled by: ok, or what failed.
+// The results of a dial: ok, or the step that failed.
 const (
 	dialOK = iota
 	dialResolve
@@ -35,10 +35,11 @@ const (
 
 func dialResult(i int) string { return [...]string{"ok", "resolve", "connect", "tls", "trust"}[i] }
 
-// bounds are the buckets of a histogram: from a backend on this machine to the request timeout.
+// bounds returns the buckets of a histogram: from a backend on this machine to the request timeout.
 func bounds() [11]float64 { return [...]float64{.001, .005, .025, .1, .5, 1, 2.5, 5, 10, 30, 60} }
 
-// histogram takes 110 bytes: there is one for each phase of each APIService, and there may be 10,000 of those.
+// histogram takes 110 bytes: each APIService has one for each phase, and there may be 10,000
+// APIServices.
 type histogram struct {
 	buckets [12]atomic.Uint64
 	sum     atomic.Uint64 // nanoseconds
@@ -54,7 +55,7 @@ func (h *histogram) observe(d time.Duration) {
 	h.sum.Add(uint64(max(d, 0)))
 }
 
-// collect sends h unless nothing was observed.
+// collect sends h unless it is empty.
 func (h *histogram) collect(ch chan<- prometheus.Metric, desc *prometheus.Desc, labels ...string) {
 	count := uint64(0)
 	cumulative := make(map[float64]uint64, len(h.buckets))
@@ -68,7 +69,8 @@ func (h *histogram) collect(ch chan<- prometheus.Metric, desc *prometheus.Desc, 
 	}
 }
 
-// meter counts for one Upstream. It lives and dies with it, so no series outlives its APIService.
+// meter has the counters of one Upstream. They disappear with it, so no series outlives its
+// APIService.
 type meter struct {
 	connections atomic.Int64
 	rejected    [2]atomic.Uint64 // in flight, long-running
@@ -103,9 +105,10 @@ func (m *meter) dialled(err *dialError) {
 	}
 }
 
-// collector shows the upstreams that there are at the moment of the scrape.
+// collector collects the upstreams that exist at the time of the scrape.
 type collector struct {
-	// described says that this one describes the series: there are two, and a description may be registered once.
+	// described says that this collector describes the series: there are two collectors, and a
+	// description may be registered once.
 	described                                                                     bool
 	upstreams                                                                     func() []*Upstream
 	inFlight, connections, dials, handshakes, retries, rejections, phaseHistogram *prometheus.Desc
@@ -120,15 +123,15 @@ func newCollector(upstreams func() []*Upstream, described bool) *collector {
 		upstreams:      upstreams,
 		inFlight:       desc("requests_in_flight", "Requests that hold a place among those in flight, by kind.", "kind"),
 		connections:    desc("connections", "Open pooled connections over HTTP/1.1."),
-		dials:          desc("dials_total", "Connections dialled, by what failed, or ok. One that several APIServices share is counted for one of them.", "result"),
+		dials:          desc("dials_total", "Connections dialed, by result: ok, or the step that failed. A connection that several APIServices share counts for one of them.", "result"),
 		handshakes:     desc("handshake_errors_total", "Failed TLS handshakes, by class.", "class"),
-		retries:        desc("retries_total", "Tries after the first, by how the one before failed.", "after"),
+		retries:        desc("retries_total", "Retries, by how the previous try failed.", "after"),
 		rejections:     desc("rejections_total", "Requests refused at a limit, and retries refused by the retry budget.", "limit"),
 		phaseHistogram: desc("phase_seconds", "Time to resolve, to connect, for the TLS handshake, from sending a request to its response head, and from a request's arrival to its last byte (long-running ones excepted).", "phase"),
 	}
 }
 
-// Describe sends the descriptions if they are this collector's to send: Pools and Local register one each.
+// Describe sends the descriptions if described is set: Pools and Local register a collector each.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	if !c.described {
 		return
@@ -138,7 +141,8 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect sends the series of every upstream. Counters that a healthy backend never moves are left out while they are 0: 10,000 APIServices are supported.
+// Collect sends the series of every upstream. Error counters are left out while they are 0, because
+// 10,000 APIServices are supported.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for _, u := range c.upstreams() {
 		u.meter.collect(ch, c, u)

@@ -9,8 +9,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// A server at whose chain verification panics (CVE-2025-58188 was such in crypto/x509) is one that cannot be reached: dials have
-// goroutines of their own, where a panic would end the process.
+// A server at whose chain verification panics (CVE-2025-58188 was such in crypto/x509) is one that
+// cannot be reached: dials have goroutines of their own, where a panic would end the process.
 func TestServersChainThatPanics(t *testing.T) {
 	bothProtocols(t, func(t *testing.T, proto string) {
 		s := newServer(t, proto, nil)

@@ -11,27 +11,30 @@ import (
 )
 
 const (
-	// maxResponseHeader is net/http's limit for servers: what a client of ours would accept, a backend may send.
+	// maxResponseHeader is net/http's default limit for servers.
 	maxResponseHeader = 1 << 20
-	// staleIdle is after how long without use a connection is closed. HTTP/1.1 does not tell whether a server that closes an idle connection has read the
-	// request that was on its way, so a write must not go where the server may be about to close.
+	// staleIdle closes a connection that was idle for so long. If an HTTP/1.1 server closes an idle
+	// connection, the client cannot know whether it has read a request that was just sent. So a
+	// write must not use a connection that the server may be about to close.
 	staleIdle = 3 * time.Second
-	// maxDialing bounds the dials under way to one endpoint: hundreds of handshakes at once, of a crowd whose server has died, would all take longer than dialTimeout.
+	// maxDialing limits the concurrent dials to one endpoint: hundreds of handshakes at once, after
+	// a server has died, would all exceed dialTimeout.
 	maxDialing = 16
 )
 
-// plain is net/http's pool of connections over HTTP/1.1 to one endpoint: for backends that speak nothing else, and for callers whom nobody has proven.
+// plain is the net/http pool of HTTP/1.1 connections to one endpoint: for backends without HTTP/2,
+// and for the unproven pool.
 type plain struct {
 	e         *endpoint
 	transport *http.Transport
-	dialing   chan struct{} // has an element for each dial under way
+	dialing   chan struct{} // one element for each dial in progress
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	failed  time.Time  // when the last dial failed
 	failure error
 }
 
-// http1 returns the connections that may be used now. Nil: the endpoint is gone.
+// http1 returns the endpoint's current pool. Nil means that the endpoint is gone.
 func (e *endpoint) http1() *plain {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -41,7 +44,7 @@ func (e *endpoint) http1() *plain {
 		protocols.SetHTTP1(true)
 		p.transport = &http.Transport{
 			DialTLSContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return p.dial(ctx) },
-			DisableCompression:     true, // bodies are passed on as they are
+			DisableCompression:     true, // bodies are passed on unchanged
 			MaxResponseHeaderBytes: maxResponseHeader,
 			MaxConnsPerHost:        e.up.target.maxConns,
 			MaxIdleConnsPerHost:    e.up.target.maxConns,
@@ -53,15 +56,15 @@ func (e *endpoint) http1() *plain {
 	return e.plain
 }
 
-// retire has connections end with the requests that they carry.
+// retire closes connections when their requests have ended.
 func (p *plain) retire() {
 	if p != nil {
-		p.transport.CloseIdleConnections() // and those that become idle, as long as nobody asks for another
+		p.transport.CloseIdleConnections() // also closes those that become idle later, while nothing is dialed
 	}
 }
 
-// dial makes a connection, unless one has just failed. net/http has it done by a goroutine of its own, which goes on when the request is given up; those that wait here end
-// with the dials before them.
+// dial makes a connection, unless a dial has just failed. net/http calls it on a goroutine that
+// continues when the request is canceled; a waiting one ends with the dials before it.
 func (p *plain) dial(ctx context.Context) (net.Conn, error) {
 	p.dialing <- struct{}{}
 	defer func() { <-p.dialing }()
@@ -82,13 +85,28 @@ func (p *plain) dial(ctx context.Context) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	expire(c.NetConn(), u.view.Load().pingTimeout)
+	expire(c.NetConn(), u.pingTimeout())
 	u.meter.connections.Add(1)
-	u.owner.spawn(func() { p.watch(c) })
+	u.shared.spawn(func() { p.watch(c) })
 	return &pooled{Conn: c}, nil
 }
 
-// watch ends when the connection has.
+// expire makes the kernel end a connection whose peer has not acknowledged anything for about ping:
+// HTTP/1.1 has no ping, and a request to a host that is gone would wait until its timeout.
+func expire(c net.Conn, ping time.Duration) {
+	tcp, ok := c.(*net.TCPConn)
+	if !ok {
+		return
+	}
+	// The first probe is after two fifths of the time, then three more: by default 2 s and 3 × 1 s.
+	// The kernel counts in seconds. An error means that the connection is closed.
+	_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: max(ping*2/5, time.Second), Interval: max(ping/5, time.Second), Count: 3})
+	if raw, err := tcp.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { resend(int(fd), ping) })
+	}
+}
+
+// watch ends with the connection.
 func (p *plain) watch(c *Conn) {
 	defer p.e.up.meter.connections.Add(-1)
 	select {
@@ -102,16 +120,16 @@ func (p *plain) watch(c *Conn) {
 		return
 	case <-c.Cut:
 	}
-	if !c.long.Load() { // a request ends by itself
+	if !c.long.Load() { // a short request ends by itself
 		select {
 		case <-c.closed:
-		case <-p.e.up.owner.ctx.Done():
+		case <-p.e.up.shared.ctx.Done():
 		}
 	}
-	_ = c.Close() // what it could say helps nobody
+	_ = c.Close() // the error does not matter
 }
 
-// forget has the next request dial anew.
+// forget makes the next request dial a new connection.
 func (e *endpoint) forget(p *plain) {
 	e.mu.Lock()
 	if e.plain == p {
@@ -121,7 +139,7 @@ func (e *endpoint) forget(p *plain) {
 	p.retire()
 }
 
-// pooled is a connection that tells health when it has ended by itself: a process may have died.
+// pooled signals health if the connection ends by itself, since the server may have died.
 type pooled struct{ *Conn }
 
 func (c *pooled) Read(p []byte) (int, error) {
@@ -132,11 +150,11 @@ func (c *pooled) Read(p []byte) (int, error) {
 			c.lease.e.up.target.signal(c.lease.e.address, errLost)
 		})
 	}
-	return n, err //nolint:wrapcheck // io.EOF must stay what it is
+	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }
 
-// watchBody ends cleanly when it is ended because its connection is no longer trusted, as when the server's own timeout has passed: the client watches anew, and has no
-// error to report.
+// watchBody ends cleanly when its connection is cut because it is no longer trusted. To the client
+// it looks like the server's watch timeout: it watches again and reports no error.
 type watchBody struct {
 	io.ReadCloser
 	on *Conn
@@ -147,5 +165,5 @@ func (b *watchBody) Read(p []byte) (int, error) {
 	if err != nil && b.on != nil && b.on.isCut() {
 		err = io.EOF
 	}
-	return n, err //nolint:wrapcheck // io.EOF must stay what it is
+	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }

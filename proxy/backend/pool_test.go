@@ -119,7 +119,8 @@ func waitFor(t *testing.T, what string, done func() bool) {
 	}
 }
 
-// When a connection's trust has ended it takes no new request, its requests end by themselves and its watches within 5 s.
+// When a connection's trust has ended it takes no new request, its requests end by themselves and
+// its watches within 5 s.
 func TestTrustEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newMemoryNet(t)
@@ -184,7 +185,8 @@ func TestTrustEnds(t *testing.T) {
 		if c := f.Upstream(e).meter.connections.Load(); c != 2 {
 			t.Errorf("%d pooled connections, want the two old ones", c)
 		}
-		// Cleanly, as when the server's own timeout has passed: its client starts another, and has nothing to report.
+		// Cleanly, as when the server's own timeout has passed: its client starts another, and has
+		// nothing to report.
 		if _, err := io.ReadAll(watch.Body); err != nil || time.Since(start) != watchGrace {
 			t.Errorf("the watch ended after %v with %v", time.Since(start), err)
 		}
@@ -268,7 +270,8 @@ func TestIdle(t *testing.T) {
 	}
 }
 
-// HTTP/1.1 does not tell whether a server that closes an idle connection has read a request, so a write does not go where the server may be about to close.
+// HTTP/1.1 does not tell whether a server that closes an idle connection has read a request, so a
+// write does not go where the server may be about to close.
 func TestStaleHTTP1(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, f := newMemoryFixture(t)

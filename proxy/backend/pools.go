@@ -18,78 +18,84 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
-// Config is what Pools need. Table, TLS and Dial must be set.
+// Config configures Pools. Table, TLS and Dial are required.
 type Config struct {
-	// Table is the registry's current table.
+	// Table returns the current table.
 	Table func() *registry.Table
-	// TLS makes the configuration of one connection to a backend on behalf of an APIService, or of all that have the Backend if that is empty: the trust and our client
-	// certificate. It is changed by the caller.
+	// TLS makes the configuration of one connection to a backend: the trust and our client
+	// certificate. apiService is the APIService for which it is dialed, or empty for all that have
+	// the Backend. The caller may change the result.
 	TLS func(apiService string, b *registry.Backend) (*tls.Config, error)
-	// Guard watches over a connection whose server presented chain: lost is closed when it is no longer trusted, by the APIService, or by b if that is empty. release is called
-	// when the connection has ended. Nil: connections drain when the registry.Backend changes.
+	// Guard watches a connection whose server presented chain. lost is closed when the chain is no
+	// longer trusted by the APIService, or by b if apiService is empty. release is called when the
+	// connection has ended. If Guard is nil, connections drain when the registry.Backend changes.
 	Guard func(apiService string, b *registry.Backend, chain []*x509.Certificate) (lost <-chan struct{}, release func())
-	// IdentityChanged returns a channel that is closed when the proxy client certificate is replaced; called again, it returns the next one. All connections then
-	// drain. Nil: it never is.
+	// IdentityChanged returns a channel that is closed when the proxy client certificate is
+	// replaced; the next call returns a new one. All connections then drain. Nil means that the
+	// certificate never changes.
 	IdentityChanged func() <-chan struct{}
-	// Dial connects to an address, or refuses to: whoever may write an EndpointSlice chooses what is dialled, and
-	// gets our client certificate.
+	// Dial connects to an address, or refuses to: the author of an EndpointSlice chooses the
+	// addresses, and our client certificate is shown to them.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// Signal tells health that live traffic found an endpoint failing: a dial, a handshake, an unanswered ping, a connection that ended. It must not block. Nil: nobody
-	// is told.
+	// Signal reports to health that live traffic found an endpoint failing: a dial, a handshake, an
+	// unanswered ping, a lost connection. It must not block. It may be nil.
 	Signal func(apiService, address string, err error)
-	// Observe tells health how long an endpoint took to send the first byte of its response, from the moment the request went out to it, for every request that is not
-	// long-running. It is called on the hot path: it must not block, lock or allocate. Nil: nobody is told.
+	// Observe reports to health how long an endpoint took from the sending of a request to the
+	// first byte of its response, for every request that is not long-running. It is on the hot
+	// path: it must not block, lock or allocate. It may be nil.
 	Observe func(apiService, address string, took time.Duration)
-	// Hold asks for memory for a body that is kept for a retry. A negative n gives back and is always granted. Nil: the
-	// bound of this package alone counts.
+	// Hold reserves memory for a body that is kept for a retry, and reports whether it is granted.
+	// A negative n returns memory and is always granted. If nil, only this package's limit counts.
 	Hold func(n int64) bool
-	// Logger gets failed dials (debug). Nil discards.
+	// Logger logs failed dials (debug). Nil discards.
 	Logger *slog.Logger
-	// Metrics registers fairlead_backend_*. Nil: unregistered.
+	// Metrics registers fairlead_backend_*. Nil means unregistered.
 	Metrics prometheus.Registerer
 }
 
-// Pools carry requests to the extension servers of the table. They work from New on, but follow the table only while Run runs.
+// Pools carry requests to the extension servers of the table. They work once New has returned, but
+// follow the table only while Run runs.
 type Pools struct {
 	cfg     Config
-	owner   *owner
+	shared  *shared
 	byEntry sync.Map      // *registry.Entry of the applied table → *Upstream
 	applied atomic.Uint64 // generation of the last applied table
 
-	// mu guards what follows and orders apply. It is never held over I/O. Requests may wait for it with a shard's mutex of the engine in hand.
+	// mu guards the fields below and orders apply. It is never held during I/O. The engine may wait
+	// for it while it holds a shard's mutex.
 	mu       sync.Mutex
 	entries  []*registry.Entry  // of the applied table
 	remotes  map[string]*remote // by APIService
 	carriers map[*registry.Backend]*carrier
-	held     map[held]struct{}
-	// thinned waits for forsake, left for leave.
-	thinned map[*carrier]struct{}
-	left    []*Upstream
+	guarded  map[heldConn]struct{}
+	// shrunk waits for closeUnused, detached for moveDetached.
+	shrunk   map[*carrier]struct{}
+	detached []*Upstream
 }
 
-// remote is an APIService's Upstream, which outlives changes of its trust.
+// remote is the Upstream of an APIService. It survives changes of the trust.
 type remote struct {
 	*Upstream
 	spec atomic.Pointer[registry.Backend]
-	on   *carrier // by Pools.mu; nil: its backend speaks HTTP/1.1
+	on   *carrier // guarded by Pools.mu; nil means that the backend speaks HTTP/1.1
 }
 
-// New makes Pools and registers their metrics.
+// New returns Pools and registers their metrics.
 func New(cfg Config) (*Pools, error) {
 	if cfg.Table == nil || cfg.TLS == nil || cfg.Dial == nil {
 		return nil, errors.New("making backend pools: Table, TLS and Dial are required")
 	}
 	p := &Pools{
-		cfg: cfg, owner: newOwner(cfg.Logger), remotes: make(map[string]*remote), carriers: make(map[*registry.Backend]*carrier), held: make(map[held]struct{}),
-		thinned: make(map[*carrier]struct{}),
+		cfg: cfg, shared: newShared(cfg.Logger), remotes: make(map[string]*remote), carriers: make(map[*registry.Backend]*carrier), guarded: make(map[heldConn]struct{}),
+		shrunk: make(map[*carrier]struct{}),
 	}
-	p.owner.grant = cfg.Hold
+	p.shared.grant = cfg.Hold
 	return p, metric.Register(cfg.Metrics, "backends", newCollector(p.upstreams, true))
 }
 
-// Run follows the table until ctx ends, and then closes every connection.
+// Run follows the table until ctx ends. Then it closes every connection.
 func (p *Pools) Run(ctx context.Context) error {
-	defer p.owner.stop()
+	defer p.shared.stop()
 	identity := p.identity()
 	for {
 		t := p.cfg.Table()
@@ -114,12 +120,13 @@ func (p *Pools) identity() <-chan struct{} {
 	return p.cfg.IdentityChanged()
 }
 
-// Upstream returns what carries the requests of a remote entry. Nil: the APIService is gone.
+// Upstream returns the Upstream of a remote entry. Nil means that the APIService is gone.
 func (p *Pools) Upstream(e *registry.Entry) *Upstream {
 	if u, ok := p.byEntry.Load(e); ok {
 		return u.(*Upstream) //nolint:forcetypeassert // nothing else is stored
 	}
-	// The request has seen a newer table than Run has, or an older one: then what is now known by its name counts.
+	// The request's table differs from Run's: if it is newer, apply it first. Then look the
+	// APIService up by name.
 	if t := p.cfg.Table(); t.Generation() > p.applied.Load() {
 		p.apply(t.Generation(), t.Entries())
 	}
@@ -131,7 +138,7 @@ func (p *Pools) Upstream(e *registry.Entry) *Upstream {
 	return nil
 }
 
-// apply takes the remote entries of a table, unless a newer one has been taken.
+// apply applies a table, unless a newer one was applied.
 func (p *Pools) apply(generation uint64, entries []*registry.Entry) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -146,45 +153,45 @@ func (p *Pools) apply(generation uint64, entries []*registry.Entry) {
 				r = p.newRemote(e.Name)
 				p.remotes[e.Name] = r
 			}
-			p.follow(r, e)
+			p.updateRemote(r, e)
 		}
 	}
-	for _, c := range changes { // last, so that connections of a Backend that somebody else has now stay
+	for _, c := range changes { // last, to keep connections of a Backend that others use now
 		if c.Old == nil || c.New != nil && c.New.Backend != nil || p.remotes[c.Old.Name] == nil {
 			continue
 		}
 		r := p.remotes[c.Old.Name]
 		delete(p.remotes, c.Old.Name)
 		p.byEntry.Delete(c.Old)
-		p.part(r)
+		p.detach(r)
 		r.close()
 	}
 	p.entries = entries
-	p.forsake()
-	p.leave()
-	// After the maps: who finds the generation applied must find what is in it.
+	p.closeUnused()
+	p.moveDetached()
+	// After the maps: a reader that sees the generation must see its entries.
 	p.applied.Store(generation)
 }
 
-// follow brings one upstream to the state of its entry.
-func (p *Pools) follow(r *remote, e *registry.Entry) {
+// updateRemote updates an upstream for a new entry.
+func (p *Pools) updateRemote(r *remote, e *registry.Entry) {
 	old, b, was := r.spec.Load(), e.Backend, r.view.Load()
 	if was.entry == e {
 		return
 	}
 	if old != b {
 		r.spec.Store(b)
-		p.move(r, b) // before anybody sees the new entry: its requests must not go where the old one's went
+		p.move(r, b) // before the entry is published: its requests must not use the old connections
 	}
 	if fewer := r.update(&view{
 		entry: e, maxInFlight: int64(e.Policy.MaxInFlight), maxLongRunning: int64(e.Policy.MaxLongRunning), pingTimeout: b.PingTimeout,
 	}, e.Endpoints); fewer && r.on != nil {
-		p.thinned[r.on] = struct{}{}
+		p.shrunk[r.on] = struct{}{}
 	}
 	p.byEntry.Delete(was.entry)
 	p.byEntry.Store(e, r.Upstream)
-	// A connection keeps the ping that it was made with: another is for the next ones. Where only the trust differs, that is Guard's
-	// matter: a connection that verifies under the new one goes on.
+	// A connection keeps its ping timeout; a new one applies to later connections. Where only the
+	// trust differs, Guard decides: a connection that verifies under the new trust continues.
 	if old != nil && old != b && (p.cfg.Guard == nil || !old.SameService(b) || old.HTTP1 != b.HTTP1 || old.PingTimeout != b.PingTimeout) {
 		r.drain()
 	}
@@ -192,8 +199,8 @@ func (p *Pools) follow(r *remote, e *registry.Entry) {
 
 func (p *Pools) newRemote(name string) *remote {
 	r := &remote{}
-	old, either := []string{"http/1.1"}, []string{"h2", "http/1.1"} // asked for with every request
-	r.Upstream = newUpstream(name, p.owner, target{
+	old, either := []string{"http/1.1"}, []string{"h2", "http/1.1"} // called for every request
+	r.Upstream = newUpstream(name, p.shared, target{
 		tls:   func() (*tls.Config, error) { return p.cfg.TLS(name, r.spec.Load()) },
 		guard: func(chain []*x509.Certificate) (<-chan struct{}, func()) { return p.guard(name, r.spec.Load(), chain) },
 		dial:  p.cfg.Dial,
@@ -213,7 +220,7 @@ func (p *Pools) newRemote(name string) *remote {
 			}
 			return either
 		},
-		// An HTTP/1.1 backend needs a connection per request; the APIService's limits are the bound.
+		// An HTTP/1.1 backend needs one connection for each request; the APIService's limits apply.
 		maxConns: 16 << 10,
 		doubt:    suspicionTime,
 	})

@@ -14,7 +14,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// Nothing is left over of a thousand updates, CA changes and deletions (kubernetes/kubernetes#117250 leaked a transport per sync).
+// Nothing is left over of a thousand updates, CA changes and deletions
+// (kubernetes/kubernetes#117250 leaked a transport per sync).
 func TestNoLeaks(t *testing.T) {
 	a, b := newServer(t, protoH2, nil), newServer(t, protoH1, nil)
 	f := newFixture(t, nil)
@@ -79,10 +80,10 @@ func TestMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	const want = `
-# HELP fairlead_backend_retries_total Tries after the first, by how the one before failed.
+# HELP fairlead_backend_retries_total Retries, by how the previous try failed.
 # TYPE fairlead_backend_retries_total counter
 fairlead_backend_retries_total{after="dial",name="v1.example.com"} 1
-# HELP fairlead_backend_dials_total Connections dialled, by what failed, or ok. One that several APIServices share is counted for one of them.
+# HELP fairlead_backend_dials_total Connections dialed, by result: ok, or the step that failed. A connection that several APIServices share counts for one of them.
 # TYPE fairlead_backend_dials_total counter
 fairlead_backend_dials_total{name="local-certificate",result="ok"} 0
 fairlead_backend_dials_total{name="local-health",result="ok"} 0

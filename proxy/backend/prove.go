@@ -7,14 +7,14 @@ import (
 	"net/url"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/proxy/bound"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
-// proofTime bounds a proof: as long as a review may take.
+// proofTime limits a proof, like a review.
 const proofTime = 10 * time.Second
 
-// Prove asks the local apiserver for its version with a token, over the unproven pool, and returns the status. It is answered from
-// memory, to everyone who is authenticated.
+// Prove requests /version from the local apiserver with a token, over the unproven pool, and
+// returns the status. kube-apiserver answers it from memory, for every authenticated user.
 func (l *Local) Prove(ctx context.Context, token string, from bound.Source) (status int, err error) {
 	u := l.Upstream(PoolUnproven)
 	place, ok := u.Acquire(from, false)
@@ -30,7 +30,7 @@ func (l *Local) Prove(ctx context.Context, token string, from bound.Source) (sta
 		return 0, err
 	}
 	defer res.Body.Close()
-	// Read, so that the connection is kept. More than this is not a version.
+	// Read the body, so that the connection is kept. A version is never longer than this.
 	_, err = io.Copy(io.Discard, io.LimitReader(res.Body, 64<<10))
-	return res.StatusCode, err //nolint:wrapcheck // of the connection, already named
+	return res.StatusCode, err //nolint:wrapcheck // an error of the connection, which names it
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// A rolling update of three endpoints under load fails no read, and cuts no watch. HTTP/1.1 does not tell whether a write was read by a server that closes its connection.
+// A rolling update of three endpoints under load fails no read, and cuts no watch. HTTP/1.1 does
+// not tell whether a write was read by a server that closes its connection.
 func TestRollingUpdate(t *testing.T) {
 	handler := func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Watch") != "" {
@@ -72,7 +73,8 @@ func TestRollingUpdate(t *testing.T) {
 		old := servers[i]
 		servers[i] = newServer(t, protoH2, handler)
 		publish(old)
-		// A process that is told to end finishes its requests, and may be gone before the table says so.
+		// A process that is told to end finishes its requests, and may be gone before the table
+		// says so.
 		if err := old.Config.Shutdown(t.Context()); err != nil && !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}

@@ -12,7 +12,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// street is a Pools whose APIServices may be neighbours. Its Run does not run: tables are applied when a test says so.
+// street is a Pools whose APIServices may be neighbours. Its Run does not run: tables are applied
+// when a test says so.
 type street struct {
 	*Pools
 	t          *testing.T
@@ -20,7 +21,8 @@ type street struct {
 	entries    map[string]*registry.Entry
 	backends   map[registry.Backend]*registry.Backend // as the registry has them: equal ones are one
 	tls        func() (*tls.Config, error)
-	// lost is when an APIService's connections are not trusted any more. Those of a Backend always are.
+	// lost is when an APIService's connections are not trusted any more. Those of a Backend always
+	// are.
 	lost chan struct{}
 }
 
@@ -45,7 +47,7 @@ func newStreet(t *testing.T, change func(*Config)) *street {
 		t.Fatal(err)
 	}
 	s.Pools = p
-	t.Cleanup(p.owner.stop)
+	t.Cleanup(p.shared.stop)
 	return s
 }
 

@@ -6,30 +6,33 @@ import (
 )
 
 const (
-	// slowDial is when a dial that nothing has come of makes its endpoint the worse choice: far above a handshake between continents' neighbours, far below dialTimeout.
+	// slowDial is when an unfinished dial makes its endpoint suspect: far above a handshake between
+	// neighboring continents, far below dialTimeout.
 	slowDial = 250 * time.Millisecond
-	// suspicionTime is for how long after a failed dial an endpoint stays the worse choice. Then one request may find out, unless the verdict has come first.
+	// suspicionTime is how long an endpoint stays suspect after a failed dial. Then a request may
+	// try it, unless the verdict comes first.
 	suspicionTime = time.Second
-	// suspicionWeight is what suspicion adds to an endpoint's load: more than limits allow to be in flight.
+	// suspicionWeight is added to a suspect endpoint's load: more than limits allow in flight.
 	suspicionWeight = 1 << 20
 )
 
-// suspicion makes an endpoint the worse choice that cannot be dialled, or that has lost a connection and so may have
-// begun anew and not be ready, until health has judged it. It ejects nobody: among suspects alone it changes nothing.
+// suspicion makes an endpoint the worse choice until health has judged it: one that cannot be
+// dialed, or that has lost a connection, so that its server may have restarted and not be ready. It
+// ejects no endpoint: if all are suspect, it changes nothing.
 type suspicion struct {
-	any     atomic.Bool  // something is to be looked at: the only thing that a choice reads when all is well
-	dialing atomic.Int64 // since when a dial is under way. Zero: none is
-	failed  atomic.Int64 // when a dial failed last. Zero: the last one succeeded
-	doubted atomic.Int64 // until when a lost connection counts. Zero: it does not
+	any     atomic.Bool  // one of the others is set: the only read while all is well
+	dialing atomic.Int64 // start of the dial in progress; zero means none
+	failed  atomic.Int64 // time of the last dial if it failed; zero means that it succeeded
+	doubted atomic.Int64 // until when a lost connection counts; zero means not
 }
 
-// doubt is told that a connection was lost.
+// doubt records a lost connection.
 func (s *suspicion) doubt(d time.Duration) {
 	s.doubted.Store(time.Now().Add(d).UnixNano())
 	s.any.Store(true)
 }
 
-// trust is told that a probe has judged the endpoint.
+// trust clears that, after a probe has judged the endpoint.
 func (s *suspicion) trust() { s.doubted.Store(0) }
 
 func (s *suspicion) dialStarted() {
@@ -38,7 +41,7 @@ func (s *suspicion) dialStarted() {
 	}
 }
 
-func (s *suspicion) dialGivenUp() { s.dialing.Store(0) }
+func (s *suspicion) dialCanceled() { s.dialing.Store(0) }
 
 func (s *suspicion) dialFailed() {
 	s.dialing.Store(0)
@@ -52,7 +55,7 @@ func (s *suspicion) dialSucceeded() {
 	s.any.Store(s.doubted.Load() > time.Now().UnixNano())
 }
 
-// weight is what to add to the load.
+// weight returns the addition to the endpoint's load.
 func (s *suspicion) weight() int64 {
 	if !s.any.Load() {
 		return 0
@@ -70,7 +73,7 @@ func (s *suspicion) weight() int64 {
 	return 0
 }
 
-// load is by what endpoints are compared.
+// load returns the value by which endpoints are compared.
 func (e *endpoint) load() int64 {
 	n := e.inFlight.Load() + e.suspicion.weight()
 	if c := e.via.Load(); c != nil {

@@ -20,11 +20,13 @@ func TestExpire(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
+	unset := &Upstream{}
+	unset.view.Store(&view{})
 	for _, tt := range []struct {
 		ping time.Duration
 		want [4]int // user timeout in ms, idle, interval, count
 	}{
-		{0, [4]int{5000, 2, 1, 3}},
+		{unset.pingTimeout(), [4]int{5000, 2, 1, 3}},
 		{20 * time.Second, [4]int{20_000, 8, 4, 3}},
 		{time.Second, [4]int{1000, 1, 1, 3}},
 	} {

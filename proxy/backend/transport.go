@@ -14,23 +14,30 @@ import (
 )
 
 const (
-	// maxRetries is how many more tries a request gets: a third failure in a row is not one endpoint's accident.
+	// maxRetries is the number of retries: a third failure in a row is not one endpoint's accident.
 	maxRetries = 2
-	// impatience is how long a request waits for a connection of one endpoint when there is another to go to. The dial goes on without it.
+	// impatience is how long a request waits for a connection if there is another endpoint. The
+	// dial continues without it.
 	impatience = 500 * time.Millisecond
-	// queueTimeout is how long it waits when there is none. A dial that fails ends the wait of all much earlier; this is for a queue that moves.
+	// queueTimeout is how long it waits if there is none. A failed dial ends all waits much
+	// earlier; this is for a queue that moves.
 	queueTimeout = 10 * time.Second
-	// waitPause is the time between tries while a request waits for any endpoint to come back.
+	// waitPause is the time between tries while no endpoint can be reached.
 	waitPause = dialPause
 )
 
-// RoundTrip sends req to an endpoint over HTTP/1.1 and returns its response. It follows no redirect, decompresses nothing and adds no header field. Of req's URL the path and the
-// query count; an empty Host becomes the endpoint's address. The response's Request is the one that was sent: its URL's Host tells the endpoint.
+// RoundTrip sends req to an endpoint over HTTP/1.1 and returns its response. It follows no
+// redirects, does not decompress and adds no header fields. It uses only the path and the query of
+// req's URL; an empty Host becomes the endpoint's address. The response's Request is the one that
+// was sent: its URL's Host is the endpoint.
 //
-// What no connection came about for is tried on another endpoint, if there is one; so is a GET or HEAD, not longRunning, whose connection was lost, or whose endpoint was found unhealthy,
-// before a response head; at most twice, within req's context and the retry budget. A body takes part in that as long as nothing of it was read, or if it was held (Hold).
+// A request is retried on another endpoint if it got no connection. A GET or HEAD that is not
+// long-running is also retried if its connection was lost, or its endpoint became unhealthy, before
+// the response head. There are at most two retries, within req's context and the retry budget. A
+// request with a body is retried only if none of the body was read, or the body is held (Hold).
 //
-// As in net/http, the body of req is closed, also on errors, and the response's must be.
+// As in net/http, the body of req is closed, also on errors, and the caller must close the
+// response's.
 func (u *Upstream) RoundTrip(req *http.Request, longRunning bool) (*http.Response, error) {
 	u.budget.deposit()
 	c := &call{u: u, req: req, long: longRunning}
@@ -45,21 +52,21 @@ func (u *Upstream) RoundTrip(req *http.Request, longRunning bool) (*http.Respons
 	return c.res, nil
 }
 
-// call is one request on its way through its tries.
+// call is a request with its tries.
 type call struct {
 	u    *Upstream
 	req  *http.Request
 	long bool
-	safe bool // executing it twice does no harm
+	safe bool // executing it twice is harmless
 	body tries
 	res  *http.Response // when a try has succeeded
 
-	tried   []Lease // released ones: only to be avoided
+	tried   []Lease // released, only to be avoided
 	retries int
-	until   time.Time // for so long any endpoint may come back. Zero: none has been out of reach yet
+	until   time.Time // when to stop waiting for any endpoint; zero means that all tries had one
 }
 
-// run tries one endpoint after the other. The Lease is try's if it succeeds.
+// run tries one endpoint after the other. If try succeeds, it keeps the Lease.
 func (c *call) run(ctx context.Context, try func(Lease) *failure) *failure {
 	for {
 		l, ok := c.u.Pick(c.tried...)
@@ -76,7 +83,7 @@ func (c *call) run(ctx context.Context, try func(Lease) *failure) *failure {
 	}
 }
 
-// again reports whether to try once more, after a pause if need be.
+// again reports whether to retry. It pauses first if necessary.
 func (c *call) again(ctx context.Context, l Lease, f *failure) bool {
 	if ctx.Err() != nil || f.kind != failDial && (!c.safe || f.kind != failLost && f.kind != failEjected) || !c.body.rewind() {
 		return false
@@ -90,7 +97,7 @@ func (c *call) again(ctx context.Context, l Lease, f *failure) bool {
 	}
 	switch {
 	case f.kind == failDial && another && c.retries < maxRetries:
-		// Trying elsewhere costs the backend nothing, so it does not count against the budget.
+		// A retry elsewhere costs the backend nothing, so it is not charged to the budget.
 	case f.kind == failDial && time.Now().Before(c.until):
 		c.tried = c.tried[:0]
 		return pause(ctx, waitPause)
@@ -102,12 +109,12 @@ func (c *call) again(ctx context.Context, l Lease, f *failure) bool {
 	return true
 }
 
-// elsewhere reports whether there is another endpoint to try after l.
+// elsewhere reports whether another endpoint may be tried after l.
 func (c *call) elsewhere(l Lease) bool {
 	return c.retries < maxRetries && c.u.view.Load().other(append(slices.Clip(c.tried), l)) != nil
 }
 
-// patience is for how long to wait for a connection.
+// patience returns how long to wait for a connection.
 func (c *call) patience(l Lease) time.Duration {
 	if c.elsewhere(l) {
 		return impatience
@@ -115,12 +122,10 @@ func (c *call) patience(l Lease) time.Duration {
 	return queueTimeout
 }
 
-// pause reports whether the caller still waits.
+// pause waits for d. It reports false if ctx ends before.
 func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 		return true
 	case <-ctx.Done():
 		return false
@@ -143,12 +148,12 @@ func (c *call) try(l Lease) *failure {
 		}
 	}})
 	verdict, out := e.state()
-	if out && c.elsewhere(l) { // since it was chosen
+	if out && c.elsewhere(l) { // ejected since it was chosen
 		cancel(nil)
 		return &failure{kind: failDial, address: e.address, err: errEjected}
 	}
 	stays := context.AfterFunc(verdict, func() {
-		if c.safe || on.Load() == nil { // nothing was sent, or what may be sent again
+		if c.safe || on.Load() == nil { // not sent yet, or safe to send again
 			cancel(errEjected)
 		}
 	})
@@ -162,11 +167,12 @@ func (c *call) try(l Lease) *failure {
 	stays()
 	patience.Stop()
 	if err == nil && res.StatusCode == http.StatusSwitchingProtocols {
-		_ = res.Body.Close() // it is the connection
+		_ = res.Body.Close() // the body is the connection
 		err = errSwitched
 	}
 	if err == nil && ctx.Err() != nil {
-		// net/http prefers an answer to the end of the context. A server that sees the end of its connection may well make one up: 200, of a handler that has given up.
+		// net/http prefers a response to the end of the context. A server may respond to the end of
+		// its connection, for example with 200 from a handler that has given up.
 		_ = res.Body.Close()
 		err = context.Cause(ctx)
 	}
@@ -174,7 +180,7 @@ func (c *call) try(l Lease) *failure {
 		k := classify(ctx, err, on.Load() != nil)
 		cancel(nil)
 		if k == failContext {
-			err = c.req.Context().Err() // net/http may wrap it, or tell its cause
+			err = c.req.Context().Err() // net/http may wrap it, or return its cause
 		}
 		return &failure{kind: k, address: e.address, err: err}
 	}
@@ -192,7 +198,8 @@ func (c *call) try(l Lease) *failure {
 	return nil
 }
 
-// outgoing is the request as it is sent. Header is shared with the caller's: RoundTrip does not change it, but for a User-Agent that net/http would invent.
+// outgoing returns the request to send. It shares the caller's Header unless a field must be
+// changed; an empty User-Agent keeps net/http from setting its own.
 func (c *call) outgoing(ctx context.Context, address string) *http.Request {
 	out := c.req.WithContext(ctx)
 	target := *c.req.URL
@@ -214,8 +221,9 @@ func (c *call) outgoing(ctx context.Context, address string) *http.Request {
 	return out
 }
 
-// unrepeated hides from net/http what would have it send a write again by itself when a connection is lost (http.Transport): whether
-// it may is not for a client's field to say. It looks for the usual spelling, which means no other to the backend.
+// unrepeated hides fields that make net/http resend a write when a connection is lost
+// (http.Transport): a client's field must not decide that. net/http checks the canonical spelling
+// only; to the backend, spelling makes no difference.
 func unrepeated(h http.Header) http.Header {
 	for _, name := range []string{"Idempotency-Key", "X-Idempotency-Key"} {
 		if values, ok := h[name]; ok {
@@ -227,7 +235,7 @@ func unrepeated(h http.Header) http.Header {
 	return h
 }
 
-// responseBody gives everything back when the response has been read, or closed.
+// responseBody releases everything when the response has been read or closed.
 type responseBody struct {
 	io.ReadCloser
 	done func()
@@ -239,13 +247,13 @@ func (b *responseBody) Read(p []byte) (int, error) {
 	if err != nil {
 		b.end()
 	}
-	return n, err //nolint:wrapcheck // io.EOF must stay what it is
+	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }
 
 func (b *responseBody) Close() error {
 	err := b.ReadCloser.Close()
 	b.end()
-	return err //nolint:wrapcheck // of another's body
+	return err //nolint:wrapcheck // the error of another body
 }
 
 func (b *responseBody) end() {
@@ -254,7 +262,8 @@ func (b *responseBody) end() {
 	}
 }
 
-// classify says how a round trip failed. sent: there was a connection, so that the request may have been sent.
+// classify returns how a round trip failed. sent says that it had a connection, so the request may
+// have been sent.
 func classify(ctx context.Context, err error, sent bool) kind {
 	switch cause := context.Cause(ctx); {
 	case (cause == errEjected || cause == errPatience) && !sent: //nolint:errorlint // they are ours

@@ -8,15 +8,16 @@ import (
 	"time"
 )
 
-// Conn is a connection that its caller owns: it must be closed, by Close.
+// Conn is a connection that its caller must close.
 type Conn struct {
 	*tls.Conn
-	// Drain is closed when the connection must take no new stream: the endpoint is gone, the trust has ended, or we go by another certificate.
+	// Drain is closed when the connection must take no new stream: the endpoint is gone, the trust
+	// has ended, or our certificate has changed.
 	Drain <-chan struct{}
-	// Cut is closed when watches must end, too: 5 s after the end of the trust.
+	// Cut is closed when watches must end, too: at most 5 s after the end of the trust.
 	Cut <-chan struct{}
 
-	lease  Lease // what it was dialled for. Upgraded connections hold it
+	lease  Lease // what it was dialed for; upgraded connections hold it
 	held   bool
 	closed chan struct{}
 	once   sync.Once
@@ -36,10 +37,10 @@ func isOver(c <-chan struct{}) bool {
 	}
 }
 
-// Address is the endpoint's, as DialUpgrade has dialled it.
+// Address returns the address of the endpoint.
 func (c *Conn) Address() string { return c.lease.Address() }
 
-// Close closes the connection and ends what watched over it.
+// Close closes the connection and ends the goroutines that watch it.
 func (c *Conn) Close() error {
 	c.once.Do(func() {
 		close(c.closed)
@@ -50,8 +51,9 @@ func (c *Conn) Close() error {
 	return c.Conn.Close() //nolint:wrapcheck // nothing to add
 }
 
-// DialUpgrade returns a new HTTP/1.1 connection for one request that asks for an upgrade; the caller closes it when its session has ended. It is a *Conn that closes
-// itself on Cut; Address tells the endpoint. An endpoint that cannot be reached is followed by another: nothing has been sent.
+// DialUpgrade returns a new HTTP/1.1 connection for an upgrade request. The caller must close it
+// when its session has ended; it closes itself on Cut. If an endpoint cannot be reached, the next
+// one is tried: nothing has been sent.
 func (u *Upstream) DialUpgrade(ctx context.Context) (*Conn, error) {
 	c, f := u.dialAny(ctx, "http/1.1")
 	if f != nil {
@@ -60,7 +62,7 @@ func (u *Upstream) DialUpgrade(ctx context.Context) (*Conn, error) {
 	return c, nil
 }
 
-// dialAny dials one endpoint after the other, until one answers.
+// dialAny dials one endpoint after the other until a dial succeeds.
 func (u *Upstream) dialAny(ctx context.Context, protocols ...string) (conn *Conn, f *failure) {
 	c := &call{u: u}
 	f = c.run(ctx, func(l Lease) *failure {
@@ -76,17 +78,17 @@ func (u *Upstream) dialAny(ctx context.Context, protocols ...string) (conn *Conn
 		return nil, f
 	}
 	conn.held = true
-	u.owner.spawn(func() {
+	u.shared.spawn(func() {
 		select {
 		case <-conn.Cut:
-			_ = conn.Close() // its session is over
+			_ = conn.Close() // its session must end
 		case <-conn.closed:
 		}
 	})
 	return conn, nil
 }
 
-// dialOwned dials and watches over a connection until it is closed.
+// dialOwned dials a connection and watches it until it is closed.
 func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, protocols ...string) (*Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
@@ -100,7 +102,7 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, protocols ...stri
 	tc, err := u.dialTLS(ctx, e.address, protocols)
 	if err != nil {
 		if ctx.Err() == context.Canceled {
-			e.suspicion.dialGivenUp()
+			e.suspicion.dialCanceled()
 		} else {
 			e.suspicion.dialFailed()
 		}
@@ -110,15 +112,15 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, protocols ...stri
 	lost, release := u.target.guard(tc.ConnectionState().PeerCertificates)
 	drain, cut := make(chan struct{}), make(chan struct{})
 	c := &Conn{Conn: tc, Drain: drain, Cut: cut, closed: make(chan struct{}), lease: Lease{e}}
-	u.owner.spawn(func() {
+	u.shared.spawn(func() {
 		defer release()
-		u.owner.follow(c.closed, changed, lost, drain, cut)
+		u.shared.watch(c.closed, changed, lost, drain, cut)
 	})
 	return c, nil
 }
 
-// follow closes drain and cut when their time has come, and ends when the connection is closed.
-func (o *owner) follow(closed, changed, lost <-chan struct{}, drain, cut chan<- struct{}) {
+// watch closes drain and cut when their time has come. It returns when the connection is closed.
+func (o *shared) watch(closed, changed, lost <-chan struct{}, drain, cut chan<- struct{}) {
 	select {
 	case <-closed:
 		return
@@ -135,11 +137,9 @@ func (o *owner) follow(closed, changed, lost <-chan struct{}, drain, cut chan<- 
 	case <-o.ctx.Done():
 		close(drain)
 	}
-	grace := time.NewTimer(watchGrace)
-	defer grace.Stop()
 	select {
 	case <-closed:
-	case <-grace.C:
+	case <-time.After(watchGrace):
 		close(cut)
 	case <-o.ctx.Done():
 		close(cut)

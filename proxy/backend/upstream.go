@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -14,107 +15,112 @@ import (
 
 	"golang.org/x/sync/singleflight"
 
-	"github.com/fairlead-proxy/fairlead/proxy/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
-// Upstream is one set of endpoints under one trust. Its methods may be called by any goroutine; they work until the Run of what it came from ends.
+// Upstream is a set of endpoints with one trust. Its methods are safe for concurrent use; they work
+// until Run of its Pools or Local ends.
 type Upstream struct {
-	name   string // the APIService's, or the local pool's; labels metrics
+	name   string // of the APIService or the local pool; labels metrics
 	target target
-	owner  *owner
+	shared *shared
 	meter  meter
-	frames h2.Upstream // the backend as the engine knows it
+	frames h2.Upstream // for the engine
 	// mayRetry is allowRetry, made once.
 	mayRetry func() bool
-	// payer is whose dials are counted, of a carrier. Nil: its own.
-	payer atomic.Pointer[remote]
+	// reporter is the member that counts a carrier's dials and signals its failures. Nil means that
+	// the Upstream does so itself.
+	reporter atomic.Pointer[remote]
 
 	view  atomic.Pointer[view]
 	picks atomic.Uint64
-	// agreed is what the last connection that offered HTTP/2 came to.
+	// agreed is the protocol of the last connection that offered HTTP/2.
 	agreed   atomic.Int32
 	learning singleflight.Group
-	// carrier is whose HTTP/2 connections carry this one's requests: its Backend's. Nil: its own.
+	// carrier has the HTTP/2 connections of this Upstream's Backend. Nil means that it has its own.
 	carrier atomic.Pointer[Upstream]
 
 	inFlight, longRunning bound.Places
-	// reads and writes count the requests that were acquired under a share of the whole server's limits.
+	// reads and writes count the requests that AcquireShare has admitted.
 	reads, writes atomic.Int64
-	// The releases are made once, so that AcquireShare allocates nothing.
+	// The release functions are made once, so that AcquireShare does not allocate.
 	releaseRead, releaseWrite func()
 	budget                    budget
 
-	// mu guards endpoints, and orders the changes of view. It is never held over I/O.
+	// mu guards endpoints and orders changes of view. It is never held during I/O.
 	mu        sync.Mutex
 	endpoints map[string]*endpoint
 	closed    bool
 }
 
-// target is how an Upstream's endpoints are reached.
+// target describes how to reach the endpoints of an Upstream.
 type target struct {
-	// tls makes the configuration of one connection, for the caller to change.
+	// tls makes the configuration of one connection. The caller may change it.
 	tls func() (*tls.Config, error)
-	// guard watches over the trust of one connection. Never nil.
+	// guard watches the trust of a connection. Never nil.
 	guard func(chain []*x509.Certificate) (lost <-chan struct{}, release func())
 	dial  func(ctx context.Context, network, address string) (net.Conn, error)
-	// signal tells health what live traffic has seen. Never nil.
+	// signal reports failures of live traffic to health. Never nil.
 	signal func(address string, err error)
-	// observe tells health how fast live traffic was answered. Never nil.
+	// observe reports response times of live traffic to health. Never nil.
 	observe func(address string, took time.Duration)
-	// protocols are offered by ALPN. A server that agrees to none of them speaks HTTP/1.1, if that is among them.
+	// protocols are offered by ALPN. A server that selects none speaks HTTP/1.1, if that is one of
+	// them.
 	protocols func() []string
-	// maxConns bounds an endpoint's connections.
+	// maxConns limits the connections to an endpoint.
 	maxConns int
-	// doubt is how long an endpoint that has lost a connection is the worse choice, unless a probe judges it before.
+	// doubt is how long an endpoint that has lost a connection is avoided, unless a probe judges it
+	// first.
 	doubt time.Duration
-	// wait is for how long a request waits for any endpoint to come back. Zero: not at all.
+	// wait is how long a request waits if no endpoint can be reached. Zero means that it does not
+	// wait.
 	wait time.Duration
 }
 
-// owner is what the upstreams of one Pools or Local share.
-type owner struct {
-	ctx      context.Context // ends with Run: no dial or connection outlives it
+// shared is the state that all upstreams of a Pools or a Local share.
+type shared struct {
+	ctx      context.Context // ends with Run, as all dials and connections do
 	cancel   context.CancelFunc
 	log      *slog.Logger
-	buffered bound.Places       // bytes of request bodies that are held
+	buffered bound.Places       // bytes of held request bodies
 	grant    func(n int64) bool // Config.Hold; may be nil
-	dialled  sync.Map           // *tls.Conn of the engine's → *Conn
+	dialled  sync.Map           // *tls.Conn of the engine → *Conn
 
-	// mu guards what follows; stopped, so that nothing joins running once it is waited for.
+	// mu guards the fields below. After stopped is set, nothing is added to running.
 	mu      sync.Mutex
-	engine  *h2.Server // nil: nobody serves yet
+	engine  *h2.Server // nil until Serve
 	stopped bool
-	running sync.WaitGroup // dials, watched connections, closing ones
+	running sync.WaitGroup // dials, watched and closing connections
 }
 
-// spawn runs f in a goroutine that stop waits for.
-func (o *owner) spawn(f func()) {
+// spawn runs f on a goroutine that stop waits for.
+func (o *shared) spawn(f func()) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.stopped {
-		go f() // what comes this late only closes something
+		go f() // this late, f only closes something
 		return
 	}
 	o.running.Go(f)
 }
 
-// serving is the engine. Nil: there is none yet.
-func (o *owner) serving() *h2.Server {
+// serving returns the engine, or nil before Serve.
+func (o *shared) serving() *h2.Server {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.engine
 }
 
-func (o *owner) serve(s *h2.Server) {
+func (o *shared) serve(s *h2.Server) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.engine = s
 }
 
-// stop ends all that was spawned.
-func (o *owner) stop() {
+// stop ends all spawned goroutines.
+func (o *shared) stop() {
 	o.cancel()
 	o.mu.Lock()
 	o.stopped = true
@@ -122,20 +128,17 @@ func (o *owner) stop() {
 	o.running.Wait()
 }
 
-func newOwner(log *slog.Logger) *owner {
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
-	// The context is not the caller's: it must last from New, when requests may come already, until Run has ended them.
+func newShared(log *slog.Logger) *shared {
+	// The context is not the caller's: it must last from New, since requests may come before Run.
 	ctx, cancel := context.WithCancel(context.Background())
-	return &owner{ctx: ctx, cancel: cancel, log: log}
+	return &shared{ctx: ctx, cancel: cancel, log: cmp.Or(log, slog.New(slog.DiscardHandler))}
 }
 
-func newUpstream(name string, o *owner, t target) *Upstream {
-	u := &Upstream{name: name, target: t, owner: o, endpoints: make(map[string]*endpoint)}
+func newUpstream(name string, o *shared, t target) *Upstream {
+	u := &Upstream{name: name, target: t, shared: o, endpoints: make(map[string]*endpoint)}
 	u.frames = h2.Upstream{Pick: u.pick, Retried: u.retried}
 	u.mayRetry = u.allowRetry
-	u.inFlight.Lend, u.longRunning.Lend = true, true // one controller may be all that an extension server has for clients
+	u.inFlight.Lend, u.longRunning.Lend = true, true // one controller may be the only client of an extension server
 	u.releaseRead = func() { u.reads.Add(-1) }
 	u.releaseWrite = func() { u.writes.Add(-1) }
 	u.budget.init()
@@ -143,8 +146,9 @@ func newUpstream(name string, o *owner, t target) *Upstream {
 	return u
 }
 
-// Pick chooses an endpoint: the less loaded of two random healthy ones, none of avoid if that can be helped. It reports false when there is no endpoint at all.
-// The caller releases the Lease when its request has ended.
+// Pick chooses an endpoint: the less loaded of two random healthy ones, and none of avoid if
+// possible. It reports false if there is no endpoint at all. The caller must release the Lease when
+// the request has ended.
 func (u *Upstream) Pick(avoid ...Lease) (Lease, bool) {
 	v := u.view.Load()
 	var e *endpoint
@@ -161,9 +165,9 @@ func (u *Upstream) Pick(avoid ...Lease) (Lease, bool) {
 	return Lease{e}, true
 }
 
-// Acquire takes a place among the requests in flight, or among the long-running ones, for a request that is ready to be sent. It
-// reports false when they are as many as the APIService's policy allows, or as from may have of them. Otherwise the place is given
-// back when the request has ended.
+// Acquire takes a place among the requests in flight, or among the long-running ones, for a request
+// that is ready to be sent. It reports false at the limit of the APIService's policy, or at the
+// share of from. Otherwise the caller must give the place back when the request has ended.
 func (u *Upstream) Acquire(from bound.Source, longRunning bool) (place bound.Place, ok bool) {
 	v := u.view.Load()
 	places, limit := &u.inFlight, v.maxInFlight
@@ -176,8 +180,9 @@ func (u *Upstream) Acquire(from bound.Source, longRunning bool) (place bound.Pla
 	return place, ok
 }
 
-// AcquireShare takes a place among the reads or the writes of this backend, of which there may be limit: its share of a limit of the whole server, so that a slow
-// backend cannot use up all of it. It is used like Acquire, and beside it.
+// AcquireShare takes a place among the reads or writes of this backend. limit is the backend's
+// share of a limit of the whole server, so that a slow backend cannot use all of it. It is called
+// in addition to Acquire.
 func (u *Upstream) AcquireShare(write bool, limit int64) (release func(), ok bool) {
 	count, release := &u.reads, u.releaseRead
 	if write {
@@ -191,7 +196,8 @@ func (u *Upstream) AcquireShare(write bool, limit int64) (release func(), ok boo
 	return release, true
 }
 
-// update follows the table: new endpoints come, those that are gone finish their requests and close. It reports whether some are gone.
+// update applies a new view: it adds new endpoints, and drains removed ones. It reports whether any
+// were removed.
 func (u *Upstream) update(v *view, list []registry.Endpoint) (fewer bool) {
 	u.mu.Lock()
 	if u.closed {
@@ -210,11 +216,11 @@ func (u *Upstream) update(v *view, list []registry.Endpoint) (fewer bool) {
 				e.via.Store(c.provide(address))
 			}
 			u.endpoints[address] = e
-			u.spoken().CompareAndSwap(agreedHTTP1, 0) // what comes new may be able to do more
+			u.agreement().CompareAndSwap(agreedHTTP1, 0) // a new endpoint may speak HTTP/2
 		}
 	}
 	v.arrange(list, u.endpoints)
-	// Swap before anything is drained: whoever chooses again must not choose what is going.
+	// Swap before draining: a new choice must not return a removed endpoint.
 	u.view.Store(v)
 	for i := range list {
 		e, out := u.endpoints[list[i].Address], list[i].Health == registry.Unhealthy && v.usable
@@ -238,14 +244,15 @@ func (u *Upstream) update(v *view, list []registry.Endpoint) (fewer bool) {
 	return len(removed) > 0
 }
 
-// drain lets every connection finish its requests and take no new one: another identity, or another protocol, is to be used from now on.
+// drain lets all connections finish their requests and take no new ones, because the identity or
+// the protocol has changed.
 func (u *Upstream) drain() {
 	for _, e := range u.snapshot() {
-		e.recall()
+		e.drain()
 	}
 }
 
-// close ends an Upstream that the table no longer names. Requests finish.
+// close ends an Upstream that the table no longer names. Its requests finish.
 func (u *Upstream) close() {
 	u.mu.Lock()
 	u.closed = true

@@ -7,29 +7,32 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// slowEvery is the share of slow endpoints: each gets one request of 128, a trickle below 1 % by which its recovery shows.
+// slowEvery sets the share of a slow endpoint: one request in 128, below 1 %, is enough to notice
+// its recovery.
 const slowEvery = 128
 
-// view is what a request chooses from. It is immutable.
+// view is the set of endpoints for choosing. It is immutable.
 type view struct {
-	// entry is what the view was made from. Nil in the local apiserver's pools.
+	// entry is the entry of this view. Nil in the local apiserver's pools.
 	entry *registry.Entry
-	// preferred is the best tier that is not empty: healthy ones before unprobed, terminating and unhealthy ones. Never ejecting all is the floor: with every endpoint
-	// unhealthy, they are what there is, and the verdict decides whether a request comes this far.
+	// preferred is the best tier that is not empty: healthy endpoints before unprobed, terminating
+	// and unhealthy ones. Not all are ejected: if every endpoint is unhealthy, they are used, and
+	// the verdict decides whether requests get this far.
 	preferred []*endpoint
-	// slow endpoints are healthy ones that get a trickle.
+	// slow endpoints are healthy, but get few requests.
 	slow []*endpoint
-	// usable: preferred are not merely what is left of unhealthy ones.
+	// usable says that preferred are not unhealthy.
 	usable bool
-	// rest are lower tiers, best first, for retries that have used up the preferred ones. Unhealthy endpoints are not among them.
+	// rest are the lower tiers, best first, for retries after the preferred ones. Unhealthy
+	// endpoints are left out.
 	rest []*endpoint
 
-	// maxInFlight and maxLongRunning are limits. Zero: none.
+	// maxInFlight and maxLongRunning are limits. Zero means no limit.
 	maxInFlight, maxLongRunning int64
 	pingTimeout                 time.Duration
 }
 
-// tier orders endpoints by how gladly they are used.
+// tier returns the rank of an endpoint, best first.
 func tier(e *registry.Endpoint) int {
 	switch {
 	case e.Health == registry.Unhealthy && e.Terminating:
@@ -47,10 +50,10 @@ func tier(e *registry.Endpoint) int {
 	}
 }
 
-// lastUsable is the last tier that a retry may turn to.
+// lastUsable is the last tier for retries.
 const lastUsable = 3
 
-// arrange sorts endpoints, in the order of the table, into the tiers of v.
+// arrange sorts endpoints, in the table's order, into the tiers of v.
 func (v *view) arrange(list []registry.Endpoint, known map[string]*endpoint) {
 	var tiers [6][]*endpoint
 	for i := range list {
@@ -70,7 +73,7 @@ func (v *view) arrange(list []registry.Endpoint, known map[string]*endpoint) {
 	}
 }
 
-// choose returns the endpoint for a request, nil when there is none. tick counts choices.
+// choose returns the endpoint for a request, nil if there is none. tick counts choices.
 func (v *view) choose(tick uint64) *endpoint {
 	if n := uint64(len(v.slow)); n > 0 && tick%slowEvery < n {
 		return v.slow[tick%slowEvery]
@@ -82,7 +85,8 @@ func (v *view) choose(tick uint64) *endpoint {
 	case 1:
 		return v.preferred[0]
 	}
-	// The better of two random ones: nearly as even as the best of all, and it does not send a herd to the one that has just become free.
+	// The better of two random ones: nearly as even as the best of all, and requests do not all
+	// move to an endpoint that has just become free.
 	i, j := rand.Uint32N(n), rand.Uint32N(n-1) //nolint:gosec // nobody gains by guessing
 	if j >= i {
 		j++
@@ -94,7 +98,7 @@ func (v *view) choose(tick uint64) *endpoint {
 	return a
 }
 
-// other returns the least loaded endpoint that is not in avoid, nil when each is.
+// other returns the least loaded endpoint that is not in avoid, or nil.
 func (v *view) other(avoid []Lease) *endpoint {
 	var best *endpoint
 	for _, e := range v.preferred {
@@ -124,10 +128,11 @@ func avoids(avoid []Lease, e *endpoint) bool {
 	return false
 }
 
-// Lease is one request's place at an endpoint: while it is held, the request counts in the endpoint's load. The zero Lease holds nothing.
+// Lease is one request's place at an endpoint: while held, it counts in the endpoint's load. The
+// zero Lease holds nothing.
 type Lease struct{ e *endpoint }
 
-// Address is the endpoint's host:port. Empty for the zero Lease.
+// Address returns the endpoint's host:port, empty for the zero Lease.
 func (l Lease) Address() string {
 	if l.e == nil {
 		return ""
@@ -135,7 +140,7 @@ func (l Lease) Address() string {
 	return l.e.address
 }
 
-// Release gives the place back. It must be called once for every Lease that was picked.
+// Release gives the place back. It must be called once for every Lease that Pick has returned.
 func (l Lease) Release() {
 	if l.e != nil {
 		l.e.inFlight.Add(-1)

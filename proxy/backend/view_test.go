@@ -8,8 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/fairlead-proxy/fairlead/proxy/bound"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
 )
 
 func TestArrange(t *testing.T) {
@@ -123,7 +123,8 @@ func TestPickSlow(t *testing.T) {
 	}
 }
 
-// Retries go elsewhere: to each other endpoint once, to lower tiers only then, to unhealthy ones never.
+// Retries go elsewhere: to each other endpoint once, to lower tiers only then, to unhealthy ones
+// never.
 func TestPickAvoids(t *testing.T) {
 	f := newFixture(t, nil)
 	e := f.set(healthy("a:1"), healthy("b:1"), registry.Endpoint{Address: "c:1"}, registry.Endpoint{Address: "d:1", Health: registry.Unhealthy})

@@ -2,5 +2,5 @@
 
 package front
 
-// descriptorLimit is a guess where the system does not tell.
+// descriptorLimit is a guess, because the system has no such limit to read.
 func descriptorLimit() int { return 1 << 16 }

@@ -1,10 +1,9 @@
-// Package front is a port for clients: it accepts connections, as many as its part of the
-// descriptors allows, speaks HTTP/1.1, and hands what has negotiated HTTP/2 to the engine
-// (proxy/h2). It ends both when the port is drained.
+// Package front serves clients on a port: it accepts connections up to a share of the file
+// descriptors, serves HTTP/1.1, passes HTTP/2 connections to the engine (proxy/h2), and ends both
+// when the port is drained.
 //
-// The concurrency rule: a Listener and a Port are safe for concurrent use. A connection's
-// goroutines are net/http's or the engine's.
+// The concurrency rule: a Listener and a Port are safe for concurrent use. The goroutines of a
+// connection are net/http's or the engine's.
 //
-// What this package is not: it knows nothing of what is asked for, and decides nothing about a
-// request.
+// This package does not look at what a request asks for, and decides nothing about it.
 package front

@@ -15,7 +15,7 @@ import (
 // backend's all the same: a body that was taken away would end there too early, or reset the
 // request in the middle of its answer.
 func TestAnswerWhileTheBodyComes(t *testing.T) {
-	s := httptest.NewServer(patientNoMore(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s := httptest.NewServer(limitSlowClients(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		b := make([]byte, 5)
 		for {
 			n, err := r.Body.Read(b)
@@ -50,7 +50,7 @@ func TestAnswerWhileTheBodyComes(t *testing.T) {
 // What is left of a body is nobody's next request, however its sender behaves after the answer.
 func TestRestOfABodyIsNoRequest(t *testing.T) {
 	var paths sync.Map
-	s := httptest.NewServer(patientNoMore(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s := httptest.NewServer(limitSlowClients(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		paths.Store(r.URL.Path, true)
 		w.WriteHeader(http.StatusUnauthorized)
 	})))

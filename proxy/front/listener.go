@@ -1,6 +1,7 @@
 package front
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,36 +19,35 @@ import (
 )
 
 const (
-	// fewest is what each port has in any case: an operator, and a load balancer's probes.
-	fewest = 8
-	// tellStall is how often a full port is told at most.
-	tellStall = time.Minute
+	// minConnections is the least limit of a port: for an operator, and a load balancer's probes.
+	minConnections = 8
+	// stallLogInterval is the least time between two logs about a full port.
+	stallLogInterval = time.Minute
 )
 
-// Address says where a port listens, and for how many connections.
+// Address configures a port.
 type Address struct {
-	// Host is empty for all addresses of this machine. Port 0 is any free one.
+	// Host is empty for all addresses of this machine. Port 0 means any free port.
 	Host string
 	Port int
-	// Name is the label "port" of the metrics.
+	// Name is the value of the label "port" in metrics.
 	Name string
-	// MaxConnections may be open at once. Zero: Share of the descriptors that this process may
-	// have, and a few in any case.
+	// MaxConnections limits the open connections. Zero means Share of the process's file
+	// descriptors, but at least minConnections.
 	//
-	// Descriptors are what strangers can take all of, by opening connections and doing nothing.
-	// Without a bound, dials to backends and probes would fail with theirs, and every APIService
-	// would be found unavailable.
+	// Without a limit, strangers could use up all descriptors with idle connections. Dials to
+	// backends and probes would then fail, and every APIService would become unavailable.
 	MaxConnections int
 	Share          float64
-	// Logger is told when connections wait. Nil discards.
+	// Logger logs when connections wait. Nil discards.
 	Logger *slog.Logger
-	// Metrics is where fairlead_connections and fairlead_accept_stalls_total are registered. Nil:
+	// Metrics registers fairlead_connections and fairlead_accept_stalls_total. Nil means
 	// unregistered.
 	Metrics prometheus.Registerer
 }
 
-// Listener bounds the connections of a port: beyond it they wait in the kernel's queue, and a load
-// balancer's probes with them, so that it looks elsewhere.
+// Listener limits the connections of a port. Further ones wait in the kernel's queue; a load
+// balancer's probes wait there, too, so that it chooses another replica.
 type Listener struct {
 	net.Listener
 	log  *slog.Logger
@@ -56,29 +56,25 @@ type Listener struct {
 	places chan struct{} // one for each connection
 	open   atomic.Int64
 	stalls prometheus.Counter
-	told   time.Time // Accept's own, which is called by one goroutine
+	logged time.Time // of the last log; used by Accept's goroutine only
 
 	end  sync.Once
 	done chan struct{} // closed by Close
 }
 
-// Listen opens a port. It is done for every port before anything is served, so that a port in use
-// is a clear error.
+// Listen opens a port. Open all ports before serving any, so that a port in use is a clear error.
 func Listen(ctx context.Context, a Address) (*Listener, error) {
 	most := a.MaxConnections
 	if most == 0 {
-		most = max(fewest, int(a.Share*float64(descriptorLimit())))
+		most = max(minConnections, int(a.Share*float64(descriptorLimit())))
 	}
 	labels := prometheus.Labels{"port": a.Name}
 	l := &Listener{
-		log: a.Logger, port: a.Name, places: make(chan struct{}, most), done: make(chan struct{}),
+		log: cmp.Or(a.Logger, slog.New(slog.DiscardHandler)), port: a.Name, places: make(chan struct{}, most), done: make(chan struct{}),
 		stalls: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "fairlead_accept_stalls_total", Help: "Times that a port took no new connection for a while: as many as are allowed were open, or accepting failed.",
+			Name: "fairlead_accept_stalls_total", Help: "Times that a port accepted no new connection for a while: its limit was reached, or accepting failed.",
 			ConstLabels: labels,
 		}),
-	}
-	if l.log == nil {
-		l.log = slog.New(slog.DiscardHandler)
 	}
 	open := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "fairlead_connections", Help: "Open connections of clients, by port.", ConstLabels: labels,
@@ -93,8 +89,8 @@ func Listen(ctx context.Context, a Address) (*Listener, error) {
 	return l, nil
 }
 
-// Own are the addresses at which the port can be reached: a backend that resolves to one of them
-// would be ourselves.
+// Own returns the addresses of the port: a backend that resolves to one of them would be this
+// process itself.
 func (l *Listener) Own() ([]netip.AddrPort, error) {
 	bound, err := netip.ParseAddrPort(l.Addr().String())
 	if err != nil {
@@ -116,12 +112,12 @@ func (l *Listener) Own() ([]netip.AddrPort, error) {
 	return own, nil
 }
 
-// Accept waits for a place first.
+// Accept waits for a place before it accepts a connection.
 func (l *Listener) Accept() (net.Conn, error) {
 	select {
 	case l.places <- struct{}{}:
 	default:
-		l.stalled("as many connections as are allowed are open", nil)
+		l.stalled("the limit of connections is reached", nil)
 		select {
 		case l.places <- struct{}{}:
 		case <-l.done:
@@ -132,9 +128,9 @@ func (l *Listener) Accept() (net.Conn, error) {
 	if err != nil {
 		<-l.places
 		if !errors.Is(err, net.ErrClosed) {
-			l.stalled("accepting connections fails", err) // net/http tries again in a while
+			l.stalled("accepting connections fails", err) // net/http retries after a pause
 		}
-		return nil, err //nolint:wrapcheck // net/http looks at what it is
+		return nil, err //nolint:wrapcheck // net/http inspects the error
 	}
 	l.open.Add(1)
 	leave := sync.OnceFunc(func() {
@@ -146,8 +142,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 
 func (l *Listener) stalled(why string, err error) {
 	l.stalls.Inc()
-	if now := time.Now(); now.Sub(l.told) > tellStall {
-		l.told = now
+	if now := time.Now(); now.Sub(l.logged) > stallLogInterval {
+		l.logged = now
 		l.log.Warn("new connections wait", "port", l.port, "open", l.open.Load(), "reason", why, "err", err)
 	}
 }
@@ -155,10 +151,10 @@ func (l *Listener) stalled(why string, err error) {
 // Close also ends a waiting Accept.
 func (l *Listener) Close() error {
 	l.end.Do(func() { close(l.done) })
-	return l.Listener.Close() //nolint:wrapcheck // this is the listener
+	return l.Listener.Close() //nolint:wrapcheck // from the wrapped listener
 }
 
-// placed is a connection that gives its place back.
+// placed is a connection that holds a place.
 type placed struct {
 	net.Conn
 	leave func()
@@ -166,9 +162,9 @@ type placed struct {
 
 func (p *placed) Close() error {
 	defer p.leave()
-	return p.Conn.Close() //nolint:wrapcheck // this is the connection
+	return p.Conn.Close() //nolint:wrapcheck // from the wrapped connection
 }
 
-// Wraps lets the engine read and write the socket: nothing is done to the bytes, and the place is
-// given back by Close.
+// Wraps lets the engine use the socket directly: the bytes are unchanged, and Close gives the place
+// back.
 func (p *placed) Wraps() net.Conn { return p.Conn }

@@ -2,8 +2,11 @@ package front
 
 import (
 	"crypto/tls"
+	"errors"
+	"net"
 	"net/http"
 	"runtime"
+	"syscall"
 	"testing"
 	"time"
 
@@ -79,6 +82,45 @@ func TestMaxConnections(t *testing.T) {
 			until(t, "one connection is counted when one is open", func() bool { return c.open.Load() == 1 })
 		})
 	}
+}
+
+// exhausted has no file descriptor left, some times.
+type exhausted struct {
+	net.Listener
+	times int
+}
+
+func (e *exhausted) Accept() (net.Conn, error) {
+	if e.times--; e.times >= 0 {
+		return nil, syscall.EMFILE
+	}
+	return e.Listener.Accept()
+}
+
+// No place stays taken for a connection that could not be accepted.
+func TestFailedAcceptKeepsNoPlace(t *testing.T) {
+	l, err := Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer time.AfterFunc(10*time.Second, func() { _ = l.Close() }).Stop() // which ends a wait for a place
+	l.Listener = &exhausted{l.Listener, 2}
+	for range 2 {
+		if _, err := l.Accept(); !errors.Is(err, syscall.EMFILE) {
+			t.Fatal(err)
+		}
+	}
+	client, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatalf("afterwards: %v", err)
+	}
+	_ = conn.Close()
+	_ = l.Close()
 }
 
 // served asks once, so that the connection is where it stays.

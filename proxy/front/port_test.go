@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"testing"
 
@@ -67,6 +68,19 @@ func TestShutdown(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A port whose listener is lost says so.
+func TestServeFails(t *testing.T) {
+	l, err := Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = l.Close()
+	p := New(Config{Listener: l, TLS: &tls.Config{Certificates: make([]tls.Certificate, 1), MinVersion: tls.VersionTLS12}, Frames: h2.New(h2.Config{})})
+	if err := p.Serve(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("it says %v", err)
 	}
 }
 

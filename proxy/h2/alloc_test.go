@@ -4,8 +4,8 @@ package h2
 
 import "testing"
 
-// The whole lane, drivers and TLS included, may allocate 4 times for a request: the engine nothing, crypto/tls once for each record it
-// reads, and the rest is room for what happens now and then.
+// The whole lane, drivers and TLS included, may allocate 4 times for a request: the engine nothing,
+// crypto/tls once for each record it reads, and the rest is room for what happens now and then.
 func TestLaneAllocations(t *testing.T) {
 	backend := startPeer(t, "backend")
 	for _, kind := range []string{"portable", "loop"} {

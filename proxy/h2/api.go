@@ -6,25 +6,25 @@ import (
 )
 
 type (
-	// Head is what a client has asked for.
+	// Head is the head of a client's request.
 	Head = wire.Head
-	// Plan is what becomes of a request.
+	// Plan says how a request is answered.
 	Plan = engine.Plan
-	// Answer is one that is made here.
+	// Answer is a prepared response.
 	Answer = engine.Answer
-	// Upstream is where requests are forwarded to.
+	// Upstream chooses the endpoints of a backend.
 	Upstream = engine.Upstream
-	// Endpoint is one server of an Upstream.
+	// Endpoint is one address of a backend.
 	Endpoint = engine.Endpoint
 	// Outcome is how a request has ended.
 	Outcome = engine.Outcome
-	// Reason is why it was not answered by a backend, or not wholly.
+	// Reason says why a request ended without a complete response.
 	Reason = engine.Reason
-	// Failure is that as an error.
+	// Failure is the error of RoundTrip, and of reading its response's body.
 	Failure = engine.Failure
 )
 
-// The reasons are the engine's.
+// These are the engine's reasons.
 const (
 	ReasonNone        = engine.ReasonNone
 	ReasonNoEndpoint  = engine.ReasonNoEndpoint

@@ -9,10 +9,12 @@ import (
 	"testing"
 )
 
-// bodySize is how large the bodies of TestLargeBodies are: go test -run LargeBodies ./proxy/h2 -body 1073741824 takes a minute.
+// bodySize is how large the bodies of TestLargeBodies are: go test -run LargeBodies ./proxy/h2
+// -body 1073741824 takes a minute.
 var bodySize = flag.Int64("body", 64<<20/slower, "bytes of TestLargeBodies' bodies")
 
-// patternReader gives n bytes that repeat with a prime period, so that bytes that are lost, doubled or exchanged are seen.
+// patternReader gives n bytes that repeat with a prime period, so that bytes that are lost, doubled
+// or exchanged are seen.
 type patternReader struct{ at, n int64 }
 
 var periodic = pattern(0, 65521)

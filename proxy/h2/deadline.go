@@ -7,15 +7,16 @@ import (
 	"time"
 )
 
-// deadlines are what a handler has set through http.ResponseController. As with net/http's HTTP/2, a read deadline that has passed
-// ends the body for good, and a write deadline that has passed resets the stream.
+// deadlines are a handler's deadlines, set through http.ResponseController. As in net/http's
+// HTTP/2, a read deadline that has passed ends the body for good, and a passed write deadline
+// resets the stream.
 type deadlines struct {
-	timer [2]*time.Timer // nil: not set
+	timer [2]*time.Timer // nil means not set
 	late  [2]bool        // it has passed
 	over  bool           // the handler has returned: no further timer starts
 }
 
-// way is what a deadline is for.
+// way is the direction of a deadline.
 type way uint8
 
 const (
@@ -23,14 +24,14 @@ const (
 	writing
 )
 
-// SetReadDeadline is for http.ResponseController.
+// SetReadDeadline implements http.ResponseController's method.
 func (w *writer) SetReadDeadline(t time.Time) error { return w.l.setDeadline(reading, t) }
 
-// SetWriteDeadline is for http.ResponseController.
+// SetWriteDeadline implements http.ResponseController's method.
 func (w *writer) SetWriteDeadline(t time.Time) error { return w.l.setDeadline(writing, t) }
 
-// setDeadline starts or stops (zero t) the timer of one way. The timer's own goroutine ends at once: it takes the mutex and
-// marks the way.
+// setDeadline starts the timer of one direction, or stops it for a zero t. The timer's goroutine
+// only takes the mutex and calls expire.
 func (l *local) setDeadline(d way, t time.Time) error {
 	l.sh.lock()
 	defer l.leave()
@@ -51,7 +52,7 @@ func (l *local) setDeadline(d way, t time.Time) error {
 		timer = time.AfterFunc(time.Until(t), func() {
 			l.sh.lock()
 			defer l.leave()
-			if x.timer[d] == timer { // not one that was replaced while it waited for the mutex
+			if x.timer[d] == timer { // not replaced while it waited for the mutex
 				l.expire(d)
 			}
 		})
@@ -60,7 +61,7 @@ func (l *local) setDeadline(d way, t time.Time) error {
 	return nil
 }
 
-// expire marks a way late. The shard's mutex is held.
+// expire marks a direction late. The shard's mutex must be held.
 func (l *local) expire(d way) {
 	l.deadlines.late[d] = true
 	l.Changed.Broadcast()
@@ -71,7 +72,7 @@ func (l *local) expire(d way) {
 
 var errWriteDeadline = errors.New("handler's write deadline has passed")
 
-// gone is why the handler cannot go on.
+// gone returns the error for a handler that cannot continue.
 func (l *local) gone(d way) error {
 	if l.deadlines.late[d] {
 		return fmt.Errorf("http2: %w", os.ErrDeadlineExceeded)

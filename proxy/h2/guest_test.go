@@ -153,12 +153,12 @@ func testGuestEcho(t *testing.T, driver string) {
 				return
 			}
 			defer res.Body.Close()
-			got, err := io.ReadAll(res.Body)
-			if err != nil || !bytes.Equal(got, body) {
+			_, announced := res.Trailer["X-T"]
+			if got, err := io.ReadAll(res.Body); err != nil || !bytes.Equal(got, body) {
 				t.Errorf("size %d: %d bytes came back: %v", size, len(got), err)
 			}
-			if got := res.Trailer.Get("X-T"); got != want || res.Trailer.Get("X-Unannounced") != "1" {
-				t.Errorf("size %d: trailers %v, want %q", size, res.Trailer, want)
+			if got := res.Trailer.Get("X-T"); got != want || res.Trailer.Get("X-Unannounced") != "1" || !announced {
+				t.Errorf("size %d: trailers %v, want %q, announced %v", size, res.Trailer, want, announced)
 			}
 		})
 	}

@@ -14,11 +14,11 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
-// localBuffer is how much of a handler's response may wait for the client before the handler has to.
+// localBuffer is how much of a handler's response may wait before the handler blocks.
 const localBuffer = 64 << 10
 
-// local is a handler at work. Its goroutine ends when the handler returns; the request's context ends
-// with the stream.
+// local is a running handler. Its goroutine ends when the handler returns; the request's context
+// ends with the stream.
 type local struct {
 	engine.Local // guarded by the shard's mutex
 	sh           *shard
@@ -30,10 +30,10 @@ type local struct {
 	deadlines deadlines // guarded by the shard's mutex
 }
 
-// errStreamGone is what a handler gets when it reads or writes after its stream has ended.
+// errStreamGone is a handler's error when it reads or writes after its stream has ended.
 var errStreamGone = errors.New("http2: stream closed")
 
-// local is what the engine has run for a stream that is answered here.
+// local prepares a handler for the engine, see engine.Config.Serve.
 func (sh *shard) local(c *engine.Conn, h *Head, handler http.Handler) (*engine.Local, func()) {
 	l := &local{sh: sh, head: *h, info: linkOf(c).info, handler: handler}
 	l.head.Fields = slices.Clone(h.Fields)
@@ -56,7 +56,7 @@ func (l *local) prepare() {
 	}
 }
 
-// run answers the request.
+// run runs the handler.
 func (l *local) run() {
 	defer l.Cancel()
 	defer l.stopDeadlines()
@@ -70,7 +70,7 @@ func (l *local) run() {
 	w.head = r.Method == http.MethodHead
 	complete := false
 	defer func() {
-		// As net/http: a panic breaks the response, and only http.ErrAbortHandler is an ordinary one.
+		// As in net/http, a panic aborts the response, and http.ErrAbortHandler is not logged.
 		if v := recover(); v != nil && v != http.ErrAbortHandler { //nolint:errorlint // the value itself is the sign, as in net/http
 			l.sh.log.Error("handler panicked", "panic", v, "path", l.head.Path)
 		}
@@ -83,7 +83,8 @@ func (l *local) run() {
 	complete = true
 }
 
-// leave is settle for a handler's turn. It is deferred: whatever the engine does in it, the mutex is free afterwards.
+// leave is settle for a handler's turn. It must be deferred, so that a panic releases the mutex,
+// too.
 func (l *local) leave() {
 	if v := recover(); v != nil {
 		l.Recovered(v)
@@ -97,7 +98,7 @@ func (l *local) abort() {
 	l.Abort(nil)
 }
 
-// request makes what the handler is given.
+// request makes the handler's request.
 func (l *local) request() (*http.Request, error) {
 	u, err := url.ParseRequestURI(l.head.Target())
 	if err != nil {
@@ -116,7 +117,7 @@ func (l *local) request() (*http.Request, error) {
 	}
 	for _, f := range l.head.Fields {
 		name := http.CanonicalHeaderKey(f.Name)
-		if f.Name == "cookie" && r.Header[name] != nil { // RFC 9113 §8.2.3: crumbs are joined for HTTP/1.1 eyes
+		if f.Name == "cookie" && r.Header[name] != nil { // RFC 9113 §8.2.3: joined as in HTTP/1.1
 			r.Header[name][0] += "; " + f.Value
 			continue
 		}
@@ -136,7 +137,7 @@ func (l *local) request() (*http.Request, error) {
 	return r.WithContext(l.ctx), nil
 }
 
-// announced notes the trailers that a message will have; others are not shown to the handler, as by net/http.
+// announced records the trailers that a message announces; as in net/http, handlers see no others.
 func announced(trailer http.Header, names string) http.Header {
 	for name := range strings.SplitSeq(names, ",") {
 		name = http.CanonicalHeaderKey(strings.TrimSpace(name))
@@ -151,7 +152,7 @@ func announced(trailer http.Header, names string) http.Header {
 	return trailer
 }
 
-// body is the request's body as the handler reads it.
+// body is the request's body for the handler.
 type body struct {
 	l       *local
 	r       *http.Request
@@ -195,7 +196,7 @@ func (b *body) Read(p []byte) (int, error) {
 	return 0, io.EOF
 }
 
-// Close ends a Read that is under way: who reads may be another goroutine.
+// Close ends a Read in progress, which may be on another goroutine.
 func (b *body) Close() error {
 	b.l.sh.lock()
 	defer b.l.leave()

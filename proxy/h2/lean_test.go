@@ -18,7 +18,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// leanConn speaks HTTP/2 with little work of its own, so that a load costs the peers more than it costs whoever makes it.
+// leanConn speaks HTTP/2 with little work of its own, so that a load costs the peers more than it
+// costs whoever makes it.
 type leanConn struct {
 	net.Conn
 	fr    *http2.Framer
@@ -73,7 +74,8 @@ func (l *leanConn) control(f http2.Frame) error {
 	return nil
 }
 
-// leanBackend answers by path: /small 1 KiB, /list 100 KiB, /watch an event now and one at each /fire, all as soon as the head is there.
+// leanBackend answers by path: /small 1 KiB, /list 100 KiB, /watch an event now and one at each
+// /fire, all as soon as the head is there.
 type leanBackend struct {
 	mu      sync.Mutex
 	watches map[*leanConn][]uint32 // guarded by mu
@@ -311,8 +313,9 @@ func median(v []float64) string {
 	return fmt.Sprintf("%.2f–%.2f–%.2f", v[0], v[len(v)/2], v[len(v)-1])
 }
 
-// BenchmarkPeers puts the same load on each peer in turn, b.N rounds of it, and shows what a request cost each as a ratio to the
-// bare ReverseProxy of the same round. Absolute figures drift with the machine, ratios hardly.
+// BenchmarkPeers puts the same load on each peer in turn, b.N rounds of it, and shows what a
+// request cost each as a ratio to the bare ReverseProxy of the same round. Absolute figures drift
+// with the machine, ratios hardly.
 func BenchmarkPeers(b *testing.B) {
 	for _, s := range []shape{
 		{name: "GET-8x8", conns: 8, streams: 8, path: "/small", size: 1024, count: 8000},

@@ -10,33 +10,33 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/spare"
 )
 
-// link moves the bytes of one connection, on a shard's loop where there is one. Else it has a reader goroutine (serve), which ends when
-// the connection does, and a second one only while the socket is full.
+// link moves the bytes of one connection, on its shard's loop if there is one. Otherwise it has a
+// reader goroutine (serve), which ends with the connection, and another while the socket is full.
 type link struct {
 	sh   *shard
 	c    *engine.Conn
 	tls  *tls.Conn
-	info *ConnInfo // of a client
-	raw  *rawConn  // nil: the connection was not wrapped, so writing blocks
+	info *ConnInfo // of a client's connection
+	raw  *rawConn  // nil means that the connection was not wrapped, so writes block
 	room sync.Cond // on the shard's mutex: some output was written
 
-	loop   *loop         // what reads and writes instead of goroutines of the link's own; nil: they do
+	loop   *loop         // reads and writes for the link; nil means that the link's own goroutines do
 	gone   chan struct{} // closed by the loop when the connection has ended
-	paused atomic.Bool   // the loop does not read: set by it, cleared under the shard's mutex
+	paused atomic.Bool   // the loop does not read: set by the loop, cleared under the shard's mutex
 
-	// Of whoever reads.
-	seen int    // records of raw up to the last one with application data
-	idle int    // records without any since the engine was asked
-	deaf bool   // the engine is closing the connection: what still comes is not worth decrypting
-	took int    // field blocks that the engine has handled since the loop asked
-	rest []byte // decrypted, and left by the engine for the next turn
-	at   int    // where in the loop's turn it is, if it is there
+	// For the reading goroutine only.
+	seen    int    // the number of the last TLS record with application data
+	idle    int    // records without application data that the engine has not charged yet
+	closing bool   // the engine is closing the connection: further input need not be decrypted
+	heads   int    // field blocks handled since the loop reset it
+	rest    []byte // decrypted input that the engine left for the next turn
+	at      int    // index in the loop's active, if the link is there
 }
 
-// plainBuffer is how much is decrypted before the engine is asked: one turn under the mutex for four full records.
+// plainBuffer is how much is decrypted before the engine is called: one turn for four full records.
 const plainBuffer = 64 << 10
 
-// newLink takes a connection after its handshake.
+// newLink returns a link for a connection after its handshake.
 func (sh *shard) newLink(tc *tls.Conn) *link {
 	l := &link{sh: sh, tls: tc}
 	l.room.L = &sh.mu
@@ -60,13 +60,13 @@ func (l *link) discard() {
 	}
 }
 
-// attach makes the link that of an engine's connection. The shard's mutex is held.
+// attach connects the link with its engine's connection. The shard's mutex must be held.
 func (l *link) attach(c *engine.Conn) { l.c, c.Value = c, l }
 
-// linkOf is the link that was attached to a connection.
+// linkOf returns the link that is attached to a connection.
 func linkOf(c *engine.Conn) *link { return c.Value.(*link) } //nolint:forcetypeassert // attach alone sets it
 
-// serve returns when the connection has ended.
+// serve moves the bytes until the connection has ended.
 func (l *link) serve() {
 	if l.loop != nil {
 		l.loop.watch(l)
@@ -79,7 +79,8 @@ func (l *link) serve() {
 	l.lose(err)
 }
 
-// lose tells the engine that the connection has ended. The shard's mutex is held and released.
+// lose tells the engine that the connection has ended. The shard's mutex must be held; lose
+// releases it.
 func (l *link) lose(err error) {
 	l.sh.e.Ended(l.c, err)
 	l.room.Broadcast()
@@ -93,7 +94,7 @@ func (l *link) read() error {
 	bufs := l.sh.pool
 	defer l.raw.drop(bufs)
 	for {
-		if len(l.raw.rest) == 0 && len(l.rest) == 0 { // else it came with the handshake, or the turn was over
+		if len(l.raw.rest) == 0 && len(l.rest) == 0 { // else input came with the handshake, or is left from a turn
 			if err := l.raw.fill(bufs); err != nil {
 				return err
 			}
@@ -107,27 +108,28 @@ func (l *link) read() error {
 	}
 }
 
-// turnRecords bounds a turn by its work. A buffer of ordinary input has some four records, one of the shortest three thousand: each costs TLS as much as a frame
-// costs the engine, and a key update ten times that.
+// turnRecords bounds the work of a turn. A buffer of ordinary input has about four records, one of
+// the shortest records three thousand. Each record costs TLS as much as a frame costs the engine,
+// and a key update ten times as much.
 const turnRecords = 256
 
-// decrypt has the engine handle what was read from the socket. Some is left in rest or raw.rest
-// when the turn has been long enough.
+// decrypt decrypts what was read from the socket and passes it to the engine. If the turn is over
+// before, input remains in rest or raw.rest.
 func (l *link) decrypt(buf []byte) error {
 	if len(l.rest) > 0 {
 		if l.rest = l.take(l.rest); len(l.rest) > 0 {
 			return nil
 		}
 	}
-	for last := l.raw.records + turnRecords; !l.deaf; {
+	for last := l.raw.records + turnRecords; !l.closing; {
 		n, more, err := l.gather(buf, last)
 		if n > 0 {
-			l.rest = slices.Clone(l.take(buf[:n])) // as much as came: many connections may wait
+			l.rest = slices.Clone(l.take(buf[:n])) // cloned at its size: many connections may wait
 		}
 		if err == nil {
 			err = l.raw.flushOwn()
 		}
-		if err != nil || !more || n < len(buf) || len(l.rest) > 0 { // else TLS may hold what was decrypted
+		if err != nil || !more || n < len(buf) || len(l.rest) > 0 { // else TLS may hold decrypted input
 			return err
 		}
 	}
@@ -135,15 +137,15 @@ func (l *link) decrypt(buf []byte) error {
 	return nil
 }
 
-// begun reports whether there is input that was read and not handled.
-func (l *link) begun() bool { return l.raw.in != nil || len(l.rest) > 0 }
+// hasInput reports whether there is input that was read and not handled.
+func (l *link) hasInput() bool { return l.raw.in != nil || len(l.rest) > 0 }
 
-// gather decrypts what has come in, up to the last record of the turn; more: there may be more.
+// gather decrypts input, up to the last record of the turn. It reports whether there may be more.
 func (l *link) gather(buf []byte, last int) (n int, more bool, err error) {
 	for n < len(buf) {
 		k, err := l.tls.Read(buf[n:])
 		n += k
-		if r := l.raw.records; k > 0 && r > l.seen { // r has the data: none is begun before the one before it was read
+		if r := l.raw.records; k > 0 && r > l.seen { // r has the data: TLS uses each record up before the next
 			l.idle += r - l.seen - 1
 			l.seen = r
 		}
@@ -153,7 +155,7 @@ func (l *link) gather(buf []byte, last int) (n int, more bool, err error) {
 		case err != nil:
 			return n, false, err
 		case n == len(buf):
-		case len(l.raw.rest) == 0: // the record was read to its end, and TLS has no other
+		case len(l.raw.rest) == 0: // the record was read to its end, and TLS has no other one
 			return n, false, nil
 		case l.raw.records > last:
 			return n, true, nil
@@ -162,7 +164,7 @@ func (l *link) gather(buf []byte, last int) (n int, more bool, err error) {
 	return n, true, nil
 }
 
-// blockingBuffer has room for the largest record.
+// blockingBuffer is the size of the largest record.
 const blockingBuffer = 16 << 10
 
 func (l *link) readBlocking() error {
@@ -178,19 +180,19 @@ func (l *link) readBlocking() error {
 	}
 }
 
-// take has the engine handle input, unless the client owes us reading first. It returns what the
-// engine has left for another turn.
+// take passes input to the engine. If the client must read first, it waits or pauses the link. It
+// returns the input that the engine has left for another turn.
 func (l *link) take(p []byte) []byte {
 	l.sh.lock()
 	l.sh.e.IdleRecords(l.c, l.idle)
 	p = l.sh.e.Feed(l.c, p)
-	l.idle, l.deaf = 0, l.c.Closing()
-	l.took += l.c.Heads()
+	l.idle, l.closing = 0, l.c.Closing()
+	l.heads += l.c.Heads()
 	if l.loop != nil {
 		if l.c.Over() {
 			l.paused.Store(true)
 		}
-		l.sh.mu.Unlock() // the loop settles everything it has read at once
+		l.sh.mu.Unlock() // the loop settles once for everything it has read
 		return p
 	}
 	if !l.c.Over() {
@@ -206,7 +208,8 @@ func (l *link) take(p []byte) []byte {
 	return p
 }
 
-// write encrypts and writes output without waiting; true: some is left, and a goroutine of its own goes on with it.
+// write encrypts and writes output without blocking. It reports true if some is left, which another
+// goroutine or the loop then writes.
 func (l *link) write(p []byte) (bool, error) {
 	if l.raw == nil {
 		l.sh.links.Go(func() { l.writeOn(p, false) })
@@ -227,7 +230,8 @@ func (l *link) write(p []byte) (bool, error) {
 	return true, nil
 }
 
-// writeOn writes, waiting for the socket, until there is no output left. It ends then, or when the connection is closed.
+// writeOn writes until there is no output left, and waits for the socket. It ends then or with the
+// connection.
 func (l *link) writeOn(p []byte, encrypted bool) {
 	for {
 		var err error
@@ -248,7 +252,7 @@ func (l *link) writeOn(p []byte, encrypted bool) {
 	}
 }
 
-// finishWrite ends a write: who waited for room goes on. The shard's mutex is held.
+// finishWrite ends a write, and wakes those that waited for it. The shard's mutex must be held.
 func (l *link) finishWrite(buf []byte, err error) {
 	l.c.Wrote(buf, err)
 	l.room.Broadcast()
@@ -257,7 +261,7 @@ func (l *link) finishWrite(buf []byte, err error) {
 	}
 }
 
-// taken is how many bytes a connection's peer has taken.
+// taken returns how many bytes a connection's peer has acknowledged.
 func taken(c *engine.Conn) uint64 {
 	if l := linkOf(c); l.raw != nil {
 		return l.raw.taken()
@@ -271,9 +275,9 @@ func unread(c *engine.Conn) bool {
 	return l.raw != nil && l.raw.unread()
 }
 
-// shut closes the connection: at once if it is broken, else so that the peer still reads what we wrote. Closing a socket that has
-// unread input makes the kernel send a reset, which can destroy our GOAWAY on its way; so it is read until the peer closes too or the
-// engine cuts it.
+// shut closes the connection: at once if it is broken, otherwise so that the peer can still read
+// our output. If a socket with unread input is closed, the kernel sends a reset, which can destroy
+// our GOAWAY in flight. So input is read until the peer closes or the engine cuts it.
 func (l *link) shut() {
 	l.sh.mu.Lock()
 	cut := l.c.Cut()
@@ -291,13 +295,13 @@ func (l *link) shut() {
 	}
 }
 
-// buffers are the read buffers that all links share.
+// buffers are free lists that all links share.
 type buffers struct {
 	raw, plain, part sync.Pool
 	out              output
 }
 
-// output is spare output buffers, of all shards together.
+// output is a free list of output buffers, for all shards.
 type output struct {
 	mu    sync.Mutex // guards spare
 	spare spare.Buffers

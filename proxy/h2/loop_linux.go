@@ -11,12 +11,14 @@ import (
 	"syscall"
 )
 
-// loop is the goroutine that reads all connections of a shard. One turn of it takes every connection that has input, has the engine
-// handle all of it, and then writes each connection that has output once: what came on many connections leaves in few system calls,
-// and no goroutine is woken for each. It runs from Server.Run until close.
+// loop is the goroutine that reads all connections of a shard. One turn of it takes every
+// connection that has input, has the engine handle all of it, and then writes each connection that
+// has output once: what came on many connections leaves in few system calls, and no goroutine is
+// woken for each. It runs from Server.Run until close.
 //
-// The connections' descriptors are watched by an epoll instance of its own, and that one by Go's netpoller: waiting costs no thread, and a
-// thread in epoll_wait gathers less in a turn (docs/performance.md).
+// The connections' descriptors are watched by an epoll instance of its own, and that one by Go's
+// netpoller: waiting costs no thread, and a thread in epoll_wait gathers less in a turn
+// (docs/evidence/measurements.md).
 type loop struct {
 	sh   *shard
 	fd   int
@@ -24,35 +26,38 @@ type loop struct {
 
 	mu    sync.Mutex // guards what follows
 	done  bool       // close was called
-	dead  error      // why no link is watched any more; nil: they are
-	links []*link    // by descriptor: a map's look-up for each event showed in profiles
+	dead  error      // why no link is watched any more; nil while they are
+	links []*link    // by descriptor: a map lookup for each event was visible in profiles
 
-	// Of the goroutine alone.
+	// For the loop's goroutine only.
 	events [loopEvents]syscall.EpollEvent
-	turn   []turn // connections with something to do
-	again  []turn // and in the next turn, whatever epoll says
-	heads  int    // field blocks of clients that were handled since output was written
+	active []active // connections with something to do in this turn
+	next   []active // connections for the next turn, even without an event
+	heads  int      // clients' field blocks handled in this turn
 	in     rawBytes
 	plain  plainBytes
 }
 
-// turn is a connection and what epoll says of it.
-type turn struct {
+// active is a connection with its epoll events.
+type active struct {
 	l  *link
 	ev uint32
 }
 
 const (
-	// loopEvents is how many connections are read before anything is written: enough to batch, few enough not to make the first wait.
+	// loopEvents is how many connections are read before anything is written: enough for a batch,
+	// few enough that the first does not wait long.
 	loopEvents = 128
-	// loopPolls is how often epoll is asked before anything is written: while some connections were read others may have got input, and each round that
-	// is spared saves system calls on both sides. What came first waits for that, 20 µs or so each time. With one connection there is nothing to wait for.
+	// loopPolls is how often epoll is polled before anything is written. While some connections are
+	// read others may get input, and each turn that is saved saves system calls on both sides. The
+	// first input waits about 20 µs for each poll. One connection is not polled for.
 	loopPolls = 4
-	// roundHeads is how many field blocks of clients are handled before anything is written: two milliseconds or so. Sixty-four connections with four requests each
-	// are still one round.
-	roundHeads = 256
-	// Edge-triggered: nothing has to be asked again before waiting, and a full socket needs no system call to watch it.
-	loopInterest = syscall.EPOLLIN | syscall.EPOLLOUT | syscall.EPOLLRDHUP | -syscall.EPOLLET // the package's constant is negative
+	// loopHeads is how many of clients' field blocks are handled before anything is written: about
+	// two milliseconds. Sixty-four connections with four requests each fit into one turn.
+	loopHeads = 256
+	// Edge-triggered, the loop needs no system call before it waits, nor to watch a full socket.
+	// EPOLLET is negative on amd64, and not on arm64.
+	loopInterest = syscall.EPOLLIN | syscall.EPOLLOUT | syscall.EPOLLRDHUP | syscall.EPOLLET&(1<<32-1)
 	loopEnd      = syscall.EPOLLRDHUP | syscall.EPOLLHUP | syscall.EPOLLERR
 )
 
@@ -61,14 +66,15 @@ func newLoop(sh *shard) (*loop, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("epoll_create1", err)
 	}
-	if err := syscall.SetNonblock(fd, true); err != nil { // what makes os.NewFile hand it to the netpoller
+	if err := syscall.SetNonblock(fd, true); err != nil { // so that os.NewFile adds it to the netpoller
 		_ = syscall.Close(fd)
 		return nil, os.NewSyscallError("fcntl", err)
 	}
 	return &loop{sh: sh, fd: fd, file: os.NewFile(uintptr(fd), "epoll")}, nil
 }
 
-// run serves connections until close. If they cannot be waited for it ends all of them, and returns why.
+// run serves connections until close. If it cannot wait for input it closes all connections, and
+// returns why.
 func (lp *loop) run() error {
 	err := fmt.Errorf("waiting for connections: %w", lp.wait())
 	lp.mu.Lock()
@@ -93,11 +99,12 @@ func (lp *loop) wait() error {
 	if err != nil {
 		return err // closed before it began
 	}
-	// All of it happens in one call: Read forgets what the netpoller has seen when it begins, and edge-triggered it says so once.
+	// All turns run within one Read: it forgets earlier events when it begins, and an
+	// edge-triggered event comes only once.
 	var failed error
 	err = raw.Read(func(uintptr) bool {
 		for {
-			more, err := lp.round()
+			more, err := lp.takeTurn()
 			if err != nil {
 				failed = err
 				return true
@@ -110,8 +117,9 @@ func (lp *loop) wait() error {
 	return cmp.Or(failed, err)
 }
 
-// round reads whatever has input and then writes what came of it; more: there may be more input of which epoll says nothing any more.
-func (lp *loop) round() (more bool, err error) {
+// takeTurn reads all connections with input and then writes the output. It reports whether there
+// may be more input for which epoll has no event any more.
+func (lp *loop) takeTurn() (more bool, err error) {
 	lp.heads = 0
 	for polls := 1; ; polls++ {
 		n, err := epollPoll(lp.fd, lp.events[:])
@@ -119,11 +127,11 @@ func (lp *loop) round() (more bool, err error) {
 		if err != nil && !interrupted {
 			return false, err
 		}
-		if n = max(n, 0); n > 0 || len(lp.again) > 0 {
+		if n = max(n, 0); n > 0 || len(lp.next) > 0 {
 			lp.serve(lp.events[:n])
 		}
-		more = interrupted || n == len(lp.events) || len(lp.again) > 0
-		if n <= 1 || polls == loopPolls || lp.heads >= roundHeads {
+		more = interrupted || n == len(lp.events) || len(lp.next) > 0
+		if n <= 1 || polls == loopPolls || lp.heads >= loopHeads {
 			break
 		}
 	}
@@ -132,7 +140,7 @@ func (lp *loop) round() (more bool, err error) {
 	return more, nil
 }
 
-// close ends run. No connection may be left.
+// close ends run. There must be no connections left.
 func (lp *loop) close() {
 	lp.mu.Lock()
 	lp.done = true
@@ -142,52 +150,52 @@ func (lp *loop) close() {
 
 // serve reads the connections that have input.
 func (lp *loop) serve(events []syscall.EpollEvent) {
-	lp.turn = lp.turn[:0]
-	for _, t := range lp.again {
+	lp.active = lp.active[:0]
+	for _, t := range lp.next {
 		lp.add(t)
 	}
-	lp.again = lp.again[:0]
+	lp.next = lp.next[:0]
 	lp.mu.Lock()
 	for i := range events {
 		if l := lp.links[events[i].Fd]; l != nil {
-			lp.add(turn{l, events[i].Events})
+			lp.add(active{l, events[i].Events})
 		}
 	}
 	lp.mu.Unlock()
-	for i, t := range lp.turn {
+	for i, t := range lp.active {
 		if t.ev&syscall.EPOLLOUT != 0 {
 			lp.write(t.l)
 		}
-		if t.ev&^syscall.EPOLLOUT != 0 || t.l.begun() {
-			t.l.took = 0
+		if t.ev&^syscall.EPOLLOUT != 0 || t.l.hasInput() {
+			t.l.heads = 0
 			lp.read(t)
-			lp.heads += t.l.took
+			lp.heads += t.l.heads
 		}
-		if lp.heads >= roundHeads { // the others come first in the next round
-			lp.again = slices.Insert(lp.again, 0, lp.turn[i+1:]...)
+		if lp.heads >= loopHeads { // the others come first in the next turn
+			lp.next = slices.Insert(lp.next, 0, lp.active[i+1:]...)
 			break
 		}
 	}
-	clear(lp.turn)
+	clear(lp.active)
 }
 
-// add gives a connection a turn, and only one, whatever it sends while its input waits.
-func (lp *loop) add(t turn) {
-	if at := t.l.at; at < len(lp.turn) && lp.turn[at].l == t.l {
-		lp.turn[at].ev |= t.ev
+// add gives a connection one place in the turn, even if it has several events.
+func (lp *loop) add(t active) {
+	if at := t.l.at; at < len(lp.active) && lp.active[at].l == t.l {
+		lp.active[at].ev |= t.ev
 		return
 	}
-	t.l.at = len(lp.turn)
-	lp.turn = append(lp.turn, t)
+	t.l.at = len(lp.active)
+	lp.active = append(lp.active, t)
 }
 
-// read takes one buffer of input in, or goes on with one.
-func (lp *loop) read(t turn) {
+// read reads one buffer of input, or continues with one.
+func (lp *loop) read(t active) {
 	l, r := t.l, t.l.raw
 	if r.fd < 0 || l.paused.Load() && t.ev&loopEnd == 0 {
-		return // ended in this round, or unpause brings it back
+		return // closed in this turn, or waiting for unpause
 	}
-	n, err, again := 0, error(nil), l.begun()
+	n, err, again := 0, error(nil), l.hasInput()
 	if !again {
 		n, err = sysRead(r.fd, lp.in[:])
 		r.rest = lp.in[:max(n, 0)]
@@ -196,7 +204,7 @@ func (lp *loop) read(t turn) {
 	case errors.Is(err, syscall.EAGAIN):
 		return
 	case errors.Is(err, syscall.EINTR):
-		lp.again = append(lp.again, t)
+		lp.next = append(lp.next, t)
 		return
 	case err == nil && len(r.rest) == 0 && !again:
 		err = io.EOF
@@ -213,12 +221,13 @@ func (lp *loop) read(t turn) {
 		r.rest = nil
 		r.drop(lp.sh.pool)
 	}
-	if again || l.begun() || n == len(lp.in) || t.ev&loopEnd != 0 { // else the socket is empty, and what comes later is a new event
-		lp.again = append(lp.again, t)
+	// Otherwise the socket is empty, and later input is a new event.
+	if again || l.hasInput() || n == len(lp.in) || t.ev&loopEnd != 0 {
+		lp.next = append(lp.next, t)
 	}
 }
 
-// write goes on with output that the socket did not take.
+// write continues with output that the socket did not accept.
 func (lp *loop) write(l *link) {
 	p, err := l.raw.resume()
 	if p == nil {
@@ -226,10 +235,11 @@ func (lp *loop) write(l *link) {
 	}
 	lp.sh.lock()
 	l.finishWrite(p, err)
-	lp.sh.mu.Unlock() // settled with everything else of this round
+	lp.sh.mu.Unlock() // settled with the rest of this turn
 }
 
-// own takes a connection over. Its descriptor is duplicated: as long as the original lived, the netpoller would wake for it too.
+// own takes a connection's descriptor. It is duplicated and the original closed, because the
+// netpoller would wake for that one, too.
 func (lp *loop) own(r *rawConn) error {
 	fd, err := -1, error(nil)
 	cerr := r.sys.Control(func(s uintptr) {
@@ -250,10 +260,10 @@ func (lp *loop) own(r *rawConn) error {
 	return nil
 }
 
-// watch begins to serve a link whose connection is owned. A link that cannot be watched has ended.
+// watch begins to serve a link whose connection is owned. If that is not possible it ends the link.
 func (lp *loop) watch(l *link) {
 	fd := l.raw.fd
-	for len(l.raw.rest) > 0 || len(l.rest) > 0 { // came with the handshake
+	for len(l.raw.rest) > 0 || len(l.rest) > 0 { // input that came with the handshake
 		if err := l.decrypt(make([]byte, blockingBuffer)); err != nil {
 			lp.end(l, err)
 			return
@@ -267,7 +277,7 @@ func (lp *loop) watch(l *link) {
 	}
 	lp.links[fd] = l
 	err := lp.dead
-	if err == nil { // under the mutex: either run ends the link when it fails, or this does
+	if err == nil { // under the mutex, so that either run ends the link when it fails, or watch does
 		err = os.NewSyscallError("epoll_ctl", syscall.EpollCtl(lp.fd, syscall.EPOLL_CTL_ADD, fd, &syscall.EpollEvent{Events: loopInterest, Fd: int32(fd)}))
 	}
 	if err != nil {
@@ -279,7 +289,7 @@ func (lp *loop) watch(l *link) {
 	}
 }
 
-// unpause has the loop look at a connection again that was not read for a while. The shard's mutex is held.
+// unpause makes the loop read a paused connection again. The shard's mutex must be held.
 func (lp *loop) unpause(l *link) {
 	l.paused.Store(false)
 	l.raw.mu.Lock()
@@ -289,7 +299,8 @@ func (lp *loop) unpause(l *link) {
 	l.raw.mu.Unlock()
 }
 
-// end closes a connection. Only here descriptors are closed, so that none is used after another connection has got its number.
+// end closes a connection. A watched descriptor is closed only here, so that it is not used after
+// another connection has got its number.
 func (lp *loop) end(l *link, err error) {
 	r := l.raw
 	lp.mu.Lock()
@@ -308,9 +319,9 @@ func (lp *loop) end(l *link, err error) {
 	close(l.gone)
 }
 
-// disown closes the descriptor, and returns the output that waited for room.
+// disown closes the descriptor, and returns the output that waited for the socket.
 func (lp *loop) disown(r *rawConn) []byte {
-	defer r.Conn.Close() // its socket is closed already: for those who wrapped it
+	defer r.Conn.Close() // the socket is closed already: Close is for wrappers
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	_ = syscall.Close(r.fd)

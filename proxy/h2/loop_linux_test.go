@@ -79,8 +79,8 @@ func TestTurnsAreShared(t *testing.T) {
 	}
 }
 
-// Four connections have 3000 requests waiting each, and send something else all the time. That gives
-// them no more turns: another's request waits for one of each.
+// Four connections have 3000 requests waiting each, and send something else all the time. That
+// gives them no more turns: another's request waits for one of each.
 func TestOneTurnEach(t *testing.T) {
 	const strangers, each, sent = 4, 3000, 3000
 	var (
@@ -132,7 +132,7 @@ func TestOneTurnEach(t *testing.T) {
 	for range strangers*each + 2 {
 		<-s.ended
 	}
-	if at > sent+roundHeads+strangers*turnPlans {
+	if at > sent+loopHeads+strangers*turnPlans {
 		t.Errorf("%d requests that waited were handled before another's one", at-sent)
 	}
 }

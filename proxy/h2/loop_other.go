@@ -4,7 +4,7 @@ package h2
 
 import "errors"
 
-// loop exists on Linux only. Elsewhere every connection has a reader of its own.
+// loop exists on Linux only. Elsewhere every connection has its own reader.
 type loop struct{}
 
 func newLoop(*shard) (*loop, error) { return nil, errors.ErrUnsupported }

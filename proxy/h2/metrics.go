@@ -8,7 +8,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
-// collector shows the counters of all shards, added up at scrape time: nothing is shared between shards while they work.
+// collector adds up the counters of all shards at scrape time: working shards share nothing.
 type collector struct {
 	shards   []*shard
 	conns    *prometheus.Desc
@@ -30,9 +30,9 @@ func newCollector(shards []*shard) *collector {
 		streams:  desc("streams", "Streams of clients that the engine has under way."),
 		resets:   desc("resets_total", "Streams that were reset, by cause: client, backend, limit (concurrent streams), protocol, lane (deadline, drain, panic).", "cause"),
 		goAways:  desc("goaways_total", "GOAWAY frames by side of the connection (client, backend) and direction (sent, received).", "side", "direction"),
-		floods:   desc("flood_closes_total", "Connections closed because the peer made too much work for nothing (ENHANCE_YOUR_CALM)."),
-		panics:   desc("panics_total", "Panics of the engine that were survived: each ended the connection on whose behalf it worked. The log has the stack."),
-		buffered: desc("buffered_bytes", "Memory that holds what could not be passed on yet: bodies in streams, output of connections.", "where"),
+		floods:   desc("flood_closes_total", "Connections closed because the peer caused too much work without requests (ENHANCE_YOUR_CALM)."),
+		panics:   desc("panics_total", "Panics that the engine survived: each closed the connection that it was working for. The log has the stack."),
+		buffered: desc("buffered_bytes", "Memory for data that waits to be forwarded: bodies in streams, output of connections.", "where"),
 	}
 }
 

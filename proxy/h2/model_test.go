@@ -14,14 +14,14 @@ import (
 	"net/url"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
 
-// modelBackend does what the exchange in the request's X-Exchange says. left gets the name of each request that was given up.
+// modelBackend does what the exchange in the request's X-Exchange says. left gets the name of each
+// request that was given up.
 type modelBackend struct {
 	mu   sync.Mutex
 	left map[string]chan struct{} // guarded by mu
@@ -95,8 +95,8 @@ func (b *modelBackend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestModel has random exchanges done at once over the engine and over net/http with httputil.ReverseProxy, to the same backend: a client
-// must not be able to tell them apart.
+// TestModel has random exchanges done at once over the engine and over net/http with
+// httputil.ReverseProxy, to the same backend: a client must not be able to tell them apart.
 func TestModel(t *testing.T) { onDrivers(t, testModel) }
 
 func testModel(t *testing.T, driver string) {
@@ -113,7 +113,6 @@ func testModel(t *testing.T, driver string) {
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	var wg sync.WaitGroup
 	turns := make(chan struct{}, 16) // how many run at once
-	var stuck atomic.Int32
 	for i := range 400 / min(slower, 4) {
 		x := randomExchange(rnd)
 		turns <- struct{}{}
@@ -129,23 +128,25 @@ func testModel(t *testing.T, driver string) {
 			if err != nil {
 				t.Errorf("exchange %+v got stuck: %+v", x, got)
 			}
-			want, err := ask(10*time.Second, client, model, path+"/model")
-			if err != nil {
-				// It happens that net/http does, when an upload meets an early response: that is no model.
+			want, err := result{}, error(nil)
+			for try := range 5 { // net/http gets stuck now and then, when an upload meets an early response: that is no model
+				as := fmt.Sprint("/model", try)
+				if want, err = ask(10*time.Second, client, model, path+as); err == nil {
+					want.Fields = strings.ReplaceAll(want.Fields, as, "/lane")
+					break
+				}
 				t.Logf("exchange %+v: net/http got stuck", x)
-				stuck.Add(1)
+			}
+			if err != nil {
+				t.Errorf("exchange %+v: nothing to compare with", x)
 				return
 			}
-			want.Fields = strings.ReplaceAll(want.Fields, "/model", "/lane")
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("exchange %+v (-net/http +lane):\n%s", x, diff)
 			}
 		})
 	}
 	wg.Wait()
-	if n := stuck.Load(); n > 10 {
-		t.Errorf("net/http got stuck %d times: too little was compared", n)
-	}
 }
 
 // startModel starts net/http with a ReverseProxy that does what the plan says.

@@ -18,7 +18,8 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// grpc-go's transport is no net/http, on either side: a stream both ways, with metadata and a status in the trailers.
+// grpc-go's transport is no net/http, on either side: a stream both ways, with metadata and a
+// status in the trailers.
 func TestGRPCTransport(t *testing.T) { onDrivers(t, testGRPCTransport) }
 
 func testGRPCTransport(t *testing.T, driver string) {

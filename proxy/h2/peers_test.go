@@ -17,8 +17,9 @@ import (
 	"time"
 )
 
-// Peers are processes of their own, so that what each costs can be told apart: this test binary, told by roleEnv what to be. They say
-// on standard output where they listen, answer each line on standard input with what they have used, and end with it.
+// Peers are processes of their own, so that what each costs can be told apart: this test binary,
+// told by roleEnv what to be. They say on standard output where they listen, answer each line on
+// standard input with what they have used, and end with it.
 const roleEnv = "FAIRLEAD_H2_PEER"
 
 func TestMain(m *testing.M) {
@@ -75,7 +76,8 @@ func runPeer(role string) error {
 	return nil
 }
 
-// profile writes the CPU and allocation profiles of a peer whose role $FAIRLEAD_H2_PROFILE names to <role>.cpu and <role>.mem.
+// profile writes the CPU and allocation profiles of a peer whose role $FAIRLEAD_H2_PROFILE names to
+// <role>.cpu and <role>.mem.
 func profile(kind string) (func(), error) {
 	if os.Getenv("FAIRLEAD_H2_PROFILE") != kind {
 		return func() {}, nil

@@ -11,51 +11,56 @@ import (
 	"time"
 )
 
-// rawConn stands between crypto/tls and a TCP connection. Until takeOver it is transparent. Afterwards TLS reads what the driver has
-// read and writes into a buffer, so that neither blocks; the driver moves both sides with non-blocking system calls, many records at
-// a time.
+// rawConn is the connection between crypto/tls and TCP. Until takeOver it is transparent.
+// Afterwards TLS reads what the driver has read, and writes into a buffer, so neither blocks. The
+// driver reads and writes many records at a time with non-blocking system calls.
 type rawConn struct {
-	net.Conn                 // what was accepted or dialled: whoever wrapped the socket learns of its end by Close
-	sock     socket          // below it; nil: only Conn may be read and written
-	sys      syscall.RawConn // of sock; nil: reads and writes block
-	async    atomic.Bool     // after takeOver; whoever closes a server may close the connection meanwhile
-	early    []byte          // what rest is part of until takeOver
-	rest     []byte          // read from the socket, not yet by TLS
-	left     int             // bytes of the TLS record being passed on that are still to come, if its header is complete
-	head     []byte          // the beginning of a record's header, if it is not
-	hold     [recordHeader]byte
+	net.Conn                 // as accepted or dialled: its Close is called at the end, for wrappers
+	sock     socket          // below Conn; nil means that only Conn may be read and written
+	sys      syscall.RawConn // of sock; nil means that reads and writes block
+	// async is set by takeOver. It is atomic because Close may run concurrently.
+	async atomic.Bool
+	early []byte // rest's buffer until takeOver
+	rest  []byte // read from the socket, not yet by TLS
+	left  int    // remaining bytes of the current TLS record, if its header is complete
+	head  []byte // the beginning of a record's header, if it is incomplete
+	hold  [recordHeader]byte
 
-	records int // whose headers were passed on to TLS
+	records int // number of records whose headers were passed to TLS
 
-	// For reading: what wait's callback is given and gives, here because a closure for each call would be allocated.
+	// For reading: arguments and results of readable, kept because a closure per call would be
+	// allocated.
 	readable func(fd uintptr) bool
 	bufs     *buffers
-	in       *rawBytes // what rest is part of
+	in       *rawBytes // rest's buffer
 	got      int
 	err      error
 
-	mu       sync.Mutex // guards what follows, and is held while the socket is written without waiting
-	spare    *output    // where out comes from
-	out      []byte     // written by TLS, which also writes on its own (key update, alerts), not yet to the socket
+	mu    sync.Mutex // guards the following fields, and is held during non-blocking writes to the socket
+	spare *output    // out's free list
+	// out is what TLS has written, also on its own (key updates, alerts), not yet to the socket.
+	out      []byte
 	writable func(fd uintptr) bool
 	put      int
 	werr     error
-	owned    bool   // by a loop: sock is closed, fd is what remains of it, and Conn is closed after fd
-	fd       int    // changed by the loop alone; -1: closed
-	pending  []byte // output of the engine of which out is the rest; nil: nobody waits for room
-	sealing  bool   // output of the engine is on its way into out; who has brought it writes it
-	blocked  bool   // a goroutine writes what was out, waiting for room: nobody else may write
+	// owned means that a loop owns the connection: sock is closed, fd is its duplicate, Conn closes
+	// after fd.
+	owned      bool
+	fd         int    // changed only by the loop; -1 means closed
+	pending    []byte // engine output whose rest is in out; nil means that none waits for the socket
+	encrypting bool   // engine output is being encrypted into out; its writer will write out
+	blocked    bool   // a goroutine is in a blocking write: no other may write
 }
 
-// rawBuffer is what is read from a socket at once: four records, beyond which measurements showed little gain.
+// rawBuffer is how much is read from a socket at once: four records; more gained little.
 const rawBuffer = 64 << 10
 
-// earlyBuffer is what is read from a socket at once before takeOver when a record begins: messages of a handshake are short.
+// earlyBuffer is how much is read at once before takeOver: handshake messages are short.
 const earlyBuffer = 2 << 10
 
 const recordHeader = 5 // RFC 8446 §5.1
 
-// wrapConn is what Config.Dial and Server.Listener wrap TCP connections in.
+// wrapConn returns the connection that Config.Dial and Server.Listener put below TLS.
 func wrapConn(c net.Conn) net.Conn {
 	r := &rawConn{Conn: c, fd: -1}
 	r.head = r.hold[:0]
@@ -69,15 +74,16 @@ func wrapConn(c net.Conn) net.Conn {
 	return r
 }
 
-// socket is what has a descriptor: *net.TCPConn or *net.UnixConn.
+// socket is a connection with a descriptor: *net.TCPConn or *net.UnixConn.
 type socket interface {
 	syscall.Conn
 	Close() error
 	CloseWrite() error
 }
 
-// socketOf returns the socket that may be read and written in place of c: c itself, or what is below wrappers that say so. A connection that embeds a socket has its
-// methods too, and may all the same change its bytes, or count them, or wait for Close.
+// socketOf returns the socket that may be read and written instead of c: c itself, or what is below
+// wrappers with a method Wraps. A connection that embeds a socket has its methods too, but may
+// still change its bytes, count them, or wait for Close.
 func socketOf(c net.Conn) socket {
 	for {
 		switch t := c.(type) {
@@ -93,22 +99,23 @@ func socketOf(c net.Conn) socket {
 	}
 }
 
-// errNoInput is a temporary net.Error, which crypto/tls hands up without giving the connection up.
+// errNoInput is a temporary net.Error: crypto/tls returns it and keeps the connection usable.
 type errNoInput struct{}
 
 func (errNoInput) Error() string   { return "no input yet" }
 func (errNoInput) Timeout() bool   { return true }
 func (errNoInput) Temporary() bool { return true }
 
-// takeOver ends the time when reads and writes go straight to the connection. What was read too much stays in rest.
+// takeOver switches from direct reads and writes to the driver's. Bytes read too early stay in
+// rest.
 func (r *rawConn) takeOver(out *output) {
 	r.early, r.spare = nil, out
-	r.async.Store(true) // last: who sees it sees what is above
+	r.async.Store(true) // last: a goroutine that sees it also sees the fields above
 }
 
-// Read gives TLS at most the rest of one record: so it never holds a record that it was not asked for, and when everything was read
-// nobody has to ask it (which is an allocation) whether there is more. It does so from the first byte, because a client's first
-// request may come with the end of its handshake.
+// Read returns at most the rest of one record. So TLS never holds a record that was not requested,
+// and when everything was read, it need not be called again (which allocates) to learn that there
+// is no more. This holds from the first byte, because a first request may come with the handshake.
 func (r *rawConn) Read(p []byte) (int, error) {
 	if len(r.rest) == 0 {
 		switch {
@@ -141,7 +148,7 @@ func (r *rawConn) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// begin looks for a record's header at the start of rest.
+// begin parses a record's header at the start of rest.
 func (r *rawConn) begin() {
 	seen := len(r.head)
 	r.head = append(r.head, r.rest[:min(recordHeader-seen, len(r.rest))]...)
@@ -152,7 +159,7 @@ func (r *rawConn) begin() {
 	}
 }
 
-// Close closes the connection. An owned one is only shut down: its loop then sees the end and closes it.
+// Close closes the connection. An owned connection is only shut down: its loop then closes it.
 func (r *rawConn) Close() error {
 	r.mu.Lock()
 	owned := r.owned
@@ -163,7 +170,7 @@ func (r *rawConn) Close() error {
 	return r.Conn.Close()
 }
 
-// closeWrite tells the peer that nothing more comes.
+// closeWrite tells the peer that no more output comes.
 func (r *rawConn) closeWrite() {
 	r.mu.Lock()
 	owned := r.owned
@@ -175,7 +182,8 @@ func (r *rawConn) closeWrite() {
 	}
 }
 
-// SetWriteDeadline does nothing once TLS writes into a buffer: it sets one in the past after its last alert, which would be lost then.
+// SetWriteDeadline does nothing after takeOver: TLS sets a deadline in the past after its last
+// alert, and the alert would be lost.
 func (r *rawConn) SetWriteDeadline(t time.Time) error {
 	if r.async.Load() {
 		return nil
@@ -183,18 +191,19 @@ func (r *rawConn) SetWriteDeadline(t time.Time) error {
 	return r.Conn.SetWriteDeadline(t)
 }
 
-// reserve makes room for what TLS will make of n bytes: growing record by record would leave as much garbage behind.
+// reserve makes room for the records of n bytes: growing per record would leave as much garbage.
 func (r *rawConn) reserve(n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.sealing = true
+	r.encrypting = true
 	if r.out == nil {
 		r.out = r.spare.get()
 	}
 	r.out = slices.Grow(r.out, n+(n/recordContent+1)*recordOverhead)
 }
 
-// The most that a record holds, and what it is longer by than its content: header, content type and the tag of AES-GCM or ChaCha20-Poly1305 (RFC 8446 §5).
+// These are a record's maximal content, and its overhead: header, content type and the tag of
+// AES-GCM or ChaCha20-Poly1305 (RFC 8446 §5).
 const (
 	recordContent  = 16 << 10
 	recordOverhead = recordHeader + 1 + 16
@@ -213,7 +222,7 @@ func (r *rawConn) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// fill waits for input and reads what is there. The buffer is only held while there is something in it.
+// fill waits for input and reads it. It holds a buffer only while there is input in it.
 func (r *rawConn) fill(b *buffers) error {
 	r.drop(b)
 	r.bufs, r.got, r.err = b, 0, nil
@@ -230,7 +239,7 @@ func (r *rawConn) fill(b *buffers) error {
 	return r.err
 }
 
-// keep moves what was not read by TLS yet from the loop's buffer to one of the connection's own.
+// keep moves input that TLS has not read from the loop's buffer to one of the connection's own.
 func (r *rawConn) keep(b *buffers) {
 	if r.in == nil {
 		r.in = b.getRaw()
@@ -238,7 +247,7 @@ func (r *rawConn) keep(b *buffers) {
 	}
 }
 
-// drop gives the buffer back.
+// drop frees the input buffer.
 func (r *rawConn) drop(b *buffers) {
 	if r.in != nil {
 		b.putRaw(r.in)
@@ -246,18 +255,19 @@ func (r *rawConn) drop(b *buffers) {
 	}
 }
 
-// flush writes what TLS has written, as far as the socket takes it (block: all of it). false: some is left.
+// flush writes as much of out as the socket accepts, or with block all of it. It reports whether
+// all is written.
 func (r *rawConn) flush(block bool) (bool, error) {
 	if !block {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		done, err := r.flushLocked()
-		r.sealing = !done // then somebody comes to write the rest
+		r.encrypting = !done // else its caller writes the rest
 		return done, err
 	}
 	r.mu.Lock()
 	p := r.out
-	r.out, r.sealing, r.blocked = nil, false, true
+	r.out, r.encrypting, r.blocked = nil, false, true
 	r.mu.Unlock()
 	_, err := r.Conn.Write(p)
 	r.mu.Lock()
@@ -269,16 +279,17 @@ func (r *rawConn) flush(block bool) (bool, error) {
 	return len(r.out) == 0, nil // TLS may have written meanwhile
 }
 
-// maxOwn is what TLS may have written on its own and the socket not taken: hundreds of answers to key updates, one of which is usual in hours.
+// maxOwn bounds what TLS has written on its own and the socket has not accepted: hundreds of
+// answers to key updates, where one in hours is usual.
 const maxOwn = 16 << 10
 
 var errOwnOutput = errors.New("peer does not take what TLS answers")
 
-// flushOwn writes what TLS has written while it read, if nobody waits for room who will write it.
+// flushOwn writes what TLS has written during a read, unless a pending write includes it.
 func (r *rawConn) flushOwn() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.out) == 0 || r.pending != nil || r.sealing || r.blocked {
+	if len(r.out) == 0 || r.pending != nil || r.encrypting || r.blocked {
 		return nil
 	}
 	done, err := r.flushLocked()
@@ -288,19 +299,19 @@ func (r *rawConn) flushOwn() error {
 	return err
 }
 
-// flushOr is flush without waiting; if some is left, p is what resume returns when the rest was written.
+// flushOr is flush without blocking. If some output is left, resume returns p after the rest.
 func (r *rawConn) flushOr(p []byte) (bool, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.sealing = false
+	r.encrypting = false
 	done, err := r.flushLocked()
 	if !done && err == nil {
-		r.pending = p // under the same mutex as the write: else the event that there is room could come before
+		r.pending = p // under the same mutex as the write: otherwise the socket's event could come before
 	}
 	return done, err
 }
 
-// resume goes on writing. It returns what flushOr was given if that is done or broken now, else nil.
+// resume continues a write. It returns flushOr's p when that write is complete or broken, else nil.
 func (r *rawConn) resume() ([]byte, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -2,7 +2,7 @@
 
 package h2
 
-// nonBlocking says whether sockets can be read and written without waiting. Here a goroutine waits instead.
+// nonBlocking says whether sockets can be read and written without blocking. Here they cannot.
 const nonBlocking = false
 
 func (r *rawConn) tryRead(uintptr) bool { return true }

@@ -31,8 +31,9 @@ func (c *piecesConn) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// However input comes, before and after takeOver, no read goes beyond the end of a record and no byte is lost: else a request that
-// comes with the last message of the handshake would be stuck in TLS, or the next record would not be recognised.
+// However input comes, before and after takeOver, no read goes beyond the end of a record and no
+// byte is lost: else a request that comes with the last message of the handshake would be stuck in
+// TLS, or the next record would not be recognised.
 func TestRawReadKeepsRecordsApart(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for range 500 {

@@ -10,10 +10,10 @@ import (
 	"syscall"
 )
 
-// nonBlocking says whether sockets can be read and written without waiting.
+// nonBlocking says whether sockets can be read and written without blocking.
 const nonBlocking = true
 
-// tryRead reads into a buffer that is only taken once there is something to read. false: there is nothing.
+// tryRead takes a buffer and reads into it. It reports false, and keeps none, if there is no input.
 func (r *rawConn) tryRead(fd uintptr) bool {
 	if r.in == nil {
 		r.in = r.bufs.getRaw()
@@ -35,7 +35,7 @@ func (r *rawConn) tryRead(fd uintptr) bool {
 	return true
 }
 
-// tryWrite writes what the socket takes at once.
+// tryWrite writes what the socket accepts at once.
 func (r *rawConn) tryWrite(fd uintptr) bool {
 	for r.put < len(r.out) {
 		n, err := sysWrite(int(fd), r.out[r.put:])
@@ -53,7 +53,7 @@ func (r *rawConn) tryWrite(fd uintptr) bool {
 	return true
 }
 
-// shutdown has the peer and the loop see the end of the connection.
+// shutdown makes the peer and the loop see the end of the connection.
 func (r *rawConn) shutdown(how int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -63,7 +63,7 @@ func (r *rawConn) shutdown(how int) error {
 	return os.NewSyscallError("shutdown", syscall.Shutdown(r.fd, how))
 }
 
-// unread reports whether bytes that came on the connection wait to be read.
+// unread reports whether unread input waits in the socket.
 func (r *rawConn) unread() bool {
 	if r.sys == nil {
 		return false

@@ -75,13 +75,15 @@ func testKeyUpdateIsAnswered(t *testing.T, driver string) {
 	if err := c.Send(c.AppendData(update, noise.Bytes())); err != nil {
 		t.Fatal(err)
 	}
-	// A record on the socket: the header, the message of five bytes, its type and the tag. It may come after the acknowledgement of our SETTINGS' answer only.
+	// A record on the socket: the header, the message of five bytes, its type and the tag. It may
+	// come after the acknowledgement of our SETTINGS' answer only.
 	if _, err := io.ReadFull(c.NetConn(), make([]byte, recordHeader+5+1+16)); err != nil {
 		t.Fatalf("no answer to the key update: %v", err)
 	}
 }
 
-// Key updates cost ten times what a frame costs, and were free; sixteen and then a frame is what crypto/tls lets pass for ever.
+// Key updates cost ten times what a frame costs, and were free; sixteen and then a frame is what
+// crypto/tls lets pass for ever.
 func TestKeyUpdateFlood(t *testing.T) { onRecordDrivers(t, testKeyUpdateFlood) }
 
 func testKeyUpdateFlood(t *testing.T, driver string) {
@@ -109,7 +111,8 @@ func testKeyUpdateFlood(t *testing.T, driver string) {
 	}
 }
 
-// A client that rekeys as often as a cautious one may, or whose every record is a byte long, pays nothing.
+// A client that rekeys as often as a cautious one may, or whose every record is a byte long, pays
+// nothing.
 func TestKeyUpdatesInOrder(t *testing.T) { onRecordDrivers(t, testKeyUpdatesInOrder) }
 
 func testKeyUpdatesInOrder(t *testing.T, driver string) {
@@ -132,7 +135,8 @@ func testKeyUpdatesInOrder(t *testing.T, driver string) {
 	}
 }
 
-// A turn ends after so many records, and what is left of its input is not lost: many tiny records in one packet, on a connection that gets nothing else.
+// A turn ends after so many records, and what is left of its input is not lost: many tiny records
+// in one packet, on a connection that gets nothing else.
 func TestTinyRecords(t *testing.T) { onRecordDrivers(t, testTinyRecords) }
 
 func testTinyRecords(t *testing.T, driver string) {

@@ -1,35 +1,18 @@
 package h2
 
 import (
-	"bytes"
 	"log/slog"
 	"net/http"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/logbook"
 )
 
-// logbook is a log that several goroutines write.
-type logbook struct {
-	mu sync.Mutex // guards b
-	b  bytes.Buffer
-}
-
-func (l *logbook) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logbook) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-// A panic in the engine ends the connection that caused it: the process serves on, and so does every other connection.
+// A panic in the engine ends the connection that caused it: the process serves on, and so does
+// every other connection.
 func TestPanicEndsItsConnection(t *testing.T) { onDrivers(t, testPanicEndsItsConnection) }
 
 func testPanicEndsItsConnection(t *testing.T, driver string) {
@@ -64,7 +47,7 @@ func testPanicEndsItsConnection(t *testing.T, driver string) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			var log logbook
+			var log logbook.Book
 			b := newHolding("fine")
 			s := &stand{t: t, backend: newBackend(t, b), ended: make(chan Outcome, 100), unwrapped: driver == "unwrapped", panics: tt.panics}
 			s.ep = endpoint(s.backend.Listener.Addr().String())

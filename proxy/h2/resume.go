@@ -5,17 +5,17 @@ import (
 	"sync"
 )
 
-// resumptions are plans that came after waiting, and are to be applied. There are at most as many as
-// parked streams.
+// resumptions are the plans of parked streams that wait to be applied. There is at most one per
+// stream.
 type resumptions struct {
-	mu   sync.Mutex // guards what follows; taken without the shard's, or within it
+	mu   sync.Mutex // guards the following fields; taken without the shard's mutex, or within it
 	list []func()
 	busy bool // a goroutine is applying them
 }
 
-// resume applies a plan, or leaves it to whoever is applying others. Thousands of requests may wait
-// for the same answer: one goroutine at a time asks for the mutex on their behalf, so that the loop
-// gets it after a turn of theirs, and what they send is written together.
+// resume applies a plan, or leaves that to the goroutine that is applying others. Thousands of
+// requests may wait for the same answer. Only one goroutine at a time takes the shard's mutex for
+// them, so that the loop gets it after each of its turns, and their output is written together.
 func (sh *shard) resume(apply func()) {
 	r := &sh.resumed
 	r.mu.Lock()
@@ -37,10 +37,11 @@ func (sh *shard) resume(apply func()) {
 	}
 }
 
-// turnPlans is how many plans are applied in one turn: as many as requests are decided in one of a connection.
+// turnPlans is how many plans are applied in one turn: as many as requests of a connection in a
+// turn.
 const turnPlans = 64
 
-// take returns all there are; nil: there is none, and the next one is another goroutine's.
+// take returns all pending plans. Nil means none: the next resume call applies its own.
 func (r *resumptions) take() []func() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

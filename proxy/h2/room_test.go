@@ -31,7 +31,8 @@ func smallRooms(t *testing.T, streams int) *httptest.Server {
 	return b
 }
 
-// crowdOf has clients ask at once, on one connection each and every other time with a body, and returns what went wrong.
+// crowdOf has clients ask at once, on one connection each and every other time with a body, and
+// returns what went wrong.
 func crowdOf(t *testing.T, addr string, clients, each int) []string {
 	var mu sync.Mutex
 	var wrong []string
@@ -81,7 +82,8 @@ func askRoom(ctx context.Context, cc *http.ClientConn, addr string, size int) er
 	return nil
 }
 
-// A backend may take as few streams on a connection as it likes: no request is lost by it, and none uses up tries.
+// A backend may take as few streams on a connection as it likes: no request is lost by it, and none
+// uses up tries.
 func TestFewStreamsAConnection(t *testing.T) {
 	for _, streams := range []int{1, 5, 20} {
 		for _, shape := range []struct{ clients, each int }{{4, 50}, {4, 95}, {10, 100}} {

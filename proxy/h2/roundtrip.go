@@ -15,25 +15,25 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// guest is a caller of Server.RoundTrip. Its stream ends when the response was read to its end, when
-// its body is closed, or when the request's context ends.
+// guest is a caller of Server.RoundTrip. Its stream ends when the response was read to its end,
+// when the response's body is closed, or when the request's context ends.
 type guest struct {
-	engine.Guest // guarded by the shard's mutex, but for Came and Room
+	engine.Guest // guarded by the shard's mutex, except Came, Room and Over
 	sh           *shard
 	ctx          context.Context
 	request      *http.Request
-	// announced are the request's trailers that are forwarded, as keys of its Trailer.
+	// announced are the keys of the request's Trailer that are forwarded.
 	announced []string
 }
 
 // RoundTrip forwards a request as if an HTTP/2 client had sent it and Config.Decide had returned
-// the plan, whose Forward must be set. h is r's head, if the caller has made it already: of r, only
-// the body, its length, the trailers and the context count then. What the plan would have a client
-// answered with comes as a *Failure; if r's context ends, that is what errors.Is finds.
+// the plan, whose Forward must be set. If the caller has made h, it is r's head: then only r's
+// body, its length, the trailers and the context are used. An answer that is not the backend's
+// comes as a *Failure; if r's context ends, errors.Is finds the context's error.
 //
-// Plan.Done is called in any case, and has returned when RoundTrip or Read returns an error.
-// As with http.RoundTripper, r's body is closed, perhaps later, and the response's must be read to
-// its end or closed. Interim heads go to the httptrace.ClientTrace of r's context.
+// Plan.Done is called in any case, and has returned when RoundTrip or Read returns an error. As
+// with http.RoundTripper, r's body is closed, perhaps later, and the response's must be read to its
+// end or closed. Interim heads go to the httptrace.ClientTrace of r's context.
 func (s *Server) RoundTrip(r *http.Request, h *Head, p Plan) (*http.Response, error) {
 	sh := s.shards[int(s.next.Add(1))%len(s.shards)]
 	g := &guest{sh: sh, ctx: r.Context(), request: r}
@@ -44,7 +44,7 @@ func (s *Server) RoundTrip(r *http.Request, h *Head, p Plan) (*http.Response, er
 	}
 	if err != nil {
 		if hasBody {
-			_ = r.Body.Close() // nobody has read it
+			_ = r.Body.Close() // no upload goroutine closes it
 		}
 		if p.Done != nil {
 			p.Done(Outcome{Reason: ReasonAbort, Err: err})
@@ -52,25 +52,25 @@ func (s *Server) RoundTrip(r *http.Request, h *Head, p Plan) (*http.Response, er
 		return nil, err
 	}
 	if hasBody {
-		go g.upload() // ends with the body, or with the read that is under way when the stream ends
+		go g.upload() // ends with the body, or with the Read in progress when the stream ends
 	}
 	return g.answer()
 }
 
-// invite begins the stream. False: the server has ended.
+// invite begins the stream. It reports false if the server has ended.
 func (sh *shard) invite(g *guest, h *Head, p Plan) (begun bool) {
 	sh.lock()
 	defer g.leave()
 	if sh.ended {
 		return false
 	}
-	begun = true // if what follows panics, too
+	begun = true // even if Invite panics
 	sh.e.Invite(&g.Guest, h, p)
 	return begun
 }
 
-// requestHead makes the request's head. What the caller has made is as valid as a client's; of other
-// requests what no HTTP/2 client's may have is left out, or refused.
+// requestHead returns the request's head. A head made by the caller must be as valid as a client's.
+// From other requests, everything that HTTP/2 does not allow is dropped or rejected.
 func (g *guest) requestHead(known *Head, body bool, remove func(string) bool) (h Head, err error) {
 	r := g.request
 	if known != nil {
@@ -113,7 +113,8 @@ func requestFields(r *http.Request, body bool) []hpack.HeaderField {
 
 var errBadRequest = errors.New("request cannot be sent over HTTP/2")
 
-// leave is settle for a caller's turn. It is deferred: whatever the engine does in it, the mutex is free afterwards.
+// leave is settle for a caller's turn. It must be deferred, so that a panic releases the mutex,
+// too.
 func (g *guest) leave() {
 	if v := recover(); v != nil {
 		g.Recovered(v)
@@ -121,7 +122,7 @@ func (g *guest) leave() {
 	g.sh.settle()
 }
 
-// ended waits for Plan.Done, which another's turn may still have to call.
+// ended waits until Plan.Done has returned, which another goroutine's turn may have to call.
 func (g *guest) ended() {
 	for !g.Over() {
 		<-g.Came()
@@ -135,7 +136,7 @@ func (g *guest) abandon(err error) {
 	g.Abort(err)
 }
 
-// guestChunk is how much of a request's body is read at a time, and held for one that does not come.
+// guestChunk is how much of a request's body is read at a time; a blocked body holds as much.
 const guestChunk = 16 << 10
 
 // upload sends the request's body.
@@ -148,13 +149,14 @@ func (g *guest) upload() {
 		n, err := body.Read(buf[:])
 		for wait := true; wait; {
 			if more, wait = g.pass(buf[:n], err); wait {
-				<-g.Room() // which the end of the stream makes ready, too
+				<-g.Room() // also signalled when the stream ends
 			}
 		}
 	}
 }
 
-// pass takes a part of the request's body in. wait: there is no room yet.
+// pass passes a part of the request's body to the engine. It reports whether to go on, and to wait
+// for room first.
 func (g *guest) pass(p []byte, err error) (more, wait bool) {
 	var trailers []hpack.HeaderField
 	if err == io.EOF { //nolint:errorlint // readers do not wrap it
@@ -165,7 +167,7 @@ func (g *guest) pass(p []byte, err error) (more, wait bool) {
 	return g.Pass(p, trailers, err)
 }
 
-// requestTrailers are those of the request that are forwarded. Its body has been read to its end.
+// requestTrailers returns the request's trailers to forward. Its body must have been read.
 func (g *guest) requestTrailers() (trailers []hpack.HeaderField) {
 	for _, key := range g.announced {
 		trailers = wire.AppendField(trailers, key, g.request.Trailer[key])

@@ -42,7 +42,7 @@ func (g *guest) answer() (*http.Response, error) {
 	}
 }
 
-// take returns what has come. A response that is here as a whole costs no further turn.
+// take returns what has come of the response. A complete response needs no further turn.
 func (g *guest) take() (interims []wire.ResponseHead, res *http.Response, err error) {
 	interims, head, body, err := g.takeHead()
 	if err != nil || head.Status == 0 {
@@ -57,16 +57,16 @@ func (g *guest) take() (interims []wire.ResponseHead, res *http.Response, err er
 	for _, names := range res.Header["Trailer"] {
 		res.Trailer = announced(res.Trailer, names)
 	}
-	delete(res.Header, "Trailer") // as net/http's transport
+	delete(res.Header, "Trailer") // as in net/http's transport
 	if res.Body = b; b.whole {
 		b.trailers()
 	} else {
-		b.stop = context.AfterFunc(g.ctx, func() { g.abandon(g.ctx.Err()) }) // else a body that nobody reads would outlast the request
+		b.stop = context.AfterFunc(g.ctx, func() { g.abandon(g.ctx.Err()) }) // ends an unread body with the request
 	}
 	return interims, res, nil
 }
 
-// takeHead does that under the mutex. A body that is not nil is all of it.
+// takeHead calls Take under the mutex. A non-nil body is the whole body.
 func (g *guest) takeHead() (interims []wire.ResponseHead, head wire.ResponseHead, body []byte, err error) {
 	g.sh.lock()
 	defer g.leave()
@@ -88,17 +88,17 @@ func guestHeader(fields []hpack.HeaderField) http.Header {
 	return header
 }
 
-// guestBody is the response's body as the caller reads it.
+// guestBody is the response's body for the caller.
 type guestBody struct {
 	g     *guest
 	res   *http.Response
-	rest  bytes.Reader // what came with the head, if that is
-	whole bool         // all of it
-	more  bool         // there was more than was read
+	rest  bytes.Reader // the whole body, if it came with the head
+	whole bool         // everything is in rest, or was read
+	more  bool         // the last Read left some
 	stop  func() bool
 }
 
-// AtHand reports whether the next Read need not wait: what was written so far need not be flushed then.
+// AtHand reports whether the next Read returns at once: while it does, the caller need not flush.
 func (b *guestBody) AtHand() bool {
 	if b.whole || b.more {
 		return true
@@ -109,7 +109,7 @@ func (b *guestBody) AtHand() bool {
 	return g.AtHand()
 }
 
-// Read waits for the body's next bytes, and credits the backend with them.
+// Read waits for the body's next bytes, and returns credit to the backend.
 func (b *guestBody) Read(p []byte) (int, error) {
 	for {
 		if b.whole {
@@ -122,7 +122,7 @@ func (b *guestBody) Read(p []byte) (int, error) {
 		if !wait {
 			return n, err
 		}
-		<-b.g.Came() // the end of the context ends the stream, which makes it ready
+		<-b.g.Came() // the end of the context also ends the stream, which signals Came
 	}
 }
 
@@ -138,7 +138,7 @@ func (b *guestBody) read(p []byte) (n int, wait bool, err error) {
 	return n, n == 0 && err == nil && len(p) > 0, err
 }
 
-// trailers puts them where net/http's transport puts them.
+// trailers sets the response's Trailer, as net/http's transport does.
 func (b *guestBody) trailers() {
 	for _, f := range b.g.Trailers() {
 		if b.res.Trailer == nil {
@@ -151,7 +151,7 @@ func (b *guestBody) trailers() {
 // Close ends the request if the body was not read to its end.
 func (b *guestBody) Close() error {
 	if b.stop == nil {
-		return nil // it is here as a whole
+		return nil // the whole body came with the head
 	}
 	b.stop()
 	b.g.sh.lock()

@@ -1,6 +1,7 @@
 package h2
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -18,43 +19,42 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 )
 
-// Config is what a Server needs.
+// Config is the configuration of a Server.
 type Config struct {
-	// Decide says what becomes of a request. It is called under the lock of a shard, so it must not block, nor call resume itself. If it
-	// cannot decide without waiting it returns false and arranges that resume is called once, from another goroutine: the stream is
-	// parked, other streams go on. The Plan's Done is called in any case.
+	// Decide returns the plan for a request. It is called under the mutex of a shard, so it must
+	// not block, nor call resume itself. If it needs to wait it returns false, and arranges that
+	// another goroutine calls resume once: the stream is parked, other streams continue. Plan.Done
+	// is always called.
 	Decide func(c *ConnInfo, h *Head, resume func(Plan)) (Plan, bool)
 
-	// Dial connects to an endpoint and finishes the TLS handshake with ALPN h2. It runs on its own goroutine and must obey ctx. The TCP
-	// connection should be passed through wrap before it is handed to tls.Client: writes then never block the engine.
+	// Dial connects to an endpoint and finishes the TLS handshake with ALPN h2. It runs on its own
+	// goroutine and must obey ctx. It should pass the TCP connection through wrap before it calls
+	// tls.Client: then writes never block the engine.
 	Dial func(ctx context.Context, ep *Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error)
-	// Closed hears that a connection which Dial returned has ended, once for each, on a goroutine of its own. nil: nobody listens.
+	// Closed is called once when a connection from Dial has ended, on that connection's own
+	// goroutine. Nil means no callback.
 	Closed func(ep *Endpoint, c *tls.Conn)
 
-	MaxStreams     uint32        // streams per client's connection (--http2-max-streams-per-connection); 0: 250
-	MaxHeaderBytes int           // of a field list, requests and responses; beyond it requests get 431; 0: 256 KiB
-	IdleTimeout    time.Duration // a client's connection without streams is closed; 0: 3 min
-	Shards         int           // engines, each with its own backend connections; 0: one per two processors, at least one
+	MaxStreams     uint32        // per client connection (--http2-max-streams-per-connection); 0 means 250
+	MaxHeaderBytes int           // of a request's or response's field list; larger requests get 431; 0 means 256 KiB
+	IdleTimeout    time.Duration // a client's connection without streams is closed after it; 0 means 3 min
+	Shards         int           // engines with own backend connections; 0 means one per two processors, at least one
 	Logger         *slog.Logger  // nil discards
-	// Memory bounds what all connections of the process hold; Servers and others share one. nil: one of its own.
+	// Memory bounds what all connections of the process hold; all Servers share it. Nil means its
+	// own.
 	Memory *hold.Bound
-	// Metrics gets the metrics; a second Server needs a registerer of its own. nil: unregistered.
+	// Metrics registers the metrics; each Server needs its own registerer. Nil means unregistered.
 	Metrics prometheus.Registerer
 
 	// For tests.
 	stall    time.Duration // see engine.Config
-	portable bool          // a reader goroutine per connection even where there is an event loop
+	portable bool          // one reader goroutine per connection, even where there is an event loop
 }
 
-func (c *Config) logger() *slog.Logger {
-	if c.Logger == nil {
-		return slog.New(slog.DiscardHandler)
-	}
-	return c.Logger
-}
+func (c *Config) logger() *slog.Logger { return cmp.Or(c.Logger, slog.New(slog.DiscardHandler)) }
 
-// shards leaves half of the processors to handshakes, handlers and the collector of garbage. Fewer shards batch more: each has
-// connections of its own to every backend.
+// shards leaves half of the processors to handshakes, handlers and the garbage collector. Fewer
+// shards make larger batches: each has its own connections to every backend.
 func (c *Config) shards() int {
 	if c.Shards > 0 {
 		return c.Shards
@@ -62,27 +62,29 @@ func (c *Config) shards() int {
 	return max(1, runtime.GOMAXPROCS(0)/2)
 }
 
-// Server is the engine with its drivers. Run must be running while it serves: it moves the bytes and lets the timers run.
+// Server is the engines with their drivers. Run must be running while it serves: it moves bytes and
+// runs timers.
 type Server struct {
-	shards []*shard
-	stir   chan struct{} // one slot: ticks are wanted sooner
-	next   atomic.Uint32
-	links  sync.WaitGroup
-	cancel context.CancelFunc
-	memory *hold.Bound
-	log    *slog.Logger
+	shards  []*shard
+	hurried chan struct{} // one slot: a shard needs ticks sooner
+	next    atomic.Uint32
+	links   sync.WaitGroup
+	cancel  context.CancelFunc
+	memory  *hold.Bound
+	log     *slog.Logger
 }
 
-// New returns a Server. Its Serve goes into http.Server.TLSNextProto["h2"], and its Listener around the server's.
+// New returns a Server. Use its Serve as http.Server.TLSNextProto["h2"], and wrap the server's
+// listener in its Listener.
 func New(cfg Config) *Server {
-	ctx, cancel := context.WithCancel(context.Background()) // ends with Run's
+	ctx, cancel := context.WithCancel(context.Background()) // ends with Run
 	if cfg.Memory == nil {
 		cfg.Memory = hold.New(0)
 	}
-	s := &Server{cancel: cancel, stir: make(chan struct{}, 1), memory: cfg.Memory, log: cfg.logger()}
+	s := &Server{cancel: cancel, hurried: make(chan struct{}, 1), memory: cfg.Memory, log: cfg.logger()}
 	pool := &buffers{}
 	for range cfg.shards() {
-		s.shards = append(s.shards, newShard(ctx, &cfg, &s.links, pool, s.stir))
+		s.shards = append(s.shards, newShard(ctx, &cfg, &s.links, pool, s.hurried))
 	}
 	if cfg.Metrics != nil {
 		cfg.Metrics.MustRegister(newCollector(s.shards))
@@ -90,8 +92,8 @@ func New(cfg Config) *Server {
 	return s
 }
 
-// Run serves connections until ctx ends, then closes every connection at once and waits for what it started. It does the same, and returns an error, if connections
-// cannot be waited for.
+// Run serves connections until ctx ends, then closes every connection at once and waits for
+// everything it started. If it cannot wait for input, it does the same and returns an error.
 func (s *Server) Run(ctx context.Context) error {
 	pace := engine.TickEvery
 	ticker := time.NewTicker(pace)
@@ -117,8 +119,8 @@ func (s *Server) Run(ctx context.Context) error {
 			s.end()
 			loops.Wait()
 			return err
-		case <-s.stir:
-			if pace > engine.TickEvery { // else the next tick comes in time, and would only be put off
+		case <-s.hurried:
+			if pace > engine.TickEvery { // else the next tick comes early enough, and Reset would delay it
 				pace = engine.TickEvery
 				ticker.Reset(pace)
 			}
@@ -131,7 +133,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-// tick lets all timers run, and returns when the one that wants it soonest is to run again.
+// tick runs all timers, and returns the time until the next tick.
 func (s *Server) tick() time.Duration {
 	pace := time.Hour
 	for _, sh := range s.shards {
@@ -158,10 +160,10 @@ func (s *Server) end() {
 
 var errServerEnded = errors.New("server ended")
 
-// Listener wraps the TCP listener below TLS, so that writing to its connections never blocks the engine. Without it everything works,
-// with one more goroutine per connection that has something to write. A connection that wraps another and has a method Wraps() net.Conn
-// says that every byte passes it as it is: the engine then reads and writes the socket itself, and calls the wrapper's Close when the socket
-// has been closed.
+// Listener wraps the TCP listener below TLS, so that writes to its connections never block the
+// engine. Without it each connection needs one more goroutine while it has output. A connection
+// that wraps another without changing its bytes should have a method Wraps() net.Conn: the engine
+// then reads and writes the socket itself, and calls the wrapper's Close after the socket's.
 func (s *Server) Listener(l net.Listener) net.Listener { return listener{l} }
 
 type listener struct{ net.Listener }
@@ -174,12 +176,13 @@ func (l listener) Accept() (net.Conn, error) {
 	return wrapConn(c), nil
 }
 
-// Serve takes a client's connection over and returns when it has ended. It fits http.Server.TLSNextProto; the handler is only asked
-// for its base context, requests go where Config.Decide says.
+// Serve serves a client's connection and returns when it has ended. It fits
+// http.Server.TLSNextProto; the handler is only used for its base context, Config.Decide handles
+// requests.
 func (s *Server) Serve(hs *http.Server, conn *tls.Conn, h http.Handler) {
 	ctx := context.Background()
 	if b, ok := h.(interface{ BaseContext() context.Context }); ok {
-		ctx = b.BaseContext() // what net/http made of Server.BaseContext and ConnContext
+		ctx = b.BaseContext() // from Server.BaseContext and ConnContext
 	}
 	if hs != nil {
 		ctx = context.WithValue(ctx, http.ServerContextKey, hs)
@@ -202,18 +205,19 @@ func (s *Server) Serve(hs *http.Server, conn *tls.Conn, h http.Handler) {
 	l.serve()
 }
 
-// ConnInfo is what Decide may know of the client's connection.
+// ConnInfo describes a client's connection.
 type ConnInfo struct {
 	Remote net.Addr            // the client's address
 	Local  net.Addr            // ours
 	TLS    tls.ConnectionState // after the handshake
-	// Value is free for Decide, which is never called twice at once for one connection: caches per connection live here.
+	// Value is free for Decide, for example for a cache per connection. Decide is never called
+	// concurrently for one connection.
 	Value any
 
-	ctx context.Context // what requests that are served here derive theirs from
+	ctx context.Context // the parent of the contexts of requests that are served here
 }
 
-// Context is what net/http made of Server.BaseContext and ConnContext.
+// Context returns the context from Server.BaseContext and ConnContext.
 func (c *ConnInfo) Context() context.Context {
 	if c.ctx == nil {
 		return context.Background()
@@ -221,8 +225,8 @@ func (c *ConnInfo) Context() context.Context {
 	return c.ctx
 }
 
-// Retire takes an endpoint out of service: it gets no further request, those it has are finished, long-running ones are ended after
-// grace.
+// Retire takes an endpoint out of service: it gets no further requests, its requests are finished,
+// long-running ones are ended after grace.
 func (s *Server) Retire(ep *Endpoint, grace time.Duration) {
 	for _, sh := range s.shards {
 		sh.lock()
@@ -231,8 +235,9 @@ func (s *Server) Retire(ep *Endpoint, grace time.Duration) {
 	}
 }
 
-// Eject is told that an endpoint was found unhealthy while others are not: requests that have no answer from it yet and may be sent again (Plan.Again, within
-// Retries and Budget) are sent elsewhere. The rest go on; Upstream.Pick sees to it that no new ones come.
+// Eject moves requests away from an endpoint that was found unhealthy while others are healthy:
+// those without an answer that may be retried (Plan.Again, within Retries and Budget) are sent to
+// another endpoint. The rest continue. Upstream.Pick must not return the endpoint any more.
 func (s *Server) Eject(ep *Endpoint) {
 	for _, sh := range s.shards {
 		sh.lock()
@@ -241,8 +246,9 @@ func (s *Server) Eject(ep *Endpoint) {
 	}
 }
 
-// Leave is told that upstreams share connections no more: their requests that wait for a shared one choose again, those that were sent go on. on is called for each
-// connection that long-running ones are on; it must not block. What was picked before Leave is called is seen by it.
+// Leave stops upstreams from sharing connections: their requests that wait for a shared connection
+// choose again, those that were sent continue. Leave calls on for each connection that has their
+// long-running requests; on must not block. Leave sees every earlier Pick.
 func (s *Server) Leave(of []*Upstream, on func(of *Upstream, c *tls.Conn)) {
 	set := make(map[*Upstream]bool, len(of))
 	for _, u := range of {
@@ -255,7 +261,7 @@ func (s *Server) Leave(of []*Upstream, on func(of *Upstream, c *tls.Conn)) {
 	}
 }
 
-// End ends an upstream's long-running requests on one connection, which others go on to use.
+// End ends an upstream's long-running requests on one connection; others continue to use it.
 func (s *Server) End(of *Upstream, on *tls.Conn) {
 	for _, sh := range s.shards {
 		sh.lock()
@@ -264,8 +270,9 @@ func (s *Server) End(of *Upstream, on *tls.Conn) {
 	}
 }
 
-// SendAway asks every client that has sent a request to open its next connection elsewhere (GOAWAY): what is under way goes on, idle connections are closed. New
-// connections are served, so whoever cannot serve well calls it again and again.
+// SendAway sends GOAWAY to every client that has sent a request, so that it opens its next
+// connection elsewhere: requests in flight are finished, idle connections are closed. New
+// connections are served, so a process that cannot serve well calls it repeatedly.
 func (s *Server) SendAway() {
 	for _, sh := range s.shards {
 		for more := true; more; {
@@ -276,7 +283,8 @@ func (s *Server) SendAway() {
 	}
 }
 
-// EndLongRunning ends the long-running requests of RoundTrip's callers, as Shutdown ends those of clients: cleanly, between two events.
+// EndLongRunning ends the long-running requests of RoundTrip's callers between two events, like
+// Shutdown.
 func (s *Server) EndLongRunning() {
 	for _, sh := range s.shards {
 		sh.lock()
@@ -285,15 +293,16 @@ func (s *Server) EndLongRunning() {
 	}
 }
 
-// Shutdown asks all clients to go (GOAWAY), lets their requests finish and ends long-running ones after grace. It returns when no client
-// is left, or with ctx's error when ctx ends; what is left then is closed.
+// Shutdown sends GOAWAY to all clients, lets their requests finish and ends long-running ones after
+// grace. It returns when no client is left, or with ctx's error when ctx ends; then it closes the
+// rest.
 func (s *Server) Shutdown(ctx context.Context, grace time.Duration) error {
 	for _, sh := range s.shards {
 		sh.lock()
 		sh.e.Drain(grace)
 		sh.settle()
 	}
-	const every = 20 * time.Millisecond // short against any grace, long against the work of looking
+	const every = 20 * time.Millisecond // short compared with any grace, long compared with the check
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
 	for {

@@ -14,8 +14,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 )
 
-// holding is a backend whose /hold answers when release is closed, whose /watch sends an event and goes on until it is cut, and which
-// answers everything else at once.
+// holding is a backend whose /hold answers when release is closed, whose /watch sends an event and
+// goes on until it is cut, and which answers everything else at once.
 type holding struct {
 	name    string
 	release chan struct{}
@@ -222,7 +222,8 @@ func testGoAwayAfterRequest(t *testing.T, driver string) {
 	}
 }
 
-// A client that reads nothing holds what the windows and one write allow, and nobody else waits for it.
+// A client that reads nothing holds what the windows and one write allow, and nobody else waits for
+// it.
 func TestFullSocket(t *testing.T) { onDrivers(t, testFullSocket) }
 
 func testFullSocket(t *testing.T, driver string) {

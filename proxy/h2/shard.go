@@ -13,32 +13,33 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
-// shard is one engine with the mutex that guards it. Clients' connections are spread over the shards; each shard has its own
-// connections to the backends, so that a request never crosses shards.
+// shard is one engine with the mutex that guards it. Clients' connections are spread over the
+// shards. Each shard has its own connections to the backends, so a request never crosses shards.
 type shard struct {
-	mu  sync.Mutex // guards e and everything reachable from it, and the links' fields that say so
+	mu  sync.Mutex // guards e and everything reachable from it, and the fields of links whose comments say so
 	e   *engine.Engine
 	log *slog.Logger
 
-	ctx     context.Context // ends when the server ends: for dials
+	ctx     context.Context // ends with the server: for dials
 	dial    func(ctx context.Context, ep *Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, error)
 	closed  func(ep *Endpoint, c *tls.Conn)
-	started time.Time // the engine's clock counts from here
+	started time.Time // zero of the engine's clock
 	pool    *buffers
 	work    sync.Pool       // of *engine.Work
-	links   *sync.WaitGroup // counts links and what they started
-	loop    *loop           // nil: every link has a goroutine
-	ended   bool            // no connection is taken any more; guarded by mu
-	pace    time.Duration   // of ticks, as the engine wanted it last; guarded by mu
-	stirred chan<- struct{} // one slot: it wants them sooner
+	links   *sync.WaitGroup // counts links and the goroutines they started
+	loop    *loop           // nil means that every link has a goroutine
+	ended   bool            // accepts no more connections; guarded by mu
+	pace    time.Duration   // the present interval of ticks; guarded by mu
+	hurried chan<- struct{} // one slot: the shard needs ticks sooner
 	resumed resumptions
 }
 
-// dialTimeout bounds a dial and its handshake when Config.Dial does not: a request should not wait longer for a connection.
+// dialTimeout bounds a dial with its handshake if Config.Dial does not: a request should not wait
+// longer.
 const dialTimeout = 10 * time.Second
 
-func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buffers, stirred chan<- struct{}) *shard {
-	sh := &shard{log: cfg.logger(), stirred: stirred, pace: engine.TickEvery, ctx: ctx, dial: cfg.Dial, closed: cfg.Closed, started: time.Now(), pool: bufs, links: links}
+func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buffers, hurried chan<- struct{}) *shard {
+	sh := &shard{log: cfg.logger(), hurried: hurried, pace: engine.TickEvery, ctx: ctx, dial: cfg.Dial, closed: cfg.Closed, started: time.Now(), pool: bufs, links: links}
 	sh.e = engine.New(engine.Config{
 		Decide: func(c *engine.Conn, h *Head, resume func(Plan)) (Plan, bool) {
 			return cfg.Decide(linkOf(c).info, h, resume)
@@ -60,19 +61,19 @@ func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buf
 	return sh
 }
 
-// lock takes the mutex and advances the engine's clock: once per batch of frames, not per frame.
+// lock takes the mutex and advances the engine's clock, once per batch of frames.
 func (sh *shard) lock() {
 	now := time.Since(sh.started)
 	sh.mu.Lock()
 	sh.e.Advance(now)
 }
 
-// settle does what the engine wants done, and releases the mutex. Output is written first: what waits for the network should not wait
-// for a log line.
+// settle does the engine's pending work, and releases the mutex. It writes output before it runs
+// callbacks: network output should not wait for a log line.
 func (sh *shard) settle() {
 	e := sh.e
 	if sh.pace != engine.TickEvery {
-		sh.stir()
+		sh.hurry()
 	}
 	if !e.Due() {
 		sh.mu.Unlock()
@@ -88,7 +89,7 @@ func (sh *shard) settle() {
 		for _, c := range w.Closes {
 			linkOf(c).shut()
 		}
-		e.Tell(w)
+		e.RunCalls(w)
 		sh.mu.Lock()
 		for i := range w.Writes {
 			if o := &w.Writes[i]; !o.Left {
@@ -105,19 +106,19 @@ func (sh *shard) caught(v any, stack []byte) {
 	sh.log.Error("engine panicked", "panic", fmt.Sprint(v), "stack", string(stack))
 }
 
-// stir has the next tick come sooner if the engine rests no longer.
-func (sh *shard) stir() {
+// hurry makes the next tick come sooner if the engine is no longer at rest.
+func (sh *shard) hurry() {
 	if p := sh.e.Pace(); p == 0 || sh.pace > 0 && sh.pace <= p {
 		return
 	}
 	sh.pace = engine.TickEvery
 	select {
-	case sh.stirred <- struct{}{}:
+	case sh.hurried <- struct{}{}:
 	default:
 	}
 }
 
-// tick lets the engine's timers run, and returns when they want to run again.
+// tick runs the engine's timers, and returns the time until the next tick.
 func (sh *shard) tick() time.Duration {
 	now := time.Since(sh.started)
 	sh.mu.Lock()
@@ -132,7 +133,7 @@ func (sh *shard) tick() time.Duration {
 	return pace
 }
 
-// connect dials and serves the connection until it ends.
+// connect dials an endpoint and serves the connection until it ends.
 func (sh *shard) connect(ep *Endpoint, dialled func(error) *engine.Conn) {
 	ctx, cancel := context.WithTimeout(sh.ctx, dialTimeout)
 	tc, err := sh.dial(ctx, ep, wrapConn)
@@ -163,7 +164,7 @@ func (sh *shard) connect(ep *Endpoint, dialled func(error) *engine.Conn) {
 	l.serve()
 }
 
-// end closes all connections at once and takes no further ones.
+// end closes all connections at once and accepts no more.
 func (sh *shard) end() {
 	sh.lock()
 	sh.ended = true

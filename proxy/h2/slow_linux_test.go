@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// A client that reads slowly is not one that has stopped: what it takes is seen although the socket has no room for longer than a stall may last.
+// A client that reads slowly is not one that has stopped: what it takes is seen although the socket
+// has no room for longer than a stall may last.
 func TestSlowReaderIsNotStalled(t *testing.T) { onRecordDrivers(t, testSlowReaderIsNotStalled) }
 
 func testSlowReaderIsNotStalled(t *testing.T, driver string) {

@@ -140,8 +140,9 @@ func (s *stand) start(cfg Config) {
 
 func field(name, value string) hpack.HeaderField { return hpack.HeaderField{Name: name, Value: value} }
 
-// drivers are what every test over real connections runs on: a goroutine per connection, the event loop (where there is one), and
-// connections that were not wrapped, so that reading and writing them blocks.
+// drivers are what every test over real connections runs on: a goroutine per connection, the event
+// loop (where there is one), and connections that were not wrapped, so that reading and writing
+// them blocks.
 var drivers = []string{"portable", "loop", "unwrapped"}
 
 func onDrivers(t *testing.T, f func(t *testing.T, driver string)) {

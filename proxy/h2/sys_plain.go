@@ -4,7 +4,7 @@ package h2
 
 import "syscall"
 
-// With these the race detector sees that what is read was written before.
+// With these the race detector sees that data was written before it is read.
 
 func sysRead(fd int, p []byte) (int, error) { return syscall.Read(fd, p) }
 

@@ -2,8 +2,8 @@ package h2
 
 import "golang.org/x/sys/unix"
 
-// taken is how many bytes the peer has acknowledged. What our own socket takes says little, since it
-// holds megabytes. 0: it is not known.
+// taken returns how many bytes the peer has acknowledged. What our own socket accepts says little,
+// since it buffers megabytes. Zero means unknown.
 func (r *rawConn) taken() (n uint64) {
 	ask := func(fd uintptr) {
 		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
@@ -13,7 +13,7 @@ func (r *rawConn) taken() (n uint64) {
 	r.mu.Lock()
 	owned, fd := r.owned, r.fd
 	if owned && fd >= 0 {
-		ask(uintptr(fd)) // under the mutex: nobody closes it meanwhile
+		ask(uintptr(fd)) // under the mutex, so that it is not closed meanwhile
 	}
 	r.mu.Unlock()
 	if !owned && r.sys != nil {

@@ -2,5 +2,5 @@
 
 package h2
 
-// taken is how many bytes the peer has acknowledged. 0: it is not known.
+// taken returns how many bytes the peer has acknowledged. Zero means unknown.
 func (*rawConn) taken() uint64 { return 0 }

@@ -13,15 +13,16 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// writerBuffer is what a response is collected in: most own documents then leave as one HEADERS and one DATA frame, with a length. One that says how long
-// it will be is collected up to localBuffer, because nothing more will come that could be worth a write of its own.
+// writerBuffer is how much of a response is buffered: then most own documents leave as one HEADERS
+// and one DATA frame, with a length. A response that declares its length is buffered up to
+// localBuffer, because its parts need no writes of their own.
 const writerBuffer = 4 << 10
 
-// writer is the http.ResponseWriter of a local stream. As usual it is for one goroutine.
+// writer is the http.ResponseWriter of a local stream. It is not safe for concurrent use.
 type writer struct {
 	l        *local
 	header   http.Header
-	status   int // 0: WriteHeader was not called
+	status   int // 0 means that WriteHeader was not called
 	declared int64
 	written  int64
 	buf      []byte
@@ -56,7 +57,7 @@ func (w *writer) WriteHeader(status int) {
 			w.header.Del("Content-Length")
 		}
 	}
-	// The head is a snapshot: what the handler does to the header from now on only concerns trailers.
+	// The head is a snapshot: later changes to the header only concern trailers.
 	for _, v := range w.header["Trailer"] {
 		for name := range strings.SplitSeq(v, ",") {
 			if name = http.CanonicalHeaderKey(strings.TrimSpace(name)); name != "" && httpguts.ValidTrailerHeader(name) {
@@ -71,7 +72,7 @@ func (w *writer) interim(status int) {
 	w.l.begin(status, w.encode(status))
 }
 
-// encode makes a field list of the header.
+// encode makes a field list from the header.
 func (w *writer) encode(status int) []hpack.HeaderField {
 	fields := append(make([]hpack.HeaderField, 0, len(w.header)+4), hpack.HeaderField{Name: ":status", Value: strconv.Itoa(status)})
 	for key, values := range w.header {
@@ -108,16 +109,16 @@ func (w *writer) Write(p []byte) (int, error) {
 		}
 		return n, nil
 	}
-	if !w.head || len(w.buf) == 0 { // of a HEAD response only the first bytes count, for the content type
+	if !w.head || len(w.buf) == 0 { // of a HEAD response only the first bytes are used, for the content type
 		w.buf = append(w.buf, p[:min(len(p), room)]...)
 	}
 	return n, nil
 }
 
-// Flush sends what was written so far.
+// Flush sends everything written so far.
 func (w *writer) Flush() { _ = w.FlushError() }
 
-// FlushError is Flush for http.ResponseController.
+// FlushError implements http.ResponseController's method.
 func (w *writer) FlushError() error {
 	if w.status == 0 {
 		w.WriteHeader(http.StatusOK)
@@ -125,10 +126,10 @@ func (w *writer) FlushError() error {
 	return w.flush(nil)
 }
 
-// EnableFullDuplex is for http.ResponseController: HTTP/2 always is.
+// EnableFullDuplex implements http.ResponseController's method: HTTP/2 always is full duplex.
 func (w *writer) EnableFullDuplex() error { return nil }
 
-// common adds the fields that every response of ours has.
+// common adds the fields that all our responses have.
 func (w *writer) common() {
 	has := func(name string) bool {
 		return slices.ContainsFunc(w.fields, func(f hpack.HeaderField) bool { return f.Name == name })
@@ -144,7 +145,7 @@ func (w *writer) common() {
 // flush sends the head, the buffer and p.
 func (w *writer) flush(p []byte) error {
 	if !w.sent {
-		if len(w.buf) < 512 { // what DetectContentType looks at
+		if len(w.buf) < 512 { // DetectContentType uses that much
 			w.buf = append(w.buf, p[:min(len(p), 512)]...)
 			p = p[min(len(p), 512):]
 		}
@@ -170,7 +171,7 @@ func (l *local) begin(status int, fields []hpack.HeaderField) {
 	l.Head(status, fields)
 }
 
-// send passes p on, as fast as the client takes it.
+// send passes p to the client, as fast as the client reads.
 func (l *local) send(p []byte) error {
 	for {
 		n := min(len(p), localBuffer)
@@ -210,7 +211,7 @@ func (w *writer) finish() {
 		w.declared = w.written
 	}
 	if !w.head && !bodyless && w.declared >= 0 && w.written != w.declared {
-		w.l.abort() // shorter than promised: the client must not take it for complete
+		w.l.abort() // shorter than declared: the client must not see it as complete
 		return
 	}
 	trailers := w.trailerFields()
@@ -223,7 +224,7 @@ func (w *writer) finish() {
 	}
 	w.l.sh.lock()
 	defer w.l.leave()
-	// All of it in one turn: one write.
+	// One turn for all of it makes one write.
 	if body := len(w.buf) > 0 && !w.head; !w.sent && (body || len(trailers) > 0) {
 		w.l.Head(w.status, w.fields)
 		if body {

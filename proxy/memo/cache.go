@@ -6,50 +6,53 @@ import (
 	"time"
 )
 
-// Ways is how many entries one set holds. With eight, a cache that is half full forgets one in some thousand too early.
+// Ways is the number of entries in a set. With eight, a cache that is half full evicts about one
+// entry in a thousand too early.
 const Ways = 8
 
 // Config configures a Cache.
 type Config struct {
-	// Entries is how many are kept at most: Ways times a power of two. Zero: Ways.
+	// Entries is the maximum number of entries: Ways times a power of two. Zero means Ways.
 	Entries int
-	// Bytes is how large all entries may be together. Zero: nothing is kept.
+	// Bytes is the maximum size of all entries. Zero means that nothing is kept.
 	Bytes int
-	// Generation is that of the source of the answers: entries of another one are forgotten. Nil: it is always 0.
+	// Generation returns the generation of the source of the values: entries of another generation
+	// are dropped. Nil means that it is always 0.
 	Generation func() uint64
 }
 
-// Cache keeps entries, each until a given time. An entry belongs to one set by its hash. Make one with New.
+// Cache keeps entries until they expire. The hash of an entry selects its set. Make a Cache with
+// New.
 type Cache[K, V any] struct {
 	generation func() uint64
 	sets       []set[K, V]
 	maxBytes   int
 
-	mu    sync.Mutex // guards writes of sets, and what follows
+	mu    sync.Mutex // guards writes of sets, and the fields below
 	bytes int
-	hand  uint64 // the set that is swept next
+	hand  uint64 // the next set to sweep
 }
 
 type set[K, V any] [Ways]atomic.Pointer[Entry[K, V]]
 
-// Entry is one answer. Nothing of it changes once it is kept.
+// Entry is a cached value. It is immutable once cached, except for used.
 type Entry[K, V any] struct {
-	// Hash is that of Key, with a secret seed. Its low bits choose the set.
+	// Hash is the hash of Key, with a secret seed. Its low bits select the set.
 	Hash uint64
-	// Key is what was asked, and Value what was answered.
+	// Key is the question, Value the answer.
 	Key   K
 	Value V
-	// Size is what the entry counts against Config.Bytes.
+	// Size is charged to Config.Bytes.
 	Size int
-	// Until is when it is forgotten.
+	// Until is when the entry expires.
 	Until time.Time
-	// Generation is when it was true: Config.Generation from before the question.
+	// Generation is Config.Generation's result from before the question.
 	Generation uint64
 
 	used atomic.Bool // since a writer last looked for a place in its set
 }
 
-// New makes an empty Cache.
+// New returns an empty Cache.
 func New[K, V any](cfg Config) *Cache[K, V] {
 	if cfg.Generation == nil {
 		cfg.Generation = func() uint64 { return 0 }
@@ -65,7 +68,7 @@ func (e *Entry[K, V]) alive(now time.Time, generation uint64) bool {
 	return now.Before(e.Until) && e.Generation == generation
 }
 
-// Get returns the entry whose key has the hash and is the same; nil when there is none. The zero now is time.Now.
+// Get returns the entry with the hash whose key is the same, or nil. The zero now means time.Now.
 func (c *Cache[K, V]) Get(hash uint64, now time.Time, same func(K) bool) *Entry[K, V] {
 	s := c.set(hash)
 	for i := range s {
@@ -79,7 +82,7 @@ func (c *Cache[K, V]) Get(hash uint64, now time.Time, same func(K) bool) *Entry[
 		if !e.alive(now, c.generation()) {
 			return nil
 		}
-		if !e.used.Load() { // else every hit would take the cache line from the other cores
+		if !e.used.Load() { // a write in every hit would take the cache line from other cores
 			e.used.Store(true)
 		}
 		return e
@@ -87,12 +90,14 @@ func (c *Cache[K, V]) Get(hash uint64, now time.Time, same func(K) bool) *Entry[
 	return nil
 }
 
-// Put keeps an entry, in the place of the one with the same key. The entry becomes the cache's.
+// Put caches an entry. It replaces the one with the same key. The cache owns the entry from then
+// on.
 func (c *Cache[K, V]) Put(e *Entry[K, V], same func(K) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now, generation := time.Now(), c.generation()
-	// Every writer sweeps another set too, so that what has died goes even if nobody asks for it or for its neighbours again.
+	// Every writer also sweeps another set, so that expired entries disappear even if their sets
+	// are never used again.
 	c.sweepLocked(func(old *Entry[K, V]) bool { return !old.alive(now, generation) })
 	s := c.set(e.Hash)
 	c.setLocked(&s[c.placeLocked(s, e, same, now, generation)], e)
@@ -101,7 +106,8 @@ func (c *Cache[K, V]) Put(e *Entry[K, V], same func(K) bool) {
 	}
 }
 
-// placeLocked chooses where an entry goes: where its key is, where nothing alive is, where nothing was used lately, or anywhere.
+// placeLocked chooses the place for an entry: that of its key, one without a live entry, one not
+// used lately, or any.
 func (c *Cache[K, V]) placeLocked(s *set[K, V], e *Entry[K, V], same func(K) bool, now time.Time, generation uint64) int {
 	free, unused := -1, -1
 	for i := range s {
@@ -123,7 +129,7 @@ func (c *Cache[K, V]) placeLocked(s *set[K, V], e *Entry[K, V], same func(K) boo
 	return int(c.hand % Ways)
 }
 
-// sweepLocked drops what is over in the next set.
+// sweepLocked drops entries of the next set for which over returns true.
 func (c *Cache[K, V]) sweepLocked(over func(*Entry[K, V]) bool) {
 	s := c.set(c.hand)
 	c.hand++
@@ -134,7 +140,7 @@ func (c *Cache[K, V]) sweepLocked(over func(*Entry[K, V]) bool) {
 	}
 }
 
-// Drop forgets a key.
+// Drop removes a key.
 func (c *Cache[K, V]) Drop(hash uint64, same func(K) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

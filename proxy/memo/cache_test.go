@@ -74,6 +74,12 @@ func TestCacheBytesAreBounded(t *testing.T) {
 	if _, ok := b.get(name(3999)); !ok {
 		t.Error("the newest was dropped")
 	}
+	full := newBook(Config{Bytes: 8})
+	full.put("half", 1, time.Hour)
+	full.put("rest", 1, time.Hour)
+	if n, size := full.kept(); n != 2 || size != 8 {
+		t.Errorf("%d are kept of %d bytes, want 2 of 8", n, size)
+	}
 	for i := range 4000 {
 		b.drop(name(i))
 	}
@@ -101,7 +107,8 @@ func TestCacheEntriesAreBounded(t *testing.T) {
 	}
 }
 
-// In one set, what is used stays and what is not goes; and what has expired goes, although nobody asks for it again.
+// In one set, what is used stays and what is not goes; and what has expired goes, although nobody
+// asks for it again.
 func TestCacheForgets(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -120,6 +127,39 @@ func TestCacheForgets(t *testing.T) {
 		b.put("used", 1, time.Minute)
 		if n, _ := b.kept(); n != 1 {
 			t.Errorf("%d are kept, want the one that is alive", n)
+		}
+	})
+}
+
+// Who comes gets the place of what is over, or else of what nobody has used lately, wherever in its
+// set that is.
+func TestCachePlaces(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for _, over := range []bool{true, false} {
+			for going := range Ways {
+				b := newBook(Config{Entries: 2 * Ways, Bytes: 1 << 20})
+				b.hash = func(string) uint64 { return 1 } // all in one set, and it is the other's turn to be swept when the last comes
+				for i := range Ways {
+					b.put(fmt.Sprint(i), i, time.Hour)
+				}
+				if over {
+					b.put(fmt.Sprint(going), going, time.Second)
+					b.put(fmt.Sprint(going), going, time.Second)
+				}
+				for i := range Ways {
+					if over == (i == going) {
+						b.get(fmt.Sprint(i))
+					}
+				}
+				time.Sleep(2 * time.Second)
+				b.put("new", Ways, time.Hour)
+				for i := range Ways {
+					if _, ok := b.get(fmt.Sprint(i)); ok == (i == going) {
+						t.Errorf("over %v, going %d: %d is there: %v", over, going, i, ok)
+					}
+				}
+			}
 		}
 	})
 }

@@ -1,7 +1,8 @@
-// Package memo remembers answers for some time, in a cache that is bounded in entries and in bytes.
+// Package memo caches answers for a limited time, bounded in entries and bytes.
 //
-// Looking up takes no lock and allocates nothing. Writers, of which there are as many as answers from elsewhere, take one mutex and hold
-// it for a few sets of eight entries.
+// Reads take no lock and do not allocate. Writes take one mutex for a few sets of eight entries;
+// there is one write for each answer from elsewhere.
 //
-// It neither hashes nor compares keys: the caller does, because a key that passes through a func field would be allocated per request.
+// The caller hashes and compares keys: a key that is passed to a func field would be allocated in
+// each request.
 package memo

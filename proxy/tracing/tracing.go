@@ -1,10 +1,12 @@
-// Package tracing makes an OpenTelemetry span of a request, over either protocol, as kube-apiserver does: the same span names, the same rule for whose trace is
-// continued, the same header toward the backend.
+// Package tracing makes an OpenTelemetry span of each request, over either protocol, like
+// kube-apiserver: with the same span names, the same rule for continuing a trace, and the same
+// header to the backend.
 //
-// The one rule of concurrency: a Tracer may be used by any goroutine; a Span belongs to its request. Exporting is the provider's, in its own goroutine, with
-// its own bound.
+// The concurrency rule: a Tracer is safe for concurrent use; a Span belongs to its request. The
+// provider exports spans in a goroutine of its own, with limits of its own.
 //
-// What this package is not: it does not make the provider and does not end it. Neither a query nor a credential becomes an attribute.
+// This package does not make or end the provider. Neither a query nor a credential becomes an
+// attribute.
 package tracing
 
 import (
@@ -20,10 +22,10 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// Tracer begins spans.
+// Tracer starts spans.
 type Tracer struct{ tracer trace.Tracer }
 
-// New returns a Tracer whose spans go to a provider.
+// New returns a Tracer that uses a provider.
 func New(provider trace.TracerProvider) *Tracer {
 	return &Tracer{tracer: provider.Tracer("github.com/fairlead-proxy/fairlead/proxy")}
 }
@@ -34,20 +36,22 @@ const (
 	stateHeader  = "tracestate"
 )
 
-// Carries reports whether a lower-case name is one of the fields that Span.Fields sets: the client's own are replaced.
+// Carries reports whether Span.Fields sets a field, so that the client's is replaced. The name must
+// be in lower case.
 func Carries(name string) bool { return name == parentHeader || name == stateHeader }
 
-// Request is what a span is made of.
+// Request is the input of a span.
 type Request struct {
-	// Method and Path are as received. Name is the span's.
+	// Method and Path are as received. Name is the span's name.
 	Method, Path, Name string
-	// AuditID leads to the audit logs. Empty: the request has none.
+	// AuditID is the request's ID in audit logs. It may be empty.
 	AuditID string
-	// Began is when the head had arrived.
+	// Began is when the request's head arrived.
 	Began time.Time
-	// Fields are the header fields, lower-case names. They are read during the call only.
+	// Fields are the header fields, with names in lower case. They are only read during the call.
 	Fields []hpack.HeaderField
-	// Trusted callers' traces are continued. False: a new trace is begun, with a link to the caller's.
+	// Trusted says that the caller's trace is continued. If false, a new trace is started, with a
+	// link to the caller's.
 	Trusted bool
 }
 
@@ -55,7 +59,7 @@ type Request struct {
 type Span struct {
 	span  trace.Span
 	began time.Time
-	seen  bool // the response head
+	seen  bool // the response head was recorded
 }
 
 // Start begins a span.
@@ -63,7 +67,7 @@ func (t *Tracer) Start(r *Request) *Span {
 	ctx := context.Background()
 	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindServer), trace.WithTimestamp(r.Began)}
 	received := propagation.MapCarrier{}
-	for _, f := range slices.Backward(r.Fields) { // of several the first counts
+	for _, f := range slices.Backward(r.Fields) { // the first of several counts
 		if Carries(f.Name) {
 			received[f.Name] = f.Value
 		}
@@ -85,20 +89,20 @@ func (t *Tracer) Start(r *Request) *Span {
 	return &Span{span: span, began: r.Began}
 }
 
-// Fields appends the fields that tell the next hop of this span.
+// Fields appends the trace context for the next hop.
 func (s *Span) Fields(set []hpack.HeaderField) []hpack.HeaderField {
 	out := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(trace.ContextWithSpanContext(context.Background(), s.span.SpanContext()), out)
 	for _, name := range []string{parentHeader, stateHeader} {
 		if value := out[name]; value != "" {
-			// Sensitive keeps what differs with each request out of the tables of HPACK.
+			// Sensitive keeps fields that differ in each request out of HPACK's tables.
 			set = append(set, hpack.HeaderField{Name: name, Value: value, Sensitive: true})
 		}
 	}
 	return set
 }
 
-// Header puts the same fields into the header of net/http's kind, in the place of the client's.
+// Header is Fields for a net/http header. It replaces the client's fields.
 func (s *Span) Header(h http.Header) {
 	h.Del(parentHeader)
 	h.Del(stateHeader)
@@ -107,7 +111,7 @@ func (s *Span) Header(h http.Header) {
 	}
 }
 
-// Responded notes when the response head was there.
+// Responded records the time of the response head.
 func (s *Span) Responded(status int) {
 	if s.seen || !s.span.IsRecording() {
 		return
@@ -116,21 +120,22 @@ func (s *Span) Responded(status int) {
 	s.span.AddEvent("response head", trace.WithAttributes(attribute.Int("http.response.status_code", status)))
 }
 
-// Outcome is how a request ended.
+// Outcome says how a request ended.
 type Outcome struct {
-	// Status is what the client got.
+	// Status is the client's status.
 	Status int
-	// Err is what went wrong, in few words. Empty: nothing did.
+	// Err says briefly what went wrong. Empty means nothing did.
 	Err string
 	// Verb is Kubernetes' verb.
 	Verb string
-	// APIService is the one that the path belongs to. Empty: none.
+	// APIService is the APIService of the path. Empty means none.
 	APIService string
-	// Endpoint is the one that was asked last. Empty: none, or it is not known.
+	// Endpoint is the last endpoint tried. Empty means none or unknown.
 	Endpoint string
-	// Retries is how many tries there were beyond the first.
+	// Retries is the number of tries after the first.
 	Retries int
-	// Wait is from the head's arrival to the response head. Zero: there was none, or Responded has seen it.
+	// Wait is from the head's arrival to the response head. Zero means that there was none, or that
+	// Responded has recorded it.
 	Wait time.Duration
 	// Took is from the head's arrival to the end.
 	Took time.Duration
@@ -152,7 +157,7 @@ func (s *Span) End(o *Outcome) {
 		if o.Retries > 0 {
 			s.span.SetAttributes(attribute.Int("fairlead.retries", o.Retries))
 		}
-		// As OpenTelemetry's conventions for servers have it: what the client did wrong is no error of ours.
+		// As in OpenTelemetry's conventions for servers, a client's error is no error of the span.
 		if o.Status >= http.StatusInternalServerError {
 			s.span.SetStatus(codes.Error, o.Err)
 		}

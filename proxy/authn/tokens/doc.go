@@ -1,6 +1,8 @@
-// Package tokens knows bearer tokens without a cluster: those of a token file (--token-auth-file), and JWTs of the issuers that a structured authentication
-// configuration names (--authentication-config), both read and judged by k8s.io/apiserver's own code.
+// Package tokens authenticates bearer tokens without a cluster: those of a token file
+// (--token-auth-file), and JWTs of the issuers in a structured authentication configuration
+// (--authentication-config). k8s.io/apiserver's own code parses and verifies them.
 //
-// The files belong to whoever follows them: their contents are given to TakeTokens and TakeConfig, at the start and whenever they change. What is in force is
-// one immutable state behind an atomic pointer; Run owns the issuers' goroutines and replaces one state by the next.
+// The caller watches the files, and passes their contents to TakeTokens and TakeConfig, at the
+// start and after each change. The current state is immutable, behind atomic pointers; Run owns the
+// issuers' goroutines and replaces the state.
 package tokens

@@ -2,8 +2,11 @@ package tokens
 
 import (
 	"context"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"k8s.io/apiserver/pkg/apis/apiserver"
@@ -26,13 +29,14 @@ type caBundle []byte
 
 func (b caBundle) CurrentCABundleContent() []byte { return b }
 
-// newIssuers makes them. Each asks its issuer for keys in a goroutine of its own, until ctx ends or cancel is called.
+// newIssuers returns the issuers of a configuration. Each fetches its keys in a goroutine of its
+// own, until ctx ends or cancel is called.
 func newIssuers(ctx context.Context, config *apiserver.AuthenticationConfiguration) (*issuers, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	made := &issuers{cancel: cancel}
 	var all []authenticator.Token
 	for i := range config.JWT {
-		// kube-apiserver accepts all of them where its flag is not set.
+		// kube-apiserver accepts all algorithms if its flag is not set.
 		o := oidc.Options{JWTAuthenticator: config.JWT[i], SupportedSigningAlgs: oidc.AllValidSigningAlgorithms()}
 		if ca := config.JWT[i].Issuer.CertificateAuthority; ca != "" {
 			o.CAContentProvider = caBundle(ca)
@@ -44,12 +48,41 @@ func newIssuers(ctx context.Context, config *apiserver.AuthenticationConfigurati
 		}
 		all, made.health = append(all, a), append(made.health, a.HealthCheck)
 	}
-	// The first that calls itself the token's issuer has the last word, as upstream has it.
+	// As upstream, the first authenticator that claims the token's issuer decides.
 	made.token = tokenunion.NewFailOnError(all...)
 	return made, nil
 }
 
-// err says which issuers have not given their keys yet.
+// Issued reports whether a token claims to be a JWT of an issuer in the configuration that was
+// taken last. It verifies nothing.
+func (t *Tokens) Issued(token string) bool {
+	urls := t.urls.Load()
+	if urls == nil || len(*urls) == 0 {
+		return false
+	}
+	// As in upstream's untrustedIssuer (k8s.io/apiserver/plugin/pkg/authenticator/token/oidc),
+	// which finds no issuer in other tokens.
+	parts := strings.SplitN(token, ".", 4)
+	if len(parts) != 3 {
+		return false
+	}
+	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
+	if err != nil {
+		return false
+	}
+	var claims struct {
+		Issuer string `json:"iss"`
+	}
+	if json.Unmarshal(payload, &claims) != nil {
+		return false
+	}
+	if claims.Issuer == "accounts.google.com" {
+		claims.Issuer = "https://accounts.google.com"
+	}
+	return (*urls)[claims.Issuer]
+}
+
+// err returns an error for all issuers whose keys are still missing.
 func (i *issuers) err() error {
 	var faults []error
 	for _, check := range i.health {
@@ -59,16 +92,18 @@ func (i *issuers) err() error {
 }
 
 const (
-	// waitForKeys is how long a new configuration waits for its issuers before it is given up and the old one stays: kube-apiserver's number.
+	// waitForKeys is how long a new configuration waits for its issuers before it is dropped and
+	// the old one stays: kube-apiserver's number.
 	waitForKeys = time.Minute
-	// askForKeys is how often they are looked at meanwhile.
+	// askForKeys is the interval of checks meanwhile.
 	askForKeys = 100 * time.Millisecond
-	// retire is how long an old configuration lives on for the requests that are just using it: their bound, see proxy/authn's reviewTimeout.
+	// retire is how long an old configuration is kept for requests that use it: their limit, see
+	// proxy/authn's reviewTimeout.
 	retire = 10 * time.Second
 )
 
-// Run puts each configuration that was taken in force, until ctx ends. The first one counts at once; a later one when all its issuers have given their keys,
-// so that a slip in it does not lock everybody out.
+// Run activates each new configuration, until ctx ends. The first one is active at once, a later
+// one when all its issuers have their keys, so that a mistake in it does not lock all users out.
 func (t *Tokens) Run(ctx context.Context) error {
 	for {
 		select {
@@ -77,7 +112,7 @@ func (t *Tokens) Run(ctx context.Context) error {
 		case <-t.changed:
 		}
 		if err := t.replace(ctx); err != nil && ctx.Err() == nil {
-			t.log.Error("authentication configuration is not in force, the former one stays", "err", err)
+			t.log.Error("authentication configuration not activated, the previous one stays", "err", err)
 		}
 	}
 }
@@ -95,15 +130,15 @@ func (t *Tokens) replace(ctx context.Context) error {
 		}
 	}
 	t.issuers.Store(next)
-	t.generation.Add(1) // after the store: what is asked from now on is asked of the new ones
-	t.log.Info("authentication configuration is in force", "issuers", len(next.health))
+	t.generation.Add(1) // after the store: later reviews use the new issuers
+	t.log.Info("authentication configuration activated", "issuers", len(next.health))
 	if old != nil {
 		time.AfterFunc(retire, old.cancel) // or with ctx
 	}
 	return nil
 }
 
-// await waits until all issuers have given their keys, or there is a newer configuration to be tried.
+// await waits until all issuers have their keys, or a newer configuration comes.
 func (t *Tokens) await(ctx context.Context, next *issuers) error {
 	ctx, cancel := context.WithTimeout(ctx, waitForKeys)
 	defer cancel()

@@ -17,8 +17,9 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 )
 
-// parseTokens reads what kube-apiserver's --token-auth-file holds. It is stricter in two things that kube-apiserver warns of: an empty token, and one that is
-// given twice, are errors. No error holds a token.
+// parseTokens parses a file of kube-apiserver's --token-auth-file. It is stricter in two cases of
+// which kube-apiserver only warns: an empty token and a repeated token are errors. No error holds a
+// token.
 func parseTokens(data []byte) (map[string]*user.DefaultInfo, error) {
 	known := make(map[string]*user.DefaultInfo)
 	r := csv.NewReader(bytes.NewReader(data))
@@ -50,7 +51,7 @@ func parseTokens(data []byte) (map[string]*user.DefaultInfo, error) {
 	}
 }
 
-// parseConfig reads and validates an AuthenticationConfiguration, by kube-apiserver's own rules.
+// parseConfig parses and validates an AuthenticationConfiguration, by kube-apiserver's own rules.
 func parseConfig(data []byte) (*apiserver.AuthenticationConfiguration, error) {
 	scheme := runtime.NewScheme()
 	install.Install(scheme)

@@ -15,37 +15,38 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
-// Tokens says who a bearer token belongs to. Make one with New.
+// Tokens authenticates bearer tokens. Make one with New.
 type Tokens struct {
 	log        *slog.Logger
 	judged     bool
 	file       atomic.Pointer[tokenfile.TokenAuthenticator]
 	issuers    atomic.Pointer[issuers]
 	generation atomic.Uint64
+	urls       atomic.Pointer[map[string]bool] // of the issuers of config
 
-	mu sync.Mutex // guards what follows
-	// config is the one that was taken last; changed holds a token while Run has not seen it.
+	mu sync.Mutex // guards the fields below
+	// config is the last one taken; changed holds an element until Run has seen it.
 	config  *apiserver.AuthenticationConfiguration
 	changed chan struct{}
 }
 
-// Config is what a Tokens needs. The zero Config knows JWTs.
+// Config configures Tokens. The zero Config accepts JWTs.
 type Config struct {
-	// Judged says that somebody else judges all tokens: the local apiserver. A configuration with a jwt
-	// section is an error then, because nobody here would ask it.
+	// Judged says that the local apiserver authenticates all tokens. A configuration with a jwt
+	// section is then an error, because its issuers would never be used.
 	Judged bool
-	// Logger gets what is refused and put in force. Nil discards.
+	// Logger logs refused and activated configurations. Nil discards.
 	Logger *slog.Logger
 }
 
-// New makes one that knows no token yet.
+// New returns a Tokens that knows no token yet.
 func New(c Config) *Tokens {
 	return &Tokens{log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), judged: c.Judged, changed: make(chan struct{}, 1)}
 }
 
-var errJudged = errors.New("jwt: the local apiserver judges all tokens: configure its issuers there, or run without one (--registry=dir: without --kubeconfig)")
+var errJudged = errors.New("jwt: the local apiserver authenticates all tokens: configure its issuers there, or run without one (--registry=dir: without --kubeconfig), or with --local-identity=impersonate")
 
-// TakeTokens puts a token file in force: lines of token,user,uid[,"group,…"].
+// TakeTokens activates a token file: lines of token,user,uid[,"group,…"].
 func (t *Tokens) TakeTokens(data []byte) error {
 	known, err := parseTokens(data)
 	if err != nil {
@@ -56,7 +57,7 @@ func (t *Tokens) TakeTokens(data []byte) error {
 	return nil
 }
 
-// TakeConfig takes an AuthenticationConfiguration of apiserver.config.k8s.io. Run puts it in force.
+// TakeConfig takes an AuthenticationConfiguration of apiserver.config.k8s.io. Run activates it.
 func (t *Tokens) TakeConfig(data []byte) error {
 	config, err := parseConfig(data)
 	if err != nil {
@@ -68,12 +69,18 @@ func (t *Tokens) TakeConfig(data []byte) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.config = config
+	urls := make(map[string]bool, len(config.JWT))
+	for i := range config.JWT {
+		urls[config.JWT[i].Issuer.URL] = true
+	}
+	t.urls.Store(&urls)
+	t.generation.Add(1) // after the store: Issued must be called again
 	latest.Wake(t.changed)
 	return nil
 }
 
-// Anonymous says what the configuration that was taken last has to say of requests without credentials: whether it says anything, whether they pass, and on
-// which paths (none: on all).
+// Anonymous returns what the last configuration says about requests without credentials: whether it
+// says anything, whether they are allowed, and on which paths (none means all).
 func (t *Tokens) Anonymous() (said, allowed bool, paths []string) {
 	config := t.latest()
 	if config == nil || config.Anonymous == nil {
@@ -91,11 +98,12 @@ func (t *Tokens) latest() *apiserver.AuthenticationConfiguration {
 	return t.config
 }
 
-// Generation changes whenever Review might answer differently.
+// Generation changes whenever Review's result may change.
 func (t *Tokens) Generation() uint64 { return t.generation.Load() }
 
-// Review says whose a token is: the file's first, then the issuers'. An error means that an issuer has not given its keys yet, so that nobody can tell; a JWT
-// that its issuer's rules refuse is the caller's own fault, and just not known.
+// Review authenticates a token: by the file, then by the issuers. An error means that an issuer's
+// keys are still missing, so the token cannot be verified. A JWT that its issuer's rules refuse is
+// reported as not authenticated.
 func (t *Tokens) Review(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 	if file := t.file.Load(); file != nil {
 		if r, ok, err := file.AuthenticateToken(ctx, token); ok || err != nil {

@@ -181,7 +181,8 @@ func TestIssuer(t *testing.T) {
 		t.Error("the generation is that of the former configuration")
 	}
 
-	// One that names an issuer which does not answer is not put in force; the next one is, without waiting for it.
+	// One that names an issuer which does not answer is not put in force; the next one is, without
+	// waiting for it.
 	dead := issuer.Start(t)
 	text := dead.Config("dead:")
 	dead.Close()

@@ -1,7 +1,9 @@
-// Package rbac decides by the ClusterRoles and ClusterRoleBindings of a directory, for control planes without a kube-apiserver that could be asked. A
-// rule allows what k8s.io/component-helpers' own comparison of rules says that it covers, so it means here what it means to Kubernetes.
+// Package rbac authorizes by the ClusterRoles and ClusterRoleBindings of a directory, for control
+// planes without a kube-apiserver. k8s.io/component-helpers compares the rules, so a rule means
+// here what it means in Kubernetes.
 //
-// An Authorizer is safe for concurrent use; it reads the roles anew for every question and does no I/O.
+// An Authorizer is safe for concurrent use; it reads the current roles for every question and does
+// no I/O.
 package rbac
 
 import (
@@ -16,13 +18,15 @@ import (
 	"k8s.io/component-helpers/auth/rbac/validation"
 )
 
-// Authorizer allows what a role allows that is bound to the user or to one of its groups. The zero Authorizer allows nothing.
+// Authorizer allows what a role that is bound to the user, or to one of its groups, allows. The
+// zero Authorizer allows nothing.
 type Authorizer struct {
-	// Roles returns the ClusterRoles by name, the ClusterRoleBindings, and a number that changes with either. Nil: there are none.
+	// Roles returns the ClusterRoles by name, the ClusterRoleBindings, and a number that changes
+	// with either. Nil means that there are none.
 	Roles func() (map[string]*rbacv1.ClusterRole, []*rbacv1.ClusterRoleBinding, uint64)
 }
 
-// Generation changes whenever Authorize might answer differently.
+// Generation changes whenever Authorize's result may change.
 func (z *Authorizer) Generation() uint64 {
 	if z.Roles == nil {
 		return 0
@@ -31,7 +35,7 @@ func (z *Authorizer) Generation() uint64 {
 	return generation
 }
 
-// Authorize decides. It never denies: what no role allows is left to others, as upstream has it.
+// Authorize decides. It never denies: as upstream, it has no opinion if no role allows the request.
 func (z *Authorizer) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if z.Roles == nil || a.GetUser() == nil {
 		return authorizer.DecisionNoOpinion, "", nil
@@ -55,7 +59,7 @@ func (z *Authorizer) Authorize(_ context.Context, a authorizer.Attributes) (auth
 	return authorizer.DecisionNoOpinion, "", nil
 }
 
-// rule is the smallest rule that allows what is asked for.
+// rule returns the smallest rule that allows the request.
 func rule(a authorizer.Attributes) rbacv1.PolicyRule {
 	r := rbacv1.PolicyRule{Verbs: []string{a.GetVerb()}}
 	if !a.IsResourceRequest() {
@@ -73,7 +77,7 @@ func rule(a authorizer.Attributes) rbacv1.PolicyRule {
 	return r
 }
 
-// is reports whether a subject of a binding means the user.
+// is reports whether a binding's subject is the user, or includes it.
 func is(u user.Info, s *rbacv1.Subject) bool {
 	switch s.Kind {
 	case rbacv1.UserKind:

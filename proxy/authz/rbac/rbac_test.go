@@ -25,6 +25,7 @@ func kit() *Authorizer {
 	add("urls", group("urls"), rbacv1.PolicyRule{NonResourceURLs: []string{"*"}, Verbs: []string{"*"}})
 	add("account", rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: "x", Name: "bot"}, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get"}})
 	add("nameless", rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: "bot"}, rbacv1.PolicyRule{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"*"}})
+	add("strange", rbacv1.Subject{Kind: "Robot", Name: "u"}, rbacv1.PolicyRule{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"*"}})
 	delete(roles, "urls")
 	bindings = append(bindings, bindings[len(bindings)-1]) // twice is no harm
 	return &Authorizer{Roles: func() (map[string]*rbacv1.ClusterRole, []*rbacv1.ClusterRoleBinding, uint64) {

@@ -21,8 +21,8 @@ func (p *peer) amplify(id uint32, times int) int {
 	return n
 }
 
-// Small heads that stand for large ones make neither connections nor output without end: not to backends that read
-// nothing, and not for who has many connections.
+// Small heads that stand for large ones make neither connections nor output without end: not to
+// backends that read nothing, and not for who has many connections.
 func TestAmplifiedHeads(t *testing.T) {
 	r := newRig(t)
 	r.plan.Retries = 2

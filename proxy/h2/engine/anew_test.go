@@ -12,10 +12,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// Attacks that were tried when the engine's bounds had been set; docs/security.md lists them ("Tried anew").
+// Attacks that were tried when the engine's bounds had been set; docs/evidence/attacks.md lists
+// them ("Tried anew").
 
-// A backend that begins each connection and ends it again, having taken no request or given back those that it took as one
-// too many, is not dialled as fast as handshakes go: those who wait have no answer, and no try of theirs is used up.
+// A backend that begins each connection and ends it again, having taken no request or given back
+// those that it took as one too many, is not dialled as fast as handshakes go: those who wait have
+// no answer, and no try of theirs is used up.
 func TestBackendThatOnlyGreets(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
@@ -299,8 +301,8 @@ func TestClientsTricks(t *testing.T) {
 	}
 }
 
-// A connection that others share is not charged for what a client does: one that gives up as fast as it may, and drips bodies
-// byte by byte, does not have it ended.
+// A connection that others share is not charged for what a client does: one that gives up as fast
+// as it may, and drips bodies byte by byte, does not have it ended.
 func TestSharedConnectionOutlivesClients(t *testing.T) {
 	r := newRig(t)
 	watcher := r.client()

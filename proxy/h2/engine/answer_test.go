@@ -10,7 +10,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// What waits for a client that does not read is where it always was: the connection holds one output's worth of it at most, whoever else asks.
+// What waits for a client that does not read is where it always was: the connection holds one
+// output's worth of it at most, whoever else asks.
 func TestAnswerWaitsWhereItIs(t *testing.T) {
 	body := make([]byte, 10<<20)
 	r := newRig(t)

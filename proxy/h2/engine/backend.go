@@ -18,7 +18,7 @@ import (
 // maxInterims bounds the 1xx heads of one response. A backend is not trusted to stop.
 const maxInterims = 16
 
-// responseBlock handles a field block from a backend. Its fields are e.fields.
+// responseBlock handles a field block from a backend. Its fields are in e.fields.
 func (e *Engine) responseBlock(c *Conn, id uint32) *connError {
 	s := c.streams[id]
 	if s == nil {
@@ -47,12 +47,12 @@ func (e *Engine) responseBlock(c *Conn, id uint32) *connError {
 func (e *Engine) interim(c *Conn, s *stream, r wire.ResponseHead) *connError {
 	s.interims++
 	if c.blockES || r.Status == http.StatusSwitchingProtocols || s.interims > maxInterims { // §8.1, §8.6
-		return e.violation(s, down, http2.ErrCodeProtocol, "interim response that must not be")
+		return e.violation(s, down, http2.ErrCodeProtocol, "interim response not allowed")
 	}
-	// An interim answer has no content, and says no length (RFC 9110 §8.6).
-	fields := slices.DeleteFunc(s.kept(r.Fields), func(f hpack.HeaderField) bool { return f.Name == "content-length" })
+	// An interim response has no content, and declares no length (RFC 9110 §8.6).
+	fields := slices.DeleteFunc(s.keep(r.Fields), func(f hpack.HeaderField) bool { return f.Name == "content-length" })
 	if g := s.guest; g != nil {
-		if g.hinted += e.fields.Size(); g.hinted > e.lim.maxHeader { // its caller may not come to take them
+		if g.hinted += e.fields.Size(); g.hinted > e.lim.maxHeader { // its caller may not read them
 			return e.violation(s, down, http2.ErrCodeEnhanceYourCalm, "interim responses too large")
 		}
 		r.Fields = fields
@@ -63,8 +63,8 @@ func (e *Engine) interim(c *Conn, s *stream, r wire.ResponseHead) *connError {
 	return nil
 }
 
-// kept are the fields of a response head that are forwarded.
-func (s *stream) kept(fields []hpack.HeaderField) []hpack.HeaderField {
+// keep returns the fields of a response head that are forwarded.
+func (s *stream) keep(fields []hpack.HeaderField) []hpack.HeaderField {
 	remove := s.plan.RemoveResponse
 	if remove == nil {
 		return fields
@@ -76,7 +76,7 @@ func (s *stream) kept(fields []hpack.HeaderField) []hpack.HeaderField {
 func (e *Engine) response(c *Conn, s *stream, r wire.ResponseHead) *connError {
 	if !c.useful {
 		c.useful = true
-		c.pool.works()
+		c.pool.proven()
 	}
 	d := &s.half[down]
 	s.noBody = s.method == methodHead || r.Status == http.StatusNoContent || r.Status == http.StatusNotModified
@@ -99,7 +99,7 @@ func (e *Engine) response(c *Conn, s *stream, r wire.ResponseHead) *connError {
 	e.freeSending(s)
 	s.half[up].q.forget(e)
 	e.weigh(s)
-	if r.Fields = s.kept(r.Fields); s.guest != nil {
+	if r.Fields = s.keep(r.Fields); s.guest != nil {
 		e.headGuest(s, r, c.blockES)
 	} else {
 		s.leg[up].finalHead(s, c.blockES, e.fields.Pseudo(), r.Fields)
@@ -110,20 +110,22 @@ func (e *Engine) response(c *Conn, s *stream, r wire.ResponseHead) *connError {
 	return nil
 }
 
-// finalHead writes the head of a response. One that says how long its body is waits for the body's first bytes if nothing else is to be written: Go's servers write
-// the two on their own, and a client can do nothing with the first. What holds a head back ends with the next output on the connection, or the next tick. The client has
-// said all that it has to say, so that it is not what the backend waits for, and could take a body.
+// finalHead writes the head of a response. If the head declares a length and there is no other
+// output, it waits for the first bytes of the body: Go's servers write the two separately, and the
+// head alone is of no use to the client. The wait ends with the next output on the connection, or
+// the next tick. It is only for requests that are complete, so that the backend does not wait for
+// the client, and for clients whose window allows a body.
 func (c *Conn) finalHead(s *stream, end bool, lists ...[]hpack.HeaderField) {
 	d := &s.half[down]
-	idle := !c.dirty && !c.flushing && !c.closing && len(c.out) < maxHeld
+	idle := !c.dirty && !c.flushing && !c.closing && len(c.out) < maxDelayed
 	c.writeHeaders(s.id[up], end, lists...)
 	if idle && !end && d.declared > 0 && s.half[up].end && !s.noBody && !s.plan.LongRunning && d.window > 0 && c.window > 0 {
-		c.hold()
+		c.delay()
 	}
 }
 
-// maxHeld is how much may be held back: some twenty heads.
-const maxHeld = 4 << 10
+// maxDelayed is how much output may be delayed: about twenty heads.
+const maxDelayed = 4 << 10
 
 func (e *Engine) responseTrailers(c *Conn, s *stream) *connError {
 	d := &s.half[down]
@@ -152,7 +154,7 @@ func (e *Engine) backendReset(s *stream, code http2.ErrCode) {
 	e.unlinkLeg(s, down)
 	err := fmt.Errorf("backend reset the stream: %v", code)
 	switch {
-	case s.half[down].end: // the response is complete: it only does not want the rest of the upload (§8.1)
+	case s.half[down].end: // the response is complete, and the backend does not read the rest of the upload (§8.1)
 		if !s.half[up].sentEnd {
 			e.discardUpload(s)
 		}
@@ -168,8 +170,9 @@ func (e *Engine) backendReset(s *stream, code http2.ErrCode) {
 	}
 }
 
-// oneTooMany reports whether a refused request was beyond what the connection's SETTINGS have come to allow since it
-// was sent. That is nobody's fault and uses up no try: it waits for room as if it had not been sent.
+// oneTooMany reports whether a refused request exceeded the limit in SETTINGS that came after it
+// was sent. That is no failure and does not count as a try: the request waits for room as if it
+// were new.
 func (e *Engine) oneTooMany(s *stream, c *Conn) bool {
 	to := s.sending
 	return to != nil && to.slot > int(min(c.peerStreams, topStreamID)) && !s.half[up].q.lost && !s.half[down].head
@@ -187,8 +190,8 @@ func (e *Engine) backendGone(c *Conn, s *stream, err error) {
 	if err == nil {
 		err = errors.New("connection closed")
 	}
-	// After a panic nothing is sent again: it could be what the engine panicked at.
-	e.failed(s, failure{reason: ReasonLost, err: err, unheard: !c.heard, final: errors.Is(err, errPanicked)})
+	// After a panic nothing is retried: the request could be what caused the panic.
+	e.failed(s, failure{reason: ReasonLost, err: err, unacked: !c.settingsAcked, final: errors.Is(err, errPanicked)})
 }
 
 // goAwayFrame handles GOAWAY (§6.8).
@@ -201,7 +204,7 @@ func (e *Engine) goAwayFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 	}
 	e.Count.Received[c.side].Add(1)
 	if c.side == up {
-		// The client opens no more streams. What runs is finished.
+		// The client opens no more streams. Those in flight are finished.
 		if c.goAway != goAwayFinal {
 			c.goAway, c.lastAccepted = goAwayFinal, c.maxID
 		}
@@ -222,29 +225,29 @@ func (e *Engine) goAwayFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 	return c.spend(budget.Control)
 }
 
-// failure is why one try to forward a stream has come to nothing.
+// failure says why one try to forward a stream has failed.
 type failure struct {
 	reason      Reason
 	err         error
-	code        http2.ErrCode // the backend's, if it sent one
-	unprocessed bool          // no backend has done anything for the request
-	unheard     bool          // the backend has not even acknowledged our SETTINGS, which it has to handle first
-	final       bool          // another try would not help
+	code        http2.ErrCode // the backend's, if it reset the stream
+	unprocessed bool          // no backend has processed the request
+	unacked     bool          // the backend has not even acknowledged our SETTINGS, which it handles first
+	final       bool          // a retry would not help
 }
 
-// failed tries another connection, or tells the client. The backend's leg is gone already.
+// failed retries on another connection, or answers the client. The backend's leg has ended already.
 func (e *Engine) failed(s *stream, f failure) {
 	defer e.rescueStream(s)
 	if s.half[down].head {
-		code := http2.ErrCodeInternal // as a broken body of ReverseProxy ends
+		code := http2.ErrCodeInternal // ReverseProxy ends a broken body in the same way
 		if f.code == http2.ErrCodeCancel || f.code == http2.ErrCodeEnhanceYourCalm {
-			code = f.code // says nothing wrong about the client
+			code = f.code // it does not blame the client
 		}
 		e.abort(s, f.reason, f.err, code)
 		return
 	}
 	if f.unprocessed {
-		s.sent = 0 // as if it had not been
+		s.sent = 0 // as if it had not been sent
 	}
 	if e.mayRetry(s, f) {
 		e.retry(s, f.reason)
@@ -254,71 +257,72 @@ func (e *Engine) failed(s *stream, f failure) {
 		e.abort(s, f.reason, f.err, http2.ErrCodeRefusedStream)
 		return
 	}
-	if e.mayIdle(s, f) {
-		e.idling.push(&s.wait)
+	if e.mayAwaitDial(s, f) {
+		e.awaitDial.push(&s.wait)
 		return
 	}
 	s.blame(f.reason, f.err)
 	e.answerFailure(s)
 }
 
-// mayIdle reports whether the request is one that waits for a backend which restarts: nothing can be dialled, so nothing was sent, or only what may be
-// sent again.
-func (e *Engine) mayIdle(s *stream, f failure) bool {
+// mayAwaitDial reports whether the request waits for a backend that restarts: no endpoint can be
+// dialled, so nothing was sent, or only what may be sent again.
+func (e *Engine) mayAwaitDial(s *stream, f failure) bool {
 	to := s.sending
 	if f.reason != ReasonDial || to == nil || to.wait <= 0 || s.half[up].q.lost {
 		return false
 	}
-	if to.idle == 0 {
-		to.idle = e.now + to.wait
+	if to.dialUntil == 0 {
+		to.dialUntil = e.now + to.wait
 	}
-	return e.now < to.idle
+	return e.now < to.dialUntil
 }
 
-// placeIdling lets every request that waits look for an endpoint again, any one: it may be another that has come back.
-func (e *Engine) placeIdling() {
-	for n := e.idling.n; n > 0; n-- { // those that come back wait for the next time
-		if s := e.idling.pop(); s != nil {
+// retryDials lets every waiting request choose among all endpoints: another may have come back.
+func (e *Engine) retryDials() {
+	for n := e.awaitDial.n; n > 0; n-- { // streams that are appended now wait for the next time
+		if s := e.awaitDial.pop(); s != nil {
 			s.sending.tried = s.sending.tried[:0]
 			e.resend(s)
 		}
 	}
 }
 
-// mayRetry follows design §4: what no backend has processed may be sent again whatever the method, other requests only if the plan
-// says so; and in any case only if the whole body is still here.
+// mayRetry follows design §4: a request that no backend has processed may be retried whatever its
+// method, other requests only if the plan allows it; and only if the whole body is still here.
 func (e *Engine) mayRetry(s *stream, f failure) bool {
 	to := s.sending
 	if f.final || to == nil || s.half[up].q.lost || s.tries >= to.retries {
 		return false
 	}
 	if f.reason == ReasonDial {
-		return true // it has cost no backend anything
+		return true // no backend was involved
 	}
-	return (f.unprocessed || to.again || f.unheard && to.safe()) && (to.budget == nil || to.budget())
+	return (f.unprocessed || to.again || f.unacked && to.safe()) && (to.budget == nil || to.budget())
 }
 
-// safe reports whether a request changes nothing at the backend (RFC 9110 §9.2.1). Watches are such: they are not sent again after they may have begun, but net/http's
-// servers give a connection up whose SETTINGS they have not come to read within two seconds, with all that was sent on it, and a crowd of clients can keep
-// one as busy as that.
+// safe reports whether a request changes nothing at the backend (RFC 9110 §9.2.1). Watches are
+// safe, too. They are not retried once they may have begun, but net/http's servers close a
+// connection, with all requests on it, whose SETTINGS they did not read within two seconds. A crowd
+// of clients can keep a server as busy as that.
 func (to *sending) safe() bool {
 	return len(to.fields) > 0 && (to.fields[0].Value == "GET" || to.fields[0].Value == "HEAD")
 }
 
-// retry sends the request again from its beginning.
+// retry sends the whole request again, to another endpoint if there is one.
 func (e *Engine) retry(s *stream, after Reason) {
 	s.tries++
-	if heard := s.plan.Forward.Retried; heard != nil {
-		heard(after)
+	if retried := s.plan.Forward.Retried; retried != nil {
+		retried(after)
 	}
 	s.sending.tried = append(s.sending.tried, s.ep)
 	e.resend(s)
 }
 
-// resend looks for an endpoint for all of the request.
+// resend chooses an endpoint for the whole request.
 func (e *Engine) resend(s *stream) {
 	u := &s.half[up]
-	u.credit -= int32(u.q.kept) // given when it was sent the first time
+	u.credit -= int32(u.q.kept) // it was given when the bytes were sent the first time
 	u.q.rewind()
 	u.head, u.sentEnd, u.sent = false, false, 0
 	e.place(s)
@@ -350,7 +354,7 @@ func (e *Engine) answerFailure(s *stream) {
 	}
 }
 
-// serveInstead lets a handler answer in place of the backend. The request's body is of no use to it.
+// serveInstead lets a handler answer instead of the backend, without the request's body.
 func (e *Engine) serveInstead(s *stream, h http.Handler) {
 	if s.guest != nil {
 		e.dismiss(s, h)

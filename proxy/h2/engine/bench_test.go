@@ -11,7 +11,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// BenchmarkEngineGet is one GET of 1 KiB through the engine alone: client's head in, backend's answer in, both written.
+// BenchmarkEngineGet is one GET of 1 KiB through the engine alone: client's head in, backend's
+// answer in, both written.
 func BenchmarkEngineGet(b *testing.B) {
 	get := engineGet()
 	b.ReportAllocs()
@@ -26,8 +27,8 @@ func TestEngineAllocatesNothing(t *testing.T) {
 	}
 }
 
-// engineGet returns what does one request. Both peers' bytes are made beforehand, with every field in the tables, as on a connection
-// that has been used before.
+// engineGet returns what does one request. Both peers' bytes are made beforehand, with every field
+// in the tables, as on a connection that has been used before.
 func engineGet() func() {
 	e := newEngine(defaultLimits())
 	ep := &Endpoint{Name: "ep"}

@@ -15,27 +15,28 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// maxHeads is how many bytes the heads of one client's requests may have as long as nobody has answered them, here or
-// in what is to be written to backends: 16 KiB for each of 250 streams, of which tokens and groups fill a tenth.
+// maxHeads bounds the bytes of the unanswered requests' heads of one client, here or in output for
+// backends: 16 KiB for each of 250 streams, of which tokens and groups fill a tenth.
 const maxHeads = 4 << 20
 
-// requestBlock handles a field block from a client: a new request, or trailers. Its fields are e.fields.
-func (e *Engine) requestBlock(c *Conn, id uint32, selfish bool) *connError {
+// requestBlock handles a field block from a client: a request, or trailers. The fields are in
+// e.fields.
+func (e *Engine) requestBlock(c *Conn, id uint32, selfDependent bool) *connError {
 	if s := c.streams[id]; s != nil {
 		return e.requestTrailers(c, s)
 	}
 	if id <= c.maxID {
 		if c.wasReset(id) || c.ignores(id) {
-			return nil // trailers that were under way when we reset the stream
+			return nil // trailers that were in flight when we reset the stream
 		}
 		return &connError{http2.ErrCodeStreamClosed, "HEADERS on a closed stream"}
 	}
 	c.maxID = id
 	if c.ignores(id) {
-		return c.spend(budget.Control) // it had to be decoded
+		return c.spend(budget.Control) // decoding it was work
 	}
 	if id >= e.lim.maxStreamID {
-		e.drainConn(c) // ids run out (§5.1.1)
+		e.drainConn(c) // ids are used up (§5.1.1)
 	}
 	switch {
 	case len(c.streams) >= int(e.lim.maxStreams):
@@ -45,7 +46,7 @@ func (e *Engine) requestBlock(c *Conn, id uint32, selfish bool) *connError {
 		return e.refuse(c, id, http2.ErrCodeRefusedStream)
 	case c.heads > 0 && c.heads+e.fields.Size() > maxHeads:
 		return e.refuse(c, id, http2.ErrCodeRefusedStream)
-	case selfish:
+	case selfDependent:
 		return e.refuse(c, id, http2.ErrCodeProtocol)
 	case e.fields.TooLarge():
 		s := e.newStream(c, id)
@@ -54,7 +55,7 @@ func (e *Engine) requestBlock(c *Conn, id uint32, selfish bool) *connError {
 		e.answer(s, 431)
 		return c.spend(budget.Reset)
 	}
-	head := &e.head // in the engine, because what Decide is shown would be allocated otherwise
+	head := &e.head // in the engine, so that Decide's argument is not allocated
 	*head = wire.Head{}
 	if err := e.fields.Request(head); err != nil {
 		return e.refuse(c, id, http2.ErrCodeProtocol)
@@ -68,18 +69,18 @@ func (e *Engine) requestBlock(c *Conn, id uint32, selfish bool) *connError {
 	c.heads += e.fields.Size()
 	s.half[up].end = head.EndStream
 	s.half[up].declared = head.ContentLength
-	if head.Method == "CONNECT" { // tunnels are not what an API front door offers
+	if head.Method == "CONNECT" { // an API front door offers no tunnels
 		e.answer(s, 405)
 		return nil
 	}
 	if head.Method == "HEAD" {
 		s.method = methodHead
 	}
-	e.ask(c, s, head)
+	e.decide(c, s, head)
 	return nil
 }
 
-// refuse resets a stream before anything was done for it.
+// refuse resets a stream that was not processed at all.
 func (e *Engine) refuse(c *Conn, id uint32, code http2.ErrCode) *connError {
 	if code == http2.ErrCodeRefusedStream {
 		e.Count.reset(resetByLimit)
@@ -91,8 +92,8 @@ func (e *Engine) refuse(c *Conn, id uint32, code http2.ErrCode) *connError {
 	return c.spend(budget.Reset)
 }
 
-// ask has the stream decided, or parks it until its plan comes.
-func (e *Engine) ask(c *Conn, s *stream, h *wire.Head) {
+// decide calls Decide for the stream, and parks the stream if there is no plan yet.
+func (e *Engine) decide(c *Conn, s *stream, h *wire.Head) {
 	t := s.ticket
 	if t == nil {
 		t = &ticket{}
@@ -110,7 +111,7 @@ func (e *Engine) ask(c *Conn, s *stream, h *wire.Head) {
 	t.s, t.head = s, &head
 }
 
-// resumed applies the plan of a parked stream. A stream that has ended meanwhile only has its Done called.
+// resumed applies the plan of a parked stream. If the stream has ended, it only calls Done.
 func (e *Engine) resumed(t *ticket, p Plan) {
 	s := t.s
 	if s != nil {
@@ -122,7 +123,7 @@ func (e *Engine) resumed(t *ticket, p Plan) {
 		}
 		return
 	}
-	t.s, s.ticket, s.parked = nil, nil, false // never used for another stream: resume may be called twice
+	t.s, s.ticket, s.parked = nil, nil, false // the ticket is used up: resume may be called twice
 	if u := &s.half[up]; u.trailers != nil && p.Forward != nil && p.Remove != nil {
 		kept := slices.DeleteFunc(u.trailers, func(f hpack.HeaderField) bool { return p.Remove(f.Name) })
 		if len(kept) == 0 {
@@ -135,7 +136,7 @@ func (e *Engine) resumed(t *ticket, p Plan) {
 	e.apply(s, h, p)
 }
 
-// apply does what the plan says.
+// apply executes the plan.
 func (e *Engine) apply(s *stream, h *wire.Head, p Plan) {
 	s.plan, s.decided = p.keep(), true
 	if p.GoAway {
@@ -161,13 +162,13 @@ func (e *Engine) apply(s *stream, h *wire.Head, p Plan) {
 	e.place(s)
 }
 
-// buildRequest makes the head as forwarded.
+// buildRequest makes the head to forward.
 func (e *Engine) buildRequest(s *stream, h *wire.Head, p *Plan) {
 	s.sending = e.newSending(p)
 	req := s.sending.fields
 	const pseudo = 4
 	if n := pseudo + len(h.Fields) + len(p.Set); cap(req) < n {
-		req = make([]hpack.HeaderField, 0, n) // at once: growing it step by step costs three times as much memory when many requests come together
+		req = make([]hpack.HeaderField, 0, n) // growing it takes three times the memory when many come together
 	}
 	path := p.Path
 	if path == "" {
@@ -176,7 +177,7 @@ func (e *Engine) buildRequest(s *stream, h *wire.Head, p *Plan) {
 	s.sending.named = p.Authority == ""
 	req = append(req,
 		hpack.HeaderField{Name: ":method", Value: h.Method},
-		hpack.HeaderField{Name: ":scheme", Value: "https"}, // every backend is spoken to over TLS
+		hpack.HeaderField{Name: ":scheme", Value: "https"}, // all backends use TLS
 		hpack.HeaderField{Name: ":authority", Value: p.Authority},
 		hpack.HeaderField{Name: ":path", Value: path})
 	for _, f := range h.Fields {
@@ -198,7 +199,7 @@ func isSet(set []hpack.HeaderField, name string) bool {
 	return false
 }
 
-// requestTrailers ends a request with trailers.
+// requestTrailers handles trailers, which end a request.
 func (e *Engine) requestTrailers(c *Conn, s *stream) *connError {
 	u := &s.half[up]
 	switch {
@@ -226,7 +227,7 @@ func (e *Engine) requestTrailers(c *Conn, s *stream) *connError {
 	return nil
 }
 
-// violation ends a stream whose peer on one side broke the protocol on it.
+// violation ends a stream whose peer on one side broke the protocol.
 func (e *Engine) violation(s *stream, side dir, code http2.ErrCode, why string) *connError {
 	c := s.leg[side]
 	e.Count.reset(resetProtocol)
@@ -239,7 +240,7 @@ func (e *Engine) violation(s *stream, side dir, code http2.ErrCode, why string) 
 	return c.spend(budget.Reset)
 }
 
-// badMessage is violation for a malformed message (§8.1.1) found while its content is read.
+// badMessage is violation for a malformed message (§8.1.1) that is detected in its content.
 func (e *Engine) badMessage(s *stream, side dir, why string) {
 	c := s.leg[side]
 	if err := e.violation(s, side, http2.ErrCodeProtocol, why); err != nil {
@@ -247,7 +248,7 @@ func (e *Engine) badMessage(s *stream, side dir, why string) {
 	}
 }
 
-// respond answers with what was made beforehand.
+// respond sends a prepared answer.
 func (e *Engine) respond(s *stream, a *Answer, set []hpack.HeaderField) {
 	s.status, s.waited = int16(a.Status), e.now
 	d := &s.half[down]
@@ -257,7 +258,7 @@ func (e *Engine) respond(s *stream, a *Answer, set []hpack.HeaderField) {
 	e.advance(s, down)
 }
 
-// dated is the Date field, made once a second.
+// dated returns the Date field, made once a second.
 func (e *Engine) dated() []hpack.HeaderField {
 	if now := e.now.Truncate(time.Second); e.date == nil || now != e.dateOf {
 		e.dateOf = now
@@ -266,7 +267,7 @@ func (e *Engine) dated() []hpack.HeaderField {
 	return e.date
 }
 
-// answer ends a stream with an empty response of ours.
+// answer ends a stream with an empty response of our own.
 func (e *Engine) answer(s *stream, status int) {
 	s.status = int16(status)
 	s.waited = e.now

@@ -11,42 +11,43 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// Conn is one HTTP/2 connection as the engine sees it: of a client (side up) or of a backend (side down).
+// Conn is one HTTP/2 connection as the engine sees it: of a client (side up) or of a backend (side
+// down).
 type Conn struct {
 	e    *Engine
 	side dir
-	pool *pool // of a backend
+	pool *pool // of a backend's connection
 	// Value is free for the driver.
 	Value any
 
-	// Reading.
-	in      []byte // an incomplete frame, never bytes of DATA
-	preface int    // bytes of the client preface still to come
-	started bool   // the peer's first SETTINGS have come (§3.4)
-	heard   bool   // the peer has acknowledged ours: it reads what we send
-	useful  bool   // a backend has answered a request on it
-	data    dataFrame
-	block   []byte // the field block being received
-	blockID uint32 // its stream; 0: none is being received
-	blockES bool   // it ends the stream
-	blockAt time.Duration
-	frames  int // CONTINUATION frames of it
-	turn    int // field blocks of a client that were handled in this turn
-	left    int // bytes of input that wait for the next one
-	dec     *hpack.Decoder
+	// Input.
+	in            []byte // an incomplete frame, never content of DATA
+	preface       int    // bytes of the client preface still missing
+	started       bool   // the peer's first SETTINGS have come (§3.4)
+	settingsAcked bool   // the peer has acknowledged our SETTINGS, so it reads our output
+	useful        bool   // the backend has answered a request on it
+	data          dataFrame
+	block         []byte // the field block being received
+	blockID       uint32 // its stream; 0 means that none is being received
+	blockES       bool   // END_STREAM of the field block
+	blockAt       time.Duration
+	frames        int // its CONTINUATION frames
+	turn          int // a client's field blocks that were handled in this turn
+	left          int // bytes of input that wait for the next turn
+	dec           *hpack.Decoder
 
-	// Writing.
+	// Output.
 	out      []byte // to be written
-	inflight int    // bytes the driver has taken and not yet written
-	tail     int    // where in out the last DATA frame begins, if it is the last frame
-	tailID   uint32 // its stream; 0: the last frame is no DATA frame that may grow
+	inflight int    // bytes that the driver has taken and not yet written
+	tail     int    // where the last DATA frame in out begins, if it is the last frame
+	tailID   uint32 // its stream; 0 means that the last frame is no DATA frame that may grow
 	enc      *wire.Encoder
-	ready    list          // streams that have something to send here and are only held up by the connection
+	ready    list          // streams with output that only wait for the connection
 	dirty    bool          // on the engine's list of connections with output
-	held     bool          // out is not to be written yet, see finalHead
-	flushing bool          // the driver is writing, and looks again afterwards
-	flushAt  time.Duration // when the driver took it, or the peer last took some
-	acked    uint64        // what the peer had taken when it was last asked about
+	delayed  bool          // out must not be written yet, see finalHead
+	flushing bool          // the driver is writing, and calls More afterwards
+	flushAt  time.Duration // when the driver took the output, or the peer last accepted some
+	acked    uint64        // Taken's last result
 
 	bytesIn, bytesOut int64 // since the connection began
 
@@ -55,38 +56,38 @@ type Conn struct {
 	peerFrame    int   // SETTINGS_MAX_FRAME_SIZE
 	peerStreams  uint32
 	peerHeaders  uint32 // SETTINGS_MAX_HEADER_LIST_SIZE
-	window       int32  // what the peer lets us send on the connection
+	window       int32  // what the peer allows us to send on the connection
 	recv         int32  // what the peer may still send on the connection
-	credit       int32  // bytes received whose window was not given back yet
+	credit       int32  // bytes received, not yet returned to the peer's window
 	reach        reach
-	queued       int // of a client: bytes that bodies of its streams hold, both ways
-	weight       int // bytes that the connection itself holds, as weighed last
-	heads        int // of a client: bytes of the heads of requests that were not answered yet, see maxHeads
+	queued       int // of a client: bytes held for bodies of its streams, both ways
+	weight       int // bytes that the connection itself holds, as last counted
+	heads        int // of a client: bytes of unanswered requests' heads, see maxHeads
 	budget       budget.Budget
 	streams      map[uint32]*stream
-	maxID        uint32   // the highest stream id seen from a client, or used towards a backend
-	resets       []uint32 // the last streams we reset: what still comes for them is ignored
+	maxID        uint32   // the highest stream id received from a client or sent to a backend
+	resets       []uint32 // the last streams we reset: further frames for them are ignored
 	resetAt      int
 	lastRead     time.Duration
 	idleSince    time.Duration
-	pingAt       time.Duration // when the unanswered PING was sent; 0: none
+	pingAt       time.Duration // when the unanswered PING was sent; 0 means none
 	goAway       goAwayState
 	goAwayAt     time.Duration
 	lastAccepted uint32 // after the final GOAWAY to a client: streams above it are ignored
-	closing      bool   // close when the output is written; input is dropped
+	closing      bool   // close when the output is written; drop input
 	closingAt    time.Duration
-	gone         bool          // closed and forgotten
+	gone         bool          // closed and removed from the engine
 	cut          bool          // close at once, without writing
-	drained      bool          // towards a backend: takes no new stream
-	cutAt        time.Duration // when long-running streams of a retired endpoint are ended; 0: never
-	at           int           // in engine.conns
+	drained      bool          // of a backend: takes no new streams
+	cutAt        time.Duration // when its long-running streams are ended; 0 means never
+	at           int           // index in Engine.conns
 }
 
-// dataFrame is the DATA frame whose bytes are coming in.
+// dataFrame is the DATA frame that is being received.
 type dataFrame struct {
 	id   uint32
-	left int // bytes of content still to come
-	pad  int // bytes of padding after them
+	left int // bytes of content still missing
+	pad  int // bytes of padding after the content
 	end  bool
 	on   bool
 }
@@ -95,7 +96,7 @@ type goAwayState uint8
 
 const (
 	goAwayNone  goAwayState = iota
-	goAwaySoon              // the first one was sent: no new stream please (§6.8)
+	goAwaySoon              // the first GOAWAY was sent: please open no new streams (§6.8)
 	goAwayFinal             // streams above lastAccepted are not handled
 )
 
@@ -115,10 +116,10 @@ func (e *Engine) newConn(side dir) *Conn {
 	return c
 }
 
-// assumedStreams is how many streams are opened before the peer's SETTINGS say how many it takes: what net/http assumes.
+// assumedStreams is how many streams are opened before the peer's SETTINGS come, as in net/http.
 const assumedStreams = 100
 
-// touch makes sure the driver writes the connection's output.
+// touch has the driver write the connection's output.
 func (c *Conn) touch() {
 	if !c.dirty {
 		c.dirty = true
@@ -129,18 +130,18 @@ func (c *Conn) touch() {
 	}
 }
 
-// hold takes back the touch just made: output waits for the next one.
-func (c *Conn) hold() {
+// delay undoes the last touch: the output waits for the next one.
+func (c *Conn) delay() {
 	n := len(c.e.dirty) - 1
 	c.e.dirty[n] = nil
 	c.e.dirty = c.e.dirty[:n]
-	c.dirty, c.held = false, true
+	c.dirty, c.delayed = false, true
 }
 
-// take hands the output to the driver.
+// take returns the output for the driver to write.
 func (c *Conn) take() []byte {
 	b := c.out
-	c.out, c.tailID, c.held = nil, 0, false
+	c.out, c.tailID, c.delayed = nil, 0, false
 	c.inflight = len(b)
 	c.bytesOut += int64(len(b))
 	c.e.Count.Output.Add(int64(len(b)))
@@ -149,11 +150,11 @@ func (c *Conn) take() []byte {
 	return b
 }
 
-// flushed is told that what was taken has been written, and fills the output again.
+// flushed must be called when the output from take has been written; it refills the output.
 func (c *Conn) flushed() {
 	c.written()
 	if c.closing {
-		c.closingAt = c.e.now // the peer lingers from here
+		c.closingAt = c.e.now // the linger time begins here
 	}
 	c.e.pump(c)
 	if c.pool != nil && c.pool.waiting.n > 0 {
@@ -161,32 +162,33 @@ func (c *Conn) flushed() {
 	}
 }
 
-// written ends the accounting of what was taken.
+// written stops counting the output from take.
 func (c *Conn) written() {
 	c.e.Count.Output.Add(-int64(c.inflight))
 	c.inflight = 0
 	c.weigh()
 }
 
-// Over reports whether the client owes us reading before it may ask for more.
+// Over reports whether the client must read before it may send more.
 func (c *Conn) Over() bool {
 	return c.side == up && len(c.out)+c.inflight > pauseLimit && !c.closing
 }
 
-// pauseLimit is the output of a client's connection beyond which nothing more is read from it: whoever does not take answers cannot
-// ask questions. DATA stays below it by itself; heads and resets are what could grow.
+// pauseLimit is the output of a client's connection beyond which nothing is read from it: a client
+// that does not read answers cannot send requests. DATA alone stays below the limit; heads and
+// resets could exceed it.
 const pauseLimit = 256 << 10
 
-// Closing reports whether the connection is to be closed: what still comes is not worth decrypting.
+// Closing reports whether the connection is being closed: further input need not be decrypted.
 func (c *Conn) Closing() bool { return c.closing }
 
-// Cut reports whether it is to be closed at once, without what could still be written.
+// Cut reports whether to close it at once, without writing the remaining output.
 func (c *Conn) Cut() bool { return c.cut }
 
-// Heads is how many field blocks of a client were handled in this turn.
+// Heads returns how many of a client's field blocks were handled in this turn.
 func (c *Conn) Heads() int { return c.turn }
 
-// room is how many bytes of DATA may be appended to the output now.
+// room returns how many bytes of DATA may be appended to the output now.
 func (c *Conn) room() int { return c.e.lim.writeLimit - len(c.out) - c.inflight }
 
 func (c *Conn) frame(length int, kind http2.FrameType, flags http2.Flags, id uint32) {
@@ -195,7 +197,8 @@ func (c *Conn) frame(length int, kind http2.FrameType, flags http2.Flags, id uin
 	c.out = wire.FrameHeader{Length: length, Type: kind, Flags: flags, StreamID: id}.Append(c.out)
 }
 
-// writeData appends DATA, growing the last frame when it belongs to the same stream: fewer frames cost everybody less.
+// writeData appends DATA. It extends the last frame if that is the same stream's: fewer frames are
+// cheaper.
 func (c *Conn) writeData(id uint32, p []byte, end bool) {
 	c.touch()
 	for {
@@ -247,7 +250,7 @@ func (c *Conn) u32(v uint32) {
 	c.out = append(c.out, byte(v>>24), byte(v>>16), byte(v>>8), byte(v))
 }
 
-// writeHeaders encodes a field block. Blocks larger than one frame are split into CONTINUATION frames (§6.10).
+// writeHeaders encodes a field block. A large block is split into CONTINUATION frames (§6.10).
 func (c *Conn) writeHeaders(id uint32, end bool, lists ...[]hpack.HeaderField) {
 	flags := http2.FlagHeadersEndHeaders
 	if end {
@@ -280,7 +283,7 @@ func (c *Conn) writeHeaders(id uint32, end bool, lists ...[]hpack.HeaderField) {
 	c.e.writing = nil
 }
 
-// writeSettings opens the connection: our settings, and the rest of the connection's window.
+// writeSettings opens the connection: SETTINGS, and the rest of the connection's window.
 func (c *Conn) writeSettings() {
 	set := [4]http2.Setting{
 		{ID: http2.SettingInitialWindowSize, Val: uint32(c.e.lim.streamWindow)},
@@ -306,7 +309,7 @@ func (c *Conn) writeSettings() {
 	}
 }
 
-// rememberReset keeps the id of a stream we reset: frames that were under way are then no error (§5.1, closed).
+// rememberReset stores the id of a stream we reset: frames in flight for it are no error (§5.1).
 func (c *Conn) rememberReset(id uint32) {
 	const keep = 256 // as many streams as a connection has by default
 	if len(c.resets) < keep {
@@ -321,11 +324,11 @@ func (c *Conn) wasReset(id uint32) bool {
 	return slices.Contains(c.resets, id)
 }
 
-// forgetReset is told that nothing more may come for a stream that was reset, and reports whether it was.
+// forgetReset is called when no more frames may come for a stream. It reports if it was reset.
 func (c *Conn) forgetReset(id uint32) bool {
 	i := slices.Index(c.resets, id)
 	if i >= 0 {
-		c.resets[i] = 0 // no stream's
+		c.resets[i] = 0 // no stream has id 0
 	}
 	return i >= 0
 }

@@ -10,24 +10,24 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// smallWindow is the WINDOW_UPDATE that is charged for: every known client gathers at least half of its window, and larger ones soon end in an overflow
-// unless they pay for DATA.
+// smallWindow is the largest WINDOW_UPDATE that is charged: every known client collects at least
+// half of its window, and larger updates soon overflow the window unless DATA uses it up.
 const smallWindow = 256
 
-// spend takes the cost of a frame from the budget.
+// spend charges the budget for a frame.
 func (c *Conn) spend(n int) *connError {
 	if !c.budget.Spend(n, c.e.now) {
-		return &connError{http2.ErrCodeEnhanceYourCalm, "too much work for nothing"}
+		return &connError{http2.ErrCodeEnhanceYourCalm, "flood: too many frames, resets or bad requests"}
 	}
 	return nil
 }
 
-// costIdle is that of a record without application data: TLS derives keys for an update and for the
-// answer to it, and writes one. 500 at once and 100 a second are far above the one in millions of
-// records that RFC 8446 §5.5 asks for, and the two tickets of a server.
+// costIdle is charged for a record without application data: TLS derives keys for an update and for
+// its answer, and writes one. 500 at once and 100 a second are far above the one in millions of
+// records that RFC 8446 §5.5 asks for, and a server's two tickets.
 const costIdle = 10
 
-// IdleRecords charges for records of TLS that had nothing for us.
+// IdleRecords charges for TLS records without application data.
 func (e *Engine) IdleRecords(c *Conn, n int) {
 	if n == 0 || c.closing {
 		return
@@ -37,16 +37,18 @@ func (e *Engine) IdleRecords(c *Conn, n int) {
 	}
 }
 
-// costUnwelcome is 100 at once and 20 a second, less what the stream's end pays back.
+// costUnwelcome allows 100 at once and 20 a second, less the refund at the stream's end.
 const costUnwelcome = 60
 
-// unwelcome is told that a request was answered here with 401, which costs us a goroutine and an encoded Status, or with Plan.Answer. Whoever asks on has to
-// connect anew: kube-apiserver ends a connection with the first 401. What others have under way on it, if it is a proxy's, is still answered.
+// unwelcome charges for a request that was answered here with 401, which costs us a goroutine and
+// an encoded Status, or with Plan.Answer. When the budget is exhausted, the client must reconnect:
+// kube-apiserver closes a connection with the first 401. The other requests on the connection,
+// which may be a proxy's, are still answered.
 func (e *Engine) unwelcome(c *Conn) {
 	if c.goAway == goAwayFinal || c.spend(costUnwelcome) == nil {
 		return
 	}
-	c.budget.Last(budget.Burst / 10) // for what is under way
+	c.budget.Last(budget.Burst / 10) // for the streams in flight
 	e.drainConn(c)
 	if !c.closing {
 		e.finalGoAway(c)
@@ -67,7 +69,7 @@ func (c *Conn) settingsFrameValid(h wire.FrameHeader, p []byte) *connError {
 
 func (e *Engine) settingsFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 	if err := c.settingsFrameValid(h, p); err != nil || h.Has(http2.FlagSettingsAck) {
-		c.heard = true
+		c.settingsAcked = true
 		return err
 	}
 	window := c.peerWindow
@@ -76,14 +78,15 @@ func (e *Engine) settingsFrame(c *Conn, h wire.FrameHeader, p []byte) *connError
 			return err
 		}
 	}
-	// The acknowledgement goes first (§6.5.3): until it has come, the peer may count by its old window and take more for an error.
+	// The acknowledgement is sent first (§6.5.3): before it, the peer may still enforce its old
+	// window.
 	c.frame(0, http2.FrameSettings, http2.FlagSettingsAck, 0)
 	if c.peerWindow > window {
 		e.readyAll(c)
 	}
 	e.pump(c)
 	if c.pool != nil {
-		c.pool.told(c)
+		c.pool.settingsCame(c)
 	}
 	return nil
 }
@@ -123,7 +126,7 @@ func (e *Engine) newInitialWindow(c *Conn, v int32) *connError {
 	if diff == 0 {
 		return nil
 	}
-	if err := c.spend(len(c.streams) / 4); err != nil { // walking all streams is work, and each may send a byte
+	if err := c.spend(len(c.streams) / 4); err != nil { // it visits all streams, and each may send a byte
 		return err
 	}
 	for _, s := range c.streams {
@@ -147,7 +150,7 @@ func (e *Engine) pingFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 		if c.goAway == goAwaySoon && c.side == up && string(p) == drainPing {
 			e.finalGoAway(c)
 		}
-		return c.spend(budget.Control) // one or two a minute are asked for
+		return c.spend(budget.Control) // only one or two a minute are answers to ours
 	}
 	c.writePing(http2.FlagPingAck, p)
 	return c.spend(budget.Control)
@@ -164,7 +167,7 @@ func (e *Engine) priorityFrame(c *Conn, h wire.FrameHeader, p []byte) *connError
 		c.writeReset(h.StreamID, http2.ErrCodeFrameSize)
 	case binary.BigEndian.Uint32(p)&topStreamID == h.StreamID:
 		if s := c.streams[h.StreamID]; s != nil {
-			return e.violation(s, c.side, http2.ErrCodeProtocol, "stream that depends on itself")
+			return e.violation(s, c.side, http2.ErrCodeProtocol, "stream depends on itself")
 		}
 		c.writeReset(h.StreamID, http2.ErrCodeProtocol)
 	}
@@ -197,7 +200,7 @@ func (e *Engine) windowFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 		if c.idle(h.StreamID) {
 			return &connError{http2.ErrCodeProtocol, "WINDOW_UPDATE on an idle stream"}
 		}
-		return nil // §5.1: may come after the stream was closed
+		return nil // §5.1: allowed for a while after the stream was closed
 	}
 	d := 1 - c.side
 	f := &s.half[d]
@@ -225,7 +228,7 @@ func (e *Engine) resetFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 	switch {
 	case s != nil:
 	case c.forgetReset(h.StreamID):
-		return nil // it has crossed ours
+		return nil // it crossed ours
 	default:
 		return c.spend(budget.Control)
 	}
@@ -236,13 +239,13 @@ func (e *Engine) resetFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 		return nil
 	}
 	if s.half[down].sentEnd {
-		// The request was answered, and the client keeps the rest of its upload, as Go's does.
+		// The request was answered, and the client stops its upload, like Go's client.
 		e.unlinkLeg(s, up)
 		e.reset(s, down, http2.ErrCodeCancel)
-		e.settle(s)
+		e.endIfDone(s)
 		return c.spend(budget.Control)
 	}
-	// A stream that is given up is work for us and for the backend (CVE-2023-44487).
+	// A cancelled stream is work for us and for the backend (CVE-2023-44487).
 	e.Count.reset(resetByClient)
 	err := c.spend(budget.Reset)
 	e.unlinkLeg(s, up)
@@ -250,7 +253,7 @@ func (e *Engine) resetFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 	return err
 }
 
-// fail closes a connection for a connection error (§5.4.1): GOAWAY, and the connection is closed once that is written.
+// fail closes a connection for a connection error (§5.4.1): it is closed when GOAWAY is written.
 func (e *Engine) fail(c *Conn, err *connError) {
 	if c.closing {
 		return
@@ -262,7 +265,7 @@ func (e *Engine) fail(c *Conn, err *connError) {
 
 func (c *Conn) lastHandled() uint32 {
 	if c.side == down {
-		return 0 // of the backend's streams, that is pushes
+		return 0 // the backend's streams would be pushes
 	}
 	return c.maxID
 }
@@ -270,5 +273,5 @@ func (c *Conn) lastHandled() uint32 {
 // idle reports whether a stream was never opened (§5.1).
 func (c *Conn) idle(id uint32) bool { return id%2 == 0 || id > c.maxID }
 
-// ignores reports whether the client was told that the stream is not handled (§6.8).
+// ignores reports whether GOAWAY told the client that the stream is not handled (§6.8).
 func (c *Conn) ignores(id uint32) bool { return c.goAway == goAwayFinal && id > c.lastAccepted }

@@ -6,20 +6,21 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// Counters are what one engine counts. They are written under the driver's mutex and may be read without it.
+// Counters are the metrics of one engine. They are written under the mutex and may be read without.
 type Counters struct {
 	Conns    [2]atomic.Int64           // by side: clients, backends
-	Streams  atomic.Int64              // of clients
+	Streams  atomic.Int64              // of clients and guests
 	Resets   [resetCauses]atomic.Int64 // by cause: client, backend, limit, protocol, lane
 	Sent     [2]atomic.Int64           // GOAWAY, by side
 	Received [2]atomic.Int64           // GOAWAY, by side
-	Floods   atomic.Int64              // connections that were closed with ENHANCE_YOUR_CALM
-	Queued   atomic.Int64              // bytes of chunks that hold bodies
-	Panics   atomic.Int64              // that were survived
-	Output   atomic.Int64              // bytes that the driver has taken and not yet written
+	Floods   atomic.Int64              // connections closed with ENHANCE_YOUR_CALM
+	Queued   atomic.Int64              // bytes of chunks for bodies
+	Panics   atomic.Int64              // survived panics
+	Output   atomic.Int64              // bytes that the driver has collected and not yet written
 }
 
-// resetCause is why a stream was reset. One reset of a forwarded stream counts once, although both its sides see RST_STREAM.
+// resetCause is why a stream was reset. One reset of a forwarded stream counts once, although both
+// its sides see RST_STREAM.
 type resetCause uint8
 
 const (
@@ -27,22 +28,23 @@ const (
 	resetByBackend                   // the backend did
 	resetByLimit                     // more streams than SETTINGS_MAX_CONCURRENT_STREAMS allows
 	resetProtocol                    // a peer broke the protocol on the stream
-	resetByLane                      // a deadline, a drain, a handler that panicked, an upload that nobody wants
+	resetByEngine                    // a deadline, a drain, a handler's panic, an upload after its response
 	resetCauses
 )
 
 func (n *Counters) reset(c resetCause) { n.Resets[c].Add(1) }
 
-// aborted counts a reset that the engine decided on. What a peer began was counted when its frame came.
+// aborted counts a reset that the engine decided on. A peer's reset was counted when its frame
+// came.
 func (n *Counters) aborted(r Reason) {
 	switch r {
 	case ReasonDeadline, ReasonDrain, ReasonAbort, ReasonRetired:
-		n.reset(resetByLane)
+		n.reset(resetByEngine)
 	default:
 	}
 }
 
-// failed counts a connection that was closed for a connection error.
+// failed counts a connection that was closed with a connection error.
 func (n *Counters) failed(err *connError) {
 	if err.code == http2.ErrCodeEnhanceYourCalm {
 		n.Floods.Add(1)

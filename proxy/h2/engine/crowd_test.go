@@ -18,8 +18,9 @@ func (r *rig) crowd(clients int, each uint32) {
 	}
 }
 
-// All clients of a replica that went away come to another at once, with all their watches. That must not become hundreds of handshakes, which a backend
-// that has little time to spare answers by giving connections up, each with a hundred watches on it.
+// All clients of a replica that went away come to another at once, with all their watches. That
+// must not become hundreds of handshakes, which a backend that has little time to spare answers by
+// giving connections up, each with a hundred watches on it.
 func TestCrowdMakesFewDials(t *testing.T) {
 	const clients, each, perConn = 20, 250, 1000
 	r := newRig(t)
@@ -36,7 +37,8 @@ func TestCrowdMakesFewDials(t *testing.T) {
 		b.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: perConn})
 		b.flush()
 	}
-	// Those that were under way before the first backend had said how many streams it takes, one in the place of the first, and no further ones.
+	// Those that were under way before the first backend had said how many streams it takes, one in
+	// the place of the first, and no further ones.
 	if dials > maxDialing+1 {
 		t.Errorf("%d dials for what fits on %d connections, want %d", dials, clients*each/perConn, maxDialing+1)
 	}
@@ -72,8 +74,9 @@ func TestCrowdOnSmallConnections(t *testing.T) {
 	}
 }
 
-// A backend that is so busy that it gives a connection up before it has read our SETTINGS has seen nothing of what came after them: watches go elsewhere.
-// One that has acknowledged them may have begun, and a POST may have been executed for all we know.
+// A backend that is so busy that it gives a connection up before it has read our SETTINGS has seen
+// nothing of what came after them: watches go elsewhere. One that has acknowledged them may have
+// begun, and a POST may have been executed for all we know.
 func TestWatchOnUnheardConnection(t *testing.T) {
 	for name, tt := range map[string]struct {
 		method string

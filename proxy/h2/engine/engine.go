@@ -1,10 +1,10 @@
-// Package engine forwards HTTP/2 as a pure state machine: streams, credit, the choice of connections,
-// retries and timers. Bytes of a connection go in (Engine.Feed), bytes for connections come out
-// (Engine.Collect), and the time is handed in. It never performs I/O, starts a goroutine, waits or reads a
-// clock: whoever drives it does (package h2), as Config says.
+// Package engine forwards HTTP/2 as a pure state machine: streams, flow control, the choice of
+// connections, retries and timers. Bytes from a connection go in (Engine.Feed), bytes for
+// connections come out (Engine.Collect), and the caller passes the time. The engine never performs
+// I/O, starts a goroutine, waits or reads a clock: its driver does (package h2), see Config.
 //
-// Nothing of an Engine is safe for concurrent use: everything that is reachable from it is touched under
-// one mutex of its driver's, unless it says otherwise.
+// Nothing in an Engine is safe for concurrent use: the driver's mutex guards everything that is
+// reachable from it, unless a comment says otherwise.
 package engine
 
 import (
@@ -24,27 +24,27 @@ import (
 
 // limits are the bounds of an engine. Tests lower them.
 type limits struct {
-	maxStreams    uint32 // per client's connection
-	maxHeader     int    // bytes of a field list, as SETTINGS_MAX_HEADER_LIST_SIZE counts, and of an encoded block
-	maxFrame      [2]int // what we accept from clients and from backends
-	writeFrame    int    // what we send at most, whatever the peer accepts
+	maxStreams    uint32 // per client connection
+	maxHeader     int    // bytes of a field list, counted as for SETTINGS_MAX_HEADER_LIST_SIZE, and of an encoded block
+	maxFrame      [2]int // largest frames accepted from clients and from backends
+	writeFrame    int    // largest frame sent, even if the peer accepts more
 	streamWindow  int32  // what one direction of a stream may hold here
 	clientWindow  int32  // connection windows
 	backendWindow int32
 	writeLimit    int    // output of a connection beyond which DATA waits in its stream
-	backlogLimit  int    // output beyond which nothing more is asked of a connection
+	backlogLimit  int    // output beyond which a connection gets no new streams
 	replay        int    // body bytes kept for a retry
-	maxStreamID   uint32 // beyond it a connection is replaced (§5.1.1)
+	maxStreamID   uint32 // a connection that reaches it is replaced (§5.1.1)
 
-	head        time.Duration // a client's preface, first SETTINGS or field block must be complete
-	idle        time.Duration // a client's connection without streams is closed
-	ping        time.Duration // silence of a client with streams after which it is asked whether it is there
-	pong        time.Duration // and has to answer
-	backendIdle time.Duration // a backend's connection without streams is closed
-	drain       time.Duration // how long an upload that nobody wants is read
-	stall       time.Duration // how long a peer may take nothing of what we write
-	keyBytes    int64         // each way on a connection, after which it is replaced
-	keyGrace    time.Duration // and after which long-running streams on it are ended
+	head        time.Duration // a client's preface, first SETTINGS or field block must be complete within it
+	idle        time.Duration // a client's connection without streams is closed after it
+	ping        time.Duration // a client with streams that is silent for it gets a PING
+	pong        time.Duration // and must answer within this
+	backendIdle time.Duration // a backend's connection without streams is closed after it
+	drain       time.Duration // how long an upload is read after its response is complete
+	stall       time.Duration // how long a peer may accept none of our output
+	keyBytes    int64         // bytes in one direction after which a connection is replaced
+	keyGrace    time.Duration // after that, its long-running streams end
 	linger      time.Duration // how long a closed connection may still send before it is cut
 	wait        time.Duration // how long a request waits for room on a backend's connection
 }
@@ -52,71 +52,72 @@ type limits struct {
 func defaultLimits() limits {
 	return limits{
 		maxStreams:    250,                           // kube-apiserver's --http2-max-streams-per-connection
-		maxHeader:     256 << 10,                     // tokens and impersonated groups stay well below; a connection can make us hold one of them
-		maxFrame:      [2]int{minMaxFrame, 64 << 10}, // DATA is passed on as it comes, larger frames only save headers
+		maxHeader:     256 << 10,                     // above tokens and groups; a connection can hold one such list
+		maxFrame:      [2]int{minMaxFrame, 64 << 10}, // DATA is forwarded as it comes: more only saves headers
 		writeFrame:    64 << 10,
 		streamWindow:  256 << 10, // kube-apiserver's; 1 MiB measured no faster, 64 KiB 15 % slower on 100 KiB lists
 		clientWindow:  1 << 20,
-		backendWindow: 1 << 30, // Go's: credit is given on receipt, and streams' windows are what counts
+		backendWindow: 1 << 30, // Go's: it is refilled on receipt, because the streams' windows are the bound
 		writeLimit:    128 << 10,
 		backlogLimit:  1 << 20,
 		replay:        256 << 10,
 		maxStreamID:   topStreamID,
 		head:          10 * time.Second,
 		idle:          3 * time.Minute,
-		ping:          30 * time.Second, // as kube-apiserver and client-go
+		ping:          30 * time.Second, // as in kube-apiserver and client-go
 		pong:          15 * time.Second,
 		backendIdle:   90 * time.Second, // http.DefaultTransport's
 		drain:         10 * time.Second,
 		stall:         30 * time.Second,
 		linger:        time.Second,
-		wait:          30 * time.Second, // what kube-apiserver's aggregator gives a dial
-		// RFC 8446 §5.5: AES-GCM's keys are good for 2^24.5 full records, 388 GB, and crypto/tls never
-		// changes them. From 2^38 bytes on a minute is left at 15 Gbit/s, and within a minute
-		// everything ends that has the usual deadline.
+		wait:          30 * time.Second, // kube-apiserver's aggregator's dial timeout
+		// RFC 8446 §5.5: AES-GCM's keys are good for 2^24.5 full records, 388 GB, and crypto/tls
+		// never changes them. From 2^38 bytes on a minute is left at 15 Gbit/s, and all requests
+		// with the usual deadline end within a minute.
 		keyBytes: 1 << 38,
 		keyGrace: time.Minute,
 	}
 }
 
-// Engine is the state of one shard: connections of clients, and connections to backends that its streams are forwarded on.
+// Engine is the state of one shard: clients' connections, and those to backends to forward their
+// streams.
 type Engine struct {
 	Config
-	lim      limits
-	now      time.Duration // never 0, which means "not yet" in a stream
-	conns    []*Conn
-	pools    map[*Endpoint]*pool
-	going    bool          // draining: GOAWAY for everybody
-	cutAt    time.Duration // when long-running streams are ended while draining; 0: never
-	awayAt   time.Duration // when clients were last sent away; 0: never
-	awayFrom time.Duration // and since when they are
-	ticked   time.Duration // when the driver last said what time it is; 0: never
-	brisk    bool          // a backend that has streams is to be given up sooner than by default
-	held     int64         // bytes of queues, and of connections as they were weighed last
-	reported int64         // what of held the bound knows of
-	wheel    wheel
-	idling   list     // streams that wait for any endpoint to come back
-	guests   list     // streams without a client's connection
-	Count    Counters // what there is and has been
+	lim          limits
+	now          time.Duration // never 0: in a stream, 0 means "not yet"
+	conns        []*Conn
+	pools        map[*Endpoint]*pool
+	draining     bool          // every client gets GOAWAY
+	cutAt        time.Duration // when long-running streams end while draining; 0 means never
+	awayAt       time.Duration // when SendAway was last called; 0 means never
+	awayFrom     time.Duration // when the present series of SendAway calls began
+	ticked       time.Duration // the time of the driver's last tick; 0 means none yet
+	shortTimeout bool          // a backend with streams has a shorter ping timeout than the default
+	held         int64         // bytes in queues, and in connections as last counted
+	reported     int64         // the part of held that Memory counts
+	wheel        wheel
+	awaitDial    list     // streams that wait until some endpoint can be dialled
+	guests       list     // streams without a client's connection
+	Count        Counters // metrics
 
-	writing *Conn // a frame is being written to its output; a panic leaves it unfinished
+	writing *Conn // its output ends with an unfinished frame if the engine panics now
 
-	// What the driver has to do once the mutex is free.
-	dirty []*Conn // have output, or want to be closed
+	// Work for the driver, to be done without the mutex.
+	dirty []*Conn // connections with output, or to be closed
 	calls []call
 
-	fields wire.FieldSection // decoded last
+	fields wire.FieldSection // the last decoded section
 	head   wire.Head         // the request being decided
 
 	date   []hpack.HeaderField // see dated
-	dateOf time.Duration       // the second of now in which it was made
+	dateOf time.Duration       // the second in which date was made
 
 	spares
 	buffers spare.Buffers
 	work    activity
 }
 
-// spares are kept to be used again.
+// spares are free lists.
 type spares struct {
 	streams     *stream
 	freeStreams int
@@ -125,68 +126,72 @@ type spares struct {
 	sendings    []*sending
 }
 
-// activity counts frames of streams (pings come on every connection).
+// activity counts frames on streams: PINGs come on every connection.
 type activity struct {
-	frames int           // since the period began
-	since  time.Duration // when it began
-	quiet  bool          // the one before had no more than few
+	frames int           // in the present period
+	since  time.Duration // when the period began
+	quiet  bool          // the previous period had at most few frames
 }
 
 const (
-	// restAfter is how long it must be quiet until a shard gives up its spares, up to 7 MiB: what holds thousands of quiet watches needs none.
+	// restAfter is how long a shard must be quiet before it releases its free lists, up to 7 MiB:
+	// thousands of quiet watches do not need them.
 	restAfter = 4 * time.Second
-	// few is what always comes: an event on some watch, and what Fairlead itself asks the local apiserver, such as to renew its lease.
+	// few is what an idle process always has: an event on some watch, and Fairlead's own requests
+	// to the local apiserver, such as renewing its lease.
 	few = 100
 )
 
-func (a *activity) look(now time.Duration) {
+func (a *activity) tick(now time.Duration) {
 	if now-a.since > restAfter {
 		*a = activity{since: now, quiet: a.frames <= few}
 	}
 }
 
-// Rests reports whether there is no work for which spares would be worth keeping.
+// Rests reports whether there is too little work to keep free lists.
 func (e *Engine) Rests() bool { return e.work.quiet && e.work.frames <= few }
 
-// call is something that must run without the mutex.
+// call is a callback that runs without the mutex.
 type call struct {
 	do      func()
 	done    func(Outcome)
 	outcome Outcome
-	guest   *Guest // to be woken in dir, or told that it is over
+	guest   *Guest // whose direction dir is woken, or which has ended
 	dir     dir
 	over    bool
 }
 
-// Config is what an engine needs of its driver, who calls it under one mutex.
+// Config is what an engine needs from its driver, which calls it under one mutex.
 type Config struct {
-	// Decide says what becomes of a request; whose it is tells the connection's Value. False: resume is called
-	// once, later, without the mutex.
+	// Decide returns the plan for a request of the client that c.Value identifies. False means that
+	// there is no plan yet: resume is called once, later, without the mutex.
 	Decide func(c *Conn, h *wire.Head, resume func(Plan)) (Plan, bool)
-	// Resume hears, without the mutex, that such a plan has come, and has apply called under it.
+	// Resume runs, without the mutex, when resume is called. It has apply called under the mutex.
 	Resume func(apply func())
-	// Serve returns what run has a handler answer by. run is called without the mutex.
+	// Serve prepares a handler's answer; run, called without the mutex, starts the handler.
 	Serve func(c *Conn, h *wire.Head, handler http.Handler) (l *Local, run func())
-	// Dial begins to connect to an endpoint. It is called without the mutex; what came of it dialled is told under
-	// it, and returns the connection if there is one.
+	// Dial begins to connect to an endpoint. It is called without the mutex. It reports the result
+	// to dialled under the mutex; without an error, dialled returns the engine's connection.
 	Dial func(ep *Endpoint, dialled func(error) *Conn)
-	// Caught is told, without the mutex, of a panic that was survived. nil: none is.
+	// Caught reports a panic that the engine survived; it is called without the mutex. Nil means
+	// that panics are not caught.
 	Caught func(v any, stack []byte)
-	// Taken is how many bytes the peer has taken; 0: it is not known. nil: it never is.
+	// Taken returns how many bytes the peer has acknowledged; zero means unknown. Nil means never
+	// known.
 	Taken func(c *Conn) uint64
-	// Unread reports whether input waits that was not fed yet. nil: nobody knows.
+	// Unread reports whether unread input waits in the socket. Nil means unknown.
 	Unread func(c *Conn) bool
-	// Clock is asked for the date of answers, once a second.
+	// Clock returns the time for Date fields. It is called once a second.
 	Clock func() time.Time
 
-	Memory     *hold.Bound   // what all connections of the process hold
-	MaxStreams uint32        // per client's connection; 0: 250
-	MaxHeader  int           // bytes of a field list; 0: 256 KiB
-	Idle       time.Duration // a client's connection without streams is closed; 0: 3 min
-	Stall      time.Duration // how long a peer may take nothing of what we write; 0: 30 s
+	Memory     *hold.Bound   // bounds what all connections of the process hold
+	MaxStreams uint32        // per client connection; 0 means 250
+	MaxHeader  int           // bytes of a field list; 0 means 256 KiB
+	Idle       time.Duration // a client's connection without streams is closed after it; 0 means 3 min
+	Stall      time.Duration // how long a peer may accept none of our output; 0 means 30 s
 }
 
-// New returns an engine that cfg drives.
+// New returns an engine for the driver that cfg describes.
 func New(cfg Config) *Engine {
 	l := defaultLimits()
 	l.maxStreams = cmp.Or(cfg.MaxStreams, l.maxStreams)
@@ -202,7 +207,7 @@ func newEngine(lim limits) *Engine {
 	return &Engine{lim: lim, now: 1, pools: map[*Endpoint]*pool{}, fields: wire.FieldSection{Max: lim.maxHeader}}
 }
 
-// Advance tells the time, once per batch of frames. It never goes back.
+// Advance sets the time, once per batch of frames. It never goes back.
 func (e *Engine) Advance(now time.Duration) { e.now = max(e.now, now) }
 
 func (e *Engine) after(f func()) { e.calls = append(e.calls, call{do: f}) }
@@ -214,7 +219,7 @@ func (e *Engine) buffer() []byte {
 	return make([]byte, 0, 4096)
 }
 
-// dropSpares gives up what is kept to be used again.
+// dropSpares releases the free lists.
 func (e *Engine) dropSpares() {
 	e.spares = spares{}
 	e.buffers.Drop()
@@ -242,11 +247,12 @@ func (e *Engine) remove(c *Conn) {
 	c.weigh()
 }
 
-// AcceptClient takes a client's new connection over. Its first bytes are ours: the server's SETTINGS need not wait (§3.4).
+// AcceptClient adds a client's new connection. Our SETTINGS are sent first: they need not wait for
+// the client's (§3.4).
 func (e *Engine) AcceptClient() *Conn {
 	c := e.newConn(up)
 	c.writeSettings()
-	if e.going {
+	if e.draining {
 		e.drainConn(c)
 	}
 	return c
@@ -272,7 +278,7 @@ func (e *Engine) close(c *Conn, err error) {
 	c.touch()
 }
 
-// orphan ends what a stream has on a connection that is being closed.
+// orphan ends a stream's part on a connection that is being closed.
 func (e *Engine) orphan(c *Conn, s *stream, err error) {
 	defer e.rescueOrphan(s)
 	e.unlinkLeg(s, c.side)
@@ -283,7 +289,7 @@ func (e *Engine) orphan(c *Conn, s *stream, err error) {
 	}
 }
 
-// lose is told by the driver that the connection broke.
+// lose handles a broken connection.
 func (e *Engine) lose(c *Conn, err error) {
 	defer e.rescue(c)
 	if c.pool != nil && !c.closing && (!c.drained || len(c.streams) > 0) {
@@ -311,7 +317,7 @@ func (e *Engine) CutAll(err error) {
 	e.cutGuests(err)
 }
 
-// Ended is told by the driver that it has closed a connection.
+// Ended must be called when the driver has closed a connection.
 func (e *Engine) Ended(c *Conn, err error) {
 	c.cut = true
 	e.lose(c, err)
@@ -327,8 +333,8 @@ func (e *Engine) failedEndpoint(ep *Endpoint, err error) {
 	}
 }
 
-// drainConn asks a client not to open further streams; those under way are still taken until it has answered the PING that follows,
-// so that none is lost (RFC 9113 §6.8).
+// drainConn asks a client not to open further streams. Streams that it opens before it answers the
+// following PING are still accepted, so none is lost (RFC 9113 §6.8).
 func (e *Engine) drainConn(c *Conn) {
 	if c.side != up || c.goAway != goAwayNone || c.closing {
 		return
@@ -340,24 +346,27 @@ func (e *Engine) drainConn(c *Conn) {
 }
 
 const (
-	// awayGap is what ends a time of sending away: who does it does it every 250 ms.
+	// awayGap ends a series of SendAway calls: a caller in a series calls every 250 ms.
 	awayGap = 4 * TickEvery
-	// awayRefuses is for how long requests are then refused that no backend could be reached for. Load balancers notice within
-	// seconds, and a Go client repeats a refused request after 0, 1 and 2 s or so. Later ones are told what is wrong: there may be nobody else.
+	// awayRefuses is how long the engine then refuses requests for which it could reach no backend.
+	// Load balancers notice within seconds, and a Go client repeats a refused request after about
+	// 0, 1 and 2 s. Later requests get the error: there may be no other replica.
 	awayRefuses = 5 * time.Second
 )
 
-// refuses reports whether a request that reached no backend is to be repeated elsewhere by its client, which is being sent away: a
-// client knows of REFUSED_STREAM that nothing was done for it (RFC 9113 §8.7), and 503 it would take for the answer.
+// refuses reports whether to reset a request that reached no backend with REFUSED_STREAM, because
+// its client is being sent away. REFUSED_STREAM tells the client that nothing was processed, so it
+// repeats the request elsewhere (RFC 9113 §8.7); a 503 would be its answer.
 func (e *Engine) refuses(s *stream) bool {
 	c := s.leg[up]
 	return s.sent == 0 && c != nil && c.goAway != goAwayNone && e.awayAt > 0 && e.now-e.awayAt <= awayGap && e.now-e.awayFrom < awayRefuses
 }
 
-// sentAwayAtOnce bounds what one hold of the shard's mutex costs: each is two frames, and a write, some 10 µs.
+// sentAwayAtOnce bounds how long the shard's mutex is held: two frames and a write take some 10 µs.
 const sentAwayAtOnce = 64
 
-// SendAway asks clients that have been served to go elsewhere, some of them at a time. more says that there are others.
+// SendAway sends GOAWAY to clients that have sent requests, a few at a time. It reports whether
+// there are more.
 func (e *Engine) SendAway() (more bool) {
 	if e.now-e.awayAt > awayGap || e.awayAt == 0 {
 		e.awayFrom = e.now
@@ -380,7 +389,7 @@ func (e *Engine) SendAway() (more bool) {
 // drainPing is the content of the PING that follows the first GOAWAY.
 const drainPing = "farewell"
 
-// finalGoAway says which streams are handled; the connection is closed when they have ended.
+// finalGoAway tells the client which streams are handled. After them the connection is closed.
 func (e *Engine) finalGoAway(c *Conn) {
 	c.goAway = goAwayFinal
 	c.lastAccepted = c.maxID
@@ -388,7 +397,7 @@ func (e *Engine) finalGoAway(c *Conn) {
 	e.closeIfDone(c)
 }
 
-// closeIfDone closes a connection that takes no new stream and has none.
+// closeIfDone closes a connection that has no streams and accepts none.
 func (e *Engine) closeIfDone(c *Conn) {
 	if len(c.streams) > 0 || c.closing {
 		return
@@ -398,10 +407,10 @@ func (e *Engine) closeIfDone(c *Conn) {
 	}
 }
 
-// Drain begins the end: every client is asked to go, and streams that run long are ended after grace.
+// Drain begins the shutdown: every client gets GOAWAY, and long-running streams end after grace.
 func (e *Engine) Drain(grace time.Duration) {
 	defer e.rescue(nil)
-	e.going = true
+	e.draining = true
 	e.cutAt = e.now + max(grace, 1)
 	for _, c := range slices.Clone(e.conns) {
 		e.drainConn(c)

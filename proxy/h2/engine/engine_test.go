@@ -91,7 +91,8 @@ func TestEndOnlyAfterPendingData(t *testing.T) {
 	r.clean()
 }
 
-// A slow reader never buffers more than its window, and does not hurt others on the same backend connection.
+// A slow reader never buffers more than its window, and does not hurt others on the same backend
+// connection.
 func TestSlowReaderHoldsOneWindow(t *testing.T) {
 	r := newRig(t)
 	c := r.client()
@@ -192,7 +193,8 @@ func TestWindowUpdatesAreBatched(t *testing.T) {
 	}
 }
 
-// DATA of dead streams still uses up the connection's window: it must be given back (RFC 9113 §5.2, §6.9).
+// DATA of dead streams still uses up the connection's window: it must be given back (RFC 9113 §5.2,
+// §6.9).
 func TestCreditOfDeadStreams(t *testing.T) {
 	r := newRig(t)
 	c := r.client()
@@ -238,7 +240,8 @@ func TestRefusedStreamsAreDecoded(t *testing.T) {
 	b.want("HEADERS 3 " + okHead + " x-b=2 END")
 }
 
-// curl shows an error instead of the response when RST_STREAM rides with it: the upload is drained, and reset only after a while.
+// curl shows an error instead of the response when RST_STREAM rides with it: the upload is drained,
+// and reset only after a while.
 func TestEarlyResponseDrainsUpload(t *testing.T) {
 	for _, reset := range []bool{false, true} {
 		r := newRig(t)
@@ -418,7 +421,8 @@ func TestControlFloods(t *testing.T) {
 	}
 }
 
-// Lists that are too long are answered 431, and streams go on; a bomb closes the connection after a few.
+// Lists that are too long are answered 431, and streams go on; a bomb closes the connection after a
+// few.
 func TestHeaderListLimit(t *testing.T) {
 	r := newRig(t, func(l *limits) { l.maxHeader = 4096 })
 	c := r.client()

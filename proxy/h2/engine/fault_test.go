@@ -14,7 +14,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// Backends are not trusted: whatever they send, the client sees a clean answer or a reset, and never the nonsense.
+// Backends are not trusted: whatever they send, the client sees a clean answer or a reset, and
+// never the nonsense.
 func TestBackendMisbehaves(t *testing.T) {
 	head := func(b *peer) { b.headers(1, false, ":status=200") }
 	tests := []struct {
@@ -331,7 +332,8 @@ func TestEject(t *testing.T) {
 	r.clean()
 }
 
-// A request that waits for a connection to an endpoint that is ejected goes elsewhere, whatever its method and without a retry.
+// A request that waits for a connection to an endpoint that is ejected goes elsewhere, whatever its
+// method and without a retry.
 func TestEjectWhileDialling(t *testing.T) {
 	r := newRig(t)
 	other := r.endpoint("other")

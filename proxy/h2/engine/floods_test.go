@@ -30,7 +30,8 @@ func TestWindowSeesaw(t *testing.T) {
 	r.clean()
 }
 
-// Whoever asks again and again as nobody is asked to go, and what others have under way on the connection is answered.
+// Whoever asks again and again as nobody is asked to go, and what others have under way on the
+// connection is answered.
 func TestUnauthorizedFlood(t *testing.T) {
 	r := newRig(t)
 	r.decide = func(h *wire.Head, _ func(Plan)) (Plan, bool) {

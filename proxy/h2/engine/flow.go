@@ -8,19 +8,20 @@ import (
 )
 
 const (
-	// quantum is what one stream may send before the next one has its turn: a full default frame.
+	// quantum is what a stream may send before the next stream's turn: a full default frame.
 	quantum = minMaxFrame
-	// maxDrained is how much of an upload that nobody wants is read, so that the client sees the response (curl does not look at
-	// it when a reset comes first); after that it is reset with NO_ERROR (§8.1).
+	// maxDrained is how much of an upload is read after its response is complete, so that the
+	// client sees the response (curl ignores it if a reset comes first). Then the stream is reset
+	// with NO_ERROR (§8.1).
 	maxDrained = 32 << 20
 )
 
-// push takes body bytes of direction d in, sends what may be sent and keeps the rest.
+// push accepts body bytes of direction d, sends what it can and queues the rest.
 func (e *Engine) push(s *stream, d dir, p []byte, end bool) {
 	h := &s.half[d]
 	h.end = h.end || end
 	if src := s.leg[d]; end && src != nil {
-		src.cameAll(s.id[d], h)
+		src.streamEnded(s.id[d], h)
 	}
 	if h.discard {
 		e.dropped(s, d, len(p))
@@ -43,13 +44,13 @@ func (e *Engine) push(s *stream, d dir, p []byte, end bool) {
 	e.advance(s, d)
 }
 
-// dropped accounts bytes of an upload that nobody wants.
+// dropped accounts for bytes of an upload that are dropped.
 func (e *Engine) dropped(s *stream, d dir, n int) {
 	h := &s.half[d]
 	if !h.end && s.draining && h.got-h.sent > maxDrained {
-		e.Count.reset(resetByLane)
+		e.Count.reset(resetByEngine)
 		e.reset(s, up, http2.ErrCodeNo)
-		e.settle(s)
+		e.endIfDone(s)
 		return
 	}
 	e.giveStreamCredit(s, d, n)
@@ -73,7 +74,7 @@ func (e *Engine) send(dst *Conn, s *stream, d dir, p []byte) int {
 	return n
 }
 
-// advance sends what direction d has waiting, as far as possible.
+// advance sends as much as possible of what waits in direction d.
 func (e *Engine) advance(s *stream, d dir) {
 	h := &s.half[d]
 	dst := s.leg[1-d]
@@ -92,7 +93,7 @@ func (e *Engine) advance(s *stream, d dir) {
 	}
 }
 
-// pump lets the streams that have something to send on c take turns until a bound is met.
+// pump lets the streams with output on c take turns until a limit is reached.
 func (e *Engine) pump(c *Conn) {
 	for c.window > 0 && c.room() > 0 && !c.closing {
 		n := c.ready.first
@@ -104,7 +105,7 @@ func (e *Engine) pump(c *Conn) {
 	}
 }
 
-// sendQueued sends up to a quantum of one stream.
+// sendQueued sends up to one quantum of a stream.
 func (e *Engine) sendQueued(c *Conn, s *stream, d dir) {
 	h := &s.half[d]
 	total := 0
@@ -136,7 +137,7 @@ func (e *Engine) sendQueued(c *Conn, s *stream, d dir) {
 	}
 }
 
-// sendEnd ends direction d: trailers and END_STREAM only go out after all bytes.
+// sendEnd ends direction d: trailers and END_STREAM are sent only after all bytes.
 func (e *Engine) sendEnd(dst *Conn, s *stream, d dir) {
 	h := &s.half[d]
 	h.sentEnd = true
@@ -162,16 +163,17 @@ func (e *Engine) review(s *stream) {
 			c := s.leg[up]
 			c.budget.Completed()
 			e.unlinkLeg(s, up)
-			e.reset(s, down, http2.ErrCodeCancel) // it has answered, and nobody needs what it might still read
+			e.reset(s, down, http2.ErrCodeCancel) // its response is complete, and the rest of the request is of no use
 		} else {
 			e.drainUpload(s)
 		}
 	}
-	e.settle(s)
+	e.endIfDone(s)
 }
 
-// drainUpload keeps reading an upload whose response is complete. RST_STREAM(NO_ERROR) right after the response makes clients lose
-// the response (curl reports an error with a 3 MB POST), so it is sent only when the client takes too long or sends too much.
+// drainUpload continues to read an upload whose response is complete. RST_STREAM(NO_ERROR) right
+// after the response makes clients lose the response (curl reports an error for a 3 MB POST), so it
+// is sent only when the client takes too long or sends too much.
 func (e *Engine) drainUpload(s *stream) {
 	if !s.draining {
 		s.draining = true
@@ -182,7 +184,7 @@ func (e *Engine) drainUpload(s *stream) {
 	}
 }
 
-// discardUpload drops what waits of an upload, and what will come.
+// discardUpload drops the queued part of an upload, and everything that follows.
 func (e *Engine) discardUpload(s *stream) {
 	h := &s.half[up]
 	n := h.q.size
@@ -194,11 +196,11 @@ func (e *Engine) discardUpload(s *stream) {
 	}
 }
 
-// giveCredit gives the connection's window back in large steps (RFC 9113 §6.9 leaves the timing to us).
+// giveCredit returns the connection's window in large steps (RFC 9113 §6.9 leaves this to us).
 func (c *Conn) giveCredit() {
 	step := c.e.lim.backendWindow / 2
 	if c.side == up {
-		step = c.e.lim.clientWindow / 2 // of a wider window, too
+		step = c.e.lim.clientWindow / 2 // also of a wider window
 	}
 	if c.credit < step || c.closing || c.side == up && c.greedy() {
 		return
@@ -209,8 +211,8 @@ func (c *Conn) giveCredit() {
 	c.reach.all.start(c.e.now, c.recv)
 }
 
-// giveStreamCredit gives a stream's window back when its bytes were passed on: not earlier, so that a slow reader holds no more than
-// one window of them here.
+// giveStreamCredit returns a stream's window to the sender when n bytes were forwarded: not
+// earlier, so that with a slow reader at most one window of bytes waits here.
 func (e *Engine) giveStreamCredit(s *stream, d dir, n int) {
 	h := &s.half[d]
 	h.credit += int32(n)
@@ -219,7 +221,7 @@ func (e *Engine) giveStreamCredit(s *stream, d dir, n int) {
 		return
 	}
 	src.fit(s, h)
-	if h.credit < e.lim.streamWindow/2 { // of a wider window, too
+	if h.credit < e.lim.streamWindow/2 { // also of a wider window
 		return
 	}
 	src.writeWindow(s.id[d], h.credit)
@@ -228,7 +230,8 @@ func (e *Engine) giveStreamCredit(s *stream, d dir, n int) {
 	src.credited(s.id[d], h.recv)
 }
 
-// readyAll looks at all streams of c again after their windows have grown, in a fixed order so that the engine stays deterministic.
+// readyAll calls advance for all streams of c after their windows have grown, in a fixed order so
+// that the engine stays deterministic.
 func (e *Engine) readyAll(c *Conn) {
 	for _, id := range slices.Sorted(maps.Keys(c.streams)) {
 		if s := c.streams[id]; s != nil {

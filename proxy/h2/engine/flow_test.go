@@ -135,3 +135,49 @@ func TestUploadsDoNotBlockEachOther(t *testing.T) {
 	}
 	r.e.Retire(stuck, 0)
 }
+
+// Padding takes of a stream's window and waits for nobody: it is given back at once, or a padded
+// upload would come to a halt.
+func TestPaddingIsCredited(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	c.request(1, "POST", false)
+	b := r.backend(0)
+	window, pad := r.e.lim.streamWindow, make([]byte, 255)
+	for sent := int32(0); sent < 2*window; sent += 257 { // with the octet that says how long the padding is
+		_ = c.fr.WriteDataPadded(1, false, []byte("x"), pad)
+		c.flush()
+		if c.c.streams[1] == nil {
+			t.Fatalf("after %d bytes: %q", sent, c.see())
+		}
+	}
+	if u := &c.c.streams[1].half[up]; u.recv+u.credit != window {
+		t.Errorf("all was passed on, and the window is %d of %d", u.recv+u.credit, window)
+	}
+	c.data(1, "", true)
+	b.respond(1, "ok")
+	r.clean()
+}
+
+// Of an upload that nobody wants so much is read that the client sees the answer, and no more.
+func TestUnwantedUploadIsBounded(t *testing.T) {
+	r := newRig(t)
+	c := r.client()
+	c.request(1, "POST", false)
+	b := r.backend(0)
+	b.respond(1, "no")
+	b.rst(1, http2.ErrCodeNo)
+	c.want("HEADERS 1 :status=200", `DATA 1 "no" END`)
+	full, sent := strings.Repeat("x", minMaxFrame), 0
+	for ended := false; !ended; sent += len(full) {
+		if sent > 2*maxDrained {
+			t.Fatalf("%d bytes are read", sent)
+		}
+		c.data(1, full, false)
+		ended = slices.Contains(c.see(), "RST 1 NO_ERROR")
+	}
+	if sent < maxDrained {
+		t.Errorf("it was ended after %d bytes", sent)
+	}
+	r.clean()
+}

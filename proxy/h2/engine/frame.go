@@ -13,10 +13,11 @@ const (
 	maxMaxFrame   = 1<<24 - 1
 	maxWindow     = 1<<31 - 1 // §6.9.1
 	topStreamID   = 1<<31 - 1 // §5.1.1
-	defaultWindow = 65535     // §6.9.2: what a peer may assume until it has seen SETTINGS
+	defaultWindow = 65535     // §6.9.2: a peer's assumption until it has read SETTINGS
 )
 
-// padding says how many bytes of a DATA or HEADERS frame's payload, which p begins, stand before its content and after it (§6.1, §6.2).
+// padding returns how many bytes come before and after the content of a padded DATA or HEADERS
+// frame (§6.1, §6.2); p is the start of its payload.
 func padding(h wire.FrameHeader, p []byte) (before, after int, err *connError) {
 	switch {
 	case !h.Has(http2.FlagDataPadded): // the same bit as FlagHeadersPadded
@@ -29,7 +30,7 @@ func padding(h wire.FrameHeader, p []byte) (before, after int, err *connError) {
 	return 1, int(p[0]), nil
 }
 
-// connError is a reason to close a whole connection (RFC 9113 §5.4.1).
+// connError is the reason to close a whole connection (RFC 9113 §5.4.1).
 type connError struct {
 	code http2.ErrCode
 	why  string

@@ -1,10 +1,10 @@
 package engine
 
-// What is freed twice would be given to two connections, and one would read what is the other's. So
-// everything that is kept for reuse is marked, and freeing it again is a panic, which ends the
-// connection that it happens on.
+// Memory that is freed twice would be given to two connections, and one would read the other's
+// data. So everything on a free list is marked, and freeing it again panics. The panic closes the
+// connection on which it happens.
 
-// freed says that something is kept for reuse.
+// freed marks an object that is on a free list.
 type freed bool
 
 func (f *freed) free() {

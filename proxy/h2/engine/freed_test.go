@@ -17,7 +17,7 @@ func TestFreedTwice(t *testing.T) {
 			c := r.client()
 			s := r.e.newStream(c.c, 1)
 			r.e.unlinkLeg(s, up)
-			return func() { r.e.settle(s) }
+			return func() { r.e.endIfDone(s) }
 		}},
 		{"what is needed to send a request", func(r *rig) func() {
 			var s stream
@@ -79,7 +79,8 @@ func TestBackendHasTimeToAnswerPing(t *testing.T) {
 	r.clean()
 }
 
-// A request that comes the moment after an idle connection was asked is not lost sooner than others.
+// A request that comes the moment after an idle connection was asked is not lost sooner than
+// others.
 func TestIdleBackendHasTimeToAnswerPing(t *testing.T) {
 	r := newRig(t)
 	c := r.client()
@@ -106,7 +107,8 @@ func TestIdleBackendHasTimeToAnswerPing(t *testing.T) {
 	r.clean()
 }
 
-// Keys are not used for more than they are good for (RFC 8446 §5.5): a connection takes no new request, finishes those it has, and its watches are ended.
+// Keys are not used for more than they are good for (RFC 8446 §5.5): a connection takes no new
+// request, finishes those it has, and its watches are ended.
 func TestKeysWearOut(t *testing.T) {
 	for _, tt := range []struct {
 		name string

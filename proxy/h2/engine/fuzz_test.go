@@ -11,7 +11,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// FuzzClientBytes feeds arbitrary bytes after a good preface: no panic, no stream left behind, output bounded.
+// FuzzClientBytes feeds arbitrary bytes after a good preface: no panic, no stream left behind,
+// output bounded.
 func FuzzClientBytes(f *testing.F) {
 	seed := func(write func(p *peer)) {
 		p := newRig(f).client()
@@ -95,8 +96,9 @@ func finish(r *rig) {
 	r.clean()
 }
 
-// Random interleavings of well-formed frames from clients and backends, full and empty sockets, retries, resets, settings and time:
-// nothing panics, hangs or leaks, and both sides only see well-formed frames.
+// Random interleavings of well-formed frames from clients and backends, full and empty sockets,
+// retries, resets, settings and time: nothing panics, hangs or leaks, and both sides only see
+// well-formed frames.
 func TestRandomInterleavings(t *testing.T) {
 	for seed := range uint64(120) {
 		rnd := rand.New(rand.NewPCG(seed, 7))

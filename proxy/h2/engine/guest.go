@@ -12,34 +12,34 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// Guest is a stream that no client's connection carries: in the client's place is a caller of the
-// driver's. It mirrors Local, which is in the backend's place.
+// Guest is a stream without a client's connection: in its place is a caller in the driver. It
+// mirrors Local, which takes the backend's place.
 type Guest struct {
 	e *Engine
-	// ready has an element when it is worth looking again: for what has come of the response [down],
-	// or for room in the queue of the request's body [up].
+	// ready signals that another look is worthwhile: at the response [down], or for room in the
+	// request body [up].
 	ready [2]chan struct{}
 	over  atomic.Bool // Plan.Done has returned
 
-	s        *stream // nil: it has ended
+	s        *stream // nil means that it has ended
 	interims []wire.ResponseHead
-	hinted   int               // the size of all that have come
-	head     wire.ResponseHead // final; its Status is 0 until it has come
+	hinted   int               // the size of all interims so far
+	head     wire.ResponseHead // the final head; Status is 0 until it has come
 	waits    bool              // the head waits for the first bytes of its body, see finalHead
-	rest     []byte            // what had come of the body when the stream ended too early
+	rest     []byte            // unread bytes of the body when the stream ended too early
 	trailers []hpack.HeaderField
-	err      error // why the stream has ended; nil: it is complete
+	err      error // why the stream has ended; nil if it is complete
 	listed   node  // on the engine's list of guests
 }
 
-// Failure is why a guest's request, or reading the body of its response, has failed.
+// Failure is the error of a guest's request, or of reading its response's body.
 type Failure struct {
 	Outcome
-	// Answer is what Plan.Fail or Plan.Accept wants the request answered with. Nil: nothing.
+	// Answer is the answer to the request from Plan.Fail or Plan.Accept. Nil means none.
 	Answer http.Handler
 }
 
-// Error names the reason.
+// Error returns the reason, with its details.
 func (f *Failure) Error() string {
 	if f.Err == nil {
 		return string(f.Reason)
@@ -47,7 +47,7 @@ func (f *Failure) Error() string {
 	return string(f.Reason) + ": " + f.Err.Error()
 }
 
-// Unwrap returns what Reason names in more detail.
+// Unwrap returns the details of Reason.
 func (f *Failure) Unwrap() error { return f.Err }
 
 // Invite begins a guest's stream.
@@ -67,41 +67,42 @@ func (e *Engine) Invite(g *Guest, h *wire.Head, p Plan) {
 	e.apply(s, h, p)
 }
 
-// Recovered goes on after a panic in a caller's turn.
+// Recovered handles a panic during a caller's turn.
 func (g *Guest) Recovered(v any) {
 	g.e.recovered(nil, v)
 	if g.s != nil {
-		g.e.bury(g.s)
+		g.e.dropStream(g.s)
 	}
 }
 
-// Came has an element when Take or Read may find more than before. It is for who holds no mutex.
+// Came signals that Take or Read may return more than before. It needs no mutex.
 func (g *Guest) Came() <-chan struct{} { return g.ready[down] }
 
-// Room has one when Pass may, and when the stream has ended.
+// Room signals that Pass may accept more, or that the stream has ended.
 func (g *Guest) Room() <-chan struct{} { return g.ready[up] }
 
-// wakeGuest has the caller look at a direction when the turn is over, so that it finds the mutex free.
+// wakeGuest wakes the caller when the turn is over, so that it finds the mutex free.
 func (e *Engine) wakeGuest(g *Guest, d dir) {
 	e.calls = append(e.calls, call{guest: g, dir: d})
 }
 
-// wake is what then happens.
+// wake signals a direction.
 func (g *Guest) wake(d dir) {
 	select {
 	case g.ready[d] <- struct{}{}:
-	default: // it has been told, or there is no body
+	default: // already signalled, or there is no body
 	}
 }
 
-// interimGuest passes a 1xx head on.
+// interimGuest passes a 1xx head to the guest.
 func (e *Engine) interimGuest(g *Guest, r wire.ResponseHead) {
 	r.Fields = slices.Clone(r.Fields)
 	g.interims = append(g.interims, r)
 	e.wakeGuest(g, down)
 }
 
-// headGuest passes the final head on. One that says how long its body is waits for the first bytes, as with finalHead.
+// headGuest passes the final head to the guest. A head that declares a length waits for the first
+// bytes of the body, as in finalHead.
 func (e *Engine) headGuest(s *stream, r wire.ResponseHead, end bool) {
 	g := s.guest
 	g.head = r
@@ -111,17 +112,17 @@ func (e *Engine) headGuest(s *stream, r wire.ResponseHead, end bool) {
 	}
 }
 
-// dismiss ends a stream that was not forwarded. The caller may answer with h.
+// dismiss ends a stream that was not forwarded; h is the answer for its caller, and may be nil.
 func (e *Engine) dismiss(s *stream, h http.Handler) {
 	g := s.guest
 	e.endGuest(s, &Failure{Outcome: e.outcome(s), Answer: h})
 	g.head = wire.ResponseHead{}
 	e.reset(s, down, http2.ErrCodeCancel)
-	e.settle(s)
+	e.endIfDone(s)
 }
 
-// stopGuest takes an aborted stream away from its caller, who still gets a little of what has come of the body: no more than
-// everybody may hold, because it is not counted any more. Who has left or holds too much gets nothing.
+// stopGuest detaches an aborted stream from its caller, who still gets up to hold.Least of the
+// received body: that part is no longer counted. One that has left or holds too much gets nothing.
 func (e *Engine) stopGuest(s *stream) {
 	g := s.guest
 	if g == nil {
@@ -135,29 +136,29 @@ func (e *Engine) stopGuest(s *stream) {
 	e.endGuest(s, &Failure{Outcome: e.outcome(s)})
 }
 
-// endGuest takes the stream away from its caller, who hears of it when it is settled.
+// endGuest detaches the stream from its caller, who is notified when the stream has ended.
 func (e *Engine) endGuest(s *stream, err error) {
 	g := s.guest
 	s.guest, g.s, g.err, g.waits = nil, nil, err, false
 	g.listed.unlink()
-	s.left = g
+	s.formerGuest = g
 }
 
-// farewell tells a guest that its stream has ended, after Plan.Done was.
-func (e *Engine) farewell(s *stream) {
-	if g := s.left; g != nil {
+// notifyGuest tells the guest that its stream has ended, after Plan.Done.
+func (e *Engine) notifyGuest(s *stream) {
+	if g := s.formerGuest; g != nil {
 		e.calls = append(e.calls, call{guest: g, over: true})
 	}
 }
 
-// end does that.
+// end marks the guest as over and wakes it.
 func (g *Guest) end() {
 	g.over.Store(true)
 	g.wake(down)
 	g.wake(up)
 }
 
-// Over reports whether Plan.Done has returned. It is for who holds no mutex; Came has an element when it has.
+// Over reports whether Plan.Done has returned. It needs no mutex; Came signals the change.
 func (g *Guest) Over() bool { return g.over.Load() }
 
 // completeGuest ends the stream of a response that was read to its end.
@@ -165,8 +166,8 @@ func (e *Engine) completeGuest(s *stream) {
 	s.guest.trailers = s.half[down].trailers
 	s.half[down].sentEnd = true
 	e.endGuest(s, nil)
-	e.reset(s, down, http2.ErrCodeCancel) // nobody needs what the backend might still read
-	e.settle(s)
+	e.reset(s, down, http2.ErrCodeCancel) // the rest of the request is of no use
+	e.endIfDone(s)
 }
 
 // Abort ends the stream if it has not ended yet.
@@ -176,7 +177,7 @@ func (g *Guest) Abort(err error) {
 	}
 }
 
-// checkGuests looks after guests as check does after connections.
+// checkGuests does for guests what check does for connections.
 func (e *Engine) checkGuests() {
 	for n := e.guests.first; n != nil; n = n.next {
 		if g := n.s.guest; g.waits {
@@ -184,12 +185,12 @@ func (e *Engine) checkGuests() {
 			e.wakeGuest(g, down)
 		}
 	}
-	if e.going && e.now >= e.cutAt {
+	if e.draining && e.now >= e.cutAt {
 		e.EndGuests(ReasonDrain)
 	}
 }
 
-// EndGuests ends what runs long.
+// EndGuests ends the guests' long-running requests.
 func (e *Engine) EndGuests(r Reason) {
 	defer e.rescue(nil)
 	var long []*stream
@@ -199,7 +200,7 @@ func (e *Engine) EndGuests(r Reason) {
 		}
 	}
 	for _, s := range long {
-		if s.guest != nil && s.plan.LongRunning { // else it has ended with another
+		if s.guest != nil && s.plan.LongRunning { // else it has ended with another one
 			e.endLongRunning(s, r)
 		}
 	}

@@ -10,12 +10,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// guestBuffer is how much of a guest's body waits for the backend before its caller has to, and up to
-// which a response that is here as a whole is given out as such.
+// guestBuffer is how much of a guest's request body is queued before its caller has to wait, and
+// the largest response body that Take returns as a whole.
 const guestBuffer = 64 << 10
 
-// Pass takes a part of the request's body in, and what reading it has come to; with io.EOF come its
-// trailers. wait: there is no room yet.
+// Pass accepts a part of the request's body, with the error of reading it; trailers come with
+// io.EOF. It reports whether to go on, and whether there was no room yet.
 func (g *Guest) Pass(p []byte, trailers []hpack.HeaderField, err error) (more, wait bool) {
 	s, e := g.s, g.e
 	if s == nil || s.half[up].discard {
@@ -43,8 +43,8 @@ func (g *Guest) Pass(p []byte, trailers []hpack.HeaderField, err error) (more, w
 	return false, false
 }
 
-// Take returns what has come of the response; the head's Status is 0 until the final one has. A body that
-// is not nil is all of it.
+// Take returns what has come of the response; the head's Status is 0 until the final one has come.
+// A non-nil body is the whole body.
 func (g *Guest) Take() (interims []wire.ResponseHead, head wire.ResponseHead, body []byte, err error) {
 	interims, g.interims = g.interims, nil
 	s := g.s
@@ -62,7 +62,8 @@ func (g *Guest) Take() (interims []wire.ResponseHead, head wire.ResponseHead, bo
 	return interims, head, body, nil
 }
 
-// Read takes what is there of the body. more: there is more. io.EOF: that was all of it.
+// Read reads the body's available bytes, and reports whether there are more. At the end it returns
+// io.EOF.
 func (g *Guest) Read(p []byte) (n int, more bool, err error) {
 	if g.s == nil {
 		if len(g.rest) == 0 {
@@ -81,19 +82,19 @@ func (g *Guest) Read(p []byte) (n int, more bool, err error) {
 	return n, false, io.EOF
 }
 
-// AtHand reports whether Read has something to say.
+// AtHand reports whether Read would return something at once.
 func (g *Guest) AtHand() bool { return g.s == nil || g.s.half[down].q.size > 0 || g.s.half[down].end }
 
-// Trailers are those of a response that was read to its end.
+// Trailers returns the trailers of a response that was read to its end.
 func (g *Guest) Trailers() []hpack.HeaderField { return g.trailers }
 
-// Leave gives up what was not read.
+// Leave drops the unread part of the response.
 func (g *Guest) Leave(err error) {
 	g.Abort(err)
 	g.rest = nil
 }
 
-// copy takes what it can of the response's body.
+// copy reads available bytes of the response's body.
 func (g *Guest) copy(p []byte) (n int) {
 	d := &g.s.half[down]
 	for n < len(p) && d.q.size > 0 {

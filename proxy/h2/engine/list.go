@@ -1,14 +1,15 @@
 package engine
 
-// node is a stream's place in one list; unlinked when its list is nil.
+// node is a stream's place in one list; it is unlinked when its list is nil.
 type node struct {
 	next, prev *node
 	in         *list
 	s          *stream
-	d          dir // which direction is ready, on a connection's ready list
+	d          dir // the direction that is ready, on a connection's ready list
 }
 
-// list is a doubly linked list through the streams themselves: nothing is allocated, and a stream that ends leaves all its lists.
+// list is a doubly linked list through the streams themselves: it allocates nothing, and a stream
+// that ends leaves all its lists.
 type list struct {
 	first, last *node
 	n           int

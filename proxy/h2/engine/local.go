@@ -10,13 +10,13 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// Local is a stream that is answered by an http.Handler, which the driver runs.
+// Local is a stream that an http.Handler answers; the driver runs the handler.
 type Local struct {
 	Changed sync.Cond // on the driver's mutex: the stream, its queues or their ends have changed
-	Cancel  func()    // is called when the stream ends before the handler has returned; may be nil
+	Cancel  func()    // is called if the stream ends before the handler has returned; may be nil
 
 	c *Conn   // the client's
-	s *stream // nil once the stream has ended or the response is complete
+	s *stream // nil after the stream has ended or the response is complete
 }
 
 // serveLocal hands the stream to a handler.
@@ -30,7 +30,7 @@ func (e *Engine) serveLocal(s *stream, h *wire.Head, handler http.Handler) {
 	e.after(run)
 }
 
-// stopLocal takes the stream away from its handler.
+// stopLocal detaches the stream from its handler.
 func (e *Engine) stopLocal(s *stream) {
 	l := s.local
 	if l == nil {
@@ -50,7 +50,7 @@ func (e *Engine) stopped(l *Local) {
 // Gone reports whether the stream has ended, or its response is complete.
 func (l *Local) Gone() bool { return l.s == nil }
 
-// Recovered goes on after a panic in a handler's turn.
+// Recovered handles a panic during a handler's turn.
 func (l *Local) Recovered(v any) { l.c.e.recovered(l.c, v) }
 
 // Abort ends the stream.
@@ -60,7 +60,7 @@ func (l *Local) Abort(err error) {
 	}
 }
 
-// Continue asks the client for the request's body, unless it has begun to send it, or the response has begun.
+// Continue sends 100 Continue, unless the body or the response has begun.
 func (l *Local) Continue() bool {
 	if l.s == nil || l.s.half[up].got > 0 || l.s.half[down].head {
 		return false
@@ -69,10 +69,11 @@ func (l *Local) Continue() bool {
 	return true
 }
 
-// Waits reports whether Read has nothing to say yet.
+// Waits reports whether Read has nothing to return yet.
 func (l *Local) Waits() bool { return l.s != nil && l.s.half[up].q.size == 0 && !l.s.half[up].end }
 
-// Read takes what has come of the request's body, if Waits and Gone report false. Nothing: it has ended.
+// Read reads what has come of the request's body, if Waits and Gone report false. Zero means its
+// end.
 func (l *Local) Read(p []byte) (n int) {
 	u, e := &l.s.half[up], l.c.e
 	for n < len(p) && u.q.size > 0 {
@@ -86,10 +87,10 @@ func (l *Local) Read(p []byte) (n int) {
 	return n
 }
 
-// Trailers are the request's, whose body was read to its end.
+// Trailers returns the trailers of a request whose body was read to its end.
 func (l *Local) Trailers() []hpack.HeaderField { return l.s.half[up].trailers }
 
-// Queued is how much of the response waits for the client.
+// Queued returns how many bytes of the response wait for the client.
 func (l *Local) Queued() int {
 	if l.s == nil {
 		return 0
@@ -129,7 +130,7 @@ func (l *Local) Send(p []byte) {
 	}
 }
 
-// End ends the response; without a head nothing was sent yet and fields is the whole of it.
+// End ends the response. If no head was sent, fields is the whole response.
 func (l *Local) End(status int, fields, trailers []hpack.HeaderField) {
 	s, e := l.s, l.c.e
 	if s == nil {

@@ -9,13 +9,13 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 )
 
-// What connections hold counts against the process's bound. Counting is local to an engine, because
-// each chunk and each write changes it; the bound hears of it in steps.
+// What connections hold counts against the process's bound. The counting is local to an engine,
+// because each chunk and each write changes it; the bound is updated in steps.
 
-// reportStep is how much an engine may hold that the bound does not know of.
+// reportStep is the largest difference between an engine's count and the bound's.
 const reportStep = 64 << 10
 
-// report tells the bound what the engine holds.
+// report updates the bound if the engine's count has changed by at least step.
 func (e *Engine) report(step int64) {
 	if d := e.held - e.reported; d >= step || d <= -step {
 		e.Memory.Add(d)
@@ -23,17 +23,16 @@ func (e *Engine) report(step int64) {
 	}
 }
 
-// weigh counts what the connection itself holds: output, which is there twice while it is written
-// (as it is and encrypted), the frame or field block that comes in, input that waits for a turn, and
-// heads of requests that wait.
+// weigh counts what the connection itself holds: output, which exists twice while it is written
+// (plain and encrypted), the frame or field block that is being received, input that waits for a
+// turn, and heads of waiting requests.
 func (c *Conn) weigh() {
 	n := len(c.out) + 2*c.inflight + len(c.in) + len(c.block) + c.left + c.heads
 	c.e.held += int64(n - c.weight)
 	c.weight = n
 }
 
-// weigh counts what bodies of the stream hold for the client's connection. It is called when its
-// queues have changed.
+// weigh counts the stream's queues for the client's connection. Call it when they have changed.
 func (e *Engine) weigh(s *stream) {
 	c, n := s.leg[up], (s.half[up].q.chunks+s.half[down].q.chunks)*chunkSize+s.half[up].tail+s.half[down].tail
 	if n == s.held {
@@ -47,11 +46,11 @@ func (e *Engine) weigh(s *stream) {
 	c.queued += int(n - s.held)
 	s.held = n
 	if less {
-		c.giveCredit() // it may have had to wait
+		c.giveCredit() // credit may have been withheld
 	}
 }
 
-// keepTrailers has trailers wait until the body has gone; nil: none do any more. They are held as the body is.
+// keepTrailers stores trailers until the body was sent; nil removes them. They count like the body.
 func (e *Engine) keepTrailers(s *stream, d dir, list []hpack.HeaderField) {
 	h, n := &s.half[d], int32(0)
 	for i := range list {
@@ -62,15 +61,15 @@ func (e *Engine) keepTrailers(s *stream, d dir, list []hpack.HeaderField) {
 	e.weigh(s)
 }
 
-// greedy reports whether a connection holds more than its share: its peer may send nothing more,
-// and ask for nothing more.
+// greedy reports whether a connection holds more than its share: then its peer gets no credit
+// and no new streams.
 func (c *Conn) greedy() bool {
 	n := int64(c.queued + c.weight)
 	return n > hold.Least && n > c.e.Memory.Share()
 }
 
-// largest is the connection that holds most, or the guest, which is as good as one: it has one over
-// HTTP/1.1. Both nil: there is none that is worth closing.
+// largest returns the largest holder: a connection, or a guest, which stands for a connection over
+// HTTP/1.1. It returns nil for both if none holds enough to be worth closing.
 func (e *Engine) largest() (most *Conn, guest *stream) {
 	n := hold.Least
 	for _, c := range e.conns {
@@ -86,10 +85,10 @@ func (e *Engine) largest() (most *Conn, guest *stream) {
 	return most, guest
 }
 
-var errMemory = errors.New("closed because connections hold too much memory, and this one most")
+var errMemory = errors.New("closed to free memory: it held the most")
 
-// shed closes those that hold most while the bound is exceeded: at once, because a tick is long enough for hundreds of
-// megabytes to come.
+// shed closes the largest holders while the bound is exceeded: at once, because within a tick
+// hundreds of megabytes can come.
 func (e *Engine) shed() {
 	for e.Memory.Over() > 0 {
 		c, s := e.largest()

@@ -7,18 +7,24 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 )
 
-// A connection that holds more than its share gets no credit and no stream; others do, and so does
-// it when its bodies have gone on.
-func TestGreedyConnectionWaits(t *testing.T) {
-	r := newRig(t)
+// greedyClient has sent so much that nobody takes that its connection holds more than its share.
+func (r *rig) greedyClient() *peer {
 	r.e.Memory = hold.New(4 << 20)
 	c := r.client()
-	stuck := r.ep
 	for id := uint32(1); id <= 15; id += 2 { // 2 MiB
 		c.request(id, "POST", false)
 		c.upload(id, int(r.e.lim.streamWindow))
 		r.e.report(1)
 	}
+	return c
+}
+
+// A connection that holds more than its share gets no credit and no stream; others do, and so does
+// it when its bodies have gone on.
+func TestGreedyConnectionWaits(t *testing.T) {
+	r := newRig(t)
+	stuck := r.ep
+	c := r.greedyClient()
 	if c.c.queued > 2<<20 || c.c.recv > r.e.lim.clientWindow/2 || !c.c.greedy() {
 		t.Fatalf("%d bytes are held, and %d more may come", c.c.queued, c.c.recv)
 	}
@@ -52,4 +58,21 @@ func TestGreedyConnectionWaits(t *testing.T) {
 	r.e.Retire(stuck, 0)
 	r.run()
 	r.clean()
+}
+
+// A client that sends more than the window of its connection loses it, whatever its streams'
+// windows would allow.
+func TestConnectionWindowIsEnforced(t *testing.T) {
+	r := newRig(t)
+	c := r.greedyClient()
+	c.get(17)
+	c.see() // it is refused, and what comes on it counts for the connection alone
+	for full := strings.Repeat("x", minMaxFrame); c.c.recv >= minMaxFrame; {
+		c.data(17, full, false)
+		if got := c.see(); len(got) > 0 {
+			t.Fatalf("within the window: %q", got)
+		}
+	}
+	c.data(17, strings.Repeat("x", int(c.c.recv)+1), false)
+	c.want("GOAWAY 17 FLOW_CONTROL_ERROR")
 }

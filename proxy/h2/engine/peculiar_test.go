@@ -32,7 +32,8 @@ func TestLateTrailersOfResetStream(t *testing.T) {
 	r.clean()
 }
 
-// Peers may count by the default window until they have seen our SETTINGS: a smaller one would make what they send then an error.
+// Peers may count by the default window until they have seen our SETTINGS: a smaller one would make
+// what they send then an error.
 func TestWindowsAreNotBelowTheDefault(t *testing.T) {
 	lim := defaultLimits()
 	if lim.streamWindow < defaultWindow || lim.clientWindow < defaultWindow || lim.backendWindow < defaultWindow {

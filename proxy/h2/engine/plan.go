@@ -7,115 +7,132 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// Plan says what becomes of a stream.
+// Plan says how a stream is answered.
 type Plan struct {
-	Forward *Upstream    // the backend to forward to; nil: Answer or Serve
-	Answer  *Answer      // answers the request; nil: Serve does
-	Serve   http.Handler // answers the request on its own goroutine; nil with Forward and Answer nil: 500
+	Forward *Upstream    // the backend to forward to; nil means Answer or Serve
+	Answer  *Answer      // answers the request; nil means Serve
+	Serve   http.Handler // answers the request on its own goroutine; if all three are nil, the answer is 500
 
-	Remove func(name string) bool // client's fields and trailers that are not forwarded; nil: none beyond the connection-specific
-	// Set are fields that are set, replacing the client's; with Answer they are added to it. They are copied before Decide is called for the same connection again; in a plan that is
-	// given to resume they must not change any more.
+	Remove func(name string) bool // client's fields and trailers to drop; nil means only connection-specific ones
+	// Set replaces the client's fields of the same names; with Answer it adds fields to it. The
+	// engine copies the fields before it calls Decide for the same connection again; those of a
+	// plan for resume must not change any more.
 	Set []hpack.HeaderField
-	// RemoveResponse names fields and trailers of the backend's response that are not forwarded; nil: none beyond the connection-specific.
+	// RemoveResponse reports the response's fields and trailers to drop, like Remove.
 	RemoveResponse func(name string) bool
-	Path           string // :path as forwarded, with the query; "": as received
-	Authority      string // :authority as forwarded; "": the name of the endpoint
+	Path           string // :path to forward, with the query; "" means as received
+	Authority      string // :authority to forward; "" means the endpoint's name
 
-	Deadline    time.Duration // the whole request must end within it; 0: no bound
-	LongRunning bool          // a watch, log or the like: no retry once sent, and drain grants it the grace
-	GoAway      bool          // tell the client to open a new connection after this request (--goaway-chance)
-	Unwelcome   bool          // charge the connection for it, as for one that is answered here with 401: 100 at once, 20 a second, then the client has to go
+	Deadline    time.Duration // for the whole request; 0 means none
+	LongRunning bool          // a watch, log or the like: not retried once it was sent, and drain gives it the grace
+	GoAway      bool          // send GOAWAY: after this request the client opens a new connection (--goaway-chance)
+	// Unwelcome charges the connection as for an own answer with 401: 100 requests at once, 20 a
+	// second; beyond that the client gets GOAWAY.
+	Unwelcome bool
 
-	Retries int         // further tries that are allowed, at most 2 are used; 0 or less: none
-	Again   bool        // the request may be sent again although a backend may have seen it (GET and HEAD, not watch)
-	Budget  func() bool // asked before each retry but those after a failed dial; nil: always
-	// Wait is for how long the request waits for an endpoint that can be dialled, when none of those it may try can; 0: not at all.
+	Retries int         // further tries; at most 2 are used, 0 or less means none
+	Again   bool        // may be retried even if a backend may have processed it (GET and HEAD, not watch)
+	Budget  func() bool // is called before each retry except after a failed dial; nil means always true
+	// Wait is how long the request waits for an endpoint that can be dialled, if none can be; zero
+	// means not at all.
 	Wait time.Duration
 
-	// Accept is asked for every final response head before it is forwarded: nil forwards it, a handler answers in its place
-	// (a redirect that must not reach the client). nil: all are forwarded.
+	// Accept is called with the status of every final response head before it is forwarded. Nil
+	// forwards the head; a handler answers instead (of a redirect that must not reach the client).
+	// A nil Accept forwards all heads.
 	Accept func(status int) http.Handler
-	// Fail returns what answers a request that could not be forwarded, told by Outcome.Reason; nil: an empty 502, 503 or 504.
-	// The handler sees the request's head as it was to be forwarded.
+	// Fail returns the answer to a request that could not be forwarded, see Outcome.Reason. Nil
+	// means an empty 502, 503 or 504. The handler gets the head that was to be forwarded.
 	Fail func(o Outcome) http.Handler
-	// Done is called exactly once, when the stream has ended. It must not block. nil: nobody asks.
+	// Done is called exactly once, at the stream's end. It must not block. Nil means no callback.
 	Done func(o Outcome)
 }
 
-// Answer is a whole response that was made beforehand. Nothing of it may change: it is sent from where it is, as fast as the client takes it. It is not for
-// HEAD, and not for more content than its Content-Length says.
+// Answer is a prepared response. It is immutable, because it is sent without a copy, as fast as the
+// client accepts it. It must not be used for HEAD, nor be longer than its Content-Length.
 type Answer struct {
 	Status int                 // a final one
-	Fields []hpack.HeaderField // :status, then the head; the date is added
-	Body   []byte              // empty: none
+	Fields []hpack.HeaderField // :status, then the head; Date is added
+	Body   []byte              // may be empty
 }
 
-// Reason says why a stream ended other than by a complete response.
+// Reason says why a stream ended without a complete response.
 type Reason string
 
-// The reasons. The first five and the last end in an answer by Plan.Fail, unless the response had begun.
+// From ReasonNoEndpoint to ReasonTooLarge, and for ReasonDeadline, Plan.Fail answers unless the
+// response had begun.
 const (
 	ReasonNone        Reason = ""             // complete
 	ReasonNoEndpoint  Reason = "no-endpoint"  // Upstream.Pick returned nil
 	ReasonDial        Reason = "dial"         // no connection to an endpoint
 	ReasonLost        Reason = "lost"         // the backend's connection broke or fell silent
 	ReasonReset       Reason = "reset"        // the backend reset the stream
-	ReasonRefused     Reason = "refused"      // the backend refused the stream unprocessed (REFUSED_STREAM, or GOAWAY)
+	ReasonRefused     Reason = "refused"      // the backend did not process the stream (REFUSED_STREAM or GOAWAY)
 	ReasonBusy        Reason = "busy"         // no connection had room for another stream in time
 	ReasonBadResponse Reason = "bad-response" // the backend broke the protocol
 	ReasonTooLarge    Reason = "too-large"    // the head is larger than the backend accepts
 	ReasonRejected    Reason = "rejected"     // Plan.Accept answered instead
 	ReasonDeadline    Reason = "deadline"     // Plan.Deadline passed
 	ReasonClientReset Reason = "client-reset" // the client reset the stream or broke the protocol on it
-	ReasonClientLost  Reason = "client-lost"  // the client's connection is gone
-	ReasonDrain       Reason = "drain"        // this process is going away
+	ReasonClientLost  Reason = "client-lost"  // the client's connection has ended
+	ReasonDrain       Reason = "drain"        // this process is shutting down
 	ReasonAbort       Reason = "abort"        // the handler panicked
 	ReasonRetired     Reason = "retired"      // the endpoint was retired and its grace is over
-	ReasonEjected     Reason = "ejected"      // of a try alone: the endpoint was found unhealthy
+	ReasonEjected     Reason = "ejected"      // only passed to Retried: the endpoint was found unhealthy
 )
 
 // Outcome is how a stream ended.
 type Outcome struct {
-	Status   int           // of the final response head sent to the client; 0: none was
+	Status   int           // of the final response head sent to the client; 0 means none was
 	Reason   Reason        // ReasonNone: the response is complete
-	Err      error         // what Reason names in more detail; may be nil
-	Endpoint *Endpoint     // the last one tried; nil: none was
+	Err      error         // details of Reason; may be nil
+	Endpoint *Endpoint     // the last one tried; nil means none
 	Retries  int           // tries beyond the first
 	Received int64         // body bytes from the client
 	Sent     int64         // body bytes to the client
 	Duration time.Duration // from the head's arrival to the end
-	Wait     time.Duration // from the head's arrival to the final response head; 0: there was none
-	Answer   time.Duration // from the moment the head was sent to Endpoint to its final response head; 0: it has sent none
+	Wait     time.Duration // from the head's arrival to the final response head; 0 means there was none
+	Placed   time.Duration // from the head's arrival until it was last sent to Endpoint; 0 means at once or never
+	New      bool          // sent over a connection that had answered nothing yet
+	Answer   time.Duration // from sending the head to Endpoint to its final response head; 0 means it sent none
 }
 
-// Upstream is a backend as the engine sees it: a choice of endpoints. It is shared by all requests to the backend.
+// Upstream chooses the endpoints of a backend. All requests to the backend share it.
 type Upstream struct {
-	// Pick chooses an endpoint for one request, other than those it tried before if there is a choice, and counts the request
-	// as in flight there; nil: there is none. It must not block.
+	// Pick chooses an endpoint for one request, if possible one that is not in tried, and counts
+	// the request as in flight there. Nil means that there is none. Pick must not block.
 	Pick func(tried []*Endpoint) *Endpoint
-	// Retried hears of each further try, and how the one before has failed. It must not block. nil: nobody listens.
+	// Retried is called before each further try, with the reason why the previous one failed. It
+	// must not block. Nil means no callback.
 	Retried func(after Reason)
 }
 
-// Endpoint is one address of a backend. Connections are pooled by its identity: who hands it out keeps returning the same pointer
-// while address and trust are the same, and calls Server.Retire when they end.
+// Endpoint is one address of a backend. The pointer identifies its connection pool: an Upstream
+// returns the same pointer while address and trust stay the same, and Server.Retire is called when
+// they change.
 type Endpoint struct {
 	Name string // for Outcome and logs
-	// Via is the endpoint whose connections carry the requests, with those of others; of this one only Name, Value, Release and Failed count then. Nil: it has
-	// connections of its own.
+	// Via is the endpoint whose connections carry the requests, together with those of others. With
+	// Via, only Name, Value, Release, Failed and Lost of this endpoint count. Nil means its own
+	// connections.
 	Via *Endpoint
-	// Value is free for who made it.
+	// Value is free for the endpoint's owner.
 	Value any
 
-	// Release takes back what Pick counted, once per Pick. It must not block. nil: nobody counts.
+	// Release undoes Pick's count, once per Pick. It must not block. Nil means no callback.
 	Release func()
-	// Failed hears of a failed dial, handshake or ping, or a broken connection: a hint, not a verdict. It must not block. nil: nobody listens.
+	// Failed reports a failed dial, handshake or ping, or a broken connection: a hint, not a
+	// verdict. It must not block. Nil means no callback.
 	Failed func(err error)
 
-	// Lost is as Failed, at once and under a lock: who picks next should know. nil: nobody listens.
+	// Lost is called like Failed, but at once, under the shard's mutex, so the next Pick knows. Nil
+	// means no callback.
 	Lost func()
 
-	MaxConns    int           // connections per shard; 0: 1024, which at 250 streams each is far beyond the limits in front of it
-	PingTimeout time.Duration // silence after which a connection is closed, a PING being sent after a fifth of it; 0: 5 s
+	// MaxConns bounds connections per shard. Zero means 1024: at 250 streams each, far beyond other
+	// limits.
+	MaxConns int
+	// PingTimeout is the silence after which a connection is closed, with a PING at a fifth; 0
+	// means 5 s.
+	PingTimeout time.Duration
 }

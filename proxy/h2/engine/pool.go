@@ -11,33 +11,36 @@ import (
 
 // pool holds one engine's connections to one endpoint, and the streams that wait for one.
 //
-// A stream waits only while no connection takes it, never longer than limits.wait, and something is sure to look at
-// it again before that: a dial is under way, or a connection will take a stream when one ends, its output is written
-// or its SETTINGS come, or redialAt is set. TestPoolModel holds this over random events.
+// A stream waits only while no connection takes it, and at most limits.wait. Something always
+// reconsiders it before: a dial is in progress, or a connection will take a stream when one ends,
+// its output is written or its SETTINGS come, or redialAt is set. TestPoolModel checks this with
+// random events.
 type pool struct {
 	e       *Engine
 	ep      *Endpoint
-	conns   []*Conn // the first with room is used: filling one before the next gives larger batches
+	conns   []*Conn // the first with room is used: filling one before the next makes larger batches
 	waiting list
 	dialing int
-	// perConn is how many streams a connection takes, as the endpoint has said last; said: it has.
+	// perConn is how many streams a connection takes, from the last SETTINGS; known means that some
+	// have come.
 	perConn int
-	said    bool
+	known   bool
 
-	failures int // dials that have failed since one succeeded
-	// redialAt is before when no dial is made, because connections are there that may serve, or the last one was good for
-	// nothing; 0: it may be.
+	failures int // failed dials since the last success
+	// redialAt is the earliest time for the next dial, set while existing connections may take the
+	// streams, or after a connection that was of no use. Zero means at once.
 	redialAt time.Duration
 }
 
 const (
 	defaultMaxConns = 1024
 	defaultPing     = 5 * time.Second
-	// maxDialing bounds the dials under way to one endpoint. Fifty thousand watches that come together (clients come
-	// back after a restart) would else be five hundred handshakes at once, most of them in vain, and a busy server that
-	// needs two seconds to read our SETTINGS gives the connection up with all that it carries.
+	// maxDialing bounds concurrent dials to one endpoint. When fifty thousand watches come together
+	// (clients reconnect after a restart), five hundred handshakes at once would be mostly in vain,
+	// and a busy server that needs more than two seconds to read our SETTINGS closes the connection
+	// with all its requests.
 	maxDialing = 8
-	// firstRedial and maxRedial are the pauses between dials that fail while a connection is there.
+	// firstRedial and maxRedial bound the backoff after failed dials while a connection exists.
 	firstRedial = 250 * time.Millisecond
 	maxRedial   = time.Second
 )
@@ -53,7 +56,7 @@ func (e *Engine) pool(ep *Endpoint) *pool {
 	return p
 }
 
-// place finds a connection for the stream's request.
+// place chooses an endpoint for the stream's request.
 func (e *Engine) place(s *stream) {
 	defer e.rescueStream(s)
 	ep := s.plan.Forward.Pick(s.sending.tried)
@@ -73,7 +76,7 @@ func (e *Engine) place(s *stream) {
 	e.put(s, ep)
 }
 
-// put sends the request to an endpoint that was picked, or has it wait for a connection.
+// put sends the request to the chosen endpoint, or lets it wait for a connection.
 func (e *Engine) put(s *stream, ep *Endpoint) {
 	s.picked, s.ep = true, ep
 	p := e.pool(ep.carrier())
@@ -90,7 +93,7 @@ func (e *Engine) put(s *stream, ep *Endpoint) {
 	p.grow()
 }
 
-// leaveWait takes the stream off the list of those that wait for a connection.
+// leaveWait removes the stream from the list on which it waits for a connection.
 func (e *Engine) leaveWait(s *stream) {
 	if s.wait.in != nil {
 		s.wait.unlink()
@@ -112,35 +115,36 @@ func (c *Conn) takesStream() bool {
 	return c.slots(c.pool.early()) > 0 && len(c.out)+c.inflight < c.e.lim.backlogLimit
 }
 
-// slots is how many further streams the backend takes on c, or may be expected to if it has not said so yet.
-func (c *Conn) slots(unsaid int) int {
+// slots returns how many more streams the backend takes on c; assumed is used before its SETTINGS.
+func (c *Conn) slots(assumed int) int {
 	if c.closing || c.drained {
 		return 0
 	}
 	if c.started {
-		unsaid = int(min(c.peerStreams, 1<<20))
+		assumed = int(min(c.peerStreams, 1<<20))
 	}
-	return max(0, unsaid-len(c.streams))
+	return max(0, assumed-len(c.streams))
 }
 
-// early is how many streams a connection gets before its SETTINGS come. Those that are too many the backend refuses.
+// early returns how many streams a connection gets before its SETTINGS come. The backend refuses
+// any excess.
 func (p *pool) early() int {
-	if !p.said {
+	if !p.known {
 		return 1
 	}
 	return min(p.perConn, assumedStreams)
 }
 
-// expected is how many streams a new connection will take.
+// expected returns how many streams a new connection will probably take.
 func (p *pool) expected() int {
-	if !p.said {
+	if !p.known {
 		return assumedStreams
 	}
 	return max(1, p.perConn)
 }
 
-// grow dials as many connections as the waiting streams need. One whose output is not written yet has room for its
-// streams later on: another would only hold more output.
+// grow dials as many connections as the waiting streams need. A connection with unwritten output
+// counts as having room, since it soon will: another connection would only hold output.
 func (p *pool) grow() {
 	limit := p.ep.MaxConns
 	if limit <= 0 {
@@ -154,7 +158,7 @@ func (p *pool) grow() {
 	for _, c := range p.conns {
 		need -= c.slots(each)
 	}
-	if p.said && p.perConn == 0 && len(p.conns) > 0 { // it wants no streams now: more connections would not change that
+	if p.known && p.perConn == 0 && len(p.conns) > 0 { // it takes none now: more connections would not help
 		return
 	}
 	for need > 0 && p.dialing < maxDialing && len(p.conns)+p.dialing < limit {
@@ -164,7 +168,7 @@ func (p *pool) grow() {
 	}
 }
 
-// dialled is told what has come of a dial.
+// dialled handles the result of a dial.
 func (p *pool) dialled(err error) *Conn {
 	if err != nil {
 		p.e.dialFailed(p, err)
@@ -173,14 +177,14 @@ func (p *pool) dialled(err error) *Conn {
 	return p.e.connected(p)
 }
 
-// connected puts a new connection to use.
+// connected adds a new connection to its pool.
 func (e *Engine) connected(p *pool) (c *Conn) {
 	p.dialing--
 	c = e.newConn(down)
 	defer e.rescue(c)
 	c.pool = p
 	c.writeSettings()
-	if e.pools[p.ep] != p { // retired while it was dialled
+	if e.pools[p.ep] != p { // retired during the dial
 		c.drained = true
 		e.closeIfDone(c)
 		return c
@@ -190,7 +194,7 @@ func (e *Engine) connected(p *pool) (c *Conn) {
 	return c
 }
 
-// dialFailed is told that a dial has come to nothing.
+// dialFailed handles a failed dial.
 func (e *Engine) dialFailed(p *pool, err error) {
 	defer e.rescue(nil)
 	p.dialing--
@@ -198,27 +202,28 @@ func (e *Engine) dialFailed(p *pool, err error) {
 	p.failed(err)
 }
 
-// failed fails the streams that wait for a connection that has not come about, unless another may serve them: then
-// those go elsewhere that can, and the others wait for that and for the next dial.
+// failed handles a failed dial, or a useless connection, for the waiting streams. If another
+// connection may take them soon, some move to other endpoints, and the rest wait for it and for the
+// next dial. Otherwise all of them fail.
 func (p *pool) failed(err error) {
 	e := p.e
 	if p.dialing > 0 {
 		return
 	}
-	if p.turnsOver() {
+	if p.freesSlots() {
 		p.redialAt = e.now + min(firstRedial<<min(p.failures, 8), maxRedial)
 		p.failures++
-		e.elsewhere(p, e.another)
+		e.moveWaiting(p, e.repickOther)
 		return
 	}
-	told := make(map[*Endpoint]bool)
-	for n := p.waiting.n; n > 0; n-- { // those that come back here for a retry have their own dial
+	notified := make(map[*Endpoint]bool)
+	for n := p.waiting.n; n > 0; n-- { // streams that come back here for a retry have their own dial
 		s := p.waiting.pop()
 		if s == nil {
 			break
 		}
-		if s.ep.Via != nil && !told[s.ep] {
-			told[s.ep] = true
+		if s.ep.Via != nil && !notified[s.ep] {
+			notified[s.ep] = true
 			e.failedEndpoint(s.ep, err)
 		}
 		e.release(s)
@@ -227,8 +232,8 @@ func (p *pool) failed(err error) {
 	e.forgetPool(p)
 }
 
-// turnsOver reports whether a connection will soon take a stream. One that only holds watches will not.
-func (p *pool) turnsOver() bool {
+// freesSlots reports whether a connection will soon take a stream. One with only watches will not.
+func (p *pool) freesSlots() bool {
 	for _, c := range p.conns {
 		if c.slots(p.expected()) > 0 {
 			return true
@@ -242,7 +247,7 @@ func (p *pool) turnsOver() bool {
 	return false
 }
 
-// serve gives waiting streams their turn on a connection that may have got room.
+// serve sends waiting streams on a connection that may have room now.
 func (p *pool) serve(c *Conn) {
 	for p.waiting.n > 0 && c.takesStream() {
 		p.e.open(p.waiting.pop(), c)
@@ -250,9 +255,9 @@ func (p *pool) serve(c *Conn) {
 	p.grow()
 }
 
-// told hears that a connection's SETTINGS have come: they say what to expect of the others, too.
-func (p *pool) told(c *Conn) {
-	p.perConn, p.said, p.failures = int(min(c.peerStreams, topStreamID)), true, 0
+// settingsCame handles a connection's SETTINGS: others will probably have the same.
+func (p *pool) settingsCame(c *Conn) {
+	p.perConn, p.known, p.failures = int(min(c.peerStreams, topStreamID)), true, 0
 	for p.waiting.n > 0 {
 		c := p.conn()
 		if c == nil {
@@ -263,7 +268,7 @@ func (p *pool) told(c *Conn) {
 	p.grow()
 }
 
-// slotFree is told that a stream was taken off a backend's connection.
+// slotFree is called after a stream was removed from a backend's connection.
 func (e *Engine) slotFree(c *Conn) {
 	e.closeIfDone(c)
 	if c.pool.waiting.n > 0 {
@@ -271,17 +276,17 @@ func (e *Engine) slotFree(c *Conn) {
 	}
 }
 
-// drop takes a connection out of its pool. One that ends before it has begun is as good as a failed dial: its server
-// is there, but serves nobody.
+// drop removes a connection from its pool. One that ends before it has begun counts as a failed
+// dial: its server is there, but serves no requests.
 func (p *pool) drop(c *Conn, err error) {
 	p.conns = slices.DeleteFunc(p.conns, func(o *Conn) bool { return o == c })
 	switch {
 	case p.waiting.n == 0:
 	case c.useful:
-		p.works()
+		p.proven()
 	case c.started:
-		// It has taken nothing, or given all of it back: a backend that does so again and again is not to be dialled
-		// as fast as handshakes go.
+		// It has taken no request, or refused all: a backend that does so repeatedly must not be
+		// dialled as fast as handshakes go.
 		p.redialAt = p.e.now + firstRedial
 	default:
 		p.failed(cmp.Or(err, errNotBegun))
@@ -289,16 +294,16 @@ func (p *pool) drop(c *Conn, err error) {
 	p.e.forgetPool(p)
 }
 
-// works is told that a connection is good for something: another may be, too.
-func (p *pool) works() {
+// proven is called when a connection has been useful: another one may be, too.
+func (p *pool) proven() {
 	p.redialAt = 0
 	p.grow()
 }
 
 var errNotBegun = errors.New("connection ended before the backend's SETTINGS")
 
-// look is for what only time changes: the next dial, and streams that have waited for long enough.
-func (p *pool) look() {
+// tick handles what only time changes: the next dial, and streams that have waited long enough.
+func (p *pool) tick() {
 	e := p.e
 	if p.redialAt > 0 && e.now >= p.redialAt {
 		p.redialAt = 0
@@ -311,13 +316,13 @@ func (p *pool) look() {
 		}
 	}
 	for _, s := range over {
-		e.crowdedOut(s, p)
+		e.answerNoRoom(s, p)
 	}
 	e.forgetPool(p)
 }
 
-// crowdedOut answers a request that no connection had room for.
-func (e *Engine) crowdedOut(s *stream, p *pool) {
+// answerNoRoom answers a request for which no connection had room.
+func (e *Engine) answerNoRoom(s *stream, p *pool) {
 	reason, err := ReasonBusy, errNoRoom
 	if len(p.conns) == 0 {
 		reason, err = ReasonDial, errNoConnection
@@ -328,10 +333,10 @@ func (e *Engine) crowdedOut(s *stream, p *pool) {
 
 var (
 	errNoRoom       = errors.New("no connection had room for another stream")
-	errNoConnection = errors.New("no connection came about")
+	errNoConnection = errors.New("no connection to the backend")
 )
 
-// forgetPool forgets a pool that holds nothing: endpoints come and go.
+// forgetPool removes an empty pool: endpoints come and go.
 func (e *Engine) forgetPool(p *pool) {
 	if len(p.conns) == 0 && p.dialing == 0 && p.waiting.n == 0 && e.pools[p.ep] == p {
 		delete(e.pools, p.ep)
@@ -345,7 +350,7 @@ func (e *Engine) open(s *stream, c *Conn) {
 	}
 	if c.peerHeaders < topStreamID && listSize(s) > int64(c.peerHeaders) {
 		e.release(s)
-		e.failed(s, failure{reason: ReasonTooLarge, err: errors.New("larger than the backend's limit"), final: true})
+		e.failed(s, failure{reason: ReasonTooLarge, err: errors.New("request head larger than the backend's limit"), final: true})
 		return
 	}
 	if c.maxID == 0 {
@@ -357,7 +362,7 @@ func (e *Engine) open(s *stream, c *Conn) {
 		c.drained = true
 	}
 	id := c.maxID
-	s.leg[down], s.id[down], s.sent = c, id, e.now
+	s.leg[down], s.id[down], s.sent, s.fresh = c, id, e.now, !c.useful
 	c.streams[id] = s
 	s.sending.slot = len(c.streams)
 	u, d := &s.half[up], &s.half[down]
@@ -380,7 +385,8 @@ func listSize(s *stream) int64 {
 	return n
 }
 
-// Retire takes an endpoint out of service: its connections finish what they have, long-running streams end after grace. It may be repeated: the earliest end counts.
+// Retire takes an endpoint out of service: its connections finish their streams, long-running ones
+// end after grace. When it is called again, the earliest end counts.
 func (e *Engine) Retire(ep *Endpoint, grace time.Duration) {
 	defer e.rescue(nil)
 	p := e.pools[ep]
@@ -398,6 +404,6 @@ func (e *Engine) Retire(ep *Endpoint, grace time.Duration) {
 	for p != nil && p.waiting.n > 0 {
 		s := p.waiting.pop()
 		e.release(s)
-		e.place(s) // nothing was sent: it may go elsewhere without counting as a retry
+		e.place(s) // nothing was sent: it may move without counting as a retry
 	}
 }

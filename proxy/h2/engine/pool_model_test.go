@@ -12,8 +12,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// TestPoolModel has random things happen to an endpoint's connections, and holds after each what pool promises to those
-// that wait. In the end everybody has an answer.
+// TestPoolModel has random things happen to an endpoint's connections, and holds after each what
+// pool promises to those that wait. In the end everybody has an answer.
 func TestPoolModel(t *testing.T) {
 	for seed := range uint64(400) {
 		rnd := rand.New(rand.NewPCG(seed, 16))
@@ -137,7 +137,7 @@ func (m *poolModel) check() {
 		if p.conn() != nil {
 			m.r.t.Errorf("%d streams wait although a connection takes one", p.waiting.n)
 		}
-		later := p.said && p.perConn == 0 && len(p.conns) > 0 || len(p.conns)+p.dialing >= p.ep.MaxConns && p.ep.MaxConns > 0
+		later := p.known && p.perConn == 0 && len(p.conns) > 0 || len(p.conns)+p.dialing >= p.ep.MaxConns && p.ep.MaxConns > 0
 		for _, c := range p.conns {
 			later = later || c.slots(p.expected()) > 0
 		}

@@ -19,7 +19,8 @@ func (p *peer) takes(n uint32) {
 	p.flush()
 }
 
-// occupied is a connection of one stream, which is taken by a request that runs long or not; no other can be dialled.
+// occupied is a connection of one stream, which is taken by a request that runs long or not; no
+// other can be dialled.
 func occupied(r *rig, long bool) (c, b *peer) {
 	r.plan.LongRunning = long
 	c = r.client()
@@ -41,8 +42,8 @@ func (r *rig) alive(b *peer, d time.Duration) {
 	}
 }
 
-// A connection that will take nothing soon is as good as none when another cannot be dialled: who waits is answered, or
-// goes elsewhere.
+// A connection that will take nothing soon is as good as none when another cannot be dialled: who
+// waits is answered, or goes elsewhere.
 func TestDialFailsBesideUselessConnection(t *testing.T) {
 	for name, useless := range map[string]func(b *peer){
 		"drained":         func(b *peer) { _ = b.fr.WriteGoAway(1, http2.ErrCodeNo, nil); b.flush() },
@@ -86,8 +87,8 @@ func TestDialFailsBesideUselessConnection(t *testing.T) {
 	}
 }
 
-// A connection that is only full will take who waits when a request ends. Meanwhile another is dialled now and then,
-// and who has another endpoint to go to goes there.
+// A connection that is only full will take who waits when a request ends. Meanwhile another is
+// dialled now and then, and who has another endpoint to go to goes there.
 func TestDialFailsBesideFullConnection(t *testing.T) {
 	r := newRig(t)
 	c, b := occupied(r, false)
@@ -148,8 +149,8 @@ func TestNoRoomInTime(t *testing.T) {
 	}
 }
 
-// Before its SETTINGS come, a connection gets one stream, or as many as the endpoint's others take. What it refuses of
-// them waits again, and costs no try.
+// Before its SETTINGS come, a connection gets one stream, or as many as the endpoint's others take.
+// What it refuses of them waits again, and costs no try.
 func TestRefusedBeforeSettings(t *testing.T) {
 	r := newRig(t)
 	r.plan.Retries = 0
@@ -198,7 +199,8 @@ func TestRefusedBeforeSettings(t *testing.T) {
 	r.clean()
 }
 
-// What an ejected endpoint holds goes elsewhere only if it may be sent again: otherwise it may still be answered.
+// What an ejected endpoint holds goes elsewhere only if it may be sent again: otherwise it may
+// still be answered.
 func TestEjectKeepsWhatMayNotBeSentAgain(t *testing.T) {
 	r := newRig(t)
 	r.plan = Plan{Retries: 2, Again: true, Budget: func() bool { return false }}
@@ -212,7 +214,8 @@ func TestEjectKeepsWhatMayNotBeSentAgain(t *testing.T) {
 	r.clean()
 }
 
-// Who picks next must know of a lost connection: the client's next request may have come with the news.
+// Who picks next must know of a lost connection: the client's next request may have come with the
+// news.
 func TestLostIsToldAtOnce(t *testing.T) {
 	r := newRig(t)
 	lost := 0

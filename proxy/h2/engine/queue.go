@@ -1,9 +1,10 @@
 package engine
 
-// chunkSize is a page less the chunk's own fields: small enough for one stuck watch event, large enough to copy in one go.
+// chunkSize is a page less the chunk's own fields: small enough for one stuck event, large enough
+// to copy at once.
 const chunkSize = 4096 - 24
 
-// maxFreeChunks bounds what a shard keeps for reuse: 1 MiB.
+// maxFreeChunks bounds a shard's free list: 1 MiB.
 const maxFreeChunks = 256
 
 type chunk struct {
@@ -13,21 +14,22 @@ type chunk struct {
 	b     [chunkSize]byte
 }
 
-// queue holds body bytes of one direction of a stream that could not be sent yet. With keep set, bytes stay after they were read, so
-// that rewind can send the body again on another connection.
+// queue holds body bytes of one direction of a stream that could not be sent yet. While keep is
+// set, bytes stay after they were read, so that rewind can send the body on another connection.
 type queue struct {
-	head, cur, tail *chunk // head: first kept; cur: first with unread bytes, nil when all is read
+	head, cur, tail *chunk // head: first kept; cur: first with unread bytes, nil when all are read
 	off             int    // bytes of cur that were read
 	size            int    // unread bytes
 	kept            int    // bytes read and kept
 	chunks          int32
 	keep            bool
 	lost            bool // bytes were read and not kept: the body cannot be sent again
-	// whole is a body that was made beforehand, of which off bytes were read: it is sent from where it is. nil: bytes are in chunks.
+	// whole is a prepared answer, of whose body off bytes were read: it is sent without a copy. Nil
+	// means that the bytes are in chunks.
 	whole *Answer
 }
 
-// show makes a body that nobody changes the content of an empty queue.
+// show makes an empty queue return the answer's body, which must not change.
 func (q *queue) show(a *Answer) { q.whole, q.off, q.size = a, 0, len(a.Body) }
 
 func (q *queue) push(e *Engine, p []byte) {
@@ -52,7 +54,7 @@ func (q *queue) push(e *Engine, p []byte) {
 	}
 }
 
-// peek returns the next unread bytes, those of one chunk.
+// peek returns the next unread bytes, of one chunk.
 func (q *queue) peek() []byte {
 	switch {
 	case q.whole != nil:
@@ -84,7 +86,7 @@ func (q *queue) read(e *Engine, n int) {
 	}
 }
 
-// release frees the chunks whose bytes were all read.
+// release frees chunks without unread bytes.
 func (q *queue) release(e *Engine) {
 	for q.head != nil && q.head != q.cur {
 		c := q.head
@@ -97,7 +99,7 @@ func (q *queue) release(e *Engine) {
 	}
 }
 
-// forget gives up the kept bytes: from now on the body cannot be sent again if any of it was sent.
+// forget drops the kept bytes: if any were sent, the body cannot be sent again.
 func (q *queue) forget(e *Engine) {
 	if !q.keep {
 		return

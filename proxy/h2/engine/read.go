@@ -9,13 +9,13 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// turnHeads is how many field blocks of a client are handled in one turn: half a millisecond or so
-// under the mutex. A connection may send its 250 requests at once, and sixteen may; others, whose
-// requests came meanwhile, are served after 64 of each.
+// turnHeads is how many of a client's field blocks are handled in one turn: about half a
+// millisecond under the mutex. Sixteen connections may each send 250 requests at once; other
+// connections' requests, which came meanwhile, are served after 64 of each.
 const turnHeads = 64
 
-// Feed handles bytes that came in on c, and returns those that are left for another turn, with which
-// the next input begins. It may be called with any split of the stream of bytes.
+// Feed handles bytes that came in on c. It returns the bytes that are left for another turn, with
+// which the next input must begin. The input may be split anywhere.
 func (e *Engine) Feed(c *Conn, p []byte) []byte {
 	defer e.rescue(c)
 	c.lastRead = e.now
@@ -45,7 +45,8 @@ func (e *Engine) Feed(c *Conn, p []byte) []byte {
 	return p
 }
 
-// feedFrame handles the frame that p begins or goes on with, and says how much of p it took. What is incomplete is carried over in c.in.
+// feedFrame handles the frame at the start of p, or the rest of one, and returns how many bytes of
+// p it used. An incomplete frame is kept in c.in.
 func (e *Engine) feedFrame(c *Conn, p []byte) (int, *connError) {
 	if len(c.in) == 0 {
 		h, need, ok := wire.NextFrame(p, e.lim.maxFrame[c.side])
@@ -58,7 +59,7 @@ func (e *Engine) feedFrame(c *Conn, p []byte) (int, *connError) {
 		}
 	}
 	taken := 0
-	for { // twice, because only the header tells the length
+	for { // twice, because only the header has the length
 		h, need, ok := wire.NextFrame(c.in, e.lim.maxFrame[c.side])
 		if !ok {
 			return 0, frameTooLarge()
@@ -85,7 +86,8 @@ func frameTooLarge() *connError {
 	return &connError{http2.ErrCodeFrameSize, "frame larger than our SETTINGS_MAX_FRAME_SIZE"} // §4.2
 }
 
-// smallFrame is what is kept for the next frame that comes in two parts: most control frames and heads fit.
+// smallFrame is the largest buffer kept for the next frame that comes in two parts: most control
+// frames and heads fit.
 const smallFrame = 1 << 10
 
 func (e *Engine) feedPreface(c *Conn, p []byte) []byte {
@@ -135,7 +137,7 @@ func (e *Engine) handle(c *Conn, h wire.FrameHeader, p []byte) {
 		err = e.windowFrame(c, h, p)
 	case http2.FramePriority:
 		err = e.priorityFrame(c, h, p)
-	case http2.FramePushPromise: // a client must not, and we told backends not to (§8.4)
+	case http2.FramePushPromise: // not allowed for clients, and disabled for backends (§8.4)
 		err = &connError{http2.ErrCodeProtocol, "PUSH_PROMISE"}
 	default: // §4.1: unknown types are ignored
 		err = c.spend(budget.Control)
@@ -145,7 +147,8 @@ func (e *Engine) handle(c *Conn, h wire.FrameHeader, p []byte) {
 	}
 }
 
-// dataBegin accounts a DATA frame; p is the pad length if the frame is padded, else empty. The content follows through feedData.
+// dataBegin accounts for a DATA frame; p has the pad length if the frame is padded, else it is
+// empty. The content follows through feedData.
 func (e *Engine) dataBegin(c *Conn, h wire.FrameHeader, p []byte) *connError {
 	if h.StreamID == 0 {
 		return &connError{http2.ErrCodeProtocol, "DATA on stream 0"}
@@ -159,10 +162,11 @@ func (e *Engine) dataBegin(c *Conn, h wire.FrameHeader, p []byte) *connError {
 		return &connError{http2.ErrCodeFlowControl, "connection window exceeded"}
 	}
 	c.recv -= int32(h.Length)
-	// The connection's credit is given back on receipt: one stuck stream must not stop the others (RFC 9113 §5.2.2). What waits is
-	// bounded by the streams' windows. This also credits DATA of streams that are gone.
+	// The connection's credit is returned on receipt: one stuck stream must not stop the others
+	// (RFC 9113 §5.2.2). The streams' windows bound what waits. DATA of ended streams is credited,
+	// too.
 	c.credit += int32(h.Length)
-	c.came(int32(h.Length))
+	c.received(int32(h.Length))
 	c.giveCredit()
 	end := h.Has(http2.FlagDataEndStream)
 	c.data = dataFrame{id: h.StreamID, left: content, pad: after, end: end, on: true}
@@ -175,7 +179,7 @@ func (e *Engine) dataBegin(c *Conn, h wire.FrameHeader, p []byte) *connError {
 		return err
 	}
 	if content == 0 && !end {
-		if err := c.spend(budget.Control); err != nil { // CVE-2019-9518: empty frames cost work and no window
+		if err := c.spend(budget.Control); err != nil { // CVE-2019-9518: empty frames are work, but use no window
 			return err
 		}
 	}
@@ -185,7 +189,7 @@ func (e *Engine) dataBegin(c *Conn, h wire.FrameHeader, p []byte) *connError {
 	return nil
 }
 
-// dataOnNothing judges DATA on a stream that we do not have.
+// dataOnNothing handles DATA on a stream that does not exist.
 func (e *Engine) dataOnNothing(c *Conn, h wire.FrameHeader) *connError {
 	if c.idle(h.StreamID) {
 		return &connError{http2.ErrCodeProtocol, "DATA on an idle stream"} // §5.1
@@ -197,7 +201,7 @@ func (e *Engine) dataOnNothing(c *Conn, h wire.FrameHeader) *connError {
 	return c.spend(budget.Reset)
 }
 
-// dataOnStream checks a DATA frame against its stream; extra bytes of it are padding.
+// dataOnStream checks a DATA frame against its stream; extra bytes of the frame are padding.
 func (e *Engine) dataOnStream(c *Conn, s *stream, h wire.FrameHeader, extra int) *connError {
 	d := c.side
 	f := &s.half[d]
@@ -210,14 +214,14 @@ func (e *Engine) dataOnStream(c *Conn, s *stream, h wire.FrameHeader, extra int)
 		return e.violation(s, d, http2.ErrCodeProtocol, "DATA before HEADERS")
 	}
 	f.recv -= int32(h.Length)
-	c.cameOn(h.StreamID, f, int32(h.Length))
+	c.streamReceived(h.StreamID, f, int32(h.Length))
 	if extra > 0 {
 		e.giveStreamCredit(s, d, extra)
 	}
 	return nil
 }
 
-// feedData passes on content of the DATA frame being received and skips its padding.
+// feedData forwards content of the DATA frame that is being received, and skips its padding.
 func (e *Engine) feedData(c *Conn, p []byte) []byte {
 	n := min(c.data.left, len(p))
 	body := p[:n]
@@ -225,7 +229,7 @@ func (e *Engine) feedData(c *Conn, p []byte) []byte {
 	c.data.left -= n
 	end := false
 	if c.data.left == 0 {
-		// END_STREAM counts from here: what still comes of the frame is padding.
+		// END_STREAM takes effect here: the rest of the frame is padding.
 		end, c.data.end = c.data.end, false
 		k := min(c.data.pad, len(p))
 		c.data.pad -= k
@@ -238,7 +242,7 @@ func (e *Engine) feedData(c *Conn, p []byte) []byte {
 	return p
 }
 
-// body takes content of a message in, checking it against content-length (§8.1.1).
+// body accepts content of a message, and checks it against content-length (§8.1.1).
 func (e *Engine) body(c *Conn, s *stream, p []byte, end bool) {
 	d := c.side
 	f := &s.half[d]
@@ -259,34 +263,35 @@ func (e *Engine) body(c *Conn, s *stream, p []byte, end bool) {
 
 // headersFrame begins a field block.
 func (e *Engine) headersFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
-	if h.StreamID == 0 || h.StreamID%2 == 0 { // §5.1.1: clients use odd ids, and nobody pushes
-		return &connError{http2.ErrCodeProtocol, "HEADERS on a stream no client opens"}
+	if h.StreamID == 0 || h.StreamID%2 == 0 { // §5.1.1: clients use odd ids, and pushes are disabled
+		return &connError{http2.ErrCodeProtocol, "HEADERS on stream 0 or an even stream"}
 	}
 	before, after, err := padding(h, p)
 	if err != nil {
 		return err
 	}
 	p = p[before : len(p)-after]
-	selfish := false
+	selfDependent := false
 	if h.Has(http2.FlagHeadersPriority) {
 		if len(p) < 5 {
 			return &connError{http2.ErrCodeFrameSize, "priority cut short"}
 		}
-		selfish = binary.BigEndian.Uint32(p)&topStreamID == h.StreamID
+		selfDependent = binary.BigEndian.Uint32(p)&topStreamID == h.StreamID
 		p = p[5:]
 	}
 	c.blockES = h.Has(http2.FlagHeadersEndStream)
 	c.frames = 0
 	c.blockID = h.StreamID
 	if h.Has(http2.FlagHeadersEndHeaders) {
-		return e.fieldBlock(c, p, selfish)
+		return e.fieldBlock(c, p, selfDependent)
 	}
 	c.blockAt = e.now
 	c.block = append(c.block[:0], p...)
 	return nil
 }
 
-// continuationFrame adds to a field block. Size and number of frames are bounded (CVE-2024-27316 and its kin: a block without end).
+// continuationFrame adds to a field block. Size and number of frames are bounded, because a block
+// could be endless (CVE-2024-27316 and similar).
 func (e *Engine) continuationFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 	const maxFrames = 256 // 1 KiB each for the largest block; no known sender uses small frames
 	if c.blockID == 0 {
@@ -305,10 +310,10 @@ func (e *Engine) continuationFrame(c *Conn, h wire.FrameHeader, p []byte) *connE
 	return e.fieldBlock(c, block, false)
 }
 
-// chargeFields takes what a field section costs that a small block stands for: decoding it, and where it is passed on, the
-// memory that it needs there.
+// chargeFields charges for a field section that is much larger than its block: for decoding it, and
+// for the memory it needs where it is forwarded.
 func (e *Engine) chargeFields(c *Conn) *connError {
-	const unit = 256 // a budget pays for 1.2 MiB at once, and 256 KiB a second
+	const unit = 256 // a budget allows 1.2 MiB at once, and 256 KiB a second
 	cost := e.fields.Excess() / unit
 	if e.fields.TooLarge() {
 		cost += budget.Refused
@@ -319,9 +324,9 @@ func (e *Engine) chargeFields(c *Conn) *connError {
 	return c.spend(cost)
 }
 
-// fieldBlock decodes a complete field block: always, because it changes the state of the table that later blocks refer to (RFC 7541
-// §2.2), and only then asks whether anybody wants it.
-func (e *Engine) fieldBlock(c *Conn, block []byte, selfish bool) *connError {
+// fieldBlock decodes a complete field block, and then checks whether it is needed. It always
+// decodes, because later blocks refer to the resulting table (RFC 7541 §2.2).
+func (e *Engine) fieldBlock(c *Conn, block []byte, selfDependent bool) *connError {
 	id := c.blockID
 	c.blockID = 0
 	if err := e.fields.Decode(c.dec, block); err != nil {
@@ -332,7 +337,7 @@ func (e *Engine) fieldBlock(c *Conn, block []byte, selfish bool) *connError {
 	}
 	if c.side == up {
 		c.turn++
-		return e.requestBlock(c, id, selfish)
+		return e.requestBlock(c, id, selfDependent)
 	}
 	return e.responseBlock(c, id)
 }

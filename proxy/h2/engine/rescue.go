@@ -10,29 +10,33 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// A panic under the shard's mutex ends the connection on whose behalf the engine worked, and whichever it was writing a frame to: what that one was sent may be half a frame.
-// The rest of the engine is what it was before the turn, but for memory that is kept for reuse: what was being freed may be in use, so none of it is used again.
+// A panic under the shard's mutex closes the connection that the engine was working for, and the
+// connection to which it was writing a frame: its output may end with half a frame. The rest of the
+// engine is in its state before the turn, except for the free lists: an object that was being freed
+// may still be in use, so all free lists are dropped.
 
-var errPanicked = errors.New("this process made a mistake")
+var errPanicked = errors.New("internal error in this process")
 
-// rescue is deferred where the engine begins to work for a connection. c is nil where it is nobody's.
+// rescue must be deferred where the engine begins to work for a connection. A nil c means that the
+// work is for none.
 func (e *Engine) rescue(c *Conn) {
 	if v := recover(); v != nil {
 		e.recovered(c, v)
 	}
 }
 
-// rescueStream is rescue where the engine works for one stream. What a guest asks for has no connection that could end.
+// rescueStream is rescue where the engine works for one stream. A guest's stream is dropped,
+// because it has no client's connection to close.
 func (e *Engine) rescueStream(s *stream) {
 	if v := recover(); v != nil {
 		e.recovered(s.leg[up], v)
 		if s.guest != nil {
-			e.bury(s)
+			e.dropStream(s)
 		}
 	}
 }
 
-// recovered goes on after a panic. Without a driver, that is in the engine's own tests, it does not.
+// recovered handles a panic. Without Caught, that is in the engine's own tests, it panics again.
 func (e *Engine) recovered(c *Conn, v any) {
 	if e.Caught == nil {
 		panic(v)
@@ -43,23 +47,23 @@ func (e *Engine) recovered(c *Conn, v any) {
 	e.writing = nil
 	e.dropSpares()
 	if c != nil {
-		e.fell(c)
+		e.closePanicked(c)
 	}
 	if w != nil && w != c {
-		e.fell(w)
+		e.closePanicked(w)
 	}
 	e.dropSpares()
 }
 
-// caught has the driver told of a panic.
+// caught reports a panic to the driver.
 func (e *Engine) caught(v any) {
 	stack := debug.Stack()
 	e.after(func() { e.Caught(v, stack) })
 }
 
-// fell ends a connection after a panic. If that cannot be done in order, it is done by force.
-func (e *Engine) fell(c *Conn) {
-	forced := c.closing // it is what panicked
+// closePanicked closes a connection after a panic, by force if closing it properly panics, too.
+func (e *Engine) closePanicked(c *Conn) {
+	forced := c.closing // closing it is what panicked
 	c.cut = true
 	if !forced {
 		func() {
@@ -74,13 +78,14 @@ func (e *Engine) fell(c *Conn) {
 		}()
 	}
 	if forced {
-		e.forsake(c)
+		e.abandon(c)
 	}
 	c.touch()
 }
 
-// forsake takes a connection's streams out of all tables, without asking anybody anything. Nothing is freed for reuse.
-func (e *Engine) forsake(c *Conn) {
+// abandon removes a connection's streams from all tables without calling anything else. It frees
+// nothing for reuse.
+func (e *Engine) abandon(c *Conn) {
 	c.closing, c.closingAt = true, e.now
 	c.in, c.block, c.left, c.data, c.ready = nil, nil, 0, dataFrame{}, list{}
 	if c.pool != nil {
@@ -90,23 +95,24 @@ func (e *Engine) forsake(c *Conn) {
 		s := c.streams[id]
 		delete(c.streams, id)
 		if s != nil {
-			e.bury(s)
+			e.dropStream(s)
 		}
 	}
 }
 
-// rescueOrphan is rescue for one stream of a connection that is being closed: the others have still to be.
+// rescueOrphan is rescue for one stream of a connection that is being closed: the others must still
+// be ended.
 func (e *Engine) rescueOrphan(s *stream) {
 	if v := recover(); v != nil {
 		e.recovered(nil, v)
-		e.bury(s)
+		e.dropStream(s)
 	}
 }
 
-// bury takes a stream off its connections and pays what is owed for it.
-func (e *Engine) bury(s *stream) {
+// dropStream removes a stream from its connections and makes its outstanding callbacks.
+func (e *Engine) dropStream(s *stream) {
 	defer func() {
-		if v := recover(); v != nil { // its own lists are broken: it stays where it is
+		if v := recover(); v != nil { // the stream's own lists are broken: it stays where it is
 			e.caught(v)
 		}
 	}()
@@ -132,7 +138,7 @@ func (e *Engine) bury(s *stream) {
 	if s.guest != nil {
 		e.endGuest(s, &Failure{Outcome: e.outcome(s)})
 	}
-	e.farewell(s)
+	e.notifyGuest(s)
 	if t := s.ticket; t != nil {
 		t.s, t.head = nil, nil
 	}
@@ -149,7 +155,8 @@ func (e *Engine) bury(s *stream) {
 	}
 }
 
-// accepts asks Plan.Accept. false: it panicked, and the stream is gone with its client's connection, not with that of the backend, which has others' streams.
+// accepts calls Plan.Accept. It reports false after a panic: the stream and its client's connection
+// are closed then, but not the backend's connection, which carries others' streams.
 func (e *Engine) accepts(s *stream, status int) (h http.Handler, ok bool) {
 	accept := s.sending.accept
 	if accept == nil {

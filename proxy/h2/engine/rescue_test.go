@@ -6,7 +6,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// What panics again while it is cleaned up is taken out by force: nothing of it is left, and what is owed for its streams is paid.
+// What panics again while it is cleaned up is taken out by force: nothing of it is left, and what
+// is owed for its streams is paid.
 func TestPanicWhileCleaningUp(t *testing.T) {
 	r := newRig(t)
 	caught := 0

@@ -11,7 +11,8 @@ func (s *spares) empty() bool {
 	return s.streams == nil && s.chunks == nil && s.freeStreams == 0 && s.freeChunks == 0 && len(s.sendings) == 0
 }
 
-// A shard that nobody asks anything keeps nothing for reuse, and what it holds for others is untouched.
+// A shard that nobody asks anything keeps nothing for reuse, and what it holds for others is
+// untouched.
 func TestSparesGoWhenTheShardRests(t *testing.T) {
 	r := newRig(t)
 	c := r.client()
@@ -80,7 +81,8 @@ func TestFewFramesAreRest(t *testing.T) {
 	}
 }
 
-// A backend with a watch falls silent while nothing else happens: that is found out as soon as amid work.
+// A backend with a watch falls silent while nothing else happens: that is found out as soon as amid
+// work.
 func TestSilenceAtRest(t *testing.T) {
 	for _, limit := range []time.Duration{time.Second / 2, time.Second, 2 * time.Second, 3 * time.Second, defaultPing} {
 		for off := time.Duration(0); off < restEvery; off += 10 * time.Millisecond {

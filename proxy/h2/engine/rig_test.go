@@ -32,7 +32,8 @@ type rig struct {
 	ep       *Endpoint
 	inFlight int // Pick minus Release
 	failed   int // calls of Endpoint.Failed
-	// plan may be changed before requests come; Forward and Done are filled in. A nil Forward in it means "forward to ep".
+	// plan may be changed before requests come; Forward and Done are filled in. A nil Forward in it
+	// means "forward to ep".
 	plan   Plan
 	named  bool                                               // the backend sees its endpoint's name as :authority, else the client's
 	asked  string                                             // the last head's :authority

@@ -2,9 +2,9 @@ package engine
 
 import "slices"
 
-// What upstreams need that share another endpoint's connections (Endpoint.Via).
+// This file is for upstreams whose endpoints share another's connections (Endpoint.Via).
 
-// carrier is the endpoint whose connections are used.
+// carrier returns the endpoint whose connections are used.
 func (ep *Endpoint) carrier() *Endpoint {
 	if ep.Via != nil {
 		return ep.Via
@@ -12,44 +12,44 @@ func (ep *Endpoint) carrier() *Endpoint {
 	return ep
 }
 
-// shared reports whether the request goes, or is to go, over a connection that others use, too.
+// shared reports whether the request uses a connection that others share, or waits for one.
 func (s *stream) shared() bool { return s.ep != nil && s.ep.Via != nil }
 
-// Leave is Server.Leave.
+// Leave implements Server.Leave.
 func (e *Engine) Leave(of map[*Upstream]bool, on func(*Upstream, *Conn)) {
 	defer e.rescue(nil)
 	for _, p := range e.pools {
 		if p.waiting.n > 0 {
-			e.elsewhere(p, func(s *stream) bool { return s.shared() && of[s.plan.Forward] && e.anew(s) })
+			e.moveWaiting(p, func(s *stream) bool { return s.shared() && of[s.plan.Forward] && e.repick(s) })
 		}
 	}
 	for _, c := range e.conns {
 		if c.pool == nil {
 			continue
 		}
-		told := make(map[*Upstream]bool)
+		notified := make(map[*Upstream]bool)
 		for _, s := range c.streams {
-			if u := s.plan.Forward; s.plan.LongRunning && s.shared() && of[u] && !told[u] {
-				told[u] = true
+			if u := s.plan.Forward; s.plan.LongRunning && s.shared() && of[u] && !notified[u] {
+				notified[u] = true
 				on(u, c)
 			}
 		}
 	}
 }
 
-// EndOn ends an upstream's long-running requests on the connection that which knows.
+// EndOn ends an upstream's long-running requests on the connection for which which returns true.
 func (e *Engine) EndOn(which func(*Conn) bool, of *Upstream) {
 	if i := slices.IndexFunc(e.conns, func(c *Conn) bool { return c.pool != nil && which(c) }); i >= 0 {
 		e.cutLongRunning(e.conns[i], of, ReasonRetired)
 	}
 }
 
-// failedSharers tells those whose requests are on a connection that has failed.
+// failedSharers reports a failed connection to the endpoints whose requests are on it.
 func (e *Engine) failedSharers(c *Conn, err error) {
-	told := make(map[*Endpoint]bool)
+	notified := make(map[*Endpoint]bool)
 	for _, s := range c.streams {
-		if s.shared() && !told[s.ep] {
-			told[s.ep] = true
+		if s.shared() && !notified[s.ep] {
+			notified[s.ep] = true
 			e.failedEndpoint(s.ep, err)
 		}
 	}

@@ -10,7 +10,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// sharers are two upstreams, "a" and "b" (by :authority), whose requests go over the connections of one endpoint.
+// sharers are two upstreams, "a" and "b" (by :authority), whose requests go over the connections of
+// one endpoint.
 type sharers struct {
 	*rig
 	eps    map[string]*Endpoint // their endpoints
@@ -49,7 +50,8 @@ func (s *sharers) ask(c *peer, id uint32, who, method, path string) {
 	c.flush()
 }
 
-// leave has upstreams leave, and returns over which backends' connections their long-running requests go.
+// leave has upstreams leave, and returns over which backends' connections their long-running
+// requests go.
 func (s *sharers) leave(who ...string) (on []int) {
 	set := map[*Upstream]bool{}
 	for _, w := range who {
@@ -86,7 +88,8 @@ func TestSharersUseOneConnection(t *testing.T) {
 	s.clean()
 }
 
-// newWatchers are sharers with requests on one connection: 1 and 5 are watches of a's and of b's, 3 is a's and none.
+// newWatchers are sharers with requests on one connection: 1 and 5 are watches of a's and of b's, 3
+// is a's and none.
 func newWatchers(t *testing.T) (s *sharers, c, b *peer) {
 	s = newSharers(t)
 	c = s.client()
@@ -98,7 +101,8 @@ func newWatchers(t *testing.T) (s *sharers, c, b *peer) {
 	return s, c, b
 }
 
-// Who leaves takes what waits for a shared connection along; what was sent goes on, and where its watches are is told.
+// Who leaves takes what waits for a shared connection along; what was sent goes on, and where its
+// watches are is told.
 func TestLeave(t *testing.T) {
 	s, c, b := newWatchers(t)
 	s.heldDial = true
@@ -156,7 +160,8 @@ func TestEndOn(t *testing.T) {
 	s.clean()
 }
 
-// An endpoint that is out for one upstream only loses that one's requests: those that wait for a connection or for an answer, and may be repeated.
+// An endpoint that is out for one upstream only loses that one's requests: those that wait for a
+// connection or for an answer, and may be repeated.
 func TestEjectOfSharers(t *testing.T) {
 	s := newSharers(t)
 	c := s.client()

@@ -9,13 +9,15 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// TestStalls stops a client or a backend at every point of a stream's life. What is held for it stays within bounds, and another
-// stream, on the same connections where those still move, is served as if nothing had happened. When the peers go on, so does the stream.
+// TestStalls stops a client or a backend at every point of a stream's life. What is held for it
+// stays within bounds, and another stream, on the same connections where those still move, is
+// served as if nothing had happened. When the peers go on, so does the stream.
 func TestStalls(t *testing.T) {
 	const big = 4 << 20 // far beyond every window
 	tests := []struct {
 		name string
-		// stall brings stream 1 of client p to the point, and returns what lets it go on; nil: nothing does.
+		// stall brings stream 1 of client p to the point, and returns what lets it go on; nil:
+		// nothing does.
 		stall func(r *rig, p *peer) func()
 		// own is a client whose whole connection is stuck; others then use another one.
 		own bool
@@ -160,7 +162,8 @@ func (p *peer) upload(id uint32, n int) {
 	}
 }
 
-// sendBig has the backend answer stream 1 with n bytes, as far as the engine's windows go. What it returns calls release and sends the rest.
+// sendBig has the backend answer stream 1 with n bytes, as far as the engine's windows go. What it
+// returns calls release and sends the rest.
 func sendBig(r *rig, n int, release func()) func() {
 	b := r.backend(0)
 	b.headers(1, false, ":status=200")

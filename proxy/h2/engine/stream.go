@@ -10,76 +10,81 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// dir is a direction of a stream. It is also the index of the leg the bytes come from: they arrive on leg[d] and leave on leg[1-d].
+// dir is a direction of a stream, and the index of its source leg: bytes arrive on leg[d] and leave
+// on leg[1-d].
 type dir uint8
 
 const (
 	up   dir = 0 // from the client (leg 0) to the backend or handler (leg 1)
-	down dir = 1 // back
+	down dir = 1 // back to the client
 )
 
 // half is one direction of a stream.
 type half struct {
 	q        queue
-	trailers []hpack.HeaderField // to be sent when q is empty, see keepTrailers
-	tail     int32               // bytes of trailers
-	window   int32               // what the receiving peer still allows us to send on the stream; may be negative (§6.9.2)
-	recv     int32               // what the sending peer may still send on the stream
-	credit   int32               // bytes passed on, whose window was not given back yet
-	full     int32               // recv when nothing is under way or waits
+	trailers []hpack.HeaderField // sent when q is empty, see keepTrailers
+	tail     int32               // size of trailers in bytes
+	window   int32               // bytes that the receiving peer still allows on the stream; may be negative (§6.9.2)
+	recv     int32               // bytes that the sending peer may still send on the stream
+	credit   int32               // bytes forwarded, not yet returned to the sender's window
+	full     int32               // the size of recv's window
 	end      bool                // END_STREAM was received
 	sentEnd  bool                // END_STREAM was sent
-	discard  bool                // bytes are dropped: nobody wants them any more
+	discard  bool                // bytes are dropped: they are no longer needed
 	head     bool                // the final head of this direction was sent
-	declared int64               // content-length; -1: none
+	declared int64               // content-length; -1 means none
 	got      int64               // body bytes received
 	sent     int64               // body bytes sent
 	ready    node                // on the receiving connection's ready list
 }
 
-// stream is one request: a stream of a client's connection, and while it is forwarded one of a backend's connection.
+// stream is one request: a stream on a client's connection and, while forwarded, on a backend's.
 type stream struct {
-	leg  [2]*Conn // client's and backend's connection; nil: that side's stream does not exist or is closed
+	leg  [2]*Conn // client's and backend's connection; nil means that the stream has not begun there or has ended
 	id   [2]uint32
 	half [2]half
 
 	started time.Duration // on the engine's clock
 	waited  time.Duration // when the final response head came
 	sent    time.Duration // when the head was last sent to a backend
-	answer  time.Duration // from then to the backend's final response head
-	timer   node          // on a wheel slot
-	expires time.Duration // when the timer fires; what for is told by draining
+	answer  time.Duration // time from sent to the backend's final response head
+	timer   node          // in a slot of the wheel
+	expires time.Duration // when the timer fires; draining and endBy say what for
 	event   time.Duration // when body bytes last came from the backend
-	endBy   time.Duration // when a long-running one that is to be ended is, even between two bytes of an event; 0: it is not
+	// endBy is when a long-running stream ends at the latest, even within an event; 0 means never.
+	endBy   time.Duration
 	endWhy  Reason
 	newline bool // the last of those bytes ended a line
-	wait    node // on a pool's list of streams without a connection, or the engine's of those for which none could be dialled
+	// wait is on a pool's list of streams without a connection, or on the engine's list of streams
+	// for which none could be dialled.
+	wait node
 
-	plan     kept
-	ep       *Endpoint // the one picked last
-	sending  *sending  // nil: nothing is sent again
-	ticket   *ticket
-	local    *Local
-	guest    *Guest
-	left     *Guest // was guest, and is to hear that the stream has ended
-	freed    freed
-	free     *stream // the next on the engine's free list
-	tries    int8
-	interims uint8 // 1xx heads forwarded
-	method   methodKind
-	picked   bool // the endpoint counts this request: Release is owed
-	decided  bool // plan is valid: Done is owed
-	parked   bool // Decide will call resume
-	draining bool // the response is complete, the upload is read and dropped until expires
-	noBody   bool // the response must not have a body: HEAD, 204, 304
-	status   int16
-	head     int32 // bytes that count in the client's conn.heads
-	held     int32 // bytes that its queues count for on the client's connection
-	reason   Reason
-	err      error
+	plan        kept
+	ep          *Endpoint // the last one picked
+	sending     *sending  // nil means that nothing is sent again
+	ticket      *ticket
+	local       *Local
+	guest       *Guest
+	formerGuest *Guest // the former guest, to be notified that the stream has ended
+	freed       freed
+	free        *stream // the next on the engine's free list
+	tries       int8
+	interims    uint8 // 1xx heads forwarded
+	method      methodKind
+	fresh       bool // sent over a connection that had answered nothing yet
+	picked      bool // the endpoint counts this request: Release must be called
+	decided     bool // plan is valid: Done must be called
+	parked      bool // Decide will call resume
+	draining    bool // the response is complete, the upload is read and dropped until expires
+	noBody      bool // the response must not have a body: HEAD, 204, 304
+	status      int16
+	head        int32 // bytes counted in the client's conn.heads
+	held        int32 // bytes of its queues counted for the client's connection
+	reason      Reason
+	err         error
 }
 
-// kept is what of a Plan is needed to the end: a watch keeps it for hours.
+// kept is the part of a Plan that is needed to the end: a watch keeps it for hours.
 type kept struct {
 	Forward                *Upstream
 	Remove, RemoveResponse func(string) bool
@@ -92,26 +97,27 @@ func (p *Plan) keep() kept {
 	return kept{Forward: p.Forward, Remove: p.Remove, RemoveResponse: p.RemoveResponse, Fail: p.Fail, Done: p.Done, LongRunning: p.LongRunning}
 }
 
-// sending is what a forwarded request needs until the head of the response: till then it may have to be sent again.
+// sending is what a forwarded request needs until the response's head: until then it may be sent
+// again.
 type sending struct {
-	fields  []hpack.HeaderField // the head as forwarded, pseudo-fields first
-	tried   []*Endpoint
-	until   time.Duration // when waiting for room on a connection ends; 0: there was always some
-	slot    int           // the connection's streams when the request was sent, with it
-	idle    time.Duration // when waiting for an endpoint that can be dialled ends; 0: no dial has failed yet
-	wait    time.Duration // Plan.Wait, and so on
-	accept  func(int) http.Handler
-	budget  func() bool
-	retries int8
-	again   bool
-	named   bool // :authority is the endpoint's name
-	freed   freed
+	fields    []hpack.HeaderField // the head as forwarded, pseudo-fields first
+	tried     []*Endpoint
+	until     time.Duration // when waiting for room on a connection ends; 0 means it has not waited
+	slot      int           // the connection's number of streams when the request was sent, including it
+	dialUntil time.Duration // when waiting for an endpoint that can be dialled ends; 0 means no dial has failed yet
+	wait      time.Duration // this and the following are the Plan's
+	accept    func(int) http.Handler
+	budget    func() bool
+	retries   int8
+	again     bool
+	named     bool // :authority is the endpoint's name
+	freed     freed
 }
 
-// maxRetries bounds Plan.Retries: design §4.
+// maxRetries bounds Plan.Retries (design §4).
 const maxRetries = 2
 
-// newSending keeps what p says of sending, with room for fields that an earlier request has left.
+// newSending stores the retry policy of p. It reuses an earlier request's memory for the fields.
 func (e *Engine) newSending(p *Plan) *sending {
 	var to *sending
 	if n := len(e.sendings); n > 0 {
@@ -124,7 +130,7 @@ func (e *Engine) newSending(p *Plan) *sending {
 	return to
 }
 
-// freeSending is called when the request will not be sent again.
+// freeSending is called when the request cannot be sent again any more.
 func (e *Engine) freeSending(s *stream) {
 	s.headDone()
 	to := s.sending
@@ -141,7 +147,7 @@ func (e *Engine) freeSending(s *stream) {
 	}
 }
 
-// headDone ends the counting of the request's head in its connection's.
+// headDone stops counting the request's head for its connection.
 func (s *stream) headDone() {
 	if c := s.leg[up]; c != nil {
 		c.heads -= int(s.head)
@@ -149,10 +155,11 @@ func (s *stream) headDone() {
 	}
 }
 
-// maxFreeSendings bounds what a shard keeps for reuse, some 20 fields of 40 bytes each: for as many requests at once as streams are kept.
+// maxFreeSendings bounds a shard's free list, some 20 fields of 40 bytes each: for as many
+// concurrent requests as maxFreeStreams.
 const maxFreeSendings = 1024
 
-// methodKind is what the engine must know of a method.
+// methodKind is what the engine needs to know about a method.
 type methodKind uint8
 
 const (
@@ -160,9 +167,9 @@ const (
 	methodHead
 )
 
-// ticket is what a Plan for a parked stream is returned with. It outlives the stream, whose memory is used again.
+// ticket connects a parked stream with its plan. It outlives the stream, whose memory is reused.
 type ticket struct {
-	s      *stream    // nil: the stream has ended, or was resumed
+	s      *stream    // nil means that the stream has ended or was resumed
 	head   *wire.Head // of a parked stream
 	resume func(Plan)
 }
@@ -176,7 +183,7 @@ func (e *Engine) newStream(c *Conn, id uint32) *stream {
 	return s
 }
 
-// freshStream is one that has no connection yet.
+// freshStream returns a stream without a connection.
 func (e *Engine) freshStream() *stream {
 	s := e.streams
 	if s == nil {
@@ -196,12 +203,12 @@ func (e *Engine) freshStream() *stream {
 	return s
 }
 
-// maxFreeStreams bounds what a shard keeps for reuse, about 0.5 MiB.
+// maxFreeStreams bounds a shard's free list, about 0.5 MiB.
 const maxFreeStreams = 1024
 
-// settle ends the stream if nothing of it is left. It must be called after a leg, a handler or a wait has gone; s is not to be used
-// afterwards.
-func (e *Engine) settle(s *stream) {
+// endIfDone ends the stream if it has no leg, handler, guest or wait left. It must be called after
+// one of them has gone; s must not be used afterwards.
+func (e *Engine) endIfDone(s *stream) {
 	if s.leg[0] != nil || s.leg[1] != nil || s.local != nil || s.guest != nil || s.wait.in != nil {
 		return
 	}
@@ -211,9 +218,9 @@ func (e *Engine) settle(s *stream) {
 	if s.decided && s.plan.Done != nil {
 		e.calls = append(e.calls, call{done: s.plan.Done, outcome: e.outcome(s)})
 	}
-	e.farewell(s)
+	e.notifyGuest(s)
 	if s.parked {
-		s.ticket.s, s.ticket.head = nil, nil // a plan that still comes only gets its Done
+		s.ticket.s, s.ticket.head = nil, nil // a plan that still comes only gets its Done called
 		s.ticket = nil
 	}
 	e.arm(s, 0)
@@ -230,7 +237,7 @@ func (e *Engine) settle(s *stream) {
 	e.freeStreams++
 }
 
-// anyLeg is the client's connection while there is one, else the backend's.
+// anyLeg returns the client's connection, or without one the backend's.
 func (s *stream) anyLeg() *Conn {
 	if c := s.leg[up]; c != nil {
 		return c
@@ -241,16 +248,19 @@ func (s *stream) anyLeg() *Conn {
 func (e *Engine) outcome(s *stream) Outcome {
 	o := Outcome{
 		Status: int(s.status), Reason: s.reason, Err: s.err, Retries: int(s.tries),
-		Received: s.half[up].got, Sent: s.half[down].sent, Duration: e.now - s.started, Answer: s.answer,
+		Received: s.half[up].got, Sent: s.half[down].sent, Duration: e.now - s.started, Answer: s.answer, New: s.fresh,
 	}
 	o.Endpoint = s.ep
+	if s.sent > 0 {
+		o.Placed = s.sent - s.started
+	}
 	if s.waited > 0 {
 		o.Wait = s.waited - s.started
 	}
 	return o
 }
 
-// blame records why the stream ends; the first reason wins, because the later ones follow from it.
+// blame records why the stream ends. The first reason wins, because later ones follow from it.
 func (s *stream) blame(r Reason, err error) {
 	if s.reason == ReasonNone {
 		s.reason, s.err = r, err
@@ -264,12 +274,12 @@ func (e *Engine) release(s *stream) {
 	}
 	s.picked = false
 	if f := s.ep.Release; f != nil {
-		defer e.rescue(nil) // whoever counts wrongly, the stream ends as it should
+		defer e.rescue(nil) // the stream must end properly even if Release panics
 		f()
 	}
 }
 
-// unlinkLeg takes the stream off one side's connection.
+// unlinkLeg removes the stream from the connection on one side.
 func (e *Engine) unlinkLeg(s *stream, side dir) {
 	c := s.leg[side]
 	if c == nil {
@@ -279,7 +289,7 @@ func (e *Engine) unlinkLeg(s *stream, side dir) {
 	if side == up {
 		s.headDone()
 	}
-	c.cameAll(s.id[side], &s.half[side])
+	c.streamEnded(s.id[side], &s.half[side])
 	delete(c.streams, s.id[side])
 	s.leg[side] = nil
 	c.idleSince = e.now
@@ -294,7 +304,7 @@ func (e *Engine) unlinkLeg(s *stream, side dir) {
 	}
 }
 
-// reset sends RST_STREAM on one side and takes the stream off it.
+// reset sends RST_STREAM on one side and removes the stream from it.
 func (e *Engine) reset(s *stream, side dir, code http2.ErrCode) {
 	c := s.leg[side]
 	if c == nil {
@@ -305,7 +315,7 @@ func (e *Engine) reset(s *stream, side dir, code http2.ErrCode) {
 	e.unlinkLeg(s, side)
 }
 
-// abort ends the stream on both sides: the client is told code, the backend that nobody waits any more.
+// abort ends the stream on both sides: the client gets code, the backend gets CANCEL.
 func (e *Engine) abort(s *stream, r Reason, err error, code http2.ErrCode) {
 	e.Count.aborted(r)
 	s.blame(r, err)
@@ -314,10 +324,10 @@ func (e *Engine) abort(s *stream, r Reason, err error, code http2.ErrCode) {
 	e.leaveWait(s)
 	e.stopLocal(s)
 	e.stopGuest(s)
-	e.settle(s)
+	e.endIfDone(s)
 }
 
-// unqueue drops what waits to be sent in direction d.
+// unqueue drops everything that waits to be sent in direction d.
 func (e *Engine) unqueue(s *stream, d dir) {
 	h := &s.half[d]
 	h.q.keep = false

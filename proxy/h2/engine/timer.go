@@ -10,15 +10,18 @@ import (
 )
 
 const (
-	// TickEvery is the resolution of all timers: deadlines are seconds, and 4 turns a second cost nothing.
+	// TickEvery is the resolution of all timers: deadlines are seconds, and 4 ticks a second are
+	// cheap.
 	TickEvery = 250 * time.Millisecond
-	// restEvery is enough while no frame of a stream comes: what ends then, or is asked, has seconds.
+	// restEvery is enough while no frames of streams come: timeouts and PINGs take seconds.
 	restEvery = 2 * TickEvery
-	// wheelSlots times tickEvery is 64 s, above the usual deadline of 60 s, so that most timers are looked at once.
+	// wheelSlots times TickEvery is 64 s, above the usual deadline of 60 s, so most timers are
+	// checked once.
 	wheelSlots = 256
 )
 
-// wheel holds the streams' timers in slots by the tick they expire at. Setting and clearing cost the same for any number of them.
+// wheel holds the streams' timers in slots by the tick they expire at. Setting and clearing take
+// constant time.
 type wheel struct {
 	slots [wheelSlots]list
 	done  int64 // the last tick handled
@@ -35,7 +38,7 @@ func (e *Engine) arm(s *stream, at time.Duration) {
 	e.wheel.slots[t%wheelSlots].push(&s.timer)
 }
 
-// Tick advances time: timers fire, connections are looked after.
+// Tick advances time: it runs expired timers and checks connections.
 func (e *Engine) Tick(now time.Duration) {
 	e.now = max(now, e.now)
 	to := int64(e.now / TickEvery)
@@ -50,22 +53,22 @@ func (e *Engine) Tick(now time.Duration) {
 			if s.expires <= e.now {
 				e.expired(s)
 			} else {
-				e.arm(s, s.expires) // a later round
+				e.arm(s, s.expires) // in a later round of the wheel
 			}
 		}
 	}
-	e.placeIdling()
+	e.retryDials()
 	e.checkGuests()
 	e.report(1)
 	e.shed()
 	for _, p := range e.pools {
-		p.look()
+		p.tick()
 	}
-	e.work.look(e.now)
+	e.work.tick(e.now)
 	if e.Rests() {
 		e.dropSpares()
 	}
-	e.brisk = false
+	e.shortTimeout = false
 	for _, c := range slices.Clone(e.conns) {
 		if c.closing {
 			e.checkClosing(c)
@@ -75,10 +78,10 @@ func (e *Engine) Tick(now time.Duration) {
 	}
 }
 
-// Pace is how long after a tick the next is to come, unless something happens. Zero: there is nothing to look after.
+// Pace returns the time until the next tick, unless something happens before. Zero means none.
 func (e *Engine) Pace() time.Duration {
 	switch {
-	case !e.Rests() || e.idling.n > 0 || e.brisk || e.going:
+	case !e.Rests() || e.awaitDial.n > 0 || e.shortTimeout || e.draining:
 		return TickEvery
 	case len(e.conns) > 0 || len(e.pools) > 0 || e.guests.n > 0:
 		return restEvery
@@ -86,11 +89,12 @@ func (e *Engine) Pace() time.Duration {
 	return 0
 }
 
-// late is how much a tick may be late without being taken for a stall: peers have seconds.
+// late is how late a tick may be before it counts as a stall: peers' timeouts are seconds.
 const late = 4 * TickEvery
 
-// Overslept is told the time before each tick. One that comes late means that this process did not run: its machine was suspended, or had no processor to
-// spare. What peers have sent meanwhile waits unread in their sockets, so that time is not counted as their silence.
+// Overslept must be called before each tick. A late tick means that this process did not run: its
+// machine was suspended, or had no processor to spare. What peers have sent meanwhile waits unread
+// in their sockets, so the gap does not count as their silence.
 func (e *Engine) Overslept(now time.Duration) {
 	gap := now - e.ticked - TickEvery
 	first := e.ticked == 0
@@ -111,7 +115,7 @@ func (e *Engine) Overslept(now time.Duration) {
 // expired ends a stream whose time is over.
 func (e *Engine) expired(s *stream) {
 	if s.guest != nil {
-		defer e.rescueStream(s) // its only connection is the backend's, which has others' streams
+		defer e.rescueStream(s) // its only connection is the backend's, which carries others' streams
 	} else {
 		defer e.rescue(s.anyLeg())
 	}
@@ -119,15 +123,15 @@ func (e *Engine) expired(s *stream) {
 	case s.endBy > 0:
 		e.endLongRunning(s, s.endWhy)
 	case s.draining:
-		// The response is complete, only the upload goes on.
-		e.Count.reset(resetByLane)
+		// The response is complete, only the upload continues.
+		e.Count.reset(resetByEngine)
 		e.reset(s, up, http2.ErrCodeNo)
 		e.reset(s, down, http2.ErrCodeCancel)
-		e.settle(s)
+		e.endIfDone(s)
 	case s.half[down].head || s.reason != ReasonNone:
 		e.abort(s, ReasonDeadline, errDeadline, http2.ErrCodeInternal)
-	case s.wait.in != nil && s.wait.in != &e.idling && len(e.pool(s.ep.carrier()).conns) > 0:
-		e.crowdedOut(s, e.pool(s.ep.carrier())) // nothing was sent
+	case s.wait.in != nil && s.wait.in != &e.awaitDial && len(e.pool(s.ep.carrier()).conns) > 0:
+		e.answerNoRoom(s, e.pool(s.ep.carrier())) // nothing was sent
 	default:
 		s.blame(ReasonDeadline, errDeadline)
 		e.reset(s, down, http2.ErrCodeCancel)
@@ -138,21 +142,21 @@ func (e *Engine) expired(s *stream) {
 
 var errDeadline = errors.New("deadline exceeded")
 
-// check looks after one connection.
+// check checks one connection's timeouts and limits.
 func (e *Engine) check(c *Conn) {
 	defer e.rescue(c)
-	if c.held {
+	if c.delayed {
 		c.touch()
 	}
 	c.reach.rest(e.now)
 	if c.side == up {
-		c.giveCredit() // it may have had to wait for others to hold less
+		c.giveCredit() // credit may have been withheld because others held much
 	}
 	e.checkKey(c)
 	var err error
 	switch {
 	case e.stalled(c):
-		err = fmt.Errorf("peer took nothing for %v", e.lim.stall)
+		err = fmt.Errorf("peer accepted no output for %v", e.lim.stall)
 	case c.side == up:
 		err = e.checkClient(c)
 	default:
@@ -163,8 +167,8 @@ func (e *Engine) check(c *Conn) {
 	}
 }
 
-// stalled reports whether the peer has taken nothing for too long of what is being written. One that
-// reads slowly takes some all the time, although the socket may have no room for minutes.
+// stalled reports whether the peer has accepted nothing of our output for too long. A slow reader
+// always accepts some, although its socket may have no room for minutes.
 func (e *Engine) stalled(c *Conn) bool {
 	if c.inflight == 0 {
 		return false
@@ -192,7 +196,8 @@ func (e *Engine) checkKey(c *Conn) {
 	c.pool.grow()
 }
 
-// checkClosing cuts a closed connection whose peer does not take our last words, or does not close its side.
+// checkClosing cuts a closed connection whose peer does not read our output, or does not close its
+// side.
 func (e *Engine) checkClosing(c *Conn) {
 	defer e.rescue(c)
 	limit := e.lim.linger
@@ -207,13 +212,13 @@ func (e *Engine) checkClosing(c *Conn) {
 
 func (e *Engine) checkClient(c *Conn) error {
 	silent := e.now - c.lastRead
-	if e.going && e.now >= e.cutAt {
+	if e.draining && e.now >= e.cutAt {
 		e.cutLongRunning(c, nil, ReasonDrain)
 	} else if c.cutAt > 0 && e.now >= c.cutAt {
 		e.cutLongRunning(c, nil, ReasonRetired)
 	}
 	switch {
-	case c.closing: // with the last of those that were cut
+	case c.closing: // with the last stream that was ended
 	case (c.preface > 0 || !c.started || c.blockID != 0) && e.now-c.blockAt > e.lim.head:
 		return fmt.Errorf("head not complete after %v", e.lim.head)
 	case c.goAway == goAwaySoon && e.now-c.goAwayAt > e.lim.linger:
@@ -222,17 +227,18 @@ func (e *Engine) checkClient(c *Conn) error {
 		if e.now-c.idleSince > e.lim.idle && c.goAway == goAwayNone {
 			e.drainConn(c)
 		}
-	case c.pingAt > 0 && e.now-c.pingAt > e.lim.pong && !e.behind(c):
+	case c.pingAt > 0 && e.now-c.pingAt > e.lim.pong && !e.hasUnread(c):
 		return fmt.Errorf("client silent for %v", silent)
 	case c.pingAt == 0 && silent > e.lim.ping:
-		c.ask()
+		c.sendPing()
 	}
 	return nil
 }
 
-// askAfter is the part of the limit after which a silent backend is asked. By default that is 0.9 of
-// 4.5 s, so that it has 3.5 s to answer; asking half way left it 2.25 s, and a backend that is
-// throttled lost the connection that many share. An idle connection costs a PING a second.
+// askAfter is the part of the limit after which a silent backend gets a PING. By default that is
+// 0.9 s of 4.5 s, which leaves it 3.5 s to answer; a PING at half the limit left 2.25 s, and
+// throttled backends lost connections that many requests share. An idle connection costs one PING a
+// second.
 const askAfter = 5
 
 func (e *Engine) checkBackend(c *Conn) error {
@@ -240,36 +246,36 @@ func (e *Engine) checkBackend(c *Conn) error {
 	if limit <= 0 {
 		limit = defaultPing
 	}
-	e.brisk = e.brisk || limit < defaultPing && len(c.streams) > 0
-	limit -= limit / 10 // a request that was sent must have gone elsewhere when the whole of it is over, and a tick may be late
+	e.shortTimeout = e.shortTimeout || limit < defaultPing && len(c.streams) > 0
+	limit -= limit / 10 // requests must have moved before all of the limit is over, and a tick may be late
 	silent := e.now - c.lastRead
 	if c.cutAt > 0 && e.now >= c.cutAt {
 		e.cutLongRunning(c, nil, ReasonRetired)
 	}
 	switch {
-	case c.closing: // with the last of those that were cut
+	case c.closing: // with the last stream that was ended
 	case len(c.streams) == 0 && e.now-c.idleSince > e.lim.backendIdle:
 		c.drained = true
 		e.closeIfDone(c)
-	case silent >= limit && c.pingAt > 0 && !e.behind(c):
+	case silent >= limit && c.pingAt > 0 && !e.hasUnread(c):
 		return fmt.Errorf("backend silent for %v", silent)
 	case silent >= limit/askAfter && c.pingAt == 0:
-		c.ask()
+		c.sendPing()
 	}
 	return nil
 }
 
-// behind reports whether it is we who have not listened: what the peer has sent waits in its socket, because this process has more to do than it has
-// processors for. It is asked when a peer would be given up, so its system call costs nothing otherwise.
-func (e *Engine) behind(c *Conn) bool { return e.Unread != nil && e.Unread(c) }
+// hasUnread reports whether the peer's input waits in the socket: then this process was slow, not
+// the peer. It is only called before a peer is given up, because it is a system call.
+func (e *Engine) hasUnread(c *Conn) bool { return e.Unread != nil && e.Unread(c) }
 
-// ask sends a PING. Whatever the peer sends then counts as an answer.
-func (c *Conn) ask() {
+// sendPing sends a PING. Any input then counts as an answer.
+func (c *Conn) sendPing() {
 	c.pingAt = c.e.now
 	c.writePing(0, []byte("fairlead"))
 }
 
-// cutLongRunning ends what runs long: an upstream's, or everybody's if of is nil.
+// cutLongRunning ends long-running streams: those of one upstream, or all if of is nil.
 func (e *Engine) cutLongRunning(c *Conn, of *Upstream, r Reason) {
 	for _, id := range c.ids(func(s *stream) bool { return s.plan.LongRunning && (of == nil || s.plan.Forward == of) }) {
 		if s := c.streams[id]; s != nil {
@@ -278,9 +284,10 @@ func (e *Engine) cutLongRunning(c *Conn, of *Upstream, r Reason) {
 	}
 }
 
-// endLongRunning ends a watch as kube-apiserver's own watch timeout does: what has come is delivered, and then the body ends. A client takes that for
-// the end of the watch, and begins the next; a reset it would log as an error. A response of declared length cannot end early unnoticed, and one
-// that has not begun has nothing to end: those are reset.
+// endLongRunning ends a watch like kube-apiserver's own watch timeout: what has come is delivered,
+// and then the body ends. A client takes that as the end of the watch and begins the next one; it
+// would log a reset as an error. A response with a declared length cannot end early unnoticed, and
+// one that has not begun has no body to end: both are reset.
 func (e *Engine) endLongRunning(s *stream, r Reason) {
 	h := &s.half[down]
 	if !h.head || h.end || h.declared >= 0 || s.local != nil || s.leg[up] == nil && s.guest == nil {
@@ -300,15 +307,17 @@ func (e *Engine) endLongRunning(s *stream, r Reason) {
 }
 
 const (
-	// eventGap is the silence after which a watch's last event is whole: its bytes come in one burst.
+	// eventGap is the silence after which a watch's last event is complete: its bytes come
+	// together.
 	eventGap = TickEvery
-	// eventPatience bounds how long the end of an event is waited for: a drain gives watches a second to end in.
+	// eventPatience bounds the wait for the end of an event: a drain gives watches a second to end.
 	eventPatience = 3 * TickEvery
 )
 
-// AmidEvent reports whether to wait on with the end of a long-running response, after having waited for so long: its
-// last bytes came so long ago, and may be only part of an event. A client that sees the end there logs an unexpected one.
-// Events of JSON and lines of logs end with a newline, those of protobuf with silence.
+// AmidEvent reports whether a long-running response should continue a little, because its last
+// bytes may be only part of an event: waited is how long its end was put off, silence how old the
+// last bytes are. A client that sees the end within an event logs an unexpected EOF. Events in JSON
+// and lines of logs end with a newline, events in protobuf with silence.
 func AmidEvent(waited, silence time.Duration, newline bool) bool {
 	return waited < eventPatience && silence < eventGap && !newline
 }

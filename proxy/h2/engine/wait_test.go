@@ -9,7 +9,8 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// While its only backend restarts a request waits for it, body and all, and costs its client nothing but the time.
+// While its only backend restarts a request waits for it, body and all, and costs its client
+// nothing but the time.
 func TestWaitsForBackend(t *testing.T) {
 	r := newRig(t)
 	r.plan = Plan{Retries: 2, Wait: 2 * time.Second}

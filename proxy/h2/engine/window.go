@@ -2,37 +2,36 @@ package engine
 
 import "time"
 
-// Windows grow with the distance of the peer. A stream whose receiver takes everything at once may
-// still use only one window in each round trip, however fast the line is: 256 KiB are 5 MB/s from a
-// peer 50 ms away. How long a round trip is shows when a window is used up: what an update allows
-// comes after the update has arrived.
+// Windows grow with the peer's distance. A sender can use only one window per round trip, however
+// fast the line is: 256 KiB are 5 MB/s from a peer 50 ms away. The time in which a peer uses up a
+// window after an update is a measure of the round trip.
 
 const (
-	// near is a distance at which the first window is wide enough: 128 MB/s.
+	// near is a distance for which the first window is wide enough: 128 MB/s.
 	near = 2 * time.Millisecond
-	// far is beyond any distance. What takes longer was not held up by a window.
+	// far is longer than any round trip: a window that lasts longer was not the limit.
 	far = time.Second
-	// growth is by how much a window becomes wider in a round trip: after two of them a stream's is
+	// growth is the factor by which a window grows in a round trip: after two of them a stream's is
 	// as wide as the 4 MiB that Go's client begins with.
 	growth = 4
-	// rest is how long a window stays wide that is not used well.
+	// rest is how long a window stays wide without being used well.
 	rest = 5 * time.Second
-	// widest is 80 MB/s from the other side of the world (200 ms).
+	// widest allows 80 MB/s from the other side of the world (200 ms).
 	widest = 16 << 20
-	// minSharers leaves room for others when few streams are wide: of the default bound one has 8
-	// MiB. Those that run long become only a little wider, because after a list at their beginning
-	// they keep for hours what they do not use.
+	// minSharers leaves room for others while few streams are wide: with the default bound one
+	// stream gets 8 MiB. Long-running streams become only a little wider, because after an initial
+	// list they keep for hours what they do not use.
 	minSharers = 16
 )
 
-// meter times how long it takes a peer to use a window up.
+// meter measures how long a peer takes to use a window up.
 type meter struct {
-	at   time.Duration // when the window was updated; 0: none is timed
-	left int32         // what may still come of it
+	at   time.Duration // when the window was updated; 0 means that nothing is measured
+	left int32         // what is left of the window
 }
 
-// start is told of an update, after which the peer may send left. It reports whether that one is
-// timed.
+// start begins a measurement at an update after which the peer may send left bytes. It reports
+// false if another one is under way.
 func (m *meter) start(now time.Duration, left int32) bool {
 	if m.at > 0 && now-m.at <= far {
 		return false
@@ -41,9 +40,8 @@ func (m *meter) start(now time.Duration, left int32) bool {
 	return true
 }
 
-// came is told of n bytes. It returns how long the window has lasted, or 0 if there is some of it
-// left.
-func (m *meter) came(now time.Duration, n int32) time.Duration {
+// received counts n bytes. It returns how long the window has lasted, or 0 if some of it is left.
+func (m *meter) received(now time.Duration, n int32) time.Duration {
 	if m.at == 0 {
 		return 0
 	}
@@ -56,21 +54,21 @@ func (m *meter) came(now time.Duration, n int32) time.Duration {
 	return took
 }
 
-// reach is what a connection has found out about the distance of its peer.
+// reach is what a connection knows of its peer's distance, and the resulting windows.
 type reach struct {
-	shortest time.Duration // a round trip; 0: not known
+	shortest time.Duration // the shortest round trip; 0 means unknown
 	seen     time.Duration // when a window was last used well
 	all      meter         // of the connection's window
-	one      meter         // of the window of a stream, id
+	one      meter         // of the window of stream id
 	id       uint32
-	conn     int32 // how wide the connection's window is; 0: as it was first
-	stream   int32 // how wide the window of a stream may be that is used well; 0: as all are first
-	promised int64 // by how much streams' windows together are wider than they were first
-	wide     int32 // how many are
+	conn     int32 // the connection's window; 0 means the initial one
+	stream   int32 // the window for a stream that uses it well; 0 means the initial one
+	promised int64 // how much wider than initially all streams' windows are together
+	wide     int32 // how many streams' windows are wider
 }
 
-// judge says what becomes of a window of size that lasted for took. It never becomes narrower here:
-// that a stream is slow says nothing about the others.
+// judge returns the new size of a window of size bytes that lasted for took. It never shrinks a
+// window: one slow stream says nothing about the others.
 func (r *reach) judge(now, took time.Duration, size int32) int32 {
 	if took < near || took > far {
 		return size
@@ -79,7 +77,7 @@ func (r *reach) judge(now, took time.Duration, size int32) int32 {
 		r.shortest = took
 	}
 	if took > 2*growth*r.shortest {
-		return size // an eighth of it would do
+		return size // an eighth of it would be enough
 	}
 	r.seen = now
 	if took > 2*r.shortest {
@@ -88,17 +86,17 @@ func (r *reach) judge(now, took time.Duration, size int32) int32 {
 	return max(size, min(size*growth, widest))
 }
 
-// rest forgets the distance of a peer that has not used its windows for a while.
+// rest forgets the distance of a peer that has not used its windows well for a while.
 func (r *reach) rest(now time.Duration) {
 	if r.stream > 0 && now-r.seen > rest {
 		r.stream, r.shortest = 0, 0
 	}
 }
 
-// came is told of a DATA frame of n bytes on the connection.
-func (c *Conn) came(n int32) {
-	took := c.reach.all.came(c.e.now, n)
-	if took == 0 || c.side == down { // a backend's connection has a window that no line fills
+// received accounts for a DATA frame of n bytes in the connection's window.
+func (c *Conn) received(n int32) {
+	took := c.reach.all.received(c.e.now, n)
+	if took == 0 || c.side == down { // no line fills the window of a backend's connection
 		return
 	}
 	size := c.fullWindow()
@@ -108,7 +106,7 @@ func (c *Conn) came(n int32) {
 	}
 }
 
-// fullWindow is how much the peer may send on the connection when all that came has been credited.
+// fullWindow returns how much the peer may send on the connection when all bytes are credited.
 func (c *Conn) fullWindow() int32 {
 	if c.side == down {
 		return c.e.lim.backendWindow
@@ -116,13 +114,13 @@ func (c *Conn) fullWindow() int32 {
 	return max(c.e.lim.clientWindow, c.reach.conn)
 }
 
-// cameOn is told of a DATA frame of n bytes on a stream.
-func (c *Conn) cameOn(id uint32, h *half, n int32) {
+// streamReceived accounts for a DATA frame of n bytes in a stream's window.
+func (c *Conn) streamReceived(id uint32, h *half, n int32) {
 	r := &c.reach
 	if r.id != id {
 		return
 	}
-	took := r.one.came(c.e.now, n)
+	took := r.one.received(c.e.now, n)
 	if took == 0 || !h.keepsUp() {
 		return
 	}
@@ -131,12 +129,11 @@ func (c *Conn) cameOn(id uint32, h *half, n int32) {
 	}
 }
 
-// keepsUp reports whether the receiver takes what comes: else a wider window would only be filled.
+// keepsUp reports whether the receiver reads fast enough: otherwise a wider window only fills up.
 func (h *half) keepsUp() bool { return h.q.size <= int(h.full)/2 && !h.discard }
 
-// fit makes a stream's window as wide as it should be; wide ones have equal shares of what the
-// connection may promise. A promise is never broken: a window that is too wide gets no credit until
-// enough of it was used.
+// fit adjusts a stream's window. All wide windows get equal shares of what the connection may
+// promise. A promise is never broken: a window that is too wide gets no credit until it was used.
 func (c *Conn) fit(s *stream, h *half) {
 	r, first := &c.reach, c.e.lim.streamWindow
 	if r.stream == 0 && h.full == first {
@@ -160,7 +157,7 @@ func (c *Conn) fit(s *stream, h *half) {
 	}
 }
 
-// widen changes a stream's window, if the process has room for what that promises.
+// widen changes a stream's window, if the process has room for the promise.
 func (c *Conn) widen(h *half, by int32) {
 	if by == 0 || !c.e.Memory.Promise(int64(by)) {
 		return
@@ -177,8 +174,8 @@ func (c *Conn) widen(h *half, by int32) {
 	}
 }
 
-// cameAll is told that nothing more comes on a stream.
-func (c *Conn) cameAll(id uint32, h *half) {
+// streamEnded releases a stream's wide window: no more bytes come.
+func (c *Conn) streamEnded(id uint32, h *half) {
 	if c.reach.id == id {
 		c.reach.id, c.reach.one.at = 0, 0
 	}
@@ -187,7 +184,7 @@ func (c *Conn) cameAll(id uint32, h *half) {
 	}
 }
 
-// credited is told of a stream's update, after which the peer may send left.
+// credited starts measuring after a stream's update, with which the peer may send left bytes.
 func (c *Conn) credited(id uint32, left int32) {
 	if r := &c.reach; r.one.start(c.e.now, left) {
 		r.id = id

@@ -2,29 +2,30 @@ package engine
 
 import "runtime/debug"
 
-// Work is what one turn of an engine wants done. It is filled under the mutex and worked off without it.
+// Work is what the driver has to do after one turn of an engine. It is filled under the mutex, done
+// without it.
 type Work struct {
-	Writes []Write // each ends with Conn.Wrote
+	Writes []Write // each must be followed by Conn.Wrote
 	Closes []*Conn // to be closed
 	calls  []call
 }
 
 // Write is output of a connection.
 type Write struct {
-	Conn *Conn  // whose it is
-	Buf  []byte // until Conn.Wrote
-	Err  error  // the driver's
-	Left bool   // the driver's, too: it calls Wrote later
+	Conn *Conn  // the one to write to
+	Buf  []byte // owned by the driver until Conn.Wrote
+	Err  error  // set by the driver
+	Left bool   // set by the driver, which calls Wrote later
 }
 
-// Due accounts for a turn, and reports whether there is work.
+// Due updates the memory accounting after a turn, and reports whether there is work.
 func (e *Engine) Due() bool {
 	e.report(reportStep)
 	e.shed()
 	return len(e.dirty) > 0 || len(e.calls) > 0
 }
 
-// Collect takes what there is to do; false: nothing.
+// Collect moves the pending work to w, and reports whether there is some.
 func (e *Engine) Collect(w *Work) bool {
 	clear(w.Writes)
 	clear(w.Closes)
@@ -36,7 +37,7 @@ func (e *Engine) Collect(w *Work) bool {
 		case c.gone:
 		case c.cut:
 			w.Closes = append(w.Closes, c)
-		case c.flushing: // whoever is writing looks again
+		case c.flushing: // its writer calls More afterwards
 			c.weigh()
 		case len(c.out) > 0:
 			c.flushing = true
@@ -54,17 +55,17 @@ func (e *Engine) Collect(w *Work) bool {
 	return false
 }
 
-// Tell makes the calls that a turn owes to others. It is called without the mutex.
-func (e *Engine) Tell(w *Work) {
+// RunCalls runs the callbacks. It must be called without the mutex.
+func (e *Engine) RunCalls(w *Work) {
 	for i := range w.calls {
-		e.tell(&w.calls[i])
+		e.runCall(&w.calls[i])
 		w.calls[i] = call{}
 	}
 }
 
-func (e *Engine) tell(c *call) {
+func (e *Engine) runCall(c *call) {
 	defer func() {
-		if v := recover(); v != nil { // the engine is none the worse for it
+		if v := recover(); v != nil { // the engine's state is not affected
 			e.Count.Panics.Add(1)
 			e.Caught(v, debug.Stack())
 		}
@@ -81,7 +82,7 @@ func (e *Engine) tell(c *call) {
 	}
 }
 
-// Wrote ends a write: the output may have grown meanwhile, and streams that waited for room go on.
+// Wrote ends a write. The output may have grown meanwhile, and waiting streams continue.
 func (c *Conn) Wrote(buf []byte, err error) {
 	defer c.e.rescue(c)
 	c.flushing = false
@@ -97,7 +98,7 @@ func (c *Conn) Wrote(buf []byte, err error) {
 	}
 }
 
-// More takes further output for who has just written; nil: there is none, and nobody writes any more.
+// More returns further output after a write. Nil means that there is none: the write is over.
 func (c *Conn) More() []byte {
 	if len(c.out) == 0 || c.cut || c.gone {
 		return nil

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
 func TestDefaultIsQuarterOfMemoryLimit(t *testing.T) {
@@ -19,12 +21,13 @@ func TestDefaultIsQuarterOfMemoryLimit(t *testing.T) {
 		t.Errorf("of 400 MiB connections may hold %d", n)
 	}
 	debug.SetMemoryLimit(math.MaxInt64)
-	if n := New(0).limit; n <= 0 || n > math.MaxInt64/part {
+	if n := New(0).limit; n <= 0 || n > math.MaxInt64/fraction {
 		t.Errorf("without a limit of Go's connections may hold %d", n)
 	}
 }
 
-// However many hold as much as they may, they never hold more than the limit, and one alone less than a quarter.
+// However many hold as much as they may, they never hold more than the limit, and one alone less
+// than a quarter.
 func TestHoldersShare(t *testing.T) {
 	for _, holders := range []int64{1, 2, 10, 100, 1000} {
 		b := New(1 << 30)
@@ -58,6 +61,9 @@ func TestBodiesAndPromises(t *testing.T) {
 	}
 	if !b.Promise(4<<20) || b.Promise(1) {
 		t.Error("half of the limit may be promised, and no more")
+	}
+	if n := testutil.CollectAndCount(b); n != 5 {
+		t.Errorf("%d metrics, want what is held, the limit and three kinds of refusals", n)
 	}
 	b.Promise(-4 << 20)
 	b.Add(3 << 20)

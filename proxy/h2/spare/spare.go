@@ -6,22 +6,22 @@ import (
 	"math/rand/v2"
 )
 
-// Buffers keeps a few. What is kept twice would be given to two connections, and one would read what
-// is the other's. So what is kept is marked at its end, and keeping it again is a panic, which ends the
-// connection that it happens on.
+// Buffers is a small free list. A buffer that is freed twice would be given to two connections, and
+// one would read the other's data. So Put marks the end of each buffer, and panics if the mark is
+// already there. The panic ends the connection on which it happens.
 type Buffers struct {
-	mark uint64 // chosen at random when the first is kept, so that nobody can send what looks like it
+	mark uint64 // random, chosen at the first Put, so that a peer cannot send bytes that look like it
 	list [][]byte
-	size int // of all of list
+	size int // total capacity of list
 }
 
 const (
-	maxSize  = 4 << 20   // of all together: what a thousand connections write in one turn
-	maxKept  = 256 << 10 // two write limits: larger ones were needed for huge heads
+	maxSize  = 4 << 20   // bytes in total: what a thousand connections write in one turn
+	maxKept  = 256 << 10 // two write limits: larger buffers were needed for huge heads
 	markSize = 8
 )
 
-// Get returns an empty one; nil: there is none.
+// Get returns an empty buffer. Nil means that there is none.
 func (s *Buffers) Get() []byte {
 	n := len(s.list)
 	if n == 0 {
@@ -35,7 +35,7 @@ func (s *Buffers) Get() []byte {
 	return b
 }
 
-// Put keeps a buffer that nobody uses any more, unless it is too large or there are enough.
+// Put frees a buffer that is no longer used. It keeps none that is too large, or beyond maxSize.
 func (s *Buffers) Put(b []byte) {
 	n := cap(b)
 	if n < markSize || n > maxKept || s.size+n > maxSize {
@@ -53,8 +53,8 @@ func (s *Buffers) Put(b []byte) {
 	s.size += n
 }
 
-// Drop gives all of them up.
+// Drop releases all buffers.
 func (s *Buffers) Drop() { s.list, s.size = nil, 0 }
 
-// Size is that of all of them.
+// Size returns the bytes of all buffers together.
 func (s *Buffers) Size() int { return s.size }

@@ -26,3 +26,18 @@ func TestDrop(t *testing.T) {
 		t.Errorf("%d bytes are left, and counted as %d", cap(b), s.Size())
 	}
 }
+
+func TestBounds(t *testing.T) {
+	var s Buffers
+	for _, n := range []int{0, markSize - 1, maxKept + 1} {
+		if s.Put(make([]byte, n)); s.Size() != 0 {
+			t.Errorf("a buffer of %d bytes is kept", n)
+		}
+	}
+	for range maxSize/maxKept + 1 {
+		s.Put(make([]byte, maxKept))
+	}
+	if n := s.Size(); n > maxSize || n <= maxSize-maxKept {
+		t.Errorf("%d bytes are kept, want %d", n, maxSize)
+	}
+}

@@ -7,7 +7,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// The masks hold the bytes that a field name may have (RFC 9110 §5.6.2, without upper case: RFC 9113 §8.2.1), one bit a byte.
+// The masks have one bit for each byte that is valid in a field name (RFC 9110 §5.6.2, lower case:
+// RFC 9113 §8.2.1).
 const (
 	nameMaskLow  uint64 = 1<<'!' | 1<<'#' | 1<<'$' | 1<<'%' | 1<<'&' | 1<<'\'' | 1<<'*' | 1<<'+' | 1<<'-' | 1<<'.' | 0x3ff<<'0'
 	nameMaskHigh uint64 = 1<<('^'-64) | 1<<('_'-64) | 1<<('`'-64) | 1<<('|'-64) | 1<<('~'-64) | 0x3ffffff<<('a'-64)
@@ -26,14 +27,15 @@ func validName(s string) bool {
 	return true
 }
 
-// validValue refuses control characters; bytes above 127 are opaque (RFC 9110 §5.5).
+// validValue rejects control characters; bytes above 127 are opaque (RFC 9110 §5.5).
 func validValue(s string) bool {
-	// Eight bytes at a time: tokens have a thousand, and looking at them one by one was 9 % of a GET.
+	// Eight bytes at a time: tokens have a thousand bytes; checking each took 9 % of a GET.
 	const ones, high = 0x0101010101010101, 0x8080808080808080
 	for ; len(s) >= 8; s = s[8:] {
 		w := word(s, 0)
 		del := w ^ 0x7f*ones
-		// Not 0 exactly if a byte is below ' ' (a tab, perhaps) or 0x7f: the first such byte borrows from its high bit.
+		// Not 0 exactly if some byte is below ' ' (perhaps a tab) or is 0x7f: the first such byte
+		// borrows from its high bit.
 		if suspects := ((w-' '*ones)&^w | (del-ones)&^del) & high; suspects != 0 && !validBytes(s[:8]) {
 			return false
 		}
@@ -50,7 +52,8 @@ func validBytes(s string) bool {
 	return true
 }
 
-// trim cuts white space that must not be there (§8.2.1). Refusing it would break clients that net/http serves.
+// trim removes leading and trailing white space, which is not allowed (§8.2.1). Rejecting it would
+// break clients that net/http serves.
 func trim(s string) string {
 	if s != "" && (s[0] <= ' ' || s[len(s)-1] <= ' ') {
 		return strings.Trim(s, " \t")
@@ -67,8 +70,8 @@ func validMethod(m string) bool {
 	return m != ""
 }
 
-// ConnectionSpecific names (in lower case) the fields that mean something only to one connection and
-// must not appear in HTTP/2 (§8.2.2).
+// ConnectionSpecific reports whether the field with this lower-case name concerns one connection
+// only and must not appear in HTTP/2 (§8.2.2).
 func ConnectionSpecific(name string) bool {
 	switch name {
 	case "connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade":
@@ -77,8 +80,9 @@ func ConnectionSpecific(name string) bool {
 	return false
 }
 
-// Credential names (in lower case) the fields that are never indexed upstream: a table that requests of many users share must not let one find out
-// another's by the size of its requests (RFC 7541 §7.1.3).
+// Credential reports whether the field with this lower-case name is never indexed towards backends.
+// Many users' requests share a table, and one user must not learn another's credential from the
+// size of requests (RFC 7541 §7.1.3).
 func Credential(name string) bool {
 	switch name {
 	case "authorization", "proxy-authorization", "cookie", "set-cookie":
@@ -87,13 +91,13 @@ func Credential(name string) bool {
 	return strings.HasPrefix(name, "impersonate-") || strings.HasPrefix(name, "x-remote-")
 }
 
-// PassesTrailer reports whether a trailer of that name may be forwarded. Some would change a message
-// that was already acted upon (RFC 9110 §6.5.1), or say who asks.
+// PassesTrailer reports whether a trailer with this name may be forwarded. Some would change a
+// message that was already acted upon (RFC 9110 §6.5.1), or name the user.
 func PassesTrailer(name string) bool {
 	return httpguts.ValidTrailerHeader(name) && !ConnectionSpecific(name) && !Credential(name)
 }
 
-// AppendField adds a field of an http.Header, unless HTTP/2 has no place for its name or value.
+// AppendField appends the values of an http.Header's key, except what HTTP/2 does not allow.
 func AppendField(fields []hpack.HeaderField, key string, values []string) []hpack.HeaderField {
 	name := strings.ToLower(key)
 	if !validName(name) || ConnectionSpecific(name) {

@@ -1,7 +1,8 @@
-// Package wire is HTTP/2 as bytes: frames (RFC 9113 §4), HPACK (RFC 7541), and what the heads of messages may say (RFC 9113 §8).
+// Package wire encodes and decodes HTTP/2: frames (RFC 9113 §4), HPACK (RFC 7541) and the rules for
+// message heads (RFC 9113 §8).
 //
-// It knows nothing of streams or connections beyond what it is handed, does no I/O, and allocates nothing for what comes again. Nothing
-// of it is safe for concurrent use.
+// It has no state of streams or connections beyond its arguments, does no I/O, and does not
+// allocate for fields that repeat. Nothing in it is safe for concurrent use.
 package wire
 
 import (
@@ -10,21 +11,21 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// FrameHeaderLen is how many bytes a frame has before its payload (RFC 9113 §4.1).
+// FrameHeaderLen is the length of a frame's header in bytes (RFC 9113 §4.1).
 const FrameHeaderLen = 9
 
-// FrameHeader is RFC 9113 §4.1.
+// FrameHeader is the header of a frame (RFC 9113 §4.1).
 type FrameHeader struct {
 	Length   int             // of the payload
-	Type     http2.FrameType // of which unknown ones are ignored
-	Flags    http2.Flags     // whose meaning depends on the type
-	StreamID uint32          // 0: the connection
+	Type     http2.FrameType // unknown types are ignored
+	Flags    http2.Flags     // their meaning depends on Type
+	StreamID uint32          // 0 means the connection
 }
 
 // Has reports whether one of the flags is set.
 func (h FrameHeader) Has(f http2.Flags) bool { return h.Flags&f != 0 }
 
-// Append writes the header.
+// Append appends the encoded header to b.
 func (h FrameHeader) Append(b []byte) []byte {
 	return append(b, byte(h.Length>>16), byte(h.Length>>8), byte(h.Length), byte(h.Type), byte(h.Flags),
 		byte(h.StreamID>>24), byte(h.StreamID>>16), byte(h.StreamID>>8), byte(h.StreamID))
@@ -40,14 +41,15 @@ func parseFrameHeader(b []byte) FrameHeader {
 	}
 }
 
-// PutFrameLength overwrites the length of the frame whose header starts b.
+// PutFrameLength overwrites the length in the frame header at the start of b.
 func PutFrameLength(b []byte, length int) {
 	b[0], b[1], b[2] = byte(length>>16), byte(length>>8), byte(length)
 }
 
-// NextFrame reads the header of the frame that b begins with, and says how many bytes from the start of b must be there before the
-// frame can be handled: the whole frame, but of DATA only what precedes its bytes, which are forwarded as they come. Until need bytes
-// are there h may be empty. False: the frame is larger than maxFrame (§4.2).
+// NextFrame reads the header of the frame at the start of b. It returns how many bytes from the
+// start of b are needed before the frame can be handled: the whole frame, except for DATA, whose
+// content is forwarded as it comes. As long as b is shorter than need, h may be empty. It reports
+// false if the frame is larger than maxFrame (§4.2).
 func NextFrame(b []byte, maxFrame int) (h FrameHeader, need int, ok bool) {
 	if len(b) < FrameHeaderLen {
 		return h, FrameHeaderLen, true

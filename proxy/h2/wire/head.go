@@ -7,36 +7,38 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// Head is one decoded request head. Its strings stay valid after the call it is passed to; Fields only lives during it.
+// Head is one decoded request head. Its strings stay valid; Fields only during the call that
+// receives it.
 type Head struct {
 	Method    string // :method
 	Scheme    string // :scheme
-	Authority string // :authority, or else the host field
+	Authority string // :authority, or the host field if there is none
 	Path      string // :path as received, up to the first '?'
 	RawQuery  string // :path as received, after the first '?'
-	// Fields are the other fields in the order received: valid lower-case names (RFC 9113 §8.2), without host.
+	// Fields are the other fields in the order received: valid lower-case names (RFC 9113 §8.2),
+	// without host.
 	Fields        []hpack.HeaderField
-	ContentLength int64 // -1: not declared
+	ContentLength int64 // -1 means not declared
 	EndStream     bool  // no body follows
 
 	target string // :path as received
 }
 
-// SetTarget makes path the :path.
+// SetTarget sets :path.
 func (h *Head) SetTarget(path string) {
 	h.target = path
 	h.Path, h.RawQuery, _ = strings.Cut(path, "?")
 }
 
-// Target is :path as received.
+// Target returns :path as received.
 func (h *Head) Target() string { return h.target }
 
-// Valid reports whether method, target and authority are such as HTTP/2 can carry.
+// Valid reports whether HTTP/2 can carry the method, target and authority.
 func (h *Head) Valid() bool {
 	return validMethod(h.Method) && validValue(h.target) && validValue(h.Authority)
 }
 
-// Restore makes a head of fields that were forwarded.
+// Restore sets the head from fields that were forwarded.
 func (h *Head) Restore(fields []hpack.HeaderField) {
 	for _, f := range fields {
 		if _, to := h.pseudo(f.Name); to != nil {
@@ -48,7 +50,8 @@ func (h *Head) Restore(fields []hpack.HeaderField) {
 	h.SetTarget(h.target)
 }
 
-// pseudo is where the value of a pseudo-field goes, and its bit in what check is told; nil: no request has one of that name.
+// pseudo returns the place for the value of a pseudo-field, and its bit in check's argument. Nil
+// means that requests have no such pseudo-field.
 func (h *Head) pseudo(name string) (bit uint8, to *string) {
 	switch name {
 	case ":method":
@@ -63,7 +66,7 @@ func (h *Head) pseudo(name string) (bit uint8, to *string) {
 	return 0, nil
 }
 
-// check judges the pseudo-fields, of which those in seen were there.
+// check validates the pseudo-fields; seen has a bit for each that was received.
 func (h *Head) check(seen uint8) error {
 	switch {
 	case seen&1 == 0:
@@ -84,7 +87,8 @@ func (h *Head) check(seen uint8) error {
 	return nil
 }
 
-// mergeHost makes host and :authority one: two that differ could select one backend here and another there (§8.3.1).
+// mergeHost makes host and :authority one: if they differed, one could select a backend here and
+// the other another one there (§8.3.1).
 func mergeHost(h *Head, host string) error {
 	switch {
 	case host == "" || host == h.Authority:
@@ -98,9 +102,10 @@ func mergeHost(h *Head, host string) error {
 	return errors.New("host differs from :authority")
 }
 
-// ResponseHead is one decoded response head. Its strings stay valid; Fields only live until the next section is decoded.
+// ResponseHead is one decoded response head. Its strings stay valid; Fields only until the next
+// section is decoded.
 type ResponseHead struct {
 	Status        int                 // :status
-	ContentLength int64               // -1: not declared
+	ContentLength int64               // -1 means not declared
 	Fields        []hpack.HeaderField // the other fields in the order received
 }

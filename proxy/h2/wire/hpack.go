@@ -2,37 +2,41 @@ package wire
 
 import "golang.org/x/net/http2/hpack"
 
-// Encoder writes field blocks (RFC 7541). It costs a fifth of x/net's, which hashes every field's name and value two to four times and tries Huffman
-// coding on all that it has not seen:
+// Encoder writes field blocks (RFC 7541). It costs a fifth of x/net's encoder, which hashes every
+// field's name and value two to four times and tries Huffman coding on every string that it has not
+// seen:
 //
-//   - A field goes into the dynamic table when it is sent the second time. What is sent once (a path, an ETag, another server's request id) would push out
-//     what is sent with every request.
-//   - Strings are written as they are: Huffman coding saves a fifth of what is no longer in the table, and costs us and the peer more than it saves.
-//   - Sensitive fields are never indexed, and their values never looked for.
+//   - A field is added to the dynamic table when it is sent the second time. Fields that are sent
+//     once (a path, an ETag, another server's request id) would evict fields that are sent with
+//     every request.
+//   - Strings are not Huffman-coded: that would save a fifth of what is not in the table, and
+//     cost us and the peer more than it saves.
+//   - Sensitive fields are never indexed, and their values are never looked up.
 type Encoder struct {
-	fields []hpack.HeaderField // a ring of a power of two: the table's, by number; nil: nothing was added yet
-	next   []uint64            // beside fields: the number of the one added before to the same bucket, or one that is gone
-	added  uint64              // the number of the field added last; the first is 1
-	first  uint64              // the number of the oldest one that is still there
-	size   int                 // as RFC 7541 §4.1 counts
+	fields []hpack.HeaderField // the dynamic table: a ring indexed by number, length a power of two; nil while empty
+	next   []uint64            // for each of fields: the number added before it to the same bucket, perhaps evicted
+	added  uint64              // the number of the newest field; numbers start at 1
+	first  uint64              // the number of the oldest field still in the table
+	size   int                 // as defined in RFC 7541 §4.1
 	max    int
-	update bool // max has changed, which the next block must begin with
+	update bool // max has changed: the next block must begin with a size update
 
-	heads [encoderBuckets]uint64 // the number of the field added last to each bucket
-	seen  [encoderBuckets]uint16 // what was sent and not added lately, by part of its hash
+	heads [encoderBuckets]uint64 // the newest number in each bucket
+	seen  [encoderBuckets]uint16 // parts of hashes of fields that were sent lately and not added
 }
 
 const (
-	encoderBuckets = 64  // a connection's constant fields are some twenty; longer chains only cost comparisons
-	fieldOverhead  = 32  // RFC 7541 §4.1
-	staticFields   = 61  // Appendix A
-	maxIndexed     = 512 // a field that is longer would push out too much: what repeats at that length is a token, and those are not indexed
+	encoderBuckets = 64 // a connection has about twenty constant fields; longer chains only cost comparisons
+	fieldOverhead  = 32 // RFC 7541 §4.1
+	staticFields   = 61 // Appendix A
+	// Longer fields would evict too much: those that repeat are tokens, which are never indexed.
+	maxIndexed = 512
 )
 
-// NewEncoder makes a connection's encoder.
+// NewEncoder returns an encoder for one connection.
 func NewEncoder() *Encoder { return &Encoder{max: tableSize, first: 1} }
 
-// Append writes the block of a field section that is the lists together.
+// Append appends the block of one field section, which is all lists together.
 func (e *Encoder) Append(b []byte, lists ...[]hpack.HeaderField) []byte {
 	if e.update {
 		e.update = false
@@ -46,8 +50,9 @@ func (e *Encoder) Append(b []byte, lists ...[]hpack.HeaderField) []byte {
 	return b
 }
 
-// SetTableSize is told SETTINGS_HEADER_TABLE_SIZE. The table only ever shrinks: growing it again is allowed but needs two size updates in
-// one block (RFC 7541 §4.2), which x/net's decoder, and so every Go peer, takes for an error while the table holds entries.
+// SetTableSize applies the peer's SETTINGS_HEADER_TABLE_SIZE. The table only shrinks: growing it
+// again needs two size updates in one block (RFC 7541 §4.2), which x/net's decoder, and so every Go
+// peer, rejects while the table holds entries.
 func (e *Encoder) SetTableSize(size uint32) {
 	if size < uint32(e.max) {
 		e.max, e.update = int(size), true
@@ -55,7 +60,7 @@ func (e *Encoder) SetTableSize(size uint32) {
 	}
 }
 
-// evict makes room for a field of a size.
+// evict makes room for a field of the given size.
 func (e *Encoder) evict(size int) {
 	for e.size > 0 && e.size+size > e.max {
 		f := &e.fields[e.first&uint64(len(e.fields)-1)]
@@ -86,7 +91,7 @@ func (e *Encoder) field(b []byte, f *hpack.HeaderField) []byte {
 		}
 		n = e.next[at]
 	}
-	mark := uint16(h>>16) | 1 // 0 is nothing seen
+	mark := uint16(h>>16) | 1 // 0 means that nothing was seen
 	if place := &e.seen[h>>8%encoderBuckets]; *place != mark {
 		*place = mark
 		return appendLiteral(b, 0, 4, f)
@@ -107,7 +112,7 @@ func (e *Encoder) add(f *hpack.HeaderField, size int, bucket uint32) {
 	e.size += size
 }
 
-// grow doubles the ring: to 128 at most, because no field counts for less than 32 bytes of 4,096.
+// grow doubles the ring, to 128 at most: each field counts for at least 32 of 4,096 bytes.
 func (e *Encoder) grow() {
 	const least = 16
 	n := uint64(max(least, 2*len(e.fields)))
@@ -119,7 +124,8 @@ func (e *Encoder) grow() {
 	e.fields, e.next = fields, next
 }
 
-// hashField looks at the lengths, the end of the name and both ends of the value: what differs elsewhere only costs a comparison.
+// hashField hashes the lengths, the end of the name and both ends of the value. Fields that differ
+// elsewhere only cost a comparison.
 func hashField(f *hpack.HeaderField) uint32 {
 	h := uint64(len(f.Name))<<32 ^ uint64(len(f.Value))
 	h = (h ^ lastBytes(f.Name)) * 0x9e3779b97f4a7c15
@@ -145,13 +151,14 @@ func lastBytes(s string) uint64 {
 	return firstBytes(s)
 }
 
-// word is eight bytes of s; the compiler makes one load of it.
+// word returns eight bytes of s; the compiler makes one load of it.
 func word(s string, i int) uint64 {
 	s = s[i : i+8]
 	return uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 | uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
 }
 
-// appendLiteral writes a field whose name may be in the static table, with an index of n bits (§6.2).
+// appendLiteral writes a field as a literal (§6.2), its name as an n-bit static index if there is
+// one.
 func appendLiteral(b []byte, kind byte, n uint8, f *hpack.HeaderField) []byte {
 	name := staticName(f.Name)
 	b = appendInt(b, kind, n, uint64(name))
@@ -166,7 +173,7 @@ func appendText(b []byte, s string) []byte {
 	return append(appendInt(b, 0, 7, uint64(len(s))), s...)
 }
 
-// appendInt writes an integer behind the bits of a first byte of which it may use n (§5.1).
+// appendInt writes an integer with an n-bit prefix in the first byte (§5.1).
 func appendInt(b []byte, first byte, n uint8, v uint64) []byte {
 	most := uint64(1)<<n - 1
 	if v < most {

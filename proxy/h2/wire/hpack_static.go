@@ -2,10 +2,11 @@ package wire
 
 import "golang.org/x/net/http2/hpack"
 
-// These are switches because a map would cost what the encoder is there to save.
+// These are switches because a map would cost as much as the encoder saves.
 
-// staticField finds a field with its value in the static table (RFC 7541, Appendix A). 0: it is not there. Only pseudo-fields are looked for: of the rest the
-// table has one, and that is not what clients send today.
+// staticField returns the index of a field, name and value, in the static table (RFC 7541, Appendix
+// A). Zero means that it is not there. It looks up pseudo-fields only: the table has one other
+// field with a value, which clients do not send today.
 func staticField(f *hpack.HeaderField) uint8 {
 	if f.Name == "" || f.Name[0] != ':' {
 		return 0
@@ -23,7 +24,7 @@ func staticField(f *hpack.HeaderField) uint8 {
 	return 0
 }
 
-// staticValue finds a value among those that the table has for one name, from index first on.
+// staticValue finds a value among those of one name, whose first index is first.
 func staticValue(value string, first uint8, values ...string) uint8 {
 	for i, v := range values {
 		if v == value {
@@ -33,7 +34,7 @@ func staticValue(value string, first uint8, values ...string) uint8 {
 	return 0
 }
 
-// staticName finds a name in the static table. 0: it is not there.
+// staticName returns the index of a name in the static table. Zero means that it is not there.
 func staticName(name string) uint8 {
 	if name == "" || name[0] == 'x' { // X-Remote-User and the like
 		return 0
@@ -56,7 +57,7 @@ func staticName(name string) uint8 {
 	return staticRare(name)
 }
 
-// staticCommon knows the names that requests have, and those of most responses.
+// staticCommon has the names of requests, and of most responses.
 func staticCommon(name string) uint8 {
 	switch name {
 	case "accept-language":
@@ -113,7 +114,7 @@ func staticCommon(name string) uint8 {
 	return 0
 }
 
-// staticRare knows the rest.
+// staticRare has the other names.
 func staticRare(name string) uint8 {
 	switch name {
 	case "accept-encoding":

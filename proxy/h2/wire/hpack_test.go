@@ -46,7 +46,8 @@ func (p *hpackPair) pass(fields ...hpack.HeaderField) []byte {
 }
 
 func TestEncoderStaticTable(t *testing.T) {
-	// What x/net's encoder makes of a field with nothing in its table tells where the static table has it.
+	// What x/net's encoder makes of a field with nothing in its table tells where the static table
+	// has it.
 	names := []string{
 		":authority", ":method", ":path", ":scheme", ":status", "accept-charset", "accept-encoding", "accept-language", "accept-ranges", "accept",
 		"access-control-allow-origin", "age", "allow", "authorization", "cache-control", "content-disposition", "content-encoding", "content-language",
@@ -130,7 +131,8 @@ func TestEncoderEvictsAndShrinks(t *testing.T) {
 	}
 }
 
-// FuzzEncoder sends fields that the input chooses from a few, on one connection, with changes of the table's size.
+// FuzzEncoder sends fields that the input chooses from a few, on one connection, with changes of
+// the table's size.
 func FuzzEncoder(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3, 255, 0, 1, 2, 3, 4, 4, 4})
 	f.Add(bytes.Repeat([]byte{7, 9, 200, 13, 13}, 50))

@@ -9,20 +9,24 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// tableSize is the default of SETTINGS_HEADER_TABLE_SIZE, and what we keep on both sides: 4 KiB per connection and direction.
+// tableSize is the default of SETTINGS_HEADER_TABLE_SIZE, used for both directions: 4 KiB each per
+// connection.
 const tableSize = 4096
 
-// FieldSection is the field section (RFC 9113 §8.1) that was decoded last. One serves many connections, which take turns.
+// FieldSection is the last decoded field section (RFC 9113 §8.1). Many connections share one in
+// turn.
 type FieldSection struct {
-	Max int // bytes, as SETTINGS_MAX_HEADER_LIST_SIZE counts: fields beyond them are counted and dropped (RFC 9113 §10.5.1)
+	// Max is the size limit in bytes, counted as for SETTINGS_MAX_HEADER_LIST_SIZE: fields beyond
+	// it are counted and dropped (RFC 9113 §10.5.1).
+	Max int
 
 	fields []hpack.HeaderField
 	size   int
-	block  int    // bytes that it was encoded in
-	valid  string // see validValue
+	block  int    // its encoded size in bytes
+	valid  string // the last valid long value, see validValue
 }
 
-// NewDecoder makes a connection's decoder.
+// NewDecoder returns a decoder for one connection.
 func (s *FieldSection) NewDecoder() *hpack.Decoder { return hpack.NewDecoder(tableSize, s.add) }
 
 func (s *FieldSection) add(f hpack.HeaderField) {
@@ -40,18 +44,19 @@ func (s *FieldSection) Decode(dec *hpack.Decoder, block []byte) error {
 	return dec.Close()
 }
 
-// Size is how many bytes the section has, as SETTINGS_MAX_HEADER_LIST_SIZE counts (RFC 9113 §6.5.2).
+// Size returns the bytes counted for SETTINGS_MAX_HEADER_LIST_SIZE (RFC 9113 §6.5.2).
 func (s *FieldSection) Size() int { return s.size }
 
 // TooLarge reports whether fields were dropped.
 func (s *FieldSection) TooLarge() bool { return s.size > s.Max }
 
-// Excess is how many bytes the section has beyond what its block stands for. One that names each entry of the table
-// once, as every known sender's does, is not much longer than its literals (Huffman's shortest code has 5 bits) and
-// the table, and has none.
+// Excess returns by how many bytes the section is larger than its block can explain. A section that
+// uses each entry of the table once, as every known sender's does, is hardly larger than its
+// literals (the shortest Huffman code has 5 bits) and the table: its excess is zero.
 func (s *FieldSection) Excess() int { return max(0, s.size-2*s.block-2*tableSize) }
 
-// Request checks a request's head (RFC 9113 §8.3.1) and sorts it into h, whose Fields live until the next section is decoded.
+// Request checks a request's head (RFC 9113 §8.3.1) and stores it in h. h.Fields is valid until the
+// next Decode.
 func (s *FieldSection) Request(h *Head) error {
 	var seen uint8
 	fields, n := s.fields, 0
@@ -87,7 +92,7 @@ func (s *FieldSection) Request(h *Head) error {
 	return mergeHost(h, host)
 }
 
-// requestField checks one field; false: it is not kept.
+// requestField checks one field, and reports whether to keep it.
 func (s *FieldSection) requestField(h *Head, f *hpack.HeaderField, host *string) (bool, error) {
 	switch {
 	case !validName(f.Name): // a late pseudo-field too
@@ -115,8 +120,8 @@ func (s *FieldSection) requestField(h *Head, f *hpack.HeaderField, host *string)
 	return true, nil
 }
 
-// validValue is the same for what mostly comes again. Comparing a token with the last one costs a fifth of
-// looking at its bytes.
+// validValue caches the last valid value, because most values repeat. Comparing a token with it
+// costs a fifth of checking the bytes.
 func (s *FieldSection) validValue(v string) bool {
 	if v == s.valid {
 		return true
@@ -128,12 +133,12 @@ func (s *FieldSection) validValue(v string) bool {
 	return ok
 }
 
-// minRemembered keeps what is short from pushing tokens out, maxRemembered what fits in no HPACK table
-// and is sent again each time.
+// Shorter values than minRemembered must not replace tokens; longer ones than maxRemembered fit in
+// no HPACK table, and are decoded anew each time.
 const minRemembered, maxRemembered = 256, 4 << 10
 
-// Response checks a response's head (§8.3.2). Connection-specific fields are dropped rather than refused: net/http does
-// the same, and a backend that sends them works today.
+// Response checks a response's head (§8.3.2). It drops connection-specific fields rather than
+// reject them: net/http does the same, and a backend that sends them works today.
 func (s *FieldSection) Response() (ResponseHead, error) {
 	r := ResponseHead{ContentLength: -1}
 	fields := s.fields
@@ -166,10 +171,10 @@ func (s *FieldSection) Response() (ResponseHead, error) {
 	return r, nil
 }
 
-// Pseudo is the :status field of the response's head.
+// Pseudo returns the :status field of the response's head.
 func (s *FieldSection) Pseudo() []hpack.HeaderField { return s.fields[:1] }
 
-// setLength takes digits only: no sign, no list (RFC 9110 §8.6). again: the same length was there before.
+// setLength accepts digits only: no sign, no list (RFC 9110 §8.6). again reports a repeated length.
 func setLength(to *int64, digits string) (again bool, err error) {
 	n, err := strconv.ParseUint(digits, 10, 63)
 	if err != nil || *to >= 0 && *to != int64(n) {
@@ -180,7 +185,7 @@ func setLength(to *int64, digits string) (again bool, err error) {
 	return again, nil
 }
 
-// Trailers checks trailers and returns a copy without the fields that remove names.
+// Trailers checks trailers and returns a copy without those that remove reports.
 func (s *FieldSection) Trailers(remove func(string) bool) ([]hpack.HeaderField, error) {
 	var out []hpack.HeaderField
 	for _, f := range s.fields {

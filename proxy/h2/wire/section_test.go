@@ -9,7 +9,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// FuzzRequestBlock compares our judgement of a field block with x/net's frame reader: what we accept, it accepts.
+// FuzzRequestBlock compares our judgement of a field block with x/net's frame reader: what we
+// accept, it accepts.
 func FuzzRequestBlock(f *testing.F) {
 	get := []hpack.HeaderField{field(":method", "GET"), field(":scheme", "https"), field(":authority", "a"), field(":path", "/?a=b")}
 	more := []hpack.HeaderField{field("te", "trailers"), field("x-a", "1"), field("content-length", "0"), field("cookie", "a")}
@@ -61,5 +62,18 @@ func TestValidValue(t *testing.T) {
 	}
 	if validValue("tab\tthen\x01bell ") || validValue("\x7f") || !validValue("") {
 		t.Error("short values are misjudged")
+	}
+}
+
+// A status has three digits, of which the first is not 0 (RFC 9110 §15).
+func TestStatus(t *testing.T) {
+	for status, want := range map[string]int{
+		"100": 100, "199": 199, "204": 204, "909": 909, "990": 990, "999": 999,
+		"": 0, "20": 0, "2000": 0, "099": 0, "/00": 0, ":00": 0, "2/0": 0, "2:0": 0, "20/": 0, "20:": 0,
+	} {
+		s := FieldSection{fields: []hpack.HeaderField{{Name: ":status", Value: status}}}
+		if r, err := s.Response(); r.Status != want || (err == nil) != (want > 0) {
+			t.Errorf("%q: %d, %v", status, r.Status, err)
+		}
 	}
 }

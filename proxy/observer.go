@@ -10,25 +10,27 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/tracing"
 )
 
-// follow is what follows one request beside metrics and access log: its audit event and its span. A nil follow follows nothing, and is all that a request
-// costs while both are off.
-type follow struct {
+// observer holds the audit event and the span of one request. A nil observer records nothing, and
+// is the only cost of a request while both are off.
+type observer struct {
 	p     *Proxy
-	span  *tracing.Span // nil: there is no tracing
-	event *audit.Event  // nil: the policy leaves the request out, or late is set
-	// late is for a request that the local apiserver records, as long as it gets it: what it is told of is only recorded here when it was not reached.
+	span  *tracing.Span // nil means no tracing
+	event *audit.Event  // nil means that the policy leaves the request out, or that late is set
+	// late is set if the local apiserver will record the request. It is recorded here only if it
+	// did not get there.
 	late *audit.Request
 }
 
-// following reports whether any request is followed.
-func (p *Proxy) following() bool { return p.cfg.Audit != nil || p.cfg.Tracer != nil }
+// observing reports whether there is an audit log or tracing.
+func (p *Proxy) observing() bool { return p.cfg.Audit != nil || p.cfg.Tracer != nil }
 
-// follow begins to follow a request that was decided upon. It emits nothing yet: Proxy.ServeHTTP may have the request after all.
-func (p *Proxy) follow(h *Head, d *Decision) *follow {
-	if !p.following() {
+// observe starts the records of a request after its decision. It emits nothing yet, because
+// Proxy.ServeHTTP may still take the request over.
+func (p *Proxy) observe(h *Head, d *Decision) *observer {
+	if !p.observing() {
 		return nil
 	}
-	f := &follow{p: p}
+	f := &observer{p: p}
 	id := auditID(d.Set, h)
 	if p.cfg.Tracer != nil {
 		f.span = p.cfg.Tracer.Start(&tracing.Request{
@@ -50,8 +52,9 @@ func (p *Proxy) follow(h *Head, d *Decision) *follow {
 	return f
 }
 
-// open makes the event. The authorizer's word is added where it was asked, as kube-apiserver's own filter does.
-func (f *follow) open(r *audit.Request, d *Decision) {
+// open opens the event. As in kube-apiserver's filter, the authorizer's decision is added where it
+// was asked.
+func (f *observer) open(r *audit.Request, d *Decision) {
 	e := f.p.cfg.Audit.Open(r)
 	if f.event = e; e == nil {
 		return
@@ -61,8 +64,8 @@ func (f *follow) open(r *audit.Request, d *Decision) {
 	}
 }
 
-// begin emits what is known at the beginning. A caller who could not be authenticated has one event only.
-func (f *follow) begin(d *Decision) {
+// begin emits the first stage. A caller that could not be authenticated gets a single event.
+func (f *observer) begin(d *Decision) {
 	if f == nil || f.event == nil {
 		return
 	}
@@ -74,13 +77,17 @@ func (f *follow) begin(d *Decision) {
 	f.event.Received()
 }
 
-// bodies reports whether the policy wants this request's bodies.
-func (f *follow) bodies(d *Decision) bool {
-	return f != nil && f.event != nil && d.Entry != nil && !d.Entry.Local() && f.event.Bodies()
+// bodies reports whether the policy records this request's bodies.
+func (f *observer) bodies(d *Decision) bool {
+	if f == nil || f.event == nil || !f.event.Bodies() {
+		return false
+	}
+	// Decided by the route: with impersonation, the action is not final yet.
+	return d.Entry != nil && !d.Entry.Local() || d.Request.IsResource && f.p.actionOf(d.route) == ToPage
 }
 
-// responded sees the response head.
-func (f *follow) responded(status int) {
+// responded records the response head.
+func (f *observer) responded(status int) {
 	if f == nil {
 		return
 	}
@@ -92,23 +99,24 @@ func (f *follow) responded(status int) {
 	}
 }
 
-// propagate tells the next hop of the span, over HTTP/1.1.
-func (f *follow) propagate(h http.Header) {
+// propagate adds the trace context for the next hop, over HTTP/1.1.
+func (f *observer) propagate(h http.Header) {
 	if f != nil && f.span != nil {
 		f.span.Header(h)
 	}
 }
 
-// panicked emits that a handler has panicked. A client that went away is no such thing, though it ends a handler in the same way.
-func (f *follow) panicked(cause any) {
-	if cause == http.ErrAbortHandler || f.event == nil { //nolint:errorlint,err113 // what panic was called with is no chain
+// panicked records that a handler has panicked. It ignores http.ErrAbortHandler, with which a
+// handler ends when its client has gone.
+func (f *observer) panicked(cause any) {
+	if cause == http.ErrAbortHandler || f.event == nil { //nolint:errorlint,err113 // the value itself is meant
 		return
 	}
 	f.event.Panicked()
 	f.event = nil
 }
 
-// message says what went wrong, in the words that the client got.
+// message returns the client's error message.
 func message(err error, status int) string {
 	switch {
 	case err != nil:
@@ -122,20 +130,21 @@ func message(err error, status int) string {
 // ending is how a request has ended.
 type ending struct {
 	status int
-	// own says that Fairlead answered in the place of whom the request was for.
+	// own says that Fairlead answered instead of the destination.
 	own bool
-	// err is what went wrong, in few words. Empty: nothing did.
+	// err says briefly what went wrong. Empty means nothing did.
 	err string
-	// endpoint is the last one that was tried. Empty: none, or it is not known.
+	// endpoint is the last endpoint that was tried. Empty means none or unknown.
 	endpoint string
 	retries  int
-	// wait is from the head's arrival to the response head. Zero: there was none, or it was seen.
+	// wait is from the head's arrival to the response head. Zero means that there was none, or that
+	// responded has seen it.
 	wait time.Duration
 	took time.Duration
 }
 
-// end emits what is known at the end.
-func (f *follow) end(d *Decision, e *ending) {
+// end emits the last stage and ends the span.
+func (f *observer) end(d *Decision, e *ending) {
 	if f == nil {
 		return
 	}
@@ -155,7 +164,7 @@ func (f *follow) end(d *Decision, e *ending) {
 	f.event.Completed(e.status, e.err)
 }
 
-func (f *follow) endSpan(d *Decision, e *ending) {
+func (f *observer) endSpan(d *Decision, e *ending) {
 	o := &tracing.Outcome{Status: e.status, Err: e.err, Endpoint: e.endpoint, Retries: e.retries, Wait: e.wait, Took: e.took, Verb: d.Request.Verb}
 	if d.Entry != nil {
 		o.APIService = d.Entry.Name
@@ -163,8 +172,9 @@ func (f *follow) endSpan(d *Decision, e *ending) {
 	f.span.End(o)
 }
 
-// authorized adds what the authorizer said. It is in the authorizer's cache, if it was asked.
-func (f *follow) authorized(d *Decision) {
+// authorized adds the authorizer's decision. It is in the authorizer's cache, if the authorizer was
+// asked.
+func (f *observer) authorized(d *Decision) {
 	if d.User == nil || d.Action == ToLocal || d.Action == ToHealth || d.Action == Impersonate {
 		return
 	}

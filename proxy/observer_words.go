@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"slices"
 	"strings"
 
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -9,7 +10,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 )
 
-// caller is who asked: not whom it impersonates. Nil: nobody that is known here.
+// caller returns the user that sent the request, even if it impersonates another. Nil means
+// unknown.
 func caller(d *Decision) user.Info {
 	if d.Impersonator != nil {
 		return d.Impersonator
@@ -17,7 +19,7 @@ func caller(d *Decision) user.Info {
 	return d.User
 }
 
-// attributes are what the audit policy decides by.
+// attributes returns the audit policy's input.
 func attributes(d *Decision) authorizer.AttributesRecord {
 	r := &d.Request
 	return authorizer.AttributesRecord{
@@ -26,7 +28,7 @@ func attributes(d *Decision) authorizer.AttributesRecord {
 	}
 }
 
-// endless reports whether a request is long-running. One that impersonates has not been decided upon so far.
+// endless reports whether a request is long-running. With impersonation that is not decided yet.
 func endless(h *Head, d *Decision) bool {
 	if d.Action != Impersonate {
 		return d.LongRunning
@@ -38,7 +40,8 @@ func endless(h *Head, d *Decision) bool {
 	return h.Upgrade != "" || longPage(h) || d.Request.longRunning(declared)
 }
 
-// sourceIPs is where a request came from: what a trusted front proxy says, and the other end of the connection. Anybody else's X-Forwarded-For is a claim.
+// sourceIPs returns the client's addresses: those of a trusted front proxy's X-Forwarded-For, and
+// the other end of the connection. From other clients that header is not trusted.
 func sourceIPs(h *Head, d *Decision) []string {
 	var ips []string
 	if d.Credentials.Kind == authn.KindFrontProxy {
@@ -51,24 +54,18 @@ func sourceIPs(h *Head, d *Decision) []string {
 	return append(ips, h.RemoteIP)
 }
 
-// maxSources bounds what is believed to be a chain of proxies.
+// maxSources bounds the addresses of a chain of proxies.
 const maxSources = 16
 
-// trusted reports whether a caller's trace is continued: kube-apiserver's own rule (filters.WithTracing). Anybody else could make this process sample every
-// request, or write into the traces of others; for them a new trace is begun, with a link.
+// trusted reports whether a caller's trace is continued, by kube-apiserver's rule
+// (filters.WithTracing). Other callers could make this process sample every request, or write into
+// foreign traces; they get a new trace with a link.
 func trusted(u user.Info) bool {
-	if u == nil {
-		return false
-	}
-	for _, g := range u.GetGroups() {
-		if g == user.SystemPrivilegedGroup || g == user.MonitoringGroup {
-			return true
-		}
-	}
-	return false
+	return u != nil && (slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup) || slices.Contains(u.GetGroups(), user.MonitoringGroup))
 }
 
-// spanName is kube-apiserver's: the path with its names taken out, so that there are as many as there are resources.
+// spanName returns kube-apiserver's name of a span: the path without names, so that their number is
+// bounded by the resources.
 func spanName(method string, r *Request) string {
 	if !r.IsResource {
 		return method
@@ -91,10 +88,10 @@ func spanName(method string, r *Request) string {
 	return method + " " + name
 }
 
-// attempted is how somebody tried to be known.
+// attempted says how the caller tried to authenticate.
 func attempted(k authn.Kind) string {
 	switch k {
-	case authn.KindToken:
+	case authn.KindToken, authn.KindIssued:
 		return "attempted: bearer"
 	case authn.KindCertificate, authn.KindFrontProxy, authn.KindInvalid:
 		return "attempted: x509"

@@ -1,0 +1,157 @@
+package accesslog
+
+import (
+	"cmp"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Taps streams to operators the access-log lines of one user's requests, or of requests below a
+// path, for at most a minute. It does not depend on the log, and is not sampled. The zero value is
+// ready; nil has no taps.
+type Taps struct {
+	// Draining reports whether the process is about to end; taps end with it. It may be nil.
+	Draining func() bool
+
+	// open is replaced, never changed, so that requests read it without a lock. Nil means no taps.
+	open atomic.Pointer[[]*tap]
+	mu   sync.Mutex // guards replacing open
+}
+
+const (
+	// maxTaps limits the open taps. Each costs every request two comparisons, and a line for each
+	// match.
+	maxTaps = 4
+	// maxTapTime ends a forgotten tap.
+	maxTapTime = time.Minute
+	// tapTurn is how often a tap is written. In each turn it takes tapLines, 200 a second, more
+	// than a human can read, and stops at tapBytes: a path can be long.
+	tapTurn  = 250 * time.Millisecond
+	tapLines = 50
+	tapBytes = 64 << 10
+	// maxTapWord limits the user and the path of a tap: none in Kubernetes is longer.
+	maxTapWord = 1 << 10
+)
+
+type tap struct {
+	user, path string
+
+	mu    sync.Mutex // guards the fields below
+	clock clock
+	buf   []byte
+	lines int // in buf
+	over  int // lines that found no room
+}
+
+// Active reports whether there is a tap.
+func (t *Taps) Active() bool { return t != nil && t.open.Load() != nil }
+
+// Add adds a line to the taps that match it.
+func (t *Taps) Add(line *Line) {
+	open := t.open.Load()
+	if open == nil {
+		return
+	}
+	for _, one := range *open {
+		if (one.user == "" || one.user == line.User || one.user == line.Impersonator) && strings.HasPrefix(line.Path, one.path) {
+			one.add(line)
+		}
+	}
+}
+
+func (t *tap) add(line *Line) {
+	at := line.Ended
+	if at.IsZero() {
+		at = time.Now()
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.lines >= tapLines || len(t.buf) >= tapBytes {
+		t.over++
+		return
+	}
+	t.lines++
+	t.buf = line.append(t.buf, t.clock.at(at))
+}
+
+// take returns the gathered lines and the number of lines left out. It swaps the buffer with into.
+func (t *tap) take(into []byte) []byte {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	into, t.buf = t.buf, into[:0]
+	if t.over > 0 {
+		into = append(strconv.AppendInt(append(into, `{"msg":"left out","lines":`...), int64(t.over), 10), "}\n"...)
+	}
+	t.lines, t.over = 0, 0
+	return into
+}
+
+// replace opens or closes a tap. It reports false if there are too many.
+func (t *Taps) replace(one *tap, open bool) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var list []*tap
+	if now := t.open.Load(); now != nil {
+		list = slices.DeleteFunc(slices.Clone(*now), func(o *tap) bool { return o == one })
+	}
+	if open {
+		list = append(list, one)
+	}
+	switch {
+	case len(list) > maxTaps:
+		return false
+	case len(list) == 0:
+		t.open.Store(nil)
+	default:
+		t.open.Store(&list)
+	}
+	return true
+}
+
+// ServeHTTP streams the lines of a user, of a path prefix, or of both combined, for the given
+// seconds.
+func (t *Taps) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	one := &tap{user: q.Get("user"), path: q.Get("path")}
+	seconds, err := strconv.Atoi(cmp.Or(q.Get("seconds"), "60"))
+	length := time.Duration(seconds) * time.Second
+	if err != nil || seconds < 1 || length > maxTapTime || one.user+one.path == "" || len(one.user)+len(one.path) > maxTapWord {
+		http.Error(w, "give user or path (or both), and seconds from 1 to 60", http.StatusBadRequest)
+		return
+	}
+	if !t.replace(one, true) {
+		w.Header().Set("Retry-After", "10")
+		http.Error(w, "too many taps", http.StatusTooManyRequests)
+		return
+	}
+	// The tap closes on time even if the client does not read.
+	end := time.AfterFunc(length, func() { t.replace(one, false) })
+	defer func() { end.Stop(); t.replace(one, false) }()
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	one.stream(w, r, length, t.Draining)
+}
+
+func (t *tap) stream(w http.ResponseWriter, r *http.Request, length time.Duration, draining func() bool) {
+	tick := time.NewTicker(tapTurn)
+	defer tick.Stop()
+	rc, over := http.NewResponseController(w), time.After(length)
+	var buf []byte
+	for last := false; ; {
+		buf = t.take(buf)
+		if _, err := w.Write(buf); err != nil || rc.Flush() != nil || last || draining != nil && draining() {
+			return
+		}
+		select {
+		case <-r.Context().Done():
+			return
+		case <-over:
+			last = true
+		case <-tick.C:
+		}
+	}
+}

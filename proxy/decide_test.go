@@ -1,0 +1,172 @@
+package proxy
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/net/http2/hpack"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+
+	"github.com/fairlead-proxy/fairlead/proxy/authz"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// asBob asks for a path as bob.
+func asBob(path, query string) *Head {
+	return &Head{Method: "GET", Path: path, RawQuery: query, RemoteIP: "192.0.2.1", Fields: []hpack.HeaderField{{Name: "authorization", Value: "Bearer token-of-bob"}}}
+}
+
+// Requests to remotes are bounded by the policy, and by less where the caller says so; those for
+// their discovery by five seconds.
+func TestRequestTimeouts(t *testing.T) {
+	_, p := thinker(t, worldConfig{change: annotate("request-timeout", "1m")})
+	for _, tt := range []struct {
+		path, query string
+		want        time.Duration
+	}{
+		{remoteGV + "/widgets", "", time.Minute},
+		{remoteGV + "/widgets", "timeout=2s", 2 * time.Second},
+		{remoteGV + "/widgets", "timeout=2m", time.Minute},
+		{remoteGV + "/widgets", "watch=1", 0},
+		{remoteGV, "", 5 * time.Second},
+		{remoteGV + "/", "", 5 * time.Second},
+		{remoteGV, "timeout=32s", 5 * time.Second}, // kubectl's
+		{remoteGV, "timeout=1s", time.Second},
+		{"/api/v1/pods", "timeout=1s", 0}, // the local apiserver's business
+	} {
+		if d, _ := p.decision(t.Context(), asBob(tt.path, tt.query), nil, true); d.Err != nil || d.Timeout != tt.want {
+			t.Errorf("%s?%s: %v, want %v (%v)", tt.path, tt.query, d.Timeout, tt.want, d.Err)
+		}
+	}
+}
+
+// As long as not all APIServices are known, nobody is told that there is no such API; what is none
+// goes on.
+func TestIncompleteTable(t *testing.T) {
+	_, p := thinker(t, worldConfig{incomplete: true})
+	for path, want := range map[string]Action{
+		"/api": Refuse, "/api/v1/pods": Refuse, "/apis": Refuse, "/apis/none.example.com/v1": Refuse, "/openapi/v2": Refuse, "/openapi/v3/apis/none.example.com/v1": Refuse,
+		"/version": ToLocal, "/metrics": ToLocal, "/readyz": ToHealth, "/fairlead/status": ToPage,
+	} {
+		if d, _ := p.decision(t.Context(), asBob(path, ""), nil, true); d.Action != want {
+			t.Errorf("%s: %v, want %v (%v)", path, d.Action, want, d.Err)
+		}
+	}
+}
+
+// --authorization-mode=backend leaves to a remote what is asked of it, and nothing of what is
+// answered here.
+func TestRemotesLeftToThemselves(t *testing.T) {
+	_, p := thinker(t, worldConfig{})
+	p.cfg.Documents = http.NotFoundHandler()
+	var err error
+	p.cfg.Authz, err = authz.New(authz.Config{LeaveRemotes: true}) // there is nobody to ask: all else is refused
+	check(t, err)
+	for path, want := range map[string]Action{
+		remoteGV: ToRemote, remoteGV + "/widgets": ToRemote, "/api/v1/pods": ToLocal,
+		"/apis": Refuse, "/apis/remote.example.com": Refuse, "/openapi/v2": Refuse, "/fairlead/status": Refuse,
+	} {
+		if d, _ := p.decision(t.Context(), asBob(path, ""), nil, true); d.Action != want {
+			t.Errorf("%s: %v, want %v (%v)", path, d.Action, want, d.Err)
+		}
+	}
+	p.cfg.Local = nil
+	if d, _ := p.decision(t.Context(), asBob("/apis/apps/v1/deployments", ""), nil, true); !apierrors.IsForbidden(d.Err) {
+		t.Errorf("what the local apiserver would serve, if there were one: %v", d.Err)
+	}
+}
+
+// What is asked of the authorizer is all of what is asked for, a path's or a resource's.
+func TestWhatIsAuthorized(t *testing.T) {
+	_, p := thinker(t, worldConfig{})
+	var got string
+	var err error
+	p.cfg.Authz, err = authz.New(authz.Config{AllowTTL: -1, Review: func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+		labels, _ := a.GetLabelSelector()
+		fields, _ := a.GetFieldSelector()
+		got = fmt.Sprintf("%s %s: %s", a.GetUser().GetName(), a.GetVerb(), a.GetPath())
+		if a.IsResourceRequest() {
+			got = fmt.Sprintf("%s %s: %s/%s %s/%s of %s/%s, %v %v", a.GetUser().GetName(), a.GetVerb(), a.GetAPIGroup(), a.GetAPIVersion(), a.GetNamespace(), a.GetName(),
+				a.GetResource(), a.GetSubresource(), labels, fields)
+		}
+		return authorizer.DecisionAllow, "", nil
+	}})
+	check(t, err)
+	for _, tt := range []struct{ path, query, want string }{
+		{remoteGV, "", "bob get: " + remoteGV},
+		{remoteGV + "/namespaces/a/widgets/b/status", "", "bob get: " + remoteGV[len("/apis/"):] + " a/b of widgets/status,  []"},
+		{remoteGV + "/widgets", "labelSelector=x%3Dy&fieldSelector=z%3D1&watch=1", "bob watch: " + remoteGV[len("/apis/"):] + " / of widgets/, x=y [{= z 1}]"},
+	} {
+		got = ""
+		if d, _ := p.decision(t.Context(), asBob(tt.path, tt.query), nil, true); d.Action != ToRemote || got != tt.want {
+			t.Errorf("%s: %v, asked %q, want %q", tt.path, d.Action, got, tt.want)
+		}
+	}
+}
+
+// A token among a WebSocket's protocols goes where it is to be judged, and nowhere else; the
+// protocols go everywhere.
+func TestUpgradeTokens(t *testing.T) {
+	const exec = "/api/v1/namespaces/a/pods/b/exec"
+	const token = "base64url.bearer.authorization.k8s.io.dG9rZW4tb2YtYm9i" // token-of-bob
+	for _, tt := range []struct {
+		name        string
+		impersonate bool
+		path        string
+		certificate bool // alice's, beside the token
+		want        string
+	}{
+		{"to the local apiserver, which judges it", false, exec, false, token + ",v5.channel.k8s.io"},
+		{"with a certificate, which counts", false, exec, true, "v5.channel.k8s.io"},
+		{"with a certificate, impersonated", true, exec, true, "v5.channel.k8s.io"},
+		{"to a remote", false, remoteGV + exec[len("/api/v1"):], false, "v5.channel.k8s.io"},
+	} {
+		w := newWorld(t, worldConfig{impersonate: tt.impersonate, local: switching, remote: switching})
+		var pair *pki.Pair
+		if tt.certificate {
+			pair = w.client.Issue(pki.Leaf{CommonName: "alice"})
+		}
+		conn := w.dialFrontAs(t, pair)
+		check(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+		fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Protocol: %s,v5.channel.k8s.io\r\n\r\n", tt.path, token)
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		check(t, err)
+		far := w.local
+		if tt.path != exec {
+			far = w.remote
+		}
+		if got := far.last(t).header.Get("Sec-Websocket-Protocol"); res.StatusCode != http.StatusSwitchingProtocols || got != tt.want {
+			t.Errorf("%s: %d, it got %q, want %q", tt.name, res.StatusCode, got, tt.want)
+		}
+	}
+}
+
+// A backend that refuses an upgrade and does not finish its answer holds nobody for longer than
+// that answer may take.
+func TestRefusalThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		near, far := net.Pipe()
+		defer near.Close()
+		go func() { _, _ = io.WriteString(far, "HTTP/1.1 403 Forbidden\r\nContent-Length: 10\r\n\r\nno") }()
+		res, err := http.ReadResponse(bufio.NewReader(near), nil)
+		check(t, err)
+		begun := time.Now()
+		defer func() {
+			if cut, _ := recover().(error); !errors.Is(cut, http.ErrAbortHandler) || time.Since(begun) != refusalTimeout {
+				t.Errorf("after %v: %v", time.Since(begun), cut)
+			}
+		}()
+		(&Proxy{log: slog.New(slog.DiscardHandler)}).relayRefusal(httptest.NewRecorder(), near, res)
+	})
+}

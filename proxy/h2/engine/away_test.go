@@ -1,0 +1,99 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A server that is not ready asks its clients to go, but for those it has not served yet, and holds
+// its mutex for a few of them at a time.
+func TestSendAway(t *testing.T) {
+	r := newRig(t)
+	idle, busy, fresh := r.client(), r.client(), r.client()
+	r.tick(2 * r.e.lim.linger)
+	idle.get(1)
+	r.backend(0).respond(1, "done")
+	busy.get(1)
+	idle.see()
+	away := []string{fmt.Sprintf("GOAWAY %d NO_ERROR", topStreamID), "PING " + drainPing}
+	send := func() {
+		if r.e.SendAway() {
+			t.Error("there are more than three")
+		}
+		r.run()
+		r.tick(TickEvery) // clients have longer to answer the PING
+	}
+	send()
+	idle.want(away...)
+	busy.want(away...)
+	if got := fresh.see(); slices.Contains(got, away[0]) {
+		t.Errorf("a client that has asked nothing yet sees %v", got)
+	}
+	for _, c := range []*peer{idle, busy} {
+		_ = c.fr.WritePing(true, [8]byte([]byte(drainPing)))
+		c.flush()
+	}
+	if !idle.c.closing || busy.c.closing {
+		t.Errorf("idle closed: %v, busy closed: %v", idle.c.closing, busy.c.closing)
+	}
+	fresh.get(1)
+	send()
+	fresh.want(away...)
+	r.backend(0).respond(3, "done")
+	r.backend(0).respond(5, "done")
+	if !busy.c.closing {
+		t.Error("a client that was asked to go is kept after its request")
+	}
+	for range sentAwayAtOnce {
+		r.client().get(1)
+	}
+	r.client().get(1)
+	if !r.e.SendAway() || r.e.SendAway() {
+		t.Errorf("not %d at a time", sentAwayAtOnce)
+	}
+}
+
+// What could not be sent anywhere is refused on a connection that is sent away, so that its client
+// repeats it elsewhere; after some seconds it is told what is wrong.
+func TestSendAwayRefuses(t *testing.T) {
+	r := newRig(t)
+	r.plan.Wait = time.Minute
+	c := r.client()
+	c.get(1)
+	r.backend(0).respond(1, "done")
+	r.refuse = errors.New("refused")
+	r.e.lose(r.backend(0).c, errors.New("gone"))
+	r.run()
+	c.see()
+	c.get(3)
+	r.tick(TickEvery)
+	c.want()
+	r.e.SendAway()
+	r.run()
+	c.want(fmt.Sprintf("GOAWAY %d NO_ERROR", topStreamID), "PING "+drainPing)
+	r.tick(TickEvery)
+	c.want("RST 3 REFUSED_STREAM")
+	for range awayRefuses / TickEvery {
+		r.tick(TickEvery)
+		r.e.SendAway()
+	}
+	fresh := r.client()
+	fresh.get(1)
+	r.e.SendAway()
+	r.tick(TickEvery)
+	if got := strings.Join(fresh.see(), "|"); strings.Contains(got, "REFUSED_STREAM") {
+		t.Errorf("refused for longer than %s: %s", awayRefuses, got)
+	}
+	r.tick(2 * awayGap) // what follows is another time of sending away
+	late := r.client()
+	late.get(1)
+	r.e.SendAway()
+	r.tick(TickEvery)
+	if got := strings.Join(late.see(), "|"); !strings.Contains(got, "REFUSED_STREAM") {
+		t.Errorf("the next time nobody is refused: %s", got)
+	}
+}

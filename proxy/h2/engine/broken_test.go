@@ -1,0 +1,53 @@
+package engine
+
+import (
+	"strings"
+	"testing"
+
+	"golang.org/x/net/http2"
+)
+
+// A connection whose client breaks the protocol ends with the error that RFC 9113 has for it.
+func TestConnectionErrors(t *testing.T) {
+	raw := func(kind http2.FrameType, flags http2.Flags, id uint32, n int) func(*peer) {
+		return func(c *peer) { _ = c.fr.WriteRawFrame(kind, flags, id, make([]byte, n)) }
+	}
+	for _, tc := range []struct {
+		name string
+		do   func(c *peer)
+		want string
+	}{
+		{"SETTINGS acknowledged", raw(http2.FrameSettings, http2.FlagSettingsAck, 0, 0), ""},
+		{"SETTINGS acknowledged with content", raw(http2.FrameSettings, http2.FlagSettingsAck, 0, 6), "GOAWAY 0 FRAME_SIZE_ERROR"},
+		{"SETTINGS cut short", raw(http2.FrameSettings, 0, 0, 5), "GOAWAY 0 FRAME_SIZE_ERROR"},
+		{"SETTINGS on a stream", raw(http2.FrameSettings, 0, 1, 6), "GOAWAY 0 PROTOCOL_ERROR"},
+		{"PING that is too short", raw(http2.FramePing, 0, 0, 7), "GOAWAY 0 FRAME_SIZE_ERROR"},
+		{"PING on a stream", raw(http2.FramePing, 0, 1, 8), "GOAWAY 0 PROTOCOL_ERROR"},
+		{"answer to a PING that nobody sent", func(c *peer) { _ = c.fr.WritePing(true, [8]byte([]byte(drainPing))) }, ""},
+		{"CONTINUATION of nothing", raw(http2.FrameContinuation, 0, 1, 0), "GOAWAY 0 PROTOCOL_ERROR"},
+		{"CONTINUATION of another stream", func(c *peer) {
+			_ = c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1})
+			_ = c.fr.WriteContinuation(3, false, nil)
+		}, "GOAWAY 0 PROTOCOL_ERROR"},
+		{"PING amid a field block", func(c *peer) {
+			_ = c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1})
+			_ = c.fr.WritePing(false, [8]byte{})
+		}, "GOAWAY 0 PROTOCOL_ERROR"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newRig(t)
+			c := r.client()
+			tc.do(c)
+			c.flush()
+			if got := strings.Join(c.see(), "|"); got != tc.want || c.c.closing != (tc.want != "") {
+				t.Errorf("%q, closed: %v, want %q", got, c.c.closing, tc.want)
+			}
+		})
+	}
+	r := newRig(t)
+	c := r.peer(r.e.AcceptClient())
+	r.feed(c.c, []byte(strings.Replace(http2.ClientPreface, "SM", "MS", 1)))
+	if !c.c.closing {
+		t.Error("a connection with another preface is kept")
+	}
+}

@@ -1,0 +1,470 @@
+package proxy
+
+import (
+	"bufio"
+	"crypto/x509"
+	"encoding/base64"
+	"io"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/net/http2/hpack"
+	"k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// passport is one way of saying who one is, to a front door that impersonates.
+type passport struct {
+	name   string
+	pair   *pki.Pair
+	header http.Header
+	// as is as whom the local apiserver is asked, over our own credential. Empty: what the caller
+	// presented is passed on, or refused with status.
+	as     string
+	groups []string
+	status int
+}
+
+func passports(w *world) []passport {
+	client := func(name string, groups ...string) *pki.Pair {
+		return w.client.Issue(pki.Leaf{CommonName: name, Organizations: groups})
+	}
+	token := func(v string) http.Header { return http.Header{"Authorization": {"Bearer " + v}} }
+	socket := func(v string) http.Header {
+		return http.Header{"Sec-Websocket-Protocol": {"base64url.bearer.authorization.k8s.io." + base64.RawURLEncoding.EncodeToString([]byte(v)) + ", v5.channel.k8s.io"}}
+	}
+	proxied := func(name string, groups ...string) http.Header {
+		return http.Header{"X-Remote-User": {name}, "X-Remote-Group": groups}
+	}
+	both := func(a, b http.Header) http.Header { a = a.Clone(); maps.Copy(a, b); return a }
+	front := w.authorities.front.Issue(pki.Leaf{CommonName: "outer"})
+	foreign := pki.NewCA("elsewhere").Issue(pki.Leaf{CommonName: "mallory"})
+	jane := http.Header{"Impersonate-User": {"jane"}, "Impersonate-Group": {"dev"}}
+	return []passport{
+		{name: "certificate", pair: client("alice", "dev"), as: "alice", groups: []string{"dev"}},
+		{name: "certificate and a token", pair: client("alice"), header: token("token-of-bob"), as: "alice"},
+		{name: "front proxy", pair: front, header: proxied("carol", "ops"), as: "carol", groups: []string{"ops"}},
+		{name: "JWT", header: token("jwt.of.dave"), as: "dave", groups: []string{"people"}},
+		{name: "foreign certificate and a JWT", pair: foreign, header: token("jwt.of.dave"), as: "dave", groups: []string{"people"}},
+		{name: "impersonation", pair: client("boss"), header: jane, as: "jane", groups: []string{"dev"}},
+		{name: "impersonation by JWT", header: both(token("jwt.of.boss"), jane), as: "jane", groups: []string{"dev"}},
+		{name: "impersonation of a ServiceAccount", pair: client("boss"), header: http.Header{"Impersonate-User": {"system:serviceaccount:a:b"}}, as: "system:serviceaccount:a:b", groups: []string{"system:serviceaccounts", "system:serviceaccounts:a"}},
+		{name: "nothing", status: 200},
+		{name: "token", header: token("token-of-bob"), status: 200},
+		{name: "token that impersonates", header: both(token("token-of-bob"), jane), status: 200},
+		{name: "nobody who impersonates", header: jane, status: 200},
+		{name: "basic", header: http.Header{"Authorization": {"Basic Zm9vOmJhcg=="}}, status: 200},
+		{name: "token in a WebSocket's protocol", header: socket("token-of-bob"), status: 200},
+		{name: "bad JWT", header: token("jwt.of"), status: 401},
+		{name: "bad JWT and a good token for a WebSocket", header: both(token("jwt.of"), socket("token-of-bob")), status: 401},
+		{name: "foreign certificate", pair: foreign, status: 401},
+		{name: "front proxy without a user", pair: front, status: 401},
+		{name: "master", pair: client("root", "system:masters"), status: 403},
+		{name: "front proxy's master", pair: front, header: proxied("carol", "ops", "system:masters"), status: 403},
+		{name: "front proxy's ServiceAccount", pair: front, header: proxied("system:serviceaccount:fairlead:fairlead"), status: 403},
+		{name: "impersonation by who may not", pair: client("alice"), header: jane, status: 403},
+		{name: "impersonation by who may not, by JWT", header: both(token("jwt.of.dave"), jane), status: 403},
+		{name: "impersonated master", pair: client("boss"), header: http.Header{"Impersonate-User": {"jane"}, "Impersonate-Group": {"system:masters"}}, status: 403},
+		{name: "impersonated group", pair: client("boss"), header: http.Header{"Impersonate-Group": {"dev"}}, status: 400},
+		{name: "impersonated nobody", pair: client("boss"), header: http.Header{"Impersonate-User": {""}}, status: 400},
+		{name: "impersonation that nobody knows", pair: client("boss"), header: both(jane, http.Header{"Impersonate-As": {"root"}}), status: 400},
+	}
+}
+
+// impersonationForgeries are what somebody could add to it.
+func impersonationForgeries() map[string]http.Header {
+	return map[string]http.Header{
+		"none":        nil,
+		"family":      {"x-remote-uid": {"0"}, "X-Remote-Anything": {"x"}, "X_Remote_User": {"root"}, "X-REMOTE_Group": {"system:masters"}},
+		"underscores": {"Impersonate_User": {"root"}, "impersonate_Group": {"system:masters"}, "Impersonate_extra-Scope": {"all"}},
+		"connection":  {"Connection": {"Authorization, Impersonate-User, impersonate-group", "X-Remote-User"}},
+		"other":       {"Proxy-Authorization": {"Bearer token-of-root"}, "Cookie": {"Authorization=Bearer token-of-root"}, "Forwarded": {"for=1.2.3.4"}},
+	}
+}
+
+// asserted is as whom a request came, without the credential's own ID.
+func asserted(t *testing.T, in received) (own bool, user string, groups []string) {
+	t.Helper()
+	h := in.header
+	for name, values := range h {
+		lower := strings.ReplaceAll(strings.ToLower(name), "_", "-")
+		if strings.HasPrefix(lower, "x-remote") || lower == "proxy-authorization" || slices.Contains(values, "token-of-root") {
+			t.Errorf("%s: %q has reached the local apiserver", name, values)
+		}
+		if slices.Contains(h["Authorization"], ownCredential) && strings.HasPrefix(lower, "impersonate-") {
+			if name != "Impersonate-User" && name != "Impersonate-Group" && name != "Impersonate-Uid" && !strings.HasPrefix(name, "Impersonate-Extra-") || slices.Contains(values, "root") {
+				t.Errorf("%s: %q came with our own credential", name, values)
+			}
+		}
+	}
+	if in.peer != "" {
+		t.Errorf("came with the certificate of %q", in.peer)
+	}
+	if !slices.Contains(h["Authorization"], ownCredential) {
+		return false, "", nil
+	}
+	if len(h["Authorization"]) != 1 || len(h["Impersonate-User"]) != 1 {
+		t.Errorf("our own credential came with %q as %q", h["Authorization"], h["Impersonate-User"])
+	}
+	return true, h.Get("Impersonate-User"), h["Impersonate-Group"]
+}
+
+// No credential, header or order of them makes anybody another, and nobody without a name comes
+// with our own credential.
+func TestImpersonatedIdentity(t *testing.T) {
+	w := newWorld(t, worldConfig{impersonate: true, local: func(rw http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Upgrade") != "" {
+			switching(rw, r)
+		}
+	}})
+	for _, p := range passports(w) {
+		t.Run(p.name, func(t *testing.T) {
+			for name, forged := range impersonationForgeries() {
+				header := p.header.Clone()
+				if header == nil {
+					header = http.Header{}
+				}
+				maps.Copy(header, forged)
+				for _, way := range []string{"http/1.1", "h2", "websocket", "SPDY/3.1"} {
+					before := w.local.count()
+					status := w.visit(t, way, p.pair, header)
+					want := p.status
+					if want == 0 {
+						want = 200
+					}
+					if way != "http/1.1" && way != "h2" && want == 200 {
+						want = 101
+					}
+					if status != want {
+						t.Errorf("%s, %s: status %d, want %d", name, way, status, want)
+						continue
+					}
+					if want >= 400 {
+						if n := w.local.count() - before; n != 0 {
+							t.Errorf("%s, %s: what was refused has reached the local apiserver", name, way)
+						}
+						continue
+					}
+					own, user, groups := asserted(t, w.local.last(t))
+					if own != (p.as != "") || user != p.as || !slices.Equal(groups, p.groups) {
+						t.Errorf("%s, %s: came with our credential %v as %q of %q, want %q of %q", name, way, own, user, groups, p.as, p.groups)
+					}
+					if !own {
+						in := w.local.last(t).header
+						if diff := cmp.Diff(p.header["Authorization"], in["Authorization"]); diff != "" {
+							t.Errorf("%s, %s: Authorization -sent +came:\n%s", name, way, diff)
+						}
+						if diff := cmp.Diff(p.header["Impersonate-User"], in["Impersonate-User"]); diff != "" {
+							t.Errorf("%s, %s: Impersonate-User -sent +came:\n%s", name, way, diff)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// visit asks the local apiserver in a way: over a protocol, or for an upgrade.
+func (w *world) visit(t *testing.T, way string, pair *pki.Pair, header http.Header) int {
+	t.Helper()
+	if way == "http/1.1" || way == "h2" {
+		r := w.request(t, "GET", "/api/v1/pods", nil)
+		maps.Copy(r.Header, header)
+		if way == "h2" {
+			r.Header.Del("Connection")
+		}
+		return w.do(t, w.httpClient(t, way, pair), r).status
+	}
+	r := w.request(t, "GET", "/api/v1/namespaces/a/pods/b/exec", nil)
+	r.Header = header.Clone()
+	r.Header["Connection"] = append(r.Header["Connection"], "Upgrade")
+	r.Header.Set("Upgrade", way)
+	conn := w.dialFrontAs(t, pair)
+	defer conn.Close()
+	check(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+	check(t, r.Write(conn))
+	res, err := http.ReadResponse(bufio.NewReader(conn), r)
+	check(t, err)
+	_ = res.Body.Close()
+	return res.StatusCode
+}
+
+// A caller's --as is recorded here with both names, whatever the local apiserver records: it is
+// told of one.
+func TestAuditOfImpersonation(t *testing.T) {
+	everyWay(t, func(t *testing.T, proto string) {
+		log, read := auditLog(t, "omitStages: [RequestReceived]\nrules: [{level: Metadata}]", false)
+		w := newWorld(t, worldConfig{impersonate: true, audit: log})
+		for _, name := range []string{"boss", "alice"} {
+			c := w.httpClient(t, proto, w.client.Issue(pki.Leaf{CommonName: name}))
+			for _, as := range []string{"jane", ""} {
+				r := w.request(t, "GET", "/api/v1/pods", nil)
+				if as != "" {
+					r.Header.Set("Impersonate-User", as)
+				}
+				w.do(t, c, r)
+			}
+		}
+		var got []string
+		for _, ev := range read(2) {
+			got = append(got, inShort(&ev))
+		}
+		slices.Sort(got)
+		if diff := cmp.Diff([]string{"ResponseComplete Metadata list alice 403", "ResponseComplete Metadata list boss as jane 200"}, got); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// A 401 of the local apiserver is about our own credential where that was shown: its caller's is as
+// good as before. What a Service says is the Service's.
+func TestOwnCredentialIsRefused(t *testing.T) {
+	w := newWorld(t, worldConfig{impersonate: true, local: func(rw http.ResponseWriter, _ *http.Request) { rw.WriteHeader(http.StatusUnauthorized) }})
+	alice := w.client.Issue(pki.Leaf{CommonName: "alice"})
+	everyWay(t, func(t *testing.T, proto string) {
+		for _, tc := range []struct {
+			name, path, token string
+			pair              *pki.Pair
+			status, told      int
+		}{
+			{"certificate", "/api/v1/pods", "", alice, 503, 1},
+			{"watch", "/api/v1/pods?watch=1", "", alice, 503, 1},
+			{"a Service's own", "/api/v1/namespaces/a/services/b/proxy/", "", alice, 401, 0},
+			{"token", "/api/v1/pods", "Bearer token-of-bob", nil, 401, 0},
+		} {
+			w.disbelieved.Store(0)
+			r := w.request(t, "GET", tc.path, nil)
+			if tc.token != "" {
+				r.Header.Set("Authorization", tc.token)
+			}
+			got := w.do(t, w.httpClient(t, proto, tc.pair), r)
+			if got.status != tc.status || int(w.disbelieved.Load()) != tc.told {
+				t.Errorf("%s: status %d, told %d times: %s", tc.name, got.status, w.disbelieved.Load(), got.body)
+			}
+		}
+	})
+	w.disbelieved.Store(0)
+	if got := w.visit(t, "websocket", alice, http.Header{}); got != 503 || w.disbelieved.Load() != 1 {
+		t.Errorf("upgrade: status %d, told %d times", got, w.disbelieved.Load())
+	}
+}
+
+// The health paths and the admin port know the same callers.
+func TestImpersonatedElsewhere(t *testing.T) {
+	w := newWorld(t, worldConfig{impersonate: true})
+	guarded := httptest.NewUnstartedServer(w.proxy.Guard(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		u, _ := request.UserFrom(r.Context())
+		_, _ = io.WriteString(rw, u.GetName())
+	})))
+	guarded.Config.ConnContext, guarded.TLS = w.proxy.ConnContext, w.front.TLS
+	guarded.StartTLS()
+	t.Cleanup(guarded.Close)
+	for _, tc := range []struct {
+		name, token     string
+		pair            *pki.Pair
+		remote, guarded int
+		user            string
+	}{
+		{"JWT", "jwt.of.dave", nil, 200, 200, "dave"},
+		{"bad JWT", "jwt.of", nil, 401, 401, ""},
+		{"token", "token-of-bob", nil, 200, 200, "bob"},
+		{"certificate", "", w.client.Issue(pki.Leaf{CommonName: "alice"}), 200, 200, "alice"},
+		{"master", "", w.client.Issue(pki.Leaf{CommonName: "root", Organizations: []string{"system:masters"}}), 403, 403, ""},
+	} {
+		r := w.request(t, "GET", remoteGV+"/widgets", nil)
+		r.Header.Set("Authorization", "Bearer "+tc.token)
+		if got := w.do(t, w.httpClient(t, "h2", tc.pair), r); got.status != tc.remote {
+			t.Errorf("%s: status %d: %s", tc.name, got.status, got.body)
+		} else if in := w.remote; tc.remote == 200 && (in.last(t).header.Get("X-Remote-User") != tc.user || in.last(t).header.Get("Authorization") != "") {
+			t.Errorf("%s: a remote got %v", tc.name, identityFields(in.last(t).header))
+		}
+		r = w.request(t, "GET", "/page", nil)
+		r.URL.Opaque = "//" + guarded.Listener.Addr().String() + "/page"
+		r.URL.Host = guarded.Listener.Addr().String()
+		r.Header.Set("Authorization", "Bearer "+tc.token)
+		if got := w.do(t, w.httpClient(t, "http/1.1", tc.pair), r); got.status != tc.guarded || got.status == 200 && got.body != tc.user {
+			t.Errorf("%s: a page: status %d: %s", tc.name, got.status, got.body)
+		}
+	}
+	for as, want := range map[string]int{"": 200, "jane": 200, "system:masters": 403} {
+		r := w.request(t, "GET", "/page", nil)
+		r.URL.Host, r.URL.Opaque = guarded.Listener.Addr().String(), ""
+		if as != "" {
+			r.Header = http.Header{"Impersonate-User": {"jane"}, "Impersonate-Group": {as}}
+		}
+		if got := w.do(t, w.httpClient(t, "http/1.1", w.client.Issue(pki.Leaf{CommonName: "boss"})), r); got.status != want {
+			t.Errorf("a page, as %q: status %d, want %d: %s", as, got.status, want, got.body)
+		}
+		r = w.request(t, "POST", "/readyz", io.NopCloser(strings.NewReader("body")))
+		if as != "" {
+			r.Header = http.Header{"Impersonate-User": {"jane"}, "Impersonate-Group": {as}}
+		}
+		if got := w.do(t, w.httpClient(t, "h2", w.client.Issue(pki.Leaf{CommonName: "boss"})), r); got.status != want {
+			t.Errorf("health, as %q: status %d, want %d: %s", as, got.status, want, got.body)
+		}
+	}
+}
+
+// Trailers say nothing of who asks.
+func TestImpersonatedTrailers(t *testing.T) {
+	w := newWorld(t, worldConfig{impersonate: true})
+	alice := w.client.Issue(pki.Leaf{CommonName: "alice"})
+	everyWay(t, func(t *testing.T, proto string) {
+		r := w.request(t, "POST", "/api/v1/pods", io.NopCloser(strings.NewReader("body")))
+		r.ContentLength = -1
+		r.Trailer = http.Header{"Impersonate-Group": {"system:masters"}, "Authorization": {"Bearer token-of-root"}, "X-Remote-User": {"root"}, "X-Checksum": {"abc"}}
+		if got := w.do(t, w.httpClient(t, proto, alice), r); got.status != 200 {
+			t.Fatalf("status %d: %s", got.status, got.body)
+		}
+		in := w.local.last(t)
+		maps.DeleteFunc(in.trailer, func(_ string, values []string) bool { return values == nil }) // announced, and never sent
+		if diff := cmp.Diff(http.Header{"X-Checksum": {"abc"}}, in.trailer); diff != "" || in.header.Get("Impersonate-User") != "alice" {
+			t.Errorf("as %q, trailers (-want +got):\n%s", in.header.Get("Impersonate-User"), diff)
+		}
+	})
+}
+
+// Who is impersonated costs what a front proxy's word costs: the Audit-ID.
+func TestImpersonationAllocates(t *testing.T) {
+	w := newWorld(t, worldConfig{impersonate: true})
+	h := usualHead()
+	h.Path = "/api/v1/pods"
+	for _, value := range []string{"", "Bearer jwt.of.dave"} {
+		h.Fields[3].Value = value
+		c := &authn.Conn{}
+		if value == "" {
+			c.Peer = []*x509.Certificate{w.client.Issue(pki.Leaf{CommonName: "alice", Organizations: []string{"dev"}}).Certificate}
+		}
+		if d, _ := w.proxy.decision(t.Context(), h, c, true); d.Action != ToLocal || d.Strip.pool != authn.PoolImpersonate {
+			t.Fatalf("%v: %v", d.Action, d.Err)
+		}
+		var d Decision
+		if n := testing.AllocsPerRun(1000, func() {
+			if !w.proxy.decide(t.Context(), &d, h, c, false) {
+				t.Fatal("not known")
+			}
+		}); n > 1 {
+			t.Errorf("%q: %v allocations, want 1: the Audit-ID", value, n)
+		}
+	}
+}
+
+// FuzzDecideImpersonating holds every decision to what must never happen: that our own credential
+// goes out for who has no name, for another than the caller, or with a word of the caller's about
+// who it is; or that a caller's own is taken away.
+func FuzzDecideImpersonating(f *testing.F) {
+	w, p := thinker(f, worldConfig{impersonate: true})
+	conns := []*authn.Conn{{}, {Peer: []*x509.Certificate{w.client.Issue(pki.Leaf{CommonName: "alice"}).Certificate}}, {Peer: []*x509.Certificate{w.authorities.front.Issue(pki.Leaf{CommonName: "outer"}).Certificate}}}
+	names := []string{"", "alice", ""}
+	for i := range conns {
+		f.Add(i, "/api/v1/pods", "authorization: Bearer jwt.of.dave\nimpersonate-user: root")
+		f.Add(i, "/api/v1/pods", "authorization: Bearer token-of-bob\nauthorization: Bearer jwt.of.dave\nx-remote-user: carol\nconnection: authorization, impersonate-user")
+		f.Add(i, "/apis/apps/v1/deployments?watch=1", "x-remote-user: system:serviceaccount:a:b\nx-remote-group: system:masters\nx_remote_user: root")
+		f.Add(i, "/readyz", "upgrade: websocket\nsec-websocket-protocol: base64url.bearer.authorization.k8s.io.and0Lm9mLmRhdmU\nauthorization: ")
+	}
+	f.Fuzz(func(t *testing.T, from int, path, text string) {
+		from = ((from % len(conns)) + len(conns)) % len(conns)
+		h := &Head{Method: "GET", Path: path, Fields: fuzzFields(text), RemoteIP: "192.0.2.1"}
+		d, known := p.decision(t.Context(), h, conns[from], true)
+		if !known {
+			t.Fatal("undecided")
+		}
+		if d.Action == ToHealth {
+			d.Action = ToLocal
+			p.decideLocal(&d, h)
+		}
+		if d.Action != ToLocal {
+			return
+		}
+		var users []string
+		own := 0
+		for _, field := range d.Set {
+			switch field.Name {
+			case "authorization":
+				if own++; field.Value != ownCredential {
+					t.Errorf("Authorization is set to %q", field.Value)
+				}
+			case "impersonate-user":
+				users = append(users, field.Value)
+			}
+		}
+		if own != len(users) || own > 1 || (own == 1) != (d.Pool == authn.PoolImpersonate) || (own == 1) != (d.User != nil) {
+			t.Fatalf("our own credential is sent %d times, for %q, over pool %d", own, users, d.Pool)
+		}
+		for _, field := range h.Fields {
+			name := strings.ReplaceAll(field.Name, "_", "-")
+			if strings.HasPrefix(name, "x-remote-") && !d.Strip.Removes(field.Name) || d.Strip.Removes(field.Name) && own == 0 && (field.Name == "authorization" || field.Name == "impersonate-user") {
+				t.Errorf("%s stays behind: %v", field.Name, d.Strip.Removes(field.Name))
+			}
+			if own == 1 && (name == "authorization" || strings.HasPrefix(name, "impersonate-")) && !d.Strip.Removes(field.Name) {
+				t.Errorf("%q is passed on beside our own credential", field.Name)
+			}
+		}
+		if own == 1 && (users[0] == "" || users[0] != d.User.GetName() || names[from] != "" && users[0] != names[from] || d.Credentials.Impersonates) {
+			t.Errorf("asked as %q, %v is served", users, d.User)
+		}
+	})
+}
+
+// A JWT of ours counts by itself, wherever it is: beside another token it would be tried when that
+// has failed, by who does not know whom we refuse.
+func TestIssuedBesideAnotherToken(t *testing.T) {
+	w := newWorld(t, worldConfig{impersonate: true, local: switching, remote: switching})
+	for _, bearer := range []string{"bad", "token-of-bob"} {
+		for _, jwt := range []string{"jwt.of", "jwt.of.dave", "jwt.of.system:serviceaccount:fairlead:fairlead"} {
+			for _, path := range []string{"/api/v1/namespaces/a/pods/b/exec", remoteGV + "/widgets"} {
+				r := w.request(t, "GET", path, nil)
+				r.Header = http.Header{
+					"Authorization": {"Bearer " + bearer}, "Connection": {"Upgrade"}, "Upgrade": {"websocket"},
+					"Sec-Websocket-Protocol": {"base64url.bearer.authorization.k8s.io." + base64.RawURLEncoding.EncodeToString([]byte(jwt)) + ", v5.channel.k8s.io"},
+				}
+				conn := w.dialFront(t)
+				check(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+				check(t, r.Write(conn))
+				res, err := http.ReadResponse(bufio.NewReader(conn), r)
+				check(t, err)
+				check(t, conn.Close())
+				if res.StatusCode != http.StatusUnauthorized {
+					t.Errorf("%s beside %s: %s: status %d, want 401", jwt, bearer, path, res.StatusCode)
+				}
+			}
+		}
+	}
+	if n, m := w.local.count(), w.remote.count(); n+m != 0 {
+		t.Errorf("%d have reached the local apiserver, %d a remote", n, m)
+	}
+}
+
+// Who has issued a long token is found out at the desk, or strangers with many would have all
+// processors.
+func TestLongTokenWaitsItsTurn(t *testing.T) {
+	w := newWorld(t, worldConfig{impersonate: true})
+	w.proxy.desk = bound.NewQueue(1, 1)
+	leave, err := w.proxy.desk.Enter(t.Context(), bound.Stranger("192.0.2.2:1"))
+	check(t, err)
+	short, long := "jwt.of.dave", "jwt.of."+strings.Repeat("x", 3000)
+	ask := func(token string) Action {
+		h := &Head{Method: "GET", Path: "/api/v1/pods", Fields: []hpack.HeaderField{{Name: "authorization", Value: "Bearer " + token}}, Remote: "192.0.2.1:1"}
+		d, _ := w.proxy.decision(t.Context(), h, nil, true)
+		return d.Action
+	}
+	if got := ask(short); got != ToLocal {
+		t.Errorf("a short token: %v", got)
+	}
+	if got := ask(long); got != Refuse {
+		t.Errorf("a long token while the desk is full: %v", got)
+	}
+	leave()
+	if got := ask(long); got != ToLocal {
+		t.Errorf("a long token afterwards: %v", got)
+	}
+}
