@@ -1,5 +1,6 @@
-// Package answer is what Fairlead says of itself, as documents of JSON: package pages of cmd/fairlead makes them, kubectl-fairlead reads and
-// shows them, without linking what they are made from.
+// Package answer defines the JSON documents in which Fairlead describes itself. Package pages of
+// cmd/fairlead makes them. kubectl-fairlead reads and shows them without linking the packages they
+// are made from.
 //
-// A document belongs to whoever made or read it, and is used by one goroutine at a time.
+// A document must be used by one goroutine at a time.
 package answer

@@ -9,31 +9,40 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/documents/openapi"
 )
 
-// Below is the prefix under which the pages are found on the front door.
+// Below is the path prefix of the pages on the front door.
 const Below = "/fairlead"
 
-// Status is this replica as it sees itself: the answer to /status.
+// Status is the state of this replica: the response to /status.
 type Status struct {
-	// Time is when it was made.
+	// Time is when the document was made.
 	Time time.Time `json:"time"`
-	// Version and Go are the build's, Started when the process began to serve.
+	// Version and Go are those of the build. Started is when the process began to serve.
 	Version string    `json:"version"`
 	Go      string    `json:"go"`
 	Started time.Time `json:"started"`
-	// Ready is empty when this replica takes requests; otherwise it says why it does not.
+	// Replica is the host name of this process, which a pod has from its node or itself. Empty
+	// means unknown.
+	Replica string `json:"replica,omitempty"`
+	// Cluster is the kubeconfig's name for the cluster. Empty means none, as in a pod.
+	Cluster string `json:"cluster,omitempty"`
+	// Ready is empty if this replica accepts requests; otherwise it is the reason why not.
 	Ready string `json:"notReady,omitempty"`
-	// Generation counts the tables of this process. Complete: every source has been read once.
+	// Generation counts the tables of this process. Complete means that every source has been read
+	// once.
 	Generation uint64 `json:"generation"`
 	Complete   bool   `json:"complete"`
-	// APIServices are in the order of the legacy discovery document: groupPriorityMinimum, then name.
+	// APIServices are in the order of the legacy discovery document: groupPriorityMinimum, then
+	// name.
 	APIServices []APIService `json:"apiServices"`
-	// LocalServers are the local apiservers. Empty: there is none.
+	// LocalServers are the local apiservers. Empty means none.
 	LocalServers []Endpoint `json:"localAPIServers"`
-	// LocalTrust is what they are trusted by. Nil: there is none.
+	// LocalIdentity is --local-identity. Empty means no local apiserver.
+	LocalIdentity string `json:"localIdentity,omitempty"`
+	// LocalTrust describes the bundle that verifies them. Nil means no local apiserver.
 	LocalTrust *trust.Status `json:"localTrust,omitempty"`
 	// Certificates are the key pairs and bundles of this process.
 	Certificates []certs.Status `json:"certificates"`
-	// Problems are faults of the source that belong to no APIService.
+	// Problems are faults of the registry that belong to no APIService.
 	Problems []string `json:"problems,omitempty"`
 	// Transitions are the last changes of verdicts, newest first.
 	Transitions []Transition `json:"transitions"`
@@ -51,40 +60,52 @@ type APIService struct {
 	// GroupPriority and VersionPriority are groupPriorityMinimum and versionPriority.
 	GroupPriority   int32 `json:"groupPriorityMinimum"`
 	VersionPriority int32 `json:"versionPriority"`
-	// Service is namespace/name:port, or the URLs in its place. Empty: Local.
+	// Service is namespace/name:port, or the URLs in its place. Empty for Local.
 	Service string `json:"service,omitempty"`
-	// ServerName is the TLS name that is sent and verified, or those of several URLs, comma-separated. Empty: Local.
+	// ServerName is the TLS name that is sent and verified, or those of several URLs,
+	// comma-separated. Empty for Local.
 	ServerName string `json:"serverName,omitempty"`
-	// Verdict is whether requests are sent there.
+	// Owner is whom to notify of a failure (annotation owner). Empty means nobody.
+	Owner string `json:"owner,omitempty"`
+	// Verdict tells whether requests are sent there.
 	Verdict Verdict `json:"verdict"`
-	// Endpoints are the addresses that may be dialled.
+	// Cause is what is wrong, Advice what to check, Command what to run, Runbook where to read on.
+	// Empty means that all is well, or that no help is known.
+	Cause   string `json:"cause,omitempty"`
+	Advice  string `json:"advice,omitempty"`
+	Command string `json:"command,omitempty"`
+	Runbook string `json:"runbook,omitempty"`
+	// Flaps counts how often it became unavailable in the last hour, as far as Transitions go back.
+	Flaps int `json:"flaps,omitempty"`
+	// Endpoints are the addresses that Fairlead may dial.
 	Endpoints []Endpoint `json:"endpoints,omitempty"`
-	// InFlight and LongRunning are the requests under way; the limits are the policy's.
+	// InFlight and LongRunning count the requests in flight; the limits are the policy's.
 	InFlight       int64 `json:"inFlight"`
 	LongRunning    int64 `json:"longRunning"`
 	MaxInFlight    int   `json:"maxInFlight,omitempty"`
 	MaxLongRunning int   `json:"maxLongRunning,omitempty"`
-	// Traffic is how fast it answers. Nil: it had no request lately.
+	// Traffic describes its latencies. Nil means that it had no requests lately.
 	Traffic *Traffic `json:"traffic,omitempty"`
-	// Maintenance is the message of the annotation. Empty: not in maintenance.
+	// Maintenance is the message of the annotation. Empty means that it is not in maintenance.
 	Maintenance string `json:"maintenance,omitempty"`
-	// Trust is what the backend is trusted by. Nil: Local.
+	// Trust describes the bundle that verifies the backend. Nil for Local.
 	Trust *trust.Status `json:"trust,omitempty"`
-	// Discovery and OpenAPI are how current its part of the merged documents is. Nil: Local, or the core group.
+	// Discovery and OpenAPI tell how current its part of the merged documents is. Nil for Local and
+	// for the core group.
 	Discovery *discovery.Status `json:"discovery,omitempty"`
 	OpenAPI   *openapi.Status   `json:"openapi,omitempty"`
-	// Problems are faults of the object that are worked around.
+	// Problems are faults of the object that Fairlead works around.
 	Problems []string `json:"problems,omitempty"`
 }
 
-// Verdict is whether an APIService can be used, in the words of its Available condition.
+// Verdict tells whether an APIService can be used, in the words of its Available condition.
 type Verdict struct {
 	// Status is True, False or Unknown.
 	Status string `json:"status"`
 	// Reason and Message are empty until the first check has ended.
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
-	// Since is when Status last changed. Zero: never.
+	// Since is when Status last changed. Zero means never.
 	Since time.Time `json:"since,omitzero"`
 }
 
@@ -94,35 +115,56 @@ type Endpoint struct {
 	Address string `json:"address"`
 	// Health is unprobed, healthy or unhealthy.
 	Health string `json:"health"`
-	// Since is when Health last changed. Zero: never.
+	// Since is when Health last changed. Zero means never.
 	Since time.Time `json:"since,omitzero"`
-	// Slow endpoints get a trickle, Terminating ones nothing while there are others.
+	// Slow endpoints get few requests, Terminating ones none while there are others.
 	Slow        bool `json:"slow,omitempty"`
 	Terminating bool `json:"terminating,omitempty"`
 	// Reason and Error say why it is unhealthy.
 	Reason string `json:"reason,omitempty"`
 	Error  string `json:"error,omitempty"`
-	// InFlight is how many requests it is serving, long-running ones included.
+	// Probed is when its last probe ended, ProbeSeconds how long that took, ProbeError why it
+	// failed. Zero means that none has ended.
+	Probed       time.Time `json:"probed,omitzero"`
+	ProbeSeconds float64   `json:"probeSeconds,omitempty"`
+	ProbeError   string    `json:"probeError,omitempty"`
+	// InFlight counts the requests in flight, long-running ones included.
 	InFlight int64 `json:"inFlight"`
+	// Changes are the last changes of its health, oldest first. Empty means none since this process
+	// began.
+	Changes []Change `json:"changes,omitempty"`
 }
 
-// Traffic is how fast an APIService's requests are answered, watches and the like aside.
+// Change is a change of an endpoint's health.
+type Change struct {
+	// Time is when the change was seen, Health the new state.
+	Time   time.Time `json:"time"`
+	Health string    `json:"health"`
+}
+
+// Traffic describes the latencies of an APIService's requests, without long-running ones.
 type Traffic struct {
-	// Rate is requests per second, P50 and P99 are seconds from a request's arrival to its last byte, all of the last minute. Zero: there were none.
+	// Rate is requests per second. P50 and P99 are seconds from a request's arrival to its last
+	// byte. All cover the last minute; zero means no requests.
 	Rate float64 `json:"rate"`
-	P50  float64 `json:"p50"`
-	P99  float64 `json:"p99"`
-	// Points are the 99th percentiles of the last ten minutes, one for every ten seconds, oldest first, in seconds. Zero: there was no request.
+	// Errors are requests per second that this replica answered with 5xx, the backend's own
+	// included.
+	Errors float64 `json:"errors"`
+	P50    float64 `json:"p50"`
+	P99    float64 `json:"p99"`
+	// Points are the 99th percentiles of the last ten minutes in seconds, one for every ten
+	// seconds, oldest first. Zero means no requests.
 	Points []float64 `json:"points"`
 }
 
 // Transition is one change of an APIService's verdict.
 type Transition struct {
-	// Time is when it was seen.
+	// Time is when the change was seen.
 	Time time.Time `json:"time"`
 	// APIService is its name.
 	APIService string `json:"apiService"`
-	// Status and Reason are the new verdict's; "gone" is the status of an APIService that was deleted.
+	// Status and Reason are the new verdict's; "gone" is the status of an APIService that was
+	// deleted.
 	Status string `json:"status"`
 	Reason string `json:"reason,omitempty"`
 	// Message is the new verdict's.
@@ -132,7 +174,7 @@ type Transition struct {
 // Available reports whether requests are sent to the APIService.
 func (a *APIService) Available() bool { return a.Verdict.Status == "True" && a.Maintenance == "" }
 
-// Path is where its discovery document is.
+// Path returns the path of its discovery document.
 func (a *APIService) Path() string {
 	if a.Group == "" {
 		return "/api/" + a.Version
@@ -151,8 +193,9 @@ func (a *APIService) Healthy() int {
 	return n
 }
 
-// Expires is when the backend can no longer be verified: when the first certificate that it presents or that vouches for one runs out, or, when none was seen lately, when the
-// last of the bundle does. Zero: none is known.
+// Expires returns when the backend can no longer be verified: when the first certificate that it
+// presents, or that vouches for one, expires; or, if none was seen lately, when the bundle's last
+// one expires. Zero means unknown.
 func (a *APIService) Expires() time.Time {
 	var first, last time.Time
 	if a.Trust == nil {

@@ -7,7 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 )
 
-// Left is how long a certificate is still good: in whole days, and on its last day in whole hours. Zero is a dash.
+// Left returns how long a certificate is still valid: in whole days, and on its last day in whole
+// hours. Zero is a dash.
 func Left(now, t time.Time) string {
 	switch d := t.Sub(now); {
 	case t.IsZero():
@@ -21,10 +22,21 @@ func Left(now, t time.Time) string {
 	}
 }
 
-// Soon is when a certificate's end is worth a colour: as long before as the shipped alerts are.
-const Soon = 7 * 24 * time.Hour
+// soon is how long before a certificate's end it is coloured: as long as in the shipped alerts.
+const soon = 7 * 24 * time.Hour
 
-// Ago is how long something has lasted, as kubectl writes ages. Zero is a dash.
+// Urgency returns the colour of that end: bad on the last day, warn if it is soon, otherwise none.
+func Urgency(now, t time.Time) string {
+	switch d := t.Sub(now); {
+	case t.IsZero() || d >= soon:
+		return ""
+	case d >= 24*time.Hour:
+		return "warn"
+	}
+	return "bad"
+}
+
+// Ago returns how long ago t was, as kubectl prints ages. Zero is a dash.
 func Ago(now, t time.Time) string {
 	if t.IsZero() {
 		return "-"
@@ -32,7 +44,7 @@ func Ago(now, t time.Time) string {
 	return duration.HumanDuration(max(now.Sub(t), 0))
 }
 
-// Latency is a latency in seconds, with the two digits that one can compare. Zero is a dash.
+// Latency formats a latency in seconds with about two digits. Zero is a dash.
 func Latency(seconds float64) string {
 	switch {
 	case seconds <= 0:
@@ -45,11 +57,15 @@ func Latency(seconds float64) string {
 	return fmt.Sprintf("%.1fs", seconds)
 }
 
-// Rate is a number of requests per second. Zero is a dash.
+// Rate formats a number of requests per second. Zero is a dash.
 func Rate(perSecond float64) string {
 	switch {
 	case perSecond <= 0:
 		return "-"
+	case perSecond < .01:
+		return "<0.01/s"
+	case perSecond < .1:
+		return fmt.Sprintf("%.2f/s", perSecond)
 	case perSecond < 10:
 		return fmt.Sprintf("%.1f/s", perSecond)
 	}

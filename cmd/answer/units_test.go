@@ -17,6 +17,8 @@ func TestUnits(t *testing.T) {
 		{Latency(.0123), "12ms"},
 		{Latency(1.23), "1.2s"},
 		{Rate(0), "-"},
+		{Rate(.001), "<0.01/s"},
+		{Rate(.0333), "0.03/s"},
 		{Rate(2.5), "2.5/s"},
 		{Rate(1230), "1230/s"},
 	} {

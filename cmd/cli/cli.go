@@ -1,21 +1,26 @@
-// Package cli is what our commands have in common: how they are made, how they say what went wrong, and their exit codes.
+// Package cli is shared by Fairlead's commands: how they are built, how they report errors, and
+// their exit codes.
 //
-// It is used by main's goroutine alone, and knows nothing of what a command does.
+// Only main's goroutine uses it. It does not depend on what a command does.
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/signal"
 	"runtime"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	cliflag "k8s.io/component-base/cli/flag"
 )
 
-// Exit codes: 2 is a mistake in the command line, found before anything is done; 1 is everything else.
+// Exit codes: 2 is a mistake in the command line, found before anything is done; 1 is any other
+// error.
 const (
 	exitFailed = 1
 	exitUsage  = 2
@@ -24,30 +29,87 @@ const (
 // usage is a mistake in the command line.
 type usage struct{ error }
 
-// Usage makes err a mistake in the command line: one line per fault.
+// Usage marks err as a mistake in the command line. err has one line per fault.
 func Usage(err error) error { return usage{err} }
 
 // IsUsage reports whether err is a mistake in the command line.
 func IsUsage(err error) bool { return errors.As(err, new(usage)) }
 
-// Root makes a command of subcommands and adds the one that says which version was built.
+// Root makes a command with subcommands, and adds the subcommand version. An unknown subcommand is
+// a usage error, and so are arguments that a subcommand does not take.
 func Root(use, short, version string, subcommands ...*cobra.Command) *cobra.Command {
-	cmd := &cobra.Command{Use: use, Short: short, SilenceUsage: true, SilenceErrors: true, Args: cobra.NoArgs}
+	cmd := &cobra.Command{
+		Use: use, Short: short, Version: fmt.Sprintf("%s (%s)", version, runtime.Version()), SilenceUsage: true, SilenceErrors: true, SuggestionsMinimumDistance: 2,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	// cobra's default version text stays: a version template links text/template, which makes the
+	// linker keep every exported method, 9 MB.
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage{err} })
 	cmd.AddCommand(subcommands...)
-	cmd.AddCommand(&cobra.Command{
-		Use:   "version",
-		Short: "Say which build this is",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "fairlead %s (%s)\n", version, runtime.Version())
-			return err
-		},
-	})
+	cmd.AddCommand(versionCommand(version))
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
+		}
+		text := fmt.Sprintf("unknown command %q for %q", args[0], cmd.CommandPath())
+		if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+			text += "; did you mean " + strings.Join(near, " or ") + "?"
+		}
+		return usage{errors.New(text)}
+	}
+	for _, c := range cmd.Commands() {
+		if check := c.Args; check != nil {
+			c.Args = func(cmd *cobra.Command, args []string) error {
+				if err := check(cmd, args); err != nil {
+					return usage{fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())}
+				}
+				return nil
+			}
+		}
+	}
 	return cmd
 }
 
-// Run runs a command. The first signal ends its context, and what it does is brought to an end; the second one ends the process at once.
+func versionCommand(version string) *cobra.Command {
+	form := ""
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			text := fmt.Sprintf("fairlead %s (%s)", version, runtime.Version())
+			switch form {
+			case "":
+			case "json":
+				text = fmt.Sprintf(`{"version": %q, "goVersion": %q, "platform": "%s/%s"}`, version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+			default:
+				return usage{fmt.Errorf("--output %q is not json", form)}
+			}
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), text)
+			return err
+		},
+	}
+	cmd.Flags().StringVarP(&form, "output", "o", "", "Output format: json.")
+	return cmd
+}
+
+// columns is the width of help.
+const columns = 100
+
+// Flags adds flags to a command, and help that shows them in their groups.
+func Flags(cmd *cobra.Command, groups cliflag.NamedFlagSets) {
+	for _, name := range groups.Order {
+		cmd.Flags().AddFlagSet(groups.FlagSets[name])
+	}
+	cmd.Long = cmp.Or(cmd.Long, cmd.Short+".")
+	if cmd.Example != "" { // the help function below shows only Long and flags
+		cmd.Long += "\n\nExamples:\n" + cmd.Example
+	}
+	cliflag.SetUsageAndHelpFunc(cmd, groups, columns)
+}
+
+// Run runs a command. The first signal cancels its context, so that the command can end cleanly;
+// the second ends the process at once.
 func Run(cmd *cobra.Command) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -55,7 +117,7 @@ func Run(cmd *cobra.Command) error {
 	return cmd.ExecuteContext(ctx)
 }
 
-// Exit ends the process, and says why when it has failed.
+// Exit ends the process, after printing err if it is not nil.
 func Exit(err error) {
 	if err == nil {
 		os.Exit(0)

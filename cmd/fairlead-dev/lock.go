@@ -6,7 +6,8 @@ import (
 	"syscall"
 )
 
-// lock keeps two fairlead-devs from sharing a folder: the second would empty the first one's store. The kernel drops it with us.
+// lock prevents two fairlead-devs from sharing a folder: the second would delete the first one's
+// store. The kernel releases the lock when the process ends.
 func lock(file string) (unlock func(), err error) {
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

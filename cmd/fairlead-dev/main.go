@@ -1,8 +1,11 @@
-// Command fairlead-dev brings up a whole cluster on loopback in one command: etcd, kube-apiserver, kube-controller-manager, Kubernetes'
-// sample extension server, and Fairlead in front of them. `make run` calls it.
+// Command fairlead-dev starts a whole cluster on loopback in one command: etcd, kube-apiserver,
+// kube-controller-manager, Kubernetes' sample extension server, and Fairlead in front of them.
+// `make run` calls it. With -standalone (`make standalone`) there is no Kubernetes: only etcd, two
+// Fairleads over it and an extension server.
 //
-// It writes a kubeconfig that points at Fairlead, prints what to try, and runs until it is interrupted or one of its parts dies. Nothing
-// survives it. It is for trying and developing; it never touches a cluster that exists.
+// It writes a kubeconfig that points at Fairlead, prints what to try, and runs until it is
+// interrupted. If one part dies the others keep running. Nothing survives it. It is for trying and
+// developing; it never touches an existing cluster.
 package main
 
 import (

@@ -10,21 +10,22 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
-// errUsage is returned when the flag package has already said what is wrong.
+// errUsage is returned after the flag package has printed the mistake.
 var errUsage = errors.New("usage")
 
-// options are the flags.
 type options struct {
 	dir               string
 	fairlead          string
 	port, adminPort   int
 	controllerManager bool
+	standalone        bool
 	args              []string // passed on to fairlead serve
 }
 
@@ -33,10 +34,11 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags := flag.NewFlagSet("fairlead-dev", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.StringVar(&o.dir, "dir", ".dev", "folder for the kubeconfig, kubectl, keys, data and logs; its subfolder cluster is emptied at start")
-	flags.StringVar(&o.fairlead, "fairlead", "", "fairlead executable (default: the one beside this program)")
-	flags.IntVar(&o.port, "secure-port", 6443, "Fairlead's front door; another free port is taken when this one is not")
-	flags.IntVar(&o.adminPort, "admin-secure-port", 6444, "Fairlead's admin port; the same holds")
+	flags.StringVar(&o.fairlead, "fairlead", "", "fairlead executable (default: the one next to this program)")
+	flags.IntVar(&o.port, "secure-port", 6443, "Fairlead's front door; if it is not free, any free port")
+	flags.IntVar(&o.adminPort, "admin-secure-port", 6444, "Fairlead's admin port; if it is not free, any free port")
 	flags.BoolVar(&o.controllerManager, "controller-manager", true, "run kube-controller-manager, through Fairlead")
+	flags.BoolVar(&o.standalone, "standalone", false, "run no Kubernetes: an etcd, two Fairleads over it and an extension server")
 	flags.Usage = func() {
 		_, _ = fmt.Fprintln(stderr, "usage: fairlead-dev [flags] [-- flags of fairlead serve]")
 		flags.PrintDefaults()
@@ -62,7 +64,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	return o, nil
 }
 
-// free returns port, or zero (any) when somebody already listens on it.
+// free returns port, or zero (any port) if the port is in use.
 func free(port int) int {
 	l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port)) //nolint:noctx // binding a loopback port does not block
 	if err != nil {
@@ -72,7 +74,7 @@ func free(port int) int {
 	return port
 }
 
-// run brings everything up and waits for the end.
+// run starts everything and waits for the end.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
 	o, err := parse(args, stderr)
 	if err != nil {
@@ -88,67 +90,78 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	defer unlock()
 
 	data := filepath.Join(o.dir, "cluster")
-	if err := os.RemoveAll(data); err != nil { // yesterday's store belongs to yesterday's keys
+	if err := os.RemoveAll(data); err != nil { // the old store belongs to old keys
 		return fmt.Errorf("removing the last cluster: %w", err)
 	}
-	// All parts before any is started, so that a fresh machine sees what its minutes go into.
-	for _, name := range tools.Default() {
-		if _, err := tools.Path(ctx, tools.Config{Progress: stderr}, name); err != nil {
-			return err
-		}
+	cfg, needed, raise := cluster.Config{Dir: data, Progress: stderr}, []string{"etcd", "kube-apiserver", "kubectl", "sample-apiserver"}, raise
+	if o.controllerManager {
+		needed = append(needed, "kube-controller-manager")
+	}
+	if o.standalone {
+		cfg.APIServers, needed, raise = -1, []string{"etcd", "kubectl"}, raiseStandalone
+	}
+	// All programs are fetched before any is started, so that a new machine shows what takes
+	// minutes.
+	if _, err := tools.Paths(ctx, tools.Config{Progress: stderr}, needed...); err != nil {
+		return orInterrupted(ctx, err)
 	}
 	begun := time.Now()
-	c, err := cluster.Start(ctx, cluster.Config{Dir: data, Progress: stderr})
+	c, err := cluster.Start(ctx, cfg)
 	if err != nil {
 		return orInterrupted(ctx, err)
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
-	tell(stderr, "etcd and kube-apiserver are ready")
+	tell(stderr, "the control plane is ready")
 
-	front, err := raise(ctx, c, o, stderr)
+	text, err := raise(ctx, c, o, stderr)
 	if err != nil {
 		return orInterrupted(ctx, err)
 	}
 	tell(stderr, "all ready in "+time.Since(begun).Round(100*time.Millisecond).String())
-	if err := describe(ctx, stdout, c, front, o); err != nil {
+	if _, err := io.WriteString(stdout, text); err != nil {
 		return err
 	}
-	if err := c.Wait(ctx); ctx.Err() == nil {
-		return err
+	for err := c.Wait(ctx); ctx.Err() == nil; err = c.Wait(ctx) {
+		what, _, _ := strings.Cut(err.Error(), "\n") // without the tail of its log
+		tell(stderr, what+"; all other parts keep running, logs are in "+c.Dir())
 	}
 	tell(stderr, "interrupted, ending all parts")
 	return nil
 }
 
-// raise starts what stands around the control plane and waits until it works from end to end.
-func raise(ctx context.Context, c *cluster.Cluster, o options, stderr io.Writer) (*cluster.Front, error) {
+// raise starts the parts around the control plane, waits until they work end to end, and returns
+// what to try.
+func raise(ctx context.Context, c *cluster.Cluster, o options, stderr io.Writer) (string, error) {
 	// 1 min: everything here takes two or three seconds on two cores.
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if _, err := c.StartSampleAPIServer(ctx); err != nil {
-		return nil, err
+		return "", err
 	}
 	tell(stderr, "the sample extension server is ready and registered")
 	front, err := c.StartFairlead(ctx, cluster.Fairlead{Path: o.fairlead, Port: o.port, AdminPort: o.adminPort, Args: o.args})
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	tell(stderr, "fairlead is ready")
 	if o.controllerManager {
 		if _, err := c.StartControllerManager(ctx, front.Endpoint); err != nil {
-			return nil, err
+			return "", err
 		}
 	}
 	if err := c.WaitAvailable(ctx, front.Endpoint, "wardle.example.com/v1beta1", "wardle.example.com/v1alpha1"); err != nil {
-		return nil, fmt.Errorf("%w\n%s", err, front.Part.Tail())
+		return "", fmt.Errorf("%w\n%s", err, front.Part.Tail())
 	}
-	return front, createFlunders(ctx, front.Endpoint.RESTConfig(c.Admin()))
+	if err := createFlunders(ctx, front.Endpoint.RESTConfig(c.Admin())); err != nil {
+		return "", err
+	}
+	return describe(ctx, c, front, o)
 }
 
-// tell reports progress. A terminal that has gone away is no reason to end a cluster.
+// tell prints progress. It ignores errors: a closed terminal must not end the cluster.
 func tell(w io.Writer, what string) { _, _ = fmt.Fprintln(w, "fairlead-dev:", what) }
 
-// orInterrupted hides what an interrupt during the start makes fail.
+// orInterrupted hides errors that an interrupt causes during the start.
 func orInterrupted(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil

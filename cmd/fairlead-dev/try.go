@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -19,7 +18,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
-// createFlunders makes two objects of the sample extension server through Fairlead, so that the first command anyone tries shows some.
+// createFlunders creates two objects of the sample extension server through Fairlead, so that the
+// first command shows some.
 func createFlunders(ctx context.Context, rc *rest.Config) error {
 	client, err := dynamic.NewForConfig(rc)
 	if err != nil {
@@ -40,33 +40,36 @@ func createFlunders(ctx context.Context, rc *rest.Config) error {
 	return nil
 }
 
-// describe writes the kubeconfig, puts kubectl beside it, and prints what to try.
-func describe(ctx context.Context, w io.Writer, c *cluster.Cluster, front *cluster.Front, o options) error {
+// linkKubectl links kubectl into the folder.
+func linkKubectl(ctx context.Context, dir string) (string, error) {
+	path, err := tools.Path(ctx, tools.Config{}, "kubectl")
+	if err != nil {
+		return "", err
+	}
+	kubectl := filepath.Join(dir, "kubectl")
+	if err := os.Remove(kubectl); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	return kubectl, os.Symlink(path, kubectl)
+}
+
+// describe writes the kubeconfigs and a link to kubectl, and returns what to try.
+func describe(ctx context.Context, c *cluster.Cluster, front *cluster.Front, o options) (string, error) {
 	kubeconfig := filepath.Join(o.dir, "kubeconfig")
 	if err := front.Endpoint.WriteKubeconfig(kubeconfig, c.Admin()); err != nil {
-		return err
+		return "", err
 	}
 	direct := filepath.Join(o.dir, "kubeconfig-direct")
 	if err := c.Endpoint().WriteKubeconfig(direct, c.Admin()); err != nil {
-		return err
+		return "", err
 	}
-	path, err := tools.Path(ctx, tools.Config{}, "kubectl")
-	if err != nil {
-		return err
-	}
-	kubectl := filepath.Join(o.dir, "kubectl")
-	if err := os.Remove(kubectl); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if err := os.Symlink(path, kubectl); err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(w, `
+	kubectl, err := linkKubectl(ctx, o.dir)
+	return fmt.Sprintf(`
 Fairlead stands before a real kube-apiserver.
 
   front door   %s
   admin port   %s   (health, metrics)
-  kubeconfig   %s   (%s: the same, past Fairlead)
+  kubeconfig   %s   (%s: without Fairlead)
   logs         %s
 
 Try:
@@ -77,9 +80,10 @@ Try:
   %[7]s auth whoami
   %[7]s explain flunders.spec
   %[7]s create namespace demo && %[7]s delete namespace demo
-  curl -k %[2]s/readyz?verbose
+  %[8]s status                 # the state of each APIService; see also explain and lint
+  curl -k '%[2]s/readyz?verbose'
+  %[7]s proxy                               # and the status page is http://127.0.0.1:8001/fairlead/
 
 Ctrl-C ends everything.
-`, front.Endpoint.URL, front.Admin.URL, kubeconfig, direct, filepath.Join(c.Dir(), "*.log"), kubeconfig, kubectl)
-	return err
+`, front.Endpoint.URL, front.Admin.URL, kubeconfig, direct, filepath.Join(c.Dir(), "*.log"), kubeconfig, kubectl, o.fairlead), err
 }

@@ -20,8 +20,8 @@ type accessOptions struct {
 }
 
 func (o *accessOptions) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.path, "access-log", "", "File for one JSON line per request; - is standard output. Empty: none.")
-	fs.Float64Var(&o.sample, "access-log-sample", 1, "Fraction of requests that have a line, from 0 to 1. Those that were answered with 400 or more always have one.")
+	fs.StringVar(&o.path, "access-log", "", "File that receives one line of JSON per request; \"-\" is standard output. Empty: no access log.")
+	fs.Float64Var(&o.sample, "access-log-sample", 1, "Fraction of requests that are logged, from 0 to 1. Requests answered with 400 or above are always logged.")
 }
 
 func (o *accessOptions) validate(fault func(string, ...any)) {
@@ -30,17 +30,18 @@ func (o *accessOptions) validate(fault func(string, ...any)) {
 	}
 }
 
-// records are what requests are written down in.
+// records are the logs and traces to which requests are written.
 type records struct {
-	access    io.WriteCloser // nil: no access log
-	accessLog *accesslog.Log // nil: the same
-	auditFile io.WriteCloser // nil: no audit log
-	audit     *audit.Log     // nil: the same
-	// spans is where spans go. Nil: no tracing.
+	access    io.WriteCloser // nil means no access log
+	accessLog *accesslog.Log // nil means no access log
+	taps      accesslog.Taps
+	auditFile io.WriteCloser // nil means no audit log
+	audit     *audit.Log     // nil means no audit log
+	// spans receives spans. Nil means no tracing.
 	spans tracing.TracerProvider
 }
 
-// makeLogs opens what requests are written down in.
+// makeLogs opens the access log and the audit log.
 func (d *door) makeLogs() error {
 	if err := d.makeAccessLog(); err != nil {
 		return err
@@ -48,7 +49,7 @@ func (d *door) makeLogs() error {
 	return d.makeAudit()
 }
 
-// closeLogs closes them when their loops have ended, and sends the last spans.
+// closeLogs closes the logs after their loops have ended, and sends the last spans.
 func (d *door) closeLogs() error {
 	var faults []error
 	for _, c := range []io.Closer{d.access, d.auditFile} {
@@ -70,7 +71,7 @@ func (d *door) makeAccessLog() (err error) {
 	return nil
 }
 
-// openAccessLog opens what the access log is written to. Nil: there is none. The caller closes it.
+// openAccessLog opens the access log, which the caller closes. Nil means there is none.
 func openAccessLog(path string) (io.WriteCloser, error) {
 	switch path {
 	case "":
@@ -78,7 +79,7 @@ func openAccessLog(path string) (io.WriteCloser, error) {
 	case "-":
 		return nopCloser{os.Stdout}, nil
 	}
-	// 0o600: it names users and what they read.
+	// 0o600: the log names users and what they read.
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("opening access log: %w", err)
@@ -86,7 +87,7 @@ func openAccessLog(path string) (io.WriteCloser, error) {
 	return &wholeLines{WriteCloser: f}, nil
 }
 
-// nopCloser leaves standard output open.
+// nopCloser keeps standard output open.
 type nopCloser struct{ io.Writer }
 
 func (nopCloser) Close() error { return nil }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"net/http"
 	"net/http/pprof"
+	"os"
 	"runtime"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -21,7 +23,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
-// adminPages are Fairlead's own pages. Health is open, because load balancers and kubelets have no credentials; guard sees to the rest.
+// adminPages serves Fairlead's own pages. The health pages are open, because load balancers and
+// kubelets have no credentials; guard protects all others.
 func adminPages(livez, readyz http.Handler, metrics prometheus.Gatherer, own http.Handler, guard func(http.Handler) http.Handler) http.Handler {
 	guarded := http.NewServeMux()
 	guarded.Handle("/", own)
@@ -41,14 +44,36 @@ func adminPages(livez, readyz http.Handler, metrics prometheus.Gatherer, own htt
 	return mux
 }
 
-// makePages makes what shows this process, on the admin port and below /fairlead/ on the front door.
+func (d *door) gathered() prometheus.Gatherers {
+	if d.o.endpoints() == nil {
+		return prometheus.Gatherers{d.metrics}
+	}
+	return prometheus.Gatherers{d.metrics, ofEtcd{}}
+}
+
+// localName names the local apiservers for their prober and on the pages.
+const localName = pages.LocalName
+
+// makePages makes the pages that show this process, on the admin port and below /fairlead/ on the
+// front door.
 func (d *door) makePages(context.Context) (err error) {
+	d.taps.Draining = d.draining.Active
+	host, _ := os.Hostname() // pages work without it
 	d.pages, err = pages.New(pages.Config{
-		Table: d.registry.Table, Certificates: d.certs.Status, Trust: d.trust.Status, LocalServers: d.localServers, Draining: d.draining.Active, Version: version,
-		// The proxy is made of the pages, and they ask it: both are there before the first request.
-		Explain: func(h *proxy.Head, u user.Info) proxy.Decision { return d.proxy.Explain(h, u) },
-		Ready:   func() error { return d.ready.Err(nil) },
-		// So are the documents, which ask backends that the pages show.
+		Table: d.registry.Table, Certificates: d.certs.Status, Trust: d.trust.Status, LocalServers: d.localServers, LocalIdentity: d.o.localIdentity, Draining: d.draining.Active, Tap: &d.taps, Version: version, Replica: host, Cluster: clusterName(d.o.kubeconfig),
+		// The proxy is built after the pages, but before the first request.
+		Explain: func(ctx context.Context, h *proxy.Head, u user.Info) (proxy.Decision, error) {
+			return d.proxy.Explain(ctx, h, u)
+		},
+		Probed: func(apiService, address string) (ended time.Time, took time.Duration, fault string) {
+			if apiService == localName {
+				return d.localProber.Last(apiService, address)
+			}
+			return d.prober.Last(apiService, address)
+		},
+		Failed: func(e *registry.Entry) uint64 { return d.proxy.Failed(e) },
+		Ready:  func() error { return d.ready.Err(nil) },
+		// The documents are built later too.
 		Discovery: func() []discovery.Status { return d.documents.discovery.Status() },
 		OpenAPI:   func() []openapi.Status { return d.documents.openapi.Status() },
 		Load: func(e *registry.Entry) (inFlight, longRunning int64, endpoints map[string]int64) {
@@ -67,7 +92,8 @@ func (d *door) makePages(context.Context) (err error) {
 	return err
 }
 
-// adminEngine serves the admin port's HTTP/2, by the bounds of the front door's: net/http's own server answers requests that RFC 9113 §8.2.2 calls malformed.
+// adminEngine serves the admin port's HTTP/2 with the bounds of the front door. net/http's own
+// server answers requests that RFC 9113 §8.2.2 calls malformed.
 func (d *door) adminEngine(own http.Handler) *h2.Server {
 	plan := h2.Plan{Serve: own}
 	return h2.New(h2.Config{
@@ -76,10 +102,10 @@ func (d *door) adminEngine(own http.Handler) *h2.Server {
 	})
 }
 
-// maxScrapes bounds concurrent scrapes: each builds the whole text.
+// maxScrapes bounds concurrent scrapes, because each builds the whole text.
 const maxScrapes = 4
 
-// countProcess adds the metrics of the process itself.
+// countProcess registers the metrics of the process itself.
 func (d *door) countProcess(context.Context) error {
 	d.held = hold.New(0)
 	return metric.Register(d.metrics, "the process",
@@ -87,7 +113,7 @@ func (d *door) countProcess(context.Context) error {
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "fairlead_build_info", Help: "1, with the build in the labels.", ConstLabels: prometheus.Labels{"version": version, "go": runtime.Version()},
 		}, func() float64 { return 1 }),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "fairlead_draining", Help: "1 while this process is on its way out and answers not ready."}, func() float64 {
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "fairlead_draining", Help: "1 while this process drains and reports not ready."}, func() float64 {
 			if d.draining.Active() {
 				return 1
 			}
@@ -97,11 +123,12 @@ func (d *door) countProcess(context.Context) error {
 	)
 }
 
-// localHealth shows the health of the local apiservers, of which the command line or the kubeconfig names a handful.
+// localHealth exports the health of the local apiservers. The command line or the kubeconfig names
+// only a handful.
 type localHealth struct{ servers func() []registry.Endpoint }
 
 func (localHealth) desc() *prometheus.Desc {
-	return prometheus.NewDesc("fairlead_local_apiserver_healthy", "1 if the local apiserver at this address is healthy, 0 if it is not or has not been found out yet.", []string{"address"}, nil)
+	return prometheus.NewDesc("fairlead_local_apiserver_healthy", "1 if the local apiserver at this address is healthy, 0 if it is not or has not been probed yet.", []string{"address"}, nil)
 }
 
 // Describe implements prometheus.Collector.

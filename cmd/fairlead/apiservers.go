@@ -13,15 +13,18 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// ownDialTimeout is proxy/backend's: a SYN is sent again after 1 s and 3 s, two may get lost.
+// ownDialTimeout equals proxy/backend's: a lost SYN is sent again after 1 s and 3 s, so two may be
+// lost.
 const ownDialTimeout = 4 * time.Second
 
-// apiservers leads Fairlead's own watches and reviews to one of several local apiservers: to a healthy one, and away from one that hangs while another is well. A server that is stopped still accepts connections, and a review there would wait until its caller gives up.
+// apiservers routes Fairlead's own watches and reviews to a healthy local apiserver, and away from
+// one that hangs while another is healthy. A suspended process still accepts connections, and a
+// review there would wait until its caller times out.
 type apiservers struct {
-	// order are the addresses, those to be tried first in front. Never nil.
+	// order lists the addresses, preferred ones first. Never nil.
 	order atomic.Pointer[[]string]
 
-	// mu guards open. It is never held over I/O.
+	// mu guards open. It is never held during I/O.
 	mu   sync.Mutex
 	open map[*ownConn]struct{}
 }
@@ -32,7 +35,7 @@ func newAPIServers(addresses []string) *apiservers {
 	return s
 }
 
-// ownConn is a connection that leaves the set when it is closed.
+// ownConn removes itself from the set when it is closed.
 type ownConn struct {
 	net.Conn
 	of      *apiservers
@@ -46,11 +49,11 @@ func (c *ownConn) Close() error {
 	return c.Conn.Close()
 }
 
-// dial connects to an address of ours. It fits rest.Config.Dial.
+// dial connects to one of our addresses. It fits rest.Config.Dial.
 func (s *apiservers) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	conn, err := (&net.Dialer{Timeout: ownDialTimeout}).DialContext(ctx, network, address)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // net's own, which wrap tells from others
+		return nil, err //nolint:wrapcheck // wrap looks for net's own error
 	}
 	c := &ownConn{Conn: conn, of: s, address: address}
 	s.mu.Lock()
@@ -59,8 +62,8 @@ func (s *apiservers) dial(ctx context.Context, network, address string) (net.Con
 	return c, nil
 }
 
-// wrap sends each request to the first server that can be connected to, under that server's own name: certificates of control plane nodes name their node, not
-// the others.
+// wrap sends each request to the first server that accepts a connection, under that server's own
+// name: the certificate of a control plane node names only that node.
 func (s *apiservers) wrap(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (res *http.Response, err error) {
 		for i, address := range *s.order.Load() {
@@ -78,7 +81,7 @@ func (s *apiservers) wrap(next http.RoundTripper) http.RoundTripper {
 			}
 			res, err = next.RoundTrip(out)
 			if fault := new(net.OpError); !errors.As(err, &fault) || fault.Op != "dial" {
-				return res, err //nolint:wrapcheck // a transport tells what it was told
+				return res, err //nolint:wrapcheck // a transport passes errors on
 			}
 		}
 		return nil, err
@@ -89,7 +92,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// prefer puts the unhealthy last, and closes the connections to them. Where none is healthy nobody knows better, and all stays as it is.
+// prefer puts unhealthy servers last and closes connections to them, unless all are unhealthy.
 func (s *apiservers) prefer(servers []registry.Endpoint) {
 	var order, ill []string
 	healthy := false
@@ -107,7 +110,7 @@ func (s *apiservers) prefer(servers []registry.Endpoint) {
 	order = append(order, ill...)
 	s.order.Store(&order)
 	for _, c := range s.connectedTo(ill) {
-		_ = c.Close() // it is given up: what it could say helps nobody
+		_ = c.Close() // abandoned, so its error does not matter
 	}
 }
 

@@ -20,7 +20,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// apiserverAt answers with its own address and what it was sent; its certificate names that address alone, as those of control plane nodes do.
+// apiserverAt answers with its own address and what it was sent; its certificate names that address
+// alone, as those of control plane nodes do.
 func apiserverAt(t *testing.T, ca *pki.CA, ip string) *httptest.Server {
 	t.Helper()
 	l, err := net.Listen("tcp", net.JoinHostPort(ip, "0"))
@@ -39,7 +40,8 @@ func apiserverAt(t *testing.T, ca *pki.CA, ip string) *httptest.Server {
 	return s
 }
 
-// Reviews and watches must not stay with an apiserver that accepts connections and answers nobody, and each server is known by its own name.
+// Reviews and watches must not stay with an apiserver that accepts connections and answers nobody,
+// and each server is known by its own name.
 func TestOwnClientsLeaveWhatHangs(t *testing.T) {
 	ca := pki.NewCA("serving")
 	first, second := apiserverAt(t, ca, "127.0.0.1"), apiserverAt(t, ca, "127.0.0.2")

@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/audit"
 )
 
-// auditOptions are the flags of the audit log, spelled and meant as kube-apiserver's.
+// auditOptions are the flags of the audit log. Names and meanings are kube-apiserver's.
 type auditOptions struct {
 	policy, path, format        string
 	maxAge, maxBackups, maxSize int
@@ -22,14 +22,14 @@ type auditOptions struct {
 }
 
 func (o *auditOptions) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.policy, "audit-policy-file", "", "Policy of audit.k8s.io: which requests are recorded, and how much of them. Empty: none.")
-	fs.StringVar(&o.path, "audit-log-path", "", "File of the audit log; - is standard output. Empty: none.")
-	fs.IntVar(&o.maxAge, "audit-log-maxage", 0, "Days for which old audit log files are kept. 0: they are not removed because of their age.")
-	fs.IntVar(&o.maxBackups, "audit-log-maxbackup", 0, "Number of old audit log files that are kept. 0: all.")
-	fs.IntVar(&o.maxSize, "audit-log-maxsize", 0, "Megabytes after which a new audit log file is begun. 0: never; rotate it from outside, by copying and truncating.")
-	fs.BoolVar(&o.compress, "audit-log-compress", false, "Compress old audit log files with gzip.")
-	fs.StringVar(&o.format, "audit-log-format", "json", "Format of the audit log: json, or legacy for a line of text per event.")
-	fs.BoolVar(&o.local, "audit-local-requests", false, "Record requests to the local apiserver too. False: it records them itself, with the same Audit-ID, and knows whose token it was.")
+	fs.StringVar(&o.policy, "audit-policy-file", "", "Audit policy (audit.k8s.io): which requests are recorded, and in which detail. Empty: none.")
+	fs.StringVar(&o.path, "audit-log-path", "", "File of the audit log; \"-\" is standard output. Empty: no audit log.")
+	fs.IntVar(&o.maxAge, "audit-log-maxage", 0, "Days to keep old audit log files. 0: age is no reason to remove one.")
+	fs.IntVar(&o.maxBackups, "audit-log-maxbackup", 0, "Number of old audit log files to keep. 0: all.")
+	fs.IntVar(&o.maxSize, "audit-log-maxsize", 0, "Size in megabytes at which the audit log is rotated. 0: never; rotate it from outside, by copy and truncate.")
+	fs.BoolVar(&o.compress, "audit-log-compress", false, "Compress rotated audit log files with gzip.")
+	fs.StringVar(&o.format, "audit-log-format", "json", "Format of the audit log: json, or legacy (one line of text per event).")
+	fs.BoolVar(&o.local, "audit-local-requests", false, "Also record requests to the local apiserver. False: they are only in the local apiserver's own audit log, under the same Audit-ID.")
 }
 
 func (o *auditOptions) validate(fault func(string, ...any)) {
@@ -51,6 +51,9 @@ func (o *auditOptions) validate(fault func(string, ...any)) {
 func (d *door) makeAudit() error {
 	o := &d.o.audit
 	if o.path == "" {
+		if !d.o.alone() {
+			d.log.Warn("requests to extension servers are in no audit log: kube-apiserver does not see them (--audit-policy-file, --audit-log-path)")
+		}
 		return nil
 	}
 	rules, err := policy.LoadPolicyFromFile(o.policy)
@@ -66,7 +69,7 @@ func (d *door) makeAudit() error {
 	return err
 }
 
-// open opens the file as kube-apiserver does: its folder is made, and only its owner can read it.
+// open opens the file as kube-apiserver does: it makes the folder, and only the owner can read it.
 func (o *auditOptions) open() (io.WriteCloser, error) {
 	if o.path == "-" {
 		return nopCloser{os.Stdout}, nil
@@ -74,7 +77,7 @@ func (o *auditOptions) open() (io.WriteCloser, error) {
 	if err := os.MkdirAll(filepath.Dir(o.path), 0o700); err != nil {
 		return nil, fmt.Errorf("making the audit log's folder: %w", err)
 	}
-	// Also before rotating: what cannot be written is a mistake to be told of at the start.
+	// Also before lumberjack opens it: an unwritable file must be reported at the start.
 	f, err := os.OpenFile(o.path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("opening audit log: %w", err)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"log/slog"
 	"os"
@@ -49,6 +50,9 @@ func TestAuditFiles(t *testing.T) {
 			if err := d.closeLogs(); err != nil {
 				t.Fatal(err)
 			}
+			if info, err := os.Stat(filepath.Join(dir, "logs")); err != nil || info.Mode().Perm() != 0o700 {
+				t.Errorf("their folder: %v, %v", info.Mode(), err)
+			}
 			files, err := filepath.Glob(filepath.Join(dir, "logs", "*"))
 			if err != nil || len(files) != tc.files {
 				t.Fatalf("files %q, %v", files, err)
@@ -81,5 +85,14 @@ func TestAuditPolicyFaults(t *testing.T) {
 		if !cli.IsUsage(err) || !strings.HasPrefix(err.Error(), "--audit-policy-file: ") {
 			t.Errorf("%q: %v", policy, err)
 		}
+	}
+}
+
+// Without an audit log it is said that what kube-apiserver recorded is recorded by nobody now.
+func TestAuditIsMissed(t *testing.T) {
+	var log bytes.Buffer
+	d := &door{o: &options{}, log: slog.New(slog.NewTextHandler(&log, nil)), metrics: prometheus.NewRegistry()}
+	if err := d.makeAudit(); err != nil || d.audit != nil || !strings.Contains(log.String(), "level=WARN msg=\"requests to extension servers are in no audit log") {
+		t.Errorf("error %v, log %s", err, log.String())
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/url"
@@ -11,14 +12,15 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 )
 
-// clientConfig says how Fairlead itself speaks to the local apiserver, and where its servers are. Only those are ever dialled, and own chooses among them if they were named.
+// clientConfig returns how Fairlead itself talks to the local apiserver, and the servers' URLs.
+// Only those servers are ever dialled. own chooses among them; it is nil unless servers were named.
 func clientConfig(kubeconfig string, servers []string) (c *rest.Config, urls []string, own *apiservers, err error) {
 	c, err = loadConfig(kubeconfig)
 	if err != nil {
 		return nil, nil, nil, err
 	}
 	c.UserAgent = "fairlead/" + version
-	c.QPS = -1 // no limit: reviews have their own bounds, by which strangers cannot take the place of those who are known; watches are few
+	c.QPS = -1 // no limit: reviews have their own, which protect known callers; watches are few
 	if len(servers) == 0 {
 		return c, []string{c.Host}, nil, nil
 	}
@@ -28,11 +30,7 @@ func clientConfig(kubeconfig string, servers []string) (c *rest.Config, urls []s
 		if err != nil || u.Scheme != "https" || u.Host == "" {
 			return nil, nil, nil, cli.Usage(fmt.Errorf("--local-apiserver %q is not an https URL", s))
 		}
-		port := u.Port()
-		if port == "" {
-			port = "443"
-		}
-		addresses = append(addresses, net.JoinHostPort(u.Hostname(), port))
+		addresses = append(addresses, net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")))
 	}
 	c.Host = servers[0]
 	own = newAPIServers(addresses)
@@ -41,7 +39,8 @@ func clientConfig(kubeconfig string, servers []string) (c *rest.Config, urls []s
 	return c, servers, own, nil
 }
 
-// loadConfig reads the kubeconfig that was named, or the pod's own. A server never looks into a home directory.
+// loadConfig reads the given kubeconfig, or else the pod's own configuration. A server never reads
+// a home directory.
 func loadConfig(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig == "" {
 		c, err := rest.InClusterConfig()
@@ -55,4 +54,17 @@ func loadConfig(kubeconfig string) (*rest.Config, error) {
 		return nil, cli.Usage(fmt.Errorf("--kubeconfig: %w", err))
 	}
 	return c, nil
+}
+
+// clusterName returns the cluster's name in the kubeconfig; kubeadm writes its configured name
+// there. It returns "" for a pod's configuration, which has none.
+func clusterName(kubeconfig string) string {
+	if kubeconfig == "" {
+		return ""
+	}
+	c, err := clientcmd.LoadFromFile(kubeconfig)
+	if err != nil || c.Contexts[c.CurrentContext] == nil {
+		return "" // connecting with it reports why
+	}
+	return c.Contexts[c.CurrentContext].Cluster
 }

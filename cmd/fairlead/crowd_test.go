@@ -25,7 +25,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// crowd is a kube-apiserver, as far as this process asks it, with very many APIServices, and the one server behind all their Services.
+// crowd is a kube-apiserver, as far as this process asks it, with very many APIServices, and the
+// one server behind all their Services.
 type crowd struct {
 	*apiserver.Server
 	apiServices, services int

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/certs"
@@ -20,7 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/directory/apiservices"
+	"github.com/fairlead-proxy/fairlead/registry/apiservices"
 	"github.com/fairlead-proxy/fairlead/registry/reach"
 )
 
@@ -29,39 +30,41 @@ type door struct {
 	o       *options
 	log     *slog.Logger
 	metrics *prometheus.Registry
-	memory  *memory // nil: the operator has set GOGC
-	// kube is how the local apiserver is reached as the kubeconfig said at the start, client the same for our own clients, which follow it.
+	memory  *memory // nil means the operator has set GOGC
+	// kube is the local apiserver's configuration as the kubeconfig had it at the start. Our own
+	// clients use client, which follows the kubeconfig.
 	kube, client *rest.Config
-	follower     *follower // nil: the pod's own configuration, whose files client-go follows
+	follower     *follower   // nil means the pod's own configuration, whose files client-go follows
+	credential   *credential // impersonates callers. Nil means no impersonation
 	servers      []string
-	own          *apiservers // where Fairlead's own clients go. Nil: to the kubeconfig's server
+	own          *apiservers // used by Fairlead's own clients. Nil means the kubeconfig's server
 
 	frontListener, adminListener *front.Listener
 	self                         []netip.AddrPort
-	// reach is how backends are dialled, by everything that dials them.
+	// reach dials backends, for every component that does so.
 	reach reach.Rules
 
 	registry *registry.Registry
-	// apiServices serves apiregistration.k8s.io. Nil: the local apiserver does.
+	// apiServices serves apiregistration.k8s.io. Nil means the local apiserver does.
 	apiServices *apiservices.Server
+	may         authorizer.Authorizer
 
 	certs       *certs.Store
 	trust       *trust.Trust
 	prober      *health.Prober
-	localProber *health.Prober // nil: there is no local apiserver
-	localNews   chan struct{}  // one slot: it has reported something
-	status      *status.Writer // nil: no --write-status
-	events      *status.Events // nil: no --emit-events
-	entry       *publisher     // nil: no --publish-kubernetes-endpoints
+	localProber *health.Prober // nil means no local apiserver
+	localNews   chan struct{}  // one slot: localProber has reported something
+	status      *status.Writer // nil without --write-status
+	events      *status.Events // nil without --emit-events
+	entry       *publisher     // nil without --publish-kubernetes-endpoints
 	backends    *backend.Pools
-	local       *backend.Local // nil: there is none
+	local       *backend.Local // nil means no local apiserver
 	tokens      *tokens.Tokens
 	proxy       *proxy.Proxy
 	documents   merged
 	frames      *h2.Server
-	// adminFrames is the admin port's.
-	adminFrames *h2.Server
-	held        *hold.Bound // by connections
+	adminFrames *h2.Server  // of the admin port
+	held        *hold.Bound // bytes held by connections
 	target      atomic.Pointer[target]
 	draining    health.Draining
 	live        *health.Checks

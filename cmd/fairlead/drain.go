@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// drain ends serving so that no client sees an error: unready first, so that load balancers look
-// elsewhere; then GOAWAY; then everything that is under way ends in its own time. It blocks until
-// everything has ended or the time for it is over, and is called once, after the signal.
+// drain ends serving so that no client sees an error: first not ready, so that load balancers stop
+// sending; then GOAWAY; then requests in flight end in their own time. It blocks until all have
+// ended or the time limit is over. It is called once, after the signal.
 func (d *door) drain() {
 	d.leave()
 	d.log.Info("draining: unready", "delay", d.o.shutdownDelay)
-	time.Sleep(d.o.shutdownDelay) //nolint:forbidigo // nothing is to be waited for but time: load balancers need it to notice
+	time.Sleep(d.o.shutdownDelay) //nolint:forbidigo // load balancers need this time to notice, and give no sign
 	grace := d.o.watchGrace
 	watches := time.AfterFunc(grace, d.proxy.EndLongRunning)
 	defer watches.Stop()
@@ -33,13 +33,13 @@ func (d *door) drain() {
 	d.log.Info("drained")
 }
 
-// rejectNew tells new requests to come back later, on connections old and new, until those under
-// way have ended, or ctx ends. Without it a client that does not know of another replica finds
-// nobody at the address in the meantime.
+// rejectNew asks new requests to retry later (429), on old and new connections, until those in
+// flight have ended or ctx ends. Without it, a client that knows no other replica finds the address
+// closed in the meantime.
 func (d *door) rejectNew(ctx context.Context) {
 	d.log.Info("draining: rejecting new requests", "underWay", d.proxy.UnderWay())
 	d.proxy.RejectNew()
-	const every = 20 * time.Millisecond // short against any request's time, long against the work of looking
+	const every = 20 * time.Millisecond // short compared with a request, long compared with the cost of a look
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
 	for d.proxy.UnderWay() > 0 {

@@ -11,8 +11,9 @@ import (
 
 type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
 
-// egressDialer returns how backends are reached by an egress selector configuration, as kube-apiserver reads it: by its entry "cluster". Live traffic and
-// probes must take the same way. Nil: directly, because there is no file or it says so.
+// egressDialer returns the dialer of an egress selector configuration's entry "cluster", as
+// kube-apiserver reads it. Live traffic and probes must use the same one. Nil means direct
+// connections: there is no file, or it says so.
 func egressDialer(file string) (dialFunc, error) {
 	if file == "" {
 		return nil, nil
@@ -25,7 +26,7 @@ func egressDialer(file string) (dialFunc, error) {
 		return nil, fmt.Errorf("--egress-selector-config-file: %w", faults.ToAggregate())
 	}
 	for _, s := range config.EgressSelections {
-		// What the validation lets pass, the library takes for TLS, and panics.
+		// Validation accepts this, but the library takes it for TLS and panics.
 		if t := s.Connection.Transport; t != nil && t.TCP != nil && t.TCP.TLSConfig == nil {
 			return nil, fmt.Errorf("--egress-selector-config-file: %s: a proxy over TCP needs an https URL and a tlsConfig", s.Name)
 		}
@@ -44,14 +45,15 @@ func egressDialer(file string) (dialFunc, error) {
 	return prompt(dial), nil
 }
 
-// prompt makes a dialer return when its context ends: the one over gRPC goes on for up to 30 s, and probes and requests must not.
+// prompt makes a dialer return when its context ends: the gRPC dialer continues for up to 30 s, but
+// probes and requests must not.
 func prompt(dial utilnet.DialFunc) utilnet.DialFunc {
 	type result struct {
 		conn net.Conn
 		err  error
 	}
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
-		done := make(chan result, 1) // room for one that comes too late
+		done := make(chan result, 1) // room for a late result
 		go func() {                  // ends with the dial's own timeout at the latest
 			conn, err := dial(ctx, network, address)
 			done <- result{conn, err}
@@ -60,9 +62,9 @@ func prompt(dial utilnet.DialFunc) utilnet.DialFunc {
 		case r := <-done:
 			return r.conn, r.err
 		case <-ctx.Done():
-			go func() { // the same
+			go func() { // ends with the dial, too
 				if r := <-done; r.err == nil {
-					_ = r.conn.Close() // nobody wants it any more
+					_ = r.conn.Close()
 				}
 			}()
 			return nil, ctx.Err()

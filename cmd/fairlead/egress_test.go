@@ -24,7 +24,8 @@ func writeEgress(t *testing.T, text string) string {
 	return file
 }
 
-// connectProxy answers CONNECT on a socket and echoes what comes then; asked gets the addresses that were asked for.
+// connectProxy answers CONNECT on a socket and echoes what comes then; asked gets the addresses
+// that were asked for.
 func connectProxy(t *testing.T, socket string) (asked chan string) {
 	t.Helper()
 	l, err := net.Listen("unix", socket)

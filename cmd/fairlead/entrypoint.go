@@ -24,7 +24,7 @@ import (
 // publisher keeps this replica among the endpoints of default/kubernetes.
 type publisher = entrypoint.Publisher
 
-// advertised is where clients in the cluster reach this replica.
+// advertised returns the address at which clients in the cluster reach this replica.
 func (o *options) advertised() (netip.Addr, error) {
 	text := cmp.Or(o.advertiseAddress, os.Getenv("POD_IP"), o.bindAddress)
 	a, err := netip.ParseAddr(text)
@@ -46,7 +46,7 @@ func (o *options) validateEntrypoint(fault func(string, ...any)) {
 		return
 	}
 	if o.kubeconfig == "" && len(o.localAPIServer) == 0 {
-		// The pod's own configuration names the Service, which leads to Fairlead from now on.
+		// The pod's own configuration names the Service, which from now on leads to Fairlead.
 		fault("--publish-kubernetes-endpoints needs --local-apiserver, or --kubeconfig: in a pod, the Service kubernetes would lead Fairlead to itself")
 	}
 	if _, err := o.advertised(); err != nil {
@@ -54,7 +54,7 @@ func (o *options) validateEntrypoint(fault func(string, ...any)) {
 	}
 }
 
-// makeEntrypoint makes the publisher of this replica. It asks whether this replica is ready, and so whether the door is complete, only once everything runs.
+// makeEntrypoint makes the publisher of this replica. It calls Ready only once everything runs.
 func (d *door) makeEntrypoint(context.Context) error {
 	if !d.o.publishEndpoints {
 		return nil
@@ -64,7 +64,7 @@ func (d *door) makeEntrypoint(context.Context) error {
 		return cli.Usage(err)
 	}
 	c := rest.CopyConfig(d.client)
-	c.WarningHandler = rest.NoWarnings{} // that Endpoints are old is known: they are for clients that know nothing newer
+	c.WarningHandler = rest.NoWarnings{} // Endpoints are deprecated, but old clients read them
 	core, err1 := corev1.NewForConfig(c)
 	slices, err2 := discoveryv1.NewForConfig(c)
 	leases, err3 := coordinationv1.NewForConfig(c)
@@ -79,8 +79,8 @@ func (d *door) makeEntrypoint(context.Context) error {
 	return err
 }
 
-// leave makes everybody look elsewhere: load balancers by the readiness, clients in the cluster by the endpoints, those that speak HTTP/1.1 by the end of
-// their connections.
+// leave makes every client look elsewhere: load balancers by the failing readiness, clients in the
+// cluster by the endpoints, HTTP/1.1 clients by closing their connections.
 func (d *door) leave() {
 	d.draining.Start()
 	d.tellSystemd(daemon.SdNotifyStopping)

@@ -17,9 +17,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authz/rbac"
 )
 
-// makeTokens makes what knows tokens where no local apiserver does, and returns the files that it is to be told of.
+// makeTokens makes the token authenticator that works without the local apiserver. It returns the
+// files that feed it.
 func (d *door) makeTokens() []certs.File {
-	d.tokens = tokens.New(tokens.Config{Judged: !d.o.alone(), Logger: d.log})
+	d.tokens = tokens.New(tokens.Config{Judged: !d.o.alone() && !d.o.impersonates(), Logger: d.log})
 	var files []certs.File
 	if d.o.tokenFile != "" {
 		files = append(files, certs.File{Use: "token-auth-file", Path: d.o.tokenFile, Take: d.tokens.TakeTokens})
@@ -34,11 +35,12 @@ func (o *options) validateTokens(fault func(string, ...any)) {
 	checkReadable(fault, "--token-auth-file", o.tokenFile)
 	checkReadable(fault, "--authentication-config", o.authConfig)
 	if o.tokenFile != "" && !o.alone() {
-		fault("--token-auth-file is for --registry=dir: without --kubeconfig: a local apiserver knows its tokens itself")
+		fault("--token-auth-file is for --registry=dir: or etcd: without --kubeconfig: a local apiserver verifies tokens itself")
 	}
 }
 
-// anonymous says who may ask without credentials: the configuration's word, or the flag's. As with kube-apiserver the word at the start counts.
+// anonymous decides which requests without credentials are accepted: the configuration file
+// decides, or else the flag. As in kube-apiserver, only the file's content at the start counts.
 func (d *door) anonymous(c *authn.Config) error {
 	c.Anonymous = d.o.anonymous
 	said, allowed, paths := d.tokens.Anonymous()
@@ -52,7 +54,8 @@ func (d *door) anonymous(c *authn.Config) error {
 	return nil
 }
 
-// makeAuthn makes what says who is asking. Tokens are the local apiserver's to judge, and the files' where there is none.
+// makeAuthn makes the authenticator. The local apiserver verifies tokens; without one, the token
+// files do.
 func (d *door) makeAuthn() (*authn.Authenticator, error) {
 	c := authn.Config{
 		VerifyClient: d.certs.Clients().VerifyUser, VerifyFrontProxy: d.certs.Clients().VerifyFrontProxy, Generation: d.certs.Clients().Generation,
@@ -72,6 +75,7 @@ func (d *door) makeAuthn() (*authn.Authenticator, error) {
 			return nil, err
 		}
 	}
+	d.impersonate(&c)
 	who, err := authn.New(c)
 	if err != nil {
 		return nil, cli.Usage(err)
@@ -79,7 +83,7 @@ func (d *door) makeAuthn() (*authn.Authenticator, error) {
 	return who, nil
 }
 
-// The values of --authorization-mode, spelled as kube-apiserver spells its own where it has them.
+// The values of --authorization-mode, spelled as kube-apiserver's where it has the same.
 const (
 	authzWebhook     = "webhook"
 	authzBackend     = "backend"
@@ -87,7 +91,8 @@ const (
 	authzAlwaysAllow = "AlwaysAllow"
 )
 
-// authorization is the mode in force: the local apiserver's word where there is one, else the directory's roles.
+// authorization returns the mode in force. The default is the local apiserver if there is one, else
+// the directory's roles.
 func (o *options) authorization() string {
 	switch {
 	case o.authzMode != "":
@@ -102,11 +107,11 @@ func (o *options) validateAuthorization(fault func(string, ...any)) {
 	switch mode := o.authorization(); mode {
 	case authzWebhook:
 		if o.alone() {
-			fault("--authorization-mode=webhook needs --kubeconfig: there is no local apiserver to be asked")
+			fault("--authorization-mode=webhook needs --kubeconfig: there is no local apiserver to ask")
 		}
 	case authzRBAC, authzAlwaysAllow:
-		if o.directory() == "" {
-			fault("--authorization-mode=%s needs --registry=dir:PATH: a cluster's own roles are the local apiserver's to read (webhook)", mode)
+		if o.directory() == "" && !o.alone() {
+			fault("--authorization-mode=%s needs --registry=dir:PATH: only the local apiserver evaluates a cluster's own roles (webhook)", mode)
 		}
 	case authzBackend:
 	default:
@@ -114,7 +119,6 @@ func (o *options) validateAuthorization(fault func(string, ...any)) {
 	}
 }
 
-// makeAuthz makes what says whether they may.
 func (d *door) makeAuthz() (*authz.Authorizer, error) {
 	c := authz.Config{
 		LeaveRemotes: d.o.authorization() == authzBackend, AllowPaths: d.o.alwaysAllow, AllowTTL: orNone(d.o.authorizedTTL), DenyTTL: orNone(d.o.unauthorizedTTL),
@@ -122,7 +126,7 @@ func (d *door) makeAuthz() (*authz.Authorizer, error) {
 	}
 	switch mode := d.o.authorization(); {
 	case mode == authzAlwaysAllow:
-		d.log.Warn("everybody who is authenticated may do everything (--authorization-mode=AlwaysAllow)")
+		d.log.Warn("every authenticated user may do everything (--authorization-mode=AlwaysAllow)")
 		c.Review = func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
 			return authorizer.DecisionAllow, "", nil
 		}

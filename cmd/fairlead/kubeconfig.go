@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/x509"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -9,17 +10,19 @@ import (
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	certutil "k8s.io/client-go/util/cert"
 )
 
-// follower is the transport of Fairlead's own clients. It goes by what the kubeconfig says now, embedded credentials included; files that the kubeconfig names are
-// followed by client-go itself.
+// follower is the transport of Fairlead's own clients. It uses what the kubeconfig says now,
+// embedded credentials included; client-go itself follows the files that the kubeconfig names.
 type follower struct {
 	first   *rest.Config
 	current atomic.Pointer[http.RoundTripper]
+	config  atomic.Pointer[rest.Config] // of current
 	log     *slog.Logger
 }
 
-// follow returns the configuration of clients that follow the kubeconfig which c was made of.
+// follow returns the configuration of clients that follow the kubeconfig from which c was read.
 func follow(c *rest.Config, log *slog.Logger) (*follower, *rest.Config, error) {
 	f := &follower{first: c, log: log}
 	if err := f.take(c); err != nil {
@@ -27,22 +30,38 @@ func follow(c *rest.Config, log *slog.Logger) (*follower, *rest.Config, error) {
 	}
 	host := c.Host
 	if !strings.Contains(host, "://") {
-		host = "https://" + host // without TLS of its own, client-go would take it for http
+		host = "https://" + host // without a TLS configuration client-go assumes http
 	}
 	return f, &rest.Config{Host: host, APIPath: c.APIPath, UserAgent: c.UserAgent, QPS: c.QPS, Burst: c.Burst, Timeout: c.Timeout, Transport: f}, nil
 }
 
-// take makes the clients go by c from the next request on. Watches that are open stay on the connection that they are on.
+// take makes the clients use c from the next request on. Open watches stay on their connections.
 func (f *follower) take(c *rest.Config) error {
 	t, err := rest.TransportFor(c)
 	if err != nil {
 		return fmt.Errorf("reading kubeconfig: %w", err)
 	}
 	f.current.Store(&t)
+	f.config.Store(c)
 	return nil
 }
 
-// reload takes the credentials and the CA of a kubeconfig's new content. Its server stays: pools and probes were made for the one that it named at the start.
+// certificate returns the client certificate in force, so that its expiry is reported: nothing
+// renews it together with the cluster's certificates.
+func (f *follower) certificate() []*x509.Certificate {
+	c := rest.CopyConfig(f.config.Load())
+	if err := rest.LoadTLSFiles(c); err != nil || len(c.CertData) == 0 {
+		return nil // a token, or a file that is being written
+	}
+	chain, err := certutil.ParseCertsPEM(c.CertData)
+	if err != nil {
+		return nil
+	}
+	return chain[:1]
+}
+
+// reload takes the credentials and the CA from new content of the kubeconfig. The server stays the
+// same, because pools and probes were made for it at the start.
 func (f *follower) reload(path string, data []byte) (*rest.Config, error) {
 	c, err := parseKubeconfig(path, data)
 	if err != nil {
@@ -55,7 +74,7 @@ func (f *follower) reload(path string, data []byte) (*rest.Config, error) {
 	return c, f.take(c)
 }
 
-// parseKubeconfig reads a kubeconfig as clientcmd reads the file: paths in it are relative to it.
+// parseKubeconfig reads a kubeconfig as clientcmd does: paths in it are relative to the file.
 func parseKubeconfig(path string, data []byte) (*rest.Config, error) {
 	raw, err := clientcmd.Load(data)
 	if err != nil {

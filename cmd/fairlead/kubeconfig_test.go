@@ -19,7 +19,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// Fairlead's own clients go by the credentials that the kubeconfig holds now, not by those of the start.
+// Fairlead's own clients go by the credentials that the kubeconfig holds now, not by those of the
+// start.
 func TestFollowKubeconfig(t *testing.T) {
 	serving, clients := pki.NewCA("serving"), pki.NewCA("clients")
 	next := pki.NewCA("next serving")
@@ -70,6 +71,10 @@ func TestFollowKubeconfig(t *testing.T) {
 	}
 	want := func(when, name string) {
 		t.Helper()
+		held := f.certificate() // what metrics show the end of
+		if user, _, isToken := strings.Cut(name, " Bearer "); isToken && held != nil || !isToken && (len(held) != 1 || held[0].Subject.CommonName+" " != user) {
+			t.Errorf("%s: the certificate in force is %v", when, held)
+		}
 		got, err := client.RESTClient().Get().AbsPath("/who").DoRaw(t.Context())
 		if err != nil || string(got) != name {
 			t.Errorf("%s: %q, %v, want %q", when, got, err, name)
@@ -114,5 +119,23 @@ func TestFollowKubeconfig(t *testing.T) {
 	want("another server: the first one counts", "fifth ")
 	if !strings.Contains(logged.String(), "restart to follow it") {
 		t.Errorf("logged %q", logged.String())
+	}
+}
+
+func TestClusterName(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	for text, want := range map[string]string{
+		"{clusters: [{name: prod-1, cluster: {server: https://a}}], contexts: [{name: x, context: {cluster: prod-1}}], current-context: x}": "prod-1",
+		"{current-context: x}": "", "no: [yaml": "",
+	} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := clusterName(file); got != want {
+			t.Errorf("%s: %q, want %q", text, got, want)
+		}
+	}
+	if got := clusterName(""); got != "" {
+		t.Errorf("a pod's configuration: %q", got)
 	}
 }

@@ -2,8 +2,8 @@ package main
 
 import "io"
 
-// wholeLines begins a new line after a write that failed in the middle of one, as it does when a disk is full: otherwise the first line that can be written again
-// would be lost with the one that was cut.
+// wholeLines starts a new line after a write that failed in the middle of a line, for example on a
+// full disk. Otherwise the next line would be lost together with the partial one.
 type wholeLines struct {
 	io.WriteCloser
 	cut bool

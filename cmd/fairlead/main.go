@@ -1,6 +1,8 @@
-// Command fairlead is the Kubernetes API aggregation layer as a program of its own: the front door of a cluster.
+// Command fairlead is the Kubernetes API aggregation layer as a program of its own: the front door
+// of a cluster.
 //
-// serve runs the front door, version says what was built. For status, explain and lint it becomes kubectl-fairlead.
+// serve runs the front door, version prints the version. For status, explain and lint the process
+// becomes kubectl-fairlead.
 package main
 
 import (
@@ -17,7 +19,7 @@ func main() { cli.Exit(cli.Run(root())) }
 func root() *cobra.Command {
 	return cli.Root("fairlead", "The front door of a Kubernetes cluster: API aggregation as a program of its own", version, serveCommand(),
 		pluginCommand("status", "Show the APIServices in order, and whether each can be used"),
-		pluginCommand("explain", "Say where a request goes, why, as whom, and what is wrong there"),
+		pluginCommand("explain", "Explain where a request goes, why, as which user, and what is wrong there"),
 		pluginCommand("lint", "Find what is wrong, or soon will be, with APIServices and certificates"))
 }
 
@@ -32,10 +34,9 @@ func serveCommand() *cobra.Command {
 			if err := o.validate(); err != nil {
 				return cli.Usage(err)
 			}
-			return run(cmd.Context(), o, cmd.ErrOrStderr())
+			return run(cmd.Context(), o, newLogger(cmd.ErrOrStderr(), o.logFormat, o.verbosity))
 		},
 	}
-	o.addFlags(cmd.Flags())
-	cmd.Flags().SortFlags = false
+	cli.Flags(cmd, o.flagGroups())
 	return cmd
 }

@@ -12,20 +12,25 @@ import (
 	"github.com/KimMachineGun/automemlimit/memlimit"
 )
 
-// Most memory of a process that forwards requests is room for garbage: a request allocates a few hundred bytes, a watch keeps some 1,400 for hours, and a crowd
-// of clients that all begin at once leaves twice as much behind as it keeps. docs/performance.md has the figures.
+// Most memory of a forwarding process is garbage that is not collected yet. A request allocates a
+// few hundred bytes, a watch keeps some 1,400 for hours, and many clients that start at once leave
+// twice as much garbage as they keep. docs/evidence/measurements.md has the figures.
 const (
-	// gcPercent is how much may be allocated, by what lives, before garbage is collected: half of Go's own. It costs no processor time that could be measured.
+	// gcPercent is how much may be allocated, relative to the live heap, before a collection: half
+	// of Go's default. It costs no measurable CPU time.
 	gcPercent = 50
-	// quiet is how long no garbage was collected when it is time to give memory back. Go collects every two minutes, and then returns memory only above
-	// what it would need to grow by gcPercent.
-	quiet = 10 * time.Second
-	// worthIt is the least that is given back: collecting costs milliseconds, and so does taking the memory again.
-	worthIt = 2 << 20
+	// idleTime is how long there must be no collection before memory is returned. Go collects every
+	// two minutes, and then returns only memory above what gcPercent needs.
+	idleTime = 10 * time.Second
+	// minReturn is the least that is returned: a collection costs milliseconds, and so does getting
+	// the memory back.
+	minReturn = 2 << 20
 )
 
-// limitMemory makes nine tenths of the container's memory Go's soft limit, so that garbage is collected sooner near it and the kernel ends nobody. The kernel charges more to
-// the container: stacks of threads, buffers of sockets, pages of files. What connections may hold is a part of it (proxy/h2/hold). GOMEMLIMIT and AUTOMEMLIMIT override it.
+// limitMemory sets Go's soft limit to nine tenths of the container's memory, so that garbage is
+// collected earlier near the limit, before the kernel kills the process. The kernel also charges
+// the container for thread stacks, socket buffers and file pages. What connections may hold is a
+// part of it (proxy/h2/hold). GOMEMLIMIT and AUTOMEMLIMIT override it.
 func limitMemory(log *slog.Logger) {
 	limit, err := memlimit.Set()
 	if err != nil {
@@ -35,19 +40,19 @@ func limitMemory(log *slog.Logger) {
 	}
 }
 
-// memory keeps the process small. An operator who sets GOGC has other plans, and is left alone.
+// memory returns unused memory to the system. It is not used if the operator has set GOGC.
 type memory struct {
 	give  func()
 	last  heap
-	burst bool // garbage was collected more than once between two looks, and nothing was given back since
+	burst bool // more than one collection between two looks, and nothing returned since
 }
 
-// heap is what the runtime says of itself, in bytes.
+// heap is the runtime's heap statistics, in bytes.
 type heap struct {
-	cycles  uint64 // collections of garbage so far
-	live    uint64 // what the last one has left
-	objects uint64 // live, and allocated since
-	free    uint64 // neither used nor returned to the system
+	cycles  uint64 // garbage collections so far
+	live    uint64 // live after the last collection
+	objects uint64 // live, plus allocated since
+	free    uint64 // unused, but not returned to the system
 }
 
 func keepSmall() *memory {
@@ -61,9 +66,9 @@ func keepSmall() *memory {
 	}}
 }
 
-// Run gives memory back in quiet times until ctx ends.
+// Run returns memory in idle times until ctx ends.
 func (m *memory) Run(ctx context.Context) error {
-	t := time.NewTicker(quiet)
+	t := time.NewTicker(idleTime)
 	defer t.Stop()
 	for {
 		select {
@@ -75,15 +80,16 @@ func (m *memory) Run(ctx context.Context) error {
 	}
 }
 
-// look gives memory back if nothing was collected since it was called last, and an eighth of what lives could be returned. How much that is after a burst
-// nobody knows: what a collection found alive in the midst of it may have been dropped since.
+// look returns memory if there was no collection since the last look, and an eighth of the live
+// heap could be returned. After a burst it always returns memory: what a collection found alive in
+// the burst may have been dropped since, and the statistics do not show it.
 func (m *memory) look(now heap) {
 	collected := now.cycles - m.last.cycles
 	m.burst = m.burst || collected > 1
 	m.last = now
-	if spare := now.objects - min(now.live, now.objects) + now.free; collected == 0 && (m.burst || spare >= max(worthIt, now.live/8)) {
+	if spare := now.objects - min(now.live, now.objects) + now.free; collected == 0 && (m.burst || spare >= max(minReturn, now.live/8)) {
 		m.give()
-		m.last.cycles++ // its own
+		m.last.cycles++ // give's own collection
 		m.burst = false
 	}
 }

@@ -30,7 +30,8 @@ const metricsDoc = "../../docs/metrics.md"
 // family is one metric as its collector describes it.
 type family struct{ name, help, kind, labels string }
 
-// buildDoor builds everything that serve builds, short of serving. Its local apiserver is trusted by a CA.
+// buildDoor builds everything that serve builds, short of serving. Its local apiserver is trusted
+// by a CA.
 func buildDoor(t testing.TB, metrics *prometheus.Registry, change func(*options, *pki.CA)) *door {
 	t.Helper()
 	dir := t.TempDir()
@@ -112,7 +113,8 @@ func described(t *testing.T) ([]family, *prometheus.Registry) {
 	return list, r
 }
 
-// kindOf is for metrics that have no series until something has happened; the end-to-end tests compare it with a real scrape.
+// kindOf is for metrics that have no series until something has happened; the end-to-end tests
+// compare it with a real scrape.
 func kindOf(name string) string {
 	switch {
 	case strings.HasSuffix(name, "_total"):
@@ -154,7 +156,7 @@ Written by ` + "`go test ./cmd/fairlead -run TestMetricsDocument -update`" + ` f
 
 They are on the admin port, at ` + "`/metrics`" + `, for whoever may get that path there. Labels are bounded by the table of APIServices and by lists in the program, never
 by what a client sends: ` + "`name`" + ` is an APIService, ` + "`group`" + ` and ` + "`version`" + ` are those of an entry or ` + "`other`" + `, and the series of an APIService go when it goes. Beside them
-are the usual ` + "`go_*` and `process_*`" + `. There is no label ` + "`namespace`" + `: that one belongs to the scraped target.
+are the usual ` + "`go_*` and `process_*`" + `, and with ` + "`--registry=etcd:`" + ` kube-apiserver's ` + "`etcd_*`" + `. There is no label ` + "`namespace`" + `: that one belongs to the scraped target.
 
 | metric | type | labels | meaning |
 |---|---|---|---|

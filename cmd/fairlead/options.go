@@ -10,13 +10,16 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	cliflag "k8s.io/component-base/cli/flag"
 )
 
-// options are the flags of serve, spelled as in kube-apiserver wherever it has them. Each has a usable zero value or a default below.
+// options are the flags of serve, named as in kube-apiserver where it has the same. Each has a
+// usable zero value or a default below.
 type options struct {
 	kubeconfig     string
 	localAPIServer []string
 	registry       string
+	etcd           etcdOptions
 
 	bindAddress string
 	securePort  int
@@ -37,6 +40,10 @@ type options struct {
 	authConfigMap       bool
 
 	proxyCert, proxyKey string
+
+	localIdentity string
+	refuseUsers   []string
+	refuseGroups  []string
 
 	endpointRouting bool
 	allowLoopback   bool
@@ -80,77 +87,87 @@ type options struct {
 	verbosity int
 }
 
-func (o *options) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "Kubeconfig of the local apiserver, for Fairlead's own watches and reviews. Empty: in-cluster configuration; with --registry=dir: there is no local apiserver.")
-	fs.StringSliceVar(&o.localAPIServer, "local-apiserver", nil, "URL of the local apiserver; may repeat. Empty: the kubeconfig's server.")
-	fs.StringVar(&o.registry, "registry", "kubernetes", "Where APIServices come from: kubernetes, or dir:PATH.")
-
-	fs.StringVar(&o.bindAddress, "bind-address", "0.0.0.0", "Address to listen on.")
-	fs.IntVar(&o.securePort, "secure-port", 6443, "Port of the front door. 0 picks a free one.")
-	fs.IntVar(&o.adminPort, "admin-secure-port", 6444, "Port of Fairlead's own pages: health, metrics, profiles. 0 picks a free one.")
-
-	fs.StringVar(&o.tlsCert, "tls-cert-file", "", "Serving certificate (PEM, chain). Reloaded when it changes.")
-	fs.StringVar(&o.tlsKey, "tls-private-key-file", "", "Key of the serving certificate.")
-	fs.StringArrayVar(&o.sniPairs, "tls-sni-cert-key", nil, "A further serving pair, certfile,keyfile[:name,…]; may repeat.")
-	fs.StringVar(&o.minTLSVersion, "tls-min-version", "VersionTLS12", "Lowest TLS version: VersionTLS12 or VersionTLS13.")
-	fs.StringSliceVar(&o.cipherSuites, "tls-cipher-suites", nil, "Cipher suites for TLS 1.2. Empty: Go's own choice.")
-
-	fs.StringVar(&o.clientCA, "client-ca-file", "", "CA bundle of client certificates. Empty: none are accepted.")
-	fs.StringVar(&o.requestHeaderCA, "requestheader-client-ca-file", "", "CA bundle of front proxies that may say who their user is. Empty: none may.")
-	fs.StringSliceVar(&o.allowedNames, "requestheader-allowed-names", nil, "Common names of such front proxies. Empty: any certificate of that CA.")
-	fs.StringSliceVar(&o.usernameHeaders, "requestheader-username-headers", []string{"X-Remote-User"}, "Headers that a front proxy names its user in.")
-	fs.StringSliceVar(&o.uidHeaders, "requestheader-uid-headers", nil, "Headers that a front proxy names its user's UID in. Empty: none is believed.")
-	fs.StringSliceVar(&o.groupHeaders, "requestheader-group-headers", []string{"X-Remote-Group"}, "Headers that a front proxy names its user's groups in.")
-	fs.StringSliceVar(&o.extraHeaderPrefixes, "requestheader-extra-headers-prefix", []string{"X-Remote-Extra-"}, "Prefixes of headers with a user's extra attributes.")
-	fs.BoolVar(&o.authConfigMap, "authentication-configmap", false, "Take client and request-header CAs from kube-system/extension-apiserver-authentication. That ConfigMap never forgets a CA.")
-
-	fs.StringVar(&o.proxyCert, "proxy-client-cert-file", "", "Certificate that proves to backends and to the local apiserver that this is their front proxy.")
-	fs.StringVar(&o.proxyKey, "proxy-client-key-file", "", "Key of that certificate.")
-
-	fs.BoolVar(&o.endpointRouting, "enable-aggregator-routing", true, "Send requests to endpoints. False: to the Service's ClusterIP.")
-	fs.BoolVar(&o.rejectRedirects, "aggregator-reject-forwarding-redirect", true, "Answer a remote's redirects with 502 instead of passing them on.")
-	fs.BoolVar(&o.allowLoopback, "allow-loopback-backends", false, "Allow backends on loopback addresses, and by names that only an egress proxy knows. They receive our client certificate.")
-	fs.BoolVar(&o.allowURLs, "allow-url-backends", false, "Allow backends that APIServices name by URL (annotation fairlead.dev/url): who may write APIServices chooses who receives our client certificate. With --registry=dir: always allowed.")
-	fs.StringSliceVar(&o.protectedGroups, "protected-groups", nil, "Groups that no remote may claim. Empty: Kubernetes' built-in ones. \"-\": none.")
-	fs.DurationVar(&o.caOverlap, "ca-rotation-overlap", time.Minute, "How long a replaced CA of a backend stays trusted while nothing verifies with the new one. 0: not at all.")
-
-	fs.DurationVar(&o.staleAfter, "discovery-stale-after", 0, "How long the resources of a failing backend stay Current in discovery. 0: for ever, while its APIService names the same Service.")
-
-	fs.BoolVar(&o.anonymous, "anonymous-auth", false, "Serve remotes to callers without credentials, as system:anonymous.")
-	fs.StringVar(&o.tokenFile, "token-auth-file", "", "Tokens where there is no local apiserver: lines of token,user,uid,\"groups\". Reloaded when it changes. Empty: none.")
-	fs.StringVar(&o.authConfig, "authentication-config", "", "AuthenticationConfiguration of apiserver.config.k8s.io: who may be anonymous and, where there is no local apiserver, whose JWTs are believed (reloaded when it changes). A jwt section beside a local apiserver is an error. Empty: none.")
-	fs.DurationVar(&o.tokenTTL, "authentication-token-webhook-cache-ttl", 10*time.Second, "How long a TokenReview is cached.")
-	fs.StringVar(&o.authzMode, "authorization-mode", "", "Who authorizes requests to remotes: webhook (SubjectAccessReview at the local apiserver), RBAC (ClusterRoles of --registry=dir:), backend (the extension server alone) or AlwaysAllow (nobody, with --registry=dir: only). Empty: webhook, or RBAC without a local apiserver.")
-	fs.StringSliceVar(&o.alwaysAllow, "authorization-always-allow-paths", []string{"/healthz", "/readyz", "/livez"}, "Paths of ours that need no authorization.")
+// flagGroups returns the flags in the groups that help shows.
+func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
+	group := func(name string) *pflag.FlagSet {
+		fs := groups.FlagSet(name)
+		fs.SortFlags = false
+		return fs
+	}
+	fs := group("local apiserver and registry")
+	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "Kubeconfig for Fairlead's own watches and reviews at the local apiserver. Empty: the in-cluster configuration. With --registry=dir: or etcd: that does not end in ,kubernetes, empty means that there is no local apiserver.")
+	fs.StringSliceVar(&o.localAPIServer, "local-apiserver", nil, "URL of the local apiserver; repeat the flag for several. Empty: the server in the kubeconfig.")
+	fs.StringVar(&o.registry, "registry", "kubernetes", "Where APIServices are read from: kubernetes, dir:PATH, etcd:URL,… (the members of one etcd), or several in this order: etcd:URL,…,dir:PATH,kubernetes. If two of them have an APIService of one name, the first one wins.")
+	o.etcd.addFlags(fs)
+	fs = group("listening")
+	fs.StringVar(&o.bindAddress, "bind-address", "0.0.0.0", "IP address to listen on.")
+	fs.IntVar(&o.securePort, "secure-port", 6443, "Port of the front door. 0: any free port.")
+	fs.IntVar(&o.adminPort, "admin-secure-port", 6444, "Port for health checks, metrics and profiles. 0: any free port.")
+	fs = group("serving certificate")
+	fs.StringVar(&o.tlsCert, "tls-cert-file", "", "Serving certificate and its chain, in PEM. Reloaded when it changes.")
+	fs.StringVar(&o.tlsKey, "tls-private-key-file", "", "Private key of --tls-cert-file.")
+	fs.StringArrayVar(&o.sniPairs, "tls-sni-cert-key", nil, "Another serving certificate, as certfile,keyfile[:name,…]; repeat the flag for several.")
+	fs.StringVar(&o.minTLSVersion, "tls-min-version", "VersionTLS12", "Lowest TLS version that is accepted: VersionTLS12 or VersionTLS13.")
+	fs.StringSliceVar(&o.cipherSuites, "tls-cipher-suites", nil, "Cipher suites for TLS 1.2. Empty: Go's defaults.")
+	fs = group("authentication")
+	fs.StringVar(&o.clientCA, "client-ca-file", "", "CA bundle that verifies client certificates. Empty: client certificates are not accepted.")
+	fs.StringVar(&o.requestHeaderCA, "requestheader-client-ca-file", "", "CA bundle that verifies front proxies, whose headers name the user. Empty: no front proxy is trusted.")
+	fs.StringSliceVar(&o.allowedNames, "requestheader-allowed-names", nil, "Common names of trusted front proxies. Empty: any certificate of --requestheader-client-ca-file.")
+	fs.StringSliceVar(&o.usernameHeaders, "requestheader-username-headers", []string{"X-Remote-User"}, "Headers in which a front proxy sends the user name.")
+	fs.StringSliceVar(&o.uidHeaders, "requestheader-uid-headers", nil, "Headers in which a front proxy sends the UID. Empty: UIDs are ignored.")
+	fs.StringSliceVar(&o.groupHeaders, "requestheader-group-headers", []string{"X-Remote-Group"}, "Headers in which a front proxy sends the groups.")
+	fs.StringSliceVar(&o.extraHeaderPrefixes, "requestheader-extra-headers-prefix", []string{"X-Remote-Extra-"}, "Prefixes of the headers in which a front proxy sends extra attributes.")
+	fs.BoolVar(&o.authConfigMap, "authentication-configmap", false, "Read both CA bundles from the ConfigMap kube-system/extension-apiserver-authentication. A CA is never removed from that ConfigMap.")
+	fs = group("proxy client certificate")
+	fs.StringVar(&o.proxyCert, "proxy-client-cert-file", "", "Client certificate that identifies Fairlead as the front proxy, to backends and (unless --local-identity=impersonate) to the local apiserver. Reloaded when it changes.")
+	fs.StringVar(&o.proxyKey, "proxy-client-key-file", "", "Private key of --proxy-client-cert-file.")
+	o.addIdentityFlags(fs)
+	fs = group("backend")
+	fs.BoolVar(&o.endpointRouting, "enable-aggregator-routing", true, "Send requests to the endpoints of a Service. False: to its ClusterIP.")
+	fs.BoolVar(&o.rejectRedirects, "aggregator-reject-forwarding-redirect", true, "Answer a backend's redirects with 502. False: pass them on.")
+	fs.BoolVar(&o.allowLoopback, "allow-loopback-backends", false, "Allow backends on loopback addresses, and host names that only an egress proxy can resolve. They receive Fairlead's client certificate.")
+	fs.BoolVar(&o.allowURLs, "allow-url-backends", false, "Allow APIServices to name their backend by URL (annotation fairlead.dev/url). Whoever can write APIServices then decides which host receives Fairlead's client certificate. Always on with --registry=dir: and etcd:.")
+	fs.StringSliceVar(&o.protectedGroups, "protected-groups", nil, "API groups that no remote APIService may serve. Empty: the groups built into Kubernetes. \"-\": none.")
+	fs.DurationVar(&o.caOverlap, "ca-rotation-overlap", time.Minute, "How long the previous CA of a backend stays trusted if nothing verifies with the new one yet. 0: not at all.")
+	fs = group("document")
+	fs.DurationVar(&o.staleAfter, "discovery-stale-after", 0, "How long discovery lists the resources of a failing backend as Current. 0: as long as its APIService names the same Service.")
+	fs = group("caller")
+	fs.BoolVar(&o.anonymous, "anonymous-auth", false, "Accept requests without credentials to remote APIServices, as user system:anonymous.")
+	fs.StringVar(&o.tokenFile, "token-auth-file", "", "Static tokens for use without a local apiserver: a CSV file of token,user,uid,\"groups\". Reloaded when it changes. Empty: none.")
+	fs.StringVar(&o.authConfig, "authentication-config", "", "AuthenticationConfiguration (apiserver.config.k8s.io): which anonymous requests are accepted and, without a local apiserver or with --local-identity=impersonate, which JWT issuers are trusted. Reloaded when it changes. It is an error to configure jwt where the local apiserver verifies all tokens. Empty: none.")
+	fs.DurationVar(&o.tokenTTL, "authentication-token-webhook-cache-ttl", 10*time.Second, "How long the result of a TokenReview is cached.")
+	fs.StringVar(&o.authzMode, "authorization-mode", "", "How requests to remote APIServices are authorized: webhook (SubjectAccessReview at the local apiserver), RBAC (ClusterRoles in --registry=dir:), backend (the extension server decides) or AlwaysAllow (with --registry=dir: only). Empty: webhook; without a local apiserver, RBAC.")
+	fs.StringSliceVar(&o.alwaysAllow, "authorization-always-allow-paths", []string{"/healthz", "/readyz", "/livez"}, "Fairlead's own paths that need no authorization.")
 	fs.DurationVar(&o.authorizedTTL, "authorization-webhook-cache-authorized-ttl", 10*time.Second, "How long an allowed SubjectAccessReview is cached.")
 	fs.DurationVar(&o.unauthorizedTTL, "authorization-webhook-cache-unauthorized-ttl", 10*time.Second, "How long a denied SubjectAccessReview is cached.")
-
-	fs.DurationVar(&o.requestTimeout, "request-timeout", time.Minute, "Bound of a request to a remote that is not long-running.")
-	fs.IntVar(&o.maxConnections, "max-connections", 0, "Bound of client connections to the front door; more wait in the kernel's queue. 0: three quarters of the files that the process may have open.")
-	fs.IntVar(&o.streamsPerConn, "http2-max-streams-per-connection", 250, "Concurrent streams that a client may open on one connection.")
-	fs.Float64Var(&o.goawayChance, "goaway-chance", 0, "Chance that an HTTP/2 client is asked to reconnect after a request, at most 0.02: spreads clients over replicas.")
-	fs.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", 0, "How long to go on serving, unready, after SIGTERM.")
-	fs.DurationVar(&o.watchGrace, "shutdown-watch-termination-grace-period", 0, "How long watches may go on after that.")
-	fs.BoolVar(&o.sendRetryAfter, "shutdown-send-retry-after", false, "Answer new requests with 429 and Retry-After while draining.")
-	fs.IntVar(&o.maxInFlight, "max-requests-inflight", 0, "Bound of non-mutating requests under way to remotes. 0: none.")
-	fs.IntVar(&o.maxMutating, "max-mutating-requests-inflight", 0, "Bound of mutating requests under way to remotes. 0: none.")
-
-	fs.StringVar(&o.egress, "egress-selector-config-file", "", "EgressSelectorConfiguration whose entry cluster says how backends are reached. Empty: directly.")
-	fs.BoolVar(&o.writeStatus, "write-status", false, "Write the condition fairlead.dev/Available to APIServices, by the one replica that holds the Lease kube-system/fairlead-status.")
-	fs.BoolVar(&o.emitEvents, "emit-events", false, "Report changed verdicts as Events on the APIServices, by the one replica that holds the Lease kube-system/fairlead-events.")
-
-	fs.BoolVar(&o.publishEndpoints, "publish-kubernetes-endpoints", false, "Publish this replica, while it is ready, in the endpoints of the Service default/kubernetes. kube-apiserver must run with --endpoint-reconciler-type=none.")
-	fs.StringVar(&o.advertiseAddress, "advertise-address", "", "Address at which clients in the cluster reach this replica, for --publish-kubernetes-endpoints. Empty: that of the environment variable POD_IP, or else --bind-address.")
-
-	fs.BoolVar(&o.http2, "http2", true, "Offer HTTP/2 to clients. False: HTTP/1.1 alone, for emergencies; kube-apiserver's is --disable-http2-serving.")
+	fs = group("limit and draining")
+	fs.DurationVar(&o.requestTimeout, "request-timeout", time.Minute, "Time limit of a request to a remote APIService. Watches and other long-running requests have none.")
+	fs.IntVar(&o.maxConnections, "max-connections", 0, "Maximum number of client connections to the front door; further ones wait in the kernel's queue. 0: three quarters of the process's limit of open files.")
+	fs.IntVar(&o.streamsPerConn, "http2-max-streams-per-connection", 250, "Maximum number of concurrent streams on one client connection.")
+	fs.Float64Var(&o.goawayChance, "goaway-chance", 0, "Probability that an HTTP/2 client is told to reconnect (GOAWAY) after a request, which spreads clients over replicas. At most 0.02.")
+	fs.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", 0, "How long to keep serving, not ready, after SIGTERM.")
+	fs.DurationVar(&o.watchGrace, "shutdown-watch-termination-grace-period", 0, "How long watches may continue after --shutdown-delay-duration.")
+	fs.BoolVar(&o.sendRetryAfter, "shutdown-send-retry-after", false, "During shutdown, answer new requests with 429 and Retry-After.")
+	fs.IntVar(&o.maxInFlight, "max-requests-inflight", 0, "Maximum number of concurrent non-mutating requests to remote APIServices. 0: no limit.")
+	fs.IntVar(&o.maxMutating, "max-mutating-requests-inflight", 0, "Maximum number of concurrent mutating requests to remote APIServices. 0: no limit.")
+	fs = group("egress and report")
+	fs.StringVar(&o.egress, "egress-selector-config-file", "", "EgressSelectorConfiguration whose entry \"cluster\" says how to connect to backends. Empty: directly.")
+	fs.BoolVar(&o.writeStatus, "write-status", false, "Write the condition fairlead.dev/Available to APIServices. Only the replica that holds the Lease kube-system/fairlead-status writes.")
+	fs.BoolVar(&o.emitEvents, "emit-events", false, "Emit an Event on an APIService when its availability changes. Only the replica that holds the Lease kube-system/fairlead-events does so.")
+	fs = group("entrypoint")
+	fs.BoolVar(&o.publishEndpoints, "publish-kubernetes-endpoints", false, "Add this replica, while it is ready, to the endpoints of the Service default/kubernetes. kube-apiserver must run with --endpoint-reconciler-type=none.")
+	fs.StringVar(&o.advertiseAddress, "advertise-address", "", "Address at which clients in the cluster reach this replica, for --publish-kubernetes-endpoints. Empty: the environment variable POD_IP, or else --bind-address.")
+	fs = group("HTTP/2, log and tracing")
+	fs.BoolVar(&o.http2, "http2", true, "Offer HTTP/2 to clients. False: HTTP/1.1 only, for emergencies (kube-apiserver calls this --disable-http2-serving).")
 	o.access.addFlags(fs)
 	o.audit.addFlags(fs)
-	fs.StringVar(&o.tracing, "tracing-config-file", "", "TracingConfiguration of apiserver.config.k8s.io: where spans of requests go, and of how many. Empty: no tracing.")
-	fs.StringVar(&o.logFormat, "logging-format", "text", "Format of the log: text or json.")
-	fs.IntVarP(&o.verbosity, "v", "v", 2, "Verbosity: 2 is normal, 4 and more is debug.")
+	fs.StringVar(&o.tracing, "tracing-config-file", "", "TracingConfiguration (apiserver.config.k8s.io): where spans are sent, and the sampling rate. Empty: no tracing.")
+	fs.StringVar(&o.logFormat, "logging-format", "text", "Log format: text or json.")
+	fs.IntVarP(&o.verbosity, "v", "v", 2, "Log verbosity: 2 is normal, 4 and above is debug.")
+	return groups
 }
 
-// validate finds every fault of the command line before anything is opened: one line each.
+// validate reports every fault of the command line, one per line, before anything is opened.
 func (o *options) validate() error {
 	var faults []error
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
@@ -202,12 +219,13 @@ func (o *options) validateTLS(fault func(string, ...any)) {
 }
 
 func (o *options) validateChoices(fault func(string, ...any)) {
-	if o.registry != "kubernetes" && !strings.HasPrefix(o.registry, "dir:") {
-		fault("--registry %q is neither kubernetes nor dir:PATH", o.registry)
+	if o.validateRegistry(fault) {
+		o.validateEtcd(fault)
 	}
 	o.validateAlone(fault)
 	o.validateEntrypoint(fault)
 	o.validateTokens(fault)
+	o.validateIdentity(fault)
 	o.validateAuthorization(fault)
 	o.access.validate(fault)
 	o.audit.validate(fault)
@@ -234,7 +252,7 @@ func (o *options) validateChoices(fault func(string, ...any)) {
 	}
 }
 
-// validatePair wants both files of a required key pair.
+// validatePair checks that both files of a required key pair are given and readable.
 func (o *options) validatePair(fault func(string, ...any), certFlag, cert, keyFlag, key string) {
 	if cert == "" {
 		fault("%s is required", certFlag)
@@ -255,5 +273,5 @@ func checkReadable(fault func(string, ...any), flag, path string) {
 		fault("%s: %w", flag, err)
 		return
 	}
-	_ = f.Close() // it was only opened to see whether it can be
+	_ = f.Close() // only opened to check that it is readable
 }

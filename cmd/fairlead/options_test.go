@@ -11,6 +11,14 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 )
 
+// addFlags adds all flags to one set, in the order of the groups.
+func (o *options) addFlags(fs *pflag.FlagSet) {
+	groups := o.flagGroups()
+	for _, name := range groups.Order {
+		fs.AddFlagSet(groups.FlagSets[name])
+	}
+}
+
 // parse reads a command line as serve does.
 func parse(t *testing.T, args ...string) error {
 	t.Helper()
@@ -42,15 +50,37 @@ func TestValidate(t *testing.T) {
 		{"ports", append(good, "--secure-port", "70000", "--admin-secure-port", "-1"), []string{"--admin-secure-port -1 is not a port", "--secure-port 70000 is not a port"}},
 		{"one port for both", append(good, "--secure-port", "6444"), []string{"--secure-port and --admin-secure-port are both 6444"}},
 		{"address", append(good, "--bind-address", "here"), []string{`--bind-address "here" is not an IP address`}},
-		{"registry", append(good, "--registry", "etcd"), []string{`--registry "etcd" is neither kubernetes nor dir:PATH`}},
+		{"registry", append(good, "--registry", "etcd"), []string{`--registry "etcd" is neither kubernetes, dir:PATH nor etcd:URL`}},
 		{"registry of nothing", append(good, "--registry", "dir:"), []string{`--registry "dir:" names no directory`}},
 		{"directory", append(good, "--registry", "dir:/x"), nil},
+		{"etcd", append(good, "--registry", "etcd:https://a:2379,https://b:2379", "--etcd-cafile", file), nil},
+		{"etcd, directory", append(good, "--registry", "etcd:https://a:2379,dir:/x,y"), nil},
+		{"neither, directory", append(good, "--registry", "kubernetes,dir:/x"), []string{`--registry "kubernetes,dir:/x": sources must be in order of precedence`}},
+		{"directory, cluster", append(good, "--registry", "dir:/x,y,kubernetes", "--local-apiserver", "https://x", "--local-identity", "impersonate"), nil},
+		{"etcd, cluster", append(good, "--registry", "etcd:https://a:2379,kubernetes", "--authentication-configmap"), nil},
+		{"all three", append(good, "--registry", "etcd:https://a:2379,https://b:2379,dir:/x,kubernetes", "--authorization-mode", "webhook"), nil},
+		{"cluster, tokens", append(good, "--registry", "dir:/x,kubernetes", "--token-auth-file", file), []string{"--token-auth-file is for --registry=dir: or etcd:"}},
+		{"cluster twice", append(good, "--registry", "dir:/x,kubernetes,kubernetes"), []string{`names kubernetes twice`}},
+		{"directory twice", append(good, "--registry", "dir:/x,dir:/y"), []string{`names dir twice`}},
+		{"directory before etcd", append(good, "--registry", "dir:/x,etcd:https://a:2379,kubernetes"), []string{"etcd:URL,…, dir:PATH, kubernetes"}},
+		{"cluster before directory", append(good, "--registry", "etcd:https://a:2379,kubernetes,dir:/x"), []string{"sources must be in order of precedence"}},
+		{"cluster, no directory", append(good, "--registry", "dir:,kubernetes"), []string{"names no directory"}},
+		{"cluster, unknown", append(good, "--registry", "consul:/x,kubernetes"), []string{"is neither kubernetes, dir:PATH nor etcd:URL,…, nor a list of them"}},
+		{"etcd, unknown, cluster", append(good, "--registry", "etcd:https://a:2379,consul,kubernetes"), []string{"an element is not the URL"}},
+		{"etcd, nowhere", append(good, "--registry", "etcd:"), []string{`--registry=etcd: an element is not the URL`}},
+		{"etcd, no URL", append(good, "--registry", "etcd:https://a:2379,b:2379"), []string{`--registry=etcd: an element is not the URL`}},
+		{"etcd, password", append(good, "--registry", "etcd:https://me:secret@a:2379"), []string{`--registry=etcd: an element is not the URL`}},
+		{"etcd, plain text", append(good, "--registry", "etcd:http://a:2379", "--etcd-cafile", file), []string{"http://a:2379 is plain text"}},
+		{"etcd, both", append(good, "--registry", "etcd:https://a:2379,http://b:2379"), []string{"all members must be https, or all http"}},
+		{"directory, cluster, status", append(good, "--registry", "dir:/x,kubernetes", "--kubeconfig", file, "--write-status"), []string{"--write-status is for --registry=kubernetes"}},
+		{"etcd, status", append(good, "--registry", "etcd:https://a:2379", "--kubeconfig", file, "--write-status"), []string{"--write-status is for --registry=kubernetes"}},
+		{"keys of etcd", append(good, "--etcd-cafile", file), []string{"--etcd-cafile needs --registry=etcd:"}},
 		{"directory, local apiserver", append(good, "--registry", "dir:/x", "--local-apiserver", "https://x"), []string{"--local-apiserver needs --kubeconfig"}},
 		{"directory, ConfigMap", append(good, "--registry", "dir:/x", "--authentication-configmap"), []string{"--authentication-configmap needs --kubeconfig"}},
 		{"directory, events", append(good, "--registry", "dir:/x", "--emit-events"), []string{"--write-status and --emit-events need --kubeconfig"}},
 		{"directory, webhook", append(good, "--registry", "dir:/x", "--authorization-mode", "webhook"), []string{"--authorization-mode=webhook needs --kubeconfig"}},
 		{"directory, tokens", append(good, "--registry", "dir:/x", "--token-auth-file", file, "--authentication-config", file), nil},
-		{"tokens of a cluster", append(good, "--token-auth-file", file), []string{"--token-auth-file is for --registry=dir: without --kubeconfig"}},
+		{"tokens of a cluster", append(good, "--token-auth-file", file), []string{"--token-auth-file is for --registry=dir: or etcd: without --kubeconfig"}},
 		{"missing configuration", append(good, "--authentication-config", "/no/such/file"), []string{"--authentication-config: open /no/such/file: no such file or directory"}},
 		{"directory, roles", append(good, "--registry", "dir:/x", "--authorization-mode", "RBAC"), nil},
 		{"directory, anything", append(good, "--registry", "dir:/x", "--authorization-mode", "AlwaysAllow"), nil},
@@ -58,6 +88,13 @@ func TestValidate(t *testing.T) {
 		{"roles of a cluster", append(good, "--authorization-mode", "RBAC"), []string{"--authorization-mode=RBAC needs --registry=dir:PATH"}},
 		{"anything in a cluster", append(good, "--authorization-mode", "AlwaysAllow"), []string{"--authorization-mode=AlwaysAllow needs --registry=dir:PATH"}},
 		{"authorization", append(good, "--authorization-mode", "Node"), []string{`--authorization-mode "Node" is neither webhook, RBAC, backend nor AlwaysAllow`}},
+		{"impersonation", append(good, "--local-identity", "impersonate", "--impersonate-refuse-groups", "system:*", "--impersonate-refuse-users", "-", "--authentication-config", file), nil},
+		{"identity", append(good, "--local-identity", "token"), []string{`--local-identity "token" is neither front-proxy nor impersonate`}},
+		{"impersonation, alone", append(good, "--local-identity", "impersonate", "--registry", "dir:/x"), []string{"--local-identity=impersonate needs --kubeconfig"}},
+		{"impersonation, roles of a directory", append(good, "--local-identity", "impersonate", "--registry", "dir:/x", "--kubeconfig", file, "--authorization-mode", "RBAC"), []string{"--local-identity=impersonate needs --authorization-mode=webhook or backend"}},
+		{"impersonation, anybody", append(good, "--local-identity", "impersonate", "--registry", "dir:/x", "--kubeconfig", file, "--authorization-mode", "AlwaysAllow"), []string{"--local-identity=impersonate needs --authorization-mode=webhook or backend"}},
+		{"impersonation, backend", append(good, "--local-identity", "impersonate", "--authorization-mode", "backend"), nil},
+		{"nobody to refuse", append(good, "--impersonate-refuse-users", "root"), []string{"--impersonate-refuse-users and --impersonate-refuse-groups need --local-identity=impersonate"}},
 		{"entrypoint", append(good, "--publish-kubernetes-endpoints", "--kubeconfig", file, "--advertise-address", "192.0.2.1"), nil},
 		{"entrypoint, bound", append(good, "--publish-kubernetes-endpoints", "--local-apiserver", "https://x", "--bind-address", "192.0.2.1"), nil},
 		{"entrypoint, any address", append(good, "--publish-kubernetes-endpoints", "--kubeconfig", file), []string{`--advertise-address: address "0.0.0.0" cannot be reached by others`}},
@@ -100,15 +137,14 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// A mistake in the command line is told apart from everything else: exit 2, before anything listens.
+// A mistake in the command line is told apart from everything else: exit 2, before anything
+// listens.
 func TestUsageErrors(t *testing.T) {
 	cmd := root()
-	cmd.SetArgs([]string{"serve", "--secure-port", "0"})
-	if err := cmd.ExecuteContext(t.Context()); !cli.IsUsage(err) {
-		t.Errorf("%T: %v", err, err)
-	}
-	cmd.SetArgs([]string{"serve", "--no-such-flag"})
-	if err := cmd.ExecuteContext(t.Context()); !cli.IsUsage(err) {
-		t.Errorf("%T: %v", err, err)
+	for _, args := range [][]string{{"serve", "--secure-port", "0"}, {"serve", "--no-such-flag"}, {"serve", "extra"}} {
+		cmd.SetArgs(args)
+		if err := cmd.ExecuteContext(t.Context()); !cli.IsUsage(err) {
+			t.Errorf("%v: %T: %v", args, err, err)
+		}
 	}
 }

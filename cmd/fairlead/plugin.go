@@ -12,12 +12,12 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// plugin is the program that has the subcommands for people. It links kubectl's connection flags
-// and with them kustomize, which have no business in the process that holds the front-proxy key.
+// plugin is the program with the subcommands for people. It links kubectl's connection flags and
+// with them kustomize, which do not belong in the process that holds the front-proxy key.
 const plugin = "kubectl-fairlead"
 
-// pluginCommand is a subcommand of the plugin: this process becomes it. Its flags are the plugin's
-// to read.
+// pluginCommand returns a subcommand that replaces this process by the plugin. The plugin parses
+// the flags.
 func pluginCommand(name, short string) *cobra.Command {
 	return &cobra.Command{
 		Use:                name,
@@ -29,13 +29,13 @@ func pluginCommand(name, short string) *cobra.Command {
 		},
 		ValidArgsFunction: func(_ *cobra.Command, args []string, last string) ([]string, cobra.ShellCompDirective) {
 			_ = becomePlugin(slices.Concat([]string{cobra.ShellCompRequestCmd, name}, args, []string{last}))
-			return nil, cobra.ShellCompDirectiveError // only when it could not
+			return nil, cobra.ShellCompDirectiveError // reached only if the plugin cannot run
 		},
 	}
 }
 
-// becomePlugin runs the plugin in place of this process, under the same name, so that its help
-// shows what was typed.
+// becomePlugin replaces this process by the plugin, under the same name, so that its help shows
+// what the user typed.
 func becomePlugin(args []string) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -45,13 +45,13 @@ func becomePlugin(args []string) error {
 	if err != nil {
 		return err
 	}
-	//nolint:gosec // the program beside this one, or the one that the user's own PATH names
+	//nolint:gosec // the program next to this one, or in the user's PATH
 	err = syscall.Exec(path, slices.Concat(os.Args[:1], args), os.Environ())
 	return fmt.Errorf("running %s: %w", path, err)
 }
 
-// findPlugin looks beside the executable self, then in PATH. A link to self is passed over:
-// fairlead was its own plugin once, and would run itself for ever.
+// findPlugin looks next to the executable self, then in PATH. It skips a link to self, which would
+// execute itself forever: fairlead was its own plugin once.
 func findPlugin(self string) (string, error) {
 	own, err := os.Stat(self)
 	if err != nil {
@@ -66,5 +66,5 @@ func findPlugin(self string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", errors.New(plugin + ", which has this subcommand, is neither beside " + self + " nor in PATH")
+	return "", errors.New(plugin + ", which has this subcommand, is neither next to " + self + " nor in PATH")
 }

@@ -17,6 +17,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
+	newLogger(&logged, "text", 0)
 	os.Exit(m.Run())
 }
 
@@ -58,7 +59,7 @@ func TestBecomesPlugin(t *testing.T) {
 		out, err := cmd.Output()
 		exit, ok := errors.AsType[*exec.ExitError](err)
 		if said := errs.String(); !ok || exit.ExitCode() != 1 || len(out) > 0 || strings.Count(said, "\n") != 1 ||
-			!strings.HasPrefix(said, plugin+", which has this subcommand, is neither beside ") {
+			!strings.HasPrefix(said, plugin+", which has this subcommand, is neither next to ") {
 			t.Errorf("%v, said %q and %q", err, out, said)
 		}
 	})

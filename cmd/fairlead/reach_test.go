@@ -56,7 +56,8 @@ func aloneDoor(t *testing.T, change func(*options)) (*door, *pki.CA) {
 	return d, ca
 }
 
-// A name that leads where nobody may dial is not probed there either: a probe carries our certificate and asks as system:masters. Here it leads to Fairlead itself.
+// A name that leads where nobody may dial is not probed there either: a probe carries our
+// certificate and asks as system:masters. Here it leads to Fairlead itself.
 func TestProbesAskTheCheckOfLiveTraffic(t *testing.T) {
 	d, _ := aloneDoor(t, func(*options) {})
 	_, port, err := net.SplitHostPort(d.frontListener.Addr().String())

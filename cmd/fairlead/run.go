@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"log/slog"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
@@ -13,17 +13,17 @@ import (
 )
 
 // run builds the door top to bottom, serves until ctx ends, and drains.
-func run(ctx context.Context, o *options, stderr io.Writer) error {
-	d := &door{o: o, log: newLogger(stderr, o.logFormat, o.verbosity), metrics: prometheus.NewRegistry(), memory: keepSmall()}
+func run(ctx context.Context, o *options, log *slog.Logger) error {
+	d := &door{o: o, log: log, metrics: prometheus.NewRegistry(), memory: keepSmall()}
 	limitMemory(d.log)
 	if err := d.build(ctx); err != nil {
 		return err
 	}
 	err := d.serve(ctx)
-	return errors.Join(err, d.closeLogs()) //nolint:contextcheck // ctx has ended, and what was recorded is still to be sent
+	return errors.Join(err, d.closeLogs()) //nolint:contextcheck // ctx has ended, but recorded data must still be sent
 }
 
-// build makes everything, and listens, but serves nothing yet.
+// build makes all components and listens, but serves nothing yet.
 func (d *door) build(ctx context.Context) error {
 	for _, step := range []func(context.Context) error{
 		d.countProcess, d.findAPIServer, d.openListeners, d.makeReach, d.makeTable, d.makeTrust, d.makeBackends, d.makeStatus, d.makeEntrypoint, d.makeDocuments, d.makePages, d.makeProxy, d.makePorts,
@@ -36,7 +36,8 @@ func (d *door) build(ctx context.Context) error {
 	return nil
 }
 
-// serve runs every loop until ctx ends or one of them fails. The loops outlive ctx by the drain.
+// serve runs all loops until ctx ends or one of them fails. The loops run until the drain has
+// ended.
 func (d *door) serve(ctx context.Context) error {
 	loops, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -64,14 +65,17 @@ func (d *door) serve(ctx context.Context) error {
 	return g.Wait()
 }
 
-// loops are the components that run beside the servers, by what an operator calls them.
+// loops returns the background components, by the names that errors show.
 func (d *door) loops() map[string]func(context.Context) error {
 	loops := map[string]func(context.Context) error{
 		"table": d.registry.Run, "certificates": d.certs.Run, "backend trust": d.trust.Run, "prober": d.prober.Run,
 		"backend pools": d.backends.Run, "request metrics": d.proxy.Run, "discovery": d.documents.discovery.Run, "OpenAPI": d.documents.openapi.Run,
 	}
-	if d.o.alone() {
+	if d.o.alone() || d.o.impersonates() {
 		loops["tokens"] = d.tokens.Run
+	}
+	if d.credential != nil {
+		loops["credential"] = d.credential.Run
 	}
 	if d.local != nil {
 		loops["local apiserver's pools"], loops["local apiserver's prober"], loops["CRD watch"] = d.local.Run, d.localProber.Run, d.followCRDs
@@ -102,7 +106,7 @@ func (d *door) loops() map[string]func(context.Context) error {
 	return loops
 }
 
-// The parts of the descriptors that client connections may take; the rest is for backends, probes and files.
+// The shares of file descriptors for client connections; backends, probes and files use the rest.
 const (
 	frontShare = 3. / 4
 	adminShare = 1. / 16

@@ -14,9 +14,14 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/status"
 )
 
-// makeStatus makes the writer of fairlead.dev/Available, and what reports changed verdicts as Events. Available itself belongs to kube-apiserver's own controllers, which
-// cannot be switched off.
+// makeStatus makes the writer of fairlead.dev/Available, and the reporter of changed verdicts as
+// Events. kube-apiserver's own controllers own Available and cannot be switched off.
 func (d *door) makeStatus(context.Context) error {
+	if d.o.endpoints() != nil {
+		if err := d.makeStored(); err != nil {
+			return err
+		}
+	}
 	if !d.o.writeStatus && !d.o.emitEvents {
 		return nil
 	}
@@ -41,7 +46,19 @@ func (d *door) makeStatus(context.Context) error {
 	return err
 }
 
-// replicaName names this process among its replicas: two may share a host, and a new process must not take its predecessor's Lease for its own.
+// makeStored makes the writer of Available for APIServices in etcd, where no other controller
+// writes it.
+func (d *door) makeStored() error {
+	objects, err := apiregistrationv1.NewForConfig(d.ownClient())
+	if err != nil {
+		return fmt.Errorf("making client of APIServices: %w", err)
+	}
+	d.status, err = status.New(status.Config{Table: d.registry.Table, APIServices: objects.APIServices(), Elect: d.apiServices.Elect, Logger: d.log, Metrics: d.metrics})
+	return err
+}
+
+// replicaName returns a unique name of this process: two replicas may share a host, and a new
+// process must not take over its predecessor's Lease.
 func replicaName() (string, error) {
 	host, err := os.Hostname()
 	if err != nil {

@@ -2,7 +2,7 @@ package main
 
 import (
 	"context"
-	"io"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -15,7 +15,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// directoryOptions are those of a Fairlead before an empty directory, with ports that nobody else has.
+// directoryOptions are those of a Fairlead before an empty directory, with ports that nobody else
+// has.
 func directoryOptions(t *testing.T) *options {
 	t.Helper()
 	dir := t.TempDir()
@@ -53,7 +54,7 @@ func TestSystemdIsNotified(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- run(ctx, directoryOptions(t), io.Discard) }()
+	go func() { ended <- run(ctx, directoryOptions(t), slog.New(slog.DiscardHandler)) }()
 	if got := told(); got != "READY=1" {
 		t.Errorf("systemd is told %q at the start, want READY=1", got)
 	}
@@ -102,7 +103,7 @@ func TestJWTBesideLocalAPIServer(t *testing.T) {
 	}
 	d := &door{o: &options{authConfig: file}}
 	err := d.makeTokens()[0].Take([]byte(text))
-	if err == nil || !strings.Contains(err.Error(), "jwt: the local apiserver judges all tokens") || strings.Contains(err.Error(), "\n") {
+	if err == nil || !strings.Contains(err.Error(), "jwt: the local apiserver authenticates all tokens") || strings.Contains(err.Error(), "\n") {
 		t.Errorf("jwt beside a local apiserver gives %v, want one line that says who judges tokens", err)
 	}
 	d.o.registry = "dir:/x"

@@ -21,10 +21,10 @@ import (
 	requests "github.com/fairlead-proxy/fairlead/proxy/tracing"
 )
 
-// flushTime is how long the last spans have to reach their collector: one that is away must not keep a process from ending.
+// flushTime bounds sending the last spans: an unreachable collector must not delay the end.
 const flushTime = 5 * time.Second
 
-// makeTracer makes what turns requests into spans. Nil: there is no tracing.
+// makeTracer makes the tracer of requests. It returns nil without tracing.
 func (d *door) makeTracer() (*requests.Tracer, error) {
 	if d.o.tracing == "" {
 		return nil, nil
@@ -37,18 +37,20 @@ func (d *door) makeTracer() (*requests.Tracer, error) {
 	if err != nil {
 		return nil, err
 	}
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { d.log.Warn("sending spans", "err", err) })) // or it writes to standard error by itself
-	// The connection is made, and made again, in the background: a collector that is away keeps nobody waiting.
+	// The default handler writes to standard error.
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { d.log.Warn("sending spans", "err", err) }))
+	// The provider connects, and reconnects, in the background: an unreachable collector delays
+	// nothing.
 	d.spans, err = tracing.NewProvider(context.Background(), config, nil, []resource.Option{resource.WithAttributes(
 		attribute.String("service.name", "fairlead"), attribute.String("service.version", version), attribute.String("service.instance.id", identity),
 	)})
 	if err != nil {
-		return nil, fmt.Errorf("making what spans go to: %w", err)
+		return nil, fmt.Errorf("making the span exporter: %w", err)
 	}
 	return requests.New(d.spans), nil
 }
 
-// readTracing reads the configuration as kube-apiserver does, in any of its versions.
+// readTracing reads the configuration as kube-apiserver does, in any API version.
 func readTracing(file string) (*tracingapi.TracingConfiguration, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -66,7 +68,6 @@ func readTracing(file string) (*tracingapi.TracingConfiguration, error) {
 	return &config.TracingConfiguration, nil
 }
 
-// flushSpans sends what has not been sent yet.
 func (d *door) flushSpans() error {
 	if d.spans == nil {
 		return nil
@@ -74,7 +75,7 @@ func (d *door) flushSpans() error {
 	ctx, cancel := context.WithTimeout(context.Background(), flushTime)
 	defer cancel()
 	if err := d.spans.Shutdown(ctx); err != nil {
-		d.log.Warn("sending the last spans", "err", err) // no reason to end otherwise than well
+		d.log.Warn("sending the last spans", "err", err) // the process still exits successfully
 	}
 	return nil
 }

@@ -4,18 +4,22 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 )
 
-// authConfigMap is where a cluster publishes whom its extension servers trust.
+// authConfigMap names the ConfigMap in which a cluster publishes which CAs its extension servers
+// trust.
 func authConfigMap() trust.Ref {
 	return trust.Ref{Namespace: "kube-system", Name: "extension-apiserver-authentication"}
 }
@@ -30,8 +34,13 @@ func (d *door) makeTrust(context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	version, err1 := cliflag.TLSVersion(d.o.minTLSVersion)
+	suites, err2 := cliflag.TLSCipherSuites(d.o.cipherSuites)
+	if err := errors.Join(err1, err2); err != nil {
+		return cli.Usage(err)
+	}
 	d.certs, err = certs.New(certs.Config{
-		Serving: filePair(d.o.tlsCert, d.o.tlsKey), SNI: sniPairs(d.o.sniPairs), MinVersion: tlsVersion(d.o.minTLSVersion), CipherSuites: cipherSuites(d.o.cipherSuites), HTTP1: !d.o.http2,
+		Serving: filePair(d.o.tlsCert, d.o.tlsKey), SNI: sniPairs(d.o.sniPairs), MinVersion: version, CipherSuites: suites, HTTP1: !d.o.http2,
 		ClientCA: d.o.clientCA, RequestHeaderCA: d.o.requestHeaderCA, AllowedNames: d.o.allowedNames,
 		ConfigMap: authConfigMap(), TrustConfigMap: d.o.authConfigMap,
 		ProxyClient: filePair(d.o.proxyCert, d.o.proxyKey), Files: append(d.localFiles(), d.makeTokens()...), Watch: d.watchConfigMap, Logger: d.log, Metrics: d.metrics,
@@ -42,7 +51,26 @@ func (d *door) makeTrust(context.Context) (err error) {
 	return nil
 }
 
-// watchConfigMap is the registry's watch in the words of certs.
+func filePair(cert, key string) certs.PairSource {
+	return certs.PairSource{Cert: cert, Key: key}
+}
+
+// sniPairs reads certfile,keyfile[:name,…], as kube-apiserver does. validate has checked the form.
+func sniPairs(flags []string) []certs.PairSource {
+	var pairs []certs.PairSource
+	for _, f := range flags {
+		files, names, _ := strings.Cut(f, ":")
+		cert, key, _ := strings.Cut(files, ",")
+		p := filePair(cert, key)
+		if names != "" {
+			p.Names = strings.Split(names, ",")
+		}
+		pairs = append(pairs, p)
+	}
+	return pairs
+}
+
+// watchConfigMap adapts the registry's watch to package certs.
 func (d *door) watchConfigMap(ctx context.Context, ref trust.Ref, changed func(map[string][]byte, error)) error {
 	return d.registry.Watch(ctx, ref.Namespace, ref.Name, func(cm *corev1.ConfigMap) {
 		if cm == nil {
@@ -58,22 +86,26 @@ func (d *door) watchConfigMap(ctx context.Context, ref trust.Ref, changed func(m
 	})
 }
 
-// localTLS makes the TLS configuration of the local apiserver's pools: the kubeconfig's trust without its credentials, and our proxy client certificate
-// where X-Remote-* are asserted.
+// localTLS makes the TLS configuration of the local apiserver's pools: the kubeconfig's CA without
+// its credentials. With X-Remote-* it presents our proxy client certificate; with impersonation it
+// presents the kubeconfig's own certificate, if there is one.
 func (d *door) localTLS(withCertificate bool) (*tls.Config, error) {
-	tc, err := d.trust.LocalTLS(withCertificate)
+	tc, err := d.trust.LocalTLS(withCertificate && d.credential == nil)
 	if err != nil {
 		return nil, err
 	}
+	if withCertificate && d.credential != nil {
+		tc.GetClientCertificate = d.credential.clientCertificate
+	}
 	tc.ServerName = d.kube.ServerName
-	// The kubeconfig's insecure-skip-tls-verify, which nobody should set; it is obeyed as kubectl obeys it.
+	// The kubeconfig's insecure-skip-tls-verify, which is discouraged, works as in kubectl.
 	if d.kube.Insecure {
 		tc.InsecureSkipVerify, tc.VerifyConnection = true, nil
 	}
 	return tc, nil
 }
 
-// localGuard ends connections whose CA has left the bundle. Without verification there is nothing to guard.
+// localGuard closes connections whose CA has left the bundle. It is nil without verification.
 func (d *door) localGuard() func([]*x509.Certificate) (<-chan struct{}, func()) {
 	if d.kube.Insecure {
 		return nil
@@ -81,7 +113,8 @@ func (d *door) localGuard() func([]*x509.Certificate) (<-chan struct{}, func()) 
 	return d.trust.LocalGuard
 }
 
-// localFiles are the files that say how to reach the local apiserver, to be followed: the kubeconfig, and the CA that it or the pod names.
+// localFiles returns the files to follow for the connection to the local apiserver: the kubeconfig,
+// and the CA that it or the pod names.
 func (d *door) localFiles() []certs.File {
 	if d.o.alone() {
 		return nil
@@ -92,8 +125,11 @@ func (d *door) localFiles() []certs.File {
 		files = append(files, certs.File{Use: "local-apiserver-ca", Path: d.kube.CAFile, Take: d.trust.LocalBundle})
 	}
 	if d.follower != nil {
-		files = append(files, certs.File{Use: "kubeconfig", Path: d.o.kubeconfig, Take: func(data []byte) error {
+		files = append(files, certs.File{Use: "kubeconfig", Path: d.o.kubeconfig, Held: d.follower.certificate, Take: func(data []byte) error {
 			c, err := d.follower.reload(d.o.kubeconfig, data)
+			if err == nil && d.credential != nil {
+				err = d.credential.take(c)
+			}
 			if err != nil || named {
 				return err
 			}

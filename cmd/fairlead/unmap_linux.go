@@ -8,14 +8,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unmap takes the pages of the program's file out of the process until they are used again: nearly all of them were, at the start, and a third is used later. They stay in the
-// kernel's cache, which gives them back without I/O and may drop them when memory is short. What was written to, as an executable that is relocated when it starts, is left alone.
+// unmap releases the pages of the program's file until they are used again: nearly all were used at
+// the start, and a third is used later. They stay in the page cache, from which the kernel maps
+// them again without I/O, or drops them when memory is short. It leaves modified pages alone, such
+// as those of an executable that is relocated at the start.
 func unmap() {
-	maps, err := os.ReadFile("/proc/self/smaps") // no /proc, and nothing to do
+	maps, err := os.ReadFile("/proc/self/smaps") // without /proc there is nothing to do
 	if err != nil {
 		return
 	}
-	var from, to uintptr // of the mapping whose properties follow; equal: not of a file, or writable
+	var from, to uintptr // of the current mapping; equal if it has no file or is writable
 	for line := range strings.Lines(string(maps)) {
 		f := strings.Fields(line)
 		switch {
@@ -25,7 +27,7 @@ func unmap() {
 				_, _ = fmt.Sscanf(f[0], "%x-%x", &from, &to)
 			}
 		case f[0] == "Anonymous:" && f[1] == "0" && from < to:
-			_, _, _ = unix.Syscall(unix.SYS_MADVISE, from, to-from, unix.MADV_DONTNEED) // it is advice
+			_, _, _ = unix.Syscall(unix.SYS_MADVISE, from, to-from, unix.MADV_DONTNEED) // only advice
 		}
 	}
 }

@@ -7,24 +7,26 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 )
 
-// lookUnready is how often this process looks whether it is ready while it is not: soon against the start of whatever is ordered after this unit, and long against the
-// work of looking. lookReady is how often it looks while it is, unless a local apiserver has something new to say: soon against the seconds after which a load balancer notices.
+// lookUnready is the interval between readiness checks while this process is not ready: short,
+// because units ordered after this one wait for it. lookReady is the interval while it is ready,
+// unless a local apiserver reports news: a load balancer takes seconds to notice, too.
 const lookUnready, lookReady = 250 * time.Millisecond, time.Second
 
-// followReadiness tells systemd when this process is first ready, and sends clients away while it
-// is not, until ctx ends: behind a balancer of TCP connections nothing else moves them, and here
-// they would get 503 for as long as their connection lasts. kube-apiserver does so when it ends.
-// New connections are served, each until its first answer: the balancer may not have noticed yet,
-// or there may be nobody else. A local apiserver is not unhealthy before its second failed probe,
-// so one that is lost moves nobody.
+// followReadiness notifies systemd when this process is first ready, and closes client connections
+// while it is not ready, until ctx ends. Behind a TCP load balancer nothing else moves clients to
+// another replica, and here they would get 503 for as long as their connection lasts.
+// kube-apiserver closes connections when it shuts down. New connections are still served, each
+// until its first response: the load balancer may not have noticed yet, or there may be no other
+// replica. A local apiserver becomes unhealthy only with its second failed probe, so one lost probe
+// moves no client.
 //
-// Fairlead's own connections leave local apiservers that are ill by the way.
+// It also moves Fairlead's own connections away from unhealthy local apiservers.
 //
-// A drain is not its business: that has an order of its own.
+// It does nothing during a drain, which has its own order.
 func (d *door) followReadiness(ctx context.Context) error {
 	tick := time.NewTicker(lookUnready)
 	defer tick.Stop()
-	was, told := true, false
+	was, notified := true, false
 	for {
 		select {
 		case <-ctx.Done():
@@ -40,9 +42,9 @@ func (d *door) followReadiness(ctx context.Context) error {
 		}
 		cause := d.ready.Err(nil)
 		ready := cause == nil
-		if ready && !told {
+		if ready && !notified {
 			d.tellSystemd(daemon.SdNotifyReady)
-			told = true
+			notified = true
 		}
 		every := lookUnready
 		if ready {

@@ -115,7 +115,8 @@ func farewell(f http2.Frame) bool {
 	return ok && g.ErrCode == http2.ErrCodeNo
 }
 
-// A replica without a healthy apiserver does not keep its clients: behind a balancer of TCP connections nothing else moves them.
+// A replica without a healthy apiserver does not keep its clients: behind a balancer of TCP
+// connections nothing else moves them.
 func TestUnreadySendsClientsAway(t *testing.T) {
 	address, c, ill := serveDoor(t, func(*options) {})
 	for from := time.Now(); ; { // it is not ready as soon as it serves

@@ -72,8 +72,9 @@ func resolve(t *testing.T, to *atomic.Pointer[net.IP]) {
 	})
 }
 
-// Three URLs, one of a name, one of an address, one where nobody is: each server is called by its own name, shows a certificate for that, and serves. When the name is
-// bound to another address, to where nobody may dial, no packet goes there, and the requests go to the one that is left.
+// Three URLs, one of a name, one of an address, one where nobody is: each server is called by its
+// own name, shows a certificate for that, and serves. When the name is bound to another address, to
+// where nobody may dial, no packet goes there, and the requests go to the one that is left.
 func TestBackendsByURL(t *testing.T) {
 	var at atomic.Pointer[net.IP]
 	bind := func(ip string) { parsed := net.ParseIP(ip); at.Store(&parsed) }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -8,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"strings"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/certs"
@@ -24,7 +24,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/reach"
 )
 
-// Each step makes one component from the flags and from what is already there. Siblings meet only here, as func fields.
+// Each step makes one component from the flags and the components before it. Packages that do not
+// import each other are connected only here, by func fields.
 
 func (d *door) findAPIServer(context.Context) (err error) {
 	if d.o.alone() {
@@ -34,13 +35,17 @@ func (d *door) findAPIServer(context.Context) (err error) {
 		return err
 	}
 	d.client = d.kube
+	if err := d.makeCredential(); err != nil {
+		return err
+	}
 	if d.o.kubeconfig != "" {
 		d.follower, d.client, err = follow(d.kube, d.log)
 	}
 	return err
 }
 
-// refuseSelf finds a local apiserver that is this very process: every request would go round until the sockets are used up.
+// refuseSelf returns an error if a local apiserver is this very process: every request would loop
+// until the sockets are used up.
 func (d *door) refuseSelf(ctx context.Context) error {
 	own := d.operatorReach()
 	for _, s := range d.servers {
@@ -50,9 +55,9 @@ func (d *door) refuseSelf(ctx context.Context) error {
 		}
 		ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", u.Hostname())
 		if err != nil {
-			continue // it may come up later; what it resolves to is checked again with each dial
+			continue // it may resolve later; each dial checks the address again
 		}
-		port, err := net.DefaultResolver.LookupPort(ctx, "tcp", portOf(u))
+		port, err := net.DefaultResolver.LookupPort(ctx, "tcp", cmp.Or(u.Port(), "443"))
 		if err != nil {
 			return cli.Usage(fmt.Errorf("local apiserver %q: %w", s, err))
 		}
@@ -65,14 +70,7 @@ func (d *door) refuseSelf(ctx context.Context) error {
 	return nil
 }
 
-func portOf(u *url.URL) string {
-	if p := u.Port(); p != "" {
-		return p
-	}
-	return "443"
-}
-
-// makeReach makes the one dialer of backends.
+// makeReach makes the only dialer of backends.
 func (d *door) makeReach(context.Context) (err error) {
 	d.reach = d.o.reach()
 	d.reach.Self = d.self
@@ -82,13 +80,14 @@ func (d *door) makeReach(context.Context) (err error) {
 	return nil
 }
 
-// operatorReach are the rules of the local apiserver, whose address is in our own configuration.
+// operatorReach returns the rules for the local apiserver, whose address is in our own
+// configuration.
 func (d *door) operatorReach() *reach.Rules { return &reach.Rules{Operator: true, Self: d.self} }
 
-// reach are the rules that the command line says.
+// reach returns the rules of the command line.
 func (o *options) reach() reach.Rules {
-	// What is in the directory was put there by whoever runs this process.
-	return reach.Rules{AllowLoopback: o.allowLoopback || o.directory() != ""}
+	// The operator of this process writes the directory, but not what is in etcd or in a cluster.
+	return reach.Rules{AllowLoopback: o.allowLoopback || o.directory() != "" && o.endpoints() == nil && !o.withCluster()}
 }
 
 func (d *door) makeTable(context.Context) (err error) {
@@ -96,14 +95,18 @@ func (d *door) makeTable(context.Context) (err error) {
 		ClusterIPRouting: !d.o.endpointRouting, Reach: d.reach, AllowURLs: d.o.allowURLs, ProtectedGroups: protectedGroups(d.o.protectedGroups),
 		Defaults: registry.Policy{RequestTimeout: d.o.requestTimeout, CAOverlap: orNone(d.o.caOverlap)},
 	}
-	d.registry, err = registry.New(registry.Config{Client: d.client, Directory: d.o.directory(), Options: options, Logger: d.log, Metrics: d.metrics})
-	if err != nil {
+	if err := d.makeAPIServices(&options); err != nil { //nolint:contextcheck // it sends no request yet
 		return err
 	}
-	return d.makeAPIServices()
+	c := registry.Config{Client: d.client, Directory: d.o.directory(), Cluster: d.o.withCluster(), Options: options, Logger: d.log, Metrics: d.metrics}
+	if d.o.endpoints() != nil {
+		c.APIServices, c.CacheFile = d.ownClient(), d.o.etcd.cacheFile
+	}
+	d.registry, err = registry.New(c)
+	return err
 }
 
-// orNone is for durations whose zero means the default in a Config and none on the command line.
+// orNone is for durations whose zero means the default in a Config but none on the command line.
 func orNone(d time.Duration) time.Duration {
 	if d == 0 {
 		return -1
@@ -111,7 +114,7 @@ func orNone(d time.Duration) time.Duration {
 	return d
 }
 
-// protectedGroups reads the flag: nothing means the default, a dash means none.
+// protectedGroups reads the flag: no value means the default, "-" means none.
 func protectedGroups(flag []string) []string {
 	if len(flag) == 1 && flag[0] == "-" {
 		return []string{}
@@ -142,12 +145,17 @@ func (f fixed) Entries() []*registry.Entry { return f }
 
 func (f fixed) Superseded() <-chan struct{} { return nil }
 
-// makeLocal makes the local apiserver's pools and a prober of its servers, of its own: it has no metrics, and the pools log what it finds.
+// makeLocal makes the local apiserver's pools and a separate prober of its servers. That prober has
+// no metrics, and the pools log its results.
 func (d *door) makeLocal(identity func() <-chan struct{}) (err error) {
-	const name = "local-apiserver" // as their prober has it
+	const name = localName
 	dial := d.operatorReach().Dial
+	pool, credential := "", (func() string)(nil)
+	if d.credential != nil {
+		pool, credential, identity = "local-impersonate", d.credential.Authorization, d.credential.Changed
+	}
 	d.local, err = backend.NewLocal(backend.LocalConfig{
-		Servers: d.servers, TLS: d.localTLS, Guard: d.localGuard(), IdentityChanged: identity, Dial: dial,
+		Servers: d.servers, TLS: d.localTLS, Name: pool, Guard: d.localGuard(), IdentityChanged: identity, Dial: dial,
 		Signal: func(address string, err error) { d.localProber.Signal(name, address, err) }, Hold: d.held.Hold, Logger: d.log, Metrics: d.metrics,
 	})
 	if err != nil {
@@ -157,7 +165,7 @@ func (d *door) makeLocal(identity func() <-chan struct{}) (err error) {
 	servers := fixed{{Name: name, Backend: &registry.Backend{}, Endpoints: d.local.Servers()}}
 	d.localProber, err = health.New(health.Config{
 		Table: func() health.Table { return servers }, Report: d.localReport,
-		TLS: func(string, *registry.Backend) (*tls.Config, error) { return d.localTLS(true) }, Dial: dial,
+		TLS: func(string, *registry.Backend) (*tls.Config, error) { return d.localTLS(true) }, Dial: dial, Authorization: credential,
 	})
 	return err
 }
@@ -176,6 +184,7 @@ func (d *door) makeProxy(context.Context) error {
 	if err != nil {
 		return err
 	}
+	d.may = may.Upstream()
 	d.live = &health.Checks{Name: "livez", Logger: d.log}
 	d.ready = &health.Checks{Name: "readyz", Draining: &d.draining, List: []health.Check{{Name: "table", Func: d.tableReady}, {Name: "discovery", Func: d.discoveryReady}}, Logger: d.log}
 	if d.local != nil {
@@ -191,15 +200,17 @@ func (d *door) makeProxy(context.Context) error {
 	d.proxy, err = proxy.New(proxy.Config{
 		Table: d.registry.Table, Authn: who, Authz: may, Backends: d.backends, Local: d.local, MaxInFlight: d.o.maxInFlight,
 		MaxMutating: d.o.maxMutating, GoAwayChance: d.o.goawayChance, ForwardRedirects: !d.o.rejectRedirects, Documents: http.HandlerFunc(d.serveDocument), Ready: d.readyDocument, Pages: d.ownPages(), Health: d.health,
-		AccessLog: d.accessLog, Audit: d.audit, Tracer: tracer, Logger: d.log, Metrics: d.metrics,
+		Disbelieved: d.disbelieved, AccessLog: d.accessLog, Taps: &d.taps, Audit: d.audit, Tracer: tracer, Logger: d.log, Metrics: d.metrics,
 	})
 	return err
 }
 
-// targetNames are the header names that the cluster's servers trust, as its ConfigMap has them. The same names are the same pointer.
+// targetNames returns the header names that the cluster's servers trust, from the cluster's
+// ConfigMap. Equal names are the same pointer.
 func (d *door) targetNames() *authn.HeaderNames {
 	h := d.certs.Clients().Headers()
-	if h == nil {
+	// An impersonated cluster may trust no front proxy, and its extension servers still trust ours.
+	if h == nil || d.credential != nil && len(h.Username) == 0 {
 		return nil
 	}
 	if known := d.target.Load(); known != nil && known.of == h {
@@ -210,7 +221,7 @@ func (d *door) targetNames() *authn.HeaderNames {
 	return &fresh.names
 }
 
-// target are the names of one reading of the ConfigMap.
+// target holds the header names of one version of the ConfigMap.
 type target struct {
 	of    *certs.RequestHeaders
 	names authn.HeaderNames
@@ -231,52 +242,14 @@ func (d *door) tableReady(*http.Request) error {
 
 func (d *door) localReady(*http.Request) error { return d.local.Ready() }
 
-// makePorts makes what serves. The engines have clients only where HTTP/2 is offered; the front door's has the connections to backends in any case.
+// makePorts makes the servers of both ports. Engines have client connections only if HTTP/2 is
+// offered; the front door's engine always has the connections to backends.
 func (d *door) makePorts(context.Context) error {
-	d.frames = d.proxy.Frames(h2.Config{MaxStreams: uint32(d.o.streamsPerConn), Memory: d.held, Logger: d.log, Metrics: d.metrics}) //nolint:gosec,contextcheck // validated; connections end with the server, not with its making
+	d.frames = d.proxy.Frames(h2.Config{MaxStreams: uint32(d.o.streamsPerConn), Memory: d.held, Logger: d.log, Metrics: d.metrics}) //nolint:gosec,contextcheck // validated; connections outlive the start
 	d.front = front.New(front.Config{Listener: d.frontListener, TLS: d.certs.TLS(), Handler: d.proxy, ConnContext: d.proxy.ConnContext, Frames: d.frames, Logger: d.log})
 
-	own := adminPages(d.live, d.ready, d.metrics, d.pages, d.proxy.Guard)
+	own := adminPages(d.live, d.ready, d.gathered(), d.pages, d.proxy.Guard)
 	d.adminFrames = d.adminEngine(own) //nolint:contextcheck // as above
 	d.admin = front.New(front.Config{Listener: d.adminListener, TLS: d.certs.TLS(), Handler: own, ConnContext: d.proxy.ConnContext, Frames: d.adminFrames, Logger: d.log})
 	return nil
-}
-
-func filePair(cert, key string) certs.PairSource {
-	return certs.PairSource{Cert: cert, Key: key}
-}
-
-// sniPairs reads certfile,keyfile[:name,…], as kube-apiserver does. validate has seen to their form.
-func sniPairs(flags []string) []certs.PairSource {
-	var pairs []certs.PairSource
-	for _, f := range flags {
-		files, names, _ := strings.Cut(f, ":")
-		cert, key, _ := strings.Cut(files, ",")
-		p := filePair(cert, key)
-		if names != "" {
-			p.Names = strings.Split(names, ",")
-		}
-		pairs = append(pairs, p)
-	}
-	return pairs
-}
-
-func tlsVersion(name string) uint16 {
-	if name == "VersionTLS13" {
-		return tls.VersionTLS13
-	}
-	return tls.VersionTLS12
-}
-
-// cipherSuites are the IDs of the names; validate has seen to it that there are such.
-func cipherSuites(names []string) []uint16 {
-	var ids []uint16
-	for _, s := range tls.CipherSuites() {
-		for _, name := range names {
-			if s.Name == name {
-				ids = append(ids, s.ID)
-			}
-		}
-	}
-	return ids
 }

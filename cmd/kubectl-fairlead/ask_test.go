@@ -80,7 +80,10 @@ func TestStatusUnavailable(t *testing.T) {
 }
 
 func TestStatusForms(t *testing.T) {
-	for form, want := range map[string]string{"json": `"generation": 4`, "yaml": "generation: 4"} {
+	for form, want := range map[string]string{
+		"json": `"generation": 4`, "yaml": "apiVersion: fairlead.dev/v1\n", "jsonpath={.kind} {.apiServices[*].name}": "Status v1beta1.metrics.k8s.io v1.apps",
+		"go-template={{len .apiServices}}": "2",
+	} {
 		out, err := newFront(t, sample()).run(t, "status", "-o", form)
 		if err != nil || !strings.Contains(out, want) {
 			t.Errorf("-o %s: %v\n%s", form, err, out)
@@ -144,12 +147,13 @@ func TestExplain(t *testing.T) {
 		refused             bool
 		want                []string
 	}{
-		{"path", "/apis/x/v1/y?watch=true", "/apis/x/v1/y?watch=true", nil, "", false, []string{"Destination:  remote\nWhy:          one\n              two\n", "x-remote-user: alice", "Endpoint:     10.0.0.1:443 healthy"}},
+		{"path", "/apis/x/v1/y?watch=true", "/apis/x/v1/y?watch=true", nil, "", false, []string{"Destination:   forwarded to kube-system/metrics-server:443\nWhy:           one\n               two\n", "x-remote-user: alice", "Endpoint:      10.0.0.1:443 healthy"}},
 		{"method", "/apis/x/v1/y", "/apis/x/v1/y", []string{"--method", "POST"}, "", false, []string{"POST /apis/x/v1/y"}},
 		{"APIService", "v1beta1.metrics.k8s.io", "/apis/metrics.k8s.io/v1beta1", nil, "", false, nil},
 		{"resource of a group", "nodes.metrics.k8s.io", "/apis/metrics.k8s.io/v1beta1/nodes", nil, "", false, nil},
 		{"core resource in a namespace", "pods", "/api/v1/namespaces/default/pods", []string{"-n", "default"}, "", false, nil},
-		{"refused", "/apis/dead/v1", "/apis/dead/v1", nil, "", true, []string{"refused: 503 unavailable", "Cause:        the  [31mcause", "Advice:       look there"}},
+		{"another's", "/apis/x/v1/y", "/apis/x/v1/y", []string{"--as", "jane", "--as-group", "team"}, "", true, []string{"Authorization: denied: jane of [team]"}},
+		{"refused", "/apis/dead/v1", "/apis/dead/v1", nil, "", true, []string{"refused: 503 unavailable", "Cause:         the  [31mcause", "Advice:        look there"}},
 		{"shadowed CRD", "/apis/metrics.k8s.io/v1beta1/nodes", "/apis/metrics.k8s.io/v1beta1/nodes", nil,
 			`{"metadata":{"name":"nodes.metrics.k8s.io"},"spec":{"group":"metrics.k8s.io","versions":[{"name":"v1beta1","served":true}]}}`, false,
 			[]string{"CustomResourceDefinition nodes.metrics.k8s.io serves metrics.k8s.io/v1beta1 too"}},
@@ -173,6 +177,24 @@ func TestExplain(t *testing.T) {
 	}
 	if _, err := newFront(t, sample()).run(t, "explain", "no-such-thing"); err == nil || !strings.Contains(err.Error(), "neither a path nor an APIService nor a resource") {
 		t.Errorf("error %v", err)
+	}
+}
+
+// What the cause says is said once.
+func TestCauseOnce(t *testing.T) {
+	const message = `failing or missing response from https://10.0.0.1:443/apis/x/v1: Get "https://10.0.0.1:443/apis/x/v1": connection refused`
+	x := &answer.Explanation{Destination: "refused", Code: 503, Message: "unavailable", Cause: "connection refused", APIService: &answer.APIService{
+		Name: "v1.x", Verdict: answer.Verdict{Status: "False", Reason: "FailedDiscoveryCheck", Message: message},
+		Endpoints: []answer.Endpoint{{Address: "10.0.0.1:443", Health: "unhealthy", Error: message}, {Address: "10.0.0.2:443", Health: "unhealthy", Error: "another"}},
+	}}
+	out := (&client{}).describe(x)
+	for _, want := range []string{"Verdict:       False FailedDiscoveryCheck\n", "Endpoint:      10.0.0.1:443 unhealthy\n", "Endpoint:      10.0.0.2:443 unhealthy: another\n", "Cause:         connection refused\n"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is missing in:\n%s", want, out)
+		}
+	}
+	if n := strings.Count(out, "refused"); n != 2 { // the outcome and the cause
+		t.Errorf("%d times:\n%s", n, out)
 	}
 }
 
@@ -205,6 +227,16 @@ func TestColour(t *testing.T) {
 	p := palette{on: true}
 	if err := table(&out, [][]cell{{{"a", p.good}, {text: "b"}}, {{text: "long"}, {text: "c"}}}); err != nil {
 		t.Fatal(err)
+	}
+	now, c := time.Now(), &client{palette: p}
+	for left, want := range map[time.Duration]string{5 * time.Hour: "\x1b[31m4h\x1b[0m", 100 * time.Hour: "\x1b[33m4d\x1b[0m", 1000 * time.Hour: "41d"} { // as on the page
+		end := c.expires(now, now.Add(left-time.Second))
+		if end.paint != nil {
+			end.text = end.paint(end.text)
+		}
+		if end.text != want {
+			t.Errorf("a certificate good for %s is %q, want %q", left, end.text, want)
+		}
 	}
 	if want := "\x1b[32ma\x1b[0m      b\nlong   c\n"; out.String() != want {
 		t.Errorf("%q, want %q: colours must not count", out.String(), want)

@@ -17,17 +17,17 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 )
 
-// maxAnswer bounds what is read of a server: 10,000 APIServices with their certificates are some 30
-// MB.
+// maxAnswer bounds the bytes read from a server: 10,000 APIServices with their certificates take
+// about 30 MB.
 const maxAnswer = 256 << 20
 
-// client asks one Fairlead.
+// client sends requests to one Fairlead.
 type client struct {
 	flags     *genericclioptions.ConfigFlags
 	out       io.Writer
 	base      *url.URL
 	http      *http.Client
-	apiserver rest.Interface // what is behind it
+	apiserver rest.Interface // of the cluster behind Fairlead
 	palette   palette
 }
 
@@ -37,7 +37,7 @@ func connect(flags *genericclioptions.ConfigFlags, out io.Writer) (*client, erro
 	if err != nil {
 		return nil, fmt.Errorf("reading kubeconfig: %w", err)
 	}
-	rc.QPS = -1 // no limit: definitions are read one at a time
+	rc.QPS = -1 // no limit: requests are sequential
 	base, _, err := rest.DefaultServerUrlFor(rc)
 	if err != nil {
 		return nil, fmt.Errorf("reading kubeconfig: %w", err)
@@ -55,7 +55,7 @@ func connect(flags *genericclioptions.ConfigFlags, out io.Writer) (*client, erro
 
 var errNotFairlead = errors.New("the server has no such page: is it Fairlead, or kube-apiserver itself? See --server and --context")
 
-// open asks for a path below the server's address. The caller closes the body.
+// open gets a path below the server's address. The caller closes the body.
 func (c *client) open(ctx context.Context, path string, query url.Values) (*http.Response, error) {
 	u := c.base.JoinPath(path)
 	u.RawQuery = query.Encode()

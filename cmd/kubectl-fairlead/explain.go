@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/url"
@@ -11,44 +12,60 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/printers"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/registry/shadow"
 )
 
-type explainOptions struct{ output, method string }
+type explainOptions struct {
+	form      form
+	method    string
+	user, uid string // of the request. Empty means the caller's
+	groups    []string
+}
 
 func explainCommand() *cobra.Command {
 	flags := genericclioptions.NewConfigFlags(true)
 	o := &explainOptions{}
 	cmd := &cobra.Command{
 		Use:   "explain PATH|RESOURCE|APISERVICE",
-		Short: "Say where a request goes, why, as whom, and what is wrong there",
-		Long: `Say which APIService claims a path, why, which endpoints serve it, which identity is sent there, with what deadline, and what is wrong if it does not work.
+		Short: "Explain where a request goes, why, as which user, and what is wrong there",
+		Long: `Explain which APIService claims a path and why, which endpoints serve it, whether the user is
+allowed, which identity and timeout the request gets, and what is wrong if it fails.
 
-The argument is a path (/apis/metrics.k8s.io/v1beta1/nodes), a resource as kubectl knows it (nodes.metrics.k8s.io), or an APIService (v1beta1.metrics.k8s.io).
-The request is one of the caller's; --as makes it another's.
+The argument is a path (/apis/metrics.k8s.io/v1beta1/nodes), a resource as kubectl knows it
+(nodes.metrics.k8s.io), or an APIService (v1beta1.metrics.k8s.io). With --as the
+request is another user's, and you need permission to create subjectaccessreviews.
 
-Exit code 0: the request is forwarded or answered. 1: it could not be asked. 2: a mistake in the command line. 3: the request is refused.`,
+Exit code 0: the request is forwarded or answered. 1: Fairlead did not answer. 2: usage error.
+3: the request is refused.`,
 		Example: `  fairlead explain v1beta1.metrics.k8s.io
   fairlead explain '/apis/metrics.k8s.io/v1beta1/pods?watch=true'
   kubectl fairlead explain nodes.metrics.k8s.io --as=system:serviceaccount:default:reader`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if err := cobra.ExactArgs(1)(cmd, args); err != nil {
-				return cli.Usage(err)
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fmt.Errorf("explain takes one path, resource or APIService, not %d", len(args))
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := checkOutput(o.output); err != nil {
+			printer, err := o.form.printer()
+			if err != nil {
 				return cli.Usage(err)
+			}
+			// Fairlead is asked as the caller: the user of --as may have no access to it.
+			o.user, o.uid, o.groups = *flags.Impersonate, *flags.ImpersonateUID, *flags.ImpersonateGroup
+			flags.Impersonate, flags.ImpersonateUID, flags.ImpersonateGroup = nil, nil, nil
+			if o.user == "" && (o.uid != "" || len(o.groups) > 0) {
+				return cli.Usage(errors.New("--as-group and --as-uid need --as"))
 			}
 			c, err := connect(flags, cmd.OutOrStdout())
 			if err != nil {
 				return err
 			}
-			return c.explain(cmd.Context(), args[0], o)
+			return c.explain(cmd.Context(), args[0], o, printer)
 		},
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) > 0 {
@@ -57,14 +74,13 @@ Exit code 0: the request is forwarded or answered. 1: it could not be asked. 2: 
 			return apiServiceNames(cmd.Context(), flags), cobra.ShellCompDirectiveNoFileComp
 		},
 	}
-	flags.AddFlags(cmd.Flags())
-	cmd.Flags().StringVarP(&o.output, "output", "o", "", "Form of the answer: json, yaml or wide.")
 	cmd.Flags().StringVar(&o.method, "method", "GET", "HTTP method of the request.")
-	completeOutput(cmd)
+	o.form.addFlags(cmd)
+	groupFlags(cmd, flags)
 	return cmd
 }
 
-// apiServiceNames are for shell completion, where an error is no help to anybody.
+// apiServiceNames returns names for shell completion, which cannot show errors.
 func apiServiceNames(ctx context.Context, flags *genericclioptions.ConfigFlags) []string {
 	c, err := connect(flags, io.Discard)
 	if err != nil {
@@ -81,18 +97,19 @@ func apiServiceNames(ctx context.Context, flags *genericclioptions.ConfigFlags) 
 	return names
 }
 
-func (c *client) explain(ctx context.Context, subject string, o *explainOptions) error {
+func (c *client) explain(ctx context.Context, subject string, o *explainOptions, printer printers.ResourcePrinter) error {
 	path, err := c.pathOf(ctx, subject)
 	if err != nil {
 		return err
 	}
 	x := &answer.Explanation{}
-	if err := c.get(ctx, answer.Below+"/explain", url.Values{"path": {path}, "method": {o.method}}, x); err != nil {
+	if err := c.get(ctx, answer.Below+"/explain", url.Values{"path": {path}, "method": {o.method}, "user": {o.user}, "uid": {o.uid}, "group": o.groups}, x); err != nil {
 		return err
 	}
 	c.findShadowed(ctx, x)
-	done, err := encode(c.out, o.output, x)
-	if !done {
+	if printer != nil {
+		err = encode(c.out, printer, "Explanation", x)
+	} else {
 		_, err = io.WriteString(c.out, c.describe(x))
 	}
 	if err != nil {
@@ -104,7 +121,7 @@ func (c *client) explain(ctx context.Context, subject string, o *explainOptions)
 	return nil
 }
 
-// pathOf finds the path that an argument means: a path, an APIService that there is, or a resource.
+// pathOf returns the path for an argument: a path, the name of an APIService, or a resource.
 func (c *client) pathOf(ctx context.Context, subject string) (string, error) {
 	if strings.HasPrefix(subject, "/") {
 		return subject, nil
@@ -133,7 +150,7 @@ func (c *client) pathOf(ctx context.Context, subject string) (string, error) {
 	return path + gvr.Resource, nil
 }
 
-// resource reads a resource as kubectl get does: name, name.group, or name.version.group.
+// resource parses a resource as kubectl get does: name, name.group, or name.version.group.
 func resource(mapper meta.RESTMapper, subject string) (schema.GroupVersionResource, error) {
 	full, partial := schema.ParseResourceArg(strings.ToLower(subject))
 	if full != nil {
@@ -144,9 +161,9 @@ func resource(mapper meta.RESTMapper, subject string) (schema.GroupVersionResour
 	return mapper.ResourceFor(partial.WithVersion(""))
 }
 
-// findShadowed looks for a CustomResourceDefinition of the group-version that a remote has taken
-// over: its objects are still there, and nobody sees them. A user who may not list
-// CustomResourceDefinitions learns nothing of it.
+// findShadowed looks for a CustomResourceDefinition of a group-version that a remote APIService
+// claims: its objects still exist, but cannot be reached. It finds nothing for a user who may not
+// list CustomResourceDefinitions.
 func (c *client) findShadowed(ctx context.Context, x *answer.Explanation) {
 	a := x.APIService
 	if a == nil || a.Kind != "remote" {
@@ -171,7 +188,7 @@ func compact(texts ...string) []string {
 	return out
 }
 
-// describe writes an explanation for people.
+// describe formats an explanation for people.
 func (c *client) describe(x *answer.Explanation) string {
 	var b strings.Builder
 	line := func(name, text string) {
@@ -179,20 +196,20 @@ func (c *client) describe(x *answer.Explanation) string {
 			name += ":"
 		}
 		if text != "" {
-			fmt.Fprintf(&b, "%-13s %s\n", name, text)
+			fmt.Fprintf(&b, "%-14s %s\n", name, text)
 		}
 	}
 	line("Request", printable(x.Method+" "+x.Path)+" ("+printable(x.Verb)+")")
-	destination := c.palette.good(x.Destination)
+	destination := c.palette.good(printable(x.Outcome()))
 	if x.Code != 0 {
-		destination = c.palette.bad(printable(fmt.Sprintf("%s: %d %s", x.Destination, x.Code, x.Message)))
+		destination = c.palette.bad(printable(fmt.Sprintf("%s: %d %s", x.Outcome(), x.Code, x.Message)))
 	}
 	line("Destination", destination)
 	for i, why := range x.Why {
 		line([]string{"Why", ""}[min(i, 1)], printable(why))
 	}
 	if a := x.APIService; a != nil {
-		c.describeEntry(line, a)
+		c.describeEntry(line, a, x.Cause)
 	}
 	if id := x.Identity; id != nil {
 		line("As", printable(id.User)+", "+id.How)
@@ -200,25 +217,37 @@ func (c *client) describe(x *answer.Explanation) string {
 			line("", printable(h))
 		}
 	}
+	allowed := c.palette.good
+	if x.Authorization != "allowed" {
+		allowed = c.palette.bad
+	}
+	line("Authorization", allowed(printable(x.Authorization)))
 	line("Timeout", x.Timeout)
 	line("Cause", c.palette.bad(printable(x.Cause)))
 	line("Advice", printable(x.Advice))
 	return b.String()
 }
 
-func (c *client) describeEntry(line func(name, text string), a *answer.APIService) {
+// describeEntry omits messages that the cause repeats.
+func (c *client) describeEntry(line func(name, text string), a *answer.APIService, cause string) {
+	other := func(message string) string {
+		if cause != "" && strings.HasSuffix(message, cause) {
+			return ""
+		}
+		return message
+	}
 	line("APIService", a.Name)
 	line("Service", a.Service)
 	line("TLS name", a.ServerName)
 	if a.Trust != nil {
 		line("Trusted by", printable(a.Trust.Source+" "+a.Trust.Fault))
 	}
-	line("Verdict", printable(strings.Join(compact(a.Verdict.Status, a.Verdict.Reason, a.Verdict.Message), " ")))
+	line("Verdict", printable(strings.Join(compact(a.Verdict.Status, a.Verdict.Reason, other(a.Verdict.Message)), " ")))
 	for i := range a.Endpoints {
 		e := &a.Endpoints[i]
-		text := printable(e.Address + " " + e.Health)
-		if e.Error != "" {
-			text = c.palette.bad(printable(text + ": " + e.Error))
+		text := printable(strings.Join(compact(e.Address+" "+e.Health, other(e.Error)), ": "))
+		if e.Health == "unhealthy" {
+			text = c.palette.bad(text)
 		}
 		line("Endpoint", text)
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
@@ -27,6 +28,7 @@ type front struct {
 	explained  []string // paths
 	as         string
 	crd        string // in JSON; nodes.metrics.k8s.io is its name
+	slices     *discoveryv1.EndpointSliceList
 }
 
 func newFront(t *testing.T, list ...*answer.Status) *front {
@@ -46,12 +48,19 @@ func newFront(t *testing.T, list ...*answer.Status) *front {
 	})
 	mux.HandleFunc("/fairlead/explain", func(w http.ResponseWriter, r *http.Request) {
 		f.explained = append(f.explained, r.URL.Query().Get("path"))
+		if r.Header.Get("Impersonate-User") != "" {
+			http.Error(w, "who is explained may not read this", http.StatusForbidden)
+			return
+		}
 		x := &answer.Explanation{
 			Method: r.URL.Query().Get("method"), Path: r.URL.Query().Get("path"), Verb: "list", Destination: "remote", Why: []string{"one", "two"}, APIService: &f.last.APIServices[0],
 			Identity: &answer.Identity{User: "alice", How: "asserted", Headers: []string{"x-remote-user: alice"}}, Timeout: "request: 1m0s",
 		}
 		if strings.HasPrefix(x.Path, "/apis/dead") {
 			x.Destination, x.Code, x.Message, x.Cause, x.Advice = "refused", 503, "unavailable", "the \x1b[31mcause", "look there"
+		}
+		if u := r.URL.Query().Get("user"); u != "" {
+			x.Code, x.Authorization = 403, fmt.Sprintf("denied: %s of %s", u, r.URL.Query()["group"])
 		}
 		_ = json.NewEncoder(w).Encode(x)
 	})
@@ -60,6 +69,7 @@ func newFront(t *testing.T, list ...*answer.Status) *front {
 			fmt.Fprintf(w, "event: table\ndata: %d\n\n", i)
 		}
 	})
+	mux.HandleFunc("/apis/discovery.k8s.io/v1/namespaces/kube-system/endpointslices", f.serveSlices)
 	const crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 	mux.HandleFunc(crds, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintf(w, `{"items":[%s]}`, f.crd) })
 	mux.HandleFunc(crds+"/nodes.metrics.k8s.io", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, f.crd) })

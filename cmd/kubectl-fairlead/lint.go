@@ -1,23 +1,28 @@
 package main
 
 import (
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 // linter is one run of lint.
 type linter struct {
-	// Flags of serve that say who trusts whom, spelled as there.
+	// Flags of serve about trust, with the same names.
 	kubeconfig      string
 	tlsCert, tlsKey string
 	sniPairs        []string
@@ -26,31 +31,42 @@ type linter struct {
 	allowedNames    []string
 
 	proxyCert, proxyKey string
+	localIdentity       string
 
 	endpointRouting bool
 	allowLoopback   bool
 	allowURLs       bool
 	protectedGroups []string
 
-	output string
-	names  []string // that clients use for the front door
-	stdin  io.Reader
+	output    string
+	namespace string   // of objects in files without a namespace
+	names     []string // of the front door, as clients use them
+	stdin     io.Reader
 
-	found []certs.Finding
+	found   []certs.Finding
+	claims  map[string]*registry.Entry // :: position in the files → remote entry
+	foreign map[string]int             // :: kind → number of ignored objects
+	usable  map[string]bool            // APIServices that kube-apiserver reports as Available
+	proxy   *tls.Certificate           // of the flags. Nil means none, or an unreadable one
 }
 
 func lintCommand() *cobra.Command {
-	l := &linter{}
+	l := &linter{foreign: map[string]int{}, claims: map[string]*registry.Entry{}}
 	cmd := &cobra.Command{
 		Use:   "lint [FILE…]",
 		Short: "Find what is wrong, or soon will be, with APIServices and certificates",
-		Long: `Find what is wrong, or soon will be, and say what to do about it: one line for each finding.
+		Long: `Find what is wrong, or soon will be, and print what to do about it, one line for each finding.
 
-FILE is a manifest, a directory of them, or - for standard input: each APIService in it is checked without a cluster, against the Services and
-ConfigMaps beside it. With --kubeconfig the cluster's own APIServices are checked, their bundles against what their backends present at this
-moment, and the certificates that the other flags name (give those of serve) against what the cluster trusts.
+FILE is a manifest, a directory of them, or - for standard input, such as helm template writes: each
+APIService in it is checked without a cluster, against the Services and ConfigMaps in the same
+files; objects that Fairlead does not read are ignored. With --kubeconfig the cluster's own
+APIServices are checked: their bundles against the certificates that their backends present now, and
+the certificates of the other flags (as for serve) against what the cluster trusts. With both, lint
+also reports APIServices that a file and the cluster send to different backends.
 
-Exit code 0: nothing is wrong, though there may be warnings. 1: something is. 2: the command line is.`,
+Exit code 0: nothing is wrong, though there may be warnings. 1: something is. 2: usage error.`,
+		Example: `  helm template metrics-server | fairlead lint -
+  fairlead lint --kubeconfig=/etc/kubernetes/fairlead.conf --allow-loopback-backends`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l.stdin = cmd.InOrStdin()
 			if err := l.validate(args); err != nil {
@@ -61,11 +77,15 @@ Exit code 0: nothing is wrong, though there may be warnings. 1: something is. 2:
 			if l.kubeconfig != "" {
 				l.live(cmd.Context())
 			}
+			for _, kind := range slices.Sorted(maps.Keys(l.foreign)) {
+				cmd.PrintErrf("ignored, because Fairlead does not read it: %s (%d)\n", printable(kind), l.foreign[kind])
+			}
 			return l.report(cmd.OutOrStdout())
 		},
 	}
-	l.addFlags(cmd.Flags())
-	cmd.Flags().SortFlags = false
+	var groups cliflag.NamedFlagSets
+	l.addFlags(groups.FlagSet("lint"))
+	cli.Flags(cmd, groups)
 	return cmd
 }
 
@@ -73,34 +93,44 @@ func (l *linter) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&l.kubeconfig, "kubeconfig", "", "Kubeconfig of the local apiserver. Empty: no cluster is checked.")
 	fs.StringVar(&l.tlsCert, "tls-cert-file", "", "Serving certificate (PEM, chain).")
 	fs.StringVar(&l.tlsKey, "tls-private-key-file", "", "Key of the serving certificate.")
-	fs.StringArrayVar(&l.sniPairs, "tls-sni-cert-key", nil, "A further serving pair, certfile,keyfile[:name,…]; may repeat.")
+	fs.StringArrayVar(&l.sniPairs, "tls-sni-cert-key", nil, "Another serving certificate, as certfile,keyfile[:name,…]; repeat the flag for several.")
 	fs.StringVar(&l.clientCA, "client-ca-file", "", "CA bundle of client certificates.")
-	fs.StringVar(&l.requestHeaderCA, "requestheader-client-ca-file", "", "CA bundle of front proxies that may name their user.")
-	fs.StringSliceVar(&l.allowedNames, "requestheader-allowed-names", nil, "Common names of such front proxies. Empty: any certificate of that CA.")
-	fs.StringVar(&l.proxyCert, "proxy-client-cert-file", "", "Certificate by which backends and the local apiserver know Fairlead as their front proxy.")
+	fs.StringVar(&l.requestHeaderCA, "requestheader-client-ca-file", "", "CA bundle that verifies front proxies, whose headers name the user.")
+	fs.StringSliceVar(&l.allowedNames, "requestheader-allowed-names", nil, "Common names of trusted front proxies. Empty: any certificate of that CA.")
+	fs.StringVar(&l.proxyCert, "proxy-client-cert-file", "", "Client certificate that identifies Fairlead as the front proxy, to backends and the local apiserver.")
 	fs.StringVar(&l.proxyKey, "proxy-client-key-file", "", "Key of that certificate.")
-	fs.BoolVar(&l.endpointRouting, "enable-aggregator-routing", true, "Requests are sent to endpoints. False: to the Service's ClusterIP.")
-	fs.BoolVar(&l.allowLoopback, "allow-loopback-backends", false, "Backends may have loopback addresses.")
-	fs.BoolVar(&l.allowURLs, "allow-url-backends", false, "Backends may be named by the annotation fairlead.dev/url.")
-	fs.StringSliceVar(&l.protectedGroups, "protected-groups", nil, "Groups that no remote may claim. Empty: Kubernetes' built-in ones. \"-\": none.")
-	fs.StringVarP(&l.output, "output", "o", "text", "Form of the findings: text (a line each) or json (a list).")
+	fs.StringVar(&l.localIdentity, "local-identity", "front-proxy", "front-proxy: the local apiserver must trust that certificate, too; impersonate: only extension servers must trust it.")
+	fs.BoolVar(&l.endpointRouting, "enable-aggregator-routing", true, "Send requests to the endpoints of a Service. False: to its ClusterIP.")
+	fs.BoolVar(&l.allowLoopback, "allow-loopback-backends", false, "Allow backends on loopback addresses.")
+	fs.BoolVar(&l.allowURLs, "allow-url-backends", false, "Allow APIServices to name their backend by URL (annotation fairlead.dev/url).")
+	fs.StringSliceVar(&l.protectedGroups, "protected-groups", nil, "API groups that no remote APIService may serve. Empty: the groups built into Kubernetes. \"-\": none.")
+	fs.StringVarP(&l.namespace, "namespace", "n", "default", "Namespace of objects without one in files, as for kubectl apply.")
+	fs.StringVarP(&l.output, "output", "o", "text", "Output format: text (a line for each finding) or json (a list).")
 	fs.StringSliceVar(&l.names, "serving-names", nil, "Names and addresses that clients use for Fairlead; the serving certificate must be valid for each.")
 }
 
-// validate finds mistakes of the command line; a file that is missing is one.
+func (l *linter) impersonates() bool { return l.localIdentity == "impersonate" }
+
+// validate reports every fault of the command line; a missing file is one.
 func (l *linter) validate(files []string) error {
 	var faults []error
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	readable := func(name, path string) {
-		f, err := os.Open(path)
+	readable := func(name, given string) {
+		f, err := os.Open(given)
 		if err != nil {
+			if path := new(os.PathError); name == given && errors.As(err, &path) {
+				err = path.Err // without the file's name, which name repeats
+			}
 			fault("%s: %w", name, err)
 			return
 		}
-		_ = f.Close() // it was only opened to see whether it can be
+		_ = f.Close() // only opened to check that it is readable
 	}
 	if l.output != "text" && l.output != "json" {
 		fault("--output %q is neither text nor json", l.output)
+	}
+	if l.localIdentity != "front-proxy" && !l.impersonates() {
+		fault("--local-identity %q is neither front-proxy nor impersonate", l.localIdentity)
 	}
 	nothing := len(files) == 0 && len(l.sniPairs) == 0
 	for _, given := range []struct{ flag, path string }{
@@ -114,7 +144,7 @@ func (l *linter) validate(files []string) error {
 	}
 	for _, f := range files {
 		if f != "-" {
-			readable("FILE", f)
+			readable(f, f)
 		}
 	}
 	if (l.tlsCert == "") != (l.tlsKey == "") {
@@ -132,12 +162,12 @@ func (l *linter) validate(files []string) error {
 		}
 	}
 	if nothing {
-		fault("nothing to check: name files, or the cluster with --kubeconfig, or certificates")
+		fault("nothing to check: give files, --kubeconfig or certificates")
 	}
 	return errors.Join(faults...)
 }
 
-// splitSNI reads certfile,keyfile[:name,…].
+// splitSNI splits certfile,keyfile[:name,…].
 func splitSNI(pair string) (cert, key, names string) {
 	files, names, _ := strings.Cut(pair, ":")
 	cert, key, _ = strings.Cut(files, ",")
@@ -146,14 +176,25 @@ func splitSNI(pair string) (cert, key, names string) {
 
 // error and warn add a finding.
 func (l *linter) error(object, do, format string, args ...any) {
-	l.found = append(l.found, certs.Finding{Severity: certs.SeverityError, Object: object, Message: fmt.Sprintf(format, args...), Do: do})
+	l.add(certs.SeverityError, object, do, format, args...)
 }
 
 func (l *linter) warn(object, do, format string, args ...any) {
-	l.found = append(l.found, certs.Finding{Severity: certs.SeverityWarning, Object: object, Message: fmt.Sprintf(format, args...), Do: do})
+	l.add(certs.SeverityWarning, object, do, format, args...)
 }
 
-// report prints the findings. Its error says that there are some of severity error.
+func (l *linter) add(severity, object, do, format string, args ...any) {
+	l.found = append(l.found, certs.Finding{Severity: severity, Object: object, Message: fmt.Sprintf(format, args...), Do: do})
+}
+
+func count(n int, of string) string {
+	if n == 1 {
+		return "1 " + of
+	}
+	return fmt.Sprintf("%d %ss", n, of)
+}
+
+// report prints the findings. It returns an error if one has severity error.
 func (l *linter) report(out io.Writer) error {
 	failed := 0
 	for _, f := range l.found {
@@ -174,7 +215,7 @@ func (l *linter) report(out io.Writer) error {
 		}
 	}
 	if failed > 0 {
-		return fmt.Errorf("%d errors, %d warnings", failed, len(l.found)-failed)
+		return fmt.Errorf("%s, %s", count(failed, "error"), count(len(l.found)-failed, "warning"))
 	}
 	return nil
 }

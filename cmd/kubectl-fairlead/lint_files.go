@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,7 +25,7 @@ import (
 // maxManifest bounds one file, as the dir: registry does.
 const maxManifest = 4 << 20
 
-// set is what the files hold, and where.
+// set holds the objects of the files, and their positions.
 type set struct {
 	in   registry.Input
 	maps map[types.NamespacedName]*corev1.ConfigMap
@@ -41,6 +42,7 @@ func (l *linter) files(paths []string) {
 		l.error("lint", "report this", "making a decoder: %v", err)
 		return
 	}
+	decoder.Namespace = l.namespace
 	s := &set{
 		in: registry.Input{
 			APIServices: make(map[string]*apiregistrationv1.APIService), Services: make(map[types.NamespacedName]*corev1.Service),
@@ -68,7 +70,7 @@ func (l *linter) tableOptions() *registry.Options {
 
 func (l *linter) reach() reach.Rules { return reach.Rules{AllowLoopback: l.allowLoopback} }
 
-// expand is a file itself, or the manifests below a directory.
+// expand returns a file itself, or the manifests below a directory.
 func (l *linter) expand(path string) []string {
 	if info, err := os.Stat(path); path == "-" || err != nil || !info.IsDir() {
 		return []string{path}
@@ -100,8 +102,12 @@ func (l *linter) read(decoder *manifest.Decoder, s *set, file string) {
 		l.error(file, "make it readable", "%v", err)
 		return
 	}
-	objects, faults := decoder.Decode(file, data)
+	objects, faults := decoder.DecodeGood(file, data)
 	for _, f := range faults {
+		if f.Foreign != "" {
+			l.foreign[f.Foreign]++
+			continue
+		}
 		l.error(fmt.Sprintf("%s:%d", f.File, max(f.Line, 1)), "correct the manifest", "%s", f.Message)
 	}
 	for _, o := range objects {
@@ -153,6 +159,7 @@ func (l *linter) entry(e *registry.Entry, at string, s *set) {
 		return
 	}
 	b := e.Backend
+	l.claims[at+"APIService "+e.Name] = e
 	service := types.NamespacedName{Namespace: b.Namespace, Name: b.Service}
 	if s.in.Services[service] != nil && e.Verdict.Reason == registry.ReasonServicePortError {
 		l.error(at+"APIService "+e.Name, "give the Service that port, or name one of its ports in spec.service.port", "%s", e.Verdict.Message)
@@ -162,7 +169,7 @@ func (l *linter) entry(e *registry.Entry, at string, s *set) {
 		name, key, _ := strings.Cut(b.CAFrom, "/")
 		cm := s.maps[types.NamespacedName{Namespace: b.Namespace, Name: name}]
 		if cm == nil {
-			return // it is elsewhere: only a live check can tell
+			return // not in the files: only a live check can tell
 		}
 		var ok bool
 		if bundle, ok = l.referenced(at+"APIService "+e.Name, cm, key); !ok {
@@ -175,7 +182,7 @@ func (l *linter) entry(e *registry.Entry, at string, s *set) {
 	}
 }
 
-// referenced is the bundle in a ConfigMap.
+// referenced returns the bundle in a ConfigMap.
 func (l *linter) referenced(object string, cm *corev1.ConfigMap, key string) ([]byte, bool) {
 	if text := cm.Data[key]; text != "" {
 		return []byte(text), true
@@ -183,16 +190,39 @@ func (l *linter) referenced(object string, cm *corev1.ConfigMap, key string) ([]
 	if data := cm.BinaryData[key]; len(data) > 0 {
 		return data, true
 	}
-	l.error(object, "put the bundle there, or correct the annotation fairlead.dev/ca-from", "ConfigMap %s/%s, which its bundle comes from, has nothing under the key %q", cm.Namespace, cm.Name, key)
+	l.error(object, "put the bundle there, or correct the annotation fairlead.dev/ca-from", "ConfigMap %s/%s, which should contain its bundle, has no key %q", cm.Namespace, cm.Name, key)
 	return nil, false
 }
 
-// problems are what the table itself finds wrong with an entry: annotations above all.
+// problems reports what the table itself finds wrong with an entry, mostly annotations.
 func (l *linter) problems(e *registry.Entry, at string) {
 	for _, p := range e.Problems {
 		if strings.HasPrefix(p, "caBundle: ") {
 			continue // CheckBackend says more about it
 		}
-		l.error(at+"APIService "+e.Name, "correct the APIService", "%s", p)
+		do, severity := "correct the APIService", certs.SeverityError
+		if strings.HasPrefix(p, "endpoint refused: ") {
+			if do, severity = sameFlags, l.severity(e); at != "" { // lint may not know serve's flags for a file
+				severity = certs.SeverityWarning
+			}
+		}
+		l.add(severity, at+"APIService "+e.Name, do, "%s", p)
+	}
+}
+
+// doubled reports group-versions that the files and the cluster send to different backends, but not
+// newer manifests of the same APIService.
+func (l *linter) doubled(entries []*registry.Entry) {
+	const do = "remove one of them, unless this is intended: with --registry=dir:PATH,kubernetes the file's is used"
+	for _, at := range slices.Sorted(maps.Keys(l.claims)) {
+		e := l.claims[at]
+		i := slices.IndexFunc(entries, func(theirs *registry.Entry) bool { return theirs.Name == e.Name })
+		switch {
+		case i < 0:
+		case entries[i].Local():
+			l.warn(at, do, "the local apiserver itself serves it, and %s claims it", e.Backend)
+		case !entries[i].Backend.SameService(e.Backend):
+			l.warn(at, do, "the cluster has %s serve it, and %s claims it", entries[i].Backend, e.Backend)
+		}
 	}
 }

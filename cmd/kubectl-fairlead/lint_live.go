@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"strings"
@@ -25,13 +26,15 @@ import (
 )
 
 const (
-	// clusterTimeout bounds reading the cluster: three lists and three watches, seconds at most
+	// clusterTimeout bounds reading the cluster: three lists and three watches, at most seconds
 	// even for 10,000 APIServices.
 	clusterTimeout = 30 * time.Second
-	// handshakeTimeout bounds one endpoint, as a probe's does, and maxHandshakes how many are asked
-	// at the same time.
+	// handshakeTimeout bounds one endpoint, as for a probe. maxHandshakes bounds concurrent
+	// handshakes.
 	handshakeTimeout = 5 * time.Second
 	maxHandshakes    = 16
+	// sameFlags is the advice for addresses that Fairlead does not dial.
+	sameFlags = "give lint the same flags as serve (--allow-loopback-backends, --enable-aggregator-routing); if they are the same, correct the Service"
 )
 
 // live checks the wiring of a cluster end to end.
@@ -42,7 +45,8 @@ func (l *linter) live(ctx context.Context) {
 		return
 	}
 	cfg.UserAgent = "fairlead-lint/" + version
-	cfg.QPS = -1 // no limit: a bundle or a definition at a time
+	l.credentials(cfg)
+	cfg.QPS = -1 // no limit: requests are sequential
 	client, err := corev1client.NewForConfig(cfg)
 	if err != nil {
 		l.error("kubeconfig", "correct it", "making a client: %v", err)
@@ -58,22 +62,24 @@ func (l *linter) live(ctx context.Context) {
 		l.error("local apiserver", "give the kubeconfig's user the ClusterRole of Fairlead", "reading its APIServices, Services and EndpointSlices: %v", err)
 		return
 	}
+	l.usable = usable(ctx, client.RESTClient())
 	for _, e := range entries {
 		l.problems(e, "")
 		if !e.Local() {
 			l.backend(ctx, client, e)
 		}
 	}
+	l.doubled(entries)
 	l.shadowed(ctx, client.RESTClient(), entries)
 }
 
-// proxyClient compares the proxy client certificate with the cluster's authentication ConfigMap.
-// False: there is no cluster to talk to.
+// proxyClient compares the proxy client certificate with the cluster's authentication ConfigMap. It
+// returns false if the cluster cannot be reached.
 func (l *linter) proxyClient(ctx context.Context, client corev1client.CoreV1Interface) bool {
 	const name = "extension-apiserver-authentication"
 	cm, err := client.ConfigMaps(metav1.NamespaceSystem).Get(ctx, name, metav1.GetOptions{})
 	if network := net.Error(nil); errors.As(err, &network) {
-		l.error("local apiserver", "see that it runs, and that the kubeconfig names its own address", "it cannot be reached: %v", err)
+		l.error("local apiserver", "check that it runs, and that the kubeconfig names its own address", "it cannot be reached: %v", err)
 		return false
 	}
 	var authentication map[string][]byte
@@ -86,11 +92,18 @@ func (l *linter) proxyClient(ctx context.Context, client corev1client.CoreV1Inte
 		}
 	}
 	if l.proxyCert == "" {
-		l.warn("proxy client certificate", "give --proxy-client-cert-file and --proxy-client-key-file, as for serve", "it was not checked, because it was not named")
+		l.warn("proxy client certificate", "give --proxy-client-cert-file and --proxy-client-key-file, as for serve", "it was not checked, because it was not given")
 		return true
 	}
+	if l.impersonates() {
+		authentication = nil // the cluster never sees it; each extension server is checked separately
+	}
 	if chain := l.pair("proxy client certificate", l.proxyCert, l.proxyKey); chain != nil {
-		l.found = append(l.found, certs.CheckProxyClient(chain, authentication)...)
+		found := certs.CheckProxyClient(chain, authentication)
+		if l.impersonates() {
+			found = found[:len(found)-1] // without the finding that it was not compared
+		}
+		l.found = append(l.found, found...)
 	}
 	return true
 }
@@ -118,11 +131,14 @@ func (l *linter) table(ctx context.Context, cfg *rest.Config) ([]*registry.Entry
 func (l *linter) backend(ctx context.Context, client corev1client.CoreV1Interface, e *registry.Entry) {
 	object, b := "APIService "+e.Name, e.Backend
 	switch e.Verdict.Reason {
-	case "", registry.ReasonInvalidCABundle, registry.ReasonMaintenance, registry.ReasonProtectedGroup, registry.ReasonInvalidURL: // said by others, or on purpose
+	case "", registry.ReasonInvalidCABundle, registry.ReasonMaintenance, registry.ReasonProtectedGroup, registry.ReasonInvalidURL:
+		// Reported by other checks, or intended.
 	case registry.ReasonServicePortError:
 		l.error(object, "give the Service that port, or name one of its ports in spec.service.port", "%s", e.Verdict.Message)
+	case registry.ReasonServiceAccessError, registry.ReasonEndpointsAccessError:
+		l.add(l.severity(e), object, sameFlags, "%s: %s", e.Verdict.Reason, e.Verdict.Message)
 	default:
-		l.error(object, "start its backend, or delete the APIService", "%s: %s", e.Verdict.Reason, e.Verdict.Message)
+		l.add(l.severity(e), object, "see whether its backend runs and is what the Service selects", "%s: %s", e.Verdict.Reason, e.Verdict.Message)
 	}
 	bundle := []byte(b.CABundle)
 	if b.CAFrom != "" {
@@ -140,58 +156,77 @@ func (l *linter) backend(ctx context.Context, client corev1client.CoreV1Interfac
 	l.found = append(l.found, certs.CheckBackend(e.Name, b, bundle, l.presented(ctx, e))...)
 }
 
-// presented asks every endpoint for its chain, and shows the proxy client certificate to none. An
-// endpoint that cannot be reached from here is left out with a warning: Fairlead may run in another
-// network.
+// presented gets every endpoint's chain and the CAs it accepts, and never sends the proxy client
+// certificate. It omits an endpoint that cannot be reached from here, with a warning: Fairlead may
+// run in another network.
 func (l *linter) presented(ctx context.Context, e *registry.Entry) map[string][]*x509.Certificate {
 	var mu sync.Mutex // guards what follows
 	chains := make(map[string][]*x509.Certificate)
 	faults := make(map[string]error)
+	asked := make(map[string]*tls.CertificateRequestInfo)
 	rules := l.reach()
 	var g errgroup.Group
 	g.SetLimit(maxHandshakes)
 	for _, endpoint := range e.Endpoints {
 		g.Go(func() error {
-			chain, err := chainOf(ctx, rules.Dial, endpoint.Address, e.Backend.NameAt(endpoint.Address))
+			chain, request, err := chainOf(ctx, rules.Dial, endpoint.Address, e.Backend.NameAt(endpoint.Address))
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
 				faults[endpoint.Address] = err
 			} else {
-				chains[endpoint.Address] = chain
+				chains[endpoint.Address], asked[endpoint.Address] = chain, request
 			}
 			return nil
 		})
 	}
-	_ = g.Wait() // none of them fails
+	_ = g.Wait() // no function returns an error
 	for _, endpoint := range e.Endpoints {
 		if err := faults[endpoint.Address]; err != nil {
-			l.warn("APIService "+e.Name, "run lint where Fairlead runs, or look at the backend", "endpoint %s: asking for its certificate: %v", endpoint.Address, err)
+			l.warn("APIService "+e.Name, "run lint where Fairlead runs, or check the backend", "endpoint %s: asking for its certificate: %v", endpoint.Address, err)
+		} else if l.proxy != nil {
+			l.trusts("APIService "+e.Name, endpoint.Address, asked[endpoint.Address])
 		}
 	}
 	return chains
 }
 
-func chainOf(ctx context.Context, dial func(ctx context.Context, network, address string) (net.Conn, error), address, name string) ([]*x509.Certificate, error) {
+// trusts compares the proxy client certificate with the CAs that an extension server asks for. A
+// server that names none may or may not trust it.
+func (l *linter) trusts(object, address string, asked *tls.CertificateRequestInfo) {
+	issuer := l.proxy.Leaf.Issuer.CommonName
+	do := fmt.Sprintf("start it with --requestheader-client-ca-file, which must have %q, and %q in --requestheader-allowed-names", issuer, l.proxy.Leaf.Subject.CommonName)
+	if asked == nil {
+		l.warn(object, do, "endpoint %s asks for no client certificate, so it accepts no user from a front proxy", address)
+	} else if err := asked.SupportsCertificate(l.proxy); err != nil {
+		l.error(object, do, "endpoint %s does not trust the CA %q of the proxy client certificate", address, issuer)
+	}
+}
+
+func chainOf(ctx context.Context, dial func(ctx context.Context, network, address string) (net.Conn, error), address, name string) (chain []*x509.Certificate, asked *tls.CertificateRequestInfo, err error) {
 	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
 	defer cancel()
 	raw, err := dial(ctx, "tcp", address)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer raw.Close()
 	conn := tls.Client(raw, &tls.Config{
 		ServerName: name, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12,
-		InsecureSkipVerify: true, //nolint:gosec // nothing is sent; certs.CheckBackend verifies what is presented, and says why it is refused
+		InsecureSkipVerify: true, //nolint:gosec // sends nothing; certs.CheckBackend verifies the chain and reports why it fails
+		GetClientCertificate: func(i *tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			asked = i
+			return &tls.Certificate{}, nil // send none
+		},
 	})
 	if err := conn.HandshakeContext(ctx); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return conn.ConnectionState().PeerCertificates, nil
+	return conn.ConnectionState().PeerCertificates, asked, nil
 }
 
-// shadowed finds CustomResourceDefinitions whose group-version an APIService sends elsewhere: their
-// objects are still there, and nobody can reach them.
+// shadowed reports CustomResourceDefinitions of group-versions that a remote APIService claims:
+// their objects still exist, but cannot be reached.
 func (l *linter) shadowed(ctx context.Context, client rest.Interface, entries []*registry.Entry) {
 	var claimed []schema.GroupVersion
 	for _, e := range entries {
@@ -206,7 +241,7 @@ func (l *linter) shadowed(ctx context.Context, client rest.Interface, entries []
 	}
 	for _, gv := range claimed {
 		if name := found[gv]; name != "" {
-			l.error("APIService "+gv.Version+"."+gv.Group, "delete the APIService or the CustomResourceDefinition, whichever is left over",
+			l.error("APIService "+gv.Version+"."+gv.Group, "rename the group of one of them, or delete the unused one: the APIService is served",
 				"it shadows CustomResourceDefinition %s: its objects cannot be reached in version %s", name, gv.Version)
 		}
 	}

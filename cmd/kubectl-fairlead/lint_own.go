@@ -1,18 +1,26 @@
 package main
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
+	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
 
 	"github.com/fairlead-proxy/fairlead/certs"
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// own checks the certificates that the flags name, by themselves.
+// own checks the certificates of the flags on their own.
 func (l *linter) own() {
 	if l.tlsCert != "" {
 		l.serving("serving certificate", l.tlsCert, l.tlsKey, l.names)
@@ -27,7 +35,7 @@ func (l *linter) own() {
 		}
 		l.serving("SNI certificate "+cert, cert, key, want)
 	}
-	// With a cluster to compare with, live does more.
+	// With a cluster, live checks more.
 	if l.proxyCert != "" && l.kubeconfig == "" {
 		if chain := l.pair("proxy client certificate", l.proxyCert, l.proxyKey); chain != nil {
 			l.found = append(l.found, certs.CheckProxyClient(chain, nil)...)
@@ -59,15 +67,19 @@ func (l *linter) serving(object, cert, key string, names []string) {
 	}
 }
 
-// pair reads a key pair as serve does. Nil: it cannot be used, which is a finding.
+// pair reads a key pair as serve does. It returns nil after reporting a pair that cannot be used.
 func (l *linter) pair(object, cert, key string) []*x509.Certificate {
-	if _, err := tls.LoadX509KeyPair(cert, key); err != nil {
+	both, err := tls.LoadX509KeyPair(cert, key)
+	if err != nil {
 		l.error(object, "put a certificate and its own key into "+cert+" and "+key, "the pair cannot be used: %v", err)
 		return nil
 	}
 	chain, err := certutil.CertsFromFile(cert)
 	if err != nil {
 		l.error(object, "repair "+cert, "it cannot be read: %v", err)
+	}
+	if cert == l.proxyCert {
+		l.proxy = &both
 	}
 	return chain
 }
@@ -82,4 +94,50 @@ func (l *linter) bundle(object, file string) {
 		return
 	}
 	l.found = append(l.found, certs.CheckBundle(fmt.Sprintf("%s %s", object, file), data)...)
+}
+
+// credentials checks the kubeconfig's client certificate, which is not renewed with the cluster's
+// certificates: without it Fairlead can authenticate and authorize no user.
+func (l *linter) credentials(cfg *rest.Config) {
+	const object, do = "kubeconfig", "create a new one (kubeadm kubeconfig user --client-name=system:fairlead); Fairlead loads it without a restart"
+	own := rest.CopyConfig(cfg)
+	if err := rest.LoadTLSFiles(own); err != nil || len(own.CertData) == 0 {
+		return // a token, or a missing file, which connecting reports
+	}
+	chain, err := certutil.ParseCertsPEM(own.CertData)
+	if err != nil {
+		l.error(object, do, "reading its client certificate: %v", err)
+		return
+	}
+	const soon = 30 * 24 * time.Hour // as for all certificates
+	switch left := time.Until(chain[0].NotAfter); {
+	case left <= 0:
+		l.error(object, do, "its client certificate expired at %s", chain[0].NotAfter.UTC().Format(time.RFC3339))
+	case left < min(soon, chain[0].NotAfter.Sub(chain[0].NotBefore)/4):
+		l.warn(object, do, "its client certificate expires in %s", answer.Left(time.Now(), chain[0].NotAfter))
+	}
+}
+
+// usable returns the APIServices that kube-apiserver's own aggregator can use. The table does not
+// show it, because its verdicts are lint's own.
+func usable(ctx context.Context, client rest.Interface) map[string]bool {
+	var list apiregistrationv1.APIServiceList
+	data, err := client.Get().AbsPath("/apis/apiregistration.k8s.io/v1/apiservices").Do(ctx).Raw()
+	if err != nil || json.Unmarshal(data, &list) != nil {
+		return nil // then severities stay as found
+	}
+	out := make(map[string]bool)
+	for i := range list.Items {
+		out[list.Items[i].Name] = helper.IsAPIServiceConditionTrue(&list.Items[i], apiregistrationv1.Available)
+	}
+	return out
+}
+
+// severity returns a warning if kube-apiserver can use the APIService: a failure seen from here may
+// not occur where Fairlead runs.
+func (l *linter) severity(e *registry.Entry) string {
+	if l.usable[e.Name] {
+		return certs.SeverityWarning
+	}
+	return certs.SeverityError
 }

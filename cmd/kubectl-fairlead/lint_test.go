@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
+	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
@@ -113,9 +114,9 @@ func TestLintFiles(t *testing.T) {
 		{"not verified", manifestOf("  caBundle:", "  versionPriority: 10\n  insecureSkipTLSVerify: true"), []string{"warning: " + where + "its backend is not verified"}},
 		{"a port that the Service has not", manifestOf(ca, "  ports: [{port: 8443}]"), []string{"error: " + where + `service/widgets in "ns" is not listening on port 443`}},
 		{"a protected group", manifestOf(ca, "  name: v1.apps", "  group: apps"), []string{"error: -:1: APIService v1.apps: "}},
-		{"twice", manifestOf(ca) + "---\n" + manifestOf(ca), []string{"error: -:21: metadata.name: APIService v1.widgets.example.com is already at line 1", "error: -:35: metadata.name: Service ns/widgets is already at line 15"}},
+		{"twice", manifestOf(ca) + "---\n" + manifestOf(ca), []string{"error: -:21: APIService v1.widgets.example.com is already at -:1", "error: -:35: Service ns/widgets is already at -:15"}},
 		{"bundle in a ConfigMap", manifestOf("    fairlead.dev/request-timeout: 30s\n    fairlead.dev/ca-from: ca/ca.crt", "  caBundle:") + configMap("ca.crt"), nil},
-		{"bundle in no key of a ConfigMap", manifestOf("    fairlead.dev/request-timeout: 30s\n    fairlead.dev/ca-from: ca/ca.crt", "  caBundle:") + configMap("other"), []string{"error: " + where + "ConfigMap ns/ca, which its bundle comes from"}},
+		{"bundle in no key of a ConfigMap", manifestOf("    fairlead.dev/request-timeout: 30s\n    fairlead.dev/ca-from: ca/ca.crt", "  caBundle:") + configMap("other"), []string{"error: " + where + "ConfigMap ns/ca, which should contain its bundle"}},
 		{"a URL that is not allowed", manifestOf("    fairlead.dev/request-timeout: 30s\n    fairlead.dev/url: https://api.example.com", ca), []string{"error: " + where + "annotation fairlead.dev/url: URLs are not allowed here (--allow-url-backends)"}},
 		{"a URL that is none", manifestOf("    fairlead.dev/request-timeout: 30s\n    fairlead.dev/url: https://api.example.com/v2", ca), []string{"error: " + where + `annotation fairlead.dev/url: "https://api.example.com/v2" is not https://`}},
 		{"both bundles", manifestOf("    fairlead.dev/request-timeout: 30s\n    fairlead.dev/ca-from: ca/ca.crt", ca), []string{"error: " + where + "annotation fairlead.dev/ca-from and spec.caBundle exclude each other"}},
@@ -198,11 +199,54 @@ func TestLintUsage(t *testing.T) {
 			t.Errorf("%q: %T %v, printed %q", args, err, err, out)
 		}
 	}
+	if _, err := lint(t, "", "/no/such/file.yaml"); err == nil || err.Error() != "/no/such/file.yaml: no such file or directory" {
+		t.Errorf("a file that is missing: %v", err)
+	}
 }
 
-// lint has flags of serve, so that one can give it serve's own. The README lists those.
+// What helm template writes is read: the APIService of a chart is checked, and what Fairlead does
+// not read is ignored, and reported.
+func TestLintChart(t *testing.T) {
+	chart := "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: widgets}\n---\napiVersion: v1\nkind: Pod\nmetadata: {name: test}\n---\n" +
+		"apiVersion: v1\nkind: Service\nmetadata: {name: other}\nspec: {ports: [{port: 443}]}\n---\n"
+	cmd := root()
+	var out, errs bytes.Buffer
+	cmd.SetOut(&out)
+	cmd.SetErr(&errs)
+	cmd.SetIn(strings.NewReader(chart + manifestOf("  caBundle:", "  ports: [{port: 8443}]")))
+	cmd.SetArgs([]string{"lint", "-"})
+	err := cmd.ExecuteContext(t.Context())
+	found(t, out.String(), []string{`error: -:14: APIService v1.widgets.example.com: service/widgets in "ns" is not listening on port 443`})
+	if err == nil || err.Error() != "1 error, 0 warnings" {
+		t.Errorf("error %v", err)
+	}
+	if want := "ignored, because Fairlead does not read it: Deployment (1)\nignored, because Fairlead does not read it: Pod (1)\n"; errs.String() != want {
+		t.Errorf("it says %q", errs.String())
+	}
+	if text, err := lint(t, chart, "-"); err != nil || strings.Contains(text, "error") {
+		t.Errorf("a chart without an APIService: %v\n%s", err, text)
+	}
+	// A mistake is told, and hides nothing of what stands beside it.
+	text := lintText(t, "apiVersion: v1\nkind: Servise\n---\n"+manifestOf("  caBundle:", "  ports: [{port: 8443}]"), "-")
+	found(t, text, []string{"error: -:2: kind: unknown kind", "error: -:4: APIService v1.widgets.example.com: service/widgets"})
+}
+
+func TestLintKubeconfig(t *testing.T) {
+	for left, want := range map[time.Duration][]string{
+		-time.Hour: {"error: kubeconfig: its client certificate expired at "}, 5*time.Hour + time.Minute: {"warning: kubeconfig: its client certificate expires in 5h"}, 365 * 24 * time.Hour: nil,
+	} {
+		l := &linter{output: "text"}
+		leaf := pki.NewCA("ca").Issue(pki.Leaf{CommonName: "system:fairlead", NotBefore: time.Now().Add(-30 * 24 * time.Hour), NotAfter: time.Now().Add(left)})
+		l.credentials(&rest.Config{TLSClientConfig: rest.TLSClientConfig{CertData: leaf.CertPEM(), KeyData: leaf.KeyPEM()}})
+		var out bytes.Buffer
+		_ = l.report(&out)
+		found(t, out.String(), want)
+	}
+}
+
+// lint has flags of serve, so that one can give it serve's own. docs/flags.md lists those.
 func TestLintFlags(t *testing.T) {
-	readme, err := os.ReadFile("../../README.md")
+	doc, err := os.ReadFile("../../docs/flags.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,8 +256,8 @@ func TestLintFlags(t *testing.T) {
 			def = "`" + def + "`"
 		}
 		row := fmt.Sprintf("| `--%s` | %s | ", f.Name, def)
-		if own := f.Name == "output" || f.Name == "serving-names"; own == strings.Contains(string(readme), row) {
-			t.Errorf("a row %q in the README: %t", row, !own)
+		if own := f.Name == "output" || f.Name == "serving-names" || f.Name == "namespace"; own == strings.Contains(string(doc), row) {
+			t.Errorf("a row %q in docs/flags.md: %t", row, !own)
 		}
 	})
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -9,15 +8,22 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/spf13/cobra"
 	"golang.org/x/term"
-	"sigs.k8s.io/yaml"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/json"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/printers"
+	cliflag "k8s.io/component-base/cli/flag"
+
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 )
 
-// palette colours words. The zero palette does not.
+// palette colours words. The zero palette does not colour.
 type palette struct{ on bool }
 
-// paletteFor is for a terminal, unless its user has asked for none (https://no-color.org) or it can
-// do none.
+// paletteFor colours only for a terminal, unless NO_COLOR is set (https://no-color.org) or the
+// terminal is dumb.
 func paletteFor(w io.Writer) palette {
 	f, ok := w.(*os.File)
 	_, no := os.LookupEnv("NO_COLOR")
@@ -33,10 +39,11 @@ func (p palette) paint(code, text string) string {
 
 func (p palette) good(text string) string { return p.paint("32", text) }
 func (p palette) bad(text string) string  { return p.paint("31", text) }
+func (p palette) warn(text string) string { return p.paint("33", text) }
 func (p palette) dim(text string) string  { return p.paint("2", text) }
 
-// printable puts spaces for what a terminal would obey, or would show in another order, in what a
-// backend, a certificate or an object's author may have written.
+// printable replaces by spaces what would control a terminal or reorder its text: a backend, a
+// certificate or an object's author may have written it.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsGraphic(r) || r == utf8.RuneError {
@@ -46,13 +53,13 @@ func printable(text string) string {
 	}, text)
 }
 
-// cell is a word of a table and how it is painted.
+// cell is a word of a table and its colour.
 type cell struct {
 	text  string
 	paint func(string) string
 }
 
-// table writes rows in columns, as kubectl does. Colours do not count in the widths.
+// table writes rows in aligned columns, as kubectl does. Colours do not count as width.
 func table(w io.Writer, rows [][]cell) error {
 	var widths []int
 	for _, row := range rows {
@@ -84,20 +91,61 @@ func table(w io.Writer, rows [][]cell) error {
 	return nil
 }
 
-// encode writes a document as -o asks; it reports false for the forms that are for people.
-func encode(w io.Writer, form string, v any) (done bool, err error) {
-	switch form {
-	case "json":
-		e := json.NewEncoder(w)
-		e.SetIndent("", "  ")
-		return true, e.Encode(v)
-	case "yaml":
-		data, err := yaml.Marshal(v)
-		if err != nil {
-			return true, err
-		}
-		_, err = w.Write(data)
-		return true, err
+// form is the output format, with kubectl's printers. The zero form is text for people.
+type form struct {
+	flags *genericclioptions.PrintFlags
+}
+
+func (f *form) addFlags(cmd *cobra.Command) {
+	f.flags = &genericclioptions.PrintFlags{
+		OutputFormat: new(""), JSONYamlPrintFlags: &genericclioptions.JSONYamlPrintFlags{}, TemplatePrinterFlags: genericclioptions.NewKubeTemplatePrintFlags(),
 	}
-	return false, nil
+	f.flags.AddFlags(cmd)
+	all := append(f.flags.AllowedFormats(), "wide")
+	cmd.Flag("output").Usage = "Output format: " + strings.Join(all, ", ") + "."
+	forms := func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		return all, cobra.ShellCompDirectiveNoFileComp
+	}
+	_ = cmd.Flags().MarkHidden("show-managed-fields")   // this and the next line
+	_ = cmd.RegisterFlagCompletionFunc("output", forms) // fail only for a flag that does not exist
+}
+
+func (f *form) wide() bool { return *f.flags.OutputFormat == "wide" }
+
+// printer returns nil for text for people.
+func (f *form) printer() (printers.ResourcePrinter, error) {
+	if f.wide() || *f.flags.OutputFormat == "" && *f.flags.TemplatePrinterFlags.TemplateArgument == "" {
+		return nil, nil
+	}
+	p, err := f.flags.ToPrinter()
+	if genericclioptions.IsNoCompatiblePrinterError(err) {
+		err = fmt.Errorf("--output %q is not one of %s, wide", *f.flags.OutputFormat, strings.Join(f.flags.AllowedFormats(), ", "))
+	}
+	return p, err
+}
+
+// schemaVersion is the version of the documents for programs: within it fields are added but never
+// removed.
+const schemaVersion = "fairlead.dev/v1"
+
+// encode prints a document as an object with a version and a kind.
+func encode(w io.Writer, p printers.ResourcePrinter, kind string, v any) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("writing the answer: %w", err)
+	}
+	var object map[string]any
+	if err := json.Unmarshal(data, &object); err != nil {
+		return fmt.Errorf("writing the answer: %w", err)
+	}
+	object["apiVersion"], object["kind"] = schemaVersion, kind
+	return p.PrintObj(&unstructured.Unstructured{Object: object}, w)
+}
+
+// groupFlags separates kubectl's connection flags from a command's own in help.
+func groupFlags(cmd *cobra.Command, flags *genericclioptions.ConfigFlags) {
+	var groups cliflag.NamedFlagSets
+	groups.FlagSet(cmd.Name()).AddFlagSet(cmd.Flags())
+	flags.AddFlags(groups.FlagSet("connection"))
+	cli.Flags(cmd, groups)
 }

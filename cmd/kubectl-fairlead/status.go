@@ -19,9 +19,9 @@ import (
 )
 
 type statusOptions struct {
-	output string
-	watch  bool
-	all    bool
+	form       form
+	watch, all bool
+	replicas   bool
 }
 
 func statusCommand() *cobra.Command {
@@ -30,20 +30,26 @@ func statusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the APIServices in order, and whether each can be used",
-		Long: `Show the APIServices as the Fairlead behind the kubeconfig's server sees them, in their order, with verdict, cause, endpoints and certificates.
+		Long: `Show the APIServices as the Fairlead behind the kubeconfig's server sees them, in their order, with
+verdict, cause, endpoints and certificates.
 
-Exit code 0: every APIService can be used. 1: it could not be asked. 2: a mistake in the command line. 3: an APIService is unavailable, or this Fairlead is not ready.`,
+Exit code 0: every APIService can be used. 1: Fairlead did not answer. 2: usage error. 3: an
+APIService is unavailable, or this Fairlead is not ready; with --replicas, for any of them.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(o.output); err != nil {
-				return cli.Usage(err)
+			printer, err := o.form.printer()
+			if err == nil && (o.watch || o.replicas) && printer != nil || o.watch && o.replicas {
+				err = errors.New("--watch and --replicas only show a table, and exclude each other")
 			}
-			if o.watch && (o.output == "json" || o.output == "yaml") {
-				return cli.Usage(errors.New("--watch shows the table only: ask again for -o " + o.output))
+			if err != nil {
+				return cli.Usage(err)
 			}
 			c, err := connect(flags, cmd.OutOrStdout())
 			if err != nil {
 				return err
+			}
+			if o.replicas {
+				return c.replicas(cmd.Context())
 			}
 			if o.watch {
 				return c.watch(cmd.Context(), o)
@@ -52,37 +58,22 @@ Exit code 0: every APIService can be used. 1: it could not be asked. 2: a mistak
 			if err != nil {
 				return err
 			}
+			if printer != nil {
+				return errors.Join(encode(cmd.OutOrStdout(), printer, "Status", s), sound(s))
+			}
 			return c.show(s, o)
 		},
 	}
-	flags.AddFlags(cmd.Flags())
-	cmd.Flags().StringVarP(&o.output, "output", "o", "", "Form of the answer: json, yaml or wide.")
 	cmd.Flags().BoolVarP(&o.watch, "watch", "w", false, "Show what changes until interrupted.")
+	cmd.Flags().BoolVar(&o.replicas, "replicas", false, "Ask each replica of Fairlead, on its admin port, and show where they differ.")
 	cmd.Flags().BoolVarP(&o.all, "all", "a", false, "Show the Local APIServices too.")
-	completeOutput(cmd)
+	o.form.addFlags(cmd)
+	groupFlags(cmd, flags)
 	return cmd
 }
 
-func checkOutput(form string) error {
-	switch form {
-	case "", "wide", "json", "yaml":
-		return nil
-	}
-	return fmt.Errorf("--output %q is neither json, yaml nor wide", form)
-}
-
-func completeOutput(cmd *cobra.Command) {
-	forms := func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		return []string{"json", "yaml", "wide"}, cobra.ShellCompDirectiveNoFileComp
-	}
-	_ = cmd.RegisterFlagCompletionFunc("output", forms) // it fails only for a flag that does not exist
-}
-
-// show writes a status once.
+// show prints a status once.
 func (c *client) show(s *answer.Status, o *statusOptions) error {
-	if done, err := encode(c.out, o.output, s); done {
-		return errors.Join(err, sound(s))
-	}
 	shown, local := choose(s, o)
 	if err := table(c.out, c.rows(s, shown, o)); err != nil {
 		return err
@@ -93,7 +84,7 @@ func (c *client) show(s *answer.Status, o *statusOptions) error {
 	return sound(s)
 }
 
-// sound is errUnavailable unless every APIService can be used.
+// sound returns errUnavailable unless this replica is ready and every APIService can be used.
 func sound(s *answer.Status) error {
 	if s.Ready != "" {
 		return errUnavailable
@@ -119,7 +110,7 @@ func choose(s *answer.Status, o *statusOptions) (shown []*answer.APIService, loc
 
 func (c *client) rows(s *answer.Status, shown []*answer.APIService, o *statusOptions) [][]cell {
 	head := []string{"NAME", "SERVICE", "AVAILABLE", "REASON", "FOR", "ENDPOINTS", "IN-FLIGHT", "P99", "CERT"}
-	if o.output == "wide" {
+	if o.form.wide() {
 		head = append(head, "RATE", "LONG-RUNNING", "PRIORITY", "TLS-NAME", "MESSAGE")
 	}
 	rows := [][]cell{nil}
@@ -127,7 +118,7 @@ func (c *client) rows(s *answer.Status, shown []*answer.APIService, o *statusOpt
 		rows[0] = append(rows[0], cell{text: h})
 	}
 	for _, a := range shown {
-		rows = append(rows, c.row(s.Time, a, o.output == "wide"))
+		rows = append(rows, c.row(s.Time, a, o.form.wide()))
 	}
 	return rows
 }
@@ -160,18 +151,16 @@ func (c *client) row(now time.Time, a *answer.APIService, wide bool) []cell {
 	return row
 }
 
-// expires is how long the certificates of a backend are good.
+// expires returns how long the certificates of a backend are still valid.
 func (c *client) expires(now, t time.Time) cell {
-	switch {
-	case t.IsZero():
+	if t.IsZero() {
 		return cell{text: "-"}
-	case t.Sub(now) < answer.Soon:
-		return cell{answer.Left(now, t), c.palette.bad}
 	}
-	return cell{text: answer.Left(now, t)}
+	paint := map[string]func(string) string{"bad": c.palette.bad, "warn": c.palette.warn}
+	return cell{answer.Left(now, t), paint[answer.Urgency(now, t)]}
 }
 
-// footer is what concerns this Fairlead as a whole.
+// footer prints what concerns this replica as a whole.
 func (c *client) footer(s *answer.Status, local int) error {
 	var b strings.Builder
 	if local > 0 {
@@ -202,7 +191,7 @@ func (c *client) footer(s *answer.Status, local int) error {
 	return err
 }
 
-// watch writes the table once and then every row that has changed, as kubectl get --watch does,
+// watch prints the table once and then every row that has changed, as kubectl get --watch does,
 // until interrupted.
 func (c *client) watch(ctx context.Context, o *statusOptions) error {
 	resp, err := c.open(ctx, answer.Below+"/events", nil)
@@ -210,7 +199,7 @@ func (c *client) watch(ctx context.Context, o *statusOptions) error {
 		return err
 	}
 	defer resp.Body.Close()
-	known := map[string]string{} // :: name → its row without what grows older by itself
+	known := map[string]string{} // :: name → its row without ages and counters
 	events := bufio.NewScanner(resp.Body)
 	for events.Scan() {
 		if !strings.HasPrefix(events.Text(), "data:") {
@@ -231,7 +220,7 @@ func (c *client) watch(ctx context.Context, o *statusOptions) error {
 	return interrupted(ctx, errors.New("reading events: the server has ended them"))
 }
 
-// interrupted is how a watch should end.
+// interrupted returns nil if ctx has ended: that is how a watch should end.
 func interrupted(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil

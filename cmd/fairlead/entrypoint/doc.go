@@ -5,11 +5,11 @@
 // Each replica keeps a Lease in kube-system while it is ready, and publishes the addresses of all
 // live Leases. A replica's address disappears at once when it drains, and when its Lease expires
 // after it has died. A replica judges whether a Lease is live by when it saw the Lease change, not
-// by the clock of the Lease's holder. What is published carries an annotation that repeats it. If
-// the two differ, another writer has been there; a writer that persists is given way to.
+// by the clock of the Lease's holder. Published objects carry an annotation that repeats their
+// content. If the two differ, another writer has changed the object; Fairlead gives way to a writer
+// that persists.
 //
-// The concurrency rule: everything happens on Run's goroutine. Others only leave it a note
-// (Withdraw). No lock is held.
+// Everything happens on Run's goroutine; Withdraw only leaves it a note. There is no lock.
 //
-// What this package is not: it decides nothing about readiness, and it makes no Service.
+// This package does not decide readiness, and does not create the Service.
 package entrypoint

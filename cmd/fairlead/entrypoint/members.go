@@ -17,14 +17,14 @@ import (
 const (
 	// leaseLabel selects the Leases of all replicas.
 	leaseLabel = "fairlead.dev/entrypoint"
-	// addressAnnotation has the address of a Lease's replica.
+	// addressAnnotation holds the address of a Lease's replica.
 	addressAnnotation = "fairlead.dev/advertise-address"
 )
 
-// members is what this replica has seen of the Leases of all.
+// members is what this replica has seen of all Leases.
 type members struct {
 	known map[string]*member // :: name of the Lease
-	last  time.Time          // of the latest look at them
+	last  time.Time          // of the latest list
 }
 
 // member is one Lease.
@@ -34,17 +34,17 @@ type member struct {
 	alive   bool
 }
 
-// leaseName is one per address: a process that follows another at the same address takes its Lease
-// over.
+// leaseName is unique per address: a new process at the same address takes over its predecessor's
+// Lease.
 func leaseName(a netip.AddrPort) string {
 	return fmt.Sprintf("fairlead-entrypoint-%s-%d", strings.NewReplacer(":", "-", ".", "-").Replace(a.Addr().StringExpanded()), a.Port())
 }
 
-// observe returns the Leases that are alive, and those that have surely run out.
+// observe returns the live Leases and the expired ones.
 func (m *members) observe(leases []coordinationv1.Lease, now time.Time) (alive, dead []*coordinationv1.Lease) {
 	if now.Sub(m.last) > leaseDuration {
 		for _, k := range m.known {
-			k.seen = now // we could not look, so we cannot know that nothing was renewed
+			k.seen = now // we could not list, so we may have missed renewals
 		}
 	}
 	m.last = now
@@ -55,7 +55,7 @@ func (m *members) observe(leases []coordinationv1.Lease, now time.Time) (alive, 
 		k := m.known[l.Name]
 		switch {
 		case k == nil:
-			// We have not seen it renewed yet: until we have, we believe its own renewTime.
+			// No renewal seen yet: trust the Lease's renewTime.
 			k = &member{version: l.ResourceVersion, seen: now, alive: l.Spec.RenewTime != nil && now.Before(l.Spec.RenewTime.Add(leaseDuration))}
 			m.known[l.Name] = k
 		case k.version != l.ResourceVersion:
@@ -76,8 +76,9 @@ func (m *members) observe(leases []coordinationv1.Lease, now time.Time) (alive, 
 	return alive, dead
 }
 
-// census renews our Lease if we are ready, or drops it, and returns the addresses that are alive.
-func (p *Publisher) census(ctx context.Context, ready bool) ([]netip.AddrPort, error) {
+// liveAddresses renews our Lease if we are ready, or drops it, and returns the addresses of live
+// replicas.
+func (p *Publisher) liveAddresses(ctx context.Context, ready bool) ([]netip.AddrPort, error) {
 	list, err := p.config.Leases.Leases(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: leaseLabel})
 	if err != nil {
 		return nil, fmt.Errorf("listing leases: %w", err)
@@ -89,7 +90,7 @@ func (p *Publisher) census(ctx context.Context, ready bool) ([]netip.AddrPort, e
 			return false
 		}
 		mine = &l
-		return ready || held(mine, p.config.Identity) // another process may have our address by now: its Lease counts as any other
+		return ready || held(mine, p.config.Identity) // another process's Lease counts like any other
 	})
 	if ready {
 		err = p.renew(ctx, mine)
@@ -100,7 +101,7 @@ func (p *Publisher) census(ctx context.Context, ready bool) ([]netip.AddrPort, e
 		return nil, err
 	}
 	alive, dead := p.members.observe(list.Items, time.Now())
-	p.bury(ctx, dead)
+	p.deleteExpired(ctx, dead)
 	addresses := p.addresses(alive)
 	if ready {
 		addresses = append(addresses, p.config.Address)
@@ -113,7 +114,7 @@ func held(l *coordinationv1.Lease, identity string) bool {
 	return ptr.Deref(l.Spec.HolderIdentity, "") == identity
 }
 
-// renew makes our Lease last, taking it over from a process that was at our address before.
+// renew extends our Lease. It takes the Lease over from an earlier process at our address.
 func (p *Publisher) renew(ctx context.Context, mine *coordinationv1.Lease) error {
 	leases := p.config.Leases.Leases(metav1.NamespaceSystem)
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: leaseName(p.config.Address)}}
@@ -151,25 +152,25 @@ func (p *Publisher) drop(ctx context.Context, mine *coordinationv1.Lease) error 
 
 func (p *Publisher) present(now bool) {
 	if now != p.published {
-		p.log.Info("the replicas' lease changed", "address", p.config.Address.String(), "published", now)
+		p.log.Info("the lease of this replica changed", "address", p.config.Address.String(), "published", now)
 	}
 	p.published = now
 	p.metrics.published.Set(map[bool]float64{true: 1}[now])
 }
 
-// bury deletes expired Leases, so that a replica that starts later need not wait for their expiry
-// again.
-func (p *Publisher) bury(ctx context.Context, dead []*coordinationv1.Lease) {
+// deleteExpired deletes expired Leases, so that a replica that starts later does not wait for them
+// to expire again.
+func (p *Publisher) deleteExpired(ctx context.Context, dead []*coordinationv1.Lease) {
 	for _, l := range dead {
 		if err := p.remove(ctx, l); err != nil {
-			p.log.Debug("cannot delete a lease that has run out", "lease", l.Name, "err", err) // somebody will in a later round
+			p.log.Debug("cannot delete an expired lease", "lease", l.Name, "err", err) // a later round tries again
 			continue
 		}
-		p.log.Warn("a replica's lease has run out", "lease", l.Name, "address", l.Annotations[addressAnnotation])
+		p.log.Warn("a replica's lease has expired", "lease", l.Name, "address", l.Annotations[addressAnnotation])
 	}
 }
 
-// remove deletes a Lease as it was read: one that was renewed meanwhile stays.
+// remove deletes a Lease unless it has been renewed since it was read.
 func (p *Publisher) remove(ctx context.Context, l *coordinationv1.Lease) error {
 	err := p.config.Leases.Leases(metav1.NamespaceSystem).Delete(ctx, l.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &l.UID, ResourceVersion: &l.ResourceVersion},
@@ -180,8 +181,8 @@ func (p *Publisher) remove(ctx context.Context, l *coordinationv1.Lease) error {
 	return err
 }
 
-// addresses are those of Leases. Anyone who may write Leases in kube-system may publish an address,
-// but not one that Kubernetes would refuse: it would refuse the whole list.
+// addresses returns the Leases' addresses. Anyone who may write Leases in kube-system may publish
+// an address, but not an invalid one: Kubernetes would refuse the whole list.
 func (p *Publisher) addresses(leases []*coordinationv1.Lease) []netip.AddrPort {
 	var list []netip.AddrPort
 	for _, l := range leases {

@@ -6,7 +6,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
-// metrics are the publisher's.
 type metrics struct {
 	published prometheus.Gauge
 	replicas  prometheus.Gauge
@@ -22,9 +21,9 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
 		published: gauge("published", "1 while this replica has its Lease and so is an endpoint of the Service default/kubernetes."),
 		replicas:  gauge("replicas", "Replicas with a Lease, as this one sees them."),
-		contested: gauge("contested", "1 from when somebody else, such as kube-apiserver's own reconciler, is given way to, until nobody else has written the endpoints of default/kubernetes for a minute."),
+		contested: gauge("contested", "1 while Fairlead gives way to another writer, such as kube-apiserver's own reconciler, until no other writer has changed the endpoints of default/kubernetes for a minute."),
 		foreign: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "fairlead_entrypoint_foreign_writes_total", Help: "Changes of the endpoints of default/kubernetes by somebody other than Fairlead.",
+			Name: "fairlead_entrypoint_foreign_writes_total", Help: "Changes of the endpoints of default/kubernetes by writers other than Fairlead.",
 		}),
 		rounds: metric.Counter("fairlead_entrypoint_rounds_total", "Rounds of renewing the Lease and publishing, by result (passed, failed).", "result", "passed", "failed"),
 	}

@@ -17,20 +17,20 @@ import (
 )
 
 const (
-	// service is kube-apiserver's own, in namespace default. kube-apiserver makes it also without
+	// service is kube-apiserver's own, in namespace default. kube-apiserver creates it even without
 	// its reconciler.
 	service = "kubernetes"
-	// portName is that of the Service's only port.
+	// portName names the Service's only port.
 	portName = "https"
-	// manager is who manages the EndpointSlices, so that Kubernetes' own controllers leave them
+	// manager is the managed-by label of the EndpointSlices: Kubernetes' own controllers leave them
 	// alone.
 	manager = "fairlead.dev"
-	// contentAnnotation repeats what Fairlead has published: an object that says something else was
-	// written by another.
+	// contentAnnotation repeats what Fairlead has published: if an object's content differs,
+	// another writer has changed it.
 	contentAnnotation = "fairlead.dev/published"
 )
 
-// publish makes the objects say the addresses.
+// publish writes the addresses to the Endpoints and EndpointSlices.
 func (p *Publisher) publish(ctx context.Context, addresses []netip.AddrPort) error {
 	have, err := p.config.Endpoints.Endpoints(metav1.NamespaceDefault).Get(ctx, service, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -49,32 +49,32 @@ func (p *Publisher) publish(ctx context.Context, addresses []netip.AddrPort) err
 	return errors.Join(p.writeEndpoints(ctx, have, addresses), p.writeSlices(ctx, list.Items, addresses))
 }
 
-// mayWrite looks whether somebody else has written since Fairlead did, and gives way to whoever
-// does so again.
+// mayWrite checks whether another writer has changed the objects since Fairlead wrote them, and
+// gives way to one that does so repeatedly.
 func (p *Publisher) mayWrite(have *corev1.Endpoints, list []discoveryv1.EndpointSlice, now time.Time) bool {
 	// An empty list is overwritten at once, whoever wrote it: the last kube-apiserver that
-	// published itself removes itself as it ends, and in-cluster clients would reach nobody.
+	// published itself removes itself when it ends, and in-cluster clients would find no server.
 	if p.contest.paused(now) && content(have) != "" {
 		return false
 	}
 	waking := !p.contest.until.IsZero()
 	p.contest.until = time.Time{}
 	if waking {
-		return true // what is there is what was given way to, not a new write
+		return true // the content is the one we gave way to, not a new write
 	}
 	if foreign(have, list) {
 		p.metrics.foreign.Inc()
 		p.contest.strike(now)
-		p.log.Warn("somebody else has written the endpoints of default/kubernetes", "endpoints", content(have))
+		p.log.Warn("another writer has changed the endpoints of default/kubernetes", "endpoints", content(have))
 		if p.contest.paused(now) {
 			p.metrics.contested.Set(1)
-			p.log.Error("kube-apiserver's own reconciler, or somebody else, keeps writing the endpoints of default/kubernetes: set its flag --endpoint-reconciler-type=none",
+			p.log.Error("another writer, probably kube-apiserver's own reconciler, keeps changing the endpoints of default/kubernetes: run kube-apiserver with --endpoint-reconciler-type=none",
 				"pause", p.contest.pause.String())
 			return false
 		}
 	} else if p.contest.settled(now) {
 		p.metrics.contested.Set(0)
-		p.log.Info("nobody else writes the endpoints of default/kubernetes any more")
+		p.log.Info("no other writer changes the endpoints of default/kubernetes any more")
 	}
 	return true
 }
@@ -87,7 +87,7 @@ func foreign(have *corev1.Endpoints, list []discoveryv1.EndpointSlice) bool {
 	}
 	said, ours := have.Annotations[contentAnnotation]
 	if !ours {
-		return false // never published before: what is there is to be taken over
+		return false // never published before, so we take the object over
 	}
 	if said != content(have) {
 		return true
@@ -97,7 +97,7 @@ func foreign(have *corev1.Endpoints, list []discoveryv1.EndpointSlice) bool {
 	})
 }
 
-// writeEndpoints is for clients that read no EndpointSlices.
+// writeEndpoints writes the Endpoints, for clients that read no EndpointSlices.
 func (p *Publisher) writeEndpoints(ctx context.Context, have *corev1.Endpoints, addresses []netip.AddrPort) error {
 	want := &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: service}}
 	if have != nil {
@@ -123,7 +123,7 @@ func (p *Publisher) writeEndpoints(ctx context.Context, have *corev1.Endpoints, 
 	return nil
 }
 
-// subsets has one for each port.
+// subsets returns one subset for each port.
 func subsets(addresses []netip.AddrPort) []corev1.EndpointSubset {
 	ports := map[uint16]*corev1.EndpointSubset{}
 	for _, a := range addresses {
@@ -141,7 +141,7 @@ func subsets(addresses []netip.AddrPort) []corev1.EndpointSubset {
 	return list
 }
 
-// content is what Endpoints say, in an order of its own.
+// content returns the content of Endpoints in canonical order.
 func content(e *corev1.Endpoints) string {
 	if e == nil {
 		return ""

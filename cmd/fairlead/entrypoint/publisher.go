@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
-// Config is what a Publisher needs. All but Logger and Metrics must be set.
+// Config configures a Publisher. All fields but Logger and Metrics are required.
 type Config struct {
 	// Endpoints writes default/kubernetes; it needs the verbs get, create and update there.
 	Endpoints corev1.EndpointsGetter
@@ -30,46 +30,47 @@ type Config struct {
 	Leases coordinationv1.LeasesGetter
 	// Address is where clients reach this replica.
 	Address netip.AddrPort
-	// Identity names this process. No two may have the same.
+	// Identity names this process. It must be unique.
 	Identity string
-	// Ready returns nil while this replica may be sent requests. It must not wait for anything.
+	// Ready returns nil while this replica accepts requests. It must not block.
 	Ready func() error
-	// Logger gets what changes and what fails. Nil discards.
+	// Logger logs changes and failures. Nil discards them.
 	Logger *slog.Logger
-	// Metrics takes the publisher's metrics. Nil: unregistered.
+	// Metrics registers the publisher's metrics. Nil means they are not registered.
 	Metrics prometheus.Registerer
 }
 
 const (
 	// leaseDuration is how long a Lease lasts: three renewals may be lost before it expires.
 	leaseDuration = 8 * time.Second
-	// interval is the time between two rounds: four small requests each, of which one writes.
-	// Another replica sees a Lease change up to one interval late, and drops it up to one interval
-	// after its expiry: a dead replica stays published for at most 12 s.
+	// interval is the time between two rounds of four small requests each, of which one writes.
+	// Another replica sees a Lease change, and its expiry, up to one interval late: a dead replica
+	// stays published for at most 12 s.
 	interval = 2 * time.Second
-	// glance is how often readiness is looked at between rounds. It costs no request.
-	glance = 250 * time.Millisecond
-	// retry is the pause while a replica should be published and is not, or the reverse: three
+	// readyInterval is how often readiness is checked between rounds. It costs no request.
+	readyInterval = 250 * time.Millisecond
+	// retry is the interval while a replica should be published and is not, or the reverse: three
 	// tries before its Lease expires.
 	retry = time.Second
-	// roundTimeout bounds one round, so that two fit into a Lease when the apiserver hangs.
+	// roundTimeout bounds one round, so that two fit into a Lease's duration when the apiserver
+	// hangs.
 	roundTimeout = 4 * time.Second
 )
 
-// Publisher publishes this replica and drops those that died. Nothing happens before Run.
+// Publisher publishes this replica and removes dead ones. It does nothing before Run.
 type Publisher struct {
 	config  Config
 	log     *slog.Logger
 	metrics *metrics
 	members members
 	contest contest
-	leaving chan struct{} // holds an element once this replica is on its way out
+	leaving chan struct{} // holds an element after Withdraw
 
-	// Of Run's goroutine alone:
+	// Used only by Run's goroutine:
 	withdrawn bool   // leaving was read
 	served    bool   // this replica was ready once
-	published bool   // our Lease is believed to be there
-	fault     string // of the last round, so that a fault is logged once; empty: it did all it should
+	published bool   // our Lease should exist
+	fault     string // of the last round, so that a fault is logged once; empty means success
 }
 
 // New makes a Publisher.
@@ -91,7 +92,7 @@ func New(c Config) (*Publisher, error) {
 	return &Publisher{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: m, members: members{known: map[string]*member{}}, leaving: make(chan struct{}, 1)}, nil
 }
 
-// CheckAddress returns why clients cannot be sent to an address; Kubernetes would refuse it too.
+// CheckAddress returns why clients cannot use an address. Kubernetes would reject it too.
 func CheckAddress(a netip.Addr) error {
 	if !a.IsValid() || a.IsUnspecified() || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsMulticast() || a.Zone() != "" {
 		return fmt.Errorf("address %q cannot be reached by others", a)
@@ -99,13 +100,13 @@ func CheckAddress(a netip.Addr) error {
 	return nil
 }
 
-// Withdraw removes this replica at once and for good: it is about to end. It does not wait, and may
-// be called by any goroutine, repeatedly.
+// Withdraw removes this replica at once and for good, before the process ends. It does not block,
+// and may be called repeatedly by any goroutine.
 func (p *Publisher) Withdraw() { latest.Wake(p.leaving) }
 
 // Run publishes until ctx ends, and withdraws before it returns.
 func (p *Publisher) Run(ctx context.Context) error {
-	ticker := time.NewTicker(glance)
+	ticker := time.NewTicker(readyInterval)
 	defer ticker.Stop()
 	due, was := time.Now(), false
 	for {
@@ -137,25 +138,25 @@ func (p *Publisher) Run(ctx context.Context) error {
 
 func (p *Publisher) ready() bool { return !p.withdrawn && p.config.Ready() == nil }
 
-// round renews or drops our own Lease, then publishes the live ones. The next round tries again
-// what fails.
+// round renews or drops our own Lease, then publishes the live ones. The next round retries what
+// fails.
 func (p *Publisher) round(ctx context.Context, ready bool) {
 	// Only roundTimeout bounds it: a withdrawal cut short by the end of this process would leave an
-	// address whose Lease is gone.
+	// address without a Lease.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), roundTimeout)
 	defer cancel()
-	alive, err := p.census(ctx, ready)
+	alive, err := p.liveAddresses(ctx, ready)
 	if err == nil {
 		p.metrics.replicas.Set(float64(len(alive)))
 		err = p.publish(ctx, alive)
 	}
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
-		err = p.publish(ctx, alive) // another replica was faster, most likely with the same
+		err = p.publish(ctx, alive) // another replica was faster, probably with the same content
 	}
 	p.note(err)
 }
 
-// note logs a fault once, and its end.
+// note logs a fault once, and its end. It also counts the round.
 func (p *Publisher) note(err error) {
 	fault := ""
 	if err != nil {

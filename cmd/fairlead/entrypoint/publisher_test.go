@@ -1,9 +1,9 @@
 package entrypoint
 
 import (
-	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"strings"
@@ -17,7 +17,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/goleak"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/logbook"
 )
 
 // story is told in a bubble of time, about an apiserver of its own.
@@ -32,26 +37,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type replica struct {
 	*Publisher
 	unready atomic.Bool
-	log     syncBuffer
+	log     logbook.Book
 	leave   func() // ends Run as a drain does, and waits for it
 	die     func() // ends Run as a death does: nothing is withdrawn
-}
-
-type syncBuffer struct {
-	mu sync.Mutex // guards b
-	b  bytes.Buffer
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }
 
 // start runs a publisher until the test ends.
@@ -170,6 +158,67 @@ func TestADeadReplicaLeaves(t *testing.T) {
 		}
 		if got := testutil.ToFloat64(a.metrics.replicas); got != 1 {
 			t.Errorf("%v replicas are counted", got)
+		}
+	})
+}
+
+// A Lease that is renewed while others bury it stays: its replica was slow, and lives.
+func TestALeaseRenewedAtTheLastMoment(t *testing.T) {
+	story(t, func(t *testing.T, s *apiserver) {
+		a := start(t, s, "one", "10.0.0.1:8443")
+		time.Sleep(time.Second)
+		leases := s.config().Leases.Leases("kube-system")
+		slow, err := leases.Get(t.Context(), leaseName(a.config.Address), metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		slow.Name, slow.Annotations[addressAnnotation] = "slow", "10.0.0.2:8443"
+		if slow, err = leases.Create(t.Context(), slow, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		var late atomic.Bool
+		s.fake.Lock() // which PrependReactor does not
+		s.fake.PrependReactor("delete", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			if !late.Swap(true) {
+				renewed, now := slow.DeepCopy(), metav1.NewMicroTime(time.Now())
+				renewed.Spec.RenewTime = &now
+				if err := s.update(t, a, renewed); err != nil {
+					t.Error(err)
+				}
+			}
+			return false, nil, nil
+		})
+		s.fake.Unlock()
+		time.Sleep(leaseDuration + interval)
+		if _, err := leases.Get(t.Context(), "slow", metav1.GetOptions{}); !late.Load() || err != nil {
+			t.Errorf("somebody deletes it: %v; it is there: %v", late.Load(), err)
+		}
+	})
+}
+
+// A Lease that has run out counts no more, whether it can be deleted or not.
+func TestALeaseRunsOut(t *testing.T) {
+	m, now := members{known: map[string]*member{}}, time.Now()
+	renewed := metav1.NewMicroTime(now)
+	lease := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "a", ResourceVersion: "1"}, Spec: coordinationv1.LeaseSpec{RenewTime: &renewed}}
+	for i, want := range []string{"1 0", "1 0", "0 1", "0 1"} {
+		alive, dead := m.observe([]coordinationv1.Lease{lease}, now.Add(time.Duration(i)*leaseDuration/2))
+		if got := fmt.Sprint(len(alive), " ", len(dead)); got != want {
+			t.Errorf("after %d halves of its time: %s, want %s", i, got, want)
+		}
+	}
+}
+
+// That endpoints cannot be written is told of.
+func TestEndpointsAreRefused(t *testing.T) {
+	story(t, func(t *testing.T, s *apiserver) {
+		s.fake.PrependReactor("*", "endpoints", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			return a.GetVerb() != "get", nil, errors.New("no")
+		})
+		a := start(t, s, "one", "10.0.0.1:8443")
+		time.Sleep(time.Minute)
+		if log := a.log.String(); !strings.Contains(log, "writing endpoints: no") {
+			t.Errorf("nothing is said of it: %s", log)
 		}
 	})
 }

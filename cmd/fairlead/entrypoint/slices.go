@@ -14,15 +14,15 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// group is what one EndpointSlice can hold: one family and one port.
+// group is the content of one EndpointSlice: the addresses of one family and one port.
 type group struct {
 	kind      discoveryv1.AddressType
 	port      int32
 	addresses []string
 }
 
-// groups are those of sorted addresses. The first one's slice has the name of kube-apiserver's only
-// one, so that nothing of kube-apiserver's is left behind.
+// groups groups sorted addresses. The first group's slice has the name of kube-apiserver's only
+// one, so that nothing of kube-apiserver's is left over.
 func groups(addresses []netip.AddrPort) []group {
 	list := []group{}
 	for _, a := range addresses {
@@ -38,12 +38,12 @@ func groups(addresses []netip.AddrPort) []group {
 		list[i].addresses = append(list[i].addresses, a.Addr().String())
 	}
 	if len(list) == 0 {
-		return []group{{kind: discoveryv1.AddressTypeIPv4}} // the slice stays, empty: without it nobody could tell who emptied it
+		return []group{{kind: discoveryv1.AddressTypeIPv4}} // an empty slice shows who emptied it
 	}
 	return list
 }
 
-// slice is the EndpointSlice of a group.
+// slice returns a group's EndpointSlice.
 func (g *group) slice(name string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name}, AddressType: g.kind}
 	s.Labels = map[string]string{discoveryv1.LabelServiceName: service, discoveryv1.LabelManagedBy: manager}
@@ -57,14 +57,14 @@ func (g *group) slice(name string) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// writeSlices makes one EndpointSlice for each family and port, and deletes our other ones.
+// writeSlices writes one EndpointSlice for each family and port, and deletes our other ones.
 func (p *Publisher) writeSlices(ctx context.Context, have []discoveryv1.EndpointSlice, addresses []netip.AddrPort) error {
 	var faults []error
 	wanted := map[string]bool{}
 	for i, g := range groups(addresses) {
 		name := service
 		if i > 0 {
-			name = fmt.Sprintf("%s-%s-%d", service, strings.ToLower(string(g.kind)), g.port)
+			name = fmt.Sprintf("%s-%d", service, i) // predictable, for a Role's resourceNames
 		}
 		wanted[name] = true
 		at := slices.IndexFunc(have, func(s discoveryv1.EndpointSlice) bool { return s.Name == name })
@@ -83,7 +83,7 @@ func (p *Publisher) writeSlices(ctx context.Context, have []discoveryv1.Endpoint
 }
 
 func (p *Publisher) writeSlice(ctx context.Context, have, want *discoveryv1.EndpointSlice) error {
-	if have != nil && have.AddressType != want.AddressType { // it cannot be changed
+	if have != nil && have.AddressType != want.AddressType { // addressType is immutable
 		if err := p.deleteSlice(ctx, have); err != nil {
 			return err
 		}
@@ -112,7 +112,7 @@ func (p *Publisher) deleteSlice(ctx context.Context, s *discoveryv1.EndpointSlic
 	return nil
 }
 
-// sliceContent is what an EndpointSlice says, in an order of its own.
+// sliceContent returns the content of an EndpointSlice in canonical order.
 func sliceContent(s *discoveryv1.EndpointSlice) string {
 	var list []string
 	for _, port := range s.Ports {

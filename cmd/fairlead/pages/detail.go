@@ -1,6 +1,7 @@
 package pages
 
 import (
+	"fmt"
 	"net/url"
 	"time"
 
@@ -38,7 +39,7 @@ func (d *document) detail(v *view) {
 	d.end()
 }
 
-// facts are its verdict, what it carries, and its latencies.
+// facts puts the verdict, the load, and the latencies.
 func (d *document) facts(now time.Time, a *answer.APIService) {
 	d.put(`<section id="summary" data-live aria-labelledby="name">
 <h1 id="name">%s</h1>
@@ -50,20 +51,27 @@ func (d *document) facts(now time.Time, a *answer.APIService) {
 		d.put(`<p class="bad">%s</p>`, why(a))
 	}
 	d.items("note warn", a.Problems)
+	if a.Advice+a.Command+a.Runbook != "" {
+		d.put(`<div class="note">%s`, when(a.Available(), a.Cause))
+		d.help(a)
+		d.put(`</div>
+`)
+	}
 	d.put(`<dl class="facts">
 <div><dt>Group priority</dt><dd>%s</dd></div><div><dt>Version priority</dt><dd>%s</dd></div>
 `, a.GroupPriority, a.VersionPriority)
+	d.some(`<div><dt>Owner</dt><dd>%s</dd></div>`, a.Owner)
 	if a.MaxInFlight > 0 {
 		d.put(`<div><dt>In flight</dt><dd>%s <span class="dim">of %s</span></dd></div><div><dt>Watches</dt><dd>%s <span class="dim">of %s</span></dd></div>`,
 			a.InFlight, a.MaxInFlight, a.LongRunning, a.MaxLongRunning)
 	}
 	if t := a.Traffic; t != nil {
 		most := answer.Latency(worst(t.Points))
-		d.put(`<div><dt>Requests</dt><dd>%s</dd></div><div><dt>Median</dt><dd>%s</dd></div><div><dt>p99</dt><dd>%s</dd></div>
+		d.put(`<div><dt>Requests</dt><dd>%s</dd></div><div><dt>Errors</dt><dd class="%s">%s</dd></div><div><dt>Median</dt><dd>%s</dd></div><div><dt>p99</dt><dd>%s</dd></div>
 </dl>
 <figure><svg class="chart" viewBox="0 0 600 80" preserveAspectRatio="none" role="img" aria-label="99th percentile of the last ten minutes, up to %s"><path d="%s"/></svg>
 <figcaption class="dim"><span>ten minutes ago</span><span>p99, up to %s</span><span>now</span></figcaption></figure>
-`, answer.Rate(t.Rate), answer.Latency(t.P50), answer.Latency(t.P99), most, spark(t.Points, 600, 80), most)
+`, answer.Rate(t.Rate), when(t.Errors > 0, "bad"), answer.Rate(t.Errors), answer.Latency(t.P50), answer.Latency(t.P99), most, spark(t.Points, 600, 80), most)
 	} else {
 		d.put(`</dl>
 `)
@@ -80,7 +88,7 @@ func (d *document) endpoints(now time.Time, a *answer.APIService) {
 `)
 		return
 	}
-	d.put(`<div class="card flush" tabindex="0" role="region" aria-labelledby="endpoints-title"><table><thead><tr><th scope="col">Address</th><th scope="col">Health</th><th scope="col" class="n">For</th><th scope="col" class="n">In flight</th><th scope="col">Last error</th></tr></thead><tbody>
+	d.put(`<div class="card flush" tabindex="0" role="region" aria-labelledby="endpoints-title"><table><thead><tr><th scope="col">Address</th><th scope="col">Health</th><th scope="col" class="n">For</th><th scope="col" class="n">In flight</th><th scope="col">Last hour</th><th scope="col">Last probe</th></tr></thead><tbody>
 `)
 	for i := range a.Endpoints {
 		e := &a.Endpoints[i]
@@ -92,18 +100,53 @@ func (d *document) endpoints(now time.Time, a *answer.APIService) {
 		if e.Terminating {
 			d.put(` <span class="warn">terminating</span>`)
 		}
-		d.put(`</td><td class="n" data-label="For">%s</td><td class="n" data-label="In flight">%s</td><td class="wide" data-label="Last error">`, answer.Ago(now, e.Since), e.InFlight)
-		if e.Error == "" {
-			d.put(`<span class="dim">–</span>`)
-		}
-		d.put(`%s</td></tr>
-`, e.Error)
+		d.put(`</td><td class="n" data-label="For">%s</td><td class="n" data-label="In flight">%s</td><td class="wide" data-label="Last hour">`, answer.Ago(now, e.Since), e.InFlight)
+		d.timeline(now, e)
+		d.put(`</td><td class="wide" data-label="Last probe">`)
+		d.probe(now, e)
+		d.put(`</td></tr>
+`)
 	}
 	d.put(`</tbody></table></div></section>
 `)
 }
 
-// documents are how current its parts of the merged documents are.
+// probe puts an endpoint's last probe: when, how long, and its result.
+func (d *document) probe(now time.Time, e *answer.Endpoint) {
+	said := "passed"
+	switch {
+	case e.Probed.IsZero():
+		d.put(`<span class="dim">none yet</span>`)
+		return
+	case e.ProbeError != "":
+		said = "failed"
+	}
+	d.put(`%s ago, took %s, %s`, answer.Ago(now, e.Probed), answer.Latency(e.ProbeSeconds), said)
+	d.some(`<span class="sub">%s</span>`, brief(e.ProbeError))
+}
+
+// timeline draws an endpoint's health in the last hour, the newest at the right edge.
+func (d *document) timeline(now time.Time, e *answer.Endpoint) {
+	const width = 120
+	fell := 0
+	for _, c := range e.Changes {
+		if c.Health == "unhealthy" && now.Sub(c.Time) < time.Hour {
+			fell++
+		}
+	}
+	d.put(`<svg class="timeline" viewBox="0 0 120 12" preserveAspectRatio="none" role="img" aria-label="%s now, became unhealthy %s times in the last hour">`, e.Health, fell)
+	end := float64(width)
+	for i := len(e.Changes) - 1; i >= 0 && end > 0; i-- {
+		c := &e.Changes[i]
+		at := max(width*(1-now.Sub(c.Time).Hours()), 0)
+		d.put(`<rect class="%s" x="%s" width="%s" height="12"><title>%s from %s</title></rect>`,
+			c.Health, fmt.Sprintf("%.1f", at), fmt.Sprintf("%.1f", end-at), c.Health, stamp(now, c.Time))
+		end = at
+	}
+	d.put(`</svg>`)
+}
+
+// documents puts how current the APIService's parts of the merged documents are.
 func (d *document) documents(now time.Time, a *answer.APIService) {
 	d.put(`<section id="documents" data-live aria-labelledby="documents-title"><h2 id="documents-title">Documents</h2>
 <ul class="plain">
@@ -138,7 +181,7 @@ func (d *document) confirmed(now time.Time, f *documents.Freshness) {
 `, f.Message)
 }
 
-// trust is what its backend is verified by, and what it presents.
+// trust puts the CAs that verify the backend, and the certificates that it presents.
 func (d *document) trust(now time.Time, a *answer.APIService) {
 	d.put(`<section id="trust" data-live aria-labelledby="trust-title"><h2 id="trust-title">Trust</h2>
 <ul class="plain"><li><b>TLS name</b> <code>%s</code></li>

@@ -1,8 +1,10 @@
-// Package pages is what Fairlead shows of itself: the status page, its JSON twin, the explanation of a path, and the stream of changes. It is served on the admin port
-// and below /fairlead/ on the front door, behind authorization in both places.
+// Package pages serves what Fairlead shows about itself: the status page, the same as JSON, the
+// explanation of a path, and the stream of changes. It is served on the admin port and below
+// /fairlead/ on the front door, behind authorization on both.
 //
-// Everything is made from the current table at the moment of a request: the package keeps nothing but the last transitions. All methods of Pages may be called by any
-// goroutine.
+// Each response is made from the current table; only the last transitions and latencies are stored.
+// All methods of Pages may be called concurrently.
 //
-// It decides nothing: what a path leads to is asked of the proxy, whether a backend is well of the registry.
+// The package decides nothing: the proxy says where a path leads, the registry whether a backend is
+// healthy.
 package pages

@@ -10,17 +10,18 @@ import (
 )
 
 const (
-	// maxSubscribers bounds the streams: each is a goroutine and a connection's stream, and a page that gets none reloads by itself.
+	// maxSubscribers bounds the event streams: each is a goroutine and a connection's stream.
 	maxSubscribers = 64
-	// eventGap is the least time between two events: a browser that redraws more often only costs.
+	// eventGap is the minimum time between two events: more frequent redraws only cost.
 	eventGap = time.Second
-	// beat is how often a stream looks whether the process drains.
-	beat = time.Second
-	// heartbeat is how long a stream says nothing before a comment keeps proxies from closing it.
+	// drainInterval is how often a stream checks whether the process drains.
+	drainInterval = time.Second
+	// heartbeat is the idle time after which a comment keeps proxies from closing the stream.
 	heartbeat = 15 * time.Second
 )
 
-// serveEvents streams one event per change of the table, as server-sent events (HTML Standard, section 9.2): its data is the generation.
+// serveEvents streams one event per change of the table, as server-sent events (HTML Standard,
+// section 9.2): its data is the generation.
 func (p *Pages) serveEvents(w http.ResponseWriter, r *http.Request) {
 	if p.subscribers.Add(1) > maxSubscribers {
 		p.subscribers.Add(-1)
@@ -31,9 +32,9 @@ func (p *Pages) serveEvents(w http.ResponseWriter, r *http.Request) {
 	defer p.subscribers.Add(-1)
 	w.Header().Set("Content-Type", "text/event-stream")
 	rc := http.NewResponseController(w)
-	tick := time.NewTicker(beat)
+	tick := time.NewTicker(drainInterval)
 	defer tick.Stop()
-	var generation uint64 // that was sent last
+	var generation uint64 // last sent
 	var sent time.Time
 	for t := range latest.Of(r.Context(), p.cfg.Table, tick.C) {
 		if p.cfg.Draining() {

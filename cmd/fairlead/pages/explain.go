@@ -2,6 +2,7 @@ package pages
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -9,37 +10,63 @@ import (
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/proxy"
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// maxPath bounds what is explained: longer than any path that Kubernetes has.
+// maxPath bounds the path: it is longer than any path that Kubernetes has.
 const maxPath = 8 << 10
 
-// serveExplain explains a request of whoever asks; kubectl's --as makes that anybody whom the caller may impersonate.
+// serveExplain explains a request of the caller or of another user. Only callers who may create a
+// SubjectAccessReview may ask about another user.
 func (p *Pages) serveExplain(w http.ResponseWriter, r *http.Request) {
-	target := r.URL.Query().Get("path")
+	q := r.URL.Query()
+	target := q.Get("path")
 	if !strings.HasPrefix(target, "/") || len(target) > maxPath {
 		http.Error(w, "path must be given, and begin with a slash", http.StatusBadRequest)
 		return
 	}
 	u, ok := request.UserFrom(r.Context())
 	if !ok {
-		http.Error(w, "nobody is known to ask", http.StatusUnauthorized)
+		http.Error(w, "the request is not authenticated", http.StatusUnauthorized)
 		return
 	}
-	method := cmp.Or(strings.ToUpper(r.URL.Query().Get("method")), http.MethodGet)
-	writeJSON(w, p.explain(method, target, u))
+	if name := q.Get("user"); name != "" {
+		ask := &proxy.Head{Method: http.MethodPost, Path: "/apis/authorization.k8s.io/v1/subjectaccessreviews"}
+		if _, denied := p.cfg.Explain(r.Context(), ask, u); denied != nil {
+			http.Error(w, "explaining a request of another user: "+denied.Error(), http.StatusForbidden)
+			return
+		}
+		u = subject(name, q.Get("uid"), q["group"])
+	}
+	method := cmp.Or(strings.ToUpper(q.Get("method")), http.MethodGet)
+	writeJSON(w, p.explain(r.Context(), method, target, u))
 }
 
-func (p *Pages) explain(method, target string, u user.Info) *answer.Explanation {
+// subject returns a user with its implicit groups, as in impersonation.
+func subject(name, uid string, groups []string) user.Info {
+	u := &user.DefaultInfo{Name: name, UID: uid, Groups: groups}
+	if namespace, _, err := serviceaccount.SplitUsername(name); err == nil && len(groups) == 0 {
+		u.Groups = serviceaccount.MakeGroupNames(namespace)
+	}
+	all := user.AllAuthenticated
+	if name == user.Anonymous {
+		all = user.AllUnauthenticated
+	}
+	u.Groups = append(slices.Clone(u.Groups), all)
+	return u
+}
+
+func (p *Pages) explain(ctx context.Context, method, target string, u user.Info) *answer.Explanation {
 	h := &proxy.Head{Method: method}
 	h.Path, h.RawQuery, h.HasQuery = strings.Cut(target, "?")
-	d := p.cfg.Explain(h, u)
+	d, denied := p.cfg.Explain(ctx, h, u)
 	x := &answer.Explanation{Method: method, Path: target, Verb: d.Request.Verb, Destination: destination(d.Action)}
 	x.Why = append(x.Why, names(h.Path))
 	if d.Entry != nil {
@@ -53,12 +80,28 @@ func (p *Pages) explain(method, target string, u user.Info) *answer.Explanation 
 	}
 	x.Why = append(x.Why, p.claims(&d)...)
 	x.Why = append(x.Why, leads(&d))
-	if status, ok := errors.AsType[*apierrors.StatusError](d.Err); ok {
+	refusal := d.Err
+	switch {
+	case apierrors.IsForbidden(denied):
+		refusal, x.Authorization = denied, "denied: "+denied.Error()
+	case denied != nil: // the review failed
+		refusal, x.Authorization = denied, "unknown: "+denied.Error()
+	case d.User != nil:
+		x.Authorization = "allowed"
+	}
+	if status, ok := errors.AsType[*apierrors.StatusError](refusal); ok {
 		x.Code, x.Message = int(status.ErrStatus.Code), status.ErrStatus.Message
 	}
 	x.Identity = identity(&d, u)
 	x.Timeout = timeout(&d)
 	x.Cause, x.Advice = diagnose(&d)
+	x.Cause = brief(x.Cause)
+	if denied != nil {
+		x.Destination, x.Identity, x.Cause, x.Advice = "refused", nil, denied.Error(), ""
+	}
+	if apierrors.IsForbidden(denied) {
+		x.Advice = "grant it by a Role or ClusterRole and a binding; kubectl auth can-i asks the same question"
+	}
 	return x
 }
 
@@ -78,7 +121,7 @@ func destination(a proxy.Action) string {
 	return "refused"
 }
 
-// names says what a path names.
+// names describes what a path names.
 func names(path string) string {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	switch {
@@ -92,7 +135,7 @@ func names(path string) string {
 	return "the path names no group-version"
 }
 
-// claims is the priority trail of the entry.
+// claims describes the entry that claims the path, and its priority.
 func (p *Pages) claims(d *proxy.Decision) []string {
 	e := d.Entry
 	if e == nil {
@@ -120,7 +163,11 @@ func leads(d *proxy.Decision) string {
 	case proxy.ToLocal:
 		return "it is forwarded to the local apiserver, which authorizes it"
 	case proxy.ToRemote:
-		return fmt.Sprintf("it is authorized here, and forwarded to one of %d endpoints as %s", len(d.Entry.Endpoints), d.Entry.Backend.ServerName)
+		which := "its endpoint"
+		if n := len(d.Entry.Endpoints); n != 1 {
+			which = fmt.Sprintf("one of its %d endpoints", n)
+		}
+		return fmt.Sprintf("it is forwarded to %s, as %s, if it is authorized here", which, d.Entry.Backend.ServerName)
 	case proxy.ToDocument:
 		return "Fairlead answers it with a document merged from the local apiserver's and the backends'"
 	case proxy.ToPage:
@@ -137,13 +184,16 @@ func identity(d *proxy.Decision, u user.Info) *answer.Identity {
 	}
 	id := &answer.Identity{User: u.GetName(), UID: u.GetUID(), Groups: u.GetGroups(), Extra: u.GetExtra()}
 	for _, f := range d.Set {
-		if strings.HasPrefix(f.Name, "x-remote-") {
+		if strings.HasPrefix(f.Name, "x-remote-") || strings.HasPrefix(f.Name, "impersonate-") {
 			id.Headers = append(id.Headers, f.Name+": "+f.Value)
 		}
 	}
-	id.How = "asserted in these headers under the proxy client certificate; a token stays here"
-	if d.Action == proxy.ToLocal {
-		id.How = "a client certificate's user is asserted in these headers under the proxy client certificate; a token is passed on as it is, without them"
+	id.How = "asserted in these headers under the proxy client certificate; a token is not forwarded"
+	switch {
+	case d.Pool == authn.PoolImpersonate:
+		id.How = "a user whom Fairlead has authenticated is asserted in these headers, with Fairlead's own credential; a token that only the cluster can verify is forwarded unchanged, without them"
+	case d.Action == proxy.ToLocal:
+		id.How = "a client certificate's user is asserted in these headers under the proxy client certificate; a token is forwarded unchanged, without them"
 	}
 	return id
 }
@@ -151,7 +201,7 @@ func identity(d *proxy.Decision, u user.Info) *answer.Identity {
 func timeout(d *proxy.Decision) string {
 	switch {
 	case d.Action == proxy.ToLocal:
-		return "none of ours: the local apiserver's own"
+		return "none of Fairlead's: the local apiserver has its own"
 	case d.Action != proxy.ToRemote:
 		return ""
 	case d.LongRunning:

@@ -13,17 +13,18 @@ import (
 //go:embed assets
 var assets embed.FS
 
-// policy lets the page load nothing but its own two files, talk to nobody but us, and be framed by nobody (Content Security Policy Level 3).
+// policy lets the page load only its own two files, connect only to us, and not be framed (Content
+// Security Policy Level 3).
 const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
-// addHTML adds the page, the detail of an APIService, and their two files.
+// addHTML adds the overview, the detail page of an APIService, and their two files.
 func (p *Pages) addHTML() error {
 	p.mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
-		v := &view{Status: p.status()}
+		v := &view{Status: p.status(), List: listingOf(r)}
 		if q := r.URL.Query().Get("explain"); q != "" {
 			v.Asked = q
 			if u, ok := request.UserFrom(r.Context()); ok && q[0] == '/' && len(q) <= maxPath {
-				v.Explanation = p.explain(http.MethodGet, q, u)
+				v.Explanation = p.explain(r.Context(), http.MethodGet, q, u)
 			}
 		}
 		render(w, v, (*document).overview)
@@ -45,33 +46,35 @@ func (p *Pages) addHTML() error {
 		}
 		p.mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", kind)
-			_, _ = w.Write(data) // a caller that has gone needs no answer
+			_, _ = w.Write(data) // the client may have gone
 		})
 	}
 	return nil
 }
 
-// view is what the pages show.
+// view is the data of a page.
 type view struct {
 	*answer.Status
-	// One is the APIService of the detail.
+	// List is the requested part of the list.
+	List listing
+	// One is the APIService of the detail page.
 	One *answer.APIService
-	// Asked is the path in the explain box, Explanation the answer.
+	// Asked is the path in the explain box, Explanation the result.
 	Asked       string
 	Explanation *answer.Explanation
 }
 
-// Remotes are the APIServices of extension servers, Locals the others, each in order.
+// Remotes returns the APIServices of extension servers, in order.
 func (v *view) Remotes() []*answer.APIService {
 	return v.those(func(a *answer.APIService) bool { return a.Kind != "local" })
 }
 
-// Locals are those that the local apiserver serves.
+// Locals returns the APIServices that the local apiserver serves, in order.
 func (v *view) Locals() []*answer.APIService {
 	return v.those(func(a *answer.APIService) bool { return a.Kind == "local" })
 }
 
-// Unavailable counts the APIServices that get no requests.
+// Unavailable counts the APIServices that receive no requests.
 func (v *view) Unavailable() int {
 	return len(v.those(func(a *answer.APIService) bool { return !a.Available() }))
 }
@@ -86,7 +89,7 @@ func (v *view) those(which func(*answer.APIService) bool) []*answer.APIService {
 	return list
 }
 
-// Headline is how things are, in one sentence.
+// Headline summarizes the state in one sentence.
 func (v *view) Headline() string {
 	bad, all := v.Unavailable(), len(v.Remotes())
 	switch {
@@ -104,7 +107,7 @@ func (v *view) Headline() string {
 	return fmt.Sprintf("%d of %d APIServices of extension servers cannot be used.", bad, all)
 }
 
-// Rate is the requests per second to extension servers, InFlight what is under way there.
+// Rate returns the requests per second to extension servers.
 func (v *view) Rate() float64 {
 	sum := 0.0
 	for _, a := range v.Remotes() {
@@ -115,7 +118,18 @@ func (v *view) Rate() float64 {
 	return sum
 }
 
-// InFlight counts the requests under way to extension servers, watches included.
+// Errors returns the requests per second to extension servers that are answered with 5xx.
+func (v *view) Errors() float64 {
+	sum := 0.0
+	for _, a := range v.Remotes() {
+		if a.Traffic != nil {
+			sum += a.Traffic.Errors
+		}
+	}
+	return sum
+}
+
+// InFlight counts the requests in flight to extension servers, watches included.
 func (v *view) InFlight() int64 {
 	n := int64(0)
 	for _, a := range v.Remotes() {
@@ -124,7 +138,7 @@ func (v *view) InFlight() int64 {
 	return n
 }
 
-// LocalHealthy counts the local apiservers that are well.
+// LocalHealthy counts the healthy local apiservers.
 func (v *view) LocalHealthy() int {
 	n := 0
 	for i := range v.LocalServers {
@@ -135,7 +149,7 @@ func (v *view) LocalHealthy() int {
 	return n
 }
 
-// History is what the transitions say of the one APIService.
+// History returns the transitions of the one APIService.
 func (v *view) History() []answer.Transition {
 	var own []answer.Transition
 	for _, t := range v.Transitions {
@@ -153,5 +167,5 @@ func render(w http.ResponseWriter, v *view, page func(*document, *view)) {
 	h.Set("Content-Type", "text/html; charset=utf-8")
 	h.Set("Content-Security-Policy", policy)
 	h.Set("Referrer-Policy", "no-referrer")
-	_, _ = w.Write(d.Bytes()) // a caller that has gone needs no answer
+	_, _ = w.Write(d.Bytes()) // the client may have gone
 }

@@ -16,7 +16,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 )
 
-// Whatever others write, a page has the same elements with the same attributes, and says what they wrote.
+// Whatever others write, a page has the same elements with the same attributes, and says what they
+// wrote.
 func TestValuesStayText(t *testing.T) {
 	const hostile = `"'><script>alert(1)</script> %s %!d <!-- &lt; ` + "`javascript:"
 	for name, page := range map[string]func(*document, *view){"overview": (*document).overview, "detail": (*document).detail} {
@@ -93,7 +94,8 @@ func tags(t *testing.T, v *view, page func(*document, *view)) (names, text strin
 	return n.String(), s.String()
 }
 
-// A string becomes markup only where it is written as such: a conversion would let a value through as it is.
+// A string becomes markup only where it is written as such: a conversion would let a value through
+// as it is.
 func TestMarkupIsConstant(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	check(t, err)

@@ -78,7 +78,7 @@ func newStand(t *testing.T) *stand {
 	check(t, err)
 	who, err := authn.New(authn.Config{})
 	check(t, err)
-	may, err := authz.New(authz.Config{})
+	may, err := authz.New(authz.Config{Review: rights})
 	check(t, err)
 	door, err := proxy.New(proxy.Config{Table: s.registry.Table, Authn: who, Authz: may, Backends: pools})
 	check(t, err)
@@ -90,6 +90,13 @@ func newStand(t *testing.T) *stand {
 				return counted(3, 3, 3, 200)
 			}
 			return counted()
+		},
+		Failed: func(*registry.Entry) uint64 { return 0 }, Replica: "node-7", Cluster: "prod-1",
+		Probed: func(name, _ string) (time.Time, time.Duration, string) {
+			if name == "v1.bad.example.com" {
+				return time.Now().Add(-3 * time.Second), 12 * time.Millisecond, "failing or missing response from https://a: bad status: 403"
+			}
+			return time.Now().Add(-90 * time.Second), 2 * time.Millisecond, ""
 		},
 		LocalServers: func() []registry.Endpoint {
 			return []registry.Endpoint{{Address: "10.0.0.1:6443", Health: registry.Healthy}}

@@ -6,30 +6,33 @@ import (
 	"html"
 )
 
-// html/template would do all this by itself, but it calls methods by their names: the linker would have to keep every exported method of the whole program, 9 MB of it.
+// html/template would do all this by itself, but it calls methods by name: the linker would have to
+// keep every exported method of the program, 9 MB.
 
-// markup is HTML that is written here: constants, and nothing that was converted. What others wrote is a value.
+// markup is HTML in constants of this package, never converted from other strings. All other text
+// is a value.
 type markup string
 
-// document is HTML in the making.
+// document is an HTML document that is being written.
 type document struct{ bytes.Buffer }
 
-// put adds markup, with values in the place of its verbs, all %s: between tags, or in an attribute that is quoted. There they are text, whatever they hold.
+// put adds markup. Its verbs, all %s, are replaced by escaped values; they must stand between tags
+// or in a quoted attribute.
 func (d *document) put(m markup, values ...any) {
 	for i, v := range values {
 		values[i] = html.EscapeString(fmt.Sprint(v))
 	}
-	_, _ = fmt.Fprintf(&d.Buffer, string(m), values...) // a buffer takes everything
+	_, _ = fmt.Fprintf(&d.Buffer, string(m), values...) // writing to a buffer cannot fail
 }
 
-// some puts markup around a value, if there is one.
+// some puts markup with a value, unless the value is empty.
 func (d *document) some(m markup, value string) {
 	if value != "" {
 		d.put(m, value)
 	}
 }
 
-// items puts a list, if there is anything in it.
+// items puts a list, unless it is empty.
 func (d *document) items(class string, items []string) {
 	if len(items) == 0 {
 		return
@@ -41,7 +44,7 @@ func (d *document) items(class string, items []string) {
 	d.put(`</ul>`)
 }
 
-// when is s or nothing.
+// when returns s if really is set, and "" otherwise.
 func when(really bool, s string) string {
 	if really {
 		return s

@@ -1,25 +1,27 @@
 package pages
 
 import (
+	"cmp"
 	"fmt"
 	"net/url"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 )
 
-// overview is the page of this replica.
+// overview writes the page of this replica.
 func (d *document) overview(v *view) {
 	d.begin(fmt.Sprintf("Fairlead: %d unavailable", v.Unavailable()), "")
 	d.put(`<a class="skip" href="#table">Skip to the table</a>
 <header>
-<p class="brand">Fairlead</p>
+<p class="brand">Fairlead <span class="dim">%s%s</span></p>
 <p class="dim"><span id="live" role="status">not live</span> · %s · <a href="status">JSON</a></p>
 </header>
 <main>
-`, v.Version)
+`, v.Replica, when(v.Cluster != "", " in cluster ")+v.Cluster, v.Version)
 	d.summary(v)
-	d.question(v)
+	d.search(v)
 	d.remotes(v)
+	d.question(v)
 	d.put(`<section id="story" data-live aria-labelledby="story-title">
 <h2 id="story-title">What has changed <span class="dim">UTC</span></h2>
 `)
@@ -53,17 +55,18 @@ func (d *document) summary(v *view) {
 <div><dt>Up</dt><dd>%s</dd></div>
 <div><dt>Requests</dt><dd>%s</dd></div>
 <div><dt>In flight</dt><dd>%s</dd></div>
-<div><dt>Local apiservers</dt><dd>%s</dd></div>
-<div><dt>Table</dt><dd>%s</dd></div>
+<div><dt>Errors</dt><dd class="%s">%s</dd></div>
+<div><dt>Local apiservers</dt><dd class="%s">%s</dd></div>
 </dl>
-`, answer.Ago(v.Time, v.Started), answer.Rate(v.Rate()), v.InFlight(), servers, v.Generation)
+`, answer.Ago(v.Time, v.Started), answer.Rate(v.Rate()), v.InFlight(), when(v.Errors() > 0, "bad"), answer.Rate(v.Errors()), when(v.LocalHealthy() < len(v.LocalServers), "bad"), servers)
 	d.some(`<p class="note bad">This replica takes no requests: %s</p>`, v.Ready)
 	d.items("note bad", v.Problems)
-	d.put(`</section>
+	d.put(`<p class="dim">Other replicas: <code class="copy">kubectl fairlead status --replicas</code></p>
+</section>
 `)
 }
 
-// question is the box in which one asks where a request goes, and the answer.
+// question puts the box that asks where a request goes, and the explanation.
 func (d *document) question(v *view) {
 	d.put(`<section aria-labelledby="explain-title">
 <h2 id="explain-title">Where does a request go?</h2>
@@ -87,7 +90,7 @@ func (d *document) explanation(x *answer.Explanation) {
 	}
 	d.put(`<div class="card" id="explanation">
 <p><code>%s %s</code></p>
-<p class="answer %s">→ %s`, x.Method, x.Path, class, x.Destination)
+<p class="answer %s">→ %s`, x.Method, x.Path, class, x.Outcome())
 	if x.Code != 0 {
 		d.put(` with %s`, x.Code)
 	}
@@ -116,23 +119,26 @@ func (d *document) explanation(x *answer.Explanation) {
 	d.put(`</div>`)
 }
 
-// remotes is the table of APIServices, with those that the local apiserver serves below it.
+// remotes puts the table of APIServices, and below it those that the local apiserver serves.
 func (d *document) remotes(v *view) {
 	d.put(`<section id="remotes" data-live aria-labelledby="table-title">
-<h2 id="table-title">APIServices of extension servers, in order</h2>
 `)
-	if remotes := v.Remotes(); len(remotes) > 0 {
+	if rows := v.rows(); len(rows) > 0 {
+		d.turn(&v.List)
 		d.put(`<div class="card flush" tabindex="0" role="region" aria-labelledby="table-title">
-<table id="table">
-<thead><tr><th scope="col">Name</th><th scope="col">Verdict</th><th scope="col" class="n">For</th><th scope="col" class="n">Endpoints</th><th scope="col" class="n">In flight</th><th scope="col" class="n">Watches</th><th scope="col" class="n">p99</th><th scope="col">Ten minutes</th><th scope="col" class="n">Discovery</th><th scope="col" class="n">Certificate</th></tr></thead>
+<table id="table"><caption class="hidden">APIServices of extension servers, broken ones first</caption>
+<thead><tr><th scope="col">Name</th><th scope="col">Verdict</th><th scope="col" class="n">For</th><th scope="col" class="n">Endpoints</th><th scope="col" class="n">In flight</th><th scope="col" class="n">Requests</th><th scope="col" class="n">Errors</th><th scope="col" class="n">p99</th><th scope="col">Ten minutes</th><th scope="col" class="n">Discovery</th><th scope="col" class="n">Certificate</th></tr></thead>
 <tbody>
 `)
-		for _, a := range remotes {
+		for _, a := range rows {
 			d.row(v, a)
 		}
 		d.put(`</tbody>
 </table>
 </div>`)
+	} else if v.List.Query != "" {
+		d.turn(&v.List)
+		d.put(`<p id="table" class="dim">No match.</p>`)
 	} else {
 		d.put(`<p id="table" class="dim">There are none: everything is served by the local apiserver.</p>`)
 	}
@@ -149,15 +155,17 @@ func (d *document) remotes(v *view) {
 `)
 }
 
-// row is an APIService in the table.
 func (d *document) row(v *view, a *answer.APIService) {
 	d.put(`<tr>
-<th scope="row"><a href="apiservice/%s">%s</a><span class="sub">%s</span></th>
-<td data-label="Verdict">`, url.PathEscape(a.Name), a.Name, a.Service)
+<th scope="row"><a href="apiservice/%s">%s</a><span class="sub">%s</span>`, url.PathEscape(a.Name), a.Name, a.Service)
+	d.some(`<span class="sub">owner %s</span>`, a.Owner)
+	d.put(`</th>
+<td data-label="Verdict">`)
 	d.state(a)
-	if !a.Available() {
-		d.put(`<span class="sub">%s</span>`, why(a))
-	} else {
+	if a.Flaps > 1 {
+		d.put(` <span class="warn">%s times in an hour</span>`, a.Flaps)
+	}
+	if a.Available() {
 		if a.Discovery != nil {
 			d.some(`<span class="sub warn">discovery: %s</span>`, a.Discovery.Reason)
 		}
@@ -173,15 +181,18 @@ func (d *document) row(v *view, a *answer.APIService) {
 	d.put(`</td>
 <td class="n" data-label="For">%s</td>
 <td class="n%s" data-label="Endpoints">%s/%s</td>
-<td class="n" data-label="In flight">%s</td>
-<td class="n" data-label="Watches">%s</td>
-`, answer.Ago(v.Time, a.Verdict.Since), when(a.Healthy() < len(a.Endpoints), " warn"), a.Healthy(), len(a.Endpoints), a.InFlight, a.LongRunning)
+<td class="n" data-label="In flight">%s<span class="sub">%s watches</span></td>
+`, answer.Ago(v.Time, a.Verdict.Since), fewer(a), a.Healthy(), len(a.Endpoints), a.InFlight, a.LongRunning)
 	if t := a.Traffic; t != nil {
-		d.put(`<td class="n" data-label="p99">%s</td>
-<td class="wide" data-label="Ten minutes"><svg class="spark" viewBox="0 0 120 24" preserveAspectRatio="xMinYMid" role="img" aria-label="99th percentile of the last ten minutes, up to %s"><path d="%s"/></svg></td>
-`, answer.Latency(t.P99), answer.Latency(worst(t.Points)), spark(t.Points, 120, 24))
+		d.put(`<td class="n" data-label="Requests">%s</td>
+<td class="n %s" data-label="Errors">%s</td>
+<td class="n" data-label="p99">%s</td>
+<td class="wide" data-label="Ten minutes"><svg class="spark" viewBox="0 0 120 24" preserveAspectRatio="xMinYMid" role="img" aria-label="99th percentile of the last ten minutes, up to %s"><path d="%s"/></svg><span class="sub">to %s</span></td>
+`, answer.Rate(t.Rate), when(t.Errors > 0, "bad"), answer.Rate(t.Errors), answer.Latency(t.P99), answer.Latency(worst(t.Points)), spark(t.Points, 120, 24), answer.Latency(worst(t.Points)))
 	} else {
-		d.put(`<td class="n" data-label="p99"><span class="dim">–</span></td>
+		d.put(`<td class="n" data-label="Requests"><span class="dim">–</span></td>
+<td class="n" data-label="Errors"><span class="dim">–</span></td>
+<td class="n" data-label="p99"><span class="dim">–</span></td>
 <td class="wide empty" data-label="Ten minutes"></td>
 `)
 	}
@@ -197,6 +208,20 @@ func (d *document) row(v *view, a *answer.APIService) {
 	d.put(`</td>
 <td class="n" data-label="Certificate"><span class="%s">%s</span></td></tr>
 `, urgency(v.Time, a.Expires()), answer.Left(v.Time, a.Expires()))
+	if cause := cmp.Or(a.Cause, when(!a.Available(), why(a))); cause != "" {
+		d.put(`<tr class="help"><td class="wide" colspan="11"><span class="%s">%s</span>`, state(a), cause)
+		d.help(a)
+		d.put(`</td></tr>
+`)
+	}
+}
+
+// state returns the CSS class of what is wrong.
+func state(a *answer.APIService) string {
+	if a.Verdict.Status == "False" && a.Maintenance == "" {
+		return "bad"
+	}
+	return "warn"
 }
 
 func (d *document) localServers(v *view) {
@@ -207,7 +232,10 @@ func (d *document) localServers(v *view) {
 		e := &v.LocalServers[i]
 		d.put(`<li><code>%s</code> `, e.Address)
 		d.health(e)
-		d.put(` <span class="dim">%s</span></li>`, e.Error)
+		d.put(` <span class="dim">probed </span>`)
+		d.probe(v.Time, e)
+		d.put(`</li>
+`)
 	}
 	if len(v.LocalServers) == 0 {
 		d.put(`<li class="dim">none</li>`)
@@ -217,7 +245,6 @@ func (d *document) localServers(v *view) {
 `)
 }
 
-// certificates are this process's own.
 func (d *document) certificates(v *view) {
 	d.put(`<section id="certificates" data-live aria-labelledby="certificates-title">
 <h2 id="certificates-title">Certificates of this replica</h2>

@@ -21,45 +21,61 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/documents/openapi"
 )
 
-// Config is where the pages take what they show. All func fields are required; cmd has them all.
+// Config holds the sources of the pages. All func fields are required.
 type Config struct {
-	// Table is the current table.
+	// Table returns the current table.
 	Table func() *registry.Table
-	// Explain says what becomes of a request of a user.
-	Explain func(*proxy.Head, user.Info) proxy.Decision
-	// Load is what an entry's backend carries now, and each of its endpoints by address.
+	// Explain returns the decision about a user's request, and why the user may not send it.
+	Explain func(context.Context, *proxy.Head, user.Info) (proxy.Decision, error)
+	// Load returns the requests of an entry's backend that are in flight now, and those of each
+	// endpoint by address.
 	Load func(*registry.Entry) (inFlight, longRunning int64, endpoints map[string]int64)
-	// Latencies are how many of an entry's requests have taken how long so far: element i counts those of less than 2^i µs, less those before it.
+	// Latencies counts an entry's requests so far: element i those that took less than 2^i µs,
+	// without those of earlier elements.
 	Latencies func(*registry.Entry) []uint64
-	// LocalServers are the local apiservers with their health. It may return none.
+	// Failed counts an entry's requests that were answered with 5xx so far. It may be reset to
+	// zero.
+	Failed func(*registry.Entry) uint64
+	// Probed returns the last probe of an APIService's endpoint, or of a local apiserver
+	// (LocalName): when it ended, how long it took and why it failed.
+	Probed func(apiService, address string) (ended time.Time, took time.Duration, fault string)
+	// LocalServers returns the local apiservers with their health. It may return none.
 	LocalServers func() []registry.Endpoint
-	// Certificates describes this process's own key pairs and bundles, Trust what backends are trusted by.
+	// LocalIdentity is --local-identity.
+	LocalIdentity string
+	// Certificates returns the status of this process's own key pairs and bundles, Trust that of
+	// the bundles for backends.
 	Certificates func() []certs.Status
 	Trust        func() []trust.Status
-	// Discovery and OpenAPI say how current each remote APIService's part of the merged documents is.
+	// Discovery and OpenAPI return how current each remote APIService's part of the merged
+	// documents is.
 	Discovery func() []discovery.Status
 	OpenAPI   func() []openapi.Status
-	// Ready says why this replica takes no requests. A nil result: it does.
+	// Ready returns why this replica accepts no requests. Nil means it does.
 	Ready func() error
-	// Draining reports whether the process is about to end: streams of events end too.
+	// Draining reports whether the process is draining; then event streams end.
 	Draining func() bool
-	// Version is the build's. Empty: unknown.
+	// Tap serves single users' requests to operators. Nil means it is not served.
+	Tap http.Handler
+	// Replica names this process, Cluster the cluster behind it. Empty means unknown.
+	Replica, Cluster string
+	// Version is the version of the build. Empty means unknown.
 	Version string
 }
 
-// Pages serves the pages. Run keeps the history of verdicts; everything else works without it.
+// Pages serves the pages. Everything but the history works without Run.
 type Pages struct {
 	cfg         Config
 	started     time.Time
 	history     history
 	traffic     traffic
-	subscribers atomic.Int64 // to the stream of events
+	subscribers atomic.Int64 // of the event stream
 	mux         *http.ServeMux
 }
 
-// New makes the pages.
+// New makes Pages.
 func New(cfg Config) (*Pages, error) {
-	if cfg.Table == nil || cfg.Explain == nil || cfg.Load == nil || cfg.Latencies == nil || cfg.LocalServers == nil || cfg.Certificates == nil || cfg.Trust == nil || cfg.Ready == nil || cfg.Draining == nil ||
+	if cfg.Table == nil || cfg.Explain == nil || cfg.Load == nil || cfg.Latencies == nil || cfg.Failed == nil || cfg.Probed == nil || cfg.LocalServers == nil || cfg.Certificates == nil || cfg.Trust == nil || cfg.Ready == nil || cfg.Draining == nil ||
 		cfg.Discovery == nil || cfg.OpenAPI == nil {
 		return nil, errors.New("making pages: every func field of Config is required")
 	}
@@ -67,22 +83,26 @@ func New(cfg Config) (*Pages, error) {
 	p.mux.HandleFunc("GET /status", p.serveStatus)
 	p.mux.HandleFunc("GET /explain", p.serveExplain)
 	p.mux.HandleFunc("GET /events", p.serveEvents)
+	if cfg.Tap != nil {
+		p.mux.Handle("GET /tap", cfg.Tap)
+	}
 	return p, p.addHTML()
 }
 
-// Run keeps the history of verdicts and of latencies until ctx ends.
+// Run records verdicts and latencies until ctx ends.
 func (p *Pages) Run(ctx context.Context) error {
 	var loops sync.WaitGroup
 	defer loops.Wait()
-	loops.Go(func() { _ = p.traffic.follow(ctx, p.cfg.Table, p.cfg.Latencies) }) // ends with ctx, and in no other way
+	loops.Go(func() { _ = p.traffic.follow(ctx, p.cfg.Table, p.cfg.Latencies, p.cfg.Failed) }) // returns only ctx's error
 	return p.history.follow(ctx, p.cfg.Table)
 }
 
-// ServeHTTP answers the pages at the root, as on the admin port, and below /fairlead/, as on the front door.
+// ServeHTTP answers the pages at the root, as on the admin port, and below /fairlead/, as on the
+// front door.
 func (p *Pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("X-Content-Type-Options", "nosniff")
-	h.Set("Cache-Control", "no-store") // it is true for a moment, and not for everybody
+	h.Set("Cache-Control", "no-store") // it changes, and depends on the user
 	if r.URL.Path == answer.Below {
 		// The page's own links are relative: it may be behind kubectl proxy, under any prefix.
 		h.Set("Location", "fairlead/")
@@ -103,5 +123,5 @@ func writeJSON(w http.ResponseWriter, v any) {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
-	_ = e.Encode(v) // a caller that has gone needs no answer
+	_ = e.Encode(v) // the client may have gone
 }

@@ -2,19 +2,23 @@ package pages
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 
+	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -51,7 +55,22 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// How current an APIService's part of the merged documents is stands on the page, on its own page and in the JSON.
+// A list that is empty is one: a program need not ask whether it is there.
+func TestNoNull(t *testing.T) {
+	p := newStand(t).Pages
+	bare := &Pages{cfg: p.cfg}
+	bare.cfg.LocalServers, bare.cfg.Certificates = func() []registry.Endpoint { return nil }, func() []certs.Status { return nil }
+	for _, v := range []any{p.status(), bare.status()} {
+		text, err := json.Marshal(v)
+		check(t, err)
+		if strings.Contains(string(text), ":null") {
+			t.Errorf("%s", text)
+		}
+	}
+}
+
+// How current an APIService's part of the merged documents is stands on the page, on its own page
+// and in the JSON.
 func TestDocuments(t *testing.T) {
 	s := newStand(t)
 	for path, wants := range map[string][]string{
@@ -81,7 +100,7 @@ func TestExplain(t *testing.T) {
 		code               int
 		want               []string // in the JSON
 	}{
-		{"remote list", "/apis/good.example.com/v1/widgets", "", "remote", "request: 1m0s", 0, []string{"x-remote-user: alice", "x-remote-uid: 7", "its version 1 of 1", `"list"`}},
+		{"remote list", "/apis/good.example.com/v1/widgets", "", "remote", "request: 1m0s", 0, []string{"x-remote-user: alice", "x-remote-uid: 7", "its version 1 of 1", `"list"`, "it is forwarded to its endpoint, as good-example-com.x.svc"}},
 		{"remote watch", "/apis/good.example.com/v1/widgets?watch=true", "", "remote", "long-running: none", 0, []string{`"watch"`}},
 		{"its own timeout", "/apis/good.example.com/v1/widgets?timeout=3s", "", "remote", "request: 3s", 0, nil},
 		{"discovery", "/apis/good.example.com/v1", "", "remote", "discovery: 5s", 0, nil},
@@ -114,6 +133,51 @@ func TestExplain(t *testing.T) {
 		if resp, _ := s.get(t, path); resp.StatusCode != http.StatusBadRequest {
 			t.Errorf("%.40s: %s", path, resp.Status)
 		}
+	}
+}
+
+// rights are those of the stand's users.
+func rights(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	// alice may do everything, bob may see widgets and pages, and nobody else anything.
+	u := a.GetUser()
+	if u.GetName() == "alice" || u.GetName() == "bob" && (a.GetResource() == "widgets" || !a.IsResourceRequest()) || slices.Contains(u.GetGroups(), "system:serviceaccounts:good") {
+		return authorizer.DecisionAllow, "", nil
+	}
+	return authorizer.DecisionNoOpinion, "no rule allows it", nil
+}
+
+// Whose request it is is a parameter, and what it may is asked; a caller who may not ask for
+// others' rights is not told of them.
+func TestExplainAnother(t *testing.T) {
+	s := newStand(t)
+	const widgets, pods = "/apis/good.example.com/v1/widgets", "/apis/good.example.com/v1/gadgets"
+	for _, tc := range []struct {
+		path, as string
+		code     int
+		want     string
+	}{
+		{widgets, "", 0, `"authorization": "allowed"`},
+		{widgets, "bob", 0, `x-remote-user: bob`},
+		{pods, "bob", 403, `"authorization": "denied: gadgets.good.example.com is forbidden: User \"bob\" cannot list`},
+		{"/readyz", "bob", 0, `"destination": "health"`},
+		{pods, "system:serviceaccount:good:reader", 0, "x-remote-group: system:serviceaccounts:good"},
+		{pods, "system:serviceaccount:bad:reader", 403, "no rule allows it"},
+	} {
+		_, body := s.get(t, "/fairlead/explain?"+url.Values{"path": {tc.path}, "user": {tc.as}}.Encode())
+		var got answer.Explanation
+		check(t, json.Unmarshal([]byte(body), &got))
+		if got.Code != tc.code || (tc.code == 403) != (got.Destination == "refused") || !strings.Contains(body, tc.want) {
+			t.Errorf("%s by %s: code %d, want %d and %s in:\n%s", tc.path, tc.as, got.Code, tc.code, tc.want, body)
+		}
+	}
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.http.URL+"/fairlead/explain?user=jane&path="+widgets, nil)
+	check(t, err)
+	r.Header.Set("Test-User", "bob")
+	resp, err := s.http.Client().Do(r)
+	check(t, err)
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusForbidden {
+		t.Errorf("bob asks for jane: %s", resp.Status)
 	}
 }
 

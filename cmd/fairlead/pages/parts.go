@@ -6,7 +6,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 )
 
-// begin puts all that stands above the body; up leads to the overview.
+// begin puts everything above the body; up is the path to the overview.
 func (d *document) begin(title, up string) {
 	d.put(`<!doctype html>
 <html lang="en">
@@ -30,7 +30,7 @@ func (d *document) end() {
 `)
 }
 
-// state is an APIService's verdict in a word.
+// state puts an APIService's verdict in one word.
 func (d *document) state(a *answer.APIService) {
 	switch {
 	case a.Available():
@@ -44,12 +44,23 @@ func (d *document) state(a *answer.APIService) {
 	}
 }
 
-// why is what the state does not say.
+// why returns the details of the state.
 func why(a *answer.APIService) string {
 	if a.Maintenance != "" {
 		return a.Maintenance
 	}
 	return a.Verdict.Message
+}
+
+// fewer returns the CSS class for the number of healthy endpoints.
+func fewer(a *answer.APIService) string {
+	switch healthy := a.Healthy(); {
+	case healthy == 0 && !a.Available():
+		return " bad"
+	case healthy < len(a.Endpoints):
+		return " warn"
+	}
+	return ""
 }
 
 func (d *document) health(e *answer.Endpoint) {

@@ -4,17 +4,22 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// status makes the document.
+// LocalName is the name under which local apiservers are probed and trusted.
+const LocalName = "local-apiserver"
+
+// status makes the status document.
 func (p *Pages) status() *answer.Status {
 	t := p.cfg.Table()
 	s := &answer.Status{
-		Time: time.Now(), Version: p.cfg.Version, Go: runtime.Version(), Started: p.started, Generation: t.Generation(), Complete: t.Complete(),
+		Time: time.Now(), Version: p.cfg.Version, Replica: p.cfg.Replica, Cluster: p.cfg.Cluster, Go: runtime.Version(), Started: p.started, Generation: t.Generation(), Complete: t.Complete(),
 		APIServices: make([]answer.APIService, 0, len(t.Entries())), Transitions: p.history.newest(),
+		LocalServers: []answer.Endpoint{}, // [] rather than null, as all lists without omitempty
 	}
 	if err := p.cfg.Ready(); err != nil {
 		s.Ready = err.Error()
@@ -30,20 +35,29 @@ func (p *Pages) status() *answer.Status {
 		s.APIServices = append(s.APIServices, a)
 	}
 	p.documents(s.APIServices)
-	if servers := p.cfg.LocalServers(); len(servers) > 0 {
-		s.LocalTrust = trusts["local-apiserver"]
-		for i := range servers {
-			s.LocalServers = append(s.LocalServers, endpoint(&servers[i]))
+	flaps := make(map[string]int)
+	for _, t := range s.Transitions {
+		if t.Status == "False" && s.Time.Sub(t.Time) < time.Hour {
+			flaps[t.APIService]++
 		}
 	}
-	s.Certificates = p.cfg.Certificates()
+	for i := range s.APIServices {
+		s.APIServices[i].Flaps = flaps[s.APIServices[i].Name]
+	}
+	if servers := p.cfg.LocalServers(); len(servers) > 0 {
+		s.LocalTrust, s.LocalIdentity = trusts[LocalName], p.cfg.LocalIdentity
+		for i := range servers {
+			s.LocalServers = append(s.LocalServers, p.endpoint(LocalName, &servers[i]))
+		}
+	}
+	s.Certificates = append([]certs.Status{}, p.cfg.Certificates()...)
 	for _, f := range t.Problems() {
 		s.Problems = append(s.Problems, f.String())
 	}
 	return s
 }
 
-// documents adds what is known of each one's part of the merged documents.
+// documents adds the state of each APIService's part of the merged documents.
 func (p *Pages) documents(to []answer.APIService) {
 	found, described := p.cfg.Discovery(), p.cfg.OpenAPI()
 	byName := make(map[string]*answer.APIService, len(to))
@@ -70,16 +84,20 @@ func (p *Pages) apiService(e *registry.Entry) answer.APIService {
 	if e.Local() {
 		return a
 	}
+	a.Owner = e.Policy.Owner
 	a.Service, a.ServerName = e.Backend.String(), e.Backend.ServerName
 	a.MaxInFlight, a.MaxLongRunning = e.Policy.MaxInFlight, e.Policy.MaxLongRunning
 	a.Traffic = p.traffic.of(e.Name)
 	var each map[string]int64
 	a.InFlight, a.LongRunning, each = p.cfg.Load(e)
+	changes := p.history.of(e.Name)
 	for i := range e.Endpoints {
-		ep := endpoint(&e.Endpoints[i])
+		ep := p.endpoint(e.Name, &e.Endpoints[i])
+		ep.Changes = changes[ep.Address]
 		ep.InFlight = each[ep.Address]
 		a.Endpoints = append(a.Endpoints, ep)
 	}
+	help(&a, e)
 	return a
 }
 
@@ -91,9 +109,11 @@ func verdict(v *registry.Verdict) answer.Verdict {
 	return out
 }
 
-func endpoint(e *registry.Endpoint) answer.Endpoint {
+func (p *Pages) endpoint(of string, e *registry.Endpoint) answer.Endpoint {
+	ended, took, fault := p.cfg.Probed(of, e.Address)
 	return answer.Endpoint{
 		Address: e.Address, Health: healthName(e.Health), Since: e.Since, Slow: e.Slow, Terminating: e.Terminating, Reason: e.Reason, Error: e.Message,
+		Probed: ended, ProbeSeconds: round(took.Seconds()), ProbeError: fault,
 	}
 }
 

@@ -1,6 +1,7 @@
 package pages
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"net/http"
@@ -41,7 +42,7 @@ func (s *stand) start(t *testing.T) {
 		loops.Go(func() { _ = run(ctx) })
 	}
 	s.http = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		u := &user.DefaultInfo{Name: "alice", UID: "7", Groups: []string{"people"}}
+		u := &user.DefaultInfo{Name: cmp.Or(r.Header.Get("Test-User"), "alice"), UID: "7", Groups: []string{"people"}}
 		s.ServeHTTP(w, r.WithContext(request.WithUser(r.Context(), u)))
 	}))
 	t.Cleanup(func() {

@@ -12,32 +12,36 @@ import (
 )
 
 const (
-	// pace is the time between two points of an APIService's latency, and points how many are kept: ten minutes, as much as one looks back at when something is slow.
+	// pace is the time between two points of an APIService's latency, and points is how many are
+	// kept: ten minutes, as far as people look back when something is slow.
 	pace   = 10 * time.Second
 	points = 60
-	// recent is how many of the last points the numbers are made of: a minute.
+	// recent is how many of the last points the numbers cover: a minute.
 	recent = 6
 )
 
-// traffic follows the latencies of the backends.
+// traffic records the latencies of the backends.
 type traffic struct {
-	mu    sync.Mutex // guards tapes
-	tapes map[string]*tape
+	mu      sync.Mutex // guards records
+	records map[string]*record
 }
 
-// tape is one APIService's. Those without a request in ten minutes have none.
-type tape struct {
+// record belongs to one APIService. An APIService without any request yet has none.
+type record struct {
 	last []uint64
-	// diffs are the counts of the last points, newest last.
+	// diffs are the counts of each of the last points, newest last.
 	diffs [][]uint64
+	// failed counts failures so far, fails those at each point of the last minute.
+	failed uint64
+	fails  []uint64
 }
 
-// follow looks at all backends at an even pace until ctx ends.
-func (tr *traffic) follow(ctx context.Context, table func() *registry.Table, latencies func(*registry.Entry) []uint64) error {
+// follow reads the counts of all backends at a fixed interval until ctx ends.
+func (tr *traffic) follow(ctx context.Context, table func() *registry.Table, latencies func(*registry.Entry) []uint64, failed func(*registry.Entry) uint64) error {
 	tick := time.NewTicker(pace)
 	defer tick.Stop()
 	for {
-		tr.look(table().Entries(), latencies)
+		tr.look(table().Entries(), latencies, failed)
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -46,30 +50,31 @@ func (tr *traffic) follow(ctx context.Context, table func() *registry.Table, lat
 	}
 }
 
-func (tr *traffic) look(entries []*registry.Entry, latencies func(*registry.Entry) []uint64) {
+func (tr *traffic) look(entries []*registry.Entry, latencies func(*registry.Entry) []uint64, failed func(*registry.Entry) uint64) {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
-	known := make(map[string]*tape, len(tr.tapes))
+	known := make(map[string]*record, len(tr.records))
 	for _, e := range entries {
 		if e.Local() {
 			continue
 		}
-		now := latencies(e)
-		if total(now) == 0 {
+		now, bad := latencies(e), failed(e)
+		if total(now) == 0 && bad == 0 && tr.records[e.Name] == nil {
 			continue
 		}
-		t := tr.tapes[e.Name]
+		t := tr.records[e.Name]
 		if t == nil {
-			t = &tape{last: make([]uint64, len(now))}
+			t = &record{last: make([]uint64, len(now))}
 		}
 		t.add(now)
+		t.fail(bad)
 		known[e.Name] = t
 	}
-	tr.tapes = known
+	tr.records = known
 }
 
-// add notes what was counted since the last time. A backend that was replaced counts from zero.
-func (t *tape) add(now []uint64) {
+// add records what was counted since the last call. A replaced backend starts from zero.
+func (t *record) add(now []uint64) {
 	diff := slices.Clone(now)
 	if len(t.last) == len(now) && total(t.last) <= total(now) {
 		for i := range diff {
@@ -78,7 +83,7 @@ func (t *tape) add(now []uint64) {
 	}
 	t.last = now
 	if total(diff) == 0 {
-		diff = nil // most points of most backends
+		diff = nil // saves memory: most backends are idle
 	}
 	t.diffs = append(t.diffs, diff)
 	if over := len(t.diffs) - points; over > 0 {
@@ -86,11 +91,21 @@ func (t *tape) add(now []uint64) {
 	}
 }
 
-// of returns what is known of an APIService. Nil: it had no request.
+// fail records what has failed since the last call. A replaced entry starts from zero.
+func (t *record) fail(now uint64) {
+	if now < t.failed {
+		t.failed = 0
+	}
+	t.fails = append(t.fails, now-t.failed)
+	t.failed = now
+	t.fails = t.fails[max(len(t.fails)-recent, 0):]
+}
+
+// of returns the traffic of an APIService. Nil means that it had no requests.
 func (tr *traffic) of(name string) *answer.Traffic {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
-	t := tr.tapes[name]
+	t := tr.records[name]
 	if t == nil {
 		return nil
 	}
@@ -103,6 +118,7 @@ func (tr *traffic) of(name string) *answer.Traffic {
 		}
 	}
 	out.Rate = round(float64(total(minute)) / (float64(len(last)) * pace.Seconds()))
+	out.Errors = round(float64(total(t.fails)) / (float64(len(t.fails)) * pace.Seconds()))
 	out.P50, out.P99 = quantile(minute, .5), quantile(minute, .99)
 	for _, diff := range t.diffs {
 		out.Points = append(out.Points, quantile(diff, .99))
@@ -118,8 +134,8 @@ func total(counts []uint64) uint64 {
 	return n
 }
 
-// quantile is where, in seconds, a share of what was counted lies: element i counts what took less than 2^i µs, less those before it. Within an element it is
-// taken to be spread evenly.
+// quantile returns a quantile in seconds: element i counts latencies of less than 2^i µs, without
+// those of earlier elements. Within an element it assumes an even distribution.
 func quantile(counts []uint64, share float64) float64 {
 	all := total(counts)
 	if all == 0 {
@@ -139,7 +155,7 @@ func quantile(counts []uint64, share float64) float64 {
 	return 0
 }
 
-// round keeps three digits: the numbers know no more.
+// round rounds to three digits: the counts are no more precise.
 func round(v float64) float64 {
 	if v <= 0 {
 		return 0

@@ -47,24 +47,27 @@ func TestQuantile(t *testing.T) {
 	}
 }
 
-// Traffic follows what was counted, starts again with a backend that was replaced, and forgets what is gone.
+// Traffic follows what was counted, starts again with a backend that was replaced, and forgets what
+// is gone.
 func TestTraffic(t *testing.T) {
 	entry := func(name string) *registry.Entry {
 		return &registry.Entry{Name: name, GroupVersion: schema.GroupVersion{Group: name}, Backend: &registry.Backend{}}
 	}
 	counts := map[string][]uint64{"busy": counted(), "idle": counted()}
 	latencies := func(e *registry.Entry) []uint64 { return counts[e.Name] }
+	failures := map[string]uint64{}
+	failed := func(e *registry.Entry) uint64 { return failures[e.Name] }
 	var tr traffic
 	both := []*registry.Entry{entry("busy"), entry("idle"), {Name: "local"}}
-	tr.look(both, latencies)
+	tr.look(both, latencies, failed)
 	if got := tr.of("busy"); got != nil {
 		t.Fatalf("%+v before the first request", got)
 	}
 	counts["busy"] = counted(3, 3, 3)
-	tr.look(both, latencies)
+	tr.look(both, latencies, failed)
 	counts["busy"] = counted(3, 3, 3, 100)
-	tr.look(both, latencies)
-	tr.look(both, latencies)
+	tr.look(both, latencies, failed)
+	tr.look(both, latencies, failed)
 	got := tr.of("busy")
 	if diff := cmp.Diff([]bool{true, true, false}, []bool{got.Points[0] > .002 && got.Points[0] < .005, got.Points[1] > .06 && got.Points[1] < .14, got.Points[2] > 0}); diff != "" || len(got.Points) != 3 {
 		t.Errorf("points %v", got.Points)
@@ -73,17 +76,25 @@ func TestTraffic(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	counts["busy"] = counted(1)
-	tr.look(both, latencies)
+	tr.look(both, latencies, failed)
 	if got := tr.of("busy").Points[3]; got <= 0 || got > .0011 {
 		t.Errorf("%v from a backend that was replaced", got)
 	}
 	for range 2 * points {
-		tr.look(both, latencies)
+		tr.look(both, latencies, failed)
 	}
 	if got := tr.of("busy"); len(got.Points) != points || got.Rate != 0 {
 		t.Errorf("%+v", got)
 	}
-	tr.look(both[1:], latencies)
+	// One that only fails has traffic, too, and an entry that was replaced counts from zero.
+	failures["idle"] = 30
+	tr.look(both, latencies, failed)
+	failures["idle"] = 10
+	tr.look(both, latencies, failed)
+	if got := tr.of("idle"); got == nil || got.Errors != 2 || got.Rate != 0 {
+		t.Errorf("%+v of what only fails", got)
+	}
+	tr.look(both[1:], latencies, failed)
 	if got := tr.of("busy"); got != nil {
 		t.Errorf("%+v of what is gone", got)
 	}

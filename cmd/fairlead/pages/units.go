@@ -1,6 +1,7 @@
 package pages
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -8,19 +9,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 )
 
-// urgency is the class of the style sheet for what Left says.
+// urgency returns the CSS class for the result of answer.Left.
 func urgency(now, t time.Time) string {
-	switch d := t.Sub(now); {
-	case t.IsZero() || d >= answer.Soon:
-		return "dim"
-	case d >= 24*time.Hour:
-		return "warn"
-	default:
-		return "bad"
-	}
+	return cmp.Or(answer.Urgency(now, t), "dim")
 }
 
-// stamp is a time of today, or of a day that it names.
+// stamp formats a time, with the date if it is not today.
 func stamp(now, t time.Time) string {
 	if now, t = now.UTC(), t.UTC(); now.Format(time.DateOnly) != t.Format(time.DateOnly) {
 		return t.Format("Jan _2 15:04")
@@ -36,12 +30,13 @@ func worst(list []float64) float64 {
 	return most
 }
 
-// least is the latency that fills a curve's height: what is faster need not look like mountains.
+// least is the smallest latency that fills a curve's height: lower ones should not look like peaks.
 const least = .01
 
-// spark is the path of a curve through the values, the newest at the right edge; where there was no request there is no line.
+// spark returns the SVG path of a curve through the values, the newest at the right edge. It has
+// gaps where there was no request.
 func spark(list []float64, width, height float64) string {
-	const margin = 1.5 // half of the line's width, and a little
+	const margin = 1.5 // half of the line's width, plus some space
 	step := (width - 2*margin) / (points - 1)
 	top := max(worst(list), least)
 	var b strings.Builder
@@ -54,7 +49,7 @@ func spark(list []float64, width, height float64) string {
 		x := margin + step*float64(points-len(list)+i)
 		y := height - margin - (height-2*margin)*v/top
 		if !pen {
-			fmt.Fprintf(&b, "M%.1f %.1f", max(x-step, margin), y) // a value is of the time before it: alone, it is a dash that one can see
+			fmt.Fprintf(&b, "M%.1f %.1f", max(x-step, margin), y) // a single value is drawn as a dash
 		}
 		fmt.Fprintf(&b, "L%.1f %.1f", x, y)
 		pen = true

@@ -19,8 +19,8 @@ func TestLeft(t *testing.T) {
 		{now.Add(59 * time.Minute), "0h", "bad"},
 		{now.Add(23*time.Hour + 59*time.Minute), "23h", "bad"},
 		{now.Add(24 * time.Hour), "1d", "warn"},
-		{now.Add(answer.Soon - time.Second), "6d", "warn"},
-		{now.Add(answer.Soon), "7d", "dim"},
+		{now.Add(7*24*time.Hour - time.Second), "6d", "warn"},
+		{now.Add(7 * 24 * time.Hour), "7d", "dim"},
 		{now.Add(400*24*time.Hour + time.Hour), "400d", "dim"},
 	} {
 		if got := answer.Left(now, c.end); got != c.want {

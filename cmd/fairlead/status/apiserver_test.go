@@ -3,6 +3,7 @@ package status
 import (
 	"errors"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/json"
+	"k8s.io/apimachinery/pkg/watch"
 	clienttesting "k8s.io/client-go/testing"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
@@ -28,6 +30,8 @@ type apiserver struct {
 	// down makes every call fail, denied those for one APIService.
 	down   atomic.Bool
 	denied atomic.Pointer[string]
+	// revision is the last resourceVersion that a write was given.
+	revision atomic.Int64
 
 	mu      sync.Mutex // guards patches
 	patches []patch
@@ -63,6 +67,10 @@ func newAPIServer(t *testing.T, objects ...*apiregistrationv1.APIService) *apise
 		return true, lease, s.updateLease(lease)
 	})
 	s.fake.AddReactor("*", "*", clienttesting.ObjectReaction(s.tracker))
+	s.fake.AddWatchReactor("*", func(a clienttesting.Action) (bool, watch.Interface, error) {
+		w, err := s.tracker.Watch(a.GetResource(), a.GetNamespace())
+		return true, w, err
+	})
 	return s
 }
 
@@ -102,10 +110,27 @@ func (s *apiserver) applyStatus(a clienttesting.Action) (bool, runtime.Object, e
 	}
 	next := o.(*apiregistrationv1.APIService).DeepCopy()
 	next.Status.Conditions = slices.DeleteFunc(next.Status.Conditions, func(c apiregistrationv1.APIServiceCondition) bool {
-		return c.Type == conditionType
+		return c.Type == conditionType || len(applied.Status.Conditions) > 0 && c.Type == applied.Status.Conditions[0].Type
 	})
+	next.ResourceVersion = strconv.FormatInt(s.revision.Add(1), 10)
 	next.Status.Conditions = append(next.Status.Conditions, applied.Status.Conditions...)
 	return true, next, s.tracker.Update(p.Resource, next, "")
+}
+
+// overwrite is what another writer of Available does.
+func (s *apiserver) overwrite(t *testing.T, name, reason string) {
+	t.Helper()
+	resource := apiregistrationv1.SchemeGroupVersion.WithResource("apiservices")
+	o, err := s.tracker.Get(resource, "", name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := o.(*apiregistrationv1.APIService).DeepCopy()
+	next.ResourceVersion = strconv.FormatInt(s.revision.Add(1), 10)
+	next.Status.Conditions = []apiregistrationv1.APIServiceCondition{{Type: apiregistrationv1.Available, Status: "False", Reason: reason}}
+	if err := s.tracker.Update(resource, next, ""); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // since returns the names of the APIServices that were written since a time.

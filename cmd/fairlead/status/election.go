@@ -11,8 +11,8 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// The times of the election are those of Kubernetes' own components: a leader that dies is replaced
-// within some 17 s, and one that cannot reach the apiserver for 10 s stops writing 5 s before
+// The timings of the election are those of Kubernetes' own components: a dead leader is replaced
+// within about 17 s, and a leader that cannot reach the apiserver for 10 s stops writing 5 s before
 // another may begin.
 const (
 	leaseDuration = 15 * time.Second
@@ -20,18 +20,18 @@ const (
 	retryPeriod   = 2 * time.Second
 )
 
-// election decides which replica does what only one may do.
+// election decides which replica leads.
 type election struct {
 	leases          coordinationv1.LeasesGetter
 	lease, identity string        // the Lease is in kube-system
-	turn            chan struct{} // has room for one: holds an element while a goroutine leads
+	turn            chan struct{} // one slot: holds an element while a goroutine leads
 }
 
-// run takes part until ctx ends, and calls lead while this replica leads. Losing the Lease only
-// ends the leading.
+// run takes part in the election until ctx ends, and calls lead while this replica leads. After
+// losing the Lease it runs for election again.
 func (e *election) run(ctx context.Context, lead func(context.Context)) error {
 	for ctx.Err() == nil {
-		// A new elector each time: one that has lost keeps what it last saw of the Lease.
+		// A new elector each time: one that has lost remembers an old state of the Lease.
 		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 			Name: e.lease,
 			Lock: &resourcelock.LeaseLock{
@@ -52,13 +52,13 @@ func (e *election) run(ctx context.Context, lead func(context.Context)) error {
 			return fmt.Errorf("configuring election: %w", err)
 		}
 		elector.Run(ctx)
-		e.turn <- struct{}{} // wait for lead to end; one that has not even begun finds its context ended
+		e.turn <- struct{}{} // wait for lead to end; if it has not started yet, its context has ended
 		<-e.turn
 	}
 	return ctx.Err()
 }
 
-// lead leads until ctx ends: the election cancels it when the Lease is lost.
+// lead calls lead unless ctx has ended; the election cancels ctx when the Lease is lost.
 func (e *election) lead(ctx context.Context, lead func(context.Context)) {
 	e.turn <- struct{}{}
 	defer func() { <-e.turn }()

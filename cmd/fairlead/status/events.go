@@ -21,35 +21,34 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
-// EventsConfig is what Events need. Table, Events, Leases and Identity must be set.
+// EventsConfig configures Events. Table, Events, Leases and Identity are required.
 type EventsConfig struct {
 	// Table returns the current table.
 	Table func() *registry.Table
-	// Events records them; it needs the verbs create and patch on events in namespace default,
-	// which is where Events of cluster-scoped objects are.
+	// Events writes Events; it needs the verbs create and patch on events in namespace default,
+	// which holds the Events of cluster-scoped objects.
 	Events typedv1.EventsGetter
-	// Leases elects the one who records; it needs the verbs get, create and update on leases.
+	// Leases elects the reporting replica; it needs the verbs get, create and update on leases.
 	Leases coordinationv1.LeasesGetter
-	// Identity names this replica in the Lease. No two replicas may have the same.
+	// Identity names this replica in the Lease. It must be unique.
 	Identity string
-	// Faults says by name what else is wrong with an APIService, such as an unreadable bundle. Nil:
-	// nothing.
+	// Faults returns, by name, other faults of APIServices, such as an unreadable bundle. Nil means
+	// none.
 	Faults func() map[string]string
-	// Logger gets changes of the leader. Nil discards.
+	// Logger logs changes of the leader. Nil discards them.
 	Logger *slog.Logger
-	// Metrics takes fairlead_event_total. Nil: unregistered.
+	// Metrics registers fairlead_event_total. Nil means it is not registered.
 	Metrics prometheus.Registerer
 }
 
 // Events reports changed verdicts as Events on the APIServices, while this replica leads.
-//
 // client-go's recorder merges similar Events, drops those that one object repeats too often (25 at
 // once of each type, then one in five minutes), and queues at most a thousand for the apiserver.
 type Events struct {
 	config  EventsConfig
 	log     *slog.Logger
 	emitted *prometheus.CounterVec // :: type
-	// table is of config.Table; tests have tables of their own.
+	// table calls config.Table; tests replace it.
 	table func() table
 }
 
@@ -62,43 +61,44 @@ func NewEvents(c EventsConfig) (*Events, error) {
 		c.Faults = func() map[string]string { return nil }
 	}
 	e := &Events{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), table: func() table { return c.Table() }, emitted: metric.Counter("fairlead_event_total",
-		"Events told of APIServices, by type (Normal, Warning), before those that are alike are made one.", "type", corev1.EventTypeNormal, corev1.EventTypeWarning)}
+		"Events emitted for APIServices, by type (Normal, Warning), before similar ones are merged.", "type", corev1.EventTypeNormal, corev1.EventTypeWarning)}
 	return e, metric.Register(c.Metrics, "events", e.emitted)
 }
 
-// eventsLease elects the one who records.
+// eventsLease names the Lease that elects the reporting replica.
 const eventsLease = "fairlead-events"
 
 // Run takes part in the election until ctx ends, and reports changes while it leads.
 func (e *Events) Run(ctx context.Context) error {
 	el := election{leases: e.config.Leases, lease: eventsLease, identity: e.config.Identity, turn: make(chan struct{}, 1)}
 	return el.run(ctx, func(ctx context.Context) {
-		e.log.Info("telling of verdicts by events", "lease", eventsLease)
-		defer e.log.Info("no longer telling of verdicts by events", "lease", eventsLease)
+		e.log.Info("reporting verdicts as events", "lease", eventsLease)
+		defer e.log.Info("no longer reporting verdicts as events", "lease", eventsLease)
 		broadcaster := record.NewBroadcaster(record.WithContext(ctx))
 		broadcaster.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: e.config.Events.Events("")})
 		defer broadcaster.Shutdown()
 		host := corev1.EventSource{Component: "fairlead", Host: e.config.Identity}
-		e.tell(ctx, broadcaster.NewRecorder(runtime.NewScheme(), host))
+		e.report(ctx, broadcaster.NewRecorder(runtime.NewScheme(), host))
 	})
 }
 
-// faultsEvery is how often Faults is called: it changes without the table, and nobody waits for it.
+// faultsEvery is how often Faults is called: faults change independently of the table, and are not
+// urgent.
 const faultsEvery = 5 * time.Second
 
-// told is what was last reported of an APIService.
-type told struct {
+// reported is what was last reported about an APIService.
+type reported struct {
 	entry *registry.Entry
 	fault string
 }
 
-// tell reports every change until ctx ends. The previous leader has reported what was so before; a
+// report reports every change until ctx ends. The previous leader has reported the state before; a
 // first verdict is reported only if it is bad.
-func (e *Events) tell(ctx context.Context, to record.EventRecorder) {
-	known := map[string]*told{}
+func (e *Events) report(ctx context.Context, to record.EventRecorder) {
+	known := map[string]*reported{}
 	wake := time.NewTimer(faultsEvery)
 	defer wake.Stop()
-	var due time.Time // to ask for faults
+	var due time.Time // of the next call of Faults
 	for _, changes := range latest.Changes(ctx, e.table, wake.C) {
 		for _, c := range changes {
 			if c.New == nil || c.New.Local() {
@@ -108,27 +108,27 @@ func (e *Events) tell(ctx context.Context, to record.EventRecorder) {
 			last := known[c.New.Name]
 			switch {
 			case last == nil && due.IsZero():
-				last = &told{entry: c.New}
+				last = &reported{entry: c.New}
 			case last == nil:
-				last = &told{entry: &registry.Entry{}}
+				last = &reported{entry: &registry.Entry{}}
 			}
 			e.compare(to, last.entry.Verdict, c.New)
 			last.entry, known[c.New.Name] = c.New, last
 		}
 		if now := time.Now(); !now.Before(due) {
-			e.blame(to, known, due.IsZero())
+			e.reportFaults(to, known, due.IsZero())
 			due = now.Add(faultsEvery)
 			wake.Reset(faultsEvery)
 		}
 	}
 }
 
-// blame reports new faults, unless they are old to whoever has led before.
-func (e *Events) blame(to record.EventRecorder, known map[string]*told, before bool) {
+// reportFaults reports new faults, but none if first is set: the previous leader has.
+func (e *Events) reportFaults(to record.EventRecorder, known map[string]*reported, first bool) {
 	faults := e.config.Faults()
 	for name, last := range known {
 		if fault := faults[name]; fault != last.fault {
-			if last.fault = fault; fault != "" && !before {
+			if last.fault = fault; fault != "" && !first {
 				e.emit(to, last.entry, corev1.EventTypeWarning, "Faulty", fault)
 			}
 		}
@@ -146,7 +146,7 @@ func (e *Events) compare(to record.EventRecorder, last registry.Verdict, entry *
 	}
 }
 
-// maxMessage is what the apiserver takes of an Event's message.
+// maxMessage is the longest Event message that the apiserver accepts.
 const maxMessage = 1024
 
 func (e *Events) emit(to record.EventRecorder, entry *registry.Entry, kind, reason, message string) {

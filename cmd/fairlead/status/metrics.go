@@ -6,7 +6,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/metric"
 )
 
-// metrics are the writer's.
 type metrics struct {
 	leading prometheus.Gauge
 	writes  *prometheus.CounterVec // :: result

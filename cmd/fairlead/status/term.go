@@ -17,20 +17,23 @@ import (
 )
 
 const (
-	// conditionType is the one condition that is ours.
+	// conditionType is our own condition.
 	conditionType = "fairlead.dev/Available"
-	// fieldManager owns it: an apply without it takes it away again.
+	// fieldManager owns conditionType: an apply without the condition removes it.
 	fieldManager = "fairlead"
 	// relist is how often the conditions are read again. Only this process should write them, so
-	// this only repairs what others have done.
+	// this only repairs what others have changed. Available is watched too: see foreign.go.
 	relist = 10 * time.Minute
-	// spacing is the least time between two writes of one APIService: one that flaps costs the
+	// spacing is the minimum time between two writes of one APIService: one that flaps costs the
 	// apiserver one write a second.
 	spacing = time.Second
-	// lastRetry bounds the pause after a write or a list that failed, which begins at spacing and
+	// rewording is the minimum time if only the message differs: a backend with two alternating
+	// errors would otherwise cost one write a second forever.
+	rewording = 30 * time.Second
+	// lastRetry bounds the backoff after a failed write or list, which starts at spacing and
 	// doubles.
 	lastRetry = 30 * time.Second
-	// callTimeout bounds one call to the apiserver, and so how long a hanging one delays the
+	// callTimeout bounds one call to the apiserver, and so how long a hanging call delays the
 	// others.
 	callTimeout = 10 * time.Second
 )
@@ -41,28 +44,36 @@ type condition struct {
 	reason, message string
 }
 
-// written is what the apiserver has for one APIService. The zero value: no condition of ours.
+// written is what the apiserver has for one APIService. The zero value means that it has no
+// condition of ours.
 type written struct {
 	condition
 	uid       types.UID // of the object that has it
+	version   string    // the resourceVersion of this state
 	since     metav1.Time
 	notBefore time.Time     // of the next write
-	pause     time.Duration // after the last write, if that failed
+	pause     time.Duration // the backoff after a failed write
+	lost      loss
 }
 
-// term is the time for which this replica leads.
+// term is one period of leading.
 type term struct {
 	writer  *Writer
-	entries map[string]*written        // :: APIService → what the apiserver has. Nil: that was not read yet
-	todo    map[string]*registry.Entry // :: APIService → what may differ from that
+	entries map[string]*written        // :: APIService → what the apiserver has. Nil until the first list
+	todo    map[string]*registry.Entry // :: APIService → entries that may differ from it
 	due     time.Time                  // of the next list
-	pause   time.Duration              // after the last list, if that failed
+	pause   time.Duration              // the backoff after a failed list
+	others  *foreign                   // what other writers change. Nil means it is not watched
 }
 
-// run writes what differs until ctx ends.
+// run writes conditions that differ, until ctx ends.
 func (t *term) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	if t.writer.condition == apiregistrationv1.Available {
+		t.others = newForeign(t.writer, func() { timer.Reset(0) })
+		defer t.others.stop()
+	}
 	for now, changes := range latest.Changes(ctx, t.writer.table, timer.C) {
 		for _, c := range changes {
 			if c.New == nil {
@@ -71,21 +82,22 @@ func (t *term) run(ctx context.Context) {
 				t.todo[c.New.Name] = c.New
 			}
 		}
-		if !time.Now().Before(t.due) && t.list(ctx) {
+		if (!time.Now().Before(t.due) || t.others.needsList()) && t.list(ctx) {
 			for _, e := range now.Entries() {
 				t.todo[e.Name] = e
 			}
 		}
 		next := t.due
-		if t.entries != nil { // until then everything would seem to differ
+		if t.entries != nil { // before that everything would differ
+			t.compare(now)
 			next = t.write(ctx)
 		}
-		timer.Reset(time.Until(next))
+		t.others.rest(func() { timer.Reset(time.Until(next)) })
 	}
 }
 
-// list reads what the apiserver has. The table will not do: an Entry's Object is not renewed when
-// only a status has changed. False: it has failed.
+// list reads the conditions from the apiserver, and reports whether it succeeded. The table cannot
+// be used: an Entry's Object is not renewed when only its status has changed.
 func (t *term) list(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -101,15 +113,21 @@ func (t *term) list(ctx context.Context) bool {
 		o := &list.Items[i]
 		have := t.of(o.Name)
 		entries[o.Name] = have
-		have.uid, have.condition, have.since = o.UID, condition{}, metav1.Time{}
-		for _, c := range o.Status.Conditions {
-			if c.Type == conditionType {
-				have.condition, have.since = condition{c.Status, c.Reason, c.Message}, c.LastTransitionTime
-			}
-		}
+		have.read(o, t.writer.condition)
 	}
 	t.entries, t.due, t.pause = entries, time.Now().Add(relist), 0
+	t.others.watch(context.WithoutCancel(ctx), list.ResourceVersion)
 	return true
+}
+
+// read records what an object has.
+func (w *written) read(o *apiregistrationv1.APIService, of apiregistrationv1.APIServiceConditionType) {
+	w.uid, w.version, w.condition, w.since = o.UID, o.ResourceVersion, condition{}, metav1.Time{}
+	for _, c := range o.Status.Conditions {
+		if c.Type == of {
+			w.condition, w.since = condition{c.Status, c.Reason, c.Message}, c.LastTransitionTime
+		}
+	}
 }
 
 func (t *term) of(name string) *written {
@@ -119,18 +137,19 @@ func (t *term) of(name string) *written {
 	return &written{}
 }
 
-// write applies every condition that differs and may be written now. It returns when the next one
-// may.
+// write applies every condition that differs and may be written now. It returns when to call it
+// next.
 func (t *term) write(ctx context.Context) (next time.Time) {
 	next = t.due
 	for _, name := range slices.Sorted(maps.Keys(t.todo)) {
 		e, have := t.todo[name], t.of(name)
 		t.entries[name] = have
 		if have.uid != e.Object.UID {
-			*have = written{uid: e.Object.UID} // deleted and made again: the new one has no condition
+			*have = t.fresh(e)
 		}
-		want, known := wanted(e)
-		if known && want != have.condition && !time.Now().Before(have.notBefore) {
+		want, known := t.wanted(e)
+		at := have.mayWrite(want)
+		if known && want != have.condition && !time.Now().Before(at) {
 			t.replace(ctx, e, have, want)
 			if ctx.Err() != nil {
 				return next
@@ -138,23 +157,23 @@ func (t *term) write(ctx context.Context) (next time.Time) {
 		}
 		if !known || want == have.condition {
 			delete(t.todo, name)
-		} else if have.notBefore.Before(next) {
-			next = have.notBefore
+		} else if at = have.mayWrite(want); at.Before(next) {
+			next = at
 		}
 	}
 	return next
 }
 
-// replace applies one condition and notes what came of it.
+// replace applies one condition and records the result.
 func (t *term) replace(ctx context.Context, e *registry.Entry, have *written, want condition) {
 	since := metav1.NewTime(e.Verdict.Since)
-	if want.status == have.status {
-		since = have.since // status unchanged: as Kubernetes' conditions have it, so is the time
+	if want.status == have.status && !have.since.IsZero() {
+		since = have.since // as in Kubernetes, the time changes only with the status
 	}
-	err := t.apply(ctx, e.Name, want, since)
-	if apierrors.IsNotFound(err) {
-		// Deleted, and the table will say so; should it be there again with the same UID, a cache
-		// was behind.
+	o, err := t.apply(ctx, e, want, since)
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsInvalid(err) {
+		// The object was deleted, or created anew with another UID; then the table will change. If
+		// it appears again with the same UID, a cache was behind.
 		have.pause = retry(have.pause)
 		have.notBefore = time.Now().Add(have.pause)
 		return
@@ -166,14 +185,35 @@ func (t *term) replace(ctx context.Context, e *registry.Entry, have *written, wa
 		t.writer.log.Error("cannot write status", "apiservice", e.Name, "err", err)
 		return
 	}
-	have.condition, have.since = want, since
+	have.condition, have.since, have.version = want, since, o.ResourceVersion
 	have.pause, have.notBefore = 0, time.Now().Add(spacing)
 }
 
-// wanted is the condition that an entry should have, the zero value for none. Not known: there is
-// no verdict yet, so leave what is there.
-func wanted(e *registry.Entry) (want condition, known bool) {
+// mayWrite returns when the wanted condition may be written.
+func (w *written) mayWrite(want condition) time.Time {
+	if want.status == w.status && want.reason == w.reason {
+		return w.notBefore.Add(rewording - spacing)
+	}
+	return w.notBefore
+}
+
+// fresh returns what a new object has: no condition, except for the one that kube-aggregator's
+// strategy gives to a Local APIService.
+func (t *term) fresh(e *registry.Entry) written {
+	have := written{uid: e.Object.UID}
 	if e.Local() {
+		have.condition, _ = t.wanted(e)
+	}
+	return have
+}
+
+// wanted returns the condition that an entry should have, the zero value for none. If known is
+// false there is no verdict yet, and the condition stays.
+func (t *term) wanted(e *registry.Entry) (want condition, known bool) {
+	switch ours := t.writer.condition == conditionType; {
+	case !ours && e.Object.ResourceVersion == "": // read from a file, not stored
+		return condition{}, false
+	case ours && e.Local():
 		return condition{}, true
 	}
 	v := e.Verdict
@@ -183,19 +223,18 @@ func wanted(e *registry.Entry) (want condition, known bool) {
 	return condition{apiregistrationv1.ConditionStatus(v.Status), v.Reason, v.Message}, true
 }
 
-// apply makes our condition what it should be, the zero value none. Nobody else's is touched.
-func (t *term) apply(ctx context.Context, name string, want condition, since metav1.Time) error {
+// apply writes our condition; the zero value removes it. Other conditions stay.
+func (t *term) apply(ctx context.Context, e *registry.Entry, want condition, since metav1.Time) (*apiregistrationv1.APIService, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	status := apply.APIServiceStatus()
 	if want != (condition{}) {
-		status.WithConditions(apply.APIServiceCondition().WithType(conditionType).WithStatus(want.status).
+		status.WithConditions(apply.APIServiceCondition().WithType(t.writer.condition).WithStatus(want.status).
 			WithReason(want.reason).WithMessage(want.message).WithLastTransitionTime(since))
 	}
-	// Force: nobody else may own a condition of this name.
-	_, err := t.writer.config.APIServices.ApplyStatus(ctx, apply.APIService(name).WithStatus(status),
+	// Force: no other field manager may own a condition of this name.
+	return t.writer.config.APIServices.ApplyStatus(ctx, apply.APIService(e.Name).WithUID(e.Object.UID).WithStatus(status),
 		metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
-	return err
 }
 
 func retry(pause time.Duration) time.Duration {

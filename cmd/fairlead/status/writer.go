@@ -8,25 +8,31 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
-	apiregistrationv1 "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	typed "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// Config is what a Writer needs. Table, APIServices, Leases and Identity must be set.
+// Config configures a Writer. Table, APIServices, and either Elect or Leases and Identity are
+// required.
 type Config struct {
 	// Table returns the current table.
 	Table func() *registry.Table
 	// APIServices writes the conditions; it needs the verbs list on apiservices and patch on
 	// apiservices/status.
-	APIServices apiregistrationv1.APIServiceInterface
+	APIServices typed.APIServiceInterface
 	// Leases elects the writer; it needs the verbs get, create and update on leases.
 	Leases coordinationv1.LeasesGetter
-	// Identity names this replica in the Lease. No two replicas may have the same.
+	// Identity names this replica in the Lease. It must be unique.
 	Identity string
-	// Logger gets writes that fail and changes of the leader. Nil discards.
+	// Elect elects the writer in another way: it calls lead while this replica leads, until ctx
+	// ends. The Writer then writes the condition Available, of Local APIServices too. Nil means
+	// that Leases elect.
+	Elect func(ctx context.Context, name string, lead func(context.Context)) error
+	// Logger logs failed writes and changes of the leader. Nil discards them.
 	Logger *slog.Logger
-	// Metrics takes the writer's metrics. Nil: unregistered.
+	// Metrics registers the writer's metrics. Nil means they are not registered.
 	Metrics prometheus.Registerer
 }
 
@@ -35,11 +41,14 @@ type Writer struct {
 	config  Config
 	log     *slog.Logger
 	metrics *metrics
-	// table is of config.Table; tests have tables of their own.
+	// table calls config.Table; tests replace it.
 	table func() table
+	elect func(ctx context.Context, name string, lead func(context.Context)) error
+	// condition is the type of the condition that is written.
+	condition apiregistrationv1.APIServiceConditionType
 }
 
-// table is what is needed of a *registry.Table.
+// table is the part of *registry.Table that is used.
 type table interface {
 	Entries() []*registry.Entry
 	Superseded() <-chan struct{}
@@ -47,24 +56,30 @@ type table interface {
 
 // New makes a Writer. It does nothing until Run.
 func New(c Config) (*Writer, error) {
-	if c.Table == nil || c.APIServices == nil || c.Leases == nil || c.Identity == "" {
-		return nil, errors.New("configuring status writer: Table, APIServices, Leases and Identity must be set")
+	if c.Table == nil || c.APIServices == nil || c.Elect == nil && (c.Leases == nil || c.Identity == "") {
+		return nil, errors.New("configuring status writer: Table, APIServices, and Elect or Leases and Identity must be set")
 	}
 	m, err := newMetrics(c.Metrics)
 	if err != nil {
 		return nil, err
 	}
-	return &Writer{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: m, table: func() table { return c.Table() }}, nil
+	w := &Writer{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: m, table: func() table { return c.Table() }, elect: c.Elect, condition: apiregistrationv1.Available}
+	if w.elect == nil {
+		w.condition = conditionType
+		w.elect = func(ctx context.Context, name string, lead func(context.Context)) error {
+			e := election{leases: c.Leases, lease: name, identity: c.Identity, turn: make(chan struct{}, 1)}
+			return e.run(ctx, lead)
+		}
+	}
+	return w, nil
 }
 
-// lease elects the one who writes.
+// lease names the Lease that elects the writer.
 const lease = "fairlead-status"
 
-// Run takes part in the election until ctx ends, and writes while it leads. Losing the Lease only
-// ends the writing.
+// Run takes part in the election until ctx ends, and writes while it leads.
 func (w *Writer) Run(ctx context.Context) error {
-	e := election{leases: w.config.Leases, lease: lease, identity: w.config.Identity, turn: make(chan struct{}, 1)}
-	return e.run(ctx, func(ctx context.Context) {
+	return w.elect(ctx, lease, func(ctx context.Context) {
 		w.log.Info("writing statuses", "lease", lease)
 		w.metrics.leading.Set(1)
 		defer w.metrics.leading.Set(0)

@@ -55,16 +55,19 @@ func (f *feed) set(entries ...*registry.Entry) {
 	f.superseded = make(chan struct{})
 }
 
-// start runs a writer until the test ends, or stop is called.
+// start runs a writer with a Lease until the test ends, or stop is called.
 func start(t *testing.T, s *apiserver, identity string, entries ...*registry.Entry) (f *feed, stop func()) {
 	t.Helper()
+	return run(t, s, Config{Leases: &coordinationfake.FakeCoordinationV1{Fake: &s.fake}, Identity: identity}, entries...)
+}
+
+// run runs a writer of c until the test ends, or stop is called.
+func run(t *testing.T, s *apiserver, c Config, entries ...*registry.Entry) (f *feed, stop func()) {
+	t.Helper()
 	f = &feed{entries: entries, superseded: make(chan struct{})}
-	w, err := New(Config{
-		Table:       func() *registry.Table { return nil },
-		APIServices: (&apiregistrationfake.FakeApiregistrationV1{Fake: &s.fake}).APIServices(),
-		Leases:      &coordinationfake.FakeCoordinationV1{Fake: &s.fake},
-		Identity:    identity,
-	})
+	c.Table = func() *registry.Table { return nil }
+	c.APIServices = (&apiregistrationfake.FakeApiregistrationV1{Fake: &s.fake}).APIServices()
+	w, err := New(c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +120,7 @@ func TestWritesOnlyWhatDiffersAndOnlyItsOwn(t *testing.T) {
 		if diff := cmp.Diff([]string{"changed", "fresh", "local"}, s.since(time.Time{})); diff != "" {
 			t.Fatalf("written (-want +got):\n%s", diff)
 		}
-		want := `{"kind":"APIService","apiVersion":"apiregistration.k8s.io/v1","metadata":{"name":"fresh"},"status":{"conditions":` +
+		want := `{"kind":"APIService","apiVersion":"apiregistration.k8s.io/v1","metadata":{"name":"fresh","uid":"uid of fresh"},"status":{"conditions":` +
 			`[{"type":"fairlead.dev/Available","status":"True","lastTransitionTime":"2000-01-01T00:00:00Z","reason":"Passed","message":"m"}]}}`
 		if got := s.patches[1].body; got != want {
 			t.Errorf("applied\n%s\nwant\n%s", got, want)
@@ -238,6 +241,25 @@ func TestFlappingCostsOneWriteASecond(t *testing.T) {
 		}
 		if diff := cmp.Diff([]string{"fairlead.dev/Available=False 999"}, s.conditions(t, "a")); diff != "" {
 			t.Errorf("at rest (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// A message that alternates while its reason stays, as that of a backend whose connections break in
+// two ways, costs two writes a minute.
+func TestRewordingIsSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := object("a")
+		s := newAPIServer(t, o)
+		f, _ := start(t, s, "one", remote(o, "True", "Passed"))
+		for i := range 240 {
+			e := remote(o, "False", "Failed")
+			e.Verdict.Message = []string{"EOF", "connection reset"}[i%2]
+			f.set(e)
+			time.Sleep(500 * time.Millisecond)
+		}
+		if n := len(s.since(time.Time{})); n < 2 || n > 6 {
+			t.Errorf("%d writes in two minutes", n)
 		}
 	})
 }

@@ -1,11 +1,11 @@
-// Redraws what has changed. Without it, the page is the same and reloads every ten seconds.
+// Redraws what has changed. Without JavaScript the page is the same and reloads every ten seconds.
 'use strict';
 
 const base = new URL('.', document.currentScript.src);
 const live = document.getElementById('live');
 let busy = false;
 
-// Only the parts that live are replaced, and only where they differ: what somebody types, has opened or is reading stays.
+// Only parts with data-live are replaced, and only if they differ: what the user types, has opened or reads stays.
 async function redraw() {
   if (busy || document.hidden) return;
   busy = true;
@@ -37,7 +37,7 @@ const events = new EventSource(new URL('events', base));
 let table = '';
 const again = () => redraw().catch(() => { live.textContent = 'stale'; });
 events.addEventListener('table', (event) => {
-  live.textContent = 'live, table ' + event.data;
+  live.textContent = 'live';
   if (table) again();
   table = event.data;
 });

@@ -9,9 +9,9 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// The README's table of flags is made of the flags.
-func TestReadmeFlags(t *testing.T) {
-	const file, begin, end = "../../README.md", "<!-- flags -->\n", "<!-- end of flags -->"
+// docs/flags.md is made of the flags.
+func TestFlagsDocument(t *testing.T) {
+	const file, begin, end = "../../docs/flags.md", "<!-- flags -->\n", "<!-- end of flags -->"
 	data, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -19,7 +19,7 @@ func TestReadmeFlags(t *testing.T) {
 	before, rest, ok := strings.Cut(string(data), begin)
 	have, after, found := strings.Cut(rest, end)
 	if !ok || !found {
-		t.Fatalf("README.md has no %q or no %q", begin, end)
+		t.Fatalf("docs/flags.md has no %q or no %q", begin, end)
 	}
 	fs := pflag.NewFlagSet("serve", pflag.ContinueOnError)
 	fs.SortFlags = false
@@ -40,6 +40,6 @@ func TestReadmeFlags(t *testing.T) {
 		return
 	}
 	if have != b.String() {
-		t.Errorf("README.md does not list the flags that there are; go test ./cmd/fairlead -run TestReadmeFlags -update writes:\n%s", b.String())
+		t.Errorf("docs/flags.md does not list the flags that there are; go test ./cmd/fairlead -run TestFlagsDocument -update writes:\n%s", b.String())
 	}
 }

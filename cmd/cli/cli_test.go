@@ -1,0 +1,68 @@
+package cli
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	cliflag "k8s.io/component-base/cli/flag"
+)
+
+func TestRoot(t *testing.T) {
+	for _, tc := range []struct {
+		line string
+		want string // in the output, or in the usage error
+	}{
+		{"", "Available Commands"},
+		{"sattus", `unknown command "sattus" for "fairlead"; did you mean status?`},
+		{"nothing-like-it", `unknown command "nothing-like-it" for "fairlead"`},
+		{"status extra", "see fairlead status --help"},
+		{"--no-such-flag", "unknown flag"},
+		{"--version", "fairlead version v1.2.3 (go"},
+		{"version", "fairlead v1.2.3 (go"},
+		{"version -o json", `"version": "v1.2.3", "goVersion": "go`},
+		{"version -o yaml", `--output "yaml" is not json`},
+	} {
+		var out bytes.Buffer
+		cmd := Root("fairlead", "Short", "v1.2.3", &cobra.Command{Use: "status", Args: cobra.NoArgs, RunE: func(*cobra.Command, []string) error { return nil }})
+		cmd.SetOut(&out)
+		cmd.SetArgs(strings.Fields(tc.line))
+		err := cmd.ExecuteContext(t.Context())
+		text := out.String()
+		if err != nil {
+			text = err.Error()
+		}
+		if !strings.Contains(text, tc.want) || err != nil && !IsUsage(err) {
+			t.Errorf("%q: %q (%v), want %q", tc.line, text, err, tc.want)
+		}
+	}
+}
+
+// Help shows the groups in their order, with examples, and no line is longer than a terminal.
+func TestFlags(t *testing.T) {
+	var groups cliflag.NamedFlagSets
+	groups.FlagSet("second").String("b", "", strings.Repeat("a long text ", 30))
+	groups.FlagSet("first").String("a", "", "A.")
+	cmd := &cobra.Command{Use: "do", Short: "Do it", Example: "  do --a"}
+	Flags(cmd, groups)
+	var out bytes.Buffer
+	cmd.SetOut(&out)
+	cmd.SetArgs([]string{"--help"})
+	if err := cmd.ExecuteContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	at := -1
+	for _, want := range []string{"Do it.", "Examples:\n  do --a", "Second flags:", "First flags:"} {
+		next := strings.Index(out.String(), want)
+		if next <= at {
+			t.Errorf("%q is not where it should be:\n%s", want, out.String())
+		}
+		at = next
+	}
+	for line := range strings.Lines(out.String()) {
+		if len(line) > columns+1 {
+			t.Errorf("%d columns: %s", len(line), line)
+		}
+	}
+}

@@ -1,0 +1,53 @@
+//go:build e2e
+
+package main
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Everything that it says one should try shows what it promises.
+func TestStandalone(t *testing.T) {
+	d, printed := startDev(t, "-standalone")
+	want := []string{"v1.widgets.example.com created", "condition met", "widget-002", "widget-002", "v1.widgets.example.com"}
+	for line := range strings.Lines(printed) {
+		words := strings.Fields(strings.Split(line, "#")[0])
+		if len(words) < 2 || filepath.Base(words[0]) != "kubectl" {
+			continue
+		}
+		if len(want) == 0 {
+			t.Fatalf("nobody knows what this must show: %s", line)
+		}
+		t.Run(strings.ReplaceAll(strings.Join(words[1:], " "), d.dir, ""), func(t *testing.T) {
+			cmd := exec.CommandContext(t.Context(), words[0], words[1:]...)
+			cmd.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(d.dir, "kubeconfig"))
+			var out bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &out, &out
+			watches := words[len(words)-1] == "-w"
+			if watches {
+				late := time.AfterFunc(5*time.Second, func() { _ = cmd.Process.Signal(os.Interrupt) })
+				defer late.Stop()
+			}
+			if err := cmd.Run(); err != nil && !watches || !strings.Contains(out.String(), want[0]) {
+				t.Errorf("%v, want %q:\n%s", err, want[0], out.String())
+			}
+		})
+		want = want[1:]
+	}
+	if len(want) > 0 {
+		t.Errorf("it does not say to try what shows %q:\n%s", want, printed)
+	}
+	t.Run("there is no Kubernetes", func(t *testing.T) {
+		got := d.parts(t)
+		if len(got) != 2 || got["etcd"] == 0 || got["fairlead"] == 0 { // two of them have one name
+			t.Errorf("it runs %v", got)
+		}
+	})
+	t.Run("an interrupt ends all", d.endsAll)
+}

@@ -1,0 +1,227 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/registry/latest"
+)
+
+// credential is what this process impersonates callers with: the token or certificate of its
+// kubeconfig or pod. client-go obtains it from files and plugins as for any client. It is cached
+// here, so that no request waits for either.
+type credential struct {
+	log *slog.Logger
+	// source is how client-go obtains the credential. offered, if not nil, replaces it once loaded.
+	source, offered atomic.Pointer[source]
+	// authorization is the value of the Authorization header, empty if a certificate is used. Never
+	// nil.
+	authorization atomic.Pointer[string]
+	rejected      chan struct{} // one slot: the local apiserver answered 401
+	shown         [][]byte      // the certificate chain; only look uses it
+
+	mu      sync.Mutex // guards what follows
+	changed chan struct{}
+}
+
+type source struct {
+	config *rest.Config
+	// ask returns what client-go's wrappers make of a request. It never sends it.
+	ask http.RoundTripper
+	// certificate returns the client certificate of a pair, a file or a plugin. Nil means there is
+	// none.
+	certificate func(*tls.CertificateRequestInfo) (*tls.Certificate, error)
+}
+
+const (
+	// lookEvery bounds how late a plugin is asked after its token has expired: client-go asks with
+	// the next request. A look costs microseconds; client-go itself rereads a token file once a
+	// minute.
+	lookEvery = time.Second
+	// renewEvery bounds how often a rejected credential is renewed: plugins call rate-limited
+	// clouds.
+	renewEvery = 10 * time.Second
+	// slowLook is how long a plugin may take before a warning is logged: client-go waits for it
+	// forever.
+	slowLook = 10 * time.Second
+)
+
+func newCredential(c *rest.Config, log *slog.Logger) (*credential, error) {
+	k := &credential{log: log, rejected: make(chan struct{}, 1), changed: make(chan struct{})}
+	err := k.take(c)
+	if err == nil {
+		err = k.look(k.offered.Swap(nil))
+	}
+	if err != nil {
+		return nil, cli.Usage(err)
+	}
+	return k, nil
+}
+
+// take offers Run another configuration. It runs no plugin, which may hang, because its caller also
+// follows other files.
+func (k *credential) take(c *rest.Config) error {
+	if c.Impersonate.UserName != "" || c.Impersonate.UID != "" || len(c.Impersonate.Groups)+len(c.Impersonate.Extra) > 0 {
+		return fmt.Errorf("reading kubeconfig: %w", errNested)
+	}
+	c = rest.CopyConfig(c)
+	c.Dial, c.WrapTransport = nil, nil // they dial servers
+	if c.BearerTokenFile != "" {
+		c.BearerToken = "" // what the file contained at the start is outdated
+	}
+	s, err := newSource(c, http.StatusOK)
+	if err != nil {
+		return err
+	}
+	k.offered.Store(s)
+	return nil
+}
+
+// newSource makes a source whose fake server answers every request with status.
+func newSource(c *rest.Config, status int) (*source, error) {
+	ask, err := rest.HTTPWrappersForConfig(c, kept(status))
+	if err != nil {
+		return nil, fmt.Errorf("reading kubeconfig: %w", err)
+	}
+	s := &source{config: c, ask: ask}
+	tc, err := rest.TLSConfigFor(c)
+	if err != nil {
+		return nil, fmt.Errorf("reading kubeconfig: %w", err)
+	}
+	if tc != nil {
+		s.certificate = tc.GetClientCertificate
+	}
+	return s, nil
+}
+
+// kept is a transport that answers every request with a status and the request's own header.
+func kept(status int) http.RoundTripper {
+	return roundTripper(func(r *http.Request) (*http.Response, error) {
+		return &http.Response{StatusCode: status, Header: r.Header, Body: http.NoBody, Request: r}, nil
+	})
+}
+
+// look obtains a source's credential, and puts both in force. Only newCredential and
+// then Run call it.
+func (k *credential) look(s *source) error {
+	late := time.AfterFunc(slowLook, func() { k.log.Warn("still waiting for our own credential: the kubeconfig's plugin does not answer") })
+	defer late.Stop()
+	own, err := s.authorization()
+	if err != nil {
+		return err
+	}
+	var shown [][]byte
+	if s.certificate != nil {
+		pair, err := s.certificate(&tls.CertificateRequestInfo{})
+		if err != nil {
+			return fmt.Errorf("getting our own certificate: %w", err)
+		}
+		shown = pair.Certificate
+	}
+	if own == "" && len(shown) == 0 {
+		return fmt.Errorf("reading kubeconfig: %w", errNoCredential)
+	}
+	k.source.Store(s)
+	k.authorization.Store(&own)
+	if !slices.EqualFunc(k.shown, shown, slices.Equal[[]byte]) {
+		k.shown = shown
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		close(k.changed)
+		k.changed = make(chan struct{})
+	}
+	return nil
+}
+
+func (s *source) authorization() (string, error) {
+	r := &http.Request{Method: http.MethodGet, URL: &url.URL{Scheme: "https", Host: "localhost"}, Header: http.Header{}}
+	res, err := s.ask.RoundTrip(r) //nolint:bodyclose // http.NoBody
+	if err != nil {
+		return "", fmt.Errorf("getting our own credential: %w", err)
+	}
+	return res.Header.Get("Authorization"), nil
+}
+
+// again makes a source that reads files again and runs a plugin again, by reporting a 401 to
+// client-go.
+func (s *source) again() (*source, error) {
+	refused, err := newSource(s.config, http.StatusUnauthorized)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := refused.authorization(); err != nil {
+		return nil, err
+	}
+	return newSource(s.config, http.StatusOK)
+}
+
+// Run keeps the credential current until ctx ends.
+func (k *credential) Run(ctx context.Context) error {
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	var renewed time.Time
+	failed := false
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+		if failed && time.Since(renewed) < renewEvery {
+			continue
+		}
+		s, err := cmp.Or(k.offered.Load(), k.source.Load()), error(nil)
+		if time.Since(renewed) >= renewEvery {
+			select {
+			case <-k.rejected:
+				k.log.Warn("the local apiserver rejects our own credential: getting a new one")
+				renewed = time.Now()
+				s, err = s.again()
+			default:
+			}
+		}
+		if err == nil {
+			err = k.look(s)
+		}
+		if err == nil {
+			k.offered.CompareAndSwap(s, nil)
+		}
+		if failed = err != nil; failed {
+			renewed = time.Now()
+			k.log.Error("cannot get our own credential: keeping the last one", "err", err)
+		}
+	}
+}
+
+// Authorization returns the Authorization header's value. It does no I/O.
+func (k *credential) Authorization() string { return *k.authorization.Load() }
+
+// Changed returns a channel that is closed when connections present an outdated certificate.
+func (k *credential) Changed() <-chan struct{} {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.changed
+}
+
+// clientCertificate fits tls.Config.GetClientCertificate.
+func (k *credential) clientCertificate(r *tls.CertificateRequestInfo) (*tls.Certificate, error) {
+	if get := k.source.Load().certificate; get != nil {
+		return get(r)
+	}
+	return &tls.Certificate{}, nil // send none
+}
+
+// renew requests a new credential from Run.
+func (k *credential) renew() { latest.Wake(k.rejected) }

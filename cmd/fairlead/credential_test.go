@@ -1,0 +1,265 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// writeKubeconfig writes one whose user is the text of a JSON object.
+func writeKubeconfig(t *testing.T, dir, user string) string {
+	t.Helper()
+	path := filepath.Join(dir, "kubeconfig")
+	text := fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}],
+		"clusters":[{"name":"c","cluster":{"server":"https://127.0.0.1:6443"}}],"users":[{"name":"u","user":{%s}}]}`, user)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func credentialOf(t *testing.T, dir, user string) (*credential, error) {
+	t.Helper()
+	kube, _, _, err := clientConfig(writeKubeconfig(t, dir, user), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newCredential(kube, slog.New(slog.DiscardHandler))
+}
+
+// embedded is a user of a kubeconfig with a certificate.
+func embedded(p *pki.Pair) string {
+	return fmt.Sprintf(`"client-certificate-data":%q,"client-key-data":%q`, base64.StdEncoding.EncodeToString(p.CertPEM()), base64.StdEncoding.EncodeToString(p.KeyPEM()))
+}
+
+func (k *credential) showsTo(t *testing.T) string {
+	t.Helper()
+	pair, err := k.clientCertificate(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var shown bytes.Buffer
+	for _, der := range pair.Certificate {
+		shown.Write(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+	}
+	return shown.String()
+}
+
+func TestCredential(t *testing.T) {
+	clients := pki.NewCA("clients")
+	pair := clients.Issue(pki.Leaf{CommonName: "fairlead"})
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "token"), []byte("t2\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := pair.WriteFiles(dir, "user"); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct{ name, user, want, wrong string }{
+		{"token", `"token":"t1"`, "Bearer t1", ""},
+		{"token file", `"tokenFile":"token"`, "Bearer t2", ""},
+		{"basic", `"username":"a","password":"b"`, "Basic YTpi", ""},
+		{"certificate", embedded(pair), "", ""},
+		{"certificate files", `"client-certificate":"user.crt","client-key":"user.key"`, "", ""},
+		{"nothing", ``, "", "no credential to impersonate callers with"},
+		{"somebody else", `"token":"t1","as":"root"`, "", "it already impersonates a user"},
+		{"a group", `"token":"t1","as":"root","as-groups":["g"]`, "", "it already impersonates a user"},
+		{"no plugin", `"exec":{"apiVersion":"client.authentication.k8s.io/v1","command":"/nowhere/plugin","interactiveMode":"Never"}`, "", "getting our own credential"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			k, err := credentialOf(t, dir, tc.user)
+			if (err == nil) != (tc.wrong == "") || err != nil && !strings.Contains(err.Error(), tc.wrong) {
+				t.Fatalf("%v, want %q", err, tc.wrong)
+			}
+			if err != nil {
+				return
+			}
+			certificate := ""
+			if tc.want == "" {
+				certificate = string(pair.CertPEM())
+			}
+			if got := k.Authorization(); got != tc.want || k.showsTo(t) != certificate {
+				t.Errorf("%q, and shows %q", got, k.showsTo(t))
+			}
+		})
+	}
+}
+
+// plugin writes an exec plugin that answers with what is in the file beside it, and counts.
+func writePlugin(t *testing.T, dir string) (user string, says func(status string), calls func() int) {
+	t.Helper()
+	command := filepath.Join(dir, "plugin")
+	script := fmt.Sprintf("#!/bin/sh\necho >>%[1]s/calls\ncat %[1]s/says\n", dir)
+	if err := os.WriteFile(command, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	says = func(status string) {
+		text := fmt.Sprintf(`{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{%s}}`, status)
+		if err := os.WriteFile(filepath.Join(dir, "next"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(filepath.Join(dir, "next"), filepath.Join(dir, "says")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	calls = func() int {
+		data, err := os.ReadFile(filepath.Join(dir, "calls"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return bytes.Count(data, []byte("\n"))
+	}
+	return fmt.Sprintf(`"exec":{"apiVersion":"client.authentication.k8s.io/v1","command":%q,"interactiveMode":"Never"}`, command), says, calls
+}
+
+// A plugin runs when its token has expired, and when the token was not taken; never because
+// somebody asks.
+func TestCredentialOfPlugin(t *testing.T) {
+	dir := t.TempDir()
+	user, says, calls := writePlugin(t, dir)
+	expires := func(in time.Duration) string { return time.Now().Add(in).UTC().Format(time.RFC3339) }
+	says(fmt.Sprintf(`"token":"t1","expirationTimestamp":%q`, expires(-time.Minute)))
+	k, err := credentialOf(t, dir, user)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if k.Authorization() != "Bearer t1" {
+		t.Fatalf("%q", k.Authorization())
+	}
+	says(fmt.Sprintf(`"token":"t2","expirationTimestamp":%q`, expires(time.Hour)))
+	last := k.source.Load()
+	for range 3 {
+		if err := k.look(last); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := calls()
+	if k.Authorization() != "Bearer t2" || before > 4 {
+		t.Errorf("%q after %d calls", k.Authorization(), before)
+	}
+	says(fmt.Sprintf(`"token":"t3","expirationTimestamp":%q`, expires(time.Hour)))
+	fresh, err := last.again()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := k.look(fresh); err != nil || k.Authorization() != "Bearer t3" || calls() != before+1 {
+		t.Errorf("%v: %q after %d calls, there were %d", err, k.Authorization(), calls(), before)
+	}
+	for range 1000 {
+		_ = k.Authorization()
+	}
+	if calls() != before+1 {
+		t.Error("asking for the credential runs the plugin")
+	}
+	pair := pki.NewCA("clients").Issue(pki.Leaf{CommonName: "fairlead"})
+	says(fmt.Sprintf(`"clientCertificateData":%q,"clientKeyData":%q`, pair.CertPEM(), pair.KeyPEM()))
+	changed := k.Changed()
+	if fresh, err = k.source.Load().again(); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.look(fresh); err != nil || k.Authorization() != "" || k.showsTo(t) != string(pair.CertPEM()) {
+		t.Errorf("a certificate: %v, %q", err, k.Authorization())
+	}
+	select {
+	case <-changed:
+	default:
+		t.Error("nobody is told of another certificate")
+	}
+}
+
+// A kubeconfig that has changed counts within a second, and who reads it waits for no plugin.
+func TestCredentialFollows(t *testing.T) {
+	dir := t.TempDir()
+	k, err := credentialOf(t, dir, `"token":"t1"`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	user, says, _ := writePlugin(t, dir)
+	says(`"token":"t2"`)
+	kube, _, _, err := clientConfig(writeKubeconfig(t, dir, user), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := k.take(kube); err != nil || k.Authorization() != "Bearer t1" {
+		t.Fatalf("%v: %q before anybody looks", err, k.Authorization())
+	}
+	if _, err := os.Stat(filepath.Join(dir, "calls")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the plugin was run: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var loop sync.WaitGroup
+	loop.Go(func() { _ = k.Run(ctx) })
+	defer loop.Wait()
+	defer cancel()
+	for late := time.After(time.Minute); k.Authorization() != "Bearer t2"; {
+		select {
+		case <-late:
+			t.Fatalf("after a minute it is %q", k.Authorization())
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// What was refused is got anew soon, but no more often than a cloud bears; a file that is gone
+// takes nothing away.
+func TestCredentialIsRenewed(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "token")
+	write := func(token string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(token), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		write("t1")
+		k, err := credentialOf(t, dir, `"tokenFile":"token"`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var loop sync.WaitGroup
+		loop.Go(func() { _ = k.Run(ctx) })
+		defer loop.Wait()
+		defer cancel()
+		want := func(after time.Duration, token string) {
+			t.Helper()
+			time.Sleep(after)
+			if got := k.Authorization(); got != "Bearer "+token {
+				t.Errorf("after %v: %q, want %q", after, got, token)
+			}
+		}
+		write("t2")
+		want(5*time.Second, "t1")
+		k.renew()
+		k.renew() // many were refused
+		want(1500*time.Millisecond, "t2")
+		write("t3")
+		k.renew()
+		want(5*time.Second, "t2")
+		want(6*time.Second, "t3")
+		write("t4")
+		want(2*time.Minute, "t4")
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+		k.renew()
+		want(2*time.Minute, "t4")
+		write("t5")
+		want(2*time.Minute, "t5")
+	})
+}

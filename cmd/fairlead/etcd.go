@@ -1,0 +1,100 @@
+package main
+
+import (
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/client-go/rest"
+	"k8s.io/component-base/metrics/legacyregistry"
+
+	"github.com/fairlead-proxy/fairlead/registry/apiservices"
+	"github.com/fairlead-proxy/fairlead/registry/apiservices/etcd"
+)
+
+// etcdOptions are the flags of --registry=etcd:, named as kube-apiserver's.
+type etcdOptions struct{ ca, cert, key, prefix, cacheFile string }
+
+func (o *etcdOptions) addFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.ca, "etcd-cafile", "", "CA bundle that verifies etcd's serving certificates.")
+	fs.StringVar(&o.cert, "etcd-certfile", "", "Client certificate for etcd.")
+	fs.StringVar(&o.key, "etcd-keyfile", "", "Private key of --etcd-certfile.")
+	fs.StringVar(&o.prefix, "etcd-prefix", "/registry", "Prefix of all keys in etcd.")
+	fs.StringVar(&o.cacheFile, "registry-cache-file", "", "File that keeps the last APIServices read from etcd, so that Fairlead can start while etcd is away. No other process may use it; its mode is 0600. Empty: no file; without etcd Fairlead starts, but is not ready.")
+}
+
+// endpoints returns the URLs of --registry=etcd:URL,…. Nil means that APIServices are not in etcd.
+func (o *options) endpoints() []string {
+	list, ok := strings.CutPrefix(o.registry, "etcd:")
+	if !ok {
+		return nil
+	}
+	list, _, _ = strings.Cut(strings.TrimSuffix(list, andCluster), ",dir:")
+	return strings.Split(list, ",")
+}
+
+func (o *options) validateEtcd(fault func(string, ...any)) {
+	for _, e := range o.endpoints() {
+		u, err := url.Parse(e)
+		switch {
+		case err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http" || u.User != nil || u.RawQuery != "" || strings.Trim(u.Path, "/") != "":
+			fault("--registry=etcd: an element is not the URL of an etcd member, such as https://10.0.0.1:2379")
+		case !strings.HasPrefix(o.endpoints()[0], u.Scheme+":"):
+			fault("--registry=etcd: all members must be https, or all http")
+		case u.Scheme == "http" && o.etcd.ca+o.etcd.cert+o.etcd.key != "":
+			fault("--registry=etcd: %s is plain text: --etcd-cafile, --etcd-certfile and --etcd-keyfile would have no effect", e)
+		}
+	}
+	switch {
+	case o.writeStatus && o.endpoints() != nil:
+		fault("--write-status is for --registry=kubernetes: with etcd:, one replica writes Available anyway")
+	case o.writeStatus && o.withCluster():
+		fault("--write-status is for --registry=kubernetes: with a directory, the cluster's own aggregator writes the status of the cluster's APIServices")
+	}
+	for flag, path := range map[string]string{"--etcd-cafile": o.etcd.ca, "--etcd-certfile": o.etcd.cert, "--etcd-keyfile": o.etcd.key} {
+		if path != "" && o.endpoints() == nil {
+			fault("%s needs --registry=etcd:URL,…", flag)
+		}
+		checkReadable(fault, flag, path)
+	}
+	if o.etcd.cacheFile != "" && o.endpoints() == nil {
+		fault("--registry-cache-file needs --registry=etcd:URL,…")
+	}
+}
+
+// etcdConfig returns nil if APIServices are not in etcd.
+func (o *options) etcdConfig() *etcd.Config {
+	if o.endpoints() == nil {
+		return nil
+	}
+	return &etcd.Config{Endpoints: o.endpoints(), CAFile: o.etcd.ca, CertFile: o.etcd.cert, KeyFile: o.etcd.key, Prefix: o.etcd.prefix}
+}
+
+// ownClient returns a client of the APIServices that this process serves, as the server itself.
+func (d *door) ownClient() *rest.Config {
+	ask := inProcess{d.apiServices}
+	return &rest.Config{
+		Host: "https://fairlead.invalid", UserAgent: "fairlead/" + version, QPS: -1, // unlimited: it only calls this process
+		ContentConfig: rest.ContentConfig{AcceptContentTypes: runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON, ContentType: runtime.ContentTypeProtobuf},
+		Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
+			self := &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup}}
+			return ask.fetch(request.WithUser(apiservices.Own(r.Context()), self), r)
+		}),
+	}
+}
+
+// ofEtcd gathers only the etcd metrics of k8s.io/apiserver, by kube-apiserver's names, out of all
+// that Kubernetes' libraries register.
+type ofEtcd struct{}
+
+// Gather implements prometheus.Gatherer.
+func (ofEtcd) Gather() ([]*dto.MetricFamily, error) {
+	all, err := legacyregistry.DefaultGatherer.Gather()
+	return slices.DeleteFunc(all, func(f *dto.MetricFamily) bool { return !strings.HasPrefix(f.GetName(), "etcd_") }), err
+}

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/storage/etcd3/testserver"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry/apiservices"
+	"github.com/fairlead-proxy/fairlead/registry/apiservices/etcd"
+)
+
+// However many watch, this process follows its own table.
+func TestOwnClientIsNeverRefused(t *testing.T) {
+	server, err := apiservices.New(apiservices.Config{
+		Etcd: &etcd.Config{Endpoints: testserver.RunEtcd(t, nil).Endpoints()}, Protects: func(string) bool { return false },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- server.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+	})
+	watch := func(name string) int {
+		ctx := request.WithUser(ctx, &user.DefaultInfo{Name: name})
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://fairlead.invalid/apis/apiregistration.k8s.io/v1/apiservices?watch=1", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := inProcess{server}.fetch(ctx, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res.StatusCode != http.StatusOK {
+			_ = res.Body.Close()
+		}
+		return res.StatusCode // the others end with ctx
+	}
+	for watch("first") != http.StatusOK { // the cache is not ready
+		<-time.After(10 * time.Millisecond)
+	}
+	n, refused := 0, 0
+	for refused < 10 { // users, one after the other, take all
+		n++
+		for name := fmt.Sprint(n); watch(name) == http.StatusOK; refused = 0 {
+		}
+		refused++
+	}
+	d := &door{apiServices: server}
+	own, err := apiregistrationv1.NewForConfig(d.ownClient())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := own.APIServices().Watch(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatalf("after %d users: %v", n, err)
+	}
+	w.Stop()
+}

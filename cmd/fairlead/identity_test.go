@@ -1,0 +1,156 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/proxy/front"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+const carolMayList = `apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: lists}
+rules: [{apiGroups: [apiregistration.k8s.io], resources: [apiservices], verbs: [list]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: lists}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: lists}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: carol}]
+`
+
+// Each CA is for its own kind of certificate, and every file counts as soon as it has changed,
+// whatever was known of those who ask.
+func TestIdentities(t *testing.T) {
+	dir := t.TempDir()
+	users, proxies := pki.NewCA("users"), pki.NewCA("proxies")
+	write := func(path string, content []byte) string {
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	userCA, tokens, roles := filepath.Join(dir, "users.crt"), filepath.Join(dir, "tokens"), ""
+	address, tc, _ := serveDoor(t, func(o *options) {
+		o.clientCA, o.requestHeaderCA = write(userCA, users.PEM()), write(filepath.Join(dir, "proxies.crt"), proxies.PEM())
+		o.tokenFile = write(tokens, []byte("secret,bob,1\n"))
+		o.tokenTTL, o.authorizedTTL, o.unauthorizedTTL = time.Hour, time.Hour, time.Hour
+		roles = filepath.Join(strings.TrimPrefix(o.registry, "dir:"), "roles.yaml")
+	})
+	as := func(pair *pki.Pair) *old {
+		c := tc.Clone()
+		if pair != nil {
+			c.Certificates = []tls.Certificate{pair.TLS()}
+		}
+		return dialOld(t, address, c)
+	}
+	jane, gateway := users.Issue(pki.Leaf{CommonName: "jane"}), proxies.Issue(pki.Leaf{CommonName: "gateway"})
+	const bob, carol, root = "Authorization: Bearer secret", "X-Remote-User: carol", "X-Remote-User: root"
+	for _, tt := range []struct {
+		name  string
+		pair  *pki.Pair
+		field string
+		want  string
+	}{
+		{"a user", jane, "", "403 jane"},
+		{"a user who names another", jane, root, "403 jane"},
+		{"a front proxy", gateway, carol, "403 carol"},
+		{"a front proxy that names nobody", gateway, "", "401"},
+		{"a token", nil, bob, "403 bob"},
+		{"nobody, who names somebody", nil, root, "401"},
+	} {
+		if got := as(tt.pair).user(t, tt.field); got != tt.want {
+			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
+		}
+	}
+	for _, tt := range []struct {
+		file, content string
+		pair          *pki.Pair
+		field         string
+		before, after string
+	}{
+		{tokens, "secret,ben,2\n", nil, bob, "403 bob", "403 ben"},
+		{roles, carolMayList, gateway, carol, "403 carol", "200"},
+		{userCA, string(pki.NewCA("others").PEM()), jane, "", "403 jane", "401"},
+	} {
+		conn := as(tt.pair)
+		if got := conn.user(t, tt.field); got != tt.before {
+			t.Errorf("%s, before: %s, want %s", tt.file, got, tt.before)
+		}
+		write(tt.file, []byte(tt.content))
+		got := tt.before
+		for late := time.Now().Add(20 * time.Second); got == tt.before && time.Now().Before(late); {
+			got = conn.user(t, tt.field)
+		}
+		if got != tt.after {
+			t.Errorf("%s, afterwards: %s, want %s", tt.file, got, tt.after)
+		}
+	}
+}
+
+// user asks for something with a field, and returns the answer and whom it was refused to.
+func (o *old) user(t *testing.T, field string) string {
+	t.Helper()
+	if field != "" {
+		field += "\r\n"
+	}
+	if _, err := io.WriteString(o, "GET /apis/apiregistration.k8s.io/v1/apiservices HTTP/1.1\r\nHost: x\r\n"+field+"\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	res, err := http.ReadResponse(o.r, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, user, _ := strings.Cut(string(body), `User \"`)
+	user, _, refused := strings.Cut(user, `\"`)
+	if !refused {
+		user = ""
+	}
+	return strings.TrimSpace(res.Status[:3] + " " + user)
+}
+
+// Whoever chooses among replicas sees that this one leaves as long as it still serves.
+func TestDrainIsSeen(t *testing.T) {
+	d, ca := aloneDoor(t, func(o *options) { o.authzMode, o.anonymous, o.watchGrace = authzAlwaysAllow, true, time.Minute })
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- d.serve(ctx) }()
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: ca.Pool(), ServerName: "localhost", MinVersion: tls.VersionTLS12}}}
+	get := func(l *front.Listener, path string) *http.Response {
+		res, err := client.Get("https://" + l.Addr().String() + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = res.Body.Close() })
+		return res
+	}
+	until := func(ready bool) {
+		for late := time.Now().Add(20 * time.Second); (get(d.adminListener, "/readyz").StatusCode == http.StatusOK) != ready; {
+			if time.Now().After(late) {
+				t.Fatalf("it is never seen that it is ready: %v", ready)
+			}
+		}
+	}
+	until(true)
+	watch := get(d.frontListener, "/apis/apiregistration.k8s.io/v1/apiservices?watch=1") // the drain waits for it
+	cancel()
+	until(false)
+	_ = watch.Body.Close()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,69 @@
+package pages
+
+import (
+	"strings"
+
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// runbooks is the address of the alerts' runbooks.
+const runbooks = "https://github.com/fairlead-proxy/fairlead/blob/main/docs/runbooks/"
+
+// help adds what is wrong with an APIService and what to do, or nothing if all is well.
+func help(a *answer.APIService, e *registry.Entry) {
+	if e.Local() || e.Verdict.Available() && e.Policy.Maintenance == "" && len(e.Problems) == 0 && a.Healthy() == len(a.Endpoints) {
+		return
+	}
+	a.Cause, a.Advice = diagnoseEntry(e)
+	a.Cause = brief(a.Cause)
+	a.Command = command(e)
+	page := "FairleadAPIServiceDown"
+	switch {
+	case e.Policy.Maintenance != "":
+		return // on purpose
+	case e.Verdict.Available() && len(e.Problems) > 0:
+		page = "FairleadRegistryProblems"
+	case e.Verdict.Available():
+		page = "FairleadEndpointDown"
+	}
+	a.Runbook = runbooks + page + ".md"
+}
+
+// brief removes from a probe's message which address was probed, which precedes the finding.
+func brief(message string) string {
+	head, asked, _ := strings.Cut(message, "failing or missing response from ")
+	_, found, ok := strings.Cut(asked, ": ")
+	if !ok {
+		return message
+	}
+	if strings.HasPrefix(found, `Get "`) {
+		if _, why, ok := strings.Cut(found, `": `); ok {
+			found = why
+		}
+	}
+	return head + found
+}
+
+// command returns a shell command to copy. It is empty if none helps, or if a name is invalid:
+// authors of APIServices must not control what others run.
+func command(e *registry.Entry) string {
+	b := e.Backend
+	if b == nil {
+		return ""
+	}
+	for _, name := range []string{e.Name, b.Namespace, b.Service} {
+		if strings.ContainsFunc(name, func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' && r != '.' }) || strings.HasPrefix(name, "-") {
+			return ""
+		}
+	}
+	switch {
+	case b.Service == "" || e.Verdict.Available() && len(e.Problems) > 0:
+	case e.Verdict.Reason == registry.ReasonServiceNotFound:
+		return "kubectl -n " + b.Namespace + " get services"
+	case e.Verdict.Reason == registry.ReasonInvalidCABundle || e.Verdict.Reason == registry.ReasonInvalidURL || e.Verdict.Reason == registry.ReasonProtectedGroup || e.Policy.Maintenance != "":
+	default:
+		return "kubectl -n " + b.Namespace + " describe service " + b.Service + "; kubectl -n " + b.Namespace + " get pods -o wide"
+	}
+	return "kubectl get apiservice " + e.Name + " -o yaml"
+}

@@ -1,0 +1,185 @@
+package pages
+
+import (
+	"fmt"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// many is a view of n APIServices, of which each hundredth is down and each of those after it has
+// half of its endpoints.
+func many(n int, target string) *view {
+	v := &view{Status: &answer.Status{Complete: true, Time: time.Now()}, List: listingOf(httptest.NewRequest("GET", target, nil))}
+	for i := range n {
+		a := answer.APIService{Name: fmt.Sprintf("v1.g%04d.example.com", i), Kind: "remote", Service: "ns/s:443", Verdict: answer.Verdict{Status: "True", Reason: "Passed"}}
+		switch i % 100 {
+		case 99:
+			a.Verdict, a.Cause, a.Owner = answer.Verdict{Status: "False", Reason: "MissingEndpoints"}, "no pods", "team-x"
+		case 0:
+			a.Cause = "1 of 2 endpoints are unhealthy"
+		case 1:
+			a.Verdict.Status = "Unknown"
+		}
+		v.APIServices = append(v.APIServices, a)
+	}
+	return v
+}
+
+// A thousand are read page by page, without a script, those first that somebody was woken for.
+func TestList(t *testing.T) {
+	for _, tc := range []struct {
+		target      string
+		rows, found int
+		first, last string
+		links       []string
+	}{
+		{"/", 100, 1000, "v1.g0099", "v1.g0071", []string{"?page=2"}}, // 10 down, 10 unknown, 10 half, 70 others
+		{"/?page=2", 100, 1000, "v1.g0072", "v1.g0174", []string{"?page=1", "?page=3"}},
+		{"/?page=99", 100, 1000, "v1.g0896", "v1.g0998", []string{"?page=9"}},
+		{"/?page=-3&q=TEAM-x", 10, 10, "v1.g0099", "v1.g0999", nil},
+		{"/?q=g000", 10, 10, "v1.g0001", "v1.g0009", nil},
+		{"/?q=example&page=2", 100, 1000, "v1.g0072", "v1.g0174", []string{"?page=1&amp;q=example", "?page=3&amp;q=example"}},
+		{"/?q=nobody", 0, 0, "", "", nil},
+	} {
+		v := many(1000, tc.target)
+		rows := v.rows()
+		if len(rows) != tc.rows || v.List.Found != tc.found {
+			t.Errorf("%s: %d rows of %d, want %d of %d", tc.target, len(rows), v.List.Found, tc.rows, tc.found)
+		}
+		if len(rows) > 0 && (!strings.HasPrefix(rows[0].Name, tc.first) || !strings.HasPrefix(rows[len(rows)-1].Name, tc.last)) {
+			t.Errorf("%s: from %s to %s", tc.target, rows[0].Name, rows[len(rows)-1].Name)
+		}
+		var d document
+		d.overview(v)
+		for _, link := range tc.links {
+			if !strings.Contains(d.String(), `href="`+link+`"`) {
+				t.Errorf("%s: no link to %s", tc.target, link)
+			}
+		}
+		if n := strings.Count(d.String(), "<tr>") - 1; n != tc.rows && tc.rows > 0 || d.Len() > 200_000 {
+			t.Errorf("%s: %d rows are shown, in %d bytes", tc.target, n, d.Len())
+		}
+	}
+}
+
+// Who was woken reads what is wrong, what to look at, what to type, and where to read on; of what
+// is well, nothing.
+func TestHelp(t *testing.T) {
+	s := newStand(t)
+	for name, want := range map[string][]string{
+		"v1.good.example.com":   {"", "", ""},
+		"v1.lost.example.com":   {"service/nobody", "kubectl -n x get services", "FairleadAPIServiceDown"},
+		"v1.bad.example.com":    {"bad status", "kubectl -n x describe service bad-example-com; kubectl -n x get pods -o wide", "FairleadAPIServiceDown"},
+		"v1.closed.example.com": {"maintenance", "kubectl get apiservice v1.closed.example.com -o yaml", ""},
+	} {
+		for _, a := range s.status().APIServices {
+			if a.Name != name {
+				continue
+			}
+			if !strings.Contains(a.Cause, want[0]) || a.Command != want[1] || !strings.Contains(a.Runbook, want[2]) || (want[0] == "") != (a.Cause == "") || (want[2] == "") != (a.Runbook == "") {
+				t.Errorf("%s: cause %q, command %q, runbook %q", name, a.Cause, a.Command, a.Runbook)
+			}
+			if strings.Contains(a.Cause, "https://") && strings.Index(a.Cause, "bad status") > 0 {
+				t.Errorf("%s: the cause stands behind whom was asked: %s", name, a.Cause)
+			}
+			if a.Runbook != "" {
+				_, err := os.Stat(filepath.Join("../../../docs/runbooks", strings.TrimPrefix(a.Runbook, runbooks)))
+				check(t, err)
+			}
+		}
+	}
+	_, page := s.get(t, "/fairlead/")
+	for _, want := range []string{"node-7 in cluster prod-1", `<code class="copy">kubectl -n x get services</code>`, "FairleadAPIServiceDown.md", `role="search"`, `<td class="n bad" data-label="Endpoints">0/0</td>`, "s ago, took 2.0ms, passed"} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the page has no %s", want)
+		}
+	}
+	if down, well := strings.Index(page, `"apiservice/v1.bad.`), strings.Index(page, `"apiservice/v1.good.`); down > well {
+		t.Error("what is well stands before what is not")
+	}
+	for late := time.After(10 * time.Second); !strings.Contains(page, `<rect class="unhealthy"`); { // history follows the table
+		select {
+		case <-late:
+			t.Fatal("the detail has no hour in which it was unhealthy")
+		case <-time.After(time.Millisecond):
+		}
+		_, page = s.get(t, "/fairlead/apiservice/v1.bad.example.com")
+	}
+	for _, want := range []string{`<code class="copy">kubectl -n x describe service bad-example-com;`, "FairleadAPIServiceDown.md", `class="timeline"`, `s ago, took 12ms, failed<span class="sub">bad status: 403</span>`} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the detail has no %s", want)
+		}
+	}
+}
+
+// Whoever may write APIServices does not write what others copy into a shell.
+func TestCommandsAreNotWritten(t *testing.T) {
+	for _, name := range []string{"x; rm -rf /", "$(id)", "x\ny", "--kubeconfig=x", "`id`", "X"} {
+		for _, e := range []*registry.Entry{
+			{Name: name, Backend: &registry.Backend{Namespace: "x", Service: "y"}}, {Name: "v1.x", Backend: &registry.Backend{Namespace: name, Service: "y"}},
+			{Name: "v1.x", Backend: &registry.Backend{Namespace: "x", Service: name}},
+		} {
+			if got := command(e); got != "" {
+				t.Errorf("%q makes %q", name, got)
+			}
+		}
+	}
+}
+
+func TestBrief(t *testing.T) {
+	for message, want := range map[string]string{
+		`failing or missing response from https://a:1/apis/x/v1: bad status from https://a:1/apis/x/v1: 403`:      `bad status from https://a:1/apis/x/v1: 403`,
+		`failing or missing response from https://a:1/apis/x/v1: Get "https://a:1/apis/x/v1": connection refused`: `connection refused`,
+		`1 of 2 endpoints are unhealthy and get no requests: failing or missing response from https://a: EOF`:     `1 of 2 endpoints are unhealthy and get no requests: EOF`,
+		`service "x" in "y" is not present`: `service "x" in "y" is not present`,
+	} {
+		if got := brief(message); got != want {
+			t.Errorf("%s: %s", message, got)
+		}
+	}
+}
+
+// An endpoint's changes are kept while it is there, and no more than are shown.
+func TestEndpointHistory(t *testing.T) {
+	var h history
+	entry := func(health ...registry.Health) *registry.Entry {
+		e := &registry.Entry{Name: "v1.x"}
+		for i, v := range health {
+			e.Endpoints = append(e.Endpoints, registry.Endpoint{Address: fmt.Sprint(i), Health: v})
+		}
+		return e
+	}
+	was, now := &registry.Entry{}, time.Unix(0, 0)
+	for i := range 3 * maxChanges {
+		is := entry(registry.Healthy, registry.Healthy)
+		if i%2 == 1 {
+			is = entry(registry.Healthy, registry.Unhealthy)
+		}
+		h.changed(was, is, now.Add(time.Duration(i)*time.Second))
+		was = is
+	}
+	got := h.of("v1.x")
+	if want := []answer.Change{{Time: now, Health: "healthy"}}; !cmp.Equal(got["0"], want) {
+		t.Errorf("%v of one that has changed once", got["0"])
+	}
+	if n := len(got["1"]); n != maxChanges || got["1"][n-1].Health != "unhealthy" {
+		t.Errorf("%d changes: %v", n, got["1"])
+	}
+	gone := entry(registry.Healthy)
+	h.changed(was, gone, now)
+	if len(h.of("v1.x")) != 1 {
+		t.Error("an endpoint that is gone is remembered")
+	}
+	if h.changed(gone, &registry.Entry{}, now); len(h.endpoints) != 0 {
+		t.Error("an APIService that is gone is remembered")
+	}
+}

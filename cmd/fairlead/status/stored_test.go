@@ -1,0 +1,119 @@
+package status
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// Where no other controller writes Available, the elected one does: of what is stored, and of a
+// Local one only when that has changed.
+func TestAvailable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stored := func(name string) *registry.Entry {
+			o := object(name)
+			o.ResourceVersion = "1"
+			return remote(o, "True", "Passed")
+		}
+		fresh, moved, file := stored("fresh"), stored("moved"), remote(object("file"), "True", "Passed")
+		born := stored("born")
+		born.Backend, born.Verdict.Reason = nil, "Local"
+		s := newAPIServer(t, fresh.Object, moved.Object, file.Object)
+		f, stop := startStored(t, s, nil, fresh, moved, file)
+		time.Sleep(time.Second)
+		if diff := cmp.Diff([]string{"fresh", "moved"}, s.since(time.Time{})); diff != "" {
+			t.Errorf("written (-want +got):\n%s", diff)
+		}
+		if body := s.patches[0].body; !strings.Contains(body, `"type":"Available"`) {
+			t.Errorf("written: %s", body)
+		}
+		begun := time.Now()
+		local := *moved
+		local.Backend, local.Verdict.Reason = nil, "Local"
+		f.set(fresh, &local, file, born)
+		time.Sleep(time.Minute)
+		if diff := cmp.Diff([]string{"moved"}, s.since(begun)); diff != "" {
+			t.Errorf("written later (-want +got):\n%s", diff)
+		}
+		stop()
+	})
+}
+
+// startStored runs a writer that etcd elects until the test ends, or stop is called.
+func startStored(t *testing.T, s *apiserver, log *slog.Logger, entries ...*registry.Entry) (f *feed, stop func()) {
+	t.Helper()
+	return run(t, s, Config{Logger: log, Elect: func(ctx context.Context, name string, lead func(context.Context)) error {
+		if name != lease {
+			t.Errorf("elected for %q", name)
+		}
+		lead(ctx)
+		return ctx.Err()
+	}}, entries...)
+}
+
+// What another one writes is replaced at once; who does it again and again has the last word for
+// ever longer, and is named once.
+func TestAvailableOfAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := object("a")
+		o.ResourceVersion = "0"
+		s := newAPIServer(t, o)
+		var log bytes.Buffer
+		_, stop := startStored(t, s, slog.New(slog.NewTextHandler(&log, nil)), remote(o, "True", "Passed"))
+		time.Sleep(2 * time.Second)
+		begun := time.Now()
+		s.overwrite(t, "a", "Theirs")
+		time.Sleep(time.Millisecond)
+		if diff := cmp.Diff([]string{"Available=True Passed"}, s.conditions(t, "a")); diff != "" {
+			t.Errorf("after another's write (-want +got):\n%s", diff)
+		}
+		if n := len(s.since(begun)); n != 1 {
+			t.Errorf("%d writes, want 1", n)
+		}
+		for end := time.Now().Add(time.Hour); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+			if s.conditions(t, "a")[0] == "Available=True Passed" {
+				s.overwrite(t, "a", "Theirs")
+			}
+		}
+		if n := len(s.since(begun)); n < 12 || n > 20 { // ten that double, and six an hour
+			t.Errorf("%d writes in an hour's fight", n)
+		}
+		time.Sleep(2 * relist)
+		if diff := cmp.Diff([]string{"Available=True Passed"}, s.conditions(t, "a")); diff != "" {
+			t.Errorf("after the fight (-want +got):\n%s", diff)
+		}
+		stop()
+		if n := strings.Count(log.String(), "another writer writes this condition"); n != 1 {
+			t.Errorf("%d lines in the log, want 1:\n%s", n, log.String())
+		}
+	})
+}
+
+// A Local one that came into etcd without a status gets its own.
+func TestAvailableOfLocal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPIServer(t)
+		f, _ := startStored(t, s, nil)
+		time.Sleep(2 * time.Second)
+		born := object("born")
+		born.ResourceVersion = "1"
+		if err := s.tracker.Add(born); err != nil {
+			t.Fatal(err)
+		}
+		local := remote(born, "True", "Local")
+		local.Backend = nil
+		f.set(local)
+		time.Sleep(2 * time.Second)
+		if diff := cmp.Diff([]string{"Available=True Local"}, s.conditions(t, "born")); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}

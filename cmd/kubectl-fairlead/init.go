@@ -1,0 +1,165 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	certutil "k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
+)
+
+// leafLife is a year. A leaf is renewed when a third of it is left, before lint and the alerts
+// warn.
+const leafLife = 365 * 24 * time.Hour
+
+// initiator stores a CA and the certificates it signs in Secrets of cert-manager's form.
+type initiator struct {
+	secrets   corev1client.SecretInterface
+	namespace string
+	out       io.Writer
+	ca        tls.Certificate // empty until it is read or made
+}
+
+func initCommand() *cobra.Command {
+	flags := genericclioptions.NewConfigFlags(true)
+	*flags.Namespace = metav1.NamespaceSystem
+	var names []string
+	cmd := &cobra.Command{
+		Use:   "init",
+		Short: "Make Fairlead's own CA, and the certificates that identify Fairlead to extension servers and clients",
+		Long: `Make the Secrets that deploy/overlays/managed mounts, for clusters whose request-header CA is not available: fairlead-ca; signed by it fairlead-front-proxy-client,
+which identifies Fairlead to extension servers (CN fairlead); and fairlead-serving for --serving-names.
+
+It is safe to run it again: a certificate is renewed when a third of its year is left, or when its CA or a name has changed. Secrets of another owner are a conflict and stay unchanged.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			rc, err := flags.ToRESTConfig()
+			if err != nil {
+				return fmt.Errorf("reading kubeconfig: %w", err)
+			}
+			core, err := corev1client.NewForConfig(rc)
+			if err != nil {
+				return fmt.Errorf("reading kubeconfig: %w", err)
+			}
+			i := &initiator{secrets: core.Secrets(*flags.Namespace), namespace: *flags.Namespace, out: cmd.OutOrStdout()}
+			return i.run(cmd.Context(), names)
+		},
+	}
+	flags.AddFlags(cmd.Flags())
+	cmd.Flags().StringSliceVar(&names, "serving-names", nil, "Names and addresses that clients use for Fairlead. Empty: those in fairlead-serving, if this CA signed it.")
+	return cmd
+}
+
+func (i *initiator) run(ctx context.Context, names []string) error {
+	authority, err := i.ensure(ctx, "fairlead-ca", nil)
+	if err != nil {
+		return err
+	}
+	if i.ca, err = tls.X509KeyPair(authority[corev1.TLSCertKey], authority[corev1.TLSPrivateKeyKey]); err != nil {
+		return fmt.Errorf("reading Secret fairlead-ca: %w", err)
+	}
+	proxy := &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+	proxy.Subject.CommonName = "fairlead"
+	if _, err := i.ensure(ctx, "fairlead-front-proxy-client", proxy); err != nil {
+		return err
+	}
+	serving := &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+	for _, name := range names {
+		if ip := net.ParseIP(name); ip != nil {
+			serving.IPAddresses = append(serving.IPAddresses, ip)
+		} else {
+			serving.DNSNames = append(serving.DNSNames, name)
+		}
+	}
+	if len(names) == 0 { // those in the Secret, if it is ours
+		found, err := i.secrets.Get(ctx, "fairlead-serving", metav1.GetOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return err // it names the Secret
+		}
+		chain, err := certutil.ParseCertsPEM(found.Data[corev1.TLSCertKey])
+		if err != nil || chain[0].CheckSignatureFrom(i.ca.Leaf) != nil {
+			return nil //nolint:nilerr // there is none, or another CA signed it
+		}
+		serving.DNSNames, serving.IPAddresses = chain[0].DNSNames, chain[0].IPAddresses
+	}
+	_, err = i.ensure(ctx, "fairlead-serving", serving)
+	return err
+}
+
+// ensure makes a Secret hold a valid certificate like the template, and returns the Secret's data.
+// Without a template it is the CA's, and any existing one is accepted.
+func (i *initiator) ensure(ctx context.Context, name string, template *x509.Certificate) (map[string][]byte, error) {
+	found, err := i.secrets.Get(ctx, name, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return nil, err // it names the Secret
+	}
+	if err == nil && (template == nil || i.good(found.Data[corev1.TLSCertKey], template)) {
+		_, err = fmt.Fprintf(i.out, "secret/%s unchanged\n", name)
+		return found.Data, err
+	}
+	data, err := i.issue(template)
+	if err != nil {
+		return nil, fmt.Errorf("making a certificate for Secret %s: %w", name, err)
+	}
+	// Without force, so that another owner's Secret is a conflict.
+	secret := applycorev1.Secret(name, i.namespace).WithType(corev1.SecretTypeTLS).WithData(data)
+	if _, err := i.secrets.Apply(ctx, secret, metav1.ApplyOptions{FieldManager: "kubectl-fairlead"}); err != nil {
+		return nil, fmt.Errorf("writing Secret %s: %w", name, err)
+	}
+	_, err = fmt.Fprintf(i.out, "secret/%s written\n", name)
+	return data, err
+}
+
+func (i *initiator) good(pem []byte, template *x509.Certificate) bool {
+	chain, err := certutil.ParseCertsPEM(pem)
+	return err == nil && chain[0].CheckSignatureFrom(i.ca.Leaf) == nil && time.Until(chain[0].NotAfter) > leafLife/3 &&
+		fmt.Sprint(chain[0].DNSNames, chain[0].IPAddresses) == fmt.Sprint(template.DNSNames, template.IPAddresses)
+}
+
+// issue makes a key and its certificate. Without a template that is a CA's, valid for ten years.
+func (i *initiator) issue(template *x509.Certificate) (map[string][]byte, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	var cert *x509.Certificate
+	if template == nil {
+		// The time makes the name unique, so that this CA is not confused with the next one.
+		cert, err = certutil.NewSelfSignedCACert(certutil.Config{CommonName: fmt.Sprintf("fairlead-ca-%d", time.Now().Unix())}, key)
+	} else {
+		template.KeyUsage = x509.KeyUsageDigitalSignature
+		template.NotBefore, template.NotAfter = time.Now().Add(-time.Minute), time.Now().Add(leafLife) // clocks differ
+		var der []byte
+		if der, err = x509.CreateCertificate(rand.Reader, template, i.ca.Leaf, key.Public(), i.ca.PrivateKey); err == nil {
+			cert, err = x509.ParseCertificate(der)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	data := map[string][]byte{}
+	if data[corev1.TLSPrivateKeyKey], err = keyutil.MarshalPrivateKeyToPEM(key); err != nil {
+		return nil, err
+	}
+	if data[corev1.TLSCertKey], err = certutil.EncodeCertificates(cert); err != nil {
+		return nil, err
+	}
+	data[corev1.ServiceAccountRootCAKey], err = certutil.EncodeCertificates(cmp.Or(i.ca.Leaf, cert)) // ca.crt
+	return data, err
+}

@@ -1,0 +1,118 @@
+package main
+
+import (
+	"bytes"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	certutil "k8s.io/client-go/util/cert"
+
+	"github.com/fairlead-proxy/fairlead/certs"
+)
+
+// installation is a namespace that init is run in.
+type installation struct {
+	*testing.T
+	cluster *fake.Clientset
+}
+
+func (in *installation) init(names ...string) string {
+	in.Helper()
+	var out bytes.Buffer
+	i := &initiator{secrets: in.cluster.CoreV1().Secrets("kube-system"), namespace: "kube-system", out: &out}
+	if err := i.run(in.Context(), names); err != nil {
+		in.Fatal(err)
+	}
+	return strings.ReplaceAll(out.String(), "secret/fairlead-", "")
+}
+
+// leaf is the certificate of a Secret, and a pool of the CA beside it.
+func (in *installation) leaf(name string) (*x509.Certificate, *x509.CertPool) {
+	in.Helper()
+	s, err := in.cluster.CoreV1().Secrets("kube-system").Get(in.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		in.Fatal(err)
+	}
+	chain, err := certutil.ParseCertsPEM(s.Data["tls.crt"])
+	if err != nil {
+		in.Fatal(err)
+	}
+	pool, err := certutil.NewPoolFromBytes(s.Data["ca.crt"])
+	if err != nil {
+		in.Fatal(err)
+	}
+	return chain[0], pool
+}
+
+func TestInit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		in := &installation{t, fake.NewClientset()}
+		if got := in.init("api.example.com", "192.0.2.1"); got != "ca written\nfront-proxy-client written\nserving written\n" {
+			t.Errorf("at first: %s", got)
+		}
+		proxy, ca := in.leaf("fairlead-front-proxy-client")
+		if _, err := proxy.Verify(x509.VerifyOptions{Roots: ca, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil || proxy.Subject.CommonName != "fairlead" {
+			t.Errorf("proxy client %s: %v", proxy.Subject, err)
+		}
+		serving, _ := in.leaf("fairlead-serving")
+		for _, name := range []string{"api.example.com", "192.0.2.1"} {
+			if _, err := serving.Verify(x509.VerifyOptions{Roots: ca, DNSName: name}); err != nil {
+				t.Errorf("serving: %v", err)
+			}
+		}
+		// The one CA must not make clients of servers: extension servers take any certificate of it
+		// with the name for the proxy.
+		if _, err := serving.Verify(x509.VerifyOptions{Roots: ca, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err == nil {
+			t.Error("the serving certificate is a client's, too")
+		}
+		if got := in.init("api.example.com", "192.0.2.1"); got != "ca unchanged\nfront-proxy-client unchanged\nserving unchanged\n" {
+			t.Errorf("at once again: %s", got)
+		}
+		if got := in.init("api.example.com"); got != "ca unchanged\nfront-proxy-client unchanged\nserving written\n" {
+			t.Errorf("with a name less: %s", got)
+		}
+		time.Sleep(250 * 24 * time.Hour) // of 365, 121 are a third
+		if found := certs.CheckProxyClient([]*x509.Certificate{proxy}, nil); len(found) != 1 || strings.Contains(found[0].Message, "expire") {
+			t.Errorf("lint is before init: %v", found)
+		}
+		if got := in.init(); got != "ca unchanged\nfront-proxy-client written\nserving written\n" {
+			t.Errorf("after 250 days: %s", got)
+		}
+		if next, _ := in.leaf("fairlead-serving"); fmt.Sprint(next.DNSNames) != "[api.example.com]" || next.Equal(serving) {
+			t.Errorf("the next one serves %q", next.DNSNames)
+		}
+		if next, ca := in.leaf("fairlead-front-proxy-client"); next.Equal(proxy) {
+			t.Error("the certificate is the same")
+		} else if _, err := proxy.Verify(x509.VerifyOptions{Roots: ca, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+			t.Errorf("the one before is not trusted any more: %v", err)
+		}
+	})
+}
+
+func TestInitWithoutItsCA(t *testing.T) {
+	in := &installation{t, fake.NewClientset()}
+	in.init()
+	before, _ := in.leaf("fairlead-front-proxy-client")
+	if err := in.cluster.CoreV1().Secrets("kube-system").Delete(t.Context(), "fairlead-ca", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := in.init(); got != "ca written\nfront-proxy-client written\n" {
+		t.Errorf("another CA: %s", got)
+	}
+	if after, _ := in.leaf("fairlead-front-proxy-client"); after.Equal(before) {
+		t.Error("the certificate is of a CA that is gone")
+	}
+	bad := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "fairlead-ca", Namespace: "kube-system"}, Data: map[string][]byte{"tls.crt": []byte("x")}}
+	i := &initiator{secrets: fake.NewClientset(bad).CoreV1().Secrets("kube-system"), namespace: "kube-system", out: new(bytes.Buffer)}
+	if err := i.run(t.Context(), nil); err == nil || errors.Unwrap(err) == nil || !strings.Contains(err.Error(), "reading Secret fairlead-ca") {
+		t.Errorf("a CA that cannot be read: %v", err)
+	}
+}

@@ -1,0 +1,192 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
+)
+
+const (
+	// replicaTimeout bounds one replica's answer. maxAsked bounds concurrent requests.
+	replicaTimeout = 5 * time.Second
+	maxAsked       = 16
+)
+
+// replica is one replica of Fairlead.
+type replica struct {
+	address string
+	status  *answer.Status // nil if err is set
+	err     error
+}
+
+// replicas shows the state that each replica reports. They are the endpoints of the admin Service,
+// and are asked with the kubeconfig's user. Each must prove that it is the kubeconfig's server
+// before it receives the credential.
+func (c *client) replicas(ctx context.Context) error {
+	list := &discoveryv1.EndpointSliceList{}
+	query := url.Values{"labelSelector": {discoveryv1.LabelServiceName + "=fairlead-admin"}}
+	if err := c.get(ctx, "/apis/discovery.k8s.io/v1/namespaces/kube-system/endpointslices", query, list); err != nil {
+		return err
+	}
+	all := addresses(list)
+	if len(all) == 0 {
+		return errors.New("the Service kube-system/fairlead-admin, which lists the replicas, has no endpoints")
+	}
+	hc, err := c.replicaClient()
+	if err != nil {
+		return err
+	}
+	defer hc.CloseIdleConnections()
+	var g errgroup.Group
+	g.SetLimit(maxAsked)
+	for i := range all {
+		g.Go(func() error {
+			all[i].status, all[i].err = ask(ctx, hc, all[i].address)
+			return nil
+		})
+	}
+	_ = g.Wait() // no function returns an error
+	if err := table(c.out, c.replicaRows(all)); err != nil {
+		return err
+	}
+	for _, line := range differences(all) {
+		if _, err := fmt.Fprintln(c.out, c.palette.bad(printable(line))); err != nil {
+			return err
+		}
+	}
+	for i := range all {
+		if all[i].err != nil || sound(all[i].status) != nil {
+			return errUnavailable
+		}
+	}
+	return nil
+}
+
+// addresses returns the replicas with their admin addresses, sorted.
+func addresses(list *discoveryv1.EndpointSliceList) (all []replica) {
+	for _, s := range list.Items {
+		for _, p := range s.Ports {
+			if p.Port == nil {
+				continue
+			}
+			for _, e := range s.Endpoints {
+				for _, a := range e.Addresses {
+					all = append(all, replica{address: net.JoinHostPort(a, strconv.Itoa(int(*p.Port)))})
+				}
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b replica) int { return cmp.Compare(a.address, b.address) })
+	return all
+}
+
+// replicaClient returns a client with the kubeconfig's credential. All replicas have the same name
+// in their certificates.
+func (c *client) replicaClient() (*http.Client, error) {
+	rc, err := c.flags.ToRESTConfig()
+	if err != nil {
+		return nil, err
+	}
+	if rc.Insecure {
+		return nil, errors.New("the kubeconfig verifies no server certificate, so its credential is not sent to addresses from an EndpointSlice")
+	}
+	rc = rest.CopyConfig(rc)
+	rc.ServerName = cmp.Or(rc.ServerName, c.base.Hostname())
+	hc, err := rest.HTTPClientFor(rc)
+	if err != nil {
+		return nil, err
+	}
+	hc.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return hc, nil
+}
+
+// ask gets one replica's status.
+func ask(ctx context.Context, hc *http.Client, address string) (*answer.Status, error) {
+	ctx, cancel := context.WithTimeout(ctx, replicaTimeout)
+	defer cancel()
+	return (&client{base: &url.URL{Scheme: "https", Host: address}, http: hc}).status(ctx)
+}
+
+func (c *client) replicaRows(all []replica) [][]cell {
+	rows := [][]cell{{{text: "REPLICA"}, {text: "ADDRESS"}, {text: "READY"}, {text: "UP"}, {text: "AVAILABLE"}, {text: "VERSION"}}}
+	for i := range all {
+		r, s := &all[i], all[i].status
+		if r.err != nil {
+			rows = append(rows, []cell{{text: "-"}, {text: r.address}, {"Unknown", c.palette.bad}, {text: "-"}, {text: "-"}, {text: "-"}})
+			continue
+		}
+		up, remote := 0, 0
+		for i := range s.APIServices {
+			if a := &s.APIServices[i]; a.Kind != "local" {
+				remote++
+				if a.Available() {
+					up++
+				}
+			}
+		}
+		ready, paint := "True", c.palette.good
+		if s.Ready != "" {
+			ready, paint = "False", c.palette.bad
+		}
+		rows = append(rows, []cell{
+			{text: cmp.Or(s.Replica, "-")}, {text: r.address}, {ready, paint}, {text: answer.Ago(s.Time, s.Started)}, {text: fmt.Sprintf("%d/%d", up, remote)}, {text: s.Version},
+		})
+	}
+	return rows
+}
+
+// differences returns a line for each replica that did not answer or is not ready, and for each
+// verdict that differs.
+func differences(all []replica) (lines []string) {
+	verdicts := map[string]map[string][]string{} // :: APIService → verdict → replicas
+	asked := 0
+	for i := range all {
+		r := &all[i]
+		if r.err != nil {
+			lines = append(lines, r.address+": "+r.err.Error())
+			continue
+		}
+		asked++
+		if r.status.Ready != "" {
+			lines = append(lines, r.address+" is not ready: "+r.status.Ready)
+		}
+		for i := range r.status.APIServices {
+			a := &r.status.APIServices[i]
+			if verdicts[a.Name] == nil {
+				verdicts[a.Name] = map[string][]string{}
+			}
+			text := strings.TrimSpace(a.Verdict.Status + " " + a.Verdict.Reason)
+			verdicts[a.Name][text] = append(verdicts[a.Name][text], r.address)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(verdicts)) {
+		by, known := verdicts[name], 0
+		var parts []string
+		for _, text := range slices.Sorted(maps.Keys(by)) {
+			known += len(by[text])
+			parts = append(parts, text+" at "+strings.Join(by[text], ", "))
+		}
+		if known < asked {
+			parts = append(parts, fmt.Sprintf("unknown to %d", asked-known))
+		}
+		if len(parts) > 1 {
+			lines = append(lines, name+" is "+strings.Join(parts, "; "))
+		}
+	}
+	return lines
+}

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// endpoints is an EndpointSlice of servers' addresses.
+func endpoints(t *testing.T, urls ...string) discoveryv1.EndpointSlice {
+	t.Helper()
+	s := discoveryv1.EndpointSlice{}
+	for _, u := range urls {
+		at, err := url.Parse(u)
+		if err != nil {
+			t.Fatal(err)
+		}
+		port, err := strconv.Atoi(at.Port())
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Ports = []discoveryv1.EndpointPort{{Port: new(int32(port))}}
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{at.Hostname()}})
+	}
+	return s
+}
+
+// Every replica is asked, by the caller's own right; what is not the same for all is told apart.
+func TestReplicas(t *testing.T) {
+	well, ill := sample(), broken()
+	well.Replica, ill.Replica, ill.Ready = "node-1", "node-2", "table: not complete"
+	ill.APIServices = ill.APIServices[:1]
+	f, other := newFront(t, well), newFront(t, ill)
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := "https://" + closed.Addr().String()
+	_ = closed.Close()
+	list := discoveryv1.EndpointSliceList{Items: []discoveryv1.EndpointSlice{endpoints(t, f.URL), endpoints(t, other.URL), endpoints(t, gone)}}
+	f.slices = &list
+	out, err := f.run(t, "status", "--replicas", "--as", "bob")
+	if !errors.Is(err, errUnavailable) {
+		t.Errorf("error %v, want errUnavailable", err)
+	}
+	at := func(u string) string { return strings.TrimPrefix(u, "https://") }
+	for _, want := range []string{
+		"node-1    " + at(f.URL) + "   True ", "   1/1", "node-2    " + at(other.URL) + "   False ", "   0/1", at(gone) + "   Unknown ", at(gone) + ": asking /fairlead/status: ",
+		at(other.URL) + " is not ready: table: not complete\n",
+		"v1beta1.metrics.k8s.io is False FailedDiscoveryCheck at " + at(other.URL) + "; True Passed at " + at(f.URL) + "\n", "v1.apps is True Local at " + at(f.URL) + "; unknown to 1\n",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is missing in:\n%s", want, out)
+		}
+	}
+	if f.as != "bob" || other.as != "bob" {
+		t.Errorf("asked as %q and %q, want bob", f.as, other.as)
+	}
+	list.Items = list.Items[:1]
+	if out, err := f.run(t, "status", "--replicas"); err != nil || strings.Count(out, "\n") != 2 {
+		t.Errorf("one that is well: %v\n%s", err, out)
+	}
+	list.Items = nil
+	if _, err := f.run(t, "status", "--replicas"); err == nil || !strings.Contains(err.Error(), "has no endpoints") {
+		t.Errorf("none: %v", err)
+	}
+	if _, err := f.run(t, "status", "--replicas", "-o", "json"); !cli.IsUsage(err) {
+		t.Errorf("another form: %v", err)
+	}
+}
+
+// Who cannot prove to be the server that the kubeconfig names is not asked, and not told who asks.
+func TestReplicaOfAnother(t *testing.T) {
+	f := newFront(t, sample())
+	var asked atomic.Int64
+	stranger := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))
+	pair := pki.NewCA("another").Issue(pki.Leaf{CommonName: "fairlead", Names: []string{"127.0.0.1"}})
+	certificate, err := tls.X509KeyPair(pair.CertPEM(), pair.KeyPEM())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stranger.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12}
+	stranger.StartTLS()
+	t.Cleanup(stranger.Close)
+	f.slices = &discoveryv1.EndpointSliceList{Items: []discoveryv1.EndpointSlice{endpoints(t, stranger.URL)}}
+	out, err := f.run(t, "status", "--replicas", "--token", "secret")
+	if !errors.Is(err, errUnavailable) || !strings.Contains(out, "certificate") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if _, err := f.run(t, "status", "--replicas", "--token", "secret", "--insecure-skip-tls-verify"); err == nil || !strings.Contains(err.Error(), "verifies no server certificate") {
+		t.Errorf("without verification: %v", err)
+	}
+	if n := asked.Load(); n != 0 {
+		t.Errorf("it was asked %d times", n)
+	}
+}
+
+func (f *front) serveSlices(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Query().Get("labelSelector") != "kubernetes.io/service-name=fairlead-admin" {
+		http.Error(w, "of what?", http.StatusBadRequest)
+		return
+	}
+	_ = json.NewEncoder(w).Encode(f.slices)
+}
