@@ -21,15 +21,15 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// The manifests that are the same wherever the example runs. What depends on ports and keys is written beside them.
+// The manifests that do not depend on ports and keys. All others are written next to them.
 //
 //go:embed registry
 var manifests embed.FS
 
-// harbour is everything but Fairlead itself.
+// harbour is everything except Fairlead itself.
 type harbour struct {
 	options
-	clients, fronts, servers *pki.CA // of users, of the front proxy (Fairlead), and of all that serve
+	clients, fronts, servers *pki.CA // of users, of the front proxy (Fairlead), and of all servers
 	tides                    *http.Server
 	widgets                  *extension.Server
 	front                    cluster.Endpoint
@@ -63,17 +63,21 @@ func build(ctx context.Context, o options) (*harbour, error) {
 	return h, nil
 }
 
-// reserve finds out whether a port is free, and sets it to one that is when it is 0.
+// reserve replaces a port that is in use, or 0, by a free one.
 func reserve(ctx context.Context, port *int) error {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", fmt.Sprintf("127.0.0.1:%d", *port))
 	if err != nil {
-		return fmt.Errorf("choosing ports (-secure-port and -admin-secure-port name others): %w", err)
+		l, err = new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	}
+	if err != nil {
+		return fmt.Errorf("choosing a port: %w", err)
 	}
 	*port = l.Addr().(*net.TCPAddr).Port
 	return l.Close()
 }
 
-// startServers starts one extension server that is written by hand and one that the tests use. Both believe Fairlead's certificate and no other.
+// startServers starts a hand-written extension server and the one that the tests use. Both accept
+// only Fairlead's client certificate.
 func (h *harbour) startServers(ctx context.Context) error {
 	h.tides = tides.New(tides.Config{
 		Certificate: h.servers.Issue(pki.Leaf{CommonName: "tides", Names: []string{"tides.harbour.svc"}}).TLS(), FrontProxies: h.fronts.Pool(),
@@ -100,7 +104,8 @@ func (h *harbour) close() {
 	}
 }
 
-// writeRegistry writes the manifests, and what only this run knows: who vouches for the extension servers, and where they listen.
+// writeRegistry writes the manifests, and what only this run knows: the extension servers' CA and
+// addresses.
 func (h *harbour) writeRegistry() error {
 	files, err := fs.Sub(manifests, "registry")
 	if err != nil {
@@ -138,7 +143,7 @@ endpoints: [{addresses: [%[2]s]}]
 `, service, host, port)
 }
 
-// writeManifest renames a whole file into place: nobody reads half of one.
+// writeManifest renames a complete file into place, so that Fairlead never reads half of one.
 func (h *harbour) writeManifest(name, text string) error {
 	temporary := h.file(filepath.Join("registry", "."+name))
 	if err := os.WriteFile(temporary, []byte(text), 0o600); err != nil {
@@ -147,7 +152,8 @@ func (h *harbour) writeManifest(name, text string) error {
 	return os.Rename(temporary, h.file(filepath.Join("registry", name)))
 }
 
-// writeUsers writes a kubeconfig for an administrator and one for a sailor, who has the role of registry/roles.yaml.
+// writeUsers writes a kubeconfig for an administrator and one for a sailor with the role of
+// registry/roles.yaml.
 func (h *harbour) writeUsers() error {
 	if err := os.WriteFile(h.front.CAFile, h.servers.PEM(), 0o600); err != nil {
 		return err
@@ -170,7 +176,7 @@ func (h *harbour) pair(ca *pki.CA, name string, leaf pki.Leaf) (cluster.Pair, er
 	return cluster.Pair{CertFile: cert, KeyFile: key}, err
 }
 
-// fairleadArgs is the one line of the example: what there is in front of a folder.
+// fairleadArgs returns what the example demonstrates: the flags of a Fairlead in front of a folder.
 func (h *harbour) fairleadArgs() ([]string, error) {
 	serving, err1 := h.pair(h.servers, "fairlead", pki.Leaf{CommonName: "fairlead", Names: []string{"127.0.0.1", "localhost"}})
 	client, err2 := h.pair(h.fronts, "front-proxy-client", pki.Leaf{CommonName: "front-proxy-client"})
@@ -236,8 +242,8 @@ func (h *harbour) describe(w io.Writer) error {
 Fairlead stands before two extension servers. There is no cluster.
 
   front door   %s
-  registry     %s   (edit it, and see)
-  kubeconfig   %s   (%[3]s-sailor: of one who may only read)
+  registry     %s   (edit it, and see what changes)
+  kubeconfig   %s   (%[3]s-sailor: a user who may only read)
   log          %s
 
 Try:

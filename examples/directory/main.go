@@ -1,8 +1,9 @@
-// Command directory shows Fairlead without a cluster: two extension servers, and in front of them a Fairlead whose APIServices come from a folder of manifests.
-// `make example` calls it.
+// Command directory shows Fairlead without a cluster: two extension servers, and in front of them a
+// Fairlead that reads its APIServices from a folder of manifests. `make example` calls it.
 //
-// It makes keys that nobody else has, writes the folder and two kubeconfigs (an administrator's, and that of a sailor who may only read), prints what to try, and
-// runs until it is interrupted or Fairlead ends. Nothing but its folder survives it.
+// It makes its own keys, writes the folder and two kubeconfigs (of an administrator, and of a
+// sailor who may only read), prints what to try, and runs until it is interrupted or Fairlead ends.
+// Only its folder remains.
 package main
 
 import (
@@ -31,7 +32,6 @@ func main() {
 	}
 }
 
-// options are the flags.
 type options struct {
 	dir, fairlead   string
 	port, adminPort int
@@ -43,8 +43,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags.SetOutput(stderr)
 	flags.StringVar(&o.dir, "dir", ".example", "folder for the registry, kubeconfigs, keys and the log")
 	flags.StringVar(&o.fairlead, "fairlead", "bin/fairlead", "fairlead executable (make build makes it)")
-	flags.IntVar(&o.port, "secure-port", 6443, "Fairlead's front door; 0 is a free one")
-	flags.IntVar(&o.adminPort, "admin-secure-port", 6444, "Fairlead's admin port; 0 is a free one")
+	flags.IntVar(&o.port, "secure-port", 6443, "Fairlead's front door; if it is not free, any free port")
+	flags.IntVar(&o.adminPort, "admin-secure-port", 6444, "Fairlead's admin port; if it is not free, any free port")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -73,21 +73,21 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	select {
 	case <-ctx.Done():
-		_, _ = fmt.Fprintln(stderr, "example: interrupted, ending all")
+		_, _ = fmt.Fprintln(stderr, "example: interrupted, stopping")
 		return nil
 	case <-p.done:
 		return fmt.Errorf("fairlead ended, see %s: %w", h.file("fairlead.log"), p.cause())
 	}
 }
 
-// process is a Fairlead that runs.
+// process is a running Fairlead.
 type process struct {
 	stop context.CancelFunc
 	done chan struct{} // closed once it has ended and err is set
 	err  error
 }
 
-// end ends it and returns when it has ended.
+// end stops the process and waits until it has ended.
 func (p *process) end() {
 	p.stop()
 	<-p.done
@@ -95,7 +95,7 @@ func (p *process) end() {
 
 var errEnded = errors.New("exit code 0")
 
-// cause is why it ended although it should have gone on.
+// cause returns why the process ended unexpectedly.
 func (p *process) cause() error {
 	if p.err == nil {
 		return errEnded
@@ -113,13 +113,14 @@ func (h *harbour) startFairlead(ctx context.Context) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer log.Close() // the child keeps its own
+	defer log.Close() // the child has its own descriptor
 	life, stop := context.WithCancel(context.WithoutCancel(ctx))
 	cmd := exec.CommandContext(life, h.fairlead, args...) //nolint:gosec // the user's own executable
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.WaitDelay = 10 * time.Second // it drains; nothing here takes a second
-	// A group of its own: an interrupt at the terminal reaches us alone, and a second signal would cut Fairlead's draining short.
+	cmd.WaitDelay = 10 * time.Second // draining takes less than a second here
+	// Its own process group: an interrupt at the terminal reaches only us, and a second signal
+	// would cut Fairlead's drain short.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
 		stop()

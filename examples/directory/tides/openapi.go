@@ -6,15 +6,16 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// object is a piece of a JSON document.
+// object is a JSON object.
 type object = map[string]any
 
-// openAPIIndex says where the document is. The number behind hash must change with the document, which a server of one version never does.
+// openAPIIndex returns where the document is. The hash must change with the document, which never
+// changes within one version of this server.
 func (s *server) openAPIIndex(w http.ResponseWriter, _ *http.Request) {
 	reply(w, runtime.ContentTypeJSON, object{"paths": object{"apis/" + groupVersion: object{"serverRelativeURL": "/openapi/v3" + root + "?hash=1"}}})
 }
 
-// openAPI is what kubectl explain reads.
+// openAPI returns what kubectl explain reads.
 func (s *server) openAPI(w http.ResponseWriter, _ *http.Request) {
 	kind := object{"group": group, "version": "v1", "kind": "Tide"}
 	const model = "com.example.tides.v1.Tide"
@@ -32,8 +33,8 @@ func (s *server) openAPI(w http.ResponseWriter, _ *http.Request) {
 				"apiVersion": object{"type": "string"}, "kind": object{"type": "string"}, "metadata": object{"type": "object"},
 				"status": object{"type": "object", "description": "Status is computed anew for each request.", "properties": object{
 					"centimetres": object{"type": "integer", "description": "Centimetres is the height above the mean."},
-					"rising":      object{"type": "boolean", "description": "Rising says which way it goes."},
-					"askedBy":     object{"type": "string", "description": "AskedBy is the user whom the front proxy has named."},
+					"rising":      object{"type": "boolean", "description": "Rising tells whether the water rises."},
+					"askedBy":     object{"type": "string", "description": "AskedBy is the user that the front proxy asserts."},
 				}},
 			},
 		}}},

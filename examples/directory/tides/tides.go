@@ -1,9 +1,10 @@
-// Package tides is about the smallest extension API server that kubectl is content with: one kind of object that is computed when it is asked for, as metrics are.
-// It shows what an author has to answer, and no more: discovery, OpenAPI, lists, tables and single objects. A server that stores objects is better built with
-// k8s.io/apiserver.
+// Package tides is nearly the smallest extension API server that works with kubectl: one kind of
+// object that is computed on request, as metrics are. It shows what an author must implement, and
+// no more: discovery, OpenAPI, lists, tables and single objects. For a server that stores objects
+// use k8s.io/apiserver.
 //
-// It serves TLS to the front proxy alone, so that it may believe the X-Remote-* headers of every request that gets as far as its handler. Who may do what the front
-// proxy has decided already.
+// It serves TLS only to the front proxy, so it can trust the X-Remote-* headers of every request
+// that reaches its handler. The front proxy has authorized the request already.
 package tides
 
 import (
@@ -28,17 +29,18 @@ const (
 	root         = "/apis/" + groupVersion
 )
 
-// Config is what New needs.
+// Config configures New.
 type Config struct {
 	// Certificate is the serving pair, for the name tides.harbour.svc. Required.
 	Certificate tls.Certificate
-	// FrontProxies signs the client certificates of those who may say who their user is. Required: everybody else is refused during the handshake.
+	// FrontProxies signs the client certificates of front proxies, which may assert users.
+	// Required: all other clients are refused in the handshake.
 	FrontProxies *x509.CertPool
-	// Now is what time it is. Nil: time.Now.
+	// Now returns the current time. Nil means time.Now.
 	Now func() time.Time
 }
 
-// Tide is the object: how high the water stands in a harbour.
+// Tide is how high the water stands in a harbour.
 type Tide struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -46,13 +48,13 @@ type Tide struct {
 	Status TideStatus `json:"status"`
 }
 
-// TideStatus is what a Tide says.
+// TideStatus is the state of a Tide.
 type TideStatus struct {
 	// Centimetres is the height above the mean.
 	Centimetres int `json:"centimetres"`
-	// Rising says which way it goes.
+	// Rising tells whether the water rises.
 	Rising bool `json:"rising"`
-	// AskedBy is the user whom the front proxy has named.
+	// AskedBy is the user that the front proxy asserts.
 	AskedBy string `json:"askedBy"`
 }
 
@@ -62,7 +64,7 @@ type tideList struct {
 	Items           []Tide `json:"items"`
 }
 
-// New makes the server. The caller has it listen, with ServeTLS and no files, and closes it.
+// New makes the server. The caller calls ServeTLS without files, and closes it.
 func New(cfg Config) *http.Server {
 	s := &server{now: cfg.Now}
 	if s.now == nil {
@@ -92,7 +94,8 @@ type server struct{ now func() time.Time }
 // period is half a lunar day: from one high water to the next.
 const period = 12*time.Hour + 25*time.Minute
 
-// harbours returns the tides of all harbours: name, height of high water in centimetres, how much later than in the first one.
+// harbours returns the tides of all harbours. A harbour has a name, the height of high water in
+// centimetres, and a delay behind the first harbour.
 func (s *server) harbours(r *http.Request) []Tide {
 	var all []Tide
 	for _, h := range []struct {
@@ -134,7 +137,7 @@ func (s *server) get(w http.ResponseWriter, r *http.Request) {
 	refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound, fmt.Sprintf("tides.%s %q not found", group, r.PathValue("name")))
 }
 
-// asksTable reports whether the client would like a table, as kubectl get does.
+// asksTable reports whether the client prefers a table, as kubectl get does.
 func asksTable(r *http.Request) bool {
 	return strings.Contains(r.Header.Get("Accept"), "as=Table;v=v1;g=meta.k8s.io")
 }
@@ -156,14 +159,15 @@ func table(tides []Tide) metav1.Table {
 		}
 		data, err := json.Marshal(meta)
 		if err != nil {
-			panic(err) // a name: cannot happen
+			panic(err) // cannot happen: it is only a name
 		}
 		t.Rows = append(t.Rows, metav1.TableRow{Cells: []any{tides[i].Name, tides[i].Status.Centimetres, going}, Object: runtime.RawExtension{Raw: data}})
 	}
 	return t
 }
 
-// groups answers with aggregated discovery: Fairlead asks for nothing else at /apis, and makes the older forms of it.
+// groups serves aggregated discovery: Fairlead requests nothing else at /apis, and makes the older
+// forms from it.
 func (s *server) groups(w http.ResponseWriter, _ *http.Request) {
 	reply(w, "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList", apidiscoveryv2.APIGroupDiscoveryList{
 		TypeMeta: metav1.TypeMeta{APIVersion: "apidiscovery.k8s.io/v2", Kind: "APIGroupDiscoveryList"},
@@ -180,7 +184,7 @@ func (s *server) groups(w http.ResponseWriter, _ *http.Request) {
 	})
 }
 
-// resources answers the question by which Fairlead finds out whether this server is well.
+// resources answers Fairlead's health probe.
 func (s *server) resources(w http.ResponseWriter, _ *http.Request) {
 	reply(w, runtime.ContentTypeJSON, metav1.APIResourceList{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIResourceList"}, GroupVersion: groupVersion,

@@ -16,7 +16,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// start serves at the time at, and returns a function that asks as a front proxy's user and one that asks without a certificate.
+// start serves at the time at, and returns a function that asks as a front proxy's user and one
+// that asks without a certificate.
 func start(t *testing.T, at time.Time) (ask func(path, accept string) (int, []byte), stranger func() error) {
 	t.Helper()
 	servers, fronts := pki.NewCA("servers"), pki.NewCA("fronts")

@@ -57,8 +57,10 @@ ports: {https: 6443, admin: 6444}
 files:
   servingCert: /etc/fairlead/serving/tls.crt
   servingKey: /etc/fairlead/serving/tls.key
+  {{- if eq .Values.localIdentity "front-proxy" }}
   clientCA: /etc/fairlead/trust/client-ca.crt
   requestHeaderCA: /etc/fairlead/trust/requestheader-ca.crt
+  {{- end }}
   proxyClientCert: /etc/fairlead/front-proxy-client/tls.crt
   proxyClientKey: /etc/fairlead/front-proxy-client/tls.key
 {{- end }}
@@ -70,13 +72,20 @@ files:
 {{- range $s.localAPIServers }}
 - --local-apiserver={{ . }}
 {{- end }}
+{{- if ne .Values.localIdentity "front-proxy" }}
+- --local-identity={{ .Values.localIdentity }}
+{{- end }}
 - --secure-port={{ $s.ports.https }}
 - --admin-secure-port={{ $s.ports.admin }}
 - --tls-cert-file={{ $s.files.servingCert }}
 - --tls-private-key-file={{ $s.files.servingKey }}
-- --client-ca-file={{ $s.files.clientCA }}
-- --requestheader-client-ca-file={{ $s.files.requestHeaderCA }}
-- --requestheader-allowed-names={{ join "," .Values.requestHeaderAllowedNames }}
+{{- with $s.files.clientCA }}
+- --client-ca-file={{ . }}
+{{- end }}
+{{- with $s.files.requestHeaderCA }}
+- --requestheader-client-ca-file={{ . }}
+- --requestheader-allowed-names={{ join "," $.Values.requestHeaderAllowedNames }}
+{{- end }}
 - --proxy-client-cert-file={{ $s.files.proxyClientCert }}
 - --proxy-client-key-file={{ $s.files.proxyClientKey }}
 - --shutdown-delay-duration={{ .Values.shutdownDelay }}
@@ -84,7 +93,7 @@ files:
 - --logging-format={{ .Values.loggingFormat }}
 {{- if .Values.entrypoint.enabled }}
 - --publish-kubernetes-endpoints
-- --advertise-address={{ .Values.entrypoint.advertiseAddress }}
+- --advertise-address={{ .Values.entrypoint.advertiseAddress | default (eq .Values.mode "control-plane" | ternary "$(HOST_IP)" "$(POD_IP)") }}
 {{- end }}
 {{- if .Values.writeStatus }}
 - --write-status
@@ -92,12 +101,55 @@ files:
 {{- if .Values.emitEvents }}
 - --emit-events
 {{- end }}
+{{- if .Values.audit.enabled }}
+- --audit-policy-file=/etc/fairlead/audit/policy.yaml
+- --audit-log-path=-
+{{- end }}
 {{- range .Values.extraArgs }}
 - {{ . | quote }}
+{{- end }}
+{{- end }}
+
+{{/* The files of the node that the container sees, and no others: beside them lie the keys of the cluster's CAs. What is elsewhere comes by extraVolumes. */}}
+{{- define "fairlead.nodeFiles" -}}
+{{- $f := (include "fairlead.settings" . | fromYaml).files }}
+{{- range uniq (list $f.servingCert $f.servingKey $f.clientCA $f.requestHeaderCA $f.proxyClientCert $f.proxyClientKey) }}
+{{- if hasPrefix "/etc/kubernetes/pki/" . }}
+- {mount: {{ . }}, file: {{ trimPrefix "/etc/kubernetes/pki" . }}, name: {{ trimPrefix "/etc/kubernetes/pki/" . | lower | replace "." "-" | replace "/" "-" | replace "_" "-" }}}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* What the values add to both modes. */}}
+{{- define "fairlead.extraMounts" -}}
+{{- if .Values.audit.enabled }}
+- {name: audit, mountPath: /etc/fairlead/audit, readOnly: true}
+{{- end }}
+{{- with .Values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "fairlead.extraVolumes" -}}
+{{- if .Values.audit.enabled }}
+- {name: audit, configMap: {name: fairlead-audit}}
+{{- end }}
+{{- with .Values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "fairlead.podLabels" -}}
+{{ include "fairlead.selector" . }}
+{{- with .Values.podLabels }}
+{{ toYaml . }}
 {{- end }}
 {{- end }}
 
 {{- define "fairlead.probes" -}}
 readinessProbe: {httpGet: {path: /readyz, port: admin, scheme: HTTPS}, periodSeconds: 2}
 livenessProbe: {httpGet: {path: /livez, port: admin, scheme: HTTPS}, periodSeconds: 10, failureThreshold: 6}
+{{- with .Values.startupProbe }}
+startupProbe: {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}

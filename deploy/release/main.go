@@ -1,0 +1,152 @@
+// Command release writes what release.sh has packed as OCI layouts, which need no daemon and which
+// every registry takes: the image of all architectures, on no base, and the chart. It is a module
+// of its own, so that its libraries come nowhere near what is shipped.
+//
+//	release roots                               # CA roots, for the image
+//	release image DIR VERSION EPOCH BASE.tar    # of BASE.tar and DIR/layers/ARCH.tar; prints the digest
+//	release chart DIR VERSION CHART.tgz
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"log"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"golang.org/x/crypto/x509roots/fallback/bundle"
+)
+
+func main() {
+	log.SetFlags(0)
+	if err := run(os.Args[1:]); err != nil {
+		log.Fatal("release: ", err)
+	}
+}
+
+func run(args []string) error {
+	switch {
+	case len(args) == 1 && args[0] == "roots":
+		for root := range bundle.Roots() {
+			if err := pem.Encode(os.Stdout, &pem.Block{Type: "CERTIFICATE", Bytes: root.Certificate}); err != nil {
+				return err
+			}
+		}
+		return nil
+	case len(args) == 5 && args[0] == "image":
+		seconds, err := strconv.ParseInt(args[3], 10, 64)
+		if err != nil {
+			return err
+		}
+		return image(args[1], args[2], time.Unix(seconds, 0).UTC(), args[4])
+	case len(args) == 4 && args[0] == "chart":
+		return chart(args[1], args[2], args[3])
+	}
+	return fmt.Errorf("%q is not understood", args)
+}
+
+// image has one layer that never changes and one with the programs. Nothing else is in it, so
+// nothing else is to be patched.
+func image(dir, version string, made time.Time, base string) error {
+	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
+	programs, err := filepath.Glob(dir + "/layers/*.tar")
+	if err != nil {
+		return err
+	}
+	for _, file := range programs {
+		img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
+		for _, file := range []string{base, file} {
+			layer, err := tarball.LayerFromFile(file, tarball.WithMediaType(types.OCILayer))
+			if err != nil {
+				return err
+			}
+			if img, err = mutate.AppendLayers(img, layer); err != nil {
+				return err
+			}
+		}
+		config, err := img.ConfigFile()
+		if err != nil {
+			return err
+		}
+		config = config.DeepCopy()
+		config.OS, config.Architecture, config.Created = "linux", strings.TrimSuffix(filepath.Base(file), ".tar"), v1.Time{Time: made}
+		config.Config = v1.Config{
+			User: "65532:65532", // by number, so that runAsNonRoot can be checked without reading passwd
+			Env:  []string{"PATH=/usr/local/bin"}, Entrypoint: []string{"/usr/local/bin/fairlead"}, Cmd: []string{"serve"},
+			ExposedPorts: map[string]struct{}{"6443/tcp": {}, "6444/tcp": {}}, // the front door, the admin port
+			Labels:       map[string]string{"org.opencontainers.image.version": version, "org.opencontainers.image.source": "https://github.com/fairlead-proxy/fairlead"},
+		}
+		if img, err = mutate.ConfigFile(img, config); err != nil {
+			return err
+		}
+		platform := &v1.Platform{OS: config.OS, Architecture: config.Architecture}
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: platform}})
+	}
+	p, err := layout.Write(dir+"/image", empty.Index)
+	if err != nil {
+		return err
+	}
+	if err := p.AppendIndex(index, layout.WithAnnotations(named(version))); err != nil {
+		return err
+	}
+	digest, err := index.Digest()
+	fmt.Println(digest)
+	return err
+}
+
+func named(version string) map[string]string {
+	return map[string]string{"org.opencontainers.image.ref.name": version}
+}
+
+// chart is what helm push would push.
+func chart(dir, version, archive string) error {
+	data, err := os.ReadFile(archive)
+	if err != nil {
+		return err
+	}
+	config, err := json.Marshal(map[string]string{"apiVersion": "v2", "name": "fairlead", "type": "application", "version": version})
+	if err != nil {
+		return err
+	}
+	p, err := layout.Write(dir+"/chart", empty.Index)
+	if err != nil {
+		return err
+	}
+	m := v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1, Layers: make([]v1.Descriptor, 1)}
+	if m.Config, err = blob(p, config, "application/vnd.cncf.helm.config.v1+json"); err != nil {
+		return err
+	}
+	if m.Layers[0], err = blob(p, data, "application/vnd.cncf.helm.chart.content.v1.tar+gzip"); err != nil {
+		return err
+	}
+	text, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	d, err := blob(p, text, types.OCIManifestSchema1)
+	if err != nil {
+		return err
+	}
+	d.Annotations = named(version)
+	return p.AppendDescriptor(d)
+}
+
+func blob(p layout.Path, data []byte, kind types.MediaType) (v1.Descriptor, error) {
+	hash, size, err := v1.SHA256(bytes.NewReader(data))
+	if err != nil {
+		return v1.Descriptor{}, err
+	}
+	return v1.Descriptor{MediaType: kind, Size: size, Digest: hash}, p.WriteBlob(hash, io.NopCloser(bytes.NewReader(data)))
+}

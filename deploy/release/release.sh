@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# release.sh DIR VERSION IMAGE URL NFPM makes what a release page holds of DIR/bin/OS/ARCH and of deploy/: archives, packages, image and chart as OCI layouts, manifests, a krew
+# manifest, checksums. Everything is dated by SOURCE_DATE_EPOCH, and the same programs give the same bytes: nothing of the clock, the machine or its user gets in.
+set -euo pipefail
+out=$1 version=$2 image=$3 url=$4 nfpm=$5
+number=${version#v} # of packages and of the chart; a commit without a tag comes before every release
+[[ $version == v* ]] || number=0.0.0-g$version
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export LC_ALL=C SOURCE_DATE_EPOCH
+go build -C deploy/release -o "$work/release" .
+
+pack() { tar --create --dereference --sort=name --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --mtime="@$SOURCE_DATE_EPOCH" "$@"; }
+archive() { pack "${@:2}" | gzip -9n >"$out/$1"; }
+
+# Completions and manual pages are what the programs say of themselves. Nothing of it is for roff: a backslash would be, and a point or an apostrophe that begins a line.
+share=$out/share
+mkdir -p "$share"/{man,completion}
+for program in fairlead kubectl-fairlead; do
+  for shell in bash zsh fish; do "bin/$program" completion "$shell" >"$share/completion/$program.$shell"; done
+  {
+    printf '.TH %s 8 %s "%s %s"\n.SH NAME\n' "${program^^}" "$(date -u -d "@$SOURCE_DATE_EPOCH" +%F)" "$program" "$version"
+    "bin/$program" --help | sed "1!d; s/^/$program \\\\- /"
+    for command in '' serve status explain lint; do
+      [[ $program/$command != kubectl-fairlead/serve ]] || continue
+      printf '.SH %s\n.nf\n' "${program^^} ${command^^}"
+      "bin/$program" $command --help | sed "s/\\\\/\\\\e/g; s/^[.']/\\\\\&&/"
+      printf '.fi\n'
+    done
+  } | gzip -9n >"$share/man/$program.8.gz"
+done
+sed 's|/usr/local/bin/|/usr/bin/|' deploy/systemd/fairlead.service >"$share/fairlead.service"
+
+
+krew=
+for dir in "$out"/bin/*/*; do
+  arch=${dir##*/} os=${dir%/*} os=${os##*/} plugin=$(basename "$dir"/kubectl-fairlead*)
+  archive "kubectl-fairlead_${version}_${os}_$arch.tar.gz" -C "$dir" "$plugin" -C "$PWD" LICENSE
+  krew+="
+  - selector: {matchLabels: {os: $os, arch: $arch}}
+    uri: $url/kubectl-fairlead_${version}_${os}_$arch.tar.gz
+    sha256: $(sha256sum <"$out/kubectl-fairlead_${version}_${os}_$arch.tar.gz" | cut -d' ' -f1)
+    bin: $plugin"
+  [[ $os == linux ]] || continue
+  archive "fairlead_${version}_${os}_$arch.tar.gz" -C "$dir" fairlead kubectl-fairlead -C "$PWD" LICENSE -C "$PWD/deploy/systemd" fairlead.service -C "$share" man completion
+  for kind in deb rpm; do
+    DIR=$dir SHARE=$share ARCH=$arch NUMBER=$number "$nfpm" package --config deploy/release/nfpm.yaml --packager $kind --target "$out" >/dev/null
+  done
+  mkdir -p "$work/layers" "$work/$arch/usr/local/bin"
+  cp "$dir"/* "$work/$arch/usr/local/bin"
+  pack -C "$work/$arch" usr >"$work/layers/$arch.tar"
+done
+cat >"$out/krew-fairlead.yaml" <<EOF
+apiVersion: krew.googlecontainertools.github.com/v1alpha2
+kind: Plugin
+metadata: {name: fairlead}
+spec:
+  version: v$number
+  homepage: https://github.com/fairlead-proxy/fairlead
+  shortDescription: Ask the front door of a cluster where requests go
+  description: |
+    status, explain and lint for Fairlead, the Kubernetes API aggregation layer as
+    a program of its own: which extension servers can be used, where a request goes
+    and why, and what is wrong with APIServices and certificates.
+  platforms:$krew
+EOF
+
+mkdir -p "$work/base/etc/ssl/certs"
+printf 'root:x:0:0:root:/:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/:/sbin/nologin\n' >"$work/base/etc/passwd"
+printf 'root:x:0:\nnonroot:x:65532:\n' >"$work/base/etc/group"
+"$work/release" roots >"$work/base/etc/ssl/certs/ca-certificates.crt"
+pack -C "$work/base" etc >"$work/base.tar"
+digest=$("$work/release" image "$work" "$version" "$SOURCE_DATE_EPOCH" "$work/base.tar")
+echo "$image@$digest" >"$out/image.digest"
+
+# In manifests and chart the image is named by the digest, which nobody can move.
+mkdir "$work/manifests"
+cp -r deploy/{base,components,overlays,static-pod,systemd} "$work/manifests"
+cp -rL deploy/helm/fairlead "$work/fairlead"
+grep -rl 'ghcr.io/fairlead-proxy/fairlead' "$work/manifests" "$work/fairlead" | xargs sed -i \
+  -e "s|ghcr.io/fairlead-proxy/fairlead:v0.1.0|$image@$digest|" \
+  -e "s|newName: ghcr.io/fairlead-proxy/fairlead, newTag: v0.1.0|newName: $image, digest: $digest|" \
+  -e "s|repository: ghcr.io/fairlead-proxy/fairlead|repository: $image|; s|digest: \"\"|digest: $digest|"
+sed -i -e "s|^version: .*|version: $number|; s|^appVersion: .*|appVersion: $version|" "$work/fairlead/Chart.yaml"
+archive "fairlead-manifests_$version.tar.gz" -C "$work/manifests" .
+archive "fairlead-$number.tgz" -C "$work" fairlead
+"$work/release" chart "$work" "$number" "$out/fairlead-$number.tgz"
+for layout in image chart; do
+  cp -r "$work/$layout" "$out"
+  pack -C "$work/$layout" . >"$out/fairlead-${layout}_$version.oci.tar"
+done
+cd "$out"
+find . -maxdepth 1 -type f ! -name SHA256SUMS -printf '%P\n' | sort | xargs sha256sum >SHA256SUMS
