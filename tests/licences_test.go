@@ -12,7 +12,8 @@ import (
 	"testing"
 )
 
-// licences are what a module that is linked into our programs may be under: all let users do what they like. The text is what each licence says and no other does.
+// licences are what a module that is linked into our programs may be under: all let users do what
+// they like. The text is what each licence says and no other does.
 func licences() map[string][]string {
 	return map[string][]string{
 		"Apache-2.0": {"apache license", "version 2.0"},

@@ -29,7 +29,8 @@ func (s source) under(folder string) bool {
 	return s.dir == folder || strings.HasPrefix(s.dir, folder+"/")
 }
 
-// sources parses every Go file of the module. Modules of their own, testdata, hidden folders and generated files are left out.
+// sources parses every Go file of the module. Modules of their own, testdata, hidden folders and
+// generated files are left out.
 func sources(t *testing.T) (*token.FileSet, []source) {
 	t.Helper()
 	fset := token.NewFileSet()

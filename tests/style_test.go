@@ -9,9 +9,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
-// The budgets. They bound the largest, because that is where code becomes hard to read; CONTRIBUTING.md says what to aim for.
+// The budgets. They bound the largest, because that is where code becomes hard to read;
+// CONTRIBUTING.md says what to aim for.
 const (
 	maxFileLines     = 500
 	maxFuncLines     = 80
@@ -20,9 +22,12 @@ const (
 	maxExported      = 15
 	// The table's vocabulary is what all other packages share instead of words of their own.
 	maxRegistryExported = 20
-	// The engine has the words of plans, which proxy/h2 passes on, and those between it and its driver.
+	// The engine has the words of plans, which proxy/h2 passes on, and those between it and its
+	// driver.
 	maxEngineExported = 20
 	maxNewParams      = 2
+	maxCommentColumns = 100
+	tabWidth          = 4
 )
 
 func TestFileBudget(t *testing.T) {
@@ -35,6 +40,25 @@ func TestFileBudget(t *testing.T) {
 			t.Errorf("%s: %d imports, at most %d: it does too many things", s.name, n, maxImports)
 		}
 	}
+}
+
+// A comment that stands on lines of its own is read as text is: in lines that the eye finds again.
+func TestCommentWidth(t *testing.T) {
+	walk(t, func(name string, text []byte) {
+		if !strings.HasSuffix(name, ".go") {
+			return
+		}
+		for i, line := range strings.Split(string(text), "\n") {
+			comment := strings.TrimLeft(line, "\t")
+			words, ok := strings.CutPrefix(comment, "// ")
+			if !ok || strings.HasPrefix(words, " ") || !strings.Contains(words, " ") { // a list, code or one long word
+				continue
+			}
+			if n := tabWidth*(len(line)-len(comment)) + utf8.RuneCountInString(comment); n > maxCommentColumns {
+				t.Errorf("%s:%d: a comment of %d columns, at most %d", name, i+1, n, maxCommentColumns)
+			}
+		}
+	})
 }
 
 func TestFuncBudget(t *testing.T) {
@@ -111,7 +135,8 @@ func TestPackageDoc(t *testing.T) {
 	}
 }
 
-// Every exported name begins its comment with itself; a const block of one type may be documented as a whole.
+// Every exported name begins its comment with itself; a const block of one type may be documented
+// as a whole.
 func TestExportedDoc(t *testing.T) {
 	_, all := sources(t)
 	for _, s := range all {
@@ -138,8 +163,9 @@ func TestExportedDoc(t *testing.T) {
 	}
 }
 
-// A package-level variable is state that nobody passes around and every test shares. What never changes after the program
-// was linked is allowed: error sentinels, embedded files, fixed arrays, interface assertions, and the version in cmd.
+// A package-level variable is state that nobody passes around and every test shares. What never
+// changes after the program was linked is allowed: error sentinels, embedded files, fixed arrays,
+// interface assertions, and the version in cmd.
 func TestNoPackageVariables(t *testing.T) {
 	fset, all := sources(t)
 	for _, s := range all {
@@ -259,7 +285,8 @@ func TestNoSkippedTests(t *testing.T) {
 	}
 }
 
-// A test waits for a condition, or for the clock of a synctest bubble; never for a busy machine.
+// A test waits for a condition, or for the clock of a synctest bubble; never for a busy machine. Of
+// real time are the suites below tests, which let load go on for a while, and benchmarks.
 func TestNoSleeps(t *testing.T) {
 	fset, all := sources(t)
 	for _, s := range all {
@@ -272,6 +299,21 @@ func TestNoSleeps(t *testing.T) {
 			}
 			return true
 		})
+		ast.Inspect(s.tree, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				return !s.under("tests") && !strings.HasPrefix(n.Name.Name, "Benchmark")
+			case *ast.ForStmt, *ast.CommClause: // it looks again, or waits for something else too
+				return false
+			case *ast.CallExpr:
+				return called(n) != "http.HandlerFunc" // a server may take its time
+			case *ast.UnaryExpr:
+				if call, ok := n.X.(*ast.CallExpr); ok && called(call) == "time.After" {
+					t.Errorf("%s: a sleep by another name", fset.Position(n.Pos()))
+				}
+			}
+			return true
+		})
 	}
 }
 
@@ -281,8 +323,8 @@ func inFuzz(s source, n ast.Node) bool {
 	})
 }
 
-// exportedNames lists the package-level names that other packages see. A const block whose names share one type is one name:
-// the reader learns the type.
+// exportedNames lists the package-level names that other packages see. A const block whose names
+// share one type is one name: the reader learns the type.
 func exportedNames(s source) []string {
 	var names []string
 	for _, d := range s.tree.Decls {
@@ -298,7 +340,8 @@ func exportedNames(s source) []string {
 	return names
 }
 
-// family is the first word of a name of several words: a block of ReasonX, ReasonY is one vocabulary.
+// family is the first word of a name of several words: a block of ReasonX, ReasonY is one
+// vocabulary.
 func family(name string) string {
 	for i, r := range name {
 		if i > 0 && 'A' <= r && r <= 'Z' {

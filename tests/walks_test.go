@@ -10,16 +10,16 @@ import (
 	"testing"
 )
 
-// The walks of docs/architecture.md lead through the code by the names of functions, pkg.Func and
-// pkg.Type.Method: each is declared, so that a walk still leads somewhere when the code has moved
-// on.
+// The walks of docs/architecture.md and docs/first-change.md lead through the code by the names of
+// functions, pkg.Func and pkg.Type.Method: each is declared, so that a walk still leads somewhere
+// when the code has moved on.
 func TestWalksNameWhatExists(t *testing.T) {
 	declared, _ := functions(t)
-	sections := strings.Split(section(t, "Walks"), "\n### ")[1:]
+	sections := strings.Split(section(t, "architecture.md", "Walks"), "\n### ")[1:]
 	if len(sections) != 4 {
 		t.Fatalf("%d walks, want one GET, one upgrade, one APIService event and one CA change", len(sections))
 	}
-	for _, section := range sections {
+	for _, section := range append(sections, section(t, "first-change.md", "The walk of a request")) {
 		title, _, _ := strings.Cut(section, "\n")
 		found := function().FindAllStringSubmatch(section, -1)
 		if len(found) < 6 {
@@ -36,7 +36,7 @@ func TestWalksNameWhatExists(t *testing.T) {
 // What stands once has its place: a function in the file beside it, and tests.
 func TestOneOfEachNamesWhatExists(t *testing.T) {
 	declared, tests := functions(t)
-	text := section(t, "One of each")
+	text := section(t, "architecture.md", "One of each")
 	for _, m := range function().FindAllStringSubmatch(text, -1) {
 		if at := declared[m[1]]; at == "" || m[2] != "" && m[2] != at {
 			t.Errorf("there is no function %s in %s", m[1], cmp.Or(m[2], "any file"))
@@ -86,10 +86,10 @@ func functions(t *testing.T) (declared map[string]string, tests map[string]bool)
 	return declared, tests
 }
 
-// section is what stands below a title of docs/architecture.md.
-func section(t *testing.T, title string) string {
+// section is what stands below a title of a page of docs.
+func section(t *testing.T, page, title string) string {
 	t.Helper()
-	text, err := os.ReadFile("../docs/architecture.md")
+	text, err := os.ReadFile("../docs/" + page)
 	if err != nil {
 		t.Fatal(err)
 	}

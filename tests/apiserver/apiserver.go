@@ -1,4 +1,5 @@
-// Package apiserver is a kube-apiserver as far as a reflector looks: it lists and watches what a test puts there.
+// Package apiserver is a kube-apiserver as far as a reflector looks: it lists and watches what a
+// test puts there.
 package apiserver
 
 import (

@@ -23,12 +23,14 @@ const (
 	// objectSize and listSize are what an ordinary object and a list of a hundred of them take.
 	objectSize = 1 << 10
 	listSize   = 100 << 10
-	// eventPath makes the backend send an event on every watch; it is asked directly, not through a proxy.
+	// eventPath makes the backend send an event on every watch; it is asked directly, not through a
+	// proxy.
 	eventPath = "/event"
 )
 
-// extension is the extension server behind all peers: an object, lists of any size, bodies and watches that never end, all from memory. It asks nobody who they
-// are, because its own work is not what is measured.
+// extension is the extension server behind all peers: an object, lists of any size, bodies and
+// watches that never end, all from memory. It asks nobody who they are, because its own work is not
+// what is measured.
 type extension struct {
 	bodies map[int][]byte // :: size → JSON; filled before it serves
 	event  []byte
@@ -68,7 +70,8 @@ func addressOf(first string, i int) string {
 	return fmt.Sprintf("127.0.%d.%d:%s", i/250, 1+i%250, port)
 }
 
-// serveTLS serves until ctx ends, as kube-apiserver's own library does it: net/http over HTTP/2 with 250 streams per connection.
+// serveTLS serves until ctx ends, as kube-apiserver's own library does it: net/http over HTTP/2
+// with 250 streams per connection.
 func serveTLS(ctx context.Context, address, cert, key string, h http.Handler) error {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {

@@ -14,13 +14,15 @@ import (
 )
 
 const (
-	// localPath is an object of kube-apiserver's own, of the same size as those of the extension server.
+	// localPath is an object of kube-apiserver's own, of the same size as those of the extension
+	// server.
 	localPath = "/api/v1/namespaces/default/configmaps/bench"
 	// tokenSize is that of a service account's token.
 	tokenSize = 900
 )
 
-// token is the i-th user's. They are kube-apiserver's static tokens, so that whoever authenticates them pays for a TokenReview and little else.
+// token is the i-th user's. They are kube-apiserver's static tokens, so that whoever authenticates
+// them pays for a TokenReview and little else.
 func token(i int) string {
 	t := fmt.Sprintf("token-%07d-", i)
 	return t + strings.Repeat("x", tokenSize-len(t))
@@ -42,7 +44,8 @@ func writeTokens(file string, n int) error {
 	return f.Close()
 }
 
-// grant lets every user read what the scenarios read, and send what they send, by RBAC as in any cluster: nobody here is of system:masters.
+// grant lets every user read what the scenarios read, and send what they send, by RBAC as in any
+// cluster: nobody here is of system:masters.
 func (w *world) grant(ctx context.Context) error {
 	core, err := kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin()))
 	if err != nil {

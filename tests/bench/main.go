@@ -1,8 +1,10 @@
-// Command bench measures Fairlead beside its peers: kube-apiserver's own aggregator, a bare httputil.ReverseProxy, HAProxy, nginx and nghttpx, all before the
-// same extension server. It starts a cluster on loopback, asks the peers in turns, round after round, and prints what a request cost each of them: as ratios
-// taken within a round, because absolute figures drift with the machine.
+// Command bench measures Fairlead beside its peers: kube-apiserver's own aggregator, a bare
+// httputil.ReverseProxy, HAProxy, nginx and nghttpx, all before the same extension server. It
+// starts a cluster on loopback, asks the peers in turns, round after round, and prints what a
+// request cost each of them: as ratios taken within a round, because absolute figures drift with
+// the machine.
 //
-// docs/performance.md says what the figures mean. `make bench` runs it.
+// docs/evidence/measurements.md says what the figures mean. `make bench` runs it.
 package main
 
 import (
@@ -154,7 +156,8 @@ func bench(ctx context.Context, o *options, stdout io.Writer) error {
 	return err
 }
 
-// boot starts the cluster and the extension server. Peers are started when a scenario first wants them.
+// boot starts the cluster and the extension server. Peers are started when a scenario first wants
+// them.
 func boot(ctx context.Context, o *options) (*world, error) {
 	if _, err := exec.LookPath(o.bin); err != nil {
 		return nil, fmt.Errorf("%w: run make build first", err)
@@ -177,7 +180,7 @@ func boot(ctx context.Context, o *options) (*world, error) {
 	if err := writeTokens(file, o.tokens); err != nil {
 		return nil, err
 	}
-	if w.Cluster, err = cluster.Start(ctx, cluster.Config{APIServerArgs: []string{"--token-auth-file=" + file}}); err != nil {
+	if w.Cluster, err = cluster.Start(ctx, cluster.Config{AdminGroup: "bench-masters", APIServerArgs: []string{"--token-auth-file=" + file}}); err != nil {
 		return nil, err
 	}
 	if err := w.prepare(ctx); err != nil {

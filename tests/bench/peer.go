@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -16,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"text/template"
+
+	certutil "k8s.io/client-go/util/cert"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 )
@@ -220,13 +221,12 @@ func listens(address string) func(context.Context) error {
 	}
 }
 
-// clientTLS trusts the cluster's servers. Their certificates name no address of a test machine but the loopback.
+// clientTLS trusts the cluster's servers. Their certificates name no address of a test machine but
+// the loopback.
 func clientTLS(caFile string) (*tls.Config, error) {
-	pem, err := os.ReadFile(caFile)
+	pool, err := certutil.NewPool(caFile)
 	if err != nil {
 		return nil, err
 	}
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(pem)
 	return &tls.Config{RootCAs: pool, ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12}, nil
 }

@@ -19,7 +19,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 )
 
-// cpuOf is the processor time of all living threads of a process, by the scheduler's own count: utime and stime come in ticks of 10 ms.
+// cpuOf is the processor time of all living threads of a process, by the scheduler's own count:
+// utime and stime come in ticks of 10 ms.
 func cpuOf(pid int) (time.Duration, error) {
 	cpu, _, err := scheduled(pid)
 	return cpu, err
@@ -49,7 +50,8 @@ func scheduled(pid int) (cpu time.Duration, runs int64, err error) {
 	return cpu, runs, nil
 }
 
-// What of a process's memory is resident: all, or what it has made itself. The rest are pages of its file, which come and go.
+// What of a process's memory is resident: all, or what it has made itself. The rest are pages of
+// its file, which come and go.
 const (
 	all = "VmRSS:"
 	own = "RssAnon:"
@@ -114,7 +116,8 @@ func (w *world) get(ctx context.Context, from cluster.Endpoint, path string) ([]
 	return b, err
 }
 
-// mallocs is how many objects Fairlead has allocated, and how much of that the question itself cost.
+// mallocs is how many objects Fairlead has allocated, and how much of that the question itself
+// cost.
 func (w *world) mallocs(ctx context.Context, p *peer) (n, cost float64, err error) {
 	first, err := w.malloc(ctx, p)
 	if err != nil {

@@ -3,19 +3,19 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
-	"errors"
 	"flag"
 	"log/slog"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
-	"os"
 	"sync"
+
+	certutil "k8s.io/client-go/util/cert"
 )
 
-// serveReverse is the subcommand that runs a bare httputil.ReverseProxy: HTTP/2 on both sides, a pool of buffers, and nothing else. What net/http costs
-// without a proxy's duties is what the engine is measured against.
+// serveReverse is the subcommand that runs a bare httputil.ReverseProxy: HTTP/2 on both sides, a
+// pool of buffers, and nothing else. What net/http costs without a proxy's duties is what the
+// engine is measured against.
 func serveReverse(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("reverseproxy", flag.ContinueOnError)
 	address := flags.String("address", "", "`host:port` to serve on")
@@ -26,13 +26,9 @@ func serveReverse(ctx context.Context, args []string) error {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	pem, err := os.ReadFile(*ca)
+	pool, err := certutil.NewPool(*ca)
 	if err != nil {
 		return err
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return errors.New("reading the backend's CA: no certificate")
 	}
 	target := &url.URL{Scheme: "https", Host: *backend}
 	return serveTLS(ctx, *address, *cert, *key, &httputil.ReverseProxy{

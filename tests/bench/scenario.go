@@ -39,7 +39,8 @@ func gets(conns, streams int) shape {
 	return shape{conns: conns, streams: streams, size: objectSize, next: always(resources + "/one")}
 }
 
-// list is every scenario, in the order in which they run. Memory comes first: a process that has been under load has its heap already.
+// list is every scenario, in the order in which they run. Memory comes first: a process that has
+// been under load has its heap already.
 func (o *options) list() []scenario {
 	proxies := []string{fairlead, reverse, haproxy, nginx, nghttpx}
 	everybody := []string{fairlead, reverse, haproxy, nginx, nghttpx, aggregator, direct}
@@ -56,6 +57,7 @@ func (o *options) list() []scenario {
 		alone(),
 		loads("apis", "GET /apis, 4 × 4", false, []string{fairlead, aggregator}, shape{conns: 4, streams: 4, next: always("/apis")}),
 		local(),
+		identities(),
 		loads("get-1x1000", "GET 1 KB, 1 × 1,000", false, proxies, gets(1, 1000)),
 		loads("get-1000x1", "GET 1 KB, 1,000 × 1", false, proxies, gets(1000, 1)),
 		bodies(),
@@ -89,7 +91,8 @@ func (w *world) rounds(ctx context.Context, o *options, r *results, name string,
 			p := list[(i+round)%len(list)] // nobody is always the first
 			s, err := w.measure(ctx, o, p, of(p))
 			if err != nil {
-				// Such as falling behind a rate for a moment: a round that does not count, unless most do not.
+				// Such as falling behind a rate for a moment: a round that does not count, unless
+				// most do not.
 				if missed[p]++; ctx.Err() != nil || 2*missed[p] > o.rounds {
 					return fmt.Errorf("measuring %s: %w", p.name, err)
 				}
@@ -148,7 +151,8 @@ func (w *world) window(ctx context.Context, o *options, p *peer, l *load.Load) (
 		return sample{}, err
 	}
 	took := l.Time(false)
-	// Processor time first: with 10,000 APIServices the question after allocations takes longer than a measurement.
+	// Processor time first: with 10,000 APIServices the question after allocations takes longer
+	// than a measurement.
 	if err := errors.Join(w.used(p, l, &after), w.allocated(ctx, p, &after)); err != nil {
 		return sample{}, err
 	}

@@ -13,8 +13,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/bench/load"
 )
 
-// services is how cost grows with the number of APIServices. They come from a folder, because kube-apiserver's own aggregator would spend the machine on
-// probing them; requests go to all of them in turn.
+// services is how cost grows with the number of APIServices. They come from a folder, because
+// kube-apiserver's own aggregator would spend the machine on probing them; requests go to all of
+// them in turn.
 func services(o *options) scenario {
 	const name = "apiservices"
 	return scenario{name: name, about: fmt.Sprintf("GET 1 KB, 8 × 8, over 1 … %d APIServices", o.services), run: func(ctx context.Context, w *world, o *options, r *results) error {
@@ -33,7 +34,8 @@ func (w *world) overServices(ctx context.Context, o *options, r *results, name s
 	if err := w.writeManifests(dir, n, []string{w.backend}, probes); err != nil {
 		return err
 	}
-	// What a miss costs is kube-apiserver's matter: with the default of 10 s, 10,000 APIServices in use are 1,000 reviews a second for each user.
+	// What a miss costs is kube-apiserver's matter: with the default of 10 s, 10,000 APIServices in
+	// use are 1,000 reviews a second for each user.
 	p, err := w.another(ctx, fmt.Sprintf("fairlead-%d", n), append(hits(), "--registry=dir:"+dir)...)
 	if err != nil {
 		return err
@@ -72,8 +74,10 @@ func (w *world) overServices(ctx context.Context, o *options, r *results, name s
 	return nil
 }
 
-// steady waits until a Fairlead of many APIServices has nothing left of its start: every backend was probed and found available, everything was asked for (which finds
-// out what its backend speaks, has decisions cached and connections dialled), who may share connections does, and everything was asked for again.
+// steady waits until a Fairlead of many APIServices has nothing left of its start: every backend
+// was probed and found available, everything was asked for (which finds out what its backend
+// speaks, has decisions cached and connections dialled), who may share connections does, and
+// everything was asked for again.
 func (w *world) steady(ctx context.Context, p *peer, paths []string) error {
 	if err := w.available(ctx, p, len(paths)); err != nil {
 		return err
@@ -142,7 +146,8 @@ func groupOf(i int) string {
 	return fmt.Sprintf("g%d.%s", i, group)
 }
 
-// writeManifests writes n APIServices, which have the addresses in turns, each a Service of its own.
+// writeManifests writes n APIServices, which have the addresses in turns, each a Service of its
+// own.
 func (w *world) writeManifests(dir string, n int, addresses []string, annotations string) error {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return err
@@ -170,7 +175,8 @@ func (w *world) writeManifests(dir string, n int, addresses []string, annotation
 	return nil
 }
 
-// perFile is how many APIServices are written to one file: 2 MB with a Service each, where Fairlead takes 4.
+// perFile is how many APIServices are written to one file: 2 MB with a Service each, where Fairlead
+// takes 4.
 const perFile = 1000
 
 const serviceManifest = `---

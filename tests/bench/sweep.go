@@ -13,7 +13,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/bench/load"
 )
 
-// paced compares latencies at the same rate: 60 % of what the slower of Fairlead and HAProxy can do, as scenario get-8x8 found it.
+// paced compares latencies at the same rate: 60 % of what the slower of Fairlead and HAProxy can
+// do, as scenario get-8x8 found it.
 func paced() scenario {
 	const name = "paced-8x8"
 	return scenario{name: name, about: "GET 1 KB at 60 % of the lower saturation, 8 connections", run: func(ctx context.Context, w *world, o *options, r *results) error {
@@ -46,7 +47,8 @@ func alone() scenario {
 	return loads(single, "GET 1 KB on one connection, 100 a second: one at a time", false, []string{fairlead, haproxy, nghttpx, direct}, s)
 }
 
-// local compares what is delegated to kube-apiserver with what goes to an extension server, at a rate that kube-apiserver can stand.
+// local compares what is delegated to kube-apiserver with what goes to an extension server, at a
+// rate that kube-apiserver can stand.
 func local() scenario {
 	const name, rate = "local", 1000
 	return scenario{name: name, about: "GET 1 KB at 1,000/s, remote and delegated", run: func(ctx context.Context, w *world, o *options, r *results) error {
@@ -88,7 +90,8 @@ func bodies() scenario {
 	}}
 }
 
-// users is how cost grows with the number of tokens in use. All are known before it is measured: what a miss costs is kube-apiserver's matter.
+// users is how cost grows with the number of tokens in use. All are known before it is measured:
+// what a miss costs is kube-apiserver's matter.
 func users(o *options) scenario {
 	const name = "users"
 	return scenario{name: name, about: fmt.Sprintf("GET 1 KB, 8 × 8, 1 … %d tokens", o.tokens), run: func(ctx context.Context, w *world, o *options, r *results) error {
@@ -211,7 +214,8 @@ func watches(o *options) scenario {
 		}}
 }
 
-// watch opens watches on connections that have carried one request each, so that TLS handshakes are not part of it.
+// watch opens watches on connections that have carried one request each, so that TLS handshakes are
+// not part of it.
 func (w *world) watch(ctx context.Context, o *options, p *peer, conns int) (s sample, err error) {
 	n := o.watches
 	warm := gets(conns, 1)

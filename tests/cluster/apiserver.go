@@ -7,43 +7,25 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 )
 
-// staticTokens is kube-apiserver's token file: a user of each kind that tests need. Neither alice nor bob may do anything until a
-// test binds a role to them.
+// mastersGroup is the group that kube-apiserver lets do everything without asking.
+const mastersGroup = "system:masters"
+
+// staticTokens is kube-apiserver's token file: a user of each kind that tests need. Neither alice
+// nor bob may do anything until a test binds a role to them.
 const staticTokens = `admin-token,admin,uid-admin,system:masters
 alice-token,alice,uid-alice,"dev,ops"
 bob-token,bob,uid-bob
 `
 
-// StaticToken returns the bearer token of one of the users admin (of system:masters), alice (of dev and ops) and bob (of no group).
+// StaticToken returns the bearer token of one of the users admin (of system:masters), alice (of dev
+// and ops) and bob (of no group).
 func (c *Cluster) StaticToken(user string) Credentials { return Credentials{Token: user + "-token"} }
-
-func (c *Cluster) startEtcd(ctx context.Context) error {
-	path, err := c.cfg.Tool(ctx, "etcd")
-	if err != nil {
-		return err
-	}
-	ports, err := freePorts(2)
-	if err != nil {
-		return err
-	}
-	c.etcdURL = loopback("http", ports[0])
-	peer := loopback("http", ports[1])
-	c.Etcd, err = c.Run(ctx, Command{
-		Name: "etcd",
-		Path: path,
-		Args: []string{
-			"--data-dir=" + filepath.Join(c.dir, "etcd"),
-			"--listen-client-urls=" + c.etcdURL, "--advertise-client-urls=" + c.etcdURL,
-			"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer, "--initial-cluster=default=" + peer,
-			"--unsafe-no-fsync", // nothing here must survive a power cut
-			"--log-level=warn",
-		},
-		Ready: get(c.etcdURL+"/readyz", Endpoint{}, Credentials{}),
-	})
-	return err
-}
 
 func (c *Cluster) startAPIServer(ctx context.Context, i int) error {
 	path, err := c.cfg.Tool(ctx, "kube-apiserver")
@@ -64,7 +46,7 @@ func (c *Cluster) startAPIServer(ctx context.Context, i int) error {
 	if err != nil {
 		return err
 	}
-	args, err := c.apiServerArgs(ports[0], serving)
+	args, err := c.apiServerArgs(i, ports[0], serving)
 	if err != nil {
 		return err
 	}
@@ -77,7 +59,7 @@ func (c *Cluster) startAPIServer(ctx context.Context, i int) error {
 	return err
 }
 
-func (c *Cluster) apiServerArgs(port int, serving Pair) ([]string, error) {
+func (c *Cluster) apiServerArgs(i, port int, serving Pair) ([]string, error) {
 	tokens := filepath.Join(c.PKI.Dir, "tokens.csv")
 	if err := os.WriteFile(tokens, []byte(staticTokens), 0o600); err != nil {
 		return nil, err
@@ -90,7 +72,8 @@ func (c *Cluster) apiServerArgs(port int, serving Pair) ([]string, error) {
 		"--etcd-servers=" + c.etcdURL,
 		"--bind-address=127.0.0.1",
 		fmt.Sprintf("--secure-port=%d", port),
-		// Kubernetes refuses loopback addresses in the endpoints of its own Service, and nobody here asks for that Service.
+		// Kubernetes refuses loopback addresses in the endpoints of its own Service, and nobody
+		// here asks for that Service.
 		"--endpoint-reconciler-type=none",
 		"--service-cluster-ip-range=10.96.0.0/16",
 		"--tls-cert-file=" + serving.CertFile,
@@ -101,11 +84,6 @@ func (c *Cluster) apiServerArgs(port int, serving Pair) ([]string, error) {
 		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
 		"--service-account-key-file=" + c.PKI.ServiceAccounts.CertFile,
 		"--service-account-signing-key-file=" + c.PKI.ServiceAccounts.KeyFile,
-		"--requestheader-client-ca-file=" + c.PKI.FrontProxy.CertFile,
-		"--requestheader-allowed-names=front-proxy-client",
-		"--requestheader-username-headers=X-Remote-User",
-		"--requestheader-group-headers=X-Remote-Group",
-		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
 		"--proxy-client-cert-file=" + c.PKI.FrontProxyPair.CertFile,
 		"--proxy-client-key-file=" + c.PKI.FrontProxyPair.KeyFile,
 		"--kubelet-certificate-authority=" + c.PKI.Serving.CertFile,
@@ -114,15 +92,44 @@ func (c *Cluster) apiServerArgs(port int, serving Pair) ([]string, error) {
 		"--kubelet-preferred-address-types=InternalIP",
 		fmt.Sprintf("--enable-aggregator-routing=%t", c.cfg.EndpointRouting),
 	}
-	if c.cfg.UIDHeaders {
-		args = append(args, "--requestheader-uid-headers=X-Remote-Uid")
+	if i < c.cfg.APIServers-c.cfg.Clouds {
+		args = append(args,
+			"--requestheader-client-ca-file="+c.PKI.FrontProxy.CertFile,
+			"--requestheader-allowed-names=front-proxy-client",
+			"--requestheader-username-headers=X-Remote-User",
+			"--requestheader-group-headers=X-Remote-Group",
+			"--requestheader-extra-headers-prefix=X-Remote-Extra-",
+		)
+		if c.cfg.UIDHeaders {
+			args = append(args, "--requestheader-uid-headers=X-Remote-Uid")
+		}
+		args = append(args, c.cfg.BelieverArgs...)
 	}
 	return append(args, c.cfg.APIServerArgs...), nil
 }
 
-// StartControllerManager starts kube-controller-manager as a client of through, with the controllers that make a cluster without
-// nodes behave: namespaces end, owned objects are collected, ServiceAccounts and their CA bundles exist. more are added to its
-// arguments; controllers add up, of the others the later one wins.
+// bindAdmin gives Config.AdminGroup everything.
+func (c *Cluster) bindAdmin(ctx context.Context) error {
+	master, err := c.PKI.Client.Issue("master", Leaf{User: "master", Groups: []string{mastersGroup}})
+	if err != nil {
+		return err
+	}
+	core, err := kubernetes.NewForConfig(c.Endpoint().RESTConfig(Credentials{Pair: master}))
+	if err != nil {
+		return err
+	}
+	_, err = core.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: c.cfg.AdminGroup},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: c.cfg.AdminGroup}},
+	}, metav1.CreateOptions{})
+	return err
+}
+
+// StartControllerManager starts kube-controller-manager as a client of through, with the
+// controllers that make a cluster without nodes behave: namespaces end, owned objects are
+// collected, ServiceAccounts and their CA bundles exist. more are added to its arguments;
+// controllers add up, of the others the later one wins.
 func (c *Cluster) StartControllerManager(ctx context.Context, through Endpoint, more ...string) (*Part, error) {
 	path, err := c.cfg.Tool(ctx, "kube-controller-manager")
 	if err != nil {

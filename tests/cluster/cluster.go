@@ -1,14 +1,16 @@
-// Package cluster runs a real, throw-away Kubernetes control plane on loopback: etcd, one or more kube-apiservers with a PKI made for
-// the occasion, and on request kube-controller-manager, the sample extension server and any other program. fairlead-dev and the e2e
-// tests use it alike.
+// Package cluster runs a real, throw-away Kubernetes control plane on loopback: etcd, one or more
+// kube-apiservers with a PKI made for the occasion, and on request kube-controller-manager, the
+// sample extension server and any other program. fairlead-dev and the e2e tests use it alike.
 //
-// Every part is a child process in a folder of its own making. Each is owned by one goroutine, and none outlives this process, even
-// if that is killed. The methods of a Cluster may be called from several goroutines; the clusters of several processes do not meet.
+// Every part is a child process in a folder of its own making. Each is owned by one goroutine, and
+// none outlives this process, even if that is killed. The methods of a Cluster may be called from
+// several goroutines; the clusters of several processes do not meet.
 //
 // It runs no nodes: what needs a kubelet needs package kubelet beside this one.
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,28 +24,51 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
-// Config describes a cluster. The zero value is one etcd and one kube-apiserver in a temporary folder.
+// Config describes a cluster. The zero value is one etcd and one kube-apiserver in a temporary
+// folder.
 type Config struct {
 	// Dir holds keys, data and logs, and is kept. Empty: a temporary folder that Close removes.
 	Dir string
 
-	// APIServers is how many kube-apiservers share the etcd. Zero: one.
+	// APIServers is how many kube-apiservers share the etcd. Zero: one. Negative: none.
 	APIServers int
 
-	// UIDHeaders lets the kube-apiservers believe X-Remote-Uid. False: they drop it, as they do when set up by kubeadm.
+	// Members is how many members the etcd has. Zero: one.
+	Members int
+
+	// EtcdArgs are added to the arguments of each member, later ones winning. Nil: none.
+	EtcdArgs []string
+
+	// Clouds is how many of them, the last ones, are as somebody else runs them: they have no
+	// --requestheader flag, and believe no front proxy. Zero: none.
+	Clouds int
+
+	// AdminGroup is that of Admin, bound to cluster-admin, as kubeadm's and those of clouds are.
+	// Empty: system:masters.
+	AdminGroup string
+
+	// UIDHeaders lets the kube-apiservers believe X-Remote-Uid. False: they drop it, as they do
+	// when set up by kubeadm.
 	UIDHeaders bool
 
-	// EndpointRouting has the kube-apiservers' own aggregators dial endpoints (--enable-aggregator-routing). False: cluster addresses
-	// and external names, without which they cannot reach a backend on loopback.
+	// EndpointRouting has the kube-apiservers' own aggregators dial endpoints
+	// (--enable-aggregator-routing). False: cluster addresses and external names, without which
+	// they cannot reach a backend on loopback.
 	EndpointRouting bool
 
-	// APIServerArgs are added to the arguments of each kube-apiserver, later ones winning. Nil: none.
+	// BelieverArgs are added to the arguments of each kube-apiserver that believes front proxies,
+	// before APIServerArgs. Nil: none.
+	BelieverArgs []string
+
+	// APIServerArgs are added to the arguments of each kube-apiserver, later ones winning. Nil:
+	// none.
 	APIServerArgs []string
 
 	// Tool returns the file of a part. Nil: package tools builds it.
 	Tool func(ctx context.Context, name string) (string, error)
 
-	// Progress receives a line per part that must be built first. Nil: standard error, since a build takes minutes.
+	// Progress receives a line per part that must be built first. Nil: standard error, since a
+	// build takes minutes.
 	Progress io.Writer
 }
 
@@ -51,12 +76,13 @@ type Config struct {
 type Cluster struct {
 	PKI        *PKI    // all its keys
 	APIServers []*Part // the kube-apiservers, in the order of Config.APIServers
-	Etcd       *Part   // the store of all of them, and of the sample extension server
+	Etcd       *Part   // the store of all of them, and of the sample extension server; the first member
+	Members    []*Part // of the etcd
 
 	cfg       Config
 	dir       string
 	temporary bool       // dir is ours to remove
-	etcdURL   string     // of Etcd
+	etcdURL   string     // of all Members, comma-separated
 	urls      []string   // of APIServers
 	deaths    chan error // ends that nobody asked for; never closed
 
@@ -84,6 +110,8 @@ func (c Config) complete() Config {
 	if c.APIServers == 0 {
 		c.APIServers = 1
 	}
+	c.Members = max(c.Members, 1)
+	c.AdminGroup = cmp.Or(c.AdminGroup, mastersGroup)
 	if c.Tool == nil {
 		c.Tool = func(ctx context.Context, name string) (string, error) {
 			return tools.Path(ctx, tools.Config{Progress: c.Progress}, name)
@@ -107,16 +135,20 @@ func (c *Cluster) makeDir() (err error) {
 
 func (c *Cluster) boot(ctx context.Context) error {
 	// Both first: a build of minutes must not eat the time that a part is given to become ready.
-	for _, tool := range []string{"etcd", "kube-apiserver"} {
+	for i, tool := range []string{"etcd", "kube-apiserver"} {
+		if i > 0 && c.cfg.APIServers < 0 {
+			break
+		}
 		if _, err := c.cfg.Tool(ctx, tool); err != nil {
 			return err
 		}
 	}
-	// 1 min: ready in about 4 s on an idle machine with two cores, and no test machine is fifteen times as slow.
+	// 1 min: ready in about 4 s on an idle machine with two cores, and no test machine is fifteen
+	// times as slow.
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	var err error
-	if c.PKI, err = newPKI(filepath.Join(c.dir, "pki")); err != nil {
+	if c.PKI, err = newPKI(filepath.Join(c.dir, "pki"), c.cfg.AdminGroup); err != nil {
 		return fmt.Errorf("making keys: %w", err)
 	}
 	if err := c.startEtcd(ctx); err != nil {
@@ -126,6 +158,9 @@ func (c *Cluster) boot(ctx context.Context) error {
 		if err := c.startAPIServer(ctx, i); err != nil {
 			return err
 		}
+	}
+	if c.cfg.AdminGroup != mastersGroup {
+		return c.bindAdmin(ctx)
 	}
 	return nil
 }
@@ -143,7 +178,8 @@ func (c *Cluster) Run(ctx context.Context, cmd Command) (*Part, error) {
 	return p, p.start(ctx)
 }
 
-// Wait blocks until a part ends that nobody here ended, and returns why with the tail of its log, or until ctx ends.
+// Wait blocks until a part ends that nobody here ended, and returns why with the tail of its log,
+// or until ctx ends.
 func (c *Cluster) Wait(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -179,5 +215,5 @@ func (c *Cluster) EndpointOf(i int) Endpoint {
 	return Endpoint{URL: c.urls[i], CAFile: c.PKI.Serving.CertFile}
 }
 
-// Admin is a member of system:masters.
+// Admin may do everything, by Config.AdminGroup.
 func (c *Cluster) Admin() Credentials { return Credentials{Pair: c.PKI.Admin} }

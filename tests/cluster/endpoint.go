@@ -9,8 +9,8 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// Endpoint is a server that clients are pointed at: a kube-apiserver, or Fairlead in front of it. A test that takes one can be run
-// against both with nothing else changed.
+// Endpoint is a server that clients are pointed at: a kube-apiserver, or Fairlead in front of it. A
+// test that takes one can be run against both with nothing else changed.
 type Endpoint struct {
 	URL    string // https://address:port
 	CAFile string // whom to trust for it
@@ -22,8 +22,8 @@ type Credentials struct {
 	Token string // bearer token. Empty: none.
 }
 
-// RESTConfig returns the configuration of a client-go client of e. It has no client-side rate limit, which would only hide how fast
-// the server is.
+// RESTConfig returns the configuration of a client-go client of e. It has no client-side rate
+// limit, which would only hide how fast the server is.
 func (e Endpoint) RESTConfig(c Credentials) *rest.Config {
 	return &rest.Config{
 		Host:        e.URL,

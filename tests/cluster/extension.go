@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -30,9 +31,10 @@ type Backend struct {
 	Annotations map[string]string
 }
 
-// Register makes the APIServices of b and its Service. Kubernetes refuses loopback addresses in EndpointSlices, so the Service is an
-// external name, localhost, and its port is the backend's own: kube-apiserver's aggregator follows it unless Config.EndpointRouting,
-// and Fairlead with --allow-loopback-backends.
+// Register makes the APIServices of b and its Service. Kubernetes refuses loopback addresses in
+// EndpointSlices, so the Service is an external name, localhost, and its port is the backend's own:
+// kube-apiserver's aggregator follows it unless Config.EndpointRouting, and Fairlead with
+// --allow-loopback-backends.
 func (c *Cluster) Register(ctx context.Context, b Backend) error {
 	ca, err := os.ReadFile(b.CAFile)
 	if err != nil {
@@ -89,9 +91,10 @@ func (b Backend) apiService(i int, ca []byte) *apiregistrationv1.APIService {
 	}
 }
 
-// StartSampleAPIServer starts Kubernetes' sample extension server, registers it as wardle.example.com/v1beta1 and v1alpha1 and waits
-// until it serves.
-func (c *Cluster) StartSampleAPIServer(ctx context.Context) (*Part, error) {
+// StartSampleAPIServer starts Kubernetes' sample extension server, registers it as
+// wardle.example.com/v1beta1 and v1alpha1 and waits until it serves. more are added to its
+// arguments, later ones winning.
+func (c *Cluster) StartSampleAPIServer(ctx context.Context, more ...string) (*Part, error) {
 	path, err := c.cfg.Tool(ctx, "sample-apiserver")
 	if err != nil {
 		return nil, err
@@ -107,7 +110,7 @@ func (c *Cluster) StartSampleAPIServer(ctx context.Context) (*Part, error) {
 	part, err := c.Run(ctx, Command{
 		Name:  "sample-apiserver",
 		Path:  path,
-		Args:  append(args, "--etcd-servers="+c.etcdURL, "--etcd-prefix=/registry/wardle.example.com"),
+		Args:  slices.Concat(args, []string{"--etcd-servers=" + c.etcdURL, "--etcd-prefix=/registry/wardle.example.com"}, more),
 		Ready: get(e.URL+"/readyz", e, c.Admin()),
 	})
 	if err != nil {
@@ -116,8 +119,8 @@ func (c *Cluster) StartSampleAPIServer(ctx context.Context) (*Part, error) {
 	return part, c.Register(ctx, backend)
 }
 
-// ExtensionArgs issues what an extension server on loopback needs, chooses b.Port, and returns where it will serve and the arguments
-// that every program built on k8s.io/apiserver takes for it.
+// ExtensionArgs issues what an extension server on loopback needs, chooses b.Port, and returns
+// where it will serve and the arguments that every program built on k8s.io/apiserver takes for it.
 func (c *Cluster) ExtensionArgs(b *Backend) (Endpoint, []string, error) {
 	serving, err := c.PKI.Serving.Issue(b.Service+"."+b.Namespace, Leaf{User: b.Service, Names: []string{
 		b.Service + "." + b.Namespace + ".svc", "localhost", "127.0.0.1",
@@ -125,7 +128,8 @@ func (c *Cluster) ExtensionArgs(b *Backend) (Endpoint, []string, error) {
 	if err != nil {
 		return Endpoint{}, nil, err
 	}
-	// Its own identity asks kube-apiserver about others (TokenReview, SubjectAccessReview, the request-header ConfigMap).
+	// Its own identity asks kube-apiserver about others (TokenReview, SubjectAccessReview, the
+	// request-header ConfigMap).
 	client, err := c.PKI.Client.Issue(b.Service+"."+b.Namespace+"-client", Leaf{User: b.Service, Groups: []string{"system:masters"}})
 	if err != nil {
 		return Endpoint{}, nil, err
@@ -146,7 +150,8 @@ func (c *Cluster) ExtensionArgs(b *Backend) (Endpoint, []string, error) {
 	}, nil
 }
 
-// WaitAvailable waits until e, a kube-apiserver or what stands before it, answers for every given group-version.
+// WaitAvailable waits until e, a kube-apiserver or what stands before it, answers for every given
+// group-version.
 func (c *Cluster) WaitAvailable(ctx context.Context, e Endpoint, groupVersions ...string) error {
 	tick := time.NewTicker(50 * time.Millisecond) // an answer costs the backend well under a millisecond
 	defer tick.Stop()

@@ -12,6 +12,10 @@ type Fairlead struct {
 	// Path is its executable.
 	Path string
 
+	// Registry is its --registry, and there is no kube-apiserver before which it stands. Empty:
+	// there is.
+	Registry string
+
 	// Name is what errors and its log file call it. Empty: fairlead.
 	Name string
 
@@ -24,7 +28,8 @@ type Fairlead struct {
 	// AdminPort is that of health and metrics. Zero: a free one.
 	AdminPort int
 
-	// CAFile is who vouches for its serving certificate, when Args name another than its own. Empty: the cluster's serving CA.
+	// CAFile is who vouches for its serving certificate, when Args name another than its own.
+	// Empty: the cluster's serving CA.
 	CAFile string
 
 	// Args are added to the arguments of fairlead serve, later ones winning. Nil: none.
@@ -80,17 +85,21 @@ func (c *Cluster) fairleadArgs(f Fairlead) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	client, err := c.PKI.Client.Issue(f.Name+"-client", Leaf{User: "fairlead", Groups: []string{"system:masters"}})
-	if err != nil {
-		return nil, err
-	}
-	kubeconfig := filepath.Join(c.dir, f.Name+".kubeconfig")
-	if err := c.Endpoint().WriteKubeconfig(kubeconfig, Credentials{Pair: client}); err != nil {
-		return nil, err
+	from := "--registry=" + f.Registry
+	if f.Registry == "" {
+		client, err := c.PKI.Client.Issue(f.Name+"-client", Leaf{User: "fairlead", Groups: []string{"system:masters"}})
+		if err != nil {
+			return nil, err
+		}
+		kubeconfig := filepath.Join(c.dir, f.Name+".kubeconfig")
+		if err := c.Endpoint().WriteKubeconfig(kubeconfig, Credentials{Pair: client}); err != nil {
+			return nil, err
+		}
+		from = "--kubeconfig=" + kubeconfig
 	}
 	return append([]string{
 		"serve",
-		"--kubeconfig=" + kubeconfig,
+		from,
 		"--bind-address=" + f.Address,
 		fmt.Sprintf("--secure-port=%d", f.Port),
 		fmt.Sprintf("--admin-secure-port=%d", f.AdminPort),

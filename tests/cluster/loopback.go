@@ -2,21 +2,21 @@ package cluster
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"os"
 	"strconv"
 	"strings"
 	"time"
+
+	"k8s.io/client-go/rest"
 )
 
-// freePorts returns n loopback ports that nobody listens on. They lie below the range that the kernel hands to outgoing connections
-// (32768 and up), so that none of those can take one before its part listens.
+// freePorts returns n loopback ports that nobody listens on. They lie below the range that the
+// kernel hands to outgoing connections (32768 and up), so that none of those can take one before
+// its part listens.
 func freePorts(n int) ([]int, error) {
 	const low, high = 11000, 32000
 	var ports []int
@@ -69,21 +69,9 @@ func get(url string, e Endpoint, c Credentials) func(context.Context) error {
 }
 
 func httpClient(e Endpoint, c Credentials) (*http.Client, error) {
-	cfg := &tls.Config{MinVersion: tls.VersionTLS12}
-	if e.CAFile != "" {
-		pem, err := os.ReadFile(e.CAFile)
-		if err != nil {
-			return nil, err
-		}
-		cfg.RootCAs = x509.NewCertPool()
-		cfg.RootCAs.AppendCertsFromPEM(pem)
-	}
-	if c.Pair.CertFile != "" {
-		pair, err := tls.LoadX509KeyPair(c.Pair.CertFile, c.Pair.KeyFile)
-		if err != nil {
-			return nil, err
-		}
-		cfg.Certificates = []tls.Certificate{pair}
+	cfg, err := rest.TLSConfigFor(e.RESTConfig(c))
+	if err != nil {
+		return nil, err
 	}
 	return &http.Client{Transport: &http.Transport{TLSClientConfig: cfg, ForceAttemptHTTP2: true}}, nil
 }

@@ -32,7 +32,8 @@ type Command struct {
 	Ready func(context.Context) error
 }
 
-// Part is a program that the cluster runs. It dies with this process, however this process dies, and at Cluster.Close.
+// Part is a program that the cluster runs. It dies with this process, however this process dies,
+// and at Cluster.Close.
 type Part struct {
 	cmd    Command
 	log    string
@@ -62,7 +63,8 @@ func (p *Part) start(ctx context.Context) error {
 	}
 	defer func() { _ = log.Close() }() // the child keeps its own
 	cmd.Stdout, cmd.Stderr = log, log
-	// A group of its own: an interrupt at the terminal reaches us alone, and we end the parts in order.
+	// A group of its own: an interrupt at the terminal reaches us alone, and we end the parts in
+	// order.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	dieWithParent(cmd.SysProcAttr)
 
@@ -82,8 +84,9 @@ func (p *Part) start(ctx context.Context) error {
 	return nil
 }
 
-// supervise owns the process from start to end. The kernel kills the child when the *thread* that forked it exits, so the goroutine
-// stays on its thread for as long as the child lives. It ends with the process.
+// supervise owns the process from start to end. The kernel kills the child when the *thread* that
+// forked it exits, so the goroutine stays on its thread for as long as the child lives. It ends
+// with the process.
 func (p *Part) supervise(r *run, cmd *exec.Cmd, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -148,7 +151,8 @@ func (p *Part) PID() int { return p.current().process.Pid }
 // Done is closed when p's present life has ended.
 func (p *Part) Done() <-chan struct{} { return p.current().done }
 
-// Err says why p's latest life ended, with the tail of its log. It may be called only when Done is closed.
+// Err says why p's latest life ended, with the tail of its log. It may be called only when Done is
+// closed.
 func (p *Part) Err() error { return p.current().err }
 
 // Signal sends sig. With SIGTERM or SIGINT the end of p counts as asked for; SIGSTOP hangs it,

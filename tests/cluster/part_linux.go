@@ -9,10 +9,12 @@ import (
 	"time"
 )
 
-// dieWithParent has the kernel kill the child when the thread that forks it is gone. See Part.supervise, which keeps that thread.
+// dieWithParent has the kernel kill the child when the thread that forks it is gone. See
+// Part.supervise, which keeps that thread.
 func dieWithParent(a *syscall.SysProcAttr) { a.Pdeathsig = syscall.SIGKILL }
 
-// waitStopped waits until every thread of a process has obeyed SIGSTOP: on a busy machine some answer requests for a while longer.
+// waitStopped waits until every thread of a process has obeyed SIGSTOP: on a busy machine some
+// answer requests for a while longer.
 func waitStopped(pid int) error {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()

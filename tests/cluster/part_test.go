@@ -78,7 +78,7 @@ func TestAskedDeathIsNotTold(t *testing.T) {
 
 func TestNotReadyInTime(t *testing.T) {
 	c := bare(t, t.TempDir())
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // a busy machine starts it within that
 	defer cancel()
 	cmd := shell("shy", "echo thinking; exec sleep 600")
 	cmd.Ready = func(context.Context) error { return errors.New("not yet") }
@@ -116,7 +116,8 @@ func TestCloseKillsChildrenOfParts(t *testing.T) {
 	}
 }
 
-// waitDead waits until pid is gone. A killed process that nobody reaps (init's business once its parent is dead) counts as gone.
+// waitDead waits until pid is gone. A killed process that nobody reaps (init's business once its
+// parent is dead) counts as gone.
 func waitDead(t *testing.T, pid int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)

@@ -9,8 +9,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// PKI is everything that a cluster's certificates hang on. The authorities are distinct on purpose: a program that trusts one for
-// what only another may vouch for is caught.
+// PKI is everything that a cluster's certificates hang on. The authorities are distinct on purpose:
+// a program that trusts one for what only another may vouch for is caught.
 type PKI struct {
 	Dir string // folder of all its files
 
@@ -18,7 +18,7 @@ type PKI struct {
 	FrontProxy *Authority // vouches for proxies that name users (--requestheader-client-ca-file)
 	Serving    *Authority // vouches for servers: kube-apiserver, extension servers, kubelets, Fairlead
 
-	Admin           Pair // a client of system:masters
+	Admin           Pair // a client of Config.AdminGroup
 	FrontProxyPair  Pair // CN front-proxy-client, the proxy client certificate
 	ServiceAccounts Pair // signs ServiceAccount tokens; its certificate is used by nobody
 }
@@ -48,12 +48,13 @@ type Leaf struct {
 	// Names are the host names and addresses of a server; with none the certificate is a client's.
 	Names []string
 
-	// NotAfter is the end. Zero: in a day, longer than any test and short enough to be worth nothing.
+	// NotAfter is the end. Zero: in a day, longer than any test and short enough to be worth
+	// nothing.
 	NotAfter time.Time
 }
 
 // newPKI makes a whole PKI in dir.
-func newPKI(dir string) (*PKI, error) {
+func newPKI(dir, adminGroup string) (*PKI, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -73,7 +74,7 @@ func newPKI(dir string) (*PKI, error) {
 		leaf Leaf
 		to   *Pair
 	}{
-		{p.Client, "admin", Leaf{User: "admin", Groups: []string{"system:masters"}}, &p.Admin},
+		{p.Client, "admin", Leaf{User: "admin", Groups: []string{adminGroup}}, &p.Admin},
 		{p.FrontProxy, "front-proxy-client", Leaf{User: "front-proxy-client"}, &p.FrontProxyPair},
 		{p.Client, "service-accounts", Leaf{User: "service-accounts"}, &p.ServiceAccounts},
 	} {
@@ -85,7 +86,8 @@ func newPKI(dir string) (*PKI, error) {
 	return p, nil
 }
 
-// NewAuthority makes one more authority, for tests of rotation and of foreign certificates. Its files are called name.
+// NewAuthority makes one more authority, for tests of rotation and of foreign certificates. Its
+// files are called name.
 func (p *PKI) NewAuthority(name string) (*Authority, error) {
 	a := &Authority{CA: pki.NewCA(name), dir: p.Dir}
 	var err error
@@ -95,8 +97,8 @@ func (p *PKI) NewAuthority(name string) (*Authority, error) {
 	return a, nil
 }
 
-// Issue makes a key pair for l and writes it to files called name. An existing pair of that name is replaced in one step per file,
-// as a rotation would.
+// Issue makes a key pair for l and writes it to files called name. An existing pair of that name is
+// replaced in one step per file, as a rotation would.
 func (a *Authority) Issue(name string, l Leaf) (Pair, error) {
 	usage := x509.ExtKeyUsageClientAuth
 	if len(l.Names) > 0 {

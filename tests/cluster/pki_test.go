@@ -9,7 +9,7 @@ import (
 )
 
 func TestAuthoritiesVouchForTheirOwn(t *testing.T) {
-	p, err := newPKI(t.TempDir())
+	p, err := newPKI(t.TempDir(), "system:masters")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,5 +1,7 @@
-// Command conformance runs specs of Kubernetes' own e2e suite against a whole cluster behind Fairlead: those of sig-api-machinery that need no pods, which
-// are those about what Fairlead stands before. It prints a line per spec and how many passed, and exits 1 when one failed or fewer ran than expected.
+// Command conformance runs specs of Kubernetes' own e2e suite against a whole cluster behind
+// Fairlead: those of sig-api-machinery that need no pods, which are those about what Fairlead
+// stands before. It prints a line per spec and how many passed, and exits 1 when one failed or
+// fewer ran than expected.
 //
 // It takes some minutes, mostly of waiting, and is run by hand (make conformance).
 package main
@@ -28,14 +30,19 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
-// direct is the lane that has no Fairlead in it: what fails there is not Fairlead's fault.
-const direct = "direct"
+const (
+	// direct is the lane that has no Fairlead in it: what fails there is not Fairlead's fault.
+	direct = "direct"
+	// impersonate is the lane before a kube-apiserver as a cloud runs it, with the account that
+	// deploy/overlays/managed makes.
+	impersonate = "impersonate"
+)
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	var o options
-	flag.StringVar(&o.lane, "lane", "h2", "what Fairlead offers its clients: h2 or http1; direct: no Fairlead at all")
+	flag.StringVar(&o.lane, "lane", "h2", "what Fairlead offers its clients: h2 or http1; impersonate: h2, before a kube-apiserver that believes no front proxy; direct: no Fairlead at all")
 	flag.StringVar(&o.fairlead, "fairlead", "bin/fairlead", "fairlead executable")
 	flag.StringVar(&o.focus, "focus", focus(), "regular expression of the specs to run")
 	flag.IntVar(&o.want, "want", 0, "least number of specs; fewer is a failure")
@@ -51,8 +58,9 @@ type options struct {
 	want                  int
 }
 
-// focus names what is run. What is left out of sig-api-machinery needs pods that run (webhooks, conversion, field selectors, a sample apiserver in the
-// cluster) or has nothing to do with how requests get to where they are served.
+// focus names what is run. What is left out of sig-api-machinery needs pods that run (webhooks,
+// conversion, field selectors, a sample apiserver in the cluster) or has nothing to do with how
+// requests get to where they are served.
 func focus() string {
 	return `\[sig-api-machinery\] (` + strings.Join([]string{
 		"Discovery", "AggregatedDiscovery", "CustomResourceDefinition", "CustomResourcePublishOpenAPI", "CustomResourceValidationRules",
@@ -65,7 +73,11 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	c, err := cluster.Start(ctx, cluster.Config{Dir: dir})
+	cfg := cluster.Config{Dir: dir}
+	if o.lane == impersonate {
+		cfg.Clouds, cfg.AdminGroup = 1, "conformance-masters"
+	}
+	c, err := cluster.Start(ctx, cfg)
 	if err != nil {
 		return err
 	}
@@ -93,11 +105,20 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 	return os.RemoveAll(dir)
 }
 
-// raise puts everything around the control plane that the suite needs, and returns where it is pointed at.
+// raise puts everything around the control plane that the suite needs, and returns where it is
+// pointed at.
 func raise(ctx context.Context, c *cluster.Cluster, o options) (cluster.Endpoint, error) {
 	server := c.Endpoint()
 	if o.lane != direct {
-		front, err := c.StartFairlead(ctx, cluster.Fairlead{Path: o.fairlead, Args: []string{"--http2=" + strconv.FormatBool(o.lane == "h2")}})
+		args := []string{"--http2=" + strconv.FormatBool(o.lane != "http1")}
+		if o.lane == impersonate {
+			account, err := c.Account(ctx, server, "deploy", "managed")
+			if err != nil {
+				return server, err
+			}
+			args = append(args, "--local-identity=impersonate", "--kubeconfig="+account)
+		}
+		front, err := c.StartFairlead(ctx, cluster.Fairlead{Path: o.fairlead, Args: args})
 		if err != nil {
 			return server, err
 		}

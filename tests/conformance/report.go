@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// suiteReport is what Ginkgo reports about a suite (--ginkgo.json-report), as far as it is of use here.
+// suiteReport is what Ginkgo reports about a suite (--ginkgo.json-report), as far as it is of use
+// here.
 type suiteReport struct {
 	SuiteSucceeded             bool
 	SpecialSuiteFailureReasons []string
@@ -25,7 +26,8 @@ type specReport struct {
 	Failure                 struct{ Message string }
 }
 
-// tell prints a line per spec that ran and the totals. It fails when one failed, and when fewer ran than expected.
+// tell prints a line per spec that ran and the totals. It fails when one failed, and when fewer ran
+// than expected.
 func tell(out io.Writer, data []byte, want int) error {
 	var suites []suiteReport
 	if err := json.Unmarshal(data, &suites); err != nil {

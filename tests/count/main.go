@@ -1,7 +1,11 @@
-// Command count reads `go test -json` on its standard input, prints a line per finished case and the whole output of those
-// that fail, says how many cases ran, and exits 1 when one failed, one was skipped, or fewer ran than expected.
+// Command count reads `go test -json` on its standard input, prints a line per finished case and
+// the whole output of those that fail, says how many cases ran, and exits 1 when one failed, one
+// was skipped, or fewer ran than expected.
 //
 // A case is a test without subtests, or a subtest without subtests: what a reader would call one.
+//
+// With -times it also adds a line to a file: the suite, its cases, its seconds and its outcome.
+// With -table it reads that file instead and prints it.
 package main
 
 import (
@@ -14,31 +18,59 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 )
 
 func main() {
-	want := flag.String("want", "", "`file` that holds the least number of cases; empty: any number will do")
-	verbose := flag.Bool("v", false, "print what cases that pass have logged too")
+	var o options
+	flag.StringVar(&o.want, "want", "", "`file` that holds the least number of cases; empty: any number will do")
+	flag.BoolVar(&o.verbose, "v", false, "print what cases that pass have logged too")
+	flag.BoolVar(&o.quiet, "q", false, "of what passes, print packages instead of cases")
+	flag.StringVar(&o.suite, "suite", "", "`name` of the suite in -times")
+	flag.StringVar(&o.times, "times", "", "`file` that gets a line about the suite; empty: none")
+	table := flag.String("table", "", "print this `file` of -times, and read no tests")
 	flag.Parse()
-	if err := run(os.Stdin, os.Stdout, *want, *verbose); err != nil {
+	var err error
+	if *table != "" {
+		err = printTable(os.Stdout, *table)
+	} else {
+		err = run(os.Stdin, os.Stdout, o)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stdout, "FAIL:", err)
 		os.Exit(1)
 	}
 }
 
-// run counts what in reports and compares it with the number in the file want.
-func run(in io.Reader, out io.Writer, want string, verbose bool) error {
-	least, err := readCount(want)
+type options struct {
+	want           string
+	verbose, quiet bool
+	suite, times   string
+}
+
+// run counts what in reports and compares it with the number in the file o.want.
+func run(in io.Reader, out io.Writer, o options) error {
+	begun := time.Now() // go test began at the same time: builds count
+	least, err := readCount(o.want)
 	if err != nil {
 		return err
 	}
 	c := newCounter(out)
-	c.verbose = verbose
+	c.verbose, c.quiet = o.verbose, o.quiet
 	if err := c.read(in); err != nil {
 		return err
 	}
 	ran := len(c.cases) - c.parents()
+	verdict := c.judge(ran, least)
 	fmt.Fprintf(out, "%d cases ran, at least %d expected, %d failed, %d skipped\n", ran, least, len(c.failed), len(c.skipped))
+	if o.times == "" {
+		return verdict
+	}
+	return errors.Join(verdict, addTime(o.times, o.suite, ran, time.Since(begun).Seconds(), verdict))
+}
+
+// judge says what is wrong with a suite that has ended.
+func (c *counter) judge(ran, least int) error {
 	switch {
 	case len(c.failed) > 0:
 		return fmt.Errorf("failed: %s", strings.Join(c.failed, ", "))
@@ -80,6 +112,7 @@ type event struct {
 type counter struct {
 	out     io.Writer
 	verbose bool                // show what cases that pass have logged
+	quiet   bool                // show packages instead
 	output  map[string][]string // :: case → its lines; "" for the package itself
 	cases   map[string]bool     // :: package and test → finished
 	failed  []string
@@ -96,7 +129,8 @@ func (c *counter) read(in io.Reader) error {
 	for lines.Scan() {
 		var e event
 		if json.Unmarshal(lines.Bytes(), &e) != nil {
-			// Not an event: a build error of an older toolchain, or a program that wrote to standard output.
+			// Not an event: a build error of an older toolchain, or a program that wrote to
+			// standard output.
 			fmt.Fprintln(c.out, lines.Text())
 			continue
 		}
@@ -117,12 +151,19 @@ func (c *counter) add(e event) {
 			fmt.Fprint(c.out, e.Output)
 		}
 	case "pass", "skip":
-		if e.Test != "" {
-			c.cases[key] = true
-			fmt.Fprintf(c.out, "%-4s %s (%.1fs)\n", e.Action, e.Test, e.Elapsed)
-			c.tell(c.output[key])
+		if e.Test == "" {
+			if c.quiet && e.Action == "pass" {
+				fmt.Fprintf(c.out, "pass %s (%.1fs)\n", e.Package, e.Elapsed)
+			}
+			delete(c.output, key)
+			return
 		}
-		if e.Action == "skip" && e.Test != "" {
+		c.cases[key] = true
+		if !c.quiet || e.Action == "skip" {
+			fmt.Fprintf(c.out, "%-4s %s (%.1fs)\n", e.Action, e.Test, e.Elapsed)
+		}
+		c.tell(c.output[key])
+		if e.Action == "skip" {
 			c.skipped = append(c.skipped, e.Test)
 		}
 		delete(c.output, key)

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 )
 
 func TestRun(t *testing.T) {
@@ -47,7 +48,7 @@ func TestRun(t *testing.T) {
 				t.Fatal(err)
 			}
 			var out strings.Builder
-			err := run(strings.NewReader(tt.in), &out, file, false)
+			err := run(strings.NewReader(tt.in), &out, options{want: file})
 			if !strings.Contains(out.String(), tt.wantOut) {
 				t.Errorf("output %q lacks %q", out.String(), tt.wantOut)
 			}
@@ -63,14 +64,44 @@ func TestVerbose(t *testing.T) {
 	const in = `{"Action":"output","Package":"p","Test":"TestA","Output":"=== RUN   TestA\n"}
 {"Action":"output","Package":"p","Test":"TestA","Output":"    a_test.go:1: 7 ms\n"}
 {"Action":"pass","Package":"p","Test":"TestA","Elapsed":0.2}
+{"Action":"pass","Package":"p","Elapsed":0.3}
 `
-	for verbose, want := range map[bool]string{
-		false: "pass TestA (0.2s)\n1 cases ran, at least 0 expected, 0 failed, 0 skipped\n",
-		true:  "pass TestA (0.2s)\n    a_test.go:1: 7 ms\n1 cases ran, at least 0 expected, 0 failed, 0 skipped\n",
+	const summary = "1 cases ran, at least 0 expected, 0 failed, 0 skipped\n"
+	for _, tt := range []struct {
+		options options
+		want    string
+	}{
+		{options{}, "pass TestA (0.2s)\n" + summary},
+		{options{verbose: true}, "pass TestA (0.2s)\n    a_test.go:1: 7 ms\n" + summary},
+		{options{quiet: true}, "pass p (0.3s)\n" + summary},
 	} {
 		var out strings.Builder
-		if err := run(strings.NewReader(in), &out, "", verbose); err != nil || out.String() != want {
-			t.Errorf("verbose %v: %v, %q", verbose, err, out.String())
+		if err := run(strings.NewReader(in), &out, tt.options); err != nil || out.String() != tt.want {
+			t.Errorf("%+v: %v, %q", tt.options, err, out.String())
 		}
 	}
+}
+
+// Each suite has its line, whatever became of it.
+func TestTimes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // whose clock stands still
+		file := filepath.Join(t.TempDir(), "times")
+		for _, suite := range []string{"good", "bad"} {
+			in := `{"Action":"` + map[string]string{"good": "pass", "bad": "fail"}[suite] + `","Package":"p","Test":"TestA"}`
+			if err := run(strings.NewReader(in), &strings.Builder{}, options{suite: suite, times: file}); (err != nil) != (suite == "bad") {
+				t.Errorf("%s: %v", suite, err)
+			}
+		}
+		var out strings.Builder
+		if err := printTable(&out, file); err != nil {
+			t.Fatal(err)
+		}
+		const want = "suite  cases  seconds  outcome\ngood   1      0        ok\nbad    1      0        failed: TestA\n"
+		if out.String() != want {
+			t.Errorf("printed\n%swant\n%s", out.String(), want)
+		}
+		if err := printTable(&out, file+"s"); err == nil {
+			t.Error("a table of nothing")
+		}
+	})
 }

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // priority is where an APIService stands.
@@ -24,7 +25,8 @@ type priority struct {
 	group, version int32
 }
 
-// extend starts an extension server in this process and registers its group-versions. The keys of where are group/version.
+// extend starts an extension server in this process and registers its group-versions. The keys of
+// where are group/version.
 func (w *world) extend(t *testing.T, name string, cfg extension.Config, where map[string]priority) *extension.Server {
 	t.Helper()
 	cfg.Names = []string{name + ".backends.svc"}
@@ -40,9 +42,7 @@ func (w *world) register(t *testing.T, name string, s *extension.Server, where m
 	t.Helper()
 	w.namespace(t, "backends")
 	_, text, err := net.SplitHostPort(s.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	port := portOf(t, text)
 	// Kubernetes refuses loopback addresses in EndpointSlices.
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{
@@ -66,9 +66,7 @@ func (w *world) register(t *testing.T, name string, s *extension.Server, where m
 func portOf(t *testing.T, text string) int32 {
 	t.Helper()
 	number, err := strconv.ParseInt(text, 10, 32)
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	return int32(number)
 }
 
@@ -92,9 +90,7 @@ func (w *world) claim(t *testing.T, s *apiregistrationv1.APIService) {
 func (w *world) define(t *testing.T, manifest string) {
 	t.Helper()
 	o := &unstructured.Unstructured{}
-	if err := yaml.Unmarshal([]byte(manifest), &o.Object); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, yaml.Unmarshal([]byte(manifest), &o.Object))
 	crds := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 	if _, err := w.dynamic.Resource(crds).Create(t.Context(), o, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // place is where an index says that fresh.example.com/v1 is described: its hash is part of it.
@@ -23,7 +24,8 @@ func place(index string) string {
 	return item
 }
 
-// TestFreshCRDs shows that what changes in a CRD is listed as soon as kube-apiserver itself lists it, also where no APIService comes or goes with it.
+// TestFreshCRDs shows that what changes in a CRD is listed as soon as kube-apiserver itself lists
+// it, also where no APIService comes or goes with it.
 func TestFreshCRDs(t *testing.T) {
 	w := newWorld(t)
 	crds := w.dynamic.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
@@ -40,7 +42,8 @@ func TestFreshCRDs(t *testing.T) {
 		// mark is in the aggregated document before or after the step.
 		mark string
 		gone bool
-		// described, if there is any, is in the OpenAPI document of fresh.example.com/v1 afterwards.
+		// described, if there is any, is in the OpenAPI document of fresh.example.com/v1
+		// afterwards.
 		described string
 	}{
 		{"a new group", func() { w.define(t, fmt.Sprintf(crd, "crontab", "fresh.example.com", "CronTab", "ct")) }, `"resource":"crontabs"`, false, "com.example.fresh.v1.CronTab"},
@@ -54,9 +57,7 @@ func TestFreshCRDs(t *testing.T) {
 			patch("crontabs.fresh.example.com", `{"spec":{"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`)
 		}, `{"group":"fresh.example.com","version":"v1","kind":"CronTab"},"scope":"Namespaced","singularResource":"crontab","verbs":["delete","deletecollection","get","list","patch","create","update","watch"],"shortNames":["ct"]}`, false, ""},
 		{"a deletion", func() {
-			if err := crds.Delete(t.Context(), "gadgets.fresh.example.com", metav1.DeleteOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			suite.Check(t, crds.Delete(t.Context(), "gadgets.fresh.example.com", metav1.DeleteOptions{}))
 		}, `"resource":"gadgets"`, true, ""},
 	} {
 		shown := func(e cluster.Endpoint, path, mark string) func() (bool, string) {
@@ -66,17 +67,18 @@ func TestFreshCRDs(t *testing.T) {
 			}
 		}
 		step.do()
-		eventually(t, 30*time.Second, step.what+" is listed by kube-apiserver", shown(w.Endpoint(), "/apis", step.mark))
-		lag := eventually(t, 30*time.Second, step.what+" is listed by Fairlead", shown(w.front.Endpoint, "/apis", step.mark))
+		suite.Eventually(t, 30*time.Second, step.what+" is listed by kube-apiserver", shown(w.Endpoint(), "/apis", step.mark))
+		lag := suite.Eventually(t, 30*time.Second, step.what+" is listed by Fairlead", shown(w.front.Endpoint, "/apis", step.mark))
 		t.Logf("%s: listed %s after kube-apiserver lists it", step.what, lag)
-		// Three of the pauses after an event, on a busy machine. What is only polled for takes two seconds at most, and one on average.
+		// Three of the pauses after an event, on a busy machine. What is only polled for takes two
+		// seconds at most, and one on average.
 		if lag > 500*time.Millisecond {
 			t.Errorf("%s: listed %s after kube-apiserver lists it", step.what, lag)
 		}
 		if step.described != "" {
 			const path = "/openapi/v3/apis/fresh.example.com/v1"
-			eventually(t, 30*time.Second, step.what+" is described by kube-apiserver", shown(w.Endpoint(), path, step.described))
-			lag := eventually(t, 2*time.Second, step.what+" is described", func() (bool, string) {
+			suite.Eventually(t, 30*time.Second, step.what+" is described by kube-apiserver", shown(w.Endpoint(), path, step.described))
+			lag := suite.Eventually(t, 2*time.Second, step.what+" is described", func() (bool, string) {
 				theirs, ours := place(w.ask(t, w.Endpoint(), "/openapi/v3", nil).body), place(w.ask(t, w.front.Endpoint, "/openapi/v3", nil).body)
 				return ours == theirs && ours != "", ours + ", kube-apiserver's " + theirs
 			})

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // TestDeadBackends has kube-controller-manager work through Fairlead while backends are dead.
@@ -20,7 +21,7 @@ func TestDeadBackends(t *testing.T) {
 	w := newWorld(t)
 	readings := w.script(t, "readings", "readings.example.com", nil, "readings")
 	widgets := w.extend(t, "widgets", extension.Config{}, map[string]priority{"widgets.example.com/v1": {900, 10}})
-	eventually(t, 30*time.Second, "both are discovered", func() (bool, string) {
+	suite.Eventually(t, 30*time.Second, "both are discovered", func() (bool, string) {
 		a := w.ask(t, w.front.Endpoint, "/apis", http.Header{"Accept": {"application/json" + asV2}})
 		return strings.Contains(a.body, `"readings"`) && strings.Contains(a.body, `"widgets"`) && !strings.Contains(a.body, "Stale"), a.body
 	})
@@ -34,14 +35,13 @@ func TestDeadBackends(t *testing.T) {
 	w.deleted(t, "without-readings")
 	w.collects(t)
 
-	if err := widgets.Set(extension.Fault{Kind: extension.Dead}); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, widgets.Set(extension.Fault{Kind: extension.Dead}))
 	w.unavailable(t, "/apis/widgets.example.com/v1")
 	w.namespace(t, "held")
 	w.remove(t, "held")
-	// Its widgets cannot be listed, so nobody knows whether there are any: it must stay, and say why.
-	eventually(t, time.Minute, "the namespace says what holds it", func() (bool, string) {
+	// Its widgets cannot be listed, so nobody knows whether there are any: it must stay, and say
+	// why.
+	suite.Eventually(t, time.Minute, "the namespace says what holds it", func() (bool, string) {
 		ns, err := w.core.CoreV1().Namespaces().Get(t.Context(), "held", metav1.GetOptions{})
 		if err != nil {
 			t.Fatalf("the namespace is gone while its widgets are unknown: %v", err)
@@ -57,16 +57,14 @@ func TestDeadBackends(t *testing.T) {
 	if _, err := w.core.CoreV1().Namespaces().Get(t.Context(), "held", metav1.GetOptions{}); err != nil {
 		t.Fatalf("the namespace is gone while its widgets are unknown: %v", err)
 	}
-	if err := widgets.Set(); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, widgets.Set())
 	w.gone(t, "held")
 }
 
 // unavailable waits until Fairlead knows.
 func (w *world) unavailable(t *testing.T, path string) {
 	t.Helper()
-	eventually(t, 30*time.Second, path+" is unavailable", func() (bool, string) {
+	suite.Eventually(t, 30*time.Second, path+" is unavailable", func() (bool, string) {
 		a := w.ask(t, w.front.Endpoint, path, nil)
 		return a.status == http.StatusServiceUnavailable && strings.Contains(a.body, "is unavailable"), a.body
 	})
@@ -74,9 +72,7 @@ func (w *world) unavailable(t *testing.T, path string) {
 
 func (w *world) remove(t *testing.T, namespace string) {
 	t.Helper()
-	if err := w.core.CoreV1().Namespaces().Delete(t.Context(), namespace, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, w.core.CoreV1().Namespaces().Delete(t.Context(), namespace, metav1.DeleteOptions{}))
 }
 
 // deleted makes a namespace with something in it and deletes it.
@@ -93,7 +89,7 @@ func (w *world) deleted(t *testing.T, namespace string) {
 
 func (w *world) gone(t *testing.T, namespace string) {
 	t.Helper()
-	took := eventually(t, 3*time.Minute, "namespace "+namespace+" is gone", func() (bool, string) {
+	took := suite.Eventually(t, 3*time.Minute, "namespace "+namespace+" is gone", func() (bool, string) {
 		ns, err := w.core.CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return true, ""
@@ -111,19 +107,13 @@ func (w *world) collects(t *testing.T) {
 	t.Helper()
 	maps := w.core.CoreV1().ConfigMaps("default")
 	owner, err := maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "owner-"}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	owned, err := maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "owned-", OwnerReferences: []metav1.OwnerReference{
 		{APIVersion: "v1", Kind: "ConfigMap", Name: owner.Name, UID: owner.UID},
 	}}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := maps.Delete(t.Context(), owner.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	took := eventually(t, 2*time.Minute, "what is owned is collected", func() (bool, string) {
+	suite.Check(t, err)
+	suite.Check(t, maps.Delete(t.Context(), owner.Name, metav1.DeleteOptions{}))
+	took := suite.Eventually(t, 2*time.Minute, "what is owned is collected", func() (bool, string) {
 		_, err := maps.Get(t.Context(), owned.Name, metav1.GetOptions{})
 		return apierrors.IsNotFound(err), "it is still there"
 	})

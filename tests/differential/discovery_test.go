@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 const crd = `
@@ -64,7 +65,8 @@ func TestDiscovery(t *testing.T) {
 	w.define(t, fmt.Sprintf(crd, "gadget", "mixed.example.com", "Gadget", "gd"))
 	w.extend(t, "legacy", extension.Config{LegacyDiscovery: true}, map[string]priority{"legacy.example.com/v1": {1000, 10}, "legacy.example.com/v1beta1": {1000, 5}})
 	w.extend(t, "orders", extension.Config{}, map[string]priority{
-		// Ties between groups: the legacy list goes by the APIService's name (the version first), the aggregated one by the group's.
+		// Ties between groups: the legacy list goes by the APIService's name (the version first),
+		// the aggregated one by the group's.
 		"zebra.example.com/v1": {2000, 10}, "ape.example.com/v1beta1": {2000, 10}, "cat.example.com/v2": {2000, 10}, "cat.example.com/v1": {2000, 10},
 		// The highest of a group's versions counts, whichever it is.
 		"top.example.com/v1": {100, 20}, "top.example.com/v1alpha1": {19000, 10},
@@ -74,15 +76,13 @@ func TestDiscovery(t *testing.T) {
 	})
 	w.extend(t, "guest", extension.Config{}, map[string]priority{"mixed.example.com/v2": {1500, 50}, "apps/v9": {17000, 99}, "autoscaling/v1alpha9": {17700, 1}})
 	gone := w.extend(t, "silent", extension.Config{}, map[string]priority{"silent.example.com/v1": {700, 10}})
-	if err := gone.Set(extension.Fault{Kind: extension.Status, Code: http.StatusServiceUnavailable}); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, gone.Set(extension.Fault{Kind: extension.Status, Code: http.StatusServiceUnavailable}))
 	w.eachLane(t, testDiscovery)
 }
 
 func testDiscovery(t *testing.T, w *world) {
 	v2 := http.Header{"Accept": {"application/json" + asV2}}
-	took := eventually(t, 90*time.Second, "both list the same", func() (bool, string) {
+	took := suite.Eventually(t, 90*time.Second, "both list the same", func() (bool, string) {
 		a, b := w.ask(t, w.Endpoint(), "/apis", v2), w.ask(t, w.front.Endpoint, "/apis", v2)
 		return a.body == b.body && strings.Count(b.body, `"Stale"`) == 1 && strings.Contains(b.body, "crontabs") && strings.Contains(b.body, "flunders"), cmp.Diff(a.body, b.body)
 	})

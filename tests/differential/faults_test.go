@@ -20,12 +20,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // misdescribed is a group-version whose description is of no use.
 type misdescribed struct {
 	gv string
-	// reasons are what may be reported: how far a body comes within the time depends on the machine.
+	// reasons are what may be reported: how far a body comes within the time depends on the
+	// machine.
 	reasons []string
 	// heal makes it well.
 	heal func()
@@ -38,7 +40,8 @@ func (m misdescribed) name() string {
 	return version + "." + group
 }
 
-// misdescribe starts a backend for each way to describe oneself badly. All serve objects and discovery as they should.
+// misdescribe starts a backend for each way to describe oneself badly. All serve objects and
+// discovery as they should.
 func (w *world) misdescribe(t *testing.T) []misdescribed {
 	t.Helper()
 	var out []misdescribed
@@ -57,9 +60,7 @@ func (w *world) misdescribe(t *testing.T) []misdescribed {
 		gv := name + ".example.com/v1"
 		s := extension.Start(t, extension.Config{Names: []string{name + ".backends.svc"}, GroupVersions: []string{gv}})
 		c.fault.Path = "/openapi/"
-		if err := s.Set(c.fault); err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, s.Set(c.fault))
 		w.register(t, name, s, map[string]priority{gv: {500, 10}})
 		heal := func() {
 			if err := s.Set(); err != nil {
@@ -92,9 +93,7 @@ func bomb(t *testing.T) http.HandlerFunc {
 			t.Fatal(err)
 		}
 	}
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, z.Close())
 	return func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Content-Encoding", "gzip")
@@ -102,7 +101,8 @@ func bomb(t *testing.T) http.HandlerFunc {
 	}
 }
 
-// recursive is a document at which kube-openapi's walker never comes to an end: it ends kube-apiserver.
+// recursive is a document at which kube-openapi's walker never comes to an end: it ends
+// kube-apiserver.
 func recursive(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path != "/openapi/v2" {
 		http.NotFound(w, r)
@@ -111,14 +111,16 @@ func recursive(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, `{"swagger":"2.0","info":{"title":"t","version":"v"},"paths":{"/apis/recursive.example.com/v1/x":{"parameters":[{"$ref":"#/parameters/p"}]}},"parameters":{"p":{"$ref":"#/parameters/p"}}}`)
 }
 
-// TestOpenAPIFaults has backends describe themselves in every bad way: each is left out and reported, and nothing and nobody else notices.
+// TestOpenAPIFaults has backends describe themselves in every bad way: each is left out and
+// reported, and nothing and nobody else notices.
 func TestOpenAPIFaults(t *testing.T) {
 	w := newWorld(t)
 	w.extend(t, "widgets", extension.Config{}, map[string]priority{"widgets.example.com/v1": {900, 10}})
 	bad := w.misdescribe(t)
 	w.eachLane(t, func(t *testing.T, w *world) {
 		w.leftOut(t, bad)
-		// A gigabyte was offered three times over, and twice by each of two: what is held of it is bounded.
+		// A gigabyte was offered three times over, and twice by each of two: what is held of it is
+		// bounded.
 		if peak := peakMemory(t, w.front.Part.PID()); peak > 700 {
 			t.Errorf("the process took %d MB at its peak", peak)
 		} else {
@@ -129,19 +131,17 @@ func TestOpenAPIFaults(t *testing.T) {
 		m.heal()
 		w.lookAgain(t, m.name())
 	}
-	eventually(t, time.Minute, "all are described", func() (bool, string) {
+	suite.Eventually(t, time.Minute, "all are described", func() (bool, string) {
 		return w.described(t, bad, true)
 	})
 
 	// What was good once stays while it is bad.
 	again := w.extend(t, "again", extension.Config{}, map[string]priority{"again.example.com/v1": {500, 10}})
 	one := []misdescribed{{gv: "again.example.com/v1"}}
-	eventually(t, time.Minute, "it is described", func() (bool, string) { return w.described(t, one, true) })
-	if err := again.Set(extension.Fault{Kind: extension.Garbage, Path: "/openapi/"}); err != nil {
-		t.Fatal(err)
-	}
+	suite.Eventually(t, time.Minute, "it is described", func() (bool, string) { return w.described(t, one, true) })
+	suite.Check(t, again.Set(extension.Fault{Kind: extension.Garbage, Path: "/openapi/"}))
 	w.lookAgain(t, "v1.again.example.com")
-	eventually(t, time.Minute, "it is reported", func() (bool, string) {
+	suite.Eventually(t, time.Minute, "it is reported", func() (bool, string) {
 		reason := w.openAPIReasons(t)["v1.again.example.com"]
 		return reason == "invalid", reason
 	})
@@ -154,9 +154,7 @@ func TestOpenAPIFaults(t *testing.T) {
 func peakMemory(t *testing.T, pid int) int {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	var kb int
 	_, after, _ := strings.Cut(string(status), "VmHWM:")
 	if _, err := fmt.Sscan(after, &kb); err != nil {
@@ -178,13 +176,13 @@ func (w *world) lookAgain(t *testing.T, name string) {
 func (w *world) leftOut(t *testing.T, bad []misdescribed) {
 	t.Helper()
 	well := []misdescribed{{gv: "widgets.example.com/v1"}, {gv: "apps/v1"}}
-	eventually(t, time.Minute, "the documents are there", func() (bool, string) { // it has just been started
+	suite.Eventually(t, time.Minute, "the documents are there", func() (bool, string) { // it has just been started
 		a, b := w.ask(t, w.front.Endpoint, "/openapi/v2", nil), w.ask(t, w.front.Endpoint, "/openapi/v3", nil)
 		return a.status == http.StatusOK && b.status == http.StatusOK, a.body + b.body
 	})
-	eventually(t, time.Minute, "the others are described", func() (bool, string) { return w.described(t, well, true) })
+	suite.Eventually(t, time.Minute, "the others are described", func() (bool, string) { return w.described(t, well, true) })
 	var slowest time.Duration
-	eventually(t, 2*time.Minute, "all are reported", func() (bool, string) {
+	suite.Eventually(t, 2*time.Minute, "all are reported", func() (bool, string) {
 		for _, m := range bad {
 			slowest = max(slowest, w.routes(t, m.gv))
 		}
@@ -251,9 +249,7 @@ func (w *world) openAPIReasons(t *testing.T) map[string]string {
 			OpenAPI *struct{ Reason string }
 		}
 	}
-	if err := json.Unmarshal([]byte(w.admin(t, "/status")), &status); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, json.Unmarshal([]byte(w.admin(t, "/status")), &status))
 	out := map[string]string{}
 	for _, a := range status.APIServices {
 		if a.OpenAPI != nil {
@@ -269,13 +265,9 @@ func (w *world) admin(t *testing.T, path string) string {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, w.front.Admin.URL+path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	res, err := w.clients[w.front.Endpoint.URL].Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	defer res.Body.Close()
 	body, err := io.ReadAll(res.Body)
 	if err != nil || res.StatusCode != http.StatusOK {

@@ -15,10 +15,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
-// TestFreshResources shows how soon a resource that appears in a running backend, or in a CRD, can be used by kubectl.
+// TestFreshResources shows how soon a resource that appears in a running backend, or in a CRD, can
+// be used by kubectl.
 func TestFreshResources(t *testing.T) {
 	w := newWorld(t)
 	kubectl := w.kubectl(t)
@@ -29,16 +31,16 @@ func TestFreshResources(t *testing.T) {
 			return strings.Contains(a.body, `"resource":"`+resource+`"`), a.body
 		}
 	}
-	eventually(t, 30*time.Second, "gauges are discovered", listed("gauges"))
+	suite.Eventually(t, 30*time.Second, "gauges are discovered", listed("gauges"))
 
-	eventually(t, 30*time.Second, "what came with the start is over", s.quiet)
+	suite.Eventually(t, 30*time.Second, "what came with the start is over", s.quiet)
 	s.add("valves")
-	took := eventually(t, time.Minute, "valves are discovered without any change of the APIService", listed("valves"))
+	took := suite.Eventually(t, time.Minute, "valves are discovered without any change of the APIService", listed("valves"))
 	t.Logf("a resource that appeared in a backend was discovered after %s", took)
 	if out := kubectl("get", "valves"); !strings.Contains(out, "the-only-one") {
 		t.Errorf("kubectl get valves: %s", out)
 	}
-	eventually(t, time.Minute, "valves are explained", func() (bool, string) {
+	suite.Eventually(t, time.Minute, "valves are explained", func() (bool, string) {
 		out := kubectl("explain", "valves")
 		return strings.Contains(out, "Valve is one of the script."), out
 	})
@@ -48,18 +50,18 @@ func TestFreshResources(t *testing.T) {
 	if _, err := w.services.ApiregistrationV1().APIServices().Patch(t.Context(), "v1.meters.example.com", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	took = eventually(t, 2*time.Second, "pipes are discovered after a change of the APIService", listed("pipes"))
+	took = suite.Eventually(t, 2*time.Second, "pipes are discovered after a change of the APIService", listed("pipes"))
 	t.Logf("after a change of the APIService a resource was discovered after %s", took)
-	eventually(t, 2*time.Second, "pipes are explained", func() (bool, string) {
+	suite.Eventually(t, 2*time.Second, "pipes are explained", func() (bool, string) {
 		out := kubectl("explain", "pipes.spec")
 		return strings.Contains(out, "What it should be."), out
 	})
 
 	w.define(t, strings.ReplaceAll(fmt.Sprintf(crd, "crontab", "stable.example.com", "CronTab", "ct"),
 		"{type: object, x-kubernetes-preserve-unknown-fields: true}", "{type: object, properties: {spec: {type: object, description: When and what., properties: {cron: {type: string}}}}}"))
-	took = eventually(t, 10*time.Second, "a CRD's resources are discovered", listed("crontabs"))
+	took = suite.Eventually(t, 10*time.Second, "a CRD's resources are discovered", listed("crontabs"))
 	t.Logf("a CRD was discovered after %s", took)
-	took = eventually(t, 10*time.Second, "a CRD is explained", func() (bool, string) {
+	took = suite.Eventually(t, 10*time.Second, "a CRD is explained", func() (bool, string) {
 		out := kubectl("explain", "crontabs.spec")
 		return strings.Contains(out, "When and what."), out
 	})
@@ -76,23 +78,18 @@ func (w *world) file(t *testing.T, field string) string {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "crontab.yaml")
 	body := "apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: daily, namespace: default}\nspec: {" + field + ": daily}\n"
-	if err := os.WriteFile(name, []byte(body), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, os.WriteFile(name, []byte(body), 0o600))
 	return name
 }
 
-// kubectl returns kubectl through Fairlead, without a cache from one call to the next. It returns what is printed, errors included.
+// kubectl returns kubectl through Fairlead, without a cache from one call to the next. It returns
+// what is printed, errors included.
 func (w *world) kubectl(t *testing.T) func(args ...string) string {
 	t.Helper()
 	path, err := tools.Path(t.Context(), tools.Config{Progress: os.Stderr}, "kubectl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	config := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := w.front.Endpoint.WriteKubeconfig(config, w.Admin()); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, w.front.Endpoint.WriteKubeconfig(config, w.Admin()))
 	return func(args ...string) string {
 		cmd := exec.CommandContext(t.Context(), path, append([]string{"--kubeconfig", config, "--cache-dir", t.TempDir()}, args...)...)
 		out, _ := cmd.CombinedOutput() // what is printed says more than the exit code

@@ -14,6 +14,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // TestHungBackends shows that backends that accept and never answer delay nobody but themselves.
@@ -29,16 +30,15 @@ func TestHungBackends(t *testing.T) {
 		if i%2 == 1 {
 			fault.Kind = extension.HangConnect
 		}
-		if err := s.Set(fault); err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, s.Set(fault))
 		w.register(t, name, s, map[string]priority{gv: {500, 10}})
 	}
-	eventually(t, 30*time.Second, "all hung ones are listed", func() (bool, string) {
+	suite.Eventually(t, 30*time.Second, "all hung ones are listed", func() (bool, string) {
 		n := strings.Count(w.ask(t, w.front.Endpoint, "/apis", http.Header{"Accept": {"application/json" + asV2}}).body, `"Stale"`)
 		return n == 20, fmt.Sprint(n)
 	})
-	// One server with the group-versions of all tries, so that nothing but the APIService is new each time.
+	// One server with the group-versions of all tries, so that nothing but the APIService is new
+	// each time.
 	var gvs []string
 	for i := range 5 {
 		gvs = append(gvs, fmt.Sprintf("fresh%d.example.com/v1", i))
@@ -60,14 +60,16 @@ func TestHungBackends(t *testing.T) {
 	hung := w.latency(t)
 	for path, before := range calm {
 		t.Logf("%s: %s without, %s with hung backends", path, before, hung[path])
-		// Twenty group-versions more are some more bytes; a document that waits for a backend takes seconds.
+		// Twenty group-versions more are some more bytes; a document that waits for a backend takes
+		// seconds.
 		if hung[path] > 3*before+50*time.Millisecond {
 			t.Errorf("%s takes %s with hung backends and %s without", path, hung[path], before)
 		}
 	}
 }
 
-// appear creates an APIService and measures until it is routable, and until its resources are discovered.
+// appear creates an APIService and measures until it is routable, and until its resources are
+// discovered.
 func (w *world) appear(t *testing.T, s *extension.Server, gv string) (routable, discovered time.Duration) {
 	t.Helper()
 	group, version, _ := strings.Cut(gv, "/")
@@ -77,12 +79,12 @@ func (w *world) appear(t *testing.T, s *extension.Server, gv string) (routable, 
 		CABundle: s.CA.PEM(), GroupPriorityMinimum: 500, VersionPriority: 10,
 	}})
 	begun := time.Now()
-	eventually(t, 30*time.Second, gv+" is routable", func() (bool, string) {
+	suite.Eventually(t, 30*time.Second, gv+" is routable", func() (bool, string) {
 		a := w.ask(t, w.front.Endpoint, "/apis/"+gv+"/namespaces/default/widgets?limit=1", nil)
 		return a.status == http.StatusOK, fmt.Sprint(a.status, a.body)
 	})
 	routable = time.Since(begun)
-	eventually(t, 30*time.Second, gv+" is discovered", func() (bool, string) {
+	suite.Eventually(t, 30*time.Second, gv+" is discovered", func() (bool, string) {
 		a := w.ask(t, w.front.Endpoint, "/apis", http.Header{"Accept": {"application/json" + asV2}})
 		return strings.Contains(a.body, `"resource":"widgets","responseKind":{"group":"`+group+`"`), a.body
 	})
@@ -94,7 +96,7 @@ func (w *world) latency(t *testing.T) map[string]time.Duration {
 	t.Helper()
 	out := map[string]time.Duration{}
 	for _, path := range []string{"/openapi/v2", "/openapi/v3", "/apis"} {
-		eventually(t, time.Minute, path+" is there", func() (bool, string) {
+		suite.Eventually(t, time.Minute, path+" is there", func() (bool, string) {
 			a := w.ask(t, w.front.Endpoint, path, nil)
 			return a.status == http.StatusOK, a.body
 		})

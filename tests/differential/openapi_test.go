@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // TestOpenAPI compares the documents of types.
@@ -44,10 +45,11 @@ func testV3(t *testing.T, w *world) {
 		return i
 	}
 	var theirs, ours index
-	eventually(t, 2*time.Minute, "both know every group-version", func() (bool, string) {
+	suite.Eventually(t, 2*time.Minute, "both know every group-version", func() (bool, string) {
 		theirs, ours = read(w.ask(t, w.Endpoint(), "/openapi/v3", nil)), read(w.ask(t, w.front.Endpoint, "/openapi/v3", nil))
-		// A deliberate difference: a backend speaks for its group-versions only, not for its groups, for /apis or for /version. Those that kube-apiserver has itself
-		// are kube-apiserver's here, and there those of whoever comes last in a map.
+		// A deliberate difference: a backend speaks for its group-versions only, not for its
+		// groups, for /apis or for /version. Those that kube-apiserver has itself are
+		// kube-apiserver's here, and there those of whoever comes last in a map.
 		for path := range theirs.Paths {
 			if path == "apis/wardle.example.com" {
 				delete(theirs.Paths, path)
@@ -82,7 +84,8 @@ func (w *world) sameDocument(t *testing.T, path, accept string) {
 	want, got := w.ask(t, w.Endpoint(), path, header), w.ask(t, w.front.Endpoint, path, header)
 	name := path + " " + accept
 	if remote := strings.Contains(path, "/apis/wardle"); remote && want.status == http.StatusBadGateway {
-		// kube-apiserver relays the backend's redirect to the document's new address, and its own rule against redirects turns that into 502.
+		// kube-apiserver relays the backend's redirect to the document's new address, and its own
+		// rule against redirects turns that into 502.
 		if got.status != http.StatusMovedPermanently || !strings.Contains(got.header.Get("Location"), "?hash=") {
 			t.Errorf("%s: status %d %v, want a redirect to the document as it is now", name, got.status, got.header)
 		}
@@ -102,9 +105,7 @@ func (w *world) sameDocument(t *testing.T, path, accept string) {
 	}
 	if strings.HasSuffix(want.header.Get("Content-Type"), "protobuf") {
 		a, b := &openapi_v3.Document{}, &openapi_v3.Document{}
-		if err := proto.Unmarshal([]byte(want.body), a); err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, proto.Unmarshal([]byte(want.body), a))
 		if err := proto.Unmarshal([]byte(got.body), b); err != nil || !proto.Equal(a, b) {
 			t.Errorf("%s: the documents differ: %v", name, err)
 		}
@@ -126,7 +127,7 @@ func (w *world) sameHead(t *testing.T, path string, header http.Header) {
 
 func testV2(t *testing.T, w *world) {
 	var theirs, ours map[string]any
-	eventually(t, 2*time.Minute, "both v2 documents hold the same", func() (bool, string) {
+	suite.Eventually(t, 2*time.Minute, "both v2 documents hold the same", func() (bool, string) {
 		theirs, ours = nil, nil
 		for e, into := range map[string]*map[string]any{w.Endpoint().URL: &theirs, w.front.Endpoint.URL: &ours} {
 			endpoint := w.Endpoint()
@@ -145,9 +146,7 @@ func testV2(t *testing.T, w *world) {
 	}
 	header := http.Header{"Accept": {"application/com.github.proto-openapi.spec.v2.v1.0+protobuf"}}
 	doc := &openapi_v2.Document{}
-	if err := proto.Unmarshal([]byte(w.ask(t, w.front.Endpoint, "/openapi/v2", header).body), doc); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, proto.Unmarshal([]byte(w.ask(t, w.front.Endpoint, "/openapi/v2", header).body), doc))
 	if n := len(doc.GetPaths().GetPath()); n != len(ours["paths"].(map[string]any)) {
 		t.Errorf("the protobuf form has %d paths, the JSON form %d", n, len(ours["paths"].(map[string]any)))
 	}

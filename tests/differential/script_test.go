@@ -19,10 +19,12 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// scripted is an extension server of one group-version, whose resources can be changed while it runs and which can be killed and brought back. Its resources can be
-// got and listed, and nothing else, as those of a metrics server.
+// scripted is an extension server of one group-version, whose resources can be changed while it
+// runs and which can be killed and brought back. Its resources can be got and listed, and nothing
+// else, as those of a metrics server.
 type scripted struct {
 	group, version string
 	address        string
@@ -36,7 +38,8 @@ type scripted struct {
 	asked     time.Time        // when it was last asked what it serves
 }
 
-// script starts a server and registers it. OpenAPI is what it answers for OpenAPI; nil: a document of the resources.
+// script starts a server and registers it. OpenAPI is what it answers for OpenAPI; nil: a document
+// of the resources.
 func (w *world) script(t *testing.T, name, group string, openAPI http.HandlerFunc, resources ...string) *scripted {
 	t.Helper()
 	ca := pki.NewCA(name)
@@ -63,9 +66,7 @@ func (w *world) script(t *testing.T, name, group string, openAPI http.HandlerFun
 func (s *scripted) start(t *testing.T) {
 	t.Helper()
 	l, err := net.Listen("tcp", s.address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.address = l.Addr().String()
@@ -104,7 +105,8 @@ func (s *scripted) kinds() []string {
 	return append([]string(nil), s.resources...)
 }
 
-// quiet reports whether nobody has asked what it serves for so long that the next question comes by the clock alone.
+// quiet reports whether nobody has asked what it serves for so long that the next question comes by
+// the clock alone.
 func (s *scripted) quiet() (bool, string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/alone"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -21,17 +22,9 @@ import (
 // behind is the world with the keys of a cluster.
 func behind(t *testing.T, w *world) (*world, *cluster.Cluster) {
 	t.Helper()
-	c, err := cluster.Start(t.Context(), cluster.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	c := suite.Start(t, cluster.Config{})
 	in := *w
-	in.clients, in.fronts, in.servers = c.PKI.Client.CA, c.PKI.FrontProxy.CA, c.PKI.Serving.CA
+	in.keys = alone.Keys{Clients: c.PKI.Client.CA, Fronts: c.PKI.FrontProxy.CA, Servers: c.PKI.Serving.CA}
 	return &in, c
 }
 
@@ -66,13 +59,11 @@ func testLocal(t *testing.T, w *world) {
 	w, c := behind(t, w)
 	registry, dir := t.TempDir(), t.TempDir()
 	server := w.extension(t, "widgets.example.com/v1", "sea.example.com/v1", "apps/v1")
-	put(t, registry, "widgets.yaml", apiOf(server, "widgets.example.com", "v1", "one"))
-	put(t, registry, "apps.yaml", apiOf(server, "apps", "v1", "two"))
+	suite.Put(t, filepath.Join(registry, "widgets.yaml"), apiOf(server, "widgets.example.com", "v1", "one"))
+	suite.Put(t, filepath.Join(registry, "apps.yaml"), apiOf(server, "apps", "v1", "two"))
 	kubeconfig := filepath.Join(dir, "kubeconfig")
-	if err := c.Endpoint().WriteKubeconfig(kubeconfig, c.Admin()); err != nil {
-		t.Fatal(err)
-	}
-	put(t, dir, "crd.yaml", crd)
+	suite.Check(t, c.Endpoint().WriteKubeconfig(kubeconfig, c.Admin()))
+	suite.Put(t, filepath.Join(dir, "crd.yaml"), crd)
 	direct := kubectl{w.kubectl, []string{"--kubeconfig", kubeconfig, "--cache-dir", filepath.Join(dir, "cache")}}
 	direct.run(t, []string{"apply", "-f", filepath.Join(dir, "crd.yaml")})
 	d := w.open(t, registry, "--kubeconfig="+kubeconfig)
@@ -113,9 +104,7 @@ func testLocal(t *testing.T, w *world) {
 		var index struct {
 			Paths map[string]struct{ ServerRelativeURL string }
 		}
-		if err := json.Unmarshal([]byte(body), &index); err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, json.Unmarshal([]byte(body), &index))
 		url := index.Paths["apis/apiregistration.k8s.io/v1"].ServerRelativeURL
 		status, body := d.ask(t, d.root, url)
 		if status != http.StatusOK || !strings.Contains(body, `"title":"Fairlead"`) || strings.Contains(body, `"post"`) {
@@ -125,7 +114,7 @@ func testLocal(t *testing.T, w *world) {
 	t.Run("the cluster authorizes", func(t *testing.T) {
 		alice := w.client(t, c.StaticToken("alice"))
 		d.status(t, alice, widgets, http.StatusForbidden)
-		put(t, dir, "role.yaml", clusterRole)
+		suite.Put(t, filepath.Join(dir, "role.yaml"), clusterRole)
 		direct.run(t, []string{"apply", "-f", filepath.Join(dir, "role.yaml")})
 		d.becomes(t, alice, widgets, http.StatusOK)
 	})
@@ -138,14 +127,14 @@ func testLocal(t *testing.T, w *world) {
 		}
 	})
 	t.Run("a shadowed CRD", func(t *testing.T) {
-		put(t, registry, "sea.yaml", apiOf(server, "sea.example.com", "v1", "one"))
+		suite.Put(t, filepath.Join(registry, "sea.yaml"), apiOf(server, "sea.example.com", "v1", "one"))
 		suite.Eventually(t, 30*time.Second, "reported", func() (bool, string) {
-			for _, l := range d.log.lines() {
+			for _, l := range d.lines() {
 				if p := fmt.Sprint(l["problem"]); l["file"] == filepath.Join(registry, "sea.yaml") && strings.Contains(p, "the local apiserver serves it too") && strings.Contains(p, `service/one in "apps"`) {
 					return true, ""
 				}
 			}
-			return false, d.log.String()
+			return false, d.Log.String()
 		})
 		d.becomes(t, d.root, "/apis/sea.example.com/v1/widgets", http.StatusOK)
 	})
@@ -155,12 +144,12 @@ func testLocal(t *testing.T, w *world) {
 func reported(t *testing.T, d *door, name, owner string) {
 	t.Helper()
 	suite.Eventually(t, 30*time.Second, "reported", func() (bool, string) {
-		for _, l := range d.log.lines() {
+		for _, l := range d.lines() {
 			if l["msg"] == "problem with APIService" && l["apiservice"] == name && strings.Contains(fmt.Sprint(l["problem"]), owner) {
 				return true, ""
 			}
 		}
-		return false, d.log.String()
+		return false, d.Log.String()
 	})
 }
 
@@ -175,7 +164,8 @@ func arrived(s *extension.Server, below string) int {
 	return n
 }
 
-// A claimant is a group-version that a remote claims and that no remote may have: one that nobody else serves, and one that kube-apiserver itself does.
+// A claimant is a group-version that a remote claims and that no remote may have: one that nobody
+// else serves, and one that kube-apiserver itself does.
 type claimant struct{ name, below, other string }
 
 func claimants() []claimant {
@@ -185,25 +175,21 @@ func claimants() []claimant {
 	}
 }
 
-// testProtected registers claims of protected groups at a kube-apiserver, whose own aggregator obeys them: Fairlead does not, and asks nobody who would.
+// testProtected registers claims of protected groups at a kube-apiserver, whose own aggregator
+// obeys them: Fairlead does not, and asks nobody who would.
 func testProtected(t *testing.T, w *world) {
 	w, c := behind(t, w)
 	server := w.extension(t, "apps/v1beta1", "autoscaling/v2", "sea.example.com/v1")
 	_, port, _ := strings.Cut(server.Addr(), ":")
 	number, err := strconv.Atoi(port)
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	claim := cluster.Backend{Namespace: "apps", Service: "one", Port: number, CAFile: c.PKI.Serving.CertFile, GroupVersions: []string{"apps/v1beta1"}}
-	if err := c.Register(t.Context(), claim); err != nil {
-		t.Fatal(err)
-	}
-	// kube-apiserver registers its own group-versions once, and leaves to an administrator what becomes of them.
+	suite.Check(t, c.Register(t.Context(), claim))
+	// kube-apiserver registers its own group-versions once, and leaves to an administrator what
+	// becomes of them.
 	dir := t.TempDir()
 	kubeconfig := filepath.Join(dir, "kubeconfig")
-	if err := c.Endpoint().WriteKubeconfig(kubeconfig, c.Admin()); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, c.Endpoint().WriteKubeconfig(kubeconfig, c.Admin()))
 	direct := kubectl{w.kubectl, []string{"--kubeconfig", kubeconfig, "--cache-dir", filepath.Join(dir, "cache")}}
 	bundle := base64.StdEncoding.EncodeToString(server.CA.PEM())
 	patch := func(name, patch string) {
@@ -216,15 +202,13 @@ func testProtected(t *testing.T, w *world) {
 	doors := map[string]*door{}
 	for name, args := range map[string][]string{"protecting": nil, "open": {"--protected-groups=-"}} {
 		front, err := c.StartFairlead(t.Context(), cluster.Fairlead{Path: w.bin, Name: name, Args: append(args, "--logging-format=json")})
-		if err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, err)
 		doors[name] = &door{w: w, front: front.Endpoint, admin: front.Admin, root: root}
 	}
 	for _, a := range claimants() {
 		t.Run(a.name, func(t *testing.T) {
 			suite.Eventually(t, 30*time.Second, "obeyed by kube-apiserver itself", func() (bool, string) {
-				status, body := doors["open"].get(t, root, c.Endpoint().URL+a.below+"/widgets")
+				status, body := alone.Get(t, root, c.Endpoint().URL+a.below+"/widgets")
 				return status == http.StatusOK, body
 			})
 			doors["open"].becomes(t, root, a.below+"/widgets", http.StatusOK)
@@ -244,7 +228,7 @@ func testProtected(t *testing.T, w *world) {
 
 // testHidden lets an APIService take over what a definition of custom resources serves.
 func testHidden(t *testing.T, w *world, d *door, direct kubectl, hide func()) {
-	put(t, w.dir, "crd.yaml", crd)
+	suite.Put(t, filepath.Join(w.dir, "crd.yaml"), crd)
 	direct.run(t, []string{"apply", "-f", filepath.Join(w.dir, "crd.yaml")})
 	d.becomes(t, d.root, "/apis/sea.example.com/v1/boats", http.StatusOK)
 	hide()
@@ -270,7 +254,7 @@ func testClaim(t *testing.T, d *door, server *extension.Server, a claimant) {
 		t.Errorf("%d requests have reached the claimant, whoever sent them there", n)
 	}
 	d.status(t, d.root, a.other, http.StatusOK)
-	status, body := d.get(t, d.root, d.admin.URL+"/metrics")
+	status, body := alone.Get(t, d.root, d.admin.URL+"/metrics")
 	if status != http.StatusOK || !strings.Contains(body, fmt.Sprintf("aggregator_unavailable_apiservice_total{name=%q,reason=\"ProtectedGroup\"}", a.name)) ||
 		!strings.Contains(body, fmt.Sprintf(`fairlead_registry_entries{kind="refused"} %d`, len(claimants()))) {
 		t.Errorf("metrics: %d", status)

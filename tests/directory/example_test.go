@@ -5,7 +5,9 @@ package directory
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -16,25 +18,25 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/alone"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testExample runs make example and then everything that it says one should try.
 func testExample(t *testing.T, w *world) {
 	dir := filepath.Join(t.TempDir(), "example")
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // it compiles first
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)        // it compiles first
+	taken, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0") // it finds another one
+	suite.Check(t, err)
+	t.Cleanup(func() { _ = taken.Close() })
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "make", "--no-print-directory", "-C", "../..", "example", "EXAMPLEARGS=-dir="+dir+" -secure-port=0 -admin-secure-port=0")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // as a terminal gives it: Ctrl-C reaches the group
+	cmd := exec.CommandContext(ctx, "make", "--no-print-directory", "-C", "../..", "example", fmt.Sprintf("EXAMPLEARGS=-dir=%s -secure-port=%d -admin-secure-port=0", dir, taken.Addr().(*net.TCPAddr).Port)) //nolint:forcetypeassert // a TCP listener's
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}                                                                                                                                                     // as a terminal gives it: Ctrl-C reaches the group
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
+	suite.Check(t, cmd.Start())
 	interrupt := func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
 	t.Cleanup(func() { _ = interrupt() }) // has ended already, unless the test failed before
 	printed := readUntil(t, out, "Ctrl-C ends everything.")
@@ -72,10 +74,8 @@ func testExample(t *testing.T, w *world) {
 	t.Run("the folder is followed", func(t *testing.T) {
 		file := filepath.Join(dir, "registry", "widgets.yaml")
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		put(t, filepath.Dir(file), "widgets.yaml", strings.Replace(string(text), "annotations:", "annotations:\n    fairlead.dev/maintenance: hull repairs", 1))
+		suite.Check(t, err)
+		suite.Put(t, filepath.Join(filepath.Dir(file), "widgets.yaml"), strings.Replace(string(text), "annotations:", "annotations:\n    fairlead.dev/maintenance: hull repairs", 1))
 		suite.Eventually(t, 10*time.Second, "in maintenance", func() (bool, string) {
 			_, errs, _ := k.try(t, "get", "widgets", "-A")
 			return strings.Contains(errs, "hull repairs"), errs
@@ -83,16 +83,13 @@ func testExample(t *testing.T, w *world) {
 	})
 	t.Run("an interrupt ends all", func(t *testing.T) {
 		url := strings.TrimSpace(k.run(t, []string{"config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"}))
-		if err := interrupt(); err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, interrupt())
 		_, _ = io.Copy(io.Discard, out) // ends with the last process that could write
 		_ = cmd.Wait()                  // make says that it was interrupted
-		if !slices.Contains(strings.Split(errs.String(), "\n"), "example: interrupted, ending all") {
+		if !slices.Contains(strings.Split(errs.String(), "\n"), "example: interrupted, stopping") || strings.Contains(errs.String(), "Error") {
 			t.Errorf("it said:\n%s", errs.String())
 		}
-		d := &door{w: w}
-		if status, body := d.get(t, &http.Client{Timeout: 5 * time.Second}, url); status != 0 || !strings.Contains(body, "refused") {
+		if status, body := alone.Get(t, &http.Client{Timeout: 5 * time.Second}, url); status != 0 || !strings.Contains(body, "refused") {
 			t.Errorf("the front door still answers: %d %s", status, body)
 		}
 		suite.Eventually(t, 15*time.Second, "no process left", func() (bool, string) {
@@ -106,9 +103,7 @@ func testExample(t *testing.T, w *world) {
 func processes(t *testing.T, dir string) []string {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	var found []string
 	for _, file := range files {
 		args, err := os.ReadFile(file)

@@ -12,16 +12,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/alone"
 	"github.com/fairlead-proxy/fairlead/tests/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testInvalid puts every bad manifest of the table beside a good one: each is told with file, line and field in the log and counted in the metric, and what is
-// good stays served.
+// testInvalid puts every bad manifest of the table beside a good one: each is told with file, line
+// and field in the log and counted in the metric, and what is good stays served.
 func testInvalid(t *testing.T, w *world) {
 	registry := t.TempDir()
 	server := w.extension(t, "widgets.example.com/v1")
-	put(t, registry, "good.yaml", apiOf(server, "widgets.example.com", "v1", "one"))
+	suite.Put(t, filepath.Join(registry, "good.yaml"), apiOf(server, "widgets.example.com", "v1", "one"))
 	d := w.open(t, registry)
 	d.becomes(t, d.root, widgets, http.StatusOK)
 	cases := manifests.Invalid()
@@ -29,12 +30,12 @@ func testInvalid(t *testing.T, w *world) {
 		t.Fatalf("%d cases, want 40", len(cases))
 	}
 	for i, tc := range cases {
-		put(t, registry, fmt.Sprintf("bad-%02d.yaml", i), tc.Text)
+		suite.Put(t, filepath.Join(registry, fmt.Sprintf("bad-%02d.yaml", i)), tc.Text)
 	}
 	told := regexp.MustCompile(`^bad\.yaml:(\d+): (.*)$`)
 	var metrics string
 	suite.Eventually(t, 30*time.Second, "all counted", func() (bool, string) {
-		_, metrics = d.get(t, d.root, d.admin.URL+"/metrics")
+		_, metrics = alone.Get(t, d.root, d.admin.URL+"/metrics")
 		return strings.Count(metrics, "\nfairlead_registry_file_problems{") >= len(cases), metrics
 	})
 	for i, tc := range cases {
@@ -44,7 +45,7 @@ func testInvalid(t *testing.T, w *world) {
 			if want == nil {
 				t.Fatalf("the table's own %q", tc.Want)
 			}
-			line := d.log.find("problem with manifest, what was valid before stays", "file", file, "line", want[1], "problem", want[2])
+			line := d.find("problem with manifest, the last valid state is kept", "file", file, "line", want[1], "problem", want[2])
 			if line == nil {
 				t.Fatalf("%s:%s: %s is not in the log", file, want[1], want[2])
 			}
@@ -58,53 +59,53 @@ func testInvalid(t *testing.T, w *world) {
 	}
 	t.Run("the others stay served", func(t *testing.T) { d.status(t, d.root, widgets, http.StatusOK) })
 	t.Run("the last good one of a file that turns bad stays", func(t *testing.T) {
-		put(t, registry, "good.yaml", "kind: [\n")
+		suite.Put(t, filepath.Join(registry, "good.yaml"), "kind: [\n")
 		suite.Eventually(t, 10*time.Second, "reported", func() (bool, string) {
-			return d.log.find("problem with manifest, what was valid before stays", "file", filepath.Join(registry, "good.yaml")) != nil, d.log.String()
+			return d.find("problem with manifest, the last valid state is kept", "file", filepath.Join(registry, "good.yaml")) != nil, d.Log.String()
 		})
 		d.status(t, d.root, widgets, http.StatusOK)
 	})
 	t.Run("two files that claim the same", func(t *testing.T) {
-		put(t, registry, "good.yaml", apiOf(server, "widgets.example.com", "v1", "one"))
-		put(t, registry, "thief.yaml", apiOf(server, "widgets.example.com", "v1", "two"))
+		suite.Put(t, filepath.Join(registry, "good.yaml"), apiOf(server, "widgets.example.com", "v1", "one"))
+		suite.Put(t, filepath.Join(registry, "thief.yaml"), apiOf(server, "widgets.example.com", "v1", "two"))
 		suite.Eventually(t, 10*time.Second, "reported", func() (bool, string) {
-			for _, l := range d.log.lines() {
+			for _, l := range d.lines() {
 				if l["file"] == filepath.Join(registry, "thief.yaml") && strings.Contains(fmt.Sprint(l["problem"]), filepath.Join(registry, "good.yaml")+":1") {
 					return true, ""
 				}
 			}
-			return false, d.log.String()
+			return false, d.Log.String()
 		})
 		d.status(t, d.root, widgets, http.StatusOK)
 	})
 }
 
-// rounds is how often a measurement is repeated before it counts as failed: the bounds are the product's, and the machine may be busy with something else.
+// rounds is how often a measurement is repeated before it counts as failed: the bounds are the
+// product's, and the machine may be busy with something else.
 const rounds = 3
 
-// testSpeed measures with the log's own time stamps how long a thousand manifests take, and at a client how soon a renamed file counts.
+// testSpeed measures with the log's own time stamps how long a thousand manifests take, and at a
+// client how soon a renamed file counts.
 func testSpeed(t *testing.T, w *world) {
 	registry := t.TempDir()
 	server := w.extension(t, "widgets.example.com/v1")
 	good := apiOf(server, "widgets.example.com", "v1", "one")
-	put(t, registry, "widgets.yaml", good)
+	suite.Put(t, filepath.Join(registry, "widgets.yaml"), good)
 	for i := range 999 {
 		// Without an EndpointSlice nobody is probed: it is reading that is measured.
 		text, _, _ := strings.Cut(api(fmt.Sprintf("g%03d.example.com", i), "v1", "one", "127.0.0.1:1", "eA=="), "---\n")
-		put(t, registry, fmt.Sprintf("g%03d.yaml", i), strings.NewReplacer("name: one", "name: none", "  caBundle: eA==\n", "").Replace(text))
+		suite.Put(t, filepath.Join(registry, fmt.Sprintf("g%03d.yaml", i)), strings.NewReplacer("name: one", "name: none", "  caBundle: eA==\n", "").Replace(text))
 	}
 	t.Run("1000 manifests", func(t *testing.T) {
 		var took []time.Duration
 		for range rounds {
 			d := w.open(t, registry)
-			complete := d.log.find("registry is complete", "apiservices", 1000)
+			complete := d.find("registry is complete", "apiservices", 1000)
 			if complete == nil {
 				t.Fatal("the registry is not complete")
 			}
-			took = append(took, complete.at(t).Sub(d.log.find("serving").at(t)))
-			if err := d.stop(); err != nil {
-				t.Fatal(err)
-			}
+			took = append(took, complete.at(t).Sub(d.find("serving").at(t)))
+			suite.Check(t, d.Stop())
 			if took[len(took)-1] <= time.Second {
 				break
 			}
@@ -140,7 +141,7 @@ func testSpeed(t *testing.T, w *world) {
 func (d *door) renamed(t *testing.T, name, text string, status int) time.Duration {
 	t.Helper()
 	begun := time.Now()
-	put(t, d.registry, name, text)
+	suite.Put(t, filepath.Join(d.registry, name), text)
 	for time.Since(begun) < 10*time.Second {
 		if got, _ := d.ask(t, d.root, widgets+"?limit=1"); got == status {
 			return time.Since(begun)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/alone"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/issuer"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -58,13 +59,13 @@ func (d *door) becomes(t *testing.T, c *http.Client, path string, want int) {
 func testIdentity(t *testing.T, w *world) {
 	registry, dir := t.TempDir(), t.TempDir()
 	server, i := w.extension(t, "widgets.example.com/v1"), issuer.Start(t)
-	put(t, registry, "widgets.yaml", apiOf(server, "widgets.example.com", "v1", "one"))
-	put(t, registry, "roles.yaml", roles)
-	put(t, dir, "tokens.csv", tokenFile)
-	put(t, dir, "config.yaml", i.Config("oidc:")+"anonymous: {enabled: true, conditions: [{path: /livez}]}\n")
+	suite.Put(t, filepath.Join(registry, "widgets.yaml"), apiOf(server, "widgets.example.com", "v1", "one"))
+	suite.Put(t, filepath.Join(registry, "roles.yaml"), roles)
+	suite.Put(t, filepath.Join(dir, "tokens.csv"), tokenFile)
+	suite.Put(t, filepath.Join(dir, "config.yaml"), i.Config("oidc:")+"anonymous: {enabled: true, conditions: [{path: /livez}]}\n")
 	fronts := pki.NewCA("front proxies of clients")
 	d := w.open(t, registry, "--token-auth-file="+filepath.Join(dir, "tokens.csv"), "--authentication-config="+filepath.Join(dir, "config.yaml"),
-		"--requestheader-client-ca-file="+writePEM(t, dir, "fronts", fronts), "--requestheader-allowed-names=door")
+		"--requestheader-client-ca-file="+alone.Bundle(t, fronts), "--requestheader-allowed-names=door")
 	d.becomes(t, d.root, widgets, http.StatusOK)
 	alice, bob := w.client(t, token("alice-token")), w.client(t, token("bob-token"))
 	jane := w.client(t, token(i.Token(t, nil)))
@@ -105,7 +106,7 @@ func testIdentity(t *testing.T, w *world) {
 	t.Run("a certificate", func(t *testing.T) { d.status(t, w.client(t, w.user(t, "carol", "readers")), widgets, http.StatusOK) })
 	t.Run("a certificate without a role", func(t *testing.T) { d.status(t, w.client(t, w.user(t, "dave")), widgets, http.StatusForbidden) })
 	t.Run("request headers", func(t *testing.T) {
-		proxy := cluster.Credentials{Pair: w.pair(t, fronts, "door", pki.Leaf{CommonName: "door"})}
+		proxy := cluster.Credentials{Pair: alone.Pair(t, fronts, pki.Leaf{CommonName: "door"})}
 		c := w.client(t, proxy)
 		c.Transport = asserting{"erin", "readers", c.Transport}
 		d.status(t, c, widgets, http.StatusOK)
@@ -119,26 +120,24 @@ func testIdentity(t *testing.T, w *world) {
 		d.as(t, w.user(t, "root", "system:masters")).run(t, []string{"get", "widgets.widgets.example.com", "-A", "-o", "name", "--as=frank", "--as-group=readers"}, "widget")
 	})
 	t.Run("a role that goes", func(t *testing.T) {
-		if err := os.Remove(filepath.Join(registry, "roles.yaml")); err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, os.Remove(filepath.Join(registry, "roles.yaml")))
 		d.becomes(t, alice, widgets, http.StatusForbidden)
 	})
 	t.Run("a role that comes back", func(t *testing.T) {
-		put(t, registry, "roles.yaml", roles)
+		suite.Put(t, filepath.Join(registry, "roles.yaml"), roles)
 		d.becomes(t, alice, widgets, http.StatusOK)
 	})
 	t.Run("a token that goes", func(t *testing.T) {
-		put(t, dir, "tokens.csv", "bob-token,bob,2\n")
+		suite.Put(t, filepath.Join(dir, "tokens.csv"), "bob-token,bob,2\n")
 		d.becomes(t, alice, widgets, http.StatusUnauthorized)
 	})
 	t.Run("a broken file of tokens keeps the last good one", func(t *testing.T) {
-		put(t, dir, "tokens.csv", "bob-token\n")
-		suite.Eventually(t, 10*time.Second, "reported", func() (bool, string) { return strings.Contains(d.log.String(), "line 1 has 1 columns"), d.log.String() })
+		suite.Put(t, filepath.Join(dir, "tokens.csv"), "bob-token\n")
+		suite.Eventually(t, 10*time.Second, "reported", func() (bool, string) { return strings.Contains(d.Log.String(), "line 1 has 1 columns"), d.Log.String() })
 		d.status(t, bob, widgets, http.StatusForbidden)
 	})
 	t.Run("another prefix of the issuer's users", func(t *testing.T) {
-		put(t, dir, "config.yaml", i.Config("new:"))
+		suite.Put(t, filepath.Join(dir, "config.yaml"), i.Config("new:"))
 		admin := d.as(t, token(i.Token(t, nil)))
 		suite.Eventually(t, 30*time.Second, "in force", func() (bool, string) {
 			_, errs, _ := admin.try(t, "get", "--raw", "/apis/apiregistration.k8s.io/v1/apiservices")
@@ -175,7 +174,7 @@ func testModes(t *testing.T, w *world) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			registry := t.TempDir()
-			put(t, registry, "widgets.yaml", apiOf(server, "widgets.example.com", "v1", "one"))
+			suite.Put(t, filepath.Join(registry, "widgets.yaml"), apiOf(server, "widgets.example.com", "v1", "one"))
 			d := w.open(t, registry, tc.args...)
 			d.becomes(t, d.root, widgets, http.StatusOK)
 			bob := w.client(t, w.user(t, "bob"))

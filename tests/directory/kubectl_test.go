@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -17,8 +18,8 @@ import (
 func testKubectl(t *testing.T, w *world) {
 	registry := t.TempDir()
 	one, two := w.extension(t, "widgets.example.com/v1"), w.extension(t, "gadgets.example.com/v1")
-	put(t, registry, "one.yaml", apiOf(one, "widgets.example.com", "v1", "one"))
-	put(t, registry, "two.yaml", apiOf(two, "gadgets.example.com", "v1", "two"))
+	suite.Put(t, filepath.Join(registry, "one.yaml"), apiOf(one, "widgets.example.com", "v1", "one"))
+	suite.Put(t, filepath.Join(registry, "two.yaml"), apiOf(two, "gadgets.example.com", "v1", "two"))
 	d := w.open(t, registry)
 	k := d.as(t, w.user(t, "root", "system:masters"))
 	suite.Eventually(t, 30*time.Second, "both available", func() (bool, string) {
@@ -78,12 +79,10 @@ func testKubectl(t *testing.T, w *world) {
 
 // testWatch has kubectl watch while files come, change and go.
 func testWatch(t *testing.T, k kubectl, registry string) {
-	seen := &logbook{}
+	seen := &logbook.Book{}
 	cmd := k.command(t.Context(), "get", "apiservices", "--watch", "--output-watch-events", "-o", "custom-columns=E:.type,N:.object.metadata.name,P:.object.spec.versionPriority", "--no-headers")
 	cmd.Stdout = seen
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, cmd.Start())
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	sees := func(kind, priority string) {
 		t.Helper()
@@ -99,12 +98,10 @@ func testWatch(t *testing.T, k kubectl, registry string) {
 	suite.Eventually(t, 10*time.Second, "watching", func() (bool, string) { return strings.Count(seen.String(), "ADDED") >= 2, seen.String() })
 	late := api("late.example.com", "v1", "late", "127.0.0.1:1", "")
 	late = strings.Replace(late, "  caBundle: \n", "", 1)
-	put(t, registry, "late.yaml", late)
+	suite.Put(t, filepath.Join(registry, "late.yaml"), late)
 	sees("ADDED", "100")
-	put(t, registry, "late.yaml", strings.Replace(late, "versionPriority: 100", "versionPriority: 7", 1))
+	suite.Put(t, filepath.Join(registry, "late.yaml"), strings.Replace(late, "versionPriority: 100", "versionPriority: 7", 1))
 	sees("MODIFIED", "7")
-	if err := os.Remove(filepath.Join(registry, "late.yaml")); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, os.Remove(filepath.Join(registry, "late.yaml")))
 	sees("DELETED", "7")
 }

@@ -5,15 +5,13 @@ package directory
 import (
 	"encoding/base64"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
-	"testing"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 )
 
-// api returns the manifests of an API group-version that an extension server serves, whatever that serves.
+// api returns the manifests of an API group-version that an extension server serves, whatever that
+// serves.
 func api(group, version, service, address, ca string) string {
 	host, port, _ := strings.Cut(address, ":")
 	return fmt.Sprintf(`apiVersion: apiregistration.k8s.io/v1
@@ -47,16 +45,4 @@ endpoints: [{addresses: [%[4]s]}]
 // apiOf is api of a server.
 func apiOf(s *extension.Server, group, version, service string) string {
 	return api(group, version, service, s.Addr(), base64.StdEncoding.EncodeToString(s.CA.PEM()))
-}
-
-// put writes a file of a registry as deployers do: whole or not at all.
-func put(t *testing.T, dir, name, text string) {
-	t.Helper()
-	temporary := filepath.Join(dir, "."+name+".tmp")
-	if err := os.WriteFile(temporary, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(temporary, filepath.Join(dir, name)); err != nil {
-		t.Fatal(err)
-	}
 }

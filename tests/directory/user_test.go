@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // as makes a kubectl of a user.
@@ -21,9 +22,7 @@ func (d *door) as(t *testing.T, cr cluster.Credentials) kubectl {
 	t.Helper()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "kubeconfig")
-	if err := d.front.WriteKubeconfig(file, cr); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, d.front.WriteKubeconfig(file, cr))
 	return kubectl{d.w.kubectl, []string{"--kubeconfig", file, "--cache-dir", filepath.Join(dir, "cache")}}
 }
 

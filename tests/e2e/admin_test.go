@@ -7,13 +7,16 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testAdmin looks at the admin port: health for everybody, the rest for those whom the cluster lets.
+// testAdmin looks at the admin port: health for everybody, the rest for those whom the cluster
+// lets.
 func testAdmin(t *testing.T, w *world) {
 	if w.lane == direct {
 		return // there is none
@@ -62,7 +65,7 @@ func testAdmin(t *testing.T, w *world) {
 		kc := w.admin(t)
 		kc.run(t, "create", "clusterrole", "scraper", "--verb=get", "--non-resource-url=/metrics")
 		kc.run(t, "create", "clusterrolebinding", "scrapers", "--clusterrole=scraper", "--user=alice")
-		eventually(t, "the new binding is known", func() (bool, string) { // a refusal is remembered for 10 s
+		suite.Eventually(t, time.Minute, "the new binding is known", func() (bool, string) { // a refusal is remembered for 10 s
 			r := ask(t, alice, "/metrics", nil)
 			return r.status == http.StatusOK, string(r.body)
 		})

@@ -17,7 +17,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 )
 
-// testCarried looks at what else of a request arrives: all that is the client's, unchanged, and nothing that the client says about the way it took.
+// testCarried looks at what else of a request arrives: all that is the client's, unchanged, and
+// nothing that the client says about the way it took.
 func testCarried(t *testing.T, q *quay, c *callers, proto string) {
 	send := func(t *testing.T, v visit) (reply, *extension.Request) {
 		t.Helper()
@@ -98,7 +99,8 @@ func testCarried(t *testing.T, q *quay, c *callers, proto string) {
 	})
 }
 
-// testAnswers has the extension server misbehave on some paths. A client gets a Status in its own form, and no address.
+// testAnswers has the extension server misbehave on some paths. A client gets a Status in its own
+// form, and no address.
 func testAnswers(t *testing.T, q *quay, c *callers, proto string) {
 	for _, tc := range []struct {
 		name, path string

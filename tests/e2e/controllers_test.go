@@ -6,14 +6,18 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testControllers watches kube-controller-manager do its work as a client of the server under test. It needs all of discovery, watches
-// of every resource, tokens and deletions of objects on both sides.
+// testControllers watches kube-controller-manager do its work as a client of the server under test.
+// It needs all of discovery, watches of every resource, tokens and deletions of objects on both
+// sides.
 func testControllers(t *testing.T, w *world) {
 	t.Run("a namespace gets its ServiceAccount and CA bundle", func(t *testing.T) {
 		ns, kc := w.namespace(t), w.admin(t)
@@ -28,9 +32,7 @@ func testControllers(t *testing.T, w *world) {
 		kc.run(t, "delete", "namespace", ns, "--timeout=90s") // returns when it is gone
 		for _, k := range kinds() {
 			list, err := w.dynamic.Resource(k.gvr).Namespace(ns).List(t.Context(), metav1.ListOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			suite.Check(t, err)
 			if len(list.Items) > 0 {
 				t.Errorf("%d %s outlived their namespace", len(list.Items), k.name)
 			}
@@ -39,7 +41,7 @@ func testControllers(t *testing.T, w *world) {
 	t.Run("a Deployment makes a ReplicaSet", func(t *testing.T) {
 		ns, kc := w.namespace(t), w.admin(t)
 		kc.run(t, "create", "deployment", "idle", "--image=none", "--replicas=0", "-n", ns)
-		eventually(t, "there is one", func() (bool, string) {
+		suite.Eventually(t, time.Minute, "there is one", func() (bool, string) {
 			out := kc.run(t, "get", "replicasets", "-n", ns, "-o", "name")
 			return strings.Contains(out, "replicaset.apps/idle-"), out
 		})
@@ -65,9 +67,7 @@ func collect(t *testing.T, w *world, owner, owned kind, policy metav1.DeletionPr
 	ns := w.namespace(t)
 	owners, owneds := w.dynamic.Resource(owner.gvr).Namespace(ns), w.dynamic.Resource(owned.gvr).Namespace(ns)
 	parent, err := owners.Create(t.Context(), owner.object("parent", "x"), metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	block := true
 	child := owned.object("child", "x")
 	child.SetOwnerReferences([]metav1.OwnerReference{{
@@ -76,15 +76,13 @@ func collect(t *testing.T, w *world, owner, owned kind, policy metav1.DeletionPr
 	if _, err := owneds.Create(t.Context(), child, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := owners.Delete(t.Context(), "parent", metav1.DeleteOptions{PropagationPolicy: &policy}); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the owner is gone", func() (bool, string) {
+	suite.Check(t, owners.Delete(t.Context(), "parent", metav1.DeleteOptions{PropagationPolicy: &policy}))
+	suite.Eventually(t, time.Minute, "the owner is gone", func() (bool, string) {
 		_, err := owners.Get(t.Context(), "parent", metav1.GetOptions{})
 		return apierrors.IsNotFound(err), fmt.Sprint(err)
 	})
 	var left *unstructured.Unstructured
-	eventually(t, "the owned object is settled", func() (bool, string) {
+	suite.Eventually(t, time.Minute, "the owned object is settled", func() (bool, string) {
 		left, err = owneds.Get(t.Context(), "child", metav1.GetOptions{})
 		if policy == metav1.DeletePropagationOrphan {
 			return err == nil && len(left.GetOwnerReferences()) == 0, fmt.Sprint(left, err)

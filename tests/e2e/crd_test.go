@@ -5,6 +5,9 @@ package e2e
 import (
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 const knots = `
@@ -72,21 +75,21 @@ func testCustomResources(t *testing.T, w *world) {
 			}
 		}},
 		{"api-resources", func(t *testing.T) {
-			eventually(t, "it is listed", func() (bool, string) {
+			suite.Eventually(t, time.Minute, "it is listed", func() (bool, string) {
 				kc.cache = t.TempDir()
 				out := kc.run(t, "api-resources", "--api-group=rigging.example.org", "-o", "name")
 				return out == "knots.rigging.example.org\n", out
 			})
 		}},
 		{"explain", func(t *testing.T) {
-			eventually(t, "it is explained", func() (bool, string) { // its OpenAPI is published in the background
+			suite.Eventually(t, time.Minute, "it is explained", func() (bool, string) { // its OpenAPI is published in the background
 				a := kc.try(t, "", "explain", "knot.spec.turns")
-				return strings.Contains(a.out, "How often the line goes round."), a.out + a.errs
+				return strings.Contains(a.Out, "How often the line goes round."), a.Out + a.Errs
 			})
 		}},
 		{"removal", func(t *testing.T) {
 			kc.run(t, "delete", "crd", "knots.rigging.example.org", "--timeout=60s")
-			eventually(t, "it is no longer listed", func() (bool, string) {
+			suite.Eventually(t, time.Minute, "it is no longer listed", func() (bool, string) {
 				kc.cache = t.TempDir()
 				out := kc.run(t, "api-resources", "--api-group=rigging.example.org", "-o", "name")
 				return out == "", out

@@ -5,15 +5,19 @@ package e2e
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/client-go/discovery"
+
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testDiscovery looks at the list of what the cluster serves, by every way that clients have, and compares it with kube-apiserver's own.
+// testDiscovery looks at the list of what the cluster serves, by every way that clients have, and
+// compares it with kube-apiserver's own.
 func testDiscovery(t *testing.T, w *world) {
 	fresh := func(t *testing.T) (through, past caller) {
-		through, past = w.admin(t), w.as(t, w.EndpointOf(0), w.Admin())
+		through, past = w.admin(t), w.as(t, w.EndpointOf(len(w.APIServers)-1), w.Admin()) // the one behind Fairlead: documents have its address
 		through.cache, past.cache = t.TempDir(), t.TempDir()
 		return through, past
 	}
@@ -26,8 +30,8 @@ func testDiscovery(t *testing.T, w *world) {
 			}
 		}
 	}
-	// The one suite that compares sets of resources: no case of another suite may define a resource between the two looks, so these
-	// are limited to what no case changes.
+	// The one suite that compares sets of resources: no case of another suite may define a resource
+	// between the two looks, so these are limited to what no case changes.
 	for _, group := range []string{"", "apps", "wardle.example.com", "apiregistration.k8s.io", "rbac.authorization.k8s.io"} {
 		name := group
 		if name == "" {
@@ -76,11 +80,9 @@ func testDiscovery(t *testing.T, w *world) {
 	t.Run("aggregated documents", func(t *testing.T) { testPreferred(t, w, false) })
 	t.Run("OpenAPI v2 holds the remote's definitions", func(t *testing.T) {
 		client := discovery.NewDiscoveryClientForConfigOrDie(w.server.RESTConfig(w.Admin()))
-		eventually(t, "the document holds them", func() (bool, string) { // it is merged in the background
+		suite.Eventually(t, time.Minute, "the document holds them", func() (bool, string) { // it is merged in the background
 			doc, err := client.OpenAPISchema()
-			if err != nil {
-				t.Fatal(err)
-			}
+			suite.Check(t, err)
 			for _, d := range doc.GetDefinitions().GetAdditionalProperties() {
 				if strings.HasSuffix(d.GetName(), ".wardle.v1beta1.Flunder") {
 					return true, ""
@@ -91,14 +93,13 @@ func testDiscovery(t *testing.T, w *world) {
 	})
 }
 
-// testPreferred has client-go work out the preferred version of every resource, from either form of the documents.
+// testPreferred has client-go work out the preferred version of every resource, from either form of
+// the documents.
 func testPreferred(t *testing.T, w *world, legacy bool) {
 	client := discovery.NewDiscoveryClientForConfigOrDie(w.server.RESTConfig(w.Admin()))
 	client.UseLegacyDiscovery = legacy
 	lists, err := client.ServerPreferredResources()
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	found := map[string]bool{}
 	for _, l := range lists {
 		for _, r := range l.APIResources {

@@ -6,23 +6,31 @@ import (
 	"os"
 	"sync"
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// direct, when it is set in the environment, runs every case against kube-apiserver itself, with no Fairlead anywhere: what fails then
-// is the case, not Fairlead.
+// direct, when it is set in the environment, runs every case against kube-apiserver itself, with no
+// Fairlead anywhere: what fails then is the case, not Fairlead.
 const direct = "FAIRLEAD_E2E_DIRECT"
 
-// lanes are the protocols that Fairlead offers its clients (--http2). Nobody may feel a difference.
+// impersonate is a lane before a kube-apiserver that believes no front proxy
+// (--local-identity=impersonate), with HTTP/2 for clients.
+const impersonate = "impersonate"
+
+// lanes are the protocols that Fairlead offers its clients (--http2), and the ways by which it
+// reaches kube-apiserver. Nobody may feel a difference.
 func lanes() []string {
 	if os.Getenv(direct) != "" {
 		return []string{direct}
 	}
-	return []string{"h2", "http1"}
+	return []string{"h2", "http1", impersonate}
 }
 
-// TestE2E runs every case through Fairlead, over each protocol: with kubectl and client-go, and nothing changed but the address of the server.
+// TestE2E runs every case through Fairlead, over each protocol: with kubectl and client-go, and
+// nothing changed but the address of the server.
 func TestE2E(t *testing.T) {
-	fairlead := buildFairlead(t, t.TempDir())
+	fairlead := suite.Build(t, t.TempDir())
 	t.Run("usage", func(t *testing.T) { testUsage(t, fairlead) })
 	var alone sync.Mutex
 	for _, lane := range lanes() {
@@ -42,7 +50,7 @@ func testLane(t *testing.T, w *world, alone *sync.Mutex) {
 			testFlood(t, q)
 		})
 	}
-	for _, suite := range []struct {
+	for _, s := range []struct {
 		name string
 		run  func(*testing.T, *world)
 	}{
@@ -57,9 +65,9 @@ func testLane(t *testing.T, w *world, alone *sync.Mutex) {
 		{"nodes", testNodes},
 		{"extension", func(t *testing.T, _ *world) { testExtension(t, q) }},
 	} {
-		t.Run(suite.name, func(t *testing.T) {
+		t.Run(s.name, func(t *testing.T) {
 			t.Parallel() // the long watches and deletions of one suite pass while the others work
-			suite.run(t, w)
+			s.run(t, w)
 		})
 	}
 }

@@ -14,12 +14,14 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testExtension looks from the other side: at what an extension server receives.
 func testExtension(t *testing.T, q *quay) {
 	callers := newCallers(t, q)
-	// Parallel cases begin when the sequential ones have ended; those that live long do not wait for anything else.
+	// Parallel cases begin when the sequential ones have ended; those that live long do not wait
+	// for anything else.
 	t.Run("streams", func(t *testing.T) { t.Parallel(); testStreams(t, q) })
 	for _, proto := range q.protos() {
 		for _, c := range callers.rows() {
@@ -42,23 +44,25 @@ type callers struct {
 	impostor          cluster.Pair // of the client CA, under the front proxy's name
 	admin             cluster.Pair
 	robot, alice, bad string // tokens
+	jane, elsewhere   string // JWTs, the second one for another audience
+	masters           string // the group of admin
 }
 
 func newCallers(t *testing.T, q *quay) *callers {
 	t.Helper()
 	issue := func(by *cluster.Authority, file string, l cluster.Leaf) cluster.Pair {
 		p, err := by.Issue("caller-"+file, l)
-		if err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, err)
 		return p
 	}
 	foreign, err := q.PKI.NewAuthority("caller-foreign-ca")
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	kc, ns := q.admin(t), q.namespace(t)
 	kc.run(t, "create", "serviceaccount", "robot", "-n", ns)
+	masters := "system:masters"
+	if q.lane == impersonate {
+		masters = "harbour-masters"
+	}
 	return &callers{
 		dave:       issue(q.PKI.Client, "dave", cluster.Leaf{User: "dave", Groups: []string{"dev", "night-shift"}}),
 		past:       issue(q.PKI.Client, "past", cluster.Leaf{User: "dave", Groups: []string{"system:masters"}, NotAfter: longAgo()}),
@@ -70,6 +74,9 @@ func newCallers(t *testing.T, q *quay) *callers {
 		robot:      strings.TrimSpace(kc.run(t, "create", "token", "robot", "-n", ns)),
 		alice:      q.StaticToken("alice").Token,
 		bad:        "not-a-token",
+		jane:       q.tokens.Token(t, map[string]any{"jti": "jti-" + ns}),
+		elsewhere:  q.tokens.Token(t, map[string]any{"aud": "elsewhere"}),
+		masters:    masters,
 	}
 }
 
@@ -78,7 +85,8 @@ type row struct {
 	name   string
 	pair   cluster.Pair
 	header http.Header
-	// here is what Fairlead answers for a remote where it differs from kube-apiserver on purpose. Zero: the same.
+	// here is what Fairlead answers for a remote where it differs from kube-apiserver on purpose.
+	// Zero: the same.
 	here int
 }
 
@@ -102,10 +110,14 @@ func (c *callers) rows() []row {
 		{name: "certificate", pair: c.dave},
 		{name: "ServiceAccount token", header: bearer(c.robot)},
 		{name: "static token", header: bearer(c.alice)},
+		{name: "JWT", header: bearer(c.jane)},
+		{name: "JWT and certificate", pair: c.dave, header: bearer(c.jane)},
+		{name: "JWT for another audience", header: bearer(c.elsewhere)},
 		{name: "front proxy", pair: c.front, header: asserted},
 		{name: "front proxy by aliases", pair: c.front, header: http.Header{"X-Harbour-User": {"carol"}, "X-Harbour-Group": {"dev"}, "X-Harbour-Extra-Scopes": {"a"}}},
 		{name: "front proxy with a token of its user", pair: c.front, header: with(asserted, bearer(c.alice))},
-		// The cluster here has anonymous authentication on, as is the default; Fairlead's own default is off.
+		// The cluster here has anonymous authentication on, as is the default; Fairlead's own
+		// default is off.
 		{name: "nothing", here: http.StatusUnauthorized},
 		{name: "another scheme", header: http.Header{"Authorization": {"Basic YWxpY2U6YWxpY2U="}}, here: http.StatusUnauthorized},
 		{name: "certificate and token", pair: c.dave, header: bearer(c.alice)},
@@ -125,7 +137,7 @@ func (c *callers) rows() []row {
 		{name: "user under the front proxy's name", pair: c.impostor, header: asserted},
 		{name: "impersonation by certificate", pair: c.admin, header: impersonating},
 		{name: "impersonation by token", header: with(impersonating, bearer("admin-token"))},
-		{name: "impersonation by a front proxy's user", pair: c.front, header: with(impersonating, http.Header{"X-Remote-User": {"root"}, "X-Remote-Group": {"system:masters"}})},
+		{name: "impersonation by a front proxy's user", pair: c.front, header: with(impersonating, http.Header{"X-Remote-User": {"root"}, "X-Remote-Group": {c.masters}})},
 		{name: "impersonation of a ServiceAccount", pair: c.admin, header: http.Header{"Impersonate-User": {"system:serviceaccount:default:default"}}},
 		{name: "impersonation that is not allowed", header: with(impersonating, bearer(c.alice))},
 		{name: "impersonation without a user", pair: c.admin, header: http.Header{"Impersonate-Group": {"dev"}}},
@@ -134,8 +146,8 @@ func (c *callers) rows() []row {
 
 const review = `{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`
 
-// testRow compares what becomes of a caller here with what kube-apiserver makes of him: as whom the extension server sees him, and who he is to the
-// local apiserver.
+// testRow compares what becomes of a caller here with what kube-apiserver makes of him: as whom the
+// extension server sees him, and who he is to the local apiserver.
 func testRow(t *testing.T, q *quay, c row, proto string) {
 	v := visit{proto: proto, pair: c.pair, header: c.header, method: http.MethodGet, path: widgetsPath + "/widget-000"}
 	past, byThem := q.visit(t, q.EndpointOf(0), v)
@@ -184,14 +196,13 @@ func whoIs(t *testing.T, r reply) authenticationv1.UserInfo {
 	t.Helper()
 	var a authenticationv1.SelfSubjectReview
 	if r.status == http.StatusCreated {
-		if err := json.Unmarshal(r.body, &a); err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, json.Unmarshal(r.body, &a))
 	}
 	return a.Status.UserInfo
 }
 
-// testForged adds what only a front proxy may say to the requests of others: it must change nothing, in no spelling, by no detour.
+// testForged adds what only a front proxy may say to the requests of others: it must change
+// nothing, in no spelling, by no detour.
 func testForged(t *testing.T, q *quay, c *callers, proto string) {
 	forgeries := map[string]visit{}
 	for _, h := range []http.Header{

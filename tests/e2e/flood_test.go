@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // badTokens is how many come in a second, and floodTime for how long.
@@ -110,7 +111,8 @@ func get(ctx context.Context, c *http.Client, url, token string) (*http.Response
 	return res, err
 }
 
-// steadily does something at a rate, whether or not the earlier ones have ended, until ctx ends; then it waits for all.
+// steadily does something at a rate, whether or not the earlier ones have ended, until ctx ends;
+// then it waits for all.
 func steadily(ctx context.Context, every time.Duration, do func(i int)) {
 	var flying sync.WaitGroup
 	defer flying.Wait()
@@ -125,22 +127,19 @@ func steadily(ctx context.Context, every time.Duration, do func(i int)) {
 	}
 }
 
-// dials are the connections that Fairlead has made to the local apiserver for those who are somebody.
+// dials are the connections that Fairlead has made to the local apiserver for those who are
+// somebody.
 func (w *world) dials(t *testing.T) map[string]string {
 	t.Helper()
 	c := w.thrifty(t, w.front.Admin, w.PKI.Admin)
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, w.front.Admin.URL+"/metrics", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	res, err := c.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	defer res.Body.Close()
 	found := map[string]string{}
 	for lines := bufio.NewScanner(res.Body); lines.Scan(); {
-		for _, pool := range []string{"local-certificate", "local-proven"} {
+		for _, pool := range []string{"local-certificate", "local-impersonate", "local-proven"} {
 			if strings.HasPrefix(lines.Text(), `fairlead_backend_dials_total{name="`+pool+`"`) {
 				name, value, _ := strings.Cut(lines.Text(), "} ")
 				found[name] = value
@@ -153,17 +152,18 @@ func (w *world) dials(t *testing.T) map[string]string {
 	return found
 }
 
-// testFlood has somebody try a thousand tokens a second, each another one, while others work. kube-apiserver answers an unauthenticated request on HTTP/2 by
-// ending the connection: were it shared, everybody's watches would end with it.
+// testFlood has somebody try a thousand tokens a second, each another one, while others work.
+// kube-apiserver answers an unauthenticated request on HTTP/2 by ending the connection: were it
+// shared, everybody's watches would end with it.
 func testFlood(t *testing.T, q *quay) {
 	alice, kc, ns := q.StaticToken("alice").Token, q.admin(t), q.namespace(t)
 	kc.run(t, "create", "serviceaccount", "newcomer", "-n", ns)
 	local, remote := q.server.URL+"/api/v1/namespaces/"+ns, q.server.URL+widgetsPath+"/widget-000"
 	kc.run(t, "create", "rolebinding", "readers", "-n", ns, "--clusterrole=view", "--user=alice", "--serviceaccount="+ns+":newcomer")
 	who := q.as(t, q.server, q.StaticToken("alice"))
-	eventually(t, "the new binding is known", func() (bool, string) {
+	suite.Eventually(t, time.Minute, "the new binding is known", func() (bool, string) {
 		a := who.try(t, "", "get", "configmaps", "-n", ns)
-		return a.code == 0, a.errs
+		return a.Code == 0, a.Errs
 	})
 	byCert, byToken, intruders := q.thrifty(t, q.server, q.PKI.Admin), q.thrifty(t, q.server, cluster.Pair{}), make([]*http.Client, 4)
 	for i := range intruders {
@@ -191,7 +191,8 @@ func testFlood(t *testing.T, q *quay) {
 		})
 	})
 	all.Go(func() {
-		// With a token that nobody has seen before one is a stranger among strangers: when there are too many at once, one is asked to come again.
+		// With a token that nobody has seen before one is a stranger among strangers: when there
+		// are too many at once, one is asked to come again.
 		steadily(ctx, time.Second, func(i int) {
 			token := strings.TrimSpace(kc.run(t, "create", "token", "newcomer", "-n", ns))
 			newcomers.retry(t.Context(), byToken, []string{local + "/configmaps", remote}[i%2], token)
@@ -218,16 +219,15 @@ func testFlood(t *testing.T, q *quay) {
 	}
 }
 
-// openWatches opens a watch by certificate and by token, on both sides, and counts those that end before the test does.
+// openWatches opens a watch by certificate and by token, on both sides, and counts those that end
+// before the test does.
 func (q *quay) openWatches(t *testing.T, ns string, byCert, byToken *http.Client, token string) *atomic.Int64 {
 	t.Helper()
 	var ended atomic.Int64
 	for _, path := range []string{"/api/v1/namespaces/" + ns + "/configmaps", widgetsPath} {
 		for _, c := range []*http.Client{byCert, byToken} {
 			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, q.server.URL+path+"?watch=true", nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			suite.Check(t, err)
 			if c == byToken {
 				req.Header.Set("Authorization", "Bearer "+token)
 			}

@@ -6,11 +6,13 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	authenticationv1 "k8s.io/api/authentication/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // person is one way of being somebody.
@@ -27,20 +29,20 @@ func people(t *testing.T, w *world, ns string) []person {
 	kc.run(t, "create", "serviceaccount", "robot", "-n", ns)
 	token := strings.TrimSpace(kc.run(t, "create", "token", "robot", "-n", ns))
 	dave, err := w.PKI.Client.Issue("dave-"+ns, cluster.Leaf{User: "dave", Groups: []string{"dev", "night-shift"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	return []person{
 		{name: "client certificate", cred: cluster.Credentials{Pair: dave}},
 		{name: "ServiceAccount token", cred: cluster.Credentials{Token: token}},
 		{name: "static token", cred: w.StaticToken("alice")},
+		{name: "JWT", cred: cluster.Credentials{Token: w.tokens.Token(t, map[string]any{"jti": "jti-" + ns})}},
 		{name: "impersonated user", cred: w.Admin(), args: []string{"--as=carol"}},
 		{name: "impersonated user with groups and uid", cred: w.StaticToken("admin"), args: []string{"--as=carol", "--as-group=dev", "--as-group=ops", "--as-uid=uid-carol"}},
 		{name: "impersonated ServiceAccount", cred: w.Admin(), args: []string{"--as=system:serviceaccount:" + ns + ":robot"}},
 	}
 }
 
-// testIdentity asks the cluster who it thinks one is, and what one may do, and compares with what kube-apiserver says directly.
+// testIdentity asks the cluster who it thinks one is, and what one may do, and compares with what
+// kube-apiserver says directly.
 func testIdentity(t *testing.T, w *world) {
 	ns := w.namespace(t)
 	for _, p := range people(t, w, ns) {
@@ -87,18 +89,19 @@ func userOf(t *testing.T, review string) authenticationv1.UserInfo {
 func testRoles(t *testing.T, w *world) {
 	ns, kc := w.namespace(t), w.admin(t)
 	kc.run(t, "create", "role", "reader", "-n", ns, "--verb=get,list", "--resource=configmaps,flunders.wardle.example.com")
-	kc.run(t, "create", "rolebinding", "readers", "-n", ns, "--role=reader", "--user=alice", "--user=carol", "--group=night-shift", "--serviceaccount="+ns+":robot")
+	kc.run(t, "create", "rolebinding", "readers", "-n", ns, "--role=reader", "--user=alice", "--user=carol", "--user=oidc:jane", "--group=night-shift", "--serviceaccount="+ns+":robot")
 	for _, k := range kinds() {
 		kc.feed(t, k.manifest("treasure", "gold"), "create", "-n", ns, "-f", "-")
 	}
 	for _, p := range people(t, w, ns) {
 		who := w.as(t, w.server, p.cred)
 		for _, k := range kinds() {
-			// The authorizer's view of a new binding lags by its watch, and Fairlead may remember a refusal for 10 s.
+			// The authorizer's view of a new binding lags by its watch, and Fairlead may remember a
+			// refusal for 10 s.
 			args := append([]string{"get", k.name, "treasure", "-n", ns, "-o", k.jsonpath()}, p.args...)
-			eventually(t, p.name+" may read "+k.name, func() (bool, string) {
+			suite.Eventually(t, time.Minute, p.name+" may read "+k.name, func() (bool, string) {
 				a := who.try(t, "", args...)
-				return a.code == 0 && a.out == "gold", a.errs
+				return a.Code == 0 && a.Out == "gold", a.Errs
 			})
 			who.fail(t, "Forbidden", "", append([]string{"delete", k.name, "treasure", "-n", ns}, p.args...)...)
 		}
@@ -116,21 +119,15 @@ func testBadToken(t *testing.T, w *world) {
 	who.fail(t, "You must be logged in to the server", "", "auth", "whoami")
 }
 
-// A certificate of an authority that the cluster does not know authenticates nobody, whatever it claims, not even its members of
-// system:masters.
+// A certificate of an authority that the cluster does not know authenticates nobody, whatever it
+// claims, not even its members of system:masters.
 func testForeignCertificate(t *testing.T, w *world) {
 	foreign, err := w.PKI.NewAuthority("foreign-ca")
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	pair, err := foreign.Issue("foreign-admin", cluster.Leaf{User: "admin", Groups: []string{"system:masters"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	past, err := w.PKI.Client.Issue("past-admin", cluster.Leaf{User: "admin", Groups: []string{"system:masters"}, NotAfter: longAgo()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	for _, p := range []cluster.Pair{pair, past} {
 		who := w.as(t, w.server, cluster.Credentials{Pair: p})
 		for _, k := range kinds() {

@@ -10,8 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// kind is a kind of object with one string in it that the cases write and read back. The same cases run over one that kube-apiserver
-// keeps and one that the extension server keeps: a client must not feel a difference.
+// kind is a kind of object with one string in it that the cases write and read back. The same cases
+// run over one that kube-apiserver keeps and one that the extension server keeps: a client must not
+// feel a difference.
 type kind struct {
 	name    string // on kubectl's command line
 	gvr     schema.GroupVersionResource

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testKubectl does with kubectl what people do with it all day, to each kind.
@@ -92,12 +94,8 @@ func kubectlWatch(t *testing.T, w *world, k kind) {
 	defer cancel()
 	cmd := kc.command(ctx, "get", k.name, "-n", ns, "--field-selector", "metadata.name=seen", "--watch", "--output-watch-events", "-o", "json")
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
+	suite.Check(t, cmd.Start())
 	events := json.NewDecoder(bufio.NewReader(out))
 	next := func(want, value string) {
 		t.Helper()
@@ -189,21 +187,19 @@ func replace(t *testing.T, w *world, k kind) {
 	stale := k.object("replaced", "stale")
 	stale.SetResourceVersion("1")
 	data, err := stale.MarshalJSON()
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	kc.fail(t, "Conflict", string(data), "replace", "-n", ns, "-f", "-")
 }
 
 func diff(t *testing.T, w *world, k kind) {
 	ns, kc := w.namespace(t), w.admin(t)
 	kc.feed(t, k.manifest("compared", "left"), "apply", "-n", ns, "-f", "-")
-	if a := kc.try(t, k.manifest("compared", "left"), "diff", "-n", ns, "-f", "-"); a.code != 0 {
-		t.Errorf("diff of the same: exit code %d\n%s%s", a.code, a.out, a.errs)
+	if a := kc.try(t, k.manifest("compared", "left"), "diff", "-n", ns, "-f", "-"); a.Code != 0 {
+		t.Errorf("diff of the same: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
 	}
 	a := kc.try(t, k.manifest("compared", "right"), "diff", "-n", ns, "-f", "-")
-	if a.code != 1 || !strings.Contains(a.out, "right") || !strings.Contains(a.out, "left") {
-		t.Errorf("diff of another: exit code %d, want 1 and both values\n%s%s", a.code, a.out, a.errs)
+	if a.Code != 1 || !strings.Contains(a.Out, "right") || !strings.Contains(a.Out, "left") {
+		t.Errorf("diff of another: exit code %d, want 1 and both values\n%s%s", a.Code, a.Out, a.Errs)
 	}
 }
 

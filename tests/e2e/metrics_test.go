@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
@@ -19,39 +20,34 @@ func testMetricsServer(t *testing.T, w *world) {
 	defer cancel()
 	b := cluster.Backend{Namespace: "kube-system", Service: "metrics-server", CAFile: w.PKI.Serving.CertFile, GroupVersions: []string{"metrics.k8s.io/v1beta1"}}
 	_, args, err := w.ExtensionArgs(&b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	path, err := tools.Path(ctx, tools.Config{}, "metrics-server")
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	// 10 s is the shortest resolution that it allows.
 	args = append(args, "--kubelet-insecure-tls", "--kubelet-use-node-status-port", "--kubelet-preferred-address-types=InternalIP", "--metric-resolution=10s", "--kubelet-request-timeout=5s")
 	if _, err := w.Run(ctx, cluster.Command{Name: "metrics-server", Path: path, Args: args}); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Register(ctx, b); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, w.Register(ctx, b))
 	kc := w.admin(t)
 	kc.cache = t.TempDir()
-	var nodes answer
-	eventually(t, "kubectl top nodes answers", func() (bool, string) {
+	var nodes suite.Answer
+	suite.Eventually(t, time.Minute, "kubectl top nodes answers", func() (bool, string) {
 		nodes = kc.try(t, "", "top", "nodes")
-		return nodes.code == 0, nodes.errs
+		return nodes.Code == 0, nodes.Errs
 	})
-	// Times are rounded to milliseconds and use is rounded up, so that it may be a thousandth more than what the kubelet says.
+	// Times are rounded to milliseconds and use is rounded up, so that it may be a thousandth more
+	// than what the kubelet says.
 	row := func(out string) string { return strings.Join(strings.Fields(out), " ") }
 	t.Run("top nodes", func(t *testing.T) {
-		if got := row(nodes.out); !regexp.MustCompile(`^NAME CPU\(cores\) CPU\(%\) MEMORY\(bytes\) MEMORY\(%\) harbour 25[01]m 25% 512Mi 50%$`).MatchString(got) {
-			t.Errorf("top nodes says:\n%s", nodes.out)
+		if got := row(nodes.Out); !regexp.MustCompile(`^NAME CPU\(cores\) CPU\(%\) MEMORY\(bytes\) MEMORY\(%\) harbour 25[01]m 25% 512Mi 50%$`).MatchString(got) {
+			t.Errorf("top nodes says:\n%s", nodes.Out)
 		}
 	})
 	t.Run("top pods", func(t *testing.T) {
-		eventually(t, "kubectl top pods answers", func() (bool, string) { // a pod must have run through a whole period
+		suite.Eventually(t, time.Minute, "kubectl top pods answers", func() (bool, string) { // a pod must have run through a whole period
 			a := kc.try(t, "", "top", "pods", "-n", "moorings", "--containers")
-			return a.code == 0 && regexp.MustCompile(`^POD NAME CPU\(cores\) MEMORY\(bytes\) buoy main 10[01]m 64Mi$`).MatchString(row(a.out)), a.out + a.errs
+			return a.Code == 0 && regexp.MustCompile(`^POD NAME CPU\(cores\) MEMORY\(bytes\) buoy main 10[01]m 64Mi$`).MatchString(row(a.Out)), a.Out + a.Errs
 		})
 	})
 }

@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -22,37 +21,25 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/kubelet"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // newNode joins a stub kubelet to the cluster. It ends with the test.
 func (w *world) newNode(t *testing.T) *kubelet.Kubelet {
 	t.Helper()
 	serving, err := w.PKI.Serving.Issue("kubelet", cluster.Leaf{User: "system:node:harbour", Names: []string{"127.0.0.1"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	pair, err := tls.LoadX509KeyPair(serving.CertFile, serving.KeyFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pem, err := os.ReadFile(w.PKI.Client.CertFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	clients := x509.NewCertPool()
-	clients.AppendCertsFromPEM(pem)
-	k, err := kubelet.New(kubelet.Config{Certificate: pair, ClientCAs: clients, Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
+	k, err := kubelet.New(kubelet.Config{Certificate: pair, ClientCAs: suite.Pool(t, w.PKI.Client.CertFile), Dir: t.TempDir()})
+	suite.Check(t, err)
 	t.Cleanup(k.Close)
-	if err := k.Join(t.Context(), w.core, "harbour"); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, k.Join(t.Context(), w.core, "harbour"))
 	return k
 }
 
-// bulk is how much is copied each way: far more than all windows and buffers on the way hold together.
+// bulk is how much is copied each way: far more than all windows and buffers on the way hold
+// together.
 const bulk = 10 << 20
 
 // mooring is a pod, and one who may do anything in its namespace.
@@ -66,15 +53,14 @@ func (m mooring) kubectl(args ...string) []string {
 	return append([]string{args[0], "-n", "moorings"}, args[1:]...)
 }
 
-// testNodes reaches into pods: every protocol that kubectl has for it, by every way of being somebody.
+// testNodes reaches into pods: every protocol that kubectl has for it, by every way of being
+// somebody.
 func testNodes(t *testing.T, w *world) {
 	node, kc := w.newNode(t), w.admin(t)
 	kc.run(t, "create", "namespace", "moorings")
 	kc.run(t, "wait", "--for=create", "--timeout=60s", "-n", "moorings", "serviceaccount/default")
 	container, err := node.Run(t.Context(), w.core, "moorings", "buoy")
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	kc.run(t, "create", "serviceaccount", "diver", "-n", "moorings")
 	kc.run(t, "create", "rolebinding", "divers", "-n", "moorings", "--clusterrole=cluster-admin", "--serviceaccount=moorings:diver")
 	token := strings.TrimSpace(kc.run(t, "create", "token", "diver", "-n", "moorings"))
@@ -87,9 +73,9 @@ func testNodes(t *testing.T, w *world) {
 		cred cluster.Credentials
 	}{{"certificate", w.Admin()}, {"token", cluster.Credentials{Token: token}}} {
 		m := mooring{who: w.as(t, w.server, by.cred), container: container}
-		eventually(t, "the new binding is known", func() (bool, string) {
+		suite.Eventually(t, time.Minute, "the new binding is known", func() (bool, string) {
 			a := m.who.try(t, "", m.kubectl("auth", "can-i", "create", "pods/exec")...)
-			return a.code == 0, a.out + a.errs
+			return a.Code == 0, a.Out + a.Errs
 		})
 		t.Run("logs by "+by.name, func(t *testing.T) { logs(t, m) })
 		for _, protocol := range []struct{ name, websockets string }{{"WebSocket", "true"}, {"SPDY", "false"}} {
@@ -143,12 +129,8 @@ func logs(t *testing.T, m mooring) {
 	defer cancel()
 	cmd := m.who.command(ctx, m.kubectl("logs", "buoy", "-f", "--tail=1")...)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
+	suite.Check(t, cmd.Start())
 	lines := bufio.NewReader(out)
 	for i, want := range []string{"third", "fourth", "fifth"} {
 		if i > 0 {
@@ -172,11 +154,11 @@ func logs(t *testing.T, m mooring) {
 // execute uses every stream of an exec, and its exit code.
 func execute(t *testing.T, m mooring) {
 	a := m.who.try(t, "from outside\n", m.kubectl("exec", "-i", "buoy", "--", "sh", "-c", "cat; echo 'to the other' >&2; exit 7")...)
-	if a.out != "from outside\n" || !strings.HasPrefix(a.errs, "to the other\n") || a.code != 7 {
-		t.Errorf("exit code %d\n%s%s", a.code, a.out, a.errs)
+	if a.Out != "from outside\n" || !strings.HasPrefix(a.Errs, "to the other\n") || a.Code != 7 {
+		t.Errorf("exit code %d\n%s%s", a.Code, a.Out, a.Errs)
 	}
-	if a := m.who.try(t, "", m.kubectl("exec", "buoy", "-c", "main", "--", "echo", "a b", "c")...); a.out != "a b c\n" || a.code != 0 {
-		t.Errorf("without an input: exit code %d\n%s%s", a.code, a.out, a.errs)
+	if a := m.who.try(t, "", m.kubectl("exec", "buoy", "-c", "main", "--", "echo", "a b", "c")...); a.Out != "a b c\n" || a.Code != 0 {
+		t.Errorf("without an input: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
 	}
 }
 
@@ -185,22 +167,17 @@ func executeNothing(t *testing.T, m mooring) {
 	m.who.fail(t, "not found", "", m.kubectl("exec", "no-such-pod", "--", "true")...)
 }
 
-// terminal sits before a terminal of a chosen size, and the command at the other end must find its own of that size.
+// terminal sits before a terminal of a chosen size, and the command at the other end must find its
+// own of that size.
 func terminal(t *testing.T, m mooring) {
 	tty, err := kubelet.OpenTerminal()
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	defer tty.Close()
-	if err := tty.Resize(77, 33); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, tty.Resize(77, 33))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := m.who.command(ctx, m.kubectl("exec", "-it", "buoy", "--", "sh", "-c", "stty size; tty; read answer; echo got $answer; exit 3")...)
-	if err := tty.Start(cmd); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, tty.Start(cmd))
 	var seen bytes.Buffer
 	for buf := make([]byte, 1024); !strings.Contains(seen.String(), "/dev/"); {
 		n, err := tty.Read(buf)
@@ -223,16 +200,14 @@ func terminal(t *testing.T, m mooring) {
 func through(t *testing.T, m mooring) {
 	sent := rubbish(bulk)
 	a := m.who.try(t, string(sent), m.kubectl("exec", "-i", "buoy", "--", "cat")...)
-	if a.code != 0 || a.out != string(sent) {
-		t.Errorf("exit code %d, %d bytes came back of %d, the same: %t\n%s", a.code, len(a.out), len(sent), a.out == string(sent), a.errs)
+	if a.Code != 0 || a.Out != string(sent) {
+		t.Errorf("exit code %d, %d bytes came back of %d, the same: %t\n%s", a.Code, len(a.Out), len(sent), a.Out == string(sent), a.Errs)
 	}
 }
 
 func copyFiles(t *testing.T, m mooring) {
 	dir, sent := t.TempDir(), rubbish(bulk)
-	if err := os.WriteFile(filepath.Join(dir, "there"), sent, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, os.WriteFile(filepath.Join(dir, "there"), sent, 0o600))
 	name := "cargo-" + filepath.Base(dir) + fmt.Sprint(rand.Int64())
 	m.who.run(t, m.kubectl("cp", filepath.Join(dir, "there"), "buoy:"+name)...)
 	if got, err := os.ReadFile(filepath.Join(m.container.Dir, name)); err != nil || !bytes.Equal(got, sent) {
@@ -246,17 +221,15 @@ func copyFiles(t *testing.T, m mooring) {
 
 func attach(t *testing.T, m mooring) {
 	a := m.who.try(t, "ahoy\nwho goes there\n", m.kubectl("attach", "-i", "buoy")...)
-	if a.code != 0 || a.out != "AHOY\nWHO GOES THERE\n" {
-		t.Errorf("exit code %d\n%s%s", a.code, a.out, a.errs)
+	if a.Code != 0 || a.Out != "AHOY\nWHO GOES THERE\n" {
+		t.Errorf("exit code %d\n%s%s", a.Code, a.Out, a.Errs)
 	}
 }
 
 // portForward makes several connections at once through one port-forward.
 func portForward(t *testing.T, m mooring) {
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	defer l.Close()
 	go func() { // ends with l
 		for {
@@ -276,12 +249,8 @@ func portForward(t *testing.T, m mooring) {
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
+	suite.Check(t, cmd.Start())
 	defer func() { cancel(); _ = cmd.Wait() }()
 	said, err := bufio.NewReader(out).ReadString('\n')
 	found := regexp.MustCompile(`Forwarding from (127\.0\.0\.1:\d+)`).FindStringSubmatch(said)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/status"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // A group of its own: what another case does to it, or it to others, nobody sees.
@@ -32,22 +34,19 @@ metadata: {name: v1.adrift.example.org}
 spec: {group: adrift.example.org, version: v1, groupPriorityMinimum: 100, versionPriority: 1, service: null}
 `
 
-// testStatus lets two replicas write statuses to a real kube-apiserver, whose own controllers write to the same objects.
+// testStatus lets two replicas write statuses to a real kube-apiserver, whose own controllers write
+// to the same objects.
 func testStatus(t *testing.T, w *world) {
 	rc := w.Cluster.Endpoint().RESTConfig(w.Admin())
 	aggregation, leases := apiregistrationv1client.NewForConfigOrDie(rc), coordinationv1client.NewForConfigOrDie(rc)
 	table, err := registry.New(registry.Config{Client: rc})
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 3)
 	go func() { ended <- table.Run(ctx) }()
 	for _, identity := range []string{"one", "two"} {
 		writer, err := status.New(status.Config{Table: table.Table, APIServices: aggregation.APIServices(), Leases: leases, Identity: identity})
-		if err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, err)
 		go func() { ended <- writer.Run(ctx) }()
 	}
 	t.Cleanup(func() {
@@ -69,7 +68,7 @@ func testStatus(t *testing.T, w *world) {
 	}
 	kc.feed(t, adrift, "apply", "-f", "-")
 	t.Run("beside the apiserver's own", func(t *testing.T) {
-		eventually(t, "both conditions", conditions(`Available=False ServiceNotFound: service/nothing in "nowhere" is not present`,
+		suite.Eventually(t, time.Minute, "both conditions", conditions(`Available=False ServiceNotFound: service/nothing in "nowhere" is not present`,
 			`fairlead.dev/Available=False ServiceNotFound: service/nothing in "nowhere" is not present`))
 	})
 	t.Run("refused with its reason", func(t *testing.T) {
@@ -85,7 +84,7 @@ func testStatus(t *testing.T, w *world) {
 	})
 	t.Run("taken away", func(t *testing.T) {
 		kc.feed(t, ashore, "apply", "-f", "-")
-		eventually(t, "the condition to go", conditions("Available=True Local: Local APIServices are always available"))
+		suite.Eventually(t, time.Minute, "the condition to go", conditions("Available=True Local: Local APIServices are always available"))
 	})
 	kc.run(t, "delete", "apiservice", "v1.adrift.example.org")
 }

@@ -21,9 +21,11 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// open opens a WebSocket on a subresource of a widget, as virtctl does on a virtual machine's, and returns what arrived for it.
+// open opens a WebSocket on a subresource of a widget, as virtctl does on a virtual machine's, and
+// returns what arrived for it.
 func (q *quay) open(t *testing.T, e cluster.Endpoint, cred cluster.Credentials, subresource string, protocols ...string) (*websocket.Conn, *extension.Request) {
 	t.Helper()
 	marker := "marker=" + strconv.FormatInt(q.count.Add(1), 10) + "-"
@@ -42,9 +44,7 @@ func (q *quay) open(t *testing.T, e cluster.Endpoint, cred cluster.Credentials, 
 
 func echoes(t *testing.T, ws *websocket.Conn, message []byte) {
 	t.Helper()
-	if err := ws.WriteMessage(websocket.BinaryMessage, message); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, ws.WriteMessage(websocket.BinaryMessage, message))
 	_ = ws.SetReadDeadline(time.Now().Add(30 * time.Second)) // far more than an echo takes
 	kind, got, err := ws.ReadMessage()
 	if err != nil || kind != websocket.BinaryMessage || !bytes.Equal(got, message) {
@@ -52,7 +52,8 @@ func echoes(t *testing.T, ws *websocket.Conn, message []byte) {
 	}
 }
 
-// testStreams keeps sessions open for longer than any request may last: idle, as a console that nobody types in, and busy, as a screen.
+// testStreams keeps sessions open for longer than any request may last: idle, as a console that
+// nobody types in, and busy, as a screen.
 func testStreams(t *testing.T, q *quay) {
 	const lifetime = 65 * time.Second
 	for _, by := range []struct {
@@ -82,7 +83,8 @@ func testStreams(t *testing.T, q *quay) {
 	}
 }
 
-// testWebSocketToken comes as browsers do: with the token as a subprotocol. It says who one is, and goes no further.
+// testWebSocketToken comes as browsers do: with the token as a subprotocol. It says who one is, and
+// goes no further.
 func testWebSocketToken(t *testing.T, q *quay) {
 	token := q.StaticToken("alice").Token
 	protocols := []string{tokenProtocol(token), "plain.kubevirt.io"}
@@ -111,8 +113,9 @@ func testWebSocketToken(t *testing.T, q *quay) {
 	}
 }
 
-// testCVE20181002105 asks for an upgrade that is refused, and sends a second request behind it. kube-apiserver once left the connection to the backend open
-// for it: with the proxy's identity, and whatever the client claimed to be.
+// testCVE20181002105 asks for an upgrade that is refused, and sends a second request behind it.
+// kube-apiserver once left the connection to the backend open for it: with the proxy's identity,
+// and whatever the client claimed to be.
 func testCVE20181002105(t *testing.T, q *quay, c *callers) {
 	for _, by := range []struct {
 		name, auth string
@@ -149,9 +152,7 @@ func smuggle(t *testing.T, q *quay, pair cluster.Pair, first, name string, atOnc
 	t.Helper()
 	d := tls.Dialer{Config: clientTLS(t, q.server, pair, "http/1.1")}
 	conn, err := d.DialContext(t.Context(), "tcp", strings.TrimPrefix(q.server.URL, "https://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(30 * time.Second))
 	body := `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"` + name + `"}}`
@@ -166,9 +167,7 @@ func smuggle(t *testing.T, q *quay, pair cluster.Pair, first, name string, atOnc
 	}
 	r := bufio.NewReader(conn)
 	res, err := http.ReadResponse(r, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	_, _ = io.Copy(io.Discard, res.Body) // may be cut by the end of the connection
 	_ = res.Body.Close()
 	if res.StatusCode != status {

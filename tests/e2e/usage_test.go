@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// testUsage runs the program with flags that are missing or contradict each other: one line for each fault, exit code 2, at once.
+// testUsage runs the program with flags that are missing or contradict each other: one line for
+// each fault, exit code 2, at once.
 func testUsage(t *testing.T, fairlead string) {
 	for _, tc := range []struct {
 		name string

@@ -5,19 +5,20 @@ package e2e
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"io"
 	"maps"
 	"net/http"
-	"os"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"k8s.io/client-go/rest"
+
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // quay is the world with an extension server in it that tells exactly what it received.
@@ -42,7 +43,8 @@ rules:
 - {apiGroups: [widgets.example.com], resources: ["*"], verbs: ["*"]}
 `
 
-// newQuay starts the extension server and lets everybody who is somebody use it. It ends with the test.
+// newQuay starts the extension server and lets everybody who is somebody use it. It ends with the
+// test.
 func newQuay(t *testing.T, w *world) *quay {
 	t.Helper()
 	q := &quay{world: w, widgets: extension.Start(t, extension.Config{
@@ -54,32 +56,24 @@ func newQuay(t *testing.T, w *world) *quay {
 		extension.Fault{Kind: extension.Redirect, Path: widgetsPath + "/" + redirecting, Text: "https://127.0.0.1:1/elsewhere"},
 		extension.Fault{Kind: extension.Hang, Path: widgetsPath + "/" + hanging},
 	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	_, port, _ := strings.Cut(q.widgets.Addr(), ":")
 	number, err := strconv.Atoi(port)
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	b := cluster.Backend{Namespace: "widgets", Service: "api", Port: number, CAFile: w.PKI.Serving.CertFile, GroupVersions: []string{widgetsGV}}
-	if err := w.Register(t.Context(), b); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, w.Register(t.Context(), b))
 	kc := w.admin(t)
 	kc.feed(t, widgetsRole, "create", "-f", "-")
 	kc.run(t, "create", "clusterrolebinding", "widgets", "--clusterrole=widgets", "--group=system:authenticated")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for _, e := range []cluster.Endpoint{w.server, w.EndpointOf(0)} {
-		if err := w.WaitAvailable(ctx, e, widgetsGV); err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, w.WaitAvailable(ctx, e, widgetsGV))
 	}
 	alice := w.as(t, w.server, w.StaticToken("alice"))
-	eventually(t, "the new role is known", func() (bool, string) {
+	suite.Eventually(t, time.Minute, "the new role is known", func() (bool, string) {
 		a := alice.try(t, "", "get", "--raw", widgetsPath+"/widget-000")
-		return a.code == 0, a.errs
+		return a.Code == 0, a.Errs
 	})
 	return q
 }
@@ -97,24 +91,14 @@ type visit struct {
 // clientTLS trusts e and shows pair whatever authorities the server would like to see.
 func clientTLS(t *testing.T, e cluster.Endpoint, pair cluster.Pair, protos ...string) *tls.Config {
 	t.Helper()
-	pem, err := os.ReadFile(e.CAFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS12, NextProtos: protos, ServerName: "127.0.0.1"}
-	c.RootCAs.AppendCertsFromPEM(pem)
-	if pair.CertFile == "" {
-		return c
-	}
-	cert, err := tls.LoadX509KeyPair(pair.CertFile, pair.KeyFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &cert, nil }
+	c, err := rest.TLSConfigFor(e.RESTConfig(cluster.Credentials{Pair: pair}))
+	suite.Check(t, err)
+	c.NextProtos, c.ServerName = protos, "127.0.0.1"
 	return c
 }
 
-// visit sends v to e and returns the answer, and what reached the extension server on its account. Nil: nothing.
+// visit sends v to e and returns the answer, and what reached the extension server on its account.
+// Nil: nothing.
 func (q *quay) visit(t *testing.T, e cluster.Endpoint, v visit) (reply, *extension.Request) {
 	t.Helper()
 	marker := "marker=" + strconv.FormatInt(q.count.Add(1), 10) + "-"
@@ -134,9 +118,7 @@ func (v visit) send(t *testing.T, e cluster.Endpoint) reply {
 		body = io.NopCloser(strings.NewReader(v.body)) // of unknown length: only then there are trailers
 	}
 	req, err := http.NewRequestWithContext(t.Context(), v.method, e.URL+v.path, body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	maps.Copy(req.Header, v.header)
 	req.Trailer = v.trailer
 	transport := &http.Transport{TLSClientConfig: clientTLS(t, e, v.pair, v.proto), ForceAttemptHTTP2: v.proto == "h2", DisableKeepAlives: true}
@@ -150,9 +132,7 @@ func (v visit) send(t *testing.T, e cluster.Endpoint) reply {
 		t.Fatalf("answered by %s, want %s", res.Proto, v.proto)
 	}
 	data, err := io.ReadAll(res.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	return reply{status: res.StatusCode, header: res.Header, body: data}
 }
 
@@ -166,7 +146,8 @@ func (q *quay) received(marker string) *extension.Request {
 	return nil
 }
 
-// identity is all that a request says about who makes it, in whatever spelling: names are in lower case, their underscores kept.
+// identity is all that a request says about who makes it, in whatever spelling: names are in lower
+// case, their underscores kept.
 func identity(r *extension.Request) map[string][]string {
 	out := map[string][]string{}
 	add := func(name, value string) {

@@ -116,7 +116,8 @@ func (w *world) publishes(t *testing.T, most time.Duration, addresses ...string)
 	return took
 }
 
-// podConfig is what a client in a pod gets: environment variables, a token and a CA bundle at fixed places.
+// podConfig is what a client in a pod gets: environment variables, a token and a CA bundle at fixed
+// places.
 func (w *world) podConfig(t *testing.T) *rest.Config {
 	t.Helper()
 	const folder = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -236,7 +237,8 @@ func testClients(t *testing.T, w *world) {
 	})
 }
 
-// clients lets a pod's client ask on new connections until the returned function is called, which counts what failed.
+// clients lets a pod's client ask on new connections until the returned function is called, which
+// counts what failed.
 func (w *world) clients(t *testing.T, pod kubernetes.Interface) func() int {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -262,7 +264,8 @@ func (w *world) admitted(t *testing.T, f *cluster.Front) string {
 	return w.run(t, "", w.kubectl, "--kubeconfig", file, "get", "--raw", "/metrics")
 }
 
-// testContest runs Fairlead against a kube-apiserver that goes on publishing itself, as when an operator forgets the flag.
+// testContest runs Fairlead against a kube-apiserver that goes on publishing itself, as when an
+// operator forgets the flag.
 func testContest(t *testing.T, w *world) {
 	front := w.start(t, "contested", "10.79.0.1")
 	// kube-apiserver writes every ten seconds, and the second time is enough.

@@ -41,8 +41,9 @@ func endpoints(ctx context.Context, core kubernetes.Interface) ([]netip.AddrPort
 	return all, nil
 }
 
-// serviceProxy does for one Service what kube-proxy does on a node: each connection to the cluster address goes to one of the endpoints there are then. Like kube-proxy it
-// learns them from an apiserver directly.
+// serviceProxy does for one Service what kube-proxy does on a node: each connection to the cluster
+// address goes to one of the endpoints there are then. Like kube-proxy it learns them from an
+// apiserver directly.
 func serviceProxy(t *testing.T, core kubernetes.Interface) {
 	t.Helper()
 	l, err := net.Listen("tcp", clusterIP+":443")

@@ -7,7 +7,8 @@ import (
 	"sync"
 )
 
-// connection is an accepted TCP connection below TLS. While the fault Freeze is on, it neither reads nor writes.
+// connection is an accepted TCP connection below TLS. While the fault Freeze is on, it neither
+// reads nor writes.
 type connection struct {
 	net.Conn
 	id       uint64

@@ -10,7 +10,8 @@ import (
 	"strconv"
 )
 
-// Control is the server's Go API over HTTP, for when it runs in another process. It has no authentication: loopback only.
+// Control is the server's Go API over HTTP, for when it runs in another process. It has no
+// authentication: loopback only.
 //
 //	GET    /requests?since=N   the remembered requests
 //	DELETE /requests           forget them

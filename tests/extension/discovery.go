@@ -14,8 +14,8 @@ import (
 
 const aggregatedType = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
-// asksAggregated reports whether r prefers aggregated discovery: whether it is anywhere in Accept, which is what clients do that can
-// read it.
+// asksAggregated reports whether r prefers aggregated discovery: whether it is anywhere in Accept,
+// which is what clients do that can read it.
 func asksAggregated(r *http.Request) bool {
 	for _, accept := range r.Header.Values("Accept") {
 		if strings.Contains(accept, "as=APIGroupDiscoveryList") && strings.Contains(accept, "v=v2") && strings.Contains(accept, "application/json") {

@@ -13,7 +13,8 @@ import (
 // Kind is a way to misbehave.
 type Kind string
 
-// The kinds. The first group concerns connections: Path, Method, Every and Times do not apply to it. The others concern requests.
+// The kinds. The first group concerns connections: Path, Method, Every and Times do not apply to
+// it. The others concern requests.
 const (
 	// Refuse closes the port: new connections are refused, open ones live on.
 	Refuse Kind = "refuse"
@@ -21,7 +22,8 @@ const (
 	Dead Kind = "dead"
 	// HangConnect accepts new connections and never says a word on them, not even of TLS.
 	HangConnect Kind = "hang-connect"
-	// Freeze stops reading and writing on all connections, pings included, as when the network drops every packet.
+	// Freeze stops reading and writing on all connections, pings included, as when the network
+	// drops every packet.
 	Freeze Kind = "freeze"
 	// WrongCA serves a certificate of another CA, which has the same name.
 	WrongCA Kind = "wrong-ca"
@@ -44,11 +46,13 @@ const (
 	Hang Kind = "hang"
 	// HangBody answers with status and headers and never with the body.
 	HangBody Kind = "hang-body"
-	// Slow waits Delay, or Factor times what requests take otherwise, before the request is handled.
+	// Slow waits Delay, or Factor times what requests take otherwise, before the request is
+	// handled.
 	Slow Kind = "slow"
 	// SlowBody sends Size bytes (0: 1,000) in ten pieces, Delay apart.
 	SlowBody Kind = "slow-body"
-	// Reset ends the request before the response: RST_STREAM with Code (0: INTERNAL_ERROR) on HTTP/2, a TCP reset on HTTP/1.1.
+	// Reset ends the request before the response: RST_STREAM with Code (0: INTERNAL_ERROR) on
+	// HTTP/2, a TCP reset on HTTP/1.1.
 	Reset Kind = "reset"
 	// ResetBody is Reset after the headers and Size bytes (0: 1,000) of a longer body.
 	ResetBody Kind = "reset-body"
@@ -64,11 +68,13 @@ const (
 	HugeBody Kind = "huge-body"
 	// Garbage answers 200 with bytes that are not what Content-Type says.
 	Garbage Kind = "garbage"
-	// EndlessHeaders sends header lines (HTTP/1.1) or CONTINUATION frames (HTTP/2) until Size bytes (0: 64 MiB), unless the client ends it.
+	// EndlessHeaders sends header lines (HTTP/1.1) or CONTINUATION frames (HTTP/2) until Size bytes
+	// (0: 64 MiB), unless the client ends it.
 	EndlessHeaders Kind = "endless-headers"
 	// EndlessTrailers is EndlessHeaders after a complete body.
 	EndlessTrailers Kind = "endless-trailers"
-	// GzipBomb answers 200 with a JSON string of Size bytes (0: 256 MiB), compressed to a thousandth whether or not that was asked for.
+	// GzipBomb answers 200 with a JSON string of Size bytes (0: 256 MiB), compressed to a
+	// thousandth whether or not that was asked for.
 	GzipBomb Kind = "gzip-bomb"
 	// InformationalFlood sends Size (0: 10,000) responses 103 before the real one.
 	InformationalFlood Kind = "informational-flood"
@@ -76,17 +82,22 @@ const (
 	ShortBody Kind = "short-body"
 	// LongBody promises half of the Size bytes (0: 1,000) that it sends.
 	LongBody Kind = "long-body"
-	// GoAway says that the connection ends with this request (GOAWAY, or Connection: close) and answers it.
+	// GoAway says that the connection ends with this request (GOAWAY, or Connection: close) and
+	// answers it.
 	GoAway Kind = "goaway"
-	// GoAwayUnprocessed sends GOAWAY with a last stream before this one and does not answer; a TCP reset on HTTP/1.1.
+	// GoAwayUnprocessed sends GOAWAY with a last stream before this one and does not answer; a TCP
+	// reset on HTTP/1.1.
 	GoAwayUnprocessed Kind = "goaway-unprocessed"
-	// BodyAfterReset sends RST_STREAM and then DATA for the same stream; on HTTP/1.1 a second response that nobody asked for.
+	// BodyAfterReset sends RST_STREAM and then DATA for the same stream; on HTTP/1.1 a second
+	// response that nobody asked for.
 	BodyAfterReset Kind = "body-after-reset"
-	// Unasked101 answers 101 to a request that did not ask for an upgrade, or to another protocol than it asked for.
+	// Unasked101 answers 101 to a request that did not ask for an upgrade, or to another protocol
+	// than it asked for.
 	Unasked101 Kind = "unasked-101"
 )
 
-// Fault is one way to misbehave, and when. The first fault of a list that fits a request is applied to it.
+// Fault is one way to misbehave, and when. The first fault of a list that fits a request is applied
+// to it.
 type Fault struct {
 	// Kind is what goes wrong.
 	Kind Kind `json:"kind"`
@@ -175,8 +186,8 @@ type faults struct {
 	rotated *tls.Certificate
 }
 
-// Set replaces all faults; without arguments everything is well again. When it returns, the port is as the faults want it. It
-// fails on an unknown kind, and changes nothing then.
+// Set replaces all faults; without arguments everything is well again. When it returns, the port is
+// as the faults want it. It fails on an unknown kind, and changes nothing then.
 func (s *Server) Set(list ...Fault) error {
 	for _, f := range list {
 		if !f.Kind.ofConnections() && !f.Kind.ofRequests() {
@@ -246,7 +257,8 @@ func (f *faults) rotatedPair() *tls.Certificate {
 	return f.rotated
 }
 
-// take finds the fault for a request and counts it. aggregated says whether aggregated discovery was asked for.
+// take finds the fault for a request and counts it. aggregated says whether aggregated discovery
+// was asked for.
 func (f *faults) take(method, target string, aggregated bool) (Fault, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -97,7 +97,8 @@ func patience(f extension.Fault) time.Duration {
 	return 10 * time.Second
 }
 
-// try gives up after patience: short where nothing will come, long where a busy machine may take its time.
+// try gives up after patience: short where nothing will come, long where a busy machine may take
+// its time.
 func try(t *testing.T, c *http.Client, url string, patience time.Duration) outcome {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

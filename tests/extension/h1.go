@@ -47,8 +47,8 @@ func (h *handover) Close() error {
 
 func (h *handover) Addr() net.Addr { return &net.TCPAddr{} }
 
-// tap keeps a copy of what was read, so that a request's head can be reported as it was on the wire: net/http changes the case of
-// names and loses their order.
+// tap keeps a copy of what was read, so that a request's head can be reported as it was on the
+// wire: net/http changes the case of names and loses their order.
 type tap struct {
 	net.Conn
 	c *connection
@@ -71,8 +71,9 @@ func (t *tap) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// head takes the head that begins with line out of what was read; it is empty when the head was too long. What stands before it is
-// the rest of an earlier body, what stands behind it may be the next request already.
+// head takes the head that begins with line out of what was read; it is empty when the head was too
+// long. What stands before it is the rest of an earlier body, what stands behind it may be the next
+// request already.
 func (t *tap) head(line string) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -16,17 +16,18 @@ import (
 )
 
 const (
-	// The receive window of a stream, and so what a body that nobody reads may occupy: HTTP/2's default. With 250 streams a
-	// connection holds 16 MiB at most.
+	// The receive window of a stream, and so what a body that nobody reads may occupy: HTTP/2's
+	// default. With 250 streams a connection holds 16 MiB at most.
 	h2Window = 64<<10 - 1
-	// Control frames that wait for being written. A peer that makes us answer more than that while it does not read is flooding.
+	// Control frames that wait for being written. A peer that makes us answer more than that while
+	// it does not read is flooding.
 	h2Backlog = 1024
 	// Longer than any pause of a client that still reads; shorter than a test.
 	h2WriteTimeout = 30 * time.Second
 )
 
-// h2conn is one HTTP/2 connection. One goroutine reads frames, one writes the answers to control frames (so that reading never
-// waits for writing), and each request has one.
+// h2conn is one HTTP/2 connection. One goroutine reads frames, one writes the answers to control
+// frames (so that reading never waits for writing), and each request has one.
 type h2conn struct {
 	srv  *Server
 	conn *connection
@@ -293,8 +294,9 @@ func (h *h2conn) drop(id uint32, cause error) {
 	}
 }
 
-// disown announces that a stream is not processed, nor any after it; the connection ends when the others have. It does nothing and returns false when one after
-// it has come already: that one is being answered, and whoever is told otherwise sends it again.
+// disown announces that a stream is not processed, nor any after it; the connection ends when the
+// others have. It does nothing and returns false when one after it has come already: that one is
+// being answered, and whoever is told otherwise sends it again.
 func (h *h2conn) disown(id uint32) bool {
 	last := max(id, 2) - 2
 	h.mu.Lock()
@@ -309,8 +311,9 @@ func (h *h2conn) disown(id uint32) bool {
 	return latest
 }
 
-// leave announces that no stream is taken any more; those that have come are answered. Said again it says the same: RFC 9113 §6.8 has the last stream
-// never raised, and the first of several requests at once must not disown the others.
+// leave announces that no stream is taken any more; those that have come are answered. Said again
+// it says the same: RFC 9113 §6.8 has the last stream never raised, and the first of several
+// requests at once must not disown the others.
 func (h *h2conn) leave() {
 	h.mu.Lock()
 	if !h.leaving {

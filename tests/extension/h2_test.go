@@ -55,7 +55,8 @@ func (f *frames) open(id uint32, end bool, method, path string, more ...hpack.He
 	}
 }
 
-// next returns the next frame that is neither SETTINGS nor WINDOW_UPDATE; nil when the connection ended.
+// next returns the next frame that is neither SETTINGS nor WINDOW_UPDATE; nil when the connection
+// ended.
 func (f *frames) next() http2.Frame {
 	f.t.Helper()
 	for {
@@ -117,7 +118,8 @@ func TestGoAway(t *testing.T) {
 	}
 }
 
-// Of many requests at once each may say that the connection ends, and none may disown another that is answered.
+// Of many requests at once each may say that the connection ends, and none may disown another that
+// is answered.
 func TestGoAwayOfMany(t *testing.T) {
 	s := extension.Start(t, extension.Config{})
 	if err := s.Set(extension.Fault{Kind: extension.GoAway}); err != nil {
@@ -166,7 +168,8 @@ func TestGoAwayUnprocessed(t *testing.T) {
 	}
 }
 
-// Whoever is told that a request was not processed sends it again: that must be true of every request on the connection.
+// Whoever is told that a request was not processed sends it again: that must be true of every
+// request on the connection.
 func TestGoAwayUnprocessedIsTrue(t *testing.T) {
 	var mu sync.Mutex
 	executed := map[string]int{}
@@ -226,7 +229,8 @@ func TestRefusedStreams(t *testing.T) {
 	}
 }
 
-// A client that does not read its answers is not answered for ever, and one that sends more than its window ends its connection.
+// A client that does not read its answers is not answered for ever, and one that sends more than
+// its window ends its connection.
 func TestFloods(t *testing.T) {
 	t.Run("window", func(t *testing.T) {
 		s := extension.Start(t, extension.Config{})

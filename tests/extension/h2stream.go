@@ -34,7 +34,8 @@ type h2stream struct {
 	buf    []byte
 }
 
-// bufSize is what is collected before it is sent: an object of 1 KB and its headers leave in one write.
+// bufSize is what is collected before it is sent: an object of 1 KB and its headers leave in one
+// write.
 const bufSize = 16 << 10
 
 func (h *h2conn) openStream(f *http2.MetaHeadersFrame) {
@@ -110,7 +111,8 @@ func (st *h2stream) request(ctx context.Context, f *http2.MetaHeadersFrame) (*ht
 // Header is what WriteHeader sends.
 func (st *h2stream) Header() http.Header { return st.header }
 
-// WriteHeader sends an informational response, or keeps the final status until there is something to send.
+// WriteHeader sends an informational response, or keeps the final status until there is something
+// to send.
 func (st *h2stream) WriteHeader(code int) {
 	if code < 200 {
 		_ = st.writeHead(code, false)
@@ -304,7 +306,8 @@ func (st *h2stream) reserve(want int) (int, error) {
 	return n, nil
 }
 
-// pipe is a request body between the reading goroutine and the handler: never more than h2Window bytes.
+// pipe is a request body between the reading goroutine and the handler: never more than h2Window
+// bytes.
 type pipe struct {
 	h  *h2conn
 	id uint32

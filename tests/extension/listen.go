@@ -13,8 +13,9 @@ import (
 
 // listener is a TCP listener that can be closed and opened again on the same port.
 //
-// The port is held by a second socket that is bound to it and never listens: while the listener is closed, connecting is refused as
-// it would be after the process died, and no other process can be given the port.
+// The port is held by a second socket that is bound to it and never listens: while the listener is
+// closed, connecting is refused as it would be after the process died, and no other process can be
+// given the port.
 type listener struct {
 	addr   string
 	accept func(net.Conn)

@@ -197,14 +197,15 @@ func endlessLines(out *bufio.Writer, begin string, size int64) {
 	}
 }
 
-// linger keeps a connection open until the client closes it or a second has passed, so that it is the client who reacts.
+// linger keeps a connection open until the client closes it or a second has passed, so that it is
+// the client who reacts.
 func linger(conn net.Conn) {
 	_ = conn.SetReadDeadline(time.Now().Add(time.Second))
 	_, _ = io.Copy(io.Discard, conn)
 }
 
-// linger101 reports what a client sends after a 101 that it should not have believed, as a request of its own: its target is
-// the first line.
+// linger101 reports what a client sends after a 101 that it should not have believed, as a request
+// of its own: its target is the first line.
 func (s *Server) linger101(r *http.Request, x *exchange, rw *bufio.ReadWriter, conn net.Conn) {
 	_ = conn.SetReadDeadline(time.Now().Add(time.Second))
 	line, _ := rw.ReadSlice('\n')

@@ -11,7 +11,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// misbehaveH2 commits the faults that need frames no correct server writes. Each ends the stream itself.
+// misbehaveH2 commits the faults that need frames no correct server writes. Each ends the stream
+// itself.
 func (s *Server) misbehaveH2(w *answer, r *http.Request, st *h2stream, f Fault) {
 	size := min(cmp.Or(f.Size, 1000), 1<<20)
 	code := http2.ErrCode(cmp.Or(f.Code, int(http2.ErrCodeInternal)))
@@ -68,8 +69,9 @@ func (s *Server) misbehaveH2(w *answer, r *http.Request, st *h2stream, f Fault) 
 	panic(http.ErrAbortHandler)
 }
 
-// endlessBlock sends one header block without end, which begins with a field. Nothing else may be written within a block, so the connection is busy meanwhile.
-// Every field is a never-indexed literal: the tables of both sides stay as they are.
+// endlessBlock sends one header block without end, which begins with a field. Nothing else may be
+// written within a block, so the connection is busy meanwhile. Every field is a never-indexed
+// literal: the tables of both sides stay as they are.
 func (st *h2stream) endlessBlock(size int64, name, value string) error {
 	var block bytes.Buffer
 	enc := hpack.NewEncoder(&block)

@@ -41,7 +41,8 @@ func (s *Server) openAPIV3Index(w http.ResponseWriter, r *http.Request) {
 	s.writeDocument(w, r, "application/json", object{"paths": paths})
 }
 
-// openAPIV3 answers with one group-version's document; one that is asked for by its hash never changes.
+// openAPIV3 answers with one group-version's document; one that is asked for by its hash never
+// changes.
 func (s *Server) openAPIV3(w http.ResponseWriter, r *http.Request) {
 	name := strings.TrimPrefix(r.URL.EscapedPath(), "/openapi/v3/apis/")
 	for _, gv := range s.versions {

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Request is what arrived, as it arrived. A request is reported as soon as its head was read; Body, Trailer and Status come when it
-// has been answered.
+// Request is what arrived, as it arrived. A request is reported as soon as its head was read; Body,
+// Trailer and Status come when it has been answered.
 type Request struct {
 	// Seq counts requests, from 1.
 	Seq int64 `json:"seq"`
@@ -23,11 +23,13 @@ type Request struct {
 	Stream uint32 `json:"stream,omitempty"`
 	// Remote is the peer's address.
 	Remote string `json:"remote"`
-	// Proto is HTTP/1.1 or HTTP/2.0; ALPN what was negotiated, empty if nothing; ServerName the SNI, empty if none.
+	// Proto is HTTP/1.1 or HTTP/2.0; ALPN what was negotiated, empty if nothing; ServerName the
+	// SNI, empty if none.
 	Proto      string `json:"proto"`
 	ALPN       string `json:"alpn,omitempty"`
 	ServerName string `json:"serverName,omitempty"`
-	// PeerName is the common name of the client's certificate, PeerSerial its serial number. Empty: it sent none.
+	// PeerName is the common name of the client's certificate, PeerSerial its serial number. Empty:
+	// it sent none.
 	PeerName   string `json:"peerName,omitempty"`
 	PeerSerial string `json:"peerSerial,omitempty"`
 	// Verified says that RequestHeaderCA vouches for the peer, or that there is none.
@@ -39,8 +41,8 @@ type Request struct {
 	// Header is what net/http makes of Fields. Trailer is nil when there was none.
 	Header  http.Header `json:"header"`
 	Trailer http.Header `json:"trailer,omitempty"`
-	// Fields are the header lines in their order, spelled as on the wire, without pseudo-headers. Nil on HTTP/1.1 when the head was
-	// longer than 64 KiB.
+	// Fields are the header lines in their order, spelled as on the wire, without pseudo-headers.
+	// Nil on HTTP/1.1 when the head was longer than 64 KiB.
 	Fields []Field `json:"fields"`
 	// Body is the number of bytes read of the body, BodySHA256 their hash in hexadecimal.
 	Body       int64  `json:"body"`

@@ -1,11 +1,14 @@
-// Package extension is an extension API server for tests: it serves discovery, OpenAPI, objects, watches and upgrades over
-// HTTP/1.1 and HTTP/2 with TLS, misbehaves in a chosen way when told to, and reports back exactly what it received.
+// Package extension is an extension API server for tests: it serves discovery, OpenAPI, objects,
+// watches and upgrades over HTTP/1.1 and HTTP/2 with TLS, misbehaves in a chosen way when told to,
+// and reports back exactly what it received.
 //
-// HTTP/2 is served by this package itself, frame by frame, because most faults worth having (a GOAWAY before the request was
-// processed, DATA after RST_STREAM, header blocks without end) are those that a correct server cannot be made to commit.
+// HTTP/2 is served by this package itself, frame by frame, because most faults worth having (a
+// GOAWAY before the request was processed, DATA after RST_STREAM, header blocks without end) are
+// those that a correct server cannot be made to commit.
 //
-// All methods may be called at any time from any goroutine. Everything a client can make it keep has a bound. It is not a server
-// for anything but tests: it believes what it is told and has no limits on time.
+// All methods may be called at any time from any goroutine. Everything a client can make it keep
+// has a bound. It is not a server for anything but tests: it believes what it is told and has no
+// limits on time.
 package extension
 
 import (
@@ -26,36 +29,44 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// Config says what the server is while nothing is wrong. The zero value serves widgets.example.com/v1 on a free loopback port with
-// a certificate for localhost and 127.0.0.1 from a CA of its own, and asks nobody who they are.
+// Config says what the server is while nothing is wrong. The zero value serves
+// widgets.example.com/v1 on a free loopback port with a certificate for localhost and 127.0.0.1
+// from a CA of its own, and asks nobody who they are.
 type Config struct {
-	// GroupVersions are the group-versions to serve, as "group/version", the preferred version of a group first.
-	// Nil: widgets.example.com/v1.
+	// GroupVersions are the group-versions to serve, as "group/version", the preferred version of a
+	// group first. Nil: widgets.example.com/v1.
 	GroupVersions []string
 	// Address is where to listen. Empty: a free port of 127.0.0.1.
 	Address string
-	// Names are DNS names and addresses of the serving certificate, besides localhost and 127.0.0.1. Nil: none.
+	// Names are DNS names and addresses of the serving certificate, besides localhost and
+	// 127.0.0.1. Nil: none.
 	Names []string
 	// CA signs the serving certificate. Nil: a new one.
 	CA *pki.CA
 	// NoHTTP1 and NoHTTP2 take a protocol out of ALPN. Both false: both are served.
 	NoHTTP1, NoHTTP2 bool
-	// LegacyDiscovery answers /apis with an APIGroupList even where aggregated discovery was asked for. False: aggregated.
+	// LegacyDiscovery answers /apis with an APIGroupList even where aggregated discovery was asked
+	// for. False: aggregated.
 	LegacyDiscovery bool
-	// RequestHeaderCA signs the client certificates that may assert X-Remote-*. Nil: nobody is asked.
+	// RequestHeaderCA signs the client certificates that may assert X-Remote-*. Nil: nobody is
+	// asked.
 	RequestHeaderCA *x509.CertPool
 	// AllowedNames are the common names those certificates may have. Nil: any.
 	AllowedNames []string
-	// RejectWith is the status for callers that RequestHeaderCA does not vouch for. 0: they are only counted.
+	// RejectWith is the status for callers that RequestHeaderCA does not vouch for. 0: they are
+	// only counted.
 	RejectWith int
-	// MaxStreams is the number of concurrent HTTP/2 streams per connection. 0: 250, as many as Go's server allows.
+	// MaxStreams is the number of concurrent HTTP/2 streams per connection. 0: 250, as many as Go's
+	// server allows.
 	MaxStreams uint32
-	// Objects is how many widgets of about 1 KB exist from the start in the namespace default. 0: 100, so that a LIST has 100 KB.
+	// Objects is how many widgets of about 1 KB exist from the start in the namespace default. 0:
+	// 100, so that a LIST has 100 KB.
 	Objects int
 	// Record is how many requests are remembered. 0: 1,024. Negative: none, for benchmarks.
 	Record int
-	// Wrap stands around what answers a request on which no fault was applied, discovery included: for tests with objects of their own. It is called for
-	// each request. Nil: nothing stands there.
+	// Wrap stands around what answers a request on which no fault was applied, discovery included:
+	// for tests with objects of their own. It is called for each request. Nil: nothing stands
+	// there.
 	Wrap func(next http.Handler) http.Handler
 	// Logger gets a line per connection that ends badly. Nil: discarded.
 	Logger *slog.Logger
@@ -85,7 +96,8 @@ type Server struct {
 
 // Stats counts what the server has seen since it started, and what is open now.
 type Stats struct {
-	// Requests is how many requests arrived; Unverified how many of them RequestHeaderCA did not vouch for.
+	// Requests is how many requests arrived; Unverified how many of them RequestHeaderCA did not
+	// vouch for.
 	Requests, Unverified int64
 	// Handshakes is how many TLS handshakes succeeded, HandshakeErrors how many did not.
 	Handshakes, HandshakeErrors int64

@@ -18,7 +18,8 @@ const (
 	maxStoreBytes = 64 << 20
 	// Watches a store serves: ten times what the benchmarks hold open.
 	maxWatchers = 20_000
-	// Events that wait for a watcher which does not read. After that its watch ends, as kube-apiserver's do.
+	// Events that wait for a watcher which does not read. After that its watch ends, as
+	// kube-apiserver's do.
 	maxPending = 128
 )
 

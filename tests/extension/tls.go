@@ -35,7 +35,8 @@ func newPairs(cfg Config) pairs {
 	}
 }
 
-// SetPair replaces the serving certificate for new connections, as a rotation does. Faults still win over it.
+// SetPair replaces the serving certificate for new connections, as a rotation does. Faults still
+// win over it.
 func (s *Server) SetPair(pair *pki.Pair) {
 	cert := pair.TLS()
 	s.faults.mu.Lock()
@@ -57,7 +58,8 @@ func (s *Server) tlsConfig() *tls.Config {
 	cfg := &tls.Config{
 		Certificates: []tls.Certificate{cert},
 		MinVersion:   tls.VersionTLS12,
-		// Asked for, and verified by us: a bad certificate must reach the handler, to be counted and answered there.
+		// Asked for, and verified by us: a bad certificate must reach the handler, to be counted
+		// and answered there.
 		ClientAuth:             tls.RequestClientCert,
 		SessionTicketsDisabled: true, // each handshake shows the certificate of its moment
 	}

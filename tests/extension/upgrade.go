@@ -16,13 +16,16 @@ import (
 const (
 	// maxMessage is the largest WebSocket message that is echoed.
 	maxMessage = 1 << 20
-	// maxSPDYStreams is how many streams a SPDY connection may open: exec uses five, port-forward two per connection.
+	// maxSPDYStreams is how many streams a SPDY connection may open: exec uses five, port-forward
+	// two per connection.
 	maxSPDYStreams = 256
-	// tokenProtocol is how browsers and Kubernetes clients carry a bearer token: it must never be chosen.
+	// tokenProtocol is how browsers and Kubernetes clients carry a bearer token: it must never be
+	// chosen.
 	tokenProtocol = "base64url.bearer.authorization.k8s.io."
 )
 
-// connect answers a connect subresource: with an upgrade it echoes what comes, without one the body.
+// connect answers a connect subresource: with an upgrade it echoes what comes, without one the
+// body.
 func (s *Server) connect(w http.ResponseWriter, r *http.Request, subresource string) {
 	if !slices.Contains(connectSubresources(), subresource) {
 		writeStatus(w, http.StatusNotFound, "no such subresource")
@@ -138,7 +141,8 @@ func (s *Server) echoRaw(w http.ResponseWriter, _ *http.Request, protocol string
 	_, _ = io.Copy(conn, conn)
 }
 
-// switchProtocols answers 101. What the client has sent already comes first out of the returned connection.
+// switchProtocols answers 101. What the client has sent already comes first out of the returned
+// connection.
 func switchProtocols(w http.ResponseWriter, protocol string) (net.Conn, bool) {
 	conn, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {
@@ -170,7 +174,8 @@ type buffered struct {
 
 func (b *buffered) Read(p []byte) (int, error) { return b.r.Read(p) }
 
-// upgraded counts an upgraded connection and closes it with the server; the caller defers what it returns.
+// upgraded counts an upgraded connection and closes it with the server; the caller defers what it
+// returns.
 func (s *Server) upgraded(conn net.Conn) func() {
 	s.stats.upgraded.Add(1)
 	done := make(chan struct{})

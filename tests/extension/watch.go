@@ -39,8 +39,8 @@ func (s *Server) Emit(e Event) error {
 	return nil
 }
 
-// watch streams events until the client, timeoutSeconds or the server ends it. Without a resourceVersion, or with 0, it begins with
-// what exists.
+// watch streams events until the client, timeoutSeconds or the server ends it. Without a
+// resourceVersion, or with 0, it begins with what exists.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, c call) {
 	query := r.URL.Query()
 	var end <-chan time.Time // nil: never

@@ -13,7 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// maxObject is the largest body that is stored or echoed from a create: kube-apiserver's own limit is 3 MB.
+// maxObject is the largest body that is stored or echoed from a create: kube-apiserver's own limit
+// is 3 MB.
 const maxObject = 4 << 20
 
 // widgets answers for [namespaces/<ns>/]widgets[/<name>[/<subresource>]].

@@ -23,16 +23,18 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
-// testAPIServer kills one of two kube-apiservers under load: the first one, which Fairlead's own watches go to. What was not yet being answered must
-// succeed; what is cut in the middle must not look whole.
+// testAPIServer kills one of two kube-apiservers under load: the first one, which Fairlead's own
+// watches go to. What was not yet being answered must succeed; what is cut in the middle must not
+// look whole.
 func testAPIServer(t *testing.T, d *door) {
 	w := d.w
 	configMaps := w.fill(t)
 	huge := w.store(t, "huge", 20, 900<<10)
-	token := h2Client(w.clientTLS(t, cluster.Pair{}))
+	token := h2Client(suite.TLS(t, w.Endpoint(), cluster.Credentials{}))
 	token.Transport = &bearer{token: w.StaticToken("admin").Token, next: token.Transport}
 	small := func(i int) (string, string, string) {
 		return http.MethodGet, fmt.Sprintf("%s%s/big-%d", d.Endpoint.URL, configMaps, i%20), ""
@@ -60,9 +62,7 @@ func testAPIServer(t *testing.T, d *door) {
 	killed := time.Now()
 	pause(t, 5*time.Second)
 	t.Logf("killed at %s, started again from %s", killed.Format("15:04:05.000"), time.Now().Format("15:04:05.000"))
-	if err := victim.Restart(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, victim.Restart(t.Context()))
 	pause(t, steadyPause)
 	end()
 	for name, l := range loads {
@@ -107,8 +107,9 @@ func testAPIServer(t *testing.T, d *door) {
 	})
 }
 
-// testOnlyAPIServer restarts the one kube-apiserver that a Fairlead has. What ordinary clients read meanwhile takes its time, and does not fail: a request waits
-// for some seconds, and what waited in vain is told when to come back.
+// testOnlyAPIServer restarts the one kube-apiserver that a Fairlead has. What ordinary clients read
+// meanwhile takes its time, and does not fail: a request waits for some seconds, and what waited in
+// vain is told when to come back.
 func testOnlyAPIServer(t *testing.T, d *door) {
 	w := d.w
 	w.fill(t)
@@ -117,9 +118,7 @@ func testOnlyAPIServer(t *testing.T, d *door) {
 	pause(t, steadyPause)
 	w.APIServers[0].Kill()
 	killed := time.Now()
-	if err := w.APIServers[0].Restart(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, w.APIServers[0].Restart(t.Context()))
 	t.Logf("back after %s", time.Since(killed).Round(time.Millisecond))
 	pause(t, steadyPause)
 	end()
@@ -145,8 +144,8 @@ func (w *world) store(t *testing.T, namespace string, n, size int) string {
 	return "/api/v1/namespaces/" + namespace + "/configmaps"
 }
 
-// openLists asks for six lists of 18 MB and reads only as much of each as fits a small window. The widest that Fairlead has for a
-// stream is 16 MiB.
+// openLists asks for six lists of 18 MB and reads only as much of each as fits a small window. The
+// widest that Fairlead has for a stream is 16 MiB.
 func (w *world) openLists(t *testing.T, d *door, path string) []*http.Response {
 	t.Helper()
 	c := w.client()
@@ -154,9 +153,7 @@ func (w *world) openLists(t *testing.T, d *door, path string) []*http.Response {
 	var list []*http.Response
 	for range 6 {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, d.Endpoint.URL+path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, err)
 		res, err := c.Do(req)
 		if err != nil || res.StatusCode != http.StatusOK {
 			t.Fatalf("asking for a list: %v %v", res, err)
@@ -166,21 +163,16 @@ func (w *world) openLists(t *testing.T, d *door, path string) []*http.Response {
 	return list
 }
 
-// ask has kubectl and client-go ask for the same as the load does, one question after the other, until end is called. None may be refused.
+// ask has kubectl and client-go ask for the same as the load does, one question after the other,
+// until end is called. None may be refused.
 func (w *world) ask(t *testing.T, d *door) (end func()) {
 	t.Helper()
 	kubectl, err := tools.Path(t.Context(), tools.Config{Progress: os.Stderr}, "kubectl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := d.Endpoint.WriteKubeconfig(kubeconfig, w.Admin()); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, d.Endpoint.WriteKubeconfig(kubeconfig, w.Admin()))
 	client, err := kubernetes.NewForConfig(d.Endpoint.RESTConfig(w.Admin()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	cache := t.TempDir()
 	ctx, cancel := context.WithCancel(t.Context())
 	var asking sync.WaitGroup
@@ -189,7 +181,8 @@ func (w *world) ask(t *testing.T, d *door) (end func()) {
 		n, cuts := 0, 0
 		for ctx.Err() == nil {
 			if err := f(); err != nil && ctx.Err() == nil {
-				// One answer at most was half on its way when the apiserver was killed: nobody can take its head back, and its client is told.
+				// One answer at most was half on its way when the apiserver was killed: nobody can
+				// take its head back, and its client is told.
 				if cuts++; !strings.Contains(err.Error(), "reading response body") || cuts > 1 {
 					t.Errorf("%s at %s: %v", name, time.Now().Format("15:04:05.000"), err)
 					break

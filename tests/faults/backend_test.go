@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // port is where every extension server listens, each on an address of its own.
@@ -95,9 +96,7 @@ func (b *backend) start(t *testing.T, h *host) *process {
 		},
 		Ready: accepts(p.addr()),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	t.Cleanup(p.Kill)
 	return p
 }
@@ -115,8 +114,8 @@ func accepts(address string) func(context.Context) error {
 	}
 }
 
-// register makes the backend's objects: a headless Service, for which kube-apiserver's own aggregator has no way to dial, so that all that servers see comes
-// from Fairlead.
+// register makes the backend's objects: a headless Service, for which kube-apiserver's own
+// aggregator has no way to dial, so that all that servers see comes from Fairlead.
 func (b *backend) register(t *testing.T, addresses ...string) {
 	t.Helper()
 	meta := metav1.ObjectMeta{Name: b.name, Namespace: namespace, Labels: map[string]string{discoveryv1.LabelServiceName: b.name}}
@@ -134,9 +133,8 @@ func (b *backend) register(t *testing.T, addresses ...string) {
 		b.slice.Endpoints = append(b.slice.Endpoints, ready(a))
 	}
 	var err error
-	if b.slice, err = b.w.core.DiscoveryV1().EndpointSlices(namespace).Create(t.Context(), b.slice, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	b.slice, err = b.w.core.DiscoveryV1().EndpointSlices(namespace).Create(t.Context(), b.slice, metav1.CreateOptions{})
+	suite.Check(t, err)
 	if _, err := b.w.groups.ApiregistrationV1().APIServices().Create(t.Context(), b.object(b.group), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -169,9 +167,8 @@ func (b *backend) update(t *testing.T, change func(*discoveryv1.EndpointSlice)) 
 	t.Helper()
 	change(b.slice)
 	var err error
-	if b.slice, err = b.w.core.DiscoveryV1().EndpointSlices(namespace).Update(t.Context(), b.slice, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	b.slice, err = b.w.core.DiscoveryV1().EndpointSlices(namespace).Update(t.Context(), b.slice, metav1.UpdateOptions{})
+	suite.Check(t, err)
 }
 
 // unavailable is the metric of the APIService's verdict.

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // door is one Fairlead under test.
@@ -36,9 +37,7 @@ func (w *world) newDoorTo(t *testing.T, lane string, servers []string, args ...s
 	t.Helper()
 	args = append([]string{"--http2=" + strconv.FormatBool(lane == "h2"), "--local-apiserver=" + strings.Join(servers, ",")}, args...)
 	front, err := w.StartFairlead(t.Context(), cluster.Fairlead{Path: filepath.Join(w.bin, "fairlead"), Name: w.name("fairlead"), Args: args})
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	t.Cleanup(front.Part.Kill)
 	d := &door{Front: front, w: w, lane: lane, admin: w.client()}
 	d.follow(t)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testDrain stops one of two Fairleads behind one address, under load.
@@ -46,9 +47,7 @@ func testDrain(t *testing.T, d *door) {
 		l.start(t)
 	}
 	pause(t, steadyPause)
-	if err := leaving.Part.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, leaving.Part.Signal(syscall.SIGTERM))
 	begun := time.Now()
 	select {
 	case <-leaving.Part.Done():
@@ -94,15 +93,14 @@ type balancer struct {
 	next  atomic.Int64
 }
 
-// probeEvery is how often a door is asked; a door must say that it is going for longer than that before it takes no more connections.
+// probeEvery is how often a door is asked; a door must say that it is going for longer than that
+// before it takes no more connections.
 const probeEvery = 200 * time.Millisecond
 
 func newBalancer(t *testing.T, doors ...*door) *balancer {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	lb := &balancer{l: l, doors: [2]*door(doors)}
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
@@ -176,17 +174,13 @@ func (lb *balancer) serve(ctx context.Context, c net.Conn) {
 // testSecondSignal tells a Fairlead that has a minute to drain a second time.
 func testSecondSignal(t *testing.T, d *door) {
 	x := d.w.newDoor(t, d.lane, "--shutdown-delay-duration=1m")
-	if err := x.Part.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, x.Part.Signal(syscall.SIGTERM))
 	eventually(t, longest, "unready", func() bool {
 		_, err := x.get(t.Context(), "/readyz")
 		return err != nil && strings.Contains(err.Error(), fmt.Sprint(http.StatusInternalServerError))
 	})
 	begun := time.Now()
-	if err := x.Part.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, x.Part.Signal(syscall.SIGTERM))
 	select {
 	case <-x.Part.Done():
 		t.Logf("ended after %s", time.Since(begun).Round(time.Millisecond))

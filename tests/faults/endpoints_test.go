@@ -9,13 +9,15 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testEndpoints has a backend of three endpoints per case, of which one goes bad under traffic.
 func testEndpoints(t *testing.T, d *door) {
 	for _, tc := range []struct {
 		kind extension.Kind
-		// all says that writes and watches go on too: what goes wrong does so before anything was sent.
+		// all says that writes and watches go on too: what goes wrong does so before anything was
+		// sent.
 		all bool
 		// within is when the verdict must be in.
 		within time.Duration
@@ -86,10 +88,8 @@ func oneOfThree(t *testing.T, d *door, fault extension.Fault, all bool, within t
 		t.Error("the endpoint got no traffic while it was well")
 	}
 	begun := d.w.stalls.start()
-	if err := bad.Set(fault); err != nil {
-		t.Fatal(err)
-	}
-	verdict := begun.until(eventually(t, longest, "unhealthy", func() bool { return !b.healthy(d, bad.Addr()) }))
+	suite.Check(t, bad.Set(fault))
+	verdict := begun.until(t, eventually(t, longest, "unhealthy", func() bool { return !b.healthy(d, bad.Addr()) }))
 	t.Logf("unhealthy after %s", verdict.Round(time.Millisecond))
 	if verdict > within {
 		t.Errorf("unhealthy after %s, want %s", verdict, within)
@@ -106,9 +106,7 @@ func oneOfThree(t *testing.T, d *door, fault extension.Fault, all bool, within t
 	// Ended while the fault is there: what hangs must have been given up by Fairlead.
 	mustSucceed(t, l.stop(), hungIdle)
 
-	if err := bad.Set(); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, bad.Set())
 	eventually(t, longest, "healthy again", func() bool { return b.healthy(d, bad.Addr()) })
 }
 
@@ -129,7 +127,7 @@ func testBlackhole(t *testing.T, d *door) {
 	lost := processes[0].host
 	begun := d.w.stalls.start()
 	lost.unplug(t)
-	verdict := begun.until(eventually(t, longest, "unhealthy", func() bool { return !b.healthy(d, addresses[0]) }))
+	verdict := begun.until(t, eventually(t, longest, "unhealthy", func() bool { return !b.healthy(d, addresses[0]) }))
 	t.Logf("unhealthy after %s", verdict.Round(time.Millisecond))
 	if verdict > failOver {
 		t.Errorf("unhealthy after %s, want %s", verdict, failOver)
@@ -138,7 +136,8 @@ func testBlackhole(t *testing.T, d *door) {
 	lost.plug(t)
 	eventually(t, longest, "healthy again", func() bool { return b.healthy(d, addresses[0]) })
 
-	// What may be repeated is, and succeeds. What had been sent and may not be repeated is answered in time, too.
+	// What may be repeated is, and succeeds. What had been sent and may not be repeated is answered
+	// in time, too.
 	var reads []shot
 	for _, s := range l.stop() {
 		if s.method == http.MethodGet && !s.watch() {
@@ -152,7 +151,8 @@ func testBlackhole(t *testing.T, d *door) {
 	mustSucceed(t, reads, failOver)
 }
 
-// testSlow makes one of three endpoints a hundred times as slow as it was, probes aside or not: those that are not slow tell nothing, and only live traffic does.
+// testSlow makes one of three endpoints a hundred times as slow as it was, probes aside or not:
+// those that are not slow tell nothing, and only live traffic does.
 func testSlow(t *testing.T, d *door, onlyLive bool) {
 	const usual, slow = 2 * time.Millisecond, 200 * time.Millisecond
 	b := d.w.newBackend()
@@ -162,17 +162,13 @@ func testSlow(t *testing.T, d *door, onlyLive bool) {
 		path = b.widgets()
 	}
 	for _, s := range servers {
-		if err := s.Set(extension.Fault{Kind: extension.Slow, Delay: usual, Path: path}); err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, s.Set(extension.Fault{Kind: extension.Slow, Delay: usual, Path: path}))
 	}
 	b.register(t, servers[0].Addr(), servers[1].Addr(), servers[2].Addr())
 	b.await(t, d)
 	l := (&load{interval: 10 * time.Millisecond, client: d.w.clients(2), make: d.reads(b)}).start(t)
 	pause(t, steadyPause)
-	if err := servers[0].Set(extension.Fault{Kind: extension.Slow, Delay: slow, Path: path}); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, servers[0].Set(extension.Fault{Kind: extension.Slow, Delay: slow, Path: path}))
 	pause(t, 15*time.Second) // the bound
 	var from [3]int64
 	for i, s := range servers {

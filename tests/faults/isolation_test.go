@@ -12,12 +12,15 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testIsolation floods a backend that answers after half a minute, and looks at what the users of others feel.
+// testIsolation floods a backend that answers after half a minute, and looks at what the users of
+// others feel.
 //
-// Windows with and without the flood take turns within one run, so that what the machine does beside falls on both alike, and the medians of the windows'
-// 99th percentiles are compared: one stall of the machine moves one window.
+// Windows with and without the flood take turns within one run, so that what the machine does
+// beside falls on both alike, and the medians of the windows' 99th percentiles are compared: one
+// stall of the machine moves one window.
 func testIsolation(t *testing.T, d *door) {
 	const (
 		flood   = 500 // a quarter more than a backend may have in flight
@@ -33,14 +36,11 @@ func testIsolation(t *testing.T, d *door) {
 	other.register(t, quick[0].Addr(), quick[1].Addr())
 	slow.await(t, d)
 	other.await(t, d)
-	if err := crawling.Set(extension.Fault{Kind: extension.Slow, Delay: 30 * time.Second, Path: slow.widgets()}); err != nil {
-		t.Fatal(err)
-	}
-	// The others take their time too, as real ones do. Else the measure would be that of the machine's scheduler.
+	suite.Check(t, crawling.Set(extension.Fault{Kind: extension.Slow, Delay: 30 * time.Second, Path: slow.widgets()}))
+	// The others take their time too, as real ones do. Else the measure would be that of the
+	// machine's scheduler.
 	for _, s := range quick {
-		if err := s.Set(extension.Fault{Kind: extension.Slow, Delay: 20 * time.Millisecond, Path: other.widgets()}); err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, s.Set(extension.Fault{Kind: extension.Slow, Delay: 20 * time.Millisecond, Path: other.widgets()}))
 	}
 	clients, measuring := d.w.clients(6), d.w.clients(2)
 	measure := func() []shot {
@@ -76,7 +76,8 @@ func median(list []time.Duration) time.Duration {
 	return sorted[len(sorted)/2]
 }
 
-// startFlood keeps n requests to b under way until end is called. Who is told to come back later does.
+// startFlood keeps n requests to b under way until end is called. Who is told to come back later
+// does.
 func startFlood(t *testing.T, d *door, b *backend, clients []*http.Client, n int) (end func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

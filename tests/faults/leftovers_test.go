@@ -18,9 +18,11 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testLeftovers creates, changes and deletes APIServices under traffic, a thousand times in all, and counts what Fairlead holds before and after.
+// testLeftovers creates, changes and deletes APIServices under traffic, a thousand times in all,
+// and counts what Fairlead holds before and after.
 func testLeftovers(t *testing.T, d *door) {
 	const (
 		groups  = 40
@@ -77,9 +79,7 @@ func testLeftovers(t *testing.T, d *door) {
 	t.Logf("before %+v, after %+v", before, after)
 	if !ok() {
 		stacks, err := d.get(t.Context(), "/debug/pprof/goroutine?debug=1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, err)
 		t.Errorf("before %+v, after %+v\n%.600s", before, after, stacks)
 	}
 }
@@ -96,9 +96,7 @@ type holding struct {
 func (d *door) holds(t *testing.T, servers []*extension.Server) holding {
 	t.Helper()
 	text, err := d.get(t.Context(), "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	s := parse(text)
 	h := holding{goroutines: int(s["go_goroutines"]), files: int(s["process_open_fds"])}
 	for _, x := range servers {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testLimits fills a Fairlead that may have few requests under way.
@@ -26,9 +27,7 @@ func testLimits(t *testing.T, d *door) {
 		s := b.serve(t, 1, extension.Config{Record: -1})[0]
 		b.register(t, s.Addr())
 		b.await(t, x)
-		if err := s.Set(extension.Fault{Kind: extension.Hang, Path: b.widgets()}); err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, s.Set(extension.Fault{Kind: extension.Hang, Path: b.widgets()}))
 		slow = append(slow, b)
 	}
 	c := d.w.client()
@@ -57,9 +56,7 @@ func testLimits(t *testing.T, d *door) {
 		t.Helper()
 		eventually(t, longest, "full", func() bool {
 			req, err := http.NewRequestWithContext(ctx, method, x.Endpoint.URL+b.widgets(), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			suite.Check(t, err)
 			answered := make(chan *http.Response, 1)
 			flying.Go(func() {
 				if res, err := c.Do(req); err == nil {
@@ -85,9 +82,7 @@ func testLimits(t *testing.T, d *door) {
 	})
 	t.Run("the local apiserver has no limit of ours", func(t *testing.T) {
 		res, err := c.Get(x.Endpoint.URL + "/api/v1/namespaces/default")
-		if err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, err)
 		res.Body.Close()
 		if res.StatusCode != http.StatusOK {
 			t.Errorf("%s, want 200", res.Status)
@@ -100,23 +95,20 @@ func testLimits(t *testing.T, d *door) {
 	})
 }
 
-// testRetryAfter stops a Fairlead that still has a request to finish, and looks at what new requests are told on open connections and on new ones.
+// testRetryAfter stops a Fairlead that still has a request to finish, and looks at what new
+// requests are told on open connections and on new ones.
 func testRetryAfter(t *testing.T, d *door) {
 	x := d.w.newDoor(t, d.lane, "--shutdown-send-retry-after", "--shutdown-delay-duration=500ms")
 	b := d.w.newBackend()
 	s := b.serve(t, 1, extension.Config{})[0]
 	b.register(t, s.Addr())
 	b.await(t, x)
-	if err := s.Set(extension.Fault{Kind: extension.Slow, Delay: 4 * time.Second, Path: b.widgets() + "/widget-001"}); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, s.Set(extension.Fault{Kind: extension.Slow, Delay: 4 * time.Second, Path: b.widgets() + "/widget-001"}))
 	slow := (&load{interval: time.Second, client: d.w.clients(1), make: func(int) (string, string, string) {
 		return http.MethodGet, x.Endpoint.URL + b.widgets() + "/widget-001", ""
 	}}).start(t)
 	pause(t, 200*time.Millisecond)
-	if err := x.Part.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, x.Part.Signal(syscall.SIGTERM))
 	told := map[int]int{}
 	h1, h2 := h1Clients(d.w.admin, 1)[0], d.w.client()
 	for deadline := time.Now().Add(3 * time.Second); time.Now().Before(deadline); {

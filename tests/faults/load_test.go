@@ -40,7 +40,8 @@ func (s *shot) String() string {
 		s.method, s.target, s.began.Format("15:04:05.000"), s.code, s.head.Round(time.Millisecond), s.took.Round(time.Millisecond), s.err, s.text)
 }
 
-// load sends requests at a steady rate, whether or not the earlier ones were answered: a hang must not slow down those who find out about it.
+// load sends requests at a steady rate, whether or not the earlier ones were answered: a hang must
+// not slow down those who find out about it.
 type load struct {
 	interval time.Duration
 	client   []*http.Client // taken in turns; each has one connection
@@ -54,7 +55,8 @@ type load struct {
 	shots    []shot
 }
 
-// patience is how long a request may take in all before the test gives up on it: longer than anything is allowed to.
+// patience is how long a request may take in all before the test gives up on it: longer than
+// anything is allowed to.
 const patience = 40 * time.Second
 
 // start begins to send.
@@ -138,7 +140,8 @@ func (l *load) stop() []shot {
 	return l.shots
 }
 
-// mustSucceed fails the test for requests that failed, and those that took too long for their head. Zero longest: any time will do.
+// mustSucceed fails the test for requests that failed, and those that took too long for their head.
+// Zero longest: any time will do.
 func mustSucceed(t *testing.T, shots []shot, longest time.Duration) {
 	t.Helper()
 	if len(shots) < 10 {

@@ -14,7 +14,8 @@ import (
 // series is a scrape: the value of each series, spelled as in the text.
 type series map[string]float64
 
-// scrapeEvery is how often the metrics are read: one reader for all cases, since a scrape costs Fairlead some milliseconds.
+// scrapeEvery is how often the metrics are read: one reader for all cases, since a scrape costs
+// Fairlead some milliseconds.
 const scrapeEvery = 50 * time.Millisecond
 
 // follow reads the metrics until the test ends.

@@ -4,32 +4,24 @@ package faults
 
 import (
 	"fmt"
-	"os"
 	"os/exec"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/netns"
 )
 
-// nodeAddress is the node's own. All of 10.78/16 is: each endpoint in this process has an address of its own there.
+// nodeAddress is the node's own. All of 10.78/16 is: each endpoint in this process has an address
+// of its own there.
 const nodeAddress = "10.78.0.1"
 
-// network makes the namespace that this process is in a node: its addresses, and a place for the names of its hosts' namespaces.
+// network makes the namespace that this process is in a node: its addresses, and a place for the
+// names of its hosts' namespaces.
 func network(t *testing.T) {
 	t.Helper()
-	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
-		t.Fatalf("leaving the machine's mounts alone: %v", err)
-	}
-	const names = "/run/netns" // where ip netns keeps them
-	if err := os.MkdirAll(names, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Mount("tmpfs", names, "tmpfs", 0, ""); err != nil {
-		t.Fatalf("hiding the machine's namespaces: %v", err)
-	}
-	ip(t, "link set lo up")
-	ip(t, "route add local 10.78.0.0/16 dev lo")
+	netns.Hide(t, "/run/netns") // where ip netns keeps them
+	netns.Up(t, "10.78.0.0/16")
 }
 
 // ip runs iproute2.
@@ -62,8 +54,8 @@ func (h *hosts) add(t *testing.T) *host {
 	ip(t, "-n "+x.name+" link set lo up")
 	ip(t, "-n "+x.name+" link set eth0 up")
 	x.plug(t)
-	// The node never asks for the host's link address, so that its packets leave also when nobody is there: they vanish rather than come back as
-	// unreachable.
+	// The node never asks for the host's link address, so that its packets leave also when nobody
+	// is there: they vanish rather than come back as unreachable.
 	link := strings.Fields(ip(t, "-n "+x.name+" -br link show dev eth0"))
 	ip(t, fmt.Sprintf("neigh replace %s lladdr %s dev veth%d nud permanent", x.address, link[2], n))
 	return x
@@ -75,7 +67,8 @@ func (h *host) plug(t *testing.T) {
 	ip(t, "-n "+h.name+" addr replace "+h.address+"/24 dev eth0")
 }
 
-// unplug makes every packet to and from the host vanish, those of open connections too: to the host they are for somebody else. Its processes go on.
+// unplug makes every packet to and from the host vanish, those of open connections too: to the host
+// they are for somebody else. Its processes go on.
 func (h *host) unplug(t *testing.T) {
 	t.Helper()
 	ip(t, "-n "+h.name+" addr del "+h.address+"/24 dev eth0")

@@ -18,10 +18,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testPolicy sets each annotation of an APIService that is in use, and takes it away again: what it changes follows within moments, without a restart. The two
-// about CA bundles are tests/rotation's.
+// testPolicy sets each annotation of an APIService that is in use, and takes it away again: what it
+// changes follows within moments, without a restart. The two about CA bundles are tests/rotation's.
 func testPolicy(t *testing.T, d *door) {
 	for name, f := range map[string]func(t *testing.T, p *policed){
 		"request-timeout":           requestTimeout,
@@ -71,22 +72,16 @@ func (b *backend) annotate(t *testing.T, name, value string) {
 
 func (p *policed) set(t *testing.T, faults ...extension.Fault) {
 	t.Helper()
-	if err := p.server.Set(faults...); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, p.server.Set(faults...))
 }
 
 // get asks below the objects' path.
 func (p *policed) get(t *testing.T, path string) (int, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, p.d.Endpoint.URL+p.widgets()+path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	res, err := p.client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	defer res.Body.Close()
 	body, _ := io.ReadAll(io.LimitReader(res.Body, 1<<10))
 	return res.StatusCode, string(body)
@@ -149,9 +144,7 @@ func (p *policed) hold(t *testing.T, path string) {
 	ended := make(chan struct{})
 	t.Cleanup(func() { cancel(); <-ended })
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.d.Endpoint.URL+p.widgets()+path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	go func() {
 		defer close(ended)
 		res, err := p.d.w.client().Do(req)
@@ -229,9 +222,7 @@ func badAnnotations(t *testing.T, p *policed) {
 	p.annotate(t, "max-inflght", "1")
 	eventually(t, longest, "reported", func() bool {
 		text, err := p.d.get(t.Context(), "/status")
-		if err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, err)
 		return strings.Contains(text, "fairlead.dev/request-timeout: \\\"soon\\\" is not a duration") && strings.Contains(text, "fairlead.dev/max-inflght: unknown name")
 	})
 	if code, text := p.get(t, "/widget-001"); code != 200 {
@@ -239,7 +230,8 @@ func badAnnotations(t *testing.T, p *policed) {
 	}
 }
 
-// pingTimeout takes the cable from a backend's only host: its watches end within the time that the policy says, instead of 5 s.
+// pingTimeout takes the cable from a backend's only host: its watches end within the time that the
+// policy says, instead of 5 s.
 func pingTimeout(t *testing.T, d *door) {
 	const ping = time.Second
 	b := d.w.newBackend()
@@ -251,13 +243,9 @@ func pingTimeout(t *testing.T, d *door) {
 	b.annotate(t, "ping-timeout", ping.String())
 	pause(t, time.Second)
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, d.Endpoint.URL+b.widgets()+"?watch=1&resourceVersion=1", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	res, err := client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	defer res.Body.Close()
 	var ended atomic.Bool
 	over := make(chan error, 1)
@@ -269,7 +257,7 @@ func pingTimeout(t *testing.T, d *door) {
 	pause(t, time.Second)
 	lost := d.w.stalls.start()
 	process.host.unplug(t)
-	took := lost.until(eventually(t, longest, "cut", ended.Load))
+	took := lost.until(t, eventually(t, longest, "cut", ended.Load))
 	t.Logf("the watch was cut after %s", took.Round(time.Millisecond))
 	if took > 2*ping {
 		t.Errorf("the watch was cut after %s, want about %s", took, ping)

@@ -6,9 +6,12 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// The bounds. They are for the moment at which the verdict is in force and shown, from the moment at which the fault was made.
+// The bounds. They are for the moment at which the verdict is in force and shown, from the
+// moment at which the fault was made.
 const (
 	killedBusy  = time.Second
 	killedIdle  = 2 * time.Second
@@ -29,7 +32,7 @@ func testProcess(t *testing.T, d *door) {
 
 	down := func(t *testing.T, since stopwatch, bound time.Duration) {
 		t.Helper()
-		took := since.until(eventually(t, longest, "unavailable", func() bool { return b.unavailable(d) }))
+		took := since.until(t, eventually(t, longest, "unavailable", func() bool { return b.unavailable(d) }))
 		t.Logf("unavailable after %s", took.Round(time.Millisecond))
 		if took > bound {
 			t.Errorf("unavailable after %s, want %s", took, bound)
@@ -37,7 +40,7 @@ func testProcess(t *testing.T, d *door) {
 	}
 	up := func(t *testing.T, since stopwatch, bound time.Duration) {
 		t.Helper()
-		took := since.until(eventually(t, longest, "available", func() bool { return !b.unavailable(d) }))
+		took := since.until(t, eventually(t, longest, "available", func() bool { return !b.unavailable(d) }))
 		t.Logf("available after %s", took.Round(time.Millisecond))
 		if took > bound {
 			t.Errorf("available after %s, want %s", took, bound)
@@ -45,9 +48,7 @@ func testProcess(t *testing.T, d *door) {
 	}
 	restart := func(t *testing.T) stopwatch {
 		t.Helper()
-		if err := p.Restart(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, p.Restart(t.Context()))
 		return d.w.stalls.start()
 	}
 
@@ -77,13 +78,9 @@ func testProcess(t *testing.T, d *door) {
 	})
 	t.Run("hung idle", func(t *testing.T) {
 		hung := d.w.stalls.start()
-		if err := p.Signal(syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, p.Signal(syscall.SIGSTOP))
 		down(t, hung, hungIdle)
-		if err := p.Signal(syscall.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, p.Signal(syscall.SIGCONT))
 		// A probe is under way for 5 s at most, and the next one begins 5 s after the last at most.
 		up(t, d.w.stalls.start(), 6*time.Second)
 	})

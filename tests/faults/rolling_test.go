@@ -9,10 +9,12 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testRolling replaces the three endpoints of a backend, one after the other, as a Deployment does: the new pod is ready, the old one is told to end; it
-// serves what still comes and says on each connection that it is going; it is gone before its grace is over.
+// testRolling replaces the three endpoints of a backend, one after the other, as a Deployment does:
+// the new pod is ready, the old one is told to end; it serves what still comes and says on each
+// connection that it is going; it is gone before its grace is over.
 func testRolling(t *testing.T, d *door) {
 	const grace = 2 * time.Second // longer than the longest request of the mix
 	b := d.w.newBackend()
@@ -28,14 +30,10 @@ func testRolling(t *testing.T, d *door) {
 			c.Ready, c.Terminating = new(false), new(true)
 			s.Endpoints = append(s.Endpoints, ready(fresh.Addr()))
 		})
-		if err := old.Set(extension.Fault{Kind: extension.GoAway}); err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, old.Set(extension.Fault{Kind: extension.GoAway}))
 		pause(t, grace)
 		b.update(t, func(s *discoveryv1.EndpointSlice) { s.Endpoints = s.Endpoints[1:] })
-		if err := old.Set(extension.Fault{Kind: extension.Dead}); err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, old.Set(extension.Fault{Kind: extension.Dead}))
 	}
 	pause(t, time.Second)
 	shots := l.stop()

@@ -9,13 +9,15 @@ import (
 	"time"
 )
 
-// stalls adds up for how long nothing ran on this machine, or nothing of ours: the test's own clock stood still, and so did Fairlead's. On a shared machine
-// that is seconds at times, and no verdict can be reached in them.
+// stalls adds up for how long nothing ran on this machine, or nothing of ours: the test's own clock
+// stood still, and so did Fairlead's. On a shared machine that is seconds at times, and no verdict
+// can be reached in them.
 type stalls struct{ nanos atomic.Int64 }
 
 const (
 	stallTick = 20 * time.Millisecond
-	// stallFrom is the gap between two ticks from which on it counts: what a busy scheduler causes is Fairlead's to live with.
+	// stallFrom is the gap between two ticks from which on it counts: what a busy scheduler causes
+	// is Fairlead's to live with.
 	stallFrom = 250 * time.Millisecond
 )
 
@@ -44,7 +46,7 @@ func (s *stalls) follow(t *testing.T) {
 	}()
 }
 
-// stopwatch measures time without stalls.
+// stopwatch measures time without stalls, and says both.
 type stopwatch struct {
 	s       *stalls
 	begun   time.Time
@@ -53,7 +55,14 @@ type stopwatch struct {
 
 func (s *stalls) start() stopwatch { return stopwatch{s, time.Now(), s.nanos.Load()} }
 
-// until is the time from the start to at, which must be now or just before.
-func (w stopwatch) until(at time.Time) time.Duration {
-	return at.Sub(w.begun) - time.Duration(w.s.nanos.Load()-w.stalled)
+// until is the time from the start to at, which must be now or just before. It fails where most of
+// that was a stall: what is left shows nothing.
+func (w stopwatch) until(t *testing.T, at time.Time) time.Duration {
+	t.Helper()
+	gross, stalled := at.Sub(w.begun), time.Duration(w.s.nanos.Load()-w.stalled)
+	t.Logf("%s by the clock, less %s in which nothing ran here", gross.Round(time.Millisecond), stalled.Round(time.Millisecond))
+	if stalled > gross/2 {
+		t.Errorf("the machine stood still for %s of %s: there is nothing to judge", stalled, gross)
+	}
+	return gross - stalled
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
@@ -25,7 +26,8 @@ const (
 	statusFails  = `fairlead_status_write_total{result="failed"}`
 )
 
-// testStatus has Fairlead write its own condition, beside the one that kube-apiserver's controllers write, with the rights that the manifests give and no others.
+// testStatus has Fairlead write its own condition, beside the one that kube-apiserver's controllers
+// write, with the rights that the manifests give and no others.
 func testStatus(t *testing.T, d *door) {
 	x := d.w.newDoor(t, d.lane, "--write-status", "--kubeconfig="+d.w.shippedAccount(t, "base/rbac.yaml", "components/write-status/rbac.yaml"))
 	b := d.w.newBackend()
@@ -34,9 +36,7 @@ func testStatus(t *testing.T, d *door) {
 	b.await(t, x)
 	is := func(want string) func() bool { return func() bool { return b.written(t) == want } }
 	set := func(faults ...extension.Fault) {
-		if err := s.Set(faults...); err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, s.Set(faults...))
 	}
 	t.Run("on change", func(t *testing.T) {
 		eventually(t, longest, "written as available", is("True"))
@@ -76,9 +76,7 @@ func testStatus(t *testing.T, d *door) {
 		t.Errorf("%v writes failed", n)
 	}
 	log, err := os.ReadFile(x.Part.LogFile())
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	if strings.Contains(string(log), "forbidden") {
 		t.Errorf("the shipped rights do not suffice:\n%s", x.Part.Tail())
 	}
@@ -88,9 +86,7 @@ func testStatus(t *testing.T, d *door) {
 func (b *backend) written(t *testing.T) string {
 	t.Helper()
 	object, err := b.w.groups.ApiregistrationV1().APIServices().Get(t.Context(), b.apiService(), metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	for _, c := range object.Status.Conditions {
 		if c.Type == "fairlead.dev/Available" {
 			return string(c.Status)
@@ -99,17 +95,14 @@ func (b *backend) written(t *testing.T) string {
 	return ""
 }
 
-// shippedAccount applies manifests of deploy/ and returns a kubeconfig of the ServiceAccount that they are about.
+// shippedAccount applies manifests of deploy/ and returns a kubeconfig of the ServiceAccount that
+// they are about.
 func (w *world) shippedAccount(t *testing.T, manifests ...string) string {
 	t.Helper()
 	kubectl, err := tools.Path(t.Context(), tools.Config{Progress: os.Stderr}, "kubectl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	admin, file := filepath.Join(t.TempDir(), "admin"), filepath.Join(t.TempDir(), "fairlead")
-	if err := w.Cluster.Endpoint().WriteKubeconfig(admin, w.Admin()); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, w.Cluster.Endpoint().WriteKubeconfig(admin, w.Admin()))
 	for _, m := range manifests {
 		out, err := exec.CommandContext(t.Context(), kubectl, "--kubeconfig", admin, "apply", "-f", filepath.Join("../../deploy", m)).CombinedOutput()
 		if err != nil {
@@ -117,12 +110,8 @@ func (w *world) shippedAccount(t *testing.T, manifests ...string) string {
 		}
 	}
 	pair, err := w.PKI.Client.Issue("account", cluster.Leaf{User: "system:serviceaccount:kube-system:fairlead", Groups: []string{"system:serviceaccounts", "system:serviceaccounts:kube-system"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Cluster.Endpoint().WriteKubeconfig(file, cluster.Credentials{Pair: pair}); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
+	suite.Check(t, w.Cluster.Endpoint().WriteKubeconfig(file, cluster.Credentials{Pair: pair}))
 	return file
 }
 

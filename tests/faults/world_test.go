@@ -3,13 +3,10 @@
 package faults
 
 import (
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"net/http"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"sync"
@@ -23,6 +20,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // namespace holds the Services of all backends.
@@ -49,77 +47,22 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	network(t)
-	dir, err := os.MkdirTemp("", "fairlead-faults-") //nolint:usetesting // its logs are kept when a test fails
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := suite.Folder(t, "faults")
 	w := &world{bin: filepath.Join(dir, "bin"), ca: pki.NewCA("extension-ca"), counts: map[string]int{}}
 	w.stalls.follow(t)
-	w.build(t)
-	w.Cluster, err = cluster.Start(t.Context(), cluster.Config{Dir: dir, APIServers: 2, APIServerArgs: []string{"--advertise-address=" + nodeAddress}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := w.Close(); err != nil {
-			t.Error(err)
-		}
-		if t.Failed() {
-			t.Logf("logs of all parts: %s", dir)
-			return
-		}
-		_ = os.RemoveAll(dir)
-	})
-	rc := w.Cluster.Endpoint().RESTConfig(w.Admin())
+	suite.Build(t, w.bin, "tests/extension/cmd/extension")
+	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServers: 2, APIServerArgs: []string{"--advertise-address=" + nodeAddress}})
+	rc := w.Endpoint().RESTConfig(w.Admin())
 	var err1, err2, err3 error
 	w.core, err1 = kubernetes.NewForConfig(rc)
 	w.groups, err2 = aggregator.NewForConfig(rc)
 	w.caCert, w.caKey, err3 = w.ca.WriteFiles(dir, "extension-ca")
-	if err := errors.Join(err1, err2, err3); err != nil {
-		t.Fatal(err)
-	}
-	w.fronts = pool(t, w.PKI.FrontProxy.CertFile)
-	w.admin = w.clientTLS(t, w.PKI.Admin)
-	_, err = w.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, errors.Join(err1, err2, err3))
+	w.fronts = suite.Pool(t, w.PKI.FrontProxy.CertFile)
+	w.admin = suite.TLS(t, w.Endpoint(), w.Admin())
+	_, err := w.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	suite.Check(t, err)
 	return w
-}
-
-// build makes the executables under test.
-func (w *world) build(t *testing.T) {
-	t.Helper()
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", w.bin+"/", "../../cmd/fairlead", "../extension/cmd/extension").CombinedOutput()
-	if err != nil {
-		t.Fatalf("building: %v\n%s", err, out)
-	}
-}
-
-func pool(t *testing.T, file string) *x509.CertPool {
-	t.Helper()
-	pem, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := x509.NewCertPool()
-	if !p.AppendCertsFromPEM(pem) {
-		t.Fatalf("no certificate in %s", file)
-	}
-	return p
-}
-
-func (w *world) clientTLS(t *testing.T, pair cluster.Pair) *tls.Config {
-	t.Helper()
-	c := &tls.Config{RootCAs: pool(t, w.PKI.Serving.CertFile), MinVersion: tls.VersionTLS12}
-	if pair.CertFile != "" {
-		p, err := tls.LoadX509KeyPair(pair.CertFile, pair.KeyFile)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.Certificates = []tls.Certificate{p}
-	}
-	return c
 }
 
 // client is an HTTP/2 client with one connection, as a member of system:masters.
@@ -140,20 +83,11 @@ func (w *world) number(kind string) int {
 	return w.counts[kind]
 }
 
-// eventually asks every few milliseconds until ok says yes, and returns when that was. It fails after most, far beyond what the caller asserts.
+// eventually asks every few milliseconds until ok says yes, and returns when that was. It fails
+// after most, far beyond what the caller asserts.
 func eventually(t *testing.T, most time.Duration, what string, ok func() bool) time.Time {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), most)
-	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-ctx.Done():
-			t.Fatalf("after %s still not %s", most, what)
-		case <-tick.C:
-		}
-	}
+	suite.Eventually(t, most, what, func() (bool, string) { return ok(), "" })
 	return time.Now()
 }
 

@@ -39,18 +39,20 @@ type world struct {
 	kubelets []*cluster.Part
 	load     load
 	watchers watchers
-	// directly is how many requests fail at most when a kube-apiserver is stopped with no Fairlead before it: what comes to it between
-	// its signal and its GOAWAY gets 503, at fifty requests a second none or one.
+	// directly is how many requests fail at most when a kube-apiserver is stopped with no Fairlead
+	// before it: what comes to it between its signal and its GOAWAY gets 503, at fifty requests a
+	// second none or one.
 	directly int
 }
 
-// TestFleet stops and replaces servers under load: first the kube-apiservers with nothing before them, to compare, then with
-// Fairleads in both layouts, and the Fairleads themselves.
+// TestFleet stops and replaces servers under load: first the kube-apiservers with nothing before
+// them, to compare, then with Fairleads in both layouts, and the Fairleads themselves.
 func TestFleet(t *testing.T) {
 	w := newWorld(t)
 	layouts := []struct {
 		name string
-		// of returns the arguments that name the apiservers of Fairlead i. Nil: there is no Fairlead.
+		// of returns the arguments that name the apiservers of Fairlead i. Nil: there is no
+		// Fairlead.
 		of func(i int) []string
 	}{
 		{name: "direct"},
@@ -149,8 +151,8 @@ func (w *world) furnish(t *testing.T) {
 	suite.Check(t, err)
 }
 
-// replace stops p and starts it again, under load, while kube-apiserver number other runs. It returns how many requests failed; more
-// than most of them fail the test.
+// replace stops p and starts it again, under load, while kube-apiserver number other runs. It
+// returns how many requests failed; more than most of them fail the test.
 func (w *world) replace(t *testing.T, p *cluster.Part, other, most int) (failed int) {
 	t.Helper()
 	w.look(t, other)

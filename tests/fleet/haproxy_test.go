@@ -16,16 +16,19 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// frontPort is where HAProxy listens. The network is this package's own, and package cluster takes ports from 11000 up.
+// frontPort is where HAProxy listens. The network is this package's own, and package cluster takes
+// ports from 11000 up.
 const frontPort = 10443
 
-// balancer is an HAProxy in TCP mode, as before the control plane of a cluster: it looks at /readyz, and knows nothing of requests.
+// balancer is an HAProxy in TCP mode, as before the control plane of a cluster: it looks at
+// /readyz, and knows nothing of requests.
 type balancer struct {
 	part *cluster.Part
 	file string
 }
 
-// configuration is what the documentation of kubeadm has, with looks that are closer together: 0.5 s, twice.
+// configuration is what the documentation of kubeadm has, with looks that are closer together: 0.5
+// s, twice.
 const configuration = `
 global
     maxconn 4000

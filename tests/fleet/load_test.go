@@ -60,8 +60,9 @@ func (s *shot) ask(c *http.Client, r *http.Request) {
 }
 
 // turnedAway reports whether kube-apiserver itself, which closes its door a moment before it says
-// so to its connections, asks for the request again. client-go repeats it (rest.withRetry), directly
-// and through anybody; what Fairlead itself answers is not repeated here. Its time goes on.
+// so to its connections, asks for the request again. client-go repeats it (rest.withRetry),
+// directly and through anybody; what Fairlead itself answers is not repeated here. Its time goes
+// on.
 func (s *shot) turnedAway() bool {
 	return s.code == http.StatusServiceUnavailable && strings.Contains(s.why, `"apiserver is shutting down"`) && s.again < 10 // as client-go
 }
@@ -128,8 +129,8 @@ func (l *load) shoot(i int) {
 	l.all = append(l.all, s)
 }
 
-// end stops the load, waits for the requests under way, and returns how many were not answered well and in time. More than most of
-// them fail the test.
+// end stops the load, waits for the requests under way, and returns how many were not answered well
+// and in time. More than most of them fail the test.
 func (l *load) end(t *testing.T, most int) int {
 	t.Helper()
 	l.stop()

@@ -57,7 +57,8 @@ func (w *world) settle(t *testing.T) {
 	}
 }
 
-// steady waits until all nodes are ready and both leaders have said so since they were asked for, and returns that state.
+// steady waits until all nodes are ready and both leaders have said so since they were asked for,
+// and returns that state.
 func (w *world) steady(t *testing.T) (s state) {
 	t.Helper()
 	since := time.Now()
@@ -129,8 +130,8 @@ func holder(l *coordinationv1.Lease) string {
 	return fmt.Sprintf("%s, change %d", *l.Spec.HolderIdentity, turn)
 }
 
-// unmoved fails the test for residents who have noticed what happened since before. Who has ended over it is started again, so that
-// the next round can see it.
+// unmoved fails the test for residents who have noticed what happened since before. Who has ended
+// over it is started again, so that the next round can see it.
 func (w *world) unmoved(t *testing.T, before state) {
 	t.Helper()
 	after := w.residents(t)

@@ -92,7 +92,8 @@ func (w *watcher) run(ctx context.Context) {
 	}
 }
 
-// follow watches until the body ends, and returns how much of an unfinished event there was, and how it ended.
+// follow watches until the body ends, and returns how much of an unfinished event there was, and
+// how it ended.
 func (w *watcher) follow(ctx context.Context) (rest int, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, w.url+path+"?watch=1&resourceVersion="+w.version, nil)
 	if err != nil {

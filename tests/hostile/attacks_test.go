@@ -16,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // attacks are those of one source, by the letters of the review that found them.
@@ -63,8 +65,8 @@ func holds(path string) func(context.Context, *striker) error {
 	}
 }
 
-// names has questions of authorization asked, of which each is another: fifty a second, since sixteen times as many are a
-// quarter of a processor of kube-apiserver's.
+// names has questions of authorization asked, of which each is another: fifty a second, since
+// sixteen times as many are a quarter of a processor of kube-apiserver's.
 func names(proto string) func(context.Context, *striker) error {
 	return func(_ context.Context, s *striker) error {
 		burst := 50
@@ -81,7 +83,8 @@ func names(proto string) func(context.Context, *striker) error {
 	}
 }
 
-// rekeys asks for another key, and again, 32 times in a packet: each is work and has to be answered.
+// rekeys asks for another key, and again, 32 times in a packet: each is work and has to be
+// answered.
 func rekeys(_ context.Context, s *striker) error {
 	var packet []byte
 	for range 32 {
@@ -109,16 +112,15 @@ func unpacks(_ context.Context, s *striker) error {
 	return s.h2.flush()
 }
 
-// longChain is a certificate that nobody vouches for, below fifteen intermediates of one subject: every order of them is tried.
+// longChain is a certificate that nobody vouches for, below fifteen intermediates of one subject:
+// every order of them is tried.
 func longChain(t *testing.T) *tls.Certificate {
 	t.Helper()
 	const intermediates = 15
 	subject := pkix.Name{CommonName: "intermediate"}
 	newKey := func() *ecdsa.PrivateKey {
 		key, err := ecdsa.GenerateKey(elliptic.P521(), rand.Reader)
-		if err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, err)
 		return key
 	}
 	sign := func(name pkix.Name, ca bool, key, parent *ecdsa.PrivateKey) []byte {
@@ -127,9 +129,7 @@ func longChain(t *testing.T) *tls.Certificate {
 			IsCA: ca, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 		}
 		der, err := x509.CreateCertificate(rand.Reader, c, &x509.Certificate{Subject: subject}, key.Public(), parent)
-		if err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, err)
 		return der
 	}
 	parent, leaf := newKey(), newKey()

@@ -6,18 +6,21 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // broken stands for an answer that the client sees break off.
 const broken = 0
 
-// malice is what a backend does, and what may become of a request: what a client of HTTP/2 or HTTP/1.1 sees when the backend speaks either.
+// malice is what a backend does, and what may become of a request: what a client of HTTP/2 or
+// HTTP/1.1 sees when the backend speaks either.
 type malice struct {
 	fault extension.Fault
 	want  []int
@@ -51,11 +54,12 @@ func malices() []malice {
 	}
 }
 
-// testBackends has a backend of each protocol attack clients of each, and looks at what they see, at memory, and at the next request.
+// testBackends has a backend of each protocol attack clients of each, and looks at what they see,
+// at memory, and at the next request.
 func testBackends(t *testing.T, d *door) {
 	old := d.w.extension(t, "ancient", "ancient.example.com/v1", 0)
 	ancient := "/apis/ancient.example.com/v1/namespaces/default/widgets"
-	put(t, d.registry, "ancient.yaml", d.w.manifest("ancient", "ancient.example.com", old.Addr(), `fairlead.dev/http1: "true"`))
+	suite.Put(t, filepath.Join(d.registry, "ancient.yaml"), d.w.manifest("ancient", "ancient.example.com", old.Addr(), `fairlead.dev/http1: "true"`))
 	d.serves(t, ancient)
 	before, _ := d.memory(t)
 	d.forgetPeak(t)
@@ -68,9 +72,7 @@ func testBackends(t *testing.T, d *door) {
 			for _, from := range []string{"h2", "http/1.1"} {
 				t.Run(string(m.fault.Kind)+" over "+proto+" to "+from, func(t *testing.T) {
 					m.fault.Path = backend.path + "/widget-001"
-					if err := backend.s.Set(m.fault); err != nil {
-						t.Fatal(err)
-					}
+					suite.Check(t, backend.s.Set(m.fault))
 					backend.s.Forget()
 					c := client(d.w.as("victim"), from)
 					defer c.CloseIdleConnections()
@@ -81,9 +83,7 @@ func testBackends(t *testing.T, d *door) {
 					if n := len(backend.s.Requests(0)); n > 8 { // three tries, and the prober's
 						t.Errorf("the backend was asked %d times", n)
 					}
-					if err := backend.s.Set(); err != nil {
-						t.Fatal(err)
-					}
+					suite.Check(t, backend.s.Set())
 					d.serves(t, backend.path+"/widget-001")
 					if _, wrong := i.once(t.Context()); wrong != "" {
 						t.Errorf("meanwhile others were answered %s", wrong)
@@ -99,15 +99,14 @@ func testBackends(t *testing.T, d *door) {
 	}
 }
 
-// taste asks and reads some of what comes: the status when it ended well or never ends, broken when it broke off. What was forged must not be in it.
+// taste asks and reads some of what comes: the status when it ended well or never ends, broken when
+// it broke off. What was forged must not be in it.
 func (d *door) taste(t *testing.T, c *http.Client, path string) int {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+d.front+path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+d.Front+path, nil)
+	suite.Check(t, err)
 	res, err := c.Do(r)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -129,21 +128,20 @@ func (d *door) taste(t *testing.T, c *http.Client, path string) int {
 	return res.StatusCode
 }
 
-// testBombs has a backend's discovery and OpenAPI unpack to a thousand times their size, or never end, from the beginning.
+// testBombs has a backend's discovery and OpenAPI unpack to a thousand times their size, or never
+// end, from the beginning.
 func testBombs(t *testing.T, w *world) {
 	for _, kind := range []extension.Kind{extension.GzipBomb, extension.HugeBody, extension.EndlessHeaders, extension.InformationalFlood, extension.Redirect, extension.Garbage} {
 		t.Run(string(kind), func(t *testing.T) {
 			d := w.open(t)
 			before, _ := d.memory(t)
 			d.forgetPeak(t)
-			if err := d.target.Set(extension.Fault{Kind: kind, Path: "/openapi", Size: 1 << 28}, extension.Fault{Kind: kind, Path: "/apis", Size: 1 << 28}); err != nil {
-				t.Fatal(err)
-			}
+			suite.Check(t, d.target.Set(extension.Fault{Kind: kind, Path: "/openapi", Size: 1 << 28}, extension.Fault{Kind: kind, Path: "/apis", Size: 1 << 28}))
 			seen := d.target.Stats().Requests
 			// Another generation of the table has everything asked anew.
-			put(t, d.registry, "target.yaml", strings.Replace(w.manifest("target", "target.example.com", d.target.Addr(), ""), "versionPriority: 100", "versionPriority: 99", 1))
-			eventually(t, 30*time.Second, "asked", func() (bool, string) { return d.target.Stats().Requests > seen, d.log.String() })
-			if status, _ := d.ask(t, d.root, "https://"+d.front+"/openapi/v2"); status != http.StatusOK {
+			suite.Put(t, filepath.Join(d.registry, "target.yaml"), strings.Replace(w.manifest("target", "target.example.com", d.target.Addr(), ""), "versionPriority: 100", "versionPriority: 99", 1))
+			suite.Eventually(t, 30*time.Second, "asked", func() (bool, string) { return d.target.Stats().Requests > seen, d.Log.String() })
+			if status, _ := d.ask(t, d.root, "https://"+d.Front+"/openapi/v2"); status != http.StatusOK {
 				t.Errorf("/openapi/v2 is answered %d", status)
 			}
 			pause(t, 3*time.Second) // for what goes on behind
@@ -152,7 +150,7 @@ func testBombs(t *testing.T, w *world) {
 			if peak-before > 96*mib { // 16 MiB are read of a v2 document, 8 of discovery, and as much again is left behind until it is collected
 				t.Errorf("%d MiB were taken", (peak-before)/mib)
 			}
-			if status, body := d.ask(t, d.root, "https://"+d.front+"/apis"); status != http.StatusOK || !strings.Contains(body, "others.example.com") {
+			if status, body := d.ask(t, d.root, "https://"+d.Front+"/apis"); status != http.StatusOK || !strings.Contains(body, "others.example.com") {
 				t.Errorf("discovery is answered %d without others: %.200s", status, body)
 			}
 			if _, wrong := d.innocents().once(t.Context()); wrong != "" {

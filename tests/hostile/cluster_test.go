@@ -3,8 +3,8 @@
 package hostile
 
 import (
-	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -17,10 +17,14 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/fairlead-proxy/fairlead/tests/alone"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // harbour is a real cluster with a Fairlead and an extension server that tells what it was told.
@@ -29,67 +33,64 @@ type harbour struct {
 	front  *cluster.Front
 	remote *extension.Server
 	outer  *pki.CA // vouches for front proxies in front of Fairlead
+	// impersonates says that kube-apiserver takes Fairlead's word for nobody.
+	impersonates bool
 }
 
 // remotePath is the extension server's.
 const remotePath = "/apis/mirror.example.com/v1/namespaces/default/widgets"
 
-// newHarbour starts one. Nobody may read discovery or own pages without a role, so that refusals name who asked.
-func newHarbour(t *testing.T, w *world) *harbour {
+// newHarbour starts one. Nobody may read discovery or own pages without a role, so that refusals
+// name who asked.
+func newHarbour(t *testing.T, w *world, impersonates bool) *harbour {
 	t.Helper()
-	c, err := cluster.Start(t.Context(), cluster.Config{UIDHeaders: true})
-	if err != nil {
-		t.Fatal(err)
+	cfg := cluster.Config{UIDHeaders: true}
+	if impersonates {
+		cfg.APIServerArgs = []string{"--requestheader-client-ca-file="}
 	}
-	t.Cleanup(func() { _ = c.Close() })
-	h := &harbour{Cluster: c, outer: pki.NewCA("outer front proxies")}
-	dir := t.TempDir()
-	outer := dir + "/outer.pem"
-	if err := os.WriteFile(outer, h.outer.PEM(), 0o600); err != nil {
-		t.Fatal(err)
+	c := suite.Start(t, cfg)
+	h := &harbour{Cluster: c, outer: pki.NewCA("outer front proxies"), impersonates: impersonates}
+	h.roles(t)
+	args := []string{"--requestheader-client-ca-file=" + alone.Bundle(t, h.outer), "--requestheader-allowed-names=outer", "--requestheader-uid-headers=X-Remote-Uid"}
+	if impersonates {
+		args = append(args, "--local-identity=impersonate", "--kubeconfig="+h.ownAccount(t, t.TempDir()))
 	}
-	h.front, err = c.StartFairlead(t.Context(), cluster.Fairlead{Path: w.bin, Args: []string{
-		"--requestheader-client-ca-file=" + outer, "--requestheader-allowed-names=outer", "--requestheader-uid-headers=X-Remote-Uid",
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	var err error
+	h.front, err = c.StartFairlead(t.Context(), cluster.Fairlead{Path: w.bin, Args: args})
+	suite.Check(t, err)
 	h.remote = extension.Start(t, extension.Config{
 		GroupVersions: []string{"mirror.example.com/v1"}, CA: c.PKI.Serving.CA, Names: []string{"mirror.apps.svc"}, RequestHeaderCA: c.PKI.FrontProxy.CA.Pool(), RejectWith: http.StatusUnauthorized, Record: 64,
 	})
 	u, err := url.Parse(h.remote.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	port, err := strconv.Atoi(u.Port())
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	err = c.Register(t.Context(), cluster.Backend{Namespace: "apps", Service: "mirror", Port: port, CAFile: c.PKI.Serving.CertFile, GroupVersions: []string{"mirror.example.com/v1"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	h.roles(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	if err := c.WaitAvailable(ctx, h.front.Endpoint, "mirror.example.com/v1"); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
+	h.await(t, "mirror.example.com/v1")
 	return h
+}
+
+// await waits until a group-version is served to a user of wheel: of system:masters nobody is
+// impersonated.
+func (h *harbour) await(t *testing.T, groupVersion string) {
+	t.Helper()
+	c := client(h.tls(h.PKI.Client.CA.Issue(pki.Leaf{CommonName: "root", Organizations: []string{"wheel"}})), "h2")
+	defer c.CloseIdleConnections()
+	suite.Eventually(t, 30*time.Second, groupVersion+" served", func() (bool, string) {
+		status, body := (&visitor{client: c}).ask(t, http.MethodGet, h.front.Endpoint.URL+"/apis/"+groupVersion, "")
+		return status == http.StatusOK, body
+	})
 }
 
 // roles lets everybody who is authenticated use the mirror, and nobody read documents.
 func (h *harbour) roles(t *testing.T) {
 	t.Helper()
 	core, err := kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	rbac := core.RbacV1()
 	for _, name := range []string{"system:discovery", "system:public-info-viewer"} {
-		if err := rbac.ClusterRoleBindings().Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, rbac.ClusterRoleBindings().Delete(t.Context(), name, metav1.DeleteOptions{}))
 	}
 	_, err1 := rbac.ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "mirror"}, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{"mirror.example.com", "echo.example.com"}, Resources: []string{"*"}, Verbs: []string{"*"}},
@@ -98,9 +99,48 @@ func (h *harbour) roles(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "mirror"}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "mirror"},
 		Subjects: []rbacv1.Subject{{Kind: "Group", Name: "system:authenticated"}},
 	}, metav1.CreateOptions{})
-	if err1 != nil || err2 != nil {
-		t.Fatal(err1, err2)
+	_, err3 := rbac.ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "wheel"}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "cluster-admin"}, Subjects: []rbacv1.Subject{{Kind: "Group", Name: "wheel"}},
+	}, metav1.CreateOptions{})
+	suite.Check(t, errors.Join(err1, err2, err3))
+}
+
+// ownAccount makes the ServiceAccount as whom Fairlead impersonates, with the rules of decision
+// 0027, and returns its kubeconfig: a plugin gives one of two tokens, each for a second.
+func (h *harbour) ownAccount(t *testing.T, dir string) string {
+	t.Helper()
+	core, err := kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin()))
+	suite.Check(t, err)
+	rule := func(group, resources string, verbs ...string) rbacv1.PolicyRule {
+		return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: strings.Split(resources, ","), Verbs: verbs}
 	}
+	_, err1 := core.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "fairlead"}, Rules: []rbacv1.PolicyRule{
+		rule("apiregistration.k8s.io", "apiservices", "list", "watch"), rule("", "services,configmaps", "list", "watch"), rule("discovery.k8s.io", "endpointslices", "list", "watch"),
+		rule("apiextensions.k8s.io", "customresourcedefinitions", "get", "list", "watch"), rule("authentication.k8s.io", "tokenreviews", "create"),
+		rule("authorization.k8s.io", "subjectaccessreviews", "create"), rule("", "users,groups", "impersonate"),
+		rule("authentication.k8s.io", "uids,userextras/authentication.kubernetes.io/credential-id,userextras/scopes.authorization.openshift.io,userextras/.", "impersonate"),
+		{NonResourceURLs: []string{"/api", "/api/*", "/apis", "/apis/*", "/openapi/*", "/readyz"}, Verbs: []string{"get"}},
+	}}, metav1.CreateOptions{})
+	_, err2 := core.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "fairlead"}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "fairlead"}, Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "default", Name: "robot"}},
+	}, metav1.CreateOptions{})
+	h.account(t)
+	plugin, file := dir+"/plugin", dir+"/account.kubeconfig"
+	tokens := h.mint(t, 2)
+	script := fmt.Sprintf(`#!/bin/sh
+now=$(date +%%s) token=%s
+[ $((now %% 2)) = 0 ] && token=%s
+echo '{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"expirationTimestamp":"'$(date -u -d @$((now+1)) +%%FT%%TZ)'","token":"'$token'"}}'
+`, tokens[0], tokens[1])
+	err3 := os.WriteFile(plugin, []byte(script), 0o700)
+	suite.Check(t, errors.Join(err1, err2, err3, h.Endpoint().WriteKubeconfig(file, cluster.Credentials{})))
+	kubeconfig, err := clientcmd.LoadFromFile(file)
+	suite.Check(t, err)
+	for _, user := range kubeconfig.AuthInfos {
+		user.Exec = &clientcmdapi.ExecConfig{APIVersion: "client.authentication.k8s.io/v1", Command: plugin, InteractiveMode: clientcmdapi.NeverExecInteractiveMode}
+	}
+	suite.Check(t, clientcmd.WriteToFile(*kubeconfig, file))
+	return file
 }
 
 // tls is how somebody with a key pair connects to Fairlead. Nil: without.

@@ -15,6 +15,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // mib is a MiB.
@@ -23,10 +25,8 @@ const mib = 1 << 20
 // memory is what the process holds in RAM now, and at most since forgetPeak.
 func (d *door) memory(t *testing.T) (now, peak int64) {
 	t.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.Process.Pid))
+	suite.Check(t, err)
 	for line := range strings.Lines(string(status)) {
 		f := strings.Fields(line)
 		switch f[0] {
@@ -35,9 +35,7 @@ func (d *door) memory(t *testing.T) (now, peak int64) {
 		case "VmHWM:":
 			peak, err = strconv.ParseInt(f[1], 10, 64)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, err)
 	}
 	return now << 10, peak << 10
 }
@@ -45,18 +43,14 @@ func (d *door) memory(t *testing.T) (now, peak int64) {
 // forgetPeak has memory's peak begin anew.
 func (d *door) forgetPeak(t *testing.T) {
 	t.Helper()
-	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", d.process.Pid), []byte("5"), 0); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", d.Process.Pid), []byte("5"), 0))
 }
 
 // cpu is the processor time that the process has used.
 func (d *door) cpu(t *testing.T) time.Duration {
 	t.Helper()
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.Process.Pid))
+	suite.Check(t, err)
 	_, rest, _ := strings.Cut(string(stat), ") ")
 	f := strings.Fields(rest)
 	user, err1 := strconv.Atoi(f[11])
@@ -70,21 +64,20 @@ func (d *door) cpu(t *testing.T) time.Duration {
 // descriptors is how many files and sockets the process has open.
 func (d *door) descriptors(t *testing.T) int {
 	t.Helper()
-	list, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", d.process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	list, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", d.Process.Pid))
+	suite.Check(t, err)
 	return len(list)
 }
 
-// innocents are users who ask steadily while others attack. They do not wait for earlier answers: a stall is felt by all who ask meanwhile.
+// innocents are users who ask steadily while others attack. They do not wait for earlier answers: a
+// stall is felt by all who ask meanwhile.
 type innocents struct {
 	client *http.Client
 	url    string
 }
 
 func (d *door) innocents() *innocents {
-	return &innocents{client(d.w.as("innocent"), "h2"), "https://" + d.front + others + "/widget-001"}
+	return &innocents{client(d.w.as("innocent"), "h2"), "https://" + d.Front + others + "/widget-001"}
 }
 
 // felt is what they have seen in a while.
@@ -143,7 +136,8 @@ func (i *innocents) once(ctx context.Context) (time.Duration, string) {
 
 func (f *felt) p99() time.Duration { return f.took[len(f.took)*99/100] }
 
-// compared are windows with and without an attack, which took turns: what the machine does beside falls on both alike.
+// compared are windows with and without an attack, which took turns: what the machine does beside
+// falls on both alike.
 type compared struct {
 	calm, attacked []time.Duration // 99th percentiles
 	wrong          map[string]int
@@ -152,8 +146,8 @@ type compared struct {
 }
 
 const (
-	windows = 5 // of each kind; all count
-	bound   = 2 // how much more the innocent may feel
+	windows = 5          // of each kind; all count
+	bound   = othersTake // how much more the innocent may feel. A difference: their backend's own time would make any ratio look well
 )
 
 // begin notes how things are before an attack.
@@ -240,18 +234,19 @@ func median(list []time.Duration) time.Duration {
 	return slices.Sorted(slices.Values(list))[len(list)/2]
 }
 
-// String is a line of docs/security.md.
+// String is a line of docs/evidence/attacks.md.
 func (c *compared) String() string {
 	return fmt.Sprintf("others' p99 %s calm, %s attacked (%.2fx, %+d ms, %d windows), cpu %.0f%%, memory +%d MiB at most, %+d MiB after",
 		median(c.calm).Round(100*time.Microsecond), median(c.attacked).Round(100*time.Microsecond), c.ratio(), c.more().Milliseconds(), len(c.attacked),
 		100*c.cpu.Seconds()/float64(len(c.attacked)), c.peak/mib, c.grown/mib)
 }
 
-// held fails when others have felt more than twice their usual latency, a wrong answer, or when more memory was taken than limit.
+// held fails when others have waited for longer than bound, or got a wrong answer, or when more
+// memory was taken than limit.
 func (c *compared) held(t *testing.T, limit int64) {
 	t.Helper()
-	if c.ratio() > bound {
-		t.Errorf("others' p99 %v calm and %v attacked: %.2f times", c.calm, c.attacked, c.ratio())
+	if c.more() > bound {
+		t.Errorf("others' p99 %v calm and %v attacked: %s more", c.calm, c.attacked, c.more())
 	}
 	if len(c.wrong) > 0 {
 		t.Errorf("others were answered %v", c.wrong)

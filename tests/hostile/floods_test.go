@@ -19,10 +19,12 @@ import (
 const (
 	// attackers is how many connections a flood has at once.
 	attackers = 2
-	// again is when an attacker whose connection was ended opens the next: a handshake costs both sides a millisecond of CPU, and the work that a new connection may
-	// ask for some 5 ms more. Whoever can open many a second must be stopped below us; that is no question of frames.
+	// again is when an attacker whose connection was ended opens the next: a handshake costs both
+	// sides a millisecond of CPU, and the work that a new connection may ask for some 5 ms more.
+	// Whoever can open many a second must be stopped below us; that is no question of frames.
 	again = 100 * time.Millisecond
-	// burst frames a breath is what an attacker sends: 64,000 in a second and connection. More would only show how much CPU the test itself takes from the innocent.
+	// burst frames a breath is what an attacker sends: 64,000 in a second and connection. More
+	// would only show how much CPU the test itself takes from the innocent.
 	burst  = 64
 	breath = time.Millisecond
 	// floodMemory is what a flood may take: see docs/security.md, limits of a connection.
@@ -37,7 +39,8 @@ type flood struct {
 	begin func(*wire) error
 	// step writes a few frames and returns how many.
 	step func(w *wire, n int) (int, error)
-	// breath is the time from one step to the next, for frames that are work by their size. 0: many steps a millisecond.
+	// breath is the time from one step to the next, for frames that are work by their size. 0: many
+	// steps a millisecond.
 	breath time.Duration
 	// want is how the engine must end the connection. Empty: it may live.
 	want string
@@ -137,7 +140,8 @@ type toll struct {
 	told                map[string]int
 }
 
-// run floods until ctx ends: as fast as the server takes it, and again with a new connection when it has had enough.
+// run floods until ctx ends: as fast as the server takes it, and again with a new connection when
+// it has had enough.
 func (f *flood) run(ctx context.Context, address string, as *tls.Config, y *toll) {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -205,11 +209,12 @@ func testFloods(t *testing.T, d *door) {
 				if f.name == "wrong credentials" {
 					as = d.w.as("")
 				}
-				f.run(ctx, d.front, as, y)
+				f.run(ctx, d.Front, as, y)
 			})
 			t.Logf("%d frames on %d connections, told %v; %s", y.frames.Load(), y.connections.Load(), slices.Sorted(maps.Keys(y.told)), c)
 			c.held(t, floodMemory)
-			// Whose user has given up too much is asked to go, which is NO_ERROR, before the connection's own budget is spent.
+			// Whose user has given up too much is asked to go, which is NO_ERROR, before the
+			// connection's own budget is spent.
 			if f.want != "" && y.told[f.want]+y.told["NO_ERROR"] == 0 {
 				t.Errorf("connections ended with %v, want %s", y.told, f.want)
 			}

@@ -8,13 +8,14 @@ import (
 )
 
 var (
-	// allMillion is for the figures of docs/security.md.
+	// allMillion is for the figures of docs/evidence/attacks.md.
 	allMillion = flag.Bool("million", false, "open a million streams on one connection, however long it takes")
 	// otherBuild is for figures of an earlier commit.
 	otherBuild = flag.String("fairlead", "", "attack this executable (default: the working tree's, built anew)")
 )
 
-// TestProtocol is about bytes: nobody may cost others more than a documented amount, whatever is sent to a port.
+// TestProtocol is about bytes: nobody may cost others more than a documented amount, whatever is
+// sent to a port.
 func TestProtocol(t *testing.T) {
 	w := newWorld(t)
 	t.Run("h2spec", func(t *testing.T) { testConformance(t, w) })

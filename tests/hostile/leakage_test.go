@@ -23,6 +23,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 const (
@@ -32,7 +33,8 @@ const (
 	echoes  = "/apis/echo.example.com/v1/namespaces/default/echoes/"
 )
 
-// saying is what the echoing backend answers: who asked, for what, with what, as often as it takes to fill size bytes.
+// saying is what the echoing backend answers: who asked, for what, with what, as often as it takes
+// to fill size bytes.
 func saying(user, target, body string, size int) string {
 	line := user + " " + target + " " + body + "\n"
 	return strings.Repeat(line, size/len(line)+1)
@@ -42,9 +44,7 @@ func saying(user, target, body string, size int) string {
 func (h *harbour) startEcho(t *testing.T) {
 	t.Helper()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	port := l.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // it is one
 	srv := &http.Server{
 		ReadHeaderTimeout: time.Minute,
@@ -66,9 +66,7 @@ func (h *harbour) startEcho(t *testing.T) {
 	go func() { served <- srv.ServeTLS(l, "", "") }()
 	t.Cleanup(func() { _ = srv.Close(); <-served })
 	err = h.Register(t.Context(), cluster.Backend{Namespace: "apps", Service: "echo", Port: port, CAFile: h.PKI.Serving.CertFile, GroupVersions: []string{"echo.example.com/v1"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 }
 
 // caller is one of many on a connection.
@@ -78,10 +76,11 @@ type caller struct {
 	header []string
 }
 
-// callers are users who share connections: behind a front proxy, by tokens, impersonated; and one with a certificate of their own.
+// callers are users who share connections: behind a front proxy, by tokens, impersonated; and one
+// with a certificate of their own.
 func (h *harbour) callers() []caller {
 	var list []caller
-	outer, root := h.outer.Issue(pki.Leaf{CommonName: "outer"}), h.PKI.Client.CA.Issue(pki.Leaf{CommonName: "root", Organizations: []string{"system:masters"}})
+	outer, root := h.outer.Issue(pki.Leaf{CommonName: "outer"}), h.PKI.Client.CA.Issue(pki.Leaf{CommonName: "root", Organizations: []string{"wheel"}})
 	dave := h.PKI.Client.CA.Issue(pki.Leaf{CommonName: "dave"})
 	for _, proto := range []string{"h2", "http/1.1"} {
 		shared, nobody, master, own := client(h.tls(outer), proto), client(h.tls(nil), proto), client(h.tls(root), proto), client(h.tls(dave), proto)
@@ -99,15 +98,11 @@ func (h *harbour) callers() []caller {
 	return list
 }
 
-// testLeakage has many users ask at once over the same connections, here and there, short and long, some giving up half way, and compares every answer with what only
-// its caller can be told.
+// testLeakage has many users ask at once over the same connections, here and there, short and long,
+// some giving up half way, and compares every answer with what only its caller can be told.
 func testLeakage(t *testing.T, h *harbour) {
 	h.startEcho(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	if err := h.WaitAvailable(ctx, h.front.Endpoint, "echo.example.com/v1"); err != nil {
-		t.Fatal(err)
-	}
+	h.await(t, "echo.example.com/v1")
 	callers := h.callers()
 	var next, given, refused, wrong atomic.Int64
 	var all sync.WaitGroup

@@ -12,9 +12,11 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/bench/load"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testManyStreams has one connection ask a million times, or as often as it can in the time that a suite has; with -million it takes what it takes.
+// testManyStreams has one connection ask a million times, or as often as it can in the time that a
+// suite has; with -million it takes what it takes.
 func testManyStreams(t *testing.T, d *door) {
 	const million = 1_000_000
 	most := 20 * time.Second
@@ -26,11 +28,9 @@ func testManyStreams(t *testing.T, d *door) {
 	ctx, cancel := context.WithTimeout(t.Context(), most)
 	defer cancel()
 	l, err := load.Start(ctx, load.Config{
-		Address: d.front, TLS: d.w.as("busy"), Streams: 100, Next: func(int, int) load.Request { return load.Request{Path: target + "/widget-001"} },
+		Address: d.Front, TLS: d.w.as("busy"), Streams: 100, Next: func(int, int) load.Request { return load.Request{Path: target + "/widget-001"} },
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	defer l.Close()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -70,7 +70,7 @@ func testIdle(t *testing.T, d *door) {
 	for _, c := range idle {
 		_ = c.Close()
 	}
-	eventually(t, 30*time.Second, "closed", func() (bool, string) {
+	suite.Eventually(t, 30*time.Second, "closed", func() (bool, string) {
 		n := d.descriptors(t)
 		return n < connections/2, fmt.Sprint(n, " descriptors")
 	})
@@ -79,14 +79,11 @@ func testIdle(t *testing.T, d *door) {
 // idle opens a connection and asks once.
 func (d *door) idle(t *testing.T, as *tls.Config) io.Closer {
 	t.Helper()
-	w, err := connect(t.Context(), d.front, as, true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w, err := connect(t.Context(), d.Front, as, true)
+	suite.Check(t, err)
 	_, err = w.ask("GET", "/readyz", true)
-	if err = errors.Join(err, w.flush()); err != nil {
-		t.Fatal(err)
-	}
+	err = errors.Join(err, w.flush())
+	suite.Check(t, err)
 	for ctx := t.Context(); w.ended.Load() == 0 && ctx.Err() == nil; {
 		pause(t, 200*time.Microsecond)
 	}

@@ -21,9 +21,11 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// TestResources takes from the process what it needs of the machine, looks at what still works and whether it says so, and gives it back.
+// TestResources takes from the process what it needs of the machine, looks at what still works and
+// whether it says so, and gives it back.
 func TestResources(t *testing.T) {
 	w := newWorld(t)
 	t.Run("descriptors", func(t *testing.T) { testDescriptors(t, w) })
@@ -38,9 +40,7 @@ func TestResources(t *testing.T) {
 func (w *world) under(t *testing.T, prepare string, args ...string) *door {
 	t.Helper()
 	script := filepath.Join(t.TempDir(), "fairlead")
-	if err := os.WriteFile(script, []byte("#!/bin/sh\nset -e\n"+prepare+"\nexec "+w.bin+" \"$@\"\n"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, os.WriteFile(script, []byte("#!/bin/sh\nset -e\n"+prepare+"\nexec "+w.bin+" \"$@\"\n"), 0o700))
 	other := *w
 	other.bin = script
 	return other.open(t, args...)
@@ -66,14 +66,14 @@ func testDescriptors(t *testing.T, w *world) {
 	}
 	var taken []net.Conn
 	for range 2 * limit {
-		conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(t.Context(), "tcp", d.front)
+		conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(t.Context(), "tcp", d.Front)
 		if err != nil {
 			break
 		}
 		taken = append(taken, conn)
 	}
-	eventually(t, 10*time.Second, "full", func() (bool, string) { w := d.served(t.Context()); return w != "", "others are served" })
-	if !strings.Contains(d.log.String(), "new connections wait") {
+	suite.Eventually(t, 10*time.Second, "full", func() (bool, string) { w := d.served(t.Context()); return w != "", "others are served" })
+	if !strings.Contains(d.Log.String(), "new connections wait") {
 		t.Error("nothing is told in the log")
 	}
 	if n := d.metric(t, `fairlead_accept_stalls_total{port="front"}`); n == 0 {
@@ -81,7 +81,7 @@ func testDescriptors(t *testing.T, w *world) {
 	}
 	// What was there goes on, and the backends are still found well: probes dial anew all the time.
 	probed := d.others.Stats().Handshakes
-	eventually(t, 30*time.Second, "probed", func() (bool, string) { return d.others.Stats().Handshakes > probed, "no new probe" })
+	suite.Eventually(t, 30*time.Second, "probed", func() (bool, string) { return d.others.Stats().Handshakes > probed, "no new probe" })
 	for range 100 {
 		if _, wrong := early.once(t.Context()); wrong != "" {
 			t.Errorf("an open connection is answered %s", wrong)
@@ -95,12 +95,13 @@ func testDescriptors(t *testing.T, w *world) {
 		_ = c.Close()
 	}
 	begun := time.Now()
-	eventually(t, 10*time.Second, "served again", func() (bool, string) { wrong := d.served(t.Context()); return wrong == "", wrong })
+	suite.Eventually(t, 10*time.Second, "served again", func() (bool, string) { wrong := d.served(t.Context()); return wrong == "", wrong })
 	t.Logf("%d connections tried, %d of %d descriptors in use, open connections served, APIServices available; new ones served %s after these were given back",
 		len(taken), open, limit, time.Since(begun).Round(time.Millisecond))
 }
 
-// testMemoryLimit has many ask for much and read slowly in a container that does not leave room for all of it. The kernel ends whoever takes more.
+// testMemoryLimit has many ask for much and read slowly in a container that does not leave room for
+// all of it. The kernel ends whoever takes more.
 func testMemoryLimit(t *testing.T, w *world) {
 	const room = 128 * mib
 	const limit = room / 10 * 9
@@ -140,9 +141,7 @@ func container(t *testing.T, room int) string {
 			t.Error(err)
 		}
 	})
-	if err := os.WriteFile(filepath.Join(dir, limit), []byte(strconv.Itoa(room)), 0); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, os.WriteFile(filepath.Join(dir, limit), []byte(strconv.Itoa(room)), 0))
 	return dir
 }
 
@@ -164,15 +163,13 @@ func testFullDisk(t *testing.T, w *world) {
 		t.Fatalf("the disk is not full: %v", err)
 	}
 	d.burst(t, 500, "while full")
-	eventually(t, 5*time.Second, "told", func() (bool, string) {
-		return strings.Contains(d.log.String(), "writing access log") && d.metric(t, "fairlead_access_log_lost_total") > 0, d.log.String()
+	suite.Eventually(t, 5*time.Second, "told", func() (bool, string) {
+		return strings.Contains(d.Log.String(), "writing access log") && d.metric(t, "fairlead_access_log_lost_total") > 0, d.Log.String()
 	})
 	lost := d.metric(t, "fairlead_access_log_lost_total")
-	if err := os.Remove(filler); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, os.Remove(filler))
 	d.burst(t, 100, "after")
-	eventually(t, 5*time.Second, "written again", func() (bool, string) { n, _ := lines(t, file, "after"); return n == 100, fmt.Sprint(n, " lines") })
+	suite.Eventually(t, 5*time.Second, "written again", func() (bool, string) { n, _ := lines(t, file, "after"); return n == 100, fmt.Sprint(n, " lines") })
 	n, bad := lines(t, file, "before")
 	if n != 100 || bad > 1 { // one may have been cut
 		t.Errorf("%d lines from before, %d that are none", n, bad)
@@ -184,7 +181,7 @@ func testFullDisk(t *testing.T, w *world) {
 func (d *door) burst(t *testing.T, n int, mark string) {
 	t.Helper()
 	i := d.innocents()
-	i.url = "https://" + d.front + others + "/" + strings.ReplaceAll(mark, " ", "-")
+	i.url = "https://" + d.Front + others + "/" + strings.ReplaceAll(mark, " ", "-")
 	defer i.client.CloseIdleConnections()
 	for range n {
 		if _, wrong := i.once(t.Context()); !strings.HasPrefix(wrong, "404") { // there is no such widget, and its name is in the log
@@ -197,9 +194,7 @@ func (d *door) burst(t *testing.T, n int, mark string) {
 func lines(t *testing.T, file, mark string) (n, bad int) {
 	t.Helper()
 	f, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	defer f.Close()
 	for in := bufio.NewScanner(f); in.Scan(); {
 		if !json.Valid(in.Bytes()) {
@@ -221,14 +216,15 @@ func testNoLog(t *testing.T, w *world) {
 		}
 	}
 	var lost float64
-	eventually(t, 5*time.Second, "counted", func() (bool, string) {
+	suite.Eventually(t, 5*time.Second, "counted", func() (bool, string) {
 		lost = d.metric(t, "fairlead_access_log_lost_total")
 		return lost >= 500, fmt.Sprint(lost, " lines lost")
 	})
 	t.Logf("500 requests served with both logs on /dev/full, %v lines lost and counted", lost)
 }
 
-// testStopped stops the process for longer than any of its pings and probes may take, and lets it go on.
+// testStopped stops the process for longer than any of its pings and probes may take, and lets it
+// go on.
 func testStopped(t *testing.T, w *world) {
 	const stop = 12 * time.Second
 	d := w.open(t)
@@ -240,14 +236,10 @@ func testStopped(t *testing.T, w *world) {
 	if _, wrong := i.once(t.Context()); wrong != "" {
 		t.Fatal(wrong)
 	}
-	if err := d.process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, d.Process.Signal(syscall.SIGSTOP))
 	pause(t, stop)
 	begun := time.Now()
-	if err := d.process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, d.Process.Signal(syscall.SIGCONT))
 	if _, wrong := i.once(t.Context()); wrong != "" {
 		t.Errorf("the first request after it is answered %s", wrong)
 	}
@@ -257,10 +249,8 @@ func testStopped(t *testing.T, w *world) {
 		t.Errorf("APIServices were found unavailable %v times", n)
 	}
 	seen := events.Load()
-	if err := d.others.Emit(extension.Event{}); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, 5*time.Second, "told of the event", func() (bool, string) { return events.Load() > seen, "nothing came" })
+	suite.Check(t, d.others.Emit(extension.Event{}))
+	suite.Eventually(t, 5*time.Second, "told of the event", func() (bool, string) { return events.Load() > seen, "nothing came" })
 	select {
 	case err := <-ended:
 		t.Errorf("the watch has ended: %v", err)
@@ -272,10 +262,8 @@ func testStopped(t *testing.T, w *world) {
 // watch counts what a watch of the innocents' API brings.
 func (d *door) watch(t *testing.T, c *http.Client, ended chan<- error) *atomic.Int64 {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+d.front+others+"?watch=true", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+d.Front+others+"?watch=true", nil)
+	suite.Check(t, err)
 	res, err := c.Do(r)
 	if err != nil || res.StatusCode != http.StatusOK {
 		t.Fatalf("watching: %v, %v", res, err)
@@ -310,9 +298,7 @@ func testDNS(t *testing.T, w *world) {
 	script := filepath.Join(dir, "fairlead")
 	inside := fmt.Sprintf("mount --bind %s /etc/hosts && mount --bind %s /etc/resolv.conf && GODEBUG=netdns=go exec %s \"$@\"", hosts, resolv, w.bin)
 	write(script, "#!/bin/sh\nexec unshare --mount --propagation private sh -c '"+inside+"' sh \"$@\"\n")
-	if err := os.Chmod(script, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, os.Chmod(script, 0o700))
 	if out, err := exec.CommandContext(t.Context(), "unshare", "--mount", "true").CombinedOutput(); err != nil {
 		t.Fatalf("making a mount namespace (this needs root): %v\n%s", err, out)
 	}
@@ -322,24 +308,22 @@ func testDNS(t *testing.T, w *world) {
 	named := w.extension(t, "named", "named.example.com/v1", -1)
 	path := "/apis/named.example.com/v1/namespaces/default/widgets"
 	_, port, err := net.SplitHostPort(named.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	text, _, _ := strings.Cut(w.manifest("named", "named.example.com", named.Addr(), ""), "---\napiVersion: v1\n")
 	text = strings.Replace(text, "name: named}", "name: named, port: "+port+"}", 1)
-	put(t, d.registry, "named.yaml", text+"---\napiVersion: v1\nkind: Service\nmetadata: {namespace: apps, name: named}\nspec: {type: ExternalName, externalName: named.test, ports: [{port: "+port+"}]}\n")
+	suite.Put(t, filepath.Join(d.registry, "named.yaml"), text+"---\napiVersion: v1\nkind: Service\nmetadata: {namespace: apps, name: named}\nspec: {type: ExternalName, externalName: named.test, ports: [{port: "+port+"}]}\n")
 	d.serves(t, path)
 	write(hosts, without)
 	begun := time.Now()
 	var said string
-	eventually(t, time.Minute, "told", func() (bool, string) {
-		status, body := d.ask(t, d.root, "https://"+d.front+path)
+	suite.Eventually(t, time.Minute, "told", func() (bool, string) {
+		status, body := d.ask(t, d.root, "https://"+d.Front+path)
 		said = body
 		return status == http.StatusServiceUnavailable, fmt.Sprintf("%d %.200s", status, body)
 	})
 	failed := time.Since(begun)
-	_, page := d.ask(t, d.root, "https://"+d.admin+"/status")
-	if !strings.Contains(page, "named.test") || !strings.Contains(d.log.String(), "named.test") {
+	_, page := d.ask(t, d.root, "https://"+d.Admin+"/status")
+	if !strings.Contains(page, "named.test") || !strings.Contains(d.Log.String(), "named.test") {
 		t.Errorf("neither status nor log names the name: %s\n%.2000s", said, page)
 	}
 	if wrong := d.served(t.Context()); wrong != "" {

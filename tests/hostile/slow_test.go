@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // lame is a peer that begins something and does not go on with it, or hardly.
@@ -27,8 +29,9 @@ type lame struct {
 	bound time.Duration // for how long it may be borne with
 }
 
-// slack is for a busy machine, and for the ticks of timers.
-const slack = 5 * time.Second
+// slack is for the ticks by which bounds are looked at, of a second at most, and as much for a busy
+// machine.
+const slack = 2 * time.Second
 
 func lames() []lame {
 	const (
@@ -55,7 +58,8 @@ func lames() []lame {
 	}
 }
 
-// testSlow has some of each at once, and looks at how long they are borne with, and at what others feel.
+// testSlow has some of each at once, and looks at how long they are borne with, and at what others
+// feel.
 func testSlow(t *testing.T, d *door) {
 	const each = 20
 	var all sync.WaitGroup
@@ -100,7 +104,7 @@ func (d *door) outlive(ctx context.Context, l lame) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, 70*time.Second)
 	defer cancel()
 	begun := time.Now()
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", d.front)
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", d.Front)
 	if err != nil {
 		return 0, err
 	}
@@ -152,10 +156,9 @@ func testSlowReaders(t *testing.T, d *door) {
 	c.held(t, limit)
 	pause(t, time.Until(begun.Add(bound+slack)))
 	for i, r := range readers {
-		if err := r.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
-			t.Fatal(err)
-		}
-		// What is in the sockets still comes; then the end, or the rest of what was asked for and silence.
+		suite.Check(t, r.SetReadDeadline(time.Now().Add(5*time.Second)))
+		// What is in the sockets still comes; then the end, or the rest of what was asked for and
+		// silence.
 		if n, err := io.Copy(io.Discard, r); errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("reader %d is still there after %s; %d bytes came", i, time.Since(begun).Round(time.Second), n)
 		}
@@ -166,19 +169,16 @@ func testSlowReaders(t *testing.T, d *door) {
 // asksFrames asks over HTTP/2 and never reads, so that the socket fills up, with all windows open.
 func (d *door) asksFrames(t *testing.T, n int) net.Conn {
 	t.Helper()
-	w, err := connect(t.Context(), d.front, d.w.as("reader"), false, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1<<31 - 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w, err := connect(t.Context(), d.Front, d.w.as("reader"), false, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1<<31 - 1})
+	suite.Check(t, err)
 	err = w.fr.WriteWindowUpdate(0, 1<<30)
 	for range n {
 		if err == nil {
 			_, err = w.ask("GET", target, true)
 		}
 	}
-	if err = errors.Join(err, w.flush()); err != nil {
-		t.Fatal(err)
-	}
+	err = errors.Join(err, w.flush())
+	suite.Check(t, err)
 	return w.tls.NetConn()
 }
 

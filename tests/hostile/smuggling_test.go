@@ -10,15 +10,18 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// inner is the request that an attacker hides in another one. It must never reach a backend, nor be answered.
+// inner is the request that an attacker hides in another one. It must never reach a backend, nor be
+// answered.
 const inner = "GET /apis/GV/v1/smuggled HTTP/1.1\r\nHost: x\r\nX-Remote-User: system:admin\r\nX-Remote-Group: system:masters\r\n\r\n"
 
 // smuggled is one ambiguous request as bytes. GV stands for the API group, INNER for inner.
@@ -26,7 +29,8 @@ type smuggled struct {
 	name, text string
 	// want are the statuses that may answer it. Refusals end the connection.
 	want []int
-	// whole says that the request is sound, and what follows it is a second one, which is answered too.
+	// whole says that the request is sound, and what follows it is a second one, which is answered
+	// too.
 	whole bool
 }
 
@@ -76,7 +80,8 @@ func smuggling() []smuggled {
 		{name: "forged trailers", text: head + "Transfer-Encoding: chunked\r\nTrailer: X-Remote-User, Content-Length\r\nConnection: close\r\n\r\n2\r\n{}\r\n0\r\nX-Remote-User: system:admin\r\nContent-Length: 99\r\n\r\n", want: []int{200, 201, 400, 409, 422}},
 		{name: "no host", text: "GET /apis/GV/v1/widgets HTTP/1.1\r\n\r\n", want: []int{400}},
 		{name: "two hosts", text: "GET /apis/GV/v1/widgets HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", want: []int{400}},
-		// RFC 9112 §5.2 lets a server put a blank in place of a line's folding; then these are sound, and what follows their body is a request of its own.
+		// RFC 9112 §5.2 lets a server put a blank in place of a line's folding; then these are
+		// sound, and what follows their body is a request of its own.
 		{name: "folded length", text: head + "Content-Length:\r\n 5\r\n\r\n0\r\n\r\nINNER", want: []int{200, 201, 400, 409, 422}, whole: true},
 		{name: "folded encoding", text: head + "X: y\r\n Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nINNER", want: []int{200, 201, 400, 409, 422}, whole: true},
 		{name: "folded host", text: "GET /apis/GV/v1/widgets HTTP/1.1\r\nHost:\r\n x\r\nConnection: close\r\n\r\nINNER", want: []int{200, 400}},
@@ -106,7 +111,7 @@ func smuggling() []smuggled {
 // testSmuggling sends the table to a backend of each protocol, and looks at what has arrived there.
 func testSmuggling(t *testing.T, d *door) {
 	old := d.w.extension(t, "old", "old.example.com/v1", 0)
-	put(t, d.registry, "old.yaml", d.w.manifest("old", "old.example.com", old.Addr(), `fairlead.dev/http1: "true"`))
+	suite.Put(t, filepath.Join(d.registry, "old.yaml"), d.w.manifest("old", "old.example.com", old.Addr(), `fairlead.dev/http1: "true"`))
 	d.serves(t, "/apis/old.example.com/v1/widgets")
 	for group, backend := range map[string]*extension.Server{"target.example.com": d.target, "old.example.com": old} {
 		for _, s := range smuggling() {
@@ -128,14 +133,10 @@ func (d *door) rawBy(t *testing.T, user string, dialer *net.Dialer) *tls.Conn {
 	t.Helper()
 	c := d.w.as(user)
 	c.NextProtos = []string{"http/1.1"}
-	conn, err := (&tls.Dialer{NetDialer: dialer, Config: c}).DialContext(t.Context(), "tcp", d.front)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn, err := (&tls.Dialer{NetDialer: dialer, Config: c}).DialContext(t.Context(), "tcp", d.Front)
+	suite.Check(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
-	if err := conn.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, conn.SetDeadline(time.Now().Add(20*time.Second)))
 	return conn.(*tls.Conn) //nolint:forcetypeassert // a tls.Dialer makes no other
 }
 

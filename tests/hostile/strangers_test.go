@@ -21,20 +21,21 @@ import (
 	"k8s.io/client-go/kubernetes"
 	typed "k8s.io/client-go/kubernetes/typed/core/v1"
 
+	"github.com/fairlead-proxy/fairlead/tests/alone"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// TestStrangers is about one connection, and sixteen, of somebody who wants to stop everybody else: before a real
-// kube-apiserver, over both HTTP versions. The letters are those of the review that found the attacks.
+// TestStrangers is about one connection, and sixteen, of somebody who wants to stop everybody else:
+// before a real kube-apiserver, over both HTTP versions. The letters are those of the review that
+// found the attacks.
 func TestStrangers(t *testing.T) {
 	w := newWorld(t)
-	h := newHarbour(t, w)
+	h := newHarbour(t, w, false)
 	h.account(t)
 	h.publish(t)
-	if err := h.remote.Set(extension.Fault{Kind: extension.Slow, Delay: othersTake, Path: remotePath}); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, h.remote.Set(extension.Fault{Kind: extension.Slow, Delay: othersTake, Path: remotePath}))
 	for _, a := range attacks(t) {
 		numbers := []int{1, 16}
 		if a.many && a.proto != "h2" {
@@ -52,9 +53,7 @@ func TestStrangers(t *testing.T) {
 func (h *harbour) accounts(t *testing.T) typed.ServiceAccountInterface {
 	t.Helper()
 	core, err := kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	return core.CoreV1().ServiceAccounts("default")
 }
 
@@ -70,16 +69,12 @@ func (h *harbour) account(t *testing.T) {
 func (h *harbour) publish(t *testing.T) {
 	t.Helper()
 	core, err := kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	_, err = core.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "public"}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "system:public-info-viewer"},
 		Subjects: []rbacv1.Subject{{Kind: "Group", Name: "system:authenticated"}, {Kind: "Group", Name: "system:unauthenticated"}},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 }
 
 // mint makes tokens that nobody has seen.
@@ -90,9 +85,7 @@ func (h *harbour) mint(t *testing.T, n int) []string {
 	for range n {
 		hour := int64(3600)
 		r, err := accounts.CreateToken(t.Context(), "robot", &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &hour}}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		suite.Check(t, err)
 		tokens = append(tokens, r.Status.Token)
 	}
 	return tokens
@@ -121,11 +114,12 @@ const (
 	siegeWindows = 9
 	// swing is how long an attack has begun before a window does.
 	swing = 100 * time.Millisecond
-	// maxStolen is what the hypervisor may take of a window's two cores. One of which it takes more says
-	// nothing of Fairlead: it is measured once more, and logged. A window in six loses 10 ms, one in sixty 20.
+	// maxStolen is what the hypervisor may take of a window's two cores. One of which it takes more
+	// says nothing of Fairlead: it is measured once more, and logged. A window in six loses 10 ms,
+	// one in sixty 20.
 	maxStolen = 20 * time.Millisecond
-	// The bounds: requests of others served in the attacked windows, as a share of those in the calm ones; their slowest
-	// beside the calm windows' slowest; memory.
+	// The bounds: requests of others served in the attacked windows, as a share of those in the
+	// calm ones; their slowest beside the calm windows' slowest; memory.
 	siegeShare  = 0.8
 	siegeSlower = 50 * time.Millisecond
 	siegeMemory = 64 * mib
@@ -149,10 +143,8 @@ type siege struct {
 func (s *siege) run(t *testing.T) {
 	t.Helper()
 	process, err := os.FindProcess(s.h.front.Part.PID())
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := &door{process: process}
+	suite.Check(t, err)
+	d := &door{Door: &alone.Door{Process: process}}
 	s.url, s.wrong = s.h.front.Endpoint.URL+remotePath+"/widget-001", map[string]int{}
 	c := s.client("h2", s.h.tls(s.h.PKI.Client.CA.Issue(pki.Leaf{CommonName: "innocent"})))
 	defer c.CloseIdleConnections()
@@ -206,22 +198,20 @@ func (s *siege) window(t *testing.T, c *http.Client) (served int, worst time.Dur
 	return served, worst
 }
 
-// stolen is how long cores were ready to run and did not, since the machine has started (steal of proc_stat(5)).
+// stolen is how long cores were ready to run and did not, since the machine has started (steal of
+// proc_stat(5)).
 func stolen(t *testing.T) time.Duration {
 	t.Helper()
 	stat, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	all, _, _ := strings.Cut(string(stat), "\n")
 	ticks, err := strconv.Atoi(strings.Fields(all)[8])
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	return time.Duration(ticks) * 10 * time.Millisecond // USER_HZ is 100
 }
 
-// second has others ask for a second. It returns how many were served within it, and the slowest answer of all.
+// second has others ask for a second. It returns how many were served within it, and the slowest
+// answer of all.
 func (s *siege) second(t *testing.T, c *http.Client) (served int, worst time.Duration) {
 	var all sync.WaitGroup
 	var mu sync.Mutex // guards served and worst

@@ -99,8 +99,8 @@ func speakRecords(ctx context.Context, address string, as *tls.Config) (*striker
 	return &striker{records: c}, err
 }
 
-// strikes is what one connection of an attack does until ctx ends. One that the server has ended opens another.
-// struck is called when one that strikes once has struck.
+// strikes is what one connection of an attack does until ctx ends. One that the server has ended
+// opens another. struck is called when one that strikes once has struck.
 func (s *siege) strikes(ctx context.Context, i int, struck func()) {
 	var on *striker
 	defer struck()

@@ -18,7 +18,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// wire is a connection of a client that writes the frames it likes. Its output is buffered until flush.
+// wire is a connection of a client that writes the frames it likes. Its output is buffered until
+// flush.
 type wire struct {
 	tls   *tls.Conn
 	out   *bufio.Writer
@@ -34,7 +35,8 @@ type wire struct {
 	ended   atomic.Int64  // END_STREAM and RST_STREAM
 }
 
-// connect opens an HTTP/2 connection. Whoever reads is false never takes a byte after the handshake.
+// connect opens an HTTP/2 connection. Whoever reads is false never takes a byte after the
+// handshake.
 func connect(ctx context.Context, address string, c *tls.Config, reads bool, settings ...http2.Setting) (*wire, error) {
 	c = c.Clone()
 	c.NextProtos = []string{"h2"}
@@ -60,7 +62,8 @@ func connect(ctx context.Context, address string, c *tls.Config, reads bool, set
 	return w, nil
 }
 
-// deaf makes connections that take a few KiB before somebody reads them. Else the kernel takes megabytes.
+// deaf makes connections that take a few KiB before somebody reads them. Else the kernel takes
+// megabytes.
 func deaf() *net.Dialer {
 	return &net.Dialer{Control: func(_, _ string, raw syscall.RawConn) (err error) {
 		return errors.Join(raw.Control(func(fd uintptr) { err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4<<10) }), err)

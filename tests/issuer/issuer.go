@@ -1,4 +1,5 @@
-// Package issuer is an OpenID provider for tests: it serves its discovery document and one key over TLS, and signs whatever it is told to.
+// Package issuer is an OpenID provider for tests: it serves its discovery document and one key over
+// TLS, and signs whatever it is told to.
 package issuer
 
 import (

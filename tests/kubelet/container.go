@@ -20,8 +20,8 @@ import (
 // containerName is the name of every pod's only container.
 const containerName = "main"
 
-// Container is a folder in which processes are executed, and a log. Its main process, which attach talks to, answers each line with
-// the same in capitals.
+// Container is a folder in which processes are executed, and a log. Its main process, which attach
+// talks to, answers each line with the same in capitals.
 type Container struct {
 	// Dir is its working directory.
 	Dir string
@@ -35,7 +35,8 @@ type Container struct {
 	grown chan struct{} // closed and replaced when there are more lines
 }
 
-// ExecInContainer runs a command with the streams of an exec request. It implements remotecommand.Executor.
+// ExecInContainer runs a command with the streams of an exec request. It implements
+// remotecommand.Executor.
 func (c *Container) ExecInContainer(ctx context.Context, _, _, _ string, command []string, in io.Reader, out, errs io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize, _ time.Duration) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -126,7 +127,8 @@ func (c *Container) AttachContainer(ctx context.Context, _, _, _ string, in io.R
 	return lines.Err()
 }
 
-// PortForward connects a stream with a port of this machine. It implements portforward.PortForwarder.
+// PortForward connects a stream with a port of this machine. It implements
+// portforward.PortForwarder.
 func (c *Container) PortForward(ctx context.Context, _, _ string, port int32, stream io.ReadWriteCloser) error {
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port))))
 	if err != nil {

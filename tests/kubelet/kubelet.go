@@ -1,9 +1,11 @@
-// Package kubelet is a stub kubelet for tests: a node that kube-apiserver can send exec, attach, port-forward and logs to, and that
-// metrics-server can scrape. The streams are served by the library that the real kubelet and the container runtimes serve them with.
+// Package kubelet is a stub kubelet for tests: a node that kube-apiserver can send exec, attach,
+// port-forward and logs to, and that metrics-server can scrape. The streams are served by the
+// library that the real kubelet and the container runtimes serve them with.
 //
-// Its containers are folders of this machine, and what is executed in one is a plain process there: nothing is isolated. Only members
-// of system:masters that the client CA vouches for may ask for one. It knows just the pods that Run has made, watches nothing and
-// reports nothing: it is not a node for anything but tests.
+// Its containers are folders of this machine, and what is executed in one is a plain process there:
+// nothing is isolated. Only members of system:masters that the client CA vouches for may ask for
+// one. It knows just the pods that Run has made, watches nothing and reports nothing: it is not a
+// node for anything but tests.
 //
 // All methods may be called from any goroutine. Close ends every process and connection.
 package kubelet
@@ -27,7 +29,8 @@ import (
 )
 
 const (
-	// idle is how long a stream may be silent, and creating how long a client may take to open its streams: the kubelet's own defaults.
+	// idle is how long a stream may be silent, and creating how long a client may take to open its
+	// streams: the kubelet's own defaults.
 	idle     = 4 * time.Hour
 	creating = 30 * time.Second
 )

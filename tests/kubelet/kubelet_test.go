@@ -181,12 +181,14 @@ func TestCloseEndsStreams(t *testing.T) {
 		_ = stdout.CloseWithError(err)
 		ended <- err
 	}()
-	// Until its streams stand, an exec waits for them and not for its connection. And between fork and exec, a child holds all sockets.
+	// Until its streams stand, an exec waits for them and not for its connection. And between fork
+	// and exec, a child holds all sockets.
 	if _, err := io.ReadFull(out, make([]byte, len("runs\n"))); err != nil {
 		t.Fatal(err)
 	}
 	h.Close()
-	// The client takes a connection that ends before the exit code for a success: only ctx says that nothing has ended.
+	// The client takes a connection that ends before the exit code for a success: only ctx says
+	// that nothing has ended.
 	if err := <-ended; ctx.Err() != nil {
 		t.Errorf("the command went on: %v", err)
 	}

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// What the node and each container use, always: metrics-server reports what it computes from it as 250m, 512Mi, 100m and 64Mi.
+// What the node and each container use, always: metrics-server reports what it computes from it as
+// 250m, 512Mi, 100m and 64Mi.
 const (
 	nodeCPU         = 0.25
 	nodeMemory      = 512 << 20

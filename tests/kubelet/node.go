@@ -19,7 +19,8 @@ func (k *Kubelet) Join(ctx context.Context, core kubernetes.Interface, name stri
 	if err != nil {
 		return fmt.Errorf("creating node: %w", err)
 	}
-	// Admission taints every new node as not ready, and the controller that would take that away does not run here.
+	// Admission taints every new node as not ready, and the controller that would take that away
+	// does not run here.
 	node.Spec.Taints = nil
 	if node, err = core.CoreV1().Nodes().Update(ctx, node, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("removing the node's taint: %w", err)
@@ -45,7 +46,8 @@ func (k *Kubelet) Join(ctx context.Context, core kubernetes.Interface, name stri
 	return nil
 }
 
-// Run makes a pod with one container, main, bound to this node and running. The namespace's default ServiceAccount must exist.
+// Run makes a pod with one container, main, bound to this node and running. The namespace's default
+// ServiceAccount must exist.
 func (k *Kubelet) Run(ctx context.Context, core kubernetes.Interface, namespace, name string) (*Container, error) {
 	k.mu.Lock()
 	node := k.node

@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Terminal is a pseudo-terminal: what is written to it a program on it reads, and the other way round.
+// Terminal is a pseudo-terminal: what is written to it a program on it reads, and the other way
+// round.
 type Terminal struct {
 	*os.File          // the side of whoever sits before it
 	inner    *os.File // the side of the program
@@ -40,7 +41,8 @@ func OpenTerminal() (*Terminal, error) {
 	return &Terminal{File: outer, inner: inner}, nil
 }
 
-// control does something with the file descriptor. Fd would turn the file into one whose Close does not end a Read.
+// control does something with the file descriptor. Fd would turn the file into one whose Close does
+// not end a Read.
 func control(f *os.File, do func(fd int) error) error {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -58,7 +60,8 @@ func (t *Terminal) Resize(columns, rows uint16) error {
 	})
 }
 
-// Start starts cmd as the program on the terminal. Reading from the terminal ends when that and its children have ended.
+// Start starts cmd as the program on the terminal. Reading from the terminal ends when that and its
+// children have ended.
 func (t *Terminal) Start(cmd *exec.Cmd) error {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = t.inner, t.inner, t.inner
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}

@@ -1,4 +1,5 @@
-// Package manifests has manifests for tests of the dir: registry: good ones, and a table of bad ones with what must be told about each.
+// Package manifests has manifests for tests of the dir: registry: good ones, and a table of bad
+// ones with what must be told about each.
 package manifests
 
 import "strings"
@@ -84,6 +85,12 @@ subjects:
   name: reader
 `
 
+// What apimachinery says of names.
+const (
+	subdomain = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')"
+	label     = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')"
+)
+
 // Invalid returns one of Good each with a change, and what is told about it.
 func Invalid() []Case {
 	return []Case{
@@ -103,7 +110,7 @@ func Invalid() []Case {
 		{"bad base64", swap(apiService, "  service:", "  caBundle: \"***\"\n  service:"), "bad.yaml:1: illegal base64 data at input byte 0"},
 		{"name", swap(apiService, "name: v1.a.io", "name: v2.a.io"), "bad.yaml:4: metadata.name: Invalid value: \"v2.a.io\": must be `spec.version+\".\"+spec.group`: \"v1.a.io\""},
 		{"no name", swap(apiService, "  name: v1.a.io", "  labels: {}"), "bad.yaml:3: metadata.name: Required value: name or generateName is required"},
-		{"group", swap(swap(apiService, "name: v1.a.io", "name: v1.A"), "group: a.io", "group: A"), "bad.yaml:6: spec.group: Invalid value: \"A\": a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')"},
+		{"group", swap(swap(apiService, "name: v1.a.io", "name: v1.A"), "group: a.io", "group: A"), "bad.yaml:6: spec.group: Invalid value: \"A\": " + subdomain},
 		{"core group", swap(swap(apiService, "name: v1.a.io", "name: v2."), "group: a.io\n  version: v1", "version: v2"), "bad.yaml:5: spec.group: Required value: only v1 may have an empty group and it better be legacy kube"},
 		{"version", swap(swap(apiService, "name: v1.a.io", "name: 1.a.io"), "version: v1", "version: \"1\""), "bad.yaml:7: spec.version: Invalid value: \"1\": a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for validation is '[a-z]([-a-z0-9]*[a-z0-9])?')"},
 		{"group priority", swap(apiService, "Minimum: 100", "Minimum: 20001"), "bad.yaml:8: spec.groupPriorityMinimum: Invalid value: 20001: must be positive and less than 20000"},
@@ -123,13 +130,22 @@ func Invalid() []Case {
 		{"no ports", swap(service, "  ports:\n  - name: a\n    port: 443\n    protocol: TCP\n", ""), "bad.yaml:6: spec.ports: Required value"},
 		{"service port", swap(service, "port: 443", "port: 0"), "bad.yaml:11: spec.ports[0].port: Invalid value: 0: must be between 1 and 65535, inclusive"},
 		{"second port without name", service + "  - port: 80\n", "bad.yaml:13: spec.ports[1].name: Required value"},
+		{"port name twice", service + "  - name: a\n    port: 80\n", `bad.yaml:13: spec.ports[1].name: Duplicate value: "a"`},
+		{"port number twice", service + "  - name: b\n    port: 443\n", `bad.yaml:13: spec.ports[1]: Duplicate value: "TCP/443"`},
+		{"port name", swap(service, "- name: a", "- name: a_b"), "bad.yaml:10: spec.ports[0].name: Invalid value: \"a_b\": " + label},
 		{"protocol", swap(service, "TCP", "tcp"), `bad.yaml:12: spec.ports[0].protocol: Unsupported value: "tcp": supported values: "SCTP", "TCP", "UDP"`},
-		{"external name", swap(swap(service, "ClusterIP", "ExternalName"), "  clusterIP: 10.96.0.1", "  externalName: a_b"), "bad.yaml:8: spec.externalName: Invalid value: \"a_b\": a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')"},
+		{"external name", swap(swap(service, "ClusterIP", "ExternalName"), "  clusterIP: 10.96.0.1", "  externalName: a_b"), "bad.yaml:8: spec.externalName: Invalid value: \"a_b\": " + subdomain},
 		{"slice of no service", swap(endpointSlice, "kubernetes.io/service-name", "service"), "bad.yaml:6: metadata.labels[kubernetes.io/service-name]: Required value: it says which Service the endpoints belong to"},
 		{"no address type", swap(endpointSlice, "addressType: IPv4\n", ""), "bad.yaml:1: addressType: Required value"},
 		{"address type", swap(endpointSlice, "IPv4", "ipv4"), `bad.yaml:8: addressType: Unsupported value: "ipv4": supported values: "FQDN", "IPv4", "IPv6"`},
 		{"address", swap(endpointSlice, "10.0.0.1", "10.0.0.1:443"), `bad.yaml:14: endpoints[0].addresses[0]: Invalid value: "10.0.0.1:443": must be a valid IP address`},
 		{"address of the other family", swap(endpointSlice, "10.0.0.1", "fd00::1"), `bad.yaml:14: endpoints[0].addresses[0]: Invalid value: "fd00::1": must be an IPv4 address`},
+		{"address of a name", swap(swap(endpointSlice, "IPv4", "FQDN"), "10.0.0.1", "a_b"), "bad.yaml:14: endpoints[0].addresses[0]: Invalid value: \"a_b\": " + subdomain},
+		{"IPv4 address among IPv6", swap(endpointSlice, "IPv4", "IPv6"), `bad.yaml:14: endpoints[0].addresses[0]: Invalid value: "10.0.0.1": must be an IPv6 address`},
+		{"address with a zone", swap(swap(endpointSlice, "IPv4", "IPv6"), "10.0.0.1", "fe80::1%eth0"), `bad.yaml:14: endpoints[0].addresses[0]: Invalid value: "fe80::1%eth0": must be a valid IP address`},
+		{"too many addresses", endpointSlice + strings.Repeat("  - 10.0.0.1\n", 100), "bad.yaml:13: endpoints[0].addresses: Too many: 101: must have at most 100 items"},
+		{"too many endpoints", endpointSlice + strings.Repeat("- addresses: [10.0.0.1]\n", 1000), "bad.yaml:12: endpoints: Too many: 1001: must have at most 1000 items"},
+		{"slice port twice", swap(endpointSlice, "endpoints", "- name: a\n  port: 80\nendpoints"), `bad.yaml:12: ports[1].name: Duplicate value: "a"`},
 		{"no address", swap(endpointSlice, "- addresses:\n  - 10.0.0.1", "- hostname: a"), "bad.yaml:13: endpoints[0].addresses: Required value: must contain at least 1 address"},
 		{"slice port", swap(endpointSlice, "port: 443", "port: 65536"), "bad.yaml:11: ports[0].port: Invalid value: 65536: must be between 1 and 65535, inclusive"},
 		{"slice without port", swap(endpointSlice, "  port: 443\n", ""), "bad.yaml:10: ports[0].port: Required value"},
@@ -156,7 +172,8 @@ type Case struct {
 	Name string
 	// Text is the file.
 	Text string
-	// Want is how the first fault is told, of a file called bad.yaml: bad.yaml:LINE: FIELD: MESSAGE.
+	// Want is how the first fault is told, of a file called bad.yaml: bad.yaml:LINE: FIELD:
+	// MESSAGE.
 	Want string
 }
 

@@ -1,7 +1,8 @@
 //go:build e2e
 
-// Package netns gives the tests of one package a network of their own, in which they may have addresses that are not loopback: Kubernetes refuses loopback addresses as
-// endpoints. What is sent there never leaves the machine. It needs Linux, root and iproute2.
+// Package netns gives the tests of one package a network of their own, in which they may have
+// addresses that are not loopback: Kubernetes refuses loopback addresses as endpoints. What is sent
+// there never leaves the machine. It needs Linux, root and iproute2.
 package netns
 
 import (
@@ -16,10 +17,12 @@ import (
 	"testing"
 )
 
-// inside is set in the environment of the process that runs the tests, in the namespaces that Main has made.
+// inside is set in the environment of the process that runs the tests, in the namespaces that Main
+// has made.
 const inside = "FAIRLEAD_NETNS_INSIDE"
 
-// Main is for TestMain: it runs this program once more, in a network and a mount namespace of its own, which end with it, however it ends.
+// Main is for TestMain: it runs this program once more, in a network and a mount namespace of its
+// own, which end with it, however it ends.
 func Main(m *testing.M) int {
 	lists := slices.ContainsFunc(os.Args, func(a string) bool { return strings.HasPrefix(a, "-test.list") })
 	if lists || os.Getenv(inside) != "" {
@@ -41,7 +44,8 @@ func Main(m *testing.M) int {
 	return 0
 }
 
-// Up brings up loopback, with these addresses and networks (as in 10.79.0.0/16) beside its own: every address in them is this machine.
+// Up brings up loopback, with these addresses and networks (as in 10.79.0.0/16) beside its own:
+// every address in them is this machine.
 func Up(t *testing.T, networks ...string) {
 	t.Helper()
 	commands := []string{"link set lo up"}

@@ -21,7 +21,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// alarms are what makes each alert fire but FairleadDown, by the alert's name. Each has a group-version of its own.
+// alarms are what makes each alert fire but FairleadDown, by the alert's name. Each has a
+// group-version of its own.
 func (w *world) alarms(t *testing.T, p *prometheus, front *cluster.Front, spare, broken cluster.Pair) map[string]alarm {
 	t.Helper()
 	faulty := func(name string, faults ...extension.Fault) alarm {
@@ -99,7 +100,8 @@ func (w *world) alarmBackendExpiring(t *testing.T) alarm {
 		func(*testing.T) { lasts(48 * time.Hour) },
 		func(t *testing.T) {
 			lasts(9 * 24 * time.Hour)
-			// What an endpoint has presented is remembered for five minutes, or as long as its APIService.
+			// What an endpoint has presented is remembered for five minutes, or as long as its
+			// APIService.
 			must(t, "", w.kubectl, "--kubeconfig", w.direct, "delete", "apiservice", "v1."+name+".example.com")
 			w.apply(t, w.apiService(name, port, ""))
 		},
@@ -177,7 +179,8 @@ func widgetsOf(name string) string {
 	return "/apis/" + name + ".example.com/v1/namespaces/default/widgets"
 }
 
-// load asks for a path, three at a time, some ten times a second each, until the returned function is called.
+// load asks for a path, three at a time, some ten times a second each, until the returned function
+// is called.
 func (w *world) load(t *testing.T, front *cluster.Front, path string) (stop func()) {
 	t.Helper()
 	transport := &http.Transport{TLSClientConfig: suite.TLS(t, front.Endpoint, w.Admin()), ForceAttemptHTTP2: true}
@@ -206,7 +209,8 @@ func (w *world) load(t *testing.T, front *cluster.Front, path string) (stop func
 	return sync.OnceFunc(func() { cancel(); wg.Wait(); transport.CloseIdleConnections() })
 }
 
-// alarmContested writes the endpoints of default/kubernetes that a Fairlead publishes, as a kube-apiserver would that was not told to leave them alone.
+// alarmContested writes the endpoints of default/kubernetes that a Fairlead publishes, as a
+// kube-apiserver would that was not told to leave them alone.
 func (w *world) alarmContested(p *prometheus, front *cluster.Front) alarm {
 	var publisher *cluster.Front
 	return alarm{
@@ -230,7 +234,8 @@ func (w *world) alarmContested(p *prometheus, front *cluster.Front) alarm {
 				suite.Check(t, err)
 			}
 		},
-		// As the runbook says: nobody else writes any more, and Fairlead is restarted, so that it does not wait.
+		// As the runbook says: nobody else writes any more, and Fairlead is restarted, so that it
+		// does not wait.
 		func(t *testing.T) {
 			suite.Check(t, publisher.Part.Restart(t.Context()))
 			suite.Eventually(t, 30*time.Second, "published", func() (bool, string) {

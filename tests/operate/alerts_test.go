@@ -36,12 +36,13 @@ func testAlerts(t *testing.T, w *world) {
 		suite.Check(t, os.WriteFile(filepath.Join(dir, "alerts.yaml"), cases, 0o600))
 		must(t, "", "promtool", "check", "rules", filepath.Join(dir, "rules.yaml"))
 		must(t, "", "promtool", "test", "rules", filepath.Join(dir, "alerts.yaml"))
-		for _, r := range shippedRules(t).Groups[0].Rules {
-			if !strings.Contains(string(cases), "alertname: "+r.Alert+"\n") {
-				t.Errorf("%s has no test", r.Alert)
+		for _, name := range shippedRules(t).alerts() {
+			if !strings.Contains(string(cases), "alertname: "+name+"\n") {
+				t.Errorf("%s has no test", name)
 			}
 		}
 	})
+	t.Run("inhibited", func(t *testing.T) { testInhibited(t, w) })
 	w.apply(t, prometheusAccount)
 	token := suite.Token(t, w.core, "operate", "prometheus")
 	t.Run("metrics", func(t *testing.T) {
@@ -61,7 +62,8 @@ func testAlerts(t *testing.T, w *world) {
 	t.Run("fire and clear", func(t *testing.T) { testFire(t, w, token) })
 }
 
-// testDocumented is the golden scrape: every series of ours has the type and the labels that docs/metrics.md says.
+// testDocumented is the golden scrape: every series of ours has the type and the labels that
+// docs/metrics.md says.
 func testDocumented(t *testing.T, scrape string) {
 	doc, err := os.ReadFile("../../docs/metrics.md")
 	suite.Check(t, err)

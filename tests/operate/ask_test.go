@@ -34,7 +34,8 @@ func must(t *testing.T, stdin, name string, args ...string) string {
 	return a.Out
 }
 
-// get asks an endpoint with a token and returns code and body. Without a token it is a member of system:masters.
+// get asks an endpoint with a token and returns code and body. Without a token it is a member of
+// system:masters.
 func (w *world) get(t *testing.T, e cluster.Endpoint, path, token string) (int, string) {
 	t.Helper()
 	who := cluster.Credentials{Token: token}

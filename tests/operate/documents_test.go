@@ -15,7 +15,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testDocuments runs what docs/operations.md tells people to type, where that is possible without nodes, and reads the rest.
+// testDocuments runs what docs/operations.md tells people to type, where that is possible without
+// nodes, and reads the rest.
 func testDocuments(t *testing.T, w *world) {
 	data, err := os.ReadFile("../../docs/operations.md")
 	suite.Check(t, err)
@@ -54,15 +55,18 @@ func testDocuments(t *testing.T, w *world) {
 
 // testDocumentedFlags wants every flag in the pages for operators to be one of somebody's.
 func testDocumentedFlags(t *testing.T, w *world) {
-	known := must(t, "", w.fairlead, "serve", "--help") + must(t, "", w.fairlead, "lint", "--help") + must(t, "", w.fairlead, "status", "--help")
+	known := must(t, "", w.fairlead, "serve", "--help") + must(t, "", w.fairlead, "lint", "--help") + must(t, "", w.fairlead, "status", "--help") +
+		must(t, "", filepath.Join(filepath.Dir(w.fairlead), "kubectl-fairlead"), "init", "--help")
 	others := []string{ // of kubectl, kubeadm, Helm and kube-apiserver, as their own documents have them
-		"--apiserver-cert-extra-sans", "--client-name", "--config", "--validity-period", "--dry-run", "--cert", "--key", "--from-file", "--namespace", "--install", "--set", "--reuse-values",
-		"--clusterrole", "--serviceaccount", "--group", "--endpoint-reconciler-type", "--show-managed-fields", "--server", "--raw", "--overwrite",
+		"--apiserver-cert-extra-sans", "--client-name", "--config", "--validity-period", "--dry-run", "--cert", "--key", "--from-file", "--namespace", "--install", "--set", "--reset-then-reuse-values",
+		"--clusterrole", "--serviceaccount", "--group", "--endpoint-reconciler-type", "--show-managed-fields", "--server", "--raw", "--overwrite", "--manifest", "--archive", "--now", "--version",
+		"--as", "--admin", "--certificate-authority", "--current", "--cluster", "--requestheader",
+		"--tail", "--prefix", "--bump-revision", "--mark-compacted",
 	}
 	pages, err := filepath.Glob("../../docs/runbooks/*.md")
 	suite.Check(t, err)
 	n := 0
-	for _, page := range append(pages, "../../docs/operations.md", "../../docs/scaling.md") {
+	for _, page := range append(pages, "../../docs/operations.md", "../../docs/scaling.md", "../../docs/managed.md") {
 		data, err := os.ReadFile(page)
 		suite.Check(t, err)
 		for _, flag := range regexp.MustCompile(`--[a-z][a-z0-9-]+`).FindAllString(string(data), -1) {

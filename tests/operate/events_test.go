@@ -19,7 +19,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testEvents runs two replicas with exactly what deploy/components/events grants, breaks a backend, and reads what one of them tells of it.
+// testEvents runs two replicas with exactly what deploy/components/events grants, breaks a backend,
+// and reads what one of them tells of it.
 func testEvents(t *testing.T, w *world) {
 	rules, err := os.ReadFile("../../deploy/components/events/rbac.yaml")
 	suite.Check(t, err)

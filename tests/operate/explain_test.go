@@ -19,7 +19,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// serve starts an extension server of <name>.example.com/v1 for service operate/<name>, and registers it.
+// serve starts an extension server of <name>.example.com/v1 for service operate/<name>, and
+// registers it.
 func (w *world) serve(t *testing.T, name string, change func(*extension.Config), faults ...extension.Fault) *extension.Server {
 	t.Helper()
 	cfg := extension.Config{
@@ -37,7 +38,8 @@ func (w *world) serve(t *testing.T, name string, change func(*extension.Config),
 	return s
 }
 
-// external is a Service that leads to this machine: Kubernetes refuses loopback addresses in EndpointSlices.
+// external is a Service that leads to this machine: Kubernetes refuses loopback addresses in
+// EndpointSlices.
 func external(name, port string) string {
 	return fmt.Sprintf("{apiVersion: v1, kind: Service, metadata: {namespace: operate, name: %s}, spec: {type: ExternalName, externalName: localhost, ports: [{port: %s}]}}\n---\n", name, port)
 }
@@ -133,7 +135,7 @@ func testExplain(t *testing.T, w *world) {
 		}, "", "", 3, []string{"FailedDiscoveryCheck", "swallows the packets"}},
 		{"refused", fault(extension.Fault{Kind: extension.Refuse}), "", "", 3, []string{"nothing listens at the endpoint's address"}},
 		{"wrong-ca", fault(extension.Fault{Kind: extension.WrongCA}), "", "", 3, []string{"not signed by spec.caBundle"}},
-		{"expired", fault(extension.Fault{Kind: extension.Expired}), "", "", 3, []string{"out of its time: renew it"}},
+		{"expired", fault(extension.Fault{Kind: extension.Expired}), "", "", 3, []string{"has expired: renew it"}},
 		{"wrong-san", fault(extension.Fault{Kind: extension.WrongName}), "", "", 3, []string{"lacks the service's name", "wrong-san.operate.svc"}},
 		{"cn-not-allowed", func(t *testing.T, name string) {
 			w.serve(t, name, func(c *extension.Config) { c.AllowedNames = []string{"somebody-else"} })
@@ -141,7 +143,7 @@ func testExplain(t *testing.T, w *world) {
 		{"backend-403", fault(extension.Fault{Kind: extension.Status, Code: 403}), "", "", 3, []string{"refuses system:kube-aggregator"}},
 		{"redirect", fault(extension.Fault{Kind: extension.Redirect, Text: "https://example.com/"}), "", "", 3, []string{"the backend redirects"}},
 		{"hung", fault(extension.Fault{Kind: extension.Hang}), "", "", 3, []string{"it hangs"}},
-		{"shadowed", func(t *testing.T, name string) { w.serve(t, name, nil); w.apply(t, definition("things", name)) }, "", "", 0, []string{"CustomResourceDefinition things.shadowed.example.com serves shadowed.example.com/v1 too", "Destination:  remote"}},
+		{"shadowed", func(t *testing.T, name string) { w.serve(t, name, nil); w.apply(t, definition("things", name)) }, "", "", 0, []string{"CustomResourceDefinition things.shadowed.example.com serves shadowed.example.com/v1 too", "Destination:   forwarded to operate/shadowed:"}},
 		{"protected-group", func(*testing.T, string) {}, "v9.batch", "", 3, []string{"ProtectedGroup", "--protected-groups"}},
 		{"maintenance", func(t *testing.T, name string) {
 			s := w.serve(t, name, nil)
@@ -149,7 +151,7 @@ func testExplain(t *testing.T, w *world) {
 			w.apply(t, w.apiService(name, port, "fairlead.dev/maintenance: moving house"))
 		}, "", "", 3, []string{"it is in maintenance: moving house", "remove the annotation"}},
 		{"well", func(t *testing.T, name string) { w.serve(t, name, nil) }, "/apis/well.example.com/v1/widgets?watch=true", "", 0, []string{
-			"Destination:  remote", "Timeout:      long-running: none", "TLS name:     well.operate.svc", "x-remote-user: admin", "healthy",
+			"Destination:   forwarded to operate/well:", "Timeout:       long-running: none", "TLS name:      well.operate.svc", "x-remote-user: admin", "healthy",
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -186,7 +188,8 @@ func withoutTraffic(name string) string {
 	}[name]
 }
 
-// lint looks at the cluster without asking any backend for more than its certificate, and must find what is wrong with an APIService.
+// lint looks at the cluster without asking any backend for more than its certificate, and must find
+// what is wrong with an APIService.
 func (w *world) lint(t *testing.T, name, want string, byClusterIP bool) {
 	t.Helper()
 	args := []string{"lint", "--kubeconfig", w.direct, "--allow-loopback-backends", "-o", "json", fmt.Sprintf("--enable-aggregator-routing=%t", !byClusterIP)}
@@ -217,6 +220,10 @@ func testPlugin(t *testing.T, w *world) {
 	}
 	if out := must(t, "", "env", path, w.kubectl, "fairlead", "explain", "--help"); !strings.Contains(out, "kubectl fairlead explain PATH|RESOURCE|APISERVICE") {
 		t.Errorf("its help does not say how it was called:\n%s", out)
+	}
+	// What is said of another user is what that user gets, who may read no page of Fairlead.
+	if a := command(t, "", w.fairlead, "explain", "secrets", "--as=jane", "--kubeconfig", w.admin); a.Code != 3 || !strings.Contains(a.Out, "Authorization: denied: secrets is forbidden: User \"jane\"") {
+		t.Errorf("jane's secrets: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
 	}
 	if a := command(t, "", w.fairlead, "status", "--kubeconfig", w.direct); a.Code != 1 || !strings.Contains(a.Errs, "is it Fairlead, or kube-apiserver itself?") {
 		t.Errorf("asking kube-apiserver: exit code %d\n%s", a.Code, a.Errs)

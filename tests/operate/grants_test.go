@@ -50,7 +50,8 @@ func without(all []grant, i int) []grant {
 	return slices.Concat(all[:i], all[i+1:])
 }
 
-// shippedGrants are read from the manifests, so that a rule that is added there is tested, or fails for want of a case.
+// shippedGrants are read from the manifests, so that a rule that is added there is tested, or fails
+// for want of a case.
 func shippedGrants(t *testing.T, w *world) []grant {
 	t.Helper()
 	ours := func(list []rbacv1.Subject) bool {
@@ -130,7 +131,8 @@ func (w *world) restricted(t *testing.T, name string, grants []grant, args ...st
 	return w.StartFairlead(ctx, cluster.Fairlead{Path: w.fairlead, Name: name, Args: append([]string{"--kubeconfig=" + w.account(t, "operate", name)}, args...)})
 }
 
-// testComponents runs Fairlead with all that deploy/components turn on, and with one rule less: either everything is done, or the log says what was forbidden.
+// testComponents runs Fairlead with all that deploy/components turn on, and with one rule less:
+// either everything is done, or the log says what was forbidden.
 func testComponents(t *testing.T, w *world, grants []grant) {
 	w.alone.Lock() // one at a time publishes, writes statuses and tells of events here
 	defer w.alone.Unlock()
@@ -160,7 +162,7 @@ func testComponents(t *testing.T, w *world, grants []grant) {
 const stale = `
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
-metadata: {name: kubernetes-stale, namespace: default, labels: {kubernetes.io/service-name: kubernetes, endpointslice.kubernetes.io/managed-by: fairlead.dev}}
+metadata: {name: kubernetes-1, namespace: default, labels: {kubernetes.io/service-name: kubernetes, endpointslice.kubernetes.io/managed-by: fairlead.dev}}
 addressType: IPv4
 endpoints: [{addresses: [192.0.2.99]}]
 ports: [{name: https, port: 1}]
@@ -175,8 +177,9 @@ metadata: {name: v1.%[1]s.example.com}
 spec: {group: %[1]s.example.com, version: v1, groupPriorityMinimum: 100, versionPriority: 1, service: {namespace: nowhere, name: nothing}}
 `
 
-// component runs a Fairlead that publishes itself, writes statuses and tells of events, or does one of the three (role is not empty), from nothing to its end. It returns
-// whether it did all of that; otherwise its log has what is to be said.
+// component runs a Fairlead that publishes itself, writes statuses and tells of events, or does one
+// of the three (role is not empty), from nothing to its end. It returns whether it did all of that;
+// otherwise its log has what is to be said.
 func (w *world) component(t *testing.T, name, role string, grants []grant, said string) (done bool, log string) {
 	t.Helper()
 	w.clear(t)
@@ -205,7 +208,7 @@ func (w *world) component(t *testing.T, name, role string, grants []grant, said 
 		out := must(t, "", w.kubectl, "--kubeconfig", w.direct, "get", "apiservice", "v1."+name+".example.com", "-o", "jsonpath={.status.conditions[*].type}")
 		return strings.Contains(out, "fairlead.dev/Available")
 	})
-	step(tells, "leading", func() bool { return strings.Contains(log, "telling of verdicts by events") })
+	step(tells, "leading", func() bool { return strings.Contains(log, "reporting verdicts as events") })
 	if tells && done {
 		w.apply(t, fmt.Sprintf(lost, name+"-late")) // what was lost before was told by the leader before
 	}
@@ -217,7 +220,8 @@ func (w *world) component(t *testing.T, name, role string, grants []grant, said 
 	return done, log
 }
 
-// clear removes what Fairleads before have left: publishing, writing and telling begin from nothing.
+// clear removes what Fairleads before have left: publishing, writing and telling begin from
+// nothing.
 func (w *world) clear(t *testing.T) {
 	t.Helper()
 	gone := func(err error) {
@@ -225,7 +229,7 @@ func (w *world) clear(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, slice := range []string{"kubernetes", "kubernetes-stale"} {
+	for _, slice := range []string{"kubernetes", "kubernetes-1"} {
 		gone(w.core.DiscoveryV1().EndpointSlices("default").Delete(t.Context(), slice, metav1.DeleteOptions{}))
 	}
 	gone(w.core.CoreV1().Endpoints("default").Delete(t.Context(), "kubernetes", metav1.DeleteOptions{}))

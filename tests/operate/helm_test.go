@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -29,8 +30,10 @@ func shapes() []shape {
 	return []shape{
 		{"control-plane", "control-plane", nil, nil},
 		{"load-balancer", "load-balancer", nil, []string{"mode=load-balancer"}},
-		{"control-plane with everything", "control-plane", []string{"entrypoint", "write-status", "events", "monitoring"}, []string{"entrypoint.enabled=true", "writeStatus=true", "emitEvents=true", "monitoring.enabled=true"}},
-		{"load-balancer with everything", "load-balancer", []string{"write-status", "events", "monitoring"}, []string{"mode=load-balancer", "writeStatus=true", "emitEvents=true", "monitoring.enabled=true"}},
+		{"managed", "managed", nil, []string{"mode=load-balancer", "localIdentity=impersonate"}},
+		{"managed with monitoring", "managed", []string{"monitoring-own-ca"}, []string{"mode=load-balancer", "localIdentity=impersonate", "monitoring.enabled=true"}},
+		{"control-plane with everything", "control-plane", []string{"entrypoint", "write-status", "events", "audit", "monitoring"}, []string{"entrypoint.enabled=true", "writeStatus=true", "emitEvents=true", "audit.enabled=true", "monitoring.enabled=true"}},
+		{"load-balancer with everything", "load-balancer", []string{"write-status", "events", "audit", "monitoring"}, []string{"mode=load-balancer", "writeStatus=true", "emitEvents=true", "audit.enabled=true", "monitoring.enabled=true"}},
 	}
 }
 
@@ -66,7 +69,7 @@ func testHelm(t *testing.T, w *world) {
 	t.Run("lint", func(t *testing.T) { must(t, "", helm, "lint", "--strict", chart) })
 	for _, s := range shapes() {
 		t.Run(s.name, func(t *testing.T) {
-			rendered := must(t, "", helm, append([]string{"template", "fairlead", chart, "--namespace", "kube-system"}, set(s.values)...)...)
+			rendered := must(t, "", helm, append([]string{"template", "fairlead", chart, "--namespace", "kube-system", "--skip-tests"}, set(s.values)...)...)
 			want, got := substance(t, w.compose(t, s)), substance(t, rendered)
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("kustomize (-) and Helm (+) differ:\n%s", diff)
@@ -85,16 +88,92 @@ func testHelm(t *testing.T, w *world) {
 			t.Error("the archive renders something else: a linked file is missing")
 		}
 	})
+	t.Run("notes", func(t *testing.T) {
+		for mode, pods := range map[string]string{"control-plane": "deploy/static-pod", "load-balancer": "needs Secrets fairlead-serving"} {
+			if out := must(t, "", helm, "install", "fairlead", chart, "--namespace", "kube-system", "--dry-run=client", "--set", "mode="+mode); !strings.Contains(out[strings.LastIndex(out, "\nNOTES:"):], pods) {
+				t.Errorf("%s: nothing of %s in\n%s", mode, pods, out)
+			}
+		}
+	})
+	t.Run("every combination", func(t *testing.T) { testCombinations(t, helm) })
+	t.Run("helm test", func(t *testing.T) { testHook(t, w, helm) })
+	t.Run("helm test by its own CA", func(t *testing.T) { // whose account is there now
+		out := must(t, "", helm, "template", "fairlead", chart, "--namespace", "kube-system", "--set", "mode=load-balancer,localIdentity=impersonate", "--show-only", "templates/tests/front-door.yaml")
+		for _, want := range []string{"tls-server-name: fairlead.kube-system.svc", "certificate-authority: /etc/fairlead-test-ca/ca.crt", "{name: ca, mountPath: /etc/fairlead-test-ca, readOnly: true}", "secretName: fairlead-serving, items: [{key: ca.crt, path: ca.crt}]"} {
+			if !strings.Contains(out, want) {
+				t.Errorf("%q is missing in\n%s", want, out)
+			}
+		}
+		dryRun(t, w, out)
+	})
 	t.Run("values", func(t *testing.T) { testValues(t, w, helm) })
 }
 
-// testValues tries values that are wrong, each in one way, and some that are right, which kube-apiserver must take.
+// testHook does what helm test does, but for the pod, whose command runs here.
+func testHook(t *testing.T, w *world, helm string) {
+	rendered := must(t, "", helm, "template", "fairlead", chart, "--namespace", "kube-system", "--set", "test.serverName=kubernetes.default.svc", "--show-only", "templates/tests/front-door.yaml")
+	before, pod, _ := strings.Cut(rendered, "kind: Pod")
+	w.apply(t, strings.TrimSuffix(before, "apiVersion: v1\n"))
+	dryRun(t, w, "apiVersion: v1\nkind: Pod"+pod)
+	var text string
+	for _, o := range objects(t, before) {
+		if o.GetKind() == "ConfigMap" {
+			text, _, _ = unstructured.NestedString(o.Object, "data", "kubeconfig")
+		}
+	}
+	dir := t.TempDir()
+	suite.Check(t, os.WriteFile(filepath.Join(dir, "token"), []byte(suite.Token(t, w.core, "kube-system", "fairlead-test")), 0o600))
+	text = strings.NewReplacer("https://fairlead-admin.kube-system.svc:8443", w.front.Endpoint.URL, "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt", w.front.Endpoint.CAFile,
+		"/var/run/secrets/kubernetes.io/serviceaccount/token", filepath.Join(dir, "token")).Replace(text)
+	suite.Check(t, os.WriteFile(filepath.Join(dir, "kubeconfig"), []byte(text), 0o600))
+	if !strings.Contains(pod, "command: [/usr/local/bin/kubectl-fairlead, explain, /version, --kubeconfig=/etc/fairlead-test/kubeconfig]") {
+		t.Errorf("the pod runs something else:\n%s", pod)
+	}
+	suite.Eventually(t, 15*time.Second, "passed", func() (bool, string) { // the authorizer's cache
+		a := command(t, "", w.fairlead, "explain", "/version", "--kubeconfig="+filepath.Join(dir, "kubeconfig"))
+		return a.Code == 0 && strings.Contains(a.Out, "system:serviceaccount:kube-system:fairlead-test"), a.Out + a.Errs
+	})
+}
+
+// testCombinations renders every set of what the chart can turn on: each is the sum of its parts,
+// or refused. What the parts do is cmd/fairlead's TestEveryCombination's to say.
+func testCombinations(t *testing.T, helm string) {
+	parts := []struct{ value, flag, object string }{
+		{"entrypoint.enabled=true", "--publish-kubernetes-endpoints", "name: fairlead-entrypoint"}, {"audit.enabled=true", "--audit-log-path=-", "name: fairlead-audit"},
+		{"writeStatus=true", "--write-status", "name: system:fairlead-status"}, {"emitEvents=true", "--emit-events", "name: fairlead-events"},
+		{"monitoring.enabled=true", "", "name: fairlead-dashboard"},
+	}
+	for _, mode := range []string{"control-plane", "load-balancer"} {
+		for bits := range 1 << len(parts) {
+			values := []string{"mode=" + mode}
+			for i, p := range parts {
+				if bits&(1<<i) != 0 {
+					values = append(values, p.value)
+				}
+			}
+			a := command(t, "", helm, append([]string{"template", "fairlead", chart, "--namespace", "kube-system"}, set(values)...)...)
+			if refused := mode == "load-balancer" && bits&1 != 0; refused != (a.Code != 0) || refused && !strings.Contains(a.Errs, "localAPIServers") {
+				t.Errorf("%v: exit code %d\n%s", values, a.Code, a.Errs)
+				continue
+			}
+			for i, p := range parts {
+				on := bits&(1<<i) != 0
+				if a.Code == 0 && (p.flag != "" && on != strings.Contains(a.Out, "- "+p.flag+"\n") || p.object != "" && on != strings.Contains(a.Out, p.object+"\n")) {
+					t.Errorf("%v: %s or %s: there when it is off, or not when it is on", values, p.flag, p.object)
+				}
+			}
+		}
+	}
+}
+
+// testValues tries values that are wrong, each in one way, and some that are right, which
+// kube-apiserver must take.
 func testValues(t *testing.T, w *world, helm string) {
 	try := func(values ...string) suite.Answer {
-		return command(t, "", helm, append([]string{"template", "fairlead", chart, "--namespace", "kube-system"}, set(values)...)...)
+		return command(t, "", helm, append([]string{"template", "fairlead", chart, "--namespace", "kube-system", "--skip-tests"}, set(values)...)...)
 	}
 	for _, bad := range [][]string{
-		{"mode=static"}, {"modes=control-plane"}, {"image.tag=a b"}, {"image.digest=sha256:1"}, {"image.pullPolicy=Sometimes"}, {"replicas=0"}, {"replicas=two"}, {"replicas=2.5"},
+		{"mode=static"}, {"localIdentity=nobody", "mode=load-balancer"}, {"localIdentity=impersonate"}, {"modes=control-plane"}, {"image.tag=a b"}, {"image.digest=sha256:1"}, {"image.pullPolicy=Sometimes"}, {"replicas=0"}, {"replicas=two"}, {"replicas=2.5"},
 		{"localAPIServers={http://10.0.0.1}"}, {"ports.https=0"}, {"ports.admin=70000"}, {"ports.http=80"}, {"files.servingCert=tls.crt"}, {"files.cert=/tls.crt"},
 		{"requestHeaderAllowedNames={}"}, {"pkiPath=pki"}, {"secrets.serving=Not_A_Name"}, {"trustConfigMap="}, {"shutdownDelay=15"}, {"goawayChance=0.5"}, {"loggingFormat=xml"}, {"extraArgs={serve}"},
 		{"entrypoint.enabled=maybe"}, {"entrypoint=true"}, {"writeStatus=1"}, {"caFromNamespaces={UP}"}, {"service.type=ExternalName"}, {"service.port=-1"},
@@ -109,14 +188,24 @@ func testValues(t *testing.T, w *world, helm string) {
 		"image: registry.example.com/fairlead@sha256:" + strings.Repeat("a", 64): {"image.repository=registry.example.com/fairlead", "image.digest=sha256:" + strings.Repeat("a", 64)},
 		"- --secure-port=7443":                                {"ports.https=7443"},
 		"- --tls-cert-file=/etc/kubernetes/pki/door.crt":      {"files.servingCert=/etc/kubernetes/pki/door.crt"},
-		"- --local-apiserver=https://10.0.0.2:6443":           {"mode=load-balancer", "localAPIServers={https://10.0.0.1:6443,https://10.0.0.2:6443}", "entrypoint.enabled=true", "entrypoint.advertiseAddress=$(POD_IP)"},
+		"- --local-apiserver=https://10.0.0.2:6443":           {"mode=load-balancer", "localAPIServers={https://10.0.0.1:6443,https://10.0.0.2:6443}", "entrypoint.enabled=true"},
 		"- \"--goaway-chance=0.01\"":                          {"extraArgs={--goaway-chance=0.01}"},
 		"  namespace: operate":                                {"caFromNamespaces={operate}"},
 		"  type: ClusterIP":                                   {"mode=load-balancer", "service.type=ClusterIP"},
+		"- --client-ca-file=/etc/fairlead/trust/own-ca.crt":   {"mode=load-balancer", "localIdentity=impersonate", "files.clientCA=/etc/fairlead/trust/own-ca.crt"},
 		"maxUnavailable: 50%":                                 {"mode=load-balancer", "podDisruptionBudget.maxUnavailable=50%"},
 		"kubernetes.io/metadata.name: observability":          {"mode=load-balancer", "networkPolicy.monitoringNamespace=observability"},
 		"- --requestheader-allowed-names=one,two":             {"requestHeaderAllowedNames={one,two}"},
-		"hostPath: {path: /var/lib/pki, type: Directory}":     {"pkiPath=/var/lib/pki"},
+		"hostPath: {path: /var/lib/pki/ca.crt, type: File}":   {"pkiPath=/var/lib/pki"},
+		"startupProbe:\n            failureThreshold: 30":     {"startupProbe.failureThreshold=30", "startupProbe.httpGet.path=/livez", "startupProbe.httpGet.port=admin", "startupProbe.httpGet.scheme=HTTPS"},
+		"priorityClassName: system-cluster-critical":          {"priorityClassName=system-cluster-critical"},
+		"topologyKey: topology.kubernetes.io/zone":            {"mode=load-balancer", "topologySpreadConstraints[0].maxSkew=1", "topologySpreadConstraints[0].topologyKey=topology.kubernetes.io/zone", "topologySpreadConstraints[0].whenUnsatisfiable=DoNotSchedule"},
+		"        team: platform":                              {"podLabels.team=platform"},
+		"annotations:\n        team: platform":                {"podAnnotations.team=platform"},
+		"- name: GOMEMLIMIT":                                  {"extraEnv[0].name=GOMEMLIMIT", "extraEnv[0].value=1GiB"},
+		"mountPath: /own":                                     {"extraVolumes[0].name=own", "extraVolumes[0].configMap.name=own", "extraVolumeMounts[0].name=own", "extraVolumeMounts[0].mountPath=/own"},
+		"level: RequestResponse":                              {"audit.enabled=true", "audit.policy.apiVersion=audit.k8s.io/v1", "audit.policy.kind=Policy", "audit.policy.rules[0].level=RequestResponse"},
+		"--advertise-address=$(POD_IP)":                       {"mode=load-balancer", "localAPIServers={https://10.0.0.1:6443}", "entrypoint.enabled=true"},
 		"secret: {secretName: own-serving, defaultMode: 0440": {"mode=load-balancer", "secrets.serving=own-serving"},
 	} {
 		a := try(good...)
@@ -144,7 +233,8 @@ func objects(t *testing.T, rendered string) []*unstructured.Unstructured {
 	return list
 }
 
-// substance is what objects say, by kind and name, without labels and annotations of their own: those say who rendered them.
+// substance is what objects say, by kind and name, without labels and annotations of their own:
+// those say who rendered them.
 func substance(t *testing.T, rendered string) map[string]any {
 	t.Helper()
 	all := map[string]any{}
@@ -181,7 +271,8 @@ func dryRun(t *testing.T, w *world, rendered string) {
 	a := command(t, rendered, w.kubectl, "--kubeconfig", w.direct, "apply", "--dry-run=server", "-f", "-")
 	n := len(objects(t, rendered))
 	lines := slices.DeleteFunc(strings.Split(a.Errs, "\n"), func(line string) bool {
-		// Helm's objects and kustomize's meet here in one cluster: that one applied the other's is no fault.
+		// Helm's objects and kustomize's meet here in one cluster: that one applied the other's is
+		// no fault.
 		return line == "" || strings.Contains(line, "kubectl.kubernetes.io/last-applied-configuration")
 	})
 	if a.Code != 0 || strings.Count(a.Out, "server dry run") != n || len(lines) > 0 {

@@ -4,12 +4,13 @@ package operate
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"sigs.k8s.io/yaml"
@@ -36,13 +37,20 @@ func testManifests(t *testing.T, w *world) {
 		dryRun(t, w, w.kustomize(t, "static-pod"))
 		dryRun(t, w, string(static))
 	})
+	t.Run("etcd", func(t *testing.T) {
+		rendered := w.kustomize(t, "overlays/etcd")
+		dryRun(t, w, rendered)
+		testFlags(t, w, rendered)
+	})
 	t.Run("static pod flags", func(t *testing.T) { testFlags(t, w, string(static)) })
 	t.Run("Helm", func(t *testing.T) { testHelm(t, w) })
 	t.Run("protected groups", func(t *testing.T) { testProtected(t, w) })
-	t.Run("dashboard", testDashboard)
+	t.Run("the entrypoint's reach", func(t *testing.T) { testReach(t, w) })
+	t.Run("dashboards", testDashboards)
 }
 
-// testFlags gives the arguments of a manifest to the program: what it says about files that are not there is all that it may say.
+// testFlags gives the arguments of a manifest to the program: what it says about files that are not
+// there is all that it may say.
 func testFlags(t *testing.T, w *world, rendered string) {
 	args := regexp.MustCompile(`(?m)^ +- (serve|--\S+)$`).FindAllStringSubmatch(rendered, -1)
 	if len(args) < 8 {
@@ -60,7 +68,8 @@ func testFlags(t *testing.T, w *world, rendered string) {
 	}
 }
 
-// testProtected tries to claim Kubernetes' own groups, and compares the policy's list with the program's.
+// testProtected tries to claim Kubernetes' own groups, and compares the policy's list with the
+// program's.
 func testProtected(t *testing.T, w *world) {
 	manifest := w.kustomize(t, "base")
 	list := regexp.MustCompile(`(?s)expression: '\["(.*?)\]'`).FindStringSubmatch(manifest)
@@ -102,57 +111,33 @@ func testProtected(t *testing.T, w *world) {
 	}
 }
 
-// testDashboard wants every metric of the dashboard to be one that there is.
-func testDashboard(t *testing.T) {
-	data, err := os.ReadFile("../../deploy/components/monitoring/fairlead.json")
+// testReach tries, as Fairlead's account, what the entrypoint's Roles allow and its policy does
+// not: other Leases than its own, and other endpoints.
+func testReach(t *testing.T, w *world) {
+	rbac, err := os.ReadFile("../../deploy/components/entrypoint/rbac.yaml")
 	suite.Check(t, err)
-	var d struct {
-		Panels []struct {
-			Title   string
-			Targets []struct{ Expr string }
+	const lease = "{apiVersion: coordination.k8s.io/v1, kind: Lease, metadata: {namespace: kube-system, name: %s}}"
+	const slice = "{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {namespace: default, name: %s}, addressType: IPv4, endpoints: []}"
+	w.apply(t, string(rbac))
+	w.apply(t, fmt.Sprintf(lease, "reach-scheduler"))
+	try := func(manifest string, args ...string) suite.Answer {
+		return command(t, manifest, w.kubectl, append([]string{"--kubeconfig", w.direct, "--as=system:serviceaccount:kube-system:fairlead", "--dry-run=server"}, args...)...)
+	}
+	suite.Eventually(t, 30*time.Second, "kept from another's Lease", func() (bool, string) {
+		a := try("", "delete", "lease", "-n", "kube-system", "reach-scheduler")
+		return a.Code != 0 && strings.Contains(a.Errs, "nothing but its own Leases"), a.Out + a.Errs
+	})
+	for manifest, may := range map[string]bool{
+		fmt.Sprintf(lease, "fairlead-entrypoint-192-0-2-1-8443"): true, fmt.Sprintf(lease, "kube-controller-manager-reach"): false,
+		fmt.Sprintf(slice, "kubernetes-3"): true, fmt.Sprintf(slice, "another"): false,
+	} {
+		if a := try(manifest, "create", "-f", "-"); may != (a.Code == 0) || !may && !strings.Contains(a.Errs, "nothing but its own Leases") {
+			t.Errorf("%s: exit code %d %s", manifest, a.Code, a.Errs)
 		}
 	}
-	suite.Check(t, json.Unmarshal(data, &d))
-	doc, err := os.ReadFile("../../docs/metrics.md")
-	suite.Check(t, err)
-	name := regexp.MustCompile(`\b(fairlead|aggregator)_[a-z0-9_]+`)
-	n := 0
-	see := func(where, expr string) {
-		for _, m := range name.FindAllString(expr, -1) {
-			n++
-			if m = strings.TrimSuffix(m, "_bucket"); !strings.Contains(string(doc), "`"+m+"`") {
-				t.Errorf("%s uses %s, which is not in docs/metrics.md", where, m)
-			}
-		}
+	if a := try("", "delete", "endpointslice", "-n", "default", "another"); !strings.Contains(a.Errs, "forbidden") {
+		t.Errorf("another EndpointSlice: %s", a.Errs)
 	}
-	for _, p := range d.Panels {
-		for _, q := range p.Targets {
-			see(p.Title, q.Expr)
-		}
-	}
-	for _, r := range shippedRules(t).Groups[0].Rules {
-		see(r.Alert, r.Expr)
-		if _, err := os.Stat(filepath.Join("../../docs/runbooks", r.Alert+".md")); err != nil {
-			t.Errorf("%s has no runbook: %v", r.Alert, err)
-		}
-	}
-	if n < 20 {
-		t.Errorf("%d metrics were found", n)
-	}
-}
-
-// rules are the shipped alerts.
-type rules struct {
-	Groups []struct {
-		Name  string `json:"name"`
-		Rules []struct {
-			Alert       string            `json:"alert"`
-			Expr        string            `json:"expr"`
-			For         string            `json:"for"`
-			Labels      map[string]string `json:"labels"`
-			Annotations map[string]string `json:"annotations"`
-		} `json:"rules"`
-	} `json:"groups"`
 }
 
 func shippedRules(t *testing.T) *rules {

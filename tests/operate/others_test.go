@@ -15,11 +15,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// testOthers tries the shipped roles that nobody has by default, each by somebody who has it and by somebody who has not. Every role that is shipped is one of these, or is
-// taken apart by testRoles.
+// testOthers tries the shipped roles that nobody has by default, each by somebody who has it and by
+// somebody who has not. Every role that is shipped is one of these, or is taken apart by testRoles.
 func testOthers(t *testing.T, w *world, grants []grant) {
 	tried := map[string]func(*testing.T, *world, []grant){
 		"system:fairlead-viewer":  testViewer,
+		"system:fairlead-tap":     testTapRole,
 		"system:fairlead-metrics": testMetricsRole,
 		"system:fairlead-ca-from": testBundleRole,
 	}
@@ -33,7 +34,8 @@ func testOthers(t *testing.T, w *world, grants []grant) {
 	for _, g := range grants {
 		tested[g.role] = true
 	}
-	delete(tested, configMapReader) // Kubernetes ships it
+	delete(tested, configMapReader)              // Kubernetes ships it
+	tested["system:fairlead-impersonate"] = true // by tests/managed, each rule of it
 	shipped := map[string]bool{}
 	for _, s := range shapes() {
 		for _, o := range objects(t, w.compose(t, s)) {
@@ -61,6 +63,26 @@ func testViewer(t *testing.T, w *world, _ []grant) {
 	}
 }
 
+// testTapRole looks at who asks, which who sees the pages may not.
+func testTapRole(t *testing.T, w *world, _ []grant) {
+	may, viewer := w.bound(t, "system:fairlead-tap"), w.bound(t, "system:fairlead-viewer")
+	const tap = "/fairlead/tap?path=/version&seconds=1"
+	suite.Eventually(t, 15*time.Second, "tapped", func() (bool, string) {
+		code, body := w.get(t, w.front.Endpoint, tap, may)
+		return code == 200, fmt.Sprint(code, body)
+	})
+	if code, body := w.get(t, w.front.Endpoint, "/fairlead/status", may); code != 403 {
+		t.Errorf("it shows the pages: %d %s", code, body)
+	}
+	suite.Eventually(t, 15*time.Second, "a viewer", func() (bool, string) {
+		code, body := w.get(t, w.front.Endpoint, "/fairlead/status", viewer)
+		return code == 200, fmt.Sprint(code, body)
+	})
+	if code, body := w.get(t, w.front.Endpoint, tap, viewer); code != 403 {
+		t.Errorf("a viewer taps: %d %s", code, body)
+	}
+}
+
 // testMetricsRole scrapes.
 func testMetricsRole(t *testing.T, w *world, _ []grant) {
 	may := w.bound(t, "system:fairlead-metrics")
@@ -76,7 +98,8 @@ func testMetricsRole(t *testing.T, w *world, _ []grant) {
 	}
 }
 
-// testBundleRole takes a bundle from a ConfigMap in a namespace in which the shipped account has the role, and account unbound has not.
+// testBundleRole takes a bundle from a ConfigMap in a namespace in which the shipped account has
+// the role, and account unbound has not.
 func testBundleRole(t *testing.T, w *world, grants []grant) {
 	base := slices.DeleteFunc(slices.Clone(grants), func(g grant) bool { return g.component != "" })
 	front, err := w.restricted(t, "unbound", base)
@@ -121,7 +144,8 @@ metadata: {name: v1.lent.example.com, annotations: {fairlead.dev/ca-from: bundle
 spec: {group: lent.example.com, version: v1, groupPriorityMinimum: 100, versionPriority: 1, service: {namespace: lent, name: lent, port: %s}}
 `
 
-// bound makes an account that has one of the shipped ClusterRoles and nothing else, and returns a token of it.
+// bound makes an account that has one of the shipped ClusterRoles and nothing else, and returns a
+// token of it.
 func (w *world) bound(t *testing.T, role string) string {
 	t.Helper()
 	name := strings.TrimPrefix(role, "system:")

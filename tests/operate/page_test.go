@@ -4,6 +4,7 @@ package operate
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"strings"
@@ -34,13 +35,61 @@ func testPage(t *testing.T, w *world) {
 	t.Run("table", func(t *testing.T) {
 		b.open(t, base)
 		b.until(t, row+`?.innerText.includes('✓ Passed')`)
-		b.until(t, `document.getElementById('live').textContent.startsWith('live, table ')`)
+		b.until(t, `document.getElementById('live').textContent === 'live'`)
+		b.until(t, `/ago, took [0-9.]+m?s, passed/.test(document.getElementById('locals-health').innerText)`)
 		const half = `document.querySelector('a[href="apiservice/v1.half.example.com"]').closest('tr')`
 		b.until(t, half+`.innerText.includes('1/2') && /[0-9]ms\b/.test(`+half+`.innerText) && `+half+`.querySelector('svg path').getAttribute('d').startsWith('M')`)
 		if b.eval(t, `document.documentElement.scrollWidth > document.documentElement.clientWidth`) != false {
 			t.Error("the page is wider than its window")
 		}
 		b.shoot(t, "light")
+	})
+	t.Run("filter", func(t *testing.T) {
+		b.eval(t, `document.getElementById('q').focus()`)
+		b.call(t, "Input.insertText", map[string]any{"text": "operate/half"})
+		b.press(t, "Enter", 13)
+		b.until(t, `location.search.startsWith('?q=operate') && document.querySelectorAll('#table tbody th').length === 1 && document.getElementById('table').innerText.includes('v1.half.example.com')`)
+		// The other endpoint is dead: what to look at, a line to copy, and where to read on.
+		b.until(t, `document.querySelector('.help code.copy').innerText.startsWith('kubectl -n operate describe service half') && document.querySelector('.help a').href.endsWith('/FairleadEndpointDown.md')`)
+		b.call(t, "Emulation.setEmulatedMedia", map[string]any{"media": "print"})
+		if b.eval(t, `getComputedStyle(document.getElementById('q').form).display`) != "none" {
+			t.Error("the search box is printed")
+		}
+		b.call(t, "Emulation.setEmulatedMedia", map[string]any{"media": ""})
+		b.open(t, base)
+		b.until(t, row+`?.innerText.includes('✓ Passed')`)
+	})
+	t.Run("names", func(t *testing.T) {
+		// What a screen reader says of each control and picture.
+		var tree struct {
+			Nodes []struct {
+				Ignored    bool
+				Role, Name struct{ Value any }
+			}
+		}
+		suite.Check(t, json.Unmarshal(b.call(t, "Accessibility.getFullAXTree", nil), &tree))
+		named := 0
+		for _, n := range tree.Nodes {
+			switch n.Role.Value {
+			case "link", "button", "textbox", "searchbox", "image", "img", "table", "search", "region":
+				if named++; !n.Ignored && n.Role.Value != "search" && (n.Name.Value == nil || n.Name.Value == "") {
+					t.Errorf("a %v without a name", n.Role.Value)
+				}
+			}
+		}
+		if named < 10 {
+			t.Errorf("%d controls", named)
+		}
+	})
+	t.Run("without a script", func(t *testing.T) {
+		b.call(t, "Emulation.setScriptExecutionDisabled", map[string]any{"value": true})
+		b.open(t, base+"?q=shown")
+		if rows := b.eval(t, `document.querySelectorAll('#table tbody th').length`); fmt.Sprint(rows) != "1" {
+			t.Errorf("%v rows", rows)
+		}
+		b.call(t, "Emulation.setScriptExecutionDisabled", map[string]any{"value": false})
+		b.open(t, base)
+		b.until(t, `document.getElementById('live').textContent === 'live'`)
 	})
 	t.Run("live", func(t *testing.T) {
 		b.eval(t, `window.same = true`)
@@ -69,6 +118,8 @@ func testPage(t *testing.T, w *world) {
 		b.shoot(t, "narrow")
 		b.open(t, base+"apiservice/v1.half.example.com")
 		b.until(t, `document.querySelector('svg.chart path').getAttribute('d').startsWith('M')`)
+		// One of its endpoints answers, the other is dead.
+		b.until(t, `/ago, took [0-9.]+m?s, passed[^]*ago, took [0-9.]+m?s, failed/.test(document.getElementById('endpoints').innerText)`)
 		if wide := b.eval(t, `document.documentElement.scrollWidth`); fmt.Sprint(wide) != "400" {
 			t.Errorf("the detail is %v pixels wide", wide)
 		}

@@ -80,7 +80,8 @@ func testRoles(t *testing.T, w *world) {
 					t.Errorf("what is hidden was found without the right to:\n%s", body)
 				}
 			default:
-				// Whatever else is granted is for the table: a new rule that is for something else must get a case.
+				// Whatever else is granted is for the table: a new rule that is for something else
+				// must get a case.
 				if err == nil {
 					t.Errorf("it is ready without %s", missing)
 				}
@@ -91,7 +92,8 @@ func testRoles(t *testing.T, w *world) {
 	t.Run("for others", func(t *testing.T) { testOthers(t, w, grants) })
 }
 
-// testUnread wants a Fairlead that may not read the ConfigMap of the cluster's header names to say so.
+// testUnread wants a Fairlead that may not read the ConfigMap of the cluster's header names to say
+// so.
 func (w *world) testUnread(t *testing.T, front *cluster.Front) {
 	t.Helper()
 	_, body := w.get(t, front.Endpoint, "/fairlead/status", "")

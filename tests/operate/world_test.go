@@ -17,7 +17,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// world is what all cases share: a cluster with the shipped manifests, and a Fairlead that runs as the shipped ServiceAccount.
+// world is what all cases share: a cluster with the shipped manifests, and a Fairlead that runs as
+// the shipped ServiceAccount.
 type world struct {
 	*cluster.Cluster
 	dir      string

@@ -1,10 +1,13 @@
-// Package pki makes throw-away certificate authorities and key pairs for tests: good ones, and ones that are wrong in a
-// chosen way. Everything is in memory and safe for concurrent use after it was made.
+// Package pki makes throw-away certificate authorities and key pairs for tests: good ones, and ones
+// that are wrong in a chosen way. Everything is in memory and safe for concurrent use after it was
+// made.
 //
-// Validity begins an hour before time.Now(), so pairs made inside a testing/synctest bubble are valid inside that bubble.
+// Validity begins an hour before time.Now(), so pairs made inside a testing/synctest bubble are
+// valid inside that bubble.
 //
-// It is not a certificate authority for anything real: keys have no protection and serial numbers are only random. What cannot
-// fail without a programmer's error panics, because a test has nothing better to do.
+// It is not a certificate authority for anything real: keys have no protection and serial numbers
+// are only random. What cannot fail without a programmer's error panics, because a test has nothing
+// better to do.
 package pki
 
 import (
@@ -56,7 +59,8 @@ func (ca *CA) IntermediateUntil(commonName string, notAfter time.Time) *CA {
 // PEM is the CA's certificate as found in a bundle.
 func (ca *CA) PEM() []byte { return encode("CERTIFICATE", ca.Certificate.Raw) }
 
-// WriteFiles writes dir/name.crt and dir/name.key and returns their paths: for a server in another process that signs its own certificate.
+// WriteFiles writes dir/name.crt and dir/name.key and returns their paths: for a server in another
+// process that signs its own certificate.
 func (ca *CA) WriteFiles(dir, name string) (certFile, keyFile string, err error) {
 	pair := &Pair{Certificate: ca.Certificate, key: ca.key}
 	if len(ca.chain) > 0 {
@@ -89,13 +93,15 @@ func (ca *CA) Pool() *x509.CertPool {
 	return pool
 }
 
-// Leaf says what a certificate contains. The zero value is a nameless client and server certificate, valid for a day.
+// Leaf says what a certificate contains. The zero value is a nameless client and server
+// certificate, valid for a day.
 type Leaf struct {
 	// CommonName is the subject's name: the user of a client certificate. Empty: none.
 	CommonName string
 	// Organizations are the groups of a client certificate. Nil: none.
 	Organizations []string
-	// Names are the DNS names and IP addresses that it is valid for. Nil: none, not even CommonName.
+	// Names are the DNS names and IP addresses that it is valid for. Nil: none, not even
+	// CommonName.
 	Names []string
 	// NotBefore and NotAfter bound its validity. Zero: an hour ago, in a day.
 	NotBefore, NotAfter time.Time
@@ -173,8 +179,8 @@ func (p *Pair) KeyPEM() []byte {
 	return encode("PRIVATE KEY", der)
 }
 
-// WriteFiles writes dir/name.crt and dir/name.key and returns their paths. Files of that name are replaced in one step each: a program
-// may be watching them.
+// WriteFiles writes dir/name.crt and dir/name.key and returns their paths. Files of that name are
+// replaced in one step each: a program may be watching them.
 func (p *Pair) WriteFiles(dir, name string) (certFile, keyFile string, err error) {
 	certFile, keyFile = filepath.Join(dir, name+".crt"), filepath.Join(dir, name+".key")
 	if err := replace(keyFile, p.KeyPEM()); err != nil {
@@ -208,7 +214,8 @@ func caTemplate(commonName string) *x509.Certificate {
 }
 
 func newKey() *ecdsa.PrivateKey {
-	// P-256 because it is what kubeadm's successors use, and because a test should not wait for RSA.
+	// P-256 because it is what kubeadm's successors use, and because a test should not wait for
+	// RSA.
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	must(err)
 	return key

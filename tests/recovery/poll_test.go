@@ -85,7 +85,8 @@ func (p *poller) end() {
 	p.done.Wait()
 }
 
-// served is when the first 200 after begun came, and how many questions that were asked after it got another answer.
+// served is when the first 200 after begun came, and how many questions that were asked after it
+// got another answer.
 func (p *poller) served(begun time.Time) (first time.Time, relapses int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

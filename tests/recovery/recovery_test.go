@@ -20,8 +20,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// most is how much later than directly a server may be served through Fairlead: a tenth of a second is what
-// kube-apiserver's own aggregator needs, and a person notices nothing below a third.
+// most is how much later than directly a server may be served through Fairlead: a tenth of a second
+// is what kube-apiserver's own aggregator needs, and a person notices nothing below a third.
 const most = 300 * time.Millisecond
 
 // world is what both servers share.
@@ -65,7 +65,8 @@ func TestRecovery(t *testing.T) {
 	}
 }
 
-// restart ends s for a while and returns how much later it was served through Fairlead again than it answered directly.
+// restart ends s for a while and returns how much later it was served through Fairlead again than
+// it answered directly.
 func (w *world) restart(t *testing.T, s server, down time.Duration, farewell bool) time.Duration {
 	t.Helper()
 	vouched := cluster.Credentials{Pair: w.PKI.FrontProxyPair}

@@ -1,5 +1,6 @@
-// Command reproducible builds what the image holds twice, from copies of the tracked files in two folders of different depth and with a build cache of its own each, and compares the
-// bytes. Whoever builds a release again gets what was published.
+// Command reproducible builds what the image holds twice, from copies of the tracked files in two
+// folders of different depth and with a build cache of its own each, and compares the bytes.
+// Whoever builds a release again gets what was published.
 package main
 
 import (
@@ -50,7 +51,8 @@ func run(ctx context.Context, version string, out io.Writer) error {
 	return nil
 }
 
-// build copies the tracked files to src and builds there, with the Makefile's own command. It returns the programs, one after the other.
+// build copies the tracked files to src and builds there, with the Makefile's own command. It
+// returns the programs, one after the other.
 func build(ctx context.Context, src, cache, version string) ([]byte, error) {
 	list, err := exec.CommandContext(ctx, "git", "ls-files", "-z").Output()
 	if err != nil {

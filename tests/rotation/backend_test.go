@@ -18,6 +18,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // remote is an extension server with its APIService.
@@ -30,8 +31,9 @@ type remote struct {
 	old, new *pki.CA
 }
 
-// startRemote runs an extension server and registers it. annotations are written without their prefix. With ca-from among them the bundle is
-// in that ConfigMap, otherwise in the APIService. Each of first is called before anybody can know of the server.
+// startRemote runs an extension server and registers it. annotations are written without their
+// prefix. With ca-from among them the bundle is in that ConfigMap, otherwise in the APIService.
+// Each of first is called before anybody can know of the server.
 func startRemote(t *testing.T, w *world, lane, name string, annotations map[string]string, first ...func(*remote)) *remote {
 	t.Helper()
 	r := &remote{w: w, name: name + "-" + lane, group: name + "." + lane + ".example.com", old: pki.NewCA("old-ca"), new: pki.NewCA("new-ca")}
@@ -40,9 +42,7 @@ func startRemote(t *testing.T, w *world, lane, name string, annotations map[stri
 		GroupVersions: []string{r.group + "/v1"}, Names: []string{r.host()}, CA: r.old, Objects: 1,
 		RequestHeaderCA: w.frontPool(), AllowedNames: []string{"kube-aggregator", "fairlead"}, RejectWith: 401,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	t.Cleanup(r.Close)
 	for _, f := range first {
 		f(r)
@@ -54,9 +54,7 @@ func startRemote(t *testing.T, w *world, lane, name string, annotations map[stri
 		ObjectMeta: metav1.ObjectMeta{Name: r.name},
 		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost", Ports: []corev1.ServicePort{{Port: port}}},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	a := &apiregistrationv1.APIService{
 		ObjectMeta: metav1.ObjectMeta{Name: "v1." + r.group, Annotations: map[string]string{}},
 		Spec: apiregistrationv1.APIServiceSpec{
@@ -144,7 +142,8 @@ func emitEvents(t *testing.T, w *world, remotes ...*remote) {
 	}()
 }
 
-// handled are the requests for widgets that Fairlead has sent since a moment. Its probes ask for documents, kube-apiserver's go by another name.
+// handled are the requests for widgets that Fairlead has sent since a moment. Its probes ask for
+// documents, kube-apiserver's go by another name.
 func (r *remote) handled(since time.Time) []extension.Request {
 	var out []extension.Request
 	for _, q := range r.Requests(0) {

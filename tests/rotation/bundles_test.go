@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // loaded waits until Fairlead has put a remote's next bundle in force.
@@ -16,7 +18,7 @@ func (s *stage) loaded(t *testing.T, r *remote, change func()) {
 	}
 	before := count()
 	change()
-	took := eventually(t, takenWithin, "the bundle is in force", func() (bool, string) { now := count(); return now != before, now })
+	took := suite.Eventually(t, takenWithin, "the bundle is in force", func() (bool, string) { now := count(); return now != before, now })
 	t.Logf("bundle in force after %s", took.Round(time.Millisecond))
 }
 
@@ -40,10 +42,11 @@ func (s *stage) presented(t *testing.T, r *remote) {
 		return len(s.metric(t, "fairlead_certificate_backend_expiration_timestamp_seconds", `"v1.`+r.group+`"`, `kind="leaf"`))
 	}
 	before := fingerprints()
-	eventually(t, 20*time.Second, "a probe has seen the new certificate", func() (bool, string) { n := fingerprints(); return n > before, fmt.Sprint(n) })
+	suite.Eventually(t, 20*time.Second, "a probe has seen the new certificate", func() (bool, string) { n := fingerprints(); return n > before, fmt.Sprint(n) })
 }
 
-// rotateBundleFirst replaces the bundle while the backend still has its old certificate, which a replaced CA's overlap is for.
+// rotateBundleFirst replaces the bundle while the backend still has its old certificate, which a
+// replaced CA's overlap is for.
 func rotateBundleFirst(t *testing.T, s *stage) {
 	r := s.overlap
 	m := s.mark()

@@ -3,8 +3,6 @@
 package rotation
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -24,6 +22,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // front is a Fairlead and every certificate of its own side, in files that this test replaces.
@@ -45,9 +44,7 @@ type front struct {
 func startFront(t *testing.T, w *world, lane string, args ...string) *front {
 	t.Helper()
 	dir := filepath.Join(w.Dir(), strings.Join(append([]string{lane}, args...), ""))
-	if err := os.MkdirAll(filepath.Join(dir, "serving"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, os.MkdirAll(filepath.Join(dir, "serving"), 0o700))
 	f := &front{
 		w: w, lane: lane, dir: dir, servingCA: pki.NewCA("serving-ca"), serving: volume{dir: filepath.Join(dir, "serving")},
 		clients: newBundle(t, filepath.Join(dir, "client-ca.crt"), "client-ca"), proxies: newBundle(t, filepath.Join(dir, "requestheader-ca.crt"), "requestheader-ca"),
@@ -57,7 +54,7 @@ func startFront(t *testing.T, w *world, lane string, args ...string) *front {
 	f.newServing(t)
 	cert, key := writePair(t, f.proxyPair, w.frontCAs[0].Issue(pki.Leaf{CommonName: "fairlead"}))
 	ca := filepath.Join(dir, "serving-ca.crt")
-	writeFile(t, ca, f.servingCA.PEM())
+	suite.Put(t, ca, f.servingCA.PEM())
 	var err error
 	f.Front, err = w.StartFairlead(t.Context(), cluster.Fairlead{
 		Path: w.binary, Name: "fairlead-" + filepath.Base(dir), CAFile: ca,
@@ -67,9 +64,7 @@ func startFront(t *testing.T, w *world, lane string, args ...string) *front {
 			"--proxy-client-cert-file=" + cert, "--proxy-client-key-file=" + key, fmt.Sprint("--http2=", lane == "h2"),
 		}, args...),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	return f
 }
 
@@ -92,7 +87,8 @@ func (f *front) served(ctx context.Context) (*x509.Certificate, error) {
 	return conn.(*tls.Conn).ConnectionState().PeerCertificates[0], nil
 }
 
-// bundle is a file of CAs that this test adds to and takes from. Cases that run at the same time share it.
+// bundle is a file of CAs that this test adds to and takes from. Cases that run at the same time
+// share it.
 type bundle struct {
 	file string
 	// first is there at the start, to be rotated away; lasting stays.
@@ -131,7 +127,7 @@ func (b *bundle) writeLocked(t *testing.T) {
 	for _, ca := range b.cas {
 		all = append(all, ca.PEM())
 	}
-	writeFile(t, b.file, slices.Concat(all...))
+	suite.Put(t, b.file, slices.Concat(all...))
 }
 
 // identity is how a caller shows who it is.
@@ -168,7 +164,8 @@ func (f *front) client(id identity, h2 bool) *client {
 	h2 = h2 && f.lane == "h2"
 	cfg := &tls.Config{RootCAs: f.servingCA.Pool(), MinVersion: tls.VersionTLS12}
 	if id.pair != nil {
-		// Whatever CAs the server names: with Certificates, crypto/tls would send none of another CA, and the request would be anonymous.
+		// Whatever CAs the server names: with Certificates, crypto/tls would send none of another
+		// CA, and the request would be anonymous.
 		pair := id.pair.TLS()
 		cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
 	}
@@ -199,7 +196,8 @@ func (c *client) send(ctx context.Context, path string) (*http.Response, error) 
 
 // get makes a request and reads the whole answer. An error is whatever is not 200.
 func (c *client) get(ctx context.Context, path string) (status int, err error) {
-	// 10 s: no request here takes a tenth of one on an idle machine, and a client that waits longer has failed.
+	// 10 s: no request here takes a tenth of one on an idle machine, and a client that waits longer
+	// has failed.
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	res, err := c.send(ctx, path)
@@ -219,7 +217,8 @@ func (c *client) get(ctx context.Context, path string) (status int, err error) {
 
 func (c *client) close() { c.transport.CloseIdleConnections() }
 
-// metric reads the lines of Fairlead's own metrics that begin with name and hold all the given parts.
+// metric reads the lines of Fairlead's own metrics that begin with name and hold all the given
+// parts.
 func (f *front) metric(t *testing.T, name string, parts ...string) []string {
 	t.Helper()
 	c := f.client(user(f.admin), true)
@@ -228,17 +227,14 @@ func (f *front) metric(t *testing.T, name string, parts ...string) []string {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	res, err := c.send(ctx, "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, err)
 	defer res.Body.Close()
 	body, err := io.ReadAll(res.Body)
 	if err != nil || res.StatusCode != http.StatusOK {
 		t.Fatalf("reading metrics: %d %v %.300s", res.StatusCode, err, body)
 	}
 	var found []string
-	for lines := bufio.NewScanner(bytes.NewReader(body)); lines.Scan(); {
-		line := lines.Text()
+	for line := range strings.Lines(string(body)) {
 		if strings.HasPrefix(line, name) && !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(line, p) }) {
 			found = append(found, line)
 		}

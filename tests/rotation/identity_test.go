@@ -64,7 +64,8 @@ func (s *stage) opened(t *testing.T, id identity) *client {
 	return c
 }
 
-// ended wants the next request on the open connection to be refused, on each side, and the connection to stay.
+// ended wants the next request on the open connection to be refused, on each side, and the
+// connection to stay.
 func (s *stage) ended(t *testing.T, open *client) {
 	t.Helper()
 	for _, tg := range s.targets[:2] {

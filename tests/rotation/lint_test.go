@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // finding is one of lint's.
@@ -20,9 +21,7 @@ type finding struct{ Severity, Object, Message, Do string }
 func (w *world) lint(t *testing.T, args ...string) ([]finding, int) {
 	t.Helper()
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := w.Endpoint().WriteKubeconfig(kubeconfig, w.Admin()); err != nil {
-		t.Fatal(err)
-	}
+	suite.Check(t, w.Endpoint().WriteKubeconfig(kubeconfig, w.Admin()))
 	cmd := exec.CommandContext(t.Context(), w.binary, append([]string{"lint", "--kubeconfig", kubeconfig, "--allow-loopback-backends", "-o", "json"}, args...)...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
@@ -45,7 +44,8 @@ func about(found []finding, object string) string {
 	return strings.Join(lines, "\n")
 }
 
-// lintCluster looks at a whole cluster. Other cases break its APIServices meanwhile, so each check is about one object.
+// lintCluster looks at a whole cluster. Other cases break its APIServices meanwhile, so each check
+// is about one object.
 func lintCluster(t *testing.T, s *stage) {
 	good := startRemote(t, s.w, s.lane, "lintgood", nil)
 	bad := startRemote(t, s.w, s.lane, "lintbad", nil)

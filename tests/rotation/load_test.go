@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 const (
@@ -21,7 +23,8 @@ const (
 	rate = 300
 	// freshEvery is which requests get a connection of their own.
 	freshEvery = 15
-	// maxPending bounds the requests under way: a third of a second's would be a stall, ten seconds' a disaster.
+	// maxPending bounds the requests under way: a third of a second's would be a stall, ten
+	// seconds' a disaster.
 	maxPending = 10 * rate
 )
 
@@ -93,12 +96,14 @@ func startLoad(t *testing.T, f *front, targets []target, ids [3]identity) *load 
 	return l
 }
 
-// move makes one identity's requests go over new connections, with a new certificate; the watches stay where they are.
+// move makes one identity's requests go over new connections, with a new certificate; the watches
+// stay where they are.
 func (l *load) move(i int, id identity) {
 	l.callers[i].Store(&caller{id: id, pool: l.f.client(id, true)})
 }
 
-// pace starts the requests that are due, whether or not earlier ones have been answered. After a tick that came late it catches up.
+// pace starts the requests that are due, whether or not earlier ones have been answered. After a
+// tick that came late it catches up.
 func (l *load) pace(ctx context.Context, owners *sync.WaitGroup) {
 	begun := time.Now()
 	tick := time.NewTicker(10 * time.Millisecond)
@@ -213,8 +218,9 @@ func (l *load) mark() mark {
 	return mark{at: time.Now(), asked: l.asked.Load(), failed: len(l.failed), ended: len(l.ended)}
 }
 
-// judge ends a window and fails the test for every failed request and every cut watch in it. ends is the target whose watches may have
-// ended cleanly because its trust was taken away; empty: none may.
+// judge ends a window and fails the test for every failed request and every cut watch in it. ends
+// is the target whose watches may have ended cleanly because its trust was taken away; empty: none
+// may.
 func (l *load) judge(t *testing.T, m mark, ends string) {
 	t.Helper()
 	l.alive(t)
@@ -251,7 +257,7 @@ func (l *load) alive(t *testing.T) {
 	for i, w := range l.watches {
 		before[i] = w.events.Load()
 	}
-	eventually(t, 10*time.Second, "every watch gets an event", func() (bool, string) {
+	suite.Eventually(t, 10*time.Second, "every watch gets an event", func() (bool, string) {
 		for i, w := range l.watches {
 			if w.events.Load() == before[i] {
 				return false, w.who + " gets none"

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // lanes are the protocols over which everything is shown (--http2).
@@ -65,7 +66,8 @@ func rotateAll(t *testing.T, w *world, lane string) {
 			t.Run(c.name, func(t *testing.T) { c.run(t, s) })
 		}
 	})
-	// The rest break what they look at, so they have backends and identities of their own, beside the load.
+	// The rest break what they look at, so they have backends and identities of their own, beside
+	// the load.
 	for _, c := range []struct {
 		name string
 		run  func(*testing.T, *stage)
@@ -95,7 +97,7 @@ func (f *front) available(t *testing.T, tg target) {
 	t.Helper()
 	c := f.client(user(f.admin), true)
 	defer c.close()
-	eventually(t, 30*time.Second, tg.name+" is available", func() (bool, string) {
+	suite.Eventually(t, 30*time.Second, tg.name+" is available", func() (bool, string) {
 		_, err := c.get(t.Context(), tg.get)
 		return err == nil, errText(err)
 	})

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 const (
@@ -29,7 +30,8 @@ func noOverlapAnnotation(t *testing.T, s *stage) {
 	distrusted(t, s.front, r, func() { r.trust(t, r.new) })
 }
 
-// droppedCA is what an operator does to a CA whose key was stolen: a minute of overlap would be a minute for the thief.
+// droppedCA is what an operator does to a CA whose key was stolen: a minute of overlap would be a
+// minute for the thief.
 func droppedCA(t *testing.T, s *stage) {
 	r := startRemote(t, s.w, s.lane, "dropped", nil)
 	s.available(t, r.target())
@@ -46,7 +48,7 @@ func overlapEnds(t *testing.T, s *stage) {
 		begun := time.Now()
 		c := s.client(user(s.admin), true)
 		defer c.close()
-		eventually(t, overlap+2*slack, "the overlap is over", func() (bool, string) {
+		suite.Eventually(t, overlap+2*slack, "the overlap is over", func() (bool, string) {
 			_, err := c.get(t.Context(), r.target().get)
 			return err != nil, "it still answers"
 		})
@@ -64,7 +66,8 @@ func expiredBackend(t *testing.T, s *stage) {
 	distrusted(t, s.front, r, func() { dwell(t, time.Until(end)+slack) }) // expired chains are looked for once a second
 }
 
-// distrusted opens a watch, and calls end, after which Fairlead must not trust what the backend presents.
+// distrusted opens a watch, and calls end, after which Fairlead must not trust what the backend
+// presents.
 func distrusted(t *testing.T, f *front, r *remote, end func()) {
 	t.Helper()
 	tg := r.target()
@@ -77,11 +80,11 @@ func distrusted(t *testing.T, f *front, r *remote, end func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go func() { over <- w.watch(ctx, c, tg.watch) }() // ends with ctx
-	eventually(t, takenWithin, "the watch is open", func() (bool, string) { return w.events.Load() > 2, fmt.Sprint(w.events.Load()) })
+	suite.Eventually(t, takenWithin, "the watch is open", func() (bool, string) { return w.events.Load() > 2, fmt.Sprint(w.events.Load()) })
 
 	end()
 	begun := time.Now()
-	refused := eventually(t, slack, "requests are refused", func() (bool, string) {
+	refused := suite.Eventually(t, slack, "requests are refused", func() (bool, string) {
 		status, err := c.get(t.Context(), tg.get)
 		return status == 503, fmt.Sprintf("%d %v", status, err)
 	})
@@ -126,7 +129,8 @@ func backendFirstConfigMap(t *testing.T, s *stage) {
 	healed(t, s, r, func() { r.refer(t, r.old, r.new) })
 }
 
-// healed switches the backend before its bundle, waits until that shows and the prober's pauses are long, and then has the bundle arrive.
+// healed switches the backend before its bundle, waits until that shows and the prober's pauses are
+// long, and then has the bundle arrive.
 func healed(t *testing.T, s *stage, r *remote, arrive func()) {
 	t.Helper()
 	const outage = 12 * time.Second // 250 ms doubled up to 5 s: 250+500+1000+2000+4000, and into the pause that follows
@@ -135,13 +139,13 @@ func healed(t *testing.T, s *stage, r *remote, arrive func()) {
 	c := s.client(user(s.admin), true)
 	defer c.close()
 	r.serve(r.new)
-	eventually(t, 10*time.Second, "the backend's new certificate is refused", func() (bool, string) {
+	suite.Eventually(t, 10*time.Second, "the backend's new certificate is refused", func() (bool, string) {
 		status, err := c.get(t.Context(), tg.get)
 		return status == 503, fmt.Sprintf("%d %v", status, err)
 	})
 	dwell(t, outage)
 	arrive()
-	took := eventually(t, 10*time.Second, "requests are answered again", func() (bool, string) {
+	took := suite.Eventually(t, 10*time.Second, "requests are answered again", func() (bool, string) {
 		_, err := c.get(t.Context(), tg.get)
 		return err == nil, errText(err)
 	})

@@ -1,7 +1,8 @@
-// Package scene is a table and servers that are functions, for what asks backends and the local apiserver: all of it fits into a synctest
-// bubble.
+// Package scene is a table and servers that are functions, for what asks backends and the local
+// apiserver: all of it fits into a synctest bubble.
 //
-// The Input and Build belong to the test's goroutine; servers are asked, and may be changed, by any.
+// The Input and Build belong to the test's goroutine; servers are asked, and may be changed, by
+// any.
 package scene
 
 import (
@@ -34,7 +35,8 @@ type Scene struct {
 	testing.TB
 	// Input is what Build makes the next table of.
 	Input registry.Input
-	// Built is told of each table, since the tables of a test cannot supersede each other. Nil: nobody is.
+	// Built is told of each table, since the tables of a test cannot supersede each other. Nil:
+	// nobody is.
 	Built func()
 
 	table atomic.Pointer[registry.Table]

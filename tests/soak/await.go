@@ -13,13 +13,15 @@ import (
 const (
 	// look is how often it is asked whether all is well again.
 	look = 50 * time.Millisecond
-	// patience is how many looks convergence may take: 30 s of an undisturbed world on a machine that runs. Probes of what is down begin 5 s apart and take 5 s at
-	// most, watches of a control plane that was away try again every few seconds, and other soaks may run beside this one.
+	// patience is how many looks convergence may take: 30 s of an undisturbed world on a machine
+	// that runs. Probes of what is down begin 5 s apart and take 5 s at most, watches of a control
+	// plane that was away try again every few seconds, and other soaks may run beside this one.
 	patience = 600
 )
 
-// await waits until wrong has nothing to say, and enters how long that took. It counts its own looks rather than time, and only those at a world in which
-// convergence is possible: with a control plane, and both doors.
+// await waits until wrong has nothing to say, and enters how long that took. It counts its own
+// looks rather than time, and only those at a world in which convergence is possible: with a
+// control plane, and both doors.
 func (w *world) await(ctx context.Context, what string, wrong func() string) {
 	tick := time.NewTicker(look)
 	defer tick.Stop()
@@ -149,7 +151,8 @@ func (w *world) planeWrong() string {
 	})
 }
 
-// everywhere says what is wrong with a group in the view of both doors, also of one that is being replaced.
+// everywhere says what is wrong with a group in the view of both doors, also of one that is being
+// replaced.
 func (w *world) everywhere(g *group) string {
 	if w.doorsAway() {
 		return "a door is being replaced"

@@ -17,7 +17,8 @@ import (
 type caller struct {
 	user   string
 	groups []string // sorted
-	// header is in each of his requests, line is whose connections he uses: callers with a token share one, and so do those whom a front proxy names.
+	// header is in each of his requests, line is whose connections he uses: callers with a token
+	// share one, and so do those whom a front proxy names.
 	header http.Header
 	line   string
 	tls    *tls.Config

@@ -13,20 +13,25 @@ import (
 	"sync/atomic"
 	"time"
 
+	"k8s.io/client-go/rest"
+
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 )
 
 const (
-	// readyEvery is how often a door is asked whether it takes requests, as a load balancer would. It has to notice within drainDelay.
+	// readyEvery is how often a door is asked whether it takes requests, as a load balancer would.
+	// It has to notice within drainDelay.
 	readyEvery = 100 * time.Millisecond
 	// drainDelay is how long a door that is told to stop goes on serving, so that this is noticed.
 	drainDelay = 2 * time.Second
-	// requestTimeout is Fairlead's bound for requests to backends: short, so that hangs do not pile up.
+	// requestTimeout is Fairlead's bound for requests to backends: short, so that hangs do not pile
+	// up.
 	requestTimeout = 10 * time.Second
 )
 
-// door is one Fairlead. The first one lives as long as the soak, so that what it piles up is seen; the second is replaced again and again.
+// door is one Fairlead. The first one lives as long as the soak, so that what it piles up is seen;
+// the second is replaced again and again.
 type door struct {
 	*cluster.Front
 	name  string
@@ -76,19 +81,7 @@ func (w *world) raiseDoors(ctx context.Context) error {
 }
 
 func (w *world) clientTLS(pair cluster.Pair) (*tls.Config, error) {
-	roots, err := readPool(w.PKI.Serving.CertFile)
-	if err != nil {
-		return nil, err
-	}
-	c := &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
-	if pair.CertFile != "" {
-		p, err := tls.LoadX509KeyPair(pair.CertFile, pair.KeyFile)
-		if err != nil {
-			return nil, err
-		}
-		c.Certificates = []tls.Certificate{p}
-	}
-	return c, nil
+	return rest.TLSConfigFor(w.Endpoint().RESTConfig(cluster.Credentials{Pair: pair}))
 }
 
 // transport speaks one of both protocols.

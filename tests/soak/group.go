@@ -20,7 +20,8 @@ type group struct {
 	version  string
 	services [2]*service
 
-	// What follows is what the cluster has been told, or is being told right now; guarded by world.mu.
+	// What follows is what the cluster has been told, or is being told right now; guarded by
+	// world.mu.
 	exists      bool // the APIService
 	current     int  // the Service that it points to
 	priority    int32
@@ -73,7 +74,8 @@ func (w *world) raiseGroup(ctx context.Context, number int, name string) (*group
 	return g, w.createAPIService(ctx, g)
 }
 
-// createService makes a headless Service: kube-apiserver's own aggregator has no way to dial it, so that all that sites see comes through a door.
+// createService makes a headless Service: kube-apiserver's own aggregator has no way to dial it, so
+// that all that sites see comes through a door.
 func (w *world) createService(ctx context.Context, s *service) error {
 	meta := metav1.ObjectMeta{Name: s.name, Namespace: namespace, Labels: map[string]string{discoveryv1.LabelServiceName: s.name}}
 	return w.api(ctx, func(ctx context.Context, k clients) error {

@@ -11,7 +11,8 @@ import (
 	"syscall"
 )
 
-// inside is set in the environment of the process that does the work, in the namespace that isolate has made.
+// inside is set in the environment of the process that does the work, in the namespace that isolate
+// has made.
 const inside = "FAIRLEAD_SOAK_INSIDE"
 
 func isolated() bool { return os.Getenv(inside) != "" }
@@ -35,7 +36,8 @@ func isolate() int {
 	return 0
 }
 
-// network gives the namespace a loopback, and makes all of 10.79/16 this machine's own: each extension server has an address of its own there.
+// network gives the namespace a loopback, and makes all of 10.79/16 this machine's own: each
+// extension server has an address of its own there.
 func network() error {
 	for _, args := range []string{"link set lo up", "route add local 10.79.0.0/16 dev lo"} {
 		if out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {

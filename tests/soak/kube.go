@@ -34,8 +34,9 @@ func (w *world) connect(context.Context) error {
 	return nil
 }
 
-// api asks one kube-apiserver after the other until f succeeds: what f does must bear being done twice. It gives up after some minutes, when a control plane
-// that was broken on purpose should long be whole.
+// api asks one kube-apiserver after the other until f succeeds: what f does must bear being done
+// twice. It gives up after some minutes, when a control plane that was broken on purpose should
+// long be whole.
 func (w *world) api(ctx context.Context, f func(context.Context, clients) error) error {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()

@@ -12,7 +12,8 @@ import (
 )
 
 const (
-	// slots bounds the requests under way: what comes in half a minute, which is as long as a client waits.
+	// slots bounds the requests under way: what comes in half a minute, which is as long as a
+	// client waits.
 	slots = 4096
 	// watchers is how many watches are open at any time.
 	watchers = 9
@@ -40,7 +41,8 @@ type line struct {
 	h2          bool
 }
 
-// batch is a part of the writes to the local apiserver: their effects are looked for when all have ended.
+// batch is a part of the writes to the local apiserver: their effects are looked for when all have
+// ended.
 type batch struct {
 	number int
 	under  sync.WaitGroup
@@ -73,7 +75,8 @@ func (l *load) stop() {
 	}
 }
 
-// dispatch starts the requests that are due until asking ends; they themselves end with ctx, or in their own time.
+// dispatch starts the requests that are due until asking ends; they themselves end with ctx, or in
+// their own time.
 func (l *load) dispatch(ctx, asking context.Context) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -84,7 +87,8 @@ func (l *load) dispatch(ctx, asking context.Context) {
 			return
 		case <-tick.C:
 		}
-		// A quarter of a second's requests at once at most: after a stall of the machine there is no flood.
+		// A quarter of a second's requests at once at most: after a stall of the machine there is
+		// no flood.
 		due = min(due+time.Since(last).Seconds()*float64(l.w.o.rate), float64(l.w.o.rate)/4)
 		last = time.Now()
 		for ; due >= 1; due-- {
@@ -112,7 +116,8 @@ func (l *load) counterOf(group string) *atomic.Int64 {
 	return n.(*atomic.Int64)
 }
 
-// dose waits until n more requests for group (empty: for anything) have ended, or some seconds' looks have passed: when everything hangs, nothing ends.
+// dose waits until n more requests for group (empty: for anything) have ended, or some seconds'
+// looks have passed: when everything hangs, nothing ends.
 func (l *load) dose(ctx context.Context, group string, n int) {
 	const looks = 240 // 12 s: a little longer than a request may take
 	tick := time.NewTicker(look)

@@ -16,7 +16,8 @@ func itoa(n int) string { return strconv.Itoa(n) }
 // cutID divides the name of a local write into its batch and the rest.
 func cutID(id string) (batch, rest string, ok bool) { return strings.Cut(id, "-") }
 
-// settleLocal looks for what the writes to the local apiserver have left, batch by batch, until the returned function is called; that looks for the rest.
+// settleLocal looks for what the writes to the local apiserver have left, batch by batch, until the
+// returned function is called; that looks for the rest.
 func (w *world) settleLocal(ctx context.Context, l *load) (end func()) {
 	stopping, stop := context.WithCancel(ctx)
 	var owner sync.WaitGroup

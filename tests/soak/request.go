@@ -19,7 +19,8 @@ import (
 const (
 	// beacon is the ConfigMap that is read.
 	beacon = "beacon"
-	// clientPatience is how long a client waits for the end of an answer: three times Fairlead's own bound, so that silence is Fairlead's fault.
+	// clientPatience is how long a client waits for the end of an answer: three times Fairlead's
+	// own bound, so that silence is Fairlead's fault.
 	clientPatience = 3 * requestTimeout
 )
 
@@ -27,7 +28,8 @@ const (
 type task struct {
 	id    string
 	class class
-	// name is the object's. Most requests are for one of a few, so that what is cached of each question whether somebody may is a few thousand answers.
+	// name is the object's. Most requests are for one of a few, so that what is cached of each
+	// question whether somebody may is a few thousand answers.
 	name   string
 	group  *group // nil: it is for the local apiserver
 	caller *caller
@@ -164,7 +166,8 @@ func (t *task) send(req *http.Request, tr http.RoundTripper, x *check.Exchange) 
 	}
 	defer res.Body.Close()
 	x.Code = res.StatusCode
-	// Whoever has an Audit-Id was answered by the local apiserver: what that promises is its own affair.
+	// Whoever has an Audit-Id was answered by the local apiserver: what that promises is its own
+	// affair.
 	x.RetryAfter = res.Header.Get("Retry-After") != "" && res.Header.Get("Audit-Id") == ""
 	if text := res.Header.Get(receiptHeader); text != "" {
 		x.Head = new(check.Receipt)

@@ -23,7 +23,8 @@ type holding struct {
 }
 
 const (
-	// restEvery is how often a resting door is looked at, restLooks how often at most: three minutes, longer than anything is kept idle.
+	// restEvery is how often a resting door is looked at, restLooks how often at most: three
+	// minutes, longer than anything is kept idle.
 	restEvery = 500 * time.Millisecond
 	restLooks = 360
 )
@@ -90,7 +91,8 @@ func metrics(text []byte) map[string]float64 {
 	return m
 }
 
-// compare enters what is left over. The first door has lived through everything; the second is younger, and may hold no more.
+// compare enters what is left over. The first door has lived through everything; the second is
+// younger, and may hold no more.
 func (w *world) compare(out io.Writer, before, after [2]holding) {
 	const mib = 1 << 20
 	t := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
@@ -102,7 +104,8 @@ func (w *world) compare(out io.Writer, before, after [2]holding) {
 		// 12 goroutines and descriptors come and go: scrapes, handshakes of probes.
 		w.checker.Left("goroutines of door "+d.name, a.goroutines, b.goroutines+12)
 		w.checker.Left("descriptors of door "+d.name, a.files, b.files+12)
-		// Half as much again and 8 MiB: series for answers that had not been given before, caches at their bounds, fragmentation.
+		// Half as much again and 8 MiB: series for answers that had not been given before, caches
+		// at their bounds, fragmentation.
 		w.checker.Left("heap of door "+d.name, a.heap, 1.5*b.heap+8*mib)
 	}
 	_ = t.Flush()

@@ -32,7 +32,8 @@ const (
 	idHeader      = "X-Soak-Id"
 )
 
-// site is one endpoint: an extension server whose objects are made up, and which tells in every answer who it is and what it was asked.
+// site is one endpoint: an extension server whose objects are made up, and which tells in every
+// answer who it is and what it was asked.
 type site struct {
 	name, ip string
 	server   *extension.Server

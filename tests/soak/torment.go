@@ -25,7 +25,8 @@ type act struct {
 	wrong func() string
 }
 
-// tormentor does one act after the other. What it does next follows from its draws alone, and it draws the same for the same seed.
+// tormentor does one act after the other. What it does next follows from its draws alone, and it
+// draws the same for the same seed.
 type tormentor struct {
 	name string
 	rng  *rand.Rand

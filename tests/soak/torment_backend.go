@@ -17,7 +17,8 @@ type ill struct {
 	fault extension.Fault
 	// late is what else becomes of writes: they are executed, and then not answered.
 	late int32
-	// lies says that an answer is made up. Such are for reads only: nothing before a liar can tell a lie from an acknowledgement.
+	// lies says that an answer is made up. Such are for reads only: nothing before a liar can tell
+	// a lie from an acknowledgement.
 	lies bool
 	// connections says that it is one of connections, to which path and method do not apply.
 	connections bool

@@ -19,7 +19,8 @@ func (w *world) drawDoor(rng *rand.Rand) *act {
 	a := &act{fault: check.Fault{Target: d.name}, dose: 50 + rng.IntN(300), wrong: w.wrong}
 	switch kind {
 	case 0, 1, 2:
-		// A client sees nothing of it, but for watches, and for those of HTTP/1.1 whose request crosses the end of an idle connection (RFC 9112, 9.3.1).
+		// A client sees nothing of it, but for watches, and for those of HTTP/1.1 whose request
+		// crosses the end of an idle connection (RFC 9112, 9.3.1).
 		a.fault.Kind, a.fault.Scopes = "door: told to stop", []string{"watch:door:" + d.name, "h1:door:" + d.name}
 		a.begin = d.drain
 		a.end = d.replace

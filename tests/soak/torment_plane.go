@@ -9,7 +9,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/soak/check"
 )
 
-// drawPlane breaks a kube-apiserver or the store of both. Everything depends on them: who a token belongs to, and what its owner may, is asked there.
+// drawPlane breaks a kube-apiserver or the store of both. Everything depends on them: who a token
+// belongs to, and what its owner may, is asked there.
 func (w *world) drawPlane(rng *rand.Rand) *act {
 	kind, n := rng.IntN(5), rng.IntN(len(w.APIServers))
 	a := &act{fault: check.Fault{Scopes: []string{"plane", "discovery"}}, dose: 100 + rng.IntN(500), wrong: w.planeWrong}

@@ -15,8 +15,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// drawRegistry changes what the cluster says of a group, and most of it back. The changes that a client should not feel have no scope but the watches', whose
-// connections may have to end.
+// drawRegistry changes what the cluster says of a group, and most of it back. The changes that a
+// client should not feel have no scope but the watches', whose connections may have to end.
 func (w *world) drawRegistry(rng *rand.Rand) *act {
 	g := w.groups[rng.IntN(len(w.groups))]
 	kind, number := rng.IntN(8), rng.IntN(1000)
@@ -80,7 +80,8 @@ func (w *world) patchAPIService(ctx context.Context, g *group, patch []byte) err
 	})
 }
 
-// known waits until both doors have read what the model says of a group's table: then nothing of what was before may be used for a request that begins.
+// known waits until both doors have read what the model says of a group's table: then nothing of
+// what was before may be used for a request that begins.
 func (w *world) known(ctx context.Context, g *group) error {
 	return wait(ctx, g.name+" is known everywhere", func() bool { return w.everywhere(g) == "" })
 }
@@ -188,7 +189,8 @@ func (w *world) patchEndpoints(ctx context.Context, s *service) error {
 	})
 }
 
-// rotate moves a group to a new CA by the book: trusted beside the old one, then used, then trusted alone.
+// rotate moves a group to a new CA by the book: trusted beside the old one, then used, then trusted
+// alone.
 func (w *world) rotate(ctx context.Context, g *group) error {
 	w.mu.Lock()
 	g.rotations++

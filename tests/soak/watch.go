@@ -17,8 +17,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/soak/check"
 )
 
-// stallAfter is how long a client waits for an event: seventy times as long as they are apart, and three times as long as it takes to find out that a backend
-// is dead.
+// stallAfter is how long a client waits for an event: seventy times as long as they are apart, and
+// three times as long as it takes to find out that a backend is dead.
 const stallAfter = 15 * time.Second
 
 // keepWatching has one watch open after the other.
@@ -83,7 +83,8 @@ func (l *load) watch(ctx context.Context, d *door, t *task, w *check.Watch, enou
 	w.Head = new(check.Receipt)
 	if err := json.Unmarshal([]byte(res.Header.Get(receiptHeader)), w.Head); err != nil {
 		w.Head = nil
-		// A backend that cuts its answers or hangs in them makes up what it sends before. That it has lied is only told by an answer that goes on, or ends well.
+		// A backend that cuts its answers or hangs in them makes up what it sends before. That it
+		// has lied is only told by an answer that goes on, or ends well.
 		_, err := io.CopyN(io.Discard, res.Body, 64<<10)
 		switch w.Stalled = stalled(); {
 		case w.Stalled:

@@ -3,10 +3,10 @@ package main
 import (
 	"context"
 	"crypto/x509"
-	"errors"
 	"fmt"
-	"os"
 	"sync"
+
+	certutil "k8s.io/client-go/util/cert"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/soak/check"
@@ -18,7 +18,8 @@ const namespace = "soak"
 // nodeAddress is what the kube-apiservers say theirs is: they refuse to advertise loopback.
 const nodeAddress = "10.79.0.1"
 
-// world is all that there is: a control plane, groups with their backends, two doors before them, and who comes through.
+// world is all that there is: a control plane, groups with their backends, two doors before them,
+// and who comes through.
 type world struct {
 	*cluster.Cluster
 
@@ -45,7 +46,7 @@ func raise(ctx context.Context, o options, dir string, journal *check.Journal) (
 	if err != nil {
 		return w, err
 	}
-	if w.fronts, err = readPool(w.PKI.FrontProxy.CertFile); err != nil {
+	if w.fronts, err = certutil.NewPool(w.PKI.FrontProxy.CertFile); err != nil {
 		return w, err
 	}
 	for _, step := range []func(context.Context) error{w.connect, w.grant, w.raiseGroups, w.raiseDoors, w.raiseCallers} {
@@ -87,16 +88,4 @@ func (w *world) close() error {
 		}
 	}
 	return err
-}
-
-func readPool(file string) (*x509.CertPool, error) {
-	pem, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return nil, errors.New("reading CA: no certificate in " + file)
-	}
-	return pool, nil
 }

@@ -43,7 +43,8 @@ var (
 // run asks url with a bearer token, and returns what came of it.
 func (l load) run(t *testing.T, url, token string) figures {
 	t.Helper()
-	// A request that hangs is to be seen as one: longer than the minute that Fairlead and kube-apiserver give a request.
+	// A request that hangs is to be seen as one: longer than the minute that Fairlead and
+	// kube-apiserver give a request.
 	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 	defer cancel()
 	args := []string{

@@ -34,7 +34,8 @@ type world struct {
 	body  string // file of what is posted
 }
 
-// TestFewStreams has backends of 1, 5 and 20 streams a connection. As many requests are under way at once as h2load has streams.
+// TestFewStreams has backends of 1, 5 and 20 streams a connection. As many requests are under way
+// at once as h2load has streams.
 func TestFewStreams(t *testing.T) {
 	w := newWorld(t)
 	for _, limit := range []uint32{1, 5, 20} {
@@ -68,7 +69,8 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// backend serves a group-version over so many streams a connection, and returns the path of its objects.
+// backend serves a group-version over so many streams a connection, and returns the path of its
+// objects.
 func (w *world) backend(t *testing.T, limit uint32) string {
 	t.Helper()
 	name := fmt.Sprintf("streams%d", limit)
@@ -79,7 +81,8 @@ func (w *world) backend(t *testing.T, limit uint32) string {
 	})
 	_, port, err := net.SplitHostPort(s.Addr())
 	suite.Check(t, err)
-	// A thousand requests are under way at once, of one user: streams are to be found wanting, not places.
+	// A thousand requests are under way at once, of one user: streams are to be found wanting, not
+	// places.
 	places := map[string]string{"fairlead.dev/max-inflight": "2000"}
 	b := cluster.Backend{Namespace: "streams", Service: name, CAFile: w.caPEM, GroupVersions: []string{gv}, Annotations: places}
 	b.Port, err = strconv.Atoi(port)
@@ -93,7 +96,8 @@ func (w *world) backend(t *testing.T, limit uint32) string {
 	return "/apis/" + gv + "/namespaces/default/widgets"
 }
 
-// accept answers a POST with what was posted, and stores nothing: runs beyond number would fill the store.
+// accept answers a POST with what was posted, and stores nothing: runs beyond number would fill the
+// store.
 func accept(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodPost {

@@ -1,7 +1,8 @@
 //go:build e2e
 
-// Package suite is what the suites on real parts have in common: a cluster whose logs survive a case that fails, the programs, clients, and patience. Every helper ends the test
-// when it cannot do what it is for. What a suite's own world is made of stays with the suite.
+// Package suite is what the suites on real parts have in common: a cluster whose logs survive a
+// case that fails, the programs, clients, and patience. Every helper ends the test when it cannot
+// do what it is for. What a suite's own world is made of stays with the suite.
 package suite
 
 import (
@@ -22,6 +23,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	certutil "k8s.io/client-go/util/cert"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/tools"
@@ -68,7 +70,8 @@ func Folder(t *testing.T, name string) string {
 	return dir
 }
 
-// Build builds programs of this repository into a folder. Without packages it is Fairlead alone, whose file it returns.
+// Build builds programs of this repository into a folder. Without packages it is Fairlead alone,
+// whose file it returns.
 func Build(t *testing.T, dir string, packages ...string) (fairlead string) {
 	t.Helper()
 	const module = "github.com/fairlead-proxy/fairlead/"
@@ -92,7 +95,8 @@ func Tool(t *testing.T, name string) string {
 	return path
 }
 
-// Eventually asks until ok says yes, and returns how long that took. After most it ends the test with the last answer.
+// Eventually asks until ok says yes, and returns how long that took. After most it ends the test
+// with the last answer.
 func Eventually(t *testing.T, most time.Duration, what string, ok func() (bool, string)) time.Duration {
 	t.Helper()
 	begun := time.Now()
@@ -148,16 +152,13 @@ func TLS(t *testing.T, e cluster.Endpoint, cr cluster.Credentials) *tls.Config {
 // Pool are the certificates of a file.
 func Pool(t *testing.T, file string) *x509.CertPool {
 	t.Helper()
-	pem, err := os.ReadFile(file)
+	pool, err := certutil.NewPool(file)
 	Check(t, err)
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		t.Fatalf("no certificate in %s", file)
-	}
 	return pool
 }
 
-// Client is an HTTP client of an endpoint, as a user with a certificate or a token. It follows no redirect and asks for no compression of its own accord.
+// Client is an HTTP client of an endpoint, as a user with a certificate or a token. It follows no
+// redirect and asks for no compression of its own accord.
 func Client(t *testing.T, e cluster.Endpoint, cr cluster.Credentials) *http.Client {
 	t.Helper()
 	transport := &http.Transport{TLSClientConfig: TLS(t, e, cr), ForceAttemptHTTP2: true, DisableCompression: true}
@@ -196,6 +197,14 @@ func Commit(t *testing.T) string {
 	out, err := exec.CommandContext(t.Context(), "git", "describe", "--always", "--dirty").Output()
 	Check(t, err)
 	return strings.TrimSpace(string(out))
+}
+
+// Put replaces a file in one step, as deployers do.
+func Put[T ~string | ~[]byte](t *testing.T, file string, data T) {
+	t.Helper()
+	fresh := filepath.Join(filepath.Dir(file), "."+filepath.Base(file)+".tmp")
+	Check(t, os.WriteFile(fresh, []byte(data), 0o600))
+	Check(t, os.Rename(fresh, file))
 }
 
 // Serves asks once, and returns an error unless the answer is 200.

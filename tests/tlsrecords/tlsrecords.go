@@ -1,6 +1,8 @@
-// Package tlsrecords is a TLS 1.3 client that writes the records it likes: many in one packet, empty ones, key updates (RFC 8446 §4.6.3), for which crypto/tls has no
-// public function. The handshake and all reading are crypto/tls's own; once it is over, what this end sends is encrypted here, with the secret that tls.Config.KeyLogWriter
-// is given. A Conn is for one writer and one reader.
+// Package tlsrecords is a TLS 1.3 client that writes the records it likes: many in one packet,
+// empty ones, key updates (RFC 8446 §4.6.3), for which crypto/tls has no public function. The
+// handshake and all reading are crypto/tls's own; once it is over, what this end sends is encrypted
+// here, with the secret that tls.Config.KeyLogWriter is given. A Conn is for one writer and one
+// reader.
 package tlsrecords
 
 import (
@@ -113,7 +115,8 @@ func (c *Conn) expand(secret []byte, label string, n int) ([]byte, error) {
 // AppendData appends a record of application data; it may be empty.
 func (c *Conn) AppendData(to, content []byte) []byte { return c.seal(to, typeData, content) }
 
-// AppendKeyUpdate appends a key update, which asks the peer for one if answer is set, and changes the keys.
+// AppendKeyUpdate appends a key update, which asks the peer for one if answer is set, and changes
+// the keys.
 func (c *Conn) AppendKeyUpdate(to []byte, answer bool) ([]byte, error) {
 	message := []byte{24, 0, 0, 1, 0} // key_update, a length of 1
 	if answer {

@@ -39,6 +39,8 @@ func parts() []part {
 		{name: "golangci-lint", module: "lint", from: "github.com/golangci/golangci-lint/v2", pkg: "github.com/golangci/golangci-lint/v2/cmd/golangci-lint", cold: "4m"},
 		{name: "govulncheck", module: "lint", from: "golang.org/x/vuln", pkg: "golang.org/x/vuln/cmd/govulncheck", cold: "15s"},
 		{name: "cyclonedx-gomod", module: "sbom", from: "github.com/CycloneDX/cyclonedx-gomod", pkg: "github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod", cold: "20s"},
+		{name: "crane", module: "sbom", from: "github.com/google/go-containerregistry", pkg: "github.com/google/go-containerregistry/cmd/crane", cold: "20s"},
+		{name: "nfpm", module: "sbom", from: "github.com/goreleaser/nfpm/v2", pkg: "github.com/goreleaser/nfpm/v2/cmd/nfpm", cold: "40s"},
 		{name: "h2spec", module: "lint", from: "github.com/summerwind/h2spec", pkg: "github.com/summerwind/h2spec/cmd/h2spec", cold: "10s"},
 		{name: "kube-scheduler", module: "kubernetes", from: k8s, pkg: k8s + "/cmd/kube-scheduler", stamped: true, cold: "1m"},
 		{name: "kubemark", module: "kubemark", from: k8s, pkg: k8s + "/cmd/kubemark", stamped: true, cold: "1m"},
@@ -103,8 +105,8 @@ func (p pins) version(module string) string {
 	return string(m[1])
 }
 
-// key names the folder of all parts that would come out the same: it covers whatever decides the bytes of one. Eight bytes of a
-// hash are enough to tell the few sets of pins of one machine apart.
+// key names the folder of all parts that would come out the same: it covers whatever decides the
+// bytes of one. Eight bytes of a hash are enough to tell the few sets of pins of one machine apart.
 func (p pins) key(of part) string {
 	h := sha256.New()
 	fmt.Fprintf(h, "%s %s/%s\n", runtime.Version(), runtime.GOOS, runtime.GOARCH)

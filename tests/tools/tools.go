@@ -1,9 +1,10 @@
-// Package tools builds the real parts that Fairlead is tested with (kube-apiserver, etcd, kubectl, metrics-server, linters …) from
-// Go modules that are pinned in the folders beside it, each a module of its own so that their requirements never meet Fairlead's.
+// Package tools builds the real parts that Fairlead is tested with (kube-apiserver, etcd, kubectl,
+// metrics-server, linters …) from Go modules that are pinned in the folders beside it, each a
+// module of its own so that their requirements never meet Fairlead's.
 //
-// A part is built once for each set of pins, flags and Go release and kept in the user's cache, so that every clone and worktree
-// on a machine shares it. Callers may run at the same time, in this process or in others: a file lock per part makes the second one
-// wait for the first one's result.
+// A part is built once for each set of pins, flags and Go release and kept in the user's cache, so
+// that every clone and worktree on a machine shares it. Callers may run at the same time, in this
+// process or in others: a file lock per part makes the second one wait for the first one's result.
 //
 // It is not a package manager: it never downloads a finished binary and never removes an old one.
 package tools
@@ -20,19 +21,25 @@ import (
 	"time"
 )
 
-// Config says where parts are kept and who is told about progress. The zero value works anywhere inside the repository.
+// Config says where parts are kept and who is told about progress. The zero value works anywhere
+// inside the repository.
 type Config struct {
-	// Root is the root of the repository. Empty: the nearest parent of the working directory that holds it.
+	// Root is the root of the repository. Empty: the nearest parent of the working directory that
+	// holds it.
 	Root string
 
-	// Cache is the folder that keeps the parts. Empty: $FAIRLEAD_TOOLS, or else fairlead/tools in the user's cache folder.
+	// Cache is the folder that keeps the parts. Empty: $FAIRLEAD_TOOLS, or else fairlead/tools in
+	// the user's cache folder.
 	Cache string
 
 	// Progress receives one line when a build starts and one when it ends. Nil: nobody is told.
 	Progress io.Writer
+
+	which string // of several parts
 }
 
-// Default lists the parts that the tests need, in the order in which a fresh machine gets them soonest to work.
+// Default lists the parts that the tests need, in the order in which a fresh machine gets them
+// soonest to work.
 func Default() []string { return names(func(p part) bool { return p.byDefault }) }
 
 // All lists every part there is.
@@ -46,6 +53,19 @@ func names(want func(part) bool) []string {
 		}
 	}
 	return out
+}
+
+// Paths is Path for several, one after the other; what is built says which of them it is.
+func Paths(ctx context.Context, cfg Config, names ...string) (files []string, err error) {
+	for i, name := range names {
+		cfg.which = fmt.Sprintf(", part %d of %d", i+1, len(names))
+		file, err := Path(ctx, cfg, name)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, file)
+	}
+	return files, nil
 }
 
 // Path returns the file of the named part and builds it first when the cache does not hold it.
@@ -90,10 +110,11 @@ func built(file string) bool {
 	return err == nil && fi.Mode().IsRegular()
 }
 
-// build compiles p beside its final place and renames it there, so that a half-written file can never be taken for a part.
+// build compiles p beside its final place and renames it there, so that a half-written file can
+// never be taken for a part.
 func build(ctx context.Context, cfg Config, p part, pins pins, file string) error {
 	begun := time.Now()
-	fmt.Fprintf(cfg.Progress, "tools: building %s %s (about %s on two cores when nothing is cached)\n", p.name, pins.version(p.from), p.cold)
+	fmt.Fprintf(cfg.Progress, "tools: building %s %s%s (about %s on two cores when nothing is cached)\n", p.name, pins.version(p.from), cfg.which, p.cold)
 
 	tmp := file + ".tmp" // ours alone: the caller holds the lock
 	cmd := exec.CommandContext(ctx, "go", p.arguments(pins, tmp)...)

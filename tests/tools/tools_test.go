@@ -31,7 +31,8 @@ func TestEveryPartIsPinned(t *testing.T) {
 	}
 }
 
-// A client rejects a server whose staging repositories are of another release than the server itself.
+// A client rejects a server whose staging repositories are of another release than the server
+// itself.
 func TestStagingFollowsKubernetes(t *testing.T) {
 	pins, err := readPins("kubernetes")
 	if err != nil {
@@ -69,7 +70,8 @@ func TestUnknownPart(t *testing.T) {
 	}
 }
 
-// fakeRoot is a repository whose etcd is a few bytes of Go, so that a test can build it without a network.
+// fakeRoot is a repository whose etcd is a few bytes of Go, so that a test can build it without a
+// network.
 func fakeRoot(t *testing.T, source string) string {
 	t.Helper()
 	root := t.TempDir()

@@ -1,6 +1,7 @@
-// Command vulncheck runs govulncheck over the whole module and tells three ends apart: nothing known is reached, something is, and nothing could be checked, because
-// the database of vulnerabilities cannot be read. The last is not a pass: it says so, and exits 2, or 0 with -unchecked-ok, so that the other rules can be
-// checked where there is no network.
+// Command vulncheck runs govulncheck over the whole module and tells three ends apart: nothing
+// known is reached, something is, and nothing could be checked, because the database of
+// vulnerabilities cannot be read. The last is not a pass: it says so, and exits 2, or 0 with
+// -unchecked-ok, so that the other rules can be checked where there is no network.
 package main
 
 import (

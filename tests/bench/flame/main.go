@@ -1,5 +1,6 @@
-// Command flame draws a CPU profile as a flame graph (SVG), as docs/performance.md shows them: the whole width is all samples, a call stands on its caller, and
-// what is narrower than a hundredth of a picture is left out.
+// Command flame draws a CPU profile as a flame graph (SVG), as docs/evidence/measurements.md shows
+// them: the whole width is all samples, a call stands on its caller, and what is narrower than a
+// hundredth of a picture is left out.
 //
 //	go run ./tests/bench -bin bin/fairlead -scenarios get-8x8 -peers fairlead -profile -out DIR
 //	go run ./tests/bench/flame -title '…' DIR/get-8x8.pprof > docs/flame-frame.svg
@@ -68,7 +69,8 @@ func (c *call) add(stack []string, d time.Duration) {
 	x.add(stack[1:], d)
 }
 
-// parse reads what pprof -traces prints: behind each line of dashes a stack from the inside out, the time spent before its first function.
+// parse reads what pprof -traces prints: behind each line of dashes a stack from the inside out,
+// the time spent before its first function.
 func parse(r io.Reader) (*call, error) {
 	root := &call{name: "all"}
 	var stack []string

@@ -17,7 +17,8 @@ import (
 )
 
 const (
-	// streamWindow is so large that no stream ever waits for it, connWindow so that a WINDOW_UPDATE is worth a body of 100 KB many times over.
+	// streamWindow is so large that no stream ever waits for it, connWindow so that a WINDOW_UPDATE
+	// is worth a body of 100 KB many times over.
 	streamWindow = 1 << 30
 	connWindow   = 1 << 24
 	// readBuffer holds four TLS records.
@@ -36,7 +37,8 @@ type conn struct {
 
 	done, bytes atomic.Int64
 
-	// mu guards everything below. It is held over the write of what is buffered, which is this connection's alone.
+	// mu guards everything below. It is held over the write of what is buffered, which is this
+	// connection's alone.
 	mu      sync.Mutex
 	out     bytes.Buffer
 	block   bytes.Buffer
@@ -307,8 +309,9 @@ func (c *conn) ask(r Request, began time.Time) {
 	c.nextID += 2
 }
 
-// pace begins requests at random moments, a Poisson process: latencies are those of independent clients, and a slow answer does not keep the next
-// request from being late (no coordinated omission).
+// pace begins requests at random moments, a Poisson process: latencies are those of independent
+// clients, and a slow answer does not keep the next request from being late (no coordinated
+// omission).
 func (c *conn) pace(rate float64) {
 	due := time.Now()
 	timer := time.NewTimer(0)

@@ -30,21 +30,25 @@ type Config struct {
 	Connections int
 	// Streams is how many requests are under way on each. Zero: one.
 	Streams int
-	// Rate is how many requests begin per second, on all connections together, at random moments whatever becomes of those before; Streams then only bounds
-	// them. Zero: the next begins when one has ended.
+	// Rate is how many requests begin per second, on all connections together, at random moments
+	// whatever becomes of those before; Streams then only bounds them. Zero: the next begins when
+	// one has ended.
 	Rate float64
 	// Next returns the n-th request of a connection, counted from zero.
 	Next func(conn, n int) Request
 	// Size is what every body must have. Zero: any.
 	Size int
-	// First is asked once on every connection before Start returns; the others then wait for Go. Nil: they begin at once.
+	// First is asked once on every connection before Start returns; the others then wait for Go.
+	// Nil: they begin at once.
 	First *Request
-	// HTTP1 has it speak HTTP/1.1, with one request under way on each connection. Streams, Rate, First and Watch do not go with it. False: HTTP/2.
+	// HTTP1 has it speak HTTP/1.1, with one request under way on each connection. Streams, Rate,
+	// First and Watch do not go with it. False: HTTP/2.
 	HTTP1 bool
 	// Visit is done again and again instead of requests, by so many at once as there would be
 	// connections; it makes its own. Nil: requests.
 	Visit func(context.Context) error
-	// Watch leaves requests open: an answer never ends, and its first DATA counts as done. False: they end.
+	// Watch leaves requests open: an answer never ends, and its first DATA counts as done. False:
+	// they end.
 	Watch bool
 }
 
@@ -73,7 +77,8 @@ type Load struct {
 	first error // the first fault
 }
 
-// dialing bounds a connection's making, TLS included: a thousand at once on two busy processors take seconds.
+// dialing bounds a connection's making, TLS included: a thousand at once on two busy processors
+// take seconds.
 const dialing = 30 * time.Second
 
 // Start connects, and begins to ask. It returns when all connections are made.

@@ -119,7 +119,8 @@ func TestRate(t *testing.T) {
 	if err := l.WaitDone(t.Context(), 100); err != nil {
 		t.Fatal(err)
 	}
-	// A hundred take 200 ms. On a busy machine it may take longer, but never much less: a Poisson process's deviation is a tenth.
+	// A hundred take 200 ms. On a busy machine it may take longer, but never much less: a Poisson
+	// process's deviation is a tenth.
 	if took := time.Since(began); took < 100*time.Millisecond {
 		t.Errorf("100 requests at 500/s took %v", took)
 	}

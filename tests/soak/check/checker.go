@@ -175,7 +175,8 @@ func (c *Checker) identityLocked(x *Exchange, r *Receipt) {
 		"%s %s of %s %q reached %s as %s %q %s", x.Class, x.ID, x.User, x.Groups, r.Server, r.User, r.Groups, r.Leaked)
 }
 
-// unauthenticatedLocked looks at those who must be refused: an answer meant for somebody is worse than a failure.
+// unauthenticatedLocked looks at those who must be refused: an answer meant for somebody is worse
+// than a failure.
 func (c *Checker) unauthenticatedLocked(x *Exchange) {
 	if x.Want >= 400 {
 		c.testLocked(RightIdentity, x.Code/100 != 2, "%s %s got %d, want %d: %s", x.Class, x.ID, x.Code, x.Want, x.Text)
@@ -200,7 +201,8 @@ func (c *Checker) writeLocked(x *Exchange) {
 	}
 }
 
-// Settle looks for the effects of deferred writes: all that have been executed are entered, and which says which writes are meant.
+// Settle looks for the effects of deferred writes: all that have been executed are entered, and
+// which says which writes are meant.
 func (c *Checker) Settle(which func(id string) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -215,7 +217,8 @@ func (c *Checker) Settle(which func(id string) bool) {
 func (c *Checker) EndWatch(w Watch) {
 	var explained *Window
 	if !w.ok() || w.Partial || w.Stalled || w.Wrong != "" {
-		// What was broken and repaired while it went on has nothing to do with its end. 30 s: twice as long as a client waits for an event.
+		// What was broken and repaired while it went on has nothing to do with its end. 30 s: twice
+		// as long as a client waits for an event.
 		late := w.Ended.Add(-30 * time.Second)
 		if late.Before(w.Begun) {
 			late = w.Begun
@@ -241,7 +244,8 @@ func (c *Checker) EndWatch(w Watch) {
 	c.timely(w.critical())(Watches, !w.Stalled || explained != nil, "%s %s got no more events after %d, while nothing was broken", w.Class, w.ID, w.Events)
 }
 
-// Converged enters how long what was broken took to be well again after its repair. Within says whether that was in time, what names it.
+// Converged enters how long what was broken took to be well again after its repair. Within says
+// whether that was in time, what names it.
 func (c *Checker) Converged(what string, took time.Duration, within bool, missing string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// story is an account under construction: a group, alpha, which the servers one and two may answer for.
+// story is an account under construction: a group, alpha, which the servers one and two may answer
+// for.
 type story struct {
 	*Checker
 	history *History

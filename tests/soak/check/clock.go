@@ -10,17 +10,20 @@ import (
 const (
 	// beat is how long a clock sleeps, again and again.
 	beat = 50 * time.Millisecond
-	// standstill is how much later it must wake for the machine to have stood still: a busy scheduler is late by some 10 ms, a busy collector by less.
+	// standstill is how much later it must wake for the machine to have stood still: a busy
+	// scheduler is late by some 10 ms, a busy collector by less.
 	standstill = 250 * time.Millisecond
-	// aftermath is how long it may take until a standstill is felt: as long as an answer to a ping or a probe may take.
+	// aftermath is how long it may take until a standstill is felt: as long as an answer to a ping
+	// or a probe may take.
 	aftermath = 5 * time.Second
-	// leastStill is how long the machine must have stood still to excuse anything; and at least a quarter of the time in which something was late must have
-	// been lost, since nobody is late by accident who had three quarters of it.
+	// leastStill is how long the machine must have stood still to excuse anything; and at least a
+	// quarter of the time in which something was late must have been lost, since nobody is late by
+	// accident who had three quarters of it.
 	leastStill = time.Second
 )
 
-// clock notes when the machine stood still: when this process, though it only wanted to sleep, got no turn. The zero value has seen nothing yet. It says
-// nothing about others that get no turn.
+// clock notes when the machine stood still: when this process, though it only wanted to sleep, got
+// no turn. The zero value has seen nothing yet. It says nothing about others that get no turn.
 type clock struct {
 	journal *Journal            // is told of each standstill; nil: nobody is
 	sleep   func(time.Duration) // nil: time.Sleep
@@ -33,7 +36,8 @@ type clock struct {
 // gap is a standstill.
 type gap struct{ from, to time.Time }
 
-// KeepTime finds out when the machine stands still, until ctx ends. What is late then is told apart.
+// KeepTime finds out when the machine stands still, until ctx ends. What is late then is told
+// apart.
 func (c *Checker) KeepTime(ctx context.Context) { c.clock.run(ctx) }
 
 func (k *clock) run(ctx context.Context) {
@@ -67,7 +71,8 @@ func (k *clock) woke() {
 	}
 }
 
-// stood is how long the machine stood still between two moments, including a standstill of which the clock has not woken yet.
+// stood is how long the machine stood still between two moments, including a standstill of which
+// the clock has not woken yet.
 func (k *clock) stood(from, to time.Time) (sum time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -87,7 +92,8 @@ func (k *clock) stood(from, to time.Time) (sum time.Duration) {
 	return sum
 }
 
-// excuses says how long the machine stood still while something took its time, or right before. Zero: not long enough to be its cause.
+// excuses says how long the machine stood still while something took its time, or right before.
+// Zero: not long enough to be its cause.
 func (k *clock) excuses(from, to time.Time) time.Duration {
 	from = from.Add(-aftermath)
 	if still := k.stood(from, to); still >= leastStill && still >= to.Sub(from)/4 {

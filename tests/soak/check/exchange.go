@@ -14,7 +14,8 @@ type Exchange struct {
 	ID string
 	// Class is the kind of request, as the summary counts it.
 	Class string
-	// Scopes are what it depends on, the nearest first: they find the fault that explains its failure.
+	// Scopes are what it depends on, the nearest first: they find the fault that explains its
+	// failure.
 	Scopes []string
 	// Group is whose backends must answer it. Empty: the local apiserver.
 	Group string
@@ -26,7 +27,8 @@ type Exchange struct {
 	// Write says that it changes something, and Sum is the hash of its body.
 	Write bool
 	Sum   string
-	// Deferred says that the effect of a write is looked for later (Checker.Settle), since the server does not tell when it acts.
+	// Deferred says that the effect of a write is looked for later (Checker.Settle), since the
+	// server does not tell when it acts.
 	Deferred bool
 	// Want is the status that is right. Zero: any of 2xx.
 	Want int
@@ -106,13 +108,14 @@ func (x *Exchange) refused() bool {
 	return x.Err == "" && x.Code/100 == 4 && x.Code != http.StatusTooManyRequests && x.Code != x.Want
 }
 
-// late says that a failure may be one of time alone: nothing came in time, and everybody said so. A client that is told to be at fault itself is told so in time.
+// late says that a failure may be one of time alone: nothing came in time, and everybody said so. A
+// client that is told to be at fault itself is told so in time.
 func (x *Exchange) late() bool {
 	return x.GaveUp || x.Err != "" || x.Code/100 == 5 || x.Code == http.StatusTooManyRequests
 }
 
-// critical is the time in which a failure came about: all of it for a client that has waited for nothing, and the end of what went well for long. 10 s: as long
-// as any request may take.
+// critical is the time in which a failure came about: all of it for a client that has waited for
+// nothing, and the end of what went well for long. 10 s: as long as any request may take.
 func (x *Exchange) critical() (from, to time.Time) {
 	if end := x.Ended.Add(-10 * time.Second); !x.GaveUp && end.After(x.Begun) {
 		return end, x.Ended
@@ -120,7 +123,8 @@ func (x *Exchange) critical() (from, to time.Time) {
 	return x.Begun, x.Ended
 }
 
-// nearest are the scopes in the order in which they are asked for an explanation. Without an answer it is the last given one's connection that has ended.
+// nearest are the scopes in the order in which they are asked for an explanation. Without an answer
+// it is the last given one's connection that has ended.
 func (x *Exchange) nearest() []string {
 	scopes := slices.Clone(x.Scopes)
 	if x.Code == 0 {

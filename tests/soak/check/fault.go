@@ -1,8 +1,10 @@
-// Package check keeps the account of a soak: what its clients asked and were told, what its backends did, what was broken on purpose and when. It says where
-// the account does not add up.
+// Package check keeps the account of a soak: what its clients asked and were told, what its
+// backends did, what was broken on purpose and when. It says where the account does not add up.
 //
-// It knows nothing of Fairlead or of how faults are made, and of time limits only how long the machine must have stood still to excuse what was late, so that it can be fed an invented story: its tests tell it of every violation there
-// is, and it must find each. All methods may be called at any time from any goroutine. It keeps a record per write and per fault, for the whole run.
+// It knows nothing of Fairlead or of how faults are made, and of time limits only how long the
+// machine must have stood still to excuse what was late, so that it can be fed an invented story:
+// its tests tell it of every violation there is, and it must find each. All methods may be called
+// at any time from any goroutine. It keeps a record per write and per fault, for the whole run.
 package check
 
 import (
@@ -17,19 +19,24 @@ type Fault struct {
 	Kind string
 	// Target is what is broken, for the journal.
 	Target string
-	// Scopes are what may suffer from it: a failure is explained by a fault that has a scope in common with the request. Nil: nothing may.
+	// Scopes are what may suffer from it: a failure is explained by a fault that has a scope in
+	// common with the request. Nil: nothing may.
 	Scopes []string
-	// Lies says that a backend makes up answers, so that an answer without a receipt is not Fairlead's invention.
+	// Lies says that a backend makes up answers, so that an answer without a receipt is not
+	// Fairlead's invention.
 	Lies bool
 	// Weak says that it should be felt by few or by nobody: it is blamed when nothing else can be.
 	Weak bool
-	// Refusals are the statuses of 4xx that it causes. Any other fault is no reason to tell a client that it is at fault itself.
+	// Refusals are the statuses of 4xx that it causes. Any other fault is no reason to tell a
+	// client that it is at fault itself.
 	Refusals []int
-	// Silent says that a process which can answer nothing is part of it: a client may wait without end.
+	// Silent says that a process which can answer nothing is part of it: a client may wait without
+	// end.
 	Silent bool
 }
 
-// Window is the time in which a fault may be felt: from before it is made until what is broken works again. The Checker opens it.
+// Window is the time in which a fault may be felt: from before it is made until what is broken
+// works again. The Checker opens it.
 type Window struct {
 	// Fault is what is wrong in it.
 	Fault Fault
@@ -61,8 +68,9 @@ func (w *Window) Close() {
 	w.closed = time.Now()
 }
 
-// blame finds the window that explains a failure between two moments: of those that were open then, the latest of the first scope that has any, weak ones last.
-// Nil: nothing explains it. fits may refuse windows; nil refuses none.
+// blame finds the window that explains a failure between two moments: of those that were open then,
+// the latest of the first scope that has any, weak ones last. Nil: nothing explains it. fits may
+// refuse windows; nil refuses none.
 func (ws *windows) blame(scopes []string, from, to time.Time, fits func(*Window) bool) *Window {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()

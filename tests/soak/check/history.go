@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// History is which servers may answer for which group, over time: what the APIServices and endpoints said, until it is known that Fairlead has read the next.
+// History is which servers may answer for which group, over time: what the APIServices and
+// endpoints said, until it is known that Fairlead has read the next.
 type History struct {
 	mu    sync.Mutex // guards spans
 	spans map[[2]string][]span
@@ -39,7 +40,8 @@ func (h *History) Forbid(group, server string) {
 	}
 }
 
-// allowed reports whether server was one to send a request for group to, at any moment between its beginning and its end.
+// allowed reports whether server was one to send a request for group to, at any moment between its
+// beginning and its end.
 func (h *History) allowed(group, server string, begun, ended time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -45,7 +45,8 @@ func invariants() []Invariant {
 type Outcome struct {
 	// Checked is the former, Violated the latter.
 	Checked, Violated int
-	// Excused is how often it did not hold because the machine stood still. Those are not violations.
+	// Excused is how often it did not hold because the machine stood still. Those are not
+	// violations.
 	Excused int
 }
 
@@ -73,7 +74,8 @@ func (c *Checker) violateLocked(i Invariant, format string, args ...any) {
 	}
 }
 
-// timely is testLocked for what is only a question of time: what did not happen in time between two moments is told apart if the machine stood still then.
+// timely is testLocked for what is only a question of time: what did not happen in time between two
+// moments is told apart if the machine stood still then.
 func (c *Checker) timely(from, to time.Time) func(i Invariant, ok bool, format string, args ...any) {
 	return func(i Invariant, ok bool, format string, args ...any) {
 		still := c.clock.excuses(from, to)

@@ -4,8 +4,9 @@
 //	go run ./tests/tools/build golangci-lint   # these only
 //	go run ./tests/tools/build -all
 //
-// Files go to standard output, one a line, progress to standard error, so that a Makefile can use it as a function. It costs nothing
-// when everything is built. FAIRLEAD_TOOLS names another folder than the user's cache.
+// Files go to standard output, one a line, progress to standard error, so that a Makefile can use
+// it as a function. It costs nothing when everything is built. FAIRLEAD_TOOLS names another folder
+// than the user's cache.
 package main
 
 import (
@@ -51,11 +52,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if *quiet {
 		stdout = io.Discard
 	}
-	for _, name := range want {
-		file, err := tools.Path(ctx, tools.Config{Progress: stderr}, name)
-		if err != nil {
-			return err
-		}
+	files, err := tools.Paths(ctx, tools.Config{Progress: stderr}, want...)
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
 		fmt.Fprintln(stdout, file)
 	}
 	return nil

@@ -1,7 +1,8 @@
 //go:build pin
 
-// Package kubernetes exists so that `go mod tidy` keeps what the parts need that the tool lines of go.mod do not name: those lines
-// are in the key of every part, so that another one would have kube-apiserver built anew everywhere.
+// Package kubernetes exists so that `go mod tidy` keeps what the parts need that the tool lines of
+// go.mod do not name: those lines are in the key of every part, so that another one would have
+// kube-apiserver built anew everywhere.
 package kubernetes
 
 import (

@@ -1,10 +1,10 @@
-// Command extension runs the faulty-on-demand extension server of tests/extension for end-to-end tests and benchmarks. It prints one
-// line of JSON with its addresses and its CA when it is ready, and ends with SIGINT, SIGTERM, or (-parent) with its standard input.
+// Command extension runs the faulty-on-demand extension server of tests/extension for end-to-end
+// tests and benchmarks. It prints one line of JSON with its addresses and its CA when it is ready,
+// and ends with SIGINT, SIGTERM, or (-parent) with its standard input.
 package main
 
 import (
 	"context"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -18,6 +18,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	certutil "k8s.io/client-go/util/cert"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -73,14 +75,11 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout io.Writer) 
 		}
 	}
 	if *requestHeaderCA != "" {
-		pem, err := os.ReadFile(*requestHeaderCA)
-		if err != nil {
+		var err error
+		if cfg.RequestHeaderCA, err = certutil.NewPool(*requestHeaderCA); err != nil {
 			return fmt.Errorf("reading request-header CA: %w", err)
 		}
-		cfg.RequestHeaderCA, cfg.RejectWith = x509.NewCertPool(), *reject
-		if !cfg.RequestHeaderCA.AppendCertsFromPEM(pem) {
-			return fmt.Errorf("reading request-header CA: no certificate in %s", *requestHeaderCA)
-		}
+		cfg.RejectWith = *reject
 	}
 	if *parent {
 		var cancel context.CancelFunc

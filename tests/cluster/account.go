@@ -1,0 +1,59 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/yaml"
+)
+
+// Account makes Fairlead's ServiceAccount with all that an overlay of deploy grants it, and nothing
+// else of the overlay, and returns a kubeconfig with a token of it for e. folder is deploy's.
+func (c *Cluster) Account(ctx context.Context, e Endpoint, folder, overlay string) (kubeconfig string, err error) {
+	kubectl, err := c.cfg.Tool(ctx, "kubectl")
+	if err != nil {
+		return "", err
+	}
+	out, err := exec.CommandContext(ctx, kubectl, "kustomize", filepath.Join(folder, "overlays", overlay)).Output()
+	if err != nil {
+		return "", fmt.Errorf("rendering overlay %s: %w", overlay, err)
+	}
+	var grants bytes.Buffer
+	for document := range strings.SplitSeq("\n"+string(out), "\n---\n") {
+		var o unstructured.Unstructured
+		if err := yaml.Unmarshal([]byte(document), &o.Object); err != nil {
+			return "", fmt.Errorf("reading overlay %s: %w", overlay, err)
+		}
+		if o.GetKind() == "ServiceAccount" || o.GroupVersionKind().Group == "rbac.authorization.k8s.io" {
+			fmt.Fprintf(&grants, "---\n%s\n", document)
+		}
+	}
+	admin := filepath.Join(c.dir, "account-admin.kubeconfig")
+	if err := c.Endpoint().WriteKubeconfig(admin, c.Admin()); err != nil {
+		return "", err
+	}
+	apply := exec.CommandContext(ctx, kubectl, "--kubeconfig", admin, "apply", "-f", "-")
+	apply.Stdin = &grants
+	if out, err := apply.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("applying overlay %s: %w\n%s", overlay, err, out)
+	}
+	core, err := kubernetes.NewForConfig(c.Endpoint().RESTConfig(c.Admin()))
+	if err != nil {
+		return "", err
+	}
+	day := int64(24 * 60 * 60) // longer than any run
+	r, err := core.CoreV1().ServiceAccounts("kube-system").CreateToken(ctx, "fairlead", &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &day}}, metav1.CreateOptions{})
+	if err != nil {
+		return "", fmt.Errorf("asking for a token: %w", err)
+	}
+	kubeconfig = filepath.Join(c.dir, "account.kubeconfig")
+	return kubeconfig, e.WriteKubeconfig(kubeconfig, Credentials{Token: r.Status.Token})
+}

@@ -1,0 +1,63 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// Registry is the --registry of a Fairlead whose APIServices are in the cluster's etcd.
+func (c *Cluster) Registry() string { return "etcd:" + c.etcdURL }
+
+// EtcdURLs are where the members of the etcd serve, in the order of Members.
+func (c *Cluster) EtcdURLs() []string { return strings.Split(c.etcdURL, ",") }
+
+// startEtcd starts all members at once: none is ready before most are.
+func (c *Cluster) startEtcd(ctx context.Context) error {
+	path, err := c.cfg.Tool(ctx, "etcd")
+	if err != nil {
+		return err
+	}
+	ports, err := freePorts(2 * c.cfg.Members)
+	if err != nil {
+		return err
+	}
+	var clients, peers []string
+	for i := range c.cfg.Members {
+		clients = append(clients, loopback("http", ports[2*i]))
+		peers = append(peers, memberName(i)+"="+loopback("http", ports[2*i+1]))
+	}
+	c.etcdURL = strings.Join(clients, ",")
+	c.Members = make([]*Part, len(clients))
+	g, ctx := errgroup.WithContext(ctx)
+	for i, url := range clients {
+		_, peer, _ := strings.Cut(peers[i], "=")
+		g.Go(func() (err error) {
+			c.Members[i], err = c.Run(ctx, Command{
+				Name: memberName(i), Path: path,
+				Args: append([]string{
+					"--name=" + memberName(i), "--data-dir=" + filepath.Join(c.dir, "data-"+memberName(i)),
+					"--listen-client-urls=" + url, "--advertise-client-urls=" + url,
+					"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer, "--initial-cluster=" + strings.Join(peers, ","),
+					"--unsafe-no-fsync", // nothing here must survive a power cut
+					"--log-level=warn",
+				}, c.cfg.EtcdArgs...),
+				Ready: get(url+"/readyz", Endpoint{}, Credentials{}),
+			})
+			return err
+		})
+	}
+	err = g.Wait()
+	c.Etcd = c.Members[0]
+	return err
+}
+
+func memberName(i int) string {
+	if i == 0 {
+		return "etcd"
+	}
+	return fmt.Sprintf("etcd-%d", i)
+}

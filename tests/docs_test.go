@@ -1,0 +1,125 @@
+package tests
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// pages are all documents of the repository, by their path from the root.
+func pages(t *testing.T) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	for _, pattern := range []string{"../*.md", "../docs/*.md", "../docs/*/*.md", "../examples/*/*.md"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out[file[len("../"):]] = string(text)
+		}
+	}
+	return out
+}
+
+// anchor is what a title is linked by.
+func anchor(title string) string {
+	kept := regexp.MustCompile(`[^\p{L}\p{N} _-]`).ReplaceAllString(strings.ToLower(title), "")
+	return strings.ReplaceAll(strings.TrimSpace(kept), " ", "-")
+}
+
+// A link within the repository leads to a file, and to a title of it.
+func TestLinksLead(t *testing.T) {
+	all := pages(t)
+	link := regexp.MustCompile(`\]\(([^)#:\s]*)(?:#([^)\s]+))?\)`)
+	title := regexp.MustCompile(`(?m)^#+ (.+)$`)
+	for page, text := range all {
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
+			to := page
+			if m[1] != "" {
+				to = filepath.Join(filepath.Dir(page), m[1])
+			}
+			if _, err := os.Stat(filepath.Join("..", to)); err != nil {
+				t.Errorf("%s: there is no %s", page, to)
+				continue
+			}
+			titles := title.FindAllStringSubmatch(all[to], -1)
+			if m[2] != "" && !slices.ContainsFunc(titles, func(x []string) bool { return anchor(x[1]) == m[2] }) {
+				t.Errorf("%s: there is no title #%s in %s", page, m[2], to)
+			}
+		}
+	}
+}
+
+// The index of documents has each page, and the index of decisions each of them, with its title and
+// whether it stands.
+func TestIndexes(t *testing.T) {
+	all := pages(t)
+	for page, text := range all {
+		dir, name := filepath.Split(page)
+		index, entry := all["docs/README.md"], "("+strings.TrimPrefix(page, "docs/")
+		switch {
+		case name == "README.md" || dir == "docs/runbooks/" || !strings.HasPrefix(dir, "docs/") || strings.HasPrefix(name, "0000"):
+			continue
+		case dir == "docs/decisions/":
+			title, state, _ := strings.Cut(strings.TrimPrefix(text, "# "+name[:4]+": "), "\n\n")
+			stands := "stands"
+			if m := regexp.MustCompile(`^[^.]*\b((?:replaced|amended) by \d{4}(?:, \d{4})*)`).FindStringSubmatch(strings.ReplaceAll(state, "\n", " ")); m != nil {
+				stands = m[1]
+			}
+			index, entry = all["docs/decisions/README.md"], "("+name+") | "+title+" | "+stands+" |"
+		}
+		if !strings.Contains(index, entry) {
+			t.Errorf("the index does not have %s", entry)
+		}
+	}
+}
+
+// docs/annotations.md has the annotations that there are.
+func TestAnnotationsAreDocumented(t *testing.T) {
+	source, err := os.ReadFile("../registry/policy.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	find := func(expression, text string) (names []string) {
+		for _, m := range regexp.MustCompile(expression).FindAllStringSubmatch(text, -1) {
+			names = append(names, m[1])
+		}
+		return slices.Sorted(slices.Values(names))
+	}
+	have := find("(?m)^\tcase \"([a-z0-9-]+)\":", string(source))
+	have = slices.DeleteFunc(have, func(name string) bool { return name == "true" || name == "false" }) // setBool's
+	if said := find("(?m)^\\| `([a-z0-9-]+)` \\|", pages(t)["docs/annotations.md"]); len(have) < 12 || !slices.Equal(have, said) {
+		t.Errorf("registry/policy.go has %v\ndocs/annotations.md %v", have, said)
+	}
+}
+
+// A page names Go files and tests that there are. The CHANGELOG and decisions that others have
+// replaced may name what has gone.
+func TestPagesNameWhatExists(t *testing.T) {
+	_, all := sources(t)
+	_, tests := functions(t)
+	file, test := regexp.MustCompile("`([a-z0-9_/]+/[a-z0-9_]+\\.go)`"), regexp.MustCompile(`\b(?:Test|Fuzz|Benchmark)[A-Z]\w*`)
+	for page, text := range pages(t) {
+		if page == "CHANGELOG.md" || strings.Contains(text[:min(len(text), 300)], "replaced by 00") {
+			continue
+		}
+		for _, m := range file.FindAllStringSubmatch(text, -1) {
+			if !slices.ContainsFunc(all, func(s source) bool { return s.name == m[1] || strings.HasSuffix(s.name, "/"+m[1]) }) {
+				t.Errorf("%s: there is no file %s", page, m[1])
+			}
+		}
+		for _, name := range test.FindAllString(text, -1) {
+			if !tests[name] {
+				t.Errorf("%s: there is no test %s", page, name)
+			}
+		}
+	}
+}

@@ -1,0 +1,263 @@
+//go:build e2e
+
+package etcd
+
+import (
+	"bytes"
+	std "cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	aggregatorscheme "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/scheme"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
+)
+
+// operation is one request of the script. {x.rv}, {x.uid} and {x.continue} in its path and body are
+// those of the answer that was saved as x.
+type operation struct {
+	name, method, path, body string
+	contentType              string // empty: JSON
+	accept                   string // empty: JSON
+	save                     string
+	// before runs once before it.
+	before func(*testing.T, *comparison)
+	// differs says that kube-apiserver answers otherwise on purpose, and why; only want is looked
+	// for then, in our answer.
+	differs, want string
+}
+
+// comparison is two servers and what they have answered so far.
+type comparison struct {
+	*site
+	sides [2]*side // kube-apiserver, Fairlead
+}
+
+type side struct {
+	name   string
+	base   string
+	client *http.Client
+	saved  map[string]string
+}
+
+// testDifferential asks kube-apiserver and Fairlead, each with a prefix of its own in one etcd, the
+// same.
+func testDifferential(t *testing.T, w *world) {
+	s := w.site(t, 0, cluster.Config{APIServers: 1})
+	d := s.open(t, s.Registry(), "--etcd-prefix=/another")
+	c := &comparison{site: s}
+	for i, e := range []cluster.Endpoint{s.Endpoint(), d.Endpoint} {
+		c.sides[i] = &side{name: []string{"kube-apiserver", "fairlead"}[i], base: e.URL, client: suite.Client(t, e, s.Admin()), saved: map[string]string{}}
+	}
+	script := operations()
+	if len(script) < 60 {
+		t.Fatalf("%d operations, want 60", len(script))
+	}
+	for _, o := range script {
+		t.Run(o.name, func(t *testing.T) { c.compare(t, o) })
+	}
+}
+
+func (c *comparison) compare(t *testing.T, o operation) {
+	t.Helper()
+	if o.before != nil {
+		o.before(t, c)
+	}
+	var said [2]string
+	for i, s := range c.sides {
+		said[i] = s.ask(t, o)
+	}
+	if o.differs != "" {
+		if !strings.Contains(said[1], o.want) {
+			t.Errorf("%s: %q is missing in\n%s", o.differs, o.want, said[1])
+		}
+		return
+	}
+	if diff := cmp.Diff(strings.Split(said[0], "\n"), strings.Split(said[1], "\n")); diff != "" {
+		t.Errorf("%s %s: -kube-apiserver +fairlead\n%s", o.method, o.path, diff)
+	}
+}
+
+const base = "/apis/apiregistration.k8s.io/v1/apiservices"
+
+// ask sends an operation and returns the answer in a form that can be compared.
+func (s *side) ask(t *testing.T, o operation) string {
+	t.Helper()
+	path, body := s.fill(o.path), s.fill(o.body)
+	if !strings.HasPrefix(path, "/apis") {
+		path = base + path
+	}
+	r, err := http.NewRequestWithContext(t.Context(), o.method, s.base+path, strings.NewReader(body))
+	suite.Check(t, err)
+	r.Header.Set("Content-Type", std.Or(o.contentType, "application/json"))
+	r.Header.Set("Accept", std.Or(o.accept, "application/json"))
+	r.Header.Set("User-Agent", "kubectl/v1.36.0 (linux/amd64)")
+	res, err := s.client.Do(r)
+	suite.Check(t, err)
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	suite.Check(t, err)
+	var b strings.Builder
+	fmt.Fprintln(&b, res.StatusCode, res.Header.Get("Content-Type"), res.Header["Warning"], "Retry-After:", res.Header.Get("Retry-After"), "Allow:", res.Header.Get("Allow"))
+	if strings.HasPrefix(res.Header.Get("Content-Type"), "application/vnd.kubernetes.protobuf") {
+		text = fromProtobuf(t, text)
+	}
+	last := ""
+	for decoder := json.NewDecoder(bytes.NewReader(text)); ; {
+		var o any
+		err := decoder.Decode(&o)
+		if err != nil {
+			if !errors.Is(err, io.EOF) {
+				fmt.Fprintf(&b, "%s\n", text)
+			}
+			break
+		}
+		s.remember(o)
+		data, err := json.MarshalIndent(normal(o), "", " ")
+		suite.Check(t, err)
+		one := anonymous(string(data))
+		if bookmark := strings.Contains(one, `"type": "BOOKMARK"`); !bookmark || one != last { // how many come is the clock's
+			fmt.Fprintln(&b, one)
+		}
+		last = one
+	}
+	if o.save != "" {
+		for _, k := range []string{"rv", "uid", "continue"} {
+			s.saved[o.save+"."+k] = s.saved[k]
+		}
+	}
+	return b.String()
+}
+
+func fromProtobuf(t *testing.T, data []byte) []byte {
+	t.Helper()
+	o, _, err := aggregatorscheme.Codecs.UniversalDeserializer().Decode(data, nil, nil)
+	if err != nil {
+		t.Fatalf("%v in %q", err, data)
+	}
+	text, err := json.Marshal(o)
+	suite.Check(t, err)
+	return text
+}
+
+func (s *side) fill(text string) string {
+	return regexp.MustCompile(`\{\w+\.(rv|uid|continue)\}`).ReplaceAllStringFunc(text, func(m string) string { return s.saved[strings.Trim(m, "{}")] })
+}
+
+// remember notes what the latest object was.
+func (s *side) remember(o any) {
+	m, _ := o.(map[string]any)
+	if inner, ok := m["object"].(map[string]any); ok {
+		m = inner
+	}
+	meta, _ := m["metadata"].(map[string]any)
+	for key, field := range map[string]string{"rv": "resourceVersion", "uid": "uid", "continue": "continue"} {
+		s.saved[key], _ = meta[field].(string)
+	}
+}
+
+// normal takes away what no two servers have alike: times, versions and identifiers.
+func normal(o any) any {
+	switch o := o.(type) {
+	case map[string]any:
+		for k, v := range o {
+			switch k {
+			case "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp", "lastTransitionTime", "time", "continue":
+				if v != nil && v != "" {
+					o[k] = "?"
+				}
+			case "managedFields":
+				o[k] = normal(withoutControllers(v))
+			default:
+				o[k] = normal(v)
+			}
+		}
+	case []any:
+		for i := range o {
+			o[i] = normal(o[i])
+		}
+	}
+	return o
+}
+
+// withoutControllers leaves out who writes the status: both have one, each of its own name.
+func withoutControllers(v any) any {
+	entries, _ := v.([]any)
+	return slices.DeleteFunc(entries, func(e any) bool {
+		m, _ := e.(map[string]any)
+		return m["manager"] == "kube-apiserver" || m["manager"] == "fairlead"
+	})
+}
+
+// changing is what differs in texts, and what stands for it.
+var changing = []struct {
+	re   *regexp.Regexp
+	with string
+}{
+	{regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`), "?"},
+	{regexp.MustCompile(`(resource version: |current: |resourceVersion\\+":\\+"|\()\d+`), "$1?"},
+	{regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`), "?"},
+	{regexp.MustCompile(`"\d+(s|ms|m)"`), `"?"`},               // ages in tables
+	{regexp.MustCompile(`\bv1\.[a-z0-9]{5}([\\"])`), "v1.?$1"}, // of generateName
+	{regexp.MustCompile(`/another/`), "/registry/"},
+}
+
+func anonymous(text string) string {
+	for _, c := range changing {
+		text = c.re.ReplaceAllString(text, c.with)
+	}
+	return text
+}
+
+// restart has both servers begin anew: what is older than their caches is forgotten.
+func restart(t *testing.T, c *comparison) {
+	t.Helper()
+	compact(t, c)
+	for _, p := range []*cluster.Part{c.APIServers[0], c.doors[0].Part} {
+		suite.Check(t, p.Restart(t.Context()))
+	}
+}
+
+// meanwhile writes to an object that nobody looks at, on both sides, as long as the operation
+// lasts: without news there are no bookmarks.
+func meanwhile(t *testing.T, c *comparison) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var writing sync.WaitGroup
+	for i, e := range []cluster.Endpoint{c.Endpoint(), c.doors[0].Endpoint} {
+		services := c.services(t, e)
+		writing.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				name := fmt.Sprintf("v%d.noise%d.example.com", n+1, i)
+				_, _ = services.Create(ctx, local(name), metav1.CreateOptions{}) // the next one will do
+				pause(ctx, 500*time.Millisecond)
+			}
+		})
+	}
+	t.Cleanup(func() {
+		cancel()
+		writing.Wait()
+	})
+}
+
+// compact has etcd forget all that is over.
+func compact(t *testing.T, c *comparison) {
+	t.Helper()
+	res, err := c.kv.Get(t.Context(), "none")
+	suite.Check(t, err)
+	_, err = c.kv.Compact(t.Context(), res.Header.Revision)
+	suite.Check(t, err)
+}

@@ -1,0 +1,369 @@
+//go:build e2e
+
+package etcd
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
+)
+
+func testFaults(t *testing.T, w *world) {
+	for _, fault := range []struct {
+		name string
+		run  func(*testing.T, *world)
+	}{
+		{"killed", func(t *testing.T, w *world) {
+			testAway(t, w, (*cluster.Part).Kill, func(p *cluster.Part) error { return p.Restart(t.Context()) })
+		}},
+		{"stopped", func(t *testing.T, w *world) {
+			testAway(t, w, func(p *cluster.Part) { suite.Check(t, p.Signal(syscall.SIGSTOP)) }, func(p *cluster.Part) error { return p.Signal(syscall.SIGCONT) })
+		}},
+		{"slow", testSlow},
+		{"compacted", testCompacted},
+		{"full", testFull},
+		{"corrupt", testCorrupt},
+		{"restart", testRestart},
+		{"restored", testRestored},
+	} {
+		t.Run(fault.name, func(t *testing.T) {
+			t.Parallel()
+			fault.run(t, w)
+		})
+	}
+}
+
+// routed makes an APIService that a door routes.
+func (s *site) routed(t *testing.T) {
+	t.Helper()
+	_, err := s.doors[0].services.Create(t.Context(), s.remote(widgetsAPI, s.extension(t, "widgets.example.com/v1")), metav1.CreateOptions{})
+	suite.Check(t, err)
+	for _, d := range s.doors {
+		d.becomes(t, widgets, http.StatusOK)
+	}
+}
+
+// refuses wants a write to be answered soon, with 503 and when to come again.
+func (d *door) refuses(t *testing.T, name string) {
+	t.Helper()
+	data, err := json.Marshal(local(name))
+	suite.Check(t, err)
+	for _, write := range []struct{ method, path, body string }{{http.MethodPost, base, string(data)}, {http.MethodDelete, base + "/v1.widgets.example.com", ""}} {
+		begun := time.Now()
+		res, body := d.ask(t, write.method, write.path, write.body)
+		if took := time.Since(begun); took > 15*time.Second { // 5 s, three times over: this machine is busy
+			t.Errorf("%s after %s", write.method, took)
+		}
+		if res.StatusCode != http.StatusServiceUnavailable || res.Header.Get("Retry-After") == "" || !strings.Contains(body, `"kind":"Status"`) {
+			t.Errorf("%s: %d %v %s", write.method, res.StatusCode, res.Header, body)
+		}
+	}
+}
+
+// accepts waits until a write is accepted again, and routed.
+func (s *site) accepts(t *testing.T, name string) {
+	t.Helper()
+	server := s.everything(t)
+	suite.Eventually(t, 40*time.Second, "a write is accepted", func() (bool, string) {
+		_, err := s.doors[0].services.Create(t.Context(), s.remote(name, server), metav1.CreateOptions{})
+		return err == nil, fmt.Sprint(err)
+	})
+	version, group, _ := strings.Cut(name, ".")
+	for _, d := range s.doors {
+		d.becomes(t, "/apis/"+group+"/"+version+"/things", http.StatusOK)
+	}
+}
+
+// testAway takes etcd away and gives it back.
+func testAway(t *testing.T, w *world, stop func(*cluster.Part), again func(*cluster.Part) error) {
+	s := w.site(t, 1, cluster.Config{})
+	s.routed(t)
+	d := s.doors[0]
+	before, err := d.services.List(t.Context(), metav1.ListOptions{ResourceVersion: "0"})
+	suite.Check(t, err)
+	stop(s.Etcd)
+	t.Run("writes", func(t *testing.T) { d.refuses(t, "v1.late.example.com") })
+	t.Run("what is routed stays routed", func(t *testing.T) {
+		if res, body := d.ask(t, http.MethodGet, widgets, ""); res.StatusCode != http.StatusOK {
+			t.Errorf("%d %s", res.StatusCode, body)
+		}
+	})
+	t.Run("reads that may be old", func(t *testing.T) {
+		now, err := d.services.List(t.Context(), metav1.ListOptions{ResourceVersion: "0"})
+		suite.Check(t, err)
+		if len(now.Items) != len(before.Items) {
+			t.Errorf("%d, want %d", len(now.Items), len(before.Items))
+		}
+		if _, err := d.services.Get(t.Context(), widgetsAPI, metav1.GetOptions{ResourceVersion: "0"}); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("reads that must be new", func(t *testing.T) {
+		for _, path := range []string{base, base + "/" + widgetsAPI} {
+			begun := time.Now()
+			res, body := d.ask(t, http.MethodGet, path, "")
+			if res.StatusCode != http.StatusServiceUnavailable || res.Header.Get("Retry-After") == "" || time.Since(begun) > 15*time.Second {
+				t.Errorf("%s: %d %v after %s: %s", path, res.StatusCode, res.Header, time.Since(begun), body)
+			}
+		}
+	})
+	t.Run("it is alive and ready", func(t *testing.T) {
+		for _, path := range []string{"/livez", "/readyz"} {
+			if res, body := d.ask(t, http.MethodGet, path, ""); res.StatusCode != http.StatusOK {
+				t.Errorf("%s: %d %s", path, res.StatusCode, body)
+			}
+		}
+	})
+	suite.Check(t, again(s.Etcd))
+	t.Run("back again", func(t *testing.T) { s.accepts(t, "v1.back.example.com") })
+}
+
+// testSlow puts a delay between Fairlead and etcd.
+func testSlow(t *testing.T, w *world) {
+	s := w.site(t, 0, cluster.Config{})
+	g := newGate(t, s.EtcdURLs()[0])
+	s.open(t, "etcd:"+g.url)
+	s.routed(t)
+	t.Run("a little", func(t *testing.T) {
+		g.delay.Store(int64(300 * time.Millisecond))
+		s.accepts(t, "v1.slow.example.com")
+	})
+	t.Run("too much", func(t *testing.T) {
+		g.delay.Store(int64(20 * time.Second))
+		s.doors[0].refuses(t, "v1.slower.example.com")
+		if res, body := s.doors[0].ask(t, http.MethodGet, widgets, ""); res.StatusCode != http.StatusOK {
+			t.Errorf("%d %s", res.StatusCode, body)
+		}
+	})
+	t.Run("quick again", func(t *testing.T) {
+		g.delay.Store(0)
+		g.cut()
+		s.accepts(t, "v1.quick.example.com")
+	})
+}
+
+// testCompacted has a Fairlead miss what etcd then forgets.
+func testCompacted(t *testing.T, w *world) {
+	s := w.site(t, 0, cluster.Config{})
+	g := newGate(t, s.EtcdURLs()[0])
+	cutOff := s.open(t, "etcd:"+g.url)
+	other := s.open(t, s.Registry())
+	s.routed(t)
+	g.closed.Store(true)
+	g.cut()
+	server := s.everything(t)
+	_, err := other.services.Create(t.Context(), s.remote("v1.new.example.com", server), metav1.CreateOptions{})
+	suite.Check(t, err)
+	suite.Check(t, other.services.Delete(t.Context(), widgetsAPI, metav1.DeleteOptions{}))
+	res, err := s.kv.Put(t.Context(), "after", "all")
+	suite.Check(t, err)
+	_, err = s.kv.Compact(t.Context(), res.Header.Revision)
+	suite.Check(t, err)
+	t.Run("what it knows is routed", func(t *testing.T) {
+		if res, body := cutOff.ask(t, http.MethodGet, widgets, ""); res.StatusCode != http.StatusOK {
+			t.Errorf("%d %s", res.StatusCode, body)
+		}
+	})
+	g.closed.Store(false)
+	t.Run("what is new is routed", func(t *testing.T) { cutOff.becomes(t, "/apis/new.example.com/v1/things", http.StatusOK) })
+	t.Run("what was deleted is not", func(t *testing.T) { cutOff.becomes(t, widgets, http.StatusNotFound) })
+}
+
+// testFull fills etcd until it refuses to write.
+func testFull(t *testing.T, w *world) {
+	s := w.site(t, 1, cluster.Config{EtcdArgs: []string{"--quota-backend-bytes=4194304"}})
+	s.routed(t)
+	garbage := strings.Repeat("x", 256<<10)
+	var revision int64
+	suite.Eventually(t, 30*time.Second, "full", func() (bool, string) {
+		res, err := s.kv.Put(t.Context(), "garbage", garbage)
+		if err == nil {
+			revision = res.Header.Revision
+		}
+		return err != nil, "not yet"
+	})
+	t.Run("writes", func(t *testing.T) {
+		data, err := json.Marshal(local("v1.late.example.com"))
+		suite.Check(t, err)
+		res, body := s.doors[0].ask(t, http.MethodPost, base, string(data))
+		if res.StatusCode != http.StatusServiceUnavailable || res.Header.Get("Retry-After") == "" || !strings.Contains(body, "takes no writes") {
+			t.Errorf("%d %v %s", res.StatusCode, res.Header, body)
+		}
+	})
+	t.Run("the others go on", func(t *testing.T) {
+		for _, path := range []string{widgets, base} {
+			if res, body := s.doors[0].ask(t, http.MethodGet, path, ""); res.StatusCode != http.StatusOK {
+				t.Errorf("%s: %d %s", path, res.StatusCode, body)
+			}
+		}
+	})
+	_, err := s.kv.Compact(t.Context(), revision)
+	suite.Check(t, err)
+	_, err = s.kv.Defragment(t.Context(), s.EtcdURLs()[0])
+	suite.Check(t, err)
+	_, err = s.kv.AlarmDisarm(t.Context(), &clientv3.AlarmMember{})
+	suite.Check(t, err)
+	t.Run("there is room again", func(t *testing.T) { s.accepts(t, "v1.back.example.com") })
+}
+
+// testCorrupt puts what is no APIService where one should be.
+func testCorrupt(t *testing.T, w *world) {
+	s := w.site(t, 1, cluster.Config{})
+	s.routed(t)
+	const noise = "v1.noise.example.com"
+	_, err := s.kv.Put(t.Context(), keys+noise, "\x00\x01 noise")
+	suite.Check(t, err)
+	names := func(t *testing.T) {
+		suite.Eventually(t, 20*time.Second, "it is named", func() (bool, string) {
+			res, body := s.doors[len(s.doors)-1].ask(t, http.MethodGet, "/fairlead/status", "")
+			return res.StatusCode == http.StatusOK && strings.Contains(body, noise), body
+		})
+		s.kubectl(t, s.doors[len(s.doors)-1].Endpoint).run(t, 0, "", []string{"get", "apiservices"}, noise, "Corrupt", widgetsAPI)
+	}
+	t.Run("it is named", names)
+	t.Run("in the log", func(t *testing.T) {
+		suite.Eventually(t, 20*time.Second, "in the log", func() (bool, string) {
+			log, err := os.ReadFile(s.doors[0].Part.LogFile())
+			suite.Check(t, err)
+			return strings.Contains(string(log), noise), string(log)
+		})
+	})
+	t.Run("the others go on", func(t *testing.T) { s.accepts(t, "v1.sound.example.com") })
+	s.open(t, s.Registry())
+	t.Run("for one that starts, too", func(t *testing.T) {
+		names(t)
+		s.doors[1].becomes(t, widgets, http.StatusOK)
+	})
+	t.Run("it can be deleted", func(t *testing.T) {
+		suite.Check(t, s.doors[1].services.Delete(t.Context(), noise, metav1.DeleteOptions{}))
+		res, err := s.kv.Get(t.Context(), keys+noise)
+		suite.Check(t, err)
+		if len(res.Kvs) != 0 {
+			t.Errorf("%v", res.Kvs)
+		}
+	})
+}
+
+// testRestart starts Fairleads while etcd is away: one has a file of what there was.
+func testRestart(t *testing.T, w *world) {
+	s := w.site(t, 0, cluster.Config{})
+	file := filepath.Join(t.TempDir(), "registry")
+	with, without := s.open(t, s.Registry(), "--registry-cache-file="+file), s.open(t, s.Registry())
+	s.routed(t)
+	suite.Eventually(t, 30*time.Second, "the file is written", func() (bool, string) {
+		data, err := os.ReadFile(file)
+		return err == nil && strings.Contains(string(data), widgetsAPI), fmt.Sprint(err)
+	})
+	s.Etcd.Kill()
+	t.Run("with the file", func(t *testing.T) {
+		suite.Check(t, with.Part.Restart(t.Context()))
+		with.becomes(t, widgets, http.StatusOK)
+		with.refuses(t, "v1.late.example.com")
+	})
+	t.Run("without the file", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // twice what the other one waits
+		defer cancel()
+		if err := without.Part.Restart(ctx); err == nil || !strings.Contains(err.Error(), "waiting for "+without.Part.Name()) {
+			t.Errorf("it is ready: %v", err)
+		}
+	})
+	suite.Check(t, s.Etcd.Restart(t.Context()))
+	suite.Check(t, without.Part.Restart(t.Context()))
+	t.Run("back again", func(t *testing.T) { s.accepts(t, "v1.back.example.com") })
+}
+
+// gate stands before etcd.
+type gate struct {
+	url    string
+	to     string
+	delay  atomic.Int64 // of each piece, in nanoseconds
+	closed atomic.Bool  // nobody gets through
+
+	mu    sync.Mutex // guards conns
+	conns []net.Conn
+}
+
+func newGate(t *testing.T, to string) *gate {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	suite.Check(t, err)
+	g := &gate{url: "http://" + l.Addr().String(), to: strings.TrimPrefix(to, "http://")}
+	t.Cleanup(func() {
+		_ = l.Close()
+		g.closed.Store(true)
+		g.cut()
+	})
+	go func() { // ends with l
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go g.pass(c)
+		}
+	}()
+	return g
+}
+
+// pass carries one connection.
+func (g *gate) pass(in net.Conn) {
+	defer in.Close()
+	if g.closed.Load() {
+		return
+	}
+	out, err := net.Dial("tcp", g.to)
+	if err != nil {
+		return
+	}
+	defer out.Close()
+	g.mu.Lock()
+	g.conns = append(g.conns, in, out)
+	g.mu.Unlock()
+	done := make(chan struct{}, 2)
+	for _, way := range [][2]net.Conn{{in, out}, {out, in}} {
+		go func() { // ends when either is closed
+			_, _ = io.Copy(way[1], delayed{way[0], &g.delay})
+			done <- struct{}{}
+		}()
+	}
+	<-done
+}
+
+// cut ends all connections.
+func (g *gate) cut() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, c := range g.conns {
+		_ = c.Close()
+	}
+	g.conns = nil
+}
+
+// delayed gives what it has read later.
+type delayed struct {
+	io.Reader
+	by *atomic.Int64
+}
+
+func (d delayed) Read(p []byte) (int, error) {
+	n, err := d.Reader.Read(p)
+	<-time.After(time.Duration(d.by.Load()))
+	return n, err
+}

@@ -1,0 +1,251 @@
+//go:build e2e
+
+package etcd
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
+)
+
+var (
+	many   = flag.Int("apiservices", 1000, "how many APIServices are written at 500 a second")
+	within = flag.Duration("within", 10*time.Second, "p99 from an APIService's 201 until both Fairleads route it") // make etcd-load has 100 ms
+)
+
+// everything starts an extension server that serves whatever it is asked for.
+func (s *site) everything(t *testing.T) *extension.Server {
+	t.Helper()
+	return extension.Start(t, extension.Config{CA: s.PKI.Serving.CA, RequestHeaderCA: s.PKI.FrontProxy.CA.Pool(), RejectWith: http.StatusUnauthorized, Record: -1,
+		Wrap: func(next http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if parts := strings.Split(r.URL.Path, "/"); len(parts) < 4 || parts[1] != "apis" { // what says which groups there are
+					next.ServeHTTP(w, r)
+				}
+			})
+		}})
+}
+
+func nameOf(i int) string { return fmt.Sprintf("v1.g%05d.example.com", i) }
+
+// asks is a request for an APIService's things: the status.
+func (d *door) asks(ctx context.Context, name string) (int, error) {
+	version, group, _ := strings.Cut(name, ".")
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, d.Endpoint.URL+"/apis/"+group+"/"+version+"/things", nil)
+	if err != nil {
+		return 0, err
+	}
+	res, err := d.client.Do(r)
+	if err != nil {
+		return 0, err
+	}
+	defer res.Body.Close()
+	_, err = io.Copy(io.Discard, res.Body)
+	return res.StatusCode, err
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// paced calls f for each of n numbers, rate times a second, not waiting for it.
+func paced(ctx context.Context, n, rate int, f func(i int) error) error {
+	g, ctx := errgroup.WithContext(ctx)
+	tick := time.NewTicker(time.Second / time.Duration(rate))
+	defer tick.Stop()
+	for i := range n {
+		g.Go(func() error { return f(i) })
+		select {
+		case <-ctx.Done():
+			return g.Wait()
+		case <-tick.C:
+		}
+	}
+	return g.Wait()
+}
+
+// learns waits until a door has an APIService in its table. On a busy machine its first probe may
+// fail, which is another matter.
+func (d *door) learns(ctx context.Context, name string) error {
+	for wait, end := time.Millisecond, time.Now().Add(time.Minute); ; wait = min(2*wait, 50*time.Millisecond) {
+		status, err := d.asks(ctx, name)
+		if err != nil || status != http.StatusNotFound {
+			return err
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%s does not route %s", d.Part.Name(), name)
+		}
+		pause(ctx, wait)
+	}
+}
+
+// testLoad writes APIServices at 500 a second to two Fairleads, and measures how soon both route
+// each.
+func testLoad(t *testing.T, w *world) {
+	s := w.site(t, 2, cluster.Config{Members: 3})
+	server := s.everything(t)
+	_, err := s.doors[0].services.Create(t.Context(), s.remote("v1.warm.example.com", server), metav1.CreateOptions{})
+	suite.Check(t, err)
+	for _, d := range s.doors {
+		d.becomes(t, "/apis/warm.example.com/v1/things", http.StatusOK)
+	}
+	var mu sync.Mutex
+	var took []time.Duration
+	begun, written := time.Now(), time.Duration(0)
+	writers := make(chan struct{}, 16) // as many as one user may have under way
+	err = paced(t.Context(), *many, 500, func(i int) error {
+		writers <- struct{}{}
+		_, err := s.doors[i%2].services.Create(t.Context(), s.remote(nameOf(i), server), metav1.CreateOptions{})
+		<-writers
+		if err != nil && !apierrors.IsAlreadyExists(err) { // its answer was lost, and client-go has asked again
+			return err
+		}
+		since := time.Now()
+		for _, d := range s.doors {
+			if err := d.learns(t.Context(), nameOf(i)); err != nil {
+				return err
+			}
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		took, written = append(took, time.Since(since)), max(written, since.Sub(begun))
+		return nil
+	})
+	suite.Check(t, err)
+	slices.Sort(took)
+	p50, p99, most := took[len(took)/2], took[len(took)*99/100], took[len(took)-1]
+	t.Logf("%d APIServices, %.0f a second: routed by both after p50 %s, p99 %s, at most %s", *many, float64(*many)/written.Seconds(), p50, p99, most)
+	t.Run("routed by both", func(t *testing.T) {
+		if p99 > *within {
+			t.Errorf("p99 %s, want %s", p99, *within)
+		}
+	})
+}
+
+// testLeader kills the leader of three members, and a Fairlead, while APIServices are written and
+// deleted: what was acknowledged holds.
+func testLeader(t *testing.T, w *world) {
+	s := w.site(t, 2, cluster.Config{Members: 3})
+	server := s.everything(t)
+	n, rate := 300, 50
+	if *many > 1000 { // make etcd-load
+		n, rate = *many, 500
+	}
+	killed, pinged := make(chan error, 1), time.Now()
+	err := paced(t.Context(), n, rate, func(i int) error {
+		switch i {
+		case n / 3:
+			go func() { killed <- s.killLeader(t.Context()) }()
+		case 2 * n / 3:
+			s.doors[1].Part.Kill()
+			go func() { killed <- s.doors[1].Part.Restart(t.Context()) }()
+		}
+		if err := s.surely(t.Context(), i, func(c *door) error {
+			_, err := c.services.Create(t.Context(), s.remote(nameOf(i), server), metav1.CreateOptions{})
+			if apierrors.IsAlreadyExists(err) { // the answer was lost
+				return nil
+			}
+			return err
+		}); err != nil || !doomed(i) {
+			return err
+		}
+		return s.surely(t.Context(), i, func(c *door) error {
+			err := c.services.Delete(t.Context(), nameOf(i), metav1.DeleteOptions{})
+			if apierrors.IsNotFound(err) {
+				return nil
+			}
+			return err
+		})
+	})
+	suite.Check(t, err)
+	suite.Check(t, <-killed)
+	suite.Check(t, <-killed)
+	t.Run("nothing is lost in etcd", func(t *testing.T) {
+		res, err := s.kv.Get(t.Context(), keys, clientv3.WithPrefix(), clientv3.WithKeysOnly())
+		suite.Check(t, err)
+		have := map[string]bool{}
+		for _, kv := range res.Kvs {
+			have[string(kv.Key[strings.LastIndexByte(string(kv.Key), '/')+1:])] = true
+		}
+		for i := range n {
+			if have[nameOf(i)] == doomed(i) {
+				t.Errorf("%s: in etcd %v, deleted %v", nameOf(i), have[nameOf(i)], doomed(i))
+			}
+		}
+	})
+	t.Run("etcd has nothing against its clients", func(t *testing.T) {
+		pause(t.Context(), 45*time.Second-time.Since(pinged)) // three pings too many, and it ends a connection
+		for _, d := range s.doors {
+			log, err := os.ReadFile(d.Part.LogFile())
+			suite.Check(t, err)
+			if strings.Contains(string(log), "too_many_pings") {
+				t.Errorf("%s pings too often", d.Part.Name())
+			}
+		}
+	})
+	for _, d := range s.doors {
+		t.Run(d.Part.Name()+" routes what there is", func(t *testing.T) {
+			for i := range n {
+				suite.Eventually(t, 30*time.Second, nameOf(i), func() (bool, string) {
+					status, err := d.asks(t.Context(), nameOf(i))
+					want := http.StatusOK
+					if doomed(i) {
+						want = http.StatusNotFound
+					}
+					return status == want, fmt.Sprintf("%d, want %d, %v\n%s", status, want, err, d.Part.Tail())
+				})
+			}
+		})
+	}
+}
+
+// doomed says which are deleted again.
+func doomed(i int) bool { return i%3 == 0 }
+
+// surely repeats a write until somebody has acknowledged it.
+func (s *site) surely(ctx context.Context, i int, write func(*door) error) (err error) {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); i++ {
+		if err = write(s.doors[i%len(s.doors)]); err == nil {
+			return nil
+		}
+		pause(ctx, 50*time.Millisecond) // as a client that is told to come again
+	}
+	return fmt.Errorf("nobody has acknowledged it: %w", err)
+}
+
+// killLeader kills etcd's leader, and starts it again when another one leads.
+func (s *site) killLeader(ctx context.Context) error {
+	for i, url := range s.EtcdURLs() {
+		status, err := s.kv.Status(ctx, url)
+		if err != nil {
+			return err
+		}
+		if status.Leader != status.Header.MemberId {
+			continue
+		}
+		s.Members[i].Kill()
+		pause(ctx, 3*time.Second) // an election takes one or two
+		return s.Members[i].Restart(ctx)
+	}
+	return fmt.Errorf("no member leads")
+}

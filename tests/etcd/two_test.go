@@ -1,0 +1,113 @@
+//go:build e2e
+
+package etcd
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
+)
+
+// testTwo has two Fairleads over one etcd.
+func testTwo(t *testing.T, w *world) {
+	s := w.site(t, 2, cluster.Config{})
+	server := s.extension(t, "widgets.example.com/v1")
+	_, err := s.doors[0].services.Create(t.Context(), s.remote(widgetsAPI, server), metav1.CreateOptions{})
+	suite.Check(t, err)
+	t.Run("what is written to one is routed by both", func(t *testing.T) {
+		for _, d := range s.doors {
+			d.becomes(t, widgets, http.StatusOK)
+		}
+	})
+	available(t, s.doors[0], "True")
+	t.Run("the status is written once", func(t *testing.T) { s.quiet(t, 2) })
+	t.Run("by one of them", func(t *testing.T) {
+		if n := len(s.writers(t)); n != 1 {
+			t.Errorf("%d write statuses", n)
+		}
+		o, err := s.doors[0].services.Get(t.Context(), widgetsAPI, metav1.GetOptions{})
+		suite.Check(t, err)
+		for _, f := range o.ManagedFields {
+			if f.Subresource == "status" && f.Manager != "fairlead" {
+				t.Errorf("%+v", f)
+			}
+		}
+	})
+	t.Run("what others write to the status does not start a fight", func(t *testing.T) {
+		_, err := s.doors[1].services.Patch(t.Context(), widgetsAPI, types.StrategicMergePatchType, []byte(`{"status":{"conditions":[{"type":"Other","status":"True"}]}}`), metav1.PatchOptions{}, "status")
+		suite.Check(t, err)
+		s.quiet(t, 3)
+	})
+	t.Run("the leader is killed", func(t *testing.T) {
+		led := s.writers(t)[0]
+		led.Part.Kill()
+		server.Close()
+		other := s.doors[0]
+		if other == led {
+			other = s.doors[1]
+		}
+		// Its lease lasts 15 s, and the backend's failure is believed after a few.
+		available(t, other, "False")
+		suite.Check(t, led.Part.Restart(t.Context()))
+		led.becomes(t, widgets, http.StatusServiceUnavailable)
+	})
+	t.Run("what one deletes neither routes", func(t *testing.T) {
+		suite.Check(t, s.doors[1].services.Delete(t.Context(), widgetsAPI, metav1.DeleteOptions{}))
+		for _, d := range s.doors {
+			d.becomes(t, widgets, http.StatusNotFound)
+		}
+	})
+}
+
+// writers are the Fairleads that have been elected and live.
+func (s *site) writers(t *testing.T) (all []*door) {
+	t.Helper()
+	for _, d := range s.doors {
+		log, err := os.ReadFile(d.Part.LogFile())
+		suite.Check(t, err)
+		if strings.Contains(string(log), "writing statuses") {
+			all = append(all, d)
+		}
+	}
+	return all
+}
+
+// available waits for the condition in etcd.
+func available(t *testing.T, d *door, status apiregistrationv1.ConditionStatus) {
+	t.Helper()
+	suite.Eventually(t, 40*time.Second, fmt.Sprintf("Available %s", status), func() (bool, string) {
+		o, err := d.services.Get(t.Context(), widgetsAPI, metav1.GetOptions{})
+		if err != nil {
+			return false, err.Error()
+		}
+		for _, c := range o.Status.Conditions {
+			if c.Type == "Available" && c.Status == status {
+				return true, ""
+			}
+		}
+		return false, text(t, o) + d.Part.Tail()
+	})
+}
+
+// quiet wants the key to have been written so often in all, and not again for some seconds.
+func (s *site) quiet(t *testing.T, writes int64) {
+	t.Helper()
+	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); { // four times as long as between two writes of one status
+		res, err := s.kv.Get(t.Context(), keys+widgetsAPI)
+		suite.Check(t, err)
+		if len(res.Kvs) != 1 || res.Kvs[0].Version > writes {
+			t.Fatalf("written %d times, want %d: %s", res.Kvs[0].Version, writes, res.Kvs[0].Value)
+		}
+		pause(t.Context(), 100*time.Millisecond)
+	}
+}

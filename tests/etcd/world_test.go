@@ -1,0 +1,199 @@
+//go:build e2e
+
+package etcd
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
+	typed "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
+)
+
+// world is what all cases share: the executables.
+type world struct{ bin, kubectl string }
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	return &world{bin: suite.Build(t, t.TempDir()), kubectl: suite.Tool(t, "kubectl")}
+}
+
+// site is an etcd and the Fairleads over it.
+type site struct {
+	*cluster.Cluster
+	w     *world
+	kv    *clientv3.Client
+	doors []*door
+}
+
+// door is a Fairlead as a member of system:masters sees it.
+type door struct {
+	*cluster.Front
+	client   *http.Client
+	services typed.APIServiceInterface
+}
+
+// site starts an etcd without a kube-apiserver and some Fairleads over it.
+func (w *world) site(t *testing.T, doors int, cfg cluster.Config) *site {
+	t.Helper()
+	if cfg.APIServers == 0 {
+		cfg.APIServers = -1
+	}
+	cfg.Dir = suite.Folder(t, "etcd")
+	s := &site{Cluster: suite.Start(t, cfg), w: w}
+	s.kv = s.connect(t)
+	for range doors {
+		s.open(t, s.Registry())
+	}
+	return s
+}
+
+// connect makes a client of the etcd.
+func (s *site) connect(t *testing.T) *clientv3.Client {
+	t.Helper()
+	kv, err := clientv3.New(clientv3.Config{Endpoints: s.EtcdURLs(), DialTimeout: 10 * time.Second})
+	suite.Check(t, err)
+	t.Cleanup(func() { _ = kv.Close() })
+	return kv
+}
+
+// open starts one more Fairlead.
+func (s *site) open(t *testing.T, registry string, args ...string) *door {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	front, err := s.StartFairlead(ctx, cluster.Fairlead{
+		Path: s.w.bin, Name: fmt.Sprintf("fairlead-%d", len(s.doors)), Registry: registry, Args: append([]string{"--logging-format=json"}, args...),
+	})
+	suite.Check(t, err)
+	d := &door{Front: front, client: suite.Client(t, front.Endpoint, s.Admin()), services: s.services(t, front.Endpoint)}
+	s.doors = append(s.doors, d)
+	return d
+}
+
+// services is a client of an endpoint's APIServices.
+func (s *site) services(t *testing.T, e cluster.Endpoint) typed.APIServiceInterface {
+	t.Helper()
+	c, err := aggregator.NewForConfig(e.RESTConfig(s.Admin()))
+	suite.Check(t, err)
+	return c.ApiregistrationV1().APIServices()
+}
+
+// extension starts an extension server that believes the site's Fairleads and nobody else.
+func (s *site) extension(t *testing.T, groupVersions ...string) *extension.Server {
+	t.Helper()
+	return extension.Start(t, extension.Config{
+		GroupVersions: groupVersions, CA: s.PKI.Serving.CA, Objects: 3, RequestHeaderCA: s.PKI.FrontProxy.CA.Pool(), RejectWith: http.StatusUnauthorized,
+	})
+}
+
+const urlAnnotation = "fairlead.dev/url"
+
+// remote is an APIService whose backend is an extension server. kube-aggregator's validation has a
+// caBundle only beside a Service, which nobody looks up.
+func (s *site) remote(name string, at *extension.Server) *apiregistrationv1.APIService {
+	version, group, _ := strings.Cut(name, ".")
+	return &apiregistrationv1.APIService{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{urlAnnotation: at.URL()}},
+		Spec: apiregistrationv1.APIServiceSpec{
+			Group: group, Version: version, GroupPriorityMinimum: 100, VersionPriority: 10, CABundle: s.PKI.Serving.CA.PEM(),
+			Service: &apiregistrationv1.ServiceReference{Namespace: "nowhere", Name: "none"},
+		},
+	}
+}
+
+// local is an APIService that names nobody.
+func local(name string) *apiregistrationv1.APIService {
+	version, group, _ := strings.Cut(name, ".")
+	return &apiregistrationv1.APIService{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: apiregistrationv1.APIServiceSpec{Group: group, Version: version, GroupPriorityMinimum: 100, VersionPriority: 10},
+	}
+}
+
+// What most cases route.
+const (
+	widgetsAPI = "v1.widgets.example.com"
+	widgets    = "/apis/widgets.example.com/v1/widgets"
+)
+
+// head is what an answer begins with.
+type head struct {
+	StatusCode int
+	Header     http.Header
+}
+
+// ask sends a request and returns what was answered, status 0 when nothing was.
+func (d *door) ask(t *testing.T, method, path, body string) (head, string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, d.Endpoint.URL+path, strings.NewReader(body))
+	suite.Check(t, err)
+	r.Header.Set("Content-Type", "application/json")
+	res, err := d.client.Do(r)
+	if err != nil {
+		return head{}, err.Error()
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	if err != nil {
+		return head{}, err.Error()
+	}
+	return head{res.StatusCode, res.Header}, string(text)
+}
+
+// becomes waits until a GET is answered so.
+func (d *door) becomes(t *testing.T, path string, status int) {
+	t.Helper()
+	suite.Eventually(t, 30*time.Second, fmt.Sprintf("%s %s %d", d.Part.Name(), path, status), func() (bool, string) {
+		res, body := d.ask(t, http.MethodGet, path, "")
+		return res.StatusCode == status, fmt.Sprintf("%d %.300s\n%s", res.StatusCode, body, d.Part.Tail())
+	})
+}
+
+// kubectl is kubectl as an administrator of one endpoint.
+func (s *site) kubectl(t *testing.T, e cluster.Endpoint) kubectl {
+	t.Helper()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "kubeconfig")
+	suite.Check(t, e.WriteKubeconfig(file, s.Admin()))
+	return kubectl{s.w.kubectl, []string{"--kubeconfig", file, "--cache-dir", filepath.Join(dir, "cache")}}
+}
+
+type kubectl struct {
+	path string
+	args []string
+}
+
+func (k kubectl) command(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	return exec.CommandContext(t.Context(), k.path, slices.Concat(k.args, args)...)
+}
+
+// run runs kubectl, which must end with the code and print every one of want.
+func (k kubectl) run(t *testing.T, code int, stdin string, args []string, want ...string) string {
+	t.Helper()
+	a := suite.Run(t, k.command(t, args...), stdin)
+	if a.Code != code {
+		t.Fatalf("kubectl %s: exit code %d, want %d\n%s%s", strings.Join(args, " "), a.Code, code, a.Out, a.Errs)
+	}
+	for _, s := range want {
+		if !strings.Contains(a.Out+a.Errs, s) {
+			t.Errorf("kubectl %s: %q is missing in\n%s%s", strings.Join(args, " "), s, a.Out, a.Errs)
+		}
+	}
+	return a.Out
+}

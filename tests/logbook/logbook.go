@@ -1,0 +1,28 @@
+// Package logbook is a log that several goroutines write while a test reads it.
+package logbook
+
+import (
+	"strings"
+	"sync"
+)
+
+// Book is what has been logged so far, an io.Writer and a fmt.Stringer for any goroutine. The zero
+// Book is empty.
+type Book struct {
+	mu   sync.Mutex // guards text
+	text strings.Builder
+}
+
+// Write implements io.Writer.
+func (b *Book) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+// String is all of it.
+func (b *Book) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}

@@ -1,0 +1,178 @@
+//go:build e2e
+
+package managed
+
+import (
+	"crypto/x509"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	certutil "k8s.io/client-go/util/cert"
+	"sigs.k8s.io/yaml"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
+)
+
+// testCertificates makes them, compares them with those that cert-manager is asked for, and renews
+// them as the account of the CronJob.
+func testCertificates(t *testing.T, w *world) {
+	if out := w.must(t, w.blocks[0]); strings.Count(out, " written") != 3 {
+		t.Errorf("init says:\n%s", out)
+	}
+	t.Run("as cert-manager's", func(t *testing.T) {
+		data, err := os.ReadFile("../../deploy/components/cert-manager/certificates.yaml")
+		suite.Check(t, err)
+		usages := map[x509.ExtKeyUsage]string{x509.ExtKeyUsageClientAuth: "client auth", x509.ExtKeyUsageServerAuth: "server auth"}
+		n := 0
+		for document := range strings.SplitSeq(string(data), "\n---\n") {
+			var o struct {
+				Kind string
+				Spec struct {
+					IsCA                   bool
+					CommonName, SecretName string
+					Usages                 []string
+				}
+			}
+			suite.Check(t, yaml.Unmarshal([]byte(document), &o))
+			if o.Kind != "Certificate" {
+				continue
+			}
+			n++
+			leaf := w.leaf(t, o.Spec.SecretName)
+			if leaf.IsCA != o.Spec.IsCA || !leaf.IsCA && leaf.Subject.CommonName != o.Spec.CommonName || !leaf.IsCA && !slices.Contains(o.Spec.Usages, usages[leaf.ExtKeyUsage[0]]) {
+				t.Errorf("%s: CA %t, %q for %v; cert-manager is asked for %+v", o.Spec.SecretName, leaf.IsCA, leaf.Subject.CommonName, leaf.ExtKeyUsage, o.Spec)
+			}
+		}
+		if n != 3 {
+			t.Errorf("%d certificates", n)
+		}
+	})
+	t.Run("what somebody else made", func(t *testing.T) {
+		w.must(t, "kubectl -n managed create secret tls fairlead-front-proxy-client --cert="+w.PKI.FrontProxyPair.CertFile, "--key="+w.PKI.FrontProxyPair.KeyFile)
+		if a := w.follow(t, "kubectl fairlead init -n managed"); a.Code == 0 || !strings.Contains(a.Errs, "conflict") {
+			t.Errorf("exit code %d\n%s%s", a.Code, a.Out, a.Errs)
+		}
+	})
+	t.Run("renewed", func(t *testing.T) { testRenewed(t, w) })
+}
+
+// testRenewed is the CronJob: its account, and what it runs. A name that is asked for makes a
+// certificate anew as its end would.
+func testRenewed(t *testing.T, w *world) {
+	rendered := w.must(t, "mkdir -p deploy/job && printf 'resources: [../base]\\ncomponents: [../components/renew]\\n' > deploy/job/kustomization.yaml && kubectl kustomize deploy/job")
+	_, job, _ := strings.Cut(rendered, "kind: CronJob")
+	if !strings.Contains(job, "/usr/local/bin/kubectl-fairlead\n") || !strings.Contains(job, "- init\n") {
+		t.Fatalf("the CronJob runs something else:\n%s", job)
+	}
+	w.must(t, "kubectl apply -k deploy/job")
+	account := filepath.Join(w.folder, "renew.kubeconfig")
+	suite.Check(t, w.Cluster.Endpoint().WriteKubeconfig(account, cluster.Credentials{Token: suite.Token(t, w.core, "kube-system", "fairlead-renew")}))
+	init := "kubectl-fairlead init --kubeconfig=" + account
+	if out := w.must(t, init); strings.Count(out, " unchanged") != 3 {
+		t.Errorf("at once again:\n%s", out)
+	}
+	before := w.leaf(t, "fairlead-serving")
+	if out := w.must(t, init, "--serving-names=front.example.com,fairlead.kube-system.svc,127.0.0.1"); strings.Count(out, " written") != 1 || w.leaf(t, "fairlead-serving").Equal(before) {
+		t.Errorf("with another name:\n%s", out)
+	}
+	role, err := w.core.RbacV1().Roles("kube-system").Get(t.Context(), "fairlead-renew", metav1.GetOptions{})
+	suite.Check(t, err)
+	for i := range role.Rules {
+		for j, verb := range role.Rules[i].Verbs {
+			less := role.DeepCopy()
+			less.Rules[i].Verbs = slices.Delete(less.Rules[i].Verbs, j, j+1)
+			if len(less.Rules[i].Verbs) == 0 {
+				less.Rules = slices.Delete(less.Rules, i, i+1)
+			}
+			less.ResourceVersion = ""
+			_, err := w.core.RbacV1().Roles("kube-system").Update(t.Context(), less, metav1.UpdateOptions{})
+			suite.Check(t, err)
+			suite.Eventually(t, soon, "refused without "+verb, func() (bool, string) { // the authorizer follows by a watch; each try that succeeds makes a certificate
+				a := w.follow(t, init, fmt.Sprintf("--serving-names=front.example.com,name-%d-%d", i, j))
+				if a.Code == 0 {
+					w.must(t, init, "--serving-names=front.example.com")
+				}
+				return a.Code != 0 && strings.Contains(a.Errs, "cannot "+verb), a.Out + a.Errs
+			})
+		}
+	}
+	role.ResourceVersion = ""
+	_, err = w.core.RbacV1().Roles("kube-system").Update(t.Context(), role, metav1.UpdateOptions{})
+	suite.Check(t, err)
+}
+
+// testTakenUp renews what extension servers know Fairlead by, and goes on.
+func testTakenUp(t *testing.T, w *world) {
+	w.must(t, "kubectl -n kube-system delete secret fairlead-front-proxy-client && kubectl fairlead init")
+	d, err := w.core.AppsV1().Deployments("kube-system").Get(t.Context(), "fairlead", metav1.GetOptions{})
+	suite.Check(t, err)
+	w.mount(t, d, filepath.Join(w.Dir(), "fairlead"))
+	admin, ends := passport{cred: w.StaticToken("admin")}, w.leaf(t, "fairlead-front-proxy-client").NotAfter.Format(time.RFC3339)
+	suite.Eventually(t, 2*time.Minute, "the certificate that ends at "+ends, func() (bool, string) { // files are looked at each minute
+		_, body := w.ask(t, w.front, admin, "GET", "/fairlead/status", "")
+		return strings.Contains(body, ends), body
+	})
+	if code, body := w.ask(t, w.front, admin, "GET", flunders, ""); code != 200 {
+		t.Errorf("after that: %d %s", code, body)
+	}
+}
+
+// testOthers runs what docs/managed.md has for products whose keys one can have, as far as that
+// needs no such product.
+func testOthers(t *testing.T, w *world) {
+	page, err := os.ReadFile("../../docs/managed.md")
+	suite.Check(t, err)
+	block := func(title string) string {
+		_, rest, _ := strings.Cut(string(page), "\n## "+title+"\n")
+		_, rest, _ = strings.Cut(rest, "```console\n")
+		text, _, found := strings.Cut(rest, "```")
+		if !found {
+			t.Fatalf("no block below %q", title)
+		}
+		return text
+	}
+	t.Run("K3s", func(t *testing.T) {
+		root, err := filepath.Abs("../..")
+		suite.Check(t, err)
+		helm := strings.Replace(block("K3s and RKE2"), "helm upgrade --install", suite.Tool(t, "helm")+" template", 1)
+		out := w.must(t, "cd "+root+" && "+helm)
+		for _, want := range []string{
+			"hostPath: {path: /var/lib/rancher/k3s/server/tls/client-auth-proxy.key, type: File}}", "- --local-apiserver=https://127.0.0.1:6444", "- --requestheader-allowed-names=system:auth-proxy",
+			"- --proxy-client-key-file=/etc/kubernetes/pki/client-auth-proxy.key", "- --tls-cert-file=/etc/kubernetes/pki/serving-kube-apiserver.crt",
+		} {
+			if !strings.Contains(out, want) {
+				t.Errorf("no %q in what is rendered", want)
+			}
+		}
+	})
+	t.Run("Talos", func(t *testing.T) {
+		aggregator, err := w.PKI.NewAuthority("aggregator-ca")
+		suite.Check(t, err)
+		w.must(t, "cp "+w.PKI.Dir+"/aggregator-ca.crt "+w.PKI.Dir+"/aggregator-ca.key . && "+block("Talos"))
+		data, err := os.ReadFile(filepath.Join(w.folder, "front-proxy-client.crt"))
+		suite.Check(t, err)
+		chain, err := certutil.ParseCertsPEM(data)
+		suite.Check(t, err)
+		_, err = chain[0].Verify(x509.VerifyOptions{Roots: aggregator.CA.Pool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+		if err != nil || chain[0].Subject.CommonName != "front-proxy-client" || chain[0].IsCA {
+			t.Errorf("%s, CA %t: %v", chain[0].Subject, chain[0].IsCA, err)
+		}
+	})
+}
+
+// leaf is the certificate in a Secret.
+func (w *world) leaf(t *testing.T, secret string) *x509.Certificate {
+	t.Helper()
+	s, err := w.core.CoreV1().Secrets("kube-system").Get(t.Context(), secret, metav1.GetOptions{})
+	suite.Check(t, err)
+	chain, err := certutil.ParseCertsPEM(s.Data["tls.crt"])
+	suite.Check(t, err)
+	return chain[0]
+}

@@ -1,0 +1,163 @@
+//go:build e2e
+
+package managed
+
+import (
+	"crypto/tls"
+	"encoding/json"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
+)
+
+// passport is a way of saying who one is.
+type passport struct {
+	name   string
+	cred   cluster.Credentials
+	header http.Header
+	// user, groups and extra are who the cluster takes one for; extra is the key of an attribute.
+	// Or status is what one is answered, with what is said.
+	user   string
+	groups []string
+	extra  string
+	status int
+	says   string
+}
+
+func passports(t *testing.T, w *world) []passport {
+	robot := suite.Token(t, w.core, "managed", "robot")
+	proxied := func(name string, groups ...string) http.Header {
+		return http.Header{"X-Remote-User": {name}, "X-Remote-Group": groups}
+	}
+	as := func(name string, groups ...string) http.Header {
+		return http.Header{"Impersonate-User": {name}, "Impersonate-Group": groups}
+	}
+	jwt := func(claims map[string]any) cluster.Credentials {
+		return cluster.Credentials{Token: w.tokens.Token(t, claims)}
+	}
+	const known, credential = "system:authenticated", "authentication.kubernetes.io/credential-id"
+	proxy, boss := w.issue(t, w.fronts, "front-proxy-client"), w.issue(t, w.users, "boss")
+	nobody := `User \"system:anonymous\" cannot `
+	return []passport{
+		{name: "certificate", cred: w.issue(t, w.users, "dave", "dev"), user: "dave", groups: []string{"dev", known}, extra: credential},
+		{name: "JWT", cred: jwt(map[string]any{"jti": "one"}), user: "oidc:jane", groups: []string{"readers", known}, extra: credential},
+		{name: "ServiceAccount token", cred: cluster.Credentials{Token: robot}, user: "system:serviceaccount:managed:robot", groups: []string{"system:serviceaccounts", "system:serviceaccounts:managed", known}, extra: credential},
+		{name: "front proxy", cred: proxy, header: proxied("carol", "ops"), user: "carol", groups: []string{"ops", known}},
+		{name: "front proxy for who has no group", cred: proxy, header: proxied("lone"), user: "lone", groups: []string{known}},
+		{name: "token of the cluster", cred: w.StaticToken("alice"), user: "alice", groups: []string{"dev", "ops", known}},
+		{name: "administrator's token of the cluster", cred: w.StaticToken("admin"), user: "admin", groups: []string{"system:masters", known}},
+		{name: "who may impersonate", cred: boss, header: as("carol", "dev"), user: "carol", groups: []string{"dev", known}},
+		{name: "who may impersonate a ServiceAccount", cred: boss, header: as("system:serviceaccount:managed:robot"), user: "system:serviceaccount:managed:robot", groups: []string{"system:serviceaccounts", "system:serviceaccounts:managed", known}},
+		{name: "nothing", status: 403, says: nobody},
+		{name: "another scheme", header: http.Header{"Authorization": {"Basic Zm9vOmJhcg=="}}, status: 403, says: nobody},
+		{name: "nobody who impersonates", header: as("dave"), status: 403, says: nobody + `impersonate`},
+		{name: "nobody who is said to be Fairlead", header: proxied(accountName), status: 403, says: nobody},
+		{name: "bad token", cred: cluster.Credentials{Token: "bad"}, status: 401},
+		{name: "JWT for another audience", cred: jwt(map[string]any{"aud": "elsewhere"}), status: 401},
+		{name: "certificate of the cluster's CA, which is not believed here", cred: w.issue(t, w.PKI.Client, "dave"), status: 401},
+		{name: "front proxy without a user", cred: proxy, status: 401},
+		{name: "master by certificate", cred: w.issue(t, w.users, "root", "system:masters"), status: 403, says: `group \"system:masters\" may not be impersonated (--impersonate-refuse-groups)`},
+		{name: "master by front proxy", cred: proxy, header: proxied("carol", "system:masters"), status: 403, says: "--impersonate-refuse-groups"},
+		{name: "master by impersonation", cred: boss, header: as("carol", "system:masters"), status: 403, says: "--impersonate-refuse-groups"},
+		{name: "Fairlead by front proxy", cred: proxy, header: proxied(accountName), status: 403, says: "--impersonate-refuse-users"},
+		{name: "who may not impersonate", cred: w.issue(t, w.users, "eve"), header: as("carol"), status: 403, says: `User \"eve\" cannot impersonate`},
+	}
+}
+
+const caller = "caller-of-managed"
+
+// ask sends a request to a Fairlead.
+func (w *world) ask(t *testing.T, front *cluster.Front, p passport, method, path, body string) (int, string) {
+	t.Helper()
+	c := suite.Client(t, front.Endpoint, p.cred)
+	if rt, ok := c.Transport.(*http.Transport); ok && len(rt.TLSClientConfig.Certificates) > 0 { // shown whatever authorities the server would like to see
+		rt.TLSClientConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			return &rt.TLSClientConfig.Certificates[0], nil
+		}
+	}
+	req, err := http.NewRequestWithContext(t.Context(), method, front.Endpoint.URL+path, strings.NewReader(body))
+	suite.Check(t, err)
+	maps.Copy(req.Header, p.header)
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("User-Agent", caller)
+	res, err := c.Do(req)
+	suite.Check(t, err)
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	suite.Check(t, err)
+	return res.StatusCode, string(text)
+}
+
+// whoami asks the cluster who one is.
+func (w *world) whoami(t *testing.T, front *cluster.Front, p passport) (int, string) {
+	t.Helper()
+	return w.ask(t, front, p, http.MethodPost, "/apis/authentication.k8s.io/v1/selfsubjectreviews", `{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`)
+}
+
+// mine is what Fairlead's account may list and nobody else here may, but for administrators.
+const mine = "/apis/apiregistration.k8s.io/v1/apiservices"
+
+func testIdentity(t *testing.T, w *world) {
+	for _, p := range passports(t, w) {
+		t.Run(p.name, func(t *testing.T) {
+			code, body := w.whoami(t, w.front, p)
+			if p.status != 0 {
+				if code != p.status || !strings.Contains(body, p.says) {
+					t.Errorf("%d %s, want %d %s", code, body, p.status, p.says)
+				}
+			} else {
+				var r authenticationv1.SelfSubjectReview
+				suite.Check(t, json.Unmarshal([]byte(body), &r))
+				got := r.Status.UserInfo
+				if code != http.StatusCreated || got.Username != p.user || !slices.Equal(got.Groups, p.groups) || p.extra != "" && len(got.Extra[p.extra]) != 1 {
+					t.Errorf("%d %s, want %s of %q with %s", code, body, p.user, p.groups, p.extra)
+				}
+			}
+			want := http.StatusForbidden
+			switch {
+			case p.status != 0:
+				want = p.status
+			case p.user == "admin":
+				want = http.StatusOK
+			}
+			if code, body := w.ask(t, w.front, p, http.MethodGet, mine, ""); code != want {
+				t.Errorf("what Fairlead may read: %d %.300s, want %d", code, body, want)
+			}
+		})
+	}
+	t.Run("the cluster's record", func(t *testing.T) { testRecord(t, w) })
+}
+
+// testRecord reads as whom the cluster was asked: on Fairlead's account only as somebody else.
+func testRecord(t *testing.T, w *world) {
+	as := map[string]int{}
+	for _, e := range w.events(t) {
+		if e.UserAgent != caller {
+			continue
+		}
+		who := "itself"
+		if e.ImpersonatedUser != nil {
+			who = e.ImpersonatedUser.Username
+		}
+		if e.User.Username == accountName && (e.ImpersonatedUser == nil || who == "" || who == "system:anonymous") {
+			t.Errorf("a caller rode Fairlead's account: %+v", e)
+		}
+		as[e.User.Username+" as "+who]++
+	}
+	for _, want := range []string{
+		accountName + " as dave", accountName + " as oidc:jane", accountName + " as carol", accountName + " as lone", accountName + " as system:serviceaccount:managed:robot",
+		"system:serviceaccount:managed:robot as itself", "alice as itself", "system:anonymous as itself",
+	} {
+		if as[want] == 0 {
+			t.Errorf("nobody asked as %q: %v", want, as)
+		}
+	}
+}

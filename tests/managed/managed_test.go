@@ -1,0 +1,150 @@
+//go:build e2e
+
+package managed
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
+)
+
+// TestManaged takes the steps of docs/managed.md one after the other, and looks at what comes out.
+func TestManaged(t *testing.T) {
+	w := newWorld(t)
+	w.must(t, "kubectl create namespace wardle; kubectl create namespace managed; kubectl apply -f -", "<<'EOF'\n"+people+"\nEOF")
+	steps := []struct {
+		name string
+		run  func(*testing.T, *world)
+	}{
+		{"certificates", testCertificates},
+		{"overlay", testOverlay},
+		{"extension server", testExtensionServer},
+		{"lint", testLint},
+		{"clients", testClients},
+		{"identity", testIdentity},
+		{"flunders", testFlunders},
+		{"several registries", testSeveral},
+		{"renewal", testTakenUp},
+		{"rules", testRules},
+		{"other products", testOthers},
+	}
+	for _, s := range steps {
+		if !t.Run(s.name, func(t *testing.T) { s.run(t, w) }) && w.front == nil {
+			return // the others need one
+		}
+	}
+}
+
+// people are who the cases need: robot is nobody in particular, boss may impersonate, and who may
+// use flunders.
+const people = `
+{apiVersion: v1, kind: ServiceAccount, metadata: {namespace: managed, name: robot}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: impersonator}
+rules: [{apiGroups: ["", authentication.k8s.io], resources: ["*"], verbs: [impersonate]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: impersonator}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: impersonator}
+subjects: [{kind: User, name: boss}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: flunders}
+rules: [{apiGroups: [wardle.example.com], resources: [flunders], verbs: [create, get, delete]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {namespace: managed, name: flunders}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: flunders}
+subjects: [{kind: Group, name: dev}, {kind: User, name: "oidc:jane"}, {kind: ServiceAccount, namespace: managed, name: robot}, {kind: User, name: carol}]
+`
+
+func testOverlay(t *testing.T, w *world) {
+	w.must(t, w.blocks[1])
+	front, err := w.start(t, "fairlead", "kube-system", "fairlead")
+	suite.Check(t, err)
+	w.front = front
+}
+
+// testExtensionServer starts one with the flags that the page names, all of which but the first are
+// for the cluster's own aggregator: what is in the file has none here.
+func testExtensionServer(t *testing.T, w *world) {
+	w.must(t, w.blocks[2])
+	page, err := os.ReadFile("../../docs/managed.md")
+	suite.Check(t, err)
+	var flags []string
+	for _, f := range regexp.MustCompile(`(?m)^ *(--requestheader-(?:client-ca-file|allowed-names)=\S+)$`).FindAllStringSubmatch(string(page), -1) {
+		flags = append(flags, strings.Replace(f[1], "/etc/fairlead-requestheader", w.folder, 1))
+	}
+	if len(flags) != 2 {
+		t.Fatalf("the page has flags %q", flags)
+	}
+	_, err = w.StartSampleAPIServer(t.Context(), flags...)
+	suite.Check(t, err)
+	suite.Eventually(t, soon, "served", func() (bool, string) {
+		code, body := w.ask(t, w.front, passport{cred: w.StaticToken("admin")}, "GET", "/apis/wardle.example.com/v1beta1", "")
+		return code == 200, body
+	})
+}
+
+func testLint(t *testing.T, w *world) {
+	if out := w.must(t, w.blocks[3], "--allow-loopback-backends"); out != "" {
+		t.Errorf("lint has found:\n%s", out)
+	}
+	pair := w.PKI.FrontProxyPair
+	a := w.follow(t, "kubectl fairlead lint --kubeconfig=$KUBECONFIG --local-identity=impersonate --allow-loopback-backends --proxy-client-cert-file="+pair.CertFile, "--proxy-client-key-file="+pair.KeyFile)
+	if a.Code != 1 || !strings.Contains(a.Out, `does not trust the CA "front-proxy-ca" of the proxy client certificate; start it with --requestheader-client-ca-file`) {
+		t.Errorf("with a certificate that it does not trust: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
+	}
+}
+
+func testClients(t *testing.T, w *world) {
+	mine := filepath.Join(w.Dir(), "client.kubeconfig")
+	w.must(t, "cp $KUBECONFIG "+mine)
+	out := w.must(t, "export KUBECONFIG="+mine+"\n"+w.blocks[4])
+	for _, want := range []string{"Username    admin", "v1beta1.wardle.example.com"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in:\n%s", want, out)
+		}
+	}
+}
+
+const flunders = "/apis/wardle.example.com/v1beta1/namespaces/managed/flunders"
+
+// testFlunders has each kind of caller keep an object at the extension server, and shows that the
+// cluster's own aggregator cannot reach it.
+func testFlunders(t *testing.T, w *world) {
+	for i, p := range passports(t, w) {
+		may := p.user == "dave" || p.user == "oidc:jane" || p.user == "carol" || p.user == "alice" || p.user == "admin" || strings.HasSuffix(p.user, ":robot")
+		t.Run(p.name, func(t *testing.T) {
+			name := fmt.Sprintf("flunder-%d", i)
+			code, body := w.ask(t, w.front, p, "POST", flunders, `{"apiVersion":"wardle.example.com/v1beta1","kind":"Flunder","metadata":{"name":"`+name+`"}}`)
+			if may != (code == 201) || !may && code != 403 && code != 401 {
+				t.Fatalf("making one: %d %s, may: %t", code, body, may)
+			}
+			if code, body := w.ask(t, w.front, p, "GET", flunders+"/"+name, ""); may && code != 200 {
+				t.Errorf("reading it: %d %s", code, body)
+			}
+		})
+	}
+	t.Run("not past Fairlead", func(t *testing.T) {
+		direct := &cluster.Front{Endpoint: w.Endpoint()}
+		if code, body := w.ask(t, direct, passport{cred: w.StaticToken("admin")}, "GET", flunders, ""); code < 400 {
+			t.Errorf("%d %s", code, body)
+		}
+	})
+}
+
+// soon is how long what was just written may take to be known everywhere.
+const soon = 30 * time.Second

@@ -1,0 +1,114 @@
+//go:build e2e
+
+package managed
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/suite"
+)
+
+// testRules runs Fairlead without each resource of each rule that the overlay adds to those of the
+// base, which tests/operate takes away one by one.
+func testRules(t *testing.T, w *world) {
+	t.Run("nothing is forbidden", func(t *testing.T) {
+		log, err := os.ReadFile(w.front.Part.LogFile())
+		suite.Check(t, err)
+		if strings.Contains(string(log), "forbidden: User") {
+			t.Errorf("%s", log)
+		}
+		for _, e := range w.events(t) {
+			if e.User.Username == accountName && e.ImpersonatedUser == nil && e.ResponseStatus.Code == 403 {
+				t.Errorf("Fairlead asked for what it may not: %+v", e)
+			}
+		}
+	})
+	role, err := w.core.RbacV1().ClusterRoles().Get(t.Context(), "system:fairlead-impersonate", metav1.GetOptions{})
+	suite.Check(t, err)
+	n := 0
+	for i, rule := range role.Rules {
+		for j, resource := range rule.Resources {
+			n++
+			less := slices.Clone(role.Rules)
+			less[i].Resources = slices.Delete(slices.Clone(rule.Resources), j, j+1)
+			if len(less[i].Resources) == 0 {
+				less = slices.Delete(less, i, i+1)
+			}
+			t.Run("without "+strings.ReplaceAll(resource, "/", " "), func(t *testing.T) {
+				t.Parallel()
+				testWithout(t, w, resource, less)
+			})
+		}
+	}
+	if n < 6 {
+		t.Errorf("%d resources are granted", n)
+	}
+}
+
+// testWithout runs a Fairlead with these rules, which lack one for a resource, and wants whoever
+// needs it to be refused.
+func testWithout(t *testing.T, w *world, resource string, rules []rbacv1.PolicyRule) {
+	account := strings.ToLower(strings.NewReplacer("/", "-", ".", "-").Replace("less-" + resource))
+	w.grant(t, account, rules)
+	front, err := w.start(t, account, "managed", account)
+	suite.Check(t, err)
+	by := map[string]passport{}
+	for _, p := range passports(t, w) {
+		by[p.name] = p
+	}
+	// Who comes with a token of the cluster needs none of these rules.
+	if code, body := w.whoami(t, front, by["ServiceAccount token"]); code != 201 {
+		t.Errorf("by token: %d %s", code, body)
+	}
+	if resource == "customresourcedefinitions" {
+		suite.Eventually(t, soon, "a watch that is refused", func() (bool, string) {
+			refused := slices.ContainsFunc(w.events(t), func(e event) bool {
+				return strings.HasSuffix(e.User.Username, ":"+account) && e.Verb == "watch" && e.ObjectRef.Resource == resource && e.ResponseStatus.Code == 403
+			})
+			return refused, ""
+		})
+		return
+	}
+	needs, ok := map[string]passport{
+		"users":           by["front proxy for who has no group"],
+		"groups":          by["front proxy"],
+		"serviceaccounts": by["who may impersonate a ServiceAccount"],
+		"uids":            {cred: by["who may impersonate"].cred, header: map[string][]string{"Impersonate-User": {"carol"}, "Impersonate-Uid": {"one"}}},
+		"userextras/authentication.kubernetes.io/credential-id": by["certificate"],
+	}[resource]
+	if !ok {
+		t.Fatalf("%s is granted, and nothing here needs it", resource)
+	}
+	if code, body := w.whoami(t, w.front, needs); code != 201 {
+		t.Errorf("with it: %d %s", code, body)
+	}
+	// The words are those of the last way that it tries: of constrained impersonation.
+	if code, body := w.whoami(t, front, needs); code != 403 || !strings.Contains(body, account+`\" cannot impersonate`) {
+		t.Errorf("without it: %d %s", code, body)
+	}
+	if resource != "users" {
+		if code, body := w.whoami(t, front, by["front proxy for who has no group"]); code != 201 {
+			t.Errorf("who does not need it: %d %s", code, body)
+		}
+	}
+}
+
+// grant makes an account of Fairlead's with what deploy/base grants, and these rules.
+func (w *world) grant(t *testing.T, name string, rules []rbacv1.PolicyRule) {
+	t.Helper()
+	w.must(t, "kubectl -n managed create serviceaccount "+name)
+	meta := metav1.ObjectMeta{Name: name}
+	_, err := w.core.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: meta, Rules: rules}, metav1.CreateOptions{})
+	suite.Check(t, err)
+	for _, role := range []string{"system:fairlead", name} {
+		w.must(t, fmt.Sprintf("kubectl create clusterrolebinding %s-%s --clusterrole=%s --serviceaccount=managed:%s", name, strings.ReplaceAll(role, ":", "-"), role, name))
+	}
+	w.must(t, fmt.Sprintf("kubectl -n kube-system create rolebinding %s --role=extension-apiserver-authentication-reader --serviceaccount=managed:%s", name, name))
+}

@@ -1,0 +1,210 @@
+//go:build e2e
+
+package managed
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/issuer"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
+)
+
+// world is the cluster, and the folder in which somebody types what docs/managed.md says.
+type world struct {
+	*cluster.Cluster
+	folder     string
+	fairlead   string // executable
+	kubeconfig string // of an administrator with a token, which Fairlead does not know
+	audit      string // the kube-apiserver's log
+	blocks     []string
+	core       kubernetes.Interface
+	users      *cluster.Authority // signs certificates that the cluster does not know
+	fronts     *cluster.Authority // signs those of a front proxy before Fairlead
+	tokens     *issuer.Issuer
+	front      *cluster.Front
+}
+
+const auditPolicy = `{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": [{"level": "Metadata"}]}`
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	dir := suite.Folder(t, "managed")
+	w := &world{folder: filepath.Join(dir, "work"), kubeconfig: filepath.Join(dir, "admin.kubeconfig"), audit: filepath.Join(dir, "audit.log"), tokens: issuer.Start(t)}
+	for _, part := range []string{"base", "components", "overlays"} {
+		suite.Check(t, os.CopyFS(filepath.Join(w.folder, "deploy", part), os.DirFS("../../deploy/"+part)))
+	}
+	w.fairlead = suite.Build(t, w.folder, "cmd/kubectl-fairlead")
+	suite.Check(t, os.Symlink(suite.Tool(t, "kubectl"), filepath.Join(w.folder, "kubectl")))
+	policy := filepath.Join(dir, "policy.yaml")
+	suite.Check(t, os.WriteFile(policy, []byte(auditPolicy), 0o600))
+	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, Clouds: 1, APIServerArgs: []string{"--audit-policy-file=" + policy, "--audit-log-path=" + w.audit}})
+	suite.Check(t, w.Cluster.Endpoint().WriteKubeconfig(w.kubeconfig, w.StaticToken("admin")))
+	var err error
+	w.core, err = kubernetes.NewForConfig(w.Cluster.Endpoint().RESTConfig(w.Admin()))
+	suite.Check(t, err)
+	suite.Eventually(t, 30*time.Second, "namespace kube-system", func() (bool, string) {
+		_, err := w.core.CoreV1().Namespaces().Get(t.Context(), "kube-system", metav1.GetOptions{})
+		return err == nil, fmt.Sprint(err)
+	})
+	w.users, err = w.PKI.NewAuthority("own-users-ca")
+	suite.Check(t, err)
+	w.fronts, err = w.PKI.NewAuthority("own-fronts-ca")
+	suite.Check(t, err)
+	suite.Check(t, os.WriteFile(filepath.Join(w.folder, "client-ca.crt"), w.users.CA.PEM(), 0o600))
+	suite.Check(t, os.WriteFile(filepath.Join(w.folder, "requestheader-ca.crt"), w.fronts.CA.PEM(), 0o600))
+	suite.Check(t, os.WriteFile(filepath.Join(w.folder, "issuers.yaml"), []byte(w.tokens.Config("oidc:")), 0o600))
+	data, err := os.ReadFile("../../docs/managed.md")
+	suite.Check(t, err)
+	for _, b := range regexp.MustCompile("(?ms)^ *```sh\n(.*?)^ *```$").FindAllStringSubmatch(string(data), -1) {
+		w.blocks = append(w.blocks, regexp.MustCompile("(?m)^   ").ReplaceAllString(b[1], "")) // they are of a list
+	}
+	if len(w.blocks) != 5 {
+		t.Fatalf("%d blocks in docs/managed.md, want 5: each is for a step here", len(w.blocks))
+	}
+	return w
+}
+
+// follow types commands, with a name that leads here in the place of the example's. more is added
+// to the last one.
+func (w *world) follow(t *testing.T, block string, more ...string) suite.Answer {
+	t.Helper()
+	block = strings.TrimSpace(block) + " " + strings.Join(more, " ")
+	block = strings.ReplaceAll(block, "front.example.com", "localhost")
+	if w.front != nil {
+		block = strings.ReplaceAll(block, "https://localhost:6443", w.front.Endpoint.URL)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", block)
+	cmd.Dir, cmd.Env = w.folder, append(os.Environ(), "HOME="+w.folder, "KUBECONFIG="+w.kubeconfig, "PATH="+w.folder+":"+os.Getenv("PATH"))
+	return suite.Run(t, cmd, "")
+}
+
+// must follows what must succeed.
+func (w *world) must(t *testing.T, block string, more ...string) string {
+	t.Helper()
+	a := w.follow(t, block, more...)
+	if a.Code != 0 {
+		t.Fatalf("%s %v: exit code %d\n%s%s", block, more, a.Code, a.Out, a.Errs)
+	}
+	return a.Out
+}
+
+// start does what the kubelet would for a pod of the Deployment that is in the cluster, with an
+// account of one's choice and more flags.
+func (w *world) start(t *testing.T, name, namespace, account string, more ...string) (*cluster.Front, error) {
+	t.Helper()
+	d, err := w.core.AppsV1().Deployments("kube-system").Get(t.Context(), "fairlead", metav1.GetOptions{})
+	suite.Check(t, err)
+	root := filepath.Join(w.Dir(), name)
+	w.mount(t, d, root)
+	kubeconfig := filepath.Join(root, "kubeconfig")
+	suite.Check(t, w.Cluster.Endpoint().WriteKubeconfig(kubeconfig, cluster.Credentials{Token: suite.Token(t, w.core, namespace, account)}))
+	ports := [2]int{}
+	for i := range ports {
+		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+		suite.Check(t, err)
+		ports[i] = l.Addr().(*net.TCPAddr).Port
+		suite.Check(t, l.Close())
+	}
+	var args []string
+	for _, a := range d.Spec.Template.Spec.Containers[0].Args {
+		args = append(args, strings.ReplaceAll(a, "=/etc/", "="+root+"/etc/"))
+	}
+	args = append(args, "--kubeconfig="+kubeconfig, "--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", ports[0]), fmt.Sprintf("--admin-secure-port=%d", ports[1]), "--allow-loopback-backends")
+	args = append(args, more...)
+	ca := filepath.Join(root, "etc/fairlead/serving/ca.crt")
+	f := &cluster.Front{
+		Endpoint: cluster.Endpoint{URL: fmt.Sprintf("https://localhost:%d", ports[0]), CAFile: ca},
+		Admin:    cluster.Endpoint{URL: fmt.Sprintf("https://localhost:%d", ports[1]), CAFile: ca},
+	}
+	client := suite.Client(t, f.Admin, cluster.Credentials{})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // one that may everything is ready within a second or two
+	defer cancel()
+	f.Part, err = w.Run(ctx, cluster.Command{Name: name, Path: w.fairlead, Args: args, Ready: func(ctx context.Context) error {
+		return suite.Serves(ctx, client, f.Admin.URL+"/readyz")
+	}})
+	return f, err
+}
+
+// mount writes the volumes of a pod below root.
+func (w *world) mount(t *testing.T, d *appsv1.Deployment, root string) {
+	t.Helper()
+	pod := d.Spec.Template.Spec
+	for _, m := range pod.Containers[0].VolumeMounts {
+		files := map[string][]byte{}
+		for _, v := range pod.Volumes {
+			switch {
+			case v.Name != m.Name:
+			case v.Secret != nil:
+				s, err := w.core.CoreV1().Secrets("kube-system").Get(t.Context(), v.Secret.SecretName, metav1.GetOptions{})
+				suite.Check(t, err)
+				files = s.Data
+			default:
+				c, err := w.core.CoreV1().ConfigMaps("kube-system").Get(t.Context(), v.ConfigMap.Name, metav1.GetOptions{})
+				suite.Check(t, err)
+				for name, text := range c.Data {
+					files[name] = []byte(text)
+				}
+			}
+		}
+		folder := filepath.Join(root, m.MountPath)
+		suite.Check(t, os.MkdirAll(folder, 0o700))
+		for name, data := range files {
+			suite.Check(t, os.WriteFile(filepath.Join(folder, name), data, 0o600))
+		}
+	}
+}
+
+// event is what kube-apiserver has recorded of a request.
+type event struct {
+	Stage, Verb, RequestURI, UserAgent string
+	User                               struct{ Username string }
+	ImpersonatedUser                   *struct{ Username string }
+	ObjectRef                          struct{ Resource string }
+	ResponseStatus                     struct{ Code int }
+}
+
+func (w *world) events(t *testing.T) []event {
+	t.Helper()
+	data, err := os.ReadFile(w.audit)
+	suite.Check(t, err)
+	var all []event
+	for line := range strings.Lines(string(data)) {
+		var e event
+		if !strings.HasSuffix(line, "\n") {
+			break // it is being written
+		}
+		suite.Check(t, json.Unmarshal([]byte(line), &e))
+		if e.Stage == "ResponseComplete" || e.Stage == "ResponseStarted" {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// issue makes a user's certificate.
+func (w *world) issue(t *testing.T, by *cluster.Authority, user string, groups ...string) cluster.Credentials {
+	t.Helper()
+	p, err := by.Issue(strings.ReplaceAll(t.Name()+"-"+user+"-of-"+filepath.Base(by.CertFile), "/", "-"), cluster.Leaf{User: user, Groups: groups})
+	suite.Check(t, err)
+	return cluster.Credentials{Pair: p}
+}
+
+// accountName is Fairlead's own.
+const accountName = "system:serviceaccount:kube-system:fairlead"

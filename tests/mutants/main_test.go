@@ -1,0 +1,93 @@
+package main
+
+import (
+	"go/importer"
+	"go/token"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const source = `package p
+
+const most = 8
+
+type seat struct{ taken bool }
+
+func sit(seats []*seat, n int) (*seat, error) {
+	if n <= most && full(seats) {
+		seats[n].taken = true
+	}
+	defer close(make(chan int, most))
+	return &seat{taken: full(seats)}, err()
+}
+
+func full(seats []*seat) bool { return len(seats) > 0 || most == 8 }
+
+func err() error { return nil }
+`
+
+// The changes to a small file, each of which compiles, alone and with all the others.
+func TestMutants(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "p.go")
+	if err := os.WriteFile(name, []byte(source), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f := folder{dir: "d", fset: token.NewFileSet(), names: []string{name}, src: map[string][]byte{}, importer: importer.Default()}
+	if err := f.read("p"); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, m := range f.mutants {
+		got = append(got, m.key())
+		if !f.compiles(m) {
+			t.Errorf("%s does not compile", m.key())
+		}
+	}
+	want := []string{
+		"d/p.go sit: n <= most && full(seats) → n <= most || full(seats)",
+		"d/p.go sit: n <= most && full(seats) → n <= most",
+		"d/p.go sit: n <= most → n < most",
+		"d/p.go sit: most → most + 1",
+		"d/p.go sit: most → most - 1",
+		"d/p.go sit: seats[n].taken = true → dropped",
+		"d/p.go sit: true → !true",
+		"d/p.go sit: defer close(make(chan int, most)) → dropped",
+		"d/p.go sit: err() → nil",
+		"d/p.go sit: taken: full(seats) → dropped",
+		"d/p.go full: len(seats) > 0 || most == 8 → false",
+		"d/p.go full: len(seats) > 0 || most == 8 → len(seats) > 0 && most == 8",
+		"d/p.go full: len(seats) > 0 || most == 8 → len(seats) > 0",
+		"d/p.go full: len(seats) > 0 → len(seats) >= 0",
+		"d/p.go full: 0 → 0 + 1",
+		"d/p.go full: most == 8 → !(most == 8)",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	files := f.write(f.mutants)
+	const text = "if (!mutant(1) && ((!mutant(2) && ((!mutant(3) && (n <= mutantPick(4, int(mutantPick(5, int(most), int(most - 1))), int(most + 1))) || mutant(3) && (n < most)) && full(seats)) || mutant(2) && (n <= most))) || mutant(1) && (n <= most || full(seats))) {"
+	if !strings.Contains(string(files[name]), text) {
+		t.Errorf("the file lacks %s:\n%s", text, files[name])
+	}
+}
+
+// A line of the list gives its reason to the one mutant that it names, and is found out when no
+// code is left that it could speak of.
+func TestList(t *testing.T) {
+	here := &mutant{file: "a.go F", code: "x: y", to: "dropped"}
+	w := workshop{reasons: []string{"# what this is", "a.go F: x: y → dropped: nobody asks", "a.go F: z → dropped: gone", ""}}
+	if why := w.reason(here); why != "nobody asks" {
+		t.Errorf("reason %q", why)
+	}
+	if why := w.reason(&mutant{file: "a.go F", code: "z", to: "dropped (2)"}); why != "" {
+		t.Errorf("reason of another %q", why)
+	}
+	err := w.stale([]*folder{{mutants: []*mutant{here}}})
+	if err == nil || strings.Count(err.Error(), "\n") != 0 || !strings.Contains(err.Error(), "z → dropped") {
+		t.Errorf("stale: %v", err)
+	}
+}

@@ -1,0 +1,241 @@
+package main
+
+import (
+	"fmt"
+	"go/ast"
+	"go/constant"
+	"go/token"
+	"go/types"
+	"slices"
+	"strings"
+)
+
+// mutant is one change to one file. Text goes in before and after the code that it changes, and the
+// code itself stays: so many mutants live in one binary, and $ in the text, their number, says
+// which of them is on.
+type mutant struct {
+	file, code, to string // what is written in the list; file has the function's name with it
+	place          string // file:line, for people
+	name           string // of the file, as the compiler knows it
+	at, end        int    // offsets of the code
+	before, after  string
+	number         int
+}
+
+// key is what the list knows it by: text and not lines, which move.
+func (m *mutant) key() string { return m.file + ": " + m.code + " → " + m.to }
+
+// maker collects what can be changed in one file.
+type maker struct {
+	in     *folder
+	src    []byte
+	name   string // relative to the root
+	inside string // the function
+	found  []*mutant
+	seen   map[string]int
+}
+
+func (m *maker) offset(p token.Pos) int { return m.in.fset.Position(p).Offset }
+
+func (m *maker) text(n ast.Node) string { return string(m.src[m.offset(n.Pos()):m.offset(n.End())]) }
+
+func (m *maker) add(n ast.Node, to, before, after string) {
+	oneLine := func(s string) string {
+		if s = strings.Join(strings.Fields(s), " "); len(s) > 100 {
+			s = strings.ToValidUTF8(s[:100], "") + "…"
+		}
+		return s
+	}
+	pos := m.in.fset.Position(n.Pos())
+	x := &mutant{
+		file: strings.TrimSpace(m.name + " " + m.inside), code: oneLine(m.text(n)), to: oneLine(to),
+		place: fmt.Sprintf("%s:%d", m.name, pos.Line), name: pos.Filename,
+		at: pos.Offset, end: m.offset(n.End()), before: before, after: after,
+	}
+	key := x.key()
+	if m.seen[key]++; m.seen[key] > 1 {
+		x.to += fmt.Sprintf(" (%d)", m.seen[key]) // the same code stands in the function again
+	}
+	m.found = append(m.found, x)
+}
+
+// either has the code n evaluate as other when the mutant is on. Both are boolean, and only one of
+// them is evaluated.
+func (m *maker) either(n ast.Node, other string) {
+	m.add(n, other, "(!mutant($) && (", ") || mutant($) && ("+other+"))")
+}
+
+func (m *maker) visit(n ast.Node, stack []ast.Node) bool {
+	if e, ok := n.(ast.Expr); ok && m.value(e) != nil {
+		m.constant(e, stack)
+		return false
+	}
+	switch n := n.(type) {
+	case *ast.GenDecl:
+		return n.Tok == token.VAR
+	case *ast.FuncDecl:
+		m.inside = n.Name.Name
+		if n.Recv != nil {
+			m.inside = strings.Trim(types.ExprString(n.Recv.List[0].Type), "*") + "." + m.inside
+		}
+	case *ast.ArrayType:
+		return false
+	case *ast.BinaryExpr:
+		m.binary(n)
+	case *ast.IfStmt:
+		m.negate(n.Cond)
+	case *ast.ForStmt:
+		m.negate(n.Cond)
+	case *ast.ExprStmt, *ast.IncDecStmt, *ast.SendStmt, *ast.DeferStmt, *ast.GoStmt, *ast.AssignStmt:
+		return m.drop(n.(ast.Stmt), stack[len(stack)-1])
+	case *ast.ReturnStmt:
+		m.zero(n)
+	case *ast.KeyValueExpr:
+		if v := m.field(n.Key); v != nil && v.IsField() && m.value(n.Value) == nil {
+			m.add(n, "dropped", "mutantZero($, ", ")")
+			m.found[len(m.found)-1].at = m.offset(n.Value.Pos())
+		}
+	case *ast.CallExpr:
+		f := m.callee(n)
+		if f != nil && f.Name() == "Compare" && types.Identical(m.in.info.TypeOf(n), types.Typ[types.Int]) {
+			m.add(n, "-"+m.text(n), "mutantSign($)*", "")
+		}
+		return !m.says(f)
+	}
+	return true
+}
+
+func (m *maker) value(e ast.Expr) constant.Value { return m.in.info.Types[e].Value }
+
+func (m *maker) field(key ast.Expr) *types.Var {
+	if id, ok := key.(*ast.Ident); ok {
+		v, _ := m.in.info.Uses[id].(*types.Var)
+		return v
+	}
+	return nil
+}
+
+func (m *maker) callee(call *ast.CallExpr) types.Object {
+	switch f := ast.Unparen(call.Fun).(type) {
+	case *ast.Ident:
+		return m.in.info.Uses[f]
+	case *ast.SelectorExpr:
+		return m.in.info.Uses[f.Sel]
+	}
+	return nil
+}
+
+// says reports whether f only tells people something: what is logged, and the text of an error.
+func (m *maker) says(f types.Object) bool {
+	if f == nil || f.Pkg() == nil {
+		return false
+	}
+	return slices.Contains([]string{"log/slog", "k8s.io/klog/v2", "fmt", "errors", "k8s.io/apimachinery/pkg/util/validation/field"}, f.Pkg().Path())
+}
+
+func (m *maker) binary(n *ast.BinaryExpr) {
+	x, y := m.text(n.X), m.text(n.Y)
+	swap := map[token.Token]string{token.EQL: "!=", token.NEQ: "==", token.LSS: "<=", token.LEQ: "<", token.GTR: ">=", token.GEQ: ">"}
+	switch op := swap[n.Op]; {
+	case op != "":
+		m.either(n, x+" "+op+" "+y)
+	case n.Op == token.LAND:
+		m.either(n, x+" || "+y)
+		m.either(n, x)
+	case n.Op == token.LOR:
+		m.either(n, x+" && "+y)
+		m.either(n, x)
+	}
+}
+
+// negate is for conditions without an operator of their own.
+func (m *maker) negate(cond ast.Expr) {
+	if _, ok := ast.Unparen(cond).(*ast.BinaryExpr); !ok && cond != nil && m.value(cond) == nil {
+		m.either(cond, "!("+m.text(cond)+")")
+	}
+}
+
+func (m *maker) drop(s ast.Stmt, parent ast.Node) bool {
+	if x, ok := s.(*ast.ExprStmt); ok {
+		if call, ok := x.X.(*ast.CallExpr); ok && m.says(m.callee(call)) {
+			return false
+		}
+	}
+	if a, ok := s.(*ast.AssignStmt); ok && (a.Tok == token.DEFINE || types.ExprString(a.Lhs[0]) == "_") {
+		return true
+	}
+	var body []ast.Stmt
+	switch p := parent.(type) {
+	case *ast.BlockStmt:
+		body = p.List
+	case *ast.CaseClause:
+		body = p.Body
+	case *ast.CommClause:
+		body = p.Body
+	}
+	if slices.Contains(body, s) {
+		m.add(s, "dropped", "if !mutant($) { ", " }")
+	}
+	return true
+}
+
+// zero returns false for a condition and nil for an error.
+func (m *maker) zero(n *ast.ReturnStmt) {
+	for _, r := range n.Results {
+		t := m.in.info.TypeOf(r)
+		if basic, ok := t.(*types.Basic); ok && basic.Info()&types.IsBoolean != 0 && m.value(r) == nil {
+			m.add(r, "false", "(!mutant($) && (", "))")
+		}
+		if types.Identical(t, types.Universe.Lookup("error").Type()) {
+			m.add(r, "nil", "mutantZero[error]($, ", ")")
+		}
+	}
+}
+
+// constant makes a bound one wider, one narrower, and much wider if it is large or a time; it
+// denies a boolean.
+func (m *maker) constant(e ast.Expr, stack []ast.Node) {
+	tv := m.in.info.Types[e]
+	switch p := stack[len(stack)-1].(type) {
+	case *ast.CallExpr:
+		if types.ExprString(p.Fun) == "make" {
+			return // capacities are no behaviour
+		}
+	case *ast.BinaryExpr:
+		if p.Op == token.EQL || p.Op == token.NEQ {
+			return // to deny it changes more
+		}
+	case *ast.CompositeLit:
+		return // a table is data
+	case *ast.KeyValueExpr:
+		if m.value(p.Key) != nil {
+			return
+		}
+	}
+	typ := types.TypeString(types.Default(tv.Type), func(p *types.Package) string {
+		if p == m.in.pkg {
+			return ""
+		}
+		return p.Name()
+	})
+	code := m.text(e)
+	if _, ok := e.(*ast.BinaryExpr); ok {
+		code = "(" + code + ")"
+	}
+	pick := func(other string) {
+		m.add(e, other, "mutantPick($, "+typ+"(", "), "+typ+"("+other+"))")
+	}
+	switch v := constant.ToInt(tv.Value); {
+	case tv.Value.Kind() == constant.Bool:
+		pick("!" + code)
+	case v.Kind() != constant.Int:
+	case typ == "time.Duration" && constant.Sign(v) == 0:
+	case typ == "time.Duration" || constant.Compare(v, token.GEQ, constant.MakeInt64(1000)):
+		pick("2 * " + code)
+	default:
+		pick(code + " + 1")
+		if constant.Sign(v) > 0 {
+			pick(code + " - 1")
+		}
+	}
+}

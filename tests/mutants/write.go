@@ -1,0 +1,103 @@
+package main
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/types"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// helpers are what mutants stand on, a file more of their package: which is on, and a list of those
+// that a test reaches, each once.
+const helpers = `
+import (
+	mutantfmt "fmt"
+	mutantos "os"
+	mutantstrconv "strconv"
+	mutantatomic "sync/atomic"
+)
+
+var (
+	mutantOn, _      = mutantstrconv.Atoi(mutantos.Getenv("MUTANT"))
+	mutantReached, _ = mutantos.OpenFile(mutantos.Getenv("MUTANT_REACHED"), mutantos.O_APPEND|mutantos.O_WRONLY, 0)
+	mutantSeen       [1 << 14]mutantatomic.Bool
+)
+
+func mutant(n int) bool {
+	if mutantReached != nil && !mutantSeen[n].Swap(true) {
+		mutantfmt.Fprintln(mutantReached, n)
+	}
+	return n == mutantOn
+}
+
+func mutantPick[T any](n int, v, other T) T {
+	if mutant(n) {
+		return other
+	}
+	return v
+}
+
+func mutantZero[T any](n int, v T) T {
+	var zero T
+	return mutantPick(n, v, zero)
+}
+
+func mutantSign(n int) int { return mutantPick(n, 1, -1) }
+`
+
+// write returns the files of pkg that mutants change, with all of them in, by name.
+func (f *folder) write(mutants []*mutant) map[string][]byte {
+	byFile := map[string][]*mutant{}
+	for i, m := range mutants {
+		m.number = i + 1
+		byFile[m.name] = append(byFile[m.name], m)
+	}
+	files := map[string][]byte{filepath.Join(filepath.Dir(f.names[0]), "mutants_in_here.go"): []byte("package " + f.pkg.Name() + helpers)}
+	for name, in := range byFile {
+		src := f.src[name]
+		slices.SortStableFunc(in, func(a, b *mutant) int { return b.end - b.at - (a.end - a.at) }) // the outer first: it begins first and ends last
+		edits := map[int][2]string{}                                                               // at an offset: what ends there, what begins there
+		for _, m := range in {
+			number := strconv.Itoa(m.number)
+			begin := edits[m.at]
+			begin[1] += strings.ReplaceAll(m.before, "$", number)
+			edits[m.at] = begin
+			end := edits[m.end]
+			end[0] = strings.ReplaceAll(m.after, "$", number) + end[0]
+			edits[m.end] = end
+		}
+		last := 0
+		for _, at := range slices.Sorted(maps.Keys(edits)) {
+			files[name] = append(append(files[name], src[last:at]...), edits[at][0]+edits[at][1]...)
+			last = at
+		}
+		files[name] = append(files[name], src[last:]...)
+	}
+	return files
+}
+
+// compiles reports whether the package does with m alone. Some changes never can, such as a
+// constant that no longer fits its type.
+func (f *folder) compiles(m *mutant) bool {
+	files := f.write([]*mutant{m})
+	var trees []*ast.File
+	for i, name := range f.names {
+		if name != m.name {
+			trees = append(trees, f.trees[i])
+		}
+	}
+	for name, text := range files {
+		tree, err := parser.ParseFile(f.fset, name, text, parser.SkipObjectResolution)
+		if err != nil {
+			return false
+		}
+		trees = append(trees, tree)
+	}
+	conf := types.Config{Importer: f.importer}
+	_, err := conf.Check(f.pkg.Path(), f.fset, trees, nil)
+	return err == nil
+}

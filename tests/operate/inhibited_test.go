@@ -1,0 +1,78 @@
+//go:build e2e
+
+package operate
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
+)
+
+// testInhibited gives a real Alertmanager the example, and the alerts of one dead backend that is
+// asked, and of a cluster without Fairlead: one of each is told.
+func testInhibited(t *testing.T, w *world) {
+	config, err := filepath.Abs("../../deploy/components/monitoring/alertmanager.yaml")
+	suite.Check(t, err)
+	must(t, "", "amtool", "check-config", config)
+	address := freeAddress(t)
+	_, err = w.Run(t.Context(), cluster.Command{
+		Name: "alertmanager", Path: "prometheus-alertmanager",
+		Args:  []string{"--config.file=" + config, "--storage.path=" + t.TempDir(), "--web.listen-address=" + address, "--cluster.listen-address="},
+		Ready: func(ctx context.Context) error { _, err := told(ctx, address); return err },
+	})
+	suite.Check(t, err)
+	const x, y = "v1.x.example.com", "v1.y.example.com"
+	alert := func(cluster, alert, severity, name string) map[string]any {
+		return map[string]any{"labels": map[string]string{"cluster": cluster, "alertname": alert, "severity": severity, "name": name}}
+	}
+	body, err := json.Marshal([]map[string]any{
+		alert("a", "FairleadBackendErrors", "critical", x), alert("a", "FairleadBackendErrors", "warning", x), alert("a", "FairleadAPIServiceDown", "warning", x),
+		alert("a", "KubeAggregatedAPIDown", "warning", x), alert("a", "FairleadDiscoveryStale", "warning", x), alert("a", "FairleadEndpointDown", "warning", x),
+		alert("a", "FairleadAPIServiceDown", "warning", y), alert("a", "KubeAggregatedAPIErrors", "warning", y),
+		alert("b", "FairleadDown", "critical", ""), alert("b", "FairleadBackendErrors", "critical", x), alert("b", "KubeAggregatedAPIDown", "warning", y),
+	})
+	suite.Check(t, err)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+address+"/api/v2/alerts", bytes.NewReader(body))
+	suite.Check(t, err)
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := new(http.Client).Do(req)
+	suite.Check(t, err)
+	suite.Check(t, resp.Body.Close())
+	want := []string{"a FairleadAPIServiceDown warning " + y, "a FairleadBackendErrors critical " + x, "b FairleadDown critical "}
+	suite.Eventually(t, 30*time.Second, "one alert for one cause", func() (bool, string) {
+		got, err := told(t.Context(), address)
+		return err == nil && slices.Equal(got, want), fmt.Sprint(got, err)
+	})
+}
+
+// told are the alerts that are not inhibited.
+func told(ctx context.Context, address string) ([]string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/api/v2/alerts?inhibited=false", nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := new(http.Client).Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	var list []struct{ Labels map[string]string }
+	if err := json.NewDecoder(resp.Body).Decode(&list); err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, a := range list {
+		names = append(names, fmt.Sprint(a.Labels["cluster"], " ", a.Labels["alertname"], " ", a.Labels["severity"], " ", a.Labels["name"]))
+	}
+	slices.Sort(names)
+	return names, nil
+}

@@ -1,0 +1,306 @@
+//go:build e2e
+
+package operate
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
+)
+
+// testTutorial types docs/tutorial.md, block by block, and compares what is printed with what is
+// shown there. Clients ask through HAProxy from the first replica to the way back: no request may
+// fail.
+func testTutorial(t *testing.T, w *world) {
+	top := t
+	newer := filepath.Join(w.dir, "fairlead-newer")
+	build := exec.CommandContext(t.Context(), "go", "build", "-ldflags=-X main.version=v0.2.0", "-o", newer, "github.com/fairlead-proxy/fairlead/cmd/fairlead")
+	suite.Check(t, build.Start()) // while kubeadm works
+	const image = "ghcr.io/fairlead-proxy/fairlead:"
+	c := newControlPlane(t, w, map[string]string{image + "v0.1.0": w.fairlead, image + "v0.2.0": newer})
+	c.metricsServer(t)
+	suite.Check(t, build.Wait())
+
+	titles := []string{"1. Look at what is there", "2. Install it on all three", "3. One node first", "4. Everything", "5. Upgrade", "6. Back in a minute", "7. Forward again, and the worst day"}
+	variables, _, _ := strings.Cut(documented(t, "tutorial.md", titles[0])[0].text, "\n") // it is one terminal
+	var first, later *clients
+	second := func() string { return "" }
+	for i, title := range titles {
+		done := t.Run(title, func(t *testing.T) {
+			blocks := documented(t, "tutorial.md", title)
+			begun, printed := time.Now(), ""
+			switch i + 1 {
+			case 3: // all of these until step 6
+				second, blocks = c.terminal(top, blocks[0].text), blocks[1:]
+				first = c.clients(top)
+			case 5: // HAProxy reloads in its own time: these are to have a Fairlead at the other end
+				c.eventually(t, "for i in 1 2 3 4 5 6; do kubectl get --raw /fairlead/status || exit 1; done")
+				later = c.clients(top)
+			case 7:
+				c.publishing(t)
+			}
+			for _, b := range blocks {
+				if b.kind == "text" {
+					compare(t, b.text, printed)
+					continue
+				}
+				printed = c.follow(t, variables+"\n"+b.text)
+			}
+			switch i + 1 {
+			case 6:
+				for _, node := range nodes {
+					c.eventually(t, "! "+running(node, "secure-port=8443"))
+				}
+				took := time.Since(begun)
+				t.Logf("the way back took %s", took.Round(time.Second))
+				if took > time.Minute {
+					t.Error("that is no minute")
+				}
+				if out := second(); out != "" {
+					t.Errorf("the second terminal says:\n%s", out)
+				}
+				first.end(t)
+				later.end(t)
+				for _, path := range asked {
+					if later.asked["watch "+path] == 0 {
+						t.Errorf("the watch of %s was not asked to go elsewhere", path)
+					}
+				}
+			case 7:
+				c.eventually(t, "kubectl get --raw /fairlead/status")
+				c.eventually(t, "kubectl get endpointslice kubernetes -o wide | grep 8443.*10.0.0.11,10.0.0.12,10.0.0.13")
+			}
+		})
+		if !done {
+			t.FailNow() // each step needs those before it
+		}
+	}
+	t.Run("kubeadm", func(t *testing.T) { testKubeadm(t, c) })
+}
+
+// block is something in a document between two fences.
+type block struct{ kind, text string }
+
+// documented are the blocks of one section of a document.
+func documented(t *testing.T, page, title string) (blocks []block) {
+	t.Helper()
+	data, err := os.ReadFile("../../docs/" + page)
+	suite.Check(t, err)
+	_, rest, found := strings.Cut(string(data), "# "+title+"\n")
+	if !found {
+		t.Fatalf("%s has no section %q", page, title)
+	}
+	section, _, _ := strings.Cut(rest, "\n#")
+	for _, b := range regexp.MustCompile("(?ms)^ *```(\\w+)\n(.*?)^ *```$").FindAllStringSubmatch(section, -1) {
+		blocks = append(blocks, block{b[1], b[2]})
+	}
+	return blocks
+}
+
+// compare wants what was printed to be what a document shows: … is anything in a line, or any
+// lines, and columns are as wide as they are.
+func compare(t *testing.T, shown, printed string) {
+	t.Helper()
+	flat := func(text string) string {
+		return regexp.MustCompile(`(?m)^ | $`).ReplaceAllString(regexp.MustCompile(` +`).ReplaceAllString(text, " "), "")
+	}
+	pattern := regexp.MustCompile(`(?m)^…\n`).ReplaceAllString(regexp.QuoteMeta(flat(shown)), "(?:.*\n)*")
+	if !regexp.MustCompile("^" + strings.ReplaceAll(pattern, "…", ".*") + "$").MatchString(flat(printed)) {
+		t.Errorf("it prints\n%s\nand is said to print\n%s", printed, shown)
+	}
+}
+
+// metricsServer runs an extension server in the place of metrics-server, at the cluster address of
+// its Service.
+func (c *controlPlane) metricsServer(t *testing.T) {
+	t.Helper()
+	s := extension.Start(t, extension.Config{
+		GroupVersions: []string{"metrics.k8s.io/v1beta1"}, Address: "0.0.0.0:443", Names: []string{"metrics-server.kube-system.svc"}, RejectWith: http.StatusUnauthorized,
+		RequestHeaderCA: suite.Pool(t, "/etc/netns/"+firstNode+"/kubernetes/pki/front-proxy-ca.crt"), AllowedNames: []string{"front-proxy-client"},
+	})
+	c.write(t, "metrics-server.yaml", fmt.Sprintf(metricsServer, laptop, base64.StdEncoding.EncodeToString(s.CA.PEM())))
+	c.follow(t, "kubectl apply -f metrics-server.yaml")
+	c.eventually(t, "kubectl get --raw /apis/metrics.k8s.io/v1beta1")
+}
+
+const metricsServer = `
+{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: clients}, roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin},
+ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: kube-apiserver-kubelet-client}]}
+---
+{apiVersion: v1, kind: Service, metadata: {namespace: kube-system, name: metrics-server}, spec: {ports: [{port: 443}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {namespace: kube-system, name: metrics-server, labels: {kubernetes.io/service-name: metrics-server}}
+addressType: IPv4
+ports: [{name: "", port: 443}]
+endpoints: [{addresses: ["%s"]}]
+---
+apiVersion: apiregistration.k8s.io/v1
+kind: APIService
+metadata: {name: v1beta1.metrics.k8s.io}
+spec: {group: metrics.k8s.io, version: v1beta1, groupPriorityMinimum: 100, versionPriority: 100, service: {namespace: kube-system, name: metrics-server}, caBundle: %q}
+`
+
+// publishing does what docs/operations.md has for clients inside the cluster, while no Fairlead
+// runs: the replicas of the next step publish themselves, and no kube-apiserver does.
+func (c *controlPlane) publishing(t *testing.T) {
+	t.Helper()
+	c.follow(t, `mkdir deploy/own
+printf 'resources: [../base]\ncomponents: [../components/entrypoint, ../components/static-pod]\n' > deploy/own/kustomization.yaml
+kubectl apply -k deploy/own`)
+	for _, node := range nodes {
+		c.edit(t, filepath.Join(c.folder, node, "fairlead.yaml"), "- --secure-port=8443", "- --secure-port=8443\n        - --publish-kubernetes-endpoints\n        - --advertise-address=$(HOST_IP)")
+		c.edit(t, "/etc/netns/"+node+"/kubernetes/manifests/kube-apiserver.yaml", "- --secure-port=6443", "- --secure-port=6443\n    - --endpoint-reconciler-type=none")
+	}
+	for _, node := range nodes {
+		c.eventually(t, running(node, "endpoint-reconciler-type=none")+" && curl -fsk https://"+node+":6443/readyz")
+	}
+}
+
+// running asks whether a node has such a process.
+func running(node, what string) string {
+	return "ip netns pids " + node + " | xargs ps -o args= -p | grep -q " + what
+}
+
+// edit replaces something in a file, at once.
+func (c *controlPlane) edit(t *testing.T, file, old, text string) {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	suite.Check(t, err)
+	edited := strings.Replace(string(data), old, text, 1)
+	if edited == string(data) {
+		t.Fatalf("%s does not have %q", file, old)
+	}
+	suite.Check(t, os.WriteFile(file+".new", []byte(edited), 0o600))
+	suite.Check(t, os.Rename(file+".new", file))
+}
+
+// terminal types a block that does not end, until the returned function is called, which says what
+// it has printed.
+func (c *controlPlane) terminal(t *testing.T, block string) func() string {
+	t.Helper()
+	var out bytes.Buffer
+	cmd := c.command(t.Context(), "bash", "-c", block)
+	cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = &out, &out, &syscall.SysProcAttr{Setpgid: true}
+	suite.Check(t, cmd.Start())
+	end := sync.OnceFunc(func() {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		_ = cmd.Wait() // it was killed
+	})
+	t.Cleanup(end)
+	return func() string { end(); return out.String() }
+}
+
+// asked is what clients ask for: something of the kube-apiservers, and something of the extension
+// server.
+var asked = []string{"/api/v1/namespaces", "/apis/metrics.k8s.io/v1beta1/namespaces/default/widgets"}
+
+// clients ask through HAProxy without a pause.
+type clients struct {
+	stop context.CancelFunc
+	done sync.WaitGroup
+
+	mu     sync.Mutex     // guards what follows
+	asked  map[string]int // :: how and what → how many answers have ended
+	failed []string
+}
+
+// clients are, for each path, one that keeps its connection, one that makes a new one for each
+// request, and one that watches.
+func (c *controlPlane) clients(t *testing.T) *clients {
+	t.Helper()
+	pki := "/etc/netns/" + firstNode + "/kubernetes/pki/"
+	front := cluster.Endpoint{URL: "https://" + balancer + ":6443", CAFile: pki + "ca.crt"}
+	admin := cluster.Credentials{Pair: cluster.Pair{CertFile: pki + "apiserver-kubelet-client.crt", KeyFile: pki + "apiserver-kubelet-client.key"}}
+	all := &clients{asked: map[string]int{}}
+	var ctx context.Context
+	ctx, all.stop = context.WithCancel(t.Context())
+	t.Cleanup(func() { all.stop(); all.done.Wait() })
+	for _, path := range asked {
+		for _, how := range []string{"kept", "new", "watch"} {
+			client := suite.Client(t, front, admin)
+			transport := client.Transport.(*http.Transport)
+			transport.DisableKeepAlives = how == "new"
+			transport.HTTP2 = &http.HTTP2Config{SendPingTimeout: 30 * time.Second} // as client-go: HAProxy closes what is silent for longer
+			url := front.URL + path
+			if how == "watch" {
+				client.Timeout, url = 0, url+"?watch=1"
+			}
+			all.done.Go(func() { all.ask(ctx, client, how+" "+path, url) }) // ends with ctx
+		}
+	}
+	return all
+}
+
+func (c *clients) ask(ctx context.Context, client *http.Client, what, url string) {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		err := get(ctx, client, url)
+		if ctx.Err() != nil {
+			return
+		}
+		c.mu.Lock()
+		c.asked[what]++
+		if err != nil {
+			c.failed = append(c.failed, fmt.Sprintf("%s %s: %v", time.Now().Format("15:04:05.000"), what, err))
+		}
+		c.mu.Unlock()
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// get wants an answer of 200 that ends as it should.
+func get(ctx context.Context, client *http.Client, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	res, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(res.Body)
+		return fmt.Errorf("%s: %s", res.Status, text)
+	}
+	_, err = io.Copy(io.Discard, res.Body)
+	return err
+}
+
+// end stops them, and wants nothing to have failed.
+func (c *clients) end(t *testing.T) {
+	t.Helper()
+	c.stop()
+	c.done.Wait()
+	t.Logf("asked: %v", c.asked)
+	for _, path := range asked {
+		if kept, fresh := c.asked["kept "+path], c.asked["new "+path]; kept < 100 || fresh < 100 {
+			t.Errorf("%s was asked for %d and %d times only", path, kept, fresh)
+		}
+	}
+	if n := len(c.failed); n > 0 {
+		t.Errorf("%d failed, the first of them\n%s", n, strings.Join(c.failed[:min(n, 10)], "\n"))
+	}
+}

@@ -1,0 +1,272 @@
+//go:build e2e
+
+package release
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
+)
+
+const version = "v0.9.9"
+
+// site is a release of this machine's architecture.
+type site struct {
+	dir, out, image string
+}
+
+func TestRelease(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	suite.Check(t, err)
+	registry := l.Addr().String()
+	suite.Check(t, l.Close())
+	dir := suite.Folder(t, "release")
+	s := &site{dir: dir, out: filepath.Join(dir, "dist"), image: registry + "/platform/fairlead"}
+	s.make(t, "release", "OUT="+s.out)
+	c := suite.Start(t, cluster.Config{Dir: filepath.Join(dir, "cluster")})
+	t.Run("twice", s.twice)
+	t.Run("named by digest", s.named)
+	t.Run("deb", func(t *testing.T) { s.deb(t, c) })
+	t.Run("man", s.man)
+	t.Run("image", func(t *testing.T) { s.layers(t, c) })
+	t.Run("push", func(t *testing.T) { s.push(t, registry) })
+}
+
+func (s *site) make(t *testing.T, args ...string) {
+	t.Helper()
+	s.run(t, "make", append([]string{"-C", "../..", "VERSION=" + version, "RELEASE_TARGETS=linux/" + runtime.GOARCH, "RELEASE_IMAGE=" + s.image}, args...)...)
+}
+
+func (s *site) run(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	a := suite.Run(t, exec.CommandContext(t.Context(), name, args...), "")
+	if a.Code != 0 {
+		t.Fatalf("%s %q: exit code %d\n%s%s", name, args, a.Code, a.Out, a.Errs)
+	}
+	return a.Out
+}
+
+// file is the only file of the release that fits.
+func (s *site) file(t *testing.T, pattern string) string {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(s.out, pattern))
+	suite.Check(t, err)
+	if len(found) != 1 {
+		t.Fatalf("%s: %q", pattern, found)
+	}
+	return found[0]
+}
+
+// twice makes the release again, elsewhere and later. That programs built elsewhere are the same
+// bytes is tests/reproducible's to say.
+func (s *site) twice(t *testing.T) {
+	again := filepath.Join(t.TempDir(), "dist")
+	s.make(t, "release", "OUT="+again)
+	if diff := s.run(t, "diff", "-r", s.out, again); diff != "" {
+		t.Error(diff)
+	}
+	s.run(t, "sh", "-c", "cd "+again+" && sha256sum --check --quiet SHA256SUMS")
+	sums, err := os.ReadFile(filepath.Join(again, "SHA256SUMS"))
+	suite.Check(t, err)
+	if n := strings.Count(string(sums), "\n"); n < 11 {
+		t.Errorf("%d files:\n%s", n, sums)
+	}
+}
+
+// named wants every manifest to name the image that was made, and nothing else.
+func (s *site) named(t *testing.T) {
+	digest, err := os.ReadFile(s.file(t, "image.digest"))
+	suite.Check(t, err)
+	dir := t.TempDir()
+	s.run(t, "tar", "-xzf", s.file(t, "fairlead-manifests_*"), "-C", dir)
+	want := "image: " + strings.TrimSpace(string(digest)) + "\n"
+	for _, overlay := range []string{"control-plane", "load-balancer"} {
+		if out := s.run(t, suite.Tool(t, "kubectl"), "kustomize", filepath.Join(dir, "overlays", overlay)); strings.Count(out, "image: ") != 1 || !strings.Contains(out, want) {
+			t.Errorf("%s does not name %s", overlay, want)
+		}
+	}
+	if pod, err := os.ReadFile(filepath.Join(dir, "static-pod", "fairlead.yaml")); err != nil || !strings.Contains(string(pod), want) {
+		t.Errorf("the static pod does not name %s: %v", want, err)
+	}
+}
+
+// deb installs the package into a folder and starts its unit as systemd would.
+func (s *site) deb(t *testing.T, c *cluster.Cluster) {
+	root := t.TempDir()
+	for _, dir := range []string{"info", "updates", "triggers"} {
+		suite.Check(t, os.MkdirAll(filepath.Join(root, "var/lib/dpkg", dir), 0o755))
+	}
+	suite.Check(t, os.WriteFile(filepath.Join(root, "var/lib/dpkg/status"), nil, 0o600))
+	dpkg := []string{"--root=" + root, "--force-script-chrootless", "--log=/dev/null"}
+	s.run(t, "dpkg", append(dpkg, "--install", s.file(t, "*.deb"))...)
+	unit := filepath.Join(root, "usr/lib/systemd/system/fairlead.service")
+	if out := s.run(t, "systemd-analyze", "verify", "--root="+root, "--man=no", "--recursive-errors=no", unit); out != "" {
+		t.Error(out)
+	}
+	text, err := os.ReadFile(unit)
+	suite.Check(t, err)
+	_, rest, _ := strings.Cut(string(text), "\nExecStart=")
+	line, _, _ := strings.Cut(strings.ReplaceAll(rest, "\\\n", " "), "\n")
+	suite.Check(t, os.WriteFile(filepath.Join(root, "etc/default/fairlead"), []byte(`FAIRLEAD_FLAGS="--bind-address=127.0.0.1 --secure-port=0 --admin-secure-port=0 --shutdown-delay-duration=0"`), 0o600))
+	flags := s.run(t, "sh", "-c", ". "+root+"/etc/default/fairlead; echo $FAIRLEAD_FLAGS")
+	s.start(t, c, root, strings.Fields(strings.ReplaceAll(line, "$FAIRLEAD_FLAGS", flags)), 0)
+	s.run(t, "dpkg", append(dpkg, "--remove", "fairlead")...)
+	if _, err := os.Stat(filepath.Join(root, "usr/bin/fairlead")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it is still there after its removal: %v", err)
+	}
+	if conf, err := os.ReadFile(filepath.Join(root, "etc/default/fairlead")); err != nil || !strings.Contains(string(conf), "127.0.0.1") {
+		t.Errorf("the operator's flags are gone: %v %s", err, conf)
+	}
+}
+
+// start runs a program in a folder as if it were the whole machine, with a node's keys in it, until
+// it says that it is ready, and ends it.
+func (s *site) start(t *testing.T, c *cluster.Cluster, root string, line []string, uid uint32) {
+	t.Helper()
+	serving, err := c.PKI.Serving.Issue("node", cluster.Leaf{User: "node", Names: []string{"localhost"}})
+	suite.Check(t, err)
+	for name, from := range map[string]string{
+		"pki/apiserver.crt": serving.CertFile, "pki/apiserver.key": serving.KeyFile, "pki/ca.crt": c.PKI.Client.CertFile, "pki/front-proxy-ca.crt": c.PKI.FrontProxy.CertFile,
+		"pki/front-proxy-client.crt": c.PKI.FrontProxyPair.CertFile, "pki/front-proxy-client.key": c.PKI.FrontProxyPair.KeyFile,
+		"serving-ca.crt": c.PKI.Serving.CertFile, "admin.crt": c.PKI.Admin.CertFile, "admin.key": c.PKI.Admin.KeyFile,
+	} {
+		to := filepath.Join(root, "etc/kubernetes", name)
+		suite.Check(t, os.MkdirAll(filepath.Dir(to), 0o755))
+		data, err := os.ReadFile(from)
+		suite.Check(t, err)
+		suite.Check(t, os.WriteFile(to, data, 0o600))
+		suite.Check(t, os.Chown(to, int(uid), int(uid)))
+	}
+	kubeconfig := filepath.Join(root, "etc/kubernetes/fairlead.conf")
+	suite.Check(t, cluster.Endpoint{URL: c.Endpoint().URL, CAFile: "/etc/kubernetes/serving-ca.crt"}.WriteKubeconfig(kubeconfig,
+		cluster.Credentials{Pair: cluster.Pair{CertFile: "/etc/kubernetes/admin.crt", KeyFile: "/etc/kubernetes/admin.key"}}))
+	suite.Check(t, os.Chown(kubeconfig, int(uid), int(uid)))
+
+	socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(root, "notify"), Net: "unixgram"})
+	suite.Check(t, err)
+	defer socket.Close()
+	suite.Check(t, os.Chmod(filepath.Join(root, "notify"), 0o777))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
+	cmd.Dir, cmd.Env, cmd.SysProcAttr = "/", []string{"NOTIFY_SOCKET=/notify"}, &syscall.SysProcAttr{Chroot: root, Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	cmd.Path, cmd.Err = line[0], nil
+	log, err := os.Create(filepath.Join(s.dir, filepath.Base(root)+".log"))
+	suite.Check(t, err)
+	defer log.Close()
+	cmd.Stdout, cmd.Stderr = log, log
+	suite.Check(t, cmd.Start())
+	said := func(want string) {
+		t.Helper()
+		b := make([]byte, 256)
+		suite.Check(t, socket.SetReadDeadline(time.Now().Add(time.Minute)))
+		n, err := socket.Read(b)
+		if text, _ := os.ReadFile(log.Name()); err != nil || string(b[:n]) != want {
+			_ = cmd.Process.Kill()
+			t.Fatalf("it says %q, want %s (%v)\n%s", b[:n], want, err, text)
+		}
+	}
+	said("READY=1")
+	suite.Check(t, cmd.Process.Signal(syscall.SIGTERM))
+	said("STOPPING=1")
+	suite.Check(t, cmd.Wait())
+}
+
+// man wants the pages to be what groff takes without a word.
+func (s *site) man(t *testing.T) {
+	for _, program := range []string{"fairlead", "kubectl-fairlead"} {
+		a := suite.Run(t, exec.CommandContext(t.Context(), "sh", "-c", "gzip -dc "+s.out+"/share/man/"+program+".8.gz | groff -Kutf8 -man -Tutf8 -ww"), "")
+		if a.Code != 0 || a.Errs != "" || !strings.Contains(a.Out, "Exit code 0") && program == "kubectl-fairlead" {
+			t.Errorf("%s: exit code %d\n%s", program, a.Code, a.Errs)
+		}
+	}
+}
+
+// layers unpacks the image and runs it on nothing but what it brings, as its user.
+func (s *site) layers(t *testing.T, c *cluster.Cluster) {
+	blob := func(digest string, into any) {
+		t.Helper()
+		data, err := os.ReadFile(filepath.Join(s.out, "image/blobs/sha256", strings.TrimPrefix(digest, "sha256:")))
+		suite.Check(t, err)
+		suite.Check(t, json.Unmarshal(data, into))
+	}
+	type descriptor struct {
+		Digest   string
+		Platform struct{ OS, Architecture string }
+	}
+	var top, index struct{ Manifests []descriptor }
+	data, err := os.ReadFile(filepath.Join(s.out, "image/index.json"))
+	suite.Check(t, err)
+	suite.Check(t, json.Unmarshal(data, &top))
+	blob(top.Manifests[0].Digest, &index)
+	var manifest struct {
+		Config descriptor
+		Layers []descriptor
+	}
+	if p := index.Manifests[0].Platform; p.OS != "linux" || p.Architecture != runtime.GOARCH {
+		t.Errorf("the image is for %v", p)
+	}
+	blob(index.Manifests[0].Digest, &manifest)
+	var config struct {
+		Config struct {
+			User            string
+			Entrypoint, Cmd []string
+		}
+	}
+	blob(manifest.Config.Digest, &config)
+	root := t.TempDir()
+	for _, l := range manifest.Layers {
+		s.run(t, "tar", "-xzf", filepath.Join(s.out, "image/blobs/sha256", strings.TrimPrefix(l.Digest, "sha256:")), "-C", root)
+	}
+	suite.Check(t, os.Chmod(root, 0o755))
+	for _, program := range []string{"fairlead", "kubectl-fairlead"} {
+		if out := s.run(t, "chroot", "--userspec="+config.Config.User, root, "/usr/local/bin/"+program, "version"); !strings.Contains(out, version) {
+			t.Errorf("%s says %s", program, out)
+		}
+	}
+	if roots, err := os.ReadFile(filepath.Join(root, "etc/ssl/certs/ca-certificates.crt")); err != nil || strings.Count(string(roots), "BEGIN CERTIFICATE") < 100 {
+		t.Errorf("CA roots: %v", err)
+	}
+	s.start(t, c, root, append(append(config.Config.Entrypoint, config.Config.Cmd...), strings.Fields(`--kubeconfig=/etc/kubernetes/fairlead.conf --bind-address=127.0.0.1 --secure-port=0 --admin-secure-port=0
+		--tls-cert-file=/etc/kubernetes/pki/apiserver.crt --tls-private-key-file=/etc/kubernetes/pki/apiserver.key --client-ca-file=/etc/kubernetes/pki/ca.crt
+		--proxy-client-cert-file=/etc/kubernetes/pki/front-proxy-client.crt --proxy-client-key-file=/etc/kubernetes/pki/front-proxy-client.key`)...), 65532)
+}
+
+// push pushes image and chart to a registry, from where Helm takes the chart, which names the image
+// that is there.
+func (s *site) push(t *testing.T, registry string) {
+	crane, helm := suite.Tool(t, "crane"), suite.Tool(t, "helm")
+	cmd := exec.CommandContext(t.Context(), crane, "registry", "serve", "--address", registry)
+	suite.Check(t, cmd.Start())
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	suite.Eventually(t, 30*time.Second, "a registry", func() (bool, string) {
+		conn, err := net.DialTimeout("tcp", registry, time.Second)
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err == nil, fmt.Sprint(err)
+	})
+	s.make(t, "push", "OUT="+s.out, "CRANEARGS=--insecure")
+	digest := strings.TrimSpace(s.run(t, crane, "digest", "--insecure", s.image+":"+version))
+	dir := t.TempDir()
+	t.Setenv("HELM_CACHE_HOME", dir)
+	t.Setenv("HELM_CONFIG_HOME", dir)
+	t.Setenv("HELM_DATA_HOME", dir)
+	out := s.run(t, helm, "template", "fairlead", "oci://"+registry+"/platform/charts/fairlead", "--version", strings.TrimPrefix(version, "v"), "--plain-http", "--namespace", "kube-system")
+	if !strings.Contains(out, "image: "+s.image+"@"+digest+"\n") || !strings.Contains(out, "app.kubernetes.io/version: "+version) {
+		t.Errorf("the chart does not name %s@%s:\n%s", s.image, digest, out)
+	}
+}
