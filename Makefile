@@ -14,8 +14,10 @@ GOBUILD := CGO_ENABLED=0 go build -tags grpcnotrace -trimpath -buildvcs=false -l
 export FAIRLEAD_TOOLS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/tools
 TOOLS := go run ./tests/tools/build
 
-# What CI spends on each fuzz target.
+# What is spent on each fuzz target.
 FUZZTIME ?= 60s
+# Where a run keeps how many cases of each suite ran, how long, and what failed.
+TIMES ?= bin/times
 # Benchmarks whose names match, and for how long each.
 BENCH     ?= .
 BENCHTIME ?= 1s
@@ -34,44 +36,130 @@ build: ## Build bin/fairlead, bin/kubectl-fairlead and bin/fairlead-dev (static)
 run: build ## Bring up a whole cluster on loopback behind Fairlead; Ctrl-C ends it
 	@bin/fairlead-dev
 
+.PHONY: standalone
+standalone: build ## Two Fairleads over one etcd, an extension server, and no kube-apiserver; prints what to try, Ctrl-C ends all
+	@bin/fairlead-dev -standalone -dir .standalone
+
 .PHONY: example
 example: build ## Fairlead before two extension servers and a folder of manifests, without a cluster; Ctrl-C ends all
-	@go run ./examples/directory $(EXAMPLEARGS)
+	@go build -o bin/ ./examples/directory
+	@bin/directory $(EXAMPLEARGS)
+
+# Runs targets one after the other, though one fails, and prints the cases and the seconds of each at the end.
+# What is no suite, or failed before its tests ran, has no line of its own there and gets one.
+define each
+@rm -f '$(TIMES)'; mkdir -p "$$(dirname '$(TIMES)')"; failed=; \
+for target in $(1); do \
+  begun=$$SECONDS; outcome=ok; echo "== $$target"; $(MAKE) --no-print-directory $$target || { outcome=failed; failed+=" $$target"; }; \
+  grep -qs "^$$target"$$'\t' '$(TIMES)' || printf '%s\t\t%s\t%s\n' "$$target" $$((SECONDS - begun)) $$outcome >>'$(TIMES)'; \
+done; \
+go run ./tests/count -table '$(TIMES)'; test -z "$$failed" || { echo "FAIL:$$failed"; exit 1; }
+endef
+
+# $(call count,SUITE,FLAGS) reads go test -json, and keeps how many cases ran, how long, and what failed.
+count = go run ./tests/count -suite $(1) -times '$(TIMES)' $(2)
+# $(call suite,FLAGS) runs the suite that the target is named for.
+suite = go test -tags e2e -count=1 $(1) -json ./tests/$@ | $(call count,$@,-want tests/$@/COUNT)
+
+# Suites on the real parts whose bounds are seconds, and those that need more than the default parts.
+SLOW := faults rotation entrypoint operate directory etcd differential releases dashboards
+# What CI runs besides verify and test: what guards a property of security and has no bounds in seconds, which a busy machine would break.
+GUARDS := directory etcd attacks fuzz-one
 
 .PHONY: test
-test: unit race e2e ## Unit tests, race tests and e2e on real parts
-
-.PHONY: unit
-unit: ## Unit tests without the race detector (allocation and timing budgets hold only there)
-	go test ./...
-
-.PHONY: race
-race: ## Unit tests under the race detector
-	go test -race -timeout 20m ./...
-
-.PHONY: e2e
-e2e: ## End-to-end tests on real parts; fails when fewer cases ran than the files COUNT say
-	$(TOOLS)
-	go test -tags e2e -count=1 -parallel 16 -timeout 45m -json ./tests/e2e/... ./tests/cluster ./cmd/fairlead-dev | go run ./tests/count -want tests/e2e/COUNT
+test: ## Unit tests, and end-to-end tests on real parts
+	$(call each,unit parts e2e managed)
 
 .PHONY: slow
-slow: ## Suites with bounds in seconds (faults, rotations, operation, directory, differential): for a machine that is otherwise idle
-	$(TOOLS)
-	$(TOOLS) helm kubeadm # before the tests: their network has no way out
-	@command -v ip >/dev/null || apt-get install -y iproute2
-	go test -tags e2e -count=1 -parallel 12 -timeout 20m -json ./tests/faults | go run ./tests/count -want tests/faults/COUNT
-	go test -tags e2e -count=1 -parallel 32 -timeout 15m -json ./tests/rotation | go run ./tests/count -want tests/rotation/COUNT
-	go test -tags e2e -count=1 -timeout 10m -json ./tests/entrypoint | go run ./tests/count -want tests/entrypoint/COUNT
-	@for tool in chromium promtool curl openssl; do command -v $$tool >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends chromium prometheus curl openssl; break; }; done
-	go test -tags e2e -count=1 -parallel 32 -timeout 15m -json ./tests/operate | go run ./tests/count -want tests/operate/COUNT
-	go test -tags e2e -count=1 -timeout 15m -json ./tests/directory | go run ./tests/count -want tests/directory/COUNT
-	go test -tags e2e -count=1 -timeout 15m -json ./tests/differential | go run ./tests/count -want tests/differential/COUNT
+slow: ## Suites that have bounds in seconds (faults, rotation, …), or need programs of their own: for a machine that is otherwise idle
+	$(call each,parts $(SLOW))
 
-# What Fairlead offers its clients in make conformance and make soak: h2 or http1; direct is without Fairlead.
+.PHONY: guards
+guards: ## Suites that guard a security property, and a minute of fuzzing
+	$(call each,parts $(GUARDS))
+
+# How a change compares: with the commit that it began at, or, on main itself, with the last commit.
+BASE ?= $(shell git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main)
+
+.PHONY: quick
+quick: ## Of the packages changed since BASE (main): gofmt, vet, lint of what changed, unit tests; and the rules. A minute
+	@files=$$({ git diff --name-only --diff-filter=d --relative $(BASE); git ls-files -o --exclude-standard; } | grep '\.go$$' || true); \
+	test -n "$$files" || { echo "no Go file differs from $(BASE)"; exit 0; }; \
+	out=$$(gofmt -l $$files); test -z "$$out" || { echo "gofmt: $$out"; exit 1; }; \
+	packages=$$(go list -e -tags e2e -f '{{if not .Error}}{{.ImportPath}}{{end}}' $$(dirname $$files | sort -u | sed 's,^,./,')); \
+	echo $$packages; \
+	go vet -tags e2e $$packages; \
+	"$$($(TOOLS) golangci-lint)" run --new-from-rev=$(BASE) $$(dirname $$files | sort -u | sed 's,$$,/,;s,^,./,'); \
+	go test $$packages ./tests
+
+.PHONY: unit
+unit: ## Unit tests, once: under the race detector, and without it what ships otherwise than under it
+	@# ./tests are the rules, which verify checks. Bounds of allocations and memory hold without the race detector, under which proxy/h2 has other system calls, too.
+	go test -race -timeout 20m -json $$(go list ./... | grep -v '/tests$$') | $(call count,unit,-q)
+	go test -json ./proxy/... ./registry/... | $(call count,unit-plain,-q)
+
+.PHONY: parts
+parts: ## Build the real parts that the end-to-end tests need
+	$(TOOLS) -q
+
+.PHONY: e2e
+e2e: parts ## End-to-end tests on real parts; fails when fewer cases ran than the files COUNT say
+	go test -tags e2e -count=1 -parallel 16 -timeout 45m -json ./tests/e2e/... ./tests/cluster ./cmd/fairlead-dev | $(call count,$@,-want tests/e2e/COUNT)
+
+.PHONY: managed directory etcd differential
+managed: parts ## docs/managed.md, step by step
+	$(call suite,-timeout 10m)
+directory: parts ## Fairlead without a cluster: APIServices from a folder
+	$(call suite,-timeout 15m)
+etcd: parts ## APIServices in etcd
+	$(call suite,-timeout 15m)
+differential: parts ## The same questions to Fairlead and to kube-apiserver
+	$(call suite,-timeout 15m)
+
+.PHONY: netns
+netns:
+	@command -v ip >/dev/null || apt-get install -y iproute2
+
+.PHONY: faults rotation entrypoint
+faults: parts netns ## Everything breaks (root; otherwise idle)
+	$(call suite,-parallel 12 -timeout 20m)
+rotation: parts ## Every certificate and CA is replaced under load (otherwise idle)
+	$(call suite,-parallel 32 -timeout 15m)
+entrypoint: parts netns ## The cluster's own clients come through Fairlead (root)
+	$(call suite,-timeout 10m)
+
+.PHONY: operate releases
+operate: parts netns ## Manifests, roles, alerts, page and commands (root; otherwise idle)
+	$(TOOLS) -q helm kubeadm # before the tests: their network has no way out
+	@for tool in chromium promtool amtool curl openssl haproxy; do command -v $$tool >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends chromium prometheus prometheus-alertmanager curl openssl haproxy; break; }; done
+	$(call suite,-parallel 32 -timeout 15m)
+releases: parts ## What make release makes, twice (root)
+	go test -tags e2e -count=1 -timeout 15m -json ./tests/release | $(call count,$@,-want tests/release/COUNT)
+
+# What Fairlead offers its clients in make conformance and make soak: h2 or http1; direct is without Fairlead, impersonate before a kube-apiserver that believes no front proxy.
 LANE ?= h2
 
+.PHONY: dashboards
+dashboards: ## Check the dashboards by Grafana's own types, and that those find a mistake (npm)
+	@command -v npm >/dev/null || apt-get install -y --no-install-recommends npm
+	@dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
+	  npm install --silent --no-audit --no-fund --prefix "$$dir" typescript@5.6.3 @grafana/schema@11.0.0 && mkdir "$$dir/right" "$$dir/wrong" && \
+	  for file in deploy/components/monitoring/*.json; do \
+	    { echo 'import { Dashboard, ThresholdsMode } from "@grafana/schema"; export const d: Dashboard ='; sed 's/"mode": "absolute"/"mode": ThresholdsMode.Absolute/' "$$file"; } >"$$dir/right/$$(basename "$$file" .json).ts"; \
+	  done && sed 's/"gridPos"/"gridpos"/' "$$dir/right/fairlead.ts" >"$$dir/wrong/fairlead.ts" && \
+	  check() { "$$dir/node_modules/.bin/tsc" --noEmit --strict --skipLibCheck --module esnext --moduleResolution bundler --target es2022 "$$@"; } && \
+	  check "$$dir"/right/*.ts && ! check "$$dir"/wrong/*.ts >/dev/null
+
+.PHONY: screenshots
+screenshots: ## The pictures of the status page in docs/, taken by its own test in Chromium
+	$(TOOLS)
+	@command -v chromium >/dev/null || apt-get install -y --no-install-recommends chromium
+	@dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
+	  go test -tags e2e -count=1 -artifacts -outputdir "$$dir" -run 'TestOperate/^page$$' ./tests/operate && mkdir -p docs/screenshots && \
+	  for name in light dark narrow detail; do cp "$$dir"/_artifacts/*/$$name.webp docs/screenshots/; done
+
 .PHONY: conformance
-conformance: build ## Kubernetes' own specs of sig-api-machinery that need no pods, through Fairlead (LANE=h2|http1|direct); minutes, outside CI
+conformance: build ## Kubernetes' own specs of sig-api-machinery that need no pods, through Fairlead (LANE=h2|http1|impersonate|direct); minutes, outside CI
 	go run ./tests/conformance -lane=$(LANE) -want=56
 
 # How long to break things, and what is drawn from.
@@ -89,6 +177,11 @@ recovery: ## Real extension servers ended and started again: how soon Fairlead s
 	$(TOOLS) -q etcd kube-apiserver sample-apiserver test-adapter
 	@command -v ip >/dev/null || apt-get install -y iproute2
 	go test -tags e2e -count=1 -timeout 30m -json ./tests/recovery | go run ./tests/count -v -want tests/recovery/COUNT
+
+.PHONY: etcd-load
+etcd-load: ## 10,000 APIServices written at 500 a second to two Fairleads: both route each within 100 ms; again while leaders are killed (otherwise idle)
+	$(TOOLS) -q etcd kubectl
+	go test -tags e2e -count=1 -timeout 30m -json -run 'TestEtcd/(load|leader)' ./tests/etcd -args -apiservices=10000 -within=100ms | go run ./tests/count -v
 
 .PHONY: streams
 streams: ## Backends with few streams a connection, beside kube-apiserver's own aggregator (30 min; root, otherwise idle)
@@ -111,7 +204,23 @@ interop: ## h2spec, curl, nghttp and node (from the machine), and a gigabyte eac
 .PHONY: hostile
 hostile: ## Attacks on the real binary (40 min): floods, smuggling, malicious backends, forged identities, exhausted machine; prints figures (as root, otherwise idle)
 	$(TOOLS) -q etcd kube-apiserver h2spec
-	go test -tags e2e -count=1 -timeout 90m -json ./tests/hostile | go run ./tests/count -v -want tests/hostile/COUNT
+	$(call suite,-timeout 90m) -v
+
+# Those of hostile that need no idle machine and end within two minutes.
+ATTACKS := TestIdentity|TestProtocol/h2spec|TestProtocol/frame/(smuggling|backends)
+
+.PHONY: attacks
+attacks: ## Attacks on the real binary that take a minute or two: forged identities, smuggling, malicious backends, h2spec
+	$(TOOLS) -q etcd kube-apiserver h2spec
+	go test -tags e2e -count=1 -timeout 15m -json -run '$(ATTACKS)' ./tests/hostile | $(call count,$@,-want tests/hostile/ATTACKS)
+
+# How many changes to draw, and from which packages; none named: all that decide.
+MUTANTS ?= 300
+PACKAGES ?=
+
+.PHONY: mutants
+mutants: ## Change the code MUTANTS=300 times, drawn by SEED=1 from PACKAGES="…", and see that unit tests notice (30 min); -at in MUTANTARGS
+	go run ./tests/mutants -n=$(MUTANTS) -seed=$(SEED) $(MUTANTARGS) $(PACKAGES)
 
 .PHONY: lint
 lint: ## golangci-lint, with a reason for every linter in .golangci.yml
@@ -122,6 +231,8 @@ verify: tidy-diff lint ## Everything that needs no test run: tidy modules, linte
 	@out=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$out" || { echo "gofmt: $$out"; exit 1; }
 	go vet ./...
 	go vet -tags e2e ./tests/...
+	GOARCH=arm64 go vet ./proxy/h2 # whose system calls have constants of their own there
+	go vet -C deploy/release ./...
 	go test -count=1 ./tests
 	go run ./tests/vulncheck -unchecked-ok
 	@$(MAKE) --no-print-directory size
@@ -135,6 +246,14 @@ size: ## Lines of Go that ship, and lines of tests (*_test.go and tests/); examp
 vulncheck: ## Known vulnerabilities that the code reaches (govulncheck); fails when the database cannot be read. VULNDB=url of a mirror
 	go run ./tests/vulncheck
 
+.PHONY: outdated
+outdated: ## Say which of the modules that are required directly are behind, here and of the tools, and what is newest
+	@for mod in go.mod $$(git ls-files '*/go.mod'); do \
+	  echo "$$mod"; \
+	  (cd "$$(dirname "$$mod")"; { go list -m -f '{{if not (or .Main .Indirect)}}{{.Path}}{{end}}' all; go list -f '{{.Module.Path}}' tool 2>/dev/null; } | sed '/^$$/d' | sort -u | \
+	    xargs -r go list -m -u -f '{{with .Update}}  {{.Path}} {{$$.Version}} -> {{.Version}} of {{.Time.Format "2006-01-02"}}{{end}}' | sed '/^$$/d' || echo '  not all could be asked for'); \
+	done
+
 .PHONY: reproducible
 reproducible: ## Build twice, from two folders and with two caches: the bytes must be equal (minutes)
 	go run ./tests/reproducible -version $(VERSION)
@@ -144,18 +263,24 @@ tidy-diff:
 	go mod tidy -diff
 	go mod verify
 
+# Every fuzz target: package and name.
+FUZZES := git grep '^func Fuzz' -- '*_test.go' | sed -E 's,^(.*)/[^/]*:func (\w+).*,./\1 \2,'
+# 10x: coverage of code that uses crypto/rand differs from run to run, and the minute that is spent on making each input smaller would be all of FUZZTIME.
+FUZZ := while read -r package target; do \
+  echo "== $$package $$target"; \
+  go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x "$$package" </dev/null; \
+done
+
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME
-	@# 10x: coverage of code that uses crypto/rand differs from run to run, and the minute that is spent on making each input smaller would be all of FUZZTIME.
-	@go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | while read -r pkg; do \
-	  { go test -list '^Fuzz' "$$pkg" | grep '^Fuzz' || true; } | while read -r target; do \
-	    echo "== $$pkg $$target"; \
-	    go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x "$$pkg" </dev/null; \
-	  done; \
-	done
+	@$(FUZZES) | $(FUZZ)
+
+.PHONY: fuzz-one
+fuzz-one: ## Run one fuzz target for FUZZTIME; the commit says which, so that each has its turn
+	@$(FUZZES) | sed -n "$$((0x$$(git rev-parse --short=8 HEAD) % $$($(FUZZES) | wc -l) + 1))p" | $(FUZZ)
 
 .PHONY: bench
-bench: build ## Measure Fairlead beside its peers; BENCHARGS=-full for all of docs/performance.md (45 min), list: -scenarios list
+bench: build ## Measure Fairlead beside its peers; BENCHARGS=-full for all of docs/evidence/measurements.md (45 min), list: -scenarios list
 	@command -v haproxy >/dev/null && command -v nginx >/dev/null && command -v nghttpx >/dev/null || apt-get install -y --no-install-recommends haproxy nginx-light nghttp2-proxy
 	$(TOOLS) -q etcd kube-apiserver
 	go run ./tests/bench $(BENCHARGS)
@@ -164,12 +289,34 @@ bench: build ## Measure Fairlead beside its peers; BENCHARGS=-full for all of do
 microbench: ## Go benchmarks with allocations (BENCH=regexp, BENCHTIME=1s)
 	go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -benchmem ./...
 
-.PHONY: sbom
-sbom: build ## Bills of materials of what the image holds, CycloneDX: bin/*.cdx.json
-	@for bin in fairlead kubectl-fairlead; do \
-	  "$$($(TOOLS) cyclonedx-gomod)" bin -json -noserial -notimestamp -std -version $(VERSION) -output bin/$$bin.cdx.json bin/$$bin; \
+# A release: from a tag, dated by its commit, for whom, and where its image and its files will be found.
+RELEASE_TARGETS ?= linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64
+RELEASE_IMAGE   ?= ghcr.io/fairlead-proxy/fairlead
+RELEASE_URL     ?= https://github.com/fairlead-proxy/fairlead/releases/download/$(VERSION)
+OUT             ?= dist
+
+.PHONY: release
+release: build ## All that a release page holds, into OUT=dist: archives, deb, rpm, image, chart, manifests, bills of materials, checksums
+	@rm -rf '$(OUT)'
+	@for target in $(RELEASE_TARGETS); do \
+	  echo "release: building for $$target"; \
+	  export GOOS=$${target%/*} GOARCH=$${target#*/}; mkdir -p '$(OUT)'/bin/$$target; \
+	  if test $$GOOS = linux; then cmds='./cmd/fairlead ./cmd/kubectl-fairlead'; else cmds=./cmd/kubectl-fairlead; fi; \
+	  $(GOBUILD) -o '$(OUT)'/bin/$$target/ $$cmds; \
 	done
+	@sbom=$$($(TOOLS) cyclonedx-gomod); for bin in '$(OUT)'/bin/*/*/*; do \
+	  target=$${bin#'$(OUT)'/bin/}; os=$${target%%/*}; target=$${target#*/}; \
+	  "$$sbom" bin -json -noserial -notimestamp -std -version $(VERSION) -output '$(OUT)'/$$(basename $$bin .exe)_$(VERSION)_$${os}_$${target%%/*}.cdx.json $$bin; \
+	done
+	@SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} deploy/release/release.sh '$(abspath $(OUT))' $(VERSION) $(RELEASE_IMAGE) $(RELEASE_URL) "$$($(TOOLS) nfpm)"
+	@cat '$(OUT)'/image.digest
+
+.PHONY: push
+push: ## Push image and chart of make release to RELEASE_IMAGE and its folder charts; CRANEARGS=--insecure for a registry without TLS
+	@crane=$$($(TOOLS) crane); \
+	  "$$crane" push $(CRANEARGS) '$(OUT)'/image $(RELEASE_IMAGE):$(VERSION); \
+	  "$$crane" push $(CRANEARGS) '$(OUT)'/chart $(dir $(RELEASE_IMAGE))charts/fairlead:$$(basename '$(OUT)'/fairlead-*.tgz .tgz | cut -d- -f2-)
 
 .PHONY: image
-image: sbom ## Build the container image, and the bills of materials beside it
+image: ## Build the container image with docker; make release makes one without
 	docker build --build-arg VERSION=$(VERSION) -t $(IMAGE) .
