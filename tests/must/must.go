@@ -1,0 +1,23 @@
+// Package must ends a test whose preparation fails, in one line. What a test is about is checked
+// by the test itself, which says what it expected.
+package must
+
+import "testing"
+
+// Do ends the test on an error.
+func Do(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Get takes the results of a call and returns what gives the value to a test, which ends on an
+// error: b := must.Get(os.ReadFile(name))(t).
+func Get[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		Do(t, err)
+		return v
+	}
+}
