@@ -45,7 +45,18 @@ type replica struct {
 // start runs a publisher until the test ends.
 func start(t *testing.T, s *apiserver, identity, address string) *replica {
 	t.Helper()
+	return run(t, s, &replica{}, identity, address)
+}
+
+func startUnready(t *testing.T, s *apiserver, identity, address string) *replica {
+	t.Helper()
 	r := &replica{}
+	r.unready.Store(true)
+	return run(t, s, r, identity, address)
+}
+
+func run(t *testing.T, s *apiserver, r *replica, identity, address string) *replica {
+	t.Helper()
 	c := s.config()
 	c.Address, c.Identity, c.Logger = netip.MustParseAddrPort(address), identity, slog.New(slog.NewTextHandler(&r.log, nil))
 	c.Metrics = prometheus.NewRegistry()
@@ -87,8 +98,7 @@ func want(t *testing.T, s *apiserver, when, want string) {
 
 func TestAnEntryComesAndLeavesWithItsReplica(t *testing.T) {
 	story(t, func(t *testing.T, s *apiserver) {
-		a := start(t, s, "one", "10.0.0.1:8443")
-		a.unready.Store(true)
+		a := startUnready(t, s, "one", "10.0.0.1:8443")
 		time.Sleep(5 * time.Second)
 		want(t, s, "unready", "nothing")
 		a.unready.Store(false)
@@ -136,8 +146,7 @@ func TestNothingIsTakenForNothing(t *testing.T) {
 		former := start(t, s, "former", "10.0.0.9:6443")
 		time.Sleep(time.Second)
 		former.die()
-		a := start(t, s, "one", "10.0.0.1:8443")
-		a.unready.Store(true)
+		a := startUnready(t, s, "one", "10.0.0.1:8443")
 		time.Sleep(time.Hour)
 		a.leave()
 		want(t, s, "never ready", "https 10.0.0.9 6443")

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -156,10 +157,11 @@ fairlead_discovery_failing{name="v1.b.example.com",reason="unreachable"} 1
 func TestChangesAreServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)
-		home, address := serving(listOf("apps/v1=deployments")), ""
+		home := serving(listOf("apps/v1=deployments"))
+		var address atomic.Pointer[string]
 		s.Set(scene.Home, func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/api" && r.Header.Get("Accept") == "application/json" {
-				_, _ = w.Write([]byte(`{"versions":["v1"],"serverAddressByClientCIDRs":[{"clientCIDR":"0.0.0.0/0","serverAddress":"` + address + `"}]}`))
+				_, _ = w.Write([]byte(`{"versions":["v1"],"serverAddressByClientCIDRs":[{"clientCIDR":"0.0.0.0/0","serverAddress":"` + *address.Load() + `"}]}`))
 				return
 			}
 			home(w, r)
@@ -172,7 +174,7 @@ func TestChangesAreServed(t *testing.T) {
 			priority  int32
 			preferred string
 		}{{"10.0.0.1:6443", 10, "v2"}, {"10.0.0.2:6443", 30, "v1"}} {
-			address = tt.address
+			address.Store(&tt.address)
 			s.Claim("a.example.com/v1", "a", 100, tt.priority)
 			time.Sleep(2 * localSlow)
 			synctest.Wait()
