@@ -79,6 +79,31 @@ func TestStatusUnavailable(t *testing.T) {
 	}
 }
 
+// The table says how to learn more when something is broken, and only then.
+func TestStatusLeadsToExplain(t *testing.T) {
+	out, _ := newFront(t, broken()).run(t, "status")
+	if want := " explain v1beta1.metrics.k8s.io\n"; !strings.Contains(out, "\nCause and advice: ") || !strings.HasSuffix(out, want) {
+		t.Errorf("want %q at the end of:\n%s", want, out)
+	}
+	if out, err := newFront(t, broken()).run(t, "status", "-o", "json"); !errors.Is(err, errUnavailable) || strings.Contains(out, "Cause and advice") {
+		t.Errorf("in JSON: %v\n%s", err, out)
+	}
+}
+
+func TestExplainTrust(t *testing.T) {
+	for _, tt := range []struct{ fault, want string }{{"", "Trusted by:    inline\n"}, {"no certificate", "Trusted by:    inline no certificate\n"}} {
+		s := sample()
+		s.APIServices[0].Trust.Source, s.APIServices[0].Trust.Fault = "inline", tt.fault
+		f := newFront(t, s)
+		if _, err := f.run(t, "status"); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := f.run(t, "explain", "/apis/x/v1/y"); err != nil || !strings.Contains(out, tt.want) {
+			t.Errorf("%v, want %q in:\n%s", err, tt.want, out)
+		}
+	}
+}
+
 func TestStatusForms(t *testing.T) {
 	for form, want := range map[string]string{
 		"json": `"generation": 4`, "yaml": "apiVersion: fairlead.dev/v1\n", "jsonpath={.kind} {.apiServices[*].name}": "Status v1beta1.metrics.k8s.io v1.apps",

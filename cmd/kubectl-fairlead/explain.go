@@ -240,7 +240,7 @@ func (c *client) describeEntry(line func(name, text string), a *answer.APIServic
 	line("Service", a.Service)
 	line("TLS name", a.ServerName)
 	if a.Trust != nil {
-		line("Trusted by", printable(a.Trust.Source+" "+a.Trust.Fault))
+		line("Trusted by", printable(strings.Join(compact(a.Trust.Source, a.Trust.Fault), " ")))
 	}
 	line("Verdict", printable(strings.Join(compact(a.Verdict.Status, a.Verdict.Reason, other(a.Verdict.Message)), " ")))
 	for i := range a.Endpoints {

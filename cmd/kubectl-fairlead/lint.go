@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/client-go/tools/clientcmd"
 	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/fairlead-proxy/fairlead/certs"
@@ -24,6 +25,7 @@ import (
 type linter struct {
 	// Flags of serve about trust, with the same names.
 	kubeconfig      string
+	current         bool // nothing is given, so the cluster that kubectl would use is checked
 	tlsCert, tlsKey string
 	sniPairs        []string
 	clientCA        string
@@ -62,7 +64,8 @@ APIService in it is checked without a cluster, against the Services and ConfigMa
 files; objects that Fairlead does not read are ignored. With --kubeconfig the cluster's own
 APIServices are checked: their bundles against the certificates that their backends present now, and
 the certificates of the other flags (as for serve) against what the cluster trusts. With both, lint
-also reports APIServices that a file and the cluster send to different backends.
+also reports APIServices that a file and the cluster send to different backends. With neither, nor
+certificates, the cluster that kubectl would use is checked ($KUBECONFIG, ~/.kube/config).
 
 Exit code 0: nothing is wrong, though there may be warnings. 1: something is. 2: usage error.`,
 		Example: `  helm template metrics-server | fairlead lint -
@@ -74,7 +77,7 @@ Exit code 0: nothing is wrong, though there may be warnings. 1: something is. 2:
 			}
 			l.files(args)
 			l.own()
-			if l.kubeconfig != "" {
+			if l.kubeconfig != "" || l.current {
 				l.live(cmd.Context())
 			}
 			for _, kind := range slices.Sorted(maps.Keys(l.foreign)) {
@@ -90,7 +93,7 @@ Exit code 0: nothing is wrong, though there may be warnings. 1: something is. 2:
 }
 
 func (l *linter) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&l.kubeconfig, "kubeconfig", "", "Kubeconfig of the local apiserver. Empty: no cluster is checked.")
+	fs.StringVar(&l.kubeconfig, "kubeconfig", "", "Kubeconfig of the local apiserver. Empty: no cluster is checked; but if nothing else is given to check, the one that kubectl would use.")
 	fs.StringVar(&l.tlsCert, "tls-cert-file", "", "Serving certificate (PEM, chain).")
 	fs.StringVar(&l.tlsKey, "tls-private-key-file", "", "Key of the serving certificate.")
 	fs.StringArrayVar(&l.sniPairs, "tls-sni-cert-key", nil, "Another serving certificate, as certfile,keyfile[:name,…]; repeat the flag for several.")
@@ -162,7 +165,10 @@ func (l *linter) validate(files []string) error {
 		}
 	}
 	if nothing {
-		fault("nothing to check: give files, --kubeconfig or certificates")
+		_, err := l.config()
+		if l.current = !clientcmd.IsEmptyConfig(err); !l.current {
+			fault("nothing to check: give files, --kubeconfig or certificates")
+		}
 	}
 	return errors.Join(faults...)
 }

@@ -17,6 +17,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/certs"
+	"github.com/fairlead-proxy/fairlead/cmd/advice"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/directory/manifest"
 	"github.com/fairlead-proxy/fairlead/registry/reach"
@@ -162,7 +163,7 @@ func (l *linter) entry(e *registry.Entry, at string, s *set) {
 	l.claims[at+"APIService "+e.Name] = e
 	service := types.NamespacedName{Namespace: b.Namespace, Name: b.Service}
 	if s.in.Services[service] != nil && e.Verdict.Reason == registry.ReasonServicePortError {
-		l.error(at+"APIService "+e.Name, "give the Service that port, or name one of its ports in spec.service.port", "%s", e.Verdict.Message)
+		l.error(at+"APIService "+e.Name, advice.Of(e), "%s", e.Verdict.Message)
 	}
 	bundle := []byte(b.CABundle)
 	if b.CAFrom != "" {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/fairlead-proxy/fairlead/certs"
+	"github.com/fairlead-proxy/fairlead/cmd/advice"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
 	"github.com/fairlead-proxy/fairlead/registry/shadow"
@@ -37,9 +39,17 @@ const (
 	sameFlags = "give lint the same flags as serve (--allow-loopback-backends, --enable-aggregator-routing); if they are the same, correct the Service"
 )
 
+// config reads --kubeconfig. Without it, it reads what kubectl would: $KUBECONFIG, ~/.kube/config or
+// a pod's ServiceAccount.
+func (l *linter) config() (*rest.Config, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = l.kubeconfig
+	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{}).ClientConfig()
+}
+
 // live checks the wiring of a cluster end to end.
 func (l *linter) live(ctx context.Context) {
-	cfg, err := clientcmd.BuildConfigFromFlags("", l.kubeconfig)
+	cfg, err := l.config()
 	if err != nil {
 		l.error("kubeconfig", "correct it", "--kubeconfig: %v", err)
 		return
@@ -134,11 +144,11 @@ func (l *linter) backend(ctx context.Context, client corev1client.CoreV1Interfac
 	case "", registry.ReasonInvalidCABundle, registry.ReasonMaintenance, registry.ReasonProtectedGroup, registry.ReasonInvalidURL:
 		// Reported by other checks, or intended.
 	case registry.ReasonServicePortError:
-		l.error(object, "give the Service that port, or name one of its ports in spec.service.port", "%s", e.Verdict.Message)
+		l.error(object, advice.Of(e), "%s", e.Verdict.Message)
 	case registry.ReasonServiceAccessError, registry.ReasonEndpointsAccessError:
 		l.add(l.severity(e), object, sameFlags, "%s: %s", e.Verdict.Reason, e.Verdict.Message)
 	default:
-		l.add(l.severity(e), object, "see whether its backend runs and is what the Service selects", "%s: %s", e.Verdict.Reason, e.Verdict.Message)
+		l.add(l.severity(e), object, cmp.Or(advice.Of(e), "check that its backend runs"), "%s: %s", e.Verdict.Reason, e.Verdict.Message)
 	}
 	bundle := []byte(b.CABundle)
 	if b.CAFrom != "" {
@@ -183,7 +193,8 @@ func (l *linter) presented(ctx context.Context, e *registry.Entry) map[string][]
 	_ = g.Wait() // no function returns an error
 	for _, endpoint := range e.Endpoints {
 		if err := faults[endpoint.Address]; err != nil {
-			l.warn("APIService "+e.Name, "run lint where Fairlead runs, or check the backend", "endpoint %s: asking for its certificate: %v", endpoint.Address, err)
+			do := strings.Join(compact("run lint where Fairlead runs", advice.For(err.Error())), "; there, ")
+			l.warn("APIService "+e.Name, do, "endpoint %s: asking for its certificate: %v", endpoint.Address, err)
 		} else if l.proxy != nil {
 			l.trusts("APIService "+e.Name, endpoint.Address, asked[endpoint.Address])
 		}

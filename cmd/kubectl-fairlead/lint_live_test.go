@@ -2,14 +2,19 @@ package main
 
 import (
 	"encoding/base64"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/cmd/advice"
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -49,4 +54,43 @@ func kubeconfigOf(t *testing.T, server *apiserver.Server) string {
 		t.Fatal(err)
 	}
 	return file
+}
+
+// With nothing else to check, lint checks the cluster that kubectl would use. Its advice for a dead
+// backend is explain's.
+func TestLintCurrentCluster(t *testing.T) {
+	server := apiserver.New()
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := int32(closed.Addr().(*net.TCPAddr).Port) //nolint:gosec // a port
+	_ = closed.Close()
+	meta := metav1.ObjectMeta{Namespace: "ns", Name: "widgets", Labels: map[string]string{discoveryv1.LabelServiceName: "widgets"}}
+	server.Put(
+		&apiregistrationv1.APIService{
+			ObjectMeta: metav1.ObjectMeta{Name: "v1.widgets.example.com"},
+			Spec: apiregistrationv1.APIServiceSpec{
+				Group: "widgets.example.com", Version: "v1", GroupPriorityMinimum: 100, VersionPriority: 1, InsecureSkipTLSVerify: true,
+				Service: &apiregistrationv1.ServiceReference{Namespace: "ns", Name: "widgets", Port: &port},
+			},
+		},
+		&corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.9", Ports: []corev1.ServicePort{{Port: port}}}},
+		&discoveryv1.EndpointSlice{
+			ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: &port}},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"127.0.0.1"}}},
+		},
+	)
+	t.Setenv("KUBECONFIG", kubeconfigOf(t, server))
+	want := "connection refused; run lint where Fairlead runs; there, " + advice.For("connection refused")
+	if out := lintText(t, "", "--allow-loopback-backends"); !strings.Contains(out, want) {
+		t.Errorf("want %q in:\n%s", want, out)
+	}
+	if out := lintText(t, "kind: None", "-"); strings.Contains(out, "refused") {
+		t.Errorf("a file alone is checked without a cluster, and found:\n%s", out)
+	}
+	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
+	if out, err := lint(t, ""); !cli.IsUsage(err) {
+		t.Errorf("error %v, want a usage error: there is nothing to check\n%s", err, out)
+	}
 }

@@ -122,7 +122,7 @@ func (l *linter) credentials(cfg *rest.Config) {
 // show it, because its verdicts are lint's own.
 func usable(ctx context.Context, client rest.Interface) map[string]bool {
 	var list apiregistrationv1.APIServiceList
-	data, err := client.Get().AbsPath("/apis/apiregistration.k8s.io/v1/apiservices").Do(ctx).Raw()
+	data, err := client.Get().AbsPath("/apis/apiregistration.k8s.io/v1/apiservices").SetHeader("Accept", "application/json").Do(ctx).Raw()
 	if err != nil || json.Unmarshal(data, &list) != nil {
 		return nil // then severities stay as found
 	}

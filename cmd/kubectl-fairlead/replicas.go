@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 )
@@ -77,11 +78,12 @@ func (c *client) replicas(ctx context.Context) error {
 	return nil
 }
 
-// addresses returns the replicas with their admin addresses, sorted.
+// addresses returns the replicas with their admin addresses, sorted. Two slices may have the same
+// address while one replaces the other. The port is "admin", or the only one, without a name.
 func addresses(list *discoveryv1.EndpointSliceList) (all []replica) {
 	for _, s := range list.Items {
 		for _, p := range s.Ports {
-			if p.Port == nil {
+			if name := ptr.Deref(p.Name, ""); p.Port == nil || name != "" && name != "admin" {
 				continue
 			}
 			for _, e := range s.Endpoints {
@@ -92,7 +94,7 @@ func addresses(list *discoveryv1.EndpointSliceList) (all []replica) {
 		}
 	}
 	slices.SortFunc(all, func(a, b replica) int { return cmp.Compare(a.address, b.address) })
-	return all
+	return slices.CompactFunc(all, func(a, b replica) bool { return a.address == b.address })
 }
 
 // replicaClient returns a client with the kubeconfig's credential. All replicas have the same name

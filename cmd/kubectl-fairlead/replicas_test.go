@@ -82,6 +82,19 @@ func TestReplicas(t *testing.T) {
 	}
 }
 
+// An address in two slices, while one replaces the other, is one replica, and only the port admin is
+// asked.
+func TestReplicaAddresses(t *testing.T) {
+	slice := func(ports ...discoveryv1.EndpointPort) discoveryv1.EndpointSlice {
+		return discoveryv1.EndpointSlice{Ports: ports, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.2"}}, {Addresses: []string{"10.0.0.1"}}}}
+	}
+	admin, https := discoveryv1.EndpointPort{Name: new("admin"), Port: new(int32(6444))}, discoveryv1.EndpointPort{Name: new("https"), Port: new(int32(6443))}
+	all := addresses(&discoveryv1.EndpointSliceList{Items: []discoveryv1.EndpointSlice{slice(https, admin), slice(admin)}})
+	if len(all) != 2 || all[0].address != "10.0.0.1:6444" || all[1].address != "10.0.0.2:6444" {
+		t.Errorf("replicas at %+v", all)
+	}
+}
+
 // Who cannot prove to be the server that the kubeconfig names is not asked, and not told who asks.
 func TestReplicaOfAnother(t *testing.T) {
 	f := newFront(t, sample())

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -185,6 +186,12 @@ func (c *client) footer(s *answer.Status, local int) error {
 	for i := range s.Certificates {
 		if f := &s.Certificates[i]; f.Err != "" {
 			fmt.Fprintln(&b, c.palette.bad(printable(f.Use+" ("+f.Source+"): "+f.Err)))
+		}
+	}
+	for i := range s.APIServices {
+		if a := &s.APIServices[i]; !a.Available() {
+			fmt.Fprintln(&b, c.palette.dim("Cause and advice: "+called(os.Args[0])+" explain "+printable(a.Name)))
+			break // one shows how
 		}
 	}
 	_, err := io.WriteString(c.out, b.String())

@@ -4,13 +4,13 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/fairlead-proxy/fairlead/cmd/advice"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// diagnose returns what is wrong with the entry that a request leads to, and what to check. The
-// verdict's reason is the finding; the probe's message tells kinds of it apart.
-func diagnose(d *proxy.Decision) (cause, advice string) {
+// diagnose returns what is wrong with the entry that a request leads to, and what to check.
+func diagnose(d *proxy.Decision) (cause, do string) {
 	switch {
 	case d.Entry == nil && d.Err != nil:
 		return d.Err.Error(), ""
@@ -20,7 +20,7 @@ func diagnose(d *proxy.Decision) (cause, advice string) {
 	return diagnoseEntry(d.Entry)
 }
 
-func diagnoseEntry(e *registry.Entry) (cause, advice string) {
+func diagnoseEntry(e *registry.Entry) (cause, do string) {
 	switch {
 	case e.Policy.Maintenance != "":
 		return "it is in maintenance: " + e.Policy.Maintenance, "remove the annotation fairlead.dev/maintenance from the APIService"
@@ -30,11 +30,11 @@ func diagnoseEntry(e *registry.Entry) (cause, advice string) {
 	if e.Verdict.Reason == "" {
 		return "no probe of it has ended yet", "wait a few seconds"
 	}
-	return e.Verdict.Message, adviceOf(e)
+	return e.Verdict.Message, advice.Of(e)
 }
 
 // workedAround returns the faults of an entry that can be used nevertheless.
-func workedAround(e *registry.Entry) (cause, advice string) {
+func workedAround(e *registry.Entry) (cause, do string) {
 	if len(e.Problems) > 0 {
 		return strings.Join(e.Problems, "; "), "correct the APIService: its faulty parts are ignored"
 	}
@@ -48,76 +48,5 @@ func workedAround(e *registry.Entry) (cause, advice string) {
 	if bad == 0 {
 		return "", ""
 	}
-	return fmt.Sprintf("%d of %d endpoints are unhealthy and get no requests: %s", bad, len(e.Endpoints), cause), symptom(cause)
-}
-
-func adviceOf(e *registry.Entry) string {
-	if e.Backend == nil {
-		return ""
-	}
-	service := "service " + e.Backend.Namespace + "/" + e.Backend.Service
-	switch e.Verdict.Reason {
-	case registry.ReasonServiceNotFound:
-		return service + " does not exist: create it, or correct spec.service of the APIService"
-	case registry.ReasonServicePortError:
-		return fmt.Sprintf("%s has no usable port %d: compare its ports with spec.service.port of the APIService", service, e.Backend.Port)
-	case registry.ReasonServiceAccessError, registry.ReasonEndpointsAccessError:
-		return service + " cannot be used as it is: see the message, and check that Fairlead may dial its addresses"
-	case registry.ReasonEndpointsNotFound:
-		return service + " has no EndpointSlice: does it have a selector, and do pods match it?"
-	case registry.ReasonMissingEndpoints:
-		return service + " has no usable endpoint: are its pods ready, and do their addresses belong to the cluster?"
-	case registry.ReasonInvalidCABundle:
-		return "spec.caBundle (or the ConfigMap of fairlead.dev/ca-from) contains no usable certificate: check what injects it"
-	case registry.ReasonInvalidURL:
-		return "correct the annotation fairlead.dev/url of the APIService; if it is intended, see --allow-url-backends and --allow-loopback-backends"
-	case registry.ReasonProtectedGroup:
-		return "only Kubernetes itself may serve this group; if this is intended, remove the group from --protected-groups"
-	}
-	return symptom(e.Verdict.Message)
-}
-
-const (
-	redirects = "the backend redirects: an API server must answer itself"
-	hangs     = "the backend accepts connections but does not answer within 5 s: it hangs, or waits for another server"
-	hangsUp   = "the backend closes connections without an answer: see its log"
-)
-
-// symptoms maps parts of a probe's error text to advice; the first match counts. The texts are
-// those of Go's standard library and of health's probe.
-func symptoms() [][2]string {
-	return [][2]string{
-		{`ClusterIP "None"`, "the service is headless, and this Fairlead uses ClusterIPs: run it with --enable-aggregator-routing"},
-		{"no endpoints available", "no pod behind the service is ready: check its selector, its pods and their readiness"},
-		// Texts of certs/trust.
-		{"ExpiredCertificate: ", "the backend's serving certificate has expired: renew it"},
-		{"NotYetValidCertificate: ", "the backend's serving certificate is not valid yet: are the clocks right?"},
-		{"ExpiredCA: ", "the CA in spec.caBundle has expired: renew it, and then the backend's certificate"},
-		{"UnknownAuthority: ", "the backend's serving certificate is not signed by spec.caBundle: compare its issuer with the bundle, and update the stale one"},
-		{"WrongServerName: ", "the backend's serving certificate lacks the service's name: issue it for <service>.<namespace>.svc (the host of fairlead.dev/url, if there is one), or set fairlead.dev/tls-server-name"},
-		{"MissingSAN: ", "the backend's serving certificate has no subject alternative name: issue it for <service>.<namespace>.svc (the host of fairlead.dev/url, if there is one)"},
-		{"InsecureSHA1: ", "the backend's serving certificate is signed with SHA-1: issue a new one"},
-		{"InvalidCertificate: ", "the backend's serving certificate cannot be used: issue a new one"},
-		// Failures of servers and networks.
-		{": 401", "the backend does not accept Fairlead's proxy client certificate: compare its CA and common name with requestheader-client-ca-file and requestheader-allowed-names in ConfigMap kube-system/extension-apiserver-authentication"},
-		{": 403", "the backend refuses system:kube-aggregator, a member of system:masters, access to its discovery: its authorization is broken, or it trusts another common name than the proxy client certificate's"},
-		{": 404", "the backend answers, but does not serve this group-version"},
-		{": 301", redirects}, {": 302", redirects}, {": 307", redirects}, {": 308", redirects},
-		{"connection refused", "nothing listens at the endpoint's address: is the port right, is the process up?"},
-		{"i/o timeout", "the endpoint's address does not answer: a NetworkPolicy, a firewall or a dead node swallows the packets"},
-		{"no route to host", "there is no route to the endpoint's address: nodes of the control plane must reach the pod network"},
-		{"deadline exceeded", hangs}, {"Client.Timeout", hangs},
-		{"EOF", hangsUp}, {"connection reset", hangsUp},
-		{"first record does not look like a TLS handshake", "the backend does not speak TLS at this port"},
-		{"no such host", "the external name of the service, or the host of fairlead.dev/url, does not resolve"},
-	}
-}
-
-func symptom(message string) string {
-	for _, s := range symptoms() {
-		if strings.Contains(message, s[0]) {
-			return s[1]
-		}
-	}
-	return ""
+	return fmt.Sprintf("%d of %d endpoints are unhealthy and get no requests: %s", bad, len(e.Endpoints), cause), advice.For(cause)
 }

@@ -1,0 +1,85 @@
+// Package advice says what to check about a backend that cannot be used: one text for one cause, on
+// the status page, in explain and in lint. It keeps nothing, so all goroutines may use it.
+package advice
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// Of returns what to check about an entry that cannot be used. The verdict's reason is the finding;
+// the probe's message tells kinds of it apart. It returns "" if it does not know.
+func Of(e *registry.Entry) string {
+	if e.Backend == nil {
+		return ""
+	}
+	service := "service " + e.Backend.Namespace + "/" + e.Backend.Service
+	switch e.Verdict.Reason {
+	case registry.ReasonServiceNotFound:
+		return service + " does not exist: create it, or correct spec.service of the APIService"
+	case registry.ReasonServicePortError:
+		return fmt.Sprintf("%s has no usable port %d: compare its ports with spec.service.port of the APIService", service, e.Backend.Port)
+	case registry.ReasonServiceAccessError, registry.ReasonEndpointsAccessError:
+		return service + " cannot be used as it is: see the message, and check that Fairlead may dial its addresses"
+	case registry.ReasonEndpointsNotFound:
+		return service + " has no EndpointSlice: does it have a selector, and do pods match it?"
+	case registry.ReasonMissingEndpoints:
+		return service + " has no usable endpoint: are its pods ready, and do their addresses belong to the cluster?"
+	case registry.ReasonInvalidCABundle:
+		return "spec.caBundle (or the ConfigMap of fairlead.dev/ca-from) contains no usable certificate: check what injects it"
+	case registry.ReasonInvalidURL:
+		return "correct the annotation fairlead.dev/url of the APIService; if it is intended, see --allow-url-backends and --allow-loopback-backends"
+	case registry.ReasonProtectedGroup:
+		return "only Kubernetes itself may serve this group; if this is intended, remove the group from --protected-groups"
+	}
+	return For(e.Verdict.Message)
+}
+
+const (
+	redirects = "the backend redirects: an API server must answer itself"
+	hangs     = "the backend accepts connections but does not answer within 5 s: it hangs, or waits for another server"
+	hangsUp   = "the backend closes connections without an answer: see its log"
+)
+
+// symptoms maps parts of a probe's error text to advice; the first match counts. The texts are
+// those of Go's standard library and of health's probe.
+func symptoms() [][2]string {
+	return [][2]string{
+		{`ClusterIP "None"`, "the service is headless, and this Fairlead uses ClusterIPs: run it with --enable-aggregator-routing"},
+		{"no endpoints available", "no pod behind the service is ready: check its selector, its pods and their readiness"},
+		// Texts of certs/trust.
+		{"ExpiredCertificate: ", "the backend's serving certificate has expired: renew it"},
+		{"NotYetValidCertificate: ", "the backend's serving certificate is not valid yet: are the clocks right?"},
+		{"ExpiredCA: ", "the CA in spec.caBundle has expired: renew it, and then the backend's certificate"},
+		{"UnknownAuthority: ", "the backend's serving certificate is not signed by spec.caBundle: compare its issuer with the bundle, and update the stale one"},
+		{"WrongServerName: ", "the backend's serving certificate lacks the service's name: issue it for <service>.<namespace>.svc (the host of fairlead.dev/url, if there is one), or set fairlead.dev/tls-server-name"},
+		{"MissingSAN: ", "the backend's serving certificate has no subject alternative name: issue it for <service>.<namespace>.svc (the host of fairlead.dev/url, if there is one)"},
+		{"InsecureSHA1: ", "the backend's serving certificate is signed with SHA-1: issue a new one"},
+		{"InvalidCertificate: ", "the backend's serving certificate cannot be used: issue a new one"},
+		// Failures of servers and networks.
+		{": 401", "the backend does not accept Fairlead's proxy client certificate: compare its CA and common name with requestheader-client-ca-file and requestheader-allowed-names in ConfigMap kube-system/extension-apiserver-authentication"},
+		{": 403", "the backend refuses system:kube-aggregator, a member of system:masters, access to its discovery: its authorization is broken, or it trusts another common name than the proxy client certificate's"},
+		{": 404", "the backend answers, but does not serve this group-version"},
+		{": 301", redirects}, {": 302", redirects}, {": 307", redirects}, {": 308", redirects},
+		{"connection refused", "nothing listens at the endpoint's address: is the port right, is the process up?"},
+		{"i/o timeout", "the endpoint's address does not answer: a NetworkPolicy, a firewall or a dead node swallows the packets"},
+		{"no route to host", "there is no route to the endpoint's address: nodes of the control plane must reach the pod network"},
+		{"deadline exceeded", hangs}, {"Client.Timeout", hangs},
+		{"EOF", hangsUp}, {"connection reset", hangsUp},
+		{"first record does not look like a TLS handshake", "the backend does not speak TLS at this port"},
+		{"no such host", "the external name of the service, or the host of fairlead.dev/url, does not resolve"},
+	}
+}
+
+// For returns what to check about the error text of a request to an endpoint. It returns "" if it
+// does not know the text.
+func For(message string) string {
+	for _, s := range symptoms() {
+		if strings.Contains(message, s[0]) {
+			return s[1]
+		}
+	}
+	return ""
+}
