@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/fairlead-proxy/fairlead/registry/directory"
 	"github.com/fairlead-proxy/fairlead/tests/logbook"
 )
 
@@ -145,6 +146,18 @@ fairlead_registry_file_problems{file="`+a+`"} 1
 	until(t, r, "no problem", func(t *Table) bool { return len(t.Problems()) == 0 && address(t, "v1.a.io") == "127.0.0.3:8443" })
 	if s := logged.String(); !strings.Contains(s, "line=8") || !strings.Contains(s, "field=kind") {
 		t.Errorf("log: %s", s)
+	}
+}
+
+// The log says once for each file, and each object in etcd, that it has no problem any more.
+func TestLogOfProblemsThatEnd(t *testing.T) {
+	var logged logbook.Book
+	r := &Registry{log: slog.New(slog.NewTextHandler(&logged, nil))}
+	last := &Table{problems: []directory.Fault{{File: "a.yaml", Line: 1}, {File: "a.yaml", Line: 2}, {File: "b.yaml", Line: 1}, {File: inEtcd + "v1.c.io"}}}
+	r.compare(last, &Table{problems: []directory.Fault{{File: "b.yaml", Line: 1}}}, nil)
+	s := logged.String()
+	if strings.Count(s, "\n") != 2 || !strings.Contains(s, `msg="manifest has no problem any more" file=a.yaml`) || !strings.Contains(s, `msg="APIService in etcd has no problem any more" apiservice=v1.c.io`) {
+		t.Errorf("log:\n%s", s)
 	}
 }
 

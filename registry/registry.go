@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead-proxy/fairlead/registry/directory"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
 )
 
@@ -305,6 +306,17 @@ func (r *Registry) compare(last, t *Table, changes []latest.Change[*Entry]) {
 			r.log.Error("problem with APIService in etcd", "apiservice", name, "problem", p.Message)
 		} else {
 			r.log.Error("problem with manifest, the last valid state is kept", "file", p.File, "line", p.Line, "field", p.Field, "problem", p.Message)
+		}
+	}
+	for i, p := range last.problems {
+		same := func(f directory.Fault) bool { return f.File == p.File }
+		if slices.ContainsFunc(t.problems, same) || slices.ContainsFunc(last.problems[:i], same) {
+			continue
+		}
+		if name, stored := strings.CutPrefix(p.File, inEtcd); stored {
+			r.log.Info("APIService in etcd has no problem any more", "apiservice", name)
+		} else {
+			r.log.Info("manifest has no problem any more", "file", p.File)
 		}
 	}
 }
