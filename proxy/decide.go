@@ -75,8 +75,8 @@ type Decision struct {
 }
 
 const (
-	// discoveryTimeout limits GET /apis/<group>/<version> of a remote: kubectl waits for it
-	// (kubernetes/kubernetes#82172).
+	// discoveryTimeout limits requests for /apis/<group>/<version> itself, with any method, at a
+	// remote: kubectl waits for that document (kubernetes/kubernetes#82172).
 	discoveryTimeout = 5 * time.Second
 	// loopHeader lists the Fairleads that a request has passed.
 	loopHeader = "fairlead-via"
@@ -384,8 +384,9 @@ func (p *Proxy) isLoop(h *Head) bool {
 	return false
 }
 
-// requestTimeout returns the smallest of the policy's timeout, ?timeout= and, for a discovery
-// document of a remote, discoveryTimeout.
+// requestTimeout returns the time limit of a remote request that is not long-running: the smallest
+// of the policy's timeout, ?timeout= and, for a path without a resource, discoveryTimeout. A bad
+// ?timeout= is an error.
 func requestTimeout(h *Head, r *Request, limit time.Duration) (time.Duration, error) {
 	if !r.IsResource {
 		limit = min(limit, discoveryTimeout)
