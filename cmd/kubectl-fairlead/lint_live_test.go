@@ -64,7 +64,7 @@ func TestLintCurrentCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	port := int32(closed.Addr().(*net.TCPAddr).Port) //nolint:gosec // a port
+	port := int32(closed.Addr().(*net.TCPAddr).Port)
 	_ = closed.Close()
 	meta := metav1.ObjectMeta{Namespace: "ns", Name: "widgets", Labels: map[string]string{discoveryv1.LabelServiceName: "widgets"}}
 	server.Put(
