@@ -82,7 +82,7 @@ func TestReplicas(t *testing.T) {
 	}
 }
 
-// An address in two slices, while one replaces the other, is one replica, and only the port admin is
+// An address in two slices, while one replaces the other, is one replica. Only the port admin is
 // asked.
 func TestReplicaAddresses(t *testing.T) {
 	slice := func(ports ...discoveryv1.EndpointPort) discoveryv1.EndpointSlice {

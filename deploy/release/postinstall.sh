@@ -1,5 +1,5 @@
 #!/bin/sh
-# The unit is not started: it needs keys and a kubeconfig first, and /etc/default/fairlead. After an upgrade it goes on with the new program, if it ran.
+# The unit is not started: it first needs keys, a kubeconfig and /etc/default/fairlead. After an upgrade, a running unit is restarted with the new program.
 set -e
 if [ -z "${DPKG_ROOT:-}" ] && [ -d /run/systemd/system ]; then
   systemctl daemon-reload

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# release.sh DIR VERSION IMAGE URL NFPM makes what a release page holds of DIR/bin/OS/ARCH and of deploy/: archives, packages, image and chart as OCI layouts, manifests, a krew
-# manifest, checksums. Everything is dated by SOURCE_DATE_EPOCH, and the same programs give the same bytes: nothing of the clock, the machine or its user gets in.
+# release.sh DIR VERSION IMAGE URL NFPM makes a release page's files from DIR/bin/OS/ARCH and deploy/: archives, packages, image and chart as OCI layouts, manifests, a krew
+# manifest, checksums. SOURCE_DATE_EPOCH dates everything, so the same programs give the same bytes on any machine at any time.
 set -euo pipefail
 out=$1 version=$2 image=$3 url=$4 nfpm=$5
 number=${version#v} # of packages and of the chart; a commit without a tag comes before every release
@@ -13,7 +13,7 @@ go build -C deploy/release -o "$work/release" .
 pack() { tar --create --dereference --sort=name --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --mtime="@$SOURCE_DATE_EPOCH" "$@"; }
 archive() { pack "${@:2}" | gzip -9n >"$out/$1"; }
 
-# Completions and manual pages are what the programs say of themselves. Nothing of it is for roff: a backslash would be, and a point or an apostrophe that begins a line.
+# The programs print their completions and manual pages. roff must not interpret the text: it would a backslash, and a point or an apostrophe at the start of a line.
 share=$out/share
 mkdir -p "$share"/{man,completion}
 for program in fairlead kubectl-fairlead; do
@@ -73,7 +73,7 @@ pack -C "$work/base" etc >"$work/base.tar"
 digest=$("$work/release" image "$work" "$version" "$SOURCE_DATE_EPOCH" "$work/base.tar")
 echo "$image@$digest" >"$out/image.digest"
 
-# In manifests and chart the image is named by the digest, which nobody can move.
+# Manifests and chart name the image by its digest, which cannot change.
 mkdir "$work/manifests"
 cp -r deploy/{base,components,overlays,static-pod,systemd} "$work/manifests"
 cp -rL deploy/helm/fairlead "$work/fairlead"
