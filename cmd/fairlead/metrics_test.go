@@ -152,11 +152,11 @@ func TestMetricsDocument(t *testing.T) {
 
 const metricsHead = `# Metrics
 
-Written by ` + "`go test ./cmd/fairlead -run TestMetricsDocument -update`" + ` from what is registered; the same test fails when this page and the program differ.
+Written by ` + "`go test ./cmd/fairlead -run TestMetricsDocument -update`" + ` from the registered metrics; the test fails if this page is out of date.
 
-They are on the admin port, at ` + "`/metrics`" + `, for whoever may get that path there. Labels are bounded by the table of APIServices and by lists in the program, never
-by what a client sends: ` + "`name`" + ` is an APIService, ` + "`group`" + ` and ` + "`version`" + ` are those of an entry or ` + "`other`" + `, and the series of an APIService go when it goes. Beside them
-are the usual ` + "`go_*` and `process_*`" + `, and with ` + "`--registry=etcd:`" + ` kube-apiserver's ` + "`etcd_*`" + `. There is no label ` + "`namespace`" + `: that one belongs to the scraped target.
+They are on the admin port, at ` + "`/metrics`" + `, for users who may get that path. Labels come from the table of APIServices and from lists in the program, never
+from a client: ` + "`name`" + ` is an APIService, ` + "`group`" + ` and ` + "`version`" + ` are those of an entry or ` + "`other`" + `. The series of a deleted APIService disappear. There are also
+the usual ` + "`go_*` and `process_*`" + `, and with ` + "`--registry=etcd:`" + ` kube-apiserver's ` + "`etcd_*`" + `. There is no label ` + "`namespace`" + `: it belongs to the scraped target.
 
 | metric | type | labels | meaning |
 |---|---|---|---|
