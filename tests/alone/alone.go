@@ -19,8 +19,8 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/logbook"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // Keys are keys that no cluster has made.
@@ -39,7 +39,7 @@ func NewKeys() Keys {
 func Pair(t *testing.T, ca *pki.CA, leaf pki.Leaf) cluster.Pair {
 	t.Helper()
 	cert, key, err := ca.Issue(leaf).WriteFiles(t.TempDir(), "pair")
-	suite.Check(t, err)
+	must.Do(t, err)
 	return cluster.Pair{CertFile: cert, KeyFile: key}
 }
 
@@ -47,7 +47,7 @@ func Pair(t *testing.T, ca *pki.CA, leaf pki.Leaf) cluster.Pair {
 func Bundle(t *testing.T, ca *pki.CA) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "ca.pem")
-	suite.Check(t, os.WriteFile(file, ca.PEM(), 0o600))
+	must.Do(t, os.WriteFile(file, ca.PEM(), 0o600))
 	return file
 }
 
@@ -57,7 +57,7 @@ func Ports(t *testing.T, n int) []int {
 	ports := make([]int, n)
 	for i := range ports {
 		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-		suite.Check(t, err)
+		must.Do(t, err)
 		defer l.Close()
 		ports[i] = l.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // it is one
 	}
@@ -90,7 +90,7 @@ func (k *Keys) Serve(t *testing.T, program, registry string, args ...string) *Do
 	}, args...)...)
 	d := &Door{Front: fmt.Sprintf("127.0.0.1:%d", ports[0]), Admin: fmt.Sprintf("127.0.0.1:%d", ports[1]), Log: &logbook.Book{}}
 	cmd.Stdout, cmd.Stderr = d.Log, d.Log
-	suite.Check(t, cmd.Start())
+	must.Do(t, cmd.Start())
 	d.Process = cmd.Process
 	d.Stop = sync.OnceValue(func() error {
 		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended already, which Wait tells
@@ -113,7 +113,7 @@ func (k *Keys) Serve(t *testing.T, program, registry string, args ...string) *Do
 func Get(t *testing.T, c *http.Client, url string) (int, string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	suite.Check(t, err)
+	must.Do(t, err)
 	res, err := c.Do(r)
 	if err != nil {
 		return 0, err.Error()

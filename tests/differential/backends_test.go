@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // priority is where an APIService stands.
@@ -42,7 +42,7 @@ func (w *world) register(t *testing.T, name string, s *extension.Server, where m
 	t.Helper()
 	w.namespace(t, "backends")
 	_, text, err := net.SplitHostPort(s.Addr())
-	suite.Check(t, err)
+	must.Do(t, err)
 	port := portOf(t, text)
 	// Kubernetes refuses loopback addresses in EndpointSlices.
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{
@@ -66,7 +66,7 @@ func (w *world) register(t *testing.T, name string, s *extension.Server, where m
 func portOf(t *testing.T, text string) int32 {
 	t.Helper()
 	number, err := strconv.ParseInt(text, 10, 32)
-	suite.Check(t, err)
+	must.Do(t, err)
 	return int32(number)
 }
 
@@ -90,7 +90,7 @@ func (w *world) claim(t *testing.T, s *apiregistrationv1.APIService) {
 func (w *world) define(t *testing.T, manifest string) {
 	t.Helper()
 	o := &unstructured.Unstructured{}
-	suite.Check(t, yaml.Unmarshal([]byte(manifest), &o.Object))
+	must.Do(t, yaml.Unmarshal([]byte(manifest), &o.Object))
 	crds := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 	if _, err := w.dynamic.Resource(crds).Create(t.Context(), o, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)

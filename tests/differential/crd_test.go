@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -57,7 +58,7 @@ func TestFreshCRDs(t *testing.T) {
 			patch("crontabs.fresh.example.com", `{"spec":{"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`)
 		}, `{"group":"fresh.example.com","version":"v1","kind":"CronTab"},"scope":"Namespaced","singularResource":"crontab","verbs":["delete","deletecollection","get","list","patch","create","update","watch"],"shortNames":["ct"]}`, false, ""},
 		{"a deletion", func() {
-			suite.Check(t, crds.Delete(t.Context(), "gadgets.fresh.example.com", metav1.DeleteOptions{}))
+			must.Do(t, crds.Delete(t.Context(), "gadgets.fresh.example.com", metav1.DeleteOptions{}))
 		}, `"resource":"gadgets"`, true, ""},
 	} {
 		shown := func(e cluster.Endpoint, path, mark string) func() (bool, string) {

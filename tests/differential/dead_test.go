@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -35,7 +36,7 @@ func TestDeadBackends(t *testing.T) {
 	w.deleted(t, "without-readings")
 	w.collects(t)
 
-	suite.Check(t, widgets.Set(extension.Fault{Kind: extension.Dead}))
+	must.Do(t, widgets.Set(extension.Fault{Kind: extension.Dead}))
 	w.unavailable(t, "/apis/widgets.example.com/v1")
 	w.namespace(t, "held")
 	w.remove(t, "held")
@@ -57,7 +58,7 @@ func TestDeadBackends(t *testing.T) {
 	if _, err := w.core.CoreV1().Namespaces().Get(t.Context(), "held", metav1.GetOptions{}); err != nil {
 		t.Fatalf("the namespace is gone while its widgets are unknown: %v", err)
 	}
-	suite.Check(t, widgets.Set())
+	must.Do(t, widgets.Set())
 	w.gone(t, "held")
 }
 
@@ -72,7 +73,7 @@ func (w *world) unavailable(t *testing.T, path string) {
 
 func (w *world) remove(t *testing.T, namespace string) {
 	t.Helper()
-	suite.Check(t, w.core.CoreV1().Namespaces().Delete(t.Context(), namespace, metav1.DeleteOptions{}))
+	must.Do(t, w.core.CoreV1().Namespaces().Delete(t.Context(), namespace, metav1.DeleteOptions{}))
 }
 
 // deleted makes a namespace with something in it and deletes it.
@@ -107,12 +108,12 @@ func (w *world) collects(t *testing.T) {
 	t.Helper()
 	maps := w.core.CoreV1().ConfigMaps("default")
 	owner, err := maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "owner-"}}, metav1.CreateOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	owned, err := maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "owned-", OwnerReferences: []metav1.OwnerReference{
 		{APIVersion: "v1", Kind: "ConfigMap", Name: owner.Name, UID: owner.UID},
 	}}}, metav1.CreateOptions{})
-	suite.Check(t, err)
-	suite.Check(t, maps.Delete(t.Context(), owner.Name, metav1.DeleteOptions{}))
+	must.Do(t, err)
+	must.Do(t, maps.Delete(t.Context(), owner.Name, metav1.DeleteOptions{}))
 	took := suite.Eventually(t, 2*time.Minute, "what is owned is collected", func() (bool, string) {
 		_, err := maps.Get(t.Context(), owned.Name, metav1.GetOptions{})
 		return apierrors.IsNotFound(err), "it is still there"

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -76,7 +77,7 @@ func TestDiscovery(t *testing.T) {
 	})
 	w.extend(t, "guest", extension.Config{}, map[string]priority{"mixed.example.com/v2": {1500, 50}, "apps/v9": {17000, 99}, "autoscaling/v1alpha9": {17700, 1}})
 	gone := w.extend(t, "silent", extension.Config{}, map[string]priority{"silent.example.com/v1": {700, 10}})
-	suite.Check(t, gone.Set(extension.Fault{Kind: extension.Status, Code: http.StatusServiceUnavailable}))
+	must.Do(t, gone.Set(extension.Fault{Kind: extension.Status, Code: http.StatusServiceUnavailable}))
 	w.eachLane(t, testDiscovery)
 }
 

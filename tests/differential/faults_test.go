@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -60,7 +61,7 @@ func (w *world) misdescribe(t *testing.T) []misdescribed {
 		gv := name + ".example.com/v1"
 		s := extension.Start(t, extension.Config{Names: []string{name + ".backends.svc"}, GroupVersions: []string{gv}})
 		c.fault.Path = "/openapi/"
-		suite.Check(t, s.Set(c.fault))
+		must.Do(t, s.Set(c.fault))
 		w.register(t, name, s, map[string]priority{gv: {500, 10}})
 		heal := func() {
 			if err := s.Set(); err != nil {
@@ -93,7 +94,7 @@ func bomb(t *testing.T) http.HandlerFunc {
 			t.Fatal(err)
 		}
 	}
-	suite.Check(t, z.Close())
+	must.Do(t, z.Close())
 	return func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Content-Encoding", "gzip")
@@ -139,7 +140,7 @@ func TestOpenAPIFaults(t *testing.T) {
 	again := w.extend(t, "again", extension.Config{}, map[string]priority{"again.example.com/v1": {500, 10}})
 	one := []misdescribed{{gv: "again.example.com/v1"}}
 	suite.Eventually(t, time.Minute, "it is described", func() (bool, string) { return w.described(t, one, true) })
-	suite.Check(t, again.Set(extension.Fault{Kind: extension.Garbage, Path: "/openapi/"}))
+	must.Do(t, again.Set(extension.Fault{Kind: extension.Garbage, Path: "/openapi/"}))
 	w.lookAgain(t, "v1.again.example.com")
 	suite.Eventually(t, time.Minute, "it is reported", func() (bool, string) {
 		reason := w.openAPIReasons(t)["v1.again.example.com"]
@@ -154,7 +155,7 @@ func TestOpenAPIFaults(t *testing.T) {
 func peakMemory(t *testing.T, pid int) int {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	suite.Check(t, err)
+	must.Do(t, err)
 	var kb int
 	_, after, _ := strings.Cut(string(status), "VmHWM:")
 	if _, err := fmt.Sscan(after, &kb); err != nil {
@@ -249,7 +250,7 @@ func (w *world) openAPIReasons(t *testing.T) map[string]string {
 			OpenAPI *struct{ Reason string }
 		}
 	}
-	suite.Check(t, json.Unmarshal([]byte(w.admin(t, "/status")), &status))
+	must.Do(t, json.Unmarshal([]byte(w.admin(t, "/status")), &status))
 	out := map[string]string{}
 	for _, a := range status.APIServices {
 		if a.OpenAPI != nil {
@@ -265,9 +266,9 @@ func (w *world) admin(t *testing.T, path string) string {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, w.front.Admin.URL+path, nil)
-	suite.Check(t, err)
+	must.Do(t, err)
 	res, err := w.clients[w.front.Endpoint.URL].Do(req)
-	suite.Check(t, err)
+	must.Do(t, err)
 	defer res.Body.Close()
 	body, err := io.ReadAll(res.Body)
 	if err != nil || res.StatusCode != http.StatusOK {

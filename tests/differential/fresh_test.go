@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
@@ -78,7 +79,7 @@ func (w *world) file(t *testing.T, field string) string {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "crontab.yaml")
 	body := "apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: daily, namespace: default}\nspec: {" + field + ": daily}\n"
-	suite.Check(t, os.WriteFile(name, []byte(body), 0o600))
+	must.Do(t, os.WriteFile(name, []byte(body), 0o600))
 	return name
 }
 
@@ -87,9 +88,9 @@ func (w *world) file(t *testing.T, field string) string {
 func (w *world) kubectl(t *testing.T) func(args ...string) string {
 	t.Helper()
 	path, err := tools.Path(t.Context(), tools.Config{Progress: os.Stderr}, "kubectl")
-	suite.Check(t, err)
+	must.Do(t, err)
 	config := filepath.Join(t.TempDir(), "kubeconfig")
-	suite.Check(t, w.front.Endpoint.WriteKubeconfig(config, w.Admin()))
+	must.Do(t, w.front.Endpoint.WriteKubeconfig(config, w.Admin()))
 	return func(args ...string) string {
 		cmd := exec.CommandContext(t.Context(), path, append([]string{"--kubeconfig", config, "--cache-dir", t.TempDir()}, args...)...)
 		out, _ := cmd.CombinedOutput() // what is printed says more than the exit code

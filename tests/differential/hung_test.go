@@ -14,6 +14,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -30,7 +31,7 @@ func TestHungBackends(t *testing.T) {
 		if i%2 == 1 {
 			fault.Kind = extension.HangConnect
 		}
-		suite.Check(t, s.Set(fault))
+		must.Do(t, s.Set(fault))
 		w.register(t, name, s, map[string]priority{gv: {500, 10}})
 	}
 	suite.Eventually(t, 30*time.Second, "all hung ones are listed", func() (bool, string) {

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -105,7 +106,7 @@ func (w *world) sameDocument(t *testing.T, path, accept string) {
 	}
 	if strings.HasSuffix(want.header.Get("Content-Type"), "protobuf") {
 		a, b := &openapi_v3.Document{}, &openapi_v3.Document{}
-		suite.Check(t, proto.Unmarshal([]byte(want.body), a))
+		must.Do(t, proto.Unmarshal([]byte(want.body), a))
 		if err := proto.Unmarshal([]byte(got.body), b); err != nil || !proto.Equal(a, b) {
 			t.Errorf("%s: the documents differ: %v", name, err)
 		}
@@ -146,7 +147,7 @@ func testV2(t *testing.T, w *world) {
 	}
 	header := http.Header{"Accept": {"application/com.github.proto-openapi.spec.v2.v1.0+protobuf"}}
 	doc := &openapi_v2.Document{}
-	suite.Check(t, proto.Unmarshal([]byte(w.ask(t, w.front.Endpoint, "/openapi/v2", header).body), doc))
+	must.Do(t, proto.Unmarshal([]byte(w.ask(t, w.front.Endpoint, "/openapi/v2", header).body), doc))
 	if n := len(doc.GetPaths().GetPath()); n != len(ours["paths"].(map[string]any)) {
 		t.Errorf("the protobuf form has %d paths, the JSON form %d", n, len(ours["paths"].(map[string]any)))
 	}

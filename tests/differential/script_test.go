@@ -18,8 +18,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // scripted is an extension server of one group-version, whose resources can be changed while it
@@ -66,7 +66,7 @@ func (w *world) script(t *testing.T, name, group string, openAPI http.HandlerFun
 func (s *scripted) start(t *testing.T) {
 	t.Helper()
 	l, err := net.Listen("tcp", s.address)
-	suite.Check(t, err)
+	must.Do(t, err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.address = l.Addr().String()

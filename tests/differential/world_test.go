@@ -14,6 +14,7 @@ import (
 	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -38,7 +39,7 @@ func newWorld(t *testing.T, args ...string) *world {
 	}
 	var err error
 	w.front, err = w.start("h2")
-	suite.Check(t, err)
+	must.Do(t, err)
 	rc := c.Endpoint().RESTConfig(c.Admin())
 	w.core, w.services, w.dynamic = kubernetes.NewForConfigOrDie(rc), aggregator.NewForConfigOrDie(rc), dynamic.NewForConfigOrDie(rc)
 	for _, e := range []cluster.Endpoint{c.Endpoint(), w.front.Endpoint} {
@@ -52,7 +53,7 @@ func newWorld(t *testing.T, args ...string) *world {
 func (w *world) eachLane(t *testing.T, f func(*testing.T, *world)) {
 	t.Helper()
 	front, err := w.start("http1")
-	suite.Check(t, err)
+	must.Do(t, err)
 	other := *w
 	other.front = front
 	w.clients[front.Endpoint.URL] = suite.Client(t, front.Endpoint, w.Admin())
@@ -76,12 +77,12 @@ func (w *world) ask(t *testing.T, e cluster.Endpoint, path string, header http.H
 func (w *world) send(t *testing.T, method string, e cluster.Endpoint, path string, header http.Header) answer {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, e.URL+path, nil)
-	suite.Check(t, err)
+	must.Do(t, err)
 	maps.Copy(req.Header, header)
 	res, err := w.clients[e.URL].Do(req)
-	suite.Check(t, err)
+	must.Do(t, err)
 	defer res.Body.Close()
 	body, err := io.ReadAll(res.Body)
-	suite.Check(t, err)
+	must.Do(t, err)
 	return answer{res.StatusCode, res.Header, string(body)}
 }

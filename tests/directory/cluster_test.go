@@ -16,6 +16,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/alone"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -62,7 +63,7 @@ func testLocal(t *testing.T, w *world) {
 	suite.Put(t, filepath.Join(registry, "widgets.yaml"), apiOf(server, "widgets.example.com", "v1", "one"))
 	suite.Put(t, filepath.Join(registry, "apps.yaml"), apiOf(server, "apps", "v1", "two"))
 	kubeconfig := filepath.Join(dir, "kubeconfig")
-	suite.Check(t, c.Endpoint().WriteKubeconfig(kubeconfig, c.Admin()))
+	must.Do(t, c.Endpoint().WriteKubeconfig(kubeconfig, c.Admin()))
 	suite.Put(t, filepath.Join(dir, "crd.yaml"), crd)
 	direct := kubectl{w.kubectl, []string{"--kubeconfig", kubeconfig, "--cache-dir", filepath.Join(dir, "cache")}}
 	direct.run(t, []string{"apply", "-f", filepath.Join(dir, "crd.yaml")})
@@ -104,7 +105,7 @@ func testLocal(t *testing.T, w *world) {
 		var index struct {
 			Paths map[string]struct{ ServerRelativeURL string }
 		}
-		suite.Check(t, json.Unmarshal([]byte(body), &index))
+		must.Do(t, json.Unmarshal([]byte(body), &index))
 		url := index.Paths["apis/apiregistration.k8s.io/v1"].ServerRelativeURL
 		status, body := d.ask(t, d.root, url)
 		if status != http.StatusOK || !strings.Contains(body, `"title":"Fairlead"`) || strings.Contains(body, `"post"`) {
@@ -182,14 +183,14 @@ func testProtected(t *testing.T, w *world) {
 	server := w.extension(t, "apps/v1beta1", "autoscaling/v2", "sea.example.com/v1")
 	_, port, _ := strings.Cut(server.Addr(), ":")
 	number, err := strconv.Atoi(port)
-	suite.Check(t, err)
+	must.Do(t, err)
 	claim := cluster.Backend{Namespace: "apps", Service: "one", Port: number, CAFile: c.PKI.Serving.CertFile, GroupVersions: []string{"apps/v1beta1"}}
-	suite.Check(t, c.Register(t.Context(), claim))
+	must.Do(t, c.Register(t.Context(), claim))
 	// kube-apiserver registers its own group-versions once, and leaves to an administrator what
 	// becomes of them.
 	dir := t.TempDir()
 	kubeconfig := filepath.Join(dir, "kubeconfig")
-	suite.Check(t, c.Endpoint().WriteKubeconfig(kubeconfig, c.Admin()))
+	must.Do(t, c.Endpoint().WriteKubeconfig(kubeconfig, c.Admin()))
 	direct := kubectl{w.kubectl, []string{"--kubeconfig", kubeconfig, "--cache-dir", filepath.Join(dir, "cache")}}
 	bundle := base64.StdEncoding.EncodeToString(server.CA.PEM())
 	patch := func(name, patch string) {
@@ -202,7 +203,7 @@ func testProtected(t *testing.T, w *world) {
 	doors := map[string]*door{}
 	for name, args := range map[string][]string{"protecting": nil, "open": {"--protected-groups=-"}} {
 		front, err := c.StartFairlead(t.Context(), cluster.Fairlead{Path: w.bin, Name: name, Args: append(args, "--logging-format=json")})
-		suite.Check(t, err)
+		must.Do(t, err)
 		doors[name] = &door{w: w, front: front.Endpoint, admin: front.Admin, root: root}
 	}
 	for _, a := range claimants() {

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/alone"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -27,7 +28,7 @@ func testExample(t *testing.T, w *world) {
 	dir := filepath.Join(t.TempDir(), "example")
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)        // it compiles first
 	taken, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0") // it finds another one
-	suite.Check(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() { _ = taken.Close() })
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "make", "--no-print-directory", "-C", "../..", "example", fmt.Sprintf("EXAMPLEARGS=-dir=%s -secure-port=%d -admin-secure-port=0", dir, taken.Addr().(*net.TCPAddr).Port)) //nolint:forcetypeassert // a TCP listener's
@@ -35,8 +36,8 @@ func testExample(t *testing.T, w *world) {
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
 	out, err := cmd.StdoutPipe()
-	suite.Check(t, err)
-	suite.Check(t, cmd.Start())
+	must.Do(t, err)
+	must.Do(t, cmd.Start())
 	interrupt := func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
 	t.Cleanup(func() { _ = interrupt() }) // has ended already, unless the test failed before
 	printed := readUntil(t, out, "Ctrl-C ends everything.")
@@ -74,7 +75,7 @@ func testExample(t *testing.T, w *world) {
 	t.Run("the folder is followed", func(t *testing.T) {
 		file := filepath.Join(dir, "registry", "widgets.yaml")
 		text, err := os.ReadFile(file)
-		suite.Check(t, err)
+		must.Do(t, err)
 		suite.Put(t, filepath.Join(filepath.Dir(file), "widgets.yaml"), strings.Replace(string(text), "annotations:", "annotations:\n    fairlead.dev/maintenance: hull repairs", 1))
 		suite.Eventually(t, 10*time.Second, "in maintenance", func() (bool, string) {
 			_, errs, _ := k.try(t, "get", "widgets", "-A")
@@ -83,7 +84,7 @@ func testExample(t *testing.T, w *world) {
 	})
 	t.Run("an interrupt ends all", func(t *testing.T) {
 		url := strings.TrimSpace(k.run(t, []string{"config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"}))
-		suite.Check(t, interrupt())
+		must.Do(t, interrupt())
 		_, _ = io.Copy(io.Discard, out) // ends with the last process that could write
 		_ = cmd.Wait()                  // make says that it was interrupted
 		if !slices.Contains(strings.Split(errs.String(), "\n"), "example: interrupted, stopping") || strings.Contains(errs.String(), "Error") {
@@ -103,7 +104,7 @@ func testExample(t *testing.T, w *world) {
 func processes(t *testing.T, dir string) []string {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	suite.Check(t, err)
+	must.Do(t, err)
 	var found []string
 	for _, file := range files {
 		args, err := os.ReadFile(file)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/alone"
 	"github.com/fairlead-proxy/fairlead/tests/manifests"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -105,7 +106,7 @@ func testSpeed(t *testing.T, w *world) {
 				t.Fatal("the registry is not complete")
 			}
 			took = append(took, complete.at(t).Sub(d.find("serving").at(t)))
-			suite.Check(t, d.Stop())
+			must.Do(t, d.Stop())
 			if took[len(took)-1] <= time.Second {
 				break
 			}

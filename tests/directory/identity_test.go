@@ -13,6 +13,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/alone"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/issuer"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
@@ -120,7 +121,7 @@ func testIdentity(t *testing.T, w *world) {
 		d.as(t, w.user(t, "root", "system:masters")).run(t, []string{"get", "widgets.widgets.example.com", "-A", "-o", "name", "--as=frank", "--as-group=readers"}, "widget")
 	})
 	t.Run("a role that goes", func(t *testing.T) {
-		suite.Check(t, os.Remove(filepath.Join(registry, "roles.yaml")))
+		must.Do(t, os.Remove(filepath.Join(registry, "roles.yaml")))
 		d.becomes(t, alice, widgets, http.StatusForbidden)
 	})
 	t.Run("a role that comes back", func(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/logbook"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -82,7 +83,7 @@ func testWatch(t *testing.T, k kubectl, registry string) {
 	seen := &logbook.Book{}
 	cmd := k.command(t.Context(), "get", "apiservices", "--watch", "--output-watch-events", "-o", "custom-columns=E:.type,N:.object.metadata.name,P:.object.spec.versionPriority", "--no-headers")
 	cmd.Stdout = seen
-	suite.Check(t, cmd.Start())
+	must.Do(t, cmd.Start())
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	sees := func(kind, priority string) {
 		t.Helper()
@@ -102,6 +103,6 @@ func testWatch(t *testing.T, k kubectl, registry string) {
 	sees("ADDED", "100")
 	suite.Put(t, filepath.Join(registry, "late.yaml"), strings.Replace(late, "versionPriority: 100", "versionPriority: 7", 1))
 	sees("MODIFIED", "7")
-	suite.Check(t, os.Remove(filepath.Join(registry, "late.yaml")))
+	must.Do(t, os.Remove(filepath.Join(registry, "late.yaml")))
 	sees("DELETED", "7")
 }

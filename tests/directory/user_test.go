@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // as makes a kubectl of a user.
@@ -22,7 +22,7 @@ func (d *door) as(t *testing.T, cr cluster.Credentials) kubectl {
 	t.Helper()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "kubeconfig")
-	suite.Check(t, d.front.WriteKubeconfig(file, cr))
+	must.Do(t, d.front.WriteKubeconfig(file, cr))
 	return kubectl{d.w.kubectl, []string{"--kubeconfig", file, "--cache-dir", filepath.Join(dir, "cache")}}
 }
 

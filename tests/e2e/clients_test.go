@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -69,9 +70,9 @@ type reply struct {
 func (w *world) request(t *testing.T, method, path string, header http.Header, body []byte) reply {
 	t.Helper()
 	transport, err := rest.TransportFor(w.server.RESTConfig(w.Admin()))
-	suite.Check(t, err)
+	must.Do(t, err)
 	req, err := http.NewRequestWithContext(t.Context(), method, w.server.URL+path, bytes.NewReader(body))
-	suite.Check(t, err)
+	must.Do(t, err)
 	maps.Copy(req.Header, header)
 	res, err := transport.RoundTrip(req)
 	if err != nil {
@@ -108,7 +109,7 @@ func longWatch(t *testing.T, w *world, k kind) {
 	ctx, cancel := context.WithTimeout(t.Context(), idle+30*time.Second)
 	defer cancel()
 	events, err := w.dynamic.Resource(k.gvr).Namespace(ns).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=late"})
-	suite.Check(t, err)
+	must.Do(t, err)
 	defer events.Stop()
 	select {
 	case e, open := <-events.ResultChan():
@@ -126,7 +127,7 @@ func shortWatch(t *testing.T, w *world, k kind) {
 	ns, seconds := w.namespace(t), int64(2)
 	begun := time.Now()
 	events, err := w.dynamic.Resource(k.gvr).Namespace(ns).Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=none", TimeoutSeconds: &seconds})
-	suite.Check(t, err)
+	must.Do(t, err)
 	for e := range events.ResultChan() {
 		t.Errorf("got %v, want nothing", e)
 	}
@@ -144,7 +145,7 @@ func chunks(t *testing.T, w *world, k kind) {
 	seen, pages := map[string]bool{}, 0
 	for next := ""; pages == 0 || next != ""; pages++ {
 		list, err := w.dynamic.Resource(k.gvr).Namespace(ns).List(t.Context(), metav1.ListOptions{Limit: limit, Continue: next})
-		suite.Check(t, err)
+		must.Do(t, err)
 		if len(list.Items) > limit {
 			t.Errorf("a page of %d, asked for %d", len(list.Items), limit)
 		}
@@ -164,7 +165,7 @@ func chunks(t *testing.T, w *world, k kind) {
 func gone(t *testing.T, w *world, k kind) {
 	ns := w.namespace(t)
 	o, err := w.dynamic.Resource(k.gvr).Namespace(ns).Create(t.Context(), k.object("old", "x"), metav1.CreateOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	at := metav1.ListOptions{ResourceVersion: o.GetResourceVersion(), ResourceVersionMatch: metav1.ResourceVersionMatchExact}
 	suite.Eventually(t, time.Minute, "the revision is forgotten", func() (bool, string) {
 		_, err = w.dynamic.Resource(k.gvr).Namespace(ns).List(t.Context(), at)
@@ -193,7 +194,7 @@ func bigBody(t *testing.T, w *world, k kind) {
 		t.Fatalf("%d: %.500s", r.status, r.body)
 	}
 	o := k.object("", "")
-	suite.Check(t, o.UnmarshalJSON(r.body))
+	must.Do(t, o.UnmarshalJSON(r.body))
 	if k.value(o) != value {
 		t.Errorf("%d bytes came back, %d went in", len(k.value(o)), len(value))
 	}
@@ -223,14 +224,14 @@ func compressed(t *testing.T, w *world, k kind) {
 		t.Fatalf("Content-Encoding %q, want gzip", r.header.Get("Content-Encoding"))
 	}
 	z, err := gzip.NewReader(bytes.NewReader(r.body))
-	suite.Check(t, err)
+	must.Do(t, err)
 	var unpacked, plain map[string]any
-	suite.Check(t, json.NewDecoder(z).Decode(&unpacked))
+	must.Do(t, json.NewDecoder(z).Decode(&unpacked))
 	r = w.request(t, http.MethodGet, k.url(ns), http.Header{"Accept-Encoding": {"identity"}}, nil)
 	if enc := r.header.Get("Content-Encoding"); enc != "" {
 		t.Errorf("Content-Encoding %q for one who accepts none", enc)
 	}
-	suite.Check(t, json.Unmarshal(r.body, &plain))
+	must.Do(t, json.Unmarshal(r.body, &plain))
 	for _, doc := range []map[string]any{unpacked, plain} {
 		if items, _ := doc["items"].([]any); len(items) < 3 {
 			t.Errorf("%d items, want 3", len(items))
@@ -243,7 +244,7 @@ func tables(t *testing.T, w *world, k kind) {
 	w.create(t, k, ns, "row", "x")
 	r := w.request(t, http.MethodGet, k.url(ns)+"/row", http.Header{"Accept": {"application/json;as=Table;v=v1;g=meta.k8s.io"}}, nil)
 	var table metav1.Table
-	suite.Check(t, json.Unmarshal(r.body, &table))
+	must.Do(t, json.Unmarshal(r.body, &table))
 	if table.Kind != "Table" || len(table.ColumnDefinitions) < 2 || len(table.Rows) != 1 || table.Rows[0].Cells[0] != "row" {
 		t.Errorf("got %.500s, want a table of one row", r.body)
 	}
@@ -254,7 +255,7 @@ func metadataOnly(t *testing.T, w *world, k kind) {
 	w.create(t, k, ns, "known", "secret")
 	r := w.request(t, http.MethodGet, k.url(ns)+"/known", http.Header{"Accept": {"application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io"}}, nil)
 	var o metav1.PartialObjectMetadata
-	suite.Check(t, json.Unmarshal(r.body, &o))
+	must.Do(t, json.Unmarshal(r.body, &o))
 	if o.Kind != "PartialObjectMetadata" || o.Name != "known" || bytes.Contains(r.body, []byte("secret")) {
 		t.Errorf("got %.500s, want the metadata alone", r.body)
 	}
@@ -269,9 +270,9 @@ func deleteCollection(t *testing.T, w *world, k kind) {
 			t.Fatal(err)
 		}
 	}
-	suite.Check(t, w.dynamic.Resource(k.gvr).Namespace(ns).DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "drop=true"}))
+	must.Do(t, w.dynamic.Resource(k.gvr).Namespace(ns).DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "drop=true"}))
 	list, err := w.dynamic.Resource(k.gvr).Namespace(ns).List(t.Context(), metav1.ListOptions{LabelSelector: "drop"})
-	suite.Check(t, err)
+	must.Do(t, err)
 	if len(list.Items) != 1 || list.Items[0].GetName() != "keep" {
 		t.Errorf("%d left, want keep alone", len(list.Items))
 	}
@@ -284,20 +285,20 @@ func protobuf(t *testing.T, w *world) {
 	rc.ContentType = "application/vnd.kubernetes.protobuf"
 	rc.AcceptContentTypes = rc.ContentType
 	client, err := kubernetes.NewForConfig(rc)
-	suite.Check(t, err)
+	must.Do(t, err)
 	want := map[string]string{"k": "v"}
 	if _, err := client.CoreV1().ConfigMaps(ns).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "binary"}, Data: want}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	got, err := client.CoreV1().ConfigMaps(ns).Get(t.Context(), "binary", metav1.GetOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	if fmt.Sprint(got.Data) != fmt.Sprint(want) {
 		t.Errorf("got %v, want %v", got.Data, want)
 	}
 	events, err := client.CoreV1().ConfigMaps(ns).Watch(t.Context(), metav1.ListOptions{ResourceVersion: got.ResourceVersion})
-	suite.Check(t, err)
+	must.Do(t, err)
 	defer events.Stop()
-	suite.Check(t, client.CoreV1().ConfigMaps(ns).Delete(t.Context(), "binary", metav1.DeleteOptions{}))
+	must.Do(t, client.CoreV1().ConfigMaps(ns).Delete(t.Context(), "binary", metav1.DeleteOptions{}))
 	for e := range events.ResultChan() {
 		if o, ok := e.Object.(*corev1.ConfigMap); ok && o.Name == "binary" && e.Type == watch.Deleted {
 			break

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -32,7 +33,7 @@ func testControllers(t *testing.T, w *world) {
 		kc.run(t, "delete", "namespace", ns, "--timeout=90s") // returns when it is gone
 		for _, k := range kinds() {
 			list, err := w.dynamic.Resource(k.gvr).Namespace(ns).List(t.Context(), metav1.ListOptions{})
-			suite.Check(t, err)
+			must.Do(t, err)
 			if len(list.Items) > 0 {
 				t.Errorf("%d %s outlived their namespace", len(list.Items), k.name)
 			}
@@ -67,7 +68,7 @@ func collect(t *testing.T, w *world, owner, owned kind, policy metav1.DeletionPr
 	ns := w.namespace(t)
 	owners, owneds := w.dynamic.Resource(owner.gvr).Namespace(ns), w.dynamic.Resource(owned.gvr).Namespace(ns)
 	parent, err := owners.Create(t.Context(), owner.object("parent", "x"), metav1.CreateOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	block := true
 	child := owned.object("child", "x")
 	child.SetOwnerReferences([]metav1.OwnerReference{{
@@ -76,7 +77,7 @@ func collect(t *testing.T, w *world, owner, owned kind, policy metav1.DeletionPr
 	if _, err := owneds.Create(t.Context(), child, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	suite.Check(t, owners.Delete(t.Context(), "parent", metav1.DeleteOptions{PropagationPolicy: &policy}))
+	must.Do(t, owners.Delete(t.Context(), "parent", metav1.DeleteOptions{PropagationPolicy: &policy}))
 	suite.Eventually(t, time.Minute, "the owner is gone", func() (bool, string) {
 		_, err := owners.Get(t.Context(), "parent", metav1.GetOptions{})
 		return apierrors.IsNotFound(err), fmt.Sprint(err)

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/client-go/discovery"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -82,7 +83,7 @@ func testDiscovery(t *testing.T, w *world) {
 		client := discovery.NewDiscoveryClientForConfigOrDie(w.server.RESTConfig(w.Admin()))
 		suite.Eventually(t, time.Minute, "the document holds them", func() (bool, string) { // it is merged in the background
 			doc, err := client.OpenAPISchema()
-			suite.Check(t, err)
+			must.Do(t, err)
 			for _, d := range doc.GetDefinitions().GetAdditionalProperties() {
 				if strings.HasSuffix(d.GetName(), ".wardle.v1beta1.Flunder") {
 					return true, ""
@@ -99,7 +100,7 @@ func testPreferred(t *testing.T, w *world, legacy bool) {
 	client := discovery.NewDiscoveryClientForConfigOrDie(w.server.RESTConfig(w.Admin()))
 	client.UseLegacyDiscovery = legacy
 	lists, err := client.ServerPreferredResources()
-	suite.Check(t, err)
+	must.Do(t, err)
 	found := map[string]bool{}
 	for _, l := range lists {
 		for _, r := range l.APIResources {

@@ -14,7 +14,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // testExtension looks from the other side: at what an extension server receives.
@@ -52,11 +52,11 @@ func newCallers(t *testing.T, q *quay) *callers {
 	t.Helper()
 	issue := func(by *cluster.Authority, file string, l cluster.Leaf) cluster.Pair {
 		p, err := by.Issue("caller-"+file, l)
-		suite.Check(t, err)
+		must.Do(t, err)
 		return p
 	}
 	foreign, err := q.PKI.NewAuthority("caller-foreign-ca")
-	suite.Check(t, err)
+	must.Do(t, err)
 	kc, ns := q.admin(t), q.namespace(t)
 	kc.run(t, "create", "serviceaccount", "robot", "-n", ns)
 	masters := "system:masters"
@@ -196,7 +196,7 @@ func whoIs(t *testing.T, r reply) authenticationv1.UserInfo {
 	t.Helper()
 	var a authenticationv1.SelfSubjectReview
 	if r.status == http.StatusCreated {
-		suite.Check(t, json.Unmarshal(r.body, &a))
+		must.Do(t, json.Unmarshal(r.body, &a))
 	}
 	return a.Status.UserInfo
 }

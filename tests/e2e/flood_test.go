@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -133,9 +134,9 @@ func (w *world) dials(t *testing.T) map[string]string {
 	t.Helper()
 	c := w.thrifty(t, w.front.Admin, w.PKI.Admin)
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, w.front.Admin.URL+"/metrics", nil)
-	suite.Check(t, err)
+	must.Do(t, err)
 	res, err := c.Do(req)
-	suite.Check(t, err)
+	must.Do(t, err)
 	defer res.Body.Close()
 	found := map[string]string{}
 	for lines := bufio.NewScanner(res.Body); lines.Scan(); {
@@ -227,7 +228,7 @@ func (q *quay) openWatches(t *testing.T, ns string, byCert, byToken *http.Client
 	for _, path := range []string{"/api/v1/namespaces/" + ns + "/configmaps", widgetsPath} {
 		for _, c := range []*http.Client{byCert, byToken} {
 			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, q.server.URL+path+"?watch=true", nil)
-			suite.Check(t, err)
+			must.Do(t, err)
 			if c == byToken {
 				req.Header.Set("Authorization", "Bearer "+token)
 			}

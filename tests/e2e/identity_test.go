@@ -12,6 +12,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -29,7 +30,7 @@ func people(t *testing.T, w *world, ns string) []person {
 	kc.run(t, "create", "serviceaccount", "robot", "-n", ns)
 	token := strings.TrimSpace(kc.run(t, "create", "token", "robot", "-n", ns))
 	dave, err := w.PKI.Client.Issue("dave-"+ns, cluster.Leaf{User: "dave", Groups: []string{"dev", "night-shift"}})
-	suite.Check(t, err)
+	must.Do(t, err)
 	return []person{
 		{name: "client certificate", cred: cluster.Credentials{Pair: dave}},
 		{name: "ServiceAccount token", cred: cluster.Credentials{Token: token}},
@@ -123,11 +124,11 @@ func testBadToken(t *testing.T, w *world) {
 // claims, not even its members of system:masters.
 func testForeignCertificate(t *testing.T, w *world) {
 	foreign, err := w.PKI.NewAuthority("foreign-ca")
-	suite.Check(t, err)
+	must.Do(t, err)
 	pair, err := foreign.Issue("foreign-admin", cluster.Leaf{User: "admin", Groups: []string{"system:masters"}})
-	suite.Check(t, err)
+	must.Do(t, err)
 	past, err := w.PKI.Client.Issue("past-admin", cluster.Leaf{User: "admin", Groups: []string{"system:masters"}, NotAfter: longAgo()})
-	suite.Check(t, err)
+	must.Do(t, err)
 	for _, p := range []cluster.Pair{pair, past} {
 		who := w.as(t, w.server, cluster.Credentials{Pair: p})
 		for _, k := range kinds() {

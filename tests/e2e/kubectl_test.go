@@ -13,7 +13,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // testKubectl does with kubectl what people do with it all day, to each kind.
@@ -94,8 +94,8 @@ func kubectlWatch(t *testing.T, w *world, k kind) {
 	defer cancel()
 	cmd := kc.command(ctx, "get", k.name, "-n", ns, "--field-selector", "metadata.name=seen", "--watch", "--output-watch-events", "-o", "json")
 	out, err := cmd.StdoutPipe()
-	suite.Check(t, err)
-	suite.Check(t, cmd.Start())
+	must.Do(t, err)
+	must.Do(t, cmd.Start())
 	events := json.NewDecoder(bufio.NewReader(out))
 	next := func(want, value string) {
 		t.Helper()
@@ -187,7 +187,7 @@ func replace(t *testing.T, w *world, k kind) {
 	stale := k.object("replaced", "stale")
 	stale.SetResourceVersion("1")
 	data, err := stale.MarshalJSON()
-	suite.Check(t, err)
+	must.Do(t, err)
 	kc.fail(t, "Conflict", string(data), "replace", "-n", ns, "-f", "-")
 }
 

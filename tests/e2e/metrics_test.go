@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
@@ -20,15 +21,15 @@ func testMetricsServer(t *testing.T, w *world) {
 	defer cancel()
 	b := cluster.Backend{Namespace: "kube-system", Service: "metrics-server", CAFile: w.PKI.Serving.CertFile, GroupVersions: []string{"metrics.k8s.io/v1beta1"}}
 	_, args, err := w.ExtensionArgs(&b)
-	suite.Check(t, err)
+	must.Do(t, err)
 	path, err := tools.Path(ctx, tools.Config{}, "metrics-server")
-	suite.Check(t, err)
+	must.Do(t, err)
 	// 10 s is the shortest resolution that it allows.
 	args = append(args, "--kubelet-insecure-tls", "--kubelet-use-node-status-port", "--kubelet-preferred-address-types=InternalIP", "--metric-resolution=10s", "--kubelet-request-timeout=5s")
 	if _, err := w.Run(ctx, cluster.Command{Name: "metrics-server", Path: path, Args: args}); err != nil {
 		t.Fatal(err)
 	}
-	suite.Check(t, w.Register(ctx, b))
+	must.Do(t, w.Register(ctx, b))
 	kc := w.admin(t)
 	kc.cache = t.TempDir()
 	var nodes suite.Answer

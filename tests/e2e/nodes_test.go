@@ -21,6 +21,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/kubelet"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -28,13 +29,13 @@ import (
 func (w *world) newNode(t *testing.T) *kubelet.Kubelet {
 	t.Helper()
 	serving, err := w.PKI.Serving.Issue("kubelet", cluster.Leaf{User: "system:node:harbour", Names: []string{"127.0.0.1"}})
-	suite.Check(t, err)
+	must.Do(t, err)
 	pair, err := tls.LoadX509KeyPair(serving.CertFile, serving.KeyFile)
-	suite.Check(t, err)
+	must.Do(t, err)
 	k, err := kubelet.New(kubelet.Config{Certificate: pair, ClientCAs: suite.Pool(t, w.PKI.Client.CertFile), Dir: t.TempDir()})
-	suite.Check(t, err)
+	must.Do(t, err)
 	t.Cleanup(k.Close)
-	suite.Check(t, k.Join(t.Context(), w.core, "harbour"))
+	must.Do(t, k.Join(t.Context(), w.core, "harbour"))
 	return k
 }
 
@@ -60,7 +61,7 @@ func testNodes(t *testing.T, w *world) {
 	kc.run(t, "create", "namespace", "moorings")
 	kc.run(t, "wait", "--for=create", "--timeout=60s", "-n", "moorings", "serviceaccount/default")
 	container, err := node.Run(t.Context(), w.core, "moorings", "buoy")
-	suite.Check(t, err)
+	must.Do(t, err)
 	kc.run(t, "create", "serviceaccount", "diver", "-n", "moorings")
 	kc.run(t, "create", "rolebinding", "divers", "-n", "moorings", "--clusterrole=cluster-admin", "--serviceaccount=moorings:diver")
 	token := strings.TrimSpace(kc.run(t, "create", "token", "diver", "-n", "moorings"))
@@ -129,8 +130,8 @@ func logs(t *testing.T, m mooring) {
 	defer cancel()
 	cmd := m.who.command(ctx, m.kubectl("logs", "buoy", "-f", "--tail=1")...)
 	out, err := cmd.StdoutPipe()
-	suite.Check(t, err)
-	suite.Check(t, cmd.Start())
+	must.Do(t, err)
+	must.Do(t, cmd.Start())
 	lines := bufio.NewReader(out)
 	for i, want := range []string{"third", "fourth", "fifth"} {
 		if i > 0 {
@@ -171,13 +172,13 @@ func executeNothing(t *testing.T, m mooring) {
 // own of that size.
 func terminal(t *testing.T, m mooring) {
 	tty, err := kubelet.OpenTerminal()
-	suite.Check(t, err)
+	must.Do(t, err)
 	defer tty.Close()
-	suite.Check(t, tty.Resize(77, 33))
+	must.Do(t, tty.Resize(77, 33))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := m.who.command(ctx, m.kubectl("exec", "-it", "buoy", "--", "sh", "-c", "stty size; tty; read answer; echo got $answer; exit 3")...)
-	suite.Check(t, tty.Start(cmd))
+	must.Do(t, tty.Start(cmd))
 	var seen bytes.Buffer
 	for buf := make([]byte, 1024); !strings.Contains(seen.String(), "/dev/"); {
 		n, err := tty.Read(buf)
@@ -207,7 +208,7 @@ func through(t *testing.T, m mooring) {
 
 func copyFiles(t *testing.T, m mooring) {
 	dir, sent := t.TempDir(), rubbish(bulk)
-	suite.Check(t, os.WriteFile(filepath.Join(dir, "there"), sent, 0o600))
+	must.Do(t, os.WriteFile(filepath.Join(dir, "there"), sent, 0o600))
 	name := "cargo-" + filepath.Base(dir) + fmt.Sprint(rand.Int64())
 	m.who.run(t, m.kubectl("cp", filepath.Join(dir, "there"), "buoy:"+name)...)
 	if got, err := os.ReadFile(filepath.Join(m.container.Dir, name)); err != nil || !bytes.Equal(got, sent) {
@@ -229,7 +230,7 @@ func attach(t *testing.T, m mooring) {
 // portForward makes several connections at once through one port-forward.
 func portForward(t *testing.T, m mooring) {
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	suite.Check(t, err)
+	must.Do(t, err)
 	defer l.Close()
 	go func() { // ends with l
 		for {
@@ -249,8 +250,8 @@ func portForward(t *testing.T, m mooring) {
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
 	out, err := cmd.StdoutPipe()
-	suite.Check(t, err)
-	suite.Check(t, cmd.Start())
+	must.Do(t, err)
+	must.Do(t, cmd.Start())
 	defer func() { cancel(); _ = cmd.Wait() }()
 	said, err := bufio.NewReader(out).ReadString('\n')
 	found := regexp.MustCompile(`Forwarding from (127\.0\.0\.1:\d+)`).FindStringSubmatch(said)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/status"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -40,13 +41,13 @@ func testStatus(t *testing.T, w *world) {
 	rc := w.Cluster.Endpoint().RESTConfig(w.Admin())
 	aggregation, leases := apiregistrationv1client.NewForConfigOrDie(rc), coordinationv1client.NewForConfigOrDie(rc)
 	table, err := registry.New(registry.Config{Client: rc})
-	suite.Check(t, err)
+	must.Do(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 3)
 	go func() { ended <- table.Run(ctx) }()
 	for _, identity := range []string{"one", "two"} {
 		writer, err := status.New(status.Config{Table: table.Table, APIServices: aggregation.APIServices(), Leases: leases, Identity: identity})
-		suite.Check(t, err)
+		must.Do(t, err)
 		go func() { ended <- writer.Run(ctx) }()
 	}
 	t.Cleanup(func() {

@@ -21,7 +21,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // open opens a WebSocket on a subresource of a widget, as virtctl does on a virtual machine's, and
@@ -44,7 +44,7 @@ func (q *quay) open(t *testing.T, e cluster.Endpoint, cred cluster.Credentials, 
 
 func echoes(t *testing.T, ws *websocket.Conn, message []byte) {
 	t.Helper()
-	suite.Check(t, ws.WriteMessage(websocket.BinaryMessage, message))
+	must.Do(t, ws.WriteMessage(websocket.BinaryMessage, message))
 	_ = ws.SetReadDeadline(time.Now().Add(30 * time.Second)) // far more than an echo takes
 	kind, got, err := ws.ReadMessage()
 	if err != nil || kind != websocket.BinaryMessage || !bytes.Equal(got, message) {
@@ -152,7 +152,7 @@ func smuggle(t *testing.T, q *quay, pair cluster.Pair, first, name string, atOnc
 	t.Helper()
 	d := tls.Dialer{Config: clientTLS(t, q.server, pair, "http/1.1")}
 	conn, err := d.DialContext(t.Context(), "tcp", strings.TrimPrefix(q.server.URL, "https://"))
-	suite.Check(t, err)
+	must.Do(t, err)
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(30 * time.Second))
 	body := `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"` + name + `"}}`
@@ -167,7 +167,7 @@ func smuggle(t *testing.T, q *quay, pair cluster.Pair, first, name string, atOnc
 	}
 	r := bufio.NewReader(conn)
 	res, err := http.ReadResponse(r, nil)
-	suite.Check(t, err)
+	must.Do(t, err)
 	_, _ = io.Copy(io.Discard, res.Body) // may be cut by the end of the connection
 	_ = res.Body.Close()
 	if res.StatusCode != status {

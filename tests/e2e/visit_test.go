@@ -18,6 +18,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -56,19 +57,19 @@ func newQuay(t *testing.T, w *world) *quay {
 		extension.Fault{Kind: extension.Redirect, Path: widgetsPath + "/" + redirecting, Text: "https://127.0.0.1:1/elsewhere"},
 		extension.Fault{Kind: extension.Hang, Path: widgetsPath + "/" + hanging},
 	)
-	suite.Check(t, err)
+	must.Do(t, err)
 	_, port, _ := strings.Cut(q.widgets.Addr(), ":")
 	number, err := strconv.Atoi(port)
-	suite.Check(t, err)
+	must.Do(t, err)
 	b := cluster.Backend{Namespace: "widgets", Service: "api", Port: number, CAFile: w.PKI.Serving.CertFile, GroupVersions: []string{widgetsGV}}
-	suite.Check(t, w.Register(t.Context(), b))
+	must.Do(t, w.Register(t.Context(), b))
 	kc := w.admin(t)
 	kc.feed(t, widgetsRole, "create", "-f", "-")
 	kc.run(t, "create", "clusterrolebinding", "widgets", "--clusterrole=widgets", "--group=system:authenticated")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for _, e := range []cluster.Endpoint{w.server, w.EndpointOf(0)} {
-		suite.Check(t, w.WaitAvailable(ctx, e, widgetsGV))
+		must.Do(t, w.WaitAvailable(ctx, e, widgetsGV))
 	}
 	alice := w.as(t, w.server, w.StaticToken("alice"))
 	suite.Eventually(t, time.Minute, "the new role is known", func() (bool, string) {
@@ -92,7 +93,7 @@ type visit struct {
 func clientTLS(t *testing.T, e cluster.Endpoint, pair cluster.Pair, protos ...string) *tls.Config {
 	t.Helper()
 	c, err := rest.TLSConfigFor(e.RESTConfig(cluster.Credentials{Pair: pair}))
-	suite.Check(t, err)
+	must.Do(t, err)
 	c.NextProtos, c.ServerName = protos, "127.0.0.1"
 	return c
 }
@@ -118,7 +119,7 @@ func (v visit) send(t *testing.T, e cluster.Endpoint) reply {
 		body = io.NopCloser(strings.NewReader(v.body)) // of unknown length: only then there are trailers
 	}
 	req, err := http.NewRequestWithContext(t.Context(), v.method, e.URL+v.path, body)
-	suite.Check(t, err)
+	must.Do(t, err)
 	maps.Copy(req.Header, v.header)
 	req.Trailer = v.trailer
 	transport := &http.Transport{TLSClientConfig: clientTLS(t, e, v.pair, v.proto), ForceAttemptHTTP2: v.proto == "h2", DisableKeepAlives: true}
@@ -132,7 +133,7 @@ func (v visit) send(t *testing.T, e cluster.Endpoint) reply {
 		t.Fatalf("answered by %s, want %s", res.Proto, v.proto)
 	}
 	data, err := io.ReadAll(res.Body)
-	suite.Check(t, err)
+	must.Do(t, err)
 	return reply{status: res.StatusCode, header: res.Header, body: data}
 }
 

@@ -21,6 +21,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/issuer"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -142,7 +143,7 @@ func (w *world) must(t *testing.T, what string, f func() error) {
 func (w *world) namespace(t *testing.T) string {
 	t.Helper()
 	ns, err := w.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "case-"}}, metav1.CreateOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	return ns.Name
 }
 
@@ -158,7 +159,7 @@ type caller struct {
 func (w *world) as(t *testing.T, e cluster.Endpoint, cr cluster.Credentials) caller {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "kubeconfig")
-	suite.Check(t, e.WriteKubeconfig(file, cr))
+	must.Do(t, e.WriteKubeconfig(file, cr))
 	return caller{w: w, kubeconfig: file, cache: w.cache}
 }
 

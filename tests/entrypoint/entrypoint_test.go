@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -44,17 +45,17 @@ func newWorld(t *testing.T, name string, fairlead string, args ...string) *world
 	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: args})
 	var err error
 	w.core, err = kubernetes.NewForConfig(w.Cluster.Endpoint().RESTConfig(w.Admin()))
-	suite.Check(t, err)
-	suite.Check(t, w.Cluster.Endpoint().WriteKubeconfig(w.direct, w.Admin()))
+	must.Do(t, err)
+	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(w.direct, w.Admin()))
 	// The shipped manifests, as docs/operations.md has them put together.
 	folder := filepath.Join(dir, "overlay")
-	suite.Check(t, os.Mkdir(folder, 0o755))
+	must.Do(t, os.Mkdir(folder, 0o755))
 	deploy, err := filepath.Abs("../../deploy")
-	suite.Check(t, err)
+	must.Do(t, err)
 	for _, part := range []string{"base", "components", "overlays"} {
-		suite.Check(t, os.CopyFS(filepath.Join(dir, "deploy", part), os.DirFS(filepath.Join(deploy, part))))
+		must.Do(t, os.CopyFS(filepath.Join(dir, "deploy", part), os.DirFS(filepath.Join(deploy, part))))
 	}
-	suite.Check(t, os.WriteFile(filepath.Join(folder, "kustomization.yaml"), []byte("resources: [../deploy/overlays/control-plane]\ncomponents: [../deploy/components/entrypoint]\n"), 0o600))
+	must.Do(t, os.WriteFile(filepath.Join(folder, "kustomization.yaml"), []byte("resources: [../deploy/overlays/control-plane]\ncomponents: [../deploy/components/entrypoint]\n"), 0o600))
 	rendered := w.run(t, "", w.kubectl, "kustomize", folder)
 	if !strings.Contains(rendered, "- --publish-kubernetes-endpoints") {
 		t.Fatalf("the component does not turn it on:\n%s", rendered)
@@ -79,12 +80,12 @@ func (w *world) run(t *testing.T, stdin, name string, args ...string) string {
 func (w *world) start(t *testing.T, name, address string, args ...string) *cluster.Front {
 	t.Helper()
 	kubeconfig := filepath.Join(w.dir, name+"-account.kubeconfig")
-	suite.Check(t, w.Cluster.Endpoint().WriteKubeconfig(kubeconfig, cluster.Credentials{Token: suite.Token(t, w.core, "kube-system", "fairlead")}))
+	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(kubeconfig, cluster.Credentials{Token: suite.Token(t, w.core, "kube-system", "fairlead")}))
 	front, err := w.StartFairlead(t.Context(), cluster.Fairlead{
 		Path: w.fairlead, Name: name, Address: address, Port: port,
 		Args: append([]string{"--kubeconfig=" + kubeconfig, "--publish-kubernetes-endpoints", "--advertise-address=" + address}, args...),
 	})
-	suite.Check(t, err)
+	must.Do(t, err)
 	return front
 }
 
@@ -103,7 +104,7 @@ func (w *world) publishes(t *testing.T, most time.Duration, addresses ...string)
 	took := time.Since(begun)
 	// The older kind of object says the same.
 	old, err := w.core.CoreV1().Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	var have []string
 	for _, s := range old.Subsets {
 		for _, a := range s.Addresses {
@@ -121,15 +122,15 @@ func (w *world) publishes(t *testing.T, most time.Duration, addresses ...string)
 func (w *world) podConfig(t *testing.T) *rest.Config {
 	t.Helper()
 	const folder = "/var/run/secrets/kubernetes.io/serviceaccount"
-	suite.Check(t, os.MkdirAll(folder, 0o755))
+	must.Do(t, os.MkdirAll(folder, 0o755))
 	ca, err := os.ReadFile(w.PKI.Serving.CertFile)
-	suite.Check(t, err)
-	suite.Check(t, os.WriteFile(folder+"/ca.crt", ca, 0o600))
-	suite.Check(t, os.WriteFile(folder+"/token", []byte(suite.Token(t, w.core, "default", "pod")), 0o600))
+	must.Do(t, err)
+	must.Do(t, os.WriteFile(folder+"/ca.crt", ca, 0o600))
+	must.Do(t, os.WriteFile(folder+"/token", []byte(suite.Token(t, w.core, "default", "pod")), 0o600))
 	t.Setenv("KUBERNETES_SERVICE_HOST", clusterIP)
 	t.Setenv("KUBERNETES_SERVICE_PORT", "443")
 	c, err := rest.InClusterConfig()
-	suite.Check(t, err)
+	must.Do(t, err)
 	return c
 }
 
@@ -167,17 +168,17 @@ func testClients(t *testing.T, w *world) {
 	w.publishes(t, 5*time.Second, "10.79.0.1", "10.79.0.2")
 	inCluster := cluster.Endpoint{URL: "https://" + clusterIP, CAFile: w.PKI.Serving.CertFile}
 	kubeconfig := filepath.Join(w.dir, "service.kubeconfig")
-	suite.Check(t, inCluster.WriteKubeconfig(kubeconfig, w.Admin()))
+	must.Do(t, inCluster.WriteKubeconfig(kubeconfig, w.Admin()))
 	through := func(args ...string) string {
 		return w.run(t, "", w.kubectl, append([]string{"--kubeconfig", kubeconfig, "--cache-dir", filepath.Join(w.dir, "cache")}, args...)...)
 	}
 	config := w.podConfig(t)
 	config.QPS = -1
 	pod, err := kubernetes.NewForConfig(config)
-	suite.Check(t, err)
+	must.Do(t, err)
 	t.Run("a pod's client", func(t *testing.T) {
 		_, err := pod.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "mine"}}, metav1.CreateOptions{})
-		suite.Check(t, err)
+		must.Do(t, err)
 		scrape := w.admitted(t, one) + w.admitted(t, two)
 		if !regexp.MustCompile(`fairlead_request_total\{.*verb="create".*\} [1-9]`).MatchString(scrape) {
 			t.Errorf("it went past Fairlead:\n%s", scrape)
@@ -185,7 +186,7 @@ func testClients(t *testing.T, w *world) {
 	})
 	t.Run("kube-controller-manager", func(t *testing.T) {
 		_, err := w.StartControllerManager(t.Context(), inCluster)
-		suite.Check(t, err)
+		must.Do(t, err)
 		through("create", "deployment", "idle", "--image=none", "--replicas=0")
 		suite.Eventually(t, time.Minute, "a ReplicaSet", func() (bool, string) {
 			out := through("get", "replicasets", "-o", "name")
@@ -201,7 +202,7 @@ func testClients(t *testing.T, w *world) {
 	})
 	t.Run("one drains", func(t *testing.T) {
 		restart := w.clients(t, pod)
-		suite.Check(t, two.Part.Signal(syscall.SIGTERM))
+		must.Do(t, two.Part.Signal(syscall.SIGTERM))
 		took := w.publishes(t, time.Second, "10.79.0.1")
 		t.Logf("its entry left after %s", took)
 		<-two.Part.Done()
@@ -210,7 +211,7 @@ func testClients(t *testing.T, w *world) {
 		}
 	})
 	t.Run("it comes back", func(t *testing.T) {
-		suite.Check(t, two.Part.Restart(t.Context()))
+		must.Do(t, two.Part.Restart(t.Context()))
 		w.publishes(t, 5*time.Second, "10.79.0.1", "10.79.0.2")
 	})
 	t.Run("one dies", func(t *testing.T) {
@@ -219,7 +220,7 @@ func testClients(t *testing.T, w *world) {
 		took := w.publishes(t, 15*time.Second, "10.79.0.1")
 		t.Logf("its entry left after %s", took)
 		_, err := pod.CoreV1().ConfigMaps("default").Get(t.Context(), "mine", metav1.GetOptions{})
-		suite.Check(t, err)
+		must.Do(t, err)
 		through("delete", "deployment", "idle", "--cascade=foreground", "--timeout=60s") // kube-controller-manager lives on
 		scrape := w.admitted(t, one)
 		for _, want := range []string{"fairlead_entrypoint_published 1", "fairlead_entrypoint_replicas 1", "fairlead_entrypoint_contested 0", "fairlead_entrypoint_foreign_writes_total 0"} {
@@ -230,7 +231,7 @@ func testClients(t *testing.T, w *world) {
 	})
 	t.Run("nothing was forbidden", func(t *testing.T) {
 		log, err := os.ReadFile(one.Part.LogFile())
-		suite.Check(t, err)
+		must.Do(t, err)
 		if strings.Contains(string(log), "forbidden") {
 			t.Errorf("something was:\n%s", log)
 		}
@@ -260,7 +261,7 @@ func (w *world) clients(t *testing.T, pod kubernetes.Interface) func() int {
 func (w *world) admitted(t *testing.T, f *cluster.Front) string {
 	t.Helper()
 	file := filepath.Join(w.dir, "admin-"+f.Part.Name())
-	suite.Check(t, f.Admin.WriteKubeconfig(file, w.Admin()))
+	must.Do(t, f.Admin.WriteKubeconfig(file, w.Admin()))
 	return w.run(t, "", w.kubectl, "--kubeconfig", file, "get", "--raw", "/metrics")
 }
 
@@ -274,7 +275,7 @@ func testContest(t *testing.T, w *world) {
 		return strings.Contains(scrape, "fairlead_entrypoint_contested 1\n"), regexp.MustCompile("(?m)^fairlead_entrypoint.*$").FindString(scrape)
 	})
 	log, err := os.ReadFile(front.Part.LogFile())
-	suite.Check(t, err)
+	must.Do(t, err)
 	if !strings.Contains(string(log), "--endpoint-reconciler-type=none") {
 		t.Errorf("the log does not say what to do:\n%s", log)
 	}

@@ -17,7 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // clusterIP is the address of the Service kubernetes.
@@ -47,7 +47,7 @@ func endpoints(ctx context.Context, core kubernetes.Interface) ([]netip.AddrPort
 func serviceProxy(t *testing.T, core kubernetes.Interface) {
 	t.Helper()
 	l, err := net.Listen("tcp", clusterIP+":443")
-	suite.Check(t, err)
+	must.Do(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	t.Cleanup(func() { cancel(); _ = l.Close(); wg.Wait() })

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -23,18 +24,18 @@ import (
 func testBeside(t *testing.T, w *world) {
 	s := w.site(t, 0, cluster.Config{APIServers: 1})
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	suite.Check(t, s.Endpoint().WriteKubeconfig(kubeconfig, s.Admin()))
+	must.Do(t, s.Endpoint().WriteKubeconfig(kubeconfig, s.Admin()))
 	d := s.open(t, s.Registry(), "--kubeconfig="+kubeconfig)
 	alice, err := s.PKI.Client.Issue("alice", cluster.Leaf{User: "alice"})
-	suite.Check(t, err)
+	must.Do(t, err)
 	file := filepath.Join(t.TempDir(), "alice")
-	suite.Check(t, d.Endpoint.WriteKubeconfig(file, cluster.Credentials{Pair: alice}))
+	must.Do(t, d.Endpoint.WriteKubeconfig(file, cluster.Credentials{Pair: alice}))
 	hers, admin := kubectl{w.kubectl, []string{"--kubeconfig", file, "--cache-dir", t.TempDir()}}, s.kubectl(t, d.Endpoint)
 	server := s.extension(t, "widgets.example.com/v1")
 	at, err := url.Parse(server.URL())
-	suite.Check(t, err)
+	must.Do(t, err)
 	port, err := strconv.Atoi(at.Port())
-	suite.Check(t, err)
+	must.Do(t, err)
 
 	t.Run("who has no right may not write", func(t *testing.T) {
 		hers.run(t, 1, text(t, s.remote(widgetsAPI, server)), []string{"create", "-f", "-"}, "Forbidden")
@@ -54,7 +55,7 @@ func testBeside(t *testing.T, w *world) {
 		admin.run(t, 0, "", []string{"get", "namespaces", "default", "-o", "name"}, "namespace/default")
 	})
 	t.Run("a Service of the cluster's is routed", func(t *testing.T) {
-		suite.Check(t, d.services.Delete(t.Context(), widgetsAPI, metav1.DeleteOptions{}))
+		must.Do(t, d.services.Delete(t.Context(), widgetsAPI, metav1.DeleteOptions{}))
 		d.becomes(t, widgets, http.StatusNotFound)
 		// The extension server's certificate is for its address, not for a Service.
 		o := s.remote(widgetsAPI, server)
@@ -63,7 +64,7 @@ func testBeside(t *testing.T, w *world) {
 		o.Annotations, o.Spec.CABundle, o.Spec.InsecureSkipTLSVerify = nil, nil, true
 		o.Spec.Service.Namespace, o.Spec.Service.Name, o.Spec.Service.Port = "default", "widgets", &port
 		_, err := d.services.Create(t.Context(), o, metav1.CreateOptions{})
-		suite.Check(t, err)
+		must.Do(t, err)
 		d.becomes(t, widgets, http.StatusOK)
 	})
 	t.Run("the admin port takes no writes", func(t *testing.T) {
@@ -82,17 +83,17 @@ func testBeside(t *testing.T, w *world) {
 	t.Run("two writers of a status do not fight", func(t *testing.T) {
 		const name = "v1.gadgets.example.com"
 		_, err := d.services.Create(t.Context(), s.remote(name, s.extension(t, "gadgets.example.com/v1")), metav1.CreateOptions{})
-		suite.Check(t, err)
+		must.Do(t, err)
 		log := ""
 		suite.Eventually(t, 60*time.Second, "it is said", func() (bool, string) {
 			data, err := os.ReadFile(d.Part.LogFile())
-			suite.Check(t, err)
+			must.Do(t, err)
 			log = string(data)
 			return strings.Contains(log, "another writer writes this condition"), ""
 		})
 		pause(t.Context(), 8*time.Second) // until when one that fought on would have written some thousand times
 		res, err := s.kv.Get(t.Context(), keys+name)
-		suite.Check(t, err)
+		must.Do(t, err)
 		if n := res.Kvs[0].Version; n > 20 {
 			t.Errorf("written %d times", n)
 		}
@@ -105,11 +106,11 @@ func testRestored(t *testing.T, w *world) {
 	s.routed(t)
 	for range 20 { // that what is written below comes nowhere near
 		_, err := s.kv.Put(t.Context(), "noise", "x")
-		suite.Check(t, err)
+		must.Do(t, err)
 	}
 	s.Etcd.Kill()
-	suite.Check(t, os.RemoveAll(filepath.Join(s.Dir(), "data-etcd")))
-	suite.Check(t, s.Etcd.Restart(t.Context()))
+	must.Do(t, os.RemoveAll(filepath.Join(s.Dir(), "data-etcd")))
+	must.Do(t, s.Etcd.Restart(t.Context()))
 	t.Run("what it does not have is not routed", func(t *testing.T) {
 		for _, d := range s.doors {
 			d.becomes(t, widgets, http.StatusNotFound)

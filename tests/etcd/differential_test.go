@@ -23,6 +23,7 @@ import (
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/scheme"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -101,15 +102,15 @@ func (s *side) ask(t *testing.T, o operation) string {
 		path = base + path
 	}
 	r, err := http.NewRequestWithContext(t.Context(), o.method, s.base+path, strings.NewReader(body))
-	suite.Check(t, err)
+	must.Do(t, err)
 	r.Header.Set("Content-Type", std.Or(o.contentType, "application/json"))
 	r.Header.Set("Accept", std.Or(o.accept, "application/json"))
 	r.Header.Set("User-Agent", "kubectl/v1.36.0 (linux/amd64)")
 	res, err := s.client.Do(r)
-	suite.Check(t, err)
+	must.Do(t, err)
 	defer res.Body.Close()
 	text, err := io.ReadAll(res.Body)
-	suite.Check(t, err)
+	must.Do(t, err)
 	var b strings.Builder
 	fmt.Fprintln(&b, res.StatusCode, res.Header.Get("Content-Type"), res.Header["Warning"], "Retry-After:", res.Header.Get("Retry-After"), "Allow:", res.Header.Get("Allow"))
 	if strings.HasPrefix(res.Header.Get("Content-Type"), "application/vnd.kubernetes.protobuf") {
@@ -127,7 +128,7 @@ func (s *side) ask(t *testing.T, o operation) string {
 		}
 		s.remember(o)
 		data, err := json.MarshalIndent(normal(o), "", " ")
-		suite.Check(t, err)
+		must.Do(t, err)
 		one := anonymous(string(data))
 		if bookmark := strings.Contains(one, `"type": "BOOKMARK"`); !bookmark || one != last { // how many come is the clock's
 			fmt.Fprintln(&b, one)
@@ -149,7 +150,7 @@ func fromProtobuf(t *testing.T, data []byte) []byte {
 		t.Fatalf("%v in %q", err, data)
 	}
 	text, err := json.Marshal(o)
-	suite.Check(t, err)
+	must.Do(t, err)
 	return text
 }
 
@@ -227,7 +228,7 @@ func restart(t *testing.T, c *comparison) {
 	t.Helper()
 	compact(t, c)
 	for _, p := range []*cluster.Part{c.APIServers[0], c.doors[0].Part} {
-		suite.Check(t, p.Restart(t.Context()))
+		must.Do(t, p.Restart(t.Context()))
 	}
 }
 
@@ -257,7 +258,7 @@ func meanwhile(t *testing.T, c *comparison) {
 func compact(t *testing.T, c *comparison) {
 	t.Helper()
 	res, err := c.kv.Get(t.Context(), "none")
-	suite.Check(t, err)
+	must.Do(t, err)
 	_, err = c.kv.Compact(t.Context(), res.Header.Revision)
-	suite.Check(t, err)
+	must.Do(t, err)
 }

@@ -22,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -34,7 +35,7 @@ func testFaults(t *testing.T, w *world) {
 			testAway(t, w, (*cluster.Part).Kill, func(p *cluster.Part) error { return p.Restart(t.Context()) })
 		}},
 		{"stopped", func(t *testing.T, w *world) {
-			testAway(t, w, func(p *cluster.Part) { suite.Check(t, p.Signal(syscall.SIGSTOP)) }, func(p *cluster.Part) error { return p.Signal(syscall.SIGCONT) })
+			testAway(t, w, func(p *cluster.Part) { must.Do(t, p.Signal(syscall.SIGSTOP)) }, func(p *cluster.Part) error { return p.Signal(syscall.SIGCONT) })
 		}},
 		{"slow", testSlow},
 		{"compacted", testCompacted},
@@ -54,7 +55,7 @@ func testFaults(t *testing.T, w *world) {
 func (s *site) routed(t *testing.T) {
 	t.Helper()
 	_, err := s.doors[0].services.Create(t.Context(), s.remote(widgetsAPI, s.extension(t, "widgets.example.com/v1")), metav1.CreateOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	for _, d := range s.doors {
 		d.becomes(t, widgets, http.StatusOK)
 	}
@@ -64,7 +65,7 @@ func (s *site) routed(t *testing.T) {
 func (d *door) refuses(t *testing.T, name string) {
 	t.Helper()
 	data, err := json.Marshal(local(name))
-	suite.Check(t, err)
+	must.Do(t, err)
 	for _, write := range []struct{ method, path, body string }{{http.MethodPost, base, string(data)}, {http.MethodDelete, base + "/v1.widgets.example.com", ""}} {
 		begun := time.Now()
 		res, body := d.ask(t, write.method, write.path, write.body)
@@ -97,7 +98,7 @@ func testAway(t *testing.T, w *world, stop func(*cluster.Part), again func(*clus
 	s.routed(t)
 	d := s.doors[0]
 	before, err := d.services.List(t.Context(), metav1.ListOptions{ResourceVersion: "0"})
-	suite.Check(t, err)
+	must.Do(t, err)
 	stop(s.Etcd)
 	t.Run("writes", func(t *testing.T) { d.refuses(t, "v1.late.example.com") })
 	t.Run("what is routed stays routed", func(t *testing.T) {
@@ -107,7 +108,7 @@ func testAway(t *testing.T, w *world, stop func(*cluster.Part), again func(*clus
 	})
 	t.Run("reads that may be old", func(t *testing.T) {
 		now, err := d.services.List(t.Context(), metav1.ListOptions{ResourceVersion: "0"})
-		suite.Check(t, err)
+		must.Do(t, err)
 		if len(now.Items) != len(before.Items) {
 			t.Errorf("%d, want %d", len(now.Items), len(before.Items))
 		}
@@ -131,7 +132,7 @@ func testAway(t *testing.T, w *world, stop func(*cluster.Part), again func(*clus
 			}
 		}
 	})
-	suite.Check(t, again(s.Etcd))
+	must.Do(t, again(s.Etcd))
 	t.Run("back again", func(t *testing.T) { s.accepts(t, "v1.back.example.com") })
 }
 
@@ -170,12 +171,12 @@ func testCompacted(t *testing.T, w *world) {
 	g.cut()
 	server := s.everything(t)
 	_, err := other.services.Create(t.Context(), s.remote("v1.new.example.com", server), metav1.CreateOptions{})
-	suite.Check(t, err)
-	suite.Check(t, other.services.Delete(t.Context(), widgetsAPI, metav1.DeleteOptions{}))
+	must.Do(t, err)
+	must.Do(t, other.services.Delete(t.Context(), widgetsAPI, metav1.DeleteOptions{}))
 	res, err := s.kv.Put(t.Context(), "after", "all")
-	suite.Check(t, err)
+	must.Do(t, err)
 	_, err = s.kv.Compact(t.Context(), res.Header.Revision)
-	suite.Check(t, err)
+	must.Do(t, err)
 	t.Run("what it knows is routed", func(t *testing.T) {
 		if res, body := cutOff.ask(t, http.MethodGet, widgets, ""); res.StatusCode != http.StatusOK {
 			t.Errorf("%d %s", res.StatusCode, body)
@@ -201,7 +202,7 @@ func testFull(t *testing.T, w *world) {
 	})
 	t.Run("writes", func(t *testing.T) {
 		data, err := json.Marshal(local("v1.late.example.com"))
-		suite.Check(t, err)
+		must.Do(t, err)
 		res, body := s.doors[0].ask(t, http.MethodPost, base, string(data))
 		if res.StatusCode != http.StatusServiceUnavailable || res.Header.Get("Retry-After") == "" || !strings.Contains(body, "takes no writes") {
 			t.Errorf("%d %v %s", res.StatusCode, res.Header, body)
@@ -215,11 +216,11 @@ func testFull(t *testing.T, w *world) {
 		}
 	})
 	_, err := s.kv.Compact(t.Context(), revision)
-	suite.Check(t, err)
+	must.Do(t, err)
 	_, err = s.kv.Defragment(t.Context(), s.EtcdURLs()[0])
-	suite.Check(t, err)
+	must.Do(t, err)
 	_, err = s.kv.AlarmDisarm(t.Context(), &clientv3.AlarmMember{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	t.Run("there is room again", func(t *testing.T) { s.accepts(t, "v1.back.example.com") })
 }
 
@@ -229,7 +230,7 @@ func testCorrupt(t *testing.T, w *world) {
 	s.routed(t)
 	const noise = "v1.noise.example.com"
 	_, err := s.kv.Put(t.Context(), keys+noise, "\x00\x01 noise")
-	suite.Check(t, err)
+	must.Do(t, err)
 	names := func(t *testing.T) {
 		suite.Eventually(t, 20*time.Second, "it is named", func() (bool, string) {
 			res, body := s.doors[len(s.doors)-1].ask(t, http.MethodGet, "/fairlead/status", "")
@@ -241,7 +242,7 @@ func testCorrupt(t *testing.T, w *world) {
 	t.Run("in the log", func(t *testing.T) {
 		suite.Eventually(t, 20*time.Second, "in the log", func() (bool, string) {
 			log, err := os.ReadFile(s.doors[0].Part.LogFile())
-			suite.Check(t, err)
+			must.Do(t, err)
 			return strings.Contains(string(log), noise), string(log)
 		})
 	})
@@ -252,9 +253,9 @@ func testCorrupt(t *testing.T, w *world) {
 		s.doors[1].becomes(t, widgets, http.StatusOK)
 	})
 	t.Run("it can be deleted", func(t *testing.T) {
-		suite.Check(t, s.doors[1].services.Delete(t.Context(), noise, metav1.DeleteOptions{}))
+		must.Do(t, s.doors[1].services.Delete(t.Context(), noise, metav1.DeleteOptions{}))
 		res, err := s.kv.Get(t.Context(), keys+noise)
-		suite.Check(t, err)
+		must.Do(t, err)
 		if len(res.Kvs) != 0 {
 			t.Errorf("%v", res.Kvs)
 		}
@@ -273,7 +274,7 @@ func testRestart(t *testing.T, w *world) {
 	})
 	s.Etcd.Kill()
 	t.Run("with the file", func(t *testing.T) {
-		suite.Check(t, with.Part.Restart(t.Context()))
+		must.Do(t, with.Part.Restart(t.Context()))
 		with.becomes(t, widgets, http.StatusOK)
 		with.refuses(t, "v1.late.example.com")
 	})
@@ -284,8 +285,8 @@ func testRestart(t *testing.T, w *world) {
 			t.Errorf("it is ready: %v", err)
 		}
 	})
-	suite.Check(t, s.Etcd.Restart(t.Context()))
-	suite.Check(t, without.Part.Restart(t.Context()))
+	must.Do(t, s.Etcd.Restart(t.Context()))
+	must.Do(t, without.Part.Restart(t.Context()))
 	t.Run("back again", func(t *testing.T) { s.accepts(t, "v1.back.example.com") })
 }
 
@@ -303,7 +304,7 @@ type gate struct {
 func newGate(t *testing.T, to string) *gate {
 	t.Helper()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	suite.Check(t, err)
+	must.Do(t, err)
 	g := &gate{url: "http://" + l.Addr().String(), to: strings.TrimPrefix(to, "http://")}
 	t.Cleanup(func() {
 		_ = l.Close()

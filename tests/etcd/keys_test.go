@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -24,31 +25,31 @@ func testKeys(t *testing.T, w *world) {
 	server := s.extension(t, "widgets.example.com/v1", "gadgets.example.com/v1")
 	theirs := s.services(t, s.Endpoint())
 	made, err := theirs.Create(t.Context(), s.remote(widgetsAPI, server), metav1.CreateOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	d := s.open(t, s.Registry())
 	t.Run("what kube-apiserver wrote is routed", func(t *testing.T) { d.becomes(t, widgets, http.StatusOK) })
 	t.Run("what kube-apiserver wrote is read", func(t *testing.T) {
 		got, err := d.services.Get(t.Context(), made.Name, metav1.GetOptions{})
-		suite.Check(t, err)
+		must.Do(t, err)
 		if got.UID != made.UID || got.Spec.Service.Name != "none" || got.CreationTimestamp != made.CreationTimestamp {
 			t.Errorf("%v, want %v", got, made)
 		}
 		all, err := d.services.List(t.Context(), metav1.ListOptions{LabelSelector: "kube-aggregator.kubernetes.io/automanaged=onstart"})
-		suite.Check(t, err)
+		must.Do(t, err)
 		if len(all.Items) < 10 {
 			t.Errorf("%d of kube-apiserver's own", len(all.Items))
 		}
 	})
 	t.Run("what kube-apiserver changes is routed", func(t *testing.T) {
 		_, err := theirs.Patch(t.Context(), made.Name, types.MergePatchType, []byte(`{"metadata":{"annotations":{"fairlead.dev/maintenance":"hull"}}}`), metav1.PatchOptions{})
-		suite.Check(t, err)
+		must.Do(t, err)
 		d.becomes(t, widgets, http.StatusServiceUnavailable)
 	})
 	ours, err := d.services.Create(t.Context(), s.remote("v1.gadgets.example.com", server), metav1.CreateOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	read := func(t *testing.T) {
 		got, err := theirs.Get(t.Context(), ours.Name, metav1.GetOptions{})
-		suite.Check(t, err)
+		must.Do(t, err)
 		if got.UID != ours.UID || got.Annotations[urlAnnotation] != server.URL() || string(got.Spec.CABundle) != string(ours.Spec.CABundle) {
 			t.Errorf("%v, want %v", got, ours)
 		}
@@ -58,7 +59,7 @@ func testKeys(t *testing.T, w *world) {
 		var text []string
 		for _, name := range []string{made.Name, ours.Name} {
 			res, err := s.kv.Get(t.Context(), keys+name)
-			suite.Check(t, err)
+			must.Do(t, err)
 			if len(res.Kvs) != 1 {
 				t.Fatalf("%d keys of %s", len(res.Kvs), name)
 			}
@@ -71,15 +72,15 @@ func testKeys(t *testing.T, w *world) {
 		}
 	})
 	t.Run("and after kube-apiserver's restart", func(t *testing.T) {
-		suite.Check(t, s.APIServers[0].Restart(t.Context()))
+		must.Do(t, s.APIServers[0].Restart(t.Context()))
 		read(t)
 	})
 	t.Run("what kube-apiserver deletes is gone", func(t *testing.T) {
-		suite.Check(t, theirs.Delete(t.Context(), made.Name, metav1.DeleteOptions{}))
+		must.Do(t, theirs.Delete(t.Context(), made.Name, metav1.DeleteOptions{}))
 		d.becomes(t, widgets, http.StatusNotFound)
 	})
 	t.Run("what Fairlead deletes is gone", func(t *testing.T) {
-		suite.Check(t, d.services.Delete(t.Context(), ours.Name, metav1.DeleteOptions{}))
+		must.Do(t, d.services.Delete(t.Context(), ours.Name, metav1.DeleteOptions{}))
 		suite.Eventually(t, 10*time.Second, "gone", func() (bool, string) {
 			_, err := theirs.Get(t.Context(), ours.Name, metav1.GetOptions{ResourceVersion: "0"})
 			return err != nil, "still there"

@@ -21,6 +21,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/logbook"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -29,7 +30,7 @@ func text(t *testing.T, o *apiregistrationv1.APIService) string {
 	t.Helper()
 	o.APIVersion, o.Kind = "apiregistration.k8s.io/v1", "APIService"
 	data, err := yaml.Marshal(o)
-	suite.Check(t, err)
+	must.Do(t, err)
 	return string(data)
 }
 
@@ -41,7 +42,7 @@ func testKubectl(t *testing.T, w *world) {
 	seen := &logbook.Book{}
 	watch := other.command(t, "get", "apiservices", "--watch", "--output-watch-events")
 	watch.Stdout, watch.Stderr = seen, seen
-	suite.Check(t, watch.Start())
+	must.Do(t, watch.Start())
 	t.Cleanup(func() { _ = watch.Process.Kill(); _ = watch.Wait() })
 	informed := s.inform(t, s.doors[1].Endpoint)
 	sees := func(t *testing.T, what string, b *logbook.Book) {
@@ -50,7 +51,7 @@ func testKubectl(t *testing.T, w *world) {
 	}
 	dir := t.TempDir()
 	file := filepath.Join(dir, "apiservice.yaml")
-	suite.Check(t, os.WriteFile(file, []byte(text(t, s.remote(widgetsAPI, server))), 0o600))
+	must.Do(t, os.WriteFile(file, []byte(text(t, s.remote(widgetsAPI, server))), 0o600))
 	t.Run("diff of what is not there", func(t *testing.T) { k.run(t, 1, "", []string{"diff", "-f", file}, "+kind: APIService") })
 	t.Run("apply", func(t *testing.T) { k.run(t, 0, "", []string{"apply", "-f", file}, widgetsAPI+" created") })
 	t.Run("wait", func(t *testing.T) {
@@ -68,7 +69,7 @@ func testKubectl(t *testing.T, w *world) {
 	})
 	t.Run("edit", func(t *testing.T) {
 		editor := filepath.Join(dir, "editor")
-		suite.Check(t, os.WriteFile(editor, []byte("#!/bin/sh\nsed -i 's/versionPriority: 10/versionPriority: 77/' \"$1\"\n"), 0o700))
+		must.Do(t, os.WriteFile(editor, []byte("#!/bin/sh\nsed -i 's/versionPriority: 10/versionPriority: 77/' \"$1\"\n"), 0o700))
 		cmd := k.command(t, "edit", "apiservice", widgetsAPI)
 		cmd.Env = append(os.Environ(), "EDITOR="+editor)
 		if a := suite.Run(t, cmd, ""); a.Code != 0 || !strings.Contains(a.Out, "edited") {
@@ -101,7 +102,7 @@ func testKubectl(t *testing.T, w *world) {
 	}
 	t.Run("an unknown field is refused", func(t *testing.T) {
 		data, err := os.ReadFile(file)
-		suite.Check(t, err)
+		must.Do(t, err)
 		k.run(t, 1, strings.Replace(string(data), "spec:", "spec:\n  flavour: sweet", 1), []string{"apply", "-f", "-"}, `unknown field "spec.flavour"`)
 	})
 	t.Run("a protected group is refused", func(t *testing.T) {
@@ -114,9 +115,9 @@ func testKubectl(t *testing.T, w *world) {
 	})
 	t.Run("users without rights", func(t *testing.T) {
 		alice, err := s.PKI.Client.Issue("alice", cluster.Leaf{User: "alice"})
-		suite.Check(t, err)
+		must.Do(t, err)
 		at := filepath.Join(dir, "alice")
-		suite.Check(t, s.doors[0].Endpoint.WriteKubeconfig(at, cluster.Credentials{Pair: alice}))
+		must.Do(t, s.doors[0].Endpoint.WriteKubeconfig(at, cluster.Credentials{Pair: alice}))
 		a := suite.Run(t, exec.CommandContext(t.Context(), w.kubectl, "--kubeconfig", at, "delete", "apiservice", widgetsAPI), "")
 		if a.Code == 0 || !strings.Contains(a.Errs, "Forbidden") {
 			t.Errorf("%+v", a)
@@ -141,7 +142,7 @@ func testKubectl(t *testing.T, w *world) {
 func (s *site) inform(t *testing.T, e cluster.Endpoint) *logbook.Book {
 	t.Helper()
 	c, err := aggregator.NewForConfig(e.RESTConfig(s.Admin()))
-	suite.Check(t, err)
+	must.Do(t, err)
 	b := &logbook.Book{}
 	note := func(what string, o any) {
 		if a, ok := o.(*apiregistrationv1.APIService); ok {
@@ -152,7 +153,7 @@ func (s *site) inform(t *testing.T, e cluster.Endpoint) *logbook.Book {
 	_, err = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(o any) { note("added", o) }, UpdateFunc: func(_, o any) { note("updated", o) }, DeleteFunc: func(o any) { note("deleted", o) },
 	})
-	suite.Check(t, err)
+	must.Do(t, err)
 	go informer.RunWithContext(t.Context()) // ends with the test
 	if !cache.WaitForCacheSync(t.Context().Done(), informer.HasSynced) {
 		t.Fatal("the informer has no list")
@@ -170,7 +171,7 @@ func testAggregator(t *testing.T, s *site, k kubectl) {
 	o := s.remote(name, server)
 	o.Spec.GroupPriorityMinimum, o.Spec.VersionPriority = 2000, 200
 	_, err := c.Create(t.Context(), o, metav1.CreateOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	s.doors[0].becomes(t, "/apis/wardle.example.com/v1alpha1/widgets", http.StatusOK)
 	t.Run("objects are made, listed and deleted through it", func(t *testing.T) {
 		path := "/apis/wardle.example.com/v1alpha1/namespaces/default/widgets"
@@ -189,7 +190,7 @@ func testAggregator(t *testing.T, s *site, k kubectl) {
 		k.run(t, 0, "", []string{"wait", "--for=condition=Available", "--timeout=20s", "apiservice/" + name})
 		var read apiregistrationv1.APIService
 		_, body := s.doors[0].ask(t, http.MethodGet, base+"/"+name+"/status", "")
-		suite.Check(t, yaml.Unmarshal([]byte(body), &read))
+		must.Do(t, yaml.Unmarshal([]byte(body), &read))
 		if len(read.Status.Conditions) != 1 || read.Status.Conditions[0].Type != "Available" || read.Status.Conditions[0].Status != "True" {
 			t.Errorf("%s", body)
 		}
@@ -199,7 +200,7 @@ func testAggregator(t *testing.T, s *site, k kubectl) {
 		for range 5 { // as client-go's RetryOnConflict
 			var now *apiregistrationv1.APIService
 			now, err = c.Get(t.Context(), name, metav1.GetOptions{})
-			suite.Check(t, err)
+			must.Do(t, err)
 			now.Status.Conditions = append(now.Status.Conditions, apiregistrationv1.APIServiceCondition{Type: "StatusUpdated", Status: "True", Reason: "E2E", Message: "Set from e2e test"})
 			if now, err = c.UpdateStatus(t.Context(), now, metav1.UpdateOptions{}); err == nil {
 				if !strings.Contains(fmt.Sprint(now.Status.Conditions), "StatusUpdated") {
@@ -212,17 +213,17 @@ func testAggregator(t *testing.T, s *site, k kubectl) {
 	})
 	t.Run("it is listed and replaced", func(t *testing.T) {
 		all, err := c.List(t.Context(), metav1.ListOptions{})
-		suite.Check(t, err)
+		must.Do(t, err)
 		if len(all.Items) != 1 || all.Items[0].Name != name {
 			t.Fatalf("%v", all.Items)
 		}
 		now := &all.Items[0]
 		now.Labels = map[string]string{name: "updated"}
 		_, err = c.Update(t.Context(), now, metav1.UpdateOptions{})
-		suite.Check(t, err)
+		must.Do(t, err)
 	})
 	t.Run("delete a collection", func(t *testing.T) {
-		suite.Check(t, c.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: name + "=updated"}))
+		must.Do(t, c.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: name + "=updated"}))
 		s.doors[0].becomes(t, "/apis/wardle.example.com/v1alpha1/widgets", http.StatusNotFound)
 		_, body := s.doors[1].ask(t, http.MethodGet, "/apis", "")
 		suite.Eventually(t, 10*time.Second, "not in discovery", func() (bool, string) {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -105,7 +106,7 @@ func testLoad(t *testing.T, w *world) {
 	s := w.site(t, 2, cluster.Config{Members: 3})
 	server := s.everything(t)
 	_, err := s.doors[0].services.Create(t.Context(), s.remote("v1.warm.example.com", server), metav1.CreateOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	for _, d := range s.doors {
 		d.becomes(t, "/apis/warm.example.com/v1/things", http.StatusOK)
 	}
@@ -131,7 +132,7 @@ func testLoad(t *testing.T, w *world) {
 		took, written = append(took, time.Since(since)), max(written, since.Sub(begun))
 		return nil
 	})
-	suite.Check(t, err)
+	must.Do(t, err)
 	slices.Sort(took)
 	p50, p99, most := took[len(took)/2], took[len(took)*99/100], took[len(took)-1]
 	t.Logf("%d APIServices, %.0f a second: routed by both after p50 %s, p99 %s, at most %s", *many, float64(*many)/written.Seconds(), p50, p99, most)
@@ -177,12 +178,12 @@ func testLeader(t *testing.T, w *world) {
 			return err
 		})
 	})
-	suite.Check(t, err)
-	suite.Check(t, <-killed)
-	suite.Check(t, <-killed)
+	must.Do(t, err)
+	must.Do(t, <-killed)
+	must.Do(t, <-killed)
 	t.Run("nothing is lost in etcd", func(t *testing.T) {
 		res, err := s.kv.Get(t.Context(), keys, clientv3.WithPrefix(), clientv3.WithKeysOnly())
-		suite.Check(t, err)
+		must.Do(t, err)
 		have := map[string]bool{}
 		for _, kv := range res.Kvs {
 			have[string(kv.Key[strings.LastIndexByte(string(kv.Key), '/')+1:])] = true
@@ -197,7 +198,7 @@ func testLeader(t *testing.T, w *world) {
 		pause(t.Context(), 45*time.Second-time.Since(pinged)) // three pings too many, and it ends a connection
 		for _, d := range s.doors {
 			log, err := os.ReadFile(d.Part.LogFile())
-			suite.Check(t, err)
+			must.Do(t, err)
 			if strings.Contains(string(log), "too_many_pings") {
 				t.Errorf("%s pings too often", d.Part.Name())
 			}

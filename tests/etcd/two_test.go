@@ -15,6 +15,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -23,7 +24,7 @@ func testTwo(t *testing.T, w *world) {
 	s := w.site(t, 2, cluster.Config{})
 	server := s.extension(t, "widgets.example.com/v1")
 	_, err := s.doors[0].services.Create(t.Context(), s.remote(widgetsAPI, server), metav1.CreateOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	t.Run("what is written to one is routed by both", func(t *testing.T) {
 		for _, d := range s.doors {
 			d.becomes(t, widgets, http.StatusOK)
@@ -36,7 +37,7 @@ func testTwo(t *testing.T, w *world) {
 			t.Errorf("%d write statuses", n)
 		}
 		o, err := s.doors[0].services.Get(t.Context(), widgetsAPI, metav1.GetOptions{})
-		suite.Check(t, err)
+		must.Do(t, err)
 		for _, f := range o.ManagedFields {
 			if f.Subresource == "status" && f.Manager != "fairlead" {
 				t.Errorf("%+v", f)
@@ -45,7 +46,7 @@ func testTwo(t *testing.T, w *world) {
 	})
 	t.Run("what others write to the status does not start a fight", func(t *testing.T) {
 		_, err := s.doors[1].services.Patch(t.Context(), widgetsAPI, types.StrategicMergePatchType, []byte(`{"status":{"conditions":[{"type":"Other","status":"True"}]}}`), metav1.PatchOptions{}, "status")
-		suite.Check(t, err)
+		must.Do(t, err)
 		s.quiet(t, 3)
 	})
 	t.Run("the leader is killed", func(t *testing.T) {
@@ -58,11 +59,11 @@ func testTwo(t *testing.T, w *world) {
 		}
 		// Its lease lasts 15 s, and the backend's failure is believed after a few.
 		available(t, other, "False")
-		suite.Check(t, led.Part.Restart(t.Context()))
+		must.Do(t, led.Part.Restart(t.Context()))
 		led.becomes(t, widgets, http.StatusServiceUnavailable)
 	})
 	t.Run("what one deletes neither routes", func(t *testing.T) {
-		suite.Check(t, s.doors[1].services.Delete(t.Context(), widgetsAPI, metav1.DeleteOptions{}))
+		must.Do(t, s.doors[1].services.Delete(t.Context(), widgetsAPI, metav1.DeleteOptions{}))
 		for _, d := range s.doors {
 			d.becomes(t, widgets, http.StatusNotFound)
 		}
@@ -74,7 +75,7 @@ func (s *site) writers(t *testing.T) (all []*door) {
 	t.Helper()
 	for _, d := range s.doors {
 		log, err := os.ReadFile(d.Part.LogFile())
-		suite.Check(t, err)
+		must.Do(t, err)
 		if strings.Contains(string(log), "writing statuses") {
 			all = append(all, d)
 		}
@@ -104,7 +105,7 @@ func (s *site) quiet(t *testing.T, writes int64) {
 	t.Helper()
 	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); { // four times as long as between two writes of one status
 		res, err := s.kv.Get(t.Context(), keys+widgetsAPI)
-		suite.Check(t, err)
+		must.Do(t, err)
 		if len(res.Kvs) != 1 || res.Kvs[0].Version > writes {
 			t.Fatalf("written %d times, want %d: %s", res.Kvs[0].Version, writes, res.Kvs[0].Value)
 		}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -67,7 +68,7 @@ func (w *world) site(t *testing.T, doors int, cfg cluster.Config) *site {
 func (s *site) connect(t *testing.T) *clientv3.Client {
 	t.Helper()
 	kv, err := clientv3.New(clientv3.Config{Endpoints: s.EtcdURLs(), DialTimeout: 10 * time.Second})
-	suite.Check(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() { _ = kv.Close() })
 	return kv
 }
@@ -80,7 +81,7 @@ func (s *site) open(t *testing.T, registry string, args ...string) *door {
 	front, err := s.StartFairlead(ctx, cluster.Fairlead{
 		Path: s.w.bin, Name: fmt.Sprintf("fairlead-%d", len(s.doors)), Registry: registry, Args: append([]string{"--logging-format=json"}, args...),
 	})
-	suite.Check(t, err)
+	must.Do(t, err)
 	d := &door{Front: front, client: suite.Client(t, front.Endpoint, s.Admin()), services: s.services(t, front.Endpoint)}
 	s.doors = append(s.doors, d)
 	return d
@@ -90,7 +91,7 @@ func (s *site) open(t *testing.T, registry string, args ...string) *door {
 func (s *site) services(t *testing.T, e cluster.Endpoint) typed.APIServiceInterface {
 	t.Helper()
 	c, err := aggregator.NewForConfig(e.RESTConfig(s.Admin()))
-	suite.Check(t, err)
+	must.Do(t, err)
 	return c.ApiregistrationV1().APIServices()
 }
 
@@ -141,7 +142,7 @@ type head struct {
 func (d *door) ask(t *testing.T, method, path, body string) (head, string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, d.Endpoint.URL+path, strings.NewReader(body))
-	suite.Check(t, err)
+	must.Do(t, err)
 	r.Header.Set("Content-Type", "application/json")
 	res, err := d.client.Do(r)
 	if err != nil {
@@ -169,7 +170,7 @@ func (s *site) kubectl(t *testing.T, e cluster.Endpoint) kubectl {
 	t.Helper()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "kubeconfig")
-	suite.Check(t, e.WriteKubeconfig(file, s.Admin()))
+	must.Do(t, e.WriteKubeconfig(file, s.Admin()))
 	return kubectl{s.w.kubectl, []string{"--kubeconfig", file, "--cache-dir", filepath.Join(dir, "cache")}}
 }
 

@@ -18,6 +18,7 @@ import (
 // given the port.
 type listener struct {
 	addr   string
+	port   int
 	accept func(net.Conn)
 	hold   int // file descriptor
 
@@ -41,7 +42,7 @@ func newListener(address string, accept func(net.Conn)) (*listener, error) {
 	}
 	host, _, _ := net.SplitHostPort(address)
 	return &listener{
-		addr: net.JoinHostPort(host, strconv.Itoa(port)), accept: accept, hold: hold, conns: map[*connection]struct{}{},
+		addr: net.JoinHostPort(host, strconv.Itoa(port)), port: port, accept: accept, hold: hold, conns: map[*connection]struct{}{},
 	}, nil
 }
 

@@ -181,6 +181,9 @@ func (s *Server) Close() {
 // Addr is the host and port that the server listens on, also while a fault has closed it.
 func (s *Server) Addr() string { return s.listen.addr }
 
+// Port is the port of that address.
+func (s *Server) Port() int { return s.listen.port }
+
 // URL is https:// with Addr.
 func (s *Server) URL() string { return "https://" + s.Addr() }
 

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -23,8 +22,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
-	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
 // testAPIServer kills one of two kube-apiservers under load: the first one, which Fairlead's own
@@ -62,7 +61,7 @@ func testAPIServer(t *testing.T, d *door) {
 	killed := time.Now()
 	pause(t, 5*time.Second)
 	t.Logf("killed at %s, started again from %s", killed.Format("15:04:05.000"), time.Now().Format("15:04:05.000"))
-	suite.Check(t, victim.Restart(t.Context()))
+	must.Do(t, victim.Restart(t.Context()))
 	pause(t, steadyPause)
 	end()
 	for name, l := range loads {
@@ -118,7 +117,7 @@ func testOnlyAPIServer(t *testing.T, d *door) {
 	pause(t, steadyPause)
 	w.APIServers[0].Kill()
 	killed := time.Now()
-	suite.Check(t, w.APIServers[0].Restart(t.Context()))
+	must.Do(t, w.APIServers[0].Restart(t.Context()))
 	t.Logf("back after %s", time.Since(killed).Round(time.Millisecond))
 	pause(t, steadyPause)
 	end()
@@ -153,7 +152,7 @@ func (w *world) openLists(t *testing.T, d *door, path string) []*http.Response {
 	var list []*http.Response
 	for range 6 {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, d.Endpoint.URL+path, nil)
-		suite.Check(t, err)
+		must.Do(t, err)
 		res, err := c.Do(req)
 		if err != nil || res.StatusCode != http.StatusOK {
 			t.Fatalf("asking for a list: %v %v", res, err)
@@ -167,12 +166,11 @@ func (w *world) openLists(t *testing.T, d *door, path string) []*http.Response {
 // until end is called. None may be refused.
 func (w *world) ask(t *testing.T, d *door) (end func()) {
 	t.Helper()
-	kubectl, err := tools.Path(t.Context(), tools.Config{Progress: os.Stderr}, "kubectl")
-	suite.Check(t, err)
+	kubectl := suite.Tool(t, "kubectl")
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	suite.Check(t, d.Endpoint.WriteKubeconfig(kubeconfig, w.Admin()))
+	must.Do(t, d.Endpoint.WriteKubeconfig(kubeconfig, w.Admin()))
 	client, err := kubernetes.NewForConfig(d.Endpoint.RESTConfig(w.Admin()))
-	suite.Check(t, err)
+	must.Do(t, err)
 	cache := t.TempDir()
 	ctx, cancel := context.WithCancel(t.Context())
 	var asking sync.WaitGroup

@@ -17,7 +17,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // port is where every extension server listens, each on an address of its own.
@@ -96,7 +96,7 @@ func (b *backend) start(t *testing.T, h *host) *process {
 		},
 		Ready: accepts(p.addr()),
 	})
-	suite.Check(t, err)
+	must.Do(t, err)
 	t.Cleanup(p.Kill)
 	return p
 }
@@ -134,7 +134,7 @@ func (b *backend) register(t *testing.T, addresses ...string) {
 	}
 	var err error
 	b.slice, err = b.w.core.DiscoveryV1().EndpointSlices(namespace).Create(t.Context(), b.slice, metav1.CreateOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	if _, err := b.w.groups.ApiregistrationV1().APIServices().Create(t.Context(), b.object(b.group), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +168,7 @@ func (b *backend) update(t *testing.T, change func(*discoveryv1.EndpointSlice)) 
 	change(b.slice)
 	var err error
 	b.slice, err = b.w.core.DiscoveryV1().EndpointSlices(namespace).Update(t.Context(), b.slice, metav1.UpdateOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 }
 
 // unavailable is the metric of the APIService's verdict.

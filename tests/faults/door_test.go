@@ -14,7 +14,7 @@ import (
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // door is one Fairlead under test.
@@ -37,7 +37,7 @@ func (w *world) newDoorTo(t *testing.T, lane string, servers []string, args ...s
 	t.Helper()
 	args = append([]string{"--http2=" + strconv.FormatBool(lane == "h2"), "--local-apiserver=" + strings.Join(servers, ",")}, args...)
 	front, err := w.StartFairlead(t.Context(), cluster.Fairlead{Path: filepath.Join(w.bin, "fairlead"), Name: w.name("fairlead"), Args: args})
-	suite.Check(t, err)
+	must.Do(t, err)
 	t.Cleanup(front.Part.Kill)
 	d := &door{Front: front, w: w, lane: lane, admin: w.client()}
 	d.follow(t)

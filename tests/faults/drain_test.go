@@ -18,7 +18,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // testDrain stops one of two Fairleads behind one address, under load.
@@ -47,7 +47,7 @@ func testDrain(t *testing.T, d *door) {
 		l.start(t)
 	}
 	pause(t, steadyPause)
-	suite.Check(t, leaving.Part.Signal(syscall.SIGTERM))
+	must.Do(t, leaving.Part.Signal(syscall.SIGTERM))
 	begun := time.Now()
 	select {
 	case <-leaving.Part.Done():
@@ -100,7 +100,7 @@ const probeEvery = 200 * time.Millisecond
 func newBalancer(t *testing.T, doors ...*door) *balancer {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	suite.Check(t, err)
+	must.Do(t, err)
 	lb := &balancer{l: l, doors: [2]*door(doors)}
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
@@ -174,13 +174,13 @@ func (lb *balancer) serve(ctx context.Context, c net.Conn) {
 // testSecondSignal tells a Fairlead that has a minute to drain a second time.
 func testSecondSignal(t *testing.T, d *door) {
 	x := d.w.newDoor(t, d.lane, "--shutdown-delay-duration=1m")
-	suite.Check(t, x.Part.Signal(syscall.SIGTERM))
+	must.Do(t, x.Part.Signal(syscall.SIGTERM))
 	eventually(t, longest, "unready", func() bool {
 		_, err := x.get(t.Context(), "/readyz")
 		return err != nil && strings.Contains(err.Error(), fmt.Sprint(http.StatusInternalServerError))
 	})
 	begun := time.Now()
-	suite.Check(t, x.Part.Signal(syscall.SIGTERM))
+	must.Do(t, x.Part.Signal(syscall.SIGTERM))
 	select {
 	case <-x.Part.Done():
 		t.Logf("ended after %s", time.Since(begun).Round(time.Millisecond))

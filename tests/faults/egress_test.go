@@ -19,6 +19,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -35,7 +36,7 @@ func testEgress(t *testing.T, d *door) {
 			serving, err1 := d.w.PKI.Serving.Issue("egress", cluster.Leaf{User: "egress", Names: []string{"127.0.0.1"}})
 			client, err2 := d.w.PKI.Client.Issue("egress-client", cluster.Leaf{User: "fairlead"})
 			pair, err3 := tls.LoadX509KeyPair(serving.CertFile, serving.KeyFile)
-			suite.Check(t, errors.Join(err1, err2, err3))
+			must.Do(t, errors.Join(err1, err2, err3))
 			address := p.listen(t, "tcp", "127.0.0.1:0", &tls.Config{
 				Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: suite.Pool(t, d.w.PKI.Client.CertFile), MinVersion: tls.VersionTLS12,
 			})
@@ -62,7 +63,7 @@ func throughEgress(t *testing.T, d *door, p *connectProxy, transport string) {
 	file := filepath.Join(t.TempDir(), "egress.yaml")
 	text := "apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorConfiguration\negressSelections:\n" +
 		"- name: cluster\n  connection:\n    proxyProtocol: HTTPConnect\n    transport:\n      " + transport + "\n"
-	suite.Check(t, os.WriteFile(file, []byte(text), 0o600))
+	must.Do(t, os.WriteFile(file, []byte(text), 0o600))
 	x := d.w.newDoor(t, d.lane, "--egress-selector-config-file="+file)
 	b.await(t, x)
 	if !b.unavailable(d) {
@@ -88,9 +89,9 @@ func throughEgress(t *testing.T, d *door, p *connectProxy, transport string) {
 		}
 	}
 	killed := d.w.stalls.start()
-	suite.Check(t, servers[0].Set(extension.Fault{Kind: extension.Refuse}))
+	must.Do(t, servers[0].Set(extension.Fault{Kind: extension.Refuse}))
 	t.Logf("unhealthy after %s", killed.until(t, eventually(t, nextProbe, "unhealthy", func() bool { return !b.healthy(x, beyond[0]) })))
-	suite.Check(t, servers[0].Set())
+	must.Do(t, servers[0].Set())
 	eventually(t, longest, "healthy again", func() bool { return b.healthy(x, beyond[0]) })
 	mustSucceed(t, l.stop(), 0)
 }
@@ -113,7 +114,7 @@ func (p *connectProxy) count(address string) int {
 func (p *connectProxy) listen(t *testing.T, network, address string, secure *tls.Config) string {
 	t.Helper()
 	l, err := net.Listen(network, address)
-	suite.Check(t, err)
+	must.Do(t, err)
 	if secure != nil {
 		l = tls.NewListener(l, secure)
 	}

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // testEndpoints has a backend of three endpoints per case, of which one goes bad under traffic.
@@ -88,7 +88,7 @@ func oneOfThree(t *testing.T, d *door, fault extension.Fault, all bool, within t
 		t.Error("the endpoint got no traffic while it was well")
 	}
 	begun := d.w.stalls.start()
-	suite.Check(t, bad.Set(fault))
+	must.Do(t, bad.Set(fault))
 	verdict := begun.until(t, eventually(t, longest, "unhealthy", func() bool { return !b.healthy(d, bad.Addr()) }))
 	t.Logf("unhealthy after %s", verdict.Round(time.Millisecond))
 	if verdict > within {
@@ -106,7 +106,7 @@ func oneOfThree(t *testing.T, d *door, fault extension.Fault, all bool, within t
 	// Ended while the fault is there: what hangs must have been given up by Fairlead.
 	mustSucceed(t, l.stop(), hungIdle)
 
-	suite.Check(t, bad.Set())
+	must.Do(t, bad.Set())
 	eventually(t, longest, "healthy again", func() bool { return b.healthy(d, bad.Addr()) })
 }
 
@@ -162,13 +162,13 @@ func testSlow(t *testing.T, d *door, onlyLive bool) {
 		path = b.widgets()
 	}
 	for _, s := range servers {
-		suite.Check(t, s.Set(extension.Fault{Kind: extension.Slow, Delay: usual, Path: path}))
+		must.Do(t, s.Set(extension.Fault{Kind: extension.Slow, Delay: usual, Path: path}))
 	}
 	b.register(t, servers[0].Addr(), servers[1].Addr(), servers[2].Addr())
 	b.await(t, d)
 	l := (&load{interval: 10 * time.Millisecond, client: d.w.clients(2), make: d.reads(b)}).start(t)
 	pause(t, steadyPause)
-	suite.Check(t, servers[0].Set(extension.Fault{Kind: extension.Slow, Delay: slow, Path: path}))
+	must.Do(t, servers[0].Set(extension.Fault{Kind: extension.Slow, Delay: slow, Path: path}))
 	pause(t, 15*time.Second) // the bound
 	var from [3]int64
 	for i, s := range servers {

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // testIsolation floods a backend that answers after half a minute, and looks at what the users of
@@ -36,11 +36,11 @@ func testIsolation(t *testing.T, d *door) {
 	other.register(t, quick[0].Addr(), quick[1].Addr())
 	slow.await(t, d)
 	other.await(t, d)
-	suite.Check(t, crawling.Set(extension.Fault{Kind: extension.Slow, Delay: 30 * time.Second, Path: slow.widgets()}))
+	must.Do(t, crawling.Set(extension.Fault{Kind: extension.Slow, Delay: 30 * time.Second, Path: slow.widgets()}))
 	// The others take their time too, as real ones do. Else the measure would be that of the
 	// machine's scheduler.
 	for _, s := range quick {
-		suite.Check(t, s.Set(extension.Fault{Kind: extension.Slow, Delay: 20 * time.Millisecond, Path: other.widgets()}))
+		must.Do(t, s.Set(extension.Fault{Kind: extension.Slow, Delay: 20 * time.Millisecond, Path: other.widgets()}))
 	}
 	clients, measuring := d.w.clients(6), d.w.clients(2)
 	measure := func() []shot {

@@ -17,8 +17,8 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testLeftovers creates, changes and deletes APIServices under traffic, a thousand times in all,
@@ -79,7 +79,7 @@ func testLeftovers(t *testing.T, d *door) {
 	t.Logf("before %+v, after %+v", before, after)
 	if !ok() {
 		stacks, err := d.get(t.Context(), "/debug/pprof/goroutine?debug=1")
-		suite.Check(t, err)
+		must.Do(t, err)
 		t.Errorf("before %+v, after %+v\n%.600s", before, after, stacks)
 	}
 }
@@ -96,7 +96,7 @@ type holding struct {
 func (d *door) holds(t *testing.T, servers []*extension.Server) holding {
 	t.Helper()
 	text, err := d.get(t.Context(), "/metrics")
-	suite.Check(t, err)
+	must.Do(t, err)
 	s := parse(text)
 	h := holding{goroutines: int(s["go_goroutines"]), files: int(s["process_open_fds"])}
 	for _, x := range servers {

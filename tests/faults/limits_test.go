@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // testLimits fills a Fairlead that may have few requests under way.
@@ -27,7 +27,7 @@ func testLimits(t *testing.T, d *door) {
 		s := b.serve(t, 1, extension.Config{Record: -1})[0]
 		b.register(t, s.Addr())
 		b.await(t, x)
-		suite.Check(t, s.Set(extension.Fault{Kind: extension.Hang, Path: b.widgets()}))
+		must.Do(t, s.Set(extension.Fault{Kind: extension.Hang, Path: b.widgets()}))
 		slow = append(slow, b)
 	}
 	c := d.w.client()
@@ -56,7 +56,7 @@ func testLimits(t *testing.T, d *door) {
 		t.Helper()
 		eventually(t, longest, "full", func() bool {
 			req, err := http.NewRequestWithContext(ctx, method, x.Endpoint.URL+b.widgets(), nil)
-			suite.Check(t, err)
+			must.Do(t, err)
 			answered := make(chan *http.Response, 1)
 			flying.Go(func() {
 				if res, err := c.Do(req); err == nil {
@@ -82,7 +82,7 @@ func testLimits(t *testing.T, d *door) {
 	})
 	t.Run("the local apiserver has no limit of ours", func(t *testing.T) {
 		res, err := c.Get(x.Endpoint.URL + "/api/v1/namespaces/default")
-		suite.Check(t, err)
+		must.Do(t, err)
 		res.Body.Close()
 		if res.StatusCode != http.StatusOK {
 			t.Errorf("%s, want 200", res.Status)
@@ -103,12 +103,12 @@ func testRetryAfter(t *testing.T, d *door) {
 	s := b.serve(t, 1, extension.Config{})[0]
 	b.register(t, s.Addr())
 	b.await(t, x)
-	suite.Check(t, s.Set(extension.Fault{Kind: extension.Slow, Delay: 4 * time.Second, Path: b.widgets() + "/widget-001"}))
+	must.Do(t, s.Set(extension.Fault{Kind: extension.Slow, Delay: 4 * time.Second, Path: b.widgets() + "/widget-001"}))
 	slow := (&load{interval: time.Second, client: d.w.clients(1), make: func(int) (string, string, string) {
 		return http.MethodGet, x.Endpoint.URL + b.widgets() + "/widget-001", ""
 	}}).start(t)
 	pause(t, 200*time.Millisecond)
-	suite.Check(t, x.Part.Signal(syscall.SIGTERM))
+	must.Do(t, x.Part.Signal(syscall.SIGTERM))
 	told := map[int]int{}
 	h1, h2 := h1Clients(d.w.admin, 1)[0], d.w.client()
 	for deadline := time.Now().Add(3 * time.Second); time.Now().Before(deadline); {

@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // testPolicy sets each annotation of an APIService that is in use, and takes it away again: what it
@@ -72,16 +72,16 @@ func (b *backend) annotate(t *testing.T, name, value string) {
 
 func (p *policed) set(t *testing.T, faults ...extension.Fault) {
 	t.Helper()
-	suite.Check(t, p.server.Set(faults...))
+	must.Do(t, p.server.Set(faults...))
 }
 
 // get asks below the objects' path.
 func (p *policed) get(t *testing.T, path string) (int, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, p.d.Endpoint.URL+p.widgets()+path, nil)
-	suite.Check(t, err)
+	must.Do(t, err)
 	res, err := p.client.Do(req)
-	suite.Check(t, err)
+	must.Do(t, err)
 	defer res.Body.Close()
 	body, _ := io.ReadAll(io.LimitReader(res.Body, 1<<10))
 	return res.StatusCode, string(body)
@@ -144,7 +144,7 @@ func (p *policed) hold(t *testing.T, path string) {
 	ended := make(chan struct{})
 	t.Cleanup(func() { cancel(); <-ended })
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.d.Endpoint.URL+p.widgets()+path, nil)
-	suite.Check(t, err)
+	must.Do(t, err)
 	go func() {
 		defer close(ended)
 		res, err := p.d.w.client().Do(req)
@@ -222,7 +222,7 @@ func badAnnotations(t *testing.T, p *policed) {
 	p.annotate(t, "max-inflght", "1")
 	eventually(t, longest, "reported", func() bool {
 		text, err := p.d.get(t.Context(), "/status")
-		suite.Check(t, err)
+		must.Do(t, err)
 		return strings.Contains(text, "fairlead.dev/request-timeout: \\\"soon\\\" is not a duration") && strings.Contains(text, "fairlead.dev/max-inflght: unknown name")
 	})
 	if code, text := p.get(t, "/widget-001"); code != 200 {
@@ -243,9 +243,9 @@ func pingTimeout(t *testing.T, d *door) {
 	b.annotate(t, "ping-timeout", ping.String())
 	pause(t, time.Second)
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, d.Endpoint.URL+b.widgets()+"?watch=1&resourceVersion=1", nil)
-	suite.Check(t, err)
+	must.Do(t, err)
 	res, err := client.Do(req)
-	suite.Check(t, err)
+	must.Do(t, err)
 	defer res.Body.Close()
 	var ended atomic.Bool
 	over := make(chan error, 1)

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // The bounds. They are for the moment at which the verdict is in force and shown, from the
@@ -48,7 +48,7 @@ func testProcess(t *testing.T, d *door) {
 	}
 	restart := func(t *testing.T) stopwatch {
 		t.Helper()
-		suite.Check(t, p.Restart(t.Context()))
+		must.Do(t, p.Restart(t.Context()))
 		return d.w.stalls.start()
 	}
 
@@ -78,9 +78,9 @@ func testProcess(t *testing.T, d *door) {
 	})
 	t.Run("hung idle", func(t *testing.T) {
 		hung := d.w.stalls.start()
-		suite.Check(t, p.Signal(syscall.SIGSTOP))
+		must.Do(t, p.Signal(syscall.SIGSTOP))
 		down(t, hung, hungIdle)
-		suite.Check(t, p.Signal(syscall.SIGCONT))
+		must.Do(t, p.Signal(syscall.SIGCONT))
 		// A probe is under way for 5 s at most, and the next one begins 5 s after the last at most.
 		up(t, d.w.stalls.start(), 6*time.Second)
 	})

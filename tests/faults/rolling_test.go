@@ -9,7 +9,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // testRolling replaces the three endpoints of a backend, one after the other, as a Deployment does:
@@ -30,10 +30,10 @@ func testRolling(t *testing.T, d *door) {
 			c.Ready, c.Terminating = new(false), new(true)
 			s.Endpoints = append(s.Endpoints, ready(fresh.Addr()))
 		})
-		suite.Check(t, old.Set(extension.Fault{Kind: extension.GoAway}))
+		must.Do(t, old.Set(extension.Fault{Kind: extension.GoAway}))
 		pause(t, grace)
 		b.update(t, func(s *discoveryv1.EndpointSlice) { s.Endpoints = s.Endpoints[1:] })
-		suite.Check(t, old.Set(extension.Fault{Kind: extension.Dead}))
+		must.Do(t, old.Set(extension.Fault{Kind: extension.Dead}))
 	}
 	pause(t, time.Second)
 	shots := l.stop()

@@ -16,7 +16,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
@@ -36,7 +36,7 @@ func testStatus(t *testing.T, d *door) {
 	b.await(t, x)
 	is := func(want string) func() bool { return func() bool { return b.written(t) == want } }
 	set := func(faults ...extension.Fault) {
-		suite.Check(t, s.Set(faults...))
+		must.Do(t, s.Set(faults...))
 	}
 	t.Run("on change", func(t *testing.T) {
 		eventually(t, longest, "written as available", is("True"))
@@ -76,7 +76,7 @@ func testStatus(t *testing.T, d *door) {
 		t.Errorf("%v writes failed", n)
 	}
 	log, err := os.ReadFile(x.Part.LogFile())
-	suite.Check(t, err)
+	must.Do(t, err)
 	if strings.Contains(string(log), "forbidden") {
 		t.Errorf("the shipped rights do not suffice:\n%s", x.Part.Tail())
 	}
@@ -86,7 +86,7 @@ func testStatus(t *testing.T, d *door) {
 func (b *backend) written(t *testing.T) string {
 	t.Helper()
 	object, err := b.w.groups.ApiregistrationV1().APIServices().Get(t.Context(), b.apiService(), metav1.GetOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	for _, c := range object.Status.Conditions {
 		if c.Type == "fairlead.dev/Available" {
 			return string(c.Status)
@@ -100,9 +100,9 @@ func (b *backend) written(t *testing.T) string {
 func (w *world) shippedAccount(t *testing.T, manifests ...string) string {
 	t.Helper()
 	kubectl, err := tools.Path(t.Context(), tools.Config{Progress: os.Stderr}, "kubectl")
-	suite.Check(t, err)
+	must.Do(t, err)
 	admin, file := filepath.Join(t.TempDir(), "admin"), filepath.Join(t.TempDir(), "fairlead")
-	suite.Check(t, w.Cluster.Endpoint().WriteKubeconfig(admin, w.Admin()))
+	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(admin, w.Admin()))
 	for _, m := range manifests {
 		out, err := exec.CommandContext(t.Context(), kubectl, "--kubeconfig", admin, "apply", "-f", filepath.Join("../../deploy", m)).CombinedOutput()
 		if err != nil {
@@ -110,8 +110,8 @@ func (w *world) shippedAccount(t *testing.T, manifests ...string) string {
 		}
 	}
 	pair, err := w.PKI.Client.Issue("account", cluster.Leaf{User: "system:serviceaccount:kube-system:fairlead", Groups: []string{"system:serviceaccounts", "system:serviceaccounts:kube-system"}})
-	suite.Check(t, err)
-	suite.Check(t, w.Cluster.Endpoint().WriteKubeconfig(file, cluster.Credentials{Pair: pair}))
+	must.Do(t, err)
+	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(file, cluster.Credentials{Pair: pair}))
 	return file
 }
 

@@ -19,6 +19,7 @@ import (
 	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
@@ -57,11 +58,11 @@ func newWorld(t *testing.T) *world {
 	w.core, err1 = kubernetes.NewForConfig(rc)
 	w.groups, err2 = aggregator.NewForConfig(rc)
 	w.caCert, w.caKey, err3 = w.ca.WriteFiles(dir, "extension-ca")
-	suite.Check(t, errors.Join(err1, err2, err3))
+	must.Do(t, errors.Join(err1, err2, err3))
 	w.fronts = suite.Pool(t, w.PKI.FrontProxy.CertFile)
 	w.admin = suite.TLS(t, w.Endpoint(), w.Admin())
 	_, err := w.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	return w
 }
 

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/netns"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
@@ -72,7 +73,7 @@ func TestFleet(t *testing.T) {
 				f, err := w.StartFairlead(t.Context(), cluster.Fairlead{
 					Path: w.bin, Name: fmt.Sprintf("fairlead-%d-%d", number, i), Args: append(l.of(i), "--shutdown-delay-duration=3s"),
 				})
-				suite.Check(t, err)
+				must.Do(t, err)
 				defer f.Part.Kill()
 				servers[i], fairleads = f.Endpoint, append(fairleads, f.Part)
 			}
@@ -125,7 +126,7 @@ func (w *world) look(t *testing.T, i int) {
 	t.Helper()
 	var err error
 	w.core, err = kubernetes.NewForConfig(w.EndpointOf(i).RESTConfig(w.Admin()))
-	suite.Check(t, err)
+	must.Do(t, err)
 }
 
 // furnish makes what the load asks for.
@@ -133,22 +134,22 @@ func (w *world) furnish(t *testing.T) {
 	t.Helper()
 	const namespace = "fleet"
 	_, err := w.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	for i := range objects {
 		_, err := w.core.CoreV1().ConfigMaps(namespace).Create(t.Context(), &corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("object-%d", i)}, Data: map[string]string{"payload": payload},
 		}, metav1.CreateOptions{})
-		suite.Check(t, err)
+		must.Do(t, err)
 	}
 	rules := []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps", "serviceaccounts"}, Verbs: []string{"get", "list", "patch"}}}
 	_, err = w.core.RbacV1().Roles(namespace).Create(t.Context(), &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "alice"}, Rules: rules}, metav1.CreateOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	_, err = w.core.RbacV1().RoleBindings(namespace).Create(t.Context(), &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "alice"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "alice"},
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "alice"}},
 	}, metav1.CreateOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 }
 
 // replace stops p and starts it again, under load, while kube-apiserver number other runs. It
@@ -161,7 +162,7 @@ func (w *world) replace(t *testing.T, p *cluster.Part, other, most int) (failed 
 	w.load.start(t.Context())
 	<-time.After(calm)
 	begun := time.Now()
-	suite.Check(t, p.Signal(syscall.SIGTERM))
+	must.Do(t, p.Signal(syscall.SIGTERM))
 	select {
 	case <-p.Done():
 	case <-time.After(draining):
@@ -169,7 +170,7 @@ func (w *world) replace(t *testing.T, p *cluster.Part, other, most int) (failed 
 	}
 	ended := time.Since(begun)
 	<-time.After(calm)
-	suite.Check(t, p.Restart(t.Context()))
+	must.Do(t, p.Restart(t.Context()))
 	back := time.Since(begun)
 	<-time.After(calm)
 	t.Logf("stopped at %s, gone %s later, ready again %s later", begun.Format("15:04:05.000"), ended.Round(time.Millisecond), back.Round(time.Millisecond))

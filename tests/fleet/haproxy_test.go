@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -53,7 +54,7 @@ backend servers
 func newBalancer(t *testing.T, c *cluster.Cluster, servers []cluster.Endpoint) *balancer {
 	t.Helper()
 	path, err := exec.LookPath("haproxy")
-	suite.Check(t, err)
+	must.Do(t, err)
 	b := &balancer{file: filepath.Join(c.Dir(), "haproxy.cfg")}
 	b.write(t, servers)
 	client := suite.Client(t, front(c), c.Admin())
@@ -62,7 +63,7 @@ func newBalancer(t *testing.T, c *cluster.Cluster, servers []cluster.Endpoint) *
 		defer cancel()
 		return suite.Serves(ctx, client, front(c).URL+"/readyz")
 	}})
-	suite.Check(t, err)
+	must.Do(t, err)
 	return b
 }
 
@@ -70,7 +71,7 @@ func newBalancer(t *testing.T, c *cluster.Cluster, servers []cluster.Endpoint) *
 func (b *balancer) point(t *testing.T, servers []cluster.Endpoint) {
 	t.Helper()
 	b.write(t, servers)
-	suite.Check(t, b.part.Restart(t.Context()))
+	must.Do(t, b.part.Restart(t.Context()))
 }
 
 func (b *balancer) write(t *testing.T, servers []cluster.Endpoint) {
@@ -79,7 +80,7 @@ func (b *balancer) write(t *testing.T, servers []cluster.Endpoint) {
 	for i, s := range servers {
 		text += fmt.Sprintf("    server server%d %s\n", i, strings.TrimPrefix(s.URL, "https://"))
 	}
-	suite.Check(t, os.WriteFile(b.file, []byte(text), 0o600))
+	must.Do(t, os.WriteFile(b.file, []byte(text), 0o600))
 }
 
 // front is where every client goes.

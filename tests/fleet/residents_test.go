@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/netns"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
@@ -34,13 +35,13 @@ func (w *world) settle(t *testing.T) {
 	suite.Tool(t, "kube-controller-manager")
 	netns.Hide(t, "/var/lib/kubelet")
 	manager, err := w.StartControllerManager(t.Context(), front(w.Cluster), "--leader-elect=true", "--controllers=node-lifecycle-controller")
-	suite.Check(t, err)
+	must.Do(t, err)
 	config := w.kubeconfig(t, "kube-scheduler", cluster.Leaf{User: "system:kube-scheduler"})
 	second, err := w.Run(t.Context(), cluster.Command{Name: "kube-scheduler", Path: scheduler, Args: []string{
 		"--kubeconfig=" + config, "--authentication-kubeconfig=" + config, "--authorization-kubeconfig=" + config,
 		"--bind-address=127.0.0.1", "--leader-elect=true",
 	}})
-	suite.Check(t, err)
+	must.Do(t, err)
 	w.leading = []*cluster.Part{manager, second}
 	for i := range nodes {
 		name := fmt.Sprintf("hollow-%d", i)
@@ -52,7 +53,7 @@ func (w *world) settle(t *testing.T) {
 				fmt.Sprintf("--kubelet-port=%d", 10300+i), "--kubelet-read-only-port=0", // below the ports of package cluster
 			},
 		})
-		suite.Check(t, err)
+		must.Do(t, err)
 		w.kubelets = append(w.kubelets, part)
 	}
 }
@@ -73,9 +74,9 @@ func (w *world) steady(t *testing.T) (s state) {
 func (w *world) kubeconfig(t *testing.T, name string, l cluster.Leaf) string {
 	t.Helper()
 	pair, err := w.PKI.Client.Issue(name, l)
-	suite.Check(t, err)
+	must.Do(t, err)
 	file := filepath.Join(w.Dir(), name+".kubeconfig")
-	suite.Check(t, front(w.Cluster).WriteKubeconfig(file, cluster.Credentials{Pair: pair}))
+	must.Do(t, front(w.Cluster).WriteKubeconfig(file, cluster.Credentials{Pair: pair}))
 	return file
 }
 
@@ -93,7 +94,7 @@ func (w *world) residents(t *testing.T) state {
 	t.Helper()
 	s := state{since: map[string]time.Time{}, holders: map[string]string{}}
 	list, err := w.core.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	for _, n := range list.Items {
 		for _, c := range n.Status.Conditions {
 			if c.Type == corev1.NodeReady {
@@ -116,7 +117,7 @@ func (w *world) residents(t *testing.T) state {
 	}
 	for _, k := range w.kubelets {
 		log, err := os.ReadFile(k.LogFile())
-		suite.Check(t, err)
+		must.Do(t, err)
 		s.grumble += bytes.Count(log, []byte("Failed to update lease"))
 	}
 	return s
@@ -141,7 +142,7 @@ func (w *world) unmoved(t *testing.T, before state) {
 		case <-p.Done():
 			why, _, _ := strings.Cut(p.Err().Error(), "\n")
 			t.Errorf("%s; its log: %s", why, p.LogFile())
-			suite.Check(t, p.Restart(t.Context()))
+			must.Do(t, p.Restart(t.Context()))
 		default:
 		}
 	}

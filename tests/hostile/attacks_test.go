@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // attacks are those of one source, by the letters of the review that found them.
@@ -120,7 +120,7 @@ func longChain(t *testing.T) *tls.Certificate {
 	subject := pkix.Name{CommonName: "intermediate"}
 	newKey := func() *ecdsa.PrivateKey {
 		key, err := ecdsa.GenerateKey(elliptic.P521(), rand.Reader)
-		suite.Check(t, err)
+		must.Do(t, err)
 		return key
 	}
 	sign := func(name pkix.Name, ca bool, key, parent *ecdsa.PrivateKey) []byte {
@@ -129,7 +129,7 @@ func longChain(t *testing.T) *tls.Certificate {
 			IsCA: ca, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 		}
 		der, err := x509.CreateCertificate(rand.Reader, c, &x509.Certificate{Subject: subject}, key.Public(), parent)
-		suite.Check(t, err)
+		must.Do(t, err)
 		return der
 	}
 	parent, leaf := newKey(), newKey()

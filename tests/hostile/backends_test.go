@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -72,7 +73,7 @@ func testBackends(t *testing.T, d *door) {
 			for _, from := range []string{"h2", "http/1.1"} {
 				t.Run(string(m.fault.Kind)+" over "+proto+" to "+from, func(t *testing.T) {
 					m.fault.Path = backend.path + "/widget-001"
-					suite.Check(t, backend.s.Set(m.fault))
+					must.Do(t, backend.s.Set(m.fault))
 					backend.s.Forget()
 					c := client(d.w.as("victim"), from)
 					defer c.CloseIdleConnections()
@@ -83,7 +84,7 @@ func testBackends(t *testing.T, d *door) {
 					if n := len(backend.s.Requests(0)); n > 8 { // three tries, and the prober's
 						t.Errorf("the backend was asked %d times", n)
 					}
-					suite.Check(t, backend.s.Set())
+					must.Do(t, backend.s.Set())
 					d.serves(t, backend.path+"/widget-001")
 					if _, wrong := i.once(t.Context()); wrong != "" {
 						t.Errorf("meanwhile others were answered %s", wrong)
@@ -106,7 +107,7 @@ func (d *door) taste(t *testing.T, c *http.Client, path string) int {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+d.Front+path, nil)
-	suite.Check(t, err)
+	must.Do(t, err)
 	res, err := c.Do(r)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -136,7 +137,7 @@ func testBombs(t *testing.T, w *world) {
 			d := w.open(t)
 			before, _ := d.memory(t)
 			d.forgetPeak(t)
-			suite.Check(t, d.target.Set(extension.Fault{Kind: kind, Path: "/openapi", Size: 1 << 28}, extension.Fault{Kind: kind, Path: "/apis", Size: 1 << 28}))
+			must.Do(t, d.target.Set(extension.Fault{Kind: kind, Path: "/openapi", Size: 1 << 28}, extension.Fault{Kind: kind, Path: "/apis", Size: 1 << 28}))
 			seen := d.target.Stats().Requests
 			// Another generation of the table has everything asked anew.
 			suite.Put(t, filepath.Join(d.registry, "target.yaml"), strings.Replace(w.manifest("target", "target.example.com", d.target.Addr(), ""), "versionPriority: 100", "versionPriority: 99", 1))

@@ -7,9 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"os"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -23,6 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/alone"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
@@ -57,16 +56,12 @@ func newHarbour(t *testing.T, w *world, impersonates bool) *harbour {
 	}
 	var err error
 	h.front, err = c.StartFairlead(t.Context(), cluster.Fairlead{Path: w.bin, Args: args})
-	suite.Check(t, err)
+	must.Do(t, err)
 	h.remote = extension.Start(t, extension.Config{
 		GroupVersions: []string{"mirror.example.com/v1"}, CA: c.PKI.Serving.CA, Names: []string{"mirror.apps.svc"}, RequestHeaderCA: c.PKI.FrontProxy.CA.Pool(), RejectWith: http.StatusUnauthorized, Record: 64,
 	})
-	u, err := url.Parse(h.remote.URL())
-	suite.Check(t, err)
-	port, err := strconv.Atoi(u.Port())
-	suite.Check(t, err)
-	err = c.Register(t.Context(), cluster.Backend{Namespace: "apps", Service: "mirror", Port: port, CAFile: c.PKI.Serving.CertFile, GroupVersions: []string{"mirror.example.com/v1"}})
-	suite.Check(t, err)
+	err = c.Register(t.Context(), cluster.Backend{Namespace: "apps", Service: "mirror", Port: h.remote.Port(), CAFile: c.PKI.Serving.CertFile, GroupVersions: []string{"mirror.example.com/v1"}})
+	must.Do(t, err)
 	h.await(t, "mirror.example.com/v1")
 	return h
 }
@@ -87,10 +82,10 @@ func (h *harbour) await(t *testing.T, groupVersion string) {
 func (h *harbour) roles(t *testing.T) {
 	t.Helper()
 	core, err := kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin()))
-	suite.Check(t, err)
+	must.Do(t, err)
 	rbac := core.RbacV1()
 	for _, name := range []string{"system:discovery", "system:public-info-viewer"} {
-		suite.Check(t, rbac.ClusterRoleBindings().Delete(t.Context(), name, metav1.DeleteOptions{}))
+		must.Do(t, rbac.ClusterRoleBindings().Delete(t.Context(), name, metav1.DeleteOptions{}))
 	}
 	_, err1 := rbac.ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "mirror"}, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{"mirror.example.com", "echo.example.com"}, Resources: []string{"*"}, Verbs: []string{"*"}},
@@ -102,7 +97,7 @@ func (h *harbour) roles(t *testing.T) {
 	_, err3 := rbac.ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "wheel"}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "cluster-admin"}, Subjects: []rbacv1.Subject{{Kind: "Group", Name: "wheel"}},
 	}, metav1.CreateOptions{})
-	suite.Check(t, errors.Join(err1, err2, err3))
+	must.Do(t, errors.Join(err1, err2, err3))
 }
 
 // ownAccount makes the ServiceAccount as whom Fairlead impersonates, with the rules of decision
@@ -110,7 +105,7 @@ func (h *harbour) roles(t *testing.T) {
 func (h *harbour) ownAccount(t *testing.T, dir string) string {
 	t.Helper()
 	core, err := kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin()))
-	suite.Check(t, err)
+	must.Do(t, err)
 	rule := func(group, resources string, verbs ...string) rbacv1.PolicyRule {
 		return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: strings.Split(resources, ","), Verbs: verbs}
 	}
@@ -133,13 +128,13 @@ now=$(date +%%s) token=%s
 echo '{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"expirationTimestamp":"'$(date -u -d @$((now+1)) +%%FT%%TZ)'","token":"'$token'"}}'
 `, tokens[0], tokens[1])
 	err3 := os.WriteFile(plugin, []byte(script), 0o700)
-	suite.Check(t, errors.Join(err1, err2, err3, h.Endpoint().WriteKubeconfig(file, cluster.Credentials{})))
+	must.Do(t, errors.Join(err1, err2, err3, h.Endpoint().WriteKubeconfig(file, cluster.Credentials{})))
 	kubeconfig, err := clientcmd.LoadFromFile(file)
-	suite.Check(t, err)
+	must.Do(t, err)
 	for _, user := range kubeconfig.AuthInfos {
 		user.Exec = &clientcmdapi.ExecConfig{APIVersion: "client.authentication.k8s.io/v1", Command: plugin, InteractiveMode: clientcmdapi.NeverExecInteractiveMode}
 	}
-	suite.Check(t, clientcmd.WriteToFile(*kubeconfig, file))
+	must.Do(t, clientcmd.WriteToFile(*kubeconfig, file))
 	return file
 }
 

@@ -9,19 +9,19 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
 // testConformance runs h2spec against both ports, as somebody without credentials.
 func testConformance(t *testing.T, w *world) {
 	h2spec, err := tools.Path(t.Context(), tools.Config{Progress: os.Stderr}, "h2spec")
-	suite.Check(t, err)
+	must.Do(t, err)
 	d := w.open(t)
 	for name, address := range map[string]string{"front": d.Front, "admin": d.Admin} {
 		t.Run(name, func(t *testing.T) {
 			host, port, err := net.SplitHostPort(address)
-			suite.Check(t, err)
+			must.Do(t, err)
 			out, err := exec.CommandContext(t.Context(), h2spec, "--host", host, "--port", port, "--tls", "--insecure", "--timeout", "5", "--path", "/readyz").CombinedOutput()
 			lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 			t.Log(lines[len(lines)-1])

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/alone"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -43,7 +44,7 @@ func (w *world) open(t *testing.T, args ...string) *door {
 	d.others, d.target = w.extension(t, "others", "others.example.com/v1", -1), w.extension(t, "target", "target.example.com/v1", 0)
 	suite.Put(t, filepath.Join(d.registry, "others.yaml"), w.manifest("others", "others.example.com", d.others.Addr(), ""))
 	suite.Put(t, filepath.Join(d.registry, "target.yaml"), w.manifest("target", "target.example.com", d.target.Addr(), ""))
-	suite.Check(t, d.others.Set(extension.Fault{Kind: extension.Slow, Delay: othersTake, Path: others}))
+	must.Do(t, d.others.Set(extension.Fault{Kind: extension.Slow, Delay: othersTake, Path: others}))
 	d.start(t, w.bin, args...)
 	for _, path := range []string{others, target} {
 		d.serves(t, path)

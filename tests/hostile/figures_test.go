@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // mib is a MiB.
@@ -26,7 +26,7 @@ const mib = 1 << 20
 func (d *door) memory(t *testing.T) (now, peak int64) {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.Process.Pid))
-	suite.Check(t, err)
+	must.Do(t, err)
 	for line := range strings.Lines(string(status)) {
 		f := strings.Fields(line)
 		switch f[0] {
@@ -35,7 +35,7 @@ func (d *door) memory(t *testing.T) (now, peak int64) {
 		case "VmHWM:":
 			peak, err = strconv.ParseInt(f[1], 10, 64)
 		}
-		suite.Check(t, err)
+		must.Do(t, err)
 	}
 	return now << 10, peak << 10
 }
@@ -43,14 +43,14 @@ func (d *door) memory(t *testing.T) (now, peak int64) {
 // forgetPeak has memory's peak begin anew.
 func (d *door) forgetPeak(t *testing.T) {
 	t.Helper()
-	suite.Check(t, os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", d.Process.Pid), []byte("5"), 0))
+	must.Do(t, os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", d.Process.Pid), []byte("5"), 0))
 }
 
 // cpu is the processor time that the process has used.
 func (d *door) cpu(t *testing.T) time.Duration {
 	t.Helper()
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.Process.Pid))
-	suite.Check(t, err)
+	must.Do(t, err)
 	_, rest, _ := strings.Cut(string(stat), ") ")
 	f := strings.Fields(rest)
 	user, err1 := strconv.Atoi(f[11])
@@ -65,7 +65,7 @@ func (d *door) cpu(t *testing.T) time.Duration {
 func (d *door) descriptors(t *testing.T) int {
 	t.Helper()
 	list, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", d.Process.Pid))
-	suite.Check(t, err)
+	must.Do(t, err)
 	return len(list)
 }
 

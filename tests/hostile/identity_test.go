@@ -17,8 +17,8 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // TestIdentity is about who one is: nobody may become somebody else, whatever is said beside the
@@ -127,7 +127,7 @@ func routes() []route {
 			status, body := v.ask(t, http.MethodPost, h.front.Endpoint.URL+"/apis/authentication.k8s.io/v1/selfsubjectreviews", `{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`)
 			var r authenticationv1.SelfSubjectReview
 			if status == http.StatusCreated {
-				suite.Check(t, json.Unmarshal([]byte(body), &r))
+				must.Do(t, json.Unmarshal([]byte(body), &r))
 				if slices.Contains(r.Status.UserInfo.Groups, "system:masters") {
 					return http.StatusOK, "a master"
 				}
@@ -186,7 +186,7 @@ type visitor struct {
 func (v *visitor) ask(t *testing.T, method, url, body string) (int, string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
-	suite.Check(t, err)
+	must.Do(t, err)
 	for i := 0; i < len(v.header); i += 2 {
 		r.Header[v.header[i]] = append(r.Header[v.header[i]], v.header[i+1]) // not Add: names are sent as they are spelled
 	}
@@ -196,7 +196,7 @@ func (v *visitor) ask(t *testing.T, method, url, body string) (int, string) {
 	}
 	defer res.Body.Close()
 	b, err := io.ReadAll(res.Body)
-	suite.Check(t, err)
+	must.Do(t, err)
 	return res.StatusCode, string(b)
 }
 
@@ -314,9 +314,9 @@ func (h *harbour) upgrade(t *testing.T, p *passport, path string) (int, string) 
 	c := h.tls(p.pair)
 	c.NextProtos = []string{"http/1.1"}
 	conn, err := (&tls.Dialer{Config: c}).DialContext(t.Context(), "tcp", host(h.front.Endpoint))
-	suite.Check(t, err)
+	must.Do(t, err)
 	defer conn.Close()
-	suite.Check(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+	must.Do(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
 	var text strings.Builder
 	fmt.Fprintf(&text, "GET %s HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n", path)
 	protocol := false
@@ -342,6 +342,6 @@ func (h *harbour) upgrade(t *testing.T, p *passport, path string) (int, string) 
 		return res.StatusCode, ""
 	}
 	body, err := io.ReadAll(io.LimitReader(res.Body, 4096))
-	suite.Check(t, err)
+	must.Do(t, err)
 	return res.StatusCode, string(body)
 }

@@ -22,8 +22,8 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 const (
@@ -44,7 +44,7 @@ func saying(user, target, body string, size int) string {
 func (h *harbour) startEcho(t *testing.T) {
 	t.Helper()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	suite.Check(t, err)
+	must.Do(t, err)
 	port := l.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // it is one
 	srv := &http.Server{
 		ReadHeaderTimeout: time.Minute,
@@ -66,7 +66,7 @@ func (h *harbour) startEcho(t *testing.T) {
 	go func() { served <- srv.ServeTLS(l, "", "") }()
 	t.Cleanup(func() { _ = srv.Close(); <-served })
 	err = h.Register(t.Context(), cluster.Backend{Namespace: "apps", Service: "echo", Port: port, CAFile: h.PKI.Serving.CertFile, GroupVersions: []string{"echo.example.com/v1"}})
-	suite.Check(t, err)
+	must.Do(t, err)
 }
 
 // caller is one of many on a connection.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/bench/load"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -30,7 +31,7 @@ func testManyStreams(t *testing.T, d *door) {
 	l, err := load.Start(ctx, load.Config{
 		Address: d.Front, TLS: d.w.as("busy"), Streams: 100, Next: func(int, int) load.Request { return load.Request{Path: target + "/widget-001"} },
 	})
-	suite.Check(t, err)
+	must.Do(t, err)
 	defer l.Close()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -80,10 +81,10 @@ func testIdle(t *testing.T, d *door) {
 func (d *door) idle(t *testing.T, as *tls.Config) io.Closer {
 	t.Helper()
 	w, err := connect(t.Context(), d.Front, as, true)
-	suite.Check(t, err)
+	must.Do(t, err)
 	_, err = w.ask("GET", "/readyz", true)
 	err = errors.Join(err, w.flush())
-	suite.Check(t, err)
+	must.Do(t, err)
 	for ctx := t.Context(); w.ended.Load() == 0 && ctx.Err() == nil; {
 		pause(t, 200*time.Microsecond)
 	}

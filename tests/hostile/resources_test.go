@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -40,7 +41,7 @@ func TestResources(t *testing.T) {
 func (w *world) under(t *testing.T, prepare string, args ...string) *door {
 	t.Helper()
 	script := filepath.Join(t.TempDir(), "fairlead")
-	suite.Check(t, os.WriteFile(script, []byte("#!/bin/sh\nset -e\n"+prepare+"\nexec "+w.bin+" \"$@\"\n"), 0o700))
+	must.Do(t, os.WriteFile(script, []byte("#!/bin/sh\nset -e\n"+prepare+"\nexec "+w.bin+" \"$@\"\n"), 0o700))
 	other := *w
 	other.bin = script
 	return other.open(t, args...)
@@ -141,7 +142,7 @@ func container(t *testing.T, room int) string {
 			t.Error(err)
 		}
 	})
-	suite.Check(t, os.WriteFile(filepath.Join(dir, limit), []byte(strconv.Itoa(room)), 0))
+	must.Do(t, os.WriteFile(filepath.Join(dir, limit), []byte(strconv.Itoa(room)), 0))
 	return dir
 }
 
@@ -167,7 +168,7 @@ func testFullDisk(t *testing.T, w *world) {
 		return strings.Contains(d.Log.String(), "writing access log") && d.metric(t, "fairlead_access_log_lost_total") > 0, d.Log.String()
 	})
 	lost := d.metric(t, "fairlead_access_log_lost_total")
-	suite.Check(t, os.Remove(filler))
+	must.Do(t, os.Remove(filler))
 	d.burst(t, 100, "after")
 	suite.Eventually(t, 5*time.Second, "written again", func() (bool, string) { n, _ := lines(t, file, "after"); return n == 100, fmt.Sprint(n, " lines") })
 	n, bad := lines(t, file, "before")
@@ -194,7 +195,7 @@ func (d *door) burst(t *testing.T, n int, mark string) {
 func lines(t *testing.T, file, mark string) (n, bad int) {
 	t.Helper()
 	f, err := os.Open(file)
-	suite.Check(t, err)
+	must.Do(t, err)
 	defer f.Close()
 	for in := bufio.NewScanner(f); in.Scan(); {
 		if !json.Valid(in.Bytes()) {
@@ -236,10 +237,10 @@ func testStopped(t *testing.T, w *world) {
 	if _, wrong := i.once(t.Context()); wrong != "" {
 		t.Fatal(wrong)
 	}
-	suite.Check(t, d.Process.Signal(syscall.SIGSTOP))
+	must.Do(t, d.Process.Signal(syscall.SIGSTOP))
 	pause(t, stop)
 	begun := time.Now()
-	suite.Check(t, d.Process.Signal(syscall.SIGCONT))
+	must.Do(t, d.Process.Signal(syscall.SIGCONT))
 	if _, wrong := i.once(t.Context()); wrong != "" {
 		t.Errorf("the first request after it is answered %s", wrong)
 	}
@@ -249,7 +250,7 @@ func testStopped(t *testing.T, w *world) {
 		t.Errorf("APIServices were found unavailable %v times", n)
 	}
 	seen := events.Load()
-	suite.Check(t, d.others.Emit(extension.Event{}))
+	must.Do(t, d.others.Emit(extension.Event{}))
 	suite.Eventually(t, 5*time.Second, "told of the event", func() (bool, string) { return events.Load() > seen, "nothing came" })
 	select {
 	case err := <-ended:
@@ -263,7 +264,7 @@ func testStopped(t *testing.T, w *world) {
 func (d *door) watch(t *testing.T, c *http.Client, ended chan<- error) *atomic.Int64 {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+d.Front+others+"?watch=true", nil)
-	suite.Check(t, err)
+	must.Do(t, err)
 	res, err := c.Do(r)
 	if err != nil || res.StatusCode != http.StatusOK {
 		t.Fatalf("watching: %v, %v", res, err)
@@ -298,7 +299,7 @@ func testDNS(t *testing.T, w *world) {
 	script := filepath.Join(dir, "fairlead")
 	inside := fmt.Sprintf("mount --bind %s /etc/hosts && mount --bind %s /etc/resolv.conf && GODEBUG=netdns=go exec %s \"$@\"", hosts, resolv, w.bin)
 	write(script, "#!/bin/sh\nexec unshare --mount --propagation private sh -c '"+inside+"' sh \"$@\"\n")
-	suite.Check(t, os.Chmod(script, 0o700))
+	must.Do(t, os.Chmod(script, 0o700))
 	if out, err := exec.CommandContext(t.Context(), "unshare", "--mount", "true").CombinedOutput(); err != nil {
 		t.Fatalf("making a mount namespace (this needs root): %v\n%s", err, out)
 	}
@@ -308,7 +309,7 @@ func testDNS(t *testing.T, w *world) {
 	named := w.extension(t, "named", "named.example.com/v1", -1)
 	path := "/apis/named.example.com/v1/namespaces/default/widgets"
 	_, port, err := net.SplitHostPort(named.Addr())
-	suite.Check(t, err)
+	must.Do(t, err)
 	text, _, _ := strings.Cut(w.manifest("named", "named.example.com", named.Addr(), ""), "---\napiVersion: v1\n")
 	text = strings.Replace(text, "name: named}", "name: named, port: "+port+"}", 1)
 	suite.Put(t, filepath.Join(d.registry, "named.yaml"), text+"---\napiVersion: v1\nkind: Service\nmetadata: {namespace: apps, name: named}\nspec: {type: ExternalName, externalName: named.test, ports: [{port: "+port+"}]}\n")

@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // lame is a peer that begins something and does not go on with it, or hardly.
@@ -156,7 +156,7 @@ func testSlowReaders(t *testing.T, d *door) {
 	c.held(t, limit)
 	pause(t, time.Until(begun.Add(bound+slack)))
 	for i, r := range readers {
-		suite.Check(t, r.SetReadDeadline(time.Now().Add(5*time.Second)))
+		must.Do(t, r.SetReadDeadline(time.Now().Add(5*time.Second)))
 		// What is in the sockets still comes; then the end, or the rest of what was asked for and
 		// silence.
 		if n, err := io.Copy(io.Discard, r); errors.Is(err, os.ErrDeadlineExceeded) {
@@ -170,7 +170,7 @@ func testSlowReaders(t *testing.T, d *door) {
 func (d *door) asksFrames(t *testing.T, n int) net.Conn {
 	t.Helper()
 	w, err := connect(t.Context(), d.Front, d.w.as("reader"), false, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1<<31 - 1})
-	suite.Check(t, err)
+	must.Do(t, err)
 	err = w.fr.WriteWindowUpdate(0, 1<<30)
 	for range n {
 		if err == nil {
@@ -178,7 +178,7 @@ func (d *door) asksFrames(t *testing.T, n int) net.Conn {
 		}
 	}
 	err = errors.Join(err, w.flush())
-	suite.Check(t, err)
+	must.Do(t, err)
 	return w.tls.NetConn()
 }
 

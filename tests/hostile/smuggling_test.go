@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -134,9 +135,9 @@ func (d *door) rawBy(t *testing.T, user string, dialer *net.Dialer) *tls.Conn {
 	c := d.w.as(user)
 	c.NextProtos = []string{"http/1.1"}
 	conn, err := (&tls.Dialer{NetDialer: dialer, Config: c}).DialContext(t.Context(), "tcp", d.Front)
-	suite.Check(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
-	suite.Check(t, conn.SetDeadline(time.Now().Add(20*time.Second)))
+	must.Do(t, conn.SetDeadline(time.Now().Add(20*time.Second)))
 	return conn.(*tls.Conn) //nolint:forcetypeassert // a tls.Dialer makes no other
 }
 

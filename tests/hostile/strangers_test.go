@@ -23,8 +23,8 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/alone"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // TestStrangers is about one connection, and sixteen, of somebody who wants to stop everybody else:
@@ -35,7 +35,7 @@ func TestStrangers(t *testing.T) {
 	h := newHarbour(t, w, false)
 	h.account(t)
 	h.publish(t)
-	suite.Check(t, h.remote.Set(extension.Fault{Kind: extension.Slow, Delay: othersTake, Path: remotePath}))
+	must.Do(t, h.remote.Set(extension.Fault{Kind: extension.Slow, Delay: othersTake, Path: remotePath}))
 	for _, a := range attacks(t) {
 		numbers := []int{1, 16}
 		if a.many && a.proto != "h2" {
@@ -53,7 +53,7 @@ func TestStrangers(t *testing.T) {
 func (h *harbour) accounts(t *testing.T) typed.ServiceAccountInterface {
 	t.Helper()
 	core, err := kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin()))
-	suite.Check(t, err)
+	must.Do(t, err)
 	return core.CoreV1().ServiceAccounts("default")
 }
 
@@ -69,12 +69,12 @@ func (h *harbour) account(t *testing.T) {
 func (h *harbour) publish(t *testing.T) {
 	t.Helper()
 	core, err := kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin()))
-	suite.Check(t, err)
+	must.Do(t, err)
 	_, err = core.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "public"}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "system:public-info-viewer"},
 		Subjects: []rbacv1.Subject{{Kind: "Group", Name: "system:authenticated"}, {Kind: "Group", Name: "system:unauthenticated"}},
 	}, metav1.CreateOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 }
 
 // mint makes tokens that nobody has seen.
@@ -85,7 +85,7 @@ func (h *harbour) mint(t *testing.T, n int) []string {
 	for range n {
 		hour := int64(3600)
 		r, err := accounts.CreateToken(t.Context(), "robot", &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &hour}}, metav1.CreateOptions{})
-		suite.Check(t, err)
+		must.Do(t, err)
 		tokens = append(tokens, r.Status.Token)
 	}
 	return tokens
@@ -143,7 +143,7 @@ type siege struct {
 func (s *siege) run(t *testing.T) {
 	t.Helper()
 	process, err := os.FindProcess(s.h.front.Part.PID())
-	suite.Check(t, err)
+	must.Do(t, err)
 	d := &door{Door: &alone.Door{Process: process}}
 	s.url, s.wrong = s.h.front.Endpoint.URL+remotePath+"/widget-001", map[string]int{}
 	c := s.client("h2", s.h.tls(s.h.PKI.Client.CA.Issue(pki.Leaf{CommonName: "innocent"})))
@@ -203,10 +203,10 @@ func (s *siege) window(t *testing.T, c *http.Client) (served int, worst time.Dur
 func stolen(t *testing.T) time.Duration {
 	t.Helper()
 	stat, err := os.ReadFile("/proc/stat")
-	suite.Check(t, err)
+	must.Do(t, err)
 	all, _, _ := strings.Cut(string(stat), "\n")
 	ticks, err := strconv.Atoi(strings.Fields(all)[8])
-	suite.Check(t, err)
+	must.Do(t, err)
 	return time.Duration(ticks) * 10 * time.Millisecond // USER_HZ is 100
 }
 

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -28,7 +29,7 @@ func testCertificates(t *testing.T, w *world) {
 	}
 	t.Run("as cert-manager's", func(t *testing.T) {
 		data, err := os.ReadFile("../../deploy/components/cert-manager/certificates.yaml")
-		suite.Check(t, err)
+		must.Do(t, err)
 		usages := map[x509.ExtKeyUsage]string{x509.ExtKeyUsageClientAuth: "client auth", x509.ExtKeyUsageServerAuth: "server auth"}
 		n := 0
 		for document := range strings.SplitSeq(string(data), "\n---\n") {
@@ -40,7 +41,7 @@ func testCertificates(t *testing.T, w *world) {
 					Usages                 []string
 				}
 			}
-			suite.Check(t, yaml.Unmarshal([]byte(document), &o))
+			must.Do(t, yaml.Unmarshal([]byte(document), &o))
 			if o.Kind != "Certificate" {
 				continue
 			}
@@ -73,7 +74,7 @@ func testRenewed(t *testing.T, w *world) {
 	}
 	w.must(t, "kubectl apply -k deploy/job")
 	account := filepath.Join(w.folder, "renew.kubeconfig")
-	suite.Check(t, w.Cluster.Endpoint().WriteKubeconfig(account, cluster.Credentials{Token: suite.Token(t, w.core, "kube-system", "fairlead-renew")}))
+	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(account, cluster.Credentials{Token: suite.Token(t, w.core, "kube-system", "fairlead-renew")}))
 	init := "kubectl-fairlead init --kubeconfig=" + account
 	if out := w.must(t, init); strings.Count(out, " unchanged") != 3 {
 		t.Errorf("at once again:\n%s", out)
@@ -83,7 +84,7 @@ func testRenewed(t *testing.T, w *world) {
 		t.Errorf("with another name:\n%s", out)
 	}
 	role, err := w.core.RbacV1().Roles("kube-system").Get(t.Context(), "fairlead-renew", metav1.GetOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	for i := range role.Rules {
 		for j, verb := range role.Rules[i].Verbs {
 			less := role.DeepCopy()
@@ -93,7 +94,7 @@ func testRenewed(t *testing.T, w *world) {
 			}
 			less.ResourceVersion = ""
 			_, err := w.core.RbacV1().Roles("kube-system").Update(t.Context(), less, metav1.UpdateOptions{})
-			suite.Check(t, err)
+			must.Do(t, err)
 			suite.Eventually(t, soon, "refused without "+verb, func() (bool, string) { // the authorizer follows by a watch; each try that succeeds makes a certificate
 				a := w.follow(t, init, fmt.Sprintf("--serving-names=front.example.com,name-%d-%d", i, j))
 				if a.Code == 0 {
@@ -105,14 +106,14 @@ func testRenewed(t *testing.T, w *world) {
 	}
 	role.ResourceVersion = ""
 	_, err = w.core.RbacV1().Roles("kube-system").Update(t.Context(), role, metav1.UpdateOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 }
 
 // testTakenUp renews what extension servers know Fairlead by, and goes on.
 func testTakenUp(t *testing.T, w *world) {
 	w.must(t, "kubectl -n kube-system delete secret fairlead-front-proxy-client && kubectl fairlead init")
 	d, err := w.core.AppsV1().Deployments("kube-system").Get(t.Context(), "fairlead", metav1.GetOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	w.mount(t, d, filepath.Join(w.Dir(), "fairlead"))
 	admin, ends := passport{cred: w.StaticToken("admin")}, w.leaf(t, "fairlead-front-proxy-client").NotAfter.Format(time.RFC3339)
 	suite.Eventually(t, 2*time.Minute, "the certificate that ends at "+ends, func() (bool, string) { // files are looked at each minute
@@ -128,7 +129,7 @@ func testTakenUp(t *testing.T, w *world) {
 // needs no such product.
 func testOthers(t *testing.T, w *world) {
 	page, err := os.ReadFile("../../docs/managed.md")
-	suite.Check(t, err)
+	must.Do(t, err)
 	block := func(title string) string {
 		_, rest, _ := strings.Cut(string(page), "\n## "+title+"\n")
 		_, rest, _ = strings.Cut(rest, "```console\n")
@@ -140,7 +141,7 @@ func testOthers(t *testing.T, w *world) {
 	}
 	t.Run("K3s", func(t *testing.T) {
 		root, err := filepath.Abs("../..")
-		suite.Check(t, err)
+		must.Do(t, err)
 		helm := strings.Replace(block("K3s and RKE2"), "helm upgrade --install", suite.Tool(t, "helm")+" template", 1)
 		out := w.must(t, "cd "+root+" && "+helm)
 		for _, want := range []string{
@@ -154,12 +155,12 @@ func testOthers(t *testing.T, w *world) {
 	})
 	t.Run("Talos", func(t *testing.T) {
 		aggregator, err := w.PKI.NewAuthority("aggregator-ca")
-		suite.Check(t, err)
+		must.Do(t, err)
 		w.must(t, "cp "+w.PKI.Dir+"/aggregator-ca.crt "+w.PKI.Dir+"/aggregator-ca.key . && "+block("Talos"))
 		data, err := os.ReadFile(filepath.Join(w.folder, "front-proxy-client.crt"))
-		suite.Check(t, err)
+		must.Do(t, err)
 		chain, err := certutil.ParseCertsPEM(data)
-		suite.Check(t, err)
+		must.Do(t, err)
 		_, err = chain[0].Verify(x509.VerifyOptions{Roots: aggregator.CA.Pool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 		if err != nil || chain[0].Subject.CommonName != "front-proxy-client" || chain[0].IsCA {
 			t.Errorf("%s, CA %t: %v", chain[0].Subject, chain[0].IsCA, err)
@@ -171,8 +172,8 @@ func testOthers(t *testing.T, w *world) {
 func (w *world) leaf(t *testing.T, secret string) *x509.Certificate {
 	t.Helper()
 	s, err := w.core.CoreV1().Secrets("kube-system").Get(t.Context(), secret, metav1.GetOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	chain, err := certutil.ParseCertsPEM(s.Data["tls.crt"])
-	suite.Check(t, err)
+	must.Do(t, err)
 	return chain[0]
 }

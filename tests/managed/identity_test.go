@@ -15,6 +15,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -84,15 +85,15 @@ func (w *world) ask(t *testing.T, front *cluster.Front, p passport, method, path
 		}
 	}
 	req, err := http.NewRequestWithContext(t.Context(), method, front.Endpoint.URL+path, strings.NewReader(body))
-	suite.Check(t, err)
+	must.Do(t, err)
 	maps.Copy(req.Header, p.header)
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("User-Agent", caller)
 	res, err := c.Do(req)
-	suite.Check(t, err)
+	must.Do(t, err)
 	defer res.Body.Close()
 	text, err := io.ReadAll(res.Body)
-	suite.Check(t, err)
+	must.Do(t, err)
 	return res.StatusCode, string(text)
 }
 
@@ -115,7 +116,7 @@ func testIdentity(t *testing.T, w *world) {
 				}
 			} else {
 				var r authenticationv1.SelfSubjectReview
-				suite.Check(t, json.Unmarshal([]byte(body), &r))
+				must.Do(t, json.Unmarshal([]byte(body), &r))
 				got := r.Status.UserInfo
 				if code != http.StatusCreated || got.Username != p.user || !slices.Equal(got.Groups, p.groups) || p.extra != "" && len(got.Extra[p.extra]) != 1 {
 					t.Errorf("%d %s, want %s of %q with %s", code, body, p.user, p.groups, p.extra)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -73,7 +74,7 @@ subjects: [{kind: Group, name: dev}, {kind: User, name: "oidc:jane"}, {kind: Ser
 func testOverlay(t *testing.T, w *world) {
 	w.must(t, w.blocks[1])
 	front, err := w.start(t, "fairlead", "kube-system", "fairlead")
-	suite.Check(t, err)
+	must.Do(t, err)
 	w.front = front
 }
 
@@ -82,7 +83,7 @@ func testOverlay(t *testing.T, w *world) {
 func testExtensionServer(t *testing.T, w *world) {
 	w.must(t, w.blocks[2])
 	page, err := os.ReadFile("../../docs/managed.md")
-	suite.Check(t, err)
+	must.Do(t, err)
 	var flags []string
 	for _, f := range regexp.MustCompile(`(?m)^ *(--requestheader-(?:client-ca-file|allowed-names)=\S+)$`).FindAllStringSubmatch(string(page), -1) {
 		flags = append(flags, strings.Replace(f[1], "/etc/fairlead-requestheader", w.folder, 1))
@@ -91,7 +92,7 @@ func testExtensionServer(t *testing.T, w *world) {
 		t.Fatalf("the page has flags %q", flags)
 	}
 	_, err = w.StartSampleAPIServer(t.Context(), flags...)
-	suite.Check(t, err)
+	must.Do(t, err)
 	suite.Eventually(t, soon, "served", func() (bool, string) {
 		code, body := w.ask(t, w.front, passport{cred: w.StaticToken("admin")}, "GET", "/apis/wardle.example.com/v1beta1", "")
 		return code == 200, body

@@ -12,6 +12,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -20,7 +21,7 @@ import (
 func testRules(t *testing.T, w *world) {
 	t.Run("nothing is forbidden", func(t *testing.T) {
 		log, err := os.ReadFile(w.front.Part.LogFile())
-		suite.Check(t, err)
+		must.Do(t, err)
 		if strings.Contains(string(log), "forbidden: User") {
 			t.Errorf("%s", log)
 		}
@@ -31,7 +32,7 @@ func testRules(t *testing.T, w *world) {
 		}
 	})
 	role, err := w.core.RbacV1().ClusterRoles().Get(t.Context(), "system:fairlead-impersonate", metav1.GetOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	n := 0
 	for i, rule := range role.Rules {
 		for j, resource := range rule.Resources {
@@ -58,7 +59,7 @@ func testWithout(t *testing.T, w *world, resource string, rules []rbacv1.PolicyR
 	account := strings.ToLower(strings.NewReplacer("/", "-", ".", "-").Replace("less-" + resource))
 	w.grant(t, account, rules)
 	front, err := w.start(t, account, "managed", account)
-	suite.Check(t, err)
+	must.Do(t, err)
 	by := map[string]passport{}
 	for _, p := range passports(t, w) {
 		by[p.name] = p
@@ -106,7 +107,7 @@ func (w *world) grant(t *testing.T, name string, rules []rbacv1.PolicyRule) {
 	w.must(t, "kubectl -n managed create serviceaccount "+name)
 	meta := metav1.ObjectMeta{Name: name}
 	_, err := w.core.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: meta, Rules: rules}, metav1.CreateOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	for _, role := range []string{"system:fairlead", name} {
 		w.must(t, fmt.Sprintf("kubectl create clusterrolebinding %s-%s --clusterrole=%s --serviceaccount=managed:%s", name, strings.ReplaceAll(role, ":", "-"), role, name))
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
@@ -36,21 +37,21 @@ spec: {group: both.example.com, version: v1, groupPriorityMinimum: 1000, version
 func testSeveral(t *testing.T, w *world) {
 	ca := pki.NewCA("several-ca")
 	caFile, _, err := ca.WriteFiles(t.TempDir(), "ca")
-	suite.Check(t, err)
+	must.Do(t, err)
 	here := extension.Start(t, extension.Config{CA: ca, RequestHeaderCA: suite.Pool(t, filepath.Join(w.folder, "requestheader.crt")), GroupVersions: []string{"ours.example.com/v1", "both.example.com/v1"}, Names: []string{"here.several.svc"}})
 	there := extension.Start(t, extension.Config{CA: ca, RequestHeaderCA: suite.Pool(t, w.PKI.FrontProxy.CertFile), GroupVersions: []string{"theirs.example.com/v1", "both.example.com/v1"}, Names: []string{"there.several.svc"}})
 	register := func(service string, server *extension.Server, groupVersions ...string) int {
 		port, err := strconv.Atoi(server.Addr()[strings.LastIndex(server.Addr(), ":")+1:])
-		suite.Check(t, err)
-		suite.Check(t, w.Register(t.Context(), cluster.Backend{Namespace: "several", Service: service, Port: port, CAFile: caFile, GroupVersions: groupVersions}))
+		must.Do(t, err)
+		must.Do(t, w.Register(t.Context(), cluster.Backend{Namespace: "several", Service: service, Port: port, CAFile: caFile, GroupVersions: groupVersions}))
 		return port
 	}
 	register("there", there, "theirs.example.com/v1", "both.example.com/v1")
 	text := fmt.Sprintf(ours, register("here", here), base64.StdEncoding.EncodeToString(ca.PEM()))
 	folder := t.TempDir()
-	suite.Check(t, os.WriteFile(filepath.Join(folder, "ours.yaml"), []byte(text), 0o600))
+	must.Do(t, os.WriteFile(filepath.Join(folder, "ours.yaml"), []byte(text), 0o600))
 	front, err := w.start(t, "several", "kube-system", "fairlead", "--registry=dir:"+folder+",kubernetes")
-	suite.Check(t, err)
+	must.Do(t, err)
 	admin := passport{cred: w.StaticToken("admin")}
 	for _, c := range []struct {
 		group  string

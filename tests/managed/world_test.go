@@ -21,6 +21,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/issuer"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -46,30 +47,30 @@ func newWorld(t *testing.T) *world {
 	dir := suite.Folder(t, "managed")
 	w := &world{folder: filepath.Join(dir, "work"), kubeconfig: filepath.Join(dir, "admin.kubeconfig"), audit: filepath.Join(dir, "audit.log"), tokens: issuer.Start(t)}
 	for _, part := range []string{"base", "components", "overlays"} {
-		suite.Check(t, os.CopyFS(filepath.Join(w.folder, "deploy", part), os.DirFS("../../deploy/"+part)))
+		must.Do(t, os.CopyFS(filepath.Join(w.folder, "deploy", part), os.DirFS("../../deploy/"+part)))
 	}
 	w.fairlead = suite.Build(t, w.folder, "cmd/kubectl-fairlead")
-	suite.Check(t, os.Symlink(suite.Tool(t, "kubectl"), filepath.Join(w.folder, "kubectl")))
+	must.Do(t, os.Symlink(suite.Tool(t, "kubectl"), filepath.Join(w.folder, "kubectl")))
 	policy := filepath.Join(dir, "policy.yaml")
-	suite.Check(t, os.WriteFile(policy, []byte(auditPolicy), 0o600))
+	must.Do(t, os.WriteFile(policy, []byte(auditPolicy), 0o600))
 	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, Clouds: 1, APIServerArgs: []string{"--audit-policy-file=" + policy, "--audit-log-path=" + w.audit}})
-	suite.Check(t, w.Cluster.Endpoint().WriteKubeconfig(w.kubeconfig, w.StaticToken("admin")))
+	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(w.kubeconfig, w.StaticToken("admin")))
 	var err error
 	w.core, err = kubernetes.NewForConfig(w.Cluster.Endpoint().RESTConfig(w.Admin()))
-	suite.Check(t, err)
+	must.Do(t, err)
 	suite.Eventually(t, 30*time.Second, "namespace kube-system", func() (bool, string) {
 		_, err := w.core.CoreV1().Namespaces().Get(t.Context(), "kube-system", metav1.GetOptions{})
 		return err == nil, fmt.Sprint(err)
 	})
 	w.users, err = w.PKI.NewAuthority("own-users-ca")
-	suite.Check(t, err)
+	must.Do(t, err)
 	w.fronts, err = w.PKI.NewAuthority("own-fronts-ca")
-	suite.Check(t, err)
-	suite.Check(t, os.WriteFile(filepath.Join(w.folder, "client-ca.crt"), w.users.CA.PEM(), 0o600))
-	suite.Check(t, os.WriteFile(filepath.Join(w.folder, "requestheader-ca.crt"), w.fronts.CA.PEM(), 0o600))
-	suite.Check(t, os.WriteFile(filepath.Join(w.folder, "issuers.yaml"), []byte(w.tokens.Config("oidc:")), 0o600))
+	must.Do(t, err)
+	must.Do(t, os.WriteFile(filepath.Join(w.folder, "client-ca.crt"), w.users.CA.PEM(), 0o600))
+	must.Do(t, os.WriteFile(filepath.Join(w.folder, "requestheader-ca.crt"), w.fronts.CA.PEM(), 0o600))
+	must.Do(t, os.WriteFile(filepath.Join(w.folder, "issuers.yaml"), []byte(w.tokens.Config("oidc:")), 0o600))
 	data, err := os.ReadFile("../../docs/managed.md")
-	suite.Check(t, err)
+	must.Do(t, err)
 	for _, b := range regexp.MustCompile("(?ms)^ *```sh\n(.*?)^ *```$").FindAllStringSubmatch(string(data), -1) {
 		w.blocks = append(w.blocks, regexp.MustCompile("(?m)^   ").ReplaceAllString(b[1], "")) // they are of a list
 	}
@@ -110,17 +111,17 @@ func (w *world) must(t *testing.T, block string, more ...string) string {
 func (w *world) start(t *testing.T, name, namespace, account string, more ...string) (*cluster.Front, error) {
 	t.Helper()
 	d, err := w.core.AppsV1().Deployments("kube-system").Get(t.Context(), "fairlead", metav1.GetOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	root := filepath.Join(w.Dir(), name)
 	w.mount(t, d, root)
 	kubeconfig := filepath.Join(root, "kubeconfig")
-	suite.Check(t, w.Cluster.Endpoint().WriteKubeconfig(kubeconfig, cluster.Credentials{Token: suite.Token(t, w.core, namespace, account)}))
+	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(kubeconfig, cluster.Credentials{Token: suite.Token(t, w.core, namespace, account)}))
 	ports := [2]int{}
 	for i := range ports {
 		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-		suite.Check(t, err)
+		must.Do(t, err)
 		ports[i] = l.Addr().(*net.TCPAddr).Port
-		suite.Check(t, l.Close())
+		must.Do(t, l.Close())
 	}
 	var args []string
 	for _, a := range d.Spec.Template.Spec.Containers[0].Args {
@@ -153,20 +154,20 @@ func (w *world) mount(t *testing.T, d *appsv1.Deployment, root string) {
 			case v.Name != m.Name:
 			case v.Secret != nil:
 				s, err := w.core.CoreV1().Secrets("kube-system").Get(t.Context(), v.Secret.SecretName, metav1.GetOptions{})
-				suite.Check(t, err)
+				must.Do(t, err)
 				files = s.Data
 			default:
 				c, err := w.core.CoreV1().ConfigMaps("kube-system").Get(t.Context(), v.ConfigMap.Name, metav1.GetOptions{})
-				suite.Check(t, err)
+				must.Do(t, err)
 				for name, text := range c.Data {
 					files[name] = []byte(text)
 				}
 			}
 		}
 		folder := filepath.Join(root, m.MountPath)
-		suite.Check(t, os.MkdirAll(folder, 0o700))
+		must.Do(t, os.MkdirAll(folder, 0o700))
 		for name, data := range files {
-			suite.Check(t, os.WriteFile(filepath.Join(folder, name), data, 0o600))
+			must.Do(t, os.WriteFile(filepath.Join(folder, name), data, 0o600))
 		}
 	}
 }
@@ -183,14 +184,14 @@ type event struct {
 func (w *world) events(t *testing.T) []event {
 	t.Helper()
 	data, err := os.ReadFile(w.audit)
-	suite.Check(t, err)
+	must.Do(t, err)
 	var all []event
 	for line := range strings.Lines(string(data)) {
 		var e event
 		if !strings.HasSuffix(line, "\n") {
 			break // it is being written
 		}
-		suite.Check(t, json.Unmarshal([]byte(line), &e))
+		must.Do(t, json.Unmarshal([]byte(line), &e))
 		if e.Stage == "ResponseComplete" || e.Stage == "ResponseStarted" {
 			all = append(all, e)
 		}
@@ -202,7 +203,7 @@ func (w *world) events(t *testing.T) []event {
 func (w *world) issue(t *testing.T, by *cluster.Authority, user string, groups ...string) cluster.Credentials {
 	t.Helper()
 	p, err := by.Issue(strings.ReplaceAll(t.Name()+"-"+user+"-of-"+filepath.Base(by.CertFile), "/", "-"), cluster.Leaf{User: user, Groups: groups})
-	suite.Check(t, err)
+	must.Do(t, err)
 	return cluster.Credentials{Pair: p}
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
@@ -31,8 +32,8 @@ func (w *world) alarms(t *testing.T, p *prometheus, front *cluster.Front, spare,
 			map[string]string{"name": "v1." + name + ".example.com"},
 			// The counter counts edges: there must have been a time before.
 			`aggregator_unavailable_apiservice{name="v1.` + name + `.example.com"} == 0`,
-			func(t *testing.T) { suite.Check(t, s.Set(faults...)) },
-			func(t *testing.T) { suite.Check(t, s.Set()) },
+			func(t *testing.T) { must.Do(t, s.Set(faults...)) },
+			func(t *testing.T) { must.Do(t, s.Set()) },
 		}
 	}
 	dead := extension.Fault{Kind: extension.Dead}
@@ -67,8 +68,8 @@ func (w *world) alarmEndpoint(t *testing.T) alarm {
 	return alarm{
 		map[string]string{"name": "v1." + name + ".example.com", "endpoint": "10.79.0.12:8443"},
 		`fairlead_endpoint_healthy{endpoint="10.79.0.12:8443"} == 1`,
-		func(t *testing.T) { suite.Check(t, servers[1].Set(extension.Fault{Kind: extension.Dead})) },
-		func(t *testing.T) { suite.Check(t, servers[1].Set()) },
+		func(t *testing.T) { must.Do(t, servers[1].Set(extension.Fault{Kind: extension.Dead})) },
+		func(t *testing.T) { must.Do(t, servers[1].Set()) },
 	}
 }
 
@@ -92,7 +93,7 @@ func (w *world) alarmBackendExpiring(t *testing.T) alarm {
 	}
 	lasts(9 * 24 * time.Hour) // before anybody can see the first one, which lasts a day
 	_, port, err := net.SplitHostPort(s.Addr())
-	suite.Check(t, err)
+	must.Do(t, err)
 	w.apply(t, external(name, port)+w.apiService(name, port, ""))
 	return alarm{
 		map[string]string{"apiservice": "v1." + name + ".example.com", "kind": "leaf"},
@@ -102,7 +103,7 @@ func (w *world) alarmBackendExpiring(t *testing.T) alarm {
 			lasts(9 * 24 * time.Hour)
 			// What an endpoint has presented is remembered for five minutes, or as long as its
 			// APIService.
-			must(t, "", w.kubectl, "--kubeconfig", w.direct, "delete", "apiservice", "v1."+name+".example.com")
+			succeed(t, "", w.kubectl, "--kubeconfig", w.direct, "delete", "apiservice", "v1."+name+".example.com")
 			w.apply(t, w.apiService(name, port, ""))
 		},
 	}
@@ -113,7 +114,7 @@ func (w *world) alarmReload(broken cluster.Pair) alarm {
 	return alarm{
 		map[string]string{"source": broken.CertFile},
 		`fairlead_certificate_reload_valid{source="` + broken.CertFile + `"} == 1`,
-		func(t *testing.T) { suite.Check(t, os.WriteFile(broken.CertFile, []byte("no certificate"), 0o600)) },
+		func(t *testing.T) { must.Do(t, os.WriteFile(broken.CertFile, []byte("no certificate"), 0o600)) },
 		func(t *testing.T) { w.spare(t, "broken") },
 	}
 }
@@ -124,7 +125,7 @@ func (w *world) alarmBundle(t *testing.T) alarm {
 	const name = "alarm-bundle"
 	s := w.serve(t, name, nil)
 	_, port, err := net.SplitHostPort(s.Addr())
-	suite.Check(t, err)
+	must.Do(t, err)
 	good := w.apiService(name, port, "")
 	bad := strings.ReplaceAll(good, base64.StdEncoding.EncodeToString(w.ca.PEM()), base64.StdEncoding.EncodeToString([]byte("no certificate")))
 	return alarm{
@@ -141,17 +142,17 @@ func (w *world) alarmSaturated(t *testing.T, front *cluster.Front) alarm {
 	const name = "alarm-saturated"
 	s := w.serve(t, name, nil)
 	_, port, err := net.SplitHostPort(s.Addr())
-	suite.Check(t, err)
+	must.Do(t, err)
 	w.apply(t, w.apiService(name, port, `fairlead.dev/max-inflight: "1"`))
 	var stop func()
 	return alarm{
 		map[string]string{"name": "v1." + name + ".example.com", "limit": "inflight"},
 		`aggregator_unavailable_apiservice{name="v1.` + name + `.example.com"} == 0`,
 		func(t *testing.T) {
-			suite.Check(t, s.Set(extension.Fault{Kind: extension.Hang, Path: widgetsOf(name)}))
+			must.Do(t, s.Set(extension.Fault{Kind: extension.Hang, Path: widgetsOf(name)}))
 			stop = w.load(t, front, widgetsOf(name))
 		},
-		func(t *testing.T) { stop(); suite.Check(t, s.Set()) },
+		func(t *testing.T) { stop(); must.Do(t, s.Set()) },
 	}
 }
 
@@ -165,11 +166,11 @@ func (w *world) alarmBackendErrors(t *testing.T, front *cluster.Front) alarm {
 		map[string]string{"group": name + ".example.com", "version": "v1"},
 		`aggregator_unavailable_apiservice{name="v1.` + name + `.example.com"} == 0`,
 		func(t *testing.T) {
-			suite.Check(t, s.Set(extension.Fault{Kind: extension.Status, Code: 500, Path: widgetsOf(name)}))
+			must.Do(t, s.Set(extension.Fault{Kind: extension.Status, Code: 500, Path: widgetsOf(name)}))
 			stop = w.load(t, front, widgetsOf(name))
 		},
 		func(t *testing.T) {
-			suite.Check(t, s.Set())
+			must.Do(t, s.Set())
 			t.Cleanup(stop) // its requests go on, and succeed
 		},
 	}
@@ -220,7 +221,7 @@ func (w *world) alarmContested(p *prometheus, front *cluster.Front) alarm {
 			t.Cleanup(w.alone.Unlock)
 			var err error
 			publisher, err = w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead, Name: "publisher", Args: []string{"--publish-kubernetes-endpoints", "--advertise-address=192.0.2.7"}})
-			suite.Check(t, err)
+			must.Do(t, err)
 			p.scrape(t, front.Admin, publisher.Admin)
 			for range 2 {
 				suite.Eventually(t, 30*time.Second, "published", func() (bool, string) {
@@ -228,16 +229,16 @@ func (w *world) alarmContested(p *prometheus, front *cluster.Front) alarm {
 					return got == "192.0.2.7", got
 				})
 				e, err := w.core.CoreV1().Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
-				suite.Check(t, err)
+				must.Do(t, err)
 				e.Subsets[0].Addresses[0].IP = "192.0.2.8"
 				_, err = w.core.CoreV1().Endpoints("default").Update(t.Context(), e, metav1.UpdateOptions{})
-				suite.Check(t, err)
+				must.Do(t, err)
 			}
 		},
 		// As the runbook says: nobody else writes any more, and Fairlead is restarted, so that it
 		// does not wait.
 		func(t *testing.T) {
-			suite.Check(t, publisher.Part.Restart(t.Context()))
+			must.Do(t, publisher.Part.Restart(t.Context()))
 			suite.Eventually(t, 30*time.Second, "published", func() (bool, string) {
 				got := w.published(t)
 				return got == "192.0.2.7", got

@@ -13,6 +13,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -32,10 +33,10 @@ func testAlerts(t *testing.T, w *world) {
 		dir := t.TempDir()
 		writeRules(t, filepath.Join(dir, "rules.yaml"), shippedRules(t))
 		cases, err := os.ReadFile("../../deploy/tests/alerts.yaml")
-		suite.Check(t, err)
-		suite.Check(t, os.WriteFile(filepath.Join(dir, "alerts.yaml"), cases, 0o600))
-		must(t, "", "promtool", "check", "rules", filepath.Join(dir, "rules.yaml"))
-		must(t, "", "promtool", "test", "rules", filepath.Join(dir, "alerts.yaml"))
+		must.Do(t, err)
+		must.Do(t, os.WriteFile(filepath.Join(dir, "alerts.yaml"), cases, 0o600))
+		succeed(t, "", "promtool", "check", "rules", filepath.Join(dir, "rules.yaml"))
+		succeed(t, "", "promtool", "test", "rules", filepath.Join(dir, "alerts.yaml"))
 		for _, name := range shippedRules(t).alerts() {
 			if !strings.Contains(string(cases), "alertname: "+name+"\n") {
 				t.Errorf("%s has no test", name)
@@ -66,7 +67,7 @@ func testAlerts(t *testing.T, w *world) {
 // docs/metrics.md says.
 func testDocumented(t *testing.T, scrape string) {
 	doc, err := os.ReadFile("../../docs/metrics.md")
-	suite.Check(t, err)
+	must.Do(t, err)
 	n := 0
 	for line := range strings.Lines(scrape) {
 		var name, kind string
@@ -86,14 +87,14 @@ func testDocumented(t *testing.T, scrape string) {
 func writeRules(t *testing.T, file string, r *rules) {
 	t.Helper()
 	data, err := yaml.Marshal(r)
-	suite.Check(t, err)
-	suite.Check(t, os.WriteFile(file, data, 0o600))
+	must.Do(t, err)
+	must.Do(t, os.WriteFile(file, data, 0o600))
 }
 
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	suite.Check(t, err)
+	must.Do(t, err)
 	defer l.Close()
 	return l.Addr().String()
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -24,8 +25,8 @@ func command(t *testing.T, stdin, name string, args ...string) suite.Answer {
 	return suite.Run(t, exec.CommandContext(ctx, name, args...), stdin)
 }
 
-// must runs a program that must succeed.
-func must(t *testing.T, stdin, name string, args ...string) string {
+// succeed runs a program that must succeed.
+func succeed(t *testing.T, stdin, name string, args ...string) string {
 	t.Helper()
 	a := command(t, stdin, name, args...)
 	if a.Code != 0 {
@@ -46,11 +47,11 @@ func (w *world) get(t *testing.T, e cluster.Endpoint, path, token string) (int, 
 	client.CheckRedirect = nil // as a browser does
 	defer client.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, e.URL+path, nil)
-	suite.Check(t, err)
+	must.Do(t, err)
 	resp, err := client.Do(req)
-	suite.Check(t, err)
+	must.Do(t, err)
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	suite.Check(t, err)
+	must.Do(t, err)
 	return resp.StatusCode, string(body)
 }

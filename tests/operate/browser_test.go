@@ -18,6 +18,7 @@ import (
 	"github.com/gorilla/websocket"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -42,9 +43,9 @@ func newBrowser(t *testing.T, w *world) *browser {
 		},
 		Ready: func(ctx context.Context) (err error) { page, err = findPage(ctx, data); return err },
 	})
-	suite.Check(t, err)
+	must.Do(t, err)
 	conn, _, err := websocket.DefaultDialer.DialContext(t.Context(), page, nil)
-	suite.Check(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	b := &browser{conn: conn}
 	for _, domain := range []string{"Page", "Runtime", "Log", "Network"} {
@@ -85,8 +86,8 @@ func findPage(ctx context.Context, data string) (string, error) {
 func (b *browser) call(t *testing.T, method string, params any) json.RawMessage {
 	t.Helper()
 	b.next++
-	suite.Check(t, b.conn.SetReadDeadline(time.Now().Add(20*time.Second)))
-	suite.Check(t, b.conn.WriteJSON(map[string]any{"id": b.next, "method": method, "params": params}))
+	must.Do(t, b.conn.SetReadDeadline(time.Now().Add(20*time.Second)))
+	must.Do(t, b.conn.WriteJSON(map[string]any{"id": b.next, "method": method, "params": params}))
 	for {
 		var m struct {
 			ID     int
@@ -95,7 +96,7 @@ func (b *browser) call(t *testing.T, method string, params any) json.RawMessage 
 			Result json.RawMessage
 			Error  *struct{ Message string }
 		}
-		suite.Check(t, b.conn.ReadJSON(&m))
+		must.Do(t, b.conn.ReadJSON(&m))
 		switch {
 		case m.Method == "Log.entryAdded" || m.Method == "Runtime.exceptionThrown":
 			b.findings = append(b.findings, string(m.Params))
@@ -116,7 +117,7 @@ func (b *browser) eval(t *testing.T, expression string) any {
 		Result           struct{ Value any }
 		ExceptionDetails *struct{ Text string }
 	}
-	suite.Check(t, json.Unmarshal(b.call(t, "Runtime.evaluate", map[string]any{"expression": expression, "returnByValue": true, "awaitPromise": true}), &r))
+	must.Do(t, json.Unmarshal(b.call(t, "Runtime.evaluate", map[string]any{"expression": expression, "returnByValue": true, "awaitPromise": true}), &r))
 	if r.ExceptionDetails != nil {
 		t.Fatalf("%s: %s", expression, r.ExceptionDetails.Text)
 	}
@@ -162,11 +163,11 @@ func (b *browser) shoot(t *testing.T, name string) {
 	// A picture in WebP has 16,383 pixels at most each way; a list of all that other cases register
 	// is longer.
 	all := b.eval(t, `({x: 0, y: 0, width: document.documentElement.scrollWidth, height: Math.min(document.documentElement.scrollHeight, 4000), scale: 1})`)
-	suite.Check(t, json.Unmarshal(b.call(t, "Page.captureScreenshot", map[string]any{"captureBeyondViewport": true, "format": "webp", "quality": 60, "clip": all}), &r))
+	must.Do(t, json.Unmarshal(b.call(t, "Page.captureScreenshot", map[string]any{"captureBeyondViewport": true, "format": "webp", "quality": 60, "clip": all}), &r))
 	picture, err := base64.StdEncoding.DecodeString(r.Data)
-	suite.Check(t, err)
+	must.Do(t, err)
 	if len(picture) < 5000 {
 		t.Errorf("%s: a picture of %d bytes shows nothing", name, len(picture))
 	}
-	suite.Check(t, os.WriteFile(filepath.Join(t.ArtifactDir(), name+".webp"), picture, 0o600))
+	must.Do(t, os.WriteFile(filepath.Join(t.ArtifactDir(), name+".webp"), picture, 0o600))
 }

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // dashboard is what Grafana's schema 39 has of what ours use: a field that is not here is a
@@ -64,18 +64,18 @@ type source struct{ Type, UID string }
 // expressions that Prometheus reads.
 func testDashboards(t *testing.T) {
 	files, err := filepath.Glob("../../deploy/components/monitoring/*.json")
-	suite.Check(t, err)
+	must.Do(t, err)
 	kustomization, err := os.ReadFile("../../deploy/components/monitoring/kustomization.yaml")
-	suite.Check(t, err)
+	must.Do(t, err)
 	uids := map[string]bool{}
 	var queries []string
 	for _, file := range files {
 		data, err := os.ReadFile(file)
-		suite.Check(t, err)
+		must.Do(t, err)
 		var d dashboard
 		strict := json.NewDecoder(bytes.NewReader(data))
 		strict.DisallowUnknownFields()
-		suite.Check(t, strict.Decode(&d))
+		must.Do(t, strict.Decode(&d))
 		name := filepath.Base(file)
 		if d.Title == "" || uids[d.UID] || d.UID != strings.TrimSuffix(name, ".json") || len(d.UID) > 40 || d.SchemaVersion != 39 || !slices.Contains(d.Tags, "fairlead") {
 			t.Errorf("%s: title %q, uid %q, schema %d, tags %q", name, d.Title, d.UID, d.SchemaVersion, d.Tags)
@@ -159,7 +159,7 @@ func testPanels(t *testing.T, name string, d *dashboard) (queries []string) {
 // records.
 func testMetricNames(t *testing.T, where, expr string) {
 	doc, err := os.ReadFile("../../docs/metrics.md")
-	suite.Check(t, err)
+	must.Do(t, err)
 	recorded := map[string]bool{}
 	for _, g := range shippedRules(t).Groups {
 		for _, r := range g.Rules {

@@ -11,26 +11,26 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testDocuments runs what docs/operations.md tells people to type, where that is possible without
 // nodes, and reads the rest.
 func testDocuments(t *testing.T, w *world) {
 	data, err := os.ReadFile("../../docs/operations.md")
-	suite.Check(t, err)
+	must.Do(t, err)
 	blocks := regexp.MustCompile("(?ms)^ *```(\\w+)\n(.*?)^ *```$").FindAllStringSubmatch(string(data), -1)
 	dir := t.TempDir()
-	suite.Check(t, os.CopyFS(filepath.Join(dir, "deploy"), noLinks{os.DirFS("../../deploy")}))
+	must.Do(t, os.CopyFS(filepath.Join(dir, "deploy"), noLinks{os.DirFS("../../deploy")}))
 	for name, leaf := range map[string]pki.Leaf{"serving": {CommonName: "fairlead", Names: []string{"localhost"}}, "front-proxy-client": {CommonName: "front-proxy-client"}} {
 		_, _, err := w.ca.Issue(leaf).WriteFiles(dir, name)
-		suite.Check(t, err)
+		must.Do(t, err)
 	}
 	for _, name := range []string{"client-ca.crt", "requestheader-ca.crt"} {
-		suite.Check(t, os.WriteFile(filepath.Join(dir, name), w.ca.PEM(), 0o600))
+		must.Do(t, os.WriteFile(filepath.Join(dir, name), w.ca.PEM(), 0o600))
 	}
-	suite.Check(t, os.Symlink(w.kubectl, filepath.Join(dir, "kubectl")))
+	must.Do(t, os.Symlink(w.kubectl, filepath.Join(dir, "kubectl")))
 	ran := 0
 	for _, b := range blocks {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -55,8 +55,8 @@ func testDocuments(t *testing.T, w *world) {
 
 // testDocumentedFlags wants every flag in the pages for operators to be one of somebody's.
 func testDocumentedFlags(t *testing.T, w *world) {
-	known := must(t, "", w.fairlead, "serve", "--help") + must(t, "", w.fairlead, "lint", "--help") + must(t, "", w.fairlead, "status", "--help") +
-		must(t, "", filepath.Join(filepath.Dir(w.fairlead), "kubectl-fairlead"), "init", "--help")
+	known := succeed(t, "", w.fairlead, "serve", "--help") + succeed(t, "", w.fairlead, "lint", "--help") + succeed(t, "", w.fairlead, "status", "--help") +
+		succeed(t, "", filepath.Join(filepath.Dir(w.fairlead), "kubectl-fairlead"), "init", "--help")
 	others := []string{ // of kubectl, kubeadm, Helm and kube-apiserver, as their own documents have them
 		"--apiserver-cert-extra-sans", "--client-name", "--config", "--validity-period", "--dry-run", "--cert", "--key", "--from-file", "--namespace", "--install", "--set", "--reset-then-reuse-values",
 		"--clusterrole", "--serviceaccount", "--group", "--endpoint-reconciler-type", "--show-managed-fields", "--server", "--raw", "--overwrite", "--manifest", "--archive", "--now", "--version",
@@ -64,11 +64,11 @@ func testDocumentedFlags(t *testing.T, w *world) {
 		"--tail", "--prefix", "--bump-revision", "--mark-compacted",
 	}
 	pages, err := filepath.Glob("../../docs/runbooks/*.md")
-	suite.Check(t, err)
+	must.Do(t, err)
 	n := 0
 	for _, page := range append(pages, "../../docs/operations.md", "../../docs/scaling.md", "../../docs/managed.md") {
 		data, err := os.ReadFile(page)
-		suite.Check(t, err)
+		must.Do(t, err)
 		for _, flag := range regexp.MustCompile(`--[a-z][a-z0-9-]+`).FindAllString(string(data), -1) {
 			n++
 			ours := regexp.MustCompile(regexp.QuoteMeta(flag) + `\b[^-]`).MatchString(known)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -23,7 +24,7 @@ import (
 // and reads what one of them tells of it.
 func testEvents(t *testing.T, w *world) {
 	rules, err := os.ReadFile("../../deploy/components/events/rbac.yaml")
-	suite.Check(t, err)
+	must.Do(t, err)
 	w.apply(t, string(rules))
 	server := w.serve(t, "told", nil)
 	w.alone.Lock()
@@ -34,7 +35,7 @@ func testEvents(t *testing.T, w *world) {
 		front, err := w.StartFairlead(t.Context(), cluster.Fairlead{
 			Path: w.fairlead, Name: fmt.Sprintf("events-%d", i), Args: []string{"--kubeconfig=" + w.account(t, "kube-system", "fairlead"), "--emit-events"},
 		})
-		suite.Check(t, err)
+		must.Do(t, err)
 		defer front.Part.Kill()
 		fronts = append(fronts, front)
 	}
@@ -48,12 +49,12 @@ func testEvents(t *testing.T, w *world) {
 		lease, err := w.core.CoordinationV1().Leases("kube-system").Get(t.Context(), "fairlead-events", metav1.GetOptions{})
 		return err == nil && lease.Spec.HolderIdentity != nil && *lease.Spec.HolderIdentity != "", fmt.Sprint(err)
 	})
-	suite.Check(t, server.Set(extension.Fault{Kind: extension.Dead}))
+	must.Do(t, server.Set(extension.Fault{Kind: extension.Dead}))
 	expect := func(kind, reason, text string) {
 		t.Helper()
 		suite.Eventually(t, time.Minute, reason, func() (bool, string) {
 			list, err := w.core.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=APIService,involvedObject.name=v1.told.example.com"})
-			suite.Check(t, err)
+			must.Do(t, err)
 			var found []corev1.Event
 			for _, ev := range list.Items {
 				if ev.Type == kind && ev.Reason == reason && strings.Contains(ev.Message, text) && ev.InvolvedObject.UID != "" {
@@ -64,10 +65,10 @@ func testEvents(t *testing.T, w *world) {
 		})
 	}
 	expect(corev1.EventTypeWarning, "FailedDiscoveryCheck", "requests are answered with 503: ")
-	suite.Check(t, server.Set())
+	must.Do(t, server.Set())
 	expect(corev1.EventTypeNormal, "Available", "requests are forwarded again, after ")
 	_, port, err := net.SplitHostPort(server.Addr())
-	suite.Check(t, err)
+	must.Do(t, err)
 	bad := strings.ReplaceAll(w.apiService("told", port, ""), base64.StdEncoding.EncodeToString(w.ca.PEM()), base64.StdEncoding.EncodeToString([]byte("no certificate")))
 	w.apply(t, bad)
 	expect(corev1.EventTypeWarning, "Faulty", "the CA bundle is not used: ")

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -40,7 +41,7 @@ func testFire(t *testing.T, w *world, token string) {
 	front, err := w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead, Name: "alarmed", Args: []string{
 		"--tls-sni-cert-key=" + spare.CertFile + "," + spare.KeyFile, "--tls-sni-cert-key=" + broken.CertFile + "," + broken.KeyFile,
 	}})
-	suite.Check(t, err)
+	must.Do(t, err)
 	p := startPrometheus(t, w, token)
 	p.scrape(t, front.Admin)
 	alarms := w.alarms(t, p, front, spare, broken)
@@ -85,7 +86,7 @@ func testFire(t *testing.T, w *world, token string) {
 		p.await(t, "FairleadDown", nil, false)
 		front.Part.Kill()
 		p.await(t, "FairleadDown", nil, true)
-		suite.Check(t, front.Part.Restart(t.Context()))
+		must.Do(t, front.Part.Restart(t.Context()))
 		p.await(t, "FairleadDown", nil, false)
 	})
 }
@@ -109,7 +110,7 @@ func (w *world) spare(t *testing.T, name string) cluster.Pair {
 func (w *world) reissue(t *testing.T, name string, lasts time.Duration) cluster.Pair {
 	t.Helper()
 	pair, err := w.PKI.Serving.Issue(name, cluster.Leaf{User: name, Names: []string{name + ".example.com"}, NotAfter: time.Now().Add(lasts)})
-	suite.Check(t, err)
+	must.Do(t, err)
 	return pair
 }
 
@@ -132,10 +133,10 @@ func startPrometheus(t *testing.T, w *world, token string) *prometheus {
 		}
 	}
 	writeRules(t, filepath.Join(dir, "rules.yaml"), r)
-	suite.Check(t, os.WriteFile(filepath.Join(dir, "token"), []byte(token), 0o600))
+	must.Do(t, os.WriteFile(filepath.Join(dir, "token"), []byte(token), 0o600))
 	p := &prometheus{address: freeAddress(t), targets: filepath.Join(dir, "targets.json")}
-	suite.Check(t, os.WriteFile(p.targets, []byte("[]"), 0o600))
-	suite.Check(t, os.WriteFile(filepath.Join(dir, "prometheus.yaml"), fmt.Appendf(nil, `
+	must.Do(t, os.WriteFile(p.targets, []byte("[]"), 0o600))
+	must.Do(t, os.WriteFile(filepath.Join(dir, "prometheus.yaml"), fmt.Appendf(nil, `
 global: {scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}
 rule_files: [rules.yaml]
 scrape_configs:
@@ -150,7 +151,7 @@ scrape_configs:
 		Args:  []string{"--config.file=" + filepath.Join(dir, "prometheus.yaml"), "--storage.tsdb.path=" + filepath.Join(dir, "data"), "--web.listen-address=" + p.address},
 		Ready: func(ctx context.Context) error { _, err := p.firing(ctx); return err },
 	})
-	suite.Check(t, err)
+	must.Do(t, err)
 	return p
 }
 
@@ -162,9 +163,9 @@ func (p *prometheus) scrape(t *testing.T, admins ...cluster.Endpoint) {
 		list[0]["targets"] = append(list[0]["targets"], strings.TrimPrefix(a.URL, "https://"))
 	}
 	data, err := json.Marshal(list)
-	suite.Check(t, err)
-	suite.Check(t, os.WriteFile(p.targets+".new", data, 0o600))
-	suite.Check(t, os.Rename(p.targets+".new", p.targets)) // at once: half a file would be no targets
+	must.Do(t, err)
+	must.Do(t, os.WriteFile(p.targets+".new", data, 0o600))
+	must.Do(t, os.Rename(p.targets+".new", p.targets)) // at once: half a file would be no targets
 }
 
 // await waits until an alert with these labels fires, or no longer does.

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -66,7 +67,7 @@ func shippedGrants(t *testing.T, w *world) []grant {
 	for _, o := range list {
 		if o.GetKind() == "Role" || o.GetKind() == "ClusterRole" {
 			var role rbacv1.ClusterRole // a Role has the same fields
-			suite.Check(t, runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &role))
+			must.Do(t, runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &role))
 			rules[o.GetKind()+" "+o.GetNamespace()+"/"+o.GetName()] = role.Rules
 		}
 	}
@@ -75,7 +76,7 @@ func shippedGrants(t *testing.T, w *world) []grant {
 			continue
 		}
 		var binding rbacv1.ClusterRoleBinding
-		suite.Check(t, runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &binding))
+		must.Do(t, runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &binding))
 		if !ours(binding.Subjects) {
 			continue
 		}
@@ -118,13 +119,13 @@ func (w *world) restricted(t *testing.T, name string, grants []grant, args ...st
 		default:
 			_, err = w.core.RbacV1().Roles(g.namespace).Create(t.Context(), &rbacv1.Role{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{g.rule}}, metav1.CreateOptions{})
 		}
-		suite.Check(t, err)
+		must.Do(t, err)
 		if g.namespace == "" {
 			_, err = w.core.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{ObjectMeta: meta, Subjects: subjects, RoleRef: ref}, metav1.CreateOptions{})
 		} else {
 			_, err = w.core.RbacV1().RoleBindings(g.namespace).Create(t.Context(), &rbacv1.RoleBinding{ObjectMeta: meta, Subjects: subjects, RoleRef: ref}, metav1.CreateOptions{})
 		}
-		suite.Check(t, err)
+		must.Do(t, err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second) // a Fairlead that may everything is ready within a second or two
 	defer cancel()
@@ -188,7 +189,7 @@ func (w *world) component(t *testing.T, name, role string, grants []grant, said 
 	publishes, writes, tells := does("fairlead-entrypoint"), does("fairlead-status"), does("fairlead-events")
 	front, err := w.restricted(t, name, grants, fmt.Sprintf("--publish-kubernetes-endpoints=%t", publishes), "--advertise-address=192.0.2.1",
 		fmt.Sprintf("--write-status=%t", writes), fmt.Sprintf("--emit-events=%t", tells))
-	suite.Check(t, err)
+	must.Do(t, err)
 	done = true
 	step := func(wanted bool, what string, ok func() bool) {
 		if !wanted {
@@ -205,7 +206,7 @@ func (w *world) component(t *testing.T, name, role string, grants []grant, said 
 	step(publishes, "published", func() bool { return w.published(t) == "192.0.2.1" })
 	step(publishes, "renewed", func() bool { return w.scraped(t, front, "fairlead_entrypoint_rounds_total{result=\"passed\"}") >= 3 })
 	step(writes, "written", func() bool {
-		out := must(t, "", w.kubectl, "--kubeconfig", w.direct, "get", "apiservice", "v1."+name+".example.com", "-o", "jsonpath={.status.conditions[*].type}")
+		out := succeed(t, "", w.kubectl, "--kubeconfig", w.direct, "get", "apiservice", "v1."+name+".example.com", "-o", "jsonpath={.status.conditions[*].type}")
 		return strings.Contains(out, "fairlead.dev/Available")
 	})
 	step(tells, "leading", func() bool { return strings.Contains(log, "reporting verdicts as events") })
@@ -213,10 +214,10 @@ func (w *world) component(t *testing.T, name, role string, grants []grant, said 
 		w.apply(t, fmt.Sprintf(lost, name+"-late")) // what was lost before was told by the leader before
 	}
 	step(tells && done, "told", func() bool { return w.told(t, "v1."+name+"-late.example.com") > 0 })
-	suite.Check(t, front.Part.Signal(syscall.SIGTERM))
+	must.Do(t, front.Part.Signal(syscall.SIGTERM))
 	<-front.Part.Done()
 	step(publishes, "withdrawn", func() bool { return w.published(t) == "" && !w.leased(t) })
-	must(t, "", w.kubectl, "--kubeconfig", w.direct, "delete", "apiservice", "v1."+name+".example.com", "v1."+name+"-late.example.com", "--ignore-not-found")
+	succeed(t, "", w.kubectl, "--kubeconfig", w.direct, "delete", "apiservice", "v1."+name+".example.com", "v1."+name+"-late.example.com", "--ignore-not-found")
 	return done, log
 }
 
@@ -243,7 +244,7 @@ func (w *world) clear(t *testing.T) {
 func (w *world) logged(t *testing.T, f *cluster.Front) string {
 	t.Helper()
 	text, err := os.ReadFile(f.Part.LogFile())
-	suite.Check(t, err)
+	must.Do(t, err)
 	return string(text)
 }
 
@@ -251,7 +252,7 @@ func (w *world) logged(t *testing.T, f *cluster.Front) string {
 func (w *world) told(t *testing.T, name string) int {
 	t.Helper()
 	list, err := w.core.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=APIService,involvedObject.name=" + name})
-	suite.Check(t, err)
+	must.Do(t, err)
 	return len(list.Items)
 }
 
@@ -259,12 +260,12 @@ func (w *world) told(t *testing.T, name string) int {
 func (w *world) published(t *testing.T) string {
 	t.Helper()
 	list, err := w.core.DiscoveryV1().EndpointSlices("default").List(t.Context(), metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"})
-	suite.Check(t, err)
+	must.Do(t, err)
 	old, err := w.core.CoreV1().Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return "no Endpoints"
 	}
-	suite.Check(t, err)
+	must.Do(t, err)
 	var slicesSay, endpointsSay []string
 	for _, s := range list.Items {
 		for _, e := range s.Endpoints {
@@ -285,7 +286,7 @@ func (w *world) published(t *testing.T) string {
 func (w *world) leased(t *testing.T) bool {
 	t.Helper()
 	list, err := w.core.CoordinationV1().Leases("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "fairlead.dev/entrypoint"})
-	suite.Check(t, err)
+	must.Do(t, err)
 	return len(list.Items) > 0
 }
 
@@ -293,11 +294,11 @@ func (w *world) leased(t *testing.T) bool {
 func (w *world) scraped(t *testing.T, f *cluster.Front, series string) (value float64) {
 	t.Helper()
 	file := filepath.Join(w.dir, "admin-"+f.Part.Name())
-	suite.Check(t, f.Admin.WriteKubeconfig(file, w.Admin()))
-	for line := range strings.Lines(must(t, "", w.kubectl, "--kubeconfig", file, "get", "--raw", "/metrics")) {
+	must.Do(t, f.Admin.WriteKubeconfig(file, w.Admin()))
+	for line := range strings.Lines(succeed(t, "", w.kubectl, "--kubeconfig", file, "get", "--raw", "/metrics")) {
 		if rest, ok := strings.CutPrefix(line, series+" "); ok {
 			_, err := fmt.Sscan(rest, &value)
-			suite.Check(t, err)
+			must.Do(t, err)
 		}
 	}
 	return value

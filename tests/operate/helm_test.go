@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -41,16 +42,16 @@ func shapes() []shape {
 func (w *world) compose(t *testing.T, s shape) string {
 	t.Helper()
 	dir := t.TempDir()
-	suite.Check(t, os.CopyFS(filepath.Join(dir, "deploy"), noLinks{os.DirFS("../../deploy")}))
+	must.Do(t, os.CopyFS(filepath.Join(dir, "deploy"), noLinks{os.DirFS("../../deploy")}))
 	own := map[string][]string{"resources": {"../deploy/overlays/" + s.overlay}}
 	for _, c := range s.components {
 		own["components"] = append(own["components"], "../deploy/components/"+c)
 	}
 	data, err := yaml.Marshal(own)
-	suite.Check(t, err)
-	suite.Check(t, os.Mkdir(filepath.Join(dir, "own"), 0o755))
-	suite.Check(t, os.WriteFile(filepath.Join(dir, "own", "kustomization.yaml"), data, 0o600))
-	return must(t, "", w.kubectl, "kustomize", filepath.Join(dir, "own"))
+	must.Do(t, err)
+	must.Do(t, os.Mkdir(filepath.Join(dir, "own"), 0o755))
+	must.Do(t, os.WriteFile(filepath.Join(dir, "own", "kustomization.yaml"), data, 0o600))
+	return succeed(t, "", w.kubectl, "kustomize", filepath.Join(dir, "own"))
 }
 
 const chart = "../../deploy/helm/fairlead"
@@ -66,10 +67,10 @@ func set(values []string) []string {
 // testHelm wants the chart to be right, and to say the same as kustomize.
 func testHelm(t *testing.T, w *world) {
 	helm := suite.Tool(t, "helm")
-	t.Run("lint", func(t *testing.T) { must(t, "", helm, "lint", "--strict", chart) })
+	t.Run("lint", func(t *testing.T) { succeed(t, "", helm, "lint", "--strict", chart) })
 	for _, s := range shapes() {
 		t.Run(s.name, func(t *testing.T) {
-			rendered := must(t, "", helm, append([]string{"template", "fairlead", chart, "--namespace", "kube-system", "--skip-tests"}, set(s.values)...)...)
+			rendered := succeed(t, "", helm, append([]string{"template", "fairlead", chart, "--namespace", "kube-system", "--skip-tests"}, set(s.values)...)...)
 			want, got := substance(t, w.compose(t, s)), substance(t, rendered)
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("kustomize (-) and Helm (+) differ:\n%s", diff)
@@ -82,15 +83,15 @@ func testHelm(t *testing.T, w *world) {
 	}
 	t.Run("packaged", func(t *testing.T) {
 		dir := t.TempDir()
-		must(t, "", helm, "package", chart, "--destination", dir)
-		packed := must(t, "", helm, "template", "fairlead", filepath.Join(dir, "fairlead-0.1.0.tgz"), "--namespace", "kube-system", "--set", "monitoring.enabled=true")
-		if plain := must(t, "", helm, "template", "fairlead", chart, "--namespace", "kube-system", "--set", "monitoring.enabled=true"); packed != plain {
+		succeed(t, "", helm, "package", chart, "--destination", dir)
+		packed := succeed(t, "", helm, "template", "fairlead", filepath.Join(dir, "fairlead-0.1.0.tgz"), "--namespace", "kube-system", "--set", "monitoring.enabled=true")
+		if plain := succeed(t, "", helm, "template", "fairlead", chart, "--namespace", "kube-system", "--set", "monitoring.enabled=true"); packed != plain {
 			t.Error("the archive renders something else: a linked file is missing")
 		}
 	})
 	t.Run("notes", func(t *testing.T) {
 		for mode, pods := range map[string]string{"control-plane": "deploy/static-pod", "load-balancer": "needs Secrets fairlead-serving"} {
-			if out := must(t, "", helm, "install", "fairlead", chart, "--namespace", "kube-system", "--dry-run=client", "--set", "mode="+mode); !strings.Contains(out[strings.LastIndex(out, "\nNOTES:"):], pods) {
+			if out := succeed(t, "", helm, "install", "fairlead", chart, "--namespace", "kube-system", "--dry-run=client", "--set", "mode="+mode); !strings.Contains(out[strings.LastIndex(out, "\nNOTES:"):], pods) {
 				t.Errorf("%s: nothing of %s in\n%s", mode, pods, out)
 			}
 		}
@@ -98,7 +99,7 @@ func testHelm(t *testing.T, w *world) {
 	t.Run("every combination", func(t *testing.T) { testCombinations(t, helm) })
 	t.Run("helm test", func(t *testing.T) { testHook(t, w, helm) })
 	t.Run("helm test by its own CA", func(t *testing.T) { // whose account is there now
-		out := must(t, "", helm, "template", "fairlead", chart, "--namespace", "kube-system", "--set", "mode=load-balancer,localIdentity=impersonate", "--show-only", "templates/tests/front-door.yaml")
+		out := succeed(t, "", helm, "template", "fairlead", chart, "--namespace", "kube-system", "--set", "mode=load-balancer,localIdentity=impersonate", "--show-only", "templates/tests/front-door.yaml")
 		for _, want := range []string{"tls-server-name: fairlead.kube-system.svc", "certificate-authority: /etc/fairlead-test-ca/ca.crt", "{name: ca, mountPath: /etc/fairlead-test-ca, readOnly: true}", "secretName: fairlead-serving, items: [{key: ca.crt, path: ca.crt}]"} {
 			if !strings.Contains(out, want) {
 				t.Errorf("%q is missing in\n%s", want, out)
@@ -111,7 +112,7 @@ func testHelm(t *testing.T, w *world) {
 
 // testHook does what helm test does, but for the pod, whose command runs here.
 func testHook(t *testing.T, w *world, helm string) {
-	rendered := must(t, "", helm, "template", "fairlead", chart, "--namespace", "kube-system", "--set", "test.serverName=kubernetes.default.svc", "--show-only", "templates/tests/front-door.yaml")
+	rendered := succeed(t, "", helm, "template", "fairlead", chart, "--namespace", "kube-system", "--set", "test.serverName=kubernetes.default.svc", "--show-only", "templates/tests/front-door.yaml")
 	before, pod, _ := strings.Cut(rendered, "kind: Pod")
 	w.apply(t, strings.TrimSuffix(before, "apiVersion: v1\n"))
 	dryRun(t, w, "apiVersion: v1\nkind: Pod"+pod)
@@ -122,10 +123,10 @@ func testHook(t *testing.T, w *world, helm string) {
 		}
 	}
 	dir := t.TempDir()
-	suite.Check(t, os.WriteFile(filepath.Join(dir, "token"), []byte(suite.Token(t, w.core, "kube-system", "fairlead-test")), 0o600))
+	must.Do(t, os.WriteFile(filepath.Join(dir, "token"), []byte(suite.Token(t, w.core, "kube-system", "fairlead-test")), 0o600))
 	text = strings.NewReplacer("https://fairlead-admin.kube-system.svc:8443", w.front.Endpoint.URL, "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt", w.front.Endpoint.CAFile,
 		"/var/run/secrets/kubernetes.io/serviceaccount/token", filepath.Join(dir, "token")).Replace(text)
-	suite.Check(t, os.WriteFile(filepath.Join(dir, "kubeconfig"), []byte(text), 0o600))
+	must.Do(t, os.WriteFile(filepath.Join(dir, "kubeconfig"), []byte(text), 0o600))
 	if !strings.Contains(pod, "command: [/usr/local/bin/kubectl-fairlead, explain, /version, --kubeconfig=/etc/fairlead-test/kubeconfig]") {
 		t.Errorf("the pod runs something else:\n%s", pod)
 	}
@@ -225,7 +226,7 @@ func objects(t *testing.T, rendered string) []*unstructured.Unstructured {
 	var list []*unstructured.Unstructured
 	for document := range strings.SplitSeq("\n"+rendered, "\n---") {
 		o := &unstructured.Unstructured{}
-		suite.Check(t, yaml.Unmarshal([]byte(document), &o.Object))
+		must.Do(t, yaml.Unmarshal([]byte(document), &o.Object))
 		if len(o.Object) > 0 {
 			list = append(list, o)
 		}
@@ -259,7 +260,7 @@ func known(t *testing.T, rendered string) string {
 			continue
 		}
 		data, err := yaml.Marshal(o.Object)
-		suite.Check(t, err)
+		must.Do(t, err)
 		documents = append(documents, string(data))
 	}
 	return strings.Join(documents, "---\n")

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -21,15 +22,15 @@ import (
 // asked, and of a cluster without Fairlead: one of each is told.
 func testInhibited(t *testing.T, w *world) {
 	config, err := filepath.Abs("../../deploy/components/monitoring/alertmanager.yaml")
-	suite.Check(t, err)
-	must(t, "", "amtool", "check-config", config)
+	must.Do(t, err)
+	succeed(t, "", "amtool", "check-config", config)
 	address := freeAddress(t)
 	_, err = w.Run(t.Context(), cluster.Command{
 		Name: "alertmanager", Path: "prometheus-alertmanager",
 		Args:  []string{"--config.file=" + config, "--storage.path=" + t.TempDir(), "--web.listen-address=" + address, "--cluster.listen-address="},
 		Ready: func(ctx context.Context) error { _, err := told(ctx, address); return err },
 	})
-	suite.Check(t, err)
+	must.Do(t, err)
 	const x, y = "v1.x.example.com", "v1.y.example.com"
 	alert := func(cluster, alert, severity, name string) map[string]any {
 		return map[string]any{"labels": map[string]string{"cluster": cluster, "alertname": alert, "severity": severity, "name": name}}
@@ -40,13 +41,13 @@ func testInhibited(t *testing.T, w *world) {
 		alert("a", "FairleadAPIServiceDown", "warning", y), alert("a", "KubeAggregatedAPIErrors", "warning", y),
 		alert("b", "FairleadDown", "critical", ""), alert("b", "FairleadBackendErrors", "critical", x), alert("b", "KubeAggregatedAPIDown", "warning", y),
 	})
-	suite.Check(t, err)
+	must.Do(t, err)
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+address+"/api/v2/alerts", bytes.NewReader(body))
-	suite.Check(t, err)
+	must.Do(t, err)
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := new(http.Client).Do(req)
-	suite.Check(t, err)
-	suite.Check(t, resp.Body.Close())
+	must.Do(t, err)
+	must.Do(t, resp.Body.Close())
 	want := []string{"a FairleadAPIServiceDown warning " + y, "a FairleadBackendErrors critical " + x, "b FairleadDown critical "}
 	suite.Eventually(t, 30*time.Second, "one alert for one cause", func() (bool, string) {
 		got, err := told(t.Context(), address)

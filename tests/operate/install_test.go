@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -37,7 +38,7 @@ func testInstall(t *testing.T, w *world) {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
 		front, err := s.StartFairlead(ctx, cluster.Fairlead{Path: s.fairlead, Args: []string{"--kubeconfig=" + s.account(t, "kube-system", "fairlead")}})
-		suite.Check(t, err)
+		must.Do(t, err)
 		defer front.Part.Kill()
 		if log := s.logged(t, front); strings.Contains(log, "forbidden") {
 			t.Errorf("something was forbidden:\n%s", log)
@@ -87,8 +88,8 @@ func newSite(t *testing.T, w *world) *site {
 	s.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: []string{"--advertise-address=10.79.0.1"}})
 	var err error
 	s.core, err = kubernetes.NewForConfig(s.Cluster.Endpoint().RESTConfig(s.Admin()))
-	suite.Check(t, err)
-	suite.Check(t, s.Cluster.Endpoint().WriteKubeconfig(s.direct, s.Admin()))
+	must.Do(t, err)
+	must.Do(t, s.Cluster.Endpoint().WriteKubeconfig(s.direct, s.Admin()))
 	suite.Eventually(t, 30*time.Second, "a namespace", func() (bool, string) {
 		a := command(t, "", s.kubectl, "--kubeconfig", s.direct, "get", "namespace", "kube-system")
 		return a.Code == 0, a.Errs
@@ -110,8 +111,8 @@ func (s *site) helm(t *testing.T, args ...string) {
 // has wants every object to be there that the chart renders with these values.
 func (s *site) has(t *testing.T, values []string) {
 	t.Helper()
-	rendered := must(t, "", s.helmPath, append([]string{"template", "fairlead", chart, "--namespace", "kube-system", "--skip-tests"}, set(values)...)...)
-	found := must(t, rendered, s.kubectl, "--kubeconfig", s.direct, "get", "-f", "-", "-o", "name")
+	rendered := succeed(t, "", s.helmPath, append([]string{"template", "fairlead", chart, "--namespace", "kube-system", "--skip-tests"}, set(values)...)...)
+	found := succeed(t, rendered, s.kubectl, "--kubeconfig", s.direct, "get", "-f", "-", "-o", "name")
 	if want, got := len(objects(t, rendered)), strings.Count(found, "\n"); got != want || want < 15 {
 		t.Errorf("%d objects of %d:\n%s", got, want, found)
 	}
@@ -120,14 +121,14 @@ func (s *site) has(t *testing.T, values []string) {
 // names are those of all objects there are, of every kind that the chart has.
 func (s *site) names(t *testing.T) string {
 	t.Helper()
-	return must(t, "", s.kubectl, "--kubeconfig", s.direct, "get", "--all-namespaces", "-o", "name", "daemonsets,deployments,replicasets,services,serviceaccounts,configmaps,secrets,"+
+	return succeed(t, "", s.kubectl, "--kubeconfig", s.direct, "get", "--all-namespaces", "-o", "name", "daemonsets,deployments,replicasets,services,serviceaccounts,configmaps,secrets,"+
 		"roles,rolebindings,clusterroles,clusterrolebindings,networkpolicies,poddisruptionbudgets,flowschemas,prioritylevelconfigurations,"+
 		"validatingadmissionpolicies,validatingadmissionpolicybindings,servicemonitors,prometheusrules")
 }
 
 func (s *site) args(t *testing.T, kind string) string {
 	t.Helper()
-	return must(t, "", s.kubectl, "--kubeconfig", s.direct, "--namespace", "kube-system", "get", kind, "fairlead", "-o", "jsonpath={.spec.template.spec.containers[0].args}")
+	return succeed(t, "", s.kubectl, "--kubeconfig", s.direct, "--namespace", "kube-system", "get", kind, "fairlead", "-o", "jsonpath={.spec.template.spec.containers[0].args}")
 }
 
 // operatorCRDs are the kinds of the Prometheus operator, of whatever shape.

@@ -13,6 +13,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -56,7 +57,7 @@ func (c *controlPlane) presented(t *testing.T) *x509.Certificate {
 	t.Helper()
 	pool := suite.Pool(t, "/etc/netns/"+firstNode+"/kubernetes/pki/ca.crt")
 	conn, err := (&tls.Dialer{Config: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}}).DialContext(t.Context(), "tcp", firstNode+":8443")
-	suite.Check(t, err)
+	must.Do(t, err)
 	defer conn.Close()
 	return conn.(*tls.Conn).ConnectionState().PeerCertificates[0]
 }
@@ -67,12 +68,12 @@ func (c *controlPlane) addName(t *testing.T, name string) {
 	t.Helper()
 	file := firstNode + "/kubeadm.yaml"
 	data, err := os.ReadFile(filepath.Join(c.folder, file))
-	suite.Check(t, err)
+	must.Do(t, err)
 	var configuration map[string]any
-	suite.Check(t, yaml.Unmarshal(data, &configuration))
+	must.Do(t, yaml.Unmarshal(data, &configuration))
 	configuration["apiServer"] = map[string]any{"certSANs": []string{name}}
 	data, err = yaml.Marshal(configuration)
-	suite.Check(t, err)
+	must.Do(t, err)
 	node, _, _ := strings.Cut(initConfiguration, "---")
 	c.write(t, file, node+"---\n"+string(data))
 }

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -32,7 +33,7 @@ func testManifests(t *testing.T, w *world) {
 		t.Run(s.name+" flags", func(t *testing.T) { testFlags(t, w, w.compose(t, s)) })
 	}
 	static, err := os.ReadFile("../../deploy/static-pod/fairlead.yaml")
-	suite.Check(t, err)
+	must.Do(t, err)
 	t.Run("static pod", func(t *testing.T) {
 		dryRun(t, w, w.kustomize(t, "static-pod"))
 		dryRun(t, w, string(static))
@@ -77,7 +78,7 @@ func testProtected(t *testing.T, w *world) {
 		t.Fatalf("no list of groups in:\n%s", manifest)
 	}
 	var groups []string
-	suite.Check(t, json.Unmarshal([]byte(`["`+strings.ReplaceAll(list[1], "\n", " ")+"]"), &groups))
+	must.Do(t, json.Unmarshal([]byte(`["`+strings.ReplaceAll(list[1], "\n", " ")+"]"), &groups))
 	objects := map[string]*apiregistrationv1.APIService{}
 	for _, g := range append(slices.Clone(groups), "open.example.com") {
 		o := &apiregistrationv1.APIService{Spec: apiregistrationv1.APIServiceSpec{Group: g, Version: "v7", Service: &apiregistrationv1.ServiceReference{Namespace: "a", Name: "b"}}}
@@ -94,8 +95,8 @@ func testProtected(t *testing.T, w *world) {
 	var own struct {
 		Items []apiregistrationv1.APIService
 	}
-	out := must(t, "", w.kubectl, "--kubeconfig", w.direct, "get", "apiservices", "-l", "kube-aggregator.kubernetes.io/automanaged=onstart", "-o", "json")
-	suite.Check(t, json.Unmarshal([]byte(out), &own))
+	out := succeed(t, "", w.kubectl, "--kubeconfig", w.direct, "get", "apiservices", "-l", "kube-aggregator.kubernetes.io/automanaged=onstart", "-o", "json")
+	must.Do(t, json.Unmarshal([]byte(out), &own))
 	if len(own.Items) < 10 {
 		t.Fatalf("kube-apiserver registers %d of its own", len(own.Items))
 	}
@@ -115,7 +116,7 @@ func testProtected(t *testing.T, w *world) {
 // not: other Leases than its own, and other endpoints.
 func testReach(t *testing.T, w *world) {
 	rbac, err := os.ReadFile("../../deploy/components/entrypoint/rbac.yaml")
-	suite.Check(t, err)
+	must.Do(t, err)
 	const lease = "{apiVersion: coordination.k8s.io/v1, kind: Lease, metadata: {namespace: kube-system, name: %s}}"
 	const slice = "{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {namespace: default, name: %s}, addressType: IPv4, endpoints: []}"
 	w.apply(t, string(rbac))
@@ -143,8 +144,8 @@ func testReach(t *testing.T, w *world) {
 func shippedRules(t *testing.T) *rules {
 	t.Helper()
 	data, err := os.ReadFile("../../deploy/components/monitoring/prometheusrule.yaml")
-	suite.Check(t, err)
+	must.Do(t, err)
 	var object struct{ Spec rules }
-	suite.Check(t, yaml.Unmarshal(data, &object))
+	must.Do(t, yaml.Unmarshal(data, &object))
 	return &object.Spec
 }

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/netns"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
@@ -105,13 +106,13 @@ func newControlPlane(t *testing.T, w *world, images map[string]string) *controlP
 	}
 	images["etcd"], images["kube-apiserver"] = suite.Tool(t, "etcd"), suite.Tool(t, "kube-apiserver")
 	c := &controlPlane{w: w, folder: t.TempDir(), images: images}
-	suite.Check(t, os.CopyFS(filepath.Join(c.folder, "deploy"), noLinks{os.DirFS("../../deploy")}))
+	must.Do(t, os.CopyFS(filepath.Join(c.folder, "deploy"), noLinks{os.DirFS("../../deploy")}))
 	plugin := filepath.Join(filepath.Dir(w.fairlead), "kubectl-fairlead")
 	for name, path := range map[string]string{"kubeadm": suite.Tool(t, "kubeadm"), "kubectl": w.kubectl, "fairlead": w.fairlead, "kubectl-fairlead": plugin} {
-		suite.Check(t, os.Symlink(path, filepath.Join(c.folder, name)))
+		must.Do(t, os.Symlink(path, filepath.Join(c.folder, name)))
 	}
 	for name, text := range map[string]string{"ssh": fmt.Sprintf(sshScript, c.folder), "systemctl": systemctlScript} {
-		suite.Check(t, os.WriteFile(filepath.Join(c.folder, name), []byte(text), 0o700))
+		must.Do(t, os.WriteFile(filepath.Join(c.folder, name), []byte(text), 0o700))
 	}
 	c.follow(t, "ip link add nodes type bridge && ip address add "+laptop+"/24 dev nodes && ip link set nodes up && ip route add local 10.96.0.0/12 dev lo")
 	var ctx context.Context
@@ -122,7 +123,7 @@ func newControlPlane(t *testing.T, w *world, images map[string]string) *controlP
 		c.machine(t, node)
 		c.done.Go(func() { c.kubelet(ctx, node) }) // ends with ctx
 	}
-	suite.Check(t, os.WriteFile("/etc/netns/"+balancer+"/haproxy/haproxy.cfg", []byte(haproxy), 0o600))
+	must.Do(t, os.WriteFile("/etc/netns/"+balancer+"/haproxy/haproxy.cfg", []byte(haproxy), 0o600))
 	c.initialize(t)
 	for i, node := range nodes[1:] {
 		c.join(t, node, i+2)
@@ -155,7 +156,7 @@ func (c *controlPlane) initialize(t *testing.T) {
 	phases("certs all", "kubeconfig admin", "kubeconfig super-admin", "etcd local", "control-plane apiserver")
 	c.eventually(t, "curl -fsk https://"+firstNode+":6443/readyz")
 	_, err := c.run(t.Context(), balancer, "haproxy", "haproxy", "-W", "-f", "/etc/haproxy/haproxy.cfg", "-p", "/etc/haproxy/pid")
-	suite.Check(t, err)
+	must.Do(t, err)
 	c.eventually(t, "curl -fsk https://"+balancer+":6443/readyz")
 	phases("upload-config all", "upload-certs --upload-certs", "bootstrap-token")
 	c.follow(t, "mkdir .kube && ln -s /etc/netns/"+firstNode+"/kubernetes/admin.conf .kube/config")
@@ -177,12 +178,12 @@ func (c *controlPlane) join(t *testing.T, address string, i int) {
 func (c *controlPlane) mirror(t *testing.T, address string, i int) {
 	t.Helper()
 	data, err := os.ReadFile("/etc/netns/" + address + "/kubernetes/manifests/etcd.yaml")
-	suite.Check(t, err)
+	must.Do(t, err)
 	var pod corev1.Pod
-	suite.Check(t, yaml.UnmarshalStrict(data, &pod))
+	must.Do(t, yaml.UnmarshalStrict(data, &pod))
 	pod.Name, pod.Spec.NodeName, pod.Annotations[corev1.MirrorPodAnnotationKey] = fmt.Sprintf("etcd-cp%d", i), fmt.Sprintf("cp%d", i), "played"
 	data, err = yaml.Marshal(pod)
-	suite.Check(t, err)
+	must.Do(t, err)
 	c.write(t, "mirror.yaml", string(data))
 	c.follow(t, "kubectl create -f mirror.yaml")
 }
@@ -307,5 +308,5 @@ func (c *controlPlane) eventually(t *testing.T, command string) {
 
 func (c *controlPlane) write(t *testing.T, name, text string) {
 	t.Helper()
-	suite.Check(t, os.WriteFile(filepath.Join(c.folder, name), []byte(text), 0o600))
+	must.Do(t, os.WriteFile(filepath.Join(c.folder, name), []byte(text), 0o600))
 }

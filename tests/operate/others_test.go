@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -103,11 +104,11 @@ func testMetricsRole(t *testing.T, w *world, _ []grant) {
 func testBundleRole(t *testing.T, w *world, grants []grant) {
 	base := slices.DeleteFunc(slices.Clone(grants), func(g grant) bool { return g.component != "" })
 	front, err := w.restricted(t, "unbound", base)
-	suite.Check(t, err)
+	must.Do(t, err)
 	const name = "lent"
 	s := extension.Start(t, extension.Config{GroupVersions: []string{name + ".example.com/v1"}, Names: []string{name + "." + name + ".svc"}, CA: w.ca})
 	_, port, err := net.SplitHostPort(s.Addr())
-	suite.Check(t, err)
+	must.Do(t, err)
 	w.apply(t, fmt.Sprintf(lent, port, strings.ReplaceAll(string(w.ca.PEM()), "\n", "\\n")))
 	w.apply(t, fmt.Sprintf(lentService, port)) // when it may be read
 	suite.Eventually(t, 30*time.Second, "served", func() (bool, string) {

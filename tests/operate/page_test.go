@@ -12,7 +12,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // testPage looks at the page as people do: through kubectl proxy, in a browser.
@@ -24,7 +24,7 @@ func testPage(t *testing.T, w *world) {
 		Name: "kubectl-proxy", Path: w.kubectl, Args: []string{"--kubeconfig", w.admin, "proxy", "--port", port},
 		Ready: func(ctx context.Context) error { return answers(ctx, base) },
 	})
-	suite.Check(t, err)
+	must.Do(t, err)
 	server := w.serve(t, "shown", nil)
 	w.serveHalf(t, "half", "10.79.0.31", "10.79.0.32")
 	stop := w.load(t, w.front, widgetsOf("half"))
@@ -67,7 +67,7 @@ func testPage(t *testing.T, w *world) {
 				Role, Name struct{ Value any }
 			}
 		}
-		suite.Check(t, json.Unmarshal(b.call(t, "Accessibility.getFullAXTree", nil), &tree))
+		must.Do(t, json.Unmarshal(b.call(t, "Accessibility.getFullAXTree", nil), &tree))
 		named := 0
 		for _, n := range tree.Nodes {
 			switch n.Role.Value {
@@ -93,9 +93,9 @@ func testPage(t *testing.T, w *world) {
 	})
 	t.Run("live", func(t *testing.T) {
 		b.eval(t, `window.same = true`)
-		suite.Check(t, server.Set(extension.Fault{Kind: extension.Dead}))
+		must.Do(t, server.Set(extension.Fault{Kind: extension.Dead}))
 		b.until(t, row+`.innerText.includes('✗ FailedDiscoveryCheck')`)
-		suite.Check(t, server.Set())
+		must.Do(t, server.Set())
 		b.until(t, row+`.innerText.includes('✓ Passed')`)
 		if b.eval(t, `window.same === true`) != true {
 			t.Error("the page was loaded anew: it is not live")

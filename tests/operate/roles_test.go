@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -58,20 +59,20 @@ func testRoles(t *testing.T, w *world) {
 			front, err := w.restricted(t, fmt.Sprintf("less-%d", i), without(grants, i))
 			switch missing.resource() {
 			case "tokenreviews":
-				suite.Check(t, err)
+				must.Do(t, err)
 				if code, body := w.get(t, front.Endpoint, widgets, may); code != 503 {
 					t.Errorf("%d %s, want 503: nobody can say whose the token is", code, body)
 				}
 			case "subjectaccessreviews":
-				suite.Check(t, err)
+				must.Do(t, err)
 				if code, body := w.get(t, front.Endpoint, widgets, may); code != 500 {
 					t.Errorf("%d %s, want 500: nobody can authorize", code, body)
 				}
 			case configMapReader:
-				suite.Check(t, err)
+				must.Do(t, err)
 				w.testUnread(t, front)
 			case "customresourcedefinitions":
-				suite.Check(t, err)
+				must.Do(t, err)
 				suite.Eventually(t, 10*time.Second, "said", func() (bool, string) {
 					log := w.logged(t, front)
 					return strings.Contains(log, `cannot list resource \"customresourcedefinitions\"`), log
@@ -103,7 +104,7 @@ func (w *world) testUnread(t *testing.T, front *cluster.Front) {
 			Read *time.Time
 		}
 	}
-	suite.Check(t, json.Unmarshal([]byte(body), &s))
+	must.Do(t, json.Unmarshal([]byte(body), &s))
 	for _, c := range s.Certificates {
 		if c.Use == "authentication-configmap" && c.Read != nil {
 			t.Errorf("the ConfigMap was read at %s without the right to", c.Read)

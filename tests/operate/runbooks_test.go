@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // patient is what the commands of the runbooks are about: an APIService with its Service, a pod, a
@@ -47,7 +47,7 @@ func testRunbooks(t *testing.T, w *world) {
 	w.apply(t, patient)
 	dir := t.TempDir()
 	for name, path := range map[string]string{"kubectl": w.kubectl, "fairlead": w.fairlead} {
-		suite.Check(t, os.Symlink(path, filepath.Join(dir, name)))
+		must.Do(t, os.Symlink(path, filepath.Join(dir, name)))
 	}
 	gaps := strings.NewReplacer(
 		"<apiservice>", "v1.patient.example.com", "<name>", "v1.patient.example.com", "<namespace>", "operate", "<service>", "patient", "<pod>", "patient",
@@ -57,7 +57,7 @@ func testRunbooks(t *testing.T, w *world) {
 		" -w", "", // or it would never end
 	)
 	pages, err := filepath.Glob("../../docs/runbooks/*.md")
-	suite.Check(t, err)
+	must.Do(t, err)
 	if alerts := shippedRules(t).alerts(); len(pages) != len(alerts) {
 		t.Errorf("%d runbooks for %d alerts", len(pages), len(alerts))
 	}
@@ -113,7 +113,7 @@ func (w *world) withEndpoints(t *testing.T, do func()) {
 func spans(t *testing.T, page string) []string {
 	t.Helper()
 	data, err := os.ReadFile(page)
-	suite.Check(t, err)
+	must.Do(t, err)
 	var list []string
 	for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(string(data), -1) {
 		list = append(list, m[1])
@@ -124,7 +124,7 @@ func spans(t *testing.T, page string) []string {
 // testNames looks up annotations, metrics, reasons and folders that the runbooks name.
 func testNames(t *testing.T, pages []string) {
 	metrics, err := os.ReadFile("../../docs/metrics.md")
-	suite.Check(t, err)
+	must.Do(t, err)
 	others := map[string]bool{"fairlead.dev/published": true} // of Endpoints
 	var queries []string
 	seen := 0
@@ -170,8 +170,8 @@ func testQueries(t *testing.T, queries []string) {
 		rules = append(rules, map[string]string{"record": fmt.Sprintf("runbook:%d", i), "expr": q})
 	}
 	data, err := yaml.Marshal(map[string]any{"groups": []map[string]any{{"name": "runbooks", "rules": rules}}})
-	suite.Check(t, err)
+	must.Do(t, err)
 	file := filepath.Join(t.TempDir(), "queries.yaml")
-	suite.Check(t, os.WriteFile(file, data, 0o600))
-	must(t, "", "promtool", "check", "rules", file)
+	must.Do(t, os.WriteFile(file, data, 0o600))
+	succeed(t, "", "promtool", "check", "rules", file)
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -31,11 +32,11 @@ func testTutorial(t *testing.T, w *world) {
 	top := t
 	newer := filepath.Join(w.dir, "fairlead-newer")
 	build := exec.CommandContext(t.Context(), "go", "build", "-ldflags=-X main.version=v0.2.0", "-o", newer, "github.com/fairlead-proxy/fairlead/cmd/fairlead")
-	suite.Check(t, build.Start()) // while kubeadm works
+	must.Do(t, build.Start()) // while kubeadm works
 	const image = "ghcr.io/fairlead-proxy/fairlead:"
 	c := newControlPlane(t, w, map[string]string{image + "v0.1.0": w.fairlead, image + "v0.2.0": newer})
 	c.metricsServer(t)
-	suite.Check(t, build.Wait())
+	must.Do(t, build.Wait())
 
 	titles := []string{"1. Look at what is there", "2. Install it on all three", "3. One node first", "4. Everything", "5. Upgrade", "6. Back in a minute", "7. Forward again, and the worst day"}
 	variables, _, _ := strings.Cut(documented(t, "tutorial.md", titles[0])[0].text, "\n") // it is one terminal
@@ -101,7 +102,7 @@ type block struct{ kind, text string }
 func documented(t *testing.T, page, title string) (blocks []block) {
 	t.Helper()
 	data, err := os.ReadFile("../../docs/" + page)
-	suite.Check(t, err)
+	must.Do(t, err)
 	_, rest, found := strings.Cut(string(data), "# "+title+"\n")
 	if !found {
 		t.Fatalf("%s has no section %q", page, title)
@@ -183,13 +184,13 @@ func running(node, what string) string {
 func (c *controlPlane) edit(t *testing.T, file, old, text string) {
 	t.Helper()
 	data, err := os.ReadFile(file)
-	suite.Check(t, err)
+	must.Do(t, err)
 	edited := strings.Replace(string(data), old, text, 1)
 	if edited == string(data) {
 		t.Fatalf("%s does not have %q", file, old)
 	}
-	suite.Check(t, os.WriteFile(file+".new", []byte(edited), 0o600))
-	suite.Check(t, os.Rename(file+".new", file))
+	must.Do(t, os.WriteFile(file+".new", []byte(edited), 0o600))
+	must.Do(t, os.Rename(file+".new", file))
 }
 
 // terminal types a block that does not end, until the returned function is called, which says what
@@ -199,7 +200,7 @@ func (c *controlPlane) terminal(t *testing.T, block string) func() string {
 	var out bytes.Buffer
 	cmd := c.command(t.Context(), "bash", "-c", block)
 	cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = &out, &out, &syscall.SysProcAttr{Setpgid: true}
-	suite.Check(t, cmd.Start())
+	must.Do(t, cmd.Start())
 	end := sync.OnceFunc(func() {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 		_ = cmd.Wait() // it was killed

@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/netns"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -44,14 +45,14 @@ func newWorld(t *testing.T) *world {
 	config.WarningHandler = rest.NoWarnings{} // that Endpoints are old is known
 	var err error
 	w.core, err = kubernetes.NewForConfig(config)
-	suite.Check(t, err)
+	must.Do(t, err)
 	w.fronts = suite.Pool(t, w.PKI.FrontProxy.CertFile)
-	suite.Check(t, w.Cluster.Endpoint().WriteKubeconfig(w.direct, w.Admin()))
+	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(w.direct, w.Admin()))
 	w.apply(t, namespaces+protected)
 	w.apply(t, w.kustomize(t, "base"))
 	w.front, err = w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead, Args: []string{"--kubeconfig=" + w.account(t, "kube-system", "fairlead")}})
-	suite.Check(t, err)
-	suite.Check(t, w.front.Endpoint.WriteKubeconfig(w.admin, w.Admin()))
+	must.Do(t, err)
+	must.Do(t, w.front.Endpoint.WriteKubeconfig(w.admin, w.Admin()))
 	return w
 }
 
@@ -73,19 +74,19 @@ spec: {group: batch, version: v9, groupPriorityMinimum: 100, versionPriority: 1,
 // kustomize renders a folder of deploy.
 func (w *world) kustomize(t *testing.T, folder string) string {
 	t.Helper()
-	return must(t, "", w.kubectl, "kustomize", "../../deploy/"+folder)
+	return succeed(t, "", w.kubectl, "kustomize", "../../deploy/"+folder)
 }
 
 // apply applies manifests at kube-apiserver itself.
 func (w *world) apply(t *testing.T, manifests string) {
 	t.Helper()
-	must(t, manifests, w.kubectl, "--kubeconfig", w.direct, "apply", "-f", "-")
+	succeed(t, manifests, w.kubectl, "--kubeconfig", w.direct, "apply", "-f", "-")
 }
 
 // account returns a kubeconfig with a token of a ServiceAccount.
 func (w *world) account(t *testing.T, namespace, name string) string {
 	t.Helper()
 	file := filepath.Join(w.dir, namespace+"-"+name+".kubeconfig")
-	suite.Check(t, w.Cluster.Endpoint().WriteKubeconfig(file, cluster.Credentials{Token: suite.Token(t, w.core, namespace, name)}))
+	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(file, cluster.Credentials{Token: suite.Token(t, w.core, namespace, name)}))
 	return file
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/netns"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
@@ -45,7 +46,7 @@ func TestRecovery(t *testing.T) {
 	t.Logf("commit %s", suite.Commit(t))
 	var err error
 	w.front, err = w.StartFairlead(t.Context(), cluster.Fairlead{Path: suite.Build(t, filepath.Join(dir, "bin"))})
-	suite.Check(t, err)
+	must.Do(t, err)
 	for _, tc := range []struct {
 		name  string
 		start func(*testing.T) server
@@ -82,14 +83,14 @@ func (w *world) restart(t *testing.T, s server, down time.Duration, farewell boo
 	}
 	await(t, all, time.Now())
 	if farewell {
-		suite.Check(t, s.part.Signal(syscall.SIGTERM))
+		must.Do(t, s.part.Signal(syscall.SIGTERM))
 		<-s.part.Done()
 	} else {
 		s.part.Kill()
 	}
 	<-time.After(down)
 	begun := time.Now()
-	suite.Check(t, s.part.Restart(t.Context()))
+	must.Do(t, s.part.Restart(t.Context()))
 	await(t, all, begun)
 	<-time.After(time.Second) // in which nothing may fail again
 	for _, p := range all {
@@ -111,11 +112,11 @@ func (w *world) sample(t *testing.T) server {
 	t.Helper()
 	suite.Tool(t, "sample-apiserver") // before the patience of whoever waits for it begins
 	part, err := w.StartSampleAPIServer(t.Context())
-	suite.Check(t, err)
+	must.Do(t, err)
 	core, err := kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin()))
-	suite.Check(t, err)
+	must.Do(t, err)
 	service, err := core.CoreV1().Services("wardle").Get(t.Context(), "api", metav1.GetOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	return server{
 		part: part,
 		e:    cluster.Endpoint{URL: fmt.Sprintf("https://127.0.0.1:%d", service.Spec.Ports[0].Port), CAFile: w.PKI.Serving.CertFile},
@@ -132,7 +133,7 @@ func (w *world) adapter(t *testing.T) server {
 		GroupVersions: []string{"custom.metrics.k8s.io/v1beta2", "external.metrics.k8s.io/v1beta1"},
 	}
 	e, args, err := w.ExtensionArgs(&b)
-	suite.Check(t, err)
+	must.Do(t, err)
 	for i, a := range args {
 		if kubeconfig, ok := strings.CutPrefix(a, "--kubeconfig="); ok {
 			args[i] = "--lister-kubeconfig=" + kubeconfig
@@ -142,7 +143,7 @@ func (w *world) adapter(t *testing.T) server {
 	part, err := w.Run(t.Context(), cluster.Command{Name: "test-adapter", Path: path, Args: args, Ready: func(ctx context.Context) error {
 		return suite.Serves(ctx, client, e.URL+"/readyz")
 	}})
-	suite.Check(t, err)
-	suite.Check(t, w.Register(t.Context(), b))
+	must.Do(t, err)
+	must.Do(t, w.Register(t.Context(), b))
 	return server{part: part, e: e, path: "/apis/external.metrics.k8s.io/v1beta1/namespaces/default/my-external-metric"}
 }

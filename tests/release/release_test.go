@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -30,9 +31,9 @@ type site struct {
 
 func TestRelease(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	suite.Check(t, err)
+	must.Do(t, err)
 	registry := l.Addr().String()
-	suite.Check(t, l.Close())
+	must.Do(t, l.Close())
 	dir := suite.Folder(t, "release")
 	s := &site{dir: dir, out: filepath.Join(dir, "dist"), image: registry + "/platform/fairlead"}
 	s.make(t, "release", "OUT="+s.out)
@@ -63,7 +64,7 @@ func (s *site) run(t *testing.T, name string, args ...string) string {
 func (s *site) file(t *testing.T, pattern string) string {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(s.out, pattern))
-	suite.Check(t, err)
+	must.Do(t, err)
 	if len(found) != 1 {
 		t.Fatalf("%s: %q", pattern, found)
 	}
@@ -80,7 +81,7 @@ func (s *site) twice(t *testing.T) {
 	}
 	s.run(t, "sh", "-c", "cd "+again+" && sha256sum --check --quiet SHA256SUMS")
 	sums, err := os.ReadFile(filepath.Join(again, "SHA256SUMS"))
-	suite.Check(t, err)
+	must.Do(t, err)
 	if n := strings.Count(string(sums), "\n"); n < 11 {
 		t.Errorf("%d files:\n%s", n, sums)
 	}
@@ -89,7 +90,7 @@ func (s *site) twice(t *testing.T) {
 // named wants every manifest to name the image that was made, and nothing else.
 func (s *site) named(t *testing.T) {
 	digest, err := os.ReadFile(s.file(t, "image.digest"))
-	suite.Check(t, err)
+	must.Do(t, err)
 	dir := t.TempDir()
 	s.run(t, "tar", "-xzf", s.file(t, "fairlead-manifests_*"), "-C", dir)
 	want := "image: " + strings.TrimSpace(string(digest)) + "\n"
@@ -107,9 +108,9 @@ func (s *site) named(t *testing.T) {
 func (s *site) deb(t *testing.T, c *cluster.Cluster) {
 	root := t.TempDir()
 	for _, dir := range []string{"info", "updates", "triggers"} {
-		suite.Check(t, os.MkdirAll(filepath.Join(root, "var/lib/dpkg", dir), 0o755))
+		must.Do(t, os.MkdirAll(filepath.Join(root, "var/lib/dpkg", dir), 0o755))
 	}
-	suite.Check(t, os.WriteFile(filepath.Join(root, "var/lib/dpkg/status"), nil, 0o600))
+	must.Do(t, os.WriteFile(filepath.Join(root, "var/lib/dpkg/status"), nil, 0o600))
 	dpkg := []string{"--root=" + root, "--force-script-chrootless", "--log=/dev/null"}
 	s.run(t, "dpkg", append(dpkg, "--install", s.file(t, "*.deb"))...)
 	unit := filepath.Join(root, "usr/lib/systemd/system/fairlead.service")
@@ -117,10 +118,10 @@ func (s *site) deb(t *testing.T, c *cluster.Cluster) {
 		t.Error(out)
 	}
 	text, err := os.ReadFile(unit)
-	suite.Check(t, err)
+	must.Do(t, err)
 	_, rest, _ := strings.Cut(string(text), "\nExecStart=")
 	line, _, _ := strings.Cut(strings.ReplaceAll(rest, "\\\n", " "), "\n")
-	suite.Check(t, os.WriteFile(filepath.Join(root, "etc/default/fairlead"), []byte(`FAIRLEAD_FLAGS="--bind-address=127.0.0.1 --secure-port=0 --admin-secure-port=0 --shutdown-delay-duration=0"`), 0o600))
+	must.Do(t, os.WriteFile(filepath.Join(root, "etc/default/fairlead"), []byte(`FAIRLEAD_FLAGS="--bind-address=127.0.0.1 --secure-port=0 --admin-secure-port=0 --shutdown-delay-duration=0"`), 0o600))
 	flags := s.run(t, "sh", "-c", ". "+root+"/etc/default/fairlead; echo $FAIRLEAD_FLAGS")
 	s.start(t, c, root, strings.Fields(strings.ReplaceAll(line, "$FAIRLEAD_FLAGS", flags)), 0)
 	s.run(t, "dpkg", append(dpkg, "--remove", "fairlead")...)
@@ -137,42 +138,42 @@ func (s *site) deb(t *testing.T, c *cluster.Cluster) {
 func (s *site) start(t *testing.T, c *cluster.Cluster, root string, line []string, uid uint32) {
 	t.Helper()
 	serving, err := c.PKI.Serving.Issue("node", cluster.Leaf{User: "node", Names: []string{"localhost"}})
-	suite.Check(t, err)
+	must.Do(t, err)
 	for name, from := range map[string]string{
 		"pki/apiserver.crt": serving.CertFile, "pki/apiserver.key": serving.KeyFile, "pki/ca.crt": c.PKI.Client.CertFile, "pki/front-proxy-ca.crt": c.PKI.FrontProxy.CertFile,
 		"pki/front-proxy-client.crt": c.PKI.FrontProxyPair.CertFile, "pki/front-proxy-client.key": c.PKI.FrontProxyPair.KeyFile,
 		"serving-ca.crt": c.PKI.Serving.CertFile, "admin.crt": c.PKI.Admin.CertFile, "admin.key": c.PKI.Admin.KeyFile,
 	} {
 		to := filepath.Join(root, "etc/kubernetes", name)
-		suite.Check(t, os.MkdirAll(filepath.Dir(to), 0o755))
+		must.Do(t, os.MkdirAll(filepath.Dir(to), 0o755))
 		data, err := os.ReadFile(from)
-		suite.Check(t, err)
-		suite.Check(t, os.WriteFile(to, data, 0o600))
-		suite.Check(t, os.Chown(to, int(uid), int(uid)))
+		must.Do(t, err)
+		must.Do(t, os.WriteFile(to, data, 0o600))
+		must.Do(t, os.Chown(to, int(uid), int(uid)))
 	}
 	kubeconfig := filepath.Join(root, "etc/kubernetes/fairlead.conf")
-	suite.Check(t, cluster.Endpoint{URL: c.Endpoint().URL, CAFile: "/etc/kubernetes/serving-ca.crt"}.WriteKubeconfig(kubeconfig,
+	must.Do(t, cluster.Endpoint{URL: c.Endpoint().URL, CAFile: "/etc/kubernetes/serving-ca.crt"}.WriteKubeconfig(kubeconfig,
 		cluster.Credentials{Pair: cluster.Pair{CertFile: "/etc/kubernetes/admin.crt", KeyFile: "/etc/kubernetes/admin.key"}}))
-	suite.Check(t, os.Chown(kubeconfig, int(uid), int(uid)))
+	must.Do(t, os.Chown(kubeconfig, int(uid), int(uid)))
 
 	socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(root, "notify"), Net: "unixgram"})
-	suite.Check(t, err)
+	must.Do(t, err)
 	defer socket.Close()
-	suite.Check(t, os.Chmod(filepath.Join(root, "notify"), 0o777))
+	must.Do(t, os.Chmod(filepath.Join(root, "notify"), 0o777))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
 	cmd.Dir, cmd.Env, cmd.SysProcAttr = "/", []string{"NOTIFY_SOCKET=/notify"}, &syscall.SysProcAttr{Chroot: root, Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 	cmd.Path, cmd.Err = line[0], nil
 	log, err := os.Create(filepath.Join(s.dir, filepath.Base(root)+".log"))
-	suite.Check(t, err)
+	must.Do(t, err)
 	defer log.Close()
 	cmd.Stdout, cmd.Stderr = log, log
-	suite.Check(t, cmd.Start())
+	must.Do(t, cmd.Start())
 	said := func(want string) {
 		t.Helper()
 		b := make([]byte, 256)
-		suite.Check(t, socket.SetReadDeadline(time.Now().Add(time.Minute)))
+		must.Do(t, socket.SetReadDeadline(time.Now().Add(time.Minute)))
 		n, err := socket.Read(b)
 		if text, _ := os.ReadFile(log.Name()); err != nil || string(b[:n]) != want {
 			_ = cmd.Process.Kill()
@@ -180,9 +181,9 @@ func (s *site) start(t *testing.T, c *cluster.Cluster, root string, line []strin
 		}
 	}
 	said("READY=1")
-	suite.Check(t, cmd.Process.Signal(syscall.SIGTERM))
+	must.Do(t, cmd.Process.Signal(syscall.SIGTERM))
 	said("STOPPING=1")
-	suite.Check(t, cmd.Wait())
+	must.Do(t, cmd.Wait())
 }
 
 // man wants the pages to be what groff takes without a word.
@@ -200,8 +201,8 @@ func (s *site) layers(t *testing.T, c *cluster.Cluster) {
 	blob := func(digest string, into any) {
 		t.Helper()
 		data, err := os.ReadFile(filepath.Join(s.out, "image/blobs/sha256", strings.TrimPrefix(digest, "sha256:")))
-		suite.Check(t, err)
-		suite.Check(t, json.Unmarshal(data, into))
+		must.Do(t, err)
+		must.Do(t, json.Unmarshal(data, into))
 	}
 	type descriptor struct {
 		Digest   string
@@ -209,8 +210,8 @@ func (s *site) layers(t *testing.T, c *cluster.Cluster) {
 	}
 	var top, index struct{ Manifests []descriptor }
 	data, err := os.ReadFile(filepath.Join(s.out, "image/index.json"))
-	suite.Check(t, err)
-	suite.Check(t, json.Unmarshal(data, &top))
+	must.Do(t, err)
+	must.Do(t, json.Unmarshal(data, &top))
 	blob(top.Manifests[0].Digest, &index)
 	var manifest struct {
 		Config descriptor
@@ -231,7 +232,7 @@ func (s *site) layers(t *testing.T, c *cluster.Cluster) {
 	for _, l := range manifest.Layers {
 		s.run(t, "tar", "-xzf", filepath.Join(s.out, "image/blobs/sha256", strings.TrimPrefix(l.Digest, "sha256:")), "-C", root)
 	}
-	suite.Check(t, os.Chmod(root, 0o755))
+	must.Do(t, os.Chmod(root, 0o755))
 	for _, program := range []string{"fairlead", "kubectl-fairlead"} {
 		if out := s.run(t, "chroot", "--userspec="+config.Config.User, root, "/usr/local/bin/"+program, "version"); !strings.Contains(out, version) {
 			t.Errorf("%s says %s", program, out)
@@ -250,7 +251,7 @@ func (s *site) layers(t *testing.T, c *cluster.Cluster) {
 func (s *site) push(t *testing.T, registry string) {
 	crane, helm := suite.Tool(t, "crane"), suite.Tool(t, "helm")
 	cmd := exec.CommandContext(t.Context(), crane, "registry", "serve", "--address", registry)
-	suite.Check(t, cmd.Start())
+	must.Do(t, cmd.Start())
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	suite.Eventually(t, 30*time.Second, "a registry", func() (bool, string) {
 		conn, err := net.DialTimeout("tcp", registry, time.Second)

@@ -17,8 +17,8 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // remote is an extension server with its APIService.
@@ -42,7 +42,7 @@ func startRemote(t *testing.T, w *world, lane, name string, annotations map[stri
 		GroupVersions: []string{r.group + "/v1"}, Names: []string{r.host()}, CA: r.old, Objects: 1,
 		RequestHeaderCA: w.frontPool(), AllowedNames: []string{"kube-aggregator", "fairlead"}, RejectWith: 401,
 	})
-	suite.Check(t, err)
+	must.Do(t, err)
 	t.Cleanup(r.Close)
 	for _, f := range first {
 		f(r)
@@ -54,7 +54,7 @@ func startRemote(t *testing.T, w *world, lane, name string, annotations map[stri
 		ObjectMeta: metav1.ObjectMeta{Name: r.name},
 		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost", Ports: []corev1.ServicePort{{Port: port}}},
 	}, metav1.CreateOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 	a := &apiregistrationv1.APIService{
 		ObjectMeta: metav1.ObjectMeta{Name: "v1." + r.group, Annotations: map[string]string{}},
 		Spec: apiregistrationv1.APIServiceSpec{

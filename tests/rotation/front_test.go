@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
@@ -44,7 +45,7 @@ type front struct {
 func startFront(t *testing.T, w *world, lane string, args ...string) *front {
 	t.Helper()
 	dir := filepath.Join(w.Dir(), strings.Join(append([]string{lane}, args...), ""))
-	suite.Check(t, os.MkdirAll(filepath.Join(dir, "serving"), 0o700))
+	must.Do(t, os.MkdirAll(filepath.Join(dir, "serving"), 0o700))
 	f := &front{
 		w: w, lane: lane, dir: dir, servingCA: pki.NewCA("serving-ca"), serving: volume{dir: filepath.Join(dir, "serving")},
 		clients: newBundle(t, filepath.Join(dir, "client-ca.crt"), "client-ca"), proxies: newBundle(t, filepath.Join(dir, "requestheader-ca.crt"), "requestheader-ca"),
@@ -64,7 +65,7 @@ func startFront(t *testing.T, w *world, lane string, args ...string) *front {
 			"--proxy-client-cert-file=" + cert, "--proxy-client-key-file=" + key, fmt.Sprint("--http2=", lane == "h2"),
 		}, args...),
 	})
-	suite.Check(t, err)
+	must.Do(t, err)
 	return f
 }
 
@@ -227,7 +228,7 @@ func (f *front) metric(t *testing.T, name string, parts ...string) []string {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	res, err := c.send(ctx, "/metrics")
-	suite.Check(t, err)
+	must.Do(t, err)
 	defer res.Body.Close()
 	body, err := io.ReadAll(res.Body)
 	if err != nil || res.StatusCode != http.StatusOK {

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // finding is one of lint's.
@@ -21,7 +21,7 @@ type finding struct{ Severity, Object, Message, Do string }
 func (w *world) lint(t *testing.T, args ...string) ([]finding, int) {
 	t.Helper()
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	suite.Check(t, w.Endpoint().WriteKubeconfig(kubeconfig, w.Admin()))
+	must.Do(t, w.Endpoint().WriteKubeconfig(kubeconfig, w.Admin()))
 	cmd := exec.CommandContext(t.Context(), w.binary, append([]string{"lint", "--kubeconfig", kubeconfig, "--allow-loopback-backends", "-o", "json"}, args...)...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs

@@ -17,6 +17,7 @@ import (
 	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
@@ -51,9 +52,9 @@ func newWorld(t *testing.T) *world {
 	var err error
 	rc := w.Endpoint().RESTConfig(w.Admin())
 	w.core, err = kubernetes.NewForConfig(rc)
-	suite.Check(t, err)
+	must.Do(t, err)
 	w.services, err = aggregator.NewForConfig(rc)
-	suite.Check(t, err)
+	must.Do(t, err)
 	w.object(t, beat)
 	return w
 }
@@ -62,7 +63,7 @@ func newWorld(t *testing.T) *world {
 func (w *world) object(t *testing.T, name string) {
 	t.Helper()
 	_, err := w.core.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
-	suite.Check(t, err)
+	must.Do(t, err)
 }
 
 // frontPool is what an extension server verifies front proxies with.
@@ -89,9 +90,9 @@ func dwell(t *testing.T, d time.Duration) {
 func writePair(t *testing.T, base string, pair *pki.Pair) (cert, key string) {
 	t.Helper()
 	cert, key = base+".crt", base+".key"
-	suite.Check(t, os.WriteFile(key, pair.KeyPEM(), 0o600))
+	must.Do(t, os.WriteFile(key, pair.KeyPEM(), 0o600))
 	dwell(t, 50*time.Millisecond)
-	suite.Check(t, os.WriteFile(cert, pair.CertPEM(), 0o600))
+	must.Do(t, os.WriteFile(cert, pair.CertPEM(), 0o600))
 	return cert, key
 }
 
@@ -106,18 +107,18 @@ func (v *volume) write(t *testing.T, files map[string][]byte) {
 	t.Helper()
 	v.turn++
 	real := fmt.Sprintf("..%d", v.turn)
-	suite.Check(t, os.MkdirAll(filepath.Join(v.dir, real), 0o700))
+	must.Do(t, os.MkdirAll(filepath.Join(v.dir, real), 0o700))
 	for name, data := range files {
-		suite.Check(t, os.WriteFile(filepath.Join(v.dir, real, name), data, 0o600))
+		must.Do(t, os.WriteFile(filepath.Join(v.dir, real, name), data, 0o600))
 	}
 	fresh := filepath.Join(v.dir, "..data_tmp")
-	suite.Check(t, os.Symlink(real, fresh))
-	suite.Check(t, os.Rename(fresh, filepath.Join(v.dir, "..data")))
+	must.Do(t, os.Symlink(real, fresh))
+	must.Do(t, os.Rename(fresh, filepath.Join(v.dir, "..data")))
 	if v.turn > 1 {
 		_ = os.RemoveAll(filepath.Join(v.dir, fmt.Sprintf("..%d", v.turn-1)))
 		return
 	}
 	for name := range files {
-		suite.Check(t, os.Symlink(filepath.Join("..data", name), filepath.Join(v.dir, name)))
+		must.Do(t, os.Symlink(filepath.Join("..data", name), filepath.Join(v.dir, name)))
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/netns"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -60,12 +61,12 @@ func newWorld(t *testing.T) *world {
 	dir := suite.Folder(t, "streams")
 	w := &world{Cluster: suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: []string{"--advertise-address=10.79.0.1"}}), ca: pki.NewCA("extension-ca"), body: filepath.Join(dir, "body.json")}
 	t.Logf("commit %s", suite.Commit(t))
-	suite.Check(t, os.WriteFile(w.body, []byte(`{"metadata":{"name":"posted"},"spec":{"payload":"x"}}`), 0o600))
+	must.Do(t, os.WriteFile(w.body, []byte(`{"metadata":{"name":"posted"},"spec":{"payload":"x"}}`), 0o600))
 	var err error
 	w.caPEM, _, err = w.ca.WriteFiles(dir, "extension-ca")
-	suite.Check(t, err)
+	must.Do(t, err)
 	w.front, err = w.StartFairlead(t.Context(), cluster.Fairlead{Path: suite.Build(t, filepath.Join(dir, "bin"))})
-	suite.Check(t, err)
+	must.Do(t, err)
 	return w
 }
 
@@ -80,18 +81,18 @@ func (w *world) backend(t *testing.T, limit uint32) string {
 		RequestHeaderCA: suite.Pool(t, w.PKI.FrontProxy.CertFile), RejectWith: http.StatusUnauthorized, Wrap: accept,
 	})
 	_, port, err := net.SplitHostPort(s.Addr())
-	suite.Check(t, err)
+	must.Do(t, err)
 	// A thousand requests are under way at once, of one user: streams are to be found wanting, not
 	// places.
 	places := map[string]string{"fairlead.dev/max-inflight": "2000"}
 	b := cluster.Backend{Namespace: "streams", Service: name, CAFile: w.caPEM, GroupVersions: []string{gv}, Annotations: places}
 	b.Port, err = strconv.Atoi(port)
-	suite.Check(t, err)
-	suite.Check(t, w.Register(t.Context(), b))
+	must.Do(t, err)
+	must.Do(t, w.Register(t.Context(), b))
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	for _, e := range []cluster.Endpoint{w.Endpoint(), w.front.Endpoint} {
-		suite.Check(t, w.WaitAvailable(ctx, e, gv))
+		must.Do(t, w.WaitAvailable(ctx, e, gv))
 	}
 	return "/apis/" + gv + "/namespaces/default/widgets"
 }

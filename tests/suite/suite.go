@@ -26,19 +26,12 @@ import (
 	certutil "k8s.io/client-go/util/cert"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
 // building is how long the parts may take that no cache holds.
 const building = 20 * time.Minute
-
-// Check ends the test on an error.
-func Check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // Start starts a cluster, in a Folder mostly, and closes it with the test.
 func Start(t *testing.T, cfg cluster.Config) *cluster.Cluster {
@@ -46,7 +39,7 @@ func Start(t *testing.T, cfg cluster.Config) *cluster.Cluster {
 	ctx, cancel := context.WithTimeout(t.Context(), building)
 	defer cancel()
 	c, err := cluster.Start(ctx, cfg)
-	Check(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() {
 		if err := c.Close(); err != nil {
 			t.Error(err)
@@ -59,7 +52,7 @@ func Start(t *testing.T, cfg cluster.Config) *cluster.Cluster {
 func Folder(t *testing.T, name string) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "fairlead-"+name+"-") //nolint:usetesting // that one is always removed
-	Check(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("logs of all parts: %s", dir)
@@ -91,7 +84,7 @@ func Tool(t *testing.T, name string) string {
 	ctx, cancel := context.WithTimeout(t.Context(), building)
 	defer cancel()
 	path, err := tools.Path(ctx, tools.Config{Progress: os.Stderr}, name)
-	Check(t, err)
+	must.Do(t, err)
 	return path
 }
 
@@ -143,7 +136,7 @@ func TLS(t *testing.T, e cluster.Endpoint, cr cluster.Credentials) *tls.Config {
 	c := &tls.Config{RootCAs: Pool(t, e.CAFile), MinVersion: tls.VersionTLS12}
 	if cr.Pair.CertFile != "" {
 		pair, err := tls.LoadX509KeyPair(cr.Pair.CertFile, cr.Pair.KeyFile)
-		Check(t, err)
+		must.Do(t, err)
 		c.Certificates = []tls.Certificate{pair}
 	}
 	return c
@@ -153,7 +146,7 @@ func TLS(t *testing.T, e cluster.Endpoint, cr cluster.Credentials) *tls.Config {
 func Pool(t *testing.T, file string) *x509.CertPool {
 	t.Helper()
 	pool, err := certutil.NewPool(file)
-	Check(t, err)
+	must.Do(t, err)
 	return pool
 }
 
@@ -187,7 +180,7 @@ func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
 func Token(t *testing.T, core kubernetes.Interface, namespace, name string) string {
 	t.Helper()
 	r, err := core.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	Check(t, err)
+	must.Do(t, err)
 	return r.Status.Token
 }
 
@@ -195,7 +188,7 @@ func Token(t *testing.T, core kubernetes.Interface, namespace, name string) stri
 func Commit(t *testing.T) string {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "git", "describe", "--always", "--dirty").Output()
-	Check(t, err)
+	must.Do(t, err)
 	return strings.TrimSpace(string(out))
 }
 
@@ -203,8 +196,8 @@ func Commit(t *testing.T) string {
 func Put[T ~string | ~[]byte](t *testing.T, file string, data T) {
 	t.Helper()
 	fresh := filepath.Join(filepath.Dir(file), "."+filepath.Base(file)+".tmp")
-	Check(t, os.WriteFile(fresh, []byte(data), 0o600))
-	Check(t, os.Rename(fresh, file))
+	must.Do(t, os.WriteFile(fresh, []byte(data), 0o600))
+	must.Do(t, os.Rename(fresh, file))
 }
 
 // Serves asks once, and returns an error unless the answer is 200.
