@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // The star: anything may import registry, a parent may import its own child, cmd may import every
@@ -264,10 +266,7 @@ func packagesOf(t *testing.T, command string, unwanted ...string) []string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", "list", "-tags", "grpcnotrace", "-deps", module+"/cmd/"+command)
 	cmd.Stderr = os.Stderr
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(cmd.Output())(t)
 	var found []string
 	for p := range strings.FieldsSeq(string(out)) {
 		if slices.ContainsFunc(unwanted, func(prefix string) bool { return strings.HasPrefix(p, prefix) }) {
@@ -290,14 +289,8 @@ func imports(s source) []string {
 // A direct module is justified in docs/decisions, or it is not taken; and the Kubernetes libraries
 // move together.
 func TestDirectModules(t *testing.T) {
-	mod, err := os.ReadFile("../go.mod")
-	if err != nil {
-		t.Fatal(err)
-	}
-	reasons, err := os.ReadFile("../docs/decisions/0001-direct-dependencies.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	mod := must.Get(os.ReadFile("../go.mod"))(t)
+	reasons := must.Get(os.ReadFile("../docs/decisions/0001-direct-dependencies.md"))(t)
 	direct := map[string]bool{}
 	staging := map[string][]string{} // :: version → modules
 	for line := range strings.Lines(string(mod)) {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // pages are all documents of the repository, by their path from the root.
@@ -14,15 +16,9 @@ func pages(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}
 	for _, pattern := range []string{"../*.md", "../docs/*.md", "../docs/*/*.md", "../examples/*/*.md"} {
-		files, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		files := must.Get(filepath.Glob(pattern))(t)
 		for _, file := range files {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := must.Get(os.ReadFile(file))(t)
 			out[file[len("../"):]] = string(text)
 		}
 	}
@@ -84,10 +80,7 @@ func TestIndexes(t *testing.T) {
 
 // docs/annotations.md has the annotations that there are.
 func TestAnnotationsAreDocumented(t *testing.T) {
-	source, err := os.ReadFile("../registry/policy.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	source := must.Get(os.ReadFile("../registry/policy.go"))(t)
 	find := func(expression, text string) (names []string) {
 		for _, m := range regexp.MustCompile(expression).FindAllStringSubmatch(text, -1) {
 			names = append(names, m[1])

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // licences are what a module that is linked into our programs may be under: all let users do what
@@ -46,13 +48,8 @@ func linked(t *testing.T) map[string]string {
 	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-json=Module,Standard", "./cmd/...")
 	cmd.Dir = ".."
 	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(cmd.StdoutPipe())(t)
+	must.Do(t, cmd.Start())
 	modules := map[string]string{}
 	for in := json.NewDecoder(out); ; {
 		var p struct {
@@ -70,9 +67,7 @@ func linked(t *testing.T) map[string]string {
 			modules[m.Path] = m.Dir
 		}
 	}
-	if err := cmd.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Wait())
 	return modules
 }
 
@@ -96,10 +91,7 @@ func TestLicences(t *testing.T) {
 // licenceOf reads the licence files of a module. Empty: there is none, or one that is not allowed.
 func licenceOf(t *testing.T, dir string) string {
 	t.Helper()
-	list, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Get(os.ReadDir(dir))(t)
 	for _, f := range list {
 		name := strings.ToUpper(f.Name())
 		if !strings.HasPrefix(name, "LICEN") && !strings.HasPrefix(name, "COPYING") && name != "UNLICENSE" {

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 const module = "github.com/fairlead-proxy/fairlead"
@@ -39,10 +41,7 @@ func sources(t *testing.T) (*token.FileSet, []source) {
 		if !strings.HasSuffix(name, ".go") {
 			return
 		}
-		tree, err := parser.ParseFile(fset, name, text, parser.ParseComments|parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tree := must.Get(parser.ParseFile(fset, name, text, parser.ParseComments|parser.SkipObjectResolution))(t)
 		if ast.IsGenerated(tree) {
 			return
 		}
@@ -57,12 +56,9 @@ func sources(t *testing.T) (*token.FileSet, []source) {
 // walk calls f with every file that belongs to the module, and with the documents beside them.
 func walk(t *testing.T, f func(name string, text []byte)) {
 	t.Helper()
-	root, err := os.OpenRoot("..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := must.Get(os.OpenRoot(".."))(t)
 	defer root.Close()
-	err = fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
+	must.Do(t, fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -86,10 +82,7 @@ func walk(t *testing.T, f func(name string, text []byte)) {
 			return fs.SkipDir
 		}
 		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 func isText(name string) bool {

@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // The walks of docs/architecture.md and docs/first-change.md lead through the code by the names of
@@ -89,10 +91,7 @@ func functions(t *testing.T) (declared map[string]string, tests map[string]bool)
 // section is what stands below a title of a page of docs.
 func section(t *testing.T, page, title string) string {
 	t.Helper()
-	text, err := os.ReadFile("../docs/" + page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("../docs/" + page))(t)
 	_, below, _ := strings.Cut(string(text), "\n## "+title+"\n")
 	below, _, _ = strings.Cut(below, "\n## ")
 	return below

@@ -16,15 +16,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func start(t *testing.T, cfg Config) *Cluster {
 	t.Helper()
 	begun := time.Now()
-	c, err := Start(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(Start(t.Context(), cfg))(t)
 	t.Logf("started in %s", time.Since(begun).Round(time.Millisecond))
 	t.Cleanup(func() {
 		if err := c.Close(); err != nil {
@@ -36,14 +35,9 @@ func start(t *testing.T, cfg Config) *Cluster {
 
 func kubectl(t *testing.T, e Endpoint, cr Credentials, args ...string) string {
 	t.Helper()
-	path, err := Config{}.complete().Tool(t.Context(), "kubectl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := must.Get(Config{}.complete().Tool(t.Context(), "kubectl"))(t)
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := e.WriteKubeconfig(kubeconfig, cr); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, e.WriteKubeconfig(kubeconfig, cr))
 	cmd := exec.CommandContext(t.Context(), path, append([]string{"--kubeconfig", kubeconfig, "--cache-dir", t.TempDir()}, args...)...)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -54,10 +48,7 @@ func kubectl(t *testing.T, e Endpoint, cr Credentials, args ...string) string {
 
 func TestUsersAreWhoTheySay(t *testing.T) {
 	c := start(t, Config{})
-	dave, err := c.PKI.Client.Issue("dave", Leaf{User: "dave", Groups: []string{"dev"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	dave := must.Get(c.PKI.Client.Issue("dave", Leaf{User: "dave", Groups: []string{"dev"}}))(t)
 	for name, tc := range map[string]struct {
 		as   Credentials
 		user string
@@ -80,9 +71,7 @@ func TestUsersAreWhoTheySay(t *testing.T) {
 				}
 			}
 			out := kubectl(t, c.Endpoint(), tc.as, "auth", "whoami", "-o", "json")
-			if err := json.Unmarshal([]byte(out), &review); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, json.Unmarshal([]byte(out), &review))
 			got := review.Status.UserInfo
 			if got.Username != tc.user || (tc.uid != "" && got.UID != tc.uid) || !sets.New(got.Groups...).Equal(sets.New(tc.in...)) {
 				t.Errorf("got %+v, want %+v", got, tc)
@@ -93,14 +82,10 @@ func TestUsersAreWhoTheySay(t *testing.T) {
 
 func TestSampleAPIServer(t *testing.T) {
 	c := start(t, Config{})
-	if _, err := c.StartSampleAPIServer(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.StartSampleAPIServer(t.Context()))(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	if err := c.WaitAvailable(ctx, c.Endpoint(), "wardle.example.com/v1beta1", "wardle.example.com/v1alpha1"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.WaitAvailable(ctx, c.Endpoint(), "wardle.example.com/v1beta1", "wardle.example.com/v1alpha1"))
 	if out := kubectl(t, c.Endpoint(), c.Admin(), "get", "--raw", "/apis/wardle.example.com"); !strings.Contains(out, `"preferredVersion":{"groupVersion":"wardle.example.com/v1beta1"`) {
 		t.Errorf("group document: %s", out)
 	}
@@ -113,36 +98,25 @@ func TestReplicasShareState(t *testing.T) {
 
 	c.APIServers[0].Kill()
 	kubectl(t, c.EndpointOf(1), c.Admin(), "get", "namespace", "shared")
-	if err := c.APIServers[0].Restart(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.APIServers[0].Restart(t.Context()))
 	kubectl(t, c.EndpointOf(0), c.Admin(), "get", "namespace", "shared")
 }
 
 func TestStopAndContinue(t *testing.T) {
 	c := start(t, Config{})
-	client, err := kubernetes.NewForConfig(c.Endpoint().RESTConfig(c.Admin()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Get(kubernetes.NewForConfig(c.Endpoint().RESTConfig(c.Admin())))(t)
 	get := func(timeout time.Duration) error {
 		ctx, cancel := context.WithTimeout(t.Context(), timeout)
 		defer cancel()
 		_, err := client.CoreV1().Namespaces().Get(ctx, "default", metav1.GetOptions{})
 		return err
 	}
-	if err := get(10 * time.Second); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.APIServers[0].Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, get(10*time.Second))
+	must.Do(t, c.APIServers[0].Signal(syscall.SIGSTOP))
 	if err := get(time.Second); err == nil {
 		t.Error("a stopped server answered")
 	}
-	if err := c.APIServers[0].Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.APIServers[0].Signal(syscall.SIGCONT))
 	if err := get(10 * time.Second); err != nil {
 		t.Error(err)
 	}
@@ -150,9 +124,7 @@ func TestStopAndContinue(t *testing.T) {
 
 func TestControllerManager(t *testing.T) {
 	c := start(t, Config{})
-	if _, err := c.StartControllerManager(t.Context(), c.Endpoint()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.StartControllerManager(t.Context(), c.Endpoint()))(t)
 	kubectl(t, c.Endpoint(), c.Admin(), "create", "namespace", "short-lived")
 	kubectl(t, c.Endpoint(), c.Admin(), "wait", "--for=create", "--timeout=30s", "serviceaccount/default", "-n", "short-lived")
 	kubectl(t, c.Endpoint(), c.Admin(), "delete", "namespace", "short-lived", "--timeout=60s") // returns when it is gone

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // bare is a cluster without a control plane.
@@ -56,14 +58,9 @@ func TestUnexpectedDeathIsTold(t *testing.T) {
 
 func TestAskedDeathIsNotTold(t *testing.T) {
 	c := bare(t, t.TempDir())
-	p, err := c.Run(t.Context(), shell("sleeper", "exec sleep 600"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(c.Run(t.Context(), shell("sleeper", "exec sleep 600")))(t)
 	first := p.PID()
-	if err := p.Restart(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, p.Restart(t.Context()))
 	if alive(first) || !alive(p.PID()) || first == p.PID() {
 		t.Errorf("after a restart: %d alive %t, %d alive %t", first, alive(first), p.PID(), alive(p.PID()))
 	}
@@ -96,20 +93,10 @@ func TestCloseKillsChildrenOfParts(t *testing.T) {
 	file := filepath.Join(c.dir, "pid")
 	cmd := shell("forker", "sleep 600 & echo $! >"+file+".tmp; mv "+file+".tmp "+file+"; wait")
 	cmd.Ready = func(context.Context) error { _, err := os.Stat(file); return err }
-	if _, err := c.Run(t.Context(), cmd); err != nil {
-		t.Fatal(err)
-	}
-	data, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.Run(t.Context(), cmd))(t)
+	data := must.Get(os.ReadFile(file))(t)
+	pid := must.Get(strconv.Atoi(strings.TrimSpace(string(data))))(t)
+	must.Do(t, c.Close())
 	waitDead(t, pid)
 	if _, err := c.Run(t.Context(), shell("late", "true")); err == nil {
 		t.Error("a closed cluster ran a program")
@@ -149,13 +136,8 @@ func TestParentDeath(t *testing.T) {
 		t.Run(sig.String(), func(t *testing.T) {
 			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestParentDeath$")
 			cmd.Env = append(os.Environ(), role+"="+t.TempDir())
-			out, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			out := must.Get(cmd.StdoutPipe())(t)
+			must.Do(t, cmd.Start())
 			var pids []int
 			for lines := bufio.NewScanner(out); len(pids) < 3 && lines.Scan(); {
 				if pid, err := strconv.Atoi(lines.Text()); err == nil {
@@ -165,9 +147,7 @@ func TestParentDeath(t *testing.T) {
 			if len(pids) != 3 {
 				t.Fatalf("the parent started %v, want 3 parts", pids)
 			}
-			if err := cmd.Process.Signal(sig); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, cmd.Process.Signal(sig))
 			_ = cmd.Wait() // it was killed: its status says only that
 			for _, pid := range pids {
 				waitDead(t, pid)
@@ -179,10 +159,7 @@ func TestParentDeath(t *testing.T) {
 func parent(t *testing.T, dir string) {
 	c := &Cluster{dir: dir, deaths: make(chan error, 8)}
 	for i := range 3 {
-		p, err := c.Run(t.Context(), shell(fmt.Sprintf("part-%d", i), "exec sleep 600"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := must.Get(c.Run(t.Context(), shell(fmt.Sprintf("part-%d", i), "exec sleep 600")))(t)
 		fmt.Println(p.PID())
 	}
 	<-c.deaths // never: the parent is killed

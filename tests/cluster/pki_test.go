@@ -6,21 +6,14 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func TestAuthoritiesVouchForTheirOwn(t *testing.T) {
-	p, err := newPKI(t.TempDir(), "system:masters")
-	if err != nil {
-		t.Fatal(err)
-	}
-	server, err := p.Serving.Issue("server", Leaf{User: "server", Names: []string{"api.wardle.svc", "127.0.0.1"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ended, err := p.Client.Issue("ended", Leaf{User: "late", NotAfter: time.Now().Add(-time.Minute)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(newPKI(t.TempDir(), "system:masters"))(t)
+	server := must.Get(p.Serving.Issue("server", Leaf{User: "server", Names: []string{"api.wardle.svc", "127.0.0.1"}}))(t)
+	ended := must.Get(p.Client.Issue("ended", Leaf{User: "late", NotAfter: time.Now().Add(-time.Minute)}))(t)
 	client, anyone := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, []x509.ExtKeyUsage{x509.ExtKeyUsageAny}
 	for name, tc := range map[string]struct {
 		pair  Pair
@@ -45,10 +38,7 @@ func TestAuthoritiesVouchForTheirOwn(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			pem, err := os.ReadFile(tc.by.CertFile)
-			if err != nil {
-				t.Fatal(err)
-			}
+			pem := must.Get(os.ReadFile(tc.by.CertFile))(t)
 			roots := x509.NewCertPool()
 			roots.AppendCertsFromPEM(pem)
 			_, err = pair.Leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: tc.usage, DNSName: tc.host})

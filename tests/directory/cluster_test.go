@@ -182,8 +182,7 @@ func testProtected(t *testing.T, w *world) {
 	w, c := behind(t, w)
 	server := w.extension(t, "apps/v1beta1", "autoscaling/v2", "sea.example.com/v1")
 	_, port, _ := strings.Cut(server.Addr(), ":")
-	number, err := strconv.Atoi(port)
-	must.Do(t, err)
+	number := must.Get(strconv.Atoi(port))(t)
 	claim := cluster.Backend{Namespace: "apps", Service: "one", Port: number, CAFile: c.PKI.Serving.CertFile, GroupVersions: []string{"apps/v1beta1"}}
 	must.Do(t, c.Register(t.Context(), claim))
 	// kube-apiserver registers its own group-versions once, and leaves to an administrator what
@@ -202,8 +201,7 @@ func testProtected(t *testing.T, w *world) {
 	root := w.client(t, c.Admin())
 	doors := map[string]*door{}
 	for name, args := range map[string][]string{"protecting": nil, "open": {"--protected-groups=-"}} {
-		front, err := c.StartFairlead(t.Context(), cluster.Fairlead{Path: w.bin, Name: name, Args: append(args, "--logging-format=json")})
-		must.Do(t, err)
+		front := must.Get(c.StartFairlead(t.Context(), cluster.Fairlead{Path: w.bin, Name: name, Args: append(args, "--logging-format=json")}))(t)
 		doors[name] = &door{w: w, front: front.Endpoint, admin: front.Admin, root: root}
 	}
 	for _, a := range claimants() {

@@ -26,17 +26,15 @@ import (
 // testExample runs make example and then everything that it says one should try.
 func testExample(t *testing.T, w *world) {
 	dir := filepath.Join(t.TempDir(), "example")
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)        // it compiles first
-	taken, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0") // it finds another one
-	must.Do(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)                // it compiles first
+	taken := must.Get(new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0"))(t) // it finds another one
 	t.Cleanup(func() { _ = taken.Close() })
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "make", "--no-print-directory", "-C", "../..", "example", fmt.Sprintf("EXAMPLEARGS=-dir=%s -secure-port=%d -admin-secure-port=0", dir, taken.Addr().(*net.TCPAddr).Port)) //nolint:forcetypeassert // a TCP listener's
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}                                                                                                                                                     // as a terminal gives it: Ctrl-C reaches the group
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
-	out, err := cmd.StdoutPipe()
-	must.Do(t, err)
+	out := must.Get(cmd.StdoutPipe())(t)
 	must.Do(t, cmd.Start())
 	interrupt := func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
 	t.Cleanup(func() { _ = interrupt() }) // has ended already, unless the test failed before
@@ -74,8 +72,7 @@ func testExample(t *testing.T, w *world) {
 	}
 	t.Run("the folder is followed", func(t *testing.T) {
 		file := filepath.Join(dir, "registry", "widgets.yaml")
-		text, err := os.ReadFile(file)
-		must.Do(t, err)
+		text := must.Get(os.ReadFile(file))(t)
 		suite.Put(t, filepath.Join(filepath.Dir(file), "widgets.yaml"), strings.Replace(string(text), "annotations:", "annotations:\n    fairlead.dev/maintenance: hull repairs", 1))
 		suite.Eventually(t, 10*time.Second, "in maintenance", func() (bool, string) {
 			_, errs, _ := k.try(t, "get", "widgets", "-A")
@@ -103,8 +100,7 @@ func testExample(t *testing.T, w *world) {
 // processes lists the command lines that name dir.
 func processes(t *testing.T, dir string) []string {
 	t.Helper()
-	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	must.Do(t, err)
+	files := must.Get(filepath.Glob("/proc/[0-9]*/cmdline"))(t)
 	var found []string
 	for _, file := range files {
 		args, err := os.ReadFile(file)

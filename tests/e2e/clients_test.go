@@ -69,10 +69,8 @@ type reply struct {
 // request sends a raw request as the administrator and returns the answer.
 func (w *world) request(t *testing.T, method, path string, header http.Header, body []byte) reply {
 	t.Helper()
-	transport, err := rest.TransportFor(w.server.RESTConfig(w.Admin()))
-	must.Do(t, err)
-	req, err := http.NewRequestWithContext(t.Context(), method, w.server.URL+path, bytes.NewReader(body))
-	must.Do(t, err)
+	transport := must.Get(rest.TransportFor(w.server.RESTConfig(w.Admin())))(t)
+	req := must.Get(http.NewRequestWithContext(t.Context(), method, w.server.URL+path, bytes.NewReader(body)))(t)
 	maps.Copy(req.Header, header)
 	res, err := transport.RoundTrip(req)
 	if err != nil {
@@ -108,8 +106,7 @@ func longWatch(t *testing.T, w *world, k kind) {
 	ns := w.namespace(t)
 	ctx, cancel := context.WithTimeout(t.Context(), idle+30*time.Second)
 	defer cancel()
-	events, err := w.dynamic.Resource(k.gvr).Namespace(ns).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=late"})
-	must.Do(t, err)
+	events := must.Get(w.dynamic.Resource(k.gvr).Namespace(ns).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=late"}))(t)
 	defer events.Stop()
 	select {
 	case e, open := <-events.ResultChan():
@@ -144,8 +141,7 @@ func chunks(t *testing.T, w *world, k kind) {
 	}
 	seen, pages := map[string]bool{}, 0
 	for next := ""; pages == 0 || next != ""; pages++ {
-		list, err := w.dynamic.Resource(k.gvr).Namespace(ns).List(t.Context(), metav1.ListOptions{Limit: limit, Continue: next})
-		must.Do(t, err)
+		list := must.Get(w.dynamic.Resource(k.gvr).Namespace(ns).List(t.Context(), metav1.ListOptions{Limit: limit, Continue: next}))(t)
 		if len(list.Items) > limit {
 			t.Errorf("a page of %d, asked for %d", len(list.Items), limit)
 		}
@@ -223,8 +219,7 @@ func compressed(t *testing.T, w *world, k kind) {
 	if r.header.Get("Content-Encoding") != "gzip" {
 		t.Fatalf("Content-Encoding %q, want gzip", r.header.Get("Content-Encoding"))
 	}
-	z, err := gzip.NewReader(bytes.NewReader(r.body))
-	must.Do(t, err)
+	z := must.Get(gzip.NewReader(bytes.NewReader(r.body)))(t)
 	var unpacked, plain map[string]any
 	must.Do(t, json.NewDecoder(z).Decode(&unpacked))
 	r = w.request(t, http.MethodGet, k.url(ns), http.Header{"Accept-Encoding": {"identity"}}, nil)
@@ -266,13 +261,10 @@ func deleteCollection(t *testing.T, w *world, k kind) {
 	for _, name := range []string{"keep", "drop-1", "drop-2"} {
 		o := k.object(name, "x")
 		o.SetLabels(map[string]string{"drop": fmt.Sprint(name != "keep")})
-		if _, err := w.dynamic.Resource(k.gvr).Namespace(ns).Create(t.Context(), o, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(w.dynamic.Resource(k.gvr).Namespace(ns).Create(t.Context(), o, metav1.CreateOptions{}))(t)
 	}
 	must.Do(t, w.dynamic.Resource(k.gvr).Namespace(ns).DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "drop=true"}))
-	list, err := w.dynamic.Resource(k.gvr).Namespace(ns).List(t.Context(), metav1.ListOptions{LabelSelector: "drop"})
-	must.Do(t, err)
+	list := must.Get(w.dynamic.Resource(k.gvr).Namespace(ns).List(t.Context(), metav1.ListOptions{LabelSelector: "drop"}))(t)
 	if len(list.Items) != 1 || list.Items[0].GetName() != "keep" {
 		t.Errorf("%d left, want keep alone", len(list.Items))
 	}
@@ -284,19 +276,16 @@ func protobuf(t *testing.T, w *world) {
 	rc := w.server.RESTConfig(w.Admin())
 	rc.ContentType = "application/vnd.kubernetes.protobuf"
 	rc.AcceptContentTypes = rc.ContentType
-	client, err := kubernetes.NewForConfig(rc)
-	must.Do(t, err)
+	client := must.Get(kubernetes.NewForConfig(rc))(t)
 	want := map[string]string{"k": "v"}
 	if _, err := client.CoreV1().ConfigMaps(ns).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "binary"}, Data: want}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	got, err := client.CoreV1().ConfigMaps(ns).Get(t.Context(), "binary", metav1.GetOptions{})
-	must.Do(t, err)
+	got := must.Get(client.CoreV1().ConfigMaps(ns).Get(t.Context(), "binary", metav1.GetOptions{}))(t)
 	if fmt.Sprint(got.Data) != fmt.Sprint(want) {
 		t.Errorf("got %v, want %v", got.Data, want)
 	}
-	events, err := client.CoreV1().ConfigMaps(ns).Watch(t.Context(), metav1.ListOptions{ResourceVersion: got.ResourceVersion})
-	must.Do(t, err)
+	events := must.Get(client.CoreV1().ConfigMaps(ns).Watch(t.Context(), metav1.ListOptions{ResourceVersion: got.ResourceVersion}))(t)
 	defer events.Stop()
 	must.Do(t, client.CoreV1().ConfigMaps(ns).Delete(t.Context(), "binary", metav1.DeleteOptions{}))
 	for e := range events.ResultChan() {

@@ -32,8 +32,7 @@ func testControllers(t *testing.T, w *world) {
 		}
 		kc.run(t, "delete", "namespace", ns, "--timeout=90s") // returns when it is gone
 		for _, k := range kinds() {
-			list, err := w.dynamic.Resource(k.gvr).Namespace(ns).List(t.Context(), metav1.ListOptions{})
-			must.Do(t, err)
+			list := must.Get(w.dynamic.Resource(k.gvr).Namespace(ns).List(t.Context(), metav1.ListOptions{}))(t)
 			if len(list.Items) > 0 {
 				t.Errorf("%d %s outlived their namespace", len(list.Items), k.name)
 			}
@@ -74,9 +73,7 @@ func collect(t *testing.T, w *world, owner, owned kind, policy metav1.DeletionPr
 	child.SetOwnerReferences([]metav1.OwnerReference{{
 		APIVersion: parent.GetAPIVersion(), Kind: parent.GetKind(), Name: parent.GetName(), UID: parent.GetUID(), BlockOwnerDeletion: &block,
 	}})
-	if _, err := owneds.Create(t.Context(), child, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(owneds.Create(t.Context(), child, metav1.CreateOptions{}))(t)
 	must.Do(t, owners.Delete(t.Context(), "parent", metav1.DeleteOptions{PropagationPolicy: &policy}))
 	suite.Eventually(t, time.Minute, "the owner is gone", func() (bool, string) {
 		_, err := owners.Get(t.Context(), "parent", metav1.GetOptions{})

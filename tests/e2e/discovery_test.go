@@ -82,8 +82,7 @@ func testDiscovery(t *testing.T, w *world) {
 	t.Run("OpenAPI v2 holds the remote's definitions", func(t *testing.T) {
 		client := discovery.NewDiscoveryClientForConfigOrDie(w.server.RESTConfig(w.Admin()))
 		suite.Eventually(t, time.Minute, "the document holds them", func() (bool, string) { // it is merged in the background
-			doc, err := client.OpenAPISchema()
-			must.Do(t, err)
+			doc := must.Get(client.OpenAPISchema())(t)
 			for _, d := range doc.GetDefinitions().GetAdditionalProperties() {
 				if strings.HasSuffix(d.GetName(), ".wardle.v1beta1.Flunder") {
 					return true, ""
@@ -99,8 +98,7 @@ func testDiscovery(t *testing.T, w *world) {
 func testPreferred(t *testing.T, w *world, legacy bool) {
 	client := discovery.NewDiscoveryClientForConfigOrDie(w.server.RESTConfig(w.Admin()))
 	client.UseLegacyDiscovery = legacy
-	lists, err := client.ServerPreferredResources()
-	must.Do(t, err)
+	lists := must.Get(client.ServerPreferredResources())(t)
 	found := map[string]bool{}
 	for _, l := range lists {
 		for _, r := range l.APIResources {

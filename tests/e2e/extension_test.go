@@ -51,12 +51,10 @@ type callers struct {
 func newCallers(t *testing.T, q *quay) *callers {
 	t.Helper()
 	issue := func(by *cluster.Authority, file string, l cluster.Leaf) cluster.Pair {
-		p, err := by.Issue("caller-"+file, l)
-		must.Do(t, err)
+		p := must.Get(by.Issue("caller-"+file, l))(t)
 		return p
 	}
-	foreign, err := q.PKI.NewAuthority("caller-foreign-ca")
-	must.Do(t, err)
+	foreign := must.Get(q.PKI.NewAuthority("caller-foreign-ca"))(t)
 	kc, ns := q.admin(t), q.namespace(t)
 	kc.run(t, "create", "serviceaccount", "robot", "-n", ns)
 	masters := "system:masters"

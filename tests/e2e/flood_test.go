@@ -133,10 +133,8 @@ func steadily(ctx context.Context, every time.Duration, do func(i int)) {
 func (w *world) dials(t *testing.T) map[string]string {
 	t.Helper()
 	c := w.thrifty(t, w.front.Admin, w.PKI.Admin)
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, w.front.Admin.URL+"/metrics", nil)
-	must.Do(t, err)
-	res, err := c.Do(req)
-	must.Do(t, err)
+	req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, w.front.Admin.URL+"/metrics", nil))(t)
+	res := must.Get(c.Do(req))(t)
 	defer res.Body.Close()
 	found := map[string]string{}
 	for lines := bufio.NewScanner(res.Body); lines.Scan(); {
@@ -227,8 +225,7 @@ func (q *quay) openWatches(t *testing.T, ns string, byCert, byToken *http.Client
 	var ended atomic.Int64
 	for _, path := range []string{"/api/v1/namespaces/" + ns + "/configmaps", widgetsPath} {
 		for _, c := range []*http.Client{byCert, byToken} {
-			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, q.server.URL+path+"?watch=true", nil)
-			must.Do(t, err)
+			req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, q.server.URL+path+"?watch=true", nil))(t)
 			if c == byToken {
 				req.Header.Set("Authorization", "Bearer "+token)
 			}

@@ -29,8 +29,7 @@ func people(t *testing.T, w *world, ns string) []person {
 	kc := w.admin(t)
 	kc.run(t, "create", "serviceaccount", "robot", "-n", ns)
 	token := strings.TrimSpace(kc.run(t, "create", "token", "robot", "-n", ns))
-	dave, err := w.PKI.Client.Issue("dave-"+ns, cluster.Leaf{User: "dave", Groups: []string{"dev", "night-shift"}})
-	must.Do(t, err)
+	dave := must.Get(w.PKI.Client.Issue("dave-"+ns, cluster.Leaf{User: "dave", Groups: []string{"dev", "night-shift"}}))(t)
 	return []person{
 		{name: "client certificate", cred: cluster.Credentials{Pair: dave}},
 		{name: "ServiceAccount token", cred: cluster.Credentials{Token: token}},
@@ -123,12 +122,9 @@ func testBadToken(t *testing.T, w *world) {
 // A certificate of an authority that the cluster does not know authenticates nobody, whatever it
 // claims, not even its members of system:masters.
 func testForeignCertificate(t *testing.T, w *world) {
-	foreign, err := w.PKI.NewAuthority("foreign-ca")
-	must.Do(t, err)
-	pair, err := foreign.Issue("foreign-admin", cluster.Leaf{User: "admin", Groups: []string{"system:masters"}})
-	must.Do(t, err)
-	past, err := w.PKI.Client.Issue("past-admin", cluster.Leaf{User: "admin", Groups: []string{"system:masters"}, NotAfter: longAgo()})
-	must.Do(t, err)
+	foreign := must.Get(w.PKI.NewAuthority("foreign-ca"))(t)
+	pair := must.Get(foreign.Issue("foreign-admin", cluster.Leaf{User: "admin", Groups: []string{"system:masters"}}))(t)
+	past := must.Get(w.PKI.Client.Issue("past-admin", cluster.Leaf{User: "admin", Groups: []string{"system:masters"}, NotAfter: longAgo()}))(t)
 	for _, p := range []cluster.Pair{pair, past} {
 		who := w.as(t, w.server, cluster.Credentials{Pair: p})
 		for _, k := range kinds() {

@@ -93,8 +93,7 @@ func kubectlWatch(t *testing.T, w *world, k kind) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := kc.command(ctx, "get", k.name, "-n", ns, "--field-selector", "metadata.name=seen", "--watch", "--output-watch-events", "-o", "json")
-	out, err := cmd.StdoutPipe()
-	must.Do(t, err)
+	out := must.Get(cmd.StdoutPipe())(t)
 	must.Do(t, cmd.Start())
 	events := json.NewDecoder(bufio.NewReader(out))
 	next := func(want, value string) {
@@ -186,8 +185,7 @@ func replace(t *testing.T, w *world, k kind) {
 	}
 	stale := k.object("replaced", "stale")
 	stale.SetResourceVersion("1")
-	data, err := stale.MarshalJSON()
-	must.Do(t, err)
+	data := must.Get(stale.MarshalJSON())(t)
 	kc.fail(t, "Conflict", string(data), "replace", "-n", ns, "-f", "-")
 }
 

@@ -22,13 +22,10 @@ func testMetricsServer(t *testing.T, w *world) {
 	b := cluster.Backend{Namespace: "kube-system", Service: "metrics-server", CAFile: w.PKI.Serving.CertFile, GroupVersions: []string{"metrics.k8s.io/v1beta1"}}
 	_, args, err := w.ExtensionArgs(&b)
 	must.Do(t, err)
-	path, err := tools.Path(ctx, tools.Config{}, "metrics-server")
-	must.Do(t, err)
+	path := must.Get(tools.Path(ctx, tools.Config{}, "metrics-server"))(t)
 	// 10 s is the shortest resolution that it allows.
 	args = append(args, "--kubelet-insecure-tls", "--kubelet-use-node-status-port", "--kubelet-preferred-address-types=InternalIP", "--metric-resolution=10s", "--kubelet-request-timeout=5s")
-	if _, err := w.Run(ctx, cluster.Command{Name: "metrics-server", Path: path, Args: args}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.Run(ctx, cluster.Command{Name: "metrics-server", Path: path, Args: args}))(t)
 	must.Do(t, w.Register(ctx, b))
 	kc := w.admin(t)
 	kc.cache = t.TempDir()

@@ -28,12 +28,9 @@ import (
 // newNode joins a stub kubelet to the cluster. It ends with the test.
 func (w *world) newNode(t *testing.T) *kubelet.Kubelet {
 	t.Helper()
-	serving, err := w.PKI.Serving.Issue("kubelet", cluster.Leaf{User: "system:node:harbour", Names: []string{"127.0.0.1"}})
-	must.Do(t, err)
-	pair, err := tls.LoadX509KeyPair(serving.CertFile, serving.KeyFile)
-	must.Do(t, err)
-	k, err := kubelet.New(kubelet.Config{Certificate: pair, ClientCAs: suite.Pool(t, w.PKI.Client.CertFile), Dir: t.TempDir()})
-	must.Do(t, err)
+	serving := must.Get(w.PKI.Serving.Issue("kubelet", cluster.Leaf{User: "system:node:harbour", Names: []string{"127.0.0.1"}}))(t)
+	pair := must.Get(tls.LoadX509KeyPair(serving.CertFile, serving.KeyFile))(t)
+	k := must.Get(kubelet.New(kubelet.Config{Certificate: pair, ClientCAs: suite.Pool(t, w.PKI.Client.CertFile), Dir: t.TempDir()}))(t)
 	t.Cleanup(k.Close)
 	must.Do(t, k.Join(t.Context(), w.core, "harbour"))
 	return k
@@ -60,8 +57,7 @@ func testNodes(t *testing.T, w *world) {
 	node, kc := w.newNode(t), w.admin(t)
 	kc.run(t, "create", "namespace", "moorings")
 	kc.run(t, "wait", "--for=create", "--timeout=60s", "-n", "moorings", "serviceaccount/default")
-	container, err := node.Run(t.Context(), w.core, "moorings", "buoy")
-	must.Do(t, err)
+	container := must.Get(node.Run(t.Context(), w.core, "moorings", "buoy"))(t)
 	kc.run(t, "create", "serviceaccount", "diver", "-n", "moorings")
 	kc.run(t, "create", "rolebinding", "divers", "-n", "moorings", "--clusterrole=cluster-admin", "--serviceaccount=moorings:diver")
 	token := strings.TrimSpace(kc.run(t, "create", "token", "diver", "-n", "moorings"))
@@ -129,8 +125,7 @@ func logs(t *testing.T, m mooring) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := m.who.command(ctx, m.kubectl("logs", "buoy", "-f", "--tail=1")...)
-	out, err := cmd.StdoutPipe()
-	must.Do(t, err)
+	out := must.Get(cmd.StdoutPipe())(t)
 	must.Do(t, cmd.Start())
 	lines := bufio.NewReader(out)
 	for i, want := range []string{"third", "fourth", "fifth"} {
@@ -171,8 +166,7 @@ func executeNothing(t *testing.T, m mooring) {
 // terminal sits before a terminal of a chosen size, and the command at the other end must find its
 // own of that size.
 func terminal(t *testing.T, m mooring) {
-	tty, err := kubelet.OpenTerminal()
-	must.Do(t, err)
+	tty := must.Get(kubelet.OpenTerminal())(t)
 	defer tty.Close()
 	must.Do(t, tty.Resize(77, 33))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -229,8 +223,7 @@ func attach(t *testing.T, m mooring) {
 
 // portForward makes several connections at once through one port-forward.
 func portForward(t *testing.T, m mooring) {
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	must.Do(t, err)
+	l := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	go func() { // ends with l
 		for {
@@ -249,8 +242,7 @@ func portForward(t *testing.T, m mooring) {
 	cmd := m.who.command(ctx, m.kubectl("port-forward", "pod/buoy", fmt.Sprintf(":%d", l.Addr().(*net.TCPAddr).Port), "--address=127.0.0.1")...)
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
-	out, err := cmd.StdoutPipe()
-	must.Do(t, err)
+	out := must.Get(cmd.StdoutPipe())(t)
 	must.Do(t, cmd.Start())
 	defer func() { cancel(); _ = cmd.Wait() }()
 	said, err := bufio.NewReader(out).ReadString('\n')

@@ -40,14 +40,12 @@ spec: {group: adrift.example.org, version: v1, groupPriorityMinimum: 100, versio
 func testStatus(t *testing.T, w *world) {
 	rc := w.Cluster.Endpoint().RESTConfig(w.Admin())
 	aggregation, leases := apiregistrationv1client.NewForConfigOrDie(rc), coordinationv1client.NewForConfigOrDie(rc)
-	table, err := registry.New(registry.Config{Client: rc})
-	must.Do(t, err)
+	table := must.Get(registry.New(registry.Config{Client: rc}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 3)
 	go func() { ended <- table.Run(ctx) }()
 	for _, identity := range []string{"one", "two"} {
-		writer, err := status.New(status.Config{Table: table.Table, APIServices: aggregation.APIServices(), Leases: leases, Identity: identity})
-		must.Do(t, err)
+		writer := must.Get(status.New(status.Config{Table: table.Table, APIServices: aggregation.APIServices(), Leases: leases, Identity: identity}))(t)
 		go func() { ended <- writer.Run(ctx) }()
 	}
 	t.Cleanup(func() {

@@ -151,8 +151,7 @@ func testCVE20181002105(t *testing.T, q *quay, c *callers) {
 func smuggle(t *testing.T, q *quay, pair cluster.Pair, first, name string, atOnce bool, status int) {
 	t.Helper()
 	d := tls.Dialer{Config: clientTLS(t, q.server, pair, "http/1.1")}
-	conn, err := d.DialContext(t.Context(), "tcp", strings.TrimPrefix(q.server.URL, "https://"))
-	must.Do(t, err)
+	conn := must.Get(d.DialContext(t.Context(), "tcp", strings.TrimPrefix(q.server.URL, "https://")))(t)
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(30 * time.Second))
 	body := `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"` + name + `"}}`
@@ -162,12 +161,9 @@ func smuggle(t *testing.T, q *quay, pair cluster.Pair, first, name string, atOnc
 	if atOnce {
 		first += second
 	}
-	if _, err := io.WriteString(conn, first); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(io.WriteString(conn, first))(t)
 	r := bufio.NewReader(conn)
-	res, err := http.ReadResponse(r, nil)
-	must.Do(t, err)
+	res := must.Get(http.ReadResponse(r, nil))(t)
 	_, _ = io.Copy(io.Discard, res.Body) // may be cut by the end of the connection
 	_ = res.Body.Close()
 	if res.StatusCode != status {

@@ -53,14 +53,12 @@ func newQuay(t *testing.T, w *world) *quay {
 		RejectWith: http.StatusUnauthorized,
 		Record:     8192, // probes and documents are recorded too, and a case must find its own
 	})}
-	err := q.widgets.Set(
+	must.Do(t, q.widgets.Set(
 		extension.Fault{Kind: extension.Redirect, Path: widgetsPath + "/" + redirecting, Text: "https://127.0.0.1:1/elsewhere"},
 		extension.Fault{Kind: extension.Hang, Path: widgetsPath + "/" + hanging},
-	)
-	must.Do(t, err)
+	))
 	_, port, _ := strings.Cut(q.widgets.Addr(), ":")
-	number, err := strconv.Atoi(port)
-	must.Do(t, err)
+	number := must.Get(strconv.Atoi(port))(t)
 	b := cluster.Backend{Namespace: "widgets", Service: "api", Port: number, CAFile: w.PKI.Serving.CertFile, GroupVersions: []string{widgetsGV}}
 	must.Do(t, w.Register(t.Context(), b))
 	kc := w.admin(t)
@@ -92,8 +90,7 @@ type visit struct {
 // clientTLS trusts e and shows pair whatever authorities the server would like to see.
 func clientTLS(t *testing.T, e cluster.Endpoint, pair cluster.Pair, protos ...string) *tls.Config {
 	t.Helper()
-	c, err := rest.TLSConfigFor(e.RESTConfig(cluster.Credentials{Pair: pair}))
-	must.Do(t, err)
+	c := must.Get(rest.TLSConfigFor(e.RESTConfig(cluster.Credentials{Pair: pair})))(t)
 	c.NextProtos, c.ServerName = protos, "127.0.0.1"
 	return c
 }
@@ -118,8 +115,7 @@ func (v visit) send(t *testing.T, e cluster.Endpoint) reply {
 	if v.body != "" {
 		body = io.NopCloser(strings.NewReader(v.body)) // of unknown length: only then there are trailers
 	}
-	req, err := http.NewRequestWithContext(t.Context(), v.method, e.URL+v.path, body)
-	must.Do(t, err)
+	req := must.Get(http.NewRequestWithContext(t.Context(), v.method, e.URL+v.path, body))(t)
 	maps.Copy(req.Header, v.header)
 	req.Trailer = v.trailer
 	transport := &http.Transport{TLSClientConfig: clientTLS(t, e, v.pair, v.proto), ForceAttemptHTTP2: v.proto == "h2", DisableKeepAlives: true}
@@ -132,8 +128,7 @@ func (v visit) send(t *testing.T, e cluster.Endpoint) reply {
 	if want := map[string]int{"h2": 2, "http/1.1": 1}[v.proto]; res.ProtoMajor != want {
 		t.Fatalf("answered by %s, want %s", res.Proto, v.proto)
 	}
-	data, err := io.ReadAll(res.Body)
-	must.Do(t, err)
+	data := must.Get(io.ReadAll(res.Body))(t)
 	return reply{status: res.StatusCode, header: res.Header, body: data}
 }
 

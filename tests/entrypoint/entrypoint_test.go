@@ -43,15 +43,12 @@ func newWorld(t *testing.T, name string, fairlead string, args ...string) *world
 	dir := suite.Folder(t, "entrypoint-"+name)
 	w := &world{dir: dir, fairlead: fairlead, kubectl: suite.Tool(t, "kubectl"), direct: filepath.Join(dir, "direct.kubeconfig")}
 	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: args})
-	var err error
-	w.core, err = kubernetes.NewForConfig(w.Cluster.Endpoint().RESTConfig(w.Admin()))
-	must.Do(t, err)
+	w.core = must.Get(kubernetes.NewForConfig(w.Cluster.Endpoint().RESTConfig(w.Admin())))(t)
 	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(w.direct, w.Admin()))
 	// The shipped manifests, as docs/operations.md has them put together.
 	folder := filepath.Join(dir, "overlay")
 	must.Do(t, os.Mkdir(folder, 0o755))
-	deploy, err := filepath.Abs("../../deploy")
-	must.Do(t, err)
+	deploy := must.Get(filepath.Abs("../../deploy"))(t)
 	for _, part := range []string{"base", "components", "overlays"} {
 		must.Do(t, os.CopyFS(filepath.Join(dir, "deploy", part), os.DirFS(filepath.Join(deploy, part))))
 	}
@@ -81,11 +78,10 @@ func (w *world) start(t *testing.T, name, address string, args ...string) *clust
 	t.Helper()
 	kubeconfig := filepath.Join(w.dir, name+"-account.kubeconfig")
 	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(kubeconfig, cluster.Credentials{Token: suite.Token(t, w.core, "kube-system", "fairlead")}))
-	front, err := w.StartFairlead(t.Context(), cluster.Fairlead{
+	front := must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{
 		Path: w.fairlead, Name: name, Address: address, Port: port,
 		Args: append([]string{"--kubeconfig=" + kubeconfig, "--publish-kubernetes-endpoints", "--advertise-address=" + address}, args...),
-	})
-	must.Do(t, err)
+	}))(t)
 	return front
 }
 
@@ -103,8 +99,7 @@ func (w *world) publishes(t *testing.T, most time.Duration, addresses ...string)
 	})
 	took := time.Since(begun)
 	// The older kind of object says the same.
-	old, err := w.core.CoreV1().Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
-	must.Do(t, err)
+	old := must.Get(w.core.CoreV1().Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{}))(t)
 	var have []string
 	for _, s := range old.Subsets {
 		for _, a := range s.Addresses {
@@ -123,14 +118,12 @@ func (w *world) podConfig(t *testing.T) *rest.Config {
 	t.Helper()
 	const folder = "/var/run/secrets/kubernetes.io/serviceaccount"
 	must.Do(t, os.MkdirAll(folder, 0o755))
-	ca, err := os.ReadFile(w.PKI.Serving.CertFile)
-	must.Do(t, err)
+	ca := must.Get(os.ReadFile(w.PKI.Serving.CertFile))(t)
 	must.Do(t, os.WriteFile(folder+"/ca.crt", ca, 0o600))
 	must.Do(t, os.WriteFile(folder+"/token", []byte(suite.Token(t, w.core, "default", "pod")), 0o600))
 	t.Setenv("KUBERNETES_SERVICE_HOST", clusterIP)
 	t.Setenv("KUBERNETES_SERVICE_PORT", "443")
-	c, err := rest.InClusterConfig()
-	must.Do(t, err)
+	c := must.Get(rest.InClusterConfig())(t)
 	return c
 }
 
@@ -174,19 +167,16 @@ func testClients(t *testing.T, w *world) {
 	}
 	config := w.podConfig(t)
 	config.QPS = -1
-	pod, err := kubernetes.NewForConfig(config)
-	must.Do(t, err)
+	pod := must.Get(kubernetes.NewForConfig(config))(t)
 	t.Run("a pod's client", func(t *testing.T) {
-		_, err := pod.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "mine"}}, metav1.CreateOptions{})
-		must.Do(t, err)
+		must.Get(pod.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "mine"}}, metav1.CreateOptions{}))(t)
 		scrape := w.admitted(t, one) + w.admitted(t, two)
 		if !regexp.MustCompile(`fairlead_request_total\{.*verb="create".*\} [1-9]`).MatchString(scrape) {
 			t.Errorf("it went past Fairlead:\n%s", scrape)
 		}
 	})
 	t.Run("kube-controller-manager", func(t *testing.T) {
-		_, err := w.StartControllerManager(t.Context(), inCluster)
-		must.Do(t, err)
+		must.Get(w.StartControllerManager(t.Context(), inCluster))(t)
 		through("create", "deployment", "idle", "--image=none", "--replicas=0")
 		suite.Eventually(t, time.Minute, "a ReplicaSet", func() (bool, string) {
 			out := through("get", "replicasets", "-o", "name")
@@ -219,8 +209,7 @@ func testClients(t *testing.T, w *world) {
 		// It promises 12 s; the rest is this machine's.
 		took := w.publishes(t, 15*time.Second, "10.79.0.1")
 		t.Logf("its entry left after %s", took)
-		_, err := pod.CoreV1().ConfigMaps("default").Get(t.Context(), "mine", metav1.GetOptions{})
-		must.Do(t, err)
+		must.Get(pod.CoreV1().ConfigMaps("default").Get(t.Context(), "mine", metav1.GetOptions{}))(t)
 		through("delete", "deployment", "idle", "--cascade=foreground", "--timeout=60s") // kube-controller-manager lives on
 		scrape := w.admitted(t, one)
 		for _, want := range []string{"fairlead_entrypoint_published 1", "fairlead_entrypoint_replicas 1", "fairlead_entrypoint_contested 0", "fairlead_entrypoint_foreign_writes_total 0"} {
@@ -230,8 +219,7 @@ func testClients(t *testing.T, w *world) {
 		}
 	})
 	t.Run("nothing was forbidden", func(t *testing.T) {
-		log, err := os.ReadFile(one.Part.LogFile())
-		must.Do(t, err)
+		log := must.Get(os.ReadFile(one.Part.LogFile()))(t)
 		if strings.Contains(string(log), "forbidden") {
 			t.Errorf("something was:\n%s", log)
 		}
@@ -274,8 +262,7 @@ func testContest(t *testing.T, w *world) {
 		scrape := w.admitted(t, front)
 		return strings.Contains(scrape, "fairlead_entrypoint_contested 1\n"), regexp.MustCompile("(?m)^fairlead_entrypoint.*$").FindString(scrape)
 	})
-	log, err := os.ReadFile(front.Part.LogFile())
-	must.Do(t, err)
+	log := must.Get(os.ReadFile(front.Part.LogFile()))(t)
 	if !strings.Contains(string(log), "--endpoint-reconciler-type=none") {
 		t.Errorf("the log does not say what to do:\n%s", log)
 	}

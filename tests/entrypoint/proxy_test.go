@@ -46,8 +46,7 @@ func endpoints(ctx context.Context, core kubernetes.Interface) ([]netip.AddrPort
 // apiserver directly.
 func serviceProxy(t *testing.T, core kubernetes.Interface) {
 	t.Helper()
-	l, err := net.Listen("tcp", clusterIP+":443")
-	must.Do(t, err)
+	l := must.Get(net.Listen("tcp", clusterIP+":443"))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	t.Cleanup(func() { cancel(); _ = l.Close(); wg.Wait() })

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func TestControl(t *testing.T) {
@@ -22,9 +23,7 @@ func TestControl(t *testing.T) {
 		{Kind: extension.Slow, Path: "/apis", Delay: 1500 * time.Millisecond, Factor: 2},
 		{Kind: extension.Status, Method: "GET", Code: 418, Every: 1, Times: 5},
 	}
-	if err := far.Set(t.Context(), want...); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, far.Set(t.Context(), want...))
 	if diff := cmp.Diff(want, s.Faults()); diff != "" {
 		t.Errorf("faults (-want +got):\n%s", diff)
 	}
@@ -32,17 +31,14 @@ func TestControl(t *testing.T) {
 		t.Error("an unknown kind was taken")
 	}
 	c := client(t, s, "HTTP/2.0", nil)
-	if res, _ := must(t, c, "GET", s.URL()+"/healthz", nil, "X-Remote-User", "jane"); res.StatusCode != 418 {
+	if res, _ := ask(t, c, "GET", s.URL()+"/healthz", nil, "X-Remote-User", "jane"); res.StatusCode != 418 {
 		t.Errorf("status %d", res.StatusCode)
 	}
 	if err := far.Set(t.Context()); err != nil || len(s.Faults()) != 0 {
 		t.Errorf("clearing: %v, %v left", err, s.Faults())
 	}
 	last(t, s)
-	got, err := far.Requests(t.Context(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(far.Requests(t.Context(), 0))(t)
 	if diff := cmp.Diff(s.Requests(0), got); diff != "" || len(got) != 1 || got[0].Header.Get("X-Remote-User") != "jane" {
 		t.Errorf("requests (-here +there):\n%s", diff)
 	}
@@ -58,10 +54,7 @@ func TestControl(t *testing.T) {
 	if err := far.Emit(t.Context(), extension.Event{Group: "none.test"}); err == nil {
 		t.Error("an event for an unknown group was sent")
 	}
-	res, err := http.Get(web.URL + "/ca")
-	if err != nil {
-		t.Fatal(err)
-	}
+	res := must.Get(http.Get(web.URL + "/ca"))(t)
 	defer res.Body.Close()
 	if pem, _ := io.ReadAll(res.Body); string(pem) != string(s.CA.PEM()) {
 		t.Errorf("CA %q", pem)

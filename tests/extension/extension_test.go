@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -66,7 +67,7 @@ func request(ctx context.Context, c *http.Client, method, url string, body io.Re
 	return res, b, err
 }
 
-func must(t *testing.T, c *http.Client, method, url string, body io.Reader, header ...string) (*http.Response, []byte) {
+func ask(t *testing.T, c *http.Client, method, url string, body io.Reader, header ...string) (*http.Response, []byte) {
 	t.Helper()
 	res, b, err := request(t.Context(), c, method, url, body, header...)
 	if err != nil {
@@ -100,7 +101,7 @@ func TestObjects(t *testing.T) {
 			{"GET", "/anything", "", 404, "could not find"},
 		}
 		for _, step := range steps {
-			res, b := must(t, c, step.method, s.URL()+step.path, strings.NewReader(step.body))
+			res, b := ask(t, c, step.method, s.URL()+step.path, strings.NewReader(step.body))
 			if res.StatusCode != step.code || !strings.Contains(string(b), step.want) {
 				t.Errorf("%s %s: %d %.200s, want %d with %s", step.method, step.path, res.StatusCode, b, step.code, step.want)
 			}
@@ -110,11 +111,11 @@ func TestObjects(t *testing.T) {
 
 func TestSizes(t *testing.T) {
 	run(t, extension.Config{}, func(t *testing.T, s *extension.Server, c *http.Client) {
-		_, one := must(t, c, "GET", s.URL()+widgets+"/widget-000", nil)
+		_, one := ask(t, c, "GET", s.URL()+widgets+"/widget-000", nil)
 		if len(one) < 900 || len(one) > 1200 {
 			t.Errorf("an object has %d bytes, want about 1 KB", len(one))
 		}
-		res, all := must(t, c, "GET", s.URL()+"/apis/widgets.example.com/v1/widgets", nil)
+		res, all := ask(t, c, "GET", s.URL()+"/apis/widgets.example.com/v1/widgets", nil)
 		if len(all) < 90_000 || len(all) > 120_000 || res.ContentLength != int64(len(all)) {
 			t.Errorf("a list has %d bytes (%d promised), want about 100 KB", len(all), res.ContentLength)
 		}
@@ -130,10 +131,7 @@ func TestEcho(t *testing.T) {
 		body := bytes.Repeat([]byte("0123456789abcdef"), 3<<20/16)
 		r, _ := http.NewRequestWithContext(t.Context(), "POST", s.URL()+widgets+"/w/echo", io.MultiReader(bytes.NewReader(body)))
 		r.Trailer = http.Header{"X-Check": {"yes"}}
-		res, err := c.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		res := must.Get(c.Do(r))(t)
 		defer res.Body.Close()
 		back, err := io.ReadAll(res.Body)
 		if err != nil || !bytes.Equal(back, body) {
@@ -170,7 +168,7 @@ func TestRecord(t *testing.T) {
 			s := extension.Start(t, extension.Config{})
 			c := client(t, s, proto, pair)
 			target := widgets + "/a%2Fb?b=2&a=%31;x&b=1&%zz"
-			must(t, c, "GET", s.URL()+target, nil, "X-Twice", "one", "X-Twice", "two", "X_Under", "u", "Authorization", "Bearer t")
+			ask(t, c, "GET", s.URL()+target, nil, "X-Twice", "one", "X-Twice", "two", "X_Under", "u", "Authorization", "Bearer t")
 			rec := last(t, s)
 			if rec.Target != target || rec.Proto != proto || rec.Method != "GET" || rec.Host != s.Addr() || rec.Status != 404 {
 				t.Errorf("recorded %+v", rec)
@@ -202,7 +200,7 @@ func TestRecordIsBounded(t *testing.T) {
 	s := extension.Start(t, extension.Config{Record: 3})
 	c := client(t, s, "HTTP/2.0", nil)
 	for range 10 {
-		must(t, c, "GET", s.URL()+"/healthz", nil)
+		ask(t, c, "GET", s.URL()+"/healthz", nil)
 	}
 	if all := s.Requests(0); len(all) != 3 || all[2].Seq != 10 {
 		t.Errorf("%d requests kept, want the last 3: %+v", len(all), all)
@@ -228,11 +226,11 @@ func TestDiscovery(t *testing.T) {
 				{"/openapi/v3/apis/a.test/v1", "", `"test.a.v1.Widget"`},
 			}
 			for _, tt := range tests {
-				res, b := must(t, c, "GET", s.URL()+tt.path, nil, "Accept", tt.accept)
+				res, b := ask(t, c, "GET", s.URL()+tt.path, nil, "Accept", tt.accept)
 				if res.StatusCode != 200 || !json.Valid(b) || !strings.Contains(string(b), tt.want) {
 					t.Errorf("%s: %d %.300s, want %s", tt.path, res.StatusCode, b, tt.want)
 				}
-				res, b = must(t, c, "GET", s.URL()+tt.path, nil, "Accept", tt.accept, "If-None-Match", res.Header.Get("ETag"))
+				res, b = ask(t, c, "GET", s.URL()+tt.path, nil, "Accept", tt.accept, "If-None-Match", res.Header.Get("ETag"))
 				if res.StatusCode != 304 || len(b) != 0 {
 					t.Errorf("%s with its ETag: %d with %d bytes", tt.path, res.StatusCode, len(b))
 				}
@@ -244,10 +242,7 @@ func TestDiscovery(t *testing.T) {
 func TestWatch(t *testing.T) {
 	run(t, extension.Config{Objects: 1}, func(t *testing.T, s *extension.Server, c *http.Client) {
 		r, _ := http.NewRequestWithContext(t.Context(), "GET", s.URL()+widgets+"?watch=true", nil)
-		res, err := c.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		res := must.Get(c.Do(r))(t)
 		defer res.Body.Close()
 		events := json.NewDecoder(res.Body)
 		next := func(want string) {
@@ -261,11 +256,9 @@ func TestWatch(t *testing.T) {
 			}
 		}
 		next("ADDED") // what existed
-		if err := s.Emit(extension.Event{Type: "BOOKMARK", Object: json.RawMessage(`{"a":1}`)}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Emit(extension.Event{Type: "BOOKMARK", Object: json.RawMessage(`{"a":1}`)}))
 		next(`BOOKMARK {"a":1}`)
-		must(t, c, "DELETE", s.URL()+widgets+"/widget-000", nil)
+		ask(t, c, "DELETE", s.URL()+widgets+"/widget-000", nil)
 		next("DELETED")
 		if n := s.Stats().Watchers; n != 1 {
 			t.Errorf("%d watchers", n)
@@ -279,7 +272,7 @@ func TestWatch(t *testing.T) {
 func TestWatchTimeout(t *testing.T) {
 	run(t, extension.Config{}, func(t *testing.T, s *extension.Server, c *http.Client) {
 		begin := time.Now()
-		must(t, c, "GET", s.URL()+widgets+"?watch=1&resourceVersion=5&timeoutSeconds=1", nil)
+		ask(t, c, "GET", s.URL()+widgets+"?watch=1&resourceVersion=5&timeoutSeconds=1", nil)
 		if d := time.Since(begin); d < time.Second || d > 10*time.Second {
 			t.Errorf("the watch ended after %v, want 1s", d)
 		}
@@ -308,7 +301,7 @@ func TestRequestHeaderCA(t *testing.T) {
 				s := extension.Start(t, extension.Config{
 					RequestHeaderCA: front.Pool(), AllowedNames: []string{"front-proxy-client"}, RejectWith: tt.reject,
 				})
-				res, _ := must(t, client(t, s, proto, tt.pair), "GET", s.URL()+widgets, nil)
+				res, _ := ask(t, client(t, s, proto, tt.pair), "GET", s.URL()+widgets, nil)
 				wantUnverified := int64(0)
 				if tt.code != 200 || tt.reject == 0 {
 					wantUnverified = 1
@@ -327,10 +320,7 @@ func TestProtocolsOff(t *testing.T) {
 		want string
 	}{{extension.Config{NoHTTP1: true}, "h2"}, {extension.Config{NoHTTP2: true}, "http/1.1"}} {
 		s := extension.Start(t, tt.cfg)
-		conn, err := (&tls.Dialer{Config: s.TLS()}).DialContext(t.Context(), "tcp", s.Addr())
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := must.Get((&tls.Dialer{Config: s.TLS()}).DialContext(t.Context(), "tcp", s.Addr()))(t)
 		if got := conn.(*tls.Conn).ConnectionState().NegotiatedProtocol; got != tt.want {
 			t.Errorf("negotiated %q, want %q", got, tt.want)
 		}
@@ -356,7 +346,7 @@ func TestWrap(t *testing.T) {
 	}
 	run(t, extension.Config{Wrap: own}, func(t *testing.T, s *extension.Server, c *http.Client) {
 		for path, want := range map[string]string{"/own": "own", "/healthz": "ok"} {
-			if _, body := must(t, c, "GET", s.URL()+path, nil); string(body) != want {
+			if _, body := ask(t, c, "GET", s.URL()+path, nil); string(body) != want {
 				t.Errorf("%s: %q, want %q", path, body, want)
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // outcome is what a client saw.
@@ -66,20 +67,16 @@ func TestRequestFaults(t *testing.T) {
 			if tt.h2 != nil && strings.Contains(t.Name(), "HTTP/2.0") {
 				want = tt.h2
 			}
-			if err := s.Set(tt.fault); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, s.Set(tt.fault))
 			if got := try(t, c, s.URL()+widgets+"/widget-000", patience(tt.fault)); !want(got) {
 				t.Errorf("%s: status %d, body %.100q, error %v", tt.fault.Kind, got.code, got.body, got.err)
 			}
 			if rec := s.Requests(0); len(rec) == 0 || rec[0].Fault != tt.fault.Kind {
 				t.Errorf("recorded %+v", rec)
 			}
-			if err := s.Set(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, s.Set())
 			fresh := client(t, s, "HTTP/2.0", nil) // the fault may have left c's connection in a bad way
-			if res, b := must(t, fresh, "GET", s.URL()+widgets+"/widget-000", nil); res.StatusCode != 200 {
+			if res, b := ask(t, fresh, "GET", s.URL()+widgets+"/widget-000", nil); res.StatusCode != 200 {
 				t.Errorf("after %s: status %d, body %.100q", tt.fault.Kind, res.StatusCode, b)
 			}
 		})
@@ -115,17 +112,15 @@ func TestFaultsOfDiscovery(t *testing.T) {
 	const v2 = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json"
 	for _, code := range []int{0, 403, 406} {
 		run(t, extension.Config{}, func(t *testing.T, s *extension.Server, c *http.Client) {
-			if err := s.Set(extension.Fault{Kind: extension.NoAggregated, Code: code}); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, s.Set(extension.Fault{Kind: extension.NoAggregated, Code: code}))
 			want := code
 			if want == 0 {
 				want = 404
 			}
-			if res, _ := must(t, c, "GET", s.URL()+"/apis", nil, "Accept", v2); res.StatusCode != want {
+			if res, _ := ask(t, c, "GET", s.URL()+"/apis", nil, "Accept", v2); res.StatusCode != want {
 				t.Errorf("aggregated: %d, want %d", res.StatusCode, want)
 			}
-			if res, _ := must(t, c, "GET", s.URL()+"/apis", nil, "Accept", "application/json"); res.StatusCode != 200 {
+			if res, _ := ask(t, c, "GET", s.URL()+"/apis", nil, "Accept", "application/json"); res.StatusCode != 200 {
 				t.Errorf("legacy: %d, want 200", res.StatusCode)
 			}
 		})
@@ -135,14 +130,11 @@ func TestFaultsOfDiscovery(t *testing.T) {
 func TestWhichRequests(t *testing.T) {
 	s := extension.Start(t, extension.Config{})
 	c := client(t, s, "HTTP/2.0", nil)
-	err := s.Set(
+	must.Do(t, s.Set(
 		extension.Fault{Kind: extension.Status, Code: 501, Method: "POST"},
 		extension.Fault{Kind: extension.Status, Code: 502, Path: widgets, Every: 3},
 		extension.Fault{Kind: extension.Status, Code: 503, Path: "/healthz", Times: 2},
-	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	))
 	var got []int
 	for _, r := range []string{
 		"POST " + widgets,
@@ -150,7 +142,7 @@ func TestWhichRequests(t *testing.T) {
 		"GET /healthz", "GET /healthz", "GET /healthz",
 	} {
 		method, path, _ := strings.Cut(r, " ")
-		res, _ := must(t, c, method, s.URL()+path, nil)
+		res, _ := ask(t, c, method, s.URL()+path, nil)
 		got = append(got, res.StatusCode)
 	}
 	want := []int{501, 200, 200, 502, 200, 503, 503, 200}
@@ -185,17 +177,13 @@ func TestConnectionFaults(t *testing.T) {
 	}
 	for _, tt := range tests {
 		run(t, extension.Config{}, func(t *testing.T, s *extension.Server, c *http.Client) {
-			if err := s.Set(extension.Fault{Kind: tt.kind}); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, s.Set(extension.Fault{Kind: tt.kind}))
 			if got := try(t, c, s.URL()+"/healthz", patience(extension.Fault{Kind: tt.kind})); got.err == nil || !strings.Contains(got.err.Error(), tt.want) {
 				t.Errorf("%s: %v, want %s", tt.kind, got.err, tt.want)
 			}
-			if err := s.Set(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, s.Set())
 			c.CloseIdleConnections()
-			if res, _ := must(t, c, "GET", s.URL()+"/healthz", nil); res.StatusCode != 200 {
+			if res, _ := ask(t, c, "GET", s.URL()+"/healthz", nil); res.StatusCode != 200 {
 				t.Errorf("after %s: status %d", tt.kind, res.StatusCode)
 			}
 		})
@@ -217,16 +205,12 @@ func TestOpenConnections(t *testing.T) {
 	}
 	for _, tt := range tests {
 		run(t, extension.Config{}, func(t *testing.T, s *extension.Server, c *http.Client) {
-			must(t, c, "GET", s.URL()+"/healthz", nil)
-			if err := s.Set(extension.Fault{Kind: tt.kind}); err != nil {
-				t.Fatal(err)
-			}
+			ask(t, c, "GET", s.URL()+"/healthz", nil)
+			must.Do(t, s.Set(extension.Fault{Kind: tt.kind}))
 			if got := try(t, c, s.URL()+"/healthz", patience(extension.Fault{Kind: tt.kind})); !tt.want(got.err) {
 				t.Errorf("%s: %v", tt.kind, got.err)
 			}
-			if err := s.Set(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, s.Set())
 			reused := false
 			trace := &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) { reused = i.Reused }}
 			if _, _, err := request(httptrace.WithClientTrace(t.Context(), trace), c, "GET", s.URL()+"/healthz", nil); err != nil {
@@ -242,13 +226,8 @@ func TestOpenConnections(t *testing.T) {
 func TestProtocolFaults(t *testing.T) {
 	s := extension.Start(t, extension.Config{})
 	for kind, want := range map[extension.Kind]string{extension.HTTP1Only: "http/1.1", extension.HTTP2Only: "h2"} {
-		if err := s.Set(extension.Fault{Kind: kind}); err != nil {
-			t.Fatal(err)
-		}
-		conn, err := (&tls.Dialer{Config: s.TLS()}).DialContext(t.Context(), "tcp", s.Addr())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Set(extension.Fault{Kind: kind}))
+		conn := must.Get((&tls.Dialer{Config: s.TLS()}).DialContext(t.Context(), "tcp", s.Addr()))(t)
 		if got := conn.(*tls.Conn).ConnectionState().NegotiatedProtocol; got != want {
 			t.Errorf("%s: negotiated %q, want %q", kind, got, want)
 		}
@@ -260,19 +239,12 @@ func TestProtocolFaults(t *testing.T) {
 func TestPortIsHeld(t *testing.T) {
 	s := extension.Start(t, extension.Config{})
 	for range 20 {
-		if err := s.Set(extension.Fault{Kind: extension.Dead}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Set(extension.Fault{Kind: extension.Dead}))
 		if _, err := net.Dial("tcp", s.Addr()); !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Fatalf("dialling a dead server: %v", err)
 		}
-		if err := s.Set(); err != nil {
-			t.Fatal(err)
-		}
-		c, err := net.Dial("tcp", s.Addr())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Set())
+		c := must.Get(net.Dial("tcp", s.Addr()))(t)
 		c.Close()
 	}
 }
@@ -280,15 +252,11 @@ func TestPortIsHeld(t *testing.T) {
 // What is smuggled behind a refused upgrade arrives as a request of its own, and is seen.
 func TestSecondRequestIsSeen(t *testing.T) {
 	s := extension.Start(t, extension.Config{})
-	if err := s.Set(extension.Fault{Kind: extension.Status, Code: 403, Path: widgets + "/w/exec"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Set(extension.Fault{Kind: extension.Status, Code: 403, Path: widgets + "/w/exec"}))
 	conn := dialH1(t, s)
 	_, _ = io.WriteString(conn, "GET "+widgets+"/w/exec HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n")
 	_, _ = io.WriteString(conn, "GET /healthz HTTP/1.1\r\nHost: x\r\nX-ReMote-User: Admin\r\nConnection: close\r\n\r\n")
-	if _, err := io.ReadAll(conn); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(io.ReadAll(conn))(t)
 	all := s.Requests(0)
 	if len(all) != 2 || all[1].Target != "/healthz" || all[1].Conn != all[0].Conn {
 		t.Fatalf("recorded %+v", all)
@@ -302,10 +270,7 @@ func dialH1(t *testing.T, s *extension.Server) net.Conn {
 	t.Helper()
 	cfg := s.TLS()
 	cfg.NextProtos = []string{"http/1.1"}
-	conn, err := (&tls.Dialer{Config: cfg}).DialContext(t.Context(), "tcp", s.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get((&tls.Dialer{Config: cfg}).DialContext(t.Context(), "tcp", s.Addr()))(t)
 	t.Cleanup(func() { conn.Close() })
 	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
 	return conn

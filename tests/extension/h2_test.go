@@ -16,6 +16,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // frames is a client that writes and reads single frames.
@@ -27,10 +28,7 @@ type frames struct {
 
 func dialH2(t *testing.T, s *extension.Server) *frames {
 	t.Helper()
-	conn, err := (&tls.Dialer{Config: s.TLS()}).DialContext(t.Context(), "tcp", s.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get((&tls.Dialer{Config: s.TLS()}).DialContext(t.Context(), "tcp", s.Addr()))(t)
 	t.Cleanup(func() { conn.Close() })
 	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
 	f := &frames{Framer: http2.NewFramer(conn, conn), t: t, conn: conn.(*tls.Conn)}
@@ -50,9 +48,7 @@ func (f *frames) open(id uint32, end bool, method, path string, more ...hpack.He
 	}, more...) {
 		_ = enc.WriteField(h)
 	}
-	if err := f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: b.Bytes(), EndHeaders: true, EndStream: end}); err != nil {
-		f.t.Fatal(err)
-	}
+	must.Do(f.t, f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: b.Bytes(), EndHeaders: true, EndStream: end}))
 }
 
 // next returns the next frame that is neither SETTINGS nor WINDOW_UPDATE; nil when the connection
@@ -98,9 +94,7 @@ func TestPing(t *testing.T) {
 
 func TestGoAway(t *testing.T) {
 	s := extension.Start(t, extension.Config{})
-	if err := s.Set(extension.Fault{Kind: extension.GoAway, Every: 2}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Set(extension.Fault{Kind: extension.GoAway, Every: 2}))
 	f := dialH2(t, s)
 	f.open(1, true, "GET", "/healthz")
 	f.next() // HEADERS
@@ -122,9 +116,7 @@ func TestGoAway(t *testing.T) {
 // is answered.
 func TestGoAwayOfMany(t *testing.T) {
 	s := extension.Start(t, extension.Config{})
-	if err := s.Set(extension.Fault{Kind: extension.GoAway}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Set(extension.Fault{Kind: extension.GoAway}))
 	f := dialH2(t, s)
 	for id := uint32(1); id < 60; id += 2 {
 		f.open(id, true, "GET", "/healthz")
@@ -148,9 +140,7 @@ func TestGoAwayOfMany(t *testing.T) {
 
 func TestGoAwayUnprocessed(t *testing.T) {
 	s := extension.Start(t, extension.Config{})
-	if err := s.Set(extension.Fault{Kind: extension.GoAwayUnprocessed, Times: 1}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Set(extension.Fault{Kind: extension.GoAwayUnprocessed, Times: 1}))
 	f := dialH2(t, s)
 	f.open(1, true, "GET", "/healthz")
 	if g, ok := f.next().(*http2.GoAwayFrame); !ok || g.LastStreamID != 0 {
@@ -160,10 +150,8 @@ func TestGoAwayUnprocessed(t *testing.T) {
 		t.Errorf("got %v, want the end", rest)
 	}
 	// Go's client retries such a request on another connection.
-	if err := s.Set(extension.Fault{Kind: extension.GoAwayUnprocessed, Times: 1}); err != nil {
-		t.Fatal(err)
-	}
-	if res, _ := must(t, client(t, s, "HTTP/2.0", nil), "GET", s.URL()+"/healthz", nil); res.StatusCode != 200 {
+	must.Do(t, s.Set(extension.Fault{Kind: extension.GoAwayUnprocessed, Times: 1}))
+	if res, _ := ask(t, client(t, s, "HTTP/2.0", nil), "GET", s.URL()+"/healthz", nil); res.StatusCode != 200 {
 		t.Errorf("status %d", res.StatusCode)
 	}
 }
@@ -181,9 +169,7 @@ func TestGoAwayUnprocessedIsTrue(t *testing.T) {
 			next.ServeHTTP(w, r)
 		})
 	}})
-	if err := s.Set(extension.Fault{Kind: extension.GoAwayUnprocessed, Every: 5}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Set(extension.Fault{Kind: extension.GoAwayUnprocessed, Every: 5}))
 	c := client(t, s, "HTTP/2.0", nil)
 	var all sync.WaitGroup
 	for i := range 150 {
@@ -202,9 +188,7 @@ func TestGoAwayUnprocessedIsTrue(t *testing.T) {
 
 func TestBodyAfterReset(t *testing.T) {
 	s := extension.Start(t, extension.Config{})
-	if err := s.Set(extension.Fault{Kind: extension.BodyAfterReset}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Set(extension.Fault{Kind: extension.BodyAfterReset}))
 	f := dialH2(t, s)
 	f.open(1, true, "GET", "/healthz")
 	f.next() // HEADERS
@@ -218,9 +202,7 @@ func TestBodyAfterReset(t *testing.T) {
 
 func TestRefusedStreams(t *testing.T) {
 	s := extension.Start(t, extension.Config{MaxStreams: 1})
-	if err := s.Set(extension.Fault{Kind: extension.Hang}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Set(extension.Fault{Kind: extension.Hang}))
 	f := dialH2(t, s)
 	f.open(1, true, "GET", "/healthz")
 	f.open(3, true, "GET", "/healthz")
@@ -234,9 +216,7 @@ func TestRefusedStreams(t *testing.T) {
 func TestFloods(t *testing.T) {
 	t.Run("window", func(t *testing.T) {
 		s := extension.Start(t, extension.Config{})
-		if err := s.Set(extension.Fault{Kind: extension.Hang}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Set(extension.Fault{Kind: extension.Hang}))
 		f := dialH2(t, s)
 		f.open(1, false, "POST", "/healthz")
 		chunk := make([]byte, 16<<10)

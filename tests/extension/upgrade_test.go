@@ -11,6 +11,7 @@ import (
 	"github.com/moby/spdystream"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func TestWebSocketEcho(t *testing.T) {
@@ -26,9 +27,7 @@ func TestWebSocketEcho(t *testing.T) {
 		t.Errorf("subprotocol %q", got)
 	}
 	for _, want := range []string{"one", strings.Repeat("two", 10_000)} {
-		if err := ws.WriteMessage(websocket.BinaryMessage, []byte(want)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, ws.WriteMessage(websocket.BinaryMessage, []byte(want)))
 		kind, got, err := ws.ReadMessage()
 		if err != nil || kind != websocket.BinaryMessage || string(got) != want {
 			t.Fatalf("message %d %.20q: %v", kind, got, err)
@@ -56,19 +55,11 @@ func TestSPDYEcho(t *testing.T) {
 	if r.Buffered() > 0 {
 		t.Fatal("bytes behind the 101")
 	}
-	spdy, err := spdystream.NewConnection(conn, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spdy := must.Get(spdystream.NewConnection(conn, false))(t)
 	go spdy.Serve(spdystream.NoOpStreamHandler) // ends with conn
 	for range 3 {
-		stream, err := spdy.CreateStream(http.Header{"Streamtype": {"stdin"}}, nil, false)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := stream.Wait(); err != nil {
-			t.Fatal(err)
-		}
+		stream := must.Get(spdy.CreateStream(http.Header{"Streamtype": {"stdin"}}, nil, false))(t)
+		must.Do(t, stream.Wait())
 		_, _ = io.WriteString(stream, "hello")
 		_ = stream.Close()
 		if got, err := io.ReadAll(stream); err != nil || string(got) != "hello" {
@@ -100,9 +91,7 @@ func TestRawEcho(t *testing.T) {
 // Bytes behind a 101 that nobody asked for are reported.
 func TestBytesAfterUnasked101(t *testing.T) {
 	s := extension.Start(t, extension.Config{})
-	if err := s.Set(extension.Fault{Kind: extension.Unasked101, Text: "something-else"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Set(extension.Fault{Kind: extension.Unasked101, Text: "something-else"}))
 	conn := dialH1(t, s)
 	_, _ = io.WriteString(conn, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
 	res, err := http.ReadResponse(bufio.NewReader(conn), nil)

@@ -151,8 +151,7 @@ func (w *world) openLists(t *testing.T, d *door, path string) []*http.Response {
 	c.Transport.(*http.Transport).HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerStream: 64 << 10}
 	var list []*http.Response
 	for range 6 {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, d.Endpoint.URL+path, nil)
-		must.Do(t, err)
+		req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, d.Endpoint.URL+path, nil))(t)
 		res, err := c.Do(req)
 		if err != nil || res.StatusCode != http.StatusOK {
 			t.Fatalf("asking for a list: %v %v", res, err)
@@ -169,8 +168,7 @@ func (w *world) ask(t *testing.T, d *door) (end func()) {
 	kubectl := suite.Tool(t, "kubectl")
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	must.Do(t, d.Endpoint.WriteKubeconfig(kubeconfig, w.Admin()))
-	client, err := kubernetes.NewForConfig(d.Endpoint.RESTConfig(w.Admin()))
-	must.Do(t, err)
+	client := must.Get(kubernetes.NewForConfig(d.Endpoint.RESTConfig(w.Admin())))(t)
 	cache := t.TempDir()
 	ctx, cancel := context.WithCancel(t.Context())
 	var asking sync.WaitGroup

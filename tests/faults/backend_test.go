@@ -84,8 +84,7 @@ func (b *backend) start(t *testing.T, h *host) *process {
 	t.Helper()
 	control := net.JoinHostPort(h.address, "9000")
 	p := &process{host: h, control: &extension.Client{URL: "http://" + control}}
-	var err error
-	p.Part, err = b.w.Run(t.Context(), cluster.Command{
+	p.Part = must.Get(b.w.Run(t.Context(), cluster.Command{
 		Name: b.w.name("extension"), Path: "/bin/sh",
 		// The shell finds ip, which is not in the same folder everywhere; both replace themselves.
 		Args: []string{
@@ -95,8 +94,7 @@ func (b *backend) start(t *testing.T, h *host) *process {
 			"-requestheader-client-ca-file=" + b.w.PKI.FrontProxy.CertFile, "-requestheader-allowed-names=front-proxy-client",
 		},
 		Ready: accepts(p.addr()),
-	})
-	must.Do(t, err)
+	}))(t)
 	t.Cleanup(p.Kill)
 	return p
 }
@@ -122,9 +120,7 @@ func (b *backend) register(t *testing.T, addresses ...string) {
 	service := &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{
 		ClusterIP: corev1.ClusterIPNone, Ports: []corev1.ServicePort{{Name: "https", Port: 443}},
 	}}
-	if _, err := b.w.core.CoreV1().Services(namespace).Create(t.Context(), service, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(b.w.core.CoreV1().Services(namespace).Create(t.Context(), service, metav1.CreateOptions{}))(t)
 	b.slice = &discoveryv1.EndpointSlice{
 		ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4,
 		Ports: []discoveryv1.EndpointPort{{Name: new("https"), Port: new(int32(port))}},
@@ -132,12 +128,8 @@ func (b *backend) register(t *testing.T, addresses ...string) {
 	for _, a := range addresses {
 		b.slice.Endpoints = append(b.slice.Endpoints, ready(a))
 	}
-	var err error
-	b.slice, err = b.w.core.DiscoveryV1().EndpointSlices(namespace).Create(t.Context(), b.slice, metav1.CreateOptions{})
-	must.Do(t, err)
-	if _, err := b.w.groups.ApiregistrationV1().APIServices().Create(t.Context(), b.object(b.group), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	b.slice = must.Get(b.w.core.DiscoveryV1().EndpointSlices(namespace).Create(t.Context(), b.slice, metav1.CreateOptions{}))(t)
+	must.Get(b.w.groups.ApiregistrationV1().APIServices().Create(t.Context(), b.object(b.group), metav1.CreateOptions{}))(t)
 	t.Cleanup(func() {
 		_ = b.w.groups.ApiregistrationV1().APIServices().Delete(context.WithoutCancel(t.Context()), b.apiService(), metav1.DeleteOptions{})
 	})
@@ -166,9 +158,7 @@ func ready(address string) discoveryv1.Endpoint {
 func (b *backend) update(t *testing.T, change func(*discoveryv1.EndpointSlice)) {
 	t.Helper()
 	change(b.slice)
-	var err error
-	b.slice, err = b.w.core.DiscoveryV1().EndpointSlices(namespace).Update(t.Context(), b.slice, metav1.UpdateOptions{})
-	must.Do(t, err)
+	b.slice = must.Get(b.w.core.DiscoveryV1().EndpointSlices(namespace).Update(t.Context(), b.slice, metav1.UpdateOptions{}))(t)
 }
 
 // unavailable is the metric of the APIService's verdict.

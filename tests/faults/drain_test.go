@@ -99,8 +99,7 @@ const probeEvery = 200 * time.Millisecond
 
 func newBalancer(t *testing.T, doors ...*door) *balancer {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.Do(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	lb := &balancer{l: l, doors: [2]*door(doors)}
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup

@@ -113,8 +113,7 @@ func (p *connectProxy) count(address string) int {
 // listen serves until the test ends, and returns its address.
 func (p *connectProxy) listen(t *testing.T, network, address string, secure *tls.Config) string {
 	t.Helper()
-	l, err := net.Listen(network, address)
-	must.Do(t, err)
+	l := must.Get(net.Listen(network, address))(t)
 	if secure != nil {
 		l = tls.NewListener(l, secure)
 	}

@@ -78,8 +78,7 @@ func testLeftovers(t *testing.T, d *door) {
 	}
 	t.Logf("before %+v, after %+v", before, after)
 	if !ok() {
-		stacks, err := d.get(t.Context(), "/debug/pprof/goroutine?debug=1")
-		must.Do(t, err)
+		stacks := must.Get(d.get(t.Context(), "/debug/pprof/goroutine?debug=1"))(t)
 		t.Errorf("before %+v, after %+v\n%.600s", before, after, stacks)
 	}
 }
@@ -95,8 +94,7 @@ type holding struct {
 // holds counts. The connections of the backend's own APIService are among them, before and after.
 func (d *door) holds(t *testing.T, servers []*extension.Server) holding {
 	t.Helper()
-	text, err := d.get(t.Context(), "/metrics")
-	must.Do(t, err)
+	text := must.Get(d.get(t.Context(), "/metrics"))(t)
 	s := parse(text)
 	h := holding{goroutines: int(s["go_goroutines"]), files: int(s["process_open_fds"])}
 	for _, x := range servers {

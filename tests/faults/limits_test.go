@@ -55,8 +55,7 @@ func testLimits(t *testing.T, d *door) {
 	full := func(t *testing.T, method string, b *backend) {
 		t.Helper()
 		eventually(t, longest, "full", func() bool {
-			req, err := http.NewRequestWithContext(ctx, method, x.Endpoint.URL+b.widgets(), nil)
-			must.Do(t, err)
+			req := must.Get(http.NewRequestWithContext(ctx, method, x.Endpoint.URL+b.widgets(), nil))(t)
 			answered := make(chan *http.Response, 1)
 			flying.Go(func() {
 				if res, err := c.Do(req); err == nil {
@@ -81,8 +80,7 @@ func testLimits(t *testing.T, d *door) {
 		full(t, http.MethodGet, slow[2])
 	})
 	t.Run("the local apiserver has no limit of ours", func(t *testing.T) {
-		res, err := c.Get(x.Endpoint.URL + "/api/v1/namespaces/default")
-		must.Do(t, err)
+		res := must.Get(c.Get(x.Endpoint.URL + "/api/v1/namespaces/default"))(t)
 		res.Body.Close()
 		if res.StatusCode != http.StatusOK {
 			t.Errorf("%s, want 200", res.Status)

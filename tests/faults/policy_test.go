@@ -65,9 +65,7 @@ func (b *backend) annotate(t *testing.T, name, value string) {
 	if value == "" {
 		patch = fmt.Sprintf(`{"metadata":{"annotations":{"fairlead.dev/%s":null}}}`, name)
 	}
-	if _, err := b.w.groups.ApiregistrationV1().APIServices().Patch(t.Context(), b.apiService(), types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(b.w.groups.ApiregistrationV1().APIServices().Patch(t.Context(), b.apiService(), types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
 }
 
 func (p *policed) set(t *testing.T, faults ...extension.Fault) {
@@ -78,10 +76,8 @@ func (p *policed) set(t *testing.T, faults ...extension.Fault) {
 // get asks below the objects' path.
 func (p *policed) get(t *testing.T, path string) (int, string) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, p.d.Endpoint.URL+p.widgets()+path, nil)
-	must.Do(t, err)
-	res, err := p.client.Do(req)
-	must.Do(t, err)
+	req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, p.d.Endpoint.URL+p.widgets()+path, nil))(t)
+	res := must.Get(p.client.Do(req))(t)
 	defer res.Body.Close()
 	body, _ := io.ReadAll(io.LimitReader(res.Body, 1<<10))
 	return res.StatusCode, string(body)
@@ -143,8 +139,7 @@ func (p *policed) hold(t *testing.T, path string) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	t.Cleanup(func() { cancel(); <-ended })
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.d.Endpoint.URL+p.widgets()+path, nil)
-	must.Do(t, err)
+	req := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, p.d.Endpoint.URL+p.widgets()+path, nil))(t)
 	go func() {
 		defer close(ended)
 		res, err := p.d.w.client().Do(req)
@@ -221,8 +216,7 @@ func badAnnotations(t *testing.T, p *policed) {
 	p.annotate(t, "request-timeout", "soon")
 	p.annotate(t, "max-inflght", "1")
 	eventually(t, longest, "reported", func() bool {
-		text, err := p.d.get(t.Context(), "/status")
-		must.Do(t, err)
+		text := must.Get(p.d.get(t.Context(), "/status"))(t)
 		return strings.Contains(text, "fairlead.dev/request-timeout: \\\"soon\\\" is not a duration") && strings.Contains(text, "fairlead.dev/max-inflght: unknown name")
 	})
 	if code, text := p.get(t, "/widget-001"); code != 200 {
@@ -242,10 +236,8 @@ func pingTimeout(t *testing.T, d *door) {
 	ask(t, client, d.Endpoint.URL+b.widgets()) // a connection with the default
 	b.annotate(t, "ping-timeout", ping.String())
 	pause(t, time.Second)
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, d.Endpoint.URL+b.widgets()+"?watch=1&resourceVersion=1", nil)
-	must.Do(t, err)
-	res, err := client.Do(req)
-	must.Do(t, err)
+	req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, d.Endpoint.URL+b.widgets()+"?watch=1&resourceVersion=1", nil))(t)
+	res := must.Get(client.Do(req))(t)
 	defer res.Body.Close()
 	var ended atomic.Bool
 	over := make(chan error, 1)

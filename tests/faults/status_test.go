@@ -53,9 +53,7 @@ func testStatus(t *testing.T, d *door) {
 		pause(t, time.Second) // until the write is counted, and the count read
 		before := x.scrape()[statusWrites]
 		annotate := fmt.Sprintf(`{"metadata":{"annotations":{"example.com/at":%q}}}`, time.Now())
-		if _, err := d.w.groups.ApiregistrationV1().APIServices().Patch(t.Context(), b.apiService(), types.MergePatchType, []byte(annotate), metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(d.w.groups.ApiregistrationV1().APIServices().Patch(t.Context(), b.apiService(), types.MergePatchType, []byte(annotate), metav1.PatchOptions{}))(t)
 		pause(t, 3*time.Second) // longer than the least time between two writes
 		if n := x.scrape()[statusWrites] - before; n != 0 {
 			t.Errorf("%v writes while no verdict changed", n)
@@ -75,8 +73,7 @@ func testStatus(t *testing.T, d *door) {
 	if n := x.scrape()[statusFails]; n > 0 {
 		t.Errorf("%v writes failed", n)
 	}
-	log, err := os.ReadFile(x.Part.LogFile())
-	must.Do(t, err)
+	log := must.Get(os.ReadFile(x.Part.LogFile()))(t)
 	if strings.Contains(string(log), "forbidden") {
 		t.Errorf("the shipped rights do not suffice:\n%s", x.Part.Tail())
 	}
@@ -85,8 +82,7 @@ func testStatus(t *testing.T, d *door) {
 // written is the status of the condition that Fairlead writes. Empty: there is none.
 func (b *backend) written(t *testing.T) string {
 	t.Helper()
-	object, err := b.w.groups.ApiregistrationV1().APIServices().Get(t.Context(), b.apiService(), metav1.GetOptions{})
-	must.Do(t, err)
+	object := must.Get(b.w.groups.ApiregistrationV1().APIServices().Get(t.Context(), b.apiService(), metav1.GetOptions{}))(t)
 	for _, c := range object.Status.Conditions {
 		if c.Type == "fairlead.dev/Available" {
 			return string(c.Status)
@@ -99,8 +95,7 @@ func (b *backend) written(t *testing.T) string {
 // they are about.
 func (w *world) shippedAccount(t *testing.T, manifests ...string) string {
 	t.Helper()
-	kubectl, err := tools.Path(t.Context(), tools.Config{Progress: os.Stderr}, "kubectl")
-	must.Do(t, err)
+	kubectl := must.Get(tools.Path(t.Context(), tools.Config{Progress: os.Stderr}, "kubectl"))(t)
 	admin, file := filepath.Join(t.TempDir(), "admin"), filepath.Join(t.TempDir(), "fairlead")
 	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(admin, w.Admin()))
 	for _, m := range manifests {
@@ -119,7 +114,5 @@ func (w *world) shippedAccount(t *testing.T, manifests ...string) string {
 func (w *world) stealLease(t *testing.T) {
 	t.Helper()
 	patch := fmt.Sprintf(`{"spec":{"holderIdentity":"a thief","leaseDurationSeconds":20,"renewTime":%q}}`, time.Now().UTC().Format("2006-01-02T15:04:05.000000Z"))
-	if _, err := w.core.CoordinationV1().Leases("kube-system").Patch(t.Context(), "fairlead-status", types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.core.CoordinationV1().Leases("kube-system").Patch(t.Context(), "fairlead-status", types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
 }

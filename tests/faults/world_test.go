@@ -61,8 +61,7 @@ func newWorld(t *testing.T) *world {
 	must.Do(t, errors.Join(err1, err2, err3))
 	w.fronts = suite.Pool(t, w.PKI.FrontProxy.CertFile)
 	w.admin = suite.TLS(t, w.Endpoint(), w.Admin())
-	_, err := w.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
-	must.Do(t, err)
+	must.Get(w.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}))(t)
 	return w
 }
 

@@ -119,8 +119,7 @@ func longChain(t *testing.T) *tls.Certificate {
 	const intermediates = 15
 	subject := pkix.Name{CommonName: "intermediate"}
 	newKey := func() *ecdsa.PrivateKey {
-		key, err := ecdsa.GenerateKey(elliptic.P521(), rand.Reader)
-		must.Do(t, err)
+		key := must.Get(ecdsa.GenerateKey(elliptic.P521(), rand.Reader))(t)
 		return key
 	}
 	sign := func(name pkix.Name, ca bool, key, parent *ecdsa.PrivateKey) []byte {
@@ -128,8 +127,7 @@ func longChain(t *testing.T) *tls.Certificate {
 			SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: name, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 			IsCA: ca, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 		}
-		der, err := x509.CreateCertificate(rand.Reader, c, &x509.Certificate{Subject: subject}, key.Public(), parent)
-		must.Do(t, err)
+		der := must.Get(x509.CreateCertificate(rand.Reader, c, &x509.Certificate{Subject: subject}, key.Public(), parent))(t)
 		return der
 	}
 	parent, leaf := newKey(), newKey()

@@ -106,8 +106,7 @@ func (d *door) taste(t *testing.T, c *http.Client, path string) int {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+d.Front+path, nil)
-	must.Do(t, err)
+	r := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "https://"+d.Front+path, nil))(t)
 	res, err := c.Do(r)
 	if err != nil {
 		if ctx.Err() != nil {

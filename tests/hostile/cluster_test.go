@@ -54,14 +54,13 @@ func newHarbour(t *testing.T, w *world, impersonates bool) *harbour {
 	if impersonates {
 		args = append(args, "--local-identity=impersonate", "--kubeconfig="+h.ownAccount(t, t.TempDir()))
 	}
-	var err error
-	h.front, err = c.StartFairlead(t.Context(), cluster.Fairlead{Path: w.bin, Args: args})
-	must.Do(t, err)
+	h.front = must.Get(c.StartFairlead(t.Context(), cluster.Fairlead{Path: w.bin, Args: args}))(t)
 	h.remote = extension.Start(t, extension.Config{
 		GroupVersions: []string{"mirror.example.com/v1"}, CA: c.PKI.Serving.CA, Names: []string{"mirror.apps.svc"}, RequestHeaderCA: c.PKI.FrontProxy.CA.Pool(), RejectWith: http.StatusUnauthorized, Record: 64,
 	})
-	err = c.Register(t.Context(), cluster.Backend{Namespace: "apps", Service: "mirror", Port: h.remote.Port(), CAFile: c.PKI.Serving.CertFile, GroupVersions: []string{"mirror.example.com/v1"}})
-	must.Do(t, err)
+	must.Do(t, c.Register(t.Context(), cluster.Backend{
+		Namespace: "apps", Service: "mirror", Port: h.remote.Port(), CAFile: c.PKI.Serving.CertFile, GroupVersions: []string{"mirror.example.com/v1"},
+	}))
 	h.await(t, "mirror.example.com/v1")
 	return h
 }
@@ -81,8 +80,7 @@ func (h *harbour) await(t *testing.T, groupVersion string) {
 // roles lets everybody who is authenticated use the mirror, and nobody read documents.
 func (h *harbour) roles(t *testing.T) {
 	t.Helper()
-	core, err := kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin()))
-	must.Do(t, err)
+	core := must.Get(kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin())))(t)
 	rbac := core.RbacV1()
 	for _, name := range []string{"system:discovery", "system:public-info-viewer"} {
 		must.Do(t, rbac.ClusterRoleBindings().Delete(t.Context(), name, metav1.DeleteOptions{}))
@@ -104,8 +102,7 @@ func (h *harbour) roles(t *testing.T) {
 // 0027, and returns its kubeconfig: a plugin gives one of two tokens, each for a second.
 func (h *harbour) ownAccount(t *testing.T, dir string) string {
 	t.Helper()
-	core, err := kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin()))
-	must.Do(t, err)
+	core := must.Get(kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin())))(t)
 	rule := func(group, resources string, verbs ...string) rbacv1.PolicyRule {
 		return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: strings.Split(resources, ","), Verbs: verbs}
 	}
@@ -129,8 +126,7 @@ echo '{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","s
 `, tokens[0], tokens[1])
 	err3 := os.WriteFile(plugin, []byte(script), 0o700)
 	must.Do(t, errors.Join(err1, err2, err3, h.Endpoint().WriteKubeconfig(file, cluster.Credentials{})))
-	kubeconfig, err := clientcmd.LoadFromFile(file)
-	must.Do(t, err)
+	kubeconfig := must.Get(clientcmd.LoadFromFile(file))(t)
 	for _, user := range kubeconfig.AuthInfos {
 		user.Exec = &clientcmdapi.ExecConfig{APIVersion: "client.authentication.k8s.io/v1", Command: plugin, InteractiveMode: clientcmdapi.NeverExecInteractiveMode}
 	}

@@ -15,8 +15,7 @@ import (
 
 // testConformance runs h2spec against both ports, as somebody without credentials.
 func testConformance(t *testing.T, w *world) {
-	h2spec, err := tools.Path(t.Context(), tools.Config{Progress: os.Stderr}, "h2spec")
-	must.Do(t, err)
+	h2spec := must.Get(tools.Path(t.Context(), tools.Config{Progress: os.Stderr}, "h2spec"))(t)
 	d := w.open(t)
 	for name, address := range map[string]string{"front": d.Front, "admin": d.Admin} {
 		t.Run(name, func(t *testing.T) {

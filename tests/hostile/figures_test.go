@@ -49,8 +49,7 @@ func (d *door) forgetPeak(t *testing.T) {
 // cpu is the processor time that the process has used.
 func (d *door) cpu(t *testing.T) time.Duration {
 	t.Helper()
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.Process.Pid))
-	must.Do(t, err)
+	stat := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.Process.Pid)))(t)
 	_, rest, _ := strings.Cut(string(stat), ") ")
 	f := strings.Fields(rest)
 	user, err1 := strconv.Atoi(f[11])
@@ -64,8 +63,7 @@ func (d *door) cpu(t *testing.T) time.Duration {
 // descriptors is how many files and sockets the process has open.
 func (d *door) descriptors(t *testing.T) int {
 	t.Helper()
-	list, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", d.Process.Pid))
-	must.Do(t, err)
+	list := must.Get(filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", d.Process.Pid)))(t)
 	return len(list)
 }
 

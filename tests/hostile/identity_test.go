@@ -185,8 +185,7 @@ type visitor struct {
 
 func (v *visitor) ask(t *testing.T, method, url, body string) (int, string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
-	must.Do(t, err)
+	r := must.Get(http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body)))(t)
 	for i := 0; i < len(v.header); i += 2 {
 		r.Header[v.header[i]] = append(r.Header[v.header[i]], v.header[i+1]) // not Add: names are sent as they are spelled
 	}
@@ -195,8 +194,7 @@ func (v *visitor) ask(t *testing.T, method, url, body string) (int, string) {
 		return 0, err.Error()
 	}
 	defer res.Body.Close()
-	b, err := io.ReadAll(res.Body)
-	must.Do(t, err)
+	b := must.Get(io.ReadAll(res.Body))(t)
 	return res.StatusCode, string(b)
 }
 
@@ -313,8 +311,7 @@ func (h *harbour) upgrade(t *testing.T, p *passport, path string) (int, string) 
 	t.Helper()
 	c := h.tls(p.pair)
 	c.NextProtos = []string{"http/1.1"}
-	conn, err := (&tls.Dialer{Config: c}).DialContext(t.Context(), "tcp", host(h.front.Endpoint))
-	must.Do(t, err)
+	conn := must.Get((&tls.Dialer{Config: c}).DialContext(t.Context(), "tcp", host(h.front.Endpoint)))(t)
 	defer conn.Close()
 	must.Do(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
 	var text strings.Builder
@@ -330,9 +327,7 @@ func (h *harbour) upgrade(t *testing.T, p *passport, path string) (int, string) 
 		text.WriteString("Sec-WebSocket-Protocol: v4.channel.k8s.io\r\n")
 	}
 	text.WriteString("\r\n")
-	if _, err := io.WriteString(conn, text.String()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(io.WriteString(conn, text.String()))(t)
 	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
 		return 0, err.Error()
@@ -341,7 +336,6 @@ func (h *harbour) upgrade(t *testing.T, p *passport, path string) (int, string) 
 	if res.StatusCode == http.StatusSwitchingProtocols {
 		return res.StatusCode, ""
 	}
-	body, err := io.ReadAll(io.LimitReader(res.Body, 4096))
-	must.Do(t, err)
+	body := must.Get(io.ReadAll(io.LimitReader(res.Body, 4096)))(t)
 	return res.StatusCode, string(body)
 }

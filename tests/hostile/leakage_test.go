@@ -43,8 +43,7 @@ func saying(user, target, body string, size int) string {
 // startEcho registers a backend whose every answer tells its caller.
 func (h *harbour) startEcho(t *testing.T) {
 	t.Helper()
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	must.Do(t, err)
+	l := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	port := l.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // it is one
 	srv := &http.Server{
 		ReadHeaderTimeout: time.Minute,
@@ -65,8 +64,9 @@ func (h *harbour) startEcho(t *testing.T) {
 	served := make(chan error, 1)
 	go func() { served <- srv.ServeTLS(l, "", "") }()
 	t.Cleanup(func() { _ = srv.Close(); <-served })
-	err = h.Register(t.Context(), cluster.Backend{Namespace: "apps", Service: "echo", Port: port, CAFile: h.PKI.Serving.CertFile, GroupVersions: []string{"echo.example.com/v1"}})
-	must.Do(t, err)
+	must.Do(t, h.Register(t.Context(), cluster.Backend{
+		Namespace: "apps", Service: "echo", Port: port, CAFile: h.PKI.Serving.CertFile, GroupVersions: []string{"echo.example.com/v1"},
+	}))
 }
 
 // caller is one of many on a connection.

@@ -28,10 +28,9 @@ func testManyStreams(t *testing.T, d *door) {
 	used, begun := d.cpu(t), time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), most)
 	defer cancel()
-	l, err := load.Start(ctx, load.Config{
+	l := must.Get(load.Start(ctx, load.Config{
 		Address: d.Front, TLS: d.w.as("busy"), Streams: 100, Next: func(int, int) load.Request { return load.Request{Path: target + "/widget-001"} },
-	})
-	must.Do(t, err)
+	}))(t)
 	defer l.Close()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -83,8 +82,7 @@ func (d *door) idle(t *testing.T, as *tls.Config) io.Closer {
 	w, err := connect(t.Context(), d.Front, as, true)
 	must.Do(t, err)
 	_, err = w.ask("GET", "/readyz", true)
-	err = errors.Join(err, w.flush())
-	must.Do(t, err)
+	must.Do(t, errors.Join(err, w.flush()))
 	for ctx := t.Context(); w.ended.Load() == 0 && ctx.Err() == nil; {
 		pause(t, 200*time.Microsecond)
 	}

@@ -194,8 +194,7 @@ func (d *door) burst(t *testing.T, n int, mark string) {
 // lines counts those of an access log that mention a mark, and those that are not JSON.
 func lines(t *testing.T, file, mark string) (n, bad int) {
 	t.Helper()
-	f, err := os.Open(file)
-	must.Do(t, err)
+	f := must.Get(os.Open(file))(t)
 	defer f.Close()
 	for in := bufio.NewScanner(f); in.Scan(); {
 		if !json.Valid(in.Bytes()) {
@@ -263,8 +262,7 @@ func testStopped(t *testing.T, w *world) {
 // watch counts what a watch of the innocents' API brings.
 func (d *door) watch(t *testing.T, c *http.Client, ended chan<- error) *atomic.Int64 {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+d.Front+others+"?watch=true", nil)
-	must.Do(t, err)
+	r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+d.Front+others+"?watch=true", nil))(t)
 	res, err := c.Do(r)
 	if err != nil || res.StatusCode != http.StatusOK {
 		t.Fatalf("watching: %v, %v", res, err)

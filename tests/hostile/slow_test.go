@@ -177,8 +177,7 @@ func (d *door) asksFrames(t *testing.T, n int) net.Conn {
 			_, err = w.ask("GET", target, true)
 		}
 	}
-	err = errors.Join(err, w.flush())
-	must.Do(t, err)
+	must.Do(t, errors.Join(err, w.flush()))
 	return w.tls.NetConn()
 }
 
@@ -186,8 +185,6 @@ func (d *door) asksFrames(t *testing.T, n int) net.Conn {
 func (d *door) asksLines(t *testing.T, n int) net.Conn {
 	t.Helper()
 	conn := d.rawBy(t, "reader", deaf())
-	if _, err := io.WriteString(conn, strings.Repeat("GET "+target+" HTTP/1.1\r\nHost: x\r\n\r\n", n)); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(io.WriteString(conn, strings.Repeat("GET "+target+" HTTP/1.1\r\nHost: x\r\n\r\n", n)))(t)
 	return conn.NetConn()
 }

@@ -134,8 +134,7 @@ func (d *door) rawBy(t *testing.T, user string, dialer *net.Dialer) *tls.Conn {
 	t.Helper()
 	c := d.w.as(user)
 	c.NextProtos = []string{"http/1.1"}
-	conn, err := (&tls.Dialer{NetDialer: dialer, Config: c}).DialContext(t.Context(), "tcp", d.Front)
-	must.Do(t, err)
+	conn := must.Get((&tls.Dialer{NetDialer: dialer, Config: c}).DialContext(t.Context(), "tcp", d.Front))(t)
 	t.Cleanup(func() { _ = conn.Close() })
 	must.Do(t, conn.SetDeadline(time.Now().Add(20*time.Second)))
 	return conn.(*tls.Conn) //nolint:forcetypeassert // a tls.Dialer makes no other

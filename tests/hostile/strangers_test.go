@@ -52,29 +52,24 @@ func TestStrangers(t *testing.T) {
 
 func (h *harbour) accounts(t *testing.T) typed.ServiceAccountInterface {
 	t.Helper()
-	core, err := kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin()))
-	must.Do(t, err)
+	core := must.Get(kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin())))(t)
 	return core.CoreV1().ServiceAccounts("default")
 }
 
 // account makes the one whose tokens mint gives: no controller manager runs here.
 func (h *harbour) account(t *testing.T) {
 	t.Helper()
-	if _, err := h.accounts(t).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "robot"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.accounts(t).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "robot"}}, metav1.CreateOptions{}))(t)
 }
 
 // publish lets everybody read /readyz and /version again, which newHarbour forbids.
 func (h *harbour) publish(t *testing.T) {
 	t.Helper()
-	core, err := kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin()))
-	must.Do(t, err)
-	_, err = core.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+	core := must.Get(kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin())))(t)
+	must.Get(core.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "public"}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "system:public-info-viewer"},
 		Subjects: []rbacv1.Subject{{Kind: "Group", Name: "system:authenticated"}, {Kind: "Group", Name: "system:unauthenticated"}},
-	}, metav1.CreateOptions{})
-	must.Do(t, err)
+	}, metav1.CreateOptions{}))(t)
 }
 
 // mint makes tokens that nobody has seen.
@@ -142,8 +137,7 @@ type siege struct {
 
 func (s *siege) run(t *testing.T) {
 	t.Helper()
-	process, err := os.FindProcess(s.h.front.Part.PID())
-	must.Do(t, err)
+	process := must.Get(os.FindProcess(s.h.front.Part.PID()))(t)
 	d := &door{Door: &alone.Door{Process: process}}
 	s.url, s.wrong = s.h.front.Endpoint.URL+remotePath+"/widget-001", map[string]int{}
 	c := s.client("h2", s.h.tls(s.h.PKI.Client.CA.Issue(pki.Leaf{CommonName: "innocent"})))
@@ -202,11 +196,9 @@ func (s *siege) window(t *testing.T, c *http.Client) (served int, worst time.Dur
 // proc_stat(5)).
 func stolen(t *testing.T) time.Duration {
 	t.Helper()
-	stat, err := os.ReadFile("/proc/stat")
-	must.Do(t, err)
+	stat := must.Get(os.ReadFile("/proc/stat"))(t)
 	all, _, _ := strings.Cut(string(stat), "\n")
-	ticks, err := strconv.Atoi(strings.Fields(all)[8])
-	must.Do(t, err)
+	ticks := must.Get(strconv.Atoi(strings.Fields(all)[8]))(t)
 	return time.Duration(ticks) * 10 * time.Millisecond // USER_HZ is 100
 }
 

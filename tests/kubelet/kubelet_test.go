@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 	utilexec "k8s.io/client-go/util/exec"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -31,15 +32,9 @@ type harbour struct {
 func newHarbour(t *testing.T) *harbour {
 	t.Helper()
 	ca := pki.NewCA("harbour")
-	k, err := New(Config{Certificate: ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS(), ClientCAs: ca.Pool(), Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := must.Get(New(Config{Certificate: ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS(), ClientCAs: ca.Pool(), Dir: t.TempDir()}))(t)
 	t.Cleanup(k.Close)
-	c, err := k.newContainer("ns", "buoy")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(k.newContainer("ns", "buoy"))(t)
 	return &harbour{Kubelet: k, container: c, ca: ca, url: "https://" + k.listen.Addr().String()}
 }
 
@@ -51,23 +46,11 @@ func (h *harbour) config(group string) *rest.Config {
 
 func (h *harbour) get(t *testing.T, group, path string) (int, string) {
 	t.Helper()
-	client, err := rest.HTTPClientFor(h.config(group))
-	if err != nil {
-		t.Fatal(err)
-	}
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, h.url+path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	res, err := client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Get(rest.HTTPClientFor(h.config(group)))(t)
+	req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, h.url+path, nil))(t)
+	res := must.Get(client.Do(req))(t)
 	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	body := must.Get(io.ReadAll(res.Body))(t)
 	return res.StatusCode, string(body)
 }
 
@@ -87,10 +70,7 @@ func TestExec(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			e, err := remotecommand.NewSPDYExecutor(h.config("system:masters"), http.MethodPost, u)
-			if err != nil {
-				t.Fatal(err)
-			}
+			e := must.Get(remotecommand.NewSPDYExecutor(h.config("system:masters"), http.MethodPost, u))(t)
 			var out, errs bytes.Buffer
 			err = e.StreamWithContext(t.Context(), remotecommand.StreamOptions{Stdin: strings.NewReader(tc.in), Stdout: &out, Stderr: &errs})
 			code := 0
@@ -142,20 +122,13 @@ func TestLogs(t *testing.T) {
 }
 
 func TestTerminal(t *testing.T) {
-	tty, err := OpenTerminal()
-	if err != nil {
-		t.Fatal(err)
-	}
+	tty := must.Get(OpenTerminal())(t)
 	defer tty.Close()
-	if err := tty.Resize(81, 25); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, tty.Resize(81, 25))
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "stty", "size")
-	if err := tty.Start(cmd); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, tty.Start(cmd))
 	out, _ := io.ReadAll(tty) // ends in an error: nobody is on the terminal any more
 	if err := cmd.Wait(); err != nil || string(out) != "25 81\r\n" {
 		t.Errorf("%q, %v", out, err)
@@ -164,14 +137,8 @@ func TestTerminal(t *testing.T) {
 
 func TestCloseEndsStreams(t *testing.T) {
 	h := newHarbour(t)
-	u, err := url.Parse(h.url + "/exec/ns/buoy/main?output=1&command=sh&command=-c&command=" + url.QueryEscape("echo runs; exec sleep 600"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	e, err := remotecommand.NewSPDYExecutor(h.config("system:masters"), http.MethodPost, u)
-	if err != nil {
-		t.Fatal(err)
-	}
+	u := must.Get(url.Parse(h.url + "/exec/ns/buoy/main?output=1&command=sh&command=-c&command=" + url.QueryEscape("echo runs; exec sleep 600")))(t)
+	e := must.Get(remotecommand.NewSPDYExecutor(h.config("system:masters"), http.MethodPost, u))(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	out, stdout := io.Pipe()
@@ -183,9 +150,7 @@ func TestCloseEndsStreams(t *testing.T) {
 	}()
 	// Until its streams stand, an exec waits for them and not for its connection. And between fork
 	// and exec, a child holds all sockets.
-	if _, err := io.ReadFull(out, make([]byte, len("runs\n"))); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(io.ReadFull(out, make([]byte, len("runs\n"))))(t)
 	h.Close()
 	// The client takes a connection that ends before the exit code for a success: only ctx says
 	// that nothing has ended.

@@ -38,8 +38,7 @@ func Start(t *testing.T, cfg cluster.Config) *cluster.Cluster {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), building)
 	defer cancel()
-	c, err := cluster.Start(ctx, cfg)
-	must.Do(t, err)
+	c := must.Get(cluster.Start(ctx, cfg))(t)
 	t.Cleanup(func() {
 		if err := c.Close(); err != nil {
 			t.Error(err)
@@ -51,8 +50,7 @@ func Start(t *testing.T, cfg cluster.Config) *cluster.Cluster {
 // Folder is a temporary folder that is removed when the test has passed.
 func Folder(t *testing.T, name string) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "fairlead-"+name+"-") //nolint:usetesting // that one is always removed
-	must.Do(t, err)
+	dir := must.Get(os.MkdirTemp("", "fairlead-"+name+"-"))(t) //nolint:usetesting // that one is always removed
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("logs of all parts: %s", dir)
@@ -83,8 +81,7 @@ func Tool(t *testing.T, name string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), building)
 	defer cancel()
-	path, err := tools.Path(ctx, tools.Config{Progress: os.Stderr}, name)
-	must.Do(t, err)
+	path := must.Get(tools.Path(ctx, tools.Config{Progress: os.Stderr}, name))(t)
 	return path
 }
 
@@ -135,8 +132,7 @@ func TLS(t *testing.T, e cluster.Endpoint, cr cluster.Credentials) *tls.Config {
 	t.Helper()
 	c := &tls.Config{RootCAs: Pool(t, e.CAFile), MinVersion: tls.VersionTLS12}
 	if cr.Pair.CertFile != "" {
-		pair, err := tls.LoadX509KeyPair(cr.Pair.CertFile, cr.Pair.KeyFile)
-		must.Do(t, err)
+		pair := must.Get(tls.LoadX509KeyPair(cr.Pair.CertFile, cr.Pair.KeyFile))(t)
 		c.Certificates = []tls.Certificate{pair}
 	}
 	return c
@@ -145,8 +141,7 @@ func TLS(t *testing.T, e cluster.Endpoint, cr cluster.Credentials) *tls.Config {
 // Pool are the certificates of a file.
 func Pool(t *testing.T, file string) *x509.CertPool {
 	t.Helper()
-	pool, err := certutil.NewPool(file)
-	must.Do(t, err)
+	pool := must.Get(certutil.NewPool(file))(t)
 	return pool
 }
 
@@ -179,16 +174,14 @@ func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
 // Token is one of a ServiceAccount.
 func Token(t *testing.T, core kubernetes.Interface, namespace, name string) string {
 	t.Helper()
-	r, err := core.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	must.Do(t, err)
+	r := must.Get(core.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{}))(t)
 	return r.Status.Token
 }
 
 // Commit names what is tested, for figures that are kept.
 func Commit(t *testing.T) string {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), "git", "describe", "--always", "--dirty").Output()
-	must.Do(t, err)
+	out := must.Get(exec.CommandContext(t.Context(), "git", "describe", "--always", "--dirty").Output())(t)
 	return strings.TrimSpace(string(out))
 }
 

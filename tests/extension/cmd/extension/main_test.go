@@ -13,15 +13,14 @@ import (
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
 func TestRun(t *testing.T) {
 	front := pki.NewCA("front")
 	file := filepath.Join(t.TempDir(), "front.crt")
-	if err := os.WriteFile(file, front.PEM(), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, front.PEM(), 0o600))
 	own := pki.NewCA("own")
 	caCert, caKey, err := own.WriteFiles(t.TempDir(), "own")
 	if err != nil {
@@ -36,14 +35,9 @@ func TestRun(t *testing.T) {
 			"-requestheader-allowed-names=proxy", "-ca-cert-file=" + caCert, "-ca-key-file=" + caKey,
 		}, parent, stdout)
 	}()
-	line, err := bufio.NewReader(out).ReadBytes('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	line := must.Get(bufio.NewReader(out).ReadBytes('\n'))(t)
 	var r ready
-	if err := json.Unmarshal(line, &r); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(line, &r))
 	if r.CA != string(own.PEM()) {
 		t.Errorf("signed by another CA than the one given:\n%s", r.CA)
 	}
@@ -54,10 +48,7 @@ func TestRun(t *testing.T) {
 		transport := &http.Transport{ForceAttemptHTTP2: true, TLSClientConfig: &tls.Config{
 			RootCAs: pool, ServerName: "svc.ns.svc", Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12,
 		}}
-		res, err := (&http.Client{Transport: transport}).Get("https://" + r.Address + "/apis/a.test/v2")
-		if err != nil {
-			t.Fatal(err)
-		}
+		res := must.Get((&http.Client{Transport: transport}).Get("https://" + r.Address + "/apis/a.test/v2"))(t)
 		res.Body.Close()
 		transport.CloseIdleConnections()
 		if res.StatusCode != want {
