@@ -3,9 +3,7 @@ package extension_test
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"crypto/tls"
-	"encoding/hex"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -140,10 +138,8 @@ func TestEcho(t *testing.T) {
 		if got := res.Trailer.Get("X-Check"); got != "yes" {
 			t.Errorf("trailer %q, want yes", got)
 		}
-		rec := last(t, s)
-		sum := sha256.Sum256(body)
-		if rec.Body != int64(len(body)) || rec.BodySHA256 != hex.EncodeToString(sum[:]) || rec.Trailer.Get("X-Check") != "yes" {
-			t.Errorf("recorded %d bytes, hash %s, trailer %v", rec.Body, rec.BodySHA256, rec.Trailer)
+		if rec := last(t, s); rec.Body != int64(len(body)) || rec.Trailer.Get("X-Check") != "yes" {
+			t.Errorf("recorded %d bytes, trailer %v", rec.Body, rec.Trailer)
 		}
 	})
 }
@@ -173,8 +169,8 @@ func TestRecord(t *testing.T) {
 			if rec.Target != target || rec.Proto != proto || rec.Method != "GET" || rec.Host != s.Addr() || rec.Status != 404 {
 				t.Errorf("recorded %+v", rec)
 			}
-			if rec.PeerName != "front-proxy-client" || rec.Conn != 1 || (proto == "HTTP/2.0") != (rec.Stream != 0) || rec.Remote == "" {
-				t.Errorf("peer %q, connection %d, stream %d, remote %q", rec.PeerName, rec.Conn, rec.Stream, rec.Remote)
+			if rec.PeerName != "front-proxy-client" || rec.PeerSerial != pair.Certificate.SerialNumber.Text(16) || rec.Conn != 1 {
+				t.Errorf("peer %q %s, connection %d", rec.PeerName, rec.PeerSerial, rec.Conn)
 			}
 			if got := rec.Header["X-Twice"]; len(got) != 2 || rec.Header.Get("X_under") != "u" {
 				t.Errorf("header %v", rec.Header)
@@ -251,20 +247,17 @@ func TestWatch(t *testing.T) {
 				Type   string
 				Object json.RawMessage
 			}
-			if err := events.Decode(&e); err != nil || e.Type+" "+string(e.Object) != want && e.Type != want {
+			if err := events.Decode(&e); err != nil || !strings.HasPrefix(e.Type+" "+string(e.Object), want) {
 				t.Fatalf("event %s %.100s (%v), want %s", e.Type, e.Object, err, want)
 			}
 		}
-		next("ADDED") // what existed
-		must.Do(t, s.Emit(extension.Event{Type: "BOOKMARK", Object: json.RawMessage(`{"a":1}`)}))
-		next(`BOOKMARK {"a":1}`)
+		next("ADDED {") // what existed
+		s.Emit()
+		next("MODIFIED {}")
 		ask(t, c, "DELETE", s.URL()+widgets+"/widget-000", nil)
-		next("DELETED")
+		next("DELETED {")
 		if n := s.Stats().Watchers; n != 1 {
 			t.Errorf("%d watchers", n)
-		}
-		if err := s.Emit(extension.Event{Group: "none.test"}); err == nil {
-			t.Error("an event for an unknown group was sent")
 		}
 	})
 }
@@ -293,7 +286,7 @@ func TestRequestHeaderCA(t *testing.T) {
 		{"no certificate", nil, 401, 401},
 		{"another CA", stranger.Issue(leaf), 403, 403},
 		{"another name", front.Issue(pki.Leaf{CommonName: "somebody"}), 401, 401},
-		{"only counted", nil, 0, 200},
+		{"served nevertheless", nil, 0, 200},
 	}
 	for _, tt := range tests {
 		for _, proto := range []string{"HTTP/1.1", "HTTP/2.0"} {
@@ -302,33 +295,15 @@ func TestRequestHeaderCA(t *testing.T) {
 					RequestHeaderCA: front.Pool(), AllowedNames: []string{"front-proxy-client"}, RejectWith: tt.reject,
 				})
 				res, _ := ask(t, client(t, s, proto, tt.pair), "GET", s.URL()+widgets, nil)
-				wantUnverified := int64(0)
-				if tt.code != 200 || tt.reject == 0 {
-					wantUnverified = 1
-				}
-				if n := s.Stats().Unverified; res.StatusCode != tt.code || n != wantUnverified {
-					t.Errorf("status %d with %d unverified, want %d with %d", res.StatusCode, n, tt.code, wantUnverified)
+				if verified := last(t, s).Verified; res.StatusCode != tt.code || verified != (tt.reject != 0 && tt.code == 200) {
+					t.Errorf("status %d, verified %t, want %d", res.StatusCode, verified, tt.code)
 				}
 			})
 		}
 	}
 }
 
-func TestProtocolsOff(t *testing.T) {
-	for _, tt := range []struct {
-		cfg  extension.Config
-		want string
-	}{{extension.Config{NoHTTP1: true}, "h2"}, {extension.Config{NoHTTP2: true}, "http/1.1"}} {
-		s := extension.Start(t, tt.cfg)
-		conn := must.Get((&tls.Dialer{Config: s.TLS()}).DialContext(t.Context(), "tcp", s.Addr()))(t)
-		if got := conn.(*tls.Conn).ConnectionState().NegotiatedProtocol; got != tt.want {
-			t.Errorf("negotiated %q, want %q", got, tt.want)
-		}
-		conn.Close()
-	}
-	if _, err := extension.New(extension.Config{NoHTTP1: true, NoHTTP2: true}); err == nil {
-		t.Error("a server without protocols started")
-	}
+func TestBrokenGroupVersion(t *testing.T) {
 	if _, err := extension.New(extension.Config{GroupVersions: []string{"v1"}}); err == nil {
 		t.Error("a server with a broken group-version started")
 	}

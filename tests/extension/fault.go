@@ -2,9 +2,6 @@ package extension
 
 import (
 	"crypto/tls"
-	"encoding/json"
-	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -13,8 +10,8 @@ import (
 // Kind is a way to misbehave.
 type Kind string
 
-// The kinds. The first group concerns connections: Path, Method, Every and Times do not apply to
-// it. The others concern requests.
+// The kinds. The first group concerns connections: Path, Method and Every do not apply to it. The
+// others concern requests.
 const (
 	// Refuse closes the port: new connections are refused, open ones live on.
 	Refuse Kind = "refuse"
@@ -46,13 +43,12 @@ const (
 	Hang Kind = "hang"
 	// HangBody answers with status and headers and never with the body.
 	HangBody Kind = "hang-body"
-	// Slow waits Delay, or Factor times what requests take otherwise, before the request is
-	// handled.
+	// Slow waits Delay before the request is handled.
 	Slow Kind = "slow"
 	// SlowBody sends Size bytes (0: 1,000) in ten pieces, Delay apart.
 	SlowBody Kind = "slow-body"
-	// Reset ends the request before the response: RST_STREAM with Code (0: INTERNAL_ERROR) on
-	// HTTP/2, a TCP reset on HTTP/1.1.
+	// Reset ends the request before the response: RST_STREAM with INTERNAL_ERROR on HTTP/2, a TCP
+	// reset on HTTP/1.1.
 	Reset Kind = "reset"
 	// ResetBody is Reset after the headers and Size bytes (0: 1,000) of a longer body.
 	ResetBody Kind = "reset-body"
@@ -60,7 +56,7 @@ const (
 	ResetConn Kind = "reset-conn"
 	// Status answers with Code (0: 500) and a Status object, and keeps the connection open.
 	Status Kind = "status"
-	// Redirect answers with Code (0: 307) and the Location in Text.
+	// Redirect answers with 307 and the Location in Text.
 	Redirect Kind = "redirect"
 	// NoAggregated answers requests for aggregated discovery with Code (0: 404).
 	NoAggregated Kind = "no-aggregated"
@@ -100,58 +96,18 @@ const (
 // to it.
 type Fault struct {
 	// Kind is what goes wrong.
-	Kind Kind `json:"kind"`
+	Kind Kind
 	// Path is a prefix of the request targets it applies to, as on the wire. Empty: all.
-	Path string `json:"path,omitempty"`
+	Path string
 	// Method is the method it applies to. Empty: all.
-	Method string `json:"method,omitempty"`
+	Method string
 	// Every applies it to every n-th fitting request only. 0 and 1: to each.
-	Every int `json:"every,omitempty"`
-	// Times ends it after that many requests. 0: never.
-	Times int `json:"times,omitempty"`
-	// Delay, Factor, Code, Size and Text are explained at the kinds that use them.
-	Delay  time.Duration `json:"-"`
-	Factor float64       `json:"factor,omitempty"`
-	Code   int           `json:"code,omitempty"`
-	Size   int64         `json:"size,omitempty"`
-	Text   string        `json:"text,omitempty"`
-}
-
-type wireFault Fault // without methods
-
-// MarshalJSON writes Delay as Go does: "1.5s".
-func (f Fault) MarshalJSON() ([]byte, error) {
-	return json.Marshal(struct {
-		wireFault
-		Delay string `json:"delay,omitempty"`
-	}{wireFault(f), durationText(f.Delay)})
-}
-
-// UnmarshalJSON reads what MarshalJSON writes.
-func (f *Fault) UnmarshalJSON(b []byte) error {
-	var in struct {
-		wireFault
-		Delay string `json:"delay"`
-	}
-	if err := json.Unmarshal(b, &in); err != nil {
-		return err
-	}
-	*f = Fault(in.wireFault)
-	if in.Delay != "" {
-		d, err := time.ParseDuration(in.Delay)
-		if err != nil {
-			return fmt.Errorf("reading delay: %w", err)
-		}
-		f.Delay = d
-	}
-	return nil
-}
-
-func durationText(d time.Duration) string {
-	if d == 0 {
-		return ""
-	}
-	return d.String()
+	Every int
+	// Delay, Code, Size and Text are explained at the kinds that use them.
+	Delay time.Duration
+	Code  int
+	Size  int64
+	Text  string
 }
 
 func (k Kind) ofConnections() bool {
@@ -162,38 +118,19 @@ func (k Kind) ofConnections() bool {
 	return false
 }
 
-func (k Kind) ofRequests() bool {
-	switch k {
-	case Hang, HangBody, Slow, SlowBody, Reset, ResetBody, ResetConn, Status, Redirect, NoAggregated, HugeBody, Garbage, EndlessHeaders, EndlessTrailers, GzipBomb,
-		InformationalFlood, ShortBody, LongBody, GoAway, GoAwayUnprocessed, BodyAfterReset, Unasked101:
-		return true
-	}
-	return false
-}
-
-// active is a fault with how often it was considered and applied.
-type active struct {
-	Fault
-	seen, applied int
-}
-
 // faults is the set that is switched on.
 type faults struct {
 	mu      sync.Mutex // guards what follows
-	set     []*active
+	set     []Fault
+	seen    []int         // :: index in set → requests that fitted it
 	conn    map[Kind]bool // the kinds of connections in set
 	change  chan struct{} // closed when set changes; nil until somebody waits
 	rotated *tls.Certificate
 }
 
 // Set replaces all faults; without arguments everything is well again. When it returns, the port is
-// as the faults want it. It fails on an unknown kind, and changes nothing then.
+// as the faults want it.
 func (s *Server) Set(list ...Fault) error {
-	for _, f := range list {
-		if !f.Kind.ofConnections() && !f.Kind.ofRequests() {
-			return fmt.Errorf("setting faults: unknown kind %q", f.Kind)
-		}
-	}
 	s.faults.replace(list)
 	switch {
 	case s.faults.connects(Dead):
@@ -206,28 +143,12 @@ func (s *Server) Set(list ...Fault) error {
 	return nil
 }
 
-// Faults is what Set was given, less what has ended by Times.
-func (s *Server) Faults() []Fault {
-	s.faults.mu.Lock()
-	defer s.faults.mu.Unlock()
-	out := []Fault{}
-	for _, a := range s.faults.set {
-		if a.Times == 0 || a.applied < a.Times {
-			out = append(out, a.Fault)
-		}
-	}
-	return out
-}
-
 func (f *faults) replace(list []Fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.set, f.conn = nil, map[Kind]bool{}
+	f.set, f.seen, f.conn = list, make([]int, len(list)), map[Kind]bool{}
 	for _, fault := range list {
-		if fault.Kind.ofConnections() {
-			f.conn[fault.Kind] = true
-		}
-		f.set = append(f.set, &active{Fault: fault})
+		f.conn[fault.Kind] = fault.Kind.ofConnections()
 	}
 	if f.change != nil {
 		close(f.change)
@@ -257,29 +178,17 @@ func (f *faults) rotatedPair() *tls.Certificate {
 	return f.rotated
 }
 
-// take finds the fault for a request and counts it. aggregated says whether aggregated discovery
-// was asked for.
-func (f *faults) take(method, target string, aggregated bool) (Fault, bool) {
+// of finds the fault for a request. aggregated says whether aggregated discovery was asked for.
+func (f *faults) of(method, target string, aggregated bool) (Fault, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	i := slices.IndexFunc(f.set, func(a *active) bool { return a.fits(method, target, aggregated) })
-	if i < 0 {
-		return Fault{}, false
+	for i, x := range f.set {
+		if x.Kind.ofConnections() || !strings.HasPrefix(target, x.Path) || x.Method != "" && x.Method != method || x.Kind == NoAggregated && !aggregated {
+			continue
+		}
+		if f.seen[i]++; f.seen[i]%max(x.Every, 1) == 0 {
+			return x, true
+		}
 	}
-	return f.set[i].Fault, true
-}
-
-func (a *active) fits(method, target string, aggregated bool) bool {
-	if !a.Kind.ofRequests() || !strings.HasPrefix(target, a.Path) || a.Method != "" && a.Method != method {
-		return false
-	}
-	if a.Kind == NoAggregated && !aggregated || a.Times > 0 && a.applied >= a.Times {
-		return false
-	}
-	a.seen++
-	if a.Every > 1 && a.seen%a.Every != 0 {
-		return false
-	}
-	a.applied++
-	return true
+	return Fault{}, false
 }

@@ -76,17 +76,16 @@ func (s *Server) serveH2(c *connection, nc *tls.Conn) {
 	h.fr.AllowIllegalWrites = true // faults write what they must not
 	h.fr.SetReuseFrames()
 	s.wg.Go(h.writeControl)
-	err := h.run(r)
-	s.cfg.Logger.Debug("connection ended", "conn", c.id, "err", err)
+	h.run(r)
 	h.end()
 	c.Close()
 }
 
 // run reads the preface and then frames until the connection ends.
-func (h *h2conn) run(r *bufio.Reader) error {
+func (h *h2conn) run(r *bufio.Reader) {
 	preface := make([]byte, len(http2.ClientPreface))
 	if _, err := io.ReadFull(r, preface); err != nil || string(preface) != http2.ClientPreface {
-		return errors.New("reading preface")
+		return
 	}
 	err := h.write(func() error {
 		return h.fr.WriteSettings(
@@ -110,7 +109,6 @@ func (h *h2conn) run(r *bufio.Reader) error {
 	if ce, ok := errors.AsType[http2.ConnectionError](err); ok {
 		_ = h.write(func() error { return h.fr.WriteGoAway(h.last, http2.ErrCode(ce), nil) })
 	}
-	return err
 }
 
 // write runs f, which writes whole messages, and flushes.

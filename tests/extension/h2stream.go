@@ -88,13 +88,13 @@ func (st *h2stream) request(ctx context.Context, f *http2.MetaHeadersFrame) (*ht
 	x := &exchange{conn: st.h.conn, stream: st}
 	header := http.Header{}
 	for _, hf := range f.RegularFields() {
-		x.fields = append(x.fields, Field{Name: hf.Name, Value: hf.Value, Sensitive: hf.Sensitive})
+		x.fields = append(x.fields, Field{hf.Name, hf.Value})
 		header.Add(hf.Name, hf.Value)
 	}
 	r := &http.Request{
 		Method: f.PseudoValue("method"), RequestURI: f.PseudoValue("path"), Host: f.PseudoValue("authority"),
 		Proto: "HTTP/2.0", ProtoMajor: 2, Header: header, Body: &h2body{st: st}, ContentLength: -1,
-		RemoteAddr: st.h.conn.RemoteAddr().String(), TLS: &st.h.conn.state,
+		TLS: &st.h.conn.state,
 	}
 	if f.StreamEnded() {
 		r.ContentLength = 0

@@ -184,8 +184,6 @@ func (s *Server) handshake(c *connection) {
 	err := conn.HandshakeContext(ctx)
 	cancel()
 	if err != nil {
-		s.stats.handshakeErrors.Add(1)
-		s.cfg.Logger.Debug("handshake ended", "conn", c.id, "err", err)
 		c.Close()
 		return
 	}

@@ -16,18 +16,14 @@ import (
 func (s *Server) misbehave(w *answer, r *http.Request, x *exchange, f Fault) bool {
 	switch f.Kind {
 	case Slow:
-		delay := f.Delay
-		if f.Factor > 1 {
-			delay += s.pace.times(f.Factor - 1)
-		}
-		return wait(r, delay)
+		return wait(r, f.Delay)
 	case NoAggregated:
 		writeStatus(w, cmp.Or(f.Code, http.StatusNotFound), "no aggregated discovery here")
 	case Status:
 		writeStatus(w, cmp.Or(f.Code, http.StatusInternalServerError), cmp.Or(f.Text, "told to fail"))
 	case Redirect:
 		w.Header().Set("Location", cmp.Or(f.Text, "https://127.0.0.1:1/elsewhere"))
-		w.WriteHeader(cmp.Or(f.Code, http.StatusTemporaryRedirect))
+		w.WriteHeader(http.StatusTemporaryRedirect)
 	case Garbage:
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write([]byte("\x00\xff{]not what it says\n"))
@@ -212,7 +208,7 @@ func (s *Server) linger101(r *http.Request, x *exchange, rw *bufio.ReadWriter, c
 	if len(line) == 0 {
 		return
 	}
-	smuggled := &http.Request{Method: "AFTER-101", RequestURI: string(line), RemoteAddr: r.RemoteAddr, Proto: r.Proto}
+	smuggled := &http.Request{Method: "AFTER-101", RequestURI: string(line), Proto: r.Proto}
 	rec := s.ring.add(smuggled, x, Unasked101)
 	s.ring.finish(rec, smuggled, &bodyCount{}, 0)
 }

@@ -15,7 +15,7 @@ import (
 // itself.
 func (s *Server) misbehaveH2(w *answer, r *http.Request, st *h2stream, f Fault) {
 	size := min(cmp.Or(f.Size, 1000), 1<<20)
-	code := http2.ErrCode(cmp.Or(f.Code, int(http2.ErrCodeInternal)))
+	const code = http2.ErrCodeInternal
 	switch f.Kind {
 	case Reset:
 		st.reset(code)

@@ -25,7 +25,7 @@ func (s *Server) openAPIV2(w http.ResponseWriter, r *http.Request) {
 			{"name": "name", "in": "path", "required": true, "type": "string", "uniqueItems": true},
 			{"name": "namespace", "in": "path", "required": true, "type": "string", "uniqueItems": true},
 		}}
-		definitions[modelName(gv)] = schema(gv)
+		definitions[modelName(gv)] = widgetSchema(gv)
 	}
 	s.writeDocument(w, r, "application/json", object{
 		"swagger": "2.0", "info": object{"title": "extension", "version": "v0"}, "paths": paths, "definitions": definitions,
@@ -69,11 +69,11 @@ func v3Document(gv groupVersion) object {
 			{"name": "name", "in": "path", "required": true, "schema": object{"type": "string"}},
 			{"name": "namespace", "in": "path", "required": true, "schema": object{"type": "string"}},
 		}}},
-		"components": object{"schemas": object{modelName(gv): schema(gv)}},
+		"components": object{"schemas": object{modelName(gv): widgetSchema(gv)}},
 	}
 }
 
-func schema(gv groupVersion) object {
+func widgetSchema(gv groupVersion) object {
 	text := func(description string) object { return object{"type": "string", "description": description} }
 	return object{
 		"type": "object", "description": "Widget is what the extension server of the tests stores.",

@@ -1,9 +1,6 @@
 package extension
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"hash"
 	"io"
 	"net/http"
 	"slices"
@@ -15,54 +12,38 @@ import (
 // Trailer and Status come when it has been answered.
 type Request struct {
 	// Seq counts requests, from 1.
-	Seq int64 `json:"seq"`
+	Seq int64
 	// Time is when the head had been read.
-	Time time.Time `json:"time"`
-	// Conn counts connections, from 1, and Stream is the HTTP/2 stream; 0 on HTTP/1.1.
-	Conn   uint64 `json:"conn"`
-	Stream uint32 `json:"stream,omitempty"`
-	// Remote is the peer's address.
-	Remote string `json:"remote"`
-	// Proto is HTTP/1.1 or HTTP/2.0; ALPN what was negotiated, empty if nothing; ServerName the
-	// SNI, empty if none.
-	Proto      string `json:"proto"`
-	ALPN       string `json:"alpn,omitempty"`
-	ServerName string `json:"serverName,omitempty"`
-	// PeerName is the common name of the client's certificate, PeerSerial its serial number. Empty:
-	// it sent none.
-	PeerName   string `json:"peerName,omitempty"`
-	PeerSerial string `json:"peerSerial,omitempty"`
+	Time time.Time
+	// Conn counts connections, from 1.
+	Conn uint64
+	// Proto is HTTP/1.1 or HTTP/2.0; ServerName the SNI, empty if none.
+	Proto, ServerName string
+	// PeerName is the common name of the client's certificate, PeerSerial its serial number in
+	// hexadecimal. Empty: it sent none.
+	PeerName, PeerSerial string
 	// Verified says that RequestHeaderCA vouches for the peer, or that there is none.
-	Verified bool `json:"verified"`
+	Verified bool
 	// Method, Target (:path) and Host (:authority) are as on the wire.
-	Method string `json:"method"`
-	Target string `json:"target"`
-	Host   string `json:"host"`
+	Method, Target, Host string
 	// Header is what net/http makes of Fields. Trailer is nil when there was none.
-	Header  http.Header `json:"header"`
-	Trailer http.Header `json:"trailer,omitempty"`
+	Header, Trailer http.Header
 	// Fields are the header lines in their order, spelled as on the wire, without pseudo-headers.
 	// Nil on HTTP/1.1 when the head was longer than 64 KiB.
-	Fields []Field `json:"fields"`
-	// Body is the number of bytes read of the body, BodySHA256 their hash in hexadecimal.
-	Body       int64  `json:"body"`
-	BodySHA256 string `json:"bodySHA256,omitempty"`
+	Fields []Field
+	// Body is the number of bytes read of the body.
+	Body int64
 	// Status is the answer. 0: none yet, or none at all.
-	Status int `json:"status"`
+	Status int
 	// Fault is what was done to it. Empty: nothing.
-	Fault Kind `json:"fault,omitempty"`
+	Fault Kind
 	// Done says that nothing more will happen to it.
-	Done bool `json:"done"`
+	Done bool
 }
 
 // Field is one header line.
 type Field struct {
-	// Name is spelled as on the wire.
-	Name string `json:"name"`
-	// Value is without surrounding blanks.
-	Value string `json:"value"`
-	// Sensitive says that HPACK carried it as a never-indexed literal. Always false on HTTP/1.1.
-	Sensitive bool `json:"sensitive,omitempty"`
+	Name, Value string // the name as on the wire, the value without surrounding blanks
 }
 
 // exchange is one request with what a fault needs to get at the wire.
@@ -100,12 +81,8 @@ func (r *ring) add(req *http.Request, x *exchange, fault Kind) *Request {
 		return nil
 	}
 	rec := &Request{
-		Time: time.Now(), Conn: x.conn.id, Remote: req.RemoteAddr, Proto: req.Proto,
-		ALPN: x.conn.state.NegotiatedProtocol, ServerName: x.conn.state.ServerName, Verified: x.conn.verified,
+		Time: time.Now(), Conn: x.conn.id, Proto: req.Proto, ServerName: x.conn.state.ServerName, Verified: x.conn.verified,
 		Method: req.Method, Target: clip(req.RequestURI), Host: req.Host, Header: req.Header.Clone(), Fields: x.fields, Fault: fault,
-	}
-	if x.stream != nil {
-		rec.Stream = x.stream.id
 	}
 	if peers := x.conn.state.PeerCertificates; len(peers) > 0 {
 		rec.PeerName, rec.PeerSerial = peers[0].Subject.CommonName, peers[0].SerialNumber.Text(16)
@@ -131,9 +108,6 @@ func (r *ring) finish(rec *Request, req *http.Request, body *bodyCount, status i
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	rec.Body, rec.Status, rec.Done = body.n, status, true
-	if body.n > 0 {
-		rec.BodySHA256 = hex.EncodeToString(body.hash.Sum(nil))
-	}
 	if len(req.Trailer) > 0 && headerBytes(req.Trailer) <= maxTap {
 		rec.Trailer = req.Trailer.Clone()
 	}
@@ -169,21 +143,14 @@ func headerBytes(h http.Header) int {
 
 func clip(s string) string { return s[:min(len(s), maxTap)] }
 
-// bodyCount counts and hashes what is read. It belongs to the handler's goroutine.
+// bodyCount counts what is read. It belongs to the handler's goroutine.
 type bodyCount struct {
 	io.ReadCloser
-	n    int64
-	hash hash.Hash // nil until the first byte
+	n int64
 }
 
 func (b *bodyCount) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if n > 0 {
-		if b.hash == nil {
-			b.hash = sha256.New()
-		}
-		b.hash.Write(p[:n])
-		b.n += int64(n)
-	}
+	b.n += int64(n)
 	return n, err
 }

@@ -7,19 +7,16 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"sync/atomic"
-	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 // serve handles one request of either protocol: record, misbehave or answer, complete the record.
 func (s *Server) serve(rw http.ResponseWriter, r *http.Request, x *exchange) {
 	s.stats.requests.Add(1)
-	if !x.conn.verified {
-		s.stats.unverified.Add(1)
-	}
-	fault, faulty := s.faults.take(r.Method, r.RequestURI, asksAggregated(r))
+	fault, faulty := s.faults.of(r.Method, r.RequestURI, asksAggregated(r))
 	rec := s.ring.add(r, x, fault.Kind)
 	w := &answer{ResponseWriter: rw}
 	body := &bodyCount{ReadCloser: r.Body}
@@ -28,15 +25,9 @@ func (s *Server) serve(rw http.ResponseWriter, r *http.Request, x *exchange) {
 	if faulty && !s.misbehave(w, r, x, fault) {
 		return
 	}
-	start := time.Now()
 	s.respond(w, r, x)
-	if w.hijacked {
-		return
-	}
-	// What nobody read still counts; 8 MiB is more than any test sends.
-	_, _ = io.Copy(io.Discard, io.LimitReader(body, 8<<20))
-	if !faulty {
-		s.pace.add(time.Since(start))
+	if !w.hijacked { // what nobody read still counts; 8 MiB is more than any test sends
+		_, _ = io.Copy(io.Discard, io.LimitReader(body, 8<<20))
 	}
 }
 
@@ -83,35 +74,11 @@ func writeJSON(w http.ResponseWriter, code int, contentType string, v any) {
 	_, _ = w.Write(b)
 }
 
+// writeStatus answers as the Kubernetes library does to a code, with a message of ours.
 func writeStatus(w http.ResponseWriter, code int, message string) {
-	writeJSON(w, code, "application/json", metav1.Status{
-		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
-		Status:   metav1.StatusFailure, Message: message, Reason: reason(code), Code: int32(code),
-	})
-}
-
-func reason(code int) metav1.StatusReason {
-	switch code {
-	case http.StatusUnauthorized:
-		return metav1.StatusReasonUnauthorized
-	case http.StatusForbidden:
-		return metav1.StatusReasonForbidden
-	case http.StatusNotFound:
-		return metav1.StatusReasonNotFound
-	case http.StatusConflict:
-		return metav1.StatusReasonAlreadyExists
-	case http.StatusMethodNotAllowed:
-		return metav1.StatusReasonMethodNotAllowed
-	case http.StatusNotAcceptable:
-		return metav1.StatusReasonNotAcceptable
-	case http.StatusTooManyRequests:
-		return metav1.StatusReasonTooManyRequests
-	case http.StatusServiceUnavailable:
-		return metav1.StatusReasonServiceUnavailable
-	case http.StatusInternalServerError:
-		return metav1.StatusReasonInternalError
-	}
-	return metav1.StatusReasonUnknown
+	status := apierrors.NewGenericServerResponse(code, http.MethodPost, schema.GroupResource{}, "", "", 0, false).Status()
+	status.TypeMeta, status.Message, status.Details = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, message, nil
+	writeJSON(w, code, "application/json", status)
 }
 
 // answer remembers the status that was sent.
@@ -147,20 +114,4 @@ func (w *answer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
 	w.hijacked = err == nil
 	return conn, rw, err
-}
-
-// pace is how long requests take when nothing is wrong: a moving average.
-type pace struct{ nanos atomic.Int64 }
-
-func (p *pace) add(d time.Duration) {
-	if d > time.Second {
-		return // a watch, an upgrade
-	}
-	// An eighth of the difference: settles within some twenty requests. A lost update does no harm.
-	old := p.nanos.Load()
-	p.nanos.Store(old + (int64(d)-old)/8)
-}
-
-func (p *pace) times(factor float64) time.Duration {
-	return time.Duration(float64(p.nanos.Load()) * factor)
 }

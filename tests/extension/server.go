@@ -1,6 +1,6 @@
 // Package extension is an extension API server for tests: it serves discovery, OpenAPI, objects,
-// watches and upgrades over HTTP/1.1 and HTTP/2 with TLS, misbehaves in a chosen way when told to,
-// and reports back exactly what it received.
+// watches and WebSockets over HTTP/1.1 and HTTP/2 with TLS, misbehaves in a chosen way when told
+// to, and reports back exactly what it received.
 //
 // HTTP/2 is served by this package itself, frame by frame, because most faults worth having (a
 // GOAWAY before the request was processed, DATA after RST_STREAM, header blocks without end) are
@@ -15,7 +15,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -43,8 +42,8 @@ type Config struct {
 	Names []string
 	// CA signs the serving certificate. Nil: a new one.
 	CA *pki.CA
-	// NoHTTP1 and NoHTTP2 take a protocol out of ALPN. Both false: both are served.
-	NoHTTP1, NoHTTP2 bool
+	// NoHTTP1 takes HTTP/1.1 out of ALPN. False: both protocols are served.
+	NoHTTP1 bool
 	// LegacyDiscovery answers /apis with an APIGroupList even where aggregated discovery was asked
 	// for. False: aggregated.
 	LegacyDiscovery bool
@@ -54,7 +53,7 @@ type Config struct {
 	// AllowedNames are the common names those certificates may have. Nil: any.
 	AllowedNames []string
 	// RejectWith is the status for callers that RequestHeaderCA does not vouch for. 0: they are
-	// only counted.
+	// served.
 	RejectWith int
 	// MaxStreams is the number of concurrent HTTP/2 streams per connection. 0: 250, as many as Go's
 	// server allows.
@@ -68,8 +67,6 @@ type Config struct {
 	// for tests with objects of their own. It is called for each request. Nil: nothing stands
 	// there.
 	Wrap func(next http.Handler) http.Handler
-	// Logger gets a line per connection that ends badly. Nil: discarded.
-	Logger *slog.Logger
 }
 
 // Server is a running extension server.
@@ -86,7 +83,6 @@ type Server struct {
 	listen   *listener
 	h1       *http.Server
 	h1conns  *handover
-	pace     pace
 	stats    counters
 
 	ctx    context.Context // ends with Close
@@ -96,20 +92,15 @@ type Server struct {
 
 // Stats counts what the server has seen since it started, and what is open now.
 type Stats struct {
-	// Requests is how many requests arrived; Unverified how many of them RequestHeaderCA did not
-	// vouch for.
-	Requests, Unverified int64
-	// Handshakes is how many TLS handshakes succeeded, HandshakeErrors how many did not.
-	Handshakes, HandshakeErrors int64
+	// Requests is how many requests arrived, Handshakes how many TLS handshakes succeeded.
+	Requests, Handshakes int64
 	// Accepted is how many TCP connections were accepted, Open how many of them are open.
 	Accepted, Open int64
-	// Watchers is how many watches are open, Upgraded how many upgraded connections.
-	Watchers, Upgraded int64
+	// Watchers is how many watches are open.
+	Watchers int64
 }
 
-type counters struct {
-	requests, unverified, handshakes, handshakeErrors, accepted, open, watchers, upgraded atomic.Int64
-}
+type counters struct{ requests, handshakes, accepted, open, watchers atomic.Int64 }
 
 // Start runs a server until the test ends.
 func Start(t testing.TB, cfg Config) *Server {
@@ -124,18 +115,12 @@ func Start(t testing.TB, cfg Config) *Server {
 
 // New starts a server. The caller closes it.
 func New(cfg Config) (*Server, error) {
-	if cfg.NoHTTP1 && cfg.NoHTTP2 {
-		return nil, errors.New("starting extension server: both protocols are turned off")
-	}
 	versions, err := parseVersions(cfg.GroupVersions)
 	if err != nil {
 		return nil, err
 	}
 	if cfg.CA == nil {
 		cfg.CA = pki.NewCA("extension-ca")
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	if cfg.MaxStreams == 0 {
 		cfg.MaxStreams = 250
@@ -152,7 +137,7 @@ func New(cfg Config) (*Server, error) {
 	s.h1 = &http.Server{
 		Handler:           http.HandlerFunc(s.serveH1),
 		ConnContext:       tapContext,
-		ErrorLog:          slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug),
+		ErrorLog:          slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
 		MaxHeaderBytes:    maxHeaderBytes,
 		ReadHeaderTimeout: time.Minute, // a half-sent head is the client's test, but does not live for ever
 		BaseContext:       func(net.Listener) context.Context { return s.ctx },
@@ -196,10 +181,7 @@ func (s *Server) TLS() *tls.Config {
 func (s *Server) Stats() Stats {
 	c := &s.stats
 	return Stats{
-		Requests: c.requests.Load(), Unverified: c.unverified.Load(),
-		Handshakes: c.handshakes.Load(), HandshakeErrors: c.handshakeErrors.Load(),
-		Accepted: c.accepted.Load(), Open: c.open.Load(),
-		Watchers: c.watchers.Load(), Upgraded: c.upgraded.Load(),
+		Requests: c.requests.Load(), Handshakes: c.handshakes.Load(), Accepted: c.accepted.Load(), Open: c.open.Load(), Watchers: c.watchers.Load(),
 	}
 }
 

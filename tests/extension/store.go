@@ -165,15 +165,14 @@ func (st *store) suffix() string {
 func (st *store) changedLocked(event string, o *widget) {
 	st.version++
 	st.sorted = nil
-	st.tellLocked(change{event, o.namespace, o, nil})
+	st.tellLocked(change{event, o.namespace, o})
 }
 
-// change is an event of a watch: a widget, or ready-made JSON.
+// change is an event of a watch.
 type change struct {
 	event     string
-	namespace string // empty: told to all
-	widget    *widget
-	raw       json.RawMessage
+	namespace string  // empty: told to all
+	widget    *widget // nil: an object without content
 }
 
 // watcher is one watch; the store closes events when it does not keep up.

@@ -63,7 +63,7 @@ func (s *Server) tlsConfig() *tls.Config {
 		ClientAuth:             tls.RequestClientCert,
 		SessionTicketsDisabled: true, // each handshake shows the certificate of its moment
 	}
-	if !s.cfg.NoHTTP2 && !s.faults.connects(HTTP1Only) {
+	if !s.faults.connects(HTTP1Only) {
 		cfg.NextProtos = append(cfg.NextProtos, "h2")
 	}
 	if !s.cfg.NoHTTP1 && !s.faults.connects(HTTP2Only) {

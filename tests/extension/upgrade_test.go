@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/gorilla/websocket"
-	"github.com/moby/spdystream"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -33,58 +32,9 @@ func TestWebSocketEcho(t *testing.T) {
 			t.Fatalf("message %d %.20q: %v", kind, got, err)
 		}
 	}
-	if n := s.Stats().Upgraded; n != 1 {
-		t.Errorf("%d upgraded connections", n)
-	}
 	s.Close() // ends it
 	if _, _, err := ws.ReadMessage(); err == nil {
 		t.Error("the connection outlived the server")
-	}
-}
-
-func TestSPDYEcho(t *testing.T) {
-	s := extension.Start(t, extension.Config{})
-	conn := dialH1(t, s)
-	_, _ = io.WriteString(conn, "POST "+widgets+"/w/exec HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n"+
-		"X-Stream-Protocol-Version: v4.channel.k8s.io\r\n\r\n")
-	r := bufio.NewReader(conn)
-	res, err := http.ReadResponse(r, nil)
-	if err != nil || res.StatusCode != 101 || res.Header.Get("X-Stream-Protocol-Version") != "v4.channel.k8s.io" {
-		t.Fatalf("upgrading: %v, %v", res, err)
-	}
-	if r.Buffered() > 0 {
-		t.Fatal("bytes behind the 101")
-	}
-	spdy := must.Get(spdystream.NewConnection(conn, false))(t)
-	go spdy.Serve(spdystream.NoOpStreamHandler) // ends with conn
-	for range 3 {
-		stream := must.Get(spdy.CreateStream(http.Header{"Streamtype": {"stdin"}}, nil, false))(t)
-		must.Do(t, stream.Wait())
-		_, _ = io.WriteString(stream, "hello")
-		_ = stream.Close()
-		if got, err := io.ReadAll(stream); err != nil || string(got) != "hello" {
-			t.Errorf("%q came back: %v", got, err)
-		}
-	}
-}
-
-func TestRawEcho(t *testing.T) {
-	s := extension.Start(t, extension.Config{})
-	conn := dialH1(t, s)
-	// The first bytes of the new protocol come together with the head.
-	_, _ = io.WriteString(conn, "GET "+widgets+"/w/console HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: anything\r\n\r\nfirst")
-	r := bufio.NewReader(conn)
-	res, err := http.ReadResponse(r, nil)
-	if err != nil || res.StatusCode != 101 || res.Header.Get("Upgrade") != "anything" {
-		t.Fatalf("upgrading: %v, %v", res, err)
-	}
-	_, _ = io.WriteString(conn, " second")
-	got := make([]byte, len("first second"))
-	if _, err := io.ReadFull(r, got); err != nil || string(got) != "first second" {
-		t.Errorf("%q came back: %v", got, err)
-	}
-	if rec := s.Requests(0); len(rec) != 1 || rec[0].Target != widgets+"/w/console" {
-		t.Errorf("recorded %+v", rec)
 	}
 }
 

@@ -1,43 +1,15 @@
 package extension
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"strconv"
 	"time"
 )
 
-// Event is sent to the watches of a group on demand, beside those that changes of objects cause.
-type Event struct {
-	// Group is the API group. Empty: the first one served.
-	Group string `json:"group,omitempty"`
-	// Namespace restricts it to watches of that namespace and of all. Empty: every watch.
-	Namespace string `json:"namespace,omitempty"`
-	// Type is ADDED, MODIFIED, DELETED, BOOKMARK or ERROR. Empty: MODIFIED.
-	Type string `json:"type,omitempty"`
-	// Object is sent as it is. Nil: an object without content.
-	Object json.RawMessage `json:"object,omitempty"`
-}
-
-// Emit sends an event.
-func (s *Server) Emit(e Event) error {
-	if e.Group == "" {
-		e.Group = s.versions[0].group
-	}
-	st := s.stores[e.Group]
-	if st == nil {
-		return fmt.Errorf("emitting event: no group %q", e.Group)
-	}
-	if e.Type == "" {
-		e.Type = "MODIFIED"
-	}
-	if e.Object == nil {
-		e.Object = json.RawMessage("{}")
-	}
-	st.tell(change{event: e.Type, namespace: e.Namespace, raw: e.Object})
-	return nil
-}
+// Emit sends an event without content to every watch of the first group served, beside the events
+// that changes of objects cause.
+func (s *Server) Emit() { s.stores[s.versions[0].group].tell(change{event: "MODIFIED"}) }
 
 // watch streams events until the client, timeoutSeconds or the server ends it. Without a
 // resourceVersion, or with 0, it begins with what exists.
@@ -80,7 +52,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, c call) {
 }
 
 func writeEvent(w http.ResponseWriter, gv groupVersion, e change) error {
-	b := []byte(e.raw)
+	b := []byte("{}")
 	if e.widget != nil {
 		b = e.widget.in(gv)
 	}

@@ -4,20 +4,24 @@ package faults
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
-	"path/filepath"
+	"net/http"
+	"os"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	certutil "k8s.io/client-go/util/cert"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
 // port is where every extension server listens, each on an address of its own.
@@ -72,26 +76,40 @@ func (w *world) address() string {
 // process is an extension server that can be killed: a process on a host of its own.
 type process struct {
 	*cluster.Part
-	host    *host
-	control *extension.Client
+	host *host
 }
 
 // addr is where it serves.
 func (p *process) addr() string { return net.JoinHostPort(p.host.address, fmt.Sprint(port)) }
 
+// asExtension is set in the environment of a process of this program that is an extension server.
+const asExtension = "FAIRLEAD_FAULTS_EXTENSION"
+
+// serveExtension is that process, until it is killed.
+func serveExtension(args []string) error {
+	cfg := extension.Config{Address: args[0], GroupVersions: args[1:2], Names: args[2:3], AllowedNames: []string{"front-proxy-client"}, RejectWith: http.StatusUnauthorized}
+	var err1, err2 error
+	cfg.CA, err1 = pki.ReadCA(args[3], args[4])
+	cfg.RequestHeaderCA, err2 = certutil.NewPool(args[5])
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	if _, err := extension.New(cfg); err != nil {
+		return err
+	}
+	select {}
+}
+
 // start runs an extension server on a host.
 func (b *backend) start(t *testing.T, h *host) *process {
 	t.Helper()
-	control := net.JoinHostPort(h.address, "9000")
-	p := &process{host: h, control: &extension.Client{URL: "http://" + control}}
+	p := &process{host: h}
 	p.Part = must.Get(b.w.Run(t.Context(), cluster.Command{
-		Name: b.w.name("extension"), Path: "/bin/sh",
+		Name: b.w.name("extension"), Path: "/bin/sh", Env: []string{asExtension + "=1"},
 		// The shell finds ip, which is not in the same folder everywhere; both replace themselves.
 		Args: []string{
-			"-c", `exec ip netns exec "$@"`, "sh", h.name, filepath.Join(b.w.bin, "extension"),
-			"-address=" + p.addr(), "-control=" + control, "-group-versions=" + b.gv(), "-names=" + b.names()[0],
-			"-ca-cert-file=" + b.w.caCert, "-ca-key-file=" + b.w.caKey,
-			"-requestheader-client-ca-file=" + b.w.PKI.FrontProxy.CertFile, "-requestheader-allowed-names=front-proxy-client",
+			"-c", `exec ip netns exec "$@"`, "sh", h.name, must.Get(os.Executable())(t),
+			p.addr(), b.gv(), b.names()[0], b.w.caCert, b.w.caKey, b.w.PKI.FrontProxy.CertFile,
 		},
 		Ready: accepts(p.addr()),
 	}))(t)

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -36,7 +35,7 @@ func (w *world) newDoor(t *testing.T, lane string, args ...string) *door {
 func (w *world) newDoorTo(t *testing.T, lane string, servers []string, args ...string) *door {
 	t.Helper()
 	args = append([]string{"--http2=" + strconv.FormatBool(lane == "h2"), "--local-apiserver=" + strings.Join(servers, ",")}, args...)
-	front := must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: filepath.Join(w.bin, "fairlead"), Name: w.name("fairlead"), Args: args}))(t)
+	front := must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead, Name: w.name("fairlead"), Args: args}))(t)
 	t.Cleanup(front.Part.Kill)
 	d := &door{Front: front, w: w, lane: lane, admin: w.client()}
 	d.follow(t)

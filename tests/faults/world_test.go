@@ -30,16 +30,16 @@ const namespace = "faults"
 // world is what all cases share: a cluster of two kube-apiservers, and who may speak to it.
 type world struct {
 	*cluster.Cluster
-	bin    string // executables of ours
-	hosts  hosts
-	stalls stalls
-	core   kubernetes.Interface
-	groups aggregator.Interface
-	ca     *pki.CA // signs the serving certificates of extension servers
-	caCert string  // its files
-	caKey  string
-	admin  *tls.Config    // of a client of system:masters
-	fronts *x509.CertPool // vouches for front proxies
+	fairlead string // executable
+	hosts    hosts
+	stalls   stalls
+	core     kubernetes.Interface
+	groups   aggregator.Interface
+	ca       *pki.CA // signs the serving certificates of extension servers
+	caCert   string  // its files
+	caKey    string
+	admin    *tls.Config    // of a client of system:masters
+	fronts   *x509.CertPool // vouches for front proxies
 
 	mu     sync.Mutex     // guards counts
 	counts map[string]int // :: kind of name → how many were given
@@ -49,9 +49,8 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	network(t)
 	dir := suite.Folder(t, "faults")
-	w := &world{bin: filepath.Join(dir, "bin"), ca: pki.NewCA("extension-ca"), counts: map[string]int{}}
+	w := &world{fairlead: suite.Build(t, filepath.Join(dir, "bin")), ca: pki.NewCA("extension-ca"), counts: map[string]int{}}
 	w.stalls.follow(t)
-	suite.Build(t, w.bin, "tests/extension/cmd/extension")
 	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServers: 2, APIServerArgs: []string{"--advertise-address=" + nodeAddress}})
 	rc := w.Endpoint().RESTConfig(w.Admin())
 	var err1, err2, err3 error

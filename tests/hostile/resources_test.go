@@ -20,7 +20,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
@@ -249,7 +248,7 @@ func testStopped(t *testing.T, w *world) {
 		t.Errorf("APIServices were found unavailable %v times", n)
 	}
 	seen := events.Load()
-	must.Do(t, d.others.Emit(extension.Event{}))
+	d.others.Emit()
 	suite.Eventually(t, 5*time.Second, "told of the event", func() (bool, string) { return events.Load() > seen, "nothing came" })
 	select {
 	case err := <-ended:

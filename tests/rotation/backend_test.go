@@ -130,9 +130,7 @@ func emitEvents(t *testing.T, w *world, remotes ...*remote) {
 			case <-tick.C:
 			}
 			for _, r := range remotes {
-				if err := r.Emit(extension.Event{Namespace: "default"}); err != nil {
-					t.Error(err)
-				}
+				r.Emit()
 			}
 			patch := fmt.Appendf(nil, `{"data":{"beat":"%d"}}`, n)
 			if _, err := w.core.CoreV1().ConfigMaps("default").Patch(ctx, beat, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil && ctx.Err() == nil {

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"slices"
@@ -59,7 +58,7 @@ func (w *world) newSite(g *group, s *service, ip string) (*site, error) {
 	var err error
 	x.server, err = extension.New(extension.Config{
 		GroupVersions: []string{g.name + "/" + g.version}, Address: x.address(), Names: x.names, CA: g.ca, RequestHeaderCA: w.fronts,
-		AllowedNames: []string{"front-proxy-client"}, RejectWith: http.StatusUnauthorized, Objects: 1, Record: -1, Wrap: x.wrap, Logger: slog.New(slog.DiscardHandler),
+		AllowedNames: []string{"front-proxy-client"}, RejectWith: http.StatusUnauthorized, Objects: 1, Record: -1, Wrap: x.wrap,
 	})
 	return x, err
 }
