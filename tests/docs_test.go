@@ -16,10 +16,8 @@ func pages(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}
 	for _, pattern := range []string{"../*.md", "../docs/*.md", "../docs/*/*.md", "../examples/*/*.md"} {
-		files := must.Get(filepath.Glob(pattern))(t)
-		for _, file := range files {
-			text := must.Get(os.ReadFile(file))(t)
-			out[file[len("../"):]] = string(text)
+		for _, file := range must.Get(filepath.Glob(pattern))(t) {
+			out[file[len("../"):]] = string(must.Get(os.ReadFile(file))(t))
 		}
 	}
 	return out

@@ -47,8 +47,7 @@ func shipped(t *testing.T) map[string]*types.Info {
 		}
 		var files []*ast.File
 		for _, name := range p.GoFiles {
-			f := must.Get(parser.ParseFile(fset, filepath.Join(p.Dir, name), nil, parser.SkipObjectResolution))(t)
-			files = append(files, f)
+			files = append(files, must.Get(parser.ParseFile(fset, filepath.Join(p.Dir, name), nil, parser.SkipObjectResolution))(t))
 		}
 		info := &types.Info{Defs: map[*ast.Ident]types.Object{}}
 		conf := types.Config{Importer: importerFunc(func(path string) (*types.Package, error) {

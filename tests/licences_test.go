@@ -91,8 +91,7 @@ func TestLicences(t *testing.T) {
 // licenceOf reads the licence files of a module. Empty: there is none, or one that is not allowed.
 func licenceOf(t *testing.T, dir string) string {
 	t.Helper()
-	list := must.Get(os.ReadDir(dir))(t)
-	for _, f := range list {
+	for _, f := range must.Get(os.ReadDir(dir))(t) {
 		name := strings.ToUpper(f.Name())
 		if !strings.HasPrefix(name, "LICEN") && !strings.HasPrefix(name, "COPYING") && name != "UNLICENSE" {
 			continue

@@ -91,8 +91,7 @@ func functions(t *testing.T) (declared map[string]string, tests map[string]bool)
 // section is what stands below a title of a page of docs.
 func section(t *testing.T, page, title string) string {
 	t.Helper()
-	text := must.Get(os.ReadFile("../docs/" + page))(t)
-	_, below, _ := strings.Cut(string(text), "\n## "+title+"\n")
+	_, below, _ := strings.Cut(string(must.Get(os.ReadFile("../docs/"+page))(t)), "\n## "+title+"\n")
 	below, _, _ = strings.Cut(below, "\n## ")
 	return below
 }

@@ -18,7 +18,7 @@ import (
 // Account makes Fairlead's ServiceAccount with all that an overlay of deploy grants it, and nothing
 // else of the overlay, and returns a kubeconfig with a token of it for e. folder is deploy's.
 func (c *Cluster) Account(ctx context.Context, e Endpoint, folder, overlay string) (kubeconfig string, err error) {
-	kubectl, err := c.cfg.Tool(ctx, "kubectl")
+	kubectl, err := c.cfg.tool(ctx, "kubectl")
 	if err != nil {
 		return "", err
 	}

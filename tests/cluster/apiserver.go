@@ -28,7 +28,7 @@ bob-token,bob,uid-bob
 func (c *Cluster) StaticToken(user string) Credentials { return Credentials{Token: user + "-token"} }
 
 func (c *Cluster) startAPIServer(ctx context.Context, i int) error {
-	path, err := c.cfg.Tool(ctx, "kube-apiserver")
+	path, err := c.cfg.tool(ctx, "kube-apiserver")
 	if err != nil {
 		return err
 	}
@@ -90,7 +90,7 @@ func (c *Cluster) apiServerArgs(i, port int, serving Pair) ([]string, error) {
 		"--kubelet-client-certificate=" + kubelet.CertFile,
 		"--kubelet-client-key=" + kubelet.KeyFile,
 		"--kubelet-preferred-address-types=InternalIP",
-		fmt.Sprintf("--enable-aggregator-routing=%t", c.cfg.EndpointRouting),
+		"--enable-aggregator-routing=false", // it dials cluster addresses and external names, of which only the latter lead to loopback
 	}
 	if i < c.cfg.APIServers-c.cfg.Clouds {
 		args = append(args,
@@ -131,7 +131,7 @@ func (c *Cluster) bindAdmin(ctx context.Context) error {
 // collected, ServiceAccounts and their CA bundles exist. more are added to its arguments;
 // controllers add up, of the others the later one wins.
 func (c *Cluster) StartControllerManager(ctx context.Context, through Endpoint, more ...string) (*Part, error) {
-	path, err := c.cfg.Tool(ctx, "kube-controller-manager")
+	path, err := c.cfg.tool(ctx, "kube-controller-manager")
 	if err != nil {
 		return nil, err
 	}

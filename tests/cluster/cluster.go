@@ -51,11 +51,6 @@ type Config struct {
 	// when set up by kubeadm.
 	UIDHeaders bool
 
-	// EndpointRouting has the kube-apiservers' own aggregators dial endpoints
-	// (--enable-aggregator-routing). False: cluster addresses and external names, without which
-	// they cannot reach a backend on loopback.
-	EndpointRouting bool
-
 	// BelieverArgs are added to the arguments of each kube-apiserver that believes front proxies,
 	// before APIServerArgs. Nil: none.
 	BelieverArgs []string
@@ -63,9 +58,6 @@ type Config struct {
 	// APIServerArgs are added to the arguments of each kube-apiserver, later ones winning. Nil:
 	// none.
 	APIServerArgs []string
-
-	// Tool returns the file of a part. Nil: package tools builds it.
-	Tool func(ctx context.Context, name string) (string, error)
 
 	// Progress receives a line per part that must be built first. Nil: standard error, since a
 	// build takes minutes.
@@ -112,12 +104,12 @@ func (c Config) complete() Config {
 	}
 	c.Members = max(c.Members, 1)
 	c.AdminGroup = cmp.Or(c.AdminGroup, mastersGroup)
-	if c.Tool == nil {
-		c.Tool = func(ctx context.Context, name string) (string, error) {
-			return tools.Path(ctx, tools.Config{Progress: c.Progress}, name)
-		}
-	}
 	return c
+}
+
+// tool returns the file of a part, built when it has to be.
+func (c Config) tool(ctx context.Context, name string) (string, error) {
+	return tools.Path(ctx, tools.Config{Progress: c.Progress}, name)
 }
 
 func (c *Cluster) makeDir() (err error) {
@@ -139,7 +131,7 @@ func (c *Cluster) boot(ctx context.Context) error {
 		if i > 0 && c.cfg.APIServers < 0 {
 			break
 		}
-		if _, err := c.cfg.Tool(ctx, tool); err != nil {
+		if _, err := c.cfg.tool(ctx, tool); err != nil {
 			return err
 		}
 	}

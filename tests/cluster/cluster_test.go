@@ -35,7 +35,7 @@ func start(t *testing.T, cfg Config) *Cluster {
 
 func kubectl(t *testing.T, e Endpoint, cr Credentials, args ...string) string {
 	t.Helper()
-	path := must.Get(Config{}.complete().Tool(t.Context(), "kubectl"))(t)
+	path := must.Get(Config{}.complete().tool(t.Context(), "kubectl"))(t)
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	must.Do(t, e.WriteKubeconfig(kubeconfig, cr))
 	cmd := exec.CommandContext(t.Context(), path, append([]string{"--kubeconfig", kubeconfig, "--cache-dir", t.TempDir()}, args...)...)

@@ -17,7 +17,7 @@ func (c *Cluster) EtcdURLs() []string { return strings.Split(c.etcdURL, ",") }
 
 // startEtcd starts all members at once: none is ready before most are.
 func (c *Cluster) startEtcd(ctx context.Context) error {
-	path, err := c.cfg.Tool(ctx, "etcd")
+	path, err := c.cfg.tool(ctx, "etcd")
 	if err != nil {
 		return err
 	}

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -33,8 +32,7 @@ type Backend struct {
 
 // Register makes the APIServices of b and its Service. Kubernetes refuses loopback addresses in
 // EndpointSlices, so the Service is an external name, localhost, and its port is the backend's own:
-// kube-apiserver's aggregator follows it unless Config.EndpointRouting, and Fairlead with
-// --allow-loopback-backends.
+// kube-apiserver's aggregator follows it, and Fairlead with --allow-loopback-backends.
 func (c *Cluster) Register(ctx context.Context, b Backend) error {
 	ca, err := os.ReadFile(b.CAFile)
 	if err != nil {
@@ -95,7 +93,7 @@ func (b Backend) apiService(i int, ca []byte) *apiregistrationv1.APIService {
 // wardle.example.com/v1beta1 and v1alpha1 and waits until it serves. more are added to its
 // arguments, later ones winning.
 func (c *Cluster) StartSampleAPIServer(ctx context.Context, more ...string) (*Part, error) {
-	path, err := c.cfg.Tool(ctx, "sample-apiserver")
+	path, err := c.cfg.tool(ctx, "sample-apiserver")
 	if err != nil {
 		return nil, err
 	}
@@ -153,20 +151,9 @@ func (c *Cluster) ExtensionArgs(b *Backend) (Endpoint, []string, error) {
 // WaitAvailable waits until e, a kube-apiserver or what stands before it, answers for every given
 // group-version.
 func (c *Cluster) WaitAvailable(ctx context.Context, e Endpoint, groupVersions ...string) error {
-	tick := time.NewTicker(50 * time.Millisecond) // an answer costs the backend well under a millisecond
-	defer tick.Stop()
 	for _, gv := range groupVersions {
-		ready := get(e.URL+"/apis/"+gv, e, c.Admin())
-		for {
-			err := ready(ctx)
-			if err == nil {
-				break
-			}
-			select {
-			case <-ctx.Done():
-				return fmt.Errorf("waiting for %s: %w (%w)", gv, ctx.Err(), err)
-			case <-tick.C:
-			}
+		if err := eventually(ctx, get(e.URL+"/apis/"+gv, e, c.Admin()), nil); err != nil {
+			return fmt.Errorf("waiting for %s: %w", gv, err)
 		}
 	}
 	return nil

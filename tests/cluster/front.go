@@ -45,20 +45,12 @@ type Front struct {
 
 // StartFairlead starts f with everything it needs of the PKI and waits until it is ready.
 func (c *Cluster) StartFairlead(ctx context.Context, f Fairlead) (*Front, error) {
-	if f.Name == "" {
-		f.Name = "fairlead"
-	}
-	f.Address = cmp.Or(f.Address, "127.0.0.1")
 	free, err := freePorts(2)
 	if err != nil {
 		return nil, err
 	}
-	if f.Port == 0 {
-		f.Port = free[0]
-	}
-	if f.AdminPort == 0 {
-		f.AdminPort = free[1]
-	}
+	f.Name, f.Address = cmp.Or(f.Name, "fairlead"), cmp.Or(f.Address, "127.0.0.1")
+	f.Port, f.AdminPort = cmp.Or(f.Port, free[0]), cmp.Or(f.AdminPort, free[1])
 	args, err := c.fairleadArgs(f)
 	if err != nil {
 		return nil, err

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -42,7 +43,7 @@ func get(url string, e Endpoint, c Credentials) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if client == nil {
 			var err error
-			if client, err = httpClient(e, c); err != nil {
+			if client, err = rest.HTTPClientFor(e.RESTConfig(c)); err != nil {
 				return err
 			}
 		}
@@ -51,9 +52,6 @@ func get(url string, e Endpoint, c Credentials) func(context.Context) error {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 		if err != nil {
 			return err
-		}
-		if c.Token != "" {
-			req.Header.Set("Authorization", "Bearer "+c.Token)
 		}
 		res, err := client.Do(req)
 		if err != nil {
@@ -68,10 +66,20 @@ func get(url string, e Endpoint, c Credentials) func(context.Context) error {
 	}
 }
 
-func httpClient(e Endpoint, c Credentials) (*http.Client, error) {
-	cfg, err := rest.TLSConfigFor(e.RESTConfig(c))
-	if err != nil {
-		return nil, err
+// eventually asks until the answer is nil, ctx ends, or it is over.
+func eventually(ctx context.Context, ready func(context.Context) error, over <-chan struct{}) error {
+	tick := time.NewTicker(20 * time.Millisecond) // kube-apiserver is ready in seconds, and asking costs it microseconds
+	defer tick.Stop()
+	for last := errors.New("not asked yet"); ; last = ready(ctx) {
+		if last == nil {
+			return nil
+		}
+		select {
+		case <-over:
+			return last
+		case <-ctx.Done():
+			return fmt.Errorf("%w (%w)", ctx.Err(), last)
+		case <-tick.C:
+		}
 	}
-	return &http.Client{Transport: &http.Transport{TLSClientConfig: cfg, ForceAttemptHTTP2: true}}, nil
 }

@@ -11,7 +11,6 @@ import (
 	"runtime"
 	"sync"
 	"syscall"
-	"time"
 )
 
 // Command describes a program to run beside the cluster.
@@ -118,22 +117,16 @@ func (p *Part) waitReady(ctx context.Context, r *run) error {
 	if p.cmd.Ready == nil {
 		return nil
 	}
-	// 20 ms: kube-apiserver is ready in seconds, and asking costs it microseconds.
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	last := errors.New("not asked yet")
-	for {
-		select {
-		case <-r.done:
-			return r.err
-		case <-ctx.Done():
-			return fmt.Errorf("waiting for %s: %w (%w)\n%s", p.cmd.Name, ctx.Err(), last, p.Tail())
-		case <-tick.C:
-		}
-		if last = p.cmd.Ready(ctx); last == nil {
-			return nil
-		}
+	err := eventually(ctx, p.cmd.Ready, r.done)
+	select {
+	case <-r.done:
+		return r.err
+	default:
 	}
+	if err != nil {
+		err = fmt.Errorf("waiting for %s: %w\n%s", p.cmd.Name, err, p.Tail())
+	}
+	return err
 }
 
 func (p *Part) current() *run {

@@ -94,8 +94,7 @@ func TestCloseKillsChildrenOfParts(t *testing.T) {
 	cmd := shell("forker", "sleep 600 & echo $! >"+file+".tmp; mv "+file+".tmp "+file+"; wait")
 	cmd.Ready = func(context.Context) error { _, err := os.Stat(file); return err }
 	must.Get(c.Run(t.Context(), cmd))(t)
-	data := must.Get(os.ReadFile(file))(t)
-	pid := must.Get(strconv.Atoi(strings.TrimSpace(string(data))))(t)
+	pid := must.Get(strconv.Atoi(strings.TrimSpace(string(must.Get(os.ReadFile(file))(t)))))(t)
 	must.Do(t, c.Close())
 	waitDead(t, pid)
 	if _, err := c.Run(t.Context(), shell("late", "true")); err == nil {
@@ -159,8 +158,7 @@ func TestParentDeath(t *testing.T) {
 func parent(t *testing.T, dir string) {
 	c := &Cluster{dir: dir, deaths: make(chan error, 8)}
 	for i := range 3 {
-		p := must.Get(c.Run(t.Context(), shell(fmt.Sprintf("part-%d", i), "exec sleep 600")))(t)
-		fmt.Println(p.PID())
+		fmt.Println(must.Get(c.Run(t.Context(), shell(fmt.Sprintf("part-%d", i), "exec sleep 600")))(t).PID())
 	}
 	<-c.deaths // never: the parent is killed
 }

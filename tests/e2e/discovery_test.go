@@ -82,8 +82,7 @@ func testDiscovery(t *testing.T, w *world) {
 	t.Run("OpenAPI v2 holds the remote's definitions", func(t *testing.T) {
 		client := discovery.NewDiscoveryClientForConfigOrDie(w.server.RESTConfig(w.Admin()))
 		suite.Eventually(t, time.Minute, "the document holds them", func() (bool, string) { // it is merged in the background
-			doc := must.Get(client.OpenAPISchema())(t)
-			for _, d := range doc.GetDefinitions().GetAdditionalProperties() {
+			for _, d := range must.Get(client.OpenAPISchema())(t).GetDefinitions().GetAdditionalProperties() {
 				if strings.HasSuffix(d.GetName(), ".wardle.v1beta1.Flunder") {
 					return true, ""
 				}

@@ -51,8 +51,7 @@ type callers struct {
 func newCallers(t *testing.T, q *quay) *callers {
 	t.Helper()
 	issue := func(by *cluster.Authority, file string, l cluster.Leaf) cluster.Pair {
-		p := must.Get(by.Issue("caller-"+file, l))(t)
-		return p
+		return must.Get(by.Issue("caller-"+file, l))(t)
 	}
 	foreign := must.Get(q.PKI.NewAuthority("caller-foreign-ca"))(t)
 	kc, ns := q.admin(t), q.namespace(t)

@@ -133,8 +133,7 @@ func steadily(ctx context.Context, every time.Duration, do func(i int)) {
 func (w *world) dials(t *testing.T) map[string]string {
 	t.Helper()
 	c := w.thrifty(t, w.front.Admin, w.PKI.Admin)
-	req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, w.front.Admin.URL+"/metrics", nil))(t)
-	res := must.Get(c.Do(req))(t)
+	res := must.Get(c.Do(must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, w.front.Admin.URL+"/metrics", nil))(t)))(t)
 	defer res.Body.Close()
 	found := map[string]string{}
 	for lines := bufio.NewScanner(res.Body); lines.Scan(); {

@@ -185,8 +185,7 @@ func replace(t *testing.T, w *world, k kind) {
 	}
 	stale := k.object("replaced", "stale")
 	stale.SetResourceVersion("1")
-	data := must.Get(stale.MarshalJSON())(t)
-	kc.fail(t, "Conflict", string(data), "replace", "-n", ns, "-f", "-")
+	kc.fail(t, "Conflict", string(must.Get(stale.MarshalJSON())(t)), "replace", "-n", ns, "-f", "-")
 }
 
 func diff(t *testing.T, w *world, k kind) {

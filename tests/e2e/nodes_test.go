@@ -22,6 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/kubelet"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/relay"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -224,19 +225,7 @@ func attach(t *testing.T, m mooring) {
 // portForward makes several connections at once through one port-forward.
 func portForward(t *testing.T, m mooring) {
 	l := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
-	defer l.Close()
-	go func() { // ends with l
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() { // ends with the connection
-				defer c.Close()
-				_, _ = io.Copy(c, c)
-			}()
-		}
-	}()
+	relay.Accept(t, l, func(_ context.Context, c net.Conn) { _, _ = io.Copy(c, c) })
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := m.who.command(ctx, m.kubectl("port-forward", "pod/buoy", fmt.Sprintf(":%d", l.Addr().(*net.TCPAddr).Port), "--address=127.0.0.1")...)

@@ -128,8 +128,7 @@ func (v visit) send(t *testing.T, e cluster.Endpoint) reply {
 	if want := map[string]int{"h2": 2, "http/1.1": 1}[v.proto]; res.ProtoMajor != want {
 		t.Fatalf("answered by %s, want %s", res.Proto, v.proto)
 	}
-	data := must.Get(io.ReadAll(res.Body))(t)
-	return reply{status: res.StatusCode, header: res.Header, body: data}
+	return reply{status: res.StatusCode, header: res.Header, body: must.Get(io.ReadAll(res.Body))(t)}
 }
 
 // received finds the request that carries marker.

@@ -118,13 +118,11 @@ func (w *world) podConfig(t *testing.T) *rest.Config {
 	t.Helper()
 	const folder = "/var/run/secrets/kubernetes.io/serviceaccount"
 	must.Do(t, os.MkdirAll(folder, 0o755))
-	ca := must.Get(os.ReadFile(w.PKI.Serving.CertFile))(t)
-	must.Do(t, os.WriteFile(folder+"/ca.crt", ca, 0o600))
+	must.Do(t, os.WriteFile(folder+"/ca.crt", must.Get(os.ReadFile(w.PKI.Serving.CertFile))(t), 0o600))
 	must.Do(t, os.WriteFile(folder+"/token", []byte(suite.Token(t, w.core, "default", "pod")), 0o600))
 	t.Setenv("KUBERNETES_SERVICE_HOST", clusterIP)
 	t.Setenv("KUBERNETES_SERVICE_PORT", "443")
-	c := must.Get(rest.InClusterConfig())(t)
-	return c
+	return must.Get(rest.InClusterConfig())(t)
 }
 
 // pods is what a pod may do.

@@ -4,12 +4,10 @@ package entrypoint
 
 import (
 	"context"
-	"io"
 	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -18,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/relay"
 )
 
 // clusterIP is the address of the Service kubernetes.
@@ -47,22 +46,10 @@ func endpoints(ctx context.Context, core kubernetes.Interface) ([]netip.AddrPort
 func serviceProxy(t *testing.T, core kubernetes.Interface) {
 	t.Helper()
 	l := must.Get(net.Listen("tcp", clusterIP+":443"))(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	t.Cleanup(func() { cancel(); _ = l.Close(); wg.Wait() })
-	wg.Go(func() {
-		for {
-			client, err := l.Accept()
-			if err != nil {
-				return
-			}
-			wg.Go(func() { forward(ctx, core, client) })
-		}
-	})
+	relay.Accept(t, l, func(ctx context.Context, client net.Conn) { forward(ctx, core, client) })
 }
 
 func forward(ctx context.Context, core kubernetes.Interface, client net.Conn) {
-	defer client.Close()
 	all, err := endpoints(ctx, core)
 	if err != nil || len(all) == 0 {
 		return
@@ -71,15 +58,5 @@ func forward(ctx context.Context, core kubernetes.Interface, client net.Conn) {
 	if err != nil {
 		return
 	}
-	defer server.Close()
-	stop := context.AfterFunc(ctx, func() { _, _ = client.Close(), server.Close() })
-	defer stop()
-	var wg sync.WaitGroup
-	for _, way := range [][2]net.Conn{{client, server}, {server, client}} {
-		wg.Go(func() {
-			_, _ = io.Copy(way[0], way[1]) // a connection that breaks is what it is for
-			_ = way[0].Close()
-		})
-	}
-	wg.Wait()
+	relay.Join(ctx, client, server, client)
 }

@@ -235,8 +235,7 @@ func TestPortIsHeld(t *testing.T) {
 			t.Fatalf("dialling a dead server: %v", err)
 		}
 		must.Do(t, s.Set())
-		c := must.Get(net.Dial("tcp", s.Addr()))(t)
-		c.Close()
+		must.Get(net.Dial("tcp", s.Addr()))(t).Close()
 	}
 }
 

@@ -21,7 +21,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
@@ -33,8 +32,8 @@ func testAPIServer(t *testing.T, d *door) {
 	w := d.w
 	configMaps := w.fill(t)
 	huge := w.store(t, "huge", 20, 900<<10)
-	token := h2Client(suite.TLS(t, w.Endpoint(), cluster.Credentials{}))
-	token.Transport = &bearer{token: w.StaticToken("admin").Token, next: token.Transport}
+	token := suite.Client(t, w.Endpoint(), w.StaticToken("admin"))
+	token.Timeout = 0 // a load has a patience of its own
 	small := func(i int) (string, string, string) {
 		return http.MethodGet, fmt.Sprintf("%s%s/big-%d", d.Endpoint.URL, configMaps, i%20), ""
 	}
@@ -54,15 +53,15 @@ func testAPIServer(t *testing.T, d *door) {
 		l.start(t)
 	}
 	end := w.ask(t, d)
-	pause(t, steadyPause)
+	suite.Pause(t, steadyPause)
 	halves := w.openLists(t, d, huge)
 	victim := w.APIServers[0]
 	victim.Kill()
 	killed := time.Now()
-	pause(t, 5*time.Second)
+	suite.Pause(t, 5*time.Second)
 	t.Logf("killed at %s, started again from %s", killed.Format("15:04:05.000"), time.Now().Format("15:04:05.000"))
 	must.Do(t, victim.Restart(t.Context()))
-	pause(t, steadyPause)
+	suite.Pause(t, steadyPause)
 	end()
 	for name, l := range loads {
 		t.Run(name, func(t *testing.T) {
@@ -114,12 +113,12 @@ func testOnlyAPIServer(t *testing.T, d *door) {
 	w.fill(t)
 	x := w.newDoorTo(t, d.lane, []string{w.EndpointOf(0).URL})
 	end := w.ask(t, x)
-	pause(t, steadyPause)
+	suite.Pause(t, steadyPause)
 	w.APIServers[0].Kill()
 	killed := time.Now()
 	must.Do(t, w.APIServers[0].Restart(t.Context()))
 	t.Logf("back after %s", time.Since(killed).Round(time.Millisecond))
-	pause(t, steadyPause)
+	suite.Pause(t, steadyPause)
 	end()
 }
 
@@ -151,8 +150,7 @@ func (w *world) openLists(t *testing.T, d *door, path string) []*http.Response {
 	c.Transport.(*http.Transport).HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerStream: 64 << 10}
 	var list []*http.Response
 	for range 6 {
-		req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, d.Endpoint.URL+path, nil))(t)
-		res, err := c.Do(req)
+		res, err := c.Do(must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, d.Endpoint.URL+path, nil))(t))
 		if err != nil || res.StatusCode != http.StatusOK {
 			t.Fatalf("asking for a list: %v %v", res, err)
 		}
@@ -214,16 +212,4 @@ func (w *world) ask(t *testing.T, d *door) (end func()) {
 		asking.Wait()
 		t.Logf("asked: %v", count)
 	}
-}
-
-// bearer adds a token to requests.
-type bearer struct {
-	token string
-	next  http.RoundTripper
-}
-
-func (b *bearer) RoundTrip(r *http.Request) (*http.Response, error) {
-	r = r.Clone(r.Context())
-	r.Header.Set("Authorization", "Bearer "+b.token)
-	return b.next.RoundTrip(r)
 }

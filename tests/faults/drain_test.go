@@ -6,11 +6,9 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -19,6 +17,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/relay"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testDrain stops one of two Fairleads behind one address, under load.
@@ -46,7 +46,7 @@ func testDrain(t *testing.T, d *door) {
 	for _, l := range loads {
 		l.start(t)
 	}
-	pause(t, steadyPause)
+	suite.Pause(t, steadyPause)
 	must.Do(t, leaving.Part.Signal(syscall.SIGTERM))
 	begun := time.Now()
 	select {
@@ -58,7 +58,7 @@ func testDrain(t *testing.T, d *door) {
 	if err := leaving.Part.Err().Error(); !strings.Contains(err, "exit status 0") {
 		t.Errorf("ended with %s", err)
 	}
-	pause(t, time.Second)
+	suite.Pause(t, time.Second)
 	for name, l := range loads {
 		t.Run(name, func(t *testing.T) {
 			shots := l.stop()
@@ -101,22 +101,11 @@ func newBalancer(t *testing.T, doors ...*door) *balancer {
 	t.Helper()
 	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	lb := &balancer{l: l, doors: [2]*door(doors)}
-	ctx, cancel := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	t.Cleanup(func() { cancel(); l.Close(); running.Wait() })
 	for i := range lb.doors {
 		lb.ready[i].Store(true)
-		running.Go(func() { lb.probe(ctx, i) })
+		beside(t, func(ctx context.Context) { lb.probe(ctx, i) })
 	}
-	running.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			running.Go(func() { lb.serve(ctx, c) })
-		}
-	})
+	relay.Accept(t, l, lb.serve)
 	return lb
 }
 
@@ -146,7 +135,6 @@ func (lb *balancer) probe(ctx context.Context, i int) {
 }
 
 func (lb *balancer) serve(ctx context.Context, c net.Conn) {
-	defer c.Close()
 	i := int(lb.next.Add(1)) % 2
 	if !lb.ready[i].Load() {
 		i = 1 - i
@@ -156,18 +144,7 @@ func (lb *balancer) serve(ctx context.Context, c net.Conn) {
 	if err != nil {
 		return
 	}
-	defer s.Close()
-	stop := context.AfterFunc(ctx, func() { c.Close(); s.Close() })
-	defer stop()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_, _ = io.Copy(s, c)
-		_ = s.(*net.TCPConn).CloseWrite()
-	}()
-	_, _ = io.Copy(c, s)
-	_ = c.(*net.TCPConn).CloseWrite()
-	<-done
+	relay.Join(ctx, c, s, c)
 }
 
 // testSecondSignal tells a Fairlead that has a minute to drain a second time.

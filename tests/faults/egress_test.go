@@ -8,7 +8,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -20,6 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/relay"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -79,7 +79,7 @@ func throughEgress(t *testing.T, d *door, p *connectProxy, transport string) {
 		t.Error("no probe has come through the proxy")
 	}
 	l := (&load{interval: 10 * time.Millisecond, client: d.w.clients(2), make: x.mixed(b)}).start(t)
-	pause(t, 2*time.Second)
+	suite.Pause(t, 2*time.Second)
 	for i, s := range servers {
 		if n, _ := strangers(b, s, 0); n == 0 {
 			t.Errorf("endpoint %d got no traffic", i)
@@ -117,25 +117,11 @@ func (p *connectProxy) listen(t *testing.T, network, address string, secure *tls
 	if secure != nil {
 		l = tls.NewListener(l, secure)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	t.Cleanup(func() { cancel(); l.Close(); running.Wait() })
-	running.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			running.Go(func() { p.serve(ctx, c) })
-		}
-	})
+	relay.Accept(t, l, p.serve)
 	return l.Addr().String()
 }
 
 func (p *connectProxy) serve(ctx context.Context, c net.Conn) {
-	defer c.Close()
-	stop := context.AfterFunc(ctx, func() { c.Close() })
-	defer stop()
 	r := bufio.NewReader(c)
 	req, err := http.ReadRequest(r)
 	if err != nil || req.Method != http.MethodConnect || p.behind[req.Host] == "" {
@@ -147,18 +133,9 @@ func (p *connectProxy) serve(ctx context.Context, c net.Conn) {
 		fmt.Fprint(c, "HTTP/1.1 502 Bad Gateway\r\n\r\n")
 		return
 	}
-	defer s.Close()
 	p.mu.Lock()
 	p.tunnels[req.Host]++
 	p.mu.Unlock()
 	fmt.Fprint(c, "HTTP/1.1 200 OK\r\n\r\n")
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_, _ = io.Copy(s, r)
-		s.Close()
-	}()
-	_, _ = io.Copy(c, s)
-	c.Close()
-	<-done
+	relay.Join(ctx, c, s, r)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testEndpoints has a backend of three endpoints per case, of which one goes bad under traffic.
@@ -81,7 +82,7 @@ func oneOfThree(t *testing.T, d *door, fault extension.Fault, all bool, within t
 		l.make = d.mixed(b)
 	}
 	l.start(t)
-	pause(t, time.Second)
+	suite.Pause(t, time.Second)
 
 	bad := servers[0]
 	if n, _ := strangers(b, bad, 0); n == 0 {
@@ -97,9 +98,9 @@ func oneOfThree(t *testing.T, d *door, fault extension.Fault, all bool, within t
 	if b.unavailable(d) {
 		t.Error("the APIService is unavailable although two endpoints are well")
 	}
-	pause(t, 200*time.Millisecond) // for what was on its way to the endpoint
+	suite.Pause(t, 200*time.Millisecond) // for what was on its way to the endpoint
 	seen := last(bad)
-	pause(t, 3*time.Second)
+	suite.Pause(t, 3*time.Second)
 	if n, example := strangers(b, bad, seen); n > 0 {
 		t.Errorf("%d requests were sent to an unhealthy endpoint, such as %s", n, example)
 	}
@@ -122,7 +123,7 @@ func testBlackhole(t *testing.T, d *door) {
 	b.register(t, addresses...)
 	b.await(t, d)
 	l := (&load{interval: 20 * time.Millisecond, client: d.w.clients(2), make: d.mixed(b)}).start(t)
-	pause(t, steadyPause)
+	suite.Pause(t, steadyPause)
 
 	lost := processes[0].host
 	begun := d.w.stalls.start()
@@ -132,7 +133,7 @@ func testBlackhole(t *testing.T, d *door) {
 	if verdict > failOver {
 		t.Errorf("unhealthy after %s, want %s", verdict, failOver)
 	}
-	pause(t, failOver)
+	suite.Pause(t, failOver)
 	lost.plug(t)
 	eventually(t, longest, "healthy again", func() bool { return b.healthy(d, addresses[0]) })
 
@@ -167,14 +168,14 @@ func testSlow(t *testing.T, d *door, onlyLive bool) {
 	b.register(t, servers[0].Addr(), servers[1].Addr(), servers[2].Addr())
 	b.await(t, d)
 	l := (&load{interval: 10 * time.Millisecond, client: d.w.clients(2), make: d.reads(b)}).start(t)
-	pause(t, steadyPause)
+	suite.Pause(t, steadyPause)
 	must.Do(t, servers[0].Set(extension.Fault{Kind: extension.Slow, Delay: slow, Path: path}))
-	pause(t, 15*time.Second) // the bound
+	suite.Pause(t, 15*time.Second) // the bound
 	var from [3]int64
 	for i, s := range servers {
 		from[i] = last(s)
 	}
-	pause(t, 6*time.Second)
+	suite.Pause(t, 6*time.Second)
 	total, toSlow := 0, 0
 	for i, s := range servers {
 		n, _ := strangers(b, s, from[i])

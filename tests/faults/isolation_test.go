@@ -13,6 +13,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testIsolation floods a backend that answers after half a minute, and looks at what the users of
@@ -45,7 +46,7 @@ func testIsolation(t *testing.T, d *door) {
 	clients, measuring := d.w.clients(6), d.w.clients(2)
 	measure := func() []shot {
 		l := (&load{interval: 5 * time.Millisecond, client: measuring, make: d.reads(other)}).start(t)
-		pause(t, window)
+		suite.Pause(t, window)
 		return l.stop()
 	}
 	measure() // connections, caches
@@ -60,7 +61,7 @@ func testIsolation(t *testing.T, d *door) {
 		measured(&calm)
 		end := startFlood(t, d, slow, clients, flood)
 		eventually(t, longest, "flooded", func() bool { return slow.inFlight(d) >= lent })
-		pause(t, 500*time.Millisecond) // the connections of the flood are no part of it
+		suite.Pause(t, 500*time.Millisecond) // the connections of the flood are no part of it
 		measured(&flooded)
 		end()
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testLeftovers creates, changes and deletes APIServices under traffic, a thousand times in all,
@@ -74,12 +75,11 @@ func testLeftovers(t *testing.T, d *door) {
 	}
 	deadline := time.Now().Add(longest)
 	for !ok() && time.Now().Before(deadline) {
-		pause(t, 500*time.Millisecond)
+		suite.Pause(t, 500*time.Millisecond)
 	}
 	t.Logf("before %+v, after %+v", before, after)
 	if !ok() {
-		stacks := must.Get(d.get(t.Context(), "/debug/pprof/goroutine?debug=1"))(t)
-		t.Errorf("before %+v, after %+v\n%.600s", before, after, stacks)
+		t.Errorf("before %+v, after %+v\n%.600s", before, after, must.Get(d.get(t.Context(), "/debug/pprof/goroutine?debug=1"))(t))
 	}
 }
 
@@ -94,8 +94,7 @@ type holding struct {
 // holds counts. The connections of the backend's own APIService are among them, before and after.
 func (d *door) holds(t *testing.T, servers []*extension.Server) holding {
 	t.Helper()
-	text := must.Get(d.get(t.Context(), "/metrics"))(t)
-	s := parse(text)
+	s := parse(must.Get(d.get(t.Context(), "/metrics"))(t))
 	h := holding{goroutines: int(s["go_goroutines"]), files: int(s["process_open_fds"])}
 	for _, x := range servers {
 		h.backend += x.Stats().Open

@@ -15,6 +15,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testLimits fills a Fairlead that may have few requests under way.
@@ -105,7 +106,7 @@ func testRetryAfter(t *testing.T, d *door) {
 	slow := (&load{interval: time.Second, client: d.w.clients(1), make: func(int) (string, string, string) {
 		return http.MethodGet, x.Endpoint.URL + b.widgets() + "/widget-001", ""
 	}}).start(t)
-	pause(t, 200*time.Millisecond)
+	suite.Pause(t, 200*time.Millisecond)
 	must.Do(t, x.Part.Signal(syscall.SIGTERM))
 	told := map[int]int{}
 	h1, h2 := h1Clients(d.w.admin, 1)[0], d.w.client()
@@ -121,7 +122,7 @@ func testRetryAfter(t *testing.T, d *door) {
 				t.Fatal("429 without Retry-After")
 			}
 		}
-		pause(t, 50*time.Millisecond)
+		suite.Pause(t, 50*time.Millisecond)
 	}
 	t.Logf("answers by status: %v", told)
 	if told[http.StatusOK] == 0 || told[http.StatusTooManyRequests] == 0 || len(told) != 2 {

@@ -21,11 +21,7 @@ const scrapeEvery = 50 * time.Millisecond
 // follow reads the metrics until the test ends.
 func (d *door) follow(t *testing.T) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	t.Cleanup(func() { cancel(); <-ended })
-	go func() {
-		defer close(ended)
+	beside(t, func(ctx context.Context) {
 		tick := time.NewTicker(scrapeEvery)
 		defer tick.Stop()
 		for {
@@ -39,7 +35,7 @@ func (d *door) follow(t *testing.T) {
 				return
 			}
 		}
-	}()
+	})
 }
 
 // scrape is the latest state of the metrics.

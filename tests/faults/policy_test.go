@@ -17,8 +17,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/fairlead-proxy/fairlead/tests/alone"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testPolicy sets each annotation of an APIService that is in use, and takes it away again: what it
@@ -76,11 +78,7 @@ func (p *policed) set(t *testing.T, faults ...extension.Fault) {
 // get asks below the objects' path.
 func (p *policed) get(t *testing.T, path string) (int, string) {
 	t.Helper()
-	req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, p.d.Endpoint.URL+p.widgets()+path, nil))(t)
-	res := must.Get(p.client.Do(req))(t)
-	defer res.Body.Close()
-	body, _ := io.ReadAll(io.LimitReader(res.Body, 1<<10))
-	return res.StatusCode, string(body)
+	return alone.Get(t, p.client, p.d.Endpoint.URL+p.widgets()+path)
 }
 
 // becomes waits until a path is answered so.
@@ -89,66 +87,51 @@ func (p *policed) becomes(t *testing.T, path string, want int) {
 	eventually(t, longest, fmt.Sprintf("%s is answered %d", path, want), func() bool { code, _ := p.get(t, path); return code == want })
 }
 
+// flips sets an annotation and takes it away again, and waits for what a path is answered before,
+// with it, and after it.
+func (p *policed) flips(t *testing.T, name, value, path string, without, with int) {
+	t.Helper()
+	p.becomes(t, path, without)
+	p.annotate(t, name, value)
+	p.becomes(t, path, with)
+	p.annotate(t, name, "")
+	p.becomes(t, path, without)
+}
+
 func requestTimeout(t *testing.T, p *policed) {
 	p.set(t, extension.Fault{Kind: extension.Slow, Delay: 2 * time.Second, Path: p.widgets()})
-	p.becomes(t, "/widget-001", 200)
-	p.annotate(t, "request-timeout", "1s")
-	p.becomes(t, "/widget-001", 504)
-	p.annotate(t, "request-timeout", "")
-	p.becomes(t, "/widget-001", 200)
+	p.flips(t, "request-timeout", "1s", "/widget-001", 200, 504)
 }
 
 func longRunningSubresources(t *testing.T, p *policed) {
 	p.annotate(t, "request-timeout", "1s")
 	p.set(t, extension.Fault{Kind: extension.Slow, Delay: 2 * time.Second, Path: p.widgets() + "/widget-001/console"})
-	p.becomes(t, "/widget-001/console", 504)
-	p.annotate(t, "long-running-subresources", "vnc,console")
-	p.becomes(t, "/widget-001/console", 200)
-	p.annotate(t, "long-running-subresources", "")
-	p.becomes(t, "/widget-001/console", 504)
+	p.flips(t, "long-running-subresources", "vnc,console", "/widget-001/console", 504, 200)
 }
 
 func maxInFlight(t *testing.T, p *policed) {
 	p.set(t, extension.Fault{Kind: extension.Hang, Path: p.widgets() + "/hang"})
 	p.hold(t, "/hang")
 	eventually(t, longest, "one under way", func() bool { return p.inFlight(p.d) >= 1 })
-	p.becomes(t, "/widget-001", 200)
-	p.annotate(t, "max-inflight", "1")
-	p.becomes(t, "/widget-001", 429)
-	p.annotate(t, "max-inflight", "")
-	p.becomes(t, "/widget-001", 200)
+	p.flips(t, "max-inflight", "1", "/widget-001", 200, 429)
 }
 
 func maxLongRunning(t *testing.T, p *policed) {
 	const watch = "?watch=1&resourceVersion=1"
 	p.hold(t, watch)
 	eventually(t, longest, "one watch open", func() bool { return p.server.Stats().Watchers >= 1 })
-	p.becomes(t, watch+"&timeoutSeconds=1", 200)
+	p.flips(t, "max-longrunning", "1", watch+"&timeoutSeconds=1", 200, 429)
 	p.annotate(t, "max-longrunning", "1")
 	p.becomes(t, watch+"&timeoutSeconds=1", 429)
 	if code, text := p.get(t, "/widget-001"); code != 200 {
 		t.Errorf("a request that is not long-running: %d %s", code, text)
 	}
-	p.annotate(t, "max-longrunning", "")
-	p.becomes(t, watch+"&timeoutSeconds=1", 200)
 }
 
 // hold has a request under way until the test ends.
 func (p *policed) hold(t *testing.T, path string) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	t.Cleanup(func() { cancel(); <-ended })
-	req := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, p.d.Endpoint.URL+p.widgets()+path, nil))(t)
-	go func() {
-		defer close(ended)
-		res, err := p.d.w.client().Do(req)
-		if err != nil {
-			return
-		}
-		defer res.Body.Close()
-		_, _ = io.Copy(io.Discard, res.Body)
-	}()
+	beside(t, func(ctx context.Context) { open(ctx, p.d.w.client(), p.d.Endpoint.URL+p.widgets()+path) })
 }
 
 func serverName(t *testing.T, p *policed) {
@@ -168,16 +151,16 @@ func serverName(t *testing.T, p *policed) {
 func probeInterval(t *testing.T, p *policed) {
 	probes := func() (n int) {
 		seq := last(p.server)
-		pause(t, 4*time.Second)
+		suite.Pause(t, 4*time.Second)
 		return len(p.server.Requests(seq))
 	}
 	p.annotate(t, "probe-interval", "1m")
-	pause(t, 12*time.Second) // the next probe is due within that, as it was before
+	suite.Pause(t, 12*time.Second) // the next probe is due within that, as it was before
 	if n := probes(); n > 1 {
 		t.Errorf("%d probes in 4 s at one a minute", n)
 	}
 	p.annotate(t, "probe-interval", "1s")
-	pause(t, time.Second)
+	suite.Pause(t, time.Second)
 	if n := probes(); n < 3 {
 		t.Errorf("%d probes in 4 s at one a second", n)
 	}
@@ -235,7 +218,7 @@ func pingTimeout(t *testing.T, d *door) {
 	client := d.w.client()
 	ask(t, client, d.Endpoint.URL+b.widgets()) // a connection with the default
 	b.annotate(t, "ping-timeout", ping.String())
-	pause(t, time.Second)
+	suite.Pause(t, time.Second)
 	req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, d.Endpoint.URL+b.widgets()+"?watch=1&resourceVersion=1", nil))(t)
 	res := must.Get(client.Do(req))(t)
 	defer res.Body.Close()
@@ -246,7 +229,7 @@ func pingTimeout(t *testing.T, d *door) {
 		ended.Store(true)
 		over <- err
 	}()
-	pause(t, time.Second)
+	suite.Pause(t, time.Second)
 	lost := d.w.stalls.start()
 	process.host.unplug(t)
 	took := lost.until(t, eventually(t, longest, "cut", ended.Load))

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // The bounds. They are for the moment at which the verdict is in force and shown, from the
@@ -30,22 +31,17 @@ func testProcess(t *testing.T, d *door) {
 	b.register(t, p.addr())
 	b.await(t, d)
 
-	down := func(t *testing.T, since stopwatch, bound time.Duration) {
+	reaches := func(t *testing.T, unavailable bool, since stopwatch, bound time.Duration) {
 		t.Helper()
-		took := since.until(t, eventually(t, longest, "unavailable", func() bool { return b.unavailable(d) }))
-		t.Logf("unavailable after %s", took.Round(time.Millisecond))
+		state := map[bool]string{true: "unavailable", false: "available"}[unavailable]
+		took := since.until(t, eventually(t, longest, state, func() bool { return b.unavailable(d) == unavailable }))
+		t.Logf("%s after %s", state, took.Round(time.Millisecond))
 		if took > bound {
-			t.Errorf("unavailable after %s, want %s", took, bound)
+			t.Errorf("%s after %s, want %s", state, took, bound)
 		}
 	}
-	up := func(t *testing.T, since stopwatch, bound time.Duration) {
-		t.Helper()
-		took := since.until(t, eventually(t, longest, "available", func() bool { return !b.unavailable(d) }))
-		t.Logf("available after %s", took.Round(time.Millisecond))
-		if took > bound {
-			t.Errorf("available after %s, want %s", took, bound)
-		}
-	}
+	down := func(t *testing.T, since stopwatch, bound time.Duration) { t.Helper(); reaches(t, true, since, bound) }
+	up := func(t *testing.T, since stopwatch, bound time.Duration) { t.Helper(); reaches(t, false, since, bound) }
 	restart := func(t *testing.T) stopwatch {
 		t.Helper()
 		must.Do(t, p.Restart(t.Context()))
@@ -54,14 +50,14 @@ func testProcess(t *testing.T, d *door) {
 
 	t.Run("killed under traffic", func(t *testing.T) {
 		l := (&load{interval: 20 * time.Millisecond, client: d.w.clients(2), make: d.reads(b)}).start(t)
-		pause(t, steadyPause)
+		suite.Pause(t, steadyPause)
 		killed := d.w.stalls.start()
 		p.Kill()
 		down(t, killed, killedBusy)
-		pause(t, steadyPause)
+		suite.Pause(t, steadyPause)
 		up(t, restart(t), comeBack)
 		back := time.Now()
-		pause(t, time.Second)
+		suite.Pause(t, time.Second)
 		for _, s := range l.stop() {
 			if (s.began.Before(killed.begun.Add(-100*time.Millisecond)) || s.began.After(back)) && s.failed() {
 				t.Errorf("while all was well: %s", &s)
@@ -69,11 +65,11 @@ func testProcess(t *testing.T, d *door) {
 		}
 	})
 	t.Run("killed idle", func(t *testing.T) {
-		pause(t, steadyPause)
+		suite.Pause(t, steadyPause)
 		killed := d.w.stalls.start()
 		p.Kill()
 		down(t, killed, killedIdle)
-		pause(t, 2*steadyPause) // probes have slowed down
+		suite.Pause(t, 2*steadyPause) // probes have slowed down
 		up(t, restart(t), comeBack)
 	})
 	t.Run("hung idle", func(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testRolling replaces the three endpoints of a backend, one after the other, as a Deployment does:
@@ -22,7 +23,7 @@ func testRolling(t *testing.T, d *door) {
 	b.register(t, servers[0].Addr(), servers[1].Addr(), servers[2].Addr())
 	b.await(t, d)
 	l := (&load{interval: 5 * time.Millisecond, client: d.w.clients(4), make: d.mixed(b)}).start(t)
-	pause(t, time.Second)
+	suite.Pause(t, time.Second)
 	for i := range 3 {
 		old, fresh := servers[i], servers[i+3]
 		b.update(t, func(s *discoveryv1.EndpointSlice) {
@@ -31,11 +32,11 @@ func testRolling(t *testing.T, d *door) {
 			s.Endpoints = append(s.Endpoints, ready(fresh.Addr()))
 		})
 		must.Do(t, old.Set(extension.Fault{Kind: extension.GoAway}))
-		pause(t, grace)
+		suite.Pause(t, grace)
 		b.update(t, func(s *discoveryv1.EndpointSlice) { s.Endpoints = s.Endpoints[1:] })
 		must.Do(t, old.Set(extension.Fault{Kind: extension.Dead}))
 	}
-	pause(t, time.Second)
+	suite.Pause(t, time.Second)
 	shots := l.stop()
 	mustSucceed(t, shots, 0)
 	for _, s := range shots {

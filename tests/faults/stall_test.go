@@ -23,11 +23,7 @@ const (
 
 // follow looks at the clock until the test ends.
 func (s *stalls) follow(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	t.Cleanup(func() { cancel(); <-ended })
-	go func() {
-		defer close(ended)
+	beside(t, func(ctx context.Context) {
 		tick := time.NewTicker(stallTick)
 		defer tick.Stop()
 		last := time.Now()
@@ -43,7 +39,7 @@ func (s *stalls) follow(t *testing.T) {
 			}
 			last = now
 		}
-	}()
+	})
 }
 
 // stopwatch measures time without stalls, and says both.

@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
@@ -50,11 +51,11 @@ func testStatus(t *testing.T, d *door) {
 		ext := other.serve(t, 1, extension.Config{})[0]
 		other.register(t, ext.Addr())
 		eventually(t, longest, "the new one is written, too", func() bool { return other.written(t) == "True" })
-		pause(t, time.Second) // until the write is counted, and the count read
+		suite.Pause(t, time.Second) // until the write is counted, and the count read
 		before := x.scrape()[statusWrites]
 		annotate := fmt.Sprintf(`{"metadata":{"annotations":{"example.com/at":%q}}}`, time.Now())
 		must.Get(d.w.groups.ApiregistrationV1().APIServices().Patch(t.Context(), b.apiService(), types.MergePatchType, []byte(annotate), metav1.PatchOptions{}))(t)
-		pause(t, 3*time.Second) // longer than the least time between two writes
+		suite.Pause(t, 3*time.Second) // longer than the least time between two writes
 		if n := x.scrape()[statusWrites] - before; n != 0 {
 			t.Errorf("%v writes while no verdict changed", n)
 		}

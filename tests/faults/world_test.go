@@ -3,6 +3,7 @@
 package faults
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -82,20 +83,18 @@ func (w *world) number(kind string) int {
 	return w.counts[kind]
 }
 
+// beside runs something until the test ends, and waits for its end.
+func beside(t *testing.T, run func(ctx context.Context)) {
+	t.Helper()
+	ended := make(chan struct{})
+	t.Cleanup(func() { <-ended })
+	go func() { defer close(ended); run(t.Context()) }()
+}
+
 // eventually asks every few milliseconds until ok says yes, and returns when that was. It fails
 // after most, far beyond what the caller asserts.
 func eventually(t *testing.T, most time.Duration, what string, ok func() bool) time.Time {
 	t.Helper()
 	suite.Eventually(t, most, what, func() (bool, string) { return ok(), "" })
 	return time.Now()
-}
-
-// pause lets time pass.
-func pause(t *testing.T, d time.Duration) {
-	t.Helper()
-	select {
-	case <-time.After(d):
-	case <-t.Context().Done():
-		t.Fatal("the test has ended")
-	}
 }

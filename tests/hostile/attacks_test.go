@@ -119,16 +119,14 @@ func longChain(t *testing.T) *tls.Certificate {
 	const intermediates = 15
 	subject := pkix.Name{CommonName: "intermediate"}
 	newKey := func() *ecdsa.PrivateKey {
-		key := must.Get(ecdsa.GenerateKey(elliptic.P521(), rand.Reader))(t)
-		return key
+		return must.Get(ecdsa.GenerateKey(elliptic.P521(), rand.Reader))(t)
 	}
 	sign := func(name pkix.Name, ca bool, key, parent *ecdsa.PrivateKey) []byte {
 		c := &x509.Certificate{
 			SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: name, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 			IsCA: ca, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 		}
-		der := must.Get(x509.CreateCertificate(rand.Reader, c, &x509.Certificate{Subject: subject}, key.Public(), parent))(t)
-		return der
+		return must.Get(x509.CreateCertificate(rand.Reader, c, &x509.Certificate{Subject: subject}, key.Public(), parent))(t)
 	}
 	parent, leaf := newKey(), newKey()
 	chain := &tls.Certificate{PrivateKey: leaf, Certificate: [][]byte{sign(pkix.Name{CommonName: "attacker"}, false, leaf, parent)}}

@@ -106,8 +106,7 @@ func (d *door) taste(t *testing.T, c *http.Client, path string) int {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	r := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "https://"+d.Front+path, nil))(t)
-	res, err := c.Do(r)
+	res, err := c.Do(must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "https://"+d.Front+path, nil))(t))
 	if err != nil {
 		if ctx.Err() != nil {
 			t.Errorf("no answer: %v", err)
@@ -144,7 +143,7 @@ func testBombs(t *testing.T, w *world) {
 			if status, _ := d.ask(t, d.root, "https://"+d.Front+"/openapi/v2"); status != http.StatusOK {
 				t.Errorf("/openapi/v2 is answered %d", status)
 			}
-			pause(t, 3*time.Second) // for what goes on behind
+			suite.Pause(t, 3*time.Second) // for what goes on behind
 			_, peak := d.memory(t)
 			t.Logf("%d requests, memory +%d MiB at most", d.target.Stats().Requests-seen, (peak-before)/mib)
 			if peak-before > 96*mib { // 16 MiB are read of a v2 document, 8 of discovery, and as much again is left behind until it is collected

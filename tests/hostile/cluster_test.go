@@ -80,8 +80,7 @@ func (h *harbour) await(t *testing.T, groupVersion string) {
 // roles lets everybody who is authenticated use the mirror, and nobody read documents.
 func (h *harbour) roles(t *testing.T) {
 	t.Helper()
-	core := must.Get(kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin())))(t)
-	rbac := core.RbacV1()
+	rbac := must.Get(kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin())))(t).RbacV1()
 	for _, name := range []string{"system:discovery", "system:public-info-viewer"} {
 		must.Do(t, rbac.ClusterRoleBindings().Delete(t.Context(), name, metav1.DeleteOptions{}))
 	}

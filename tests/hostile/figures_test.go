@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // mib is a MiB.
@@ -49,8 +50,7 @@ func (d *door) forgetPeak(t *testing.T) {
 // cpu is the processor time that the process has used.
 func (d *door) cpu(t *testing.T) time.Duration {
 	t.Helper()
-	stat := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.Process.Pid)))(t)
-	_, rest, _ := strings.Cut(string(stat), ") ")
+	_, rest, _ := strings.Cut(string(must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.Process.Pid)))(t)), ") ")
 	f := strings.Fields(rest)
 	user, err1 := strconv.Atoi(f[11])
 	system, err2 := strconv.Atoi(f[12])
@@ -63,8 +63,7 @@ func (d *door) cpu(t *testing.T) time.Duration {
 // descriptors is how many files and sockets the process has open.
 func (d *door) descriptors(t *testing.T) int {
 	t.Helper()
-	list := must.Get(filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", d.Process.Pid)))(t)
-	return len(list)
+	return len(must.Get(filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", d.Process.Pid)))(t))
 }
 
 // innocents are users who ask steadily while others attack. They do not wait for earlier answers: a
@@ -195,7 +194,7 @@ func (d *door) compare(t *testing.T, attack func(context.Context)) *compared {
 		ctx, cancel := context.WithCancel(t.Context())
 		var attackers sync.WaitGroup
 		attackers.Go(func() { attack(ctx) })
-		pause(t, 100*time.Millisecond) // until it is in full swing
+		suite.Pause(t, 100*time.Millisecond) // until it is in full swing
 		c.attackedWindow(t)
 		cancel()
 		attackers.Wait()

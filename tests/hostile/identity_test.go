@@ -194,8 +194,7 @@ func (v *visitor) ask(t *testing.T, method, url, body string) (int, string) {
 		return 0, err.Error()
 	}
 	defer res.Body.Close()
-	b := must.Get(io.ReadAll(res.Body))(t)
-	return res.StatusCode, string(b)
+	return res.StatusCode, string(must.Get(io.ReadAll(res.Body))(t))
 }
 
 // testMatrix asks every route with every passport and every forgery, over both protocols.
@@ -336,6 +335,5 @@ func (h *harbour) upgrade(t *testing.T, p *passport, path string) (int, string) 
 	if res.StatusCode == http.StatusSwitchingProtocols {
 		return res.StatusCode, ""
 	}
-	body := must.Get(io.ReadAll(io.LimitReader(res.Body, 4096)))(t)
-	return res.StatusCode, string(body)
+	return res.StatusCode, string(must.Get(io.ReadAll(io.LimitReader(res.Body, 4096)))(t))
 }

@@ -84,7 +84,7 @@ func (d *door) idle(t *testing.T, as *tls.Config) io.Closer {
 	_, err = w.ask("GET", "/readyz", true)
 	must.Do(t, errors.Join(err, w.flush()))
 	for ctx := t.Context(); w.ended.Load() == 0 && ctx.Err() == nil; {
-		pause(t, 200*time.Microsecond)
+		suite.Pause(t, 200*time.Microsecond)
 	}
 	return w.tls.NetConn()
 }

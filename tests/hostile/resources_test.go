@@ -236,14 +236,14 @@ func testStopped(t *testing.T, w *world) {
 		t.Fatal(wrong)
 	}
 	must.Do(t, d.Process.Signal(syscall.SIGSTOP))
-	pause(t, stop)
+	suite.Pause(t, stop)
 	begun := time.Now()
 	must.Do(t, d.Process.Signal(syscall.SIGCONT))
 	if _, wrong := i.once(t.Context()); wrong != "" {
 		t.Errorf("the first request after it is answered %s", wrong)
 	}
 	back := time.Since(begun)
-	pause(t, 3*time.Second) // for whatever takes it for dead
+	suite.Pause(t, 3*time.Second) // for whatever takes it for dead
 	if n := d.metric(t, "aggregator_unavailable_apiservice_total{"); n != 0 {
 		t.Errorf("APIServices were found unavailable %v times", n)
 	}
@@ -261,8 +261,7 @@ func testStopped(t *testing.T, w *world) {
 // watch counts what a watch of the innocents' API brings.
 func (d *door) watch(t *testing.T, c *http.Client, ended chan<- error) *atomic.Int64 {
 	t.Helper()
-	r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+d.Front+others+"?watch=true", nil))(t)
-	res, err := c.Do(r)
+	res, err := c.Do(must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+d.Front+others+"?watch=true", nil))(t))
 	if err != nil || res.StatusCode != http.StatusOK {
 		t.Fatalf("watching: %v, %v", res, err)
 	}

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // lame is a peer that begins something and does not go on with it, or hardly.
@@ -79,7 +80,7 @@ func testSlow(t *testing.T, d *door) {
 				})
 			}
 		}
-		pause(t, time.Second) // their handshakes
+		suite.Pause(t, time.Second) // their handshakes
 	})
 	t.Logf("%d slow peers: %s", cap(lives), c)
 	c.held(t, 32*mib)
@@ -154,7 +155,7 @@ func testSlowReaders(t *testing.T, d *door) {
 	})
 	t.Logf("%d connections that do not read: %s", len(readers), c)
 	c.held(t, limit)
-	pause(t, time.Until(begun.Add(bound+slack)))
+	suite.Pause(t, time.Until(begun.Add(bound+slack)))
 	for i, r := range readers {
 		must.Do(t, r.SetReadDeadline(time.Now().Add(5*time.Second)))
 		// What is in the sockets still comes; then the end, or the rest of what was asked for and

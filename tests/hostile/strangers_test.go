@@ -25,6 +25,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // TestStrangers is about one connection, and sixteen, of somebody who wants to stop everybody else:
@@ -52,8 +53,7 @@ func TestStrangers(t *testing.T) {
 
 func (h *harbour) accounts(t *testing.T) typed.ServiceAccountInterface {
 	t.Helper()
-	core := must.Get(kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin())))(t)
-	return core.CoreV1().ServiceAccounts("default")
+	return must.Get(kubernetes.NewForConfig(h.Endpoint().RESTConfig(h.Admin())))(t).CoreV1().ServiceAccounts("default")
 }
 
 // account makes the one whose tokens mint gives: no controller manager runs here.
@@ -137,8 +137,7 @@ type siege struct {
 
 func (s *siege) run(t *testing.T) {
 	t.Helper()
-	process := must.Get(os.FindProcess(s.h.front.Part.PID()))(t)
-	d := &door{Door: &alone.Door{Process: process}}
+	d := &door{Door: &alone.Door{Process: must.Get(os.FindProcess(s.h.front.Part.PID()))(t)}}
 	s.url, s.wrong = s.h.front.Endpoint.URL+remotePath+"/widget-001", map[string]int{}
 	c := s.client("h2", s.h.tls(s.h.PKI.Client.CA.Issue(pki.Leaf{CommonName: "innocent"})))
 	defer c.CloseIdleConnections()
@@ -159,7 +158,7 @@ func (s *siege) run(t *testing.T) {
 			strikers.Go(func() { s.strikes(ctx, i, struck) })
 		}
 		holding.Wait() // handshakes are work too, but none that this is about
-		pause(t, swing)
+		suite.Pause(t, swing)
 		var meanwhile sync.WaitGroup
 		meanwhile.Go(func() { s.others(t) })
 		served, worst = s.window(t, c)
@@ -196,10 +195,8 @@ func (s *siege) window(t *testing.T, c *http.Client) (served int, worst time.Dur
 // proc_stat(5)).
 func stolen(t *testing.T) time.Duration {
 	t.Helper()
-	stat := must.Get(os.ReadFile("/proc/stat"))(t)
-	all, _, _ := strings.Cut(string(stat), "\n")
-	ticks := must.Get(strconv.Atoi(strings.Fields(all)[8]))(t)
-	return time.Duration(ticks) * 10 * time.Millisecond // USER_HZ is 100
+	all, _, _ := strings.Cut(string(must.Get(os.ReadFile("/proc/stat"))(t)), "\n")
+	return time.Duration(must.Get(strconv.Atoi(strings.Fields(all)[8]))(t)) * 10 * time.Millisecond // USER_HZ is 100
 }
 
 // second has others ask for a second. It returns how many were served within it, and the slowest

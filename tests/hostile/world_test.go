@@ -81,13 +81,3 @@ ports: [{port: %[4]s}]
 endpoints: [{addresses: [%[3]s]}]
 `, group, svc, host, port, base64.StdEncoding.EncodeToString(w.keys.Servers.PEM()), annotations)
 }
-
-// pause lets time pass.
-func pause(t *testing.T, d time.Duration) {
-	t.Helper()
-	select {
-	case <-time.After(d):
-	case <-t.Context().Done():
-		t.Fatal("the test has ended")
-	}
-}

@@ -34,8 +34,7 @@ func newHarbour(t *testing.T) *harbour {
 	ca := pki.NewCA("harbour")
 	k := must.Get(New(Config{Certificate: ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS(), ClientCAs: ca.Pool(), Dir: t.TempDir()}))(t)
 	t.Cleanup(k.Close)
-	c := must.Get(k.newContainer("ns", "buoy"))(t)
-	return &harbour{Kubelet: k, container: c, ca: ca, url: "https://" + k.listen.Addr().String()}
+	return &harbour{Kubelet: k, container: must.Get(k.newContainer("ns", "buoy"))(t), ca: ca, url: "https://" + k.listen.Addr().String()}
 }
 
 // config is that of a client in a group.
@@ -47,11 +46,9 @@ func (h *harbour) config(group string) *rest.Config {
 func (h *harbour) get(t *testing.T, group, path string) (int, string) {
 	t.Helper()
 	client := must.Get(rest.HTTPClientFor(h.config(group)))(t)
-	req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, h.url+path, nil))(t)
-	res := must.Get(client.Do(req))(t)
+	res := must.Get(client.Do(must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, h.url+path, nil))(t)))(t)
 	defer res.Body.Close()
-	body := must.Get(io.ReadAll(res.Body))(t)
-	return res.StatusCode, string(body)
+	return res.StatusCode, string(must.Get(io.ReadAll(res.Body))(t))
 }
 
 func TestExec(t *testing.T) {

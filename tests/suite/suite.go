@@ -81,8 +81,7 @@ func Tool(t *testing.T, name string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), building)
 	defer cancel()
-	path := must.Get(tools.Path(ctx, tools.Config{Progress: os.Stderr}, name))(t)
-	return path
+	return must.Get(tools.Path(ctx, tools.Config{Progress: os.Stderr}, name))(t)
 }
 
 // Eventually asks until ok says yes, and returns how long that took. After most it ends the test
@@ -104,6 +103,16 @@ func Eventually(t *testing.T, most time.Duration, what string, ok func() (bool, 
 			t.Fatalf("after %s still not: %s: %s", most, what, last)
 		case <-tick.C:
 		}
+	}
+}
+
+// Pause lets time pass.
+func Pause(t *testing.T, d time.Duration) {
+	t.Helper()
+	select {
+	case <-time.After(d):
+	case <-t.Context().Done():
+		t.Fatal("the test has ended")
 	}
 }
 
@@ -132,8 +141,7 @@ func TLS(t *testing.T, e cluster.Endpoint, cr cluster.Credentials) *tls.Config {
 	t.Helper()
 	c := &tls.Config{RootCAs: Pool(t, e.CAFile), MinVersion: tls.VersionTLS12}
 	if cr.Pair.CertFile != "" {
-		pair := must.Get(tls.LoadX509KeyPair(cr.Pair.CertFile, cr.Pair.KeyFile))(t)
-		c.Certificates = []tls.Certificate{pair}
+		c.Certificates = []tls.Certificate{must.Get(tls.LoadX509KeyPair(cr.Pair.CertFile, cr.Pair.KeyFile))(t)}
 	}
 	return c
 }
@@ -141,8 +149,7 @@ func TLS(t *testing.T, e cluster.Endpoint, cr cluster.Credentials) *tls.Config {
 // Pool are the certificates of a file.
 func Pool(t *testing.T, file string) *x509.CertPool {
 	t.Helper()
-	pool := must.Get(certutil.NewPool(file))(t)
-	return pool
+	return must.Get(certutil.NewPool(file))(t)
 }
 
 // Client is an HTTP client of an endpoint, as a user with a certificate or a token. It follows no
@@ -181,8 +188,7 @@ func Token(t *testing.T, core kubernetes.Interface, namespace, name string) stri
 // Commit names what is tested, for figures that are kept.
 func Commit(t *testing.T) string {
 	t.Helper()
-	out := must.Get(exec.CommandContext(t.Context(), "git", "describe", "--always", "--dirty").Output())(t)
-	return strings.TrimSpace(string(out))
+	return strings.TrimSpace(string(must.Get(exec.CommandContext(t.Context(), "git", "describe", "--always", "--dirty").Output())(t)))
 }
 
 // Put replaces a file in one step, as deployers do.

@@ -1,0 +1,53 @@
+//go:build e2e
+
+// Package relay is what stands between two parts of a test, such as a load balancer: it accepts
+// connections until the test ends, and joins two of them.
+package relay
+
+import (
+	"context"
+	"io"
+	"net"
+	"sync"
+	"testing"
+)
+
+// Accept serves each connection of a listener, and closes it then, or when the test ends.
+func Accept(t *testing.T, l net.Listener, serve func(context.Context, net.Conn)) {
+	t.Helper()
+	var running sync.WaitGroup
+	t.Cleanup(func() { _ = l.Close(); running.Wait() })
+	running.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			running.Go(func() {
+				defer c.Close()
+				defer context.AfterFunc(t.Context(), func() { _ = c.Close() })()
+				serve(t.Context(), c)
+			})
+		}
+	})
+}
+
+// Join copies each way between two connections until both have said all, or ctx ends. from reads
+// what comes from a.
+func Join(ctx context.Context, a, b net.Conn, from io.Reader) {
+	defer b.Close()
+	defer context.AfterFunc(ctx, func() { _, _ = a.Close(), b.Close() })()
+	var ways sync.WaitGroup
+	ways.Go(func() { pass(b, from) })
+	pass(a, b)
+	ways.Wait()
+}
+
+func pass(to net.Conn, from io.Reader) {
+	_, _ = io.Copy(to, from) // a connection that breaks is what it may be for
+	if half, ok := to.(interface{ CloseWrite() error }); ok {
+		_ = half.CloseWrite()
+	} else {
+		_ = to.Close()
+	}
+}
