@@ -80,17 +80,6 @@ func TestUsersAreWhoTheySay(t *testing.T) {
 	}
 }
 
-func TestSampleAPIServer(t *testing.T) {
-	c := start(t, Config{})
-	must.Get(c.StartSampleAPIServer(t.Context()))(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	must.Do(t, c.WaitAvailable(ctx, c.Endpoint(), "wardle.example.com/v1beta1", "wardle.example.com/v1alpha1"))
-	if out := kubectl(t, c.Endpoint(), c.Admin(), "get", "--raw", "/apis/wardle.example.com"); !strings.Contains(out, `"preferredVersion":{"groupVersion":"wardle.example.com/v1beta1"`) {
-		t.Errorf("group document: %s", out)
-	}
-}
-
 func TestReplicasShareState(t *testing.T) {
 	c := start(t, Config{APIServers: 2})
 	kubectl(t, c.EndpointOf(0), c.Admin(), "create", "namespace", "shared")
@@ -120,14 +109,6 @@ func TestStopAndContinue(t *testing.T) {
 	if err := get(10 * time.Second); err != nil {
 		t.Error(err)
 	}
-}
-
-func TestControllerManager(t *testing.T) {
-	c := start(t, Config{})
-	must.Get(c.StartControllerManager(t.Context(), c.Endpoint()))(t)
-	kubectl(t, c.Endpoint(), c.Admin(), "create", "namespace", "short-lived")
-	kubectl(t, c.Endpoint(), c.Admin(), "wait", "--for=create", "--timeout=30s", "serviceaccount/default", "-n", "short-lived")
-	kubectl(t, c.Endpoint(), c.Admin(), "delete", "namespace", "short-lived", "--timeout=60s") // returns when it is gone
 }
 
 // A failed start must say what the part said, and leave nothing.

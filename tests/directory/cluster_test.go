@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/http"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -65,24 +64,23 @@ func testLocal(t *testing.T, w *world) {
 	kubeconfig := filepath.Join(dir, "kubeconfig")
 	must.Do(t, c.Endpoint().WriteKubeconfig(kubeconfig, c.Admin()))
 	suite.Put(t, filepath.Join(dir, "crd.yaml"), crd)
-	direct := kubectl{w.kubectl, []string{"--kubeconfig", kubeconfig, "--cache-dir", filepath.Join(dir, "cache")}}
+	direct := w.as(t, c.Endpoint(), c.Admin())
 	direct.run(t, []string{"apply", "-f", filepath.Join(dir, "crd.yaml")})
 	d := w.open(t, registry, "--kubeconfig="+kubeconfig)
 	k := d.as(t, c.Admin())
 	d.becomes(t, d.root, widgets, http.StatusOK)
 
-	t.Run("built-in groups register themselves", func(t *testing.T) {
-		suite.Eventually(t, 30*time.Second, "registered", func() (bool, string) {
-			out, errs, _ := k.try(t, "get", "apiservice", "v1.batch", "-o", "jsonpath={.spec.groupPriorityMinimum}/{.spec.versionPriority} {.metadata.labels}")
-			return strings.HasPrefix(out, "17400/15 ") && strings.Contains(out, `"kube-aggregator.kubernetes.io/automanaged":"onstart"`), out + errs
+	for _, tc := range []struct{ name, apiService, priorities, label string }{
+		{"built-in groups register themselves", "v1.batch", "17400/15 ", `"kube-aggregator.kubernetes.io/automanaged":"onstart"`},
+		{"CRDs register themselves", "v1.sea.example.com", "1000/100 ", `"kube-aggregator.kubernetes.io/automanaged":"true"`},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			suite.Eventually(t, 30*time.Second, "registered", func() (bool, string) {
+				out, errs, _ := k.try(t, "get", "apiservice", tc.apiService, "-o", "jsonpath={.spec.groupPriorityMinimum}/{.spec.versionPriority} {.metadata.labels}")
+				return strings.HasPrefix(out, tc.priorities) && strings.Contains(out, tc.label), out + errs
+			})
 		})
-	})
-	t.Run("CRDs register themselves", func(t *testing.T) {
-		suite.Eventually(t, 30*time.Second, "registered", func() (bool, string) {
-			out, errs, _ := k.try(t, "get", "apiservice", "v1.sea.example.com", "-o", "jsonpath={.spec.groupPriorityMinimum}/{.spec.versionPriority} {.metadata.labels}")
-			return strings.HasPrefix(out, "1000/100 ") && strings.Contains(out, `"kube-aggregator.kubernetes.io/automanaged":"true"`), out + errs
-		})
-	})
+	}
 	for _, tc := range []struct {
 		name string
 		args []string
@@ -122,35 +120,15 @@ func testLocal(t *testing.T, w *world) {
 	t.Run("a protected group stays local", func(t *testing.T) {
 		k.run(t, []string{"get", "deployments", "-A"})
 		k.run(t, []string{"create", "deployment", "local", "--image=none", "-n", "default"}, "deployment.apps/local created")
-		reported(t, d, "v1.apps", `service/two in "apps"`)
+		d.logs(t, "apiservice", "v1.apps", `service/two in "apps"`)
 		if n := arrived(server, "/apis/apps/v1/"); n != 0 {
 			t.Errorf("%d requests for the protected group have arrived at the extension server", n)
 		}
 	})
 	t.Run("a shadowed CRD", func(t *testing.T) {
 		suite.Put(t, filepath.Join(registry, "sea.yaml"), apiOf(server, "sea.example.com", "v1", "one"))
-		suite.Eventually(t, 30*time.Second, "reported", func() (bool, string) {
-			for _, l := range d.lines() {
-				if p := fmt.Sprint(l["problem"]); l["file"] == filepath.Join(registry, "sea.yaml") && strings.Contains(p, "the local apiserver serves it too") && strings.Contains(p, `service/one in "apps"`) {
-					return true, ""
-				}
-			}
-			return false, d.Log.String()
-		})
+		d.logs(t, "file", filepath.Join(registry, "sea.yaml"), "the local apiserver serves it too", `service/one in "apps"`)
 		d.becomes(t, d.root, "/apis/sea.example.com/v1/widgets", http.StatusOK)
-	})
-}
-
-// reported waits until a problem of an APIService that names the owner is in the log.
-func reported(t *testing.T, d *door, name, owner string) {
-	t.Helper()
-	suite.Eventually(t, 30*time.Second, "reported", func() (bool, string) {
-		for _, l := range d.lines() {
-			if l["msg"] == "problem with APIService" && l["apiservice"] == name && strings.Contains(fmt.Sprint(l["problem"]), owner) {
-				return true, ""
-			}
-		}
-		return false, d.Log.String()
 	})
 }
 
@@ -181,22 +159,18 @@ func claimants() []claimant {
 func testProtected(t *testing.T, w *world) {
 	w, c := behind(t, w)
 	server := w.extension(t, "apps/v1beta1", "autoscaling/v2", "sea.example.com/v1")
-	_, port, _ := strings.Cut(server.Addr(), ":")
-	number := must.Get(strconv.Atoi(port))(t)
-	claim := cluster.Backend{Namespace: "apps", Service: "one", Port: number, CAFile: c.PKI.Serving.CertFile, GroupVersions: []string{"apps/v1beta1"}}
-	must.Do(t, c.Register(t.Context(), claim))
+	must.Do(t, c.Register(t.Context(), cluster.Backend{
+		Namespace: "apps", Service: "one", Port: server.Port(), CAFile: c.PKI.Serving.CertFile, GroupVersions: []string{"apps/v1beta1"},
+	}))
 	// kube-apiserver registers its own group-versions once, and leaves to an administrator what
 	// becomes of them.
-	dir := t.TempDir()
-	kubeconfig := filepath.Join(dir, "kubeconfig")
-	must.Do(t, c.Endpoint().WriteKubeconfig(kubeconfig, c.Admin()))
-	direct := kubectl{w.kubectl, []string{"--kubeconfig", kubeconfig, "--cache-dir", filepath.Join(dir, "cache")}}
+	direct := w.as(t, c.Endpoint(), c.Admin())
 	bundle := base64.StdEncoding.EncodeToString(server.CA.PEM())
 	patch := func(name, patch string) {
 		t.Helper()
 		direct.run(t, []string{"patch", "apiservice", name, "--type=merge", "-p", patch})
 	}
-	toRemote := fmt.Sprintf(`"spec":{"service":{"namespace":"apps","name":"one","port":%d},"caBundle":%q}`, number, bundle)
+	toRemote := fmt.Sprintf(`"spec":{"service":{"namespace":"apps","name":"one","port":%d},"caBundle":%q}`, server.Port(), bundle)
 	patch("v2.autoscaling", "{"+toRemote+"}")
 	root := w.client(t, c.Admin())
 	doors := map[string]*door{}

@@ -69,14 +69,7 @@ func testInvalid(t *testing.T, w *world) {
 	t.Run("two files that claim the same", func(t *testing.T) {
 		suite.Put(t, filepath.Join(registry, "good.yaml"), apiOf(server, "widgets.example.com", "v1", "one"))
 		suite.Put(t, filepath.Join(registry, "thief.yaml"), apiOf(server, "widgets.example.com", "v1", "two"))
-		suite.Eventually(t, 10*time.Second, "reported", func() (bool, string) {
-			for _, l := range d.lines() {
-				if l["file"] == filepath.Join(registry, "thief.yaml") && strings.Contains(fmt.Sprint(l["problem"]), filepath.Join(registry, "good.yaml")+":1") {
-					return true, ""
-				}
-			}
-			return false, d.Log.String()
-		})
+		d.logs(t, "file", filepath.Join(registry, "thief.yaml"), filepath.Join(registry, "good.yaml")+":1")
 		d.status(t, d.root, widgets, http.StatusOK)
 	})
 }

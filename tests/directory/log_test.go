@@ -5,9 +5,12 @@ package directory
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // line is one line of the log.
@@ -36,6 +39,16 @@ func (d *door) find(message string, pairs ...any) line {
 		}
 	}
 	return nil
+}
+
+// logs waits until a problem of a file or an APIService is in the log that says all of this.
+func (d *door) logs(t *testing.T, key, of string, says ...string) {
+	t.Helper()
+	suite.Eventually(t, 30*time.Second, "reported", func() (bool, string) {
+		return slices.ContainsFunc(d.lines(), func(l line) bool {
+			return l[key] == of && !slices.ContainsFunc(says, func(s string) bool { return !strings.Contains(fmt.Sprint(l["problem"]), s) })
+		}), d.Log.String()
+	})
 }
 
 // at is when a line was logged.

@@ -3,9 +3,7 @@
 package directory
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -15,15 +13,22 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
-// as makes a kubectl of a user.
+// as makes a kubectl of a user of the front door.
 func (d *door) as(t *testing.T, cr cluster.Credentials) kubectl {
+	t.Helper()
+	return d.w.as(t, d.front, cr)
+}
+
+// as makes a kubectl of a user of an endpoint.
+func (w *world) as(t *testing.T, e cluster.Endpoint, cr cluster.Credentials) kubectl {
 	t.Helper()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "kubeconfig")
-	must.Do(t, d.front.WriteKubeconfig(file, cr))
-	return kubectl{d.w.kubectl, []string{"--kubeconfig", file, "--cache-dir", filepath.Join(dir, "cache")}}
+	must.Do(t, e.WriteKubeconfig(file, cr))
+	return kubectl{w.kubectl, []string{"--kubeconfig", file, "--cache-dir", filepath.Join(dir, "cache")}}
 }
 
 // kubectl is kubectl as one user.
@@ -41,13 +46,8 @@ func (k kubectl) try(t *testing.T, args ...string) (string, string, int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cmd := k.command(ctx, args...)
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err := cmd.Run(); err != nil && !errors.As(err, new(*exec.ExitError)) {
-		t.Fatalf("kubectl %s: %v", strings.Join(args, " "), err)
-	}
-	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
+	a := suite.Run(t, k.command(ctx, args...), "")
+	return a.Out, a.Errs, a.Code
 }
 
 // run runs kubectl, which must succeed and print every one of want.

@@ -45,7 +45,6 @@ func testClients(t *testing.T, w *world) {
 				{"a body of 3 MB goes in and comes back", bigBody},
 				{"a body over the limit is refused", tooBig},
 				{"gzip", compressed},
-				{"tables", tables},
 				{"metadata only", metadataOnly},
 				{"a DELETE of a collection", deleteCollection},
 			} {
@@ -62,6 +61,7 @@ func testClients(t *testing.T, w *world) {
 // reply is an answer as it came.
 type reply struct {
 	status int
+	proto  string
 	header http.Header
 	body   []byte
 }
@@ -72,16 +72,18 @@ func (w *world) request(t *testing.T, method, path string, header http.Header, b
 	transport := must.Get(rest.TransportFor(w.server.RESTConfig(w.Admin())))(t)
 	req := must.Get(http.NewRequestWithContext(t.Context(), method, w.server.URL+path, bytes.NewReader(body)))(t)
 	maps.Copy(req.Header, header)
+	return answer(t, transport, req)
+}
+
+// answer sends a request and reads all that comes.
+func answer(t *testing.T, transport http.RoundTripper, req *http.Request) reply {
+	t.Helper()
 	res, err := transport.RoundTrip(req)
 	if err != nil {
-		t.Fatalf("%s %s: %v", method, path, err)
+		t.Fatalf("%s %s: %v", req.Method, req.URL.Path, err)
 	}
 	defer res.Body.Close()
-	data, err := io.ReadAll(res.Body)
-	if err != nil {
-		t.Fatalf("reading the answer to %s %s: %v", method, path, err)
-	}
-	return reply{status: res.StatusCode, header: res.Header, body: data}
+	return reply{res.StatusCode, res.Proto, res.Header, must.Get(io.ReadAll(res.Body))(t)}
 }
 
 // url is the path of the collection in a namespace.
@@ -231,17 +233,6 @@ func compressed(t *testing.T, w *world, k kind) {
 		if items, _ := doc["items"].([]any); len(items) < 3 {
 			t.Errorf("%d items, want 3", len(items))
 		}
-	}
-}
-
-func tables(t *testing.T, w *world, k kind) {
-	ns := w.namespace(t)
-	w.create(t, k, ns, "row", "x")
-	r := w.request(t, http.MethodGet, k.url(ns)+"/row", http.Header{"Accept": {"application/json;as=Table;v=v1;g=meta.k8s.io"}}, nil)
-	var table metav1.Table
-	must.Do(t, json.Unmarshal(r.body, &table))
-	if table.Kind != "Table" || len(table.ColumnDefinitions) < 2 || len(table.Rows) != 1 || table.Rows[0].Cells[0] != "row" {
-		t.Errorf("got %.500s, want a table of one row", r.body)
 	}
 }
 

@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -132,14 +131,13 @@ func steadily(ctx context.Context, every time.Duration, do func(i int)) {
 // somebody.
 func (w *world) dials(t *testing.T) map[string]string {
 	t.Helper()
-	c := w.thrifty(t, w.front.Admin, w.PKI.Admin)
-	res := must.Get(c.Do(must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, w.front.Admin.URL+"/metrics", nil))(t)))(t)
-	defer res.Body.Close()
+	req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, w.front.Admin.URL+"/metrics", nil))(t)
+	body := answer(t, w.thrifty(t, w.front.Admin, w.PKI.Admin).Transport, req).body
 	found := map[string]string{}
-	for lines := bufio.NewScanner(res.Body); lines.Scan(); {
+	for line := range strings.Lines(string(body)) {
 		for _, pool := range []string{"local-certificate", "local-impersonate", "local-proven"} {
-			if strings.HasPrefix(lines.Text(), `fairlead_backend_dials_total{name="`+pool+`"`) {
-				name, value, _ := strings.Cut(lines.Text(), "} ")
+			if strings.HasPrefix(line, `fairlead_backend_dials_total{name="`+pool+`"`) {
+				name, value, _ := strings.Cut(strings.TrimSpace(line), "} ")
 				found[name] = value
 			}
 		}

@@ -57,10 +57,9 @@ func newQuay(t *testing.T, w *world) *quay {
 		extension.Fault{Kind: extension.Redirect, Path: widgetsPath + "/" + redirecting, Text: "https://127.0.0.1:1/elsewhere"},
 		extension.Fault{Kind: extension.Hang, Path: widgetsPath + "/" + hanging},
 	))
-	_, port, _ := strings.Cut(q.widgets.Addr(), ":")
-	number := must.Get(strconv.Atoi(port))(t)
-	b := cluster.Backend{Namespace: "widgets", Service: "api", Port: number, CAFile: w.PKI.Serving.CertFile, GroupVersions: []string{widgetsGV}}
-	must.Do(t, w.Register(t.Context(), b))
+	must.Do(t, w.Register(t.Context(), cluster.Backend{
+		Namespace: "widgets", Service: "api", Port: q.widgets.Port(), CAFile: w.PKI.Serving.CertFile, GroupVersions: []string{widgetsGV},
+	}))
 	kc := w.admin(t)
 	kc.feed(t, widgetsRole, "create", "-f", "-")
 	kc.run(t, "create", "clusterrolebinding", "widgets", "--clusterrole=widgets", "--group=system:authenticated")
@@ -120,15 +119,11 @@ func (v visit) send(t *testing.T, e cluster.Endpoint) reply {
 	req.Trailer = v.trailer
 	transport := &http.Transport{TLSClientConfig: clientTLS(t, e, v.pair, v.proto), ForceAttemptHTTP2: v.proto == "h2", DisableKeepAlives: true}
 	defer transport.CloseIdleConnections()
-	res, err := transport.RoundTrip(req)
-	if err != nil {
-		t.Fatalf("%s %s by %s: %v", v.method, v.path, v.proto, err)
+	r := answer(t, transport, req)
+	if want := map[string]string{"h2": "HTTP/2.0", "http/1.1": "HTTP/1.1"}[v.proto]; r.proto != want {
+		t.Fatalf("answered by %s, want %s", r.proto, v.proto)
 	}
-	defer res.Body.Close()
-	if want := map[string]int{"h2": 2, "http/1.1": 1}[v.proto]; res.ProtoMajor != want {
-		t.Fatalf("answered by %s, want %s", res.Proto, v.proto)
-	}
-	return reply{status: res.StatusCode, header: res.Header, body: must.Get(io.ReadAll(res.Body))(t)}
+	return r
 }
 
 // received finds the request that carries marker.

@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -61,7 +60,7 @@ func newWorld(t *testing.T, lane, fairlead string) *world {
 	// as kubeadm's. Both have more than one name for everything that a front proxy says.
 	w := &world{lane: lane, uids: lane != "h2", cache: filepath.Join(dir, "kubectl-cache"), tokens: issuer.Start(t)}
 	issuers := filepath.Join(dir, "issuers.yaml")
-	w.must(t, "configuring the issuer", func() error { return os.WriteFile(issuers, []byte(w.tokens.Config("oidc:")), 0o600) })
+	must.Do(t, os.WriteFile(issuers, []byte(w.tokens.Config("oidc:")), 0o600))
 	cfg := cluster.Config{Dir: dir, UIDHeaders: w.uids, APIServerArgs: []string{"--etcd-compaction-interval=5s"}, BelieverArgs: []string{
 		"--requestheader-username-headers=X-Harbour-User", "--requestheader-group-headers=X-Harbour-Group", "--requestheader-extra-headers-prefix=X-Harbour-Extra-",
 		"--authentication-config=" + issuers,
@@ -72,7 +71,7 @@ func newWorld(t *testing.T, lane, fairlead string) *world {
 	w.Cluster = suite.Start(t, cfg)
 	c := w.Cluster
 	w.server = c.Endpoint()
-	w.must(t, "starting the sample extension server", func() error { _, err := c.StartSampleAPIServer(ctx); return err })
+	must.Get(c.StartSampleAPIServer(ctx))(t)
 	if lane != direct {
 		args := []string{
 			"--http2=" + strconv.FormatBool(lane != "http1"), "--requestheader-username-headers=X-Remote-User,X-Harbour-User", "--requestheader-group-headers=X-Remote-Group,X-Harbour-Group",
@@ -82,61 +81,35 @@ func newWorld(t *testing.T, lane, fairlead string) *world {
 			args = append(args, "--requestheader-uid-headers=X-Remote-Uid")
 		}
 		if lane == impersonate {
-			w.must(t, "making Fairlead's account", func() error {
-				kubeconfig, err := c.Account(ctx, c.EndpointOf(1), "../../deploy", "managed")
-				args = append(args, "--kubeconfig="+kubeconfig, "--local-identity=impersonate", "--authentication-config="+issuers)
-				return errors.Join(err, w.allowExtras(ctx))
-			})
+			kubeconfig := must.Get(c.Account(ctx, c.EndpointOf(1), "../../deploy", "managed"))(t)
+			args = append(args, "--kubeconfig="+kubeconfig, "--local-identity=impersonate", "--authentication-config="+issuers)
+			w.allowExtras(t)
 		}
-		w.must(t, "starting Fairlead", func() error {
-			var err error
-			w.front, err = c.StartFairlead(ctx, cluster.Fairlead{Path: fairlead, Args: args})
-			return err
-		})
+		w.front = must.Get(c.StartFairlead(ctx, cluster.Fairlead{Path: fairlead, Args: args}))(t)
 		w.server = w.front.Endpoint
 	}
-	w.must(t, "starting kube-controller-manager", func() error { _, err := c.StartControllerManager(ctx, w.server); return err })
-	w.must(t, "waiting for the sample extension server", func() error {
-		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-		defer cancel()
-		return c.WaitAvailable(ctx, w.server, "wardle.example.com/v1beta1", "wardle.example.com/v1alpha1")
-	})
+	must.Get(c.StartControllerManager(ctx, w.server))(t)
+	soon, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	must.Do(t, c.WaitAvailable(soon, w.server, "wardle.example.com/v1beta1", "wardle.example.com/v1alpha1"))
 	w.kubectl = suite.Tool(t, "kubectl")
 	rc := w.server.RESTConfig(c.Admin())
-	w.must(t, "making clients", func() error {
-		var err1, err2 error
-		w.core, err1 = kubernetes.NewForConfig(rc)
-		w.dynamic, err2 = dynamic.NewForConfig(rc)
-		return errors.Join(err1, err2)
-	})
+	w.core, w.dynamic = must.Get(kubernetes.NewForConfig(rc))(t), must.Get(dynamic.NewForConfig(rc))(t)
 	return w
 }
 
 // allowExtras adds to the shipped rules what each installation adds to them: the keys of extras
 // that are used there.
-func (w *world) allowExtras(ctx context.Context) error {
-	core, err := kubernetes.NewForConfig(w.EndpointOf(0).RESTConfig(w.Admin()))
-	if err != nil {
-		return err
-	}
-	_, err = core.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "harbour-extras"}, Rules: []rbacv1.PolicyRule{
+func (w *world) allowExtras(t *testing.T) {
+	t.Helper()
+	rbac := must.Get(kubernetes.NewForConfig(w.EndpointOf(0).RESTConfig(w.Admin())))(t).RbacV1()
+	must.Get(rbac.ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "harbour-extras"}, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"userextras/scopes", "userextras/example.com/path"}, Verbs: []string{"impersonate"}},
-	}}, metav1.CreateOptions{})
-	if err != nil {
-		return err
-	}
-	_, err = core.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+	}}, metav1.CreateOptions{}))(t)
+	must.Get(rbac.ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "harbour-extras"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "harbour-extras"},
 		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: "kube-system", Name: "fairlead"}},
-	}, metav1.CreateOptions{})
-	return err
-}
-
-func (w *world) must(t *testing.T, what string, f func() error) {
-	t.Helper()
-	if err := f(); err != nil {
-		t.Fatalf("%s: %v", what, err)
-	}
+	}, metav1.CreateOptions{}))(t)
 }
 
 // namespace makes a namespace for one case. It is left behind: the whole cluster is thrown away.

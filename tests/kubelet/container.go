@@ -110,8 +110,7 @@ func exitCode(err error) error {
 // AttachContainer talks to the main process. It implements remotecommand.Attacher.
 func (c *Container) AttachContainer(ctx context.Context, _, _, _ string, in io.Reader, out, _ io.WriteCloser, _ bool, _ <-chan remotecommand.TerminalSize) error {
 	if in == nil {
-		_, err := c.follow(ctx, out, c.count(), line.text)
-		return err
+		return c.follow(ctx, out, c.count(), line.text, true)
 	}
 	lines := bufio.NewScanner(in)
 	for lines.Scan() {

@@ -45,9 +45,6 @@ type Config struct {
 
 	// Dir holds the folders of the containers. Required.
 	Dir string
-
-	// Logger gets a line per request that is refused. Nil: discarded.
-	Logger *slog.Logger
 }
 
 // Kubelet is a running stub kubelet.
@@ -70,9 +67,6 @@ func New(cfg Config) (*Kubelet, error) {
 	if cfg.ClientCAs == nil || cfg.Dir == "" || len(cfg.Certificate.Certificate) == 0 {
 		return nil, errors.New("starting kubelet: certificate, client CAs and folder are required")
 	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
 	ctx, cancel := context.WithCancel(context.Background())
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -87,7 +81,7 @@ func New(cfg Config) (*Kubelet, error) {
 		Handler:           k.guard(k.routes()),
 		TLSConfig:         &tls.Config{Certificates: []tls.Certificate{cfg.Certificate}, ClientCAs: cfg.ClientCAs, ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS12},
 		ReadHeaderTimeout: creating,
-		ErrorLog:          slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug),
+		ErrorLog:          slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
 		ConnState:         k.track,
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 	}
@@ -124,8 +118,7 @@ func (k *Kubelet) track(c net.Conn, state http.ConnState) {
 // guard lets in whom a real kubelet's authorizer would: here, those who may do anything.
 func (k *Kubelet) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if who := r.TLS.PeerCertificates[0].Subject; !slices.Contains(who.Organization, "system:masters") {
-			k.cfg.Logger.Warn("request refused", "user", who.CommonName, "path", r.URL.Path)
+		if !slices.Contains(r.TLS.PeerCertificates[0].Subject.Organization, "system:masters") {
 			http.Error(w, "Forbidden", http.StatusForbidden)
 			return
 		}
@@ -136,12 +129,11 @@ func (k *Kubelet) guard(next http.Handler) http.Handler {
 // routes are those of the real kubelet, spelled as there.
 func (k *Kubelet) routes() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok")) })
 	mux.HandleFunc("GET /metrics/resource", k.serveMetrics)
 	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", k.serveLogs)
-	mux.HandleFunc("/exec/{namespace}/{pod}/{container}", k.serveExec)
-	mux.HandleFunc("/attach/{namespace}/{pod}/{container}", k.serveAttach)
-	mux.HandleFunc("/portForward/{namespace}/{pod}", k.servePortForward)
+	mux.HandleFunc("/exec/{namespace}/{pod}/{container}", streams(k, remotecommand.NewOptions, serveExec))
+	mux.HandleFunc("/attach/{namespace}/{pod}/{container}", streams(k, remotecommand.NewOptions, serveAttach))
+	mux.HandleFunc("/portForward/{namespace}/{pod}", streams(k, portforward.NewV4Options, servePortForward))
 	return mux
 }
 
@@ -158,16 +150,23 @@ func (k *Kubelet) find(w http.ResponseWriter, r *http.Request) *Container {
 	return c
 }
 
-func (k *Kubelet) serveExec(w http.ResponseWriter, r *http.Request) {
-	c := k.find(w, r)
-	if c == nil {
-		return
+// streams finds the container and the options that a request names, and hands them to serve.
+func streams[T any](k *Kubelet, options func(*http.Request) (T, error), serve func(http.ResponseWriter, *http.Request, *Container, T)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		c := k.find(w, r)
+		if c == nil {
+			return
+		}
+		o, err := options(r)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		serve(w, r, c, o)
 	}
-	o, err := remotecommand.NewOptions(r)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
-	}
+}
+
+func serveExec(w http.ResponseWriter, r *http.Request, c *Container, o *remotecommand.Options) {
 	command := r.URL.Query()["command"]
 	if len(command) == 0 {
 		http.Error(w, "no command", http.StatusBadRequest)
@@ -176,29 +175,11 @@ func (k *Kubelet) serveExec(w http.ResponseWriter, r *http.Request) {
 	remotecommand.ServeExec(w, r, c, c.pod, "", containerName, command, o, idle, creating, remotecommand.SupportedStreamingProtocols)
 }
 
-func (k *Kubelet) serveAttach(w http.ResponseWriter, r *http.Request) {
-	c := k.find(w, r)
-	if c == nil {
-		return
-	}
-	o, err := remotecommand.NewOptions(r)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
-	}
+func serveAttach(w http.ResponseWriter, r *http.Request, c *Container, o *remotecommand.Options) {
 	remotecommand.ServeAttach(w, r, c, c.pod, "", containerName, o, idle, creating, remotecommand.SupportedStreamingProtocols)
 }
 
-func (k *Kubelet) servePortForward(w http.ResponseWriter, r *http.Request) {
-	c := k.find(w, r)
-	if c == nil {
-		return
-	}
-	o, err := portforward.NewV4Options(r)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
-	}
+func servePortForward(w http.ResponseWriter, r *http.Request, c *Container, o *portforward.V4Options) {
 	portforward.ServePortForward(w, r, c, c.pod, "", o, idle, creating, portforward.SupportedProtocols)
 }
 

@@ -44,25 +44,18 @@ func (c *Container) after(n int) ([]line, <-chan struct{}) {
 	return c.lines[min(n, len(c.lines)):], c.grown
 }
 
-// write writes the lines from number n on.
-func (c *Container) write(w io.Writer, n int, form func(line) string) (next int, grown <-chan struct{}, err error) {
-	lines, grown := c.after(n)
-	for _, l := range lines {
-		if _, err := io.WriteString(w, form(l)); err != nil {
-			return n, grown, err
-		}
-		n++
-	}
-	return n, grown, nil
-}
-
-// follow writes the lines from number n on as they come, until ctx or the kubelet ends.
-func (c *Container) follow(ctx context.Context, w io.Writer, n int, form func(line) string) (int, error) {
+// follow writes the lines from number n on; when it goes on, also those that come, until ctx or the
+// kubelet ends.
+func (c *Container) follow(ctx context.Context, w io.Writer, n int, form func(line) string, goesOn bool) error {
 	for {
-		var grown <-chan struct{}
-		var err error
-		if n, grown, err = c.write(w, n, form); err != nil {
-			return n, err
+		lines, grown := c.after(n)
+		for _, l := range lines {
+			if _, err := io.WriteString(w, form(l)); err != nil {
+				return err
+			}
+		}
+		if n += len(lines); !goesOn {
+			return nil
 		}
 		if f, ok := w.(http.Flusher); ok {
 			f.Flush()
@@ -70,9 +63,9 @@ func (c *Container) follow(ctx context.Context, w io.Writer, n int, form func(li
 		select {
 		case <-grown:
 		case <-ctx.Done():
-			return n, nil
+			return nil
 		case <-c.ctx.Done():
-			return n, nil
+			return nil
 		}
 	}
 }
@@ -96,9 +89,6 @@ func (k *Kubelet) serveLogs(w http.ResponseWriter, r *http.Request) {
 		form = line.stamped
 	}
 	w.Header().Set("Content-Type", "text/plain")
-	if on, _ := strconv.ParseBool(q.Get("follow")); on {
-		_, _ = c.follow(r.Context(), w, n, form)
-		return
-	}
-	_, _, _ = c.write(w, n, form)
+	goesOn, _ := strconv.ParseBool(q.Get("follow"))
+	_ = c.follow(r.Context(), w, n, form, goesOn)
 }
