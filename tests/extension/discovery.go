@@ -41,10 +41,8 @@ func (s *Server) groups(w http.ResponseWriter, r *http.Request) {
 // groupNames are the served groups in the order of Config.
 func (s *Server) groupNames() []string {
 	var names []string
-	seen := map[string]bool{}
 	for _, gv := range s.versions {
-		if !seen[gv.group] {
-			seen[gv.group] = true
+		if !slices.Contains(names, gv.group) {
 			names = append(names, gv.group)
 		}
 	}
@@ -135,7 +133,7 @@ func (s *Server) apis(w http.ResponseWriter, r *http.Request, segments []string)
 		return
 	}
 	gv := groupVersion{segments[0], segments[1]}
-	if !s.serves(gv) {
+	if !slices.Contains(s.versions, gv) {
 		writeStatus(w, http.StatusNotFound, "no such version")
 		return
 	}
@@ -146,17 +144,10 @@ func (s *Server) apis(w http.ResponseWriter, r *http.Request, segments []string)
 	s.widgets(w, r, gv, store, segments[2:])
 }
 
-func (s *Server) serves(gv groupVersion) bool {
-	return slices.Contains(s.versions, gv)
-}
-
 // writeDocument sends a document with its ETag, or 304.
 func (s *Server) writeDocument(w http.ResponseWriter, r *http.Request, contentType string, doc any) {
-	b, err := json.Marshal(doc)
-	if err != nil {
-		panic(err) // our own types: cannot happen
-	}
-	etag := fmt.Sprintf("%q", fmt.Sprintf("%X", sha512.Sum512(b)))
+	b, hash := encode(doc)
+	etag := `"` + hash + `"`
 	w.Header().Set("ETag", etag)
 	w.Header().Set("Vary", "Accept")
 	if r.Header.Get("If-None-Match") == etag {
@@ -165,4 +156,13 @@ func (s *Server) writeDocument(w http.ResponseWriter, r *http.Request, contentTy
 	}
 	w.Header().Set("Content-Type", contentType)
 	_, _ = w.Write(b)
+}
+
+// encode returns a document and its hash.
+func encode(doc any) (b []byte, hash string) {
+	b, err := json.Marshal(doc)
+	if err != nil {
+		panic(err) // our own types: cannot happen
+	}
+	return b, fmt.Sprintf("%X", sha512.Sum512(b))
 }

@@ -1,9 +1,7 @@
 package extension
 
 import (
-	"crypto/sha512"
-	"encoding/json"
-	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -16,15 +14,9 @@ type object = map[string]any
 func (s *Server) openAPIV2(w http.ResponseWriter, r *http.Request) {
 	paths, definitions := object{}, object{}
 	for _, gv := range s.versions {
-		ref := object{"schema": object{"$ref": "#/definitions/" + modelName(gv)}, "description": "OK"}
-		paths[widgetPath(gv)] = object{"get": object{
-			"operationId": operationID(gv), "description": "read the specified Widget", "produces": []string{"application/json"},
-			"schemes": []string{"https"}, "responses": object{"200": ref}, "tags": []string{tag(gv)},
-			"x-kubernetes-action": "get", "x-kubernetes-group-version-kind": gvk(gv),
-		}, "parameters": []object{
-			{"name": "name", "in": "path", "required": true, "type": "string", "uniqueItems": true},
-			{"name": "namespace", "in": "path", "required": true, "type": "string", "uniqueItems": true},
-		}}
+		get := operation(gv, object{"schema": object{"$ref": "#/definitions/" + modelName(gv)}, "description": "OK"})
+		get["produces"], get["schemes"] = []string{"application/json"}, []string{"https"}
+		paths[widgetPath(gv)] = object{"get": get, "parameters": parameters(object{"type": "string", "uniqueItems": true})}
 		definitions[modelName(gv)] = widgetSchema(gv)
 	}
 	s.writeDocument(w, r, "application/json", object{
@@ -32,11 +24,30 @@ func (s *Server) openAPIV2(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
+// operation reads a widget.
+func operation(gv groupVersion, answer object) object {
+	return object{
+		"operationId": operationID(gv), "description": "read the specified Widget", "tags": []string{tag(gv)}, "responses": object{"200": answer},
+		"x-kubernetes-action": "get", "x-kubernetes-group-version-kind": gvk(gv),
+	}
+}
+
+// parameters are those of the path, of a kind that either version has its own words for.
+func parameters(kind object) (list []object) {
+	for _, name := range []string{"name", "namespace"} {
+		p := object{"name": name, "in": "path", "required": true}
+		maps.Copy(p, kind)
+		list = append(list, p)
+	}
+	return list
+}
+
 // openAPIV3Index lists the documents with their hashes.
 func (s *Server) openAPIV3Index(w http.ResponseWriter, r *http.Request) {
 	paths := object{}
 	for _, gv := range s.versions {
-		paths["apis/"+gv.String()] = object{"serverRelativeURL": "/openapi/v3/apis/" + gv.String() + "?hash=" + hashOf(v3Document(gv))}
+		_, hash := encode(v3Document(gv))
+		paths["apis/"+gv.String()] = object{"serverRelativeURL": "/openapi/v3/apis/" + gv.String() + "?hash=" + hash}
 	}
 	s.writeDocument(w, r, "application/json", object{"paths": paths})
 }
@@ -61,14 +72,9 @@ func v3Document(gv groupVersion) object {
 	content := object{"application/json": object{"schema": object{"$ref": "#/components/schemas/" + modelName(gv)}}}
 	return object{
 		"openapi": "3.0.0", "info": object{"title": "extension", "version": "v0"},
-		"paths": object{widgetPath(gv): object{"get": object{
-			"operationId": operationID(gv), "description": "read the specified Widget", "tags": []string{tag(gv)},
-			"responses":           object{"200": object{"description": "OK", "content": content}},
-			"x-kubernetes-action": "get", "x-kubernetes-group-version-kind": gvk(gv),
-		}, "parameters": []object{
-			{"name": "name", "in": "path", "required": true, "schema": object{"type": "string"}},
-			{"name": "namespace", "in": "path", "required": true, "schema": object{"type": "string"}},
-		}}},
+		"paths": object{widgetPath(gv): object{
+			"get": operation(gv, object{"description": "OK", "content": content}), "parameters": parameters(object{"schema": object{"type": "string"}}),
+		}},
 		"components": object{"schemas": object{modelName(gv): widgetSchema(gv)}},
 	}
 }
@@ -110,12 +116,4 @@ func operationID(gv groupVersion) string {
 
 func tag(gv groupVersion) string {
 	return strings.NewReplacer(".", "", "/", "_").Replace(gv.String())
-}
-
-func hashOf(doc object) string {
-	b, err := json.Marshal(doc)
-	if err != nil {
-		panic(err) // made of strings: cannot happen
-	}
-	return fmt.Sprintf("%X", sha512.Sum512(b))
 }

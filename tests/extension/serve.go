@@ -3,6 +3,7 @@ package extension
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -76,9 +77,20 @@ func writeJSON(w http.ResponseWriter, code int, contentType string, v any) {
 
 // writeStatus answers as the Kubernetes library does to a code, with a message of ours.
 func writeStatus(w http.ResponseWriter, code int, message string) {
-	status := apierrors.NewGenericServerResponse(code, http.MethodPost, schema.GroupResource{}, "", "", 0, false).Status()
-	status.TypeMeta, status.Message, status.Details = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, message, nil
-	writeJSON(w, code, "application/json", status)
+	err := apierrors.NewGenericServerResponse(code, http.MethodPost, schema.GroupResource{}, "", "", 0, false)
+	err.ErrStatus.Message, err.ErrStatus.Details = message, nil
+	writeError(w, err)
+}
+
+// writeError answers with the Status that an error holds; what cannot be encoded was not an object.
+func writeError(w http.ResponseWriter, err error) {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		status = apierrors.NewBadRequest(err.Error())
+	}
+	s := status.Status()
+	s.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+	writeJSON(w, int(s.Code), "application/json", s)
 }
 
 // answer remembers the status that was sent.

@@ -3,18 +3,17 @@ package extension
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
 const (
-	// Objects and bytes a store keeps: more than any test creates, and little beside the machine.
-	maxObjects    = 10_000
+	// Bytes a store keeps: more than any test creates, and little beside the machine.
 	maxStoreBytes = 64 << 20
 	// Watches a store serves: ten times what the benchmarks hold open.
 	maxWatchers = 20_000
@@ -23,17 +22,10 @@ const (
 	maxPending = 128
 )
 
-var (
-	errExists  = errors.New("exists")
-	errMissing = errors.New("missing")
-	errFull    = errors.New("store full")
-)
-
 // store keeps the widgets of one group, and tells watchers.
 type store struct {
-	mu       sync.Mutex // guards what follows
-	objects  map[string]*widget
-	sorted   []*widget // objects by namespace and name; nil after a change; never changed in place
+	mu       sync.Mutex         // guards what follows
+	objects  map[string]*widget // :: namespace/name → widget
 	bytes    int
 	version  int64
 	watchers map[*watcher]struct{}
@@ -47,18 +39,12 @@ type widget struct {
 }
 
 func (o *widget) in(gv groupVersion) []byte {
-	b := make([]byte, 0, len(o.rest)+64)
-	b = append(b, `{"apiVersion":"`...)
-	b = append(b, gv.group...)
-	b = append(b, '/')
-	b = append(b, gv.version...)
-	b = append(b, '"')
-	return append(b, o.rest...)
+	return fmt.Appendf(nil, `{"apiVersion":%q%s`, gv, o.rest)
 }
 
 func newStore(gv groupVersion, seeds int) *store {
 	st := &store{objects: map[string]*widget{}, watchers: map[*watcher]struct{}{}}
-	for i := range min(cmp.Or(seeds, 100), maxObjects) {
+	for i := range cmp.Or(seeds, 100) {
 		c := call{gv: gv, namespace: "default", name: fmt.Sprintf("widget-%03d", i)}
 		// 760 bytes of payload and what Kubernetes adds make an object of about 1 KB.
 		doc := map[string]any{"spec": map[string]any{"payload": string(filler(760))}}
@@ -83,38 +69,36 @@ func (st *store) list(namespace string) ([]*widget, int64) {
 }
 
 func (st *store) listLocked(namespace string) []*widget {
-	if st.sorted == nil {
-		st.sorted = slices.SortedFunc(maps.Values(st.objects), func(a, b *widget) int {
-			return cmp.Or(strings.Compare(a.namespace, b.namespace), strings.Compare(a.name, b.name))
-		})
+	var all []*widget
+	for _, o := range st.objects {
+		if namespace == "" || o.namespace == namespace {
+			all = append(all, o)
+		}
 	}
-	if namespace == "" {
-		return st.sorted
-	}
-	from, _ := slices.BinarySearchFunc(st.sorted, namespace, func(o *widget, ns string) int { return strings.Compare(o.namespace, ns) })
-	to := from
-	for to < len(st.sorted) && st.sorted[to].namespace == namespace {
-		to++
-	}
-	return st.sorted[from:to]
+	slices.SortFunc(all, func(a, b *widget) int {
+		return cmp.Or(strings.Compare(a.namespace, b.namespace), strings.Compare(a.name, b.name))
+	})
+	return all
 }
 
 // put stores doc under c's name: a new object when fresh, else in place of one.
 func (st *store) put(c call, doc, meta map[string]any, fresh bool) (*widget, error) {
-	if c.name == "" || c.namespace == "" {
-		return nil, errors.New("an object needs a name and a namespace")
-	}
 	st.mu.Lock()
 	defer st.mu.Unlock()
+	if prefix, _ := meta["generateName"].(string); c.name == "" && prefix != "" {
+		c.name = fmt.Sprintf("%s%05x", prefix, st.version+1)
+	}
 	key := c.namespace + "/" + c.name
 	old := st.objects[key]
 	switch {
+	case c.name == "" || c.namespace == "":
+		return nil, apierrors.NewBadRequest("an object needs a name and a namespace")
 	case fresh && old != nil:
-		return nil, errExists
+		return nil, apierrors.NewAlreadyExists(c.resource(), c.name)
 	case !fresh && old == nil:
-		return nil, errMissing
-	case fresh && len(st.objects) >= maxObjects || st.bytes >= maxStoreBytes:
-		return nil, errFull
+		return nil, apierrors.NewNotFound(c.resource(), c.name)
+	case st.bytes >= maxStoreBytes:
+		return nil, apierrors.NewTooManyRequestsError("the store is full")
 	}
 	meta["name"], meta["namespace"], meta["resourceVersion"] = c.name, c.namespace, strconv.FormatInt(st.version+1, 10)
 	if meta["uid"] == nil {
@@ -156,15 +140,8 @@ func (st *store) delete(namespace, name string) int {
 	return n
 }
 
-func (st *store) suffix() string {
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	return fmt.Sprintf("%05x", st.version+1)
-}
-
 func (st *store) changedLocked(event string, o *widget) {
 	st.version++
-	st.sorted = nil
 	st.tellLocked(change{event, o.namespace, o})
 }
 

@@ -3,14 +3,15 @@ package extension
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
 	"strconv"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 // maxObject is the largest body that is stored or echoed from a create: kube-apiserver's own limit
@@ -40,16 +41,14 @@ func (s *Server) widgets(w http.ResponseWriter, r *http.Request, gv groupVersion
 		c.list(w)
 	case c.name == "" && r.Method == http.MethodPost:
 		c.create(w, r)
-	case c.name == "" && r.Method == http.MethodDelete:
-		c.deleteAll(w)
+	case r.Method == http.MethodDelete:
+		c.delete(w)
 	case c.name == "":
 		writeStatus(w, http.StatusMethodNotAllowed, "not on a collection")
 	case r.Method == http.MethodGet || r.Method == http.MethodHead:
 		c.get(w)
 	case r.Method == http.MethodPut:
 		c.update(w, r)
-	case r.Method == http.MethodDelete:
-		c.delete(w)
 	default:
 		writeStatus(w, http.StatusMethodNotAllowed, "not on an object")
 	}
@@ -74,16 +73,16 @@ type call struct {
 	namespace, name string
 }
 
+func (c call) resource() schema.GroupResource {
+	return schema.GroupResource{Group: c.gv.group, Resource: "widgets"}
+}
+
 func (c call) get(w http.ResponseWriter) {
-	w.Header().Set("Content-Type", "application/json")
-	o := c.store.get(c.namespace, c.name)
-	if o == nil {
-		c.notFound(w)
+	if o := c.store.get(c.namespace, c.name); o != nil {
+		writeBytes(w, http.StatusOK, o.in(c.gv))
 		return
 	}
-	b := o.in(c.gv)
-	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
-	_, _ = w.Write(b)
+	writeError(w, apierrors.NewNotFound(c.resource(), c.name))
 }
 
 func (c call) list(w http.ResponseWriter) {
@@ -97,9 +96,15 @@ func (c call) list(w http.ResponseWriter) {
 		b.Write(o.in(c.gv))
 	}
 	b.WriteString("]}")
+	writeBytes(w, http.StatusOK, b.Bytes())
+}
+
+// writeBytes sends what is JSON already.
+func writeBytes(w http.ResponseWriter, code int, b []byte) {
 	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Content-Length", strconv.Itoa(b.Len()))
-	_, _ = w.Write(b.Bytes())
+	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
+	w.WriteHeader(code)
+	_, _ = w.Write(b)
 }
 
 func (c call) create(w http.ResponseWriter, r *http.Request) {
@@ -107,11 +112,7 @@ func (c call) create(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	if name, _ := meta["name"].(string); name != "" {
-		c.name = name
-	} else if prefix, _ := meta["generateName"].(string); prefix != "" {
-		c.name = prefix + c.store.suffix()
-	}
+	c.name, _ = meta["name"].(string)
 	o, err := c.store.put(c, doc, meta, true)
 	c.answer(w, o, err, http.StatusCreated)
 }
@@ -126,20 +127,11 @@ func (c call) update(w http.ResponseWriter, r *http.Request) {
 }
 
 func (c call) answer(w http.ResponseWriter, o *widget, err error, code int) {
-	switch {
-	case errors.Is(err, errExists):
-		writeStatus(w, http.StatusConflict, fmt.Sprintf("widgets.%s %q already exists", c.gv.group, c.name))
-	case errors.Is(err, errMissing):
-		c.notFound(w)
-	case errors.Is(err, errFull):
-		writeStatus(w, http.StatusTooManyRequests, "the store is full")
-	case err != nil:
-		writeStatus(w, http.StatusUnprocessableEntity, err.Error())
-	default:
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(code)
-		_, _ = w.Write(o.in(c.gv))
+	if err != nil {
+		writeError(w, err)
+		return
 	}
+	writeBytes(w, code, o.in(c.gv))
 }
 
 // read decodes an object from the body.
@@ -163,29 +155,12 @@ func (c call) read(w http.ResponseWriter, r *http.Request) (doc, meta map[string
 	return doc, meta, true
 }
 
+// delete removes one widget, or without a name all of the namespace.
 func (c call) delete(w http.ResponseWriter) {
-	if c.store.delete(c.namespace, c.name) == 0 {
-		c.notFound(w)
+	if c.store.delete(c.namespace, c.name) == 0 && c.name != "" {
+		writeError(w, apierrors.NewNotFound(c.resource(), c.name))
 		return
 	}
-	writeSuccess(w)
-}
-
-func (c call) deleteAll(w http.ResponseWriter) {
-	c.store.delete(c.namespace, "")
-	writeSuccess(w)
-}
-
-func (c call) notFound(w http.ResponseWriter) {
-	writeJSON(w, http.StatusNotFound, "application/json", metav1.Status{
-		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
-		Status:   metav1.StatusFailure, Reason: metav1.StatusReasonNotFound, Code: http.StatusNotFound,
-		Message: fmt.Sprintf("widgets.%s %q not found", c.gv.group, c.name),
-		Details: &metav1.StatusDetails{Name: c.name, Group: c.gv.group, Kind: "widgets"},
-	})
-}
-
-func writeSuccess(w http.ResponseWriter) {
 	writeJSON(w, http.StatusOK, "application/json", metav1.Status{
 		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess, Code: http.StatusOK,
 	})
