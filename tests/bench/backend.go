@@ -15,6 +15,7 @@ import (
 	"sync"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 const (
@@ -46,9 +47,7 @@ func serveBackend(ctx context.Context, args []string) error {
 	address := flags.String("address", "", "`host:port` to serve on; addresses that follow it have the same port")
 	cert := flags.String("tls-cert-file", "", "PEM `file`")
 	key := flags.String("tls-private-key-file", "", "PEM `file`")
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
+	try.Do(flags.Parse(args))
 	e := &extension{bodies: map[int][]byte{}, tick: make(chan struct{})}
 	for _, size := range []int{objectSize, 16 << 10, listSize, 1 << 20} {
 		e.bodies[size] = object(size)
@@ -166,16 +165,14 @@ func discover(w http.ResponseWriter, groupVersion string) {
 }
 
 // startBackend runs the extension server in the cluster and registers it.
-func startBackend(ctx context.Context, c *cluster.Cluster, self string) (address string, p *cluster.Part, err error) {
+func startBackend(ctx context.Context, c *cluster.Cluster, self string) (address string) {
 	b := cluster.Backend{
 		Namespace: "bench", Service: "extension", CAFile: c.PKI.Serving.CertFile, GroupVersions: []string{group + "/v1"},
 		// Some scenarios have a thousand under way, and a hundred thousand watches.
 		Annotations: map[string]string{"fairlead.dev/max-inflight": "2000", "fairlead.dev/max-longrunning": "120000"},
 	}
 	at, args, err := c.ExtensionArgs(&b)
-	if err != nil {
-		return "", nil, err
-	}
+	try.Do(err)
 	address = strings.TrimPrefix(at.URL, "https://")
 	own := []string{"backend", "-address=" + address}
 	for _, a := range args {
@@ -183,9 +180,7 @@ func startBackend(ctx context.Context, c *cluster.Cluster, self string) (address
 			own = append(own, a)
 		}
 	}
-	p, err = c.Run(ctx, cluster.Command{Name: "extension", Path: self, Args: own, Ready: listens(address)})
-	if err != nil {
-		return "", nil, err
-	}
-	return address, p, c.Register(ctx, b)
+	try.Get(c.Run(ctx, cluster.Command{Name: "extension", Path: self, Args: own, Ready: listens(address)}))
+	try.Do(c.Register(ctx, b))
+	return address
 }

@@ -11,6 +11,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 const (
@@ -28,49 +30,34 @@ func token(i int) string {
 	return t + strings.Repeat("x", tokenSize-len(t))
 }
 
-func writeTokens(file string, n int) error {
-	f, err := os.OpenFile(file, os.O_CREATE|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
+func writeTokens(file string, n int) {
+	f := try.Get(os.OpenFile(file, os.O_CREATE|os.O_WRONLY, 0o600))
 	w := bufio.NewWriter(f)
 	for i := range n {
 		// Groups as a service account has them.
 		fmt.Fprintf(w, "%s,system:serviceaccount:bench:user-%d,uid-%d,\"system:serviceaccounts,system:serviceaccounts:bench\"\n", token(i), i, i)
 	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	return f.Close()
+	try.Do(w.Flush())
+	try.Do(f.Close())
 }
 
 // grant lets every user read what the scenarios read, and send what they send, by RBAC as in any
 // cluster: nobody here is of system:masters.
-func (w *world) grant(ctx context.Context) error {
-	core, err := kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin()))
-	if err != nil {
-		return err
-	}
+func (w *world) grant(ctx context.Context) {
+	core := try.Get(kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin())))
 	read := []string{"get", "list", "watch"}
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "bench"}, Rules: []rbacv1.PolicyRule{
 		{Verbs: append(read, "create"), APIGroups: []string{"*"}, Resources: []string{"objects"}},
 		{Verbs: read, APIGroups: []string{""}, Resources: []string{"configmaps"}},
 	}}
-	if _, err := core.RbacV1().ClusterRoles().Create(ctx, role, metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("granting: %w", err)
-	}
+	try.Get(core.RbacV1().ClusterRoles().Create(ctx, role, metav1.CreateOptions{}))
 	binding := &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "bench"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "bench"},
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "system:authenticated"}},
 	}
-	if _, err := core.RbacV1().ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("granting: %w", err)
-	}
+	try.Get(core.RbacV1().ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{}))
 	const overhead = 330 // what kube-apiserver adds to a ConfigMap's data
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "bench"}, Data: map[string]string{"data": strings.Repeat("x", objectSize-overhead)}}
-	if _, err := core.CoreV1().ConfigMaps("default").Create(ctx, object, metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("making an object: %w", err)
-	}
-	return nil
+	try.Get(core.CoreV1().ConfigMaps("default").Create(ctx, object, metav1.CreateOptions{}))
 }

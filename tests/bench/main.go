@@ -19,11 +19,11 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
-	"strings"
 	"syscall"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 func main() {
@@ -36,20 +36,16 @@ func main() {
 }
 
 // command runs a subcommand: the bench is its own extension server and its own bare proxy.
-func command(ctx context.Context, args []string) error {
-	if len(args) > 0 {
-		switch args[0] {
-		case "backend":
-			return serveBackend(ctx, args[1:])
-		case "reverseproxy":
-			return serveReverse(ctx, args[1:])
-		}
+func command(ctx context.Context, args []string) (err error) {
+	defer try.Catch(&err)
+	switch {
+	case len(args) > 0 && args[0] == "backend":
+		return serveBackend(ctx, args[1:])
+	case len(args) > 0 && args[0] == "reverseproxy":
+		return serveReverse(ctx, args[1:])
 	}
-	o, err := parse(args)
-	if err != nil {
-		return err
-	}
-	return bench(ctx, o, os.Stdout)
+	bench(ctx, try.Get(parse(args)), os.Stdout)
+	return nil
 }
 
 // options are the flags.
@@ -57,7 +53,6 @@ type options struct {
 	full      bool
 	rounds    int
 	duration  time.Duration
-	warm      time.Duration
 	scenarios string
 	peers     string
 	bin       string
@@ -65,11 +60,6 @@ type options struct {
 	out       string
 	profile   bool
 	watches   int
-	hold      time.Duration
-	tokens    int
-	services  int
-	least     int
-	probes    time.Duration
 	args      string
 }
 
@@ -79,7 +69,6 @@ func parse(args []string) (*options, error) {
 	fs.BoolVar(&o.full, "full", false, "all scenarios, seven rounds of 2 s (some 45 min); otherwise the first few, three rounds of 1 s (some 2 min)")
 	fs.IntVar(&o.rounds, "rounds", 0, "`number` of interleaved rounds (default 3, with -full 7)")
 	fs.DurationVar(&o.duration, "time", 0, "`duration` of one measurement (default 1s, with -full 2s)")
-	fs.DurationVar(&o.warm, "warm", 300*time.Millisecond, "`duration` of load before it")
 	fs.StringVar(&o.scenarios, "scenarios", "", "`regexp` of scenarios to run, those of -full included; list prints them")
 	fs.StringVar(&o.peers, "peers", "", "`list` of peers, comma-separated (default those of each scenario)")
 	fs.StringVar(&o.bin, "bin", "bin/fairlead", "Fairlead's executable `file`")
@@ -87,32 +76,15 @@ func parse(args []string) (*options, error) {
 	fs.StringVar(&o.out, "out", "", "`folder` for results.json, table.md and profiles (default: only print)")
 	fs.BoolVar(&o.profile, "profile", false, "after each scenario's rounds, load Fairlead once more and take a CPU profile (needs -out)")
 	fs.IntVar(&o.watches, "watches", 2000, "`number` of watches")
-	fs.DurationVar(&o.hold, "hold", 0, "`duration` for which idle watches are looked at, every half minute (default: not at all)")
-	fs.IntVar(&o.tokens, "tokens", 0, "largest `number` of distinct tokens (default 1000, with -full 100000)")
-	fs.IntVar(&o.services, "apiservices", 0, "largest `number` of APIServices (default 100, with -full 10000)")
-	fs.IntVar(&o.least, "apiservices-from", 10, "`number` of APIServices that comes after 1: the largest leaves out what is between")
-	fs.DurationVar(&o.probes, "probe-interval", 10*time.Minute, "how often each of many APIServices is probed (`duration`): 10,000 at Fairlead's own 10s need more than this machine may have")
 	fs.StringVar(&o.args, "args", "", "further `arguments` of Fairlead, separated by spaces")
 	if err := fs.Parse(args); err != nil {
 		return nil, err
 	}
-	pick := func(quick, full int) int {
-		if o.full {
-			return full
-		}
-		return quick
-	}
 	if o.rounds == 0 {
-		o.rounds = pick(3, 7)
+		o.rounds = o.pick(3, 7)
 	}
 	if o.duration == 0 {
-		o.duration = time.Duration(pick(1, 2)) * time.Second
-	}
-	if o.tokens == 0 {
-		o.tokens = pick(1_000, 100_000)
-	}
-	if o.services == 0 {
-		o.services = pick(100, 10_000)
+		o.duration = time.Duration(o.pick(1, 2)) * time.Second
 	}
 	if o.profile && o.out == "" {
 		return nil, errors.New("-profile needs -out")
@@ -120,11 +92,16 @@ func parse(args []string) (*options, error) {
 	return o, nil
 }
 
-func bench(ctx context.Context, o *options, stdout io.Writer) error {
-	match, err := regexp.Compile("^(" + o.scenarios + ")$")
-	if err != nil {
-		return err
+// pick is how much of something there is in a short run and with -full.
+func (o *options) pick(quick, full int) int {
+	if o.full {
+		return full
 	}
+	return quick
+}
+
+func bench(ctx context.Context, o *options, stdout io.Writer) {
+	match := try.Get(regexp.Compile("^(" + o.scenarios + ")$"))
 	var chosen []scenario
 	for _, s := range o.list() {
 		if o.scenarios == "list" {
@@ -134,89 +111,48 @@ func bench(ctx context.Context, o *options, stdout io.Writer) error {
 		}
 	}
 	if len(chosen) == 0 {
-		return nil
+		return
 	}
-	w, err := boot(ctx, o)
-	if err != nil {
-		return err
-	}
+	w := boot(ctx, o)
 	defer func() { _ = w.Close() }() // everything in it is thrown away
-	r := &results{Machine: machine(), Options: fmt.Sprintf("%d rounds of %v", o.rounds, o.duration)}
+	w.prepare(ctx)
 	for _, s := range chosen {
 		fmt.Fprintf(os.Stderr, "bench: %s: %s\n", s.name, s.about)
-		if err := s.run(ctx, w, o, r); err != nil {
-			return fmt.Errorf("running %s: %w", s.name, err)
-		}
-		// After each: what was measured is kept if a later one fails.
-		if err := r.save(o.out); err != nil {
-			return err
-		}
+		s.run(ctx, w)
+		w.save() // after each: what was measured is kept if a later one fails
 	}
-	_, err = io.WriteString(stdout, r.table())
-	return err
+	try.Get(io.WriteString(stdout, w.r.table()))
 }
 
-// boot starts the cluster and the extension server. Peers are started when a scenario first wants
-// them.
-func boot(ctx context.Context, o *options) (*world, error) {
-	if _, err := exec.LookPath(o.bin); err != nil {
-		return nil, fmt.Errorf("%w: run make build first", err)
-	}
-	bin, err := filepath.Abs(o.bin)
-	if err != nil {
-		return nil, err
-	}
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	w := &world{self: self, bin: bin, base: o.base, args: strings.Fields(o.args)}
-	dir, err := os.MkdirTemp("", "fairlead-bench-")
-	if err != nil {
-		return nil, err
-	}
+// boot starts the cluster. Peers are started when a scenario first wants them.
+func boot(ctx context.Context, o *options) *world {
+	try.Get(exec.LookPath(o.bin)) // make build makes it
+	dir := try.Get(os.MkdirTemp("", "fairlead-bench-"))
 	defer os.RemoveAll(dir) // kube-apiserver has read the file when it is ready
 	file := filepath.Join(dir, "tokens.csv")
-	if err := writeTokens(file, o.tokens); err != nil {
-		return nil, err
-	}
-	if w.Cluster, err = cluster.Start(ctx, cluster.Config{AdminGroup: "bench-masters", APIServerArgs: []string{"--token-auth-file=" + file}}); err != nil {
-		return nil, err
-	}
-	if err := w.prepare(ctx); err != nil {
-		return nil, errors.Join(err, w.Close())
-	}
-	return w, nil
+	writeTokens(file, o.users())
+	w := &world{o: o, self: try.Get(os.Executable())}
+	w.r = &results{Machine: machine(), Options: fmt.Sprintf("%d rounds of %v", o.rounds, o.duration)}
+	w.Cluster = try.Get(cluster.Start(ctx, cluster.Config{AdminGroup: "bench-masters", APIServerArgs: []string{"--token-auth-file=" + file}}))
+	return w
 }
 
-func (w *world) prepare(ctx context.Context) (err error) {
-	if w.tls, err = clientTLS(w.PKI.Serving.CertFile); err != nil {
-		return err
-	}
-	if err := w.grant(ctx); err != nil {
-		return err
-	}
-	if w.backend, _, err = startBackend(ctx, w.Cluster, w.self); err != nil {
-		return err
-	}
+// prepare starts the extension server.
+func (w *world) prepare(ctx context.Context) {
+	w.tls = clientTLS(w.PKI.Serving.CertFile)
+	w.grant(ctx)
+	w.backend = startBackend(ctx, w.Cluster, w.self)
 	ctx, cancel := context.WithTimeout(ctx, time.Minute) // an availability check takes seconds
 	defer cancel()
-	return w.WaitAvailable(ctx, w.Endpoint(), group+"/v1")
+	try.Do(w.WaitAvailable(ctx, w.Endpoint(), group+"/v1"))
 }
 
-func (r *results) save(dir string) error {
-	if dir == "" {
-		return nil
+func (w *world) save() {
+	if w.o.out == "" {
+		return
 	}
-	data, err := json.MarshalIndent(r, "", " ")
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(dir, "results.json"), data, 0o600); err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(dir, "table.md"), []byte(r.table()), 0o600)
+	data := try.Get(json.MarshalIndent(w.r, "", " "))
+	try.Do(os.MkdirAll(w.o.out, 0o750))
+	try.Do(os.WriteFile(filepath.Join(w.o.out, "results.json"), data, 0o600))
+	try.Do(os.WriteFile(filepath.Join(w.o.out, "table.md"), []byte(w.r.table()), 0o600))
 }

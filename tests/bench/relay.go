@@ -5,15 +5,14 @@ import (
 	"context"
 	"net"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 // startRelay listens for who has a long way to an address: what comes is passed on, and what is
 // answered passed back, each later by half of a round trip. It ends with ctx.
-func startRelay(ctx context.Context, to string, trip time.Duration) (address string, err error) {
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
+func startRelay(ctx context.Context, to string, trip time.Duration) (address string) {
+	l := try.Get(new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0"))
 	context.AfterFunc(ctx, func() { _ = l.Close() })
 	go func() { // ends with l
 		for {
@@ -31,7 +30,7 @@ func startRelay(ctx context.Context, to string, trip time.Duration) (address str
 			go delay(near, far, trip/2)
 		}
 	}()
-	return l.Addr().String(), nil
+	return l.Addr().String()
 }
 
 // delay passes on what comes, and then the end, each so much later, until either side closes.

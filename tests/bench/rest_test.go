@@ -24,15 +24,12 @@ func TestAvailableIn(t *testing.T) {
 
 // Who waits ten times is given a processor as often, or more.
 func TestScheduled(t *testing.T) {
-	_, before, err := scheduled(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, before := scheduled(os.Getpid())
 	const times = 10
 	for range times {
 		<-time.After(time.Millisecond)
 	}
-	if cpu, after, err := scheduled(os.Getpid()); err != nil || after-before < times || cpu <= 0 {
-		t.Errorf("%d times, %v in all, %v", after-before, cpu, err)
+	if cpu, after := scheduled(os.Getpid()); after-before < times || cpu <= 0 {
+		t.Errorf("%d times, %v in all", after-before, cpu)
 	}
 }

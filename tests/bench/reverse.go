@@ -11,6 +11,8 @@ import (
 	"sync"
 
 	certutil "k8s.io/client-go/util/cert"
+
+	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 // serveReverse is the subcommand that runs a bare httputil.ReverseProxy: HTTP/2 on both sides, a
@@ -23,13 +25,8 @@ func serveReverse(ctx context.Context, args []string) error {
 	key := flags.String("tls-private-key-file", "", "PEM `file`")
 	ca := flags.String("backend-ca-file", "", "PEM `file`")
 	backend := flags.String("backend", "", "`host:port`")
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-	pool, err := certutil.NewPool(*ca)
-	if err != nil {
-		return err
-	}
+	try.Do(flags.Parse(args))
+	pool := try.Get(certutil.NewPool(*ca))
 	target := &url.URL{Scheme: "https", Host: *backend}
 	return serveTLS(ctx, *address, *cert, *key, &httputil.ReverseProxy{
 		Rewrite:    func(r *httputil.ProxyRequest) { r.SetURL(target) },

@@ -10,23 +10,14 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/bench/load"
+	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 // scenario is one thing to measure.
 type scenario struct {
 	name, about string
 	quick       bool // part of the short run
-	run         func(ctx context.Context, w *world, o *options, r *results) error
-}
-
-// shape is a load that does not depend on the peer.
-type shape struct {
-	conns, streams int
-	http1          bool
-	rate           float64
-	size           int
-	next           func(conn, n int) load.Request
-	visit          func(context.Context) error // instead of requests. Nil: requests
+	run         func(ctx context.Context, w *world)
 }
 
 // always asks for one path as one user.
@@ -35,8 +26,23 @@ func always(path string) func(int, int) load.Request {
 	return func(int, int) load.Request { return r }
 }
 
-func gets(conns, streams int) shape {
-	return shape{conns: conns, streams: streams, size: objectSize, next: always(resources + "/one")}
+// gets is a load of small objects. Where it goes is for world.at to say.
+func gets(conns, streams int) load.Config {
+	return load.Config{Connections: conns, Streams: streams, Size: objectSize, Next: always(resources + "/one")}
+}
+
+func lists(conns, streams int) load.Config {
+	return load.Config{Connections: conns, Streams: streams, Size: listSize, Next: always(resources)}
+}
+
+func http1(c load.Config) load.Config {
+	c.HTTP1 = true
+	return c
+}
+
+func paced(c load.Config, rate float64) load.Config {
+	c.Rate, c.Streams = rate, maxStreams
+	return c
 }
 
 // list is every scenario, in the order in which they run. Memory comes first: a process that has
@@ -44,122 +50,128 @@ func gets(conns, streams int) shape {
 func (o *options) list() []scenario {
 	proxies := []string{fairlead, reverse, haproxy, nginx, nghttpx}
 	everybody := []string{fairlead, reverse, haproxy, nginx, nghttpx, aggregator, direct}
+	bare := []string{fairlead, reverse}
 	return []scenario{
-		watches(o),
+		o.watching(),
 		loads("get-8x8", "GET 1 KB, 8 connections × 8 streams", true, everybody, gets(8, 8)),
 		loads("get-1x1", "GET 1 KB, 1 × 1", false, proxies, gets(1, 1)),
 		loads("get-8x1", "GET 1 KB, 8 × 1", false, proxies, gets(8, 1)),
 		loads("get-100x1", "GET 1 KB, 100 × 1", false, proxies, gets(100, 1)),
-		loads("list-4x4", "LIST 100 KB, 4 × 4", true, everybody, shape{conns: 4, streams: 4, size: listSize, next: always(resources)}),
-		loads("http1-get", "GET 1 KB over HTTP/1.1, 8 connections", false, []string{fairlead, reverse}, shape{conns: 8, http1: true, size: objectSize, next: always(resources + "/one")}),
-		loads("http1-list", "LIST 100 KB over HTTP/1.1, 8 connections", false, []string{fairlead, reverse}, shape{conns: 8, http1: true, size: listSize, next: always(resources)}),
-		paced(),
-		alone(),
-		loads("apis", "GET /apis, 4 × 4", false, []string{fairlead, aggregator}, shape{conns: 4, streams: 4, next: always("/apis")}),
-		local(),
-		identities(),
+		loads("list-4x4", "LIST 100 KB, 4 × 4", true, everybody, lists(4, 4)),
+		loads("http1-get", "GET 1 KB over HTTP/1.1, 8 connections", false, bare, http1(gets(8, 1))),
+		loads("http1-list", "LIST 100 KB over HTTP/1.1, 8 connections", false, bare, http1(lists(8, 1))),
+		{name: "paced-8x8", about: "GET 1 KB at 60 % of the lower saturation, 8 connections", run: saturated},
+		// What a proxy adds to the latency of one request at a time: at this rate they seldom meet.
+		loads(single, "GET 1 KB on one connection, 100 a second: one at a time", false, []string{fairlead, haproxy, nghttpx, direct}, paced(gets(1, 1), 100)),
+		loads("apis", "GET /apis, 4 × 4", false, []string{fairlead, aggregator}, load.Config{Connections: 4, Streams: 4, Next: always("/apis")}),
+		{name: "local", about: "GET 1 KB at 1,000/s, remote and delegated", run: local},
+		{name: "identity", about: "GET 1 KB at 500/s, delegated, by certificate: front-proxy identity and impersonation", run: identities},
 		loads("get-1x1000", "GET 1 KB, 1 × 1,000", false, proxies, gets(1, 1000)),
 		loads("get-1000x1", "GET 1 KB, 1,000 × 1", false, proxies, gets(1000, 1)),
-		bodies(),
-		distance(),
-		visits(),
-		users(o),
-		services(o),
-		idleness(),
+		{name: "body", about: "GET 1 KB … 1 MB, 4 × 4", run: bodies},
+		{name: "distance", about: "endless bodies from a backend and from a client 50 and 200 ms away, 1 and 20 streams", run: distance},
+		{name: "visits", about: "a new connection, /api, /apis, /apis unchanged, GET 1 KB, with certificate and with token", run: visits},
+		{name: "users", about: fmt.Sprintf("GET 1 KB, 8 × 8, 1 … %d tokens", o.users()), run: users},
+		{name: "apiservices", about: fmt.Sprintf("GET 1 KB, 8 × 8, over 1 … %d APIServices", o.services()), run: services},
+		{name: "rest", about: "nobody asks; 0, 10, 1,000 (with -full 10,000) APIServices, five on an endpoint", run: idleness},
 	}
 }
 
-// loads measures peers under one shape.
-func loads(name, about string, quick bool, peers []string, s shape) scenario {
-	return scenario{name: name, about: about, quick: quick, run: func(ctx context.Context, w *world, o *options, r *results) error {
-		return w.rounds(ctx, o, r, name, peers, func(*peer) shape { return s })
+func (o *options) users() int    { return o.pick(1_000, 100_000) }
+func (o *options) services() int { return o.pick(100, 10_000) }
+
+// loads measures peers under one load.
+func loads(name, about string, quick bool, peers []string, c load.Config) scenario {
+	return scenario{name: name, about: about, quick: quick, run: func(ctx context.Context, w *world) {
+		w.compare(ctx, name, peers, func(*peer) load.Config { return c })
 	}}
 }
 
-// rounds measures all peers in turns, and takes a profile of Fairlead at the end.
-func (w *world) rounds(ctx context.Context, o *options, r *results, name string, peers []string, of func(*peer) shape) error {
-	if o.peers != "" {
-		peers = strings.Split(o.peers, ",")
+// compare measures peers by their names, and takes a profile of Fairlead at the end.
+func (w *world) compare(ctx context.Context, name string, peers []string, of func(*peer) load.Config) {
+	w.inTurns(ctx, name, w.want(ctx, peers), of)
+	if p := w.peer(fairlead); w.o.profile && p != nil {
+		w.profile(ctx, p, name, of(p))
 	}
-	list, err := w.want(ctx, peers)
-	if err != nil {
-		return err
-	}
+}
+
+// inTurns measures peers, round by round.
+func (w *world) inTurns(ctx context.Context, name string, list []*peer, of func(*peer) load.Config) {
 	missed := map[*peer]int{}
-	for round := range o.rounds {
+	for round := range w.o.rounds {
 		for i := range list {
 			p := list[(i+round)%len(list)] // nobody is always the first
-			s, err := w.measure(ctx, o, p, of(p))
+			s, err := w.measure(ctx, p, of(p))
 			if err != nil {
 				// Such as falling behind a rate for a moment: a round that does not count, unless
 				// most do not.
-				if missed[p]++; ctx.Err() != nil || 2*missed[p] > o.rounds {
-					return fmt.Errorf("measuring %s: %w", p.name, err)
+				if missed[p]++; ctx.Err() != nil || 2*missed[p] > w.o.rounds {
+					try.Do(fmt.Errorf("measuring %s: %w", p.name, err))
 				}
 				fmt.Fprintf(os.Stderr, "bench: %s: round %d of %s does not count: %v\n", name, round+1, p.name, err)
+				s = sample{}
 			}
-			r.add(name, p.name, round, s)
+			w.r.add(name, p.name, round, s)
 		}
 	}
-	if o.profile && w.peer(fairlead) != nil {
-		return w.profile(ctx, o, w.peer(fairlead), name, of(w.peer(fairlead)))
-	}
-	return nil
 }
 
-// want returns peers, starting those that do not run yet.
-func (w *world) want(ctx context.Context, names []string) ([]*peer, error) {
-	var list []*peer
+// want returns peers, those that the command line names rather than these, and starts those that do
+// not run yet.
+func (w *world) want(ctx context.Context, names []string) []*peer {
+	if w.o.peers != "" {
+		names = strings.Split(w.o.peers, ",")
+	}
+	return w.have(ctx, names...)
+}
+
+func (w *world) have(ctx context.Context, names ...string) (list []*peer) {
 	for _, name := range names {
-		if w.peer(name) == nil {
-			if err := w.start(ctx, name); err != nil {
-				return nil, err
-			}
+		p := w.peer(name)
+		if p == nil {
+			p = w.start(ctx, name)
 		}
-		list = append(list, w.peer(name))
+		list = append(list, p)
 	}
-	return list, nil
+	return list
 }
 
-func (w *world) config(p *peer, s shape) load.Config {
-	return load.Config{Address: p.address, TLS: p.tls, Connections: s.conns, Streams: s.streams, Rate: s.rate, Size: s.size, HTTP1: s.http1, Next: s.next, Visit: s.visit}
+// at is a load of a peer.
+func (p *peer) at(c load.Config) load.Config {
+	c.Address, c.TLS = p.address, p.tls
+	return c
 }
 
 // measure puts one peer under load and takes what the load cost between two moments.
-func (w *world) measure(ctx context.Context, o *options, p *peer, s shape) (sample, error) {
-	l, err := load.Start(ctx, w.config(p, s))
-	if err != nil {
-		return sample{}, err
-	}
-	m, err := w.window(ctx, o, p, l)
-	if err := errors.Join(err, l.Close()); err != nil {
-		return sample{}, err
-	}
-	return m, nil
-}
-
-func (w *world) window(ctx context.Context, o *options, p *peer, l *load.Load) (sample, error) {
-	if err := pause(ctx, o.warm); err != nil {
-		return sample{}, err
-	}
+func (w *world) measure(ctx context.Context, p *peer, c load.Config) (s sample, err error) {
+	defer try.Catch(&err)
+	l := try.Get(load.Start(ctx, p.at(c)))
+	defer func() { err = errors.Join(err, l.Close()) }()
+	pause(ctx, warm)
 	var before, after gauge
-	if err := errors.Join(w.allocated(ctx, p, &before), w.used(p, l, &before)); err != nil {
-		return sample{}, err
+	if p.front != nil {
+		before.mallocs = w.mallocs(ctx, p)
+		again := w.mallocs(ctx, p)
+		before.mallocs, after.cost = again, again-before.mallocs
 	}
+	before.read(p, l)
 	l.Time(true)
-	if err := pause(ctx, o.duration); err != nil {
-		return sample{}, err
-	}
+	pause(ctx, w.o.duration)
 	took := l.Time(false)
 	// Processor time first: with 10,000 APIServices the question after allocations takes longer
 	// than a measurement.
-	if err := errors.Join(w.used(p, l, &after), w.allocated(ctx, p, &after)); err != nil {
-		return sample{}, err
+	after.read(p, l)
+	if p.front != nil {
+		after.mallocs = w.mallocs(ctx, p)
 	}
 	return newSample(before, after, took)
 }
 
-// gauge reads what a sample is the difference of.
+// warm is how long there is load before it is measured.
+const warm = 300 * time.Millisecond
+
+// gauge reads what a sample is the difference of. Allocations are known of Fairlead only; cost is
+// what the question after them costs itself.
 type gauge struct {
 	load.Snapshot
 
@@ -167,51 +179,32 @@ type gauge struct {
 	mallocs, cost float64
 }
 
-// used reads processor time and what was done for it.
-func (w *world) used(p *peer, l *load.Load, g *gauge) (err error) {
+// read reads processor time and what was done for it.
+func (g *gauge) read(p *peer, l *load.Load) {
 	if p.part != nil {
-		g.cpu, err = cpuOf(p.part.PID())
+		g.cpu = p.cpu()
 	}
 	g.Snapshot = l.Snapshot()
-	return err
-}
-
-// allocated reads allocations, where they are known.
-func (w *world) allocated(ctx context.Context, p *peer, g *gauge) (err error) {
-	if p.front != nil {
-		g.mallocs, g.cost, err = w.mallocs(ctx, p)
-	}
-	return err
 }
 
 // profile loads a Fairlead once more and keeps a CPU profile.
-func (w *world) profile(ctx context.Context, o *options, p *peer, name string, s shape) error {
-	l, err := load.Start(ctx, w.config(p, s))
-	if err != nil {
-		return err
-	}
-	err = w.keep(ctx, o, p, "/debug/pprof/profile?seconds=5", name)
-	return errors.Join(err, l.Close())
+func (w *world) profile(ctx context.Context, p *peer, name string, c load.Config) {
+	l := try.Get(load.Start(ctx, p.at(c)))
+	w.keep(ctx, p, "/debug/pprof/profile?seconds=5", name)
+	try.Do(l.Close())
 }
 
 // keep saves one of Fairlead's own profiles.
-func (w *world) keep(ctx context.Context, o *options, p *peer, page, name string) error {
-	profile, err := w.admin(ctx, p, page)
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(o.out, 0o750); err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(o.out, name+".pprof"), profile, 0o600)
+func (w *world) keep(ctx context.Context, p *peer, page, name string) {
+	try.Do(os.MkdirAll(w.o.out, 0o750))
+	try.Do(os.WriteFile(filepath.Join(w.o.out, name+".pprof"), w.admin(ctx, p, page), 0o600))
 }
 
 // pause lets a load run.
-func pause(ctx context.Context, d time.Duration) error {
+func pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
-		return ctx.Err()
+		try.Do(ctx.Err())
 	case <-time.After(d):
-		return nil
 	}
 }

@@ -3,139 +3,86 @@ package main
 import (
 	"context"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/bench/load"
+	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 // services is how cost grows with the number of APIServices. They come from a folder, because
 // kube-apiserver's own aggregator would spend the machine on probing them; requests go to all of
 // them in turn.
-func services(o *options) scenario {
-	const name = "apiservices"
-	return scenario{name: name, about: fmt.Sprintf("GET 1 KB, 8 × 8, over 1 … %d APIServices", o.services), run: func(ctx context.Context, w *world, o *options, r *results) error {
-		for n := 1; n <= o.services; n = max(10*n, o.least) {
-			if err := w.overServices(ctx, o, r, name, n); err != nil {
-				return fmt.Errorf("with %d: %w", n, err)
-			}
-		}
-		return nil
-	}}
+func services(ctx context.Context, w *world) {
+	for n := 1; n <= w.o.services(); n *= 10 {
+		w.overServices(ctx, n)
+	}
 }
 
-func (w *world) overServices(ctx context.Context, o *options, r *results, name string, n int) error {
+func (w *world) overServices(ctx context.Context, n int) {
 	dir := filepath.Join(w.Dir(), fmt.Sprintf("manifests-%d", n))
-	probes := fmt.Sprintf(", fairlead.dev/probe-interval: %s, fairlead.dev/ping-timeout: 5m", o.probes)
-	if err := w.writeManifests(dir, n, []string{w.backend}, probes); err != nil {
-		return err
-	}
+	// 10,000 probed every 10 s, as Fairlead does on its own, need more than this machine may have.
+	w.writeManifests(dir, n, []string{w.backend}, ", fairlead.dev/probe-interval: 10m, fairlead.dev/ping-timeout: 5m")
 	// What a miss costs is kube-apiserver's matter: with the default of 10 s, 10,000 APIServices in
 	// use are 1,000 reviews a second for each user.
-	p, err := w.another(ctx, fmt.Sprintf("fairlead-%d", n), append(hits(), "--registry=dir:"+dir)...)
-	if err != nil {
-		return err
-	}
+	p := w.another(ctx, fmt.Sprintf("fairlead-%d", n), append(hits(), "--registry=dir:"+dir)...)
 	defer p.part.Kill()
-	s := gets(8, 8)
+	c := gets(8, 8)
 	paths := make([]string, n)
 	for i := range paths {
 		paths[i] = fmt.Sprintf("/apis/%s/v1/namespaces/default/objects/one", groupOf(i))
 	}
-	s.next = func(conn, i int) load.Request {
-		return load.Request{Path: paths[(conn*n/s.conns+i)%n], Token: token(0)}
+	c.Next = func(conn, i int) load.Request {
+		return load.Request{Path: paths[(conn*n/c.Connections+i)%n], Token: token(0)}
 	}
-	if err := w.steady(ctx, p, paths); err != nil {
-		return err
-	}
-	counted := *p
+	w.steady(ctx, p, paths)
+	counted := p.as(p.name)
 	counted.front = nil // not its allocations: Fairlead's page of metrics takes a second then, and leaves its garbage to what is measured
-	for round := range o.rounds {
-		idle, err := idleFor(ctx, o.duration, p)
-		if err != nil {
-			return err
-		}
-		m, err := w.measure(ctx, o, &counted, s)
-		if err != nil {
-			return err
-		}
-		r.add(name+"-with-probes", fmt.Sprintf("%d", n), round, m)
+	row := strconv.Itoa(n)
+	for round := range w.o.rounds {
+		before := p.cpu()
+		pause(ctx, w.o.duration)
+		idle := float64((p.cpu() - before).Microseconds()) / w.o.duration.Seconds() // µs a second, without any request
+		m := try.Get(w.measure(ctx, counted, c))
+		w.r.add("apiservices-with-probes", row, round, m)
 		m.CPU = max(0, m.CPU-idle/m.Rate) // probes go on without requests, and are not theirs
-		r.add(name, fmt.Sprintf("%d", n), round, m)
-		r.add(name+"-idle", fmt.Sprintf("%d", n), round, sample{CPU: idle})
+		w.r.add("apiservices", row, round, m)
+		w.r.add("apiservices-idle", row, round, sample{CPU: idle})
 	}
-	if o.profile {
-		return w.profile(ctx, o, p, fmt.Sprintf("%s-%d", name, n), s)
+	if w.o.profile {
+		w.profile(ctx, p, "apiservices-"+row, c)
 	}
-	return nil
 }
 
 // steady waits until a Fairlead of many APIServices has nothing left of its start: every backend
 // was probed and found available, everything was asked for (which finds out what its backend
 // speaks, has decisions cached and connections dialled), who may share connections does, and
 // everything was asked for again.
-func (w *world) steady(ctx context.Context, p *peer, paths []string) error {
-	if err := w.available(ctx, p, len(paths)); err != nil {
-		return err
-	}
+func (w *world) steady(ctx context.Context, p *peer, paths []string) {
+	w.available(ctx, p, len(paths))
 	for range 2 {
-		s := gets(1, 16)
-		s.next = func(_, i int) load.Request { return load.Request{Path: paths[i%len(paths)], Token: token(0)} }
-		l, err := load.Start(ctx, w.config(p, s))
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(l.WaitDone(ctx, int64(len(paths)+s.streams)), l.Close()); err != nil {
-			return err
-		}
+		c := gets(1, 16)
+		c.Next = func(_, i int) load.Request { return load.Request{Path: paths[i%len(paths)], Token: token(0)} }
+		w.ask(ctx, p, c, len(paths))
 		const join = 2 * time.Second // Fairlead looks once a second who may share
-		if err := pause(ctx, join); err != nil {
-			return err
-		}
+		pause(ctx, join)
 	}
-	return nil
 }
 
 // available waits until n APIServices are.
-func (w *world) available(ctx context.Context, p *peer, n int) error {
+func (w *world) available(ctx context.Context, p *peer, n int) {
 	const patience, every = 5 * time.Minute, 3 * time.Second // 10,000 take one minute, and the question a second
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	for {
-		page, err := w.admin(ctx, p, "/metrics")
-		if err != nil {
-			return fmt.Errorf("waiting for %d APIServices: %w", n, err)
-		}
-		ready := 0
-		for line := range strings.Lines(string(page)) {
-			if strings.HasPrefix(line, "aggregator_unavailable_apiservice{") && strings.HasSuffix(line, " 0\n") {
-				ready++
-			}
-		}
-		if ready >= n {
-			return nil
-		}
-		if err := pause(ctx, every); err != nil {
-			return err
-		}
+	up := regexp.MustCompile(`(?m)^aggregator_unavailable_apiservice\{.* 0$`)
+	for len(up.FindAll(w.admin(ctx, p, "/metrics"), -1)) < n {
+		pause(ctx, every)
 	}
-}
-
-// idleFor is how many µs of processor time a peer uses per second without any request.
-func idleFor(ctx context.Context, d time.Duration, p *peer) (float64, error) {
-	before, err := cpuOf(p.part.PID())
-	if err != nil {
-		return 0, err
-	}
-	if err := pause(ctx, d); err != nil {
-		return 0, err
-	}
-	after, err := cpuOf(p.part.PID())
-	return float64((after - before).Microseconds()) / d.Seconds(), err
 }
 
 // groupOf is the i-th group; the first is the one that every Fairlead serves.
@@ -148,14 +95,9 @@ func groupOf(i int) string {
 
 // writeManifests writes n APIServices, which have the addresses in turns, each a Service of its
 // own.
-func (w *world) writeManifests(dir string, n int, addresses []string, annotations string) error {
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return err
-	}
-	ca, err := os.ReadFile(w.PKI.Serving.CertFile)
-	if err != nil {
-		return err
-	}
+func (w *world) writeManifests(dir string, n int, addresses []string, annotations string) {
+	try.Do(os.MkdirAll(dir, 0o750))
+	ca := try.Get(os.ReadFile(w.PKI.Serving.CertFile))
 	var b strings.Builder
 	for i := range n {
 		service := i % len(addresses)
@@ -167,12 +109,9 @@ func (w *world) writeManifests(dir string, n int, addresses []string, annotation
 		if (i+1)%perFile > 0 && i < n-1 {
 			continue
 		}
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.yaml", i/perFile)), []byte(b.String()), 0o600); err != nil {
-			return err
-		}
+		try.Do(os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.yaml", i/perFile)), []byte(b.String()), 0o600))
 		b.Reset()
 	}
-	return nil
 }
 
 // perFile is how many APIServices are written to one file: 2 MB with a Service each, where Fairlead

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // A visit asks for four things over one connection of its own, and tells what is not as it should
@@ -27,9 +29,7 @@ func TestVisit(t *testing.T) {
 	defer s.Close()
 	tc := s.Client().Transport.(*http.Transport).TLSClientConfig
 	for range 2 {
-		if err := visit(t.Context(), s.URL, tc, "t"); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, visit(t.Context(), s.URL, tc, "t"))
 	}
 	want := []string{"/api", "/apis", `/apis"1"`, resources + "/one"}
 	if !slices.Equal(asked, slices.Concat(want, want)) || len(slices.Compact(from)) != 2 {

@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // serve answers over HTTP/1.1 and HTTP/2, with a thousand streams per connection.
@@ -43,18 +45,11 @@ func testLoad(t *testing.T, http1 bool) {
 		_, _ = w.Write(make([]byte, 100_000)) // more than a frame, and many of them more than a window
 	})
 	cfg.Size, cfg.HTTP1 = 100_000, http1
-	l, err := Start(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(Start(t.Context(), cfg))(t)
 	l.Time(true)
-	if err := l.WaitDone(t.Context(), 500); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.WaitDone(t.Context(), 500))
 	took, s := l.Time(false), l.Snapshot()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.Close())
 	if s.Bytes < s.Done*100_000 || len(took) == 0 || took[0] <= 0 || took[0] > took[len(took)-1] {
 		t.Errorf("%+v, %d latencies", s, len(took))
 	}
@@ -78,10 +73,7 @@ func TestFaults(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			cfg := serve(t, tc.answer)
 			cfg.Size = 7
-			l, err := Start(t.Context(), cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
+			l := must.Get(Start(t.Context(), cfg))(t)
 			if err := l.WaitDone(t.Context(), 1); err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("%v, want %q", err, tc.want)
 			}
@@ -99,10 +91,7 @@ func TestVisit(t *testing.T) {
 		}
 		return nil
 	}
-	l, err := Start(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(Start(t.Context(), cfg))(t)
 	if err := l.WaitDone(t.Context(), 11); err == nil || l.Snapshot().Done != 10 || n.Load() != 12 {
 		t.Errorf("%v after %d of %d", err, l.Snapshot().Done, n.Load())
 	}
@@ -112,13 +101,8 @@ func TestRate(t *testing.T) {
 	cfg := serve(t, func(http.ResponseWriter, *http.Request) {})
 	cfg.Rate, cfg.Streams = 500, 200
 	began := time.Now()
-	l, err := Start(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := l.WaitDone(t.Context(), 100); err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(Start(t.Context(), cfg))(t)
+	must.Do(t, l.WaitDone(t.Context(), 100))
 	// A hundred take 200 ms. On a busy machine it may take longer, but never much less: a Poisson
 	// process's deviation is a tenth.
 	if took := time.Since(began); took < 100*time.Millisecond {
@@ -140,17 +124,12 @@ func TestWatch(t *testing.T) {
 		<-r.Context().Done()
 	})
 	cfg.Watch, cfg.First = true, &Request{Path: "/first"}
-	l, err := Start(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(Start(t.Context(), cfg))(t)
 	if s := l.Snapshot(); s.Done != 0 {
 		t.Errorf("%d events before any watch", s.Done)
 	}
 	l.Go()
-	if err := l.WaitDone(t.Context(), 8); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.WaitDone(t.Context(), 8))
 	if s := l.Snapshot(); s.Done != 8 || s.Bytes != 8*6 {
 		t.Errorf("%+v", s)
 	}
