@@ -167,10 +167,10 @@ MINUTES ?= 20
 SEED    ?= 1
 
 .PHONY: soak
-soak: build ## Break everything at random under load and keep account, for MINUTES=20 with SEED=1 on LANE=h2|http1 (Linux, root)
+soak: ## Break everything at random under load and keep account, for MINUTES=20 with SEED=1 on LANE=h2|http1 (Linux, root)
 	$(TOOLS) -q etcd kube-apiserver
 	@command -v ip >/dev/null || apt-get install -y iproute2
-	go run ./tests/soak -minutes=$(MINUTES) -seed=$(SEED) -lane=$(LANE)
+	go test -tags e2e -count=1 -timeout 0 -v ./tests/soak -args -minutes=$(MINUTES) -seed=$(SEED) -lane=$(LANE)
 
 .PHONY: recovery
 recovery: ## Real extension servers ended and started again: how soon Fairlead serves them again (6 min; root, otherwise idle)

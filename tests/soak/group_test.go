@@ -1,4 +1,6 @@
-package main
+//go:build e2e
+
+package soak
 
 import (
 	"context"
@@ -11,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -51,46 +54,34 @@ func (g *group) widgets() string {
 func (g *group) sites() []*site { return slices.Concat(g.services[0].sites, g.services[1].sites) }
 
 // raiseGroup starts the backends of a group and registers them.
-func (w *world) raiseGroup(ctx context.Context, number int, name string) (*group, error) {
+func (w *world) raiseGroup(ctx context.Context, number int, name string) *group {
 	g := &group{name: name + ".soak.example.com", version: "v1", exists: true, priority: 1000, ca: pki.NewCA(name + "-ca-0")}
 	g.bundle = []*pki.CA{g.ca}
 	for i := range g.services {
 		s := &service{name: name + "-" + strconv.Itoa(i)}
 		g.services[i] = s
 		for n := range 3 {
-			x, err := w.newSite(g, s, fmt.Sprintf("10.79.%d.%d", 1+number, 10*(i+1)+n))
-			if err != nil {
-				return g, err
-			}
-			s.sites = append(s.sites, x)
+			s.sites = append(s.sites, w.newSite(g, s, fmt.Sprintf("10.79.%d.%d", 1+number, 10*(i+1)+n)))
 		}
-		if err := w.createService(ctx, s); err != nil {
-			return g, err
-		}
+		w.createService(ctx, s)
 	}
-	for _, s := range g.services[0].sites {
-		w.history.Allow(g.name, s.name)
-	}
-	return g, w.createAPIService(ctx, g)
+	w.allow(g, g.services[0])
+	must.Do(w.t, w.createAPIService(ctx, g))
+	return g
 }
 
 // createService makes a headless Service: kube-apiserver's own aggregator has no way to dial it, so
 // that all that sites see comes through a door.
-func (w *world) createService(ctx context.Context, s *service) error {
+func (w *world) createService(ctx context.Context, s *service) {
+	core := w.kube[0].core
 	meta := metav1.ObjectMeta{Name: s.name, Namespace: namespace, Labels: map[string]string{discoveryv1.LabelServiceName: s.name}}
-	return w.api(ctx, func(ctx context.Context, k clients) error {
-		_, err := k.core.CoreV1().Services(namespace).Create(ctx, &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{
-			ClusterIP: corev1.ClusterIPNone, Ports: []corev1.ServicePort{{Name: "https", Port: 443}},
-		}}, metav1.CreateOptions{})
-		if err := present(err); err != nil {
-			return err
-		}
-		_, err = k.core.DiscoveryV1().EndpointSlices(namespace).Create(ctx, &discoveryv1.EndpointSlice{
-			ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4, Endpoints: endpoints(s.sites),
-			Ports: []discoveryv1.EndpointPort{{Name: new("https"), Port: new(int32(sitePort))}},
-		}, metav1.CreateOptions{})
-		return present(err)
-	})
+	must.Get(core.CoreV1().Services(namespace).Create(ctx, &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{
+		ClusterIP: corev1.ClusterIPNone, Ports: []corev1.ServicePort{{Name: "https", Port: 443}},
+	}}, metav1.CreateOptions{}))(w.t)
+	must.Get(core.DiscoveryV1().EndpointSlices(namespace).Create(ctx, &discoveryv1.EndpointSlice{
+		ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4, Endpoints: endpoints(s.sites),
+		Ports: []discoveryv1.EndpointPort{{Name: new("https"), Port: new(int32(sitePort))}},
+	}, metav1.CreateOptions{}))(w.t)
 }
 
 func endpoints(sites []*site) []discoveryv1.Endpoint {

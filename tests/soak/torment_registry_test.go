@@ -1,4 +1,6 @@
-package main
+//go:build e2e
+
+package soak
 
 import (
 	"context"
@@ -7,10 +9,12 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"slices"
+	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -83,7 +87,11 @@ func (w *world) patchAPIService(ctx context.Context, g *group, patch []byte) err
 // known waits until both doors have read what the model says of a group's table: then nothing of
 // what was before may be used for a request that begins.
 func (w *world) known(ctx context.Context, g *group) error {
-	return wait(ctx, g.name+" is known everywhere", func() bool { return w.everywhere(g) == "" })
+	err := wait.PollUntilContextTimeout(ctx, look, 3*time.Minute, true, func(context.Context) (bool, error) { return w.everywhere(g) == "", nil })
+	if err != nil {
+		return fmt.Errorf("waiting until %s is known everywhere: %w", g.name, err)
+	}
+	return nil
 }
 
 func (w *world) retarget(ctx context.Context, g *group) error {

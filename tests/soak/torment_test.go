@@ -1,12 +1,11 @@
-package main
+//go:build e2e
+
+package soak
 
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -46,18 +45,14 @@ func (w *world) tormentors() []tormentor {
 		{name: "door", pause: 1500, draw: w.drawDoor},
 	}
 	for i := range all {
-		all[i].rng = rand.New(rand.NewPCG(w.o.seed, uint64(1+i)))
+		all[i].rng = rand.New(rand.NewPCG(*seed, uint64(1+i)))
 	}
-	if w.o.only == "" {
-		return all
-	}
-	only := strings.Split(w.o.only, ",")
-	return slices.DeleteFunc(all, func(t tormentor) bool { return !slices.Contains(only, t.name) })
+	return all
 }
 
 // torment lets them loose for the time of the soak, and returns when each has ended its act.
 func (w *world) torment(ctx context.Context, l *load) {
-	over, cancel := context.WithTimeout(ctx, time.Duration(w.o.minutes*float64(time.Minute)))
+	over, cancel := context.WithTimeout(ctx, time.Duration(*minutes*float64(time.Minute)))
 	defer cancel()
 	var all sync.WaitGroup
 	for _, t := range w.tormentors() {
@@ -99,20 +94,4 @@ func (w *world) play(ctx context.Context, l *load, who string, a *act) {
 		w.await(ctx, what, a.wrong)
 	}
 	w.journal.Write("end", "what", what)
-}
-
-// wait asks every look until ok, for some minutes at most.
-func wait(ctx context.Context, what string, ok func() bool) error {
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
-	defer cancel()
-	tick := time.NewTicker(look)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return fmt.Errorf("waiting until %s: %w", what, ctx.Err())
-		}
-	}
-	return nil
 }

@@ -1,8 +1,9 @@
-package main
+//go:build e2e
+
+package soak
 
 import (
 	"bufio"
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/soak/check"
 )
@@ -53,14 +55,14 @@ const (
 	lateHang
 )
 
-func (w *world) newSite(g *group, s *service, ip string) (*site, error) {
+func (w *world) newSite(g *group, s *service, ip string) *site {
 	x := &site{name: s.name + "/" + ip, ip: ip, checker: w.checker, names: []string{s.name + "." + namespace + ".svc"}, listed: true}
-	var err error
-	x.server, err = extension.New(extension.Config{
+	x.server = must.Get(extension.New(extension.Config{
 		GroupVersions: []string{g.name + "/" + g.version}, Address: x.address(), Names: x.names, CA: g.ca, RequestHeaderCA: w.fronts,
 		AllowedNames: []string{"front-proxy-client"}, RejectWith: http.StatusUnauthorized, Objects: 1, Record: -1, Wrap: x.wrap,
-	})
-	return x, err
+	}))(w.t)
+	w.t.Cleanup(x.server.Close)
+	return x
 }
 
 func (x *site) address() string { return net.JoinHostPort(x.ip, strconv.Itoa(sitePort)) }
@@ -190,9 +192,4 @@ func payload(id string, n int) string {
 func sum(body []byte) string {
 	h := sha256.Sum256(body)
 	return hex.EncodeToString(h[:8])
-}
-
-// set makes the extension server misbehave; without faults it is well.
-func (x *site) set(_ context.Context, faults ...extension.Fault) error {
-	return x.server.Set(faults...)
 }

@@ -1,4 +1,6 @@
-package main
+//go:build e2e
+
+package soak
 
 import (
 	"bytes"
@@ -9,6 +11,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -212,7 +215,7 @@ func readReview(_ *task, x *check.Exchange, body []byte) {
 	}
 	if err := json.Unmarshal(body, &review); err == nil {
 		info := review.Status.UserInfo
-		x.Body, x.Text = &check.Receipt{Server: "kube-apiserver", User: info.Username, Groups: sorted(info.Groups)}, ""
+		x.Body, x.Text = &check.Receipt{Server: "kube-apiserver", User: info.Username, Groups: slices.Sorted(slices.Values(info.Groups))}, ""
 	}
 }
 

@@ -1,4 +1,6 @@
-package main
+//go:build e2e
+
+package soak
 
 import (
 	"context"
@@ -90,9 +92,9 @@ func (w *world) drawBackend(rng *rand.Rand) *act {
 	return &act{
 		fault: check.Fault{Kind: "backend: " + i.name() + share, Target: strings.Join(names, " "), Scopes: []string{g.scope()}, Lies: i.lies},
 		group: g.name, dose: dose,
-		begin: func(ctx context.Context) error { return fall(ctx, sites, i) },
-		end: func(ctx context.Context) error {
-			err := fall(ctx, sites, ill{})
+		begin: func(context.Context) error { return fall(sites, i) },
+		end: func(context.Context) error {
+			err := fall(sites, ill{})
 			w.release(sites)
 			return err
 		},
@@ -127,14 +129,14 @@ func (w *world) release(sites []*site) {
 }
 
 // fall makes sites ill, or with no ill well.
-func fall(ctx context.Context, sites []*site, i ill) error {
+func fall(sites []*site, i ill) error {
 	var errs []error
 	for _, x := range sites {
 		x.late.Store(i.late)
 		if i.fault.Kind == "" {
-			errs = append(errs, x.set(ctx))
+			errs = append(errs, x.server.Set())
 		} else {
-			errs = append(errs, x.set(ctx, i.fault))
+			errs = append(errs, x.server.Set(i.fault))
 		}
 	}
 	return errors.Join(errs...)

@@ -1,4 +1,6 @@
-package main
+//go:build e2e
+
+package soak
 
 import (
 	"context"
@@ -6,9 +8,14 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/soak/check"
 )
 
 const (
@@ -49,7 +56,7 @@ type batch struct {
 }
 
 func newLoad(w *world) *load {
-	return &load{w: w, rng: rand.New(rand.NewPCG(w.o.seed, 0)), slots: make(chan struct{}, slots), lines: map[line]*http.Transport{}, batch: &batch{}}
+	return &load{w: w, rng: rand.New(rand.NewPCG(*seed, 0)), slots: make(chan struct{}, slots), lines: map[line]*http.Transport{}, batch: &batch{}}
 }
 
 // start begins to ask.
@@ -58,7 +65,7 @@ func (l *load) start(ctx context.Context) {
 	l.cancel = cancel
 	l.owners.Go(func() { l.dispatch(ctx, asking) })
 	for i := range watchers {
-		rng := rand.New(rand.NewPCG(l.w.o.seed, uint64(100+i)))
+		rng := rand.New(rand.NewPCG(*seed, uint64(100+i)))
 		l.owners.Go(func() { l.keepWatching(asking, rng) })
 	}
 }
@@ -89,7 +96,7 @@ func (l *load) dispatch(ctx, asking context.Context) {
 		}
 		// A quarter of a second's requests at once at most: after a stall of the machine there is
 		// no flood.
-		due = min(due+time.Since(last).Seconds()*float64(l.w.o.rate), float64(l.w.o.rate)/4)
+		due = min(due+time.Since(last).Seconds()*float64(rate), float64(rate)/4)
 		last = time.Now()
 		for ; due >= 1; due-- {
 			t := l.draw()
@@ -173,3 +180,47 @@ func (l *load) turn() *batch {
 }
 
 func (b *batch) prefix() string { return "l" + strconv.Itoa(b.number) + "-" }
+
+// settleLocal looks for what the writes to the local apiserver have left, batch by batch, until the
+// returned function is called; that looks for the rest.
+func (w *world) settleLocal(ctx context.Context, l *load) (end func()) {
+	stopping, stop := context.WithCancel(ctx)
+	var owner sync.WaitGroup
+	owner.Go(func() {
+		for stopping.Err() == nil {
+			for range 2 { // what comes in 20 s or so: some dozens of writes
+				l.dose(stopping, "", 100*rate)
+			}
+			w.settle(ctx, l.turn())
+		}
+	})
+	return func() {
+		stop()
+		owner.Wait()
+		w.settle(ctx, l.turn())
+	}
+}
+
+// settle counts the objects of a batch, and deletes them.
+func (w *world) settle(ctx context.Context, b *batch) {
+	batch := strings.TrimSuffix(b.prefix(), "-")
+	of := metav1.ListOptions{LabelSelector: "soak-batch=" + batch}
+	err := w.api(ctx, func(ctx context.Context, k clients) error {
+		list, err := k.core.CoreV1().ConfigMaps(namespace).List(ctx, of) // without a resourceVersion: of etcd, not of a cache
+		if err != nil {
+			return err
+		}
+		for i := range list.Items {
+			w.checker.Executed(check.Execution{Receipt: check.Receipt{ID: list.Items[i].Labels["soak-id"], Server: "kube-apiserver"}})
+		}
+		w.journal.Write("settled", "batch", batch, "objects", len(list.Items))
+		return nil
+	})
+	if err != nil {
+		return // the soak is over
+	}
+	w.checker.Settle(func(id string) bool { return strings.HasPrefix(id, b.prefix()) })
+	_ = w.api(ctx, func(ctx context.Context, k clients) error {
+		return k.core.CoreV1().ConfigMaps(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, of)
+	})
+}

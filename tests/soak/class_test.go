@@ -1,9 +1,12 @@
-package main
+//go:build e2e
+
+package soak
 
 import (
 	"crypto/tls"
 	"net/http"
-	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/fairlead-proxy/fairlead/tests/soak/check"
 )
@@ -71,7 +74,7 @@ func (t *task) wire(id string) (method, path string, body []byte) {
 	case "local watch":
 		return t.method, configMaps + "?watch=1&timeoutSeconds=2&fieldSelector=metadata.name%3D" + beacon, nil
 	case localWrite:
-		batch, _, _ := cutID(id)
+		batch, _, _ := strings.Cut(id, "-")
 		return http.MethodPost, configMaps, []byte(`{"metadata":{"generateName":"w-","labels":{"soak-id":"` + id + `","soak-batch":"` + batch + `"}}}`)
 	case "local identity":
 		return http.MethodPost, "/apis/authentication.k8s.io/v1/selfsubjectreviews", []byte(`{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`)
@@ -85,7 +88,7 @@ func (t *task) wire(id string) (method, path string, body []byte) {
 	if t.method != http.MethodGet && t.method != http.MethodDelete {
 		body = []byte(`"` + payload(id, t.body) + `"`)
 	}
-	return t.method, path + "?size=" + itoa(t.size), body
+	return t.method, path + "?size=" + strconv.Itoa(t.size), body
 }
 
 // tls is for connections of the request's own.
@@ -96,5 +99,3 @@ func (t *task) tls(w *world) *tls.Config {
 	}
 	return c
 }
-
-func sorted(list []string) []string { return slices.Sorted(slices.Values(list)) }

@@ -1,11 +1,10 @@
-package main
+//go:build e2e
+
+package soak
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -13,6 +12,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/soak/check"
 )
 
@@ -30,62 +30,44 @@ const (
 )
 
 // rest waits until neither door changes any more, and returns what they hold.
-func (w *world) rest(ctx context.Context) ([2]holding, error) {
-	tick := time.NewTicker(restEvery)
-	defer tick.Stop()
+func (w *world) rest(ctx context.Context) [2]holding {
 	var last [2]holding
 	for n, same := 0, 0; n < restLooks; n++ {
-		now, err := w.holds(ctx)
-		if err != nil {
-			return now, err
-		}
+		now := w.holds(ctx)
 		const near = 3 // goroutines and files of a probe or a scrape
 		if same++; !last[0].near(now[0], near) || !last[1].near(now[1], near) {
 			same, last = 0, now
 		}
 		if same == 20 { // 10 s: every periodic thing has been seen
-			return now, nil
+			return now
 		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return now, ctx.Err()
-		}
+		pause(ctx, restEvery)
 	}
-	return last, nil
+	return last
 }
 
 func (h holding) near(o holding, d float64) bool {
 	return max(h.goroutines, o.goroutines)-min(h.goroutines, o.goroutines) <= d && max(h.files, o.files)-min(h.files, o.files) <= d
 }
 
-func (w *world) holds(ctx context.Context) (all [2]holding, err error) {
+func (w *world) holds(ctx context.Context) (all [2]holding) {
 	for i, d := range w.doors {
 		for range 2 { // what a sync.Pool holds outlives one collection
-			if _, err := get(ctx, d.admin, d.Admin.URL+"/debug/pprof/heap?gc=1"); err != nil {
-				return all, err
-			}
+			must.Get(get(ctx, d.admin, d.Admin.URL+"/debug/pprof/heap?gc=1"))(w.t)
 		}
-		text, err := get(ctx, d.admin, d.Admin.URL+"/metrics")
-		if err != nil {
-			return all, err
-		}
-		m := metrics(text)
+		m := metrics(must.Get(get(ctx, d.admin, d.Admin.URL+"/metrics"))(w.t))
 		all[i] = holding{m["go_goroutines"], m["process_open_fds"], m["go_memstats_heap_alloc_bytes"], m["process_resident_memory_bytes"]}
 	}
-	return all, nil
+	return all
 }
 
 // metrics are the series without labels.
 func metrics(text []byte) map[string]float64 {
 	m := map[string]float64{}
-	lines := bufio.NewScanner(bytes.NewReader(text))
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		if name, value, ok := strings.Cut(lines.Text(), " "); ok {
-			if v, err := strconv.ParseFloat(value, 64); err == nil {
-				m[name] = v
-			}
+	for line := range strings.Lines(string(text)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if v, err := strconv.ParseFloat(value, 64); err == nil {
+			m[name] = v
 		}
 	}
 	return m
@@ -93,9 +75,9 @@ func metrics(text []byte) map[string]float64 {
 
 // compare enters what is left over. The first door has lived through everything; the second is
 // younger, and may hold no more.
-func (w *world) compare(out io.Writer, before, after [2]holding) {
+func (w *world) compare(before, after [2]holding) {
 	const mib = 1 << 20
-	t := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	t := tabwriter.NewWriter(w.t.Output(), 0, 8, 2, ' ', 0)
 	_, _ = fmt.Fprintf(t, "at rest\tgoroutines\tdescriptors\theap MiB\tresident MiB\n")
 	for i, d := range w.doors {
 		b, a := before[i], after[i]

@@ -1,4 +1,6 @@
-package main
+//go:build e2e
+
+package soak
 
 import (
 	"context"
@@ -13,10 +15,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"k8s.io/client-go/rest"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 const (
@@ -44,44 +47,24 @@ type door struct {
 	mu     sync.Mutex // guards status
 	status *answer.Status
 	err    error // of reading it
-
-	stop   context.CancelFunc
-	owners sync.WaitGroup
 }
 
-func (w *world) raiseDoors(ctx context.Context) error {
-	for i, name := range []string{"a", "b"} {
-		front, err := w.StartFairlead(ctx, cluster.Fairlead{Path: w.o.fairlead, Name: "fairlead-" + name, Args: []string{
-			fmt.Sprint("--http2=", w.o.lane == "h2"),
-			"--local-apiserver=" + w.EndpointOf(0).URL + "," + w.EndpointOf(1).URL,
-			"--request-timeout=" + requestTimeout.String(), "--shutdown-delay-duration=" + drainDelay.String(), "--shutdown-watch-termination-grace-period=1s",
-			"--access-log=" + filepath.Join(w.Dir(), "access-"+name+".jsonl"),
-		}})
-		if err != nil {
-			return err
-		}
-		d := &door{Front: front, name: name}
-		w.doors[i] = d
-		nobody, err := w.clientTLS(cluster.Pair{})
-		if err != nil {
-			return err
-		}
-		admin, err := w.clientTLS(w.PKI.Admin)
-		if err != nil {
-			return err
-		}
-		d.admin = &http.Client{Transport: transport(admin, true), Timeout: 3 * time.Second} // a stopped door does not answer
-		d.probe = &http.Client{Transport: transport(nobody, false), Timeout: time.Second}
-		var following context.Context
-		following, d.stop = context.WithCancel(context.WithoutCancel(ctx))
-		d.owners.Go(func() { follow(following, readyEvery, d.ask) })
-		d.owners.Go(func() { follow(following, 2*readyEvery, d.look) })
-	}
-	return nil
-}
-
-func (w *world) clientTLS(pair cluster.Pair) (*tls.Config, error) {
-	return rest.TLSConfigFor(w.Endpoint().RESTConfig(cluster.Credentials{Pair: pair}))
+func (w *world) raiseDoor(ctx context.Context, fairlead, name string) *door {
+	front := must.Get(w.StartFairlead(ctx, cluster.Fairlead{Path: fairlead, Name: "fairlead-" + name, Args: []string{
+		fmt.Sprint("--http2=", *lane == "h2"),
+		"--local-apiserver=" + w.EndpointOf(0).URL + "," + w.EndpointOf(1).URL,
+		"--request-timeout=" + requestTimeout.String(), "--shutdown-delay-duration=" + drainDelay.String(), "--shutdown-watch-termination-grace-period=1s",
+		"--access-log=" + filepath.Join(w.Dir(), "access-"+name+".jsonl"),
+	}}))(w.t)
+	d := &door{Front: front, name: name}
+	d.admin = &http.Client{Transport: transport(w.clientTLS(w.PKI.Admin), true), Timeout: 3 * time.Second} // a stopped door does not answer
+	d.probe = &http.Client{Transport: transport(w.clientTLS(cluster.Pair{}), false), Timeout: time.Second}
+	following, stop := context.WithCancel(ctx)
+	var owners sync.WaitGroup
+	owners.Go(func() { wait.UntilWithContext(following, d.ask, readyEvery) })
+	owners.Go(func() { wait.UntilWithContext(following, d.look, 2*readyEvery) })
+	w.t.Cleanup(func() { stop(); owners.Wait() })
+	return d
 }
 
 // transport speaks one of both protocols.
@@ -90,20 +73,6 @@ func transport(c *tls.Config, h2 bool) *http.Transport {
 	protocols.SetHTTP1(!h2)
 	protocols.SetHTTP2(h2)
 	return &http.Transport{TLSClientConfig: c.Clone(), Protocols: &protocols, DisableCompression: true, MaxIdleConnsPerHost: 8}
-}
-
-// follow asks again and again until ctx ends.
-func follow(ctx context.Context, every time.Duration, ask func(context.Context)) {
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	for {
-		ask(ctx)
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-	}
 }
 
 // ask finds out whether the door takes requests.
@@ -132,14 +101,6 @@ func (d *door) seen() (*answer.Status, error) {
 		return nil, errors.New("not asked yet")
 	}
 	return d.status, d.err
-}
-
-// forget ends what follows the door; its process is the cluster's.
-func (d *door) forget() {
-	if d.stop != nil {
-		d.stop()
-	}
-	d.owners.Wait()
 }
 
 // get reads what url answers, if that is 200.

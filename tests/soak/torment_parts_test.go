@@ -1,4 +1,6 @@
-package main
+//go:build e2e
+
+package soak
 
 import (
 	"context"
@@ -7,6 +9,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/soak/check"
@@ -55,16 +58,12 @@ func (d *door) drain(ctx context.Context) error {
 	if err := d.Part.Signal(syscall.SIGTERM); err != nil {
 		return err
 	}
-	ended := func() bool {
-		select {
-		case <-d.Part.Done():
-			return true
-		default:
-			return false
-		}
-	}
-	if err := wait(ctx, "door "+d.name+" has ended", ended); err != nil {
-		return err
+	select {
+	case <-d.Part.Done():
+	case <-time.After(3 * time.Minute):
+		return fmt.Errorf("door %s has not ended", d.name)
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 	if err := d.Part.Err(); !strings.Contains(err.Error(), "exit status 0") {
 		return fmt.Errorf("draining: %w", err)
@@ -95,4 +94,41 @@ func (w *world) replaceServing() error {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// drawPlane breaks a kube-apiserver or the store of both. Everything depends on them: who a token
+// belongs to, and what its owner may, is asked there.
+func (w *world) drawPlane(rng *rand.Rand) *act {
+	kind, n := rng.IntN(5), rng.IntN(len(w.APIServers))
+	a := &act{fault: check.Fault{Scopes: []string{"plane", "discovery"}}, dose: 100 + rng.IntN(500), wrong: w.planeWrong}
+	server := w.APIServers[n]
+	switch kind {
+	case 0, 1:
+		a.fault.Kind = "plane: kube-apiserver killed"
+		w.kill(a, server)
+	case 2:
+		a.fault.Kind = "plane: kube-apiserver stopped"
+		w.freeze(a, server)
+	case 3:
+		a.fault.Kind = "plane: etcd killed"
+		w.kill(a, w.Etcd)
+	case 4:
+		a.fault.Kind = "plane: etcd stopped"
+		w.freeze(a, w.Etcd)
+	}
+	return a
+}
+
+// kill ends a part without a word, and starts it again.
+func (w *world) kill(a *act, p *cluster.Part) {
+	a.fault.Target = p.Name()
+	a.begin = func(context.Context) error { p.Kill(); return nil }
+	a.end = p.Restart
+}
+
+// freeze has a part do nothing at all for a while: its connections stay, and nothing comes.
+func (w *world) freeze(a *act, p *cluster.Part) {
+	a.fault.Target, a.fault.Silent = p.Name(), true
+	a.begin = func(context.Context) error { return p.Signal(syscall.SIGSTOP) }
+	a.end = func(context.Context) error { return p.Signal(syscall.SIGCONT) }
 }

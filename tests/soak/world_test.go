@@ -1,0 +1,135 @@
+//go:build e2e
+
+package soak
+
+import (
+	"context"
+	"crypto/x509"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/soak/check"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
+)
+
+// namespace holds everything that a soak makes.
+const namespace = "soak"
+
+// nodeAddress is what the kube-apiservers say theirs is: they refuse to advertise loopback.
+const nodeAddress = "10.79.0.1"
+
+// world is all that there is: a control plane, groups with their backends, two doors before them,
+// and who comes through.
+type world struct {
+	*cluster.Cluster
+
+	t       *testing.T // for what is done before the torment and after it
+	checker *check.Checker
+	history *check.History
+	journal *check.Journal
+	fronts  *x509.CertPool // vouches for front proxies
+	kube    []clients      // of each kube-apiserver
+	groups  []*group
+	doors   [2]*door
+	callers []*caller
+
+	mu sync.Mutex // guards what the tormentors change: the fields of groups and sites that say so
+}
+
+// raise starts everything.
+func raise(t *testing.T, dir string, journal *check.Journal) *world {
+	t.Helper()
+	w := &world{t: t, journal: journal, history: &check.History{}}
+	w.checker = check.New(check.Config{History: w.history, Journal: journal})
+	go w.checker.KeepTime(t.Context())
+	fairlead := suite.Build(t, filepath.Join(dir, "bin"))
+	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServers: 2, APIServerArgs: []string{"--advertise-address=" + nodeAddress}})
+	w.fronts = suite.Pool(t, w.PKI.FrontProxy.CertFile)
+	for i := range w.APIServers {
+		rc := w.EndpointOf(i).RESTConfig(w.Admin())
+		rc.Timeout = 5 * time.Second // a stopped apiserver does not answer; the other one may
+		w.kube = append(w.kube, clients{must.Get(kubernetes.NewForConfig(rc))(t), must.Get(aggregator.NewForConfig(rc))(t)})
+	}
+	w.grant(t.Context())
+	for i, name := range []string{"alpha", "beta", "gamma"} {
+		w.groups = append(w.groups, w.raiseGroup(t.Context(), i, name))
+	}
+	for i, name := range []string{"a", "b"} {
+		w.doors[i] = w.raiseDoor(t.Context(), fairlead, name)
+	}
+	w.raiseCallers(t.Context())
+	w.await(t.Context(), "everything, at the start", w.wrong)
+	if v := w.checker.Violations(); len(v) > 0 {
+		t.Fatalf("waiting for everything: %s", v[0].What)
+	}
+	return w
+}
+
+// clients are an administrator's, of one kube-apiserver and past the doors.
+type clients struct {
+	core   kubernetes.Interface
+	groups aggregator.Interface
+}
+
+// api asks one kube-apiserver after the other until f succeeds: what f does must bear being done
+// twice. It gives up after some minutes, when a control plane that was broken on purpose should
+// long be whole.
+func (w *world) api(ctx context.Context, f func(context.Context, clients) error) error {
+	var err error
+	n := 0
+	ended := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, 3*time.Minute, true, func(ctx context.Context) (bool, error) {
+		err = f(ctx, w.kube[n%len(w.kube)])
+		n++
+		return err == nil, nil
+	})
+	if ended != nil {
+		return fmt.Errorf("asking the cluster: %w (%w)", ended, err)
+	}
+	return nil
+}
+
+// present takes what exists already for made, absent what is gone already for deleted.
+func present(err error) error {
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}
+
+func absent(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// grant makes the namespace and lets the callers do everything in it.
+func (w *world) grant(ctx context.Context) {
+	meta, core := metav1.ObjectMeta{Name: namespace}, w.kube[0].core
+	must.Get(core.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: meta}, metav1.CreateOptions{}))(w.t)
+	must.Get(core.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{"alpha.soak.example.com", "beta.soak.example.com", "gamma.soak.example.com"}, Resources: []string{"*"}, Verbs: []string{"*"}},
+		{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "create", "watch"}},
+	}}, metav1.CreateOptions{}))(w.t)
+	must.Get(core.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: meta, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: namespace},
+		Subjects: []rbacv1.Subject{
+			{APIGroup: rbacv1.GroupName, Kind: "Group", Name: namespace},
+			{APIGroup: rbacv1.GroupName, Kind: "Group", Name: "system:serviceaccounts:" + namespace},
+		},
+	}, metav1.CreateOptions{}))(w.t)
+	must.Get(core.CoreV1().ConfigMaps(namespace).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: beacon}}, metav1.CreateOptions{}))(w.t)
+}
