@@ -56,8 +56,7 @@ func Ports(t *testing.T, n int) []int {
 	t.Helper()
 	ports := make([]int, n)
 	for i := range ports {
-		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-		must.Do(t, err)
+		l := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 		defer l.Close()
 		ports[i] = l.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // it is one
 	}
@@ -112,8 +111,7 @@ func (k *Keys) Serve(t *testing.T, program, registry string, args ...string) *Do
 // Get asks, and returns what was answered, status 0 when nothing was.
 func Get(t *testing.T, c *http.Client, url string) (int, string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	must.Do(t, err)
+	r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil))(t)
 	res, err := c.Do(r)
 	if err != nil {
 		return 0, err.Error()

@@ -65,8 +65,7 @@ func (w *world) register(t *testing.T, name string, s *extension.Server, where m
 
 func portOf(t *testing.T, text string) int32 {
 	t.Helper()
-	number, err := strconv.ParseInt(text, 10, 32)
-	must.Do(t, err)
+	number := must.Get(strconv.ParseInt(text, 10, 32))(t)
 	return int32(number)
 }
 

@@ -107,12 +107,10 @@ func (w *world) gone(t *testing.T, namespace string) {
 func (w *world) collects(t *testing.T) {
 	t.Helper()
 	maps := w.core.CoreV1().ConfigMaps("default")
-	owner, err := maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "owner-"}}, metav1.CreateOptions{})
-	must.Do(t, err)
-	owned, err := maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "owned-", OwnerReferences: []metav1.OwnerReference{
+	owner := must.Get(maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "owner-"}}, metav1.CreateOptions{}))(t)
+	owned := must.Get(maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "owned-", OwnerReferences: []metav1.OwnerReference{
 		{APIVersion: "v1", Kind: "ConfigMap", Name: owner.Name, UID: owner.UID},
-	}}}, metav1.CreateOptions{})
-	must.Do(t, err)
+	}}}, metav1.CreateOptions{}))(t)
 	must.Do(t, maps.Delete(t.Context(), owner.Name, metav1.DeleteOptions{}))
 	took := suite.Eventually(t, 2*time.Minute, "what is owned is collected", func() (bool, string) {
 		_, err := maps.Get(t.Context(), owned.Name, metav1.GetOptions{})

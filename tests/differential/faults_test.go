@@ -154,8 +154,7 @@ func TestOpenAPIFaults(t *testing.T) {
 // peakMemory is the most memory that a process ever had, in MB.
 func peakMemory(t *testing.T, pid int) int {
 	t.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	must.Do(t, err)
+	status := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)))(t)
 	var kb int
 	_, after, _ := strings.Cut(string(status), "VmHWM:")
 	if _, err := fmt.Sscan(after, &kb); err != nil {
@@ -265,8 +264,7 @@ func (w *world) admin(t *testing.T, path string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, w.front.Admin.URL+path, nil)
-	must.Do(t, err)
+	req := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, w.front.Admin.URL+path, nil))(t)
 	res, err := w.clients[w.front.Endpoint.URL].Do(req)
 	must.Do(t, err)
 	defer res.Body.Close()

@@ -87,8 +87,7 @@ func (w *world) file(t *testing.T, field string) string {
 // what is printed, errors included.
 func (w *world) kubectl(t *testing.T) func(args ...string) string {
 	t.Helper()
-	path, err := tools.Path(t.Context(), tools.Config{Progress: os.Stderr}, "kubectl")
-	must.Do(t, err)
+	path := must.Get(tools.Path(t.Context(), tools.Config{Progress: os.Stderr}, "kubectl"))(t)
 	config := filepath.Join(t.TempDir(), "kubeconfig")
 	must.Do(t, w.front.Endpoint.WriteKubeconfig(config, w.Admin()))
 	return func(args ...string) string {

@@ -65,8 +65,7 @@ func (w *world) script(t *testing.T, name, group string, openAPI http.HandlerFun
 
 func (s *scripted) start(t *testing.T) {
 	t.Helper()
-	l, err := net.Listen("tcp", s.address)
-	must.Do(t, err)
+	l := must.Get(net.Listen("tcp", s.address))(t)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.address = l.Addr().String()

@@ -37,9 +37,7 @@ func newWorld(t *testing.T, args ...string) *world {
 	w.start = func(lane string) (*cluster.Front, error) {
 		return c.StartFairlead(t.Context(), cluster.Fairlead{Path: binary, Name: "fairlead-" + lane, Args: append([]string{"--http2=" + strconv.FormatBool(lane == "h2")}, args...)})
 	}
-	var err error
-	w.front, err = w.start("h2")
-	must.Do(t, err)
+	w.front = must.Get(w.start("h2"))(t)
 	rc := c.Endpoint().RESTConfig(c.Admin())
 	w.core, w.services, w.dynamic = kubernetes.NewForConfigOrDie(rc), aggregator.NewForConfigOrDie(rc), dynamic.NewForConfigOrDie(rc)
 	for _, e := range []cluster.Endpoint{c.Endpoint(), w.front.Endpoint} {
@@ -52,8 +50,7 @@ func newWorld(t *testing.T, args ...string) *world {
 // cluster.
 func (w *world) eachLane(t *testing.T, f func(*testing.T, *world)) {
 	t.Helper()
-	front, err := w.start("http1")
-	must.Do(t, err)
+	front := must.Get(w.start("http1"))(t)
 	other := *w
 	other.front = front
 	w.clients[front.Endpoint.URL] = suite.Client(t, front.Endpoint, w.Admin())
@@ -76,13 +73,11 @@ func (w *world) ask(t *testing.T, e cluster.Endpoint, path string, header http.H
 
 func (w *world) send(t *testing.T, method string, e cluster.Endpoint, path string, header http.Header) answer {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), method, e.URL+path, nil)
-	must.Do(t, err)
+	req := must.Get(http.NewRequestWithContext(t.Context(), method, e.URL+path, nil))(t)
 	maps.Copy(req.Header, header)
 	res, err := w.clients[e.URL].Do(req)
 	must.Do(t, err)
 	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	must.Do(t, err)
+	body := must.Get(io.ReadAll(res.Body))(t)
 	return answer{res.StatusCode, res.Header, string(body)}
 }

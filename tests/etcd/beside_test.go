@@ -26,16 +26,13 @@ func testBeside(t *testing.T, w *world) {
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	must.Do(t, s.Endpoint().WriteKubeconfig(kubeconfig, s.Admin()))
 	d := s.open(t, s.Registry(), "--kubeconfig="+kubeconfig)
-	alice, err := s.PKI.Client.Issue("alice", cluster.Leaf{User: "alice"})
-	must.Do(t, err)
+	alice := must.Get(s.PKI.Client.Issue("alice", cluster.Leaf{User: "alice"}))(t)
 	file := filepath.Join(t.TempDir(), "alice")
 	must.Do(t, d.Endpoint.WriteKubeconfig(file, cluster.Credentials{Pair: alice}))
 	hers, admin := kubectl{w.kubectl, []string{"--kubeconfig", file, "--cache-dir", t.TempDir()}}, s.kubectl(t, d.Endpoint)
 	server := s.extension(t, "widgets.example.com/v1")
-	at, err := url.Parse(server.URL())
-	must.Do(t, err)
-	port, err := strconv.Atoi(at.Port())
-	must.Do(t, err)
+	at := must.Get(url.Parse(server.URL()))(t)
+	port := must.Get(strconv.Atoi(at.Port()))(t)
 
 	t.Run("who has no right may not write", func(t *testing.T) {
 		hers.run(t, 1, text(t, s.remote(widgetsAPI, server)), []string{"create", "-f", "-"}, "Forbidden")
@@ -63,8 +60,7 @@ func testBeside(t *testing.T, w *world) {
 		port := int32(port)
 		o.Annotations, o.Spec.CABundle, o.Spec.InsecureSkipTLSVerify = nil, nil, true
 		o.Spec.Service.Namespace, o.Spec.Service.Name, o.Spec.Service.Port = "default", "widgets", &port
-		_, err := d.services.Create(t.Context(), o, metav1.CreateOptions{})
-		must.Do(t, err)
+		must.Get(d.services.Create(t.Context(), o, metav1.CreateOptions{}))(t)
 		d.becomes(t, widgets, http.StatusOK)
 	})
 	t.Run("the admin port takes no writes", func(t *testing.T) {
@@ -82,12 +78,10 @@ func testBeside(t *testing.T, w *world) {
 	// the same condition.
 	t.Run("two writers of a status do not fight", func(t *testing.T) {
 		const name = "v1.gadgets.example.com"
-		_, err := d.services.Create(t.Context(), s.remote(name, s.extension(t, "gadgets.example.com/v1")), metav1.CreateOptions{})
-		must.Do(t, err)
+		must.Get(d.services.Create(t.Context(), s.remote(name, s.extension(t, "gadgets.example.com/v1")), metav1.CreateOptions{}))(t)
 		log := ""
 		suite.Eventually(t, 60*time.Second, "it is said", func() (bool, string) {
-			data, err := os.ReadFile(d.Part.LogFile())
-			must.Do(t, err)
+			data := must.Get(os.ReadFile(d.Part.LogFile()))(t)
 			log = string(data)
 			return strings.Contains(log, "another writer writes this condition"), ""
 		})
@@ -105,8 +99,7 @@ func testRestored(t *testing.T, w *world) {
 	s := w.site(t, 2, cluster.Config{})
 	s.routed(t)
 	for range 20 { // that what is written below comes nowhere near
-		_, err := s.kv.Put(t.Context(), "noise", "x")
-		must.Do(t, err)
+		must.Get(s.kv.Put(t.Context(), "noise", "x"))(t)
 	}
 	s.Etcd.Kill()
 	must.Do(t, os.RemoveAll(filepath.Join(s.Dir(), "data-etcd")))

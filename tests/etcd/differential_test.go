@@ -101,16 +101,14 @@ func (s *side) ask(t *testing.T, o operation) string {
 	if !strings.HasPrefix(path, "/apis") {
 		path = base + path
 	}
-	r, err := http.NewRequestWithContext(t.Context(), o.method, s.base+path, strings.NewReader(body))
-	must.Do(t, err)
+	r := must.Get(http.NewRequestWithContext(t.Context(), o.method, s.base+path, strings.NewReader(body)))(t)
 	r.Header.Set("Content-Type", std.Or(o.contentType, "application/json"))
 	r.Header.Set("Accept", std.Or(o.accept, "application/json"))
 	r.Header.Set("User-Agent", "kubectl/v1.36.0 (linux/amd64)")
 	res, err := s.client.Do(r)
 	must.Do(t, err)
 	defer res.Body.Close()
-	text, err := io.ReadAll(res.Body)
-	must.Do(t, err)
+	text := must.Get(io.ReadAll(res.Body))(t)
 	var b strings.Builder
 	fmt.Fprintln(&b, res.StatusCode, res.Header.Get("Content-Type"), res.Header["Warning"], "Retry-After:", res.Header.Get("Retry-After"), "Allow:", res.Header.Get("Allow"))
 	if strings.HasPrefix(res.Header.Get("Content-Type"), "application/vnd.kubernetes.protobuf") {
@@ -127,8 +125,7 @@ func (s *side) ask(t *testing.T, o operation) string {
 			break
 		}
 		s.remember(o)
-		data, err := json.MarshalIndent(normal(o), "", " ")
-		must.Do(t, err)
+		data := must.Get(json.MarshalIndent(normal(o), "", " "))(t)
 		one := anonymous(string(data))
 		if bookmark := strings.Contains(one, `"type": "BOOKMARK"`); !bookmark || one != last { // how many come is the clock's
 			fmt.Fprintln(&b, one)
@@ -149,8 +146,7 @@ func fromProtobuf(t *testing.T, data []byte) []byte {
 	if err != nil {
 		t.Fatalf("%v in %q", err, data)
 	}
-	text, err := json.Marshal(o)
-	must.Do(t, err)
+	text := must.Get(json.Marshal(o))(t)
 	return text
 }
 
@@ -259,6 +255,5 @@ func compact(t *testing.T, c *comparison) {
 	t.Helper()
 	res, err := c.kv.Get(t.Context(), "none")
 	must.Do(t, err)
-	_, err = c.kv.Compact(t.Context(), res.Header.Revision)
-	must.Do(t, err)
+	must.Get(c.kv.Compact(t.Context(), res.Header.Revision))(t)
 }

@@ -54,8 +54,7 @@ func testFaults(t *testing.T, w *world) {
 // routed makes an APIService that a door routes.
 func (s *site) routed(t *testing.T) {
 	t.Helper()
-	_, err := s.doors[0].services.Create(t.Context(), s.remote(widgetsAPI, s.extension(t, "widgets.example.com/v1")), metav1.CreateOptions{})
-	must.Do(t, err)
+	must.Get(s.doors[0].services.Create(t.Context(), s.remote(widgetsAPI, s.extension(t, "widgets.example.com/v1")), metav1.CreateOptions{}))(t)
 	for _, d := range s.doors {
 		d.becomes(t, widgets, http.StatusOK)
 	}
@@ -64,8 +63,7 @@ func (s *site) routed(t *testing.T) {
 // refuses wants a write to be answered soon, with 503 and when to come again.
 func (d *door) refuses(t *testing.T, name string) {
 	t.Helper()
-	data, err := json.Marshal(local(name))
-	must.Do(t, err)
+	data := must.Get(json.Marshal(local(name)))(t)
 	for _, write := range []struct{ method, path, body string }{{http.MethodPost, base, string(data)}, {http.MethodDelete, base + "/v1.widgets.example.com", ""}} {
 		begun := time.Now()
 		res, body := d.ask(t, write.method, write.path, write.body)
@@ -97,8 +95,7 @@ func testAway(t *testing.T, w *world, stop func(*cluster.Part), again func(*clus
 	s := w.site(t, 1, cluster.Config{})
 	s.routed(t)
 	d := s.doors[0]
-	before, err := d.services.List(t.Context(), metav1.ListOptions{ResourceVersion: "0"})
-	must.Do(t, err)
+	before := must.Get(d.services.List(t.Context(), metav1.ListOptions{ResourceVersion: "0"}))(t)
 	stop(s.Etcd)
 	t.Run("writes", func(t *testing.T) { d.refuses(t, "v1.late.example.com") })
 	t.Run("what is routed stays routed", func(t *testing.T) {
@@ -107,8 +104,7 @@ func testAway(t *testing.T, w *world, stop func(*cluster.Part), again func(*clus
 		}
 	})
 	t.Run("reads that may be old", func(t *testing.T) {
-		now, err := d.services.List(t.Context(), metav1.ListOptions{ResourceVersion: "0"})
-		must.Do(t, err)
+		now := must.Get(d.services.List(t.Context(), metav1.ListOptions{ResourceVersion: "0"}))(t)
 		if len(now.Items) != len(before.Items) {
 			t.Errorf("%d, want %d", len(now.Items), len(before.Items))
 		}
@@ -170,13 +166,10 @@ func testCompacted(t *testing.T, w *world) {
 	g.closed.Store(true)
 	g.cut()
 	server := s.everything(t)
-	_, err := other.services.Create(t.Context(), s.remote("v1.new.example.com", server), metav1.CreateOptions{})
-	must.Do(t, err)
+	must.Get(other.services.Create(t.Context(), s.remote("v1.new.example.com", server), metav1.CreateOptions{}))(t)
 	must.Do(t, other.services.Delete(t.Context(), widgetsAPI, metav1.DeleteOptions{}))
-	res, err := s.kv.Put(t.Context(), "after", "all")
-	must.Do(t, err)
-	_, err = s.kv.Compact(t.Context(), res.Header.Revision)
-	must.Do(t, err)
+	res := must.Get(s.kv.Put(t.Context(), "after", "all"))(t)
+	must.Get(s.kv.Compact(t.Context(), res.Header.Revision))(t)
 	t.Run("what it knows is routed", func(t *testing.T) {
 		if res, body := cutOff.ask(t, http.MethodGet, widgets, ""); res.StatusCode != http.StatusOK {
 			t.Errorf("%d %s", res.StatusCode, body)
@@ -201,8 +194,7 @@ func testFull(t *testing.T, w *world) {
 		return err != nil, "not yet"
 	})
 	t.Run("writes", func(t *testing.T) {
-		data, err := json.Marshal(local("v1.late.example.com"))
-		must.Do(t, err)
+		data := must.Get(json.Marshal(local("v1.late.example.com")))(t)
 		res, body := s.doors[0].ask(t, http.MethodPost, base, string(data))
 		if res.StatusCode != http.StatusServiceUnavailable || res.Header.Get("Retry-After") == "" || !strings.Contains(body, "takes no writes") {
 			t.Errorf("%d %v %s", res.StatusCode, res.Header, body)
@@ -215,12 +207,9 @@ func testFull(t *testing.T, w *world) {
 			}
 		}
 	})
-	_, err := s.kv.Compact(t.Context(), revision)
-	must.Do(t, err)
-	_, err = s.kv.Defragment(t.Context(), s.EtcdURLs()[0])
-	must.Do(t, err)
-	_, err = s.kv.AlarmDisarm(t.Context(), &clientv3.AlarmMember{})
-	must.Do(t, err)
+	must.Get(s.kv.Compact(t.Context(), revision))(t)
+	must.Get(s.kv.Defragment(t.Context(), s.EtcdURLs()[0]))(t)
+	must.Get(s.kv.AlarmDisarm(t.Context(), &clientv3.AlarmMember{}))(t)
 	t.Run("there is room again", func(t *testing.T) { s.accepts(t, "v1.back.example.com") })
 }
 
@@ -229,8 +218,7 @@ func testCorrupt(t *testing.T, w *world) {
 	s := w.site(t, 1, cluster.Config{})
 	s.routed(t)
 	const noise = "v1.noise.example.com"
-	_, err := s.kv.Put(t.Context(), keys+noise, "\x00\x01 noise")
-	must.Do(t, err)
+	must.Get(s.kv.Put(t.Context(), keys+noise, "\x00\x01 noise"))(t)
 	names := func(t *testing.T) {
 		suite.Eventually(t, 20*time.Second, "it is named", func() (bool, string) {
 			res, body := s.doors[len(s.doors)-1].ask(t, http.MethodGet, "/fairlead/status", "")
@@ -241,8 +229,7 @@ func testCorrupt(t *testing.T, w *world) {
 	t.Run("it is named", names)
 	t.Run("in the log", func(t *testing.T) {
 		suite.Eventually(t, 20*time.Second, "in the log", func() (bool, string) {
-			log, err := os.ReadFile(s.doors[0].Part.LogFile())
-			must.Do(t, err)
+			log := must.Get(os.ReadFile(s.doors[0].Part.LogFile()))(t)
 			return strings.Contains(string(log), noise), string(log)
 		})
 	})
@@ -303,8 +290,7 @@ type gate struct {
 
 func newGate(t *testing.T, to string) *gate {
 	t.Helper()
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	must.Do(t, err)
+	l := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	g := &gate{url: "http://" + l.Addr().String(), to: strings.TrimPrefix(to, "http://")}
 	t.Cleanup(func() {
 		_ = l.Close()

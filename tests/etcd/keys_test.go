@@ -24,32 +24,26 @@ func testKeys(t *testing.T, w *world) {
 	s := w.site(t, 0, cluster.Config{APIServers: 1})
 	server := s.extension(t, "widgets.example.com/v1", "gadgets.example.com/v1")
 	theirs := s.services(t, s.Endpoint())
-	made, err := theirs.Create(t.Context(), s.remote(widgetsAPI, server), metav1.CreateOptions{})
-	must.Do(t, err)
+	made := must.Get(theirs.Create(t.Context(), s.remote(widgetsAPI, server), metav1.CreateOptions{}))(t)
 	d := s.open(t, s.Registry())
 	t.Run("what kube-apiserver wrote is routed", func(t *testing.T) { d.becomes(t, widgets, http.StatusOK) })
 	t.Run("what kube-apiserver wrote is read", func(t *testing.T) {
-		got, err := d.services.Get(t.Context(), made.Name, metav1.GetOptions{})
-		must.Do(t, err)
+		got := must.Get(d.services.Get(t.Context(), made.Name, metav1.GetOptions{}))(t)
 		if got.UID != made.UID || got.Spec.Service.Name != "none" || got.CreationTimestamp != made.CreationTimestamp {
 			t.Errorf("%v, want %v", got, made)
 		}
-		all, err := d.services.List(t.Context(), metav1.ListOptions{LabelSelector: "kube-aggregator.kubernetes.io/automanaged=onstart"})
-		must.Do(t, err)
+		all := must.Get(d.services.List(t.Context(), metav1.ListOptions{LabelSelector: "kube-aggregator.kubernetes.io/automanaged=onstart"}))(t)
 		if len(all.Items) < 10 {
 			t.Errorf("%d of kube-apiserver's own", len(all.Items))
 		}
 	})
 	t.Run("what kube-apiserver changes is routed", func(t *testing.T) {
-		_, err := theirs.Patch(t.Context(), made.Name, types.MergePatchType, []byte(`{"metadata":{"annotations":{"fairlead.dev/maintenance":"hull"}}}`), metav1.PatchOptions{})
-		must.Do(t, err)
+		must.Get(theirs.Patch(t.Context(), made.Name, types.MergePatchType, []byte(`{"metadata":{"annotations":{"fairlead.dev/maintenance":"hull"}}}`), metav1.PatchOptions{}))(t)
 		d.becomes(t, widgets, http.StatusServiceUnavailable)
 	})
-	ours, err := d.services.Create(t.Context(), s.remote("v1.gadgets.example.com", server), metav1.CreateOptions{})
-	must.Do(t, err)
+	ours := must.Get(d.services.Create(t.Context(), s.remote("v1.gadgets.example.com", server), metav1.CreateOptions{}))(t)
 	read := func(t *testing.T) {
-		got, err := theirs.Get(t.Context(), ours.Name, metav1.GetOptions{})
-		must.Do(t, err)
+		got := must.Get(theirs.Get(t.Context(), ours.Name, metav1.GetOptions{}))(t)
 		if got.UID != ours.UID || got.Annotations[urlAnnotation] != server.URL() || string(got.Spec.CABundle) != string(ours.Spec.CABundle) {
 			t.Errorf("%v, want %v", got, ours)
 		}

@@ -29,8 +29,7 @@ import (
 func text(t *testing.T, o *apiregistrationv1.APIService) string {
 	t.Helper()
 	o.APIVersion, o.Kind = "apiregistration.k8s.io/v1", "APIService"
-	data, err := yaml.Marshal(o)
-	must.Do(t, err)
+	data := must.Get(yaml.Marshal(o))(t)
 	return string(data)
 }
 
@@ -101,8 +100,7 @@ func testKubectl(t *testing.T, w *world) {
 		})
 	}
 	t.Run("an unknown field is refused", func(t *testing.T) {
-		data, err := os.ReadFile(file)
-		must.Do(t, err)
+		data := must.Get(os.ReadFile(file))(t)
 		k.run(t, 1, strings.Replace(string(data), "spec:", "spec:\n  flavour: sweet", 1), []string{"apply", "-f", "-"}, `unknown field "spec.flavour"`)
 	})
 	t.Run("a protected group is refused", func(t *testing.T) {
@@ -114,8 +112,7 @@ func testKubectl(t *testing.T, w *world) {
 		k.run(t, 0, "", []string{"delete", "-f", "../../examples/etcd"}, "deleted")
 	})
 	t.Run("users without rights", func(t *testing.T) {
-		alice, err := s.PKI.Client.Issue("alice", cluster.Leaf{User: "alice"})
-		must.Do(t, err)
+		alice := must.Get(s.PKI.Client.Issue("alice", cluster.Leaf{User: "alice"}))(t)
 		at := filepath.Join(dir, "alice")
 		must.Do(t, s.doors[0].Endpoint.WriteKubeconfig(at, cluster.Credentials{Pair: alice}))
 		a := suite.Run(t, exec.CommandContext(t.Context(), w.kubectl, "--kubeconfig", at, "delete", "apiservice", widgetsAPI), "")
@@ -141,8 +138,7 @@ func testKubectl(t *testing.T, w *world) {
 // inform runs client-go's informer.
 func (s *site) inform(t *testing.T, e cluster.Endpoint) *logbook.Book {
 	t.Helper()
-	c, err := aggregator.NewForConfig(e.RESTConfig(s.Admin()))
-	must.Do(t, err)
+	c := must.Get(aggregator.NewForConfig(e.RESTConfig(s.Admin())))(t)
 	b := &logbook.Book{}
 	note := func(what string, o any) {
 		if a, ok := o.(*apiregistrationv1.APIService); ok {
@@ -150,10 +146,9 @@ func (s *site) inform(t *testing.T, e cluster.Endpoint) *logbook.Book {
 		}
 	}
 	informer := externalversions.NewSharedInformerFactory(c, 0).Apiregistration().V1().APIServices().Informer()
-	_, err = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	must.Get(informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(o any) { note("added", o) }, UpdateFunc: func(_, o any) { note("updated", o) }, DeleteFunc: func(o any) { note("deleted", o) },
-	})
-	must.Do(t, err)
+	}))(t)
 	go informer.RunWithContext(t.Context()) // ends with the test
 	if !cache.WaitForCacheSync(t.Context().Done(), informer.HasSynced) {
 		t.Fatal("the informer has no list")
@@ -170,8 +165,7 @@ func testAggregator(t *testing.T, s *site, k kubectl) {
 	c := s.doors[0].services
 	o := s.remote(name, server)
 	o.Spec.GroupPriorityMinimum, o.Spec.VersionPriority = 2000, 200
-	_, err := c.Create(t.Context(), o, metav1.CreateOptions{})
-	must.Do(t, err)
+	must.Get(c.Create(t.Context(), o, metav1.CreateOptions{}))(t)
 	s.doors[0].becomes(t, "/apis/wardle.example.com/v1alpha1/widgets", http.StatusOK)
 	t.Run("objects are made, listed and deleted through it", func(t *testing.T) {
 		path := "/apis/wardle.example.com/v1alpha1/namespaces/default/widgets"
@@ -199,8 +193,7 @@ func testAggregator(t *testing.T, s *site, k kubectl) {
 		var err error
 		for range 5 { // as client-go's RetryOnConflict
 			var now *apiregistrationv1.APIService
-			now, err = c.Get(t.Context(), name, metav1.GetOptions{})
-			must.Do(t, err)
+			now = must.Get(c.Get(t.Context(), name, metav1.GetOptions{}))(t)
 			now.Status.Conditions = append(now.Status.Conditions, apiregistrationv1.APIServiceCondition{Type: "StatusUpdated", Status: "True", Reason: "E2E", Message: "Set from e2e test"})
 			if now, err = c.UpdateStatus(t.Context(), now, metav1.UpdateOptions{}); err == nil {
 				if !strings.Contains(fmt.Sprint(now.Status.Conditions), "StatusUpdated") {
@@ -212,15 +205,13 @@ func testAggregator(t *testing.T, s *site, k kubectl) {
 		t.Error(err)
 	})
 	t.Run("it is listed and replaced", func(t *testing.T) {
-		all, err := c.List(t.Context(), metav1.ListOptions{})
-		must.Do(t, err)
+		all := must.Get(c.List(t.Context(), metav1.ListOptions{}))(t)
 		if len(all.Items) != 1 || all.Items[0].Name != name {
 			t.Fatalf("%v", all.Items)
 		}
 		now := &all.Items[0]
 		now.Labels = map[string]string{name: "updated"}
-		_, err = c.Update(t.Context(), now, metav1.UpdateOptions{})
-		must.Do(t, err)
+		must.Get(c.Update(t.Context(), now, metav1.UpdateOptions{}))(t)
 	})
 	t.Run("delete a collection", func(t *testing.T) {
 		must.Do(t, c.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: name + "=updated"}))

@@ -105,8 +105,7 @@ func (d *door) learns(ctx context.Context, name string) error {
 func testLoad(t *testing.T, w *world) {
 	s := w.site(t, 2, cluster.Config{Members: 3})
 	server := s.everything(t)
-	_, err := s.doors[0].services.Create(t.Context(), s.remote("v1.warm.example.com", server), metav1.CreateOptions{})
-	must.Do(t, err)
+	must.Get(s.doors[0].services.Create(t.Context(), s.remote("v1.warm.example.com", server), metav1.CreateOptions{}))(t)
 	for _, d := range s.doors {
 		d.becomes(t, "/apis/warm.example.com/v1/things", http.StatusOK)
 	}
@@ -114,7 +113,7 @@ func testLoad(t *testing.T, w *world) {
 	var took []time.Duration
 	begun, written := time.Now(), time.Duration(0)
 	writers := make(chan struct{}, 16) // as many as one user may have under way
-	err = paced(t.Context(), *many, 500, func(i int) error {
+	err := paced(t.Context(), *many, 500, func(i int) error {
 		writers <- struct{}{}
 		_, err := s.doors[i%2].services.Create(t.Context(), s.remote(nameOf(i), server), metav1.CreateOptions{})
 		<-writers
@@ -197,8 +196,7 @@ func testLeader(t *testing.T, w *world) {
 	t.Run("etcd has nothing against its clients", func(t *testing.T) {
 		pause(t.Context(), 45*time.Second-time.Since(pinged)) // three pings too many, and it ends a connection
 		for _, d := range s.doors {
-			log, err := os.ReadFile(d.Part.LogFile())
-			must.Do(t, err)
+			log := must.Get(os.ReadFile(d.Part.LogFile()))(t)
 			if strings.Contains(string(log), "too_many_pings") {
 				t.Errorf("%s pings too often", d.Part.Name())
 			}

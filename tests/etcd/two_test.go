@@ -23,8 +23,7 @@ import (
 func testTwo(t *testing.T, w *world) {
 	s := w.site(t, 2, cluster.Config{})
 	server := s.extension(t, "widgets.example.com/v1")
-	_, err := s.doors[0].services.Create(t.Context(), s.remote(widgetsAPI, server), metav1.CreateOptions{})
-	must.Do(t, err)
+	must.Get(s.doors[0].services.Create(t.Context(), s.remote(widgetsAPI, server), metav1.CreateOptions{}))(t)
 	t.Run("what is written to one is routed by both", func(t *testing.T) {
 		for _, d := range s.doors {
 			d.becomes(t, widgets, http.StatusOK)
@@ -36,8 +35,7 @@ func testTwo(t *testing.T, w *world) {
 		if n := len(s.writers(t)); n != 1 {
 			t.Errorf("%d write statuses", n)
 		}
-		o, err := s.doors[0].services.Get(t.Context(), widgetsAPI, metav1.GetOptions{})
-		must.Do(t, err)
+		o := must.Get(s.doors[0].services.Get(t.Context(), widgetsAPI, metav1.GetOptions{}))(t)
 		for _, f := range o.ManagedFields {
 			if f.Subresource == "status" && f.Manager != "fairlead" {
 				t.Errorf("%+v", f)
@@ -45,8 +43,7 @@ func testTwo(t *testing.T, w *world) {
 		}
 	})
 	t.Run("what others write to the status does not start a fight", func(t *testing.T) {
-		_, err := s.doors[1].services.Patch(t.Context(), widgetsAPI, types.StrategicMergePatchType, []byte(`{"status":{"conditions":[{"type":"Other","status":"True"}]}}`), metav1.PatchOptions{}, "status")
-		must.Do(t, err)
+		must.Get(s.doors[1].services.Patch(t.Context(), widgetsAPI, types.StrategicMergePatchType, []byte(`{"status":{"conditions":[{"type":"Other","status":"True"}]}}`), metav1.PatchOptions{}, "status"))(t)
 		s.quiet(t, 3)
 	})
 	t.Run("the leader is killed", func(t *testing.T) {
@@ -74,8 +71,7 @@ func testTwo(t *testing.T, w *world) {
 func (s *site) writers(t *testing.T) (all []*door) {
 	t.Helper()
 	for _, d := range s.doors {
-		log, err := os.ReadFile(d.Part.LogFile())
-		must.Do(t, err)
+		log := must.Get(os.ReadFile(d.Part.LogFile()))(t)
 		if strings.Contains(string(log), "writing statuses") {
 			all = append(all, d)
 		}

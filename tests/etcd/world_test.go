@@ -67,8 +67,7 @@ func (w *world) site(t *testing.T, doors int, cfg cluster.Config) *site {
 // connect makes a client of the etcd.
 func (s *site) connect(t *testing.T) *clientv3.Client {
 	t.Helper()
-	kv, err := clientv3.New(clientv3.Config{Endpoints: s.EtcdURLs(), DialTimeout: 10 * time.Second})
-	must.Do(t, err)
+	kv := must.Get(clientv3.New(clientv3.Config{Endpoints: s.EtcdURLs(), DialTimeout: 10 * time.Second}))(t)
 	t.Cleanup(func() { _ = kv.Close() })
 	return kv
 }
@@ -78,10 +77,9 @@ func (s *site) open(t *testing.T, registry string, args ...string) *door {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	front, err := s.StartFairlead(ctx, cluster.Fairlead{
+	front := must.Get(s.StartFairlead(ctx, cluster.Fairlead{
 		Path: s.w.bin, Name: fmt.Sprintf("fairlead-%d", len(s.doors)), Registry: registry, Args: append([]string{"--logging-format=json"}, args...),
-	})
-	must.Do(t, err)
+	}))(t)
 	d := &door{Front: front, client: suite.Client(t, front.Endpoint, s.Admin()), services: s.services(t, front.Endpoint)}
 	s.doors = append(s.doors, d)
 	return d
@@ -90,8 +88,7 @@ func (s *site) open(t *testing.T, registry string, args ...string) *door {
 // services is a client of an endpoint's APIServices.
 func (s *site) services(t *testing.T, e cluster.Endpoint) typed.APIServiceInterface {
 	t.Helper()
-	c, err := aggregator.NewForConfig(e.RESTConfig(s.Admin()))
-	must.Do(t, err)
+	c := must.Get(aggregator.NewForConfig(e.RESTConfig(s.Admin())))(t)
 	return c.ApiregistrationV1().APIServices()
 }
 
@@ -141,8 +138,7 @@ type head struct {
 // ask sends a request and returns what was answered, status 0 when nothing was.
 func (d *door) ask(t *testing.T, method, path, body string) (head, string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, d.Endpoint.URL+path, strings.NewReader(body))
-	must.Do(t, err)
+	r := must.Get(http.NewRequestWithContext(t.Context(), method, d.Endpoint.URL+path, strings.NewReader(body)))(t)
 	r.Header.Set("Content-Type", "application/json")
 	res, err := d.client.Do(r)
 	if err != nil {

@@ -70,10 +70,9 @@ func TestFleet(t *testing.T) {
 				if l.of == nil {
 					continue
 				}
-				f, err := w.StartFairlead(t.Context(), cluster.Fairlead{
+				f := must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{
 					Path: w.bin, Name: fmt.Sprintf("fairlead-%d-%d", number, i), Args: append(l.of(i), "--shutdown-delay-duration=3s"),
-				})
-				must.Do(t, err)
+				}))(t)
 				defer f.Part.Kill()
 				servers[i], fairleads = f.Endpoint, append(fairleads, f.Part)
 			}
@@ -124,32 +123,26 @@ func newWorld(t *testing.T) *world {
 // look has the test's own questions go to one kube-apiserver.
 func (w *world) look(t *testing.T, i int) {
 	t.Helper()
-	var err error
-	w.core, err = kubernetes.NewForConfig(w.EndpointOf(i).RESTConfig(w.Admin()))
-	must.Do(t, err)
+	w.core = must.Get(kubernetes.NewForConfig(w.EndpointOf(i).RESTConfig(w.Admin())))(t)
 }
 
 // furnish makes what the load asks for.
 func (w *world) furnish(t *testing.T) {
 	t.Helper()
 	const namespace = "fleet"
-	_, err := w.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
-	must.Do(t, err)
+	must.Get(w.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}))(t)
 	for i := range objects {
-		_, err := w.core.CoreV1().ConfigMaps(namespace).Create(t.Context(), &corev1.ConfigMap{
+		must.Get(w.core.CoreV1().ConfigMaps(namespace).Create(t.Context(), &corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("object-%d", i)}, Data: map[string]string{"payload": payload},
-		}, metav1.CreateOptions{})
-		must.Do(t, err)
+		}, metav1.CreateOptions{}))(t)
 	}
 	rules := []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps", "serviceaccounts"}, Verbs: []string{"get", "list", "patch"}}}
-	_, err = w.core.RbacV1().Roles(namespace).Create(t.Context(), &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "alice"}, Rules: rules}, metav1.CreateOptions{})
-	must.Do(t, err)
-	_, err = w.core.RbacV1().RoleBindings(namespace).Create(t.Context(), &rbacv1.RoleBinding{
+	must.Get(w.core.RbacV1().Roles(namespace).Create(t.Context(), &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "alice"}, Rules: rules}, metav1.CreateOptions{}))(t)
+	must.Get(w.core.RbacV1().RoleBindings(namespace).Create(t.Context(), &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "alice"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "alice"},
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "alice"}},
-	}, metav1.CreateOptions{})
-	must.Do(t, err)
+	}, metav1.CreateOptions{}))(t)
 }
 
 // replace stops p and starts it again, under load, while kube-apiserver number other runs. It

@@ -53,17 +53,15 @@ backend servers
 // newBalancer starts an HAProxy before these servers.
 func newBalancer(t *testing.T, c *cluster.Cluster, servers []cluster.Endpoint) *balancer {
 	t.Helper()
-	path, err := exec.LookPath("haproxy")
-	must.Do(t, err)
+	path := must.Get(exec.LookPath("haproxy"))(t)
 	b := &balancer{file: filepath.Join(c.Dir(), "haproxy.cfg")}
 	b.write(t, servers)
 	client := suite.Client(t, front(c), c.Admin())
-	b.part, err = c.Run(t.Context(), cluster.Command{Name: "haproxy", Path: path, Args: []string{"-db", "-f", b.file}, Ready: func(ctx context.Context) error {
+	b.part = must.Get(c.Run(t.Context(), cluster.Command{Name: "haproxy", Path: path, Args: []string{"-db", "-f", b.file}, Ready: func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // a hung answer is no answer
 		defer cancel()
 		return suite.Serves(ctx, client, front(c).URL+"/readyz")
-	}})
-	must.Do(t, err)
+	}}))(t)
 	return b
 }
 

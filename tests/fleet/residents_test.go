@@ -34,26 +34,23 @@ func (w *world) settle(t *testing.T) {
 	kubemark, scheduler := suite.Tool(t, "kubemark"), suite.Tool(t, "kube-scheduler")
 	suite.Tool(t, "kube-controller-manager")
 	netns.Hide(t, "/var/lib/kubelet")
-	manager, err := w.StartControllerManager(t.Context(), front(w.Cluster), "--leader-elect=true", "--controllers=node-lifecycle-controller")
-	must.Do(t, err)
+	manager := must.Get(w.StartControllerManager(t.Context(), front(w.Cluster), "--leader-elect=true", "--controllers=node-lifecycle-controller"))(t)
 	config := w.kubeconfig(t, "kube-scheduler", cluster.Leaf{User: "system:kube-scheduler"})
-	second, err := w.Run(t.Context(), cluster.Command{Name: "kube-scheduler", Path: scheduler, Args: []string{
+	second := must.Get(w.Run(t.Context(), cluster.Command{Name: "kube-scheduler", Path: scheduler, Args: []string{
 		"--kubeconfig=" + config, "--authentication-kubeconfig=" + config, "--authorization-kubeconfig=" + config,
 		"--bind-address=127.0.0.1", "--leader-elect=true",
-	}})
-	must.Do(t, err)
+	}}))(t)
 	w.leading = []*cluster.Part{manager, second}
 	for i := range nodes {
 		name := fmt.Sprintf("hollow-%d", i)
-		part, err := w.Run(t.Context(), cluster.Command{
+		part := must.Get(w.Run(t.Context(), cluster.Command{
 			Name: name, Path: kubemark, Env: []string{"TMPDIR=" + w.Dir()},
 			Args: []string{
 				"--morph=kubelet", "--name=" + name, "--use-host-image-service=false",
 				"--kubeconfig=" + w.kubeconfig(t, name, cluster.Leaf{User: "system:node:" + name, Groups: []string{"system:nodes"}}),
 				fmt.Sprintf("--kubelet-port=%d", 10300+i), "--kubelet-read-only-port=0", // below the ports of package cluster
 			},
-		})
-		must.Do(t, err)
+		}))(t)
 		w.kubelets = append(w.kubelets, part)
 	}
 }
@@ -73,8 +70,7 @@ func (w *world) steady(t *testing.T) (s state) {
 
 func (w *world) kubeconfig(t *testing.T, name string, l cluster.Leaf) string {
 	t.Helper()
-	pair, err := w.PKI.Client.Issue(name, l)
-	must.Do(t, err)
+	pair := must.Get(w.PKI.Client.Issue(name, l))(t)
 	file := filepath.Join(w.Dir(), name+".kubeconfig")
 	must.Do(t, front(w.Cluster).WriteKubeconfig(file, cluster.Credentials{Pair: pair}))
 	return file
@@ -93,8 +89,7 @@ type state struct {
 func (w *world) residents(t *testing.T) state {
 	t.Helper()
 	s := state{since: map[string]time.Time{}, holders: map[string]string{}}
-	list, err := w.core.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
-	must.Do(t, err)
+	list := must.Get(w.core.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{}))(t)
 	for _, n := range list.Items {
 		for _, c := range n.Status.Conditions {
 			if c.Type == corev1.NodeReady {
@@ -116,8 +111,7 @@ func (w *world) residents(t *testing.T) state {
 		}
 	}
 	for _, k := range w.kubelets {
-		log, err := os.ReadFile(k.LogFile())
-		must.Do(t, err)
+		log := must.Get(os.ReadFile(k.LogFile()))(t)
 		s.grumble += bytes.Count(log, []byte("Failed to update lease"))
 	}
 	return s

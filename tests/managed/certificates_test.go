@@ -28,8 +28,7 @@ func testCertificates(t *testing.T, w *world) {
 		t.Errorf("init says:\n%s", out)
 	}
 	t.Run("as cert-manager's", func(t *testing.T) {
-		data, err := os.ReadFile("../../deploy/components/cert-manager/certificates.yaml")
-		must.Do(t, err)
+		data := must.Get(os.ReadFile("../../deploy/components/cert-manager/certificates.yaml"))(t)
 		usages := map[x509.ExtKeyUsage]string{x509.ExtKeyUsageClientAuth: "client auth", x509.ExtKeyUsageServerAuth: "server auth"}
 		n := 0
 		for document := range strings.SplitSeq(string(data), "\n---\n") {
@@ -83,8 +82,7 @@ func testRenewed(t *testing.T, w *world) {
 	if out := w.must(t, init, "--serving-names=front.example.com,fairlead.kube-system.svc,127.0.0.1"); strings.Count(out, " written") != 1 || w.leaf(t, "fairlead-serving").Equal(before) {
 		t.Errorf("with another name:\n%s", out)
 	}
-	role, err := w.core.RbacV1().Roles("kube-system").Get(t.Context(), "fairlead-renew", metav1.GetOptions{})
-	must.Do(t, err)
+	role := must.Get(w.core.RbacV1().Roles("kube-system").Get(t.Context(), "fairlead-renew", metav1.GetOptions{}))(t)
 	for i := range role.Rules {
 		for j, verb := range role.Rules[i].Verbs {
 			less := role.DeepCopy()
@@ -93,8 +91,7 @@ func testRenewed(t *testing.T, w *world) {
 				less.Rules = slices.Delete(less.Rules, i, i+1)
 			}
 			less.ResourceVersion = ""
-			_, err := w.core.RbacV1().Roles("kube-system").Update(t.Context(), less, metav1.UpdateOptions{})
-			must.Do(t, err)
+			must.Get(w.core.RbacV1().Roles("kube-system").Update(t.Context(), less, metav1.UpdateOptions{}))(t)
 			suite.Eventually(t, soon, "refused without "+verb, func() (bool, string) { // the authorizer follows by a watch; each try that succeeds makes a certificate
 				a := w.follow(t, init, fmt.Sprintf("--serving-names=front.example.com,name-%d-%d", i, j))
 				if a.Code == 0 {
@@ -105,15 +102,13 @@ func testRenewed(t *testing.T, w *world) {
 		}
 	}
 	role.ResourceVersion = ""
-	_, err = w.core.RbacV1().Roles("kube-system").Update(t.Context(), role, metav1.UpdateOptions{})
-	must.Do(t, err)
+	must.Get(w.core.RbacV1().Roles("kube-system").Update(t.Context(), role, metav1.UpdateOptions{}))(t)
 }
 
 // testTakenUp renews what extension servers know Fairlead by, and goes on.
 func testTakenUp(t *testing.T, w *world) {
 	w.must(t, "kubectl -n kube-system delete secret fairlead-front-proxy-client && kubectl fairlead init")
-	d, err := w.core.AppsV1().Deployments("kube-system").Get(t.Context(), "fairlead", metav1.GetOptions{})
-	must.Do(t, err)
+	d := must.Get(w.core.AppsV1().Deployments("kube-system").Get(t.Context(), "fairlead", metav1.GetOptions{}))(t)
 	w.mount(t, d, filepath.Join(w.Dir(), "fairlead"))
 	admin, ends := passport{cred: w.StaticToken("admin")}, w.leaf(t, "fairlead-front-proxy-client").NotAfter.Format(time.RFC3339)
 	suite.Eventually(t, 2*time.Minute, "the certificate that ends at "+ends, func() (bool, string) { // files are looked at each minute
@@ -128,8 +123,7 @@ func testTakenUp(t *testing.T, w *world) {
 // testOthers runs what docs/managed.md has for products whose keys one can have, as far as that
 // needs no such product.
 func testOthers(t *testing.T, w *world) {
-	page, err := os.ReadFile("../../docs/managed.md")
-	must.Do(t, err)
+	page := must.Get(os.ReadFile("../../docs/managed.md"))(t)
 	block := func(title string) string {
 		_, rest, _ := strings.Cut(string(page), "\n## "+title+"\n")
 		_, rest, _ = strings.Cut(rest, "```console\n")
@@ -140,8 +134,7 @@ func testOthers(t *testing.T, w *world) {
 		return text
 	}
 	t.Run("K3s", func(t *testing.T) {
-		root, err := filepath.Abs("../..")
-		must.Do(t, err)
+		root := must.Get(filepath.Abs("../.."))(t)
 		helm := strings.Replace(block("K3s and RKE2"), "helm upgrade --install", suite.Tool(t, "helm")+" template", 1)
 		out := w.must(t, "cd "+root+" && "+helm)
 		for _, want := range []string{
@@ -154,14 +147,11 @@ func testOthers(t *testing.T, w *world) {
 		}
 	})
 	t.Run("Talos", func(t *testing.T) {
-		aggregator, err := w.PKI.NewAuthority("aggregator-ca")
-		must.Do(t, err)
+		aggregator := must.Get(w.PKI.NewAuthority("aggregator-ca"))(t)
 		w.must(t, "cp "+w.PKI.Dir+"/aggregator-ca.crt "+w.PKI.Dir+"/aggregator-ca.key . && "+block("Talos"))
-		data, err := os.ReadFile(filepath.Join(w.folder, "front-proxy-client.crt"))
-		must.Do(t, err)
-		chain, err := certutil.ParseCertsPEM(data)
-		must.Do(t, err)
-		_, err = chain[0].Verify(x509.VerifyOptions{Roots: aggregator.CA.Pool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+		data := must.Get(os.ReadFile(filepath.Join(w.folder, "front-proxy-client.crt")))(t)
+		chain := must.Get(certutil.ParseCertsPEM(data))(t)
+		_, err := chain[0].Verify(x509.VerifyOptions{Roots: aggregator.CA.Pool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 		if err != nil || chain[0].Subject.CommonName != "front-proxy-client" || chain[0].IsCA {
 			t.Errorf("%s, CA %t: %v", chain[0].Subject, chain[0].IsCA, err)
 		}
@@ -171,9 +161,7 @@ func testOthers(t *testing.T, w *world) {
 // leaf is the certificate in a Secret.
 func (w *world) leaf(t *testing.T, secret string) *x509.Certificate {
 	t.Helper()
-	s, err := w.core.CoreV1().Secrets("kube-system").Get(t.Context(), secret, metav1.GetOptions{})
-	must.Do(t, err)
-	chain, err := certutil.ParseCertsPEM(s.Data["tls.crt"])
-	must.Do(t, err)
+	s := must.Get(w.core.CoreV1().Secrets("kube-system").Get(t.Context(), secret, metav1.GetOptions{}))(t)
+	chain := must.Get(certutil.ParseCertsPEM(s.Data["tls.crt"]))(t)
 	return chain[0]
 }

@@ -84,16 +84,14 @@ func (w *world) ask(t *testing.T, front *cluster.Front, p passport, method, path
 			return &rt.TLSClientConfig.Certificates[0], nil
 		}
 	}
-	req, err := http.NewRequestWithContext(t.Context(), method, front.Endpoint.URL+path, strings.NewReader(body))
-	must.Do(t, err)
+	req := must.Get(http.NewRequestWithContext(t.Context(), method, front.Endpoint.URL+path, strings.NewReader(body)))(t)
 	maps.Copy(req.Header, p.header)
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("User-Agent", caller)
 	res, err := c.Do(req)
 	must.Do(t, err)
 	defer res.Body.Close()
-	text, err := io.ReadAll(res.Body)
-	must.Do(t, err)
+	text := must.Get(io.ReadAll(res.Body))(t)
 	return res.StatusCode, string(text)
 }
 

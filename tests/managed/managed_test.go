@@ -73,8 +73,7 @@ subjects: [{kind: Group, name: dev}, {kind: User, name: "oidc:jane"}, {kind: Ser
 
 func testOverlay(t *testing.T, w *world) {
 	w.must(t, w.blocks[1])
-	front, err := w.start(t, "fairlead", "kube-system", "fairlead")
-	must.Do(t, err)
+	front := must.Get(w.start(t, "fairlead", "kube-system", "fairlead"))(t)
 	w.front = front
 }
 
@@ -82,8 +81,7 @@ func testOverlay(t *testing.T, w *world) {
 // for the cluster's own aggregator: what is in the file has none here.
 func testExtensionServer(t *testing.T, w *world) {
 	w.must(t, w.blocks[2])
-	page, err := os.ReadFile("../../docs/managed.md")
-	must.Do(t, err)
+	page := must.Get(os.ReadFile("../../docs/managed.md"))(t)
 	var flags []string
 	for _, f := range regexp.MustCompile(`(?m)^ *(--requestheader-(?:client-ca-file|allowed-names)=\S+)$`).FindAllStringSubmatch(string(page), -1) {
 		flags = append(flags, strings.Replace(f[1], "/etc/fairlead-requestheader", w.folder, 1))
@@ -91,8 +89,7 @@ func testExtensionServer(t *testing.T, w *world) {
 	if len(flags) != 2 {
 		t.Fatalf("the page has flags %q", flags)
 	}
-	_, err = w.StartSampleAPIServer(t.Context(), flags...)
-	must.Do(t, err)
+	must.Get(w.StartSampleAPIServer(t.Context(), flags...))(t)
 	suite.Eventually(t, soon, "served", func() (bool, string) {
 		code, body := w.ask(t, w.front, passport{cred: w.StaticToken("admin")}, "GET", "/apis/wardle.example.com/v1beta1", "")
 		return code == 200, body

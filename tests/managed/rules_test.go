@@ -20,8 +20,7 @@ import (
 // base, which tests/operate takes away one by one.
 func testRules(t *testing.T, w *world) {
 	t.Run("nothing is forbidden", func(t *testing.T) {
-		log, err := os.ReadFile(w.front.Part.LogFile())
-		must.Do(t, err)
+		log := must.Get(os.ReadFile(w.front.Part.LogFile()))(t)
 		if strings.Contains(string(log), "forbidden: User") {
 			t.Errorf("%s", log)
 		}
@@ -31,8 +30,7 @@ func testRules(t *testing.T, w *world) {
 			}
 		}
 	})
-	role, err := w.core.RbacV1().ClusterRoles().Get(t.Context(), "system:fairlead-impersonate", metav1.GetOptions{})
-	must.Do(t, err)
+	role := must.Get(w.core.RbacV1().ClusterRoles().Get(t.Context(), "system:fairlead-impersonate", metav1.GetOptions{}))(t)
 	n := 0
 	for i, rule := range role.Rules {
 		for j, resource := range rule.Resources {
@@ -58,8 +56,7 @@ func testRules(t *testing.T, w *world) {
 func testWithout(t *testing.T, w *world, resource string, rules []rbacv1.PolicyRule) {
 	account := strings.ToLower(strings.NewReplacer("/", "-", ".", "-").Replace("less-" + resource))
 	w.grant(t, account, rules)
-	front, err := w.start(t, account, "managed", account)
-	must.Do(t, err)
+	front := must.Get(w.start(t, account, "managed", account))(t)
 	by := map[string]passport{}
 	for _, p := range passports(t, w) {
 		by[p.name] = p
@@ -106,8 +103,7 @@ func (w *world) grant(t *testing.T, name string, rules []rbacv1.PolicyRule) {
 	t.Helper()
 	w.must(t, "kubectl -n managed create serviceaccount "+name)
 	meta := metav1.ObjectMeta{Name: name}
-	_, err := w.core.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: meta, Rules: rules}, metav1.CreateOptions{})
-	must.Do(t, err)
+	must.Get(w.core.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: meta, Rules: rules}, metav1.CreateOptions{}))(t)
 	for _, role := range []string{"system:fairlead", name} {
 		w.must(t, fmt.Sprintf("kubectl create clusterrolebinding %s-%s --clusterrole=%s --serviceaccount=managed:%s", name, strings.ReplaceAll(role, ":", "-"), role, name))
 	}

@@ -41,8 +41,7 @@ func testSeveral(t *testing.T, w *world) {
 	here := extension.Start(t, extension.Config{CA: ca, RequestHeaderCA: suite.Pool(t, filepath.Join(w.folder, "requestheader.crt")), GroupVersions: []string{"ours.example.com/v1", "both.example.com/v1"}, Names: []string{"here.several.svc"}})
 	there := extension.Start(t, extension.Config{CA: ca, RequestHeaderCA: suite.Pool(t, w.PKI.FrontProxy.CertFile), GroupVersions: []string{"theirs.example.com/v1", "both.example.com/v1"}, Names: []string{"there.several.svc"}})
 	register := func(service string, server *extension.Server, groupVersions ...string) int {
-		port, err := strconv.Atoi(server.Addr()[strings.LastIndex(server.Addr(), ":")+1:])
-		must.Do(t, err)
+		port := must.Get(strconv.Atoi(server.Addr()[strings.LastIndex(server.Addr(), ":")+1:]))(t)
 		must.Do(t, w.Register(t.Context(), cluster.Backend{Namespace: "several", Service: service, Port: port, CAFile: caFile, GroupVersions: groupVersions}))
 		return port
 	}
@@ -50,8 +49,7 @@ func testSeveral(t *testing.T, w *world) {
 	text := fmt.Sprintf(ours, register("here", here), base64.StdEncoding.EncodeToString(ca.PEM()))
 	folder := t.TempDir()
 	must.Do(t, os.WriteFile(filepath.Join(folder, "ours.yaml"), []byte(text), 0o600))
-	front, err := w.start(t, "several", "kube-system", "fairlead", "--registry=dir:"+folder+",kubernetes")
-	must.Do(t, err)
+	front := must.Get(w.start(t, "several", "kube-system", "fairlead", "--registry=dir:"+folder+",kubernetes"))(t)
 	admin := passport{cred: w.StaticToken("admin")}
 	for _, c := range []struct {
 		group  string

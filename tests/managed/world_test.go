@@ -55,22 +55,17 @@ func newWorld(t *testing.T) *world {
 	must.Do(t, os.WriteFile(policy, []byte(auditPolicy), 0o600))
 	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, Clouds: 1, APIServerArgs: []string{"--audit-policy-file=" + policy, "--audit-log-path=" + w.audit}})
 	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(w.kubeconfig, w.StaticToken("admin")))
-	var err error
-	w.core, err = kubernetes.NewForConfig(w.Cluster.Endpoint().RESTConfig(w.Admin()))
-	must.Do(t, err)
+	w.core = must.Get(kubernetes.NewForConfig(w.Cluster.Endpoint().RESTConfig(w.Admin())))(t)
 	suite.Eventually(t, 30*time.Second, "namespace kube-system", func() (bool, string) {
 		_, err := w.core.CoreV1().Namespaces().Get(t.Context(), "kube-system", metav1.GetOptions{})
 		return err == nil, fmt.Sprint(err)
 	})
-	w.users, err = w.PKI.NewAuthority("own-users-ca")
-	must.Do(t, err)
-	w.fronts, err = w.PKI.NewAuthority("own-fronts-ca")
-	must.Do(t, err)
+	w.users = must.Get(w.PKI.NewAuthority("own-users-ca"))(t)
+	w.fronts = must.Get(w.PKI.NewAuthority("own-fronts-ca"))(t)
 	must.Do(t, os.WriteFile(filepath.Join(w.folder, "client-ca.crt"), w.users.CA.PEM(), 0o600))
 	must.Do(t, os.WriteFile(filepath.Join(w.folder, "requestheader-ca.crt"), w.fronts.CA.PEM(), 0o600))
 	must.Do(t, os.WriteFile(filepath.Join(w.folder, "issuers.yaml"), []byte(w.tokens.Config("oidc:")), 0o600))
-	data, err := os.ReadFile("../../docs/managed.md")
-	must.Do(t, err)
+	data := must.Get(os.ReadFile("../../docs/managed.md"))(t)
 	for _, b := range regexp.MustCompile("(?ms)^ *```sh\n(.*?)^ *```$").FindAllStringSubmatch(string(data), -1) {
 		w.blocks = append(w.blocks, regexp.MustCompile("(?m)^   ").ReplaceAllString(b[1], "")) // they are of a list
 	}
@@ -110,16 +105,14 @@ func (w *world) must(t *testing.T, block string, more ...string) string {
 // account of one's choice and more flags.
 func (w *world) start(t *testing.T, name, namespace, account string, more ...string) (*cluster.Front, error) {
 	t.Helper()
-	d, err := w.core.AppsV1().Deployments("kube-system").Get(t.Context(), "fairlead", metav1.GetOptions{})
-	must.Do(t, err)
+	d := must.Get(w.core.AppsV1().Deployments("kube-system").Get(t.Context(), "fairlead", metav1.GetOptions{}))(t)
 	root := filepath.Join(w.Dir(), name)
 	w.mount(t, d, root)
 	kubeconfig := filepath.Join(root, "kubeconfig")
 	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(kubeconfig, cluster.Credentials{Token: suite.Token(t, w.core, namespace, account)}))
 	ports := [2]int{}
 	for i := range ports {
-		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-		must.Do(t, err)
+		l := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 		ports[i] = l.Addr().(*net.TCPAddr).Port
 		must.Do(t, l.Close())
 	}
@@ -137,9 +130,10 @@ func (w *world) start(t *testing.T, name, namespace, account string, more ...str
 	client := suite.Client(t, f.Admin, cluster.Credentials{})
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // one that may everything is ready within a second or two
 	defer cancel()
-	f.Part, err = w.Run(ctx, cluster.Command{Name: name, Path: w.fairlead, Args: args, Ready: func(ctx context.Context) error {
+	part, err := w.Run(ctx, cluster.Command{Name: name, Path: w.fairlead, Args: args, Ready: func(ctx context.Context) error {
 		return suite.Serves(ctx, client, f.Admin.URL+"/readyz")
 	}})
+	f.Part = part
 	return f, err
 }
 
@@ -153,12 +147,9 @@ func (w *world) mount(t *testing.T, d *appsv1.Deployment, root string) {
 			switch {
 			case v.Name != m.Name:
 			case v.Secret != nil:
-				s, err := w.core.CoreV1().Secrets("kube-system").Get(t.Context(), v.Secret.SecretName, metav1.GetOptions{})
-				must.Do(t, err)
-				files = s.Data
+				files = must.Get(w.core.CoreV1().Secrets("kube-system").Get(t.Context(), v.Secret.SecretName, metav1.GetOptions{}))(t).Data
 			default:
-				c, err := w.core.CoreV1().ConfigMaps("kube-system").Get(t.Context(), v.ConfigMap.Name, metav1.GetOptions{})
-				must.Do(t, err)
+				c := must.Get(w.core.CoreV1().ConfigMaps("kube-system").Get(t.Context(), v.ConfigMap.Name, metav1.GetOptions{}))(t)
 				for name, text := range c.Data {
 					files[name] = []byte(text)
 				}
@@ -183,8 +174,7 @@ type event struct {
 
 func (w *world) events(t *testing.T) []event {
 	t.Helper()
-	data, err := os.ReadFile(w.audit)
-	must.Do(t, err)
+	data := must.Get(os.ReadFile(w.audit))(t)
 	var all []event
 	for line := range strings.Lines(string(data)) {
 		var e event
@@ -202,9 +192,8 @@ func (w *world) events(t *testing.T) []event {
 // issue makes a user's certificate.
 func (w *world) issue(t *testing.T, by *cluster.Authority, user string, groups ...string) cluster.Credentials {
 	t.Helper()
-	p, err := by.Issue(strings.ReplaceAll(t.Name()+"-"+user+"-of-"+filepath.Base(by.CertFile), "/", "-"), cluster.Leaf{User: user, Groups: groups})
-	must.Do(t, err)
-	return cluster.Credentials{Pair: p}
+	name := strings.ReplaceAll(t.Name()+"-"+user+"-of-"+filepath.Base(by.CertFile), "/", "-")
+	return cluster.Credentials{Pair: must.Get(by.Issue(name, cluster.Leaf{User: user, Groups: groups}))(t)}
 }
 
 // accountName is Fairlead's own.

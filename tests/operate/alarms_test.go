@@ -219,20 +219,16 @@ func (w *world) alarmContested(p *prometheus, front *cluster.Front) alarm {
 		func(t *testing.T) {
 			w.alone.Lock()
 			t.Cleanup(w.alone.Unlock)
-			var err error
-			publisher, err = w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead, Name: "publisher", Args: []string{"--publish-kubernetes-endpoints", "--advertise-address=192.0.2.7"}})
-			must.Do(t, err)
+			publisher = must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead, Name: "publisher", Args: []string{"--publish-kubernetes-endpoints", "--advertise-address=192.0.2.7"}}))(t)
 			p.scrape(t, front.Admin, publisher.Admin)
 			for range 2 {
 				suite.Eventually(t, 30*time.Second, "published", func() (bool, string) {
 					got := w.published(t)
 					return got == "192.0.2.7", got
 				})
-				e, err := w.core.CoreV1().Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
-				must.Do(t, err)
+				e := must.Get(w.core.CoreV1().Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{}))(t)
 				e.Subsets[0].Addresses[0].IP = "192.0.2.8"
-				_, err = w.core.CoreV1().Endpoints("default").Update(t.Context(), e, metav1.UpdateOptions{})
-				must.Do(t, err)
+				must.Get(w.core.CoreV1().Endpoints("default").Update(t.Context(), e, metav1.UpdateOptions{}))(t)
 			}
 		},
 		// As the runbook says: nobody else writes any more, and Fairlead is restarted, so that it

@@ -32,8 +32,7 @@ func testAlerts(t *testing.T, w *world) {
 	t.Run("rules", func(t *testing.T) {
 		dir := t.TempDir()
 		writeRules(t, filepath.Join(dir, "rules.yaml"), shippedRules(t))
-		cases, err := os.ReadFile("../../deploy/tests/alerts.yaml")
-		must.Do(t, err)
+		cases := must.Get(os.ReadFile("../../deploy/tests/alerts.yaml"))(t)
 		must.Do(t, os.WriteFile(filepath.Join(dir, "alerts.yaml"), cases, 0o600))
 		succeed(t, "", "promtool", "check", "rules", filepath.Join(dir, "rules.yaml"))
 		succeed(t, "", "promtool", "test", "rules", filepath.Join(dir, "alerts.yaml"))
@@ -66,8 +65,7 @@ func testAlerts(t *testing.T, w *world) {
 // testDocumented is the golden scrape: every series of ours has the type and the labels that
 // docs/metrics.md says.
 func testDocumented(t *testing.T, scrape string) {
-	doc, err := os.ReadFile("../../docs/metrics.md")
-	must.Do(t, err)
+	doc := must.Get(os.ReadFile("../../docs/metrics.md"))(t)
 	n := 0
 	for line := range strings.Lines(scrape) {
 		var name, kind string
@@ -86,15 +84,13 @@ func testDocumented(t *testing.T, scrape string) {
 
 func writeRules(t *testing.T, file string, r *rules) {
 	t.Helper()
-	data, err := yaml.Marshal(r)
-	must.Do(t, err)
+	data := must.Get(yaml.Marshal(r))(t)
 	must.Do(t, os.WriteFile(file, data, 0o600))
 }
 
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.Do(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	return l.Addr().String()
 }

@@ -46,12 +46,10 @@ func (w *world) get(t *testing.T, e cluster.Endpoint, path, token string) (int, 
 	client := suite.Client(t, e, who)
 	client.CheckRedirect = nil // as a browser does
 	defer client.CloseIdleConnections()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, e.URL+path, nil)
-	must.Do(t, err)
+	req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, e.URL+path, nil))(t)
 	resp, err := client.Do(req)
 	must.Do(t, err)
 	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	must.Do(t, err)
+	body := must.Get(io.ReadAll(resp.Body))(t)
 	return resp.StatusCode, string(body)
 }

@@ -34,7 +34,7 @@ func newBrowser(t *testing.T, w *world) *browser {
 	t.Helper()
 	data := t.TempDir()
 	var page string
-	_, err := w.Run(t.Context(), cluster.Command{
+	must.Get(w.Run(t.Context(), cluster.Command{
 		Name: "chromium", Path: "chromium",
 		Args: []string{
 			"--headless=new", "--no-sandbox", // the tests run as root; it sees nothing but our own page
@@ -42,8 +42,7 @@ func newBrowser(t *testing.T, w *world) *browser {
 			"--remote-debugging-port=0", "--remote-allow-origins=*", "--user-data-dir=" + data, "about:blank",
 		},
 		Ready: func(ctx context.Context) (err error) { page, err = findPage(ctx, data); return err },
-	})
-	must.Do(t, err)
+	}))(t)
 	conn, _, err := websocket.DefaultDialer.DialContext(t.Context(), page, nil)
 	must.Do(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
@@ -164,8 +163,7 @@ func (b *browser) shoot(t *testing.T, name string) {
 	// is longer.
 	all := b.eval(t, `({x: 0, y: 0, width: document.documentElement.scrollWidth, height: Math.min(document.documentElement.scrollHeight, 4000), scale: 1})`)
 	must.Do(t, json.Unmarshal(b.call(t, "Page.captureScreenshot", map[string]any{"captureBeyondViewport": true, "format": "webp", "quality": 60, "clip": all}), &r))
-	picture, err := base64.StdEncoding.DecodeString(r.Data)
-	must.Do(t, err)
+	picture := must.Get(base64.StdEncoding.DecodeString(r.Data))(t)
 	if len(picture) < 5000 {
 		t.Errorf("%s: a picture of %d bytes shows nothing", name, len(picture))
 	}

@@ -63,15 +63,12 @@ type source struct{ Type, UID string }
 // testDashboards wants of every dashboard what Grafana does, metrics that there are, and
 // expressions that Prometheus reads.
 func testDashboards(t *testing.T) {
-	files, err := filepath.Glob("../../deploy/components/monitoring/*.json")
-	must.Do(t, err)
-	kustomization, err := os.ReadFile("../../deploy/components/monitoring/kustomization.yaml")
-	must.Do(t, err)
+	files := must.Get(filepath.Glob("../../deploy/components/monitoring/*.json"))(t)
+	kustomization := must.Get(os.ReadFile("../../deploy/components/monitoring/kustomization.yaml"))(t)
 	uids := map[string]bool{}
 	var queries []string
 	for _, file := range files {
-		data, err := os.ReadFile(file)
-		must.Do(t, err)
+		data := must.Get(os.ReadFile(file))(t)
 		var d dashboard
 		strict := json.NewDecoder(bytes.NewReader(data))
 		strict.DisallowUnknownFields()
@@ -158,8 +155,7 @@ func testPanels(t *testing.T, name string, d *dashboard) (queries []string) {
 // testMetricNames wants every metric of an expression to be one that there is, or that a rule
 // records.
 func testMetricNames(t *testing.T, where, expr string) {
-	doc, err := os.ReadFile("../../docs/metrics.md")
-	must.Do(t, err)
+	doc := must.Get(os.ReadFile("../../docs/metrics.md"))(t)
 	recorded := map[string]bool{}
 	for _, g := range shippedRules(t).Groups {
 		for _, r := range g.Rules {

@@ -18,8 +18,7 @@ import (
 // testDocuments runs what docs/operations.md tells people to type, where that is possible without
 // nodes, and reads the rest.
 func testDocuments(t *testing.T, w *world) {
-	data, err := os.ReadFile("../../docs/operations.md")
-	must.Do(t, err)
+	data := must.Get(os.ReadFile("../../docs/operations.md"))(t)
 	blocks := regexp.MustCompile("(?ms)^ *```(\\w+)\n(.*?)^ *```$").FindAllStringSubmatch(string(data), -1)
 	dir := t.TempDir()
 	must.Do(t, os.CopyFS(filepath.Join(dir, "deploy"), noLinks{os.DirFS("../../deploy")}))
@@ -63,12 +62,10 @@ func testDocumentedFlags(t *testing.T, w *world) {
 		"--as", "--admin", "--certificate-authority", "--current", "--cluster", "--requestheader",
 		"--tail", "--prefix", "--bump-revision", "--mark-compacted",
 	}
-	pages, err := filepath.Glob("../../docs/runbooks/*.md")
-	must.Do(t, err)
+	pages := must.Get(filepath.Glob("../../docs/runbooks/*.md"))(t)
 	n := 0
 	for _, page := range append(pages, "../../docs/operations.md", "../../docs/scaling.md", "../../docs/managed.md") {
-		data, err := os.ReadFile(page)
-		must.Do(t, err)
+		data := must.Get(os.ReadFile(page))(t)
 		for _, flag := range regexp.MustCompile(`--[a-z][a-z0-9-]+`).FindAllString(string(data), -1) {
 			n++
 			ours := regexp.MustCompile(regexp.QuoteMeta(flag) + `\b[^-]`).MatchString(known)

@@ -23,8 +23,7 @@ import (
 // testEvents runs two replicas with exactly what deploy/components/events grants, breaks a backend,
 // and reads what one of them tells of it.
 func testEvents(t *testing.T, w *world) {
-	rules, err := os.ReadFile("../../deploy/components/events/rbac.yaml")
-	must.Do(t, err)
+	rules := must.Get(os.ReadFile("../../deploy/components/events/rbac.yaml"))(t)
 	w.apply(t, string(rules))
 	server := w.serve(t, "told", nil)
 	w.alone.Lock()
@@ -32,10 +31,9 @@ func testEvents(t *testing.T, w *world) {
 	w.clear(t)
 	var fronts []*cluster.Front
 	for i := range 2 {
-		front, err := w.StartFairlead(t.Context(), cluster.Fairlead{
+		front := must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{
 			Path: w.fairlead, Name: fmt.Sprintf("events-%d", i), Args: []string{"--kubeconfig=" + w.account(t, "kube-system", "fairlead"), "--emit-events"},
-		})
-		must.Do(t, err)
+		}))(t)
 		defer front.Part.Kill()
 		fronts = append(fronts, front)
 	}
@@ -53,8 +51,7 @@ func testEvents(t *testing.T, w *world) {
 	expect := func(kind, reason, text string) {
 		t.Helper()
 		suite.Eventually(t, time.Minute, reason, func() (bool, string) {
-			list, err := w.core.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=APIService,involvedObject.name=v1.told.example.com"})
-			must.Do(t, err)
+			list := must.Get(w.core.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=APIService,involvedObject.name=v1.told.example.com"}))(t)
 			var found []corev1.Event
 			for _, ev := range list.Items {
 				if ev.Type == kind && ev.Reason == reason && strings.Contains(ev.Message, text) && ev.InvolvedObject.UID != "" {

@@ -83,13 +83,11 @@ spec:
 // blackhole is a port that answers no SYN: its queue is full, and nobody takes from it.
 func blackhole(t *testing.T) string {
 	t.Helper()
-	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
-	must.Do(t, err)
+	fd := must.Get(syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0))(t)
 	t.Cleanup(func() { _ = syscall.Close(fd) })
 	must.Do(t, syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
 	must.Do(t, syscall.Listen(fd, 0))
-	name, err := syscall.Getsockname(fd)
-	must.Do(t, err)
+	name := must.Get(syscall.Getsockname(fd))(t)
 	port := fmt.Sprint(name.(*syscall.SockaddrInet4).Port)
 	for range 4 { // more than fit: the last ones fail, as all that follow
 		if c, err := net.DialTimeout("tcp", "127.0.0.1:"+port, 200*time.Millisecond); err == nil {
@@ -101,10 +99,9 @@ func blackhole(t *testing.T) string {
 
 // testExplain breaks backends in every way that people do, and asks the command what is wrong.
 func testExplain(t *testing.T, w *world) {
-	routed, err := w.StartFairlead(t.Context(), cluster.Fairlead{
+	routed := must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{
 		Path: w.fairlead, Name: "by-cluster-ip", Args: []string{"--kubeconfig=" + filepath.Join(w.dir, "kube-system-fairlead.kubeconfig"), "--enable-aggregator-routing=false"},
-	})
-	must.Do(t, err)
+	}))(t)
 	byClusterIP := filepath.Join(w.dir, "by-cluster-ip.front.kubeconfig")
 	must.Do(t, routed.Endpoint.WriteKubeconfig(byClusterIP, w.Admin()))
 	fault := func(f extension.Fault) func(*testing.T, string) {

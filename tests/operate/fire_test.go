@@ -38,10 +38,9 @@ type prometheus struct {
 func testFire(t *testing.T, w *world, token string) {
 	spare := w.spare(t, "spare")
 	broken := w.spare(t, "broken")
-	front, err := w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead, Name: "alarmed", Args: []string{
+	front := must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead, Name: "alarmed", Args: []string{
 		"--tls-sni-cert-key=" + spare.CertFile + "," + spare.KeyFile, "--tls-sni-cert-key=" + broken.CertFile + "," + broken.KeyFile,
-	}})
-	must.Do(t, err)
+	}}))(t)
 	p := startPrometheus(t, w, token)
 	p.scrape(t, front.Admin)
 	alarms := w.alarms(t, p, front, spare, broken)
@@ -109,8 +108,7 @@ func (w *world) spare(t *testing.T, name string) cluster.Pair {
 
 func (w *world) reissue(t *testing.T, name string, lasts time.Duration) cluster.Pair {
 	t.Helper()
-	pair, err := w.PKI.Serving.Issue(name, cluster.Leaf{User: name, Names: []string{name + ".example.com"}, NotAfter: time.Now().Add(lasts)})
-	must.Do(t, err)
+	pair := must.Get(w.PKI.Serving.Issue(name, cluster.Leaf{User: name, Names: []string{name + ".example.com"}, NotAfter: time.Now().Add(lasts)}))(t)
 	return pair
 }
 
@@ -146,12 +144,11 @@ scrape_configs:
     tls_config: {ca_file: %s}
     file_sd_configs: [{files: [targets.json], refresh_interval: 1s}]
 `, w.front.Admin.CAFile), 0o600))
-	_, err := w.Run(t.Context(), cluster.Command{
+	must.Get(w.Run(t.Context(), cluster.Command{
 		Name: "prometheus", Path: "prometheus",
 		Args:  []string{"--config.file=" + filepath.Join(dir, "prometheus.yaml"), "--storage.tsdb.path=" + filepath.Join(dir, "data"), "--web.listen-address=" + p.address},
 		Ready: func(ctx context.Context) error { _, err := p.firing(ctx); return err },
-	})
-	must.Do(t, err)
+	}))(t)
 	return p
 }
 
@@ -162,8 +159,7 @@ func (p *prometheus) scrape(t *testing.T, admins ...cluster.Endpoint) {
 	for _, a := range admins {
 		list[0]["targets"] = append(list[0]["targets"], strings.TrimPrefix(a.URL, "https://"))
 	}
-	data, err := json.Marshal(list)
-	must.Do(t, err)
+	data := must.Get(json.Marshal(list))(t)
 	must.Do(t, os.WriteFile(p.targets+".new", data, 0o600))
 	must.Do(t, os.Rename(p.targets+".new", p.targets)) // at once: half a file would be no targets
 }

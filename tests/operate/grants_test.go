@@ -243,24 +243,21 @@ func (w *world) clear(t *testing.T) {
 // logged is what a Fairlead has logged so far.
 func (w *world) logged(t *testing.T, f *cluster.Front) string {
 	t.Helper()
-	text, err := os.ReadFile(f.Part.LogFile())
-	must.Do(t, err)
+	text := must.Get(os.ReadFile(f.Part.LogFile()))(t)
 	return string(text)
 }
 
 // told counts the events on an APIService.
 func (w *world) told(t *testing.T, name string) int {
 	t.Helper()
-	list, err := w.core.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=APIService,involvedObject.name=" + name})
-	must.Do(t, err)
+	list := must.Get(w.core.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=APIService,involvedObject.name=" + name}))(t)
 	return len(list.Items)
 }
 
 // published is what the EndpointSlices of default/kubernetes say, if the Endpoints say the same.
 func (w *world) published(t *testing.T) string {
 	t.Helper()
-	list, err := w.core.DiscoveryV1().EndpointSlices("default").List(t.Context(), metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"})
-	must.Do(t, err)
+	list := must.Get(w.core.DiscoveryV1().EndpointSlices("default").List(t.Context(), metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"}))(t)
 	old, err := w.core.CoreV1().Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return "no Endpoints"
@@ -285,8 +282,7 @@ func (w *world) published(t *testing.T) string {
 
 func (w *world) leased(t *testing.T) bool {
 	t.Helper()
-	list, err := w.core.CoordinationV1().Leases("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "fairlead.dev/entrypoint"})
-	must.Do(t, err)
+	list := must.Get(w.core.CoordinationV1().Leases("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "fairlead.dev/entrypoint"}))(t)
 	return len(list.Items) > 0
 }
 
@@ -297,8 +293,7 @@ func (w *world) scraped(t *testing.T, f *cluster.Front, series string) (value fl
 	must.Do(t, f.Admin.WriteKubeconfig(file, w.Admin()))
 	for line := range strings.Lines(succeed(t, "", w.kubectl, "--kubeconfig", file, "get", "--raw", "/metrics")) {
 		if rest, ok := strings.CutPrefix(line, series+" "); ok {
-			_, err := fmt.Sscan(rest, &value)
-			must.Do(t, err)
+			must.Get(fmt.Sscan(rest, &value))(t)
 		}
 	}
 	return value

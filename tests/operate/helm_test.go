@@ -47,8 +47,7 @@ func (w *world) compose(t *testing.T, s shape) string {
 	for _, c := range s.components {
 		own["components"] = append(own["components"], "../deploy/components/"+c)
 	}
-	data, err := yaml.Marshal(own)
-	must.Do(t, err)
+	data := must.Get(yaml.Marshal(own))(t)
 	must.Do(t, os.Mkdir(filepath.Join(dir, "own"), 0o755))
 	must.Do(t, os.WriteFile(filepath.Join(dir, "own", "kustomization.yaml"), data, 0o600))
 	return succeed(t, "", w.kubectl, "kustomize", filepath.Join(dir, "own"))
@@ -259,8 +258,7 @@ func known(t *testing.T, rendered string) string {
 		if o.GroupVersionKind().Group == "monitoring.coreos.com" {
 			continue
 		}
-		data, err := yaml.Marshal(o.Object)
-		must.Do(t, err)
+		data := must.Get(yaml.Marshal(o.Object))(t)
 		documents = append(documents, string(data))
 	}
 	return strings.Join(documents, "---\n")

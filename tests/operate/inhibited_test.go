@@ -21,29 +21,25 @@ import (
 // testInhibited gives a real Alertmanager the example, and the alerts of one dead backend that is
 // asked, and of a cluster without Fairlead: one of each is told.
 func testInhibited(t *testing.T, w *world) {
-	config, err := filepath.Abs("../../deploy/components/monitoring/alertmanager.yaml")
-	must.Do(t, err)
+	config := must.Get(filepath.Abs("../../deploy/components/monitoring/alertmanager.yaml"))(t)
 	succeed(t, "", "amtool", "check-config", config)
 	address := freeAddress(t)
-	_, err = w.Run(t.Context(), cluster.Command{
+	must.Get(w.Run(t.Context(), cluster.Command{
 		Name: "alertmanager", Path: "prometheus-alertmanager",
 		Args:  []string{"--config.file=" + config, "--storage.path=" + t.TempDir(), "--web.listen-address=" + address, "--cluster.listen-address="},
 		Ready: func(ctx context.Context) error { _, err := told(ctx, address); return err },
-	})
-	must.Do(t, err)
+	}))(t)
 	const x, y = "v1.x.example.com", "v1.y.example.com"
 	alert := func(cluster, alert, severity, name string) map[string]any {
 		return map[string]any{"labels": map[string]string{"cluster": cluster, "alertname": alert, "severity": severity, "name": name}}
 	}
-	body, err := json.Marshal([]map[string]any{
+	body := must.Get(json.Marshal([]map[string]any{
 		alert("a", "FairleadBackendErrors", "critical", x), alert("a", "FairleadBackendErrors", "warning", x), alert("a", "FairleadAPIServiceDown", "warning", x),
 		alert("a", "KubeAggregatedAPIDown", "warning", x), alert("a", "FairleadDiscoveryStale", "warning", x), alert("a", "FairleadEndpointDown", "warning", x),
 		alert("a", "FairleadAPIServiceDown", "warning", y), alert("a", "KubeAggregatedAPIErrors", "warning", y),
 		alert("b", "FairleadDown", "critical", ""), alert("b", "FairleadBackendErrors", "critical", x), alert("b", "KubeAggregatedAPIDown", "warning", y),
-	})
-	must.Do(t, err)
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+address+"/api/v2/alerts", bytes.NewReader(body))
-	must.Do(t, err)
+	}))(t)
+	req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+address+"/api/v2/alerts", bytes.NewReader(body)))(t)
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := new(http.Client).Do(req)
 	must.Do(t, err)

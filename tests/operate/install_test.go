@@ -37,8 +37,7 @@ func testInstall(t *testing.T, w *world) {
 	t.Run("the account works", func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
-		front, err := s.StartFairlead(ctx, cluster.Fairlead{Path: s.fairlead, Args: []string{"--kubeconfig=" + s.account(t, "kube-system", "fairlead")}})
-		must.Do(t, err)
+		front := must.Get(s.StartFairlead(ctx, cluster.Fairlead{Path: s.fairlead, Args: []string{"--kubeconfig=" + s.account(t, "kube-system", "fairlead")}}))(t)
 		defer front.Part.Kill()
 		if log := s.logged(t, front); strings.Contains(log, "forbidden") {
 			t.Errorf("something was forbidden:\n%s", log)
@@ -86,9 +85,7 @@ func newSite(t *testing.T, w *world) *site {
 	dir := filepath.Join(w.dir, "install")
 	s := &site{world: &world{dir: dir, fairlead: w.fairlead, kubectl: w.kubectl, direct: filepath.Join(dir, "direct.kubeconfig")}, helmPath: suite.Tool(t, "helm")}
 	s.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: []string{"--advertise-address=10.79.0.1"}})
-	var err error
-	s.core, err = kubernetes.NewForConfig(s.Cluster.Endpoint().RESTConfig(s.Admin()))
-	must.Do(t, err)
+	s.core = must.Get(kubernetes.NewForConfig(s.Cluster.Endpoint().RESTConfig(s.Admin())))(t)
 	must.Do(t, s.Cluster.Endpoint().WriteKubeconfig(s.direct, s.Admin()))
 	suite.Eventually(t, 30*time.Second, "a namespace", func() (bool, string) {
 		a := command(t, "", s.kubectl, "--kubeconfig", s.direct, "get", "namespace", "kube-system")

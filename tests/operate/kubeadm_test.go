@@ -67,13 +67,11 @@ func (c *controlPlane) presented(t *testing.T) *x509.Certificate {
 func (c *controlPlane) addName(t *testing.T, name string) {
 	t.Helper()
 	file := firstNode + "/kubeadm.yaml"
-	data, err := os.ReadFile(filepath.Join(c.folder, file))
-	must.Do(t, err)
+	data := must.Get(os.ReadFile(filepath.Join(c.folder, file)))(t)
 	var configuration map[string]any
 	must.Do(t, yaml.Unmarshal(data, &configuration))
 	configuration["apiServer"] = map[string]any{"certSANs": []string{name}}
-	data, err = yaml.Marshal(configuration)
-	must.Do(t, err)
+	data = must.Get(yaml.Marshal(configuration))(t)
 	node, _, _ := strings.Cut(initConfiguration, "---")
 	c.write(t, file, node+"---\n"+string(data))
 }

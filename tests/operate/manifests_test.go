@@ -32,8 +32,7 @@ func testManifests(t *testing.T, w *world) {
 		})
 		t.Run(s.name+" flags", func(t *testing.T) { testFlags(t, w, w.compose(t, s)) })
 	}
-	static, err := os.ReadFile("../../deploy/static-pod/fairlead.yaml")
-	must.Do(t, err)
+	static := must.Get(os.ReadFile("../../deploy/static-pod/fairlead.yaml"))(t)
 	t.Run("static pod", func(t *testing.T) {
 		dryRun(t, w, w.kustomize(t, "static-pod"))
 		dryRun(t, w, string(static))
@@ -115,8 +114,7 @@ func testProtected(t *testing.T, w *world) {
 // testReach tries, as Fairlead's account, what the entrypoint's Roles allow and its policy does
 // not: other Leases than its own, and other endpoints.
 func testReach(t *testing.T, w *world) {
-	rbac, err := os.ReadFile("../../deploy/components/entrypoint/rbac.yaml")
-	must.Do(t, err)
+	rbac := must.Get(os.ReadFile("../../deploy/components/entrypoint/rbac.yaml"))(t)
 	const lease = "{apiVersion: coordination.k8s.io/v1, kind: Lease, metadata: {namespace: kube-system, name: %s}}"
 	const slice = "{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {namespace: default, name: %s}, addressType: IPv4, endpoints: []}"
 	w.apply(t, string(rbac))
@@ -143,8 +141,7 @@ func testReach(t *testing.T, w *world) {
 
 func shippedRules(t *testing.T) *rules {
 	t.Helper()
-	data, err := os.ReadFile("../../deploy/components/monitoring/prometheusrule.yaml")
-	must.Do(t, err)
+	data := must.Get(os.ReadFile("../../deploy/components/monitoring/prometheusrule.yaml"))(t)
 	var object struct{ Spec rules }
 	must.Do(t, yaml.Unmarshal(data, &object))
 	return &object.Spec

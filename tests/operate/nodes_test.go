@@ -155,8 +155,7 @@ func (c *controlPlane) initialize(t *testing.T) {
 	}
 	phases("certs all", "kubeconfig admin", "kubeconfig super-admin", "etcd local", "control-plane apiserver")
 	c.eventually(t, "curl -fsk https://"+firstNode+":6443/readyz")
-	_, err := c.run(t.Context(), balancer, "haproxy", "haproxy", "-W", "-f", "/etc/haproxy/haproxy.cfg", "-p", "/etc/haproxy/pid")
-	must.Do(t, err)
+	must.Get(c.run(t.Context(), balancer, "haproxy", "haproxy", "-W", "-f", "/etc/haproxy/haproxy.cfg", "-p", "/etc/haproxy/pid"))(t)
 	c.eventually(t, "curl -fsk https://"+balancer+":6443/readyz")
 	phases("upload-config all", "upload-certs --upload-certs", "bootstrap-token")
 	c.follow(t, "mkdir .kube && ln -s /etc/netns/"+firstNode+"/kubernetes/admin.conf .kube/config")
@@ -177,13 +176,11 @@ func (c *controlPlane) join(t *testing.T, address string, i int) {
 // the members by these.
 func (c *controlPlane) mirror(t *testing.T, address string, i int) {
 	t.Helper()
-	data, err := os.ReadFile("/etc/netns/" + address + "/kubernetes/manifests/etcd.yaml")
-	must.Do(t, err)
+	data := must.Get(os.ReadFile("/etc/netns/" + address + "/kubernetes/manifests/etcd.yaml"))(t)
 	var pod corev1.Pod
 	must.Do(t, yaml.UnmarshalStrict(data, &pod))
 	pod.Name, pod.Spec.NodeName, pod.Annotations[corev1.MirrorPodAnnotationKey] = fmt.Sprintf("etcd-cp%d", i), fmt.Sprintf("cp%d", i), "played"
-	data, err = yaml.Marshal(pod)
-	must.Do(t, err)
+	data = must.Get(yaml.Marshal(pod))(t)
 	c.write(t, "mirror.yaml", string(data))
 	c.follow(t, "kubectl create -f mirror.yaml")
 }

@@ -103,8 +103,7 @@ func testMetricsRole(t *testing.T, w *world, _ []grant) {
 // the role, and account unbound has not.
 func testBundleRole(t *testing.T, w *world, grants []grant) {
 	base := slices.DeleteFunc(slices.Clone(grants), func(g grant) bool { return g.component != "" })
-	front, err := w.restricted(t, "unbound", base)
-	must.Do(t, err)
+	front := must.Get(w.restricted(t, "unbound", base))(t)
 	const name = "lent"
 	s := extension.Start(t, extension.Config{GroupVersions: []string{name + ".example.com/v1"}, Names: []string{name + "." + name + ".svc"}, CA: w.ca})
 	_, port, err := net.SplitHostPort(s.Addr())

@@ -20,11 +20,10 @@ func testPage(t *testing.T, w *world) {
 	address := freeAddress(t)
 	_, port, _ := strings.Cut(address, ":")
 	base := "http://" + address + "/fairlead/"
-	_, err := w.Run(t.Context(), cluster.Command{
+	must.Get(w.Run(t.Context(), cluster.Command{
 		Name: "kubectl-proxy", Path: w.kubectl, Args: []string{"--kubeconfig", w.admin, "proxy", "--port", port},
 		Ready: func(ctx context.Context) error { return answers(ctx, base) },
-	})
-	must.Do(t, err)
+	}))(t)
 	server := w.serve(t, "shown", nil)
 	w.serveHalf(t, "half", "10.79.0.31", "10.79.0.32")
 	stop := w.load(t, w.front, widgetsOf("half"))

@@ -56,8 +56,7 @@ func testRunbooks(t *testing.T, w *world) {
 		"<file>", w.PKI.Admin.CertFile, "<key>", w.PKI.Admin.KeyFile,
 		" -w", "", // or it would never end
 	)
-	pages, err := filepath.Glob("../../docs/runbooks/*.md")
-	must.Do(t, err)
+	pages := must.Get(filepath.Glob("../../docs/runbooks/*.md"))(t)
 	if alerts := shippedRules(t).alerts(); len(pages) != len(alerts) {
 		t.Errorf("%d runbooks for %d alerts", len(pages), len(alerts))
 	}
@@ -112,8 +111,7 @@ func (w *world) withEndpoints(t *testing.T, do func()) {
 // spans are the pieces of code in the lines of a page.
 func spans(t *testing.T, page string) []string {
 	t.Helper()
-	data, err := os.ReadFile(page)
-	must.Do(t, err)
+	data := must.Get(os.ReadFile(page))(t)
 	var list []string
 	for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(string(data), -1) {
 		list = append(list, m[1])
@@ -123,8 +121,7 @@ func spans(t *testing.T, page string) []string {
 
 // testNames looks up annotations, metrics, reasons and folders that the runbooks name.
 func testNames(t *testing.T, pages []string) {
-	metrics, err := os.ReadFile("../../docs/metrics.md")
-	must.Do(t, err)
+	metrics := must.Get(os.ReadFile("../../docs/metrics.md"))(t)
 	others := map[string]bool{"fairlead.dev/published": true} // of Endpoints
 	var queries []string
 	seen := 0
@@ -169,8 +166,7 @@ func testQueries(t *testing.T, queries []string) {
 	for i, q := range queries {
 		rules = append(rules, map[string]string{"record": fmt.Sprintf("runbook:%d", i), "expr": q})
 	}
-	data, err := yaml.Marshal(map[string]any{"groups": []map[string]any{{"name": "runbooks", "rules": rules}}})
-	must.Do(t, err)
+	data := must.Get(yaml.Marshal(map[string]any{"groups": []map[string]any{{"name": "runbooks", "rules": rules}}}))(t)
 	file := filepath.Join(t.TempDir(), "queries.yaml")
 	must.Do(t, os.WriteFile(file, data, 0o600))
 	succeed(t, "", "promtool", "check", "rules", file)

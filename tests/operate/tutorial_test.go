@@ -101,8 +101,7 @@ type block struct{ kind, text string }
 // documented are the blocks of one section of a document.
 func documented(t *testing.T, page, title string) (blocks []block) {
 	t.Helper()
-	data, err := os.ReadFile("../../docs/" + page)
-	must.Do(t, err)
+	data := must.Get(os.ReadFile("../../docs/" + page))(t)
 	_, rest, found := strings.Cut(string(data), "# "+title+"\n")
 	if !found {
 		t.Fatalf("%s has no section %q", page, title)
@@ -183,8 +182,7 @@ func running(node, what string) string {
 // edit replaces something in a file, at once.
 func (c *controlPlane) edit(t *testing.T, file, old, text string) {
 	t.Helper()
-	data, err := os.ReadFile(file)
-	must.Do(t, err)
+	data := must.Get(os.ReadFile(file))(t)
 	edited := strings.Replace(string(data), old, text, 1)
 	if edited == string(data) {
 		t.Fatalf("%s does not have %q", file, old)

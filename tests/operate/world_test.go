@@ -43,15 +43,12 @@ func newWorld(t *testing.T) *world {
 	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: []string{"--advertise-address=10.79.0.1"}})
 	config := w.Cluster.Endpoint().RESTConfig(w.Admin())
 	config.WarningHandler = rest.NoWarnings{} // that Endpoints are old is known
-	var err error
-	w.core, err = kubernetes.NewForConfig(config)
-	must.Do(t, err)
+	w.core = must.Get(kubernetes.NewForConfig(config))(t)
 	w.fronts = suite.Pool(t, w.PKI.FrontProxy.CertFile)
 	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(w.direct, w.Admin()))
 	w.apply(t, namespaces+protected)
 	w.apply(t, w.kustomize(t, "base"))
-	w.front, err = w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead, Args: []string{"--kubeconfig=" + w.account(t, "kube-system", "fairlead")}})
-	must.Do(t, err)
+	w.front = must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead, Args: []string{"--kubeconfig=" + w.account(t, "kube-system", "fairlead")}}))(t)
 	must.Do(t, w.front.Endpoint.WriteKubeconfig(w.admin, w.Admin()))
 	return w
 }

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -56,10 +57,7 @@ func TestWriteFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	loaded, err := tls.LoadX509KeyPair(cert, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	loaded := must.Get(tls.LoadX509KeyPair(cert, key))(t)
 	if len(loaded.Certificate) != 2 || loaded.Leaf.Subject.String() != "CN=someone,O=a+O=b" {
 		t.Errorf("%d certificates for %s", len(loaded.Certificate), loaded.Leaf.Subject)
 	}
@@ -73,10 +71,7 @@ func TestReadCA(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			again, err := pki.ReadCA(cert, key)
-			if err != nil {
-				t.Fatal(err)
-			}
+			again := must.Get(pki.ReadCA(cert, key))(t)
 			if err := verify(root, again.Issue(pki.Leaf{Names: []string{"x.test"}})); err != nil {
 				t.Errorf("a certificate of the CA that was read: %v", err)
 			}

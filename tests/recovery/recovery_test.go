@@ -44,9 +44,7 @@ func TestRecovery(t *testing.T) {
 	dir := suite.Folder(t, "recovery")
 	w := &world{Cluster: suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: []string{"--advertise-address=10.79.0.1"}})}
 	t.Logf("commit %s", suite.Commit(t))
-	var err error
-	w.front, err = w.StartFairlead(t.Context(), cluster.Fairlead{Path: suite.Build(t, filepath.Join(dir, "bin"))})
-	must.Do(t, err)
+	w.front = must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: suite.Build(t, filepath.Join(dir, "bin"))}))(t)
 	for _, tc := range []struct {
 		name  string
 		start func(*testing.T) server
@@ -111,12 +109,9 @@ func (w *world) restart(t *testing.T, s server, down time.Duration, farewell boo
 func (w *world) sample(t *testing.T) server {
 	t.Helper()
 	suite.Tool(t, "sample-apiserver") // before the patience of whoever waits for it begins
-	part, err := w.StartSampleAPIServer(t.Context())
-	must.Do(t, err)
-	core, err := kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin()))
-	must.Do(t, err)
-	service, err := core.CoreV1().Services("wardle").Get(t.Context(), "api", metav1.GetOptions{})
-	must.Do(t, err)
+	part := must.Get(w.StartSampleAPIServer(t.Context()))(t)
+	core := must.Get(kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin())))(t)
+	service := must.Get(core.CoreV1().Services("wardle").Get(t.Context(), "api", metav1.GetOptions{}))(t)
 	return server{
 		part: part,
 		e:    cluster.Endpoint{URL: fmt.Sprintf("https://127.0.0.1:%d", service.Spec.Ports[0].Port), CAFile: w.PKI.Serving.CertFile},
@@ -140,10 +135,9 @@ func (w *world) adapter(t *testing.T) server {
 		}
 	}
 	client := suite.Client(t, e, w.Admin())
-	part, err := w.Run(t.Context(), cluster.Command{Name: "test-adapter", Path: path, Args: args, Ready: func(ctx context.Context) error {
+	part := must.Get(w.Run(t.Context(), cluster.Command{Name: "test-adapter", Path: path, Args: args, Ready: func(ctx context.Context) error {
 		return suite.Serves(ctx, client, e.URL+"/readyz")
-	}})
-	must.Do(t, err)
+	}}))(t)
 	must.Do(t, w.Register(t.Context(), b))
 	return server{part: part, e: e, path: "/apis/external.metrics.k8s.io/v1beta1/namespaces/default/my-external-metric"}
 }

@@ -30,8 +30,7 @@ type site struct {
 }
 
 func TestRelease(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.Do(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	registry := l.Addr().String()
 	must.Do(t, l.Close())
 	dir := suite.Folder(t, "release")
@@ -63,8 +62,7 @@ func (s *site) run(t *testing.T, name string, args ...string) string {
 // file is the only file of the release that fits.
 func (s *site) file(t *testing.T, pattern string) string {
 	t.Helper()
-	found, err := filepath.Glob(filepath.Join(s.out, pattern))
-	must.Do(t, err)
+	found := must.Get(filepath.Glob(filepath.Join(s.out, pattern)))(t)
 	if len(found) != 1 {
 		t.Fatalf("%s: %q", pattern, found)
 	}
@@ -80,8 +78,7 @@ func (s *site) twice(t *testing.T) {
 		t.Error(diff)
 	}
 	s.run(t, "sh", "-c", "cd "+again+" && sha256sum --check --quiet SHA256SUMS")
-	sums, err := os.ReadFile(filepath.Join(again, "SHA256SUMS"))
-	must.Do(t, err)
+	sums := must.Get(os.ReadFile(filepath.Join(again, "SHA256SUMS")))(t)
 	if n := strings.Count(string(sums), "\n"); n < 11 {
 		t.Errorf("%d files:\n%s", n, sums)
 	}
@@ -89,8 +86,7 @@ func (s *site) twice(t *testing.T) {
 
 // named wants every manifest to name the image that was made, and nothing else.
 func (s *site) named(t *testing.T) {
-	digest, err := os.ReadFile(s.file(t, "image.digest"))
-	must.Do(t, err)
+	digest := must.Get(os.ReadFile(s.file(t, "image.digest")))(t)
 	dir := t.TempDir()
 	s.run(t, "tar", "-xzf", s.file(t, "fairlead-manifests_*"), "-C", dir)
 	want := "image: " + strings.TrimSpace(string(digest)) + "\n"
@@ -117,8 +113,7 @@ func (s *site) deb(t *testing.T, c *cluster.Cluster) {
 	if out := s.run(t, "systemd-analyze", "verify", "--root="+root, "--man=no", "--recursive-errors=no", unit); out != "" {
 		t.Error(out)
 	}
-	text, err := os.ReadFile(unit)
-	must.Do(t, err)
+	text := must.Get(os.ReadFile(unit))(t)
 	_, rest, _ := strings.Cut(string(text), "\nExecStart=")
 	line, _, _ := strings.Cut(strings.ReplaceAll(rest, "\\\n", " "), "\n")
 	must.Do(t, os.WriteFile(filepath.Join(root, "etc/default/fairlead"), []byte(`FAIRLEAD_FLAGS="--bind-address=127.0.0.1 --secure-port=0 --admin-secure-port=0 --shutdown-delay-duration=0"`), 0o600))
@@ -137,8 +132,7 @@ func (s *site) deb(t *testing.T, c *cluster.Cluster) {
 // it says that it is ready, and ends it.
 func (s *site) start(t *testing.T, c *cluster.Cluster, root string, line []string, uid uint32) {
 	t.Helper()
-	serving, err := c.PKI.Serving.Issue("node", cluster.Leaf{User: "node", Names: []string{"localhost"}})
-	must.Do(t, err)
+	serving := must.Get(c.PKI.Serving.Issue("node", cluster.Leaf{User: "node", Names: []string{"localhost"}}))(t)
 	for name, from := range map[string]string{
 		"pki/apiserver.crt": serving.CertFile, "pki/apiserver.key": serving.KeyFile, "pki/ca.crt": c.PKI.Client.CertFile, "pki/front-proxy-ca.crt": c.PKI.FrontProxy.CertFile,
 		"pki/front-proxy-client.crt": c.PKI.FrontProxyPair.CertFile, "pki/front-proxy-client.key": c.PKI.FrontProxyPair.KeyFile,
@@ -146,8 +140,7 @@ func (s *site) start(t *testing.T, c *cluster.Cluster, root string, line []strin
 	} {
 		to := filepath.Join(root, "etc/kubernetes", name)
 		must.Do(t, os.MkdirAll(filepath.Dir(to), 0o755))
-		data, err := os.ReadFile(from)
-		must.Do(t, err)
+		data := must.Get(os.ReadFile(from))(t)
 		must.Do(t, os.WriteFile(to, data, 0o600))
 		must.Do(t, os.Chown(to, int(uid), int(uid)))
 	}
@@ -156,8 +149,7 @@ func (s *site) start(t *testing.T, c *cluster.Cluster, root string, line []strin
 		cluster.Credentials{Pair: cluster.Pair{CertFile: "/etc/kubernetes/admin.crt", KeyFile: "/etc/kubernetes/admin.key"}}))
 	must.Do(t, os.Chown(kubeconfig, int(uid), int(uid)))
 
-	socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(root, "notify"), Net: "unixgram"})
-	must.Do(t, err)
+	socket := must.Get(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(root, "notify"), Net: "unixgram"}))(t)
 	defer socket.Close()
 	must.Do(t, os.Chmod(filepath.Join(root, "notify"), 0o777))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -165,8 +157,7 @@ func (s *site) start(t *testing.T, c *cluster.Cluster, root string, line []strin
 	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
 	cmd.Dir, cmd.Env, cmd.SysProcAttr = "/", []string{"NOTIFY_SOCKET=/notify"}, &syscall.SysProcAttr{Chroot: root, Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 	cmd.Path, cmd.Err = line[0], nil
-	log, err := os.Create(filepath.Join(s.dir, filepath.Base(root)+".log"))
-	must.Do(t, err)
+	log := must.Get(os.Create(filepath.Join(s.dir, filepath.Base(root)+".log")))(t)
 	defer log.Close()
 	cmd.Stdout, cmd.Stderr = log, log
 	must.Do(t, cmd.Start())
@@ -200,8 +191,7 @@ func (s *site) man(t *testing.T) {
 func (s *site) layers(t *testing.T, c *cluster.Cluster) {
 	blob := func(digest string, into any) {
 		t.Helper()
-		data, err := os.ReadFile(filepath.Join(s.out, "image/blobs/sha256", strings.TrimPrefix(digest, "sha256:")))
-		must.Do(t, err)
+		data := must.Get(os.ReadFile(filepath.Join(s.out, "image/blobs/sha256", strings.TrimPrefix(digest, "sha256:"))))(t)
 		must.Do(t, json.Unmarshal(data, into))
 	}
 	type descriptor struct {
@@ -209,8 +199,7 @@ func (s *site) layers(t *testing.T, c *cluster.Cluster) {
 		Platform struct{ OS, Architecture string }
 	}
 	var top, index struct{ Manifests []descriptor }
-	data, err := os.ReadFile(filepath.Join(s.out, "image/index.json"))
-	must.Do(t, err)
+	data := must.Get(os.ReadFile(filepath.Join(s.out, "image/index.json")))(t)
 	must.Do(t, json.Unmarshal(data, &top))
 	blob(top.Manifests[0].Digest, &index)
 	var manifest struct {

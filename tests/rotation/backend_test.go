@@ -37,12 +37,10 @@ type remote struct {
 func startRemote(t *testing.T, w *world, lane, name string, annotations map[string]string, first ...func(*remote)) *remote {
 	t.Helper()
 	r := &remote{w: w, name: name + "-" + lane, group: name + "." + lane + ".example.com", old: pki.NewCA("old-ca"), new: pki.NewCA("new-ca")}
-	var err error
-	r.Server, err = extension.New(extension.Config{
+	r.Server = must.Get(extension.New(extension.Config{
 		GroupVersions: []string{r.group + "/v1"}, Names: []string{r.host()}, CA: r.old, Objects: 1,
 		RequestHeaderCA: w.frontPool(), AllowedNames: []string{"kube-aggregator", "fairlead"}, RejectWith: 401,
-	})
-	must.Do(t, err)
+	}))(t)
 	t.Cleanup(r.Close)
 	for _, f := range first {
 		f(r)
@@ -50,11 +48,10 @@ func startRemote(t *testing.T, w *world, lane, name string, annotations map[stri
 	_, text, _ := net.SplitHostPort(r.Addr())
 	number, _ := strconv.Atoi(text)
 	port := int32(number)
-	_, err = w.core.CoreV1().Services("default").Create(t.Context(), &corev1.Service{
+	must.Get(w.core.CoreV1().Services("default").Create(t.Context(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: r.name},
 		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost", Ports: []corev1.ServicePort{{Port: port}}},
-	}, metav1.CreateOptions{})
-	must.Do(t, err)
+	}, metav1.CreateOptions{}))(t)
 	a := &apiregistrationv1.APIService{
 		ObjectMeta: metav1.ObjectMeta{Name: "v1." + r.group, Annotations: map[string]string{}},
 		Spec: apiregistrationv1.APIServiceSpec{

@@ -56,16 +56,14 @@ func startFront(t *testing.T, w *world, lane string, args ...string) *front {
 	cert, key := writePair(t, f.proxyPair, w.frontCAs[0].Issue(pki.Leaf{CommonName: "fairlead"}))
 	ca := filepath.Join(dir, "serving-ca.crt")
 	suite.Put(t, ca, f.servingCA.PEM())
-	var err error
-	f.Front, err = w.StartFairlead(t.Context(), cluster.Fairlead{
+	f.Front = must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{
 		Path: w.binary, Name: "fairlead-" + filepath.Base(dir), CAFile: ca,
 		Args: append([]string{
 			"--tls-cert-file=" + filepath.Join(f.serving.dir, "tls.crt"), "--tls-private-key-file=" + filepath.Join(f.serving.dir, "tls.key"),
 			"--client-ca-file=" + f.clients.file, "--requestheader-client-ca-file=" + f.proxies.file, "--requestheader-allowed-names=gateway",
 			"--proxy-client-cert-file=" + cert, "--proxy-client-key-file=" + key, fmt.Sprint("--http2=", lane == "h2"),
 		}, args...),
-	})
-	must.Do(t, err)
+	}))(t)
 	return f
 }
 
@@ -227,8 +225,7 @@ func (f *front) metric(t *testing.T, name string, parts ...string) []string {
 	c.base = f.Admin.URL
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	res, err := c.send(ctx, "/metrics")
-	must.Do(t, err)
+	res := must.Get(c.send(ctx, "/metrics"))(t)
 	defer res.Body.Close()
 	body, err := io.ReadAll(res.Body)
 	if err != nil || res.StatusCode != http.StatusOK {

@@ -49,12 +49,9 @@ func newWorld(t *testing.T) *world {
 		"--proxy-client-cert-file=" + cert, "--proxy-client-key-file=" + key,
 	}})
 	w.binary = suite.Build(t, dir, "cmd/kubectl-fairlead")
-	var err error
 	rc := w.Endpoint().RESTConfig(w.Admin())
-	w.core, err = kubernetes.NewForConfig(rc)
-	must.Do(t, err)
-	w.services, err = aggregator.NewForConfig(rc)
-	must.Do(t, err)
+	w.core = must.Get(kubernetes.NewForConfig(rc))(t)
+	w.services = must.Get(aggregator.NewForConfig(rc))(t)
 	w.object(t, beat)
 	return w
 }
@@ -62,8 +59,7 @@ func newWorld(t *testing.T) *world {
 // object makes a ConfigMap in the namespace default.
 func (w *world) object(t *testing.T, name string) {
 	t.Helper()
-	_, err := w.core.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
-	must.Do(t, err)
+	must.Get(w.core.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
 }
 
 // frontPool is what an extension server verifies front proxies with.

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // load is one run of h2load.
@@ -64,10 +66,7 @@ func (l load) run(t *testing.T, url, token string) figures {
 	if m == nil {
 		t.Fatalf("h2load %s counted nothing:\n%s", l, out)
 	}
-	good, err := strconv.Atoi(string(m[1]))
-	if err != nil {
-		t.Fatal(err)
-	}
+	good := must.Get(strconv.Atoi(string(m[1])))(t)
 	f.lost = l.requests - good
 	return f
 }
@@ -79,9 +78,6 @@ func duration(t *testing.T, from *regexp.Regexp, report []byte) time.Duration {
 	if m == nil {
 		t.Fatalf("no %s in:\n%s", from, report)
 	}
-	d, err := time.ParseDuration(string(m[1]))
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Get(time.ParseDuration(string(m[1])))(t)
 	return d
 }

@@ -65,8 +65,7 @@ func newWorld(t *testing.T) *world {
 	var err error
 	w.caPEM, _, err = w.ca.WriteFiles(dir, "extension-ca")
 	must.Do(t, err)
-	w.front, err = w.StartFairlead(t.Context(), cluster.Fairlead{Path: suite.Build(t, filepath.Join(dir, "bin"))})
-	must.Do(t, err)
+	w.front = must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: suite.Build(t, filepath.Join(dir, "bin"))}))(t)
 	return w
 }
 
@@ -86,8 +85,7 @@ func (w *world) backend(t *testing.T, limit uint32) string {
 	// places.
 	places := map[string]string{"fairlead.dev/max-inflight": "2000"}
 	b := cluster.Backend{Namespace: "streams", Service: name, CAFile: w.caPEM, GroupVersions: []string{gv}, Annotations: places}
-	b.Port, err = strconv.Atoi(port)
-	must.Do(t, err)
+	b.Port = must.Get(strconv.Atoi(port))(t)
 	must.Do(t, w.Register(t.Context(), b))
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()

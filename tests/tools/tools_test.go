@@ -8,15 +8,14 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func TestEveryPartIsPinned(t *testing.T) {
 	for _, p := range parts() {
 		t.Run(p.name, func(t *testing.T) {
-			pins, err := readPins(p.module)
-			if err != nil {
-				t.Fatal(err)
-			}
+			pins := must.Get(readPins(p.module))(t)
 			version := pins.version(p.from)
 			if version == "" {
 				t.Fatalf("%s/go.mod does not require %s", p.module, p.from)
@@ -34,10 +33,7 @@ func TestEveryPartIsPinned(t *testing.T) {
 // A client rejects a server whose staging repositories are of another release than the server
 // itself.
 func TestStagingFollowsKubernetes(t *testing.T) {
-	pins, err := readPins("kubernetes")
-	if err != nil {
-		t.Fatal(err)
-	}
+	pins := must.Get(readPins("kubernetes"))(t)
 	want := "v0." + strings.TrimPrefix(pins.version("k8s.io/kubernetes"), "v1.")
 	for line := range strings.Lines(string(pins.mod)) {
 		if module, to, ok := strings.Cut(strings.TrimSpace(line), " => "); ok && to != module+" "+want {
@@ -83,12 +79,8 @@ func fakeRoot(t *testing.T, source string) string {
 		"etcd/server/main.go": source,
 	} {
 		file := filepath.Join(root, "tests", "tools", name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Dir(file), 0o755))
+		must.Do(t, os.WriteFile(file, []byte(text), 0o600))
 	}
 	return root
 }
