@@ -19,9 +19,7 @@ func TestDelay(t *testing.T) {
 		go delay(out, in, by)
 		began := time.Now()
 		for i := range byte(5) {
-			if _, err := near.Write([]byte{i, i}); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(near.Write([]byte{i, i}))(t)
 			time.Sleep(time.Millisecond)
 		}
 		near.Close()

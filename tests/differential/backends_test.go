@@ -48,9 +48,7 @@ func (w *world) register(t *testing.T, name string, s *extension.Server, where m
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{
 		Type: corev1.ServiceTypeExternalName, ExternalName: "localhost", Ports: []corev1.ServicePort{{Port: port}},
 	}}
-	if _, err := w.core.CoreV1().Services("backends").Create(t.Context(), service, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.core.CoreV1().Services("backends").Create(t.Context(), service, metav1.CreateOptions{}))(t)
 	for gv, at := range where {
 		group, version, _ := strings.Cut(gv, "/")
 		w.claim(t, &apiregistrationv1.APIService{
@@ -80,9 +78,7 @@ func (w *world) namespace(t *testing.T, name string) {
 
 func (w *world) claim(t *testing.T, s *apiregistrationv1.APIService) {
 	t.Helper()
-	if _, err := w.services.ApiregistrationV1().APIServices().Create(t.Context(), s, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.services.ApiregistrationV1().APIServices().Create(t.Context(), s, metav1.CreateOptions{}))(t)
 }
 
 // define makes a CustomResourceDefinition.
@@ -91,7 +87,5 @@ func (w *world) define(t *testing.T, manifest string) {
 	o := &unstructured.Unstructured{}
 	must.Do(t, yaml.Unmarshal([]byte(manifest), &o.Object))
 	crds := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
-	if _, err := w.dynamic.Resource(crds).Create(t.Context(), o, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.dynamic.Resource(crds).Create(t.Context(), o, metav1.CreateOptions{}))(t)
 }

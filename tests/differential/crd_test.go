@@ -32,9 +32,7 @@ func TestFreshCRDs(t *testing.T) {
 	crds := w.dynamic.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
 	patch := func(name, body string) {
 		t.Helper()
-		if _, err := crds.Patch(t.Context(), name, types.MergePatchType, []byte(body), metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(crds.Patch(t.Context(), name, types.MergePatchType, []byte(body), metav1.PatchOptions{}))(t)
 	}
 	const schemas = "{type: object, x-kubernetes-preserve-unknown-fields: true}"
 	for _, step := range []struct {

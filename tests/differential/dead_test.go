@@ -26,9 +26,7 @@ func TestDeadBackends(t *testing.T) {
 		a := w.ask(t, w.front.Endpoint, "/apis", http.Header{"Accept": {"application/json" + asV2}})
 		return strings.Contains(a.body, `"readings"`) && strings.Contains(a.body, `"widgets"`) && !strings.Contains(a.body, "Stale"), a.body
 	})
-	if _, err := w.StartControllerManager(t.Context(), w.front.Endpoint); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.StartControllerManager(t.Context(), w.front.Endpoint))(t)
 	w.collects(t)
 
 	readings.kill()
@@ -81,9 +79,7 @@ func (w *world) deleted(t *testing.T, namespace string) {
 	t.Helper()
 	w.namespace(t, namespace)
 	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "inside"}}
-	if _, err := w.core.CoreV1().ConfigMaps(namespace).Create(t.Context(), cm, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.core.CoreV1().ConfigMaps(namespace).Create(t.Context(), cm, metav1.CreateOptions{}))(t)
 	w.remove(t, namespace)
 	w.gone(t, namespace)
 }

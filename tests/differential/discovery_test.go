@@ -59,9 +59,7 @@ func accepts() []string {
 // TestDiscovery compares every document in every form.
 func TestDiscovery(t *testing.T) {
 	w := newWorld(t, "--protected-groups=-")
-	if _, err := w.StartSampleAPIServer(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.StartSampleAPIServer(t.Context()))(t)
 	w.define(t, fmt.Sprintf(crd, "crontab", "stable.example.com", "CronTab", "ct"))
 	w.define(t, fmt.Sprintf(crd, "gadget", "mixed.example.com", "Gadget", "gd"))
 	w.extend(t, "legacy", extension.Config{LegacyDiscovery: true}, map[string]priority{"legacy.example.com/v1": {1000, 10}, "legacy.example.com/v1beta1": {1000, 5}})

@@ -90,9 +90,7 @@ func bomb(t *testing.T) http.HandlerFunc {
 	z := gzip.NewWriter(&b)
 	chunk := bytes.Repeat([]byte(" "), 1<<20)
 	for range 1 << 10 {
-		if _, err := z.Write(chunk); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(z.Write(chunk))(t)
 	}
 	must.Do(t, z.Close())
 	return func(w http.ResponseWriter, _ *http.Request) {
@@ -167,9 +165,7 @@ func peakMemory(t *testing.T, pid int) int {
 func (w *world) lookAgain(t *testing.T, name string) {
 	t.Helper()
 	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"example.com/look-again":"%d"}}}`, time.Now().UnixNano())
-	if _, err := w.services.ApiregistrationV1().APIServices().Patch(t.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.services.ApiregistrationV1().APIServices().Patch(t.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}))(t)
 }
 
 // leftOut waits until all are reported, and watches meanwhile that nobody notices.

@@ -48,9 +48,7 @@ func TestFreshResources(t *testing.T) {
 
 	s.add("pipes")
 	patch := []byte(`{"metadata":{"annotations":{"example.com/look-again":"please"}}}`)
-	if _, err := w.services.ApiregistrationV1().APIServices().Patch(t.Context(), "v1.meters.example.com", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.services.ApiregistrationV1().APIServices().Patch(t.Context(), "v1.meters.example.com", types.MergePatchType, patch, metav1.PatchOptions{}))(t)
 	took = suite.Eventually(t, 2*time.Second, "pipes are discovered after a change of the APIService", listed("pipes"))
 	t.Logf("after a change of the APIService a resource was discovered after %s", took)
 	suite.Eventually(t, 2*time.Second, "pipes are explained", func() (bool, string) {

@@ -23,9 +23,7 @@ import (
 // TestOpenAPI compares the documents of types.
 func TestOpenAPI(t *testing.T) {
 	w := newWorld(t)
-	if _, err := w.StartSampleAPIServer(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.StartSampleAPIServer(t.Context()))(t)
 	w.define(t, fmt.Sprintf(crd, "crontab", "stable.example.com", "CronTab", "ct"))
 	w.define(t, fmt.Sprintf(crd, "gadget", "mixed.example.com", "Gadget", "gd"))
 	w.extend(t, "guest", extension.Config{}, map[string]priority{"mixed.example.com/v2": {1500, 50}, "widgets.example.com/v1": {900, 10}})

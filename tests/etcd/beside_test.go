@@ -66,12 +66,12 @@ func testBeside(t *testing.T, w *world) {
 	t.Run("the admin port takes no writes", func(t *testing.T) {
 		admin := &door{Front: &cluster.Front{Part: d.Part, Endpoint: d.Admin}, client: suite.Client(t, d.Admin, s.Admin())}
 		for _, method := range []string{http.MethodGet, http.MethodPost} {
-			if res, body := admin.ask(t, method, base, text(t, local("v1.admin.example.com"))); res.StatusCode != http.StatusNotFound && res.StatusCode != http.StatusMethodNotAllowed {
-				t.Errorf("%s: %d %s", method, res.StatusCode, body)
+			if res := admin.ask(t, method, base, text(t, local("v1.admin.example.com"))); res.Code != http.StatusNotFound && res.Code != http.StatusMethodNotAllowed {
+				t.Errorf("%s: %d %s", method, res.Code, res.Body)
 			}
 		}
-		if res, body := admin.ask(t, http.MethodGet, "/metrics", ""); res.StatusCode != http.StatusOK || !strings.Contains(body, `etcd_request_duration_seconds_count{group="apiregistration.k8s.io",operation="create",resource="apiservices"}`) {
-			t.Errorf("%d, and nothing of etcd", res.StatusCode)
+		if res := admin.ask(t, http.MethodGet, "/metrics", ""); res.Code != http.StatusOK || !strings.Contains(res.Body, `etcd_request_duration_seconds_count{group="apiregistration.k8s.io",operation="create",resource="apiservices"}`) {
+			t.Errorf("%d, and nothing of etcd", res.Code)
 		}
 	})
 	// kube-apiserver's own aggregator finds no Service where there is an address, and says so in

@@ -101,16 +101,12 @@ func (s *side) ask(t *testing.T, o operation) string {
 	if !strings.HasPrefix(path, "/apis") {
 		path = base + path
 	}
-	r := must.Get(http.NewRequestWithContext(t.Context(), o.method, s.base+path, strings.NewReader(body)))(t)
-	r.Header.Set("Content-Type", std.Or(o.contentType, "application/json"))
-	r.Header.Set("Accept", std.Or(o.accept, "application/json"))
-	r.Header.Set("User-Agent", "kubectl/v1.36.0 (linux/amd64)")
-	res, err := s.client.Do(r)
-	must.Do(t, err)
-	defer res.Body.Close()
-	text := must.Get(io.ReadAll(res.Body))(t)
+	res := must.Get(suite.Ask(t.Context(), s.client, o.method, s.base+path, http.Header{
+		"Content-Type": {std.Or(o.contentType, "application/json")}, "Accept": {std.Or(o.accept, "application/json")}, "User-Agent": {"kubectl/v1.36.0 (linux/amd64)"},
+	}, body))(t)
+	text := []byte(res.Body)
 	var b strings.Builder
-	fmt.Fprintln(&b, res.StatusCode, res.Header.Get("Content-Type"), res.Header["Warning"], "Retry-After:", res.Header.Get("Retry-After"), "Allow:", res.Header.Get("Allow"))
+	fmt.Fprintln(&b, res.Code, res.Header.Get("Content-Type"), res.Header["Warning"], "Retry-After:", res.Header.Get("Retry-After"), "Allow:", res.Header.Get("Allow"))
 	if strings.HasPrefix(res.Header.Get("Content-Type"), "application/vnd.kubernetes.protobuf") {
 		text = fromProtobuf(t, text)
 	}
@@ -146,8 +142,7 @@ func fromProtobuf(t *testing.T, data []byte) []byte {
 	if err != nil {
 		t.Fatalf("%v in %q", err, data)
 	}
-	text := must.Get(json.Marshal(o))(t)
-	return text
+	return must.Get(json.Marshal(o))(t)
 }
 
 func (s *side) fill(text string) string {

@@ -66,12 +66,12 @@ func (d *door) refuses(t *testing.T, name string) {
 	data := must.Get(json.Marshal(local(name)))(t)
 	for _, write := range []struct{ method, path, body string }{{http.MethodPost, base, string(data)}, {http.MethodDelete, base + "/v1.widgets.example.com", ""}} {
 		begun := time.Now()
-		res, body := d.ask(t, write.method, write.path, write.body)
+		res := d.ask(t, write.method, write.path, write.body)
 		if took := time.Since(begun); took > 15*time.Second { // 5 s, three times over: this machine is busy
 			t.Errorf("%s after %s", write.method, took)
 		}
-		if res.StatusCode != http.StatusServiceUnavailable || res.Header.Get("Retry-After") == "" || !strings.Contains(body, `"kind":"Status"`) {
-			t.Errorf("%s: %d %v %s", write.method, res.StatusCode, res.Header, body)
+		if res.Code != http.StatusServiceUnavailable || res.Header.Get("Retry-After") == "" || !strings.Contains(res.Body, `"kind":"Status"`) {
+			t.Errorf("%s: %d %v %s", write.method, res.Code, res.Header, res.Body)
 		}
 	}
 }
@@ -99,9 +99,7 @@ func testAway(t *testing.T, w *world, stop func(*cluster.Part), again func(*clus
 	stop(s.Etcd)
 	t.Run("writes", func(t *testing.T) { d.refuses(t, "v1.late.example.com") })
 	t.Run("what is routed stays routed", func(t *testing.T) {
-		if res, body := d.ask(t, http.MethodGet, widgets, ""); res.StatusCode != http.StatusOK {
-			t.Errorf("%d %s", res.StatusCode, body)
-		}
+		d.answers(t, widgets, http.StatusOK)
 	})
 	t.Run("reads that may be old", func(t *testing.T) {
 		now := must.Get(d.services.List(t.Context(), metav1.ListOptions{ResourceVersion: "0"}))(t)
@@ -115,17 +113,15 @@ func testAway(t *testing.T, w *world, stop func(*cluster.Part), again func(*clus
 	t.Run("reads that must be new", func(t *testing.T) {
 		for _, path := range []string{base, base + "/" + widgetsAPI} {
 			begun := time.Now()
-			res, body := d.ask(t, http.MethodGet, path, "")
-			if res.StatusCode != http.StatusServiceUnavailable || res.Header.Get("Retry-After") == "" || time.Since(begun) > 15*time.Second {
-				t.Errorf("%s: %d %v after %s: %s", path, res.StatusCode, res.Header, time.Since(begun), body)
+			res := d.ask(t, http.MethodGet, path, "")
+			if res.Code != http.StatusServiceUnavailable || res.Header.Get("Retry-After") == "" || time.Since(begun) > 15*time.Second {
+				t.Errorf("%s: %d %v after %s: %s", path, res.Code, res.Header, time.Since(begun), res.Body)
 			}
 		}
 	})
 	t.Run("it is alive and ready", func(t *testing.T) {
 		for _, path := range []string{"/livez", "/readyz"} {
-			if res, body := d.ask(t, http.MethodGet, path, ""); res.StatusCode != http.StatusOK {
-				t.Errorf("%s: %d %s", path, res.StatusCode, body)
-			}
+			d.answers(t, path, http.StatusOK)
 		}
 	})
 	must.Do(t, again(s.Etcd))
@@ -145,9 +141,7 @@ func testSlow(t *testing.T, w *world) {
 	t.Run("too much", func(t *testing.T) {
 		g.delay.Store(int64(20 * time.Second))
 		s.doors[0].refuses(t, "v1.slower.example.com")
-		if res, body := s.doors[0].ask(t, http.MethodGet, widgets, ""); res.StatusCode != http.StatusOK {
-			t.Errorf("%d %s", res.StatusCode, body)
-		}
+		s.doors[0].answers(t, widgets, http.StatusOK)
 	})
 	t.Run("quick again", func(t *testing.T) {
 		g.delay.Store(0)
@@ -171,9 +165,7 @@ func testCompacted(t *testing.T, w *world) {
 	res := must.Get(s.kv.Put(t.Context(), "after", "all"))(t)
 	must.Get(s.kv.Compact(t.Context(), res.Header.Revision))(t)
 	t.Run("what it knows is routed", func(t *testing.T) {
-		if res, body := cutOff.ask(t, http.MethodGet, widgets, ""); res.StatusCode != http.StatusOK {
-			t.Errorf("%d %s", res.StatusCode, body)
-		}
+		cutOff.answers(t, widgets, http.StatusOK)
 	})
 	g.closed.Store(false)
 	t.Run("what is new is routed", func(t *testing.T) { cutOff.becomes(t, "/apis/new.example.com/v1/things", http.StatusOK) })
@@ -195,16 +187,14 @@ func testFull(t *testing.T, w *world) {
 	})
 	t.Run("writes", func(t *testing.T) {
 		data := must.Get(json.Marshal(local("v1.late.example.com")))(t)
-		res, body := s.doors[0].ask(t, http.MethodPost, base, string(data))
-		if res.StatusCode != http.StatusServiceUnavailable || res.Header.Get("Retry-After") == "" || !strings.Contains(body, "takes no writes") {
-			t.Errorf("%d %v %s", res.StatusCode, res.Header, body)
+		res := s.doors[0].ask(t, http.MethodPost, base, string(data))
+		if res.Code != http.StatusServiceUnavailable || res.Header.Get("Retry-After") == "" || !strings.Contains(res.Body, "takes no writes") {
+			t.Errorf("%d %v %s", res.Code, res.Header, res.Body)
 		}
 	})
 	t.Run("the others go on", func(t *testing.T) {
 		for _, path := range []string{widgets, base} {
-			if res, body := s.doors[0].ask(t, http.MethodGet, path, ""); res.StatusCode != http.StatusOK {
-				t.Errorf("%s: %d %s", path, res.StatusCode, body)
-			}
+			s.doors[0].answers(t, path, http.StatusOK)
 		}
 	})
 	must.Get(s.kv.Compact(t.Context(), revision))(t)
@@ -221,8 +211,8 @@ func testCorrupt(t *testing.T, w *world) {
 	must.Get(s.kv.Put(t.Context(), keys+noise, "\x00\x01 noise"))(t)
 	names := func(t *testing.T) {
 		suite.Eventually(t, 20*time.Second, "it is named", func() (bool, string) {
-			res, body := s.doors[len(s.doors)-1].ask(t, http.MethodGet, "/fairlead/status", "")
-			return res.StatusCode == http.StatusOK && strings.Contains(body, noise), body
+			res := s.doors[len(s.doors)-1].ask(t, http.MethodGet, "/fairlead/status", "")
+			return res.Code == http.StatusOK && strings.Contains(res.Body, noise), res.Body
 		})
 		s.kubectl(t, s.doors[len(s.doors)-1].Endpoint).run(t, 0, "", []string{"get", "apiservices"}, noise, "Corrupt", widgetsAPI)
 	}

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
@@ -132,7 +131,6 @@ func testKubectl(t *testing.T, w *world) {
 	for _, what := range []string{"added " + widgetsAPI, "updated " + widgetsAPI, "deleted " + widgetsAPI} {
 		t.Run("an informer sees "+what, func(t *testing.T) { sees(t, what, informed) })
 	}
-	t.Run("Aggregator", func(t *testing.T) { testAggregator(t, s, k) })
 }
 
 // inform runs client-go's informer.
@@ -154,72 +152,4 @@ func (s *site) inform(t *testing.T, e cluster.Endpoint) *logbook.Book {
 		t.Fatal("the informer has no list")
 	}
 	return b
-}
-
-// testAggregator is Kubernetes' spec "Aggregator Should be able to support the 1.17 Sample API
-// Server using the current Aggregator" (test/e2e/apimachinery/aggregator.go), but for the pods that
-// its server runs in.
-func testAggregator(t *testing.T, s *site, k kubectl) {
-	const name = "v1alpha1.wardle.example.com"
-	server := s.extension(t, "wardle.example.com/v1alpha1")
-	c := s.doors[0].services
-	o := s.remote(name, server)
-	o.Spec.GroupPriorityMinimum, o.Spec.VersionPriority = 2000, 200
-	must.Get(c.Create(t.Context(), o, metav1.CreateOptions{}))(t)
-	s.doors[0].becomes(t, "/apis/wardle.example.com/v1alpha1/widgets", http.StatusOK)
-	t.Run("objects are made, listed and deleted through it", func(t *testing.T) {
-		path := "/apis/wardle.example.com/v1alpha1/namespaces/default/widgets"
-		res, body := s.doors[0].ask(t, http.MethodPost, path, `{"apiVersion":"wardle.example.com/v1alpha1","kind":"Widget","metadata":{"name":"rest-flunder","namespace":"default"}}`)
-		if res.StatusCode != http.StatusCreated {
-			t.Fatalf("%d %s", res.StatusCode, body)
-		}
-		if res, body := s.doors[1].ask(t, http.MethodGet, path, ""); res.StatusCode != http.StatusOK || !strings.Contains(body, "rest-flunder") {
-			t.Errorf("%d %s", res.StatusCode, body)
-		}
-		if res, body := s.doors[0].ask(t, http.MethodDelete, path+"/rest-flunder", ""); res.StatusCode != http.StatusOK {
-			t.Errorf("%d %s", res.StatusCode, body)
-		}
-	})
-	t.Run("read APIService status", func(t *testing.T) {
-		k.run(t, 0, "", []string{"wait", "--for=condition=Available", "--timeout=20s", "apiservice/" + name})
-		var read apiregistrationv1.APIService
-		_, body := s.doors[0].ask(t, http.MethodGet, base+"/"+name+"/status", "")
-		must.Do(t, yaml.Unmarshal([]byte(body), &read))
-		if len(read.Status.Conditions) != 1 || read.Status.Conditions[0].Type != "Available" || read.Status.Conditions[0].Status != "True" {
-			t.Errorf("%s", body)
-		}
-	})
-	t.Run("update APIService status", func(t *testing.T) {
-		var err error
-		for range 5 { // as client-go's RetryOnConflict
-			var now *apiregistrationv1.APIService
-			now = must.Get(c.Get(t.Context(), name, metav1.GetOptions{}))(t)
-			now.Status.Conditions = append(now.Status.Conditions, apiregistrationv1.APIServiceCondition{Type: "StatusUpdated", Status: "True", Reason: "E2E", Message: "Set from e2e test"})
-			if now, err = c.UpdateStatus(t.Context(), now, metav1.UpdateOptions{}); err == nil {
-				if !strings.Contains(fmt.Sprint(now.Status.Conditions), "StatusUpdated") {
-					t.Errorf("%v", now.Status)
-				}
-				return
-			}
-		}
-		t.Error(err)
-	})
-	t.Run("it is listed and replaced", func(t *testing.T) {
-		all := must.Get(c.List(t.Context(), metav1.ListOptions{}))(t)
-		if len(all.Items) != 1 || all.Items[0].Name != name {
-			t.Fatalf("%v", all.Items)
-		}
-		now := &all.Items[0]
-		now.Labels = map[string]string{name: "updated"}
-		must.Get(c.Update(t.Context(), now, metav1.UpdateOptions{}))(t)
-	})
-	t.Run("delete a collection", func(t *testing.T) {
-		must.Do(t, c.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: name + "=updated"}))
-		s.doors[0].becomes(t, "/apis/wardle.example.com/v1alpha1/widgets", http.StatusNotFound)
-		_, body := s.doors[1].ask(t, http.MethodGet, "/apis", "")
-		suite.Eventually(t, 10*time.Second, "not in discovery", func() (bool, string) {
-			_, body = s.doors[1].ask(t, http.MethodGet, "/apis", "")
-			return !strings.Contains(body, "wardle"), body
-		})
-	})
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"slices"
@@ -49,17 +48,8 @@ func nameOf(i int) string { return fmt.Sprintf("v1.g%05d.example.com", i) }
 // asks is a request for an APIService's things: the status.
 func (d *door) asks(ctx context.Context, name string) (int, error) {
 	version, group, _ := strings.Cut(name, ".")
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, d.Endpoint.URL+"/apis/"+group+"/"+version+"/things", nil)
-	if err != nil {
-		return 0, err
-	}
-	res, err := d.client.Do(r)
-	if err != nil {
-		return 0, err
-	}
-	defer res.Body.Close()
-	_, err = io.Copy(io.Discard, res.Body)
-	return res.StatusCode, err
+	reply, err := suite.Ask(ctx, d.client, http.MethodGet, d.Endpoint.URL+"/apis/"+group+"/"+version+"/things", nil, "")
+	return reply.Code, err
 }
 
 func pause(ctx context.Context, d time.Duration) {

@@ -5,7 +5,6 @@ package etcd
 import (
 	"context"
 	"fmt"
-	"io"
 	"net/http"
 	"os/exec"
 	"path/filepath"
@@ -129,35 +128,30 @@ const (
 	widgets    = "/apis/widgets.example.com/v1/widgets"
 )
 
-// head is what an answer begins with.
-type head struct {
-	StatusCode int
-	Header     http.Header
+// ask sends a request and returns what was answered, status 0 when nothing was.
+func (d *door) ask(t *testing.T, method, path, body string) suite.Reply {
+	t.Helper()
+	reply, err := suite.Ask(t.Context(), d.client, method, d.Endpoint.URL+path, nil, body)
+	if err != nil {
+		return suite.Reply{Body: err.Error()}
+	}
+	return reply
 }
 
-// ask sends a request and returns what was answered, status 0 when nothing was.
-func (d *door) ask(t *testing.T, method, path, body string) (head, string) {
+// answers wants a GET to be answered so, at once.
+func (d *door) answers(t *testing.T, path string, status int) {
 	t.Helper()
-	r := must.Get(http.NewRequestWithContext(t.Context(), method, d.Endpoint.URL+path, strings.NewReader(body)))(t)
-	r.Header.Set("Content-Type", "application/json")
-	res, err := d.client.Do(r)
-	if err != nil {
-		return head{}, err.Error()
+	if res := d.ask(t, http.MethodGet, path, ""); res.Code != status {
+		t.Errorf("%s: %d %s", path, res.Code, res.Body)
 	}
-	defer res.Body.Close()
-	text, err := io.ReadAll(res.Body)
-	if err != nil {
-		return head{}, err.Error()
-	}
-	return head{res.StatusCode, res.Header}, string(text)
 }
 
 // becomes waits until a GET is answered so.
 func (d *door) becomes(t *testing.T, path string, status int) {
 	t.Helper()
 	suite.Eventually(t, 30*time.Second, fmt.Sprintf("%s %s %d", d.Part.Name(), path, status), func() (bool, string) {
-		res, body := d.ask(t, http.MethodGet, path, "")
-		return res.StatusCode == status, fmt.Sprintf("%d %.300s\n%s", res.StatusCode, body, d.Part.Tail())
+		res := d.ask(t, http.MethodGet, path, "")
+		return res.Code == status, fmt.Sprintf("%d %.300s\n%s", res.Code, res.Body, d.Part.Tail())
 	})
 }
 

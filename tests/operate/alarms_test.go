@@ -5,7 +5,6 @@ package operate
 import (
 	"context"
 	"encoding/base64"
-	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -92,9 +91,7 @@ func (w *world) alarmBackendExpiring(t *testing.T) alarm {
 		s.SetPair(w.ca.Issue(pki.Leaf{CommonName: "extension", Names: []string{name + ".operate.svc"}, NotAfter: time.Now().Add(d)}))
 	}
 	lasts(9 * 24 * time.Hour) // before anybody can see the first one, which lasts a day
-	_, port, err := net.SplitHostPort(s.Addr())
-	must.Do(t, err)
-	w.apply(t, external(name, port)+w.apiService(name, port, ""))
+	w.apply(t, external(name, suite.Port(s))+w.apiService(name, suite.Port(s), ""))
 	return alarm{
 		map[string]string{"apiservice": "v1." + name + ".example.com", "kind": "leaf"},
 		`fairlead_certificate_backend_expiration_timestamp_seconds{kind="leaf",apiservice="v1.` + name + `.example.com"}`,
@@ -104,7 +101,7 @@ func (w *world) alarmBackendExpiring(t *testing.T) alarm {
 			// What an endpoint has presented is remembered for five minutes, or as long as its
 			// APIService.
 			succeed(t, "", w.kubectl, "--kubeconfig", w.direct, "delete", "apiservice", "v1."+name+".example.com")
-			w.apply(t, w.apiService(name, port, ""))
+			w.apply(t, w.apiService(name, suite.Port(s), ""))
 		},
 	}
 }
@@ -124,9 +121,7 @@ func (w *world) alarmBundle(t *testing.T) alarm {
 	t.Helper()
 	const name = "alarm-bundle"
 	s := w.serve(t, name, nil)
-	_, port, err := net.SplitHostPort(s.Addr())
-	must.Do(t, err)
-	good := w.apiService(name, port, "")
+	good := w.apiService(name, suite.Port(s), "")
 	bad := strings.ReplaceAll(good, base64.StdEncoding.EncodeToString(w.ca.PEM()), base64.StdEncoding.EncodeToString([]byte("no certificate")))
 	return alarm{
 		map[string]string{"apiservice": "v1." + name + ".example.com"},
@@ -141,9 +136,7 @@ func (w *world) alarmSaturated(t *testing.T, front *cluster.Front) alarm {
 	t.Helper()
 	const name = "alarm-saturated"
 	s := w.serve(t, name, nil)
-	_, port, err := net.SplitHostPort(s.Addr())
-	must.Do(t, err)
-	w.apply(t, w.apiService(name, port, `fairlead.dev/max-inflight: "1"`))
+	w.apply(t, w.apiService(name, suite.Port(s), `fairlead.dev/max-inflight: "1"`))
 	var stop func()
 	return alarm{
 		map[string]string{"name": "v1." + name + ".example.com", "limit": "inflight"},

@@ -4,7 +4,6 @@ package operate
 
 import (
 	"context"
-	"io"
 	"net/http"
 	"os/exec"
 	"path/filepath"
@@ -46,10 +45,6 @@ func (w *world) get(t *testing.T, e cluster.Endpoint, path, token string) (int, 
 	client := suite.Client(t, e, who)
 	client.CheckRedirect = nil // as a browser does
 	defer client.CloseIdleConnections()
-	req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, e.URL+path, nil))(t)
-	resp, err := client.Do(req)
-	must.Do(t, err)
-	defer resp.Body.Close()
-	body := must.Get(io.ReadAll(resp.Body))(t)
-	return resp.StatusCode, string(body)
+	reply := must.Get(suite.Ask(t.Context(), client, http.MethodGet, e.URL+path, nil, ""))(t)
+	return reply.Code, reply.Body
 }

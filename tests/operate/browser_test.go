@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -60,17 +59,8 @@ func findPage(ctx context.Context, data string) (string, error) {
 		return "", err
 	}
 	number, _, _ := strings.Cut(string(port), "\n")
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:"+number+"/json/list", nil)
-	if err != nil {
-		return "", err
-	}
-	resp, err := new(http.Client).Do(req)
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
 	var list []struct{ Type, WebSocketDebuggerURL string }
-	if err := json.NewDecoder(resp.Body).Decode(&list); err != nil {
+	if err := suite.Read(ctx, "http://127.0.0.1:"+number+"/json/list", &list); err != nil {
 		return "", err
 	}
 	for _, p := range list {

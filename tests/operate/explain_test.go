@@ -33,9 +33,7 @@ func (w *world) serve(t *testing.T, name string, change func(*extension.Config),
 	}
 	s := extension.Start(t, cfg)
 	must.Do(t, s.Set(faults...))
-	_, port, err := net.SplitHostPort(s.Addr())
-	must.Do(t, err)
-	w.apply(t, external(name, port)+w.apiService(name, port, ""))
+	w.apply(t, external(name, suite.Port(s))+w.apiService(name, suite.Port(s), ""))
 	return s
 }
 
@@ -145,8 +143,7 @@ func testExplain(t *testing.T, w *world) {
 		{"protected-group", func(*testing.T, string) {}, "v9.batch", "", 3, []string{"ProtectedGroup", "--protected-groups"}},
 		{"maintenance", func(t *testing.T, name string) {
 			s := w.serve(t, name, nil)
-			_, port, _ := net.SplitHostPort(s.Addr())
-			w.apply(t, w.apiService(name, port, "fairlead.dev/maintenance: moving house"))
+			w.apply(t, w.apiService(name, suite.Port(s), "fairlead.dev/maintenance: moving house"))
 		}, "", "", 3, []string{"it is in maintenance: moving house", "remove the annotation"}},
 		{"well", func(t *testing.T, name string) { w.serve(t, name, nil) }, "/apis/well.example.com/v1/widgets?watch=true", "", 0, []string{
 			"Destination:   forwarded to operate/well:", "Timeout:       long-running: none", "TLS name:      well.operate.svc", "x-remote-user: admin", "healthy",

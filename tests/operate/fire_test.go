@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -191,22 +190,9 @@ func (p *prometheus) knows(t *testing.T, expr string) {
 		}
 	}
 	suite.Eventually(t, 90*time.Second, expr, func() (bool, string) {
-		err := p.ask(t.Context(), "/api/v1/query?query="+url.QueryEscape(expr), &body)
+		err := suite.Read(t.Context(), "http://"+p.address+"/api/v1/query?query="+url.QueryEscape(expr), &body)
 		return err == nil && len(body.Data.Result) > 0, fmt.Sprint(body, err)
 	})
-}
-
-func (p *prometheus) ask(ctx context.Context, path string, body any) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.address+path, nil)
-	if err != nil {
-		return err
-	}
-	resp, err := new(http.Client).Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	return json.NewDecoder(resp.Body).Decode(body)
 }
 
 // firing are the labels of the alerts that fire.
@@ -219,7 +205,7 @@ func (p *prometheus) firing(ctx context.Context) ([]map[string]string, error) {
 			}
 		}
 	}
-	if err := p.ask(ctx, "/api/v1/alerts", &body); err != nil {
+	if err := suite.Read(ctx, "http://"+p.address+"/api/v1/alerts", &body); err != nil {
 		return nil, err
 	}
 	var list []map[string]string

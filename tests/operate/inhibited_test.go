@@ -3,7 +3,6 @@
 package operate
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -39,11 +38,7 @@ func testInhibited(t *testing.T, w *world) {
 		alert("a", "FairleadAPIServiceDown", "warning", y), alert("a", "KubeAggregatedAPIErrors", "warning", y),
 		alert("b", "FairleadDown", "critical", ""), alert("b", "FairleadBackendErrors", "critical", x), alert("b", "KubeAggregatedAPIDown", "warning", y),
 	}))(t)
-	req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+address+"/api/v2/alerts", bytes.NewReader(body)))(t)
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := new(http.Client).Do(req)
-	must.Do(t, err)
-	must.Do(t, resp.Body.Close())
+	must.Get(suite.Ask(t.Context(), new(http.Client), http.MethodPost, "http://"+address+"/api/v2/alerts", nil, string(body)))(t)
 	want := []string{"a FairleadAPIServiceDown warning " + y, "a FairleadBackendErrors critical " + x, "b FairleadDown critical "}
 	suite.Eventually(t, 30*time.Second, "one alert for one cause", func() (bool, string) {
 		got, err := told(t.Context(), address)
@@ -53,17 +48,8 @@ func testInhibited(t *testing.T, w *world) {
 
 // told are the alerts that are not inhibited.
 func told(ctx context.Context, address string) ([]string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/api/v2/alerts?inhibited=false", nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := new(http.Client).Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
 	var list []struct{ Labels map[string]string }
-	if err := json.NewDecoder(resp.Body).Decode(&list); err != nil {
+	if err := suite.Read(ctx, "http://"+address+"/api/v2/alerts?inhibited=false", &list); err != nil {
 		return nil, err
 	}
 	var names []string

@@ -13,6 +13,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // testPage looks at the page as people do: through kubectl proxy, in a browser.
@@ -22,7 +23,7 @@ func testPage(t *testing.T, w *world) {
 	base := "http://" + address + "/fairlead/"
 	must.Get(w.Run(t.Context(), cluster.Command{
 		Name: "kubectl-proxy", Path: w.kubectl, Args: []string{"--kubeconfig", w.admin, "proxy", "--port", port},
-		Ready: func(ctx context.Context) error { return answers(ctx, base) },
+		Ready: func(ctx context.Context) error { return suite.Serves(ctx, new(http.Client), base) },
 	}))(t)
 	server := w.serve(t, "shown", nil)
 	w.serveHalf(t, "half", "10.79.0.31", "10.79.0.32")
@@ -167,21 +168,4 @@ func (w *world) serveHalf(t *testing.T, name, alive, dead string) {
 		RequestHeaderCA: w.fronts, AllowedNames: []string{"front-proxy-client"}, RejectWith: 401,
 	})
 	w.apply(t, clusterIP(name, "")+slice(name, fmt.Sprintf("{addresses: [%s]}, {addresses: [%s]}", alive, dead))+w.apiService(name, "443", ""))
-}
-
-// answers asks whether a page is served.
-func answers(ctx context.Context, url string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return err
-	}
-	resp, err := new(http.Client).Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s", url, resp.Status)
-	}
-	return nil
 }

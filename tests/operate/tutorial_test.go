@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -252,7 +251,10 @@ func (c *clients) ask(ctx context.Context, client *http.Client, what, url string
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for ctx.Err() == nil {
-		err := get(ctx, client, url)
+		reply, err := suite.Ask(ctx, client, http.MethodGet, url, nil, "")
+		if err == nil && reply.Code != http.StatusOK {
+			err = fmt.Errorf("%d: %s", reply.Code, reply.Body)
+		}
 		if ctx.Err() != nil {
 			return
 		}
@@ -267,25 +269,6 @@ func (c *clients) ask(ctx context.Context, client *http.Client, what, url string
 		case <-ctx.Done():
 		}
 	}
-}
-
-// get wants an answer of 200 that ends as it should.
-func get(ctx context.Context, client *http.Client, url string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return err
-	}
-	res, err := client.Do(req)
-	if err != nil {
-		return err
-	}
-	defer res.Body.Close()
-	if res.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(res.Body)
-		return fmt.Errorf("%s: %s", res.Status, text)
-	}
-	_, err = io.Copy(io.Discard, res.Body)
-	return err
 }
 
 // end stops them, and wants nothing to have failed.

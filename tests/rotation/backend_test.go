@@ -67,9 +67,7 @@ func startRemote(t *testing.T, w *world, lane, name string, annotations map[stri
 		w.object(t, r.name) // the bundle's, unless the annotation names another
 		r.refer(t, r.old)
 	}
-	if _, err := w.services.ApiregistrationV1().APIServices().Create(t.Context(), a, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.services.ApiregistrationV1().APIServices().Create(t.Context(), a, metav1.CreateOptions{}))(t)
 	return r
 }
 
@@ -96,18 +94,14 @@ func (r *remote) serve(ca *pki.CA) {
 func (r *remote) trust(t *testing.T, cas ...*pki.CA) {
 	t.Helper()
 	patch := fmt.Appendf(nil, `{"spec":{"caBundle":%q}}`, base64Of(cas))
-	if _, err := r.w.services.ApiregistrationV1().APIServices().Patch(t.Context(), "v1."+r.group, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(r.w.services.ApiregistrationV1().APIServices().Patch(t.Context(), "v1."+r.group, types.MergePatchType, patch, metav1.PatchOptions{}))(t)
 }
 
 // refer replaces the bundle in the ConfigMap.
 func (r *remote) refer(t *testing.T, cas ...*pki.CA) {
 	t.Helper()
 	patch := fmt.Appendf(nil, `{"data":{"ca.crt":%q}}`, pemOf(cas))
-	if _, err := r.w.core.CoreV1().ConfigMaps("default").Patch(t.Context(), r.name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(r.w.core.CoreV1().ConfigMaps("default").Patch(t.Context(), r.name, types.MergePatchType, patch, metav1.PatchOptions{}))(t)
 }
 
 // emitEvents sends an event to every watch four times a second, until the test ends.

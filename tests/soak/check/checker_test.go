@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // story is an account under construction: a group, alpha, which the servers one and two may answer
@@ -266,9 +268,7 @@ func TestBlame(t *testing.T) {
 	x := Exchange{ID: "1", Class: "read", Scopes: []string{"group:alpha", "plane"}, Begun: time.Now(), Ended: time.Now(), Code: 503}
 	c.End(x)
 	var out bytes.Buffer
-	if err := c.Report(&out); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Report(&out))
 	for _, want := range []string{"nearer  1", "nearer        503", "near    1         0", "far     1"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the report has no %q:\n%s", want, &out)

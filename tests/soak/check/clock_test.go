@@ -9,6 +9,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // stopping is a machine that stands still in the 20th beat, for as long as told.
@@ -137,9 +139,7 @@ func TestExcusedIsTold(t *testing.T) {
 			t.Errorf("%+v", o)
 		}
 		var out bytes.Buffer
-		if err := s.Report(&out); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Report(&out))
 		for _, want := range []string{"1 times  3s in all  3s at most", `late "no failure without a fault": the machine stood still for 3s: read r1 failed`} {
 			if !strings.Contains(out.String(), want) {
 				t.Errorf("the report has no %q:\n%s", want, &out)
