@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // In a bubble the delay is exact, and nothing but it holds anything up.

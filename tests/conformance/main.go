@@ -9,7 +9,6 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"flag"
 	"fmt"
@@ -28,6 +27,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/kubelet"
 	"github.com/fairlead-proxy/fairlead/tests/tools"
+	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 const (
@@ -43,8 +43,6 @@ func main() {
 	defer stop()
 	var o options
 	flag.StringVar(&o.lane, "lane", "h2", "what Fairlead offers its clients: h2 or http1; impersonate: h2, before a kube-apiserver that believes no front proxy; direct: no Fairlead at all")
-	flag.StringVar(&o.fairlead, "fairlead", "bin/fairlead", "fairlead executable")
-	flag.StringVar(&o.focus, "focus", focus(), "regular expression of the specs to run")
 	flag.IntVar(&o.want, "want", 0, "least number of specs; fewer is a failure")
 	flag.Parse()
 	if err := run(ctx, o, os.Stdout); err != nil {
@@ -54,8 +52,8 @@ func main() {
 }
 
 type options struct {
-	lane, fairlead, focus string
-	want                  int
+	lane string
+	want int
 }
 
 // focus names what is run. What is left out of sig-api-machinery needs pods that run (webhooks,
@@ -69,37 +67,22 @@ func focus() string {
 }
 
 func run(ctx context.Context, o options, out io.Writer) (err error) {
-	dir, err := os.MkdirTemp("", "fairlead-conformance-")
-	if err != nil {
-		return err
-	}
+	defer try.Catch(&err)
+	dir := try.Get(os.MkdirTemp("", "fairlead-conformance-"))
 	cfg := cluster.Config{Dir: dir}
 	if o.lane == impersonate {
 		cfg.Clouds, cfg.AdminGroup = 1, "conformance-masters"
 	}
-	c, err := cluster.Start(ctx, cfg)
-	if err != nil {
-		return err
-	}
+	c := try.Get(cluster.Start(ctx, cfg))
 	defer func() { err = errors.Join(err, c.Close()) }()
-	server, err := raise(ctx, c, o)
-	if err != nil {
-		return err
-	}
-	node, err := join(ctx, c, server)
-	if err != nil {
-		return err
-	}
+	server := raise(ctx, c, o)
+	node := join(ctx, c, server)
 	defer node.Close()
 	report := filepath.Join(dir, "report.json")
-	if err := suite(ctx, c, o, server, report); err != nil {
+	if err := suite(ctx, c, server, report); err != nil {
 		return fmt.Errorf("running the suite, see %s: %w", dir, err)
 	}
-	data, err := os.ReadFile(report)
-	if err != nil {
-		return fmt.Errorf("reading report: %w", err)
-	}
-	if err := tell(out, data, o.want); err != nil {
+	if err := tell(out, try.Get(os.ReadFile(report)), o.want); err != nil {
 		return fmt.Errorf("%w; logs of all parts: %s", err, dir)
 	}
 	return os.RemoveAll(dir)
@@ -107,85 +90,48 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 
 // raise puts everything around the control plane that the suite needs, and returns where it is
 // pointed at.
-func raise(ctx context.Context, c *cluster.Cluster, o options) (cluster.Endpoint, error) {
+func raise(ctx context.Context, c *cluster.Cluster, o options) cluster.Endpoint {
 	server := c.Endpoint()
 	if o.lane != direct {
 		args := []string{"--http2=" + strconv.FormatBool(o.lane != "http1")}
 		if o.lane == impersonate {
-			account, err := c.Account(ctx, server, "deploy", "managed")
-			if err != nil {
-				return server, err
-			}
+			account := try.Get(c.Account(ctx, server, "deploy", "managed"))
 			args = append(args, "--local-identity=impersonate", "--kubeconfig="+account)
 		}
-		front, err := c.StartFairlead(ctx, cluster.Fairlead{Path: o.fairlead, Args: args})
-		if err != nil {
-			return server, err
-		}
-		server = front.Endpoint
+		server = try.Get(c.StartFairlead(ctx, cluster.Fairlead{Path: "bin/fairlead", Args: args})).Endpoint
 	}
-	_, err := c.StartControllerManager(ctx, server)
-	return server, err
+	try.Get(c.StartControllerManager(ctx, server))
+	return server
 }
 
 // join makes the one node without which the suite does not begin.
-func join(ctx context.Context, c *cluster.Cluster, server cluster.Endpoint) (*kubelet.Kubelet, error) {
-	serving, err := c.PKI.Serving.Issue("kubelet", cluster.Leaf{User: "system:node:harbour", Names: []string{"127.0.0.1"}})
-	if err != nil {
-		return nil, err
-	}
-	pair, err := tls.LoadX509KeyPair(serving.CertFile, serving.KeyFile)
-	if err != nil {
-		return nil, err
-	}
-	clients := x509.NewCertPool()
-	clients.AddCert(c.PKI.Client.CA.Certificate)
-	node, err := kubelet.New(kubelet.Config{Certificate: pair, ClientCAs: clients, Dir: c.Dir()})
-	if err != nil {
-		return nil, err
-	}
-	core, err := kubernetes.NewForConfig(server.RESTConfig(c.Admin()))
-	if err == nil {
-		err = node.Join(ctx, core, "harbour")
-	}
-	if err != nil {
-		node.Close()
-		return nil, err
-	}
-	return node, nil
+func join(ctx context.Context, c *cluster.Cluster, server cluster.Endpoint) *kubelet.Kubelet {
+	serving := try.Get(c.PKI.Serving.Issue("kubelet", cluster.Leaf{User: "system:node:harbour", Names: []string{"127.0.0.1"}}))
+	pair := try.Get(tls.LoadX509KeyPair(serving.CertFile, serving.KeyFile))
+	node := try.Get(kubelet.New(kubelet.Config{Certificate: pair, ClientCAs: c.PKI.Client.CA.Pool(), Dir: c.Dir()}))
+	try.Do(node.Join(ctx, try.Get(kubernetes.NewForConfig(server.RESTConfig(c.Admin()))), "harbour"))
+	return node
 }
 
 // suite runs the specs. That some failed is for the report to say.
-func suite(ctx context.Context, c *cluster.Cluster, o options, server cluster.Endpoint, report string) error {
-	path, err := tools.Path(ctx, tools.Config{Progress: os.Stderr}, "e2e.test")
-	if err != nil {
-		return err
-	}
-	kubectl, err := tools.Path(ctx, tools.Config{Progress: os.Stderr}, "kubectl")
-	if err != nil {
-		return err
-	}
+func suite(ctx context.Context, c *cluster.Cluster, server cluster.Endpoint, report string) error {
+	parts := try.Get(tools.Paths(ctx, tools.Config{Progress: os.Stderr}, "e2e.test", "kubectl"))
 	kubeconfig := filepath.Join(c.Dir(), "e2e.kubeconfig")
-	if err := server.WriteKubeconfig(kubeconfig, c.Admin()); err != nil {
-		return err
-	}
-	log, err := os.Create(filepath.Join(c.Dir(), "e2e.log"))
-	if err != nil {
-		return err
-	}
+	try.Do(server.WriteKubeconfig(kubeconfig, c.Admin()))
+	log := try.Get(os.Create(filepath.Join(c.Dir(), "e2e.log")))
 	defer func() { _ = log.Close() }()
 	// 30 min: the specs take about four minutes on two cores.
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, path,
-		"--kubeconfig="+kubeconfig, "--kubectl-path="+kubectl, "--provider=skeleton",
+	cmd := exec.CommandContext(ctx, parts[0],
+		"--kubeconfig="+kubeconfig, "--kubectl-path="+parts[1], "--provider=skeleton",
 		"--allowed-not-ready-nodes=-1", "--minStartupPods=0", // there is a node, but nothing that would make it more than an object
-		"--ginkgo.focus="+o.focus, `--ginkgo.skip=\[Serial\]|\[Slow\]|\[Disruptive\]|\[Flaky\]`, "--ginkgo.no-color", "--ginkgo.json-report="+report,
+		"--ginkgo.focus="+focus(), `--ginkgo.skip=\[Serial\]|\[Slow\]|\[Disruptive\]|\[Flaky\]`, "--ginkgo.no-color", "--ginkgo.json-report="+report,
 	)
 	cmd.Dir = c.Dir()
 	cmd.Env = append(os.Environ(), "HOME="+c.Dir()) // kubectl's caches are of this cluster
 	cmd.Stdout, cmd.Stderr = log, log
-	err = cmd.Run()
+	err := cmd.Run()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.Exited() {
 		return nil
 	}

@@ -3,7 +3,6 @@
 package differential
 
 import (
-	"net"
 	"strconv"
 	"strings"
 	"testing"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
 // priority is where an APIService stands.
@@ -34,37 +34,39 @@ func (w *world) extend(t *testing.T, name string, cfg extension.Config, where ma
 		cfg.GroupVersions = append(cfg.GroupVersions, gv)
 	}
 	s := extension.Start(t, cfg)
-	w.register(t, name, s, where)
+	w.register(t, name, s.Addr(), s.CA, where)
 	return s
 }
 
-func (w *world) register(t *testing.T, name string, s *extension.Server, where map[string]priority) {
+// register makes a Service that leads to this machine, and an APIService for each group-version.
+// Kubernetes refuses loopback addresses in EndpointSlices.
+func (w *world) register(t *testing.T, name, address string, ca *pki.CA, where map[string]priority) {
 	t.Helper()
 	w.namespace(t, "backends")
-	_, text, err := net.SplitHostPort(s.Addr())
-	must.Do(t, err)
-	port := portOf(t, text)
-	// Kubernetes refuses loopback addresses in EndpointSlices.
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{
-		Type: corev1.ServiceTypeExternalName, ExternalName: "localhost", Ports: []corev1.ServicePort{{Port: port}},
+		Type: corev1.ServiceTypeExternalName, ExternalName: "localhost", Ports: []corev1.ServicePort{{Port: portOf(t, address)}},
 	}}
 	must.Get(w.core.CoreV1().Services("backends").Create(t.Context(), service, metav1.CreateOptions{}))(t)
 	for gv, at := range where {
-		group, version, _ := strings.Cut(gv, "/")
-		w.claim(t, &apiregistrationv1.APIService{
-			ObjectMeta: metav1.ObjectMeta{Name: version + "." + group},
-			Spec: apiregistrationv1.APIServiceSpec{
-				Service: &apiregistrationv1.ServiceReference{Namespace: "backends", Name: name, Port: &port}, Group: group, Version: version,
-				CABundle: s.CA.PEM(), GroupPriorityMinimum: at.group, VersionPriority: at.version,
-			},
-		})
+		w.claim(t, gv, name, address, ca, at)
 	}
 }
 
-func portOf(t *testing.T, text string) int32 {
+func (w *world) claim(t *testing.T, gv, service, address string, ca *pki.CA, at priority) {
 	t.Helper()
-	number := must.Get(strconv.ParseInt(text, 10, 32))(t)
-	return int32(number)
+	group, version, _ := strings.Cut(gv, "/")
+	must.Get(w.services.ApiregistrationV1().APIServices().Create(t.Context(), &apiregistrationv1.APIService{
+		ObjectMeta: metav1.ObjectMeta{Name: version + "." + group},
+		Spec: apiregistrationv1.APIServiceSpec{
+			Service: &apiregistrationv1.ServiceReference{Namespace: "backends", Name: service, Port: new(portOf(t, address))}, Group: group, Version: version,
+			CABundle: ca.PEM(), GroupPriorityMinimum: at.group, VersionPriority: at.version,
+		},
+	}, metav1.CreateOptions{}))(t)
+}
+
+func portOf(t *testing.T, address string) int32 {
+	t.Helper()
+	return int32(must.Get(strconv.ParseInt(address[strings.LastIndex(address, ":")+1:], 10, 32))(t))
 }
 
 // namespace makes a namespace if it is not there.
@@ -74,11 +76,6 @@ func (w *world) namespace(t *testing.T, name string) {
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatal(err)
 	}
-}
-
-func (w *world) claim(t *testing.T, s *apiregistrationv1.APIService) {
-	t.Helper()
-	must.Get(w.services.ApiregistrationV1().APIServices().Create(t.Context(), s, metav1.CreateOptions{}))(t)
 }
 
 // define makes a CustomResourceDefinition.

@@ -62,7 +62,7 @@ func TestFreshCRDs(t *testing.T) {
 		shown := func(e cluster.Endpoint, path, mark string) func() (bool, string) {
 			return func() (bool, string) {
 				a := w.ask(t, e, path, http.Header{"Accept": {"application/json" + asV2 + ",application/json"}})
-				return strings.Contains(a.body, mark) != step.gone, fmt.Sprintf("%d %.2000s", a.status, a.body)
+				return strings.Contains(a.Body, mark) != step.gone, fmt.Sprintf("%d %.2000s", a.Code, a.Body)
 			}
 		}
 		step.do()
@@ -78,7 +78,7 @@ func TestFreshCRDs(t *testing.T) {
 			const path = "/openapi/v3/apis/fresh.example.com/v1"
 			suite.Eventually(t, 30*time.Second, step.what+" is described by kube-apiserver", shown(w.Endpoint(), path, step.described))
 			lag := suite.Eventually(t, 2*time.Second, step.what+" is described", func() (bool, string) {
-				theirs, ours := place(w.ask(t, w.Endpoint(), "/openapi/v3", nil).body), place(w.ask(t, w.front.Endpoint, "/openapi/v3", nil).body)
+				theirs, ours := place(w.ask(t, w.Endpoint(), "/openapi/v3", nil).Body), place(w.ask(t, w.front.Endpoint, "/openapi/v3", nil).Body)
 				return ours == theirs && ours != "", ours + ", kube-apiserver's " + theirs
 			})
 			t.Logf("%s: described %s after kube-apiserver describes it", step.what, lag)

@@ -24,7 +24,7 @@ func TestDeadBackends(t *testing.T) {
 	widgets := w.extend(t, "widgets", extension.Config{}, map[string]priority{"widgets.example.com/v1": {900, 10}})
 	suite.Eventually(t, 30*time.Second, "both are discovered", func() (bool, string) {
 		a := w.ask(t, w.front.Endpoint, "/apis", http.Header{"Accept": {"application/json" + asV2}})
-		return strings.Contains(a.body, `"readings"`) && strings.Contains(a.body, `"widgets"`) && !strings.Contains(a.body, "Stale"), a.body
+		return strings.Contains(a.Body, `"readings"`) && strings.Contains(a.Body, `"widgets"`) && !strings.Contains(a.Body, "Stale"), a.Body
 	})
 	must.Get(w.StartControllerManager(t.Context(), w.front.Endpoint))(t)
 	w.collects(t)
@@ -65,7 +65,7 @@ func (w *world) unavailable(t *testing.T, path string) {
 	t.Helper()
 	suite.Eventually(t, 30*time.Second, path+" is unavailable", func() (bool, string) {
 		a := w.ask(t, w.front.Endpoint, path, nil)
-		return a.status == http.StatusServiceUnavailable && strings.Contains(a.body, "is unavailable"), a.body
+		return a.Code == http.StatusServiceUnavailable && strings.Contains(a.Body, "is unavailable"), a.Body
 	})
 }
 

@@ -29,7 +29,7 @@ spec:
   - name: v1
     served: true
     storage: true
-    subresources: {status: {}, scale: {specReplicasPath: .spec.replicas, statusReplicasPath: .status.replicas}}
+    subresources: {status: {}, scale: {specReplicasPath: .spec.replicas, statusReplicasPath: .Code.replicas}}
     schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
   - name: v1alpha1
     served: true
@@ -83,7 +83,7 @@ func testDiscovery(t *testing.T, w *world) {
 	v2 := http.Header{"Accept": {"application/json" + asV2}}
 	took := suite.Eventually(t, 90*time.Second, "both list the same", func() (bool, string) {
 		a, b := w.ask(t, w.Endpoint(), "/apis", v2), w.ask(t, w.front.Endpoint, "/apis", v2)
-		return a.body == b.body && strings.Count(b.body, `"Stale"`) == 1 && strings.Contains(b.body, "crontabs") && strings.Contains(b.body, "flunders"), cmp.Diff(a.body, b.body)
+		return a.Body == b.Body && strings.Count(b.Body, `"Stale"`) == 1 && strings.Contains(b.Body, "crontabs") && strings.Contains(b.Body, "flunders"), cmp.Diff(a.Body, b.Body)
 	})
 	t.Logf("the same after %s", took)
 	paths := []string{"/api", "/api/", "/apis", "/apis/", "/apis/nosuch.example.com", "/apis/nosuch.example.com/", "/apis/nosuch.example.com/v1"}
@@ -104,8 +104,8 @@ func testDiscovery(t *testing.T, w *world) {
 	for _, path := range []string{"/api", "/apis", "/apis/", "/apis/apps"} {
 		for _, method := range []string{http.MethodHead, http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodOptions} {
 			want, got := w.send(t, method, w.Endpoint(), path, nil), w.send(t, method, w.front.Endpoint, path, nil)
-			if want.status != got.status || want.body != got.body {
-				t.Errorf("%s %s: %d %.300q, kube-apiserver's %d %.300q", method, path, got.status, got.body, want.status, want.body)
+			if want.Code != got.Code || want.Body != got.Body {
+				t.Errorf("%s %s: %d %.300q, kube-apiserver's %d %.300q", method, path, got.Code, got.Body, want.Code, want.Body)
 			}
 		}
 	}
@@ -115,14 +115,14 @@ func testDiscovery(t *testing.T, w *world) {
 func testConditional(t *testing.T, w *world) {
 	for _, path := range []string{"/apis", "/api"} {
 		accept := []string{"application/json" + asV2}
-		tag := w.ask(t, w.Endpoint(), path, http.Header{"Accept": accept}).header.Get("Etag")
+		tag := w.ask(t, w.Endpoint(), path, http.Header{"Accept": accept}).Header.Get("Etag")
 		w.same(t, path, http.Header{"Accept": accept, "If-None-Match": {tag}})
 		w.same(t, path, http.Header{"Accept": {"application/vnd.kubernetes.protobuf" + asV2}, "If-None-Match": {tag}})
 		w.same(t, path, http.Header{"Accept": accept, "If-None-Match": {`"0"`}})
 		w.same(t, path, http.Header{"Accept": accept, "If-None-Match": {strings.Trim(tag, `"`)}})
 		w.same(t, path, http.Header{"Accept": {"application/json"}, "If-None-Match": {tag}})
 		zipped := http.Header{"Accept": accept, "Accept-Encoding": {"gzip"}}
-		if got := w.ask(t, w.front.Endpoint, path, zipped); path == "/apis" && got.header.Get("Content-Encoding") != "gzip" {
+		if got := w.ask(t, w.front.Endpoint, path, zipped); path == "/apis" && got.Header.Get("Content-Encoding") != "gzip" {
 			t.Errorf("%s is not compressed", path)
 		}
 	}
@@ -133,16 +133,16 @@ func (w *world) same(t *testing.T, path string, header http.Header) {
 	t.Helper()
 	want, got := w.ask(t, w.Endpoint(), path, header), w.ask(t, w.front.Endpoint, path, header)
 	name := fmt.Sprintf("%s %v", path, header)
-	if want.status != got.status {
-		t.Errorf("%s: status %d, kube-apiserver's %d: %.300s", name, got.status, want.status, want.body)
+	if want.Code != got.Code {
+		t.Errorf("%s: status %d, kube-apiserver's %d: %.300s", name, got.Code, want.Code, want.Body)
 		return
 	}
 	compared := []string{"Content-Type"}
-	if strings.Contains(want.header.Get("Content-Type"), "as=APIGroupDiscoveryList") || want.status == http.StatusNotModified {
+	if strings.Contains(want.Header.Get("Content-Type"), "as=APIGroupDiscoveryList") || want.Code == http.StatusNotModified {
 		compared = append(compared, "Etag", "Cache-Control", "Vary")
 	}
 	for _, field := range compared {
-		a, b := want.header.Values(field), got.header.Values(field)
+		a, b := want.Header.Values(field), got.Header.Values(field)
 		if field == "Vary" { // which kube-apiserver says of answers that are compressed only
 			b = slices.DeleteFunc(b, func(v string) bool { return v == "Accept-Encoding" })
 		}
@@ -150,7 +150,7 @@ func (w *world) same(t *testing.T, path string, header http.Header) {
 			t.Errorf("%s: %s %q, kube-apiserver's %q", name, field, b, a)
 		}
 	}
-	if want.body != got.body {
-		t.Errorf("%s: %s", name, cmp.Diff(want.body, got.body))
+	if want.Body != got.Body {
+		t.Errorf("%s: %s", name, cmp.Diff(want.Body, got.Body))
 	}
 }

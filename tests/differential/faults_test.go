@@ -62,7 +62,7 @@ func (w *world) misdescribe(t *testing.T) []misdescribed {
 		s := extension.Start(t, extension.Config{Names: []string{name + ".backends.svc"}, GroupVersions: []string{gv}})
 		c.fault.Path = "/openapi/"
 		must.Do(t, s.Set(c.fault))
-		w.register(t, name, s, map[string]priority{gv: {500, 10}})
+		w.register(t, name, s.Addr(), s.CA, map[string]priority{gv: {500, 10}})
 		heal := func() {
 			if err := s.Set(); err != nil {
 				t.Error(err)
@@ -174,7 +174,7 @@ func (w *world) leftOut(t *testing.T, bad []misdescribed) {
 	well := []misdescribed{{gv: "widgets.example.com/v1"}, {gv: "apps/v1"}}
 	suite.Eventually(t, time.Minute, "the documents are there", func() (bool, string) { // it has just been started
 		a, b := w.ask(t, w.front.Endpoint, "/openapi/v2", nil), w.ask(t, w.front.Endpoint, "/openapi/v3", nil)
-		return a.status == http.StatusOK && b.status == http.StatusOK, a.body + b.body
+		return a.Code == http.StatusOK && b.Code == http.StatusOK, a.Body + b.Body
 	})
 	suite.Eventually(t, time.Minute, "the others are described", func() (bool, string) { return w.described(t, well, true) })
 	var slowest time.Duration
@@ -210,8 +210,8 @@ func (w *world) routes(t *testing.T, gv string) time.Duration {
 	t.Helper()
 	begun := time.Now()
 	path := "/apis/" + gv + "/namespaces/default/widgets?limit=1"
-	if a := w.ask(t, w.front.Endpoint, path, nil); a.status != http.StatusOK {
-		t.Fatalf("%s: %d %.300s", path, a.status, a.body)
+	if a := w.ask(t, w.front.Endpoint, path, nil); a.Code != http.StatusOK {
+		t.Fatalf("%s: %d %.300s", path, a.Code, a.Body)
 	}
 	took := time.Since(begun)
 	if took > 2*time.Second {
@@ -224,11 +224,11 @@ func (w *world) routes(t *testing.T, gv string) time.Duration {
 func (w *world) described(t *testing.T, list []misdescribed, want bool) (bool, string) {
 	t.Helper()
 	v2, v3 := w.ask(t, w.front.Endpoint, "/openapi/v2", nil), w.ask(t, w.front.Endpoint, "/openapi/v3", nil)
-	if v2.status != http.StatusOK || v3.status != http.StatusOK {
-		t.Fatalf("the documents answer %d and %d", v2.status, v3.status)
+	if v2.Code != http.StatusOK || v3.Code != http.StatusOK {
+		t.Fatalf("the documents answer %d and %d", v2.Code, v3.Code)
 	}
 	for _, m := range list {
-		in2, in3 := strings.Contains(v2.body, `"/apis/`+m.gv+"/"), strings.Contains(v3.body, `"apis/`+m.gv+`"`)
+		in2, in3 := strings.Contains(v2.Body, `"/apis/`+m.gv+"/"), strings.Contains(v3.Body, `"apis/`+m.gv+`"`)
 		if in3 != want || in2 != want && (!want || !m.noV2) {
 			return false, fmt.Sprintf("%s: in v2 %v, in v3 %v", m.gv, in2, in3)
 		}
@@ -260,13 +260,9 @@ func (w *world) admin(t *testing.T, path string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	req := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, w.front.Admin.URL+path, nil))(t)
-	res, err := w.clients[w.front.Endpoint.URL].Do(req)
-	must.Do(t, err)
-	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	if err != nil || res.StatusCode != http.StatusOK {
-		t.Fatalf("%s: %d %.300s %v", path, res.StatusCode, body, err)
+	a := must.Get(suite.Ask(ctx, w.clients[w.front.Endpoint.URL], http.MethodGet, w.front.Admin.URL+path, nil, ""))(t)
+	if a.Code != http.StatusOK {
+		t.Fatalf("%s: %d %.300s", path, a.Code, a.Body)
 	}
-	return string(body)
+	return a.Body
 }

@@ -12,12 +12,8 @@ import (
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
-	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
 // TestFreshResources shows how soon a resource that appears in a running backend, or in a CRD, can
@@ -29,7 +25,7 @@ func TestFreshResources(t *testing.T) {
 	listed := func(resource string) func() (bool, string) {
 		return func() (bool, string) {
 			a := w.ask(t, w.front.Endpoint, "/apis", http.Header{"Accept": {"application/json" + asV2}})
-			return strings.Contains(a.body, `"resource":"`+resource+`"`), a.body
+			return strings.Contains(a.Body, `"resource":"`+resource+`"`), a.Body
 		}
 	}
 	suite.Eventually(t, 30*time.Second, "gauges are discovered", listed("gauges"))
@@ -47,8 +43,7 @@ func TestFreshResources(t *testing.T) {
 	})
 
 	s.add("pipes")
-	patch := []byte(`{"metadata":{"annotations":{"example.com/look-again":"please"}}}`)
-	must.Get(w.services.ApiregistrationV1().APIServices().Patch(t.Context(), "v1.meters.example.com", types.MergePatchType, patch, metav1.PatchOptions{}))(t)
+	w.lookAgain(t, "v1.meters.example.com")
 	took = suite.Eventually(t, 2*time.Second, "pipes are discovered after a change of the APIService", listed("pipes"))
 	t.Logf("after a change of the APIService a resource was discovered after %s", took)
 	suite.Eventually(t, 2*time.Second, "pipes are explained", func() (bool, string) {
@@ -85,7 +80,7 @@ func (w *world) file(t *testing.T, field string) string {
 // what is printed, errors included.
 func (w *world) kubectl(t *testing.T) func(args ...string) string {
 	t.Helper()
-	path := must.Get(tools.Path(t.Context(), tools.Config{Progress: os.Stderr}, "kubectl"))(t)
+	path := suite.Tool(t, "kubectl")
 	config := filepath.Join(t.TempDir(), "kubeconfig")
 	must.Do(t, w.front.Endpoint.WriteKubeconfig(config, w.Admin()))
 	return func(args ...string) string {

@@ -10,9 +10,6 @@ import (
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
-
 	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -32,10 +29,10 @@ func TestHungBackends(t *testing.T) {
 			fault.Kind = extension.HangConnect
 		}
 		must.Do(t, s.Set(fault))
-		w.register(t, name, s, map[string]priority{gv: {500, 10}})
+		w.register(t, name, s.Addr(), s.CA, map[string]priority{gv: {500, 10}})
 	}
 	suite.Eventually(t, 30*time.Second, "all hung ones are listed", func() (bool, string) {
-		n := strings.Count(w.ask(t, w.front.Endpoint, "/apis", http.Header{"Accept": {"application/json" + asV2}}).body, `"Stale"`)
+		n := strings.Count(w.ask(t, w.front.Endpoint, "/apis", http.Header{"Accept": {"application/json" + asV2}}).Body, `"Stale"`)
 		return n == 20, fmt.Sprint(n)
 	})
 	// One server with the group-versions of all tries, so that nothing but the APIService is new
@@ -45,7 +42,7 @@ func TestHungBackends(t *testing.T) {
 		gvs = append(gvs, fmt.Sprintf("fresh%d.example.com/v1", i))
 	}
 	s := extension.Start(t, extension.Config{Names: []string{"fresh.backends.svc"}, GroupVersions: gvs})
-	w.register(t, "fresh", s, nil)
+	w.register(t, "fresh", s.Addr(), s.CA, nil)
 	var routable, discovered []time.Duration
 	for _, gv := range gvs {
 		a, b := w.appear(t, s, gv)
@@ -73,21 +70,16 @@ func TestHungBackends(t *testing.T) {
 // discovered.
 func (w *world) appear(t *testing.T, s *extension.Server, gv string) (routable, discovered time.Duration) {
 	t.Helper()
-	group, version, _ := strings.Cut(gv, "/")
-	port := portOf(t, s.Addr()[strings.LastIndex(s.Addr(), ":")+1:])
-	w.claim(t, &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: version + "." + group}, Spec: apiregistrationv1.APIServiceSpec{
-		Service: &apiregistrationv1.ServiceReference{Namespace: "backends", Name: "fresh", Port: &port}, Group: group, Version: version,
-		CABundle: s.CA.PEM(), GroupPriorityMinimum: 500, VersionPriority: 10,
-	}})
+	w.claim(t, gv, "fresh", s.Addr(), s.CA, priority{500, 10})
 	begun := time.Now()
 	suite.Eventually(t, 30*time.Second, gv+" is routable", func() (bool, string) {
 		a := w.ask(t, w.front.Endpoint, "/apis/"+gv+"/namespaces/default/widgets?limit=1", nil)
-		return a.status == http.StatusOK, fmt.Sprint(a.status, a.body)
+		return a.Code == http.StatusOK, fmt.Sprint(a.Code, a.Body)
 	})
 	routable = time.Since(begun)
 	suite.Eventually(t, 30*time.Second, gv+" is discovered", func() (bool, string) {
 		a := w.ask(t, w.front.Endpoint, "/apis", http.Header{"Accept": {"application/json" + asV2}})
-		return strings.Contains(a.body, `"resource":"widgets","responseKind":{"group":"`+group+`"`), a.body
+		return strings.Contains(a.Body, `"resource":"widgets","responseKind":{"group":"`+strings.TrimSuffix(gv, "/v1")+`"`), a.Body
 	})
 	return routable, time.Since(begun)
 }
@@ -99,7 +91,7 @@ func (w *world) latency(t *testing.T) map[string]time.Duration {
 	for _, path := range []string{"/openapi/v2", "/openapi/v3", "/apis"} {
 		suite.Eventually(t, time.Minute, path+" is there", func() (bool, string) {
 			a := w.ask(t, w.front.Endpoint, path, nil)
-			return a.status == http.StatusOK, a.body
+			return a.Code == http.StatusOK, a.Body
 		})
 		var took []time.Duration
 		for range 9 {

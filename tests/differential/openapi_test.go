@@ -37,9 +37,9 @@ func testV3(t *testing.T, w *world) {
 	type index struct {
 		Paths map[string]struct{ ServerRelativeURL string }
 	}
-	read := func(a answer) (i index) {
-		if err := json.Unmarshal([]byte(a.body), &i); err != nil {
-			t.Fatalf("%v: %.300s", err, a.body)
+	read := func(a suite.Reply) (i index) {
+		if err := json.Unmarshal([]byte(a.Body), &i); err != nil {
+			t.Fatalf("%v: %.300s", err, a.Body)
 		}
 		return i
 	}
@@ -82,36 +82,36 @@ func (w *world) sameDocument(t *testing.T, path, accept string) {
 	header := http.Header{"Accept": {accept}}
 	want, got := w.ask(t, w.Endpoint(), path, header), w.ask(t, w.front.Endpoint, path, header)
 	name := path + " " + accept
-	if remote := strings.Contains(path, "/apis/wardle"); remote && want.status == http.StatusBadGateway {
+	if remote := strings.Contains(path, "/apis/wardle"); remote && want.Code == http.StatusBadGateway {
 		// kube-apiserver relays the backend's redirect to the document's new address, and its own
 		// rule against redirects turns that into 502.
-		if got.status != http.StatusMovedPermanently || !strings.Contains(got.header.Get("Location"), "?hash=") {
-			t.Errorf("%s: status %d %v, want a redirect to the document as it is now", name, got.status, got.header)
+		if got.Code != http.StatusMovedPermanently || !strings.Contains(got.Header.Get("Location"), "?hash=") {
+			t.Errorf("%s: status %d %v, want a redirect to the document as it is now", name, got.Code, got.Header)
 		}
 		return
-	} else if remote && want.status == http.StatusOK && strings.Contains(path, "hash=") {
+	} else if remote && want.Code == http.StatusOK && strings.Contains(path, "hash=") {
 		// It also overwrites what lets clients keep a document for ever.
-		want.header.Set("Cache-Control", "public, immutable")
+		want.Header.Set("Cache-Control", "public, immutable")
 	}
-	if want.status != got.status {
-		t.Errorf("%s: status %d, kube-apiserver's %d: %.300s", name, got.status, want.status, got.body)
+	if want.Code != got.Code {
+		t.Errorf("%s: status %d, kube-apiserver's %d: %.300s", name, got.Code, want.Code, got.Body)
 		return
 	}
 	for _, field := range []string{"Content-Type", "Etag", "Location", "Cache-Control", "Vary"} {
-		if a, b := want.header.Get(field), got.header.Get(field); a != b {
+		if a, b := want.Header.Get(field), got.Header.Get(field); a != b {
 			t.Errorf("%s: %s %q, kube-apiserver's %q", name, field, b, a)
 		}
 	}
-	if strings.HasSuffix(want.header.Get("Content-Type"), "protobuf") {
+	if strings.HasSuffix(want.Header.Get("Content-Type"), "protobuf") {
 		a, b := &openapi_v3.Document{}, &openapi_v3.Document{}
-		must.Do(t, proto.Unmarshal([]byte(want.body), a))
-		if err := proto.Unmarshal([]byte(got.body), b); err != nil || !proto.Equal(a, b) {
+		must.Do(t, proto.Unmarshal([]byte(want.Body), a))
+		if err := proto.Unmarshal([]byte(got.Body), b); err != nil || !proto.Equal(a, b) {
 			t.Errorf("%s: the documents differ: %v", name, err)
 		}
 		return
 	}
-	if want.body != got.body {
-		t.Errorf("%s: %.2000s", name, cmp.Diff(want.body, got.body))
+	if want.Body != got.Body {
+		t.Errorf("%s: %.2000s", name, cmp.Diff(want.Body, got.Body))
 	}
 }
 
@@ -119,8 +119,8 @@ func (w *world) sameDocument(t *testing.T, path, accept string) {
 func (w *world) sameHead(t *testing.T, path string, header http.Header) {
 	t.Helper()
 	want, got := w.ask(t, w.Endpoint(), path, header), w.ask(t, w.front.Endpoint, path, header)
-	if want.status != got.status || want.header.Get("Content-Type") != got.header.Get("Content-Type") || want.header.Get("Cache-Control") != got.header.Get("Cache-Control") {
-		t.Errorf("%s %v: %d %v, kube-apiserver's %d %v", path, header, got.status, got.header, want.status, want.header)
+	if want.Code != got.Code || want.Header.Get("Content-Type") != got.Header.Get("Content-Type") || want.Header.Get("Cache-Control") != got.Header.Get("Cache-Control") {
+		t.Errorf("%s %v: %d %v, kube-apiserver's %d %v", path, header, got.Code, got.Header, want.Code, want.Header)
 	}
 }
 
@@ -134,8 +134,8 @@ func testV2(t *testing.T, w *world) {
 				endpoint = w.front.Endpoint
 			}
 			a := w.ask(t, endpoint, "/openapi/v2", http.Header{"Accept": {"application/json"}})
-			if err := json.Unmarshal([]byte(a.body), into); err != nil {
-				return false, fmt.Sprintf("%d %.200s", a.status, a.body)
+			if err := json.Unmarshal([]byte(a.Body), into); err != nil {
+				return false, fmt.Sprintf("%d %.200s", a.Code, a.Body)
 			}
 		}
 		return cmp.Equal(theirs, ours), fmt.Sprintf("%.3000s", cmp.Diff(theirs, ours))
@@ -145,12 +145,12 @@ func testV2(t *testing.T, w *world) {
 	}
 	header := http.Header{"Accept": {"application/com.github.proto-openapi.spec.v2.v1.0+protobuf"}}
 	doc := &openapi_v2.Document{}
-	must.Do(t, proto.Unmarshal([]byte(w.ask(t, w.front.Endpoint, "/openapi/v2", header).body), doc))
+	must.Do(t, proto.Unmarshal([]byte(w.ask(t, w.front.Endpoint, "/openapi/v2", header).Body), doc))
 	if n := len(doc.GetPaths().GetPath()); n != len(ours["paths"].(map[string]any)) {
 		t.Errorf("the protobuf form has %d paths, the JSON form %d", n, len(ours["paths"].(map[string]any)))
 	}
-	tag := w.ask(t, w.front.Endpoint, "/openapi/v2", nil).header.Get("Etag")
-	if a := w.ask(t, w.front.Endpoint, "/openapi/v2", http.Header{"If-None-Match": {`"x", W/` + tag}}); a.status != http.StatusNotModified {
-		t.Errorf("status %d for the document's own tag", a.status)
+	tag := w.ask(t, w.front.Endpoint, "/openapi/v2", nil).Header.Get("Etag")
+	if a := w.ask(t, w.front.Endpoint, "/openapi/v2", http.Header{"If-None-Match": {`"x", W/` + tag}}); a.Code != http.StatusNotModified {
+		t.Errorf("status %d for the document's own tag", a.Code)
 	}
 }

@@ -14,10 +14,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
-
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -47,17 +43,7 @@ func (w *world) script(t *testing.T, name, group string, openAPI http.HandlerFun
 	s := &scripted{group: group, version: "v1", pair: pair.TLS(), ca: ca, resources: resources, address: "127.0.0.1:0", instead: openAPI}
 	s.start(t)
 	t.Cleanup(s.kill)
-	_, text, _ := net.SplitHostPort(s.address)
-	port := portOf(t, text)
-	w.namespace(t, "backends")
-	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{
-		Type: corev1.ServiceTypeExternalName, ExternalName: "localhost", Ports: []corev1.ServicePort{{Port: port}},
-	}}
-	must.Get(w.core.CoreV1().Services("backends").Create(t.Context(), service, metav1.CreateOptions{}))(t)
-	w.claim(t, &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: "v1." + group}, Spec: apiregistrationv1.APIServiceSpec{
-		Service: &apiregistrationv1.ServiceReference{Namespace: "backends", Name: name, Port: &port}, Group: group, Version: "v1",
-		CABundle: ca.PEM(), GroupPriorityMinimum: 100, VersionPriority: 100,
-	}})
+	w.register(t, name, s.address, ca, map[string]priority{group + "/v1": {100, 100}})
 	return s
 }
 

@@ -3,8 +3,6 @@
 package differential
 
 import (
-	"io"
-	"maps"
 	"net/http"
 	"strconv"
 	"testing"
@@ -58,26 +56,13 @@ func (w *world) eachLane(t *testing.T, f func(*testing.T, *world)) {
 	t.Run("http1", func(t *testing.T) { f(t, &other) })
 }
 
-// answer is what a server said.
-type answer struct {
-	status int
-	header http.Header
-	body   string
-}
-
 // ask sends one GET.
-func (w *world) ask(t *testing.T, e cluster.Endpoint, path string, header http.Header) answer {
+func (w *world) ask(t *testing.T, e cluster.Endpoint, path string, header http.Header) suite.Reply {
 	t.Helper()
 	return w.send(t, http.MethodGet, e, path, header)
 }
 
-func (w *world) send(t *testing.T, method string, e cluster.Endpoint, path string, header http.Header) answer {
+func (w *world) send(t *testing.T, method string, e cluster.Endpoint, path string, header http.Header) suite.Reply {
 	t.Helper()
-	req := must.Get(http.NewRequestWithContext(t.Context(), method, e.URL+path, nil))(t)
-	maps.Copy(req.Header, header)
-	res, err := w.clients[e.URL].Do(req)
-	must.Do(t, err)
-	defer res.Body.Close()
-	body := must.Get(io.ReadAll(res.Body))(t)
-	return answer{res.StatusCode, res.Header, string(body)}
+	return must.Get(suite.Ask(t.Context(), w.clients[e.URL], method, e.URL+path, header, ""))(t)
 }

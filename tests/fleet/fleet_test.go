@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
@@ -22,6 +23,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/netns"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
+
+// The hollow kubelets listen on every address, and cannot be told not to: hence a network of its
+// own.
+func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
 const (
 	// calm is how long the load runs before and after each event.

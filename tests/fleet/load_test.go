@@ -6,13 +6,14 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 const (
@@ -40,22 +41,16 @@ type shot struct {
 	again int // how often it was repeated
 }
 
-// ask is one try.
-func (s *shot) ask(c *http.Client, r *http.Request) {
-	res, err := c.Do(r)
+// ask is one try. Its client's patience ends it, not the load's end.
+func (s *shot) ask(c *http.Client, method, url, body string) {
+	reply, err := suite.Ask(context.Background(), c, method, url, http.Header{"Content-Type": {"application/merge-patch+json"}}, body)
 	if err != nil {
 		s.code, s.why = 0, err.Error()
 		return
 	}
-	answer, err := io.ReadAll(res.Body)
-	_ = res.Body.Close()
-	if err != nil {
-		s.code, s.why = 0, err.Error()
-		return
-	}
-	s.code, s.why = res.StatusCode, ""
+	s.code, s.why = reply.Code, ""
 	if s.code >= 300 {
-		s.why = string(answer)
+		s.why = reply.Body
 	}
 }
 
@@ -112,12 +107,7 @@ func (l *load) shoot(i int) {
 	}
 	s := shot{what: method + " " + strings.TrimPrefix(url, l.url), began: time.Now()}
 	for ask := true; ask; {
-		req, err := http.NewRequest(method, url, strings.NewReader(body)) // its client's patience ends it, not the load's end
-		if err != nil {
-			panic(err) // a URL of this test
-		}
-		req.Header.Set("Content-Type", "application/merge-patch+json")
-		s.ask(l.clients[i%len(l.clients)], req)
+		s.ask(l.clients[i%len(l.clients)], method, url, body)
 		if ask = s.turnedAway(); ask {
 			s.again++
 			<-time.After(time.Second) // what its Retry-After says

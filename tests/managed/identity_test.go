@@ -5,7 +5,6 @@ package managed
 import (
 	"crypto/tls"
 	"encoding/json"
-	"io"
 	"maps"
 	"net/http"
 	"slices"
@@ -84,15 +83,10 @@ func (w *world) ask(t *testing.T, front *cluster.Front, p passport, method, path
 			return &rt.TLSClientConfig.Certificates[0], nil
 		}
 	}
-	req := must.Get(http.NewRequestWithContext(t.Context(), method, front.Endpoint.URL+path, strings.NewReader(body)))(t)
-	maps.Copy(req.Header, p.header)
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("User-Agent", caller)
-	res, err := c.Do(req)
-	must.Do(t, err)
-	defer res.Body.Close()
-	text := must.Get(io.ReadAll(res.Body))(t)
-	return res.StatusCode, string(text)
+	header := http.Header{"Content-Type": {"application/json"}, "User-Agent": {caller}}
+	maps.Copy(header, p.header)
+	reply := must.Get(suite.Ask(t.Context(), c, method, front.Endpoint.URL+path, header, body))(t)
+	return reply.Code, reply.Body
 }
 
 // whoami asks the cluster who one is.

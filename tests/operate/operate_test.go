@@ -3,8 +3,13 @@
 package operate
 
 import (
+	"os"
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/netns"
 )
+
+func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
 // TestOperate runs every case on one cluster.
 func TestOperate(t *testing.T) {

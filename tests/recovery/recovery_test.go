@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -20,6 +21,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/netns"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
+
+// The adapter listens on port 8080 of every address, and cannot be told not to: hence a network of
+// its own.
+func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
 // most is how much later than directly a server may be served through Fairlead: a tenth of a second
 // is what kube-apiserver's own aggregator needs, and a person notices nothing below a third.

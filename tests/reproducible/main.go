@@ -15,6 +15,8 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+
+	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 func main() {
@@ -29,18 +31,13 @@ func main() {
 }
 
 // run builds twice and compares.
-func run(ctx context.Context, version string, out io.Writer) error {
-	dir, err := os.MkdirTemp("", "reproducible-")
-	if err != nil {
-		return fmt.Errorf("making a folder: %w", err)
-	}
+func run(ctx context.Context, version string, out io.Writer) (err error) {
+	defer try.Catch(&err)
+	dir := try.Get(os.MkdirTemp("", "reproducible-"))
 	defer func() { _ = os.RemoveAll(dir) }() // a temporary folder
 	var built [][]byte
 	for i, place := range []string{"a", "deeper/and/elsewhere"} {
-		one, err := build(ctx, filepath.Join(dir, place), filepath.Join(dir, fmt.Sprint("cache", i)), version)
-		if err != nil {
-			return err
-		}
+		one := build(ctx, filepath.Join(dir, place), filepath.Join(dir, fmt.Sprint("cache", i)), version)
 		fmt.Fprintf(out, "%x  %s, %d bytes\n", sha256.Sum256(one), place, len(one))
 		built = append(built, one)
 	}
@@ -53,40 +50,19 @@ func run(ctx context.Context, version string, out io.Writer) error {
 
 // build copies the tracked files to src and builds there, with the Makefile's own command. It
 // returns the programs, one after the other.
-func build(ctx context.Context, src, cache, version string) ([]byte, error) {
-	list, err := exec.CommandContext(ctx, "git", "ls-files", "-z").Output()
-	if err != nil {
-		return nil, fmt.Errorf("listing files: %w", err)
-	}
+func build(ctx context.Context, src, cache, version string) []byte {
+	list := try.Get(exec.CommandContext(ctx, "git", "ls-files", "-z").Output())
 	for name := range strings.SplitSeq(strings.TrimRight(string(list), "\x00"), "\x00") {
-		if err := copyFile(name, filepath.Join(src, name)); err != nil {
-			return nil, fmt.Errorf("copying: %w", err)
-		}
+		to := filepath.Join(src, name)
+		try.Do(os.MkdirAll(filepath.Dir(to), 0o755))
+		try.Do(os.WriteFile(to, try.Get(os.ReadFile(name)), 0o600))
 	}
 	cmd := exec.CommandContext(ctx, "make", "-s", "build", "VERSION="+version)
 	cmd.Dir = src
 	cmd.Env = append(os.Environ(), "GOCACHE="+cache, "GOFLAGS=")
 	if said, err := cmd.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("building in %s: %w\n%s", src, err, said)
+		try.Do(fmt.Errorf("building in %s: %w\n%s", src, err, said))
 	}
-	var all []byte
-	for _, name := range []string{"fairlead", "kubectl-fairlead"} {
-		one, err := os.ReadFile(filepath.Join(src, "bin", name))
-		if err != nil {
-			return nil, fmt.Errorf("reading what was built: %w", err)
-		}
-		all = append(all, one...)
-	}
-	return all, nil
-}
-
-func copyFile(from, to string) error {
-	data, err := os.ReadFile(from)
-	if err != nil {
-		return err //nolint:wrapcheck // it names the file
-	}
-	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-		return err //nolint:wrapcheck // it names the folder
-	}
-	return os.WriteFile(to, data, 0o600) //nolint:wrapcheck // it names the file
+	bin := filepath.Join(src, "bin")
+	return append(try.Get(os.ReadFile(filepath.Join(bin, "fairlead"))), try.Get(os.ReadFile(filepath.Join(bin, "kubectl-fairlead")))...)
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -22,18 +23,23 @@ func (s *stage) loaded(t *testing.T, r *remote, change func()) {
 	t.Logf("bundle in force after %s", took.Round(time.Millisecond))
 }
 
-// rotateInline is the rotation by the book: nothing that works is ever untrusted.
-func rotateInline(t *testing.T, s *stage) {
-	r := s.inline
+// byTheBook is the rotation after which nothing that works was ever untrusted.
+func (s *stage) byTheBook(t *testing.T, r *remote, trust func(*testing.T, ...*pki.CA)) {
+	t.Helper()
 	m := s.mark()
-	s.loaded(t, r, func() { r.trust(t, r.old, r.new) })
+	s.loaded(t, r, func() { trust(t, r.old, r.new) })
 	dwell(t, time.Second)
 	r.serve(r.new)
 	s.presented(t, r)
-	s.loaded(t, r, func() { r.trust(t, r.new) })
+	s.loaded(t, r, func() { trust(t, r.new) })
 	dwell(t, 6*time.Second) // in which the watches over connections of the old CA end
 	s.judge(t, m, r.group)
 }
+
+func rotateInline(t *testing.T, s *stage) { s.byTheBook(t, s.inline, s.inline.trust) }
+
+// rotateConfigMap does what cert-manager's trust-manager does to a ConfigMap.
+func rotateConfigMap(t *testing.T, s *stage) { s.byTheBook(t, s.configmap, s.configmap.refer) }
 
 // presented waits until an endpoint has shown its new certificate to a probe.
 func (s *stage) presented(t *testing.T, r *remote) {
@@ -61,17 +67,4 @@ func rotateBundleFirst(t *testing.T, s *stage) {
 	if got := s.metric(t, "fairlead_certificate_backend_overlap", `"v1.`+r.group+`"} 0`); len(got) != 1 {
 		t.Errorf("the overlap that is over still shows: %q", got)
 	}
-}
-
-// rotateConfigMap does what cert-manager's trust-manager does to a ConfigMap.
-func rotateConfigMap(t *testing.T, s *stage) {
-	r := s.configmap
-	m := s.mark()
-	s.loaded(t, r, func() { r.refer(t, r.old, r.new) })
-	dwell(t, time.Second)
-	r.serve(r.new)
-	s.presented(t, r)
-	s.loaded(t, r, func() { r.refer(t, r.new) })
-	dwell(t, 6*time.Second)
-	s.judge(t, m, r.group)
 }

@@ -122,11 +122,7 @@ func (b *bundle) remove(t *testing.T, ca *pki.CA) {
 
 func (b *bundle) writeLocked(t *testing.T) {
 	t.Helper()
-	var all [][]byte
-	for _, ca := range b.cas {
-		all = append(all, ca.PEM())
-	}
-	suite.Put(t, b.file, slices.Concat(all...))
+	suite.Put(t, b.file, pemOf(b.cas))
 }
 
 // identity is how a caller shows who it is.

@@ -3,7 +3,6 @@
 package rotation
 
 import (
-	"bytes"
 	"encoding/json"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 // finding is one of lint's.
@@ -23,14 +23,12 @@ func (w *world) lint(t *testing.T, args ...string) ([]finding, int) {
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	must.Do(t, w.Endpoint().WriteKubeconfig(kubeconfig, w.Admin()))
 	cmd := exec.CommandContext(t.Context(), w.binary, append([]string{"lint", "--kubeconfig", kubeconfig, "--allow-loopback-backends", "-o", "json"}, args...)...)
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	_ = cmd.Run() // the exit code tells
+	a := suite.Run(t, cmd, "")
 	var found []finding
-	if err := json.Unmarshal(out.Bytes(), &found); err != nil {
-		t.Fatalf("%v\n%s%s", err, out.Bytes(), errs.Bytes())
+	if err := json.Unmarshal([]byte(a.Out), &found); err != nil {
+		t.Fatalf("%v\n%s%s", err, a.Out, a.Errs)
 	}
-	return found, cmd.ProcessState.ExitCode()
+	return found, a.Code
 }
 
 // about are the findings of one object, as one text.

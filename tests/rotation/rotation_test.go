@@ -4,6 +4,7 @@ package rotation
 
 import (
 	"encoding/base64"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -99,15 +100,8 @@ func (f *front) available(t *testing.T, tg target) {
 	defer c.close()
 	suite.Eventually(t, 30*time.Second, tg.name+" is available", func() (bool, string) {
 		_, err := c.get(t.Context(), tg.get)
-		return err == nil, errText(err)
+		return err == nil, fmt.Sprint(err)
 	})
-}
-
-func errText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }
 
 func pemOf(cas []*pki.CA) []byte {

@@ -147,7 +147,7 @@ func healed(t *testing.T, s *stage, r *remote, arrive func()) {
 	arrive()
 	took := suite.Eventually(t, 10*time.Second, "requests are answered again", func() (bool, string) {
 		_, err := c.get(t.Context(), tg.get)
-		return err == nil, errText(err)
+		return err == nil, fmt.Sprint(err)
 	})
 	t.Logf("healed %s after the bundle arrived", took.Round(time.Millisecond))
 	if took > time.Second {

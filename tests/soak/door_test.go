@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"path/filepath"
 	"sync"
@@ -20,6 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
 const (
@@ -86,7 +86,7 @@ func (d *door) look(ctx context.Context) {
 	status := new(answer.Status)
 	text, err := get(ctx, d.admin, d.Admin.URL+"/status")
 	if err == nil {
-		err = json.Unmarshal(text, status)
+		err = json.Unmarshal([]byte(text), status)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -104,19 +104,10 @@ func (d *door) seen() (*answer.Status, error) {
 }
 
 // get reads what url answers, if that is 200.
-func get(ctx context.Context, c *http.Client, url string) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return nil, err
+func get(ctx context.Context, c *http.Client, url string) (string, error) {
+	reply, err := suite.Ask(ctx, c, http.MethodGet, url, nil, "")
+	if err == nil && reply.Code != http.StatusOK {
+		err = fmt.Errorf("%s: %d: %.300s", url, reply.Code, reply.Body)
 	}
-	res, err := c.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer res.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(res.Body, 64<<20))
-	if err == nil && res.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s: %.300s", url, res.Status, body)
-	}
-	return body, err
+	return reply.Body, err
 }

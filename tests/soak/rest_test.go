@@ -62,9 +62,9 @@ func (w *world) holds(ctx context.Context) (all [2]holding) {
 }
 
 // metrics are the series without labels.
-func metrics(text []byte) map[string]float64 {
+func metrics(text string) map[string]float64 {
 	m := map[string]float64{}
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(text) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
 		if v, err := strconv.ParseFloat(value, 64); err == nil {
 			m[name] = v
@@ -98,7 +98,7 @@ func (w *world) compare(before, after [2]holding) {
 	for _, d := range w.doors { // for whoever looks for the leak
 		for name, path := range map[string]string{"heap-" + d.name + ".pb.gz": "/debug/pprof/heap", "goroutines-" + d.name + ".txt": "/debug/pprof/goroutine?debug=1"} {
 			if text, err := get(context.Background(), d.admin, d.Admin.URL+path); err == nil {
-				_ = os.WriteFile(filepath.Join(w.Dir(), name), text, 0o600)
+				_ = os.WriteFile(filepath.Join(w.Dir(), name), []byte(text), 0o600)
 			}
 		}
 	}

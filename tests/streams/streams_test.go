@@ -23,6 +23,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
+func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
+
 // runs is how often each load is run against each side.
 const runs = 10
 
