@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/relay"
 	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
@@ -29,9 +30,17 @@ func distance(ctx context.Context, w *world) {
 	}
 }
 
+// distant is an address that is reached over a long way, each direction of which takes half of a
+// round trip, until ctx ends.
+func distant(ctx context.Context, to string, trip time.Duration) string {
+	r := try.Get(relay.Start(ctx, to))
+	r.Delay(trip / 2)
+	return r.Address
+}
+
 // downloads has a relay before the extension server.
 func (w *world) downloads(ctx context.Context, trip time.Duration) {
-	far := startRelay(ctx, w.backend, trip)
+	far := distant(ctx, w.backend, trip)
 	dir := filepath.Join(w.Dir(), fmt.Sprintf("far-%v", trip))
 	w.writeManifests(dir, 1, []string{far}, "")
 	ours := w.another(ctx, filepath.Base(dir), append(hits(), "--registry=dir:"+dir)...)
@@ -47,7 +56,7 @@ func (w *world) uploads(ctx context.Context, trip time.Duration) {
 	list := w.want(ctx, []string{fairlead, reverse, direct})
 	for i, p := range list {
 		list[i] = p.as(p.name)
-		list[i].address = startRelay(ctx, p.address, trip)
+		list[i].address = distant(ctx, p.address, trip)
 	}
 	w.flows(ctx, fmt.Sprintf("upload-%v", trip), list, http.MethodPost)
 }

@@ -6,14 +6,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -23,6 +19,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/relay"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
 )
 
@@ -131,21 +128,21 @@ func testAway(t *testing.T, w *world, stop func(*cluster.Part), again func(*clus
 // testSlow puts a delay between Fairlead and etcd.
 func testSlow(t *testing.T, w *world) {
 	s := w.site(t, 0, cluster.Config{})
-	g := newGate(t, s.EtcdURLs()[0])
-	s.open(t, "etcd:"+g.url)
+	etcd, registry := s.relayed(t)
+	s.open(t, registry)
 	s.routed(t)
 	t.Run("a little", func(t *testing.T) {
-		g.delay.Store(int64(300 * time.Millisecond))
+		etcd.Delay(300 * time.Millisecond)
 		s.accepts(t, "v1.slow.example.com")
 	})
 	t.Run("too much", func(t *testing.T) {
-		g.delay.Store(int64(20 * time.Second))
+		etcd.Delay(20 * time.Second)
 		s.doors[0].refuses(t, "v1.slower.example.com")
 		s.doors[0].answers(t, widgets, http.StatusOK)
 	})
 	t.Run("quick again", func(t *testing.T) {
-		g.delay.Store(0)
-		g.cut()
+		etcd.Delay(0)
+		etcd.Cut()
 		s.accepts(t, "v1.quick.example.com")
 	})
 }
@@ -153,12 +150,11 @@ func testSlow(t *testing.T, w *world) {
 // testCompacted has a Fairlead miss what etcd then forgets.
 func testCompacted(t *testing.T, w *world) {
 	s := w.site(t, 0, cluster.Config{})
-	g := newGate(t, s.EtcdURLs()[0])
-	cutOff := s.open(t, "etcd:"+g.url)
+	etcd, registry := s.relayed(t)
+	cutOff := s.open(t, registry)
 	other := s.open(t, s.Registry())
 	s.routed(t)
-	g.closed.Store(true)
-	g.cut()
+	etcd.Close(true)
 	server := s.everything(t)
 	must.Get(other.services.Create(t.Context(), s.remote("v1.new.example.com", server), metav1.CreateOptions{}))(t)
 	must.Do(t, other.services.Delete(t.Context(), widgetsAPI, metav1.DeleteOptions{}))
@@ -167,7 +163,7 @@ func testCompacted(t *testing.T, w *world) {
 	t.Run("what it knows is routed", func(t *testing.T) {
 		cutOff.answers(t, widgets, http.StatusOK)
 	})
-	g.closed.Store(false)
+	etcd.Close(false)
 	t.Run("what is new is routed", func(t *testing.T) { cutOff.becomes(t, "/apis/new.example.com/v1/things", http.StatusOK) })
 	t.Run("what was deleted is not", func(t *testing.T) { cutOff.becomes(t, widgets, http.StatusNotFound) })
 }
@@ -267,80 +263,9 @@ func testRestart(t *testing.T, w *world) {
 	t.Run("back again", func(t *testing.T) { s.accepts(t, "v1.back.example.com") })
 }
 
-// gate stands before etcd.
-type gate struct {
-	url    string
-	to     string
-	delay  atomic.Int64 // of each piece, in nanoseconds
-	closed atomic.Bool  // nobody gets through
-
-	mu    sync.Mutex // guards conns
-	conns []net.Conn
-}
-
-func newGate(t *testing.T, to string) *gate {
+// relayed stands before etcd.
+func (s *site) relayed(t *testing.T) (*relay.Relay, string) {
 	t.Helper()
-	l := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
-	g := &gate{url: "http://" + l.Addr().String(), to: strings.TrimPrefix(to, "http://")}
-	t.Cleanup(func() {
-		_ = l.Close()
-		g.closed.Store(true)
-		g.cut()
-	})
-	go func() { // ends with l
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go g.pass(c)
-		}
-	}()
-	return g
-}
-
-// pass carries one connection.
-func (g *gate) pass(in net.Conn) {
-	defer in.Close()
-	if g.closed.Load() {
-		return
-	}
-	out, err := net.Dial("tcp", g.to)
-	if err != nil {
-		return
-	}
-	defer out.Close()
-	g.mu.Lock()
-	g.conns = append(g.conns, in, out)
-	g.mu.Unlock()
-	done := make(chan struct{}, 2)
-	for _, way := range [][2]net.Conn{{in, out}, {out, in}} {
-		go func() { // ends when either is closed
-			_, _ = io.Copy(way[1], delayed{way[0], &g.delay})
-			done <- struct{}{}
-		}()
-	}
-	<-done
-}
-
-// cut ends all connections.
-func (g *gate) cut() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for _, c := range g.conns {
-		_ = c.Close()
-	}
-	g.conns = nil
-}
-
-// delayed gives what it has read later.
-type delayed struct {
-	io.Reader
-	by *atomic.Int64
-}
-
-func (d delayed) Read(p []byte) (int, error) {
-	n, err := d.Reader.Read(p)
-	<-time.After(time.Duration(d.by.Load()))
-	return n, err
+	r := must.Get(relay.Start(t.Context(), strings.TrimPrefix(s.EtcdURLs()[0], "http://")))(t)
+	return r, "etcd:http://" + r.Address
 }

@@ -1,4 +1,4 @@
-package main
+package relay
 
 import (
 	"bytes"
@@ -18,7 +18,9 @@ func TestDelay(t *testing.T) {
 		near, in := net.Pipe()
 		out, far := net.Pipe()
 		const by = 25 * time.Millisecond
-		go delay(out, in, by)
+		r := &Relay{}
+		r.Delay(by)
+		go r.carry(out, in)
 		began := time.Now()
 		for i := range byte(5) {
 			must.Get(near.Write([]byte{i, i}))(t)
