@@ -1,3 +1,5 @@
+// Package relay is what stands between two parts of a test, such as a load balancer: it accepts
+// connections until the test ends, and joins two of them.
 package relay
 
 import (

@@ -1,7 +1,5 @@
 //go:build e2e
 
-// Package relay is what stands between two parts of a test, such as a load balancer: it accepts
-// connections until the test ends, and joins two of them.
 package relay
 
 import (
