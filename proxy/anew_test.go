@@ -12,6 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -23,10 +24,9 @@ import (
 // else recovers.
 func TestChainThatPanics(t *testing.T) {
 	w := newWorld(t, worldConfig{})
-	a, err := authn.New(authn.Config{Anonymous: true, VerifyClient: func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
+	a := must.Get(authn.New(authn.Config{Anonymous: true, VerifyClient: func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
 		panic("verifying " + peer[0].Subject.CommonName)
-	}})
-	check(t, err)
+	}}))(t)
 	w.proxy.cfg.Authn = a
 	everyWay(t, func(t *testing.T, proto string) {
 		c := w.httpClient(t, proto, w.client.Issue(pki.Leaf{CommonName: "mallory"}))
@@ -90,8 +90,7 @@ func TestStrangersDebtFollows(t *testing.T) {
 
 func newTokens(t *testing.T) *authn.Authenticator {
 	t.Helper()
-	a, err := authn.New(authn.Config{})
-	check(t, err)
+	a := must.Get(authn.New(authn.Config{}))(t)
 	return a
 }
 
@@ -102,10 +101,9 @@ func TestConnectIsRefused(t *testing.T) {
 		for _, target := range []string{remoteGV + "/widgets", "/api/v1/namespaces/a/pods/b/proxy/", "10.0.0.1:22"} {
 			remote, local := w.remote.count(), w.local.count()
 			conn := w.dialFront(t)
-			check(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+			must.Do(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
 			fmt.Fprintf(conn, "CONNECT %s HTTP/1.1\r\nHost: victim.example.com\r\nAuthorization: Bearer token-of-bob\r\nConnection: close\r\n\r\n", target)
-			res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-			check(t, err)
+			res := must.Get(http.ReadResponse(bufio.NewReader(conn), nil))(t)
 			res.Body.Close()
 			if res.StatusCode != http.StatusMethodNotAllowed {
 				t.Errorf("%s: status %d, want 405", target, res.StatusCode)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -43,8 +44,7 @@ func (w *world) authenticator(t testing.TB, c worldConfig) *authn.Authenticator 
 		cfg.Issued = func(token string) bool { return strings.HasPrefix(token, "jwt.") }
 		cfg.RefuseUsers, cfg.RefuseGroups = []string{"system:serviceaccount:*"}, []string{"system:masters"}
 	}
-	a, err := authn.New(cfg)
-	check(t, err)
+	a := must.Get(authn.New(cfg))(t)
 	return a
 }
 
@@ -52,7 +52,7 @@ func (w *world) authenticator(t testing.TB, c worldConfig) *authn.Authenticator 
 // impersonate. Asked is called with each question.
 func newTestAuthorizer(t testing.TB, asked func()) *authz.Authorizer {
 	t.Helper()
-	z, err := authz.New(authz.Config{Review: func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	z := must.Get(authz.New(authz.Config{Review: func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 		if asked != nil {
 			asked()
 		}
@@ -61,7 +61,6 @@ func newTestAuthorizer(t testing.TB, asked func()) *authz.Authorizer {
 			return authorizer.DecisionDeny, "", nil
 		}
 		return authorizer.DecisionAllow, "", nil
-	}})
-	check(t, err)
+	}}))(t)
 	return z
 }

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -72,7 +73,7 @@ func TestRemotesLeftToThemselves(t *testing.T) {
 	p.cfg.Documents = http.NotFoundHandler()
 	var err error
 	p.cfg.Authz, err = authz.New(authz.Config{LeaveRemotes: true}) // there is nobody to ask: all else is refused
-	check(t, err)
+	must.Do(t, err)
 	for path, want := range map[string]Action{
 		remoteGV: ToRemote, remoteGV + "/widgets": ToRemote, "/api/v1/pods": ToLocal,
 		"/apis": Refuse, "/apis/remote.example.com": Refuse, "/openapi/v2": Refuse, "/fairlead/status": Refuse,
@@ -102,7 +103,7 @@ func TestWhatIsAuthorized(t *testing.T) {
 		}
 		return authorizer.DecisionAllow, "", nil
 	}})
-	check(t, err)
+	must.Do(t, err)
 	for _, tt := range []struct{ path, query, want string }{
 		{remoteGV, "", "bob get: " + remoteGV},
 		{remoteGV + "/namespaces/a/widgets/b/status", "", "bob get: " + remoteGV[len("/apis/"):] + " a/b of widgets/status,  []"},
@@ -138,10 +139,9 @@ func TestUpgradeTokens(t *testing.T) {
 			pair = w.client.Issue(pki.Leaf{CommonName: "alice"})
 		}
 		conn := w.dialFrontAs(t, pair)
-		check(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+		must.Do(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
 		fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Protocol: %s,v5.channel.k8s.io\r\n\r\n", tt.path, token)
-		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-		check(t, err)
+		res := must.Get(http.ReadResponse(bufio.NewReader(conn), nil))(t)
 		far := w.local
 		if tt.path != exec {
 			far = w.remote
@@ -159,8 +159,7 @@ func TestRefusalThatHangs(t *testing.T) {
 		near, far := net.Pipe()
 		defer near.Close()
 		go func() { _, _ = io.WriteString(far, "HTTP/1.1 403 Forbidden\r\nContent-Length: 10\r\n\r\nno") }()
-		res, err := http.ReadResponse(bufio.NewReader(near), nil)
-		check(t, err)
+		res := must.Get(http.ReadResponse(bufio.NewReader(near), nil))(t)
 		begun := time.Now()
 		defer func() {
 			if cut, _ := recover().(error); !errors.Is(cut, http.ErrAbortHandler) || time.Since(begun) != refusalTimeout {

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -69,11 +70,10 @@ func FuzzHeadCost(f *testing.F) {
 func TestChainsOffTheLoop(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	var n atomic.Int64
-	a, err := authn.New(authn.Config{VerifyClient: func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
+	a := must.Get(authn.New(authn.Config{VerifyClient: func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
 		n.Add(1)
 		return peer[0].Verify(x509.VerifyOptions{Roots: w.client.Pool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
-	}})
-	check(t, err)
+	}}))(t)
 	w.proxy.cfg.Authn = a
 	pair := w.client.Issue(pki.Leaf{CommonName: "alice"})
 	c := &authn.Conn{Peer: []*x509.Certificate{pair.Certificate}}
@@ -107,8 +107,7 @@ func TestDeskIsShared(t *testing.T) {
 		t.Error("a long head is quick")
 	}
 	ctx := t.Context()
-	leave, err := p.turn(ctx, long)
-	check(t, err)
+	leave := must.Get(p.turn(ctx, long))(t)
 	done := make(chan error, maxAtDesk)
 	for range maxAtDesk {
 		go func() {
@@ -130,7 +129,6 @@ func TestDeskIsShared(t *testing.T) {
 		t.Error("one connection may wait as often as it likes")
 	}
 	other := &Head{Remote: "192.0.2.2:1"}
-	leave, err = p.turn(ctx, other)
-	check(t, err)
+	leave = must.Get(p.turn(ctx, other))(t)
 	leave()
 }

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // TestEndings: a line says how its request has ended and how much of it came, whichever way both
@@ -58,7 +60,7 @@ func TestEndings(t *testing.T) {
 					Status, In, Waited float64
 					End, Endpoint      string
 				}{}
-				check(t, json.Unmarshal([]byte(line), &got))
+				must.Do(t, json.Unmarshal([]byte(line), &got))
 				ended := false
 				for _, end := range tc.ends {
 					ended = ended || got.End == end
@@ -79,14 +81,12 @@ func TestSessionLine(t *testing.T) {
 	access, seen := newLog(t)
 	w := newWorld(t, worldConfig{access: access, remote: switching})
 	conn := w.dialFront(t)
-	check(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+	must.Do(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
 	fmt.Fprintf(conn, "GET %s/x HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-bob\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\nearly", remoteGV)
 	br := bufio.NewReader(conn)
-	_, err := http.ReadResponse(br, nil)
-	check(t, err)
-	_, err = br.Discard(len("early"))
-	check(t, err)
-	check(t, conn.Close())
+	must.Get(http.ReadResponse(br, nil))(t)
+	must.Get(br.Discard(len("early")))(t)
+	must.Do(t, conn.Close())
 	if line := <-seen; !strings.Contains(line, `"status":101,"bytes":5,"in":5,`) || !strings.Contains(line, `"endpoint":"`+w.remote.Listener.Addr().String()) {
 		t.Error(line)
 	}
@@ -97,8 +97,7 @@ func TestTapped(t *testing.T) {
 	w := newWorld(t, worldConfig{taps: true})
 	r := w.request(t, "GET", "/fairlead/tap?user=bob&seconds=60", nil)
 	r.Header.Set("Authorization", "Bearer token-of-bob")
-	res, err := w.httpClient(t, "h2", nil).Do(r)
-	check(t, err)
+	res := must.Get(w.httpClient(t, "h2", nil).Do(r))(t)
 	defer res.Body.Close()
 	lines := bufio.NewScanner(res.Body)
 	everyWay(t, func(t *testing.T, proto string) {

@@ -12,6 +12,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // faulty is a backend that speaks frames: it reads each request wholly, counts it as executed or
@@ -34,7 +36,7 @@ func newFaulty(t *testing.T, do act) *faulty {
 	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return f.pair.Load(), nil }, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS12,
 	})
-	check(t, err)
+	must.Do(t, err)
 	f.address = l.Addr().String()
 	f.wg.Go(func() {
 		for {

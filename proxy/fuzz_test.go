@@ -14,6 +14,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -26,13 +27,13 @@ func thinker(f testing.TB, c worldConfig) (*world, *Proxy) {
 	pools, err := backend.New(backend.Config{Table: func() *registry.Table { return table }, Dial: new(net.Dialer).DialContext, TLS: func(string, *registry.Backend) (*tls.Config, error) {
 		return &tls.Config{MinVersion: tls.VersionTLS12}, nil
 	}})
-	check(f, err)
+	must.Do(f, err)
 	local, err := backend.NewLocal(backend.LocalConfig{
 		Servers: []string{"https://127.0.0.1:1"}, Dial: new(net.Dialer).DialContext, TLS: func(bool) (*tls.Config, error) { return &tls.Config{MinVersion: tls.VersionTLS12}, nil },
 	})
-	check(f, err)
+	must.Do(f, err)
 	p, err := New(Config{Table: func() *registry.Table { return table }, Authn: w.authenticator(f, c), Authz: newTestAuthorizer(f, nil), Backends: pools, Local: local})
-	check(f, err)
+	must.Do(f, err)
 	return w, p
 }
 

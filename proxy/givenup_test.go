@@ -19,6 +19,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -172,9 +173,8 @@ func TestGivenUpByItsBody(t *testing.T) {
 	for range burst + 1 {
 		conn := w.dialFront(t)
 		_, err := fmt.Fprintf(conn, "POST %s/widgets HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-bob\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nbegin\r\nzz\r\n", remoteGV)
-		check(t, err)
-		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-		check(t, err)
+		must.Do(t, err)
+		res := must.Get(http.ReadResponse(bufio.NewReader(conn), nil))(t)
 		if res.StatusCode != http.StatusBadRequest || res.Header.Get("Retry-After") != "" {
 			t.Errorf("answered with %d %v", res.StatusCode, res.Header)
 		}

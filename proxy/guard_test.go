@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -23,15 +24,12 @@ func TestGuardServesWhatItAuthorizes(t *testing.T) {
 	guarded.StartTLS()
 	t.Cleanup(guarded.Close)
 	for _, target := range []string{"/debug/pprof/heap", "http:/debug/pprof/heap", "http://x/debug/pprof/heap", "/debug%2fpprof/heap", "//debug/pprof", "x:y?z", "http://x?/debug"} {
-		conn, err := tls.Dial("tcp", guarded.Listener.Addr().String(), &tls.Config{
+		conn := must.Get(tls.Dial("tcp", guarded.Listener.Addr().String(), &tls.Config{
 			RootCAs: w.serving.Pool(), ServerName: "127.0.0.1", NextProtos: []string{"http/1.1"}, MinVersion: tls.VersionTLS12,
 			Certificates: []tls.Certificate{w.authorities.client.Issue(pki.Leaf{CommonName: "alice"}).TLS()},
-		})
-		check(t, err)
-		_, err = fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", target)
-		check(t, err)
-		raw, err := io.ReadAll(conn)
-		check(t, err)
+		}))(t)
+		must.Get(fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", target))(t)
+		raw := must.Get(io.ReadAll(conn))(t)
 		conn.Close()
 		_, body, _ := strings.Cut(string(raw), "\r\n\r\n")
 		authorized, served, ok := strings.Cut(body, " ")

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -63,9 +64,8 @@ func TestListedCredentialsStay(t *testing.T) {
 			"Connection": {listed + "Authorization, impersonate-user", "Impersonate-Extra-Scope, X-Other"},
 		}
 		conn := w.dialFront(t)
-		check(t, r.Write(conn))
-		res, err := http.ReadResponse(bufio.NewReader(conn), r)
-		check(t, err)
+		must.Do(t, r.Write(conn))
+		res := must.Get(http.ReadResponse(bufio.NewReader(conn), r))(t)
 		_ = res.Body.Close()
 		in := w.local.last(t)
 		if diff := cmp.Diff(want, identityFields(in.header)); diff != "" || in.header.Get("X-Other") != "" {
@@ -138,8 +138,7 @@ func TestAmbiguousPathsReachNobody(t *testing.T) {
 		remote, local := w.remote.count(), w.local.count()
 		conn := w.dialFront(t)
 		fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-bob\r\nConnection: close\r\n\r\n", target)
-		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-		check(t, err)
+		res := must.Get(http.ReadResponse(bufio.NewReader(conn), nil))(t)
 		res.Body.Close()
 		if res.StatusCode != 400 {
 			t.Errorf("%s: status %d, want 400", target, res.StatusCode)
@@ -172,10 +171,9 @@ func TestCVE20181002105(t *testing.T) {
 			smuggled := "GET /apis/remote.example.com/v1/secrets HTTP/1.1\r\nHost: x\r\nX-Remote-User: system:admin\r\nX-Remote-Group: system:masters\r\n\r\n"
 			// All at once, so that the second request is there before the answer to the first.
 			fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-bob\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nContent-Length: 0\r\n\r\n%s", side.path, smuggled)
-			check(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+			must.Do(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
 			br := bufio.NewReader(conn)
-			res, err := http.ReadResponse(br, nil)
-			check(t, err)
+			res := must.Get(http.ReadResponse(br, nil))(t)
 			body, _ := io.ReadAll(res.Body)
 			if res.StatusCode != 403 || !strings.Contains(string(body), "no upgrade here") {
 				t.Fatalf("status %d: %s", res.StatusCode, body)
@@ -202,8 +200,7 @@ func TestUnofferedUpgradesAreIgnored(t *testing.T) {
 	for _, protocol := range []string{"h2c", "TLS/1.0", "HTTP/2.0", "websocket, h2c"} {
 		conn := w.dialFront(t)
 		fmt.Fprintf(conn, "GET %s/widgets HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-bob\r\nConnection: Upgrade, HTTP2-Settings, close\r\nUpgrade: %s\r\nHTTP2-Settings: AAMAAABk\r\n\r\n", remoteGV, protocol)
-		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-		check(t, err)
+		res := must.Get(http.ReadResponse(bufio.NewReader(conn), nil))(t)
 		res.Body.Close()
 		in := w.remote.last(t)
 		if res.StatusCode != 200 || in.header.Get("Upgrade") != "" || in.header.Get("Http2-Settings") != "" {

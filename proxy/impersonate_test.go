@@ -19,6 +19,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -190,10 +191,9 @@ func (w *world) visit(t *testing.T, way string, pair *pki.Pair, header http.Head
 	r.Header.Set("Upgrade", way)
 	conn := w.dialFrontAs(t, pair)
 	defer conn.Close()
-	check(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
-	check(t, r.Write(conn))
-	res, err := http.ReadResponse(bufio.NewReader(conn), r)
-	check(t, err)
+	must.Do(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+	must.Do(t, r.Write(conn))
+	res := must.Get(http.ReadResponse(bufio.NewReader(conn), r))(t)
 	_ = res.Body.Close()
 	return res.StatusCode
 }
@@ -428,11 +428,10 @@ func TestIssuedBesideAnotherToken(t *testing.T) {
 					"Sec-Websocket-Protocol": {"base64url.bearer.authorization.k8s.io." + base64.RawURLEncoding.EncodeToString([]byte(jwt)) + ", v5.channel.k8s.io"},
 				}
 				conn := w.dialFront(t)
-				check(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
-				check(t, r.Write(conn))
-				res, err := http.ReadResponse(bufio.NewReader(conn), r)
-				check(t, err)
-				check(t, conn.Close())
+				must.Do(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+				must.Do(t, r.Write(conn))
+				res := must.Get(http.ReadResponse(bufio.NewReader(conn), r))(t)
+				must.Do(t, conn.Close())
 				if res.StatusCode != http.StatusUnauthorized {
 					t.Errorf("%s beside %s: %s: status %d, want 401", jwt, bearer, path, res.StatusCode)
 				}
@@ -449,8 +448,7 @@ func TestIssuedBesideAnotherToken(t *testing.T) {
 func TestLongTokenWaitsItsTurn(t *testing.T) {
 	w := newWorld(t, worldConfig{impersonate: true})
 	w.proxy.desk = bound.NewQueue(1, 1)
-	leave, err := w.proxy.desk.Enter(t.Context(), bound.Stranger("192.0.2.2:1"))
-	check(t, err)
+	leave := must.Get(w.proxy.desk.Enter(t.Context(), bound.Stranger("192.0.2.2:1")))(t)
 	short, long := "jwt.of.dave", "jwt.of."+strings.Repeat("x", 3000)
 	ask := func(token string) Action {
 		h := &Head{Method: "GET", Path: "/api/v1/pods", Fields: []hpack.HeaderField{{Name: "authorization", Value: "Bearer " + token}}, Remote: "192.0.2.1:1"}

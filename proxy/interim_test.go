@@ -11,6 +11,8 @@ import (
 	"net/textproto"
 	"strings"
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func countHints(ctx context.Context, n *int) context.Context {
@@ -45,16 +47,14 @@ func TestInterimTooLate(t *testing.T) {
 		w.Header().Set("Connection", "close")
 		ctx, end := relayInterims(r, w)
 		hint := httptrace.ContextClientTrace(ctx).Got1xxResponse
-		check(t, hint(http.StatusEarlyHints, textproto.MIMEHeader{"Connection": {"x-a"}, "Link": {"</a>"}}))
+		must.Do(t, hint(http.StatusEarlyHints, textproto.MIMEHeader{"Connection": {"x-a"}, "Link": {"</a>"}}))
 		end()
-		check(t, hint(http.StatusEarlyHints, textproto.MIMEHeader{"Link": {"</late>"}}))
+		must.Do(t, hint(http.StatusEarlyHints, textproto.MIMEHeader{"Link": {"</late>"}}))
 	}))
 	t.Cleanup(s.Close)
 	n := 0
-	r, err := http.NewRequestWithContext(countHints(t.Context(), &n), http.MethodGet, s.URL, nil)
-	check(t, err)
-	res, err := s.Client().Do(r)
-	check(t, err)
+	r := must.Get(http.NewRequestWithContext(countHints(t.Context(), &n), http.MethodGet, s.URL, nil))(t)
+	res := must.Get(s.Client().Do(r))(t)
 	defer res.Body.Close()
 	if n != 1 || !res.Close || res.Header.Get("Link") != "" {
 		t.Errorf("%d hints, then %v; the connection ends: %v", n, res.Header, res.Close)
@@ -72,8 +72,7 @@ func TestInterimOfAnOldClient(t *testing.T) {
 	for _, http1 := range []bool{true, false} {
 		w := newWorld(t, worldConfig{remote: hintThenRead, remoteHTTP1: http1})
 		conn := w.dialFront(t)
-		_, err := fmt.Fprintf(conn, "GET %s/widgets HTTP/1.0\r\nAuthorization: Bearer token-of-bob\r\n\r\n", remoteGV)
-		check(t, err)
+		must.Get(fmt.Fprintf(conn, "GET %s/widgets HTTP/1.0\r\nAuthorization: Bearer token-of-bob\r\n\r\n", remoteGV))(t)
 		if got, err := io.ReadAll(conn); err != nil || !strings.HasPrefix(string(got), "HTTP/1.0 200 OK\r\n") {
 			t.Errorf("HTTP/1.1 backend %v: %q, %v", http1, got, err)
 		}
@@ -87,11 +86,10 @@ func TestInterimBesideContinue(t *testing.T) {
 		w := newWorld(t, worldConfig{remote: hintThenRead, remoteHTTP1: http1})
 		conn := w.dialFront(t)
 		_, err := fmt.Fprintf(conn, "POST %s/widgets HTTP/1.1\r\nHost: x\r\nX-Unread: 1\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\nAuthorization: Bearer token-of-bob\r\n\r\n", remoteGV)
-		check(t, err)
+		must.Do(t, err)
 		br := bufio.NewReader(conn)
 		for hinted := false; ; {
-			res, err := http.ReadResponse(br, nil)
-			check(t, err)
+			res := must.Get(http.ReadResponse(br, nil))(t)
 			if res.StatusCode == http.StatusOK && hinted {
 				break
 			}
@@ -100,8 +98,7 @@ func TestInterimBesideContinue(t *testing.T) {
 			}
 			if res.StatusCode == http.StatusEarlyHints {
 				hinted = true
-				_, err := io.WriteString(conn, "1\r\na\r\n0\r\n\r\n")
-				check(t, err)
+				must.Get(io.WriteString(conn, "1\r\na\r\n0\r\n\r\n"))(t)
 			}
 		}
 	}

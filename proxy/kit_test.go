@@ -22,6 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/tracing"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -121,14 +122,13 @@ func (w *world) start(t *testing.T, c worldConfig) {
 	if c.backends != nil {
 		c.backends(&backends)
 	}
-	pools, err := backend.New(backends)
-	check(t, err)
+	pools := must.Get(backend.New(backends))(t)
 	local, err := backend.NewLocal(backend.LocalConfig{
 		Servers: []string{w.local.URL}, Dial: new(net.Dialer).DialContext, TLS: func(certificate bool) (*tls.Config, error) {
 			return tlsTo("localhost", certificate && !c.impersonate), nil
 		},
 	})
-	check(t, err)
+	must.Do(t, err)
 	local.Report(w.local.Listener.Addr().String(), registry.Healthy, "")
 	var taps *accesslog.Taps
 	var pages http.Handler
@@ -137,7 +137,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		pages = taps
 	}
 	w.proxy, err = New(Config{Disbelieved: func() { w.disbelieved.Add(1) }, Taps: taps, Pages: pages, Table: w.table, Authn: w.authenticator(t, c), Authz: newTestAuthorizer(t, c.reviewed), Backends: pools, Local: local, MaxInFlight: c.maxInFlight, GoAwayChance: c.goAway, ForwardRedirects: c.forwardRedirects, AccessLog: c.access, Audit: c.audit, Tracer: c.tracer, Documents: c.documents, Ready: c.ready})
-	check(t, err)
+	must.Do(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops sync.WaitGroup
 	w.lane = w.proxy.Frames(h2.Config{})
@@ -206,8 +206,7 @@ func (w *world) dialFrontAs(t *testing.T, pair *pki.Pair) net.Conn {
 	if pair != nil {
 		tc.Certificates = []tls.Certificate{pair.TLS()}
 	}
-	c, err := tls.Dial("tcp", w.front.Listener.Addr().String(), tc)
-	check(t, err)
+	c := must.Get(tls.Dial("tcp", w.front.Listener.Addr().String(), tc))(t)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -221,19 +220,16 @@ type answer struct {
 
 func (w *world) do(t *testing.T, c *http.Client, r *http.Request) answer {
 	t.Helper()
-	res, err := c.Do(r)
-	check(t, err)
+	res := must.Get(c.Do(r))(t)
 	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	check(t, err)
+	body := must.Get(io.ReadAll(res.Body))(t)
 	return answer{res.StatusCode, res.Header, string(body)}
 }
 
 // request makes a request to the front door whose target is sent as it stands.
 func (w *world) request(t *testing.T, method, target string, body io.Reader) *http.Request {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, w.front.URL, body)
-	check(t, err)
+	r := must.Get(http.NewRequestWithContext(t.Context(), method, w.front.URL, body))(t)
 	path, query, has := strings.Cut(target, "?")
 	r.URL.Opaque, r.URL.RawQuery, r.URL.ForceQuery = path, query, has
 	r.URL.Opaque = "//" + r.URL.Host + path

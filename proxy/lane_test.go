@@ -16,6 +16,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // get asks for a target as bob.
@@ -139,7 +140,7 @@ fairlead_backend_rejections_total{limit="inflight",name="v1.remote.example.com"}
 fairlead_backend_rejections_total{limit="longrunning",name="v1.remote.example.com"} 0
 fairlead_backend_rejections_total{limit="retry_budget",name="v1.remote.example.com"} 0
 `
-		check(t, testutil.GatherAndCompare(metrics, strings.NewReader(want), "fairlead_backend_rejections_total"))
+		must.Do(t, testutil.GatherAndCompare(metrics, strings.NewReader(want), "fairlead_backend_rejections_total"))
 	})
 }
 
@@ -163,8 +164,7 @@ func TestWatch(t *testing.T) {
 			w := newWorld(t, worldConfig{remote: watch, remoteHTTP1: http1})
 			r := w.request(t, "GET", remoteGV+"/widgets?watch=true", nil)
 			r.Header.Set("Authorization", "Bearer token-of-bob")
-			res, err := w.httpClient(t, proto, nil).Do(r)
-			check(t, err)
+			res := must.Get(w.httpClient(t, proto, nil).Do(r))(t)
 			defer res.Body.Close()
 			for _, event := range []string{"one", "two"} {
 				next <- event
@@ -201,13 +201,11 @@ func TestWatchEndsBetweenEvents(t *testing.T) {
 			}})
 			r := w.request(t, "GET", remoteGV+"/widgets?watch=true", nil)
 			r.Header.Set("Authorization", "Bearer token-of-bob")
-			res, err := w.httpClient(t, proto, nil).Do(r)
-			check(t, err)
+			res := must.Get(w.httpClient(t, proto, nil).Do(r))(t)
 			defer res.Body.Close()
 			<-begun
 			got := make([]byte, len(first))
-			_, err = io.ReadFull(res.Body, got)
-			check(t, err)
+			must.Get(io.ReadFull(res.Body, got))(t)
 			w.proxy.EndLongRunning()
 			if proto == "h2" {
 				go func() { _ = w.lane.Shutdown(t.Context(), 0) }() // waits for the client to go

@@ -14,6 +14,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // tableOf builds a table of group/v1 for each group.
@@ -30,10 +31,7 @@ func tableOf(prev *registry.Table, groups ...string) *registry.Table {
 // What has failed is counted of each entry, by whoever answered.
 func TestFailed(t *testing.T) {
 	table := tableOf(nil, "x", "y")
-	m, err := newMetrics(nil, func() *registry.Table { return table })
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Get(newMetrics(nil, func() *registry.Table { return table }))(t)
 	p, x := &Proxy{metrics: m}, table.Entries()[0]
 	for _, code := range []int{200, 404, 429, 499, 500, 503, 599} {
 		m.observe(&Decision{Entry: x, Request: Request{Verb: "get"}}, code, time.Second)
@@ -50,10 +48,7 @@ func TestSeriesEndWithTheAPIService(t *testing.T) {
 		var now atomic.Pointer[registry.Table]
 		now.Store(tableOf(nil, "stays"))
 		reg := prometheus.NewRegistry()
-		m, err := newMetrics(reg, now.Load)
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := must.Get(newMetrics(reg, now.Load))(t)
 		watch := func(e *registry.Entry) {
 			m.observe(&Decision{Entry: e, Request: Request{Verb: "watch"}}, 200, time.Second)
 		}
@@ -112,10 +107,7 @@ func TestSeriesEndWithTheAPIService(t *testing.T) {
 func TestObserve(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	table := tableOf(nil, "one")
-	m, err := newMetrics(reg, func() *registry.Table { return table })
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Get(newMetrics(reg, func() *registry.Table { return table }))(t)
 	d := &Decision{Entry: table.Entries()[0], Request: Request{Verb: "get"}}
 	for code := 200; code < 300; code++ {
 		m.observe(d, code, time.Second)

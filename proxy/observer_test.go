@@ -18,6 +18,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/audit"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -26,11 +27,9 @@ import (
 // answer, and with it after the next one's first.
 func auditLog(t *testing.T, rules string, local bool) (l *audit.Log, read func(n int) []auditv1.Event) {
 	t.Helper()
-	p, err := policy.LoadPolicyFromBytes([]byte("apiVersion: audit.k8s.io/v1\nkind: Policy\n" + rules))
-	check(t, err)
+	p := must.Get(policy.LoadPolicyFromBytes([]byte("apiVersion: audit.k8s.io/v1\nkind: Policy\n" + rules)))(t)
 	out := make(lines, 64)
-	l, err = audit.New(audit.Config{Policy: policy.NewPolicyRuleEvaluator(p), Writer: out, Local: local})
-	check(t, err)
+	l = must.Get(audit.New(audit.Config{Policy: policy.NewPolicyRuleEvaluator(p), Writer: out, Local: local}))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	var loop sync.WaitGroup
 	loop.Go(func() { _ = l.Run(ctx) })
@@ -58,7 +57,7 @@ func auditLog(t *testing.T, rules string, local bool) (l *audit.Log, read func(n
 				t.Errorf("the log holds a token: %s", line)
 			}
 			var ev auditv1.Event
-			check(t, json.Unmarshal([]byte(line), &ev))
+			must.Do(t, json.Unmarshal([]byte(line), &ev))
 			events = append(events, ev)
 		}
 		slices.SortStableFunc(events, func(a, b auditv1.Event) int {

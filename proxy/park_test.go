@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // Of a source's requests that need look-ups, sixteen are decided at once, and the others in turn.
@@ -105,7 +106,7 @@ func TestParkedBehindBadTokens(t *testing.T) {
 			return nil, false, nil
 		},
 	})
-	check(t, err)
+	must.Do(t, err)
 	l := &frames{p: w.proxy}
 	l.requests.New = func() any { return newFrameRequest(l) }
 	conn := &h2.ConnInfo{Remote: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1}}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // TestReadyDocument: a document that is ready is sent to whom the cluster lets have it, counted and
@@ -53,7 +54,7 @@ func TestReadyDocument(t *testing.T) {
 				t.Errorf("%+v: %d %q", tc, got.status, got.body)
 			}
 			var line map[string]any
-			check(t, json.Unmarshal([]byte(<-seen), &line))
+			must.Do(t, json.Unmarshal([]byte(<-seen), &line))
 			want := map[string]any{"status": float64(tc.status), "path": "/apis", "bytes": float64(len(tc.body))}
 			if tc.status != 200 || tc.method == "HEAD" {
 				delete(want, "bytes")

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // lines is a writer that hands lines on.
@@ -28,8 +29,7 @@ func (l lines) Write(p []byte) (int, error) {
 func newLog(t *testing.T) (*accesslog.Log, lines) {
 	t.Helper()
 	seen := make(lines, 64)
-	access, err := accesslog.New(accesslog.Config{Writer: seen})
-	check(t, err)
+	access := must.Get(accesslog.New(accesslog.Config{Writer: seen}))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	var loop sync.WaitGroup
 	loop.Go(func() { _ = access.Run(ctx) })

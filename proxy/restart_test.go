@@ -9,6 +9,8 @@ import (
 	"net/http/httptest"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // restart ends the server as a killed process does, and brings it back at its old address after a
@@ -75,10 +77,10 @@ func TestAnswerBeforeTheBody(t *testing.T) {
 
 func answerBeforeTheBody(t *testing.T, http1 bool, query, length string, status int) {
 	w := newWorld(t, worldConfig{remoteHTTP1: http1, remote: func(w http.ResponseWriter, r *http.Request) {
-		check(t, http.NewResponseController(w).EnableFullDuplex())
+		must.Do(t, http.NewResponseController(w).EnableFullDuplex())
 		if r.URL.RawQuery == "" {
 			w.WriteHeader(http.StatusConflict)
-			check(t, http.NewResponseController(w).Flush())
+			must.Do(t, http.NewResponseController(w).Flush())
 			return
 		}
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -86,7 +88,7 @@ func answerBeforeTheBody(t *testing.T, http1 bool, query, length string, status 
 	}})
 	s := w.server()
 	s.Config.Handler = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		check(t, http.NewResponseController(rw).EnableFullDuplex()) // as cmd/fairlead does, and ends the connection
+		must.Do(t, http.NewResponseController(rw).EnableFullDuplex()) // as cmd/fairlead does, and ends the connection
 		rw.Header().Set("Connection", "close")
 		w.proxy.ServeHTTP(rw, r)
 	})
@@ -96,15 +98,14 @@ func answerBeforeTheBody(t *testing.T, http1 bool, query, length string, status 
 	w.front = s
 	conn := w.dialFront(t)
 	w.front = old
-	_, err := fmt.Fprintf(conn, "POST %s/widgets%s HTTP/1.1\r\nHost: x\r\nX-Unread: 1\r\nAuthorization: Bearer token-of-bob\r\n%s", remoteGV, query, length)
-	check(t, err)
-	check(t, conn.SetReadDeadline(time.Now().Add(uploadRest/2)))
+	must.Get(fmt.Fprintf(conn, "POST %s/widgets%s HTTP/1.1\r\nHost: x\r\nX-Unread: 1\r\nAuthorization: Bearer token-of-bob\r\n%s", remoteGV, query, length))(t)
+	must.Do(t, conn.SetReadDeadline(time.Now().Add(uploadRest/2)))
 	br := bufio.NewReader(conn)
 	res, err := http.ReadResponse(br, nil)
 	if err != nil || res.StatusCode != status {
 		t.Fatalf("%v, %v", res, err)
 	}
-	check(t, conn.SetReadDeadline(time.Now().Add(2*uploadRest)))
+	must.Do(t, conn.SetReadDeadline(time.Now().Add(2*uploadRest)))
 	if _, err := io.Copy(io.Discard, br); err != nil {
 		t.Errorf("the connection does not end: %v", err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -31,9 +32,9 @@ func TestKnownScrapers(t *testing.T) {
 		}
 		return authorizer.DecisionAllow, "", nil
 	}})
-	check(t, err)
+	must.Do(t, err)
 	p, err := New(Config{Table: w.table, Authn: w.authenticator(t, worldConfig{}), Authz: may, Backends: w.proxy.cfg.Backends, Local: w.proxy.cfg.Local})
-	check(t, err)
+	must.Do(t, err)
 	s := httptest.NewUnstartedServer(p.Guard(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "fairlead_up 1") })))
 	s.Config.ConnContext = p.ConnContext
 	s.TLS = w.front.TLS.Clone()
@@ -42,8 +43,7 @@ func TestKnownScrapers(t *testing.T) {
 	prometheus, grafana := w.client.Issue(pki.Leaf{CommonName: "prometheus"}), w.client.Issue(pki.Leaf{CommonName: "grafana"})
 	scrape := func(path string, pair *pki.Pair, token string) int {
 		t.Helper()
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL+path, nil)
-		check(t, err)
+		r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL+path, nil))(t)
 		if token != "" {
 			r.Header.Set("Authorization", "Bearer "+token)
 		}

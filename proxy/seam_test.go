@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // bothBackends runs a test with a remote that speaks HTTP/2 and with one that does not.
@@ -31,14 +32,13 @@ func bothBackends(t *testing.T, c worldConfig, f func(t *testing.T, w *world)) {
 func (w *world) raw(t *testing.T, target, rest string) *http.Response {
 	t.Helper()
 	conn := w.dialFront(t)
-	check(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+	must.Do(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
 	method := "GET"
 	if strings.Contains(rest, "chunked") {
 		method = "POST"
 	}
 	fmt.Fprintf(conn, "%s %s HTTP/1.1\r\nHost: front.example.com\r\nAuthorization: Bearer token-of-bob\r\n%s", method, target, rest)
-	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	check(t, err)
+	res := must.Get(http.ReadResponse(bufio.NewReader(conn), nil))(t)
 	return res
 }
 
@@ -76,8 +76,7 @@ func TestAnswersAreCleaned(t *testing.T) {
 			r = r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
 				Got1xxResponse: func(code int, h textproto.MIMEHeader) error { heads[fmt.Sprint(code)] = http.Header(h); return nil },
 			}))
-			res, err := w.httpClient(t, proto, nil).Do(r)
-			check(t, err)
+			res := must.Get(w.httpClient(t, proto, nil).Do(r))(t)
 			defer res.Body.Close()
 			if body, err := io.ReadAll(res.Body); err != nil || string(body) != "body" {
 				t.Fatalf("%q, %v", body, err)
@@ -191,10 +190,9 @@ func TestUpgradeInNameOnly(t *testing.T) {
 	} {
 		for _, target := range []string{"/api/v1/pods", remoteGV + "/widgets"} {
 			conn := w.dialFront(t)
-			check(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+			must.Do(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
 			fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\n%sSec-WebSocket-Protocol: v5.channel.k8s.io, %s\r\n\r\n", target, fields, token)
-			res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-			check(t, err)
+			res := must.Get(http.ReadResponse(bufio.NewReader(conn), nil))(t)
 			if want := map[bool]int{true: 200, false: 401}[target == "/api/v1/pods"]; res.StatusCode != want {
 				t.Errorf("%q %s: status %d", fields, target, res.StatusCode)
 			}
@@ -244,8 +242,7 @@ func TestHostOfBackends(t *testing.T) {
 			path, want string
 		}{{w.remote, remoteGV + "/widgets", w.remote.Listener.Addr().String()}, {w.local, "/api/v1/pods", "front.example.com"}} {
 			everyWay(t, func(t *testing.T, proto string) {
-				r, err := http.NewRequestWithContext(t.Context(), "GET", w.front.URL+side.path, nil)
-				check(t, err)
+				r := must.Get(http.NewRequestWithContext(t.Context(), "GET", w.front.URL+side.path, nil))(t)
 				r.Host = "front.example.com"
 				r.Header.Set("Authorization", "Bearer token-of-bob")
 				if got := w.do(t, w.httpClient(t, proto, nil), r); got.status != 200 {

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -179,8 +180,7 @@ func (s *street) open(target string) *http.Response {
 	s.t.Helper()
 	r := s.request(s.t, http.MethodGet, target, nil)
 	r.Header.Set("Authorization", "Bearer token-of-alice")
-	res, err := s.client.Do(r)
-	check(s.t, err)
+	res := must.Get(s.client.Do(r))(s.t)
 	s.t.Cleanup(func() { res.Body.Close() })
 	return res
 }

@@ -11,6 +11,7 @@ import (
 	tracingapi "k8s.io/component-base/tracing/api/v1"
 
 	traced "github.com/fairlead-proxy/fairlead/proxy/tracing"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/otlp"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -19,16 +20,15 @@ import (
 // collector has. A span may end after its answer.
 func tracer(t *testing.T, perMillion int32) (tr *traced.Tracer, read func(n int) []otlp.Span) {
 	t.Helper()
-	c, err := otlp.Start(t.Context())
-	check(t, err)
+	c := must.Get(otlp.Start(t.Context()))(t)
 	t.Cleanup(c.Close)
 	provider, err := tracing.NewProvider(t.Context(), &tracingapi.TracingConfiguration{Endpoint: &c.Address, SamplingRatePerMillion: &perMillion}, nil, nil)
-	check(t, err)
+	must.Do(t, err)
 	return traced.New(provider), func(n int) []otlp.Span {
 		for patience := time.Now().Add(10 * time.Second); len(c.Spans()) < n && time.Now().Before(patience); {
-			check(t, provider.(interface{ ForceFlush(context.Context) error }).ForceFlush(t.Context()))
+			must.Do(t, provider.(interface{ ForceFlush(context.Context) error }).ForceFlush(t.Context()))
 		}
-		check(t, provider.Shutdown(context.WithoutCancel(t.Context())))
+		must.Do(t, provider.Shutdown(context.WithoutCancel(t.Context())))
 		return c.Spans()
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // When the trust in a backend's connection ends, its watches end after 5 s as if their own time
@@ -38,8 +39,7 @@ func TestTrustEnds(t *testing.T) {
 		open := func(target string) *http.Response {
 			r := w.request(t, http.MethodGet, target, nil)
 			r.Header.Set("Authorization", "Bearer token-of-alice")
-			res, err := c.Do(r)
-			check(t, err)
+			res := must.Get(c.Do(r))(t)
 			t.Cleanup(func() { res.Body.Close() })
 			return res
 		}

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // switching agrees to any upgrade and echoes what comes.
@@ -33,12 +35,11 @@ func TestUpgradeEchoes(t *testing.T) {
 	}{{w.remote, remoteGV + "/namespaces/a/vms/b/console"}, {w.local, "/api/v1/namespaces/a/pods/b/exec"}} {
 		for _, protocol := range []string{"websocket", "SPDY/3.1"} {
 			conn := w.dialFront(t)
-			check(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+			must.Do(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
 			fmt.Fprintf(conn, "GET %s?stdin=true&x=%%zz HTTP/1.1\r\nHost: front\r\nAuthorization: Bearer token-of-bob\r\nConnection: upgrade\r\nUpgrade: %s\r\n"+
 				"Sec-WebSocket-Protocol: v5.channel.k8s.io\r\n\r\nearly", side.path, protocol)
 			br := bufio.NewReader(conn)
-			res, err := http.ReadResponse(br, nil)
-			check(t, err)
+			res := must.Get(http.ReadResponse(br, nil))(t)
 			if res.StatusCode != 101 || !strings.EqualFold(res.Header.Get("Upgrade"), protocol) || res.Header.Get("X-Mine") != "yes" {
 				t.Fatalf("%s: %d %v", protocol, res.StatusCode, res.Header)
 			}
@@ -72,10 +73,9 @@ func TestUpgradeToSomethingElse(t *testing.T) {
 		_, _ = io.Copy(io.Discard, rw)
 	}})
 	conn := w.dialFront(t)
-	check(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+	must.Do(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
 	fmt.Fprintf(conn, "GET %s/x HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-bob\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n", remoteGV)
-	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	check(t, err)
+	res := must.Get(http.ReadResponse(bufio.NewReader(conn), nil))(t)
 	if res.StatusCode != http.StatusBadGateway {
 		t.Errorf("status %d, want 502", res.StatusCode)
 	}
@@ -85,8 +85,7 @@ func TestUpgradeWithBody(t *testing.T) {
 	w := newWorld(t, worldConfig{remote: switching})
 	conn := w.dialFront(t)
 	fmt.Fprintf(conn, "POST %s/x HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-bob\r\nConnection: upgrade\r\nUpgrade: websocket\r\nContent-Length: 5\r\n\r\nhello", remoteGV)
-	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	check(t, err)
+	res := must.Get(http.ReadResponse(bufio.NewReader(conn), nil))(t)
 	if res.StatusCode != http.StatusRequestEntityTooLarge || w.remote.count() != 0 {
 		t.Errorf("status %d, %d requests arrived", res.StatusCode, w.remote.count())
 	}
@@ -97,15 +96,13 @@ func TestSessionsEnd(t *testing.T) {
 	conn := w.dialFront(t)
 	fmt.Fprintf(conn, "GET %s/x HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-bob\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n", remoteGV)
 	br := bufio.NewReader(conn)
-	if _, err := http.ReadResponse(br, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(http.ReadResponse(br, nil))(t)
 	fmt.Fprint(conn, "x")
 	if _, err := br.ReadByte(); err != nil || w.proxy.Sessions() != 1 {
 		t.Fatalf("%v, %d sessions", err, w.proxy.Sessions())
 	}
 	w.proxy.EndSessions()
-	check(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+	must.Do(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
 	if _, err := br.ReadByte(); err == nil {
 		t.Error("the session goes on")
 	}

@@ -12,16 +12,16 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // URLs are endpoints like any other: of two, one of which nobody is at, each request is served by
 // the other, a write too, since nothing of it was sent.
 func TestURLs(t *testing.T) {
 	for _, http1 := range []bool{false, true} {
-		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-		check(t, err)
+		l := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 		dead := l.Addr().String()
-		check(t, l.Close())
+		must.Do(t, l.Close())
 		var failed atomic.Int64
 		w := newWorld(t, worldConfig{
 			remoteHTTP1: http1,

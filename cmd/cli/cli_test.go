@@ -7,6 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 	cliflag "k8s.io/component-base/cli/flag"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func TestRoot(t *testing.T) {
@@ -49,9 +51,7 @@ func TestFlags(t *testing.T) {
 	var out bytes.Buffer
 	cmd.SetOut(&out)
 	cmd.SetArgs([]string{"--help"})
-	if err := cmd.ExecuteContext(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.ExecuteContext(t.Context()))
 	at := -1
 	for _, want := range []string{"Do it.", "Examples:\n  do --a", "Second flags:", "First flags:"} {
 		next := strings.Index(out.String(), want)

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // dev is a fairlead-dev that runs within the test.
@@ -67,10 +69,7 @@ func (d dev) fairlead() string { return filepath.Join(filepath.Dir(d.dir), "fair
 // parts lists the processes that hold d's folder in their arguments, by their executable's name.
 func (d dev) parts(t *testing.T) map[string]int {
 	t.Helper()
-	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob("/proc/[0-9]*/cmdline"))(t)
 	out := map[string]int{}
 	for _, file := range files {
 		args, err := os.ReadFile(file) // gone since: no part
@@ -151,9 +150,7 @@ func TestDeathOfAPart(t *testing.T) {
 	if pid == 0 {
 		t.Fatal("no sample-apiserver runs")
 	}
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Kill(pid, syscall.SIGKILL))
 	for line := range d.said {
 		if strings.Contains(line, "sample-apiserver ended: signal: killed; all other parts keep running") && strings.Count(line, "\n") == 1 {
 			break

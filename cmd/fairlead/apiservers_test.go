@@ -17,6 +17,7 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -24,10 +25,7 @@ import (
 // alone, as those of control plane nodes do.
 func apiserverAt(t *testing.T, ca *pki.CA, ip string) *httptest.Server {
 	t.Helper()
-	l, err := net.Listen("tcp", net.JoinHostPort(ip, "0"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", net.JoinHostPort(ip, "0")))(t)
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		_, _ = fmt.Fprintf(w, "%s %s", r.Host, body)
@@ -49,9 +47,7 @@ func TestOwnClientsLeaveWhatHangs(t *testing.T) {
 	text := fmt.Appendf(nil, `{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}],
 		"clusters":[{"name":"c","cluster":{"server":"https://other.example:1","certificate-authority-data":%q}}],"users":[{"name":"u","user":{}}]}`,
 		base64.StdEncoding.EncodeToString(ca.PEM()))
-	if err := os.WriteFile(path, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, text, 0o600))
 	dead := apiserverAt(t, ca, "127.0.0.3")
 	dead.Close()
 	kube, _, own, err := clientConfig(path, []string{dead.URL, first.URL, second.URL})
@@ -62,10 +58,7 @@ func TestOwnClientsLeaveWhatHangs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	client, err := corev1client.NewForConfig(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Get(corev1client.NewForConfig(cfg))(t)
 	one, two := strings.TrimPrefix(first.URL, "https://"), strings.TrimPrefix(second.URL, "https://")
 	answered := func(when, by string) {
 		t.Helper()

@@ -15,6 +15,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/proxy/audit"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // The audit log begins a new file where the flags say so, and nobody but its owner can read either.
@@ -32,13 +33,9 @@ func TestAuditFiles(t *testing.T) {
 			dir := t.TempDir()
 			o := &options{audit: tc.flags}
 			o.audit.path, o.audit.policy = filepath.Join(dir, "logs", "audit.log"), filepath.Join(dir, "policy.yaml")
-			if err := os.WriteFile(o.audit.policy, []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(o.audit.policy, []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n"), 0o600))
 			d := &door{o: o, log: slog.New(slog.DiscardHandler), metrics: prometheus.NewRegistry()}
-			if err := d.makeAudit(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, d.makeAudit())
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error)
 			go func() { done <- d.audit.Run(ctx) }()
@@ -47,9 +44,7 @@ func TestAuditFiles(t *testing.T) {
 			}
 			cancel()
 			<-done
-			if err := d.closeLogs(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, d.closeLogs())
 			if info, err := os.Stat(filepath.Join(dir, "logs")); err != nil || info.Mode().Perm() != 0o700 {
 				t.Errorf("their folder: %v, %v", info.Mode(), err)
 			}
@@ -59,10 +54,7 @@ func TestAuditFiles(t *testing.T) {
 			}
 			lines := 0
 			for _, f := range files {
-				data, err := os.ReadFile(f)
-				if err != nil {
-					t.Fatal(err)
-				}
+				data := must.Get(os.ReadFile(f))(t)
 				if info, err := os.Stat(f); err != nil || info.Mode().Perm() != 0o600 {
 					t.Errorf("%s: %v, %v", f, info.Mode(), err)
 				}
@@ -78,9 +70,7 @@ func TestAuditFiles(t *testing.T) {
 func TestAuditPolicyFaults(t *testing.T) {
 	for _, policy := range []string{"", "rules: []", "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Everything}]"} {
 		o := &options{audit: auditOptions{path: "-", format: "json", policy: filepath.Join(t.TempDir(), "policy")}}
-		if err := os.WriteFile(o.audit.policy, []byte(policy), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(o.audit.policy, []byte(policy), 0o600))
 		err := (&door{o: o}).makeAudit()
 		if !cli.IsUsage(err) || !strings.HasPrefix(err.Error(), "--audit-policy-file: ") {
 			t.Errorf("%q: %v", policy, err)

@@ -17,6 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -26,9 +27,7 @@ func writeKubeconfig(t *testing.T, dir, user string) string {
 	path := filepath.Join(dir, "kubeconfig")
 	text := fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}],
 		"clusters":[{"name":"c","cluster":{"server":"https://127.0.0.1:6443"}}],"users":[{"name":"u","user":{%s}}]}`, user)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
@@ -48,10 +47,7 @@ func embedded(p *pki.Pair) string {
 
 func (k *credential) showsTo(t *testing.T) string {
 	t.Helper()
-	pair, err := k.clientCertificate(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pair := must.Get(k.clientCertificate(nil))(t)
 	var shown bytes.Buffer
 	for _, der := range pair.Certificate {
 		shown.Write(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
@@ -63,9 +59,7 @@ func TestCredential(t *testing.T) {
 	clients := pki.NewCA("clients")
 	pair := clients.Issue(pki.Leaf{CommonName: "fairlead"})
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "token"), []byte("t2\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, "token"), []byte("t2\n"), 0o600))
 	if _, _, err := pair.WriteFiles(dir, "user"); err != nil {
 		t.Fatal(err)
 	}
@@ -104,23 +98,14 @@ func writePlugin(t *testing.T, dir string) (user string, says func(status string
 	t.Helper()
 	command := filepath.Join(dir, "plugin")
 	script := fmt.Sprintf("#!/bin/sh\necho >>%[1]s/calls\ncat %[1]s/says\n", dir)
-	if err := os.WriteFile(command, []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(command, []byte(script), 0o700))
 	says = func(status string) {
 		text := fmt.Sprintf(`{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{%s}}`, status)
-		if err := os.WriteFile(filepath.Join(dir, "next"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(filepath.Join(dir, "next"), filepath.Join(dir, "says")); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, "next"), []byte(text), 0o600))
+		must.Do(t, os.Rename(filepath.Join(dir, "next"), filepath.Join(dir, "says")))
 	}
 	calls = func() int {
-		data, err := os.ReadFile(filepath.Join(dir, "calls"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := must.Get(os.ReadFile(filepath.Join(dir, "calls")))(t)
 		return bytes.Count(data, []byte("\n"))
 	}
 	return fmt.Sprintf(`"exec":{"apiVersion":"client.authentication.k8s.io/v1","command":%q,"interactiveMode":"Never"}`, command), says, calls
@@ -133,29 +118,21 @@ func TestCredentialOfPlugin(t *testing.T) {
 	user, says, calls := writePlugin(t, dir)
 	expires := func(in time.Duration) string { return time.Now().Add(in).UTC().Format(time.RFC3339) }
 	says(fmt.Sprintf(`"token":"t1","expirationTimestamp":%q`, expires(-time.Minute)))
-	k, err := credentialOf(t, dir, user)
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := must.Get(credentialOf(t, dir, user))(t)
 	if k.Authorization() != "Bearer t1" {
 		t.Fatalf("%q", k.Authorization())
 	}
 	says(fmt.Sprintf(`"token":"t2","expirationTimestamp":%q`, expires(time.Hour)))
 	last := k.source.Load()
 	for range 3 {
-		if err := k.look(last); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, k.look(last))
 	}
 	before := calls()
 	if k.Authorization() != "Bearer t2" || before > 4 {
 		t.Errorf("%q after %d calls", k.Authorization(), before)
 	}
 	says(fmt.Sprintf(`"token":"t3","expirationTimestamp":%q`, expires(time.Hour)))
-	fresh, err := last.again()
-	if err != nil {
-		t.Fatal(err)
-	}
+	fresh := must.Get(last.again())(t)
 	if err := k.look(fresh); err != nil || k.Authorization() != "Bearer t3" || calls() != before+1 {
 		t.Errorf("%v: %q after %d calls, there were %d", err, k.Authorization(), calls(), before)
 	}
@@ -168,9 +145,7 @@ func TestCredentialOfPlugin(t *testing.T) {
 	pair := pki.NewCA("clients").Issue(pki.Leaf{CommonName: "fairlead"})
 	says(fmt.Sprintf(`"clientCertificateData":%q,"clientKeyData":%q`, pair.CertPEM(), pair.KeyPEM()))
 	changed := k.Changed()
-	if fresh, err = k.source.Load().again(); err != nil {
-		t.Fatal(err)
-	}
+	fresh = must.Get(k.source.Load().again())(t)
 	if err := k.look(fresh); err != nil || k.Authorization() != "" || k.showsTo(t) != string(pair.CertPEM()) {
 		t.Errorf("a certificate: %v, %q", err, k.Authorization())
 	}
@@ -184,10 +159,7 @@ func TestCredentialOfPlugin(t *testing.T) {
 // A kubeconfig that has changed counts within a second, and who reads it waits for no plugin.
 func TestCredentialFollows(t *testing.T) {
 	dir := t.TempDir()
-	k, err := credentialOf(t, dir, `"token":"t1"`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := must.Get(credentialOf(t, dir, `"token":"t1"`))(t)
 	user, says, _ := writePlugin(t, dir)
 	says(`"token":"t2"`)
 	kube, _, _, err := clientConfig(writeKubeconfig(t, dir, user), nil)
@@ -221,16 +193,11 @@ func TestCredentialIsRenewed(t *testing.T) {
 	file := filepath.Join(dir, "token")
 	write := func(token string) {
 		t.Helper()
-		if err := os.WriteFile(file, []byte(token), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, []byte(token), 0o600))
 	}
 	synctest.Test(t, func(t *testing.T) {
 		write("t1")
-		k, err := credentialOf(t, dir, `"tokenFile":"token"`)
-		if err != nil {
-			t.Fatal(err)
-		}
+		k := must.Get(credentialOf(t, dir, `"tokenFile":"token"`))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		var loop sync.WaitGroup
 		loop.Go(func() { _ = k.Run(ctx) })
@@ -254,9 +221,7 @@ func TestCredentialIsRenewed(t *testing.T) {
 		want(6*time.Second, "t3")
 		write("t4")
 		want(2*time.Minute, "t4")
-		if err := os.Remove(file); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Remove(file))
 		k.renew()
 		want(2*time.Minute, "t4")
 		write("t5")

@@ -22,6 +22,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -142,14 +143,8 @@ func (c *crowd) serve(b testing.TB, o *options, ca *pki.CA) {
 		b.Cleanup(func() { s.CloseClientConnections(); s.Close() })
 		return s.URL
 	}
-	u, err := url.Parse(serve(http.HandlerFunc(c.extension)))
-	if err != nil {
-		b.Fatal(err)
-	}
-	port, err := strconv.ParseInt(u.Port(), 10, 32)
-	if err != nil {
-		b.Fatal(err)
-	}
+	u := must.Get(url.Parse(serve(http.HandlerFunc(c.extension))))(b)
+	port := must.Get(strconv.ParseInt(u.Port(), 10, 32))(b)
 	c.port = int32(port)
 	for i := range c.services {
 		c.Put(c.service(i), c.slice(i, false))
@@ -157,12 +152,7 @@ func (c *crowd) serve(b testing.TB, o *options, ca *pki.CA) {
 	for i := range c.apiServices {
 		c.Put(c.apiService(i))
 	}
-	kubeconfig, err := clientcmd.LoadFromFile(o.kubeconfig)
-	if err != nil {
-		b.Fatal(err)
-	}
+	kubeconfig := must.Get(clientcmd.LoadFromFile(o.kubeconfig))(b)
 	kubeconfig.Clusters["c"].Server = serve(c.local())
-	if err := clientcmd.WriteToFile(*kubeconfig, o.kubeconfig); err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, clientcmd.WriteToFile(*kubeconfig, o.kubeconfig))
 }

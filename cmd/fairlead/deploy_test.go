@@ -15,6 +15,8 @@ import (
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // Every overlay with every set of components is either what it says, a command line that serve
@@ -22,7 +24,7 @@ import (
 func TestEveryCombination(t *testing.T) {
 	t.Parallel() // kustomize takes its time
 	disk := filesys.MakeFsInMemory()
-	err := filepath.WalkDir("../../deploy", func(path string, e fs.DirEntry, err error) error {
+	must.Do(t, filepath.WalkDir("../../deploy", func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() {
 			return err
 		}
@@ -31,10 +33,7 @@ func TestEveryCombination(t *testing.T) {
 			return err
 		}
 		return disk.WriteFile(strings.TrimPrefix(path, "../.."), data)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	components := []struct{ name, flag string }{
 		{"entrypoint", "--publish-kubernetes-endpoints"}, {"audit", "--audit-log-path=-"}, {"write-status", "--write-status"}, {"events", "--emit-events"}, {"monitoring", ""},
 	}
@@ -56,9 +55,7 @@ func TestEveryCombination(t *testing.T) {
 			if !strings.Contains(own, "  - ") {
 				own = strings.TrimSuffix(own, "components:\n")
 			}
-			if err := disk.WriteFile("/own/kustomization.yaml", []byte(own)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, disk.WriteFile("/own/kustomization.yaml", []byte(own)))
 			built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(disk, "/own")
 			if strings.Contains(name, "load-balancer entrypoint") {
 				if err == nil || !strings.Contains(err.Error(), "the component entrypoint is for control-plane nodes") {
@@ -70,10 +67,7 @@ func TestEveryCombination(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 				continue
 			}
-			text, err := built.AsYaml()
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := must.Get(built.AsYaml())(t)
 			for _, fault := range wrongWith(string(text), base, flags) {
 				t.Errorf("%s: %s", name, fault)
 			}

@@ -13,14 +13,14 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func writeEgress(t *testing.T, text string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "egress.yaml")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte(text), 0o600))
 	return file
 }
 
@@ -28,10 +28,7 @@ func writeEgress(t *testing.T, text string) string {
 // that were asked for.
 func connectProxy(t *testing.T, socket string) (asked chan string) {
 	t.Helper()
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("unix", socket))(t)
 	t.Cleanup(func() { l.Close() })
 	asked = make(chan string, 1)
 	go func() { // ends with the listener
@@ -60,11 +57,8 @@ const egressHead = "apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorCo
 func TestEgressDialer(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "proxy")
 	asked := connectProxy(t, socket)
-	dial, err := egressDialer(writeEgress(t, egressHead+
-		"- name: cluster\n  connection:\n    proxyProtocol: HTTPConnect\n    transport:\n      uds: {udsName: "+socket+"}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	dial := must.Get(egressDialer(writeEgress(t, egressHead+
+		"- name: cluster\n  connection:\n    proxyProtocol: HTTPConnect\n    transport:\n      uds: {udsName: "+socket+"}\n")))(t)
 	c, err := dial(t.Context(), "tcp", "192.0.2.7:443") // TEST-NET-1: nowhere but through the proxy
 	if err != nil {
 		t.Fatal(err)
@@ -73,9 +67,7 @@ func TestEgressDialer(t *testing.T) {
 	if got := <-asked; got != "192.0.2.7:443" {
 		t.Errorf("the proxy was asked for %q", got)
 	}
-	if _, err := c.Write([]byte("hello")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.Write([]byte("hello")))(t)
 	got := make([]byte, 5)
 	if _, err := io.ReadFull(c, got); err != nil || string(got) != "hello" {
 		t.Errorf("got %q: %v", got, err)

@@ -15,16 +15,14 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry/apiservices"
 	"github.com/fairlead-proxy/fairlead/registry/apiservices/etcd"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // However many watch, this process follows its own table.
 func TestOwnClientIsNeverRefused(t *testing.T) {
-	server, err := apiservices.New(apiservices.Config{
+	server := must.Get(apiservices.New(apiservices.Config{
 		Etcd: &etcd.Config{Endpoints: testserver.RunEtcd(t, nil).Endpoints()}, Protects: func(string) bool { return false },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- server.Run(ctx) }()
@@ -34,14 +32,8 @@ func TestOwnClientIsNeverRefused(t *testing.T) {
 	})
 	watch := func(name string) int {
 		ctx := request.WithUser(ctx, &user.DefaultInfo{Name: name})
-		r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://fairlead.invalid/apis/apiregistration.k8s.io/v1/apiservices?watch=1", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		res, err := inProcess{server}.fetch(ctx, r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "https://fairlead.invalid/apis/apiregistration.k8s.io/v1/apiservices?watch=1", nil))(t)
+		res := must.Get(inProcess{server}.fetch(ctx, r))(t)
 		if res.StatusCode != http.StatusOK {
 			_ = res.Body.Close()
 		}
@@ -58,10 +50,7 @@ func TestOwnClientIsNeverRefused(t *testing.T) {
 		refused++
 	}
 	d := &door{apiServices: server}
-	own, err := apiregistrationv1.NewForConfig(d.ownClient())
-	if err != nil {
-		t.Fatal(err)
-	}
+	own := must.Get(apiregistrationv1.NewForConfig(d.ownClient()))(t)
 	w, err := own.APIServices().Watch(ctx, metav1.ListOptions{})
 	if err != nil {
 		t.Fatalf("after %d users: %v", n, err)

@@ -7,15 +7,14 @@ import (
 	"testing"
 
 	"github.com/spf13/pflag"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // docs/flags.md is made of the flags.
 func TestFlagsDocument(t *testing.T) {
 	const file, begin, end = "../../docs/flags.md", "<!-- flags -->\n", "<!-- end of flags -->"
-	data, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile(file))(t)
 	before, rest, ok := strings.Cut(string(data), begin)
 	have, after, found := strings.Cut(rest, end)
 	if !ok || !found {
@@ -34,9 +33,7 @@ func TestFlagsDocument(t *testing.T) {
 		fmt.Fprintf(&b, "| `--%s` | %s | %s |\n", f.Name, def, strings.ReplaceAll(f.Usage, "|", `\|`))
 	})
 	if *update {
-		if err := os.WriteFile(file, []byte(before+begin+b.String()+end+after), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, []byte(before+begin+b.String()+end+after), 0o644))
 		return
 	}
 	if have != b.String() {

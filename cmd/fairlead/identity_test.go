@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/front"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -33,9 +34,7 @@ func TestIdentities(t *testing.T) {
 	dir := t.TempDir()
 	users, proxies := pki.NewCA("users"), pki.NewCA("proxies")
 	write := func(path string, content []byte) string {
-		if err := os.WriteFile(path, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, content, 0o600))
 		return path
 	}
 	userCA, tokens, roles := filepath.Join(dir, "users.crt"), filepath.Join(dir, "tokens"), ""
@@ -102,18 +101,10 @@ func (o *old) user(t *testing.T, field string) string {
 	if field != "" {
 		field += "\r\n"
 	}
-	if _, err := io.WriteString(o, "GET /apis/apiregistration.k8s.io/v1/apiservices HTTP/1.1\r\nHost: x\r\n"+field+"\r\n"); err != nil {
-		t.Fatal(err)
-	}
-	res, err := http.ReadResponse(o.r, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(io.WriteString(o, "GET /apis/apiregistration.k8s.io/v1/apiservices HTTP/1.1\r\nHost: x\r\n"+field+"\r\n"))(t)
+	res := must.Get(http.ReadResponse(o.r, nil))(t)
 	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	body := must.Get(io.ReadAll(res.Body))(t)
 	_, user, _ := strings.Cut(string(body), `User \"`)
 	user, _, refused := strings.Cut(user, `\"`)
 	if !refused {
@@ -131,10 +122,7 @@ func TestDrainIsSeen(t *testing.T) {
 	go func() { done <- d.serve(ctx) }()
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: ca.Pool(), ServerName: "localhost", MinVersion: tls.VersionTLS12}}}
 	get := func(l *front.Listener, path string) *http.Response {
-		res, err := client.Get("https://" + l.Addr().String() + path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		res := must.Get(client.Get("https://" + l.Addr().String() + path))(t)
 		t.Cleanup(func() { _ = res.Body.Close() })
 		return res
 	}

@@ -16,6 +16,7 @@ import (
 
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -53,9 +54,7 @@ func TestFollowKubeconfig(t *testing.T) {
 		p := clients.Issue(pki.Leaf{CommonName: name})
 		return fmt.Sprintf(`"client-certificate-data":%q,"client-key-data":%q`, base64.StdEncoding.EncodeToString(p.CertPEM()), base64.StdEncoding.EncodeToString(p.KeyPEM()))
 	}
-	if err := os.WriteFile(path, text(serving, embedded("first")), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, text(serving, embedded("first")), 0o600))
 	kube, _, _, err := clientConfig(path, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -65,10 +64,7 @@ func TestFollowKubeconfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	client, err := corev1client.NewForConfig(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Get(corev1client.NewForConfig(cfg))(t)
 	want := func(when, name string) {
 		t.Helper()
 		held := f.certificate() // what metrics show the end of
@@ -82,9 +78,7 @@ func TestFollowKubeconfig(t *testing.T) {
 	}
 	want("at the start", "first ")
 	reload := func(data []byte) error { _, err := f.reload(path, data); return err }
-	if err := reload(text(serving, embedded("second"))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, reload(text(serving, embedded("second"))))
 	want("another embedded pair", "second ")
 	if err := reload(text(serving, embedded("third"))[:700]); err == nil {
 		t.Error("a kubeconfig that is cut short was taken")
@@ -93,29 +87,21 @@ func TestFollowKubeconfig(t *testing.T) {
 		t.Error("a pair that is none was taken")
 	}
 	want("after a bad one", "second ")
-	if err := reload(text(serving, `"token":"t1"`)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, reload(text(serving, `"token":"t1"`)))
 	want("a token", "nobody Bearer t1")
 	if _, _, err := clients.Issue(pki.Leaf{CommonName: "file"}).WriteFiles(dir, "user"); err != nil {
 		t.Fatal(err)
 	}
-	if err := reload(text(serving, `"client-certificate":"user.crt","client-key":"user.key"`)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, reload(text(serving, `"client-certificate":"user.crt","client-key":"user.key"`)))
 	want("files beside the kubeconfig", "file ")
 	present = next.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()
 	server.CloseClientConnections()
-	if err := reload(text(next, embedded("fourth"))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, reload(text(next, embedded("fourth"))))
 	want("another CA", "fourth ")
 	if logged.Len() > 0 {
 		t.Errorf("logged %s", logged.Bytes())
 	}
-	if err := reload(bytes.ReplaceAll(text(next, embedded("fifth")), []byte(server.URL), []byte("https://192.0.2.1:6443"))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, reload(bytes.ReplaceAll(text(next, embedded("fifth")), []byte(server.URL), []byte("https://192.0.2.1:6443"))))
 	want("another server: the first one counts", "fifth ")
 	if !strings.Contains(logged.String(), "restart to follow it") {
 		t.Errorf("logged %q", logged.String())
@@ -128,9 +114,7 @@ func TestClusterName(t *testing.T) {
 		"{clusters: [{name: prod-1, cluster: {server: https://a}}], contexts: [{name: x, context: {cluster: prod-1}}], current-context: x}": "prod-1",
 		"{current-context: x}": "", "no: [yaml": "",
 	} {
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, []byte(text), 0o600))
 		if got := clusterName(file); got != want {
 			t.Errorf("%s: %q, want %q", text, got, want)
 		}

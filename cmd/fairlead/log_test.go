@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/apiservices"
 	"github.com/fairlead-proxy/fairlead/tests/logbook"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // logged is what the libraries log in this package's tests. It is set before anybody logs: what
@@ -36,10 +37,7 @@ func TestLogOfClientsThatGo(t *testing.T) {
 		}
 	}
 	table := registry.Build(in, nil)
-	server, err := apiservices.New(apiservices.Config{Table: func() *registry.Table { return table }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	server := must.Get(apiservices.New(apiservices.Config{Table: func() *registry.Table { return table }}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { _ = server.Run(ctx) })
@@ -55,10 +53,7 @@ func TestLogOfClientsThatGo(t *testing.T) {
 	})
 	for n := 0; n < 3; {
 		ctx, cancel := context.WithCancel(t.Context())
-		r, err := http.NewRequestWithContext(ctx, http.MethodGet, h.URL+"/apis/apiregistration.k8s.io/v1/apiservices", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, h.URL+"/apis/apiregistration.k8s.io/v1/apiservices", nil))(t)
 		res, err := h.Client().Do(r)
 		cancel() // after the head: the rest does not fit into what the kernel holds
 		if err != nil {

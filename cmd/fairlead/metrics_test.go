@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -44,16 +45,12 @@ func buildDoor(t testing.TB, metrics *prometheus.Registry, change func(*options,
 		return cert, key
 	}
 	caFile := filepath.Join(dir, "ca.crt")
-	if err := os.WriteFile(caFile, ca.PEM(), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(caFile, ca.PEM(), 0o600))
 	c := clientcmdapi.NewConfig()
 	c.Clusters["c"] = &clientcmdapi.Cluster{Server: "https://127.0.0.1:1", CertificateAuthority: caFile}
 	c.Contexts["c"], c.CurrentContext = &clientcmdapi.Context{Cluster: "c"}, "c"
 	o := &options{}
-	if err := clientcmd.WriteToFile(*c, filepath.Join(dir, "kubeconfig")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, clientcmd.WriteToFile(*c, filepath.Join(dir, "kubeconfig")))
 	o.addFlags(pflag.NewFlagSet("serve", pflag.ContinueOnError))
 	o.kubeconfig, o.clientCA, o.bindAddress, o.securePort, o.adminPort = filepath.Join(dir, "kubeconfig"), caFile, "127.0.0.1", 0, 0
 	o.tlsCert, o.tlsKey = pair("serving")
@@ -61,15 +58,11 @@ func buildDoor(t testing.TB, metrics *prometheus.Registry, change func(*options,
 	o.writeStatus, o.emitEvents, o.publishEndpoints, o.advertiseAddress = true, true, true, "192.0.2.1"
 	o.access.path = filepath.Join(dir, "access.log")
 	o.audit.path, o.audit.policy = filepath.Join(dir, "audit.log"), filepath.Join(dir, "policy.yaml")
-	if err := os.WriteFile(o.audit.policy, []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(o.audit.policy, []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n"), 0o600))
 	change(o, ca)
 	d := &door{o: o, log: slog.New(slog.DiscardHandler), metrics: metrics}
 	t.Cleanup(d.closeListeners)
-	if err := d.build(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.build(t.Context()))
 	return d
 }
 
@@ -79,10 +72,7 @@ func described(t *testing.T) ([]family, *prometheus.Registry) {
 	r := prometheus.NewRegistry()
 	buildDoor(t, r, func(*options, *pki.CA) {})
 	kinds := map[string]string{}
-	gathered, err := r.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	gathered := must.Get(r.Gather())(t)
 	for _, f := range gathered {
 		kinds[f.GetName()] = strings.ToLower(f.GetType().String())
 	}
@@ -134,14 +124,9 @@ func TestMetricsDocument(t *testing.T) {
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", f.name, f.kind, f.labels, strings.ReplaceAll(f.help, "|", `\|`))
 	}
 	if *update {
-		if err := os.WriteFile(metricsDoc, []byte(b.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(metricsDoc, []byte(b.String()), 0o644))
 	}
-	have, err := os.ReadFile(metricsDoc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	have := must.Get(os.ReadFile(metricsDoc))(t)
 	if string(have) != b.String() {
 		t.Errorf("docs/metrics.md is not what is registered; go test ./cmd/fairlead -run TestMetricsDocument -update writes:\n%s", b.String())
 	}
@@ -184,18 +169,12 @@ func TestMetricsLint(t *testing.T) {
 		}
 		families = append(families, &dto.MetricFamily{Name: new(f.name), Help: new(f.help), Type: &kind, Metric: []*dto.Metric{m}})
 	}
-	problems, err := promlint.NewWithMetricFamilies(families).Lint()
-	if err != nil {
-		t.Fatal(err)
-	}
+	problems := must.Get(promlint.NewWithMetricFamilies(families).Lint())(t)
 	for _, p := range problems {
 		t.Errorf("%s: %s", p.Metric, p.Text)
 	}
 	// The golden scrape: what is exposed is what is described.
-	gathered, err := r.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	gathered := must.Get(r.Gather())(t)
 	for _, f := range gathered {
 		if name := f.GetName(); !strings.HasPrefix(name, "go_") && !strings.HasPrefix(name, "process_") &&
 			!slices.ContainsFunc(list, func(d family) bool { return d.name == name }) {

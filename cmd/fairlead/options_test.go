@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // addFlags adds all flags to one set, in the order of the groups.
@@ -25,17 +26,13 @@ func parse(t *testing.T, args ...string) error {
 	o := &options{}
 	fs := pflag.NewFlagSet("serve", pflag.ContinueOnError)
 	o.addFlags(fs)
-	if err := fs.Parse(args); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, fs.Parse(args))
 	return o.validate()
 }
 
 func TestValidate(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, nil, 0o600))
 	good := []string{"--tls-cert-file", file, "--tls-private-key-file", file, "--proxy-client-cert-file", file, "--proxy-client-key-file", file}
 	for _, tc := range []struct {
 		name string

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // asFairlead in the environment makes the test's own executable fairlead.
@@ -25,9 +27,7 @@ func TestMain(m *testing.M) {
 func program(t *testing.T, file string) {
 	t.Helper()
 	const text = "#!/bin/sh\necho \"told: $*\"\nexit 3\n"
-	if err := os.WriteFile(file, []byte(text), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte(text), 0o700))
 }
 
 func TestBecomesPlugin(t *testing.T) {
@@ -71,9 +71,7 @@ func TestFindPlugin(t *testing.T) {
 	program(t, self)
 	t.Setenv("PATH", elsewhere)
 	// The name under which fairlead was installed when it was its own plugin.
-	if err := os.Symlink(self, filepath.Join(beside, plugin)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(self, filepath.Join(beside, plugin)))
 	if path, err := findPlugin(self); err == nil {
 		t.Errorf("%s is fairlead itself", path)
 	}
@@ -81,9 +79,7 @@ func TestFindPlugin(t *testing.T) {
 	if path, err := findPlugin(self); err != nil || path != filepath.Join(elsewhere, plugin) {
 		t.Errorf("in PATH: %q, %v", path, err)
 	}
-	if err := os.Remove(filepath.Join(beside, plugin)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(filepath.Join(beside, plugin)))
 	program(t, filepath.Join(beside, plugin))
 	if path, err := findPlugin(self); err != nil || path != filepath.Join(beside, plugin) {
 		t.Errorf("beside: %q, %v", path, err)

@@ -8,6 +8,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // rawClient writes frames.
@@ -21,19 +23,12 @@ type rawClient struct {
 func dialRaw(t *testing.T, address string, c *tls.Config) *rawClient {
 	t.Helper()
 	c.NextProtos = []string{"h2"}
-	conn, err := tls.Dial("tcp", address, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get(tls.Dial("tcp", address, c))(t)
 	t.Cleanup(func() { _ = conn.Close() })
 	r := &rawClient{Conn: conn, Framer: http2.NewFramer(conn, conn)}
 	r.enc = hpack.NewEncoder(&r.block)
-	if _, err := io.WriteString(conn, http2.ClientPreface); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.WriteSettings(); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(io.WriteString(conn, http2.ClientPreface))(t)
+	must.Do(t, r.WriteSettings())
 	return r
 }
 

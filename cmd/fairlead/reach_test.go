@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -42,17 +43,13 @@ func aloneDoor(t *testing.T, change func(*options)) (*door, *pki.CA) {
 	o := &options{}
 	o.addFlags(pflag.NewFlagSet("serve", pflag.ContinueOnError))
 	manifests := filepath.Join(dir, "manifests")
-	if err := os.Mkdir(manifests, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(manifests, 0o700))
 	o.registry, o.bindAddress, o.securePort, o.adminPort = "dir:"+manifests, "127.0.0.1", 0, 0
 	o.tlsCert, o.tlsKey, o.proxyCert, o.proxyKey = cert, key, cert, key
 	change(o)
 	d := &door{o: o, log: slog.New(slog.DiscardHandler), metrics: prometheus.NewRegistry()}
 	t.Cleanup(d.closeListeners)
-	if err := d.build(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.build(t.Context()))
 	return d, ca
 }
 
@@ -64,9 +61,7 @@ func TestProbesAskTheCheckOfLiveTraffic(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(d.o.directory(), "loop.yaml"), fmt.Appendf(nil, namedForItself, port), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(d.o.directory(), "loop.yaml"), fmt.Appendf(nil, namedForItself, port), 0o600))
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	defer running.Wait()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -34,22 +35,14 @@ func directoryOptions(t *testing.T) *options {
 // A unit of Type=notify is told when this process is ready, not before, and when it begins to stop.
 func TestSystemdIsNotified(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "notify")
-	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"}))(t)
 	defer l.Close()
 	t.Setenv("NOTIFY_SOCKET", socket)
 	told := func() string {
 		t.Helper()
 		b := make([]byte, 256)
-		if err := l.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
-			t.Fatal(err)
-		}
-		n, err := l.Read(b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, l.SetReadDeadline(time.Now().Add(20*time.Second)))
+		n := must.Get(l.Read(b))(t)
 		return string(b[:n])
 	}
 	ctx, stop := context.WithCancel(t.Context())
@@ -69,10 +62,7 @@ func TestSystemdIsNotified(t *testing.T) {
 
 // The unit's command line is one that serve takes.
 func TestUnitFile(t *testing.T) {
-	unit, err := os.ReadFile("../../deploy/systemd/fairlead.service")
-	if err != nil {
-		t.Fatal(err)
-	}
+	unit := must.Get(os.ReadFile("../../deploy/systemd/fairlead.service"))(t)
 	_, rest, ok := strings.Cut(string(unit), "ExecStart=")
 	command, _, _ := strings.Cut(strings.ReplaceAll(rest, "\\\n", " "), "\n")
 	words := strings.Fields(command)
@@ -98,9 +88,7 @@ func TestJWTBesideLocalAPIServer(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "authentication.yaml")
 	text := "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\njwt:\n- issuer: {url: https://issuer.example.com, audiences: [a]}\n" +
 		"  claimMappings: {username: {claim: sub, prefix: ''}}\n"
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte(text), 0o600))
 	d := &door{o: &options{authConfig: file}}
 	err := d.makeTokens()[0].Take([]byte(text))
 	if err == nil || !strings.Contains(err.Error(), "jwt: the local apiserver authenticates all tokens") || strings.Contains(err.Error(), "\n") {

@@ -10,30 +10,21 @@ import (
 	"time"
 
 	requests "github.com/fairlead-proxy/fairlead/proxy/tracing"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/otlp"
 )
 
 // What has not been sent when the process ends is sent then.
 func TestTracingConfiguration(t *testing.T) {
-	c, err := otlp.Start(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(otlp.Start(t.Context()))(t)
 	defer c.Close()
 	d := &door{o: &options{tracing: filepath.Join(t.TempDir(), "tracing.yaml")}, log: slog.New(slog.DiscardHandler)}
 	text := fmt.Sprintf("apiVersion: apiserver.config.k8s.io/v1\nkind: TracingConfiguration\nendpoint: %s\nsamplingRatePerMillion: 1000000\n", c.Address)
-	if err := os.WriteFile(d.o.tracing, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	tracer, err := d.makeTracer()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(d.o.tracing, []byte(text), 0o600))
+	tracer := must.Get(d.makeTracer())(t)
 	began := time.Now()
 	tracer.Start(&requests.Request{Method: "GET", Path: "/x", Name: "GET", Began: began}).End(&requests.Outcome{Status: 503, Err: "gone", Took: time.Second, Retries: 2})
-	if err := d.closeLogs(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.closeLogs())
 	spans := c.Spans()
 	if len(spans) != 1 {
 		t.Fatalf("%d spans", len(spans))
@@ -51,10 +42,7 @@ func TestTracingWithoutCollector(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	tracer, err := d.makeTracer()
-	if err != nil {
-		t.Fatal(err)
-	}
+	tracer := must.Get(d.makeTracer())(t)
 	tracer.Start(&requests.Request{Method: "GET", Name: "GET", Began: began}).End(&requests.Outcome{Status: 200})
 	if err := d.closeLogs(); err != nil || time.Since(began) > flushTime+5*time.Second {
 		t.Errorf("ended after %s: %v", time.Since(began), err)
@@ -68,9 +56,7 @@ func TestTracingFaults(t *testing.T) {
 		{"apiVersion: apiserver.config.k8s.io/v1\nkind: TracingConfiguration\nsamplingRatePerMillion: -1\n", "samplingRatePerMillion"},
 	} {
 		d := &door{o: &options{tracing: filepath.Join(t.TempDir(), "tracing.yaml")}}
-		if err := os.WriteFile(d.o.tracing, []byte(tc.text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(d.o.tracing, []byte(tc.text), 0o600))
 		if _, err := d.makeTracer(); err == nil || !strings.HasPrefix(err.Error(), "--tracing-config-file: ") || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%q: %v", tc.text, err)
 		}

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func TestUnmap(t *testing.T) {
@@ -22,23 +24,13 @@ func TestUnmap(t *testing.T) {
 // A loader writes to what is read-only afterwards.
 func TestUnmapKeepsWhatWasWritten(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "library")
-	if err := os.WriteFile(name, make([]byte, 2*os.Getpagesize()), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	file, err := os.Open(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(name, make([]byte, 2*os.Getpagesize()), 0o600))
+	file := must.Get(os.Open(name))(t)
 	defer file.Close()
-	mapped, err := unix.Mmap(int(file.Fd()), 0, 2*os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
-	if err != nil {
-		t.Fatal(err)
-	}
+	mapped := must.Get(unix.Mmap(int(file.Fd()), 0, 2*os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE))(t)
 	defer func() { _ = unix.Munmap(mapped) }()
 	copy(mapped, "relocated")
-	if err := unix.Mprotect(mapped, unix.PROT_READ); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Mprotect(mapped, unix.PROT_READ))
 	unmap()
 	if !bytes.HasPrefix(mapped, []byte("relocated")) {
 		t.Errorf("the mapping begins with %q", mapped[:9])
@@ -48,16 +40,10 @@ func TestUnmapKeepsWhatWasWritten(t *testing.T) {
 // resident is how much of files is mapped into this process, in KiB.
 func resident(t *testing.T) int {
 	t.Helper()
-	status, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	status := must.Get(os.ReadFile("/proc/self/status"))(t)
 	for line := range strings.Lines(string(status)) {
 		if f := strings.Fields(line); f[0] == "RssFile:" {
-			n, err := strconv.Atoi(f[1])
-			if err != nil {
-				t.Fatal(err)
-			}
+			n := must.Get(strconv.Atoi(f[1]))(t)
 			return n
 		}
 	}

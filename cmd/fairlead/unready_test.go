@@ -14,6 +14,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"github.com/fairlead-proxy/fairlead/health"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // serveDoor serves a door that is ready as long as ill is false.
@@ -49,10 +50,7 @@ func dialOld(t *testing.T, address string, c *tls.Config) *old {
 	t.Helper()
 	c = c.Clone()
 	c.NextProtos = []string{"http/1.1"}
-	conn, err := tls.Dial("tcp", address, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get(tls.Dial("tcp", address, c))(t)
 	t.Cleanup(func() { _ = conn.Close() })
 	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
 	return &old{conn, bufio.NewReader(conn)}
@@ -61,13 +59,8 @@ func dialOld(t *testing.T, address string, c *tls.Config) *old {
 // ask asks once and reports whether the connection ends with the answer.
 func (o *old) ask(t *testing.T) (status int, last bool) {
 	t.Helper()
-	if _, err := io.WriteString(o, "GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
-		t.Fatal(err)
-	}
-	res, err := http.ReadResponse(o.r, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(io.WriteString(o, "GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n"))(t)
+	res := must.Get(http.ReadResponse(o.r, nil))(t)
 	defer res.Body.Close()
 	_, _ = io.Copy(io.Discard, res.Body)
 	return res.StatusCode, res.Close
@@ -100,9 +93,7 @@ func (r *rawClient) await(t *testing.T, want func(http2.Frame) bool) bool {
 
 func (r *rawClient) ask(t *testing.T, id uint32) {
 	t.Helper()
-	if err := r.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: r.head(), EndHeaders: true, EndStream: true}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: r.head(), EndHeaders: true, EndStream: true}))
 	if !r.await(t, func(f http2.Frame) bool {
 		return f.Header().StreamID == id && f.Header().Flags.Has(http2.FlagDataEndStream)
 	}) {
@@ -165,10 +156,7 @@ func TestUnreadySendsClientsAway(t *testing.T) {
 func TestHTTP1Alone(t *testing.T) {
 	address, c, _ := serveDoor(t, func(o *options) { o.http2 = false })
 	c.NextProtos = []string{"h2", "http/1.1"}
-	conn, err := tls.Dial("tcp", address, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get(tls.Dial("tcp", address, c))(t)
 	defer conn.Close()
 	if got := conn.ConnectionState().NegotiatedProtocol; got != "http/1.1" {
 		t.Errorf("negotiated %q", got)

@@ -22,6 +22,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -36,10 +37,7 @@ spec: {group: far.example.com, version: v1, groupPriorityMinimum: 100, versionPr
 // resolve has this process resolve every name to an address, which may change.
 func resolve(t *testing.T, to *atomic.Pointer[net.IP]) {
 	t.Helper()
-	server, err := new(net.ListenConfig).ListenPacket(t.Context(), "udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	server := must.Get(new(net.ListenConfig).ListenPacket(t.Context(), "udp", "127.0.0.1:0"))(t)
 	var answering sync.WaitGroup
 	answering.Go(func() {
 		buf := make([]byte, 1500)
@@ -97,9 +95,7 @@ func TestBackendsByURL(t *testing.T) {
 	}
 	named := serve("backend.example.com")
 	manifest := fmt.Appendf(nil, namedByURL, named, serve("127.0.0.1"), base64.StdEncoding.EncodeToString(ca.PEM()))
-	if err := os.WriteFile(filepath.Join(d.o.directory(), "far.yaml"), manifest, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(d.o.directory(), "far.yaml"), manifest, 0o600))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- d.serve(ctx) }()
@@ -134,10 +130,7 @@ func TestBackendsByURL(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			res, err := tr.RoundTrip(r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			res := must.Get(tr.RoundTrip(r))(t)
 			body, _ := io.ReadAll(res.Body)
 			_ = res.Body.Close()
 			if res.StatusCode != http.StatusOK {

@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func sample() *answer.Status {
@@ -52,10 +53,7 @@ v1beta1.metrics.k8s.io   kube-system/metrics-server:443   True        Passed   5
 
 func TestStatus(t *testing.T) {
 	f := newFront(t, sample())
-	out, err := f.run(t, "status", "--as", "bob")
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(f.run(t, "status", "--as", "bob"))(t)
 	if diff := cmp.Diff(table1, out); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -240,19 +238,14 @@ func TestColour(t *testing.T) {
 	if p := paletteFor(&bytes.Buffer{}); p.on || p.bad("x") != "x" {
 		t.Error("a pipe gets colours")
 	}
-	f, err := os.CreateTemp(t.TempDir(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.CreateTemp(t.TempDir(), ""))(t)
 	defer f.Close()
 	if paletteFor(f).on {
 		t.Error("a file gets colours")
 	}
 	var out bytes.Buffer
 	p := palette{on: true}
-	if err := table(&out, [][]cell{{{"a", p.good}, {text: "b"}}, {{text: "long"}, {text: "c"}}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, table(&out, [][]cell{{{"a", p.good}, {text: "b"}}, {{text: "long"}, {text: "c"}}}))
 	now, c := time.Now(), &client{palette: p}
 	for left, want := range map[time.Duration]string{5 * time.Hour: "\x1b[31m4h\x1b[0m", 100 * time.Hour: "\x1b[33m4d\x1b[0m", 1000 * time.Hour: "41d"} { // as on the page
 		end := c.expires(now, now.Add(left-time.Second))

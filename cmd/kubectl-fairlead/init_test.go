@@ -16,6 +16,7 @@ import (
 	certutil "k8s.io/client-go/util/cert"
 
 	"github.com/fairlead-proxy/fairlead/certs"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // installation is a namespace that init is run in.
@@ -28,27 +29,16 @@ func (in *installation) init(names ...string) string {
 	in.Helper()
 	var out bytes.Buffer
 	i := &initiator{secrets: in.cluster.CoreV1().Secrets("kube-system"), namespace: "kube-system", out: &out}
-	if err := i.run(in.Context(), names); err != nil {
-		in.Fatal(err)
-	}
+	must.Do(in, i.run(in.Context(), names))
 	return strings.ReplaceAll(out.String(), "secret/fairlead-", "")
 }
 
 // leaf is the certificate of a Secret, and a pool of the CA beside it.
 func (in *installation) leaf(name string) (*x509.Certificate, *x509.CertPool) {
 	in.Helper()
-	s, err := in.cluster.CoreV1().Secrets("kube-system").Get(in.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		in.Fatal(err)
-	}
-	chain, err := certutil.ParseCertsPEM(s.Data["tls.crt"])
-	if err != nil {
-		in.Fatal(err)
-	}
-	pool, err := certutil.NewPoolFromBytes(s.Data["ca.crt"])
-	if err != nil {
-		in.Fatal(err)
-	}
+	s := must.Get(in.cluster.CoreV1().Secrets("kube-system").Get(in.Context(), name, metav1.GetOptions{}))(in)
+	chain := must.Get(certutil.ParseCertsPEM(s.Data["tls.crt"]))(in)
+	pool := must.Get(certutil.NewPoolFromBytes(s.Data["ca.crt"]))(in)
 	return chain[0], pool
 }
 
@@ -101,9 +91,7 @@ func TestInitWithoutItsCA(t *testing.T) {
 	in := &installation{t, fake.NewClientset()}
 	in.init()
 	before, _ := in.leaf("fairlead-front-proxy-client")
-	if err := in.cluster.CoreV1().Secrets("kube-system").Delete(t.Context(), "fairlead-ca", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, in.cluster.CoreV1().Secrets("kube-system").Delete(t.Context(), "fairlead-ca", metav1.DeleteOptions{}))
 	if got := in.init(); got != "ca written\nfront-proxy-client written\n" {
 		t.Errorf("another CA: %s", got)
 	}

@@ -15,6 +15,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -68,10 +69,7 @@ func TestLintSparesWhatIsUsed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	listening, err := strconv.Atoi(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	listening := must.Get(strconv.Atoi(text))(t)
 	for _, tt := range []struct {
 		name  string
 		spec  corev1.ServiceSpec

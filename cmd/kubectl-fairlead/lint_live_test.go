@@ -16,6 +16,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/advice"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -50,9 +51,7 @@ func kubeconfigOf(t *testing.T, server *apiserver.Server) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "kubeconfig")
 	config := "{clusters: [{name: a, cluster: {server: " + server.Start(t).Host + "}}], contexts: [{name: a, context: {cluster: a}}], current-context: a}"
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte(config), 0o600))
 	return file
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -143,9 +144,7 @@ func TestLintOwn(t *testing.T) {
 	clientCA, proxyCA := pki.NewCA("client-ca"), pki.NewCA("front-proxy-ca")
 	write := func(name string, data ...[]byte) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, bytes.Join(data, nil), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, bytes.Join(data, nil), 0o600))
 		return path
 	}
 	pair := func(name string, leaf pki.Leaf) (cert, key string) {
@@ -246,10 +245,7 @@ func TestLintKubeconfig(t *testing.T) {
 
 // lint has flags of serve, so that one can give it serve's own. docs/flags.md lists those.
 func TestLintFlags(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/flags.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	doc := must.Get(os.ReadFile("../../docs/flags.md"))(t)
 	lintCommand().Flags().VisitAll(func(f *pflag.Flag) {
 		def := strings.Trim(f.DefValue, "[]")
 		if def != "" {
@@ -272,17 +268,13 @@ func TestCalled(t *testing.T) {
 
 func TestLintJSON(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(manifestOf("  caBundle:", "    fairlead.dev/request-timeout: \"\\e[2J\"")), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(manifestOf("  caBundle:", "    fairlead.dev/request-timeout: \"\\e[2J\"")), 0o600))
 	out, err := lint(t, "", dir, "-o", "json")
 	if err == nil {
 		t.Error("want an error for findings")
 	}
 	var got []certs.Finding
-	if err := json.Unmarshal([]byte(out), &got); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal([]byte(out), &got))
 	if len(got) != 1 || got[0].Severity != "error" || got[0].Object != filepath.Join(dir, "a.yaml")+":1: APIService v1.widgets.example.com" || got[0].Message == "" || got[0].Do == "" {
 		t.Errorf("got %+v", got)
 	}

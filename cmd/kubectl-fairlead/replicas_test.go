@@ -16,6 +16,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -24,14 +25,8 @@ func endpoints(t *testing.T, urls ...string) discoveryv1.EndpointSlice {
 	t.Helper()
 	s := discoveryv1.EndpointSlice{}
 	for _, u := range urls {
-		at, err := url.Parse(u)
-		if err != nil {
-			t.Fatal(err)
-		}
-		port, err := strconv.Atoi(at.Port())
-		if err != nil {
-			t.Fatal(err)
-		}
+		at := must.Get(url.Parse(u))(t)
+		port := must.Get(strconv.Atoi(at.Port()))(t)
 		s.Ports = []discoveryv1.EndpointPort{{Port: new(int32(port))}}
 		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{at.Hostname()}})
 	}
@@ -44,10 +39,7 @@ func TestReplicas(t *testing.T) {
 	well.Replica, ill.Replica, ill.Ready = "node-1", "node-2", "table: not complete"
 	ill.APIServices = ill.APIServices[:1]
 	f, other := newFront(t, well), newFront(t, ill)
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	closed := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	gone := "https://" + closed.Addr().String()
 	_ = closed.Close()
 	list := discoveryv1.EndpointSliceList{Items: []discoveryv1.EndpointSlice{endpoints(t, f.URL), endpoints(t, other.URL), endpoints(t, gone)}}
@@ -101,10 +93,7 @@ func TestReplicaOfAnother(t *testing.T) {
 	var asked atomic.Int64
 	stranger := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))
 	pair := pki.NewCA("another").Issue(pki.Leaf{CommonName: "fairlead", Names: []string{"127.0.0.1"}})
-	certificate, err := tls.X509KeyPair(pair.CertPEM(), pair.KeyPEM())
-	if err != nil {
-		t.Fatal(err)
-	}
+	certificate := must.Get(tls.X509KeyPair(pair.CertPEM(), pair.KeyPEM()))(t)
 	stranger.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12}
 	stranger.StartTLS()
 	t.Cleanup(stranger.Close)

@@ -18,6 +18,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func full() *Line {
@@ -81,9 +83,7 @@ func FuzzField(f *testing.F) {
 			t.Errorf("%q", b)
 		}
 		var got struct{ X string }
-		if err := json.Unmarshal(b, &got); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, json.Unmarshal(b, &got))
 		want := strings.Map(func(r rune) rune { return r }, s) // what is no UTF-8 becomes U+FFFD
 		if got.X != want {
 			t.Errorf("%q, want %q", got.X, want)
@@ -93,10 +93,7 @@ func FuzzField(f *testing.F) {
 
 func newLog(t *testing.T, cfg Config) *Log {
 	t.Helper()
-	l, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(New(cfg))(t)
 	return l
 }
 
@@ -220,10 +217,7 @@ func TestAddAllocates(t *testing.T) {
 }
 
 func BenchmarkAdd(b *testing.B) {
-	l, err := New(Config{Writer: io.Discard})
-	if err != nil {
-		b.Fatal(err)
-	}
+	l := must.Get(New(Config{Writer: io.Discard}))(b)
 	line := full()
 	line.Path, line.User, line.Impersonator = "/apis/bench.example.com/v1/namespaces/default/objects/one", "system:serviceaccount:bench:user", ""
 	for i := 0; b.Loop(); i++ {
@@ -247,10 +241,7 @@ func TestNew(t *testing.T) {
 // A sample leaves out as many as it says, and no error.
 func TestSample(t *testing.T) {
 	for _, skip := range []float64{0, .25, 1} {
-		l, err := New(Config{Writer: io.Discard, Skip: skip})
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := must.Get(New(Config{Writer: io.Discard, Skip: skip}))(t)
 		const n = 20_000
 		wanted := 0
 		for range n {

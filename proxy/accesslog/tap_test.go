@@ -13,20 +13,16 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // look opens a tap, and returns its lines as they come.
 func look(t *testing.T, url string) (lines *bufio.Scanner, end func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	res, err := new(http.Client).Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, url, nil))(t)
+	res := must.Get(new(http.Client).Do(r))(t)
 	t.Cleanup(func() { cancel(); res.Body.Close() })
 	if res.StatusCode != http.StatusOK {
 		t.Fatalf("%s: %s", url, res.Status)

@@ -21,14 +21,13 @@ import (
 	"k8s.io/apiserver/pkg/audit/policy"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func evaluator(t *testing.T, text string) audit.PolicyRuleEvaluator {
 	t.Helper()
-	p, err := policy.LoadPolicyFromBytes([]byte("apiVersion: audit.k8s.io/v1\nkind: Policy\n" + text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(policy.LoadPolicyFromBytes([]byte("apiVersion: audit.k8s.io/v1\nkind: Policy\n" + text)))(t)
 	return policy.NewPolicyRuleEvaluator(p)
 }
 
@@ -39,10 +38,7 @@ func write(t *testing.T, cfg Config, f func(l *Log)) []auditv1.Event {
 	if cfg.Writer == nil {
 		cfg.Writer = &out
 	}
-	l, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(New(cfg))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	var loop sync.WaitGroup
 	loop.Go(func() { _ = l.Run(ctx) })
@@ -254,10 +250,7 @@ func TestLosses(t *testing.T) {
 
 // Bodies that wait are bounded in size, not only in number.
 func TestWaitingBodies(t *testing.T) {
-	l, err := New(Config{Policy: evaluator(t, "rules: [{level: RequestResponse}]"), Writer: io.Discard})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(New(Config{Policy: evaluator(t, "rules: [{level: RequestResponse}]"), Writer: io.Discard}))(t)
 	body := `"` + strings.Repeat("x", 1000_000) + `"`
 	for range 100 {
 		e := l.Open(widget("update"))
@@ -271,10 +264,7 @@ func TestWaitingBodies(t *testing.T) {
 
 // Who makes more events than can be written loses his own, and nobody else's.
 func TestLossesOfOneUser(t *testing.T) {
-	l, err := New(Config{Policy: evaluator(t, "rules: [{level: Metadata}]"), Writer: io.Discard})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(New(Config{Policy: evaluator(t, "rules: [{level: Metadata}]"), Writer: io.Discard}))(t)
 	noisy := l.Open(widget("get"))
 	for range 2 * queued {
 		noisy.Completed(200, "")

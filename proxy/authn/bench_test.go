@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // usual is the head of a client-go request.
@@ -29,9 +31,7 @@ func hot(t testing.TB, a *Authenticator, conn *Conn, h Head, dst []hpack.HeaderF
 	for i := range h {
 		a.Strip(h[i].Name, PoolRemote)
 	}
-	if _, err := a.Headers(dst, u); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(a.Headers(dst, u))(t)
 	a.Seen(&c, 200)
 }
 
@@ -42,9 +42,7 @@ func hotCases(t testing.TB) map[string]func() {
 	withToken := slices.Concat(usual(), bearer("good"+strings.Repeat("x", 1100)))
 	known := &Conn{}
 	c := read(a, known, withToken, "")
-	if _, err := a.Review(t.Context(), &c, ""); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(a.Review(t.Context(), &c, ""))(t)
 	plain := usual()
 	dst := make([]hpack.HeaderField, 0, 16)
 	return map[string]func(){

@@ -19,6 +19,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // authority is a CA that issues client certificates.
@@ -41,22 +43,13 @@ func newAuthority(t testing.TB, name string) *authority {
 
 func sign(t testing.TB, tmpl *x509.Certificate, by *authority) (*x509.Certificate, *ecdsa.PrivateKey) {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	parent, signer := tmpl, key
 	if by != nil {
 		parent, signer = by.cert, by.key
 	}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, parent, key.Public(), signer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must.Get(x509.CreateCertificate(rand.Reader, tmpl, parent, key.Public(), signer))(t)
+	cert := must.Get(x509.ParseCertificate(der))(t)
 	return cert, key
 }
 
@@ -135,10 +128,7 @@ func (s *tokens) review(ctx context.Context, token string) (*authenticator.Respo
 
 func newAuthenticator(t testing.TB, cfg Config) *Authenticator {
 	t.Helper()
-	a, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := must.Get(New(cfg))(t)
 	return a
 }
 

@@ -12,6 +12,8 @@ import (
 	"k8s.io/apiserver/pkg/authentication/request/headerrequest"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/transport"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func toHTTP(fields []hpack.HeaderField) http.Header {
@@ -35,10 +37,7 @@ func TestHeadersLikeUpstream(t *testing.T) {
 	} {
 		want := httptest.NewRequest(http.MethodGet, "/", nil)
 		transport.SetAuthProxyHeaders(want, u.Name, u.UID, u.Groups, u.Extra)
-		fields, err := a.Headers(nil, u)
-		if err != nil {
-			t.Fatal(err)
-		}
+		fields := must.Get(a.Headers(nil, u))(t)
 		if diff := cmp.Diff(want.Header, toHTTP(fields)); diff != "" {
 			t.Errorf("%s: %s", u.Name, diff)
 		}
@@ -106,9 +105,7 @@ func TestTarget(t *testing.T) {
 			// The same when the names change while we run.
 			now := &standard
 			a := newAuthenticator(t, Config{Target: func() *HeaderNames { return now }})
-			if _, err := a.Headers(nil, u); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(a.Headers(nil, u))(t)
 			now = &n
 			fields, err := a.Headers(nil, u)
 			if (err != nil) != (tt.err != "") {
@@ -157,10 +154,7 @@ func FuzzHeaders(f *testing.F) {
 		if err != nil {
 			return
 		}
-		reader, err := headerrequest.New([]string{"X-Remote-User"}, []string{"X-Remote-Uid"}, []string{"X-Remote-Group"}, []string{"X-Remote-Extra-"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		reader := must.Get(headerrequest.New([]string{"X-Remote-User"}, []string{"X-Remote-Uid"}, []string{"X-Remote-Group"}, []string{"X-Remote-Extra-"}))(t)
 		// Through real HTTP/1.1, which trims and refuses.
 		var got user.Info
 		s := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -169,10 +163,7 @@ func FuzzHeaders(f *testing.F) {
 			}
 		}))
 		defer s.Close()
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL, nil))(t)
 		r.Header = toHTTP(fields)
 		resp, err := s.Client().Do(r)
 		if err != nil {

@@ -17,6 +17,8 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
 	"k8s.io/apiserver/pkg/endpoints/filters/impersonation"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // kubeAPIServer is what a kube-apiserver makes of fields, by its own filter, for an account that
@@ -87,10 +89,7 @@ func TestImpersonationArrives(t *testing.T) {
 		{"anonymous by name", user.DefaultInfo{Name: user.Anonymous, Groups: []string{"dev"}}, false, []string{none}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			fields, err := a.Impersonation(nil, &tc.u)
-			if err != nil {
-				t.Fatal(err)
-			}
+			fields := must.Get(a.Impersonation(nil, &tc.u))(t)
 			for _, f := range fields {
 				if !f.Sensitive {
 					t.Errorf("%s may be kept in a table", f.Name)

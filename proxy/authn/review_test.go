@@ -23,6 +23,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/memo"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func credentials(a *Authenticator, token string) *Credentials {
@@ -247,9 +248,7 @@ func TestBadTokensPushNobodyOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // no token is forgotten for its age
 		a := newAuthenticator(t, Config{Review: (&tokens{}).review})
 		good := credentials(a, "good")
-		if _, err := a.Review(t.Context(), good, ""); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(a.Review(t.Context(), good, ""))(t)
 		for i := range 6000 {
 			_, _ = a.Review(t.Context(), credentials(a, fmt.Sprint("bad", i)), "")
 		}
@@ -345,9 +344,7 @@ func TestProven(t *testing.T) {
 		pass(11 * time.Second)
 		pool(PoolUnproven)
 		// A 401 makes forgotten who it belongs to.
-		if _, err := a.Review(t.Context(), c, ""); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(a.Review(t.Context(), c, ""))(t)
 		a.Seen(c, 401)
 		if _, known := a.Cached(c, ""); known {
 			t.Error("a refused token's owner is still known")
@@ -434,14 +431,8 @@ func TestTokenReview(t *testing.T) {
 		_ = json.NewEncoder(w).Encode(review)
 	}))
 	defer s.Close()
-	client, err := authenticationclient.NewForConfig(&rest.Config{Host: s.URL, ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	review, err := TokenReview(client)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Get(authenticationclient.NewForConfig(&rest.Config{Host: s.URL, ContentConfig: rest.ContentConfig{ContentType: "application/json"}}))(t)
+	review := must.Get(TokenReview(client))(t)
 	a := newAuthenticator(t, Config{Review: review})
 	u, err := a.Review(t.Context(), credentials(a, "good"), "")
 	if err != nil || describe(u) != describe(&user.DefaultInfo{Name: "alice", UID: "7", Groups: []string{"dev", "system:authenticated"}, Extra: map[string][]string{"k": {"v"}}}) {

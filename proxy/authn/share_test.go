@@ -12,6 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // A flood of strangers fills their queue, and does not keep those waiting who are known.
@@ -25,9 +26,7 @@ func TestRegularsDoNotWaitForStrangers(t *testing.T) {
 			<-ctx.Done() // of a stranger nothing is heard
 			return nil, false, ctx.Err()
 		}})
-		if _, err := a.Review(t.Context(), credentials(a, "good"), ""); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(a.Review(t.Context(), credentials(a, "good"), ""))(t)
 		time.Sleep(2 * time.Second) // until it must be asked again
 		for i := range maxWaiting {
 			go func() { _, _ = a.Review(t.Context(), credentials(a, fmt.Sprintf("bad-%d", i)), "") }() // ends with its timeout

@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // forward is the least that a proxy must do with what this package says: drop what is hop-by-hop or
@@ -38,13 +40,8 @@ func forward(t *testing.T, a *Authenticator, h Head, c *Credentials, p Pool) []s
 		out = append(out, f)
 	}
 	if p == PoolRemote || p == PoolCertificate {
-		u, err := a.Review(t.Context(), c, "/apis")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if out, err = a.Headers(out, u); err != nil {
-			t.Fatal(err)
-		}
+		u := must.Get(a.Review(t.Context(), c, "/apis"))(t)
+		out = must.Get(a.Headers(out, u))(t)
 	}
 	var text []string
 	for _, f := range out {
@@ -75,10 +72,7 @@ func TestDesignTable(t *testing.T) {
 	front := frontCA.issue(pkix.Name{CommonName: "front-proxy-client"}, time.Hour)
 	foreign := foreignCA.issue(pkix.Name{CommonName: "root", Organization: []string{"system:masters"}}, time.Hour)
 	credential := "x-remote-extra-authentication.kubernetes.io%2fcredential-id: "
-	x, err := certificateUser(client)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := must.Get(certificateUser(client))(t)
 	alice := []string{
 		"x-remote-user: alice", "x-remote-uid: u-1", "x-remote-group: dev", "x-remote-group: system:authenticated",
 		credential + x.Extra["authentication.kubernetes.io/credential-id"][0],

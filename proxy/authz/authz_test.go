@@ -17,6 +17,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/path"
 
 	"github.com/fairlead-proxy/fairlead/proxy/memo"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // asked answers reviews by the user's name and counts them.
@@ -59,10 +60,7 @@ func (r *asked) review(ctx context.Context, a authorizer.Attributes) (authorizer
 
 func newAuthorizer(t testing.TB, cfg Config) *Authorizer {
 	t.Helper()
-	z, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	z := must.Get(New(cfg))(t)
 	return z
 }
 
@@ -135,10 +133,7 @@ func TestNobodyToAsk(t *testing.T) {
 func TestPaths(t *testing.T) {
 	t.Parallel()
 	allow := []string{"/healthz", "readyz", "/open/*", "/"}
-	upstream, err := path.NewAuthorizer(allow)
-	if err != nil {
-		t.Fatal(err)
-	}
+	upstream := must.Get(path.NewAuthorizer(allow))(t)
 	z := newAuthorizer(t, Config{AllowPaths: allow})
 	for _, p := range []string{
 		"/healthz", "healthz", "/healthz/", "/healthz/ping", "/readyz", "/livez", "/open/", "/open", "/open/x", "/", "", "//", "/Healthz", "//healthz",
@@ -233,9 +228,7 @@ func TestPathIsNoPartOfAResourceQuestion(t *testing.T) {
 	for i := range 3 {
 		a := get("alice")
 		a.Path = fmt.Sprint("/apis/", i)
-		if _, err := z.Authorize(t.Context(), a); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(z.Authorize(t.Context(), a))(t)
 	}
 	if r.n.Load() != 1 {
 		t.Errorf("asked %d times", r.n.Load())
@@ -439,9 +432,7 @@ func TestReviewGetsTheSelectors(t *testing.T) {
 			r := &asked{}
 			a := get("alice")
 			a.Verb, a.FieldSelector, a.LabelSelector = "list", tt.field, tt.label
-			if _, err := newAuthorizer(t, Config{Review: r.review}).Authorize(t.Context(), a); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(newAuthorizer(t, Config{Review: r.review}).Authorize(t.Context(), a))(t)
 			rec := r.last.Load()
 			got := fmt.Sprintf("field %v %v, label %v %v", rec.FieldSelectorRequirements, rec.FieldSelectorParsingErr, rec.LabelSelectorRequirements, rec.LabelSelectorParsingErr)
 			if !strings.HasPrefix(got, tt.want) {
@@ -470,9 +461,7 @@ func BenchmarkCachedHit(b *testing.B) {
 
 func TestCachedAllocatesNothing(t *testing.T) {
 	z := newAuthorizer(t, Config{Review: (&asked{}).review})
-	if _, err := z.Authorize(t.Context(), get("alice")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(z.Authorize(t.Context(), get("alice")))(t)
 	a := get("alice")
 	a.User = &user.DefaultInfo{Name: "alice", Groups: []string{"g"}, Extra: map[string][]string{}}
 	if n := testing.AllocsPerRun(100, func() { z.Cached(a) }); n != 0 {

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // policy allows what its rules say: "<user> <verb> <resource> <name>".
@@ -101,17 +103,11 @@ func TestImpersonate(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL+"/apis/wardle.example.com/v1/namespaces/ns/flunders", nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL+"/apis/wardle.example.com/v1/namespaces/ns/flunders", nil))(t)
 			for i := 0; i < len(tt.head); i += 2 {
 				r.Header.Add(tt.head[i], tt.head[i+1])
 			}
-			resp, err := s.Client().Do(r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			resp := must.Get(s.Client().Do(r))(t)
 			defer func() { _ = resp.Body.Close() }()
 			if b := body(t, resp); resp.StatusCode != tt.code || !strings.Contains(b, tt.want) || tt.code == 200 && b != tt.want {
 				t.Errorf("%d %s, want %d %s", resp.StatusCode, b, tt.code, tt.want)

@@ -20,6 +20,8 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	authorizationclient "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	"k8s.io/client-go/rest"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // sarServer is an apiserver that answers SubjectAccessReviews and remembers them.
@@ -51,14 +53,8 @@ func sarServer(t *testing.T, answer func(authorizationv1.SubjectAccessReviewSpec
 
 func overHTTP(t *testing.T, s *httptest.Server) *Authorizer {
 	t.Helper()
-	client, err := authorizationclient.NewForConfig(&rest.Config{Host: s.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
-	review, err := SubjectAccessReview(client)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Get(authorizationclient.NewForConfig(&rest.Config{Host: s.URL}))(t)
+	review := must.Get(SubjectAccessReview(client))(t)
 	return newAuthorizer(t, Config{Review: review})
 }
 
@@ -179,9 +175,6 @@ func TestCancelled(t *testing.T) {
 
 func body(t *testing.T, r *http.Response) string {
 	t.Helper()
-	b, err := io.ReadAll(r.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(io.ReadAll(r.Body))(t)
 	return strings.TrimSpace(string(b))
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // APIServices that have one Backend use the same connections, and no others do; nor is there
@@ -236,10 +237,7 @@ func TestLastSharerCloses(t *testing.T) {
 // A drain of one's own connections, as when its policy changes, leaves the shared ones alone.
 func TestDrainOfOneSharer(t *testing.T) {
 	s, well := served(t, nil)
-	own, err := s.up("b").dialH2(t.Context(), well.address, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	own := must.Get(s.up("b").dialH2(t.Context(), well.address, nil))(t)
 	defer own.Close()
 	c := dialShared(t, s, well.address)
 	s.house("b", func(_ *registry.Entry, b *registry.Backend) { b.PingTimeout = time.Second })
@@ -261,10 +259,7 @@ func TestRotationDrainsShared(t *testing.T) {
 			return next
 		}
 	})
-	own, err := s.up("b").dialH2(t.Context(), well.address, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	own := must.Get(s.up("b").dialH2(t.Context(), well.address, nil))(t)
 	defer own.Close()
 	c := dialShared(t, s, well.address)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // DialUpgrade speaks HTTP/1.1 to a server that prefers HTTP/2, goes past endpoints that are not
@@ -22,10 +23,7 @@ func TestDialUpgrade(t *testing.T) {
 	s := newServer(t, protoH2, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) })
 	f := newFixture(t, nil)
 	e := f.set(healthy(deadAddress(t)), registry.Endpoint{Address: s.address})
-	c, err := f.Upstream(e).DialUpgrade(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(f.Upstream(e).DialUpgrade(t.Context()))(t)
 	if p := c.ConnectionState().NegotiatedProtocol; p == protoH2 || c.Address() != s.address {
 		t.Errorf("got %q with %s", p, c.Address())
 	}

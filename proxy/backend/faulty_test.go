@@ -11,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // faulty is a backend over HTTP/1.1: it reads the head of each request, counts it as executed, and
@@ -32,10 +34,7 @@ func newFaulty(t *testing.T, act answer) *faulty {
 	s.StartTLS()
 	cert := s.TLS.Certificates[0]
 	s.Close()
-	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{protoH1}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{protoH1}}))(t)
 	f := &faulty{address: l.Addr().String()}
 	f.wg.Go(func() {
 		for {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -134,10 +135,7 @@ func newFixture(t testing.TB, change func(*Config)) *fixture {
 	if change != nil {
 		change(&cfg)
 	}
-	p, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(New(cfg))(t)
 	f.Pools = p
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -198,10 +196,7 @@ func newRequest(t testing.TB, method, body string) *http.Request {
 	if body != "" {
 		r = strings.NewReader(body)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, "https://placeholder/apis/example.com/v1", r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	req := must.Get(http.NewRequestWithContext(ctx, method, "https://placeholder/apis/example.com/v1", r))(t)
 	req.GetBody = nil // nobody who forwards has it
 	return req
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // apiserver answers as kube-apiserver does as far as pools can tell: 401 with Connection: close to
@@ -45,10 +46,7 @@ func newLocal(t *testing.T, change func(*LocalConfig), servers ...string) *Local
 	if change != nil {
 		change(&cfg)
 	}
-	l, err := NewLocal(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(NewLocal(cfg))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -189,10 +187,7 @@ func TestLocalRestart(t *testing.T) {
 				start := time.Now()
 				req := newRequest(t, method, "")
 				req.Header.Set("Authorization", "Bearer good")
-				res, err := l.Upstream(PoolUnproven).RoundTrip(req, false)
-				if err != nil {
-					t.Fatal(err)
-				}
+				res := must.Get(l.Upstream(PoolUnproven).RoundTrip(req, false))(t)
 				_, _ = io.Copy(io.Discard, res.Body) // else both ends close at once, and each waits for the other to read its last word
 				_ = res.Body.Close()
 				synctest.Wait()

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // hold is a handler that answers with a head, says so, and goes on until its client leaves.
@@ -81,10 +82,7 @@ func TestRemovedEndpoint(t *testing.T) {
 		if proto == protoH2 && err != nil {
 			t.Fatal(err)
 		}
-		res, err := f.RoundTrip(e, newRequest(t, http.MethodGet, ""), false)
-		if err != nil {
-			t.Fatal(err)
-		}
+		res := must.Get(f.RoundTrip(e, newRequest(t, http.MethodGet, ""), false))(t)
 		<-started
 		e = f.set(healthy(fresh.address))
 		if conn != nil {
@@ -154,32 +152,17 @@ func TestTrustEnds(t *testing.T) {
 		})
 		defer n.stopAll()
 		e := f.set(healthy("10.0.0.1:443"))
-		owned, err := f.Upstream(e).dialH2(t.Context(), "10.0.0.1:443", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		upgraded, err := f.Upstream(e).DialUpgrade(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		watch, err := f.RoundTrip(e, newRequest(t, http.MethodGet, ""), true)
-		if err != nil {
-			t.Fatal(err)
-		}
-		request, err := f.RoundTrip(e, newRequest(t, http.MethodGet, ""), false)
-		if err != nil {
-			t.Fatal(err)
-		}
+		owned := must.Get(f.Upstream(e).dialH2(t.Context(), "10.0.0.1:443", nil))(t)
+		upgraded := must.Get(f.Upstream(e).DialUpgrade(t.Context()))(t)
+		watch := must.Get(f.RoundTrip(e, newRequest(t, http.MethodGet, ""), true))(t)
+		request := must.Get(f.RoundTrip(e, newRequest(t, http.MethodGet, ""), false))(t)
 		start := time.Now()
 		old := lost
 		lost = make(chan struct{})
 		close(old)
 		<-owned.Drain
 		synctest.Wait()
-		next, err := f.RoundTrip(e, newRequest(t, http.MethodGet, ""), false)
-		if err != nil {
-			t.Fatal(err)
-		}
+		next := must.Get(f.RoundTrip(e, newRequest(t, http.MethodGet, ""), false))(t)
 		_ = next.Body.Close() // with its connection
 		synctest.Wait()
 		if c := f.Upstream(e).meter.connections.Load(); c != 2 {
@@ -232,10 +215,7 @@ func TestIdentityChanged(t *testing.T) {
 	if _, _, err := f.do(e, http.MethodGet, ""); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := f.Upstream(e).dialH2(t.Context(), s.address, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get(f.Upstream(e).dialH2(t.Context(), s.address, nil))(t)
 	close(changed)
 	<-conn.Drain
 	_ = conn.Close()

@@ -18,15 +18,13 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // deadAddress is one where nobody listens.
 func deadAddress(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	return l.Addr().String()
 }
@@ -158,10 +156,7 @@ func TestRetryBody(t *testing.T) {
 			if tt.chunked {
 				req.ContentLength = -1
 			}
-			res, err := f.RoundTrip(e, req, false)
-			if err != nil {
-				t.Fatal(err)
-			}
+			res := must.Get(f.RoundTrip(e, req, false))(t)
 			_ = res.Body.Close()
 			if n := f.shared.buffered.Held(); n != 0 {
 				t.Errorf("%d bytes are still held", n)

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // street is a Pools whose APIServices may be neighbours. Its Run does not run: tables are applied
@@ -42,10 +43,7 @@ func newStreet(t *testing.T, change func(*Config)) *street {
 	if change != nil {
 		change(&cfg)
 	}
-	p, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(New(cfg))(t)
 	s.Pools = p
 	t.Cleanup(p.shared.stop)
 	return s
@@ -117,10 +115,7 @@ func served(t *testing.T, change func(*Config)) (*street, *server) {
 
 func dialShared(t *testing.T, s *street, address string) *Conn {
 	t.Helper()
-	c, err := s.via("a").dialH2(t.Context(), address, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(s.via("a").dialH2(t.Context(), address, nil))(t)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }

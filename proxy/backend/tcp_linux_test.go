@@ -6,19 +6,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // The kernel is asked to give up after the time in which a dead connection is to be noticed.
 func TestExpire(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
-	c, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(net.Dial("tcp", l.Addr().String()))(t)
 	defer c.Close()
 	unset := &Upstream{}
 	unset.view.Store(&view{})
@@ -36,15 +32,13 @@ func TestExpire(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got [4]int
-		if err := raw.Control(func(fd uintptr) {
+		must.Do(t, raw.Control(func(fd uintptr) {
 			for i, option := range []int{unix.TCP_USER_TIMEOUT, unix.TCP_KEEPIDLE, unix.TCP_KEEPINTVL, unix.TCP_KEEPCNT} {
 				if got[i], err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, option); err != nil {
 					t.Error(err)
 				}
 			}
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		if got != tt.want {
 			t.Errorf("%v: got %v, want %v", tt.ping, got, tt.want)
 		}

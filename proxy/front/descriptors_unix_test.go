@@ -5,22 +5,18 @@ package front
 import (
 	"syscall"
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // What the system allows is what there is.
 func TestDescriptorLimit(t *testing.T) {
 	var old syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &old); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &old))
 	lower := syscall.Rlimit{Cur: 333, Max: old.Max}
-	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &lower); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &lower))
 	n := descriptorLimit()
-	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &old); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &old))
 	if n != 333 {
 		t.Errorf("%d of 333", n)
 	}

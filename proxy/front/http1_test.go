@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // A backend may begin its answer before it has read the whole body. The rest of the body is the
@@ -32,10 +34,7 @@ func TestAnswerWhileTheBodyComes(t *testing.T) {
 	t.Cleanup(s.Close)
 	body, upload := io.Pipe()
 	go func() { _, _ = io.WriteString(upload, "first") }()
-	res, err := http.Post(s.URL, "text/plain", body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	res := must.Get(http.Post(s.URL, "text/plain", body))(t)
 	defer res.Body.Close()
 	go func() {
 		_, _ = io.WriteString(upload, " and second")
@@ -55,14 +54,9 @@ func TestRestOfABodyIsNoRequest(t *testing.T) {
 		w.WriteHeader(http.StatusUnauthorized)
 	})))
 	t.Cleanup(s.Close)
-	conn, err := net.Dial("tcp", s.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get(net.Dial("tcp", s.Listener.Addr().String()))(t)
 	defer conn.Close()
-	if _, err := io.WriteString(conn, "POST /first HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\nbegun"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(io.WriteString(conn, "POST /first HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\nbegun"))(t)
 	r := bufio.NewReader(conn)
 	res, err := http.ReadResponse(r, nil)
 	if err != nil || res.StatusCode != http.StatusUnauthorized || !res.Close {

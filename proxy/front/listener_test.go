@@ -16,15 +16,13 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // boundedPort is a port that takes most connections.
 func boundedPort(t *testing.T, most int) (l *Listener, client *tls.Config) {
 	t.Helper()
-	l, err := Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: most, Metrics: prometheus.NewRegistry()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l = must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: most, Metrics: prometheus.NewRegistry()}))(t)
 	answer := &h2.Answer{Status: http.StatusNoContent, Fields: []hpack.HeaderField{{Name: ":status", Value: "204"}}}
 	_, client = serve(t, l, h2.Plan{Answer: answer}, http.NotFoundHandler())
 	return l, client
@@ -57,10 +55,7 @@ func TestMaxConnections(t *testing.T) {
 			}
 			var conns []*tls.Conn
 			for range most {
-				conn, err := open()
-				if err != nil {
-					t.Fatal(err)
-				}
+				conn := must.Get(open())(t)
 				conns = append(conns, conn)
 			}
 			if n := c.open.Load(); n != most {
@@ -99,10 +94,7 @@ func (e *exhausted) Accept() (net.Conn, error) {
 
 // No place stays taken for a connection that could not be accepted.
 func TestFailedAcceptKeepsNoPlace(t *testing.T) {
-	l, err := Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: 1}))(t)
 	defer time.AfterFunc(10*time.Second, func() { _ = l.Close() }).Stop() // which ends a wait for a place
 	l.Listener = &exhausted{l.Listener, 2}
 	for range 2 {
@@ -110,10 +102,7 @@ func TestFailedAcceptKeepsNoPlace(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	client, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Get(net.Dial("tcp", l.Addr().String()))(t)
 	defer client.Close()
 	conn, err := l.Accept()
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -37,10 +38,7 @@ func TestShutdown(t *testing.T) {
 				client.NextProtos = []string{protocol}
 				transport := &http.Transport{TLSClientConfig: client, ForceAttemptHTTP2: protocol == "h2"}
 				t.Cleanup(transport.CloseIdleConnections)
-				res, err := (&http.Client{Transport: transport}).Get("https://" + address)
-				if err != nil {
-					t.Fatal(err)
-				}
+				res := must.Get((&http.Client{Transport: transport}).Get("https://" + address))(t)
 				defer res.Body.Close()
 				<-begun
 				ctx, cancel := context.WithCancel(t.Context())
@@ -73,10 +71,7 @@ func TestShutdown(t *testing.T) {
 
 // A port whose listener is lost says so.
 func TestServeFails(t *testing.T) {
-	l, err := Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: 100})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: 100}))(t)
 	_ = l.Close()
 	p := New(Config{Listener: l, TLS: &tls.Config{Certificates: make([]tls.Certificate, 1), MinVersion: tls.VersionTLS12}, Frames: h2.New(h2.Config{})})
 	if err := p.Serve(); !errors.Is(err, net.ErrClosed) {
@@ -87,10 +82,7 @@ func TestServeFails(t *testing.T) {
 // servedPort serves by one handler, whichever the protocol.
 func servedPort(t *testing.T, handler http.Handler) (p *Port, address string, client *tls.Config) {
 	t.Helper()
-	l, err := Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: 100})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: 100}))(t)
 	p, client = serve(t, l, h2.Plan{Serve: handler}, handler)
 	return p, l.Addr().String(), client
 }

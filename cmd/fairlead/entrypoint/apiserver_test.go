@@ -19,6 +19,8 @@ import (
 	corefake "k8s.io/client-go/kubernetes/typed/core/v1/fake"
 	discoveryfake "k8s.io/client-go/kubernetes/typed/discovery/v1/fake"
 	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // apiserver keeps objects in memory and refuses what is based on an older state, as an apiserver
@@ -37,9 +39,7 @@ func newAPIServer(t *testing.T) *apiserver {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{coordinationv1.AddToScheme, corev1.AddToScheme, discoveryv1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, add(scheme))
 	}
 	s := &apiserver{tracker: clienttesting.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder())}
 	s.fake.AddReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -87,19 +87,13 @@ func (s *apiserver) written() int {
 
 func version(t *testing.T, o runtime.Object) string {
 	t.Helper()
-	m, err := meta.Accessor(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Get(meta.Accessor(o))(t)
 	return m.GetResourceVersion()
 }
 
 func (s *apiserver) stamp(t *testing.T, o runtime.Object) {
 	t.Helper()
-	m, err := meta.Accessor(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Get(meta.Accessor(o))(t)
 	s.mu.Lock()
 	s.version++
 	m.SetResourceVersion(strconv.Itoa(s.version))
@@ -108,10 +102,7 @@ func (s *apiserver) stamp(t *testing.T, o runtime.Object) {
 
 func (s *apiserver) update(t *testing.T, a clienttesting.Action, o runtime.Object) error {
 	t.Helper()
-	m, err := meta.Accessor(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Get(meta.Accessor(o))(t)
 	have, err := s.tracker.Get(a.GetResource(), a.GetNamespace(), m.GetName())
 	if err != nil {
 		return err
@@ -140,10 +131,7 @@ func (s *apiserver) said(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list, err := c.Slices.EndpointSlices("default").List(t.Context(), metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Get(c.Slices.EndpointSlices("default").List(t.Context(), metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"}))(t)
 	var all corev1.Endpoints
 	for i := range list.Items {
 		for _, p := range list.Items[i].Ports {
@@ -165,26 +153,16 @@ func (s *apiserver) said(t *testing.T) string {
 func (s *apiserver) overwrite(t *testing.T, address string) {
 	t.Helper()
 	c := s.config()
-	e, err := c.Endpoints.Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := must.Get(c.Endpoints.Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{}))(t)
 	e.Subsets = nil
 	g := group{kind: discoveryv1.AddressTypeIPv4, port: 6443}
 	if address != "" {
 		g.addresses = []string{address}
 		e.Subsets = []corev1.EndpointSubset{{Addresses: []corev1.EndpointAddress{{IP: address}}, Ports: []corev1.EndpointPort{{Name: "https", Port: 6443, Protocol: "TCP"}}}}
 	}
-	if _, err := c.Endpoints.Endpoints("default").Update(t.Context(), e, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	have, err := c.Slices.EndpointSlices("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.Endpoints.Endpoints("default").Update(t.Context(), e, metav1.UpdateOptions{}))(t)
+	have := must.Get(c.Slices.EndpointSlices("default").Get(t.Context(), "kubernetes", metav1.GetOptions{}))(t)
 	fresh := g.slice("kubernetes")
 	fresh.Annotations, fresh.Labels, fresh.ResourceVersion = nil, map[string]string{discoveryv1.LabelServiceName: "kubernetes"}, have.ResourceVersion
-	if _, err := c.Slices.EndpointSlices("default").Update(t.Context(), fresh, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.Slices.EndpointSlices("default").Update(t.Context(), fresh, metav1.UpdateOptions{}))(t)
 }

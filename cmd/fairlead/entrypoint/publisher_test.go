@@ -23,6 +23,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/fairlead-proxy/fairlead/tests/logbook"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // story is told in a bubble of time, about an apiserver of its own.
@@ -177,14 +178,9 @@ func TestALeaseRenewedAtTheLastMoment(t *testing.T) {
 		a := start(t, s, "one", "10.0.0.1:8443")
 		time.Sleep(time.Second)
 		leases := s.config().Leases.Leases("kube-system")
-		slow, err := leases.Get(t.Context(), leaseName(a.config.Address), metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		slow := must.Get(leases.Get(t.Context(), leaseName(a.config.Address), metav1.GetOptions{}))(t)
 		slow.Name, slow.Annotations[addressAnnotation] = "slow", "10.0.0.2:8443"
-		if slow, err = leases.Create(t.Context(), slow, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		slow = must.Get(leases.Create(t.Context(), slow, metav1.CreateOptions{}))(t)
 		var late atomic.Bool
 		s.fake.Lock() // which PrependReactor does not
 		s.fake.PrependReactor("delete", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
@@ -251,23 +247,16 @@ func TestForeignClocksDoNotMatter(t *testing.T) {
 		a := start(t, s, "one", "10.0.0.1:8443")
 		c := s.config()
 		time.Sleep(time.Second)
-		other, err := c.Leases.Leases("kube-system").Get(t.Context(), leaseName(a.config.Address), metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		other := must.Get(c.Leases.Leases("kube-system").Get(t.Context(), leaseName(a.config.Address), metav1.GetOptions{}))(t)
 		past := metav1.NewMicroTime(time.Now().Add(-time.Hour))
 		other.Name, other.Spec.RenewTime, other.Annotations[addressAnnotation] = "other", &past, "10.0.0.2:8443"
-		if other, err = c.Leases.Leases("kube-system").Create(t.Context(), other, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		other = must.Get(c.Leases.Leases("kube-system").Create(t.Context(), other, metav1.CreateOptions{}))(t)
 		time.Sleep(interval)
 		want(t, s, "not seen to be renewed", "https 10.0.0.1 8443")
 		for range 20 {
 			past = metav1.NewMicroTime(past.Add(interval))
 			other.Spec.RenewTime = &past
-			if other, err = c.Leases.Leases("kube-system").Update(t.Context(), other, metav1.UpdateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			other = must.Get(c.Leases.Leases("kube-system").Update(t.Context(), other, metav1.UpdateOptions{}))(t)
 			time.Sleep(interval + time.Millisecond)
 			want(t, s, "renewed", "https 10.0.0.1 8443, https 10.0.0.2 8443")
 		}
@@ -396,14 +385,9 @@ func TestTakesOver(t *testing.T) {
 		time.Sleep(time.Second)
 		former.leave()
 		c := s.config()
-		e, err := c.Endpoints.Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		e := must.Get(c.Endpoints.Endpoints("default").Get(t.Context(), "kubernetes", metav1.GetOptions{}))(t)
 		e.Annotations = nil
-		if _, err := c.Endpoints.Endpoints("default").Update(t.Context(), e, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.Endpoints.Endpoints("default").Update(t.Context(), e, metav1.UpdateOptions{}))(t)
 		s.overwrite(t, "10.0.0.9")
 		a := start(t, s, "one", "10.0.0.1:8443")
 		time.Sleep(time.Second)
@@ -420,16 +404,11 @@ func TestALeaseWithABadAddress(t *testing.T) {
 		a := start(t, s, "one", "10.0.0.1:8443")
 		time.Sleep(time.Second)
 		c := s.config()
-		mine, err := c.Leases.Leases("kube-system").Get(t.Context(), leaseName(a.config.Address), metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		mine := must.Get(c.Leases.Leases("kube-system").Get(t.Context(), leaseName(a.config.Address), metav1.GetOptions{}))(t)
 		for name, address := range map[string]string{"loop": "127.0.0.1:8443", "local": "169.254.0.1:1", "none": "", "port": "10.0.0.3:0", "zone": "[fe80::1%eth0]:1", "name": "x:1"} {
 			bad := mine.DeepCopy()
 			bad.Name, bad.Annotations[addressAnnotation] = name, address
-			if _, err := c.Leases.Leases("kube-system").Create(t.Context(), bad, metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(c.Leases.Leases("kube-system").Create(t.Context(), bad, metav1.CreateOptions{}))(t)
 		}
 		time.Sleep(interval)
 		want(t, s, "with bad Leases", "https 10.0.0.1 8443")
@@ -440,9 +419,7 @@ func TestNewRefuses(t *testing.T) {
 	s := newAPIServer(t)
 	good := s.config()
 	good.Identity, good.Ready, good.Address = "one", func() error { return nil }, netip.MustParseAddrPort("10.0.0.1:8443")
-	if _, err := New(good); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(New(good))(t)
 	for name, change := range map[string]func(*Config){
 		"no client":        func(c *Config) { c.Leases = nil },
 		"no identity":      func(c *Config) { c.Identity = "" },
@@ -465,8 +442,6 @@ func TestNewRefuses(t *testing.T) {
 func taken(t *testing.T) *prometheus.Registry {
 	t.Helper()
 	r := prometheus.NewRegistry()
-	if _, err := newMetrics(r); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(newMetrics(r))(t)
 	return r
 }

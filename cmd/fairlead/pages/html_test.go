@@ -14,6 +14,7 @@ import (
 	"golang.org/x/net/html"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // Whatever others write, a page has the same elements with the same attributes, and says what they
@@ -97,11 +98,9 @@ func tags(t *testing.T, v *view, page func(*document, *view)) (names, text strin
 // A string becomes markup only where it is written as such: a conversion would let a value through
 // as it is.
 func TestMarkupIsConstant(t *testing.T) {
-	files, err := filepath.Glob("*.go")
-	check(t, err)
+	files := must.Get(filepath.Glob("*.go"))(t)
 	for _, name := range files {
-		f, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
-		check(t, err)
+		f := must.Get(parser.ParseFile(token.NewFileSet(), name, nil, 0))(t)
 		ast.Inspect(f, func(n ast.Node) bool {
 			if call, ok := n.(*ast.CallExpr); ok {
 				if to, ok := call.Fun.(*ast.Ident); ok && to.Name == "markup" {

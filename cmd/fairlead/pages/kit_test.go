@@ -21,6 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
 	"github.com/fairlead-proxy/fairlead/registry/documents/openapi"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // manifest is one remote group-version with one endpoint.
@@ -70,18 +71,14 @@ func newStand(t *testing.T) *stand {
 		s.write(t, file, text)
 	}
 	var err error
-	s.registry, err = registry.New(registry.Config{Directory: s.dir})
-	check(t, err)
+	s.registry = must.Get(registry.New(registry.Config{Directory: s.dir}))(t)
 	pools, err := backend.New(backend.Config{
 		Table: s.registry.Table, Dial: new(net.Dialer).DialContext, TLS: func(string, *registry.Backend) (*tls.Config, error) { return nil, errors.New("nobody dials here") },
 	})
-	check(t, err)
-	who, err := authn.New(authn.Config{})
-	check(t, err)
-	may, err := authz.New(authz.Config{Review: rights})
-	check(t, err)
-	door, err := proxy.New(proxy.Config{Table: s.registry.Table, Authn: who, Authz: may, Backends: pools})
-	check(t, err)
+	must.Do(t, err)
+	who := must.Get(authn.New(authn.Config{}))(t)
+	may := must.Get(authz.New(authz.Config{Review: rights}))(t)
+	door := must.Get(proxy.New(proxy.Config{Table: s.registry.Table, Authn: who, Authz: may, Backends: pools}))(t)
 	s.Pages, err = New(Config{
 		Table: s.registry.Table, Explain: door.Explain, Draining: s.draining.Load, Version: "v1.2.3",
 		Load: func(e *registry.Entry) (int64, int64, map[string]int64) { return pools.Upstream(e).Load() },
@@ -112,7 +109,7 @@ func newStand(t *testing.T) *stand {
 			return []openapi.Status{{Freshness: documents.Freshness{Name: "v1.good.example.com", Confirmed: time.Now()}, V3: true}}
 		},
 	})
-	check(t, err)
+	must.Do(t, err)
 	s.start(t)
 	return s
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // many is a view of n APIServices, of which each hundredth is down and each of those after it has
@@ -92,8 +93,7 @@ func TestHelp(t *testing.T) {
 				t.Errorf("%s: the cause stands behind whom was asked: %s", name, a.Cause)
 			}
 			if a.Runbook != "" {
-				_, err := os.Stat(filepath.Join("../../../docs/runbooks", strings.TrimPrefix(a.Runbook, runbooks)))
-				check(t, err)
+				must.Get(os.Stat(filepath.Join("../../../docs/runbooks", strings.TrimPrefix(a.Runbook, runbooks))))(t)
 			}
 		}
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func TestStatus(t *testing.T) {
@@ -29,7 +30,7 @@ func TestStatus(t *testing.T) {
 	for _, path := range []string{"/status", "/fairlead/status"} {
 		resp, body := s.get(t, path)
 		var got answer.Status
-		check(t, json.Unmarshal([]byte(body), &got))
+		must.Do(t, json.Unmarshal([]byte(body), &got))
 		if resp.Header.Get("Content-Type") != "application/json" || resp.Header.Get("Cache-Control") != "no-store" {
 			t.Errorf("%s: headers %v", path, resp.Header)
 		}
@@ -61,8 +62,7 @@ func TestNoNull(t *testing.T) {
 	bare := &Pages{cfg: p.cfg}
 	bare.cfg.LocalServers, bare.cfg.Certificates = func() []registry.Endpoint { return nil }, func() []certs.Status { return nil }
 	for _, v := range []any{p.status(), bare.status()} {
-		text, err := json.Marshal(v)
-		check(t, err)
+		text := must.Get(json.Marshal(v))(t)
 		if strings.Contains(string(text), ":null") {
 			t.Errorf("%s", text)
 		}
@@ -118,7 +118,7 @@ func TestExplain(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			_, body := s.get(t, "/fairlead/explain?"+url.Values{"path": {tc.path}, "method": {tc.method}}.Encode())
 			var got answer.Explanation
-			check(t, json.Unmarshal([]byte(body), &got))
+			must.Do(t, json.Unmarshal([]byte(body), &got))
 			if got.Destination != tc.destination || got.Timeout != tc.timeout || got.Code != tc.code {
 				t.Errorf("%s, timeout %q, code %d; want %s, %q, %d", got.Destination, got.Timeout, got.Code, tc.destination, tc.timeout, tc.code)
 			}
@@ -165,16 +165,14 @@ func TestExplainAnother(t *testing.T) {
 	} {
 		_, body := s.get(t, "/fairlead/explain?"+url.Values{"path": {tc.path}, "user": {tc.as}}.Encode())
 		var got answer.Explanation
-		check(t, json.Unmarshal([]byte(body), &got))
+		must.Do(t, json.Unmarshal([]byte(body), &got))
 		if got.Code != tc.code || (tc.code == 403) != (got.Destination == "refused") || !strings.Contains(body, tc.want) {
 			t.Errorf("%s by %s: code %d, want %d and %s in:\n%s", tc.path, tc.as, got.Code, tc.code, tc.want, body)
 		}
 	}
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.http.URL+"/fairlead/explain?user=jane&path="+widgets, nil)
-	check(t, err)
+	r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, s.http.URL+"/fairlead/explain?user=jane&path="+widgets, nil))(t)
 	r.Header.Set("Test-User", "bob")
-	resp, err := s.http.Client().Do(r)
-	check(t, err)
+	resp := must.Get(s.http.Client().Do(r))(t)
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusForbidden {
 		t.Errorf("bob asks for jane: %s", resp.Status)
@@ -215,8 +213,7 @@ func TestDiagnose(t *testing.T) {
 
 func TestEvents(t *testing.T) {
 	s := newStand(t)
-	resp, err := s.http.Client().Get(s.http.URL + "/fairlead/events")
-	check(t, err)
+	resp := must.Get(s.http.Client().Get(s.http.URL + "/fairlead/events"))(t)
 	defer resp.Body.Close()
 	if got := resp.Header.Get("Content-Type"); got != "text/event-stream" {
 		t.Fatalf("Content-Type %q", got)
@@ -258,7 +255,7 @@ func TestEventsAreBounded(t *testing.T) {
 
 func TestTransitions(t *testing.T) {
 	s := newStand(t)
-	check(t, os.Remove(filepath.Join(s.dir, "lost.yaml")))
+	must.Do(t, os.Remove(filepath.Join(s.dir, "lost.yaml")))
 	s.await(t, func(t *registry.Table) bool { return remotes(t) == 3 })
 	deadline := time.After(10 * time.Second)
 	for tick := time.NewTicker(5 * time.Millisecond); ; {

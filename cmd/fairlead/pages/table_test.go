@@ -17,6 +17,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func check(t *testing.T, err error) {
@@ -29,8 +30,8 @@ func check(t *testing.T, err error) {
 func (s *stand) write(t *testing.T, file, text string) {
 	t.Helper()
 	temporary := filepath.Join(s.dir, "."+file)
-	check(t, os.WriteFile(temporary, []byte(text), 0o600))
-	check(t, os.Rename(temporary, filepath.Join(s.dir, file)))
+	must.Do(t, os.WriteFile(temporary, []byte(text), 0o600))
+	must.Do(t, os.Rename(temporary, filepath.Join(s.dir, file)))
 }
 
 // start runs everything and waits until the prober's part has been played.
@@ -99,10 +100,8 @@ func (s *stand) await(t *testing.T, ok func(*registry.Table) bool) {
 
 func (s *stand) get(t *testing.T, path string) (*http.Response, string) {
 	t.Helper()
-	resp, err := s.http.Client().Get(s.http.URL + path)
-	check(t, err)
+	resp := must.Get(s.http.Client().Get(s.http.URL + path))(t)
 	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	check(t, err)
+	body := must.Get(io.ReadAll(resp.Body))(t)
 	return resp, string(body)
 }

@@ -20,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	clienttesting "k8s.io/client-go/testing"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // apiserver keeps Leases and APIServices in memory and knows server-side apply of our condition,
@@ -48,15 +50,11 @@ func newAPIServer(t *testing.T, objects ...*apiregistrationv1.APIService) *apise
 	t.Helper()
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{coordinationv1.AddToScheme, corev1.AddToScheme, apiregistrationv1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, add(scheme))
 	}
 	s := &apiserver{tracker: clienttesting.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder())}
 	for _, o := range objects {
-		if err := s.tracker.Add(o); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.tracker.Add(o))
 	}
 	s.fake.AddReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return s.down.Load(), nil, errors.New("no route to host")
@@ -121,16 +119,11 @@ func (s *apiserver) applyStatus(a clienttesting.Action) (bool, runtime.Object, e
 func (s *apiserver) overwrite(t *testing.T, name, reason string) {
 	t.Helper()
 	resource := apiregistrationv1.SchemeGroupVersion.WithResource("apiservices")
-	o, err := s.tracker.Get(resource, "", name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := must.Get(s.tracker.Get(resource, "", name))(t)
 	next := o.(*apiregistrationv1.APIService).DeepCopy()
 	next.ResourceVersion = strconv.FormatInt(s.revision.Add(1), 10)
 	next.Status.Conditions = []apiregistrationv1.APIServiceCondition{{Type: apiregistrationv1.Available, Status: "False", Reason: reason}}
-	if err := s.tracker.Update(resource, next, ""); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.tracker.Update(resource, next, ""))
 }
 
 // since returns the names of the APIServices that were written since a time.
@@ -147,10 +140,7 @@ func (s *apiserver) since(from time.Time) (names []string) {
 
 func (s *apiserver) conditions(t *testing.T, name string) (found []string) {
 	t.Helper()
-	o, err := s.tracker.Get(apiregistrationv1.SchemeGroupVersion.WithResource("apiservices"), "", name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := must.Get(s.tracker.Get(apiregistrationv1.SchemeGroupVersion.WithResource("apiservices"), "", name))(t)
 	for _, c := range o.(*apiregistrationv1.APIService).Status.Conditions {
 		found = append(found, string(c.Type)+"="+string(c.Status)+" "+c.Reason)
 	}
@@ -160,13 +150,8 @@ func (s *apiserver) conditions(t *testing.T, name string) (found []string) {
 // steal gives the Lease to somebody else, for as long as it runs.
 func (s *apiserver) steal(t *testing.T) {
 	t.Helper()
-	o, err := s.tracker.Get(coordinationv1.SchemeGroupVersion.WithResource("leases"), "kube-system", "fairlead-status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := must.Get(s.tracker.Get(coordinationv1.SchemeGroupVersion.WithResource("leases"), "kube-system", "fairlead-status"))(t)
 	stolen, thief, now := o.(*coordinationv1.Lease).DeepCopy(), "thief", metav1.NewMicroTime(time.Now())
 	stolen.Spec.HolderIdentity, stolen.Spec.RenewTime = &thief, &now
-	if err := s.updateLease(stolen); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.updateLease(stolen))
 }

@@ -16,19 +16,17 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // startEvents runs Events until the test ends, or stop is called.
 func startEvents(t *testing.T, s *apiserver, identity string, faults func() map[string]string, entries ...*registry.Entry) (f *feed, stop func()) {
 	t.Helper()
 	f = &feed{entries: entries, superseded: make(chan struct{})}
-	e, err := NewEvents(EventsConfig{
+	e := must.Get(NewEvents(EventsConfig{
 		Table: func() *registry.Table { return nil }, Events: &corefake.FakeCoreV1{Fake: &s.fake}, Leases: &coordinationfake.FakeCoordinationV1{Fake: &s.fake},
 		Identity: identity, Faults: faults,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	e.table = f.table
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})

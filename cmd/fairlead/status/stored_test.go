@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // Where no other controller writes Available, the elected one does: of what is stored, and of a
@@ -105,9 +106,7 @@ func TestAvailableOfLocal(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		born := object("born")
 		born.ResourceVersion = "1"
-		if err := s.tracker.Add(born); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.tracker.Add(born))
 		local := remote(born, "True", "Local")
 		local.Backend = nil
 		f.set(local)

@@ -20,6 +20,7 @@ import (
 	apiregistrationfake "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1/fake"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -67,10 +68,7 @@ func run(t *testing.T, s *apiserver, c Config, entries ...*registry.Entry) (f *f
 	f = &feed{entries: entries, superseded: make(chan struct{})}
 	c.Table = func() *registry.Table { return nil }
 	c.APIServices = (&apiregistrationfake.FakeApiregistrationV1{Fake: &s.fake}).APIServices()
-	w, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(New(c))(t)
 	w.table = f.table
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -181,9 +179,7 @@ func TestSurvivesTheLossOfTheLease(t *testing.T) {
 		// Somebody takes the Lease by force and writes something else, which this replica's table
 		// does not show.
 		s.steal(t)
-		if err := s.tracker.Update(apiregistrationv1.SchemeGroupVersion.WithResource("apiservices"), object("a", ours("False", "Other")), ""); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.tracker.Update(apiregistrationv1.SchemeGroupVersion.WithResource("apiservices"), object("a", ours("False", "Other")), ""))
 		time.Sleep(12 * time.Second) // the renew deadline is past, the thief's Lease is not
 		from := time.Now()
 		f.set(remote(o, "False", "MissingEndpoints"))
@@ -271,17 +267,13 @@ func TestObjectMadeAnewIsWrittenAgain(t *testing.T) {
 		s := newAPIServer(t, o)
 		f, _ := start(t, s, "one", remote(o, "True", "Passed"))
 		time.Sleep(time.Second)
-		if err := s.tracker.Delete(resource, "", "a"); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.tracker.Delete(resource, "", "a"))
 		// The watch is behind: the table still has it, with another verdict.
 		f.set(remote(o, "False", "ServiceNotFound"))
 		time.Sleep(time.Minute)
 		anew := object("a")
 		anew.UID = "another"
-		if err := s.tracker.Add(anew); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.tracker.Add(anew))
 		f.set(remote(anew, "True", "Passed"))
 		time.Sleep(time.Second)
 		if diff := cmp.Diff([]string{"fairlead.dev/Available=True Passed"}, s.conditions(t, "a")); diff != "" {

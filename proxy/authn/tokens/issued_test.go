@@ -9,6 +9,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 
 	"github.com/fairlead-proxy/fairlead/tests/issuer"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // jwt is a token as far as Issued looks.
@@ -28,10 +29,7 @@ func TestIssued(t *testing.T) {
 	if err := k.TakeConfig([]byte(i.Config("oidc:"))); err != nil || k.Generation() == before {
 		t.Fatalf("%v, generation %d", err, k.Generation())
 	}
-	url, err := json.Marshal(i.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	url := must.Get(json.Marshal(i.URL))(t)
 	for _, tc := range []struct {
 		name, token string
 		want        bool
@@ -63,9 +61,7 @@ func TestIssued(t *testing.T) {
 			t.Errorf("%s: %v %v", tc.name, r, err)
 		}
 	}
-	if err := k.TakeConfig([]byte("apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, k.TakeConfig([]byte("apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n")))
 	if k.Issued(i.Token(t, nil)) {
 		t.Error("an issuer that was taken out still counts")
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-proxy/fairlead/tests/issuer"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func TestTokenFile(t *testing.T) {
@@ -94,9 +95,7 @@ func TestAnonymous(t *testing.T) {
 		head + "anonymous: {enabled: true, conditions: [{path: /livez}, {path: /version}]}": "said true, allowed true, paths [/livez /version]",
 	} {
 		k := New(Config{})
-		if err := k.TakeConfig([]byte(text)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, k.TakeConfig([]byte(text)))
 		said, allowed, paths := k.Anonymous()
 		if got := sprint(said, allowed, paths); got != want {
 			t.Errorf("%s: %s, want %s", text, got, want)
@@ -141,9 +140,7 @@ func run(t *testing.T, k *Tokens) {
 func TestIssuer(t *testing.T) {
 	i, other := issuer.Start(t), issuer.Start(t)
 	k := New(Config{})
-	if err := k.TakeConfig([]byte(i.Config("oidc:"))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, k.TakeConfig([]byte(i.Config("oidc:"))))
 	run(t, k)
 	good := i.Token(t, nil)
 	known := func(token string) string {
@@ -173,9 +170,7 @@ func TestIssuer(t *testing.T) {
 	}
 
 	before := k.Generation()
-	if err := k.TakeConfig([]byte(i.Config("new:"))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, k.TakeConfig([]byte(i.Config("new:"))))
 	until(t, "replaced", func() bool { return strings.HasPrefix(known(good), "new:") })
 	if k.Generation() == before {
 		t.Error("the generation is that of the former configuration")
@@ -186,24 +181,18 @@ func TestIssuer(t *testing.T) {
 	dead := issuer.Start(t)
 	text := dead.Config("dead:")
 	dead.Close()
-	if err := k.TakeConfig([]byte(text)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, k.TakeConfig([]byte(text)))
 	if got := known(good); !strings.HasPrefix(got, "new:") {
 		t.Errorf("a dead issuer has replaced the one that was there: %q", got)
 	}
-	if err := k.TakeConfig([]byte(other.Config(""))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, k.TakeConfig([]byte(other.Config(""))))
 	until(t, "the other issuer's", func() bool { return known(other.Token(t, nil)) != "" && known(good) == "" })
 }
 
 func TestFileAndIssuer(t *testing.T) {
 	i := issuer.Start(t)
 	k := New(Config{})
-	if err := errors.Join(k.TakeTokens([]byte("a,alice,1\n")), k.TakeConfig([]byte(i.Config("")))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(k.TakeTokens([]byte("a,alice,1\n")), k.TakeConfig([]byte(i.Config("")))))
 	run(t, k)
 	jwt := i.Token(t, nil)
 	until(t, "both known", func() bool {
