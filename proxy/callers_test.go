@@ -44,8 +44,7 @@ func (w *world) authenticator(t testing.TB, c worldConfig) *authn.Authenticator 
 		cfg.Issued = func(token string) bool { return strings.HasPrefix(token, "jwt.") }
 		cfg.RefuseUsers, cfg.RefuseGroups = []string{"system:serviceaccount:*"}, []string{"system:masters"}
 	}
-	a := must.Get(authn.New(cfg))(t)
-	return a
+	return must.Get(authn.New(cfg))(t)
 }
 
 // newTestAuthorizer allows everybody whose name does not begin with "no", and lets only "boss"

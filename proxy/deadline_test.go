@@ -22,8 +22,7 @@ func TestDeadlineOfAnUpload(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
-		r := w.request(t, "POST", remoteGV+"/widgets?timeout=300ms", bytes.NewReader(make([]byte, 3<<20))).WithContext(ctx)
-		r.Header.Set("Authorization", "Bearer token-of-bob")
+		r := w.as(t, "bob", "POST", remoteGV+"/widgets?timeout=300ms", bytes.NewReader(make([]byte, 3<<20))).WithContext(ctx)
 		r.Header.Set("X-Unread", "yes")
 		res, err := w.httpClient(t, proto, nil).Do(r)
 		if err == nil {

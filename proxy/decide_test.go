@@ -138,10 +138,8 @@ func TestUpgradeTokens(t *testing.T) {
 		if tt.certificate {
 			pair = w.client.Issue(pki.Leaf{CommonName: "alice"})
 		}
-		conn := w.dialFrontAs(t, pair)
-		must.Do(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
-		fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Protocol: %s,v5.channel.k8s.io\r\n\r\n", tt.path, token)
-		res := must.Get(http.ReadResponse(bufio.NewReader(conn), nil))(t)
+		const upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Protocol: " + token + ",v5.channel.k8s.io\r\n\r\n"
+		res, _, _ := w.say(t, pair, "GET "+tt.path+" HTTP/1.1\r\nHost: x\r\n"+upgrade)
 		far := w.local
 		if tt.path != exec {
 			far = w.remote

@@ -4,12 +4,10 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -42,8 +40,7 @@ func TestEndings(t *testing.T) {
 				{"hangs", 499, []string{"client-lost", "client-reset"}, true},
 			} {
 				ctx, cancel := context.WithCancel(t.Context())
-				r := w.request(t, "POST", remoteGV+"/widgets/"+tc.name, strings.NewReader("hello")).WithContext(ctx)
-				r.Header.Set("Authorization", "Bearer token-of-bob")
+				r := w.as(t, "bob", "POST", remoteGV+"/widgets/"+tc.name, strings.NewReader("hello")).WithContext(ctx)
 				if tc.leaves {
 					go func() { <-begun; cancel() }() // ends with the request
 				}
@@ -80,11 +77,7 @@ func TestEndings(t *testing.T) {
 func TestSessionLine(t *testing.T) {
 	access, seen := newLog(t)
 	w := newWorld(t, worldConfig{access: access, remote: switching})
-	conn := w.dialFront(t)
-	must.Do(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
-	fmt.Fprintf(conn, "GET %s/x HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-bob\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\nearly", remoteGV)
-	br := bufio.NewReader(conn)
-	must.Get(http.ReadResponse(br, nil))(t)
+	_, br, conn := w.raw(t, "GET "+remoteGV+"/x", websocket+"early")
 	must.Get(br.Discard(len("early")))(t)
 	must.Do(t, conn.Close())
 	if line := <-seen; !strings.Contains(line, `"status":101,"bytes":5,"in":5,`) || !strings.Contains(line, `"endpoint":"`+w.remote.Listener.Addr().String()) {
@@ -95,14 +88,12 @@ func TestSessionLine(t *testing.T) {
 // Who taps sees requests that the log leaves out, and over both protocols.
 func TestTapped(t *testing.T) {
 	w := newWorld(t, worldConfig{taps: true})
-	r := w.request(t, "GET", "/fairlead/tap?user=bob&seconds=60", nil)
-	r.Header.Set("Authorization", "Bearer token-of-bob")
+	r := w.as(t, "bob", "GET", "/fairlead/tap?user=bob&seconds=60", nil)
 	res := must.Get(w.httpClient(t, "h2", nil).Do(r))(t)
 	defer res.Body.Close()
 	lines := bufio.NewScanner(res.Body)
 	everyWay(t, func(t *testing.T, proto string) {
-		r := w.request(t, "GET", remoteGV+"/widgets?secret=x", nil)
-		r.Header.Set("Authorization", "Bearer token-of-bob")
+		r := w.as(t, "bob", "GET", remoteGV+"/widgets?secret=x", nil)
 		w.do(t, w.httpClient(t, proto, nil), r)
 		if !lines.Scan() || !strings.Contains(lines.Text(), `"user":"bob"`) || strings.Contains(lines.Text(), "secret") {
 			t.Errorf("%q", lines.Text())

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -19,7 +18,6 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/registry/bound"
-	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -151,8 +149,7 @@ func TestGivenUpIsRefused(t *testing.T) {
 				if n := testutil.ToFloat64(w.proxy.givenUp.refused); n != 1 {
 					t.Errorf("%v refused", n)
 				}
-				r := w.request(t, "GET", path, nil)
-				r.Header.Set("Authorization", "Bearer token-of-alice")
+				r := w.as(t, "alice", "GET", path, nil)
 				if got := w.do(t, w.httpClient(t, proto, nil), r); got.status != http.StatusOK {
 					t.Errorf("somebody else: %d %s", got.status, got.body)
 				}
@@ -171,14 +168,10 @@ func TestGivenUpByItsBody(t *testing.T) {
 	const burst = 2
 	w.proxy.givenUp.burst, w.proxy.givenUp.pause = burst, time.Hour
 	for range burst + 1 {
-		conn := w.dialFront(t)
-		_, err := fmt.Fprintf(conn, "POST %s/widgets HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-bob\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nbegin\r\nzz\r\n", remoteGV)
-		must.Do(t, err)
-		res := must.Get(http.ReadResponse(bufio.NewReader(conn), nil))(t)
+		res, _, _ := w.raw(t, "POST "+remoteGV+"/widgets", "Transfer-Encoding: chunked\r\n\r\n5\r\nbegin\r\nzz\r\n")
 		if res.StatusCode != http.StatusBadRequest || res.Header.Get("Retry-After") != "" {
 			t.Errorf("answered with %d %v", res.StatusCode, res.Header)
 		}
-		res.Body.Close()
 	}
 	if got := w.get(t, "http/1.1", remoteGV+"/widgets"); got.status != http.StatusTooManyRequests {
 		t.Errorf("then served with %d", got.status)
@@ -192,8 +185,7 @@ func (w *world) giveUp(t *testing.T, proto, path string, asked <-chan struct{}) 
 	before := w.given()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	r := w.request(t, "GET", path, nil).WithContext(ctx)
-	r.Header.Set("Authorization", "Bearer token-of-bob")
+	r := w.as(t, "bob", "GET", path, nil).WithContext(ctx)
 	r.Header.Set("X-Hang", "yes")
 	var flying sync.WaitGroup
 	flying.Go(func() {

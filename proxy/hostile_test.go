@@ -1,18 +1,14 @@
 package proxy
 
 import (
-	"bufio"
-	"fmt"
 	"io"
 	"maps"
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -63,10 +59,7 @@ func TestListedCredentialsStay(t *testing.T) {
 			"Authorization": {"Bearer token-of-bob"}, "Impersonate-User": {"carol"}, "Impersonate-Extra-Scope": {"all"}, "X-Other": {"x"}, "Upgrade": {"websocket"},
 			"Connection": {listed + "Authorization, impersonate-user", "Impersonate-Extra-Scope, X-Other"},
 		}
-		conn := w.dialFront(t)
-		must.Do(t, r.Write(conn))
-		res := must.Get(http.ReadResponse(bufio.NewReader(conn), r))(t)
-		_ = res.Body.Close()
+		w.write(t, nil, r)
 		in := w.local.last(t)
 		if diff := cmp.Diff(want, identityFields(in.header)); diff != "" || in.header.Get("X-Other") != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
@@ -83,8 +76,7 @@ func TestUnasked101(t *testing.T) {
 		_, _ = io.WriteString(rw, "smuggled")
 	}})
 	everyWay(t, func(t *testing.T, proto string) {
-		r := w.request(t, "GET", remoteGV+"/widgets", nil)
-		r.Header.Set("Authorization", "Bearer token-of-bob")
+		r := w.as(t, "bob", "GET", remoteGV+"/widgets", nil)
 		if got := w.do(t, w.httpClient(t, proto, nil), r); got.status != http.StatusBadGateway || strings.Contains(got.body, "smuggled") {
 			t.Errorf("status %d: %s", got.status, got.body)
 		}
@@ -116,8 +108,7 @@ func TestTargetIsForwardedAsItStands(t *testing.T) {
 		remoteGV + "/widgets/a%2Fb", remoteGV + "/widgets/%C3%A9?b=2&a=1&&c", remoteGV + "/widgets?x=%zz;y", remoteGV + "/widgets/?", remoteGV + "/widgets/a'b(c)|d",
 	} {
 		everyWay(t, func(t *testing.T, proto string) {
-			r := w.request(t, "GET", target, nil)
-			r.Header.Set("Authorization", "Bearer token-of-bob")
+			r := w.as(t, "bob", "GET", target, nil)
 			got := w.do(t, w.httpClient(t, proto, nil), r)
 			if got.status != 200 {
 				t.Fatalf("%s: status %d: %s", target, got.status, got.body)
@@ -129,24 +120,28 @@ func TestTargetIsForwardedAsItStands(t *testing.T) {
 	}
 }
 
-func TestAmbiguousPathsReachNobody(t *testing.T) {
-	w := newWorld(t, worldConfig{})
-	for _, target := range []string{
-		"/apis/remote.example.com%2Fv1/widgets", "/apis//remote.example.com/v1/widgets", "/api/v1/../../apis/remote.example.com/v1/widgets",
-		"/apis/apps/v1/%2e%2e/%2e%2e/remote.example.com/v1/widgets", "/apis/remote.example.com/v1/../../../api/v1/secrets",
-	} {
-		remote, local := w.remote.count(), w.local.count()
-		conn := w.dialFront(t)
-		fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-bob\r\nConnection: close\r\n\r\n", target)
-		res := must.Get(http.ReadResponse(bufio.NewReader(conn), nil))(t)
-		res.Body.Close()
-		if res.StatusCode != 400 {
-			t.Errorf("%s: status %d, want 400", target, res.StatusCode)
+// Ambiguous paths, and CONNECT, which is no method of an API, reach nobody. Over HTTP/2 a backend
+// would get no path with it, that is, something else than was authorized.
+func TestWhatReachesNobody(t *testing.T) {
+	bothBackends(t, worldConfig{}, func(t *testing.T, w *world) {
+		for line, want := range map[string]int{
+			"GET /apis/remote.example.com%2Fv1/widgets":                     400,
+			"GET /apis//remote.example.com/v1/widgets":                      400,
+			"GET /api/v1/../../apis/remote.example.com/v1/widgets":          400,
+			"GET /apis/apps/v1/%2e%2e/%2e%2e/remote.example.com/v1/widgets": 400,
+			"GET /apis/remote.example.com/v1/../../../api/v1/secrets":       400,
+			"CONNECT " + remoteGV + "/widgets":                              405,
+			"CONNECT /api/v1/namespaces/a/pods/b/proxy/":                    405,
+			"CONNECT 10.0.0.1:22":                                           405,
+		} {
+			if res, _, _ := w.raw(t, line, "Connection: close\r\n\r\n"); res.StatusCode != want {
+				t.Errorf("%s: status %d, want %d", line, res.StatusCode, want)
+			}
+			if w.remote.count()+w.local.count() != 0 {
+				t.Fatalf("%s: reached a backend", line)
+			}
 		}
-		if w.remote.count() != remote || w.local.count() != local {
-			t.Errorf("%s reached a backend", target)
-		}
-	}
+	})
 }
 
 // A front proxy's word about addresses counts, a stranger's does not.
@@ -167,13 +162,9 @@ func TestCVE20181002105(t *testing.T) {
 	for _, side := range []struct{ name, path string }{{"remote", remoteGV + "/namespaces/a/pods/b/exec"}, {"local", "/api/v1/namespaces/a/pods/b/exec"}} {
 		t.Run(side.name, func(t *testing.T) {
 			w := newWorld(t, worldConfig{remote: refuse, local: refuse})
-			conn := w.dialFront(t)
 			smuggled := "GET /apis/remote.example.com/v1/secrets HTTP/1.1\r\nHost: x\r\nX-Remote-User: system:admin\r\nX-Remote-Group: system:masters\r\n\r\n"
 			// All at once, so that the second request is there before the answer to the first.
-			fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-bob\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nContent-Length: 0\r\n\r\n%s", side.path, smuggled)
-			must.Do(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
-			br := bufio.NewReader(conn)
-			res := must.Get(http.ReadResponse(br, nil))(t)
+			res, br, _ := w.raw(t, "POST "+side.path, "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\nContent-Length: 0\r\n\r\n"+smuggled)
 			body, _ := io.ReadAll(res.Body)
 			if res.StatusCode != 403 || !strings.Contains(string(body), "no upgrade here") {
 				t.Fatalf("status %d: %s", res.StatusCode, body)
@@ -198,10 +189,7 @@ func TestCVE20181002105(t *testing.T) {
 func TestUnofferedUpgradesAreIgnored(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	for _, protocol := range []string{"h2c", "TLS/1.0", "HTTP/2.0", "websocket, h2c"} {
-		conn := w.dialFront(t)
-		fmt.Fprintf(conn, "GET %s/widgets HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-bob\r\nConnection: Upgrade, HTTP2-Settings, close\r\nUpgrade: %s\r\nHTTP2-Settings: AAMAAABk\r\n\r\n", remoteGV, protocol)
-		res := must.Get(http.ReadResponse(bufio.NewReader(conn), nil))(t)
-		res.Body.Close()
+		res, _, _ := w.raw(t, "GET "+remoteGV+"/widgets", "Connection: Upgrade, HTTP2-Settings, close\r\nUpgrade: "+protocol+"\r\nHTTP2-Settings: AAMAAABk\r\n\r\n")
 		in := w.remote.last(t)
 		if res.StatusCode != 200 || in.header.Get("Upgrade") != "" || in.header.Get("Http2-Settings") != "" {
 			t.Errorf("Upgrade: %s: status %d, arrived with %v", protocol, res.StatusCode, in.header)

@@ -1,17 +1,14 @@
 package proxy
 
 import (
-	"bufio"
 	"crypto/x509"
 	"encoding/base64"
 	"io"
 	"maps"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/http2/hpack"
@@ -122,11 +119,7 @@ func asserted(t *testing.T, in received) (own bool, user string, groups []string
 // No credential, header or order of them makes anybody another, and nobody without a name comes
 // with our own credential.
 func TestImpersonatedIdentity(t *testing.T) {
-	w := newWorld(t, worldConfig{impersonate: true, local: func(rw http.ResponseWriter, r *http.Request) {
-		if r.Header.Get("Upgrade") != "" {
-			switching(rw, r)
-		}
-	}})
+	w := newWorld(t, worldConfig{impersonate: true, local: switching})
 	for _, p := range passports(w) {
 		t.Run(p.name, func(t *testing.T) {
 			for name, forged := range impersonationForgeries() {
@@ -189,13 +182,7 @@ func (w *world) visit(t *testing.T, way string, pair *pki.Pair, header http.Head
 	r.Header = header.Clone()
 	r.Header["Connection"] = append(r.Header["Connection"], "Upgrade")
 	r.Header.Set("Upgrade", way)
-	conn := w.dialFrontAs(t, pair)
-	defer conn.Close()
-	must.Do(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
-	must.Do(t, r.Write(conn))
-	res := must.Get(http.ReadResponse(bufio.NewReader(conn), r))(t)
-	_ = res.Body.Close()
-	return res.StatusCode
+	return w.write(t, pair, r).StatusCode
 }
 
 // A caller's --as is recorded here with both names, whatever the local apiserver records: it is
@@ -261,13 +248,10 @@ func TestOwnCredentialIsRefused(t *testing.T) {
 // The health paths and the admin port know the same callers.
 func TestImpersonatedElsewhere(t *testing.T) {
 	w := newWorld(t, worldConfig{impersonate: true})
-	guarded := httptest.NewUnstartedServer(w.proxy.Guard(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+	guarded := w.guard(t, w.proxy, func(rw http.ResponseWriter, r *http.Request) {
 		u, _ := request.UserFrom(r.Context())
 		_, _ = io.WriteString(rw, u.GetName())
-	})))
-	guarded.Config.ConnContext, guarded.TLS = w.proxy.ConnContext, w.front.TLS
-	guarded.StartTLS()
-	t.Cleanup(guarded.Close)
+	})
 	for _, tc := range []struct {
 		name, token     string
 		pair            *pki.Pair
@@ -347,14 +331,7 @@ func TestImpersonationAllocates(t *testing.T) {
 		if d, _ := w.proxy.decision(t.Context(), h, c, true); d.Action != ToLocal || d.Strip.pool != authn.PoolImpersonate {
 			t.Fatalf("%v: %v", d.Action, d.Err)
 		}
-		var d Decision
-		if n := testing.AllocsPerRun(1000, func() {
-			if !w.proxy.decide(t.Context(), &d, h, c, false) {
-				t.Fatal("not known")
-			}
-		}); n > 1 {
-			t.Errorf("%q: %v allocations, want 1: the Audit-ID", value, n)
-		}
+		allocatesTheAuditID(t, w.proxy, h, c)
 	}
 }
 
@@ -427,12 +404,7 @@ func TestIssuedBesideAnotherToken(t *testing.T) {
 					"Authorization": {"Bearer " + bearer}, "Connection": {"Upgrade"}, "Upgrade": {"websocket"},
 					"Sec-Websocket-Protocol": {"base64url.bearer.authorization.k8s.io." + base64.RawURLEncoding.EncodeToString([]byte(jwt)) + ", v5.channel.k8s.io"},
 				}
-				conn := w.dialFront(t)
-				must.Do(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
-				must.Do(t, r.Write(conn))
-				res := must.Get(http.ReadResponse(bufio.NewReader(conn), r))(t)
-				must.Do(t, conn.Close())
-				if res.StatusCode != http.StatusUnauthorized {
+				if res := w.write(t, nil, r); res.StatusCode != http.StatusUnauthorized {
 					t.Errorf("%s beside %s: %s: status %d, want 401", jwt, bearer, path, res.StatusCode)
 				}
 			}

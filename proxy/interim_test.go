@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -29,8 +28,7 @@ func TestInterimFlood(t *testing.T) {
 	for _, http1 := range []bool{true, false} {
 		w := newWorld(t, worldConfig{remote: flood, remoteHTTP1: http1})
 		everyWay(t, func(t *testing.T, proto string) {
-			r := w.request(t, "GET", remoteGV+"/widgets?timeout=5s", nil)
-			r.Header.Set("Authorization", "Bearer token-of-bob")
+			r := w.as(t, "bob", "GET", remoteGV+"/widgets?timeout=5s", nil)
 			n := 0
 			got := w.do(t, w.httpClient(t, proto, nil), r.WithContext(countHints(r.Context(), &n)))
 			if got.status != http.StatusBadGateway || n > maxInterims {
@@ -71,7 +69,7 @@ func hintThenRead(w http.ResponseWriter, r *http.Request) {
 func TestInterimOfAnOldClient(t *testing.T) {
 	for _, http1 := range []bool{true, false} {
 		w := newWorld(t, worldConfig{remote: hintThenRead, remoteHTTP1: http1})
-		conn := w.dialFront(t)
+		conn := w.dial(t, w.front, nil)
 		must.Get(fmt.Fprintf(conn, "GET %s/widgets HTTP/1.0\r\nAuthorization: Bearer token-of-bob\r\n\r\n", remoteGV))(t)
 		if got, err := io.ReadAll(conn); err != nil || !strings.HasPrefix(string(got), "HTTP/1.0 200 OK\r\n") {
 			t.Errorf("HTTP/1.1 backend %v: %q, %v", http1, got, err)
@@ -84,12 +82,8 @@ func TestInterimOfAnOldClient(t *testing.T) {
 func TestInterimBesideContinue(t *testing.T) {
 	for _, http1 := range []bool{true, false} {
 		w := newWorld(t, worldConfig{remote: hintThenRead, remoteHTTP1: http1})
-		conn := w.dialFront(t)
-		_, err := fmt.Fprintf(conn, "POST %s/widgets HTTP/1.1\r\nHost: x\r\nX-Unread: 1\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\nAuthorization: Bearer token-of-bob\r\n\r\n", remoteGV)
-		must.Do(t, err)
-		br := bufio.NewReader(conn)
-		for hinted := false; ; {
-			res := must.Get(http.ReadResponse(br, nil))(t)
+		res, br, conn := w.raw(t, "POST "+remoteGV+"/widgets", "X-Unread: 1\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n")
+		for hinted := false; ; res = must.Get(http.ReadResponse(br, nil))(t) {
 			if res.StatusCode == http.StatusOK && hinted {
 				break
 			}

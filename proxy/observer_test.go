@@ -148,8 +148,7 @@ func TestAuditLocal(t *testing.T) {
 		w := newWorld(t, worldConfig{audit: log})
 		alice := w.client.Issue(pki.Leaf{CommonName: "alice"})
 		w.do(t, w.httpClient(t, proto, alice), w.request(t, "GET", "/api/v1/pods", nil))
-		r := w.request(t, "GET", "/api/v1/nodes", nil)
-		r.Header.Set("Authorization", "Bearer token-of-bob")
+		r := w.as(t, "bob", "GET", "/api/v1/nodes", nil)
 		w.do(t, w.httpClient(t, proto, nil), r)
 		var got []string
 		for _, ev := range read(2) {

@@ -94,16 +94,12 @@ func answerBeforeTheBody(t *testing.T, http1 bool, query, length string, status 
 	})
 	s.StartTLS()
 	t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
-	old := w.front
-	w.front = s
-	conn := w.dialFront(t)
-	w.front = old
+	conn := w.dial(t, s, nil)
 	must.Get(fmt.Fprintf(conn, "POST %s/widgets%s HTTP/1.1\r\nHost: x\r\nX-Unread: 1\r\nAuthorization: Bearer token-of-bob\r\n%s", remoteGV, query, length))(t)
 	must.Do(t, conn.SetReadDeadline(time.Now().Add(uploadRest/2)))
 	br := bufio.NewReader(conn)
-	res, err := http.ReadResponse(br, nil)
-	if err != nil || res.StatusCode != status {
-		t.Fatalf("%v, %v", res, err)
+	if res := must.Get(http.ReadResponse(br, nil))(t); res.StatusCode != status {
+		t.Fatal(res)
 	}
 	must.Do(t, conn.SetReadDeadline(time.Now().Add(2*uploadRest)))
 	if _, err := io.Copy(io.Discard, br); err != nil {

@@ -50,8 +50,7 @@ func TestIdempotencyKey(t *testing.T) {
 		everyWay(t, func(t *testing.T, proto string) {
 			w.get(t, proto, remoteGV+"/widgets") // makes the connection, which net/http only then takes for one that was idle for too long
 			before := w.remote.count()
-			r := w.request(t, http.MethodDelete, remoteGV+"/widgets/a", nil)
-			r.Header.Set("Authorization", "Bearer token-of-bob")
+			r := w.as(t, "bob", http.MethodDelete, remoteGV+"/widgets/a", nil)
 			r.Header.Set("Idempotency-Key", "1")
 			got := w.do(t, w.httpClient(t, proto, nil), r)
 			if n := w.remote.count() - before; n != 1 || got.status != http.StatusServiceUnavailable || w.remote.last(t).header.Get("Idempotency-Key") != "1" {
@@ -85,8 +84,7 @@ func TestRetry(t *testing.T) {
 					if !read {
 						body = strings.Repeat("body", 10_000)
 					}
-					r := w.request(t, method, remoteGV+"/widgets", strings.NewReader(body))
-					r.Header.Set("Authorization", "Bearer token-of-bob")
+					r := w.as(t, "bob", method, remoteGV+"/widgets", strings.NewReader(body))
 					got := w.do(t, w.httpClient(t, proto, nil), r)
 					executed := int(bad.executed.Load()) + w.remote.count()
 					if tt.unprocessed || read {
@@ -112,8 +110,7 @@ func TestBrokenAnswerOfAWrite(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bad := newFaulty(t, do)
 			w := newWorldBeside(t, bad)
-			r := w.request(t, http.MethodPost, remoteGV+"/widgets", strings.NewReader("body"))
-			r.Header.Set("Authorization", "Bearer token-of-bob")
+			r := w.as(t, "bob", http.MethodPost, remoteGV+"/widgets", strings.NewReader("body"))
 			got := w.do(t, w.httpClient(t, "http/1.1", nil), r)
 			if bad.executed.Load() != 1 || w.remote.count() != 0 || got.status < 500 || got.header.Get("Retry-After") != "" {
 				t.Errorf("executed %d times, answered with %d %v %s", bad.executed.Load(), got.status, got.header, got.body)
@@ -131,8 +128,7 @@ func TestWriteAtADrain(t *testing.T) {
 			close(came)
 			<-r.Context().Done()
 		}})
-		r := w.request(t, http.MethodPost, remoteGV+"/namespaces/a/widgets/b/proxy", strings.NewReader("body"))
-		r.Header.Set("Authorization", "Bearer token-of-bob")
+		r := w.as(t, "bob", http.MethodPost, remoteGV+"/namespaces/a/widgets/b/proxy", strings.NewReader("body"))
 		go func() {
 			<-came
 			w.proxy.EndLongRunning()

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -35,11 +34,7 @@ func TestKnownScrapers(t *testing.T) {
 	must.Do(t, err)
 	p, err := New(Config{Table: w.table, Authn: w.authenticator(t, worldConfig{}), Authz: may, Backends: w.proxy.cfg.Backends, Local: w.proxy.cfg.Local})
 	must.Do(t, err)
-	s := httptest.NewUnstartedServer(p.Guard(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "fairlead_up 1") })))
-	s.Config.ConnContext = p.ConnContext
-	s.TLS = w.front.TLS.Clone()
-	s.StartTLS()
-	t.Cleanup(s.Close)
+	s := w.guard(t, p, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "fairlead_up 1") })
 	prometheus, grafana := w.client.Issue(pki.Leaf{CommonName: "prometheus"}), w.client.Issue(pki.Leaf{CommonName: "grafana"})
 	scrape := func(path string, pair *pki.Pair, token string) int {
 		t.Helper()

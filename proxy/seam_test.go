@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bufio"
 	"fmt"
 	"io"
 	"net/http"
@@ -10,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -26,20 +24,6 @@ func bothBackends(t *testing.T, c worldConfig, f func(t *testing.T, w *world)) {
 			f(t, newWorld(t, c))
 		})
 	}
-}
-
-// raw sends what no client library would over HTTP/1.1, as bob, and returns the answer's head.
-func (w *world) raw(t *testing.T, target, rest string) *http.Response {
-	t.Helper()
-	conn := w.dialFront(t)
-	must.Do(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
-	method := "GET"
-	if strings.Contains(rest, "chunked") {
-		method = "POST"
-	}
-	fmt.Fprintf(conn, "%s %s HTTP/1.1\r\nHost: front.example.com\r\nAuthorization: Bearer token-of-bob\r\n%s", method, target, rest)
-	res := must.Get(http.ReadResponse(bufio.NewReader(conn), nil))(t)
-	return res
 }
 
 // withheld are fields by which a remote could do what is not its business: those of its connection,
@@ -70,8 +54,7 @@ func TestAnswersAreCleaned(t *testing.T) {
 		h.Set("X-Said", "trailer")
 	}}, func(t *testing.T, w *world) {
 		everyWay(t, func(t *testing.T, proto string) {
-			r := w.request(t, "GET", remoteGV+"/widgets", nil)
-			r.Header.Set("Authorization", "Bearer token-of-bob")
+			r := w.as(t, "bob", "GET", remoteGV+"/widgets", nil)
 			heads := map[string]http.Header{}
 			r = r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
 				Got1xxResponse: func(code int, h textproto.MIMEHeader) error { heads[fmt.Sprint(code)] = http.Header(h); return nil },
@@ -105,14 +88,14 @@ func TestAnswersAreCleaned(t *testing.T) {
 func TestUpgradeAnswersAreCleaned(t *testing.T) {
 	for status, text := range map[int]string{101: "Connection: Upgrade, X-Listed\r\nUpgrade: websocket\r\n", 400: "Connection: X-Listed\r\nContent-Length: 0\r\n", 403: "Connection: X-Listed\r\nKeep-Alive: x\r\nContent-Length: 0\r\n"} {
 		names := withheld("X-Listed", "Keep-Alive")
-		w := newWorld(t, worldConfig{remote: hijacked(func(c io.Writer, _ *http.Request) {
+		w := newWorld(t, worldConfig{remote: hijacked(func(c io.ReadWriter, _ *http.Request) {
 			fmt.Fprintf(c, "HTTP/1.1 %d It is\r\nX-Kept: yes\r\n%s", status, text)
 			for _, name := range names {
 				fmt.Fprintf(c, "%s: x\r\n", name)
 			}
 			fmt.Fprint(c, "\r\n")
 		})})
-		res := w.raw(t, remoteGV+"/x", "Connection: upgrade\r\nUpgrade: websocket\r\n\r\n")
+		res, _, _ := w.raw(t, "GET "+remoteGV+"/x", websocket)
 		if res.StatusCode != status || res.Header.Get("X-Kept") != "yes" {
 			t.Fatalf("%d %v", res.StatusCode, res.Header)
 		}
@@ -128,14 +111,17 @@ func TestUpgradeAnswersAreCleaned(t *testing.T) {
 }
 
 // hijacked answers with bytes of its own, and ends the connection.
-func hijacked(f func(io.Writer, *http.Request)) http.HandlerFunc {
+func hijacked(f func(io.ReadWriter, *http.Request)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		conn, _, err := http.NewResponseController(w).Hijack()
+		conn, rw, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			return
 		}
 		defer conn.Close()
-		f(conn, r)
+		f(struct {
+			io.Reader // which has what came early
+			io.Writer
+		}{rw, conn}, r)
 	}
 }
 
@@ -149,7 +135,7 @@ func TestUpgradeRedirectCVE20208559(t *testing.T) {
 				w.Header().Set("Location", "https://evil.example.com/")
 				w.WriteHeader(status)
 			}})
-			res := w.raw(t, remoteGV+"/namespaces/a/pods/b/exec", "Connection: upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n")
+			res, _, _ := w.raw(t, "GET "+remoteGV+"/namespaces/a/pods/b/exec", "Connection: upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n")
 			if res.StatusCode != http.StatusBadGateway || res.Header.Get("Location") != "" {
 				t.Errorf("%d: relayed as %d to %q", status, res.StatusCode, res.Header.Get("Location"))
 			}
@@ -163,7 +149,7 @@ func TestUpgradeRedirectCVE20208559(t *testing.T) {
 func TestUnannouncedTrailersDoNothing(t *testing.T) {
 	bothBackends(t, worldConfig{}, func(t *testing.T, w *world) {
 		for _, target := range []string{remoteGV + "/widgets", "/api/v1/pods"} {
-			res := w.raw(t, target, "Connection: X-Listed, close\r\nTransfer-Encoding: chunked\r\nTrailer: X-Checksum, X-Listed, Authorization, Impersonate-User\r\n\r\n4\r\nbody\r\n0\r\nX-Checksum: abc\r\nX-Listed: x\r\n"+
+			res, _, _ := w.raw(t, "POST "+target, "Connection: X-Listed, close\r\nTransfer-Encoding: chunked\r\nTrailer: X-Checksum, X-Listed, Authorization, Impersonate-User\r\n\r\n4\r\nbody\r\n0\r\nX-Checksum: abc\r\nX-Listed: x\r\n"+
 				"X-Remote-User: system:admin\r\nX_remote_group: system:masters\r\nAuthorization: Bearer x\r\nImpersonate-User: root\r\nContent-Length: 9\r\nX-Other: x\r\n\r\n")
 			far := w.remote
 			if target == "/api/v1/pods" {
@@ -189,10 +175,7 @@ func TestUpgradeInNameOnly(t *testing.T) {
 		"Connection: x-upgrade\r\nUpgrade: websocket\r\n", "Connection: keep-alive, x-upgrade\r\nUpgrade: websocket\r\n", "Upgrade: websocket\r\n", "Connection: upgrade\r\nUpgrade: h2c\r\nUpgrade: websocket\r\n",
 	} {
 		for _, target := range []string{"/api/v1/pods", remoteGV + "/widgets"} {
-			conn := w.dialFront(t)
-			must.Do(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
-			fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\n%sSec-WebSocket-Protocol: v5.channel.k8s.io, %s\r\n\r\n", target, fields, token)
-			res := must.Get(http.ReadResponse(bufio.NewReader(conn), nil))(t)
+			res, _, _ := w.say(t, nil, "GET "+target+" HTTP/1.1\r\nHost: x\r\n"+fields+"Sec-WebSocket-Protocol: v5.channel.k8s.io, "+token+"\r\n\r\n")
 			if want := map[bool]int{true: 200, false: 401}[target == "/api/v1/pods"]; res.StatusCode != want {
 				t.Errorf("%q %s: status %d", fields, target, res.StatusCode)
 			}
@@ -253,7 +236,7 @@ func TestHostOfBackends(t *testing.T) {
 					t.Errorf("%s: host %q for %q", side.path, in.Get("Host"), in.Get("X-Forwarded-Host"))
 				}
 			})
-			w.raw(t, side.path, "Connection: upgrade\r\nUpgrade: websocket\r\n\r\n")
+			w.raw(t, "GET "+side.path, websocket)
 			if in := side.far.last(t).header; in.Get("Host") != side.want {
 				t.Errorf("%s, upgraded: host %q", side.path, in.Get("Host"))
 			}
@@ -315,8 +298,7 @@ func TestForwardedAnswers(t *testing.T) {
 	}})
 	everyWay(t, func(t *testing.T, proto string) {
 		for _, user := range []string{"", "jane"} {
-			r := w.request(t, "GET", remoteGV+"/widgets", nil)
-			r.Header.Set("Authorization", "Bearer token-of-boss")
+			r := w.as(t, "boss", "GET", remoteGV+"/widgets", nil)
 			if user != "" {
 				r.Header.Set("Impersonate-User", user)
 			}

@@ -112,8 +112,7 @@ func TestOneTableForARequest(t *testing.T) {
 			w.get(t, tt.proto, widgets) // by bob: what the backend speaks is known then
 			before := w.remote.count()
 			armed.Store(true)
-			r := w.request(t, "GET", tt.path, nil)
-			r.Header.Set("Authorization", "Bearer token-of-boss")
+			r := w.as(t, "boss", "GET", tt.path, nil)
 			if tt.as != "" {
 				r.Header.Set("Impersonate-User", tt.as)
 			}

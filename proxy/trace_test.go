@@ -119,8 +119,7 @@ func TestTraceNotSampled(t *testing.T) {
 func TestNoTrace(t *testing.T) {
 	w := newWorld(t, worldConfig{})
 	everyWay(t, func(t *testing.T, proto string) {
-		r := w.request(t, "GET", remoteGV+"/widgets", nil)
-		r.Header.Set("Authorization", "Bearer token-of-bob")
+		r := w.as(t, "bob", "GET", remoteGV+"/widgets", nil)
 		r.Header.Set("Traceparent", callers)
 		w.do(t, w.httpClient(t, proto, nil), r)
 		if got := w.remote.last(t).header.Get("Traceparent"); got != callers {

@@ -37,8 +37,7 @@ func TestTrustEnds(t *testing.T) {
 		})
 		c := w.httpClient(t, proto, nil)
 		open := func(target string) *http.Response {
-			r := w.request(t, http.MethodGet, target, nil)
-			r.Header.Set("Authorization", "Bearer token-of-alice")
+			r := w.as(t, "alice", http.MethodGet, target, nil)
 			res := must.Get(c.Do(r))(t)
 			t.Cleanup(func() { res.Body.Close() })
 			return res

@@ -44,8 +44,7 @@ func TestURLs(t *testing.T) {
 			client := w.httpClient(t, proto, nil)
 			for i := range 40 {
 				method := []string{http.MethodGet, http.MethodPost}[i%2]
-				r := w.request(t, method, remoteGV+"/widgets", strings.NewReader("{}"))
-				r.Header.Set("Authorization", "Bearer token-of-bob")
+				r := w.as(t, "bob", method, remoteGV+"/widgets", strings.NewReader("{}"))
 				if got := w.do(t, client, r); got.status != http.StatusOK {
 					t.Fatalf("HTTP/1.1 backend %v, %s %d: %d %s", http1, method, i, got.status, got.body)
 				}

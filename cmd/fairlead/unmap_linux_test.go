@@ -43,8 +43,7 @@ func resident(t *testing.T) int {
 	status := must.Get(os.ReadFile("/proc/self/status"))(t)
 	for line := range strings.Lines(string(status)) {
 		if f := strings.Fields(line); f[0] == "RssFile:" {
-			n := must.Get(strconv.Atoi(f[1]))(t)
-			return n
+			return must.Get(strconv.Atoi(f[1]))(t)
 		}
 	}
 	t.Fatalf("no RssFile in\n%s", status)

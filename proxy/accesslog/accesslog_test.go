@@ -93,8 +93,7 @@ func FuzzField(f *testing.F) {
 
 func newLog(t *testing.T, cfg Config) *Log {
 	t.Helper()
-	l := must.Get(New(cfg))(t)
-	return l
+	return must.Get(New(cfg))(t)
 }
 
 // gate is a writer that can be held up, and counts writes.

@@ -128,8 +128,7 @@ func (s *tokens) review(ctx context.Context, token string) (*authenticator.Respo
 
 func newAuthenticator(t testing.TB, cfg Config) *Authenticator {
 	t.Helper()
-	a := must.Get(New(cfg))(t)
-	return a
+	return must.Get(New(cfg))(t)
 }
 
 // head makes a Head of name, value, name, value.

@@ -60,8 +60,7 @@ func (r *asked) review(ctx context.Context, a authorizer.Attributes) (authorizer
 
 func newAuthorizer(t testing.TB, cfg Config) *Authorizer {
 	t.Helper()
-	z := must.Get(New(cfg))(t)
-	return z
+	return must.Get(New(cfg))(t)
 }
 
 func get(name string) *Attributes {
