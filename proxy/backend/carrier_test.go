@@ -1,7 +1,6 @@
 package backend
 
 import (
-	"context"
 	"crypto/tls"
 	"fmt"
 	"net/http"
@@ -262,9 +261,9 @@ func TestRotationDrainsShared(t *testing.T) {
 	own := must.Get(s.up("b").dialH2(t.Context(), well.address, nil))(t)
 	defer own.Close()
 	c := dialShared(t, s, well.address)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { defer close(done); _ = s.Run(ctx) }()
+	var loop sync.WaitGroup
+	loop.Go(func() { _ = s.Run(t.Context()) })
+	t.Cleanup(loop.Wait)
 	if drained(c) {
 		t.Error("drained before the rotation")
 	}
@@ -275,8 +274,6 @@ func TestRotationDrainsShared(t *testing.T) {
 	if next := dialShared(t, s, well.address); drained(next) {
 		t.Error("drained that was made afterwards")
 	}
-	cancel()
-	<-done
 }
 
 // What a shared connection costs is counted once, and whether the backend speaks HTTP/2 is known to

@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -167,15 +168,15 @@ func TestHandshakeClasses(t *testing.T) {
 	s := newServer(t, protoH1, nil)
 	trust := trusting(t)
 	for _, tt := range []struct {
-		want      string
-		change    func(*tls.Config)
-		protocols string
-		dial      func() net.Conn
+		want     string
+		change   func(*tls.Config)
+		protocol string // empty: HTTP/1.1
+		dial     func() net.Conn
 	}{
 		{want: "unknown_authority", change: func(c *tls.Config) { c.RootCAs = x509.NewCertPool() }},
 		{want: "hostname", change: func(c *tls.Config) { c.ServerName = "other.example.org" }},
 		{want: "expired", change: func(c *tls.Config) { c.Time = func() time.Time { return time.Now().AddDate(200, 0, 0) } }},
-		{want: "alert", protocols: "spdy/3"},
+		{want: "alert", protocol: "spdy/3"},
 		{want: "not_tls", dial: notTLS},
 		{want: "closed", dial: func() net.Conn {
 			a, b := net.Pipe()
@@ -191,12 +192,12 @@ func TestHandshakeClasses(t *testing.T) {
 		}},
 	} {
 		t.Run(tt.want, func(t *testing.T) {
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
+			patience := time.Hour
 			if tt.want == "timeout" {
-				ctx, cancel = context.WithTimeout(ctx, 10*time.Millisecond)
-				defer cancel()
+				patience = 10 * time.Millisecond
 			}
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
 			cfg := target{
 				tls: func() (*tls.Config, error) {
 					c, err := trust()
@@ -209,19 +210,14 @@ func TestHandshakeClasses(t *testing.T) {
 					if tt.dial != nil {
 						return tt.dial(), nil
 					}
-					var d net.Dialer
-					return d.DialContext(ctx, network, address)
+					return new(net.Dialer).DialContext(ctx, network, address)
 				},
 				signal: func(string, error) {},
 			}
 			o := newShared(nil)
 			defer o.stop()
 			u := newUpstream("test", o, cfg)
-			protocol := protoH1
-			if tt.protocols != "" {
-				protocol = tt.protocols
-			}
-			if _, err := u.dialTLS(ctx, s.address, []string{protocol}); err == nil {
+			if _, err := u.dialTLS(ctx, s.address, []string{cmp.Or(tt.protocol, protoH1)}); err == nil {
 				t.Fatal("the handshake succeeded")
 			}
 			for i := range u.meter.handshakes {
@@ -231,4 +227,70 @@ func TestHandshakeClasses(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestRoundTrip(t *testing.T) {
+	bothProtocols(t, func(t *testing.T, proto string) {
+		s := newServer(t, proto, func(w http.ResponseWriter, r *http.Request) {
+			b, err := io.ReadAll(r.Body)
+			if err != nil {
+				t.Error(err)
+			}
+			for _, name := range []string{"User-Agent", "Accept-Encoding"} {
+				if v, ok := r.Header[name]; ok {
+					t.Errorf("%s was invented: %q", name, v)
+				}
+			}
+			w.Header().Set("Content-Encoding", "gzip") // it is not, and nobody must look
+			w.Header().Set("Location", "https://elsewhere/")
+			w.WriteHeader(http.StatusTemporaryRedirect)
+			_, _ = w.Write(append([]byte(r.Method+" "+r.Proto+" "), b...))
+		})
+		f := newFixture(t, nil)
+		e := f.set(healthy(s.address))
+		for range 3 {
+			status, text, err := f.do(e, http.MethodPost, "body")
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := "POST HTTP/1.1 body"
+			if status != http.StatusTemporaryRedirect || text != want {
+				t.Errorf("got %d %q, want %q", status, text, want)
+			}
+		}
+		if n := s.conns.Load(); n != 1 {
+			t.Errorf("three requests made %d connections, want 1", n)
+		}
+	})
+}
+
+func TestNoEndpoint(t *testing.T) {
+	f := newFixture(t, nil)
+	_, _, err := f.do(f.set(), http.MethodGet, "")
+	if !errors.Is(err, ErrUnreachable) {
+		t.Errorf("got %v, want ErrUnreachable", err)
+	}
+}
+
+// A server at whose chain verification panics (CVE-2025-58188 was such in crypto/x509) is one that
+// cannot be reached: dials have goroutines of their own, where a panic would end the process.
+func TestServersChainThatPanics(t *testing.T) {
+	bothProtocols(t, func(t *testing.T, proto string) {
+		s := newServer(t, proto, nil)
+		f := newFixture(t, func(c *Config) {
+			trusting := c.TLS
+			c.TLS = func(_ string, b *registry.Backend) (*tls.Config, error) {
+				tc, err := trusting("", b)
+				tc.VerifyConnection = func(tls.ConnectionState) error { panic("verifying") }
+				return tc, err
+			}
+		})
+		e := f.set(healthy(s.address))
+		if _, _, err := f.do(e, http.MethodGet, ""); !errors.Is(err, ErrUnreachable) {
+			t.Errorf("a request: %v, want ErrUnreachable", err)
+		}
+		if _, err := f.Upstream(e).DialUpgrade(t.Context()); !errors.Is(err, ErrUnreachable) {
+			t.Errorf("an upgrade: %v, want ErrUnreachable", err)
+		}
+	})
 }

@@ -42,7 +42,6 @@ func TestEjected(t *testing.T) {
 				n.serve(hung, protoH1, func(_ http.ResponseWriter, r *http.Request) { time.Sleep(3 * time.Second) })
 				var got atomic.Int64
 				n.serve(well, protoH1, func(http.ResponseWriter, *http.Request) { got.Add(1) })
-				defer n.stopAll()
 				unhealthy := registry.Endpoint{Address: hung, Health: registry.Unhealthy}
 				e := f.set(unhealthy) // alone: it is the floor
 				start := time.Now()
@@ -67,29 +66,20 @@ func TestEjected(t *testing.T) {
 func TestEjectedIsAState(t *testing.T) {
 	const one, other = "10.0.0.1:443", "10.0.0.2:443"
 	f := newFixture(t, nil)
-	e := f.set(healthy(one), healthy(other))
-	at := f.Upstream(e).endpoints[one]
-	was, out := at.state()
-	if out {
-		t.Error("a healthy endpoint is out")
-	}
-	bad := registry.Endpoint{Address: one, Health: registry.Unhealthy}
-	f.set(bad, healthy(other))
-	<-was.Done()
-	if _, out := at.state(); !out {
-		t.Error("asked after the ejection: not out")
-	}
-	f.set(bad, registry.Endpoint{Address: other, Health: registry.Unhealthy})
-	if _, out := at.state(); out {
-		t.Error("out although no other is better")
-	}
-	f.set(bad, healthy(other))
-	if _, out := at.state(); !out {
-		t.Error("not out although another is better again")
-	}
-	f.set(healthy(one), healthy(other))
-	if _, out := at.state(); out {
-		t.Error("out although healthy again")
+	at := f.Upstream(f.set(healthy(one), healthy(other))).endpoints[one]
+	was, _ := at.state()
+	well, bad := registry.Healthy, registry.Unhealthy
+	for _, step := range []struct {
+		one, other registry.Health
+		out        bool
+	}{{well, well, false}, {bad, well, true}, {bad, bad, false}, {bad, well, true}, {well, well, false}} {
+		f.set(registry.Endpoint{Address: one, Health: step.one}, registry.Endpoint{Address: other, Health: step.other})
+		if step.out {
+			<-was.Done()
+		}
+		if _, out := at.state(); out != step.out {
+			t.Errorf("health %d, of the other %d: out %v", step.one, step.other, out)
+		}
 	}
 }
 
@@ -137,15 +127,13 @@ func TestManyReadsSurviveADeath(t *testing.T) {
 	until(all[1])
 	close(end)
 	failed := 0
+	var last error
 	for range reads {
 		if err := <-results; err != nil {
-			failed++
-			if failed == 1 {
-				t.Log(err)
-			}
+			failed, last = failed+1, err
 		}
 	}
 	if failed > 0 {
-		t.Errorf("%d of %d reads failed", failed, reads)
+		t.Errorf("%d of %d reads failed: %v", failed, reads, last)
 	}
 }

@@ -1,14 +1,16 @@
 package backend
 
 import (
-	"context"
+	"bytes"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -98,6 +100,7 @@ type fixture struct {
 	signals    signals
 }
 
+// signals are the addresses of which was told that they have failed.
 type signals struct {
 	mu   sync.Mutex
 	list []string
@@ -112,13 +115,7 @@ func (s *signals) add(address string) {
 func (s *signals) count(address string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := 0
-	for _, a := range s.list {
-		if a == address {
-			n++
-		}
-	}
-	return n
+	return len(s.list) - len(slices.DeleteFunc(slices.Clone(s.list), func(a string) bool { return a == address }))
 }
 
 // newFixture makes Pools whose Run runs until the test ends.
@@ -135,18 +132,10 @@ func newFixture(t testing.TB, change func(*Config)) *fixture {
 	if change != nil {
 		change(&cfg)
 	}
-	p := must.Get(New(cfg))(t)
-	f.Pools = p
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = p.Run(ctx) // context.Canceled
-	}()
-	t.Cleanup(func() {
-		cancel()
-		<-done
-	})
+	f.Pools = must.Get(New(cfg))(t)
+	var loop sync.WaitGroup
+	loop.Go(func() { _ = f.Run(t.Context()) }) // context.Canceled
+	t.Cleanup(loop.Wait)
 	return f
 }
 
@@ -188,15 +177,11 @@ func (f *fixture) do(e *registry.Entry, method, body string) (int, string, error
 
 func newRequest(t testing.TB, method, body string) *http.Request {
 	t.Helper()
-	ctx := context.Background()
-	if tt, ok := t.(*testing.T); ok {
-		ctx = tt.Context()
-	}
 	var r io.Reader
 	if body != "" {
 		r = strings.NewReader(body)
 	}
-	req := must.Get(http.NewRequestWithContext(ctx, method, "https://placeholder/apis/example.com/v1", r))(t)
+	req := must.Get(http.NewRequestWithContext(t.Context(), method, "https://placeholder/apis/example.com/v1", r))(t)
 	req.GetBody = nil // nobody who forwards has it
 	return req
 }
@@ -213,4 +198,86 @@ func (f *fixture) RoundTrip(e *registry.Entry, req *http.Request, longRunning bo
 	}
 	defer end()
 	return u.RoundTrip(req, longRunning)
+}
+
+// faulty is a backend over HTTP/1.1: it reads the head of each request, counts it as executed, and
+// then does what answer says.
+type faulty struct {
+	address  string
+	executed atomic.Int64
+	wg       sync.WaitGroup
+	mu       sync.Mutex
+	open     []net.Conn
+}
+
+// answer acts on one request; with false the connection is closed.
+type answer func(f *faulty, c net.Conn) bool
+
+func newFaulty(t *testing.T, act answer) *faulty {
+	t.Helper()
+	s := httptest.NewUnstartedServer(nil)
+	s.StartTLS()
+	cert := s.TLS.Certificates[0]
+	s.Close()
+	l := must.Get(tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{protoH1}}))(t)
+	f := &faulty{address: l.Addr().String()}
+	f.wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			f.mu.Lock()
+			f.open = append(f.open, c)
+			f.mu.Unlock()
+			f.wg.Go(func() {
+				defer c.Close()
+				if err := f.serve(c, act); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
+					t.Logf("faulty backend: %v", err)
+				}
+			})
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		f.mu.Lock()
+		for _, c := range f.open {
+			_ = c.Close()
+		}
+		f.mu.Unlock()
+		f.wg.Wait()
+	})
+	return f
+}
+
+// serve reads heads without bodies.
+func (f *faulty) serve(c net.Conn, act answer) error {
+	var head []byte
+	buf := make([]byte, 4096)
+	for {
+		for !bytes.Contains(head, []byte("\r\n\r\n")) {
+			n, err := c.Read(buf)
+			if err != nil {
+				return err
+			}
+			head = append(head, buf[:n]...)
+		}
+		head = nil
+		if !act(f, c) {
+			return nil
+		}
+	}
+}
+
+// closeExecuted executes and closes the connection.
+func closeExecuted(f *faulty, _ net.Conn) bool {
+	f.executed.Add(1)
+	return false
+}
+
+// garbage answers with something that is not HTTP.
+func garbage(f *faulty, c net.Conn) bool {
+	f.executed.Add(1)
+	_, _ = io.WriteString(c, strings.Repeat("220 this is no HTTP ", 20)+"\r\n\r\n")
+	return false
 }

@@ -1,13 +1,14 @@
 package backend
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"io"
 	"net"
 	"net/http"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -47,16 +48,9 @@ func newLocal(t *testing.T, change func(*LocalConfig), servers ...string) *Local
 		change(&cfg)
 	}
 	l := must.Get(NewLocal(cfg))(t)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = l.Run(ctx) // context.Canceled
-	}()
-	t.Cleanup(func() {
-		cancel()
-		<-done
-	})
+	var loop sync.WaitGroup
+	loop.Go(func() { _ = l.Run(t.Context()) }) // context.Canceled
+	t.Cleanup(loop.Wait)
 	return l
 }
 
@@ -99,16 +93,12 @@ func TestLocalPools(t *testing.T) {
 		t.Error("the zero pool is one")
 	}
 	close(certificates)
-	with, without := 0, 0
+	n := map[bool]int{}
 	for c := range certificates {
-		if c {
-			with++
-		} else {
-			without++
-		}
+		n[c]++
 	}
-	if with != 1 || without != 2 { // proven and unproven
-		t.Errorf("%d connections with a certificate, %d without; want 1 and 2", with, without)
+	if n[true] != 1 || n[false] != 2 { // proven and unproven
+		t.Errorf("%d connections with a certificate, %d without; want 1 and 2", n[true], n[false])
 	}
 }
 
@@ -116,15 +106,16 @@ func TestLocalPools(t *testing.T) {
 func TestBadTokensCostNoConnection(t *testing.T) {
 	s := newServer(t, protoH2, apiserver)
 	l := newLocal(t, nil, s.address)
-	if status, _, err := l.get(t, PoolUnproven, "bad"); err != nil || status != http.StatusUnauthorized {
-		t.Fatalf("got %d, %v", status, err)
-	}
-	before := l.Upstream(PoolUnproven).meter.connections.Load()
-	dials := s.conns.Load()
-	for range 1000 {
+	ask := func() {
+		t.Helper()
 		if status, _, err := l.get(t, PoolUnproven, "bad"); err != nil || status != http.StatusUnauthorized {
 			t.Fatalf("got %d, %v", status, err)
 		}
+	}
+	ask()
+	before, dials := l.Upstream(PoolUnproven).meter.connections.Load(), s.conns.Load()
+	for range 1000 {
+		ask()
 	}
 	if n := s.conns.Load() - dials; n > 0 {
 		t.Errorf("1,000 bad tokens made %d connections", n)
@@ -194,7 +185,6 @@ func TestLocalRestart(t *testing.T) {
 				if took := time.Since(start); took < 1500*time.Millisecond || took > 1800*time.Millisecond {
 					t.Errorf("took %v", took)
 				}
-				n.stopAll()
 			})
 		})
 	}
@@ -279,4 +269,56 @@ func TestProve(t *testing.T) {
 	if status, err := l.Prove(t.Context(), "good", bound.Stranger("10.0.0.1:2")); status != http.StatusOK {
 		t.Errorf("another connection: got %d, %v", status, err)
 	}
+}
+
+// An apiserver that has begun anew answers before it is ready, with 403: after its connections were
+// lost requests go to another until a probe has looked.
+func TestLostConnectionsWaitForProbe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newMemoryNet(t)
+		const restarted, other = "10.0.0.1:6443", "10.0.0.2:6443"
+		n.serve(other, protoH2, apiserver)
+		s := n.serve(restarted, protoH2, apiserver)
+		var told atomic.Int32
+		l := newLocal(t, func(cfg *LocalConfig) {
+			cfg.Dial = n.dial
+			cfg.Signal = func(address string, err error) {
+				if address == restarted && err != nil {
+					told.Add(1)
+				}
+			}
+		}, restarted, other)
+		ask := func() {
+			t.Helper()
+			if status, _, err := l.get(t, PoolUnproven, "good"); err != nil || status != http.StatusOK {
+				t.Errorf("got %d, %v", status, err)
+			}
+		}
+		for range 20 {
+			ask()
+		}
+		synctest.Wait()
+		s.stop()
+		var begun atomic.Int32
+		n.serve(restarted, protoH2, func(http.ResponseWriter, *http.Request) { begun.Add(1) })
+		synctest.Wait()
+		if told.Load() == 0 {
+			t.Error("nobody was asked for a probe")
+		}
+		for range 100 {
+			ask()
+			time.Sleep(20 * time.Millisecond)
+		}
+		if n := begun.Load(); n > 0 {
+			t.Errorf("%d requests reached a server that may not be ready", n)
+		}
+		l.Report(restarted, registry.Healthy, "")
+		l.Report(other, registry.Healthy, "")
+		for range 20 {
+			ask()
+		}
+		if begun.Load() == 0 {
+			t.Error("it gets no requests now that it is ready")
+		}
+	})
 }

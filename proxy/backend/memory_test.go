@@ -15,7 +15,6 @@ import (
 
 // memoryNet is a network inside the process, for synctest: real TLS and HTTP servers behind pipes.
 type memoryNet struct {
-	t       *testing.T
 	cert    tls.Certificate
 	mu      sync.Mutex
 	servers map[string]*memoryServer
@@ -39,7 +38,9 @@ func newMemoryNet(t *testing.T) *memoryNet {
 	s := httptest.NewUnstartedServer(nil)
 	s.StartTLS()
 	defer s.Close()
-	return &memoryNet{t: t, cert: s.TLS.Certificates[0], servers: make(map[string]*memoryServer), silent: make(map[string]bool)}
+	n := &memoryNet{cert: s.TLS.Certificates[0], servers: make(map[string]*memoryServer), silent: make(map[string]bool)}
+	t.Cleanup(n.stopAll)
+	return n
 }
 
 func (n *memoryNet) dial(ctx context.Context, _, address string) (net.Conn, error) {
@@ -64,7 +65,7 @@ func (n *memoryNet) dial(ctx context.Context, _, address string) (net.Conn, erro
 	}
 }
 
-// serve answers at address until stop. A server that was stopped may be replaced.
+// serve answers at address until stop, or the end of the test. A server that was stopped may be replaced.
 func (n *memoryNet) serve(address, proto string, handler http.HandlerFunc) *memoryServer {
 	if handler == nil {
 		handler = http.NotFound

@@ -150,7 +150,6 @@ func TestTrustEnds(t *testing.T) {
 				_, _ = io.WriteString(w, "done")
 			}
 		})
-		defer n.stopAll()
 		e := f.set(healthy("10.0.0.1:443"))
 		owned := must.Get(f.Upstream(e).dialH2(t.Context(), "10.0.0.1:443", nil))(t)
 		upgraded := must.Get(f.Upstream(e).DialUpgrade(t.Context()))(t)
@@ -227,27 +226,24 @@ func TestIdentityChanged(t *testing.T) {
 
 // Connections that nobody uses are closed.
 func TestIdle(t *testing.T) {
-	for _, proto := range []string{protoH1, protoH2} {
+	bothProtocols(t, func(t *testing.T, proto string) {
 		synctest.Test(t, func(t *testing.T) {
 			n, f := newMemoryFixture(t)
 			n.serve("10.0.0.1:443", proto, nil)
-			defer n.stopAll()
 			e := f.set(healthy("10.0.0.1:443"))
 			if _, _, err := f.do(e, http.MethodGet, ""); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(staleIdle - time.Second)
-			synctest.Wait()
-			if c := f.Upstream(e).meter.connections.Load(); c != 1 {
-				t.Errorf("%d connections before the time, want 1", c)
-			}
-			time.Sleep(2 * time.Second)
-			synctest.Wait()
-			if c := f.Upstream(e).meter.connections.Load(); c != 0 {
-				t.Errorf("%d connections after the time, want 0", c)
+			for _, want := range []int64{1, 0} { // before the time, and after it
+				synctest.Wait()
+				if c := f.Upstream(e).meter.connections.Load(); c != want {
+					t.Errorf("%d connections, want %d", c, want)
+				}
+				time.Sleep(2 * time.Second)
 			}
 		})
-	}
+	})
 }
 
 // HTTP/1.1 does not tell whether a server that closes an idle connection has read a request, so a
@@ -256,7 +252,6 @@ func TestStaleHTTP1(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, f := newMemoryFixture(t)
 		n.serve("10.0.0.1:443", protoH1, nil)
-		defer n.stopAll()
 		e := f.set(healthy("10.0.0.1:443"))
 		for _, tt := range []struct {
 			method string

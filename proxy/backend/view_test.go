@@ -54,12 +54,11 @@ func TestArrange(t *testing.T) {
 			}
 			v := &view{}
 			v.arrange(list, known)
-			names := func(list []*endpoint) string {
-				var s []string
+			names := func(list []*endpoint) (s string) {
 				for _, e := range list {
-					s = append(s, e.address)
+					s = strings.TrimSpace(s + " " + e.address)
 				}
-				return strings.Join(s, " ")
+				return s
 			}
 			got := []any{names(v.preferred), names(v.slow), names(v.rest), v.usable}
 			if d := cmp.Diff([]any{tt.preferred, tt.slow, tt.rest, tt.usable}, got); d != "" {
@@ -209,32 +208,27 @@ func TestAcquire(t *testing.T) {
 	f := newFixture(t, nil)
 	f.policy = registry.Policy{MaxInFlight: 3, MaxLongRunning: 2}
 	e := f.set(healthy("10.0.0.1:443"))
-	for _, tt := range []struct {
-		longRunning bool
-		limit       int
-	}{{false, 3}, {true, 2}} {
-		var places []bound.Place
-		for i := range tt.limit {
-			place, ok := f.Upstream(e).Acquire(bound.Source{User: fmt.Sprint(i)}, tt.longRunning)
-			if !ok {
-				t.Fatalf("refused at %d of %d", i, tt.limit)
+	u := f.Upstream(e)
+	for longRunning, limit := range map[bool]int{false: 3, true: 2} {
+		acquire := func(user string, want bool) bound.Place {
+			t.Helper()
+			place, ok := u.Acquire(bound.Source{User: user}, longRunning)
+			if ok != want {
+				t.Errorf("long-running %v, of %d: %s has a place: %v", longRunning, limit, user, ok)
 			}
-			places = append(places, place)
+			return place
 		}
-		if _, ok := f.Upstream(e).Acquire(bound.Source{User: "late"}, tt.longRunning); ok {
-			t.Errorf("got one more than %d", tt.limit)
+		var places []bound.Place
+		for i := range limit {
+			places = append(places, acquire(fmt.Sprint(i), true))
 		}
+		acquire("late", false)
 		places[0].Leave()
-		if place, ok := f.Upstream(e).Acquire(bound.Source{User: "late"}, tt.longRunning); !ok {
-			t.Error("refused after a release")
-		} else {
-			place.Leave()
-		}
+		places[0] = acquire("late", true)
 		for i := range places {
 			places[i].Leave()
 		}
 	}
-	u := f.Upstream(e)
 	if u.inFlight.Held() != 0 || u.longRunning.Held() != 0 || u.meter.rejected[0].Load() != 1 || u.meter.rejected[1].Load() != 1 {
 		t.Error("counts are off")
 	}
