@@ -1,14 +1,21 @@
 package proxy
 
 import (
+	"bytes"
 	"crypto/tls"
+	"errors"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"sync"
+	"sync/atomic"
 	"testing"
 
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -87,4 +94,148 @@ func newFar(t *testing.T, a *authorities, h2 bool, name string, h http.HandlerFu
 	f.StartTLS()
 	t.Cleanup(f.Close)
 	return f
+}
+
+// faulty is a backend that speaks frames: it reads each request wholly, counts it as executed or
+// not, and then does what answer says.
+type faulty struct {
+	address  string
+	pair     atomic.Pointer[tls.Certificate]
+	executed atomic.Int64
+	wg       sync.WaitGroup
+	mu       sync.Mutex
+	open     []net.Conn
+}
+
+// act acts on one request, a stream; with false the connection is closed.
+type act func(f *faulty, fr *http2.Framer, stream uint32) bool
+
+func newFaulty(t *testing.T, do act) *faulty {
+	t.Helper()
+	f := &faulty{}
+	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return f.pair.Load(), nil }, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS12,
+	})
+	must.Do(t, err)
+	f.address = l.Addr().String()
+	f.wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			f.mu.Lock()
+			f.open = append(f.open, c)
+			f.mu.Unlock()
+			f.wg.Go(func() {
+				defer c.Close()
+				if err := f.serve(c, do); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
+					t.Logf("faulty backend: %v", err)
+				}
+			})
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		f.mu.Lock()
+		for _, c := range f.open {
+			_ = c.Close()
+		}
+		f.mu.Unlock()
+		f.wg.Wait()
+	})
+	return f
+}
+
+func (f *faulty) serve(c net.Conn, do act) error {
+	if _, err := io.ReadFull(c, make([]byte, len(http2.ClientPreface))); err != nil {
+		return err
+	}
+	fr := http2.NewFramer(c, c)
+	if err := fr.WriteSettings(); err != nil {
+		return err
+	}
+	for {
+		frame, err := fr.ReadFrame()
+		if err != nil {
+			return err
+		}
+		end := false
+		switch frame := frame.(type) {
+		case *http2.SettingsFrame:
+			if !frame.IsAck() {
+				err = fr.WriteSettingsAck()
+			}
+		case *http2.PingFrame:
+			if !frame.IsAck() {
+				err = fr.WritePing(true, frame.Data)
+			}
+		case *http2.HeadersFrame:
+			end = frame.StreamEnded()
+		case *http2.DataFrame:
+			end = frame.StreamEnded()
+		}
+		if err != nil {
+			return err
+		}
+		if end && !do(f, fr, frame.Header().StreamID) {
+			return nil
+		}
+	}
+}
+
+// refuse says with REFUSED_STREAM that the request was not processed.
+func refuse(_ *faulty, fr *http2.Framer, stream uint32) bool {
+	return fr.WriteRSTStream(stream, http2.ErrCodeRefusedStream) == nil
+}
+
+// goaway says with a GOAWAY below the stream that the request was not processed, and closes.
+func goaway(_ *faulty, fr *http2.Framer, stream uint32) bool {
+	_ = fr.WriteGoAway(max(stream, 2)-2, http2.ErrCodeNo, nil)
+	return false
+}
+
+// goawayExecuted promises to process the request, does so, and closes without an answer.
+func goawayExecuted(f *faulty, fr *http2.Framer, stream uint32) bool {
+	f.executed.Add(1)
+	_ = fr.WriteGoAway(stream, http2.ErrCodeNo, nil)
+	return false
+}
+
+// resetExecuted executes and resets the stream.
+func resetExecuted(f *faulty, fr *http2.Framer, stream uint32) bool {
+	f.executed.Add(1)
+	return fr.WriteRSTStream(stream, http2.ErrCodeInternal) == nil
+}
+
+// created begins to answer what it has executed.
+func (f *faulty) created(fr *http2.Framer, stream uint32) {
+	f.executed.Add(1)
+	head := bytes.NewBuffer(nil)
+	enc := hpack.NewEncoder(head)
+	_ = enc.WriteField(hpack.HeaderField{Name: ":status", Value: "201"})
+	_ = enc.WriteField(hpack.HeaderField{Name: "content-length", Value: "2"})
+	_ = fr.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: head.Bytes(), EndHeaders: true})
+}
+
+// createdThenReset, createdThenClose and createdThenShort break the answer off in different ways.
+func createdThenReset(f *faulty, fr *http2.Framer, stream uint32) bool {
+	f.created(fr, stream)
+	return fr.WriteRSTStream(stream, http2.ErrCodeInternal) == nil
+}
+
+func createdThenClose(f *faulty, fr *http2.Framer, stream uint32) bool {
+	f.created(fr, stream)
+	return false
+}
+
+func createdThenShort(f *faulty, fr *http2.Framer, stream uint32) bool {
+	f.created(fr, stream)
+	return fr.WriteData(stream, true, []byte("{")) == nil
+}
+
+// closeExecuted executes and closes the connection.
+func closeExecuted(f *faulty, _ *http2.Framer, _ uint32) bool {
+	f.executed.Add(1)
+	return false
 }

@@ -1,15 +1,114 @@
 package proxy
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/authz"
+	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
+
+// While no local apiserver can be asked, /metrics goes on for callers that it let in lately, and
+// for nobody else.
+func TestKnownScrapers(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	var asked, deaf atomic.Bool
+	may, err := authz.New(authz.Config{AllowTTL: -1, DenyTTL: -1, Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+		asked.Store(true)
+		if deaf.Load() {
+			return authorizer.DecisionNoOpinion, "", errors.New("nobody answers")
+		}
+		return authorizer.DecisionAllow, "", nil
+	}})
+	must.Do(t, err)
+	p, err := New(Config{Table: w.table, Authn: w.authenticator(t, worldConfig{}), Authz: may, Backends: w.proxy.cfg.Backends, Local: w.proxy.cfg.Local})
+	must.Do(t, err)
+	s := w.guard(t, p, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "fairlead_up 1") })
+	prometheus, grafana := w.client.Issue(pki.Leaf{CommonName: "prometheus"}), w.client.Issue(pki.Leaf{CommonName: "grafana"})
+	scrape := func(path string, pair *pki.Pair, token string) int {
+		t.Helper()
+		r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL+path, nil))(t)
+		if token != "" {
+			r.Header.Set("Authorization", "Bearer "+token)
+		}
+		return w.do(t, w.httpClient(t, "http/1.1", pair), r).status
+	}
+	for _, known := range []int{scrape("/metrics", prometheus, ""), scrape("/metrics", nil, "token-of-agent"), scrape("/status", grafana, "")} {
+		if known != http.StatusOK {
+			t.Fatalf("status %d while the local apiserver answers", known)
+		}
+	}
+	deaf.Store(true)
+	if got := scrape("/metrics", prometheus, ""); got != http.StatusInternalServerError {
+		t.Errorf("status %d while the local apiserver is healthy and refuses to say, want 500", got)
+	}
+	w.local.Close()
+	p.cfg.Local.Report(w.local.Listener.Addr().String(), registry.Unhealthy, "connection refused")
+	asked.Store(false)
+	for _, tc := range []struct {
+		name, path string
+		pair       *pki.Pair
+		token      string
+		want       int
+	}{
+		{"known by certificate", "/metrics", prometheus, "", 200},
+		{"known by token", "/metrics", nil, "token-of-agent", 200},
+		{"known, but not for metrics", "/metrics", grafana, "", 500},
+		{"known, another page", "/status", prometheus, "", 500},
+		{"another token", "/metrics", nil, "token-of-other", 500},
+		{"nothing", "/metrics", nil, "", 401},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			asked.Store(false)
+			if got := scrape(tc.path, tc.pair, tc.token); got != tc.want {
+				t.Errorf("status %d, want %d", got, tc.want)
+			}
+			if tc.want == http.StatusOK && asked.Load() {
+				t.Error("a known scraper waits for an apiserver that is down")
+			}
+		})
+	}
+}
+
+func TestScrapersAreForgotten(t *testing.T) {
+	var k scrapers
+	now := time.Now()
+	scrape := func(name string) *Decision {
+		return &Decision{Request: Request{Verb: "get", Path: metricsPath}, Credentials: authn.Credentials{Kind: authn.KindCertificate, User: &user.DefaultInfo{Name: name}}}
+	}
+	d := scrape("prometheus")
+	k.remember(d, now)
+	if !k.knows(d, now.Add(scraperMemory-1)) || k.knows(d, now.Add(scraperMemory)) {
+		t.Error("a scraper is not known for just five minutes")
+	}
+	for i := range 2 * maxScrapers {
+		k.remember(scrape(string(rune('a'+i))), now)
+	}
+	if len(k.known) != maxScrapers {
+		t.Errorf("%d scrapers are remembered, at most %d should be", len(k.known), maxScrapers)
+	}
+	k.remember(d, now.Add(scraperMemory))
+	if len(k.known) != 1 {
+		t.Errorf("%d scrapers are remembered after their time, want the new one alone", len(k.known))
+	}
+	d.Credentials.Impersonates = true
+	if k.knows(d, now) {
+		t.Error("somebody who impersonates is known")
+	}
+}
 
 // TestGuardServesWhatItAuthorizes: however a request line is written, the page is the one that was
 // authorized.

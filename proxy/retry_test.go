@@ -1,16 +1,24 @@
 package proxy
 
 import (
+	"crypto/x509"
+	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -137,4 +145,92 @@ func TestWriteAtADrain(t *testing.T) {
 			t.Errorf("HTTP/1.1 backend %v: %d %v %s", http1, got.status, got.header, got.body)
 		}
 	}
+}
+
+// URLs are endpoints like any other: of two, one of which nobody is at, each request is served by
+// the other, a write too, since nothing of it was sent.
+func TestURLs(t *testing.T) {
+	for _, http1 := range []bool{false, true} {
+		l := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
+		dead := l.Addr().String()
+		must.Do(t, l.Close())
+		var failed atomic.Int64
+		w := newWorld(t, worldConfig{
+			remoteHTTP1: http1,
+			also: func(in *registry.Input) {
+				s := in.Slices[types.NamespacedName{Namespace: "default", Name: "ext"}][0]
+				o := in.APIServices["v1.remote.example.com"]
+				o.Spec.Service = nil
+				o.Annotations = map[string]string{"fairlead.dev/url": fmt.Sprintf("https://%s:%d,https://%s", s.Endpoints[0].Addresses[0], *s.Ports[0].Port, dead)}
+				in.Services, in.Slices, in.Options.AllowURLs = nil, nil, true
+			},
+			backends: func(c *backend.Config) {
+				c.Signal = func(_, address string, _ error) {
+					if address == dead {
+						failed.Add(1)
+					}
+				}
+			},
+		})
+		everyWay(t, func(t *testing.T, proto string) {
+			client := w.httpClient(t, proto, nil)
+			for i := range 40 {
+				method := []string{http.MethodGet, http.MethodPost}[i%2]
+				r := w.as(t, "bob", method, remoteGV+"/widgets", strings.NewReader("{}"))
+				if got := w.do(t, client, r); got.status != http.StatusOK {
+					t.Fatalf("HTTP/1.1 backend %v, %s %d: %d %s", http1, method, i, got.status, got.body)
+				}
+				in := w.remote.last(t)
+				if in.method != method || in.peer != "front-proxy-client" || in.header.Get("X-Remote-User") != "bob" || in.header.Get("Host") != w.remote.Listener.Addr().String() {
+					t.Fatalf("HTTP/1.1 backend %v: it got %+v", http1, in)
+				}
+			}
+		})
+		if failed.Load() == 0 {
+			t.Errorf("HTTP/1.1 backend %v: nobody has tried the dead one", http1)
+		}
+	}
+}
+
+// When the trust in a backend's connection ends, its watches end after 5 s as if their own time
+// were over, and its requests are answered.
+func TestTrustEnds(t *testing.T) {
+	everyWay(t, func(t *testing.T, proto string) {
+		t.Parallel()
+		lost := make(chan struct{})
+		const slow = 6 * time.Second // past the end of the watches
+		w := newWorld(t, worldConfig{
+			guard: func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return lost, func() {} },
+			remote: func(w http.ResponseWriter, r *http.Request) {
+				_, _ = io.WriteString(w, "begin ")
+				_ = http.NewResponseController(w).Flush()
+				if strings.Contains(r.RequestURI, "watch") {
+					<-r.Context().Done()
+					return
+				}
+				select {
+				case <-time.After(slow):
+					_, _ = io.WriteString(w, "end")
+				case <-r.Context().Done():
+				}
+			},
+		})
+		c := w.httpClient(t, proto, nil)
+		open := func(target string) *http.Response {
+			r := w.as(t, "alice", http.MethodGet, target, nil)
+			res := must.Get(c.Do(r))(t)
+			t.Cleanup(func() { res.Body.Close() })
+			return res
+		}
+		watch, request := open(remoteGV+"/things?watch=true"), open(remoteGV+"/things")
+		close(lost)
+		begun := time.Now()
+		body, err := io.ReadAll(watch.Body)
+		if took := time.Since(begun); err != nil || string(body) != "begin " || took < 4*time.Second || took > 6500*time.Millisecond {
+			t.Errorf("the watch ended after %s with %q, %v", took, body, err)
+		}
+		if body, err := io.ReadAll(request.Body); err != nil || string(body) != "begin end" {
+			t.Errorf("the request got %q, %v", body, err)
+		}
+	})
 }
