@@ -2,15 +2,9 @@ package authn
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/asn1"
 	"errors"
 	"fmt"
-	"math/big"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -21,52 +15,22 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
 // authority is a CA that issues client certificates.
-type authority struct {
-	t    testing.TB
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-}
+type authority struct{ *pki.CA }
 
-func newAuthority(t testing.TB, name string) *authority {
-	t.Helper()
-	a := &authority{t: t}
-	tmpl := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour), KeyUsage: x509.KeyUsageCertSign,
-	}
-	a.cert, a.key = sign(t, tmpl, nil)
-	return a
-}
-
-func sign(t testing.TB, tmpl *x509.Certificate, by *authority) (*x509.Certificate, *ecdsa.PrivateKey) {
-	t.Helper()
-	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
-	parent, signer := tmpl, key
-	if by != nil {
-		parent, signer = by.cert, by.key
-	}
-	der := must.Get(x509.CreateCertificate(rand.Reader, tmpl, parent, key.Public(), signer))(t)
-	cert := must.Get(x509.ParseCertificate(der))(t)
-	return cert, key
-}
+func newAuthority(name string) *authority { return &authority{pki.NewCA(name)} }
 
 // issue makes a client certificate that ends in that time (negative: it has ended).
-func (a *authority) issue(subject pkix.Name, ends time.Duration) []*x509.Certificate {
-	a.t.Helper()
-	cert, _ := sign(a.t, &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: subject, NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(ends),
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}, a)
-	return []*x509.Certificate{cert}
+func (a *authority) issue(subject pki.Leaf, ends time.Duration) []*x509.Certificate {
+	subject.NotBefore, subject.NotAfter = time.Now().Add(-2*time.Hour), time.Now().Add(ends)
+	return []*x509.Certificate{a.Issue(subject).Certificate}
 }
 
 func (a *authority) options() x509.VerifyOptions {
-	pool := x509.NewCertPool()
-	pool.AddCert(a.cert)
-	return x509.VerifyOptions{Roots: pool, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+	return x509.VerifyOptions{Roots: a.Pool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
 }
 
 // verify is what package certs does: verify, and check the names when there are any.
@@ -81,13 +45,6 @@ func (a *authority) verify(names ...string) func([]*x509.Certificate) ([][]*x509
 		}
 		return chains, err
 	}
-}
-
-func withUID(n pkix.Name, uids ...string) pkix.Name {
-	for _, u := range uids {
-		n.ExtraNames = append(n.ExtraNames, pkix.AttributeTypeAndValue{Type: asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 57683, 2}, Value: u})
-	}
-	return n
 }
 
 // tokens is an apiserver that knows tokens that begin with "good", and counts how often it is

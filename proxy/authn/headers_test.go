@@ -27,7 +27,6 @@ func toHTTP(fields []hpack.HeaderField) http.Header {
 // TestHeadersLikeUpstream compares with client-go's SetAuthProxyHeaders, and with what an extension
 // server reads from it.
 func TestHeadersLikeUpstream(t *testing.T) {
-	t.Parallel()
 	a := newAuthenticator(t, Config{})
 	for _, u := range []*user.DefaultInfo{
 		{Name: "a"},
@@ -50,7 +49,6 @@ func TestHeadersLikeUpstream(t *testing.T) {
 }
 
 func TestHeadersRefuse(t *testing.T) {
-	t.Parallel()
 	a := newAuthenticator(t, Config{})
 	dst := []hpack.HeaderField{{Name: "accept", Value: "*/*"}}
 	for name, u := range map[string]user.Info{
@@ -75,7 +73,6 @@ func TestHeadersRefuse(t *testing.T) {
 }
 
 func TestTarget(t *testing.T) {
-	t.Parallel()
 	standard := HeaderNames{Username: []string{"X-Remote-User"}, Group: []string{"X-Remote-Group"}}
 	u := &identity{DefaultInfo: user.DefaultInfo{Name: "a", UID: "7", Groups: []string{"g"}, Extra: map[string][]string{"k": {"v"}}}}
 	tests := []struct {
@@ -95,7 +92,6 @@ func TestTarget(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
 			n := HeaderNames{Username: slices.Clone(standard.Username), Group: slices.Clone(standard.Group)}
 			tt.change(&n)
 			_, err := New(Config{Target: func() *HeaderNames { return &n }})
@@ -130,7 +126,6 @@ func TestTarget(t *testing.T) {
 }
 
 func TestNewRefusesBadNames(t *testing.T) {
-	t.Parallel()
 	for _, n := range []HeaderNames{
 		{Username: []string{""}}, {Username: []string{"a b"}}, {Group: []string{"X-Remote-Group"}}, {Username: []string{"a"}, ExtraPrefix: []string{""}},
 		{Username: []string{"a"}, UID: []string{"ü"}},

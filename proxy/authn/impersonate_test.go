@@ -69,7 +69,6 @@ func sameUser(meant, got user.Info) string {
 // What kube-apiserver serves is whom we meant: nobody gains a group by it, and none is asserted
 // that it adds by itself.
 func TestImpersonationArrives(t *testing.T) {
-	t.Parallel()
 	a, served := newImpersonator(t), kubeAPIServer(t)
 	const all, none = user.AllAuthenticated, user.AllUnauthenticated
 	for _, tc := range []struct {
@@ -112,7 +111,6 @@ func TestImpersonationArrives(t *testing.T) {
 }
 
 func TestImpersonationRefuses(t *testing.T) {
-	t.Parallel()
 	dst := []hpack.HeaderField{{Name: "accept", Value: "*/*"}}
 	for name, u := range map[string]user.Info{
 		"no user": nil, "no name": &user.DefaultInfo{Groups: []string{"g"}}, "line": &user.DefaultInfo{Name: "a\nImpersonate-Group: system:masters"},
@@ -135,7 +133,6 @@ func TestImpersonationRefuses(t *testing.T) {
 }
 
 func TestRefuses(t *testing.T) {
-	t.Parallel()
 	a := newAuthenticator(t, Config{RefuseUsers: []string{"root", "system:serviceaccount:*"}, RefuseGroups: []string{"system:*", "wheel"}})
 	for _, tc := range []struct {
 		u     user.DefaultInfo
@@ -159,7 +156,6 @@ func TestRefuses(t *testing.T) {
 // Whose a token is is found out once for a connection and configuration; off the loop where it is
 // long; and no other token beside one of ours counts.
 func TestIssued(t *testing.T) {
-	t.Parallel()
 	var asked, generation uint64
 	a := newAuthenticator(t, Config{
 		ReviewGeneration: func() uint64 { return generation },

@@ -35,7 +35,6 @@ func credentials(a *Authenticator, token string) *Credentials {
 func pass(d time.Duration) { time.Sleep(d) }
 
 func TestReviewCaches(t *testing.T) {
-	t.Parallel()
 	for _, tt := range []struct {
 		token string
 		ttl   time.Duration
@@ -53,7 +52,6 @@ func TestReviewCaches(t *testing.T) {
 		{"good" + strings.Repeat("x", 1<<20), 0, 0, true},
 	} {
 		t.Run(fmt.Sprintf("%.8s %v", tt.token, tt.ttl), func(t *testing.T) {
-			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				api := &tokens{}
 				a := newAuthenticator(t, Config{Review: api.review, TokenTTL: tt.ttl})
@@ -91,7 +89,6 @@ func TestReviewCaches(t *testing.T) {
 
 // An answer holds for the configuration that it was asked under, for its time from then on.
 func TestRevoked(t *testing.T) {
-	t.Parallel()
 	for _, token := range []string{"good", "bad"} {
 		synctest.Test(t, func(t *testing.T) {
 			var generation atomic.Uint64
@@ -126,7 +123,6 @@ func TestRevoked(t *testing.T) {
 }
 
 func TestReviewErrors(t *testing.T) {
-	t.Parallel()
 	a := newAuthenticator(t, Config{Review: (&tokens{}).review})
 	for token, own := range map[string]bool{"bad": true, "fails": false, "panic": false, "nobody": false} {
 		_, err := a.Review(t.Context(), credentials(a, token), "")
@@ -154,7 +150,6 @@ func TestReviewErrors(t *testing.T) {
 }
 
 func TestAnonymous(t *testing.T) {
-	t.Parallel()
 	for _, tt := range []struct {
 		name string
 		cfg  Config
@@ -168,7 +163,6 @@ func TestAnonymous(t *testing.T) {
 		{"on for other paths", Config{Anonymous: true, AnonymousPaths: []string{"/livez", "/readyz"}}, "/readyz/", false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
 			a := newAuthenticator(t, tt.cfg)
 			u, known := a.Cached(&Credentials{}, tt.path)
 			if !known || (u != nil) != tt.want {
@@ -182,7 +176,6 @@ func TestAnonymous(t *testing.T) {
 }
 
 func TestReviewCoalesces(t *testing.T) {
-	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		api := &tokens{delay: time.Second}
 		a := newAuthenticator(t, Config{Review: api.review})
@@ -272,7 +265,6 @@ func kept[V any](c *cache[V], n int, prefix string) (found int) {
 }
 
 func TestCacheBytesAreBounded(t *testing.T) {
-	t.Parallel()
 	const most = 1 << 20
 	c := newCache[int](memo.Config{Entries: 1 << 14, Bytes: most})
 	long := strings.Repeat("x", 895)
@@ -309,7 +301,6 @@ func TestCacheHoldsAHundredThousand(t *testing.T) {
 }
 
 func TestProven(t *testing.T) {
-	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		review := (&tokens{}).review
 		a := newAuthenticator(t, Config{Review: func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
@@ -376,7 +367,6 @@ func TestProven(t *testing.T) {
 
 // TestTokensAreNotPrinted: not by any verb, at any depth, nor by any logger.
 func TestTokensAreNotPrinted(t *testing.T) {
-	t.Parallel()
 	a := newAuthenticator(t, Config{})
 	c := read(a, nil, append(bearer("hunter2"), head("sec-websocket-protocol", "x,"+protocolOf("hunter2-too"))...), "websocket")
 	type request struct {
@@ -407,7 +397,6 @@ func TestTokensAreNotPrinted(t *testing.T) {
 
 // TestTokenReview asks a real server in Kubernetes' own words.
 func TestTokenReview(t *testing.T) {
-	t.Parallel()
 	var asked atomic.Int64
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var review authenticationv1.TokenReview
@@ -461,7 +450,6 @@ func TestTokenReview(t *testing.T) {
 
 // TestConcurrently uses a few tokens from many goroutines, for the race detector.
 func TestConcurrently(t *testing.T) {
-	t.Parallel()
 	names := &HeaderNames{Username: []string{"X-Remote-User"}, Group: []string{"X-Remote-Group"}}
 	a := newAuthenticator(t, Config{Review: (&tokens{}).review, TokenTTL: time.Millisecond, ProvenTTL: time.Millisecond, Target: func() *HeaderNames { return names }})
 	var wg sync.WaitGroup

@@ -17,7 +17,6 @@ import (
 
 // A flood of strangers fills their queue, and does not keep those waiting who are known.
 func TestRegularsDoNotWaitForStrangers(t *testing.T) {
-	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		a := newAuthenticator(t, Config{TokenTTL: time.Second, Review: func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 			if token == "good" {
@@ -52,7 +51,6 @@ func TestRegularsDoNotWaitForStrangers(t *testing.T) {
 
 // Nobody is asked for a request whose time is over: it may have waited for others.
 func TestNoReviewInVain(t *testing.T) {
-	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		asked := false
 		a := newAuthenticator(t, Config{Review: func(context.Context, string) (*authenticator.Response, bool, error) {

@@ -2,7 +2,6 @@ package authn
 
 import (
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"net/http"
 	"slices"
 	"strings"
@@ -13,6 +12,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
 // forward is the least that a proxy must do with what this package says: drop what is hop-by-hop or
@@ -66,11 +66,10 @@ func forgeries() Head {
 // TestDesignTable is the table of design section 3: who came with what, and exactly what each side
 // receives.
 func TestDesignTable(t *testing.T) {
-	t.Parallel()
-	clientCA, frontCA, foreignCA := newAuthority(t, "client-ca"), newAuthority(t, "front-ca"), newAuthority(t, "foreign-ca")
-	client := clientCA.issue(withUID(pkix.Name{CommonName: "alice", Organization: []string{"dev"}}, "u-1"), time.Hour)
-	front := frontCA.issue(pkix.Name{CommonName: "front-proxy-client"}, time.Hour)
-	foreign := foreignCA.issue(pkix.Name{CommonName: "root", Organization: []string{"system:masters"}}, time.Hour)
+	clientCA, frontCA, foreignCA := newAuthority("client-ca"), newAuthority("front-ca"), newAuthority("foreign-ca")
+	client := clientCA.issue(pki.Leaf{CommonName: "alice", Organizations: []string{"dev"}, UIDs: []string{"u-1"}}, time.Hour)
+	front := frontCA.issue(pki.Leaf{CommonName: "front-proxy-client"}, time.Hour)
+	foreign := foreignCA.issue(pki.Leaf{CommonName: "root", Organizations: []string{"system:masters"}}, time.Hour)
 	credential := "x-remote-extra-authentication.kubernetes.io%2fcredential-id: "
 	x := must.Get(certificateUser(client))(t)
 	alice := []string{
@@ -154,7 +153,6 @@ func TestDesignTable(t *testing.T) {
 				continue // from the front proxy these are not forged: TestFrontProxy
 			}
 			t.Run(name, func(t *testing.T) {
-				t.Parallel()
 				a := newAuthenticator(t, Config{
 					VerifyClient: clientCA.verify(), VerifyFrontProxy: frontCA.verify("front-proxy-client"), Review: (&tokens{}).review,
 					RequestHeaders: HeaderNames{Username: []string{"X-Flag-User", "X-Remote-User"}, ExtraPrefix: []string{"X-Flag-More-"}},
@@ -210,9 +208,8 @@ func cmpEmpty() cmp.Option {
 
 // TestFrontProxy: what a verified front proxy asserts is read, stripped and asserted anew.
 func TestFrontProxy(t *testing.T) {
-	t.Parallel()
-	frontCA := newAuthority(t, "front-ca")
-	front := frontCA.issue(pkix.Name{CommonName: "front-proxy-client"}, time.Hour)
+	frontCA := newAuthority("front-ca")
+	front := frontCA.issue(pki.Leaf{CommonName: "front-proxy-client"}, time.Hour)
 	a := newAuthenticator(t, Config{VerifyFrontProxy: frontCA.verify("front-proxy-client"), RequestHeaders: HeaderNames{
 		Username: []string{"X-Flag-User", "X-Remote-User"}, UID: []string{"X-Remote-Uid"}, Group: []string{"X-Remote-Group"}, ExtraPrefix: []string{"X-Remote-Extra-", "X-Flag-More-"},
 	}})
@@ -231,7 +228,6 @@ func TestFrontProxy(t *testing.T) {
 }
 
 func TestStrip(t *testing.T) {
-	t.Parallel()
 	a := newAuthenticator(t, Config{RequestHeaders: HeaderNames{Username: []string{"My_User"}, ExtraPrefix: []string{"Zz-"}}})
 	always := []string{"x-remote-user", "X-REMOTE-USER", "x_remote_user", "X-Remote_Group", "x-remote-", "x-remote-extra-", "x_remote_extra_a", "my-user", "MY_USER", "zz-", "zz_key", "Zz-Key", "proxy-authorization", "proxy_authorization"}
 	secret := []string{"authorization", "Authorization", "AUTHORIZATION"}
@@ -265,7 +261,6 @@ func headOf(from http.Header) (h Head) {
 
 // TestStripOverHTTP: Go's own canonical spelling of whatever a client can send is stripped too.
 func TestStripOverHTTP(t *testing.T) {
-	t.Parallel()
 	a := newAuthenticator(t, Config{})
 	for _, f := range forgeries() {
 		h := http.Header{}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/base64"
 	"errors"
 	"maps"
@@ -21,6 +20,8 @@ import (
 	"k8s.io/apiserver/pkg/authentication/request/union"
 	"k8s.io/apiserver/pkg/authentication/request/websocket"
 	x509request "k8s.io/apiserver/pkg/authentication/request/x509"
+
+	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
 // setup is one way of being configured.
@@ -81,21 +82,21 @@ func protocolOf(token string) string {
 // authenticators.
 func TestUnion(t *testing.T) {
 	t.Parallel()
-	client, front, foreign := newAuthority(t, "client-ca"), newAuthority(t, "front-ca"), newAuthority(t, "foreign-ca")
-	alice := pkix.Name{CommonName: "alice", Organization: []string{"dev", "ops"}}
+	client, front, foreign := newAuthority("client-ca"), newAuthority("front-ca"), newAuthority("foreign-ca")
+	alice := pki.Leaf{CommonName: "alice", Organizations: []string{"dev", "ops"}}
 	certificates := map[string][]*x509.Certificate{
 		"none":             nil,
 		"client":           client.issue(alice, time.Hour),
-		"client uid":       client.issue(withUID(alice, "u-1"), time.Hour),
-		"client two uids":  client.issue(withUID(alice, "u-1", "u-2"), time.Hour),
-		"client no name":   client.issue(pkix.Name{Organization: []string{"dev"}}, time.Hour),
-		"client anonymous": client.issue(pkix.Name{CommonName: "system:anonymous"}, time.Hour),
-		"client unauth":    client.issue(pkix.Name{CommonName: "x", Organization: []string{"system:unauthenticated"}}, time.Hour),
+		"client uid":       client.issue(pki.Leaf{CommonName: "alice", Organizations: alice.Organizations, UIDs: []string{"u-1"}}, time.Hour),
+		"client two uids":  client.issue(pki.Leaf{CommonName: "alice", Organizations: alice.Organizations, UIDs: []string{"u-1", "u-2"}}, time.Hour),
+		"client no name":   client.issue(pki.Leaf{Organizations: []string{"dev"}}, time.Hour),
+		"client anonymous": client.issue(pki.Leaf{CommonName: "system:anonymous"}, time.Hour),
+		"client unauth":    client.issue(pki.Leaf{CommonName: "x", Organizations: []string{"system:unauthenticated"}}, time.Hour),
 		"expired":          client.issue(alice, -time.Hour),
 		"foreign":          foreign.issue(alice, time.Hour),
-		"front":            front.issue(pkix.Name{CommonName: "front-proxy-client"}, time.Hour),
-		"front other":      front.issue(pkix.Name{CommonName: "somebody"}, time.Hour),
-		"front expired":    front.issue(pkix.Name{CommonName: "front-proxy-client"}, -time.Hour),
+		"front":            front.issue(pki.Leaf{CommonName: "front-proxy-client"}, time.Hour),
+		"front other":      front.issue(pki.Leaf{CommonName: "somebody"}, time.Hour),
+		"front expired":    front.issue(pki.Leaf{CommonName: "front-proxy-client"}, -time.Hour),
 	}
 	headers := map[string]http.Header{
 		"none":       {},

@@ -71,7 +71,6 @@ func get(name string) *Attributes {
 }
 
 func TestAuthorize(t *testing.T) {
-	t.Parallel()
 	masters := get("bob")
 	masters.User = &user.DefaultInfo{Name: "bob", Groups: []string{"x", user.SystemPrivilegedGroup}}
 	nobody := get("")
@@ -100,7 +99,6 @@ func TestAuthorize(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
 			r := &asked{}
 			tt.cfg.Review = r.review
 			got, err := newAuthorizer(t, tt.cfg).Authorize(t.Context(), tt.a)
@@ -118,7 +116,6 @@ func TestAuthorize(t *testing.T) {
 }
 
 func TestNobodyToAsk(t *testing.T) {
-	t.Parallel()
 	z := newAuthorizer(t, Config{})
 	if d, err := z.Authorize(t.Context(), get("alice")); d.Allowed || err != nil {
 		t.Errorf("%v, %v without a reviewer", d, err)
@@ -130,7 +127,6 @@ func TestNobodyToAsk(t *testing.T) {
 
 // TestPaths holds the open paths to upstream's own authorizer.
 func TestPaths(t *testing.T) {
-	t.Parallel()
 	allow := []string{"/healthz", "readyz", "/open/*", "/"}
 	upstream := must.Get(path.NewAuthorizer(allow))(t)
 	z := newAuthorizer(t, Config{AllowPaths: allow})
@@ -162,7 +158,6 @@ func TestPaths(t *testing.T) {
 // TestKeyDistinguishes changes every field in turn: another question must never get the first one's
 // answer, even when all hashes collide.
 func TestKeyDistinguishes(t *testing.T) {
-	t.Parallel()
 	base := func() *Attributes {
 		return &Attributes{
 			User: &user.DefaultInfo{Name: "n", UID: "u", Groups: []string{"a", "b"}, Extra: map[string][]string{"k": {"v", "w"}, "l": {"x"}}},
@@ -221,7 +216,6 @@ func TestKeyDistinguishes(t *testing.T) {
 }
 
 func TestPathIsNoPartOfAResourceQuestion(t *testing.T) {
-	t.Parallel()
 	r := &asked{}
 	z := newAuthorizer(t, Config{Review: r.review})
 	for i := range 3 {
@@ -235,7 +229,6 @@ func TestPathIsNoPartOfAResourceQuestion(t *testing.T) {
 }
 
 func TestTTL(t *testing.T) {
-	t.Parallel()
 	for _, tt := range []struct {
 		user        string
 		allow, deny time.Duration
@@ -249,7 +242,6 @@ func TestTTL(t *testing.T) {
 		{"broken", time.Minute, time.Minute, 0},
 	} {
 		t.Run(fmt.Sprint(tt.user, tt.allow, tt.deny), func(t *testing.T) {
-			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				r := &asked{}
 				z := newAuthorizer(t, Config{Review: r.review, AllowTTL: tt.allow, DenyTTL: tt.deny})
@@ -272,7 +264,6 @@ func TestTTL(t *testing.T) {
 }
 
 func TestCoalescing(t *testing.T) {
-	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := &asked{delay: time.Second}
 		z := newAuthorizer(t, Config{Review: r.review})
@@ -402,7 +393,6 @@ func TestCacheIsBounded(t *testing.T) {
 
 // In one set, what is used stays and what is not goes.
 func TestCacheKeepsWhatIsUsed(t *testing.T) {
-	t.Parallel()
 	z := newAuthorizer(t, Config{Review: (&asked{}).review})
 	z.cache.narrow = func(h uint64) uint64 { return h &^ (maxEntries/memo.Ways - 1) }
 	used := get("alice")
@@ -418,7 +408,6 @@ func TestCacheKeepsWhatIsUsed(t *testing.T) {
 }
 
 func TestReviewGetsTheSelectors(t *testing.T) {
-	t.Parallel()
 	tests := []struct{ name, field, label, want string }{
 		{"none", "", "", "field [] <nil>, label  <nil>"},
 		{"both", "metadata.name=a,x!=b", "app in (a,b),!c", "field [{= metadata.name a} {!= x b}] <nil>, label app in (a,b), !c <nil>"},
@@ -427,7 +416,6 @@ func TestReviewGetsTheSelectors(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
 			r := &asked{}
 			a := get("alice")
 			a.Verb, a.FieldSelector, a.LabelSelector = "list", tt.field, tt.label

@@ -60,7 +60,6 @@ func overHTTP(t *testing.T, s *httptest.Server) *Authorizer {
 
 // TestSubjectAccessReview asks a real server in Kubernetes' own words.
 func TestSubjectAccessReview(t *testing.T) {
-	t.Parallel()
 	s, seen := sarServer(t, func(spec authorizationv1.SubjectAccessReviewSpec) authorizationv1.SubjectAccessReviewStatus {
 		return authorizationv1.SubjectAccessReviewStatus{Allowed: spec.User == "alice", Denied: spec.User == "mallory", Reason: "because"}
 	})
@@ -102,7 +101,6 @@ func TestSubjectAccessReview(t *testing.T) {
 }
 
 func TestUpstream(t *testing.T) {
-	t.Parallel()
 	r := &asked{}
 	z := newAuthorizer(t, Config{Review: r.review})
 	up := z.Upstream()
@@ -159,7 +157,6 @@ func TestUpstream(t *testing.T) {
 
 // TestCancelled: a cancelled caller gets its own error, not a verdict.
 func TestCancelled(t *testing.T) {
-	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	block := make(chan struct{})

@@ -51,7 +51,6 @@ func (b *book) kept() (n, size int) {
 }
 
 func TestCacheBytesAreBounded(t *testing.T) {
-	t.Parallel()
 	const most = 1 << 20
 	b := newBook(Config{Entries: 1 << 14, Bytes: most})
 	name := func(i int) string { return fmt.Sprintf("%0900d", i) }
@@ -89,7 +88,6 @@ func TestCacheBytesAreBounded(t *testing.T) {
 }
 
 func TestCacheEntriesAreBounded(t *testing.T) {
-	t.Parallel()
 	const most = 1 << 10
 	b := newBook(Config{Entries: most, Bytes: 1 << 20})
 	for i := range most * 5 / 4 {
@@ -110,7 +108,6 @@ func TestCacheEntriesAreBounded(t *testing.T) {
 // In one set, what is used stays and what is not goes; and what has expired goes, although nobody
 // asks for it again.
 func TestCacheForgets(t *testing.T) {
-	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBook(Config{Bytes: 1 << 20})
 		b.put("used", 1, time.Minute)
@@ -134,7 +131,6 @@ func TestCacheForgets(t *testing.T) {
 // Who comes gets the place of what is over, or else of what nobody has used lately, wherever in its
 // set that is.
 func TestCachePlaces(t *testing.T) {
-	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		for _, over := range []bool{true, false} {
 			for going := range Ways {
@@ -165,7 +161,6 @@ func TestCachePlaces(t *testing.T) {
 }
 
 func TestCacheSweepsEverySet(t *testing.T) {
-	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBook(Config{Entries: 1 << 12, Bytes: 1 << 20})
 		for i := range 1000 {
@@ -183,7 +178,6 @@ func TestCacheSweepsEverySet(t *testing.T) {
 
 // An answer counts in the generation in which it was asked for, and in no other.
 func TestCacheGenerations(t *testing.T) {
-	t.Parallel()
 	now := uint64(7)
 	b := newBook(Config{Entries: 1 << 10, Bytes: 1 << 20, Generation: func() uint64 { return now }})
 	for _, tt := range []struct {
@@ -214,7 +208,6 @@ func TestCacheGenerations(t *testing.T) {
 
 // Two keys of one hash have two entries.
 func TestCacheCollisions(t *testing.T) {
-	t.Parallel()
 	b := newBook(Config{Entries: 1 << 10, Bytes: 1 << 20})
 	b.hash = func(string) uint64 { return 7 }
 	for i := range Ways {

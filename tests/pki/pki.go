@@ -17,6 +17,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/asn1"
 	"encoding/pem"
 	"fmt"
 	"math/big"
@@ -100,6 +101,8 @@ type Leaf struct {
 	CommonName string
 	// Organizations are the groups of a client certificate. Nil: none.
 	Organizations []string
+	// UIDs are the user's, as Kubernetes reads them of a client certificate. Nil: none.
+	UIDs []string
 	// Names are the DNS names and IP addresses that it is valid for. Nil: none, not even
 	// CommonName.
 	Names []string
@@ -130,6 +133,10 @@ func (ca *CA) Issue(leaf Leaf) *Pair {
 	}
 	if template.ExtKeyUsage == nil {
 		template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}
+	}
+	for _, uid := range leaf.UIDs {
+		uidOfUser := pkix.AttributeTypeAndValue{Type: asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 57683, 2}, Value: uid}
+		template.Subject.ExtraNames = append(template.Subject.ExtraNames, uidOfUser)
 	}
 	if leaf.SHA1 {
 		template.SignatureAlgorithm = x509.ECDSAWithSHA1
