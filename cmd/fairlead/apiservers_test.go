@@ -2,14 +2,12 @@ package main
 
 import (
 	"crypto/tls"
-	"encoding/base64"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -43,21 +41,13 @@ func apiserverAt(t *testing.T, ca *pki.CA, ip string) *httptest.Server {
 func TestOwnClientsLeaveWhatHangs(t *testing.T) {
 	ca := pki.NewCA("serving")
 	first, second := apiserverAt(t, ca, "127.0.0.1"), apiserverAt(t, ca, "127.0.0.2")
-	path := filepath.Join(t.TempDir(), "kubeconfig")
-	text := fmt.Appendf(nil, `{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}],
-		"clusters":[{"name":"c","cluster":{"server":"https://other.example:1","certificate-authority-data":%q}}],"users":[{"name":"u","user":{}}]}`,
-		base64.StdEncoding.EncodeToString(ca.PEM()))
-	must.Do(t, os.WriteFile(path, text, 0o600))
+	path := writeFile(t, filepath.Join(t.TempDir(), "kubeconfig"), kubeconfigText("https://other.example:1", ca, ""))
 	dead := apiserverAt(t, ca, "127.0.0.3")
 	dead.Close()
 	kube, _, own, err := clientConfig(path, []string{dead.URL, first.URL, second.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	_, cfg, err := follow(kube, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	client := must.Get(corev1client.NewForConfig(cfg))(t)
 	one, two := strings.TrimPrefix(first.URL, "https://"), strings.TrimPrefix(second.URL, "https://")
 	answered := func(when, by string) {

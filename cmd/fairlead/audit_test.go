@@ -32,8 +32,8 @@ func TestAuditFiles(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			dir := t.TempDir()
 			o := &options{audit: tc.flags}
-			o.audit.path, o.audit.policy = filepath.Join(dir, "logs", "audit.log"), filepath.Join(dir, "policy.yaml")
-			must.Do(t, os.WriteFile(o.audit.policy, []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n"), 0o600))
+			o.audit.path = filepath.Join(dir, "logs", "audit.log")
+			o.audit.policy = writeFile(t, filepath.Join(dir, "policy.yaml"), "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n")
 			d := &door{o: o, log: slog.New(slog.DiscardHandler), metrics: prometheus.NewRegistry()}
 			must.Do(t, d.makeAudit())
 			ctx, cancel := context.WithCancel(t.Context())
@@ -69,8 +69,7 @@ func TestAuditFiles(t *testing.T) {
 
 func TestAuditPolicyFaults(t *testing.T) {
 	for _, policy := range []string{"", "rules: []", "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Everything}]"} {
-		o := &options{audit: auditOptions{path: "-", format: "json", policy: filepath.Join(t.TempDir(), "policy")}}
-		must.Do(t, os.WriteFile(o.audit.policy, []byte(policy), 0o600))
+		o := &options{audit: auditOptions{path: "-", format: "json", policy: writeFile(t, filepath.Join(t.TempDir(), "policy"), policy)}}
 		err := (&door{o: o}).makeAudit()
 		if !cli.IsUsage(err) || !strings.HasPrefix(err.Error(), "--audit-policy-file: ") {
 			t.Errorf("%q: %v", policy, err)

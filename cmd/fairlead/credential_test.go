@@ -2,8 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
-	"encoding/base64"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -17,32 +15,23 @@ import (
 	"testing/synctest"
 	"time"
 
+	"k8s.io/client-go/rest"
+
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// writeKubeconfig writes one whose user is the text of a JSON object.
-func writeKubeconfig(t *testing.T, dir, user string) string {
-	t.Helper()
-	path := filepath.Join(dir, "kubeconfig")
-	text := fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}],
-		"clusters":[{"name":"c","cluster":{"server":"https://127.0.0.1:6443"}}],"users":[{"name":"u","user":{%s}}]}`, user)
-	must.Do(t, os.WriteFile(path, []byte(text), 0o600))
-	return path
-}
-
 func credentialOf(t *testing.T, dir, user string) (*credential, error) {
 	t.Helper()
-	kube, _, _, err := clientConfig(writeKubeconfig(t, dir, user), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return newCredential(kube, slog.New(slog.DiscardHandler))
+	return newCredential(kubeconfigOf(t, dir, user), slog.New(slog.DiscardHandler))
 }
 
-// embedded is a user of a kubeconfig with a certificate.
-func embedded(p *pki.Pair) string {
-	return fmt.Sprintf(`"client-certificate-data":%q,"client-key-data":%q`, base64.StdEncoding.EncodeToString(p.CertPEM()), base64.StdEncoding.EncodeToString(p.KeyPEM()))
+// kubeconfigOf is what a kubeconfig in a folder says.
+func kubeconfigOf(t *testing.T, dir, user string) *rest.Config {
+	t.Helper()
+	kube, _, _, err := clientConfig(writeFile(t, filepath.Join(dir, "kubeconfig"), kubeconfigText("https://127.0.0.1:6443", nil, user)), nil)
+	must.Do(t, err)
+	return kube
 }
 
 func (k *credential) showsTo(t *testing.T) string {
@@ -59,10 +48,8 @@ func TestCredential(t *testing.T) {
 	clients := pki.NewCA("clients")
 	pair := clients.Issue(pki.Leaf{CommonName: "fairlead"})
 	dir := t.TempDir()
-	must.Do(t, os.WriteFile(filepath.Join(dir, "token"), []byte("t2\n"), 0o600))
-	if _, _, err := pair.WriteFiles(dir, "user"); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, filepath.Join(dir, "token"), "t2\n")
+	writePair(t, pair, dir, "user")
 	for _, tc := range []struct{ name, user, want, wrong string }{
 		{"token", `"token":"t1"`, "Bearer t1", ""},
 		{"token file", `"tokenFile":"token"`, "Bearer t2", ""},
@@ -100,9 +87,8 @@ func writePlugin(t *testing.T, dir string) (user string, says func(status string
 	script := fmt.Sprintf("#!/bin/sh\necho >>%[1]s/calls\ncat %[1]s/says\n", dir)
 	must.Do(t, os.WriteFile(command, []byte(script), 0o700))
 	says = func(status string) {
-		text := fmt.Sprintf(`{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{%s}}`, status)
-		must.Do(t, os.WriteFile(filepath.Join(dir, "next"), []byte(text), 0o600))
-		must.Do(t, os.Rename(filepath.Join(dir, "next"), filepath.Join(dir, "says")))
+		next := writeFile(t, filepath.Join(dir, "next"), fmt.Sprintf(`{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{%s}}`, status))
+		must.Do(t, os.Rename(next, filepath.Join(dir, "says")))
 	}
 	calls = func() int {
 		data := must.Get(os.ReadFile(filepath.Join(dir, "calls")))(t)
@@ -162,21 +148,15 @@ func TestCredentialFollows(t *testing.T) {
 	k := must.Get(credentialOf(t, dir, `"token":"t1"`))(t)
 	user, says, _ := writePlugin(t, dir)
 	says(`"token":"t2"`)
-	kube, _, _, err := clientConfig(writeKubeconfig(t, dir, user), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := k.take(kube); err != nil || k.Authorization() != "Bearer t1" {
+	if err := k.take(kubeconfigOf(t, dir, user)); err != nil || k.Authorization() != "Bearer t1" {
 		t.Fatalf("%v: %q before anybody looks", err, k.Authorization())
 	}
 	if _, err := os.Stat(filepath.Join(dir, "calls")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the plugin was run: %v", err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
 	var loop sync.WaitGroup
-	loop.Go(func() { _ = k.Run(ctx) })
-	defer loop.Wait()
-	defer cancel()
+	loop.Go(func() { _ = k.Run(t.Context()) })
+	t.Cleanup(loop.Wait)
 	for late := time.After(time.Minute); k.Authorization() != "Bearer t2"; {
 		select {
 		case <-late:
@@ -191,18 +171,13 @@ func TestCredentialFollows(t *testing.T) {
 func TestCredentialIsRenewed(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "token")
-	write := func(token string) {
-		t.Helper()
-		must.Do(t, os.WriteFile(file, []byte(token), 0o600))
-	}
+	write := func(token string) { writeFile(t, file, token) }
 	synctest.Test(t, func(t *testing.T) {
 		write("t1")
 		k := must.Get(credentialOf(t, dir, `"tokenFile":"token"`))(t)
-		ctx, cancel := context.WithCancel(t.Context())
 		var loop sync.WaitGroup
-		loop.Go(func() { _ = k.Run(ctx) })
-		defer loop.Wait()
-		defer cancel()
+		loop.Go(func() { _ = k.Run(t.Context()) })
+		t.Cleanup(loop.Wait)
 		want := func(after time.Duration, token string) {
 			t.Helper()
 			time.Sleep(after)

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"testing"
 	"testing/synctest"
@@ -19,9 +18,7 @@ import (
 
 func writeEgress(t *testing.T, text string) string {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "egress.yaml")
-	must.Do(t, os.WriteFile(file, []byte(text), 0o600))
-	return file
+	return writeFile(t, filepath.Join(t.TempDir(), "egress.yaml"), text)
 }
 
 // connectProxy answers CONNECT on a socket and echoes what comes then; asked gets the addresses
@@ -60,9 +57,7 @@ func TestEgressDialer(t *testing.T) {
 	dial := must.Get(egressDialer(writeEgress(t, egressHead+
 		"- name: cluster\n  connection:\n    proxyProtocol: HTTPConnect\n    transport:\n      uds: {udsName: "+socket+"}\n")))(t)
 	c, err := dial(t.Context(), "tcp", "192.0.2.7:443") // TEST-NET-1: nowhere but through the proxy
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer c.Close()
 	if got := <-asked; got != "192.0.2.7:443" {
 		t.Errorf("the proxy was asked for %q", got)

@@ -1,9 +1,9 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"net/http"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,15 +23,11 @@ func TestOwnClientIsNeverRefused(t *testing.T) {
 	server := must.Get(apiservices.New(apiservices.Config{
 		Etcd: &etcd.Config{Endpoints: testserver.RunEtcd(t, nil).Endpoints()}, Protects: func(string) bool { return false },
 	}))(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- server.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		<-ended
-	})
+	var running sync.WaitGroup
+	running.Go(func() { _ = server.Run(t.Context()) })
+	t.Cleanup(running.Wait)
 	watch := func(name string) int {
-		ctx := request.WithUser(ctx, &user.DefaultInfo{Name: name})
+		ctx := request.WithUser(t.Context(), &user.DefaultInfo{Name: name})
 		r := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "https://fairlead.invalid/apis/apiregistration.k8s.io/v1/apiservices?watch=1", nil))(t)
 		res := must.Get(inProcess{server}.fetch(ctx, r))(t)
 		if res.StatusCode != http.StatusOK {
@@ -51,7 +47,7 @@ func TestOwnClientIsNeverRefused(t *testing.T) {
 	}
 	d := &door{apiServices: server}
 	own := must.Get(apiregistrationv1.NewForConfig(d.ownClient()))(t)
-	w, err := own.APIServices().Watch(ctx, metav1.ListOptions{})
+	w, err := own.APIServices().Watch(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatalf("after %d users: %v", n, err)
 	}

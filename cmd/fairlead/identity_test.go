@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"io"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -33,10 +32,7 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: carol}]
 func TestIdentities(t *testing.T) {
 	dir := t.TempDir()
 	users, proxies := pki.NewCA("users"), pki.NewCA("proxies")
-	write := func(path string, content []byte) string {
-		must.Do(t, os.WriteFile(path, content, 0o600))
-		return path
-	}
+	write := func(path string, content []byte) string { return writeFile(t, path, string(content)) }
 	userCA, tokens, roles := filepath.Join(dir, "users.crt"), filepath.Join(dir, "tokens"), ""
 	address, tc, _ := serveDoor(t, func(o *options) {
 		o.clientCA, o.requestHeaderCA = write(userCA, users.PEM()), write(filepath.Join(dir, "proxies.crt"), proxies.PEM())

@@ -3,13 +3,10 @@ package main
 import (
 	"bytes"
 	"crypto/tls"
-	"encoding/base64"
-	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -45,25 +42,13 @@ func TestFollowKubeconfig(t *testing.T) {
 
 	dir := t.TempDir()
 	path := filepath.Join(dir, "kubeconfig")
-	text := func(ca *pki.CA, user string) []byte {
-		return fmt.Appendf(nil, `{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}],
-			"clusters":[{"name":"c","cluster":{"server":%q,"certificate-authority-data":%q}}],"users":[{"name":"u","user":{%s}}]}`,
-			server.URL, base64.StdEncoding.EncodeToString(ca.PEM()), user)
-	}
-	embedded := func(name string) string {
-		p := clients.Issue(pki.Leaf{CommonName: name})
-		return fmt.Sprintf(`"client-certificate-data":%q,"client-key-data":%q`, base64.StdEncoding.EncodeToString(p.CertPEM()), base64.StdEncoding.EncodeToString(p.KeyPEM()))
-	}
-	must.Do(t, os.WriteFile(path, text(serving, embedded("first")), 0o600))
-	kube, _, _, err := clientConfig(path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := func(ca *pki.CA, user string) []byte { return []byte(kubeconfigText(server.URL, ca, user)) }
+	certified := func(name string) string { return embedded(clients.Issue(pki.Leaf{CommonName: name})) }
+	kube, _, _, err := clientConfig(writeFile(t, path, string(text(serving, certified("first")))), nil)
+	must.Do(t, err)
 	var logged bytes.Buffer
 	f, cfg, err := follow(kube, slog.New(slog.NewTextHandler(&logged, nil)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	client := must.Get(corev1client.NewForConfig(cfg))(t)
 	want := func(when, name string) {
 		t.Helper()
@@ -78,9 +63,9 @@ func TestFollowKubeconfig(t *testing.T) {
 	}
 	want("at the start", "first ")
 	reload := func(data []byte) error { _, err := f.reload(path, data); return err }
-	must.Do(t, reload(text(serving, embedded("second"))))
+	must.Do(t, reload(text(serving, certified("second"))))
 	want("another embedded pair", "second ")
-	if err := reload(text(serving, embedded("third"))[:700]); err == nil {
+	if err := reload(text(serving, certified("third"))[:700]); err == nil {
 		t.Error("a kubeconfig that is cut short was taken")
 	}
 	if err := reload(text(serving, `"client-certificate-data":"bm8=","client-key-data":"bm8="`)); err == nil {
@@ -89,19 +74,17 @@ func TestFollowKubeconfig(t *testing.T) {
 	want("after a bad one", "second ")
 	must.Do(t, reload(text(serving, `"token":"t1"`)))
 	want("a token", "nobody Bearer t1")
-	if _, _, err := clients.Issue(pki.Leaf{CommonName: "file"}).WriteFiles(dir, "user"); err != nil {
-		t.Fatal(err)
-	}
+	writePair(t, clients.Issue(pki.Leaf{CommonName: "file"}), dir, "user")
 	must.Do(t, reload(text(serving, `"client-certificate":"user.crt","client-key":"user.key"`)))
 	want("files beside the kubeconfig", "file ")
 	present = next.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()
 	server.CloseClientConnections()
-	must.Do(t, reload(text(next, embedded("fourth"))))
+	must.Do(t, reload(text(next, certified("fourth"))))
 	want("another CA", "fourth ")
 	if logged.Len() > 0 {
 		t.Errorf("logged %s", logged.Bytes())
 	}
-	must.Do(t, reload(bytes.ReplaceAll(text(next, embedded("fifth")), []byte(server.URL), []byte("https://192.0.2.1:6443"))))
+	must.Do(t, reload(bytes.ReplaceAll(text(next, certified("fifth")), []byte(server.URL), []byte("https://192.0.2.1:6443"))))
 	want("another server: the first one counts", "fifth ")
 	if !strings.Contains(logged.String(), "restart to follow it") {
 		t.Errorf("logged %q", logged.String())
@@ -114,8 +97,7 @@ func TestClusterName(t *testing.T) {
 		"{clusters: [{name: prod-1, cluster: {server: https://a}}], contexts: [{name: x, context: {cluster: prod-1}}], current-context: x}": "prod-1",
 		"{current-context: x}": "", "no: [yaml": "",
 	} {
-		must.Do(t, os.WriteFile(file, []byte(text), 0o600))
-		if got := clusterName(file); got != want {
+		if got := clusterName(writeFile(t, file, text)); got != want {
 			t.Errorf("%s: %q, want %q", text, got, want)
 		}
 	}

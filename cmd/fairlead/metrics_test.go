@@ -4,10 +4,8 @@ import (
 	"cmp"
 	"flag"
 	"fmt"
-	"log/slog"
 	"maps"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -16,9 +14,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	dto "github.com/prometheus/client_model/go"
-	"github.com/spf13/pflag"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -30,41 +25,6 @@ const metricsDoc = "../../docs/metrics.md"
 
 // family is one metric as its collector describes it.
 type family struct{ name, help, kind, labels string }
-
-// buildDoor builds everything that serve builds, short of serving. Its local apiserver is trusted
-// by a CA.
-func buildDoor(t testing.TB, metrics *prometheus.Registry, change func(*options, *pki.CA)) *door {
-	t.Helper()
-	dir := t.TempDir()
-	ca := pki.NewCA("ca")
-	pair := func(name string) (string, string) {
-		cert, key, err := ca.Issue(pki.Leaf{CommonName: name, Names: []string{"localhost"}}).WriteFiles(dir, name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return cert, key
-	}
-	caFile := filepath.Join(dir, "ca.crt")
-	must.Do(t, os.WriteFile(caFile, ca.PEM(), 0o600))
-	c := clientcmdapi.NewConfig()
-	c.Clusters["c"] = &clientcmdapi.Cluster{Server: "https://127.0.0.1:1", CertificateAuthority: caFile}
-	c.Contexts["c"], c.CurrentContext = &clientcmdapi.Context{Cluster: "c"}, "c"
-	o := &options{}
-	must.Do(t, clientcmd.WriteToFile(*c, filepath.Join(dir, "kubeconfig")))
-	o.addFlags(pflag.NewFlagSet("serve", pflag.ContinueOnError))
-	o.kubeconfig, o.clientCA, o.bindAddress, o.securePort, o.adminPort = filepath.Join(dir, "kubeconfig"), caFile, "127.0.0.1", 0, 0
-	o.tlsCert, o.tlsKey = pair("serving")
-	o.proxyCert, o.proxyKey = pair("front-proxy-client")
-	o.writeStatus, o.emitEvents, o.publishEndpoints, o.advertiseAddress = true, true, true, "192.0.2.1"
-	o.access.path = filepath.Join(dir, "access.log")
-	o.audit.path, o.audit.policy = filepath.Join(dir, "audit.log"), filepath.Join(dir, "policy.yaml")
-	must.Do(t, os.WriteFile(o.audit.policy, []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n"), 0o600))
-	change(o, ca)
-	d := &door{o: o, log: slog.New(slog.DiscardHandler), metrics: metrics}
-	t.Cleanup(d.closeListeners)
-	must.Do(t, d.build(t.Context()))
-	return d
-}
 
 // described are all metrics of our own, in order of their names.
 func described(t *testing.T) ([]family, *prometheus.Registry) {

@@ -1,7 +1,7 @@
 package main
 
 import (
-	"os"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -31,8 +31,7 @@ func parse(t *testing.T, args ...string) error {
 }
 
 func TestValidate(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "file")
-	must.Do(t, os.WriteFile(file, nil, 0o600))
+	file := writeFile(t, filepath.Join(t.TempDir(), "file"), "")
 	good := []string{"--tls-cert-file", file, "--tls-private-key-file", file, "--proxy-client-cert-file", file, "--proxy-client-key-file", file}
 	for _, tc := range []struct {
 		name string
@@ -113,17 +112,11 @@ func TestValidate(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			err := parse(t, tc.args...)
 			if len(tc.want) == 0 {
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, err)
 				return
 			}
-			if err == nil {
-				t.Fatal("no fault was found")
-			}
-			lines := strings.Split(err.Error(), "\n")
-			if len(lines) != len(tc.want) {
-				t.Errorf("%d lines, want %d:\n%v", len(lines), len(tc.want), err)
+			if lines := strings.Split(fmt.Sprint(err), "\n"); err == nil || len(lines) != len(tc.want) {
+				t.Fatalf("%d lines, want %d:\n%v", len(lines), len(tc.want), err)
 			}
 			for _, want := range tc.want {
 				if !strings.Contains(err.Error(), want) {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"crypto/tls"
 	"net/http"
 	"net/http/httptest"
@@ -35,13 +34,11 @@ func TestLocalApiserverIsProbed(t *testing.T) {
 		t.Cleanup(s.Close)
 		o.localAPIServer = []string{s.URL}
 	})
-	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
-	defer running.Wait()
-	defer cancel()
+	t.Cleanup(running.Wait)
 	for _, name := range []string{"local apiserver's pools", "local apiserver's prober"} {
 		run := d.loops()[name]
-		running.Go(func() { _ = run(ctx) })
+		running.Go(func() { _ = run(t.Context()) })
 	}
 	until := func(want registry.Health, message string) {
 		t.Helper()

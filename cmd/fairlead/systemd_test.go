@@ -13,24 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
-
-// directoryOptions are those of a Fairlead before an empty directory, with ports that nobody else
-// has.
-func directoryOptions(t *testing.T) *options {
-	t.Helper()
-	dir := t.TempDir()
-	cert, key, err := pki.NewCA("ca").Issue(pki.Leaf{CommonName: "serving", Names: []string{"localhost"}}).WriteFiles(dir, "serving")
-	if err != nil {
-		t.Fatal(err)
-	}
-	o := &options{}
-	o.addFlags(pflag.NewFlagSet("serve", pflag.ContinueOnError))
-	o.registry, o.bindAddress, o.securePort, o.adminPort = "dir:"+t.TempDir(), "127.0.0.1", 0, 0
-	o.tlsCert, o.tlsKey, o.proxyCert, o.proxyKey = cert, key, cert, key
-	return o
-}
 
 // A unit of Type=notify is told when this process is ready, not before, and when it begins to stop.
 func TestSystemdIsNotified(t *testing.T) {
@@ -47,7 +30,8 @@ func TestSystemdIsNotified(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- run(ctx, directoryOptions(t), slog.New(slog.DiscardHandler)) }()
+	o, _ := directoryOptions(t)
+	go func() { ended <- run(ctx, o, slog.New(slog.DiscardHandler)) }()
 	if got := told(); got != "READY=1" {
 		t.Errorf("systemd is told %q at the start, want READY=1", got)
 	}
@@ -85,10 +69,9 @@ func TestUnitFile(t *testing.T) {
 }
 
 func TestJWTBesideLocalAPIServer(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "authentication.yaml")
 	text := "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\njwt:\n- issuer: {url: https://issuer.example.com, audiences: [a]}\n" +
 		"  claimMappings: {username: {claim: sub, prefix: ''}}\n"
-	must.Do(t, os.WriteFile(file, []byte(text), 0o600))
+	file := writeFile(t, filepath.Join(t.TempDir(), "authentication.yaml"), text)
 	d := &door{o: &options{authConfig: file}}
 	err := d.makeTokens()[0].Take([]byte(text))
 	if err == nil || !strings.Contains(err.Error(), "jwt: the local apiserver authenticates all tokens") || strings.Contains(err.Error(), "\n") {

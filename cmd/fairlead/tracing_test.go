@@ -1,9 +1,7 @@
 package main
 
 import (
-	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -14,13 +12,17 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/otlp"
 )
 
+// tracingDoor is a door with a tracing configuration.
+func tracingDoor(t *testing.T, text string) *door {
+	t.Helper()
+	return &door{o: &options{tracing: writeFile(t, filepath.Join(t.TempDir(), "tracing.yaml"), text)}, log: slog.New(slog.DiscardHandler)}
+}
+
 // What has not been sent when the process ends is sent then.
 func TestTracingConfiguration(t *testing.T) {
 	c := must.Get(otlp.Start(t.Context()))(t)
 	defer c.Close()
-	d := &door{o: &options{tracing: filepath.Join(t.TempDir(), "tracing.yaml")}, log: slog.New(slog.DiscardHandler)}
-	text := fmt.Sprintf("apiVersion: apiserver.config.k8s.io/v1\nkind: TracingConfiguration\nendpoint: %s\nsamplingRatePerMillion: 1000000\n", c.Address)
-	must.Do(t, os.WriteFile(d.o.tracing, []byte(text), 0o600))
+	d := tracingDoor(t, "apiVersion: apiserver.config.k8s.io/v1\nkind: TracingConfiguration\nendpoint: "+c.Address+"\nsamplingRatePerMillion: 1000000\n")
 	tracer := must.Get(d.makeTracer())(t)
 	began := time.Now()
 	tracer.Start(&requests.Request{Method: "GET", Path: "/x", Name: "GET", Began: began}).End(&requests.Outcome{Status: 503, Err: "gone", Took: time.Second, Retries: 2})
@@ -37,10 +39,7 @@ func TestTracingConfiguration(t *testing.T) {
 
 // A collector that is not there neither keeps the process from starting nor from ending.
 func TestTracingWithoutCollector(t *testing.T) {
-	d := &door{o: &options{tracing: filepath.Join(t.TempDir(), "tracing.yaml")}, log: slog.New(slog.DiscardHandler)}
-	if err := os.WriteFile(d.o.tracing, []byte("apiVersion: apiserver.config.k8s.io/v1beta1\nkind: TracingConfiguration\nendpoint: 127.0.0.1:1\nsamplingRatePerMillion: 1000000\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	d := tracingDoor(t, "apiVersion: apiserver.config.k8s.io/v1beta1\nkind: TracingConfiguration\nendpoint: 127.0.0.1:1\nsamplingRatePerMillion: 1000000\n")
 	began := time.Now()
 	tracer := must.Get(d.makeTracer())(t)
 	tracer.Start(&requests.Request{Method: "GET", Name: "GET", Began: began}).End(&requests.Outcome{Status: 200})
@@ -55,9 +54,7 @@ func TestTracingFaults(t *testing.T) {
 		{"apiVersion: apiserver.config.k8s.io/v1\nkind: TracingConfiguration\nendpoints: x\n", "unknown field"},
 		{"apiVersion: apiserver.config.k8s.io/v1\nkind: TracingConfiguration\nsamplingRatePerMillion: -1\n", "samplingRatePerMillion"},
 	} {
-		d := &door{o: &options{tracing: filepath.Join(t.TempDir(), "tracing.yaml")}}
-		must.Do(t, os.WriteFile(d.o.tracing, []byte(tc.text), 0o600))
-		if _, err := d.makeTracer(); err == nil || !strings.HasPrefix(err.Error(), "--tracing-config-file: ") || !strings.Contains(err.Error(), tc.want) {
+		if _, err := tracingDoor(t, tc.text).makeTracer(); err == nil || !strings.HasPrefix(err.Error(), "--tracing-config-file: ") || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%q: %v", tc.text, err)
 		}
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"context"
 	"crypto/tls"
 	"errors"
 	"io"
@@ -28,15 +27,7 @@ func serveDoor(t *testing.T, change func(*options)) (address string, client *tls
 		}
 		return nil
 	}})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- d.serve(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	runDoor(t, d)
 	return d.frontListener.Addr().String(), &tls.Config{RootCAs: ca.Pool(), ServerName: "localhost", MinVersion: tls.VersionTLS12}, ill
 }
 
@@ -110,14 +101,18 @@ func farewell(f http2.Frame) bool {
 // connections nothing else moves them.
 func TestUnreadySendsClientsAway(t *testing.T) {
 	address, c, ill := serveDoor(t, func(*options) {})
-	for from := time.Now(); ; { // it is not ready as soon as it serves
-		if status, last := dialOld(t, address, c).ask(t); status == http.StatusOK && !last {
-			break
-		}
-		if time.Since(from) > 20*time.Second {
-			t.Fatal("it is never ready")
+	becomesReady := func() { // and keeps connections
+		t.Helper()
+		for from := time.Now(); ; {
+			if status, last := dialOld(t, address, c).ask(t); status == http.StatusOK && !last {
+				return
+			}
+			if time.Since(from) > 20*time.Second {
+				t.Fatal("it is not ready, or connections end all the same")
+			}
 		}
 	}
+	becomesReady()
 	one, two := dialOld(t, address, c), dialRaw(t, address, c.Clone())
 	if _, last := one.ask(t); last {
 		t.Error("a connection ends although all is well")
@@ -142,14 +137,7 @@ func TestUnreadySendsClientsAway(t *testing.T) {
 		t.Error("HTTP/2: no GOAWAY on a new connection")
 	}
 	ill.Store(false)
-	for from := time.Now(); ; {
-		if status, last := dialOld(t, address, c).ask(t); status == http.StatusOK && !last {
-			break
-		}
-		if time.Since(from) > 20*time.Second {
-			t.Fatal("connections still end when all is well again")
-		}
-	}
+	becomesReady()
 }
 
 // With --http2=false clients are offered HTTP/1.1 alone.

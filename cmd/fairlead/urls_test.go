@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -94,17 +93,9 @@ func TestBackendsByURL(t *testing.T) {
 		return port
 	}
 	named := serve("backend.example.com")
-	manifest := fmt.Appendf(nil, namedByURL, named, serve("127.0.0.1"), base64.StdEncoding.EncodeToString(ca.PEM()))
-	must.Do(t, os.WriteFile(filepath.Join(d.o.directory(), "far.yaml"), manifest, 0o600))
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- d.serve(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	manifest := fmt.Sprintf(namedByURL, named, serve("127.0.0.1"), base64.StdEncoding.EncodeToString(ca.PEM()))
+	writeFile(t, filepath.Join(d.o.directory(), "far.yaml"), manifest)
+	runDoor(t, d)
 	until := func(what string, ok func(e *registry.Entry, named registry.Endpoint) bool) {
 		t.Helper()
 		limit, stop := context.WithTimeout(t.Context(), 30*time.Second)
@@ -126,11 +117,8 @@ func TestBackendsByURL(t *testing.T) {
 		defer tr.CloseIdleConnections()
 		said := map[string]int{}
 		for range 50 {
-			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+d.frontListener.Addr().String()+"/apis/far.example.com/v1/things", nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			res := must.Get(tr.RoundTrip(r))(t)
+			url := "https://" + d.frontListener.Addr().String() + "/apis/far.example.com/v1/things"
+			res := must.Get(tr.RoundTrip(must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil))(t)))(t)
 			body, _ := io.ReadAll(res.Body)
 			_ = res.Body.Close()
 			if res.StatusCode != http.StatusOK {
@@ -141,17 +129,11 @@ func TestBackendsByURL(t *testing.T) {
 		return said
 	}
 	until("well", func(e *registry.Entry, _ registry.Endpoint) bool {
-		well, dead := 0, 0
+		n := map[registry.Health]int{}
 		for _, p := range e.Endpoints {
-			switch p.Health {
-			case registry.Healthy:
-				well++
-			case registry.Unhealthy:
-				dead++
-			case registry.Unprobed:
-			}
+			n[p.Health]++
 		}
-		return e.Verdict.Available() && well == 2 && dead == 1
+		return e.Verdict.Available() && n[registry.Healthy] == 2 && n[registry.Unhealthy] == 1
 	})
 	const byName, byAddress = "backend.example.com", "127.0.0.1"
 	for _, http2 := range []bool{true, false} {
