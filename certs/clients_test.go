@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -22,10 +23,7 @@ func chainOf(t *testing.T, pair *pki.Pair) []*x509.Certificate {
 	t.Helper()
 	var chain []*x509.Certificate
 	for _, der := range pair.TLS().Certificate {
-		c, err := x509.ParseCertificate(der)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(x509.ParseCertificate(der))(t)
 		chain = append(chain, c)
 	}
 	return chain
@@ -93,9 +91,7 @@ func TestGeneration(t *testing.T) {
 		t.Errorf("user %v, front proxy %v", user, proxy)
 	}
 	before := c.Generation()
-	if err := c.takeClient([][]byte{next.PEM()}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.takeClient([][]byte{next.PEM()}))
 	if user, _ := worth(c, jane); user || c.Generation() == before {
 		t.Error("a certificate of a removed CA is a user")
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -44,10 +45,7 @@ func server(t *testing.T, s *Store, feed <-chan string) string {
 			}
 		}
 	})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	hs := &http.Server{Handler: mux, TLSConfig: s.TLS(), ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
 	done := make(chan error, 1)
 	go func() { done <- hs.ServeTLS(l, "", "") }()
@@ -74,10 +72,7 @@ func visitor(t *testing.T, pair *pki.Pair, cas ...*pki.CA) *http.Client {
 
 func get(t *testing.T, c *http.Client, url string) (*http.Response, error) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil))(t)
 	return c.Do(r)
 }
 
@@ -113,10 +108,7 @@ func TestRotationUnderTraffic(t *testing.T) {
 	url := server(t, s, feed)
 
 	jane := visitor(t, oldClients.Issue(pki.Leaf{CommonName: "jane"}), oldServing)
-	resp, err := get(t, jane, url+"/watch")
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must.Get(get(t, jane, url+"/watch"))(t)
 	defer resp.Body.Close()
 	lines := bufio.NewScanner(resp.Body)
 	watch := func(when string) {
@@ -188,10 +180,7 @@ func TestMetrics(t *testing.T) {
 	waitFor(t, "the fault", func() bool { return s.Status()[4].Err != "" })
 	cancel()
 	<-ended
-	families, err := metrics.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	families := must.Get(metrics.Gather())(t)
 	got := map[string]float64{}
 	for _, f := range families {
 		for _, m := range f.Metric {

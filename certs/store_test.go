@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -23,9 +24,7 @@ import (
 func write(t *testing.T, dir, name string, data []byte) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, data, 0o600))
 	return path
 }
 
@@ -55,11 +54,7 @@ func bundleOf(cas ...*pki.CA) []byte {
 
 func store(t *testing.T, cfg Config) *Store {
 	t.Helper()
-	s, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
+	return must.Get(New(cfg))(t)
 }
 
 // run starts the store and ends it with the test.
@@ -270,9 +265,7 @@ func TestFilesFollowed(t *testing.T) {
 	dir := t.TempDir()
 	volume := func(name string, p *pki.Pair) {
 		t.Helper()
-		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Mkdir(filepath.Join(dir, name), 0o700))
 		if _, _, err := p.WriteFiles(filepath.Join(dir, name), "tls"); err != nil {
 			t.Fatal(err)
 		}
@@ -280,9 +273,7 @@ func TestFilesFollowed(t *testing.T) {
 	link := func(to, at string) {
 		t.Helper()
 		tmp := filepath.Join(dir, at+"_tmp")
-		if err := errors.Join(os.Symlink(to, tmp), os.Rename(tmp, filepath.Join(dir, at))); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(os.Symlink(to, tmp), os.Rename(tmp, filepath.Join(dir, at))))
 	}
 	volume("..1", issue("one"))
 	link("..1", "..data")
@@ -305,9 +296,7 @@ func TestFilesFollowed(t *testing.T) {
 
 	volume("..2", issue("two"))
 	link("..2", "..data")
-	if err := os.RemoveAll(filepath.Join(dir, "..1")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.RemoveAll(filepath.Join(dir, "..1")))
 	waitFor(t, "the swapped symlink", serves("two"))
 
 	third := issue("three")
@@ -322,9 +311,7 @@ func TestFilesFollowed(t *testing.T) {
 	waitFor(t, "the certificate", serves("three"))
 
 	before := s.pair.Changed()
-	if err := os.Remove(filepath.Join(dir, "tls.crt")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(filepath.Join(dir, "tls.crt")))
 	waitFor(t, "the fault of a deleted file", fault("no such file"))
 	link("..data/tls.crt", "tls.crt")
 	waitFor(t, "the recreated file", serves("three"))

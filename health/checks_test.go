@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apiserver/pkg/server/healthz"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // fetch asks a real server, over HTTP/1.1 and HTTP/2.
@@ -20,10 +22,7 @@ func fetch(t *testing.T, h http.Handler, path string) (code int, body string, he
 		s := httptest.NewUnstartedServer(h)
 		s.EnableHTTP2 = h2
 		s.StartTLS()
-		resp, err := s.Client().Get(s.URL + path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		resp := must.Get(s.Client().Get(s.URL + path))(t)
 		b, err := io.ReadAll(resp.Body)
 		_ = resp.Body.Close()
 		s.Client().CloseIdleConnections()

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -31,23 +32,14 @@ type authority struct {
 
 func newAuthority(tb testing.TB, name string, notAfter time.Time) authority {
 	tb.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(tb)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: rand.Text()}, DNSNames: []string{name},
 		NotBefore: time.Date(1990, 1, 1, 0, 0, 0, 0, time.UTC), NotAfter: notAfter,
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	leaf, err := x509.ParseCertificate(der)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(tb)
+	leaf := must.Get(x509.ParseCertificate(der))(tb)
 	roots := x509.NewCertPool()
 	roots.AddCert(leaf)
 	return authority{roots, tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}}
@@ -176,10 +168,7 @@ func startBench(t *testing.T, a authority, entries []*registry.Entry, change fun
 	if change != nil {
 		change(&c)
 	}
-	p, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(New(c))(t)
 	b.Prober = p
 	return b
 }

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // typedError is an error as the certificates' keeper returns it.
@@ -40,15 +41,12 @@ func probeOnce(tb testing.TB, b *registry.Backend, address string, trust func() 
 // probeEntry asks an entry's one endpoint once.
 func probeEntry(tb testing.TB, e *registry.Entry, trust func() (*tls.Config, error)) (finding, *claim) {
 	tb.Helper()
-	p, err := New(Config{
+	p := must.Get(New(Config{
 		Table:  func() Table { return new(registry.Table) },
 		Report: func(registry.Report) {},
 		Dial:   new(net.Dialer).DialContext,
 		TLS:    func(string, *registry.Backend) (*tls.Config, error) { return trust() },
-	})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	}))(tb)
 	tgt := newTarget(p, key{e.Backend, e.Endpoints[0].Address, defaultInterval, e.GroupVersion.Empty()})
 	c := newClaim(tgt, e)
 	f := (&round{target: tgt}).alone(tb.Context(), c, 0)
@@ -225,10 +223,7 @@ type process struct {
 
 func startProcess(t *testing.T, address string, ca authority, h2 bool) *process {
 	t.Helper()
-	l, err := net.Listen("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", address))(t)
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(h2)
@@ -262,15 +257,12 @@ func TestDeathAndReturnOfARealProcess(t *testing.T) {
 			address := s.listener.Addr().String()
 			reports := make(chan registry.Report, 10)
 			f := newFeed(entry(address))
-			p, err := New(Config{
+			p := must.Get(New(Config{
 				Table:  func() Table { return new(registry.Table) },
 				Report: func(r registry.Report) { reports <- r },
 				Dial:   new(net.Dialer).DialContext,
 				TLS:    func(string, *registry.Backend) (*tls.Config, error) { return &tls.Config{RootCAs: ca.roots}, nil },
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			}))(t)
 			p.config.Table = f.table
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan struct{})
@@ -317,10 +309,7 @@ func FuzzProbeAnswer(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	ca := newAuthority(f, serverName, farFuture())
-	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{ca.pair}})
-	if err != nil {
-		f.Fatal(err)
-	}
+	l := must.Get(tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{ca.pair}}))(f)
 	answers := make(chan []byte, 1)
 	go func() {
 		for {

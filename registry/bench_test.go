@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // manyRemotes is n APIServices, each with a Service of its own and one slice of three endpoints, in
@@ -88,10 +90,7 @@ func BenchmarkStep(b *testing.B) {
 				all.objects[key{kindAPIService, types.NamespacedName{Name: name}}] = a
 				i++
 			}
-			r, err := newRegistry(Config{}, nil)
-			if err != nil {
-				b.Fatal(err)
-			}
+			r := must.Get(newRegistry(Config{}, nil))(b)
 			o := newObjects()
 			r.changes.batch = all
 			r.step(o)

@@ -18,6 +18,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // ranked is a cluster's APIService of no Service, or of service/theirs.
@@ -56,10 +57,7 @@ func TestDirectoryBesideCluster(t *testing.T) {
 
 	server.Fault(true, false)
 	metrics := prometheus.NewPedanticRegistry()
-	r, err := New(Config{Directory: dir, Client: server.Start(t), Cluster: true, Metrics: metrics})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(New(Config{Directory: dir, Client: server.Start(t), Cluster: true, Metrics: metrics}))(t)
 	start(t, r)
 	if r.Table().Complete() {
 		t.Error("complete although the cluster was not read")
@@ -101,9 +99,7 @@ func TestDirectoryBesideCluster(t *testing.T) {
 	server.Drop(apiserver.APIServices, "/v1.new.io")
 	until(t, r, "it is gone", func(t *Table) bool { return t.named("v1.new.io") == nil })
 
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(file))
 	table = until(t, r, "the cluster's", func(t *Table) bool { return t.named("v1.a.io").Local() })
 	if p := table.Problems(); len(p) != 0 || table.named("v1.a.io").Object.Spec.GroupPriorityMinimum != 5 {
 		t.Errorf("problems %v, %+v", p, table.named("v1.a.io").Object)
@@ -152,9 +148,7 @@ func TestBesideClusterConfigMap(t *testing.T) {
 	file := filepath.Join(dir, "trust.yaml")
 	rename(t, file, "{apiVersion: v1, kind: ConfigMap, metadata: {namespace: kube-system, name: trust}, data: {ca: ours}}")
 	expect("ours")
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(file))
 	expect("theirs")
 }
 
@@ -173,10 +167,7 @@ func TestStoredBesideCluster(t *testing.T) {
 				c.Directory = t.TempDir()
 				write(t, filepath.Join(c.Directory, "a.yaml"), tc.directory)
 			}
-			r, err := New(c)
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := must.Get(New(c))(t)
 			start(t, r)
 			table := until(t, r, "all", (*Table).Complete)
 			if at := address(table, "v1.a.io"); at != "10.0.0.3:8443" {
@@ -193,9 +184,7 @@ func TestStoredBesideCluster(t *testing.T) {
 				t.Errorf("problems %v, want %q", p, tc.problem)
 			}
 			m := &remembered{path: filepath.Join(t.TempDir(), "cache")}
-			if err := m.write(table.Entries()); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, m.write(table.Entries()))
 			if list, err := m.read(); err != nil || len(list.Items) != 1 || list.Items[0].Name != "v1.a.io" {
 				t.Errorf("kept are %v: %v", list, err)
 			}
@@ -224,9 +213,7 @@ func TestBesideConfigMapRemoved(t *testing.T) {
 	r := startDirectory(t, dir, Config{Client: client, Cluster: true})
 	expect := watchTrust(t, r)
 	expect("ours")
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(file))
 	expect("none")
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry/directory"
 	"github.com/fairlead-proxy/fairlead/tests/logbook"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // manifests of one remote API group on loopback.
@@ -43,9 +44,7 @@ endpoints: [{addresses: [%[3]s]}]
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 // rename writes a file as editors and deployers do, whole or not at all.
@@ -53,18 +52,13 @@ func rename(t *testing.T, path, text string) {
 	t.Helper()
 	temporary := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".tmp")
 	write(t, temporary, text)
-	if err := os.Rename(temporary, path); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Rename(temporary, path))
 }
 
 func startDirectory(t *testing.T, path string, c Config) *Registry {
 	t.Helper()
 	c.Directory = path
-	r, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(New(c))(t)
 	start(t, r)
 	until(t, r, "everything", (*Table).Complete)
 	return r
@@ -100,16 +94,12 @@ func TestDirectoryFollows(t *testing.T) {
 	}
 
 	sub := filepath.Join(dir, "more")
-	if err := os.Mkdir(sub, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(sub, 0o700))
 	write(t, filepath.Join(sub, "b.yml"), manifestsOf("b.io", "127.0.0.1"))
 	until(t, r, "a file in a new directory", func(t *Table) bool { return address(t, "v1.b.io") != "" })
 	rename(t, filepath.Join(sub, "b.yml"), manifestsOf("b.io", "127.0.0.9"))
 	until(t, r, "a change in the new directory", func(t *Table) bool { return address(t, "v1.b.io") == "127.0.0.9:8443" })
-	if err := os.RemoveAll(sub); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.RemoveAll(sub))
 	until(t, r, "one file", func(t *Table) bool { return len(t.Entries()) == 1 })
 }
 
@@ -180,15 +170,11 @@ func TestDirectoryDuplicates(t *testing.T) {
 func TestDirectoryConfigMapMount(t *testing.T) {
 	dir := t.TempDir()
 	version := func(name, text string) {
-		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Mkdir(filepath.Join(dir, name), 0o700))
 		write(t, filepath.Join(dir, name, "a.yaml"), text)
 	}
 	link := func(to, name string) {
-		if err := os.Symlink(to, filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Symlink(to, filepath.Join(dir, name)))
 	}
 	version("..1", manifestsOf("a.io", "127.0.0.1"))
 	link("..1", "..data")
@@ -199,36 +185,24 @@ func TestDirectoryConfigMapMount(t *testing.T) {
 	}
 	version("..2", manifestsOf("a.io", "127.0.0.2"))
 	link("..2", "..data_tmp")
-	if err := os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
 	until(t, r, "the new version", func(t *Table) bool { return address(t, "v1.a.io") == "127.0.0.2:8443" })
 }
 
 func TestDirectoryIsSwapped(t *testing.T) {
 	parent := t.TempDir()
 	for i, d := range []string{"one", "two"} {
-		if err := os.Mkdir(filepath.Join(parent, d), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Mkdir(filepath.Join(parent, d), 0o700))
 		write(t, filepath.Join(parent, d, "a.yaml"), manifestsOf("a.io", fmt.Sprintf("127.0.0.%d", i+1)))
 	}
 	current := filepath.Join(parent, "current")
-	if err := os.Symlink("one", current); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink("one", current))
 	r := startDirectory(t, current, Config{})
-	if err := os.Symlink("two", current+".new"); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(current+".new", current); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink("two", current+".new"))
+	must.Do(t, os.Rename(current+".new", current))
 	until(t, r, "the other directory", func(t *Table) bool { return address(t, "v1.a.io") == "127.0.0.2:8443" })
 	// Without a directory what was read stays.
-	if err := os.Remove(current); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(current))
 	table := until(t, r, "a problem", func(t *Table) bool { return len(t.Problems()) == 1 })
 	if len(table.Entries()) != 1 {
 		t.Errorf("table %s", show(table))
@@ -239,15 +213,9 @@ func TestDirectoryOddFiles(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "empty.yaml"), "")
 	write(t, filepath.Join(dir, "large.yaml"), strings.Repeat("# large\n", 4<<20/8+1))
-	if err := os.Mkdir(filepath.Join(dir, "dir.yaml"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink("nowhere", filepath.Join(dir, "dangling.yaml")); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(dir, filepath.Join(dir, "loop.yaml")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(filepath.Join(dir, "dir.yaml"), 0o700))
+	must.Do(t, os.Symlink("nowhere", filepath.Join(dir, "dangling.yaml")))
+	must.Do(t, os.Symlink(dir, filepath.Join(dir, "loop.yaml")))
 	table := startDirectory(t, dir, Config{}).Table()
 	var got []string
 	for _, p := range table.Problems() {
@@ -274,10 +242,7 @@ func TestDirectoryOddFiles(t *testing.T) {
 func TestDirectoryConfigMap(t *testing.T) {
 	dir := t.TempDir()
 	const text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: x, name: ca}\ndata: {ca.crt: %s}\n"
-	r, err := New(Config{Directory: dir})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(New(Config{Directory: dir}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	seen := make(chan string, 10)
 	var wg sync.WaitGroup
@@ -304,8 +269,6 @@ func TestDirectoryConfigMap(t *testing.T) {
 	expect("one")
 	rename(t, filepath.Join(dir, "ca.yaml"), fmt.Sprintf(text, "two"))
 	expect("two")
-	if err := os.Remove(filepath.Join(dir, "ca.yaml")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(filepath.Join(dir, "ca.yaml")))
 	expect("none")
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry/latest"
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // start runs a registry over a source until the test ends.
@@ -56,10 +57,7 @@ func TestClusterFollows(t *testing.T) {
 	managed := remoteService("metrics.k8s.io", "v1beta1", "metrics")
 	managed.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubectl"}}
 	server.Put(managed, clusterIP(name), slice(name, "10.0.0.1"))
-	r, err := New(Config{Client: server.Start(t), Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(New(Config{Client: server.Start(t), Logger: slog.New(slog.DiscardHandler)}))(t)
 	if r.Table().Complete() || r.Table().Generation() != 1 {
 		t.Error("a table that was never read is complete")
 	}
@@ -95,10 +93,7 @@ func TestClusterFollows(t *testing.T) {
 func TestClusterSurvivesRestart(t *testing.T) {
 	server := apiserver.New()
 	server.Put(remoteService("metrics.k8s.io", "v1beta1", "metrics"))
-	r, err := New(Config{Client: server.Start(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(New(Config{Client: server.Start(t)}))(t)
 	start(t, r)
 	before := until(t, r, "everything", (*Table).Complete)
 	server.Fault(true, false)
@@ -126,10 +121,7 @@ func TestClusterWithoutAggregation(t *testing.T) {
 func TestClusterNotYetThere(t *testing.T) {
 	server := apiserver.New()
 	server.Fault(true, false)
-	r, err := New(Config{Client: server.Start(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(New(Config{Client: server.Start(t)}))(t)
 	start(t, r)
 	if r.Table().Complete() {
 		t.Error("complete although nothing could be read")
@@ -140,10 +132,7 @@ func TestClusterNotYetThere(t *testing.T) {
 
 func TestWatchConfigMap(t *testing.T) {
 	server := apiserver.New()
-	r, err := New(Config{Client: server.Start(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(New(Config{Client: server.Start(t)}))(t)
 	expect := watchTrust(t, r)
 	expect("none")
 	server.Put(configMap("other", "wrong"), configMap("trust", "one"))
@@ -210,10 +199,7 @@ func (s script) watch(ctx context.Context, _, _ string, _ func(*corev1.ConfigMap
 func scripted(t *testing.T, to prometheus.Registerer) (*Registry, *changes) {
 	t.Helper()
 	s := script{to: make(chan *changes, 1)}
-	r, err := newRegistry(Config{Metrics: to}, s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(newRegistry(Config{Metrics: to}, s))(t)
 	start(t, r)
 	c := <-s.to
 	for k := range kinds {
@@ -326,10 +312,7 @@ func TestMetrics(t *testing.T) {
 	e := table.named("v1.a.io")
 	value := func(reason string) float64 {
 		t.Helper()
-		families, err := reg.Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
+		families := must.Get(reg.Gather())(t)
 		for _, f := range families {
 			for _, m := range f.GetMetric() {
 				if f.GetName() == "aggregator_unavailable_apiservice_total" && m.GetLabel()[1].GetValue() == reason {

@@ -15,6 +15,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 const definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -66,10 +67,7 @@ func TestShadowedDefinitions(t *testing.T) {
 			},
 		})
 	}
-	r, err := New(Config{Client: client})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(New(Config{Client: client}))(t)
 	start(t, r)
 	const told = `it hides CustomResourceDefinition anchors.sea.io: service/fleet in "x" has taken over sea.io/v1, and the objects of the definition cannot be reached`
 	table := until(t, r, "the report", func(t *Table) bool {

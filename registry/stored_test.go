@@ -13,6 +13,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func stored(group, service string) *apiregistrationv1.APIService {
@@ -28,10 +29,7 @@ func TestStoredBesideDirectory(t *testing.T) {
 	server.Put(stored("b.io", "a-io"))
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a.yaml"), manifestsOf("a.io", "10.0.0.1"))
-	r, err := New(Config{APIServices: server.Start(t), Directory: dir})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(New(Config{APIServices: server.Start(t), Directory: dir}))(t)
 	start(t, r)
 	until(t, r, "both", func(t *Table) bool { return address(t, "v1.a.io") != "" && address(t, "v1.b.io") != "" })
 	// Who writes to etcd is not who runs this process.
@@ -63,10 +61,7 @@ func TestStoredBesideDirectory(t *testing.T) {
 func TestStoredBesideAnAPIServer(t *testing.T) {
 	server, local := apiserver.New(), apiserver.New()
 	server.Put(stored("a.io", "one"))
-	r, err := New(Config{APIServices: server.Start(t), Client: local.Start(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(New(Config{APIServices: server.Start(t), Client: local.Start(t)}))(t)
 	start(t, r)
 	until(t, r, "all lists", (*Table).Complete)
 	name := types.NamespacedName{Namespace: "x", Name: "one"}
@@ -80,10 +75,7 @@ func TestStoredAndMisnamed(t *testing.T) {
 	odd := &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: "v1.odd.io"}}
 	odd.Status.Conditions = []apiregistrationv1.APIServiceCondition{{Type: "Available", Status: "False", Reason: "Corrupt", Message: "no JSON"}}
 	server.Put(odd, stored("a.io", "one"))
-	r, err := New(Config{APIServices: server.Start(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(New(Config{APIServices: server.Start(t)}))(t)
 	start(t, r)
 	table := until(t, r, "the list", (*Table).Complete)
 	if p := table.Problems(); len(table.Entries()) != 1 || len(p) != 1 || p[0].String() != "APIService v1.odd.io: no JSON" {
@@ -97,10 +89,7 @@ func TestStoredAndMisnamed(t *testing.T) {
 func TestStoredAndRemembered(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "cache.json")
 	begin := func(server *apiserver.Server) *Registry {
-		r, err := New(Config{APIServices: server.Start(t), CacheFile: file})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(New(Config{APIServices: server.Start(t), CacheFile: file}))(t)
 		start(t, r)
 		return r
 	}
@@ -126,16 +115,12 @@ func TestStoredAndRemembered(t *testing.T) {
 	until(t, r, "etcd, which has none", func(t *Table) bool { return t.Complete() && len(t.Entries()) == 0 })
 
 	m := &remembered{path: file}
-	if err := os.Chmod(file, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(file, 0o644))
 	if _, err := m.read(); err == nil || !strings.Contains(err.Error(), "mode 0644") {
 		t.Errorf("a file that others can read: %v", err)
 	}
 	m.path = filepath.Join(t.TempDir(), "link")
-	if err := os.Symlink(file, m.path); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(file, m.path))
 	if _, err := m.read(); err == nil {
 		t.Error("a link is followed")
 	}
@@ -153,21 +138,15 @@ func TestStoredAndRemembered(t *testing.T) {
 		}, "EOF"},
 	} {
 		m.path = filepath.Join(t.TempDir(), name)
-		if err := tc.make(m.path); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, tc.make(m.path))
 		if _, err := m.read(); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v, want %q", name, err, tc.want)
 		}
 	}
 	// Nor does writing follow a link that somebody has put in its way, or leave anything behind.
 	m.path = filepath.Join(t.TempDir(), "cache")
-	if err := os.Symlink(file, m.path+".new"); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.write(nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(file, m.path+".new"))
+	must.Do(t, m.write(nil))
 	left, err := os.ReadDir(filepath.Dir(m.path))
 	if _, bad := m.read(); err != nil || bad != nil || len(left) != 1 {
 		t.Errorf("%v %v %v", err, bad, left)

@@ -19,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 var update = flag.Bool("update", false, "rewrite the expectations of the stories")
@@ -58,10 +60,7 @@ type story struct {
 }
 
 func tell(t *testing.T, file string) {
-	archive, err := txtar.ParseFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	archive := must.Get(txtar.ParseFile(file))(t)
 	s := &story{T: t, archive: archive, objects: newObjects(), now: time.Unix(0, 0).UTC(), backends: make(map[string]*Backend)}
 	s.table = Build(Input{Options: &s.options}, nil)
 	s.last = s.table
@@ -73,9 +72,7 @@ func tell(t *testing.T, file string) {
 		s.step(fmt.Sprintf("%s:%d", file, i+1), words)
 	}
 	if *update {
-		if err := os.WriteFile(file, txtar.Format(archive), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, txtar.Format(archive), 0o644))
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func TestURLs(t *testing.T) {
@@ -147,10 +148,7 @@ func TestURLsOfACluster(t *testing.T) {
 			o.Annotations = map[string]string{urlAnnotation: "https://api.example.com"}
 			server.Put(o)
 		}
-		r, err := New(Config{Client: server.Start(t), Options: Options{AllowURLs: allowed}, Logger: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(New(Config{Client: server.Start(t), Options: Options{AllowURLs: allowed}, Logger: slog.New(slog.DiscardHandler)}))(t)
 		start(t, r)
 		table := until(t, r, "everything", (*Table).Complete)
 		for _, e := range table.Entries() {

@@ -8,6 +8,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -131,10 +132,7 @@ func TestIssuer(t *testing.T) {
 	ca := pki.NewCA("ca")
 	expired := *ca.Certificate
 	expired.NotAfter = time.Now().Add(-time.Hour)
-	leaf, err := x509.ParseCertificate(ca.Issue(pki.Leaf{}).TLS().Certificate[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	leaf := must.Get(x509.ParseCertificate(ca.Issue(pki.Leaf{}).TLS().Certificate[0]))(t)
 	for _, candidates := range [][]*x509.Certificate{{&expired, ca.Certificate}, {ca.Certificate, &expired}} {
 		if parent, why := issuer(leaf, candidates); parent != ca.Certificate {
 			t.Errorf("%v, %q", parent, why)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -23,10 +24,7 @@ func TestLocal(t *testing.T) {
 		}
 		dial := func(ca *pki.CA, name string, certificate bool) (peers int, err error) {
 			t.Helper()
-			cfg, err := b.LocalTLS(certificate)
-			if err != nil {
-				t.Fatal(err)
-			}
+			cfg := must.Get(b.LocalTLS(certificate))(t)
 			cfg.ServerName = name
 			return peers, shake(t, cfg, &tls.Config{
 				Certificates: []tls.Certificate{pair(ca).TLS()}, ClientAuth: tls.RequestClientCert, MaxVersion: tls.VersionTLS12,
@@ -39,9 +37,7 @@ func TestLocal(t *testing.T) {
 		if _, err := dial(old, "127.0.0.1", false); err == nil {
 			t.Error("the system's roots trust a test's CA")
 		}
-		if err := b.LocalBundle(bundleOf(old)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, b.LocalBundle(bundleOf(old)))
 		if _, err := dial(old, "127.0.0.1", false); err != nil {
 			t.Error(err)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -110,10 +111,7 @@ func TestWhatIsShownToOneIsShownToAll(t *testing.T) {
 	w.backends[other.name] = other
 	w.shared[w.spec].join(other.name)
 	dial := func(p *pki.Pair) string {
-		cfg, err := w.TLS("", w.spec)
-		if err != nil {
-			t.Fatal(err)
-		}
+		cfg := must.Get(w.TLS("", w.spec))(t)
 		return reason(t, shake(t, cfg, &tls.Config{Certificates: []tls.Certificate{p.TLS()}}))
 	}
 	if got := dial(good(ca)); got != "" {

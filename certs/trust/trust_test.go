@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -38,10 +39,7 @@ func newBench(t *testing.T, cfg Config) *bench {
 	if cfg.Table == nil {
 		cfg.Table = func() *registry.Table { return new(registry.Table) }
 	}
-	tr, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := must.Get(New(cfg))(t)
 	return &bench{Trust: tr, t: t, name: apiService, overlap: time.Minute}
 }
 
@@ -147,10 +145,7 @@ func chainOf(t *testing.T, pair *pki.Pair) []*x509.Certificate {
 	t.Helper()
 	var chain []*x509.Certificate
 	for _, der := range pair.TLS().Certificate {
-		c, err := x509.ParseCertificate(der)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(x509.ParseCertificate(der))(t)
 		chain = append(chain, c)
 	}
 	return chain
@@ -333,17 +328,12 @@ func TestNoResumption(t *testing.T) {
 	b := newBench(t, Config{})
 	ca := pki.NewCA("ca")
 	b.bundle(ca)
-	client, err := b.TLS(apiService, b.spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Get(b.TLS(apiService, b.spec))(t)
 	if client.ClientSessionCache != nil {
 		t.Fatal("sessions are cached")
 	}
 	server := &tls.Config{Certificates: []tls.Certificate{good(ca).TLS()}}
-	if err := shake(t, client, server); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, shake(t, client, server))
 	server.Certificates = []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"other.svc"}}).TLS()}
 	if got := reason(t, shake(t, client, server)); got != "WrongServerName" {
 		t.Errorf("second handshake: %q, want WrongServerName", got)
@@ -355,10 +345,7 @@ func TestClientCertificate(t *testing.T) {
 	b := newBench(t, Config{ClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &proxy, nil }})
 	ca := pki.NewCA("ca")
 	b.bundle(ca)
-	cfg, err := b.TLS(apiService, b.spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	cfg := must.Get(b.TLS(apiService, b.spec))(t)
 	var got string
 	server := &tls.Config{
 		Certificates: []tls.Certificate{good(ca).TLS()},
@@ -369,9 +356,7 @@ func TestClientCertificate(t *testing.T) {
 			return nil
 		},
 	}
-	if err := shake(t, cfg, server); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, shake(t, cfg, server))
 	if got != "front-proxy-client" {
 		t.Errorf("the backend saw %q, want front-proxy-client", got)
 	}
@@ -379,10 +364,7 @@ func TestClientCertificate(t *testing.T) {
 
 func gather(t *testing.T, r *prometheus.Registry) map[string]float64 {
 	t.Helper()
-	families, err := r.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	families := must.Get(r.Gather())(t)
 	out := map[string]float64{}
 	for _, f := range families {
 		for _, m := range f.Metric {

@@ -2,7 +2,11 @@
 
 package h2
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
+)
 
 // The whole lane, drivers and TLS included, may allocate 4 times for a request: the engine nothing,
 // crypto/tls once for each record it reads, and the rest is room for what happens now and then.
@@ -16,13 +20,9 @@ func TestLaneAllocations(t *testing.T) {
 			t.Run(kind+"/"+s.name, func(t *testing.T) {
 				p := startPeer(t, kind+"="+backend.addr)
 				conns := dialAll(t, p.addr, s.conns)
-				if err := s.run(conns); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, s.run(conns))
 				before := p.usage(t, "")
-				if err := s.run(conns); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, s.run(conns))
 				if n := float64(p.usage(t, "").Mallocs-before.Mallocs) / float64(s.count); n > 4 {
 					t.Errorf("%.2f allocations per request", n)
 				}

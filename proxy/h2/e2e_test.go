@@ -11,14 +11,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func (s *stand) do(method, path string, body io.Reader, header ...string) *http.Response {
 	s.t.Helper()
-	req, err := http.NewRequestWithContext(s.t.Context(), method, s.url+path, body)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	req := must.Get(http.NewRequestWithContext(s.t.Context(), method, s.url+path, body))(s.t)
 	for i := 0; i < len(header); i += 2 {
 		req.Header.Add(header[i], header[i+1])
 	}
@@ -147,10 +146,7 @@ func testForwardInterims(t *testing.T, driver string) {
 	}
 	req, _ := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), "POST", s.url, strings.NewReader("hello"))
 	req.Header.Set("Expect", "100-continue")
-	res, err := s.client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	res := must.Get(s.client.Do(req))(t)
 	if b := s.read(res); b != "hello" {
 		t.Errorf("body %q", b)
 	}
@@ -219,10 +215,7 @@ func testServeLocal(t *testing.T, driver string) {
 	body := strings.Repeat("0123456789", 200_000)
 	req, _ := http.NewRequestWithContext(t.Context(), "PUT", s.url+"/echo", io.NopCloser(strings.NewReader(body)))
 	req.Trailer = http.Header{"X-Up": {"up"}}
-	res, err := s.client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	res = must.Get(s.client.Do(req))(t)
 	if got := s.read(res); got != body || res.Trailer.Get("X-T") != "endup" {
 		t.Errorf("echo: %d bytes, trailer %q", len(got), res.Trailer)
 	}

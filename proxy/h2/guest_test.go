@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // hotel has guests: callers of RoundTrip, and a backend over real TLS.
@@ -33,10 +35,7 @@ func newHotel(t *testing.T, driver string, h http.Handler) *hotel {
 
 func (x *hotel) ask(ctx context.Context, method, target string, body io.Reader, change ...func(*http.Request, *Plan)) (*http.Response, error) {
 	x.t.Helper()
-	r, err := http.NewRequestWithContext(ctx, method, "https://front.example"+target, body)
-	if err != nil {
-		x.t.Fatal(err)
-	}
+	r := must.Get(http.NewRequestWithContext(ctx, method, "https://front.example"+target, body))(x.t)
 	p := x.plan
 	for _, f := range change {
 		f(r, &p)

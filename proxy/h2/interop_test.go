@@ -16,6 +16,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // run runs a tool that the machine must have.
@@ -72,9 +74,7 @@ func testInterop(t *testing.T, driver string) {
 		want = append(want, leanBody[:min(len(leanBody), size-len(want))]...)
 	}
 	file := filepath.Join(t.TempDir(), "body")
-	if err := os.WriteFile(file, want, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, want, 0o600))
 	sum := fmt.Sprintf("%x", sha256.Sum256(want))
 	same := func(got string) {
 		t.Helper()
@@ -119,14 +119,8 @@ func testGigabyte(t *testing.T, driver string) {
 	s.client.Timeout = 0
 	up, down := sha256.New(), sha256.New()
 	body := io.TeeReader(io.LimitReader(rand.NewChaCha8([32]byte{1}), size), up)
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+"/echo", body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	res, err := s.client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+"/echo", body))(t)
+	res := must.Get(s.client.Do(req))(t)
 	defer res.Body.Close()
 	n, err := io.Copy(down, res.Body)
 	if err != nil || n != size || !bytes.Equal(up.Sum(nil), down.Sum(nil)) {

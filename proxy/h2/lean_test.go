@@ -16,6 +16,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // leanConn speaks HTTP/2 with little work of its own, so that a load costs the peers more than it
@@ -180,10 +182,7 @@ type leanClient struct {
 
 func dialLean(t testing.TB, addr string) *leanClient {
 	t.Helper()
-	raw, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := must.Get((&net.Dialer{}).DialContext(t.Context(), "tcp", addr))(t)
 	return greet(t, tls.Client(raw, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}, DynamicRecordSizingDisabled: true}))
 }
 
@@ -191,12 +190,8 @@ func dialLean(t testing.TB, addr string) *leanClient {
 func greet(t testing.TB, c net.Conn) *leanClient {
 	t.Helper()
 	l := &leanClient{leanConn: newLean(c), next: 1}
-	if _, err := l.w.WriteString(http2.ClientPreface); err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(l.settings(), l.w.Flush()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(l.w.WriteString(http2.ClientPreface))(t)
+	must.Do(t, errors.Join(l.settings(), l.w.Flush()))
 	return l
 }
 

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // A loop that cannot wait any more serves nobody: its connections end, and Run says so and ends.
@@ -22,9 +23,7 @@ func TestLoopThatCannotWait(t *testing.T) {
 	s := newStand(t, "loop", b, nil)
 	res := s.begin("/hold", len("begun "))
 	for _, sh := range s.server.shards {
-		if err := sh.loop.file.SetReadDeadline(time.Now()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, sh.loop.file.SetReadDeadline(time.Now()))
 	}
 	if _, err := io.ReadAll(res.Body); err == nil {
 		t.Error("a response that was cut off looks complete")
@@ -60,9 +59,7 @@ func TestTurnsAreShared(t *testing.T) {
 		all = append(all, s.greet())
 	}
 	send := func(c *tls.Conn, n int, path string) {
-		if _, err := c.Write(many(t, n, path)); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.Write(many(t, n, path)))(t)
 	}
 	send(first, 1, "/gate")
 	<-busy

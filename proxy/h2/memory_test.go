@@ -9,6 +9,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // Clients that take nothing make the process hold no more than its bound, and harm nobody who does.
@@ -62,10 +63,7 @@ func total(t *testing.T, c prometheus.Collector, name string) float64 {
 	t.Helper()
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(c)
-	families, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	families := must.Get(reg.Gather())(t)
 	n := 0.0
 	for _, f := range families {
 		for _, m := range f.GetMetric() {

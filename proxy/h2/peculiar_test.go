@@ -16,6 +16,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // grpc-go's transport is no net/http, on either side: a stream both ways, with metadata and a
@@ -26,10 +28,7 @@ func testGRPCTransport(t *testing.T, driver string) {
 	backend := newBackend(t, nil)
 	cert := backend.TLS.Certificates[0]
 	backend.Close()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS12})),
 		grpc.ForceServerCodec(rawCodec{}), grpc.UnknownServiceHandler(echoMessages))
 	go func() { _ = server.Serve(l) }()
@@ -40,30 +39,20 @@ func testGRPCTransport(t *testing.T, driver string) {
 	})
 	s.ep = endpoint(l.Addr().String())
 
-	cc, err := grpc.NewClient(s.addr, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})),
-		grpc.WithDefaultCallOptions(grpc.ForceCodec(rawCodec{})))
-	if err != nil {
-		t.Fatal(err)
-	}
+	cc := must.Get(grpc.NewClient(s.addr, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})),
+		grpc.WithDefaultCallOptions(grpc.ForceCodec(rawCodec{}))))(t)
 	defer cc.Close()
 	desc := &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}
-	call, err := cc.NewStream(metadata.AppendToOutgoingContext(t.Context(), "x-asked", "yes"), desc, "/test.Echo/Echo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	call := must.Get(cc.NewStream(metadata.AppendToOutgoingContext(t.Context(), "x-asked", "yes"), desc, "/test.Echo/Echo"))(t)
 	for i := range 50 {
 		want := bytes.Repeat([]byte{byte(i)}, i*5000)
-		if err := call.SendMsg(&want); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, call.SendMsg(&want))
 		var got []byte
 		if err := call.RecvMsg(&got); err != nil || !bytes.Equal(got, want) {
 			t.Fatalf("message %d: %v, %d of %d bytes", i, err, len(got), len(want))
 		}
 	}
-	if err := call.CloseSend(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, call.CloseSend())
 	if err := call.RecvMsg(new([]byte)); !errors.Is(err, io.EOF) {
 		t.Errorf("the stream ended with %v", err)
 	}

@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // Peers are processes of their own, so that what each costs can be told apart: this test binary,
@@ -134,17 +136,9 @@ func startPeer(t testing.TB, role string) *peerProcess {
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), os.Args[0]) // ends with its standard input
 	cmd.Env = append(os.Environ(), roleEnv+"="+role)
 	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	in := must.Get(cmd.StdinPipe())(t)
+	out := must.Get(cmd.StdoutPipe())(t)
+	must.Do(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = in.Close()
 		_ = cmd.Wait()
@@ -160,9 +154,7 @@ func startPeer(t testing.TB, role string) *peerProcess {
 
 func (p *peerProcess) usage(t testing.TB, how string) usage {
 	t.Helper()
-	if _, err := io.WriteString(p.in, how+"\n"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(io.WriteString(p.in, how+"\n"))(t)
 	line, err := p.out.ReadBytes('\n')
 	var u usage
 	if err == nil {

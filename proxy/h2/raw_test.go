@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // piecesConn gives its input in the pieces it is made of.
@@ -118,24 +120,14 @@ func TestRequestInTheHandshakesLastSegment(t *testing.T) {
 
 func testRequestInTheHandshakesLastSegment(t *testing.T, driver string) {
 	s := newStand(t, driver, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "early") }), nil)
-	raw, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", s.addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := must.Get((&net.Dialer{}).DialContext(t.Context(), "tcp", s.addr))(t)
 	corked := &corkedConn{Conn: raw}
 	l := greet(t, tls.Client(corked, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}))
-	if err := l.get("/"); err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(l.w.Flush(), corked.uncork()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.get("/"))
+	must.Do(t, errors.Join(l.w.Flush(), corked.uncork()))
 	_ = raw.SetReadDeadline(time.Now().Add(10 * time.Second))
 	for { // without a word, which would wake the engine up
-		f, err := l.fr.ReadFrame()
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(l.fr.ReadFrame())(t)
 		if d, ok := f.(*http2.DataFrame); ok && d.StreamEnded() {
 			return
 		}

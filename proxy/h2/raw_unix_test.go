@@ -7,32 +7,23 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // unread sees what has come to a socket.
 func TestUnread(t *testing.T) {
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
-	ours, err := new(net.Dialer).DialContext(t.Context(), "tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	ours := must.Get(new(net.Dialer).DialContext(t.Context(), "tcp", l.Addr().String()))(t)
 	defer ours.Close()
-	theirs, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	theirs := must.Get(l.Accept())(t)
 	defer theirs.Close()
 	r := wrapConn(ours).(*rawConn)
 	if r.unread() {
 		t.Error("something waits before anything was sent")
 	}
-	if _, err := theirs.Write([]byte("x")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(theirs.Write([]byte("x")))(t)
 	for deadline := time.Now().Add(10 * time.Second); !r.unread(); {
 		if time.Now().After(deadline) {
 			t.Fatal("what was sent is not seen")

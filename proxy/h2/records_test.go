@@ -11,6 +11,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/budget"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/tlsrecords"
 )
 
@@ -24,19 +25,12 @@ func onRecordDrivers(t *testing.T, f func(t *testing.T, driver string)) {
 // dialRecords is a client that writes TLS records of its own and has sent its preface.
 func dialRecords(t *testing.T, s *stand) (*tlsrecords.Conn, *http2.Framer) {
 	t.Helper()
-	c, err := tlsrecords.Dial(t.Context(), s.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(tlsrecords.Dial(t.Context(), s.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}))(t)
 	t.Cleanup(func() { _ = c.NetConn().Close() })
 	_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
 	fr := http2.NewFramer(c, c)
-	if _, err := io.WriteString(c, http2.ClientPreface); err != nil {
-		t.Fatal(err)
-	}
-	if err := fr.WriteSettings(); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(io.WriteString(c, http2.ClientPreface))(t)
+	must.Do(t, fr.WriteSettings())
 	return c, fr
 }
 
@@ -44,10 +38,7 @@ func dialRecords(t *testing.T, s *stand) (*tlsrecords.Conn, *http2.Framer) {
 func ponged(t *testing.T, fr *http2.Framer, data byte) {
 	t.Helper()
 	for {
-		f, err := fr.ReadFrame()
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(fr.ReadFrame())(t)
 		if p, ok := f.(*http2.PingFrame); ok && p.IsAck() && p.Data[0] == data {
 			return
 		}
@@ -66,15 +57,10 @@ func testKeyUpdateIsAnswered(t *testing.T, driver string) {
 	c, fr := dialRecords(t, s)
 	_ = fr.WritePing(false, [8]byte{1})
 	ponged(t, fr, 1)
-	update, err := c.AppendKeyUpdate(nil, true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	update := must.Get(c.AppendKeyUpdate(nil, true))(t)
 	var noise bytes.Buffer
 	_ = http2.NewFramer(&noise, nil).WriteWindowUpdate(0, 1000) // which the engine does not answer
-	if err := c.Send(c.AppendData(update, noise.Bytes())); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Send(c.AppendData(update, noise.Bytes())))
 	// A record on the socket: the header, the message of five bytes, its type and the tag. It may
 	// come after the acknowledgement of our SETTINGS' answer only.
 	if _, err := io.ReadFull(c.NetConn(), make([]byte, recordHeader+5+1+16)); err != nil {
@@ -96,10 +82,7 @@ func testKeyUpdateFlood(t *testing.T, driver string) {
 	for ; sent < 100_000; sent += 16 {
 		var records []byte
 		for range 16 {
-			var err error
-			if records, err = c.AppendKeyUpdate(records, true); err != nil {
-				t.Fatal(err)
-			}
+			records = must.Get(c.AppendKeyUpdate(records, true))(t)
 		}
 		if c.Send(c.AppendData(records, noise.Bytes())) != nil {
 			break
@@ -119,18 +102,13 @@ func testKeyUpdatesInOrder(t *testing.T, driver string) {
 	s := newStand(t, driver, pings(t), nil)
 	c, fr := dialRecords(t, s)
 	for n := range byte(100) {
-		update, err := c.AppendKeyUpdate(nil, true)
-		if err != nil {
-			t.Fatal(err)
-		}
+		update := must.Get(c.AppendKeyUpdate(nil, true))(t)
 		var ping bytes.Buffer
 		_ = http2.NewFramer(&ping, nil).WritePing(false, [8]byte{n})
 		for _, b := range ping.Bytes() {
 			update = c.AppendData(update, []byte{b})
 		}
-		if err := c.Send(update); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.Send(update))
 		ponged(t, fr, n)
 	}
 }
@@ -155,9 +133,7 @@ func testTinyRecords(t *testing.T, driver string) {
 	if len(frames.Bytes()) < 4*turnRecords || n*budget.Control > budget.Burst {
 		t.Fatal("the test proves nothing")
 	}
-	if err := c.Send(records); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Send(records))
 	for i := range byte(n) {
 		ponged(t, fr, i)
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/logbook"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // A panic in the engine ends the connection that caused it: the process serves on, and so does
@@ -63,10 +64,7 @@ func testPanicEndsItsConnection(t *testing.T, driver string) {
 			other := &http.Client{Transport: s.client.Transport.(*http.Transport).Clone(), Timeout: 10 * time.Second}
 			defer other.CloseIdleConnections()
 			for range 3 {
-				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+"/panic", strings.NewReader("body"))
-				if err != nil {
-					t.Fatal(err)
-				}
+				req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+"/panic", strings.NewReader("body")))(t)
 				res, err := other.Do(req)
 				if err == nil {
 					_ = res.Body.Close()

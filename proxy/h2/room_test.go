@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // smallRooms is a backend that takes few streams on a connection and needs 10 ms for each request.
@@ -41,10 +43,7 @@ func crowdOf(t *testing.T, addr string, clients, each int) []string {
 	defer cancel()
 	for range clients {
 		tr := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, ForceAttemptHTTP2: true}
-		cc, err := tr.NewClientConn(ctx, "https", addr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		cc := must.Get(tr.NewClientConn(ctx, "https", addr))(t)
 		defer cc.Close()
 		for i := range each {
 			wg.Go(func() {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/hold"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // holding is a backend whose /hold answers when release is closed, whose /watch sends an event and
@@ -195,14 +196,8 @@ func testGoAwayAfterRequest(t *testing.T, driver string) {
 		ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
 			GotConn: func(i httptrace.GotConnInfo) { conns[i.Conn.LocalAddr().String()] = true },
 		})
-		req, err := http.NewRequestWithContext(ctx, "GET", s.url+path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		res, err := s.client.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		req := must.Get(http.NewRequestWithContext(ctx, "GET", s.url+path, nil))(t)
+		res := must.Get(s.client.Do(req))(t)
 		defer res.Body.Close()
 		if got := s.read(res); got != "fine" {
 			t.Errorf("%s: %q", path, got)
@@ -244,9 +239,7 @@ func testFullSocket(t *testing.T, driver string) {
 	sh.settle()
 	slow := dialLean(t, s.addr)
 	defer slow.Close()
-	if err := errors.Join(slow.get("/big"), slow.w.Flush()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(slow.get("/big"), slow.w.Flush()))
 	n := &sh.e.Count
 	for end := time.Now().Add(10 * time.Second); n.Output.Load() == 0 || n.Queued.Load() == 0; { // until the socket is full
 		if time.Now().After(end) {

@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // A client that reads slowly is not one that has stopped: what it takes is seen although the socket
@@ -23,17 +25,12 @@ func testSlowReaderIsNotStalled(t *testing.T, driver string) {
 	plan := forward(endpoint(s.backend.Listener.Addr().String()))
 	plan.Done = s.done
 	s.start(Config{portable: driver != "loop", stall: stall, Decide: func(*ConnInfo, *Head, func(Plan)) (Plan, bool) { return plan, true }})
-	raw, err := new(net.Dialer).DialContext(t.Context(), "tcp", s.addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := must.Get(new(net.Dialer).DialContext(t.Context(), "tcp", s.addr))(t)
 	t.Cleanup(func() { _ = raw.Close() })
 	_ = raw.(*net.TCPConn).SetReadBuffer(64 << 10) // so that it waits at the other end
 	l := greet(t, tls.Client(raw, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}))
 	const window = 64 << 20
-	if err := errors.Join(l.get("/"), l.fr.WriteWindowUpdate(0, window), l.fr.WriteWindowUpdate(1, window), l.w.Flush()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(l.get("/"), l.fr.WriteWindowUpdate(0, window), l.fr.WriteWindowUpdate(1, window), l.w.Flush()))
 	pace := time.NewTicker(100 * time.Millisecond)
 	defer pace.Stop()
 	for range 4 * stall / (100 * time.Millisecond) {

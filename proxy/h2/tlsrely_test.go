@@ -6,6 +6,7 @@ import (
 	"net"
 	"testing"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -26,19 +27,13 @@ func TestTLSKeepsPartialRecords(t *testing.T) {
 			client := tls.Client(sent, &tls.Config{RootCAs: ca.Pool(), ServerName: "x", MinVersion: version, MaxVersion: version})
 			done := make(chan error, 1)
 			go func() { done <- client.HandshakeContext(t.Context()) }()
-			if err := server.HandshakeContext(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if err := <-done; err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, server.HandshakeContext(t.Context()))
+			must.Do(t, <-done)
 			raw.takeOver(&output{})
 			sent.hold = true
 			const first, second = "the first record", "and the second"
 			for _, p := range []string{first, second} {
-				if _, err := io.WriteString(client, p); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(io.WriteString(client, p))(t)
 			}
 			var got []byte
 			buf := make([]byte, 100)

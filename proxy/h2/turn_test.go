@@ -8,6 +8,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // many are requests of a connection that has sent its preface, as it may send them at once.
@@ -18,13 +20,9 @@ func many(t *testing.T, n int, path string) []byte {
 	for i := range n {
 		block.Reset()
 		for _, f := range []hpack.HeaderField{field(":method", "GET"), field(":scheme", "https"), field(":authority", "a"), field(":path", path)} {
-			if err := enc.WriteField(f); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, enc.WriteField(f))
 		}
-		if err := fr.WriteHeaders(http2.HeadersFrameParam{StreamID: uint32(2*i + 1), BlockFragment: block.Bytes(), EndStream: true, EndHeaders: true}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, fr.WriteHeaders(http2.HeadersFrameParam{StreamID: uint32(2*i + 1), BlockFragment: block.Bytes(), EndStream: true, EndHeaders: true}))
 	}
 	return all.Bytes()
 }
@@ -37,9 +35,7 @@ func TestMoreThanATurn(t *testing.T) {
 				p.Forward, p.Answer = nil, &Answer{Status: 200, Fields: []hpack.HeaderField{field(":status", "200")}}
 			})
 			c := s.greet()
-			if _, err := c.Write(many(t, 3*turnPlans, "/")); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(c.Write(many(t, 3*turnPlans, "/")))(t)
 			for range 3 * turnPlans {
 				<-s.ended
 			}
@@ -49,21 +45,12 @@ func TestMoreThanATurn(t *testing.T) {
 
 // greet connects, and returns when the server has the connection.
 func (s *stand) greet() *tls.Conn {
-	c, err := tls.Dial("tcp", s.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	c := must.Get(tls.Dial("tcp", s.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}))(s.t)
 	s.t.Cleanup(func() { _ = c.Close() })
-	if _, err := io.WriteString(c, http2.ClientPreface); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Get(io.WriteString(c, http2.ClientPreface))(s.t)
 	fr := http2.NewFramer(c, c)
-	if err := fr.WriteSettings(); err != nil {
-		s.t.Fatal(err)
-	}
-	if _, err := fr.ReadFrame(); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Do(s.t, fr.WriteSettings())
+	must.Get(fr.ReadFrame())(s.t)
 	return c
 }
 
@@ -77,9 +64,7 @@ func TestResumedTogether(t *testing.T) {
 		resumes <- resume
 		return Plan{}, false
 	}})
-	if _, err := s.greet().Write(many(t, n, "/")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(s.greet().Write(many(t, n, "/")))(t)
 	all := make([]func(Plan), n)
 	for i := range all {
 		all[i] = <-resumes

@@ -5,6 +5,8 @@ import (
 	"flag"
 	"fmt"
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 var watchCount = flag.Int("watches", 2000, "watches that BenchmarkIdleWatches opens, 250 on a connection")
@@ -20,31 +22,21 @@ func BenchmarkIdleWatches(b *testing.B) {
 			trigger := dialLean(b, backend.addr)
 			b.Cleanup(func() { _ = trigger.Close() })
 			for _, c := range conns {
-				if err := c.run("/small", 20, 10, 1024); err != nil {
-					b.Fatal(err)
-				}
+				must.Do(b, c.run("/small", 20, 10, 1024))
 			}
 			before := p.usage(b, "gc")
 			each := *watchCount / len(conns)
 			for _, c := range conns {
 				for range each {
-					if err := c.get("/watch"); err != nil {
-						b.Fatal(err)
-					}
+					must.Do(b, c.get("/watch"))
 				}
-				if err := errors.Join(c.w.Flush(), c.events(each)); err != nil {
-					b.Fatal(err)
-				}
+				must.Do(b, errors.Join(c.w.Flush(), c.events(each)))
 			}
 			open := p.usage(b, "gc")
 			for b.Loop() {
-				if err := trigger.run("/fire", 1, 1, 2); err != nil {
-					b.Fatal(err)
-				}
+				must.Do(b, trigger.run("/fire", 1, 1, 2))
 				for _, c := range conns {
-					if err := c.events(each); err != nil {
-						b.Fatal(err)
-					}
+					must.Do(b, c.events(each))
 				}
 			}
 			fired := p.usage(b, "gc")

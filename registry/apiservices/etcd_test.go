@@ -23,6 +23,7 @@ import (
 	typed "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry/apiservices/etcd"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // serveEtcd serves what an etcd of the test's own has.
@@ -35,7 +36,7 @@ func serveEtcd(t *testing.T) (*kubernetes.Client, string) {
 // serverOf is a server of what the members have.
 func serverOf(t *testing.T, members ...string) *Server {
 	t.Helper()
-	server, err := New(Config{
+	server := must.Get(New(Config{
 		Etcd: &etcd.Config{Endpoints: members}, Version: &version.Info{GitVersion: "v1.37.2"},
 		Protects: func(group string) bool { return group == "apps" },
 		Authorize: func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
@@ -44,10 +45,7 @@ func serverOf(t *testing.T, members ...string) *Server {
 			}
 			return authorizer.DecisionAllow, "", nil
 		},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	return server
 }
 
@@ -96,10 +94,7 @@ func TestEtcdIsServed(t *testing.T) {
 	_, url := serveEtcd(t)
 	c := client(t, url, "application/json")
 	ready(t, c)
-	w, err := c.Watch(t.Context(), metav1.ListOptions{AllowWatchBookmarks: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(c.Watch(t.Context(), metav1.ListOptions{AllowWatchBookmarks: true}))(t)
 	defer w.Stop()
 	event := func(want watch.EventType) *apiregistrationv1.APIService {
 		t.Helper()
@@ -112,18 +107,13 @@ func TestEtcdIsServed(t *testing.T) {
 		}
 		return e.Object.(*apiregistrationv1.APIService)
 	}
-	made, err := c.Create(t.Context(), remote("v1.a.io", "one"), metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := must.Get(c.Create(t.Context(), remote("v1.a.io", "one"), metav1.CreateOptions{}))(t)
 	if *made.Spec.Service.Port != 443 || made.UID == "" || made.ResourceVersion == "" {
 		t.Errorf("no defaults: %v", made)
 	}
 	event(watch.Added)
 	made.Spec.VersionPriority = 20
-	if _, err := c.Update(t.Context(), made, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.Update(t.Context(), made, metav1.UpdateOptions{}))(t)
 	if o := event(watch.Modified); o.Spec.VersionPriority != 20 {
 		t.Errorf("modified: %v", o)
 	}
@@ -153,9 +143,7 @@ func TestDeletionWaitsForNobody(t *testing.T) {
 	_, url := serveEtcd(t)
 	c := client(t, url, "application/json")
 	for _, p := range []metav1.DeletionPropagation{metav1.DeletePropagationForeground, metav1.DeletePropagationBackground, metav1.DeletePropagationOrphan} {
-		if _, err := c.Create(t.Context(), object("v1.a.io", nil), metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.Create(t.Context(), object("v1.a.io", nil), metav1.CreateOptions{}))(t)
 		if err := c.Delete(t.Context(), "v1.a.io", metav1.DeleteOptions{PropagationPolicy: &p}); err != nil {
 			t.Errorf("%s: %v", p, err)
 		}
@@ -221,16 +209,11 @@ func TestCorruptObjects(t *testing.T) {
 	kv, url := serveEtcd(t)
 	c := client(t, url, "application/json")
 	ready(t, c)
-	w, err := c.Watch(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(c.Watch(t.Context(), metav1.ListOptions{}))(t)
 	defer w.Stop()
 	put := func(name, value string) {
 		t.Helper()
-		if _, err := kv.Put(t.Context(), "/registry/apiregistration.k8s.io/apiservices/"+name, value); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(kv.Put(t.Context(), "/registry/apiregistration.k8s.io/apiservices/"+name, value))(t)
 		if e := <-w.ResultChan(); e.Type != watch.Added {
 			t.Fatalf("%v", e)
 		}
@@ -239,17 +222,12 @@ func TestCorruptObjects(t *testing.T) {
 	put("v1.other.io", `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"v1.other.io"}}`)
 	put("v1.long.io", `{"apiVersion":"`+strings.Repeat("x", 1<<18)+`/v1","kind":"Pod","metadata":{"name":"v1.other.io"}}`)
 	put("v1.astray.io", `{"apiVersion":"apiregistration.k8s.io/v1","kind":"APIService","metadata":{"name":"v1.elsewhere.io"},"spec":{"group":"elsewhere.io","version":"v1"}}`)
-	if _, err := c.Create(t.Context(), object("v1.sound.io", nil), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.Create(t.Context(), object("v1.sound.io", nil), metav1.CreateOptions{}))(t)
 	<-w.ResultChan()
 	put("sub/v1.sound.io", `{"apiVersion":"apiregistration.k8s.io/v1","kind":"APIService","metadata":{"name":"v1.sound.io"},"spec":{"group":"elsewhere.io","version":"v1"}}`)
 	check := func(c typed.APIServiceInterface) {
 		t.Helper()
-		all, err := c.List(t.Context(), metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		all := must.Get(c.List(t.Context(), metav1.ListOptions{}))(t)
 		for _, o := range all.Items {
 			reason := o.Status.Conditions[0].Reason
 			if n := len(o.Status.Conditions[0].Message); n > 2<<10 {
@@ -271,10 +249,7 @@ func TestCorruptObjects(t *testing.T) {
 		t.Errorf("patch of a part: %v", err)
 	}
 	whole := object("v1.noise.io", nil)
-	o, err := c.Get(t.Context(), "v1.noise.io", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := must.Get(c.Get(t.Context(), "v1.noise.io", metav1.GetOptions{}))(t)
 	whole.ResourceVersion, whole.CreationTimestamp = o.ResourceVersion, o.CreationTimestamp
 	if _, err := c.Update(t.Context(), whole, metav1.UpdateOptions{}); err != nil {
 		t.Errorf("replacing it: %v", err)
@@ -302,30 +277,17 @@ func TestEtcdIsAway(t *testing.T) {
 func TestCompaction(t *testing.T) {
 	kv, url := serveEtcd(t)
 	c := client(t, url, "application/json")
-	o, err := c.Create(t.Context(), object("v1.a.io", nil), metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := must.Get(c.Create(t.Context(), object("v1.a.io", nil), metav1.CreateOptions{}))(t)
 	old := o.ResourceVersion
 	for i := range int32(3) {
 		o.Spec.VersionPriority = 20 + i
-		if o, err = c.Update(t.Context(), o, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		o = must.Get(c.Update(t.Context(), o, metav1.UpdateOptions{}))(t)
 	}
-	now, err := strconv.ParseInt(o.ResourceVersion, 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := kv.Compact(t.Context(), now); err != nil {
-		t.Fatal(err)
-	}
+	now := must.Get(strconv.ParseInt(o.ResourceVersion, 10, 64))(t)
+	must.Get(kv.Compact(t.Context(), now))(t)
 	anew := client(t, serveOf(t, kv.Endpoints()...), "application/json")
 	ready(t, anew)
-	w, err := anew.Watch(t.Context(), metav1.ListOptions{ResourceVersion: old})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(anew.Watch(t.Context(), metav1.ListOptions{ResourceVersion: old}))(t)
 	defer w.Stop()
 	if got := next(t, w); got != "ERROR Expired" {
 		t.Errorf("watch from before: %s", got)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // source is a registry that the test writes to.
@@ -52,10 +53,7 @@ func remote(name, service string) *apiregistrationv1.APIService {
 // it is served.
 func serve(t *testing.T, s *source) (url string, changed func()) {
 	t.Helper()
-	server, err := New(Config{Table: s.table.Load, Version: &version.Info{GitVersion: "v1.36.3"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	server := must.Get(New(Config{Table: s.table.Load, Version: &version.Info{GitVersion: "v1.36.3"}}))(t)
 	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { server.ServeHTTP(recorder{w}, r) }))
 	t.Cleanup(func() {
 		h.CloseClientConnections()
@@ -81,31 +79,19 @@ func get(t *testing.T, url, accept string) (*http.Response, string) {
 
 func do(t *testing.T, method, url, accept string) (*http.Response, string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(http.NewRequestWithContext(t.Context(), method, url, nil))(t)
 	if accept != "" {
 		r.Header.Set("Accept", accept)
 	}
-	res, err := new(http.Client).Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	res := must.Get(new(http.Client).Do(r))(t)
 	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	body := must.Get(io.ReadAll(res.Body))(t)
 	return res, string(body)
 }
 
 func client(t *testing.T, url, contentType string) typed.APIServiceInterface {
 	t.Helper()
-	c, err := typed.NewForConfig(&rest.Config{Host: url, QPS: -1, ContentConfig: rest.ContentConfig{ContentType: contentType}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(typed.NewForConfig(&rest.Config{Host: url, QPS: -1, ContentConfig: rest.ContentConfig{ContentType: contentType}}))(t)
 	return c.APIServices()
 }
 

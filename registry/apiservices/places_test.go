@@ -19,6 +19,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead-proxy/fairlead/registry/bound"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // No user has all places.
@@ -54,14 +55,9 @@ func TestLongPatch(t *testing.T) {
 // halves sends the head of a POST and the beginning of its body, as ann.
 func halves(t *testing.T, url string) net.Conn {
 	t.Helper()
-	c, err := new(net.Dialer).DialContext(t.Context(), "tcp", strings.TrimPrefix(url, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(new(net.Dialer).DialContext(t.Context(), "tcp", strings.TrimPrefix(url, "http://")))(t)
 	t.Cleanup(func() { _ = c.Close() })
-	if _, err := io.WriteString(c, "POST "+root+"/v1/apiservices HTTP/1.1\r\nHost: x\r\nUser: ann\r\nContent-Length: 99\r\n\r\n{"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(io.WriteString(c, "POST "+root+"/v1/apiservices HTTP/1.1\r\nHost: x\r\nUser: ann\r\nContent-Length: 99\r\n\r\n{"))(t)
 	return c
 }
 
@@ -87,10 +83,7 @@ func TestSlowBodies(t *testing.T) {
 func TestBodyThatDoesNotCome(t *testing.T) {
 	s := serverOf(t, "http://127.0.0.1:1")
 	s.places.bodyTime = 10 * time.Millisecond
-	res, err := http.ReadResponse(bufio.NewReader(halves(t, serveFor(t, s))), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	res := must.Get(http.ReadResponse(bufio.NewReader(halves(t, serveFor(t, s))), nil))(t)
 	defer res.Body.Close()
 	if res.StatusCode != http.StatusRequestTimeout || s.places.bodies.Held() != 0 {
 		t.Errorf("%s; %d bytes are held", res.Status, s.places.bodies.Held())
@@ -133,9 +126,7 @@ func TestCopyingPatch(t *testing.T) {
 	_, url := serveEtcd(t)
 	c := client(t, url, "application/json")
 	ready(t, c)
-	if _, err := c.Create(t.Context(), object("v1.a.io", map[string]string{"x": strings.Repeat("x", 60)}), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.Create(t.Context(), object("v1.a.io", map[string]string{"x": strings.Repeat("x", 60)}), metav1.CreateOptions{}))(t)
 	patch := `[{"op":"copy","from":"/metadata/labels","path":"/metadata/b"}`
 	for i := range 17 { // 60 bytes become 8 MiB
 		patch += `,{"op":"copy","from":"/metadata/b","path":"/metadata/c"},{"op":"move","from":"/metadata/c","path":"/metadata/b/c` + strconv.Itoa(i) + `"}`

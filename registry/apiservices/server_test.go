@@ -21,6 +21,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func TestRead(t *testing.T) {
@@ -38,17 +39,11 @@ func TestRead(t *testing.T) {
 	changed()
 	for _, contentType := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
 		c := client(t, url, contentType)
-		all, err := c.List(t.Context(), metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		all := must.Get(c.List(t.Context(), metav1.ListOptions{}))(t)
 		if d := cmp.Diff([]string{"v1.", "v1.a.io", "v1.apps", "v1.b.io"}, names(all)); d != "" {
 			t.Errorf("%s: list (-want +got):\n%s", contentType, d)
 		}
-		o, err := c.Get(t.Context(), "v1.a.io", metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		o := must.Get(c.Get(t.Context(), "v1.a.io", metav1.GetOptions{}))(t)
 		want := apiregistrationv1.APIServiceCondition{
 			Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionFalse, Reason: "ServiceNotFound",
 			Message: `service/gone in "x" is not present`, LastTransitionTime: metav1.NewTime(s.in.Now),
@@ -69,10 +64,7 @@ func TestRead(t *testing.T) {
 			{fields: "metadata.name!=v1.b.io", labels: "tier", want: []string{"v1.apps"}},
 			{labels: "tier=c", want: []string{}},
 		} {
-			l, err := c.List(t.Context(), metav1.ListOptions{LabelSelector: tc.labels, FieldSelector: tc.fields})
-			if err != nil {
-				t.Fatal(err)
-			}
+			l := must.Get(c.List(t.Context(), metav1.ListOptions{LabelSelector: tc.labels, FieldSelector: tc.fields}))(t)
 			if d := cmp.Diff(tc.want, names(l)); d != "" {
 				t.Errorf("%s: %q %q (-want +got):\n%s", contentType, tc.labels, tc.fields, d)
 			}
@@ -98,9 +90,7 @@ func TestTables(t *testing.T) {
 	list := url + "/apis/apiregistration.k8s.io/v1/apiservices"
 	_, body := get(t, list, "application/json;as=Table;v=v1;g=meta.k8s.io,application/json")
 	var table metav1.Table
-	if err := json.Unmarshal([]byte(body), &table); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal([]byte(body), &table))
 	var got [][]any
 	for _, r := range table.Rows {
 		got = append(got, r.Cells[:3])
@@ -140,10 +130,7 @@ func TestPages(t *testing.T) {
 	options := metav1.ListOptions{Limit: 3}
 	first := ""
 	for i := 0; ; i++ {
-		l, err := c.List(t.Context(), options)
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := must.Get(c.List(t.Context(), options))(t)
 		if i == 0 {
 			first = l.ResourceVersion
 			if l.RemainingItemCount == nil || *l.RemainingItemCount != 7 {
@@ -170,10 +157,7 @@ func TestPages(t *testing.T) {
 			t.Errorf("continue=%s: %v", bad, err)
 		}
 	}
-	old, err := storage.EncodeContinue("/v1.a.io", "/", 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	old := must.Get(storage.EncodeContinue("/v1.a.io", "/", 1))(t)
 	if _, err := c.List(t.Context(), metav1.ListOptions{Limit: 3, Continue: old}); !apierrors.IsResourceExpired(err) {
 		t.Errorf("an old continue token: %v", err)
 	}
@@ -235,10 +219,7 @@ func TestDiscovery(t *testing.T) {
 	s := newSource()
 	url, changed := serve(t, s)
 	changed()
-	c, err := discovery.NewDiscoveryClientForConfig(&rest.Config{Host: url})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(discovery.NewDiscoveryClientForConfig(&rest.Config{Host: url}))(t)
 	groups, lists, err := c.ServerGroupsAndResources()
 	if err != nil {
 		t.Fatal(err)
@@ -291,14 +272,8 @@ func TestRun(t *testing.T) {
 		t.Error("no table is no error")
 	}
 	dir := t.TempDir()
-	r, err := registry.New(registry.Config{Directory: dir})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := New(Config{Table: r.Table})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(registry.New(registry.Config{Directory: dir}))(t)
+	s := must.Get(New(Config{Table: r.Table}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 2)
 	go func() { done <- r.Run(ctx) }()
@@ -321,10 +296,7 @@ func TestListOfOne(t *testing.T) {
 	s.in.APIServices["v1.a.io"], s.in.APIServices["v1.b.io"] = object("v1.a.io", nil), object("v1.b.io", map[string]string{"a": "b"})
 	changed()
 	c := client(t, url, runtime.ContentTypeJSON)
-	all, err := c.List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(c.List(t.Context(), metav1.ListOptions{}))(t)
 	for _, o := range []metav1.ListOptions{
 		{Limit: 1, ResourceVersion: "1"}, {Limit: 1, ResourceVersion: all.ResourceVersion}, {ResourceVersionMatch: metav1.ResourceVersionMatchExact, ResourceVersion: all.ResourceVersion},
 	} {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/latest"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // next takes the next event of a watch.
@@ -58,17 +59,11 @@ func TestWatch(t *testing.T) {
 	yes := true
 	open := func(o metav1.ListOptions) watch.Interface {
 		t.Helper()
-		w, err := c.Watch(t.Context(), o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		w := must.Get(c.Watch(t.Context(), o))(t)
 		t.Cleanup(w.Stop)
 		return w
 	}
-	list, err := c.List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Get(c.List(t.Context(), metav1.ListOptions{}))(t)
 	all := open(metav1.ListOptions{})
 	since, numbered := open(metav1.ListOptions{ResourceVersion: list.ResourceVersion}), open(metav1.ListOptions{ResourceVersion: list.ResourceVersion})
 	selected := open(metav1.ListOptions{ResourceVersion: list.ResourceVersion, LabelSelector: "tier=a"})
@@ -149,15 +144,9 @@ func TestWatchAsTable(t *testing.T) {
 	url, changed := serve(t, s)
 	s.in.APIServices["v1.apps"] = object("v1.apps", nil)
 	changed()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/apis/apiregistration.k8s.io/v1/apiservices?watch=1&timeoutSeconds=1", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/apis/apiregistration.k8s.io/v1/apiservices?watch=1&timeoutSeconds=1", nil))(t)
 	r.Header.Set("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
-	res, err := new(http.Client).Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	res := must.Get(new(http.Client).Do(r))(t)
 	defer res.Body.Close()
 	var e struct {
 		Type   string
@@ -187,10 +176,7 @@ func TestSlowWatcher(t *testing.T) {
 	at := fmt.Sprint(s.state().revision)
 	write(history/2 + 1)
 	write(history/2 + 1)
-	w, err := s.Watch(t.Context(), "", storage.ListOptions{ResourceVersion: at})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(s.Watch(t.Context(), "", storage.ListOptions{ResourceVersion: at}))(t)
 	if got := next(t, w); got != "ERROR Expired" {
 		t.Errorf("first event %s", got)
 	}

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func TestStranger(t *testing.T) {
@@ -205,10 +207,7 @@ func TestQueueShares(t *testing.T) {
 func TestQueueTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := NewQueue(4, 64)
-		first, err := q.Enter(t.Context(), Source{User: "ann"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		first := must.Get(q.Enter(t.Context(), Source{User: "ann"}))(t)
 		turn := false
 		go func() {
 			leave, err := q.Enter(t.Context(), Source{User: "ann"})

@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // How a directory is followed is tested where its table is: registry/manifests_test.go.
@@ -23,10 +25,7 @@ import (
 // The pointers stay while nothing changes, so no table is made for nothing.
 func TestLocalKeepsItsObjects(t *testing.T) {
 	list := &metav1.APIGroupList{Groups: []metav1.APIGroup{{Name: "b.io", Versions: []metav1.GroupVersionForDiscovery{{Version: "v1"}}}}}
-	l, err := newLocal(&rest.Config{Host: "http://localhost"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(newLocal(&rest.Config{Host: "http://localhost"}, nil))(t)
 	if a, b := l.objects(list), l.objects(list); len(a) != 1 || a[0] != b[0] {
 		t.Errorf("objects %v and %v", a, b)
 	}
@@ -35,10 +34,7 @@ func TestLocalKeepsItsObjects(t *testing.T) {
 // What the local apiserver serves is told when it has changed, not whenever it was asked for.
 func TestLocalTellsChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, err := newLocal(&rest.Config{Host: "http://localhost"}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := must.Get(newLocal(&rest.Config{Host: "http://localhost"}, nil))(t)
 		var list atomic.Pointer[metav1.APIGroupList]
 		list.Store(&metav1.APIGroupList{Groups: []metav1.APIGroup{{Name: "b.io", Versions: []metav1.GroupVersionForDiscovery{{Version: "v1"}}}}})
 		l.groups = func(context.Context) (*metav1.APIGroupList, error) { return list.Load(), nil }
@@ -59,10 +55,7 @@ func TestLocalTellsChanges(t *testing.T) {
 func TestWatchTellsChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
-		d, err := New(Config{Path: dir})
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := must.Get(New(Config{Path: dir}))(t)
 		var told []string
 		go func() {
 			_ = d.Watch(t.Context(), "x", "ca", func(m *corev1.ConfigMap) {
@@ -79,9 +72,7 @@ func TestWatchTellsChanges(t *testing.T) {
 			{"other", "{name: bb, namespace: x}", "[none one]"},
 			{"ca", "{name: ca, namespace: x}\ndata: {a: three}", "[none one three]"},
 		} {
-			if err := os.WriteFile(filepath.Join(dir, step.file+".yaml"), []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: "+step.text+"\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(filepath.Join(dir, step.file+".yaml"), []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: "+step.text+"\n"), 0o600))
 			d.read(d.list(), true)
 			d.publish(func([]runtime.Object, []Fault) {}, nil)
 			synctest.Wait()
@@ -124,9 +115,7 @@ func BenchmarkDirectory(b *testing.B) {
 	dir := b.TempDir()
 	for i := range 1_000 {
 		text := fmt.Sprintf(remote, i, "127.0.0.1")
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.yaml", i)), []byte(text), 0o600); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.yaml", i)), []byte(text), 0o600))
 	}
 	whole := func(objects []runtime.Object, faults []Fault) {
 		if len(objects) != 3_000 || len(faults) > 0 {
@@ -135,25 +124,17 @@ func BenchmarkDirectory(b *testing.B) {
 	}
 	b.Run("nothing", func(b *testing.B) {
 		for b.Loop() {
-			d, err := New(Config{Path: dir})
-			if err != nil {
-				b.Fatal(err)
-			}
+			d := must.Get(New(Config{Path: dir}))(b)
 			d.read(d.list(), true)
 			d.publish(whole, nil)
 		}
 	})
 	b.Run("change", func(b *testing.B) {
-		d, err := New(Config{Path: dir})
-		if err != nil {
-			b.Fatal(err)
-		}
+		d := must.Get(New(Config{Path: dir}))(b)
 		d.read(d.list(), true)
 		for i := 0; b.Loop(); i++ {
 			text := fmt.Sprintf(remote, 7, fmt.Sprintf("127.0.0.%d", i%200+1))
-			if err := os.WriteFile(filepath.Join(dir, "7.yaml"), []byte(text), 0o600); err != nil {
-				b.Fatal(err)
-			}
+			must.Do(b, os.WriteFile(filepath.Join(dir, "7.yaml"), []byte(text), 0o600))
 			d.read(d.list(), true)
 			d.publish(whole, nil)
 		}

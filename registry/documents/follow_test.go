@@ -12,6 +12,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // diary notes when something was done.
@@ -165,9 +167,7 @@ func TestWatch(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		for range 3 {
-			if _, err := io.WriteString(events, `{"type":"ADDED"}`+"\n"); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(io.WriteString(events, `{"type":"ADDED"}`+"\n"))(t)
 			time.Sleep(time.Second)
 		}
 		synctest.Wait()

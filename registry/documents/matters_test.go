@@ -15,6 +15,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // Documents are made anew when something has changed of which they are made. With ten thousand
@@ -43,7 +44,7 @@ func TestPublishedWhenItMatters(t *testing.T) {
 			var table atomic.Pointer[registry.Table]
 			table.Store(registry.Build(in, nil))
 			published := 0
-			s, err := New(Config{
+			s := must.Get(New(Config{
 				Table: table.Load,
 				Fetch: func(context.Context, *registry.Entry, *http.Request) (*http.Response, error) {
 					return nil, context.Canceled
@@ -55,10 +56,7 @@ func TestPublishedWhenItMatters(t *testing.T) {
 				Status:   func(func(Freshness)) {},
 				Sizes:    func(func(string, int)) {},
 				Verdicts: verdicts,
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			}))(t)
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error, 1)
 			go func() { done <- s.Run(ctx) }()

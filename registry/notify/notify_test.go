@@ -15,6 +15,8 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 	"go.uber.org/goleak"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -119,13 +121,9 @@ func TestDirectories(t *testing.T) {
 	dir := func(name string) string { return filepath.Join(root, name) }
 	write := func(path string) {
 		t.Helper()
-		if err := os.WriteFile(path, []byte(path), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, []byte(path), 0o600))
 	}
-	if err := errors.Join(os.Mkdir(dir("a"), 0o700), os.Mkdir(dir("b"), 0o700)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.Mkdir(dir("a"), 0o700), os.Mkdir(dir("b"), 0o700)))
 	seen := make(chan string, 100)
 	var warnings strings.Builder
 	w := New(Config{Quiet: ms, Ignore: func(path string) bool { seen <- path; return false }, Logger: slog.New(slog.NewTextHandler(&warnings, nil))})
@@ -144,9 +142,7 @@ func TestDirectories(t *testing.T) {
 	write(dir("a/f"))
 	<-w.Changed()
 
-	if err := errors.Join(os.Rename(dir("a"), dir("old")), os.Mkdir(dir("a"), 0o700)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.Rename(dir("a"), dir("old")), os.Mkdir(dir("a"), 0o700)))
 	w.Watch([]string{dir("a")})
 	drain(w.Changed(), seen)
 	write(dir("a/g"))

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func TestRefusal(t *testing.T) {
@@ -77,10 +79,7 @@ func TestRefusal(t *testing.T) {
 
 // What is refused is refused by whatever name, and nobody is connected to.
 func TestRefusedAddressesAreNotDialled(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { _ = l.Close() })
 	port := l.Addr().(*net.TCPAddr).AddrPort().Port()
 	self := []netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port), netip.AddrPortFrom(netip.IPv6Loopback(), port)}

@@ -10,6 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func TestWhyNothingIsKnown(t *testing.T) {
@@ -54,10 +56,7 @@ func TestFind(t *testing.T) {
 		}
 	}))
 	t.Cleanup(front.Close)
-	core, err := corev1.NewForConfig(&rest.Config{Host: front.URL, QPS: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	core := must.Get(corev1.NewForConfig(&rest.Config{Host: front.URL, QPS: -1}))(t)
 	sea, air := schema.GroupVersion{Group: "sea.io", Version: "v1"}, schema.GroupVersion{Group: "air.io", Version: "v1"}
 	found, err := Find(t.Context(), core.RESTClient(), []schema.GroupVersion{sea, air})
 	if err != nil || found[sea] != "boats.sea.io" || found[air] != "many0.air.io" || len(found) != 2 {

@@ -17,6 +17,8 @@ import (
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/install"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // open opens what c says until the test ends.
@@ -24,10 +26,7 @@ func open(t *testing.T, c Config) *Store {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	install.Install(scheme)
-	s, err := New(scheme, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(New(scheme, c))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
@@ -60,9 +59,7 @@ func create(t *testing.T, s *Store, name string) error {
 func TestKeysAndValues(t *testing.T) {
 	kv := testserver.RunEtcd(t, nil)
 	s := open(t, Config{Endpoints: kv.Endpoints(), Prefix: "/cluster/one"})
-	if err := create(t, s, "v1.a.io"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, create(t, s, "v1.a.io"))
 	const prefix = "/cluster/one/apiregistration.k8s.io/apiservices/"
 	res, err := kv.KV.Get(t.Context(), prefix+"v1.a.io")
 	if err != nil || len(res.Kvs) != 1 || !bytes.HasPrefix(res.Kvs[0].Value, []byte(`{"kind":"APIService","apiVersion":"apiregistration.k8s.io/v1","metadata":{"name":"v1.a.io"`)) {
@@ -76,12 +73,8 @@ func TestKeysAndValues(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "v1.b.io"}, Spec: apiregistrationv1.APIServiceSpec{Group: "b.io", Version: "v1"},
 	}
 	var b bytes.Buffer
-	if err := binary.Encode(o, &b); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := kv.Put(t.Context(), prefix+"v1.b.io", b.String()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, binary.Encode(o, &b))
+	must.Get(kv.Put(t.Context(), prefix+"v1.b.io", b.String()))(t)
 	from := s.Storage()["apiservices"].(rest.Getter) //nolint:forcetypeassert // it is one
 	got, err := from.Get(asked(t), "v1.b.io", &metav1.GetOptions{})
 	if err != nil || got.(*apiregistration.APIService).Spec.Group != "b.io" { //nolint:forcetypeassert // a failure either way

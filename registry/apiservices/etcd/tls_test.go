@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/fairlead-proxy/fairlead/registry/latest"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -60,9 +61,7 @@ func TestKeysOfEtcd(t *testing.T) {
 	// One that is not believed is named, and believed as soon as its CA is in the file.
 	bundle := filepath.Join(dir, "bundle")
 	write := func(ca *pki.CA) {
-		if err := os.WriteFile(bundle, ca.PEM(), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(bundle, ca.PEM(), 0o600))
 	}
 	write(pki.NewCA("another"))
 	s := open(t, Config{Endpoints: kv.Endpoints(), CAFile: bundle, CertFile: client, KeyFile: clientKey})

@@ -11,15 +11,12 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/manifests"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func decoder(t testing.TB) *Decoder {
 	t.Helper()
-	d, err := NewDecoder()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return d
+	return must.Get(NewDecoder())(t)
 }
 
 const good = `# an extension server

@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 	"github.com/fairlead-proxy/fairlead/tests/extension"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // remote is a client of a real extension server.
@@ -87,9 +88,7 @@ func TestFaults(t *testing.T) {
 			}
 			// Without the tag, so that the whole document comes again.
 			known = &state{versions: known.versions, tried: true}
-			if err := s.Set(fault...); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, s.Set(fault...))
 			client.CloseIdleConnections()
 			begun := time.Now()
 			known, _, err = st.d.ask(t.Context(), known, entries)
@@ -104,9 +103,7 @@ func TestFaults(t *testing.T) {
 			if took := time.Since(begun); took > 15*time.Second {
 				t.Errorf("it took %s", took)
 			}
-			if err := s.Set(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, s.Set())
 			client = remote(t, s) // what is left of the fault on a connection would be its next request's
 			if _, _, err := st.d.ask(t.Context(), known, entries); err != nil {
 				t.Errorf("after the fault: %v", err)
@@ -120,9 +117,7 @@ func TestFaults(t *testing.T) {
 func TestFallback(t *testing.T) {
 	for _, code := range []int{404, 406, 403, 401, 400} {
 		s := extension.Start(t, extension.Config{GroupVersions: []string{"widgets.example.com/v1", "widgets.example.com/v2"}})
-		if err := s.Set(extension.Fault{Kind: extension.NoAggregated, Code: code}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Set(extension.Fault{Kind: extension.NoAggregated, Code: code}))
 		client := remote(t, s)
 		st := newStage(t)
 		st.Claim("widgets.example.com/v1", "widgets", 100, 10)

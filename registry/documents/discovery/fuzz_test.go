@@ -21,16 +21,13 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // Whatever a backend says, it is read or refused, and of what is read nothing touches another
 // group: the rest of the document is as if the backend had said nothing.
 func FuzzBackendSays(f *testing.F) {
-	d := &Discovery{}
-	var err error
-	if d.codecs, err = newCodecs(); err != nil {
-		f.Fatal(err)
-	}
+	d := &Discovery{codecs: must.Get(newCodecs())(f)}
 	seeds := []*apidiscoveryv2.APIGroupDiscoveryList{listOf(), listOf("own.example.com/v1=as,bs", "other.example.com/v1=poison"), listOf("own.example.com/v2=x", "own.example.com/v1", "own.example.com/v1=y"), listOf("own.example.com/v1=\xff\xfe")}
 	for _, l := range seeds {
 		for i, media := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
@@ -50,14 +47,14 @@ func FuzzBackendSays(f *testing.F) {
 			media = runtime.ContentTypeProtobuf
 		}
 		a := documents.Answer{Status: http.StatusOK, Header: http.Header{"Content-Type": {media + aggregatedParams}}, Body: bytes.Clone(body)}
+		var err error
 		found := map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery{}
 		if legacy {
-			doc, err := d.convert(a)
-			if err != nil {
-				return
-			}
-			found[own.GroupVersion] = doc
-		} else if found, err = d.parse(a); err != nil {
+			found[own.GroupVersion], err = d.convert(a)
+		} else {
+			found, err = d.parse(a)
+		}
+		if err != nil {
 			return
 		}
 		next, _ := taken(empty, []*registry.Entry{own}, found, "")
@@ -98,11 +95,7 @@ func FuzzBackendSays(f *testing.F) {
 
 func mustJSON(t *testing.T, v any) []byte {
 	t.Helper()
-	b, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
+	return must.Get(json.Marshal(v))(t)
 }
 
 // Whatever a client accepts, it gets the form that it gets from Kubernetes' own handlers, or their
@@ -114,11 +107,7 @@ func FuzzAccept(f *testing.F) {
 	} {
 		f.Add(s)
 	}
-	d := &Discovery{}
-	var err error
-	if d.codecs, err = newCodecs(); err != nil {
-		f.Fatal(err)
-	}
+	d := &Discovery{codecs: must.Get(newCodecs())(f)}
 	n := &negotiator{codecs: d.codecs, aggregates: true}
 	n.supported, _ = negotiation.MediaTypesForSerializer(d.codecs.legacy)
 	rich := &document{write: func(s *sheet, media string, pretty bool) { d.codecs.writeAggregated(s, listOf(), media, pretty) }}

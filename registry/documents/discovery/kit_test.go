@@ -10,6 +10,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
@@ -49,10 +50,7 @@ func (s *stage) make(cfg Config) {
 	}
 	s.metrics = prometheus.NewRegistry()
 	cfg.Metrics = s.metrics
-	var err error
-	if s.d, err = New(cfg); err != nil {
-		s.Fatal(err)
-	}
+	s.d = must.Get(New(cfg))(s)
 	s.Built = s.d.sources.Touch
 }
 

@@ -18,6 +18,7 @@ import (
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // cluster is a random set of APIServices with few different names and priorities, so that there are
@@ -71,9 +72,7 @@ func TestOrdersAreKubernetes(t *testing.T) {
 		w := httptest.NewRecorder()
 		theirs.ServeHTTP(w, r)
 		want := &apidiscoveryv2.APIGroupDiscoveryList{}
-		if err := json.Unmarshal(w.Body.Bytes(), want); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, json.Unmarshal(w.Body.Bytes(), want))
 		if d := cmp.Diff(names(partsOf(want)), names(m.parts(m.groups()...))); d != "" {
 			t.Errorf("seed %d: aggregated order (- Kubernetes', + ours):\n%s", seed, d)
 		}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
@@ -96,10 +97,7 @@ func TestPieces(t *testing.T) {
 		list := &apidiscoveryv2.APIGroupDiscoveryList{Items: groupsOf(m.parts(m.groups()...))}
 		sheet := &sheet{header: make(http.Header)}
 		s.d.codecs.writeAggregated(sheet, list, "application/json", false)
-		marshalled, err := json.Marshal(list)
-		if err != nil {
-			t.Fatal(err)
-		}
+		marshalled := must.Get(json.Marshal(list))(t)
 		f := next.groups.form(choice{})
 		if !bytes.Equal(f.plain(), sheet.body.Bytes()) || f.body.size() != sheet.body.Len() {
 			t.Fatalf("step %d: the text is not Kubernetes'", step)
@@ -107,10 +105,7 @@ func TestPieces(t *testing.T) {
 		if want := fmt.Sprintf("%q", negotiate.Hash(marshalled)); next.groups.tag().etag != want {
 			t.Errorf("step %d: ETag %s, want %s", step, next.groups.tag().etag, want)
 		}
-		z, err := gzip.NewReader(bytes.NewReader(f.body.gzip()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		z := must.Get(gzip.NewReader(bytes.NewReader(f.body.gzip())))(t)
 		z.Multistream(false)
 		if got, err := io.ReadAll(z); err != nil || !bytes.Equal(got, f.plain()) {
 			t.Errorf("step %d: compressed: %d bytes, want %d, %v", step, len(got), len(f.plain()), err)
@@ -125,9 +120,7 @@ func TestWhatIsSaidAgainIsTheSame(t *testing.T) {
 	s.make(Config{})
 	said := func(change string) map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery {
 		s.Set(scene.Home, serving(listOf("a.example.com/v1=things", "b.example.com/v1=things"+change)))
-		if err := s.d.askLocal(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.d.askLocal(t.Context()))
 		return s.d.local.Load().groups
 	}
 	before := said("")

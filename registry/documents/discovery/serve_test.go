@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/net/http2/hpack"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
@@ -77,10 +78,7 @@ func TestConditionalAndCompressed(t *testing.T) {
 			t.Errorf("conditional: %d %v", w.Code, w.Header())
 		}
 		zipped := s.get("/apis", http.Header{"Accept": {aggregatedJSON}, "Accept-Encoding": {"gzip"}})
-		z, err := gzip.NewReader(zipped.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		z := must.Get(gzip.NewReader(zipped.Body))(t)
 		if body, err := io.ReadAll(z); err != nil || string(body) != plain.Body.String() || zipped.Header().Get("Content-Encoding") != "gzip" || strings.Join(zipped.Header().Values("Vary"), ",") != "Accept,Accept-Encoding" {
 			t.Errorf("compressed: %v %v", err, zipped.Header())
 		}
@@ -200,10 +198,7 @@ func TestLocalGarbage(t *testing.T) {
 			time.Sleep(time.Second)
 			synctest.Wait()
 			want := map[string]bool{"ok": false, "invalid": true}
-			families, err := s.metrics.Gather()
-			if err != nil {
-				t.Fatal(err)
-			}
+			families := must.Get(s.metrics.Gather())(t)
 			for _, f := range families {
 				if f.GetName() != "fairlead_discovery_polls_total" {
 					continue

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // show writes what clients see, a line per group-version, and what the operator does.
@@ -19,9 +21,7 @@ func (s *stage) show() string {
 		return fmt.Sprintf("%d %s\n", w.Code, bytes.TrimSpace(w.Body.Bytes()))
 	}
 	list := &apidiscoveryv2.APIGroupDiscoveryList{}
-	if err := json.Unmarshal(w.Body.Bytes(), list); err != nil {
-		s.Fatal(err)
-	}
+	must.Do(s, json.Unmarshal(w.Body.Bytes(), list))
 	var b strings.Builder
 	for _, g := range list.Items {
 		for _, v := range g.Versions {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/tools/txtar"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
@@ -43,15 +44,10 @@ func TestStories(t *testing.T) {
 	}
 	for _, f := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(f), ".txtar"), func(t *testing.T) {
-			archive, err := txtar.ParseFile(f)
-			if err != nil {
-				t.Fatal(err)
-			}
+			archive := must.Get(txtar.ParseFile(f))(t)
 			synctest.Test(t, func(t *testing.T) { tell(t, f, archive) })
 			if *update {
-				if err := os.WriteFile(f, txtar.Format(archive), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.WriteFile(f, txtar.Format(archive), 0o644))
 			}
 		})
 	}

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // thousand is the v2 document of a thousand CRDs, 20 MB: a CRD's part is 20 KB as a rule, most of
@@ -32,25 +34,17 @@ func thousand(tb testing.TB) object {
 // is kept of it afterwards.
 func BenchmarkThousandCRDs(b *testing.B) {
 	s := newStage(b)
-	body, err := json.Marshal(thousand(b))
-	if err != nil {
-		b.Fatal(err)
-	}
+	body := must.Get(json.Marshal(thousand(b)))(b)
 	size := float64(len(body))
 	before := heap()
 	own := define("own.example.com/v1", "own")
-	remote, err := json.Marshal(specOf(own))
-	if err != nil {
-		b.Fatal(err)
-	}
+	remote := must.Get(json.Marshal(specOf(own)))(b)
 	gvs := []schema.GroupVersion{{Group: "own.example.com", Version: "v1"}}
 	in := &inputs{local: pack(body), sources: []input{{name: "own", spec: pack(remote), own: gvs}}, remote: gvs}
 	body = nil //nolint:ineffassign,wastedassign // what is packed must not count as kept
 	var kept *built
 	for b.Loop() {
-		if kept, err = s.o.merge(in); err != nil {
-			b.Fatal(err)
-		}
+		kept = must.Get(s.o.merge(in))(b)
 	}
 	b.ReportMetric(size/(1<<20), "MB-document")
 	b.ReportMetric((heap()-before+size)/(1<<20), "MB-kept")

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
@@ -20,18 +21,12 @@ import (
 func FuzzSpec(f *testing.F) {
 	own := define("own.example.com/v1", "own")
 	for _, doc := range []object{specOf(own), specOf(own, define("apps/v1", "poison")), {"paths": nil}, {"paths": object{}, "definitions": object{"def.apps/v1": object{}}}} {
-		b, err := json.Marshal(doc)
-		if err != nil {
-			f.Fatal(err)
-		}
+		b := must.Get(json.Marshal(doc))(f)
 		f.Add(b)
 	}
 	f.Add([]byte(`{"paths":{"/apis/own.example.com/v1/x":{"$ref":"#/paths/~1apis~1own.example.com~1v1~1x","get":{"parameters":[{"$ref":"#/parameters/p"}]}}},"parameters":{"p":{"$ref":"#/parameters/p"}}}`))
 	f.Add([]byte(`{"paths":{"/apis/own.example.com/v1/x":{"get":{"responses":{"200":{"schema":{"$ref":"#/definitions/a"}}}}}},"definitions":{"a":{"allOf":[{"$ref":"#/definitions/a"}],"x-kubernetes-group-version-kind":{}}}}`))
-	base, err := json.Marshal(specOf(define("apps/v1", "local")))
-	if err != nil {
-		f.Fatal(err)
-	}
+	base := must.Get(json.Marshal(specOf(define("apps/v1", "local"))))(f)
 	gvs := []schema.GroupVersion{{Group: "own.example.com", Version: "v1"}}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		sw, err := readSpec(body)
@@ -45,10 +40,7 @@ func FuzzSpec(f *testing.F) {
 		if err != nil {
 			return
 		}
-		there, err := readSpec(base)
-		if err != nil {
-			t.Fatal(err)
-		}
+		there := must.Get(readSpec(base))(t)
 		merged, err := add(there, input{spec: pack(filtered), own: gvs})
 		if err != nil {
 			return
@@ -58,10 +50,7 @@ func FuzzSpec(f *testing.F) {
 				t.Errorf("it has the path %q", path)
 			}
 		}
-		was, err := json.Marshal(mustRead(t, base).Definitions["def.apps/v1"])
-		if err != nil {
-			t.Fatal(err)
-		}
+		was := must.Get(json.Marshal(mustRead(t, base).Definitions["def.apps/v1"]))(t)
 		is, err := json.Marshal(merged.Definitions["def.apps/v1"])
 		if err != nil || string(is) != string(was) {
 			t.Errorf("another's definition has become %s, it was %s: %v", is, was, err)
@@ -74,11 +63,7 @@ func FuzzSpec(f *testing.F) {
 
 func mustRead(t *testing.T, body []byte) *spec.Swagger {
 	t.Helper()
-	sw, err := readSpec(body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return sw
+	return must.Get(readSpec(body))(t)
 }
 
 // Whatever a backend's v3 document says, it has a protobuf form that can be read, or none.
@@ -95,10 +80,7 @@ func FuzzDocument(f *testing.F) {
 		if err != nil {
 			return
 		}
-		b, err := p.open()
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(p.open())(t)
 		if err := proto.Unmarshal(b, &openapi_v3.Document{}); err != nil {
 			t.Errorf("the protobuf form cannot be read: %v", err)
 		}
@@ -109,10 +91,7 @@ func FuzzDocument(f *testing.F) {
 // stays as it is, and nobody waits long.
 func FuzzBackendSays(f *testing.F) {
 	own := define("own.example.com/v1", "own")
-	v2, err := json.Marshal(specOf(own, define("apps/v1", "poison")))
-	if err != nil {
-		f.Fatal(err)
-	}
+	v2 := must.Get(json.Marshal(specOf(own, define("apps/v1", "poison"))))(f)
 	const index = `{"paths":{"apis/own.example.com/v1":{"serverRelativeURL":"/openapi/v3/apis/own.example.com/v1?hash=A"},"apis/apps/v1":{"serverRelativeURL":"/openapi/v3/apis/apps/v1?hash=B"},"version":{}}}`
 	const document = `{"openapi":"3.0.0","info":{"title":"t","version":"v"},"paths":{"/apis/apps/v1/x":{}},"components":{"schemas":{"a":{"$ref":"#/components/schemas/a"}}}}`
 	for _, seed := range [][3]string{
@@ -143,9 +122,7 @@ func FuzzBackendSays(f *testing.F) {
 			_, _ = w.Write(body)
 		})
 		s.Claim("own.example.com/v1", "own", 100, 10)
-		if err := s.o.askLocal(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.o.askLocal(t.Context()))
 		entries := s.Table().Entries()
 		st, _, _ := s.o.ask(t.Context(), &state{}, entries) // it may say what it likes
 		for gv, d := range st.documents {
@@ -164,10 +141,7 @@ func FuzzBackendSays(f *testing.F) {
 		if err != nil {
 			t.Fatalf("the document of all is gone: %v", err)
 		}
-		body, err := b.json.open()
-		if err != nil {
-			t.Fatal(err)
-		}
+		body := must.Get(b.json.open())(t)
 		merged := mustRead(t, body)
 		for path := range merged.Paths.Paths {
 			if path != "/version/" && path != "/apis/apps/v1/things" && !strings.HasPrefix(path, "/apis/own.example.com/v1/") {

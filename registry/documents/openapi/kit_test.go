@@ -10,6 +10,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
@@ -32,10 +33,7 @@ func newStage(tb testing.TB) *stage {
 // make makes the OpenAPI of cfg.
 func (s *stage) make() {
 	s.Helper()
-	var err error
-	if s.o, err = New(s.cfg); err != nil {
-		s.Fatal(err)
-	}
+	s.o = must.Get(New(s.cfg))(s)
 	s.Built = s.o.sources.Touch
 }
 
@@ -139,9 +137,7 @@ func (s *stage) v2() object {
 		s.Fatalf("/openapi/v2: %d %s", w.Code, w.Body)
 	}
 	out := object{}
-	if err := json.Unmarshal(w.Body.Bytes(), &out); err != nil {
-		s.Fatal(err)
-	}
+	must.Do(s, json.Unmarshal(w.Body.Bytes(), &out))
 	return out
 }
 
